@@ -1,0 +1,127 @@
+/* What lies in the arena: the memory that helmd and its workers share. One definition, checked by every side.
+ *
+ * helmd creates the arena, fills in the header and the regions it writes, and hands the descriptor to the workers,
+ * which refuse another magic, ABI or size. Every region has exactly one writer:
+ *
+ *   region            writer                     readers
+ *   header            helmd (before spawning)    all
+ *   control.step      helmd                      workers      step ring, one doorbell down
+ *   control.done[w]   worker w                   helmd        doorbell up (an eventfd wakes helmd's poll loop)
+ *   control.result    last stage's worker        helmd
+ *   slots             helmd (slot not in a step) workers      a sequence's sampling parameters
+ *   history           helmd                      workers      token ids of each slot
+ *   page_table        helmd                      workers      KV page numbers of each slot
+ *   lanes             one worker each            the other    activation hand-over, see lane.h
+ *   logits            last stage's worker        (debugging)
+ *   kv                the layer's worker         workers      pages, see kv_layout.h
+ *   weights           the loading worker         workers      read-only after READY
+ *
+ * A change of anything here raises ARENA_ABI. */
+#ifndef HELM_COMMON_ARENA_LAYOUT_H
+#define HELM_COMMON_ARENA_LAYOUT_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/doorbell.h"
+#include "common/kv_layout.h"
+#include "common/sampling.h"
+
+#define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
+#define ARENA_ABI         1u
+#define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
+#define ARENA_WORKERS_MAX 8
+#define ARENA_STEP_RING   4  /* steps in flight at most; a power of two */
+#define ARENA_STEP_ROWS   ARENA_SLOTS_MAX
+#define ARENA_HUGE_PAGE   ((uint64_t)2 << 20)
+
+enum arena_region_id {
+    ARENA_REGION_CONTROL,
+    ARENA_REGION_SLOTS,
+    ARENA_REGION_HISTORY,
+    ARENA_REGION_PAGE_TABLE,
+    ARENA_REGION_LANES,
+    ARENA_REGION_LOGITS,
+    ARENA_REGION_KV,
+    ARENA_REGION_WEIGHTS,
+    ARENA_REGION_COUNT
+};
+
+struct arena_region {
+    uint64_t offset; /* from the arena's base; multiple of 64, of ARENA_HUGE_PAGE for kv and weights */
+    uint64_t bytes;
+};
+
+struct arena_header {
+    uint32_t magic, abi;
+    uint64_t total_bytes;
+    uint32_t epoch;           /* raised at each respawn of workers; late messages of an older epoch are ignored */
+    uint32_t slots;           /* in use, <= ARENA_SLOTS_MAX */
+    uint32_t context_tokens;  /* longest sequence: columns of history */
+    uint32_t step_tokens;     /* most tokens in one step over all its rows (prefill chunk) */
+    uint32_t pages_per_slot;  /* columns of the page table */
+    uint32_t page_count;      /* pages in the kv region */
+    uint32_t hidden, vocab;
+    uint32_t lanes;
+    uint32_t reserved;
+    struct kv_layout kv;
+    struct arena_region region[ARENA_REGION_COUNT];
+};
+
+/* One sequence's share of a step: tokens history[slot][start .. start + count) are run through the model at those
+ * positions; with STEP_ROW_SAMPLE the logits after the last one become a token. */
+enum step_row_flags { STEP_ROW_SAMPLE = 1u << 0 };
+struct step_row {
+    uint32_t slot;
+    uint32_t start;
+    uint32_t count;
+    uint32_t flags;
+};
+struct step {
+    uint32_t serial; /* 1, 2, ...; ring slot = serial % ARENA_STEP_RING; the doorbell's value */
+    uint32_t epoch;
+    uint32_t row_count;
+    uint32_t token_count; /* sum of count, <= header.step_tokens */
+    struct step_row row[ARENA_STEP_ROWS];
+};
+
+enum step_row_status { STEP_ROW_OK = 0, STEP_ROW_NO_FINITE_LOGIT = 1, STEP_ROW_BAD = 2 };
+struct step_result_row {
+    uint32_t slot;
+    uint32_t status; /* enum step_row_status */
+    struct sampling_result sampled; /* of rows with STEP_ROW_SAMPLE */
+};
+struct step_result {
+    uint32_t serial;
+    uint32_t epoch;
+    uint32_t row_count;
+    uint32_t reserved;
+    uint64_t compute_ns;   /* from seeing the step to ringing done */
+    uint64_t linear_ns, attention_ns, sample_ns; /* where it went, thread 0's clock */
+    uint64_t weight_bytes; /* read from memory for this step */
+    struct step_result_row row[ARENA_STEP_ROWS];
+};
+
+struct arena_control {
+    _Alignas(64) struct doorbell step_bell;   /* writer: helmd */
+    struct {
+        _Alignas(64) struct doorbell bell;    /* writer: that worker */
+    } done[ARENA_WORKERS_MAX];
+    _Alignas(64) struct step step[ARENA_STEP_RING];
+    _Alignas(64) struct step_result result[ARENA_STEP_RING];
+};
+
+struct arena_slot {
+    struct sampling_params sampling;
+    uint32_t prompt_count; /* of history, how many are the prompt */
+    uint32_t reserved;
+};
+
+static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
+static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
+static_assert(offsetof(struct arena_header, region) % 8 == 0, "header layout");
+static_assert(offsetof(struct arena_control, done) == 64, "one cache line per doorbell");
+static_assert(sizeof(struct step_row) == 16, "step row layout");
+
+#endif

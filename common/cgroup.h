@@ -1,0 +1,24 @@
+/* Limits that the machine puts on this process: cgroup memory and CPU (v1 and v2, every ancestor), free memory.
+ *
+ * Called by helmd before it creates the arena, by the loader and by cpu.c. No state. */
+#ifndef HELM_COMMON_CGROUP_H
+#define HELM_COMMON_CGROUP_H
+
+#include <stdint.h>
+
+#include "common/err.h"
+
+#define CGROUP_UNLIMITED UINT64_MAX
+
+struct cgroup_memory {
+    uint64_t limit_bytes;     /* lowest memory.max / memory.limit_in_bytes on the way to the root; or unlimited */
+    uint64_t used_bytes;      /* usage of that group, page cache that can be dropped not counted; 0 if unlimited */
+    uint64_t machine_bytes;   /* MemTotal */
+    uint64_t available_bytes; /* MemAvailable, capped by limit - used */
+};
+HELM_MUST_CHECK int cgroup_read_memory(struct cgroup_memory *memory, struct helm_err *err);
+
+/* CPUs' worth of time the group may use (lowest quota/period of the ancestors), or 0 for no limit. */
+double cgroup_cpu_quota(void);
+
+#endif
