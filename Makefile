@@ -19,7 +19,7 @@ endif
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 
-WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wundef -Werror
+WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wundef -Wno-format-truncation -Werror
 BASE := -std=c11 -D_GNU_SOURCE -fno-strict-aliasing -fPIC -g -pthread
 LDFLAGS_MODE :=
 ifeq ($(MODE),release)
@@ -46,34 +46,91 @@ GEN := $(OBJ)/gen
 VERSION := $(shell cat VERSION)
 CPPFLAGS_ALL := -I. -I$(GEN) -DHELM_VERSION='"$(VERSION)"' $(CPPFLAGS)
 CFLAGS_ALL := $(BASE) $(OPT) $(WARN) $(CFLAGS)
+KERNEL_OPT := -O3 -ffp-contract=off
 LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed $(LDFLAGS)
 
 # ---- sources ------------------------------------------------------------------------------------------------
-# Grouped by who may link them. Keep each list sorted.
+# Grouped by who may link them. Keep each list sorted, one file a line.
 
-COMMON_SRC := common/err.c common/file.c common/json.c common/log.c common/units.c
+COMMON_SRC := \
+  common/err.c \
+  common/file.c \
+  common/json.c \
+  common/log.c \
+  common/units.c
 
 MODEL_SRC :=
 
 WORKER_CPU_SRC :=
-# kernels are compiled with the instructions their file is named after and chosen at run time
+
+# Kernels: each file is compiled with the instructions in KERNEL_ISA below and chosen at run time.
 KERNEL_SRC :=
 
 DAEMON_SRC :=
 
+# libhelm: connection, tokenizer, chat template. Knows no model, no arena, no daemon.
 LIBHELM_SRC :=
 
-PROTO := helm control
-PROTO_SRC := $(PROTO:%=$(GEN)/proto/%.pb-c.c)
+CLI_SRC :=
 
-# program: its sources with main(), the groups it links, its libraries
+PROTO_SRC := $(GEN)/proto/helm.pb-c.c $(GEN)/proto/control.pb-c.c
+
+# Instruction sets by file name; everything else is plain x86-64.
+ISA_avx2 := -mavx2 -mfma -mf16c
+ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512
+ISA_avx512bf16 := $(ISA_avx512) -mavx512bf16
+ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16
+
+# ---- programs -----------------------------------------------------------------------------------------------
+# NAME_MAIN: the file with main(); NAME_LINK: the groups it may link; NAME_LIBS: its libraries.
+
 PROGRAMS :=
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
-KERNEL_CFLAGS := -O3 -ffp-contract=off
-%/kernels/avx2.o: ISA := -mavx2 -mfma -mf16c
-%/kernels/avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c
+ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(DAEMON_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(PROTO_SRC)
+MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
+obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
+ALL_OBJ := $(call obj_of,$(ALL_SRC))
+MAIN_OBJ := $(call obj_of,$(MAIN_SRC))
+ALL_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
 
-objs = $(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(patsubst $(GEN)/%.c,$(OBJ)/gen/%.o,$(filter $(GEN)/%,$(1)))
+.PHONY: all programs lib
+all: programs lib
+programs: $(PROGRAMS:%=$(BIN)/%)
 
+$(GEN)/proto/%.pb-c.c $(GEN)/proto/%.pb-c.h: proto/%.proto
+	@mkdir -p $(GEN)
+	protoc-c --c_out=$(GEN) $<
+
+$(OBJ)/gen/%.o: $(GEN)/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS_ALL) $(BASE) $(OPT) -MMD -MP -c -o $@ $<
+
+# Sources may include generated headers, so those come first.
+GEN_HEADERS := $(GEN)/proto/helm.pb-c.h $(GEN)/proto/control.pb-c.h
+kernel_isa = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
+$(OBJ)/%.o: %.c | $(GEN_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(if $(findstring /kernels/,$<),$(KERNEL_OPT) $(call kernel_isa,$<)) -MMD -MP -c -o $@ $<
+
+define program_rule
+$(BIN)/$(1): $$(call obj_of,$$($(1)_MAIN) $$($(1)_LINK))
+	@mkdir -p $$(@D)
+	$$(CC) -o $$@ $$^ $$(LDFLAGS_ALL) $$($(1)_LIBS)
+endef
+$(foreach p,$(PROGRAMS),$(eval $(call program_rule,$(p))))
+
+# Everything without main(), for tests and fuzz targets: the linker takes what each uses.
+$(OBJ)/libhelm-all.a: $(ALL_OBJ)
+	@mkdir -p $(@D)
+	rm -f $@ && ar rcs $@ $^
+
+TEST_SRC := $(shell find tests -name 'test_*.c' | sort)
+TEST_BIN := $(TEST_SRC:%.c=$(OBJ)/%)
+.PHONY: tests
+tests: $(TEST_BIN)
+$(OBJ)/tests/%: $(OBJ)/tests/%.o $(OBJ)/libhelm-all.a
+	$(CC) -o $@ $^ $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
+
+-include $(shell find $(OBJ) -name '*.d' 2>/dev/null)

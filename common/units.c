@@ -21,6 +21,7 @@ static double parse_decimal(const char *text, char **end)
 
 static int starts_like_number(const char *text)
 {
+    if (text[0] == '0' && (text[1] == 'x' || text[1] == 'X')) return 0; /* strtod would read hexadecimal */
     return (*text >= '0' && *text <= '9') || (*text == '.' && text[1] >= '0' && text[1] <= '9');
 }
 
