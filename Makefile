@@ -53,6 +53,7 @@ LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed $(LDFLAGS)
 # Grouped by who may link them. Keep each list sorted, one file a line.
 
 COMMON_SRC := \
+  common/args.c \
   common/err.c \
   common/file.c \
   common/json.c \
