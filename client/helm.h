@@ -1,0 +1,235 @@
+/* libhelm: talking to helmd; part of libhelm's public, stable C API (docs/client.md has a tutorial).
+ *
+ * A struct helm_client is one connection. Any number of requests may be open on it at once; each is known by
+ * the number that helm_generate gave it. Nothing happens in the background that the caller can see: answers
+ * are handed to the caller's functions from inside helm_dispatch, helm_wait and the calls that wait for an
+ * answer (helm_status and the like), in the order they came.
+ *
+ * A connection belongs to one thread at a time. In an event loop of your own, watch helm_client_fd for
+ * reading and call helm_dispatch(client, 0, err) whenever it is readable.
+ *
+ * Functions return 0 or a negative code of enum helm_code (err.h) with the detail in *err, which may be NULL.
+ * The codes a caller may want to tell apart:
+ *   HELM_E_NOT_FOUND   no daemon at the endpoint (connect); no such request (cancel)
+ *   HELM_E_PERMISSION  the endpoint may not be opened by this user
+ *   HELM_E_PEER        the daemon does not answer in time, went away, or broke protocol; the connection is of
+ * no more use once it is lost: close it and connect again HELM_E_BUSY        the daemon's queue is full: try
+ * again later HELM_E_CAPACITY    the request does not fit the context HELM_E_LIMIT, HELM_E_FORMAT   a field
+ * out of its bounds; HELM_E_STATE: still loading, going down, or a call made at a time that does not allow it
+ *
+ * Strings and arrays handed to callbacks are borrowed: they are valid until the callback returns. */
+#ifndef HELM_CLIENT_HELM_H
+#define HELM_CLIENT_HELM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/err.h"
+
+struct helm_client; /* opaque */
+
+#define HELM_CONNECT_TIMEOUT_MS 5000 /* used where a connect timeout of 0 is given */
+#define HELM_ENDPOINT_MAX       512  /* bytes of an endpoint, NUL included */
+#define HELM_OPEN_REQUESTS_MAX  1024 /* requests open at once on one connection */
+
+/* ---- connecting
+ * --------------------------------------------------------------------------------------------- */
+
+/* The endpoint that helm_connect(NULL, ...) uses: $HELM_ENDPOINT if set and not empty; else
+ * ipc:///run/helm/helmd.sock if that file exists; else ipc://$XDG_RUNTIME_DIR/helm/helmd.sock if that
+ * variable is set; else ipc:///tmp/helm-UID/helmd.sock. */
+HELM_MUST_CHECK int helm_default_endpoint(char endpoint[HELM_ENDPOINT_MAX], struct helm_err *err);
+
+/* Connects to "ipc://PATH" or "tcp://HOST:PORT" (NULL: the default endpoint) and waits at most timeout_ms
+ * (0: HELM_CONNECT_TIMEOUT_MS) until the daemon answered, loading or ready. */
+HELM_MUST_CHECK int helm_connect(const char *endpoint, int timeout_ms, struct helm_client **out,
+                                 struct helm_err *err);
+
+/* Closes the connection and clears *client; a NULL *client is allowed. Requests still open are cancelled by
+ * the daemon; their callbacks are not called any more. Not to be called from a callback. */
+void helm_disconnect(struct helm_client **client);
+
+/* The endpoint in use. */
+const char *helm_client_endpoint(const struct helm_client *client);
+
+/* A descriptor that is readable (level-triggered, for poll, select and epoll) whenever helm_dispatch has
+ * work. Do nothing else with it. It is valid as long as the client. */
+int helm_client_fd(const struct helm_client *client);
+
+/* ---- generating
+ * --------------------------------------------------------------------------------------------- */
+
+struct helm_logit_bias {
+    uint32_t token;
+    float bias; /* [-100, 100] */
+};
+
+/* Order: repetition penalty, presence and frequency penalties, logit bias, then temperature, top-k, top-p,
+ * min-p. A zeroed struct is greedy: exact argmax, the lowest id on a tie. */
+struct helm_sampling {
+    float temperature;        /* [0, 100]; 0: greedy */
+    uint32_t top_k;           /* 0: off */
+    float top_p;              /* (0, 1]; 0: off, the same as 1 */
+    float min_p;              /* [0, 1]; 0: off */
+    float repetition_penalty; /* (0, 100]; 0: off, the same as 1; counts prompt and output */
+    float presence_penalty;   /* [-2, 2]; 0: off; output only */
+    float frequency_penalty;  /* [-2, 2]; 0: off; output only */
+    bool has_seed;            /* false: the daemon draws one and reports it in helm_done */
+    uint64_t seed;
+    const struct helm_logit_bias *bias; /* borrowed for the call */
+    size_t bias_count;                  /* at most 300 */
+};
+
+/* What to generate. Zero-initialise; pointers are borrowed for the call. */
+struct helm_generate_request {
+    const uint32_t *prompt; /* token ids, at least one */
+    size_t prompt_count;
+    uint32_t max_tokens; /* 0: as many as the context holds */
+    struct helm_sampling sampling;
+    const uint32_t *stop_tokens; /* beside the model's own end-of-sequence ids; at most 64 */
+    size_t stop_count;
+    uint32_t logprobs;    /* alternatives reported with each token, 0 .. 20 */
+    bool ignore_eos;      /* the model's end-of-sequence ids do not stop the request */
+    uint32_t deadline_ms; /* 0: none; after it the daemon ends the request as cancelled */
+    const char *label;    /* shown by `helm-cli ps`; at most 64 bytes; may be NULL */
+};
+
+struct helm_logprob {
+    uint32_t token;
+    float logprob;
+};
+struct helm_token {
+    uint64_t id;    /* the daemon's id of the request */
+    uint32_t index; /* 0, 1, ... of the output */
+    uint32_t token;
+    float logprob;                  /* of `token`; 0 unless logprobs were asked for */
+    const struct helm_logprob *top; /* falling */
+    size_t top_count;
+};
+
+enum helm_finish {
+    HELM_FINISH_EOS = 1,  /* the model's end of sequence, which is the last token sent */
+    HELM_FINISH_STOP = 2, /* one of stop_tokens, which is the last token sent */
+    HELM_FINISH_LENGTH = 3,
+    HELM_FINISH_CANCELLED = 4,
+    HELM_FINISH_ERROR = 5, /* it failed midway; detail says why */
+};
+/* "eos", "stop", "length", "cancelled", "error". Never NULL. */
+const char *helm_finish_name(enum helm_finish finish);
+
+struct helm_timings {
+    double queue_ms;
+    double ttft_ms; /* from the daemon's admission of the request to its first token */
+    double tpot_ms; /* mean time per output token after the first */
+    double prefill_tok_s, decode_tok_s;
+    double total_ms;
+};
+struct helm_done {
+    uint64_t id;
+    enum helm_finish finish;
+    uint32_t prompt_tokens, completion_tokens;
+    struct helm_timings timings;
+    uint64_t seed;      /* that was used */
+    const char *detail; /* of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED; never NULL */
+};
+
+/* Called from inside the library; any may be NULL. `request` is the number helm_generate gave. Every request
+ * ends with exactly one `done` or `error`, after which its number is free. A callback may start and cancel
+ * requests; it may not wait, dispatch or disconnect (HELM_E_STATE). */
+struct helm_callbacks {
+    /* The daemon queued it under `id` (what `ps` shows); queue_position 0: it runs. */
+    void (*accepted)(void *user, uint64_t request, uint64_t id, uint32_t queue_position);
+    void (*token)(void *user, uint64_t request, const struct helm_token *token);
+    void (*done)(void *user, uint64_t request, const struct helm_done *done);
+    /* Refused, or lost with the connection. */
+    void (*error)(void *user, uint64_t request, int code, const char *text);
+};
+
+/* Sends a request and returns at once. *callbacks is copied. timeout_ms bounds the silence between two
+ * messages of the daemon about this request (0: unbounded; helm_disconnect and a lost connection still end
+ * it); when it passes, the request is cancelled and ends with error HELM_E_PEER. Bounds are the daemon's to
+ * judge, except those without which no frame can be formed: an empty prompt, lists over their limits. */
+HELM_MUST_CHECK int helm_generate(struct helm_client *client, const struct helm_generate_request *what,
+                                  const struct helm_callbacks *callbacks, void *user, int timeout_ms,
+                                  uint64_t *request, struct helm_err *err);
+
+/* Asks the daemon to end one of this connection's requests; `done` with HELM_FINISH_CANCELLED follows (or
+ * whatever end crossed the cancel on its way). Returns at once. */
+HELM_MUST_CHECK int helm_cancel(struct helm_client *client, uint64_t request, struct helm_err *err);
+
+/* Hands out everything that has come, waiting at most timeout_ms (0: not at all, -1: forever) for the first
+ * of it. Returns 0 also when nothing came. HELM_E_PEER: the connection is lost (every open request was ended
+ * with an error before this returns). HELM_E_CANCELLED: a signal handler ran. */
+HELM_MUST_CHECK int helm_dispatch(struct helm_client *client, int timeout_ms, struct helm_err *err);
+
+/* helm_dispatch until `request` is over or timeout_ms passed (-1: forever): HELM_E_PEER, the request stays
+ * open. */
+HELM_MUST_CHECK int helm_wait(struct helm_client *client, uint64_t request, int timeout_ms,
+                              struct helm_err *err);
+
+/* Requests that are not over yet. */
+size_t helm_open_requests(const struct helm_client *client);
+
+/* ---- asking
+ * ------------------------------------------------------------------------------------------------- */
+/* Each of these sends one question and waits at most timeout_ms for its answer, handing out whatever else
+ * comes meanwhile. The structs are one allocation each: free() them. */
+
+struct helm_worker_status {
+    const char *name, *state, *kernels;
+    uint32_t pid, epoch, restarts, threads;
+    int32_t numa_node;
+    uint64_t weight_bytes, huge_bytes, loaded_bytes;
+};
+struct helm_status {
+    const char *version;
+    const char *state; /* "loading", "ready", "restarting", "draining" */
+    uint64_t uptime_ms;
+    uint32_t running, queued, queue_limit;
+    uint32_t kv_pages_used, kv_pages_total;
+    uint64_t requests_total, tokens_prompt_total, tokens_output_total, steps_total;
+    double seconds_linear, seconds_attention, seconds_sample, seconds_idle;
+    double load_seconds_left; /* while loading */
+    const struct helm_worker_status *workers;
+    size_t worker_count;
+};
+HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,
+                                struct helm_err *err);
+
+struct helm_model_info {
+    const char *folder, *architecture, *dtype;
+    uint32_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab;
+    uint32_t context;       /* tokens a request may use */
+    uint32_t model_context; /* tokens the model was made for */
+    uint64_t weight_bytes, parameters;
+    int32_t bos; /* -1: none */
+    const uint32_t *eos;
+    size_t eos_count;
+};
+HELM_MUST_CHECK int helm_model_info(struct helm_client *client, int timeout_ms, struct helm_model_info **out,
+                                    struct helm_err *err);
+
+struct helm_list_entry {
+    uint64_t id;
+    const char *state; /* "queued", "prefill", "decode" */
+    const char *label;
+    uint32_t prompt_tokens, prefilled_tokens, output_tokens, max_tokens;
+    uint64_t age_ms;
+};
+struct helm_list {
+    const struct helm_list_entry *entries;
+    size_t count;
+};
+/* Every client's open requests. */
+HELM_MUST_CHECK int helm_list(struct helm_client *client, int timeout_ms, struct helm_list **out,
+                              struct helm_err *err);
+
+/* The plan in force as JSON text (docs/planner.md); free() it. */
+HELM_MUST_CHECK int helm_plan(struct helm_client *client, int timeout_ms, char **json, struct helm_err *err);
+
+/* Cancels any client's request by the daemon's id. HELM_E_NOT_FOUND: there is none. */
+HELM_MUST_CHECK int helm_cancel_id(struct helm_client *client, uint64_t id, int timeout_ms,
+                                   struct helm_err *err);
+
+#endif
