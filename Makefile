@@ -54,6 +54,9 @@ LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed $(LDFLAGS)
 
 COMMON_SRC := \
   common/args.c \
+  common/cgroup.c \
+  common/cpu.c \
+  common/doorbell.c \
   common/err.c \
   common/file.c \
   common/json.c \

@@ -20,23 +20,35 @@ enum cpu_feature {
 };
 unsigned cpu_features(void);
 
-/* Asks the kernel for AMX tile state for this process (inherited by threads made later). 0 or HELM_E_UNSUPPORTED. */
+/* What cpuid and xgetbv said, and what follows from it: the part of cpu_features() that a test can feed. */
+struct cpu_id {
+    unsigned leaf1_ecx, leaf7_ebx, leaf7_edx, leaf71_eax, xcr0;
+};
+unsigned cpu_decode_features(const struct cpu_id *id);
+
+/* Asks the kernel for AMX tile state for this process (inherited by threads made later). 0 or
+ * HELM_E_UNSUPPORTED. */
 HELM_MUST_CHECK int cpu_enable_amx(struct helm_err *err);
 
 /* "avx2 avx512 avx512-bf16 amx-bf16" into text. */
 const char *cpu_features_text(unsigned features, char *text, size_t size);
 
 #define CPU_MAX 1024
-/* The logical CPUs this process may run on (affinity mask), one per physical core first, SMT siblings after, and
- * how many to use: one a physical core, no more than the cgroup's CPU quota rounded up. With node >= 0 only the
- * CPUs of that NUMA node. */
+/* The logical CPUs this process may run on (affinity mask), one per physical core first, SMT siblings after,
+ * and how many to use: one a physical core, no more than the cgroup's CPU quota rounded up. With node >= 0
+ * only the CPUs of that NUMA node. */
 struct cpu_set {
-    int cpu[CPU_MAX]; /* logical numbers; [0, cores) are distinct physical cores, [cores, count) their siblings */
+    int cpu[CPU_MAX]; /* logical numbers; [0, cores) are distinct physical cores, [cores, count) their
+                         siblings */
     int count;
     int cores;
     int suggested; /* threads to use: min(cores, ceil(cgroup quota)), at least 1 */
 };
 HELM_MUST_CHECK int cpu_usable(int node, struct cpu_set *set, struct helm_err *err);
+
+/* The same over a given sysfs root ("/sys"), affinity list (rising) and quota (0: none): for tests. */
+HELM_MUST_CHECK int cpu_usable_under(const char *sys_root, const int *allowed, int allowed_count,
+                                     double quota, int node, struct cpu_set *set, struct helm_err *err);
 
 /* Processor's marketing name from /proc/cpuinfo, "unknown" if absent. */
 void cpu_model_name(char *text, size_t size);
