@@ -53,6 +53,7 @@ LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed $(LDFLAGS)
 # Grouped by who may link them. Keep each list sorted, one file a line.
 
 COMMON_SRC := \
+  common/arena.c \
   common/args.c \
   common/cgroup.c \
   common/cpu.c \
@@ -60,6 +61,7 @@ COMMON_SRC := \
   common/err.c \
   common/file.c \
   common/json.c \
+  common/lane.c \
   common/log.c \
   common/units.c
 

@@ -119,9 +119,22 @@ struct arena_slot {
 };
 
 static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
+static_assert(sizeof(struct kv_layout) == 24, "header layout");
 static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
-static_assert(offsetof(struct arena_header, region) % 8 == 0, "header layout");
+static_assert(offsetof(struct arena_header, kv) == 56, "header layout");
+static_assert(offsetof(struct arena_header, region) == 80, "header layout");
+static_assert(sizeof(struct arena_header) == 80 + 16 * ARENA_REGION_COUNT, "header layout");
+static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
 static_assert(offsetof(struct arena_control, done) == 64, "one cache line per doorbell");
+static_assert(offsetof(struct arena_control, step) == 64 + 64 * ARENA_WORKERS_MAX, "one cache line per doorbell");
 static_assert(sizeof(struct step_row) == 16, "step row layout");
+static_assert(offsetof(struct step, row) == 16, "step layout");
+static_assert(sizeof(struct step) == 16 + 16 * ARENA_STEP_ROWS, "step layout");
+static_assert(offsetof(struct step_result, row) == 56, "result layout");
+static_assert(sizeof(struct step_result_row) == 20 + 8 * SAMPLING_LOGPROBS_MAX, "result row layout");
+static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX, "slot layout");
+static_assert(sizeof(struct arena_slot) == sizeof(struct sampling_params) + 8, "slot layout");
+static_assert((ARENA_STEP_RING & (ARENA_STEP_RING - 1)) == 0, "serial % ring survives the wrap of serial");
+static_assert(ATOMIC_INT_LOCK_FREE == 2, "doorbells are shared by processes: no lock table");
 
 #endif
