@@ -63,6 +63,7 @@ COMMON_SRC := \
   common/json.c \
   common/lane.c \
   common/log.c \
+  common/plan.c \
   common/units.c
 
 MODEL_SRC :=
@@ -75,7 +76,11 @@ KERNEL_SRC :=
 DAEMON_SRC :=
 
 # libhelm: connection, tokenizer, chat template. Knows no model, no arena, no daemon.
-LIBHELM_SRC :=
+LIBHELM_SRC := \
+  client/connection.c \
+  client/endpoint.c \
+  client/generate.c \
+  client/query.c
 
 CLI_SRC :=
 

@@ -1,0 +1,258 @@
+/* Plans as structs and as JSON. See plan.h. Called by the planner, helmd, the workers and clients; owns only
+ * the stages of a plan it parsed. */
+#include "common/plan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/json.h"
+#include "common/units.h"
+
+static const char *const home_names[] = {"gpu", "cpu", "stream", "direct", "disk"};
+#define HOME_COUNT (sizeof home_names / sizeof *home_names)
+
+const char *plan_home_name(enum plan_home home)
+{
+    return (size_t)home < HOME_COUNT ? home_names[home] : "unknown";
+}
+
+static void add_saturating(uint64_t *sum, uint64_t bytes)
+{
+    if (units_add(*sum, bytes, sum)) *sum = UINT64_MAX;
+}
+
+void ledger_add(struct ledger *ledger, const char *what, uint64_t bytes)
+{
+    if (ledger->line_count < PLAN_LINES_MAX) {
+        struct ledger_line *line = &ledger->line[ledger->line_count++];
+        snprintf(line->what, sizeof line->what, "%s", what);
+        line->bytes = bytes;
+    } else { /* the lines must still add up to the total */
+        struct ledger_line *line = &ledger->line[PLAN_LINES_MAX - 1];
+        snprintf(line->what, sizeof line->what, "other");
+        add_saturating(&line->bytes, bytes);
+    }
+    add_saturating(&ledger->total, bytes);
+}
+
+/* JSON's whole numbers here are signed; a larger one can only be "no limit". */
+static json_t *number_to_json(uint64_t value)
+{
+    return value > PLAN_BYTES_MAX ? json_null() : json_integer((json_int_t)value);
+}
+
+static json_t *ledger_to_json(const struct ledger *ledger)
+{
+    json_t *lines = json_array();
+    for (uint32_t i = 0; i < ledger->line_count; i++) {
+        json_array_append_new(lines, json_pack("{s:s, s:o}", "what", ledger->line[i].what, "bytes",
+                                               number_to_json(ledger->line[i].bytes)));
+    }
+    return json_pack("{s:o, s:o, s:o}", "limit", number_to_json(ledger->limit), "lines", lines, "total",
+                     number_to_json(ledger->total));
+}
+
+json_t *plan_to_json(const struct plan *plan)
+{
+    json_t *stages = json_array();
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct plan_stage *stage = &plan->stages[i];
+        json_array_append_new(stages, json_pack("{s:[I, I], s:s, s:o}", "layers", (json_int_t)stage->first,
+                                                (json_int_t)stage->last, "home", plan_home_name(stage->home),
+                                                "bytes", number_to_json(stage->bytes)));
+    }
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o}", "layers", (json_int_t)plan->layers,
+                     "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
+                     (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
+                     (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
+                     plan->kv_dtype, "stages", stages, "host", ledger_to_json(&plan->host), "vram",
+                     ledger_to_json(&plan->vram));
+}
+
+static int get_u32(const json_t *json, const char *key, uint64_t min, uint64_t max, uint32_t *out,
+                   struct helm_err *err)
+{
+    uint64_t value = 0;
+    int rc = json_get_u64(json, key, true, min, max, &value, err);
+    if (rc == 0) *out = (uint32_t)value;
+    return rc;
+}
+
+/* Text that is printed later: no NUL inside, no control character. */
+static int get_text(const json_t *json, const char *key, char *out, size_t size, struct helm_err *err)
+{
+    const char *text = "";
+    int rc = json_get_string(json, key, true, &text, err);
+    if (rc) return rc;
+    size_t length = json_string_length(json_object_get(json, key));
+    if (length == 0 || length >= size)
+        return helm_fail(err, HELM_E_LIMIT, "'%s' has %zu bytes, not between 1 and %zu", key, length,
+                         size - 1);
+    for (size_t i = 0; i < length; i++) {
+        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
+            return helm_fail(err, HELM_E_FORMAT, "'%s' contains a control character", key);
+    }
+    memcpy(out, text, length + 1);
+    return 0;
+}
+
+static int parse_home(const json_t *json, enum plan_home *home, struct helm_err *err)
+{
+    const char *text = "";
+    int rc = json_get_string(json, "home", true, &text, err);
+    if (rc) return rc;
+    for (size_t i = 0; i < HOME_COUNT; i++) {
+        if (strcmp(text, home_names[i]) == 0) {
+            *home = (enum plan_home)i;
+            return 0;
+        }
+    }
+    return helm_fail(err, HELM_E_FORMAT, "home '%.40s' is none of gpu, cpu, stream, direct, disk", text);
+}
+
+/* One stage, which must begin at layer `next`. */
+static int parse_stage(const json_t *json, uint32_t next, uint32_t layers, struct plan_stage *stage,
+                       struct helm_err *err)
+{
+    if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "not an object");
+    const json_t *range = json_object_get(json, "layers");
+    if (!json_is_array(range) || json_array_size(range) != 2 || !json_is_integer(json_array_get(range, 0)) ||
+        !json_is_integer(json_array_get(range, 1)))
+        return helm_fail(err, HELM_E_FORMAT, "'layers' is not [first, last]");
+    json_int_t first = json_integer_value(json_array_get(range, 0));
+    json_int_t last = json_integer_value(json_array_get(range, 1));
+    if (first < 0 || last < first || last >= (json_int_t)layers)
+        return helm_fail(err, HELM_E_LIMIT, "layers [%lld, %lld] are no range inside 0 to %u",
+                         (long long)first, (long long)last, layers - 1);
+    if (first < (json_int_t)next)
+        return helm_fail(err, HELM_E_FORMAT, "layer %lld belongs to an earlier stage already",
+                         (long long)first);
+    if (first > (json_int_t)next)
+        return helm_fail(err, HELM_E_FORMAT, "layer %u belongs to no stage (this one begins at %lld)", next,
+                         (long long)first);
+    stage->first = (uint32_t)first;
+    stage->last = (uint32_t)last;
+    int rc = parse_home(json, &stage->home, err);
+    if (rc) return rc;
+    return json_get_u64(json, "bytes", true, 0, PLAN_BYTES_MAX, &stage->bytes, err);
+}
+
+static int parse_stages(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const json_t *array = json_object_get(json, "stages");
+    if (!json_is_array(array)) return helm_fail(err, HELM_E_FORMAT, "'stages' is missing or no array");
+    size_t count = json_array_size(array);
+    if (count == 0 || count > PLAN_STAGES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "'stages' has %zu entries, not between 1 and %d", count,
+                         PLAN_STAGES_MAX);
+    plan->stages = calloc(count, sizeof *plan->stages);
+    if (!plan->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu stages", count);
+    plan->stage_count = (uint32_t)count;
+    uint32_t next = 0;
+    for (size_t i = 0; i < count; i++) {
+        int rc = parse_stage(json_array_get(array, i), next, plan->layers, &plan->stages[i], err);
+        if (rc) return helm_err_prefix(err, "stage %zu", i), rc;
+        next = plan->stages[i].last + 1;
+    }
+    if (next != plan->layers)
+        return helm_fail(err, HELM_E_FORMAT, "layers %u to %u belong to no stage", next, plan->layers - 1);
+    return 0;
+}
+
+static int parse_ledger_lines(const json_t *array, struct ledger *ledger, struct helm_err *err)
+{
+    if (!json_is_array(array)) return helm_fail(err, HELM_E_FORMAT, "'lines' is missing or no array");
+    size_t count = json_array_size(array);
+    if (count > PLAN_LINES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "'lines' has %zu entries, more than %d", count, PLAN_LINES_MAX);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *entry = json_array_get(array, i);
+        struct ledger_line line = {0};
+        int rc = json_is_object(entry) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
+        if (rc == 0) rc = get_text(entry, "what", line.what, sizeof line.what, err);
+        if (rc == 0) rc = json_get_u64(entry, "bytes", true, 0, PLAN_BYTES_MAX, &line.bytes, err);
+        if (rc) return helm_err_prefix(err, "line %zu", i), rc;
+        ledger_add(ledger, line.what, line.bytes);
+    }
+    return 0;
+}
+
+static int parse_ledger_body(const json_t *json, struct ledger *ledger, struct helm_err *err)
+{
+    uint64_t total = 0;
+    if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "missing or not an object");
+    const json_t *limit = json_object_get(json, "limit");
+    if (!limit) return helm_fail(err, HELM_E_FORMAT, "'limit' is missing (null: no limit)");
+    ledger->limit = UINT64_MAX;
+    int rc = json_get_u64(json, "limit", false, 0, PLAN_BYTES_MAX, &ledger->limit, err);
+    if (rc) return rc;
+    rc = parse_ledger_lines(json_object_get(json, "lines"), ledger, err);
+    if (rc) return rc;
+    rc = json_get_u64(json, "total", true, 0, PLAN_BYTES_MAX, &total, err);
+    if (rc) return rc;
+    if (total != ledger->total)
+        return helm_fail(err, HELM_E_MISMATCH, "'total' is %llu, its lines add up to %llu",
+                         (unsigned long long)total, (unsigned long long)ledger->total);
+    if (ledger->total > ledger->limit)
+        return helm_fail(err, HELM_E_CAPACITY, "%llu bytes needed, limit %llu",
+                         (unsigned long long)ledger->total, (unsigned long long)ledger->limit);
+    return 0;
+}
+
+static int parse_ledger(const json_t *json, const char *key, struct ledger *ledger, struct helm_err *err)
+{
+    int rc = parse_ledger_body(json_object_get(json, key), ledger, err);
+    if (rc) helm_err_prefix(err, "%s ledger", key);
+    return rc;
+}
+
+static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const struct {
+        const char *key;
+        uint64_t min, max;
+        uint32_t *out;
+    } fields[] = {
+        {"layers", 1, PLAN_STAGES_MAX, &plan->layers},
+        {"context_tokens", 1, PLAN_TOKENS_MAX, &plan->context_tokens},
+        {"step_tokens", 1, PLAN_TOKENS_MAX, &plan->step_tokens},
+        {"slots", 1, PLAN_SLOTS_MAX, &plan->slots},
+        {"page_tokens", 1, PLAN_PAGE_TOKENS_MAX, &plan->page_tokens},
+        {"page_count", 0, UINT32_MAX, &plan->page_count},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        int rc = get_u32(json, fields[i].key, fields[i].min, fields[i].max, fields[i].out, err);
+        if (rc) return rc;
+    }
+    if (plan->page_tokens & (plan->page_tokens - 1))
+        return helm_fail(err, HELM_E_LIMIT, "'page_tokens' is %u, not a power of two", plan->page_tokens);
+    int rc = get_text(json, "kv_dtype", plan->kv_dtype, sizeof plan->kv_dtype, err);
+    if (rc) return rc;
+    if (strcmp(plan->kv_dtype, "bf16") != 0 && strcmp(plan->kv_dtype, "f16") != 0 &&
+        strcmp(plan->kv_dtype, "f32") != 0)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "'kv_dtype' is '%s', none of bf16, f16, f32",
+                         plan->kv_dtype);
+    return 0;
+}
+
+int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    memset(plan, 0, sizeof *plan);
+    int rc = json_is_object(json) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
+    if (rc == 0) rc = parse_sizes(json, plan, err);
+    if (rc == 0) rc = parse_stages(json, plan, err);
+    if (rc == 0) rc = parse_ledger(json, "host", &plan->host, err);
+    if (rc == 0) rc = parse_ledger(json, "vram", &plan->vram, err);
+    if (rc) {
+        helm_err_prefix(err, "plan");
+        plan_free(plan);
+    }
+    return rc;
+}
+
+void plan_free(struct plan *plan)
+{
+    free(plan->stages);
+    memset(plan, 0, sizeof *plan);
+}
