@@ -66,7 +66,14 @@ COMMON_SRC := \
   common/plan.c \
   common/units.c
 
-MODEL_SRC :=
+MODEL_SRC := \
+  common/model/arch.c \
+  common/model/checkpoint.c \
+  common/model/config.c \
+  common/model/index.c \
+  common/model/rope.c \
+  common/model/rope_config.c \
+  common/model/safetensors.c
 
 WORKER_CPU_SRC :=
 

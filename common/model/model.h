@@ -1,9 +1,9 @@
 /* A checkpoint as data: its configuration, its table of tensors and its table of operations.
  *
- * Read by helmd (ledger, plan), by the workers (loading, lowering to programs) and by tools. Everything here was
- * checked when it was read: every size product fits 64 bits, every tensor lies inside its file, every tensor the
- * operations need exists with the shape the configuration implies, and none is left over.
- * The structures are plain data owned by `struct model`; nothing points outside it. */
+ * Read by helmd (ledger, plan), by the workers (loading, lowering to programs) and by tools. Everything here
+ * was checked when it was read: every size product fits 64 bits, every tensor lies inside its file, every
+ * tensor the operations need exists with the shape the configuration implies, and none is left over. The
+ * structures are plain data owned by `struct model`; nothing points outside it. */
 #ifndef HELM_COMMON_MODEL_MODEL_H
 #define HELM_COMMON_MODEL_MODEL_H
 
@@ -14,15 +14,17 @@
 #include "common/err.h"
 
 /* Limits on what a file may claim; each is an error that names the value and the limit. */
-#define MODEL_LAYERS_MAX     1024
-#define MODEL_HIDDEN_MAX     (1u << 18)
-#define MODEL_VOCAB_MAX      (1u << 24)
-#define MODEL_HEADS_MAX      4096
-#define MODEL_HEAD_DIM_MAX   4096
-#define MODEL_CONTEXT_MAX    (1u << 26)
-#define MODEL_EOS_MAX        16
-#define MODEL_SHARDS_MAX     4096
-#define MODEL_NAME_MAX       160
+#define MODEL_LAYERS_MAX       1024
+#define MODEL_HIDDEN_MAX       (1u << 18)
+#define MODEL_INTERMEDIATE_MAX (1u << 20)
+#define MODEL_VOCAB_MAX        (1u << 24)
+#define MODEL_HEADS_MAX        4096
+#define MODEL_HEAD_DIM_MAX     4096
+#define MODEL_CONTEXT_MAX      (1u << 26)
+#define MODEL_EOS_MAX          16
+#define MODEL_SHARDS_MAX       4096
+#define MODEL_NAME_MAX         160
+#define MODEL_TENSORS_MAX      (1u << 16)
 
 enum dtype { DTYPE_BF16, DTYPE_F16, DTYPE_F32, DTYPE_COUNT };
 size_t dtype_bytes(enum dtype dtype);
@@ -48,13 +50,13 @@ struct model_config {
     uint32_t max_context; /* max_position_embeddings */
     double norm_eps;
     struct rope_config rope;
-    bool qk_norm;                       /* RMSNorm over each head of q and k before RoPE (Qwen3) */
+    bool qk_norm;                        /* RMSNorm over each head of q and k before RoPE (Qwen3) */
     bool q_bias, k_bias, v_bias, o_bias; /* attention biases */
     bool mlp_bias;
-    bool tied_head;            /* lm_head is embed_tokens */
-    enum dtype dtype;          /* as config.json says; each tensor has its own */
-    uint32_t *window;          /* [layers]: sliding-window length of the layer, 0 = full attention */
-    int32_t bos;               /* -1: none */
+    bool tied_head;   /* lm_head is embed_tokens */
+    enum dtype dtype; /* as config.json says; each tensor has its own */
+    uint32_t *window; /* [layers]: 0 = full attention; w = a token sees itself and the w - 1 before it */
+    int32_t bos;      /* -1: none */
     int32_t eos[MODEL_EOS_MAX]; /* config.json and generation_config.json together */
     uint32_t eos_count;
 };
@@ -68,36 +70,43 @@ enum tensor_role {
     TENSOR_Q,          /* [heads * head_dim, hidden] */
     TENSOR_K,          /* [kv_heads * head_dim, hidden] */
     TENSOR_V,
-    TENSOR_O,          /* [hidden, heads * head_dim] */
-    TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS, TENSOR_O_BIAS,
-    TENSOR_Q_NORM, TENSOR_K_NORM, /* [head_dim] */
-    TENSOR_MLP_NORM,   /* [hidden] */
-    TENSOR_GATE, TENSOR_UP, /* [intermediate, hidden] */
-    TENSOR_DOWN,       /* [hidden, intermediate] */
-    TENSOR_GATE_BIAS, TENSOR_UP_BIAS, TENSOR_DOWN_BIAS,
+    TENSOR_O, /* [hidden, heads * head_dim] */
+    TENSOR_Q_BIAS,
+    TENSOR_K_BIAS,
+    TENSOR_V_BIAS,
+    TENSOR_O_BIAS,
+    TENSOR_Q_NORM,
+    TENSOR_K_NORM,   /* [head_dim] */
+    TENSOR_MLP_NORM, /* [hidden] */
+    TENSOR_GATE,
+    TENSOR_UP,   /* [intermediate, hidden] */
+    TENSOR_DOWN, /* [hidden, intermediate] */
+    TENSOR_GATE_BIAS,
+    TENSOR_UP_BIAS,
+    TENSOR_DOWN_BIAS,
     TENSOR_ROLE_COUNT,
     TENSOR_NONE = TENSOR_ROLE_COUNT
 };
 
 struct model_tensor {
     enum tensor_role role;
-    int32_t layer;         /* -1 for the three that belong to no layer */
+    int32_t layer; /* -1 for the three that belong to no layer */
     char name[MODEL_NAME_MAX];
     enum dtype dtype;
-    uint64_t rows, cols;   /* a vector is rows = 1 */
+    uint64_t rows, cols; /* a vector is rows = 1 */
     uint64_t bytes;
-    uint32_t shard;        /* index into model.shards */
-    uint64_t offset;       /* of the first byte, from the start of the shard file */
+    uint32_t shard;  /* index into model.shards */
+    uint64_t offset; /* of the first byte, from the start of the shard file */
 };
 
 /* Operations: the model's arithmetic as a list that planners price and workers lower. One layer's list is
  * repeated `layers` times between `prologue` and `epilogue`. Buffers are logical, per token, fp32. */
 enum model_buffer {
     BUFFER_NONE,
-    BUFFER_X,    /* residual stream [hidden] */
-    BUFFER_H,    /* normalised input [hidden] */
-    BUFFER_Q,    /* [heads * head_dim] */
-    BUFFER_K,    /* [kv_heads * head_dim] */
+    BUFFER_X, /* residual stream [hidden] */
+    BUFFER_H, /* normalised input [hidden] */
+    BUFFER_Q, /* [heads * head_dim] */
+    BUFFER_K, /* [kv_heads * head_dim] */
     BUFFER_V,
     BUFFER_A,    /* attention output [heads * head_dim] */
     BUFFER_GATE, /* [intermediate] */
@@ -109,7 +118,7 @@ enum model_op_kind {
     OP_RMSNORM,   /* out = rmsnorm(in) * weight, eps */
     OP_HEAD_NORM, /* out = rmsnorm of each head_dim slice of in, in place when out == in */
     OP_LINEAR,    /* out (+)= weight * in + bias; `accumulate` adds to out (residual) */
-    OP_ROPE,      /* rotate every head of in by the token's position, in place; halves layout (GPT-NeoX style) */
+    OP_ROPE, /* rotate every head of in by the token's position, in place; halves layout (GPT-NeoX style) */
     OP_ATTENTION, /* append K, V to the cache, then out = causal GQA attention of Q over the cache */
     OP_SWIGLU,    /* out = silu(in) * in2 */
 };
@@ -138,12 +147,14 @@ struct model {
     uint32_t tensor_count;
     struct model_shard *shards;
     uint32_t shard_count;
-    uint64_t weight_bytes;     /* sum over tensors */
+    uint64_t weight_bytes; /* sum over tensors */
     uint64_t parameter_count;
+    uint32_t
+        *by_role; /* [TENSOR_ROLE_COUNT * (layers + 1)]: index into tensors + 1, 0 = none; for model_find */
 };
 
-/* Reads config.json, generation_config.json (optional), the index or model.safetensors, and every shard's header;
- * never the weights. On failure *model is zeroed. model_free accepts a zeroed struct. */
+/* Reads config.json, generation_config.json (optional), the index or model.safetensors, and every shard's
+ * header; never the weights. On failure *model is zeroed. model_free accepts a zeroed struct. */
 HELM_MUST_CHECK int model_read(const char *folder, struct model *model, struct helm_err *err);
 void model_free(struct model *model);
 
@@ -151,14 +162,16 @@ void model_free(struct model *model);
 HELM_MUST_CHECK int model_read_config(const char *folder, struct model_config *config, struct helm_err *err);
 void model_config_free(struct model_config *config);
 /* The same from memory; `what` names the source. The fuzz target's entry. */
-HELM_MUST_CHECK int model_config_parse(const char *what, const char *text, size_t length, struct model_config *config,
-                                       struct helm_err *err);
+HELM_MUST_CHECK int model_config_parse(const char *what, const char *text, size_t length,
+                                       struct model_config *config, struct helm_err *err);
 
-/* The tensor with this role and layer (-1 where it has none), or NULL. TENSOR_HEAD of a tied model is its EMBED. */
+/* The tensor with this role and layer (-1 where it has none), or NULL. TENSOR_HEAD of a tied model is its
+ * EMBED. */
 const struct model_tensor *model_find(const struct model *model, enum tensor_role role, int32_t layer);
 
 /* Shape that `config` implies for a role; returns false when the configuration has no such tensor. */
-bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows, uint64_t *cols);
+bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
+                          uint64_t *cols);
 /* The file's name of a role ("model.layers.3.mlp.up_proj.weight") into name. */
 void model_tensor_name(const struct model_config *config, enum tensor_role role, int32_t layer,
                        char name[MODEL_NAME_MAX]);

@@ -1,0 +1,296 @@
+/* A checkpoint's folder: configuration, index, the header of every shard; from them the table of tensors.
+ *
+ * Called through model.h (model_read). Order: config.json -> model.safetensors or the index -> each shard's
+ * header -> each tensor against its role's shape -> every tensor the operations need is there. Weights are
+ * never read. */
+#include "common/model/checkpoint.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/file.h"
+#include "common/model/arch.h"
+#include "common/model/safetensors.h"
+
+#define SINGLE_FILE "model.safetensors"
+#define INDEX_FILE  "model.safetensors.index.json"
+
+/* Where a (role, layer) stands in model->by_role. */
+static size_t slot_of(const struct model_config *config, enum tensor_role role, int32_t layer)
+{
+    return (size_t)role * (config->layers + 1u) + (size_t)(layer + 1);
+}
+
+static int add_tensor(struct model *model, uint32_t capacity, const struct model_tensor *tensor,
+                      struct helm_err *err)
+{
+    uint32_t *slot = &model->by_role[slot_of(&model->config, tensor->role, tensor->layer)];
+    if (*slot)
+        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' is also in %s", tensor->name,
+                         model->shards[model->tensors[*slot - 1].shard].file);
+    if (model->tensor_count == capacity)
+        return helm_fail(err, HELM_E_INTERNAL, "more than the %u tensors the configuration implies",
+                         capacity);
+    model->tensors[model->tensor_count++] = *tensor;
+    *slot = model->tensor_count;
+    return 0;
+}
+
+static const char *shape_text(const struct safetensors_entry *entry, char *text, size_t size)
+{
+    size_t used = (size_t)snprintf(text, size, "[");
+    for (uint32_t i = 0; i < entry->rank && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%llu", i ? ", " : "",
+                                 (unsigned long long)entry->shape[i]);
+    if (used < size) snprintf(text + used, size - used, "]");
+    return text;
+}
+
+/* Vectors are stored with one dimension, matrices with two. */
+static int check_shape(const struct safetensors_entry *entry, uint64_t rows, uint64_t cols, bool vector,
+                       struct helm_err *err)
+{
+    char found[SAFETENSORS_RANK_MAX * 24];
+    bool fits = vector ? entry->rank == 1 && entry->shape[0] == cols
+                       : entry->rank == 2 && entry->shape[0] == rows && entry->shape[1] == cols;
+    if (fits) return 0;
+    shape_text(entry, found, sizeof found);
+    if (vector)
+        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, config.json implies [%llu]",
+                         entry->name, found, (unsigned long long)cols);
+    return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, config.json implies [%llu, %llu]",
+                     entry->name, found, (unsigned long long)rows, (unsigned long long)cols);
+}
+
+static int take_entry(struct model *model, uint32_t capacity, uint32_t shard,
+                      const struct safetensors *header, const struct safetensors_entry *entry,
+                      struct helm_err *err)
+{
+    struct model_tensor tensor = {.role = TENSOR_NONE, .shard = shard};
+    const struct model_config *config = &model->config;
+    if (arch_ignores_name(entry->name)) return 0;
+    if (!arch_match_name(entry->name, &tensor.role, &tensor.layer))
+        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': no part of a %s uses it", entry->name,
+                         config->architecture);
+    if (tensor.layer >= (int32_t)config->layers)
+        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': config.json has %u layers", entry->name,
+                         config->layers);
+    /* A tied model may still store its head; as in the reference, the embedding is used. */
+    if (tensor.role == TENSOR_HEAD && config->tied_head)
+        return check_shape(entry, config->vocab, config->hidden, false, err);
+    if (!model_expected_shape(config, tensor.role, &tensor.rows, &tensor.cols))
+        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': config.json says this %s has none",
+                         entry->name, config->architecture);
+    int rc = check_shape(entry, tensor.rows, tensor.cols, arch_role_is_vector(tensor.role), err);
+    if (rc) return rc;
+    if (entry->dtype == DTYPE_COUNT)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "tensor '%s' has dtype %s; weights must be BF16, F16 or F32", entry->name,
+                         entry->dtype_text);
+    strcpy(tensor.name, entry->name);
+    tensor.dtype = entry->dtype;
+    tensor.bytes = entry->bytes;
+    tensor.offset = header->data_offset + entry->begin;
+    return add_tensor(model, capacity, &tensor, err);
+}
+
+/* What the index says of a shard's tensor must be this shard; `found` counts the map's tensors met so far. */
+static int check_index(const struct checkpoint_index *index, const struct model_shard *shard,
+                       const char *name, size_t *found, struct helm_err *err)
+{
+    if (!index->map) return 0;
+    const char *file = json_string_value(json_object_get(index->map, name));
+    if (!file) {
+        if (arch_ignores_name(name)) return 0;
+        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' is not in %s", name, INDEX_FILE);
+    }
+    if (strcmp(file, shard->file) != 0)
+        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s': %s says it is in %s", name, INDEX_FILE, file);
+    ++*found;
+    return 0;
+}
+
+static int read_shard(struct model *model, uint32_t capacity, uint32_t number,
+                      const struct checkpoint_index *index, size_t *found, struct helm_err *err)
+{
+    struct model_shard *shard = &model->shards[number];
+    struct safetensors header = {0};
+    int fd = -1;
+    int rc = file_open_inside(model->folder, shard->file, &fd, &shard->bytes, err);
+    if (rc) return rc;
+    rc = safetensors_read(fd, shard->bytes, shard->file, &header, err);
+    close(fd);
+    if (rc) return rc;
+    for (uint32_t i = 0; i < header.count && !rc; i++) {
+        rc = check_index(index, shard, header.entries[i].name, found, err);
+        if (!rc) rc = take_entry(model, capacity, number, &header, &header.entries[i], err);
+    }
+    safetensors_free(&header);
+    if (rc) helm_err_prefix(err, "%s", shard->file);
+    return rc;
+}
+
+/* The first tensor of the map that its shard does not have. Called when some are known to be missing. */
+static int fail_unindexed(const struct model *model, const struct checkpoint_index *index,
+                          struct helm_err *err)
+{
+    const char *name;
+    json_t *file;
+    json_object_foreach(index->map, name, file)
+    {
+        enum tensor_role role = TENSOR_NONE;
+        int32_t layer = -1;
+        bool known = arch_match_name(name, &role, &layer);
+        if (arch_ignores_name(name) || (known && role == TENSOR_HEAD && model->config.tied_head)) continue;
+        if (known && layer < (int32_t)model->config.layers &&
+            model->by_role[slot_of(&model->config, role, layer)])
+            continue;
+        return helm_fail(err, HELM_E_MISMATCH, "%s says tensor '%.150s' is in %s, which does not have it",
+                         INDEX_FILE, name, json_string_value(file));
+    }
+    return helm_fail(err, HELM_E_MISMATCH, "%s names tensors that its shards do not have", INDEX_FILE);
+}
+
+static int check_complete(const struct model *model, struct helm_err *err)
+{
+    const struct model_config *config = &model->config;
+    char name[MODEL_NAME_MAX];
+    uint64_t rows, cols;
+    for (int r = 0; r < TENSOR_ROLE_COUNT; r++) {
+        enum tensor_role role = (enum tensor_role)r;
+        if (!model_expected_shape(config, role, &rows, &cols)) continue;
+        int32_t first = arch_role_per_layer(role) ? 0 : -1;
+        int32_t last = arch_role_per_layer(role) ? (int32_t)config->layers - 1 : -1;
+        for (int32_t layer = first; layer <= last; layer++) {
+            if (model->by_role[slot_of(config, role, layer)]) continue;
+            model_tensor_name(config, role, layer, name);
+            return helm_fail(err, HELM_E_NOT_FOUND, "tensor '%s' is missing", name);
+        }
+    }
+    return 0;
+}
+
+static uint32_t expected_count(const struct model_config *config)
+{
+    uint32_t count = 0;
+    uint64_t rows, cols;
+    for (int r = 0; r < TENSOR_ROLE_COUNT; r++)
+        if (model_expected_shape(config, (enum tensor_role)r, &rows, &cols))
+            count += arch_role_per_layer((enum tensor_role)r) ? config->layers : 1;
+    return count;
+}
+
+static int compare_tensors(const void *left, const void *right)
+{
+    const struct model_tensor *a = left, *b = right;
+    if (a->shard != b->shard) return a->shard < b->shard ? -1 : 1;
+    return a->offset < b->offset ? -1 : a->offset > b->offset;
+}
+
+static void sort_and_sum(struct model *model)
+{
+    qsort(model->tensors, model->tensor_count, sizeof *model->tensors, compare_tensors);
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        const struct model_tensor *tensor = &model->tensors[i];
+        model->by_role[slot_of(&model->config, tensor->role, tensor->layer)] = i + 1;
+        model->weight_bytes += tensor->bytes; /* bounded by the limits of model.h: below 2^62 */
+        model->parameter_count += tensor->rows * tensor->cols;
+    }
+}
+
+/* Which files: model.safetensors when it exists, else what the index lists. */
+static int list_shards(const char *folder, struct model *model, struct checkpoint_index *index,
+                       struct helm_err *err)
+{
+    int fd = -1;
+    uint64_t bytes;
+    char *text = NULL;
+    size_t length = 0;
+    int rc = file_open_inside(folder, SINGLE_FILE, &fd, &bytes, err);
+    if (!rc) {
+        close(fd);
+        model->shards = calloc(1, sizeof *model->shards);
+        if (!model->shards) return helm_fail(err, HELM_E_NOMEM, "no memory for the list of shards");
+        strcpy(model->shards[0].file, SINGLE_FILE);
+        model->shard_count = 1;
+        return 0;
+    }
+    if (rc != HELM_E_NOT_FOUND) return rc;
+    rc = file_read_inside(folder, INDEX_FILE, CHECKPOINT_INDEX_MAX, &text, &length, err);
+    if (rc == HELM_E_NOT_FOUND)
+        return helm_fail(err, rc, "neither %s nor %s is there", SINGLE_FILE, INDEX_FILE);
+    if (rc) return rc;
+    rc = checkpoint_parse_index(INDEX_FILE, text, length, index, err);
+    free(text);
+    if (rc) return rc;
+    model->shards = index->shards;
+    model->shard_count = index->shard_count;
+    index->shards = NULL;
+    index->shard_count = 0;
+    return 0;
+}
+
+static int read_tensors(const char *folder, struct model *model, struct helm_err *err)
+{
+    struct checkpoint_index index = {0};
+    uint32_t capacity = expected_count(&model->config);
+    size_t found = 0;
+    int rc = list_shards(folder, model, &index, err);
+    if (rc) goto out;
+    model->tensors = calloc(capacity, sizeof *model->tensors);
+    model->by_role = calloc((size_t)TENSOR_ROLE_COUNT * (model->config.layers + 1u), sizeof *model->by_role);
+    if (!model->tensors || !model->by_role) {
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u tensors", capacity);
+        goto out;
+    }
+    for (uint32_t i = 0; i < model->shard_count && !rc; i++)
+        rc = read_shard(model, capacity, i, &index, &found, err);
+    if (!rc && index.map && found != json_object_size(index.map)) rc = fail_unindexed(model, &index, err);
+    if (!rc) rc = check_complete(model, err);
+    if (!rc) sort_and_sum(model);
+out:
+    checkpoint_index_free(&index);
+    return rc;
+}
+
+int model_read(const char *folder, struct model *model, struct helm_err *err)
+{
+    memset(model, 0, sizeof *model);
+    int rc = model_read_config(folder, &model->config, err);
+    if (rc) return rc;
+    model->folder = strdup(folder);
+    if (!model->folder) {
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for a path");
+        goto out;
+    }
+    rc = read_tensors(folder, model, err);
+    if (rc) {
+        helm_err_prefix(err, "%s", folder);
+        goto out;
+    }
+    model_graph_build(&model->config, &model->graph);
+out:
+    if (rc) model_free(model);
+    return rc;
+}
+
+void model_free(struct model *model)
+{
+    model_config_free(&model->config);
+    free(model->folder);
+    free(model->tensors);
+    free(model->shards);
+    free(model->by_role);
+    memset(model, 0, sizeof *model);
+}
+
+const struct model_tensor *model_find(const struct model *model, enum tensor_role role, int32_t layer)
+{
+    if ((unsigned)role >= TENSOR_ROLE_COUNT || layer < -1 || layer >= (int32_t)model->config.layers)
+        return NULL;
+    if (role == TENSOR_HEAD && model->config.tied_head) role = TENSOR_EMBED;
+    uint32_t index = model->by_role[slot_of(&model->config, role, layer)];
+    return index ? &model->tensors[index - 1] : NULL;
+}

@@ -1,0 +1,19 @@
+/* Reading config.json and generation_config.json into struct model_config. Private to common/model. */
+#ifndef HELM_COMMON_MODEL_CONFIG_H
+#define HELM_COMMON_MODEL_CONFIG_H
+
+#include <jansson.h>
+
+#include "common/model/model.h"
+
+#define CONFIG_BYTES_MAX (1u << 20) /* of either file */
+
+/* rope_config.c: both generations of RoPE keys of config.json, `max_context` already read. */
+HELM_MUST_CHECK int config_read_rope(const json_t *root, struct model_config *config, struct helm_err *err);
+
+/* Adds the end-of-sequence ids (and the beginning one, if config.json had none) of a generation_config.json.
+ */
+HELM_MUST_CHECK int config_add_generation(const char *what, const char *text, size_t length,
+                                          struct model_config *config, struct helm_err *err);
+
+#endif

@@ -1,0 +1,182 @@
+/* RoPE keys of config.json: `rope_theta` + `rope_scaling` of older files, `rope_parameters` of newer ones.
+ *
+ * Called by config.c only. Where a file has both generations they must say the same. Pure functions. */
+#include <math.h>
+#include <string.h>
+
+#include "common/json.h"
+#include "common/model/config.h"
+
+#define ROPE_THETA_MIN     2.0 /* log(theta) divides */
+#define ROPE_THETA_MAX     1e12
+#define ROPE_THETA_DEFAULT 10000.0
+#define ROPE_FACTOR_MIN    1e-3
+#define ROPE_FACTOR_MAX    1e6
+
+static int read_kind(const json_t *scaling, enum rope_kind *kind, struct helm_err *err)
+{
+    static const struct {
+        const char *name;
+        enum rope_kind kind;
+    } kinds[] = {{"default", ROPE_DEFAULT},
+                 {"linear", ROPE_LINEAR},
+                 {"llama3", ROPE_LLAMA3},
+                 {"yarn", ROPE_YARN}};
+    const char *name = NULL;
+    int rc = json_get_string(scaling, "rope_type", false, &name, err);
+    if (!rc && !name) rc = json_get_string(scaling, "type", false, &name, err);
+    if (rc) return rc;
+    *kind = ROPE_DEFAULT;
+    if (!name) return 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (strcmp(name, kinds[i].name) != 0) continue;
+        *kind = kinds[i].kind;
+        return 0;
+    }
+    return helm_fail(err, HELM_E_UNSUPPORTED,
+                     "RoPE type '%.40s' is not supported (supported: default, linear, llama3, yarn)", name);
+}
+
+static int check_partial(const json_t *obj, struct helm_err *err)
+{
+    double part = 1;
+    int rc = json_get_double(obj, "partial_rotary_factor", false, -1e9, 1e9, &part, err);
+    if (!rc && part != 1.0)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED,
+                       "'partial_rotary_factor' is %g: rotating a part of each head is not supported", part);
+    return rc;
+}
+
+static int read_original_context(const json_t *root, const json_t *scaling, const struct model_config *config,
+                                 struct rope_config *rope, struct helm_err *err)
+{
+    uint64_t context = config->max_context;
+    int rc =
+        json_get_u64(root, "original_max_position_embeddings", false, 1, MODEL_CONTEXT_MAX, &context, err);
+    if (!rc)
+        rc = json_get_u64(scaling, "original_max_position_embeddings", false, 1, MODEL_CONTEXT_MAX, &context,
+                          err);
+    rope->original_context = (uint32_t)context;
+    return rc;
+}
+
+static int read_factor(const json_t *scaling, bool required, double *factor, struct helm_err *err)
+{
+    return json_get_double(scaling, "factor", required, ROPE_FACTOR_MIN, ROPE_FACTOR_MAX, factor, err);
+}
+
+static int read_llama3(const json_t *scaling, struct rope_config *rope, struct helm_err *err)
+{
+    int rc = read_factor(scaling, true, &rope->factor, err);
+    if (!rc)
+        rc = json_get_double(scaling, "low_freq_factor", true, ROPE_FACTOR_MIN, ROPE_FACTOR_MAX,
+                             &rope->low_freq_factor, err);
+    if (!rc)
+        rc = json_get_double(scaling, "high_freq_factor", true, ROPE_FACTOR_MIN, ROPE_FACTOR_MAX,
+                             &rope->high_freq_factor, err);
+    if (!rc && rope->high_freq_factor <= rope->low_freq_factor)
+        rc = helm_fail(err, HELM_E_FORMAT, "'high_freq_factor' %g must be greater than 'low_freq_factor' %g",
+                       rope->high_freq_factor, rope->low_freq_factor);
+    return rc;
+}
+
+static double yarn_mscale(double scale, double mscale)
+{
+    return scale <= 1 ? 1.0 : 0.1 * mscale * log(scale) + 1.0;
+}
+
+static int read_yarn(const json_t *scaling, const struct model_config *config, struct rope_config *rope,
+                     struct helm_err *err)
+{
+    double mscale = 0, mscale_all = 0, factor = 0, attention = 0;
+    int rc = read_factor(scaling, false, &factor, err);
+    if (!rc) rc = json_get_double(scaling, "beta_fast", false, 0, ROPE_FACTOR_MAX, &rope->beta_fast, err);
+    if (!rc) rc = json_get_double(scaling, "beta_slow", false, 0, ROPE_FACTOR_MAX, &rope->beta_slow, err);
+    if (!rc) rc = json_get_double(scaling, "mscale", false, 0, ROPE_FACTOR_MAX, &mscale, err);
+    if (!rc) rc = json_get_double(scaling, "mscale_all_dim", false, 0, ROPE_FACTOR_MAX, &mscale_all, err);
+    if (!rc)
+        rc = json_get_double(scaling, "attention_factor", false, ROPE_FACTOR_MIN, ROPE_FACTOR_MAX, &attention,
+                             err);
+    if (!rc) rc = json_get_bool(scaling, "truncate", false, &rope->truncate, err);
+    if (rc) return rc;
+    rope->factor = factor != 0 ? factor : (double)config->max_context / rope->original_context;
+    /* The reference writes `beta or default`: a zero means the default. */
+    if (rope->beta_fast == 0) rope->beta_fast = 32;
+    if (rope->beta_slow == 0) rope->beta_slow = 1;
+    if (attention == 0) {
+        attention = mscale != 0 && mscale_all != 0
+                        ? yarn_mscale(rope->factor, mscale) / yarn_mscale(rope->factor, mscale_all)
+                        : yarn_mscale(rope->factor, 1);
+    }
+    rope->attention_factor = attention;
+    return 0;
+}
+
+/* One description: `scaling` is rope_scaling or rope_parameters, or NULL for none. */
+static int read_rope(const json_t *root, const json_t *scaling, double theta,
+                     const struct model_config *config, struct rope_config *rope, struct helm_err *err)
+{
+    *rope = (struct rope_config){
+        .kind = ROPE_DEFAULT, .theta = theta, .factor = 1, .attention_factor = 1, .truncate = true};
+    if (!scaling) return 0;
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)scaling, key, value)
+    {
+        if (json_is_object(value))
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "RoPE parameters for each layer type ('%.40s') are not supported", key);
+    }
+    int rc = json_get_double(scaling, "rope_theta", false, ROPE_THETA_MIN, ROPE_THETA_MAX, &rope->theta, err);
+    if (!rc) rc = check_partial(scaling, err);
+    if (!rc) rc = read_kind(scaling, &rope->kind, err);
+    if (rc || rope->kind == ROPE_DEFAULT) return rc;
+    if (rope->kind == ROPE_LINEAR) return read_factor(scaling, true, &rope->factor, err);
+    rc = read_original_context(root, scaling, config, rope, err);
+    if (rc) return rc;
+    return rope->kind == ROPE_LLAMA3 ? read_llama3(scaling, rope, err)
+                                     : read_yarn(scaling, config, rope, err);
+}
+
+static bool same_rope(const struct rope_config *a, const struct rope_config *b)
+{
+    return a->kind == b->kind && a->theta == b->theta && a->factor == b->factor &&
+           a->low_freq_factor == b->low_freq_factor && a->high_freq_factor == b->high_freq_factor &&
+           a->beta_fast == b->beta_fast && a->beta_slow == b->beta_slow &&
+           a->attention_factor == b->attention_factor && a->truncate == b->truncate &&
+           a->original_context == b->original_context;
+}
+
+static int get_object(const json_t *root, const char *key, const json_t **object, struct helm_err *err)
+{
+    const json_t *value = json_object_get(root, key);
+    *object = NULL;
+    if (!value || json_is_null(value)) return 0;
+    if (!json_is_object(value)) return helm_fail(err, HELM_E_FORMAT, "'%s' is not an object", key);
+    *object = value;
+    return 0;
+}
+
+int config_read_rope(const json_t *root, struct model_config *config, struct helm_err *err)
+{
+    const json_t *scaling, *parameters;
+    double theta = 0;
+    int rc = get_object(root, "rope_scaling", &scaling, err);
+    if (!rc) rc = get_object(root, "rope_parameters", &parameters, err);
+    if (!rc) rc = json_get_double(root, "rope_theta", false, ROPE_THETA_MIN, ROPE_THETA_MAX, &theta, err);
+    if (!rc) rc = check_partial(root, err);
+    if (rc) return rc;
+    double plain_theta = theta != 0 ? theta : ROPE_THETA_DEFAULT;
+    if (!parameters) return read_rope(root, scaling, plain_theta, config, &config->rope, err);
+    rc = read_rope(root, parameters, plain_theta, config, &config->rope, err);
+    if (rc) return rc;
+    if (theta != 0 && theta != config->rope.theta)
+        return helm_fail(err, HELM_E_MISMATCH, "'rope_theta' is %g, but 'rope_parameters' says %g", theta,
+                         config->rope.theta);
+    if (!scaling) return 0;
+    struct rope_config older;
+    rc = read_rope(root, scaling, config->rope.theta, config, &older, err);
+    if (!rc && !same_rope(&older, &config->rope))
+        rc = helm_fail(err, HELM_E_MISMATCH, "'rope_scaling' and 'rope_parameters' contradict each other");
+    return rc;
+}

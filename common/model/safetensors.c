@@ -1,0 +1,239 @@
+/* Parsing and checking of safetensors headers. See safetensors.h. Never reads a tensor's bytes. */
+#include "common/model/safetensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/file.h"
+#include "common/json.h"
+#include "common/units.h"
+
+/* Every whole-byte type of the format, so that buffers HELM ignores can be measured too. */
+static const struct {
+    const char *name;
+    uint32_t bytes;
+    enum dtype dtype;
+} file_types[] = {
+    {"BF16", 2, DTYPE_BF16},     {"F16", 2, DTYPE_F16},       {"F32", 4, DTYPE_F32},
+    {"F64", 8, DTYPE_COUNT},     {"BOOL", 1, DTYPE_COUNT},    {"I8", 1, DTYPE_COUNT},
+    {"U8", 1, DTYPE_COUNT},      {"I16", 2, DTYPE_COUNT},     {"U16", 2, DTYPE_COUNT},
+    {"I32", 4, DTYPE_COUNT},     {"U32", 4, DTYPE_COUNT},     {"I64", 8, DTYPE_COUNT},
+    {"U64", 8, DTYPE_COUNT},     {"F8_E4M3", 1, DTYPE_COUNT}, {"F8_E5M2", 1, DTYPE_COUNT},
+    {"F8_E8M0", 1, DTYPE_COUNT},
+};
+
+/* Names end up in messages and on terminals: printable ASCII without blanks only. */
+static int check_name(const char *name, struct helm_err *err)
+{
+    size_t length = strlen(name);
+    if (length == 0) return helm_fail(err, HELM_E_FORMAT, "a tensor has an empty name");
+    if (length >= MODEL_NAME_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "a tensor's name has %zu bytes, the limit is %d", length,
+                         MODEL_NAME_MAX - 1);
+    for (size_t i = 0; i < length; i++) {
+        unsigned char c = (unsigned char)name[i];
+        if (c <= 0x20 || c >= 0x7f)
+            return helm_fail(err, HELM_E_FORMAT, "a tensor's name has the byte 0x%02x at %zu", c, i);
+    }
+    return 0;
+}
+
+static int read_dtype(const json_t *info, struct safetensors_entry *entry, uint32_t *item_bytes,
+                      struct helm_err *err)
+{
+    int rc = json_get_string(info, "dtype", true, &entry->dtype_text, err);
+    if (rc) return rc;
+    for (size_t i = 0; i < sizeof file_types / sizeof *file_types; i++) {
+        if (strcmp(entry->dtype_text, file_types[i].name) != 0) continue;
+        *item_bytes = file_types[i].bytes;
+        entry->dtype = file_types[i].dtype;
+        return 0;
+    }
+    return helm_fail(err, HELM_E_UNSUPPORTED, "dtype '%.20s' is unknown", entry->dtype_text);
+}
+
+/* A list member that is a whole number, not negative. */
+static int read_number(const json_t *list, size_t index, const char *key, uint64_t *number,
+                       struct helm_err *err)
+{
+    const json_t *value = json_array_get(list, index);
+    if (!json_is_integer(value) || json_integer_value(value) < 0)
+        return helm_fail(err, HELM_E_FORMAT, "'%s' entry %zu is not a whole number of 0 or more", key, index);
+    *number = (uint64_t)json_integer_value(value);
+    return 0;
+}
+
+static int read_shape(const json_t *info, struct safetensors_entry *entry, uint32_t item_bytes,
+                      struct helm_err *err)
+{
+    const json_t *shape = json_object_get(info, "shape");
+    if (!json_is_array(shape)) return helm_fail(err, HELM_E_FORMAT, "'shape' is not a list");
+    if (json_array_size(shape) > SAFETENSORS_RANK_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "'shape' has %zu dimensions, the limit is %d",
+                         json_array_size(shape), SAFETENSORS_RANK_MAX);
+    entry->rank = (uint32_t)json_array_size(shape);
+    entry->bytes = item_bytes;
+    for (uint32_t i = 0; i < entry->rank; i++) {
+        int rc = read_number(shape, i, "shape", &entry->shape[i], err);
+        if (rc) return rc;
+        if (units_mul(entry->bytes, entry->shape[i], &entry->bytes))
+            return helm_fail(err, HELM_E_LIMIT, "the product of 'shape' overflows 64 bits");
+    }
+    return 0;
+}
+
+static int read_offsets(const json_t *info, struct safetensors_entry *entry, uint64_t data_bytes,
+                        struct helm_err *err)
+{
+    const json_t *offsets = json_object_get(info, "data_offsets");
+    uint64_t end = 0;
+    if (!json_is_array(offsets) || json_array_size(offsets) != 2)
+        return helm_fail(err, HELM_E_FORMAT, "'data_offsets' is not a list of two numbers");
+    int rc = read_number(offsets, 0, "data_offsets", &entry->begin, err);
+    if (!rc) rc = read_number(offsets, 1, "data_offsets", &end, err);
+    if (rc) return rc;
+    if (end < entry->begin)
+        return helm_fail(err, HELM_E_FORMAT, "'data_offsets' end at %llu before they begin at %llu",
+                         (unsigned long long)end, (unsigned long long)entry->begin);
+    if (end > data_bytes)
+        return helm_fail(err, HELM_E_FORMAT,
+                         "'data_offsets' end at %llu, past the end of the file's %llu data bytes",
+                         (unsigned long long)end, (unsigned long long)data_bytes);
+    if (end - entry->begin != entry->bytes)
+        return helm_fail(err, HELM_E_FORMAT, "'data_offsets' span %llu bytes, dtype and shape need %llu",
+                         (unsigned long long)(end - entry->begin), (unsigned long long)entry->bytes);
+    return 0;
+}
+
+static int read_entry(const char *name, const json_t *info, uint64_t data_bytes,
+                      struct safetensors_entry *entry, struct helm_err *err)
+{
+    uint32_t item_bytes = 0;
+    int rc = check_name(name, err);
+    if (rc) return rc;
+    entry->name = name;
+    if (!json_is_object(info)) rc = helm_fail(err, HELM_E_FORMAT, "its description is not an object");
+    if (!rc) rc = read_dtype(info, entry, &item_bytes, err);
+    if (!rc) rc = read_shape(info, entry, item_bytes, err);
+    if (!rc) rc = read_offsets(info, entry, data_bytes, err);
+    if (rc) helm_err_prefix(err, "tensor '%s'", name);
+    return rc;
+}
+
+static int compare_entries(const void *left, const void *right)
+{
+    const struct safetensors_entry *a = left, *b = right;
+    if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
+    if (a->bytes != b->bytes)
+        return a->bytes < b->bytes ? -1 : 1; /* empty tensors before the one they touch */
+    return strcmp(a->name, b->name);
+}
+
+/* The tensors must tile the data: each begins where the one before it ended, the last ends with the file. */
+static int check_tiling(const struct safetensors *header, uint64_t data_bytes, struct helm_err *err)
+{
+    uint64_t at = 0;
+    const char *before = "the header";
+    for (uint32_t i = 0; i < header->count; i++) {
+        const struct safetensors_entry *entry = &header->entries[i];
+        if (entry->begin < at)
+            return helm_fail(err, HELM_E_FORMAT,
+                             "tensor '%s' begins at %llu and overlaps %s, which ends at %llu", entry->name,
+                             (unsigned long long)entry->begin, before, (unsigned long long)at);
+        if (entry->begin > at)
+            return helm_fail(err, HELM_E_FORMAT, "a gap of %llu bytes between %s and tensor '%s'",
+                             (unsigned long long)(entry->begin - at), before, entry->name);
+        at = entry->begin + entry->bytes;
+        before = entry->name;
+    }
+    if (at != data_bytes)
+        return helm_fail(err, HELM_E_FORMAT, "%llu bytes follow the last tensor",
+                         (unsigned long long)(data_bytes - at));
+    return 0;
+}
+
+int safetensors_parse(const char *what, const char *text, size_t length, uint64_t data_bytes,
+                      struct safetensors *header, struct helm_err *err)
+{
+    memset(header, 0, sizeof *header);
+    int rc = json_parse_bounded(what, text, length, SAFETENSORS_HEADER_MAX, &header->json, err);
+    if (rc) return rc;
+    if (!json_is_object(header->json)) {
+        rc = helm_fail(err, HELM_E_FORMAT, "the header is not a JSON object");
+        goto out;
+    }
+    size_t members = json_object_size(header->json);
+    if (members > MODEL_TENSORS_MAX) {
+        rc = helm_fail(err, HELM_E_LIMIT, "%zu tensors, the limit is %u", members, MODEL_TENSORS_MAX);
+        goto out;
+    }
+    header->entries = calloc(members ? members : 1, sizeof *header->entries);
+    if (!header->entries) {
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %zu tensors", members);
+        goto out;
+    }
+    const char *name;
+    json_t *info;
+    json_object_foreach(header->json, name, info)
+    {
+        if (strcmp(name, "__metadata__") == 0) continue; /* free text, of no use here */
+        rc = read_entry(name, info, data_bytes, &header->entries[header->count], err);
+        if (rc) goto out;
+        header->count++;
+    }
+    qsort(header->entries, header->count, sizeof *header->entries, compare_entries);
+    rc = check_tiling(header, data_bytes, err);
+out:
+    if (rc) {
+        helm_err_prefix(err, "%s", what);
+        safetensors_free(header);
+    }
+    return rc;
+}
+
+int safetensors_header_length(const char *what, const uint8_t word[8], uint64_t file_bytes, uint64_t *length,
+                              struct helm_err *err)
+{
+    uint64_t value = 0;
+    *length = 0;
+    for (int i = 7; i >= 0; i--) value = value << 8 | word[i];
+    if (value > SAFETENSORS_HEADER_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "%s: a header of %llu bytes, the limit is %u", what,
+                         (unsigned long long)value, SAFETENSORS_HEADER_MAX);
+    if (value > file_bytes - 8)
+        return helm_fail(err, HELM_E_FORMAT, "%s: a header of %llu bytes does not fit the file of %llu", what,
+                         (unsigned long long)value, (unsigned long long)file_bytes);
+    *length = value;
+    return 0;
+}
+
+int safetensors_read(int fd, uint64_t bytes, const char *what, struct safetensors *header,
+                     struct helm_err *err)
+{
+    uint8_t word[8];
+    uint64_t length = 0;
+    char *text = NULL;
+    memset(header, 0, sizeof *header);
+    if (bytes < sizeof word)
+        return helm_fail(err, HELM_E_FORMAT, "%s: %llu bytes are no safetensors file", what,
+                         (unsigned long long)bytes);
+    int rc = file_pread_all(fd, word, sizeof word, 0, what, err);
+    if (!rc) rc = safetensors_header_length(what, word, bytes, &length, err);
+    if (rc) return rc;
+    text = malloc((size_t)length + 1);
+    if (!text)
+        return helm_fail(err, HELM_E_NOMEM, "%s: no memory for a header of %llu bytes", what,
+                         (unsigned long long)length);
+    rc = file_pread_all(fd, text, (size_t)length, sizeof word, what, err);
+    if (!rc) rc = safetensors_parse(what, text, (size_t)length, bytes - sizeof word - length, header, err);
+    if (!rc) header->data_offset = sizeof word + length;
+    free(text);
+    return rc;
+}
+
+void safetensors_free(struct safetensors *header)
+{
+    free(header->entries);
+    json_decref(header->json);
+    memset(header, 0, sizeof *header);
+}
