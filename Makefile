@@ -75,10 +75,14 @@ MODEL_SRC := \
   common/model/rope_config.c \
   common/model/safetensors.c
 
-WORKER_CPU_SRC :=
+WORKER_CPU_SRC := \
+  worker-cpu/attention.c
 
 # Kernels: each file is compiled with the instructions in KERNEL_ISA below and chosen at run time.
-KERNEL_SRC :=
+KERNEL_SRC := \
+  worker-cpu/kernels/attention_avx2.c \
+  worker-cpu/kernels/attention_avx512.c \
+  worker-cpu/kernels/attention_ref.c
 
 DAEMON_SRC :=
 

@@ -1,0 +1,456 @@
+/* Every attention variant in the table against the reference, over odd shapes, shuffled page tables, windows,
+ * ranges and starts; partial results merged over random splits; extreme logits; and what must not be touched.
+ *
+ * Tolerances: outputs are convex combinations of values of size about 1. fp32 variants differ from the
+ * reference by the rounding of the logits (about 1e-6 of their size) and of the sums, so 2e-5 holds with
+ * room. Variants that round queries and weights to bf16 (8 bits) are held to 2e-2 of the values' size, which
+ * the bf16 class of the golden runs needs. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/cpu.h"
+#include "worker-cpu/attention.h"
+
+struct shape {
+    uint32_t head_dim, group, page_tokens, tokens, start, window, kv_first,
+        kv_last; /* kv_last 0: everything */
+};
+
+struct rig {
+    struct kv_layout kv;
+    char *pool;
+    uint32_t *pages;
+    float *q, *out, *m, *s;
+    size_t q_stride, out_stride, rows, out_floats;
+    void *scratch;
+    size_t scratch_bytes;
+    struct attention_task task;
+};
+
+static uint32_t random_u32(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33);
+}
+static float random_float(uint64_t *state) /* in [-1, 1) */
+{
+    return (float)random_u32(state) / 1073741824.0f - 1.0f;
+}
+
+#define GUARD      64
+#define GUARD_BYTE 0xa5
+
+static void *guarded(size_t bytes)
+{
+    char *block = NULL;
+    assert_int_equal(posix_memalign((void **)&block, 64, bytes + 2 * GUARD), 0);
+    memset(block, GUARD_BYTE, bytes + 2 * GUARD);
+    return block + GUARD;
+}
+static void guarded_free(void *pointer, size_t bytes)
+{
+    unsigned char *block = (unsigned char *)pointer - GUARD;
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(block[i], GUARD_BYTE);
+        assert_int_equal(block[GUARD + bytes + i], GUARD_BYTE);
+    }
+    free(block);
+}
+
+/* The pool is NaN wherever no position of the sequence lies: a stray read poisons the result. */
+static void rig_make(struct rig *rig, const struct shape *shape, enum dtype dtype, float logit_size,
+                     uint64_t seed)
+{
+    const uint32_t layers = 2, kv_heads = 3, layer = 1, kv_head = 1;
+    uint64_t state = seed * 2 + 1;
+    uint32_t positions = shape->start + shape->tokens;
+    uint32_t page_count = (positions + shape->page_tokens - 1) / shape->page_tokens, spare = 2;
+    memset(rig, 0, sizeof(*rig));
+    rig->kv = (struct kv_layout){layers,          kv_heads,
+                                 shape->head_dim, shape->page_tokens,
+                                 dtype,           dtype == DTYPE_F32 ? 4 : 2};
+    size_t pool_bytes = (page_count + spare) * kv_page_bytes(&rig->kv);
+    rig->pool = malloc(pool_bytes);
+    memset(rig->pool, 0xff, pool_bytes); /* NaN in all three types */
+    rig->pages = malloc((page_count + spare) * sizeof(uint32_t));
+    for (uint32_t i = 0; i < page_count + spare; i++) rig->pages[i] = i;
+    for (uint32_t i = page_count + spare - 1; i > 0; i--) {
+        uint32_t j = random_u32(&state) % (i + 1), swap = rig->pages[i];
+        rig->pages[i] = rig->pages[j];
+        rig->pages[j] = swap;
+    }
+    float *x = malloc(shape->head_dim * sizeof(float));
+    for (uint32_t p = 0; p < positions; p++)
+        for (int is_value = 0; is_value < 2; is_value++) {
+            for (uint32_t d = 0; d < shape->head_dim; d++) x[d] = random_float(&state);
+            kv_append(&rig->kv, rig->pool, rig->pages, layer, is_value, kv_head, p, x);
+        }
+    free(x);
+    rig->rows = (size_t)shape->tokens * shape->group;
+    rig->q_stride = (size_t)shape->group * shape->head_dim + 5;
+    rig->out_stride = (size_t)shape->group * shape->head_dim + 3;
+    rig->out_floats = (shape->tokens - 1) * rig->out_stride + (size_t)shape->group * shape->head_dim;
+    rig->q = malloc(shape->tokens * rig->q_stride * sizeof(float));
+    for (size_t i = 0; i < shape->tokens * rig->q_stride; i++) rig->q[i] = random_float(&state) * logit_size;
+    rig->out = guarded(rig->out_floats * sizeof(float));
+    rig->m = guarded(rig->rows * sizeof(float));
+    rig->s = guarded(rig->rows * sizeof(float));
+    rig->task = (struct attention_task){
+        .q = rig->q,
+        .q_stride = rig->q_stride,
+        .tokens = shape->tokens,
+        .group = shape->group,
+        .start = shape->start,
+        .kv_first = shape->kv_first,
+        .kv_last = shape->kv_last != 0 ? shape->kv_last : positions,
+        .window = shape->window,
+        .scale = 1.0f / sqrtf((float)shape->head_dim),
+        .kv = &rig->kv,
+        .pool = rig->pool,
+        .pages = rig->pages,
+        .layer = layer,
+        .kv_head = kv_head,
+        .out = rig->out,
+        .out_stride = rig->out_stride,
+    };
+}
+
+static void rig_run(struct rig *rig, const struct attention_variant *variant, bool partial)
+{
+    size_t bytes = variant->scratch_bytes(&rig->kv, rig->task.tokens, rig->task.group);
+    void *scratch = guarded(bytes);
+    memset(scratch, 0xff, bytes); /* NaN: nothing may rely on what was there */
+    memset(rig->out, GUARD_BYTE, rig->out_floats * sizeof(float));
+    rig->task.scratch = scratch;
+    rig->task.m = partial ? rig->m : NULL;
+    rig->task.s = partial ? rig->s : NULL;
+    variant->attend(&rig->task);
+    guarded_free(scratch, bytes);
+}
+
+static void rig_free(struct rig *rig)
+{
+    guarded_free(rig->out, rig->out_floats * sizeof(float));
+    guarded_free(rig->m, rig->rows * sizeof(float));
+    guarded_free(rig->s, rig->rows * sizeof(float));
+    free(rig->pool);
+    free(rig->pages);
+    free(rig->q);
+}
+
+/* Dense copy of the outputs; checks that the gaps between tokens were not written. */
+static float *rig_dense(const struct rig *rig)
+{
+    size_t width = (size_t)rig->task.group * rig->kv.head_dim;
+    float *dense = malloc(rig->rows * rig->kv.head_dim * sizeof(float));
+    for (uint32_t t = 0; t < rig->task.tokens; t++) {
+        const float *row = rig->out + t * rig->out_stride;
+        memcpy(dense + t * width, row, width * sizeof(float));
+        if (t + 1 < rig->task.tokens)
+            for (size_t i = 0; i < (rig->out_stride - width) * sizeof(float); i++)
+                assert_int_equal(((const unsigned char *)(row + width))[i], GUARD_BYTE);
+    }
+    return dense;
+}
+
+static double tolerance_of(const struct attention_variant *variant)
+{
+    return (variant->features & (CPU_AVX512_BF16 | CPU_AMX_BF16)) != 0 ? 2e-2 : 2e-5;
+}
+
+static void expect_close(const float *got, const float *want, size_t count, double tolerance,
+                         const char *what)
+{
+    for (size_t i = 0; i < count; i++) {
+        double difference = fabs((double)got[i] - (double)want[i]);
+        if (!(difference <= tolerance * (1 + fabs((double)want[i]))))
+            fail_msg("%s: element %zu is %.9g, the reference has %.9g", what, i, (double)got[i],
+                     (double)want[i]);
+    }
+}
+
+static const struct attention_variant *reference_of(enum dtype dtype)
+{
+    const struct attention_variant *variant = NULL;
+    struct helm_err err = {0};
+    assert_int_equal(attention_choose(dtype, 0, "ref", &variant, &err), 0);
+    return variant;
+}
+
+static void compare(const struct shape *shape, const struct attention_variant *variant, float logit_size,
+                    double tolerance, uint64_t seed)
+{
+    char what[200];
+    struct rig rig;
+    snprintf(what, sizeof(what),
+             "%s %s head_dim %u group %u page %u tokens %u start %u window %u range %u..%u", variant->name,
+             dtype_name(variant->kv_dtype), shape->head_dim, shape->group, shape->page_tokens, shape->tokens,
+             shape->start, shape->window, shape->kv_first, shape->kv_last);
+    rig_make(&rig, shape, variant->kv_dtype, logit_size, seed);
+    size_t count = rig.rows * rig.kv.head_dim;
+
+    rig_run(&rig, reference_of(variant->kv_dtype), false);
+    float *want = rig_dense(&rig);
+    rig_run(&rig, variant, false);
+    float *got = rig_dense(&rig);
+    expect_close(got, want, count, tolerance, what);
+    rig_run(&rig, variant, false);
+    float *again = rig_dense(&rig);
+    assert_memory_equal(got, again, count * sizeof(float)); /* deterministic, whatever was in the scratch */
+    free(again);
+
+    rig_run(&rig, variant, true);
+    float *partial = rig_dense(&rig);
+    for (size_t r = 0; r < rig.rows; r++) {
+        assert_false(isnan(rig.m[r]) || isnan(rig.s[r]));
+        if (rig.s[r] == 0) {
+            assert_true(rig.m[r] == -INFINITY);
+            for (size_t d = 0; d < rig.kv.head_dim; d++) assert_true(partial[r * rig.kv.head_dim + d] == 0);
+        } else {
+            assert_true(rig.s[r] > 0);
+            for (size_t d = 0; d < rig.kv.head_dim; d++) partial[r * rig.kv.head_dim + d] /= rig.s[r];
+        }
+    }
+    expect_close(partial, got, count, 1e-6, what);
+    free(partial);
+    free(want);
+    free(got);
+    rig_free(&rig);
+}
+
+typedef void variant_test(const struct attention_variant *variant);
+
+static void each_variant(variant_test *test)
+{
+    size_t count;
+    const struct attention_variant *const *all = attention_variants(&count);
+    for (size_t i = 0; i < count; i++) {
+        if ((all[i]->features & ~cpu_features()) != 0) {
+            print_message("skipped: %s %s, which this processor lacks\n", all[i]->name,
+                          dtype_name(all[i]->kv_dtype));
+            continue;
+        }
+        test(all[i]);
+    }
+}
+
+static void odd_shapes(const struct attention_variant *variant)
+{
+    static const uint32_t head_dims[] = {1, 3, 16, 31, 64, 80, 96, 128, 256}, groups[] = {1, 2, 3, 4, 8};
+    static const uint32_t pages[] = {8, 16, 32}, tokens[] = {1, 2, 5, 37}, starts[] = {0, 1, 63, 130};
+    uint64_t seed = 1;
+    for (size_t h = 0; h < sizeof(head_dims) / sizeof(*head_dims); h++)
+        for (size_t g = 0; g < sizeof(groups) / sizeof(*groups); g++)
+            for (size_t t = 0; t < sizeof(tokens) / sizeof(*tokens); t++, seed++) {
+                struct shape shape = {
+                    head_dims[h], groups[g], pages[seed % 3], tokens[t], starts[seed / 2 % 4], 0, 0, 0};
+                compare(&shape, variant, 2, tolerance_of(variant), seed);
+            }
+}
+static void test_odd_shapes(void **state)
+{
+    (void)state;
+    each_variant(odd_shapes);
+}
+
+static void windows_and_ranges(const struct attention_variant *variant)
+{
+    static const struct shape shapes[] = {
+        {64, 2, 16, 1, 200, 1, 0, 0},     {64, 2, 16, 1, 200, 17, 0, 0},
+        {64, 2, 16, 40, 200, 5, 0, 0},    {128, 1, 32, 90, 100, 64, 0, 0},
+        {128, 4, 32, 20, 500, 100, 0, 0}, {80, 3, 8, 30, 0, 7, 0, 0},
+        {128, 2, 32, 20, 100, 0, 0, 64},  {128, 2, 32, 20, 100, 0, 64, 0},
+        {128, 2, 32, 20, 100, 0, 110, 0}, {128, 2, 32, 20, 100, 0, 105, 107},
+        {31, 2, 32, 20, 100, 30, 60, 90}, {31, 2, 32, 20, 100, 30, 0, 64},
+        {16, 8, 8, 1, 50, 10, 0, 8},      {16, 8, 8, 40, 50, 10, 0, 45},
+        {64, 2, 16, 3, 70, 0, 71, 72},    {64, 1, 16, 1, 10, 0, 5, 5},
+        {64, 3, 16, 9, 10, 0, 5, 5},      {64, 1, 16, 300, 0, 0, 0, 0},
+        {64, 2, 32, 150, 333, 129, 0, 0}, {128, 2, 32, 193, 65, 0, 3, 250},
+    };
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++)
+        compare(&shapes[i], variant, 2, tolerance_of(variant), 1000 + i);
+}
+static void test_windows_and_ranges(void **state)
+{
+    (void)state;
+    each_variant(windows_and_ranges);
+}
+
+/* Logits of size 1e4 and more: the softmax is nearly one-hot; nothing overflows, and the winner's value comes
+ * out. Only one key in many is near the top, so the logits' own rounding (1e-7 of 1e4) moves weights by at
+ * most 1e-3 or so; rounding queries to bf16 moves the logits themselves, so there only finiteness and the
+ * values' range are checked. */
+static void extreme_logits(const struct attention_variant *variant)
+{
+    static const struct shape shapes[] = {{128, 2, 32, 1, 300, 0, 0, 0},
+                                          {128, 2, 32, 50, 150, 0, 0, 0},
+                                          {31, 1, 16, 20, 90, 40, 0, 0}};
+    bool rounded = tolerance_of(variant) > 1e-3;
+    for (size_t i = 0; i < 3; i++) {
+        compare(&shapes[i], variant, 2e4f, rounded ? 2 : 2e-2, 2000 + i);
+        compare(&shapes[i], variant, 1e-30f, tolerance_of(variant), 2100 + i);
+    }
+}
+static void test_extreme_logits(void **state)
+{
+    (void)state;
+    each_variant(extreme_logits);
+}
+
+/* A NaN in a visible key must be seen in the output: a broken cache may not look like an answer. */
+static void nan_shows(const struct attention_variant *variant)
+{
+    for (uint32_t tokens = 1; tokens <= 20; tokens += 19) {
+        struct shape shape = {64, 2, 16, tokens, 100, 0, 0, 0};
+        struct rig rig;
+        rig_make(&rig, &shape, variant->kv_dtype, 1, 5);
+        float *bad = malloc(64 * sizeof(float));
+        for (int d = 0; d < 64; d++) bad[d] = NAN;
+        kv_append(&rig.kv, rig.pool, rig.pages, 1, false, 1, 40, bad);
+        rig_run(&rig, variant, false);
+        for (uint32_t t = 0; t < tokens; t++) assert_true(isnan(rig.out[t * rig.out_stride]));
+        free(bad);
+        rig_free(&rig);
+    }
+}
+static void test_nan_shows(void **state)
+{
+    (void)state;
+    each_variant(nan_shows);
+}
+
+/* Any split of the range, merged, is the unsplit result. */
+static void splits_merge(const struct attention_variant *variant)
+{
+    static const struct shape shapes[] = {{128, 2, 32, 1, 700, 0, 0, 0},
+                                          {80, 3, 8, 30, 200, 0, 0, 0},
+                                          {31, 1, 16, 20, 90, 40, 0, 0},
+                                          {64, 8, 16, 1, 333, 100, 0, 0}};
+    uint64_t random = 77;
+    enum { PARTS_MAX = 7 };
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++)
+        for (size_t parts = 1; parts <= PARTS_MAX; parts++) {
+            struct rig rig;
+            rig_make(&rig, &shapes[i], variant->kv_dtype, i == 0 ? 20 : 2, 3000 + i);
+            size_t count = rig.rows * rig.kv.head_dim;
+            uint32_t end = rig.task.kv_last, cut[PARTS_MAX + 1] = {0};
+            rig_run(&rig, variant, false);
+            float *want = rig_dense(&rig), *o[PARTS_MAX], *m[PARTS_MAX], *s[PARTS_MAX];
+            for (size_t p = 1; p < parts; p++) {
+                cut[p] = random_u32(&random) % (end + 1);
+                for (size_t j = p; j > 1 && cut[j] < cut[j - 1]; j--) {
+                    uint32_t swap = cut[j];
+                    cut[j] = cut[j - 1];
+                    cut[j - 1] = swap;
+                }
+            }
+            cut[parts] = end;
+            for (size_t p = 0; p < parts; p++) {
+                rig.task.kv_first = cut[p];
+                rig.task.kv_last = cut[p + 1];
+                rig_run(&rig, variant, true);
+                o[p] = rig_dense(&rig);
+                m[p] = malloc(rig.rows * sizeof(float));
+                s[p] = malloc(rig.rows * sizeof(float));
+                memcpy(m[p], rig.m, rig.rows * sizeof(float));
+                memcpy(s[p], rig.s, rig.rows * sizeof(float));
+            }
+            float *merged = malloc(count * sizeof(float));
+            attention_merge(merged, (const float *const *)o, (const float *const *)m, (const float *const *)s,
+                            parts, rig.rows, rig.kv.head_dim);
+            expect_close(merged, want, count, tolerance_of(variant) > 1e-3 ? 5e-3 : 2e-6, variant->name);
+            for (size_t p = 0; p < parts; p++) {
+                free(o[p]);
+                free(m[p]);
+                free(s[p]);
+            }
+            free(merged);
+            free(want);
+            rig_free(&rig);
+        }
+}
+static void test_splits_merge(void **state)
+{
+    (void)state;
+    each_variant(splits_merge);
+}
+
+static void test_merge_of_nothing_is_zero(void **state)
+{
+    (void)state;
+    const float zero[4] = {0}, m[2] = {-INFINITY, -INFINITY}, s[2] = {0};
+    const float *o[2] = {zero, zero}, *ms[2] = {m, m}, *ss[2] = {s, s};
+    float out[4] = {9, 9, 9, 9};
+    attention_merge(out, o, ms, ss, 2, 2, 2);
+    for (int i = 0; i < 4; i++) assert_true(out[i] == 0);
+    out[0] = 9;
+    attention_merge(out, NULL, NULL, NULL, 0, 1, 1);
+    assert_true(out[0] == 0);
+}
+
+/* The reference itself against a hand-computed case: two keys, weights 1/(1+e) and e/(1+e). */
+static void test_reference_by_hand(void **state)
+{
+    (void)state;
+    struct kv_layout kv = {1, 1, 1, 8, DTYPE_F32, 4};
+    float pool[16] = {0}, q = 1, out = 0, one = 1, three = 3, five = 5, zero = 0;
+    uint32_t page = 0;
+    double scratch[8];
+    kv_append(&kv, pool, &page, 0, false, 0, 0, &zero);
+    kv_append(&kv, pool, &page, 0, false, 0, 1, &one);
+    kv_append(&kv, pool, &page, 0, true, 0, 0, &three);
+    kv_append(&kv, pool, &page, 0, true, 0, 1, &five);
+    struct attention_task task = {.q = &q,
+                                  .q_stride = 1,
+                                  .tokens = 1,
+                                  .group = 1,
+                                  .start = 1,
+                                  .kv_last = 2,
+                                  .scale = 1,
+                                  .scratch = scratch,
+                                  .kv = &kv,
+                                  .pool = pool,
+                                  .pages = &page,
+                                  .out = &out,
+                                  .out_stride = 1};
+    reference_of(DTYPE_F32)->attend(&task);
+    assert_true(fabs((double)out - (3 + 5 * M_E) / (1 + M_E)) < 1e-6);
+}
+
+static void test_choice(void **state)
+{
+    (void)state;
+    const struct attention_variant *variant = NULL;
+    struct helm_err err = {0};
+    assert_int_equal(attention_choose(DTYPE_F16, 0, NULL, &variant, &err), 0);
+    assert_string_equal(variant->name, "ref");
+    assert_int_equal(attention_choose(DTYPE_BF16, CPU_AVX2, NULL, &variant, &err), 0);
+    assert_string_equal(variant->name, "avx2");
+    assert_int_equal(attention_choose(DTYPE_BF16, CPU_AVX2 | CPU_AVX512, NULL, &variant, &err), 0);
+    assert_string_equal(variant->name, "avx512");
+    assert_int_equal(attention_choose(DTYPE_BF16, CPU_AVX2 | CPU_AVX512, "avx2", &variant, &err), 0);
+    assert_string_equal(variant->name, "avx2");
+    assert_int_equal(attention_choose(DTYPE_BF16, CPU_AVX2, "avx512", &variant, &err), HELM_E_UNSUPPORTED);
+    assert_null(variant);
+    assert_non_null(strstr(err.text, "avx512"));
+    assert_int_equal(attention_choose(DTYPE_BF16, CPU_AVX2, "sse9", &variant, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "sse9"));
+    assert_int_equal(attention_choose(DTYPE_COUNT, ~0u, NULL, &variant, &err), HELM_E_UNSUPPORTED);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reference_by_hand), cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_odd_shapes),        cmocka_unit_test(test_windows_and_ranges),
+        cmocka_unit_test(test_extreme_logits),    cmocka_unit_test(test_nan_shows),
+        cmocka_unit_test(test_splits_merge),      cmocka_unit_test(test_merge_of_nothing_is_zero),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
