@@ -93,6 +93,15 @@ LIBHELM_SRC := \
   client/generate.c \
   client/query.c
 
+INSPECT_SRC := \
+  tools/inspect/json.c \
+  tools/inspect/text.c
+
+MKMODEL_SRC := \
+  tools/mkmodel/files.c \
+  tools/mkmodel/shape.c \
+  tools/mkmodel/values.c
+
 CLI_SRC :=
 
 PROTO_SRC := $(GEN)/proto/helm.pb-c.c $(GEN)/proto/control.pb-c.c
@@ -106,11 +115,18 @@ ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16
 # ---- programs -----------------------------------------------------------------------------------------------
 # NAME_MAIN: the file with main(); NAME_LINK: the groups it may link; NAME_LIBS: its libraries.
 
-PROGRAMS :=
+helm-inspect_MAIN := tools/helm_inspect.c
+helm-inspect_LINK := $(COMMON_SRC) $(MODEL_SRC) $(INSPECT_SRC)
+helm-inspect_LIBS := -ljansson -lm
+helm-mkmodel_MAIN := tools/helm_mkmodel.c
+helm-mkmodel_LINK := $(COMMON_SRC) $(MODEL_SRC) $(MKMODEL_SRC)
+helm-mkmodel_LIBS := -ljansson -lm
+
+PROGRAMS := helm-inspect helm-mkmodel
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
-ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(DAEMON_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(PROTO_SRC)
+ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(DAEMON_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROTO_SRC)
 MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
 obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
 ALL_OBJ := $(call obj_of,$(ALL_SRC))

@@ -1,0 +1,54 @@
+/* The parts of helm-mkmodel: which shape, which values, which files. Used by tools/helm_mkmodel.c and its
+ * tests.
+ *
+ * A made checkpoint depends only on its configuration and seed: never on the number of threads or on timing.
+ */
+#ifndef HELM_TOOLS_MKMODEL_MKMODEL_H
+#define HELM_TOOLS_MKMODEL_MKMODEL_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+#include "common/model/model.h"
+
+#define MKMODEL_ARCHS "qwen3|qwen2|llama|mistral"
+#define MKMODEL_SIZES "0.6b|1.7b|4b|8b|14b|32b"
+
+/* shape.c: config.json of an architecture at one of the sizes (those of the Qwen3 family). A fresh object. */
+HELM_MUST_CHECK int mkmodel_preset(const char *arch, const char *size, enum dtype dtype, json_t **config,
+                                   struct helm_err *err);
+/* The object of `path`, with its dtype replaced. */
+HELM_MUST_CHECK int mkmodel_config_file(const char *path, enum dtype dtype, json_t **config,
+                                        struct helm_err *err);
+/* generation_config.json to go with it: its special ids. A fresh object, or NULL when out of memory. */
+json_t *mkmodel_generation(const json_t *config);
+
+/* values.c: element i of a tensor is a function of (seed, name, i) alone. A table of the 4096 equally likely
+ * values of a normal distribution, already in the tensor's type; 12 random bits choose one. */
+#define MKMODEL_LEVELS 4096
+struct mkmodel_values {
+    uint64_t key;
+    uint16_t level[MKMODEL_LEVELS];
+};
+void mkmodel_values_init(struct mkmodel_values *values, uint64_t seed, const char *name, enum dtype dtype,
+                         double mean, double spread);
+/* Elements [first, first + count) into out; first is a multiple of 4. */
+void mkmodel_values_fill(const struct mkmodel_values *values, uint64_t first, uint64_t count, uint16_t *out);
+
+/* files.c: writes the shards (and the index, where there are several) into an existing folder. */
+struct mkmodel_request {
+    const struct model_config *config;
+    const char *folder;
+    enum dtype dtype; /* bf16 or f16 */
+    uint64_t seed;
+    uint64_t shard_bytes; /* a shard is closed before it would pass this */
+    uint32_t threads;
+};
+struct mkmodel_result {
+    uint64_t bytes, tensors, shards;
+    double seconds;
+};
+HELM_MUST_CHECK int mkmodel_write(const struct mkmodel_request *request, struct mkmodel_result *result,
+                                  struct helm_err *err);
+
+#endif

@@ -1,0 +1,113 @@
+/* Configurations: the Qwen3 family's shapes for any architecture, or a file of the user's. See mkmodel.h. */
+#include <string.h>
+
+#include "common/json.h"
+#include "tools/mkmodel/mkmodel.h"
+
+struct size_preset {
+    const char *name;
+    int layers, hidden, intermediate, heads, kv_heads;
+    bool tied;
+};
+static const struct size_preset presets[] = {
+    {"0.6b", 28, 1024, 3072, 16, 8, true},  {"1.7b", 28, 2048, 6144, 16, 8, true},
+    {"4b", 36, 2560, 9728, 32, 8, true},    {"8b", 36, 4096, 12288, 32, 8, false},
+    {"14b", 40, 5120, 17408, 40, 8, false}, {"32b", 64, 5120, 25600, 64, 8, false},
+};
+#define PRESET_HEAD_DIM 128
+#define PRESET_VOCAB    151936
+#define PRESET_CONTEXT  40960
+#define PRESET_BOS      151643
+#define PRESET_EOS      151645
+#define REFERENCE       "5.17.0" /* the transformers release whose keys are written */
+
+static const struct {
+    const char *arch, *architecture;
+    bool attention_bias_key, mlp_bias_key, window_keys, use_window_keys;
+} arch_keys[] = {
+    {"qwen3", "Qwen3ForCausalLM", true, false, true, true},
+    {"qwen2", "Qwen2ForCausalLM", false, false, true, true},
+    {"llama", "LlamaForCausalLM", true, true, false, false},
+    {"mistral", "MistralForCausalLM", false, false, true, false},
+};
+#define COUNT(a) (sizeof(a) / sizeof *(a))
+
+static const char *config_dtype(enum dtype dtype)
+{
+    return dtype == DTYPE_F16 ? "float16" : "bfloat16";
+}
+
+static int preset_json(size_t arch, const struct size_preset *size, enum dtype dtype, json_t **config,
+                       struct helm_err *err)
+{
+    json_t *root =
+        json_pack("{s:[s], s:s, s:s, s:f, s:i, s:i, s:i, s:s, s:i, s:f, s:i, s:i, s:i, s:i, s:i, s:f, "
+                  "s:{s:f, s:s}, s:b, s:s, "
+                  "s:b, s:i}",
+                  "architectures", arch_keys[arch].architecture, "model_type", arch_keys[arch].arch, "dtype",
+                  config_dtype(dtype), "attention_dropout", 0.0, "bos_token_id", PRESET_BOS, "eos_token_id",
+                  PRESET_EOS, "head_dim", PRESET_HEAD_DIM, "hidden_act", "silu", "hidden_size", size->hidden,
+                  "initializer_range", 0.02, "intermediate_size", size->intermediate,
+                  "max_position_embeddings", PRESET_CONTEXT, "num_attention_heads", size->heads,
+                  "num_hidden_layers", size->layers, "num_key_value_heads", size->kv_heads, "rms_norm_eps",
+                  1e-6, "rope_parameters", "rope_theta", 1e6, "rope_type", "default", "tie_word_embeddings",
+                  size->tied, "transformers_version", REFERENCE, "use_cache", true, "vocab_size",
+                  PRESET_VOCAB);
+    bool bad = !root;
+    if (root && arch_keys[arch].attention_bias_key)
+        bad |= json_object_set_new(root, "attention_bias", json_false());
+    if (root && arch_keys[arch].mlp_bias_key) bad |= json_object_set_new(root, "mlp_bias", json_false());
+    if (root && arch_keys[arch].window_keys) bad |= json_object_set_new(root, "sliding_window", json_null());
+    if (root && arch_keys[arch].use_window_keys) {
+        bad |= json_object_set_new(root, "use_sliding_window", json_false());
+        bad |= json_object_set_new(root, "max_window_layers", json_integer(size->layers));
+    }
+    if (bad) {
+        json_decref(root);
+        return helm_fail(err, HELM_E_NOMEM, "no memory for a configuration");
+    }
+    *config = root;
+    return 0;
+}
+
+int mkmodel_preset(const char *arch, const char *size, enum dtype dtype, json_t **config,
+                   struct helm_err *err)
+{
+    *config = NULL;
+    for (size_t a = 0; a < COUNT(arch_keys); a++) {
+        if (strcmp(arch_keys[a].arch, arch) != 0) continue;
+        for (size_t s = 0; s < COUNT(presets); s++)
+            if (strcmp(presets[s].name, size) == 0) return preset_json(a, &presets[s], dtype, config, err);
+        return helm_fail(err, HELM_E_USAGE, "size '%s' is none of %s", size, MKMODEL_SIZES);
+    }
+    return helm_fail(err, HELM_E_USAGE, "architecture '%s' is none of %s", arch, MKMODEL_ARCHS);
+}
+
+int mkmodel_config_file(const char *path, enum dtype dtype, json_t **config, struct helm_err *err)
+{
+    int rc = json_read_file(path, 1u << 20, config, err);
+    if (rc) return rc;
+    if (!json_is_object(*config)) rc = helm_fail(err, HELM_E_FORMAT, "%s: not a JSON object", path);
+    /* Both generations of the key are read; one that contradicts the weights must not stay behind. */
+    if (!rc && json_object_set_new(*config, "dtype", json_string(config_dtype(dtype))))
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for a configuration");
+    if (!rc && json_object_get(*config, "torch_dtype")) (void)json_object_del(*config, "torch_dtype");
+    if (rc) {
+        json_decref(*config);
+        *config = NULL;
+    }
+    return rc;
+}
+
+json_t *mkmodel_generation(const json_t *config)
+{
+    static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    json_t *root = json_pack("{s:b, s:s}", "_from_model_config", true, "transformers_version", REFERENCE);
+    for (size_t i = 0; root && i < COUNT(keys); i++) {
+        json_t *value = json_object_get(config, keys[i]);
+        if (!value || json_object_set(root, keys[i], value) == 0) continue;
+        json_decref(root);
+        root = NULL;
+    }
+    return root;
+}
