@@ -1,0 +1,238 @@
+/* Unit tests of common/plan.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/json.h"
+#include "common/plan.h"
+
+static const char good_text[] =
+    "{'layers':28,'context_tokens':4096,'step_tokens':512,'slots':8,'page_tokens':32,'page_count':1024,"
+    "'kv_dtype':'bf16','strategies':[{'name':'all-cpu'}],"
+    "'stages':[{'layers':[0,9],'home':'gpu','bytes':100,'ms':1.5},{'layers':[10,10],'home':'stream','bytes':"
+    "0},"
+    "{'layers':[11,27],'home':'cpu','bytes':5000000000}],"
+    "'host':{'limit':6000000000,'lines':[{'what':'weights','bytes':5000000000},{'what':'KV "
+    "pages','bytes':7}],"
+    "'total':5000000007},"
+    "'vram':{'limit':null,'lines':[],'total':0}}";
+
+/* JSON with ' for ". */
+static json_t *json_of(const char *text)
+{
+    char copy[4096];
+    snprintf(copy, sizeof copy, "%s", text);
+    for (char *at = copy; *at; at++) *at = *at == '\'' ? '"' : *at;
+    json_t *json;
+    struct helm_err err = {0};
+    if (json_parse_bounded("test", copy, strlen(copy), sizeof copy, &json, &err)) fail_msg("%s", err.text);
+    return json;
+}
+
+/* Replaces the member at "a/0/b" by `text`, or removes it when that is NULL. */
+static void edit(json_t *json, const char *path, const char *text)
+{
+    char copy[128], *save = NULL;
+    snprintf(copy, sizeof copy, "%s", path);
+    char *key = strtok_r(copy, "/", &save), *next;
+    for (; (next = strtok_r(NULL, "/", &save)); key = next)
+        json =
+            json_is_array(json) ? json_array_get(json, strtoul(key, NULL, 10)) : json_object_get(json, key);
+    int rc;
+    if (json_is_array(json)) {
+        size_t index = strtoul(key, NULL, 10);
+        rc = text ? json_array_set_new(json, index, json_of(text)) : json_array_remove(json, index);
+    } else {
+        rc = text ? json_object_set_new(json, key, json_of(text)) : json_object_del(json, key);
+    }
+    assert_int_equal(rc, 0);
+}
+
+static void a_plan_survives_the_round_trip(void **state)
+{
+    (void)state;
+    json_t *json = json_of(good_text);
+    struct plan plan, again;
+    struct helm_err err = {0};
+    if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
+    assert_int_equal(plan.layers, 28);
+    assert_int_equal(plan.slots, 8);
+    assert_int_equal(plan.page_count, 1024);
+    assert_string_equal(plan.kv_dtype, "bf16");
+    assert_int_equal(plan.stage_count, 3);
+    assert_int_equal(plan.stages[1].first, 10);
+    assert_int_equal(plan.stages[1].last, 10);
+    assert_int_equal(plan.stages[1].home, PLAN_HOME_STREAM);
+    assert_int_equal(plan.stages[2].bytes, 5000000000);
+    assert_int_equal(plan.host.line_count, 2);
+    assert_string_equal(plan.host.line[1].what, "KV pages");
+    assert_int_equal(plan.host.total, 5000000007);
+    assert_true(plan.vram.limit == UINT64_MAX);
+
+    json_t *printed = plan_to_json(&plan);
+    assert_non_null(printed);
+    assert_int_equal(plan_from_json(printed, &again, &err), 0);
+    json_t *reprinted = plan_to_json(&again);
+    assert_true(json_equal(printed, reprinted));
+    assert_true(json_equal(json_object_get(printed, "host"), json_object_get(json, "host")));
+    assert_true(json_equal(json_object_get(printed, "vram"), json_object_get(json, "vram")));
+    assert_memory_equal(plan.stages, again.stages, 3 * sizeof *plan.stages);
+    json_decref(reprinted);
+    json_decref(printed);
+    json_decref(json);
+    plan_free(&again);
+    plan_free(&plan);
+    plan_free(&plan);
+}
+
+static void hostile_plans_get_named_errors(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *value;
+        int code;
+        const char *text;
+    } cases[] = {
+        {"layers", NULL, HELM_E_FORMAT, "'layers' is missing"},
+        {"layers", "0", HELM_E_LIMIT, "'layers'"},
+        {"layers", "2049", HELM_E_LIMIT, "2048"},
+        {"layers", "29", HELM_E_FORMAT, "layers 28 to 28 belong to no stage"},
+        {"layers", "27", HELM_E_LIMIT, "stage 2: layers [11, 27] are no range inside 0 to 26"},
+        {"layers", "28.0", HELM_E_FORMAT, "whole number"},
+        {"context_tokens", "-1", HELM_E_LIMIT, "context_tokens"},
+        {"step_tokens", "9223372036854775807", HELM_E_LIMIT, "step_tokens"},
+        {"slots", "65", HELM_E_LIMIT, "slots"},
+        {"page_tokens", "24", HELM_E_LIMIT, "power of two"},
+        {"page_tokens", "0", HELM_E_LIMIT, "page_tokens"},
+        {"page_count", "4294967296", HELM_E_LIMIT, "page_count"},
+        {"kv_dtype", "'q4'", HELM_E_UNSUPPORTED, "'q4'"},
+        {"kv_dtype", "'bfloat16'", HELM_E_LIMIT, "kv_dtype"},
+        {"kv_dtype", "7", HELM_E_FORMAT, "not a string"},
+        {"stages", NULL, HELM_E_FORMAT, "'stages'"},
+        {"stages", "[]", HELM_E_LIMIT, "'stages' has 0"},
+        {"stages", "{}", HELM_E_FORMAT, "no array"},
+        {"stages/0", NULL, HELM_E_FORMAT, "stage 0: layer 0 belongs to no stage"},
+        {"stages/1", NULL, HELM_E_FORMAT, "stage 1: layer 10 belongs to no stage (this one begins at 11)"},
+        {"stages/2", NULL, HELM_E_FORMAT, "layers 11 to 27 belong to no stage"},
+        {"stages/1", "7", HELM_E_FORMAT, "stage 1: not an object"},
+        {"stages/1/layers", "[9,10]", HELM_E_FORMAT, "stage 1: layer 9 belongs to an earlier stage"},
+        {"stages/1/layers", "[11,10]", HELM_E_LIMIT, "stage 1"},
+        {"stages/1/layers", "[10,4294967306]", HELM_E_LIMIT, "stage 1"},
+        {"stages/1/layers", "[-1,10]", HELM_E_LIMIT, "stage 1"},
+        {"stages/1/layers", "[10]", HELM_E_FORMAT, "[first, last]"},
+        {"stages/1/layers", "[10,10,10]", HELM_E_FORMAT, "[first, last]"},
+        {"stages/1/layers", "['10',10]", HELM_E_FORMAT, "[first, last]"},
+        {"stages/1/home", "'tpu'", HELM_E_FORMAT, "home 'tpu' is none of gpu, cpu, stream, direct, disk"},
+        {"stages/1/home", NULL, HELM_E_FORMAT, "'home' is missing"},
+        {"stages/1/bytes", "-5", HELM_E_LIMIT, "stage 1: 'bytes'"},
+        {"stages/1/bytes", "1e3", HELM_E_FORMAT, "whole number"},
+        {"host", NULL, HELM_E_FORMAT, "host ledger"},
+        {"vram/limit", NULL, HELM_E_FORMAT, "vram ledger: 'limit'"},
+        {"vram/lines", "7", HELM_E_FORMAT, "vram ledger: 'lines'"},
+        {"vram/limit", "'8GiB'", HELM_E_FORMAT, "whole number"},
+        {"host/total", "5000000008", HELM_E_MISMATCH, "add up to 5000000007"},
+        {"host/lines/1/bytes", "8", HELM_E_MISMATCH, "host ledger"},
+        {"host/limit", "5000000006", HELM_E_CAPACITY, "5000000007 bytes needed, limit 5000000006"},
+        {"host/lines/1/what", "'a\\nb'", HELM_E_FORMAT, "host ledger: line 1: 'what' contains a control"},
+        {"host/lines/1/what", "''", HELM_E_LIMIT, "'what'"},
+        {"host/lines/1/what", "'0123456789012345678901234567890123456789012345678'", HELM_E_LIMIT, "47"},
+        {"host/lines/1/what", "'a\\u0000b'", HELM_E_FORMAT, "control"},
+        {"host/lines/0", "[]", HELM_E_FORMAT, "line 0: not an object"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *json = json_of(good_text);
+        struct plan plan;
+        struct helm_err err = {0};
+        edit(json, cases[i].path, cases[i].value);
+        int rc = plan_from_json(json, &plan, &err);
+        if (rc != cases[i].code || err.code != rc || strncmp(err.text, "plan: ", 6) != 0 ||
+            !strstr(err.text, cases[i].text))
+            fail_msg("case %zu (%s = %s): code %d, %s", i, cases[i].path,
+                     cases[i].value ? cases[i].value : "gone", rc, err.text);
+        assert_null(plan.stages);
+        assert_int_equal(plan.stage_count, 0);
+        json_decref(json);
+    }
+    struct plan plan;
+    struct helm_err err = {0};
+    json_t *array = json_of("[]");
+    assert_int_equal(plan_from_json(array, &plan, &err), HELM_E_FORMAT);
+    assert_int_equal(plan_from_json(NULL, &plan, &err), HELM_E_FORMAT);
+    json_decref(array);
+}
+
+static void counts_are_bounded(void **state)
+{
+    (void)state;
+    json_t *json = json_of(good_text);
+    struct plan plan;
+    struct helm_err err = {0};
+    json_t *stages = json_array(), *lines = json_object_get(json_object_get(json, "vram"), "lines");
+    for (int i = 0; i < PLAN_STAGES_MAX; i++)
+        json_array_append_new(stages,
+                              json_pack("{s:[i,i], s:s, s:i}", "layers", i, i, "home", "disk", "bytes", 1));
+    json_object_set_new(json, "stages", stages);
+    json_object_set_new(json, "layers", json_integer(PLAN_STAGES_MAX));
+    for (int i = 0; i < PLAN_LINES_MAX; i++)
+        json_array_append_new(lines, json_pack("{s:s, s:i}", "what", "x", "bytes", 0));
+    if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text); /* the largest plan */
+    assert_int_equal(plan.stage_count, PLAN_STAGES_MAX);
+    plan_free(&plan);
+    json_array_append_new(lines, json_pack("{s:s, s:i}", "what", "x", "bytes", 0));
+    assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "vram ledger: 'lines' has 33"));
+    json_array_append_new(stages, json_object());
+    assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "'stages' has 2049"));
+    json_decref(json);
+}
+
+static void ledgers_always_add_up(void **state)
+{
+    (void)state;
+    struct ledger ledger = {.limit = 1000};
+    for (uint32_t i = 1; i <= PLAN_LINES_MAX + 3; i++) {
+        char what[16];
+        snprintf(what, sizeof what, "line %u", i);
+        ledger_add(&ledger, what, i);
+    }
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < ledger.line_count; i++) sum += ledger.line[i].bytes;
+    assert_int_equal(ledger.line_count, PLAN_LINES_MAX);
+    assert_int_equal(sum, ledger.total);
+    assert_int_equal(sum, 35 * 36 / 2);
+    assert_string_equal(ledger.line[0].what, "line 1");
+    assert_string_equal(ledger.line[PLAN_LINES_MAX - 1].what, "other");
+
+    struct ledger full = {0};
+    ledger_add(&full, "a name that is far longer than the forty-seven bytes a line can hold", UINT64_MAX);
+    ledger_add(&full, "more", 5);
+    assert_true(full.total == UINT64_MAX);
+    assert_int_equal(strlen(full.line[0].what), 47);
+}
+
+static void homes_have_names(void **state)
+{
+    (void)state;
+    assert_string_equal(plan_home_name(PLAN_HOME_GPU), "gpu");
+    assert_string_equal(plan_home_name(PLAN_HOME_DISK), "disk");
+    assert_string_equal(plan_home_name((enum plan_home)99), "unknown");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_plan_survives_the_round_trip),
+        cmocka_unit_test(hostile_plans_get_named_errors),
+        cmocka_unit_test(counts_are_bounded),
+        cmocka_unit_test(ledgers_always_add_up),
+        cmocka_unit_test(homes_have_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
