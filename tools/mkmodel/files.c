@@ -42,6 +42,7 @@ struct job {
     struct made_shard *shards;
     uint32_t shard_count;
     uint64_t chunk_count;
+    struct mkmodel_normal normal;
     _Atomic uint64_t next_chunk;
     _Atomic bool failed;
     pthread_mutex_t lock; /* guards err */
@@ -219,7 +220,7 @@ static void start_values(const struct job *job, const struct made_tensor *tensor
     bool bias = tensor->role >= TENSOR_Q_BIAS && tensor->role <= TENSOR_O_BIAS;
     bias = bias || (tensor->role >= TENSOR_GATE_BIAS && tensor->role <= TENSOR_DOWN_BIAS);
     double spread = bias ? BIAS_SPREAD : vector ? NORM_SPREAD : 1 / sqrt((double)tensor->cols);
-    mkmodel_values_init(values, job->request->seed, tensor->name, job->request->dtype,
+    mkmodel_values_init(values, &job->normal, job->request->seed, tensor->name, job->request->dtype,
                         vector && !bias ? 1 : 0, spread);
 }
 
@@ -275,6 +276,7 @@ int mkmodel_write(const struct mkmodel_request *request, struct mkmodel_result *
     struct job job = {.request = request};
     memset(result, 0, sizeof *result);
     pthread_mutex_init(&job.lock, NULL);
+    mkmodel_normal_init(&job.normal);
     int rc = list_tensors(&job, err);
     if (!rc) rc = assign_shards(&job, err);
     uint64_t start = units_now_ns();

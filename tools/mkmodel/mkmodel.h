@@ -30,8 +30,12 @@ struct mkmodel_values {
     uint64_t key;
     uint16_t level[MKMODEL_LEVELS];
 };
-void mkmodel_values_init(struct mkmodel_values *values, uint64_t seed, const char *name, enum dtype dtype,
-                         double mean, double spread);
+struct mkmodel_normal {
+    double quantile[MKMODEL_LEVELS / 2]; /* the lower half; the upper mirrors it */
+};
+void mkmodel_normal_init(struct mkmodel_normal *normal); /* a few milliseconds: once a run */
+void mkmodel_values_init(struct mkmodel_values *values, const struct mkmodel_normal *normal, uint64_t seed,
+                         const char *name, enum dtype dtype, double mean, double spread);
 /* Elements [first, first + count) into out; first is a multiple of 4. */
 void mkmodel_values_fill(const struct mkmodel_values *values, uint64_t first, uint64_t count, uint16_t *out);
 

@@ -60,12 +60,18 @@ static uint16_t to_f16(double value)
     return (uint16_t)(sign + (uint32_t)((exponent + 13) << 10) + steps);
 }
 
-void mkmodel_values_init(struct mkmodel_values *values, uint64_t seed, const char *name, enum dtype dtype,
-                         double mean, double spread)
+void mkmodel_normal_init(struct mkmodel_normal *normal)
+{
+    for (int i = 0; i < MKMODEL_LEVELS / 2; i++)
+        normal->quantile[i] = normal_quantile((i + 0.5) / MKMODEL_LEVELS);
+}
+
+void mkmodel_values_init(struct mkmodel_values *values, const struct mkmodel_normal *normal, uint64_t seed,
+                         const char *name, enum dtype dtype, double mean, double spread)
 {
     values->key = stream_key(seed, name);
     for (int i = 0; i < MKMODEL_LEVELS / 2; i++) {
-        double step = spread * normal_quantile((i + 0.5) / MKMODEL_LEVELS);
+        double step = spread * normal->quantile[i];
         double low = mean + step, high = mean - step; /* step is negative: the lower half, mirrored */
         bool half = dtype == DTYPE_F16;
         values->level[i] = half ? to_f16(low) : to_bf16((float)low);
