@@ -1,0 +1,136 @@
+/* A chain of workers that hand activations on by lane, as threads, so that thread sanitizer sees every side.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/lane.h"
+
+#define STAGES     3 /* the first writes, the middle one reads and writes, the last reads */
+#define TOKENS     4u
+#define HIDDEN     48u
+#define TICKETS    20000u
+#define TIMEOUT_MS 60000
+
+struct chain {
+    struct lane *lane[STAGES]; /* [i]: from stage i to the next; the last goes back to the first */
+    uint32_t first_ticket;
+};
+struct stage {
+    struct chain *chain;
+    int number;
+    uint32_t failed_ticket;
+};
+
+static struct lane *make_lane(uint32_t last_ticket)
+{
+    struct lane *lane = aligned_alloc(4096, lane_bytes(TOKENS, HIDDEN));
+    assert_non_null(lane);
+    lane_init(lane);
+    doorbell_init(&lane->bell, last_ticket);
+    return lane;
+}
+
+/* A step: stage 0 writes its ticket, each later one adds 1, stage 0 checks what comes back. */
+static void *run_stage(void *argument)
+{
+    struct stage *stage = argument;
+    struct chain *chain = stage->chain;
+    struct lane *in = chain->lane[(stage->number + STAGES - 1) % STAGES], *out = chain->lane[stage->number];
+    struct helm_err err = {0};
+    for (uint32_t i = 0; i < TICKETS; i++) {
+        uint32_t ticket = chain->first_ticket + i, spin_us = i % 3 * 10u;
+        bool ok = true;
+        if (stage->number == 0) {
+            for (uint32_t k = 0; k < TOKENS * HIDDEN; k++) out->data[k] = (float)(i + k);
+            ok =
+                lane_publish(out, ticket, &err) == 0 && lane_wait(in, ticket, spin_us, TIMEOUT_MS, &err) == 0;
+            for (uint32_t k = 0; ok && k < TOKENS * HIDDEN; k++)
+                ok = in->data[k] == (float)(i + k + STAGES - 1);
+        } else {
+            ok = lane_wait(in, ticket, spin_us, TIMEOUT_MS, &err) == 0;
+            for (uint32_t k = 0; ok && k < TOKENS * HIDDEN; k++) out->data[k] = in->data[k] + 1;
+            ok = ok && lane_publish(out, ticket, &err) == 0;
+        }
+        if (!ok) {
+            stage->failed_ticket = i + 1;
+            return NULL;
+        }
+    }
+    return NULL;
+}
+
+static void run_chain(uint32_t first_ticket)
+{
+    struct chain chain = {.first_ticket = first_ticket};
+    struct stage stages[STAGES];
+    pthread_t threads[STAGES];
+    for (int i = 0; i < STAGES; i++) chain.lane[i] = make_lane(first_ticket - 1);
+    for (int i = 0; i < STAGES; i++) {
+        stages[i] = (struct stage){&chain, i, 0};
+        assert_int_equal(pthread_create(&threads[i], NULL, run_stage, &stages[i]), 0);
+    }
+    for (int i = 0; i < STAGES; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(stages[i].failed_ticket, 0);
+    }
+    for (int i = 0; i < STAGES; i++) free(chain.lane[i]);
+}
+
+static void activations_arrive_whole_and_in_order(void **state)
+{
+    (void)state;
+    run_chain(1);
+}
+
+static void tickets_wrap(void **state)
+{
+    (void)state;
+    run_chain(UINT32_MAX - TICKETS / 2);
+}
+
+static void wrong_tickets_are_seen(void **state)
+{
+    (void)state;
+    struct lane *lane = make_lane(0);
+    struct helm_err err = {0};
+    assert_int_equal(lane_publish(lane, 2, &err), HELM_E_STATE); /* skipped one */
+    assert_int_equal(lane_publish(lane, 0, &err), HELM_E_STATE); /* repeated */
+    assert_int_equal(lane_publish(lane, 1, &err), 0);
+    assert_int_equal(lane_publish(lane, 1, &err), HELM_E_STATE);
+    assert_int_equal(lane_wait(lane, 1, 0, 0, &err), 0);
+    assert_int_equal(lane_wait(lane, 2, 0, 20, &err), HELM_E_PEER); /* a late peer is a fault, not a hang */
+    assert_non_null(strstr(err.text, "ticket 2 not published within 20 ms"));
+    assert_int_equal(lane_publish(lane, 2, &err), 0);
+    assert_int_equal(lane_wait(lane, 1, 0, 1000, &err), HELM_E_PEER); /* overwritten: never read as new */
+    assert_non_null(strstr(err.text, "2 is published already"));
+    free(lane);
+}
+
+static void lane_sizes_are_whole_pages(void **state)
+{
+    (void)state;
+    assert_int_equal(lane_bytes(1, 1), 4096);
+    assert_int_equal(lane_bytes(1, 1008), 4096); /* 64 bytes of doorbell and 4032 of data */
+    assert_int_equal(lane_bytes(1, 1009), 8192);
+    assert_int_equal(lane_bytes(512, 5120) % 4096, 0);
+    assert_true(lane_bytes(512, 5120) >= 64 + 512ull * 5120 * 4);
+    assert_true(lane_bytes(UINT32_MAX, UINT32_MAX) == UINT64_MAX);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(activations_arrive_whole_and_in_order),
+        cmocka_unit_test(tickets_wrap),
+        cmocka_unit_test(wrong_tickets_are_seen),
+        cmocka_unit_test(lane_sizes_are_whole_pages),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
