@@ -1,0 +1,496 @@
+/* Program entries, chunk by chunk. See execute.h.
+ *
+ * execute_next is the list walk: it is called once per entry, by whichever thread finished the entry before,
+ * and only counts chunks. Each chunk function below computes one chunk of the current entry; which thread
+ * does so changes nothing in the result. */
+#include "worker-cpu/execute.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/units.h"
+
+/* Cache bytes that one layer's attention reads below which one thread does it faster than several. */
+#define ATTEND_ALONE_BYTES (160 * KIB)
+
+static uint32_t ceil_div(uint32_t a, uint32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* ---- embed
+ * -------------------------------------------------------------------------------------------------- */
+
+static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct weights_matrix *m = weights_matrix(run->weights, TENSOR_EMBED, -1);
+    uint32_t first = chunk * run->entry->chunk, last = first + run->entry->chunk;
+    uint32_t hidden = run->config->hidden, half = run->config->head_dim / 2;
+    size_t row_bytes = hidden * dtype_bytes(m->dtype);
+    if (last > run->token_count) last = run->token_count;
+    for (uint32_t t = first; t < last; t++) {
+        run->kernels->vector->load(run->act->x + (size_t)t * hidden,
+                                   (const char *)m->data + run->token[t] * row_bytes, m->dtype, hidden);
+        float *cosine = run->act->cosine + (size_t)t * half, *sine = run->act->sine + (size_t)t * half;
+        for (uint32_t i = 0; i < half; i++) {
+            float angle = (float)run->position[t] * run->inv_freq[i];
+            cosine[i] = cosf(angle) * run->rope_scale;
+            sine[i] = sinf(angle) * run->rope_scale;
+        }
+    }
+}
+
+/* ---- norm and pack
+ * ------------------------------------------------------------------------------------------ */
+
+static size_t packed_tile_bytes(const struct linear_variant *v, size_t tokens, size_t cols)
+{
+    size_t tile = tokens < PROGRAM_TILE_TOKENS ? tokens : PROGRAM_TILE_TOKENS;
+    return (v->packed_bytes(tile, cols) + 63) / 64 * 64;
+}
+
+static uint32_t entry_tokens(const struct run *run, const struct program_entry *e)
+{
+    return e->sampled ? run->sample_count : run->token_count;
+}
+
+static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    uint32_t tokens = entry_tokens(run, e), width = e->width;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk;
+    if (last > tokens) last = tokens;
+    const float *packable = e->in;
+    if (e->norm) {
+        for (uint32_t t = first; t < last; t++) {
+            uint32_t from = t;
+            if (e->sampled) { /* the last token of each sampled row */
+                const struct run_row *row = &run->row[run->sample_row[t]];
+                from = row->token_first + row->count - 1;
+            }
+            run->kernels->vector->rmsnorm(e->out + (size_t)t * width, e->in + (size_t)from * width, e->norm,
+                                          width, (float)run->config->norm_eps);
+        }
+        packable = e->out;
+    }
+    for (uint32_t p = 0; p < e->pack_count; p++) {
+        const struct linear_variant *v = e->pack[p];
+        size_t tile_bytes = packed_tile_bytes(v, tokens, width);
+        for (uint32_t t = first; t < last;) { /* a tile is packed for one gemm call */
+            uint32_t tile = t / PROGRAM_TILE_TOKENS, base = tile * PROGRAM_TILE_TOKENS;
+            uint32_t in_tile = tokens - base < PROGRAM_TILE_TOKENS ? tokens - base : PROGRAM_TILE_TOKENS;
+            uint32_t end = last - base < in_tile ? last - base : in_tile;
+            v->pack((char *)run->act->packed[v->dtype] + tile * tile_bytes, packable + (size_t)base * width,
+                    width, in_tile, width, t - base, end);
+            t = base + end;
+        }
+    }
+}
+
+/* ---- linear
+ * ------------------------------------------------------------------------------------------------- */
+
+/* Rows [first, last) of one segment, one token. */
+static void segment_gemv(const struct program_entry *e, const struct program_segment *g, uint32_t first,
+                         uint32_t last)
+{
+    const char *w = (const char *)g->w + (size_t)first * g->cols * dtype_bytes(g->variant->dtype);
+    uint32_t rows = last - first;
+    float *out = g->out + first;
+    if (e->accumulate) {
+        float y[PROGRAM_ROWS_MAX];
+        g->variant->gemv(y, w, e->in, rows, g->cols);
+        for (uint32_t r = 0; r < rows; r++) out[r] += y[r];
+    } else {
+        g->variant->gemv(out, w, e->in, rows, g->cols);
+    }
+    if (g->bias)
+        for (uint32_t r = 0; r < rows; r++) out[r] += g->bias[first + r];
+}
+
+/* Rows [first, last) of one segment, the tokens of one tile. */
+static void segment_gemm(const struct run *run, const struct program_entry *e,
+                         const struct program_segment *g, uint32_t first, uint32_t last, uint32_t tile,
+                         uint32_t tokens, uint32_t thread)
+{
+    const struct linear_variant *v = g->variant;
+    const char *w = (const char *)g->w + (size_t)first * g->cols * dtype_bytes(v->dtype);
+    uint32_t base = tile * PROGRAM_TILE_TOKENS, rows = last - first;
+    uint32_t in_tile = tokens - base < PROGRAM_TILE_TOKENS ? tokens - base : PROGRAM_TILE_TOKENS;
+    const char *packed =
+        (const char *)run->act->packed[v->dtype] + tile * packed_tile_bytes(v, tokens, g->cols);
+    float *out = g->out + (size_t)base * g->out_width + first;
+    if (v->thread_begin) v->thread_begin();
+    v->gemm(out, g->out_width, w, packed, rows, g->cols, in_tile, e->accumulate, run->thread[thread].scratch);
+    if (v->thread_end) v->thread_end();
+    if (g->bias)
+        for (uint32_t t = 0; t < in_tile; t++)
+            for (uint32_t r = 0; r < rows; r++) out[(size_t)t * g->out_width + r] += g->bias[first + r];
+}
+
+static void linear_rows(const struct program_entry *e, uint32_t chunk, const struct program_segment **segment,
+                        uint32_t *first, uint32_t *last)
+{
+    uint32_t s = 0;
+    if (!e->swiglu)
+        while (s + 1 < e->segment_count && chunk >= e->segment[s + 1].chunk_first) s++;
+    *segment = &e->segment[s];
+    *first = (chunk - (*segment)->chunk_first) * e->chunk;
+    *last = *first + e->chunk;
+    if (*last > (*segment)->rows) *last = (*segment)->rows;
+}
+
+static void chunk_gemv(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const struct program_segment *g;
+    uint32_t first, last;
+    linear_rows(e, chunk, &g, &first, &last);
+    segment_gemv(e, g, first, last);
+    if (!e->swiglu) return;
+    segment_gemv(e, g + 1, first, last);
+    run->kernels->vector->swiglu(g->out + first, g->out + first, g[1].out + first, last - first);
+}
+
+static void chunk_gemm(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const struct program_segment *g;
+    uint32_t tokens = entry_tokens(run, e), tiles = ceil_div(tokens, PROGRAM_TILE_TOKENS), first, last;
+    uint32_t tile =
+        chunk % tiles; /* the same weights for each tile in turn: they stay in this core's cache */
+    linear_rows(e, chunk / tiles, &g, &first, &last);
+    segment_gemm(run, e, g, first, last, tile, tokens, thread);
+    if (!e->swiglu) return;
+    segment_gemm(run, e, g + 1, first, last, tile, tokens, thread);
+    uint32_t from = tile * PROGRAM_TILE_TOKENS, to = from + PROGRAM_TILE_TOKENS;
+    if (to > tokens) to = tokens;
+    for (uint32_t t = from; t < to; t++) {
+        float *gate = g->out + (size_t)t * g->out_width + first;
+        run->kernels->vector->swiglu(gate, gate, g[1].out + (size_t)t * g[1].out_width + first, last - first);
+    }
+}
+
+/* ---- attention
+ * ---------------------------------------------------------------------------------------------- */
+
+static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const struct model_config *c = run->config;
+    const struct vector_variant *vec = run->kernels->vector;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk, dim = c->head_dim;
+    float eps = (float)c->norm_eps;
+    if (last > run->token_count) last = run->token_count;
+    for (uint32_t t = first; t < last; t++) {
+        const float *cosine = run->act->cosine + (size_t)t * (dim / 2),
+                    *sine = run->act->sine + (size_t)t * (dim / 2);
+        float *q = run->act->q + (size_t)t * c->heads * dim;
+        float *k = run->act->k + (size_t)t * c->kv_heads * dim;
+        const float *v = run->act->v + (size_t)t * c->kv_heads * dim;
+        const uint32_t *pages = run->row[run->token_row[t]].pages;
+        for (uint32_t h = 0; h < c->heads; h++) {
+            if (e->norm) vec->rmsnorm(q + h * dim, q + h * dim, e->norm, dim, eps);
+            vec->rope(q + h * dim, cosine, sine, dim);
+        }
+        for (uint32_t h = 0; h < c->kv_heads; h++) {
+            if (e->norm2) vec->rmsnorm(k + h * dim, k + h * dim, e->norm2, dim, eps);
+            vec->rope(k + h * dim, cosine, sine, dim);
+            kv_append(&run->kv, run->kv_pool, pages, e->kv_layer, false, h, run->position[t], k + h * dim);
+            kv_append(&run->kv, run->kv_pool, pages, e->kv_layer, true, h, run->position[t], v + h * dim);
+        }
+    }
+}
+
+static void merge_parts(struct run *run, const struct run_row *row, uint32_t part, float *out)
+{
+    const float *o[POOL_THREADS_MAX], *m[POOL_THREADS_MAX], *s[POOL_THREADS_MAX];
+    uint32_t group = run->kv_heads_group, dim = run->config->head_dim;
+    for (uint32_t i = 0; i < row->splits; i++) {
+        o[i] = run->part_out + (size_t)(part + i) * group * dim;
+        m[i] = run->part_max + (size_t)(part + i) * group;
+        s[i] = run->part_sum + (size_t)(part + i) * group;
+    }
+    attention_merge(out, o, m, s, row->splits, group, dim);
+}
+
+static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const struct model_config *c = run->config;
+    uint32_t r = 0, group = run->kv_heads_group, dim = c->head_dim;
+    while (r + 1 < run->row_count && chunk >= run->row[r + 1].task_first) r++;
+    const struct run_row *row = &run->row[r];
+    uint32_t task = chunk - row->task_first;
+    uint32_t split = task % row->splits, block = task / row->splits % row->blocks;
+    uint32_t head = task / row->splits / row->blocks;
+    uint32_t t0 = block * EXECUTE_QUERY_TOKENS, t1 = t0 + EXECUTE_QUERY_TOKENS;
+    if (t1 > row->count) t1 = row->count;
+    uint32_t start = row->start + t0, kv_last = row->start + t1, kv_first = 0;
+    if (e->window && start + 1 > e->window) kv_first = start + 1 - e->window;
+    size_t stride = (size_t)c->heads * dim;
+    size_t at = (row->token_first + t0) * stride + (size_t)head * group * dim;
+    struct attention_task a = {.q = run->act->q + at,
+                               .q_stride = stride,
+                               .tokens = t1 - t0,
+                               .group = group,
+                               .start = start,
+                               .kv_first = kv_first,
+                               .kv_last = kv_last,
+                               .window = e->window,
+                               .scale = 1.0f / sqrtf((float)dim),
+                               .kv = &run->kv,
+                               .pool = run->kv_pool,
+                               .pages = row->pages,
+                               .layer = e->kv_layer,
+                               .kv_head = head,
+                               .out = run->act->a + at,
+                               .out_stride = stride,
+                               .scratch = run->thread[thread].scratch};
+    if (row->splits == 1) {
+        run->kernels->attention->attend(&a);
+        return;
+    }
+    /* Equal runs of whole pages; the last to finish a head merges its parts in their order. */
+    uint32_t page_first = kv_first / run->kv.page_tokens;
+    uint32_t pages = ceil_div(kv_last, run->kv.page_tokens) - page_first;
+    uint32_t part_first = row->part_first + head * row->splits, part = part_first + split;
+    uint32_t from = (page_first + pages * split / row->splits) * run->kv.page_tokens;
+    uint32_t to = (page_first + pages * (split + 1) / row->splits) * run->kv.page_tokens;
+    a.kv_first = from > kv_first ? from : kv_first;
+    a.kv_last = to < kv_last ? to : kv_last;
+    if (a.kv_last < a.kv_first) a.kv_last = a.kv_first; /* a window shorter than its splits: an empty part */
+    a.out = run->part_out + (size_t)part * group * dim;
+    a.out_stride = (size_t)group * dim;
+    a.m = run->part_max + (size_t)part * group;
+    a.s = run->part_sum + (size_t)part * group;
+    run->kernels->attention->attend(&a);
+    if (atomic_fetch_sub_explicit(&run->part_left[part_first], 1, memory_order_acq_rel) != 1) return;
+    atomic_store_explicit(&run->part_left[part_first], row->splits,
+                          memory_order_relaxed); /* for the next layer */
+    merge_parts(run, row, part_first, run->act->a + at);
+}
+
+/* How this step's attention is cut into tasks: the same for every layer. */
+static void plan_attention(struct run *run)
+{
+    uint32_t tasks = 0, parts = 0, whole = 0;
+    uint64_t bytes = 0;
+    for (uint32_t r = 0; r < run->row_count; r++) {
+        run->row[r].blocks = ceil_div(run->row[r].count, EXECUTE_QUERY_TOKENS);
+        whole += run->config->kv_heads * run->row[r].blocks;
+    }
+    for (uint32_t r = 0; r < run->row_count; r++) {
+        struct run_row *row = &run->row[r];
+        uint32_t length = row->start + row->count;
+        uint64_t row_bytes = 2 * (uint64_t)length * run->config->head_dim * run->kv.elem_bytes;
+        row->splits = 1;
+        if (row->count == 1 && whole < 2 * run->threads) {
+            uint32_t wanted = ceil_div(4 * run->threads, whole);
+            uint32_t most = ceil_div(length, EXECUTE_SPLIT_POSITIONS);
+            uint32_t pages = ceil_div(length, run->kv.page_tokens);
+            row->splits = wanted < most ? wanted : most;
+            if (row->splits > pages) row->splits = pages;
+            if (row->splits > POOL_THREADS_MAX) row->splits = POOL_THREADS_MAX;
+        }
+        row->part_first = parts;
+        if (row->splits > 1) {
+            for (uint32_t h = 0; h < run->config->kv_heads; h++)
+                atomic_store_explicit(&run->part_left[parts + h * row->splits], row->splits,
+                                      memory_order_relaxed);
+            parts += run->config->kv_heads * row->splits;
+        }
+        row->task_first = tasks;
+        tasks += run->config->kv_heads * row->blocks * row->splits;
+        bytes += row_bytes * run->config->kv_heads * row->count;
+    }
+    run->attend_tasks = tasks;
+    run->attend_alone = bytes < ATTEND_ALONE_BYTES;
+}
+
+/* ---- sample
+ * ------------------------------------------------------------------------------------------------- */
+
+static void chunk_sample(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct run *run = ctx;
+    const struct run_row *row = &run->row[run->sample_row[chunk]];
+    const struct arena_slot *slot = arena_slot_of(run->arena, row->slot);
+    struct step_result_row *out = &run->result->row[row->result];
+    uint32_t length = row->start + row->count;
+    uint32_t prompt = slot->prompt_count < length ? slot->prompt_count : length;
+    int rc = sampling_draw(&slot->sampling, run->act->logits + (size_t)chunk * run->config->vocab,
+                           run->config->vocab, arena_history_of(run->arena, row->slot), length, prompt,
+                           run->thread[thread].scratch, &out->sampled);
+    out->status = rc ? STEP_ROW_NO_FINITE_LOGIT : STEP_ROW_OK;
+}
+
+/* ---- the walk
+ * ----------------------------------------------------------------------------------------------- */
+
+/* Charges the time since the last entry to what that entry was. */
+static void run_clock(struct run *run)
+{
+    uint64_t now = units_now_ns(), spent = now - run->mark_ns;
+    run->mark_ns = now;
+    if (!run->entry) return;
+    switch (run->entry->kind) {
+    case PROGRAM_ROTATE:
+    case PROGRAM_ATTEND:
+        run->attention_ns += spent;
+        break;
+    case PROGRAM_SAMPLE:
+        run->sample_ns += spent;
+        break;
+    case PROGRAM_EMBED:
+    case PROGRAM_NORM:
+    case PROGRAM_LINEAR:
+        run->linear_ns += spent;
+        break;
+    }
+}
+
+static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
+{
+    (void)thread;
+    struct run *run = ctx;
+    run_clock(run);
+    while (run->program_index < 2) {
+        const struct program *p = run->program[run->program_index];
+        if (p && run->entry_index < p->count) break;
+        run->program_index++;
+        run->entry_index = 0;
+    }
+    if (run->program_index == 2) return false;
+    const struct program_entry *e = &run->program[run->program_index]->entry[run->entry_index++];
+    uint32_t tokens = entry_tokens(run, e);
+    run->entry = e;
+    switch (e->kind) {
+    case PROGRAM_EMBED:
+        *job = (struct pool_job){chunk_embed, ceil_div(tokens, e->chunk), false};
+        break;
+    case PROGRAM_NORM:
+        *job = (struct pool_job){chunk_norm, ceil_div(tokens, e->chunk), false};
+        break;
+    case PROGRAM_LINEAR:
+        if (!run->program[run->program_index]->packed)
+            *job = (struct pool_job){chunk_gemv, e->chunks, e->alone};
+        else
+            *job = (struct pool_job){chunk_gemm, e->chunks * ceil_div(tokens, PROGRAM_TILE_TOKENS), e->alone};
+        break;
+    case PROGRAM_ROTATE:
+        *job = (struct pool_job){chunk_rotate, ceil_div(tokens, e->chunk), false};
+        break;
+    case PROGRAM_ATTEND:
+        *job = (struct pool_job){chunk_attend, run->attend_tasks, run->attend_alone};
+        break;
+    case PROGRAM_SAMPLE:
+        *job = (struct pool_job){chunk_sample, tokens, false};
+        break;
+    }
+    return true;
+}
+
+void execute_run(struct run *run)
+{
+    run->program_index = 0;
+    run->entry_index = 0;
+    run->entry = NULL;
+    run->linear_ns = run->attention_ns = run->sample_ns = 0;
+    run->mark_ns = units_now_ns();
+    plan_attention(run);
+    pool_run(run->pool, execute_next, run);
+}
+
+/* ---- set-up
+ * ------------------------------------------------------------------------------------------------- */
+
+static size_t scratch_needed(const struct run *run, const struct program *const *programs, uint32_t count)
+{
+    size_t most = sampling_scratch_bytes(run->config->vocab);
+    size_t bytes =
+        run->kernels->attention->scratch_bytes(&run->kv, EXECUTE_QUERY_TOKENS, run->kv_heads_group);
+    if (bytes > most) most = bytes;
+    for (uint32_t p = 0; p < count; p++) {
+        for (uint32_t i = 0; i < programs[p]->count; i++) {
+            const struct program_entry *e = &programs[p]->entry[i];
+            for (uint32_t s = 0; s < e->segment_count; s++) {
+                const struct linear_variant *v = e->segment[s].variant;
+                bytes = v->scratch_bytes ? v->scratch_bytes(e->segment[s].cols, PROGRAM_TILE_TOKENS) : 0;
+                if (bytes > most) most = bytes;
+            }
+        }
+    }
+    return (most + 127) / 64 * 64;
+}
+
+int execute_create(struct run *run, const struct program *const *programs, uint32_t program_count,
+                   struct helm_err *err)
+{
+    const struct model_config *c = run->config;
+    uint32_t step_tokens = arena_header_of(run->arena)->step_tokens;
+    uint64_t tasks = (uint64_t)c->kv_heads * (step_tokens / EXECUTE_QUERY_TOKENS + ARENA_STEP_ROWS);
+    run->threads = pool_threads(run->pool);
+    run->kv_heads_group = c->heads / c->kv_heads;
+    tasks += 8 * (uint64_t)run->threads;
+    if (tasks > POOL_CHUNKS_MAX || step_tokens > POOL_CHUNKS_MAX)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "%u kv heads with %u tokens a step make %llu attention tasks, more than %u",
+                         c->kv_heads, step_tokens, (unsigned long long)tasks, POOL_CHUNKS_MAX);
+    /* Splits are made only while there are fewer than 2 tasks a thread: at most 4 a thread plus one round up.
+     */
+    run->parts_max = 8 * run->threads;
+    size_t group = run->kv_heads_group, bytes = scratch_needed(run, programs, program_count);
+    run->inv_freq = calloc(c->head_dim / 2 + 1, sizeof(float));
+    run->token = calloc(step_tokens, sizeof *run->token);
+    run->position = calloc(step_tokens, sizeof *run->position);
+    run->token_row = calloc(step_tokens, sizeof *run->token_row);
+    run->thread = aligned_alloc(64, run->threads * sizeof *run->thread);
+    if (run->thread) memset(run->thread, 0, run->threads * sizeof *run->thread);
+    run->part_out = calloc(run->parts_max * group * c->head_dim, sizeof(float));
+    run->part_max = calloc(run->parts_max * group, sizeof(float));
+    run->part_sum = calloc(run->parts_max * group, sizeof(float));
+    run->part_left = calloc(run->parts_max, sizeof *run->part_left);
+    bool all = run->inv_freq && run->token && run->position && run->token_row && run->thread &&
+               run->part_out && run->part_max && run->part_sum && run->part_left;
+    for (uint32_t i = 0; i < run->threads && all; i++) {
+        run->thread[i].scratch = aligned_alloc(64, bytes);
+        if (run->thread[i].scratch)
+            memset(run->thread[i].scratch, 0, bytes);
+        else
+            all = false;
+    }
+    if (!all) {
+        execute_destroy(run);
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the scratch of %u threads (%zu bytes each)",
+                         run->threads, bytes);
+    }
+    rope_inv_freq(c, run->inv_freq, &run->rope_scale);
+    return 0;
+}
+
+void execute_destroy(struct run *run)
+{
+    for (uint32_t i = 0; run->thread && i < run->threads; i++) free(run->thread[i].scratch);
+    free(run->thread);
+    free(run->inv_freq);
+    free(run->token);
+    free(run->position);
+    free(run->token_row);
+    free(run->part_out);
+    free(run->part_max);
+    free(run->part_sum);
+    free(run->part_left);
+    memset(run, 0, sizeof *run);
+}

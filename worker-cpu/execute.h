@@ -1,0 +1,83 @@
+/* Executes a program's entries for one step, chunk by chunk, on the compute pool.
+ *
+ * Called by step.c, which fills in the step's share of `struct run` and calls execute_run. Between the first
+ * and the last entry nothing here allocates, locks or logs. Owns its scratch; everything else is borrowed. */
+#ifndef HELM_WORKER_CPU_EXECUTE_H
+#define HELM_WORKER_CPU_EXECUTE_H
+
+#include <stdatomic.h>
+
+#include "common/arena.h"
+#include "worker-cpu/pool.h"
+#include "worker-cpu/program.h"
+
+/* Query positions of one attention task of a chunk. */
+#define EXECUTE_QUERY_TOKENS 32
+/* The least cache positions worth a task of their own when one sequence's attention is split. */
+#define EXECUTE_SPLIT_POSITIONS 128
+
+/* One sequence's part of a step, after step.c checked it. */
+struct run_row {
+    const uint32_t *pages;
+    uint32_t slot, start, count;
+    uint32_t token_first; /* index of its first token in the step */
+    uint32_t task_first;  /* attention tasks: kv_heads * blocks * splits of them */
+    uint32_t blocks;      /* of EXECUTE_QUERY_TOKENS query positions */
+    uint32_t splits;      /* of the cache positions; above 1 only when count is 1 */
+    uint32_t part_first;  /* partial results, when splits > 1 */
+    uint32_t result;      /* row of the step it came from */
+    bool sample;
+};
+
+struct run_thread {
+    _Alignas(64) void *scratch; /* for gemm, attention or sampling: one at a time */
+};
+
+struct run {
+    /* fixed after execute_create */
+    const struct arena *arena;
+    const struct model_config *config;
+    const struct weights *weights;
+    const struct kernel_set *kernels;
+    const struct activations *act;
+    struct pool *pool;
+    struct kv_layout kv;
+    void *kv_pool;
+    uint32_t kv_heads_group; /* query heads of one kv head */
+    float *inv_freq;
+    float rope_scale;
+    struct run_thread *thread;
+    uint32_t threads;
+    float *part_out, *part_max, *part_sum; /* [parts_max][group] of head_dim, 1, 1 */
+    _Atomic uint32_t *part_left;           /* [parts_max], by the first part of a (row, kv head) */
+    uint32_t parts_max;
+
+    /* of this step; token, position and token_row are [step_tokens] */
+    uint32_t *token, *position;
+    uint8_t *token_row;
+    uint32_t token_count;
+    struct run_row row[ARENA_STEP_ROWS];
+    uint32_t row_count;
+    uint32_t sample_row[ARENA_STEP_ROWS]; /* rows that are sampled, in order */
+    uint32_t sample_count;
+    struct step_result *result;
+
+    /* progress */
+    const struct program *program[2]; /* layers, then head (NULL: nothing is sampled) */
+    uint32_t program_index, entry_index;
+    uint32_t attend_tasks;
+    bool attend_alone;
+    const struct program_entry *entry; /* being computed */
+    uint64_t mark_ns;
+    uint64_t linear_ns, attention_ns, sample_ns;
+};
+
+/* The fixed part; `programs` are those that will ever be run (scratch is sized for them). */
+HELM_MUST_CHECK int execute_create(struct run *run, const struct program *const *programs,
+                                   uint32_t program_count, struct helm_err *err);
+void execute_destroy(struct run *run);
+
+/* Runs program[0], then program[1] if any, over the rows of this step. */
+void execute_run(struct run *run);
+
+#endif

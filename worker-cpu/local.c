@@ -1,0 +1,76 @@
+/* The engine in one process. See local.h. */
+#include "worker-cpu/local.h"
+
+#include <string.h>
+
+int local_open(const struct local_options *o, struct local *local, struct helm_err *err)
+{
+    struct model model = {0};
+    struct plan_stage stage = {.home = PLAN_HOME_CPU};
+    memset(local, 0, sizeof *local);
+    local->arena.fd = -1;
+    int rc = model_read(o->folder, &model, err);
+    if (rc) return rc;
+    stage.last = model.config.layers - 1;
+    struct plan plan = {.layers = model.config.layers, .stages = &stage, .stage_count = 1};
+    uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
+    uint32_t pages_per_slot = (o->context_tokens + page_tokens - 1) / page_tokens;
+    struct arena_spec spec = {.slots = o->slots,
+                              .context_tokens = o->context_tokens,
+                              .step_tokens = o->step_tokens,
+                              .hidden = model.config.hidden,
+                              .vocab = model.config.vocab,
+                              .kv = {.layers = model.config.layers,
+                                     .kv_heads = model.config.kv_heads,
+                                     .head_dim = model.config.head_dim,
+                                     .page_tokens = page_tokens,
+                                     .dtype = o->kv_dtype,
+                                     .elem_bytes = (uint32_t)dtype_bytes(o->kv_dtype)},
+                              .page_count = pages_per_slot * o->slots,
+                              .weight_bytes = model.weight_bytes + 64 * (uint64_t)model.tensor_count};
+    rc = arena_create(&spec, &local->arena, err);
+    if (rc) goto out;
+    for (uint32_t s = 0; s < o->slots; s++) {
+        uint32_t *pages = arena_page_table_of(&local->arena, s);
+        for (uint32_t i = 0; i < pages_per_slot; i++) pages[i] = s * pages_per_slot + i;
+        struct arena_slot *slot = arena_slot_of(&local->arena, s);
+        memset(slot, 0, sizeof *slot);
+        slot->sampling.top_p = slot->sampling.repetition_penalty = 1;
+    }
+    struct engine_options options = {.folder = o->folder,
+                                     .plan = &plan,
+                                     .threads = o->threads,
+                                     .node = -1,
+                                     .kernels = o->kernels,
+                                     .spin_us = o->spin_us ? o->spin_us : POOL_SPIN_US_DEFAULT,
+                                     .pin = o->pin};
+    rc = engine_load(&local->engine, &local->arena, &options, err);
+out:
+    model_free(&model);
+    if (rc) arena_close(&local->arena);
+    return rc;
+}
+
+void local_close(struct local *local)
+{
+    engine_free(&local->engine);
+    arena_close(&local->arena);
+}
+
+int local_step(struct local *local, const struct step_row *rows, uint32_t row_count,
+               const struct step_result **result, struct helm_err *err)
+{
+    struct arena_control *control = arena_control_of(&local->arena);
+    if (row_count > ARENA_STEP_ROWS)
+        return helm_fail(err, HELM_E_LIMIT, "%u rows, a step has at most %d", row_count, ARENA_STEP_ROWS);
+    uint32_t serial = ++local->serial, tokens = 0;
+    struct step *step = &control->step[serial % ARENA_STEP_RING];
+    for (uint32_t i = 0; i < row_count; i++) tokens += rows[i].count;
+    step->serial = serial;
+    step->epoch = arena_header_of(&local->arena)->epoch;
+    step->row_count = row_count;
+    step->token_count = tokens;
+    memcpy(step->row, rows, row_count * sizeof *rows);
+    *result = &control->result[serial % ARENA_STEP_RING];
+    return engine_step(&local->engine, serial, err);
+}

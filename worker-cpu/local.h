@@ -1,0 +1,36 @@
+/* The CPU engine without helmd: an arena, a one-stage plan and a model folder in this process.
+ *
+ * Called by tests and benchmarks. Slot s owns pages s * pages_per_slot ...; every slot is ready to use,
+ * greedy. */
+#ifndef HELM_WORKER_CPU_LOCAL_H
+#define HELM_WORKER_CPU_LOCAL_H
+
+#include "worker-cpu/engine.h"
+
+struct local_options {
+    const char *folder;
+    const char *kernels; /* NULL: the fastest */
+    enum dtype kv_dtype;
+    uint32_t threads; /* 0: one a core */
+    uint32_t slots, context_tokens, step_tokens;
+    uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
+    uint32_t spin_us;     /* 0: POOL_SPIN_US_DEFAULT */
+    bool pin;
+};
+
+struct local {
+    struct arena arena;
+    struct engine engine;
+    uint32_t serial;
+};
+
+HELM_MUST_CHECK int local_open(const struct local_options *options, struct local *local,
+                               struct helm_err *err);
+void local_close(struct local *local);
+
+/* Runs one step over `rows` and returns its result, valid until ARENA_STEP_RING steps later. Tokens must be
+ * in arena_history_of before. */
+HELM_MUST_CHECK int local_step(struct local *local, const struct step_row *rows, uint32_t row_count,
+                               const struct step_result **result, struct helm_err *err);
+
+#endif

@@ -1,0 +1,238 @@
+/* The compute pool. See pool.h.
+ *
+ * Ownership of a chunk is one compare-and-swap on a word that holds the region's serial number, so a thread
+ * that was asleep or preempted since an earlier region cannot take a chunk of a later one by mistake, and no
+ * thread has to report that it arrived. The order that makes this safe: publish: job and `remaining` are
+ * written, then the range words (release), then `serial` (release); claim:   the swap acquires the range
+ * word, so the claimer sees the job; the job stays valid until the claimed chunk is done, because `remaining`
+ * cannot reach 0 before; finish:  each thread subtracts what it did from `remaining` (acquire and release):
+ * whoever reaches 0 sees everything that the region wrote, and publishes the next region after it. */
+#include "worker-cpu/pool.h"
+
+#include <errno.h>
+#include <immintrin.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "common/units.h"
+#include "worker-cpu/pin.h"
+
+/* A range word: serial in the upper 28 bits, then the next chunk from the front, then the end (both 18 bits).
+ */
+#define RANGE_BITS  18
+#define RANGE_MASK  ((UINT64_C(1) << RANGE_BITS) - 1)
+#define SERIAL_MASK ((1u << 28) - 1)
+#define NOT_ENDED   UINT32_MAX
+
+/* Who a wake-up is for: thread 0 also waits for the end of a run, which is no reason to wake the others. */
+#define WAKE_LEADER  1u
+#define WAKE_HELPERS 2u
+
+struct pool_range {
+    _Alignas(64) _Atomic uint64_t word;
+};
+
+struct pool_thread {
+    struct pool *pool;
+    pthread_t handle;
+    uint32_t index;
+    int cpu; /* -1: not pinned */
+};
+
+struct pool {
+    _Alignas(64) _Atomic uint32_t serial;    /* of the newest region; the word that sleepers watch */
+    _Alignas(64) _Atomic uint32_t remaining; /* chunks of that region not yet done */
+    _Alignas(64) _Atomic uint32_t sleepers;
+    _Alignas(64) _Atomic uint32_t ended; /* the serial that announced the end of this run, or NOT_ENDED */
+    _Atomic bool stop;
+    _Alignas(64) struct pool_job job; /* of that region; written only by the thread that publishes */
+    pool_next_fn *next;
+    void *ctx;
+    uint32_t threads, spin_us;
+    uint32_t started; /* threads to join */
+    struct pool_range range[POOL_THREADS_MAX];
+    struct pool_thread thread[POOL_THREADS_MAX];
+};
+
+static void futex_wake_some(_Atomic uint32_t *word, uint32_t whom)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_BITSET_PRIVATE, INT_MAX, NULL, NULL, whom);
+}
+
+/* Raises the serial number and wakes sleepers. The fence pairs with the one in pool_wait: either the sleeper
+ * is counted here, or it sees the new serial before it sleeps. */
+static void pool_announce(struct pool *pool, uint32_t whom)
+{
+    uint32_t serial = (atomic_load_explicit(&pool->serial, memory_order_relaxed) + 1) & SERIAL_MASK;
+    atomic_store_explicit(&pool->serial, serial, memory_order_seq_cst);
+    if (atomic_load_explicit(&pool->sleepers, memory_order_seq_cst)) futex_wake_some(&pool->serial, whom);
+}
+
+/* Waits until the serial is no longer `seen`. */
+static void pool_wait(struct pool *pool, uint32_t seen, uint32_t self)
+{
+    uint64_t until = 0;
+    for (uint32_t turn = 0;; turn++) {
+        if (atomic_load_explicit(&pool->serial, memory_order_acquire) != seen) return;
+        _mm_pause();
+        if (turn % 16 == 15) {
+            uint64_t now = units_now_ns();
+            if (!until) until = now + (uint64_t)pool->spin_us * 1000;
+            if (now >= until) break;
+        }
+    }
+    atomic_fetch_add_explicit(&pool->sleepers, 1, memory_order_seq_cst);
+    while (atomic_load_explicit(&pool->serial, memory_order_seq_cst) == seen)
+        syscall(SYS_futex, &pool->serial, FUTEX_WAIT_BITSET_PRIVATE, seen, NULL, NULL,
+                self == 0 ? WAKE_LEADER : WAKE_HELPERS);
+    atomic_fetch_sub_explicit(&pool->sleepers, 1, memory_order_relaxed);
+}
+
+/* Takes one chunk of region `serial` from a range, from the front (its owner) or from the back (a thief). */
+static bool range_claim(struct pool_range *range, uint32_t serial, bool front, uint32_t *chunk)
+{
+    uint64_t word = atomic_load_explicit(&range->word, memory_order_relaxed);
+    for (;;) {
+        uint32_t first = (uint32_t)(word >> RANGE_BITS & RANGE_MASK);
+        uint32_t end = (uint32_t)(word & RANGE_MASK);
+        if ((uint32_t)(word >> (2 * RANGE_BITS)) != serial || first >= end) return false;
+        uint64_t taken = front ? word + (UINT64_C(1) << RANGE_BITS) : word - 1;
+        if (atomic_compare_exchange_weak_explicit(&range->word, &word, taken, memory_order_acquire,
+                                                  memory_order_relaxed)) {
+            *chunk = front ? first : end - 1;
+            return true;
+        }
+    }
+}
+
+static void pool_publish(struct pool *pool)
+{
+    uint32_t serial = (atomic_load_explicit(&pool->serial, memory_order_relaxed) + 1) & SERIAL_MASK;
+    uint64_t chunks = pool->job.chunks;
+    atomic_store_explicit(&pool->remaining, pool->job.chunks, memory_order_relaxed);
+    for (uint32_t i = 0; i < pool->threads; i++) {
+        uint64_t first = chunks * i / pool->threads, end = chunks * (i + 1) / pool->threads;
+        uint64_t word = (uint64_t)serial << (2 * RANGE_BITS) | first << RANGE_BITS | end;
+        atomic_store_explicit(&pool->range[i].word, word, memory_order_release);
+    }
+    pool_announce(pool, WAKE_LEADER | WAKE_HELPERS);
+}
+
+/* Asks for regions until one is worth sharing, and publishes that. At the end of the list returns true,
+ * having told thread 0: its last touch of the pool is the announcement, after which thread 0 may start
+ * another run. */
+static bool pool_advance(struct pool *pool, uint32_t self)
+{
+    for (;;) {
+        if (!pool->next(pool->ctx, self, &pool->job)) {
+            if (self != 0) {
+                uint32_t last = atomic_load_explicit(&pool->serial, memory_order_relaxed);
+                atomic_store_explicit(&pool->ended, (last + 1) & SERIAL_MASK, memory_order_relaxed);
+                pool_announce(pool, WAKE_LEADER);
+            }
+            return true;
+        }
+        if (pool->job.chunks > 1 && !pool->job.alone && pool->threads > 1) break;
+        for (uint32_t i = 0; i < pool->job.chunks; i++) pool->job.run(pool->ctx, i, self);
+    }
+    pool_publish(pool);
+    return false;
+}
+
+/* Everything this thread can do for region `serial`; true when it thereby ended the run. */
+static bool pool_work(struct pool *pool, uint32_t serial, uint32_t self)
+{
+    uint32_t done = 0, chunk;
+    for (uint32_t i = 0; i < pool->threads; i++) {
+        uint32_t victim = self + i < pool->threads ? self + i : self + i - pool->threads;
+        while (range_claim(&pool->range[victim], serial, i == 0, &chunk)) {
+            pool->job.run(pool->ctx, chunk, self);
+            done++;
+        }
+    }
+    if (!done || atomic_fetch_sub_explicit(&pool->remaining, done, memory_order_acq_rel) != done)
+        return false;
+    return pool_advance(pool, self);
+}
+
+static void *pool_main(void *arg)
+{
+    struct pool_thread *thread = arg;
+    struct pool *pool = thread->pool;
+    uint32_t seen = 0;
+    for (;;) {
+        pool_wait(pool, seen, thread->index);
+        if (atomic_load_explicit(&pool->stop, memory_order_acquire)) return NULL;
+        seen = atomic_load_explicit(&pool->serial, memory_order_acquire);
+        pool_work(pool, seen, thread->index);
+    }
+}
+
+void pool_run(struct pool *pool, pool_next_fn *next, void *ctx)
+{
+    pool->next = next;
+    pool->ctx = ctx;
+    uint32_t seen = atomic_load_explicit(&pool->serial, memory_order_relaxed);
+    atomic_store_explicit(&pool->ended, NOT_ENDED, memory_order_relaxed);
+    if (pool_advance(pool, 0)) return;
+    for (;;) {
+        pool_wait(pool, seen, 0);
+        seen = atomic_load_explicit(&pool->serial, memory_order_acquire);
+        if (atomic_load_explicit(&pool->ended, memory_order_relaxed) == seen) return;
+        if (pool_work(pool, seen, 0)) return;
+    }
+}
+
+uint32_t pool_threads(const struct pool *pool)
+{
+    return pool->threads;
+}
+
+int pool_create(uint32_t threads, const int *cpu, uint32_t spin_us, struct pool **out, struct helm_err *err)
+{
+    int rc = 0;
+    *out = NULL;
+    if (threads < 1 || threads > POOL_THREADS_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "%u compute threads: 1 to %d are possible", threads,
+                         POOL_THREADS_MAX);
+    struct pool *pool = aligned_alloc(64, sizeof *pool);
+    if (!pool) return helm_fail(err, HELM_E_NOMEM, "no memory for the compute pool");
+    memset(pool, 0, sizeof *pool);
+    pool->threads = threads;
+    pool->spin_us = spin_us;
+    if (cpu) {
+        rc = pin_this_thread(cpu[0], err);
+        if (rc) goto out;
+    }
+    for (uint32_t i = 1; i < threads; i++) {
+        struct pool_thread *thread = &pool->thread[i];
+        *thread = (struct pool_thread){.pool = pool, .index = i, .cpu = cpu ? cpu[i] : -1};
+        rc = pin_create_thread(&thread->handle, thread->cpu, pool_main, thread, err);
+        if (rc) goto out;
+        char name[16];
+        snprintf(name, sizeof name, "compute %u", i);
+        pthread_setname_np(thread->handle, name);
+        pool->started = i;
+    }
+    *out = pool;
+    pool = NULL;
+out:
+    pool_destroy(pool);
+    return rc;
+}
+
+void pool_destroy(struct pool *pool)
+{
+    if (!pool) return;
+    atomic_store_explicit(&pool->stop, true, memory_order_release);
+    pool_announce(pool, WAKE_LEADER | WAKE_HELPERS);
+    for (uint32_t i = 1; i <= pool->started; i++) pthread_join(pool->thread[i].handle, NULL);
+    free(pool);
+}

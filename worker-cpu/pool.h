@@ -1,0 +1,49 @@
+/* The compute pool: a few pinned threads that run a list of parallel regions without a leader.
+ *
+ * A region is a number of chunks. Each thread owns a range of them (the same range every time, so its share
+ * of the weights stays in its caches), takes them from the front, and when its own are gone takes others'
+ * from the back. Whoever finishes the last chunk of a region asks `next` for the following one and publishes
+ * it; nobody waits for a thread that has nothing to do, asleep or preempted, only for chunks that are being
+ * computed. What a chunk computes must not depend on who computes it.
+ *
+ * Called by engine.c (loading), step.c. The pool owns its threads; `ctx` and what it points to belong to the
+ * caller. Waiting threads spin for spin_us, then sleep in futex(2). Nothing is allocated after pool_create.
+ */
+#ifndef HELM_WORKER_CPU_POOL_H
+#define HELM_WORKER_CPU_POOL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/err.h"
+
+#define POOL_THREADS_MAX     512
+#define POOL_CHUNKS_MAX      ((1u << 18) - 1)
+#define POOL_SPIN_US_DEFAULT 50
+
+struct pool;
+
+typedef void pool_chunk_fn(void *ctx, uint32_t chunk, uint32_t thread);
+struct pool_job {
+    pool_chunk_fn *run;
+    uint32_t chunks; /* >= 1, <= POOL_CHUNKS_MAX */
+    bool alone;      /* too small to share: the thread that asked runs all of it */
+};
+/* Fills in the next region; false when the list is at its end. Called by one thread at a time, in list order,
+ * after every chunk of the region before it is done. */
+typedef bool pool_next_fn(void *ctx, uint32_t thread, struct pool_job *job);
+
+/* Starts threads 1 .. threads-1, thread i pinned to cpu[i] (NULL: none is pinned); the caller is thread 0 and
+ * is pinned to cpu[0]. */
+HELM_MUST_CHECK int pool_create(uint32_t threads, const int *cpu, uint32_t spin_us, struct pool **pool,
+                                struct helm_err *err);
+/* Stops and joins the threads. NULL is allowed. */
+void pool_destroy(struct pool *pool);
+
+uint32_t pool_threads(const struct pool *pool);
+
+/* Runs the list from its first region to its last. Called by thread 0 only; returns when `next` said false.
+ */
+void pool_run(struct pool *pool, pool_next_fn *next, void *ctx);
+
+#endif

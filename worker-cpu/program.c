@@ -1,0 +1,495 @@
+/* Lowering: model graph to flat programs. See program.h.
+ *
+ * The graph's list of a layer is walked once; neighbours that can share a pass over their input become one
+ * entry: linears of the same input        one LINEAR with a segment each (q k v; gate up) swiglu of the two
+ * before it      into that LINEAR: its rows are combined while they are in the cache norms and rotations of
+ * q, k      one ROTATE, which also fills the KV cache With several tokens a NORM (or a NORM without weight)
+ * before each LINEAR packs its input for the matrix kernel. */
+#include "worker-cpu/program.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "common/units.h"
+
+/* Bytes of weights one thread takes at a time with one token: a few microseconds of memory bandwidth, so that
+ * the last chunk of a region keeps nobody waiting long, yet a thousand times the cost of taking it. */
+#define GEMV_CHUNK_BYTES (64 * KIB)
+/* Less than this in a region is done faster by one thread than by waking, sharing and joining. */
+#define GEMV_ALONE_BYTES (96 * KIB)
+/* Multiply-adds of one gemm chunk: about 50 us of one core. */
+#define GEMM_CHUNK_OPS (UINT64_C(12) << 20)
+#define TOKENS_A_CHUNK 8
+
+enum program_tier program_tier_of(uint32_t tokens)
+{
+    return tokens == 1                    ? PROGRAM_TIER_ONE
+           : tokens <= PROGRAM_FEW_TOKENS ? PROGRAM_TIER_FEW
+                                          : PROGRAM_TIER_CHUNK;
+}
+
+struct lowering {
+    const struct program_source *source;
+    struct program *program;
+    uint32_t capacity;
+    uint32_t tokens; /* typical of the tier, for chunk sizes */
+    bool packed;     /* inputs of linears are packed (several tokens) */
+    struct helm_err *err;
+};
+
+static float *buffer_of(const struct activations *act, enum model_buffer buffer)
+{
+    switch (buffer) {
+    case BUFFER_X:
+        return act->x;
+    case BUFFER_H:
+        return act->h;
+    case BUFFER_Q:
+        return act->q;
+    case BUFFER_K:
+        return act->k;
+    case BUFFER_V:
+        return act->v;
+    case BUFFER_A:
+        return act->a;
+    case BUFFER_GATE:
+        return act->gate;
+    case BUFFER_UP:
+        return act->up;
+    case BUFFER_LOGITS:
+        return act->logits;
+    case BUFFER_NONE:
+        break;
+    }
+    return NULL;
+}
+
+static struct program_entry *add_entry(struct lowering *low, enum program_kind kind, int32_t layer)
+{
+    struct program *p = low->program;
+    if (p->count == low->capacity) {
+        uint32_t capacity = low->capacity ? low->capacity * 2 : 64;
+        struct program_entry *grown = realloc(p->entry, capacity * sizeof *grown);
+        if (!grown) {
+            helm_fail(low->err, HELM_E_NOMEM, "no memory for a program of %u entries", capacity);
+            return NULL;
+        }
+        p->entry = grown;
+        low->capacity = capacity;
+    }
+    struct program_entry *e = &p->entry[p->count++];
+    memset(e, 0, sizeof *e);
+    e->kind = kind;
+    e->layer = layer;
+    e->chunk = TOKENS_A_CHUNK;
+    return e;
+}
+
+static int unsupported(const struct lowering *low, int32_t layer, const char *what)
+{
+    return helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: %s cannot be lowered for the CPU", layer, what);
+}
+
+static uint64_t gcd(uint64_t a, uint64_t b)
+{
+    while (b) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Makes `e`, a NORM, pack for every variant of `linear`; its chunks become multiples of what each packs at
+ * once. */
+static void add_packs(struct program_entry *e, const struct program_entry *linear)
+{
+    uint64_t granule = 1;
+    for (uint32_t s = 0; s < linear->segment_count; s++) {
+        const struct linear_variant *v = linear->segment[s].variant;
+        uint32_t i = 0;
+        while (i < e->pack_count && e->pack[i] != v) i++;
+        if (i == e->pack_count) e->pack[e->pack_count++] = v;
+        uint64_t unit = v->pack_tokens ? v->pack_tokens : 1;
+        granule = granule / gcd(granule, unit) * unit;
+    }
+    e->chunk = (uint32_t)((TOKENS_A_CHUNK + granule - 1) / granule * granule);
+}
+
+/* Rows of a chunk: by weight bytes with one token, by work with several, in whole row granules, and never
+ * more chunks than the pool can number. */
+static void size_chunks(const struct lowering *low, struct program_entry *e)
+{
+    uint64_t granule = 1, row_bytes = 0, rows_all = 0, cols = 1;
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        const struct program_segment *g = &e->segment[s];
+        uint64_t unit = g->variant->row_granule ? g->variant->row_granule : 1;
+        granule = granule / gcd(granule, unit) * unit;
+        row_bytes = g->cols * dtype_bytes(g->variant->dtype);
+        cols = g->cols;
+        rows_all += g->rows;
+        e->bytes += g->rows * row_bytes;
+    }
+    if (e->swiglu) { /* a chunk computes the same rows of both */
+        row_bytes *= 2;
+        cols *= 2;
+        rows_all = e->segment[0].rows;
+    }
+    uint64_t rows;
+    if (low->packed && low->tokens > PROGRAM_FEW_TOKENS) {
+        rows = GEMM_CHUNK_OPS / (cols * low->tokens);
+        uint64_t fair = rows_all / (8 * (uint64_t)low->source->threads); /* at least eight chunks a thread */
+        if (rows > fair) rows = fair;
+    } else {
+        rows = GEMV_CHUNK_BYTES / row_bytes;
+        e->alone = e->bytes < GEMV_ALONE_BYTES && !low->packed;
+    }
+    rows = (rows + granule - 1) / granule * granule;
+    uint64_t most = PROGRAM_ROWS_MAX / granule * granule;
+    if (rows < granule) rows = granule;
+    if (most && rows > most) rows = most;
+    e->chunk = (uint32_t)rows;
+    uint32_t chunks = 0;
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        e->segment[s].chunk_first = chunks;
+        if (e->swiglu && s == 1) continue;
+        chunks += (e->segment[s].rows + e->chunk - 1) / e->chunk;
+    }
+    e->chunks = chunks;
+}
+
+static int add_segment(struct lowering *low, struct program_entry *e, const struct model_op *op,
+                       int32_t layer)
+{
+    const struct program_source *s = low->source;
+    const struct weights_matrix *m = weights_matrix(s->weights, op->weight, layer);
+    float *out = buffer_of(s->act, op->out);
+    if (!m->data || !out) return unsupported(low, layer, "a linear without weights or output");
+    struct program_segment *g = &e->segment[e->segment_count++];
+    *g = (struct program_segment){.variant = s->kernels->linear[m->dtype],
+                                  .w = m->data,
+                                  .bias = op->bias == TENSOR_NONE
+                                              ? NULL
+                                              : weights_vector(s->weights, op->bias, layer),
+                                  .out = out,
+                                  .rows = (uint32_t)m->rows,
+                                  .cols = (uint32_t)m->cols,
+                                  .out_width = s->act->width[op->out],
+                                  .role = op->weight};
+    return 0;
+}
+
+/* ops[0 .. *used): linears of one input, and the swiglu that combines two of them. */
+static int lower_linear(struct lowering *low, const struct model_op *ops, uint32_t count, int32_t layer,
+                        bool sampled, uint32_t *used)
+{
+    struct program_entry linear = {.kind = PROGRAM_LINEAR, .layer = layer, .sampled = sampled};
+    uint32_t n = 0;
+    linear.accumulate = ops[0].accumulate;
+    linear.in = buffer_of(low->source->act, ops[0].in);
+    linear.width = low->source->act->width[ops[0].in];
+    while (n < count && n < PROGRAM_SEGMENTS_MAX && ops[n].kind == OP_LINEAR && ops[n].in == ops[0].in &&
+           ops[n].accumulate == ops[0].accumulate) {
+        int rc = add_segment(low, &linear, &ops[n], layer);
+        if (rc) return rc;
+        n++;
+    }
+    bool pair = n == 2 && n < count && ops[2].kind == OP_SWIGLU && ops[2].in == ops[0].out &&
+                ops[2].in2 == ops[1].out && ops[2].out == ops[0].out && !linear.accumulate;
+    if (pair) {
+        linear.swiglu = true;
+        n++;
+    }
+    size_chunks(low, &linear);
+    low->program->bytes += linear.bytes;
+    if (low->packed) {
+        /* The norm just before is this input's: it packs what it wrote while that is in the cache. */
+        struct program *p = low->program;
+        struct program_entry *norm = p->count ? &p->entry[p->count - 1] : NULL;
+        if (!norm || norm->kind != PROGRAM_NORM || norm->out != linear.in || norm->pack_count) {
+            norm = add_entry(low, PROGRAM_NORM, layer);
+            if (!norm) return HELM_E_NOMEM;
+            norm->in = linear.in;
+            norm->width = linear.width;
+            norm->sampled = sampled;
+        }
+        add_packs(norm, &linear);
+    }
+    struct program_entry *e = add_entry(low, PROGRAM_LINEAR, layer);
+    if (!e) return HELM_E_NOMEM;
+    *e = linear;
+    *used = n;
+    return 0;
+}
+
+/* Head norms, rotations and the attention that ends them. */
+static int lower_attention(struct lowering *low, const struct model_op *ops, uint32_t count, int32_t layer,
+                           uint32_t kv_layer, uint32_t *used)
+{
+    const struct program_source *s = low->source;
+    struct program_entry *rotate = add_entry(low, PROGRAM_ROTATE, layer);
+    if (!rotate) return HELM_E_NOMEM;
+    uint32_t n = 0, rotated = 0;
+    rotate->kv_layer = kv_layer;
+    for (; n < count && ops[n].kind != OP_ATTENTION; n++) {
+        bool is_q = ops[n].in == BUFFER_Q, is_k = ops[n].in == BUFFER_K;
+        if (ops[n].out != ops[n].in || (!is_q && !is_k))
+            return unsupported(low, layer, "this operation on heads");
+        if (ops[n].kind == OP_ROPE) {
+            rotated |= is_q ? 1u : 2u;
+        } else if (ops[n].kind == OP_HEAD_NORM && !(rotated & (is_q ? 1u : 2u))) {
+            const float *w = weights_vector(s->weights, ops[n].weight, layer);
+            if (is_q)
+                rotate->norm = w;
+            else
+                rotate->norm2 = w;
+        } else {
+            return unsupported(low, layer, "this order of norm and rotation");
+        }
+    }
+    if (n == count || rotated != 3) return unsupported(low, layer, "attention without rotation of q and k");
+    struct program_entry *attend = add_entry(low, PROGRAM_ATTEND, layer);
+    if (!attend) return HELM_E_NOMEM;
+    attend->kv_layer = kv_layer;
+    attend->window = s->model->config.window ? s->model->config.window[layer] : 0;
+    *used = n + 1;
+    return 0;
+}
+
+static int lower_norm(struct lowering *low, const struct model_op *op, int32_t layer, bool sampled)
+{
+    const struct program_source *s = low->source;
+    struct program_entry *e = add_entry(low, PROGRAM_NORM, layer);
+    if (!e) return HELM_E_NOMEM;
+    e->norm = weights_vector(s->weights, op->weight, layer);
+    e->in = buffer_of(s->act, op->in);
+    e->out = buffer_of(s->act, op->out);
+    e->width = s->act->width[op->in];
+    e->sampled = sampled;
+    if (!e->norm) return unsupported(low, layer, "a norm without weight");
+    return 0;
+}
+
+static int lower_ops(struct lowering *low, const struct model_op *ops, uint32_t count, int32_t layer,
+                     uint32_t kv_layer, bool sampled)
+{
+    for (uint32_t i = 0, used = 1; i < count; i += used) {
+        int rc = 0;
+        used = 1;
+        switch (ops[i].kind) {
+        case OP_EMBED:
+            if (!weights_matrix(low->source->weights, TENSOR_EMBED, -1)->data)
+                rc = unsupported(low, layer, "an embedding that is not here");
+            else if (!add_entry(low, PROGRAM_EMBED, layer))
+                rc = HELM_E_NOMEM;
+            break;
+        case OP_RMSNORM:
+            rc = lower_norm(low, &ops[i], layer, sampled);
+            break;
+        case OP_LINEAR:
+            rc = lower_linear(low, ops + i, count - i, layer, sampled, &used);
+            break;
+        case OP_HEAD_NORM:
+        case OP_ROPE:
+        case OP_ATTENTION:
+            rc = lower_attention(low, ops + i, count - i, layer, kv_layer, &used);
+            break;
+        case OP_SWIGLU:
+            rc = unsupported(low, layer, "swiglu of anything but the two linears before it");
+            break;
+        }
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+int program_lower(const struct program_source *source, enum program_tier tier, struct program *program,
+                  struct helm_err *err)
+{
+    static const uint32_t typical[PROGRAM_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, 256};
+    const struct model_graph *graph = &source->model->graph;
+    struct lowering low = {.source = source,
+                           .program = program,
+                           .tokens = typical[tier],
+                           .packed = tier != PROGRAM_TIER_ONE,
+                           .err = err};
+    memset(program, 0, sizeof *program);
+    program->packed = low.packed;
+    int rc = 0;
+    uint32_t kv_layer = 0;
+    for (uint32_t s = 0; s < source->plan->stage_count && !rc; s++) {
+        const struct plan_stage *stage = &source->plan->stages[s];
+        if (stage->home != PLAN_HOME_CPU) {
+            rc = helm_fail(
+                err, HELM_E_UNSUPPORTED,
+                "plan: stage %u (layers %u to %u) has home `%s`: this worker computes `cpu` stages only", s,
+                stage->first, stage->last, plan_home_name(stage->home));
+            break;
+        }
+        if (stage->first == 0) rc = lower_ops(&low, graph->prologue, graph->prologue_count, -1, 0, false);
+        for (uint32_t l = stage->first; l <= stage->last && !rc; l++)
+            rc = lower_ops(&low, graph->layer, graph->layer_count, (int32_t)l, kv_layer++, false);
+    }
+    if (rc) program_free(program);
+    return rc;
+}
+
+int program_lower_head(const struct program_source *source, bool many, struct program *program,
+                       struct helm_err *err)
+{
+    const struct model_graph *graph = &source->model->graph;
+    struct lowering low = {.source = source,
+                           .program = program,
+                           .tokens = many ? PROGRAM_FEW_TOKENS : 1,
+                           .packed = many,
+                           .err = err};
+    memset(program, 0, sizeof *program);
+    program->packed = many;
+    int rc = lower_ops(&low, graph->epilogue, graph->epilogue_count, -1, 0, true);
+    if (!rc && !add_entry(&low, PROGRAM_SAMPLE, -1)) rc = HELM_E_NOMEM;
+    if (rc)
+        program_free(program);
+    else
+        program->entry[program->count - 1].sampled = true;
+    return rc;
+}
+
+void program_free(struct program *program)
+{
+    free(program->entry);
+    memset(program, 0, sizeof *program);
+}
+
+static const char *role_text(enum tensor_role role)
+{
+    switch (role) {
+    case TENSOR_Q:
+        return "q";
+    case TENSOR_K:
+        return "k";
+    case TENSOR_V:
+        return "v";
+    case TENSOR_O:
+        return "o";
+    case TENSOR_GATE:
+        return "gate";
+    case TENSOR_UP:
+        return "up";
+    case TENSOR_DOWN:
+        return "down";
+    case TENSOR_EMBED:
+    case TENSOR_HEAD:
+        return "head";
+    default:
+        return "?";
+    }
+}
+
+void program_print(const struct program *program, const char *title, FILE *out)
+{
+    char text[UNITS_TEXT];
+    fprintf(out, "%s: %u entries, %s of weights\n", title, program->count,
+            units_format_size(program->bytes, text));
+    for (uint32_t i = 0; i < program->count; i++) {
+        const struct program_entry *e = &program->entry[i];
+        fprintf(out, "%5u ", i);
+        if (e->layer >= 0)
+            fprintf(out, "layer %-4d ", e->layer);
+        else
+            fprintf(out, "%-11s", "");
+        switch (e->kind) {
+        case PROGRAM_EMBED:
+            fprintf(out, "embed   x, cosine, sine; %u tokens a chunk", e->chunk);
+            break;
+        case PROGRAM_NORM:
+            fprintf(out, "%s %s", e->norm ? "norm   " : "pack   ", e->sampled ? "sampled rows, " : "");
+            fprintf(out, "width %u", e->width);
+            for (uint32_t p = 0; p < e->pack_count; p++) fprintf(out, ", pack %s", e->pack[p]->name);
+            fprintf(out, "; %u tokens a chunk", e->chunk);
+            break;
+        case PROGRAM_LINEAR:
+            fprintf(out, "linear ");
+            for (uint32_t s = 0; s < e->segment_count; s++) {
+                const struct program_segment *g = &e->segment[s];
+                fprintf(out, " %s %ux%u %s %s%s", role_text(g->role), g->rows, g->cols,
+                        dtype_name(g->variant->dtype), g->variant->name, g->bias ? " +bias" : "");
+            }
+            fprintf(out, "%s%s; %u rows a chunk, %u chunks%s", e->swiglu ? ", swiglu" : "",
+                    e->accumulate ? ", + residual" : "", e->chunk, e->chunks, e->alone ? ", alone" : "");
+            break;
+        case PROGRAM_ROTATE:
+            fprintf(out, "rotate  q%s, k%s; append k, v; %u tokens a chunk", e->norm ? " normed" : "",
+                    e->norm2 ? " normed" : "", e->chunk);
+            break;
+        case PROGRAM_ATTEND:
+            fprintf(out, "attend  kv layer %u", e->kv_layer);
+            if (e->window) fprintf(out, ", window %u", e->window);
+            break;
+        case PROGRAM_SAMPLE:
+            fprintf(out, "sample");
+            break;
+        }
+        fputc('\n', out);
+    }
+}
+
+int activations_create(const struct model_config *c, const struct kernel_set *kernels, uint32_t tokens,
+                       float *logits, struct activations *act, struct helm_err *err)
+{
+    memset(act, 0, sizeof *act);
+    uint32_t wide = (c->head_dim + 1) / 2;
+    const uint32_t width[BUFFER_LOGITS + 1] = {[BUFFER_X] = c->hidden,
+                                               [BUFFER_H] = c->hidden,
+                                               [BUFFER_Q] = c->heads * c->head_dim,
+                                               [BUFFER_K] = c->kv_heads * c->head_dim,
+                                               [BUFFER_V] = c->kv_heads * c->head_dim,
+                                               [BUFFER_A] = c->heads * c->head_dim,
+                                               [BUFFER_GATE] = c->intermediate,
+                                               [BUFFER_UP] = c->intermediate,
+                                               [BUFFER_LOGITS] = c->vocab};
+    memcpy(act->width, width, sizeof width);
+    float **buffer[] = {&act->x, &act->h, &act->q, &act->k, &act->v, &act->a, &act->gate, &act->up};
+    uint64_t floats = 2 * (uint64_t)tokens * wide + 32, packed[DTYPE_COUNT], bytes;
+    uint32_t widest = 0;
+    for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) {
+        floats += ((uint64_t)tokens * width[b] + 15) / 16 * 16;
+        if (width[b] > widest) widest = width[b];
+    }
+    bytes = floats * sizeof(float);
+    uint64_t tiles = (tokens + PROGRAM_TILE_TOKENS - 1) / PROGRAM_TILE_TOKENS;
+    uint32_t tile = tokens < PROGRAM_TILE_TOKENS ? tokens : PROGRAM_TILE_TOKENS;
+    for (int d = 0; d < DTYPE_COUNT; d++) {
+        packed[d] = (kernels->linear[d]->packed_bytes(tile, widest) + 63) / 64 * 64 * tiles;
+        bytes += packed[d];
+    }
+    bytes = (bytes + ARENA_HUGE_PAGE - 1) / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
+    act->memory = aligned_alloc(ARENA_HUGE_PAGE, (size_t)bytes);
+    if (!act->memory)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of activations",
+                         (unsigned long long)bytes);
+    act->bytes = bytes;
+    madvise(act->memory, (size_t)bytes, MADV_HUGEPAGE);
+    memset(act->memory, 0, (size_t)bytes);
+    float *at = act->memory;
+    for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) {
+        *buffer[b - BUFFER_X] = at;
+        at += ((uint64_t)tokens * width[b] + 15) / 16 * 16;
+    }
+    uint64_t half = ((uint64_t)tokens * wide + 15) / 16 * 16;
+    act->cosine = at;
+    act->sine = at + half;
+    char *raw = (char *)(at + 2 * half);
+    for (int d = 0; d < DTYPE_COUNT; d++) {
+        act->packed[d] = raw;
+        raw += packed[d];
+    }
+    act->logits = logits;
+    return 0;
+}
+
+void activations_free(struct activations *act)
+{
+    free(act->memory);
+    memset(act, 0, sizeof *act);
+}

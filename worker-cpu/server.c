@@ -1,0 +1,81 @@
+/* The step thread. See server.h. */
+#include "worker-cpu/server.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "worker-cpu/pin.h"
+
+/* How often a thread that sleeps between steps looks whether it should end. */
+#define STOP_CHECK_MS 100
+
+static void server_report(struct server *server, enum server_state state)
+{
+    uint64_t one = 1;
+    atomic_store(&server->state, state);
+    while (write(server->report_fd, &one, sizeof one) < 0 && errno == EINTR) continue;
+}
+
+static void server_announce(struct server *server, uint32_t serial)
+{
+    uint64_t one = 1;
+    atomic_store(&server->last_serial, serial);
+    doorbell_ring(&arena_control_of(server->arena)->done[server->worker].bell, serial);
+    while (write(server->done_fd, &one, sizeof one) < 0 && errno == EINTR) continue;
+}
+
+/* Runs every step from the one after `last` to `now`. */
+static int server_run_steps(struct server *server, uint32_t last, uint32_t now)
+{
+    if (now - last > ARENA_STEP_RING)
+        return helm_fail(&server->err, HELM_E_PEER,
+                         "step ring: from step %u to %u at once, the ring holds %d", last, now,
+                         ARENA_STEP_RING);
+    while (last != now) {
+        last++;
+        const struct step *step = &arena_control_of(server->arena)->step[last % ARENA_STEP_RING];
+        if (step->epoch != server->epoch) continue; /* made for the worker before this one */
+        int rc = engine_step(&server->engine, last, &server->err);
+        if (rc) return rc;
+        server_announce(server, last);
+    }
+    return 0;
+}
+
+static void *server_main(void *arg)
+{
+    struct server *server = arg;
+    struct doorbell *bell = &arena_control_of(server->arena)->step_bell;
+    uint32_t last = doorbell_read(bell), now;
+    int rc = engine_load(&server->engine, server->arena, &server->options, &server->err);
+    if (!rc) {
+        server_report(server, SERVER_SERVING);
+        while (!rc && !atomic_load_explicit(&server->stop, memory_order_relaxed)) {
+            if (!doorbell_wait(bell, last, server->options.spin_us, STOP_CHECK_MS, &now)) continue;
+            rc = server_run_steps(server, last, now);
+            last = now;
+        }
+        engine_free(&server->engine);
+    }
+    if (rc) server_report(server, SERVER_FAILED);
+    return NULL;
+}
+
+int server_start(struct server *server, struct helm_err *err)
+{
+    int rc = pin_create_thread(&server->thread, -1, server_main, server, err);
+    if (rc) return rc;
+    pthread_setname_np(server->thread, "compute 0");
+    server->started = true;
+    return 0;
+}
+
+void server_stop(struct server *server)
+{
+    if (!server->started) return;
+    atomic_store(&server->engine.cancel, true);
+    atomic_store(&server->stop, true);
+    pthread_join(server->thread, NULL);
+    server->started = false;
+}

@@ -1,0 +1,20 @@
+/* One step: from the ring's description to the ring's result.
+ *
+ * Called by engine.c. Every index in the step is checked before it is used; a row that is wrong gets
+ * STEP_ROW_BAD and the others are computed. */
+#ifndef HELM_WORKER_CPU_STEP_H
+#define HELM_WORKER_CPU_STEP_H
+
+#include "worker-cpu/execute.h"
+
+struct step_programs {
+    struct program tier[PROGRAM_TIER_COUNT];
+    struct program head_one, head_many;
+};
+
+/* Runs `step` and fills in *result (in the arena; not yet announced). HELM_E_LIMIT when the step as a whole
+ * is malformed (more rows than a step has): nothing was computed then. */
+HELM_MUST_CHECK int step_run(struct run *run, const struct step_programs *programs, const struct step *step,
+                             struct step_result *result, struct helm_err *err);
+
+#endif

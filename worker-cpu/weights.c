@@ -1,0 +1,355 @@
+/* Weights: layout, parallel loading. See weights.h. */
+#include "worker-cpu/weights.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/file.h"
+#include "common/units.h"
+
+#define WEIGHTS_ALIGN UINT64_C(64)
+/* What one thread populates and reads at a time: a multiple of a huge page, small enough that progress is
+ * smooth. */
+#define WEIGHTS_PIECE (4 * ARENA_HUGE_PAGE)
+
+struct weights_place {
+    const struct model_tensor *tensor;
+    uint64_t offset; /* in the region */
+};
+
+static bool is_matrix(enum tensor_role role)
+{
+    switch (role) {
+    case TENSOR_EMBED:
+    case TENSOR_HEAD:
+    case TENSOR_Q:
+    case TENSOR_K:
+    case TENSOR_V:
+    case TENSOR_O:
+    case TENSOR_GATE:
+    case TENSOR_UP:
+    case TENSOR_DOWN:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
+{
+    const unsigned char *at = data;
+    for (size_t i = 0; i < bytes; i++) digest = (digest ^ at[i]) * UINT64_C(0x100000001b3); /* FNV-1a */
+    return digest;
+}
+
+static int weights_place_tensor(struct weights *w, enum tensor_role role, int32_t layer, struct helm_err *err)
+{
+    const struct model_tensor *tensor = model_find(w->model, role, layer);
+    if (!tensor)
+        return 0; /* an optional one; the checkpoint reader made sure that no needed one is missing */
+    uint64_t at = (w->region_bytes + WEIGHTS_ALIGN - 1) / WEIGHTS_ALIGN * WEIGHTS_ALIGN;
+    if (units_add(at, tensor->bytes, &w->region_bytes))
+        return helm_fail(err, HELM_E_LIMIT, "weights: sizes overflow at %s", tensor->name);
+    w->place[w->place_count++] = (struct weights_place){.tensor = tensor, .offset = at};
+    w->matrix_bytes += tensor->bytes;
+    w->dtypes |= 1u << tensor->dtype;
+    w->digest = digest_add(w->digest, &at, sizeof at);
+    w->digest = digest_add(w->digest, &tensor->offset, sizeof tensor->offset);
+    w->digest = digest_add(w->digest, &tensor->bytes, sizeof tensor->bytes);
+    w->digest = digest_add(w->digest, tensor->name, strlen(tensor->name));
+    return 0;
+}
+
+/* Which bytes these are: the folder, and each shard's size and time of change. */
+static int weights_digest_files(struct weights *w, struct helm_err *err)
+{
+    char root[PATH_MAX];
+    if (!realpath(w->model->folder, root))
+        return helm_fail_errno(err, "%s: cannot resolve", w->model->folder);
+    w->digest = digest_add(UINT64_C(0xcbf29ce484222325), root, strlen(root));
+    for (uint32_t i = 0; i < w->model->shard_count; i++) {
+        int fd;
+        uint64_t bytes;
+        struct stat st;
+        int rc = file_open_inside(w->model->folder, w->model->shards[i].file, &fd, &bytes, err);
+        if (rc) return rc;
+        int failed = fstat(fd, &st);
+        close(fd);
+        if (failed) return helm_fail_errno(err, "%s: cannot stat", w->model->shards[i].file);
+        if (bytes != w->model->shards[i].bytes)
+            return helm_fail(err, HELM_E_MISMATCH, "%s changed its size while it was read",
+                             w->model->shards[i].file);
+        w->digest = digest_add(w->digest, &st.st_ino, sizeof st.st_ino);
+        w->digest = digest_add(w->digest, &st.st_size, sizeof st.st_size);
+        w->digest = digest_add(w->digest, &st.st_mtim, sizeof st.st_mtim);
+    }
+    return 0;
+}
+
+int weights_plan(const struct model *model, const struct plan *plan, struct weights *w, struct helm_err *err)
+{
+    static const enum tensor_role order[] = {TENSOR_Q,    TENSOR_K,  TENSOR_V,   TENSOR_O,
+                                             TENSOR_GATE, TENSOR_UP, TENSOR_DOWN};
+    const struct model_config *c = &model->config;
+    memset(w, 0, sizeof *w);
+    w->model = model;
+    size_t cells = ((size_t)c->layers + 1) * TENSOR_ROLE_COUNT;
+    w->matrix = calloc(cells, sizeof *w->matrix);
+    w->vector = calloc(cells, sizeof *w->vector);
+    w->place = calloc(model->tensor_count + 1, sizeof *w->place);
+    int rc = 0;
+    if (!w->matrix || !w->vector || !w->place) {
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for the table of weights");
+        goto out;
+    }
+    rc = weights_digest_files(w, err);
+    if (!rc && !c->tied_head) rc = weights_place_tensor(w, TENSOR_EMBED, -1, err);
+    for (uint32_t s = 0; s < plan->stage_count && !rc; s++) {
+        if (plan->stages[s].home != PLAN_HOME_CPU) continue;
+        for (uint32_t l = plan->stages[s].first; l <= plan->stages[s].last && !rc; l++)
+            for (size_t i = 0; i < sizeof order / sizeof *order && !rc; i++)
+                rc = weights_place_tensor(w, order[i], (int32_t)l, err);
+    }
+    if (!rc) rc = weights_place_tensor(w, TENSOR_HEAD, -1, err);
+out:
+    if (rc) weights_free(w);
+    return rc;
+}
+
+struct weights_job {
+    struct weights *w;
+    const struct arena *arena;
+    char *region;
+    uint64_t region_offset;
+    uint32_t pieces;
+    bool handed_out;
+    const int *fd; /* per shard */
+    _Atomic uint64_t *bytes_done;
+    const _Atomic bool *cancel;
+    _Atomic bool failed;
+    pthread_mutex_t lock; /* guards what follows */
+    int rc;
+    struct helm_err err;
+    uint64_t huge_bytes, small_bytes;
+};
+
+static void job_fail(struct weights_job *job, int rc, const struct helm_err *err)
+{
+    pthread_mutex_lock(&job->lock);
+    if (!job->rc) {
+        job->rc = rc;
+        if (err) job->err = *err;
+    }
+    pthread_mutex_unlock(&job->lock);
+    atomic_store(&job->failed, true);
+}
+
+/* The first tensor that ends after `offset`. */
+static uint32_t place_find(const struct weights *w, uint64_t offset)
+{
+    uint32_t low = 0, high = w->place_count;
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        if (w->place[mid].offset + w->place[mid].tensor->bytes <= offset)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+/* Huge pages first, so that data lands in them at once and is never moved. */
+static void load_piece(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct weights_job *job = ctx;
+    const struct weights *w = job->w;
+    uint64_t first = (uint64_t)chunk * WEIGHTS_PIECE, last = first + WEIGHTS_PIECE;
+    uint64_t huge = 0, small = 0;
+    struct helm_err err = {0};
+    if (atomic_load_explicit(&job->failed, memory_order_relaxed)) return;
+    if (job->cancel && atomic_load_explicit(job->cancel, memory_order_relaxed)) {
+        helm_fail(&err, HELM_E_CANCELLED, "loading was cancelled");
+        job_fail(job, HELM_E_CANCELLED, &err);
+        return;
+    }
+    if (last > w->region_bytes) last = w->region_bytes;
+    arena_populate(job->arena, job->region_offset + first, last - first, &huge, &small);
+    for (uint32_t i = place_find(w, first); i < w->place_count && w->place[i].offset < last; i++) {
+        const struct weights_place *p = &w->place[i];
+        uint64_t from = p->offset > first ? p->offset : first;
+        uint64_t to = p->offset + p->tensor->bytes < last ? p->offset + p->tensor->bytes : last;
+        int rc = file_pread_all(job->fd[p->tensor->shard], job->region + from, (size_t)(to - from),
+                                p->tensor->offset + (from - p->offset), p->tensor->name, &err);
+        if (rc) {
+            job_fail(job, rc, &err);
+            return;
+        }
+        if (job->bytes_done) atomic_fetch_add_explicit(job->bytes_done, to - from, memory_order_relaxed);
+    }
+    pthread_mutex_lock(&job->lock);
+    job->huge_bytes += huge;
+    job->small_bytes += small;
+    pthread_mutex_unlock(&job->lock);
+}
+
+static bool load_next(void *ctx, uint32_t thread, struct pool_job *out)
+{
+    (void)thread;
+    struct weights_job *job = ctx;
+    if (job->handed_out) return false;
+    job->handed_out = true;
+    *out = (struct pool_job){.run = load_piece, .chunks = job->pieces};
+    return true;
+}
+
+/* Norm weights and biases: few and small, so read one after another and kept as fp32. */
+static int load_vectors(struct weights *w, const int *fd, const struct kernel_set *kernels,
+                        struct helm_err *err)
+{
+    const struct model *m = w->model;
+    uint64_t floats = 0, largest = 0;
+    for (uint32_t i = 0; i < m->tensor_count; i++) {
+        if (is_matrix(m->tensors[i].role)) continue;
+        floats += (m->tensors[i].rows * m->tensors[i].cols + 15) / 16 * 16;
+        if (m->tensors[i].bytes > largest) largest = m->tensors[i].bytes;
+    }
+    void *raw = malloc((size_t)largest + 1);
+    w->vectors = aligned_alloc(64, (size_t)(floats + 16) * sizeof(float));
+    int rc = 0;
+    if (!raw || !w->vectors) {
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of norm weights and biases",
+                       (unsigned long long)(floats * sizeof(float)));
+        goto out;
+    }
+    float *at = w->vectors;
+    for (uint32_t i = 0; i < m->tensor_count; i++) {
+        const struct model_tensor *t = &m->tensors[i];
+        if (is_matrix(t->role)) continue;
+        size_t n = (size_t)(t->rows * t->cols);
+        rc = file_pread_all(fd[t->shard], raw, (size_t)t->bytes, t->offset, t->name, err);
+        if (rc) goto out;
+        kernels->vector->load(at, raw, t->dtype, n);
+        w->vector[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role] = at;
+        at += (n + 15) / 16 * 16;
+    }
+out:
+    free(raw);
+    return rc;
+}
+
+static void fill_matrix_table(struct weights *w, const char *region)
+{
+    for (uint32_t i = 0; i < w->place_count; i++) {
+        const struct model_tensor *t = w->place[i].tensor;
+        struct weights_matrix matrix = {.data = region + w->place[i].offset,
+                                        .dtype = t->dtype,
+                                        .rows = t->rows,
+                                        .cols = t->cols};
+        w->matrix[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role] = matrix;
+        if (t->role == TENSOR_EMBED && w->model->config.tied_head) w->matrix[TENSOR_HEAD] = matrix;
+    }
+}
+
+static int load_matrices(struct weights *w, const struct arena *arena, const int *fd, struct pool *pool,
+                         _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
+{
+    const struct arena_region *region = &arena_header_of(arena)->region[ARENA_REGION_WEIGHTS];
+    uint64_t pieces = (w->region_bytes + WEIGHTS_PIECE - 1) / WEIGHTS_PIECE;
+    if (pieces == 0) return 0;
+    if (pieces > POOL_CHUNKS_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "weights: %llu bytes exceed the limit of %llu",
+                         (unsigned long long)w->region_bytes,
+                         (unsigned long long)(POOL_CHUNKS_MAX * WEIGHTS_PIECE));
+    struct weights_job job = {.w = w,
+                              .arena = arena,
+                              .region = arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
+                              .region_offset = region->offset,
+                              .pieces = (uint32_t)pieces,
+                              .fd = fd,
+                              .bytes_done = bytes_done,
+                              .cancel = cancel,
+                              .lock = PTHREAD_MUTEX_INITIALIZER};
+    pool_run(pool, load_next, &job);
+    w->huge_bytes = job.huge_bytes;
+    w->small_bytes = job.small_bytes;
+    pthread_mutex_destroy(&job.lock);
+    if (job.rc && err) *err = job.err;
+    return job.rc;
+}
+
+static int open_shards(const struct weights *w, int **fd, uint32_t *open_count, struct helm_err *err)
+{
+    *open_count = 0;
+    *fd = malloc((w->model->shard_count + 1) * sizeof **fd);
+    if (!*fd) return helm_fail(err, HELM_E_NOMEM, "no memory for %u file descriptors", w->model->shard_count);
+    for (; *open_count < w->model->shard_count; ++*open_count) {
+        uint64_t bytes;
+        int rc = file_open_inside(w->model->folder, w->model->shards[*open_count].file, &(*fd)[*open_count],
+                                  &bytes, err);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+static void close_shards(int *fd, uint32_t open_count)
+{
+    while (open_count) close(fd[--open_count]);
+    free(fd);
+}
+
+int weights_place(struct weights *w, const void *region, const struct kernel_set *kernels,
+                  struct helm_err *err)
+{
+    int *fd;
+    uint32_t open_count;
+    int rc = open_shards(w, &fd, &open_count, err);
+    if (!rc) rc = load_vectors(w, fd, kernels, err);
+    if (!rc) fill_matrix_table(w, region);
+    close_shards(fd, open_count);
+    return rc;
+}
+
+int weights_load(struct weights *w, const struct arena *arena, const struct kernel_set *kernels,
+                 struct pool *pool, bool ready, _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
+                 struct helm_err *err)
+{
+    const struct arena_region *region = &arena_header_of(arena)->region[ARENA_REGION_WEIGHTS];
+    char *base = arena_region_ptr(arena, ARENA_REGION_WEIGHTS);
+    int *fd;
+    uint32_t open_count;
+    if (w->region_bytes > region->bytes)
+        return helm_fail(err, HELM_E_CAPACITY, "weights need %llu bytes, the arena's region has %llu",
+                         (unsigned long long)w->region_bytes, (unsigned long long)region->bytes);
+    int rc = open_shards(w, &fd, &open_count, err);
+    if (rc) goto out;
+    rc = load_vectors(w, fd, kernels, err);
+    if (rc) goto out;
+    if (!ready) {
+        rc = load_matrices(w, arena, fd, pool, bytes_done, cancel, err);
+        if (rc) goto out;
+    }
+    fill_matrix_table(w, base);
+    /* From here on a stray write is a fault, not a silently different model. */
+    uint64_t bytes = (region->bytes + 4095) / 4096 * 4096;
+    if (bytes && mprotect(base, (size_t)bytes, PROT_READ) != 0)
+        rc = helm_fail_errno(err, "cannot make the weights read-only");
+out:
+    close_shards(fd, open_count);
+    return rc;
+}
+
+void weights_free(struct weights *w)
+{
+    free(w->matrix);
+    free(w->vector);
+    free(w->vectors);
+    free(w->place);
+    memset(w, 0, sizeof *w);
+}
