@@ -76,13 +76,34 @@ MODEL_SRC := \
   common/model/safetensors.c
 
 WORKER_CPU_SRC := \
-  worker-cpu/attention.c
+  worker-cpu/attention.c \
+  worker-cpu/control.c \
+  worker-cpu/engine.c \
+  worker-cpu/execute.c \
+  worker-cpu/kernel_set.c \
+  worker-cpu/kernels.c \
+  worker-cpu/local.c \
+  worker-cpu/pin.c \
+  worker-cpu/pool.c \
+  worker-cpu/program.c \
+  worker-cpu/server.c \
+  worker-cpu/step.c \
+  worker-cpu/weights.c
 
 # Kernels: each file is compiled with the instructions in KERNEL_ISA below and chosen at run time.
 KERNEL_SRC := \
   worker-cpu/kernels/attention_avx2.c \
   worker-cpu/kernels/attention_avx512.c \
-  worker-cpu/kernels/attention_ref.c
+  worker-cpu/kernels/attention_ref.c \
+  worker-cpu/kernels/linear_amx.c \
+  worker-cpu/kernels/linear_avx2.c \
+  worker-cpu/kernels/linear_avx512.c \
+  worker-cpu/kernels/linear_avx512bf16.c \
+  worker-cpu/kernels/linear_openblas.c \
+  worker-cpu/kernels/linear_ref.c \
+  worker-cpu/kernels/vector_avx2.c \
+  worker-cpu/kernels/vector_avx512.c \
+  worker-cpu/kernels/vector_ref.c
 
 DAEMON_SRC :=
 
@@ -121,8 +142,11 @@ helm-inspect_LIBS := -ljansson -lm
 helm-mkmodel_MAIN := tools/helm_mkmodel.c
 helm-mkmodel_LINK := $(COMMON_SRC) $(MODEL_SRC) $(MKMODEL_SRC)
 helm-mkmodel_LIBS := -ljansson -lm
+helm-worker-cpu_MAIN := worker-cpu/main.c
+helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-worker-cpu_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
-PROGRAMS := helm-inspect helm-mkmodel
+PROGRAMS := helm-inspect helm-mkmodel helm-worker-cpu
 
 # ---- rules --------------------------------------------------------------------------------------------------
 

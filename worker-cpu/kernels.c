@@ -1,0 +1,90 @@
+/* The tables of kernel variants and the choice among them.
+ *
+ * Called once by the CPU worker's start, by tests and by the kernel benchmark. Nothing here executes an
+ * instruction that plain x86-64 lacks: choosing looks only at the feature bits. Owns nothing; the tables are
+ * constant. */
+#include "worker-cpu/kernels.h"
+
+#include <string.h>
+
+#include "worker-cpu/kernels/variants.h"
+
+/* Slowest first: the choice takes the last that fits. OpenBLAS stands before the kernels written here because
+ * they were faster in every case measured (see docs/benchmarks.md and helm-bench-kernels). */
+static const struct linear_variant *const linear_table[] = {
+    &linear_ref[DTYPE_BF16],     &linear_ref[DTYPE_F16],
+    &linear_ref[DTYPE_F32],      &linear_openblas[DTYPE_BF16],
+    &linear_openblas[DTYPE_F16], &linear_openblas[DTYPE_F32],
+    &linear_avx2[DTYPE_BF16],    &linear_avx2[DTYPE_F16],
+    &linear_avx2[DTYPE_F32],     &linear_avx512[DTYPE_BF16],
+    &linear_avx512[DTYPE_F16],   &linear_avx512[DTYPE_F32],
+    &linear_avx512bf16,          &linear_amx,
+};
+
+static const struct vector_variant *const vector_table[] = {&vector_ref, &vector_avx2, &vector_avx512};
+
+const struct linear_variant *const *linear_variants(size_t *count)
+{
+    *count = sizeof linear_table / sizeof *linear_table;
+    return linear_table;
+}
+
+const struct vector_variant *const *vector_variants(size_t *count)
+{
+    *count = sizeof vector_table / sizeof *vector_table;
+    return vector_table;
+}
+
+static int lacks(const char *what, const char *name, unsigned missing, struct helm_err *err)
+{
+    char text[128];
+    return helm_fail(err, HELM_E_UNSUPPORTED,
+                     "%s kernel \"%s\" needs %s, which this processor or kernel lacks", what, name,
+                     cpu_features_text(missing, text, sizeof text));
+}
+
+int linear_choose(enum dtype dtype, unsigned features, const char *name,
+                  const struct linear_variant **variant, struct helm_err *err)
+{
+    *variant = NULL;
+    size_t count;
+    bool known = false;
+    const struct linear_variant *const *table = linear_variants(&count);
+    for (size_t i = count; i-- > 0;) {
+        const struct linear_variant *v = table[i];
+        if (name && strcmp(name, v->name) != 0) continue;
+        known = true;
+        if (v->dtype != dtype) continue;
+        unsigned missing = v->features & ~features;
+        if (!missing) {
+            *variant = v;
+            return 0;
+        }
+        if (name) return lacks("linear", name, missing, err);
+    }
+    if (known)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "linear kernel \"%s\" does not exist for %s weights", name,
+                         dtype_name(dtype));
+    return helm_fail(err, HELM_E_NOT_FOUND,
+                     "linear kernel \"%s\" is none of ref, openblas, avx2, avx512, avx512-bf16, amx-bf16",
+                     name);
+}
+
+int vector_choose(unsigned features, const char *name, const struct vector_variant **variant,
+                  struct helm_err *err)
+{
+    *variant = NULL;
+    size_t count;
+    const struct vector_variant *const *table = vector_variants(&count);
+    for (size_t i = count; i-- > 0;) {
+        const struct vector_variant *v = table[i];
+        if (name && strcmp(name, v->name) != 0) continue;
+        unsigned missing = v->features & ~features;
+        if (!missing) {
+            *variant = v;
+            return 0;
+        }
+        if (name) return lacks("vector", name, missing, err);
+    }
+    return helm_fail(err, HELM_E_NOT_FOUND, "vector kernel \"%s\" is none of ref, avx2, avx512", name);
+}

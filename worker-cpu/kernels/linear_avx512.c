@@ -1,0 +1,320 @@
+/* Linear layers with AVX-512 and F16C, activations and sums in fp32.
+ *
+ * Three forms. GEMV reads weights as several long streams, because one core draws the memory's full bandwidth
+ * only with enough lines in flight. Up to DOT_TOKENS tokens the same dot products run over several tokens at
+ * once. More tokens become vector lanes (outer.h). Called through the table of worker-cpu/kernels.c after the
+ * CPU check. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "worker-cpu/kernels/lanes512.h"
+#include "worker-cpu/kernels/variants.h"
+
+#define INLINE     static inline __attribute__((always_inline))
+#define UNROLL     _Pragma("GCC unroll 32")
+#define DOT_TOKENS 8
+
+/* ---- weights to fp32 ---- */
+
+INLINE size_t element_bytes(const enum dtype dtype)
+{
+    return dtype == DTYPE_F32 ? 4 : 2;
+}
+
+INLINE __m512 weights_load(const char *w, size_t i, const enum dtype dtype)
+{
+    if (dtype == DTYPE_F32) return _mm512_loadu_ps(w + i * 4);
+    __m256i half = _mm256_loadu_si256((const void *)(w + i * 2));
+    if (dtype == DTYPE_F16) return _mm512_cvtph_ps(half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+INLINE __m512 weights_load_tail(const char *w, size_t i, __mmask16 mask, const enum dtype dtype)
+{
+    if (dtype == DTYPE_F32) return _mm512_maskz_loadu_ps(mask, w + i * 4);
+    __m256i half = _mm256_maskz_loadu_epi16(mask, w + i * 2);
+    if (dtype == DTYPE_F16) return _mm512_cvtph_ps(half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+/* ---- one token ---- */
+
+#ifndef GEMV_STREAMS
+#define GEMV_STREAMS 4
+#endif
+#ifndef GEMV_AHEAD
+#define GEMV_AHEAD 4096 /* bytes ahead of each stream's position */
+#endif
+#ifndef GEMV_HINT
+#define GEMV_HINT _MM_HINT_T0
+#endif
+
+/* `S` rows, `row_stride` rows apart; every row is summed in the same order whatever S is. */
+INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x, size_t cols, const size_t S,
+                      const enum dtype dtype)
+{
+    const size_t size = element_bytes(dtype), stride = row_stride * cols * size, line = 64 / size;
+    __m512 even[8], odd[8];
+    UNROLL for (size_t s = 0; s < S; s++) even[s] = odd[s] = _mm512_setzero_ps();
+    size_t c = 0;
+    for (; c + 32 <= cols; c += 32) {
+        __m512 x0 = _mm512_loadu_ps(x + c), x1 = _mm512_loadu_ps(x + c + 16);
+        UNROLL for (size_t s = 0; s < S; s++)
+        {
+            const char *row = w + s * stride;
+            _mm_prefetch(row + c * size + GEMV_AHEAD, GEMV_HINT);
+            if (line < 32) _mm_prefetch(row + c * size + GEMV_AHEAD + 64, GEMV_HINT);
+            even[s] = _mm512_fmadd_ps(weights_load(row, c, dtype), x0, even[s]);
+            odd[s] = _mm512_fmadd_ps(weights_load(row, c + 16, dtype), x1, odd[s]);
+        }
+    }
+    for (; c < cols; c += 16) {
+        __mmask16 mask = lanes_mask(cols - c);
+        __m512 xs = _mm512_maskz_loadu_ps(mask, x + c);
+        UNROLL for (size_t s = 0; s < S; s++) even[s] =
+            _mm512_fmadd_ps(weights_load_tail(w + s * stride, c, mask, dtype), xs, even[s]);
+    }
+    UNROLL for (size_t s = 0; s < S; s++) y[s * row_stride] =
+        _mm512_reduce_add_ps(_mm512_add_ps(even[s], odd[s]));
+}
+
+INLINE void gemv(float *y, const char *w, const float *x, size_t rows, size_t cols, const enum dtype dtype)
+{
+    const size_t row_bytes = cols * element_bytes(dtype), each = rows / GEMV_STREAMS;
+    for (size_t r = 0; r < each; r++) gemv_rows(y + r, each, w + r * row_bytes, x, cols, GEMV_STREAMS, dtype);
+    for (size_t r = each * GEMV_STREAMS; r < rows; r++)
+        gemv_rows(y + r, 1, w + r * row_bytes, x, cols, 1, dtype);
+}
+
+/* ---- a few tokens: dot products; packed is [token][cols] fp32 ---- */
+
+INLINE void dot_rows(float *y, size_t ldy, size_t row_stride, const char *w, const float *x, size_t cols,
+                     bool accumulate, const size_t S, const size_t T, const enum dtype dtype)
+{
+    const size_t size = element_bytes(dtype), stride = row_stride * cols * size;
+    __m512 acc[24];
+    UNROLL for (size_t i = 0; i < S * T; i++) acc[i] = _mm512_setzero_ps();
+    size_t c = 0;
+    for (; c + 16 <= cols; c += 16) {
+        __m512 ws[8];
+        UNROLL for (size_t s = 0; s < S; s++)
+        {
+            _mm_prefetch(w + s * stride + c * size + GEMV_AHEAD, GEMV_HINT);
+            ws[s] = weights_load(w + s * stride, c, dtype);
+        }
+        UNROLL for (size_t t = 0; t < T; t++)
+        {
+            __m512 xs = _mm512_loadu_ps(x + t * cols + c);
+            UNROLL for (size_t s = 0; s < S; s++) acc[t * S + s] = _mm512_fmadd_ps(ws[s], xs, acc[t * S + s]);
+        }
+    }
+    if (c < cols) {
+        __mmask16 mask = lanes_mask(cols - c);
+        UNROLL for (size_t s = 0; s < S; s++)
+        {
+            __m512 ws = weights_load_tail(w + s * stride, c, mask, dtype);
+            UNROLL for (size_t t = 0; t < T; t++) acc[t * S + s] =
+                _mm512_fmadd_ps(ws, _mm512_maskz_loadu_ps(mask, x + t * cols + c), acc[t * S + s]);
+        }
+    }
+    UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t s = 0; s < S; s++)
+    {
+        float *out = y + t * ldy + s * row_stride, sum = _mm512_reduce_add_ps(acc[t * S + s]);
+        *out = accumulate ? *out + sum : sum;
+    }
+}
+
+INLINE void dot_gemm(float *y, size_t ldy, const char *w, const float *x, size_t rows, size_t cols,
+                     bool accumulate, const size_t S, const size_t T, const enum dtype dtype)
+{
+    const size_t row_bytes = cols * element_bytes(dtype), each = rows / S;
+    for (size_t r = 0; r < each; r++)
+        dot_rows(y + r, ldy, each, w + r * row_bytes, x, cols, accumulate, S, T, dtype);
+    for (size_t r = each * S; r < rows; r++)
+        dot_rows(y + r, ldy, 1, w + r * row_bytes, x, cols, accumulate, 1, T, dtype);
+}
+
+/* ---- more tokens: lanes ---- */
+
+#define LANES        16
+#define OUTER_ROWS   48
+#define OUTER_STEPS  1024
+#define OUTER_PANELS 4
+typedef __m512 vec;
+INLINE vec vec_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+INLINE vec vec_load(const void *p)
+{
+    return _mm512_loadu_ps(p);
+}
+INLINE void vec_store(void *p, vec v)
+{
+    _mm512_storeu_ps(p, v);
+}
+INLINE vec vec_step(vec acc, vec x, const void *w)
+{
+    float value;
+    memcpy(&value, w, sizeof value);
+    return _mm512_fmadd_ps(x, _mm512_set1_ps(value), acc);
+}
+INLINE vec vec_half_step(vec acc, vec x, const void *w)
+{
+    return vec_step(acc, x, w);
+}
+#define vec_transpose lanes_store_transposed
+#include "worker-cpu/kernels/outer.h"
+
+static void outer_tile(const struct outer_block *b, size_t rows, size_t panels)
+{
+    switch (panels) {
+    case 1:
+        outer_rows(b, rows, 16, 1);
+        return;
+    case 2:
+        outer_rows(b, rows, 12, 2);
+        return;
+    case 3:
+        outer_rows(b, rows, 8, 3);
+        return;
+    default:
+        outer_rows(b, rows, 6, 4);
+        return;
+    }
+}
+
+INLINE void convert(float *out, const char *w, size_t row_bytes, size_t rows, size_t first, size_t count,
+                    const enum dtype dtype)
+{
+    for (size_t r = 0; r < rows; r++) {
+        const char *row = w + r * row_bytes + first * element_bytes(dtype);
+        float *to = out + r * OUTER_STEPS;
+        size_t i = 0;
+        for (; i + 16 <= count; i += 16) {
+            _mm_prefetch(row + i * element_bytes(dtype) + GEMV_AHEAD, _MM_HINT_T0);
+            _mm512_store_ps(to + i, weights_load(row, i, dtype));
+        }
+        if (i < count) _mm512_store_ps(to + i, weights_load_tail(row, i, lanes_mask(count - i), dtype));
+    }
+}
+
+static void convert_bf16(float *out, const char *w, size_t row_bytes, size_t rows, size_t first, size_t count)
+{
+    convert(out, w, row_bytes, rows, first, count, DTYPE_BF16);
+}
+
+static void convert_f16(float *out, const char *w, size_t row_bytes, size_t rows, size_t first, size_t count)
+{
+    convert(out, w, row_bytes, rows, first, count, DTYPE_F16);
+}
+
+static size_t padded_tokens(size_t tokens)
+{
+    return (tokens + LANES - 1) / LANES * LANES;
+}
+
+static size_t packed_bytes(size_t tokens, size_t cols)
+{
+    return (tokens <= DOT_TOKENS ? tokens : padded_tokens(tokens)) * cols * sizeof(float);
+}
+
+static void pack(void *packed, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
+                 size_t last)
+{
+    if (tokens <= DOT_TOKENS) {
+        for (size_t t = first; t < last; t++)
+            memcpy((float *)packed + t * cols, x + t * ldx, cols * sizeof(float));
+        return;
+    }
+    for (size_t t0 = first; t0 < last; t0 += LANES) {
+        float *panel = (float *)packed + t0 * cols;
+        for (size_t c = 0; c < cols; c += 16) {
+            __mmask16 mask = lanes_mask(cols - c);
+            __m512i m[16];
+            UNROLL for (size_t t = 0; t < 16; t++) m[t] =
+                t0 + t < last ? _mm512_maskz_loadu_epi32(mask, x + (t0 + t) * ldx + c)
+                              : _mm512_setzero_si512();
+            lanes_transpose(m);
+            UNROLL for (size_t i = 0; i < 16; i++) if (c + i < cols)
+                _mm512_storeu_si512(panel + (c + i) * LANES, m[i]);
+        }
+    }
+}
+
+INLINE void gemm(float *y, size_t ldy, const char *w, const void *packed, size_t rows, size_t cols,
+                 size_t tokens, bool accumulate, void *scratch, const enum dtype dtype)
+{
+    switch (tokens) {
+    case 1:
+        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 4, 1, dtype);
+        return;
+    case 2:
+        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 4, 2, dtype);
+        return;
+    case 3:
+        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 4, 3, dtype);
+        return;
+    case 4:
+        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 4, 4, dtype);
+        return;
+    case 5:
+        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 4, 5, dtype);
+        return;
+    case 6:
+        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 4, 6, dtype);
+        return;
+    case 7:
+        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 3, 7, dtype);
+        return;
+    case 8:
+        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 3, 8, dtype);
+        return;
+    default:
+        break;
+    }
+    struct outer_gemm g = {.w = w,
+                           .row_bytes = cols * element_bytes(dtype),
+                           .steps = cols,
+                           .panel_bytes = cols * LANES * sizeof(float),
+                           .convert = dtype == DTYPE_F32   ? NULL
+                                      : dtype == DTYPE_F16 ? convert_f16
+                                                           : convert_bf16};
+    outer_multiply(&g, y, ldy, packed, rows, tokens, accumulate, scratch);
+}
+
+static size_t scratch_bytes(size_t cols, size_t tokens)
+{
+    (void)cols;
+    return outer_scratch_bytes(tokens, true);
+}
+
+#define FOR_DTYPE(suffix, dtype, linkage)                                                                    \
+    linkage void linear_avx512_gemv_##suffix(float *y, const void *w, const float *x, size_t rows,           \
+                                             size_t cols)                                                    \
+    {                                                                                                        \
+        gemv(y, w, x, rows, cols, dtype);                                                                    \
+    }                                                                                                        \
+    static void gemm_##suffix(float *y, size_t ldy, const void *w, const void *packed, size_t rows,          \
+                              size_t cols, size_t tokens, bool accumulate, void *scratch)                    \
+    {                                                                                                        \
+        gemm(y, ldy, w, packed, rows, cols, tokens, accumulate, scratch, dtype);                             \
+    }
+FOR_DTYPE(bf16, DTYPE_BF16, )
+FOR_DTYPE(f16, DTYPE_F16, static)
+FOR_DTYPE(f32, DTYPE_F32, static)
+
+#define ENTRY(suffix, id)                                                                                    \
+    [id] = {.name = "avx512",                                                                                \
+            .features = CPU_AVX2 | CPU_AVX512,                                                               \
+            .dtype = id,                                                                                     \
+            .exact_input = true,                                                                             \
+            .gemv = linear_avx512_gemv_##suffix,                                                             \
+            .pack_tokens = LANES,                                                                            \
+            .row_granule = OUTER_ROWS,                                                                       \
+            .packed_bytes = packed_bytes,                                                                    \
+            .pack = pack,                                                                                    \
+            .gemm = gemm_##suffix,                                                                           \
+            .scratch_bytes = scratch_bytes}
+const struct linear_variant linear_avx512[DTYPE_COUNT] = {ENTRY(bf16, DTYPE_BF16), ENTRY(f16, DTYPE_F16),
+                                                          ENTRY(f32, DTYPE_F32)};
