@@ -1,0 +1,144 @@
+/* The AMX GEMM's blocking and addressing on a software model of the tiles: runs on every machine, so that a
+ * wrong stride or tail shows where no AMX is. The same text (worker-cpu/kernels/amx_body.h) runs on real
+ * tiles in test_linear.c where the processor has them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/kernels/kernel_buffers.h"
+#include "worker-cpu/kernels/convert.h"
+
+/* Eight tiles of 16 rows of 64 bytes, as thread_begin configures them. */
+static char model_tiles[8][16][64];
+
+static void tile_load(int t, const char *p, size_t stride)
+{
+    for (size_t i = 0; i < 16; i++) memcpy(model_tiles[t][i], p + i * stride, 64);
+}
+
+static void tile_store(int t, char *p, size_t stride)
+{
+    for (size_t i = 0; i < 16; i++) memcpy(p + i * stride, model_tiles[t][i], 64);
+}
+
+static float tile_bf16(int t, size_t row, size_t i)
+{
+    uint16_t half;
+    memcpy(&half, &model_tiles[t][row][i * 2], 2);
+    return convert_bf16_f32(half);
+}
+
+/* tdpbf16ps: c[m][n] += a[m][2k] * b[k][2n] + a[m][2k + 1] * b[k][2n + 1]. */
+static void tile_dp(int c, int a, int b)
+{
+    for (size_t m = 0; m < 16; m++)
+        for (size_t n = 0; n < 16; n++) {
+            float sum;
+            memcpy(&sum, &model_tiles[c][m][n * 4], 4);
+            for (size_t k = 0; k < 16; k++)
+                for (size_t i = 0; i < 2; i++) sum += tile_bf16(a, m, 2 * k + i) * tile_bf16(b, k, 2 * n + i);
+            memcpy(&model_tiles[c][m][n * 4], &sum, 4);
+        }
+}
+
+static void amx_store_transposed(float *y, size_t ldy, const float *c, size_t rows, size_t tokens,
+                                 bool accumulate)
+{
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t r = 0; r < rows; r++) y[t * ldy + r] = c[r * 16 + t] + (accumulate ? y[t * ldy + r] : 0);
+}
+
+#define TILE_ZERO(t)                   memset(model_tiles[t], 0, sizeof model_tiles[t])
+#define TILE_LOAD(t, address, stride)  tile_load(t, address, stride)
+#define TILE_STORE(t, address, stride) tile_store(t, address, stride)
+#define TILE_DP(c, a, b)               tile_dp(c, a, b)
+#define TILE_FENCE()                   ((void)0)
+#include "worker-cpu/kernels/amx_body.h"
+
+/* The packed layout as variants.h states it. */
+static void pack(uint16_t *packed, const float *x, size_t tokens, size_t cols)
+{
+    size_t padded = amx_padded(cols);
+    memset(packed, 0, (tokens + 15) / 16 * 16 * padded * 2);
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t c = 0; c < cols; c++)
+            packed[t / 16 * 16 * padded + c / 2 * 32 + t % 16 * 2 + c % 2] =
+                convert_f32_bf16(x[t * cols + c]);
+}
+
+static void check(size_t rows, size_t cols, size_t tokens, bool accumulate)
+{
+    uint64_t seed = rows << 32 ^ cols << 16 ^ tokens ^ 1;
+    const size_t ldy = rows + cols % 3;
+    struct guarded gw, gp, gy;
+    guarded_make(&gw, rows * cols * 2);
+    guarded_make(&gp, (tokens + 15) / 16 * 16 * amx_padded(cols) * 2);
+    guarded_make(&gy, ((tokens - 1) * ldy + rows) * 4);
+    float *x = malloc(tokens * cols * sizeof *x), *y = gy.data;
+    char *scratch = aligned_alloc(64, (amx_scratch_bytes(cols, tokens) + 63) / 64 * 64);
+    assert_true(x && scratch);
+    memset(scratch, 0xff, amx_scratch_bytes(cols, tokens));
+    for (size_t i = 0; i < tokens * cols; i++) x[i] = convert_bf16_f32(convert_f32_bf16(random_float(&seed)));
+    for (size_t i = 0; i < rows * cols; i++) ((uint16_t *)gw.data)[i] = convert_f32_bf16(random_float(&seed));
+    for (size_t t = 0; t < tokens && accumulate; t++)
+        for (size_t r = 0; r < rows; r++) y[t * ldy + r] = 1.0f + (float)(t + r);
+    pack(gp.data, x, tokens, cols);
+    amx_gemm(y, ldy, gw.data, gp.data, rows, cols, tokens, accumulate, scratch);
+    for (size_t t = 0; t < tokens; t++) {
+        for (size_t r = 0; r < rows; r++) {
+            double want = accumulate ? 1.0 + (double)(t + r) : 0, magnitude = want;
+            for (size_t c = 0; c < cols; c++) {
+                double product =
+                    (double)convert_load(gw.data, DTYPE_BF16, r * cols + c) * (double)x[t * cols + c];
+                want += product;
+                magnitude += fabs(product);
+            }
+            /* As in test_linear.c: roundings of fp32 sums; a lost product is far larger. */
+            double allowed = 0x1p-24 * (4 + 2 * sqrt((double)cols)) * magnitude;
+            if (!(fabs((double)y[t * ldy + r] - want) <= allowed))
+                fail_msg("rows %zu cols %zu tokens %zu: y[%zu][%zu] = %.9g, want %.9g", rows, cols, tokens, t,
+                         r, (double)y[t * ldy + r], want);
+        }
+        for (size_t r = rows; r < ldy && t + 1 < tokens; r++)
+            assert_int_equal(convert_f32_bits(y[t * ldy + r]), 0xffffffffu);
+    }
+    free(x);
+    free(scratch);
+    guarded_free(&gw), guarded_free(&gp), guarded_free(&gy);
+}
+
+static void odd_sizes_agree(void **state)
+{
+    (void)state;
+    static const size_t rows[] = {1, 15, 16, 17, 31, 33, 63, 64, 65, 80, 100, 129};
+    static const size_t cols[] = {1, 3, 31, 32, 33, 64, 65, 100};
+    static const size_t tokens[] = {1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 65};
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+        for (size_t c = 0; c < sizeof cols / sizeof *cols; c++)
+            for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
+                if ((r + c + t) % 3 == 0) check(rows[r], cols[c], tokens[t], (r + t) % 2);
+}
+
+static void every_blocking_limit_is_crossed(void **state)
+{
+    (void)state;
+    check(AMX_ROWS + 70, 40, 20, false);
+    check(70, AMX_STEPS * 32 + 37, 40, true);
+    check(80, AMX_STEPS * 64, 7, false);
+    check(20, 70, AMX_TOKENS + 30, false);
+    check(64, 32, 2 * AMX_TOKENS, true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(odd_sizes_agree),
+                                       cmocka_unit_test(every_blocking_limit_is_crossed)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
