@@ -123,7 +123,17 @@ MKMODEL_SRC := \
   tools/mkmodel/shape.c \
   tools/mkmodel/values.c
 
-CLI_SRC :=
+CLI_SRC := \
+  client/cli/command_chat.c \
+  client/cli/command_generate.c \
+  client/cli/command_query.c \
+  client/cli/command_run.c \
+  client/cli/command_text.c \
+  client/cli/output.c \
+  client/cli/private_daemon.c \
+  client/cli/sampling.c \
+  client/cli/session.c \
+  client/cli/stream.c
 
 PROTO_SRC := $(GEN)/proto/helm.pb-c.c $(GEN)/proto/control.pb-c.c
 

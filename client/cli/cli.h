@@ -1,0 +1,124 @@
+/* helm-cli: what its files share.
+ *
+ * main.c parses the global options and calls one command; session.c connects, starts a private daemon if
+ * --model asks for one, opens tokenizers and watches signals; stream.c runs one generation; each command_*.c
+ * is a group of commands. A command returns the process's exit status. Everything hangs on one struct cli
+ * that main owns. */
+#ifndef HELM_CLIENT_CLI_CLI_H
+#define HELM_CLIENT_CLI_CLI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/chat.h"
+#include "client/helm.h"
+#include "client/tokenizer.h"
+#include "common/args.h"
+#include "common/err.h"
+
+enum cli_exit {
+    CLI_EXIT_DONE = 0,
+    CLI_EXIT_USAGE = 2,
+    CLI_EXIT_NO_DAEMON = 3,
+    CLI_EXIT_REFUSED = 4, /* nothing was begun: bad field, busy, does not fit, no such thing */
+    CLI_EXIT_FAILED = 5,  /* it began, and did not end well */
+    CLI_EXIT_SIGNAL = 128 /* plus the signal's number */
+};
+
+#define CLI_ANSWER_MS     10000               /* a question to a daemon that is alive */
+#define CLI_TEXT_MAX      ((size_t)256 << 20) /* of a prompt or a line read from a file or standard input */
+#define CLI_TOKENIZER_MAX ((size_t)64 << 20)  /* of a tokenizer.json named by --tokenizer */
+
+struct private_daemon;
+
+struct cli {
+    const struct args_spec *global; /* parent of every command's options */
+    /* options as given */
+    const char *connect, *model, *tokenizer;
+    const char *device, *plan, *kv_dtype, *kernels, *log_level;
+    uint64_t vram_bytes, host_memory_bytes, ctx_tokens, threads;
+    bool has_vram, has_host_memory, has_ctx, has_threads;
+    /* opened on demand by session.c */
+    struct private_daemon *daemon;
+    struct helm_client *client;
+    struct helm_tokenizer *tok;
+    struct helm_chat *chat;
+    int signal_fd; /* -1: signals act as usual */
+};
+
+/* ---- session.c ---- */
+
+/* Connects (starting the private daemon first with --model). Prints what is wrong; CLI_EXIT_DONE or another
+ * status. */
+int cli_open(struct cli *cli);
+/* Ends everything cli_open and its like began. */
+void cli_close(struct cli *cli);
+
+/* Opens cli->tok from --tokenizer, --model or, with `ask` (connected or able to), the daemon's model folder.
+ * HELM_E_NOT_FOUND: there is no tokenizer.json. */
+HELM_MUST_CHECK int cli_open_tokenizer(struct cli *cli, struct helm_err *err);
+/* The checkpoint's folder: --model or the daemon's; malloc'd. Needs cli_open where --model is absent. */
+HELM_MUST_CHECK int cli_model_folder(struct cli *cli, char **folder, struct helm_err *err);
+
+/* Opens the checkpoint's chat template into cli->chat. Needs what cli_model_folder needs. */
+HELM_MUST_CHECK int cli_open_chat(struct cli *cli, struct helm_err *err);
+/* The conversation as the model's prompt, ending where the answer begins; *ids is malloc'd. Needs cli->chat
+ * and cli->tok. */
+HELM_MUST_CHECK int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages,
+                                    size_t count, uint32_t **ids, size_t *id_count, struct helm_err *err);
+
+/* From here on SIGINT, SIGTERM and SIGHUP are read from cli->signal_fd, so that what was begun can be ended.
+ */
+HELM_MUST_CHECK int cli_catch_signals(struct cli *cli, struct helm_err *err);
+/* The signal that came, 0 if none. Does not wait. */
+int cli_take_signal(struct cli *cli);
+
+/* ---- output.c ---- */
+
+/* "helm-cli: TEXT" on standard error, control characters escaped: the text may come from a daemon or a file.
+ */
+void cli_complain(const char *text);
+/* Prints err and picks the status: no daemon, refused or failed midway. `begun`: tokens were there already.
+ */
+int cli_fail(const struct helm_err *err, bool begun);
+/* Prints "TEXT" and "try 'PROGRAM --help'"; returns CLI_EXIT_USAGE. */
+int cli_usage(const struct args_spec *spec, const char *fmt, ...) HELM_PRINTF(2, 3);
+
+/* write(2) all of it to standard output. */
+HELM_MUST_CHECK int cli_write(const void *data, size_t bytes, struct helm_err *err);
+/* Reads a descriptor to its end; *text is malloc'd and NUL-terminated. */
+HELM_MUST_CHECK int cli_read_all(int fd, const char *what, char **text, size_t *length, struct helm_err *err);
+/* Ids separated by commas or white space, with or without [ ]; *ids is malloc'd. */
+HELM_MUST_CHECK int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **ids,
+                                  size_t *count, struct helm_err *err);
+/* Text growing in memory. */
+struct cli_text {
+    char *data; /* NUL-terminated once something was added */
+    size_t length, space;
+};
+HELM_MUST_CHECK int cli_text_add(struct cli_text *text, const char *data, size_t length,
+                                 struct helm_err *err);
+HELM_MUST_CHECK int cli_text_printf(struct cli_text *text, struct helm_err *err, const char *fmt, ...)
+    HELM_PRINTF(3, 4);
+/* A JSON string with its quotes. */
+HELM_MUST_CHECK int cli_text_json(struct cli_text *text, const char *data, size_t length,
+                                  struct helm_err *err);
+/* "[1,2,3]", or without brackets "1,2,3". */
+HELM_MUST_CHECK int cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets,
+                                 struct helm_err *err);
+void cli_text_free(struct cli_text *text);
+
+/* ---- commands ---- */
+
+int command_run(struct cli *cli, int argc, char *const argv[]);
+int command_chat(struct cli *cli, int argc, char *const argv[]);
+int command_generate(struct cli *cli, int argc, char *const argv[]);
+int command_tokenize(struct cli *cli, int argc, char *const argv[]);
+int command_detokenize(struct cli *cli, int argc, char *const argv[]);
+int command_status(struct cli *cli, int argc, char *const argv[]);
+int command_ps(struct cli *cli, int argc, char *const argv[]);
+int command_cancel(struct cli *cli, int argc, char *const argv[]);
+int command_plan(struct cli *cli, int argc, char *const argv[]);
+
+#endif

@@ -1,0 +1,123 @@
+/* helm-cli run: text in, text streamed out. See cli.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/cli/stream.h"
+
+struct run_options {
+    bool chat, json;
+    const char *system;
+    struct sampling_options sampling;
+};
+
+/* The prompt from the command line, or all of standard input less one final newline (which echo and editors
+ * add). */
+static int read_prompt(const struct args_parsed *parsed, char **text, size_t *length, struct helm_err *err)
+{
+    bool from_stdin = parsed->operand.count == 0 || strcmp(parsed->operand.item[0], "-") == 0;
+    if (!from_stdin) {
+        *text = strdup(parsed->operand.item[0]);
+        *length = *text ? strlen(*text) : 0;
+        return *text ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the prompt");
+    }
+    int rc = cli_read_all(STDIN_FILENO, "standard input", text, length, err);
+    if (rc == 0 && *length && (*text)[*length - 1] == '\n') (*text)[--*length] = 0;
+    return rc;
+}
+
+static int encode_prompt(const struct cli *cli, const struct run_options *options, const char *text,
+                         size_t length, uint32_t **ids, size_t *count, struct helm_err *err)
+{
+    if (!options->chat)
+        return helm_tokenizer_encode(cli->tok, text, length,
+                                     HELM_TOKENIZER_ENCODE_PARSE_ADDED | HELM_TOKENIZER_ENCODE_ADD_SPECIAL,
+                                     ids, count, err);
+    if (strlen(text) != length)
+        return helm_fail(err, HELM_E_FORMAT, "a chat message may not hold a NUL byte (at byte %zu)",
+                         strlen(text));
+    const struct helm_chat_message messages[2] = {{"system", options->system}, {"user", text}};
+    const struct helm_chat_message *first = options->system ? messages : messages + 1;
+    return cli_encode_chat(cli, first, options->system ? 2 : 1, ids, count, err);
+}
+
+/* Connected; everything from the tokenizer to the last token. */
+static int run_prompt(struct cli *cli, struct run_options *options, const char *text, size_t length)
+{
+    struct helm_err err = {0};
+    struct stream_result result = {0};
+    uint32_t *ids = NULL;
+    size_t count = 0;
+    char *folder = NULL;
+    int status = CLI_EXIT_DONE;
+    int rc = cli_open_tokenizer(cli, &err);
+    if (rc == 0) rc = cli_model_folder(cli, &folder, &err);
+    if (rc == 0) rc = sampling_apply_checkpoint(folder, &options->sampling, &err);
+    if (rc == 0 && options->chat) rc = cli_open_chat(cli, &err);
+    if (rc == 0) rc = encode_prompt(cli, options, text, length, &ids, &count, &err);
+    if (rc < 0) {
+        status = cli_fail(&err, false);
+        goto out;
+    }
+    const struct stream_request request = {
+        .prompt = ids,
+        .prompt_count = count,
+        .options = &options->sampling,
+        .stop_token = options->chat ? helm_tokenizer_role_id(cli->tok, "eos_token") : HELM_TOKENIZER_NO_ID,
+        .print = options->json ? STREAM_PRINT_NOTHING : STREAM_PRINT_TEXT,
+        .label = "helm-cli run",
+    };
+    rc = stream_run(cli, &request, &result, &err);
+    bool begun = result.id != 0;
+    if (begun && options->json && stream_print_json(&result, &err) < 0 && rc == 0) rc = err.code;
+    if (!options->json && result.text.length && result.text.data[result.text.length - 1] != '\n')
+        (void)!cli_write("\n", 1, &(struct helm_err){0});
+    if (rc < 0)
+        status = cli_fail(&err, begun);
+    else
+        status = stream_exit(&result);
+out:
+    stream_free(&result);
+    free(folder);
+    free(ids);
+    return status;
+}
+
+int command_run(struct cli *cli, int argc, char *const argv[])
+{
+    struct run_options options = {0};
+    struct args_option table[SAMPLING_OPTION_COUNT + 3] = {
+        {"chat", 0, ARGS_FLAG, NULL, "put the prompt through the checkpoint's chat template",
+         .target = &options.chat},
+        {"system", 0, ARGS_TEXT, "TEXT", "system message, with --chat", .target = &options.system},
+        {"json", 0, ARGS_FLAG, NULL, "print one JSON object when done, as generate does",
+         .target = &options.json},
+    };
+    sampling_fill_table(&options.sampling, table + 3);
+    const struct args_spec spec = {
+        .program = "helm-cli run",
+        .usage = "[PROMPT|-] [options]",
+        .about = "Continues the prompt (- or nothing: standard input) until the model's end of sequence or "
+                 "the end of\n"
+                 "the context. Sampling is as the checkpoint's generation_config.json says unless options "
+                 "say otherwise.",
+        .options = table,
+        .option_count = SAMPLING_OPTION_COUNT + 3,
+        .max_operands = 1,
+        .parent = cli->global,
+    };
+    struct args_parsed parsed;
+    struct helm_err err = {0};
+    char *text = NULL;
+    size_t length = 0;
+    args_parse_main(&spec, argc, argv, &parsed);
+    if (options.system && !options.chat) return cli_usage(&spec, "--system needs --chat");
+    if (parsed.operand.count == 0 && isatty(STDIN_FILENO))
+        return cli_usage(&spec, "no prompt given ('-' reads it from the terminal)");
+    if (read_prompt(&parsed, &text, &length, &err) < 0) return cli_fail(&err, false);
+    int status = cli_open(cli);
+    if (status == CLI_EXIT_DONE) status = run_prompt(cli, &options, text, length);
+    free(text);
+    return status;
+}

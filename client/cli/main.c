@@ -1,0 +1,95 @@
+/* helm-cli: the command line of HELM.
+ *
+ * Start order: global options -> command -> that command's options -> (connect or private daemon -> work) ->
+ * close. No logic here: each command is in its own file. Owns the one struct cli. */
+#include <signal.h>
+#include <string.h>
+
+#include "client/cli/cli.h"
+
+struct command {
+    const char *name;
+    int (*run)(struct cli *cli, int argc, char *const argv[]);
+};
+
+static const struct command commands[] = {
+    {"run", command_run},
+    {"chat", command_chat},
+    {"generate", command_generate},
+    {"tokenize", command_tokenize},
+    {"detokenize", command_detokenize},
+    {"status", command_status},
+    {"ps", command_ps},
+    {"cancel", command_cancel},
+    {"plan", command_plan},
+};
+
+static const char epilogue[] =
+    "commands:\n"
+    "  run [PROMPT|-]         text in, text streamed out\n"
+    "  chat                   a conversation, with history\n"
+    "  generate               tokens or text in, tokens and text out; for scripts\n"
+    "  tokenize TEXT|-        text to token ids (needs no daemon)\n"
+    "  detokenize IDS         token ids to text (needs no daemon)\n"
+    "  status                 the daemon's state, workers and counters\n"
+    "  ps                     open requests of every client\n"
+    "  cancel ID              ends a request that ps shows\n"
+    "  plan                   what is computed where, and the memory it takes\n"
+    "Each has its own --help.\n"
+    "\n"
+    "Without --connect and --model: $HELM_ENDPOINT, else ipc:///run/helm/helmd.sock if it exists,\n"
+    "else ipc://$XDG_RUNTIME_DIR/helm/helmd.sock, else ipc:///tmp/helm-UID/helmd.sock.\n"
+    "\n"
+    "exit status: 0 done, 2 usage, 3 no daemon, 4 refused, 5 failed midway, 128+N ended by signal N\n";
+
+int main(int argc, char **argv)
+{
+    struct cli cli = {.signal_fd = -1};
+    const struct args_option options[] = {
+        {"connect", 0, ARGS_TEXT, "ENDPOINT", "the daemon to use: ipc://PATH or tcp://HOST:PORT",
+         .target = &cli.connect},
+        {"model", 0, ARGS_TEXT, "DIR", "start a private daemon on this checkpoint for the command",
+         .target = &cli.model},
+        {"tokenizer", 0, ARGS_TEXT, "PATH",
+         "tokenizer.json, or a folder that holds one (default: the model's)", .target = &cli.tokenizer},
+        {"device", 0, ARGS_TEXT, "DEVICE",
+         "auto, cpu, cuda[:N] or emulated; handed to the private daemon,\nas are all below",
+         .target = &cli.device},
+        {"vram", 0, ARGS_SIZE, "SIZE", "GPU memory it may use: 8GiB, 512MiB, bytes",
+         .target = &cli.vram_bytes, .given = &cli.has_vram},
+        {"host-memory", 0, ARGS_SIZE, "SIZE", "host memory it may use", .target = &cli.host_memory_bytes,
+         .given = &cli.has_host_memory},
+        {"ctx", 0, ARGS_U64, "TOKENS", "longest sequence", .target = &cli.ctx_tokens, .min = 1,
+         .max = 1 << 26, .given = &cli.has_ctx},
+        {"threads", 0, ARGS_U64, "N", "worker threads (default: one a physical core)", .target = &cli.threads,
+         .min = 1, .max = 4096, .given = &cli.has_threads},
+        {"plan", 0, ARGS_TEXT, "FILE", "use this plan", .target = &cli.plan},
+        {"kv-dtype", 0, ARGS_TEXT, "TYPE", "element type of the KV cache", .target = &cli.kv_dtype},
+        {"kernels", 0, ARGS_TEXT, "NAME", "use this kernel variant wherever it exists",
+         .target = &cli.kernels},
+        {"log-level", 0, ARGS_CHOICE, "LEVEL", "error, warn, info or debug: show the private daemon's log",
+         .target = &cli.log_level, .choices = "error|warn|info|debug"},
+    };
+    const struct args_spec global = {
+        .program = "helm-cli",
+        .usage = "[--connect ENDPOINT | --model DIR [helmd options]] COMMAND [options]",
+        .about = "Generates text with a helmd daemon, running or private.",
+        .options = options,
+        .option_count = sizeof options / sizeof options[0],
+        .epilogue = epilogue,
+        .stop_at_operand = true,
+    };
+    struct args_parsed parsed;
+    args_parse_main(&global, argc, argv, &parsed);
+    cli.global = &global;
+    if (parsed.next >= argc) return cli_usage(&global, "no command given");
+    const char *name = argv[parsed.next];
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        if (strcmp(commands[i].name, name) != 0) continue;
+        signal(SIGPIPE, SIG_IGN); /* a closed pipe is a failed write, so that the request is cancelled */
+        int status = commands[i].run(&cli, argc - parsed.next, argv + parsed.next);
+        cli_close(&cli);
+        return status;
+    }
+    return cli_usage(&global, "no command '%s'", name);
+}

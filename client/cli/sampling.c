@@ -1,0 +1,81 @@
+/* Sampling options and the checkpoint's defaults for them. See sampling.h. Keeps no state. */
+#include "client/cli/sampling.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/file.h"
+#include "common/json.h"
+
+#define GENERATION_CONFIG_MAX ((size_t)1 << 20)
+
+void sampling_fill_table(struct sampling_options *options, struct args_option table[SAMPLING_OPTION_COUNT])
+{
+    const struct args_option rows[SAMPLING_OPTION_COUNT] = {
+        {"max-tokens", 'n', ARGS_U64, "N", "tokens to generate; 0: to the end of sequence or of the context",
+         .target = &options->max_tokens, .min = 0, .max = UINT32_MAX, .given = &options->has_max_tokens},
+        {"temperature", 0, ARGS_DOUBLE, "T", "0 is greedy", .target = &options->temperature, .min = 0,
+         .max = 100, .given = &options->has_temperature},
+        {"top-k", 0, ARGS_U64, "K", "the K likeliest tokens only; 0: off", .target = &options->top_k,
+         .min = 0, .max = UINT32_MAX, .given = &options->has_top_k},
+        {"top-p", 0, ARGS_DOUBLE, "P", "the likeliest tokens that together reach P; 1: off",
+         .target = &options->top_p, .min = 0, .max = 1, .given = &options->has_top_p},
+        {"min-p", 0, ARGS_DOUBLE, "P", "tokens at least P times as likely as the likeliest; 0: off",
+         .target = &options->min_p, .min = 0, .max = 1, .given = &options->has_min_p},
+        {"repetition-penalty", 0, ARGS_DOUBLE, "R", "divides the logits of tokens that came before; 1: off",
+         .target = &options->repetition_penalty, .min = 0, .max = 100,
+         .given = &options->has_repetition_penalty},
+        {"presence-penalty", 0, ARGS_DOUBLE, "P", "taken off tokens of the output; -2 to 2",
+         .target = &options->presence_penalty, .min = -2, .max = 2},
+        {"frequency-penalty", 0, ARGS_DOUBLE, "P", "the same, times how often they came; -2 to 2",
+         .target = &options->frequency_penalty, .min = -2, .max = 2},
+        {"seed", 0, ARGS_U64, "S", "same seed, same tokens", .target = &options->seed,
+         .given = &options->has_seed},
+        {"stop", 0, ARGS_LIST, "TEXT", "ends the output before this text; may be repeated",
+         .target = &options->stop},
+        {"logprobs", 0, ARGS_U64, "N", "report the N likeliest tokens of each step (with --json), up to 20",
+         .target = &options->logprobs, .min = 0, .max = 20},
+        {"ignore-eos", 0, ARGS_FLAG, NULL, "go on after the model's end of sequence",
+         .target = &options->ignore_eos},
+        {"show-special", 0, ARGS_FLAG, NULL, "keep special tokens such as <|im_end|> in the text",
+         .target = &options->show_special},
+    };
+    memcpy(table, rows, sizeof rows);
+}
+
+static int apply_object(const json_t *object, struct sampling_options *options, struct helm_err *err)
+{
+    bool sample = false;
+    double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1;
+    uint64_t top_k = 0;
+    int rc = json_get_bool(object, "do_sample", false, &sample, err);
+    if (rc == 0) rc = json_get_double(object, "temperature", false, 0, 100, &temperature, err);
+    if (rc == 0) rc = json_get_double(object, "top_p", false, 0, 1, &top_p, err);
+    if (rc == 0) rc = json_get_double(object, "min_p", false, 0, 1, &min_p, err);
+    if (rc == 0) rc = json_get_double(object, "repetition_penalty", false, 0, 100, &repetition_penalty, err);
+    if (rc == 0) rc = json_get_u64(object, "top_k", false, 0, UINT32_MAX, &top_k, err);
+    if (rc < 0) return rc;
+    if (!options->has_repetition_penalty) options->repetition_penalty = repetition_penalty;
+    if (!sample) return 0; /* greedy, unless the command line says otherwise */
+    if (!options->has_temperature) options->temperature = temperature;
+    if (!options->has_top_p) options->top_p = top_p;
+    if (!options->has_min_p) options->min_p = min_p;
+    if (!options->has_top_k) options->top_k = top_k;
+    return 0;
+}
+
+int sampling_apply_checkpoint(const char *folder, struct sampling_options *options, struct helm_err *err)
+{
+    static const char name[] = "generation_config.json";
+    char *text = NULL;
+    size_t length = 0;
+    json_t *object = NULL;
+    int rc = file_read_inside(folder, name, GENERATION_CONFIG_MAX, &text, &length, err);
+    if (rc == HELM_E_NOT_FOUND) return 0;
+    if (rc == 0) rc = json_parse_bounded(name, text, length, GENERATION_CONFIG_MAX, &object, err);
+    if (rc == 0) rc = apply_object(object, options, err);
+    if (rc < 0 && !strstr(err->text, name)) rc = helm_err_prefix(err, "%s/%s", folder, name);
+    json_decref(object);
+    free(text);
+    return rc;
+}

@@ -1,0 +1,150 @@
+/* What a command works with: a connection, a private daemon, a tokenizer, signals. See cli.h.
+ *
+ * Called by the commands; everything lands in struct cli and is given back by cli_close. */
+#include "client/cli/cli.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client/cli/private_daemon.h"
+#include "common/file.h"
+
+static bool has_daemon_option(const struct cli *cli)
+{
+    return cli->device || cli->plan || cli->kv_dtype || cli->kernels || cli->log_level || cli->has_vram ||
+           cli->has_host_memory || cli->has_ctx || cli->has_threads;
+}
+
+int cli_open(struct cli *cli)
+{
+    struct helm_err err = {0};
+    const char *endpoint = cli->connect;
+    if (cli->client) return CLI_EXIT_DONE;
+    if (cli->connect && cli->model)
+        return cli_usage(cli->global,
+                         "--connect and --model exclude each other: --model starts a daemon of its own");
+    if (!cli->model && has_daemon_option(cli))
+        return cli_usage(cli->global, "options of helmd need --model: a running daemon has its own");
+    if (cli->model) {
+        int signal_number = 0;
+        int rc = cli_catch_signals(cli, &err);
+        if (rc == 0) rc = private_daemon_start(cli, &cli->daemon, &signal_number, &err);
+        if (rc < 0) {
+            if (signal_number) return CLI_EXIT_SIGNAL + signal_number;
+            cli_complain(err.text);
+            /* died or broke down: failed; every reason that helmd gave for not starting: refused */
+            return rc == HELM_E_PEER || rc == HELM_E_NOMEM ? CLI_EXIT_FAILED : CLI_EXIT_REFUSED;
+        }
+        endpoint = private_daemon_endpoint(cli->daemon);
+    }
+    int rc = helm_connect(endpoint, 0, &cli->client, &err);
+    if (rc == 0) return CLI_EXIT_DONE;
+    cli_complain(err.text);
+    return rc == HELM_E_USAGE ? CLI_EXIT_USAGE : CLI_EXIT_NO_DAEMON;
+}
+
+void cli_close(struct cli *cli)
+{
+    helm_disconnect(&cli->client);
+    private_daemon_stop(&cli->daemon);
+    helm_chat_close(&cli->chat);
+    helm_tokenizer_close(cli->tok);
+    cli->tok = NULL;
+    if (cli->signal_fd >= 0) close(cli->signal_fd);
+    cli->signal_fd = -1;
+}
+
+int cli_model_folder(struct cli *cli, char **folder, struct helm_err *err)
+{
+    *folder = NULL;
+    if (cli->model) {
+        *folder = strdup(cli->model);
+    } else {
+        struct helm_model_info *info = NULL;
+        int rc = helm_model_info(cli->client, CLI_ANSWER_MS, &info, err);
+        if (rc < 0) return rc;
+        *folder = strdup(info->folder);
+        free(info);
+    }
+    return *folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
+}
+
+static int open_tokenizer_file(struct cli *cli, const char *path, struct helm_err *err)
+{
+    char *text = NULL;
+    size_t length = 0;
+    int rc = file_read(path, CLI_TOKENIZER_MAX, &text, &length, err);
+    if (rc == 0) rc = helm_tokenizer_open_memory(text, length, NULL, 0, &cli->tok, err);
+    free(text);
+    return rc;
+}
+
+int cli_open_tokenizer(struct cli *cli, struct helm_err *err)
+{
+    char *folder = NULL;
+    int rc = 0;
+    struct stat st;
+    if (cli->tok) return 0;
+    if (cli->tokenizer) {
+        if (stat(cli->tokenizer, &st) == 0 && !S_ISDIR(st.st_mode))
+            return open_tokenizer_file(cli, cli->tokenizer, err);
+        folder = strdup(cli->tokenizer);
+        if (!folder) return helm_fail(err, HELM_E_NOMEM, "no memory for a path");
+    } else {
+        rc = cli_model_folder(cli, &folder, err);
+        if (rc < 0) return rc;
+    }
+    rc = helm_tokenizer_open(folder, &cli->tok, err);
+    free(folder);
+    return rc;
+}
+
+int cli_open_chat(struct cli *cli, struct helm_err *err)
+{
+    char *folder = NULL;
+    int rc = cli_model_folder(cli, &folder, err);
+    if (rc == 0) rc = helm_chat_open(folder, &cli->chat, err);
+    free(folder);
+    return rc;
+}
+
+int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages, size_t count,
+                    uint32_t **ids, size_t *id_count, struct helm_err *err)
+{
+    char *text = NULL;
+    size_t length = 0;
+    *ids = NULL;
+    *id_count = 0;
+    int rc = helm_chat_render(cli->chat, messages, count, 1, &text, &length, err);
+    if (rc == 0) /* the template wrote the special tokens itself: parse them, add none */
+        rc = helm_tokenizer_encode(cli->tok, text, length, HELM_TOKENIZER_ENCODE_PARSE_ADDED, ids, id_count,
+                                   err);
+    free(text);
+    return rc;
+}
+
+int cli_catch_signals(struct cli *cli, struct helm_err *err)
+{
+    sigset_t set;
+    if (cli->signal_fd >= 0) return 0;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    cli->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (cli->signal_fd < 0) return helm_fail_errno(err, "signalfd");
+    sigaddset(&set, SIGCHLD); /* private_daemon_stop waits for it */
+    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0) return helm_fail_errno(err, "sigprocmask");
+    return 0;
+}
+
+int cli_take_signal(struct cli *cli)
+{
+    struct signalfd_siginfo info;
+    if (cli->signal_fd < 0 || read(cli->signal_fd, &info, sizeof info) != sizeof info) return 0;
+    return (int)info.ssi_signo;
+}

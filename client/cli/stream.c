@@ -1,0 +1,349 @@
+/* Runs one generation and shows it. See stream.h.
+ *
+ * The library's callbacks collect; the loop below waits for the connection and for signals, prints, and
+ * cancels. After a stop text was found or a signal came, further tokens are ignored and the loop only waits
+ * for the daemon's last word, for its timings. Owns the detokenizer; the result belongs to the caller. */
+#include "client/cli/stream.h"
+
+#include <errno.h>
+#include <math.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/units.h"
+
+#define CANCEL_WAIT_MS 5000 /* for the last word after a cancel */
+
+struct stream {
+    struct cli *cli;
+    const struct stream_request *request;
+    struct stream_result *result;
+    struct helm_detokenizer *detokenizer;
+    uint64_t number;
+    size_t printed; /* bytes of result.text on standard output */
+    bool over;      /* done or error came */
+    bool ended;     /* by us: later tokens are not part of the result */
+    bool stopped;   /* a stop text was found */
+    struct helm_err err;
+};
+
+static void fail(struct stream *s, const struct helm_err *err)
+{
+    if (s->err.code == 0) s->err = *err;
+    s->ended = true;
+}
+
+/* Grows an array to hold one more element. */
+static void *grow(void *array, size_t count, size_t *space, size_t element, struct helm_err *err)
+{
+    if (count < *space) return array;
+    size_t more = *space ? 2 * *space : 256;
+    void *grown = realloc(array, more * element);
+    if (!grown)
+        helm_fail(err, HELM_E_NOMEM, "no memory for the output");
+    else
+        *space = more;
+    return grown;
+}
+
+/* ---- stop texts
+ * ---------------------------------------------------------------------------------------------- */
+
+/* The first stop text in text[from ..), or SIZE_MAX. */
+static size_t find_stop(const struct args_list *stop, const struct cli_text *text, size_t from)
+{
+    size_t first = SIZE_MAX;
+    for (uint32_t i = 0; i < stop->count; i++) {
+        size_t length = strlen(stop->item[i]);
+        if (length == 0 || text->length - from < length) continue;
+        const char *at = memmem(text->data + from, text->length - from, stop->item[i], length);
+        if (at && (size_t)(at - text->data) < first) first = (size_t)(at - text->data);
+    }
+    return first;
+}
+
+/* How many bytes at the end could still begin a stop text. */
+static size_t held_bytes(const struct args_list *stop, const struct cli_text *text, size_t from)
+{
+    size_t held = 0;
+    for (uint32_t i = 0; i < stop->count; i++) {
+        size_t length = strlen(stop->item[i]), tail = text->length - from;
+        if (length && tail > length - 1) tail = length - 1;
+        for (; tail > held; tail--) {
+            if (length && memcmp(text->data + text->length - tail, stop->item[i], tail) == 0) held = tail;
+        }
+    }
+    return held;
+}
+
+/* Takes what the detokenizer gave, looks for stop texts, prints what is safe. */
+static void add_text(struct stream *s, const char *data, size_t length, bool last)
+{
+    struct cli_text *text = &s->result->text;
+    const struct args_list *stop = &s->request->options->stop;
+    struct helm_err err = {0};
+    if (cli_text_add(text, data, length, &err) < 0) {
+        fail(s, &err);
+        return;
+    }
+    size_t cut = find_stop(stop, text, s->printed);
+    size_t safe = text->length;
+    if (cut != SIZE_MAX) {
+        text->length = safe = cut;
+        text->data[cut] = 0;
+        s->stopped = s->ended = true;
+    } else if (!last) {
+        safe -= held_bytes(stop, text, s->printed);
+    }
+    if (safe > s->printed && s->request->print == STREAM_PRINT_TEXT) {
+        if (cli_write(text->data + s->printed, safe - s->printed, &err) < 0) fail(s, &err);
+    }
+    if (safe > s->printed) s->printed = safe;
+}
+
+/* ---- callbacks
+ * ----------------------------------------------------------------------------------------------- */
+
+static void on_accepted(void *user, uint64_t number, uint64_t id, uint32_t queue_position)
+{
+    struct stream *s = user;
+    (void)number;
+    (void)queue_position;
+    s->result->id = id;
+}
+
+static int keep_token(struct stream_result *r, const struct helm_token *token, struct helm_err *err)
+{
+    size_t space = r->token_space;
+    void *grown = grow(r->tokens, r->token_count, &space, sizeof *r->tokens, err);
+    if (!grown) return HELM_E_NOMEM;
+    r->tokens = grown;
+    space = r->token_space;
+    grown = grow(r->logprob_counts, r->token_count, &space, sizeof *r->logprob_counts, err);
+    if (!grown) return HELM_E_NOMEM;
+    r->logprob_counts = grown;
+    r->token_space = space;
+    for (size_t i = 0; i < token->top_count; i++) {
+        grown = grow(r->logprobs, r->logprob_count, &r->logprob_space, sizeof *r->logprobs, err);
+        if (!grown) return HELM_E_NOMEM;
+        r->logprobs = grown;
+        r->logprobs[r->logprob_count++] = token->top[i];
+    }
+    r->logprob_counts[r->token_count] = (uint32_t)token->top_count;
+    r->tokens[r->token_count++] = token->token;
+    return 0;
+}
+
+static void on_token(void *user, uint64_t number, const struct helm_token *token)
+{
+    struct stream *s = user;
+    struct helm_err err = {0};
+    (void)number;
+    if (s->ended) return;
+    s->result->id = token->id;
+    if (keep_token(s->result, token, &err) < 0) {
+        fail(s, &err);
+        return;
+    }
+    if (s->detokenizer) {
+        const char *text = NULL;
+        size_t length = 0;
+        if (helm_detokenizer_push(s->detokenizer, token->token, &text, &length, &err) < 0)
+            fail(s, &err);
+        else
+            add_text(s, text, length, false);
+    } else if (s->request->print == STREAM_PRINT_TEXT) {
+        char digits[16];
+        int n = snprintf(digits, sizeof digits, "%s%u", s->result->token_count > 1 ? " " : "", token->token);
+        if (cli_write(digits, (size_t)n, &err) < 0) fail(s, &err);
+    }
+}
+
+static void on_done(void *user, uint64_t number, const struct helm_done *done)
+{
+    struct stream *s = user;
+    (void)number;
+    s->over = true;
+    s->result->id = done->id;
+    s->result->prompt_tokens = done->prompt_tokens;
+    s->result->timings = done->timings;
+    s->result->finish = helm_finish_name(done->finish);
+    if (s->ended) return;
+    if (done->finish == HELM_FINISH_ERROR || done->finish == HELM_FINISH_CANCELLED)
+        helm_fail(&s->err, done->finish == HELM_FINISH_ERROR ? HELM_E_INTERNAL : HELM_E_CANCELLED,
+                  "request %llu %s%s%s", (unsigned long long)done->id,
+                  done->finish == HELM_FINISH_ERROR ? "failed" : "was cancelled", *done->detail ? ": " : "",
+                  done->detail);
+}
+
+static void on_error(void *user, uint64_t number, int code, const char *text)
+{
+    struct stream *s = user;
+    (void)number;
+    s->over = true;
+    if (s->err.code == 0) helm_fail(&s->err, code, "%s", text);
+}
+
+/* ---- the loop
+ * ------------------------------------------------------------------------------------------------ */
+
+static int send_request(struct stream *s, struct helm_err *err)
+{
+    const struct sampling_options *o = s->request->options;
+    const struct helm_generate_request what = {
+        .prompt = s->request->prompt,
+        .prompt_count = s->request->prompt_count,
+        .max_tokens = (uint32_t)o->max_tokens,
+        .sampling = {.temperature = (float)o->temperature,
+                     .top_k = (uint32_t)o->top_k,
+                     .top_p = (float)o->top_p,
+                     .min_p = (float)o->min_p,
+                     .repetition_penalty = (float)o->repetition_penalty,
+                     .presence_penalty = (float)o->presence_penalty,
+                     .frequency_penalty = (float)o->frequency_penalty,
+                     .has_seed = o->has_seed,
+                     .seed = o->seed},
+        .stop_tokens = &s->request->stop_token,
+        .stop_count = s->request->stop_token != HELM_TOKENIZER_NO_ID,
+        .logprobs = (uint32_t)o->logprobs,
+        .ignore_eos = o->ignore_eos,
+        .label = s->request->label,
+    };
+    const struct helm_callbacks callbacks = {on_accepted, on_token, on_done, on_error};
+    return helm_generate(s->cli->client, &what, &callbacks, s, 0, &s->number, err);
+}
+
+/* Waits for the daemon and for signals until the request is over. */
+static int watch(struct stream *s, struct helm_err *err)
+{
+    uint64_t cancel_until = 0;
+    while (!s->over) {
+        if (s->ended && !cancel_until) {
+            int rc = helm_cancel(s->cli->client, s->number, err);
+            if (rc < 0) return rc;
+            cancel_until = units_now_us() + (uint64_t)CANCEL_WAIT_MS * 1000;
+        }
+        uint64_t now = units_now_us();
+        if (cancel_until && now >= cancel_until)
+            return helm_fail(err, HELM_E_PEER, "no answer to a cancel within %d ms", CANCEL_WAIT_MS);
+        struct pollfd p[2] = {{.fd = helm_client_fd(s->cli->client), .events = POLLIN},
+                              {.fd = s->cli->signal_fd, .events = POLLIN}};
+        int wait_ms = cancel_until ? (int)((cancel_until - now) / 1000 + 1) : -1;
+        if (poll(p, 2, wait_ms) < 0 && errno != EINTR) return helm_fail_errno(err, "waiting for the daemon");
+        int signal_number = p[1].revents ? cli_take_signal(s->cli) : 0;
+        if (signal_number) {
+            s->result->signal_number = signal_number;
+            s->ended = true;
+        }
+        int rc = helm_dispatch(s->cli->client, 0, err);
+        if (rc < 0 && !s->over) return rc;
+    }
+    return 0;
+}
+
+/* What the detokenizer still holds, and what was held back for a stop text. */
+static void finish_text(struct stream *s)
+{
+    const char *text = "";
+    size_t length = 0;
+    struct helm_err err = {0};
+    if (!s->detokenizer || s->stopped) return;
+    if (helm_detokenizer_finish(s->detokenizer, &text, &length, &err) < 0)
+        fail(s, &err);
+    else
+        add_text(s, text, length, true);
+}
+
+int stream_run(struct cli *cli, const struct stream_request *request, struct stream_result *result,
+               struct helm_err *err)
+{
+    struct stream s = {.cli = cli, .request = request, .result = result};
+    *result = (struct stream_result){.finish = "error", .prompt_tokens = (uint32_t)request->prompt_count};
+    int rc = cli_catch_signals(cli, err);
+    if (rc == 0 && request->options->stop.count && !cli->tok)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED, "--stop needs a tokenizer, and the checkpoint has none");
+    for (uint32_t i = 0; rc == 0 && i < request->options->stop.count; i++)
+        if (!*request->options->stop.item[i]) rc = helm_fail(err, HELM_E_USAGE, "--stop: the text is empty");
+    if (rc == 0 && cli->tok)
+        rc = helm_detokenizer_open(cli->tok,
+                                   request->options->show_special ? HELM_TOKENIZER_DECODE_ALL
+                                                                  : HELM_TOKENIZER_DECODE_SKIP_SPECIAL,
+                                   &s.detokenizer, err);
+    if (rc == 0) rc = send_request(&s, err);
+    if (rc == 0) rc = watch(&s, err);
+    finish_text(&s);
+    if (s.stopped)
+        result->finish = "stop";
+    else if (result->signal_number)
+        result->finish = "cancelled";
+    if (s.err.code < 0 && !(s.stopped && s.err.code == HELM_E_CANCELLED)) {
+        if (err) *err = s.err;
+        rc = s.err.code;
+        if (rc != HELM_E_CANCELLED) result->finish = "error";
+    }
+    helm_detokenizer_close(s.detokenizer);
+    return rc;
+}
+
+void stream_free(struct stream_result *result)
+{
+    free(result->tokens);
+    free(result->logprobs);
+    free(result->logprob_counts);
+    cli_text_free(&result->text);
+    *result = (struct stream_result){0};
+}
+
+int stream_exit(const struct stream_result *result)
+{
+    if (result->signal_number) return CLI_EXIT_SIGNAL + result->signal_number;
+    return strcmp(result->finish, "error") == 0 || strcmp(result->finish, "cancelled") == 0 ? CLI_EXIT_FAILED
+                                                                                            : CLI_EXIT_DONE;
+}
+
+/* ---- JSON
+ * ---------------------------------------------------------------------------------------------------- */
+
+/* JSON has no infinity: a token of probability zero gets the lowest finite value of a float. */
+static double finite_value(double value)
+{
+    return isfinite(value) ? value : value > 0 ? 3.4e38 : -3.4e38;
+}
+
+static int add_logprobs(const struct stream_result *r, struct cli_text *line, struct helm_err *err)
+{
+    size_t next = 0;
+    int rc = cli_text_printf(line, err, ",\"logprobs\":[");
+    for (size_t i = 0; rc == 0 && r->logprob_count && i < r->token_count; i++) {
+        rc = cli_text_printf(line, err, "%s[", i ? "," : "");
+        for (uint32_t k = 0; rc == 0 && k < r->logprob_counts[i]; k++, next++)
+            rc = cli_text_printf(line, err, "%s{\"token\":%u,\"logprob\":%.9g}", k ? "," : "",
+                                 r->logprobs[next].token, finite_value((double)r->logprobs[next].logprob));
+        if (rc == 0) rc = cli_text_add(line, "]", 1, err);
+    }
+    return rc == 0 ? cli_text_add(line, "]", 1, err) : rc;
+}
+
+int stream_print_json(const struct stream_result *r, struct helm_err *err)
+{
+    struct cli_text line = {0};
+    const struct helm_timings *t = &r->timings;
+    int rc = cli_text_printf(&line, err, "{\"id\":%llu,\"tokens\":", (unsigned long long)r->id);
+    if (rc == 0) rc = cli_text_ids(&line, r->tokens, r->token_count, true, err);
+    if (rc == 0) rc = cli_text_printf(&line, err, ",\"text\":");
+    if (rc == 0) rc = cli_text_json(&line, r->text.data, r->text.length, err);
+    if (rc == 0) rc = cli_text_printf(&line, err, ",\"finish_reason\":\"%s\"", r->finish);
+    if (rc == 0) rc = add_logprobs(r, &line, err);
+    if (rc == 0)
+        rc = cli_text_printf(
+            &line, err,
+            ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu},\"timings\":{\"ttft_ms\":%.3f,"
+            "\"tpot_ms\":%.3f,\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}\n",
+            r->prompt_tokens, r->token_count, finite_value(t->ttft_ms), finite_value(t->tpot_ms),
+            finite_value(t->prefill_tok_s), finite_value(t->decode_tok_s));
+    if (rc == 0) rc = cli_write(line.data, line.length, err);
+    cli_text_free(&line);
+    return rc;
+}

@@ -1,0 +1,51 @@
+/* One generation as helm-cli shows it: text as it comes, stop texts, Ctrl-C.
+ *
+ * Called by run, chat and generate. Text is held back while it could still be the beginning of a stop text,
+ * so that nothing is printed that the result does not hold. */
+#ifndef HELM_CLIENT_CLI_STREAM_H
+#define HELM_CLIENT_CLI_STREAM_H
+
+#include "client/cli/cli.h"
+#include "client/cli/sampling.h"
+
+enum stream_print {
+    STREAM_PRINT_NOTHING, /* the caller prints the result */
+    STREAM_PRINT_TEXT,    /* as it comes; ids where there is no tokenizer */
+};
+
+struct stream_request {
+    const uint32_t *prompt;
+    size_t prompt_count;
+    const struct sampling_options *options;
+    uint32_t stop_token; /* ends the answer beside the model's own, or HELM_TOKENIZER_NO_ID */
+    enum stream_print print;
+    const char *label;
+};
+
+struct stream_result {
+    uint64_t id;
+    uint32_t *tokens;
+    size_t token_count, token_space;
+    struct cli_text text;
+    struct helm_logprob *logprobs; /* `logprob_counts[i]` of token i, one after the other */
+    size_t logprob_count, logprob_space;
+    uint32_t *logprob_counts; /* as long as tokens */
+    const char *finish;       /* "eos", "stop", "length", "cancelled", "error" */
+    uint32_t prompt_tokens;
+    struct helm_timings timings;
+    int signal_number; /* that ended it, or 0 */
+};
+
+/* Runs it to its end. 0: the result says how it ended. HELM_E_...: refused, lost, or standard output failed;
+ * `text` and `tokens` hold what had come, and `finish` is "error". stream_free either way. */
+HELM_MUST_CHECK int stream_run(struct cli *cli, const struct stream_request *request,
+                               struct stream_result *result, struct helm_err *err);
+void stream_free(struct stream_result *result);
+
+/* The object of `generate --json`, one line. */
+HELM_MUST_CHECK int stream_print_json(const struct stream_result *result, struct helm_err *err);
+
+/* How a finished generation ends the program: done, by a signal, or failed (cancelled by others, error). */
+int stream_exit(const struct stream_result *result);
+
+#endif
