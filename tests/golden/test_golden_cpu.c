@@ -1,0 +1,356 @@
+/* Golden runs of the CPU engine: tokens and logprobs of every reference checkpoint in tests/data/golden, on
+ * every kernel variant this machine has and every KV dtype, against what its README asks for.
+ *
+ * Each case is run alone with its prompt in one chunk, alone in chunks of odd sizes, and together with all
+ * the others in mixed steps (some prefilling, some decoding). Followed as long as the tokens so far are
+ * equal; a difference is permitted only where the two best tokens are nearly tied. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/json.h"
+#include "common/units.h"
+#include "worker-cpu/local.h"
+
+#define CASES_MAX   16
+#define STEPS_MAX   64
+#define TOP         10 /* how many of the reference's logprobs are compared */
+#define STEP_TOKENS 1024
+#define CONTEXT     1100
+#define SHORT_CASE  64 /* longest prompt for the scalar reference, which is slow */
+
+static const char *const models[] = {"qwen3", "qwen2-bias", "llama3-ropescaled"};
+
+struct golden_step {
+    uint32_t token;
+    float gap;
+    uint32_t top_token[TOP];
+    float top_logprob[TOP];
+};
+struct golden_case {
+    uint32_t prompt_count, step_count;
+    uint32_t *prompt;
+    struct golden_step step[STEPS_MAX];
+};
+struct golden {
+    struct golden_case cases[CASES_MAX];
+    uint32_t count;
+};
+
+/* Tolerances of the README: by whether activations and cache stay fp32. */
+struct tolerance {
+    const char *name;
+    double worst, mean, gap;
+};
+static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
+static const struct tolerance rounded = {"bf16", 0.4, 0.08, 0.4};
+
+struct error {
+    double worst, sum;
+    uint64_t count;
+    uint32_t permitted, wrong;
+};
+
+static void golden_read(const char *model, struct golden *golden)
+{
+    char path[256];
+    json_t *json = NULL;
+    struct helm_err err = {0};
+    memset(golden, 0, sizeof *golden);
+    snprintf(path, sizeof path, "tests/data/golden/%s/golden.json", model);
+    assert_int_equal(json_read_file(path, 64 * MIB, &json, &err), 0);
+    size_t c, i, k;
+    json_t *one, *item, *pair;
+    json_array_foreach(json_object_get(json, "cases"), c, one)
+    {
+        assert_true(c < CASES_MAX);
+        struct golden_case *out = &golden->cases[golden->count++];
+        json_t *prompt = json_object_get(one, "prompt");
+        out->prompt_count = (uint32_t)json_array_size(prompt);
+        out->prompt = calloc(out->prompt_count, sizeof *out->prompt);
+        json_array_foreach(prompt, i, item) out->prompt[i] = (uint32_t)json_integer_value(item);
+        json_array_foreach(json_object_get(one, "steps"), i, item)
+        {
+            assert_true(i < STEPS_MAX);
+            struct golden_step *step = &out->step[out->step_count++];
+            step->token = (uint32_t)json_integer_value(json_object_get(item, "token"));
+            step->gap = (float)json_number_value(json_object_get(item, "gap"));
+            json_array_foreach(json_object_get(item, "top"), k, pair)
+            {
+                if (k == TOP) break;
+                step->top_token[k] = (uint32_t)json_integer_value(json_array_get(pair, 0));
+                step->top_logprob[k] = (float)json_number_value(json_array_get(pair, 1));
+            }
+        }
+    }
+    json_decref(json);
+    assert_true(golden->count > 0);
+}
+
+static void golden_free(struct golden *golden)
+{
+    for (uint32_t i = 0; i < golden->count; i++) free(golden->cases[i].prompt);
+}
+
+/* One sequence on its way through a case. */
+struct walk {
+    const struct golden_case *golden;
+    uint32_t slot, done, length, step; /* tokens in the cache; tokens known; reference step to be made next */
+    bool ended;
+};
+
+static void walk_start(struct local *local, struct walk *walk, const struct golden_case *golden,
+                       uint32_t slot)
+{
+    *walk = (struct walk){.golden = golden, .slot = slot, .length = golden->prompt_count};
+    memcpy(arena_history_of(&local->arena, slot), golden->prompt, golden->prompt_count * sizeof(uint32_t));
+    struct arena_slot *s = arena_slot_of(&local->arena, slot);
+    s->prompt_count = golden->prompt_count;
+    s->sampling.logprobs = 5;
+}
+
+static void walk_compare(struct local *local, struct walk *walk, const struct step_result_row *row,
+                         const float *logits, uint32_t vocab, const struct tolerance *tolerance,
+                         struct error *error)
+{
+    const struct golden_step *step = &walk->golden->step[walk->step];
+    double most = -INFINITY, sum = 0;
+    for (uint32_t i = 0; i < vocab; i++) most = logits[i] > most ? logits[i] : most;
+    for (uint32_t i = 0; i < vocab; i++) sum += exp(logits[i] - most);
+    double norm = most + log(sum);
+    assert_int_equal(row->status, STEP_ROW_OK);
+    for (uint32_t k = 0; k < TOP; k++) {
+        double difference = fabs(logits[step->top_token[k]] - norm - step->top_logprob[k]);
+        if (!(difference <= error->worst)) error->worst = difference;
+        error->sum += difference;
+        error->count++;
+    }
+    assert_true(fabs(row->sampled.logprob - (logits[row->sampled.token] - norm)) < 1e-3);
+    walk->done = walk->length;
+    if (row->sampled.token != step->token) {
+        if (step->gap > tolerance->gap)
+            error->wrong++;
+        else
+            error->permitted++;
+        walk->ended = true;
+        return;
+    }
+    arena_history_of(&local->arena, walk->slot)[walk->length++] = step->token;
+    walk->ended = ++walk->step == walk->golden->step_count;
+}
+
+/* Runs the walks to their ends, all of them in each step. Prefill chunks take their sizes from a repeating
+ * pattern; the pattern {0} means as much as fits. */
+static void run_walks(struct local *local, struct walk *walks, uint32_t count, const uint32_t *pattern,
+                      uint32_t pattern_count, const struct tolerance *tolerance, struct error *error)
+{
+    const uint32_t vocab = arena_header_of(&local->arena)->vocab;
+    struct helm_err err = {0};
+    uint32_t turn = 0;
+    for (;;) {
+        struct step_row rows[CASES_MAX];
+        struct walk *of[CASES_MAX];
+        uint32_t row_count = 0, budget = STEP_TOKENS, sampled = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            struct walk *w = &walks[i];
+            uint32_t left = w->length - w->done, chunk = pattern[turn++ % pattern_count];
+            if (w->ended || !budget) continue;
+            if (!chunk || chunk > left) chunk = left;
+            if (chunk > budget) chunk = budget;
+            budget -= chunk;
+            of[row_count] = w;
+            rows[row_count++] = (struct step_row){.slot = w->slot,
+                                                  .start = w->done,
+                                                  .count = chunk,
+                                                  .flags = chunk == left ? STEP_ROW_SAMPLE : 0};
+        }
+        if (!row_count) break;
+        const struct step_result *result;
+        int rc = local_step(local, rows, row_count, &result, &err);
+        if (rc) fail_msg("%s", err.text);
+        assert_int_equal(result->row_count, row_count);
+        for (uint32_t i = 0; i < row_count; i++) {
+            assert_int_equal(result->row[i].slot, rows[i].slot);
+            if (!(rows[i].flags & STEP_ROW_SAMPLE)) {
+                of[i]->done += rows[i].count;
+                continue;
+            }
+            walk_compare(local, of[i], &result->row[i], local->engine.act.logits + (size_t)vocab * sampled++,
+                         vocab, tolerance, error);
+        }
+    }
+}
+
+enum mode { MODE_WHOLE, MODE_ODD, MODE_TOGETHER, MODE_COUNT };
+static const char *const mode_name[] = {"whole", "odd chunks", "together"};
+
+static void run_golden(struct local *local, const struct golden *golden, enum mode mode, uint32_t longest,
+                       const struct tolerance *tolerance, struct error *error)
+{
+    static const uint32_t whole[] = {0}, odd[] = {7, 1, 33, 16, 64, 2, 129, 17},
+                          mixed[] = {13, 0, 5, 40, 1, 200, 3};
+    struct walk walks[CASES_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < golden->count; i++) {
+        if (golden->cases[i].prompt_count > longest) continue;
+        walk_start(local, &walks[count], &golden->cases[i], count);
+        count++;
+    }
+    assert_true(count > 0);
+    if (mode == MODE_TOGETHER) {
+        run_walks(local, walks, count, mixed, sizeof mixed / sizeof *mixed, tolerance, error);
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        run_walks(local, &walks[i], 1, mode == MODE_ODD ? odd : whole,
+                  mode == MODE_ODD ? sizeof odd / sizeof *odd : 1, tolerance, error);
+}
+
+static void run_variant(const char *model, const struct golden *golden, const char *kernels,
+                        enum dtype kv_dtype)
+{
+    char folder[256];
+    struct helm_err err = {0};
+    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+    bool is_ref = strcmp(kernels, "ref") == 0;
+    snprintf(folder, sizeof folder, "tests/data/golden/%s", model);
+    const struct local_options options = {.folder = folder,
+                                          .kernels = kernels,
+                                          .kv_dtype = kv_dtype,
+                                          .threads = 2,
+                                          .slots = CASES_MAX,
+                                          .context_tokens = CONTEXT,
+                                          .step_tokens = STEP_TOKENS};
+    if (local_open(&options, local, &err)) fail_msg("%s on %s: %s", model, kernels, err.text);
+    bool is_exact = kv_dtype == DTYPE_F32 && local->engine.kernels.linear[DTYPE_BF16]->exact_input;
+    const struct tolerance *tolerance = is_exact ? &exact : &rounded;
+    for (int mode = 0; mode < MODE_COUNT; mode++) {
+        struct error error = {0};
+        if (mode == MODE_ODD && (is_ref || kv_dtype == DTYPE_BF16)) continue;
+        if (mode == MODE_WHOLE && is_ref && kv_dtype != DTYPE_F32) continue;
+        uint64_t start_us = units_now_us();
+        run_golden(local, golden, (enum mode)mode, is_ref ? SHORT_CASE : UINT32_MAX, tolerance, &error);
+        print_message(
+            "%-18s %-12s kv %-4s %-10s class %-7s mean %.5f worst %.4f, %u permitted differences, %.2f s\n",
+            model, kernels, dtype_name(kv_dtype), mode_name[mode], tolerance->name,
+            error.sum / (double)error.count, error.worst, error.permitted,
+            (double)(units_now_us() - start_us) * 1e-6);
+        assert_int_equal(error.wrong, 0);
+        assert_true(error.worst <= tolerance->worst);
+        assert_true(error.sum / (double)error.count <= tolerance->mean);
+    }
+    local_close(local);
+    free(local);
+}
+
+static void run_model(const char *model)
+{
+    static const enum dtype kv_dtypes[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+    struct golden *golden = calloc(1, sizeof *golden);
+    size_t count;
+    const struct linear_variant *const *table = linear_variants(&count);
+    uint32_t variants = 0;
+    golden_read(model, golden);
+    for (size_t i = 0; i < count; i++) {
+        if (table[i]->dtype != DTYPE_BF16) continue;
+        if ((table[i]->features & cpu_features()) != table[i]->features) {
+            print_message("%s: kernels %s left out: this processor lacks what they need\n", model,
+                          table[i]->name);
+            continue;
+        }
+        variants++;
+        for (size_t k = 0; k < sizeof kv_dtypes / sizeof *kv_dtypes; k++)
+            run_variant(model, golden, table[i]->name, kv_dtypes[k]);
+    }
+    assert_true(variants >= 1);
+    golden_free(golden);
+    free(golden);
+}
+
+static void qwen3_agrees(void **state)
+{
+    (void)state;
+    run_model(models[0]);
+}
+static void qwen2_agrees(void **state)
+{
+    (void)state;
+    run_model(models[1]);
+}
+static void llama3_agrees(void **state)
+{
+    (void)state;
+    run_model(models[2]);
+}
+
+/* A bad row is refused by itself; its neighbours are computed, and nothing is written outside. */
+static void bad_rows_are_refused_one_by_one(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+    const struct local_options options = {.folder = "tests/data/golden/qwen3",
+                                          .kv_dtype = DTYPE_F16,
+                                          .threads = 2,
+                                          .slots = 4,
+                                          .context_tokens = 64,
+                                          .step_tokens = 32};
+    if (local_open(&options, local, &err)) fail_msg("%s", err.text);
+    for (uint32_t s = 0; s < 4; s++)
+        for (uint32_t i = 0; i < 64; i++) arena_history_of(&local->arena, s)[i] = i + s;
+    arena_history_of(&local->arena, 1)[3] = arena_header_of(&local->arena)->vocab;
+    arena_page_table_of(&local->arena, 2)[1] = arena_header_of(&local->arena)->page_count;
+    const struct step_row good = {.slot = 0, .start = 0, .count = 5, .flags = STEP_ROW_SAMPLE};
+    static const struct step_row bad[] = {
+        {.slot = 4, .start = 0, .count = 1}, /* no such slot */
+        {.slot = UINT32_MAX, .start = 0, .count = 1},
+        {.slot = 0, .start = 5, .count = 1},  /* a slot twice */
+        {.slot = 3, .start = 0, .count = 0},  /* nothing */
+        {.slot = 3, .start = 64, .count = 1}, /* behind the context */
+        {.slot = 3, .start = 60, .count = 5},
+        {.slot = 3, .start = UINT32_MAX, .count = 2},
+        {.slot = 3, .start = 0, .count = 28}, /* more tokens than a step holds */
+        {.slot = 3, .start = 0, .count = UINT32_MAX},
+        {.slot = 1, .start = 2, .count = 2},  /* a token outside the vocabulary */
+        {.slot = 2, .start = 30, .count = 3}, /* a page that does not exist */
+    };
+    const struct step_result *result;
+    assert_int_equal(local_step(local, &good, 1, &result, &err), 0);
+    assert_int_equal(result->row[0].status, STEP_ROW_OK);
+    uint32_t token = result->row[0].sampled.token;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct step_row rows[2] = {good, bad[i]};
+        assert_int_equal(local_step(local, rows, 2, &result, &err), 0);
+        assert_int_equal(result->row_count, 2);
+        assert_int_equal(result->row[0].status, STEP_ROW_OK);
+        assert_int_equal(result->row[0].sampled.token, token);
+        assert_int_equal(result->row[1].status, STEP_ROW_BAD);
+        assert_int_equal(result->row[1].slot, bad[i].slot);
+    }
+    assert_int_equal(local_step(local, &bad[0], 1, &result, &err), 0);
+    assert_int_equal(result->row[0].status, STEP_ROW_BAD);
+    arena_control_of(&local->arena)->step[(local->serial + 1) % ARENA_STEP_RING] =
+        (struct step){.serial = local->serial + 1, .row_count = ARENA_STEP_ROWS + 1};
+    assert_int_equal(engine_step(&local->engine, local->serial + 1, &err), HELM_E_LIMIT);
+    assert_int_equal(engine_step(&local->engine, local->serial + 2, &err), HELM_E_PEER);
+    local_close(local);
+    free(local);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_rows_are_refused_one_by_one),
+        cmocka_unit_test(qwen3_agrees),
+        cmocka_unit_test(qwen2_agrees),
+        cmocka_unit_test(llama3_agrees),
+    };
+    return cmocka_run_group_tests_name("golden/cpu", tests, NULL, NULL);
+}

@@ -1,0 +1,161 @@
+/* Unit tests of worker-cpu/pool.c: every chunk runs exactly once, regions do not overlap, one slow thread
+ * holds only its chunk, sleeping threads are woken, and a run may end on any thread. Also meant for
+ * MODE=tsan. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/units.h"
+#include "worker-cpu/pool.h"
+
+#define CHUNKS_MAX 4096
+
+struct list {
+    uint32_t regions, region;
+    uint32_t chunks[64];
+    bool alone[64];
+    uint32_t sleep_us;                 /* thread 1 sleeps this long in its first chunk of each region */
+    _Atomic uint32_t runs[CHUNKS_MAX]; /* of the current region */
+    uint32_t plain[CHUNKS_MAX];        /* not atomic: the pool's ordering must make it safe */
+    _Atomic uint32_t bad;
+    _Atomic uint64_t total;
+    _Atomic uint32_t by_thread[POOL_THREADS_MAX];
+    _Atomic int slept;
+};
+
+static void count_chunk(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct list *list = ctx;
+    if (list->sleep_us && thread == 1 && !atomic_exchange(&list->slept, 1)) usleep(list->sleep_us);
+    if (atomic_fetch_add(&list->runs[chunk], 1) != 0) atomic_fetch_add(&list->bad, 1);
+    list->plain[chunk]++;
+    atomic_fetch_add(&list->total, 1);
+    atomic_fetch_add(&list->by_thread[thread], 1);
+}
+
+static bool next_region(void *ctx, uint32_t thread, struct pool_job *job)
+{
+    struct list *list = ctx;
+    (void)thread;
+    if (list->region) {
+        uint32_t before = list->chunks[list->region - 1];
+        for (uint32_t i = 0; i < before; i++) {
+            if (atomic_load(&list->runs[i]) != 1 || list->plain[i] != 1) atomic_fetch_add(&list->bad, 1);
+            atomic_store(&list->runs[i], 0);
+            list->plain[i] = 0;
+        }
+    }
+    if (list->region == list->regions) return false;
+    atomic_store(&list->slept, 0);
+    *job = (struct pool_job){count_chunk, list->chunks[list->region], list->alone[list->region]};
+    list->region++;
+    return true;
+}
+
+static void run_list(struct pool *pool, struct list *list, uint64_t *expected)
+{
+    list->region = 0;
+    for (uint32_t i = 0; i < list->regions; i++) *expected += list->chunks[i];
+    pool_run(pool, next_region, list);
+    assert_int_equal(list->region, list->regions);
+}
+
+static void every_chunk_runs_once(void **state)
+{
+    (void)state;
+    static const uint32_t threads[] = {1, 2, 3, 7};
+    for (size_t t = 0; t < sizeof threads / sizeof *threads; t++) {
+        struct helm_err err = {0};
+        struct pool *pool;
+        struct list *list = calloc(1, sizeof *list);
+        uint64_t expected = 0;
+        unsigned seed = 1;
+        assert_int_equal(pool_create(threads[t], NULL, 20, &pool, &err), 0);
+        assert_int_equal(pool_threads(pool), threads[t]);
+        for (int round = 0; round < 100; round++) {
+            list->regions = (uint32_t)rand_r(&seed) % 64;
+            for (uint32_t i = 0; i < list->regions; i++) {
+                list->chunks[i] = 1 + (uint32_t)rand_r(&seed) % (i % 8 ? 40 : 1000);
+                list->alone[i] = rand_r(&seed) % 4 == 0;
+            }
+            run_list(pool, list, &expected);
+        }
+        assert_int_equal(list->bad, 0);
+        assert_int_equal(list->total, expected);
+        pool_destroy(pool);
+        free(list);
+    }
+}
+
+/* With no spinning every wait sleeps, so each region exercises the wake-up. */
+static void sleeping_threads_are_woken(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct pool *pool;
+    struct list *list = calloc(1, sizeof *list);
+    uint64_t expected = 0;
+    assert_int_equal(pool_create(4, NULL, 0, &pool, &err), 0);
+    list->regions = 40;
+    for (uint32_t i = 0; i < list->regions; i++) list->chunks[i] = 50;
+    for (int round = 0; round < 20; round++) {
+        if (round % 5 == 0) usleep(2000); /* let all of them fall asleep between runs */
+        run_list(pool, list, &expected);
+    }
+    assert_int_equal(list->bad, 0);
+    assert_int_equal(list->total, expected);
+    pool_destroy(pool);
+    free(list);
+}
+
+/* A thread that is away in the middle of a chunk keeps that one chunk; the others take the rest of its share.
+ */
+static void a_slow_thread_holds_only_its_chunk(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct pool *pool;
+    struct list *list = calloc(1, sizeof *list);
+    uint64_t expected = 0;
+    assert_int_equal(pool_create(2, NULL, 50, &pool, &err), 0);
+    list->regions = 10;
+    list->sleep_us = 20000;
+    for (uint32_t i = 0; i < list->regions; i++) list->chunks[i] = 1000;
+    run_list(pool, list, &expected);
+    assert_int_equal(list->bad, 0);
+    assert_int_equal(list->total, expected);
+    assert_true(list->by_thread[0] > list->by_thread[1]);
+    pool_destroy(pool);
+    free(list);
+}
+
+static void bad_thread_counts_are_refused(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct pool *pool;
+    assert_int_equal(pool_create(0, NULL, 0, &pool, &err), HELM_E_LIMIT);
+    assert_null(pool);
+    assert_int_equal(pool_create(POOL_THREADS_MAX + 1, NULL, 0, &pool, &err), HELM_E_LIMIT);
+    int cpu[2] = {0, 1 << 20};
+    assert_int_not_equal(pool_create(2, cpu, 0, &pool, &err), 0);
+    assert_null(pool);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_chunk_runs_once),
+        cmocka_unit_test(sleeping_threads_are_woken),
+        cmocka_unit_test(a_slow_thread_holds_only_its_chunk),
+        cmocka_unit_test(bad_thread_counts_are_refused),
+    };
+    return cmocka_run_group_tests_name("worker-cpu/pool", tests, NULL, NULL);
+}
