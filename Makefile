@@ -37,6 +37,11 @@ LDFLAGS_MODE := -fsanitize=undefined
 else ifeq ($(MODE),tsan)
 OPT := -O1 -fno-omit-frame-pointer -fsanitize=thread
 LDFLAGS_MODE := -fsanitize=thread
+else ifeq ($(MODE),fuzz) # internal: what `make fuzz` compiles with
+CC := clang
+OPT := -O1 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address
+WARN := -Wall
+LDFLAGS_MODE := -fsanitize=fuzzer,address
 else
 $(error MODE=$(MODE) is none of release, debug, asan, ubsan, tsan)
 endif
@@ -47,7 +52,8 @@ VERSION := $(shell cat VERSION)
 CPPFLAGS_ALL := -I. -I$(GEN) -DHELM_VERSION='"$(VERSION)"' $(CPPFLAGS)
 CFLAGS_ALL := $(BASE) $(OPT) $(WARN) $(CFLAGS)
 KERNEL_OPT := -O3 -ffp-contract=off
-LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed $(LDFLAGS)
+# DT_RPATH, not DT_RUNPATH: in a `make dist` folder it must also serve the libraries' own dependencies
+LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib' $(LDFLAGS)
 
 # ---- sources ------------------------------------------------------------------------------------------------
 # Grouped by who may link them. Keep each list sorted, one file a line.
@@ -198,11 +204,134 @@ $(OBJ)/libhelm-all.a: $(ALL_OBJ)
 	@mkdir -p $(@D)
 	rm -f $@ && ar rcs $@ $^
 
+# ---- CUDA ---------------------------------------------------------------------------------------------------
+# Looked for in CUDA_HOME, PATH and /usr/local/cuda, and reported in one line; without it everything but the CUDA
+# device is built. CUDA_ARCH (for example "75;80;90") is stated, never guessed from the machine.
+
+NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+.PHONY: cuda-report
+cuda-report:
+	@$(if $(NVCC),echo "cuda: $$($(NVCC) --version | sed -n 's/.*release //p') at $(NVCC)",echo "cuda: absent (no nvcc in CUDA_HOME, PATH or /usr/local/cuda): no CUDA device in this build")
+all: cuda-report
+
+# ---- tests --------------------------------------------------------------------------------------------------
+
 TEST_SRC := $(shell find tests -name 'test_*.c' | sort)
 TEST_BIN := $(TEST_SRC:%.c=$(OBJ)/%)
-.PHONY: tests
-tests: $(TEST_BIN)
+TEST_TOOL_SRC := $(wildcard tests/process/fake_*.c)
+TEST_TOOL_BIN := $(TEST_TOOL_SRC:%.c=$(OBJ)/%)
+TEST_SCRIPT := $(sort $(wildcard tests/process/test_*.py))
+FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_REPLAY := $(FUZZ_SRC:%.c=$(OBJ)/%_replay)
+FUZZ_BIN := $(FUZZ_SRC:%.c=$(OBJ)/%_fuzzer)
+PYPROTO := $(OBJ)/pyproto
+DIST := $(BUILD)/helm-$(VERSION)-x86_64.tar.gz
+MAKE_MODE = $(MAKE) --no-print-directory BUILD=$(BUILD)
+RUN := tests/run.py --log-dir $(BUILD)/logs
+
+.PHONY: tests test-units test-fuzz-corpora test-processes test-threads test-dist
+tests: $(TEST_BIN) $(TEST_TOOL_BIN)
+$(OBJ)/tests/fuzz/%_replay: $(OBJ)/tests/fuzz/%.o $(OBJ)/tests/fuzz/replay.o $(OBJ)/libhelm-all.a
+	$(CC) -o $@ $^ $(LDFLAGS_ALL) $(ALL_LIBS)
+$(OBJ)/tests/fuzz/%_fuzzer: $(OBJ)/tests/fuzz/%.o $(OBJ)/libhelm-all.a
+	$(CC) -o $@ $^ $(LDFLAGS_ALL) $(ALL_LIBS)
 $(OBJ)/tests/%: $(OBJ)/tests/%.o $(OBJ)/libhelm-all.a
 	$(CC) -o $@ $^ $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
+$(PYPROTO)/helm_pb2.py: proto/helm.proto proto/control.proto
+	@mkdir -p $(@D)
+	protoc --python_out=$(@D) -Iproto helm.proto control.proto
+
+# in-process tests: unit, kernels, ipc, golden
+test-units: $(TEST_BIN)
+	$(RUN) --label "$(MODE) " $(TEST_BIN)
+test-fuzz-corpora: $(FUZZ_REPLAY)
+	@passed=0; for f in $(FUZZ_SRC:tests/fuzz/fuzz_%.c=%); do \
+	  $(OBJ)/tests/fuzz/fuzz_$${f}_replay tests/fuzz/corpus/$$f >$(OBJ)/replay.log 2>&1 || { cat $(OBJ)/replay.log; echo "FAIL $(MODE) corpus of $$f"; exit 1; }; \
+	  echo "ok   $(MODE) corpus of $$f: $$(tail -n 1 $(OBJ)/replay.log)"; done
+# what two processes share, both sides as threads
+test-threads: $(filter $(OBJ)/tests/ipc/%_threads,$(TEST_BIN))
+	$(RUN) --label "$(MODE) " $^
+test-processes: programs $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
+	HELM_BIN=$(abspath $(BIN)) HELM_TEST_BIN=$(abspath $(OBJ))/tests/process HELM_PYPROTO=$(abspath $(PYPROTO)) \
+	  $(RUN) --label "$(MODE) " --timeout 300 $(TEST_SCRIPT)
+test-dist: dist
+	HELM_DIST=$(abspath $(DIST)) $(RUN) tests/process/test_dist.sh
+
+.PHONY: test check
+test:
+	@tools/setup.sh test
+	@$(MAKE_MODE) -j$(shell nproc) all tests
+	@$(MAKE_MODE) -j$(shell nproc) MODE=asan tests programs
+	@$(MAKE_MODE) -j$(shell nproc) MODE=ubsan tests programs
+	@$(MAKE_MODE) check
+# everything `make test` runs, its results summed up in one closing line
+CHECKS := release:test-units release:test-fuzz-corpora asan:test-units asan:test-fuzz-corpora ubsan:test-units \
+  ubsan:test-fuzz-corpora tsan:test-threads release:test-processes asan:test-processes release:test-dist
+check:
+	@rm -rf $(BUILD)/logs; mkdir -p $(BUILD)/logs; bad=0; \
+	for c in $(CHECKS); do echo "== $$c"; \
+	  $(MAKE_MODE) -j$(shell nproc) MODE=$${c%%:*} $${c##*:} >$(BUILD)/logs/$$c.out 2>&1 || bad=$$((bad+1)); \
+	  grep -vE '^(gcc|clang|rm -f|protoc|HELM_|tests/run.py|make|[0-9]+ passed)' $(BUILD)/logs/$$c.out || true; \
+	done; \
+	cat $(BUILD)/logs/*.out | awk '/^ok  .*corpus/ {p += $$(NF-3); next} /^[0-9]+ passed, [0-9]+ failed/ {p += $$1; f += $$3; s += $$5} \
+	  END {printf "%d passed, %d failed, %d skipped\n", p, f + '$$bad' * (f == 0), s}'; \
+	exit $$((bad > 0))
+
+.PHONY: fuzz
+FUZZ_SECONDS ?= 60
+fuzz:
+	@command -v clang >/dev/null || { echo "make fuzz needs clang and its runtime: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
+	@$(MAKE_MODE) -j$(shell nproc) MODE=fuzz fuzz-run
+.PHONY: fuzz-run
+fuzz-run: $(FUZZ_BIN)
+	@for f in $(FUZZ_SRC:tests/fuzz/fuzz_%.c=%); do mkdir -p $(BUILD)/fuzz-found/$$f; echo "== $$f: $(FUZZ_SECONDS) s"; \
+	  $(OBJ)/tests/fuzz/fuzz_$${f}_fuzzer -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 -timeout=20 -print_final_stats=1 \
+	    -artifact_prefix=$(BUILD)/fuzz-found/$$f- $(BUILD)/fuzz-found/$$f tests/fuzz/corpus/$$f >$(BUILD)/fuzz-found/$$f.log 2>&1 \
+	    || { tail -n 40 $(BUILD)/fuzz-found/$$f.log; exit 1; }; \
+	  grep -E 'number_of_executed_units|new_units_added' $(BUILD)/fuzz-found/$$f.log; done
+
+# ---- everything else ----------------------------------------------------------------------------------------
+
+.PHONY: demo bench dist install clean check-style format help
+demo:
+	@tools/setup.sh build
+	@$(MAKE_MODE) -j$(shell nproc) programs >$(BUILD).log 2>&1 || { tail -n 30 $(BUILD).log; exit 1; }
+	@rm -f $(BUILD).log
+	@tools/demo.sh $(BIN)
+
+bench: programs
+	tools/bench/run.sh $(BIN)
+
+dist: $(DIST)
+$(DIST): programs README.md CHANGELOG.md tools/dist.sh $(wildcard tests/data/demo/*)
+	tools/dist.sh $(BIN) $(VERSION) $@
+
+STYLE_SRC = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+check-style:
+	@clang-format --dry-run -Werror $(STYLE_SRC)
+	@tools/check-style.sh $(STYLE_SRC)
+format:
+	clang-format -i $(STYLE_SRC)
+
+INSTALL := install -D
+install: programs lib
+	for p in $(PROGRAMS); do $(INSTALL) -m 755 $(BIN)/$$p $(DESTDIR)$(PREFIX)/bin/$$p; done
+	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/helm/demo $(filter-out %.md,$(wildcard tests/data/demo/*))
+	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm README.md CHANGELOG.md $(wildcard docs/*.md)
+	for f in $(wildcard systemd/*.service); do mkdir -p $(DESTDIR)$(PREFIX)/lib/systemd/system; \
+	  sed 's|@PREFIX@|$(PREFIX)|g' $$f >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${f##*/}; done
+
+clean:
+	rm -rf $(BUILD)
+
+help:
+	@echo "make demo          build, start helmd, stream text from the demo model (installs missing packages)"
+	@echo "make test          build and run every test (installs missing packages)"
+	@echo "make all           programs and libhelm into $(BIN)   [MODE=release|debug|asan|ubsan|tsan]"
+	@echo "make bench         achieved speed, limit and ratio on this machine"
+	@echo "make fuzz          every fuzz target, FUZZ_SECONDS (60) each, with clang"
+	@echo "make dist          relocatable tarball $(DIST)"
+	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
+	@echo "make check-style   formatting, file sizes, header comments      make format, make clean"
 
 -include $(shell find $(OBJ) -name '*.d' 2>/dev/null)

@@ -1,0 +1,41 @@
+#!/bin/bash
+# The tarball of `make dist` runs from a moved folder with the system's copies of its libraries hidden.
+# Run by tests/run.py with HELM_DIST (the tarball). Hiding: a mount namespace in which every bundled library's system
+# file is covered by /dev/null, so that a program that still finds one there fails to start.
+set -u
+passed=0 failed=0
+check() { if [ "$2" = 0 ]; then echo "ok: $1"; passed=$((passed + 1)); else echo "FAILED: $1"; failed=$((failed + 1)); fi; }
+tarball=${HELM_DIST:?HELM_DIST names the tarball}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/first" && tar -C "$work/first" -xzf "$tarball" && mv "$work/first"/helm-* "$work/moved folder"
+check "unpacks" $?
+cd "$work/moved folder" || exit 1
+
+if unshare -m true 2>/dev/null; then namespace="unshare -m"
+elif unshare -rm true 2>/dev/null; then namespace="unshare -rm"
+else
+    echo "skipped: no right to make a mount namespace (root or user namespaces needed)"
+    echo "$passed passed, $failed failed, 1 skipped"
+    exit $((failed > 0))
+fi
+cat >"$work/hidden.sh" <<'INNER'
+for lib in lib/*; do
+    name=${lib##*/}
+    for system in /lib/x86_64-linux-gnu /usr/lib/x86_64-linux-gnu /usr/lib64 /lib64 /usr/local/lib /usr/lib/x86_64-linux-gnu/openblas-pthread; do
+        [ -e "$system/$name" ] && mount --bind /dev/null "$(readlink -f "$system/$name")" 2>/dev/null
+    done
+done
+"$@"
+INNER
+hidden() { $namespace bash "$work/hidden.sh" "$@"; }
+hidden true && hidden bash -c 'head -c 4 /usr/lib/x86_64-linux-gnu/libzmq.so.5 2>/dev/null | grep -q ELF'
+check "the system's libzmq is hidden" $((! $?))
+hidden ./bin/helm-cli --version >"$work/out" 2>&1
+check "helm-cli starts: $(head -c 200 "$work/out")" $?
+hidden ./bin/helm-cli --model share/helm/demo generate --prompt "In the beginning" -n 8 --json >"$work/out" 2>"$work/err"
+check "generates text with a private daemon: $(tail -n 2 "$work/err" | head -c 300)" $?
+python3 -c 'import json,sys; d=json.load(open(sys.argv[1])); assert len(d["tokens"]) == 8 and d["text"].strip(), d' "$work/out"
+check "eight tokens and their text" $?
+echo "$passed passed, $failed failed"
+exit $((failed > 0))

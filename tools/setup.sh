@@ -1,0 +1,44 @@
+#!/bin/bash
+# Makes sure that the packages HELM is built and tested with are installed. Called by `make demo` and `make test`.
+#   setup.sh build | test
+# On Debian and Ubuntu missing ones are installed with apt (through sudo when not root); elsewhere the list is printed
+# and the script stops. A second run only looks (a fraction of a second).
+set -euo pipefail
+kind=${1:-build}
+build="gcc make libc6-dev protobuf-c-compiler protobuf-compiler libzmq3-dev libprotobuf-c-dev libnuma-dev libopenblas-dev
+ libpcre2-dev libjansson-dev libutf8proc-dev libsystemd-dev libinih-dev"
+test="libcmocka-dev python3 python3-zmq python3-protobuf util-linux procps"
+case $kind in
+build) wanted=$build ;;
+test) wanted="$build $test" ;;
+*) echo "usage: setup.sh build|test" >&2; exit 2 ;;
+esac
+
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    # Not Debian: try what is there, and name everything when something is missing.
+    missing=
+    for header in zmq.h protobuf-c/protobuf-c.h numa.h cblas.h pcre2.h jansson.h utf8proc.h systemd/sd-daemon.h ini.h; do
+        echo "#include <$header>" | ${CC:-cc} -E -DPCRE2_CODE_UNIT_WIDTH=8 - >/dev/null 2>&1 || missing="$missing $header"
+    done
+    command -v protoc-c >/dev/null || missing="$missing protoc-c"
+    [ -z "$missing" ] && exit 0
+    echo "setup: this is not Debian or Ubuntu, and these are missing:$missing" >&2
+    echo "setup: install what these Debian packages hold, then run make again:" $wanted >&2
+    exit 1
+fi
+
+missing=
+for package in $wanted; do
+    state=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null || true)
+    [ "$state" = "install ok installed" ] || missing="$missing $package"
+done
+[ -z "$missing" ] && exit 0
+
+echo "setup: installing$missing"
+sudo=
+if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || { echo "setup: not root and no sudo; as root run: apt-get install$missing" >&2; exit 1; }
+    sudo=sudo
+fi
+$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq update
+$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends $missing >/dev/null
