@@ -70,6 +70,7 @@ COMMON_SRC := \
   common/lane.c \
   common/log.c \
   common/plan.c \
+  common/sampling.c \
   common/units.c
 
 MODEL_SRC := \

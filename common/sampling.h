@@ -1,10 +1,26 @@
 /* From logits to a token: exact, reproducible, stateless.
  *
- * Called by the worker that computes the last stage. The random number of a token depends only on (seed, index of
- * the token in the sequence), so a request replayed after a worker's death draws the same numbers. Pure functions
- * over caller-owned memory; documented order: repetition penalty (prompt and output) -> presence and frequency
- * penalties (output only) -> logit bias -> [temperature 0: argmax, lowest id on a tie] -> temperature -> top-k ->
- * top-p -> min-p -> draw. Reported logprobs are those of the model, before any of this. */
+ * Called by the worker that computes the last stage. Pure functions over caller-owned memory. The order, and
+ * what exactly each step means (x is a token's logit; "falling order" is by falling x, lowest id first on a
+ * tie):
+ *
+ *   non-finite        A token whose logit is NaN, +inf or -inf is out: never drawn, never listed. What the
+ * following steps make of a finite logit is cut to the finite range of float. repetition        Each distinct
+ * token of prompt and output, once: x > 0 ? x / penalty : x * penalty. presence,         Each distinct token
+ * of the output alone: x -= presence + frequency * (times it occurs there). frequency bias              x +=
+ * bias, each entry of the list (entries for the same token add up). temperature 0     The token with the
+ * largest x, lowest id on a tie; nothing below happens. temperature T     weight = floor(2^40 * exp((x -
+ * largest x) / T)): whole numbers, so that sums do not depend on their order. exp is our own, within 2 ulp,
+ * from plain SSE2 arithmetic: the same bits on every x86-64. A token less than 2^-40 times as likely as the
+ * best has weight 0. top-k             The first k in falling order stay. top-p             Of those, the
+ * shortest prefix in falling order whose weight is at least p times their sum. min-p             Of those,
+ * the ones with weight >= floor(2^40 * min_p): min_p times the best token's. draw              A 53-bit
+ * number u from Philox4x32-10 (key: seed; counter: index of the token in the sequence) picks, in order of
+ * ids, the first token whose running sum exceeds floor(u * sum / 2^53).
+ *
+ * So a request replayed after a worker's death draws the same tokens. Ids at or above vocab in the history or
+ * the bias list are ignored. Reported logprobs are those of the model, before any of this: log-softmax over
+ * the finite logits. */
 #ifndef HELM_COMMON_SAMPLING_H
 #define HELM_COMMON_SAMPLING_H
 
@@ -22,7 +38,8 @@ struct sampling_params {
     float repetition_penalty; /* 1 = off; in (0, 100] */
     float presence_penalty;   /* 0 = off; in [-2, 2] */
     float frequency_penalty;
-    uint32_t logprobs;        /* how many alternatives to report, 0..SAMPLING_LOGPROBS_MAX; with 0 none is computed */
+    uint32_t
+        logprobs; /* how many alternatives to report, 0..SAMPLING_LOGPROBS_MAX; with 0 none is computed */
     uint64_t seed;
     uint32_t bias_count;
     struct {
@@ -33,21 +50,22 @@ struct sampling_params {
 
 struct sampling_result {
     uint32_t token;
-    float logprob;         /* of `token`; 0 when logprobs == 0 */
-    uint32_t top_count;    /* min(params.logprobs, vocab) */
+    float logprob;      /* of `token`; 0 when logprobs == 0 */
+    uint32_t top_count; /* params.logprobs, or how many finite logits there are if fewer */
     struct {
         uint32_t token;
         float logprob;
     } top[SAMPLING_LOGPROBS_MAX]; /* falling; lowest id first on a tie */
 };
 
-/* Bytes of scratch sample() needs for this vocabulary. */
+/* Bytes of scratch sampling_draw needs for this vocabulary; 64-byte aligned. */
 size_t sampling_scratch_bytes(uint32_t vocab);
 
-/* Draws one token. logits[vocab] is not modified. history[0..history_count) are the sequence's tokens so far, of
- * which the first prompt_count are the prompt; index of the new token = history_count. If no logit is finite
- * returns -1 (the caller reports a failed step), else 0. */
-int sampling_draw(const struct sampling_params *params, const float *logits, uint32_t vocab, const uint32_t *history,
-                  uint32_t history_count, uint32_t prompt_count, void *scratch, struct sampling_result *result);
+/* Draws one token. logits[vocab] is not modified. history[0..history_count) are the sequence's tokens so far,
+ * of which the first prompt_count are the prompt; index of the new token = history_count. If no logit is
+ * finite returns -1 (the caller reports a failed step), else 0. */
+int sampling_draw(const struct sampling_params *params, const float *logits, uint32_t vocab,
+                  const uint32_t *history, uint32_t history_count, uint32_t prompt_count, void *scratch,
+                  struct sampling_result *result);
 
 #endif
