@@ -1,16 +1,15 @@
 /* What lies in the arena: the memory that helmd and its workers share. One definition, checked by every side.
  *
- * helmd creates the arena, fills in the header and the regions it writes, and hands the descriptor to the workers,
- * which refuse another magic, ABI or size. Every region has exactly one writer:
+ * helmd creates the arena, fills in the header and the regions it writes, and hands the descriptor to the
+ * workers, which refuse another magic, ABI or size. Every region has exactly one writer:
  *
  *   region            writer                     readers
  *   header            helmd (before spawning)    all
  *   control.step      helmd                      workers      step ring, one doorbell down
- *   control.done[w]   worker w                   helmd        doorbell up (an eventfd wakes helmd's poll loop)
- *   control.result    last stage's worker        helmd
- *   slots             helmd (slot not in a step) workers      a sequence's sampling parameters
- *   history           helmd                      workers      token ids of each slot
- *   page_table        helmd                      workers      KV page numbers of each slot
+ *   control.done[w]   worker w                   helmd        doorbell up (an eventfd wakes helmd's poll
+ * loop) control.result    last stage's worker        helmd slots             helmd (slot not in a step)
+ * workers      a sequence's sampling parameters history           helmd                      workers token
+ * ids of each slot page_table        helmd                      workers      KV page numbers of each slot
  *   lanes             one worker each            the other    activation hand-over, see lane.h
  *   logits            last stage's worker        (debugging)
  *   kv                the layer's worker         workers      pages, see kv_layout.h
@@ -32,7 +31,7 @@
 #define ARENA_ABI         1u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
-#define ARENA_STEP_RING   4  /* steps in flight at most; a power of two */
+#define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
 #define ARENA_STEP_ROWS   ARENA_SLOTS_MAX
 #define ARENA_HUGE_PAGE   ((uint64_t)2 << 20)
 
@@ -56,12 +55,12 @@ struct arena_region {
 struct arena_header {
     uint32_t magic, abi;
     uint64_t total_bytes;
-    uint32_t epoch;           /* raised at each respawn of workers; late messages of an older epoch are ignored */
-    uint32_t slots;           /* in use, <= ARENA_SLOTS_MAX */
-    uint32_t context_tokens;  /* longest sequence: columns of history */
-    uint32_t step_tokens;     /* most tokens in one step over all its rows (prefill chunk) */
-    uint32_t pages_per_slot;  /* columns of the page table */
-    uint32_t page_count;      /* pages in the kv region */
+    uint32_t epoch; /* raised at each respawn of workers; late messages of an older epoch are ignored */
+    uint32_t slots; /* in use, <= ARENA_SLOTS_MAX */
+    uint32_t context_tokens; /* longest sequence: columns of history */
+    uint32_t step_tokens;    /* most tokens in one step over all its rows (prefill chunk) */
+    uint32_t pages_per_slot; /* columns of the page table */
+    uint32_t page_count;     /* pages in the kv region */
     uint32_t hidden, vocab;
     uint32_t lanes;
     uint32_t reserved;
@@ -69,8 +68,8 @@ struct arena_header {
     struct arena_region region[ARENA_REGION_COUNT];
 };
 
-/* One sequence's share of a step: tokens history[slot][start .. start + count) are run through the model at those
- * positions; with STEP_ROW_SAMPLE the logits after the last one become a token. */
+/* One sequence's share of a step: tokens history[slot][start .. start + count) are run through the model at
+ * those positions; with STEP_ROW_SAMPLE the logits after the last one become a token. */
 enum step_row_flags { STEP_ROW_SAMPLE = 1u << 0 };
 struct step_row {
     uint32_t slot;
@@ -89,7 +88,7 @@ struct step {
 enum step_row_status { STEP_ROW_OK = 0, STEP_ROW_NO_FINITE_LOGIT = 1, STEP_ROW_BAD = 2 };
 struct step_result_row {
     uint32_t slot;
-    uint32_t status; /* enum step_row_status */
+    uint32_t status;                /* enum step_row_status */
     struct sampling_result sampled; /* of rows with STEP_ROW_SAMPLE */
 };
 struct step_result {
@@ -97,16 +96,16 @@ struct step_result {
     uint32_t epoch;
     uint32_t row_count;
     uint32_t reserved;
-    uint64_t compute_ns;   /* from seeing the step to ringing done */
+    uint64_t compute_ns;                         /* from seeing the step to ringing done */
     uint64_t linear_ns, attention_ns, sample_ns; /* where it went, thread 0's clock */
-    uint64_t weight_bytes; /* read from memory for this step */
+    uint64_t weight_bytes;                       /* read from memory for this step */
     struct step_result_row row[ARENA_STEP_ROWS];
 };
 
 struct arena_control {
-    _Alignas(64) struct doorbell step_bell;   /* writer: helmd */
+    _Alignas(64) struct doorbell step_bell; /* writer: helmd */
     struct {
-        _Alignas(64) struct doorbell bell;    /* writer: that worker */
+        _Alignas(64) struct doorbell bell; /* writer: that worker */
     } done[ARENA_WORKERS_MAX];
     _Alignas(64) struct step step[ARENA_STEP_RING];
     _Alignas(64) struct step_result result[ARENA_STEP_RING];
@@ -126,7 +125,8 @@ static_assert(offsetof(struct arena_header, region) == 80, "header layout");
 static_assert(sizeof(struct arena_header) == 80 + 16 * ARENA_REGION_COUNT, "header layout");
 static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
 static_assert(offsetof(struct arena_control, done) == 64, "one cache line per doorbell");
-static_assert(offsetof(struct arena_control, step) == 64 + 64 * ARENA_WORKERS_MAX, "one cache line per doorbell");
+static_assert(offsetof(struct arena_control, step) == 64 + 64 * ARENA_WORKERS_MAX,
+              "one cache line per doorbell");
 static_assert(sizeof(struct step_row) == 16, "step row layout");
 static_assert(offsetof(struct step, row) == 16, "step layout");
 static_assert(sizeof(struct step) == 16 + 16 * ARENA_STEP_ROWS, "step layout");

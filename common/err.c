@@ -52,23 +52,41 @@ int helm_err_prefix(struct helm_err *err, const char *fmt, ...)
 const char *helm_code_name(int code)
 {
     switch (code) {
-    case HELM_OK: return "ok";
-    case HELM_E_USAGE: return "usage";
-    case HELM_E_NOMEM: return "no-memory";
-    case HELM_E_IO: return "io";
-    case HELM_E_NOT_FOUND: return "not-found";
-    case HELM_E_FORMAT: return "format";
-    case HELM_E_LIMIT: return "limit";
-    case HELM_E_UNSUPPORTED: return "unsupported";
-    case HELM_E_MISMATCH: return "mismatch";
-    case HELM_E_CAPACITY: return "capacity";
-    case HELM_E_BUSY: return "busy";
-    case HELM_E_STATE: return "state";
-    case HELM_E_PEER: return "peer";
-    case HELM_E_CANCELLED: return "cancelled";
-    case HELM_E_PERMISSION: return "permission";
-    case HELM_E_INTERNAL: return "internal";
-    case HELM_E_DEVICE: return "device";
-    default: return "unknown";
+    case HELM_OK:
+        return "ok";
+    case HELM_E_USAGE:
+        return "usage";
+    case HELM_E_NOMEM:
+        return "no-memory";
+    case HELM_E_IO:
+        return "io";
+    case HELM_E_NOT_FOUND:
+        return "not-found";
+    case HELM_E_FORMAT:
+        return "format";
+    case HELM_E_LIMIT:
+        return "limit";
+    case HELM_E_UNSUPPORTED:
+        return "unsupported";
+    case HELM_E_MISMATCH:
+        return "mismatch";
+    case HELM_E_CAPACITY:
+        return "capacity";
+    case HELM_E_BUSY:
+        return "busy";
+    case HELM_E_STATE:
+        return "state";
+    case HELM_E_PEER:
+        return "peer";
+    case HELM_E_CANCELLED:
+        return "cancelled";
+    case HELM_E_PERMISSION:
+        return "permission";
+    case HELM_E_INTERNAL:
+        return "internal";
+    case HELM_E_DEVICE:
+        return "device";
+    default:
+        return "unknown";
     }
 }

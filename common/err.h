@@ -1,13 +1,13 @@
 /* Errors: one convention for every process.
  *
- * A function that can fail returns 0 or a negative HELM_E... code; the code's detail (what was wrong, with the
- * name of the thing and the limit it broke) goes into the caller's `struct helm_err`. Callers may not ignore the
- * return value (HELM_MUST_CHECK). Outputs are defined only on success unless a header says otherwise.
- * Called by everything; owns nothing; never allocates. */
+ * A function that can fail returns 0 or a negative HELM_E... code; the code's detail (what was wrong, with
+ * the name of the thing and the limit it broke) goes into the caller's `struct helm_err`. Callers may not
+ * ignore the return value (HELM_MUST_CHECK). Outputs are defined only on success unless a header says
+ * otherwise. Called by everything; owns nothing; never allocates. */
 #ifndef HELM_COMMON_ERR_H
 #define HELM_COMMON_ERR_H
 
-#define HELM_MUST_CHECK __attribute__((warn_unused_result))
+#define HELM_MUST_CHECK                   __attribute__((warn_unused_result))
 #define HELM_PRINTF(fmt_index, first_arg) __attribute__((format(printf, fmt_index, first_arg)))
 
 enum helm_code {
@@ -38,13 +38,15 @@ struct helm_err {
     char text[HELM_ERR_TEXT];
 };
 
-/* Records `code` and the formatted text in err (may be NULL) and returns code, for `return helm_fail(...)`. */
+/* Records `code` and the formatted text in err (may be NULL) and returns code, for `return helm_fail(...)`.
+ */
 int helm_fail(struct helm_err *err, int code, const char *fmt, ...) HELM_PRINTF(3, 4);
 
 /* Like helm_fail(HELM_E_IO...) with ": <strerror(errno)>" appended. */
 int helm_fail_errno(struct helm_err *err, const char *fmt, ...) HELM_PRINTF(2, 3);
 
-/* Puts "prefix: " before the text already in err; keeps the code. Returns err->code (or HELM_E_INTERNAL if unset). */
+/* Puts "prefix: " before the text already in err; keeps the code. Returns err->code (or HELM_E_INTERNAL if
+ * unset). */
 int helm_err_prefix(struct helm_err *err, const char *fmt, ...) HELM_PRINTF(2, 3);
 
 /* Stable lower-case name of a code, e.g. "limit". Never NULL. */

@@ -16,7 +16,8 @@ static int is_under(const char *path, const char *folder)
     return strncmp(path, folder, n) == 0 && (path[n] == '/' || (n == 1 && folder[0] == '/'));
 }
 
-/* The Hugging Face cache keeps ".../models--X/snapshots/REV/FILE -> ../../blobs/HASH": the one outside target allowed. */
+/* The Hugging Face cache keeps ".../models--X/snapshots/REV/FILE -> ../../blobs/HASH": the one outside target
+ * allowed. */
 static int is_hub_blob(const char *target, const char *folder)
 {
     const char *snapshots = strstr(folder, "/snapshots/");
@@ -51,7 +52,8 @@ int file_open_inside(const char *folder, const char *name, int *fd, uint64_t *by
     *fd = -1;
     *bytes = 0;
     if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
-        return helm_fail(err, HELM_E_FORMAT, "'%.100s' is not a plain file name inside the model folder", name);
+        return helm_fail(err, HELM_E_FORMAT, "'%.100s' is not a plain file name inside the model folder",
+                         name);
     char root[PATH_MAX], joined[PATH_MAX], target[PATH_MAX];
     if (!realpath(folder, root)) {
         if (errno == ENOENT) return helm_fail(err, HELM_E_NOT_FOUND, "%s: no such folder", folder);
@@ -65,8 +67,8 @@ int file_open_inside(const char *folder, const char *name, int *fd, uint64_t *by
         return helm_fail_errno(err, "%s/%s: cannot resolve", folder, name);
     }
     if (!is_under(target, root) && !is_hub_blob(target, root))
-        return helm_fail(err, HELM_E_PERMISSION, "%s/%s: a link that leaves the model folder (to %.200s)", folder,
-                         name, target);
+        return helm_fail(err, HELM_E_PERMISSION, "%s/%s: a link that leaves the model folder (to %.200s)",
+                         folder, name, target);
     return open_regular(target, fd, bytes, err);
 }
 
@@ -77,7 +79,8 @@ int file_pread_all(int fd, void *buf, size_t bytes, uint64_t offset, const char 
         size_t want = bytes < (1u << 30) ? bytes : (1u << 30);
         ssize_t got = pread(fd, at, want, (off_t)offset);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return helm_fail_errno(err, "%s: read at byte %llu failed", what, (unsigned long long)offset);
+        if (got < 0)
+            return helm_fail_errno(err, "%s: read at byte %llu failed", what, (unsigned long long)offset);
         if (got == 0)
             return helm_fail(err, HELM_E_FORMAT, "%s: file ends at byte %llu, %zu bytes short", what,
                              (unsigned long long)offset, bytes);
@@ -94,8 +97,8 @@ static int read_fd(int fd, uint64_t bytes, const char *what, size_t max_bytes, c
     int rc = 0;
     char *buf = NULL;
     if (bytes > max_bytes) {
-        rc = helm_fail(err, HELM_E_LIMIT, "%s: %llu bytes exceed the limit of %zu", what, (unsigned long long)bytes,
-                       max_bytes);
+        rc = helm_fail(err, HELM_E_LIMIT, "%s: %llu bytes exceed the limit of %zu", what,
+                       (unsigned long long)bytes, max_bytes);
         goto out;
     }
     buf = malloc((size_t)bytes + 1);

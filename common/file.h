@@ -1,4 +1,5 @@
-/* Reading files that strangers made: regular files only, bounded, never through a link that leaves the folder.
+/* Reading files that strangers made: regular files only, bounded, never through a link that leaves the
+ * folder.
  *
  * Called by the checkpoint and tokenizer readers. Returned buffers and descriptors belong to the caller. */
 #ifndef HELM_COMMON_FILE_H
@@ -9,15 +10,16 @@
 
 #include "common/err.h"
 
-/* Opens folder/name for reading. `name` must be a plain file name (no '/'). A symlink is followed only when its
- * final target lies under the folder itself, or when the folder is a Hugging Face snapshot
- * (".../models--X/snapshots/REV") and the target lies under the same ".../models--X/blobs". The target must be a
- * regular file; its size goes to *bytes. */
+/* Opens folder/name for reading. `name` must be a plain file name (no '/'). A symlink is followed only when
+ * its final target lies under the folder itself, or when the folder is a Hugging Face snapshot
+ * (".../models--X/snapshots/REV") and the target lies under the same ".../models--X/blobs". The target must
+ * be a regular file; its size goes to *bytes. */
 HELM_MUST_CHECK int file_open_inside(const char *folder, const char *name, int *fd, uint64_t *bytes,
                                      struct helm_err *err);
 
 /* The whole of a regular file of at most max_bytes in a fresh NUL-terminated buffer (free()). */
-HELM_MUST_CHECK int file_read(const char *path, size_t max_bytes, char **text, size_t *length, struct helm_err *err);
+HELM_MUST_CHECK int file_read(const char *path, size_t max_bytes, char **text, size_t *length,
+                              struct helm_err *err);
 
 /* file_open_inside + read. */
 HELM_MUST_CHECK int file_read_inside(const char *folder, const char *name, size_t max_bytes, char **text,

@@ -7,7 +7,8 @@
 
 #include "common/file.h"
 
-/* Nesting is counted on the raw bytes, so that a hostile file is refused before anything recursive sees it. */
+/* Nesting is counted on the raw bytes, so that a hostile file is refused before anything recursive sees it.
+ */
 static int check_depth(const char *what, const char *text, size_t length, struct helm_err *err)
 {
     int depth = 0;
@@ -15,14 +16,16 @@ static int check_depth(const char *what, const char *text, size_t length, struct
     for (size_t i = 0; i < length; i++) {
         char c = text[i];
         if (in_string) {
-            if (c == '\\') i++;
-            else if (c == '"') in_string = false;
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                in_string = false;
         } else if (c == '"') {
             in_string = true;
         } else if (c == '{' || c == '[') {
             if (++depth > JSON_DEPTH_MAX)
-                return helm_fail(err, HELM_E_LIMIT, "%s: JSON nested deeper than %d at byte %zu", what, JSON_DEPTH_MAX,
-                                 i);
+                return helm_fail(err, HELM_E_LIMIT, "%s: JSON nested deeper than %d at byte %zu", what,
+                                 JSON_DEPTH_MAX, i);
         } else if (c == '}' || c == ']') {
             depth--;
         }
@@ -35,14 +38,16 @@ int json_parse_bounded(const char *what, const char *text, size_t length, size_t
 {
     *out = NULL;
     if (length > max_bytes)
-        return helm_fail(err, HELM_E_LIMIT, "%s: %zu bytes of JSON exceed the limit of %zu", what, length, max_bytes);
+        return helm_fail(err, HELM_E_LIMIT, "%s: %zu bytes of JSON exceed the limit of %zu", what, length,
+                         max_bytes);
     int rc = check_depth(what, text, length, err);
     if (rc) return rc;
     json_error_t detail;
-    json_t *value = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &detail);
+    json_t *value =
+        json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &detail);
     if (!value)
-        return helm_fail(err, HELM_E_FORMAT, "%s: not valid JSON at line %d, column %d: %s", what, detail.line,
-                         detail.column, detail.text);
+        return helm_fail(err, HELM_E_FORMAT, "%s: not valid JSON at line %d, column %d: %s", what,
+                         detail.line, detail.column, detail.text);
     *out = value;
     return 0;
 }
@@ -60,7 +65,8 @@ int json_read_file(const char *path, size_t max_bytes, json_t **out, struct helm
 }
 
 /* Shared front half of the getters: 1 = present, 0 = absent and allowed, negative = error. */
-static int find_member(const json_t *obj, const char *key, bool required, json_t **value, struct helm_err *err)
+static int find_member(const json_t *obj, const char *key, bool required, json_t **value,
+                       struct helm_err *err)
 {
     *value = json_object_get(obj, key);
     if (*value && !json_is_null(*value)) return 1;

@@ -20,7 +20,10 @@ void log_init(const char *program, enum log_level level)
     log_journal = getenv("JOURNAL_STREAM") != NULL;
 }
 
-void log_set_level(enum log_level level) { log_threshold = level; }
+void log_set_level(enum log_level level)
+{
+    log_threshold = level;
+}
 
 int log_level_parse(const char *text, enum log_level *level, struct helm_err *err)
 {
@@ -33,7 +36,10 @@ int log_level_parse(const char *text, enum log_level *level, struct helm_err *er
     return helm_fail(err, HELM_E_USAGE, "log level '%s' is none of error, warn, info, debug", text);
 }
 
-const char *log_level_name(enum log_level level) { return log_names[level]; }
+const char *log_level_name(enum log_level level)
+{
+    return log_names[level];
+}
 
 void log_at(enum log_level level, const char *fmt, ...)
 {

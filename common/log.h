@@ -1,7 +1,7 @@
 /* Log lines on standard error: "helmd info loading: 3.2 GiB ..." or, under systemd, with <N> priorities.
  *
- * The one piece of process-wide state in common/: a level and a name, set once by main before any thread starts
- * and read-only afterwards. Never called between the first and the last layer of a step. */
+ * The one piece of process-wide state in common/: a level and a name, set once by main before any thread
+ * starts and read-only afterwards. Never called between the first and the last layer of a step. */
 #ifndef HELM_COMMON_LOG_H
 #define HELM_COMMON_LOG_H
 

@@ -30,10 +30,19 @@ int units_parse_size(const char *what, const char *text, uint64_t *bytes, struct
     static const struct {
         const char *name;
         double factor;
-    } suffixes[] = {{"", 1},     {"B", 1},    {"KiB", 1024.}, {"MiB", 1048576.}, {"GiB", 1073741824.},
-                    {"TiB", 1099511627776.}, {"KB", 1e3}, {"MB", 1e6},      {"GB", 1e9},        {"TB", 1e12}};
+    } suffixes[] = {{"", 1},
+                    {"B", 1},
+                    {"KiB", 1024.},
+                    {"MiB", 1048576.},
+                    {"GiB", 1073741824.},
+                    {"TiB", 1099511627776.},
+                    {"KB", 1e3},
+                    {"MB", 1e6},
+                    {"GB", 1e9},
+                    {"TB", 1e12}};
     if (!starts_like_number(text))
-        return helm_fail(err, HELM_E_USAGE, "%s: '%.40s' is not a size (write 8GiB, 512MiB or bytes)", what, text);
+        return helm_fail(err, HELM_E_USAGE, "%s: '%.40s' is not a size (write 8GiB, 512MiB or bytes)", what,
+                         text);
     char *end;
     double number = parse_decimal(text, &end);
     for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
@@ -44,8 +53,8 @@ int units_parse_size(const char *what, const char *text, uint64_t *bytes, struct
         *bytes = (uint64_t)value;
         return 0;
     }
-    return helm_fail(err, HELM_E_USAGE, "%s: '%.40s' has an unknown unit (KiB, MiB, GiB, TiB, KB, MB, GB, TB)", what,
-                     text);
+    return helm_fail(err, HELM_E_USAGE,
+                     "%s: '%.40s' has an unknown unit (KiB, MiB, GiB, TiB, KB, MB, GB, TB)", what, text);
 }
 
 int units_parse_u64(const char *what, const char *text, uint64_t min, uint64_t max, uint64_t *value,
@@ -94,4 +103,7 @@ uint64_t units_now_ns(void)
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-uint64_t units_now_us(void) { return units_now_ns() / 1000; }
+uint64_t units_now_us(void)
+{
+    return units_now_ns() / 1000;
+}

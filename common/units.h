@@ -11,16 +11,19 @@
 #define MIB ((uint64_t)1 << 20)
 #define GIB ((uint64_t)1 << 30)
 
-/* "8GiB", "512MiB", "64KiB", "1.5GiB", "1000000" (bytes), "8GB" (powers of ten). `what` names the option in errors. */
-HELM_MUST_CHECK int units_parse_size(const char *what, const char *text, uint64_t *bytes, struct helm_err *err);
+/* "8GiB", "512MiB", "64KiB", "1.5GiB", "1000000" (bytes), "8GB" (powers of ten). `what` names the option in
+ * errors. */
+HELM_MUST_CHECK int units_parse_size(const char *what, const char *text, uint64_t *bytes,
+                                     struct helm_err *err);
 
 /* A whole decimal number in [min, max], nothing after it. */
-HELM_MUST_CHECK int units_parse_u64(const char *what, const char *text, uint64_t min, uint64_t max, uint64_t *value,
-                                    struct helm_err *err);
+HELM_MUST_CHECK int units_parse_u64(const char *what, const char *text, uint64_t min, uint64_t max,
+                                    uint64_t *value, struct helm_err *err);
 
-/* A finite decimal number in [min, max], nothing after it; the C locale's point whatever the process's locale. */
-HELM_MUST_CHECK int units_parse_double(const char *what, const char *text, double min, double max, double *value,
-                                       struct helm_err *err);
+/* A finite decimal number in [min, max], nothing after it; the C locale's point whatever the process's
+ * locale. */
+HELM_MUST_CHECK int units_parse_double(const char *what, const char *text, double min, double max,
+                                       double *value, struct helm_err *err);
 
 /* Writes e.g. "15.26 GiB" into text and returns text. */
 #define UNITS_TEXT 32

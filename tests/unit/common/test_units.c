@@ -16,7 +16,8 @@ static void sizes_with_units_parse(void **state)
     static const struct {
         const char *text;
         uint64_t bytes;
-    } cases[] = {{"0", 0}, {"8GiB", 8 * GIB}, {"512MiB", 512 * MIB}, {"1.5KiB", 1536}, {"8GB", 8000000000u}, {"77", 77}};
+    } cases[] = {{"0", 0},         {"8GiB", 8 * GIB},    {"512MiB", 512 * MIB},
+                 {"1.5KiB", 1536}, {"8GB", 8000000000u}, {"77", 77}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint64_t bytes = 1;
         assert_int_equal(units_parse_size("--vram", cases[i].text, &bytes, &err), 0);
@@ -27,7 +28,8 @@ static void sizes_with_units_parse(void **state)
 static void bad_sizes_name_the_option(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"", "GiB", "-1", "8 GiB", "8gib", "nan", "inf", "1e400", "0x10", "9999999TiB"};
+    static const char *const bad[] = {"",    "GiB", "-1",    "8 GiB", "8gib",
+                                      "nan", "inf", "1e400", "0x10",  "9999999TiB"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct helm_err err = {0};
         uint64_t bytes;
