@@ -14,6 +14,10 @@ CC ?= cc
 ifeq ($(origin CC),default)
 CC := gcc
 endif
+# V=1 shows whole commands
+V ?= 0
+Q := $(if $(filter 1,$(V)),,@)
+say = $(if $(filter 1,$(V)),,@printf '  %-5s %s\n' $(1) $(2))
 .DEFAULT_GOAL := all
 .SECONDARY:
 .DELETE_ON_ERROR:
@@ -180,30 +184,35 @@ programs: $(PROGRAMS:%=$(BIN)/%)
 
 $(GEN)/proto/%.pb-c.c $(GEN)/proto/%.pb-c.h: proto/%.proto
 	@mkdir -p $(GEN)
-	protoc-c --c_out=$(GEN) $<
+	$(call say,PROTO,$<)
+	$(Q)protoc-c --c_out=$(GEN) $<
 
 $(OBJ)/gen/%.o: $(GEN)/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS_ALL) $(BASE) $(OPT) -MMD -MP -c -o $@ $<
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(BASE) $(OPT) -MMD -MP -c -o $@ $<
 
 # Sources may include generated headers, so those come first.
 GEN_HEADERS := $(GEN)/proto/helm.pb-c.h $(GEN)/proto/control.pb-c.h
 kernel_isa = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
 $(OBJ)/%.o: %.c | $(GEN_HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(if $(findstring /kernels/,$<),$(KERNEL_OPT) $(call kernel_isa,$<)) -MMD -MP -c -o $@ $<
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(if $(findstring /kernels/,$<),$(KERNEL_OPT) $(call kernel_isa,$<)) -MMD -MP -c -o $@ $<
 
 define program_rule
 $(BIN)/$(1): $$(call obj_of,$$($(1)_MAIN) $$($(1)_LINK))
 	@mkdir -p $$(@D)
-	$$(CC) -o $$@ $$^ $$(LDFLAGS_ALL) $$($(1)_LIBS)
+	$$(call say,LINK,$$@)
+	$$(Q)$$(CC) -o $$@ $$^ $$(LDFLAGS_ALL) $$($(1)_LIBS)
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call program_rule,$(p))))
 
 # Everything without main(), for tests and fuzz targets: the linker takes what each uses.
 $(OBJ)/libhelm-all.a: $(ALL_OBJ)
 	@mkdir -p $(@D)
-	rm -f $@ && ar rcs $@ $^
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && ar rcs $@ $^
 
 # ---- CUDA ---------------------------------------------------------------------------------------------------
 # Looked for in CUDA_HOME, PATH and /usr/local/cuda, and reported in one line; without it everything but the CUDA
@@ -233,14 +242,17 @@ RUN := tests/run.py --log-dir $(BUILD)/logs
 .PHONY: tests test-units test-fuzz-corpora test-processes test-threads test-dist
 tests: $(TEST_BIN) $(TEST_TOOL_BIN)
 $(OBJ)/tests/fuzz/%_replay: $(OBJ)/tests/fuzz/%.o $(OBJ)/tests/fuzz/replay.o $(OBJ)/libhelm-all.a
-	$(CC) -o $@ $^ $(LDFLAGS_ALL) $(ALL_LIBS)
+	$(call say,LINK,$@)
+	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(ALL_LIBS)
 $(OBJ)/tests/fuzz/%_fuzzer: $(OBJ)/tests/fuzz/%.o $(OBJ)/libhelm-all.a
-	$(CC) -o $@ $^ $(LDFLAGS_ALL) $(ALL_LIBS)
+	$(call say,LINK,$@)
+	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(ALL_LIBS)
 $(OBJ)/tests/%: $(OBJ)/tests/%.o $(OBJ)/libhelm-all.a
-	$(CC) -o $@ $^ $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
+	$(call say,LINK,$@)
+	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
 $(PYPROTO)/helm_pb2.py: proto/helm.proto proto/control.proto
 	@mkdir -p $(@D)
-	protoc --python_out=$(@D) -Iproto helm.proto control.proto
+	$(Q)protoc --python_out=$(@D) -Iproto helm.proto control.proto
 
 # in-process tests: unit, kernels, ipc, golden
 test-units: $(TEST_BIN)
@@ -272,7 +284,7 @@ check:
 	@rm -rf $(BUILD)/logs; mkdir -p $(BUILD)/logs; bad=0; \
 	for c in $(CHECKS); do echo "== $$c"; \
 	  $(MAKE_MODE) -j$(shell nproc) MODE=$${c%%:*} $${c##*:} >$(BUILD)/logs/$$c.out 2>&1 || bad=$$((bad+1)); \
-	  grep -vE '^(gcc|clang|rm -f|protoc|HELM_|tests/run.py|make|[0-9]+ passed)' $(BUILD)/logs/$$c.out || true; \
+	  grep -vE '^( +(CC|LINK|AR|PROTO) |HELM_|tests/run.py|make|[0-9]+ passed)' $(BUILD)/logs/$$c.out || true; \
 	done; \
 	cat $(BUILD)/logs/*.out | awk '/^ok  .*corpus/ {p += $$(NF-3); next} /^[0-9]+ passed, [0-9]+ failed/ {p += $$1; f += $$3; s += $$5} \
 	  END {printf "%d passed, %d failed, %d skipped\n", p, f + '$$bad' * (f == 0), s}'; \
