@@ -1,0 +1,330 @@
+/* config.json and generation_config.json: both generations of keys, defaults, and a table of hostile files,
+ * each with the error it must give. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "common/model/config.h"
+#include "common/model/model.h"
+
+/* A sound Qwen3; tests change members of it. */
+static const char base[] =
+    "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", \"dtype\": \"bfloat16\","
+    "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 4, \"num_attention_heads\": 8,"
+    "\"num_key_value_heads\": 2, \"head_dim\": 16, \"vocab_size\": 100, \"max_position_embeddings\": 512,"
+    "\"hidden_act\": \"silu\", \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": false,"
+    "\"rope_parameters\": {\"rope_theta\": 1e6, \"rope_type\": \"default\"}, \"eos_token_id\": 3}";
+
+/* base with the members of `patch` put in place; "DELETE" as a value removes the member. */
+static char *patched(const char *patch)
+{
+    json_t *root = json_loads(base, 0, NULL), *changes = json_loads(patch, 0, NULL), *value;
+    const char *key;
+    if (!changes) fail_msg("the test's patch is not JSON: %s", patch);
+    json_object_foreach(changes, key, value)
+    {
+        if (json_is_string(value) && strcmp(json_string_value(value), "DELETE") == 0)
+            json_object_del(root, key);
+        else
+            json_object_set(root, key, value);
+    }
+    char *text = json_dumps(root, 0);
+    json_decref(root);
+    json_decref(changes);
+    return text;
+}
+
+static int parse(const char *patch, struct model_config *config, struct helm_err *err)
+{
+    char *text = patched(patch);
+    int rc = model_config_parse("config.json", text, strlen(text), config, err);
+    free(text);
+    return rc;
+}
+
+static void parse_ok(const char *patch, struct model_config *config)
+{
+    struct helm_err err = {0};
+    if (parse(patch, config, &err)) fail_msg("%s: %s", patch, err.text);
+}
+
+static void test_base(void **state)
+{
+    (void)state;
+    struct model_config c;
+    parse_ok("{}", &c);
+    assert_string_equal(c.architecture, "Qwen3ForCausalLM");
+    assert_string_equal(c.model_type, "qwen3");
+    assert_int_equal(c.layers, 4);
+    assert_int_equal(c.hidden, 64);
+    assert_int_equal(c.intermediate, 96);
+    assert_int_equal(c.vocab, 100);
+    assert_int_equal(c.heads, 8);
+    assert_int_equal(c.kv_heads, 2);
+    assert_int_equal(c.head_dim, 16);
+    assert_int_equal(c.max_context, 512);
+    assert_true(c.norm_eps == 1e-6);
+    assert_true(c.qk_norm && !c.q_bias && !c.o_bias && !c.mlp_bias && !c.tied_head);
+    assert_int_equal(c.dtype, DTYPE_BF16);
+    assert_int_equal(c.rope.kind, ROPE_DEFAULT);
+    assert_true(c.rope.theta == 1e6);
+    assert_int_equal(c.bos, -1);
+    assert_int_equal(c.eos_count, 1);
+    assert_int_equal(c.eos[0], 3);
+    assert_int_equal(model_kv_bytes_per_token(&c, c.layers, DTYPE_F16), 2 * 4 * 2 * 16 * 2);
+    assert_int_equal(model_kv_bytes_per_token(&c, 1, DTYPE_F32), 2 * 2 * 16 * 4);
+    model_config_free(&c);
+}
+
+static void test_defaults_of_absent_keys(void **state)
+{
+    (void)state;
+    struct model_config c;
+    parse_ok(
+        "{\"head_dim\": \"DELETE\", \"num_key_value_heads\": \"DELETE\", \"rope_parameters\": \"DELETE\","
+        "\"dtype\": \"DELETE\", \"eos_token_id\": \"DELETE\", \"rms_norm_eps\": \"DELETE\","
+        "\"tie_word_embeddings\": \"DELETE\", \"hidden_act\": \"DELETE\", \"model_type\": \"DELETE\"}",
+        &c);
+    assert_int_equal(c.head_dim, 8);
+    assert_int_equal(c.kv_heads, 8);
+    assert_true(c.rope.theta == 10000.0);
+    assert_int_equal(c.dtype, DTYPE_F32);
+    assert_int_equal(c.eos_count, 0);
+    assert_string_equal(c.model_type, "qwen3");
+    model_config_free(&c);
+    parse_ok("{\"architectures\": \"DELETE\", \"head_dim\": null, \"num_key_value_heads\": null}", &c);
+    assert_string_equal(c.architecture, "Qwen3ForCausalLM");
+    assert_int_equal(c.head_dim, 8);
+    model_config_free(&c);
+}
+
+static void test_older_and_newer_keys(void **state)
+{
+    (void)state;
+    struct model_config c;
+    parse_ok("{\"dtype\": \"DELETE\", \"torch_dtype\": \"float16\", \"rope_parameters\": \"DELETE\","
+             "\"rope_theta\": 500000, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}}",
+             &c);
+    assert_int_equal(c.dtype, DTYPE_F16);
+    assert_int_equal(c.rope.kind, ROPE_LINEAR);
+    assert_true(c.rope.theta == 500000.0 && c.rope.factor == 2.0);
+    model_config_free(&c);
+    parse_ok("{\"rope_theta\": 1000000.0, \"rope_scaling\": {\"rope_type\": \"default\"}}",
+             &c); /* both, agreeing */
+    model_config_free(&c);
+    parse_ok("{\"rope_scaling\": null, \"rope_parameters\": null, \"rope_theta\": 5e5}", &c);
+    assert_int_equal(c.rope.kind, ROPE_DEFAULT);
+    assert_true(c.rope.theta == 5e5);
+    model_config_free(&c);
+    parse_ok("{\"dtype\": \"torch.float32\"}", &c);
+    assert_int_equal(c.dtype, DTYPE_F32);
+    model_config_free(&c);
+}
+
+static void test_biases_by_architecture(void **state)
+{
+    (void)state;
+    struct model_config c;
+    parse_ok("{\"architectures\": [\"Qwen2ForCausalLM\"], \"model_type\": \"qwen2\"}", &c);
+    assert_true(c.q_bias && c.k_bias && c.v_bias && !c.o_bias && !c.qk_norm);
+    model_config_free(&c);
+    parse_ok(
+        "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"attention_bias\": true,"
+        "\"mlp_bias\": true, \"tie_word_embeddings\": true}",
+        &c);
+    assert_true(c.q_bias && c.o_bias && c.mlp_bias && c.tied_head && !c.qk_norm);
+    model_config_free(&c);
+    parse_ok("{\"attention_bias\": true}", &c);
+    assert_true(c.q_bias && c.o_bias && c.qk_norm);
+    model_config_free(&c);
+    parse_ok("{\"architectures\": [\"MistralForCausalLM\"], \"model_type\": \"mistral\", \"attention_bias\": "
+             "true}",
+             &c);
+    assert_true(!c.q_bias && !c.o_bias); /* the key means nothing to this architecture */
+    model_config_free(&c);
+}
+
+static void check_windows(const char *patch, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    struct model_config config;
+    parse_ok(patch, &config);
+    uint32_t expected[4] = {a, b, c, d};
+    for (int i = 0; i < 4; i++)
+        if (config.window[i] != expected[i])
+            fail_msg("%s: layer %d has window %u, not %u", patch, i, config.window[i], expected[i]);
+    model_config_free(&config);
+}
+
+static void test_windows(void **state)
+{
+    (void)state;
+#define MISTRAL "\"architectures\": [\"MistralForCausalLM\"], \"model_type\": \"mistral\""
+    check_windows("{" MISTRAL ", \"sliding_window\": 64}", 64, 64, 64, 64);
+    check_windows("{" MISTRAL ", \"sliding_window\": null}", 0, 0, 0, 0);
+    check_windows("{" MISTRAL "}", 4096, 4096, 4096, 4096); /* the architecture's default */
+    check_windows("{\"sliding_window\": 64, \"max_window_layers\": 2}", 0, 0, 0, 0);
+    check_windows("{\"sliding_window\": 64, \"use_sliding_window\": true, \"max_window_layers\": 2}", 0, 0,
+                  64, 64);
+    check_windows("{\"sliding_window\": null, \"use_sliding_window\": true, \"max_window_layers\": 2}", 0, 0,
+                  0, 0);
+    check_windows("{\"sliding_window\": 64, \"use_sliding_window\": true}", 0, 0, 0,
+                  0); /* from layer 28 on */
+    check_windows(
+        "{\"sliding_window\": 32, \"use_sliding_window\": true, \"layer_types\": [\"sliding_attention\","
+        "\"full_attention\", \"full_attention\", \"sliding_attention\"]}",
+        32, 0, 0, 32);
+    check_windows(
+        "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"sliding_window\": 64}", 0,
+        0, 0, 0);
+}
+
+static void test_special_ids(void **state)
+{
+    (void)state;
+    struct model_config c;
+    struct helm_err err = {0};
+    parse_ok("{\"eos_token_id\": [5, 7, 5], \"bos_token_id\": 0}", &c);
+    assert_int_equal(c.eos_count, 2);
+    assert_int_equal(c.bos, 0);
+    static const char generation[] = "{\"eos_token_id\": [7, 9], \"bos_token_id\": 4}";
+    assert_int_equal(config_add_generation("g", generation, strlen(generation), &c, &err), 0);
+    assert_int_equal(c.eos_count, 3);
+    assert_int_equal(c.eos[2], 9);
+    assert_int_equal(c.bos, 0);
+    static const char bad[] = "{\"eos_token_id\": -4}";
+    assert_int_equal(config_add_generation("g.json", bad, strlen(bad), &c, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "g.json: 'eos_token_id' is -4"));
+    assert_int_equal(config_add_generation("g.json", "[]", 2, &c, &err), HELM_E_FORMAT);
+    model_config_free(&c);
+    parse_ok("{\"eos_token_id\": null, \"bos_token_id\": -1}", &c);
+    assert_int_equal(c.eos_count, 0);
+    assert_int_equal(c.bos, -1);
+    model_config_free(&c);
+}
+
+#define LLAMA3 "\"rope_type\": \"llama3\", \"original_max_position_embeddings\": 64"
+static const struct {
+    const char *patch;
+    int code;
+    const char *text;
+} hostile[] = {
+    {"{\"architectures\": [\"OPTForCausalLM\"], \"model_type\": \"opt\"}", HELM_E_UNSUPPORTED,
+     "'OPTForCausalLM'"},
+    {"{\"architectures\": []}", HELM_E_FORMAT, "'architectures'"},
+    {"{\"architectures\": [7]}", HELM_E_FORMAT, "'architectures'"},
+    {"{\"architectures\": \"DELETE\", \"model_type\": \"DELETE\"}", HELM_E_FORMAT, "'model_type'"},
+    {"{\"model_type\": \"llama\"}", HELM_E_MISMATCH, "contradicts 'model_type' 'llama'"},
+    {"{\"model_type\": 1}", HELM_E_FORMAT, "'model_type'"},
+    {"{\"num_hidden_layers\": \"DELETE\"}", HELM_E_FORMAT, "'num_hidden_layers' is missing"},
+    {"{\"num_hidden_layers\": 0}", HELM_E_LIMIT, "'num_hidden_layers' is 0"},
+    {"{\"num_hidden_layers\": 1025}", HELM_E_LIMIT, "1024"},
+    {"{\"num_hidden_layers\": -1}", HELM_E_LIMIT, "-1"},
+    {"{\"num_hidden_layers\": 4.0}", HELM_E_FORMAT, "not a whole number"},
+    {"{\"hidden_size\": 262145}", HELM_E_LIMIT, "'hidden_size' is 262145"},
+    {"{\"intermediate_size\": 1048577}", HELM_E_LIMIT, "'intermediate_size'"},
+    {"{\"vocab_size\": 16777217}", HELM_E_LIMIT, "'vocab_size'"},
+    {"{\"num_attention_heads\": 4097}", HELM_E_LIMIT, "'num_attention_heads'"},
+    {"{\"num_key_value_heads\": 4097}", HELM_E_LIMIT, "'num_key_value_heads'"},
+    {"{\"num_key_value_heads\": 3}", HELM_E_FORMAT, "not a multiple of 'num_key_value_heads' 3"},
+    {"{\"head_dim\": 4098}", HELM_E_LIMIT, "'head_dim'"},
+    {"{\"head_dim\": 15}", HELM_E_FORMAT, "even"},
+    {"{\"head_dim\": null, \"hidden_size\": 65}", HELM_E_FORMAT, "there is no 'head_dim'"},
+    {"{\"head_dim\": null, \"hidden_size\": 65536}", HELM_E_LIMIT, "is 8192, the limit is 4096"},
+    {"{\"max_position_embeddings\": 67108865}", HELM_E_LIMIT, "'max_position_embeddings'"},
+    {"{\"hidden_act\": \"gelu\"}", HELM_E_UNSUPPORTED, "'hidden_act' is 'gelu'"},
+    {"{\"rms_norm_eps\": -1}", HELM_E_LIMIT, "'rms_norm_eps'"},
+    {"{\"rms_norm_eps\": \"x\"}", HELM_E_FORMAT, "'rms_norm_eps'"},
+    {"{\"tie_word_embeddings\": 1}", HELM_E_FORMAT, "'tie_word_embeddings'"},
+    {"{\"dtype\": \"float8_e4m3fn\"}", HELM_E_UNSUPPORTED, "'float8_e4m3fn'"},
+    {"{\"quantization_config\": {\"quant_method\": \"gptq\"}}", HELM_E_UNSUPPORTED, "'gptq'"},
+    {"{\"quantization_config\": 4}", HELM_E_UNSUPPORTED, "'quantization_config'"},
+    {"{\"partial_rotary_factor\": 0.5}", HELM_E_UNSUPPORTED, "'partial_rotary_factor' is 0.5"},
+    {"{\"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", HELM_E_UNSUPPORTED,
+     "'partial_rotary_factor'"},
+    {"{\"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2}}", HELM_E_UNSUPPORTED, "'dynamic'"},
+    {"{\"rope_parameters\": {\"rope_type\": \"longrope\"}}", HELM_E_UNSUPPORTED, "'longrope'"},
+    {"{\"rope_parameters\": 3}", HELM_E_FORMAT, "'rope_parameters' is not an object"},
+    {"{\"rope_parameters\": {\"full_attention\": {}}}", HELM_E_UNSUPPORTED, "'full_attention'"},
+    {"{\"rope_parameters\": {\"rope_theta\": 1}}", HELM_E_LIMIT, "'rope_theta' is 1"},
+    {"{\"rope_parameters\": {\"rope_theta\": 1e300}}", HELM_E_LIMIT, "'rope_theta'"},
+    {"{\"rope_parameters\": {\"rope_type\": \"linear\"}}", HELM_E_FORMAT, "'factor' is missing"},
+    {"{\"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 0}}", HELM_E_LIMIT, "'factor' is 0"},
+    {"{\"rope_parameters\": {" LLAMA3 "}}", HELM_E_FORMAT, "'factor' is missing"},
+    {"{\"rope_parameters\": {" LLAMA3 ", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": 4}}",
+     HELM_E_FORMAT, "'high_freq_factor' 4 must be greater"},
+    {"{\"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 4, \"attention_factor\": -1}}",
+     HELM_E_LIMIT, "'attention_factor'"},
+    {"{\"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": "
+     "0}}",
+     HELM_E_LIMIT, "'original_max_position_embeddings'"},
+    {"{\"rope_theta\": 10000}", HELM_E_MISMATCH, "'rope_theta' is 10000, but 'rope_parameters' says 1e+06"},
+    {"{\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}}", HELM_E_MISMATCH, "contradict each other"},
+    {"{\"sliding_window\": -3}", HELM_E_LIMIT, "'sliding_window'"},
+    {"{\"layer_types\": [\"full_attention\"]}", HELM_E_MISMATCH, "1 entries for 4 layers"},
+    {"{\"layer_types\": 1}", HELM_E_FORMAT, "'layer_types'"},
+    {"{\"layer_types\": [1, 1, 1, 1]}", HELM_E_FORMAT, "entry 0 is not a string"},
+    {"{\"layer_types\": [\"full_attention\", \"chunked_attention\", \"full_attention\", \"full_attention\"]}",
+     HELM_E_UNSUPPORTED, "'chunked_attention'"},
+    {"{\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"sliding_attention\"]}",
+     HELM_E_MISMATCH, "entry 3 is sliding_attention"},
+    {"{\"eos_token_id\": \"x\"}", HELM_E_FORMAT, "'eos_token_id'"},
+    {"{\"eos_token_id\": 16777216}", HELM_E_LIMIT, "'eos_token_id'"},
+    {"{\"eos_token_id\": [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]}", HELM_E_LIMIT, "more than 16"},
+    {"{\"bos_token_id\": -2}", HELM_E_LIMIT, "'bos_token_id'"},
+};
+
+static void test_hostile_configs(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof hostile / sizeof *hostile; i++) {
+        struct model_config config;
+        struct helm_err err = {0};
+        int rc = parse(hostile[i].patch, &config, &err);
+        if (rc != hostile[i].code || !strstr(err.text, hostile[i].text) || err.code != rc)
+            fail_msg("%s: code %d, text '%s'; expected %d, '%s'", hostile[i].patch, rc, err.text,
+                     hostile[i].code, hostile[i].text);
+        assert_null(config.window); /* zeroed on failure */
+        assert_int_equal(strncmp(err.text, "config.json: ", 13), 0);
+    }
+}
+
+static void test_not_json(void **state)
+{
+    (void)state;
+    struct model_config config;
+    struct helm_err err = {0};
+    assert_int_equal(model_config_parse("c", "", 0, &config, &err), HELM_E_FORMAT);
+    assert_int_equal(model_config_parse("c", "[]", 2, &config, &err), HELM_E_FORMAT);
+    assert_int_equal(model_config_parse("c", "{\"a\": 1, \"a\": 2}", 16, &config, &err), HELM_E_FORMAT);
+    char *deep = malloc(200000);
+    memset(deep, '[', 200000);
+    assert_int_equal(model_config_parse("c", deep, 200000, &config, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "deeper than 64"));
+    free(deep);
+    size_t big = CONFIG_BYTES_MAX + 1;
+    char *blank = malloc(big);
+    memset(blank, ' ', big);
+    assert_int_equal(model_config_parse("c", blank, big, &config, &err), HELM_E_LIMIT);
+    free(blank);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_base),
+        cmocka_unit_test(test_defaults_of_absent_keys),
+        cmocka_unit_test(test_older_and_newer_keys),
+        cmocka_unit_test(test_biases_by_architecture),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_special_ids),
+        cmocka_unit_test(test_hostile_configs),
+        cmocka_unit_test(test_not_json),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
