@@ -112,11 +112,32 @@ KERNEL_SRC := \
   worker-cpu/kernels/linear_avx512bf16.c \
   worker-cpu/kernels/linear_openblas.c \
   worker-cpu/kernels/linear_ref.c \
+  worker-cpu/kernels/probe_amx.c \
+  worker-cpu/kernels/probe_avx2.c \
+  worker-cpu/kernels/probe_avx512.c \
+  worker-cpu/kernels/probe_avx512bf16.c \
   worker-cpu/kernels/vector_avx2.c \
   worker-cpu/kernels/vector_avx512.c \
   worker-cpu/kernels/vector_ref.c
 
-DAEMON_SRC :=
+DAEMON_SRC := \
+  daemon/batcher.c \
+  daemon/client_socket.c \
+  daemon/config.c \
+  daemon/keeper.c \
+  daemon/kv_pages.c \
+  daemon/ledger.c \
+  daemon/loop.c \
+  daemon/metrics.c \
+  daemon/planner/analyse.c \
+  daemon/planner/plan_cpu.c \
+  daemon/request.c \
+  daemon/rundir.c \
+  daemon/scheduler.c \
+  daemon/sequence.c \
+  daemon/serve.c \
+  daemon/worker_process.c \
+  daemon/workers.c
 
 # libhelm: connection, tokenizer, chat template. Knows no model, no arena, no daemon.
 LIBHELM_SRC := \
@@ -157,17 +178,26 @@ ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16
 # ---- programs -----------------------------------------------------------------------------------------------
 # NAME_MAIN: the file with main(); NAME_LINK: the groups it may link; NAME_LIBS: its libraries.
 
+helmd_MAIN := daemon/main.c
+helmd_LINK := $(COMMON_SRC) $(MODEL_SRC) $(DAEMON_SRC) $(PROTO_SRC)
+helmd_LIBS := -lzmq -lprotobuf-c -ljansson -lsystemd -linih -lm
 helm-inspect_MAIN := tools/helm_inspect.c
 helm-inspect_LINK := $(COMMON_SRC) $(MODEL_SRC) $(INSPECT_SRC)
 helm-inspect_LIBS := -ljansson -lm
 helm-mkmodel_MAIN := tools/helm_mkmodel.c
 helm-mkmodel_LINK := $(COMMON_SRC) $(MODEL_SRC) $(MKMODEL_SRC)
 helm-mkmodel_LIBS := -ljansson -lm
+helm-bench-kernels_MAIN := tools/helm_bench_kernels.c
+helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) worker-cpu/kernels.c
+helm-bench-kernels_LIBS := -lopenblas -ljansson -lm
+helm-bench-decode_MAIN := tools/helm_bench_decode.c
+helm-bench-decode_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 helm-worker-cpu_MAIN := worker-cpu/main.c
 helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-worker-cpu_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
-PROGRAMS := helm-inspect helm-mkmodel helm-worker-cpu
+PROGRAMS := helm-bench-decode helm-bench-kernels helm-inspect helm-mkmodel helm-worker-cpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
