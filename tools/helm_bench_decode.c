@@ -1,0 +1,331 @@
+/* helm-bench-decode: how fast the CPU engine decodes and prefills a checkpoint, beside what the memory
+ * allows.
+ *
+ * Runs the engine in this process, without helmd. Every round measures read bandwidth over the very same
+ * weights with the very same threads, then prefill, then decode, so that a machine whose bandwidth varies by
+ * the minute still gives a meaningful ratio; medians over rounds are reported. With --busy idle and busy
+ * windows alternate: in busy ones a spinning process runs on every core that the engine uses. Called by
+ * people and by `make bench`. */
+#include <immintrin.h>
+#include <jansson.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/args.h"
+#include "common/log.h"
+#include "common/units.h"
+#include "worker-cpu/local.h"
+
+#define ROUNDS_MAX 101
+
+struct bench {
+    struct local *local;
+    uint64_t prompt, tokens, rounds;
+    double read_gbs[ROUNDS_MAX], prefill_s[ROUNDS_MAX], decode_s[ROUNDS_MAX], ratio[ROUNDS_MAX];
+    double busy_s[ROUNDS_MAX], kept[ROUNDS_MAX];
+    uint64_t step_bytes; /* of weights read by one decode step */
+    pid_t neighbour[POOL_THREADS_MAX];
+    uint32_t neighbours;
+};
+
+/* ---- read bandwidth
+ * ----------------------------------------------------------------------------------------- */
+
+#define READ_CHUNK (256 * KIB)
+struct read_job {
+    const char *data;
+    uint32_t chunks;
+    bool handed_out;
+    _Atomic uint64_t sink;
+};
+
+__attribute__((target("avx512f"))) static uint64_t read_avx512(const char *data)
+{
+    __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
+    for (size_t i = 0; i < READ_CHUNK; i += 256) {
+        a = _mm512_xor_si512(a, _mm512_load_si512(data + i));
+        b = _mm512_xor_si512(b, _mm512_load_si512(data + i + 64));
+        c = _mm512_xor_si512(c, _mm512_load_si512(data + i + 128));
+        d = _mm512_xor_si512(d, _mm512_load_si512(data + i + 192));
+    }
+    return (uint64_t)_mm512_reduce_add_epi64(
+        _mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d)));
+}
+
+__attribute__((target("avx2"))) static uint64_t read_avx2(const char *data)
+{
+    __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
+    for (size_t i = 0; i < READ_CHUNK; i += 128) {
+        a = _mm256_xor_si256(a, _mm256_load_si256((const __m256i *)(data + i)));
+        b = _mm256_xor_si256(b, _mm256_load_si256((const __m256i *)(data + i + 32)));
+        c = _mm256_xor_si256(c, _mm256_load_si256((const __m256i *)(data + i + 64)));
+        d = _mm256_xor_si256(d, _mm256_load_si256((const __m256i *)(data + i + 96)));
+    }
+    a = _mm256_xor_si256(_mm256_xor_si256(a, b), _mm256_xor_si256(c, d));
+    return (uint64_t)_mm256_extract_epi64(a, 0) + (uint64_t)_mm256_extract_epi64(a, 2);
+}
+
+static void read_chunk(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct read_job *job = ctx;
+    const char *at = job->data + (size_t)chunk * READ_CHUNK;
+    uint64_t sum = __builtin_cpu_supports("avx512f") ? read_avx512(at) : read_avx2(at);
+    if (sum == 1) atomic_fetch_add_explicit(&job->sink, sum, memory_order_relaxed);
+}
+
+static bool read_next(void *ctx, uint32_t thread, struct pool_job *out)
+{
+    (void)thread;
+    struct read_job *job = ctx;
+    if (job->handed_out) return false;
+    job->handed_out = true;
+    *out = (struct pool_job){read_chunk, job->chunks, false};
+    return true;
+}
+
+/* The best of three passes over (at most 2 GiB of) the weights. */
+static double measure_read(struct bench *b)
+{
+    const struct engine *engine = &b->local->engine;
+    uint64_t bytes = engine->weights.region_bytes < 2 * GIB ? engine->weights.region_bytes : 2 * GIB;
+    double best = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        struct read_job job = {.data = arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS),
+                               .chunks = (uint32_t)(bytes / READ_CHUNK)};
+        if (!job.chunks) return 0;
+        uint64_t start = units_now_ns();
+        pool_run(engine->pool, read_next, &job);
+        double gbs = (double)job.chunks * READ_CHUNK / (double)(units_now_ns() - start);
+        if (gbs > best) best = gbs;
+    }
+    return best;
+}
+
+/* ---- busy neighbours
+ * ---------------------------------------------------------------------------------------- */
+
+static int start_neighbours(struct bench *b, struct helm_err *err)
+{
+    struct cpu_set *set = malloc(sizeof *set);
+    if (!set) return helm_fail(err, HELM_E_NOMEM, "no memory");
+    int rc = cpu_usable(b->local->engine.report.node, set, err);
+    for (uint32_t i = 0; !rc && i < b->local->engine.report.threads; i++) {
+        pid_t pid = fork();
+        if (pid < 0) rc = helm_fail_errno(err, "fork");
+        if (pid == 0) {
+            cpu_set_t one;
+            CPU_ZERO(&one);
+            CPU_SET(set->cpu[i], &one);
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (sched_setaffinity(0, sizeof one, &one)) _exit(1);
+            for (volatile uint64_t n = 0;; n++) continue;
+        }
+        if (pid > 0) {
+            kill(pid, SIGSTOP);
+            b->neighbour[b->neighbours++] = pid;
+        }
+    }
+    free(set);
+    return rc;
+}
+
+static void signal_neighbours(struct bench *b, int number)
+{
+    for (uint32_t i = 0; i < b->neighbours; i++) kill(b->neighbour[i], number);
+    usleep(20000); /* until they have stopped, or have the processor */
+}
+
+static void stop_neighbours(struct bench *b)
+{
+    for (uint32_t i = 0; i < b->neighbours; i++) kill(b->neighbour[i], SIGKILL);
+    for (uint32_t i = 0; i < b->neighbours; i++) waitpid(b->neighbour[i], NULL, 0);
+}
+
+/* ---- rounds
+ * ------------------------------------------------------------------------------------------------- */
+
+static int run_prefill(struct bench *b, double *seconds, struct helm_err *err)
+{
+    const struct step_result *result;
+    uint32_t step_tokens = arena_header_of(&b->local->arena)->step_tokens;
+    uint64_t start = units_now_ns();
+    for (uint32_t done = 0; done < b->prompt;) {
+        uint32_t count = (uint32_t)b->prompt - done < step_tokens ? (uint32_t)b->prompt - done : step_tokens;
+        struct step_row row = {.start = done, .count = count};
+        row.flags = done + count == b->prompt ? STEP_ROW_SAMPLE : 0;
+        int rc = local_step(b->local, &row, 1, &result, err);
+        if (rc) return rc;
+        if (result->row[0].status != STEP_ROW_OK)
+            return helm_fail(err, HELM_E_INTERNAL, "a prefill step gave status %u", result->row[0].status);
+        done += count;
+    }
+    *seconds = (double)(units_now_ns() - start) * 1e-9;
+    return 0;
+}
+
+static int run_decode(struct bench *b, double *seconds_a_token, struct helm_err *err)
+{
+    uint32_t *history = arena_history_of(&b->local->arena, 0);
+    const struct step_result *result;
+    uint64_t start = units_now_ns();
+    for (uint32_t i = 0; i < b->tokens; i++) {
+        struct step_row row = {.start = (uint32_t)b->prompt + i, .count = 1, .flags = STEP_ROW_SAMPLE};
+        int rc = local_step(b->local, &row, 1, &result, err);
+        if (rc) return rc;
+        if (result->row[0].status != STEP_ROW_OK)
+            return helm_fail(err, HELM_E_INTERNAL, "a decode step gave status %u", result->row[0].status);
+        history[row.start + 1] = result->row[0].sampled.token;
+    }
+    b->step_bytes = result->weight_bytes;
+    *seconds_a_token = (double)(units_now_ns() - start) * 1e-9 / (double)b->tokens;
+    return 0;
+}
+
+static int run_rounds(struct bench *b, struct helm_err *err)
+{
+    uint32_t *history = arena_history_of(&b->local->arena, 0);
+    double ignored;
+    for (uint32_t i = 0; i <= b->prompt; i++)
+        history[i] = (i * 7919u + 13u) % arena_header_of(&b->local->arena)->vocab;
+    int rc = run_prefill(b, &ignored, err);
+    for (uint64_t r = 0; r < b->rounds && !rc; r++) {
+        b->read_gbs[r] = measure_read(b);
+        rc = run_prefill(b, &b->prefill_s[r], err);
+        if (!rc) rc = run_decode(b, &b->decode_s[r], err);
+        if (rc) break;
+        double after = measure_read(b);
+        b->read_gbs[r] = after > b->read_gbs[r] ? after : b->read_gbs[r];
+        b->ratio[r] = (double)b->step_bytes / b->decode_s[r] * 1e-9 / b->read_gbs[r];
+        if (!b->neighbours) continue;
+        signal_neighbours(b, SIGCONT);
+        rc = run_decode(b, &b->busy_s[r], err);
+        signal_neighbours(b, SIGSTOP);
+        b->kept[r] = b->decode_s[r] / b->busy_s[r];
+    }
+    return rc;
+}
+
+static int compare_double(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double median(const double *values, uint64_t count)
+{
+    double sorted[ROUNDS_MAX];
+    memcpy(sorted, values, count * sizeof *values);
+    qsort(sorted, count, sizeof *sorted, compare_double);
+    return sorted[count / 2];
+}
+
+static void report(const struct bench *b, bool as_json)
+{
+    const struct engine_report *r = &b->local->engine.report;
+    double decode = median(b->decode_s, b->rounds), prefill = median(b->prefill_s, b->rounds);
+    json_t *out =
+        json_pack("{s:i, s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f}", "threads", (int)r->threads,
+                  "kernels", r->kernels, "weight_bytes", (json_int_t)r->weight_bytes, "load_seconds",
+                  r->load_seconds, "decode_tok_s", 1 / decode, "decode_ms", decode * 1e3, "prefill_tok_s",
+                  (double)b->prompt / prefill, "read_gb_s", median(b->read_gbs, b->rounds), "bytes_per_token",
+                  (json_int_t)b->step_bytes, "achieved_gb_s", (double)b->step_bytes / decode * 1e-9, "ratio",
+                  median(b->ratio, b->rounds));
+    if (out && b->neighbours) {
+        json_object_set_new(out, "busy_tok_s", json_real(1 / median(b->busy_s, b->rounds)));
+        json_object_set_new(out, "busy_kept", json_real(median(b->kept, b->rounds)));
+    }
+    if (as_json) {
+        json_dumpf(out, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+        putchar('\n');
+    } else {
+        printf("%u threads, %s; %.2f GB loaded in %.2f s\n", r->threads, r->kernels,
+               (double)r->weight_bytes * 1e-9, r->load_seconds);
+        for (uint32_t i = 0; i < r->reduced_count; i++) printf("reduced: %s\n", r->reduced[i]);
+        printf("decode   %9.2f token/s, %.3f ms; %.1f MB a token = %.1f GB/s of %.1f read: %.1f %%\n",
+               1 / decode, decode * 1e3, (double)b->step_bytes * 1e-6, (double)b->step_bytes / decode * 1e-9,
+               median(b->read_gbs, b->rounds), 100 * median(b->ratio, b->rounds));
+        printf("prefill  %9.1f token/s (%llu tokens)\n", (double)b->prompt / prefill,
+               (unsigned long long)b->prompt);
+        if (b->neighbours)
+            printf("busy     %9.2f token/s: %.1f %% of idle\n", 1 / median(b->busy_s, b->rounds),
+                   100 * median(b->kept, b->rounds));
+    }
+    json_decref(out);
+}
+
+int main(int argc, char **argv)
+{
+    const char *model = NULL, *kernels = NULL, *kv = "f16";
+    uint64_t threads = 0, spin_us = 0, step_tokens = 512;
+    bool as_json = false, busy = false;
+    struct helm_err err = {0};
+    struct args_parsed parsed;
+    struct bench *b = calloc(1, sizeof *b);
+    if (!b) return 5;
+    b->prompt = 128;
+    b->tokens = 32;
+    b->rounds = 5;
+    const struct args_option options[] = {
+        {"model", 0, ARGS_TEXT, "DIR", "checkpoint to run", .target = &model},
+        {"threads", 0, ARGS_U64, "N", "compute threads (one a core)", .target = &threads, .min = 1,
+         .max = POOL_THREADS_MAX},
+        {"prompt", 0, ARGS_U64, "N", "tokens to prefill (128)", .target = &b->prompt, .min = 1,
+         .max = 1 << 20},
+        {"tokens", 0, ARGS_U64, "N", "tokens to decode in a round (32)", .target = &b->tokens, .min = 1,
+         .max = 1 << 20},
+        {"rounds", 0, ARGS_U64, "N", "rounds; medians are reported (5)", .target = &b->rounds, .min = 1,
+         .max = ROUNDS_MAX},
+        {"step-tokens", 0, ARGS_U64, "N", "most tokens a prefill step takes (512)", .target = &step_tokens,
+         .min = 1, .max = 1 << 16},
+        {"kernels", 0, ARGS_TEXT, "NAME", "kernel variant (the fastest)", .target = &kernels},
+        {"kv", 0, ARGS_CHOICE, "DTYPE", "of the KV cache (f16)", .target = &kv, .choices = "bf16|f16|f32"},
+        {"spin-us", 0, ARGS_U64, "US", "how long waiting threads spin", .target = &spin_us, .min = 1,
+         .max = 100000},
+        {"busy", 0, ARGS_FLAG, NULL, "also with one busy process a core", .target = &busy},
+        {"json", 0, ARGS_FLAG, NULL, "one JSON object", .target = &as_json},
+    };
+    const struct args_spec spec = {.program = "helm-bench-decode",
+                                   .usage = "--model DIR [options]",
+                                   .about =
+                                       "Measures decode and prefill on the CPU beside the memory's limit.",
+                                   .options = options,
+                                   .option_count = sizeof options / sizeof *options};
+    args_parse_main(&spec, argc, argv, &parsed);
+    log_init("helm-bench-decode", LOG_LEVEL_INFO);
+    if (!model) {
+        helm_fail(&err, HELM_E_USAGE, "--model is needed");
+        return args_usage_error(&spec, &err);
+    }
+    b->local = aligned_alloc(64, (sizeof *b->local + 63) / 64 * 64);
+    if (!b->local) return 5;
+    const struct local_options local_options = {.folder = model,
+                                                .kernels = kernels,
+                                                .kv_dtype = kv[0] == 'b'             ? DTYPE_BF16
+                                                            : strcmp(kv, "f16") == 0 ? DTYPE_F16
+                                                                                     : DTYPE_F32,
+                                                .threads = (uint32_t)threads,
+                                                .slots = 1,
+                                                .context_tokens = (uint32_t)(b->prompt + b->tokens + 1),
+                                                .step_tokens = (uint32_t)step_tokens,
+                                                .spin_us = (uint32_t)spin_us,
+                                                .pin = true};
+    int rc = local_open(&local_options, b->local, &err);
+    if (!rc) {
+        if (busy) rc = start_neighbours(b, &err);
+        if (!rc) rc = run_rounds(b, &err);
+        stop_neighbours(b);
+        if (!rc) report(b, as_json);
+        local_close(b->local);
+    }
+    if (rc) log_error("%s", err.text);
+    free(b->local);
+    free(b);
+    return rc ? 5 : 0;
+}
