@@ -1,0 +1,390 @@
+/* The batcher. See batcher.h. Called from the one loop; owns sequences, pages and helmd's regions of the
+ * arena.
+ */
+#include "daemon/batcher.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "common/log.h"
+#include "daemon/scheduler.h"
+
+int batcher_init(struct batcher *batcher, const struct model_config *model, struct arena *arena,
+                 uint32_t queue_limit, const struct batcher_sink *sink, struct metrics *metrics,
+                 struct helm_err *err)
+{
+    const struct arena_header *header = arena_header_of(arena);
+    memset(batcher, 0, sizeof *batcher);
+    batcher->model = model;
+    batcher->arena = arena;
+    batcher->metrics = metrics;
+    batcher->sink = *sink;
+    batcher->queue_limit = queue_limit;
+    batcher->seq_capacity = header->slots + queue_limit;
+    batcher->next_id = 1;
+    batcher->seq = calloc(batcher->seq_capacity, sizeof(struct sequence *));
+    batcher->view = calloc(batcher->seq_capacity, sizeof *batcher->view);
+    batcher->view_index = calloc(batcher->seq_capacity, sizeof *batcher->view_index);
+    int rc = 0;
+    if (!batcher->seq || !batcher->view || !batcher->view_index)
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u requests", batcher->seq_capacity);
+    if (!rc) rc = kv_pages_init(&batcher->pages, header->page_count, err);
+    if (rc) batcher_free(batcher);
+    return rc;
+}
+
+void batcher_free(struct batcher *batcher)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++) sequence_free(batcher->seq[i]);
+    free(batcher->seq);
+    free(batcher->view);
+    free(batcher->view_index);
+    kv_pages_free(&batcher->pages);
+    memset(batcher, 0, sizeof *batcher);
+}
+
+/* ---- requests
+ * -------------------------------------------------------------------------------------------------- */
+
+int batcher_submit(struct batcher *batcher, struct request_generate *request, uint64_t client,
+                   uint64_t request_id, uint64_t now_us, const struct sequence **out, struct helm_err *err)
+{
+    *out = NULL;
+    uint32_t slots = arena_header_of(batcher->arena)->slots;
+    if (batcher->seq_count >= batcher->seq_capacity)
+        return helm_fail(err, HELM_E_BUSY,
+                         "%u requests are open (%u at once and a queue of %u): try again later",
+                         batcher->seq_count, slots, batcher->queue_limit);
+    if (!request->has_seed && getrandom(&request->sampling.seed, sizeof request->sampling.seed, 0) < 0)
+        return helm_fail_errno(err, "drawing a seed");
+    struct sequence *seq;
+    int rc = sequence_create(request, &seq, err);
+    if (rc) return rc;
+    seq->id = batcher->next_id++;
+    seq->order = seq->id;
+    seq->client = client;
+    seq->request_id = request_id;
+    seq->arrived_us = now_us;
+    if (request->deadline_ms) seq->deadline_us = now_us + (uint64_t)request->deadline_ms * 1000;
+    batcher->seq[batcher->seq_count++] = seq;
+    batcher->metrics->requests_total++;
+    *out = seq;
+    return 0;
+}
+
+const struct sequence *batcher_find(const struct batcher *batcher, uint64_t id)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->id == id) return batcher->seq[i];
+    return NULL;
+}
+
+const struct sequence *batcher_find_request(const struct batcher *batcher, uint64_t client,
+                                            uint64_t request_id)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->client == client && batcher->seq[i]->request_id == request_id)
+            return batcher->seq[i];
+    return NULL;
+}
+
+int batcher_cancel(struct batcher *batcher, uint64_t id, const char *detail)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        if (batcher->seq[i]->id != id) continue;
+        sequence_finish(batcher->seq[i], HELM__V1__FINISH_REASON__FINISH_CANCELLED, detail);
+        return 0;
+    }
+    return HELM_E_NOT_FOUND;
+}
+
+void batcher_cancel_client(struct batcher *batcher, uint64_t client, const char *detail)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->client == client)
+            sequence_finish(batcher->seq[i], HELM__V1__FINISH_REASON__FINISH_CANCELLED, detail);
+}
+
+void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, const char *detail)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++) sequence_finish(batcher->seq[i], reason, detail);
+}
+
+uint32_t batcher_running(const struct batcher *batcher)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) n += batcher->seq[i]->slot != SEQUENCE_NO_SLOT;
+    return n;
+}
+
+uint32_t batcher_queued(const struct batcher *batcher)
+{
+    return batcher->seq_count - batcher_running(batcher);
+}
+
+uint32_t batcher_queue_position(const struct batcher *batcher, const struct sequence *seq)
+{
+    uint32_t before = 0, vacant = arena_header_of(batcher->arena)->slots - batcher_running(batcher);
+    if (seq->slot != SEQUENCE_NO_SLOT) return 0;
+    for (uint32_t i = 0; i < batcher->seq_count && batcher->seq[i] != seq; i++)
+        before += batcher->seq[i]->slot == SEQUENCE_NO_SLOT;
+    return before < vacant ? 0 : before - vacant + 1;
+}
+
+uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us)
+{
+    uint64_t next = 0;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        struct sequence *seq = batcher->seq[i];
+        if (seq->deadline_us == 0 || seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
+        if (seq->deadline_us <= now_us)
+            sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "deadline");
+        else if (next == 0 || seq->deadline_us < next)
+            next = seq->deadline_us;
+    }
+    return next;
+}
+
+/* ---- slots
+ * ----------------------------------------------------------------------------------------------------- */
+
+static void batcher_leave_slot(struct batcher *batcher, struct sequence *seq)
+{
+    if (seq->slot == SEQUENCE_NO_SLOT) return;
+    kv_pages_shrink(&batcher->pages, arena_page_table_of(batcher->arena, seq->slot), &seq->pages, 0);
+    batcher->slot_owner[seq->slot] = NULL;
+    seq->slot = SEQUENCE_NO_SLOT;
+    seq->cached = 0;
+}
+
+static void batcher_enter_slot(struct batcher *batcher, struct sequence *seq, uint64_t now_us)
+{
+    uint32_t slot = 0, slots = arena_header_of(batcher->arena)->slots;
+    while (slot < slots && batcher->slot_owner[slot]) slot++;
+    if (slot == slots) {
+        log_error("batcher: the scheduler admitted more sequences than there are slots: aborting");
+        abort();
+    }
+    struct arena_slot *shared = arena_slot_of(batcher->arena, slot);
+    shared->sampling = seq->sampling;
+    shared->prompt_count = seq->prompt_count;
+    memcpy(arena_history_of(batcher->arena, slot), seq->tokens, seq->token_count * sizeof *seq->tokens);
+    batcher->slot_owner[slot] = seq;
+    seq->slot = slot;
+    seq->cached = 0;
+    if (seq->started_us == 0) seq->started_us = now_us;
+}
+
+/* Done messages for all that ended and is not being computed. */
+static void batcher_reap(struct batcher *batcher)
+{
+    uint32_t kept = 0, count = batcher->seq_count;
+    for (uint32_t i = 0; i < count; i++) {
+        struct sequence *seq = batcher->seq[i];
+        if (seq->finish == HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED || seq->in_step) {
+            batcher->seq[kept++] = seq;
+            continue;
+        }
+        batcher_leave_slot(batcher, seq);
+        batcher->sink.done(batcher->sink.context, seq);
+        sequence_free(seq);
+    }
+    batcher->seq_count = kept;
+}
+
+/* ---- steps
+ * ----------------------------------------------------------------------------------------------------- */
+
+static uint32_t batcher_fill_view(struct batcher *batcher)
+{
+    uint32_t n = 0;
+    struct scheduler_seq *view = batcher->view;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        const struct sequence *seq = batcher->seq[i];
+        if (seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
+        batcher->view_index[n] = i;
+        view[n++] = (struct scheduler_seq){.order = seq->order,
+                                           .client = seq->client,
+                                           .running = seq->slot != SEQUENCE_NO_SLOT,
+                                           .tokens = seq->token_count,
+                                           .cached = seq->cached,
+                                           .pages = seq->pages};
+    }
+    return n;
+}
+
+static void batcher_ring(struct batcher *batcher, uint64_t now_us)
+{
+    struct arena_control *control = arena_control_of(batcher->arena);
+    batcher->step.serial = ++batcher->serial;
+    batcher->step.epoch = arena_header_of(batcher->arena)->epoch;
+    control->step[batcher->serial % ARENA_STEP_RING] = batcher->step;
+    batcher->in_flight = true;
+    batcher->rung_us = now_us;
+    doorbell_ring(&control->step_bell, batcher->serial);
+}
+
+static void batcher_form_step(struct batcher *batcher, uint64_t now_us)
+{
+    const struct arena_header *header = arena_header_of(batcher->arena);
+    struct scheduler_seq *view = batcher->view;
+    const uint32_t *index_of = batcher->view_index;
+    uint32_t count = batcher_fill_view(batcher);
+    if (count == 0) return;
+    struct scheduler_limits limits = {.slots = header->slots,
+                                      .step_tokens = header->step_tokens,
+                                      .page_tokens = header->kv.page_tokens,
+                                      .pages_free = batcher->pages.free_count,
+                                      .turn = batcher->turn++};
+    struct scheduler_step plan;
+    scheduler_form_step(view, count, &limits, &plan);
+    for (uint32_t i = 0; i < plan.preempt_count; i++) {
+        struct sequence *seq = batcher->seq[index_of[plan.preempt[i]]];
+        log_debug("request %llu gives its KV pages to an older one", (unsigned long long)seq->id);
+        batcher_leave_slot(batcher, seq);
+        batcher->metrics->preemptions_total++;
+    }
+    for (uint32_t i = 0; i < plan.admit_count; i++)
+        batcher_enter_slot(batcher, batcher->seq[index_of[plan.admit[i]]], now_us);
+    batcher->step.row_count = 0;
+    batcher->step.token_count = 0;
+    for (uint32_t i = 0; i < plan.row_count; i++) {
+        const struct scheduler_row *row = &plan.row[i];
+        struct sequence *seq = batcher->seq[index_of[row->seq]];
+        uint32_t *table = arena_page_table_of(batcher->arena, seq->slot);
+        if (kv_pages_grow(&batcher->pages, table, &seq->pages, row->pages)) {
+            log_error("batcher: the scheduler gave away more KV pages than there are: aborting");
+            abort();
+        }
+        seq->in_step = true;
+        batcher->step.row[batcher->step.row_count++] =
+            (struct step_row){.slot = seq->slot,
+                              .start = row->start,
+                              .count = row->count,
+                              .flags = row->sample ? STEP_ROW_SAMPLE : 0};
+        batcher->step.token_count += row->count;
+    }
+    if (batcher->step.row_count) batcher_ring(batcher, now_us);
+}
+
+void batcher_pump(struct batcher *batcher, uint64_t now_us)
+{
+    batcher_reap(batcher);
+    if (batcher->worker_ready && !batcher->in_flight && !batcher->paused) batcher_form_step(batcher, now_us);
+}
+
+/* ---- results
+ * --------------------------------------------------------------------------------------------------- */
+
+static int batcher_check_result(const struct batcher *batcher, struct helm_err *err)
+{
+    const struct step_result *r = &batcher->result;
+    const struct step *s = &batcher->step;
+    if (r->serial != s->serial || r->epoch != s->epoch || r->row_count != s->row_count)
+        return helm_fail(err, HELM_E_PEER, "answer to step %u of epoch %u with %u rows is marked %u, %u, %u",
+                         s->serial, s->epoch, s->row_count, r->serial, r->epoch, r->row_count);
+    for (uint32_t i = 0; i < s->row_count; i++) {
+        const struct step_result_row *row = &r->row[i];
+        if (row->slot != s->row[i].slot || row->status > STEP_ROW_BAD)
+            return helm_fail(err, HELM_E_PEER,
+                             "row %u of step %u is for slot %u with status %u, expected slot %u", i,
+                             s->serial, row->slot, row->status, s->row[i].slot);
+        if (!(s->row[i].flags & STEP_ROW_SAMPLE) || row->status != STEP_ROW_OK) continue;
+        if (row->sampled.token >= batcher->model->vocab || row->sampled.top_count > SAMPLING_LOGPROBS_MAX)
+            return helm_fail(err, HELM_E_PEER, "row %u of step %u sampled token %u of a vocabulary of %u", i,
+                             s->serial, row->sampled.token, batcher->model->vocab);
+    }
+    return 0;
+}
+
+static void batcher_take_token(struct batcher *batcher, struct sequence *seq,
+                               const struct sampling_result *sampled, uint64_t now_us)
+{
+    struct helm_err err = {0};
+    uint32_t index = sequence_output_count(seq);
+    if (index == 0) batcher->metrics->tokens_prompt_total += seq->prompt_count;
+    int rc =
+        sequence_append(seq, sampled->token, batcher->model->eos, batcher->model->eos_count, now_us, &err);
+    if (rc) {
+        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, err.text);
+        return;
+    }
+    seq->crashes = 0;
+    batcher->metrics->tokens_output_total++;
+    arena_history_of(batcher->arena, seq->slot)[seq->token_count - 1] = sampled->token;
+    rc = batcher->sink.token(batcher->sink.context, seq, index, sampled);
+    if (rc == HELM_E_PEER) batcher_cancel_client(batcher, seq->client, "the client has gone");
+    if (rc == HELM_E_BUSY) batcher_cancel_client(batcher, seq->client, "the client does not read its tokens");
+}
+
+int batcher_take_result(struct batcher *batcher, uint64_t now_us, struct helm_err *err)
+{
+    struct arena_control *control = arena_control_of(batcher->arena);
+    uint32_t rung = doorbell_read(&control->done[0].bell);
+    if (!batcher->in_flight) {
+        if (rung == batcher->serial) return 0; /* the wake-up of a step that was taken already */
+        return helm_fail(err, HELM_E_PEER, "step %u reported done, but none is in flight", rung);
+    }
+    if (rung == batcher->serial - 1) return 0; /* a wake-up with nothing behind it */
+    if (rung != batcher->serial)
+        return helm_fail(err, HELM_E_PEER, "step %u reported done, %u is in flight", rung, batcher->serial);
+    batcher->result = control->result[batcher->serial % ARENA_STEP_RING];
+    int rc = batcher_check_result(batcher, err);
+    if (rc) return rc;
+    batcher->in_flight = false;
+    metrics_add_step(batcher->metrics, &batcher->result);
+    for (uint32_t i = 0; i < batcher->step.row_count; i++) {
+        const struct step_row *row = &batcher->step.row[i];
+        struct sequence *seq = batcher->slot_owner[row->slot];
+        seq->in_step = false;
+        seq->cached = row->start + row->count;
+        if (seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
+        const struct step_result_row *got = &batcher->result.row[i];
+        if (got->status == STEP_ROW_NO_FINITE_LOGIT)
+            sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR,
+                            "the model produced no finite logit (weights or activations overflow)");
+        else if (got->status == STEP_ROW_BAD)
+            sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, "the worker refused this step");
+        else if (row->flags & STEP_ROW_SAMPLE)
+            batcher_take_token(batcher, seq, &got->sampled, now_us);
+    }
+    return 0;
+}
+
+/* ---- workers come and go
+ * --------------------------------------------------------------------------------------- */
+
+void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch)
+{
+    struct arena_control *control = arena_control_of(batcher->arena);
+    arena_header_of(batcher->arena)->epoch = epoch;
+    doorbell_init(&control->step_bell, 0);
+    for (int w = 0; w < ARENA_WORKERS_MAX; w++) doorbell_init(&control->done[w].bell, 0);
+    batcher->serial = 0;
+}
+
+void batcher_worker_ready(struct batcher *batcher)
+{
+    batcher->worker_ready = true;
+}
+
+void batcher_worker_lost(struct batcher *batcher, bool kv_intact, const char *why)
+{
+    batcher->worker_ready = false;
+    batcher->in_flight = false;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        struct sequence *seq = batcher->seq[i];
+        if (seq->in_step) {
+            seq->in_step = false;
+            if (++seq->crashes >= BATCHER_CRASHES_MAX) {
+                char detail[HELM_ERR_TEXT];
+                snprintf(detail, sizeof detail, "%d workers died computing this, the last: %.400s",
+                         BATCHER_CRASHES_MAX, why);
+                sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
+            }
+        }
+        if (!kv_intact) seq->cached = 0;
+    }
+}

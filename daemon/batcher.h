@@ -1,0 +1,92 @@
+/* The batcher: open sequences on one side, the worker's step ring on the other.
+ *
+ * Called by serve.c (submit, cancel), workers.c (worker up, down) and loop.c (pump, result, deadlines); one
+ * thread. Owns the sequences, the page allocator and helmd's regions of the arena (step, slots, history, page
+ * table), which it writes only while no step that reads them is in flight. One step is in flight at a time.
+ *
+ * A worker's death costs time, not tokens: the sequences keep their tokens and are computed again by the next
+ * worker. Their KV lies in the arena; it is kept when the worker was killed from outside (nothing can be
+ * wrong with it: the step that was cut off is simply run again) and recomputed when the worker failed by
+ * itself. */
+#ifndef HELM_DAEMON_BATCHER_H
+#define HELM_DAEMON_BATCHER_H
+
+#include "common/arena.h"
+#include "common/err.h"
+#include "common/model/model.h"
+#include "daemon/kv_pages.h"
+#include "daemon/metrics.h"
+#include "daemon/request.h"
+#include "daemon/scheduler.h"
+#include "daemon/sequence.h"
+
+#define BATCHER_CRASHES_MAX 3 /* workers that may die computing one request before it is given up */
+
+/* Where output goes. token: 0, HELM_E_PEER (client gone) or HELM_E_BUSY (too slow): its requests are
+ * cancelled. */
+struct batcher_sink {
+    void *context;
+    int (*token)(void *context, const struct sequence *seq, uint32_t index,
+                 const struct sampling_result *sampled);
+    void (*done)(void *context, const struct sequence *seq);
+};
+
+struct batcher {
+    const struct model_config *model; /* borrowed: vocabulary and end-of-sequence ids */
+    struct arena *arena;              /* borrowed */
+    struct metrics *metrics;          /* borrowed */
+    struct batcher_sink sink;
+    uint32_t queue_limit;
+
+    struct sequence **seq; /* [seq_count], oldest first */
+    uint32_t seq_count, seq_capacity;
+    struct scheduler_seq *view; /* [seq_capacity]: what the scheduler is shown, and which sequence each is */
+    uint32_t *view_index;
+    struct sequence *slot_owner[ARENA_SLOTS_MAX];
+    struct kv_pages pages;
+    uint64_t next_id, turn;
+
+    bool worker_ready, paused;
+    uint32_t serial; /* of the last step rung */
+    bool in_flight;
+    uint64_t rung_us;          /* when */
+    struct step step;          /* the one in flight, as sent */
+    struct step_result result; /* copied out of shared memory before it is believed */
+};
+
+HELM_MUST_CHECK int batcher_init(struct batcher *batcher, const struct model_config *model,
+                                 struct arena *arena, uint32_t queue_limit, const struct batcher_sink *sink,
+                                 struct metrics *metrics, struct helm_err *err);
+void batcher_free(struct batcher *batcher);
+
+/* Takes a checked request. HELM_E_BUSY: queue full. The sequence is borrowed (Accepted is made from it). */
+HELM_MUST_CHECK int batcher_submit(struct batcher *batcher, struct request_generate *request, uint64_t client,
+                                   uint64_t request_id, uint64_t now_us, const struct sequence **out,
+                                   struct helm_err *err);
+const struct sequence *batcher_find(const struct batcher *batcher, uint64_t id);
+const struct sequence *batcher_find_request(const struct batcher *batcher, uint64_t client,
+                                            uint64_t request_id);
+/* Ends it at once, or after the step that is computing it. HELM_E_NOT_FOUND. */
+HELM_MUST_CHECK int batcher_cancel(struct batcher *batcher, uint64_t id, const char *detail);
+void batcher_cancel_client(struct batcher *batcher, uint64_t client, const char *detail);
+void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, const char *detail);
+
+uint32_t batcher_running(const struct batcher *batcher);
+uint32_t batcher_queued(const struct batcher *batcher);
+/* How many requests are before this one; 0 when it has a slot or the next free one is its. */
+uint32_t batcher_queue_position(const struct batcher *batcher, const struct sequence *seq);
+
+/* Applies deadlines; returns the next one, or 0. */
+uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us);
+/* Sends Done for what has ended, frees its slot, and rings the next step if a worker is free. */
+void batcher_pump(struct batcher *batcher, uint64_t now_us);
+/* The worker says a step is done. HELM_E_PEER: its answer breaks the protocol. */
+HELM_MUST_CHECK int batcher_take_result(struct batcher *batcher, uint64_t now_us, struct helm_err *err);
+
+/* Before a worker is spawned: sets the epoch and silences every bell. */
+void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch);
+void batcher_worker_ready(struct batcher *batcher);
+/* `kv_intact`: see above. */
+void batcher_worker_lost(struct batcher *batcher, bool kv_intact, const char *why);
+
+#endif

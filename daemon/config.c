@@ -1,0 +1,262 @@
+/* helmd's configuration. See config.h. Called by main.c; owns the strings that came from the file.
+ *
+ * A line of the file is turned into "--key=value" and goes through the same parser as the command line, so
+ * both know the same options, bounds and messages. */
+#include "daemon/config.h"
+
+#include <ini.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OPTION_COUNT_MAX 40
+#define OWNED_MAX        256
+
+struct option_table {
+    struct args_option option[OPTION_COUNT_MAX];
+    bool given[OPTION_COUNT_MAX]; /* on the command line, or in the file while that is read */
+    uint32_t count;
+};
+
+static void table_add(struct option_table *t, struct args_option option)
+{
+    option.given = &t->given[t->count];
+    t->option[t->count++] = option;
+}
+
+/* The table; targets point into `c`. */
+static void table_build(struct option_table *t, struct config *c)
+{
+    memset(t, 0, sizeof *t);
+    table_add(t,
+              (struct args_option){"model", 'm', ARGS_TEXT, "DIR",
+                                   "checkpoint folder (Hugging Face layout); required", .target = &c->model});
+    table_add(t, (struct args_option){"listen", 0, ARGS_LIST, "ENDPOINT",
+                                      "ipc:///PATH, or tcp://ADDRESS:PORT with CURVE keys; repeatable\n"
+                                      "(default ipc://RUNDIR/helmd.sock)",
+                                      .target = &c->listen});
+    table_add(t,
+              (struct args_option){"device", 0, ARGS_TEXT, "DEVICE",
+                                   "auto, cpu, cuda[:N] or emulated (default auto)", .target = &c->device});
+    table_add(t, (struct args_option){"vram", 0, ARGS_SIZE, "SIZE", "device memory to use at most",
+                                      .target = &c->vram_bytes});
+    table_add(t,
+              (struct args_option){"host-memory", 0, ARGS_SIZE, "SIZE",
+                                   "host memory to use at most (default: what the machine and cgroup leave)",
+                                   .target = &c->host_memory_bytes});
+    table_add(t,
+              (struct args_option){"ctx", 0, ARGS_U64, "TOKENS",
+                                   "longest sequence (default: the model's, at most 8192, as memory allows)",
+                                   .target = &c->ctx, .min = 16, .max = MODEL_CONTEXT_MAX});
+    table_add(t, (struct args_option){"threads", 't', ARGS_U64, "N",
+                                      "compute threads (default: one a physical core)", .target = &c->threads,
+                                      .min = 1, .max = 1024});
+    table_add(t, (struct args_option){"kv-dtype", 0, ARGS_CHOICE, "TYPE",
+                                      "KV cache as f16, bf16 or f32 (default f16)",
+                                      .target = &c->kv_dtype_name, .choices = "f16|bf16|f32"});
+    table_add(t, (struct args_option){"parallel", 0, ARGS_U64, "N",
+                                      "sequences computed on at once (default 8, at most 64)",
+                                      .target = &c->parallel, .min = 1, .max = CONFIG_SLOTS_MAX});
+    table_add(t, (struct args_option){"queue", 0, ARGS_U64, "N",
+                                      "requests that may wait beside those (default 256)",
+                                      .target = &c->queue, .min = 0, .max = CONFIG_QUEUE_MAX});
+    table_add(t, (struct args_option){"step-tokens", 0, ARGS_U64, "N",
+                                      "most tokens in one step: the prefill chunk (default 512)",
+                                      .target = &c->step_tokens, .min = 16, .max = 8192});
+    table_add(t, (struct args_option){"spin-us", 0, ARGS_U64, "US",
+                                      "how long waiting threads spin before they sleep (default 50)",
+                                      .target = &c->spin_us, .max = 1000000});
+    table_add(t, (struct args_option){"kernels", 0, ARGS_TEXT, "NAME",
+                                      "use this kernel variant wherever it exists", .target = &c->kernels});
+    table_add(t, (struct args_option){"plan", 0, ARGS_TEXT, "FILE",
+                                      "use this plan (JSON) instead of making one", .target = &c->plan_file});
+    table_add(t, (struct args_option){"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go",
+                                      .target = &c->rundir});
+    table_add(t, (struct args_option){"worker-dir", 0, ARGS_TEXT, "DIR",
+                                      "where helm-worker-cpu is (default: beside helmd)",
+                                      .target = &c->worker_dir});
+    table_add(t, (struct args_option){"drain-seconds", 0, ARGS_U64, "S",
+                                      "on SIGTERM, how long open requests may go on (default 0)",
+                                      .target = &c->drain_seconds, .max = 86400});
+    table_add(t, (struct args_option){"step-timeout-ms", 0, ARGS_U64, "MS",
+                                      "a worker silent for longer in one step is replaced\n"
+                                      "(default: computed from the model's size)",
+                                      .target = &c->step_timeout_ms, .min = 100, .max = 86400000});
+    table_add(t,
+              (struct args_option){"restart-limit", 0, ARGS_U64, "N",
+                                   "workers that may die within a minute before helmd gives up (default 8)",
+                                   .target = &c->restart_limit, .max = 1000});
+    table_add(t, (struct args_option){"curve-secret-key-file", 0, ARGS_TEXT, "FILE",
+                                      "the daemon's CURVE secret key (Z85, mode 0600), for tcp://",
+                                      .target = &c->curve_secret_key_file});
+    table_add(t, (struct args_option){"curve-clients-file", 0, ARGS_TEXT, "FILE",
+                                      "public keys (Z85, one a line) of TCP clients that may connect",
+                                      .target = &c->curve_clients_file});
+    table_add(t, (struct args_option){"parent-fd", 0, ARGS_U64, "FD",
+                                      "end when this descriptor (a pipe) is closed by its writer",
+                                      .target = &c->parent_fd, .max = 65535});
+    table_add(t, (struct args_option){"die-with-parent", 0, ARGS_FLAG, NULL,
+                                      "end when the process that started this one ends",
+                                      .target = &c->die_with_parent});
+    table_add(t,
+              (struct args_option){"ready-fd", 0, ARGS_U64, "FD",
+                                   "write \"ready ENDPOINT\" or \"error CODE TEXT\" there when it is known",
+                                   .target = &c->ready_fd, .max = 65535});
+    table_add(t, (struct args_option){"log-level", 0, ARGS_CHOICE, "LEVEL",
+                                      "error, warn, info or debug (default info)",
+                                      .target = &c->log_level_name, .choices = "error|warn|info|debug"});
+    table_add(t, (struct args_option){"config", 0, ARGS_TEXT, "FILE",
+                                      "read options from here: KEY = VALUE lines, same names",
+                                      .target = &c->config_file});
+}
+
+static const char *config_keep(struct config *c, const char *text)
+{
+    if (c->owned_count == OWNED_MAX) return NULL;
+    if (!c->owned) c->owned = calloc(OWNED_MAX, sizeof *c->owned);
+    char *copy = c->owned ? strdup(text) : NULL;
+    if (copy) c->owned[c->owned_count++] = copy;
+    return copy;
+}
+
+struct file_reader {
+    struct config *config;
+    struct option_table *table;
+    struct args_spec spec;
+    bool from_command_line[OPTION_COUNT_MAX];
+    bool from_file[OPTION_COUNT_MAX];
+    char text[HELM_ERR_TEXT];
+    bool failed;
+};
+
+/* Kept until ini_parse has returned: only then is the line's number known. */
+static int file_fail(struct file_reader *r, const char *text)
+{
+    snprintf(r->text, sizeof r->text, "%s", text);
+    r->failed = true;
+    return 0;
+}
+
+/* inih's handler: 1 goes on; the first 0 makes ini_parse return this line's number. */
+static int file_take(void *user, const char *section, const char *name, const char *value)
+{
+    struct file_reader *r = user;
+    struct helm_err sub = {0};
+    char text[HELM_ERR_TEXT];
+    if (r->failed) return 0;
+    if (section[0] && strcmp(section, "helmd") != 0) {
+        snprintf(text, sizeof text, "unknown section [%.64s] (only [helmd], or none)", section);
+        return file_fail(r, text);
+    }
+    uint32_t at = 0;
+    while (at < r->table->count && strcmp(r->table->option[at].name, name) != 0) at++;
+    if (at == r->table->count || strcmp(name, "config") == 0) {
+        snprintf(text, sizeof text, "unknown key '%.64s'", name);
+        return file_fail(r, text);
+    }
+    const struct args_option *option = &r->table->option[at];
+    if (r->from_file[at] && option->kind != ARGS_LIST) {
+        snprintf(text, sizeof text, "'%.64s' is set twice", name);
+        return file_fail(r, text);
+    }
+    r->from_file[at] = true;
+    bool yes = !strcmp(value, "true") || !strcmp(value, "yes") || !strcmp(value, "on") || !strcmp(value, "1");
+    bool no = !strcmp(value, "false") || !strcmp(value, "no") || !strcmp(value, "off") || !strcmp(value, "0");
+    if (option->kind == ARGS_FLAG && !yes && !no) {
+        snprintf(text, sizeof text, "'%.64s' is yes or no, not '%.64s'", name, value);
+        return file_fail(r, text);
+    }
+    if (r->from_command_line[at] || (option->kind == ARGS_FLAG && no)) return 1;
+    char argument[1024];
+    int n = option->kind == ARGS_FLAG ? snprintf(argument, sizeof argument, "--%s", name)
+                                      : snprintf(argument, sizeof argument, "--%s=%s", name, value);
+    if (n < 0 || (size_t)n >= sizeof argument) return file_fail(r, "the value is too long");
+    const char *kept = config_keep(r->config, argument);
+    if (!kept) return file_fail(r, "too many settings, or no memory for them");
+    char *argv[] = {(char *)"helmd", (char *)kept, NULL};
+    struct args_parsed parsed;
+    if (args_parse(&r->spec, 2, argv, &parsed, &sub)) return file_fail(r, sub.text);
+    return 1;
+}
+
+static int config_read_file(struct config *config, struct option_table *table, const struct args_spec *spec,
+                            struct helm_err *err)
+{
+    struct file_reader r = {.config = config, .table = table, .spec = *spec};
+    memcpy(r.from_command_line, table->given, sizeof r.from_command_line);
+    int rc = ini_parse(config->config_file, file_take, &r);
+    if (r.failed) return helm_fail(err, HELM_E_USAGE, "%s:%d: %s", config->config_file, rc, r.text);
+    if (rc == -1) return helm_fail_errno(err, "--config %s", config->config_file);
+    if (rc == -2) return helm_fail(err, HELM_E_NOMEM, "--config %s: no memory", config->config_file);
+    if (rc > 0) return helm_fail(err, HELM_E_USAGE, "%s:%d: not a KEY = VALUE line", config->config_file, rc);
+    return 0;
+}
+
+static int config_check(struct config *c, struct helm_err *err)
+{
+    if (!c->model) return helm_fail(err, HELM_E_USAGE, "--model DIR is required");
+    const char *d = c->device;
+    bool cuda = strcmp(d, "cuda") == 0 ||
+                (strncmp(d, "cuda:", 5) == 0 && d[5] && strspn(d + 5, "0123456789") == strlen(d + 5));
+    if (strcmp(d, "auto") != 0 && strcmp(d, "cpu") != 0 && strcmp(d, "emulated") != 0 && !cuda)
+        return helm_fail(err, HELM_E_USAGE, "--device '%s': is auto, cpu, cuda, cuda:N or emulated", d);
+    if (cuda) return helm_fail(err, HELM_E_UNSUPPORTED, "--device %s: this build has no CUDA worker", d);
+    if (strcmp(d, "emulated") == 0)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "--device emulated: this build has no emulated device");
+    /* Every running sequence must get its token in each step, or a full house would stall. */
+    if (c->step_tokens < c->parallel)
+        return helm_fail(err, HELM_E_USAGE, "--step-tokens %llu is less than --parallel %llu",
+                         (unsigned long long)c->step_tokens, (unsigned long long)c->parallel);
+    static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(c->kv_dtype_name, dtype_name(types[i])) == 0) c->kv_dtype = types[i];
+    return log_level_parse(c->log_level_name, &c->log_level, err);
+}
+
+int config_read(int argc, char *const argv[], struct config *config, bool *exit_now, struct helm_err *err)
+{
+    *exit_now = false;
+    *config = (struct config){.device = "auto",
+                              .kv_dtype_name = "f16",
+                              .log_level_name = "info",
+                              .kernels = "",
+                              .parallel = 8,
+                              .queue = 256,
+                              .step_tokens = 512,
+                              .spin_us = CONFIG_SPIN_US,
+                              .restart_limit = 8,
+                              .parent_fd = CONFIG_NO_FD,
+                              .ready_fd = CONFIG_NO_FD,
+                              .kv_dtype = DTYPE_F16};
+    struct option_table table;
+    table_build(&table, config);
+    struct args_spec spec = {
+        .program = "helmd",
+        .usage = "--model DIR [options]",
+        .about = "Serves one model to local clients. See docs/protocol.md for what it speaks.",
+        .options = table.option,
+        .option_count = table.count,
+        .epilogue = "SIZE: 8GiB, 512MiB or bytes. Exit status: 0 done, 2 usage, 4 refused, 5 failed."};
+    struct args_parsed parsed;
+    int rc = args_parse(&spec, argc, argv, &parsed, err);
+    if (rc) return rc;
+    if (parsed.help || parsed.version) {
+        if (parsed.help)
+            args_print_help(&spec, stdout);
+        else
+            printf("helmd %s\n", HELM_VERSION);
+        *exit_now = true;
+        return 0;
+    }
+    if (config->config_file) rc = config_read_file(config, &table, &spec, err);
+    for (uint32_t i = 0; i < table.count; i++)
+        if (strcmp(table.option[i].name, "vram") == 0) config->vram_given = table.given[i];
+    return rc ? rc : config_check(config, err);
+}
+
+void config_free(struct config *config)
+{
+    for (uint32_t i = 0; i < config->owned_count; i++) free(config->owned[i]);
+    free(config->owned);
+    memset(config, 0, sizeof *config);
+}

@@ -1,0 +1,46 @@
+/* helmd's configuration: the command line over a configuration file over defaults, every value checked.
+ *
+ * Called by main.c once. One table of options serves the command line, --help and the file (INI: key = value,
+ * the same names without "--"); the command line wins. Strings from the file are owned here; config_free. */
+#ifndef HELM_DAEMON_CONFIG_H
+#define HELM_DAEMON_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/args.h"
+#include "common/err.h"
+#include "common/log.h"
+#include "common/model/model.h"
+
+struct config {
+    const char *model, *device, *config_file, *kernels, *rundir, *plan_file, *worker_dir, *kv_dtype_name;
+    const char *log_level_name, *curve_secret_key_file, *curve_clients_file;
+    struct args_list listen;
+    uint64_t vram_bytes, host_memory_bytes; /* 0: not stated */
+    uint64_t ctx;                           /* 0: chosen from model and memory */
+    uint64_t threads;                       /* 0: one a physical core */
+    uint64_t parallel, queue, step_tokens, spin_us, drain_seconds;
+    uint64_t step_timeout_ms; /* 0: computed from the model's size */
+    uint64_t restart_limit;
+    uint64_t parent_fd, ready_fd; /* CONFIG_NO_FD: not given */
+    bool die_with_parent;
+    bool vram_given;
+    enum dtype kv_dtype;
+    enum log_level log_level;
+    char **owned; /* strings read from the file */
+    uint32_t owned_count;
+};
+
+#define CONFIG_NO_FD     UINT64_MAX
+#define CONFIG_QUEUE_MAX 4096
+#define CONFIG_SLOTS_MAX 64
+#define CONFIG_SPIN_US   50
+
+/* Parses argv and the file it names. Prints help or version and exits when asked (*exit_now true and 0
+ * returned). */
+HELM_MUST_CHECK int config_read(int argc, char *const argv[], struct config *config, bool *exit_now,
+                                struct helm_err *err);
+void config_free(struct config *config);
+
+#endif

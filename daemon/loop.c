@@ -1,0 +1,272 @@
+/* The one poll loop. See loop.h. Called by main.c; owns nothing but the order of events. */
+#include "daemon/loop.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "common/units.h"
+
+#define FRAMES_A_ROUND 64 /* client frames taken before the batcher is looked after again */
+#define BACKLOG_WAIT_US                                                                                      \
+    10000 /* until a full pipe is tried again: ROUTER sockets do not say when they drain */
+#define SLEEP_MAX_US ((uint64_t)1000000)
+#define EXIT_FAILED  5
+#define EXIT_REFUSED 4
+
+int loop_open_signals(int *signal_fd, struct helm_err *err)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    static const int watched[] = {SIGTERM, SIGINT, SIGHUP, SIGCHLD};
+    for (size_t i = 0; i < sizeof watched / sizeof *watched; i++) sigaddset(&set, watched[i]);
+    signal(SIGPIPE, SIG_IGN);
+    if (sigprocmask(SIG_BLOCK, &set, NULL)) return helm_fail_errno(err, "sigprocmask");
+    *signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return *signal_fd < 0 ? helm_fail_errno(err, "signalfd") : 0;
+}
+
+void loop_tell_ready_fd(int *ready_fd, const char *fmt, ...)
+{
+    if (*ready_fd < 0) return;
+    char line[HELM_ERR_TEXT + 64];
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(line, sizeof line - 1, fmt, ap);
+    va_end(ap);
+    if (n < 0) n = 0;
+    if ((size_t)n > sizeof line - 2) n = sizeof line - 2;
+    for (int i = 0; i < n; i++)
+        if (line[i] == '\n') line[i] = ' ';
+    line[n++] = '\n';
+    if (write(*ready_fd, line, (size_t)n) != n) log_warn("--ready-fd: nobody reads it");
+    close(*ready_fd);
+    *ready_fd = -1;
+}
+
+/* ---- what workers report
+ * --------------------------------------------------------------------------------------- */
+
+void loop_on_prepare(void *context, uint32_t epoch)
+{
+    struct loop *loop = context;
+    batcher_prepare_worker(loop->serve->batcher, epoch);
+}
+
+void loop_on_ready(void *context)
+{
+    struct loop *loop = context;
+    const char *endpoint = loop->rundir->endpoints.item[0];
+    batcher_worker_ready(loop->serve->batcher);
+    if (!loop->serve->metrics->ready_us) {
+        loop->serve->metrics->ready_us = units_now_us();
+        for (uint32_t i = 0; i < loop->rundir->endpoints.count; i++)
+            log_info("serving on %s", loop->rundir->endpoints.item[i]);
+        loop_tell_ready_fd(&loop->ready_fd, "ready %s", endpoint);
+        sd_notifyf(0, "READY=1\nSTATUS=serving on %s", endpoint);
+    } else {
+        sd_notifyf(0, "STATUS=serving on %s", endpoint);
+    }
+}
+
+void loop_on_lost(void *context, bool kv_intact, const char *why)
+{
+    struct loop *loop = context;
+    loop->serve->metrics->restarts_total++;
+    batcher_worker_lost(loop->serve->batcher, kv_intact, why);
+    sd_notifyf(0, "STATUS=worker lost (%.200s), restarting it", why);
+}
+
+void loop_on_given_up(void *context, int code, const char *why, bool ever_ready)
+{
+    struct loop *loop = context;
+    log_error("giving up: %s", why);
+    sd_notifyf(0, "STATUS=giving up: %.300s", why);
+    loop_tell_ready_fd(&loop->ready_fd, "error %s %s", helm_code_name(code), why);
+    batcher_finish_all(loop->serve->batcher, HELM__V1__FINISH_REASON__FINISH_ERROR, why);
+    loop->leaving = true;
+    loop->exit_status = ever_ready ? EXIT_FAILED : EXIT_REFUSED;
+}
+
+/* ---- signals and children
+ * -------------------------------------------------------------------------------------- */
+
+static void loop_drain(struct loop *loop, const char *why)
+{
+    uint64_t now_us = units_now_us();
+    if (loop->serve->draining) { /* asked twice: no grace */
+        loop->drain_end_us = now_us;
+        return;
+    }
+    log_info("%s: going down, %u requests open", why, loop->serve->batcher->seq_count);
+    sd_notify(0, "STOPPING=1\nSTATUS=draining");
+    loop->serve->draining = true;
+    loop->drain_end_us = now_us + loop->drain_us;
+}
+
+static void loop_reap_children(struct loop *loop)
+{
+    for (;;) {
+        /* Looked at before it is reaped: while it is a zombie its number belongs to nobody else, so the
+         * keeper never holds one that was given away. */
+        siginfo_t info = {0};
+        if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) || info.si_pid == 0) return;
+        pid_t pid = info.si_pid;
+        int status = 0;
+        keeper_drop_worker(loop->keeper, pid);
+        if (waitpid(pid, &status, 0) != pid) continue;
+        if (pid == loop->keeper->pid) {
+            log_warn("the keeper died: starting another");
+            keeper_lost(loop->keeper);
+            loop->keeper_retry_us = units_now_us();
+        } else if (!workers_child_ended(loop->serve->workers, pid, status)) {
+            log_debug("child %ld, not one of ours, ended", (long)pid);
+        }
+    }
+}
+
+static void loop_mind_keeper(struct loop *loop, uint64_t now_us)
+{
+    struct helm_err err = {0};
+    if (loop->keeper->pid > 0 || loop->keeper_retry_us == 0 || now_us < loop->keeper_retry_us) return;
+    loop->keeper_retry_us = now_us + SLEEP_MAX_US; /* should this one not live either */
+    if (keeper_start(loop->rundir, loop->keeper, &err)) {
+        log_error("keeper: %s", err.text);
+        return;
+    }
+    if (loop->serve->workers->worker.pid > 0)
+        keeper_add_worker(loop->keeper, loop->serve->workers->worker.pid);
+}
+
+static void loop_take_signals(struct loop *loop)
+{
+    struct signalfd_siginfo info;
+    while (read(loop->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (info.ssi_signo == SIGCHLD)
+            loop_reap_children(loop);
+        else
+            loop_drain(loop, strsignal((int)info.ssi_signo));
+    }
+}
+
+static void loop_take_parent(struct loop *loop)
+{
+    char byte[64];
+    ssize_t n = read(loop->parent_fd, byte, sizeof byte);
+    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
+    loop->parent_fd = -1;
+    loop->drain_us = 0;
+    loop_drain(loop, "the parent has gone");
+    loop->drain_end_us = units_now_us();
+}
+
+/* ---- one round
+ * ------------------------------------------------------------------------------------------------- */
+
+static void loop_client_gone(void *context, uint64_t client)
+{
+    struct loop *loop = context;
+    batcher_cancel_client(loop->serve->batcher, client, "the client has gone");
+}
+
+static void loop_take_result(struct loop *loop, uint64_t now_us)
+{
+    struct helm_err err = {0};
+    workers_take_ring(loop->serve->workers);
+    if (!loop->serve->batcher->worker_ready) return; /* rung by one that was lost meanwhile */
+    if (batcher_take_result(loop->serve->batcher, now_us, &err)) {
+        loop->serve->batcher->worker_ready = false;
+        workers_kill(loop->serve->workers, err.text);
+    }
+}
+
+static void loop_take_clients(struct loop *loop)
+{
+    struct client_frame frame;
+    for (int i = 0; i < FRAMES_A_ROUND && client_socket_receive(loop->serve->clients, &frame); i++) {
+        serve_frame(loop->serve, &frame);
+        client_frame_close(loop->serve->clients, &frame);
+    }
+}
+
+static void earlier(uint64_t *wake_us, uint64_t candidate)
+{
+    if (candidate && candidate < *wake_us) *wake_us = candidate;
+}
+
+/* All that must happen before the loop sleeps; returns when it must wake at the latest. */
+static uint64_t loop_before_sleep(struct loop *loop)
+{
+    struct batcher *batcher = loop->serve->batcher;
+    uint64_t now_us = units_now_us(), wake_us = now_us + SLEEP_MAX_US;
+    earlier(&wake_us, batcher_apply_deadlines(batcher, now_us));
+    if (loop->serve->draining && now_us >= loop->drain_end_us)
+        batcher_finish_all(batcher, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "the daemon is going down");
+    else if (loop->serve->draining)
+        earlier(&wake_us, loop->drain_end_us);
+    batcher_pump(batcher, now_us);
+    /* A step still in flight at the end of the grace period is not waited for. */
+    if (loop->serve->draining && (batcher->seq_count == 0 || now_us >= loop->drain_end_us))
+        loop->leaving = true;
+    uint64_t rung_us = batcher->in_flight ? batcher->rung_us : 0;
+    earlier(&wake_us, workers_tick(loop->serve->workers, now_us, rung_us, batcher->step.token_count));
+    loop_mind_keeper(loop, now_us);
+    if (client_socket_flush(loop->serve->clients, loop_client_gone, loop))
+        earlier(&wake_us, now_us + BACKLOG_WAIT_US);
+    if (loop->watchdog_us && now_us >= loop->watchdog_next_us) {
+        sd_notify(0, "WATCHDOG=1");
+        loop->watchdog_next_us = now_us + loop->watchdog_us / 3;
+    }
+    if (loop->watchdog_us) earlier(&wake_us, loop->watchdog_next_us);
+    return wake_us;
+}
+
+/* Done messages for whoever still waits: nothing computes any more. */
+static void loop_farewell(struct loop *loop)
+{
+    struct batcher *batcher = loop->serve->batcher;
+    batcher_worker_lost(batcher, false, "going down");
+    batcher_finish_all(batcher, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "the daemon is going down");
+    batcher_pump(batcher, units_now_us());
+    client_socket_flush(loop->serve->clients, loop_client_gone, loop);
+}
+
+int loop_run(struct loop *loop)
+{
+    for (;;) {
+        zmq_pollitem_t items[CLIENT_SOCKET_POLL_MAX + WORKERS_POLL_MAX + 2];
+        uint64_t wake_us = loop_before_sleep(loop), now_us = units_now_us();
+        if (loop->leaving) break;
+        int n = workers_poll_items(loop->serve->workers, items);
+        n += client_socket_poll_items(loop->serve->clients, items + n);
+        items[n++] = (zmq_pollitem_t){.fd = loop->signal_fd, .events = ZMQ_POLLIN};
+        int parent_at = -1;
+        if (loop->parent_fd >= 0) {
+            parent_at = n;
+            items[n++] = (zmq_pollitem_t){.fd = loop->parent_fd, .events = ZMQ_POLLIN};
+        }
+        long wait_ms = wake_us > now_us ? (long)((wake_us - now_us + 999) / 1000) : 0;
+        if (zmq_poll(items, n, wait_ms) < 0 && errno != EINTR) {
+            log_error("poll: %s", zmq_strerror(errno));
+            loop->exit_status = EXIT_FAILED;
+            break;
+        }
+        /* Results first: a token that is computed is sent before new work is looked at. */
+        loop_take_result(loop, units_now_us());
+        workers_receive(loop->serve->workers);
+        loop_take_signals(loop);
+        if (parent_at >= 0 && items[parent_at].revents) loop_take_parent(loop);
+        client_socket_authenticate(loop->serve->clients);
+        loop_take_clients(loop);
+    }
+    loop_farewell(loop);
+    return loop->exit_status;
+}

@@ -1,0 +1,45 @@
+/* The one poll loop: client sockets, control socket, the workers' eventfd, signals, the parent's pipe.
+ *
+ * Called by main.c. Handlers never block. Before each sleep the batcher sends what ended and rings the next
+ * step, backlogs are tried again, and the wake-up time is the nearest of all that want one. Leaving the loop
+ * has a reason and an exit status; there is no other way out. */
+#ifndef HELM_DAEMON_LOOP_H
+#define HELM_DAEMON_LOOP_H
+
+#include "daemon/keeper.h"
+#include "daemon/rundir.h"
+#include "daemon/serve.h"
+
+struct loop {
+    struct serve *serve;
+    struct keeper *keeper;
+    struct rundir *rundir;
+    int signal_fd;
+    int parent_fd; /* -1: none */
+    int ready_fd;  /* -1: none, or told already */
+    uint64_t drain_us;
+    uint64_t watchdog_us; /* systemd's, 0: none */
+
+    bool leaving; /* drain is over or nothing can go on */
+    int exit_status;
+    uint64_t drain_end_us; /* when draining began: how long open requests may go on */
+    uint64_t keeper_retry_us;
+    uint64_t watchdog_next_us;
+};
+
+/* Blocks SIGTERM, SIGINT, SIGHUP, SIGCHLD and opens the descriptor that reports them. Before any thread
+ * starts. */
+HELM_MUST_CHECK int loop_open_signals(int *signal_fd, struct helm_err *err);
+/* Runs until told to end; returns the exit status. */
+int loop_run(struct loop *loop);
+
+/* workers_events, context = struct loop *. */
+void loop_on_prepare(void *context, uint32_t epoch);
+void loop_on_ready(void *context);
+void loop_on_lost(void *context, bool kv_intact, const char *why);
+void loop_on_given_up(void *context, int code, const char *why, bool ever_ready);
+
+/* One line to --ready-fd, once. */
+void loop_tell_ready_fd(int *ready_fd, const char *fmt, ...) HELM_PRINTF(2, 3);
+
+#endif

@@ -1,0 +1,233 @@
+/* helmd: the coordinator. This file holds the start order and nothing else.
+ *
+ * configuration -> model -> memory ledger and plan -> run directory and locks -> keeper -> arena -> sockets
+ * -> loop -> everything back in reverse. Exit status: 0 ended on request, 2 usage, 4 refused to start, 5
+ * failed. */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "common/cpu.h"
+#include "common/json.h"
+#include "common/log.h"
+#include "common/units.h"
+#include "daemon/config.h"
+#include "daemon/ledger.h"
+#include "daemon/loop.h"
+#include "daemon/planner/analyse.h"
+#include "daemon/planner/plan_cpu.h"
+#include "daemon/worker_process.h"
+
+#define PLAN_FILE_MAX ((size_t)16 << 20)
+
+struct helmd {
+    struct config config;
+    struct model model;
+    struct plan plan;
+    char *plan_json;
+    struct arena_spec arena_spec;
+    struct arena arena;
+    struct rundir rundir;
+    struct keeper keeper;
+    char worker_program[4096];
+    void *zmq;
+    struct client_socket *clients;
+    struct metrics metrics;
+    struct batcher batcher;
+    struct workers workers;
+    struct serve serve;
+    struct loop loop;
+    int signal_fd, ready_fd, parent_fd;
+};
+
+/* A descriptor the parent handed down: it must be open, and children must not get it. */
+static int take_inherited_fd(const char *what, uint64_t number, int *fd, struct helm_err *err)
+{
+    *fd = -1;
+    if (number == CONFIG_NO_FD) return 0;
+    if (fcntl((int)number, F_SETFD, FD_CLOEXEC))
+        return helm_fail(err, HELM_E_USAGE, "%s %llu is not an open descriptor", what,
+                         (unsigned long long)number);
+    *fd = (int)number;
+    return 0;
+}
+
+static int plan_from_file(struct helmd *d, struct ledger_wish *wish, struct helm_err *err)
+{
+    json_t *json = NULL;
+    int rc = json_read_file(d->config.plan_file, PLAN_FILE_MAX, &json, err);
+    if (!rc) rc = plan_from_json(json, &d->plan, err);
+    if (!rc) rc = plan_cpu_check(&d->model, &d->plan, err);
+    json_decref(json);
+    if (rc) return helm_err_prefix(err, "--plan %s", d->config.plan_file);
+    wish->ctx = d->plan.context_tokens;
+    wish->step_tokens = d->plan.step_tokens;
+    wish->slots = d->plan.slots;
+    wish->page_tokens = d->plan.page_tokens;
+    wish->page_count = d->plan.page_count;
+    for (int t = 0; t < DTYPE_COUNT; t++)
+        if (strcmp(d->plan.kv_dtype, dtype_name((enum dtype)t)) == 0) wish->kv_dtype = (enum dtype)t;
+    if (wish->step_tokens < wish->slots)
+        return helm_fail(err, HELM_E_USAGE, "--plan %s: step_tokens %u is less than slots %u",
+                         d->config.plan_file, wish->step_tokens, wish->slots);
+    return 0;
+}
+
+/* The plan and what it costs, before anything is allocated. */
+static int make_plan(struct helmd *d, struct helm_err *err)
+{
+    const struct config *c = &d->config;
+    struct cgroup_memory memory;
+    struct cpu_set cpus;
+    struct ledger_wish wish = {.kv_dtype = c->kv_dtype,
+                               .slots = (uint32_t)c->parallel,
+                               .step_tokens = (uint32_t)c->step_tokens,
+                               .ctx = (uint32_t)c->ctx,
+                               .page_tokens = KV_PAGE_TOKENS_DEFAULT,
+                               .threads = (uint32_t)c->threads,
+                               .host_memory_bytes = c->host_memory_bytes};
+    if (strcmp(c->device, "auto") == 0)
+        log_info("device: this build has no GPU worker; everything is planned on the CPU");
+    if (c->vram_given)
+        log_warn("--vram has no effect: this build has no GPU worker whose memory it could limit");
+    int rc = c->plan_file ? plan_from_file(d, &wish, err) : plan_cpu_build(&d->model, &d->plan, err);
+    if (!rc) rc = cgroup_read_memory(&memory, err);
+    if (!rc && !wish.threads) {
+        rc = cpu_usable(-1, &cpus, err);
+        wish.threads = rc ? 1 : (uint32_t)cpus.suggested;
+    }
+    if (!rc) rc = ledger_fit(&d->model, &wish, &memory, &d->plan, &d->arena_spec, err);
+    if (rc) return rc;
+    ledger_log(&d->plan.host);
+    json_t *json = plan_to_json(&d->plan);
+    d->plan_json = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    json_decref(json);
+    return d->plan_json ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the plan as JSON");
+}
+
+static int open_workers(struct helmd *d, struct helm_err *err)
+{
+    struct analyse_totals totals;
+    analyse_totals(&d->model, &totals);
+    const struct workers_config config = {.control = d->rundir.control,
+                                          .program = d->worker_program,
+                                          .log_level = log_level_name(d->config.log_level),
+                                          .folder = d->model.folder,
+                                          .plan_json = d->plan_json,
+                                          .kernels = d->config.kernels,
+                                          .threads = (uint32_t)d->config.threads,
+                                          .spin_us = (uint32_t)d->config.spin_us,
+                                          .restart_limit = (uint32_t)d->config.restart_limit,
+                                          .step_timeout_ms = d->config.step_timeout_ms,
+                                          .token_bytes = totals.token_bytes,
+                                          .token_flops = 2 * d->model.parameter_count};
+    const struct workers_events events = {.context = &d->loop,
+                                          .prepare = loop_on_prepare,
+                                          .ready = loop_on_ready,
+                                          .lost = loop_on_lost,
+                                          .given_up = loop_on_given_up};
+    return workers_open(d->zmq, &config, &events, &d->arena, &d->keeper, &d->workers, err);
+}
+
+static int start(struct helmd *d, struct helm_err *err)
+{
+    const struct config *c = &d->config;
+    int rc = worker_process_find(c->worker_dir, "helm-worker-cpu", d->worker_program,
+                                 sizeof d->worker_program, err);
+    if (!rc) rc = model_read(c->model, &d->model, err);
+    if (!rc) rc = make_plan(d, err);
+    if (!rc) rc = loop_open_signals(&d->signal_fd, err);
+    if (!rc) rc = rundir_open(c->rundir, &c->listen, &d->rundir, err);
+    if (!rc) rc = keeper_start(&d->rundir, &d->keeper, err);
+    if (!rc) rc = arena_create(&d->arena_spec, &d->arena, err);
+    if (rc) return rc;
+    metrics_init(&d->metrics);
+    d->zmq = zmq_ctx_new();
+    if (!d->zmq) return helm_fail(err, HELM_E_NOMEM, "no ZeroMQ context");
+    rc = client_socket_open(d->zmq, &d->rundir.endpoints, c->curve_secret_key_file, c->curve_clients_file,
+                            &d->clients, err);
+    const struct batcher_sink sink = {.context = &d->serve, .token = serve_token, .done = serve_done};
+    if (!rc)
+        rc = batcher_init(&d->batcher, &d->model.config, &d->arena, (uint32_t)c->queue, &sink, &d->metrics,
+                          err);
+    if (!rc) rc = open_workers(d, err);
+    return rc;
+}
+
+static void stop(struct helmd *d)
+{
+    workers_close(&d->workers);
+    client_socket_close(&d->clients);
+    if (d->zmq) zmq_ctx_term(d->zmq); /* at most the linger time of the client sockets */
+    batcher_free(&d->batcher);
+    if (d->arena.base) arena_close(&d->arena);
+    rundir_close(&d->rundir);
+    keeper_dismiss(&d->keeper);
+    free(d->plan_json);
+    plan_free(&d->plan);
+    model_free(&d->model);
+    config_free(&d->config);
+}
+
+static int serve_until_told(struct helmd *d)
+{
+    uint64_t watchdog_us = 0;
+    sd_watchdog_enabled(0, &watchdog_us);
+    d->serve = (struct serve){.clients = d->clients,
+                              .batcher = &d->batcher,
+                              .workers = &d->workers,
+                              .metrics = &d->metrics,
+                              .model = &d->model,
+                              .plan_json = d->plan_json,
+                              .context = d->plan.context_tokens};
+    d->loop = (struct loop){.serve = &d->serve,
+                            .keeper = &d->keeper,
+                            .rundir = &d->rundir,
+                            .signal_fd = d->signal_fd,
+                            .parent_fd = d->parent_fd,
+                            .ready_fd = d->ready_fd,
+                            .drain_us = d->config.drain_seconds * 1000000,
+                            .watchdog_us = watchdog_us};
+    return loop_run(&d->loop);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], KEEPER_ARGUMENT) == 0) return keeper_main(atoi(argv[2]));
+    static struct helmd d; /* large; zeroed */
+    struct helm_err err = {0};
+    bool exit_now = false;
+    int status = 0;
+    pid_t parent = getppid();
+    d.ready_fd = d.parent_fd = d.signal_fd = d.arena.fd = d.keeper.pipe = d.workers.worker.done_fd = -1;
+    log_init("helmd", LOG_LEVEL_INFO);
+    int rc = config_read(argc, argv, &d.config, &exit_now, &err);
+    if (!rc && !exit_now) rc = take_inherited_fd("--ready-fd", d.config.ready_fd, &d.ready_fd, &err);
+    if (!rc && !exit_now) rc = take_inherited_fd("--parent-fd", d.config.parent_fd, &d.parent_fd, &err);
+    if (rc || exit_now) goto out;
+    log_set_level(d.config.log_level);
+    if (d.config.die_with_parent) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != parent) goto out; /* it ended before the line above */
+    }
+    rc = start(&d, &err);
+    if (!rc) status = serve_until_told(&d);
+out:
+    if (rc) {
+        log_error("%s", err.text);
+        if (d.ready_fd < 0 && d.config.ready_fd <= 65535)
+            (void)take_inherited_fd("", d.config.ready_fd, &d.ready_fd, &err);
+        loop_tell_ready_fd(&d.ready_fd, "error %s %s", helm_code_name(rc), err.text);
+        sd_notifyf(0, "STATUS=refused: %.300s", err.text);
+        status = rc == HELM_E_USAGE ? 2 : 4;
+    }
+    stop(&d);
+    return status;
+}

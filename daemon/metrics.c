@@ -1,0 +1,28 @@
+/* Counters for Status. See metrics.h. */
+#include "daemon/metrics.h"
+
+#include <string.h>
+
+#include "common/units.h"
+
+void metrics_init(struct metrics *metrics)
+{
+    memset(metrics, 0, sizeof *metrics);
+    metrics->started_us = units_now_us();
+}
+
+void metrics_add_step(struct metrics *metrics, const struct step_result *result)
+{
+    metrics->steps_total++;
+    metrics->busy_ns += result->compute_ns;
+    metrics->linear_ns += result->linear_ns;
+    metrics->attention_ns += result->attention_ns;
+    metrics->sample_ns += result->sample_ns;
+}
+
+double metrics_idle_seconds(const struct metrics *metrics)
+{
+    if (!metrics->ready_us) return 0;
+    double up = (double)(units_now_us() - metrics->ready_us) / 1e6, busy = (double)metrics->busy_ns / 1e9;
+    return up > busy ? up - busy : 0;
+}
