@@ -11,7 +11,7 @@
 
 #include "common/doorbell.h"
 
-#define ROUNDS     120000u
+#define ROUNDS     500000u
 #define TIMEOUT_MS 60000 /* far beyond any scheduling delay: only a lost wake-up reaches it */
 #define WAITERS    3
 
@@ -24,13 +24,27 @@ struct side {
     uint32_t failed_round;
 };
 
-/* 0 (straight to sleep) half of the time, else 1 to 32 us: the waiter is caught in every stage of going to
- * sleep. */
-static uint32_t random_spin_us(uint64_t *random)
+static uint32_t next_random(uint64_t *random)
 {
     *random = *random * 6364136223846793005u + 1442695040888963407u;
-    uint32_t bits = (uint32_t)(*random >> 40);
+    return (uint32_t)(*random >> 40);
+}
+
+/* 0 (straight to sleep) half of the time, else 1 to 32 us. */
+static uint32_t random_spin_us(uint64_t *random)
+{
+    uint32_t bits = next_random(random);
     return bits & 1 ? 0 : 1u << (bits >> 1) % 6;
+}
+
+/* Mostly well under a microsecond, now and then longer than a system call, so that the ring meets the other
+ * side at every point of its going to sleep and asleep; without it both run in step, and a ringer that looks
+ * for sleepers too early goes unnoticed. */
+static void dawdle(uint64_t *random)
+{
+    uint32_t bits = next_random(random);
+    uint32_t turns = bits % 16 ? (bits >> 4) % 256 : (bits >> 4) % 65536;
+    for (uint32_t i = turns; i > 0; i--) __asm__ volatile("");
 }
 
 static void *play(void *argument)
@@ -40,6 +54,7 @@ static void *play(void *argument)
         uint32_t now = 0;
         if (side->serves) {
             *side->written = round * 3ull;
+            dawdle(&side->random);
             doorbell_ring(side->mine, round);
         }
         if (!doorbell_wait(side->theirs, round - 1, random_spin_us(&side->random), TIMEOUT_MS, &now) ||
@@ -49,6 +64,7 @@ static void *play(void *argument)
         }
         if (!side->serves) {
             *side->written = round * 3ull;
+            dawdle(&side->random);
             doorbell_ring(side->mine, round);
         }
     }
