@@ -11,7 +11,7 @@
 
 #include "common/doorbell.h"
 
-#define ROUNDS     500000u
+#define ROUNDS     250000u
 #define TIMEOUT_MS 60000 /* far beyond any scheduling delay: only a lost wake-up reaches it */
 #define WAITERS    3
 
