@@ -144,7 +144,20 @@ LIBHELM_SRC := \
   client/connection.c \
   client/endpoint.c \
   client/generate.c \
-  client/query.c
+  client/query.c \
+  client/tokenizer.c \
+  client/tokenizer_added.c \
+  client/tokenizer_bpe.c \
+  client/tokenizer_config.c \
+  client/tokenizer_decode.c \
+  client/tokenizer_json.c \
+  client/tokenizer_normalize.c \
+  client/tokenizer_parse.c \
+  client/tokenizer_pattern.c \
+  client/tokenizer_pretokenize.c \
+  client/tokenizer_regex.c \
+  client/tokenizer_text.c \
+  client/tokenizer_vocab.c
 
 INSPECT_SRC := \
   tools/inspect/json.c \

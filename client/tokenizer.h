@@ -25,9 +25,8 @@
 #include "common/err.h"
 
 #define HELM_TOKENIZER_ID_LIMIT   (16u * 1024u * 1024u) /* ids are below this */
-#define HELM_TOKENIZER_TEXT_LIMIT (32u * 1024u * 1024u) /* most bytes of text, before and after normalizing  \
-                                                         */
-#define HELM_TOKENIZER_NO_ID UINT32_MAX                 /* "there is no such token" */
+#define HELM_TOKENIZER_TEXT_LIMIT (32u * 1024u * 1024u) /* most bytes of text, normalized too */
+#define HELM_TOKENIZER_NO_ID      UINT32_MAX            /* "there is no such token" */
 
 struct helm_tokenizer;   /* opaque */
 struct helm_detokenizer; /* opaque */
