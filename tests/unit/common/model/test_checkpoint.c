@@ -1,0 +1,383 @@
+/* Whole checkpoints: the golden ones load; missing, surplus, misplaced and misshapen tensors, contradictory
+ * indexes and links out of the folder are refused with the tensor's or file's name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "common/model/checkpoint.h"
+#include "tests/unit/common/model/build_checkpoint.h"
+
+#define SHAPE                                                                                                \
+    "\"hidden_size\": 8, \"intermediate_size\": 12, \"num_hidden_layers\": 2, \"num_attention_heads\": 2,"   \
+    "\"num_key_value_heads\": 1, \"head_dim\": 4, \"vocab_size\": 16, \"dtype\": \"bfloat16\""
+#define QWEN3 "{\"architectures\": [\"Qwen3ForCausalLM\"], " SHAPE "}"
+#define QWEN2 "{\"architectures\": [\"Qwen2ForCausalLM\"], \"tie_word_embeddings\": true, " SHAPE "}"
+#define LLAMA                                                                                                \
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": true, \"mlp_bias\": true, " SHAPE "}"
+static const char *const one_file[] = {"model.safetensors"};
+static const char *const two_files[] = {"model-00001-of-00002.safetensors",
+                                        "model-00002-of-00002.safetensors"};
+
+/* Writes, reads and expects the error; an expected code of 0 also checks the model's invariants. */
+static void expect(struct built *b, int code, const char *text)
+{
+    struct model model;
+    struct helm_err err = {0};
+    built_write(b);
+    int rc = model_read(b->folder, &model, &err);
+    if (rc != code || !strstr(err.text, text))
+        fail_msg("code %d, text '%s'; expected %d, '%s'", rc, err.text, code, text);
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < model.tensor_count; i++) {
+        const struct model_tensor *t = &model.tensors[i];
+        assert_ptr_equal(model_find(&model, t->role, t->layer), t);
+        assert_true(t->offset + t->bytes <= model.shards[t->shard].bytes);
+        assert_int_equal(t->bytes, t->rows * t->cols * dtype_bytes(t->dtype));
+        if (i) assert_true(t[-1].shard < t->shard || (t[-1].shard == t->shard && t[-1].offset < t->offset));
+        sum += t->bytes;
+    }
+    assert_int_equal(model.weight_bytes, sum);
+    if (code) assert_null(model.tensors);
+    if (code) assert_null(model.folder);
+    model_free(&model);
+    built_end(b);
+}
+
+static void test_golden_models(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *folder;
+        uint32_t tensors;
+        bool tied, qk_norm, q_bias;
+        enum rope_kind rope;
+        uint32_t ops;
+    } golden[] = {{"tests/data/golden/qwen3", 47, false, true, false, ROPE_DEFAULT, 15},
+                  {"tests/data/golden/qwen2-bias", 50, true, false, true, ROPE_DEFAULT, 13},
+                  {"tests/data/golden/llama3-ropescaled", 39, false, false, false, ROPE_LLAMA3, 13}};
+    for (size_t i = 0; i < 3; i++) {
+        struct model m;
+        struct helm_err err = {0};
+        if (model_read(golden[i].folder, &m, &err)) fail_msg("%s", err.text);
+        assert_string_equal(m.folder, golden[i].folder);
+        assert_int_equal(m.tensor_count, golden[i].tensors);
+        assert_int_equal(m.config.layers, 4);
+        assert_int_equal(m.config.hidden, 256);
+        assert_int_equal(m.config.vocab, 2048);
+        assert_int_equal(m.config.tied_head, golden[i].tied);
+        assert_int_equal(m.config.qk_norm, golden[i].qk_norm);
+        assert_int_equal(m.config.q_bias, golden[i].q_bias);
+        assert_int_equal(m.config.rope.kind, golden[i].rope);
+        assert_int_equal(m.config.eos_count, 1);
+        assert_int_equal(m.config.eos[0], 1);
+        assert_int_equal(m.config.bos, 0);
+        assert_int_equal(m.graph.layer_count, golden[i].ops);
+        assert_int_equal(m.shard_count, 1);
+        assert_int_equal(m.weight_bytes, 2 * m.parameter_count);
+        const struct model_tensor *embed = model_find(&m, TENSOR_EMBED, -1),
+                                  *head = model_find(&m, TENSOR_HEAD, -1);
+        assert_non_null(embed);
+        assert_true(golden[i].tied ? head == embed : head && head != embed);
+        assert_null(model_find(&m, TENSOR_Q, -1));
+        assert_null(model_find(&m, TENSOR_Q, 4));
+        assert_null(model_find(&m, TENSOR_EMBED, 0));
+        assert_null(model_find(&m, TENSOR_NONE, 0));
+        assert_non_null(model_find(&m, TENSOR_DOWN, 3));
+        model_free(&m);
+        model_free(&m); /* a zeroed one is fine */
+    }
+}
+
+static void test_sound(void **state)
+{
+    (void)state;
+    static const char *const configs[] = {QWEN3, QWEN2, LLAMA};
+    for (size_t i = 0; i < 3; i++) {
+        struct built b;
+        built_start(&b, configs[i], one_file, 1);
+        expect(&b, 0, "");
+        built_start(&b, configs[i], two_files, 2);
+        expect(&b, 0, "");
+    }
+}
+
+static void test_mixed_dtypes(void **state)
+{
+    (void)state;
+    struct built b;
+    built_start(&b, QWEN3, one_file, 1);
+    json_object_set_new(built_find(&b, "model.norm.weight"), "dtype", json_string("F32"));
+    json_object_set_new(built_find(&b, "lm_head.weight"), "dtype", json_string("F16"));
+    expect(&b, 0, "");
+    built_start(&b, QWEN3, one_file, 1);
+    json_object_set_new(built_find(&b, "model.norm.weight"), "dtype", json_string("I64"));
+    expect(&b, HELM_E_UNSUPPORTED, "tensor 'model.norm.weight' has dtype I64");
+}
+
+static void test_missing(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight",
+                                        "model.layers.1.self_attn.k_norm.weight",
+                                        "model.layers.0.mlp.up_proj.weight"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct built b;
+        char text[200];
+        built_start(&b, QWEN3, i % 2 ? two_files : one_file, 1 + i % 2);
+        built_remove(&b, names[i]);
+        snprintf(text, sizeof text, "tensor '%s' is missing", names[i]);
+        expect(&b, HELM_E_NOT_FOUND, text);
+    }
+}
+
+static void test_surplus(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config, *name, *text;
+    } cases[] = {
+        {QWEN3, "model.layers.0.mlp.router.weight", "no part of a Qwen3ForCausalLM uses it"},
+        {QWEN3, "transformer.wte.weight", "surplus tensor 'transformer.wte.weight'"},
+        {QWEN3, "model.layers.2.mlp.up_proj.weight", "config.json has 2 layers"},
+        {QWEN3, "model.layers.999999.mlp.up_proj.weight", "config.json has 2 layers"},
+        {QWEN3, "model.layers.00.mlp.up_proj.weight", "surplus tensor"},
+        {QWEN3, "model.layers.-1.mlp.up_proj.weight", "surplus tensor"},
+        {QWEN3, "model.layers.9999999999.mlp.up_proj.weight", "surplus tensor"},
+        {QWEN3, "model.layers.0.self_attn.q_proj.bias", "config.json says this Qwen3ForCausalLM has none"},
+        {QWEN2, "model.layers.0.self_attn.o_proj.bias", "config.json says this Qwen2ForCausalLM has none"},
+        {LLAMA, "model.layers.0.self_attn.q_norm.weight", "config.json says this LlamaForCausalLM has none"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct built b;
+        built_start(&b, cases[i].config, one_file, 1);
+        json_array_append_new(b.tensors,
+                              built_tensor(cases[i].name, "BF16", json_pack("[i]", 8), one_file[0]));
+        expect(&b, HELM_E_MISMATCH, cases[i].text);
+    }
+}
+
+static void test_ignored_and_tied(void **state)
+{
+    (void)state;
+    struct built b;
+    built_start(&b, LLAMA, two_files, 2);
+    json_array_append_new(b.tensors, built_tensor("model.layers.0.self_attn.rotary_emb.inv_freq", "F32",
+                                                  json_pack("[i]", 2), two_files[0]));
+    expect(&b, 0, "");
+    built_start(&b, QWEN2, two_files, 2);
+    json_array_append_new(b.tensors,
+                          built_tensor("lm_head.weight", "BF16", json_pack("[i, i]", 16, 8), two_files[1]));
+    expect(&b, 0, "");
+    built_start(&b, QWEN2, one_file, 1);
+    json_array_append_new(b.tensors,
+                          built_tensor("lm_head.weight", "BF16", json_pack("[i, i]", 17, 8), one_file[0]));
+    expect(&b, HELM_E_MISMATCH, "tensor 'lm_head.weight' has shape [17, 8], config.json implies [16, 8]");
+}
+
+static void test_shapes(void **state)
+{
+    (void)state;
+    struct built b;
+    built_start(&b, QWEN3, one_file, 1);
+    json_object_set_new(built_find(&b, "model.layers.1.mlp.down_proj.weight"), "shape",
+                        json_pack("[i, i]", 12, 8));
+    expect(&b, HELM_E_MISMATCH,
+           "'model.layers.1.mlp.down_proj.weight' has shape [12, 8], config.json implies [8, 12]");
+    built_start(&b, QWEN3, one_file, 1);
+    json_object_set_new(built_find(&b, "model.norm.weight"), "shape", json_pack("[i, i]", 1, 8));
+    expect(&b, HELM_E_MISMATCH, "'model.norm.weight' has shape [1, 8], config.json implies [8]");
+    built_start(&b, QWEN3, one_file, 1);
+    json_object_set_new(b.config, "vocab_size", json_integer(32));
+    expect(&b, HELM_E_MISMATCH, "'model.embed_tokens.weight' has shape [16, 8], config.json implies [32, 8]");
+}
+
+/* The weight_map of the list, to be bent. */
+static void start_map(struct built *b)
+{
+    b->map = json_object();
+    for (size_t i = 0; i < json_array_size(b->tensors); i++) {
+        json_t *tensor = json_array_get(b->tensors, i);
+        json_object_set(b->map, json_string_value(json_object_get(tensor, "name")),
+                        json_object_get(tensor, "file"));
+    }
+}
+
+static void test_index_contradicts_shards(void **state)
+{
+    (void)state;
+    struct built b;
+    built_start(&b, QWEN3, two_files, 2);
+    start_map(&b);
+    json_object_set_new(b.map, "model.layers.0.mlp.up_proj.weight", json_string(two_files[1]));
+    expect(&b, HELM_E_MISMATCH, "says it is in model-00002-of-00002.safetensors");
+    built_start(&b, QWEN3, two_files, 2);
+    start_map(&b);
+    json_object_del(b.map, "model.layers.0.mlp.up_proj.weight");
+    expect(&b, HELM_E_MISMATCH, "'model.layers.0.mlp.up_proj.weight' is not in model.safetensors.index.json");
+    built_start(&b, QWEN3, two_files, 2);
+    start_map(&b);
+    built_remove(&b, "model.layers.1.mlp.up_proj.weight");
+    expect(&b, HELM_E_MISMATCH, "says tensor 'model.layers.1.mlp.up_proj.weight' is in model-00002-of-00002");
+    built_start(&b, QWEN3, two_files, 2);
+    start_map(&b);
+    json_object_set_new(b.map, "x", json_string("absent.safetensors"));
+    expect(&b, HELM_E_NOT_FOUND, "absent.safetensors: no such file");
+    /* The same tensor in two shards: the index can name only one. */
+    built_start(&b, QWEN3, two_files, 2);
+    start_map(&b);
+    json_array_append_new(b.tensors,
+                          built_tensor("model.norm.weight", "BF16", json_pack("[i]", 8), two_files[1]));
+    expect(&b, HELM_E_MISMATCH, "tensor 'model.norm.weight': model.safetensors.index.json says it is in");
+}
+
+static void test_hostile_indexes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int code;
+        const char *says;
+    } cases[] = {
+        {"", HELM_E_FORMAT, "not valid JSON"},
+        {"[]", HELM_E_FORMAT, "'weight_map'"},
+        {"{\"weight_map\": {}}", HELM_E_FORMAT, "'weight_map'"},
+        {"{\"weight_map\": {\"a\": 1}}", HELM_E_FORMAT, "tensor 'a': its file name is not a string"},
+        {"{\"weight_map\": {\"a\": \"../x.safetensors\"}}", HELM_E_FORMAT, "has the byte 0x2f at 2"},
+        {"{\"weight_map\": {\"a\": \"/etc/passwd\"}}", HELM_E_FORMAT, "has the byte 0x2f at 0"},
+        {"{\"weight_map\": {\"a\": \"x\\n.safetensors\"}}", HELM_E_FORMAT, "has the byte 0x0a at 1"},
+        {"{\"weight_map\": {\"a\": \"x.bin\"}}", HELM_E_FORMAT,
+         "'x.bin' is not the name of a .safetensors file"},
+        {"{\"weight_map\": {\"a\": \".safetensors\"}}", HELM_E_FORMAT, "is not the name"},
+        {"{\"weight_map\": {\"a\": \"x.safetensors\", \"a\": \"y.safetensors\"}}", HELM_E_FORMAT,
+         "duplicate"},
+    };
+    struct checkpoint_index index;
+    struct helm_err err = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int rc = checkpoint_parse_index("index", cases[i].text, strlen(cases[i].text), &index, &err);
+        if (rc != cases[i].code || !strstr(err.text, cases[i].says))
+            fail_msg("%s: code %d, text '%s'", cases[i].text, rc, err.text);
+        assert_null(index.json);
+    }
+    char *text = malloc(400000);
+    size_t used = (size_t)sprintf(text, "{\"weight_map\": {\"a\": \"0.safetensors\"");
+    for (int i = 1; i <= MODEL_SHARDS_MAX; i++)
+        used += (size_t)sprintf(text + used, ",\"a%d\":\"%d.safetensors\"", i, i);
+    strcpy(text + used, "}}");
+    assert_int_equal(checkpoint_parse_index("index", text, strlen(text), &index, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "more than 4096 shards"));
+    free(text);
+    char name[300];
+    snprintf(name, sizeof name, "{\"weight_map\": {\"a\": \"%0170d.safetensors\"}}", 1);
+    assert_int_equal(checkpoint_parse_index("index", name, strlen(name), &index, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "a file name of 182 bytes, the limit is 159"));
+}
+
+static void test_nothing_there(void **state)
+{
+    (void)state;
+    struct built b;
+    struct model model;
+    struct helm_err err = {0};
+    assert_int_equal(model_read("/nonexistent-folder", &model, &err), HELM_E_NOT_FOUND);
+    built_start(&b, QWEN3, one_file, 1);
+    assert_int_equal(model_read(b.folder, &model, &err), HELM_E_NOT_FOUND);
+    assert_non_null(strstr(err.text, "config.json: no such file"));
+    built_text(&b, "config.json", QWEN3);
+    assert_int_equal(model_read(b.folder, &model, &err), HELM_E_NOT_FOUND);
+    assert_non_null(strstr(err.text, "neither model.safetensors nor model.safetensors.index.json"));
+    built_end(&b);
+}
+
+static void test_generation_config(void **state)
+{
+    (void)state;
+    struct built b;
+    struct model_config config;
+    struct helm_err err = {0};
+    built_start(&b, QWEN3, one_file, 1);
+    built_text(&b, "config.json", QWEN3);
+    assert_int_equal(model_read_config(b.folder, &config, &err), 0);
+    assert_int_equal(err.code, 0); /* no trace of the optional file that is not there */
+    assert_int_equal(config.eos_count, 0);
+    model_config_free(&config);
+    built_text(&b, "generation_config.json", "{\"eos_token_id\": [5, 6], \"bos_token_id\": 1}");
+    assert_int_equal(model_read_config(b.folder, &config, &err), 0);
+    assert_int_equal(config.eos_count, 2);
+    assert_int_equal(config.bos, 1);
+    model_config_free(&config);
+    built_text(&b, "generation_config.json", "{");
+    assert_int_equal(model_read_config(b.folder, &config, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "generation_config.json"));
+    built_end(&b);
+}
+
+/* A link inside the folder is followed; one that leaves it is refused. */
+static void test_links(void **state)
+{
+    (void)state;
+    struct built b;
+    struct model model;
+    struct helm_err err = {0};
+    char weights[256], moved[256], outside[] = "/tmp/helm-test-outside-XXXXXX";
+    built_start(&b, QWEN3, one_file, 1);
+    built_write(&b);
+    snprintf(weights, sizeof weights, "%s/model.safetensors", b.folder);
+    snprintf(moved, sizeof moved, "%s/blob", b.folder);
+    assert_int_equal(rename(weights, moved), 0);
+    assert_int_equal(symlink("blob", weights), 0);
+    if (model_read(b.folder, &model, &err)) fail_msg("%s", err.text);
+    model_free(&model);
+    assert_int_equal(close(mkstemp(outside)), 0);
+    assert_int_equal(rename(moved, outside), 0);
+    assert_int_equal(unlink(weights), 0);
+    assert_int_equal(symlink(outside, weights), 0);
+    assert_int_equal(model_read(b.folder, &model, &err), HELM_E_PERMISSION);
+    assert_non_null(strstr(err.text, "leaves the model folder"));
+    unlink(outside);
+    built_end(&b);
+}
+
+static void test_truncated_weights(void **state)
+{
+    (void)state;
+    struct built b;
+    struct model model;
+    struct helm_err err = {0};
+    struct stat st;
+    char path[256];
+    built_start(&b, QWEN3, one_file, 1);
+    built_write(&b);
+    snprintf(path, sizeof path, "%s/model.safetensors", b.folder);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(truncate(path, st.st_size - 1), 0);
+    assert_int_equal(model_read(b.folder, &model, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "past the end of the file's"));
+    assert_int_equal(truncate(path, st.st_size + 1), 0);
+    assert_int_equal(model_read(b.folder, &model, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "1 bytes follow the last tensor"));
+    built_end(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden_models),
+        cmocka_unit_test(test_sound),
+        cmocka_unit_test(test_mixed_dtypes),
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_surplus),
+        cmocka_unit_test(test_ignored_and_tied),
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_index_contradicts_shards),
+        cmocka_unit_test(test_hostile_indexes),
+        cmocka_unit_test(test_nothing_there),
+        cmocka_unit_test(test_generation_config),
+        cmocka_unit_test(test_links),
+        cmocka_unit_test(test_truncated_weights),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
