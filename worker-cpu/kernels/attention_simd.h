@@ -166,8 +166,7 @@ static void reset_rows(size_t count, float *o, size_t stride, const struct row_s
     for (size_t r = 0; r < count; r++) state->m[r] = -INFINITY;
 }
 
-/* ---- few rows
- * ------------------------------------------------------------------------------------------------ */
+/* ---- few rows ---------------------------------------------------------------------------------- */
 
 static inline void prefetch_row(const char *row, size_t bytes)
 {
@@ -309,8 +308,7 @@ static inline __attribute__((always_inline)) void attend_few(const struct attent
     finish_rows(task, 0, rows, o, stride, &state);
 }
 
-/* ---- tiles
- * --------------------------------------------------------------------------------------------------- */
+/* ---- tiles ------------------------------------------------------------------------------------- */
 
 /* Everything one pass over the keys works on, in the caller's scratch. */
 struct tile_scratch {

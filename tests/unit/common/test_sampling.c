@@ -32,8 +32,7 @@ static float random_normal(uint64_t *state)
     return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
 }
 
-/* ---- brute force
- * --------------------------------------------------------------------------------------------- */
+/* ---- brute force ------------------------------------------------------------------------------- */
 
 static void philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
 {
@@ -147,8 +146,7 @@ static uint32_t draw_plainly(const struct sampling_params *p, const float *x, ui
     return winner;
 }
 
-/* ---- helpers
- * ------------------------------------------------------------------------------------------------- */
+/* ---- helpers ----------------------------------------------------------------------------------- */
 
 static struct sampling_params plain_params(void)
 {
@@ -175,8 +173,7 @@ static int run(const struct sampling_params *p, const float *x, uint32_t vocab, 
     return rc;
 }
 
-/* ---- tests
- * --------------------------------------------------------------------------------------------------- */
+/* ---- tests ------------------------------------------------------------------------------------- */
 
 static void test_philox_known_answer(void **state)
 {
