@@ -12,8 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KERNEL_UNLIMITED ((uint64_t)INT64_MAX - 65535) /* v1 writes INT64_MAX rounded down to its page size  \
-                                                        */
+#define KERNEL_UNLIMITED                                                                                     \
+    ((uint64_t)INT64_MAX - 65535) /* v1 writes INT64_MAX rounded down to its page size                       \
+                                   */
 
 /* One mounted hierarchy, as /proc/self/mountinfo shows it. */
 struct hierarchy {
