@@ -22,6 +22,8 @@
 
 #define DISPATCH_BATCH 256 /* messages handled before the caller gets a turn */
 #define LINGER_MS      250 /* for a last Cancel to leave; the socket is local */
+/* A lost connection stays lost. Not -1, "never": ZeroMQ would then drop what came before the loss. */
+#define RECONNECT_MS   3600000
 #define HEARTBEAT_MS   5000
 #define HEARTBEAT_GONE 20000
 
@@ -457,12 +459,12 @@ static int open_sockets(struct helm_client *client, struct helm_err *err)
     client->monitor = client->socket ? zmq_socket(client->context, ZMQ_PAIR) : NULL;
     if (!client->monitor)
         return helm_fail(err, HELM_E_IO, "opening a ZeroMQ socket: %s", zmq_strerror(errno));
-    const int linger = LINGER_MS, none = 0, never = -1, heartbeat = HEARTBEAT_MS,
+    const int linger = LINGER_MS, none = 0, reconnect = RECONNECT_MS, heartbeat = HEARTBEAT_MS,
               heartbeat_gone = HEARTBEAT_GONE;
     const int64_t frame_max = (int64_t)CONNECTION_FRAME_BYTES_MAX;
     if (zmq_setsockopt(client->socket, ZMQ_LINGER, &linger, sizeof linger) < 0 ||
         zmq_setsockopt(client->monitor, ZMQ_LINGER, &none, sizeof none) < 0 ||
-        zmq_setsockopt(client->socket, ZMQ_RECONNECT_IVL, &never, sizeof never) < 0 ||
+        zmq_setsockopt(client->socket, ZMQ_RECONNECT_IVL, &reconnect, sizeof reconnect) < 0 ||
         zmq_setsockopt(client->socket, ZMQ_MAXMSGSIZE, &frame_max, sizeof frame_max) < 0 ||
         zmq_setsockopt(client->socket, ZMQ_HEARTBEAT_IVL, &heartbeat, sizeof heartbeat) < 0 ||
         zmq_setsockopt(client->socket, ZMQ_HEARTBEAT_TIMEOUT, &heartbeat_gone, sizeof heartbeat_gone) < 0 ||

@@ -64,6 +64,7 @@ int main(int argc, char **argv)
         {"threads", 0, ARGS_U64, "N", "worker threads (default: one a physical core)", .target = &cli.threads,
          .min = 1, .max = 4096, .given = &cli.has_threads},
         {"plan", 0, ARGS_TEXT, "FILE", "use this plan", .target = &cli.plan},
+        {"config", 0, ARGS_TEXT, "FILE", "more options of helmd, from a file", .target = &cli.config},
         {"kv-dtype", 0, ARGS_TEXT, "TYPE", "element type of the KV cache", .target = &cli.kv_dtype},
         {"kernels", 0, ARGS_TEXT, "NAME", "use this kernel variant wherever it exists",
          .target = &cli.kernels},

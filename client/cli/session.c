@@ -15,8 +15,8 @@
 
 static bool has_daemon_option(const struct cli *cli)
 {
-    return cli->device || cli->plan || cli->kv_dtype || cli->kernels || cli->log_level || cli->has_vram ||
-           cli->has_host_memory || cli->has_ctx || cli->has_threads;
+    return cli->device || cli->plan || cli->config || cli->kv_dtype || cli->kernels || cli->log_level ||
+           cli->has_vram || cli->has_host_memory || cli->has_ctx || cli->has_threads;
 }
 
 int cli_open(struct cli *cli)

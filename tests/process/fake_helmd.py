@@ -1,0 +1,157 @@
+#!/usr/bin/python3
+"""A stand-in for helmd that speaks the client protocol and does as it is told: the first token of a prompt says how
+to behave. Used by test_cli.py, in a thread (FakeDaemon) or as a program named helmd beside a copy of helm-cli.
+
+    10   answers with the tokens 100, 101, 102, ... up to max_tokens (at most 64)
+    11   the prompt's other tokens, then end of sequence
+    12   the prompt's other tokens again and again, slowly, until cancelled
+    13   Error BUSY          14   Error CONTEXT
+    15   two tokens, then a Done with FINISH_ERROR
+    16   two tokens, then the daemon goes away without a word
+    17   two tokens, then silence
+As a program, $FAKE_HELMD says how to start: "" as usual, "refuse" reports an error, "die" ends before it is ready,
+"hang" never becomes ready. It writes its arguments to $FAKE_HELMD_ARGS.
+"""
+import os
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.environ.get("HELM_PYPROTO", "."))
+import zmq
+
+try:
+    from proto import helm_pb2 as pb
+except ImportError:
+    import helm_pb2 as pb
+
+PLAN = """{"layers": 4, "context_tokens": 4096, "step_tokens": 256, "slots": 8, "page_tokens": 32, "page_count": 1024,
+"kv_dtype": "f16", "stages": [{"layers": [0, 3], "home": "cpu", "bytes": 1048576}],
+"host": {"limit": null, "lines": [{"what": "weights", "bytes": 1048576}], "total": 1048576},
+"vram": {"limit": null, "lines": [], "total": 0}}"""
+
+
+class FakeDaemon(threading.Thread):
+    def __init__(self, endpoint, folder="/nowhere", token_seconds=0.02):
+        super().__init__(daemon=True)
+        self.endpoint, self.folder, self.token_seconds = endpoint, folder, token_seconds
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(endpoint)
+        self.going = {}        # daemon's id -> [client, request_id, generate, tokens sent]
+        self.generated = []    # every Generate that came
+        self.cancelled = []
+        self.last_id = 6
+        self.quit = False
+
+    def stop(self):
+        self.quit = True
+        self.join(5)
+
+    def run(self):
+        while not self.quit:
+            if self.socket.poll(10 if self.going else 50):
+                client, frame = self.socket.recv_multipart()[0:2]
+                self.handle(client, pb.Request.FromString(frame))
+            self.tick()
+        self.socket.close()
+        self.context.term()
+
+    def send(self, client, number, **body):
+        self.socket.send_multipart([client, pb.Response(version=1, request_id=number, **body).SerializeToString()])
+
+    def finish(self, key, reason, detail=""):
+        client, number, generate, sent, _ = self.going.pop(key)
+        self.send(client, number, done=pb.Done(
+            id=key, finish_reason=reason, detail=detail, seed=5,
+            usage=pb.Usage(prompt_tokens=len(generate.prompt), completion_tokens=sent),
+            timings=pb.Timings(ttft_ms=12.5, tpot_ms=3.25, prefill_tok_s=100, decode_tok_s=307.7)))
+
+    def handle(self, client, request):
+        number, kind = request.request_id, request.WhichOneof("body")
+        if kind == "status":
+            self.send(client, number, status=pb.Status(
+                version="0.0-fake", state="ready", uptime_ms=1500, running=len(self.going), queue_limit=64,
+                kv_pages_total=1024, workers=[pb.WorkerStatus(name="cpu", pid=os.getpid(), state="ready", threads=2,
+                                                              kernels="gemv ref", weight_bytes=1 << 20,
+                                                              loaded_bytes=1 << 20)]))
+        elif kind == "model_info":
+            self.send(client, number, model_info=pb.ModelInfo(
+                folder=self.folder, architecture="Fake\x1b[31mForCausalLM", layers=4, hidden=256, vocab=2048,
+                context=4096, model_context=8192, dtype="bf16", eos=[1, 2], bos=-1, parameters=1000000))
+        elif kind == "plan":
+            self.send(client, number, plan=pb.Plan(json=PLAN))
+        elif kind == "list":
+            self.send(client, number, list=pb.List(entries=[
+                pb.ListEntry(id=k, state="decode", label=v[2].label, prompt_tokens=len(v[2].prompt),
+                             prefilled_tokens=len(v[2].prompt), output_tokens=v[3], max_tokens=v[2].max_tokens,
+                             age_ms=100) for k, v in self.going.items()]))
+        elif kind == "cancel":
+            hits = [k for k, v in self.going.items()
+                    if k == request.cancel.id or (v[0] == client and v[1] == request.cancel.request_id)]
+            if not hits:
+                self.send(client, number, error=pb.Error(code=pb.ERROR_NOT_FOUND, message="no request with that id"))
+                return
+            self.cancelled.append(hits[0])
+            self.send(client, number, accepted=pb.Accepted(id=hits[0]))
+            self.finish(hits[0], pb.FINISH_CANCELLED, "cancelled by a client")
+        elif kind == "generate":
+            self.generated.append(request.generate)
+            code = {13: pb.ERROR_BUSY, 14: pb.ERROR_CONTEXT}.get(request.generate.prompt[0])
+            if code:
+                self.send(client, number, error=pb.Error(code=code, message="refused \x1b[31mas told"))
+                return
+            self.last_id += 1
+            self.going[self.last_id] = [client, number, request.generate, 0, 0.0]
+            self.send(client, number, accepted=pb.Accepted(id=self.last_id))
+
+    def tick(self):
+        for key, entry in list(self.going.items()):
+            client, number, generate, sent, at = entry
+            how, rest = generate.prompt[0], list(generate.prompt[1:]) or [7]
+            if time.monotonic() < at:
+                continue
+            if how == 10 and sent >= min(generate.max_tokens or 64, 64):
+                self.finish(key, pb.FINISH_LENGTH)
+                continue
+            if how in (15, 16, 17) and sent >= 2:
+                if how == 15:
+                    self.finish(key, pb.FINISH_ERROR, "told to fail")
+                elif how == 16:
+                    self.quit = True
+                continue
+            if how == 11 and sent > len(rest):
+                self.finish(key, pb.FINISH_EOS)
+                continue
+            token = 100 + sent if how == 10 else 1 if how == 11 and sent == len(rest) else rest[sent % len(rest)]
+            top = [pb.TokenLogprob(token=token + i, logprob=-0.5 - i) for i in range(generate.logprobs)]
+            self.send(client, number, token=pb.Token(id=key, index=sent, token=token, logprob=-0.5, top=top))
+            entry[3] += 1
+            entry[4] = time.monotonic() + (self.token_seconds if how == 12 else 0)
+
+
+def main():
+    args = sys.argv[1:]
+    with open(os.environ["FAKE_HELMD_ARGS"], "w") as f:
+        f.write("\n".join(args))
+    value = {args[i]: args[i + 1] for i in range(len(args) - 1)}
+    ready = int(value["--ready-fd"])
+    how = os.environ.get("FAKE_HELMD", "")
+    if how == "refuse":
+        os.write(ready, b"error -9 does not fit: needs 10 GiB, 1 GiB is free\n")
+        sys.exit(4)
+    if how == "die":
+        print("about to die", file=sys.stderr)
+        sys.exit(1)
+    daemon = FakeDaemon(value["--listen"], value["--model"])
+    daemon.start()
+    if how != "hang":
+        os.write(ready, ("ready %s\n" % value["--listen"]).encode())
+    os.close(ready) if how != "hang" else None
+    while os.getppid() != 1 and daemon.is_alive():
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+#!/usr/bin/python3
+"""helm-cli against a stand-in daemon: every command, every exit status, signals, private daemons.
+
+HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root.
+"""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
+from fake_helmd import FakeDaemon  # noqa: E402
+import helm_client  # noqa: E402
+
+CLI = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-cli"))
+MODEL = os.path.abspath("tests/data/golden/qwen3")  # for its tokenizer.json
+counts = {True: 0, False: 0}
+
+
+def check(name, ok, detail=""):
+    counts[bool(ok)] += 1
+    print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
+
+
+def cli(*args, stdin=None, env=None, program=CLI, timeout=30):
+    run = subprocess.run([program, *args], input=stdin, capture_output=True, timeout=timeout,
+                         env=dict(os.environ, **(env or {})))
+    return run.returncode, run.stdout.decode(), run.stderr.decode()
+
+
+def check_exit(name, want, *args, text=None, **more):
+    code, out, err = cli(*args, **more)
+    check(name, code == want and (text is None or text in out + err), (code, out[-300:], err[-300:]))
+    return out
+
+
+def usage_tests():
+    check_exit("no command is a usage error", 2)
+    check_exit("unknown command", 2, "fly", text="fly")
+    check_exit("unknown option", 2, "status", "--wings")
+    check_exit("--help", 0, "--help", text="exit status")
+    check_exit("--version", 0, "--version", text="helm-cli ")
+    for command in "run chat generate tokenize detokenize status ps cancel plan".split():
+        check_exit("%s --help" % command, 0, command, "--help", text="usage: helm-cli %s" % command)
+    check_exit("generate without a prompt", 2, "generate", "-n", "3", text="--prompt")
+    check_exit("generate with two prompts", 2, "generate", "-n", "3", "--tokens", "1", "--prompt", "x")
+    check_exit("generate without -n", 2, "generate", "--tokens", "1", text="-n")
+    check_exit("generate with bad ids", 2, "generate", "-n", "3", "--tokens", "1,x", text="--tokens")
+    check_exit("temperature out of bounds", 2, "generate", "-n", "3", "--tokens", "1", "--temperature", "-1")
+    check_exit("logprobs out of bounds", 2, "generate", "-n", "3", "--tokens", "1", "--logprobs", "21")
+    check_exit("--connect with --model", 2, "--connect", "ipc:///x", "--model", "x", "status", text="exclude")
+    check_exit("helmd's options without --model", 2, "--ctx", "100", "status", text="--model")
+    check_exit("bad size", 2, "--model", "x", "--vram", "lots", "status")
+    check_exit("an endpoint of an unknown kind", 2, "--connect", "udp://x", "status", text="udp://x")
+    check_exit("tokenize without text", 2, "--model", MODEL, "tokenize")
+    check_exit("cancel without id", 2, "cancel")
+    check_exit("cancel with a word", 2, "cancel", "seven")
+
+
+def no_daemon_tests(folder):
+    check_exit("no socket", 3, "--connect", "ipc://%s/none.sock" % folder, "status", text="no such socket")
+    stale = os.path.join(folder, "stale.sock")
+    import socket
+    s = socket.socket(socket.AF_UNIX)
+    s.bind(stale)
+    s.close()
+    check_exit("stale socket", 3, "--connect", "ipc://" + stale, "status", text="nobody listens")
+    check_exit("refused tcp port", 3, "--connect", "tcp://127.0.0.1:9", "status", text="tcp://127.0.0.1:9")
+    mute = socket.socket(socket.AF_UNIX)
+    mute.bind(os.path.join(folder, "mute.sock"))
+    mute.listen(5)
+    begin = time.monotonic()
+    check_exit("a listener that never answers", 3, "--connect", "ipc://%s/mute.sock" % folder, "status",
+               text="no answer")
+    check("... is given up in time", time.monotonic() - begin < 8)
+    mute.close()
+    check_exit("default endpoint from $XDG_RUNTIME_DIR", 3, "status", text=folder + "/helm/helmd.sock",
+               env={"HELM_ENDPOINT": "", "XDG_RUNTIME_DIR": folder}) if not os.path.exists("/run/helm/helmd.sock") \
+        else print("skip default endpoint: a system daemon is there")
+    check_exit("default endpoint from $HELM_ENDPOINT", 3, "status", text="ipc:///nowhere/at/all",
+               env={"HELM_ENDPOINT": "ipc:///nowhere/at/all"})
+
+
+def query_tests(at, daemon):
+    status = json.loads(check_exit("status --json", 0, *at, "status", "--json"))
+    check("... has the daemon's fields", status["state"] == "ready" and status["workers"][0]["threads"] == 2 and
+          status["model"]["eos"] == [1, 2], status)
+    out = check_exit("status", 0, *at, "status", text="helmd 0.0-fake")
+    check("... shows no escape sequences", "\x1b" not in out)
+    check("ps --json, nothing open", json.loads(check_exit("ps", 0, *at, "ps", "--json")) == [])
+    check("plan --json", json.loads(check_exit("plan", 0, *at, "plan", "--json"))["layers"] == 4)
+    check_exit("plan as a table", 0, *at, "plan", text="0-3  cpu")
+    check_exit("cancel of an unknown id", 4, *at, "cancel", "999", text="no request")
+
+
+def generate_tests(at, daemon):
+    out = check_exit("generate --json", 0, *at, "generate", "--tokens", "10,2,3", "-n", "3", "--json", "--logprobs", "2",
+                     "--temperature", "0.5", "--top-k", "7", "--top-p", "0.9", "--min-p", "0.1", "--seed", "18446744073709551615",
+                     "--repetition-penalty", "1.5", "--presence-penalty", "-1", "--frequency-penalty", "2", "--ignore-eos")
+    result = json.loads(out)
+    check("... members as the command line promises",
+          sorted(result) == sorted(["id", "tokens", "text", "finish_reason", "logprobs", "usage", "timings"]), result)
+    check("... values", result["tokens"] == [100, 101, 102] and result["finish_reason"] == "length" and
+          result["usage"] == {"prompt_tokens": 3, "completion_tokens": 3} and result["timings"]["ttft_ms"] == 12.5 and
+          sorted(result["timings"]) == ["decode_tok_s", "prefill_tok_s", "tpot_ms", "ttft_ms"] and
+          result["logprobs"][1] == [{"token": 101, "logprob": -0.5}, {"token": 102, "logprob": -1.5}] and
+          result["id"] > 0, result)
+    g = daemon.generated[-1]
+    s = g.sampling
+    check("... every option reaches the daemon",
+          list(g.prompt) == [10, 2, 3] and g.max_tokens == 3 and g.logprobs == 2 and g.ignore_eos and s.top_k == 7 and
+          abs(s.temperature - 0.5) < 1e-6 and abs(s.top_p - 0.9) < 1e-6 and abs(s.min_p - 0.1) < 1e-6 and s.has_seed and
+          s.seed == 2 ** 64 - 1 and s.repetition_penalty == 1.5 and s.presence_penalty == -1 and
+          s.frequency_penalty == 2, g)
+    check("... text is what detokenize says", result["text"] == json.loads(
+        check_exit("detokenize --json", 0, "--model", MODEL, "detokenize", "100,101,102", "--json")), result["text"])
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as f:
+        f.write("[11, 300,\n 301]\n")
+        f.flush()
+        result = json.loads(check_exit("generate --tokens-file", 0, *at, "generate", "--tokens-file", f.name, "-n", "9",
+                                       "--json"))
+    check("... ends with eos", result["finish_reason"] == "eos" and result["tokens"] == [300, 301, 1], result)
+    check("... no special token in the text, no logprobs unasked", "<|" not in result["text"] and
+          result["logprobs"] == [], result)
+    result = json.loads(check_exit("generate --show-special", 0, *at, "generate", "--tokens", "11,300", "-n", "9",
+                                   "--json", "--show-special"))
+    check("... shows them", result["text"].endswith("<|eos|>"), result)
+    check_exit("busy is refused", 4, *at, "generate", "--tokens", "13", "-n", "3", text="refused \\x1b[31m")
+    check_exit("too long is refused", 4, *at, "generate", "--tokens", "14", "-n", "3")
+    out = check_exit("failing midway", 5, *at, "generate", "--tokens", "15,300", "-n", "3", "--json", text="told to fail")
+    result = json.loads(out)
+    check("... still prints what there is", result["finish_reason"] == "error" and len(result["tokens"]) == 2, result)
+    code, out, err = cli(*at, "generate", "--tokens", "12", "-n", "3", "--stop", "", "--json")
+    check("an empty stop text is a usage error", code == 2, (code, err))
+
+
+def stop_tests(at, daemon):
+    ids = json.loads(cli("--model", MODEL, "tokenize", "--json", "--no-special", " alpha beta gamma delta")[1])
+    whole = cli("--model", MODEL, "detokenize", "--json", ",".join(map(str, ids)))[1]
+    check("tokens and text agree", json.loads(whole) == " alpha beta gamma delta", whole)
+    prompt = ",".join(map(str, [12] + ids))
+    begin = len(daemon.cancelled)
+    result = json.loads(check_exit("--stop across tokens", 0, *at, "generate", "--tokens", prompt, "-n", "1000", "--stop",
+                                   "never", "--stop", "ta gam", "--json"))
+    check("... cuts before it", result["text"] == " alpha be" and result["finish_reason"] == "stop", result)
+    n = len(result["tokens"])
+    up_to = json.loads(cli("--model", MODEL, "detokenize", "--json", ",".join(map(str, result["tokens"])))[1])
+    one_less = json.loads(cli("--model", MODEL, "detokenize", "--json", ",".join(map(str, result["tokens"][:-1] or [0])))[1])
+    check("... tokens up to the one that completed it", "ta gam" in up_to and "ta gam" not in one_less and
+          result["usage"]["completion_tokens"] == n, result)
+    check("... and cancels at the daemon", len(daemon.cancelled) == begin + 1)
+    code, out, err = cli(*at, "generate", "--tokens", prompt, "-n", "1000", "--stop", "ta gam")
+    check("--stop while streaming prints nothing beyond", (code, out) == (0, " alpha be\n"), (code, out, err))
+
+
+def signal_tests(at, daemon):
+    for name, number, status in (("Ctrl-C", signal.SIGINT, 130), ("SIGTERM", signal.SIGTERM, 143)):
+        begin = len(daemon.cancelled)
+        p = subprocess.Popen([CLI, *at, "generate", "--tokens", "12,300", "-n", "4000"], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)
+        p.stdout.read(1)
+        p.send_signal(number)
+        out, err = p.communicate(timeout=10)
+        check("%s ends with %d" % (name, status), p.returncode == status, (p.returncode, err))
+        check("... and cancels at the daemon", len(daemon.cancelled) == begin + 1)
+    p = subprocess.Popen([CLI, *at, "generate", "--tokens", "12,300", "-n", "4000"], stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE)
+    p.stdout.read(1)
+    ps = json.loads(cli(*at, "ps", "--json")[1])
+    check("ps shows a running request", len(ps) == 1 and ps[0]["label"] == "helm-cli generate", ps)
+    check_exit("ps as a table", 0, *at, "ps", text="helm-cli generate")
+    check_exit("cancel ID", 0, *at, "cancel", str(ps[0]["id"]), text="cancelled")
+    out, err = p.communicate(timeout=10)
+    check("... ends the other helm-cli with 5", p.returncode == 5 and b"cancelled" in err, (p.returncode, err))
+    p = subprocess.Popen([CLI, *at, "generate", "--tokens", "12,300", "-n", "4000"], stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE)
+    p.stdout.read(1)
+    p.stdout.close()
+    check("a closed pipe ends it with 5", p.wait(10) == 5, p.returncode)
+    p.stderr.close()
+    check("... and cancels at the daemon", not json.loads(cli(*at, "ps", "--json")[1]))
+
+
+def run_tests(folder, tokenizer):
+    endpoint = "ipc://%s/run.sock" % folder
+    at = ("--connect", endpoint)
+    first = json.loads(cli("--model", MODEL, "tokenize", "--json", "Hi")[1])
+    model = os.path.join(folder, "model")
+    os.mkdir(model)
+    shutil.copy(tokenizer, model)
+    daemon = FakeDaemon(endpoint, model)
+    # the stand-in takes its orders from the first token: make "Hi" mean 11 (an echo of the rest)
+    handle = daemon.handle
+
+    def rewrite(client, request):
+        if request.WhichOneof("body") == "generate" and list(request.generate.prompt[:len(first)]) == first:
+            daemon.seen = list(request.generate.prompt)
+            daemon.sampling = request.generate.sampling
+            request.generate.prompt[:] = [11] + daemon.seen[len(first):]
+        handle(client, request)
+    daemon.handle = rewrite
+    daemon.start()
+    check_exit("run PROMPT", 0, *at, "run", "Hi there, friend", text=" there, friend\n")
+    check("... is greedy without generation_config.json", daemon.sampling.temperature == 0)
+    check_exit("run from standard input", 0, *at, "run", stdin=b"Hi there\n", text=" there\n")
+    check_exit("run -", 0, *at, "run", "-", stdin=b"Hi\xc3\xa9", text="\u00e9\n")
+    with open(os.path.join(model, "generation_config.json"), "w") as f:
+        f.write('{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95}')
+    result = json.loads(check_exit("run --json", 0, *at, "run", "Hi you", "--json", "--top-k", "5"))
+    check("... same object as generate's", result["text"] == " you" and result["finish_reason"] == "eos", result)
+    s = daemon.sampling
+    check("... sampling from generation_config.json, options first", abs(s.temperature - 0.6) < 1e-6 and
+          abs(s.top_p - 0.95) < 1e-6 and s.top_k == 5, s)
+    with open(os.path.join(model, "generation_config.json"), "w") as f:
+        f.write('{"do_sample": true, "temperature": "hot"}')
+    check_exit("a broken generation_config.json is refused", 4, *at, "run", "Hi", text="generation_config.json")
+    with open(os.path.join(model, "tokenizer.json"), "w") as f:
+        f.write("{}")
+    check_exit("a broken tokenizer is refused", 4, *at, "run", "Hi")
+    os.unlink(os.path.join(model, "tokenizer.json"))
+    check_exit("no tokenizer is refused", 4, *at, "run", "Hi", text="tokenizer.json")
+    out = check_exit("generate --tokens needs none", 0, *at, "generate", "--tokens", "10", "-n", "3")
+    check("... and prints ids", out == "100 101 102\n", out)
+    result = json.loads(cli(*at, "generate", "--tokens", "10", "-n", "3", "--json")[1])
+    check("... text is empty with --json", result["text"] == "", result)
+    check_exit("--stop without a tokenizer is refused", 4, *at, "generate", "--tokens", "10", "-n", "3", "--stop", "x")
+    daemon.stop()
+
+
+def tokenizer_tests(folder):
+    at = ("--model", MODEL)
+    out = check_exit("tokenize", 0, *at, "tokenize", "Hello world")
+    ids = out.strip()
+    check_exit("detokenize", 0, *at, "detokenize", ids, text="Hello world")
+    check_exit("detokenize of several operands", 0, *at, "detokenize", *ids.split(","), text="Hello world")
+    check("tokenize -", check_exit("tokenize - reads every byte", 0, *at, "tokenize", "-", "--json", stdin=b"a\x00b\n") !=
+          check_exit("...", 0, *at, "tokenize", "-", "--json", stdin=b"a"))
+    check_exit("--tokenizer FILE", 0, "--tokenizer", MODEL + "/tokenizer.json", "tokenize", "Hello world", text=ids)
+    check_exit("no such folder", 4, "--model", folder + "/none", "tokenize", "x")
+    check_exit("special tokens are parsed", 0, *at, "tokenize", "<|eos|>", "--no-special", text="1\n")
+    check("... unless --plain", check_exit("--plain", 0, *at, "tokenize", "<|eos|>", "--no-special", "--plain") != "1\n")
+    check_exit("--skip-special", 0, *at, "detokenize", "1", "--skip-special", "--json", text='""')
+    texts = ["", "Hello", "a\nb", "nul \0 in", "\u00e9 \U0001f600", "<|eos|>", " " * 100]
+    lines = "".join(json.dumps(t) + "\n" for t in texts).encode()
+    out = check_exit("tokenize --jsonl", 0, *at, "tokenize", "--jsonl", stdin=lines)
+    arrays = [json.loads(line) for line in out.splitlines()]
+    check("... an array for each line", len(arrays) == len(texts) and all(isinstance(a, list) for a in arrays), out)
+    back = check_exit("detokenize --jsonl", 0, *at, "detokenize", "--jsonl", stdin=out.encode())
+    check("... gives the texts back", [json.loads(line) for line in back.split("\n")[:-1]] == texts, back)
+    p = subprocess.Popen([CLI, *at, "tokenize", "--jsonl"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    p.stdin.write(b'"one"\n')
+    p.stdin.flush()
+    check("... answers each line at once", p.stdout.readline().startswith(b"["))
+    p.stdin.close()
+    check("... and ends with its input", p.wait(5) == 0)
+    p.stdout.close()
+    check_exit("a line that is no string", 4, *at, "tokenize", "--jsonl", stdin=b"5\n", text="line 1")
+    check_exit("a later line that is none", 5, *at, "tokenize", "--jsonl", stdin=b'"a"\n[\n', text="line 2")
+
+
+def lost_tests(folder):
+    endpoint = "ipc://%s/lost.sock" % folder
+    daemon = FakeDaemon(endpoint, MODEL)
+    daemon.start()
+    begin = time.monotonic()
+    check_exit("a daemon that goes away midway", 5, "--connect", endpoint, "generate", "--tokens", "16,300", "-n", "9",
+               text="went away")
+    check("... is noticed at once", time.monotonic() - begin < 5)
+
+
+def private_tests(folder):
+    own = os.path.join(folder, "own")
+    runtime = os.path.join(folder, "runtime")
+    os.mkdir(own)
+    os.mkdir(runtime, 0o700)
+    program = os.path.join(own, "helm-cli")
+    shutil.copy(CLI, program)
+    more = {"program": program, "env": {"XDG_RUNTIME_DIR": runtime, "FAKE_HELMD_ARGS": folder + "/args"}}
+    check_exit("--model without a helmd beside helm-cli", 4, "--model", MODEL, "status", text="no helmd to start", **more)
+    shutil.copy("tests/process/fake_helmd.py", os.path.join(own, "helmd"))
+    os.chmod(os.path.join(own, "helmd"), 0o755)
+    out = check_exit("--model starts a private daemon", 0, "--model", MODEL, "--device", "cpu", "--vram", "1GiB",
+                     "--host-memory", "2GiB", "--ctx", "512", "--threads", "2", "--plan", "p.json", "--kv-dtype", "f32",
+                     "generate", "--tokens", "10", "-n", "2", "--json", **more)
+    check("... that generates", json.loads(out)["tokens"] == [100, 101], out)
+    args = open(folder + "/args").read().split("\n")
+    value = dict(zip(args, args[1:]))
+    check("... with the options handed over", value["--model"] == MODEL and value["--device"] == "cpu" and
+          value["--vram"] == str(1 << 30) and value["--host-memory"] == str(2 << 30) and value["--ctx"] == "512" and
+          value["--threads"] == "2" and value["--plan"] == "p.json" and value["--kv-dtype"] == "f32" and
+          "--die-with-parent" in args and value["--listen"].startswith("ipc://" + runtime), args)
+    check("... and leaves nothing behind", os.listdir(runtime) == [], os.listdir(runtime))
+    for how, status, text in (("refuse", 4, "does not fit: needs 10 GiB"), ("die", 5, "about to die")):
+        more["env"]["FAKE_HELMD"] = how
+        check_exit("a private daemon told to %s" % how, status, "--model", MODEL, "status", text=text, **more)
+        check("... leaves nothing behind", os.listdir(runtime) == [], os.listdir(runtime))
+    for how, args in (("hang", ["status"]), ("", ["generate", "--tokens", "12,300", "-n", "4000"])):
+        env = {**os.environ, **more["env"], "FAKE_HELMD": how}
+        p = subprocess.Popen([program, "--model", MODEL, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+        if how:
+            time.sleep(0.7)
+        else:
+            p.stdout.read(1)
+        p.send_signal(signal.SIGINT)
+        out, err = p.communicate(timeout=15)
+        name = "while loading" if how else "while generating"
+        check("Ctrl-C %s ends with 130" % name, p.returncode == 130, (p.returncode, err))
+        check("... and leaves nothing behind", os.listdir(runtime) == [], os.listdir(runtime))
+
+
+def python_client_tests(endpoint, daemon):
+    with helm_client.Client(endpoint) as helm:
+        check("Python client: status, model, plan, list", helm.status().state == "ready" and
+              helm.model_info().vocab == 2048 and "stages" in helm.plan() and helm.list() == [])
+        tokens = [t.token for t in helm.stream([10, 1], max_tokens=4, sampling={"temperature": 0.5})]
+        check("Python client: stream", tokens == [100, 101, 102, 103] and helm_client.FINISH[
+            helm.last_done.finish_reason] == "length", tokens)
+        try:
+            list(helm.stream([13], max_tokens=4))
+            check("Python client: errors are raised", False)
+        except helm_client.HelmError as e:
+            check("Python client: errors are raised", e.code == 3 and "as told" in str(e), e)
+        for token in helm.stream([12, 5]):
+            break
+        time.sleep(0.2)
+        check("Python client: leaving the loop cancels", helm.list() == [])
+
+
+def main():
+    folder = tempfile.mkdtemp(prefix="helm-test-cli-")
+    try:
+        usage_tests()
+        no_daemon_tests(folder)
+        tokenizer_tests(folder)
+        endpoint = "ipc://%s/fake.sock" % folder
+        daemon = FakeDaemon(endpoint, MODEL)
+        daemon.start()
+        at = ("--connect", endpoint)
+        query_tests(at, daemon)
+        generate_tests(at, daemon)
+        stop_tests(at, daemon)
+        signal_tests(at, daemon)
+        python_client_tests(endpoint, daemon)
+        daemon.stop()
+        run_tests(folder, MODEL + "/tokenizer.json")
+        lost_tests(folder)
+        private_tests(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print("%d passed, %d failed" % (counts[True], counts[False]))
+    sys.exit(1 if counts[False] else 0)
+
+
+if __name__ == "__main__":
+    main()
