@@ -1,0 +1,165 @@
+/* The tables of architectures: names and roles are inverses, shapes follow the configuration, operations are
+ * in order. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/model/arch.h"
+
+static const struct model_config all_on = {.layers = 3,
+                                           .hidden = 10,
+                                           .intermediate = 14,
+                                           .vocab = 20,
+                                           .heads = 6,
+                                           .kv_heads = 2,
+                                           .head_dim = 4,
+                                           .qk_norm = true,
+                                           .q_bias = true,
+                                           .k_bias = true,
+                                           .v_bias = true,
+                                           .o_bias = true,
+                                           .mlp_bias = true};
+
+static void test_names_and_roles_are_inverses(void **state)
+{
+    (void)state;
+    for (int r = 0; r < TENSOR_ROLE_COUNT; r++) {
+        char name[MODEL_NAME_MAX];
+        enum tensor_role role = TENSOR_NONE;
+        int32_t layer = -7, given = arch_role_per_layer((enum tensor_role)r) ? 123 : -1;
+        model_tensor_name(&all_on, (enum tensor_role)r, given, name);
+        assert_true(arch_match_name(name, &role, &layer));
+        assert_int_equal(role, r);
+        assert_int_equal(layer, given);
+    }
+    char name[MODEL_NAME_MAX];
+    model_tensor_name(&all_on, TENSOR_UP, 3, name);
+    assert_string_equal(name, "model.layers.3.mlp.up_proj.weight");
+}
+
+static void test_names_no_role_has(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"",
+                                        "model",
+                                        "model.layers.",
+                                        "model.layers.0",
+                                        "model.layers.0.",
+                                        "model.layers..mlp.up_proj.weight",
+                                        "model.layers.01.mlp.up_proj.weight",
+                                        "model.layers.1.mlp.up_proj.weight2",
+                                        "model.layers.+1.mlp.up_proj.weight",
+                                        "mlp.up_proj.weight",
+                                        "model.layers.0.model.norm.weight",
+                                        "model.layers.1234567.mlp.up_proj.weight"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        enum tensor_role role;
+        int32_t layer;
+        if (arch_match_name(names[i], &role, &layer)) fail_msg("'%s' has role %d", names[i], role);
+    }
+    assert_true(arch_ignores_name("model.layers.0.self_attn.rotary_emb.inv_freq"));
+    assert_false(arch_ignores_name("model.layers.0.self_attn.rotary_emb.inv_freq.x"));
+    assert_false(arch_ignores_name(".rotary_emb.inv_freq"));
+}
+
+static void test_shapes(void **state)
+{
+    (void)state;
+    static const struct {
+        enum tensor_role role;
+        uint64_t rows, cols;
+    } shapes[] = {{TENSOR_EMBED, 20, 10},    {TENSOR_HEAD, 20, 10},    {TENSOR_FINAL_NORM, 1, 10},
+                  {TENSOR_Q, 24, 10},        {TENSOR_K, 8, 10},        {TENSOR_V, 8, 10},
+                  {TENSOR_O, 10, 24},        {TENSOR_Q_BIAS, 1, 24},   {TENSOR_V_BIAS, 1, 8},
+                  {TENSOR_O_BIAS, 1, 10},    {TENSOR_Q_NORM, 1, 4},    {TENSOR_GATE, 14, 10},
+                  {TENSOR_UP, 14, 10},       {TENSOR_DOWN, 10, 14},    {TENSOR_UP_BIAS, 1, 14},
+                  {TENSOR_DOWN_BIAS, 1, 10}, {TENSOR_ATTN_NORM, 1, 10}};
+    uint64_t rows, cols;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        assert_true(model_expected_shape(&all_on, shapes[i].role, &rows, &cols));
+        assert_int_equal(rows, shapes[i].rows);
+        assert_int_equal(cols, shapes[i].cols);
+    }
+    struct model_config bare = all_on;
+    bare.qk_norm = bare.q_bias = bare.k_bias = bare.v_bias = bare.o_bias = bare.mlp_bias = false;
+    bare.tied_head = true;
+    static const enum tensor_role absent[] = {TENSOR_HEAD,    TENSOR_Q_BIAS,    TENSOR_K_BIAS,
+                                              TENSOR_V_BIAS,  TENSOR_O_BIAS,    TENSOR_GATE_BIAS,
+                                              TENSOR_UP_BIAS, TENSOR_DOWN_BIAS, TENSOR_Q_NORM,
+                                              TENSOR_K_NORM,  TENSOR_NONE};
+    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
+        assert_false(model_expected_shape(&bare, absent[i], &rows, &cols));
+}
+
+/* Every operation reads buffers that were written before it, and every tensor of the configuration is used
+ * once. */
+static void check_graph(const struct model_config *config)
+{
+    struct model_graph graph;
+    bool written[16] = {false};
+    int used[TENSOR_ROLE_COUNT + 1] = {0};
+    written[BUFFER_NONE] = true;
+    model_graph_build(config, &graph);
+    const struct model_op *lists[] = {graph.prologue, graph.layer, graph.epilogue};
+    const uint32_t counts[] = {graph.prologue_count, graph.layer_count, graph.epilogue_count};
+    for (int l = 0; l < 3; l++)
+        for (uint32_t i = 0; i < counts[l]; i++) {
+            const struct model_op *op = &lists[l][i];
+            assert_true(written[op->in] && written[op->in2]);
+            if (op->accumulate) assert_true(written[op->out]);
+            written[op->out] = true;
+            used[op->weight]++;
+            used[op->bias]++;
+        }
+    assert_true(written[BUFFER_LOGITS] && written[BUFFER_K] && written[BUFFER_V]);
+    for (int r = 0; r < TENSOR_ROLE_COUNT; r++) {
+        uint64_t rows, cols;
+        bool exists = model_expected_shape(config, (enum tensor_role)r, &rows, &cols);
+        if (r == TENSOR_HEAD) exists = true; /* a tied head is used too, as the embedding */
+        assert_int_equal(used[r], exists);
+    }
+}
+
+static void test_graphs(void **state)
+{
+    (void)state;
+    for (unsigned bits = 0; bits < 128; bits++) {
+        struct model_config config = all_on;
+        config.qk_norm = bits & 1;
+        config.q_bias = bits & 2;
+        config.k_bias = bits & 4;
+        config.v_bias = bits & 8;
+        config.o_bias = bits & 16;
+        config.mlp_bias = bits & 32;
+        config.tied_head = bits & 64;
+        check_graph(&config);
+    }
+}
+
+static void test_dtypes(void **state)
+{
+    (void)state;
+    assert_int_equal(dtype_bytes(DTYPE_BF16), 2);
+    assert_int_equal(dtype_bytes(DTYPE_F16), 2);
+    assert_int_equal(dtype_bytes(DTYPE_F32), 4);
+    assert_string_equal(dtype_name(DTYPE_BF16), "bf16");
+    assert_string_equal(dtype_name(DTYPE_F16), "f16");
+    assert_string_equal(dtype_name(DTYPE_F32), "f32");
+    assert_string_equal(dtype_name(DTYPE_COUNT), "unknown");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_names_and_roles_are_inverses),
+        cmocka_unit_test(test_names_no_role_has),
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_dtypes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
