@@ -27,8 +27,8 @@
 struct bench {
     struct local *local;
     uint64_t prompt, tokens, rounds;
-    double read_gbs[ROUNDS_MAX], prefill_s[ROUNDS_MAX], decode_s[ROUNDS_MAX], ratio[ROUNDS_MAX];
-    double busy_s[ROUNDS_MAX], kept[ROUNDS_MAX];
+    double *read_gbs, *decode_s, *busy_s; /* [rounds][tokens] */
+    double prefill_s[ROUNDS_MAX], kept[ROUNDS_MAX];
     uint64_t step_bytes; /* of weights read by one decode step */
     pid_t neighbour[POOL_THREADS_MAX];
     uint32_t neighbours;
@@ -90,22 +90,17 @@ static bool read_next(void *ctx, uint32_t thread, struct pool_job *out)
     return true;
 }
 
-/* The best of three passes over (at most 2 GiB of) the weights. */
+/* One pass over (at most 2 GiB of) the weights, in GB/s. */
 static double measure_read(struct bench *b)
 {
     const struct engine *engine = &b->local->engine;
     uint64_t bytes = engine->weights.region_bytes < 2 * GIB ? engine->weights.region_bytes : 2 * GIB;
-    double best = 0;
-    for (int pass = 0; pass < 3; pass++) {
-        struct read_job job = {.data = arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS),
-                               .chunks = (uint32_t)(bytes / READ_CHUNK)};
-        if (!job.chunks) return 0;
-        uint64_t start = units_now_ns();
-        pool_run(engine->pool, read_next, &job);
-        double gbs = (double)job.chunks * READ_CHUNK / (double)(units_now_ns() - start);
-        if (gbs > best) best = gbs;
-    }
-    return best;
+    struct read_job job = {.data = arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS),
+                           .chunks = (uint32_t)(bytes / READ_CHUNK)};
+    if (!job.chunks) return 0;
+    uint64_t start = units_now_ns();
+    pool_run(engine->pool, read_next, &job);
+    return (double)job.chunks * READ_CHUNK / (double)(units_now_ns() - start);
 }
 
 /* ---- busy neighbours
@@ -170,22 +165,32 @@ static int run_prefill(struct bench *b, double *seconds, struct helm_err *err)
     return 0;
 }
 
-static int run_decode(struct bench *b, double *seconds_a_token, struct helm_err *err)
+/* One token a time; with `reads` each token is followed by a pass of plain reading, so that both see the same
+ * minute of the machine. Sample i of round r is in [r * tokens + i]. */
+static int run_decode(struct bench *b, double *seconds, double *reads, struct helm_err *err)
 {
     uint32_t *history = arena_history_of(&b->local->arena, 0);
     const struct step_result *result;
-    uint64_t start = units_now_ns();
     for (uint32_t i = 0; i < b->tokens; i++) {
         struct step_row row = {.start = (uint32_t)b->prompt + i, .count = 1, .flags = STEP_ROW_SAMPLE};
+        uint64_t start = units_now_ns();
         int rc = local_step(b->local, &row, 1, &result, err);
         if (rc) return rc;
+        seconds[i] = (double)(units_now_ns() - start) * 1e-9;
         if (result->row[0].status != STEP_ROW_OK)
             return helm_fail(err, HELM_E_INTERNAL, "a decode step gave status %u", result->row[0].status);
         history[row.start + 1] = result->row[0].sampled.token;
+        b->step_bytes = result->weight_bytes;
+        if (reads) reads[i] = measure_read(b);
     }
-    b->step_bytes = result->weight_bytes;
-    *seconds_a_token = (double)(units_now_ns() - start) * 1e-9 / (double)b->tokens;
     return 0;
+}
+
+static double sum_of(const double *values, uint64_t count)
+{
+    double sum = 0;
+    for (uint64_t i = 0; i < count; i++) sum += values[i];
+    return sum;
 }
 
 static int run_rounds(struct bench *b, struct helm_err *err)
@@ -196,18 +201,17 @@ static int run_rounds(struct bench *b, struct helm_err *err)
         history[i] = (i * 7919u + 13u) % arena_header_of(&b->local->arena)->vocab;
     int rc = run_prefill(b, &ignored, err);
     for (uint64_t r = 0; r < b->rounds && !rc; r++) {
-        b->read_gbs[r] = measure_read(b);
+        double *decode = b->decode_s + r * b->tokens, *busy = b->busy_s + r * b->tokens;
         rc = run_prefill(b, &b->prefill_s[r], err);
-        if (!rc) rc = run_decode(b, &b->decode_s[r], err);
+        if (!rc && !b->neighbours) rc = run_decode(b, decode, b->read_gbs + r * b->tokens, err);
+        if (rc || !b->neighbours) continue;
+        rc = run_decode(b, decode, NULL, err);
         if (rc) break;
-        double after = measure_read(b);
-        b->read_gbs[r] = after > b->read_gbs[r] ? after : b->read_gbs[r];
-        b->ratio[r] = (double)b->step_bytes / b->decode_s[r] * 1e-9 / b->read_gbs[r];
-        if (!b->neighbours) continue;
         signal_neighbours(b, SIGCONT);
-        rc = run_decode(b, &b->busy_s[r], err);
+        rc = run_decode(b, busy, NULL, err);
         signal_neighbours(b, SIGSTOP);
-        b->kept[r] = b->decode_s[r] / b->busy_s[r];
+        /* Means, not medians: what a neighbour takes comes in slices, and every slice counts. */
+        b->kept[r] = sum_of(decode, b->tokens) / sum_of(busy, b->tokens);
     }
     return rc;
 }
@@ -218,46 +222,80 @@ static int compare_double(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static double median(const double *values, uint64_t count)
+/* The value that the fraction `at` of all are below. */
+static double quantile(const double *values, uint64_t count, double at)
 {
-    double sorted[ROUNDS_MAX];
+    double *sorted = malloc(count * sizeof *sorted);
+    if (!sorted || !count) {
+        free(sorted);
+        return 0;
+    }
     memcpy(sorted, values, count * sizeof *values);
     qsort(sorted, count, sizeof *sorted, compare_double);
-    return sorted[count / 2];
+    double value = sorted[(uint64_t)(at * (double)(count - 1) + 0.5)];
+    free(sorted);
+    return value;
 }
 
 static void report(const struct bench *b, bool as_json)
 {
     const struct engine_report *r = &b->local->engine.report;
-    double decode = median(b->decode_s, b->rounds), prefill = median(b->prefill_s, b->rounds);
-    json_t *out =
-        json_pack("{s:i, s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f}", "threads", (int)r->threads,
-                  "kernels", r->kernels, "weight_bytes", (json_int_t)r->weight_bytes, "load_seconds",
-                  r->load_seconds, "decode_tok_s", 1 / decode, "decode_ms", decode * 1e3, "prefill_tok_s",
-                  (double)b->prompt / prefill, "read_gb_s", median(b->read_gbs, b->rounds), "bytes_per_token",
-                  (json_int_t)b->step_bytes, "achieved_gb_s", (double)b->step_bytes / decode * 1e-9, "ratio",
-                  median(b->ratio, b->rounds));
-    if (out && b->neighbours) {
-        json_object_set_new(out, "busy_tok_s", json_real(1 / median(b->busy_s, b->rounds)));
-        json_object_set_new(out, "busy_kept", json_real(median(b->kept, b->rounds)));
+    uint64_t samples = b->rounds * b->tokens;
+    double decode = quantile(b->decode_s, samples, 0.5), decode_best = quantile(b->decode_s, samples, 0.1);
+    double prefill = quantile(b->prefill_s, b->rounds, 0.5),
+           prefill_best = quantile(b->prefill_s, b->rounds, 0);
+    double bytes = (double)b->step_bytes * 1e-9, prompt = (double)b->prompt;
+    json_t *out = json_object();
+    json_object_set_new(out, "threads", json_integer(r->threads));
+    json_object_set_new(out, "kernels", json_string(r->kernels));
+    json_object_set_new(out, "weight_bytes", json_integer((json_int_t)r->weight_bytes));
+    json_object_set_new(out, "load_seconds", json_real(r->load_seconds));
+    json_object_set_new(out, "bytes_per_token", json_integer((json_int_t)b->step_bytes));
+    json_object_set_new(out, "decode_tok_s", json_real(1 / decode));
+    json_object_set_new(out, "decode_best_tok_s", json_real(1 / decode_best));
+    json_object_set_new(out, "prompt_tokens", json_integer((json_int_t)b->prompt));
+    json_object_set_new(out, "prefill_tok_s", json_real(prompt / prefill));
+    json_object_set_new(out, "prefill_best_tok_s", json_real(prompt / prefill_best));
+    if (b->neighbours) {
+        json_object_set_new(out, "busy_tok_s", json_real((double)samples / sum_of(b->busy_s, samples)));
+        json_object_set_new(out, "busy_kept", json_real(quantile(b->kept, b->rounds, 0.5)));
+    } else {
+        double read = quantile(b->read_gbs, samples, 0.5), read_best = quantile(b->read_gbs, samples, 0.9);
+        json_object_set_new(out, "achieved_gb_s", json_real(bytes / decode));
+        json_object_set_new(out, "read_gb_s", json_real(read));
+        json_object_set_new(out, "ratio", json_real(bytes / decode / read));
+        json_object_set_new(out, "achieved_best_gb_s", json_real(bytes / decode_best));
+        json_object_set_new(out, "read_best_gb_s", json_real(read_best));
+        json_object_set_new(out, "ratio_best", json_real(bytes / decode_best / read_best));
     }
     if (as_json) {
         json_dumpf(out, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
         putchar('\n');
-    } else {
-        printf("%u threads, %s; %.2f GB loaded in %.2f s\n", r->threads, r->kernels,
-               (double)r->weight_bytes * 1e-9, r->load_seconds);
-        for (uint32_t i = 0; i < r->reduced_count; i++) printf("reduced: %s\n", r->reduced[i]);
-        printf("decode   %9.2f token/s, %.3f ms; %.1f MB a token = %.1f GB/s of %.1f read: %.1f %%\n",
-               1 / decode, decode * 1e3, (double)b->step_bytes * 1e-6, (double)b->step_bytes / decode * 1e-9,
-               median(b->read_gbs, b->rounds), 100 * median(b->ratio, b->rounds));
-        printf("prefill  %9.1f token/s (%llu tokens)\n", (double)b->prompt / prefill,
-               (unsigned long long)b->prompt);
-        if (b->neighbours)
-            printf("busy     %9.2f token/s: %.1f %% of idle\n", 1 / median(b->busy_s, b->rounds),
-                   100 * median(b->kept, b->rounds));
+        json_decref(out);
+        return;
+    }
+    printf("%u threads, %s; %.2f GB loaded in %.2f s\n", r->threads, r->kernels,
+           (double)r->weight_bytes * 1e-9, r->load_seconds);
+    for (uint32_t i = 0; i < r->reduced_count; i++) printf("reduced: %s\n", r->reduced[i]);
+    const char *key;
+    json_t *value;
+    json_object_foreach(out, key, value)
+    {
+        if (json_is_real(value)) printf("%-20s %12.3f\n", key, json_real_value(value));
+        if (json_is_integer(value)) printf("%-20s %12lld\n", key, (long long)json_integer_value(value));
     }
     json_decref(out);
+}
+
+/* Room for every sample. */
+static int make_room(struct bench *b, struct helm_err *err)
+{
+    uint64_t samples = b->rounds * b->tokens;
+    b->read_gbs = calloc(samples, sizeof(double));
+    b->decode_s = calloc(samples, sizeof(double));
+    b->busy_s = calloc(samples, sizeof(double));
+    if (b->read_gbs && b->decode_s && b->busy_s) return 0;
+    return helm_fail(err, HELM_E_NOMEM, "no memory for %llu samples", (unsigned long long)samples);
 }
 
 int main(int argc, char **argv)
@@ -316,7 +354,8 @@ int main(int argc, char **argv)
                                                 .step_tokens = (uint32_t)step_tokens,
                                                 .spin_us = (uint32_t)spin_us,
                                                 .pin = true};
-    int rc = local_open(&local_options, b->local, &err);
+    int rc = make_room(b, &err);
+    if (!rc) rc = local_open(&local_options, b->local, &err);
     if (!rc) {
         if (busy) rc = start_neighbours(b, &err);
         if (!rc) rc = run_rounds(b, &err);
@@ -326,6 +365,9 @@ int main(int argc, char **argv)
     }
     if (rc) log_error("%s", err.text);
     free(b->local);
+    free(b->read_gbs);
+    free(b->decode_s);
+    free(b->busy_s);
     free(b);
     return rc ? 5 : 0;
 }

@@ -331,13 +331,18 @@ int weights_load(struct weights *w, const struct arena *arena, const struct kern
     if (rc) goto out;
     rc = load_vectors(w, fd, kernels, err);
     if (rc) goto out;
+    uint64_t bytes = (region->bytes + 4095) / 4096 * 4096;
     if (!ready) {
+        /* An engine before this one in the same process left it read-only. */
+        if (bytes && mprotect(base, (size_t)bytes, PROT_READ | PROT_WRITE) != 0) {
+            rc = helm_fail_errno(err, "cannot make the weights region writable");
+            goto out;
+        }
         rc = load_matrices(w, arena, fd, pool, bytes_done, cancel, err);
         if (rc) goto out;
     }
     fill_matrix_table(w, base);
     /* From here on a stray write is a fault, not a silently different model. */
-    uint64_t bytes = (region->bytes + 4095) / 4096 * 4096;
     if (bytes && mprotect(base, (size_t)bytes, PROT_READ) != 0)
         rc = helm_fail_errno(err, "cannot make the weights read-only");
 out:
