@@ -105,6 +105,7 @@ WORKER_CPU_SRC := \
 KERNEL_SRC := \
   worker-cpu/kernels/attention_avx2.c \
   worker-cpu/kernels/attention_avx512.c \
+  worker-cpu/kernels/attention_avx512bf16.c \
   worker-cpu/kernels/attention_ref.c \
   worker-cpu/kernels/linear_amx.c \
   worker-cpu/kernels/linear_avx2.c \

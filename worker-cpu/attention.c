@@ -26,6 +26,7 @@ static const struct attention_variant *const variants[] = {
     VARIANT_FOR_ALL("ref", 0, ref),
     VARIANT_FOR_ALL("avx2", CPU_AVX2, avx2),
     VARIANT_FOR_ALL("avx512", CPU_AVX2 | CPU_AVX512, avx512),
+    VARIANT("avx512-bf16", CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, DTYPE_BF16, avx512bf16),
 };
 #define VARIANT_COUNT (sizeof(variants) / sizeof(variants[0]))
 

@@ -91,43 +91,59 @@ struct row_state {
     float *fix; /* [row]: what the row's o must be multiplied with before this block is added */
 };
 
-/* Turns scores p[0, KEYS_BLOCK) of one row into weights exp(score - m), with lanes outside [lo, hi) 0;
- * updates the row. Weights are stored by `put`, which returns the value that was stored (a tile may round
- * it). */
-static inline __attribute__((always_inline)) void softmax_row(float *p, int lo, int hi, size_t row,
-                                                              const struct row_state *state,
-                                                              vec (*put)(float *p, size_t at, vec w))
+/* Which keys of the block at b, of `count`, a row sees: [lo, hi), relative to b; hi <= lo: none. */
+struct seen {
+    int lo, hi;
+};
+static inline struct seen row_seen(const struct attention_task *task, size_t row, uint32_t b, uint32_t count)
 {
-    int vecs = (int)((size_t)(hi + VEC_LANES - 1) / VEC_LANES);
+    struct span span = token_span(task, (uint32_t)(row / task->group));
+    struct seen seen = {(int)(max_u32(span.lo, b) - b), span.hi > b ? (int)min_u32(span.hi - b, count) : 0};
+    if (seen.hi < seen.lo) seen.hi = seen.lo = 0;
+    return seen;
+}
+
+/* Turns the scores p[row][KEYS_BLOCK] of `rows` rows (at most 8, from row `first` of the state) into weights
+ * exp(score - m), 0 for keys that a row does not see; updates the rows. Weights are stored by `put`, which
+ * returns the value that was stored (a tile may round it). The rows' corrections are one vector exp. */
+static inline __attribute__((always_inline)) void softmax_rows(float *p, const struct seen *seen,
+                                                               size_t first, const size_t rows,
+                                                               const struct row_state *state,
+                                                               vec (*put)(float *p, size_t at, vec w))
+{
     const vec none = vec_set1(-INFINITY);
-    vec top = none;
-    if (hi <= lo) {
-        for (size_t at = 0; at < KEYS_BLOCK; at += VEC_LANES) put(p, at, vec_set1(0));
-        state->fix[row] = 1;
-        return;
-    }
-    if (lo == 0 && hi == KEYS_BLOCK) {
-        for (size_t at = 0; at < KEYS_BLOCK; at += VEC_LANES) top = vec_max(top, vec_load(p + at));
-    } else {
-        for (int v = 0; v < vecs; v++) {
-            vec x = vec_keep(vec_load(p + v * VEC_LANES), lo - v * VEC_LANES, hi - v * VEC_LANES, none);
-            vec_store(p + v * VEC_LANES, x);
-            top = vec_max(top, x);
+    _Alignas(64) float before[VEC_LANES] = {0}, shift[VEC_LANES] = {0}, fix[VEC_LANES];
+    for (size_t r = 0; r < rows; r++) {
+        float *x = p + r * KEYS_BLOCK;
+        vec top = none;
+        if (seen[r].lo == 0 && seen[r].hi == KEYS_BLOCK) {
+            for (size_t at = 0; at < KEYS_BLOCK; at += VEC_LANES) top = vec_max(top, vec_load(x + at));
+        } else {
+            for (int at = 0; at < seen[r].hi; at += VEC_LANES) {
+                vec kept = vec_keep(vec_load(x + at), seen[r].lo - at, seen[r].hi - at, none);
+                vec_store(x + at, kept);
+                top = vec_max(top, kept);
+            }
         }
+        float now = vec_reduce_max(top);
+        before[r] = state->m[first + r];
+        now = before[r] > now ? before[r] : now;
+        state->m[first + r] = now;
+        shift[r] =
+            now == -INFINITY ? 0 : now; /* only -infinities so far: their weights must be 0 and not NaN */
     }
-    float before = state->m[row], now = vec_reduce_max(top);
-    now = before > now ? before : now;
-    /* Only -infinities so far: shift by 0, so that their weights come out 0 and not NaN. */
-    vec shift = vec_set1(now == -INFINITY ? 0 : now);
-    vec fix = vec_exp(vec_sub(vec_set1(before), shift));
-    vec sum = vec_mul(vec_load(state->s + row * VEC_LANES), fix);
-    for (int v = 0; v < KEYS_BLOCK / VEC_LANES; v++) {
-        vec w = v < vecs ? vec_exp(vec_sub(vec_load(p + v * VEC_LANES), shift)) : vec_set1(0);
-        sum = vec_add(sum, put(p, (size_t)v * VEC_LANES, w));
+    vec_store(fix, vec_exp(vec_sub(vec_load(before), vec_load(shift))));
+    for (size_t r = 0; r < rows; r++) {
+        float *x = p + r * KEYS_BLOCK, *s = state->s + (first + r) * VEC_LANES;
+        vec sum = vec_mul(vec_load(s), vec_set1(fix[r])), m = vec_set1(shift[r]);
+        int end = seen[r].hi;
+        for (int at = 0; at < KEYS_BLOCK; at += VEC_LANES) {
+            vec w = at < end ? vec_exp(vec_sub(vec_load(x + at), m)) : vec_set1(0);
+            sum = vec_add(sum, put(x, (size_t)at, w));
+        }
+        vec_store(s, sum);
+        state->fix[first + r] = fix[r];
     }
-    vec_store(state->s + row * VEC_LANES, sum);
-    state->m[row] = now;
-    state->fix[row] = vec_first(fix);
 }
 
 static inline vec put_f32(float *p, size_t at, vec w)
@@ -254,6 +270,7 @@ static inline __attribute__((always_inline)) void attend_few(const struct attent
     const struct row_state state = {m, s, fix};
     float *q = task->scratch, *o = q + rows * stride;
     const char *keys[2][KEYS_BLOCK];
+    struct seen seen[FEW_ROWS_MAX];
 
     for (size_t r = 0; r < rows; r++) {
         const float *from = task->q + r / task->group * task->q_stride + r % task->group * head_dim;
@@ -283,12 +300,8 @@ static inline __attribute__((always_inline)) void attend_few(const struct attent
             if (r < rows)
                 few_scores(p + r * KEYS_BLOCK + k, q + r * stride, stride, now + k, head_dim, 1, dtype);
         }
-        for (size_t r = 0; r < rows; r++) {
-            struct span span = token_span(task, (uint32_t)(r / task->group));
-            int row_lo = (int)(max_u32(span.lo, b) - b),
-                row_hi = span.hi > b ? (int)min_u32(span.hi - b, count) : 0;
-            softmax_row(p + r * KEYS_BLOCK, row_lo, row_hi, r, &state, put_f32);
-        }
+        for (size_t r = 0; r < rows; r++) seen[r] = row_seen(task, r, b, count);
+        softmax_rows(p, seen, 0, rows, &state, put_f32);
         next_count = hi - b > KEYS_BLOCK ? min_u32(KEYS_BLOCK, hi - b - KEYS_BLOCK) : 0;
         if (next_count > 0) find_keys(task, b + KEYS_BLOCK, next_count, next);
         for (uint32_t k = 0; k < next_count; k++) prefetch_row(next[k], row_bytes);
@@ -365,23 +378,20 @@ static void attend_row_block(const struct attention_task *task, size_t first, si
         tile_pack_values(scratch->values, keys, value_distance(task->kv), count, head_dim, stride,
                          (enum dtype)task->kv->dtype);
         for (size_t r = 0; r < padded; r += TILE_ROWS) {
-            struct span seen = tile_span(task, first + r, end, b, count);
-            if (seen.hi <= seen.lo) continue;
+            struct span span = tile_span(task, first + r, end, b, count);
+            if (span.hi <= span.lo) continue;
             float *p = scratch->p + r * KEYS_BLOCK;
-            tile_scores(p, scratch->q + r * stride, scratch->keys, head_dim, stride, seen.lo, seen.hi);
-            for (size_t i = 0; i < TILE_ROWS; i++) {
-                size_t row = first + r + i < end ? first + r + i : end - 1;
-                struct span span = token_span(task, (uint32_t)(row / task->group));
-                int row_lo = (int)(max_u32(span.lo, b) - b);
-                int row_hi = span.hi > b ? (int)min_u32(span.hi - b, count) : 0;
-                softmax_row(p + i * KEYS_BLOCK, row_lo, row_hi, r + i, &scratch->state, tile_put);
-            }
+            struct seen seen[TILE_ROWS];
+            tile_scores(p, scratch->q + r * stride, scratch->keys, head_dim, stride, span.lo, span.hi);
+            for (size_t i = 0; i < TILE_ROWS; i++)
+                seen[i] = row_seen(task, first + r + i < end ? first + r + i : end - 1, b, count);
+            softmax_rows(p, seen, r, TILE_ROWS, &scratch->state, tile_put);
         }
         for (size_t r = 0; r < padded; r += TILE_ROWS) {
-            struct span seen = tile_span(task, first + r, end, b, count);
-            if (seen.hi <= seen.lo) continue;
+            struct span span = tile_span(task, first + r, end, b, count);
+            if (span.hi <= span.lo) continue;
             tile_values(scratch->o + r * stride, stride, scratch->p + r * KEYS_BLOCK, scratch->state.fix + r,
-                        scratch->values, seen.lo, seen.hi);
+                        scratch->values, span.lo, span.hi);
         }
     }
     finish_rows(task, first, rows, scratch->o, stride, &scratch->state);
