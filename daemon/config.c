@@ -54,6 +54,10 @@ static void table_build(struct option_table *t, struct config *c)
     table_add(t, (struct args_option){"kv-dtype", 0, ARGS_CHOICE, "TYPE",
                                       "KV cache as f16, bf16 or f32 (default f16)",
                                       .target = &c->kv_dtype_name, .choices = "f16|bf16|f32"});
+    table_add(t, (struct args_option){"kv-tokens", 0, ARGS_U64, "TOKENS",
+                                      "tokens the KV pool holds, all sequences together\n"
+                                      "(default 16384, or one context if that is longer, as memory allows)",
+                                      .target = &c->kv_tokens, .min = 16, .max = 1u << 28});
     table_add(t, (struct args_option){"parallel", 0, ARGS_U64, "N",
                                       "sequences computed on at once (default 8, at most 64)",
                                       .target = &c->parallel, .min = 1, .max = CONFIG_SLOTS_MAX});

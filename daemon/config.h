@@ -20,6 +20,7 @@ struct config {
     uint64_t vram_bytes, host_memory_bytes; /* 0: not stated */
     uint64_t ctx;                           /* 0: chosen from model and memory */
     uint64_t threads;                       /* 0: one a physical core */
+    uint64_t kv_tokens;                     /* in the KV pool; 0: chosen */
     uint64_t parallel, queue, step_tokens, spin_us, drain_seconds;
     uint64_t step_timeout_ms; /* 0: computed from the model's size */
     uint64_t restart_limit;

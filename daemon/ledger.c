@@ -1,8 +1,9 @@
 /* All memory of a load, line by line. See ledger.h. Called by main.c; owns nothing.
  *
- * How much KV: whole contexts for every slot if they fit. Where nobody stated a limit, the pool takes at most
- * half of what the rest leaves, so that the machine's other users are not starved by requests that may never
- * come; but always at least one whole context, without which the longest allowed request could never end. */
+ * How much KV, unless it was stated: LEDGER_POOL_TOKENS, but no more than every slot can use, at most half of
+ * what the rest leaves free (requests that may never come must not starve the machine's other users), and
+ * always at least one whole context, without which the longest allowed request could never end. More requests
+ * than the pool holds take turns: the scheduler recomputes the younger ones. */
 #include "daemon/ledger.h"
 
 #include <stdio.h>
@@ -111,14 +112,13 @@ static int fitting_pages(const struct fitting *f, uint32_t ctx, uint32_t *page_c
     *page_count = least_pages;
     if (f->wish->page_count) return 0;
     uint64_t spare = f->limit - least->total, page_bytes = kv_page_bytes(&spec->kv);
-    if (!f->wish->host_memory_bytes) {
-        uint64_t share = (spare + per_slot * page_bytes) / 2;
-        spare = share > per_slot * page_bytes ? share - per_slot * page_bytes : 0;
-    }
-    uint64_t more =
-        spare > ARENA_HUGE_PAGE ? (spare - ARENA_HUGE_PAGE) / page_bytes : 0; /* rounding of the region */
-    uint64_t want = (uint64_t)(f->wish->slots - 1) * per_slot;
-    *page_count += (uint32_t)(more < want ? more : want);
+    uint64_t most = (uint64_t)f->wish->slots * per_slot, usual = LEDGER_POOL_TOKENS / f->wish->page_tokens;
+    uint64_t half = (spare + per_slot * page_bytes) / 2 / page_bytes;
+    uint64_t pages = usual < most ? usual : most;
+    if (pages > half) pages = half;
+    /* The region's end is rounded up to a huge page, so nothing is squeezed into the last one. */
+    if (pages > per_slot && (pages - per_slot) * page_bytes + ARENA_HUGE_PAGE > spare) pages = per_slot;
+    if (pages > per_slot) *page_count = (uint32_t)pages;
     return 0;
 }
 
@@ -133,7 +133,11 @@ int ledger_fit(const struct model *model, const struct ledger_wish *wish, const 
         return helm_fail(err, HELM_E_LIMIT, "--ctx %u: the model was made for at most %u tokens", wish->ctx,
                          model_ctx);
     uint32_t ctx = wish->ctx;
-    if (!ctx) ctx = model_ctx < LEDGER_CTX_DEFAULT_MAX ? model_ctx : LEDGER_CTX_DEFAULT_MAX;
+    if (!ctx) {
+        ctx = model_ctx < LEDGER_CTX_DEFAULT_MAX ? model_ctx : LEDGER_CTX_DEFAULT_MAX;
+        uint64_t pool_tokens = (uint64_t)wish->page_count * wish->page_tokens;
+        if (pool_tokens && pool_tokens < ctx) ctx = (uint32_t)pool_tokens;
+    }
     if (wish->page_count && wish->page_count < kv_pages_for(ctx, wish->page_tokens))
         return helm_fail(err, HELM_E_CAPACITY,
                          "%u KV pages of %u tokens do not hold one context of %u tokens", wish->page_count,

@@ -15,12 +15,13 @@
 
 #define LEDGER_CTX_DEFAULT_MAX 8192
 #define LEDGER_CTX_LEAST       256
+#define LEDGER_POOL_TOKENS     16384 /* in the KV pool where nobody asked for more: it is populated at load */
 
 struct ledger_wish {
     enum dtype kv_dtype;
     uint32_t slots, step_tokens;
     uint32_t ctx;               /* 0: choose */
-    uint32_t page_count;        /* 0: choose (a plan from a file states it) */
+    uint32_t page_count;        /* 0: choose (--kv-tokens or a plan from a file states it) */
     uint32_t page_tokens;       /* a power of two */
     uint32_t threads;           /* for the estimate of private buffers */
     uint64_t host_memory_bytes; /* 0: not stated */

@@ -91,6 +91,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
                                .step_tokens = (uint32_t)c->step_tokens,
                                .ctx = (uint32_t)c->ctx,
                                .page_tokens = KV_PAGE_TOKENS_DEFAULT,
+                               .page_count = kv_pages_for((uint32_t)c->kv_tokens, KV_PAGE_TOKENS_DEFAULT),
                                .threads = (uint32_t)c->threads,
                                .host_memory_bytes = c->host_memory_bytes};
     if (strcmp(c->device, "auto") == 0)

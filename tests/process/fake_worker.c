@@ -1,0 +1,250 @@
+/* A worker without a model: speaks the control protocol, takes steps from the arena, and answers with tokens
+ * that are a pure function of the sequence so far. helmd cannot tell it from a real one, so everything about
+ * helmd can be tested in milliseconds, and every way a worker can fail can be had on request.
+ *
+ * Its "KV cache" is the token ids themselves, written into the KV pages through the page table and read back
+ * from there for every sample: a page table row, a start position or a shared page that helmd got wrong
+ * changes the tokens. Next token = hash(all tokens read back, seed, index), kept inside the vocabulary.
+ *
+ * Faults: HELM_FAKE_WORKER="key=value ..." in the environment. Keys: step_us (time a step takes), load_ms,
+ * crash_step=N (abort in step N of each life), crash_epoch=E (only in this epoch), exit_load=1, hang_step=N
+ * (never answers, nor PING), slow_pong=1, bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, fault_load=1,
+ * ignore_shutdown=1, eos_at=N (the N-th output token is token 1), garbage=1 (a frame that is no message,
+ * after READY). */
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "common/arena.h"
+#include "common/args.h"
+#include "common/doorbell.h"
+#include "common/log.h"
+#include "proto/control.pb-c.h"
+
+struct fake {
+    struct arena arena;
+    uint64_t arena_fd, done_fd, secret_fd, worker, epoch;
+    const char *control, *log_level;
+    uint8_t secret[16];
+    void *socket;
+    uint32_t serial, steps;
+    uint64_t digest;
+};
+
+static long fault(const char *key)
+{
+    const char *text = getenv("HELM_FAKE_WORKER");
+    size_t n = strlen(key);
+    for (; text && *text; text += strcspn(text, " "), text += *text == ' ')
+        if (strncmp(text, key, n) == 0 && text[n] == '=') return strtol(text + n + 1, NULL, 10);
+    return 0;
+}
+
+static bool fault_now(const struct fake *f, const char *key)
+{
+    long epoch = fault("crash_epoch");
+    return fault(key) == (long)f->steps && f->steps && (!epoch || epoch == (long)f->epoch);
+}
+
+static void sleep_us(long us)
+{
+    nanosleep(&(struct timespec){.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000}, NULL);
+}
+
+static void send_message(struct fake *f, Helm__Control__V1__Control *msg)
+{
+    uint8_t data[1024];
+    msg->version = 1;
+    msg->epoch = (uint32_t)f->epoch + (fault("bad_epoch") ? 7 : 0);
+    msg->worker = (uint32_t)f->worker;
+    size_t size = helm__control__v1__control__pack(msg, data);
+    if (zmq_send(f->socket, data, size, 0) < 0) exit(3);
+}
+
+static void send_hello(struct fake *f)
+{
+    Helm__Control__V1__Control msg = HELM__CONTROL__V1__CONTROL__INIT;
+    Helm__Control__V1__Hello hello = HELM__CONTROL__V1__HELLO__INIT;
+    if (fault("bad_secret")) f->secret[0] ^= 1;
+    msg.secret.data = f->secret;
+    msg.secret.len = sizeof f->secret;
+    hello.pid = (uint32_t)getpid();
+    hello.arena_abi = ARENA_ABI + (fault("bad_abi") ? 1 : 0);
+    hello.kind = (char *)"cpu";
+    msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_HELLO;
+    msg.hello = &hello;
+    send_message(f, &msg);
+}
+
+static void send_fault(struct fake *f, int code, const char *text)
+{
+    Helm__Control__V1__Control msg = HELM__CONTROL__V1__CONTROL__INIT;
+    Helm__Control__V1__Fault body = HELM__CONTROL__V1__FAULT__INIT;
+    body.code = code;
+    body.text = (char *)text;
+    msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_FAULT;
+    msg.fault = &body;
+    send_message(f, &msg);
+}
+
+static void load(struct fake *f, const Helm__Control__V1__Load *request)
+{
+    if (fault("exit_load")) _exit(9);
+    if (fault("fault_load")) {
+        send_fault(f, HELM_E_CAPACITY, "the fake weights do not fit");
+        zmq_close(f->socket);
+        exit(1);
+    }
+    for (long ms = 0; ms < fault("load_ms") && !request->weights_ready; ms += 10) {
+        Helm__Control__V1__Control msg = HELM__CONTROL__V1__CONTROL__INIT;
+        Helm__Control__V1__Progress progress = HELM__CONTROL__V1__PROGRESS__INIT;
+        progress.bytes_done = (uint64_t)ms;
+        progress.bytes_total = (uint64_t)fault("load_ms");
+        msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_PROGRESS;
+        msg.progress = &progress;
+        send_message(f, &msg);
+        sleep_us(10000);
+    }
+    Helm__Control__V1__Control msg = HELM__CONTROL__V1__CONTROL__INIT;
+    Helm__Control__V1__Ready ready = HELM__CONTROL__V1__READY__INIT;
+    ready.threads = 1;
+    ready.node = -1;
+    ready.kernels = (char *)(request->weights_ready == 77 ? "fake reused" : "fake");
+    ready.weight_bytes = arena_header_of(&f->arena)->region[ARENA_REGION_WEIGHTS].bytes;
+    ready.weights_digest = 77;
+    msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_READY;
+    msg.ready = &ready;
+    send_message(f, &msg);
+    if (fault("garbage")) zmq_send(f->socket, "\xff\xff\xff\xff", 4, 0);
+}
+
+/* Where position p of this slot keeps its "KV". */
+static uint32_t *cell(struct fake *f, uint32_t slot, uint32_t position)
+{
+    const struct arena_header *h = arena_header_of(&f->arena);
+    uint32_t page = arena_page_table_of(&f->arena, slot)[position / h->kv.page_tokens];
+    if (page >= h->page_count) {
+        fprintf(stderr, "fake worker: slot %u position %u is on page %u of %u\n", slot, position, page,
+                h->page_count);
+        abort();
+    }
+    char *pool = arena_region_ptr(&f->arena, ARENA_REGION_KV);
+    return (uint32_t *)(pool + kv_offset(&h->kv, page, 0, 0, 0)) + position % h->kv.page_tokens;
+}
+
+static void sample(struct fake *f, const struct step_row *row, struct sampling_result *out)
+{
+    const struct arena_slot *slot = arena_slot_of(&f->arena, row->slot);
+    uint32_t count = row->start + row->count, vocab = arena_header_of(&f->arena)->vocab;
+    uint64_t hash = 1469598103934665603u ^ slot->sampling.seed;
+    for (uint32_t p = 0; p < count; p++) hash = (hash ^ *cell(f, row->slot, p)) * 1099511628211u;
+    memset(out, 0, sizeof *out);
+    out->token = 2 + (uint32_t)((hash >> 20) % (vocab - 2));
+    if (fault("eos_at") && count - slot->prompt_count + 1 == (uint32_t)fault("eos_at")) out->token = 1;
+    out->top_count = slot->sampling.logprobs;
+    for (uint32_t i = 0; i < out->top_count; i++) {
+        out->top[i].token = (out->token + i) % vocab;
+        out->top[i].logprob = -(float)i - 0.5f;
+    }
+    out->logprob = -0.5f;
+}
+
+static void run_step(struct fake *f, uint32_t serial)
+{
+    struct arena_control *control = arena_control_of(&f->arena);
+    const struct step *step = &control->step[serial % ARENA_STEP_RING];
+    struct step_result *result = &control->result[serial % ARENA_STEP_RING];
+    f->steps++;
+    if (fault("step_us")) sleep_us(fault("step_us"));
+    memset(result, 0, sizeof *result);
+    result->serial = serial;
+    result->epoch = step->epoch;
+    result->row_count = step->row_count;
+    result->compute_ns = 1000;
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct step_row *row = &step->row[i];
+        const uint32_t *history = arena_history_of(&f->arena, row->slot);
+        for (uint32_t p = row->start; p < row->start + row->count; p++) *cell(f, row->slot, p) = history[p];
+        if (fault_now(f, "crash_step") && i == step->row_count / 2) abort(); /* half of the KV is written */
+        result->row[i].slot = row->slot;
+        if (row->flags & STEP_ROW_SAMPLE) sample(f, row, &result->row[i].sampled);
+    }
+    if (fault_now(f, "bad_result")) result->row[0].sampled.token = UINT32_MAX;
+    while (fault_now(f, "hang_step")) sleep_us(1000000);
+    doorbell_ring(&control->done[f->worker].bell, serial);
+    uint64_t one = 1;
+    if (write((int)f->done_fd, &one, sizeof one) != sizeof one) exit(4);
+}
+
+/* One control message; false ends the process. */
+static bool take_control(struct fake *f)
+{
+    uint8_t data[65536];
+    int size = zmq_recv(f->socket, data, sizeof data, ZMQ_DONTWAIT);
+    if (size < 0) return true;
+    Helm__Control__V1__Control *msg = helm__control__v1__control__unpack(NULL, (size_t)size, data);
+    bool go_on = true;
+    if (!msg) exit(5);
+    if (msg->body_case == HELM__CONTROL__V1__CONTROL__BODY_LOAD) load(f, msg->load);
+    if (msg->body_case == HELM__CONTROL__V1__CONTROL__BODY_SHUTDOWN) go_on = fault("ignore_shutdown") != 0;
+    if (msg->body_case == HELM__CONTROL__V1__CONTROL__BODY_PING) {
+        Helm__Control__V1__Control answer = HELM__CONTROL__V1__CONTROL__INIT;
+        Helm__Control__V1__Pong pong = HELM__CONTROL__V1__PONG__INIT;
+        pong.last_serial = f->serial;
+        answer.body_case = HELM__CONTROL__V1__CONTROL__BODY_PONG;
+        answer.pong = &pong;
+        send_message(f, &answer);
+    }
+    helm__control__v1__control__free_unpacked(msg, NULL);
+    return go_on;
+}
+
+int main(int argc, char **argv)
+{
+    struct fake f = {0};
+    const struct args_option options[] = {
+        {"arena-fd", 0, ARGS_U64, "FD", "the arena", .target = &f.arena_fd},
+        {"done-fd", 0, ARGS_U64, "FD", "eventfd to ring", .target = &f.done_fd},
+        {"secret-fd", 0, ARGS_U64, "FD", "pipe with the secret", .target = &f.secret_fd},
+        {"control", 0, ARGS_TEXT, "ENDPOINT", "helmd's control socket", .target = &f.control},
+        {"worker", 0, ARGS_U64, "INDEX", "which worker", .target = &f.worker},
+        {"epoch", 0, ARGS_U64, "E", "which life", .target = &f.epoch},
+        {"log-level", 0, ARGS_TEXT, "LEVEL", "ignored", .target = &f.log_level},
+    };
+    const struct args_spec spec = {.program = "fake_worker",
+                                   .usage = "[options]",
+                                   .options = options,
+                                   .option_count = sizeof options / sizeof *options};
+    struct args_parsed parsed;
+    struct helm_err err = {0};
+    args_parse_main(&spec, argc, argv, &parsed);
+    log_init("fake_worker", LOG_LEVEL_INFO);
+    if (read((int)f.secret_fd, f.secret, sizeof f.secret) != (ssize_t)sizeof f.secret) return 1;
+    if (arena_attach((int)f.arena_fd, &f.arena, &err)) {
+        log_error("%s", err.text);
+        return 1;
+    }
+    struct arena_control *control = arena_control_of(&f.arena);
+    f.serial = doorbell_read(&control->step_bell);
+    void *zmq = zmq_ctx_new();
+    f.socket = zmq_socket(zmq, ZMQ_DEALER);
+    if (!f.socket || zmq_connect(f.socket, f.control)) return 1;
+    send_hello(&f);
+    for (bool go_on = true; go_on;) {
+        uint32_t now;
+        if (doorbell_wait(&control->step_bell, f.serial, 0, 2, &now)) {
+            f.serial = now;
+            run_step(&f, now);
+        }
+        go_on = take_control(&f);
+    }
+    zmq_close(f.socket);
+    zmq_ctx_term(zmq);
+    arena_close(&f.arena);
+    return 0;
+}

@@ -1,0 +1,321 @@
+"""What the helmd process tests share: a tiny checkpoint, helmd with the fake worker, a client of python3-zmq and
+protoc output only, and the reckoning of what a stopped daemon leaves behind.
+
+The fake worker's answer is known here too (expected_tokens), so every stream is checked token by token."""
+import glob
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+sys.path.insert(0, os.environ["HELM_PYPROTO"])
+import helm_pb2 as pb  # noqa: E402
+import zmq  # noqa: E402
+
+BIN = os.environ["HELM_BIN"]
+TEST_BIN = os.environ.get("HELM_TEST_BIN") or os.path.join(os.path.dirname(BIN), "release", "tests", "process")
+SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
+VOCAB = 100
+
+
+def write_checkpoint(folder, layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48, context=512):
+    """A Qwen3 checkpoint of zeros: the fake worker never looks at it, helmd checks all of it."""
+    os.makedirs(folder, exist_ok=True)
+    config = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": hidden,
+        "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": VOCAB, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": context, "rope_theta": 10000.0, "tie_word_embeddings": True,
+        "hidden_act": "silu", "attention_bias": False, "torch_dtype": "bfloat16", "eos_token_id": 1,
+        "bos_token_id": 0,
+    }
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump(config, f)
+    tensors = {"model.embed_tokens.weight": [VOCAB, hidden], "model.norm.weight": [hidden]}
+    for n in range(layers):
+        p = f"model.layers.{n}."
+        tensors.update({
+            p + "input_layernorm.weight": [hidden], p + "post_attention_layernorm.weight": [hidden],
+            p + "self_attn.q_proj.weight": [heads * head_dim, hidden],
+            p + "self_attn.k_proj.weight": [kv_heads * head_dim, hidden],
+            p + "self_attn.v_proj.weight": [kv_heads * head_dim, hidden],
+            p + "self_attn.o_proj.weight": [hidden, heads * head_dim],
+            p + "self_attn.q_norm.weight": [head_dim], p + "self_attn.k_norm.weight": [head_dim],
+            p + "mlp.gate_proj.weight": [intermediate, hidden], p + "mlp.up_proj.weight": [intermediate, hidden],
+            p + "mlp.down_proj.weight": [hidden, intermediate],
+        })
+    header, at = {}, 0
+    for name, shape in tensors.items():
+        size = 2
+        for n in shape:
+            size *= n
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + bytes(at))
+
+
+def expected_tokens(prompt, count, seed=0, eos_at=0):
+    """tests/process/fake_worker.c, sample()."""
+    tokens, out = list(prompt), []
+    while len(out) < count:
+        h = 1469598103934665603 ^ seed
+        for t in tokens:
+            h = ((h ^ t) * 1099511628211) & (2**64 - 1)
+        token = 2 + (h >> 20) % (VOCAB - 2)
+        if eos_at and len(out) + 1 == eos_at:
+            token = 1
+        out.append(token)
+        tokens.append(token)
+        if token == 1:
+            break
+    return out
+
+
+class Daemon:
+    """helmd with the fake worker, in a run directory of its own."""
+
+    def __init__(self, *options, faults="", fresh_rundir=True, wait=True, base=None, listen=True):
+        self.base = base or tempfile.mkdtemp(prefix="helmd-test-")
+        self.rundir = os.path.join(self.base, "run")
+        self.model = os.path.join(self.base, "model")
+        self.endpoint = f"ipc://{self.rundir}/helmd.sock"
+        workers = os.path.join(self.base, "workers")
+        if not base:
+            write_checkpoint(self.model)
+            os.makedirs(workers)
+            os.symlink(os.path.join(TEST_BIN, "fake_worker"), os.path.join(workers, "helm-worker-cpu"))
+        self.log_path = os.path.join(self.base, "log")
+        ready_r, ready_w = os.pipe()
+        os.set_inheritable(ready_w, True)
+        env = dict(os.environ, HELM_FAKE_WORKER=faults)
+        command = [os.path.join(BIN, "helmd"), "--model", self.model, "--rundir", self.rundir, "--worker-dir", workers,
+                   "--ready-fd", str(ready_w), "--log-level", "debug"]
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(command + [str(o) for o in options], stdin=subprocess.DEVNULL,
+                                            stdout=log, stderr=log, env=env, close_fds=False)
+        self.pid = self.process.pid
+        os.close(ready_w)
+        self.ready_fd = ready_r
+        self.ready = self.wait_ready() if wait else ""
+
+    def wait_ready(self):
+        text = b""
+        while not text.endswith(b"\n"):
+            chunk = os.read(self.ready_fd, 4096)
+            if not chunk:
+                break
+            text += chunk
+        os.close(self.ready_fd)
+        self.ready_fd = -1
+        return text.decode().strip()
+
+    def log(self):
+        with open(self.log_path, errors="replace") as f:
+            return f.read()
+
+    def children(self):
+        """Pids whose parent is helmd: worker and keeper."""
+        found = {}
+        for path in glob.glob("/proc/[0-9]*/stat"):
+            try:
+                with open(path) as f:
+                    pid, rest = f.read().split(" ", 1)
+                name, rest = rest.rsplit(")", 1)
+                if int(rest.split()[1]) == self.pid and rest.split()[0] != "Z":
+                    with open(f"/proc/{pid}/cmdline", "rb") as f:
+                        found["keeper" if b"--keeper" in f.read() else "worker"] = int(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                pass
+        return found
+
+    def stop(self, sig=signal.SIGTERM, timeout=20):
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        return self.process.wait(timeout)
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.ready_fd >= 0:
+            os.close(self.ready_fd)
+        wait_until(lambda: not self.left_behind(), 3)
+        shutil.rmtree(self.base, ignore_errors=True)
+
+    def left_behind(self):
+        """Everything that should be gone when the daemon is: processes, files, shared memory."""
+        left = [p for p in glob.glob(self.rundir + "*") + glob.glob(self.rundir + "/*")]
+        for path in glob.glob("/proc/[0-9]*/environ"):
+            pid = int(path.split("/")[2])
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as f:
+                    line = f.read()
+                with open(f"/proc/{pid}/stat") as f:
+                    state = f.read().rsplit(")", 1)[1].split()[0]
+                if self.base.encode() in line and state != "Z" and pid != os.getpid():
+                    left.append(f"process {pid}: {line!r}")
+                if b"--keeper" in line and state != "Z" and self.base.encode() in b"".join(
+                        os.readlink(fd).encode() for fd in glob.glob(f"/proc/{pid}/fd/*")):
+                    left.append(f"keeper {pid}")
+            except (FileNotFoundError, ProcessLookupError, PermissionError, OSError):
+                pass
+        return left
+
+
+class Client:
+    """One connection. `open` maps our request ids to what has come back."""
+
+    context = zmq.Context()
+
+    def __init__(self, endpoint, rcvhwm=None, req=False):
+        self.socket = self.context.socket(zmq.REQ if req else zmq.DEALER)
+        self.socket.linger = 0
+        if rcvhwm:
+            self.socket.rcvhwm = rcvhwm
+        self.socket.connect(endpoint)
+        self.next = 1
+        self.streams = {}
+
+    def request(self, request_id=None):
+        if request_id is None:
+            request_id, self.next = self.next, self.next + 1
+        return pb.Request(version=1, request_id=request_id)
+
+    def generate(self, prompt, count, seed=0, **fields):
+        r = self.request(fields.pop("request_id", None))
+        sampling = fields.pop("sampling", {})
+        r.generate.prompt.extend(prompt)
+        r.generate.max_tokens = count
+        r.generate.sampling.has_seed = True
+        r.generate.sampling.seed = seed
+        for key, value in sampling.items():
+            setattr(r.generate.sampling, key, value)
+        stop = fields.pop("stop", [])
+        r.generate.stop_token_ids.extend(stop)
+        for key, value in fields.items():
+            setattr(r.generate, key, value)
+        self.streams[r.request_id] = Stream()
+        self.socket.send(r.SerializeToString())
+        return self.streams[r.request_id]
+
+    def receive(self, timeout=10):
+        if not self.socket.poll(int(timeout * 1000 * SLOW)):
+            raise TimeoutError("no answer")
+        response = pb.Response.FromString(self.socket.recv())
+        stream = self.streams.get(response.request_id)
+        if stream:
+            stream.take(response)
+        return response
+
+    def ask(self, body, timeout=10, **fields):
+        """A request with one answer; streams' messages that come in between are filed."""
+        r = self.request()
+        getattr(r, body).SetInParent()
+        for key, value in fields.items():
+            setattr(getattr(r, body), key, value)
+        self.socket.send(r.SerializeToString())
+        while True:
+            response = self.receive(timeout)
+            if response.request_id == r.request_id:
+                return response
+
+    def run(self, *streams, timeout=30):
+        end = time.time() + timeout * SLOW
+        while not all(s.ended for s in streams):
+            self.receive(max(0.01, end - time.time()) / SLOW)
+
+    def close(self):
+        self.socket.close(0)
+
+
+class Stream:
+    def __init__(self):
+        self.id, self.tokens, self.done, self.error, self.first = 0, [], None, None, []
+
+    @property
+    def ended(self):
+        return bool(self.done or self.error)
+
+    def take(self, response):
+        body = response.WhichOneof("body")
+        assert not self.ended, f"{body} after the end"
+        if body == "accepted":
+            self.id = response.accepted.id
+        elif body == "token":
+            assert response.token.index == len(self.tokens), "a token is missing or repeated"
+            self.tokens.append(response.token.token)
+            self.first.append(response.token)
+        elif body == "done":
+            self.done = response.done
+        elif body == "error":
+            self.error = response.error
+        else:
+            raise AssertionError(body)
+
+
+def wait_until(condition, seconds):
+    end = time.time() + seconds * SLOW
+    while time.time() < end:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return bool(condition())
+
+
+def check(condition, what):
+    if not condition:
+        raise AssertionError(what)
+
+
+def same(got, want, what):
+    if got != want:
+        raise AssertionError(f"{what}: got {got!r}, expected {want!r}")
+
+
+def run_tests(namespace):
+    """Runs every function test_*, one line each, then the sum; the exit status says whether all passed."""
+    names = [n for n in namespace if n.startswith("test_")]
+    if len(sys.argv) > 1:
+        names = [n for n in names if any(a in n for a in sys.argv[1:])]
+    passed = failed = 0
+    for name in names:
+        started = time.time()
+        try:
+            namespace[name]()
+            passed += 1
+            print(f"ok   {name[5:].replace('_', ' ')} ({time.time() - started:.2f} s)", flush=True)
+        except BaseException as failure:  # a test that is killed is a failed test
+            failed += 1
+            print(f"FAIL {name[5:].replace('_', ' ')}: {failure}", flush=True)
+            traceback.print_exc(file=sys.stdout)
+    print(f"{passed} passed, {failed} failed", flush=True)
+    sys.exit(failed != 0)
+
+
+class running:
+    """with running(options, faults=...) as daemon: ... ; the daemon's log is printed when the body fails."""
+
+    def __init__(self, *options, **named):
+        self.options, self.named = options, named
+
+    def __enter__(self):
+        self.daemon = Daemon(*self.options, **self.named)
+        if self.named.get("wait", True) and not self.daemon.ready.startswith("ready "):
+            text = self.daemon.log()
+            self.daemon.close()
+            raise AssertionError(f"helmd did not start: {self.daemon.ready}\n{text}")
+        return self.daemon
+
+    def __exit__(self, kind, value, trace):
+        if kind:
+            print("---- helmd's log:\n" + self.daemon.log()[-4000:])
+        self.daemon.close()
