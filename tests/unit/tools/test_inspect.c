@@ -1,0 +1,96 @@
+/* helm-inspect's report, as text and as JSON, of a checkpoint that loads and of one that does not. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tools/inspect/inspect.h"
+
+static char *text_of(const struct inspect_report *report, bool tensors)
+{
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    assert_non_null(out);
+    inspect_print(report, tensors, out);
+    fclose(out);
+    return text;
+}
+
+static void test_loads(void **state)
+{
+    (void)state;
+    struct model model;
+    struct helm_err err = {0};
+    if (model_read("tests/data/golden/qwen2-bias", &model, &err)) fail_msg("%s", err.text);
+    struct inspect_report report = {.folder = model.folder,
+                                    .config = &model.config,
+                                    .model = &model,
+                                    .problem = &err};
+    char *text = text_of(&report, true);
+    static const char *const parts[] = {"Qwen2ForCausalLM (qwen2), bf16",
+                                        "8 heads over 2 KV heads of 32",
+                                        "q, k, v\n",
+                                        "tied to the embedding",
+                                        "eos 1",
+                                        "1.00 KiB a token in 16 bits",
+                                        "self_attn.q_proj.bias ",
+                                        "model.layers.3.mlp.down_proj.weight",
+                                        "6692352 bytes in 1 file",
+                                        "loads          yes"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(text, parts[i])) fail_msg("'%s' is not in\n%s", parts[i], text);
+    free(text);
+    json_t *root = inspect_json(&report, true);
+    assert_true(json_is_true(json_object_get(root, "loads")));
+    assert_int_equal(json_integer_value(json_object_get(root, "weight_bytes")), 6692352);
+    assert_int_equal(json_array_size(json_object_get(root, "tensors")), 50);
+    json_int_t bytes = 0;
+    json_t *roles = json_object_get(root, "roles");
+    for (size_t i = 0; i < json_array_size(roles); i++)
+        bytes += json_integer_value(json_object_get(json_array_get(roles, i), "bytes"));
+    assert_int_equal(bytes, 6692352);
+    const json_t *config = json_object_get(root, "config");
+    assert_true(json_is_true(json_object_get(config, "qkv_bias")) &&
+                json_is_true(json_object_get(config, "tied_head")));
+    assert_int_equal(json_array_size(json_object_get(config, "window")), 4);
+    json_decref(root);
+    root = inspect_json(&report, false);
+    assert_null(json_object_get(root, "tensors"));
+    json_decref(root);
+    model_free(&model);
+}
+
+static void test_does_not_load(void **state)
+{
+    (void)state;
+    struct model_config config;
+    struct helm_err problem = {.code = HELM_E_NOT_FOUND, .text = "tensor 'x' is missing"}, err = {0};
+    assert_int_equal(model_read_config("tests/data/golden/llama3-ropescaled", &config, &err), 0);
+    struct inspect_report report = {.folder = "f", .config = &config, .problem = &problem};
+    char *text = text_of(&report, false);
+    assert_non_null(strstr(text, "llama3, theta 500000, factor 8, low 1, high 4, trained on 512 tokens"));
+    assert_non_null(strstr(text, "loads          no (not-found): tensor 'x' is missing"));
+    free(text);
+    json_t *root = inspect_json(&report, true);
+    assert_true(json_is_false(json_object_get(root, "loads")));
+    assert_string_equal(json_string_value(json_object_get(json_object_get(root, "error"), "code")),
+                        "not-found");
+    assert_null(json_object_get(root, "tensors"));
+    json_decref(root);
+    report.config = NULL;
+    text = text_of(&report, false);
+    assert_null(strstr(text, "architecture"));
+    free(text);
+    model_config_free(&config);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_loads), cmocka_unit_test(test_does_not_load)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
