@@ -378,7 +378,8 @@ void batcher_worker_lost(struct batcher *batcher, bool kv_intact, const char *wh
         struct sequence *seq = batcher->seq[i];
         if (seq->in_step) {
             seq->in_step = false;
-            if (++seq->crashes >= BATCHER_CRASHES_MAX) {
+            /* Killed from outside is not the request's doing. */
+            if (!kv_intact && ++seq->crashes >= BATCHER_CRASHES_MAX) {
                 char detail[HELM_ERR_TEXT];
                 snprintf(detail, sizeof detail, "%d workers died computing this, the last: %.400s",
                          BATCHER_CRASHES_MAX, why);

@@ -5,6 +5,7 @@
  * until it has tidied up; a starting daemon waits for that, but never for a live one. */
 #include "daemon/rundir.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -46,9 +47,14 @@ static int choose_path(const char *option, struct rundir *dir, mode_t *forbidden
 
 static int make_checked(const char *path, mode_t forbidden, bool *created, struct helm_err *err)
 {
-    *created = mkdir(path, 0700) == 0;
-    if (!*created && errno != EEXIST) return helm_fail_errno(err, "run directory %s", path);
     struct stat st;
+    /* The sticky bit, without meaning for a directory that only its owner writes, says that a helmd made it:
+     * the next one then knows that it may remove it, however this one ends. */
+    if (mkdir(path, 0700) == 0) {
+        if (chmod(path, S_ISVTX | 0700)) return helm_fail_errno(err, "run directory %s", path);
+    } else if (errno != EEXIST) {
+        return helm_fail_errno(err, "run directory %s", path);
+    }
     if (lstat(path, &st)) return helm_fail_errno(err, "run directory %s", path);
     if (!S_ISDIR(st.st_mode))
         return helm_fail(err, HELM_E_PERMISSION, "run directory %s is not a directory", path);
@@ -57,8 +63,28 @@ static int make_checked(const char *path, mode_t forbidden, bool *created, struc
                          path, (unsigned)st.st_uid, (unsigned)geteuid());
     if (st.st_mode & forbidden)
         return helm_fail(err, HELM_E_PERMISSION, "run directory %s has mode %04o: chmod %s it", path,
-                         (unsigned)(st.st_mode & 07777), forbidden & S_IRWXU ? "0700" : "go-w");
+                         (unsigned)(st.st_mode & 07777), forbidden & S_IRGRP ? "0700" : "go-w");
+    *created = (st.st_mode & S_ISVTX) != 0;
     return 0;
+}
+
+/* Private directories of daemons that were killed together with their keepers. */
+static void remove_dead(const struct rundir *dir)
+{
+    DIR *list = opendir(dir->path);
+    struct dirent *entry;
+    char path[RUNDIR_PATH_MAX + 300];
+    while (list && (entry = readdir(list))) {
+        char *end;
+        if (strncmp(entry->d_name, "worker.", 7) != 0) continue;
+        long pid = strtol(entry->d_name + 7, &end, 10);
+        if (*end || pid <= 0 || pid == getpid() || kill((pid_t)pid, 0) == 0 || errno != ESRCH) continue;
+        snprintf(path, sizeof path, "%s/%s/control", dir->path, entry->d_name);
+        unlink(path);
+        *strrchr(path, '/') = 0;
+        if (rmdir(path) == 0) log_info("removed what a killed daemon left: %s", path);
+    }
+    if (list) closedir(list);
 }
 
 static void sleep_ms(long ms)
@@ -169,12 +195,16 @@ int rundir_open(const char *option, const struct args_list *listen, struct rundi
     }
     bool created;
     rc = make_checked(dir->private_dir, S_IRWXG | S_IRWXO, &created, err);
+    if (rc && access(dir->path, F_OK) && make_checked(dir->path, forbidden, &dir->created, err) == 0)
+        rc = make_checked(dir->private_dir, S_IRWXG | S_IRWXO, &created,
+                          err); /* a dying daemon had removed it */
     if (rc) {
         dir->private_dir[0] = 0;
         return rc;
     }
     snprintf(dir->control, sizeof dir->control, "ipc://%.99s/control", dir->private_dir);
     unlink(dir->control + 6); /* a pid that came round again */
+    remove_dead(dir);
     if (listen->count == 0) {
         snprintf(text, sizeof text, "ipc://%s/helmd.sock", dir->path);
         return add_endpoint(dir, text, err);

@@ -22,7 +22,7 @@ struct rundir_lock {
 
 struct rundir {
     char path[RUNDIR_PATH_MAX];
-    bool created;                      /* by us, so removed by us */
+    bool created;                      /* by a helmd, so removed when empty */
     char private_dir[RUNDIR_PATH_MAX]; /* "" until made */
     char control[RUNDIR_PATH_MAX + 8]; /* "ipc://..." of the control socket */
     char endpoint_text[ARGS_LIST_MAX][RUNDIR_PATH_MAX + 160];
