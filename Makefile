@@ -195,6 +195,9 @@ ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16
 helmd_MAIN := daemon/main.c
 helmd_LINK := $(COMMON_SRC) $(MODEL_SRC) $(DAEMON_SRC) $(PROTO_SRC)
 helmd_LIBS := -lzmq -lprotobuf-c -ljansson -lsystemd -linih -lm
+helm-cli_MAIN := client/cli/main.c
+helm-cli_LINK := $(COMMON_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(GEN)/proto/helm.pb-c.c
+helm-cli_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 helm-inspect_MAIN := tools/helm_inspect.c
 helm-inspect_LINK := $(COMMON_SRC) $(MODEL_SRC) $(INSPECT_SRC)
 helm-inspect_LIBS := -ljansson -lm
@@ -373,6 +376,7 @@ format:
 INSTALL := install -D
 install: programs lib
 	for p in $(PROGRAMS); do $(INSTALL) -m 755 $(BIN)/$$p $(DESTDIR)$(PREFIX)/bin/$$p; done
+	cp -a $(LIB)/lib $(LIB)/include $(DESTDIR)$(PREFIX)/
 	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/helm/demo $(filter-out %.md,$(wildcard tests/data/demo/*))
 	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm README.md CHANGELOG.md $(wildcard docs/*.md)
 	for f in $(wildcard systemd/*.service); do mkdir -p $(DESTDIR)$(PREFIX)/lib/systemd/system; \
@@ -390,5 +394,41 @@ help:
 	@echo "make dist          relocatable tarball $(DIST)"
 	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
 	@echo "make check-style   formatting, file sizes, header comments      make format, make clean"
+
+# ---- libhelm: shared, static, headers, pkg-config ---------------------------------------------------------------
+# Staged as they are installed: $(LIB)/lib and $(LIB)/include. Only helm_* symbols leave either library.
+
+LIB := $(if $(filter release,$(MODE)),$(BUILD),$(OBJ))
+LIBHELM_HEADERS := chat.h err.h helm.h tokenizer.h
+LIBHELM_OBJ := $(call obj_of,$(LIBHELM_SRC) $(GEN)/proto/helm.pb-c.c)
+LIBHELM_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
+LIBHELM_SO := $(LIB)/lib/libhelm.so.$(VERSION)
+LIBHELM_DEFS := -Wl,-z,defs
+ifneq ($(filter asan ubsan tsan,$(MODE)),)
+LIBHELM_DEFS := # the sanitizers' own functions come with the program
+endif
+lib: $(LIBHELM_SO) $(LIB)/lib/libhelm.a $(LIB)/lib/pkgconfig/libhelm.pc $(LIBHELM_HEADERS:%=$(LIB)/include/helm/%)
+
+$(OBJ)/libhelm-common.a: $(call obj_of,$(COMMON_SRC))
+	rm -f $@ && ar rcs $@ $^
+$(LIBHELM_SO): $(LIBHELM_OBJ) $(OBJ)/libhelm-common.a client/libhelm.map
+	@mkdir -p $(@D)
+	$(CC) -shared -Wl,-soname,libhelm.so.0 -Wl,--version-script=client/libhelm.map $(LIBHELM_DEFS) \
+	  -o $@ $(LIBHELM_OBJ) $(OBJ)/libhelm-common.a $(LDFLAGS_ALL) $(LIBHELM_LIBS)
+	ln -sf $(@F) $(@D)/libhelm.so.0 && ln -sf libhelm.so.0 $(@D)/libhelm.so
+$(LIB)/lib/libhelm.a: $(LIBHELM_OBJ) $(OBJ)/libhelm-common.a
+	@mkdir -p $(@D)
+	ld -r -o $(OBJ)/libhelm.o $^ && objcopy -w --keep-global-symbol='helm_[a-z]*' $(OBJ)/libhelm.o
+	rm -f $@ && ar rcs $@ $(OBJ)/libhelm.o
+$(LIB)/lib/pkgconfig/libhelm.pc: client/libhelm.pc.in VERSION
+	@mkdir -p $(@D)
+	sed 's,@VERSION@,$(VERSION),' $< > $@
+# In the tree headers are found from its root, installed ones under helm/.
+$(LIB)/include/helm/%.h: client/%.h
+	@mkdir -p $(@D)
+	sed -E 's,#include "(client|common)/,#include "helm/,' $< > $@
+$(LIB)/include/helm/err.h: common/err.h
+	@mkdir -p $(@D)
+	cp $< $@
 
 -include $(shell find $(OBJ) -name '*.d' 2>/dev/null)

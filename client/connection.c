@@ -274,8 +274,10 @@ static int watch_connection(struct helm_client *client)
             break;
         case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
         case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
-        case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
             gone = "the listener does not speak HELM's protocol";
+            break;
+        case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
+            gone = "the daemon refused our key";
             break;
         default:
             break;
@@ -480,7 +482,25 @@ static int open_sockets(struct helm_client *client, struct helm_err *err)
     return rc < 0 ? rc : watch_socket(client, client->monitor, err);
 }
 
-int helm_connect(const char *endpoint, int timeout_ms, struct helm_client **out, struct helm_err *err)
+static int set_keys(struct helm_client *client, const char *daemon_public_key, const char *secret_key,
+                    struct helm_err *err)
+{
+    char public_key[HELM_CURVE_KEY + 1];
+    if (!zmq_has("curve"))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "this libzmq has no CURVE, which tcp:// needs");
+    if (strlen(daemon_public_key) != HELM_CURVE_KEY || strlen(secret_key) != HELM_CURVE_KEY)
+        return helm_fail(err, HELM_E_USAGE, "a CURVE key is Z85 text of %d characters", HELM_CURVE_KEY);
+    if (zmq_curve_public(public_key, secret_key) < 0 ||
+        zmq_setsockopt(client->socket, ZMQ_CURVE_SERVERKEY, daemon_public_key, HELM_CURVE_KEY + 1) < 0 ||
+        zmq_setsockopt(client->socket, ZMQ_CURVE_PUBLICKEY, public_key, HELM_CURVE_KEY + 1) < 0 ||
+        zmq_setsockopt(client->socket, ZMQ_CURVE_SECRETKEY, secret_key, HELM_CURVE_KEY + 1) < 0)
+        return helm_fail(err, HELM_E_USAGE, "a CURVE key is not valid Z85: %s", zmq_strerror(errno));
+    return 0;
+}
+
+/* Keys are NULL for ipc endpoints. */
+static int connect_with(const char *endpoint, const char *daemon_public_key, const char *secret_key,
+                        int timeout_ms, struct helm_client **out, struct helm_err *err)
 {
     struct helm_client *client = calloc(1, sizeof *client);
     struct helm_status *status = NULL;
@@ -489,12 +509,12 @@ int helm_connect(const char *endpoint, int timeout_ms, struct helm_client **out,
     if (!client) return helm_fail(err, HELM_E_NOMEM, "no memory for a connection");
     client->epoll_fd = client->event_fd = client->timer_fd = -1;
     if (endpoint) {
-        rc = endpoint_check(endpoint, err);
+        rc = endpoint_check(endpoint, daemon_public_key != NULL, err);
         if (rc < 0) goto out;
         memcpy(client->endpoint, endpoint, strlen(endpoint) + 1);
     } else {
         rc = helm_default_endpoint(client->endpoint, err);
-        if (rc == 0) rc = endpoint_check(client->endpoint, err);
+        if (rc == 0) rc = endpoint_check(client->endpoint, daemon_public_key != NULL, err);
         if (rc < 0) goto out;
     }
     rc = endpoint_probe(client->endpoint, err);
@@ -509,6 +529,7 @@ int helm_connect(const char *endpoint, int timeout_ms, struct helm_client **out,
     rc = watch_fd(client, client->event_fd, err);
     if (rc == 0) rc = watch_fd(client, client->timer_fd, err);
     if (rc == 0) rc = open_sockets(client, err);
+    if (rc == 0 && daemon_public_key) rc = set_keys(client, daemon_public_key, secret_key, err);
     if (rc < 0) goto out;
     if (zmq_connect(client->socket, client->endpoint) < 0) {
         rc = helm_fail(err, HELM_E_NOT_FOUND, "connecting to %s: %s", client->endpoint, zmq_strerror(errno));
@@ -524,6 +545,17 @@ out:
     if (rc < 0) helm_disconnect(&client);
     *out = client;
     return rc;
+}
+
+int helm_connect(const char *endpoint, int timeout_ms, struct helm_client **out, struct helm_err *err)
+{
+    return connect_with(endpoint, NULL, NULL, timeout_ms, out, err);
+}
+
+int helm_connect_curve(const char *endpoint, const char *daemon_public_key, const char *secret_key,
+                       int timeout_ms, struct helm_client **out, struct helm_err *err)
+{
+    return connect_with(endpoint, daemon_public_key, secret_key, timeout_ms, out, err);
 }
 
 void helm_disconnect(struct helm_client **client)

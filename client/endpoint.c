@@ -41,7 +41,7 @@ int helm_default_endpoint(char endpoint[HELM_ENDPOINT_MAX], struct helm_err *err
     return put(endpoint, err, IPC "/tmp/helm-", uid, "/helmd.sock");
 }
 
-int endpoint_check(const char *endpoint, struct helm_err *err)
+int endpoint_check(const char *endpoint, bool has_keys, struct helm_err *err)
 {
     size_t length = strlen(endpoint);
     if (length >= HELM_ENDPOINT_MAX)
@@ -62,6 +62,11 @@ int endpoint_check(const char *endpoint, struct helm_err *err)
         if (!colon || colon == endpoint + strlen(TCP) || !colon[1] ||
             strspn(colon + 1, "0123456789") != strlen(colon + 1))
             return helm_fail(err, HELM_E_USAGE, "endpoint '%s' is not tcp://HOST:PORT", endpoint);
+        if (!has_keys)
+            return helm_fail(
+                err, HELM_E_USAGE,
+                "endpoint '%s' needs CURVE keys: the daemon's public key and a secret key of one's own",
+                endpoint);
         return 0;
     }
     return helm_fail(err, HELM_E_USAGE, "endpoint '%s' is neither ipc://PATH nor tcp://HOST:PORT", endpoint);

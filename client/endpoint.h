@@ -6,9 +6,9 @@
 
 #include "client/helm.h"
 
-/* Accepts ipc://PATH (not longer than a socket address holds) and tcp://HOST:PORT; anything else is
- * HELM_E_USAGE. */
-HELM_MUST_CHECK int endpoint_check(const char *endpoint, struct helm_err *err);
+/* Accepts ipc://PATH (not longer than a socket address holds) and, with keys, tcp://HOST:PORT; anything else
+ * is HELM_E_USAGE. */
+HELM_MUST_CHECK int endpoint_check(const char *endpoint, bool has_keys, struct helm_err *err);
 
 /* ZeroMQ connects lazily and retries for ever, so a missing daemon has to be found out beforehand: opens and
  * closes a plain connection to an ipc endpoint. HELM_E_NOT_FOUND: no socket there, or nobody listens;

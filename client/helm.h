@@ -41,10 +41,18 @@ struct helm_client; /* opaque */
  * variable is set; else ipc:///tmp/helm-UID/helmd.sock. */
 HELM_MUST_CHECK int helm_default_endpoint(char endpoint[HELM_ENDPOINT_MAX], struct helm_err *err);
 
-/* Connects to "ipc://PATH" or "tcp://HOST:PORT" (NULL: the default endpoint) and waits at most timeout_ms
- * (0: HELM_CONNECT_TIMEOUT_MS) until the daemon answered, loading or ready. */
+/* Connects to "ipc://PATH" (NULL: the default endpoint) and waits at most timeout_ms (0:
+ * HELM_CONNECT_TIMEOUT_MS) until the daemon answered, loading or ready. */
 HELM_MUST_CHECK int helm_connect(const char *endpoint, int timeout_ms, struct helm_client **out,
                                  struct helm_err *err);
+
+/* The same for "tcp://HOST:PORT", which helmd offers only with CURVE keys: both are Z85 text of
+ * HELM_CURVE_KEY characters, the daemon's public key and a secret key whose public half the daemon was told
+ * to allow. */
+#define HELM_CURVE_KEY 40
+HELM_MUST_CHECK int helm_connect_curve(const char *endpoint, const char *daemon_public_key,
+                                       const char *secret_key, int timeout_ms, struct helm_client **out,
+                                       struct helm_err *err);
 
 /* Closes the connection and clears *client; a NULL *client is allowed. Requests still open are cancelled by
  * the daemon; their callbacks are not called any more. Not to be called from a callback. */

@@ -36,6 +36,7 @@ struct cli {
     const struct args_spec *global; /* parent of every command's options */
     /* options as given */
     const char *connect, *model, *tokenizer;
+    const char *daemon_key_file, *secret_key_file;
     const char *device, *plan, *config, *kv_dtype, *kernels, *log_level;
     uint64_t vram_bytes, host_memory_bytes, ctx_tokens, threads;
     bool has_vram, has_host_memory, has_ctx, has_threads;

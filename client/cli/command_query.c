@@ -132,14 +132,16 @@ static int status_table(const struct helm_status *s, const struct helm_model_inf
     if (rc == 0 && s->load_seconds_left > 0)
         rc = cli_text_printf(out, err, " (%.0f s left)", s->load_seconds_left);
     if (rc == 0 && m) {
+        bool billions = m->parameters >= 1000000000;
         rc = cli_text_printf(out, err, "\nmodel      ");
         if (rc == 0) rc = add_clean(out, m->folder, err);
         if (rc == 0) rc = cli_text_printf(out, err, "\n           ");
         if (rc == 0) rc = add_clean(out, m->architecture, err);
         if (rc == 0)
             rc = cli_text_printf(out, err,
-                                 ", %.2f billion parameters, %s, %u layers, context %u tokens (model: %u)",
-                                 (double)m->parameters / 1e9, units_format_size(m->weight_bytes, size),
+                                 ", %.3g %s parameters, %s, %u layers, context %u tokens (model: %u)",
+                                 (double)m->parameters / (billions ? 1e9 : 1e6),
+                                 billions ? "billion" : "million", units_format_size(m->weight_bytes, size),
                                  m->layers, m->context, m->model_context);
     }
     if (rc == 0)

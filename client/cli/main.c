@@ -48,6 +48,10 @@ int main(int argc, char **argv)
     const struct args_option options[] = {
         {"connect", 0, ARGS_TEXT, "ENDPOINT", "the daemon to use: ipc://PATH or tcp://HOST:PORT",
          .target = &cli.connect},
+        {"curve-daemon-key-file", 0, ARGS_TEXT, "FILE", "tcp: the daemon's public CURVE key (Z85)",
+         .target = &cli.daemon_key_file},
+        {"curve-secret-key-file", 0, ARGS_TEXT, "FILE", "tcp: one's own secret CURVE key (Z85, mode 0600)",
+         .target = &cli.secret_key_file},
         {"model", 0, ARGS_TEXT, "DIR", "start a private daemon on this checkpoint for the command",
          .target = &cli.model},
         {"tokenizer", 0, ARGS_TEXT, "PATH",

@@ -19,6 +19,46 @@ static bool has_daemon_option(const struct cli *cli)
            cli->has_vram || cli->has_host_memory || cli->has_ctx || cli->has_threads;
 }
 
+/* One Z85 key, with white space after it. A secret one may be readable by its owner only. */
+static int read_key(const char *path, bool secret, char key[HELM_CURVE_KEY + 1], struct helm_err *err)
+{
+    char *text = NULL;
+    size_t length = 0;
+    struct stat st;
+    if (secret && stat(path, &st) == 0 && (st.st_mode & (S_IRWXG | S_IRWXO)))
+        return helm_fail(err, HELM_E_PERMISSION,
+                         "%s has mode %04o: only its owner may have access (chmod 600)", path,
+                         (unsigned)(st.st_mode & 07777));
+    int rc = file_read(path, 4096, &text, &length, err);
+    if (rc < 0) return rc;
+    size_t n = strcspn(text, "\r\n\t ");
+    if (n != HELM_CURVE_KEY || n + strspn(text + n, "\r\n\t ") != length) {
+        rc = helm_fail(err, HELM_E_FORMAT, "%s: expected one Z85 key of %d characters", path, HELM_CURVE_KEY);
+    } else {
+        memcpy(key, text, n);
+        key[n] = 0;
+    }
+    explicit_bzero(text, length);
+    free(text);
+    return rc;
+}
+
+static int connect_curve(struct cli *cli, struct helm_err *err)
+{
+    char daemon_key[HELM_CURVE_KEY + 1] = "", secret_key[HELM_CURVE_KEY + 1] = "";
+    if (!cli->daemon_key_file || !cli->secret_key_file)
+        return helm_fail(err, HELM_E_USAGE,
+                         "--curve-daemon-key-file and --curve-secret-key-file need each other");
+    int rc = read_key(cli->daemon_key_file, false, daemon_key, err);
+    if (rc == 0) rc = read_key(cli->secret_key_file, true, secret_key, err);
+    if (rc < 0)
+        rc = err->code = HELM_E_USAGE; /* nothing was asked of a daemon yet */
+    else
+        rc = helm_connect_curve(cli->connect, daemon_key, secret_key, 0, &cli->client, err);
+    explicit_bzero(secret_key, sizeof secret_key);
+    return rc;
+}
+
 int cli_open(struct cli *cli)
 {
     struct helm_err err = {0};
@@ -41,7 +81,8 @@ int cli_open(struct cli *cli)
         }
         endpoint = private_daemon_endpoint(cli->daemon);
     }
-    int rc = helm_connect(endpoint, 0, &cli->client, &err);
+    bool curve = !cli->model && (cli->daemon_key_file || cli->secret_key_file);
+    int rc = curve ? connect_curve(cli, &err) : helm_connect(endpoint, 0, &cli->client, &err);
     if (rc == 0) return CLI_EXIT_DONE;
     cli_complain(err.text);
     return rc == HELM_E_USAGE ? CLI_EXIT_USAGE : CLI_EXIT_NO_DAEMON;

@@ -70,7 +70,16 @@ def no_daemon_tests(folder):
     s.bind(stale)
     s.close()
     check_exit("stale socket", 3, "--connect", "ipc://" + stale, "status", text="nobody listens")
-    check_exit("refused tcp port", 3, "--connect", "tcp://127.0.0.1:9", "status", text="tcp://127.0.0.1:9")
+    check_exit("tcp without keys", 2, "--connect", "tcp://127.0.0.1:9", "status", text="CURVE")
+    keys = [os.path.join(folder, name) for name in ("daemon.key", "secret.key")]
+    for path in keys:
+        with open(path, "w") as f:
+            f.write("rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7\n")
+    curve = ("--curve-daemon-key-file", keys[0], "--curve-secret-key-file", keys[1])
+    os.chmod(keys[1], 0o644)
+    check_exit("a secret key that others may read", 2, "--connect", "tcp://127.0.0.1:9", *curve, "status", text="0644")
+    os.chmod(keys[1], 0o600)
+    check_exit("refused tcp port", 3, "--connect", "tcp://127.0.0.1:9", *curve, "status", text="tcp://127.0.0.1:9")
     mute = socket.socket(socket.AF_UNIX)
     mute.bind(os.path.join(folder, "mute.sock"))
     mute.listen(5)

@@ -596,7 +596,13 @@ static void test_no_daemon(void **state)
     struct helm_client *client = NULL;
     assert_int_equal(helm_connect("ipc:///nowhere/at/all.sock", 1000, &client, &err), HELM_E_NOT_FOUND);
     assert_null(client);
-    assert_int_equal(helm_connect("tcp://127.0.0.1:9", 2000, &client, &err), HELM_E_NOT_FOUND);
+    static const char key[] = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7";
+    assert_int_equal(helm_connect("tcp://127.0.0.1:9", 2000, &client, &err), HELM_E_USAGE);
+    assert_non_null(strstr(err.text, "CURVE"));
+    assert_int_equal(helm_connect_curve("tcp://127.0.0.1:9", key, key, 2000, &client, &err),
+                     HELM_E_NOT_FOUND);
+    assert_int_equal(helm_connect_curve("tcp://127.0.0.1:9", key, "short", 2000, &client, &err),
+                     HELM_E_USAGE);
     static const char *const bad[] = {"",         "ipc://",    "udp://x:1", "tcp://x",
                                       "tcp://:5", "tcp://x:y", "/run/x"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
