@@ -12,10 +12,11 @@
 #include <string.h>
 
 #define NONE             UINT32_MAX
+#define BOUNDARY         "\xE2\x96\x81" /* U+2581, a space to SentencePiece */
+#define BOUNDARY_BYTES   3
 #define CACHE_BITS       13 /* words of one text that are remembered */
 #define CACHE_WORD_BYTES 64 /* longest word worth remembering */
 #define CACHE_MIN_BYTES  1024
-#define CACHE_MIN_WORDS  64
 
 struct symbol {
     uint32_t id; /* NONE: merged into an earlier one */
@@ -63,8 +64,32 @@ void tok_bpe_work_free(struct tok_bpe_work *work)
     free(work);
 }
 
+/* Without a pre-tokenizer the whole text is one word. A merge across a place makes a token that has the two
+ * characters beside it; so where no token has a character just before U+2581, the word can be cut there and
+ * nothing changes. */
+static void prepare_cuts(struct tok_bpe *bpe, const struct tok_vocab *vocab)
+{
+    bpe->cuts =
+        !bpe->byte_level && !bpe->ignore_merges && tok_vocab_find(vocab, BOUNDARY, BOUNDARY_BYTES) != NONE;
+    if (!bpe->cuts) return;
+    for (uint32_t id = 0; id < vocab->id_end; id++) {
+        const char *text = vocab->bytes.data + vocab->entries[id].offset, *at = text;
+        const char *end = text + vocab->entries[id].length;
+        while (end - at >= BOUNDARY_BYTES &&
+               (at = memmem(at, (size_t)(end - at), BOUNDARY, BOUNDARY_BYTES))) {
+            uint32_t before;
+            if (at > text) {
+                tok_utf8_get_before(text, (size_t)(at - text), &before);
+                bpe->joined[before >> 6 & 1023] |= UINT64_C(1) << (before & 63);
+            }
+            at += BOUNDARY_BYTES;
+        }
+    }
+}
+
 void tok_bpe_prepare(struct tok_bpe *bpe, const struct tok_vocab *vocab)
 {
+    prepare_cuts(bpe, vocab);
     static const char digits[] = "0123456789ABCDEF";
     char text[8];
     for (unsigned i = 0; i < 256; i++) {
@@ -305,41 +330,67 @@ static int prepare_cache(struct tok_bpe_work *work, struct helm_err *err)
     return 0;
 }
 
+/* Bytes of the word at `text` that can be encoded by themselves. */
+static size_t next_cut(const struct tok_bpe *bpe, const struct tok_vocab *vocab, const char *text,
+                       size_t length)
+{
+    for (size_t at = 1; at + BOUNDARY_BYTES <= length; at++) {
+        const char *hit = memmem(text + at, length - at, BOUNDARY, BOUNDARY_BYTES);
+        if (!hit) break;
+        at = (size_t)(hit - text);
+        uint32_t before;
+        size_t width = tok_utf8_get_before(text, at, &before);
+        bool joined = bpe->joined[before >> 6 & 1023] >> (before & 63) & 1;
+        /* What is no token itself becomes bytes or an unknown token, whose spellings say nothing about the
+         * text. */
+        bool token = before < 0x80 ? bpe->ascii_ids[before] != NONE
+                                   : tok_vocab_find(vocab, text + at - width, width) != NONE;
+        if (!joined && token) return at;
+    }
+    return length;
+}
+
+static int encode_cached(const struct tok_bpe *bpe, const struct tok_vocab *vocab, const char *text,
+                         size_t offset, size_t length, bool plain, struct tok_bpe_work *work,
+                         struct tok_ids *ids, struct helm_err *err)
+{
+    const char *word = text + offset;
+    if (length < 2 || length > CACHE_WORD_BYTES)
+        return encode_word(bpe, vocab, word, length, plain, work, ids, err);
+    uint64_t hash = tok_hash(word, length);
+    struct cached_word *slot = &work->cache[hash >> (64 - CACHE_BITS)];
+    int rc;
+    if (slot->length == length && slot->hash == hash && memcmp(text + slot->offset, word, length) == 0) {
+        rc = tok_ids_reserve(ids, slot->id_count, err);
+        if (rc) return rc;
+        memcpy(ids->data + ids->count, ids->data + slot->first_id, slot->id_count * sizeof *ids->data);
+        ids->count += slot->id_count;
+        return 0;
+    }
+    size_t before = ids->count;
+    rc = encode_word(bpe, vocab, word, length, plain, work, ids, err);
+    *slot = (struct cached_word){hash, (uint32_t)offset, (uint32_t)length, (uint32_t)before,
+                                 (uint32_t)(ids->count - before)};
+    return rc;
+}
+
 int tok_bpe_encode(const struct tok_bpe *bpe, const struct tok_vocab *vocab, const char *text,
                    const struct tok_piece *words, size_t count, bool plain, struct tok_bpe_work *work,
                    struct tok_ids *ids, struct helm_err *err)
 {
     size_t bytes = 0;
+    int rc = 0;
     for (size_t i = 0; i < count && bytes < CACHE_MIN_BYTES; i++) bytes += words[i].length;
-    bool cached = bytes >= CACHE_MIN_BYTES && count >= CACHE_MIN_WORDS;
-    if (cached) {
-        int rc = prepare_cache(work, err);
-        if (rc) return rc;
-    }
-    for (size_t i = 0; i < count; i++) {
-        const char *word = text + words[i].offset;
-        size_t length = words[i].length;
-        struct cached_word *slot = NULL;
-        uint64_t hash = 0;
-        if (cached && length > 1 && length <= CACHE_WORD_BYTES) {
-            hash = tok_hash(word, length);
-            slot = &work->cache[hash >> (64 - CACHE_BITS)];
-            if (slot->length == length && slot->hash == hash &&
-                memcmp(text + slot->offset, word, length) == 0) {
-                int rc = tok_ids_reserve(ids, slot->id_count, err);
-                if (rc) return rc;
-                memcpy(ids->data + ids->count, ids->data + slot->first_id,
-                       slot->id_count * sizeof *ids->data);
-                ids->count += slot->id_count;
-                continue;
-            }
+    bool cached = bytes >= CACHE_MIN_BYTES;
+    if (cached) rc = prepare_cache(work, err);
+    for (size_t i = 0; i < count && !rc; i++) {
+        size_t offset = words[i].offset, end = offset + words[i].length;
+        while (offset < end && !rc) {
+            size_t length = bpe->cuts ? next_cut(bpe, vocab, text + offset, end - offset) : end - offset;
+            rc = cached ? encode_cached(bpe, vocab, text, offset, length, plain, work, ids, err)
+                        : encode_word(bpe, vocab, text + offset, length, plain, work, ids, err);
+            offset += length;
         }
-        size_t before = ids->count;
-        int rc = encode_word(bpe, vocab, word, length, plain, work, ids, err);
-        if (rc) return rc;
-        if (slot)
-            *slot = (struct cached_word){hash, words[i].offset, (uint32_t)length, (uint32_t)before,
-                                         (uint32_t)(ids->count - before)};
     }
-    return 0;
+    return rc;
 }

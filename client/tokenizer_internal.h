@@ -350,7 +350,10 @@ struct tok_bpe {
     uint32_t unk_id;            /* HELM_TOKENIZER_NO_ID: named but not in the vocabulary */
     uint32_t byte_ids[256];     /* byte_level: the byte's own token */
     uint32_t fallback_ids[256]; /* "<0x00>" ... */
-    uint32_t ascii_ids[128];    /* the tokens of single ASCII characters */
+    bool cuts;                  /* words may be cut before U+2581 as `joined` says */
+    uint64_t
+        joined[1024]; /* a bit for each character (modulo 65536) that some token has just before U+2581 */
+    uint32_t ascii_ids[128]; /* the tokens of single ASCII characters */
 };
 
 struct tok_bpe_work; /* scratch memory and word cache of one encode */

@@ -550,7 +550,6 @@ static int read_model(struct helm_tokenizer *tokenizer, const json_t *model, con
     if (rc) return rc;
     bpe->has_unk = unk != NULL;
     bpe->unk_id = unk ? tok_vocab_find(&tokenizer->vocab, unk, strlen(unk)) : HELM_TOKENIZER_NO_ID;
-    tok_bpe_prepare(bpe, &tokenizer->vocab);
     return 0;
 }
 
@@ -592,6 +591,7 @@ int tok_parse(struct helm_tokenizer *tokenizer, const char *text, size_t length,
         last->last_byte_level = last->kind == TOK_PRETOKENIZER_BYTE_LEVEL;
         tokenizer->bpe.byte_level = last->last_byte_level;
     }
+    tok_bpe_prepare(&tokenizer->bpe, &tokenizer->vocab);
     part = "tokenizer.json: decoder";
     rc = read_decoders(tokenizer, json_object_get(root, "decoder"), err);
     if (rc) goto out;

@@ -81,12 +81,10 @@ static int matcher_prepare(struct tok_matcher *matcher, size_t length, struct he
     if (!matcher->context) {
         matcher->match_data = pcre2_match_data_create(16, NULL);
         matcher->context = pcre2_match_context_create(NULL);
-        matcher->jit_stack = pcre2_jit_stack_create(32 * 1024, JIT_STACK_MAX, NULL);
-        if (!matcher->match_data || !matcher->context || !matcher->jit_stack)
+        if (!matcher->match_data || !matcher->context)
             return helm_fail(err, HELM_E_NOMEM, "no memory for matching a regular expression");
         pcre2_set_depth_limit(matcher->context, DEPTH_LIMIT);
         pcre2_set_heap_limit(matcher->context, HEAP_LIMIT_KIB);
-        pcre2_jit_stack_assign(matcher->context, NULL, matcher->jit_stack);
     }
     if (matcher->calls++ % CALLS_PER_CHECK == 0) {
         uint64_t now = cpu_time_ns();
@@ -115,8 +113,17 @@ static int match_once(const struct tok_pattern *pattern, struct tok_matcher *mat
 {
     int rc = matcher_prepare(matcher, length, err);
     if (rc) return rc;
-    int count = pcre2_match(pattern->code, (PCRE2_SPTR)subject, length, from, PCRE2_NO_UTF_CHECK,
+    int count;
+    for (;;) {
+        count = pcre2_match(pattern->code, (PCRE2_SPTR)subject, length, from, PCRE2_NO_UTF_CHECK,
                             matcher->match_data, matcher->context);
+        if (count != PCRE2_ERROR_JIT_STACKLIMIT || matcher->jit_stack) break;
+        /* The 32 KiB that compiled code has by itself are enough for nearly every match. */
+        matcher->jit_stack = pcre2_jit_stack_create(64 * 1024, JIT_STACK_MAX, NULL);
+        if (!matcher->jit_stack)
+            return helm_fail(err, HELM_E_NOMEM, "no memory for matching a regular expression");
+        pcre2_jit_stack_assign(matcher->context, NULL, matcher->jit_stack);
+    }
     *found = count >= 0;
     if (*found) {
         const PCRE2_SIZE *span = pcre2_get_ovector_pointer(matcher->match_data);

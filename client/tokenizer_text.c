@@ -197,6 +197,8 @@ int tok_utf8_append_lossy(struct tok_buffer *out, const char *bytes, size_t leng
                           struct helm_err *err)
 {
     size_t good = 0, at = 0; /* bytes[good..at) is valid and not yet copied */
+    *taken = 0;
+    if (length == 0) return 0; /* bytes may be NULL */
     while (at < length) {
         enum tok_utf8_state state;
         size_t step = tok_utf8_step(bytes + at, length - at, &state);
