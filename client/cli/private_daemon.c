@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -21,6 +22,8 @@
 
 extern char **environ;
 
+#define PREFIX        "helm-cli-" /* of the directory's name */
+#define STALE_SECONDS 60
 #define READY_FD      3 /* helmd's number for the ready pipe */
 #define READY_FD_TEXT "3"
 #define READY_LINE    (HELM_ERR_TEXT + HELM_ENDPOINT_MAX)
@@ -32,6 +35,7 @@ extern char **environ;
 struct private_daemon {
     pid_t pid; /* 0: not running */
     int ready_fd;
+    int lock_fd;  /* of the directory: says that it is in use */
     bool own_log; /* its stderr goes to directory/log */
     char directory[PATH_MAX];
     char endpoint[HELM_ENDPOINT_MAX];
@@ -59,12 +63,52 @@ static int find_program(struct private_daemon *daemon, struct helm_err *err)
     return 0;
 }
 
+/* Removes a directory and what lies in it, to a depth that a killed helmd can leave behind. */
+static void remove_directory(const char *path, int depth)
+{
+    char inner[PATH_MAX];
+    DIR *dir = opendir(path);
+    if (dir) {
+        const struct dirent *entry;
+        while ((entry = readdir(dir))) {
+            if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+            if (unlinkat(dirfd(dir), entry->d_name, 0) == 0 || depth == 0) continue;
+            int n = snprintf(inner, sizeof inner, "%s/%s", path, entry->d_name);
+            if (n > 0 && (size_t)n < sizeof inner) remove_directory(inner, depth - 1);
+        }
+        closedir(dir);
+    }
+    rmdir(path);
+}
+
+/* Directories of helm-clis that were killed: unlocked, and old enough not to be one that is just being made.
+ */
+static void sweep(const char *parent)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    DIR *dir = opendir(parent);
+    if (!dir) return;
+    const struct dirent *entry;
+    while ((entry = readdir(dir))) {
+        if (strncmp(entry->d_name, PREFIX, strlen(PREFIX)) != 0) continue;
+        int fd = openat(dirfd(dir), entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0) continue;
+        int n = snprintf(path, sizeof path, "%s/%s", parent, entry->d_name);
+        if (n > 0 && (size_t)n < sizeof path && fstat(fd, &st) == 0 && st.st_uid == geteuid() &&
+            time(NULL) - st.st_mtime > STALE_SECONDS && flock(fd, LOCK_EX | LOCK_NB) == 0)
+            remove_directory(path, 2);
+        close(fd);
+    }
+    closedir(dir);
+}
+
 static int make_directory(struct private_daemon *daemon, struct helm_err *err)
 {
     const char *runtime = getenv("XDG_RUNTIME_DIR");
     struct stat st;
     if (!runtime || !*runtime || stat(runtime, &st) < 0 || !S_ISDIR(st.st_mode)) runtime = "/tmp";
-    int n = snprintf(daemon->directory, sizeof daemon->directory, "%s/helm-cli-XXXXXX", runtime);
+    int n = snprintf(daemon->directory, sizeof daemon->directory, "%s/" PREFIX "XXXXXX", runtime);
     if (n < 0 || (size_t)n >= sizeof daemon->directory ||
         (size_t)n > 80) { /* a socket path holds 107 bytes */
         daemon->directory[0] = 0;
@@ -75,6 +119,10 @@ static int make_directory(struct private_daemon *daemon, struct helm_err *err)
         daemon->directory[0] = 0;
         return rc;
     }
+    daemon->lock_fd = open(daemon->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (daemon->lock_fd < 0 || flock(daemon->lock_fd, LOCK_EX | LOCK_NB) < 0)
+        return helm_fail_errno(err, "locking %s", daemon->directory);
+    sweep(runtime);
     snprintf(daemon->endpoint, sizeof daemon->endpoint, "ipc://%.*s/helmd.sock", 100, daemon->directory);
     return 0;
 }
@@ -247,7 +295,7 @@ int private_daemon_start(struct cli *cli, struct private_daemon **out, int *sign
     *out = NULL;
     *signal_number = 0;
     if (!daemon) return helm_fail(err, HELM_E_NOMEM, "no memory to start helmd");
-    daemon->ready_fd = -1;
+    daemon->ready_fd = daemon->lock_fd = -1;
     int rc = find_program(daemon, err);
     if (rc == 0) rc = make_directory(daemon, err);
     if (rc == 0) rc = spawn(cli, daemon, err);
@@ -296,24 +344,6 @@ static bool wait_child(pid_t pid, int seconds)
     }
 }
 
-/* Removes a directory and what lies in it, to a depth that a killed helmd can leave behind. */
-static void remove_directory(const char *path, int depth)
-{
-    char inner[PATH_MAX];
-    DIR *dir = opendir(path);
-    if (dir) {
-        const struct dirent *entry;
-        while ((entry = readdir(dir))) {
-            if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-            if (unlinkat(dirfd(dir), entry->d_name, 0) == 0 || depth == 0) continue;
-            int n = snprintf(inner, sizeof inner, "%s/%s", path, entry->d_name);
-            if (n > 0 && (size_t)n < sizeof inner) remove_directory(inner, depth - 1);
-        }
-        closedir(dir);
-    }
-    rmdir(path);
-}
-
 void private_daemon_stop(struct private_daemon **daemon)
 {
     struct private_daemon *d = *daemon;
@@ -328,5 +358,6 @@ void private_daemon_stop(struct private_daemon **daemon)
         }
     }
     if (d->directory[0]) remove_directory(d->directory, 2);
+    if (d->lock_fd >= 0) close(d->lock_fd);
     free(d);
 }

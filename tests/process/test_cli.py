@@ -340,6 +340,57 @@ def python_client_tests(endpoint, daemon):
         check("Python client: leaving the loop cancels", helm.list() == [])
 
 
+def helmd_tests(folder):
+    """The real daemon behind --model: what the stand-in cannot show."""
+    runtime = os.path.join(folder, "real")
+    os.mkdir(runtime, 0o700)
+    env = {"XDG_RUNTIME_DIR": runtime}
+    golden = json.load(open(os.path.join(MODEL, "golden.json")))["cases"][0]
+    prompt = ",".join(map(str, golden["prompt"]))
+    at = ("--model", MODEL, "--device", "cpu", "--threads", "1")
+    out = check_exit("helmd: generate", 0, *at, "generate", "--tokens", prompt, "-n", "4", "--logprobs", "3", "--json",
+                     env=env)
+    result = json.loads(out)
+    steps = golden["steps"][:4]
+    sure = all(step["gap"] > 0.4 for step in steps)
+    check("... agrees with the reference", len(result["tokens"]) == 4 and
+          (not sure or result["tokens"] == [step["token"] for step in steps]) and
+          abs(result["logprobs"][0][0]["logprob"] - steps[0]["top"][0][1]) < 0.4, result)
+    check("... leaves nothing behind", os.listdir(runtime) == [], os.listdir(runtime))
+    check_exit("helmd: run", 0, *at, "run", "Once upon", "-n", "8", env=env)
+    check_exit("helmd: status", 0, *at, "status", text="ready", env=env)
+    plan = json.loads(check_exit("helmd: plan --json", 0, *at, "plan", "--json", env=env))
+    check("... covers every layer", plan["stages"][-1]["layers"][1] == plan["layers"] - 1, plan)
+    check_exit("helmd: plan as a table", 0, *at, "plan", text="HOST MEMORY", env=env)
+    check_exit("helmd: too little memory is refused with numbers", 4, *at, "--host-memory", "1MiB", "status",
+               text="1.00 MiB", env=env)
+    check_exit("helmd: no such folder is refused", 4, "--model", folder + "/none", "status", text="/none", env=env)
+    check_exit("helmd: a prompt beyond the context is refused", 4, *at, "--ctx", "64", "generate", "--tokens", "5,6", "-n",
+               "100", text="64", env=env)
+    check_exit("helmd: a token beyond the vocabulary is refused", 4, *at, "generate", "--tokens", "99999", "-n", "1",
+               text="99999", env=env)
+    check("... all of them leave nothing behind", os.listdir(runtime) == [], os.listdir(runtime))
+    for name, number in (("Ctrl-C", signal.SIGINT), ("kill -9", signal.SIGKILL)):
+        p = subprocess.Popen([CLI, *at, "generate", "--tokens", prompt, "-n", "4000", "--ignore-eos"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **env})
+        p.stdout.read(1)
+        children = [int(c) for c in open("/proc/%d/task/%d/children" % (p.pid, p.pid)).read().split()]
+        p.send_signal(number)
+        p.communicate(timeout=20)
+        check("helmd: %s ends helm-cli" % name, p.returncode == (130 if number == signal.SIGINT else -9), p.returncode)
+        until = time.monotonic() + 10
+        while any(os.path.exists("/proc/%d" % c) for c in children) and time.monotonic() < until:
+            time.sleep(0.02)
+        check("... and the daemon with it", children and not any(os.path.exists("/proc/%d" % c) for c in children))
+        sockets = [f for _, _, files in os.walk(runtime) for f in files if f.endswith(".sock")]
+        check("... no socket is left", sockets == [], sockets)
+    left = os.listdir(runtime)
+    check("kill -9 leaves only its directory", len(left) == 1, left)
+    os.utime(os.path.join(runtime, left[0]), (1, 1))
+    check_exit("the next helm-cli", 0, *at, "status", env=env)
+    check("... removes it", os.listdir(runtime) == [], os.listdir(runtime))
+
+
 def main():
     folder = tempfile.mkdtemp(prefix="helm-test-cli-")
     try:
@@ -359,6 +410,7 @@ def main():
         run_tests(folder, MODEL + "/tokenizer.json")
         lost_tests(folder)
         private_tests(folder)
+        helmd_tests(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print("%d passed, %d failed" % (counts[True], counts[False]))
