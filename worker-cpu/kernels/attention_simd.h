@@ -184,7 +184,7 @@ static void reset_rows(size_t count, float *o, size_t stride, const struct row_s
 
 /* ---- few rows ---------------------------------------------------------------------------------- */
 
-static inline void prefetch_row(const char *row, size_t bytes)
+static inline __attribute__((always_inline)) void prefetch_row(const char *row, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
 }
@@ -215,13 +215,22 @@ static inline __attribute__((always_inline)) void few_scores(float *p, const flo
         _mm_storeu_ps(p + r * KEYS_BLOCK, vec_reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
 }
 
+/* A block of positions on the few-rows way. The next block's keys are fetched while this one's values are
+ * used: its first bytes would otherwise be waited for, page after page. */
+struct few_block {
+    const char *const *keys;
+    size_t count, distance; /* positions; from a key to its value */
+    const char *const *next;
+    size_t row_bytes;
+};
+
 /* o[r][d .. ) = o * fix[r] + sum over k of p[r][k] * value k, for `rows` rows and `vecs` vectors of
  * dimensions. */
 static inline __attribute__((always_inline)) void few_values(float *o, size_t stride, const float *p,
-                                                             const float *fix, const char *const *keys,
-                                                             size_t distance, size_t count, size_t d,
-                                                             size_t left, const size_t rows,
-                                                             const size_t vecs, const enum dtype dtype)
+                                                             const float *fix, const struct few_block *block,
+                                                             size_t next_count, size_t d, size_t left,
+                                                             const size_t rows, const size_t vecs,
+                                                             const enum dtype dtype)
 {
     vec acc[FEW_ROWS][4];
 #pragma GCC unroll 8
@@ -229,11 +238,12 @@ static inline __attribute__((always_inline)) void few_values(float *o, size_t st
 #pragma GCC unroll 4
         for (size_t v = 0; v < vecs; v++)
             acc[r][v] = vec_mul(vec_load(o + r * stride + d + v * VEC_LANES), vec_set1(fix[r]));
-    for (size_t k = 0; k < count; k++) {
+    for (size_t k = 0; k < block->count; k++) {
         vec x[4];
+        if (k < next_count) prefetch_row(block->next[k], block->row_bytes);
 #pragma GCC unroll 4
         for (size_t v = 0; v < vecs; v++)
-            x[v] = kv_load(keys[k] + distance, d + v * VEC_LANES, left - v * VEC_LANES, dtype);
+            x[v] = kv_load(block->keys[k] + block->distance, d + v * VEC_LANES, left - v * VEC_LANES, dtype);
 #pragma GCC unroll 8
         for (size_t r = 0; r < rows; r++) {
             vec w = vec_set1(p[r * KEYS_BLOCK + k]);
@@ -248,14 +258,14 @@ static inline __attribute__((always_inline)) void few_values(float *o, size_t st
 }
 
 static inline __attribute__((always_inline)) void
-few_values_rows(float *o, size_t stride, const float *p, const float *fix, const char *const *keys,
-                size_t distance, size_t count, size_t head_dim, const size_t rows, const enum dtype dtype)
+few_values_rows(float *o, size_t stride, const float *p, const float *fix, const struct few_block *block,
+                size_t next_count, size_t head_dim, const size_t rows, const enum dtype dtype)
 {
     size_t d = 0;
     for (; d + 4 * VEC_LANES <= head_dim; d += 4 * VEC_LANES)
-        few_values(o, stride, p, fix, keys, distance, count, d, head_dim - d, rows, 4, dtype);
+        few_values(o, stride, p, fix, block, d == 0 ? next_count : 0, d, head_dim - d, rows, 4, dtype);
     for (; d < head_dim; d += VEC_LANES)
-        few_values(o, stride, p, fix, keys, distance, count, d, head_dim - d, rows, 1, dtype);
+        few_values(o, stride, p, fix, block, d == 0 ? next_count : 0, d, head_dim - d, rows, 1, dtype);
 }
 
 static inline __attribute__((always_inline)) void attend_few(const struct attention_task *task,
@@ -304,19 +314,20 @@ static inline __attribute__((always_inline)) void attend_few(const struct attent
         softmax_rows(p, seen, 0, rows, &state, put_f32);
         next_count = hi - b > KEYS_BLOCK ? min_u32(KEYS_BLOCK, hi - b - KEYS_BLOCK) : 0;
         if (next_count > 0) find_keys(task, b + KEYS_BLOCK, next_count, next);
-        for (uint32_t k = 0; k < next_count; k++) prefetch_row(next[k], row_bytes);
-        size_t r = 0;
-        for (; r + FEW_ROWS <= rows; r += FEW_ROWS)
-            few_values_rows(o + r * stride, stride, p + r * KEYS_BLOCK, fix + r, now, distance, count,
-                            head_dim, FEW_ROWS, dtype);
+        const struct few_block block = {now, count, distance, next, row_bytes};
+        size_t r = 0, ahead = next_count;
+        for (; r + FEW_ROWS <= rows; r += FEW_ROWS, ahead = 0)
+            few_values_rows(o + r * stride, stride, p + r * KEYS_BLOCK, fix + r, &block, ahead, head_dim,
+                            FEW_ROWS, dtype);
         if (FEW_ROWS > 2 && r + 2 <= rows) {
-            few_values_rows(o + r * stride, stride, p + r * KEYS_BLOCK, fix + r, now, distance, count,
-                            head_dim, 2, dtype);
+            few_values_rows(o + r * stride, stride, p + r * KEYS_BLOCK, fix + r, &block, ahead, head_dim, 2,
+                            dtype);
             r += 2;
+            ahead = 0;
         }
         if (r < rows)
-            few_values_rows(o + r * stride, stride, p + r * KEYS_BLOCK, fix + r, now, distance, count,
-                            head_dim, 1, dtype);
+            few_values_rows(o + r * stride, stride, p + r * KEYS_BLOCK, fix + r, &block, ahead, head_dim, 1,
+                            dtype);
     }
     finish_rows(task, 0, rows, o, stride, &state);
 }
