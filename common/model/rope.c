@@ -4,8 +4,9 @@
  * Angles at positions in the ten-thousands turn one unit in the last place of a frequency into a visible
  * difference, so every rounding is spelled out: `float` where the reference has a float32 tensor, `double`
  * where it has a Python number. A Python number over a tensor is the tensor's float32 reciprocal times the
- * number, two roundings. Called by the worker once at load; pure function. Built without contraction into
- * fused multiply-adds. */
+ * number, two roundings. Measured against transformers 5.17.0: the same bits but for about one frequency in a
+ * hundred, off by one or two units in the last place, because torch's vector pow() is not correctly rounded.
+ * Called by the worker once at load; pure function. Built without contraction into fused multiply-adds. */
 #include <math.h>
 
 #include "common/model/model.h"

@@ -89,7 +89,9 @@ static int read_yarn(const json_t *scaling, const struct model_config *config, s
                      struct helm_err *err)
 {
     double mscale = 0, mscale_all = 0, factor = 0, attention = 0;
-    int rc = read_factor(scaling, false, &factor, err);
+    /* The key must be there; null in it means the ratio of the two contexts. */
+    bool ratio = json_is_null(json_object_get(scaling, "factor"));
+    int rc = read_factor(scaling, !ratio, &factor, err);
     if (!rc) rc = json_get_double(scaling, "beta_fast", false, 0, ROPE_FACTOR_MAX, &rope->beta_fast, err);
     if (!rc) rc = json_get_double(scaling, "beta_slow", false, 0, ROPE_FACTOR_MAX, &rope->beta_slow, err);
     if (!rc) rc = json_get_double(scaling, "mscale", false, 0, ROPE_FACTOR_MAX, &mscale, err);
@@ -99,7 +101,7 @@ static int read_yarn(const json_t *scaling, const struct model_config *config, s
                              err);
     if (!rc) rc = json_get_bool(scaling, "truncate", false, &rope->truncate, err);
     if (rc) return rc;
-    rope->factor = factor != 0 ? factor : (double)config->max_context / rope->original_context;
+    rope->factor = !ratio ? factor : (double)config->max_context / rope->original_context;
     /* The reference writes `beta or default`: a zero means the default. */
     if (rope->beta_fast == 0) rope->beta_fast = 32;
     if (rope->beta_slow == 0) rope->beta_slow = 1;

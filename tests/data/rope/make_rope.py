@@ -5,6 +5,9 @@ Every step is rounded as a float32 tensor operation of transformers' ROPE_INIT_F
 that code has a tensor, a plain Python number where it has one. `number / tensor` is the tensor's reciprocal times the
 number. The values are stored as the bits of a float32, so that the test compares exactly.
 
+transformers 5.17.0 with torch 2.11 gives the same bits for all of them but four, which differ by one or two units in the
+last place: torch's vector pow() is not correctly rounded.
+
     python3 tests/data/rope/make_rope.py > tests/data/rope/rope.json
 """
 import json
@@ -108,7 +111,8 @@ CASES = [
     (128, 40960, {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40, "mscale": 1.0, "mscale_all_dim": 0.707,
                   "original_max_position_embeddings": 4096}),
     (128, 40960, {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 2.5, "attention_factor": 1.25}),
-    (128, 131072, {"rope_type": "yarn", "rope_theta": 1000000.0, "original_max_position_embeddings": 32768}),
+    (128, 131072, {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": None,
+                   "original_max_position_embeddings": 32768}),
     (8, 64, {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 4}),
 ]
 

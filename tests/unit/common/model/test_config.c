@@ -258,6 +258,7 @@ static const struct {
     {"{\"rope_parameters\": {" LLAMA3 "}}", HELM_E_FORMAT, "'factor' is missing"},
     {"{\"rope_parameters\": {" LLAMA3 ", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": 4}}",
      HELM_E_FORMAT, "'high_freq_factor' 4 must be greater"},
+    {"{\"rope_parameters\": {\"rope_type\": \"yarn\"}}", HELM_E_FORMAT, "'factor' is missing"},
     {"{\"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 4, \"attention_factor\": -1}}",
      HELM_E_LIMIT, "'attention_factor'"},
     {"{\"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": "
