@@ -5,12 +5,13 @@ HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lie
 """
 import json
 import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
@@ -272,6 +273,111 @@ def tokenizer_tests(folder):
     check_exit("a later line that is none", 5, *at, "tokenize", "--jsonl", stdin=b'"a"\n[\n', text="line 2")
 
 
+TEMPLATE = ("{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+            "{% if add_generation_prompt %}[assistant]{% endif %}")
+
+
+class Terminal:
+    """helm-cli on a terminal of its own."""
+
+    def __init__(self, *args):
+        pid, self.fd = pty.fork()
+        if pid == 0:
+            os.execv(CLI, [CLI, *args])
+        self.pid, self.seen = pid, ""
+
+    def expect(self, text, seconds=10):
+        until = time.monotonic() + seconds
+        while text not in self.seen and time.monotonic() < until:
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    self.seen += os.read(self.fd, 4096).decode(errors="replace")
+                except OSError:
+                    break
+        found = text in self.seen
+        self.seen = self.seen[self.seen.index(text) + len(text):] if found else self.seen
+        return found
+
+    def type(self, data):
+        os.write(self.fd, data)
+
+    def wait(self):
+        status = os.waitpid(self.pid, 0)[1]
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(status)
+
+
+def chat_tests(folder):
+    endpoint = "ipc://%s/chat.sock" % folder
+    at = ("--connect", endpoint)
+    model = os.path.join(folder, "chat-model")
+    os.mkdir(model)
+    shutil.copy(MODEL + "/tokenizer.json", model)
+    with open(os.path.join(model, "tokenizer_config.json"), "w") as f:
+        json.dump({"chat_template": TEMPLATE, "eos_token": "<|eos|>"}, f)
+    answer = json.loads(cli("--model", MODEL, "tokenize", "--json", "--no-special", " fine thanks")[1])
+    daemon = FakeDaemon(endpoint, model, token_seconds=0.05)
+    prompts = []
+    handle = daemon.handle
+
+    def rewrite(client, request):
+        if request.WhichOneof("body") == "generate":
+            prompts.append(list(request.generate.prompt))
+            stops = list(request.generate.stop_token_ids)
+            request.generate.prompt[:] = [daemon.how] + answer
+            daemon.stops = stops
+        handle(client, request)
+    daemon.handle = rewrite
+    daemon.how = 11
+    daemon.start()
+
+    def text_of(i):
+        return json.loads(cli("--model", MODEL, "detokenize", "--json", ",".join(map(str, prompts[i])))[1])
+
+    check_exit("run --chat", 0, *at, "run", "--chat", "--system", "Be brief.", "Hi", text=" fine thanks\n")
+    check("... renders the template", text_of(-1) == "[system]Be brief.\n[user]Hi\n[assistant]", text_of(-1))
+    check("... stops at the tokenizer's end token", daemon.stops == [1], daemon.stops)
+    out = check_exit("chat from a pipe", 0, *at, "chat", stdin=b"Hi\n\nAnd you?\n/reset\nNew")
+    check("... answers each line", out == " fine thanks\n" * 3, out)
+    check("... with the history", text_of(-2) == "[user]Hi\n[assistant] fine thanks\n[user]And you?\n[assistant]",
+          text_of(-2))
+    check("... until /reset", text_of(-1) == "[user]New\n[assistant]", text_of(-1))
+
+    t = Terminal(*at, "chat")
+    check("chat on a terminal prompts", t.expect("> "))
+    t.type(b"Hello\n")
+    check("... answers", t.expect(" fine thanks") and t.expect("> "), t.seen)
+    t.type(b"one\ntwo\n")
+    check("... takes a paste as one message", t.expect(" fine thanks") and t.expect("> ") and
+          text_of(-1).endswith("[user]one\ntwo\n[assistant]"), text_of(-1))
+    t.type(b"/help\n")
+    check("... /help", t.expect("/reset") and t.expect("> "), t.seen)
+    daemon.how = 12
+    t.type(b"/reset\nx\n")
+    check("... a pasted command is a message", t.expect(" fine"), t.seen)
+    begin = len(daemon.cancelled)
+    t.type(b"\x03")
+    check("... Ctrl-C stops the answer", t.expect("> ") and len(daemon.cancelled) == begin + 1, t.seen)
+    daemon.how = 11
+    t.type(b"again\n")
+    check("... and the conversation goes on", t.expect(" fine thanks") and t.expect("> ") and
+          "[assistant] fine" in text_of(-1), text_of(-1))
+    t.type(b"\x03")
+    check("... Ctrl-C at the prompt says how to leave", t.expect("/exit") and t.expect("> "), t.seen)
+    daemon.how = 14
+    t.type(b"more\n")
+    check("... a full context is explained", t.expect("/reset begins") and t.expect("> "), t.seen)
+    t.type(b"\x04")
+    check("... Ctrl-D leaves with 0", t.wait() == 0)
+    daemon.stop()
+    with open(os.path.join(model, "tokenizer_config.json"), "w") as f:
+        f.write("{}")
+    daemon = FakeDaemon(endpoint, model)
+    daemon.start()
+    check_exit("chat without a template is refused", 4, *at, "chat", stdin=b"Hi\n", text="template")
+    daemon.stop()
+
+
 def lost_tests(folder):
     endpoint = "ipc://%s/lost.sock" % folder
     daemon = FakeDaemon(endpoint, MODEL)
@@ -408,6 +514,7 @@ def main():
         python_client_tests(endpoint, daemon)
         daemon.stop()
         run_tests(folder, MODEL + "/tokenizer.json")
+        chat_tests(folder)
         lost_tests(folder)
         private_tests(folder)
         helmd_tests(folder)
