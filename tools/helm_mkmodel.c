@@ -2,6 +2,7 @@
  *
  * Start order only: options, configuration, room on the disk, weights, then config.json last, so that a
  * folder that was not finished is not taken for a model. The work is in tools/mkmodel. */
+#include <dirent.h>
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
@@ -49,27 +50,42 @@ static int write_json(const char *folder, const char *name, const json_t *value,
     return bad ? helm_fail_errno(err, "%s: cannot write", path) : 0;
 }
 
-/* A folder of an earlier checkpoint is refused, or with --force emptied of what would mix with the new one.
- */
-static int prepare_folder(const struct options *options, struct helm_err *err)
+static bool is_checkpoint_file(const char *name)
 {
-    static const char *const old[] = {"config.json", "model.safetensors", "model.safetensors.index.json"};
-    char path[4096];
-    if (mkdir(options->out, 0755) && errno != EEXIST)
-        return helm_fail_errno(err, "%s: cannot create", options->out);
-    for (size_t i = 0; i < sizeof old / sizeof *old; i++) {
-        int rc = path_in(options->out, old[i], path, err);
-        if (rc) return rc;
-        if (access(path, F_OK)) continue;
-        if (!options->force)
-            return helm_fail(err, HELM_E_USAGE, "%s exists; --force replaces the checkpoint in the folder",
-                             path);
-        if (unlink(path)) return helm_fail_errno(err, "%s: cannot remove", path);
-    }
-    return 0;
+    static const char suffix[] = ".safetensors";
+    size_t length = strlen(name), tail = sizeof suffix - 1;
+    return strcmp(name, "config.json") == 0 || strcmp(name, "model.safetensors.index.json") == 0 ||
+           strcmp(name, "model.safetensors") == 0 ||
+           (strncmp(name, "model-", 6) == 0 && length > tail && strcmp(name + length - tail, suffix) == 0);
 }
 
-static int check_room(const char *folder, const struct model_config *config, struct helm_err *err)
+enum old_files { OLD_FILES_MEASURE, OLD_FILES_REMOVE };
+
+/* The files of an earlier checkpoint in the folder: *count and *bytes of them, or their removal. */
+static int visit_old_files(const char *folder, enum old_files what, uint32_t *count, uint64_t *bytes,
+                           struct helm_err *err)
+{
+    char path[4096];
+    struct stat st;
+    int rc = 0;
+    DIR *dir = opendir(folder);
+    *count = 0;
+    *bytes = 0;
+    if (!dir) return helm_fail_errno(err, "%s: cannot list", folder);
+    for (struct dirent *entry; !rc && (entry = readdir(dir));) {
+        if (!is_checkpoint_file(entry->d_name)) continue;
+        rc = path_in(folder, entry->d_name, path, err);
+        ++*count;
+        if (!rc && what == OLD_FILES_MEASURE && lstat(path, &st) == 0) *bytes += (uint64_t)st.st_blocks * 512;
+        if (!rc && what == OLD_FILES_REMOVE && unlink(path))
+            rc = helm_fail_errno(err, "%s: cannot remove", path);
+    }
+    closedir(dir);
+    return rc;
+}
+
+static int check_room(const char *folder, const struct model_config *config, uint64_t freed,
+                      struct helm_err *err)
 {
     struct statvfs fs;
     char need[UNITS_TEXT], have[UNITS_TEXT];
@@ -78,10 +94,28 @@ static int check_room(const char *folder, const struct model_config *config, str
         if (model_expected_shape(config, (enum tensor_role)r, &rows, &cols))
             bytes += rows * cols * 2 * (r >= TENSOR_ATTN_NORM ? config->layers : 1);
     if (statvfs(folder, &fs)) return helm_fail_errno(err, "%s: cannot ask for its free space", folder);
-    uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize;
+    uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize + freed;
     if (bytes <= room) return 0;
     return helm_fail(err, HELM_E_CAPACITY, "%s: the weights need %s, the file system has %s", folder,
                      units_format_size(bytes, need), units_format_size(room, have));
+}
+
+/* A folder with an earlier checkpoint is refused, or with --force emptied of what would mix with the new one:
+ * but only once it is known that the new one fits. */
+static int prepare_folder(const struct options *options, const struct model_config *config,
+                          struct helm_err *err)
+{
+    uint32_t count;
+    uint64_t bytes;
+    if (mkdir(options->out, 0755) && errno != EEXIST)
+        return helm_fail_errno(err, "%s: cannot create", options->out);
+    int rc = visit_old_files(options->out, OLD_FILES_MEASURE, &count, &bytes, err);
+    if (rc) return rc;
+    if (count && !options->force)
+        return helm_fail(err, HELM_E_USAGE, "%s holds a checkpoint already; --force replaces it",
+                         options->out);
+    rc = check_room(options->out, config, bytes, err);
+    return rc || !count ? rc : visit_old_files(options->out, OLD_FILES_REMOVE, &count, &bytes, err);
 }
 
 static int copy_tokenizer(const char *from, const char *folder, struct helm_err *err)
@@ -119,8 +153,7 @@ static int make_model(const struct options *options, struct helm_err *err)
     rc = text ? model_config_parse(options->config ? options->config : "config.json", text, strlen(text),
                                    &config, err)
               : helm_fail(err, HELM_E_NOMEM, "no memory for the configuration");
-    if (!rc) rc = prepare_folder(options, err);
-    if (!rc) rc = check_room(options->out, &config, err);
+    if (!rc) rc = prepare_folder(options, &config, err);
     if (rc) goto out;
     struct mkmodel_request request = {.config = &config,
                                       .folder = options->out,
