@@ -166,7 +166,7 @@ def test_hostile_frames_cost_their_sender_an_error_and_nobody_else_anything():
             bad.socket.send(frame)
         bad.socket.send_multipart([b"one", b"two", b"three"])
         # a frame that claims a million tiny messages: logit_bias entries of no bytes
-        body = b"\x52\x00" * 1000000
+        body = b"\x42\x00" * 1000000
         sampling = b"\x1a" + varint(len(body)) + body
         frame = b"\x08\x01\x10\x08\x1a" + varint(len(sampling)) + sampling
         bad.socket.send(frame)
