@@ -34,8 +34,7 @@ struct bench {
     uint32_t neighbours;
 };
 
-/* ---- read bandwidth
- * ----------------------------------------------------------------------------------------- */
+/* ---- read bandwidth ---- */
 
 #define READ_CHUNK (256 * KIB)
 struct read_job {
@@ -103,8 +102,7 @@ static double measure_read(struct bench *b)
     return (double)job.chunks * READ_CHUNK / (double)(units_now_ns() - start);
 }
 
-/* ---- busy neighbours
- * ---------------------------------------------------------------------------------------- */
+/* ---- busy neighbours ---- */
 
 static int start_neighbours(struct bench *b, struct helm_err *err)
 {
@@ -143,8 +141,7 @@ static void stop_neighbours(struct bench *b)
     for (uint32_t i = 0; i < b->neighbours; i++) waitpid(b->neighbour[i], NULL, 0);
 }
 
-/* ---- rounds
- * ------------------------------------------------------------------------------------------------- */
+/* ---- rounds ---- */
 
 static int run_prefill(struct bench *b, double *seconds, struct helm_err *err)
 {
@@ -287,6 +284,97 @@ static void report(const struct bench *b, bool as_json)
     json_decref(out);
 }
 
+/* ---- profile ---- */
+
+/* Entries with the same operations in different layers are one line. */
+static void entry_label(const struct program_entry *e, char *text, size_t size)
+{
+    static const char *const kind[] = {"embed", "norm", "linear", "rotate", "attend", "sample"};
+    int n = snprintf(text, size, "%s%s", kind[e->kind], e->sampled ? " (head)" : "");
+    for (uint32_t s = 0; s < e->segment_count && n > 0 && (size_t)n < size; s++)
+        n += snprintf(text + n, size - (size_t)n, " %ux%u", e->segment[s].rows, e->segment[s].cols);
+}
+
+static void print_profile(const struct program *program, const uint64_t *shortest)
+{
+    double all_us = 0;
+    for (uint32_t i = 0; i < program->count; i++) {
+        char label[96], other[96];
+        uint64_t ns = 0, bytes = 0, count = 0;
+        bool seen = false;
+        entry_label(&program->entry[i], label, sizeof label);
+        for (uint32_t k = 0; k < program->count; k++) {
+            entry_label(&program->entry[k], other, sizeof other);
+            if (strcmp(label, other) != 0) continue;
+            seen |= k < i;
+            ns += shortest[k];
+            bytes += program->entry[k].bytes;
+            count++;
+        }
+        if (seen) continue;
+        printf("%-44s %4llu x %9.2f us %10.2f us", label, (unsigned long long)count,
+               (double)ns * 1e-3 / (double)count, (double)ns * 1e-3);
+        if (bytes) printf(" %7.1f GB/s", (double)bytes / (double)ns);
+        putchar('\n');
+        all_us += (double)ns * 1e-3;
+    }
+    printf("%-44s %25.2f us", "sum", all_us);
+    if (program->bytes) printf(" %11.1f GB/s", (double)program->bytes / all_us * 1e-3);
+    putchar('\n');
+}
+
+/* Each entry's shortest time over all rounds: what it costs when nothing else runs on this machine, even if
+ * something does. The same for plain reading, in pieces of 16 MiB. */
+static int profile(struct bench *b, struct helm_err *err)
+{
+    struct engine *engine = &b->local->engine;
+    const struct program *layers = &engine->programs.tier[PROGRAM_TIER_ONE];
+    const struct program *fill = &engine->programs.tier[program_tier_of((uint32_t)b->prompt)];
+    const struct program *head = &engine->programs.head_one;
+    uint64_t *times[3] = {malloc(layers->count * sizeof(uint64_t)), malloc(head->count * sizeof(uint64_t)),
+                          malloc(fill->count * sizeof(uint64_t))};
+    uint64_t pieces = engine->weights.region_bytes / (16 * MIB), *piece = calloc(pieces + 1, sizeof *piece);
+    int rc = 0;
+    if (!times[0] || !times[1] || !times[2] || !piece) rc = helm_fail(err, HELM_E_NOMEM, "no memory");
+    if (!rc) {
+        memset(times[0], 0xff, layers->count * sizeof(uint64_t));
+        memset(times[1], 0xff, head->count * sizeof(uint64_t));
+        memset(times[2], 0xff, fill->count * sizeof(uint64_t));
+        memset(piece, 0xff, (pieces + 1) * sizeof *piece);
+    }
+    for (uint64_t r = 0; r < b->rounds && !rc; r++) {
+        double ignored;
+        engine->run.entry_ns[0] = times[2];
+        rc = run_prefill(b, &ignored, err);
+        engine->run.entry_ns[0] = times[0];
+        engine->run.entry_ns[1] = times[1];
+        if (!rc) rc = run_decode(b, b->decode_s, NULL, err);
+        engine->run.entry_ns[0] = engine->run.entry_ns[1] = NULL;
+        for (uint64_t i = 0; i < pieces; i++) {
+            struct read_job job = {.data = (char *)arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS) +
+                                           i * 16 * MIB,
+                                   .chunks = (uint32_t)(16 * MIB / READ_CHUNK)};
+            uint64_t start = units_now_ns(), spent;
+            pool_run(engine->pool, read_next, &job);
+            spent = units_now_ns() - start;
+            if (spent < piece[i]) piece[i] = spent;
+        }
+    }
+    if (!rc) {
+        uint64_t ns = 0;
+        for (uint64_t i = 0; i < pieces; i++) ns += piece[i];
+        printf("decode, one token:\n");
+        print_profile(layers, times[0]);
+        print_profile(head, times[1]);
+        printf("prefill, %llu tokens:\n", (unsigned long long)b->prompt);
+        print_profile(fill, times[2]);
+        if (ns) printf("plain reading: %.1f GB/s\n", (double)(pieces * 16 * MIB) / (double)ns);
+    }
+    for (int i = 0; i < 3; i++) free(times[i]);
+    free(piece);
+    return rc;
+}
+
 /* Room for every sample. */
 static int make_room(struct bench *b, struct helm_err *err)
 {
@@ -302,7 +390,7 @@ int main(int argc, char **argv)
 {
     const char *model = NULL, *kernels = NULL, *kv = "f16";
     uint64_t threads = 0, spin_us = 0, step_tokens = 512;
-    bool as_json = false, busy = false;
+    bool as_json = false, busy = false, profiling = false;
     struct helm_err err = {0};
     struct args_parsed parsed;
     struct bench *b = calloc(1, sizeof *b);
@@ -327,6 +415,7 @@ int main(int argc, char **argv)
         {"spin-us", 0, ARGS_U64, "US", "how long waiting threads spin", .target = &spin_us, .min = 1,
          .max = 100000},
         {"busy", 0, ARGS_FLAG, NULL, "also with one busy process a core", .target = &busy},
+        {"profile", 0, ARGS_FLAG, NULL, "the shortest time of each operation", .target = &profiling},
         {"json", 0, ARGS_FLAG, NULL, "one JSON object", .target = &as_json},
     };
     const struct args_spec spec = {.program = "helm-bench-decode",
@@ -361,6 +450,7 @@ int main(int argc, char **argv)
         if (!rc) rc = run_rounds(b, &err);
         stop_neighbours(b);
         if (!rc) report(b, as_json);
+        if (!rc && profiling) rc = profile(b, &err);
         local_close(b->local);
     }
     if (rc) log_error("%s", err.text);

@@ -124,8 +124,7 @@ static void send_fault(struct control *c, int code, const char *text)
     c->err = err;
 }
 
-/* ---- what helmd may say
- * ------------------------------------------------------------------------------------- */
+/* ---- what helmd may say ---- */
 
 static int handle_load(struct control *c, const Message *message)
 {
@@ -240,8 +239,7 @@ static int receive_all(struct control *c)
     return rc;
 }
 
-/* ---- the loop
- * ----------------------------------------------------------------------------------------------- */
+/* ---- the loop ---- */
 
 /* The step thread said something. */
 static int server_changed(struct control *c)

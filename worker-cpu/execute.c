@@ -12,15 +12,14 @@
 #include "common/units.h"
 
 /* Cache bytes that one layer's attention reads below which one thread does it faster than several. */
-#define ATTEND_ALONE_BYTES (160 * KIB)
+#define ATTEND_ALONE_BYTES (96 * KIB)
 
 static uint32_t ceil_div(uint32_t a, uint32_t b)
 {
     return (a + b - 1) / b;
 }
 
-/* ---- embed
- * -------------------------------------------------------------------------------------------------- */
+/* ---- embed ---- */
 
 static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
 {
@@ -43,8 +42,7 @@ static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-/* ---- norm and pack
- * ------------------------------------------------------------------------------------------ */
+/* ---- norm and pack ---- */
 
 static size_t packed_tile_bytes(const struct linear_variant *v, size_t tokens, size_t cols)
 {
@@ -92,8 +90,7 @@ static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-/* ---- linear
- * ------------------------------------------------------------------------------------------------- */
+/* ---- linear ---- */
 
 /* Rows [first, last) of one segment, one token. */
 static void segment_gemv(const struct program_entry *e, const struct program_segment *g, uint32_t first,
@@ -133,16 +130,17 @@ static void segment_gemm(const struct run *run, const struct program_entry *e,
             for (uint32_t r = 0; r < rows; r++) out[(size_t)t * g->out_width + r] += g->bias[first + r];
 }
 
-static void linear_rows(const struct program_entry *e, uint32_t chunk, const struct program_segment **segment,
-                        uint32_t *first, uint32_t *last)
+/* The part of the entry's rows [from, to) that is segment g's, as its own rows; false when there is none. */
+static bool clip_rows(const struct program_segment *g, uint32_t from, uint32_t to, uint32_t *first,
+                      uint32_t *last)
 {
-    uint32_t s = 0;
-    if (!e->swiglu)
-        while (s + 1 < e->segment_count && chunk >= e->segment[s + 1].chunk_first) s++;
-    *segment = &e->segment[s];
-    *first = (chunk - (*segment)->chunk_first) * e->chunk;
-    *last = *first + e->chunk;
-    if (*last > (*segment)->rows) *last = (*segment)->rows;
+    uint32_t end = g->row_first + g->rows;
+    if (from < g->row_first) from = g->row_first;
+    if (to > end) to = end;
+    if (from >= to) return false;
+    *first = from - g->row_first;
+    *last = to - g->row_first;
+    return true;
 }
 
 static void chunk_gemv(void *ctx, uint32_t chunk, uint32_t thread)
@@ -150,27 +148,28 @@ static void chunk_gemv(void *ctx, uint32_t chunk, uint32_t thread)
     (void)thread;
     struct run *run = ctx;
     const struct program_entry *e = run->entry;
-    const struct program_segment *g;
     uint32_t first, last;
-    linear_rows(e, chunk, &g, &first, &last);
-    segment_gemv(e, g, first, last);
-    if (!e->swiglu) return;
-    segment_gemv(e, g + 1, first, last);
-    run->kernels->vector->swiglu(g->out + first, g->out + first, g[1].out + first, last - first);
+    for (uint32_t s = 0; s < e->segment_count; s++)
+        if (clip_rows(&e->segment[s], e->bound[chunk], e->bound[chunk + 1], &first, &last))
+            segment_gemv(e, &e->segment[s], first, last);
+    if (!e->swiglu || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
+    float *gate = e->segment[0].out + first;
+    run->kernels->vector->swiglu(gate, gate, e->segment[1].out + first, last - first);
 }
 
 static void chunk_gemm(void *ctx, uint32_t chunk, uint32_t thread)
 {
     struct run *run = ctx;
     const struct program_entry *e = run->entry;
-    const struct program_segment *g;
     uint32_t tokens = entry_tokens(run, e), tiles = ceil_div(tokens, PROGRAM_TILE_TOKENS), first, last;
     uint32_t tile =
         chunk % tiles; /* the same weights for each tile in turn: they stay in this core's cache */
-    linear_rows(e, chunk / tiles, &g, &first, &last);
-    segment_gemm(run, e, g, first, last, tile, tokens, thread);
-    if (!e->swiglu) return;
-    segment_gemm(run, e, g + 1, first, last, tile, tokens, thread);
+    chunk /= tiles;
+    for (uint32_t s = 0; s < e->segment_count; s++)
+        if (clip_rows(&e->segment[s], e->bound[chunk], e->bound[chunk + 1], &first, &last))
+            segment_gemm(run, e, &e->segment[s], first, last, tile, tokens, thread);
+    if (!e->swiglu || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
+    const struct program_segment *g = e->segment;
     uint32_t from = tile * PROGRAM_TILE_TOKENS, to = from + PROGRAM_TILE_TOKENS;
     if (to > tokens) to = tokens;
     for (uint32_t t = from; t < to; t++) {
@@ -179,8 +178,18 @@ static void chunk_gemm(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-/* ---- attention
- * ---------------------------------------------------------------------------------------------- */
+/* ---- attention ---- */
+
+/* kv_append with the chosen vector kernel. */
+static void append_head(const struct run *run, const uint32_t *pages, uint32_t kv_layer, uint32_t is_value,
+                        uint32_t head, uint32_t position, const float *x)
+{
+    const struct kv_layout *kv = &run->kv;
+    uint32_t page = pages[position / kv->page_tokens], token = position % kv->page_tokens;
+    char *to = (char *)run->kv_pool + kv_offset(kv, page, kv_layer, is_value, head);
+    run->kernels->vector->store(to + (size_t)token * kv->head_dim * kv->elem_bytes, x, (enum dtype)kv->dtype,
+                                kv->head_dim);
+}
 
 static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
 {
@@ -206,8 +215,8 @@ static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
         for (uint32_t h = 0; h < c->kv_heads; h++) {
             if (e->norm2) vec->rmsnorm(k + h * dim, k + h * dim, e->norm2, dim, eps);
             vec->rope(k + h * dim, cosine, sine, dim);
-            kv_append(&run->kv, run->kv_pool, pages, e->kv_layer, false, h, run->position[t], k + h * dim);
-            kv_append(&run->kv, run->kv_pool, pages, e->kv_layer, true, h, run->position[t], v + h * dim);
+            append_head(run, pages, e->kv_layer, 0, h, run->position[t], k + h * dim);
+            append_head(run, pages, e->kv_layer, 1, h, run->position[t], v + h * dim);
         }
     }
 }
@@ -319,8 +328,7 @@ static void plan_attention(struct run *run)
     run->attend_alone = bytes < ATTEND_ALONE_BYTES;
 }
 
-/* ---- sample
- * ------------------------------------------------------------------------------------------------- */
+/* ---- sample ---- */
 
 static void chunk_sample(void *ctx, uint32_t chunk, uint32_t thread)
 {
@@ -336,8 +344,7 @@ static void chunk_sample(void *ctx, uint32_t chunk, uint32_t thread)
     out->status = rc ? STEP_ROW_NO_FINITE_LOGIT : STEP_ROW_OK;
 }
 
-/* ---- the walk
- * ----------------------------------------------------------------------------------------------- */
+/* ---- the walk ---- */
 
 /* Charges the time since the last entry to what that entry was. */
 static void run_clock(struct run *run)
@@ -345,6 +352,8 @@ static void run_clock(struct run *run)
     uint64_t now = units_now_ns(), spent = now - run->mark_ns;
     run->mark_ns = now;
     if (!run->entry) return;
+    uint64_t *shortest = run->entry_ns[run->program_index];
+    if (shortest && spent < shortest[run->entry_index - 1]) shortest[run->entry_index - 1] = spent;
     switch (run->entry->kind) {
     case PROGRAM_ROTATE:
     case PROGRAM_ATTEND:
@@ -413,8 +422,7 @@ void execute_run(struct run *run)
     pool_run(run->pool, execute_next, run);
 }
 
-/* ---- set-up
- * ------------------------------------------------------------------------------------------------- */
+/* ---- set-up ---- */
 
 static size_t scratch_needed(const struct run *run, const struct program *const *programs, uint32_t count)
 {

@@ -13,12 +13,15 @@
 
 #include "common/units.h"
 
-/* Bytes of weights one thread takes at a time with one token: a few microseconds of memory bandwidth, so that
- * the last chunk of a region keeps nobody waiting long, yet a thousand times the cost of taking it. */
-#define GEMV_CHUNK_BYTES (64 * KIB)
-/* Less than this in a region is done faster by one thread than by waking, sharing and joining. */
+/* With one token or a few, a thread takes half of what is left of its share at a time: long runs first,
+ * because each run begins with streams that nothing has prefetched; short ones at the end, where others
+ * steal, so that the last chunk of a region keeps nobody waiting long. The longest is some 30 us of one
+ * core's bandwidth. */
+#define GEMV_CHUNK_BYTES_MAX MIB
+#define GEMV_CHUNK_BYTES_MIN (32 * KIB)
+/* Less than this in a region is done faster by one thread than by sharing and joining. */
 #define GEMV_ALONE_BYTES (96 * KIB)
-/* Multiply-adds of one gemm chunk: about 50 us of one core. */
+/* Multiply-adds of one gemm chunk of many tokens: about 50 us of one core. */
 #define GEMM_CHUNK_OPS (UINT64_C(12) << 20)
 #define TOKENS_A_CHUNK 8
 
@@ -117,17 +120,45 @@ static void add_packs(struct program_entry *e, const struct program_entry *linea
     e->chunk = (uint32_t)((TOKENS_A_CHUNK + granule - 1) / granule * granule);
 }
 
-/* Rows of a chunk: by weight bytes with one token, by work with several, in whole row granules, and never
- * more chunks than the pool can number. */
-static void size_chunks(const struct lowering *low, struct program_entry *e)
+/* Chunk sizes of one thread's share of `rows` rows, in rows; returns how many, at most `room`. */
+static uint32_t cut_share(const struct lowering *low, uint64_t rows, uint64_t row_bytes, uint64_t cols,
+                          uint64_t granule, uint32_t *size, uint32_t room)
 {
-    uint64_t granule = 1, row_bytes = 0, rows_all = 0, cols = 1;
+    bool many = low->packed && low->tokens > PROGRAM_FEW_TOKENS;
+    uint32_t count = 0;
+    while (rows && count < room) {
+        uint64_t take;
+        if (many) {
+            take = GEMM_CHUNK_OPS / (cols * low->tokens);
+        } else {
+            uint64_t bytes = rows * row_bytes / 2;
+            if (bytes > GEMV_CHUNK_BYTES_MAX) bytes = GEMV_CHUNK_BYTES_MAX;
+            if (bytes < GEMV_CHUNK_BYTES_MIN) bytes = GEMV_CHUNK_BYTES_MIN;
+            take = bytes / row_bytes;
+        }
+        take = (take + granule - 1) / granule * granule;
+        if (take > PROGRAM_ROWS_MAX) take = PROGRAM_ROWS_MAX / granule * granule;
+        if (take < granule) take = granule;
+        if (take > rows || count + 1 == room) take = rows;
+        size[count++] = (uint32_t)take;
+        rows -= take;
+    }
+    return count;
+}
+
+/* Cuts the entry's rows into chunks: a share for each thread, in whole row granules, the same cuts in each
+ * share. */
+static int cut_rows(struct lowering *low, struct program_entry *e)
+{
+    uint64_t granule = 1, row_bytes = 1, rows_all = 0, cols = 1;
+    uint32_t threads = low->source->threads;
     for (uint32_t s = 0; s < e->segment_count; s++) {
-        const struct program_segment *g = &e->segment[s];
+        struct program_segment *g = &e->segment[s];
         uint64_t unit = g->variant->row_granule ? g->variant->row_granule : 1;
         granule = granule / gcd(granule, unit) * unit;
         row_bytes = g->cols * dtype_bytes(g->variant->dtype);
         cols = g->cols;
+        g->row_first = e->swiglu ? 0 : (uint32_t)rows_all;
         rows_all += g->rows;
         e->bytes += g->rows * row_bytes;
     }
@@ -136,27 +167,26 @@ static void size_chunks(const struct lowering *low, struct program_entry *e)
         cols *= 2;
         rows_all = e->segment[0].rows;
     }
-    uint64_t rows;
-    if (low->packed && low->tokens > PROGRAM_FEW_TOKENS) {
-        rows = GEMM_CHUNK_OPS / (cols * low->tokens);
-        uint64_t fair = rows_all / (8 * (uint64_t)low->source->threads); /* at least eight chunks a thread */
-        if (rows > fair) rows = fair;
-    } else {
-        rows = GEMV_CHUNK_BYTES / row_bytes;
-        e->alone = e->bytes < GEMV_ALONE_BYTES && !low->packed;
+    uint64_t share = (rows_all + threads - 1) / threads;
+    share = (share + granule - 1) / granule * granule;
+    uint32_t room = (POOL_CHUNKS_MAX / 4) / threads;
+    if (room > share) room = (uint32_t)share;
+    uint32_t *size = malloc((room + 1) * sizeof *size);
+    if (!size) return helm_fail(low->err, HELM_E_NOMEM, "no memory for %u chunks", room);
+    uint32_t count = cut_share(low, share, row_bytes, cols, granule, size, room);
+    e->chunks = count * threads;
+    e->alone = e->bytes < GEMV_ALONE_BYTES && !low->packed;
+    e->bound = malloc((e->chunks + 1) * sizeof *e->bound);
+    if (e->bound) {
+        for (uint32_t t = 0; t < threads; t++) {
+            uint64_t at = t * share;
+            for (uint32_t i = 0; i < count; i++, at += size[i - 1])
+                e->bound[t * count + i] = (uint32_t)(at < rows_all ? at : rows_all);
+        }
+        e->bound[e->chunks] = (uint32_t)rows_all;
     }
-    rows = (rows + granule - 1) / granule * granule;
-    uint64_t most = PROGRAM_ROWS_MAX / granule * granule;
-    if (rows < granule) rows = granule;
-    if (most && rows > most) rows = most;
-    e->chunk = (uint32_t)rows;
-    uint32_t chunks = 0;
-    for (uint32_t s = 0; s < e->segment_count; s++) {
-        e->segment[s].chunk_first = chunks;
-        if (e->swiglu && s == 1) continue;
-        chunks += (e->segment[s].rows + e->chunk - 1) / e->chunk;
-    }
-    e->chunks = chunks;
+    free(size);
+    return e->bound ? 0 : helm_fail(low->err, HELM_E_NOMEM, "no memory for %u chunks", e->chunks);
 }
 
 static int add_segment(struct lowering *low, struct program_entry *e, const struct model_op *op,
@@ -201,8 +231,6 @@ static int lower_linear(struct lowering *low, const struct model_op *ops, uint32
         linear.swiglu = true;
         n++;
     }
-    size_chunks(low, &linear);
-    low->program->bytes += linear.bytes;
     if (low->packed) {
         /* The norm just before is this input's: it packs what it wrote while that is in the cache. */
         struct program *p = low->program;
@@ -220,7 +248,9 @@ static int lower_linear(struct lowering *low, const struct model_op *ops, uint32
     if (!e) return HELM_E_NOMEM;
     *e = linear;
     *used = n;
-    return 0;
+    int rc = cut_rows(low, e); /* after it is in the program, which owns what this allocates */
+    low->program->bytes += e->bytes;
+    return rc;
 }
 
 /* Head norms, rotations and the attention that ends them. */
@@ -357,6 +387,7 @@ int program_lower_head(const struct program_source *source, bool many, struct pr
 
 void program_free(struct program *program)
 {
+    for (uint32_t i = 0; i < program->count; i++) free(program->entry[i].bound);
     free(program->entry);
     memset(program, 0, sizeof *program);
 }
@@ -415,8 +446,9 @@ void program_print(const struct program *program, const char *title, FILE *out)
                 fprintf(out, " %s %ux%u %s %s%s", role_text(g->role), g->rows, g->cols,
                         dtype_name(g->variant->dtype), g->variant->name, g->bias ? " +bias" : "");
             }
-            fprintf(out, "%s%s; %u rows a chunk, %u chunks%s", e->swiglu ? ", swiglu" : "",
-                    e->accumulate ? ", + residual" : "", e->chunk, e->chunks, e->alone ? ", alone" : "");
+            fprintf(out, "%s%s; %u chunks of %u rows and less%s", e->swiglu ? ", swiglu" : "",
+                    e->accumulate ? ", + residual" : "", e->chunks, e->bound[1] - e->bound[0],
+                    e->alone ? ", alone" : "");
             break;
         case PROGRAM_ROTATE:
             fprintf(out, "rotate  q%s, k%s; append k, v; %u tokens a chunk", e->norm ? " normed" : "",

@@ -45,7 +45,7 @@ struct program_segment {
     float *out;
     uint32_t rows, cols;
     uint32_t out_width;
-    uint32_t chunk_first;  /* of the entry's row chunks, where this segment's begin */
+    uint32_t row_first;    /* of the entry's rows, where this segment's begin */
     enum tensor_role role; /* for printing */
 };
 
@@ -58,12 +58,13 @@ struct program_entry {
     int32_t layer;     /* of the model; -1 outside the layers */
     uint32_t kv_layer; /* of the layer group */
     uint32_t window;
-    uint32_t chunk;            /* tokens of a chunk (EMBED, NORM, ROTATE), rows of a chunk (LINEAR) */
-    uint32_t chunks;           /* LINEAR: row chunks */
-    const float *norm, *norm2; /* NORM: weight or NULL. ROTATE: of q, of k */
-    const float *in;           /* NORM, LINEAR of the one-token tier */
-    float *out;                /* NORM */
-    uint32_t width;            /* of in and out */
+    uint32_t chunk;  /* EMBED, NORM, ROTATE: tokens of a chunk */
+    uint32_t chunks; /* LINEAR: row chunks, as many for each thread */
+    uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
+    const float *norm, *norm2;                               /* NORM: weight or NULL. ROTATE: of q, of k */
+    const float *in;                                         /* NORM, LINEAR of the one-token tier */
+    float *out;                                              /* NORM */
+    uint32_t width;                                          /* of in and out */
     const struct linear_variant *pack[PROGRAM_SEGMENTS_MAX]; /* NORM: pack for these */
     uint32_t pack_count;
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];
