@@ -7,11 +7,13 @@
 #include "worker-cpu/kernels/convert.h"
 #include "worker-cpu/kernels/variants.h"
 
-#define INLINE     static inline __attribute__((always_inline))
-#define UNROLL     _Pragma("GCC unroll 16")
-#define DOT_TOKENS 4
-#define AHEAD      4096 /* bytes ahead of each stream's position */
-#define STREAMS    4
+#define INLINE          static inline __attribute__((always_inline))
+#define UNROLL          _Pragma("GCC unroll 16")
+#define DOT_TOKENS      8
+#define DOT_BLOCK_BYTES ((size_t)192 << 10)
+#define GEMV_BLOCK      64   /* columns an iteration */
+#define AHEAD           2048 /* bytes ahead of each stream's position; as tuned for AVX-512 */
+#define STREAMS         3
 
 INLINE size_t element_bytes(const enum dtype dtype)
 {
@@ -43,14 +45,26 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
     __m256 even[STREAMS], odd[STREAMS];
     UNROLL for (size_t s = 0; s < S; s++) even[s] = odd[s] = _mm256_setzero_ps();
     size_t c = 0;
-    for (; c + 16 <= cols; c += 16) {
-        __m256 x0 = _mm256_loadu_ps(x + c), x1 = _mm256_loadu_ps(x + c + 8);
+    for (; c + GEMV_BLOCK <= cols; c += GEMV_BLOCK) {
         UNROLL for (size_t s = 0; s < S; s++)
         {
-            const char *row = w + s * stride;
-            if (size == 4 || c % 32 == 0) _mm_prefetch(row + c * size + AHEAD, _MM_HINT_T0);
-            even[s] = _mm256_fmadd_ps(weights_load(row, c, dtype), x0, even[s]);
-            odd[s] = _mm256_fmadd_ps(weights_load(row, c + 8, dtype), x1, odd[s]);
+            const char *at = w + s * stride + c * size;
+            UNROLL for (size_t i = 0; i < GEMV_BLOCK * size; i += 64)
+                _mm_prefetch(at + i + AHEAD, _MM_HINT_T0);
+            UNROLL for (size_t i = 0; i < GEMV_BLOCK; i += 16)
+            {
+                even[s] = _mm256_fmadd_ps(weights_load(at, i, dtype), _mm256_loadu_ps(x + c + i), even[s]);
+                odd[s] =
+                    _mm256_fmadd_ps(weights_load(at, i + 8, dtype), _mm256_loadu_ps(x + c + i + 8), odd[s]);
+            }
+        }
+    }
+    for (; c + 16 <= cols; c += 16) {
+        UNROLL for (size_t s = 0; s < S; s++)
+        {
+            const char *at = w + s * stride + c * size;
+            even[s] = _mm256_fmadd_ps(weights_load(at, 0, dtype), _mm256_loadu_ps(x + c), even[s]);
+            odd[s] = _mm256_fmadd_ps(weights_load(at, 8, dtype), _mm256_loadu_ps(x + c + 8), odd[s]);
         }
     }
     UNROLL for (size_t s = 0; s < S; s++)
@@ -106,6 +120,42 @@ INLINE void dot_gemm(float *y, size_t ldy, const char *w, const float *x, size_t
         dot_rows(y + r, ldy, each, w + r * row_bytes, x, cols, accumulate, S, T, dtype);
     for (size_t r = each * S; r < rows; r++)
         dot_rows(y + r, ldy, 1, w + r * row_bytes, x, cols, accumulate, 1, T, dtype);
+}
+
+/* At most DOT_TOKENS / 2 tokens. */
+INLINE void dot_tokens(float *y, size_t ldy, const char *w, const float *x, size_t rows, size_t cols,
+                       size_t tokens, bool accumulate, const enum dtype dtype)
+{
+    switch (tokens) {
+    case 1:
+        dot_gemm(y, ldy, w, x, rows, cols, accumulate, 4, 1, dtype);
+        return;
+    case 2:
+        dot_gemm(y, ldy, w, x, rows, cols, accumulate, 4, 2, dtype);
+        return;
+    case 3:
+        dot_gemm(y, ldy, w, x, rows, cols, accumulate, 4, 3, dtype);
+        return;
+    default:
+        dot_gemm(y, ldy, w, x, rows, cols, accumulate, 3, 4, dtype);
+        return;
+    }
+}
+
+/* More than half of DOT_TOKENS take two passes over blocks of rows that stay in L2 meanwhile. */
+INLINE void dot_passes(float *y, size_t ldy, const char *w, const float *x, size_t rows, size_t cols,
+                       size_t tokens, bool accumulate, const enum dtype dtype)
+{
+    const size_t first = tokens > DOT_TOKENS / 2 ? (tokens + 1) / 2 : tokens,
+                 row_bytes = cols * element_bytes(dtype);
+    const size_t block = tokens == first ? rows : DOT_BLOCK_BYTES / row_bytes / 12 * 12 + 12;
+    for (size_t r = 0; r < rows; r += block) {
+        size_t count = rows - r < block ? rows - r : block;
+        dot_tokens(y + r, ldy, w + r * row_bytes, x, count, cols, first, accumulate, dtype);
+        if (tokens > first)
+            dot_tokens(y + r + first * ldy, ldy, w + r * row_bytes, x + first * cols, count, cols,
+                       tokens - first, accumulate, dtype);
+    }
 }
 
 /* ---- more tokens: lanes ---- */
@@ -246,21 +296,9 @@ static void pack(void *packed, const float *x, size_t ldx, size_t tokens, size_t
 INLINE void gemm(float *y, size_t ldy, const char *w, const void *packed, size_t rows, size_t cols,
                  size_t tokens, bool accumulate, void *scratch, const enum dtype dtype)
 {
-    switch (tokens) {
-    case 1:
-        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 4, 1, dtype);
+    if (tokens <= DOT_TOKENS) {
+        dot_passes(y, ldy, w, packed, rows, cols, tokens, accumulate, dtype);
         return;
-    case 2:
-        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 4, 2, dtype);
-        return;
-    case 3:
-        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 4, 3, dtype);
-        return;
-    case 4:
-        dot_gemm(y, ldy, w, packed, rows, cols, accumulate, 3, 4, dtype);
-        return;
-    default:
-        break;
     }
     struct outer_gemm g = {.w = w,
                            .row_bytes = cols * element_bytes(dtype),

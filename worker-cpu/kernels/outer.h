@@ -52,7 +52,7 @@ static inline __attribute__((always_inline)) void outer_micro(const struct outer
         size_t stop = b->steps - s > 16 ? s + 16 : b->steps; /* 16 steps are a cache line of a row */
         if (b->fresh)
             OUTER_UNROLL for (size_t r = 0; r < R; r++)
-                __builtin_prefetch(ahead + r * row_bytes + s * 4, 0, 2);
+                __builtin_prefetch(ahead + r * row_bytes + s * 4, 0, 3);
         for (; s < stop; s++) {
             vec xs[4];
             OUTER_UNROLL for (size_t v = 0; v < V; v++) xs[v] = vec_load(x + v * panel_bytes + s * LANES * 4);
