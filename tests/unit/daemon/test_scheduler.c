@@ -129,7 +129,7 @@ static void the_youngest_gives_its_pages_to_the_oldest(void **state)
     scheduler_form_step(seqs, 4, &limits, &step);
     assert_int_equal(step.preempt_count, 1);
     assert_int_equal(step.preempt[0], 2); /* order 9 */
-    assert_int_equal(step.row_count, 1);  /* order 7 needs a page too; only older ones are left, so it waits */
+    assert_int_equal(step.row_count, 1); /* order 7 needs a page too; only older ones are left, so it waits */
     assert_int_equal(step.row[0].seq, 1);
     assert_int_equal(step.admit_count, 0);
 }

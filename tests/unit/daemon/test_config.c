@@ -1,0 +1,149 @@
+/* Unit tests of daemon/config.c: command line, file, which wins, and what is refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <string.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/config.h"
+
+static int read_line(struct config *config, struct helm_err *err, const char *const *argv)
+{
+    int argc = 0;
+    bool exit_now = false;
+    while (argv[argc]) argc++;
+    return config_read(argc, (char *const *)argv, config, &exit_now, err);
+}
+#define READ(config, err, ...) read_line(config, err, (const char *const[]){"helmd", __VA_ARGS__, NULL})
+
+static const char *file_with(const char *text)
+{
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/helm-config-test-XXXXXX");
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+    return path;
+}
+
+static void the_command_line_is_read(void **state)
+{
+    (void)state;
+    struct config c;
+    struct helm_err err = {0};
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--listen", "ipc:///a", "--listen=ipc:///b",
+                          "--host-memory", "8GiB", "--ctx", "4096", "--kv-dtype", "bf16",
+                          "--die-with-parent"),
+                     0);
+    assert_string_equal(c.model, "/m");
+    assert_int_equal(c.listen.count, 2);
+    assert_string_equal(c.listen.item[1], "ipc:///b");
+    assert_true(c.host_memory_bytes == (uint64_t)8 << 30);
+    assert_int_equal(c.ctx, 4096);
+    assert_int_equal(c.kv_dtype, DTYPE_BF16);
+    assert_true(c.die_with_parent);
+    assert_true(c.ready_fd == CONFIG_NO_FD);
+    assert_int_equal(c.parallel, 8);
+    config_free(&c);
+}
+
+static void the_file_fills_in_and_the_command_line_wins(void **state)
+{
+    (void)state;
+    struct config c;
+    struct helm_err err = {0};
+    const char *path =
+        file_with("; comment\n[helmd]\nmodel = /from/file\nparallel = 4\nqueue=7\nlisten = ipc:///x\n"
+                  "listen = ipc:///y\nhost-memory = 2GiB\ndie-with-parent = no\nlog-level = warn\n");
+    assert_int_equal(READ(&c, &err, "--config", path, "--parallel", "6"), 0);
+    assert_string_equal(c.model, "/from/file");
+    assert_int_equal(c.parallel, 6);
+    assert_int_equal(c.queue, 7);
+    assert_int_equal(c.listen.count, 2);
+    assert_true(c.host_memory_bytes == (uint64_t)2 << 30);
+    assert_false(c.die_with_parent);
+    assert_int_equal(c.log_level, LOG_LEVEL_WARN);
+    config_free(&c);
+    unlink(path);
+}
+
+static void a_bad_file_names_its_line(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *word;
+    } cases[] = {{"model = /m\n\nbogus = 1\n", ":3: unknown key 'bogus'"},
+                 {"parallel = 65\n", ":1: "},
+                 {"model = /m\nparallel = x\n", ":2: "},
+                 {"[server]\nmodel = /m\n", "[server]"},
+                 {"model\n", ":1: "},
+                 {"model = /m\nctx = 64\nctx = 128\n", ":3: 'ctx' is set twice"},
+                 {"die-with-parent = maybe\n", "yes or no"},
+                 {"config = other.ini\n", "unknown key"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct config c;
+        struct helm_err err = {0};
+        const char *path = file_with(cases[i].text);
+        assert_int_equal(READ(&c, &err, "--config", path), HELM_E_USAGE);
+        if (!strstr(err.text, cases[i].word) || !strstr(err.text, path))
+            fail_msg("'%s' does not say '%s'", err.text, cases[i].word);
+        config_free(&c);
+        unlink(path);
+    }
+    struct config c;
+    struct helm_err err = {0};
+    assert_int_equal(READ(&c, &err, "--config", "/nonexistent/helmd.ini"), HELM_E_IO);
+    config_free(&c);
+}
+
+static void what_makes_no_sense_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *option, *value;
+        int rc;
+    } cases[] = {{"--device", "tpu", HELM_E_USAGE},
+                 {"--device", "cuda:x", HELM_E_USAGE},
+                 {"--device", "cuda:", HELM_E_USAGE},
+                 {"--device", "cuda", HELM_E_UNSUPPORTED},
+                 {"--device", "cuda:1", HELM_E_UNSUPPORTED},
+                 {"--device", "emulated", HELM_E_UNSUPPORTED},
+                 {"--kv-dtype", "q8", HELM_E_USAGE},
+                 {"--parallel", "0", HELM_E_USAGE},
+                 {"--step-tokens", "9000", HELM_E_USAGE},
+                 {"--threads", "-1", HELM_E_USAGE},
+                 {"--host-memory", "lots", HELM_E_USAGE},
+                 {"--log-level", "loud", HELM_E_USAGE},
+                 {"--nothing", "1", HELM_E_USAGE}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct config c;
+        struct helm_err err = {0};
+        assert_int_equal(READ(&c, &err, "--model", "/m", cases[i].option, cases[i].value), cases[i].rc);
+        assert_non_null(strstr(err.text, cases[i].option));
+        config_free(&c);
+    }
+    struct config c;
+    struct helm_err err = {0};
+    assert_int_equal(READ(&c, &err, "--ctx", "64"), HELM_E_USAGE); /* no model */
+    config_free(&c);
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--parallel", "32", "--step-tokens", "16"),
+                     HELM_E_USAGE);
+    config_free(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_command_line_is_read),
+        cmocka_unit_test(the_file_fills_in_and_the_command_line_wins),
+        cmocka_unit_test(a_bad_file_names_its_line),
+        cmocka_unit_test(what_makes_no_sense_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
