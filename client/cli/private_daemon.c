@@ -219,13 +219,15 @@ static void show_progress(struct private_daemon *daemon, struct helm_client **cl
         done += status->workers[i].loaded_bytes;
         all += status->workers[i].weight_bytes;
     }
-    if (all) {
+    double seconds = (double)(units_now_us() - begin_us) / 1e6;
+    fprintf(stderr, "\r\033[Kloading, %.1f s", seconds);
+    if (done) { /* before the first bytes helmd plans and prepares memory */
         char done_text[UNITS_TEXT], all_text[UNITS_TEXT], rate_text[UNITS_TEXT];
-        double seconds = (double)(units_now_us() - begin_us) / 1e6;
         units_format_size((uint64_t)((double)done / (seconds > 0.001 ? seconds : 0.001)), rate_text);
-        fprintf(stderr, "\r\033[Kloading %s of %s, %s/s, %.0f s left", units_format_size(done, done_text),
-                units_format_size(all, all_text), rate_text, status->load_seconds_left);
+        fprintf(stderr, ": %s of %s, %s/s", units_format_size(done, done_text),
+                units_format_size(all, all_text), rate_text);
     }
+    if (status->load_seconds_left > 0) fprintf(stderr, ", %.0f s left", status->load_seconds_left);
     free(status);
 }
 
