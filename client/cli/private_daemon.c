@@ -204,31 +204,41 @@ static int spawn(const struct cli *cli, struct private_daemon *daemon, struct he
     return rc;
 }
 
-/* The line on a terminal while weights are read: asks the daemon itself, which answers while it loads. */
-static void show_progress(struct private_daemon *daemon, struct helm_client **client, uint64_t begin_us)
+/* The line on a terminal while weights are read. */
+struct progress {
+    struct helm_client *client;
+    uint64_t begin_us, first_us; /* of loading, of its first bytes */
+    uint64_t all_bytes;
+    bool shown;
+};
+
+/* Asks the daemon itself, which answers while it loads; until it listens there is only the time to show. */
+static void show_progress(const struct private_daemon *daemon, struct progress *progress)
 {
     struct helm_err ignored = {0};
     struct helm_status *status = NULL;
-    if (!*client && helm_connect(daemon->endpoint, LOOK_MS, client, &ignored) < 0) return;
-    if (helm_status(*client, LOOK_MS, &status, &ignored) < 0) {
-        helm_disconnect(client);
-        return;
-    }
-    uint64_t done = 0, all = 0;
-    for (size_t i = 0; i < status->worker_count; i++) {
-        done += status->workers[i].loaded_bytes;
-        all += status->workers[i].weight_bytes;
-    }
-    double seconds = (double)(units_now_us() - begin_us) / 1e6;
-    fprintf(stderr, "\r\033[Kloading, %.1f s", seconds);
+    struct helm_model_info *model = NULL;
+    uint64_t done = 0, now_us = units_now_us();
+    if (!progress->client && helm_connect(daemon->endpoint, LOOK_MS, &progress->client, &ignored) < 0) return;
+    if (helm_status(progress->client, LOOK_MS, &status, &ignored) < 0 ||
+        (!progress->all_bytes && helm_model_info(progress->client, LOOK_MS, &model, &ignored) < 0 &&
+         ignored.code == HELM_E_PEER))
+        helm_disconnect(&progress->client);
+    if (model) progress->all_bytes = model->weight_bytes;
+    for (size_t i = 0; status && i < status->worker_count; i++) done += status->workers[i].loaded_bytes;
+    fprintf(stderr, "\r\033[Kloading, %.1f s", (double)(now_us - progress->begin_us) / 1e6);
+    progress->shown = true;
     if (done) { /* before the first bytes helmd plans and prepares memory */
         char done_text[UNITS_TEXT], all_text[UNITS_TEXT], rate_text[UNITS_TEXT];
-        units_format_size((uint64_t)((double)done / (seconds > 0.001 ? seconds : 0.001)), rate_text);
+        if (!progress->first_us) progress->first_us = now_us - LOOK_MS * 1000;
+        units_format_size((uint64_t)((double)done / ((double)(now_us - progress->first_us) / 1e6)),
+                          rate_text);
         fprintf(stderr, ": %s of %s, %s/s", units_format_size(done, done_text),
-                units_format_size(all, all_text), rate_text);
+                units_format_size(progress->all_bytes, all_text), rate_text);
+        if (status->load_seconds_left > 0) fprintf(stderr, ", %.0f s left", status->load_seconds_left);
     }
-    if (status->load_seconds_left > 0) fprintf(stderr, ", %.0f s left", status->load_seconds_left);
     free(status);
+    free(model);
 }
 
 /* "ready ENDPOINT" or "error CODE TEXT", CODE being a number of enum helm_code or its name. */
@@ -253,9 +263,9 @@ static int await_ready(struct cli *cli, struct private_daemon *daemon, int *sign
 {
     char line[READY_LINE];
     size_t used = 0;
-    bool terminal = isatty(STDERR_FILENO) && daemon->own_log, shown = false;
-    struct helm_client *client = NULL;
-    uint64_t begin_us = units_now_us(), look_us = begin_us;
+    bool terminal = isatty(STDERR_FILENO) && daemon->own_log;
+    struct progress progress = {.begin_us = units_now_us()};
+    uint64_t look_us = progress.begin_us;
     int rc = 1;
     while (rc > 0) {
         struct pollfd p[2] = {{.fd = daemon->ready_fd, .events = POLLIN},
@@ -280,13 +290,12 @@ static int await_ready(struct cli *cli, struct private_daemon *daemon, int *sign
                 rc = helm_fail(err, HELM_E_PEER, "helmd ended before it was ready");
             }
         } else if (terminal && units_now_us() - look_us >= LOOK_MS * 1000) {
-            show_progress(daemon, &client, begin_us);
-            shown = true;
+            show_progress(daemon, &progress);
             look_us = units_now_us();
         }
     }
-    if (shown) fprintf(stderr, "\r\033[K");
-    helm_disconnect(&client);
+    if (progress.shown) fprintf(stderr, "\r\033[K");
+    helm_disconnect(&progress.client);
     return rc;
 }
 
