@@ -10,8 +10,7 @@
 
 #include "common/file.h"
 
-/* ---- opening
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- opening ---- */
 
 int helm_tokenizer_open_memory(const char *tokenizer_json, size_t tokenizer_length, const char *config_json,
                                size_t config_length, struct helm_tokenizer **out, struct helm_err *err)
@@ -19,7 +18,7 @@ int helm_tokenizer_open_memory(const char *tokenizer_json, size_t tokenizer_leng
     *out = NULL;
     struct helm_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
     if (!tokenizer) return helm_fail(err, HELM_E_NOMEM, "no memory for a tokenizer");
-    int rc = tok_parse(tokenizer, tokenizer_json, tokenizer_length, err);
+    int rc = tok_load(tokenizer, tokenizer_json, tokenizer_length, err);
     if (!rc && config_json) rc = tok_config_parse(&tokenizer->config, config_json, config_length, err);
     if (rc)
         helm_tokenizer_close(tokenizer);
@@ -88,8 +87,7 @@ void helm_tokenizer_close(struct helm_tokenizer *tokenizer)
     free(tokenizer);
 }
 
-/* ---- encoding
- * --------------------------------------------------------------------------------------------------- */
+/* ---- encoding ---- */
 
 struct encoding {
     const struct helm_tokenizer *tokenizer;
@@ -225,8 +223,7 @@ int helm_tokenizer_encode(const struct helm_tokenizer *tokenizer, const char *te
     return rc;
 }
 
-/* ---- queries
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- queries ---- */
 
 uint32_t helm_tokenizer_token_to_id(const struct helm_tokenizer *tokenizer, const char *token, size_t length)
 {

@@ -48,8 +48,7 @@ enum helm_tokenizer_decode_flag {
     HELM_TOKENIZER_DECODE_SKIP_SPECIAL = 1, /* tokens marked special produce no text */
 };
 
-/* ---- opening
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- opening ---- */
 
 /* Reads folder/tokenizer.json and, where they exist, folder/tokenizer_config.json and
  * folder/chat_template.jinja. */
@@ -65,8 +64,7 @@ HELM_MUST_CHECK int helm_tokenizer_open_memory(const char *tokenizer_json, size_
 /* Frees it; NULL is allowed. */
 void helm_tokenizer_close(struct helm_tokenizer *tokenizer);
 
-/* ---- text and ids
- * ----------------------------------------------------------------------------------------------- */
+/* ---- text and ids ---- */
 
 /* *ids is malloc'd (free() it; never NULL on success, even for no ids) and holds *count ids. `flags` is a sum
  * of enum helm_tokenizer_encode_flag. */
@@ -81,8 +79,7 @@ HELM_MUST_CHECK int helm_tokenizer_decode(const struct helm_tokenizer *tokenizer
                                           size_t count, unsigned flags, char **text, size_t *length,
                                           struct helm_err *err);
 
-/* ---- vocabulary
- * ------------------------------------------------------------------------------------------------- */
+/* ---- vocabulary ---- */
 
 /* The id of the token spelled exactly so (as tokenizer.json spells it: "Ġthe", "▁the", "<0x0A>",
  * "<|im_end|>"), or HELM_TOKENIZER_NO_ID. */
@@ -99,8 +96,7 @@ uint32_t helm_tokenizer_vocab_size(const struct helm_tokenizer *tokenizer);
  * out. */
 bool helm_tokenizer_is_special(const struct helm_tokenizer *tokenizer, uint32_t id);
 
-/* ---- tokenizer_config.json
- * -------------------------------------------------------------------------------------- */
+/* ---- tokenizer_config.json ---- */
 
 /* The text of a named token of tokenizer_config.json: role is "bos_token", "eos_token", "unk_token",
  * "pad_token", ... NULL where the file has none. Valid as long as the tokenizer. */
@@ -118,8 +114,7 @@ bool helm_tokenizer_add_eos(const struct helm_tokenizer *tokenizer);
  * tokenizer_config.json's), or NULL where there is none. Valid as long as the tokenizer. */
 const char *helm_tokenizer_chat_template(const struct helm_tokenizer *tokenizer, const char *name);
 
-/* ---- incremental detokenizer
- * ------------------------------------------------------------------------------------ */
+/* ---- incremental detokenizer ---- */
 
 /* Turns ids into text as they arrive. The pieces, put together, are exactly helm_tokenizer_decode of the
  * whole list: a piece never ends inside a character and never holds text that a later id could still change.

@@ -1,7 +1,7 @@
 /* Added tokens: a trie of their spellings, and cutting a text at them.
  *
  * Matching is leftmost, then longest, never overlapping; a match that single_word refuses is passed over
- * whole. lstrip and rstrip widen a match over the white space beside it. Called by tokenizer_parse.c (to
+ * whole. lstrip and rstrip widen a match over the white space beside it. Called by tokenizer_load.c (to
  * fill) and tokenizer.c (to cut); struct tok_added owns its tries. */
 #include "client/tokenizer_internal.h"
 

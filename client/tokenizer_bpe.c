@@ -188,8 +188,7 @@ static int split_word(const struct tok_bpe *bpe, const struct tok_vocab *vocab, 
     return 0;
 }
 
-/* ---- the heap: smallest key first
- * ------------------------------------------------------------------------------- */
+/* ---- the heap: smallest key first ---- */
 
 static void sift_down(struct candidate *heap, size_t count, size_t at)
 {

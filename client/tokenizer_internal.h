@@ -2,7 +2,7 @@
  *
  * tokenizer.c          open, close, encode, queries: the order in which the parts below run
  * tokenizer_json.c     finds vocab and merges in tokenizer.json and reads their strings and numbers
- * tokenizer_parse.c    the components that tokenizer.json describes, as the structs below
+ * tokenizer_load.c     tokenizer.json as a whole; tokenizer_parse.c: its components, as the structs below
  * tokenizer_config.c   tokenizer_config.json: roles, chat templates
  * tokenizer_vocab.c    spelling <-> id, pair -> merge: the hash tables
  * tokenizer_added.c    added tokens: a trie, and finding them in text
@@ -32,8 +32,7 @@
 #define TOK_PROBES_MAX       1024    /* steps in a hash table before the file is called hostile */
 #define TOK_BUFFER_LIMIT     (1024u * 1024u * 1024u)
 
-/* ---- tokenizer_text.c
- * ------------------------------------------------------------------------------------------- */
+/* ---- tokenizer_text.c ---- */
 
 struct tok_buffer {
     char *data;
@@ -83,8 +82,7 @@ bool tok_char_is_mark(uint32_t codepoint);
 uint32_t tok_bytelevel_char(uint8_t byte);
 int tok_bytelevel_byte(uint32_t codepoint);
 
-/* ---- tokenizer_json.c
- * ------------------------------------------------------------------------------------------- */
+/* ---- tokenizer_json.c ---- */
 
 struct tok_slice {
     const char *text;
@@ -110,8 +108,7 @@ HELM_MUST_CHECK int tok_scan_string(struct tok_scan *scan, struct tok_buffer *ou
 HELM_MUST_CHECK int tok_scan_id(struct tok_scan *scan, uint32_t *id, struct helm_err *err);
 int tok_scan_fail(const struct tok_scan *scan, const char *expected, struct helm_err *err);
 
-/* ---- tokenizer_vocab.c
- * ------------------------------------------------------------------------------------------ */
+/* ---- tokenizer_vocab.c ---- */
 
 enum tok_entry_flag { TOK_ENTRY_PRESENT = 1, TOK_ENTRY_SPECIAL = 2 };
 
@@ -160,8 +157,7 @@ const struct tok_merge_slot *tok_vocab_find_merge(const struct tok_vocab *vocab,
                                                   uint32_t right);
 uint64_t tok_hash(const char *text, size_t length);
 
-/* ---- tokenizer_added.c
- * ------------------------------------------------------------------------------------------ */
+/* ---- tokenizer_added.c ---- */
 
 struct tok_trie_node {
     uint32_t child;   /* 0: none */
@@ -221,8 +217,7 @@ HELM_MUST_CHECK int tok_added_split(const struct tok_added *added, const struct 
                                     const char *text, size_t length, bool first, struct tok_pieces *pieces,
                                     struct helm_err *err);
 
-/* ---- tokenizer_regex.c, tokenizer_pattern.c
- * --------------------------------------------------------------------- */
+/* ---- tokenizer_regex.c, tokenizer_pattern.c ---- */
 
 /* Appends the PCRE2 form of an Oniguruma (default syntax, UTF-8) pattern. */
 HELM_MUST_CHECK int tok_regex_translate(const char *pattern, size_t length, struct tok_buffer *out,
@@ -258,8 +253,7 @@ HELM_MUST_CHECK int tok_pattern_next(const struct tok_pattern *pattern, struct t
                                      bool *found, size_t *start, size_t *end, struct helm_err *err);
 void tok_matcher_free(struct tok_matcher *matcher);
 
-/* ---- tokenizer_normalize.c
- * -------------------------------------------------------------------------------------- */
+/* ---- tokenizer_normalize.c ---- */
 
 enum tok_normalizer_kind {
     TOK_NORMALIZER_NFC,
@@ -287,8 +281,7 @@ HELM_MUST_CHECK int tok_normalize(const struct tok_normalizer *list, size_t coun
                                   size_t length, struct tok_matcher *matcher, struct tok_buffer *out,
                                   bool *dropped_start, struct helm_err *err);
 
-/* ---- tokenizer_pretokenize.c
- * ------------------------------------------------------------------------------------ */
+/* ---- tokenizer_pretokenize.c ---- */
 
 enum tok_split_behavior {
     TOK_SPLIT_ISOLATED,
@@ -338,8 +331,7 @@ HELM_MUST_CHECK int tok_pretokenize(const struct tok_pretokenizer *list, size_t 
                                     size_t length, bool first, struct tok_matcher *matcher,
                                     struct tok_words *words, const char **source, struct helm_err *err);
 
-/* ---- tokenizer_bpe.c
- * -------------------------------------------------------------------------------------------- */
+/* ---- tokenizer_bpe.c ---- */
 
 struct tok_bpe {
     bool byte_level; /* words are raw bytes, each standing for its character of the byte-level alphabet */
@@ -367,8 +359,7 @@ HELM_MUST_CHECK int tok_bpe_encode(const struct tok_bpe *bpe, const struct tok_v
                                    const struct tok_piece *words, size_t count, bool plain,
                                    struct tok_bpe_work *work, struct tok_ids *ids, struct helm_err *err);
 
-/* ---- tokenizer_decode.c
- * ----------------------------------------------------------------------------------------- */
+/* ---- tokenizer_decode.c ---- */
 
 enum tok_decoder_kind {
     TOK_DECODER_BYTE_LEVEL,
@@ -391,8 +382,7 @@ struct tok_decoder {
     bool drop_first;      /* Metaspace: the first token's replacement characters vanish */
 };
 
-/* ---- tokenizer_config.c
- * ----------------------------------------------------------------------------------------- */
+/* ---- tokenizer_config.c ---- */
 
 struct tok_named {
     char *name;
@@ -416,8 +406,7 @@ HELM_MUST_CHECK int tok_config_set_template(struct tok_config *config, const cha
 const char *tok_config_find(const struct tok_named *list, size_t count, const char *name);
 void tok_config_free(struct tok_config *config);
 
-/* ---- the whole
- * -------------------------------------------------------------------------------------------------- */
+/* ---- the whole ---- */
 
 struct helm_tokenizer {
     struct tok_vocab vocab;
@@ -434,8 +423,18 @@ struct helm_tokenizer {
     struct tok_config config;
 };
 
-/* tokenizer_parse.c: fills everything but config from tokenizer.json's text. */
-HELM_MUST_CHECK int tok_parse(struct helm_tokenizer *tokenizer, const char *text, size_t length,
-                              struct helm_err *err);
+/* tokenizer_parse.c: one component each; `item` may be null or absent. */
+HELM_MUST_CHECK int tok_parse_normalizer(struct helm_tokenizer *tokenizer, const json_t *item,
+                                         struct helm_err *err);
+HELM_MUST_CHECK int tok_parse_pretokenizer(struct helm_tokenizer *tokenizer, const json_t *item,
+                                           struct helm_err *err);
+HELM_MUST_CHECK int tok_parse_decoder(struct helm_tokenizer *tokenizer, const json_t *item,
+                                      struct helm_err *err);
+HELM_MUST_CHECK int tok_parse_processor(struct helm_tokenizer *tokenizer, const json_t *item,
+                                        struct helm_err *err);
+
+/* tokenizer_load.c: fills everything but config from tokenizer.json's text. */
+HELM_MUST_CHECK int tok_load(struct helm_tokenizer *tokenizer, const char *text, size_t length,
+                             struct helm_err *err);
 
 #endif

@@ -3,7 +3,7 @@
  * A tokenizer.json is ten megabytes, nearly all of it these two values; as a JSON tree they would cost
  * several hundred thousand allocations. So they are found here by a walk that only knows strings and
  * brackets, the small rest goes to the JSON parser, and the two are read in place. Whatever the walk gets
- * wrong on bytes that are not JSON, the parser or the readers below then refuse. Called by tokenizer_parse.c
+ * wrong on bytes that are not JSON, the parser or the readers below then refuse. Called by tokenizer_load.c
  * and tokenizer_vocab.c; owns nothing. */
 #include "client/tokenizer_internal.h"
 

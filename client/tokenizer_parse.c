@@ -1,9 +1,8 @@
-/* tokenizer.json's components as structs: normalizers, pre-tokenizers, decoders, post-processor, added
- * tokens, model.
+/* tokenizer.json's components as structs: normalizers, pre-tokenizers, decoders, post-processor.
  *
  * Sequences are flattened, nested ones too: running them one after the other is what they mean. A type or an
- * option that is not implemented is HELM_E_UNSUPPORTED and named. Called by tokenizer.c at open; what it
- * builds belongs to the struct helm_tokenizer it is given, also when it fails halfway. */
+ * option that is not implemented is HELM_E_UNSUPPORTED and named. Called by tokenizer_load.c; what it builds
+ * belongs to the struct helm_tokenizer it is given, also when it fails halfway. */
 #include "client/tokenizer_internal.h"
 
 #include <stdlib.h>
@@ -122,8 +121,7 @@ static int read_prepend_scheme(const json_t *item, enum tok_prepend *prepend, st
     return 0;
 }
 
-/* ---- normalizers
- * ------------------------------------------------------------------------------------------------ */
+/* ---- normalizers ---- */
 
 static int add_normalizer(struct helm_tokenizer *tokenizer, const json_t *item, const char *type,
                           struct helm_err *err)
@@ -160,8 +158,12 @@ static int add_normalizer(struct helm_tokenizer *tokenizer, const json_t *item, 
     }
 }
 
-/* ---- pre-tokenizers
- * --------------------------------------------------------------------------------------------- */
+int tok_parse_normalizer(struct helm_tokenizer *tokenizer, const json_t *item, struct helm_err *err)
+{
+    return visit_component(tokenizer, item, "normalizers", 0, add_normalizer, err);
+}
+
+/* ---- pre-tokenizers ---- */
 
 /* GPT-2's expression, which ByteLevel means by use_regex. */
 static const char byte_level_regex[] =
@@ -256,8 +258,17 @@ static int add_pretokenizer(struct helm_tokenizer *tokenizer, const json_t *item
     return 0;
 }
 
-/* ---- decoders
- * --------------------------------------------------------------------------------------------------- */
+int tok_parse_pretokenizer(struct helm_tokenizer *tokenizer, const json_t *item, struct helm_err *err)
+{
+    int rc = visit_component(tokenizer, item, "pretokenizers", 0, add_pretokenizer, err);
+    if (rc || tokenizer->pretokenizer_count == 0) return rc;
+    struct tok_pretokenizer *last = &tokenizer->pretokenizers[tokenizer->pretokenizer_count - 1];
+    last->last_byte_level = last->kind == TOK_PRETOKENIZER_BYTE_LEVEL;
+    tokenizer->bpe.byte_level = last->last_byte_level;
+    return 0;
+}
+
+/* ---- decoders ---- */
 
 static int add_decoder(struct helm_tokenizer *tokenizer, const json_t *item, const char *type,
                        struct helm_err *err)
@@ -299,7 +310,7 @@ static int add_decoder(struct helm_tokenizer *tokenizer, const json_t *item, con
     }
 }
 
-static int read_decoders(struct helm_tokenizer *tokenizer, const json_t *item, struct helm_err *err)
+int tok_parse_decoder(struct helm_tokenizer *tokenizer, const json_t *item, struct helm_err *err)
 {
     int rc = visit_component(tokenizer, item, "decoders", 0, add_decoder, err);
     if (rc || (item && !json_is_null(item))) return rc;
@@ -310,8 +321,7 @@ static int read_decoders(struct helm_tokenizer *tokenizer, const json_t *item, s
     return 0;
 }
 
-/* ---- post-processor
- * --------------------------------------------------------------------------------------------- */
+/* ---- post-processor ---- */
 
 static int add_template_id(struct helm_tokenizer *tokenizer, uint32_t id, struct helm_err *err)
 {
@@ -380,230 +390,7 @@ static int add_processor(struct helm_tokenizer *tokenizer, const json_t *item, c
     return unsupported("post-processor", err);
 }
 
-/* ---- added tokens
- * ----------------------------------------------------------------------------------------------- */
-
-struct added_spec {
-    const char *text;
-    size_t length;
-    struct tok_added_token token;
-};
-
-static int read_added(const json_t *item, size_t index, struct added_spec *spec, struct helm_err *err)
+int tok_parse_processor(struct helm_tokenizer *tokenizer, const json_t *item, struct helm_err *err)
 {
-    struct tok_added_token *token = &spec->token;
-    const json_t *content = json_object_get(item, "content");
-    uint64_t id = 0;
-    if (!json_is_string(content)) return helm_fail(err, HELM_E_FORMAT, "entry %zu has no 'content'", index);
-    spec->text = json_string_value(content);
-    spec->length = json_string_length(content);
-    if (spec->length > TOK_ADDED_LENGTH_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "entry %zu has %zu bytes, more than %d", index, spec->length,
-                         TOK_ADDED_LENGTH_MAX);
-    token->normalized = false;
-    int rc = json_get_u64(item, "id", true, 0, HELM_TOKENIZER_ID_LIMIT - 1, &id, err);
-    if (!rc) rc = json_get_bool(item, "single_word", false, &token->single_word, err);
-    if (!rc) rc = json_get_bool(item, "lstrip", false, &token->lstrip, err);
-    if (!rc) rc = json_get_bool(item, "rstrip", false, &token->rstrip, err);
-    if (!rc) rc = json_get_bool(item, "special", false, &token->special, err);
-    token->normalized = !token->special;
-    if (!rc) rc = json_get_bool(item, "normalized", false, &token->normalized, err);
-    token->id = (uint32_t)id;
-    return rc;
-}
-
-/* Gives the token its id and puts its spelling into the trie that it is searched with. */
-static int install_added(struct helm_tokenizer *tokenizer, uint32_t index, const struct added_spec *spec,
-                         struct tok_matcher *matcher, struct helm_err *err)
-{
-    struct tok_vocab *vocab = &tokenizer->vocab;
-    struct tok_added *added = &tokenizer->added;
-    struct tok_entry *entry = &vocab->entries[spec->token.id];
-    uint32_t own = tok_vocab_find(vocab, spec->text, spec->length);
-    int rc;
-    if (own != HELM_TOKENIZER_NO_ID && own != spec->token.id)
-        return helm_fail(err, HELM_E_MISMATCH, "'%.64s' is %u here and %u in model.vocab", spec->text,
-                         spec->token.id, own);
-    if (own == HELM_TOKENIZER_NO_ID) {
-        if (entry->flags & TOK_ENTRY_PRESENT)
-            return helm_fail(err, HELM_E_MISMATCH, "'%.64s' has id %u, which is also '%.64s'", spec->text,
-                             spec->token.id, vocab->bytes.data + entry->offset);
-        rc = tok_vocab_name_id(vocab, spec->token.id, spec->text, spec->length, err);
-        if (rc) return rc;
-    }
-    if (spec->token.special) entry->flags |= TOK_ENTRY_SPECIAL;
-    rc = tok_trie_insert(&added->spelled, spec->text, spec->length, index, err);
-    if (rc || !spec->token.normalized)
-        return rc ? rc : tok_trie_insert(&added->raw, spec->text, spec->length, index, err);
-    struct tok_buffer normalized = {0};
-    bool dropped;
-    const char *text = spec->text;
-    size_t length = spec->length;
-    if (tokenizer->normalizer_count) {
-        rc = tok_normalize(tokenizer->normalizers, tokenizer->normalizer_count, text, length, matcher,
-                           &normalized, &dropped, err);
-        text = normalized.data;
-        length = normalized.length;
-    }
-    if (!rc && length == 0)
-        rc = helm_fail(err, HELM_E_UNSUPPORTED, "'%.64s' is nothing once normalized", spec->text);
-    /* Of two tokens that normalize alike the first counts. */
-    size_t matched = 0;
-    if (!rc && (tok_trie_longest(&added->normalized, text, length, &matched) == HELM_TOKENIZER_NO_ID ||
-                matched != length))
-        rc = tok_trie_insert(&added->normalized, text, length, index, err);
-    tok_buffer_free(&normalized);
-    return rc;
-}
-
-static int install_all(struct helm_tokenizer *tokenizer, const json_t *list, struct helm_err *err)
-{
-    struct tok_added *added = &tokenizer->added;
-    struct tok_matcher matcher = {0};
-    int rc = 0;
-    added->tokens = calloc(json_array_size(list) + 1, sizeof *added->tokens);
-    if (!added->tokens) return helm_fail(err, HELM_E_NOMEM, "no memory for added tokens");
-    /* Special ones first: they win where two normalize alike. */
-    for (int pass = 0; pass < 2 && !rc; pass++) {
-        size_t i;
-        json_t *item;
-        json_array_foreach(list, i, item)
-        {
-            struct added_spec spec = {0};
-            rc = read_added(item, i, &spec, err);
-            if (rc) break;
-            if (spec.length == 0 || spec.token.special != (pass == 0)) continue;
-            uint32_t other = tok_added_find(added, spec.text, spec.length);
-            if (other == spec.token.id) continue; /* said twice */
-            if (other != HELM_TOKENIZER_NO_ID) {
-                rc = helm_fail(err, HELM_E_MISMATCH, "'%.64s' has two ids, %u and %u", spec.text, other,
-                               spec.token.id);
-                break;
-            }
-            added->tokens[added->count] = spec.token;
-            rc = install_added(tokenizer, added->count, &spec, &matcher, err);
-            if (rc) break;
-            added->count++;
-        }
-    }
-    tok_matcher_free(&matcher);
-    return rc;
-}
-
-/* How far the added tokens' ids reach. */
-static int measure_added(const json_t *list, uint32_t *id_end, struct helm_err *err)
-{
-    *id_end = 0;
-    if (!list || json_is_null(list)) return 0;
-    if (!json_is_array(list)) return helm_fail(err, HELM_E_FORMAT, "not a list");
-    if (json_array_size(list) > TOK_ADDED_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "%zu added tokens, more than %d", json_array_size(list),
-                         TOK_ADDED_MAX);
-    size_t i;
-    json_t *item;
-    json_array_foreach(list, i, item)
-    {
-        struct added_spec spec = {0};
-        int rc = read_added(item, i, &spec, err);
-        if (rc) return rc;
-        if (spec.token.id >= *id_end) *id_end = spec.token.id + 1;
-    }
-    return 0;
-}
-
-/* ---- model
- * ------------------------------------------------------------------------------------------------------ */
-
-/* An option that changes nothing when null or empty. */
-static int refuse_affix(const json_t *model, const char *key, struct helm_err *err)
-{
-    const char *affix = "";
-    int rc = json_get_string(model, key, false, &affix, err);
-    if (rc || !*affix) return rc;
-    return helm_fail(err, HELM_E_UNSUPPORTED, "%s '%.32s' is not supported", key, affix);
-}
-
-static int read_model(struct helm_tokenizer *tokenizer, const json_t *model, const struct tok_slice *vocab,
-                      const struct tok_slice *merges, uint32_t extra_id_end, struct helm_err *err)
-{
-    struct tok_bpe *bpe = &tokenizer->bpe;
-    const char *type = "BPE", *unk = NULL;
-    double dropout = 0;
-    if (!json_is_object(model)) return helm_fail(err, HELM_E_FORMAT, "not an object");
-    int rc = json_get_string(model, "type", false, &type, err);
-    if (rc) return rc;
-    if (strcmp(type, "BPE") != 0)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "type '%.32s' is not supported; BPE is", type);
-    rc = json_get_double(model, "dropout", false, 0, 1, &dropout, err);
-    if (!rc && dropout > 0) rc = helm_fail(err, HELM_E_UNSUPPORTED, "dropout %g is not supported", dropout);
-    if (!rc) rc = refuse_affix(model, "continuing_subword_prefix", err);
-    if (!rc) rc = refuse_affix(model, "end_of_word_suffix", err);
-    if (!rc) rc = json_get_bool(model, "fuse_unk", false, &bpe->fuse_unk, err);
-    if (!rc) rc = json_get_bool(model, "byte_fallback", false, &bpe->byte_fallback, err);
-    if (!rc) rc = json_get_bool(model, "ignore_merges", false, &bpe->ignore_merges, err);
-    if (!rc) rc = json_get_string(model, "unk_token", false, &unk, err);
-    if (rc) return rc;
-    if (!vocab->text) return helm_fail(err, HELM_E_FORMAT, "'vocab' is missing or not an object");
-    if (!merges->text) return helm_fail(err, HELM_E_FORMAT, "'merges' is missing or not a list");
-    rc = tok_vocab_load(&tokenizer->vocab, vocab, extra_id_end, err);
-    if (!rc) rc = tok_vocab_load_merges(&tokenizer->vocab, merges, err);
-    if (rc) return rc;
-    bpe->has_unk = unk != NULL;
-    bpe->unk_id = unk ? tok_vocab_find(&tokenizer->vocab, unk, strlen(unk)) : HELM_TOKENIZER_NO_ID;
-    return 0;
-}
-
-int tok_parse(struct helm_tokenizer *tokenizer, const char *text, size_t length, struct helm_err *err)
-{
-    struct tok_buffer rest = {0};
-    struct tok_slice vocab, merges;
-    json_t *root = NULL;
-    uint32_t extra_id_end = 0;
-    const char *part = "tokenizer.json";
-    int rc;
-    if (length > TOK_JSON_BYTES_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "tokenizer.json: %zu bytes exceed the limit of %u", length,
-                         TOK_JSON_BYTES_MAX);
-    rc = tok_json_cut(text, length, &rest, &vocab, &merges, err);
-    if (rc) goto out;
-    rc = json_parse_bounded("text", rest.data, rest.length, TOK_JSON_BYTES_MAX, &root, err);
-    if (rc) goto out;
-    if (!json_is_object(root)) {
-        rc = helm_fail(err, HELM_E_FORMAT, "not an object");
-        goto out;
-    }
-    part = "tokenizer.json: added_tokens";
-    rc = measure_added(json_object_get(root, "added_tokens"), &extra_id_end, err);
-    if (rc) goto out;
-    part = "tokenizer.json: model";
-    rc = read_model(tokenizer, json_object_get(root, "model"), &vocab, &merges, extra_id_end, err);
-    if (rc) goto out;
-    part = "tokenizer.json: normalizer";
-    rc = visit_component(tokenizer, json_object_get(root, "normalizer"), "normalizers", 0, add_normalizer,
-                         err);
-    if (rc) goto out;
-    part = "tokenizer.json: pre_tokenizer";
-    rc = visit_component(tokenizer, json_object_get(root, "pre_tokenizer"), "pretokenizers", 0,
-                         add_pretokenizer, err);
-    if (rc) goto out;
-    if (tokenizer->pretokenizer_count) {
-        struct tok_pretokenizer *last = &tokenizer->pretokenizers[tokenizer->pretokenizer_count - 1];
-        last->last_byte_level = last->kind == TOK_PRETOKENIZER_BYTE_LEVEL;
-        tokenizer->bpe.byte_level = last->last_byte_level;
-    }
-    tok_bpe_prepare(&tokenizer->bpe, &tokenizer->vocab);
-    part = "tokenizer.json: decoder";
-    rc = read_decoders(tokenizer, json_object_get(root, "decoder"), err);
-    if (rc) goto out;
-    part = "tokenizer.json: post_processor";
-    rc = visit_component(tokenizer, json_object_get(root, "post_processor"), "processors", 0, add_processor,
-                         err);
-    if (rc) goto out;
-    part = "tokenizer.json: added_tokens";
-    rc = install_all(tokenizer, json_object_get(root, "added_tokens"), err);
-out:
-    if (rc) helm_err_prefix(err, "%s", part);
-    json_decref(root);
-    tok_buffer_free(&rest);
-    return rc;
+    return visit_component(tokenizer, item, "processors", 0, add_processor, err);
 }

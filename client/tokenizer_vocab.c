@@ -1,7 +1,7 @@
 /* The model's vocabulary and merges: read from their JSON, kept in hash tables sized before they are filled.
  *
  * Spellings lie back to back in one buffer; nothing is allocated per token. Tables are at most half full and
- * probed linearly; a file made to collide runs into TOK_PROBES_MAX. Called by tokenizer_parse.c,
+ * probed linearly; a file made to collide runs into TOK_PROBES_MAX. Called by tokenizer_load.c,
  * tokenizer_bpe.c and the queries; struct tok_vocab owns its four arrays. */
 #include "client/tokenizer_internal.h"
 

@@ -123,8 +123,7 @@ static void test_equal_results(void **state)
     helm_tokenizer_close(t);
 }
 
-/* ---- against a reference
- * ---------------------------------------------------------------------------------------- */
+/* ---- against a reference ---- */
 
 #define LETTERS 3
 #define MERGES  40
