@@ -45,8 +45,7 @@ void batcher_free(struct batcher *batcher)
     memset(batcher, 0, sizeof *batcher);
 }
 
-/* ---- requests
- * -------------------------------------------------------------------------------------------------- */
+/* ---- requests ----------------------------------------------------------------------------------------- */
 
 int batcher_submit(struct batcher *batcher, struct request_generate *request, uint64_t client,
                    uint64_t request_id, uint64_t now_us, const struct sequence **out, struct helm_err *err)
@@ -147,8 +146,7 @@ uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us)
     return next;
 }
 
-/* ---- slots
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- slots -------------------------------------------------------------------------------------------- */
 
 static void batcher_leave_slot(struct batcher *batcher, struct sequence *seq)
 {
@@ -194,8 +192,7 @@ static void batcher_reap(struct batcher *batcher)
     batcher->seq_count = kept;
 }
 
-/* ---- steps
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- steps -------------------------------------------------------------------------------------------- */
 
 static uint32_t batcher_fill_view(struct batcher *batcher)
 {
@@ -275,8 +272,7 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us)
     if (batcher->worker_ready && !batcher->in_flight && !batcher->paused) batcher_form_step(batcher, now_us);
 }
 
-/* ---- results
- * --------------------------------------------------------------------------------------------------- */
+/* ---- results ------------------------------------------------------------------------------------------ */
 
 static int batcher_check_result(const struct batcher *batcher, struct helm_err *err)
 {
@@ -353,8 +349,7 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, struct helm_er
     return 0;
 }
 
-/* ---- workers come and go
- * --------------------------------------------------------------------------------------- */
+/* ---- workers come and go ------------------------------------------------------------------------------ */
 
 void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch)
 {

@@ -20,6 +20,7 @@
 #define ROUTING_ID_MAX 255
 #define KEY_TEXT       40 /* a Z85 key */
 #define ALLOWED_MAX    1024
+#define FD_MAX         16384 /* descriptors whose connections are told apart */
 
 struct backlog_frame {
     struct backlog_frame *next;
@@ -34,6 +35,8 @@ struct client {
     bool secure;    /* which socket */
     bool delimiter; /* sends an empty frame first, as REQ sockets do, and expects one */
     uint32_t open_requests;
+    int fd; /* its connection; -1: not known */
+    uint32_t fd_life;
     struct backlog_frame *first, *last;
     size_t backlog_bytes;
     uint64_t moved_us; /* when its backlog last began or shrank */
@@ -41,6 +44,10 @@ struct client {
 
 struct client_socket {
     void *local, *secure, *zap;
+    void *local_events, *secure_events; /* what happens to their connections */
+    uint32_t *fd_life;                  /* [FD_MAX]: how often this number was given to a connection */
+    void (*gone)(void *context, uint64_t client);
+    void *gone_context;
     struct client *client; /* [CLIENT_SOCKET_CLIENTS_MAX] */
     uint32_t used;         /* entries that were ever used lie below */
     uint64_t next_handle;
@@ -50,8 +57,7 @@ struct client_socket {
     size_t backlog_bytes; /* of all clients */
 };
 
-/* ---- opening
- * --------------------------------------------------------------------------------------------------- */
+/* ---- opening ------------------------------------------------------------------------------------------ */
 
 static int set_int(void *socket, int option, int value, struct helm_err *err)
 {
@@ -59,7 +65,7 @@ static int set_int(void *socket, int option, int value, struct helm_err *err)
     return helm_fail(err, HELM_E_IO, "client socket: option %d: %s", option, zmq_strerror(errno));
 }
 
-static int open_router(void *zmq, void **out, struct helm_err *err)
+static int open_router(void *zmq, const char *events_name, void **out, void **events, struct helm_err *err)
 {
     void *socket = zmq_socket(zmq, ZMQ_ROUTER);
     if (!socket) return helm_fail(err, HELM_E_IO, "client socket: %s", zmq_strerror(errno));
@@ -73,7 +79,12 @@ static int open_router(void *zmq, void **out, struct helm_err *err)
     if (!rc) rc = set_int(socket, ZMQ_LINGER, 200, err); /* last words to clients when the daemon stops */
     if (!rc) rc = set_int(socket, ZMQ_BACKLOG, 256, err);
     if (!rc) rc = set_int(socket, ZMQ_HANDSHAKE_IVL, 5000, err);
-    return rc;
+    if (rc) return rc;
+    *events = zmq_socket(zmq, ZMQ_PAIR);
+    if (!*events || zmq_socket_monitor(socket, events_name, ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED) ||
+        zmq_connect(*events, events_name))
+        return helm_fail(err, HELM_E_IO, "client socket events: %s", zmq_strerror(errno));
+    return set_int(*events, ZMQ_LINGER, 0, err);
 }
 
 static int read_key(const char *path, const char *what, char key[KEY_TEXT + 1], struct helm_err *err)
@@ -158,7 +169,7 @@ static int open_secure(void *zmq, struct client_socket *sock, const char *endpoi
     sock->zap = zmq_socket(zmq, ZMQ_REP);
     if (!sock->zap || zmq_bind(sock->zap, "inproc://zeromq.zap.01"))
         return helm_fail(err, HELM_E_IO, "authentication socket: %s", zmq_strerror(errno));
-    rc = open_router(zmq, &sock->secure, err);
+    rc = open_router(zmq, "inproc://helm.events.secure", &sock->secure, &sock->secure_events, err);
     if (!rc) rc = set_int(sock->secure, ZMQ_CURVE_SERVER, 1, err);
     if (!rc && (zmq_setsockopt(sock->secure, ZMQ_CURVE_SECRETKEY, key, KEY_TEXT + 1) ||
                 zmq_setsockopt(sock->secure, ZMQ_ZAP_DOMAIN, "helm", 4)))
@@ -173,7 +184,8 @@ static int bind_endpoint(void *zmq, struct client_socket *sock, const char *endp
     bool tcp = strncmp(endpoint, "tcp://", 6) == 0;
     int rc = 0;
     if (tcp && !sock->secure) rc = open_secure(zmq, sock, endpoint, secret_file, clients_file, err);
-    if (!tcp && !sock->local) rc = open_router(zmq, &sock->local, err);
+    if (!tcp && !sock->local)
+        rc = open_router(zmq, "inproc://helm.events.local", &sock->local, &sock->local_events, err);
     if (rc) return rc;
     /* The socket file must never exist with more rights than it ends with, hence the mask around bind. */
     mode_t mask = umask(0117);
@@ -192,7 +204,9 @@ int client_socket_open(void *zmq, const struct args_list *endpoints, const char 
     int rc = 0;
     struct client_socket *sock = calloc(1, sizeof *sock);
     if (sock) sock->client = calloc(CLIENT_SOCKET_CLIENTS_MAX, sizeof *sock->client);
-    if (!sock || !sock->client) rc = helm_fail(err, HELM_E_NOMEM, "no memory for the client table");
+    if (sock) sock->fd_life = calloc(FD_MAX, sizeof *sock->fd_life);
+    if (!sock || !sock->client || !sock->fd_life)
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for the client table");
     for (uint32_t i = 0; !rc && i < endpoints->count; i++)
         rc = bind_endpoint(zmq, sock, endpoints->item[i], curve_secret_key_file, curve_clients_file, err);
     if (rc)
@@ -223,8 +237,11 @@ void client_socket_close(struct client_socket **sock)
     if (s->local) zmq_close(s->local);
     if (s->secure) zmq_close(s->secure);
     if (s->zap) zmq_close(s->zap);
+    if (s->local_events) zmq_close(s->local_events);
+    if (s->secure_events) zmq_close(s->secure_events);
     for (uint32_t i = 0; s->client && i < s->used; i++) client_drop_backlog(s, &s->client[i]);
     free(s->client);
+    free(s->fd_life);
     free(s->allowed);
     free(s);
 }
@@ -235,11 +252,13 @@ int client_socket_poll_items(struct client_socket *sock, zmq_pollitem_t items[CL
     if (sock->local) items[n++] = (zmq_pollitem_t){.socket = sock->local, .events = ZMQ_POLLIN};
     if (sock->secure) items[n++] = (zmq_pollitem_t){.socket = sock->secure, .events = ZMQ_POLLIN};
     if (sock->zap) items[n++] = (zmq_pollitem_t){.socket = sock->zap, .events = ZMQ_POLLIN};
+    if (sock->local_events) items[n++] = (zmq_pollitem_t){.socket = sock->local_events, .events = ZMQ_POLLIN};
+    if (sock->secure_events)
+        items[n++] = (zmq_pollitem_t){.socket = sock->secure_events, .events = ZMQ_POLLIN};
     return n;
 }
 
-/* ---- authentication (ZeroMQ RFC 27)
- * ---------------------------------------------------------------------------- */
+/* ---- authentication (ZeroMQ RFC 27) ------------------------------------------------------------------- */
 
 void client_socket_authenticate(struct client_socket *sock)
 {
@@ -271,8 +290,7 @@ void client_socket_authenticate(struct client_socket *sock)
     }
 }
 
-/* ---- clients
- * --------------------------------------------------------------------------------------------------- */
+/* ---- clients ------------------------------------------------------------------------------------------ */
 
 static struct client *client_of(struct client_socket *sock, uint64_t handle)
 {
@@ -307,6 +325,7 @@ static struct client *client_enter(struct client_socket *sock, bool secure, cons
     memcpy(vacant->routing_id, id, id_size);
     vacant->routing_id_size = (uint8_t)id_size;
     vacant->secure = secure;
+    vacant->fd = -1;
     return vacant;
 }
 
@@ -324,8 +343,55 @@ void client_socket_release(struct client_socket *sock, uint64_t client)
     client_forget_if_idle(c);
 }
 
-/* ---- receiving
- * ------------------------------------------------------------------------------------------------- */
+/* ---- connections that close ------------------------------------------------------------------------------ */
+
+/* A descriptor number may be given to a new connection before the old one's end was read here. libzmq reports
+ * ACCEPTED before a connection's first frame can arrive, so whoever reads all events before it looks at a
+ * frame's descriptor knows which life of that number the frame belongs to. */
+
+void client_socket_on_gone(struct client_socket *sock, void (*gone)(void *context, uint64_t client),
+                           void *context)
+{
+    sock->gone = gone;
+    sock->gone_context = context;
+}
+
+static void connection_closed(struct client_socket *sock, int fd)
+{
+    for (uint32_t i = 0; i < sock->used; i++) {
+        struct client *c = &sock->client[i];
+        if (c->handle == 0 || c->fd != fd || c->fd_life != sock->fd_life[fd]) continue;
+        client_drop_backlog(sock, c);
+        c->fd = -1;
+        if (c->open_requests > 0 && sock->gone) sock->gone(sock->gone_context, c->handle);
+        client_forget_if_idle(c);
+    }
+}
+
+static void take_events(struct client_socket *sock, void *events)
+{
+    uint8_t data[6], address[256];
+    while (events && zmq_recv(events, data, sizeof data, ZMQ_DONTWAIT) == (int)sizeof data) {
+        uint16_t event;
+        uint32_t fd;
+        memcpy(&event, data, sizeof event);
+        memcpy(&fd, data + sizeof event, sizeof fd);
+        zmq_recv(events, address, sizeof address, ZMQ_DONTWAIT); /* the second part, of no interest */
+        if (fd >= FD_MAX) continue;
+        if (event == ZMQ_EVENT_ACCEPTED)
+            sock->fd_life[fd]++;
+        else
+            connection_closed(sock, (int)fd);
+    }
+}
+
+void client_socket_watch(struct client_socket *sock)
+{
+    take_events(sock, sock->local_events);
+    take_events(sock, sock->secure_events);
+}
+
+/* ---- receiving ---------------------------------------------------------------------------------------- */
 
 /* [routing id] [empty delimiter]? [frame]; further parts are read and thrown away. */
 static bool receive_from(struct client_socket *sock, bool secure, struct client_frame *frame)
@@ -355,11 +421,17 @@ static bool receive_from(struct client_socket *sock, bool secure, struct client_
         zmq_msg_close(&part);
     }
     frame->too_many_parts = parts != 1;
+    client_socket_watch(sock);
+    int fd = zmq_msg_get(&frame->message, ZMQ_SRCFD);
     size_t id_size = zmq_msg_size(&id);
     struct client *c =
         id_size <= ROUTING_ID_MAX ? client_enter(sock, secure, zmq_msg_data(&id), id_size) : NULL;
     zmq_msg_close(&id);
-    if (c) c->delimiter = delimiter;
+    if (c) {
+        c->delimiter = delimiter;
+        c->fd = fd >= 0 && fd < FD_MAX ? fd : -1;
+        c->fd_life = c->fd >= 0 ? sock->fd_life[fd] : 0;
+    }
     frame->client = c ? c->handle : 0;
     return true;
 }
@@ -377,8 +449,7 @@ void client_frame_close(struct client_socket *sock, struct client_frame *frame)
     if (c) client_forget_if_idle(c);
 }
 
-/* ---- sending
- * --------------------------------------------------------------------------------------------------- */
+/* ---- sending ------------------------------------------------------------------------------------------ */
 
 /* 0, HELM_E_BUSY (would block), HELM_E_PEER (gone). The first part decides: once libzmq has taken the routing
  * id of a message it takes the rest of it too. */
@@ -422,8 +493,7 @@ int client_socket_send(struct client_socket *sock, uint64_t client, const uint8_
     return 0;
 }
 
-bool client_socket_flush(struct client_socket *sock, void (*gone)(void *context, uint64_t client),
-                         void *context)
+bool client_socket_flush(struct client_socket *sock)
 {
     bool waiting = false;
     uint64_t now_us = units_now_us();
@@ -446,7 +516,7 @@ bool client_socket_flush(struct client_socket *sock, void (*gone)(void *context,
         if (rc == HELM_E_BUSY && now_us > c->moved_us + CLIENT_BACKLOG_STALL_US) rc = HELM_E_PEER;
         if (rc == HELM_E_PEER) {
             client_drop_backlog(sock, c);
-            gone(context, handle);
+            if (sock->gone) sock->gone(sock->gone_context, handle);
         } else if (rc == HELM_E_BUSY) {
             waiting = true;
         }

@@ -5,6 +5,9 @@
  * in its client's backlog, which is bounded; whoever overflows it is told of by HELM_E_BUSY and everybody
  * else is served meanwhile. A client that has gone is HELM_E_PEER.
  *
+ * A client that closes its connection is noticed at once, not only when something is sent to it: libzmq
+ * reports which descriptor was closed, and every frame says through which descriptor it came.
+ *
  * A client is a handle (uint64_t, never 0, never used twice); it lives while it has open requests or a
  * backlog. */
 #ifndef HELM_DAEMON_CLIENT_SOCKET_H
@@ -41,8 +44,8 @@ HELM_MUST_CHECK int client_socket_open(void *zmq, const struct args_list *endpoi
                                        struct client_socket **out, struct helm_err *err);
 void client_socket_close(struct client_socket **sock);
 
-/* Fills in items[0 .. return); at most 3. */
-#define CLIENT_SOCKET_POLL_MAX 3
+/* Fills in items[0 .. return); at most CLIENT_SOCKET_POLL_MAX. */
+#define CLIENT_SOCKET_POLL_MAX 5
 int client_socket_poll_items(struct client_socket *sock, zmq_pollitem_t items[CLIENT_SOCKET_POLL_MAX]);
 
 /* Answers pending authentications of TCP peers. */
@@ -58,9 +61,13 @@ HELM_MUST_CHECK int client_socket_send(struct client_socket *sock, uint64_t clie
 void client_socket_retain(struct client_socket *sock, uint64_t client);
 void client_socket_release(struct client_socket *sock, uint64_t client);
 
-/* Tries every backlog again. `gone` is called for each client that has left. True while any backlog remains.
- */
-bool client_socket_flush(struct client_socket *sock, void (*gone)(void *context, uint64_t client),
-                         void *context);
+/* `gone` is called, from receive, watch and flush, for each client with open requests or a backlog that has
+ * left. */
+void client_socket_on_gone(struct client_socket *sock, void (*gone)(void *context, uint64_t client),
+                           void *context);
+/* Takes note of connections that were closed. */
+void client_socket_watch(struct client_socket *sock);
+/* Tries every backlog again. True while any remains. */
+bool client_socket_flush(struct client_socket *sock);
 
 #endif

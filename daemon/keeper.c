@@ -23,8 +23,7 @@
 #define KEEPER_PATHS_MAX   256
 #define KEEPER_LINE_MAX    256
 
-/* ---- helmd's side
- * ---------------------------------------------------------------------------------------------- */
+/* ---- helmd's side ------------------------------------------------------------------------------------- */
 
 static void HELM_PRINTF(2, 3) keeper_tell(const struct keeper *keeper, const char *fmt, ...)
 {
@@ -109,8 +108,7 @@ void keeper_dismiss(struct keeper *keeper)
     while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
 }
 
-/* ---- the keeper
- * ------------------------------------------------------------------------------------------------ */
+/* ---- the keeper --------------------------------------------------------------------------------------- */
 
 struct estate {
     struct {

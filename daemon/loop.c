@@ -52,8 +52,7 @@ void loop_tell_ready_fd(int *ready_fd, const char *fmt, ...)
     *ready_fd = -1;
 }
 
-/* ---- what workers report
- * --------------------------------------------------------------------------------------- */
+/* ---- what workers report ------------------------------------------------------------------------------ */
 
 void loop_on_prepare(void *context, uint32_t epoch)
 {
@@ -96,8 +95,7 @@ void loop_on_given_up(void *context, int code, const char *why, bool ever_ready)
     loop->exit_status = ever_ready ? EXIT_FAILED : EXIT_REFUSED;
 }
 
-/* ---- signals and children
- * -------------------------------------------------------------------------------------- */
+/* ---- signals and children ----------------------------------------------------------------------------- */
 
 static void loop_drain(struct loop *loop, const char *why)
 {
@@ -168,8 +166,7 @@ static void loop_take_parent(struct loop *loop)
     loop->drain_end_us = units_now_us();
 }
 
-/* ---- one round
- * ------------------------------------------------------------------------------------------------- */
+/* ---- one round ---------------------------------------------------------------------------------------- */
 
 static void loop_client_gone(void *context, uint64_t client)
 {
@@ -219,8 +216,7 @@ static uint64_t loop_before_sleep(struct loop *loop)
     uint64_t rung_us = batcher->in_flight ? batcher->rung_us : 0;
     earlier(&wake_us, workers_tick(loop->serve->workers, now_us, rung_us, batcher->step.token_count));
     loop_mind_keeper(loop, now_us);
-    if (client_socket_flush(loop->serve->clients, loop_client_gone, loop))
-        earlier(&wake_us, now_us + BACKLOG_WAIT_US);
+    if (client_socket_flush(loop->serve->clients)) earlier(&wake_us, now_us + BACKLOG_WAIT_US);
     if (loop->watchdog_us && now_us >= loop->watchdog_next_us) {
         sd_notify(0, "WATCHDOG=1");
         loop->watchdog_next_us = now_us + loop->watchdog_us / 3;
@@ -236,11 +232,12 @@ static void loop_farewell(struct loop *loop)
     batcher_worker_lost(batcher, false, "going down");
     batcher_finish_all(batcher, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "the daemon is going down");
     batcher_pump(batcher, units_now_us());
-    client_socket_flush(loop->serve->clients, loop_client_gone, loop);
+    client_socket_flush(loop->serve->clients);
 }
 
 int loop_run(struct loop *loop)
 {
+    client_socket_on_gone(loop->serve->clients, loop_client_gone, loop);
     for (;;) {
         zmq_pollitem_t items[CLIENT_SOCKET_POLL_MAX + WORKERS_POLL_MAX + 2];
         uint64_t wake_us = loop_before_sleep(loop), now_us = units_now_us();
@@ -265,6 +262,7 @@ int loop_run(struct loop *loop)
         loop_take_signals(loop);
         if (parent_at >= 0 && items[parent_at].revents) loop_take_parent(loop);
         client_socket_authenticate(loop->serve->clients);
+        client_socket_watch(loop->serve->clients);
         loop_take_clients(loop);
     }
     loop_farewell(loop);

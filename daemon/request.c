@@ -26,8 +26,7 @@ static int HELM_PRINTF(4, 5)
 #define REFUSE_CONTEXT(...)                                                                                  \
     request_refuse(error, HELM_E_LIMIT, HELM__V1__ERROR_CODE__ERROR_CONTEXT, __VA_ARGS__)
 
-/* ---- memory for unpacking: a small frame can claim millions of empty messages, each of which costs memory
- * ----- */
+/* ---- memory for unpacking: a small frame can claim millions of empty messages, each of which costs memory  */
 
 struct unpack_budget {
     size_t left;
@@ -49,8 +48,7 @@ static void budget_free(void *data, void *pointer)
     free(pointer);
 }
 
-/* ---- fields
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- fields ------------------------------------------------------------------------------------------- */
 
 /* NaN fails every comparison, so it is refused as well. */
 static bool in_range(float value, float low, float high)

@@ -10,8 +10,7 @@
 #include "daemon/request.h"
 #include "proto/helm.pb-c.h"
 
-/* ---- packing
- * --------------------------------------------------------------------------------------------------- */
+/* ---- packing ------------------------------------------------------------------------------------------ */
 
 static int serve_send(struct serve *serve, uint64_t client, uint64_t request_id, Helm__V1__Response *response,
                       bool final)
@@ -111,8 +110,7 @@ void serve_done(void *context, const struct sequence *seq)
     client_socket_release(serve->clients, seq->client);
 }
 
-/* ---- handlers
- * -------------------------------------------------------------------------------------------------- */
+/* ---- handlers ----------------------------------------------------------------------------------------- */
 
 static void on_generate(struct serve *serve, uint64_t client, struct request *request)
 {

@@ -78,8 +78,7 @@ static void worker_enter(struct worker *w, enum worker_state state)
     w->pinged_us = 0;
 }
 
-/* ---- sending
- * --------------------------------------------------------------------------------------------------- */
+/* ---- sending ------------------------------------------------------------------------------------------ */
 
 static void worker_send(struct workers *workers, control_msg *msg)
 {
@@ -127,8 +126,7 @@ static void worker_send_load(struct workers *workers)
     worker_send(workers, &msg);
 }
 
-/* ---- ends
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- ends --------------------------------------------------------------------------------------------- */
 
 void workers_kill(struct workers *workers, const char *why)
 {
@@ -200,8 +198,7 @@ bool workers_child_ended(struct workers *workers, pid_t pid, int wait_status)
     return true;
 }
 
-/* ---- starting
- * -------------------------------------------------------------------------------------------------- */
+/* ---- starting ----------------------------------------------------------------------------------------- */
 
 static void worker_start(struct workers *workers)
 {
@@ -242,8 +239,7 @@ static void worker_start(struct workers *workers)
     log_info("worker %s: pid %ld, epoch %u", w->name, (long)w->pid, w->epoch);
 }
 
-/* ---- receiving: one table of message, states that allow it, handler
- * -------------------------------------------- */
+/* ---- receiving: one table of message, states that allow it, handler ----------------------------------- */
 
 #define IN(state) (1u << (state))
 
@@ -399,8 +395,7 @@ void workers_receive(struct workers *workers)
     }
 }
 
-/* ---- watching
- * -------------------------------------------------------------------------------------------------- */
+/* ---- watching ----------------------------------------------------------------------------------------- */
 
 static uint64_t step_bound_us(const struct workers_config *c, uint32_t tokens)
 {
@@ -459,8 +454,7 @@ uint64_t workers_tick(struct workers *workers, uint64_t now_us, uint64_t step_ru
     return now_us + SECOND_US;
 }
 
-/* ---- the end, and what Status shows
- * ---------------------------------------------------------------------------- */
+/* ---- the end, and what Status shows ------------------------------------------------------------------- */
 
 void workers_close(struct workers *workers)
 {

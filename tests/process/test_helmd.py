@@ -124,6 +124,22 @@ def test_a_disconnect_stops_the_work():
         check(steps < 400, f"{steps} steps were computed for nobody")
 
 
+def test_a_disconnect_is_noticed_while_nothing_is_sent():
+    with running("--parallel", 1, "--step-tokens", 16, faults="step_us=20000") as d:
+        stays, leaves, watcher = Client(d.endpoint), Client(d.endpoint), Client(d.endpoint)
+        long_prompt = leaves.generate([3] * 500, 5)  # 32 steps before its first token
+        queued = leaves.generate([4], 5)
+        while not (long_prompt.id and queued.id):
+            leaves.receive()
+        mine = stays.generate([5], 3, seed=1)
+        started = time.time()
+        leaves.close()
+        stays.run(mine)
+        check(time.time() - started < 0.4 * SLOW, "the prompt of a client that left was computed to its end")
+        same(mine.tokens, expected_tokens([5], 3, seed=1), "tokens")
+        same(watcher.ask("list").list.entries[:], [], "open requests")
+
+
 def test_a_slow_client_stalls_nobody():
     with running("--ctx", 512, "--parallel", 8) as d:
         slow, quick = Client(d.endpoint, rcvhwm=1), Client(d.endpoint)
