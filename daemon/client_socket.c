@@ -343,7 +343,7 @@ void client_socket_release(struct client_socket *sock, uint64_t client)
     client_forget_if_idle(c);
 }
 
-/* ---- connections that close ------------------------------------------------------------------------------ */
+/* ---- connections that close ---------------------------------------------------------------------------- */
 
 /* A descriptor number may be given to a new connection before the old one's end was read here. libzmq reports
  * ACCEPTED before a connection's first frame can arrive, so whoever reads all events before it looks at a

@@ -26,7 +26,7 @@ static int HELM_PRINTF(4, 5)
 #define REFUSE_CONTEXT(...)                                                                                  \
     request_refuse(error, HELM_E_LIMIT, HELM__V1__ERROR_CODE__ERROR_CONTEXT, __VA_ARGS__)
 
-/* ---- memory for unpacking: a small frame can claim millions of empty messages, each of which costs memory  */
+/* ---- memory for unpacking: small frames can claim millions of empty messages --------------------------- */
 
 struct unpack_budget {
     size_t left;

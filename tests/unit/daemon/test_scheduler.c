@@ -145,8 +145,7 @@ static void one_token_requests_run_at_once(void **state)
     assert_true(step.row[0].sample);
 }
 
-/* ---- a whole life, with the batcher's part played here
- * --------------------------------------------------------- */
+/* ---- a whole life, with the batcher's part played here ------------------------------------------------ */
 
 enum { LIFE_SEQS = 40, LIFE_PAGES = 24, LIFE_PAGE = 8, LIFE_CONTEXT = LIFE_PAGES * LIFE_PAGE };
 
