@@ -56,4 +56,7 @@ void generate_deliver(const struct connection_request *request, const Helm__V1__
 /* generate.c: enum helm_code for the code of an Error message. */
 int generate_error_code(Helm__V1__ErrorCode code);
 
+/* query.c: an answer as its struct of helm.h, in one block for free(). */
+HELM_MUST_CHECK int query_copy(const Helm__V1__Response *answer, void **out, struct helm_err *err);
+
 #endif

@@ -146,6 +146,18 @@ static void copy_answer(struct block *block, const Helm__V1__Response *answer)
     }
 }
 
+int query_copy(const Helm__V1__Response *answer, void **out, struct helm_err *err)
+{
+    struct block block = {0};
+    copy_answer(&block, answer);
+    size_t bytes = block.used;
+    block = (struct block){.base = malloc(bytes ? bytes : 1)};
+    *out = block.base;
+    if (!block.base) return helm_fail(err, HELM_E_NOMEM, "no memory for an answer of %zu bytes", bytes);
+    copy_answer(&block, answer);
+    return 0;
+}
+
 /* Asks, and copies the answer of kind `expected` into one block. */
 static int ask_copy(struct helm_client *client, Helm__V1__Request *message,
                     Helm__V1__Response__BodyCase expected, int timeout_ms, void **out, struct helm_err *err)
@@ -154,15 +166,7 @@ static int ask_copy(struct helm_client *client, Helm__V1__Request *message,
     *out = NULL;
     int rc = connection_ask(client, message, expected, timeout_ms, &answer, err);
     if (rc < 0) return rc;
-    struct block block = {0};
-    copy_answer(&block, answer);
-    size_t bytes = block.used;
-    block = (struct block){.base = malloc(bytes ? bytes : 1)};
-    if (block.base)
-        copy_answer(&block, answer);
-    else
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for an answer of %zu bytes", bytes);
-    *out = block.base;
+    rc = query_copy(answer, out, err);
     helm__v1__response__free_unpacked(answer, NULL);
     return rc;
 }
