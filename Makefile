@@ -75,6 +75,7 @@ COMMON_SRC := \
   common/log.c \
   common/plan.c \
   common/sampling.c \
+  common/sampling_pass.c \
   common/units.c
 
 MODEL_SRC := \
@@ -152,6 +153,7 @@ LIBHELM_SRC := \
   client/tokenizer_config.c \
   client/tokenizer_decode.c \
   client/tokenizer_json.c \
+  client/tokenizer_load.c \
   client/tokenizer_normalize.c \
   client/tokenizer_parse.c \
   client/tokenizer_pattern.c \

@@ -1,58 +1,44 @@
 /* Draws a token from logits; the exact meaning of every step stands in common/sampling.h.
  *
  * Called by the worker of the last stage once per sampled row. Owns nothing: works in the caller's scratch,
- * allocates nothing. The whole vocabulary is read once or twice, four logits at a time, in blocks of 64; each
- * block leaves its largest logit (and its weight), and everything after that looks only into blocks that can
- * matter: top-k   the k-th largest block maximum is a lower bound of the k-th largest logit; top-p   tokens
- * lighter than (1 - p) * sum / vocab cannot, all together, weigh more than what top-p cuts off; draw    the
- * block is found by the blocks' weights. Candidates are gathered in order of ids; the cut among them is found
- * by buckets and quickselect, never a sort. */
+ * allocates nothing. The passes over the whole vocabulary are common/sampling_pass.c; each block of 64 logits
+ * leaves its largest (and its weight), and everything after that looks only into blocks that can matter:
+ *
+ * - top-k: the k-th largest block maximum is a lower bound of the k-th largest logit;
+ * - top-p: tokens lighter than (1 - p) * sum / vocab cannot, all together, weigh more than what top-p cuts
+ * off, and mostly a far higher floor will do;
+ * - draw: the block is found by the blocks' weights.
+ *
+ * Candidates stand in order of ids; the cut among them is found by buckets and quickselect, never a sort. */
 #include "common/sampling.h"
+#include "common/sampling_pass.h"
 
-#include <immintrin.h>
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-#define BLOCK      64 /* logits */
 #define BUCKETS    1024
 #define BUCKETS_AT 512 /* candidates from which a pass over buckets pays */
-#define WEIGHT_ONE ((uint64_t)1 << 40)
-
-/* A token that may be drawn. `key` grows in falling order: inverted ordered bits of the logit, then the id.
- */
-struct candidate {
-    uint64_t key;
-    uint64_t weight;
-};
 
 struct bucket {
     uint64_t count, weight;
 };
 
 struct workspace {
-    float *adjusted;             /* [vocab] */
-    uint32_t *seen;              /* [vocab]: only entries of tokens in the history are ever valid */
-    float *block_max;            /* [blocks] */
-    float *block_copy;           /* [blocks]: reordered by selection */
-    uint64_t *block_weight;      /* [blocks] */
-    struct bucket *bucket;       /* [BUCKETS] */
-    struct candidate *candidate; /* [vocab + 4], in order of ids */
-    struct candidate *select;    /* [vocab], reordered by selection */
-};
-
-/* One row of logits as the passes see it. */
-struct row {
-    const float *x;
-    uint32_t vocab, blocks;
-    float top;      /* largest finite logit */
-    float inv_temp; /* 1 / temperature, at most FLT_MAX */
+    float *adjusted;                      /* [vocab] */
+    uint32_t *seen;                       /* [vocab]: only entries of tokens in the history are ever valid */
+    float *block_max;                     /* [blocks] */
+    float *block_copy;                    /* [blocks]: reordered by selection */
+    uint64_t *block_weight;               /* [blocks] */
+    struct bucket *bucket;                /* [BUCKETS] */
+    struct sampling_candidate *candidate; /* [vocab + 4], in order of ids */
+    struct sampling_candidate *select;    /* [vocab], reordered by selection */
 };
 
 static size_t lay_out(struct workspace *w, char *base, uint32_t vocab)
 {
-    size_t blocks = ((size_t)vocab + BLOCK - 1) / BLOCK, at = 0;
+    size_t blocks = ((size_t)vocab + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK, at = 0;
     void *place[8];
     const size_t bytes[8] = {vocab * sizeof(*w->adjusted),
                              vocab * sizeof(*w->seen),
@@ -76,202 +62,7 @@ size_t sampling_scratch_bytes(uint32_t vocab)
     return lay_out(&unused, NULL, vocab);
 }
 
-/* ---- four logits at a time --------------------------------------------------------------------- */
-
-static inline __m128 select4(__m128 mask, __m128 yes, __m128 no)
-{
-    return _mm_or_ps(_mm_and_ps(mask, yes), _mm_andnot_ps(mask, no));
-}
-
-/* Non-finite logits become -inf. */
-static inline __m128 load_finite(const float *x)
-{
-    __m128 v = _mm_loadu_ps(x);
-    __m128i size = _mm_and_si128(_mm_castps_si128(v), _mm_set1_epi32(0x7fffffff));
-    __m128 finite = _mm_castsi128_ps(_mm_cmpgt_epi32(_mm_set1_epi32(0x7f800000), size));
-    return select4(finite, v, _mm_set1_ps(-INFINITY));
-}
-
-/* exp((x - top) * inv_temp), from 1 down to about 1e-38 (which weighs 0) for everything far below. x = n ln 2
- * + r, |r| <= ln 2 / 2; adding and subtracting 1.5 * 2^23 rounds to the nearest whole number. */
-static inline __m128 exp_below(__m128 x, const struct row *row)
-{
-    const __m128 magic = _mm_set1_ps(12582912.0f);
-    __m128 z = _mm_mul_ps(_mm_sub_ps(x, _mm_set1_ps(row->top)), _mm_set1_ps(row->inv_temp));
-    z = _mm_max_ps(z, _mm_set1_ps(-87.0f));
-    __m128 shifted = _mm_add_ps(_mm_mul_ps(z, _mm_set1_ps(1.44269504f)), magic);
-    __m128 n = _mm_sub_ps(shifted, magic);
-    __m128 r = _mm_sub_ps(z, _mm_mul_ps(n, _mm_set1_ps(0.693359375f)));
-    r = _mm_add_ps(r, _mm_mul_ps(n, _mm_set1_ps(2.12194440e-4f)));
-    __m128 p = _mm_set1_ps(1.9875691500e-4f);
-    p = _mm_add_ps(_mm_mul_ps(p, r), _mm_set1_ps(1.3981999507e-3f));
-    p = _mm_add_ps(_mm_mul_ps(p, r), _mm_set1_ps(8.3334519073e-3f));
-    p = _mm_add_ps(_mm_mul_ps(p, r), _mm_set1_ps(4.1665795894e-2f));
-    p = _mm_add_ps(_mm_mul_ps(p, r), _mm_set1_ps(1.6666665459e-1f));
-    p = _mm_add_ps(_mm_mul_ps(p, r), _mm_set1_ps(5.0000001201e-1f));
-    p = _mm_add_ps(_mm_mul_ps(p, _mm_mul_ps(r, r)), _mm_add_ps(r, _mm_set1_ps(1.0f)));
-    __m128i exponent =
-        _mm_slli_epi32(_mm_castps_si128(shifted), 23); /* n in the exponent's place, modulo 2^32 */
-    __m128 e = _mm_castsi128_ps(_mm_add_epi32(_mm_castps_si128(p), exponent));
-    return _mm_min_ps(e, _mm_set1_ps(1.0f));
-}
-
-/* floor(e * 2^40) = upper * 2^20 + lower, each part a 32-bit lane. */
-static inline void split_weight(__m128 e, __m128i *upper, __m128i *lower)
-{
-    const __m128 scale = _mm_set1_ps(1048576.0f);
-    __m128 scaled = _mm_mul_ps(e, scale);
-    *upper = _mm_cvttps_epi32(scaled);
-    *lower = _mm_cvttps_epi32(_mm_mul_ps(_mm_sub_ps(scaled, _mm_cvtepi32_ps(*upper)), scale));
-}
-
-static inline uint64_t sum_lanes(__m128i x)
-{
-    uint32_t lane[4];
-    _mm_storeu_si128((__m128i *)(void *)lane, x);
-    return (uint64_t)lane[0] + lane[1] + lane[2] + lane[3];
-}
-
-/* The BLOCK logits of block b; those past the end of the vocabulary read as -inf through `tail`. */
-static inline const float *block_at(const struct row *row, uint32_t b, float tail[BLOCK])
-{
-    uint32_t first = b * BLOCK;
-    if (row->vocab - first >= BLOCK) return row->x + first;
-    for (uint32_t i = 0; i < BLOCK; i++) tail[i] = first + i < row->vocab ? row->x[first + i] : -INFINITY;
-    return tail;
-}
-
-static float max_lanes(__m128 x)
-{
-    float lane[4], top = -INFINITY;
-    _mm_storeu_ps(lane, x);
-    for (int i = 0; i < 4; i++) top = lane[i] > top ? lane[i] : top;
-    return top;
-}
-
-/* Fills block_max and row->top; -inf if no logit is finite. */
-static void find_maxima(struct row *row, float *block_max)
-{
-    float tail[BLOCK];
-    __m128 top = _mm_set1_ps(-INFINITY);
-    for (uint32_t b = 0; b < row->blocks; b++) {
-        const float *x = block_at(row, b, tail);
-        __m128 a = load_finite(x), c = load_finite(x + 4);
-        for (int i = 8; i < BLOCK; i += 8) {
-            a = _mm_max_ps(a, load_finite(x + i));
-            c = _mm_max_ps(c, load_finite(x + i + 4));
-        }
-        a = _mm_max_ps(a, c);
-        a = _mm_max_ps(a, _mm_movehl_ps(a, a));
-        a = _mm_max_ss(a, _mm_shuffle_ps(a, a, 1));
-        block_max[b] = _mm_cvtss_f32(a);
-        top = _mm_max_ss(top, a);
-    }
-    row->top = max_lanes(top);
-}
-
-/* Sum of one block's weights. Two versions with the same bits: AVX2 halves the time of the longest pass; its
- * lanes do the same multiplications and additions in the same order (no FMA), so nothing depends on which one
- * ran. */
-static uint64_t block_sum_sse2(const float *x, const struct row *row)
-{
-    __m128i upper = _mm_setzero_si128(), lower = _mm_setzero_si128(), u, l;
-    for (int i = 0; i < BLOCK; i += 4) {
-        split_weight(exp_below(load_finite(x + i), row), &u, &l);
-        upper = _mm_add_epi32(upper, u);
-        lower = _mm_add_epi32(lower, l);
-    }
-    return (sum_lanes(upper) << 20) + sum_lanes(lower);
-}
-
-__attribute__((target("avx2"))) static uint64_t block_sum_avx2(const float *x, const struct row *row)
-{
-    const __m256 magic = _mm256_set1_ps(12582912.0f), scale = _mm256_set1_ps(1048576.0f),
-                 one = _mm256_set1_ps(1.0f);
-    const __m256 top = _mm256_set1_ps(row->top), inv_temp = _mm256_set1_ps(row->inv_temp);
-    __m256i upper = _mm256_setzero_si256(), lower = _mm256_setzero_si256();
-    for (int i = 0; i < BLOCK; i += 8) {
-        __m256 v = _mm256_loadu_ps(x + i);
-        __m256i size = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff));
-        __m256i finite = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x7f800000), size);
-        v = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), v, _mm256_castsi256_ps(finite));
-        __m256 z = _mm256_max_ps(_mm256_mul_ps(_mm256_sub_ps(v, top), inv_temp), _mm256_set1_ps(-87.0f));
-        __m256 shifted = _mm256_add_ps(_mm256_mul_ps(z, _mm256_set1_ps(1.44269504f)), magic);
-        __m256 n = _mm256_sub_ps(shifted, magic);
-        __m256 r = _mm256_sub_ps(z, _mm256_mul_ps(n, _mm256_set1_ps(0.693359375f)));
-        r = _mm256_add_ps(r, _mm256_mul_ps(n, _mm256_set1_ps(2.12194440e-4f)));
-        __m256 p = _mm256_set1_ps(1.9875691500e-4f);
-        p = _mm256_add_ps(_mm256_mul_ps(p, r), _mm256_set1_ps(1.3981999507e-3f));
-        p = _mm256_add_ps(_mm256_mul_ps(p, r), _mm256_set1_ps(8.3334519073e-3f));
-        p = _mm256_add_ps(_mm256_mul_ps(p, r), _mm256_set1_ps(4.1665795894e-2f));
-        p = _mm256_add_ps(_mm256_mul_ps(p, r), _mm256_set1_ps(1.6666665459e-1f));
-        p = _mm256_add_ps(_mm256_mul_ps(p, r), _mm256_set1_ps(5.0000001201e-1f));
-        p = _mm256_add_ps(_mm256_mul_ps(p, _mm256_mul_ps(r, r)), _mm256_add_ps(r, one));
-        __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
-        __m256 e = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
-        __m256 scaled = _mm256_mul_ps(_mm256_min_ps(e, one), scale);
-        __m256i u = _mm256_cvttps_epi32(scaled);
-        upper = _mm256_add_epi32(upper, u);
-        __m256 rest = _mm256_mul_ps(_mm256_sub_ps(scaled, _mm256_cvtepi32_ps(u)), scale);
-        lower = _mm256_add_epi32(lower, _mm256_cvttps_epi32(rest));
-    }
-    __m128i u = _mm_add_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
-    __m128i l = _mm_add_epi32(_mm256_castsi256_si128(lower), _mm256_extracti128_si256(lower, 1));
-    return (sum_lanes(u) << 20) + sum_lanes(l);
-}
-
-/* Sum of all weights; each block's goes to block_weight unless that is NULL. */
-static uint64_t find_weights(const struct row *row, const float *block_max, uint64_t *block_weight)
-{
-    float tail[BLOCK];
-    uint64_t sum = 0;
-    bool avx2 = __builtin_cpu_supports("avx2") != 0;
-    for (uint32_t b = 0; b < row->blocks; b++) {
-        uint64_t weight = 0;
-        if ((block_max[b] - row->top) * row->inv_temp > -28.0f) { /* exp(-28) < 2^-40 */
-            const float *x = block_at(row, b, tail);
-            weight = avx2 ? block_sum_avx2(x, row) : block_sum_sse2(x, row);
-        }
-        if (block_weight != NULL) block_weight[b] = weight;
-        sum += weight;
-    }
-    return sum;
-}
-
-static void block_weights(const float *x, const struct row *row, uint64_t weight[BLOCK])
-{
-    for (int i = 0; i < BLOCK; i += 4) {
-        uint32_t upper[4], lower[4];
-        __m128i u, l;
-        split_weight(exp_below(load_finite(x + i), row), &u, &l);
-        _mm_storeu_si128((__m128i *)(void *)upper, u);
-        _mm_storeu_si128((__m128i *)(void *)lower, l);
-        for (int j = 0; j < 4; j++) weight[i + j] = ((uint64_t)upper[j] << 20) + lower[j];
-    }
-}
-
 /* ---- selection --------------------------------------------------------------------------------- */
-
-static uint64_t falling_key(float x, uint32_t id)
-{
-    uint32_t bits;
-    x += 0.0f; /* -0 and +0 are a tie */
-    memcpy(&bits, &x, sizeof(bits));
-    bits ^= (bits >> 31) != 0 ? 0xffffffffu : 0x80000000u;
-    return (uint64_t)~bits << 32 | id;
-}
-static uint32_t key_id(uint64_t key)
-{
-    return (uint32_t)key;
-}
-static float key_logit(uint64_t key)
-{
-    uint32_t bits = ~(uint32_t)(key >> 32);
-    bits ^= (bits >> 31) != 0 ? 0x80000000u : 0xffffffffu;
-    float x;
-    memcpy(&x, &bits, sizeof(x));
-    return x;
-}
 
 /* The k-th largest of n floats (k from 1), which are reordered. */
 static float kth_largest(float *x, size_t n, size_t k)
@@ -306,7 +97,7 @@ static float kth_largest(float *x, size_t n, size_t k)
 
 /* The key at which the running total over c in falling order first reaches `target` (at least 1 and at most
  * the whole): of weights, or of the number of candidates. c is reordered; keys are distinct. */
-static uint64_t cut_by_quickselect(struct candidate *c, size_t n, uint64_t target, bool by_weight)
+static uint64_t cut_by_quickselect(struct sampling_candidate *c, size_t n, uint64_t target, bool by_weight)
 {
     size_t lo = 0, hi = n;
     while (hi - lo > 1) {
@@ -317,14 +108,14 @@ static uint64_t cut_by_quickselect(struct candidate *c, size_t n, uint64_t targe
         size_t pivot_at = lo;
         for (size_t i = lo; i < hi; i++) {
             if (c[i].key > pivot) continue;
-            struct candidate swap = c[i];
+            struct sampling_candidate swap = c[i];
             c[i] = c[end];
             c[end] = swap;
             if (swap.key == pivot) pivot_at = end;
             total += by_weight ? swap.weight : 1;
             end++;
         }
-        struct candidate last = c[pivot_at];
+        struct sampling_candidate last = c[pivot_at];
         c[pivot_at] = c[end - 1];
         c[end - 1] = last;
         uint64_t before = total - (by_weight ? last.weight : 1);
@@ -340,7 +131,7 @@ static uint64_t cut_by_quickselect(struct candidate *c, size_t n, uint64_t targe
     return c[lo].key;
 }
 
-static uint32_t bucket_of(float x, const struct row *row)
+static uint32_t bucket_of(float x, const struct sampling_row *row)
 {
     float below = (row->top - x) * row->inv_temp * ((BUCKETS - 1) / 28.0f);
     return below < BUCKETS - 1 ? (uint32_t)below : BUCKETS - 1;
@@ -348,7 +139,7 @@ static uint32_t bucket_of(float x, const struct row *row)
 
 /* cut_by_quickselect over the n candidates of `w`, with one pass over buckets first when there are many:
  * buckets follow falling order, so only the one in which the target falls is searched. */
-static uint64_t find_cut(const struct workspace *w, const struct row *row, size_t n, uint64_t target,
+static uint64_t find_cut(const struct workspace *w, const struct sampling_row *row, size_t n, uint64_t target,
                          bool by_weight)
 {
     size_t selected = n;
@@ -376,48 +167,7 @@ static uint64_t find_cut(const struct workspace *w, const struct row *row, size_
     return cut_by_quickselect(w->select, selected, target, by_weight);
 }
 
-/* The tokens with logit >= floor_logit, a prefix of the falling order, as candidates in order of ids. */
-static size_t gather(const struct workspace *w, const struct row *row, float floor_logit)
-{
-    const __m128 floor4 = _mm_max_ps(_mm_set1_ps(floor_logit), _mm_set1_ps(-FLT_MAX));
-    float tail[BLOCK];
-    size_t n = 0;
-    for (uint32_t b = 0; b < row->blocks; b++) {
-        if (!(w->block_max[b] >= floor_logit) || w->block_max[b] == -INFINITY) continue;
-        const float *x = block_at(row, b, tail);
-        for (uint32_t i = 0; i < BLOCK; i += 4) {
-            int mask = _mm_movemask_ps(_mm_cmpge_ps(load_finite(x + i), floor4));
-            if (mask == 0) continue;
-            /* Written always (hence the slack of 4), kept by moving on: which ones stay is a coin's toss to a
-             * branch predictor. */
-            for (uint32_t j = 0; j < 4; j++, mask >>= 1) {
-                w->candidate[n].key = falling_key(x[i + j], b * BLOCK + i + j);
-                n += (size_t)(mask & 1);
-            }
-        }
-    }
-    for (size_t i = 0; i < n; i += 4) {
-        float x[4] = {row->top, row->top, row->top, row->top};
-        uint32_t upper[4], lower[4];
-        __m128i u, l;
-        size_t count = n - i < 4 ? n - i : 4;
-        for (size_t j = 0; j < count; j++) x[j] = key_logit(w->candidate[i + j].key);
-        split_weight(exp_below(_mm_loadu_ps(x), row), &u, &l);
-        _mm_storeu_si128((__m128i *)(void *)upper, u);
-        _mm_storeu_si128((__m128i *)(void *)lower, l);
-        for (size_t j = 0; j < count; j++) w->candidate[i + j].weight = ((uint64_t)upper[j] << 20) + lower[j];
-    }
-    return n;
-}
-
-/* A logit a little below the one at which a token is `weight` times as likely as the best. */
-static float logit_of(const struct row *row, double weight)
-{
-    double z = log(weight) - 1e-4; /* more than exp and the subtraction can be off by */
-    return nextafterf((float)((double)row->top + z / (double)row->inv_temp), -INFINITY);
-}
-
-static size_t keep_up_to(struct candidate *c, size_t n, uint64_t cut)
+static size_t keep_up_to(struct sampling_candidate *c, size_t n, uint64_t cut)
 {
     size_t kept = 0;
     for (size_t i = 0; i < n; i++) {
@@ -427,7 +177,7 @@ static size_t keep_up_to(struct candidate *c, size_t n, uint64_t cut)
     return kept;
 }
 
-static uint64_t sum_weights(const struct candidate *c, size_t n)
+static uint64_t sum_weights(const struct sampling_candidate *c, size_t n)
 {
     uint64_t sum = 0;
     for (size_t i = 0; i < n; i++) sum += c[i].weight;
@@ -435,14 +185,14 @@ static uint64_t sum_weights(const struct candidate *c, size_t n)
 }
 
 /* Gathers at least the first k of the row in falling order (fewer only if fewer are finite). */
-static size_t gather_first(const struct workspace *w, const struct row *row, uint32_t k)
+static size_t gather_first(const struct workspace *w, const struct sampling_row *row, uint32_t k)
 {
     float floor_logit = -INFINITY;
     if (k <= row->blocks) {
         memcpy(w->block_copy, w->block_max, row->blocks * sizeof(*w->block_copy));
         floor_logit = kth_largest(w->block_copy, row->blocks, k);
     }
-    size_t n = gather(w, row, floor_logit);
+    size_t n = sampling_gather(row, w->block_max, floor_logit, w->candidate);
     if (n > k) n = keep_up_to(w->candidate, n, find_cut(w, row, n, k, false));
     return n;
 }
@@ -513,26 +263,25 @@ static void adjust_logits(const struct sampling_params *p, const float *logits, 
     }
 }
 
-static uint32_t argmax(const struct row *row, const float *block_max)
+static uint32_t argmax(const struct sampling_row *row, const float *block_max)
 {
     uint32_t b = 0;
     while (block_max[b] != row->top) b++;
-    uint32_t id = b * BLOCK;
+    uint32_t id = b * SAMPLING_BLOCK;
     while (row->x[id] != row->top) id++;
     return id;
 }
 
 /* No top-k, no top-p, no min-p: find the block, then the token in it. */
-static uint32_t draw_from_all(const struct workspace *w, const struct row *row, uint64_t sum,
+static uint32_t draw_from_all(const struct workspace *w, const struct sampling_row *row, uint64_t sum,
                               const struct sampling_params *p, uint32_t index)
 {
-    float tail[BLOCK];
-    uint64_t weight[BLOCK], at = pick(sum, p->seed, index);
+    uint64_t weight[SAMPLING_BLOCK], at = pick(sum, p->seed, index);
     uint32_t b = 0, i = 0;
     for (; at >= w->block_weight[b]; b++) at -= w->block_weight[b];
-    block_weights(block_at(row, b, tail), row, weight);
+    sampling_block_weights(row, b, weight);
     for (; at >= weight[i]; i++) at -= weight[i];
-    return b * BLOCK + i;
+    return b * SAMPLING_BLOCK + i;
 }
 
 static uint64_t top_p_target(uint64_t sum, double top_p)
@@ -543,32 +292,34 @@ static uint64_t top_p_target(uint64_t sum, double top_p)
 
 /* A prefix of the falling order that holds top-p's. Models are mostly sure of themselves, so two guesses come
  * first; what is lighter than the last floor cannot, all together, weigh more than top-p cuts off. */
-static size_t gather_prefix(const struct workspace *w, const struct row *row, uint64_t sum, double top_p)
+static size_t gather_prefix(const struct workspace *w, const struct sampling_row *row, uint64_t sum,
+                            double top_p)
 {
     uint64_t target = top_p_target(sum, top_p);
-    double light = (1 - top_p) * (double)sum / (double)WEIGHT_ONE / row->vocab;
+    double light = (1 - top_p) * (double)sum / (double)SAMPLING_WEIGHT_ONE / row->vocab;
     for (double guess = 0.03; guess > 0.0005 && guess > 2 * light; guess /= 30) {
-        size_t n = gather(w, row, logit_of(row, guess));
+        size_t n = sampling_gather(row, w->block_max, sampling_logit_of(row, guess), w->candidate);
         if (sum_weights(w->candidate, n) >= target) return n;
     }
-    if (target == sum) return gather(w, row, -INFINITY);
-    return gather(w, row, logit_of(row, light < 1 ? light : 1));
+    if (target == sum) return sampling_gather(row, w->block_max, -INFINITY, w->candidate);
+    return sampling_gather(row, w->block_max, sampling_logit_of(row, light < 1 ? light : 1), w->candidate);
 }
 
-static uint32_t draw_token(const struct workspace *w, const struct row *row, const struct sampling_params *p,
-                           uint32_t index)
+static uint32_t draw_token(const struct workspace *w, const struct sampling_row *row,
+                           const struct sampling_params *p, uint32_t index)
 {
     bool top_k = p->top_k > 0 && p->top_k < row->vocab, top_p = p->top_p < 1;
-    uint64_t floor_weight = (uint64_t)((double)p->min_p * (double)WEIGHT_ONE), sum;
+    uint64_t floor_weight = (uint64_t)((double)p->min_p * (double)SAMPLING_WEIGHT_ONE), sum;
     size_t n;
     if (top_k) {
         n = gather_first(w, row, p->top_k);
         sum = sum_weights(w->candidate, n);
     } else {
-        sum = find_weights(row, w->block_max, w->block_weight);
+        sum = sampling_find_weights(row, w->block_max, w->block_weight);
         if (!top_p && floor_weight == 0) return draw_from_all(w, row, sum, p, index);
-        n = top_p ? gather_prefix(w, row, sum, (double)p->top_p)
-                  : gather(w, row, logit_of(row, (double)p->min_p));
+        n = top_p
+                ? gather_prefix(w, row, sum, (double)p->top_p)
+                : sampling_gather(row, w->block_max, sampling_logit_of(row, (double)p->min_p), w->candidate);
     }
     if (top_p) {
         uint64_t target = top_p_target(sum, (double)p->top_p);
@@ -587,15 +338,15 @@ static uint32_t draw_token(const struct workspace *w, const struct row *row, con
 }
 
 /* log-softmax of the model's own logits, whose maxima are in w->block_max. */
-static void report_logprobs(const struct workspace *w, const struct row *raw, uint32_t wanted,
+static void report_logprobs(const struct workspace *w, const struct sampling_row *raw, uint32_t wanted,
                             struct sampling_result *result)
 {
-    double sum = (double)find_weights(raw, w->block_max, NULL) / (double)WEIGHT_ONE;
+    double sum = (double)sampling_find_weights(raw, w->block_max, NULL) / (double)SAMPLING_WEIGHT_ONE;
     double log_sum = (double)raw->top + log(sum);
     size_t n = gather_first(w, raw, wanted);
     result->logprob = (float)((double)raw->x[result->token] - log_sum);
     for (size_t i = 1; i < n; i++) { /* insertion: at most SAMPLING_LOGPROBS_MAX */
-        struct candidate c = w->candidate[i];
+        struct sampling_candidate c = w->candidate[i];
         size_t j = i;
         for (; j > 0 && w->candidate[j - 1].key > c.key; j--) w->candidate[j] = w->candidate[j - 1];
         w->candidate[j] = c;
@@ -615,14 +366,16 @@ int sampling_draw(const struct sampling_params *params, const float *logits, uin
     struct workspace w;
     memset(result, 0, sizeof(*result));
     lay_out(&w, scratch, vocab);
-    struct row raw = {logits, vocab, (uint32_t)(((uint64_t)vocab + BLOCK - 1) / BLOCK), -INFINITY, 1};
-    struct row row = raw;
+    struct sampling_row raw = {logits, vocab,
+                               (uint32_t)(((uint64_t)vocab + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK), -INFINITY,
+                               1};
+    struct sampling_row row = raw;
     bool changed = changes_logits(params);
     if (changed) {
         adjust_logits(params, logits, vocab, history, history_count, prompt_count, &w);
         row.x = w.adjusted;
     }
-    find_maxima(&row, w.block_max);
+    sampling_find_maxima(&row, w.block_max);
     if (row.top == -INFINITY) return -1;
     if (params->temperature == 0) {
         result->token = argmax(&row, w.block_max);
@@ -634,7 +387,7 @@ int sampling_draw(const struct sampling_params *params, const float *logits, uin
     if (params->logprobs > 0) {
         uint32_t wanted = params->logprobs < SAMPLING_LOGPROBS_MAX ? params->logprobs : SAMPLING_LOGPROBS_MAX;
         raw.top = row.top;
-        if (changed) find_maxima(&raw, w.block_max);
+        if (changed) sampling_find_maxima(&raw, w.block_max);
         report_logprobs(&w, &raw, wanted < vocab ? wanted : vocab, result);
     }
     return 0;

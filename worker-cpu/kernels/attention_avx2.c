@@ -62,10 +62,6 @@ static inline vec vec_zero_below(vec y, vec x, vec limit)
 {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y);
 }
-static inline float vec_first(vec x)
-{
-    return _mm256_cvtss_f32(x);
-}
 static inline float vec_reduce_max(vec x)
 {
     __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

@@ -60,10 +60,6 @@ static inline vec vec_zero_below(vec y, vec x, vec limit)
 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), y, _mm512_setzero_ps());
 }
-static inline float vec_first(vec x)
-{
-    return _mm512_cvtss_f32(x);
-}
 static inline float vec_reduce_max(vec x)
 {
     return _mm512_reduce_max_ps(x);
