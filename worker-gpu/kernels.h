@@ -1,0 +1,236 @@
+/* The GPU's kernels: extern "C" launchers over CUDA streams.
+ *
+ * Called by the CUDA device (worker-gpu/device_cuda.cu), by tests/gpu and by tools/gpu. Launchers own
+ * nothing, allocate nothing and never synchronise, so all of them can be captured in a graph; workspace comes
+ * from the caller, sizes from the ..._bytes functions. Arguments are device pointers unless they say
+ * otherwise. Every launch is checked; errors are HELM_E_... with the detail in err.
+ *
+ * What changes from step to step (tokens, positions, page tables, how many of them count) is read from device
+ * memory through `struct gpuk_step`; a launch depends only on shapes and on capacities (the token tier), so a
+ * captured graph is replayed unchanged. The step block may be written by copies before the graph or by the
+ * host, not by a kernel of the same graph: kernels launched early (below) read it before their predecessor
+ * has finished.
+ *
+ * Precision: weights bf16, f16 or f32 as stored; the residual stream and decode activations are fp32; sums
+ * are fp32. Batches of 2 to 16 tokens on tensor cores carry activations as a pair (high, low) of 16-bit
+ * numbers, about 2^-16 relative. Prefill activations are 16-bit. No float atomics: the same input gives the
+ * same bits.
+ *
+ * GPUK_EARLY (compute capability 9.0 and later; ignored below): the launch may begin before the kernel in
+ * front of it in the stream has finished (programmatic dependent launch). It fetches weights, then waits by
+ * itself for the predecessor's results. Set it only when the operation just before in the stream is one of
+ * these launchers. */
+#ifndef HELM_WORKER_GPU_KERNELS_H
+#define HELM_WORKER_GPU_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "common/err.h"
+#include "common/kv_layout.h"
+#include "common/model/model.h"
+
+#define GPUK_BATCH_MAX    16  /* tokens of the small-batch tier */
+#define GPUK_HEAD_DIM_MAX 256 /* of attention */
+#define GPUK_SEGMENTS_MAX 3
+#define GPUK_SPLITS_MAX   64 /* pieces of one sequence's context in decode attention */
+#define GPUK_TOP_MAX      20
+#define GPUK_TOKEN_NONE   0xffffffffu
+
+/* Page numbers with this bit lie in the second pool (host memory that is mapped for the device). */
+#define GPUK_PAGE_HOST 0x80000000u
+/* A page that is elsewhere: its positions are left out (partial results are merged by the caller). */
+#define GPUK_PAGE_ABSENT 0xffffffffu
+
+enum gpuk_flags { GPUK_EARLY = 1u << 0 };
+
+/* What launchers must know of the device; filled in once by gpuk_open. */
+struct gpuk_device {
+    int ordinal;
+    int sm_count;
+    int capability;       /* 75, 80, 86, 89, 90, ... */
+    int shared_bytes_max; /* of one block, after opting in */
+    bool bulk_copy;       /* weights stream through shared memory by the bulk copy engine (9.0 and later) */
+    bool tensor_cores;    /* bf16 and f16 matrix instructions (8.0 and later) */
+    /* Choices a benchmark may vary; 0 = the built-in default. */
+    int gemv_slots;       /* weight slots in flight a warp */
+    int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
+};
+/* Reads the current device's properties and loads every kernel, so that no launch loads code later (a first
+ * launch would wait for the device, which deadlocks when a stream waits for the host). */
+HELM_MUST_CHECK int gpuk_open(struct gpuk_device *device, struct helm_err *err);
+
+/* The step block: arrays in device memory (or host memory mapped for the device), at fixed addresses. */
+struct gpuk_step {
+    const uint32_t *counts;    /* [3]: tokens, rows (sequences) and samples of this step */
+    const uint32_t *token_id;  /* [tokens] */
+    const uint32_t *position;  /* [tokens] */
+    const uint32_t *token_row; /* [tokens] its row */
+    const uint32_t *row_first; /* [rows + 1] tokens row_first[r] .. row_first[r + 1) are row r's, in order */
+    const uint32_t *row_slot;  /* [rows] line of the page table */
+    const uint32_t *sample_token; /* [samples] whose logits are wanted */
+    const uint32_t *page_table;   /* [slots][pages_per_slot] */
+    uint32_t pages_per_slot;
+};
+
+/* The KV pages of one layer. */
+struct gpuk_kv {
+    struct kv_layout layout;
+    void *pool;      /* VRAM */
+    void *pool_host; /* device address of mapped host memory, or NULL */
+    uint32_t layer;  /* in the layer group */
+};
+
+/* One weight matrix [rows][cols], row-major and dense, with its output. Norm weights and biases are fp32
+ * (converted when the model is loaded). */
+struct gpuk_linear {
+    const void *weight;
+    const float *bias; /* [rows] or NULL */
+    float *out;        /* out[token * out_stride + row] */
+    uint32_t rows;
+};
+
+/* y = W x over one to three matrices that share x, with what stands before and after it:
+ *   norm       x is normalised first: x[i] * norm[i] / sqrt(mean(x^2) + eps); NULL: x as it is
+ *   residual   out[r] = residual[r] + (W x + bias)[r]; may be `out` itself; one matrix only
+ *   swiglu     two matrices of equal rows, gate then up: segment[0].out[r] = silu(gate[r]) * up[r]
+ * `out` may be host memory mapped for the device (an activation lane). */
+struct gpuk_linear_args {
+    enum dtype dtype; /* of the weights */
+    uint32_t cols;
+    uint32_t segments;
+    struct gpuk_linear segment[GPUK_SEGMENTS_MAX];
+    const float *x; /* x[token * x_stride + i] */
+    const float *norm;
+    float eps;
+    const float *residual; /* stride as out_stride */
+    bool swiglu;
+    uint32_t x_stride, out_stride; /* floats; gemm only */
+};
+/* One token. */
+size_t gpuk_gemv_workspace_bytes(uint32_t cols);
+HELM_MUST_CHECK int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_linear_args *args,
+                              void *workspace, uint32_t flags, void *stream, struct helm_err *err);
+/* Up to `tokens` <= GPUK_BATCH_MAX tokens, weights read once; only the first *count are computed and stored
+ * (count: a device pointer, usually step.counts or step.counts + 2). */
+size_t gpuk_gemm_small_workspace_bytes(uint32_t tokens, uint32_t cols);
+HELM_MUST_CHECK int gpuk_gemm_small(const struct gpuk_device *device, const struct gpuk_linear_args *args,
+                                    uint32_t tokens, const uint32_t *count, void *workspace, uint32_t flags,
+                                    void *stream, struct helm_err *err);
+
+/* x[t] = row token_id[t] of table [vocab][hidden]; t < tokens (the tier). An id outside the vocabulary gives
+ * NaN, so that it cannot pass for text. */
+HELM_MUST_CHECK int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const void *table,
+                               enum dtype dtype, uint32_t vocab, uint32_t hidden, float *x, uint32_t flags,
+                               void *stream, struct helm_err *err);
+/* out[t] = rmsnorm(x[t]) * norm, out of dtype `out_dtype`, dense rows. norm NULL: only converted. */
+HELM_MUST_CHECK int gpuk_rmsnorm(const uint32_t *count, uint32_t tokens, const float *x, const float *norm,
+                                 float eps, uint32_t hidden, void *out, enum dtype out_dtype, uint32_t flags,
+                                 void *stream, struct helm_err *err);
+/* out[i] = x[sample_token[i]] for the step's samples, at most `samples`. */
+HELM_MUST_CHECK int gpuk_gather(const struct gpuk_step *step, uint32_t samples, const float *x,
+                                uint32_t hidden, float *out, uint32_t flags, void *stream,
+                                struct helm_err *err);
+/* out = x for the first *count rows of `hidden` floats: from or to an activation lane in mapped memory. */
+HELM_MUST_CHECK int gpuk_lane_copy(const uint32_t *count, uint32_t tokens, const float *x, uint32_t hidden,
+                                   float *out, uint32_t flags, void *stream, struct helm_err *err);
+/* out[t][i] = silu(gate) * up, gate = in[t * stride + i], up = in[t * stride + up_at + i]; 16-bit or fp32. */
+HELM_MUST_CHECK int gpuk_swiglu(const uint32_t *count, uint32_t tokens, const void *in, enum dtype in_dtype,
+                                uint32_t stride, uint32_t up_at, uint32_t n, void *out, enum dtype out_dtype,
+                                uint32_t flags, void *stream, struct helm_err *err);
+
+/* table[t][0 .. half) = cos, [half .. 2 half) = sin of (float)position * inv_freq[i], times scale; half =
+ * head_dim / 2. Once a step; every layer reads it. */
+HELM_MUST_CHECK int gpuk_rope_table(const struct gpuk_step *step, uint32_t tokens, const float *inv_freq,
+                                    uint32_t head_dim, float scale, float *table, uint32_t flags,
+                                    void *stream, struct helm_err *err);
+
+/* Attention of one layer. Shapes come from kv.layout. */
+struct gpuk_attention {
+    struct gpuk_step step;
+    struct gpuk_kv kv;
+    uint32_t heads;
+    uint32_t window;              /* 0 = full */
+    float scale;                  /* 1 / sqrt(head_dim) */
+    const float *q_norm, *k_norm; /* [head_dim] or NULL */
+    float eps;
+    const float *rope_table;
+    const float *q, *k, *v; /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise */
+    uint32_t q_stride, kv_stride;
+};
+/* Norms and rotates q and k, appends k and v to the pages, and writes q (normed and rotated) to q_out, dense
+ * [token][heads][head_dim], of q_dtype; q_out may be args->q when q_dtype is f32 and q_stride is dense. */
+HELM_MUST_CHECK int gpuk_rope_append(const struct gpuk_attention *args, uint32_t tokens, void *q_out,
+                                     enum dtype q_dtype, uint32_t flags, void *stream, struct helm_err *err);
+
+/* Decode attention, out[token][head][head_dim] fp32 dense. Each token attends to its sequence's positions 0
+ * .. position (the last `window` of them), all in the cache; the context is cut into up to GPUK_SPLITS_MAX
+ * pieces that are merged in fixed order by the last block to finish. fused: one token (tokens == 1), args->q,
+ * k, v as the linear layers left them; norm, rotation and append are done here. Otherwise args->q is what
+ * gpuk_rope_append wrote as f32. partial_m, partial_s [token][head]: if given, out is not divided by the sum,
+ * and maximum (of scaled scores) and sum are stored: for merging with pages elsewhere. A head that saw
+ * nothing: -inf, 0, and out 0. The workspace's first gpuk_attention_counter_bytes bytes must be zero before
+ * the first launch; launches leave them zero. */
+size_t gpuk_attention_counter_bytes(uint32_t tokens, uint32_t heads);
+size_t gpuk_attention_workspace_bytes(uint32_t tokens, uint32_t heads, uint32_t head_dim);
+HELM_MUST_CHECK int gpuk_attention_decode(const struct gpuk_device *device, const struct gpuk_attention *args,
+                                          uint32_t tokens, bool fused, float *out, float *partial_m,
+                                          float *partial_s, void *workspace, uint32_t flags, void *stream,
+                                          struct helm_err *err);
+/* Prefill attention: many tokens a sequence, several sequences, over everything in the cache before and in
+ * this step, causal and windowed; never tokens x tokens in memory. q: as gpuk_rope_append wrote it, of the
+ * cache's dtype (f32 cache: f32). out[token][heads * head_dim] of out_dtype. rows: capacity of the step's
+ * rows. */
+HELM_MUST_CHECK int gpuk_attention_prefill(const struct gpuk_device *device,
+                                           const struct gpuk_attention *args, const void *q, uint32_t tokens,
+                                           uint32_t rows, void *out, enum dtype out_dtype, uint32_t flags,
+                                           void *stream, struct helm_err *err);
+
+/* Index of the largest finite logit of each of `rows` rows, lowest id on a tie; GPUK_TOKEN_NONE when none is
+ * finite. Only the first *count rows are done. `result` may be mapped host memory. Workspace as in attention:
+ * its counters (gpuk_argmax_counter_bytes) start as zero. */
+struct gpuk_token {
+    uint32_t id;
+    float logit;
+};
+size_t gpuk_argmax_counter_bytes(uint32_t rows);
+size_t gpuk_argmax_workspace_bytes(uint32_t rows);
+HELM_MUST_CHECK int gpuk_argmax(const uint32_t *count, uint32_t rows, const float *logits, uint32_t vocab,
+                                struct gpuk_token *result, void *workspace, uint32_t flags, void *stream,
+                                struct helm_err *err);
+/* The `k` <= GPUK_TOP_MAX largest finite logits of each row, falling, lowest id first on a tie, as logprobs
+ * (log-softmax over the finite logits): top[row][k], unused places GPUK_TOKEN_NONE. Same workspace as argmax.
+ */
+HELM_MUST_CHECK int gpuk_top_logprobs(const uint32_t *count, uint32_t rows, const float *logits,
+                                      uint32_t vocab, uint32_t k, struct gpuk_token *top, void *workspace,
+                                      uint32_t flags, void *stream, struct helm_err *err);
+
+/* Prefill's matrix products, through cuBLASLt: out[t][r] = sum_c x[t][c] * w[r][c] (+ out[t][r] when
+ * accumulate, + bias[r] through gpuk_add_bias). Row-major; x of w's dtype; out f32 or the weights' dtype. A
+ * plan is made once per shape (it asks for the algorithm) and run any number of times, also under capture. */
+struct gpuk_matmul; /* opaque: handle and plans' cache */
+struct gpuk_matmul_plan;
+HELM_MUST_CHECK int gpuk_matmul_open(struct gpuk_matmul **matmul, struct helm_err *err);
+void gpuk_matmul_close(struct gpuk_matmul *matmul); /* frees its plans too */
+#define GPUK_MATMUL_WORKSPACE ((size_t)32 << 20)
+HELM_MUST_CHECK int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, enum dtype out_dtype,
+                                     uint32_t tokens, uint32_t rows, uint32_t cols, uint32_t out_stride,
+                                     bool accumulate, const struct gpuk_matmul_plan **plan,
+                                     struct helm_err *err);
+HELM_MUST_CHECK int gpuk_matmul_run(const struct gpuk_matmul_plan *plan, const void *w, const void *x,
+                                    void *out, void *workspace, void *stream, struct helm_err *err);
+/* out[t * stride + r] += bias[r], fp32 or 16-bit. */
+HELM_MUST_CHECK int gpuk_add_bias(const uint32_t *count, uint32_t tokens, void *out, enum dtype dtype,
+                                  uint32_t stride, uint32_t rows, const float *bias, uint32_t flags,
+                                  void *stream, struct helm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
