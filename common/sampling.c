@@ -5,8 +5,8 @@
  * leaves its largest (and its weight), and everything after that looks only into blocks that can matter:
  *
  * - top-k: the k-th largest block maximum is a lower bound of the k-th largest logit;
- * - top-p: tokens lighter than (1 - p) * sum / vocab cannot, all together, weigh more than what top-p cuts
- * off, and mostly a far higher floor will do;
+ * - top-p: tokens lighter than (1 - p) * sum / vocab cannot, all together, weigh more than what is cut
+ *   off, and mostly a far higher floor will do;
  * - draw: the block is found by the blocks' weights.
  *
  * Candidates stand in order of ids; the cut among them is found by buckets and quickselect, never a sort. */

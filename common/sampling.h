@@ -1,26 +1,27 @@
 /* From logits to a token: exact, reproducible, stateless.
  *
- * Called by the worker that computes the last stage. Pure functions over caller-owned memory. The order, and
- * what exactly each step means (x is a token's logit; "falling order" is by falling x, lowest id first on a
- * tie):
+ * Called by the worker that computes the last stage. Pure functions over caller-owned memory. The steps in
+ * their order, where x is a token's logit and "falling order" is by falling x, lowest id first on a tie:
  *
- *   non-finite        A token whose logit is NaN, +inf or -inf is out: never drawn, never listed. What the
- * following steps make of a finite logit is cut to the finite range of float. repetition        Each distinct
- * token of prompt and output, once: x > 0 ? x / penalty : x * penalty. presence,         Each distinct token
- * of the output alone: x -= presence + frequency * (times it occurs there). frequency bias              x +=
- * bias, each entry of the list (entries for the same token add up). temperature 0     The token with the
- * largest x, lowest id on a tie; nothing below happens. temperature T     weight = floor(2^40 * exp((x -
- * largest x) / T)): whole numbers, so that sums do not depend on their order. exp is our own, within 2 ulp,
- * from plain SSE2 arithmetic: the same bits on every x86-64. A token less than 2^-40 times as likely as the
- * best has weight 0. top-k             The first k in falling order stay. top-p             Of those, the
- * shortest prefix in falling order whose weight is at least p times their sum. min-p             Of those,
- * the ones with weight >= floor(2^40 * min_p): min_p times the best token's. draw              A 53-bit
- * number u from Philox4x32-10 (key: seed; counter: index of the token in the sequence) picks, in order of
- * ids, the first token whose running sum exceeds floor(u * sum / 2^53).
+ * 1. Non-finite logits: a token whose logit is NaN, +inf or -inf is out: never drawn, never listed. What the
+ *    next steps make of a finite logit is cut to the finite range of float.
+ * 2. Repetition penalty: each distinct token of prompt and output, once: x > 0 ? x / penalty : x * penalty.
+ * 3. Presence and frequency penalty: each distinct token of the output:
+ *    x -= presence + frequency * (times it occurs in the output).
+ * 4. Bias: x += bias for each entry of the list; entries for the same token add up.
+ * 5. Temperature 0: the token with the largest x, lowest id on a tie; nothing below happens.
+ *    Temperature T: weight = floor(2^40 * exp((x - largest x) / T)), whole numbers, so that sums do not
+ *    depend on their order. exp is our own, within 2 ulp, the same bits on every x86-64. A token less than
+ *    2^-40 times as likely as the best weighs 0.
+ * 6. Top-k: the first k in falling order stay.
+ * 7. Top-p: of those, the shortest prefix in falling order that weighs at least p times their sum.
+ * 8. Min-p: of those, the ones with weight >= floor(2^40 * min_p), min_p times the best token's.
+ * 9. Draw: a 53-bit number u from Philox4x32-10 (key: seed; counter: index of the token in the sequence)
+ *    picks, in order of ids, the first token whose running sum exceeds floor(u * sum / 2^53).
  *
- * So a request replayed after a worker's death draws the same tokens. Ids at or above vocab in the history or
- * the bias list are ignored. Reported logprobs are those of the model, before any of this: log-softmax over
- * the finite logits. */
+ * So a request replayed after a worker's death draws the same tokens. Ids at or above vocab in the history
+ * or in the bias list are ignored. Reported logprobs are those of the model, before any of this:
+ * log-softmax over the finite logits. */
 #ifndef HELM_COMMON_SAMPLING_H
 #define HELM_COMMON_SAMPLING_H
 

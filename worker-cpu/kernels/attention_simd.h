@@ -2,12 +2,12 @@
  * ways to run a task. Included once by each attention_<isa>.c, after it has defined the vector primitives
  * (VEC_LANES, vec, vec_*, kv_load) and the tile kernels (attention_tile_f32.h or its own).
  *
- *   few rows   (tokens * group <= FEW_ROWS_MAX: decode) K and V rows are read where they lie, once, each
- * converted in registers and used by every query row; the memory's bandwidth is the limit, so the next rows
- * are prefetched across page borders, where the hardware's prefetcher stops. tiles      (prefill) up to
- * TILE_ROWS_MAX query rows at a time against blocks of KEYS_BLOCK positions. A block's keys are converted and
- * transposed into scratch, its values converted, and both are then used by all the rows as register-blocked
- * matrix products of TILE_ROWS rows; tiles that see nothing of a block skip it.
+ * - Few rows (tokens * group <= FEW_ROWS_MAX: decode): K and V rows are read where they lie, once, each
+ *   converted in registers and used by every query row. Memory is the limit, so the next rows are prefetched
+ *   across page borders, where the hardware's prefetcher stops.
+ * - Tiles (prefill): up to TILE_ROWS_MAX query rows at a time against blocks of KEYS_BLOCK positions. A
+ *   block's keys are transposed into scratch, its values converted, and both are then used by all the rows
+ *   as register-blocked matrix products of TILE_ROWS rows; tiles that see nothing of a block skip it.
  *
  * A "row" is one query of one head: row = token * group + head of the group. Sums run in a fixed order that
  * depends only on the task's arguments. */

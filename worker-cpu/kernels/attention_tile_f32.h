@@ -2,9 +2,9 @@
  * fp32. Included by attention_avx2.c and attention_avx512.c between their vector primitives and
  * attention_simd.h.
  *
- *   queries  [tile][dimension][TILE_ROWS]              scaled; a column is TILE_ROWS broadcasts in a row
- *   keys     [chunk of CHUNK keys][dimension][CHUNK]   transposed, so that lanes are keys and no sum crosses
- * lanes values   [key][stride]                             lanes are dimensions
+ * - queries: [tile][dimension][TILE_ROWS], scaled; a column is TILE_ROWS broadcasts in a row
+ * - keys: [chunk of CHUNK keys][dimension][CHUNK], so that lanes are keys and no sum crosses lanes
+ * - values: [key][stride], lanes are dimensions
  *
  * TILE_ROWS x TILE_VECS accumulators stay in registers over the whole inner loop. */
 #ifndef HELM_WORKER_CPU_KERNELS_ATTENTION_TILE_F32_H
