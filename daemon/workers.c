@@ -66,9 +66,13 @@ int workers_poll_items(struct workers *workers, zmq_pollitem_t items[WORKERS_POL
 
 bool workers_take_ring(struct workers *workers)
 {
+    struct worker *w = &workers->worker;
     uint64_t count;
-    return workers->worker.done_fd >= 0 &&
-           read(workers->worker.done_fd, &count, sizeof count) == sizeof count;
+    if (w->done_fd < 0 || read(w->done_fd, &count, sizeof count) != sizeof count) return false;
+    /* A step done is a sign of life, whether or not a PING sent meanwhile was answered yet. */
+    w->heard_us = units_now_us();
+    w->pinged_us = 0;
+    return true;
 }
 
 static void worker_enter(struct worker *w, enum worker_state state)
@@ -83,14 +87,13 @@ static void worker_enter(struct worker *w, enum worker_state state)
 static void worker_send(struct workers *workers, control_msg *msg)
 {
     struct worker *w = &workers->worker;
-    uint8_t stack[512];
     msg->version = CONTROL_VERSION;
     msg->epoch = w->epoch;
     msg->worker = 0;
     size_t size = helm__control__v1__control__get_packed_size(msg);
     zmq_msg_t frame;
     if (w->routing_id_size == 0) return;
-    if (size > sizeof stack ? zmq_msg_init_size(&frame, size) : zmq_msg_init_size(&frame, size)) return;
+    if (zmq_msg_init_size(&frame, size)) return;
     helm__control__v1__control__pack(msg, zmq_msg_data(&frame));
     if (zmq_send(workers->socket, w->routing_id, w->routing_id_size, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 ||
         zmq_msg_send(&frame, workers->socket, ZMQ_DONTWAIT) < 0) {

@@ -1,15 +1,15 @@
 #!/usr/bin/python3
 """helmd with a fake worker, through real processes and sockets: what it promises its clients."""
+import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helmd_harness import (Client, Daemon, VOCAB, check, expected_tokens, pb, run_tests, running, same,  # noqa: E402
-                           wait_until, zmq, BIN, SLOW)
+                           wait_until, zmq, SLOW)
 
 
 def test_one_request_streams_the_expected_tokens():
@@ -228,8 +228,6 @@ def test_bad_fields_are_named():
             s = c.generate(**fields)
             c.run(s)
             check(s.error and s.error.code == code and word in s.error.message, f"{fields}: {s.error or s.done}")
-        s = c.generate([3], 50, request_id=900)
-        c.socket.send(pb.Request(version=1, request_id=900, generate=pb.Generate(prompt=[3])).SerializeToString())
 
 
 def test_a_duplicate_request_id_is_refused():
@@ -380,6 +378,32 @@ def test_a_config_file_is_read_and_checked():
                 same(Client(d.endpoint).ask("model_info").model_info.context, 128, "ctx")
                 check('"slots":5' in Client(d.endpoint).ask("plan").plan.json, "the command line wins")
                 d.stop()
+
+
+def test_a_saved_plan_can_be_edited_and_used():
+    with running() as first:
+        plan = json.loads(Client(first.endpoint).ask("plan").plan.json)
+        first.stop()
+        path = os.path.join(first.base, "plan.json")
+
+        def start(**changes):
+            with open(path, "w") as f:
+                json.dump(dict(plan, **changes), f)
+            return Daemon("--plan", path, base=first.base)
+
+        d = start(slots=3, context_tokens=96, page_count=9, kv_dtype="f32")
+        check(d.ready.startswith("ready "), d.ready)
+        c = Client(d.endpoint)
+        same((c.ask("model_info").model_info.context, c.ask("status").status.kv_pages_total), (96, 9), "sizes")
+        s = c.generate([3], 20, seed=1)
+        c.run(s)
+        same(s.tokens, expected_tokens([3], 20, seed=1), "tokens")
+        d.stop()
+        for changes, word in [(dict(page_count=2), "one context"), (dict(layers=3), "plan"),
+                              (dict(stages=[dict(plan["stages"][0], home="gpu")]), "gpu")]:
+            d = start(**changes)
+            same(d.process.wait(5 * SLOW), 4, f"{changes}: {d.ready}")
+            check(word in d.ready, f"{changes}: {d.ready}")
 
 
 def test_curve_lets_in_only_the_known():
