@@ -13,12 +13,12 @@
 
 #include "common/units.h"
 
-/* With one token or a few, a thread takes half of what is left of its share at a time: long runs first,
- * because each run begins with streams that nothing has prefetched; short ones at the end, where others
- * steal, so that the last chunk of a region keeps nobody waiting long. The longest is some 30 us of one
- * core's bandwidth. */
-#define GEMV_CHUNK_BYTES_MAX MIB
-#define GEMV_CHUNK_BYTES_MIN (32 * KIB)
+/* With one token or a few, a thread takes three quarters of what is left of its share at a time: long runs
+ * first, because each run begins with streams that nothing has prefetched; short ones at the end, where
+ * others steal, so that the last chunk of a region keeps nobody waiting long. The longest is some 50 us of
+ * one core's bandwidth. */
+#define GEMV_CHUNK_BYTES_MAX (2 * MIB)
+#define GEMV_CHUNK_BYTES_MIN (64 * KIB)
 /* Less than this in a region is done faster by one thread than by sharing and joining. */
 #define GEMV_ALONE_BYTES (96 * KIB)
 /* Multiply-adds of one gemm chunk of many tokens: about 50 us of one core. */
@@ -131,7 +131,7 @@ static uint32_t cut_share(const struct lowering *low, uint64_t rows, uint64_t ro
         if (many) {
             take = GEMM_CHUNK_OPS / (cols * low->tokens);
         } else {
-            uint64_t bytes = rows * row_bytes / 2;
+            uint64_t bytes = rows * row_bytes * 3 / 4;
             if (bytes > GEMV_CHUNK_BYTES_MAX) bytes = GEMV_CHUNK_BYTES_MAX;
             if (bytes < GEMV_CHUNK_BYTES_MIN) bytes = GEMV_CHUNK_BYTES_MIN;
             take = bytes / row_bytes;

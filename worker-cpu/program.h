@@ -13,9 +13,9 @@
 #include "worker-cpu/kernel_set.h"
 #include "worker-cpu/weights.h"
 
-#define PROGRAM_SEGMENTS_MAX 3   /* q, k, v */
-#define PROGRAM_ROWS_MAX     512 /* rows of one chunk: what fits a thread's result buffer on its stack */
-#define PROGRAM_TILE_TOKENS  512 /* most tokens of one gemm call: what is packed together */
+#define PROGRAM_SEGMENTS_MAX 3    /* q, k, v */
+#define PROGRAM_ROWS_MAX     1024 /* rows of one chunk: what fits a thread's result buffer on its stack */
+#define PROGRAM_TILE_TOKENS  512  /* most tokens of one gemm call: what is packed together */
 
 /* fp32, [step_tokens][width], private to the worker. */
 struct activations {
