@@ -41,8 +41,7 @@ struct helm_client {
     char endpoint[HELM_ENDPOINT_MAX];
 };
 
-/* ---- the table of open requests
- * ------------------------------------------------------------------------------ */
+/* ---- the table of open requests --------------------------------------------------------------------- */
 
 uint64_t connection_next_number(struct helm_client *client)
 {
@@ -94,8 +93,7 @@ size_t helm_open_requests(const struct helm_client *client)
     return count;
 }
 
-/* ---- descriptors
- * --------------------------------------------------------------------------------------------- */
+/* ---- descriptors ------------------------------------------------------------------------------------ */
 
 /* ZeroMQ's descriptor is edge-triggered: any call on the socket may swallow the edge while messages stay
  * behind. The eventfd turns that into a level that the caller can poll. */
@@ -139,8 +137,7 @@ const char *helm_client_endpoint(const struct helm_client *client)
     return client->endpoint;
 }
 
-/* ---- sending
- * ------------------------------------------------------------------------------------------------- */
+/* ---- sending ---------------------------------------------------------------------------------------- */
 
 int connection_send(struct helm_client *client, Helm__V1__Request *message, uint64_t number,
                     struct helm_err *err)
@@ -170,8 +167,7 @@ int connection_send(struct helm_client *client, Helm__V1__Request *message, uint
     return rc;
 }
 
-/* ---- receiving
- * ----------------------------------------------------------------------------------------------- */
+/* ---- receiving -------------------------------------------------------------------------------------- */
 
 static void deliver(struct helm_client *client, Helm__V1__Response *response)
 {
@@ -267,7 +263,9 @@ static int watch_connection(struct helm_client *client)
             client->connected = true;
             break;
         case ZMQ_EVENT_DISCONNECTED:
-            gone = "the daemon went away";
+            gone = client->connected
+                       ? "the daemon went away"
+                       : "the connection was closed at once: no HELM daemon, or keys that do not fit";
             break;
         case ZMQ_EVENT_CLOSED:
             if (!client->connected) gone = "no daemon there: the connection was refused";
@@ -434,8 +432,7 @@ out:
     return rc;
 }
 
-/* ---- opening and closing
- * ------------------------------------------------------------------------------------- */
+/* ---- opening and closing ---------------------------------------------------------------------------- */
 
 static int watch_fd(struct helm_client *client, int fd, struct helm_err *err)
 {

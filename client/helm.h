@@ -33,8 +33,7 @@ struct helm_client; /* opaque */
 #define HELM_ENDPOINT_MAX       512  /* bytes of an endpoint, NUL included */
 #define HELM_OPEN_REQUESTS_MAX  1024 /* requests open at once on one connection */
 
-/* ---- connecting
- * --------------------------------------------------------------------------------------------- */
+/* ---- connecting ------------------------------------------------------------------------------------- */
 
 /* The endpoint that helm_connect(NULL, ...) uses: $HELM_ENDPOINT if set and not empty; else
  * ipc:///run/helm/helmd.sock if that file exists; else ipc://$XDG_RUNTIME_DIR/helm/helmd.sock if that
@@ -65,8 +64,7 @@ const char *helm_client_endpoint(const struct helm_client *client);
  * work. Do nothing else with it. It is valid as long as the client. */
 int helm_client_fd(const struct helm_client *client);
 
-/* ---- generating
- * --------------------------------------------------------------------------------------------- */
+/* ---- generating ------------------------------------------------------------------------------------- */
 
 struct helm_logit_bias {
     uint32_t token;
@@ -179,8 +177,7 @@ HELM_MUST_CHECK int helm_wait(struct helm_client *client, uint64_t request, int 
 /* Requests that are not over yet. */
 size_t helm_open_requests(const struct helm_client *client);
 
-/* ---- asking
- * ------------------------------------------------------------------------------------------------- */
+/* ---- asking ----------------------------------------------------------------------------------------- */
 /* Each of these sends one question and waits at most timeout_ms for its answer, handing out whatever else
  * comes meanwhile. The structs are one allocation each: free() them. */
 

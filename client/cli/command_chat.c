@@ -29,8 +29,7 @@ static const char help_text[] = "  /reset   forget the conversation\n"
                                 "  /help    this\n"
                                 "Ctrl-C stops an answer. Lines pasted together are one message.\n";
 
-/* ---- history
- * ------------------------------------------------------------------------------------------------- */
+/* ---- history ---------------------------------------------------------------------------------------- */
 
 static void forget_last(struct chat *chat)
 {
@@ -59,8 +58,7 @@ static int reset(struct chat *chat, struct helm_err *err)
     return chat->system ? remember(chat, "system", chat->system, strlen(chat->system), err) : 0;
 }
 
-/* ---- input
- * --------------------------------------------------------------------------------------------------- */
+/* ---- input ------------------------------------------------------------------------------------------ */
 
 /* Waits for input or a signal: 1 input, 0 nothing within wait_ms, or the negative of a signal's number. */
 static int await_input(struct chat *chat, int wait_ms)
@@ -132,8 +130,7 @@ static int next_message(struct chat *chat, char **text, struct helm_err *err)
     }
 }
 
-/* ---- one turn
- * ------------------------------------------------------------------------------------------------ */
+/* ---- one turn --------------------------------------------------------------------------------------- */
 
 /* Answers the last message. *go_on: the conversation may continue. */
 static int answer(struct chat *chat, bool *go_on)

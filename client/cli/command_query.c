@@ -64,8 +64,7 @@ static void drop_comma(struct cli_text *out)
     if (out->length && out->data[out->length - 1] == ',') out->data[--out->length] = 0;
 }
 
-/* ---- status
- * -------------------------------------------------------------------------------------------------- */
+/* ---- status ----------------------------------------------------------------------------------------- */
 
 static int status_json(const struct helm_status *s, const struct helm_model_info *m, struct cli_text *out,
                        struct helm_err *err)
@@ -197,8 +196,7 @@ int command_status(struct cli *cli, int argc, char *const argv[])
     return exit_status;
 }
 
-/* ---- ps
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- ps --------------------------------------------------------------------------------------------- */
 
 static int list_json(const struct helm_list *list, struct cli_text *out, struct helm_err *err)
 {
@@ -259,8 +257,7 @@ int command_ps(struct cli *cli, int argc, char *const argv[])
     return exit_status;
 }
 
-/* ---- cancel
- * -------------------------------------------------------------------------------------------------- */
+/* ---- cancel ----------------------------------------------------------------------------------------- */
 
 int command_cancel(struct cli *cli, int argc, char *const argv[])
 {
@@ -287,8 +284,7 @@ int command_cancel(struct cli *cli, int argc, char *const argv[])
     return finish(&out, rc, &err);
 }
 
-/* ---- plan
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- plan ------------------------------------------------------------------------------------------- */
 
 static int ledger_table(const char *title, const struct ledger *ledger, struct cli_text *out,
                         struct helm_err *err)

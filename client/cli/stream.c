@@ -48,8 +48,7 @@ static void *grow(void *array, size_t count, size_t *space, size_t element, stru
     return grown;
 }
 
-/* ---- stop texts
- * ---------------------------------------------------------------------------------------------- */
+/* ---- stop texts ------------------------------------------------------------------------------------- */
 
 /* The first stop text in text[from ..), or SIZE_MAX. */
 static size_t find_stop(const struct args_list *stop, const struct cli_text *text, size_t from)
@@ -103,8 +102,7 @@ static void add_text(struct stream *s, const char *data, size_t length, bool las
     if (safe > s->printed) s->printed = safe;
 }
 
-/* ---- callbacks
- * ----------------------------------------------------------------------------------------------- */
+/* ---- callbacks -------------------------------------------------------------------------------------- */
 
 static void on_accepted(void *user, uint64_t number, uint64_t id, uint32_t queue_position)
 {
@@ -186,8 +184,7 @@ static void on_error(void *user, uint64_t number, int code, const char *text)
     if (s->err.code == 0) helm_fail(&s->err, code, "%s", text);
 }
 
-/* ---- the loop
- * ------------------------------------------------------------------------------------------------ */
+/* ---- the loop --------------------------------------------------------------------------------------- */
 
 static int send_request(struct stream *s, struct helm_err *err)
 {
@@ -303,8 +300,7 @@ int stream_exit(const struct stream_result *result)
                                                                                             : CLI_EXIT_DONE;
 }
 
-/* ---- JSON
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- JSON ------------------------------------------------------------------------------------------- */
 
 /* JSON has no infinity: a token of probability zero gets the lowest finite value of a float. */
 static double finite_value(double value)

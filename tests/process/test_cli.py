@@ -9,6 +9,7 @@ import pty
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import time
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
 from fake_helmd import FakeDaemon  # noqa: E402
 import helm_client  # noqa: E402
+import zmq  # noqa: E402
 
 CLI = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-cli"))
 MODEL = os.path.abspath("tests/data/golden/qwen3")  # for its tokenizer.json
@@ -66,7 +68,6 @@ def usage_tests():
 def no_daemon_tests(folder):
     check_exit("no socket", 3, "--connect", "ipc://%s/none.sock" % folder, "status", text="no such socket")
     stale = os.path.join(folder, "stale.sock")
-    import socket
     s = socket.socket(socket.AF_UNIX)
     s.bind(stale)
     s.close()
@@ -497,6 +498,37 @@ def helmd_tests(folder):
     check("... removes it", os.listdir(runtime) == [], os.listdir(runtime))
 
 
+def curve_tests(folder):
+    """The real daemon over TCP: only with keys that fit."""
+    for name, key in zip(("daemon", "client", "stranger"), [zmq.curve_keypair() for _ in range(3)]):
+        for part, text in zip(("public", "secret"), key):
+            path = os.path.join(folder, "%s.%s" % (name, part))
+            with open(path, "wb") as f:
+                f.write(text + b"\n")
+            os.chmod(path, 0o600)
+    free = socket.socket()
+    free.bind(("127.0.0.1", 0))
+    endpoint = "tcp://127.0.0.1:%d" % free.getsockname()[1]
+    free.close()
+    ready, told = os.pipe()
+    daemon = subprocess.Popen(
+        [os.path.join(os.environ["HELM_BIN"], "helmd"), "--model", MODEL, "--listen", endpoint, "--rundir", folder,
+         "--curve-secret-key-file", folder + "/daemon.secret", "--curve-clients-file", folder + "/client.public",
+         "--ready-fd", str(told), "--log-level", "error", "--threads", "1"], pass_fds=[told])
+    os.close(told)
+    check("helmd listens on TCP", os.read(ready, 200).startswith(b"ready"))
+    os.close(ready)
+
+    def at(public, secret):
+        return ("--connect", endpoint, "--curve-daemon-key-file", "%s/%s.public" % (folder, public),
+                "--curve-secret-key-file", "%s/%s.secret" % (folder, secret))
+    check_exit("TCP with the right keys", 0, *at("daemon", "client"), "generate", "--tokens", "5", "-n", "2")
+    check_exit("TCP with a key that is not allowed", 3, *at("daemon", "stranger"), "status", text="keys")
+    check_exit("TCP with another daemon's key", 3, *at("stranger", "client"), "status", text="keys")
+    daemon.terminate()
+    daemon.wait(20)
+
+
 def main():
     folder = tempfile.mkdtemp(prefix="helm-test-cli-")
     try:
@@ -518,6 +550,7 @@ def main():
         lost_tests(folder)
         private_tests(folder)
         helmd_tests(folder)
+        curve_tests(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print("%d passed, %d failed" % (counts[True], counts[False]))

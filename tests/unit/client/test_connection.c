@@ -267,8 +267,7 @@ static int daemon_stop(void **state)
     return 0;
 }
 
-/* ---- the client's side
- * ------------------------------------------------------------------------------------------ */
+/* ---- the client's side ------------------------------------------------------------------------------ */
 
 struct seen {
     struct helm_client *client; /* for callbacks that call back */
