@@ -381,8 +381,11 @@ install: programs lib
 	cp -a $(LIB)/lib $(LIB)/include $(DESTDIR)$(PREFIX)/
 	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/helm/demo $(filter-out %.md,$(wildcard tests/data/demo/*))
 	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm README.md CHANGELOG.md $(wildcard docs/*.md)
-	for f in $(wildcard systemd/*.service); do mkdir -p $(DESTDIR)$(PREFIX)/lib/systemd/system; \
-	  sed 's|@PREFIX@|$(PREFIX)|g' $$f >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${f##*/}; done
+	mkdir -p $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's|@PREFIX@|$(PREFIX)|g' systemd/helmd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/helmd.service
+	$(INSTALL) -m 644 systemd/helm.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/helm.conf
+	$(INSTALL) -m 644 systemd/helm.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/helm.conf
+	$(INSTALL) -m 644 systemd/helmd.ini $(DESTDIR)$(PREFIX)/share/doc/helm/helmd.ini
 
 clean:
 	rm -rf $(BUILD)
