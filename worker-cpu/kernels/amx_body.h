@@ -26,7 +26,7 @@ struct amx_block {
     const char *w; /* row 0, first column of the block */
     size_t row_bytes;
     const char *tail;   /* zero-padded copies of the last cols % 32 columns, a tile each, or NULL */
-    const char *ahead;  /* weights needed next, same row stride: fetched into L2 meanwhile */
+    const char *ahead;  /* weights needed next, same row stride, fetched into L2 meanwhile, or NULL */
     size_t ahead_share; /* of the group's 64 rows, how many to fetch each pass */
     const char *x;      /* panel 0, first column of the block */
     size_t panel_bytes;
@@ -164,7 +164,7 @@ static void amx_group(struct amx_block *b, size_t tiles, size_t panels)
         return;
     }
     size_t passes = (panels + 1) / 2, pass = 0;
-    b->ahead_share = (AMX_GROUP * 16 + passes - 1) / passes;
+    b->ahead_share = b->ahead ? (AMX_GROUP * 16 + passes - 1) / passes : 0;
     for (size_t panel = 0; panel < panels; panel += 2, pass++) {
         if (panel + 1 == panels) {
             amx_4x1(b, panel, pass);
@@ -173,6 +173,13 @@ static void amx_group(struct amx_block *b, size_t tiles, size_t panels)
             amx_2x2(b, 2, panel, pass);
         }
     }
+}
+
+/* Nothing ran before the first group to fetch its weights: ask for all of them at once. */
+static void amx_fetch_first(const struct amx_block *b, size_t tiles)
+{
+    for (size_t r = 0; r < tiles * 16; r++)
+        for (size_t s = 0; s < b->steps; s++) __builtin_prefetch(b->w + r * b->row_bytes + s * 64, 0, 2);
 }
 
 static size_t amx_padded(size_t cols)
@@ -227,14 +234,17 @@ static void amx_multiply(float *y, size_t ldy, const char *w, size_t row_bytes, 
                                           .c_row = panels * AMX_TILE,
                                           .steps = count,
                                           .first = s == 0};
-                    /* What follows: the next rows, else the next columns, else the next rows from the left.
-                     */
+                    /* What follows: the next rows, else the next columns, else the next rows from the left,
+                     * else the first rows again for the next tokens. */
                     if (tile + group < tiles)
                         b.ahead = b.w + group * 16 * row_bytes;
                     else if (!last)
                         b.ahead = block_rows + (s + count) * 64;
-                    else
+                    else if (r0 + AMX_ROWS < rows)
                         b.ahead = block_rows + tiles * 16 * row_bytes;
+                    else if (t0 + AMX_TOKENS < tokens)
+                        b.ahead = w;
+                    if (t0 + r0 + s + tile == 0) amx_fetch_first(&b, group);
                     if (last && cols % 32) {
                         amx_copy_tail(tail, block_rows + tile * 16 * row_bytes, row_bytes, cols, group);
                         b.tail = tail;

@@ -244,7 +244,7 @@ INLINE void convert(float *out, const char *w, size_t row_bytes, size_t rows, si
     const size_t size = element_bytes(dtype);
     for (size_t r = 0; r < rows; r++) {
         const char *row = w + r * row_bytes + first * size;
-        float *to = out + r * OUTER_STEPS;
+        float *to = out + r * OUTER_STRIDE;
         size_t i = 0;
         for (; i + 8 <= count; i += 8) {
             if (i % 32 == 0) _mm_prefetch(row + i * size + AHEAD, _MM_HINT_T0);

@@ -228,7 +228,7 @@ static void outer_tile(const struct outer_block *b, size_t rows, size_t panels)
 {
     switch (panels) {
     case 1:
-        outer_rows(b, rows, 16, 1);
+        outer_rows(b, rows, 8, 1);
         return;
     case 2:
         outer_rows(b, rows, 12, 2);
@@ -247,7 +247,7 @@ INLINE void convert(float *out, const char *w, size_t row_bytes, size_t rows, si
 {
     for (size_t r = 0; r < rows; r++) {
         const char *row = w + r * row_bytes + first * element_bytes(dtype);
-        float *to = out + r * OUTER_STEPS;
+        float *to = out + r * OUTER_STRIDE;
         size_t i = 0;
         for (; i + 16 <= count; i += 16) {
             _mm_prefetch(row + i * element_bytes(dtype) + GEMV_AHEAD, _MM_HINT_T0);

@@ -116,7 +116,7 @@ static void outer_tile(const struct outer_block *b, size_t rows, size_t panels)
 {
     switch (panels) {
     case 1:
-        outer_rows(b, rows, 16, 1);
+        outer_rows(b, rows, 8, 1);
         return;
     case 2:
         outer_rows(b, rows, 12, 2);

@@ -23,6 +23,7 @@
 #define HELM_WORKER_CPU_KERNELS_OUTER_H
 
 #define OUTER_TOKENS 512
+#define OUTER_AHEAD  128 /* steps ahead of each row's position that fresh weights are fetched */
 #define OUTER_UNROLL _Pragma("GCC unroll 32")
 
 struct outer_block {
@@ -50,9 +51,11 @@ static inline __attribute__((always_inline)) void outer_micro(const struct outer
     const char *ahead = w + R * row_bytes;
     while (s < b->steps) {
         size_t stop = b->steps - s > 16 ? s + 16 : b->steps; /* 16 steps are a cache line of a row */
-        if (b->fresh)
-            OUTER_UNROLL for (size_t r = 0; r < R; r++)
-                __builtin_prefetch(ahead + r * row_bytes + s * 4, 0, 3);
+        if (b->fresh) {
+            const char *at = s + OUTER_AHEAD < b->steps ? w + (s + OUTER_AHEAD) * 4
+                                                        : ahead + (s + OUTER_AHEAD - b->steps) * 4;
+            OUTER_UNROLL for (size_t r = 0; r < R; r++) __builtin_prefetch(at + r * row_bytes, 0, 3);
+        }
         for (; s < stop; s++) {
             vec xs[4];
             OUTER_UNROLL for (size_t v = 0; v < V; v++) xs[v] = vec_load(x + v * panel_bytes + s * LANES * 4);
@@ -79,7 +82,7 @@ static inline __attribute__((always_inline)) void outer_rows(const struct outer_
 
 static void outer_tile(const struct outer_block *b, size_t rows, size_t panels);
 
-/* Steps [first, first + count) of `rows` rows of w as fp32 into out, rows OUTER_STEPS apart. */
+/* Steps [first, first + count) of `rows` rows of w as fp32 into out, rows OUTER_STRIDE apart. */
 typedef void outer_convert_fn(float *out, const char *w, size_t row_bytes, size_t rows, size_t first,
                               size_t count);
 
@@ -92,7 +95,10 @@ struct outer_gemm {
     outer_convert_fn *convert;
 };
 
-#define OUTER_CONVERTED (OUTER_ROWS * OUTER_STEPS * sizeof(float))
+/* Rows of converted weights are a cache line more than a power of two apart, so that a tile's rows do not
+ * share one set of the cache. */
+#define OUTER_STRIDE    (OUTER_STEPS + 16)
+#define OUTER_CONVERTED (OUTER_ROWS * OUTER_STRIDE * sizeof(float))
 
 static void outer_multiply(const struct outer_gemm *g, float *y, size_t ldy, const char *packed, size_t rows,
                            size_t tokens, bool accumulate, char *scratch)
@@ -117,7 +123,7 @@ static void outer_multiply(const struct outer_gemm *g, float *y, size_t ldy, con
                 if (g->convert) {
                     g->convert(converted, g->w + r0 * g->row_bytes, g->row_bytes, block_rows, s, count);
                     b.w = (const char *)converted;
-                    b.row_bytes = OUTER_STEPS * sizeof(float);
+                    b.row_bytes = OUTER_STRIDE * sizeof(float);
                 }
                 for (size_t p = 0; p < panels; p += OUTER_PANELS) {
                     b.x = x + p * g->panel_bytes + s * LANES * 4;
