@@ -85,7 +85,7 @@ static bool read_next(void *ctx, uint32_t thread, struct pool_job *out)
     struct read_job *job = ctx;
     if (job->handed_out) return false;
     job->handed_out = true;
-    *out = (struct pool_job){read_chunk, job->chunks, false};
+    *out = (struct pool_job){.run = read_chunk, .chunks = job->chunks};
     return true;
 }
 

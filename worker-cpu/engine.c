@@ -163,7 +163,8 @@ static bool touch_next(void *ctx, uint32_t thread, struct pool_job *out)
     struct touch_job *job = ctx;
     if (job->handed_out) return false;
     job->handed_out = true;
-    *out = (struct pool_job){touch_piece, (uint32_t)((job->bytes + 16 * MIB - 1) / (16 * MIB)), false};
+    *out =
+        (struct pool_job){.run = touch_piece, .chunks = (uint32_t)((job->bytes + 16 * MIB - 1) / (16 * MIB))};
     return true;
 }
 

@@ -11,8 +11,8 @@
 
 #include "common/units.h"
 
-/* Cache bytes that one layer's attention reads below which one thread does it faster than several. */
-#define ATTEND_ALONE_BYTES (96 * KIB)
+/* Cache bytes read in one layer's attention for which another thread's joining in is worth while. */
+#define ATTEND_SHARE_BYTES (48 * KIB)
 
 static uint32_t ceil_div(uint32_t a, uint32_t b)
 {
@@ -325,7 +325,8 @@ static void plan_attention(struct run *run)
         bytes += row_bytes * run->config->kv_heads * row->count;
     }
     run->attend_tasks = tasks;
-    run->attend_alone = bytes < ATTEND_ALONE_BYTES;
+    uint64_t width = bytes / ATTEND_SHARE_BYTES;
+    run->attend_width = width < 1 ? 1 : width > run->threads ? run->threads : (uint32_t)width;
 }
 
 /* ---- sample ---- */
@@ -387,25 +388,34 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     run->entry = e;
     switch (e->kind) {
     case PROGRAM_EMBED:
-        *job = (struct pool_job){chunk_embed, ceil_div(tokens, e->chunk), false};
+        *job = (struct pool_job){.run = chunk_embed, .chunks = ceil_div(tokens, e->chunk)};
         break;
     case PROGRAM_NORM:
-        *job = (struct pool_job){chunk_norm, ceil_div(tokens, e->chunk), false};
+        *job = (struct pool_job){.run = chunk_norm, .chunks = ceil_div(tokens, e->chunk)};
         break;
     case PROGRAM_LINEAR:
         if (!run->program[run->program_index]->packed)
-            *job = (struct pool_job){chunk_gemv, e->chunks, e->alone};
+            *job = (struct pool_job){.run = chunk_gemv,
+                                     .chunks = e->chunks,
+                                     .alone = e->alone,
+                                     .width = e->share};
         else
-            *job = (struct pool_job){chunk_gemm, e->chunks * ceil_div(tokens, PROGRAM_TILE_TOKENS), e->alone};
+            *job = (struct pool_job){.run = chunk_gemm,
+                                     .chunks = e->chunks * ceil_div(tokens, PROGRAM_TILE_TOKENS),
+                                     .alone = e->alone,
+                                     .width = e->share};
         break;
     case PROGRAM_ROTATE:
-        *job = (struct pool_job){chunk_rotate, ceil_div(tokens, e->chunk), false};
+        *job = (struct pool_job){.run = chunk_rotate, .chunks = ceil_div(tokens, e->chunk)};
         break;
     case PROGRAM_ATTEND:
-        *job = (struct pool_job){chunk_attend, run->attend_tasks, run->attend_alone};
+        *job = (struct pool_job){.run = chunk_attend,
+                                 .chunks = run->attend_tasks,
+                                 .alone = run->attend_width == 1,
+                                 .width = run->attend_width};
         break;
     case PROGRAM_SAMPLE:
-        *job = (struct pool_job){chunk_sample, tokens, false};
+        *job = (struct pool_job){.run = chunk_sample, .chunks = tokens};
         break;
     }
     return true;

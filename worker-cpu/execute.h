@@ -66,7 +66,7 @@ struct run {
     const struct program *program[2]; /* layers, then head (NULL: nothing is sampled) */
     uint32_t program_index, entry_index;
     uint32_t attend_tasks;
-    bool attend_alone;
+    uint32_t attend_width;             /* threads that share it */
     const struct program_entry *entry; /* being computed */
     uint64_t mark_ns;
     uint64_t *entry_ns[2]; /* NULL, or a caller's [program->count]: the shortest time of each entry so far */

@@ -31,9 +31,11 @@
 #define SERIAL_MASK ((1u << 28) - 1)
 #define NOT_ENDED   UINT32_MAX
 
-/* Who a wake-up is for: thread 0 also waits for the end of a run, which is no reason to wake the others. */
-#define WAKE_LEADER  1u
-#define WAKE_HELPERS 2u
+/* Who sleeps, and whom a wake-up is for: a bit a thread; threads from FAR_INDEX on share the last one. Thread
+ * 0 also waits for the end of a run, which is no reason to wake the others. */
+#define FAR_INDEX  31u
+#define WAKE_FIRST 1u
+#define WAKE_ALL   UINT32_MAX
 
 struct pool_range {
     _Alignas(64) _Atomic uint64_t word;
@@ -49,10 +51,12 @@ struct pool_thread {
 struct pool {
     _Alignas(64) _Atomic uint32_t serial;    /* of the newest region; the word that sleepers watch */
     _Alignas(64) _Atomic uint32_t remaining; /* chunks of that region not yet done */
-    _Alignas(64) _Atomic uint32_t sleepers;
-    _Alignas(64) _Atomic uint32_t ended; /* the serial that announced the end of this run, or NOT_ENDED */
+    _Alignas(64) _Atomic uint32_t asleep; /* bits of threads before FAR_INDEX that sleep, or are about to */
+    _Atomic uint32_t far_asleep;          /* how many of the others */
+    _Alignas(64) _Atomic uint32_t ended;  /* the serial that announced the end of this run, or NOT_ENDED */
     _Atomic bool stop;
     _Alignas(64) struct pool_job job; /* of that region; written only by the thread that publishes */
+    _Atomic uint32_t width;           /* of that region: threads from here on leave it alone */
     pool_next_fn *next;
     void *ctx;
     uint32_t threads, spin_us;
@@ -61,38 +65,48 @@ struct pool {
     struct pool_thread thread[POOL_THREADS_MAX];
 };
 
-static void futex_wake_some(_Atomic uint32_t *word, uint32_t whom)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE_BITSET_PRIVATE, INT_MAX, NULL, NULL, whom);
-}
-
-/* Raises the serial number and wakes sleepers. The fence pairs with the one in pool_wait: either the sleeper
- * is counted here, or it sees the new serial before it sleeps. */
+/* Raises the serial number and wakes sleepers among `whom`. The order pairs with the one in pool_sleep:
+ * either the sleeper's bit is seen here, or the sleeper sees the new serial before it sleeps. */
 static void pool_announce(struct pool *pool, uint32_t whom)
 {
     uint32_t serial = (atomic_load_explicit(&pool->serial, memory_order_relaxed) + 1) & SERIAL_MASK;
     atomic_store_explicit(&pool->serial, serial, memory_order_seq_cst);
-    if (atomic_load_explicit(&pool->sleepers, memory_order_seq_cst)) futex_wake_some(&pool->serial, whom);
+    uint32_t asleep = atomic_load_explicit(&pool->asleep, memory_order_seq_cst);
+    if (atomic_load_explicit(&pool->far_asleep, memory_order_seq_cst)) asleep |= 1u << FAR_INDEX;
+    if (asleep & whom)
+        syscall(SYS_futex, &pool->serial, FUTEX_WAKE_BITSET_PRIVATE, INT_MAX, NULL, NULL, asleep & whom);
 }
 
-/* Waits until the serial is no longer `seen`. */
-static void pool_wait(struct pool *pool, uint32_t seen, uint32_t self)
+static void pool_sleep(struct pool *pool, uint32_t seen, uint32_t self)
 {
-    uint64_t until = 0;
+    uint32_t bit = 1u << (self < FAR_INDEX ? self : FAR_INDEX);
+    if (self < FAR_INDEX)
+        atomic_fetch_or_explicit(&pool->asleep, bit, memory_order_seq_cst);
+    else
+        atomic_fetch_add_explicit(&pool->far_asleep, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&pool->serial, memory_order_seq_cst) == seen)
+        syscall(SYS_futex, &pool->serial, FUTEX_WAIT_BITSET_PRIVATE, seen, NULL, NULL, bit);
+    if (self < FAR_INDEX)
+        atomic_fetch_and_explicit(&pool->asleep, ~bit, memory_order_relaxed);
+    else
+        atomic_fetch_sub_explicit(&pool->far_asleep, 1, memory_order_relaxed);
+}
+
+/* Waits until the serial is no longer `seen`. Spinning is counted from `*since`, when this thread last had
+ * work, so that a thread which the regions of a small model do not need goes to sleep although they keep
+ * changing. */
+static void pool_wait(struct pool *pool, uint32_t seen, uint32_t self, uint64_t *since)
+{
+    uint64_t spin_ns = (uint64_t)pool->spin_us * 1000;
     for (uint32_t turn = 0;; turn++) {
         if (atomic_load_explicit(&pool->serial, memory_order_acquire) != seen) return;
         _mm_pause();
-        if (turn % 16 == 15) {
-            uint64_t now = units_now_ns();
-            if (!until) until = now + (uint64_t)pool->spin_us * 1000;
-            if (now >= until) break;
-        }
+        if (turn % 16 != 15) continue;
+        uint64_t now = units_now_ns();
+        if (!*since) *since = now;
+        if (now - *since >= spin_ns) break;
     }
-    atomic_fetch_add_explicit(&pool->sleepers, 1, memory_order_seq_cst);
-    while (atomic_load_explicit(&pool->serial, memory_order_seq_cst) == seen)
-        syscall(SYS_futex, &pool->serial, FUTEX_WAIT_BITSET_PRIVATE, seen, NULL, NULL,
-                self == 0 ? WAKE_LEADER : WAKE_HELPERS);
-    atomic_fetch_sub_explicit(&pool->sleepers, 1, memory_order_relaxed);
+    while (atomic_load_explicit(&pool->serial, memory_order_acquire) == seen) pool_sleep(pool, seen, self);
 }
 
 /* Takes one chunk of region `serial` from a range, from the front (its owner) or from the back (a thief). */
@@ -116,13 +130,15 @@ static void pool_publish(struct pool *pool)
 {
     uint32_t serial = (atomic_load_explicit(&pool->serial, memory_order_relaxed) + 1) & SERIAL_MASK;
     uint64_t chunks = pool->job.chunks;
+    uint32_t width = pool->job.width && pool->job.width < pool->threads ? pool->job.width : pool->threads;
     atomic_store_explicit(&pool->remaining, pool->job.chunks, memory_order_relaxed);
-    for (uint32_t i = 0; i < pool->threads; i++) {
-        uint64_t first = chunks * i / pool->threads, end = chunks * (i + 1) / pool->threads;
+    atomic_store_explicit(&pool->width, width, memory_order_relaxed);
+    for (uint32_t i = 0; i < width; i++) {
+        uint64_t first = chunks * i / width, end = chunks * (i + 1) / width;
         uint64_t word = (uint64_t)serial << (2 * RANGE_BITS) | first << RANGE_BITS | end;
         atomic_store_explicit(&pool->range[i].word, word, memory_order_release);
     }
-    pool_announce(pool, WAKE_LEADER | WAKE_HELPERS);
+    pool_announce(pool, width > FAR_INDEX ? WAKE_ALL : (1u << width) - 1);
 }
 
 /* Asks for regions until one is worth sharing, and publishes that. At the end of the list returns true,
@@ -135,7 +151,7 @@ static bool pool_advance(struct pool *pool, uint32_t self)
             if (self != 0) {
                 uint32_t last = atomic_load_explicit(&pool->serial, memory_order_relaxed);
                 atomic_store_explicit(&pool->ended, (last + 1) & SERIAL_MASK, memory_order_relaxed);
-                pool_announce(pool, WAKE_LEADER);
+                pool_announce(pool, WAKE_FIRST);
             }
             return true;
         }
@@ -146,19 +162,22 @@ static bool pool_advance(struct pool *pool, uint32_t self)
     return false;
 }
 
-/* Everything this thread can do for region `serial`; true when it thereby ended the run. */
-static bool pool_work(struct pool *pool, uint32_t serial, uint32_t self)
+/* Everything this thread can do for region `serial`; true when it thereby ended the run. A width that is
+ * already a later region's does no harm: whether a thread takes part changes no result. */
+static bool pool_work(struct pool *pool, uint32_t serial, uint32_t self, uint64_t *since)
 {
-    uint32_t done = 0, chunk;
-    for (uint32_t i = 0; i < pool->threads; i++) {
-        uint32_t victim = self + i < pool->threads ? self + i : self + i - pool->threads;
+    uint32_t done = 0, chunk, width = atomic_load_explicit(&pool->width, memory_order_relaxed);
+    if (self >= width) return false;
+    for (uint32_t i = 0; i < width; i++) {
+        uint32_t victim = self + i < width ? self + i : self + i - width;
         while (range_claim(&pool->range[victim], serial, i == 0, &chunk)) {
             pool->job.run(pool->ctx, chunk, self);
             done++;
         }
     }
-    if (!done || atomic_fetch_sub_explicit(&pool->remaining, done, memory_order_acq_rel) != done)
-        return false;
+    if (!done) return false;
+    *since = 0;
+    if (atomic_fetch_sub_explicit(&pool->remaining, done, memory_order_acq_rel) != done) return false;
     return pool_advance(pool, self);
 }
 
@@ -167,11 +186,12 @@ static void *pool_main(void *arg)
     struct pool_thread *thread = arg;
     struct pool *pool = thread->pool;
     uint32_t seen = 0;
+    uint64_t since = 0;
     for (;;) {
-        pool_wait(pool, seen, thread->index);
+        pool_wait(pool, seen, thread->index, &since);
         if (atomic_load_explicit(&pool->stop, memory_order_acquire)) return NULL;
         seen = atomic_load_explicit(&pool->serial, memory_order_acquire);
-        pool_work(pool, seen, thread->index);
+        pool_work(pool, seen, thread->index, &since);
     }
 }
 
@@ -180,13 +200,14 @@ void pool_run(struct pool *pool, pool_next_fn *next, void *ctx)
     pool->next = next;
     pool->ctx = ctx;
     uint32_t seen = atomic_load_explicit(&pool->serial, memory_order_relaxed);
+    uint64_t since = 0;
     atomic_store_explicit(&pool->ended, NOT_ENDED, memory_order_relaxed);
     if (pool_advance(pool, 0)) return;
     for (;;) {
-        pool_wait(pool, seen, 0);
+        pool_wait(pool, seen, 0, &since);
         seen = atomic_load_explicit(&pool->serial, memory_order_acquire);
         if (atomic_load_explicit(&pool->ended, memory_order_relaxed) == seen) return;
-        if (pool_work(pool, seen, 0)) return;
+        if (pool_work(pool, seen, 0, &since)) return;
     }
 }
 
@@ -232,7 +253,7 @@ void pool_destroy(struct pool *pool)
 {
     if (!pool) return;
     atomic_store_explicit(&pool->stop, true, memory_order_release);
-    pool_announce(pool, WAKE_LEADER | WAKE_HELPERS);
+    pool_announce(pool, WAKE_ALL);
     for (uint32_t i = 1; i <= pool->started; i++) pthread_join(pool->thread[i].handle, NULL);
     free(pool);
 }

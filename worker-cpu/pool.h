@@ -28,6 +28,7 @@ struct pool_job {
     pool_chunk_fn *run;
     uint32_t chunks; /* >= 1, <= POOL_CHUNKS_MAX */
     bool alone;      /* too small to share: the thread that asked runs all of it */
+    uint32_t width;  /* how many threads it is worth sharing with; 0: all */
 };
 /* Fills in the next region; false when the list is at its end. Called by one thread at a time, in list order,
  * after every chunk of the region before it is done. */

@@ -19,8 +19,10 @@
  * one core's bandwidth. */
 #define GEMV_CHUNK_BYTES_MAX (2 * MIB)
 #define GEMV_CHUNK_BYTES_MIN (64 * KIB)
-/* Less than this in a region is done faster by one thread than by sharing and joining. */
-#define GEMV_ALONE_BYTES (96 * KIB)
+/* The least that is worth another thread's joining in: a small model on many cores is faster on some of them,
+ * and with busy neighbours much faster, because every thread that takes part can be the one that is not
+ * running. */
+#define GEMV_SHARE_BYTES (96 * KIB)
 /* Multiply-adds of one gemm chunk of many tokens: about 50 us of one core. */
 #define GEMM_CHUNK_OPS (UINT64_C(12) << 20)
 #define TOKENS_A_CHUNK 8
@@ -167,6 +169,12 @@ static int cut_rows(struct lowering *low, struct program_entry *e)
         cols *= 2;
         rows_all = e->segment[0].rows;
     }
+    if (!low->packed || low->tokens <= PROGRAM_FEW_TOKENS) {
+        uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
+        if (worth < threads) threads = worth ? (uint32_t)worth : 1;
+        e->share = threads;
+        e->alone = threads == 1;
+    }
     uint64_t share = (rows_all + threads - 1) / threads;
     share = (share + granule - 1) / granule * granule;
     uint32_t room = (POOL_CHUNKS_MAX / 4) / threads;
@@ -175,7 +183,6 @@ static int cut_rows(struct lowering *low, struct program_entry *e)
     if (!size) return helm_fail(low->err, HELM_E_NOMEM, "no memory for %u chunks", room);
     uint32_t count = cut_share(low, share, row_bytes, cols, granule, size, room);
     e->chunks = count * threads;
-    e->alone = e->bytes < GEMV_ALONE_BYTES && !low->packed;
     e->bound = malloc((e->chunks + 1) * sizeof *e->bound);
     if (e->bound) {
         for (uint32_t t = 0; t < threads; t++) {
@@ -446,9 +453,9 @@ void program_print(const struct program *program, const char *title, FILE *out)
                 fprintf(out, " %s %ux%u %s %s%s", role_text(g->role), g->rows, g->cols,
                         dtype_name(g->variant->dtype), g->variant->name, g->bias ? " +bias" : "");
             }
-            fprintf(out, "%s%s; %u chunks of %u rows and less%s", e->swiglu ? ", swiglu" : "",
-                    e->accumulate ? ", + residual" : "", e->chunks, e->bound[1] - e->bound[0],
-                    e->alone ? ", alone" : "");
+            fprintf(out, "%s%s; %u chunks of %u rows and less", e->swiglu ? ", swiglu" : "",
+                    e->accumulate ? ", + residual" : "", e->chunks, e->bound[1] - e->bound[0]);
+            if (e->share) fprintf(out, ", %u thread%s", e->share, e->share == 1 ? "" : "s");
             break;
         case PROGRAM_ROTATE:
             fprintf(out, "rotate  q%s, k%s; append k, v; %u tokens a chunk", e->norm ? " normed" : "",

@@ -60,6 +60,7 @@ struct program_entry {
     uint32_t window;
     uint32_t chunk;  /* EMBED, NORM, ROTATE: tokens of a chunk */
     uint32_t chunks; /* LINEAR: row chunks, as many for each thread */
+    uint32_t share;  /* LINEAR: threads it is shared by, 0: all */
     uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
     const float *norm, *norm2;                               /* NORM: weight or NULL. ROTATE: of q, of k */
     const float *in;                                         /* NORM, LINEAR of the one-token tier */

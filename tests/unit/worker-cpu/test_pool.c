@@ -21,6 +21,7 @@ struct list {
     uint32_t regions, region;
     uint32_t chunks[64];
     bool alone[64];
+    uint32_t width[64];
     uint32_t sleep_us;                 /* thread 1 sleeps this long in its first chunk of each region */
     _Atomic uint32_t runs[CHUNKS_MAX]; /* of the current region */
     uint32_t plain[CHUNKS_MAX];        /* not atomic: the pool's ordering must make it safe */
@@ -54,7 +55,10 @@ static bool next_region(void *ctx, uint32_t thread, struct pool_job *job)
     }
     if (list->region == list->regions) return false;
     atomic_store(&list->slept, 0);
-    *job = (struct pool_job){count_chunk, list->chunks[list->region], list->alone[list->region]};
+    *job = (struct pool_job){.run = count_chunk,
+                             .chunks = list->chunks[list->region],
+                             .alone = list->alone[list->region],
+                             .width = list->width[list->region]};
     list->region++;
     return true;
 }
@@ -84,6 +88,7 @@ static void every_chunk_runs_once(void **state)
             for (uint32_t i = 0; i < list->regions; i++) {
                 list->chunks[i] = 1 + (uint32_t)rand_r(&seed) % (i % 8 ? 40 : 1000);
                 list->alone[i] = rand_r(&seed) % 4 == 0;
+                list->width[i] = (uint32_t)rand_r(&seed) % 9;
             }
             run_list(pool, list, &expected);
         }
