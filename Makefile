@@ -143,9 +143,25 @@ DAEMON_SRC := \
 
 # libhelm: connection, tokenizer, chat template. Knows no model, no arena, no daemon.
 LIBHELM_SRC := \
+  client/chat.c \
   client/connection.c \
   client/endpoint.c \
   client/generate.c \
+  client/jinja_eval.c \
+  client/jinja_exec.c \
+  client/jinja_filters.c \
+  client/jinja_filters_seq.c \
+  client/jinja_format.c \
+  client/jinja_functions.c \
+  client/jinja_lex.c \
+  client/jinja_methods.c \
+  client/jinja_ops.c \
+  client/jinja_parse.c \
+  client/jinja_parse_expr.c \
+  client/jinja_run.c \
+  client/jinja_tests.c \
+  client/jinja_text.c \
+  client/jinja_value.c \
   client/query.c \
   client/tokenizer.c \
   client/tokenizer_added.c \
@@ -216,7 +232,7 @@ helm-worker-cpu_MAIN := worker-cpu/main.c
 helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-worker-cpu_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
-PROGRAMS := helm-bench-decode helm-bench-kernels helm-inspect helm-mkmodel helm-worker-cpu helmd
+PROGRAMS := helm-bench-decode helm-bench-kernels helm-cli helm-inspect helm-mkmodel helm-worker-cpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
