@@ -197,6 +197,7 @@ CLI_SRC := \
   client/cli/private_daemon.c \
   client/cli/sampling.c \
   client/cli/session.c \
+  client/cli/signals.c \
   client/cli/stream.c
 
 PROTO_SRC := $(GEN)/proto/helm.pb-c.c $(GEN)/proto/control.pb-c.c

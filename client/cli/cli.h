@@ -40,6 +40,7 @@ struct cli {
     const char *device, *plan, *config, *kv_dtype, *kernels, *log_level;
     uint64_t vram_bytes, host_memory_bytes, ctx_tokens, threads;
     bool has_vram, has_host_memory, has_ctx, has_threads;
+    const struct args_list *daemon_arguments; /* more of helmd's, handed on as they are; may be NULL */
     /* opened on demand by session.c */
     struct private_daemon *daemon;
     struct helm_client *client;
@@ -68,6 +69,8 @@ HELM_MUST_CHECK int cli_open_chat(struct cli *cli, struct helm_err *err);
  * and cli->tok. */
 HELM_MUST_CHECK int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages,
                                     size_t count, uint32_t **ids, size_t *id_count, struct helm_err *err);
+
+/* ---- signals.c ---- */
 
 /* From here on SIGINT, SIGTERM and SIGHUP are read from cli->signal_fd, so that what was begun can be ended.
  */

@@ -11,7 +11,7 @@
 void cli_complain(const char *text)
 {
     char line[2 * HELM_ERR_TEXT];
-    size_t n = (size_t)snprintf(line, sizeof line, "helm-cli: ");
+    size_t n = (size_t)snprintf(line, sizeof line, "%.64s: ", program_invocation_short_name);
     for (const unsigned char *c = (const unsigned char *)text; *c && n < sizeof line - 8; c++) {
         if (*c < 32 || *c == 127)
             n += (size_t)snprintf(line + n, sizeof line - n, "\\x%02x", *c);

@@ -29,7 +29,7 @@ extern char **environ;
 #define READY_LINE    (HELM_ERR_TEXT + HELM_ENDPOINT_MAX)
 #define STOP_SECONDS  10
 #define LOOK_MS       250 /* how often the progress line is renewed */
-#define ARGS_MAX      40
+#define ARGS_MAX      (40 + ARGS_LIST_MAX)
 #define LOG_TAIL      4096
 
 struct private_daemon {
@@ -160,6 +160,8 @@ static void fill_arguments(const struct cli *cli, struct private_daemon *daemon,
         args[n++] = options[i].name;
         args[n++] = options[i].value;
     }
+    for (uint32_t i = 0; cli->daemon_arguments && i < cli->daemon_arguments->count; i++)
+        args[n++] = cli->daemon_arguments->item[i];
     args[n] = NULL;
 }
 

@@ -1,12 +1,10 @@
-/* What a command works with: a connection, a private daemon, a tokenizer, signals. See cli.h.
+/* What a command works with: a connection, a private daemon, a tokenizer. See cli.h.
  *
  * Called by the commands; everything lands in struct cli and is given back by cli_close. */
 #include "client/cli/cli.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -166,26 +164,4 @@ int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messa
                                    err);
     free(text);
     return rc;
-}
-
-int cli_catch_signals(struct cli *cli, struct helm_err *err)
-{
-    sigset_t set;
-    if (cli->signal_fd >= 0) return 0;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    cli->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (cli->signal_fd < 0) return helm_fail_errno(err, "signalfd");
-    sigaddset(&set, SIGCHLD); /* private_daemon_stop waits for it */
-    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0) return helm_fail_errno(err, "sigprocmask");
-    return 0;
-}
-
-int cli_take_signal(struct cli *cli)
-{
-    struct signalfd_siginfo info;
-    if (cli->signal_fd < 0 || read(cli->signal_fd, &info, sizeof info) != sizeof info) return 0;
-    return (int)info.ssi_signo;
 }
