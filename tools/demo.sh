@@ -6,5 +6,5 @@ bin=${1:?usage: demo.sh BIN_DIR}
 here=$(cd "$(dirname "$0")/.." && pwd)
 prompt=${DEMO_PROMPT:-And it came to pass in those days, that}
 echo
-echo "\$ helm-cli --model tests/data/demo run \"$prompt\" -n 160 --seed 7"
-exec "$bin/helm-cli" --model "$here/tests/data/demo" run "$prompt" -n 160 --seed 7
+echo "\$ helm-cli --model tests/data/demo run \"$prompt\" -n 160 --seed 7 --stats"
+exec "$bin/helm-cli" --model "$here/tests/data/demo" run "$prompt" -n 160 --seed 7 --stats

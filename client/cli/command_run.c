@@ -7,7 +7,7 @@
 #include "client/cli/stream.h"
 
 struct run_options {
-    bool chat, json;
+    bool chat, json, stats;
     const char *system;
     struct sampling_options sampling;
 };
@@ -42,6 +42,17 @@ static int encode_prompt(const struct cli *cli, const struct run_options *option
     return cli_encode_chat(cli, first, options->system ? 2 : 1, ids, count, err);
 }
 
+/* --stats: one line for people, on standard error. */
+static void print_stats(const struct stream_result *result)
+{
+    const struct helm_timings *t = &result->timings;
+    fprintf(stderr,
+            "[%u prompt tokens at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s; ended "
+            "by %s]\n",
+            result->prompt_tokens, t->prefill_tok_s, t->ttft_ms, result->token_count, t->decode_tok_s,
+            result->finish);
+}
+
 /* Connected; everything from the tokenizer to the last token. */
 static int run_prompt(struct cli *cli, struct run_options *options, const char *text, size_t length)
 {
@@ -73,6 +84,7 @@ static int run_prompt(struct cli *cli, struct run_options *options, const char *
     if (begun && options->json && stream_print_json(&result, &err) < 0 && rc == 0) rc = err.code;
     if (!options->json && result.text.length && result.text.data[result.text.length - 1] != '\n')
         (void)!cli_write("\n", 1, &(struct helm_err){0});
+    if (rc == 0 && options->stats) print_stats(&result);
     if (rc < 0)
         status = cli_fail(&err, begun);
     else
@@ -87,14 +99,15 @@ out:
 int command_run(struct cli *cli, int argc, char *const argv[])
 {
     struct run_options options = {0};
-    struct args_option table[SAMPLING_OPTION_COUNT + 3] = {
+    struct args_option table[SAMPLING_OPTION_COUNT + 4] = {
         {"chat", 0, ARGS_FLAG, NULL, "put the prompt through the checkpoint's chat template",
          .target = &options.chat},
         {"system", 0, ARGS_TEXT, "TEXT", "system message, with --chat", .target = &options.system},
         {"json", 0, ARGS_FLAG, NULL, "print one JSON object when done, as generate does",
          .target = &options.json},
+        {"stats", 0, ARGS_FLAG, NULL, "say on standard error how fast it was", .target = &options.stats},
     };
-    sampling_fill_table(&options.sampling, table + 3);
+    sampling_fill_table(&options.sampling, table + 4);
     const struct args_spec spec = {
         .program = "helm-cli run",
         .usage = "[PROMPT|-] [options]",
@@ -103,7 +116,7 @@ int command_run(struct cli *cli, int argc, char *const argv[])
                  "the context. Sampling is as the checkpoint's generation_config.json says unless options "
                  "say otherwise.",
         .options = table,
-        .option_count = SAMPLING_OPTION_COUNT + 3,
+        .option_count = SAMPLING_OPTION_COUNT + 4,
         .max_operands = 1,
         .parent = cli->global,
     };
