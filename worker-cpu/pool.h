@@ -17,9 +17,12 @@
 
 #include "common/err.h"
 
-#define POOL_THREADS_MAX     512
-#define POOL_CHUNKS_MAX      ((1u << 18) - 1)
-#define POOL_SPIN_US_DEFAULT 50
+#define POOL_THREADS_MAX 512
+#define POOL_CHUNKS_MAX  ((1u << 18) - 1)
+/* Measured with a busy process on every core (0.6B shape, 2 threads): 8 us keep 63 % of the idle speed, 20 us
+ * 45 %, 50 us 39 %, idle speed the same: who spins while another is preempted wastes the share it will need.
+ */
+#define POOL_SPIN_US_DEFAULT 8
 
 struct pool;
 

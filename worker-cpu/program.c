@@ -22,7 +22,7 @@
 /* The least that is worth another thread's joining in: a small model on many cores is faster on some of them,
  * and with busy neighbours much faster, because every thread that takes part can be the one that is not
  * running. */
-#define GEMV_SHARE_BYTES (96 * KIB)
+#define GEMV_SHARE_BYTES (192 * KIB)
 /* Multiply-adds of one gemm chunk of many tokens: about 50 us of one core. */
 #define GEMM_CHUNK_OPS (UINT64_C(12) << 20)
 #define TOKENS_A_CHUNK 8

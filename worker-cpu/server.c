@@ -9,6 +9,8 @@
 
 /* How often a thread that sleeps between steps looks whether it should end. */
 #define STOP_CHECK_MS 100
+/* Between steps only this thread waits, and helmd answers within some tens of microseconds. */
+#define STEP_SPIN_US 50
 
 static void server_report(struct server *server, enum server_state state)
 {
@@ -52,7 +54,7 @@ static void *server_main(void *arg)
     if (!rc) {
         server_report(server, SERVER_SERVING);
         while (!rc && !atomic_load_explicit(&server->stop, memory_order_relaxed)) {
-            if (!doorbell_wait(bell, last, server->options.spin_us, STOP_CHECK_MS, &now)) continue;
+            if (!doorbell_wait(bell, last, STEP_SPIN_US, STOP_CHECK_MS, &now)) continue;
             rc = server_run_steps(server, last, now);
             last = now;
         }
