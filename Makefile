@@ -200,6 +200,17 @@ CLI_SRC := \
   client/cli/signals.c \
   client/cli/stream.c
 
+# helm-bench: a client that may start a private daemon, and the loops that measure read bandwidth beside it.
+BENCH_SRC := \
+  tools/bench/bytes.c \
+  tools/bench/cells.c \
+  tools/bench/drive.c \
+  tools/bench/json.c \
+  tools/bench/prompt.c \
+  tools/bench/read_limit.c \
+  tools/bench/samples.c \
+  tools/bench/text.c
+
 PROTO_SRC := $(GEN)/proto/helm.pb-c.c $(GEN)/proto/control.pb-c.c
 
 # Instruction sets by file name; everything else is plain x86-64.
@@ -223,6 +234,10 @@ helm-inspect_LIBS := -ljansson -lm
 helm-mkmodel_MAIN := tools/helm_mkmodel.c
 helm-mkmodel_LINK := $(COMMON_SRC) $(MODEL_SRC) $(MKMODEL_SRC)
 helm-mkmodel_LIBS := -ljansson -lm
+helm-bench_MAIN := tools/helm_bench.c
+helm-bench_LINK := $(COMMON_SRC) $(LIBHELM_SRC) $(BENCH_SRC) client/cli/output.c client/cli/private_daemon.c client/cli/signals.c \
+  worker-cpu/kernels/probe_avx2.c worker-cpu/kernels/probe_avx512.c $(GEN)/proto/helm.pb-c.c
+helm-bench_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 helm-bench-kernels_MAIN := tools/helm_bench_kernels.c
 helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) worker-cpu/kernels.c
 helm-bench-kernels_LIBS := -lopenblas -ljansson -lm
@@ -233,11 +248,11 @@ helm-worker-cpu_MAIN := worker-cpu/main.c
 helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-worker-cpu_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
-PROGRAMS := helm-bench-decode helm-bench-kernels helm-cli helm-inspect helm-mkmodel helm-worker-cpu helmd
+PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-cli helm-inspect helm-mkmodel helm-worker-cpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
-ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(DAEMON_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROTO_SRC)
+ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(DAEMON_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROTO_SRC)
 MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
 obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
 ALL_OBJ := $(call obj_of,$(ALL_SRC))
@@ -289,6 +304,61 @@ NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>
 cuda-report:
 	@$(if $(NVCC),echo "cuda: $$($(NVCC) --version | sed -n 's/.*release //p') at $(NVCC)",echo "cuda: absent (no nvcc in CUDA_HOME, PATH or /usr/local/cuda): no CUDA device in this build")
 all: cuda-report
+
+# The GPU's kernels, their tests and their benchmark: helm-test-gpu-kernels, helm-bench-gpu-kernels. Each architecture of
+# CUDA_ARCH gets machine code, the newest also PTX for those to come; CUDA_ARCH=90 alone is quick while developing.
+CUDA_ARCH ?= 75;80;86;89;90
+CUDA_ARCHS := $(sort $(subst ;, ,$(CUDA_ARCH)))
+NVCC_CODE := $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
+  -gencode=arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
+empty :=
+space := $(empty) $(empty)
+comma := ,
+NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3)
+NVCC_HOST := -Wall -Wextra -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
+NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST))) $(NVCC_CODE)
+CUDA_LIB := $(if $(NVCC),$(abspath $(dir $(NVCC))/../lib64))
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lrt -ldl -lpthread -lstdc++
+
+CUDA_KERNEL_SRC := \
+  worker-gpu/kernels/attention_decode.cu \
+  worker-gpu/kernels/attention_prefill.cu \
+  worker-gpu/kernels/elementwise.cu \
+  worker-gpu/kernels/gemm_small.cu \
+  worker-gpu/kernels/gemv.cu \
+  worker-gpu/kernels/matmul.cu \
+  worker-gpu/kernels/open.cu \
+  worker-gpu/kernels/rope.cu \
+  worker-gpu/kernels/select.cu
+CUDA_TEST_SRC := \
+  tests/gpu/test_attention.cu \
+  tests/gpu/test_elementwise.cu \
+  tests/gpu/test_linear.cu \
+  tests/gpu/test_main.cu
+CUDA_BENCH_SRC := \
+  tools/gpu/bench_kernels.cu \
+  tools/gpu/bench_model.cu
+CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)
+cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
+
+ifneq ($(NVCC),)
+$(OBJ)/%.o: %.cu
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)
+	$(Q)$(NVCC) -I. $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
+$(BIN)/helm-test-gpu-kernels: $(call cuda_obj_of,$(CUDA_TEST_SRC) $(CUDA_KERNEL_SRC)) $(OBJ)/common/err.o
+$(BIN)/helm-bench-gpu-kernels: $(call cuda_obj_of,$(CUDA_BENCH_SRC) $(CUDA_KERNEL_SRC)) $(OBJ)/common/err.o
+$(CUDA_PROGRAMS:%=$(BIN)/%):
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CUDA_LIBS)
+.PHONY: cuda check-gpu
+cuda: $(CUDA_PROGRAMS:%=$(BIN)/%)
+all: cuda
+# needs a GPU; without one the program says so and passes
+check-gpu: $(BIN)/helm-test-gpu-kernels
+	$<
+endif
 
 # ---- tests --------------------------------------------------------------------------------------------------
 
