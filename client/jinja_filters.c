@@ -35,6 +35,21 @@ static bool is_letter(uint32_t code)
     return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LT;
 }
 
+enum letter { LETTER_LOWER, LETTER_UPPER, LETTER_TITLE };
+
+/* Adds one character in that case. The sharp s is the one common letter whose upper case is two letters. */
+static int add_letter(struct jinja_run *run, struct jinja_buffer *buffer, uint32_t code, enum letter to)
+{
+    char bytes[4];
+    utf8proc_int32_t c = (utf8proc_int32_t)code;
+    if (code == 0xDF && to != LETTER_LOWER)
+        return jinja_buffer_add(run, buffer, to == LETTER_UPPER ? "SS" : "Ss", 2);
+    c = to == LETTER_LOWER   ? utf8proc_tolower(c)
+        : to == LETTER_UPPER ? utf8proc_toupper(c)
+                             : utf8proc_totitle(c);
+    return jinja_buffer_add(run, buffer, bytes, jinja_utf8_encode((uint32_t)c, bytes));
+}
+
 int jinja_change_case(struct jinja_run *run, struct jinja_value text, enum jinja_case to,
                       struct jinja_value *out)
 {
@@ -42,16 +57,12 @@ int jinja_change_case(struct jinja_run *run, struct jinja_value text, enum jinja
     int rc = 0;
     bool inside = false; /* a word, or past the first character */
     for (size_t i = 0, size; !rc && i < text.as.text.bytes; i += size) {
-        utf8proc_int32_t code = (utf8proc_int32_t)jinja_utf8_decode(text.as.text.data + i, &size), changed;
-        if (to == JINJA_CASE_UPPER)
-            changed = utf8proc_toupper(code);
-        else if (to == JINJA_CASE_LOWER || inside)
-            changed = utf8proc_tolower(code);
-        else
-            changed = utf8proc_totitle(code);
-        inside = to == JINJA_CASE_CAPITALIZE || is_letter((uint32_t)code);
-        char bytes[4];
-        rc = jinja_buffer_add(run, &buffer, bytes, jinja_utf8_encode((uint32_t)changed, bytes));
+        uint32_t code = jinja_utf8_decode(text.as.text.data + i, &size);
+        rc = add_letter(run, &buffer, code,
+                        to == JINJA_CASE_UPPER             ? LETTER_UPPER
+                        : to == JINJA_CASE_LOWER || inside ? LETTER_LOWER
+                                                           : LETTER_TITLE);
+        inside = to == JINJA_CASE_CAPITALIZE || is_letter(code);
     }
     *out = jinja_buffer_text(&buffer);
     return rc;
@@ -168,10 +179,7 @@ static int filter_title(const struct jinja_callable *c, struct jinja_value *out)
     int rc = jinja_to_text(c->run, c->self, &text);
     for (size_t i = 0, size; !rc && i < text.as.text.bytes; i += size) {
         uint32_t code = jinja_utf8_decode(text.as.text.data + i, &size);
-        utf8proc_int32_t changed =
-            start ? utf8proc_toupper((utf8proc_int32_t)code) : utf8proc_tolower((utf8proc_int32_t)code);
-        char bytes[4];
-        rc = jinja_buffer_add(c->run, &buffer, bytes, jinja_utf8_encode((uint32_t)changed, bytes));
+        rc = add_letter(c->run, &buffer, code, start ? LETTER_UPPER : LETTER_LOWER);
         start = jinja_is_space(code) || (code && code < 0x80 && strchr("-({[<", (int)code));
     }
     *out = jinja_buffer_text(&buffer);

@@ -587,6 +587,10 @@ int jinja_method_find(struct jinja_run *run, const struct jinja_value *self, con
     const struct jinja_function *method = table ? jinja_find_function(table, name) : NULL;
     if (!method) return 1;
     if (method->call) return jinja_bind_method(run, *self, method, out);
+    /* the sandbox's way: what would change a value is not there, and says so when it is used */
+    if (self->type != JINJA_TEXT)
+        return jinja_undefined(run, out, "templates may not change a %s with '%s'", jinja_type_name(self),
+                               method->name);
     return jinja_fail(run, HELM_E_UNSUPPORTED, "the method '%s' of a %s", method->name,
                       jinja_type_name(self));
 }

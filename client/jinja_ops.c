@@ -278,14 +278,6 @@ static int no_attribute(struct jinja_run *run, const struct jinja_value *a, cons
                            name->as.text.data);
 }
 
-/* What Python would let a template reach into, and its sandbox does not. */
-static int refuse_private(struct jinja_run *run, const struct jinja_value *name)
-{
-    if (name->as.text.bytes < 2 || memcmp(name->as.text.data, "__", 2) != 0) return 0;
-    return jinja_fail(run, HELM_E_UNSUPPORTED, "the attribute '%.*s'",
-                      (int)(name->as.text.bytes < 100 ? name->as.text.bytes : 100), name->as.text.data);
-}
-
 int jinja_getattr(struct jinja_run *run, const struct jinja_value *a, const struct jinja_value *name,
                   struct jinja_value *out)
 {
@@ -308,8 +300,7 @@ int jinja_getattr(struct jinja_run *run, const struct jinja_value *a, const stru
         *out = *found;
         return 0;
     }
-    rc = refuse_private(run, name);
-    return rc ? rc : no_attribute(run, a, name, out);
+    return no_attribute(run, a, name, out);
 }
 
 size_t jinja_text_offset(const struct jinja_value *text, size_t index)

@@ -246,13 +246,31 @@ static int parse_postfix(struct jinja_parser *p, struct jinja_node *node, struct
     return rc;
 }
 
+/* The name of a filter or test; dots are part of it. */
+static int parse_dotted_name(struct jinja_parser *p, const char *wanted, struct jinja_value *out)
+{
+    struct jinja_buffer name = {0};
+    if (p->token->kind != JINJA_TOKEN_NAME) return jinja_parse_unexpected(p, wanted);
+    *out = token_text(p->token++);
+    if (!jinja_parse_is_op(p, '.')) return 0;
+    int rc = jinja_buffer_add(p->run, &name, out->as.text.data, out->as.text.bytes);
+    while (!rc && jinja_parse_skip_op(p, '.')) {
+        if (p->token->kind != JINJA_TOKEN_NAME) return jinja_parse_unexpected(p, wanted);
+        rc = jinja_buffer_add(p->run, &name, ".", 1);
+        if (!rc) rc = jinja_buffer_add(p->run, &name, p->token->text, p->token->length);
+        p->token++;
+    }
+    *out = jinja_buffer_text(&name);
+    return rc;
+}
+
 static int parse_filter(struct jinja_parser *p, struct jinja_node *input, struct jinja_node **out)
 {
-    if (p->token->kind != JINJA_TOKEN_NAME) return jinja_parse_unexpected(p, "a filter's name");
     struct jinja_node *node = pair(p, JINJA_NODE_FILTER, input, NULL);
     if (!node) return p->run->code;
-    node->value = token_text(p->token++);
     *out = node;
+    int rc = parse_dotted_name(p, "a filter's name", &node->value);
+    if (rc) return rc;
     return jinja_parse_skip_op(p, '(') ? parse_arguments(p, &node->args) : 0;
 }
 
@@ -261,9 +279,9 @@ static int parse_test(struct jinja_parser *p, struct jinja_node *input, struct j
     struct jinja_node *node = pair(p, JINJA_NODE_TEST, input, NULL);
     if (!node) return p->run->code;
     if (jinja_parse_skip_name(p, "not")) node->op = 'n';
-    if (p->token->kind != JINJA_TOKEN_NAME) return jinja_parse_unexpected(p, "a test's name");
-    node->value = token_text(p->token++);
     *out = node;
+    int rc = parse_dotted_name(p, "a test's name", &node->value);
+    if (rc) return rc;
     if (jinja_parse_skip_op(p, '(')) return parse_arguments(p, &node->args);
     enum jinja_token_kind kind = p->token->kind;
     bool starts = kind == JINJA_TOKEN_NAME || kind == JINJA_TOKEN_STRING || kind == JINJA_TOKEN_INTEGER ||
@@ -275,7 +293,7 @@ static int parse_test(struct jinja_parser *p, struct jinja_node *input, struct j
     struct jinja_node *argument;
     node->args = jinja_alloc(p->run, sizeof *node->args);
     if (!node->args) return p->run->code;
-    int rc = jinja_parse_enter(p);
+    rc = jinja_parse_enter(p);
     if (!rc) rc = parse_primary(p, &argument);
     if (!rc) rc = parse_postfix(p, argument, &argument);
     if (!rc) rc = jinja_parse_add(p, &node->args->positional, argument);
