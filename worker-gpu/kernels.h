@@ -16,7 +16,7 @@
  * numbers, about 2^-16 relative. Prefill activations are 16-bit. No float atomics: the same input gives the
  * same bits.
  *
- * GPUK_EARLY (compute capability 9.0 and later; ignored below): the launch may begin before the kernel in
+ * GPUK_EARLY (only where the device says early_launch): the launch may begin before the kernel in
  * front of it in the stream has finished (programmatic dependent launch). It fetches weights, then waits by
  * itself for the predecessor's results. Set it only when the operation just before in the stream is one of
  * these launchers. */
@@ -56,8 +56,9 @@ struct gpuk_device {
     int capability;       /* 75, 80, 86, 89, 90, ... */
     int shared_bytes_max; /* of one block, after opting in */
     bool bulk_copy;       /* weights stream through shared memory by the bulk copy engine (9.0 and later) */
+    bool early_launch;    /* GPUK_EARLY may be set (9.0 and later) */
     bool tensor_cores;    /* bf16 and f16 matrix instructions (8.0 and later) */
-    /* Choices a benchmark may vary; 0 = the built-in default. */
+    /* Choices a benchmark may vary; 0 = the built-in default, negative = none. */
     int gemv_slots;       /* weight slots in flight a warp */
     int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
 };

@@ -1,0 +1,189 @@
+/* What the GPU kernel tests share: poisoned device buffers, random inputs, comparison with references in
+ * double.
+ *
+ * Included by tests/gpu/test_*.cu. A failed CUDA call or launcher ends the program; a wrong result is
+ * counted. */
+#ifndef HELM_TESTS_GPU_HARNESS_CUH
+#define HELM_TESTS_GPU_HARNESS_CUH
+
+#include <cuda_runtime.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+#include "worker-cpu/kernels/convert.h"
+#include "worker-gpu/kernels.h"
+
+struct test_context {
+    struct gpuk_device device;
+    cudaStream_t stream;
+    uint64_t random;
+    bool small; /* few and small cases: for compute-sanitizer */
+    int checks, failures;
+    double worst; /* error over tolerance, of all checks */
+    char worst_what[160];
+};
+
+#define CUDA(call)                                                                                           \
+    do {                                                                                                     \
+        cudaError_t code_ = (call);                                                                          \
+        if (code_ != cudaSuccess) {                                                                          \
+            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(code_));                 \
+            exit(2);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+/* A launcher's call; `err` must be in scope. */
+#define GPUK(call)                                                                                           \
+    do {                                                                                                     \
+        struct helm_err err = {};                                                                            \
+        if ((call) != HELM_OK) {                                                                             \
+            printf("%s:%d: %s\n", __FILE__, __LINE__, err.text);                                             \
+            exit(2);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+/* Device memory, every byte 0xff (NaN, or a token that does not exist) until written. */
+struct gpu_buffer {
+    void *at;
+    size_t bytes;
+    explicit gpu_buffer(size_t size) : at(nullptr), bytes(size ? size : 1)
+    {
+        CUDA(cudaMalloc(&at, bytes));
+        CUDA(cudaMemset(at, 0xff, bytes));
+        CUDA(cudaDeviceSynchronize());
+    }
+    template <typename T>
+    explicit gpu_buffer(const std::vector<T> &from) : gpu_buffer(from.size() * sizeof(T))
+    {
+        CUDA(cudaMemcpy(at, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice));
+    }
+    gpu_buffer(const gpu_buffer &) = delete;
+    gpu_buffer &operator=(const gpu_buffer &) = delete;
+    ~gpu_buffer() { cudaFree(at); }
+    void zero() { CUDA(cudaMemset(at, 0, bytes)); }
+    template <typename T> T *as() const { return (T *)at; }
+    template <typename T> std::vector<T> read() const
+    {
+        std::vector<T> v(bytes / sizeof(T));
+        CUDA(cudaDeviceSynchronize());
+        CUDA(cudaMemcpy(v.data(), at, v.size() * sizeof(T), cudaMemcpyDeviceToHost));
+        return v;
+    }
+};
+
+static inline double random_uniform(struct test_context *t) /* in [-1, 1) */
+{
+    t->random ^= t->random << 13, t->random ^= t->random >> 7, t->random ^= t->random << 17;
+    return (double)(int64_t)(t->random * 0x9e3779b97f4a7c15u) * 0x1p-63;
+}
+static inline uint32_t random_below(struct test_context *t, uint32_t n)
+{
+    return (uint32_t)((random_uniform(t) * 0.5 + 0.5) * n) % n;
+}
+static inline std::vector<float> random_floats(struct test_context *t, size_t n, float scale = 1.0f)
+{
+    std::vector<float> v(n);
+    for (float &x : v) x = (float)(random_uniform(t) * scale);
+    return v;
+}
+
+static inline size_t bytes_of(int dtype)
+{
+    return dtype == DTYPE_F32 ? 4 : 2;
+}
+static inline const char *name_of(int dtype)
+{
+    return dtype == DTYPE_BF16 ? "bf16" : dtype == DTYPE_F16 ? "f16" : "f32";
+}
+/* n random elements of dtype, as bytes. */
+static inline std::vector<unsigned char> random_elements(struct test_context *t, size_t n, int dtype,
+                                                         float scale = 1.0f)
+{
+    std::vector<unsigned char> v(n * bytes_of(dtype));
+    for (size_t i = 0; i < n; i++) {
+        float x = (float)(random_uniform(t) * scale);
+        uint16_t half = dtype == DTYPE_BF16 ? convert_f32_bf16(x) : convert_f32_f16(x);
+        if (dtype == DTYPE_F32)
+            memcpy(&v[i * 4], &x, 4);
+        else
+            memcpy(&v[i * 2], &half, 2);
+    }
+    return v;
+}
+static inline std::vector<double> to_double(const std::vector<unsigned char> &v, int dtype)
+{
+    std::vector<double> out(v.size() / bytes_of(dtype));
+    for (size_t i = 0; i < out.size(); i++) out[i] = convert_load(v.data(), (enum dtype)dtype, i);
+    return out;
+}
+
+static inline void check(struct test_context *t, bool good, const char *what)
+{
+    t->checks++;
+    if (good) return;
+    t->failures++;
+    if (t->failures <= 40) printf("FAIL %s\n", what);
+}
+/* ||out - ref|| / ||ref|| <= tolerance; NaN fails, so an element that was not written fails. */
+template <typename T>
+static void check_close(struct test_context *t, const std::vector<T> &out, const std::vector<double> &ref,
+                        double tolerance, const char *what)
+{
+    double difference = 0, norm = 0;
+    bool sized = out.size() == ref.size();
+    for (size_t i = 0; sized && i < ref.size(); i++) {
+        double d = (double)out[i] - ref[i];
+        difference += d * d;
+        norm += ref[i] * ref[i];
+    }
+    double error = norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+    bool good = sized && error <= tolerance;
+    t->checks++;
+    if (good && error / tolerance > t->worst) {
+        t->worst = error / tolerance;
+        snprintf(t->worst_what, sizeof t->worst_what, "%s: %.2e of %.0e", what, error, tolerance);
+    }
+    if (!good) {
+        t->failures++;
+        if (t->failures <= 40) printf("FAIL %s: error %.3e, tolerance %.1e\n", what, error, tolerance);
+    }
+}
+/* The same bits in two runs. */
+template <typename T>
+static void check_same(struct test_context *t, const std::vector<T> &a, const std::vector<T> &b,
+                       const char *what)
+{
+    char text[200];
+    snprintf(text, sizeof text, "%s: not the same bits in two runs", what);
+    check(t, a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0, text);
+}
+
+/* A step of `counts[r]` tokens of row r from position start[r] on, with pages handed out at random. */
+struct test_step {
+    uint32_t tokens, rows, pages, page_tokens, pages_per_slot;
+    std::vector<uint32_t> position, token_row, row_first, row_slot, page_table, ids, samples;
+    std::vector<gpu_buffer *> owned;
+    struct gpuk_step step;
+    test_step(struct test_context *t, const std::vector<uint32_t> &start, const std::vector<uint32_t> &count,
+              uint32_t page_size, uint32_t host_every = 0);
+    ~test_step()
+    {
+        for (gpu_buffer *b : owned) delete b;
+    }
+    const uint32_t *device_copy(const std::vector<uint32_t> &v)
+    {
+        owned.push_back(new gpu_buffer(v));
+        return owned.back()->as<uint32_t>();
+    }
+};
+
+void test_linear(struct test_context *t);
+void test_elementwise(struct test_context *t);
+void test_select(struct test_context *t);
+void test_attention(struct test_context *t);
+
+#endif

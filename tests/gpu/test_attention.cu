@@ -1,0 +1,306 @@
+/* Attention over paged KV, decode and prefill, and the append in front of it, against sums in double.
+ *
+ * The cache is filled with random rows, the step's own rows are appended by the kernels; attention's
+ * reference then reads the very bytes that are in the cache, so that its tolerance is about attention alone.
+ * Pages are scattered over two pools. Tolerances: fp32 arithmetic 1e-5; prefill on tensor cores rounds
+ * weights (p) to the cache's 16-bit dtype: 4e-3 for bf16, 6e-4 for f16; appended rows: half a unit of the
+ * last place. */
+#include "tests/gpu/harness.cuh"
+
+struct attention_case {
+    int dtype;
+    uint32_t heads, kv_heads, head_dim, page_tokens, window;
+    bool norm;
+    std::vector<uint32_t> start, count;
+};
+
+/* One case's inputs on both sides. */
+struct attention_test {
+    const attention_case &c;
+    test_step step;
+    struct kv_layout layout;
+    std::vector<float> q, k, v, q_norm, k_norm, inv;
+    gpu_buffer *dq, *dk, *dv, *dq_norm, *dk_norm, *dinv, *table, *pool, *pool_host;
+    struct gpuk_attention args;
+    static const uint32_t layer = 1;
+
+    attention_test(struct test_context *t, const attention_case &from)
+        : c(from), step(t, from.start, from.count, from.page_tokens, 3)
+    {
+        layout = {2, c.kv_heads, c.head_dim, c.page_tokens, (uint32_t)c.dtype, (uint32_t)bytes_of(c.dtype)};
+        q = random_floats(t, (size_t)step.tokens * c.heads * c.head_dim, 3);
+        k = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
+        v = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
+        q_norm = random_floats(t, c.head_dim, 2), k_norm = random_floats(t, c.head_dim, 2);
+        inv.resize(c.head_dim / 2 + 1);
+        for (uint32_t i = 0; i < c.head_dim / 2; i++) inv[i] = (float)pow(10000, -2.0 * i / c.head_dim);
+        dq = new gpu_buffer(q), dk = new gpu_buffer(k), dv = new gpu_buffer(v);
+        dq_norm = new gpu_buffer(q_norm), dk_norm = new gpu_buffer(k_norm), dinv = new gpu_buffer(inv);
+        table = new gpu_buffer((size_t)step.tokens * c.head_dim * 4);
+        size_t elements = step.pages * kv_page_bytes(&layout) / layout.elem_bytes;
+        pool = new gpu_buffer(random_elements(t, elements, c.dtype));
+        pool_host = new gpu_buffer(random_elements(t, elements, c.dtype));
+        args = {};
+        args.step = step.step;
+        args.kv = {layout, pool->at, pool_host->at, layer};
+        args.heads = c.heads;
+        args.window = c.window;
+        args.scale = (float)(1 / sqrt((double)c.head_dim));
+        args.q_norm = c.norm ? dq_norm->as<float>() : nullptr;
+        args.k_norm = c.norm ? dk_norm->as<float>() : nullptr;
+        args.eps = 1e-6f;
+        args.rope_table = table->as<float>();
+        args.q = dq->as<float>(), args.k = dk->as<float>(), args.v = dv->as<float>();
+        args.q_stride = c.heads * c.head_dim, args.kv_stride = c.kv_heads * c.head_dim;
+        if (c.head_dim > 1)
+            GPUK(gpuk_rope_table(&step.step, step.tokens, dinv->as<float>(), c.head_dim, 1.0f,
+                                 table->as<float>(), 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+    }
+    ~attention_test()
+    {
+        for (gpu_buffer *b : {dq, dk, dv, dq_norm, dk_norm, dinv, table, pool, pool_host}) delete b;
+    }
+
+    /* A head's x, normed and rotated, in double. */
+    void head(const float *x, const std::vector<float> *norm, uint32_t position, bool rotate,
+              double *out) const
+    {
+        double squares = 0;
+        for (uint32_t d = 0; d < c.head_dim; d++) squares += (double)x[d] * x[d];
+        std::vector<double> h(c.head_dim);
+        for (uint32_t d = 0; d < c.head_dim; d++)
+            h[d] = norm ? x[d] / sqrt(squares / c.head_dim + 1e-6) * (*norm)[d] : (double)x[d];
+        uint32_t half = c.head_dim / 2;
+        for (uint32_t d = 0; d < c.head_dim; d++) out[d] = h[d];
+        for (uint32_t i = 0; i < half && rotate; i++) {
+            double angle = (double)((float)position * inv[i]);
+            out[i] = h[i] * cos(angle) - h[i + half] * sin(angle);
+            out[i + half] = h[i + half] * cos(angle) + h[i] * sin(angle);
+        }
+    }
+    uint32_t page_of(uint32_t row, uint32_t position) const
+    {
+        return step.page_table[(size_t)step.row_slot[row] * step.pages_per_slot + position / c.page_tokens];
+    }
+    /* Reads a row of the cache as it is in `bytes` (pool, host pool). */
+    void row(const std::vector<unsigned char> bytes[2], uint32_t r, uint32_t position, uint32_t is_value,
+             uint32_t kv_head, double *out) const
+    {
+        uint32_t page = page_of(r, position);
+        uint64_t at =
+            kv_offset(&layout, page & ~GPUK_PAGE_HOST, layer, is_value, kv_head) / layout.elem_bytes +
+            (uint64_t)(position % c.page_tokens) * c.head_dim;
+        const unsigned char *from = bytes[page & GPUK_PAGE_HOST ? 1 : 0].data();
+        for (uint32_t d = 0; d < c.head_dim; d++) out[d] = convert_load(from, (enum dtype)c.dtype, at + d);
+    }
+    /* Checks the step's appended rows; everything else in the cache must be as it was. */
+    void check_cache(struct test_context *t, const std::vector<unsigned char> before[2],
+                     const char *what) const
+    {
+        std::vector<unsigned char> now[2] = {pool->read<unsigned char>(), pool_host->read<unsigned char>()},
+                                   old[2] = {before[0], before[1]};
+        std::vector<double> got, expected, x(c.head_dim);
+        for (uint32_t n = 0; n < step.tokens; n++)
+            for (uint32_t h = 0; h < 2 * c.kv_heads; h++) {
+                uint32_t is_value = h >= c.kv_heads, kv_head = h % c.kv_heads;
+                const float *from = &(is_value ? v : k)[((size_t)n * c.kv_heads + kv_head) * c.head_dim];
+                head(from, c.norm && !is_value ? &k_norm : nullptr, step.position[n], !is_value, x.data());
+                expected.insert(expected.end(), x.begin(), x.end());
+                row(now, step.token_row[n], step.position[n], is_value, kv_head, x.data());
+                got.insert(got.end(), x.begin(), x.end());
+                uint32_t page = page_of(step.token_row[n], step.position[n]);
+                uint64_t at = kv_offset(&layout, page & ~GPUK_PAGE_HOST, layer, is_value, kv_head) +
+                              (uint64_t)(step.position[n] % c.page_tokens) * c.head_dim * layout.elem_bytes;
+                int which = page & GPUK_PAGE_HOST ? 1 : 0;
+                memcpy(&old[which][at], &now[which][at], c.head_dim * layout.elem_bytes);
+            }
+        char text[240];
+        snprintf(text, sizeof text, "%s: appended rows", what);
+        check_close(t, got, expected,
+                    c.dtype == DTYPE_BF16  ? 4e-3
+                    : c.dtype == DTYPE_F16 ? 5e-4
+                                           : 2e-6,
+                    text);
+        snprintf(text, sizeof text, "%s: the rest of the cache is untouched", what);
+        check(t, old[0] == now[0] && old[1] == now[1], text);
+    }
+    /* Normalised outputs of queries q (double, [token][head][head_dim]) over the cache as it is now; maxima
+     * and sums. */
+    void attend(const std::vector<double> &queries, std::vector<double> *out, std::vector<double> *m,
+                std::vector<double> *s) const
+    {
+        std::vector<unsigned char> bytes[2] = {pool->read<unsigned char>(), pool_host->read<unsigned char>()};
+        const uint32_t group = c.heads / c.kv_heads;
+        out->assign(queries.size(), 0), m->clear(), s->clear();
+        std::vector<double> keys, values, x(c.head_dim);
+        for (uint32_t n = 0; n < step.tokens; n++) {
+            uint32_t last = step.position[n],
+                     first = c.window && last + 1 > c.window ? last + 1 - c.window : 0;
+            for (uint32_t h = 0; h < c.heads; h++) {
+                if (h % group == 0) {
+                    keys.clear(), values.clear();
+                    for (uint32_t p = first; p <= last; p++) {
+                        row(bytes, step.token_row[n], p, 0, h / group, x.data());
+                        keys.insert(keys.end(), x.begin(), x.end());
+                        row(bytes, step.token_row[n], p, 1, h / group, x.data());
+                        values.insert(values.end(), x.begin(), x.end());
+                    }
+                }
+                const double *query = &queries[((size_t)n * c.heads + h) * c.head_dim];
+                double *o = &(*out)[((size_t)n * c.heads + h) * c.head_dim], most = -INFINITY, sum = 0;
+                std::vector<double> score(last + 1 - first);
+                for (size_t p = 0; p < score.size(); p++) {
+                    for (uint32_t d = 0; d < c.head_dim; d++) score[p] += query[d] * keys[p * c.head_dim + d];
+                    score[p] *= (double)args.scale;
+                    most = fmax(most, score[p]);
+                }
+                for (double x1 : score) sum += exp(x1 - most);
+                for (size_t p = 0; p < score.size(); p++)
+                    for (uint32_t d = 0; d < c.head_dim; d++)
+                        o[d] += exp(score[p] - most) / sum * values[p * c.head_dim + d];
+                m->push_back(most), s->push_back(sum);
+            }
+        }
+    }
+    std::vector<double> queries() const
+    {
+        std::vector<double> out(q.size());
+        for (uint32_t n = 0; n < step.tokens; n++)
+            for (uint32_t h = 0; h < c.heads; h++)
+                head(&q[((size_t)n * c.heads + h) * c.head_dim], c.norm ? &q_norm : nullptr, step.position[n],
+                     true, &out[((size_t)n * c.heads + h) * c.head_dim]);
+        return out;
+    }
+};
+
+static void name_case(const attention_case &c, const char *kind, char *what, size_t size)
+{
+    snprintf(what, size, "%s %s heads %u/%u dim %u page %u window %u, rows %zu, first from %u + %u%s", kind,
+             name_of(c.dtype), c.heads, c.kv_heads, c.head_dim, c.page_tokens, c.window, c.start.size(),
+             c.start[0], c.count[0], c.norm ? " norm" : "");
+}
+
+static void test_decode(struct test_context *t, const attention_case &c)
+{
+    char what[200];
+    attention_test a(t, c);
+    const bool fused = a.step.tokens == 1;
+    name_case(c, fused ? "decode fused" : "decode", what, sizeof what);
+    std::vector<unsigned char> before[2] = {a.pool->read<unsigned char>(),
+                                            a.pool_host->read<unsigned char>()};
+    const size_t heads = (size_t)a.step.tokens * c.heads;
+    gpu_buffer workspace(gpuk_attention_workspace_bytes(a.step.tokens, c.heads, c.head_dim));
+    CUDA(cudaMemset(workspace.at, 0, gpuk_attention_counter_bytes(a.step.tokens, c.heads)));
+    CUDA(cudaDeviceSynchronize());
+    gpu_buffer rotated(a.q.size() * 4);
+    struct gpuk_attention args = a.args;
+    if (!fused) {
+        GPUK(gpuk_rope_append(&a.args, a.step.tokens, rotated.at, DTYPE_F32, 0, t->stream, &err));
+        args.q = rotated.as<float>();
+    }
+    std::vector<float> first;
+    for (int run = 0; run < 2; run++) {
+        gpu_buffer out(a.q.size() * 4);
+        GPUK(gpuk_attention_decode(&t->device, &args, a.step.tokens, fused, out.as<float>(), nullptr, nullptr,
+                                   workspace.at, 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        auto got = out.read<float>();
+        if (run == 0)
+            first = got;
+        else
+            check_same(t, first, got, what);
+    }
+    a.check_cache(t, before, what);
+    std::vector<double> expected, m, s;
+    a.attend(a.queries(), &expected, &m, &s);
+    check_close(t, first, expected, 1e-5, what);
+
+    gpu_buffer out(a.q.size() * 4), dm(heads * 4), ds(heads * 4);
+    GPUK(gpuk_attention_decode(&t->device, &args, a.step.tokens, fused, out.as<float>(), dm.as<float>(),
+                               ds.as<float>(), workspace.at, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    auto o = out.read<float>(), gm = dm.read<float>(), gs = ds.read<float>();
+    std::vector<double> sums;
+    for (size_t i = 0; i < heads; i++) {
+        sums.push_back(s[i] * exp(m[i] - (double)gm[i])); /* relative to the maximum that is reported */
+        for (uint32_t d = 0; d < c.head_dim; d++) o[i * c.head_dim + d] /= gs[i];
+    }
+    check_close(t, gm, m, 1e-5, what);
+    check_close(t, gs, sums, 2e-5, what);
+    check_close(t, o, expected, 1e-5, what);
+}
+
+static void test_prefill(struct test_context *t, const attention_case &c, const struct gpuk_device *device,
+                         bool tensor)
+{
+    char what[200];
+    attention_test a(t, c);
+    name_case(c, tensor ? "prefill tensor" : "prefill", what, sizeof what);
+    std::vector<unsigned char> before[2] = {a.pool->read<unsigned char>(),
+                                            a.pool_host->read<unsigned char>()};
+    gpu_buffer rotated(a.q.size() * bytes_of(c.dtype));
+    /* capacities larger than the step, as in a tier */
+    const uint32_t tokens = a.step.tokens + 70, rows = a.step.rows + 2;
+    GPUK(gpuk_rope_append(&a.args, tokens, rotated.at, (enum dtype)c.dtype, 0, t->stream, &err));
+    std::vector<float> first;
+    for (int run = 0; run < 2; run++) {
+        gpu_buffer out(a.q.size() * 4);
+        GPUK(gpuk_attention_prefill(device, &a.args, rotated.at, tokens, rows, out.at, DTYPE_F32, 0,
+                                    t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        auto got = out.read<float>();
+        if (run == 0)
+            first = got;
+        else
+            check_same(t, first, got, what);
+    }
+    a.check_cache(t, before, what);
+    auto queries = to_double(rotated.read<unsigned char>(), c.dtype);
+    check_close(t, queries, a.queries(),
+                c.dtype == DTYPE_BF16  ? 4e-3
+                : c.dtype == DTYPE_F16 ? 5e-4
+                                       : 2e-6,
+                what);
+    std::vector<double> expected, m, s;
+    a.attend(queries, &expected, &m, &s);
+    check_close(t, first, expected, !tensor ? 1e-5 : c.dtype == DTYPE_BF16 ? 4e-3 : 6e-4, what);
+    /* and in the dtype of activations */
+    gpu_buffer half(a.q.size() * 2);
+    GPUK(gpuk_attention_prefill(device, &a.args, rotated.at, tokens, rows, half.at, DTYPE_BF16, 0, t->stream,
+                                &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    check_close(t, to_double(half.read<unsigned char>(), DTYPE_BF16), expected, 6e-3, what);
+}
+
+void test_attention(struct test_context *t)
+{
+    struct gpuk_device plain = t->device;
+    plain.tensor_cores = false;
+    const uint32_t shapes[][3] = {{8, 2, 128}, {8, 1, 64},   {5, 5, 80},  {14, 2, 64},
+                                  {6, 2, 7},   {16, 1, 256}, {2, 2, 200}, {3, 1, 1}};
+    const uint32_t small_shapes[][3] = {{8, 2, 128}, {14, 2, 64}, {6, 2, 7}, {16, 1, 32}};
+    const uint32_t(*shape)[3] = t->small ? small_shapes : shapes;
+    const size_t shape_count = t->small ? 4 : 8;
+    for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+        for (size_t i = 0; i < shape_count; i++) {
+            const uint32_t heads = shape[i][0], kv = shape[i][1], dim = shape[i][2], page = 4u << (i % 4);
+            const bool norm = i % 2 == 0;
+            const uint32_t far = t->small ? 150 : 1900;
+            for (uint32_t at : {0u, 30u, 64u, 131u, far})
+                test_decode(t, {dtype, heads, kv, dim, page, at == 131 ? 40u : 0u, norm, {at}, {1}});
+            test_decode(t, {dtype, heads, kv, dim, page, 0, norm, {0, 17, far / 3, 5}, {3, 1, 2, 1}});
+            test_decode(t, {dtype, heads, kv, dim, page, 20, norm, {7, 100}, {2, 5}});
+            const bool tensor = t->device.tensor_cores && dtype != DTYPE_F32 && (dim == 64 || dim == 128);
+            const std::vector<attention_case> cases = {
+                {dtype, heads, kv, dim, page, 0, norm, {0}, {t->small ? 70u : 200u}},
+                {dtype, heads, kv, dim, page, 0, norm, {37, 0, 100}, {65, 5, 64}},
+                {dtype, heads, kv, dim, page, 33, norm, {0, 90}, {130, 20}},
+            };
+            for (const attention_case &c : cases) {
+                test_prefill(t, c, &t->device, tensor);
+                if (tensor) test_prefill(t, c, &plain, false);
+            }
+        }
+    }
+}

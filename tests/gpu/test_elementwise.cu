@@ -1,0 +1,184 @@
+/* Embedding, norms, SwiGLU, copies, biases, rotation tables, argmax and logprobs against the host.
+ *
+ * Tolerances: fp32 results 2e-6 (a rounding or two and expf); 16-bit results half a unit of the last place.
+ */
+#include <algorithm>
+
+#include "tests/gpu/harness.cuh"
+
+static double tolerance_of(int dtype)
+{
+    return dtype == DTYPE_BF16 ? 4e-3 : dtype == DTYPE_F16 ? 5e-4 : 2e-6;
+}
+
+static void test_width(struct test_context *t, uint32_t hidden)
+{
+    const uint32_t tokens = 9, count = 7, vocab = 50;
+    test_step step(t, {3, 40}, {4, 3}, 8);
+    char what[120];
+    auto x = random_floats(t, (size_t)tokens * hidden), norm = random_floats(t, hidden);
+    gpu_buffer dx(x), dnorm(norm), counter(std::vector<uint32_t>{count});
+    for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+        auto table = random_elements(t, (size_t)vocab * hidden, dtype);
+        auto values = to_double(table, dtype);
+        gpu_buffer dtable(table), out((size_t)tokens * hidden * 4);
+        GPUK(gpuk_embed(&step.step, tokens, dtable.at, (enum dtype)dtype, vocab, hidden, out.as<float>(), 0,
+                        t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        auto got = out.read<float>();
+        bool same = true;
+        for (uint32_t i = 0; i < count * hidden; i++)
+            same = same && got[i] == values[step.ids[i / hidden] * hidden + i % hidden];
+        for (uint32_t i = count * hidden; i < tokens * hidden; i++) same = same && isnan(got[i]);
+        check(t, same, "embed");
+
+        std::vector<double> expected;
+        for (uint32_t n = 0; n < count; n++) {
+            double squares = 0;
+            for (uint32_t i = 0; i < hidden; i++) squares += (double)x[n * hidden + i] * x[n * hidden + i];
+            for (uint32_t i = 0; i < hidden; i++)
+                expected.push_back(x[n * hidden + i] / sqrt(squares / hidden + 1e-5) * norm[i]);
+        }
+        gpu_buffer normed((size_t)tokens * hidden * bytes_of(dtype));
+        GPUK(gpuk_rmsnorm(counter.as<uint32_t>(), tokens, dx.as<float>(), dnorm.as<float>(), 1e-5f, hidden,
+                          normed.at, (enum dtype)dtype, 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        auto values_out = to_double(normed.read<unsigned char>(), dtype);
+        values_out.resize(count * hidden);
+        snprintf(what, sizeof what, "rmsnorm %u to %s", hidden, name_of(dtype));
+        check_close(t, values_out, expected, tolerance_of(dtype), what);
+
+        auto gates = random_elements(t, (size_t)tokens * (2 * hidden + 8), dtype, 4);
+        auto g = to_double(gates, dtype);
+        expected.clear();
+        for (uint32_t n = 0; n < count; n++)
+            for (uint32_t i = 0; i < hidden; i++) {
+                double a = g[n * (2 * hidden + 8) + i], b = g[n * (2 * hidden + 8) + hidden + i];
+                expected.push_back(a / (1 + exp(-a)) * b);
+            }
+        gpu_buffer dgates(gates), product((size_t)tokens * hidden * bytes_of(dtype));
+        GPUK(gpuk_swiglu(counter.as<uint32_t>(), tokens, dgates.at, (enum dtype)dtype, 2 * hidden + 8, hidden,
+                         hidden, product.at, (enum dtype)dtype, 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        values_out = to_double(product.read<unsigned char>(), dtype);
+        values_out.resize(count * hidden);
+        snprintf(what, sizeof what, "swiglu %u %s", hidden, name_of(dtype));
+        check_close(t, values_out, expected, tolerance_of(dtype), what);
+
+        auto base = random_elements(t, (size_t)tokens * (hidden + 3), dtype);
+        auto sum = to_double(base, dtype);
+        for (uint32_t n = 0; n < count; n++)
+            for (uint32_t i = 0; i < hidden; i++) sum[n * (hidden + 3) + i] += norm[i];
+        gpu_buffer dbase(base);
+        GPUK(gpuk_add_bias(counter.as<uint32_t>(), tokens, dbase.at, (enum dtype)dtype, hidden + 3, hidden,
+                           dnorm.as<float>(), 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        check_close(t, to_double(dbase.read<unsigned char>(), dtype), sum, tolerance_of(dtype), "add bias");
+    }
+    /* lanes: mapped host memory on either side; and rows picked by the step's samples */
+    float *host;
+    CUDA(cudaHostAlloc((void **)&host, x.size() * 4, cudaHostAllocMapped));
+    memset(host, 0xff, x.size() * 4);
+    GPUK(gpuk_lane_copy(counter.as<uint32_t>(), tokens, dx.as<float>(), hidden, host, 0, t->stream, &err));
+    gpu_buffer back(x.size() * 4), picked((size_t)tokens * hidden * 4);
+    GPUK(gpuk_lane_copy(counter.as<uint32_t>(), tokens, host, hidden, back.as<float>(), 0, t->stream, &err));
+    GPUK(gpuk_gather(&step.step, tokens, dx.as<float>(), hidden, picked.as<float>(), 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    auto copied = back.read<float>(), rows = picked.read<float>();
+    check(t,
+          memcmp(copied.data(), x.data(), (size_t)count * hidden * 4) == 0 && isnan(copied[count * hidden]),
+          "lane copy");
+    CUDA(cudaFreeHost(host));
+    bool same = true;
+    for (uint32_t i = 0; i < 2 * hidden; i++)
+        same = same && rows[i] == x[step.samples[i / hidden] * hidden + i % hidden];
+    check(t, same && isnan(rows[2 * hidden]), "gather");
+}
+
+static void test_rope_table(struct test_context *t, uint32_t head_dim)
+{
+    test_step step(t, {0, 99990}, {3, 4}, 16);
+    const uint32_t half = head_dim / 2;
+    std::vector<float> inv(half);
+    for (uint32_t i = 0; i < half; i++) inv[i] = (float)pow(1e6, -2.0 * i / head_dim);
+    gpu_buffer dinv(inv), table((size_t)step.tokens * 2 * half * 4);
+    GPUK(gpuk_rope_table(&step.step, step.tokens, dinv.as<float>(), head_dim, 1.25f, table.as<float>(), 0,
+                         t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    std::vector<double> expected;
+    for (uint32_t n = 0; n < step.tokens; n++)
+        for (uint32_t i = 0; i < 2 * half; i++) {
+            float angle = (float)step.position[n] * inv[i % half];
+            expected.push_back(1.25 * (i < half ? cos((double)angle) : sin((double)angle)));
+        }
+    check_close(t, table.read<float>(), expected, 1e-6, "rope table");
+}
+
+void test_elementwise(struct test_context *t)
+{
+    const uint32_t widths[] = {1, 7, 64, 250, 4096};
+    for (uint32_t width : widths)
+        if (!t->small || width == 7 || width == 64) test_width(t, width);
+    test_rope_table(t, 128);
+    test_rope_table(t, 7);
+}
+
+static void test_logits(struct test_context *t, uint32_t vocab, int kind)
+{
+    const uint32_t rows = 3, k = GPUK_TOP_MAX;
+    auto logits = random_floats(t, (size_t)rows * vocab, 20);
+    if (kind == 1) /* ties everywhere */
+        for (float &x : logits) x = floorf(x / 10);
+    if (kind == 2) /* much that is not finite, and a row of nothing else */
+        for (size_t i = 0; i < logits.size(); i++)
+            if (i % 3 == 0 || i >= 2 * (size_t)vocab) logits[i] = i % 2 ? NAN : i % 4 ? INFINITY : -INFINITY;
+    if (kind == 3)
+        for (float &x : logits) x = -fabsf(x) - 100;
+    gpu_buffer d(logits), result(rows * sizeof(struct gpuk_token)), top(rows * k * sizeof(struct gpuk_token)),
+        counter(std::vector<uint32_t>{rows}), workspace(gpuk_argmax_workspace_bytes(rows));
+    CUDA(cudaMemset(workspace.at, 0, gpuk_argmax_counter_bytes(rows)));
+    CUDA(cudaDeviceSynchronize());
+    for (int run = 0; run < 2; run++) { /* the second finds the counters as the first left them */
+        GPUK(gpuk_argmax(counter.as<uint32_t>(), rows, d.as<float>(), vocab, result.as<struct gpuk_token>(),
+                         workspace.at, 0, t->stream, &err));
+        GPUK(gpuk_top_logprobs(counter.as<uint32_t>(), rows, d.as<float>(), vocab, k,
+                               top.as<struct gpuk_token>(), workspace.at, 0, t->stream, &err));
+    }
+    CUDA(cudaStreamSynchronize(t->stream));
+    auto best = result.read<struct gpuk_token>(), tops = top.read<struct gpuk_token>();
+    for (uint32_t r = 0; r < rows; r++) {
+        const float *from = &logits[(size_t)r * vocab];
+        std::vector<uint32_t> order;
+        for (uint32_t i = 0; i < vocab; i++)
+            if (isfinite(from[i])) order.push_back(i);
+        std::stable_sort(order.begin(), order.end(),
+                         [&](uint32_t a, uint32_t b) { return from[a] > from[b]; });
+        double sum = 0;
+        for (uint32_t i : order) sum += exp((double)from[i] - (double)from[order[0]]);
+        bool good = order.empty() ? best[r].id == GPUK_TOKEN_NONE
+                                  : best[r].id == order[0] && best[r].logit == from[order[0]];
+        char what[100];
+        snprintf(what, sizeof what, "argmax, vocab %u, kind %d, row %u", vocab, kind, r);
+        check(t, good, what);
+        good = true;
+        for (uint32_t i = 0; i < k; i++) {
+            const struct gpuk_token &got = tops[r * k + i];
+            if (i >= order.size())
+                good = good && got.id == GPUK_TOKEN_NONE;
+            else
+                good = good && got.id == order[i] &&
+                       fabs(got.logit - ((double)from[order[i]] - (double)from[order[0]] - log(sum))) < 2e-5;
+        }
+        snprintf(what, sizeof what, "top logprobs, vocab %u, kind %d, row %u", vocab, kind, r);
+        check(t, good, what);
+    }
+}
+
+void test_select(struct test_context *t)
+{
+    for (int kind = 0; kind < 4; kind++) {
+        test_logits(t, 5, kind);
+        test_logits(t, 1003, kind);
+        if (!t->small) test_logits(t, 151936, kind);
+    }
+}

@@ -1,0 +1,225 @@
+/* Linear layers of 1 to 16 tokens and prefill's matrix products against sums in double.
+ *
+ * Every dtype, each way a kernel can go (bulk copies or plain loads, tensor cores or not), odd shapes,
+ * unaligned weights, all fusions. Tolerances: one token adds fp32 products in fp32, 1e-5 is some ten times
+ * the rounding of 12,288 terms; tensor-core batches split activations in two 16-bit parts (2^-16 each);
+ * products of cuBLASLt take the same 16-bit inputs as the reference. */
+#include "tests/gpu/harness.cuh"
+
+struct linear_case {
+    int dtype;
+    uint32_t cols, segments, rows[3], tokens, count;
+    bool norm, bias, residual, swiglu, misaligned;
+};
+
+static double silu_of(double x)
+{
+    return x / (1 + exp(-x));
+}
+
+/* out of one case as the definition has it: [segment or 1][count][rows]. */
+static std::vector<std::vector<double>> reference(const linear_case &c,
+                                                  const std::vector<std::vector<double>> &w,
+                                                  const std::vector<std::vector<float>> &bias,
+                                                  const std::vector<float> &x, const std::vector<float> &norm,
+                                                  const std::vector<float> &residual)
+{
+    std::vector<std::vector<double>> out(c.segments);
+    for (uint32_t t = 0; t < c.count; t++) {
+        std::vector<double> h(c.cols);
+        double squares = 0;
+        for (uint32_t i = 0; i < c.cols; i++) squares += (double)x[t * c.cols + i] * x[t * c.cols + i];
+        double scale = 1 / sqrt(squares / c.cols + 1e-6);
+        for (uint32_t i = 0; i < c.cols; i++)
+            h[i] = c.norm ? (double)x[t * c.cols + i] * scale * norm[i] : (double)x[t * c.cols + i];
+        for (uint32_t s = 0; s < c.segments; s++)
+            for (uint32_t r = 0; r < c.rows[s]; r++) {
+                double sum = c.bias ? (double)bias[s][r] : 0;
+                const double *row = &w[s][(size_t)r * c.cols];
+                for (uint32_t i = 0; i < c.cols; i++) sum += row[i] * h[i];
+                if (c.residual) sum += residual[t * c.rows[0] + r];
+                out[s].push_back(sum);
+            }
+    }
+    if (c.swiglu) {
+        for (size_t i = 0; i < out[0].size(); i++) out[0][i] = silu_of(out[0][i]) * out[1][i];
+        out.resize(1);
+    }
+    return out;
+}
+
+static void run_case(struct test_context *t, const linear_case &c, const struct gpuk_device *device,
+                     double tolerance, const char *path)
+{
+    char what[200];
+    snprintf(what, sizeof what, "%s %s %u x %u (%u matrices), %u of %u tokens%s%s%s%s%s", path,
+             name_of(c.dtype), c.rows[0], c.cols, c.segments, c.count, c.tokens, c.norm ? " norm" : "",
+             c.bias ? " bias" : "", c.residual ? " residual" : "", c.swiglu ? " swiglu" : "",
+             c.misaligned ? " misaligned" : "");
+    std::vector<std::vector<double>> w;
+    std::vector<std::vector<float>> bias;
+    std::vector<gpu_buffer *> weights, biases, outs;
+    const size_t shift = c.misaligned ? bytes_of(c.dtype) : 0;
+    for (uint32_t s = 0; s < c.segments; s++) {
+        auto elements = random_elements(t, (size_t)c.rows[s] * c.cols, c.dtype);
+        w.push_back(to_double(elements, c.dtype));
+        elements.insert(elements.begin(), shift, 0);
+        weights.push_back(new gpu_buffer(elements));
+        bias.push_back(random_floats(t, c.rows[s]));
+        biases.push_back(new gpu_buffer(bias.back()));
+    }
+    auto x = random_floats(t, (size_t)c.tokens * c.cols), norm = random_floats(t, c.cols);
+    auto residual = random_floats(t, (size_t)c.tokens * c.rows[0]);
+    gpu_buffer dx(x), dnorm(norm), dresidual(residual), count(std::vector<uint32_t>{c.count});
+    size_t workspace_bytes =
+        c.tokens == 1 ? gpuk_gemv_workspace_bytes(c.cols) : gpuk_gemm_small_workspace_bytes(c.tokens, c.cols);
+    gpu_buffer workspace(workspace_bytes);
+
+    auto expected = reference(c, w, bias, x, norm, residual);
+    std::vector<std::vector<float>> first;
+    for (int run = 0; run < 2; run++) {
+        struct gpuk_linear_args args = {};
+        args.dtype = (enum dtype)c.dtype;
+        args.cols = c.cols;
+        args.segments = c.segments;
+        std::vector<gpu_buffer *> out;
+        for (uint32_t s = 0; s < c.segments; s++) {
+            out.push_back(new gpu_buffer((size_t)c.tokens * c.rows[0] * sizeof(float)));
+            args.segment[s] = {weights[s]->as<char>() + shift, c.bias ? biases[s]->as<float>() : nullptr,
+                               out[s]->as<float>(), c.rows[s]};
+        }
+        args.x = dx.as<float>();
+        args.norm = c.norm ? dnorm.as<float>() : nullptr;
+        args.eps = 1e-6f;
+        args.residual = c.residual ? dresidual.as<float>() : nullptr;
+        args.swiglu = c.swiglu;
+        args.x_stride = c.cols;
+        args.out_stride = c.rows[0];
+        if (c.tokens == 1)
+            GPUK(gpuk_gemv(device, &args, workspace.at, 0, t->stream, &err));
+        else
+            GPUK(gpuk_gemm_small(device, &args, c.tokens, count.as<uint32_t>(), workspace.at, 0, t->stream,
+                                 &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        for (uint32_t s = 0; s < expected.size(); s++) {
+            auto all = out[s]->read<float>();
+            std::vector<float> got;
+            for (uint32_t n = 0; n < c.count; n++)
+                got.insert(got.end(), all.begin() + (size_t)n * c.rows[0],
+                           all.begin() + (size_t)n * c.rows[0] + c.rows[s]);
+            bool kept = true; /* tokens beyond the count are not written */
+            for (size_t i = (size_t)c.count * c.rows[0]; i < all.size(); i++) kept = kept && isnan(all[i]);
+            check(t, kept, what);
+            if (run == 0) {
+                check_close(t, got, expected[s], tolerance, what);
+                first.push_back(got);
+            } else {
+                check_same(t, got, first[s], what);
+            }
+        }
+        for (gpu_buffer *b : out) delete b;
+    }
+    for (gpu_buffer *b : weights) delete b;
+    for (gpu_buffer *b : biases) delete b;
+}
+
+static void test_shapes(struct test_context *t, int dtype, uint32_t rows, uint32_t cols)
+{
+    struct gpuk_device plain = t->device;
+    plain.bulk_copy = false;
+    plain.tensor_cores = false;
+    const linear_case modes[] = {
+        {dtype, cols, 1, {rows}, 1, 1, false, false, false, false, false},
+        {dtype, cols, 1, {rows}, 1, 1, true, true, true, false, false},
+        {dtype, cols, 3, {rows, rows / 3 + 1, rows / 3 + 1}, 1, 1, true, true, false, false, false},
+        {dtype, cols, 2, {rows, rows}, 1, 1, true, false, false, true, false},
+        {dtype, cols, 2, {rows, rows}, 1, 1, false, true, false, true, true},
+    };
+    for (const linear_case &mode : modes) {
+        run_case(t, mode, &t->device, 1e-5, "gemv");
+        if (!mode.misaligned) run_case(t, mode, &plain, 1e-5, "gemv plain");
+        const uint32_t tiers[][2] = {{2, 2}, {8, 5}, {16, 16}, {16, 9}};
+        for (auto &tier : tiers) {
+            linear_case c = mode;
+            if (t->small && tier[1] != 5 && tier[1] != 9) continue;
+            /* three matrices of different rows share one stride */
+            c.tokens = tier[0], c.count = tier[1];
+            run_case(t, c, &t->device, dtype == DTYPE_F32 || c.misaligned ? 1e-5 : 5e-5, "gemm");
+            if (!mode.misaligned && tier[1] == 5) run_case(t, c, &plain, 1e-5, "gemm plain");
+        }
+    }
+}
+
+static void test_matmul(struct test_context *t, struct gpuk_matmul *matmul, int dtype, int out_dtype,
+                        uint32_t tokens, uint32_t rows, uint32_t cols, bool accumulate)
+{
+    char what[160];
+    snprintf(what, sizeof what, "matmul %s to %s, %u x %u, %u tokens%s", name_of(dtype), name_of(out_dtype),
+             rows, cols, tokens, accumulate ? ", accumulate" : "");
+    const uint32_t stride = rows + 8;
+    auto w = random_elements(t, (size_t)rows * cols, dtype),
+         x = random_elements(t, (size_t)tokens * cols, dtype);
+    auto out = random_elements(t, (size_t)tokens * stride, out_dtype);
+    auto dw = to_double(w, dtype), dx = to_double(x, dtype), expected = to_double(out, out_dtype);
+    for (uint32_t n = 0; n < tokens; n++)
+        for (uint32_t r = 0; r < rows; r++) {
+            double sum = accumulate ? expected[n * stride + r] : 0;
+            for (uint32_t c = 0; c < cols; c++) sum += dw[(size_t)r * cols + c] * dx[(size_t)n * cols + c];
+            expected[n * stride + r] = sum;
+        }
+    gpu_buffer gw(w), gx(x), gout(out), workspace(GPUK_MATMUL_WORKSPACE);
+    const struct gpuk_matmul_plan *plan;
+    GPUK(gpuk_matmul_plan(matmul, (enum dtype)dtype, (enum dtype)out_dtype, tokens, rows, cols, stride,
+                          accumulate, &plan, &err));
+    GPUK(gpuk_matmul_run(plan, gw.at, gx.at, gout.at, workspace.at, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    double tolerance = out_dtype == DTYPE_BF16 ? 4e-3 : out_dtype == DTYPE_F16 ? 5e-4 : 1e-5;
+    check_close(t, to_double(gout.read<unsigned char>(), out_dtype), expected, tolerance, what);
+}
+
+void test_linear(struct test_context *t)
+{
+    const uint32_t shapes[][2] = {{1, 1},     {3, 7},      {17, 40},   {65, 96},
+                                  {130, 520}, {257, 1001}, {31, 4104}, {300, 4096}};
+    const uint32_t small[][2] = {{3, 7}, {65, 96}, {30, 1048}};
+    for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+        if (t->small)
+            for (auto &s : small) test_shapes(t, dtype, s[0], s[1]);
+        else
+            for (auto &s : shapes) test_shapes(t, dtype, s[0], s[1]);
+        /* long rows; x too large for shared memory; more pairs than blocks */
+        if (t->small) continue;
+        run_case(t, {dtype, 12288, 1, {67}, 1, 1, false, false, true, false, false}, &t->device, 1e-5,
+                 "gemv");
+        struct gpuk_device few = t->device; /* two blocks: several batches of sums each */
+        few.sm_count = 2;
+        for (int slots : {2, 3, 8}) {
+            few.gemv_slots = slots;
+            few.gemv_ahead_bytes = slots == 3 ? -1 : 256 << 10;
+            run_case(t, {dtype, 2056, 2, {531, 531}, 1, 1, true, true, false, true, false}, &few, 1e-5,
+                     "gemv, 2 blocks");
+        }
+        run_case(t, {dtype, 65536, 1, {9}, 1, 1, true, true, false, false, false}, &t->device, 2e-5, "gemv");
+        run_case(t, {dtype, 256, 2, {9000, 9000}, 16, 13, true, true, false, true, false}, &t->device, 5e-5,
+                 "gemm");
+    }
+    struct gpuk_matmul *matmul;
+    GPUK(gpuk_matmul_open(&matmul, &err));
+    for (int dtype = 0; dtype < DTYPE_COUNT && !t->small; dtype++)
+        for (int wide = 0; wide < 2; wide++) {
+            int out = wide ? DTYPE_F32 : dtype;
+            test_matmul(t, matmul, dtype, out, 33, 72, 136, false);
+            test_matmul(t, matmul, dtype, out, 128, 256, 512, true);
+            test_matmul(t, matmul, dtype, out, 17, 64, 66, false);
+        }
+    gpuk_matmul_close(matmul);
+
+    struct gpuk_linear_args bad = {};
+    struct helm_err err = {};
+    bad.cols = 8, bad.segments = 4;
+    check(t, gpuk_gemv(&t->device, &bad, NULL, 0, t->stream, &err) == HELM_E_LIMIT,
+          "four matrices are refused");
+    bad.segments = 1, bad.segment[0].rows = 8;
+    check(t, gpuk_gemm_small(&t->device, &bad, 17, NULL, NULL, 0, t->stream, &err) == HELM_E_LIMIT,
+          "17 tokens are refused");
+}

@@ -1,0 +1,93 @@
+/* helm-test-gpu-kernels: every GPU kernel against a reference in double on the host.
+ *
+ *   helm-test-gpu-kernels [--small] [--seed N]      exit 0: all good; 1: a wrong result; 2: CUDA failed
+ *
+ * Inputs are random and fresh each run unless a seed is given; it is printed. --small runs few, small cases
+ * under compute-sanitizer. */
+#include <time.h>
+
+#include "tests/gpu/harness.cuh"
+
+test_step::test_step(struct test_context *t, const std::vector<uint32_t> &start,
+                     const std::vector<uint32_t> &count, uint32_t page_size, uint32_t host_every)
+{
+    rows = (uint32_t)start.size(), page_tokens = page_size, tokens = 0, pages = 0, pages_per_slot = 1;
+    for (uint32_t r = 0; r < rows; r++) {
+        uint32_t need = (start[r] + count[r] + page_size - 1) / page_size;
+        pages_per_slot = need > pages_per_slot ? need : pages_per_slot;
+        pages += need;
+    }
+    std::vector<uint32_t> order(pages);
+    for (uint32_t i = 0; i < pages; i++) order[i] = i;
+    for (uint32_t i = pages; i > 1; i--) std::swap(order[i - 1], order[random_below(t, i)]);
+    const uint32_t slots = rows + 1; /* slots are not rows: row r sits in slot rows - r */
+    page_table.assign((size_t)slots * pages_per_slot, 0x7fffffff);
+    uint32_t next = 0;
+    for (uint32_t r = 0; r < rows; r++) {
+        row_first.push_back(tokens);
+        row_slot.push_back(rows - r);
+        for (uint32_t i = 0; i * page_size < start[r] + count[r]; i++, next++)
+            page_table[(size_t)(rows - r) * pages_per_slot + i] =
+                order[next] | (host_every && next % host_every == 0 ? GPUK_PAGE_HOST : 0);
+        for (uint32_t i = 0; i < count[r]; i++, tokens++)
+            position.push_back(start[r] + i), token_row.push_back(r);
+        samples.push_back(tokens - 1);
+    }
+    row_first.push_back(tokens);
+    for (uint32_t i = 0; i < tokens; i++) ids.push_back(random_below(t, 50));
+    step = {};
+    step.counts = device_copy(std::vector<uint32_t>{tokens, rows, rows});
+    step.token_id = device_copy(ids);
+    step.position = device_copy(position);
+    step.token_row = device_copy(token_row);
+    step.row_first = device_copy(row_first);
+    step.row_slot = device_copy(row_slot);
+    step.sample_token = device_copy(samples);
+    step.page_table = device_copy(page_table);
+    step.pages_per_slot = pages_per_slot;
+}
+
+int main(int argc, char **argv)
+{
+    struct test_context t = {};
+    uint64_t seed = (uint64_t)time(NULL) * 2654435761u;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--small") == 0) {
+            t.small = true;
+        } else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
+            seed = strtoull(argv[++i], NULL, 0);
+        } else {
+            fprintf(stderr, "usage: %s [--small] [--seed N]\n", argv[0]);
+            return 2;
+        }
+    }
+    t.random = seed | 1;
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("skipped: no CUDA device\n");
+        return 0;
+    }
+    GPUK(gpuk_open(&t.device, &err));
+    CUDA(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking));
+    printf("seed %llu, compute capability %d, %d multiprocessors\n", (unsigned long long)seed,
+           t.device.capability, t.device.sm_count);
+    struct {
+        const char *name;
+        void (*run)(struct test_context *);
+    } tests[] = {{"elementwise", test_elementwise},
+                 {"select", test_select},
+                 {"linear", test_linear},
+                 {"attention", test_attention}};
+    for (auto &test : tests) {
+        int failures = t.failures, checks = t.checks;
+        t.worst = 0;
+        test.run(&t);
+        CUDA(cudaDeviceSynchronize());
+        printf("%-4s %-12s %d checks, %d failed; nearest to its tolerance: %s\n",
+               t.failures == failures ? "ok" : "FAIL", test.name, t.checks - checks, t.failures - failures,
+               t.worst_what);
+    }
+    CUDA(cudaStreamDestroy(t.stream));
+    printf("%d checks, %d failed\n", t.checks, t.failures);
+    return t.failures ? 1 : 0;
+}

@@ -1,0 +1,78 @@
+/* What the two files of helm-bench-gpu-kernels share: a synthetic model of a real one's shape, and timing.
+ *
+ * Weights are random; nothing is read from disk. */
+#ifndef HELM_TOOLS_GPU_BENCH_CUH
+#define HELM_TOOLS_GPU_BENCH_CUH
+
+#include <cuda_runtime.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "worker-gpu/kernels.h"
+
+#define CUDA(call)                                                                                           \
+    do {                                                                                                     \
+        cudaError_t code_ = (call);                                                                          \
+        if (code_ != cudaSuccess) {                                                                          \
+            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(code_));                 \
+            exit(2);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+#define GPUK(call)                                                                                           \
+    do {                                                                                                     \
+        struct helm_err err = {};                                                                            \
+        if ((call) != HELM_OK) {                                                                             \
+            printf("%s:%d: %s\n", __FILE__, __LINE__, err.text);                                             \
+            exit(2);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+struct bench_shape {
+    const char *name;
+    uint32_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab;
+};
+
+struct bench_layer {
+    char *qkv, *o, *gate_up, *down;
+};
+
+struct bench_model {
+    struct bench_shape shape;
+    struct gpuk_device *device;
+    cudaStream_t stream;
+    struct bench_layer *layer;
+    char *embed, *head;
+    float *ones, *inv_freq, *rope_table;
+    struct gpuk_step step;
+    uint32_t *step_memory;
+    struct gpuk_kv kv;
+    uint32_t context, chunk; /* tokens of the cache, and at most in a step */
+    float *x, *q, *attended, *inner, *logits;
+    void *h, *q16, *a16, *gate_up_out, *inner16;
+    void *workspace, *attention_workspace, *argmax_workspace, *matmul_workspace;
+    struct gpuk_token *result;
+    struct gpuk_matmul *matmul;
+    double decode_bytes;  /* of weights read for one token */
+    double prefill_flops; /* of the products for one token, the head left out */
+};
+
+void bench_model_open(struct bench_model *m, struct bench_shape shape, struct gpuk_device *device,
+                      uint32_t context, uint32_t chunk, cudaStream_t stream);
+void bench_model_close(struct bench_model *m);
+/* Writes the step block: `tokens` tokens from position `start` on, one row each when `spread`, else all of
+ * one row. */
+void bench_model_step(struct bench_model *m, uint32_t tokens, uint32_t start, bool spread);
+
+/* Parts of one token's layer, for timing alone. */
+enum bench_part { PART_QKV, PART_ATTENTION, PART_O, PART_GATE_UP, PART_DOWN, PART_COUNT };
+void bench_enqueue_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t flags);
+void bench_enqueue_head(struct bench_model *m, uint32_t flags);
+double bench_part_bytes(const struct bench_model *m, enum bench_part part);
+
+/* Whole steps. */
+void bench_enqueue_decode(struct bench_model *m, uint32_t flags);
+void bench_enqueue_batch(struct bench_model *m, uint32_t tokens, uint32_t flags);
+void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flags);
+
+#endif

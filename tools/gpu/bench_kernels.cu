@@ -1,0 +1,275 @@
+/* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
+ *
+ *   helm-bench-gpu-kernels [--quick]
+ *
+ * Prints the VRAM read limit and cuBLASLt's bf16 peak, then for synthetic models of Qwen3-8B's and 4B's
+ * shape: each decode kernel's bytes per second over all layers (cold: every layer has its own weights), whole
+ * decode steps as one captured graph, batches of 2 to 16, prefill of 128 and 4,096 tokens, and decode
+ * attention over a long context. Times are medians of repeated graph replays by CUDA events. */
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "tools/gpu/bench.cuh"
+
+__global__ static void __launch_bounds__(512) read_kernel(const uint4 *p, size_t count, uint32_t *sink)
+{
+    uint32_t sum = 0;
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i + 7 * step < count; i += 8 * step) {
+        uint4 v[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = __ldcs(p + i + j * step);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum += v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+    }
+    if (sum == 0x12345678u) *sink = sum;
+}
+
+struct bench {
+    struct gpuk_device device;
+    cudaStream_t stream;
+    cudaEvent_t begin, end;
+    double read_gbs, peak_tflops;
+    int repeats;
+};
+
+/* Median seconds of one replay of what `enqueue` launches. */
+static double time_graph(struct bench *b, int replays, const std::function<void()> &enqueue)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal));
+    enqueue();
+    CUDA(cudaStreamEndCapture(b->stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    for (int i = 0; i < 3; i++) CUDA(cudaGraphLaunch(exec, b->stream));
+    CUDA(cudaStreamSynchronize(b->stream));
+    std::vector<double> seconds;
+    for (int r = 0; r < b->repeats; r++) {
+        float ms;
+        CUDA(cudaEventRecord(b->begin, b->stream));
+        for (int i = 0; i < replays; i++) CUDA(cudaGraphLaunch(exec, b->stream));
+        CUDA(cudaEventRecord(b->end, b->stream));
+        CUDA(cudaStreamSynchronize(b->stream));
+        CUDA(cudaEventElapsedTime(&ms, b->begin, b->end));
+        seconds.push_back(ms * 1e-3 / replays);
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+}
+
+static void measure_limits(struct bench *b)
+{
+    const size_t bytes = (size_t)8 << 30;
+    char *p;
+    uint32_t *sink;
+    CUDA(cudaMalloc((void **)&p, bytes));
+    CUDA(cudaMalloc((void **)&sink, 4));
+    CUDA(cudaMemset(p, 0x5a, bytes));
+    CUDA(cudaDeviceSynchronize());
+    for (int per_sm : {1, 2, 4}) {
+        double s = time_graph(b, 2, [&] {
+            read_kernel<<<b->device.sm_count * per_sm, 512, 0, b->stream>>>((const uint4 *)p, bytes / 16,
+                                                                            sink);
+            CUDA(cudaGetLastError());
+        });
+        b->read_gbs = std::max(b->read_gbs, (double)bytes / s / 1e9);
+    }
+    CUDA(cudaFree(p));
+    CUDA(cudaFree(sink));
+    printf("VRAM read limit: %.0f GB/s\n", b->read_gbs);
+}
+
+static void measure_peak(struct bench *b, struct bench_model *m)
+{
+    /* the largest shapes of prefill and a square one, on random data */
+    const uint32_t n = 8192;
+    const struct gpuk_matmul_plan *plan;
+    void *out;
+    CUDA(cudaMalloc(&out, (size_t)n * n * 2));
+    GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, DTYPE_BF16, n, n, n, n, false, &plan, &err));
+    double s = time_graph(b, 5, [&] {
+        GPUK(gpuk_matmul_run(plan, m->embed, m->head, out, m->matmul_workspace, b->stream, &err));
+    });
+    b->peak_tflops = 2.0 * n * n * n / s / 1e12;
+    printf("cuBLASLt bf16 peak (%u cubed): %.0f TFLOP/s\n", n, b->peak_tflops);
+    CUDA(cudaFree(out));
+}
+
+static std::vector<float> logits_of(struct bench_model *m)
+{
+    std::vector<float> v(m->shape.vocab);
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaMemcpy(v.data(), m->logits, v.size() * 4, cudaMemcpyDeviceToHost));
+    return v;
+}
+
+static void bench_parts(struct bench *b, struct bench_model *m)
+{
+    const char *names[PART_COUNT] = {"norm+qkv", "attention", "o+residual", "norm+gate/up+SwiGLU",
+                                     "down+residual"};
+    bench_model_step(m, 1, 200, false);
+    for (int part = 0; part < PART_COUNT; part++) {
+        double s = time_graph(b, 5,
+                              [&] {
+                                  for (uint32_t l = 0; l < m->shape.layers; l++)
+                                      bench_enqueue_part(m, (enum bench_part)part, l, l ? GPUK_EARLY : 0);
+                              }) /
+                   m->shape.layers;
+        double gbs = bench_part_bytes(m, (enum bench_part)part) / s / 1e9;
+        printf("  %-20s %7.2f us", names[part], s * 1e6);
+        if (gbs > 0) printf("  %5.0f GB/s  %5.1f %% of the read limit", gbs, 100 * gbs / b->read_gbs);
+        printf("\n");
+    }
+    double s = time_graph(b, 5, [&] { bench_enqueue_head(m, 0); });
+    double gbs = 2.0 * m->shape.vocab * m->shape.hidden / s / 1e9;
+    printf("  %-20s %7.2f us  %5.0f GB/s  %5.1f %%\n", "norm+head", s * 1e6, gbs, 100 * gbs / b->read_gbs);
+}
+
+static void bench_decode(struct bench *b, struct bench_model *m, const char *what, uint32_t flags)
+{
+    bench_model_step(m, 1, 200, false);
+    double s = time_graph(b, 10, [&] { bench_enqueue_decode(m, flags); });
+    double gbs = m->decode_bytes / s / 1e9;
+    printf("%s decode step, %s: %.3f ms, %.1f token/s, %.0f GB/s of weights, %.1f %% of the read limit\n",
+           m->shape.name, what, s * 1e3, 1 / s, gbs, 100 * gbs / b->read_gbs);
+}
+
+/* The same step early and not, and again: any difference in bits is a race. */
+static int check_decode(struct bench *b, struct bench_model *m)
+{
+    bench_model_step(m, 1, 200, false);
+    bench_enqueue_decode(m, 0);
+    auto plain = logits_of(m);
+    int bad = 0;
+    for (int i = 0; i < 20; i++) {
+        CUDA(cudaMemsetAsync(m->logits, 0xff, m->shape.vocab * 4, b->stream));
+        bench_enqueue_decode(m, GPUK_EARLY);
+        auto early = logits_of(m);
+        bad += memcmp(plain.data(), early.data(), plain.size() * 4) != 0;
+    }
+    struct gpuk_token best;
+    CUDA(cudaMemcpy(&best, m->result, sizeof best, cudaMemcpyDeviceToHost));
+    bool finite = true;
+    for (float x : plain) finite = finite && isfinite(x);
+    /* the small-batch path computes the same token's logits another way */
+    bench_enqueue_batch(m, 2, GPUK_EARLY);
+    auto batch = logits_of(m);
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < plain.size(); i++)
+        difference += pow((double)batch[i] - plain[i], 2), norm += pow((double)plain[i], 2);
+    printf("%s decode check: logits %s, early launch differs in %d of 20 runs, token %u, batch path %.1e "
+           "apart\n",
+           m->shape.name, finite ? "finite" : "NOT FINITE", bad, best.id, sqrt(difference / norm));
+    return bad + !finite + !(difference / norm < 1e-2);
+}
+
+static void bench_batches(struct bench *b, struct bench_model *m)
+{
+    for (uint32_t n : {2u, 4u, 8u, 16u}) {
+        bench_model_step(m, n, 200, true);
+        double s = time_graph(b, 5, [&] { bench_enqueue_batch(m, n, GPUK_EARLY); });
+        double gbs = m->decode_bytes / s / 1e9;
+        printf("%s decode of %2u sequences: %.3f ms, %.0f token/s, %.0f GB/s of weights, %.1f %%\n",
+               m->shape.name, n, s * 1e3, n / s, gbs, 100 * gbs / b->read_gbs);
+    }
+}
+
+static void bench_prefill(struct bench *b, struct bench_model *m)
+{
+    const struct bench_shape *s = &m->shape;
+    for (uint32_t n : {128u, 512u, 4096u}) {
+        if (n > m->chunk) continue;
+        bench_model_step(m, n, 0, false);
+        double time = time_graph(b, n > 1000 ? 2 : 5, [&] { bench_enqueue_prefill(m, n, GPUK_EARLY); });
+        double flops = m->prefill_flops * n + 2.0 * n * n * s->heads * s->head_dim * s->layers +
+                       2.0 * s->vocab * s->hidden;
+        printf("%s prefill of %u tokens: %.2f ms, %.0f token/s, %.0f TFLOP/s, %.1f %% of cuBLASLt's peak\n",
+               s->name, n, time * 1e3, n / time, flops / time / 1e12,
+               100 * flops / time / 1e12 / b->peak_tflops);
+        if (n < 4096) continue;
+        double attention = time_graph(b, 2, [&] {
+            for (uint32_t l = 0; l < s->layers; l++) {
+                struct gpuk_attention a = {};
+                a.step = m->step, a.kv = m->kv, a.kv.layer = l, a.heads = s->heads, a.scale = 0.088f;
+                GPUK(gpuk_attention_prefill(m->device, &a, m->q16, n, 1, m->a16, DTYPE_BF16, 0, b->stream,
+                                            &err));
+            }
+        });
+        printf("  of it attention: %.2f ms, %.0f TFLOP/s\n", attention * 1e3,
+               2.0 * n * n * s->heads * s->head_dim * s->layers / attention / 1e12);
+    }
+}
+
+static void bench_long(struct bench *b, struct bench_model *m)
+{
+    const struct bench_shape *s = &m->shape;
+    for (uint32_t context : {4096u, m->context}) {
+        bench_model_step(m, 1, context - 1, false);
+        double t = time_graph(b, 3,
+                              [&] {
+                                  for (uint32_t l = 0; l < s->layers; l++)
+                                      bench_enqueue_part(m, PART_ATTENTION, l, l ? GPUK_EARLY : 0);
+                              }) /
+                   s->layers;
+        double bytes = (double)context * 2 * s->kv_heads * s->head_dim * 2;
+        printf("%s decode attention over %u positions: %.1f us a layer, %.0f GB/s, %.1f %%\n", s->name,
+               context, t * 1e6, bytes / t / 1e9, 100 * bytes / t / 1e9 / b->read_gbs);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct bench b = {};
+    bool quick = argc == 2 && strcmp(argv[1], "--quick") == 0;
+    if (argc > 2 || (argc == 2 && !quick)) {
+        fprintf(stderr, "usage: %s [--quick]\n", argv[0]);
+        return 2;
+    }
+    b.repeats = quick ? 3 : 7;
+    GPUK(gpuk_open(&b.device, &err));
+    CUDA(cudaStreamCreateWithFlags(&b.stream, cudaStreamNonBlocking));
+    CUDA(cudaEventCreate(&b.begin));
+    CUDA(cudaEventCreate(&b.end));
+    struct cudaDeviceProp properties;
+    CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
+    printf("%s, %d multiprocessors, compute capability %d\n", properties.name, b.device.sm_count,
+           b.device.capability);
+    measure_limits(&b);
+
+    const uint32_t early = b.device.early_launch ? GPUK_EARLY : 0;
+    const struct bench_shape shapes[] = {{"Qwen3-8B", 36, 4096, 12288, 32, 8, 128, 151936},
+                                         {"Qwen3-4B", 36, 2560, 9728, 32, 8, 128, 151936}};
+    int bad = 0;
+    for (int i = 0; i < 2; i++) {
+        struct bench_model m;
+        bench_model_open(&m, shapes[i], &b.device, 16384, 4096, b.stream);
+        if (i == 0) measure_peak(&b, &m);
+        bad += check_decode(&b, &m);
+        bench_decode(&b, &m, "one graph", early);
+        bench_decode(&b, &m, "one graph, no early launch", 0);
+        if (!quick && b.device.bulk_copy) {
+            for (int slots : {2, 3, 4, 5, 6, 8})
+                for (int ahead : {-1, 32 << 10, 64 << 10, 128 << 10, 256 << 10}) {
+                    char what[80];
+                    snprintf(what, sizeof what, "%d slots, %d KiB ahead", slots, ahead < 0 ? 0 : ahead >> 10);
+                    b.device.gemv_slots = slots, b.device.gemv_ahead_bytes = ahead;
+                    bench_decode(&b, &m, what, early);
+                }
+            b.device.gemv_slots = b.device.gemv_ahead_bytes = 0;
+        }
+        bench_parts(&b, &m);
+        bench_batches(&b, &m);
+        bench_long(&b, &m);
+        bench_prefill(&b, &m);
+        bench_model_close(&m);
+    }
+    return bad ? 1 : 0;
+}

@@ -1,0 +1,377 @@
+/* Decode attention over paged KV: few queries, long context, grouped query heads, exact over any split.
+ *
+ * A block takes one token, one kv head (or 8 of its query heads) and one piece of the context. A lane holds 8
+ * dimensions of every query head, so that each key and value is read once, 16 bytes a lane, and used for the
+ * whole group; a warp works on 32 / lanes positions at a time. Streaming softmax (running maximum m, sum s,
+ * unnormalised output o: Rabe & Staats 2021; FlashAttention, Dao et al. 2022) in powers of two. Pieces meet
+ * in global memory: the last block of a head to finish merges them in the order of pieces, whoever it is, so
+ * the result does not depend on timing. For one token the block also norms and rotates q and k and appends to
+ * the cache, which saves a kernel between the products and attention. */
+#include "worker-gpu/kernels/rope.cuh"
+
+static const uint32_t WARPS = 4;
+static const uint32_t THREADS = WARPS * 32;
+static const uint32_t PIECE_MIN = 64; /* positions: below this another block costs more than it saves */
+static const float LN2 = 0.69314718055994531f, LOG2E = 1.44269504088896341f;
+
+struct decode_params {
+    gpuk_attention a;
+    float *out, *partial_m, *partial_s;
+    uint32_t *counters;
+    float *piece_m, *piece_s, *piece_o; /* [token][head][GPUK_SPLITS_MAX] ([head_dim]) */
+    uint32_t group_chunks;
+    bool fused;
+};
+
+/* 8 dimensions of a cache row: neighbours in the vector form, every 32nd else. */
+template <typename T, bool VECTOR>
+__device__ __forceinline__ void row_load(const unsigned char *row, uint32_t first_dim, uint32_t head_dim,
+                                         float *v)
+{
+    if constexpr (VECTOR) {
+        if (first_dim < head_dim) {
+            const uint4 *p = reinterpret_cast<const uint4 *>(row + first_dim * sizeof(T));
+            unpack16<T>(__ldcg(p), v);
+            if constexpr (sizeof(T) == 4) unpack16<T>(__ldcg(p + 1), v + 4);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = 0;
+        }
+    } else {
+        const T *p = reinterpret_cast<const T *>(row);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            v[j] = first_dim + 32 * j < head_dim ? element<T>::load(p[first_dim + 32 * j]) : 0.0f;
+    }
+}
+
+__device__ __forceinline__ float exp2_of(float x)
+{
+    return exp2f(x); /* exp2(-inf) = 0 */
+}
+/* The factor that brings sums relative to `from` to sums relative to `to` >= from. */
+__device__ __forceinline__ float rescale(float from, float to)
+{
+    return from == -INFINITY ? 0.0f : exp2_of(from - to);
+}
+
+/* Puts the group's q into shared memory, scaled; with `fused` norms and rotates first, and appends k and v
+ * when this block's piece ends with the token's own position. */
+template <typename T, int G>
+__device__ __forceinline__ void take_query(const decode_params &p, uint32_t t, uint32_t kv_head,
+                                           uint32_t head0, uint32_t heads, uint32_t position,
+                                           const uint32_t *pages, bool owner, float *qs, float *scratch)
+{
+    const gpuk_attention &a = p.a;
+    const uint32_t head_dim = a.kv.layout.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const float scale = a.scale * LOG2E;
+    if (!p.fused) {
+        for (uint32_t i = threadIdx.x; i < heads * head_dim; i += THREADS)
+            qs[i] = __ldcg(a.q + (size_t)t * a.q_stride + (size_t)head0 * head_dim + i) * scale;
+        return;
+    }
+    const float *table = a.rope_table + (size_t)t * 2 * (head_dim / 2);
+    float v[HEAD_STEPS], *own = scratch + warp * head_dim;
+    for (uint32_t task = warp; task < heads + (owner ? 2 : 0); task += WARPS) {
+        if (task < heads) {
+            const float *from = a.q + (size_t)t * a.q_stride + (size_t)(head0 + task) * head_dim;
+            head_load(from, a.q_norm, a.eps, table, head_dim, own, v);
+#pragma unroll
+            for (uint32_t j = 0; j < HEAD_STEPS; j++)
+                if (lane + 32 * j < head_dim) qs[task * head_dim + lane + 32 * j] = v[j] * scale;
+        } else {
+            bool is_value = task > heads;
+            const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)kv_head * head_dim;
+            head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, head_dim, own,
+                      v);
+            kv_store<T>(a.kv, pages, position, is_value, kv_head, v);
+        }
+    }
+}
+
+/* Writes one head's merged result. */
+__device__ __forceinline__ void put_out(const decode_params &p, size_t head, uint32_t d, float o, float m,
+                                        float s)
+{
+    p.out[head * p.a.kv.layout.head_dim + d] = p.partial_m ? o : (s > 0 ? o / s : 0.0f);
+    if (d == 0 && p.partial_m) {
+        p.partial_m[head] = m * LN2;
+        p.partial_s[head] = s;
+    }
+}
+
+/* The last block of a head group to get here merges the pieces. */
+template <int G>
+__device__ __forceinline__ void merge_pieces(const decode_params &p, size_t head0, uint32_t heads,
+                                             uint32_t pieces, uint32_t *counter, float *weight)
+{
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(counter, 1) == pieces - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    if (threadIdx.x == 0) *counter = 0; /* ready for the next step */
+    const uint32_t head_dim = p.a.kv.layout.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    float *total = weight + G * GPUK_SPLITS_MAX, *maximum = total + G;
+    for (uint32_t g = warp; g < heads; g += WARPS) {
+        const float *m = p.piece_m + (head0 + g) * GPUK_SPLITS_MAX,
+                    *s = p.piece_s + (head0 + g) * GPUK_SPLITS_MAX;
+        float most = -INFINITY, sum = 0;
+        for (uint32_t i = lane; i < pieces; i += 32) most = fmaxf(most, __ldcg(m + i));
+#pragma unroll
+        for (int mask = 16; mask > 0; mask >>= 1)
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
+        for (uint32_t i = lane; i < pieces; i += 32) {
+            float w = rescale(__ldcg(m + i), most);
+            weight[g * GPUK_SPLITS_MAX + i] = w;
+            sum += w * __ldcg(s + i);
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) total[g] = sum, maximum[g] = most;
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < heads * head_dim; i += THREADS) {
+        uint32_t g = i / head_dim, d = i - g * head_dim;
+        const float *o = p.piece_o + (head0 + g) * GPUK_SPLITS_MAX * head_dim + d;
+        float sum = 0;
+#pragma unroll 8
+        for (uint32_t c = 0; c < pieces; c++)
+            sum += weight[g * GPUK_SPLITS_MAX + c] * __ldcg(o + (size_t)c * head_dim);
+        put_out(p, head0 + g, d, sum, maximum[g], total[g]);
+    }
+}
+
+/* Shared memory: q [G][head_dim], o [WARPS][G][head_dim] (before that scratch of take_query, after it the
+ * merge's weights), m and s [WARPS][G]. */
+template <typename T, int G, bool VECTOR>
+__global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_constant__ decode_params p)
+{
+    extern __shared__ __align__(16) float memory[];
+    const gpuk_attention &a = p.a;
+    const kv_layout &l = a.kv.layout;
+    const uint32_t t = blockIdx.z, head_dim = l.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const uint32_t kv_head = blockIdx.y / p.group_chunks, chunk = blockIdx.y - kv_head * p.group_chunks;
+    const uint32_t group = a.heads / l.kv_heads, head0 = kv_head * group + chunk * G;
+    const uint32_t heads = group - chunk * G < G ? group - chunk * G : G;
+    let_next_start();
+    const bool counts = t < a.step.counts[0];
+    const uint32_t position = counts ? a.step.position[t] : 0;
+    const uint32_t *pages =
+        a.step.page_table +
+        (counts ? (size_t)a.step.row_slot[a.step.token_row[t]] * a.step.pages_per_slot : 0);
+    const uint32_t first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    const uint32_t visible = position + 1 - first;
+    uint32_t pieces = div_up(visible, PIECE_MIN) < gridDim.x ? div_up(visible, PIECE_MIN) : gridDim.x;
+    const uint32_t per_piece = div_up(visible, pieces);
+    pieces = div_up(visible, per_piece);
+    wait_for_previous();
+    if (!counts || blockIdx.x >= pieces) return;
+    const uint32_t begin = first + blockIdx.x * per_piece;
+    const uint32_t end = begin + per_piece < position + 1 ? begin + per_piece : position + 1;
+
+    float *qs = memory, *os = qs + G * head_dim, *ms = os + WARPS * G * head_dim, *ss = ms + WARPS * G;
+    take_query<T, G>(p, t, kv_head, head0, heads, position, pages, blockIdx.x == pieces - 1, qs, os);
+    __syncthreads(); /* q for everyone; and the block sees the k and v it has just appended */
+
+    /* lanes a position takes, the positions a warp takes at once, and this lane's place */
+    uint32_t lanes = 32;
+    if constexpr (VECTOR)
+        while (lanes > 1 && lanes / 2 * 8 >= head_dim) lanes /= 2;
+    const uint32_t at_once = 32 / lanes, place = lane / lanes;
+    const uint32_t first_dim = VECTOR ? (lane & (lanes - 1)) * 8 : lane;
+    const uint32_t dim_step = VECTOR ? 1 : 32;
+    float q[G][8], o[G][8], m[G], s[G];
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        m[g] = -INFINITY, s[g] = 0;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            uint32_t d = first_dim + j * dim_step;
+            q[g][j] = (uint32_t)g < heads && d < head_dim ? qs[g * head_dim + d] : 0.0f;
+            o[g][j] = 0;
+        }
+    }
+    const int U = G > 4 ? 2 : 4; /* positions whose keys and values are in flight together */
+    const uint32_t step = WARPS * at_once;
+    const uint32_t page_shift = 31 - __clz((int)l.page_tokens), page_mask = l.page_tokens - 1;
+    const uint32_t row_bytes = head_dim * sizeof(T);
+    const uint64_t to_values = (uint64_t)l.kv_heads * l.page_tokens * row_bytes;
+    for (uint32_t base = begin; base < end; base += U * step) {
+        float k[U][8], v[U][8];
+        bool seen[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            uint32_t at = base + u * step + warp * at_once + place;
+            uint32_t page = at < end ? pages[at >> page_shift] : GPUK_PAGE_ABSENT;
+            seen[u] = page != GPUK_PAGE_ABSENT;
+            if (seen[u]) {
+                const unsigned char *row =
+                    kv_rows(a.kv, page, 0, kv_head) + (size_t)(at & page_mask) * row_bytes;
+                row_load<T, VECTOR>(row, first_dim, head_dim, k[u]);
+                row_load<T, VECTOR>(row + to_values, first_dim, head_dim, v[u]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 8; j++) k[u][j] = 0, v[u][j] = 0;
+            }
+        }
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+            if ((uint32_t)g >= heads) break;
+            float x[U], most = m[g];
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                x[u] = 0;
+#pragma unroll
+                for (int j = 0; j < 8; j++) x[u] += q[g][j] * k[u][j];
+                for (uint32_t mask = lanes / 2; mask > 0; mask >>= 1)
+                    x[u] += __shfl_xor_sync(0xffffffffu, x[u], mask);
+                if (!seen[u]) x[u] = -INFINITY;
+                most = fmaxf(most, x[u]);
+            }
+            if (most == -INFINITY) continue; /* nothing seen yet */
+            float keep = rescale(m[g], most);
+            m[g] = most;
+            s[g] *= keep;
+#pragma unroll
+            for (int j = 0; j < 8; j++) o[g][j] *= keep;
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                float w = exp2_of(x[u] - most);
+                s[g] += w;
+#pragma unroll
+                for (int j = 0; j < 8; j++) o[g][j] += w * v[u][j];
+            }
+        }
+    }
+    /* the warp's places, then its share to shared memory */
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        if ((uint32_t)g >= heads) break;
+        for (uint32_t mask = lanes; mask < 32; mask <<= 1) {
+            float other_m = __shfl_xor_sync(0xffffffffu, m[g], mask), most = fmaxf(m[g], other_m);
+            float mine = rescale(m[g], most), theirs = rescale(other_m, most);
+            /* both sides add the same two terms: lower lane's first, so that they get the same bits */
+            bool low = (lane & mask) == 0;
+            float other_s = __shfl_xor_sync(0xffffffffu, s[g], mask);
+            s[g] = low ? s[g] * mine + other_s * theirs : other_s * theirs + s[g] * mine;
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float other_o = __shfl_xor_sync(0xffffffffu, o[g][j], mask);
+                o[g][j] = o[g][j] * mine + other_o * theirs;
+            }
+            m[g] = most;
+        }
+        if (place == 0) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                uint32_t d = first_dim + j * dim_step;
+                if (d < head_dim) os[(warp * G + g) * head_dim + d] = o[g][j];
+            }
+            if ((lane & (lanes - 1)) == 0) ms[warp * G + g] = m[g], ss[warp * G + g] = s[g];
+        }
+    }
+    __syncthreads();
+    const size_t head = (size_t)t * a.heads + head0;
+    for (uint32_t i = threadIdx.x; i < heads * head_dim; i += THREADS) {
+        uint32_t g = i / head_dim, d = i - g * head_dim;
+        float most = -INFINITY, sum = 0, value = 0;
+#pragma unroll
+        for (uint32_t w = 0; w < WARPS; w++) most = fmaxf(most, ms[w * G + g]);
+#pragma unroll
+        for (uint32_t w = 0; w < WARPS; w++) {
+            float factor = rescale(ms[w * G + g], most);
+            sum += factor * ss[w * G + g];
+            value += factor * os[(w * G + g) * head_dim + d];
+        }
+        if (pieces == 1) {
+            put_out(p, head + g, d, value, most, sum);
+        } else {
+            size_t at = (head + g) * GPUK_SPLITS_MAX + blockIdx.x;
+            p.piece_o[at * head_dim + d] = value;
+            if (d == 0) p.piece_m[at] = most, p.piece_s[at] = sum;
+        }
+    }
+    if (pieces > 1)
+        merge_pieces<G>(p, head, heads, pieces, p.counters + (size_t)t * gridDim.y + blockIdx.y, memory);
+}
+
+/* ---- launchers
+ * --------------------------------------------------------------------------------------------- */
+
+static size_t shared_bytes(int g, uint32_t head_dim)
+{
+    size_t pieces = (size_t)g * (GPUK_SPLITS_MAX + 2);
+    size_t heads = (size_t)(WARPS + 1) * g * head_dim;
+    /* take_query's scratch lies in o's place: one head a warp, whatever G */
+    size_t scratch = (size_t)g * head_dim + WARPS * head_dim;
+    size_t floats = heads > pieces ? heads : pieces;
+    if (scratch > floats) floats = scratch;
+    return (floats + 2 * WARPS * g) * sizeof(float);
+}
+
+extern "C" size_t gpuk_attention_counter_bytes(uint32_t tokens, uint32_t heads)
+{
+    return ((size_t)tokens * heads * sizeof(uint32_t) + 255) / 256 * 256;
+}
+extern "C" size_t gpuk_attention_workspace_bytes(uint32_t tokens, uint32_t heads, uint32_t head_dim)
+{
+    return gpuk_attention_counter_bytes(tokens, heads) +
+           (size_t)tokens * heads * GPUK_SPLITS_MAX * (2 + head_dim) * sizeof(float);
+}
+
+typedef void (*decode_kernel)(decode_params);
+#define KERNELS(T)                                                                                           \
+    {                                                                                                        \
+        {attention_decode_kernel<T, 1, false>, attention_decode_kernel<T, 1, true>},                         \
+            {attention_decode_kernel<T, 4, false>, attention_decode_kernel<T, 4, true>},                     \
+        {                                                                                                    \
+            attention_decode_kernel<T, 8, false>, attention_decode_kernel<T, 8, true>                        \
+        }                                                                                                    \
+    }
+static const decode_kernel kernels[DTYPE_COUNT][3][2] = {KERNELS(__nv_bfloat16), KERNELS(__half),
+                                                         KERNELS(float)};
+static const uint32_t group_sizes[3] = {1, 4, 8};
+
+int gpuk_prepare_attention_decode(const struct gpuk_device *, struct helm_err *err)
+{
+    int rc = HELM_OK;
+    for (int i = 0; i < DTYPE_COUNT * 6 && !rc; i++)
+        rc = gpuk_prepare("decode attention", kernels[i / 6][i % 6 / 2][i % 2], 0, err);
+    return rc;
+}
+
+extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const struct gpuk_attention *args,
+                                     uint32_t tokens, bool fused, float *out, float *partial_m,
+                                     float *partial_s, void *workspace, uint32_t flags, void *stream,
+                                     struct helm_err *err)
+{
+    int rc = gpuk_attention_check("decode attention", args, tokens, err);
+    if (rc) return rc;
+    if (tokens > 65535 || (fused && tokens != 1))
+        return helm_fail(err, HELM_E_LIMIT, "decode attention: %u tokens (65535 at most, 1 when fused)",
+                         tokens);
+    const struct kv_layout *l = &args->kv.layout;
+    uint32_t group = args->heads / l->kv_heads;
+    int size = group == 1 ? 0 : group <= 4 ? 1 : 2;
+    struct decode_params p = {};
+    p.a = *args;
+    p.out = out;
+    p.partial_m = partial_m;
+    p.partial_s = partial_s;
+    p.fused = fused;
+    p.group_chunks = div_up(group, group_sizes[size]);
+    size_t pieces = (size_t)tokens * args->heads * GPUK_SPLITS_MAX;
+    p.counters = (uint32_t *)workspace;
+    p.piece_o = (float *)((char *)workspace + gpuk_attention_counter_bytes(tokens, args->heads));
+    p.piece_m = p.piece_o + pieces * l->head_dim;
+    p.piece_s = p.piece_m + pieces;
+    uint32_t blocks = l->kv_heads * p.group_chunks;
+    uint32_t splits = 2 * (uint32_t)device->sm_count / (blocks * tokens);
+    splits = splits < 1 ? 1 : splits > GPUK_SPLITS_MAX ? GPUK_SPLITS_MAX : splits;
+    bool vector = l->head_dim % 8 == 0 && ((size_t)args->kv.pool | (size_t)args->kv.pool_host) % 16 == 0;
+    return gpuk_launch("decode attention", kernels[l->dtype][size][vector], dim3(splits, blocks, tokens),
+                       dim3(THREADS), shared_bytes((int)group_sizes[size], l->head_dim), flags, stream, err,
+                       p);
+}

@@ -1,0 +1,311 @@
+/* Prefill attention over paged KV: many queries, causal, windowed, with any context before them.
+ *
+ *   plain    a warp takes one query of one head, lane = dimension. Any head_dim and cache dtype, every
+ * device. tensor   (8.0 and later, bf16 and f16, head_dim 64 or 128) FlashAttention-2's shape (Dao 2023): a
+ * block takes 64 queries of one head, four warps of 16; keys and values come in tiles of 64 positions, two in
+ * flight, by asynchronous copies that follow the page table; scores live in registers only. Rows of shared
+ * memory are swizzled by 16-byte units, so that neither the copies nor ldmatrix meet bank conflicts. Tiles of
+ * long sequences are taken last first: the longest work starts earliest. Launchers below;
+ * worker-gpu/kernels.h says what they mean. */
+#include "worker-gpu/kernels/mma.cuh"
+#include "worker-gpu/kernels/rope.cuh"
+
+static const uint32_t TILE = 64; /* queries of a block, and positions of a key tile */
+static const uint32_t WARPS = 4, THREADS = WARPS * 32;
+static const float LOG2E = 1.44269504088896341f;
+
+struct prefill_params {
+    gpuk_attention a;
+    const void *q;
+    void *out;
+    int out_dtype;
+};
+
+__device__ __forceinline__ void store_out(const prefill_params &p, size_t at, float v)
+{
+    if (p.out_dtype == DTYPE_BF16)
+        ((__nv_bfloat16 *)p.out)[at] = __float2bfloat16_rn(v);
+    else if (p.out_dtype == DTYPE_F16)
+        ((__half *)p.out)[at] = __float2half_rn(v);
+    else
+        ((float *)p.out)[at] = v;
+}
+__device__ __forceinline__ void store_out2(const prefill_params &p, size_t at, float v, float w)
+{
+    if (p.out_dtype == DTYPE_BF16)
+        *(uint32_t *)((__nv_bfloat16 *)p.out + at) = element<__nv_bfloat16>::pack(v, w);
+    else if (p.out_dtype == DTYPE_F16)
+        *(uint32_t *)((__half *)p.out + at) = element<__half>::pack(v, w);
+    else
+        *(float2 *)((float *)p.out + at) = make_float2(v, w);
+}
+
+__device__ __forceinline__ const uint32_t *pages_of(const gpuk_step &s, uint32_t row)
+{
+    return s.page_table + (size_t)s.row_slot[row] * s.pages_per_slot;
+}
+
+/* ---- plain
+ * ------------------------------------------------------------------------------------------------- */
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant__ prefill_params p)
+{
+    let_next_start();
+    wait_for_previous();
+    const gpuk_attention &a = p.a;
+    const uint32_t t = blockIdx.x, head = blockIdx.y * WARPS + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    const uint32_t head_dim = a.kv.layout.head_dim, page_tokens = a.kv.layout.page_tokens;
+    if (t >= a.step.counts[0] || head >= a.heads) return;
+    const uint32_t position = a.step.position[t], kv_head = head / (a.heads / a.kv.layout.kv_heads);
+    const uint32_t *pages = pages_of(a.step, a.step.token_row[t]);
+    const uint32_t first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    const size_t at = ((size_t)t * a.heads + head) * head_dim;
+    float q[HEAD_STEPS], o[HEAD_STEPS], m = -INFINITY, s = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        uint32_t d = lane + 32 * j;
+        q[j] = d < head_dim ? element<T>::load(((const T *)p.q)[at + d]) * a.scale : 0.0f;
+        o[j] = 0;
+    }
+    for (uint32_t i = first; i <= position; i++) {
+        uint32_t page = pages[i / page_tokens];
+        const T *k = (const T *)kv_rows(a.kv, page, 0, kv_head) + (size_t)(i % page_tokens) * head_dim;
+        const T *v = (const T *)kv_rows(a.kv, page, 1, kv_head) + (size_t)(i % page_tokens) * head_dim;
+        float x = 0;
+#pragma unroll
+        for (uint32_t j = 0; j < HEAD_STEPS; j++)
+            if (lane + 32 * j < head_dim) x += q[j] * element<T>::load(k[lane + 32 * j]);
+        x = warp_sum(x);
+        float most = fmaxf(m, x), keep = expf(m - most), w = expf(x - most);
+        m = most;
+        s = s * keep + w;
+#pragma unroll
+        for (uint32_t j = 0; j < HEAD_STEPS; j++)
+            if (lane + 32 * j < head_dim) o[j] = o[j] * keep + w * element<T>::load(v[lane + 32 * j]);
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++)
+        if (lane + 32 * j < head_dim) store_out(p, at + lane + 32 * j, o[j] / s);
+}
+
+/* ---- tensor
+ * ------------------------------------------------------------------------------------------------ */
+
+/* Byte offset of 16-byte unit `unit` of row `row` of a tile. */
+template <int HEAD> __device__ __forceinline__ uint32_t unit_at(uint32_t row, uint32_t unit)
+{
+    return row * (HEAD * 2) + ((unit ^ (row & 7)) << 4);
+}
+
+/* Starts copying keys or values of positions base .. base + TILE to shared memory; zeros from `end` on. */
+template <typename T, int HEAD>
+__device__ __forceinline__ void tile_fetch(const gpuk_attention &a, const uint32_t *pages, uint32_t kv_head,
+                                           uint32_t base, uint32_t end, uint32_t keys, uint32_t values)
+{
+    const uint32_t units = HEAD / 8, rows_at_once = THREADS / units;
+    const uint32_t unit = threadIdx.x % units, page_tokens = a.kv.layout.page_tokens;
+    const uint32_t page_shift = 31 - __clz((int)page_tokens);
+    const uint64_t to_values = (uint64_t)a.kv.layout.kv_heads * page_tokens * HEAD * sizeof(T);
+#pragma unroll
+    for (uint32_t r = 0; r < TILE; r += rows_at_once) {
+        const uint32_t row = r + threadIdx.x / units, position = base + row;
+        const bool valid = position < end;
+        const unsigned char *from = (const unsigned char *)a.kv.pool;
+        if (valid)
+            from = kv_rows(a.kv, pages[position >> page_shift], 0, kv_head) +
+                   ((size_t)(position & (page_tokens - 1)) * HEAD + unit * 8) * sizeof(T);
+        copy16_async(keys + unit_at<HEAD>(row, unit), from, valid);
+        copy16_async(values + unit_at<HEAD>(row, unit), valid ? from + to_values : from, valid);
+    }
+}
+
+template <typename T, int HEAD>
+__global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constant__ prefill_params p)
+{
+    extern __shared__ __align__(128) unsigned char memory[];
+    const gpuk_attention &a = p.a;
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, c = (lane & 3) * 2;
+    const uint32_t tile_bytes = TILE * HEAD * 2, shared = (uint32_t)__cvta_generic_to_shared(memory);
+    let_next_start();
+    wait_for_previous();
+
+    /* which sequence and which 64 of its tokens */
+    const uint32_t rows = a.step.counts[1];
+    uint32_t row = 0, tile = blockIdx.x, tiles = 0;
+    for (; row < rows; row++) {
+        tiles = (a.step.row_first[row + 1] - a.step.row_first[row] + TILE - 1) / TILE;
+        if (tile < tiles) break;
+        tile -= tiles;
+    }
+    if (row >= rows) return;
+    tile = tiles - 1 - tile;
+    const uint32_t token0 = a.step.row_first[row] + tile * TILE, token_end = a.step.row_first[row + 1];
+    const uint32_t queries = token_end - token0 < TILE ? token_end - token0 : TILE;
+    const uint32_t position0 = a.step.position[token0], end = position0 + queries;
+    const uint32_t head = blockIdx.y, kv_head = head / (a.heads / a.kv.layout.kv_heads);
+    const uint32_t *pages = pages_of(a.step, row);
+    const uint32_t first = a.window && position0 + 1 > a.window ? position0 + 1 - a.window : 0;
+
+    /* q waits in the second stage's place until it is in registers */
+    const uint32_t stage_bytes = 2 * tile_bytes, units = HEAD / 8;
+    for (uint32_t i = threadIdx.x; i < TILE * units; i += THREADS) {
+        const uint32_t r = i / units, unit = i % units;
+        const T *from =
+            (const T *)p.q + ((size_t)(token0 + (r < queries ? r : 0)) * a.heads + head) * HEAD + unit * 8;
+        copy16_async(shared + stage_bytes + unit_at<HEAD>(r, unit), from, r < queries);
+    }
+    copies_commit();
+    uint32_t base = first / TILE * TILE;
+    tile_fetch<T, HEAD>(a, pages, kv_head, base, end, shared, shared + tile_bytes);
+    copies_commit();
+    copies_wait<1>();
+    __syncthreads();
+    uint32_t q[HEAD / 16][4];
+#pragma unroll
+    for (uint32_t k = 0; k < HEAD / 16; k++)
+        load_matrices(q[k],
+                      shared + stage_bytes + unit_at<HEAD>(warp * 16 + (lane & 15), k * 2 + (lane >> 4)));
+    __syncthreads();
+
+    float o[HEAD / 8][4], m[2] = {-INFINITY, -INFINITY}, s[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < HEAD / 8; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0;
+    const float scale = a.scale * LOG2E;
+    const uint32_t my_position = position0 + warp * 16 + g; /* of sum rows 0; rows 1 are 8 further */
+
+    for (uint32_t stage = 0; base < end; base += TILE, stage ^= 1) {
+        const uint32_t keys = shared + stage * stage_bytes, values = keys + tile_bytes;
+        if (base + TILE < end) {
+            const uint32_t next = shared + (stage ^ 1) * stage_bytes;
+            tile_fetch<T, HEAD>(a, pages, kv_head, base + TILE, end, next, next + tile_bytes);
+        }
+        copies_commit();
+        copies_wait<1>();
+        __syncthreads();
+
+        float x[TILE / 8][4];
+#pragma unroll
+        for (int n = 0; n < (int)TILE / 8; n++) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;
+#pragma unroll
+        for (uint32_t k = 0; k < HEAD / 16; k++) {
+#pragma unroll
+            for (uint32_t n = 0; n < TILE / 16; n++) {
+                uint32_t b[4]; /* positions n * 16 .. + 8 and + 8 .. + 16, each of two halves of k */
+                load_matrices(b, keys + unit_at<HEAD>(n * 16 + (lane & 7) + ((lane >> 4) << 3),
+                                                      k * 2 + (lane >> 3 & 1)));
+                matrix_unit<T>::add(x[2 * n], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
+                matrix_unit<T>::add(x[2 * n + 1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
+            }
+        }
+        const bool edge =
+            base + TILE > position0 + warp * 16 + 1 || base < first + TILE + (a.window ? TILE : 0);
+#pragma unroll
+        for (int n = 0; n < (int)TILE / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                x[n][i] *= scale;
+                if (edge) {
+                    const uint32_t at = base + n * 8 + c + (i & 1), mine = my_position + (i >> 1) * 8;
+                    if (at > mine || (a.window && at + a.window <= mine)) x[n][i] = -INFINITY;
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float most = m[r];
+#pragma unroll
+            for (int n = 0; n < (int)TILE / 8; n++) most = fmaxf(most, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+            /* a row that has seen nothing yet (window) keeps exponents defined */
+            const float from = most == -INFINITY ? 0.0f : most, keep = exp2f(m[r] - from);
+            m[r] = most;
+            s[r] *= keep;
+#pragma unroll
+            for (int n = 0; n < (int)TILE / 8; n++) {
+                x[n][2 * r] = exp2f(x[n][2 * r] - from);
+                x[n][2 * r + 1] = exp2f(x[n][2 * r + 1] - from);
+                s[r] += x[n][2 * r] + x[n][2 * r + 1];
+            }
+#pragma unroll
+            for (int n = 0; n < HEAD / 8; n++) o[n][2 * r] *= keep, o[n][2 * r + 1] *= keep;
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < TILE / 16; k++) {
+            const uint32_t a0 = element<T>::pack(x[2 * k][0], x[2 * k][1]),
+                           a1 = element<T>::pack(x[2 * k][2], x[2 * k][3]);
+            const uint32_t a2 = element<T>::pack(x[2 * k + 1][0], x[2 * k + 1][1]);
+            const uint32_t a3 = element<T>::pack(x[2 * k + 1][2], x[2 * k + 1][3]);
+#pragma unroll
+            for (uint32_t n = 0; n < HEAD / 16; n++) {
+                uint32_t b[4]; /* dimensions n * 16 .. + 8 and + 8 .. + 16, each of two halves of positions */
+                load_matrices_transposed(b,
+                                         values + unit_at<HEAD>(k * 16 + (lane & 15), n * 2 + (lane >> 4)));
+                matrix_unit<T>::add(o[2 * n], a0, a1, a2, a3, b[0], b[1]);
+                matrix_unit<T>::add(o[2 * n + 1], a0, a1, a2, a3, b[2], b[3]);
+            }
+        }
+        __syncthreads(); /* the stage may be filled again */
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        s[r] += __shfl_xor_sync(0xffffffffu, s[r], 1);
+        s[r] += __shfl_xor_sync(0xffffffffu, s[r], 2);
+        const uint32_t query = warp * 16 + g + r * 8;
+        if (query >= queries) continue;
+        const float inverse = s[r] > 0 ? 1.0f / s[r] : 0.0f;
+        const size_t at = ((size_t)(token0 + query) * a.heads + head) * HEAD + c;
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++)
+            store_out2(p, at + n * 8, o[n][2 * r] * inverse, o[n][2 * r + 1] * inverse);
+    }
+}
+
+/* ---- launchers
+ * --------------------------------------------------------------------------------------------- */
+
+typedef void (*prefill_kernel)(prefill_params);
+static const prefill_kernel plain_kernels[DTYPE_COUNT] = {attention_plain<__nv_bfloat16>,
+                                                          attention_plain<__half>, attention_plain<float>};
+static const prefill_kernel tensor_kernels[2][2] = {{attention_tensor<__nv_bfloat16, 64>,
+                                                     attention_tensor<__nv_bfloat16, 128>},
+                                                    {attention_tensor<__half, 64>,
+                                                     attention_tensor<__half, 128>}};
+
+static size_t shared_bytes(uint32_t head_dim)
+{
+    return (size_t)4 * TILE * head_dim * 2;
+}
+
+int gpuk_prepare_attention_prefill(const struct gpuk_device *device, struct helm_err *err)
+{
+    int rc = HELM_OK;
+    for (int d = 0; d < DTYPE_COUNT && !rc; d++)
+        rc = gpuk_prepare("prefill attention", plain_kernels[d], 0, err);
+    for (int i = 0; i < 4 && !rc && device->tensor_cores; i++)
+        rc = gpuk_prepare("prefill attention", tensor_kernels[i / 2][i % 2], shared_bytes(i % 2 ? 128 : 64),
+                          err);
+    return rc;
+}
+
+extern "C" int gpuk_attention_prefill(const struct gpuk_device *device, const struct gpuk_attention *args,
+                                      const void *q, uint32_t tokens, uint32_t rows, void *out,
+                                      enum dtype out_dtype, uint32_t flags, void *stream,
+                                      struct helm_err *err)
+{
+    int rc = gpuk_attention_check("prefill attention", args, tokens, err);
+    if (rc) return rc;
+    if (rows == 0 || (unsigned)out_dtype >= DTYPE_COUNT)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "prefill attention: %u rows, out of dtype %d", rows,
+                         (int)out_dtype);
+    const struct kv_layout *l = &args->kv.layout;
+    struct prefill_params p = {*args, q, out, (int)out_dtype};
+    bool aligned = ((size_t)args->kv.pool | (size_t)args->kv.pool_host | (size_t)q | (size_t)out) % 16 == 0;
+    if (device->tensor_cores && l->dtype != DTYPE_F32 && (l->head_dim == 64 || l->head_dim == 128) && aligned)
+        return gpuk_launch("prefill attention", tensor_kernels[l->dtype][l->head_dim == 128],
+                           dim3(tokens / TILE + rows, args->heads), dim3(THREADS), shared_bytes(l->head_dim),
+                           flags, stream, err, p);
+    return gpuk_launch("prefill attention", plain_kernels[l->dtype], dim3(tokens, div_up(args->heads, WARPS)),
+                       dim3(THREADS), 0, flags, stream, err, p);
+}

@@ -1,0 +1,83 @@
+/* What the kernels of linear layers share: the argument block on the device and where a row of the
+ * concatenated matrices lies.
+ *
+ * Included by gemv.cu and gemm_small.cu. Rows are worked on in pairs, so that two weights meet each x that is
+ * read: neighbours of one matrix, or gate and up of one SwiGLU output. */
+#ifndef HELM_WORKER_GPU_KERNELS_LINEAR_CUH
+#define HELM_WORKER_GPU_KERNELS_LINEAR_CUH
+
+#include "worker-gpu/kernels/device.cuh"
+
+struct linear_segment {
+    const unsigned char *weight;
+    const float *bias;
+    float *out;
+    uint32_t rows;
+    uint32_t pair_end; /* pairs of this and the segments before it */
+};
+
+struct linear_params {
+    linear_segment segment[GPUK_SEGMENTS_MAX];
+    const float *x, *norm, *residual;
+    uint64_t row_bytes;
+    uint32_t cols, segments, pairs;
+    uint32_t x_stride, out_stride;
+    float eps;
+    bool swiglu;
+};
+
+struct linear_pair {
+    const unsigned char *a, *b; /* b is NULL at an odd last row */
+};
+
+__device__ __forceinline__ uint32_t linear_segment_of(const linear_params &p, uint32_t pair)
+{
+    uint32_t s = 0;
+    if (!p.swiglu)
+        while (s + 1 < p.segments && pair >= p.segment[s].pair_end) s++;
+    return s;
+}
+__device__ __forceinline__ linear_pair linear_locate(const linear_params &p, uint32_t pair)
+{
+    if (p.swiglu) return {p.segment[0].weight + pair * p.row_bytes, p.segment[1].weight + pair * p.row_bytes};
+    uint32_t s = linear_segment_of(p, pair);
+    const linear_segment &g = p.segment[s];
+    uint32_t row = 2 * (pair - (s ? p.segment[s - 1].pair_end : 0));
+    const unsigned char *a = g.weight + row * p.row_bytes;
+    return {a, row + 1 < g.rows ? a + p.row_bytes : nullptr};
+}
+
+/* Where the two sums of a pair go, for token t. */
+__device__ __forceinline__ void linear_finish(const linear_params &p, uint32_t pair, uint32_t t, float a,
+                                              float b)
+{
+    uint64_t at = (uint64_t)t * p.out_stride;
+    if (p.swiglu) {
+        if (p.segment[0].bias) a += p.segment[0].bias[pair];
+        if (p.segment[1].bias) b += p.segment[1].bias[pair];
+        p.segment[0].out[at + pair] = silu(a) * b;
+        return;
+    }
+    uint32_t s = linear_segment_of(p, pair);
+    const linear_segment &g = p.segment[s];
+    uint32_t row = 2 * (pair - (s ? p.segment[s - 1].pair_end : 0));
+    bool two = row + 1 < g.rows;
+    if (g.bias) {
+        a += g.bias[row];
+        if (two) b += g.bias[row + 1];
+    }
+    if (p.residual) {
+        a += __ldcg(p.residual + at + row);
+        if (two) b += __ldcg(p.residual + at + row + 1);
+    }
+    g.out[at + row] = a;
+    if (two) g.out[at + row + 1] = b;
+}
+
+/* Checks the arguments and lays them out for the device. */
+int gpuk_linear_params(const char *what, const struct gpuk_linear_args *args, struct linear_params *params,
+                       struct helm_err *err);
+/* Whether every row of every matrix starts on a 16-byte boundary. */
+bool gpuk_linear_aligned(const struct gpuk_linear_args *args);
+
+#endif

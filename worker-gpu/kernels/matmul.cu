@@ -1,0 +1,156 @@
+/* Prefill's matrix products: cuBLASLt behind plans that are made once.
+ *
+ * Row-major out[T][R] = x[T][C] w[R][C]^T is column-major out^T = w^T' x with w stored as C x R and x as C x
+ * T, so the library sees op(A) = w transposed, B = x. A plan asks for the library's best algorithm for a
+ * shape; running it is one call that allocates nothing, so it can be captured. Called by the CUDA device and
+ * the benchmark; owns its handle and plans. */
+#include <cublasLt.h>
+#include <stdlib.h>
+
+#include "worker-gpu/kernels/device.cuh"
+
+struct gpuk_matmul_plan {
+    struct gpuk_matmul_plan *next;
+    cublasLtHandle_t handle;
+    enum dtype dtype, out_dtype;
+    uint32_t tokens, rows, cols, out_stride;
+    bool accumulate;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algo;
+};
+struct gpuk_matmul {
+    cublasLtHandle_t handle;
+    struct gpuk_matmul_plan *plans;
+};
+
+static int fail(struct helm_err *err, cublasStatus_t status, const char *what)
+{
+    return helm_fail(err, HELM_E_DEVICE, "%s: %s", what, cublasLtGetStatusString(status));
+}
+
+static void plan_free(struct gpuk_matmul_plan *plan)
+{
+    if (plan->a) cublasLtMatrixLayoutDestroy(plan->a);
+    if (plan->b) cublasLtMatrixLayoutDestroy(plan->b);
+    if (plan->c) cublasLtMatrixLayoutDestroy(plan->c);
+    if (plan->desc) cublasLtMatmulDescDestroy(plan->desc);
+    free(plan);
+}
+
+extern "C" int gpuk_matmul_open(struct gpuk_matmul **matmul, struct helm_err *err)
+{
+    *matmul = NULL;
+    struct gpuk_matmul *m = (struct gpuk_matmul *)calloc(1, sizeof *m);
+    if (!m) return helm_fail(err, HELM_E_NOMEM, "no memory for cuBLASLt's plans");
+    cublasStatus_t status = cublasLtCreate(&m->handle);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        free(m);
+        return fail(err, status, "cublasLtCreate");
+    }
+    *matmul = m;
+    return HELM_OK;
+}
+
+extern "C" void gpuk_matmul_close(struct gpuk_matmul *matmul)
+{
+    if (!matmul) return;
+    while (matmul->plans) {
+        struct gpuk_matmul_plan *plan = matmul->plans;
+        matmul->plans = plan->next;
+        plan_free(plan);
+    }
+    cublasLtDestroy(matmul->handle);
+    free(matmul);
+}
+
+static cudaDataType_t type_of(enum dtype dtype)
+{
+    return dtype == DTYPE_BF16 ? CUDA_R_16BF : dtype == DTYPE_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+/* Fills in the descriptions and asks for the algorithm. */
+static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
+{
+    cublasOperation_t transposed = CUBLAS_OP_T;
+    cudaDataType_t in = type_of(p->dtype), out = type_of(p->out_dtype);
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasLtMatmulHeuristicResult_t found = {};
+    size_t workspace = GPUK_MATMUL_WORKSPACE;
+    /* what the pointers are known to be: rows start at multiples of their length */
+    uint32_t in_bytes = p->dtype == DTYPE_F32 ? 4 : 2, out_bytes = p->out_dtype == DTYPE_F32 ? 4 : 2;
+    uint32_t w_align = (size_t)p->cols * in_bytes % 16 == 0 ? 16 : in_bytes;
+    uint32_t out_align = (size_t)p->out_stride * out_bytes % 16 == 0 ? 16 : out_bytes;
+    int count = 0;
+    cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!s)
+        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                           sizeof transposed);
+    if (!s) s = cublasLtMatrixLayoutCreate(&p->a, in, p->cols, p->rows, p->cols);
+    if (!s) s = cublasLtMatrixLayoutCreate(&p->b, in, p->cols, p->tokens, p->cols);
+    if (!s) s = cublasLtMatrixLayoutCreate(&p->c, out, p->rows, p->tokens, p->out_stride);
+    if (!s) s = cublasLtMatmulPreferenceCreate(&preference);
+    if (!s)
+        s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                 &workspace, sizeof workspace);
+    const cublasLtMatmulPreferenceAttributes_t alignments[4] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                                                                CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                                                CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                                                                CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (int i = 0; i < 4 && !s; i++)
+        s = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], i < 2 ? &w_align : &out_align,
+                                                 sizeof w_align);
+    if (!s)
+        s = cublasLtMatmulAlgoGetHeuristic(p->handle, p->desc, p->a, p->b, p->c, p->c, preference, 1, &found,
+                                           &count);
+    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    if (s == CUBLAS_STATUS_NOT_SUPPORTED || (!s && count == 0))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "cuBLASLt has no algorithm for %u x %u times %u tokens",
+                         p->rows, p->cols, p->tokens);
+    if (s) return fail(err, s, "cuBLASLt plan");
+    p->algo = found.algo;
+    return HELM_OK;
+}
+
+extern "C" int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, enum dtype out_dtype,
+                                uint32_t tokens, uint32_t rows, uint32_t cols, uint32_t out_stride,
+                                bool accumulate, const struct gpuk_matmul_plan **plan, struct helm_err *err)
+{
+    *plan = NULL;
+    if ((unsigned)dtype >= DTYPE_COUNT || (out_dtype != DTYPE_F32 && out_dtype != dtype) || !tokens ||
+        !rows || !cols || out_stride < rows)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "matrix product: %u x %u (dtype %d to %d), %u tokens, stride %u", rows, cols,
+                         (int)dtype, (int)out_dtype, tokens, out_stride);
+    for (struct gpuk_matmul_plan *p = matmul->plans; p; p = p->next)
+        if (p->dtype == dtype && p->out_dtype == out_dtype && p->tokens == tokens && p->rows == rows &&
+            p->cols == cols && p->out_stride == out_stride && p->accumulate == accumulate) {
+            *plan = p;
+            return HELM_OK;
+        }
+    struct gpuk_matmul_plan *p = (struct gpuk_matmul_plan *)calloc(1, sizeof *p);
+    if (!p) return helm_fail(err, HELM_E_NOMEM, "no memory for a cuBLASLt plan");
+    p->handle = matmul->handle;
+    p->dtype = dtype, p->out_dtype = out_dtype;
+    p->tokens = tokens, p->rows = rows, p->cols = cols, p->out_stride = out_stride,
+    p->accumulate = accumulate;
+    int rc = plan_make(p, err);
+    if (rc) {
+        plan_free(p);
+        return rc;
+    }
+    p->next = matmul->plans;
+    matmul->plans = p;
+    *plan = p;
+    return HELM_OK;
+}
+
+extern "C" int gpuk_matmul_run(const struct gpuk_matmul_plan *p, const void *w, const void *x, void *out,
+                               void *workspace, void *stream, struct helm_err *err)
+{
+    const float one = 1.0f, beta = p->accumulate ? 1.0f : 0.0f;
+    cublasStatus_t status =
+        cublasLtMatmul(p->handle, p->desc, &one, w, p->a, x, p->b, &beta, out, p->c, out, p->c, &p->algo,
+                       workspace, GPUK_MATMUL_WORKSPACE, (cudaStream_t)stream);
+    return status == CUBLAS_STATUS_SUCCESS ? HELM_OK : fail(err, status, "cublasLtMatmul");
+}

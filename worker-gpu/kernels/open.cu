@@ -1,0 +1,43 @@
+/* Opening the kernels: what the device can do, and all code loaded before the first wait.
+ *
+ * Called once by the CUDA device and by the test and benchmark programs, with the device current. Owns
+ * nothing. */
+#include "worker-gpu/kernels/device.cuh"
+
+int gpuk_cuda_fail(struct helm_err *err, cudaError_t code, const char *what)
+{
+    return helm_fail(err, HELM_E_DEVICE, "%s: %s", what, cudaGetErrorString(code));
+}
+
+static int attribute_of(int ordinal, enum cudaDeviceAttr id, int *value, struct helm_err *err)
+{
+    cudaError_t code = cudaDeviceGetAttribute(value, id, ordinal);
+    return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, "cudaDeviceGetAttribute");
+}
+
+extern "C" int gpuk_open(struct gpuk_device *device, struct helm_err *err)
+{
+    *device = {};
+    cudaError_t code = cudaGetDevice(&device->ordinal);
+    if (code != cudaSuccess) return gpuk_cuda_fail(err, code, "cudaGetDevice");
+    int major = 0, minor = 0, rc;
+    if ((rc = attribute_of(device->ordinal, cudaDevAttrComputeCapabilityMajor, &major, err)) ||
+        (rc = attribute_of(device->ordinal, cudaDevAttrComputeCapabilityMinor, &minor, err)) ||
+        (rc = attribute_of(device->ordinal, cudaDevAttrMultiProcessorCount, &device->sm_count, err)) ||
+        (rc = attribute_of(device->ordinal, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                           &device->shared_bytes_max, err)))
+        return rc;
+    device->capability = major * 10 + minor;
+    if (device->capability < 75)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "compute capability %d.%d: HELM needs 7.5 or later", major,
+                         minor);
+    device->bulk_copy = device->capability >= 90;
+    device->early_launch = device->capability >= 90;
+    device->tensor_cores = device->capability >= 80;
+    if ((rc = gpuk_prepare_gemv(device, err)) || (rc = gpuk_prepare_gemm_small(device, err)) ||
+        (rc = gpuk_prepare_elementwise(device, err)) || (rc = gpuk_prepare_rope(device, err)) ||
+        (rc = gpuk_prepare_attention_decode(device, err)) ||
+        (rc = gpuk_prepare_attention_prefill(device, err)) || (rc = gpuk_prepare_select(device, err)))
+        return rc;
+    return HELM_OK;
+}

@@ -1,0 +1,81 @@
+/* Norm, rotation and cache rows of one head: shared by the append kernel and by decode attention, which does
+ * the same for one token on the fly.
+ *
+ * Included by rope.cu and attention_decode.cu. */
+#ifndef HELM_WORKER_GPU_KERNELS_ROPE_CUH
+#define HELM_WORKER_GPU_KERNELS_ROPE_CUH
+
+#include "worker-gpu/kernels/device.cuh"
+
+static const uint32_t HEAD_STEPS = GPUK_HEAD_DIM_MAX / 32; /* dimensions of a head a lane holds at most */
+
+/* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the rotation (if table). `shared`
+ * holds head_dim floats of this warp's own. The result is in v and, with a rotation, was exchanged there. */
+__device__ __forceinline__ void head_load(const float *x, const float *norm, float eps, const float *table,
+                                          uint32_t head_dim, float *shared, float v[HEAD_STEPS])
+{
+    const uint32_t lane = threadIdx.x & 31;
+    float squares = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        uint32_t d = lane + 32 * j;
+        v[j] = d < head_dim ? __ldcg(x + d) : 0.0f;
+        squares += v[j] * v[j];
+    }
+    if (norm) {
+        float scale = rsqrtf(warp_sum(squares) / (float)head_dim + eps);
+#pragma unroll
+        for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+            uint32_t d = lane + 32 * j;
+            if (d < head_dim) v[j] = v[j] * scale * norm[d];
+        }
+    }
+    if (!table) return;
+    const uint32_t half = head_dim / 2;
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++)
+        if (lane + 32 * j < head_dim) shared[lane + 32 * j] = v[j];
+    __syncwarp();
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        uint32_t d = lane + 32 * j;
+        if (d >= 2 * half) continue; /* the last dimension of an odd head is not rotated */
+        uint32_t i = d < half ? d : d - half;
+        float c = __ldcg(table + i), s = __ldcg(table + half + i);
+        v[j] = d < half ? v[j] * c - shared[d + half] * s : v[j] * c + shared[d - half] * s;
+    }
+    __syncwarp();
+}
+
+/* First byte of the K (or V) rows of `page` of this layer for one kv head. */
+__device__ __forceinline__ unsigned char *kv_rows(const gpuk_kv &kv, uint32_t page, uint32_t is_value,
+                                                  uint32_t kv_head)
+{
+    unsigned char *pool = (unsigned char *)(page & GPUK_PAGE_HOST ? kv.pool_host : kv.pool);
+    const kv_layout &l = kv.layout;
+    uint64_t head_bytes = (uint64_t)l.page_tokens * l.head_dim * l.elem_bytes;
+    uint64_t layer_bytes = 2 * l.kv_heads * head_bytes;
+    return pool + (page & ~GPUK_PAGE_HOST) * (l.layers * layer_bytes) + kv.layer * layer_bytes +
+           ((uint64_t)is_value * l.kv_heads + kv_head) * head_bytes;
+}
+
+template <typename T>
+__device__ __forceinline__ void kv_store(const gpuk_kv &kv, const uint32_t *pages, uint32_t position,
+                                         uint32_t is_value, uint32_t kv_head, const float v[HEAD_STEPS])
+{
+    const uint32_t page_tokens = kv.layout.page_tokens, head_dim = kv.layout.head_dim;
+    uint32_t page = pages[position / page_tokens];
+    if (page == GPUK_PAGE_ABSENT) return;
+    T *row = (T *)kv_rows(kv, page, is_value, kv_head) + (size_t)(position % page_tokens) * head_dim;
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        uint32_t d = (threadIdx.x & 31) + 32 * j;
+        if (d < head_dim) row[d] = element<T>::store(v[j]);
+    }
+}
+
+/* Checks the shapes of attention; used by every launcher that takes struct gpuk_attention. */
+int gpuk_attention_check(const char *what, const struct gpuk_attention *args, uint32_t tokens,
+                         struct helm_err *err);
+
+#endif
