@@ -23,9 +23,9 @@
 #include "common/err.h"
 
 #define JINJA_TEMPLATE_BYTES_MAX (1u << 20)
-#define JINJA_NESTING_MAX        100  /* brackets, statements, macro calls, values inside values */
-#define JINJA_EVAL_DEPTH_MAX     1200 /* expressions inside expressions while rendering: guards the C stack */
-#define JINJA_STEPS_MAX          2000000u /* a step: a node evaluated, an item looked at, 64 bytes of text made */
+#define JINJA_NESTING_MAX        100      /* brackets, statements, macro calls, values inside values */
+#define JINJA_EVAL_DEPTH_MAX     1200     /* expressions inside expressions: guards the C stack */
+#define JINJA_STEPS_MAX          2000000u /* a node evaluated, an item looked at, 64 bytes handled */
 #define JINJA_OUTPUT_BYTES_MAX   (16u << 20)
 #define JINJA_MEMORY_BYTES_MAX   (256u << 20)
 #define JINJA_RANGE_MAX          100000 /* items in one range() */

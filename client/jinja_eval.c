@@ -31,7 +31,7 @@ int jinja_scope_set(struct jinja_run *run, struct jinja_scope *scope, struct jin
     struct jinja_value *old = scope_find(scope, &name);
     if (old) {
         *old = value;
-        return jinja_step(run, scope->count / 16);
+        return jinja_step(run, scope->count / 16 + name.as.text.bytes / 64);
     }
     if (scope->count == scope->space) {
         size_t space = scope->space ? 2 * scope->space : 4;
@@ -48,7 +48,7 @@ int jinja_scope_set(struct jinja_run *run, struct jinja_scope *scope, struct jin
     }
     scope->name[scope->count] = name;
     scope->value[scope->count++] = value;
-    return jinja_step(run, scope->count / 16);
+    return jinja_step(run, scope->count / 16 + name.as.text.bytes / 64);
 }
 
 static int lookup(struct jinja_run *run, const struct jinja_scope *scope, const struct jinja_value *name,
@@ -57,7 +57,7 @@ static int lookup(struct jinja_run *run, const struct jinja_scope *scope, const 
     static const char *const known[] = {"cycler", "joiner", "lipsum", "self"};
     for (const struct jinja_scope *s = scope; s; s = s->outer) {
         const struct jinja_value *found = scope_find(s, name);
-        int rc = jinja_step(run, s->count / 16);
+        int rc = jinja_step(run, s->count / 16 + name->as.text.bytes / 64);
         if (rc) return rc;
         if (!found) continue;
         *out = *found;

@@ -133,6 +133,7 @@ int jinja_split_lines(struct jinja_run *run, struct jinja_value text, bool keep_
     const char *data = text.as.text.data;
     size_t start = 0, end = text.as.text.bytes;
     int rc = jinja_list_new(run, JINJA_LIST_PLAIN, 0, out);
+    if (!rc) rc = jinja_step(run, end / 64);
     for (size_t i = 0, size; !rc && i < end; i += size) {
         uint32_t code = jinja_utf8_decode(data + i, &size);
         if (!((code >= 0x0A && code <= 0x0D) || (code >= 0x1C && code <= 0x1E) || code == 0x85 ||
@@ -262,6 +263,7 @@ static int filter_wordcount(const struct jinja_callable *c, struct jinja_value *
     int64_t words = 0;
     bool inside = false;
     int rc = jinja_to_text(c->run, c->self, &text);
+    if (!rc) rc = jinja_step(c->run, text.as.text.bytes / 64);
     for (size_t i = 0, size; !rc && i < text.as.text.bytes; i += size) {
         uint32_t code = jinja_utf8_decode(text.as.text.data + i, &size);
         bool word = code == '_' || is_letter(code) || (code < 0x80 && code >= '0' && code <= '9') ||
@@ -318,6 +320,7 @@ static int filter_int(const struct jinja_callable *c, struct jinja_value *out)
     int64_t base, i;
     double d = NAN;
     int rc = jinja_parameter_whole(c, 1, 10, &base);
+    if (!rc && v->type == JINJA_TEXT) rc = jinja_step(c->run, v->as.text.bytes / 64);
     if (rc) return rc;
     if (base != 0 && (base < 2 || base > 36))
         return jinja_fail(c->run, HELM_E_FORMAT, "'int': a base of %lld", (long long)base);
@@ -345,6 +348,10 @@ static int filter_float(const struct jinja_callable *c, struct jinja_value *out)
     *out = c->a[0].type == JINJA_ABSENT ? jinja_float(0) : c->a[0];
     if (c->self.type == JINJA_UNDEFINED)
         return jinja_fail(c->run, HELM_E_FORMAT, "%.*s", (int)c->self.as.text.bytes, c->self.as.text.data);
+    if (c->self.type == JINJA_TEXT) {
+        int rc = jinja_step(c->run, c->self.as.text.bytes / 64);
+        if (rc) return rc;
+    }
     if (jinja_is_number(&c->self))
         *out = jinja_float(jinja_number(&c->self));
     else if (c->self.type == JINJA_TEXT && spelled_number(&c->self, 10, false, &i, &d))

@@ -118,7 +118,7 @@ static int remove_affix(const struct jinja_callable *c, bool at_end, struct jinj
     const char *data = c->self.as.text.data;
     size_t n = ends_fit(&c->self, &affix, at_end) ? affix.as.text.bytes : 0;
     *out = jinja_text(data + (at_end ? 0 : n), c->self.as.text.bytes - n);
-    return 0;
+    return jinja_step(c->run, c->self.as.text.bytes / 64);
 }
 
 static int method_removeprefix(const struct jinja_callable *c, struct jinja_value *out)
@@ -140,6 +140,12 @@ static const char *find_last(const char *data, size_t bytes, const struct jinja_
     return NULL;
 }
 
+/* find_last compares at every place. */
+static int charge_last(struct jinja_run *run, const struct jinja_value *text, const struct jinja_value *what)
+{
+    return jinja_step(run, (uint64_t)text->as.text.bytes / 64 * (1 + what->as.text.bytes / 64));
+}
+
 static int find(const struct jinja_callable *c, bool last, bool must, struct jinja_value *out)
 {
     struct jinja_value part, what;
@@ -147,6 +153,7 @@ static int find(const struct jinja_callable *c, bool last, bool must, struct jin
     bool valid;
     int rc = jinja_parameter_text(c, 0, NULL, &what);
     if (!rc) rc = bounds(c, &part, &skipped, &valid);
+    if (!rc && last) rc = charge_last(c->run, &c->self, &what);
     if (rc) return rc;
     const char *data = valid ? part.as.text.data : NULL, *found = NULL;
     if (valid && last)
@@ -290,6 +297,8 @@ static int split(const struct jinja_callable *c, bool from_right, struct jinja_v
                           jinja_type_name(by));
     if (!space && !by->as.text.bytes)
         return jinja_fail(c->run, HELM_E_FORMAT, "'%s': empty separator", c->name);
+    if (!space && from_right) rc = charge_last(c->run, &c->self, by);
+    if (rc) return rc;
     rc = space ? split_space(c->run, c->self, most, from_right, list)
                : split_by(c->run, c->self, by, most, from_right, list);
     for (size_t i = 0; !rc && from_right && i < list->count / 2; i++) {
@@ -317,7 +326,7 @@ static int partition(const struct jinja_callable *c, bool last, struct jinja_val
     struct jinja_list *list;
     int rc = jinja_parameter_text(c, 0, NULL, &by);
     if (!rc && !by.as.text.bytes) return jinja_fail(c->run, HELM_E_FORMAT, "'%s': empty separator", c->name);
-    if (!rc) rc = jinja_step(c->run, c->self.as.text.bytes / 64);
+    if (!rc) rc = charge_last(c->run, &c->self, &by);
     if (!rc) rc = jinja_list_new(c->run, JINJA_LIST_TUPLE, 3, &list);
     if (rc) return rc;
     const char *data = c->self.as.text.data;

@@ -180,6 +180,7 @@ static int one_case(const struct jinja_callable *c, bool upper, struct jinja_val
     struct jinja_value text;
     bool any = false, other = false;
     int rc = jinja_to_text(c->run, c->self, &text);
+    if (!rc) rc = jinja_step(c->run, text.as.text.bytes / 64);
     for (size_t i = 0, size; !rc && i < text.as.text.bytes; i += size) {
         uint32_t code = jinja_utf8_decode(text.as.text.data + i, &size);
         utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)code);

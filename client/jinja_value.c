@@ -92,29 +92,35 @@ static int dict_append(struct jinja_run *run, struct jinja_dict *dict, struct ji
     return jinja_step(run, 1);
 }
 
-static bool hashable(const struct jinja_value *key, int depth)
+/* Each item looked at is a step: tuples that share tuples are small in memory and endless to walk. */
+static int check_key(struct jinja_run *run, const struct jinja_value *key, int depth)
 {
-    if (key->type == JINJA_DICT) return false;
-    if (key->type != JINJA_LIST) return true;
-    if (key->as.list->kind != JINJA_LIST_TUPLE) return key->as.list->kind == JINJA_LIST_GENERATOR;
-    for (size_t i = 0; i < key->as.list->count; i++)
-        if (depth >= JINJA_NESTING_MAX || !hashable(&key->as.list->item[i], depth + 1)) return false;
-    return true;
+    bool tuple = key->type == JINJA_LIST && key->as.list->kind == JINJA_LIST_TUPLE;
+    int rc = jinja_step(run, 1);
+    if (rc) return rc;
+    if (key->type == JINJA_DICT ||
+        (key->type == JINJA_LIST && !tuple && key->as.list->kind != JINJA_LIST_GENERATOR))
+        return jinja_fail(run, HELM_E_FORMAT, "a %s cannot be a key", jinja_type_name(key));
+    if (tuple && depth >= JINJA_NESTING_MAX)
+        return jinja_fail(run, HELM_E_LIMIT, "a key nested deeper than %d", JINJA_NESTING_MAX);
+    for (size_t i = 0; tuple && !rc && i < key->as.list->count; i++)
+        rc = check_key(run, &key->as.list->item[i], depth + 1);
+    return rc;
 }
 
 int jinja_dict_find(struct jinja_run *run, const struct jinja_dict *dict, struct jinja_value key,
                     const struct jinja_value **out)
 {
     *out = NULL;
-    if (!hashable(&key, 0))
-        return jinja_fail(run, HELM_E_FORMAT, "a %s cannot be a key", jinja_type_name(&key));
-    int rc = jinja_step(run, 1 + dict->count / 16);
+    int rc = check_key(run, &key, 0);
+    if (!rc) rc = jinja_step(run, dict->count / 16);
     for (size_t i = 0; !rc && i < dict->count; i++) {
         bool same = false;
-        if (key.type == JINJA_TEXT && dict->key[i].type == JINJA_TEXT)
-            same = key.as.text.bytes == dict->key[i].as.text.bytes &&
-                   memcmp(key.as.text.data, dict->key[i].as.text.data, key.as.text.bytes) == 0;
-        else if (key.type != JINJA_TEXT && dict->key[i].type != JINJA_TEXT)
+        if ((key.type == JINJA_TEXT) != (dict->key[i].type == JINJA_TEXT)) continue;
+        if (key.type == JINJA_TEXT && key.as.text.bytes != dict->key[i].as.text.bytes) continue;
+        if (key.type == JINJA_TEXT && key.as.text.bytes < 64)
+            same = memcmp(key.as.text.data, dict->key[i].as.text.data, key.as.text.bytes) == 0;
+        else
             rc = jinja_equal(run, &key, &dict->key[i], &same);
         if (!rc && same) {
             *out = &dict->value[i];
@@ -318,7 +324,7 @@ int jinja_equal(struct jinja_run *run, const struct jinja_value *a, const struct
     case JINJA_TEXT:
         *out = a->as.text.bytes == b->as.text.bytes &&
                memcmp(a->as.text.data, b->as.text.data, a->as.text.bytes) == 0;
-        return jinja_step(run, *out ? a->as.text.bytes / 64 : 0);
+        return jinja_step(run, a->as.text.bytes == b->as.text.bytes ? a->as.text.bytes / 64 : 0);
     case JINJA_LIST:
     case JINJA_DICT:
         rc = enter_value(run);

@@ -160,6 +160,23 @@ static void test_limits(void **state)
     expect_error("{{ range(-9223372036854775807, 9223372036854775807) }}", HELM_E_LIMIT, "'range' of more");
     expect_error("{{ 'x'|indent(999999999) }}", HELM_E_LIMIT, "a text of more than 16777216 bytes");
     expect_error("{{ '%9999d' % 1 }}", HELM_E_LIMIT, "a width of more than 1000");
+    /* work that makes no text counts too */
+    const char *const busy[] = {
+        "{% set ns.t = () %}{% for i in range(90) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ {ns.t: 1} }}",
+        "{% for i in range(9999) %}{% if ns.x.rfind('a' * 999999 + 'b') %}{% endif %}{% endfor %}",
+        "{% for i in range(9999) %}{% if ns.x == ns.y %}{% endif %}{% endfor %}",
+        "{% for i in range(9999) %}{% if ns.x is upper %}{% endif %}{% endfor %}",
+        "{% for i in range(9999) %}{% set y = ns.x|wordcount %}{% endfor %}",
+        "{% for i in range(9999) %}{% set y = ns.x|int %}{% endfor %}",
+        "{% for i in range(9999) %}{% set y = ns.x.removeprefix('a') %}{% endfor %}",
+        "{% for i in range(9999) %}{% set y = ns.x.splitlines() %}{% endfor %}",
+    };
+    for (size_t i = 0; i < sizeof busy / sizeof *busy; i++) {
+        char source[512];
+        snprintf(source, sizeof source,
+                 "{%% set ns = namespace(x='a' * 999999) %%}{%% set ns.y = ns.x[1:] + 'b' %%}%s", busy[i]);
+        expect_error(source, HELM_E_LIMIT, "2000000 steps");
+    }
     struct jinja_input small = {.steps_max = 50};
     const char *loop = "{% for i in range(40) %}{{ i }}{% endfor %}";
     assert_int_equal(run(loop, strlen(loop), NULL, &small, &text, &err), HELM_E_LIMIT);
