@@ -1,0 +1,156 @@
+#!/usr/bin/python3
+"""helm-bench with the real helmd, worker and demo model: the report's members, that its numbers fit together, the
+prompts of the peers' scripts, exit statuses.
+
+HELM_BIN: folder of the programs. Run from the repository's root."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, "tools/bench/peers")
+sys.dont_write_bytecode = True
+from prompt_ids import prompt_checksum, prompt_ids  # noqa: E402
+import peer_report  # noqa: E402
+
+BENCH = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-bench"))
+HELMD = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helmd"))
+MODEL = os.path.abspath("tests/data/demo")
+QUICK = ["--requests", "2", "--rounds", "2", "--read-buffer", "16MiB"]
+counts = {True: 0, False: 0}
+
+
+def check(name, ok, detail=""):
+    counts[bool(ok)] += 1
+    print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
+
+
+def bench(*args, timeout=60):
+    run = subprocess.run([BENCH, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
+    return run.returncode, run.stdout.decode(), run.stderr.decode()
+
+
+def rising(spread, *names):
+    values = [spread[n] for n in names]
+    return all(v > 0 for v in values) and values == sorted(values)
+
+
+def check_cell(cell, prompt, output):
+    name = "%d + %d" % (prompt, output)
+    check(name + ": what was asked for", (cell["prompt_tokens"], cell["output_tokens"]) == (prompt, output), cell)
+    check(name + ": no error", cell["error"] is None, cell)
+    check(name + ": every request counted", cell["requests"] == 4, cell["requests"])
+    for key in ("ttft_ms", "tpot_ms", "decode_tok_s", "prefill_tok_s", "throughput_tok_s", "read_gb_s", "bound_ratio"):
+        check("%s: %s rises from p10 to p90" % (name, key), rising(cell[key], "p10", "p50", "p90"), cell[key])
+    check(name + ": tpot_ms p99", cell["tpot_ms"]["p99"] >= cell["tpot_ms"]["p90"], cell["tpot_ms"])
+    check(name + ": the daemon's own times", all(cell["server"][k] > 0 for k in
+          ("ttft_ms", "tpot_ms", "prefill_tok_s", "decode_tok_s")), cell["server"])
+    # prefill and each further token take a step at most; several prompts may share one
+    check(name + ": steps", 4 * (output - 1) <= cell["worker_seconds"]["steps"] <= 4 * (output + 1),
+          cell["worker_seconds"])
+    check(name + ": busy seconds", cell["worker_seconds"]["linear"] > 0, cell["worker_seconds"])
+    config = json.load(open(os.path.join(MODEL, "config.json")))
+    head = 2 * config["vocab_size"] * config["hidden_size"]
+    device, = cell["devices"]
+    check(name + ": weights of a token are the stages' and the head's", device["name"] == "cpu" and
+          device["weight_bytes_per_token"] == sum(s["bytes"] for s in cell["plan"]) + head, device)
+    want = device["weight_bytes_per_token"] / cell["server"]["tpot_ms"] * 1e-6
+    check(name + ": bytes a second are bytes by time", abs(device["gb_s"] / want - 1) < 1e-3, (device, want))
+    check(name + ": ratio is achieved by limit",
+          abs(device["ratio"] / (device["gb_s"] / device["limit_gb_s"]) - 1) < 1e-3, device)
+    ids = prompt_ids(7, 0, prompt, config["vocab_size"])
+    check(name + ": ids are valid", all(0 <= i < config["vocab_size"] for i in ids) and len(set(ids)) > 1)
+    check(name + ": the peers' prompt is the same", cell["prompt_checksum"] == prompt_checksum(ids),
+          cell["prompt_checksum"])
+
+
+def private_tests(folder):
+    path, markdown = os.path.join(folder, "report.json"), os.path.join(folder, "report.md")
+    code, out, err = bench("--model", MODEL, "--device", "cpu", "--prompt", "8,40", "--output", "6", "--seed", "7",
+                           "--json", path, "--markdown", markdown, *QUICK)
+    check("two cells with a private daemon", code == 0, (code, err))
+    check("the table has a row for each", len([r for r in out.splitlines() if r.startswith("demo ")]) == 2, out)
+    report = json.load(open(path))
+    check("schema", report["schema"] == "helm-bench/1", report["schema"])
+    check("settings", report["settings"] == {"requests": 2, "concurrency": 1, "warmup": 1, "rounds": 2, "seed": 7},
+          report["settings"])
+    check("machine", report["machine"]["cpus"] >= 1 and report["machine"]["memory_bytes"] > 0, report["machine"])
+    check("read bandwidth before and after each cell", rising(report["read_gb_s"], "p10", "p50", "p90"),
+          report["read_gb_s"])
+    check("two cells", len(report["cells"]) == 2, len(report["cells"]))
+    for cell, prompt in zip(report["cells"], (8, 40)):
+        check_cell(cell, prompt, 6)
+        check("load seconds", cell["load_seconds"] > 0, cell["load_seconds"])
+    text = open(markdown).read()
+    check("Markdown rows", text.count("| helm | demo | all | cpu |") == 2, text)
+    table = peer_report.table([report])
+    check("the peers' table reads the report", table.count("| helm | demo |") == 2, table)
+    check("nothing left behind", not [n for n in os.listdir(folder) if n.startswith("helm-cli-")], os.listdir(folder))
+
+
+def refusal_tests(folder):
+    def refused(name, want, text, *args):
+        code, out, err = bench(*args)
+        check(name, code == want and text in out + err, (code, out[-300:], err[-300:]))
+    refused("--help", 0, "exit status", "--help")
+    refused("--connect with --model", 2, "exclude", "--connect", "ipc:///x", "--model", MODEL)
+    refused("--vram without --model", 2, "--vram", "--vram", "8GiB")
+    refused("helmd's options without --", 2, "after --", "--model", MODEL, "fast")
+    refused("bad list", 2, "--prompt", "--model", MODEL, "--prompt", "8,,9")
+    refused("a report that cannot be written", 5, "no-folder", "--model", MODEL, "--json", folder + "/no-folder/x")
+    refused("no daemon", 3, "no such socket", "--connect", "ipc://%s/none.sock" % folder)
+    refused("no such checkpoint", 4, "failed:", "--model", folder + "/none", *QUICK)
+    path = os.path.join(folder, "mixed.json")
+    code, _, err = bench("--model", folder + "/none", "--model", MODEL, "--prompt", "8", "--output", "1", "--json",
+                         path, *QUICK)
+    first, second = json.load(open(path))["cells"]
+    check("a cell that fails leaves the others", code == 4 and first["error"] and second["error"] is None, (code, err))
+    check("one token has no time per token", second["tpot_ms"] is None and second["ttft_ms"]["p50"] > 0, second)
+
+
+def connect_tests(folder):
+    endpoint = "ipc://%s/d.sock" % folder
+    read_fd, write_fd = os.pipe()
+    with open(os.path.join(folder, "log"), "wb") as log:
+        daemon = subprocess.Popen([HELMD, "--model", MODEL, "--device", "cpu", "--listen", endpoint, "--rundir", folder,
+                                   "--ctx", "64", "--ready-fd", str(write_fd)], pass_fds=[write_fd], stdout=log,
+                                  stderr=log, stdin=subprocess.DEVNULL)
+    os.close(write_fd)
+    try:
+        ready = os.read(read_fd, 200)
+        check("a daemon of one's own", ready.startswith(b"ready"), ready)
+        code, out, err = bench("--connect", endpoint, "--prompt", "8,100", "--output", "4", "--concurrency", "2",
+                               "--json", "-", *QUICK)
+        good, long = json.loads(out)["cells"]
+        check("measures a running daemon", good["error"] is None and good["requests"] == 4, good)
+        check("past its context is refused with numbers", code == 4 and "context of 64" in long["error"], long)
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait(30)
+        os.close(read_fd)
+
+
+def signal_test(folder):
+    process = subprocess.Popen([BENCH, "--model", MODEL, "--output", "1000", "--rounds", "1000"], cwd=folder,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    check("Ctrl-C ends it", process.wait(30) == 128 + signal.SIGINT, process.returncode)
+    left = [n for n in os.listdir(folder) if n.startswith("helm-cli-")]
+    check("and its daemon's folder", not left, left)
+
+
+def main():
+    with tempfile.TemporaryDirectory(prefix="helm-bench-test-") as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        for test in (private_tests, refusal_tests, connect_tests, signal_test):
+            test(folder)
+    print("%d passed, %d failed" % (counts[True], counts[False]))
+    return 1 if counts[False] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
