@@ -315,10 +315,10 @@ empty :=
 space := $(empty) $(empty)
 comma := ,
 NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3)
-NVCC_HOST := -Wall -Wextra -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
+NVCC_HOST := -Wall -Wextra -Wno-format-truncation -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST))) $(NVCC_CODE)
 CUDA_LIB := $(if $(NVCC),$(abspath $(dir $(NVCC))/../lib64))
-CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lrt -ldl -lpthread -lstdc++
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lrt -ldl -lpthread -lstdc++ -lm
 
 CUDA_KERNEL_SRC := \
   worker-gpu/kernels/attention_decode.cu \
