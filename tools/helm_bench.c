@@ -165,7 +165,7 @@ int main(int argc, char **argv)
                                       .rounds = 3,
                                       .seed = 1,
                                       .silence_seconds = 600,
-                                      .read_bytes = GIB}};
+                                      .read_bytes = UINT64_MAX}};
     struct bench_options *o = &bench.options;
     const char *vram = NULL, *prompt = "128", *output = "128";
     const struct args_option options[] = {
@@ -192,7 +192,8 @@ int main(int argc, char **argv)
          "keep all private daemons loaded through all rounds\n(else one at a time, loaded anew each round)",
          .target = &o->keep},
         {"read-buffer", 0, ARGS_SIZE, "SIZE",
-         "memory to measure read bandwidth in (1GiB, at most a quarter of\nwhat is free); 0: do not measure",
+         "memory to measure read bandwidth in (as the CPU worker's weights,\n256MiB to 4GiB); at most a "
+         "quarter of what is free; 0: do not measure",
          .target = &o->read_bytes},
         {"vram-read", 0, ARGS_DOUBLE, "GB/S", "the GPU's own read bandwidth as measured: its limit",
          .target = &o->vram_read_gb_s, .min = 1e-3, .max = 1e6},

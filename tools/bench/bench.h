@@ -64,7 +64,8 @@ struct bench_options {
     uint32_t vram_count;
     uint64_t prompt[BENCH_LIST_MAX], output[BENCH_LIST_MAX];
     uint32_t prompt_count, output_count;
-    uint64_t requests, concurrency, warmup, rounds, seed, silence_seconds, read_bytes;
+    uint64_t requests, concurrency, warmup, rounds, seed, silence_seconds;
+    uint64_t read_bytes; /* to measure reading in; 0: do not measure, UINT64_MAX: as the weights */
     double vram_read_gb_s, link_read_gb_s; /* 0: not known */
     bool keep;
 };
@@ -80,7 +81,8 @@ struct bench_group {
     struct helm_model_info *info;
     char *version;
     json_t *stages, *workers;
-    uint32_t threads;
+    uint32_t threads; /* of the CPU worker, as are */
+    uint64_t weight_bytes;
     int node;
     bool local, has_cpu;
     struct bench_device {
@@ -114,6 +116,7 @@ struct bench {
     struct bench_cell *cell;
     uint32_t cell_count;
     struct read_limit *limit;
+    uint64_t limit_bytes;
     uint32_t limit_threads;
     int limit_node;
     struct samples read_gb_s; /* every measurement of the run */

@@ -11,6 +11,11 @@
 #include "common/units.h"
 #include "tools/bench/bench.h"
 
+/* Reading is measured over as much as the weights take, so that caches help both alike: past most caches, and
+ * not so much that preparing it takes long. */
+#define READ_BYTES_MIN (256 * MIB)
+#define READ_BYTES_MAX (4 * GIB)
+
 int cells_make(struct bench *bench, struct helm_err *err)
 {
     const struct bench_options *o = &bench->options;
@@ -74,6 +79,7 @@ static int group_describe(struct bench_group *group, struct helm_err *err)
         group->has_cpu = true;
         group->threads = w->threads;
         group->node = w->numa_node;
+        group->weight_bytes = w->weight_bytes;
     }
 out:
     if (rc < 0) { /* asked again at the next opening */
@@ -113,8 +119,15 @@ static int limit_prepare(struct bench *bench, const struct bench_group *group, s
     struct cgroup_memory memory;
     uint64_t bytes = bench->options.read_bytes;
     if (!group->local || !group->has_cpu || !bytes) return 0;
-    if (bench->limit && bench->limit_threads == group->threads && bench->limit_node == group->node) return 0;
+    if (bytes == UINT64_MAX) {
+        bytes = group->weight_bytes < READ_BYTES_MAX ? group->weight_bytes : READ_BYTES_MAX;
+        if (bytes < READ_BYTES_MIN) bytes = READ_BYTES_MIN;
+    }
+    if (bench->limit && bench->limit_threads == group->threads && bench->limit_node == group->node &&
+        bench->limit_bytes == bytes)
+        return 0;
     read_limit_close(&bench->limit);
+    bench->limit_bytes = bytes;
     int rc = cgroup_read_memory(&memory, err);
     if (rc < 0) return rc;
     if (bytes > memory.available_bytes / 4) bytes = memory.available_bytes / 4;

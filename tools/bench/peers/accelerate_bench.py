@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """What transformers with Accelerate reaches on the same checkpoint, prompts and lengths as helm-bench.
 
-    accelerate_bench.py --model DIR [--max-vram SIZE | --all-gpu | --all-cpu] [--prompt N,...] [--output N,...]
+    accelerate_bench.py --model DIR [--max-vram SIZE | --reserve SIZE | --all-gpu | --all-cpu] [--prompt N,...]
+                        [--output N,...]
                         [--requests N] [--warmup N] [--rounds N] [--seed N] [--loop generate|forward]
                         [--json FILE] [--markdown FILE]
 
 Placement: device_map="auto" over the GPU memory that is free (run occupy_vram beside it for a smaller card), or over
-at most --max-vram of it; --all-gpu and --all-cpu place everything on one device (plain transformers). bf16, batch 1,
+at most --max-vram of it, or all but --reserve (auto fills a small card so far that cuBLAS may find no room for its
+workspace); --all-gpu and --all-cpu place everything on one device (plain transformers). bf16, batch 1,
 greedy, end of sequence ignored, KV cache on. --loop generate (default) is model.generate with a streamer that notes
 when each token comes; --loop forward calls the model itself for each token, which is the least Python there can be.
 
@@ -46,9 +48,10 @@ def parse_args():
     ap.add_argument("--model", required=True, help="checkpoint folder")
     place = ap.add_mutually_exclusive_group()
     place.add_argument("--max-vram", type=parse_size, help="GPU memory that device_map=auto may fill: 8GiB")
+    place.add_argument("--reserve", type=parse_size, help="free GPU memory that device_map=auto may not fill: 512MiB")
     place.add_argument("--all-gpu", action="store_true", help="everything on the GPU")
     place.add_argument("--all-cpu", action="store_true", help="everything on the CPU")
-    ap.add_argument("--vram", type=parse_size, help="GPU memory left by occupy_vram: named in the report only")
+    ap.add_argument("--vram", type=parse_size, help="GPU memory that occupy_vram left: named in the report only")
     ap.add_argument("--prompt", type=parse_counts, default=[128], help="prompt lengths (128)")
     ap.add_argument("--output", type=parse_counts, default=[128], help="tokens to generate (128)")
     ap.add_argument("--requests", type=int, default=3, help="measured requests of a cell in a round (3)")
@@ -112,8 +115,13 @@ def load(torch, args):
         options["device_map"] = {"": 0}
     else:
         options["device_map"] = "auto"
-        if args.max_vram:
-            options["max_memory"] = {0: args.max_vram, "cpu": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
+        limit = args.max_vram
+        if args.reserve:
+            limit = torch.cuda.mem_get_info()[0] - args.reserve
+            if limit <= 0:
+                raise ValueError("--reserve is more than the GPU memory that is free")
+        if limit:
+            options["max_memory"] = {0: limit, "cpu": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
     begin = time.perf_counter()
     model = AutoModelForCausalLM.from_pretrained(args.model, **options)
     model.eval()

@@ -2,11 +2,12 @@
 # HELM and its peers over one matrix in one session, interleaved round by round: one Markdown table, raw JSON beside it.
 #   run_matrix.sh --bin DIR --out DIR --model DIR [--model DIR...] [--vram SIZE,...] [--prompt N,...] [--output N,...]
 #                 [--rounds N] [--requests N] [--seed N] [--threads N] [--device D] [--peer-output N,...]
-#                 [--peer-requests N] [--no-accelerate] [--transformers-cpu]
+#                 [--peer-requests N] [--peer-reserve SIZE] [--no-accelerate] [--transformers-cpu]
 #                 [--llama-bench BINARY --gguf FILE [--gguf FILE...] [--ngl N,...]] [-- helmd options]
 # --bin is the folder of helm-bench and helmd. SIZE is 8GiB, 24GiB or all (the whole card; the default): HELM gets it as
 # --vram, the peers a card whose other memory occupy_vram holds. At `all` the peer is transformers with everything on
-# the GPU, below it Accelerate with device_map=auto. Slow peers can be given fewer tokens (--peer-output) and requests.
+# the GPU, below it Accelerate with device_map=auto. Slow peers can be given fewer tokens (--peer-output) and
+# requests; --peer-reserve is GPU memory that Accelerate may not fill with weights (its --reserve).
 # --gguf files belong to the models in order. In --out: helm-*.json, accelerate-*.json, llama-*.json, matrix.md, limits
 # of the GPU, logs. What fails is noted and the rest goes on. Exit status: 0, 2 usage, 5 something failed.
 set -uo pipefail
@@ -15,7 +16,7 @@ die() { echo "run_matrix.sh: $1" >&2; exit "${2:-2}"; }
 usage() { sed -n '3,6s/^# *//p' "$0" >&2; exit 2; }
 
 bin='' out='' vram=all prompt=128 output=128 rounds=3 requests=3 seed=1 threads='' device=auto
-peer_output='' peer_requests='' accelerate=yes cpu_peer=no llama_bench='' ngl=''
+peer_output='' peer_requests='' peer_reserve='' accelerate=yes cpu_peer=no llama_bench='' ngl=''
 models=() ggufs=() extra=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -28,7 +29,7 @@ while [ $# -gt 0 ]; do
     --model) models+=("${2%/}") ;;
     --gguf) ggufs+=("$2") ;;
     --bin | --out | --vram | --prompt | --output | --rounds | --requests | --seed | --threads | --device | --peer-output | \
-        --peer-requests | --llama-bench | --ngl)
+        --peer-requests | --peer-reserve | --llama-bench | --ngl)
         name=${1#--}
         printf -v "${name//-/_}" %s "$2" ;;
     *) usage ;;
@@ -106,7 +107,7 @@ bench_helm() { # MODEL VRAM NAME SEED
 }
 bench_accelerate() { # MODEL VRAM NAME SEED
     [ $accelerate = yes ] && [ $gpu = yes ] || return 0
-    local place=(--vram "$2")
+    local place=(--vram "$2" ${peer_reserve:+--reserve "$peer_reserve"})
     [ "$2" = all ] && place=(--all-gpu)
     hold "$2" || { failed+=("accelerate-$3"); return; }
     run "accelerate-$3" python3 "$here/accelerate_bench.py" --model "$1" "${place[@]}" --prompt "$prompt" \
