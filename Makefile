@@ -123,23 +123,26 @@ KERNEL_SRC := \
   worker-cpu/kernels/vector_ref.c
 
 DAEMON_SRC := \
+  daemon/accelerator.c \
   daemon/batcher.c \
   daemon/client_socket.c \
   daemon/config.c \
   daemon/keeper.c \
   daemon/kv_pages.c \
-  daemon/ledger.c \
   daemon/loop.c \
   daemon/metrics.c \
   daemon/planner/analyse.c \
-  daemon/planner/plan_cpu.c \
+  daemon/planner/ledger.c \
+  daemon/planner/planner.c \
+  daemon/planner/split.c \
   daemon/request.c \
   daemon/rundir.c \
   daemon/scheduler.c \
   daemon/sequence.c \
   daemon/serve.c \
   daemon/worker_process.c \
-  daemon/workers.c
+  daemon/workers.c \
+  daemon/workers_watch.c
 
 # libhelm: connection, tokenizer, chat template. Knows no model, no arena, no daemon.
 LIBHELM_SRC := \

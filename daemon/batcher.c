@@ -12,13 +12,14 @@
 #include "daemon/scheduler.h"
 
 int batcher_init(struct batcher *batcher, const struct model_config *model, struct arena *arena,
-                 uint32_t queue_limit, const struct batcher_sink *sink, struct metrics *metrics,
-                 struct helm_err *err)
+                 uint32_t workers, uint32_t queue_limit, const struct batcher_sink *sink,
+                 struct metrics *metrics, struct helm_err *err)
 {
     const struct arena_header *header = arena_header_of(arena);
     memset(batcher, 0, sizeof *batcher);
     batcher->model = model;
     batcher->arena = arena;
+    batcher->workers = workers;
     batcher->metrics = metrics;
     batcher->sink = *sink;
     batcher->queue_limit = queue_limit;
@@ -315,19 +316,32 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq,
     if (rc == HELM_E_BUSY) batcher_cancel_client(batcher, seq->client, "the client does not read its tokens");
 }
 
+/* *done: every worker has rung for the last step. A bell that was not rung yet says the step before. */
+static int batcher_check_bells(const struct batcher *batcher, bool *done, struct helm_err *err)
+{
+    const struct arena_control *control = arena_control_of(batcher->arena);
+    *done = true;
+    for (uint32_t w = 0; w < batcher->workers; w++) {
+        uint32_t rung = doorbell_read(&control->done[w].bell);
+        if (rung == batcher->serial) continue;
+        if (!batcher->in_flight)
+            return helm_fail(err, HELM_E_PEER, "step %u reported done, but none is in flight", rung);
+        if (rung != batcher->serial - 1)
+            return helm_fail(err, HELM_E_PEER, "step %u reported done, %u is in flight", rung,
+                             batcher->serial);
+        *done = false;
+    }
+    return 0;
+}
+
 int batcher_take_result(struct batcher *batcher, uint64_t now_us, struct helm_err *err)
 {
     struct arena_control *control = arena_control_of(batcher->arena);
-    uint32_t rung = doorbell_read(&control->done[0].bell);
-    if (!batcher->in_flight) {
-        if (rung == batcher->serial) return 0; /* the wake-up of a step that was taken already */
-        return helm_fail(err, HELM_E_PEER, "step %u reported done, but none is in flight", rung);
-    }
-    if (rung == batcher->serial - 1) return 0; /* a wake-up with nothing behind it */
-    if (rung != batcher->serial)
-        return helm_fail(err, HELM_E_PEER, "step %u reported done, %u is in flight", rung, batcher->serial);
+    bool done;
+    int rc = batcher_check_bells(batcher, &done, err);
+    if (rc || !done || !batcher->in_flight) return rc; /* or the wake-up of a step that was taken already */
     batcher->result = control->result[batcher->serial % ARENA_STEP_RING];
-    int rc = batcher_check_result(batcher, err);
+    rc = batcher_check_result(batcher, err);
     if (rc) return rc;
     batcher->in_flight = false;
     metrics_add_step(batcher->metrics, &batcher->result);
@@ -357,6 +371,8 @@ void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch)
     arena_header_of(batcher->arena)->epoch = epoch;
     doorbell_init(&control->step_bell, 0);
     for (int w = 0; w < ARENA_WORKERS_MAX; w++) doorbell_init(&control->done[w].bell, 0);
+    for (uint32_t l = 0; l < arena_header_of(batcher->arena)->lanes; l++)
+        lane_init(arena_lane_of(batcher->arena, l));
     batcher->serial = 0;
 }
 
@@ -365,7 +381,7 @@ void batcher_worker_ready(struct batcher *batcher)
     batcher->worker_ready = true;
 }
 
-void batcher_worker_lost(struct batcher *batcher, bool kv_intact, const char *why)
+void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss)
 {
     batcher->worker_ready = false;
     batcher->in_flight = false;
@@ -374,13 +390,13 @@ void batcher_worker_lost(struct batcher *batcher, bool kv_intact, const char *wh
         if (seq->in_step) {
             seq->in_step = false;
             /* Killed from outside is not the request's doing. */
-            if (!kv_intact && ++seq->crashes >= BATCHER_CRASHES_MAX) {
+            if (!loss->outside && ++seq->crashes >= BATCHER_CRASHES_MAX) {
                 char detail[HELM_ERR_TEXT];
                 snprintf(detail, sizeof detail, "%d workers died computing this, the last: %.400s",
-                         BATCHER_CRASHES_MAX, why);
+                         BATCHER_CRASHES_MAX, loss->why);
                 sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
             }
         }
-        if (!kv_intact) seq->cached = 0;
+        if (!loss->kv_intact) seq->cached = 0;
     }
 }

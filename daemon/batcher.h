@@ -5,9 +5,12 @@
  * table), which it writes only while no step that reads them is in flight. One step is in flight at a time.
  *
  * A worker's death costs time, not tokens: the sequences keep their tokens and are computed again by the next
- * worker. Their KV lies in the arena; it is kept when the worker was killed from outside (nothing can be
- * wrong with it: the step that was cut off is simply run again) and recomputed when the worker failed by
- * itself. */
+ * workers. Where all KV lies in the arena it is kept when the worker was killed from outside (nothing can be
+ * wrong with it: the step that was cut off is simply run again); it is recomputed when a worker failed by
+ * itself, or when a part of it was in VRAM.
+ *
+ * A step is done when every worker has rung: one of them writes the result, and none may still be reading
+ * what the next step overwrites. */
 #ifndef HELM_DAEMON_BATCHER_H
 #define HELM_DAEMON_BATCHER_H
 
@@ -19,6 +22,7 @@
 #include "daemon/request.h"
 #include "daemon/scheduler.h"
 #include "daemon/sequence.h"
+#include "daemon/workers.h"
 
 #define BATCHER_CRASHES_MAX 3 /* workers that may die computing one request before it is given up */
 
@@ -46,6 +50,7 @@ struct batcher {
     struct kv_pages pages;
     uint64_t next_id, turn;
 
+    uint32_t workers; /* that take part in every step */
     bool worker_ready, paused;
     uint32_t serial; /* of the last step rung */
     bool in_flight;
@@ -55,8 +60,9 @@ struct batcher {
 };
 
 HELM_MUST_CHECK int batcher_init(struct batcher *batcher, const struct model_config *model,
-                                 struct arena *arena, uint32_t queue_limit, const struct batcher_sink *sink,
-                                 struct metrics *metrics, struct helm_err *err);
+                                 struct arena *arena, uint32_t workers, uint32_t queue_limit,
+                                 const struct batcher_sink *sink, struct metrics *metrics,
+                                 struct helm_err *err);
 void batcher_free(struct batcher *batcher);
 
 /* Takes a checked request. HELM_E_BUSY: queue full. The sequence is borrowed (Accepted is made from it). */
@@ -80,13 +86,12 @@ uint32_t batcher_queue_position(const struct batcher *batcher, const struct sequ
 uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us);
 /* Sends Done for what has ended, frees its slot, and rings the next step if a worker is free. */
 void batcher_pump(struct batcher *batcher, uint64_t now_us);
-/* The worker says a step is done. HELM_E_PEER: its answer breaks the protocol. */
+/* A worker says that its part of a step is done. HELM_E_PEER: the answer breaks the protocol. */
 HELM_MUST_CHECK int batcher_take_result(struct batcher *batcher, uint64_t now_us, struct helm_err *err);
 
-/* Before a worker is spawned: sets the epoch and silences every bell. */
+/* Before workers are spawned: sets the epoch, silences every bell and empties the lanes. */
 void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch);
 void batcher_worker_ready(struct batcher *batcher);
-/* `kv_intact`: see above. */
-void batcher_worker_lost(struct batcher *batcher, bool kv_intact, const char *why);
+void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss);
 
 #endif

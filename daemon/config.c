@@ -37,8 +37,11 @@ static void table_build(struct option_table *t, struct config *c)
                                       .target = &c->listen});
     table_add(t,
               (struct args_option){"device", 0, ARGS_TEXT, "DEVICE",
-                                   "auto, cpu, cuda[:N] or emulated (default auto)", .target = &c->device});
-    table_add(t, (struct args_option){"vram", 0, ARGS_SIZE, "SIZE", "device memory to use at most",
+                                   "auto, cpu, cuda[:N] or emulated (default auto: a usable GPU, else cpu)",
+                                   .target = &c->device});
+    table_add(t, (struct args_option){"vram", 0, ARGS_SIZE, "SIZE",
+                                      "ceiling for everything allocated on the device\n"
+                                      "(default: what is free there; emulated: 1 GiB)",
                                       .target = &c->vram_bytes});
     table_add(t,
               (struct args_option){"host-memory", 0, ARGS_SIZE, "SIZE",
@@ -77,7 +80,7 @@ static void table_build(struct option_table *t, struct config *c)
     table_add(t, (struct args_option){"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go",
                                       .target = &c->rundir});
     table_add(t, (struct args_option){"worker-dir", 0, ARGS_TEXT, "DIR",
-                                      "where helm-worker-cpu is (default: beside helmd)",
+                                      "where the workers' programs are (default: beside helmd)",
                                       .target = &c->worker_dir});
     table_add(t, (struct args_option){"drain-seconds", 0, ARGS_U64, "S",
                                       "on SIGTERM, how long open requests may go on (default 0)",
@@ -204,9 +207,6 @@ static int config_check(struct config *c, struct helm_err *err)
                 (strncmp(d, "cuda:", 5) == 0 && d[5] && strspn(d + 5, "0123456789") == strlen(d + 5));
     if (strcmp(d, "auto") != 0 && strcmp(d, "cpu") != 0 && strcmp(d, "emulated") != 0 && !cuda)
         return helm_fail(err, HELM_E_USAGE, "--device '%s': is auto, cpu, cuda, cuda:N or emulated", d);
-    if (cuda) return helm_fail(err, HELM_E_UNSUPPORTED, "--device %s: this build has no CUDA worker", d);
-    if (strcmp(d, "emulated") == 0)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "--device emulated: this build has no emulated device");
     /* Every running sequence must get its token in each step, or a full house would stall. */
     if (c->step_tokens < c->parallel)
         return helm_fail(err, HELM_E_USAGE, "--step-tokens %llu is less than --parallel %llu",

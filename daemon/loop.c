@@ -76,12 +76,12 @@ void loop_on_ready(void *context)
     }
 }
 
-void loop_on_lost(void *context, bool kv_intact, const char *why)
+void loop_on_lost(void *context, const struct workers_loss *loss)
 {
     struct loop *loop = context;
     loop->serve->metrics->restarts_total++;
-    batcher_worker_lost(loop->serve->batcher, kv_intact, why);
-    sd_notifyf(0, "STATUS=worker lost (%.200s), restarting it", why);
+    batcher_worker_lost(loop->serve->batcher, loss);
+    sd_notifyf(0, "STATUS=restarting: %.200s", loss->why);
 }
 
 void loop_on_given_up(void *context, int code, const char *why, bool ever_ready)
@@ -140,8 +140,7 @@ static void loop_mind_keeper(struct loop *loop, uint64_t now_us)
         log_error("keeper: %s", err.text);
         return;
     }
-    if (loop->serve->workers->worker.pid > 0)
-        keeper_add_worker(loop->keeper, loop->serve->workers->worker.pid);
+    workers_tell_keeper(loop->serve->workers);
 }
 
 static void loop_take_signals(struct loop *loop)
@@ -181,7 +180,7 @@ static void loop_take_result(struct loop *loop, uint64_t now_us)
     if (!loop->serve->batcher->worker_ready) return; /* rung by one that was lost meanwhile */
     if (batcher_take_result(loop->serve->batcher, now_us, &err)) {
         loop->serve->batcher->worker_ready = false;
-        workers_kill(loop->serve->workers, err.text);
+        workers_kill_head(loop->serve->workers, err.text);
     }
 }
 
@@ -214,7 +213,8 @@ static uint64_t loop_before_sleep(struct loop *loop)
     if (loop->serve->draining && (batcher->seq_count == 0 || now_us >= loop->drain_end_us))
         loop->leaving = true;
     uint64_t rung_us = batcher->in_flight ? batcher->rung_us : 0;
-    earlier(&wake_us, workers_tick(loop->serve->workers, now_us, rung_us, batcher->step.token_count));
+    earlier(&wake_us,
+            workers_tick(loop->serve->workers, now_us, rung_us, batcher->step.token_count, batcher->serial));
     loop_mind_keeper(loop, now_us);
     if (client_socket_flush(loop->serve->clients)) earlier(&wake_us, now_us + BACKLOG_WAIT_US);
     if (loop->watchdog_us && now_us >= loop->watchdog_next_us) {
@@ -229,7 +229,8 @@ static uint64_t loop_before_sleep(struct loop *loop)
 static void loop_farewell(struct loop *loop)
 {
     struct batcher *batcher = loop->serve->batcher;
-    batcher_worker_lost(batcher, false, "going down");
+    const struct workers_loss loss = {.outside = true, .why = "going down"};
+    batcher_worker_lost(batcher, &loss);
     batcher_finish_all(batcher, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "the daemon is going down");
     batcher_pump(batcher, units_now_us());
     client_socket_flush(loop->serve->clients);

@@ -36,7 +36,7 @@ int loop_run(struct loop *loop);
 /* workers_events, context = struct loop *. */
 void loop_on_prepare(void *context, uint32_t epoch);
 void loop_on_ready(void *context);
-void loop_on_lost(void *context, bool kv_intact, const char *why);
+void loop_on_lost(void *context, const struct workers_loss *loss);
 void loop_on_given_up(void *context, int code, const char *why, bool ever_ready);
 
 /* One line to --ready-fd, once. */

@@ -1,8 +1,8 @@
 /* helmd: the coordinator. This file holds the start order and nothing else.
  *
- * configuration -> model -> memory ledger and plan -> run directory and locks -> keeper -> arena -> sockets
- * -> loop -> everything back in reverse. Exit status: 0 ended on request, 2 usage, 4 refused to start, 5
- * failed. */
+ * configuration -> model -> device, plan and memory ledgers -> run directory and locks -> keeper -> arena ->
+ * sockets -> loop -> everything back in reverse. Exit status: 0 ended on request, 2 usage, 4 refused to
+ * start, 5 failed. */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -18,11 +18,10 @@
 #include "common/json.h"
 #include "common/log.h"
 #include "common/units.h"
+#include "daemon/accelerator.h"
 #include "daemon/config.h"
-#include "daemon/ledger.h"
 #include "daemon/loop.h"
-#include "daemon/planner/analyse.h"
-#include "daemon/planner/plan_cpu.h"
+#include "daemon/planner/planner.h"
 #include "daemon/worker_process.h"
 
 #define PLAN_FILE_MAX ((size_t)16 << 20)
@@ -36,7 +35,7 @@ struct helmd {
     struct arena arena;
     struct rundir rundir;
     struct keeper keeper;
-    char worker_program[4096];
+    struct accelerator device;
     void *zmq;
     struct client_socket *clients;
     struct metrics metrics;
@@ -59,13 +58,16 @@ static int take_inherited_fd(const char *what, uint64_t number, int *fd, struct 
     return 0;
 }
 
-static int plan_from_file(struct helmd *d, struct ledger_wish *wish, struct helm_err *err)
+static int plan_from_file(struct helmd *d, struct planner_request *request, struct helm_err *err)
 {
+    struct ledger_wish *wish = &request->wish;
     json_t *json = NULL;
     int rc = json_read_file(d->config.plan_file, PLAN_FILE_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, &d->plan, err);
-    if (!rc) rc = plan_cpu_check(&d->model, &d->plan, err);
     json_decref(json);
+    if (!rc && d->plan.step_tokens < d->plan.slots)
+        rc = helm_fail(err, HELM_E_USAGE, "step_tokens %u is less than slots %u", d->plan.step_tokens,
+                       d->plan.slots);
     if (rc) return helm_err_prefix(err, "--plan %s", d->config.plan_file);
     wish->ctx = d->plan.context_tokens;
     wish->step_tokens = d->plan.step_tokens;
@@ -74,39 +76,45 @@ static int plan_from_file(struct helmd *d, struct ledger_wish *wish, struct helm
     wish->page_count = d->plan.page_count;
     for (int t = 0; t < DTYPE_COUNT; t++)
         if (strcmp(d->plan.kv_dtype, dtype_name((enum dtype)t)) == 0) wish->kv_dtype = (enum dtype)t;
-    if (wish->step_tokens < wish->slots)
-        return helm_fail(err, HELM_E_USAGE, "--plan %s: step_tokens %u is less than slots %u",
-                         d->config.plan_file, wish->step_tokens, wish->slots);
-    return 0;
+    rc = planner_take(request, &d->plan, &d->arena_spec, err);
+    return rc ? helm_err_prefix(err, "--plan %s", d->config.plan_file) : 0;
 }
 
 /* The plan and what it costs, before anything is allocated. */
 static int make_plan(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
-    struct cgroup_memory memory;
+    char gpu_program[4096] = "";
     struct cpu_set cpus;
-    struct ledger_wish wish = {.kv_dtype = c->kv_dtype,
-                               .slots = (uint32_t)c->parallel,
-                               .step_tokens = (uint32_t)c->step_tokens,
-                               .ctx = (uint32_t)c->ctx,
-                               .page_tokens = KV_PAGE_TOKENS_DEFAULT,
-                               .page_count = kv_pages_for((uint32_t)c->kv_tokens, KV_PAGE_TOKENS_DEFAULT),
-                               .threads = (uint32_t)c->threads,
-                               .host_memory_bytes = c->host_memory_bytes};
-    if (strcmp(c->device, "auto") == 0)
-        log_info("device: this build has no GPU worker; everything is planned on the CPU");
-    if (c->vram_given)
-        log_warn("--vram has no effect: this build has no GPU worker whose memory it could limit");
-    int rc = c->plan_file ? plan_from_file(d, &wish, err) : plan_cpu_build(&d->model, &d->plan, err);
-    if (!rc) rc = cgroup_read_memory(&memory, err);
-    if (!rc && !wish.threads) {
+    struct helm_err none = {0};
+    struct planner_request request = {.model = &d->model,
+                                      .wish = {.kv_dtype = c->kv_dtype,
+                                               .slots = (uint32_t)c->parallel,
+                                               .step_tokens = (uint32_t)c->step_tokens,
+                                               .ctx = (uint32_t)c->ctx,
+                                               .page_tokens = KV_PAGE_TOKENS_DEFAULT,
+                                               .page_count = kv_pages_for((uint32_t)c->kv_tokens,
+                                                                          KV_PAGE_TOKENS_DEFAULT),
+                                               .threads = (uint32_t)c->threads,
+                                               .host_memory_bytes = c->host_memory_bytes}};
+    /* That there is none is for the choice of the device to say. */
+    int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_HOME_GPU), gpu_program,
+                                 sizeof gpu_program, &none);
+    rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, rc ? "" : gpu_program, &d->device,
+                            err);
+    if (!rc) rc = cgroup_read_memory(&request.machine.memory, err);
+    if (!rc && !request.wish.threads) {
         rc = cpu_usable(-1, &cpus, err);
-        wish.threads = rc ? 1 : (uint32_t)cpus.suggested;
+        request.wish.threads = rc ? 1 : (uint32_t)cpus.suggested;
     }
-    if (!rc) rc = ledger_fit(&d->model, &wish, &memory, &d->plan, &d->arena_spec, err);
     if (rc) return rc;
-    ledger_log(&d->plan.host);
+    request.machine.device = d->device.ledger;
+    request.device_required = d->device.required;
+    snprintf(request.no_device, sizeof request.no_device, "%s", d->device.why);
+    rc = c->plan_file ? plan_from_file(d, &request, err)
+                      : planner_make(&request, &d->plan, &d->arena_spec, err);
+    if (rc) return rc;
+    planner_log(&request, &d->plan);
     json_t *json = plan_to_json(&d->plan);
     d->plan_json = json ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
@@ -115,19 +123,21 @@ static int make_plan(struct helmd *d, struct helm_err *err)
 
 static int open_workers(struct helmd *d, struct helm_err *err)
 {
-    struct analyse_totals totals;
-    analyse_totals(&d->model, &totals);
     const struct workers_config config = {.control = d->rundir.control,
-                                          .program = d->worker_program,
+                                          .worker_dir = d->config.worker_dir,
                                           .log_level = log_level_name(d->config.log_level),
                                           .folder = d->model.folder,
+                                          .plan = &d->plan,
                                           .plan_json = d->plan_json,
                                           .kernels = d->config.kernels,
+                                          .device = d->device.name,
+                                          .vram_bytes = d->device.ledger.limit,
+                                          .node = d->device.numa_node,
                                           .threads = (uint32_t)d->config.threads,
                                           .spin_us = (uint32_t)d->config.spin_us,
                                           .restart_limit = (uint32_t)d->config.restart_limit,
                                           .step_timeout_ms = d->config.step_timeout_ms,
-                                          .token_bytes = totals.token_bytes,
+                                          .token_bytes = d->model.weight_bytes,
                                           .token_flops = 2 * d->model.parameter_count};
     const struct workers_events events = {.context = &d->loop,
                                           .prepare = loop_on_prepare,
@@ -140,9 +150,7 @@ static int open_workers(struct helmd *d, struct helm_err *err)
 static int start(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
-    int rc = worker_process_find(c->worker_dir, "helm-worker-cpu", d->worker_program,
-                                 sizeof d->worker_program, err);
-    if (!rc) rc = model_read(c->model, &d->model, err);
+    int rc = model_read(c->model, &d->model, err);
     if (!rc) rc = make_plan(d, err);
     if (!rc) rc = loop_open_signals(&d->signal_fd, err);
     if (!rc) rc = rundir_open(c->rundir, &c->listen, &d->rundir, err);
@@ -155,10 +163,10 @@ static int start(struct helmd *d, struct helm_err *err)
     rc = client_socket_open(d->zmq, &d->rundir.endpoints, c->curve_secret_key_file, c->curve_clients_file,
                             &d->clients, err);
     const struct batcher_sink sink = {.context = &d->serve, .token = serve_token, .done = serve_done};
-    if (!rc)
-        rc = batcher_init(&d->batcher, &d->model.config, &d->arena, (uint32_t)c->queue, &sink, &d->metrics,
-                          err);
     if (!rc) rc = open_workers(d, err);
+    if (!rc)
+        rc = batcher_init(&d->batcher, &d->model.config, &d->arena, d->workers.count, (uint32_t)c->queue,
+                          &sink, &d->metrics, err);
     return rc;
 }
 
@@ -207,7 +215,7 @@ int main(int argc, char **argv)
     bool exit_now = false;
     int status = 0;
     pid_t parent = getppid();
-    d.ready_fd = d.parent_fd = d.signal_fd = d.arena.fd = d.keeper.pipe = d.workers.worker.done_fd = -1;
+    d.ready_fd = d.parent_fd = d.signal_fd = d.arena.fd = d.keeper.pipe = -1;
     log_init("helmd", LOG_LEVEL_INFO);
     int rc = config_read(argc, argv, &d.config, &exit_now, &err);
     if (!rc && !exit_now) rc = take_inherited_fd("--ready-fd", d.config.ready_fd, &d.ready_fd, &err);

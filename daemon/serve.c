@@ -171,25 +171,36 @@ static void on_cancel(struct serve *serve, uint64_t client, struct request *requ
     serve_answer(serve, client, request->request_id, &response);
 }
 
+static void fill_worker(const struct workers *workers, uint32_t index, Helm__V1__WorkerStatus *out)
+{
+    const struct worker *w = &workers->worker[index];
+    helm__v1__worker_status__init(out);
+    out->name = (char *)w->name;
+    out->pid = (uint32_t)w->pid;
+    out->state = (char *)worker_state_name(workers, w);
+    out->epoch = workers->epoch;
+    out->restarts = w->restarts;
+    out->threads = w->threads;
+    out->numa_node = w->node;
+    out->kernels = (char *)w->kernels;
+    out->weight_bytes = w->weight_bytes;
+    out->huge_bytes = w->huge_bytes;
+    out->loaded_bytes = w->bytes_done;
+    out->device = (char *)w->device;
+    out->vram_bytes = w->vram_bytes;
+}
+
 static void on_status(struct serve *serve, uint64_t client, struct request *request)
 {
-    const struct worker *w = &serve->workers->worker;
     const struct metrics *m = serve->metrics;
     uint64_t now_us = units_now_us();
     Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
     Helm__V1__Status status = HELM__V1__STATUS__INIT;
-    Helm__V1__WorkerStatus worker = HELM__V1__WORKER_STATUS__INIT, *workers[1] = {&worker};
-    worker.name = (char *)w->name;
-    worker.pid = (uint32_t)w->pid;
-    worker.state = (char *)workers_state_name(serve->workers);
-    worker.epoch = w->epoch;
-    worker.restarts = w->restarts;
-    worker.threads = w->threads;
-    worker.numa_node = w->node;
-    worker.kernels = (char *)w->kernels;
-    worker.weight_bytes = w->weight_bytes;
-    worker.huge_bytes = w->huge_bytes;
-    worker.loaded_bytes = w->bytes_done;
+    Helm__V1__WorkerStatus worker[WORKERS_MAX], *workers[WORKERS_MAX];
+    for (uint32_t i = 0; i < serve->workers->count; i++) {
+        fill_worker(serve->workers, i, &worker[i]);
+        workers[i] = &worker[i];
+    }
     status.version = (char *)HELM_VERSION;
     status.state = (char *)serve_state_name(serve);
     status.uptime_ms = (now_us - m->started_us) / 1000;
@@ -202,7 +213,7 @@ static void on_status(struct serve *serve, uint64_t client, struct request *requ
     status.tokens_prompt_total = m->tokens_prompt_total;
     status.tokens_output_total = m->tokens_output_total;
     status.steps_total = m->steps_total;
-    status.n_workers = 1;
+    status.n_workers = serve->workers->count;
     status.workers = workers;
     status.seconds_linear = (double)m->linear_ns / 1e9;
     status.seconds_attention = (double)m->attention_ns / 1e9;
@@ -317,6 +328,6 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
 const char *serve_state_name(const struct serve *serve)
 {
     if (serve->draining) return "draining";
-    if (serve->workers->worker.state == WORKER_READY) return "ready";
+    if (workers_ready(serve->workers)) return "ready";
     return serve->workers->ever_ready ? "restarting" : "loading";
 }

@@ -1,11 +1,14 @@
-/* What a model costs. See analyse.h. Called by ledger.c and plan_cpu.c; pure. */
+/* What a model costs. See analyse.h. Called by the rest of the planner; pure. */
 #include "daemon/planner/analyse.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/sampling.h"
+#include "common/units.h"
 
-#define WEIGHT_ALIGN 64
+#define ARENA_WEIGHT_ALIGN 64
+#define VRAM_WEIGHT_ALIGN  256
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
@@ -34,21 +37,83 @@ void analyse_layer(const struct model *model, uint32_t layer, struct analyse_lay
     }
 }
 
-void analyse_totals(const struct model *model, struct analyse_totals *out)
+/* Rows of one are norms and biases. */
+static void bytes_add_tensor(struct analyse_bytes *sum, const struct model_tensor *t)
 {
-    memset(out, 0, sizeof *out);
+    uint64_t as_fp32 = t->rows * t->cols * sizeof(float);
+    bool vector = t->rows == 1;
+    sum->stored += t->bytes;
+    sum->arena += round_up(t->bytes, ARENA_WEIGHT_ALIGN);
+    sum->vram += round_up(vector ? as_fp32 : t->bytes, VRAM_WEIGHT_ALIGN);
+    if (vector) sum->vector_bytes += round_up(as_fp32, ARENA_WEIGHT_ALIGN);
+}
+
+static void bytes_add(struct analyse_bytes *sum, const struct analyse_bytes *b)
+{
+    sum->stored += b->stored;
+    sum->arena += b->arena;
+    sum->vram += b->vram;
+    sum->vector_bytes += b->vector_bytes;
+}
+
+int analyse_table_build(const struct model *model, struct analyse_table *table, struct helm_err *err)
+{
+    *table = (struct analyse_table){.layers = model->config.layers};
+    table->before = calloc((size_t)table->layers + 1, sizeof *table->before);
+    if (!table->before) return helm_fail(err, HELM_E_NOMEM, "no memory for a table of layers");
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
-        out->region_bytes += round_up(t->bytes, WEIGHT_ALIGN);
-        if (t->rows == 1) out->vector_bytes += round_up(t->cols * sizeof(float), WEIGHT_ALIGN);
-        if (t->layer >= 0)
-            out->layer_bytes += t->bytes;
+        table->total_stored += t->bytes;
+        if (t->layer >= 0 && (uint32_t)t->layer < table->layers)
+            bytes_add_tensor(&table->before[t->layer + 1], t);
         else if (t->role == TENSOR_EMBED)
-            out->embed_bytes += t->bytes;
+            bytes_add_tensor(&table->embed, t);
         else if (t->role == TENSOR_HEAD)
-            out->head_bytes += t->bytes;
+            bytes_add_tensor(&table->head, t);
+        else
+            bytes_add_tensor(&table->final_norm, t);
     }
-    out->token_bytes = out->layer_bytes + (out->head_bytes ? out->head_bytes : out->embed_bytes);
+    for (uint32_t l = 1; l <= table->layers; l++) bytes_add(&table->before[l], &table->before[l - 1]);
+    table->tied = table->head.stored == 0;
+    if (table->tied) table->head = table->embed;
+    return 0;
+}
+
+void analyse_table_free(struct analyse_table *table)
+{
+    free(table->before);
+    *table = (struct analyse_table){0};
+}
+
+void analyse_share(const struct analyse_table *table, const struct plan *plan, enum plan_home worker,
+                   struct analyse_share *out)
+{
+    *out = (struct analyse_share){0};
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct plan_stage *stage = &plan->stages[i];
+        const struct analyse_bytes *to = &table->before[stage->last + 1],
+                                   *from = &table->before[stage->first];
+        if (plan_home_worker(stage->home) != worker) continue;
+        out->layers += stage->last - stage->first + 1;
+        bytes_add(&out->bytes,
+                  &(struct analyse_bytes){.stored = to->stored - from->stored,
+                                          .arena = to->arena - from->arena,
+                                          .vram = to->vram - from->vram,
+                                          .vector_bytes = to->vector_bytes - from->vector_bytes});
+    }
+    out->token_bytes = out->bytes.stored;
+    if (plan->head == worker) {
+        bytes_add(&out->bytes, &table->head);
+        bytes_add(&out->bytes, &table->final_norm);
+        out->token_bytes += table->head.stored;
+    }
+    if (plan->embed == worker && !(table->tied && plan->head == worker))
+        bytes_add(&out->bytes, &table->embed); /* of a tied model the head is the same bytes */
+}
+
+uint64_t analyse_layers_stored(const struct analyse_table *table, uint32_t first, uint32_t last)
+{
+    return table->before[last + 1].stored - table->before[first].stored;
 }
 
 uint64_t analyse_activation_bytes(const struct model_config *c, uint32_t step_tokens, uint32_t rows,
@@ -63,4 +128,16 @@ uint64_t analyse_activation_bytes(const struct model_config *c, uint32_t step_to
     return (uint64_t)step_tokens * token_floats * sizeof(float) + 4 * widest * sizeof(float) * 64 +
            (uint64_t)rows * c->vocab * sizeof(float) + sampling_scratch_bytes(c->vocab) * threads +
            thread_bytes * threads;
+}
+
+uint64_t analyse_vram_workspace_bytes(const struct model_config *c, uint32_t step_tokens, uint32_t rows)
+{
+    uint64_t q = (uint64_t)c->heads * c->head_dim, kv = (uint64_t)c->kv_heads * c->head_dim;
+    /* x, norm, q k v, rotated q, attention output, gate, up, their product, angles: one of each a token */
+    uint64_t token_bytes = (3ull * c->hidden + 3 * q + 2 * kv + 3ull * c->intermediate + c->head_dim) * 4;
+    /* attention of a small batch in pieces: partial results and their weights */
+    uint64_t pieces = 16ull * 64 * c->heads * (c->head_dim + 2ull) * sizeof(float);
+    uint64_t library = 32 * MIB; /* matrix products' own workspace */
+    return step_tokens * token_bytes + rows * ((uint64_t)c->vocab + c->hidden) * sizeof(float) + pieces +
+           library + 16 * MIB;
 }

@@ -1,6 +1,7 @@
 /* What a model costs: bytes by layer and operation, KV bytes by token, activation bytes by step.
  *
- * Called by ledger.c and planner/plan_cpu.c. Pure functions over a checked model; no weights are read. */
+ * Called by the rest of the planner and by main.c. Pure functions over a checked model; no weights are read.
+ * The table belongs to the caller: analyse_table_free. */
 #ifndef HELM_DAEMON_PLANNER_ANALYSE_H
 #define HELM_DAEMON_PLANNER_ANALYSE_H
 
@@ -8,6 +9,7 @@
 
 #include "common/err.h"
 #include "common/model/model.h"
+#include "common/plan.h"
 
 /* Weights of one operation of a layer, as stored. */
 struct analyse_op {
@@ -25,18 +27,42 @@ struct analyse_layer {
 
 void analyse_layer(const struct model *model, uint32_t layer, struct analyse_layer *out);
 
-struct analyse_totals {
-    uint64_t layer_bytes;             /* all layers */
-    uint64_t embed_bytes, head_bytes; /* head 0 when tied */
-    uint64_t region_bytes;            /* in the arena's weights region: every tensor on a 64-byte boundary */
-    uint64_t vector_bytes;            /* norms and biases as fp32, private to the worker */
-    uint64_t token_bytes;             /* read from memory for one decoded token: layers and head */
+/* A range of tensors, counted as each worker lays them out. */
+struct analyse_bytes {
+    uint64_t stored;       /* in the files */
+    uint64_t arena;        /* every tensor, in the arena's weights region */
+    uint64_t vram;         /* matrices as stored, vectors as fp32 */
+    uint64_t vector_bytes; /* norms and biases as fp32, private to the CPU worker */
 };
-void analyse_totals(const struct model *model, struct analyse_totals *out);
 
-/* A worker's private buffers for a step of `step_tokens` tokens that samples `rows` of them: an estimate that
- * errs on the large side. */
+/* Sums over the layers, so that any run of them is a difference. */
+struct analyse_table {
+    uint32_t layers;
+    bool tied;
+    struct analyse_bytes *before; /* [layers + 1]: of the layers 0 .. i-1 */
+    struct analyse_bytes embed, head, final_norm;
+    uint64_t total_stored;
+};
+HELM_MUST_CHECK int analyse_table_build(const struct model *model, struct analyse_table *table,
+                                        struct helm_err *err);
+void analyse_table_free(struct analyse_table *table);
+
+/* What one worker has of a plan. */
+struct analyse_share {
+    uint32_t layers;
+    struct analyse_bytes bytes;
+    uint64_t token_bytes; /* read from its memory for one decoded token: layers and head */
+};
+void analyse_share(const struct analyse_table *table, const struct plan *plan, enum plan_home worker,
+                   struct analyse_share *out);
+
+/* Bytes of the weights of layers first to last. */
+uint64_t analyse_layers_stored(const struct analyse_table *table, uint32_t first, uint32_t last);
+
+/* The CPU worker's private buffers for a step of `step_tokens` tokens that samples `rows` of them, and the
+ * GPU worker's buffers in VRAM for the same: estimates that err on the large side. */
 uint64_t analyse_activation_bytes(const struct model_config *config, uint32_t step_tokens, uint32_t rows,
                                   uint32_t threads);
+uint64_t analyse_vram_workspace_bytes(const struct model_config *config, uint32_t step_tokens, uint32_t rows);
 
 #endif

@@ -1,16 +1,21 @@
 /* A worker without a model: speaks the control protocol, takes steps from the arena, and answers with tokens
  * that are a pure function of the sequence so far. helmd cannot tell it from a real one, so everything about
- * helmd can be tested in milliseconds, and every way a worker can fail can be had on request.
+ * helmd can be tested in milliseconds, and every way a worker can fail can be had on request. Called
+ * helm-worker-gpu it is the GPU worker: its KV is in memory of its own, which is lost with it.
  *
  * Its "KV cache" is the token ids themselves, written into the KV pages through the page table and read back
  * from there for every sample: a page table row, a start position or a shared page that helmd got wrong
- * changes the tokens. Next token = hash(all tokens read back, seed, index), kept inside the vocabulary.
+ * changes the tokens. Next token = hash(all tokens read back, seed, index), kept inside the vocabulary. Two
+ * workers hand that hash to each other through the lanes as the plan says; each checks it against what it
+ * reads back itself, so KV that one of them lost, or a lane left over from another life, ends it.
  *
- * Faults: HELM_FAKE_WORKER="key=value ..." in the environment. Keys: step_us (time a step takes), load_ms,
- * crash_step=N (abort in step N of each life), crash_epoch=E (only in this epoch), exit_load=1, hang_step=N
- * (never answers, nor PING), slow_pong=1, bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, fault_load=1,
- * ignore_shutdown=1, eos_at=N (the N-th output token is token 1), garbage=1 (a frame that is no message,
- * after READY). */
+ * `--probe` prints one device of probe_vram_mib=N (0: none; probe_hang=1: nothing, for ever).
+ *
+ * Faults: HELM_FAKE_WORKER="key=value ..." in the environment; "gpu.key=value" is for that worker alone.
+ * Keys: step_us (time a step takes), load_ms, crash_step=N (abort in step N of each life), crash_epoch=E
+ * (only in this epoch), exit_load=1, hang_step=N (never answers, nor PING), slow_pong=1, bad_epoch=1,
+ * bad_secret=1, bad_abi=1, bad_result=N, fault_load=1, ignore_shutdown=1, eos_at=N (the N-th output token is
+ * token 1), garbage=1 (a frame that is no message, after READY). */
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -23,7 +28,9 @@
 #include "common/arena.h"
 #include "common/args.h"
 #include "common/doorbell.h"
+#include "common/json.h"
 #include "common/log.h"
+#include "common/plan.h"
 #include "proto/control.pb-c.h"
 
 struct fake {
@@ -33,16 +40,34 @@ struct fake {
     uint8_t secret[16];
     void *socket;
     uint32_t serial, steps;
-    uint64_t digest;
+    struct plan plan;
+    struct plan_span *spans;
+    uint32_t span_count;
+    char *pool; /* KV pages: in the arena, or of this process */
+    struct kv_layout kv;
 };
 
-static long fault(const char *key)
+static const char *kind = "cpu";
+
+static bool fault_find(const char *key, long *value)
 {
     const char *text = getenv("HELM_FAKE_WORKER");
     size_t n = strlen(key);
-    for (; text && *text; text += strcspn(text, " "), text += *text == ' ')
-        if (strncmp(text, key, n) == 0 && text[n] == '=') return strtol(text + n + 1, NULL, 10);
-    return 0;
+    for (; text && *text; text += strcspn(text, " "), text += *text == ' ') {
+        if (strncmp(text, key, n) != 0 || text[n] != '=') continue;
+        *value = strtol(text + n + 1, NULL, 10);
+        return true;
+    }
+    return false;
+}
+
+static long fault(const char *key)
+{
+    char mine[64];
+    long value = 0;
+    snprintf(mine, sizeof mine, "%s.%s", kind, key);
+    if (!fault_find(mine, &value)) fault_find(key, &value);
+    return value;
 }
 
 static bool fault_now(const struct fake *f, const char *key)
@@ -75,7 +100,7 @@ static void send_hello(struct fake *f)
     msg.secret.len = sizeof f->secret;
     hello.pid = (uint32_t)getpid();
     hello.arena_abi = ARENA_ABI + (fault("bad_abi") ? 1 : 0);
-    hello.kind = (char *)"cpu";
+    hello.kind = (char *)kind;
     msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_HELLO;
     msg.hello = &hello;
     send_message(f, &msg);
@@ -92,9 +117,34 @@ static void send_fault(struct fake *f, int code, const char *text)
     send_message(f, &msg);
 }
 
+/* The plan, and where its KV goes. */
+static void take_plan(struct fake *f, const Helm__Control__V1__Load *request)
+{
+    const struct arena_header *h = arena_header_of(&f->arena);
+    bool gpu = strcmp(kind, "gpu") == 0;
+    struct helm_err err = {0};
+    json_t *json = NULL;
+    int rc = json_parse_bounded("plan", request->plan_json, strlen(request->plan_json), 1 << 20, &json, &err);
+    if (!rc) rc = plan_from_json(json, &f->plan, &err);
+    if (!rc) rc = plan_spans(&f->plan, &f->spans, &f->span_count, &err);
+    json_decref(json);
+    f->kv = h->kv;
+    if (gpu) f->kv.layers = plan_layers_of(&f->plan, PLAN_HOME_GPU);
+    f->pool =
+        gpu ? calloc(h->page_count, kv_page_bytes(&f->kv) + 1) : arena_region_ptr(&f->arena, ARENA_REGION_KV);
+    if (!rc && gpu && (request->vram_bytes == 0 || !request->device[0] || request->weights_ready))
+        rc = helm_fail(&err, HELM_E_PEER, "LOAD: device '%s', VRAM %llu, weights ready %llu", request->device,
+                       (unsigned long long)request->vram_bytes, (unsigned long long)request->weights_ready);
+    if (!rc && f->pool) return;
+    send_fault(f, HELM_E_PEER, err.text);
+    zmq_close(f->socket);
+    exit(1);
+}
+
 static void load(struct fake *f, const Helm__Control__V1__Load *request)
 {
     if (fault("exit_load")) _exit(9);
+    take_plan(f, request);
     if (fault("fault_load")) {
         send_fault(f, HELM_E_CAPACITY, "the fake weights do not fit");
         zmq_close(f->socket);
@@ -117,6 +167,8 @@ static void load(struct fake *f, const Helm__Control__V1__Load *request)
     ready.kernels = (char *)(request->weights_ready == 77 ? "fake reused" : "fake");
     ready.weight_bytes = arena_header_of(&f->arena)->region[ARENA_REGION_WEIGHTS].bytes;
     ready.weights_digest = 77;
+    ready.device = (char *)(strcmp(kind, "gpu") == 0 ? "a fake" : "");
+    ready.vram_bytes = strcmp(kind, "gpu") == 0 ? f->plan.vram.total : 0;
     msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_READY;
     msg.ready = &ready;
     send_message(f, &msg);
@@ -133,16 +185,22 @@ static uint32_t *cell(struct fake *f, uint32_t slot, uint32_t position)
                 h->page_count);
         abort();
     }
-    char *pool = arena_region_ptr(&f->arena, ARENA_REGION_KV);
-    return (uint32_t *)(pool + kv_offset(&h->kv, page, 0, 0, 0)) + position % h->kv.page_tokens;
+    return (uint32_t *)(f->pool + kv_offset(&f->kv, page, 0, 0, 0)) + position % h->kv.page_tokens;
 }
 
-static void sample(struct fake *f, const struct step_row *row, struct sampling_result *out)
+static uint64_t hash_of(struct fake *f, const struct step_row *row)
+{
+    const struct arena_slot *slot = arena_slot_of(&f->arena, row->slot);
+    uint64_t hash = 1469598103934665603u ^ slot->sampling.seed;
+    for (uint32_t p = 0; p < row->start + row->count; p++)
+        hash = (hash ^ *cell(f, row->slot, p)) * 1099511628211u;
+    return hash;
+}
+
+static void sample(struct fake *f, const struct step_row *row, uint64_t hash, struct sampling_result *out)
 {
     const struct arena_slot *slot = arena_slot_of(&f->arena, row->slot);
     uint32_t count = row->start + row->count, vocab = arena_header_of(&f->arena)->vocab;
-    uint64_t hash = 1469598103934665603u ^ slot->sampling.seed;
-    for (uint32_t p = 0; p < count; p++) hash = (hash ^ *cell(f, row->slot, p)) * 1099511628211u;
     memset(out, 0, sizeof *out);
     out->token = 2 + (uint32_t)((hash >> 20) % (vocab - 2));
     if (fault("eos_at") && count - slot->prompt_count + 1 == (uint32_t)fault("eos_at")) out->token = 1;
@@ -154,27 +212,83 @@ static void sample(struct fake *f, const struct step_row *row, struct sampling_r
     out->logprob = -0.5f;
 }
 
-static void run_step(struct fake *f, uint32_t serial)
+/* Writes this worker's KV of the step and reads all of it back. */
+static void attend(struct fake *f, const struct step *step, uint64_t *hash)
 {
-    struct arena_control *control = arena_control_of(&f->arena);
-    const struct step *step = &control->step[serial % ARENA_STEP_RING];
-    struct step_result *result = &control->result[serial % ARENA_STEP_RING];
-    f->steps++;
-    if (fault("step_us")) sleep_us(fault("step_us"));
-    memset(result, 0, sizeof *result);
-    result->serial = serial;
-    result->epoch = step->epoch;
-    result->row_count = step->row_count;
-    result->compute_ns = 1000;
     for (uint32_t i = 0; i < step->row_count; i++) {
         const struct step_row *row = &step->row[i];
         const uint32_t *history = arena_history_of(&f->arena, row->slot);
         for (uint32_t p = row->start; p < row->start + row->count; p++) *cell(f, row->slot, p) = history[p];
         if (fault_now(f, "crash_step") && i == step->row_count / 2) abort(); /* half of the KV is written */
-        result->row[i].slot = row->slot;
-        if (row->flags & STEP_ROW_SAMPLE) sample(f, row, &result->row[i].sampled);
+        hash[i] = hash_of(f, row);
     }
-    if (fault_now(f, "bad_result")) result->row[0].sampled.token = UINT32_MAX;
+}
+
+static void fail_step(const char *what)
+{
+    fprintf(stderr, "fake worker %s: %s\n", kind, what);
+    abort();
+}
+
+/* This worker's spans of the step, in the plan's order; the lanes carry one hash a row, 0 as long as nobody
+ * has read any KV. */
+static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
+{
+    enum plan_home me = strcmp(kind, "gpu") == 0 ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+    enum lane_id in = me == PLAN_HOME_GPU ? LANE_TO_GPU : LANE_TO_CPU, out = LANE_COUNT - 1 - in;
+    size_t bytes = step->row_count * sizeof *hash;
+    uint64_t got[ARENA_STEP_ROWS] = {0};
+    struct helm_err err = {0};
+    bool attended = false;
+    for (uint32_t i = 0; i < f->span_count; i++) {
+        const struct plan_span *span = &f->spans[i];
+        if (span->worker != me) continue;
+        if (span->ticket_in) {
+            struct lane *lane = arena_lane_of(&f->arena, in);
+            if (lane_wait(lane, span->ticket_in, 0, 60000, &err)) fail_step(err.text);
+            memcpy(got, lane->data, bytes);
+            if (span->last_in) lane_release(lane);
+        }
+        if (span->count && !attended) {
+            attend(f, step, hash);
+            attended = true;
+        }
+        if (!attended)
+            memcpy(hash, got, bytes); /* embedding or head alone */
+        else if (span->ticket_in && got[0] && memcmp(got, hash, bytes) != 0)
+            fail_step("the other worker's KV is not mine");
+        if (span->ticket_out) {
+            struct lane *lane = arena_lane_of(&f->arena, out);
+            if (lane_acquire(lane, span->ticket_out, 0, 60000, &err)) fail_step(err.text);
+            memcpy(lane->data, hash, bytes);
+            if (lane_publish(lane, span->ticket_out, &err)) fail_step(err.text);
+        }
+    }
+}
+
+static void run_step(struct fake *f, uint32_t serial)
+{
+    struct arena_control *control = arena_control_of(&f->arena);
+    const struct step *step = &control->step[serial % ARENA_STEP_RING];
+    struct step_result *result = &control->result[serial % ARENA_STEP_RING];
+    uint64_t hash[ARENA_STEP_ROWS] = {0};
+    f->steps++;
+    if (fault("step_us")) sleep_us(fault("step_us"));
+    run_spans(f, step, hash);
+    bool head = (f->plan.head == PLAN_HOME_GPU) == (strcmp(kind, "gpu") == 0);
+    if (head) {
+        memset(result, 0, sizeof *result);
+        result->serial = serial;
+        result->epoch = step->epoch;
+        result->row_count = step->row_count;
+        result->compute_ns = 1000;
+        for (uint32_t i = 0; i < step->row_count; i++) {
+            const struct step_row *row = &step->row[i];
+            result->row[i].slot = row->slot;
+            if (row->flags & STEP_ROW_SAMPLE) sample(f, row, hash[i], &result->row[i].sampled);
+        }
+        if (fault_now(f, "bad_result")) result->row[0].sampled.token = UINT32_MAX;
+    }
     while (fault_now(f, "hang_step")) sleep_us(1000000);
     doorbell_ring(&control->done[f->worker].bell, serial);
     uint64_t one = 1;
@@ -204,9 +318,26 @@ static bool take_control(struct fake *f)
     return go_on;
 }
 
+static int probe(void)
+{
+    unsigned long long mib = (unsigned long long)fault("probe_vram_mib");
+    while (fault("probe_hang")) sleep_us(1000000);
+    if (mib)
+        printf(
+            "{\"devices\": [{\"name\": \"Fake GPU\", \"uuid\": \"GPU-0\", \"vram_bytes\": %llu, "
+            "\"vram_free\": %llu, \"numa_node\": null, \"compute\": \"9.0\", \"context_bytes\": 1048576}]}\n",
+            mib << 20, mib << 20);
+    else
+        puts("{\"devices\": [], \"error\": \"the fake machine has no GPU\"}");
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     struct fake f = {0};
+    const char *slash = strrchr(argv[0], '/');
+    if (strcmp(slash ? slash + 1 : argv[0], "helm-worker-gpu") == 0) kind = "gpu";
+    if (argc == 2 && strcmp(argv[1], "--probe") == 0) return probe();
     const struct args_option options[] = {
         {"arena-fd", 0, ARGS_U64, "FD", "the arena", .target = &f.arena_fd},
         {"done-fd", 0, ARGS_U64, "FD", "eventfd to ring", .target = &f.done_fd},
@@ -245,6 +376,9 @@ int main(int argc, char **argv)
     }
     zmq_close(f.socket);
     zmq_ctx_term(zmq);
+    free(f.spans);
+    plan_free(&f.plan);
+    if (strcmp(kind, "gpu") == 0) free(f.pool);
     arena_close(&f.arena);
     return 0;
 }

@@ -348,7 +348,7 @@ def test_what_cannot_fit_is_refused_with_numbers():
 
 
 def test_refusals_name_the_reason():
-    cases = [(["--device", "cuda"], 4, "no CUDA worker"), (["--device", "emulated"], 4, "no emulated device"),
+    cases = [(["--device", "cuda"], 4, "no helm-worker-gpu"), (["--device", "emulated"], 4, "no helm-worker-gpu"),
              (["--device", "tpu"], 2, "tpu"), (["--ctx", "4096"], 4, "512"), (["--parallel", "65"], 2, "parallel"),
              (["--listen", "tcp://127.0.0.1:0"], 4, "CURVE"), (["--nonsense"], 2, "nonsense"),
              (["--listen", "ipc://relative"], 2, "absolute"), (["--plan", "/nonexistent"], 4, "nonexistent")]

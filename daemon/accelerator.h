@@ -1,0 +1,43 @@
+/* Which accelerator there is: --device and --vram turned into something that can be planned for.
+ *
+ * Called by main.c once, before planning. helmd never loads CUDA: it asks `helm-worker-gpu --probe`, which
+ * prints one JSON line, {"devices": [{"name", "uuid", "vram_bytes", "vram_free", "numa_node", "compute",
+ * "context_bytes" (optional)}, ...], "error": TEXT (optional: why there is none)}. What the probe prints is
+ * bounded and checked; a probe that hangs is killed. */
+#ifndef HELM_DAEMON_ACCELERATOR_H
+#define HELM_DAEMON_ACCELERATOR_H
+
+#include <stddef.h>
+
+#include "common/err.h"
+#include "daemon/planner/ledger.h"
+
+#define ACCELERATOR_COUNT_MAX     16
+#define ACCELERATOR_EMULATED_VRAM ((uint64_t)1 << 30) /* where --vram is not given */
+
+struct accelerator_info {
+    char name[96], uuid[64], compute[16];
+    uint64_t vram_bytes, vram_free, context_bytes; /* context: 0 = not stated */
+    int numa_node;                                 /* -1: unknown */
+};
+
+struct accelerator {
+    struct ledger_device ledger; /* kind NONE: plan for the CPU */
+    char name[16];               /* for LOAD: "cuda:0", "emulated" */
+    char text[128];              /* for people */
+    int numa_node;
+    bool required; /* asked for by name */
+    char why[160]; /* kind NONE: the reason */
+};
+
+/* `option`: --device as checked by config.c. `vram_bytes`: --vram, 0 when not given. A device that was asked
+ * for and is not there is HELM_E_UNSUPPORTED with the reason; `auto` without one is not an error. */
+HELM_MUST_CHECK int accelerator_choose(const char *option, uint64_t vram_bytes, const char *worker_program,
+                                       struct accelerator *choice, struct helm_err *err);
+
+/* What a probe printed. HELM_E_NOT_FOUND: no device, with the probe's own reason. */
+HELM_MUST_CHECK int accelerator_parse(const char *text, size_t length,
+                                      struct accelerator_info devices[ACCELERATOR_COUNT_MAX], uint32_t *count,
+                                      struct helm_err *err);
+
+#endif

@@ -1,0 +1,201 @@
+/* All memory of a plan, line by line. See ledger.h. Called by planner.c and split.c; owns nothing.
+ *
+ * How much KV, unless it was stated: LEDGER_POOL_TOKENS, but no more than every slot can use, at most half of
+ * what the rest leaves free on the host (requests that may never come must not starve the machine's other
+ * users), what is left under the device's ceiling, and always at least one whole context, without which the
+ * longest allowed request could never end. More requests than the pool holds take turns: the scheduler
+ * recomputes the younger ones. A page has a part in each pool: the host's for the layers that the CPU
+ * computes, the device's for the others. */
+#include "daemon/planner/ledger.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "common/units.h"
+#include "daemon/kv_pages.h"
+
+#define PROCESS_BYTES (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
+#define DRIVER_BYTES  (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
+#define STAGING_BYTES (128 * MIB) /* the emulated device's */
+/* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
+#define ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
+
+uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TEXT])
+{
+    const struct cgroup_memory *memory = &c->machine->memory;
+    char text[UNITS_TEXT];
+    if (c->wish->host_memory_bytes && c->wish->host_memory_bytes < memory->available_bytes) {
+        snprintf(from, LEDGER_FROM_TEXT, "--host-memory");
+        return c->wish->host_memory_bytes;
+    }
+    if (memory->limit_bytes != CGROUP_UNLIMITED)
+        snprintf(from, LEDGER_FROM_TEXT, "free under the cgroup limit of %s",
+                 units_format_size(memory->limit_bytes, text));
+    else
+        snprintf(from, LEDGER_FROM_TEXT, "free of the machine's %s",
+                 units_format_size(memory->machine_bytes, text));
+    return memory->available_bytes;
+}
+
+static struct kv_layout kv_of(const struct ledger_case *c, uint32_t layers)
+{
+    return (struct kv_layout){.layers = layers,
+                              .kv_heads = c->model->config.kv_heads,
+                              .head_dim = c->model->config.head_dim,
+                              .page_tokens = c->wish->page_tokens,
+                              .dtype = c->wish->kv_dtype,
+                              .elem_bytes = (uint32_t)dtype_bytes(c->wish->kv_dtype)};
+}
+
+static void write_vram(const struct ledger_case *c, const struct analyse_share *gpu, uint32_t page_count,
+                       struct ledger *vram)
+{
+    const struct ledger_device *device = &c->machine->device;
+    const struct kv_layout kv = kv_of(c, gpu->layers);
+    char what[48];
+    memset(vram, 0, sizeof *vram);
+    vram->limit = device->limit;
+    ledger_add(vram, "weights", gpu->bytes.vram);
+    if (gpu->layers) {
+        snprintf(what, sizeof what, "KV pool, %u pages of %u tokens", page_count, c->wish->page_tokens);
+        ledger_add(vram, what, page_count * kv_page_bytes(&kv));
+    }
+    ledger_add(vram, "activations, workspace (estimate)",
+               analyse_vram_workspace_bytes(&c->model->config, c->wish->step_tokens, c->wish->slots));
+    if (device->graph_bytes) ledger_add(vram, "graphs (estimate)", device->graph_bytes);
+    if (device->context_bytes) ledger_add(vram, "context (estimate)", device->context_bytes);
+}
+
+int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count, struct plan *plan,
+                 struct arena_spec *spec, struct helm_err *err)
+{
+    const struct model_config *m = &c->model->config;
+    struct analyse_share cpu, gpu;
+    struct arena_header header;
+    char what[48], from[LEDGER_FROM_TEXT];
+    analyse_share(c->table, plan, PLAN_HOME_CPU, &cpu);
+    analyse_share(c->table, plan, PLAN_HOME_GPU, &gpu);
+    bool on_cpu = plan_uses(plan, PLAN_HOME_CPU), on_gpu = plan_uses(plan, PLAN_HOME_GPU);
+    *spec = (struct arena_spec){.slots = c->wish->slots,
+                                .context_tokens = ctx,
+                                .step_tokens = c->wish->step_tokens,
+                                .hidden = m->hidden,
+                                .vocab = m->vocab,
+                                .lanes = on_cpu && on_gpu ? LANE_COUNT : 0,
+                                .kv = kv_of(c, cpu.layers),
+                                .page_count = page_count,
+                                .weight_bytes = cpu.bytes.arena};
+    int rc = arena_plan(spec, &header, err);
+    if (rc) return rc;
+    memset(&plan->vram, 0, sizeof plan->vram);
+    plan->vram.limit = UINT64_MAX;
+    if (on_gpu) write_vram(c, &gpu, page_count, &plan->vram);
+    struct ledger *host = &plan->host;
+    memset(host, 0, sizeof *host);
+    host->limit = ledger_host_limit(c, from);
+    uint64_t weights = header.region[ARENA_REGION_WEIGHTS].bytes, kv = header.region[ARENA_REGION_KV].bytes;
+    ledger_add(host, "weights", weights);
+    snprintf(what, sizeof what, "KV cache, %u pages of %u tokens", page_count, c->wish->page_tokens);
+    if (!on_gpu || cpu.layers) ledger_add(host, what, kv);
+    ledger_add(host,
+               on_cpu && on_gpu ? "arena control, history, lanes, logits" : "arena control, history, logits",
+               header.total_bytes - weights - kv);
+    if (on_cpu) {
+        ledger_add(host, "norms and biases in fp32", cpu.bytes.vector_bytes);
+        ledger_add(host, "activations (estimate)",
+                   analyse_activation_bytes(m, c->wish->step_tokens, c->wish->slots, c->wish->threads));
+    }
+    if (on_gpu && c->machine->device.kind == LEDGER_DEVICE_EMULATED) {
+        ledger_add(host, "the emulated device's memory", plan->vram.total);
+        ledger_add(host, "staging for the emulated device", STAGING_BYTES);
+    } else if (on_gpu) {
+        ledger_add(host, "GPU driver and staging (estimate)", DRIVER_BYTES);
+    }
+    ledger_add(host, "processes (estimate)", PROCESS_BYTES);
+    return 0;
+}
+
+bool ledger_fits(const struct plan *plan)
+{
+    return plan->host.total <= plan->host.limit && plan->vram.total <= plan->vram.limit;
+}
+
+uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx)
+{
+    return c->wish->page_count ? c->wish->page_count : kv_pages_for(ctx, c->wish->page_tokens);
+}
+
+/* Pages for a pool that may grow: see the top of this file. `plan` holds the ledgers of the smallest. */
+static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const struct plan *plan)
+{
+    uint32_t per_slot = kv_pages_for(ctx, c->wish->page_tokens);
+    const struct kv_layout on_host = kv_of(c, plan_layers_of(plan, PLAN_HOME_CPU)),
+                           on_device = kv_of(c, plan_layers_of(plan, PLAN_HOME_GPU));
+    uint64_t host_page = kv_page_bytes(&on_host), device_page = kv_page_bytes(&on_device);
+    if (c->machine->device.kind == LEDGER_DEVICE_EMULATED) host_page += device_page;
+    uint64_t most = (uint64_t)c->wish->slots * per_slot, pages = LEDGER_POOL_TOKENS / c->wish->page_tokens;
+    if (pages > most) pages = most;
+    if (host_page) {
+        uint64_t spare = plan->host.limit - plan->host.total;
+        uint64_t half = (spare + per_slot * host_page) / 2 / host_page;
+        if (pages > half) pages = half;
+        if (pages > per_slot && (pages - per_slot) * host_page + ROUNDING_BYTES > spare) pages = per_slot;
+    }
+    if (device_page) {
+        uint64_t spare = plan->vram.limit - plan->vram.total;
+        uint64_t fits = per_slot + (spare > ROUNDING_BYTES ? (spare - ROUNDING_BYTES) / device_page : 0);
+        if (pages > fits) pages = fits;
+    }
+    return pages > per_slot ? (uint32_t)pages : per_slot;
+}
+
+int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan, struct arena_spec *spec,
+               struct helm_err *err)
+{
+    char text[HELM_ERR_TEXT];
+    uint32_t pages = ledger_least_pages(c, ctx);
+    int rc = ledger_write(c, ctx, pages, plan, spec, err);
+    if (!rc && ledger_fits(plan) && !c->wish->page_count) {
+        pages = choose_pages(c, ctx, plan);
+        rc = ledger_write(c, ctx, pages, plan, spec, err);
+    }
+    if (rc) return rc;
+    if (!ledger_fits(plan)) {
+        ledger_describe(c, plan, text, sizeof text);
+        return helm_fail(err, HELM_E_CAPACITY, "does not fit with a context of %u: %.440s", ctx, text);
+    }
+    plan->context_tokens = ctx;
+    plan->step_tokens = c->wish->step_tokens;
+    plan->slots = c->wish->slots;
+    plan->page_tokens = c->wish->page_tokens;
+    plan->page_count = pages;
+    snprintf(plan->kv_dtype, sizeof plan->kv_dtype, "%s", dtype_name(c->wish->kv_dtype));
+    return 0;
+}
+
+void ledger_describe(const struct ledger_case *c, const struct plan *plan, char *text, size_t size)
+{
+    char need[UNITS_TEXT], have[UNITS_TEXT], each[UNITS_TEXT], from[LEDGER_FROM_TEXT];
+    bool host = plan->host.total > plan->host.limit;
+    const struct ledger *ledger = host ? &plan->host : &plan->vram;
+    ledger_host_limit(c, from);
+    int n = snprintf(text, size, "needs %s%s, has %s (%s):", units_format_size(ledger->total, need),
+                     host ? "" : " of VRAM", units_format_size(ledger->limit, have),
+                     host ? from : c->machine->device.limit_from);
+    size_t used = n > 0 ? (size_t)n : 0;
+    for (uint32_t i = 0; i < ledger->line_count && used < size; i++) {
+        n = snprintf(text + used, size - used, "%s %s %s", i ? "," : "", ledger->line[i].what,
+                     units_format_size(ledger->line[i].bytes, each));
+        if (n > 0) used += (size_t)n;
+    }
+}
+
+void ledger_log(const char *where, const struct ledger *ledger)
+{
+    char text[UNITS_TEXT], limit[UNITS_TEXT];
+    for (uint32_t i = 0; i < ledger->line_count; i++)
+        log_info("%s: %12s  %s", where, units_format_size(ledger->line[i].bytes, text), ledger->line[i].what);
+    log_info("%s: %12s  in all, of %s", where, units_format_size(ledger->total, text),
+             units_format_size(ledger->limit, limit));
+}

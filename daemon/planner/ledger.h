@@ -1,0 +1,76 @@
+/* All memory of a plan, line by line, before any of it is taken: on the host and on the device.
+ *
+ * Called by planner.c and split.c. Pure: the machine is passed in, so tests can state any. A plan fits when
+ * both sums stay under their limits: on the host the lowest of --host-memory, the cgroup's and the machine's
+ * free memory; on the device the lower of --vram and what is free there. */
+#ifndef HELM_DAEMON_PLANNER_LEDGER_H
+#define HELM_DAEMON_PLANNER_LEDGER_H
+
+#include <stdbool.h>
+
+#include "common/arena.h"
+#include "common/cgroup.h"
+#include "common/err.h"
+#include "common/model/model.h"
+#include "common/plan.h"
+#include "daemon/planner/analyse.h"
+
+#define LEDGER_CTX_DEFAULT_MAX 8192
+#define LEDGER_CTX_LEAST       256
+#define LEDGER_POOL_TOKENS     16384 /* in the KV pool where nobody asked for more: it is populated at load */
+
+struct ledger_wish {
+    enum dtype kv_dtype;
+    uint32_t slots, step_tokens;
+    uint32_t ctx;               /* 0: choose */
+    uint32_t page_count;        /* 0: choose (--kv-tokens or a plan from a file states it) */
+    uint32_t page_tokens;       /* a power of two */
+    uint32_t threads;           /* for the estimate of private buffers */
+    uint64_t host_memory_bytes; /* 0: not stated */
+};
+
+/* The accelerator that may be planned for. */
+enum ledger_device_kind { LEDGER_DEVICE_NONE, LEDGER_DEVICE_CUDA, LEDGER_DEVICE_EMULATED };
+struct ledger_device {
+    enum ledger_device_kind kind;
+    uint64_t limit; /* bytes, for everything the GPU worker allocates there */
+    char limit_from[96];
+    uint64_t context_bytes; /* what the driver takes for itself */
+    uint64_t graph_bytes;
+};
+
+struct ledger_machine {
+    struct cgroup_memory memory;
+    struct ledger_device device;
+};
+
+struct ledger_case {
+    const struct model *model;
+    const struct ledger_wish *wish;
+    const struct ledger_machine *machine;
+    const struct analyse_table *table;
+};
+
+/* Where the host's limit comes from: "free of the machine's 23 GiB". Returns the limit. */
+#define LEDGER_FROM_TEXT 96
+uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TEXT]);
+
+/* Writes both ledgers of the plan's stages with this context and this many pages, and the arena's layout.
+ * Fails only when the arena cannot be laid out at all. */
+HELM_MUST_CHECK int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
+                                 struct plan *plan, struct arena_spec *spec, struct helm_err *err);
+bool ledger_fits(const struct plan *plan);
+/* Pages of the smallest pool for a context: as stated, or one whole context. */
+uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx);
+
+/* For a plan whose stages stand, with a context: chooses the pool and fills in plan's sizes and ledgers and
+ * the arena's. HELM_E_CAPACITY names every line and the limit. */
+HELM_MUST_CHECK int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan,
+                               struct arena_spec *spec, struct helm_err *err);
+/* "needs A, has B (from): line, line ..." of the ledger that is over its limit (the host's if both are). */
+void ledger_describe(const struct ledger_case *c, const struct plan *plan, char *text, size_t size);
+
+/* One log line for each line of the ledger. */
+void ledger_log(const char *where, const struct ledger *ledger);
+
+#endif

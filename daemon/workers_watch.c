@@ -1,0 +1,172 @@
+/* Workers over time: what is due, who is late, and the end of all. See workers.h. Called from the one loop.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/doorbell.h"
+#include "common/log.h"
+#include "common/units.h"
+#include "daemon/workers_private.h"
+
+#define PEER_WAIT_MAX_MS UINT64_C(3600000)
+
+static void worker_ping(struct workers *workers, struct worker *w, uint64_t now_us)
+{
+    control_msg msg = HELM__CONTROL__V1__CONTROL__INIT;
+    Helm__Control__V1__Ping ping = HELM__CONTROL__V1__PING__INIT;
+    msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_PING;
+    msg.ping = &ping;
+    w->pinged_us = now_us;
+    worker_send(workers, w, &msg);
+}
+
+static uint64_t step_bound_us(const struct workers_config *c, uint32_t tokens)
+{
+    if (c->step_timeout_ms) return c->step_timeout_ms * 1000;
+    /* As if memory gave 1 GB/s and the processor 20 GFLOP/s, and the machine were busy for ten seconds. */
+    return 10 * SECOND_US + c->token_bytes / 1000 + (uint64_t)((double)c->token_flops * tokens / 20e3);
+}
+
+uint32_t workers_peer_wait_ms(const struct workers_config *c)
+{
+    uint64_t wait_ms =
+        step_bound_us(c, c->plan->step_tokens) * (STEP_LATE_FACTOR + 1) / 1000 + STEP_PING_US / 1000;
+    return (uint32_t)(wait_ms < PEER_WAIT_MAX_MS ? wait_ms : PEER_WAIT_MAX_MS);
+}
+
+static void watch_step(struct workers *workers, struct worker *w, uint64_t now_us, uint64_t rung_us,
+                       uint32_t tokens)
+{
+    uint64_t bound = step_bound_us(&workers->config, tokens), late = now_us - rung_us;
+    uint64_t patience = workers->config.step_timeout_ms && bound < STEP_PING_US ? bound : STEP_PING_US;
+    char why[160];
+    if (now_us < rung_us || late < bound) return;
+    if (late > bound * STEP_LATE_FACTOR) {
+        snprintf(why, sizeof why, "a step of %u tokens takes %.1f s, bound %.1f s", tokens,
+                 (double)late / 1e6, (double)bound / 1e6);
+        worker_kill(w, why);
+    } else if (!w->pinged_us) {
+        worker_ping(workers, w, now_us);
+    } else if (now_us > w->pinged_us + patience && w->pinged_us >= rung_us + bound) {
+        snprintf(why, sizeof why, "a step of %u tokens takes %.1f s and PING is not answered", tokens,
+                 (double)late / 1e6);
+        worker_kill(w, why);
+    } else if (w->pinged_us < rung_us + bound) {
+        worker_ping(workers, w, now_us); /* an old one may have been lost in the step itself */
+    }
+}
+
+/* No step is in flight, or this worker has done its part. */
+static void watch_idle(struct workers *workers, struct worker *w, uint64_t now_us)
+{
+    char why[128];
+    if (w->state == WORKER_STARTING) {
+        if (now_us > w->state_since_us + HELLO_WITHIN_US) worker_kill(w, "no HELLO within 30 s");
+    } else if (w->pinged_us && now_us > w->heard_us + SILENCE_MAX_US &&
+               now_us > w->pinged_us + SILENCE_MAX_US) {
+        snprintf(why, sizeof why, "silent for %.0f s while %s", (double)(now_us - w->heard_us) / 1e6,
+                 worker_state_name(workers, w));
+        worker_kill(w, why);
+    } else if (!w->pinged_us && now_us > w->heard_us + PING_EVERY_US) {
+        worker_ping(workers, w, now_us);
+    }
+}
+
+uint64_t workers_tick(struct workers *workers, uint64_t now_us, uint64_t step_rung_us, uint32_t step_tokens,
+                      uint32_t step_serial)
+{
+    const struct arena_control *control = arena_control_of(workers->arena);
+    bool any = false;
+    for (uint32_t i = 0; i < workers->count; i++) {
+        struct worker *w = &workers->worker[i];
+        if (w->state == WORKER_DOWN) continue;
+        any = true;
+        if (w->companion) continue;
+        if (step_rung_us && w->state == WORKER_READY && doorbell_read(&control->done[i].bell) != step_serial)
+            watch_step(workers, w, now_us, step_rung_us, step_tokens);
+        else
+            watch_idle(workers, w, now_us);
+    }
+    if (!any) {
+        if (workers->stopping) return UINT64_MAX;
+        if (workers->start_at_us > now_us) return workers->start_at_us;
+        workers_start(workers);
+    } else if (step_rung_us) {
+        uint64_t look = step_rung_us + step_bound_us(&workers->config, step_tokens);
+        if (look > now_us) return look < now_us + SECOND_US ? look : now_us + SECOND_US;
+        return now_us + 50000;
+    }
+    return now_us + SECOND_US;
+}
+
+/* ---- the end, and what Status shows ------------------------------------------------------------------- */
+
+void workers_close(struct workers *workers)
+{
+    workers->stopping = true;
+    for (uint32_t i = 0; i < workers->count; i++) {
+        struct worker *w = &workers->worker[i];
+        if (w->pid <= 0) continue;
+        control_msg msg = HELM__CONTROL__V1__CONTROL__INIT;
+        Helm__Control__V1__Shutdown shutdown = HELM__CONTROL__V1__SHUTDOWN__INIT;
+        msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_SHUTDOWN;
+        msg.shutdown = &shutdown;
+        worker_send(workers, w, &msg);
+        if (w->routing_id_size == 0) kill(w->pid, SIGTERM); /* not yet connected: it can hear nothing else */
+    }
+    int waited_ms = 0; /* by all of them together */
+    for (uint32_t i = 0; i < workers->count; i++) {
+        struct worker *w = &workers->worker[i];
+        int status = 0;
+        pid_t got = 0;
+        while (w->pid > 0 && (got = waitpid(w->pid, &status, WNOHANG)) == 0 && waited_ms < SHUTDOWN_MS) {
+            nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+            waited_ms += 2;
+        }
+        if (w->pid > 0 && got == 0) {
+            log_warn("worker %s did not end on SHUTDOWN within %d ms: killing it", w->name, SHUTDOWN_MS);
+            kill(w->pid, SIGKILL);
+            while (waitpid(w->pid, &status, 0) < 0 && errno == EINTR) {}
+        }
+        w->pid = 0;
+        if (w->done_fd >= 0) close(w->done_fd);
+        w->done_fd = -1;
+    }
+    if (workers->socket) zmq_close(workers->socket);
+    workers->socket = NULL;
+}
+
+double worker_seconds_left(const struct worker *w, uint64_t now_us)
+{
+    if (w->state != WORKER_LOADING || w->bytes_done == 0 || w->bytes_done >= w->bytes_total) return 0;
+    double seconds = (double)(now_us - w->loading_since_us) / 1e6;
+    return seconds * (double)(w->bytes_total - w->bytes_done) / (double)w->bytes_done;
+}
+
+double workers_seconds_left(const struct workers *workers, uint64_t now_us)
+{
+    double most = 0;
+    for (uint32_t i = 0; i < workers->count; i++) {
+        double left = worker_seconds_left(&workers->worker[i], now_us);
+        if (left > most) most = left;
+    }
+    return most;
+}
+
+const char *worker_state_name(const struct workers *workers, const struct worker *w)
+{
+    switch (w->state) {
+    case WORKER_STARTING:
+        return "starting";
+    case WORKER_LOADING:
+        return "loading";
+    case WORKER_READY:
+        return "ready";
+    default:
+        return workers->ever_ready ? "restarting" : "starting";
+    }
+}
