@@ -235,7 +235,11 @@ static int filter_indent(const struct jinja_callable *c, struct jinja_value *out
     struct jinja_buffer pad = {0}, buffer = {0};
     int64_t spaces = 4;
     bool first = jinja_parameter_truth(c, 1, false), blank = jinja_parameter_truth(c, 2, false);
-    int rc = jinja_to_text(c->run, c->self, &text);
+    if (c->self.type != JINJA_TEXT)
+        return jinja_fail(c->run, HELM_E_FORMAT, "'indent' of a '%s'", jinja_type_name(&c->self));
+    /* Jinja adds a line end before it splits, so that one at the end makes an empty last line */
+    const struct jinja_value line_end = jinja_text("\n", 1);
+    int rc = jinja_binary(c->run, '+', &c->self, &line_end, &text);
     if (!rc && width.type == JINJA_TEXT)
         rc = jinja_print(c->run, &pad, &width);
     else if (!rc)
@@ -244,9 +248,6 @@ static int filter_indent(const struct jinja_callable *c, struct jinja_value *out
         rc = jinja_buffer_add(c->run, &pad, " ", 1);
     if (!rc) rc = jinja_split_lines(c->run, text, false, &lines);
     if (rc) return rc;
-    /* Jinja adds a line end before it splits, so one at the end makes an empty last line */
-    if (!text.as.text.bytes || strchr("\n\r\v\f", text.as.text.data[text.as.text.bytes - 1]))
-        rc = jinja_list_add(c->run, lines, jinja_text("", 0));
     for (size_t i = 0; !rc && i < lines->count; i++) {
         if (i) rc = jinja_buffer_add(c->run, &buffer, "\n", 1);
         if (!rc && (i ? blank || lines->item[i].as.text.bytes : first))

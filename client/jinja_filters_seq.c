@@ -315,6 +315,13 @@ static int filter_attr(const struct jinja_callable *c, struct jinja_value *out)
 
 /* ---- map, select, reject */
 
+/* What is false (none, 0) has no items here, and is no error: so Jinja has it. */
+static int collect_true(const struct jinja_callable *c, struct jinja_list **items)
+{
+    if (!jinja_truth(&c->self)) return jinja_list_new(c->run, JINJA_LIST_PLAIN, 0, items);
+    return jinja_collect(c->run, c->self, JINJA_LIST_PLAIN, items);
+}
+
 /* map(attribute='a', default=x), or map('filter', arguments...) */
 static int filter_map(const struct jinja_callable *c, struct jinja_value *out)
 {
@@ -335,7 +342,7 @@ static int filter_map(const struct jinja_callable *c, struct jinja_value *out)
         inner.positional++;
         inner.positional_count--;
     }
-    int rc = jinja_collect(c->run, c->self, JINJA_LIST_PLAIN, &items);
+    int rc = collect_true(c, &items);
     if (!rc) rc = jinja_list_new(c->run, JINJA_LIST_GENERATOR, items->count, &result);
     for (size_t i = 0; !rc && i < items->count; i++) {
         item = items->item[i];
@@ -369,7 +376,7 @@ static int pick(const struct jinja_callable *c, bool keep, bool by_attribute, st
         inner.positional++;
         inner.positional_count--;
     }
-    int rc = jinja_collect(c->run, c->self, JINJA_LIST_PLAIN, &items);
+    int rc = collect_true(c, &items);
     if (!rc) rc = jinja_list_new(c->run, JINJA_LIST_GENERATOR, 0, &result);
     for (size_t i = 0; !rc && i < items->count; i++) {
         struct jinja_value value;

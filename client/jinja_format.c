@@ -134,8 +134,8 @@ int jinja_format(struct jinja_run *run, const struct jinja_value *format, const 
         if (rc) return rc;
     }
     *out = jinja_buffer_text(&buffer);
-    if (used < count &&
-        !(arguments->type == JINJA_DICT || (arguments->type == JINJA_LIST && list == arguments)))
+    if (used < count && !(arguments->type == JINJA_DICT || arguments->type == JINJA_UNDEFINED ||
+                          (arguments->type == JINJA_LIST && list == arguments)))
         return jinja_fail(run, HELM_E_FORMAT, "not all arguments converted during string formatting");
     return run->code;
 }
