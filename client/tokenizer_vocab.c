@@ -275,7 +275,7 @@ int tok_vocab_load_merges(struct tok_vocab *vocab, const struct tok_slice *json,
     struct tok_buffer joined = {0};
     size_t bound = count_merges(json);
     /* Pairs of strings have four quotes each; looking at the first entry avoids a table twice too large. */
-    const char *first = memchr(json->text + 1, '"', json->length - 1);
+    const char *first = json->length > 1 ? memchr(json->text + 1, '"', json->length - 1) : NULL;
     if (first && memchr(json->text + 1, '[', (size_t)(first - json->text - 1))) bound /= 2;
     vocab->merge_bits = bits_for(bound);
     size_t slots = (size_t)1 << vocab->merge_bits;
