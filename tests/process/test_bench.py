@@ -14,6 +14,7 @@ import time
 sys.path.insert(0, "tools/bench/peers")
 sys.dont_write_bytecode = True
 from prompt_ids import prompt_checksum, prompt_ids  # noqa: E402
+import accelerate_bench  # noqa: E402
 import peer_report  # noqa: E402
 
 BENCH = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-bench"))
@@ -133,6 +134,61 @@ def connect_tests(folder):
         os.close(read_fd)
 
 
+FAKE_LLAMA_BENCH = """#!/usr/bin/python3
+import json, sys
+a = sys.argv[1:]
+if "--help" in a:
+    print("-fitt, --fit-target MIB")
+    sys.exit(0)
+get = lambda name, default: [int(n) for n in a[a.index(name) + 1].split(",")] if name in a else [default]
+assert a[a.index("-o") + 1] == "json" and get("-fa", 0) == [1]
+out = []
+for layers in get("-ngl", -1):
+    for p in get("-p", 0):
+        for n in get("-n", 0):
+            for d in get("-d", 0):
+                ns = 1000000 * (p or 10 * n) * (layers + 2)
+                out.append(dict(n_prompt=p, n_gen=n, n_depth=d, n_gpu_layers=layers, n_threads=get("-t", 4)[0],
+                                samples_ns=[ns] * get("-r", 5)[0], samples_ts=[1e9 * (p or n) / ns] * get("-r", 5)[0]))
+print(json.dumps(out))
+"""
+
+
+def peer_tests(folder):
+    fake, gguf, path = (os.path.join(folder, n) for n in ("llama-bench", "x.gguf", "llama.json"))
+    with open(fake, "w") as f:
+        f.write(FAKE_LLAMA_BENCH)
+    os.chmod(fake, 0o755)
+    open(gguf, "w").close()
+
+    def llama(*more):
+        return subprocess.run(["tools/bench/peers/llama_cpp.sh", "--bench", fake, "--gguf", gguf, "--out", path,
+                               "--model", "demo", "--requests", "2", *more], capture_output=True, timeout=60)
+    run = llama("--prompt", "16,32", "--output", "8", "--ngl", "1,3", "--vram", str(8 * 2**30))
+    cells = json.load(open(path))["cells"] if run.returncode == 0 else []
+    check("llama_cpp.sh: a cell for each prompt and number of layers",
+          sorted((c["prompt_tokens"], c["variant"]) for c in cells) ==
+          [(16, "-ngl 1"), (16, "-ngl 3"), (32, "-ngl 1"), (32, "-ngl 3")], (run.stderr, cells))
+    cell = next((c for c in cells if (c["prompt_tokens"], c["variant"]) == (32, "-ngl 1")), None)
+    check("its numbers", cell and cell["ttft_ms"]["p50"] == 96 and cell["tpot_ms"]["p50"] == 30 and
+          round(cell["decode_tok_s"]["p50"], 3) == 33.333 and cell["requests"] == 2, cell)
+    table = peer_report.table([peer_report.read_report(path), peer_report.read_report(path)])
+    check("its rows, rounds as one", table.count("| llama.cpp -ngl 1 | demo | 8.00 GiB |") == 2, table)
+    run = llama("--prompt", "16", "--output", "8", "--fit", "512")
+    check("--fit", run.returncode == 0 and json.load(open(path))["cells"][0]["variant"] == "--fit", run.stderr)
+    check("--fit with --ngl is refused", llama("--fit", "1", "--ngl", "2").returncode == 2)
+    check("a missing GGUF is named", llama("--gguf", folder + "/none").returncode == 5)
+    check("sizes", [accelerate_bench.parse_size(t) for t in ("8GiB", "1536MiB", "2GB", "77")] ==
+          [8 * 2**30, 1536 * 2**20, 2 * 10**9, 77])
+    where = {"model.embed_tokens": 0, "model.layers.1": 0, "model.layers.10": "cpu", "": "disk"}
+    check("devices of parameters, by the longest prefix", [accelerate_bench.device_of(n, where) for n in (
+        "model.layers.1.mlp.up_proj.weight", "model.layers.10.mlp.up_proj.weight", "lm_head.weight")] ==
+        [0, "cpu", "disk"])
+    for tool in ("run_matrix.sh", "llama_cpp.sh"):
+        run = subprocess.run(["tools/bench/peers/" + tool], capture_output=True, timeout=60)
+        check(tool + " without options says how", run.returncode == 2 and tool.encode() in run.stderr, run.stderr)
+
+
 def signal_test(folder):
     process = subprocess.Popen([BENCH, "--model", MODEL, "--output", "1000", "--rounds", "1000"], cwd=folder,
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -146,7 +202,7 @@ def signal_test(folder):
 def main():
     with tempfile.TemporaryDirectory(prefix="helm-bench-test-") as folder:
         os.environ["XDG_RUNTIME_DIR"] = folder
-        for test in (private_tests, refusal_tests, connect_tests, signal_test):
+        for test in (private_tests, refusal_tests, connect_tests, peer_tests, signal_test):
             test(folder)
     print("%d passed, %d failed" % (counts[True], counts[False]))
     return 1 if counts[False] else 0

@@ -3,10 +3,11 @@
  *   gpu_limits [--device N]
  *   nvcc -O3 -arch=native -o gpu_limits gpu_limits.cu
  *
- * Started by run_matrix.sh, which gives the numbers to helm-bench (--vram-read, --link-read). Prints one JSON object:
- * {"device", "vram_read_gb_s", "link_read_gb_s", "h2d_copy_gb_s"}: medians of several passes over buffers past the
- * L2 cache; link_read is a kernel that reads pinned host memory itself, h2d_copy the copy engine. Exit status: 0, 2
- * usage, 5 an error. */
+ * Started by run_matrix.sh, which gives the numbers to helm-bench (--vram-read, --link-read). Prints one JSON
+ * object:
+ * {"device", "vram_read_gb_s", "link_read_gb_s", "h2d_copy_gb_s"}: medians of several passes over buffers
+ * past the L2 cache; link_read is a kernel that reads pinned host memory itself, h2d_copy the copy engine.
+ * Exit status: 0, 2 usage, 5 an error. */
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,8 +25,8 @@ static void check(cudaError_t error, const char *what)
     exit(5);
 }
 
-/* LOADS: of 16 bytes, in flight for each thread. The sum keeps the loads; it is stored where it has one value, which it
- * has not. */
+/* LOADS: of 16 bytes, in flight for each thread. The sum keeps the loads; it is stored where it has one
+ * value, which it has not. */
 template <int LOADS> __global__ void read_all(const uint4 *data, size_t count, unsigned *out)
 {
     size_t step = (size_t)gridDim.x * blockDim.x, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -92,7 +93,8 @@ int main(int argc, char **argv)
     check(cudaMallocHost(&host, HOST_BYTES), "512 MiB of pinned memory");
     memset(host, 0x5a, HOST_BYTES);
     double best = 0;
-    for (int per = 1; per <= 8; per++) { /* blocks for each multiprocessor, and loads: more is not always faster */
+    for (int per = 1; per <= 8;
+         per++) { /* blocks for each multiprocessor, and loads: more is not always faster */
         double four = measure(PASS_READ_4, NULL, vram, VRAM_BYTES, per * property.multiProcessorCount, out);
         double eight = measure(PASS_READ_8, NULL, vram, VRAM_BYTES, per * property.multiProcessorCount, out);
         if (four > best) best = four;
@@ -100,8 +102,9 @@ int main(int argc, char **argv)
     }
     double link = measure(PASS_READ_4, NULL, host, HOST_BYTES, property.multiProcessorCount, out);
     double copy = measure(PASS_COPY, vram, host, HOST_BYTES, 0, out);
-    printf("{\"device\": \"%s\", \"vram_read_gb_s\": %.1f, \"link_read_gb_s\": %.2f, \"h2d_copy_gb_s\": %.2f}\n",
-           property.name, best, link, copy);
+    printf(
+        "{\"device\": \"%s\", \"vram_read_gb_s\": %.1f, \"link_read_gb_s\": %.2f, \"h2d_copy_gb_s\": %.2f}\n",
+        property.name, best, link, copy);
     check(cudaFreeHost(host), "free");
     check(cudaFree(vram), "free");
     return 0;

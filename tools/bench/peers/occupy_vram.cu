@@ -3,11 +3,11 @@
  *   occupy_vram --leave SIZE [--device N]        SIZE: bytes, or with KiB, MiB, GiB
  *   nvcc -O2 -o occupy_vram occupy_vram.cu
  *
- * Started by run_matrix.sh and by people. Takes all but SIZE of the card's free memory (this program's own context
- * is counted with what is taken), prints "holding N bytes, M free" and waits; gives everything back on SIGTERM,
- * SIGINT, SIGHUP or when standard input is closed. The other program's context and kernels come out of SIZE, as they
- * would on a card of that size. Plain cudaMalloc only: managed memory would move aside instead of being held. Exit
- * status: 0 released, 2 usage, 5 the card has less than SIZE free or an error. */
+ * Started by run_matrix.sh and by people. Takes all but SIZE of the card's free memory (this program's own
+ * context is counted with what is taken), prints "holding N bytes, M free" and waits; gives everything back
+ * on SIGTERM, SIGINT, SIGHUP or when standard input is closed. The other program's context and kernels come
+ * out of SIZE, as they would on a card of that size. Plain cudaMalloc only: managed memory would move aside
+ * instead of being held. Exit status: 0 released, 2 usage, 5 the card has less than SIZE free or an error. */
 #include <cuda_runtime.h>
 #include <errno.h>
 #include <poll.h>
@@ -60,7 +60,8 @@ static int take(size_t leave, size_t *held, size_t *left)
     cudaError_t error = cudaMemGetInfo(left, &total);
     if (error != cudaSuccess) return fail("cudaMemGetInfo", error);
     if (*left < leave) {
-        fprintf(stderr, "occupy_vram: only %zu of %zu bytes are free, less than the %zu to leave\n", *left, total, leave);
+        fprintf(stderr, "occupy_vram: only %zu of %zu bytes are free, less than the %zu to leave\n", *left,
+                total, leave);
         return 5;
     }
     while (*left > leave && !stopped) {
@@ -123,7 +124,8 @@ int main(int argc, char **argv)
         char buffer[256];
         struct pollfd input = {STDIN_FILENO, POLLIN, 0};
         /* a time limit: a signal may come just before poll */
-        if (poll(&input, 1, POLL_MS) > 0 && input.revents && read(STDIN_FILENO, buffer, sizeof buffer) <= 0) break;
+        if (poll(&input, 1, POLL_MS) > 0 && input.revents && read(STDIN_FILENO, buffer, sizeof buffer) <= 0)
+            break;
     }
     cudaDeviceReset();
     return 0;
