@@ -87,9 +87,16 @@ MODEL_SRC := \
   common/model/rope_config.c \
   common/model/safetensors.c
 
+# what both workers are around their engines
+WORKER_SRC := \
+  worker/batch.c \
+  worker/control.c \
+  worker/engine.c \
+  worker/process.c \
+  worker/server.c
+
 WORKER_CPU_SRC := \
   worker-cpu/attention.c \
-  worker-cpu/control.c \
   worker-cpu/engine.c \
   worker-cpu/execute.c \
   worker-cpu/kernel_set.c \
@@ -98,9 +105,31 @@ WORKER_CPU_SRC := \
   worker-cpu/pin.c \
   worker-cpu/pool.c \
   worker-cpu/program.c \
-  worker-cpu/server.c \
   worker-cpu/step.c \
   worker-cpu/weights.c
+
+# CUDA is looked for in CUDA_HOME, PATH and /usr/local/cuda (section CUDA below). The CUDA device is part of
+# release builds; sanitized ones have the emulated device only.
+NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA_DEVICE := $(if $(NVCC),$(if $(wildcard worker-gpu/device_cuda.c),$(filter release debug,$(MODE))))
+WORKER_GPU_SRC := \
+  worker-gpu/device.c \
+  worker-gpu/device_emulated.c \
+  worker-gpu/emulated_kernels.c \
+  worker-gpu/engine.c \
+  worker-gpu/issue.c \
+  worker-gpu/program.c \
+  worker-gpu/step.c \
+  worker-gpu/weights.c
+WORKER_GPU_DEVICE_SRC := $(if $(CUDA_DEVICE),worker-gpu/device_cuda.c,worker-gpu/device_no_cuda.c)
+# of the CPU worker: what draws tokens on the host and computes for the emulated device
+WORKER_GPU_HOST_SRC := \
+  worker-cpu/attention.c \
+  worker-cpu/kernels.c \
+  worker-cpu/pin.c \
+  worker-cpu/pool.c
+# both engines in one process, for tests
+PAIR_SRC := worker-gpu/pair.c
 
 # Kernels: each file is compiled with the instructions in KERNEL_ISA below and chosen at run time.
 KERNEL_SRC := \
@@ -245,17 +274,20 @@ helm-bench-kernels_MAIN := tools/helm_bench_kernels.c
 helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) worker-cpu/kernels.c
 helm-bench-kernels_LIBS := -lopenblas -ljansson -lm
 helm-bench-decode_MAIN := tools/helm_bench_decode.c
-helm-bench-decode_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-bench-decode_LINK := $(COMMON_SRC) $(MODEL_SRC) worker/batch.c worker/engine.c $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 helm-worker-cpu_MAIN := worker-cpu/main.c
-helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-worker-cpu_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
+helm-worker-gpu_MAIN := worker-gpu/main.c
+helm-worker-gpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_GPU_SRC) $(WORKER_GPU_DEVICE_SRC) $(WORKER_GPU_HOST_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-worker-gpu_LIBS = -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm $(if $(CUDA_DEVICE),$(CUDA_LIBS))
 
-PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-cli helm-inspect helm-mkmodel helm-worker-cpu helmd
+PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-cli helm-inspect helm-mkmodel helm-worker-cpu helm-worker-gpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
-ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(DAEMON_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROTO_SRC)
+ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device_no_cuda.c $(PAIR_SRC) $(KERNEL_SRC) $(DAEMON_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROTO_SRC)
 MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
 obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
 ALL_OBJ := $(call obj_of,$(ALL_SRC))
@@ -302,7 +334,6 @@ $(OBJ)/libhelm-all.a: $(ALL_OBJ)
 # Looked for in CUDA_HOME, PATH and /usr/local/cuda, and reported in one line; without it everything but the CUDA
 # device is built. CUDA_ARCH (for example "75;80;90") is stated, never guessed from the machine.
 
-NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 .PHONY: cuda-report
 cuda-report:
 	@$(if $(NVCC),echo "cuda: $$($(NVCC) --version | sed -n 's/.*release //p') at $(NVCC)",echo "cuda: absent (no nvcc in CUDA_HOME, PATH or /usr/local/cuda): no CUDA device in this build")
@@ -325,6 +356,7 @@ CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lr
 
 CUDA_KERNEL_SRC := \
   worker-gpu/kernels/attention_decode.cu \
+  worker-gpu/kernels/attention_decode_tensor.cu \
   worker-gpu/kernels/attention_prefill.cu \
   worker-gpu/kernels/elementwise.cu \
   worker-gpu/kernels/gemm_small.cu \
@@ -355,6 +387,15 @@ $(CUDA_PROGRAMS:%=$(BIN)/%):
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CUDA_LIBS)
+$(OBJ)/worker-gpu/device_cuda.o: CPPFLAGS_ALL += -isystem $(CUDA_LIB)/../include
+ifneq ($(CUDA_DEVICE),)
+$(BIN)/helm-worker-gpu: $(call cuda_obj_of,$(CUDA_KERNEL_SRC))
+endif
+# the two-worker golden test with the CUDA device in it: HELM_TEST_DEVICE=cuda $(BIN)/helm-test-gpu-split
+$(BIN)/helm-test-gpu-split: $(OBJ)/tests/golden/test_golden_split.o $(OBJ)/worker-gpu/device_cuda.o $(call cuda_obj_of,$(CUDA_KERNEL_SRC)) $(OBJ)/libhelm-all.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS) $(CUDA_LIBS)
 .PHONY: cuda check-gpu
 cuda: $(CUDA_PROGRAMS:%=$(BIN)/%)
 all: cuda

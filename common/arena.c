@@ -59,7 +59,7 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         {"hidden", spec->hidden, 1, WIDTH_MAX},
         {"vocab", spec->vocab, 1, WIDTH_MAX},
         {"lanes", spec->lanes, 0, LANES_MAX},
-        {"kv.layers", kv->layers, spec->page_count ? 1 : 0, KV_FIELD_MAX},
+        {"kv.layers", kv->layers, 0, KV_FIELD_MAX}, /* 0: all layers' pages are in VRAM */
         {"kv.kv_heads", kv->kv_heads, 1, KV_FIELD_MAX},
         {"kv.head_dim", kv->head_dim, 1, KV_FIELD_MAX},
         {"kv.page_tokens", kv->page_tokens, 1, KV_FIELD_MAX},

@@ -1,8 +1,15 @@
-/* Handing activations from one worker to the next. See lane.h. Called by workers between stages; owns
+/* Handing activations from one worker to the other. See lane.h. Called by workers between stages; owns
  * nothing. */
 #include "common/lane.h"
 
+#include <immintrin.h>
+#include <sys/prctl.h>
+#include <time.h>
+
 #include "common/units.h"
+
+#define SPIN_PAUSES 16     /* pauses between two looks at the clock */
+#define SLACK_NS    1000UL /* by default a nap may be 50 us late: more than it is long */
 
 uint64_t lane_bytes(uint32_t step_tokens, uint32_t hidden)
 {
@@ -18,32 +25,67 @@ void lane_init(struct lane *lane)
     doorbell_init(&lane->bell, 0);
 }
 
+bool lane_poll(const _Atomic uint32_t *word, uint32_t value, uint32_t spin_us, int timeout_ms,
+               const _Atomic bool *cancel, uint32_t *last)
+{
+    const struct timespec nap = {.tv_nsec = LANE_NAP_US * 1000};
+    uint64_t start_us = units_now_us(), spin_until = start_us + spin_us;
+    bool patient = false;
+    uint64_t deadline = timeout_ms < 0 ? UINT64_MAX : start_us + (uint64_t)timeout_ms * 1000u;
+    for (;;) {
+        for (int i = 0; i < SPIN_PAUSES; i++) {
+            *last = atomic_load_explicit(word, memory_order_acquire);
+            if (*last == value) return true;
+            _mm_pause();
+        }
+        uint64_t now_us = units_now_us();
+        if (now_us >= deadline || (cancel && atomic_load_explicit(cancel, memory_order_relaxed))) {
+            *last = atomic_load_explicit(word, memory_order_acquire); /* what came with the deadline counts */
+            return *last == value;
+        }
+        if (now_us < spin_until) continue;
+        if (!patient) prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
+        patient = true;
+        nanosleep(&nap, NULL);
+    }
+}
+
+int lane_acquire(const struct lane *lane, uint32_t ticket, uint32_t spin_us, int timeout_ms,
+                 struct helm_err *err)
+{
+    uint32_t seen = doorbell_read(&lane->bell);
+    if (ticket != 1 && seen != ticket - 1)
+        return helm_fail(err, HELM_E_STATE, "lane: ticket %u is next, but the word is %u", ticket, seen);
+    if (ticket == 1 && !lane_poll(&lane->bell.value, 0, spin_us, timeout_ms, NULL, &seen))
+        return helm_fail(err, HELM_E_PEER, "lane: the last step's hand-over (%u) was not taken within %d ms",
+                         seen, timeout_ms);
+    return 0;
+}
+
 int lane_publish(struct lane *lane, uint32_t ticket, struct helm_err *err)
 {
     uint32_t last = doorbell_read(&lane->bell);
     if (ticket != last + 1)
         return helm_fail(err, HELM_E_STATE, "lane: ticket %u published after %u", ticket, last);
-    doorbell_ring(&lane->bell, ticket);
+    atomic_store_explicit(&lane->bell.value, ticket, memory_order_release);
     return 0;
 }
 
-int lane_wait(struct lane *lane, uint32_t ticket, uint32_t spin_us, int timeout_ms, struct helm_err *err)
+int lane_wait(const struct lane *lane, uint32_t ticket, uint32_t spin_us, int timeout_ms,
+              struct helm_err *err)
 {
-    uint64_t deadline_us = timeout_ms < 0 ? UINT64_MAX : units_now_us() + (uint64_t)timeout_ms * 1000u;
     uint32_t seen = doorbell_read(&lane->bell);
-    for (;;) {
-        int32_t ahead = (int32_t)(seen - ticket); /* tickets wrap */
-        if (ahead == 0) return 0;
-        if (ahead > 0)
-            return helm_fail(err, HELM_E_PEER, "lane: waiting for ticket %u, but %u is published already",
-                             ticket, seen);
-        int left_ms = -1;
-        if (timeout_ms >= 0) {
-            uint64_t now_us = units_now_us();
-            left_ms = now_us >= deadline_us ? 0 : (int)((deadline_us - now_us + 999) / 1000);
-        }
-        if (!doorbell_wait(&lane->bell, seen, spin_us, left_ms, &seen))
-            return helm_fail(err, HELM_E_PEER, "lane: ticket %u not published within %d ms (last is %u)",
-                             ticket, timeout_ms, seen);
-    }
+    /* Only the ticket before it may precede it, or 0 at the start: anything later was never waited for. */
+    if ((int32_t)(seen - ticket) > 0)
+        return helm_fail(err, HELM_E_PEER, "lane: waiting for ticket %u, but %u is published already", ticket,
+                         seen);
+    if (!lane_poll(&lane->bell.value, ticket, spin_us, timeout_ms, NULL, &seen))
+        return helm_fail(err, HELM_E_PEER, "lane: ticket %u not published within %d ms (last is %u)", ticket,
+                         timeout_ms, seen);
+    return 0;
+}
+
+void lane_release(struct lane *lane)
+{
+    atomic_store_explicit(&lane->bell.value, 0, memory_order_release);
 }

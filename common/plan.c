@@ -9,12 +9,67 @@
 #include "common/json.h"
 #include "common/units.h"
 
-static const char *const home_names[] = {"gpu", "cpu", "stream", "direct", "disk"};
+static const char *const home_names[] = {"cpu", "gpu", "stream", "direct", "disk"};
 #define HOME_COUNT (sizeof home_names / sizeof *home_names)
 
 const char *plan_home_name(enum plan_home home)
 {
     return (size_t)home < HOME_COUNT ? home_names[home] : "unknown";
+}
+
+enum plan_home plan_home_worker(enum plan_home home)
+{
+    return home == PLAN_HOME_CPU || home == PLAN_HOME_DISK ? PLAN_HOME_CPU : PLAN_HOME_GPU;
+}
+
+uint32_t plan_layers_of(const struct plan *plan, enum plan_home worker)
+{
+    uint32_t layers = 0;
+    for (uint32_t i = 0; i < plan->stage_count; i++)
+        if (plan_home_worker(plan->stages[i].home) == worker)
+            layers += plan->stages[i].last - plan->stages[i].first + 1;
+    return layers;
+}
+
+bool plan_uses(const struct plan *plan, enum plan_home worker)
+{
+    return plan_layers_of(plan, worker) || plan->embed == worker || plan->head == worker;
+}
+
+/* The span that work of `worker` goes into: the last one, or a new one after it. */
+static struct plan_span *span_of(struct plan_span *spans, uint32_t *count, enum plan_home worker)
+{
+    if (*count == 0 || spans[*count - 1].worker != worker)
+        spans[(*count)++] = (struct plan_span){.worker = worker};
+    return &spans[*count - 1];
+}
+
+int plan_spans(const struct plan *plan, struct plan_span **out, uint32_t *count, struct helm_err *err)
+{
+    uint32_t layers[2] = {0, 0}, ticket[2] = {0, 0}; /* by worker; by the worker that reads */
+    *count = 0;
+    *out = NULL;
+    struct plan_span *spans = calloc((size_t)plan->stage_count + 2, sizeof *spans);
+    if (!spans) return helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", plan->stage_count + 2);
+    span_of(spans, count, plan->embed)->embed = true;
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct plan_stage *stage = &plan->stages[i];
+        enum plan_home worker = plan_home_worker(stage->home);
+        struct plan_span *span = span_of(spans, count, worker);
+        if (!span->count) {
+            span->first = stage->first;
+            span->kv_first = layers[worker];
+        }
+        span->count += stage->last - stage->first + 1;
+        layers[worker] += stage->last - stage->first + 1;
+    }
+    span_of(spans, count, plan->head)->head = true;
+    for (uint32_t i = 1; i < *count; i++) {
+        spans[i].ticket_in = spans[i - 1].ticket_out = ++ticket[spans[i].worker];
+        spans[i].last_in = i + 2 >= *count; /* directions alternate */
+    }
+    *out = spans;
+    return 0;
 }
 
 static void add_saturating(uint64_t *sum, uint64_t bytes)
@@ -62,11 +117,12 @@ json_t *plan_to_json(const struct plan *plan)
                                                 (json_int_t)stage->last, "home", plan_home_name(stage->home),
                                                 "bytes", number_to_json(stage->bytes)));
     }
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o}", "layers", (json_int_t)plan->layers,
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:s, s:s, s:o, s:o}", "layers", (json_int_t)plan->layers,
                      "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
                      (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
                      (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
-                     plan->kv_dtype, "stages", stages, "host", ledger_to_json(&plan->host), "vram",
+                     plan->kv_dtype, "stages", stages, "embed", plan_home_name(plan->embed), "head",
+                     plan_home_name(plan->head), "host", ledger_to_json(&plan->host), "vram",
                      ledger_to_json(&plan->vram));
 }
 
@@ -160,6 +216,21 @@ static int parse_stages(const json_t *json, struct plan *plan, struct helm_err *
     return 0;
 }
 
+/* Where the embedding or the head is; `by_default` when the plan does not say. */
+static int parse_end(const json_t *json, const char *key, enum plan_home by_default, enum plan_home *home,
+                     struct helm_err *err)
+{
+    const char *text = NULL;
+    int rc = json_get_string(json, key, false, &text, err);
+    if (rc) return rc;
+    *home = plan_home_worker(by_default);
+    if (!text) return 0;
+    if (strcmp(text, "cpu") != 0 && strcmp(text, "gpu") != 0)
+        return helm_fail(err, HELM_E_FORMAT, "'%s' is '%.40s', neither cpu nor gpu", key, text);
+    *home = text[0] == 'c' ? PLAN_HOME_CPU : PLAN_HOME_GPU;
+    return 0;
+}
+
 static int parse_ledger_lines(const json_t *array, struct ledger *ledger, struct helm_err *err)
 {
     if (!json_is_array(array)) return helm_fail(err, HELM_E_FORMAT, "'lines' is missing or no array");
@@ -242,6 +313,8 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     int rc = json_is_object(json) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
     if (rc == 0) rc = parse_sizes(json, plan, err);
     if (rc == 0) rc = parse_stages(json, plan, err);
+    if (rc == 0) rc = parse_end(json, "embed", plan->stages[0].home, &plan->embed, err);
+    if (rc == 0) rc = parse_end(json, "head", plan->stages[plan->stage_count - 1].home, &plan->head, err);
     if (rc == 0) rc = parse_ledger(json, "host", &plan->host, err);
     if (rc == 0) rc = parse_ledger(json, "vram", &plan->vram, err);
     if (rc) {

@@ -108,8 +108,8 @@ static int start_neighbours(struct bench *b, struct helm_err *err)
 {
     struct cpu_set *set = malloc(sizeof *set);
     if (!set) return helm_fail(err, HELM_E_NOMEM, "no memory");
-    int rc = cpu_usable(b->local->engine.report.node, set, err);
-    for (uint32_t i = 0; !rc && i < b->local->engine.report.threads; i++) {
+    int rc = cpu_usable(b->local->engine.base.report.node, set, err);
+    for (uint32_t i = 0; !rc && i < b->local->engine.base.report.threads; i++) {
         pid_t pid = fork();
         if (pid < 0) rc = helm_fail_errno(err, "fork");
         if (pid == 0) {
@@ -236,7 +236,7 @@ static double quantile(const double *values, uint64_t count, double at)
 
 static void report(const struct bench *b, bool as_json)
 {
-    const struct engine_report *r = &b->local->engine.report;
+    const struct engine_report *r = &b->local->engine.base.report;
     uint64_t samples = b->rounds * b->tokens;
     double decode = quantile(b->decode_s, samples, 0.5), decode_best = quantile(b->decode_s, samples, 0.1);
     double prefill = quantile(b->prefill_s, b->rounds, 0.5),

@@ -1,7 +1,6 @@
 /* Assembly of the CPU engine. See engine.h. */
 #include "worker-cpu/engine.h"
 
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,56 +9,13 @@
 #include "common/units.h"
 #include "worker-cpu/pin.h"
 
-HELM_PRINTF(2, 3) static void add_reduced(struct engine *engine, const char *fmt, ...)
-{
-    struct engine_report *r = &engine->report;
-    if (r->reduced_count == ENGINE_REDUCED_MAX) return;
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(r->reduced[r->reduced_count++], ENGINE_REDUCED_TEXT, fmt, args);
-    va_end(args);
-}
-
-/* What the arena was laid out for must be what the plan and the checkpoint say. */
-static int check_arena(const struct engine *engine, const struct plan *plan, struct helm_err *err)
-{
-    const struct arena_header *h = arena_header_of(engine->arena);
-    const struct model_config *c = &engine->model.config;
-    uint32_t layers = 0;
-    if (plan->layers != c->layers)
-        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", plan->layers,
-                         c->layers);
-    for (uint32_t s = 0; s < plan->stage_count; s++) {
-        const struct plan_stage *stage = &plan->stages[s];
-        if (stage->home != PLAN_HOME_CPU)
-            return helm_fail(
-                err, HELM_E_UNSUPPORTED,
-                "plan: stage %u (layers %u to %u) has home `%s`; this worker computes `cpu` only", s,
-                stage->first, stage->last, plan_home_name(stage->home));
-        layers += stage->last - stage->first + 1;
-    }
-    const struct {
-        const char *what;
-        uint64_t arena, expected;
-    } fields[] = {{"hidden", h->hidden, c->hidden},
-                  {"vocab", h->vocab, c->vocab},
-                  {"kv.layers", h->kv.layers, layers},
-                  {"kv.kv_heads", h->kv.kv_heads, c->kv_heads},
-                  {"kv.head_dim", h->kv.head_dim, c->head_dim}};
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (fields[i].arena != fields[i].expected)
-            return helm_fail(err, HELM_E_MISMATCH, "the arena's %s is %llu, the model's %llu", fields[i].what,
-                             (unsigned long long)fields[i].arena, (unsigned long long)fields[i].expected);
-    return 0;
-}
-
 static int choose_kernels(struct engine *engine, const char *name, enum dtype kv_dtype, struct helm_err *err)
 {
     struct helm_err amx = {0};
     unsigned features = cpu_features();
     if (features & CPU_AMX_BF16 && cpu_enable_amx(&amx)) {
         features &= ~(unsigned)CPU_AMX_BF16;
-        add_reduced(engine, "no AMX: %.150s", amx.text);
+        engine_reduced(&engine->base.report, "no AMX: %.150s", amx.text);
     }
     return kernel_set_choose(features, name, kv_dtype, &engine->kernels, err);
 }
@@ -68,7 +24,7 @@ static int start_pool(struct engine *engine, const struct engine_options *o, str
 {
     struct cpu_set *set = malloc(sizeof *set);
     if (!set) return helm_fail(err, HELM_E_NOMEM, "no memory for the list of CPUs");
-    int rc = cpu_usable(engine->report.node, set, err);
+    int rc = cpu_usable(engine->base.report.node, set, err);
     if (rc) goto out;
     uint32_t threads = o->threads ? o->threads : (uint32_t)set->suggested;
     if (o->pin && threads > (uint32_t)set->count) {
@@ -77,8 +33,8 @@ static int start_pool(struct engine *engine, const struct engine_options *o, str
         goto out;
     }
     if (threads > (uint32_t)set->suggested)
-        add_reduced(engine, "%u threads on %d cores", threads, set->suggested);
-    engine->report.threads = threads;
+        engine_reduced(&engine->base.report, "%u threads on %d cores", threads, set->suggested);
+    engine->base.report.threads = threads;
     rc = pool_create(threads, o->pin ? set->cpu : NULL, o->spin_us, &engine->pool, err);
 out:
     free(set);
@@ -90,13 +46,13 @@ out:
 static int bind_regions(struct engine *engine, struct helm_err *err)
 {
     static const enum arena_region_id mine[] = {ARENA_REGION_KV, ARENA_REGION_WEIGHTS};
-    const struct arena_header *h = arena_header_of(engine->arena);
-    if (engine->report.node < 0) return 0;
-    pin_prefer_node(engine->report.node);
+    const struct arena_header *h = arena_header_of(engine->base.arena);
+    if (engine->base.report.node < 0) return 0;
+    pin_prefer_node(engine->base.report.node);
     for (size_t i = 0; i < sizeof mine / sizeof *mine; i++) {
         const struct arena_region *r = &h->region[mine[i]];
         if (!r->bytes) continue;
-        int rc = arena_bind(engine->arena, r->offset, r->bytes, engine->report.node, err);
+        int rc = arena_bind(engine->base.arena, r->offset, r->bytes, engine->base.report.node, err);
         if (rc) return rc;
     }
     return 0;
@@ -106,18 +62,18 @@ static int bind_regions(struct engine *engine, struct helm_err *err)
 static int verify_node(const struct engine *engine, enum arena_region_id id, uint64_t bytes,
                        struct helm_err *err)
 {
-    const struct arena_region *r = &arena_header_of(engine->arena)->region[id];
-    if (engine->report.node < 0 || !bytes) return 0;
+    const struct arena_region *r = &arena_header_of(engine->base.arena)->region[id];
+    if (engine->base.report.node < 0 || !bytes) return 0;
     for (uint32_t i = 0; i < 64; i++) {
         int node = -1;
         uint64_t at = (bytes - 1) / 63 * i;
-        int rc = arena_node_of(engine->arena, r->offset + at, &node, err);
+        int rc = arena_node_of(engine->base.arena, r->offset + at, &node, err);
         if (rc) return rc;
-        if (node != engine->report.node)
+        if (node != engine->base.report.node)
             return helm_fail(
                 err, HELM_E_PERMISSION,
                 "arena memory at byte %llu lies on NUMA node %d, not on node %d where it was bound",
-                (unsigned long long)(r->offset + at), node, engine->report.node);
+                (unsigned long long)(r->offset + at), node, engine->base.report.node);
     }
     return 0;
 }
@@ -129,11 +85,14 @@ static int lower_all(struct engine *engine, const struct plan *plan, uint32_t th
                                           .weights = &engine->weights,
                                           .kernels = &engine->kernels,
                                           .act = &engine->act,
-                                          .threads = threads};
+                                          .threads = threads,
+                                          .arena = engine->base.arena};
     for (int t = 0; t < PROGRAM_TIER_COUNT; t++) {
         int rc = program_lower(&source, (enum program_tier)t, &engine->programs.tier[t], err);
         if (rc) return rc;
     }
+    engine->head = plan->head == PLAN_HOME_CPU;
+    if (!engine->head) return 0;
     int rc = program_lower_head(&source, false, &engine->programs.head_one, err);
     if (rc) return rc;
     return program_lower_head(&source, true, &engine->programs.head_many, err);
@@ -171,25 +130,25 @@ static bool touch_next(void *ctx, uint32_t thread, struct pool_job *out)
 /* The cache's pages, before the first token needs them. */
 static int populate_kv(struct engine *engine, struct helm_err *err)
 {
-    const struct arena_region *r = &arena_header_of(engine->arena)->region[ARENA_REGION_KV];
+    const struct arena_region *r = &arena_header_of(engine->base.arena)->region[ARENA_REGION_KV];
     if (!r->bytes) return 0;
     if (r->bytes / (16 * MIB) >= POOL_CHUNKS_MAX)
         return helm_fail(err, HELM_E_LIMIT, "the KV pool has %llu bytes, more than can be populated",
                          (unsigned long long)r->bytes);
-    struct touch_job job = {.arena = engine->arena, .offset = r->offset, .bytes = r->bytes};
+    struct touch_job job = {.arena = engine->base.arena, .offset = r->offset, .bytes = r->bytes};
     pool_run(engine->pool, touch_next, &job);
-    engine->report.huge_bytes += job.huge;
-    engine->report.small_bytes += job.small;
+    engine->base.report.huge_bytes += job.huge;
+    engine->base.report.small_bytes += job.small;
     return verify_node(engine, ARENA_REGION_KV, r->bytes, err);
 }
 
 static int load_weights(struct engine *engine, const struct engine_options *o, struct helm_err *err)
 {
-    struct engine_report *report = &engine->report;
+    struct engine_report *report = &engine->base.report;
     bool ready = o->weights_ready && o->weights_ready == engine->weights.digest;
-    atomic_store(&engine->bytes_total, ready ? 0 : engine->weights.matrix_bytes);
-    int rc = weights_load(&engine->weights, engine->arena, &engine->kernels, engine->pool, ready,
-                          &engine->bytes_done, &engine->cancel, err);
+    atomic_store(&engine->base.bytes_total, ready ? 0 : engine->weights.matrix_bytes);
+    int rc = weights_load(&engine->weights, engine->base.arena, &engine->kernels, engine->pool, ready,
+                          &engine->base.bytes_done, &engine->base.cancel, err);
     if (rc) return rc;
     report->loaded = !ready;
     report->weight_bytes = engine->weights.matrix_bytes;
@@ -204,11 +163,12 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
 {
     uint64_t start_us = units_now_us();
     const struct arena_header *h = arena_header_of(arena);
-    struct engine_report *report = &engine->report;
+    struct engine_report *report = &engine->base.report;
     char text[UNITS_TEXT];
-    engine->arena = arena;
+    engine->base.ops = &cpu_engine_ops;
+    engine->base.arena = arena;
     int rc = model_read(o->folder, &engine->model, err);
-    if (!rc) rc = check_arena(engine, o->plan, err);
+    if (!rc) rc = engine_check_arena(arena, o->plan, &engine->model.config, err);
     if (!rc) rc = choose_kernels(engine, o->kernels, (enum dtype)h->kv.dtype, err);
     if (!rc) rc = pin_choose_node(o->node, &report->node, err);
     if (!rc) rc = bind_regions(engine, err);
@@ -232,14 +192,18 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     run->kernels = &engine->kernels;
     run->act = &engine->act;
     run->pool = engine->pool;
+    run->spin_us = o->spin_us;
+    run->peer_wait_ms = o->peer_wait_ms ? o->peer_wait_ms : ENGINE_PEER_WAIT_MS;
     run->kv = h->kv;
     run->kv_pool = arena_region_ptr(arena, ARENA_REGION_KV);
     rc = execute_create(run, programs, sizeof programs / sizeof *programs, err);
     if (rc) goto out;
     kernel_set_text(&engine->kernels, engine->weights.dtypes, report->kernels, sizeof report->kernels);
-    if (o->kernels && *o->kernels) add_reduced(engine, "kernels: `%.60s` by configuration", o->kernels);
+    if (o->kernels && *o->kernels)
+        engine_reduced(&engine->base.report, "kernels: `%.60s` by configuration", o->kernels);
     if (report->small_bytes)
-        add_reduced(engine, "small pages: %s of the arena", units_format_size(report->small_bytes, text));
+        engine_reduced(&engine->base.report, "small pages: %s of the arena",
+                       units_format_size(report->small_bytes, text));
     report->load_seconds = (double)(units_now_us() - start_us) * 1e-6;
 out:
     if (rc) engine_free(engine);
@@ -248,12 +212,12 @@ out:
 
 int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err)
 {
-    struct arena_control *control = arena_control_of(engine->arena);
-    const struct step *step = &control->step[serial % ARENA_STEP_RING];
-    if (step->serial != serial)
-        return helm_fail(err, HELM_E_PEER, "step ring: slot %u holds step %u, not %u",
-                         serial % ARENA_STEP_RING, step->serial, serial);
-    return step_run(&engine->run, &engine->programs, step, &control->result[serial % ARENA_STEP_RING], err);
+    struct arena_control *control = arena_control_of(engine->base.arena);
+    const struct step *step = engine_step_of(engine->base.arena, serial, err);
+    if (!step) return HELM_E_PEER;
+    struct step_result *result =
+        engine->head ? &control->result[serial % ARENA_STEP_RING] : &engine->own_result;
+    return step_run(&engine->run, &engine->programs, step, result, err);
 }
 
 void engine_free(struct engine *engine)
@@ -308,3 +272,28 @@ out:
     free(engine);
     return rc;
 }
+
+/* ---- as a worker's engine ---- */
+
+static int cpu_load(struct worker_engine *base, const struct arena *arena, const struct engine_options *o,
+                    struct helm_err *err)
+{
+    return engine_load((struct engine *)base, arena, o, err);
+}
+
+static int cpu_step(struct worker_engine *base, uint32_t serial, struct helm_err *err)
+{
+    return engine_step((struct engine *)base, serial, err);
+}
+
+static void cpu_free(struct worker_engine *base)
+{
+    engine_free((struct engine *)base);
+}
+
+const struct worker_engine_ops cpu_engine_ops = {.kind = "cpu",
+                                                 .bytes = sizeof(struct engine),
+                                                 .load = cpu_load,
+                                                 .step = cpu_step,
+                                                 .free = cpu_free,
+                                                 .print_programs = engine_print_programs};

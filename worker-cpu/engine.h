@@ -5,39 +5,11 @@
 #ifndef HELM_WORKER_CPU_ENGINE_H
 #define HELM_WORKER_CPU_ENGINE_H
 
-#include <stdatomic.h>
-
-#include "common/arena.h"
-#include "common/plan.h"
 #include "worker-cpu/step.h"
-
-#define ENGINE_REDUCED_MAX  8
-#define ENGINE_REDUCED_TEXT 200
-
-struct engine_options {
-    const char *folder;
-    const struct plan *plan; /* borrowed during engine_load */
-    uint32_t threads;        /* 0: one a physical core that this process may use */
-    int node;                /* NUMA node, -1: the one with the most free memory */
-    const char *kernels;     /* "" or NULL: the fastest */
-    uint32_t spin_us;
-    uint64_t weights_ready; /* digest of what the arena already holds, or 0 */
-    bool pin;               /* threads to CPUs */
-};
-
-struct engine_report {
-    uint32_t threads;
-    int node; /* -1: a machine without NUMA */
-    char kernels[160];
-    uint64_t weight_bytes, huge_bytes, small_bytes, weights_digest;
-    double load_seconds;
-    bool loaded;                                           /* false: the weights were there already */
-    char reduced[ENGINE_REDUCED_MAX][ENGINE_REDUCED_TEXT]; /* every slower path in use and why */
-    uint32_t reduced_count;
-};
+#include "worker/engine.h"
 
 struct engine {
-    const struct arena *arena; /* borrowed */
+    struct worker_engine base;
     struct model model;
     struct weights weights;
     struct kernel_set kernels;
@@ -45,11 +17,10 @@ struct engine {
     struct step_programs programs;
     struct run run;
     struct pool *pool;
-    struct engine_report report;
-    /* readable by other threads during engine_load */
-    _Atomic uint64_t bytes_done, bytes_total;
-    _Atomic bool cancel;
+    bool head;                     /* the result is ours to write */
+    struct step_result own_result; /* where rows are checked when it is not */
 };
+extern const struct worker_engine_ops cpu_engine_ops;
 
 /* Zero-initialise *engine, then load. On failure everything is released. */
 HELM_MUST_CHECK int engine_load(struct engine *engine, const struct arena *arena,

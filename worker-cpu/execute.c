@@ -29,13 +29,15 @@ static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
     uint32_t first = chunk * run->entry->chunk, last = first + run->entry->chunk;
     uint32_t hidden = run->config->hidden, half = run->config->head_dim / 2;
     size_t row_bytes = hidden * dtype_bytes(m->dtype);
-    if (last > run->token_count) last = run->token_count;
+    if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++) {
-        run->kernels->vector->load(run->act->x + (size_t)t * hidden,
-                                   (const char *)m->data + run->token[t] * row_bytes, m->dtype, hidden);
+        if (run->entry->gather)
+            run->kernels->vector->load(run->act->x + (size_t)t * hidden,
+                                       (const char *)m->data + run->batch.token[t] * row_bytes, m->dtype,
+                                       hidden);
         float *cosine = run->act->cosine + (size_t)t * half, *sine = run->act->sine + (size_t)t * half;
         for (uint32_t i = 0; i < half; i++) {
-            float angle = (float)run->position[t] * run->inv_freq[i];
+            float angle = (float)run->batch.position[t] * run->inv_freq[i];
             cosine[i] = cosf(angle) * run->rope_scale;
             sine[i] = sinf(angle) * run->rope_scale;
         }
@@ -52,7 +54,7 @@ static size_t packed_tile_bytes(const struct linear_variant *v, size_t tokens, s
 
 static uint32_t entry_tokens(const struct run *run, const struct program_entry *e)
 {
-    return e->sampled ? run->sample_count : run->token_count;
+    return e->sampled ? run->batch.sample_count : run->batch.token_count;
 }
 
 static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
@@ -68,8 +70,8 @@ static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
         for (uint32_t t = first; t < last; t++) {
             uint32_t from = t;
             if (e->sampled) { /* the last token of each sampled row */
-                const struct run_row *row = &run->row[run->sample_row[t]];
-                from = row->token_first + row->count - 1;
+                const struct run_row *row = &run->row[run->batch.sample_row[t]];
+                from = row->in->token_first + row->in->count - 1;
             }
             run->kernels->vector->rmsnorm(e->out + (size_t)t * width, e->in + (size_t)from * width, e->norm,
                                           width, (float)run->config->norm_eps);
@@ -200,14 +202,14 @@ static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
     const struct vector_variant *vec = run->kernels->vector;
     uint32_t first = chunk * e->chunk, last = first + e->chunk, dim = c->head_dim;
     float eps = (float)c->norm_eps;
-    if (last > run->token_count) last = run->token_count;
+    if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++) {
         const float *cosine = run->act->cosine + (size_t)t * (dim / 2),
                     *sine = run->act->sine + (size_t)t * (dim / 2);
         float *q = run->act->q + (size_t)t * c->heads * dim;
         float *k = run->act->k + (size_t)t * c->kv_heads * dim;
         const float *v = run->act->v + (size_t)t * c->kv_heads * dim;
-        const uint32_t *pages = run->row[run->token_row[t]].pages;
+        const uint32_t *pages = run->row[run->batch.token_row[t]].in->pages;
         for (uint32_t h = 0; h < c->heads; h++) {
             if (e->norm) vec->rmsnorm(q + h * dim, q + h * dim, e->norm, dim, eps);
             vec->rope(q + h * dim, cosine, sine, dim);
@@ -215,8 +217,8 @@ static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
         for (uint32_t h = 0; h < c->kv_heads; h++) {
             if (e->norm2) vec->rmsnorm(k + h * dim, k + h * dim, e->norm2, dim, eps);
             vec->rope(k + h * dim, cosine, sine, dim);
-            append_head(run, pages, e->kv_layer, 0, h, run->position[t], k + h * dim);
-            append_head(run, pages, e->kv_layer, 1, h, run->position[t], v + h * dim);
+            append_head(run, pages, e->kv_layer, 0, h, run->batch.position[t], k + h * dim);
+            append_head(run, pages, e->kv_layer, 1, h, run->batch.position[t], v + h * dim);
         }
     }
 }
@@ -239,17 +241,17 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
     const struct program_entry *e = run->entry;
     const struct model_config *c = run->config;
     uint32_t r = 0, group = run->kv_heads_group, dim = c->head_dim;
-    while (r + 1 < run->row_count && chunk >= run->row[r + 1].task_first) r++;
+    while (r + 1 < run->batch.row_count && chunk >= run->row[r + 1].task_first) r++;
     const struct run_row *row = &run->row[r];
     uint32_t task = chunk - row->task_first;
     uint32_t split = task % row->splits, block = task / row->splits % row->blocks;
     uint32_t head = task / row->splits / row->blocks;
     uint32_t t0 = block * EXECUTE_QUERY_TOKENS, t1 = t0 + EXECUTE_QUERY_TOKENS;
-    if (t1 > row->count) t1 = row->count;
-    uint32_t start = row->start + t0, kv_last = row->start + t1, kv_first = 0;
+    if (t1 > row->in->count) t1 = row->in->count;
+    uint32_t start = row->in->start + t0, kv_last = row->in->start + t1, kv_first = 0;
     if (e->window && start + 1 > e->window) kv_first = start + 1 - e->window;
     size_t stride = (size_t)c->heads * dim;
-    size_t at = (row->token_first + t0) * stride + (size_t)head * group * dim;
+    size_t at = (row->in->token_first + t0) * stride + (size_t)head * group * dim;
     struct attention_task a = {.q = run->act->q + at,
                                .q_stride = stride,
                                .tokens = t1 - t0,
@@ -261,7 +263,7 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
                                .scale = 1.0f / sqrtf((float)dim),
                                .kv = &run->kv,
                                .pool = run->kv_pool,
-                               .pages = row->pages,
+                               .pages = row->in->pages,
                                .layer = e->kv_layer,
                                .kv_head = head,
                                .out = run->act->a + at,
@@ -296,16 +298,16 @@ static void plan_attention(struct run *run)
 {
     uint32_t tasks = 0, parts = 0, whole = 0;
     uint64_t bytes = 0;
-    for (uint32_t r = 0; r < run->row_count; r++) {
-        run->row[r].blocks = ceil_div(run->row[r].count, EXECUTE_QUERY_TOKENS);
+    for (uint32_t r = 0; r < run->batch.row_count; r++) {
+        run->row[r].blocks = ceil_div(run->row[r].in->count, EXECUTE_QUERY_TOKENS);
         whole += run->config->kv_heads * run->row[r].blocks;
     }
-    for (uint32_t r = 0; r < run->row_count; r++) {
+    for (uint32_t r = 0; r < run->batch.row_count; r++) {
         struct run_row *row = &run->row[r];
-        uint32_t length = row->start + row->count;
+        uint32_t length = row->in->start + row->in->count;
         uint64_t row_bytes = 2 * (uint64_t)length * run->config->head_dim * run->kv.elem_bytes;
         row->splits = 1;
-        if (row->count == 1 && whole < 2 * run->threads) {
+        if (row->in->count == 1 && whole < 2 * run->threads) {
             uint32_t wanted = ceil_div(4 * run->threads, whole);
             uint32_t most = ceil_div(length, EXECUTE_SPLIT_POSITIONS);
             uint32_t pages = ceil_div(length, run->kv.page_tokens);
@@ -322,7 +324,7 @@ static void plan_attention(struct run *run)
         }
         row->task_first = tasks;
         tasks += run->config->kv_heads * row->blocks * row->splits;
-        bytes += row_bytes * run->config->kv_heads * row->count;
+        bytes += row_bytes * run->config->kv_heads * row->in->count;
     }
     run->attend_tasks = tasks;
     uint64_t width = bytes / ATTEND_SHARE_BYTES;
@@ -334,15 +336,57 @@ static void plan_attention(struct run *run)
 static void chunk_sample(void *ctx, uint32_t chunk, uint32_t thread)
 {
     struct run *run = ctx;
-    const struct run_row *row = &run->row[run->sample_row[chunk]];
-    const struct arena_slot *slot = arena_slot_of(run->arena, row->slot);
-    struct step_result_row *out = &run->result->row[row->result];
-    uint32_t length = row->start + row->count;
+    const struct run_row *row = &run->row[run->batch.sample_row[chunk]];
+    const struct arena_slot *slot = arena_slot_of(run->arena, row->in->slot);
+    struct step_result_row *out = &run->result->row[row->in->result];
+    uint32_t length = row->in->start + row->in->count;
     uint32_t prompt = slot->prompt_count < length ? slot->prompt_count : length;
     int rc = sampling_draw(&slot->sampling, run->act->logits + (size_t)chunk * run->config->vocab,
-                           run->config->vocab, arena_history_of(run->arena, row->slot), length, prompt,
+                           run->config->vocab, arena_history_of(run->arena, row->in->slot), length, prompt,
                            run->thread[thread].scratch, &out->sampled);
     out->status = rc ? STEP_ROW_NO_FINITE_LOGIT : STEP_ROW_OK;
+}
+
+/* ---- hand-over ---- */
+
+static void chunk_move(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk, hidden = run->config->hidden;
+    if (last > run->batch.token_count) last = run->batch.token_count;
+    float *x = run->act->x + (size_t)first * hidden, *data = e->lane->data + (size_t)first * hidden;
+    size_t bytes = (size_t)(last - first) * hidden * sizeof(float);
+    if (e->kind == PROGRAM_RECEIVE)
+        memcpy(x, data, bytes);
+    else
+        memcpy(data, x, bytes);
+}
+
+/* Before an entry that uses a lane: waits until it is our turn. */
+static void hand_over_begin(struct run *run, const struct program_entry *e)
+{
+    uint64_t start_ns = units_now_ns();
+    if (e->kind == PROGRAM_RECEIVE)
+        run->rc = lane_wait(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, &run->err);
+    else
+        run->rc = lane_acquire(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, &run->err);
+    run->wait_ns += units_now_ns() - start_ns;
+}
+
+/* After it: every chunk is done. */
+static void hand_over_end(struct run *run, const struct program_entry *e)
+{
+    if (e->kind == PROGRAM_SEND)
+        run->rc = lane_publish(e->lane, e->ticket, &run->err);
+    else if (e->last)
+        lane_release(e->lane);
+}
+
+static bool uses_lane(const struct program_entry *e)
+{
+    return e->kind == PROGRAM_RECEIVE || e->kind == PROGRAM_SEND;
 }
 
 /* ---- the walk ---- */
@@ -368,6 +412,9 @@ static void run_clock(struct run *run)
     case PROGRAM_LINEAR:
         run->linear_ns += spent;
         break;
+    case PROGRAM_RECEIVE:
+    case PROGRAM_SEND:
+        break; /* its waiting is counted where it waits */
     }
 }
 
@@ -376,6 +423,8 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     (void)thread;
     struct run *run = ctx;
     run_clock(run);
+    if (run->entry && uses_lane(run->entry)) hand_over_end(run, run->entry);
+    if (run->rc) return false;
     while (run->program_index < 2) {
         const struct program *p = run->program[run->program_index];
         if (p && run->entry_index < p->count) break;
@@ -386,6 +435,8 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     const struct program_entry *e = &run->program[run->program_index]->entry[run->entry_index++];
     uint32_t tokens = entry_tokens(run, e);
     run->entry = e;
+    if (uses_lane(e)) hand_over_begin(run, e);
+    if (run->rc) return false;
     switch (e->kind) {
     case PROGRAM_EMBED:
         *job = (struct pool_job){.run = chunk_embed, .chunks = ceil_div(tokens, e->chunk)};
@@ -417,12 +468,20 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     case PROGRAM_SAMPLE:
         *job = (struct pool_job){.run = chunk_sample, .chunks = tokens};
         break;
+    case PROGRAM_RECEIVE:
+    case PROGRAM_SEND:
+        *job = (struct pool_job){.run = chunk_move,
+                                 .chunks = ceil_div(tokens, e->chunk),
+                                 .alone = tokens <= e->chunk};
+        break;
     }
     return true;
 }
 
-void execute_run(struct run *run)
+int execute_run(struct run *run, struct helm_err *err)
 {
+    run->rc = 0;
+    run->wait_ns = 0;
     run->program_index = 0;
     run->entry_index = 0;
     run->entry = NULL;
@@ -430,6 +489,8 @@ void execute_run(struct run *run)
     run->mark_ns = units_now_ns();
     plan_attention(run);
     pool_run(run->pool, execute_next, run);
+    if (run->rc && err) *err = run->err;
+    return run->rc;
 }
 
 /* ---- set-up ---- */
@@ -471,17 +532,17 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
     run->parts_max = 8 * run->threads;
     size_t group = run->kv_heads_group, bytes = scratch_needed(run, programs, program_count);
     run->inv_freq = calloc(c->head_dim / 2 + 1, sizeof(float));
-    run->token = calloc(step_tokens, sizeof *run->token);
-    run->position = calloc(step_tokens, sizeof *run->position);
-    run->token_row = calloc(step_tokens, sizeof *run->token_row);
+    run->batch.token = calloc(step_tokens, sizeof *run->batch.token);
+    run->batch.position = calloc(step_tokens, sizeof *run->batch.position);
+    run->batch.token_row = calloc(step_tokens, sizeof *run->batch.token_row);
     run->thread = aligned_alloc(64, run->threads * sizeof *run->thread);
     if (run->thread) memset(run->thread, 0, run->threads * sizeof *run->thread);
     run->part_out = calloc(run->parts_max * group * c->head_dim, sizeof(float));
     run->part_max = calloc(run->parts_max * group, sizeof(float));
     run->part_sum = calloc(run->parts_max * group, sizeof(float));
     run->part_left = calloc(run->parts_max, sizeof *run->part_left);
-    bool all = run->inv_freq && run->token && run->position && run->token_row && run->thread &&
-               run->part_out && run->part_max && run->part_sum && run->part_left;
+    bool all = run->inv_freq && run->batch.token && run->batch.position && run->batch.token_row &&
+               run->thread && run->part_out && run->part_max && run->part_sum && run->part_left;
     for (uint32_t i = 0; i < run->threads && all; i++) {
         run->thread[i].scratch = aligned_alloc(64, bytes);
         if (run->thread[i].scratch)
@@ -503,9 +564,9 @@ void execute_destroy(struct run *run)
     for (uint32_t i = 0; run->thread && i < run->threads; i++) free(run->thread[i].scratch);
     free(run->thread);
     free(run->inv_freq);
-    free(run->token);
-    free(run->position);
-    free(run->token_row);
+    free(run->batch.token);
+    free(run->batch.position);
+    free(run->batch.token_row);
     free(run->part_out);
     free(run->part_max);
     free(run->part_sum);

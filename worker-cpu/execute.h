@@ -10,23 +10,20 @@
 #include "common/arena.h"
 #include "worker-cpu/pool.h"
 #include "worker-cpu/program.h"
+#include "worker/batch.h"
 
 /* Query positions of one attention task of a chunk. */
 #define EXECUTE_QUERY_TOKENS 32
 /* The least cache positions worth a task of their own when one sequence's attention is split. */
 #define EXECUTE_SPLIT_POSITIONS 128
 
-/* One sequence's part of a step, after step.c checked it. */
+/* One sequence's part of a step and how its attention is cut. */
 struct run_row {
-    const uint32_t *pages;
-    uint32_t slot, start, count;
-    uint32_t token_first; /* index of its first token in the step */
-    uint32_t task_first;  /* attention tasks: kv_heads * blocks * splits of them */
-    uint32_t blocks;      /* of EXECUTE_QUERY_TOKENS query positions */
-    uint32_t splits;      /* of the cache positions; above 1 only when count is 1 */
-    uint32_t part_first;  /* partial results, when splits > 1 */
-    uint32_t result;      /* row of the step it came from */
-    bool sample;
+    const struct batch_row *in;
+    uint32_t task_first; /* attention tasks: kv_heads * blocks * splits of them */
+    uint32_t blocks;     /* of EXECUTE_QUERY_TOKENS query positions */
+    uint32_t splits;     /* of the cache positions; above 1 only when count is 1 */
+    uint32_t part_first; /* partial results, when splits > 1 */
 };
 
 struct run_thread {
@@ -48,18 +45,14 @@ struct run {
     float rope_scale;
     struct run_thread *thread;
     uint32_t threads;
+    uint32_t spin_us, peer_wait_ms;        /* for the other worker's hand-overs */
     float *part_out, *part_max, *part_sum; /* [parts_max][group] of head_dim, 1, 1 */
     _Atomic uint32_t *part_left;           /* [parts_max], by the first part of a (row, kv head) */
     uint32_t parts_max;
 
-    /* of this step; token, position and token_row are [step_tokens] */
-    uint32_t *token, *position;
-    uint8_t *token_row;
-    uint32_t token_count;
+    /* of this step; the batch's arrays are ours */
+    struct batch batch;
     struct run_row row[ARENA_STEP_ROWS];
-    uint32_t row_count;
-    uint32_t sample_row[ARENA_STEP_ROWS]; /* rows that are sampled, in order */
-    uint32_t sample_count;
     struct step_result *result;
 
     /* progress */
@@ -68,9 +61,11 @@ struct run {
     uint32_t attend_tasks;
     uint32_t attend_width;             /* threads that share it */
     const struct program_entry *entry; /* being computed */
+    int rc;                            /* of a hand-over that failed: the run ended there */
+    struct helm_err err;
     uint64_t mark_ns;
     uint64_t *entry_ns[2]; /* NULL, or a caller's [program->count]: the shortest time of each entry so far */
-    uint64_t linear_ns, attention_ns, sample_ns;
+    uint64_t linear_ns, attention_ns, sample_ns, wait_ns;
 };
 
 /* The fixed part; `programs` are those that will ever be run (scratch is sized for them). */
@@ -78,7 +73,8 @@ HELM_MUST_CHECK int execute_create(struct run *run, const struct program *const 
                                    uint32_t program_count, struct helm_err *err);
 void execute_destroy(struct run *run);
 
-/* Runs program[0], then program[1] if any, over the rows of this step. */
-void execute_run(struct run *run);
+/* Runs program[0], then program[1] if any, over the rows of this step. HELM_E_PEER when the other worker's
+ * hand-over did not come. */
+HELM_MUST_CHECK int execute_run(struct run *run, struct helm_err *err);
 
 #endif

@@ -315,11 +315,11 @@ static int lower_ops(struct lowering *low, const struct model_op *ops, uint32_t 
         int rc = 0;
         used = 1;
         switch (ops[i].kind) {
-        case OP_EMBED:
+        case OP_EMBED: /* an entry of its own, first in the program */
             if (!weights_matrix(low->source->weights, TENSOR_EMBED, -1)->data)
                 rc = unsupported(low, layer, "an embedding that is not here");
-            else if (!add_entry(low, PROGRAM_EMBED, layer))
-                rc = HELM_E_NOMEM;
+            else
+                low->program->entry[0].gather = true;
             break;
         case OP_RMSNORM:
             rc = lower_norm(low, &ops[i], layer, sampled);
@@ -341,11 +341,35 @@ static int lower_ops(struct lowering *low, const struct model_op *ops, uint32_t 
     return 0;
 }
 
+/* The other worker's activations in, our layers, ours out. */
+static int lower_span(struct lowering *low, const struct plan_span *span)
+{
+    const struct program_source *s = low->source;
+    const struct model_graph *graph = &s->model->graph;
+    int rc = 0;
+    if (span->ticket_in) {
+        struct program_entry *e = add_entry(low, PROGRAM_RECEIVE, -1);
+        if (!e) return HELM_E_NOMEM;
+        e->lane = arena_lane_of(s->arena, LANE_TO_CPU);
+        e->ticket = span->ticket_in;
+        e->last = span->last_in;
+    }
+    if (span->embed) rc = lower_ops(low, graph->prologue, graph->prologue_count, -1, 0, false);
+    for (uint32_t i = 0; i < span->count && !rc; i++)
+        rc = lower_ops(low, graph->layer, graph->layer_count, (int32_t)(span->first + i), span->kv_first + i,
+                       false);
+    if (rc || !span->ticket_out) return rc;
+    struct program_entry *e = add_entry(low, PROGRAM_SEND, -1);
+    if (!e) return HELM_E_NOMEM;
+    e->lane = arena_lane_of(s->arena, LANE_TO_GPU);
+    e->ticket = span->ticket_out;
+    return 0;
+}
+
 int program_lower(const struct program_source *source, enum program_tier tier, struct program *program,
                   struct helm_err *err)
 {
     static const uint32_t typical[PROGRAM_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, 256};
-    const struct model_graph *graph = &source->model->graph;
     struct lowering low = {.source = source,
                            .program = program,
                            .tokens = typical[tier],
@@ -353,21 +377,13 @@ int program_lower(const struct program_source *source, enum program_tier tier, s
                            .err = err};
     memset(program, 0, sizeof *program);
     program->packed = low.packed;
-    int rc = 0;
-    uint32_t kv_layer = 0;
-    for (uint32_t s = 0; s < source->plan->stage_count && !rc; s++) {
-        const struct plan_stage *stage = &source->plan->stages[s];
-        if (stage->home != PLAN_HOME_CPU) {
-            rc = helm_fail(
-                err, HELM_E_UNSUPPORTED,
-                "plan: stage %u (layers %u to %u) has home `%s`: this worker computes `cpu` stages only", s,
-                stage->first, stage->last, plan_home_name(stage->home));
-            break;
-        }
-        if (stage->first == 0) rc = lower_ops(&low, graph->prologue, graph->prologue_count, -1, 0, false);
-        for (uint32_t l = stage->first; l <= stage->last && !rc; l++)
-            rc = lower_ops(&low, graph->layer, graph->layer_count, (int32_t)l, kv_layer++, false);
-    }
+    struct plan_span *spans = NULL;
+    uint32_t span_count = 0;
+    int rc = plan_spans(source->plan, &spans, &span_count, err);
+    if (!rc && !add_entry(&low, PROGRAM_EMBED, -1)) rc = HELM_E_NOMEM; /* the positions, at least */
+    for (uint32_t i = 0; i < span_count && !rc; i++)
+        if (spans[i].worker == PLAN_HOME_CPU) rc = lower_span(&low, &spans[i]);
+    free(spans);
     if (rc) program_free(program);
     return rc;
 }
@@ -438,7 +454,7 @@ void program_print(const struct program *program, const char *title, FILE *out)
             fprintf(out, "%-11s", "");
         switch (e->kind) {
         case PROGRAM_EMBED:
-            fprintf(out, "embed   x, cosine, sine; %u tokens a chunk", e->chunk);
+            fprintf(out, "embed   %scosine, sine; %u tokens a chunk", e->gather ? "x, " : "", e->chunk);
             break;
         case PROGRAM_NORM:
             fprintf(out, "%s %s", e->norm ? "norm   " : "pack   ", e->sampled ? "sampled rows, " : "");
@@ -467,6 +483,12 @@ void program_print(const struct program *program, const char *title, FILE *out)
             break;
         case PROGRAM_SAMPLE:
             fprintf(out, "sample");
+            break;
+        case PROGRAM_RECEIVE:
+            fprintf(out, "receive hand-over %u%s", e->ticket, e->last ? ", the last" : "");
+            break;
+        case PROGRAM_SEND:
+            fprintf(out, "send    hand-over %u", e->ticket);
             break;
         }
         fputc('\n', out);

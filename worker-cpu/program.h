@@ -29,13 +29,15 @@ struct activations {
 };
 
 enum program_kind {
-    PROGRAM_EMBED,  /* x[t] = embedding of token t; cosine and sine of its position */
-    PROGRAM_NORM,   /* out[t] = rmsnorm(in[t]) if it has a weight; then packed for the linear that follows */
-    PROGRAM_LINEAR, /* every segment: out[t] (+)= w in[t] + bias; with swiglu the two results are then
-                       combined */
-    PROGRAM_ROTATE, /* q and k: norm of each head, rotation; k and v go into the cache */
-    PROGRAM_ATTEND, /* a = attention of q over the cache */
-    PROGRAM_SAMPLE, /* a token from each row of logits */
+    PROGRAM_EMBED,   /* x[t] = embedding of token t, where that is ours; cosine and sine of its position */
+    PROGRAM_NORM,    /* out[t] = rmsnorm(in[t]) if it has a weight; then packed for the linear that follows */
+    PROGRAM_LINEAR,  /* every segment: out[t] (+)= w in[t] + bias; with swiglu the two results are then
+                        combined */
+    PROGRAM_ROTATE,  /* q and k: norm of each head, rotation; k and v go into the cache */
+    PROGRAM_ATTEND,  /* a = attention of q over the cache */
+    PROGRAM_SAMPLE,  /* a token from each row of logits */
+    PROGRAM_RECEIVE, /* x[t] = what the other worker put into the lane */
+    PROGRAM_SEND,    /* the lane's [t] = x[t] */
 };
 
 struct program_segment {
@@ -51,10 +53,14 @@ struct program_segment {
 
 struct program_entry {
     enum program_kind kind;
-    bool sampled;      /* runs over the sampled rows, not over the tokens */
-    bool accumulate;   /* LINEAR: adds to out (residual) */
-    bool swiglu;       /* LINEAR: segments 0 and 1 are gate and up */
-    bool alone;        /* too little work to share */
+    bool sampled;    /* runs over the sampled rows, not over the tokens */
+    bool accumulate; /* LINEAR: adds to out (residual) */
+    bool swiglu;     /* LINEAR: segments 0 and 1 are gate and up */
+    bool alone;      /* too little work to share */
+    bool gather;     /* EMBED: the embedding is ours */
+    bool last;       /* RECEIVE: the lane's last hand-over of a step */
+    uint32_t ticket; /* RECEIVE, SEND */
+    struct lane *lane;
     int32_t layer;     /* of the model; -1 outside the layers */
     uint32_t kv_layer; /* of the layer group */
     uint32_t window;
@@ -91,9 +97,10 @@ struct program_source {
     const struct kernel_set *kernels;
     const struct activations *act;
     uint32_t threads;
+    const struct arena *arena; /* for its lanes; NULL: the plan is all ours */
 };
 
-/* Layers, from the embedding (if the first layer is ours) on; without the head. */
+/* Our spans of the plan with the hand-overs around them; without the head. */
 HELM_MUST_CHECK int program_lower(const struct program_source *source, enum program_tier tier,
                                   struct program *program, struct helm_err *err);
 /* Final norm, head and sampling, for one sampled row or for several. */

@@ -109,14 +109,15 @@ int weights_plan(const struct model *model, const struct plan *plan, struct weig
         goto out;
     }
     rc = weights_digest_files(w, err);
-    if (!rc && !c->tied_head) rc = weights_place_tensor(w, TENSOR_EMBED, -1, err);
+    bool embed = plan->embed == PLAN_HOME_CPU, head = plan->head == PLAN_HOME_CPU;
+    if (!rc && embed && !(c->tied_head && head)) rc = weights_place_tensor(w, TENSOR_EMBED, -1, err);
     for (uint32_t s = 0; s < plan->stage_count && !rc; s++) {
         if (plan->stages[s].home != PLAN_HOME_CPU) continue;
         for (uint32_t l = plan->stages[s].first; l <= plan->stages[s].last && !rc; l++)
             for (size_t i = 0; i < sizeof order / sizeof *order && !rc; i++)
                 rc = weights_place_tensor(w, order[i], (int32_t)l, err);
     }
-    if (!rc) rc = weights_place_tensor(w, TENSOR_HEAD, -1, err);
+    if (!rc && head) rc = weights_place_tensor(w, TENSOR_HEAD, -1, err);
 out:
     if (rc) weights_free(w);
     return rc;

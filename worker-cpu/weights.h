@@ -1,8 +1,9 @@
 /* The worker's weights: matrices in the arena's weights region, small vectors as fp32 in private memory.
  *
  * Called by engine.c at load. Matrices stand in order of use, each on a 64-byte boundary: embedding (unless
- * it is also the head), the layers of this worker's stages, head. After loading the region is mapped
- * read-only. `struct weights` owns the vectors and the table; the matrices belong to the arena. */
+ * it is also the head), the layers of this worker's stages, head: those that the plan gives the CPU. After
+ * loading the region is mapped read-only. `struct weights` owns the vectors and the table; the matrices
+ * belong to the arena. */
 #ifndef HELM_WORKER_CPU_WEIGHTS_H
 #define HELM_WORKER_CPU_WEIGHTS_H
 

@@ -95,7 +95,6 @@ static void bad_sizes_are_named(void **state)
         {offsetof(struct arena_spec, hidden), UINT32_MAX, HELM_E_LIMIT, "hidden"},
         {offsetof(struct arena_spec, vocab), UINT32_MAX, HELM_E_LIMIT, "vocab"},
         {offsetof(struct arena_spec, lanes), UINT32_MAX, HELM_E_LIMIT, "lanes"},
-        {offsetof(struct arena_spec, kv.layers), 0, HELM_E_LIMIT, "kv.layers"},
         {offsetof(struct arena_spec, kv.layers), UINT32_MAX, HELM_E_LIMIT, "kv.layers"},
         {offsetof(struct arena_spec, kv.kv_heads), 0, HELM_E_LIMIT, "kv.kv_heads"},
         {offsetof(struct arena_spec, kv.kv_heads), 1u << 31, HELM_E_LIMIT, "kv.kv_heads"},

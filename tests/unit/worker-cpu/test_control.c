@@ -17,7 +17,8 @@
 
 #include "common/plan.h"
 #include "proto/control.pb-c.h"
-#include "worker-cpu/control.h"
+#include "worker-cpu/engine.h"
+#include "worker/control.h"
 #include "worker-cpu/local.h"
 
 #define FOLDER  "tests/data/golden/qwen3"
@@ -91,7 +92,8 @@ static void setup(struct stage *s)
     zmq_setsockopt(s->router, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);
     zmq_setsockopt(s->router, ZMQ_LINGER, &linger, sizeof linger);
     assert_int_equal(zmq_bind(s->router, s->endpoint), 0);
-    s->options = (struct control_options){.arena = &s->arena,
+    s->options = (struct control_options){.engine = &cpu_engine_ops,
+                                          .arena = &s->arena,
                                           .endpoint = s->endpoint,
                                           .secret = "0123456789abcde",
                                           .epoch = EPOCH,
@@ -323,8 +325,8 @@ static void another_home_is_refused(void **state)
     struct stage s;
     setup(&s);
     expect_hello(&s);
-    send_load(&s, PLAN_HOME_GPU, 0);
-    expect_fault(&s, HELM_E_UNSUPPORTED, "`gpu`");
+    send_load(&s, PLAN_HOME_STREAM, 0);
+    expect_fault(&s, HELM_E_UNSUPPORTED, "`stream`");
     teardown(&s);
 }
 

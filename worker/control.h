@@ -1,20 +1,21 @@
 /* The worker's side of the control protocol (proto/control.proto): HELLO, LOAD, PROGRESS, READY, PING,
  * SHUTDOWN.
  *
- * Called by main.c only. Owns the ZeroMQ socket and the server (server.h); the arena and done_fd are the
+ * Called by process.c only. Owns the ZeroMQ socket and the server (server.h); the arena and done_fd are the
  * caller's. */
-#ifndef HELM_WORKER_CPU_CONTROL_H
-#define HELM_WORKER_CPU_CONTROL_H
+#ifndef HELM_WORKER_CONTROL_H
+#define HELM_WORKER_CONTROL_H
 
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "common/arena.h"
+#include "worker/engine.h"
 
 #define CONTROL_VERSION      1
 #define CONTROL_SECRET_BYTES 16
 
 struct control_options {
+    const struct worker_engine_ops *engine;
     const struct arena *arena;
     const char *endpoint;
     unsigned char secret[CONTROL_SECRET_BYTES];

@@ -2,7 +2,7 @@
  *
  * One poll over the socket and the step thread's eventfd; handlers never block. What is allowed when stands
  * in one table; anything else is a broken protocol and ends the worker. */
-#include "worker-cpu/control.h"
+#include "worker/control.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -15,7 +15,8 @@
 #include "common/log.h"
 #include "common/units.h"
 #include "proto/control.pb-c.h"
-#include "worker-cpu/server.h"
+#include "worker-cpu/pool.h"
+#include "worker/server.h"
 
 #define FRAME_BYTES_MAX     (8 * MIB)
 #define LOAD_PLAN_BYTES_MAX (4 * MIB)
@@ -24,6 +25,7 @@
 #define LOAD_WAIT_MS        60000 /* a helmd that never says LOAD is gone */
 #define FAULT_LINGER_MS     1000
 #define SPIN_US_MAX         100000
+#define PEER_WAIT_MS_MAX    3600000
 
 enum control_state { CONTROL_GREETED, CONTROL_LOADING, CONTROL_SERVING, CONTROL_ENDING };
 static const char *const state_name[] = {"greeted", "loading", "serving", "ending"};
@@ -35,7 +37,7 @@ struct control {
     uint64_t greeted_us;
     struct server *server;
     struct plan plan;
-    char *folder, *kernels;
+    char *folder, *kernels, *device;
     struct helm_err *err;
 };
 
@@ -64,7 +66,7 @@ static int send_hello(struct control *c)
     memcpy(secret, c->options->secret, sizeof secret);
     hello.pid = (uint32_t)getpid();
     hello.arena_abi = ARENA_ABI;
-    hello.kind = "cpu";
+    hello.kind = (char *)c->options->engine->kind;
     message.secret.data = secret;
     message.secret.len = sizeof secret;
     message.body_case = HELM__CONTROL__V1__CONTROL__BODY_HELLO;
@@ -76,8 +78,8 @@ static int send_progress(struct control *c)
 {
     Message message = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Progress progress = HELM__CONTROL__V1__PROGRESS__INIT;
-    progress.bytes_done = atomic_load(&c->server->engine.bytes_done);
-    progress.bytes_total = atomic_load(&c->server->engine.bytes_total);
+    progress.bytes_done = atomic_load(&c->server->engine->bytes_done);
+    progress.bytes_total = atomic_load(&c->server->engine->bytes_total);
     message.body_case = HELM__CONTROL__V1__CONTROL__BODY_PROGRESS;
     message.progress = &progress;
     return send_message(c, &message);
@@ -85,7 +87,7 @@ static int send_progress(struct control *c)
 
 static int send_ready(struct control *c)
 {
-    struct engine_report *r = &c->server->engine.report;
+    struct engine_report *r = &c->server->engine->report;
     Message message = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Ready ready = HELM__CONTROL__V1__READY__INIT;
     char *reduced[ENGINE_REDUCED_MAX];
@@ -98,6 +100,18 @@ static int send_ready(struct control *c)
     ready.small_bytes = r->small_bytes;
     ready.load_seconds = r->load_seconds;
     ready.weights_digest = r->weights_digest;
+    Helm__Control__V1__VramLine line[PLAN_LINES_MAX], *lines[PLAN_LINES_MAX];
+    for (uint32_t i = 0; i < r->vram.line_count; i++) {
+        helm__control__v1__vram_line__init(&line[i]);
+        line[i].what = r->vram.line[i].what;
+        line[i].bytes = r->vram.line[i].bytes;
+        lines[i] = &line[i];
+    }
+    ready.device = r->device;
+    ready.vram_bytes = r->vram.total;
+    ready.n_vram = r->vram.line_count;
+    ready.vram = lines;
+    ready.vram_limit = r->vram.limit;
     ready.n_reduced = r->reduced_count;
     ready.reduced = reduced;
     message.body_case = HELM__CONTROL__V1__CONTROL__BODY_READY;
@@ -133,6 +147,9 @@ static int handle_load(struct control *c, const Message *message)
     if (load->threads > POOL_THREADS_MAX)
         return helm_fail(c->err, HELM_E_LIMIT, "LOAD: %u threads, at most %d", load->threads,
                          POOL_THREADS_MAX);
+    if (load->peer_wait_ms > PEER_WAIT_MS_MAX)
+        return helm_fail(c->err, HELM_E_LIMIT, "LOAD: peer_wait_ms is %u, at most %d", load->peer_wait_ms,
+                         PEER_WAIT_MS_MAX);
     if (load->spin_us > SPIN_US_MAX)
         return helm_fail(c->err, HELM_E_LIMIT, "LOAD: spin of %u us, at most %d", load->spin_us, SPIN_US_MAX);
     int rc = json_parse_bounded("LOAD: plan", load->plan_json, strlen(load->plan_json), LOAD_PLAN_BYTES_MAX,
@@ -142,9 +159,12 @@ static int handle_load(struct control *c, const Message *message)
     if (rc) return rc;
     c->folder = strdup(load->folder);
     c->kernels = strdup(load->kernels);
+    c->device = strdup(load->device);
     c->server = aligned_alloc(64, (sizeof *c->server + 63) / 64 * 64);
-    if (!c->folder || !c->kernels || !c->server) return helm_fail(c->err, HELM_E_NOMEM, "LOAD: no memory");
+    if (!c->folder || !c->kernels || !c->device || !c->server)
+        return helm_fail(c->err, HELM_E_NOMEM, "LOAD: no memory");
     memset(c->server, 0, sizeof *c->server);
+    c->server->ops = c->options->engine;
     c->server->arena = c->options->arena;
     c->server->epoch = c->options->epoch;
     c->server->worker = c->options->worker;
@@ -159,7 +179,11 @@ static int handle_load(struct control *c, const Message *message)
                                 .kernels = c->kernels,
                                 .spin_us = load->spin_us ? load->spin_us : POOL_SPIN_US_DEFAULT,
                                 .weights_ready = load->weights_ready,
-                                .pin = true};
+                                .pin = true,
+                                .peer_wait_ms = load->peer_wait_ms,
+                                .device = c->device,
+                                .vram_bytes = load->vram_bytes,
+                                .copy_bytes_per_s = load->copy_bytes_per_s};
     c->state = CONTROL_LOADING;
     return server_start(c->server, c->err);
 }
@@ -311,6 +335,7 @@ int control_serve(const struct control_options *options, struct helm_err *err)
     free(c.server);
     free(c.folder);
     free(c.kernels);
+    free(c.device);
     plan_free(&c.plan);
     return rc;
 }

@@ -1,7 +1,9 @@
 /* The step thread. See server.h. */
-#include "worker-cpu/server.h"
+#include "worker/server.h"
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "common/log.h"
@@ -38,7 +40,7 @@ static int server_run_steps(struct server *server, uint32_t last, uint32_t now)
         last++;
         const struct step *step = &arena_control_of(server->arena)->step[last % ARENA_STEP_RING];
         if (step->epoch != server->epoch) continue; /* made for the worker before this one */
-        int rc = engine_step(&server->engine, last, &server->err);
+        int rc = server->ops->step(server->engine, last, &server->err);
         if (rc) return rc;
         server_announce(server, last);
     }
@@ -50,7 +52,7 @@ static void *server_main(void *arg)
     struct server *server = arg;
     struct doorbell *bell = &arena_control_of(server->arena)->step_bell;
     uint32_t last = doorbell_read(bell), now;
-    int rc = engine_load(&server->engine, server->arena, &server->options, &server->err);
+    int rc = server->ops->load(server->engine, server->arena, &server->options, &server->err);
     if (!rc) {
         server_report(server, SERVER_SERVING);
         while (!rc && !atomic_load_explicit(&server->stop, memory_order_relaxed)) {
@@ -58,7 +60,7 @@ static void *server_main(void *arg)
             rc = server_run_steps(server, last, now);
             last = now;
         }
-        engine_free(&server->engine);
+        server->ops->free(server->engine);
     }
     if (rc) server_report(server, SERVER_FAILED);
     return NULL;
@@ -66,6 +68,10 @@ static void *server_main(void *arg)
 
 int server_start(struct server *server, struct helm_err *err)
 {
+    size_t bytes = (server->ops->bytes + 63) / 64 * 64;
+    server->engine = aligned_alloc(64, bytes);
+    if (!server->engine) return helm_fail(err, HELM_E_NOMEM, "no memory for an engine of %zu bytes", bytes);
+    memset(server->engine, 0, bytes);
     int rc = pin_create_thread(&server->thread, -1, server_main, server, err);
     if (rc) return rc;
     pthread_setname_np(server->thread, "compute 0");
@@ -75,9 +81,12 @@ int server_start(struct server *server, struct helm_err *err)
 
 void server_stop(struct server *server)
 {
-    if (!server->started) return;
-    atomic_store(&server->engine.cancel, true);
-    atomic_store(&server->stop, true);
-    pthread_join(server->thread, NULL);
+    if (server->started) {
+        atomic_store(&server->engine->cancel, true);
+        atomic_store(&server->stop, true);
+        pthread_join(server->thread, NULL);
+    }
     server->started = false;
+    free(server->engine);
+    server->engine = NULL;
 }

@@ -1,0 +1,548 @@
+/* Golden runs over two workers: every split of every reference model between CPU and GPU, and the GPU alone.
+ *
+ * Both engines run as threads over one arena (worker-gpu/pair.h), with the step protocol and the lanes of the
+ * real processes. Checked: tokens and logprobs against the reference, the same bits in a second run, lanes
+ * left at 0, ceilings refused with numbers, a peer that does not come.
+ *
+ * The device is the emulated one. With HELM_TEST_DEVICE=cuda, in the program that `make
+ * BUILD=... .../helm-test-gpu-split` links with the CUDA device, it is the GPU; a build or a machine without
+ * one skips, and says why. HELM_TEST_DEVICE=cuda also prints the time of a hand-over. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/json.h"
+#include "common/units.h"
+#include "worker-gpu/device.h"
+#include "worker-gpu/pair.h"
+
+#define CASES_MAX   16
+#define STEPS_MAX   64
+#define TOP         10 /* how many of the reference's logprobs are compared */
+#define STEP_TOKENS 256
+#define CONTEXT     1100
+/* Instrumented kernels are many times slower: short cases reach every line all the same. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define LONG_CASE 40
+#else
+#define LONG_CASE UINT32_MAX
+#endif
+#define SHORT_CASE 140
+
+struct golden_step {
+    uint32_t token;
+    float gap;
+    uint32_t top_token[TOP];
+    float top_logprob[TOP];
+};
+struct golden_case {
+    uint32_t prompt_count, step_count;
+    uint32_t *prompt;
+    struct golden_step step[STEPS_MAX];
+};
+struct golden {
+    struct golden_case cases[CASES_MAX];
+    uint32_t count;
+};
+
+/* Of the README's classes the one where activations or cache are rounded to 16 bits. */
+static const double worst_allowed = 0.4, mean_allowed = 0.08, gap_allowed = 0.4;
+
+struct outcome {
+    double worst, sum;
+    uint64_t count, digest;
+    uint32_t permitted, wrong;
+};
+
+static const char *device_name(void)
+{
+    const char *name = getenv("HELM_TEST_DEVICE");
+    return name && *name ? name : "emulated";
+}
+
+/* Skips when the device asked for is not there. */
+static void need_device(void)
+{
+    char why[256];
+    if (strcmp(device_name(), "emulated") == 0 || device_cuda_usable(why, sizeof why)) return;
+    print_message("no CUDA device: %s\n", why);
+    skip();
+}
+
+static void golden_read(const char *model, struct golden *golden)
+{
+    char path[256];
+    json_t *json = NULL;
+    struct helm_err err = {0};
+    memset(golden, 0, sizeof *golden);
+    snprintf(path, sizeof path, "tests/data/%s/golden.json", model);
+    assert_int_equal(json_read_file(path, 64 * MIB, &json, &err), 0);
+    size_t c, i, k;
+    json_t *one, *item, *pair;
+    json_array_foreach(json_object_get(json, "cases"), c, one)
+    {
+        assert_true(c < CASES_MAX);
+        struct golden_case *out = &golden->cases[golden->count++];
+        json_t *prompt = json_object_get(one, "prompt");
+        out->prompt_count = (uint32_t)json_array_size(prompt);
+        out->prompt = calloc(out->prompt_count, sizeof *out->prompt);
+        json_array_foreach(prompt, i, item) out->prompt[i] = (uint32_t)json_integer_value(item);
+        json_array_foreach(json_object_get(one, "steps"), i, item)
+        {
+            assert_true(i < STEPS_MAX);
+            struct golden_step *step = &out->step[out->step_count++];
+            step->token = (uint32_t)json_integer_value(json_object_get(item, "token"));
+            step->gap = (float)json_number_value(json_object_get(item, "gap"));
+            json_array_foreach(json_object_get(item, "top"), k, pair)
+            {
+                if (k == TOP) break;
+                step->top_token[k] = (uint32_t)json_integer_value(json_array_get(pair, 0));
+                step->top_logprob[k] = (float)json_number_value(json_array_get(pair, 1));
+            }
+        }
+    }
+    json_decref(json);
+    assert_true(golden->count > 0);
+}
+
+static void golden_free(struct golden *golden)
+{
+    for (uint32_t i = 0; i < golden->count; i++) free(golden->cases[i].prompt);
+}
+
+/* One sequence on its way through a case. */
+struct walk {
+    const struct golden_case *golden;
+    uint32_t slot, done, length, step;
+    bool ended;
+};
+
+static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
+{
+    const unsigned char *at = data;
+    for (size_t i = 0; i < bytes; i++) digest = (digest ^ at[i]) * UINT64_C(0x100000001b3);
+    return digest;
+}
+
+static void walk_compare(struct pair *pair, struct walk *walk, const struct step_result_row *row,
+                         const float *logits, struct outcome *outcome)
+{
+    const uint32_t vocab = arena_header_of(&pair->arena)->vocab;
+    const struct golden_step *step = &walk->golden->step[walk->step];
+    double most = -INFINITY, sum = 0;
+    assert_int_equal(row->status, STEP_ROW_OK);
+    if (logits) {
+        for (uint32_t i = 0; i < vocab; i++) most = logits[i] > most ? logits[i] : most;
+        for (uint32_t i = 0; i < vocab; i++) sum += exp(logits[i] - most);
+        double norm = most + log(sum);
+        for (uint32_t k = 0; k < TOP; k++) {
+            double difference = fabs(logits[step->top_token[k]] - norm - step->top_logprob[k]);
+            if (!(difference <= outcome->worst)) outcome->worst = difference;
+            outcome->sum += difference;
+            outcome->count++;
+        }
+        assert_true(fabs(row->sampled.logprob - (logits[row->sampled.token] - norm)) < 1e-3);
+        outcome->digest = digest_add(outcome->digest, logits, vocab * sizeof *logits);
+    }
+    outcome->digest = digest_add(outcome->digest, &row->sampled.token, sizeof row->sampled.token);
+    walk->done = walk->length;
+    if (row->sampled.token != step->token) {
+        if (step->gap > gap_allowed)
+            outcome->wrong++;
+        else
+            outcome->permitted++;
+        walk->ended = true;
+        return;
+    }
+    arena_history_of(&pair->arena, walk->slot)[walk->length++] = step->token;
+    walk->ended = ++walk->step == walk->golden->step_count;
+}
+
+/* Runs the walks to their ends, all of them in each step; prefill chunks take their sizes from a repeating
+ * pattern, 0 means as much as fits. */
+static void run_walks(struct pair *pair, struct walk *walks, uint32_t count, const uint32_t *pattern,
+                      uint32_t pattern_count, struct outcome *outcome)
+{
+    const uint32_t vocab = arena_header_of(&pair->arena)->vocab;
+    struct helm_err err = {0};
+    uint32_t turn = 0;
+    for (;;) {
+        struct step_row rows[CASES_MAX];
+        struct walk *of[CASES_MAX];
+        uint32_t row_count = 0, budget = STEP_TOKENS, sampled = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            struct walk *w = &walks[i];
+            uint32_t left = w->length - w->done, chunk = pattern[turn++ % pattern_count];
+            if (w->ended || !budget) continue;
+            if (!chunk || chunk > left) chunk = left;
+            if (chunk > budget) chunk = budget;
+            budget -= chunk;
+            of[row_count] = w;
+            rows[row_count++] = (struct step_row){.slot = w->slot,
+                                                  .start = w->done,
+                                                  .count = chunk,
+                                                  .flags = chunk == left ? STEP_ROW_SAMPLE : 0};
+        }
+        if (!row_count) break;
+        const struct step_result *result;
+        int rc = pair_step(pair, rows, row_count, &result, &err);
+        if (rc) fail_msg("%s", err.text);
+        assert_int_equal(result->row_count, row_count);
+        for (uint32_t i = 0; i < row_count; i++) {
+            assert_int_equal(result->row[i].slot, rows[i].slot);
+            if (!(rows[i].flags & STEP_ROW_SAMPLE)) {
+                of[i]->done += rows[i].count;
+                continue;
+            }
+            bool listed = arena_slot_of(&pair->arena, rows[i].slot)->sampling.logprobs > 0;
+            const float *logits = (const float *)arena_region_ptr(&pair->arena, ARENA_REGION_LOGITS) +
+                                  (size_t)vocab * sampled++;
+            walk_compare(pair, of[i], &result->row[i], listed ? logits : NULL, outcome);
+        }
+    }
+}
+
+enum mode { MODE_ALONE, MODE_TOGETHER, MODE_GREEDY, MODE_COUNT };
+
+/* Cases one by one in odd chunks; all together; together and greedy without logprobs (the device's argmax).
+ */
+static void run_mode(struct pair *pair, const struct golden *golden, enum mode mode, uint32_t longest,
+                     struct outcome *outcome)
+{
+    static const uint32_t odd[] = {0, 7, 33, 1, 64, 2, 129, 16, 17}, mixed[] = {13, 0, 5, 40, 1, 200, 3};
+    struct walk walks[CASES_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < golden->count; i++) {
+        const struct golden_case *c = &golden->cases[i];
+        if (c->prompt_count > longest) continue;
+        walks[count] = (struct walk){.golden = c, .slot = count, .length = c->prompt_count};
+        memcpy(arena_history_of(&pair->arena, count), c->prompt, c->prompt_count * sizeof(uint32_t));
+        struct arena_slot *slot = arena_slot_of(&pair->arena, count);
+        slot->prompt_count = c->prompt_count;
+        slot->sampling.logprobs = mode == MODE_GREEDY ? 0 : 5;
+        count++;
+    }
+    assert_true(count > 0);
+    if (mode != MODE_ALONE) {
+        run_walks(pair, walks, count, mixed, sizeof mixed / sizeof *mixed, outcome);
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        run_walks(pair, &walks[i], 1, odd, sizeof odd / sizeof *odd, outcome);
+}
+
+struct split {
+    const char *name;
+    struct plan_stage stages[16];
+    uint32_t stage_count;
+    enum plan_home embed, head;
+};
+
+static struct split make_split(const char *name, const enum plan_home *home, uint32_t layers)
+{
+    struct split split = {.name = name};
+    for (uint32_t l = 0; l < layers; l++) {
+        if (l == 0 || home[l] != home[l - 1])
+            split.stages[split.stage_count++] = (struct plan_stage){.first = l, .home = home[l]};
+        split.stages[split.stage_count - 1].last = l;
+    }
+    split.embed = home[0];
+    split.head = home[layers - 1];
+    return split;
+}
+
+static struct pair_options options_of(const char *folder, const struct split *split, enum dtype kv_dtype)
+{
+    return (struct pair_options){.folder = folder,
+                                 .stages = split->stages,
+                                 .stage_count = split->stage_count,
+                                 .embed = split->embed,
+                                 .head = split->head,
+                                 .device = device_name(),
+                                 .kv_dtype = kv_dtype,
+                                 .threads = 2,
+                                 .slots = CASES_MAX,
+                                 .context_tokens = CONTEXT,
+                                 .step_tokens = STEP_TOKENS,
+                                 .vram_bytes = strcmp(device_name(), "emulated") == 0 ? 256 * MIB : 4 * GIB,
+                                 .peer_wait_ms = 20000};
+}
+
+static void lanes_are_empty(const struct pair *pair)
+{
+    for (uint32_t i = 0; i < LANE_COUNT; i++)
+        assert_int_equal(doorbell_read(&arena_lane_of(&pair->arena, i)->bell), 0);
+}
+
+/* One plan: `modes` of it, the first twice to see the same bits. */
+static void run_split(const char *model, const struct golden *golden, const struct split *split,
+                      enum dtype kv_dtype, unsigned modes, uint32_t longest)
+{
+    char folder[256];
+    struct helm_err err = {0};
+    struct pair *pair = calloc(1, sizeof *pair);
+    uint64_t start_us = units_now_us(), digest[2] = {0, 0};
+    snprintf(folder, sizeof folder, "tests/data/%s", model);
+    const struct pair_options options = options_of(folder, split, kv_dtype);
+    struct outcome all = {0};
+    if (longest > LONG_CASE) longest = LONG_CASE;
+    if (pair_open(&options, pair, &err)) fail_msg("%s, %s: %s", model, split->name, err.text);
+    for (int mode = 0; mode < MODE_COUNT; mode++) {
+        if (!(modes >> mode & 1)) continue;
+        for (int again = 0; again < 2; again++) {
+            struct outcome outcome = {0};
+            run_mode(pair, golden, (enum mode)mode, longest, &outcome);
+            digest[again] = outcome.digest;
+            if (outcome.worst > all.worst) all.worst = outcome.worst;
+            all.sum += outcome.sum;
+            all.count += outcome.count;
+            all.permitted += outcome.permitted;
+            all.wrong += outcome.wrong;
+        }
+        assert_true(digest[0] == digest[1]); /* bit-identical run to run */
+    }
+    lanes_are_empty(pair);
+    pair_close(pair);
+    free(pair);
+    print_message("%-24s %-22s kv %-4s mean %.5f worst %.4f, %u permitted differences, %.2f s\n", model,
+                  split->name, dtype_name(kv_dtype), all.count ? all.sum / (double)all.count : 0.0, all.worst,
+                  all.permitted, (double)(units_now_us() - start_us) * 1e-6);
+    assert_int_equal(all.wrong, 0);
+    assert_true(all.worst <= worst_allowed);
+    if (all.count) assert_true(all.sum / (double)all.count <= mean_allowed);
+}
+
+static void run_model(const char *model, uint32_t layers)
+{
+    const unsigned every = 7, together = 1u << MODE_TOGETHER;
+    struct golden *golden = calloc(1, sizeof *golden);
+    enum plan_home home[16];
+    char name[64];
+    golden_read(model, golden);
+    for (uint32_t k = 0; k <= layers; k++) { /* k layers on the GPU, first or last; 0 and all are the ends */
+        for (int first = 0; first < 2; first++) {
+            if (k == 0 || (k == layers && first == 0)) continue;
+            for (uint32_t l = 0; l < layers; l++)
+                home[l] = (first ? l < k : l >= layers - k) ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+            snprintf(name, sizeof name,
+                     k == layers ? "all gpu"
+                     : first     ? "gpu %u, then cpu"
+                                 : "cpu, then gpu %u",
+                     k);
+            struct split split = make_split(name, home, layers);
+            run_split(model, golden, &split, DTYPE_F16, k == layers ? every : together,
+                      k == layers ? UINT32_MAX : SHORT_CASE);
+        }
+    }
+    for (int start = 0; start < 2; start++) {
+        for (uint32_t l = 0; l < layers; l++)
+            home[l] = (l + (uint32_t)start) % 2 ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+        struct split split =
+            make_split(start ? "alternating, gpu first" : "alternating, cpu first", home, layers);
+        run_split(model, golden, &split, start ? DTYPE_BF16 : DTYPE_F32, every, UINT32_MAX);
+        /* the ends on the other worker than the layers beside them */
+        split.embed = split.embed == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+        split.head = split.head == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+        split.name = start ? "alternating, ends cpu" : "alternating, ends gpu";
+        run_split(model, golden, &split, DTYPE_F16, together, SHORT_CASE);
+    }
+    golden_free(golden);
+    free(golden);
+}
+
+static void qwen3_agrees(void **state)
+{
+    (void)state;
+    need_device();
+    run_model("golden/qwen3", 4);
+}
+static void qwen2_agrees(void **state)
+{
+    (void)state;
+    need_device();
+    run_model("golden/qwen2-bias", 4);
+}
+static void llama3_agrees(void **state)
+{
+    (void)state;
+    need_device();
+    run_model("golden/llama3-ropescaled", 4);
+}
+static void demo_agrees(void **state)
+{
+    (void)state;
+    need_device();
+    run_model("demo", 8);
+}
+
+static const enum plan_home mixed_home[] = {PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_GPU, PLAN_HOME_CPU};
+
+/* Below what the plan needs the load is refused with every number; at it, it fits and stays below. */
+static void the_ceiling_holds(void **state)
+{
+    (void)state;
+    need_device();
+    struct helm_err err = {0};
+    struct pair *pair = calloc(1, sizeof *pair);
+    struct split split = make_split("ceiling", mixed_home, 4);
+    struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+    if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
+    struct ledger vram = pair->server[PAIR_GPU].engine->report.vram;
+    assert_true(vram.total <= vram.limit);
+    assert_true(vram.line_count >= 4);
+    pair_close(pair);
+    options.vram_bytes = vram.total;
+    assert_int_equal(pair_open(&options, pair, &err), 0);
+    pair_close(pair);
+    options.vram_bytes = vram.total - vram.line[0].bytes;
+    assert_int_equal(pair_open(&options, pair, &err), HELM_E_CAPACITY);
+    assert_non_null(strstr(err.text, "VRAM"));
+    print_message("refused: %s\n", err.text);
+    options.vram_bytes = 4096;
+    assert_int_equal(pair_open(&options, pair, &err), HELM_E_CAPACITY);
+    free(pair);
+}
+
+/* The same device with slow copies computes the same, only later. */
+static void slow_copies_change_nothing(void **state)
+{
+    (void)state;
+    need_device();
+    struct helm_err err = {0};
+    struct golden *golden = calloc(1, sizeof *golden);
+    struct pair *pair = calloc(1, sizeof *pair);
+    struct split split = make_split("slow copies", mixed_home, 4);
+    struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+    uint64_t digest[2];
+    golden_read("golden/qwen3", golden);
+    for (int slow = 0; slow < 2; slow++) {
+        struct outcome outcome = {0};
+        options.copy_bytes_per_s = slow ? 20 * MIB : 0;
+        if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
+        double seconds = pair->server[PAIR_GPU].engine->report.load_seconds;
+        uint64_t bytes = pair->server[PAIR_GPU].engine->report.weight_bytes;
+        if (slow && strcmp(device_name(), "emulated") == 0)
+            assert_true(seconds >= (double)bytes / (20.0 * (double)MIB));
+        run_mode(pair, golden, MODE_TOGETHER, 20, &outcome);
+        digest[slow] = outcome.digest;
+        pair_close(pair);
+    }
+    assert_true(digest[0] == digest[1]);
+    golden_free(golden);
+    free(golden);
+    free(pair);
+}
+
+/* A bad row is left out by both workers alike; a step of bad rows only is answered at once. */
+static void bad_rows_are_left_out_by_both(void **state)
+{
+    (void)state;
+    need_device();
+    struct helm_err err = {0};
+    struct pair *pair = calloc(1, sizeof *pair);
+    struct split split = make_split("bad rows", mixed_home, 4);
+    struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+    const struct step_row good = {.slot = 0, .start = 0, .count = 5, .flags = STEP_ROW_SAMPLE};
+    const struct step_row bad[] = {{.slot = 99, .start = 0, .count = 1},
+                                   {.slot = 1, .start = CONTEXT, .count = 1},
+                                   {.slot = 1, .start = 0, .count = 0},
+                                   {.slot = 0, .start = 5, .count = 1}};
+    const struct step_result *result;
+    if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
+    for (uint32_t i = 0; i < 8; i++) arena_history_of(&pair->arena, 0)[i] = i + 3;
+    assert_int_equal(pair_step(pair, &good, 1, &result, &err), 0);
+    assert_int_equal(result->row[0].status, STEP_ROW_OK);
+    uint32_t token = result->row[0].sampled.token;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const struct step_row rows[2] = {good, bad[i]};
+        assert_int_equal(pair_step(pair, rows, 2, &result, &err), 0);
+        assert_int_equal(result->row[0].sampled.token, token);
+        assert_int_equal(result->row[1].status, STEP_ROW_BAD);
+    }
+    assert_int_equal(pair_step(pair, bad, 3, &result, &err), 0);
+    assert_int_equal(result->row[2].status, STEP_ROW_BAD);
+    lanes_are_empty(pair);
+    pair_close(pair);
+    free(pair);
+}
+
+/* A hand-over that never comes is an error of the waiting worker, in time, and it still ends. */
+static void a_late_peer_is_a_fault(void **state)
+{
+    (void)state;
+    need_device();
+    for (int gpu_waits = 0; gpu_waits < 2; gpu_waits++) {
+        struct helm_err err = {0};
+        struct pair *pair = calloc(1, sizeof *pair);
+        struct split split = make_split("late peer", mixed_home, 4);
+        struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+        const struct step_row row = {.slot = 0, .start = 0, .count = 1, .flags = STEP_ROW_SAMPLE};
+        const struct step_result *result;
+        options.peer_wait_ms = 300;
+        if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
+        enum pair_worker gone = gpu_waits ? PAIR_CPU : PAIR_GPU;
+        server_stop(&pair->server[gone]);
+        uint64_t start_us = units_now_us();
+        int rc = pair_step(pair, &row, 1, &result, &err);
+        assert_int_equal(rc, HELM_E_PEER);
+        assert_true(units_now_us() - start_us < 10000000);
+        print_message("%s waits: %s\n", gpu_waits ? "gpu" : "cpu", err.text);
+        pair_close(pair);
+        free(pair);
+    }
+}
+
+/* What a stage change costs: decode of one token over plans with more and more of them. */
+static void hand_overs_are_timed(void **state)
+{
+    (void)state;
+    need_device();
+    static const enum plan_home plans[][8] = {{1, 1, 1, 1, 1, 1, 1, 1},
+                                              {0, 1, 1, 1, 1, 1, 1, 1},
+                                              {0, 1, 1, 0, 1, 1, 0, 1},
+                                              {0, 1, 0, 1, 0, 1, 0, 1}};
+    struct helm_err err = {0};
+    for (size_t p = 0; p < sizeof plans / sizeof *plans; p++) {
+        struct pair *pair = calloc(1, sizeof *pair);
+        struct split split = make_split("timing", plans[p], 8);
+        struct pair_options options = options_of("tests/data/demo", &split, DTYPE_F16);
+        const struct step_result *result;
+        uint64_t best_ns = UINT64_MAX;
+        if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
+        for (uint32_t i = 0; i < 200; i++) {
+            const struct step_row row = {.slot = 0, .start = i, .count = 1, .flags = STEP_ROW_SAMPLE};
+            arena_history_of(&pair->arena, 0)[i] = 5 + i;
+            uint64_t start_ns = units_now_ns();
+            if (pair_step(pair, &row, 1, &result, &err)) fail_msg("%s", err.text);
+            uint64_t spent = units_now_ns() - start_ns;
+            if (spent < best_ns) best_ns = spent;
+        }
+        print_message("%u stages: a step of one token takes %.1f us at best\n", split.stage_count,
+                      (double)best_ns * 1e-3);
+        pair_close(pair);
+        free(pair);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_rows_are_left_out_by_both),
+        cmocka_unit_test(the_ceiling_holds),
+        cmocka_unit_test(slow_copies_change_nothing),
+        cmocka_unit_test(a_late_peer_is_a_fault),
+        cmocka_unit_test(hand_overs_are_timed),
+        cmocka_unit_test(qwen3_agrees),
+        cmocka_unit_test(qwen2_agrees),
+        cmocka_unit_test(llama3_agrees),
+        cmocka_unit_test(demo_agrees),
+    };
+    return cmocka_run_group_tests_name("golden/split", tests, NULL, NULL);
+}

@@ -1,0 +1,186 @@
+/* What a device must do: memory under a ceiling, copies, events, words in stream order, kernels, graphs.
+ *
+ * Implemented twice: device_cuda.c (a GPU) and device_emulated.c (threads of the CPU, reference kernels, the
+ * same ceiling). Called by the GPU engine, which never asks which one it has. A device has two queues: work
+ * put into one is done in order; work in different queues overlaps unless an event orders it. Calls return
+ * at once unless they say otherwise; an error of queued work shows in device_check and in every call after
+ * it (a device that failed stays failed: the worker ends and helmd starts another).
+ *
+ * One thread uses the compute queue. Others may use the copy queue after device_thread_begin. */
+#ifndef HELM_WORKER_GPU_DEVICE_H
+#define HELM_WORKER_GPU_DEVICE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/err.h"
+#include "common/plan.h"
+#include "worker-gpu/kernels.h"
+
+enum device_queue { DEVICE_COMPUTE, DEVICE_COPY, DEVICE_QUEUE_COUNT };
+enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST };
+
+/* When a waiting queue goes on: word - value, as a signed number, is 0 or more; the word is the value. */
+enum device_compare { DEVICE_AT_LEAST, DEVICE_EQUAL };
+
+/* What device memory is for: the ledger's lines. */
+enum device_use {
+    DEVICE_WEIGHTS,
+    DEVICE_KV,
+    DEVICE_WORKSPACE,
+    DEVICE_GRAPHS,
+    DEVICE_CONTEXT,
+    DEVICE_USE_COUNT
+};
+const char *device_use_name(enum device_use use);
+
+struct device_options {
+    const char *name;          /* "cuda", "cuda:1", "emulated" */
+    uint64_t vram_bytes;       /* ceiling for everything; 0: all the device has */
+    uint64_t copy_bytes_per_s; /* emulated: speed of copies, 0 = as fast as memory */
+    uint32_t wait_ms;          /* a word waited for longer than this is a failure of the peer */
+};
+
+struct device;
+struct device_graph;
+struct device_event;
+
+/* The operations of a step; arguments as in kernels.h, put into the compute queue. */
+struct device_kernels {
+    int (*gemv)(struct device *d, const struct gpuk_linear_args *args, void *workspace, uint32_t flags,
+                struct helm_err *err);
+    int (*gemm_small)(struct device *d, const struct gpuk_linear_args *args, uint32_t tokens,
+                      const uint32_t *count, void *workspace, uint32_t flags, struct helm_err *err);
+    int (*embed)(struct device *d, const struct gpuk_step *step, uint32_t tokens, const void *table,
+                 enum dtype dtype, uint32_t vocab, uint32_t hidden, float *x, uint32_t flags,
+                 struct helm_err *err);
+    int (*rmsnorm)(struct device *d, const uint32_t *count, uint32_t tokens, const float *x,
+                   const float *norm, float eps, uint32_t hidden, void *out, enum dtype out_dtype,
+                   uint32_t flags, struct helm_err *err);
+    int (*gather)(struct device *d, const struct gpuk_step *step, uint32_t samples, const float *x,
+                  uint32_t hidden, float *out, uint32_t flags, struct helm_err *err);
+    int (*lane_copy)(struct device *d, const uint32_t *count, uint32_t tokens, const float *x,
+                     uint32_t hidden, float *out, uint32_t flags, struct helm_err *err);
+    int (*swiglu)(struct device *d, const uint32_t *count, uint32_t tokens, const void *in,
+                  enum dtype in_dtype, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
+                  enum dtype out_dtype, uint32_t flags, struct helm_err *err);
+    int (*rope_table)(struct device *d, const struct gpuk_step *step, uint32_t tokens, const float *inv_freq,
+                      uint32_t head_dim, float scale, float *table, uint32_t flags, struct helm_err *err);
+    int (*rope_append)(struct device *d, const struct gpuk_attention *args, uint32_t tokens, void *q_out,
+                       enum dtype q_dtype, uint32_t flags, struct helm_err *err);
+    int (*attention_decode)(struct device *d, const struct gpuk_attention *args, uint32_t tokens, bool fused,
+                            float *out, void *workspace, uint32_t flags, struct helm_err *err);
+    int (*attention_prefill)(struct device *d, const struct gpuk_attention *args, const void *q,
+                             uint32_t tokens, uint32_t rows, void *out, enum dtype out_dtype, uint32_t flags,
+                             struct helm_err *err);
+    int (*argmax)(struct device *d, const uint32_t *count, uint32_t rows, const float *logits, uint32_t vocab,
+                  struct gpuk_token *result, void *workspace, uint32_t flags, struct helm_err *err);
+    /* gpuk_matmul_plan and gpuk_matmul_run in one */
+    int (*matmul)(struct device *d, enum dtype dtype, enum dtype out_dtype, uint32_t tokens, uint32_t rows,
+                  uint32_t cols, uint32_t out_stride, bool accumulate, const void *w, const void *x,
+                  void *out, void *workspace, struct helm_err *err);
+    int (*add_bias)(struct device *d, const uint32_t *count, uint32_t tokens, void *out, enum dtype dtype,
+                    uint32_t stride, uint32_t rows, const float *bias, uint32_t flags, struct helm_err *err);
+    size_t (*gemv_workspace)(uint32_t cols);
+    size_t (*gemm_small_workspace)(uint32_t tokens, uint32_t cols);
+    size_t (*attention_workspace)(uint32_t tokens, uint32_t heads, uint32_t head_dim);
+    size_t (*argmax_workspace)(uint32_t rows);
+    size_t matmul_workspace;
+};
+
+struct device_ops {
+    void (*close)(struct device *d);
+    int (*thread_begin)(struct device *d, struct helm_err *err);
+    int (*memory_alloc)(struct device *d, uint64_t bytes, void **memory, struct helm_err *err);
+    void (*memory_free)(struct device *d, void *memory);
+    int (*host_alloc)(struct device *d, uint64_t bytes, void **memory, struct helm_err *err);
+    void (*host_free)(struct device *d, void *memory);
+    int (*host_register)(struct device *d, void *base, uint64_t bytes, struct helm_err *err);
+    void (*host_unregister)(struct device *d, void *base);
+    int (*copy)(struct device *d, enum device_queue queue, enum device_direction direction, void *to,
+                const void *from, uint64_t bytes, struct helm_err *err);
+    int (*clear)(struct device *d, enum device_queue queue, void *memory, uint64_t bytes,
+                 struct helm_err *err);
+    int (*event_create)(struct device *d, struct device_event **event, struct helm_err *err);
+    void (*event_free)(struct device *d, struct device_event *event);
+    int (*event_record)(struct device *d, enum device_queue queue, struct device_event *event,
+                        struct helm_err *err);
+    int (*event_follow)(struct device *d, enum device_queue queue, struct device_event *event,
+                        struct helm_err *err);
+    int (*event_wait)(struct device *d, struct device_event *event, struct helm_err *err);
+    int (*word_wait)(struct device *d, _Atomic uint32_t *word, uint32_t value, enum device_compare compare,
+                     struct helm_err *err);
+    int (*word_write)(struct device *d, _Atomic uint32_t *word, uint32_t value, struct helm_err *err);
+    int (*capture_begin)(struct device *d, struct helm_err *err);
+    int (*capture_end)(struct device *d, struct device_graph **graph, struct helm_err *err);
+    int (*graph_launch)(struct device *d, struct device_graph *graph, struct helm_err *err);
+    void (*graph_free)(struct device *d, struct device_graph *graph);
+    uint64_t (*memory_overhead)(struct device *d); /* what the driver has taken beyond our allocations, now */
+    int (*check)(struct device *d, struct helm_err *err);
+};
+
+/* Implementations begin with this. */
+struct device {
+    const struct device_ops *ops;
+    struct device_kernels kernels;
+    char text[96];    /* "NVIDIA H200, compute capability 9.0" */
+    uint64_t ceiling; /* bytes; never 0 */
+    uint64_t used[DEVICE_USE_COUNT];
+    uint32_t spin_us;  /* how long a host thread that waits for the device looks without pause */
+    bool early_launch; /* GPUK_EARLY may be set */
+};
+
+/* Opens the device that options->name says. HELM_E_NOT_FOUND: there is none such; HELM_E_UNSUPPORTED: this
+ * build has no CUDA device; HELM_E_CAPACITY: it has not the memory asked for. */
+HELM_MUST_CHECK int device_open(const struct device_options *options, struct device **device,
+                                struct helm_err *err);
+/* Waits for nothing that still runs: call it when the queues are empty or the device failed. NULL allowed. */
+void device_close(struct device *device);
+
+/* Device memory, 256-byte aligned, charged to a line of the ledger. Above the ceiling: HELM_E_CAPACITY with
+ * the numbers; nothing was allocated then. */
+HELM_MUST_CHECK int device_alloc(struct device *d, enum device_use use, uint64_t bytes, void **memory,
+                                 struct helm_err *err);
+void device_free(struct device *d, enum device_use use, uint64_t bytes, void *memory);
+/* Adds what was taken without device_alloc (context, graphs) to a line; HELM_E_CAPACITY above the ceiling. */
+HELM_MUST_CHECK int device_charge(struct device *d, enum device_use use, uint64_t bytes,
+                                  struct helm_err *err);
+uint64_t device_used(const struct device *d);
+void device_ledger(const struct device *d, struct ledger *ledger);
+
+/* Host memory that the device and its copies use directly; the same address on both sides. */
+static inline int device_host_alloc(struct device *d, uint64_t bytes, void **memory, struct helm_err *err)
+{
+    return d->ops->host_alloc(d, bytes, memory, err);
+}
+static inline int device_copy(struct device *d, enum device_queue queue, enum device_direction direction,
+                              void *to, const void *from, uint64_t bytes, struct helm_err *err)
+{
+    return d->ops->copy(d, queue, direction, to, from, bytes, err);
+}
+/* The compute queue goes on once the word compares so. */
+static inline int device_word_wait(struct device *d, _Atomic uint32_t *word, uint32_t value,
+                                   enum device_compare compare, struct helm_err *err)
+{
+    return d->ops->word_wait(d, word, value, compare, err);
+}
+/* Writes a word after all work before it in the compute queue, whose writes are visible with it. */
+static inline int device_word_write(struct device *d, _Atomic uint32_t *word, uint32_t value,
+                                    struct helm_err *err)
+{
+    return d->ops->word_write(d, word, value, err);
+}
+/* Host: waits until a word has this value, as device_word_write leaves it; looks for failures meanwhile.
+ * HELM_E_PEER after timeout_ms. */
+HELM_MUST_CHECK int device_word_poll(struct device *d, const _Atomic uint32_t *word, uint32_t value,
+                                     uint32_t timeout_ms, struct helm_err *err);
+
+/* Implementations. */
+int device_emulated_open(const struct device_options *options, struct device **device, struct helm_err *err);
+int device_cuda_open(const struct device_options *options, struct device **device, struct helm_err *err);
+/* True when this build has the CUDA device and a usable GPU is there; else `why` says what is missing. */
+bool device_cuda_usable(char *why, size_t size);
+
+#endif

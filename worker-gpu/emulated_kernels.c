@@ -1,0 +1,612 @@
+/* The emulated device's kernels: the operations of kernels.h by the CPU's fp32 kernels. See emulated.h.
+ *
+ * Each operation is a pair: emulated_X packs its arguments and queues them, run_X computes, on the device's
+ * thread. They follow kernels.h to the letter, flags aside, so that the step code above cannot tell. */
+#include "worker-gpu/emulated.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/cpu.h"
+#include "worker-cpu/attention.h"
+
+enum scratch_use { SCRATCH_X, SCRATCH_Y, SCRATCH_Y2, SCRATCH_PACK, SCRATCH_GEMM, SCRATCH_ATTEND };
+
+int emulated_math_open(struct emulated_math *math, struct helm_err *err)
+{
+    size_t count;
+    unsigned features = cpu_features();
+    const struct linear_variant *const *table = linear_variants(&count);
+    memset(math, 0, sizeof *math);
+    for (size_t i = 0; i < count; i++)
+        if ((table[i]->features & features) == table[i]->features && table[i]->exact_input &&
+            strcmp(table[i]->name, "openblas") != 0)
+            math->linear[table[i]->dtype] = table[i];
+    int rc = vector_choose(features, NULL, &math->vector, err);
+    for (int d = 0; d < DTYPE_COUNT && !rc; d++)
+        rc = attention_choose((enum dtype)d, features & ~(unsigned)CPU_AVX512_BF16, NULL, &math->attention[d],
+                              err);
+    return rc;
+}
+
+void emulated_math_close(struct emulated_math *math)
+{
+    for (size_t i = 0; i < sizeof math->scratch / sizeof *math->scratch; i++) free(math->scratch[i].memory);
+    memset(math, 0, sizeof *math);
+}
+
+/* At least `bytes` of scratch, kept for the next call; NULL (and no_memory) when there is none. */
+static void *scratch_of(struct emulated_math *math, enum scratch_use use, size_t bytes)
+{
+    if (math->scratch[use].bytes < bytes) {
+        free(math->scratch[use].memory);
+        bytes = (bytes + 4095) / 4096 * 4096;
+        math->scratch[use].memory = aligned_alloc(64, bytes);
+        math->scratch[use].bytes = math->scratch[use].memory ? bytes : 0;
+        if (!math->scratch[use].memory) math->no_memory = true;
+    }
+    return math->scratch[use].memory;
+}
+
+static uint32_t at_most(const uint32_t *count, uint32_t tokens)
+{
+    return *count < tokens ? *count : tokens;
+}
+
+static void store(const struct emulated_math *math, void *out, size_t at, enum dtype dtype, const float *x,
+                  size_t n)
+{
+    math->vector->store((char *)out + at * dtype_bytes(dtype), x, dtype, n);
+}
+
+/* y[token][row], dense, of x [tokens][cols], dense. */
+static bool multiply(struct emulated_math *math, enum dtype dtype, const void *w, const float *x,
+                     uint32_t tokens, uint32_t rows, uint32_t cols, float *y)
+{
+    const struct linear_variant *v = math->linear[dtype];
+    if (tokens == 1) {
+        v->gemv(y, w, x, rows, cols);
+        return true;
+    }
+    void *packed = scratch_of(math, SCRATCH_PACK, v->packed_bytes(tokens, cols));
+    void *own = scratch_of(math, SCRATCH_GEMM, v->scratch_bytes ? v->scratch_bytes(cols, tokens) : 64);
+    if (!packed || !own) return false;
+    v->pack(packed, x, cols, tokens, cols, 0, tokens);
+    if (v->thread_begin) v->thread_begin();
+    v->gemm(y, rows, w, packed, rows, cols, tokens, false, own);
+    if (v->thread_end) v->thread_end();
+    return true;
+}
+
+/* ---- linears of decode ---- */
+
+struct linear_call {
+    struct gpuk_linear_args args;
+    uint32_t tokens;
+    const uint32_t *count; /* NULL: one token */
+};
+
+static void run_linear(struct emulated_math *math, const void *data)
+{
+    const struct linear_call *call = data;
+    const struct gpuk_linear_args *a = &call->args;
+    uint32_t tokens = call->count ? at_most(call->count, call->tokens) : 1;
+    uint32_t x_stride = call->count ? a->x_stride : a->cols, out_stride = call->count ? a->out_stride : 0;
+    if (tokens == 0) return;
+    float *x = scratch_of(math, SCRATCH_X, (size_t)tokens * a->cols * sizeof(float));
+    if (!x) return;
+    for (uint32_t t = 0; t < tokens; t++) {
+        float *to = x + (size_t)t * a->cols;
+        memcpy(to, a->x + (size_t)t * x_stride, a->cols * sizeof(float));
+        if (a->norm) math->vector->rmsnorm(to, to, a->norm, a->cols, a->eps);
+    }
+    for (uint32_t s = 0; s < a->segments; s++) {
+        const struct gpuk_linear *g = &a->segment[s];
+        float *y = scratch_of(math, a->swiglu && s == 1 ? SCRATCH_Y2 : SCRATCH_Y,
+                              (size_t)tokens * g->rows * sizeof(float));
+        if (!y || !multiply(math, a->dtype, g->weight, x, tokens, g->rows, a->cols, y)) return;
+        for (uint32_t t = 0; t < tokens && g->bias; t++)
+            math->vector->add(y + (size_t)t * g->rows, g->bias, g->rows);
+        if (a->swiglu && s == 0) continue;
+        const struct gpuk_linear *to = a->swiglu ? &a->segment[0] : g;
+        for (uint32_t t = 0; t < tokens; t++) {
+            float *row = y + (size_t)t * g->rows;
+            if (a->swiglu) {
+                float *gate = (float *)math->scratch[SCRATCH_Y].memory + (size_t)t * g->rows;
+                math->vector->swiglu(gate, gate, row, g->rows);
+                row = gate;
+            }
+            if (a->residual) math->vector->add(row, a->residual + (size_t)t * out_stride, g->rows);
+            memcpy(to->out + (size_t)t * out_stride, row, g->rows * sizeof(float));
+        }
+    }
+}
+
+static int emulated_gemv(struct device *d, const struct gpuk_linear_args *args, void *workspace,
+                         uint32_t flags, struct helm_err *err)
+{
+    (void)workspace, (void)flags;
+    const struct linear_call call = {.args = *args, .tokens = 1};
+    return emulated_enqueue(d, run_linear, &call, sizeof call, err);
+}
+
+static int emulated_gemm_small(struct device *d, const struct gpuk_linear_args *args, uint32_t tokens,
+                               const uint32_t *count, void *workspace, uint32_t flags, struct helm_err *err)
+{
+    (void)workspace, (void)flags;
+    const struct linear_call call = {.args = *args, .tokens = tokens, .count = count};
+    if (tokens > GPUK_BATCH_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "gemm_small: %u tokens, at most %d", tokens, GPUK_BATCH_MAX);
+    return emulated_enqueue(d, run_linear, &call, sizeof call, err);
+}
+
+/* ---- matrix products of prefill ---- */
+
+struct matmul_call {
+    enum dtype dtype, out_dtype;
+    uint32_t tokens, rows, cols, out_stride;
+    bool accumulate;
+    const void *w, *x;
+    void *out;
+};
+
+static void run_matmul(struct emulated_math *math, const void *data)
+{
+    const struct matmul_call *c = data;
+    float *x = scratch_of(math, SCRATCH_X, (size_t)c->tokens * c->cols * sizeof(float));
+    float *y = scratch_of(math, SCRATCH_Y, (size_t)c->tokens * c->rows * sizeof(float));
+    if (!x || !y) return;
+    math->vector->load(x, c->x, c->dtype, (size_t)c->tokens * c->cols);
+    if (!multiply(math, c->dtype, c->w, x, c->tokens, c->rows, c->cols, y)) return;
+    for (uint32_t t = 0; t < c->tokens; t++) {
+        float *row = y + (size_t)t * c->rows;
+        size_t at = (size_t)t * c->out_stride;
+        if (c->accumulate) math->vector->add(row, (const float *)c->out + at, c->rows);
+        store(math, c->out, at, c->out_dtype, row, c->rows);
+    }
+}
+
+static int emulated_matmul(struct device *d, enum dtype dtype, enum dtype out_dtype, uint32_t tokens,
+                           uint32_t rows, uint32_t cols, uint32_t out_stride, bool accumulate, const void *w,
+                           const void *x, void *out, void *workspace, struct helm_err *err)
+{
+    (void)workspace;
+    const struct matmul_call call = {.dtype = dtype,
+                                     .out_dtype = out_dtype,
+                                     .tokens = tokens,
+                                     .rows = rows,
+                                     .cols = cols,
+                                     .out_stride = out_stride,
+                                     .accumulate = accumulate,
+                                     .w = w,
+                                     .x = x,
+                                     .out = out};
+    if (accumulate && out_dtype != DTYPE_F32)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "matmul: sums are kept in f32 only");
+    return emulated_enqueue(d, run_matmul, &call, sizeof call, err);
+}
+
+struct row_call { /* what works row by row */
+    const uint32_t *count;
+    uint32_t tokens, stride, n, up_at;
+    const void *in;
+    const float *weight;
+    void *out;
+    enum dtype in_dtype, out_dtype;
+    float eps;
+};
+
+static void run_add_bias(struct emulated_math *math, const void *data)
+{
+    const struct row_call *c = data;
+    float *row = scratch_of(math, SCRATCH_Y, c->n * sizeof(float));
+    for (uint32_t t = 0, n = at_most(c->count, c->tokens); t < n && row; t++) {
+        size_t at = (size_t)t * c->stride;
+        math->vector->load(row, (char *)c->out + at * dtype_bytes(c->out_dtype), c->out_dtype, c->n);
+        math->vector->add(row, c->weight, c->n);
+        store(math, c->out, at, c->out_dtype, row, c->n);
+    }
+}
+
+static int emulated_add_bias(struct device *d, const uint32_t *count, uint32_t tokens, void *out,
+                             enum dtype dtype, uint32_t stride, uint32_t rows, const float *bias,
+                             uint32_t flags, struct helm_err *err)
+{
+    (void)flags;
+    const struct row_call call = {.count = count,
+                                  .tokens = tokens,
+                                  .stride = stride,
+                                  .n = rows,
+                                  .weight = bias,
+                                  .out = out,
+                                  .out_dtype = dtype};
+    return emulated_enqueue(d, run_add_bias, &call, sizeof call, err);
+}
+
+/* ---- row by row ---- */
+
+static void run_rmsnorm(struct emulated_math *math, const void *data)
+{
+    const struct row_call *c = data;
+    float *row = scratch_of(math, SCRATCH_Y, c->n * sizeof(float));
+    for (uint32_t t = 0, n = at_most(c->count, c->tokens); t < n && row; t++) {
+        const float *x = (const float *)c->in + (size_t)t * c->n;
+        if (c->weight)
+            math->vector->rmsnorm(row, x, c->weight, c->n, c->eps);
+        else
+            memcpy(row, x, c->n * sizeof(float));
+        store(math, c->out, (size_t)t * c->n, c->out_dtype, row, c->n);
+    }
+}
+
+static int emulated_rmsnorm(struct device *d, const uint32_t *count, uint32_t tokens, const float *x,
+                            const float *norm, float eps, uint32_t hidden, void *out, enum dtype out_dtype,
+                            uint32_t flags, struct helm_err *err)
+{
+    (void)flags;
+    const struct row_call call = {.count = count,
+                                  .tokens = tokens,
+                                  .n = hidden,
+                                  .in = x,
+                                  .weight = norm,
+                                  .out = out,
+                                  .out_dtype = out_dtype,
+                                  .eps = eps};
+    return emulated_enqueue(d, run_rmsnorm, &call, sizeof call, err);
+}
+
+static void run_lane_copy(struct emulated_math *math, const void *data)
+{
+    (void)math;
+    const struct row_call *c = data;
+    memcpy(c->out, c->in, (size_t)at_most(c->count, c->tokens) * c->n * sizeof(float));
+}
+
+static int emulated_lane_copy(struct device *d, const uint32_t *count, uint32_t tokens, const float *x,
+                              uint32_t hidden, float *out, uint32_t flags, struct helm_err *err)
+{
+    (void)flags;
+    const struct row_call call = {.count = count, .tokens = tokens, .n = hidden, .in = x, .out = out};
+    return emulated_enqueue(d, run_lane_copy, &call, sizeof call, err);
+}
+
+static void run_swiglu(struct emulated_math *math, const void *data)
+{
+    const struct row_call *c = data;
+    float *gate = scratch_of(math, SCRATCH_Y, c->n * sizeof(float));
+    float *up = scratch_of(math, SCRATCH_Y2, c->n * sizeof(float));
+    size_t bytes = dtype_bytes(c->in_dtype);
+    for (uint32_t t = 0, n = at_most(c->count, c->tokens); t < n && gate && up; t++) {
+        const char *in = (const char *)c->in + (size_t)t * c->stride * bytes;
+        math->vector->load(gate, in, c->in_dtype, c->n);
+        math->vector->load(up, in + c->up_at * bytes, c->in_dtype, c->n);
+        math->vector->swiglu(gate, gate, up, c->n);
+        store(math, c->out, (size_t)t * c->n, c->out_dtype, gate, c->n);
+    }
+}
+
+static int emulated_swiglu(struct device *d, const uint32_t *count, uint32_t tokens, const void *in,
+                           enum dtype in_dtype, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
+                           enum dtype out_dtype, uint32_t flags, struct helm_err *err)
+{
+    (void)flags;
+    const struct row_call call = {.count = count,
+                                  .tokens = tokens,
+                                  .stride = stride,
+                                  .n = n,
+                                  .up_at = up_at,
+                                  .in = in,
+                                  .out = out,
+                                  .in_dtype = in_dtype,
+                                  .out_dtype = out_dtype};
+    return emulated_enqueue(d, run_swiglu, &call, sizeof call, err);
+}
+
+/* ---- what reads the step block ---- */
+
+struct step_call {
+    struct gpuk_step step;
+    uint32_t tokens, n, vocab;
+    const void *in;
+    float *out;
+    enum dtype dtype;
+    float scale;
+};
+
+static void run_embed(struct emulated_math *math, const void *data)
+{
+    const struct step_call *c = data;
+    for (uint32_t t = 0, n = at_most(c->step.counts, c->tokens); t < n; t++) {
+        float *x = c->out + (size_t)t * c->n;
+        uint32_t id = c->step.token_id[t];
+        if (id < c->vocab)
+            math->vector->load(x, (const char *)c->in + (size_t)id * c->n * dtype_bytes(c->dtype), c->dtype,
+                               c->n);
+        else
+            for (uint32_t i = 0; i < c->n; i++) x[i] = NAN;
+    }
+}
+
+static int emulated_embed(struct device *d, const struct gpuk_step *step, uint32_t tokens, const void *table,
+                          enum dtype dtype, uint32_t vocab, uint32_t hidden, float *x, uint32_t flags,
+                          struct helm_err *err)
+{
+    (void)flags;
+    const struct step_call call = {
+        .step = *step, .tokens = tokens, .n = hidden, .vocab = vocab, .in = table, .out = x, .dtype = dtype};
+    return emulated_enqueue(d, run_embed, &call, sizeof call, err);
+}
+
+static void run_gather(struct emulated_math *math, const void *data)
+{
+    (void)math;
+    const struct step_call *c = data;
+    for (uint32_t i = 0, n = at_most(c->step.counts + 2, c->tokens); i < n; i++)
+        memcpy(c->out + (size_t)i * c->n, (const float *)c->in + (size_t)c->step.sample_token[i] * c->n,
+               c->n * sizeof(float));
+}
+
+static int emulated_gather(struct device *d, const struct gpuk_step *step, uint32_t samples, const float *x,
+                           uint32_t hidden, float *out, uint32_t flags, struct helm_err *err)
+{
+    (void)flags;
+    const struct step_call call = {.step = *step, .tokens = samples, .n = hidden, .in = x, .out = out};
+    return emulated_enqueue(d, run_gather, &call, sizeof call, err);
+}
+
+static void run_rope_table(struct emulated_math *math, const void *data)
+{
+    (void)math;
+    const struct step_call *c = data;
+    uint32_t half = c->n / 2;
+    const float *inv_freq = c->in;
+    for (uint32_t t = 0, n = at_most(c->step.counts, c->tokens); t < n; t++) {
+        float *cosine = c->out + (size_t)t * 2 * half, *sine = cosine + half;
+        for (uint32_t i = 0; i < half; i++) {
+            float angle = (float)c->step.position[t] * inv_freq[i];
+            cosine[i] = cosf(angle) * c->scale;
+            sine[i] = sinf(angle) * c->scale;
+        }
+    }
+}
+
+static int emulated_rope_table(struct device *d, const struct gpuk_step *step, uint32_t tokens,
+                               const float *inv_freq, uint32_t head_dim, float scale, float *table,
+                               uint32_t flags, struct helm_err *err)
+{
+    (void)flags;
+    const struct step_call call = {
+        .step = *step, .tokens = tokens, .n = head_dim, .in = inv_freq, .out = table, .scale = scale};
+    return emulated_enqueue(d, run_rope_table, &call, sizeof call, err);
+}
+
+/* ---- attention ---- */
+
+struct attention_call {
+    struct gpuk_attention args;
+    uint32_t tokens;
+    bool fused;
+    const void *q;
+    void *out;
+    enum dtype q_dtype, out_dtype;
+};
+
+static const uint32_t *pages_of(const struct gpuk_step *step, uint32_t token)
+{
+    uint32_t row = step->token_row[token];
+    return step->page_table + (size_t)step->row_slot[row] * step->pages_per_slot;
+}
+
+/* Norms and rotates a copy of one head. */
+static void turn_head(const struct emulated_math *math, const struct gpuk_attention *a, uint32_t token,
+                      const float *in, const float *norm, float *out)
+{
+    uint32_t dim = a->kv.layout.head_dim;
+    const float *table = a->rope_table + (size_t)token * (dim / 2 * 2);
+    if (norm)
+        math->vector->rmsnorm(out, in, norm, dim, a->eps);
+    else
+        memcpy(out, in, dim * sizeof(float));
+    math->vector->rope(out, table, table + dim / 2, dim);
+}
+
+static void rope_append_token(struct emulated_math *math, const struct attention_call *c, uint32_t t,
+                              void *q_out)
+{
+    const struct gpuk_attention *a = &c->args;
+    const struct kv_layout *kv = &a->kv.layout;
+    uint32_t dim = kv->head_dim;
+    float head[GPUK_HEAD_DIM_MAX];
+    for (uint32_t h = 0; h < a->heads; h++) {
+        turn_head(math, a, t, a->q + (size_t)t * a->q_stride + h * dim, a->q_norm, head);
+        store(math, q_out, ((size_t)t * a->heads + h) * dim, c->q_dtype, head, dim);
+    }
+    for (uint32_t h = 0; h < kv->kv_heads; h++) {
+        size_t at = (size_t)t * a->kv_stride + h * dim;
+        turn_head(math, a, t, a->k + at, a->k_norm, head);
+        kv_append(kv, a->kv.pool, pages_of(&a->step, t), a->kv.layer, false, h, a->step.position[t], head);
+        kv_append(kv, a->kv.pool, pages_of(&a->step, t), a->kv.layer, true, h, a->step.position[t],
+                  a->v + at);
+    }
+}
+
+static void run_rope_append(struct emulated_math *math, const void *data)
+{
+    const struct attention_call *c = data;
+    for (uint32_t t = 0, n = at_most(c->args.step.counts, c->tokens); t < n; t++)
+        rope_append_token(math, c, t, c->out);
+}
+
+static int emulated_rope_append(struct device *d, const struct gpuk_attention *args, uint32_t tokens,
+                                void *q_out, enum dtype q_dtype, uint32_t flags, struct helm_err *err)
+{
+    (void)flags;
+    const struct attention_call call = {.args = *args, .tokens = tokens, .out = q_out, .q_dtype = q_dtype};
+    if (args->kv.layout.head_dim > GPUK_HEAD_DIM_MAX)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "head_dim %u, at most %d", args->kv.layout.head_dim,
+                         GPUK_HEAD_DIM_MAX);
+    return emulated_enqueue(d, run_rope_append, &call, sizeof call, err);
+}
+
+/* Queries first .. first + count of one sequence, whose q is fp32 and dense from q on; out likewise. */
+static void attend(struct emulated_math *math, const struct gpuk_attention *a, const float *q, uint32_t first,
+                   uint32_t count, float *out)
+{
+    const struct kv_layout *kv = &a->kv.layout;
+    uint32_t group = a->heads / kv->kv_heads, start = a->step.position[first];
+    const struct attention_variant *v = math->attention[kv->dtype];
+    void *scratch = scratch_of(math, SCRATCH_ATTEND, v->scratch_bytes(kv, EMULATED_QUERIES, group));
+    for (uint32_t h = 0; h < kv->kv_heads && scratch; h++) {
+        size_t at = (size_t)h * group * kv->head_dim;
+        const struct attention_task task = {.q = q + at,
+                                            .q_stride = (size_t)a->heads * kv->head_dim,
+                                            .tokens = count,
+                                            .group = group,
+                                            .start = start,
+                                            .kv_last = start + count,
+                                            .window = a->window,
+                                            .scale = a->scale,
+                                            .kv = kv,
+                                            .pool = a->kv.pool,
+                                            .pages = pages_of(&a->step, first),
+                                            .layer = a->kv.layer,
+                                            .kv_head = h,
+                                            .out = out + at,
+                                            .out_stride = (size_t)a->heads * kv->head_dim,
+                                            .scratch = scratch};
+        v->attend(&task);
+    }
+}
+
+static void run_attention_decode(struct emulated_math *math, const void *data)
+{
+    const struct attention_call *c = data;
+    const struct gpuk_attention *a = &c->args;
+    size_t width = (size_t)a->heads * a->kv.layout.head_dim;
+    float *q = scratch_of(math, SCRATCH_X, (size_t)c->tokens * width * sizeof(float));
+    for (uint32_t t = 0, n = at_most(a->step.counts, c->tokens); t < n && q; t++) {
+        if (c->fused) {
+            rope_append_token(math, c, t, q);
+            attend(math, a, q + t * width, t, 1, (float *)c->out + t * width);
+        } else {
+            attend(math, a, a->q + (size_t)t * a->q_stride, t, 1, (float *)c->out + t * width);
+        }
+    }
+}
+
+static int emulated_attention_decode(struct device *d, const struct gpuk_attention *args, uint32_t tokens,
+                                     bool fused, float *out, void *workspace, uint32_t flags,
+                                     struct helm_err *err)
+{
+    (void)workspace, (void)flags;
+    const struct attention_call call = {
+        .args = *args, .tokens = tokens, .fused = fused, .out = out, .q_dtype = DTYPE_F32};
+    return emulated_enqueue(d, run_attention_decode, &call, sizeof call, err);
+}
+
+static void run_attention_prefill(struct emulated_math *math, const void *data)
+{
+    const struct attention_call *c = data;
+    const struct gpuk_attention *a = &c->args;
+    const struct gpuk_step *step = &a->step;
+    size_t width = (size_t)a->heads * a->kv.layout.head_dim;
+    float *q = scratch_of(math, SCRATCH_X, EMULATED_QUERIES * width * sizeof(float));
+    float *out = scratch_of(math, SCRATCH_Y, EMULATED_QUERIES * width * sizeof(float));
+    for (uint32_t r = 0; r < step->counts[1] && q && out; r++) {
+        for (uint32_t t = step->row_first[r], end = step->row_first[r + 1]; t < end; t += EMULATED_QUERIES) {
+            uint32_t count = end - t < EMULATED_QUERIES ? end - t : EMULATED_QUERIES;
+            math->vector->load(q, (const char *)c->q + t * width * dtype_bytes(c->q_dtype), c->q_dtype,
+                               count * width);
+            attend(math, a, q, t, count, out);
+            store(math, c->out, t * width, c->out_dtype, out, count * width);
+        }
+    }
+}
+
+static int emulated_attention_prefill(struct device *d, const struct gpuk_attention *args, const void *q,
+                                      uint32_t tokens, uint32_t rows, void *out, enum dtype out_dtype,
+                                      uint32_t flags, struct helm_err *err)
+{
+    (void)flags, (void)rows;
+    const struct attention_call call = {.args = *args,
+                                        .tokens = tokens,
+                                        .q = q,
+                                        .out = out,
+                                        .q_dtype = (enum dtype)args->kv.layout.dtype,
+                                        .out_dtype = out_dtype};
+    return emulated_enqueue(d, run_attention_prefill, &call, sizeof call, err);
+}
+
+/* ---- argmax ---- */
+
+struct argmax_call {
+    const uint32_t *count;
+    uint32_t rows, vocab;
+    const float *logits;
+    struct gpuk_token *result;
+};
+
+static void run_argmax(struct emulated_math *math, const void *data)
+{
+    (void)math;
+    const struct argmax_call *c = data;
+    for (uint32_t r = 0, n = at_most(c->count, c->rows); r < n; r++) {
+        const float *logits = c->logits + (size_t)r * c->vocab;
+        struct gpuk_token best = {.id = GPUK_TOKEN_NONE, .logit = -INFINITY};
+        for (uint32_t i = 0; i < c->vocab; i++)
+            if (isfinite(logits[i]) && (best.id == GPUK_TOKEN_NONE || logits[i] > best.logit))
+                best = (struct gpuk_token){.id = i, .logit = logits[i]};
+        c->result[r] = best;
+    }
+}
+
+static int emulated_argmax(struct device *d, const uint32_t *count, uint32_t rows, const float *logits,
+                           uint32_t vocab, struct gpuk_token *result, void *workspace, uint32_t flags,
+                           struct helm_err *err)
+{
+    (void)workspace, (void)flags;
+    const struct argmax_call call = {
+        .count = count, .rows = rows, .vocab = vocab, .logits = logits, .result = result};
+    return emulated_enqueue(d, run_argmax, &call, sizeof call, err);
+}
+
+/* Kernels work in host scratch; a little device memory each keeps the ledger's lines alive. */
+static size_t gemv_workspace(uint32_t cols)
+{
+    return cols * sizeof(float);
+}
+static size_t gemm_small_workspace(uint32_t tokens, uint32_t cols)
+{
+    return (size_t)tokens * cols * sizeof(float);
+}
+static size_t attention_workspace(uint32_t tokens, uint32_t heads, uint32_t head_dim)
+{
+    return (size_t)tokens * heads * (head_dim + 2) * sizeof(float);
+}
+static size_t argmax_workspace(uint32_t rows)
+{
+    return rows * sizeof(struct gpuk_token);
+}
+
+const struct device_kernels emulated_kernels = {
+    .gemv = emulated_gemv,
+    .gemm_small = emulated_gemm_small,
+    .embed = emulated_embed,
+    .rmsnorm = emulated_rmsnorm,
+    .gather = emulated_gather,
+    .lane_copy = emulated_lane_copy,
+    .swiglu = emulated_swiglu,
+    .rope_table = emulated_rope_table,
+    .rope_append = emulated_rope_append,
+    .attention_decode = emulated_attention_decode,
+    .attention_prefill = emulated_attention_prefill,
+    .argmax = emulated_argmax,
+    .matmul = emulated_matmul,
+    .add_bias = emulated_add_bias,
+    .gemv_workspace = gemv_workspace,
+    .gemm_small_workspace = gemm_small_workspace,
+    .attention_workspace = attention_workspace,
+    .argmax_workspace = argmax_workspace,
+    .matmul_workspace = 4096,
+};

@@ -1,0 +1,42 @@
+/* The GPU engine: a device, its share of the weights and of the cache, and the programs of its spans.
+ *
+ * Called by the worker process through worker/engine.h and by pair.c (tests). Load and step come from one
+ * thread. */
+#ifndef HELM_WORKER_GPU_ENGINE_H
+#define HELM_WORKER_GPU_ENGINE_H
+
+#include "worker-cpu/pool.h"
+#include "worker-gpu/program.h"
+#include "worker/batch.h"
+#include "worker/engine.h"
+
+/* Host threads that draw tokens when the device's argmax is not enough. */
+#define GPU_SAMPLERS_MAX 4
+
+struct gpu_engine {
+    struct worker_engine base;
+    struct model model;
+    struct plan plan; /* a copy of what is needed: stages are owned */
+    struct device *device;
+    struct gpu_weights weights;
+    struct gpu_buffers buffers;
+    struct kv_layout kv;
+    void *kv_pool;
+    uint64_t kv_bytes;
+    bool registered; /* the arena, with the device */
+    void *pinned;    /* step block, argmax results, end word */
+    struct gpu_source source;
+    struct gpu_program program[GPU_TIER_COUNT];
+    struct batch batch;
+    struct step_result own_result; /* where the rows are checked when the result is the other worker's */
+    struct pool *samplers;
+    void *scratch[GPU_SAMPLERS_MAX];
+    uint32_t sampler_count;
+    struct device_event *copied;
+    uint32_t wait_ms;
+    bool failed; /* a step ended with an error: the queue may still wait for a lane */
+};
+
+extern const struct worker_engine_ops gpu_engine_ops;
+
+#endif

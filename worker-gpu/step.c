@@ -1,0 +1,190 @@
+/* Running one step. See step.h.
+ *
+ * The host's part: check the rows, write the step block into pinned memory, launch one graph (or issue a
+ * chunk), wait for the end word, and draw what the device's argmax cannot. */
+#include "worker-gpu/step.h"
+
+#include <string.h>
+
+#include "common/units.h"
+
+static uint32_t *array_of(const struct gpu_engine *g, uint32_t offset)
+{
+    return (uint32_t *)(g->source.block_host + offset);
+}
+
+static void fill_counts(uint32_t *counts, uint32_t tokens, uint32_t rows, uint32_t samples)
+{
+    counts[0] = tokens;
+    counts[1] = rows;
+    counts[2] = samples;
+    for (uint32_t i = 0; i < GPU_HEAD_GROUPS; i++) {
+        uint32_t before = i * GPUK_BATCH_MAX, left = samples > before ? samples - before : 0;
+        counts[3 + i] = left < GPUK_BATCH_MAX ? left : GPUK_BATCH_MAX;
+    }
+}
+
+/* The checked rows as the kernels read them; row r's pages are line r. */
+static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
+{
+    const struct batch *batch = &g->batch;
+    const struct gpu_block *b = &p->block;
+    uint32_t pages_per_slot = p->step.pages_per_slot;
+    uint32_t *row_first = array_of(g, b->row_first), *row_slot = array_of(g, b->row_slot);
+    uint32_t *sample = array_of(g, b->sample_token), *token_row = array_of(g, b->token_row);
+    fill_counts(array_of(g, b->counts), batch->token_count, batch->row_count, batch->sample_count);
+    memcpy(array_of(g, b->token_id), batch->token, batch->token_count * sizeof(uint32_t));
+    memcpy(array_of(g, b->position), batch->position, batch->token_count * sizeof(uint32_t));
+    for (uint32_t t = 0; t < batch->token_count; t++) token_row[t] = batch->token_row[t];
+    for (uint32_t r = 0; r < batch->row_count; r++) {
+        const struct batch_row *row = &batch->row[r];
+        row_first[r] = row->token_first;
+        row_slot[r] = r;
+        memcpy(array_of(g, b->page_table) + (size_t)r * pages_per_slot, row->pages,
+               pages_per_slot * sizeof(uint32_t));
+    }
+    row_first[batch->row_count] = batch->token_count;
+    for (uint32_t i = 0; i < batch->sample_count; i++) {
+        const struct batch_row *row = &batch->row[batch->sample_row[i]];
+        sample[i] = row->token_first + row->count - 1;
+    }
+}
+
+/* ---- drawing ---- */
+
+/* True when the largest logit is all that is asked for. */
+static bool is_plain(const struct sampling_params *p)
+{
+    return p->temperature == 0 && p->logprobs == 0 && p->repetition_penalty == 1 &&
+           p->presence_penalty == 0 && p->frequency_penalty == 0 && p->bias_count == 0;
+}
+
+struct draw {
+    struct gpu_engine *g;
+    struct step_result *result;
+    uint32_t sample[ARENA_STEP_ROWS]; /* those that need their logits */
+    uint32_t count;
+    bool handed_out;
+};
+
+static void draw_one(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct draw *draw = ctx;
+    const struct gpu_engine *g = draw->g;
+    const struct arena *arena = g->base.arena;
+    uint32_t i = draw->sample[chunk], vocab = g->model.config.vocab;
+    const struct batch_row *row = &g->batch.row[g->batch.sample_row[i]];
+    const struct arena_slot *slot = arena_slot_of(arena, row->slot);
+    struct step_result_row *out = &draw->result->row[row->result];
+    uint32_t length = row->start + row->count;
+    uint32_t prompt = slot->prompt_count < length ? slot->prompt_count : length;
+    int rc =
+        sampling_draw(&slot->sampling, arena_logits_of(arena, i), vocab, arena_history_of(arena, row->slot),
+                      length, prompt, g->scratch[thread], &out->sampled);
+    out->status = rc ? STEP_ROW_NO_FINITE_LOGIT : STEP_ROW_OK;
+}
+
+static bool draw_next(void *ctx, uint32_t thread, struct pool_job *job)
+{
+    (void)thread;
+    struct draw *draw = ctx;
+    if (draw->handed_out) return false;
+    draw->handed_out = true;
+    *job = (struct pool_job){.run = draw_one, .chunks = draw->count, .alone = draw->count == 1};
+    return true;
+}
+
+/* Tokens of the sampled rows: the device's argmax, or a draw from logits copied into the arena. */
+static int draw_tokens(struct gpu_engine *g, struct step_result *result, struct helm_err *err)
+{
+    struct device *d = g->device;
+    struct draw draw = {.g = g, .result = result};
+    uint32_t vocab = g->model.config.vocab;
+    int rc = 0;
+    for (uint32_t i = 0; i < g->batch.sample_count && !rc; i++) {
+        const struct batch_row *row = &g->batch.row[g->batch.sample_row[i]];
+        struct step_result_row *out = &result->row[row->result];
+        if (!is_plain(&arena_slot_of(g->base.arena, row->slot)->sampling)) {
+            rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_HOST, arena_logits_of(g->base.arena, i),
+                             g->buffers.logits + (size_t)i * vocab, vocab * sizeof(float), err);
+            draw.sample[draw.count++] = i;
+            continue;
+        }
+        out->sampled.token = g->source.tokens[i].id;
+        out->status = g->source.tokens[i].id < vocab ? STEP_ROW_OK : STEP_ROW_NO_FINITE_LOGIT;
+    }
+    if (rc || !draw.count) return rc;
+    rc = d->ops->event_record(d, DEVICE_COMPUTE, g->copied, err);
+    if (!rc) rc = d->ops->event_wait(d, g->copied, err);
+    if (!rc) pool_run(g->samplers, draw_next, &draw);
+    return rc;
+}
+
+/* ---- the step ---- */
+
+int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err *err)
+{
+    uint64_t start_ns = units_now_ns();
+    bool head = g->plan.head == PLAN_HOME_GPU;
+    struct arena_control *control = arena_control_of(g->base.arena);
+    struct step_result *result = head ? &control->result[step->serial % ARENA_STEP_RING] : &g->own_result;
+    struct batch *batch = &g->batch;
+    int rc = batch_take(g->base.arena, g->model.config.vocab, step, batch, result, err);
+    if (rc) return rc;
+    uint64_t computed_ns = start_ns;
+    if (batch->row_count) {
+        const struct gpu_program *p = &g->program[gpu_tier_of(batch->token_count)];
+        fill_block(g, p);
+        atomic_store_explicit(g->source.end, 0, memory_order_release);
+        if (p->graph)
+            rc = g->device->ops->graph_launch(g->device, p->graph, err);
+        else
+            rc = gpu_program_issue(&g->source, p, batch->token_count, batch->row_count, batch->sample_count,
+                                   false, err);
+        if (!rc) rc = device_word_poll(g->device, g->source.end, 1, g->wait_ms, err);
+        computed_ns = units_now_ns();
+        if (!rc && head) rc = draw_tokens(g, result, err);
+        if (rc) return rc;
+    }
+    result->compute_ns = units_now_ns() - start_ns;
+    result->linear_ns = computed_ns - start_ns; /* the device does not tell its kernels apart */
+    result->attention_ns = 0;
+    result->sample_ns = result->compute_ns - result->linear_ns;
+    result->weight_bytes = batch->row_count ? g->weights.matrix_bytes : 0;
+    return 0;
+}
+
+static int warm_once(struct gpu_engine *g, const struct gpu_program *p, uint32_t tokens, struct helm_err *err)
+{
+    const struct gpu_block *b = &p->block;
+    uint32_t samples = p->tier == GPU_TIER_CHUNK ? p->samples : 1;
+    memset(g->source.block_host, 0, (size_t)b->bytes);
+    fill_counts(array_of(g, b->counts), tokens, 1, samples);
+    for (uint32_t t = 0; t < tokens; t++) array_of(g, b->position)[t] = t;
+    array_of(g, b->row_first)[1] = tokens;
+    atomic_store_explicit(g->source.end, 0, memory_order_release);
+    int rc = gpu_program_issue(&g->source, p, tokens, p->samples, p->samples, true, err);
+    if (!rc) rc = device_word_poll(g->device, g->source.end, 1, g->wait_ms, err);
+    return rc;
+}
+
+int gpu_step_warm(struct gpu_engine *g, const struct gpu_program *p, struct helm_err *err)
+{
+    const struct arena_header *h = arena_header_of(g->base.arena);
+    uint32_t most = h->step_tokens < h->context_tokens ? h->step_tokens : h->context_tokens;
+    if (p->tier != GPU_TIER_CHUNK) return warm_once(g, p, p->tokens < most ? p->tokens : most, err);
+    int rc = 0;
+    for (uint32_t tokens = most; !rc;) {
+        rc = warm_once(g, p, tokens, err);
+        if (tokens <= GPU_PAD_TOKENS) break;
+        tokens = (tokens - 1) / GPU_PAD_TOKENS * GPU_PAD_TOKENS;
+    }
+    return rc;
+}
+
+void gpu_step_abandon(struct gpu_engine *g)
+{
+    if (arena_header_of(g->base.arena)->lanes < LANE_COUNT) return;
+    atomic_store(&arena_lane_of(g->base.arena, LANE_TO_CPU)->bell.value, 0);
+    atomic_store(&arena_lane_of(g->base.arena, LANE_TO_GPU)->bell.value, INT32_MAX);
+}

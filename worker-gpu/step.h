@@ -1,0 +1,19 @@
+/* One step of the GPU worker: the step block, the program, the tokens.
+ *
+ * Called by engine.c. Owns nothing. */
+#ifndef HELM_WORKER_GPU_STEP_H
+#define HELM_WORKER_GPU_STEP_H
+
+#include "worker-gpu/engine.h"
+
+/* Runs the step; where the plan gives the head to the GPU its result is filled in. An error means that the
+ * worker cannot go on. */
+HELM_MUST_CHECK int gpu_step_run(struct gpu_engine *engine, const struct step *step, struct helm_err *err);
+/* Runs a program over made-up tokens, without hand-overs: of a chunk every size that matrix products take. */
+HELM_MUST_CHECK int gpu_step_warm(struct gpu_engine *engine, const struct gpu_program *program,
+                                  struct helm_err *err);
+/* After a failure: lets a queue that waits for a lane run out. What it computes is read by nobody: the epoch
+ * is over. */
+void gpu_step_abandon(struct gpu_engine *engine);
+
+#endif

@@ -1,0 +1,64 @@
+/* Checking a step's rows. See batch.h. */
+#include "worker/batch.h"
+
+#include <string.h>
+
+/* Checks one row and takes its tokens; false leaves the row out of the step. `used` has a bit per slot. */
+static bool take_row(const struct arena *arena, uint32_t vocab, const struct step_row *in, uint64_t *used,
+                     struct batch *batch, struct batch_row *row)
+{
+    const struct arena_header *h = arena_header_of(arena);
+    if (in->slot >= h->slots || *used >> in->slot & 1) return false;
+    if (in->count == 0 || in->count > h->step_tokens - batch->token_count) return false;
+    if (in->start >= h->context_tokens || in->count > h->context_tokens - in->start) return false;
+    const uint32_t *history = arena_history_of(arena, in->slot);
+    const uint32_t *pages = arena_page_table_of(arena, in->slot);
+    uint32_t last_page = (in->start + in->count - 1) / h->kv.page_tokens;
+    for (uint32_t i = 0; i <= last_page; i++)
+        if (pages[i] >= h->page_count) return false;
+    for (uint32_t i = 0; i < in->count; i++) {
+        uint32_t token = history[in->start + i], at = batch->token_count + i;
+        if (token >= vocab) return false;
+        batch->token[at] = token;
+        batch->position[at] = in->start + i;
+        batch->token_row[at] = (uint8_t)batch->row_count;
+    }
+    *used |= UINT64_C(1) << in->slot;
+    *row = (struct batch_row){.pages = pages,
+                              .slot = in->slot,
+                              .start = in->start,
+                              .count = in->count,
+                              .token_first = batch->token_count,
+                              .sample = (in->flags & STEP_ROW_SAMPLE) != 0};
+    return true;
+}
+
+int batch_take(const struct arena *arena, uint32_t vocab, const struct step *step, struct batch *batch,
+               struct step_result *result, struct helm_err *err)
+{
+    uint32_t rows = step->row_count;
+    uint64_t used = 0;
+    if (rows < 1 || rows > ARENA_STEP_ROWS)
+        return helm_fail(err, HELM_E_LIMIT, "step %u has %u rows, not between 1 and %d", step->serial, rows,
+                         ARENA_STEP_ROWS);
+    batch->token_count = batch->row_count = batch->sample_count = 0;
+    for (uint32_t i = 0; i < rows; i++) {
+        struct step_result_row *out = &result->row[i];
+        struct batch_row *row = &batch->row[batch->row_count];
+        memset(out, 0, sizeof *out);
+        out->slot = step->row[i].slot;
+        if (!take_row(arena, vocab, &step->row[i], &used, batch, row)) {
+            out->status = STEP_ROW_BAD;
+            continue;
+        }
+        row->result = i;
+        if (row->sample) batch->sample_row[batch->sample_count++] = batch->row_count;
+        batch->token_count += row->count;
+        batch->row_count++;
+    }
+    result->serial = step->serial;
+    result->epoch = step->epoch;
+    result->row_count = rows;
+    result->reserved = 0;
+    return 0;
+}

@@ -1,0 +1,35 @@
+/* A step's rows, checked: what every worker makes of the ring's description before it computes.
+ *
+ * Called by each worker's step code. All workers of a step must leave out the same rows, or their lanes would
+ * carry different tokens: hence one definition. Owns nothing; the arrays are the caller's. */
+#ifndef HELM_WORKER_BATCH_H
+#define HELM_WORKER_BATCH_H
+
+#include <stdbool.h>
+
+#include "common/arena.h"
+
+struct batch_row {
+    const uint32_t *pages;
+    uint32_t slot, start, count;
+    uint32_t token_first; /* index of its first token in the step */
+    uint32_t result;      /* row of the step it came from */
+    bool sample;
+};
+
+struct batch {
+    uint32_t *token, *position; /* [step_tokens] */
+    uint8_t *token_row;         /* [step_tokens] index into row */
+    uint32_t token_count;
+    struct batch_row row[ARENA_STEP_ROWS];
+    uint32_t row_count;
+    uint32_t sample_row[ARENA_STEP_ROWS]; /* rows that are sampled, in order */
+    uint32_t sample_count;
+};
+
+/* Takes every row of `step` that is right and begins *result: a row that is wrong gets STEP_ROW_BAD. Every
+ * index is checked before it is used. HELM_E_LIMIT when the step as a whole is malformed. */
+HELM_MUST_CHECK int batch_take(const struct arena *arena, uint32_t vocab, const struct step *step,
+                               struct batch *batch, struct step_result *result, struct helm_err *err);
+
+#endif

@@ -1,0 +1,83 @@
+/* What a worker computes with: one interface over the CPU's engine and the GPU's.
+ *
+ * The process around it (server.c: the step thread; control.c: the talk with helmd; process.c: main) is the
+ * same for both and knows nothing else of them. */
+#ifndef HELM_WORKER_ENGINE_H
+#define HELM_WORKER_ENGINE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "common/arena.h"
+#include "common/plan.h"
+
+#define ENGINE_REDUCED_MAX  8
+#define ENGINE_REDUCED_TEXT 200
+/* How long a hand-over is waited for before the other worker counts as lost. */
+#define ENGINE_PEER_WAIT_MS 60000
+
+struct engine_options {
+    const char *folder;
+    const struct plan *plan; /* borrowed during load */
+    uint32_t threads;        /* 0: one a physical core that this process may use */
+    int node;                /* NUMA node, -1: the one with the most free memory */
+    const char *kernels;     /* "" or NULL: the fastest */
+    uint32_t spin_us;
+    uint64_t weights_ready;    /* digest of what the arena already holds, or 0 */
+    bool pin;                  /* threads to CPUs */
+    uint32_t peer_wait_ms;     /* 0: ENGINE_PEER_WAIT_MS */
+    const char *device;        /* GPU worker: "cuda", "cuda:1", "emulated" */
+    uint64_t vram_bytes;       /* GPU worker: ceiling, 0: all the device has */
+    uint64_t copy_bytes_per_s; /* emulated device: speed of copies, 0: as fast as memory */
+};
+
+struct engine_report {
+    uint32_t threads;
+    int node; /* -1: a machine without NUMA */
+    char kernels[160];
+    uint64_t weight_bytes, huge_bytes, small_bytes, weights_digest;
+    double load_seconds;
+    bool loaded;                                           /* false: the weights were there already */
+    char reduced[ENGINE_REDUCED_MAX][ENGINE_REDUCED_TEXT]; /* every slower path in use and why */
+    uint32_t reduced_count;
+    char device[96];    /* GPU worker: "NVIDIA H200, compute capability 9.0" */
+    struct ledger vram; /* GPU worker: what it took */
+};
+
+struct worker_engine;
+struct worker_engine_ops {
+    const char *kind; /* in HELLO: "cpu", "gpu" */
+    size_t bytes;     /* of the whole engine: zeroed, 64-byte aligned memory to load into */
+    /* load and step are called by one thread. On failure load releases everything. */
+    int (*load)(struct worker_engine *engine, const struct arena *arena, const struct engine_options *options,
+                struct helm_err *err);
+    /* Runs the step in ring slot serial % ARENA_STEP_RING and, where this worker has the head, fills in its
+     * result; announces nothing. */
+    int (*step)(struct worker_engine *engine, uint32_t serial, struct helm_err *err);
+    void (*free)(struct worker_engine *engine);
+    int (*print_programs)(const char *folder, uint32_t threads, const char *kernels, FILE *out,
+                          struct helm_err *err);
+};
+
+/* Engines begin with this. */
+struct worker_engine {
+    const struct worker_engine_ops *ops;
+    const struct arena *arena; /* borrowed */
+    struct engine_report report;
+    /* readable by other threads during load */
+    _Atomic uint64_t bytes_done, bytes_total;
+    _Atomic bool cancel;
+};
+
+/* The step of this serial in the ring, or NULL (HELM_E_PEER) when another one is there. */
+const struct step *engine_step_of(const struct arena *arena, uint32_t serial, struct helm_err *err);
+/* What arena and plan say must be what the checkpoint says; `kv_layers`: of the arena's cache. */
+struct model_config;
+HELM_MUST_CHECK int engine_check_arena(const struct arena *arena, const struct plan *plan,
+                                       const struct model_config *config, struct helm_err *err);
+/* Notes a slower path. */
+void engine_reduced(struct engine_report *report, const char *fmt, ...) HELM_PRINTF(2, 3);
+
+#endif

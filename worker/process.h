@@ -1,0 +1,14 @@
+/* The main program of a worker, whichever it is: what helmd starts.
+ *
+ * Called by the main functions of helm-worker-cpu and helm-worker-gpu only. */
+#ifndef HELM_WORKER_PROCESS_H
+#define HELM_WORKER_PROCESS_H
+
+#include "worker/engine.h"
+
+/* Start order only: die with the parent, take the descriptors, attach the arena, serve. Returns the exit
+ * status. */
+int process_main(const char *program, const char *about, const struct worker_engine_ops *engine, int argc,
+                 char **argv);
+
+#endif
