@@ -111,7 +111,7 @@ WORKER_CPU_SRC := \
 # CUDA is looked for in CUDA_HOME, PATH and /usr/local/cuda (section CUDA below). The CUDA device is part of
 # release builds; sanitized ones have the emulated device only.
 NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-CUDA_DEVICE := $(if $(NVCC),$(if $(wildcard worker-gpu/device_cuda.c),$(filter release debug,$(MODE))))
+CUDA_DEVICE := $(if $(NVCC),$(filter release debug,$(MODE)))
 WORKER_GPU_SRC := \
   worker-gpu/device.c \
   worker-gpu/device_emulated.c \

@@ -81,7 +81,9 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     const struct model_config *c = &g->model.config;
     struct gpu_block block;
     void *memory = NULL;
-    int rc = d->ops->host_register(d, arena->base, arena->bytes, err);
+    /* Everything in front of cache and weights: lanes and logits. No home that the GPU computes reads those.
+     */
+    int rc = d->ops->host_register(d, arena->base, h->region[ARENA_REGION_KV].offset, err);
     if (rc) return rc;
     g->registered = true;
     if (g->kv_bytes) rc = device_alloc(d, DEVICE_KV, g->kv_bytes, &g->kv_pool, err);
@@ -155,8 +157,11 @@ static int prepare_programs(struct gpu_engine *g, struct helm_err *err)
     int rc = 0;
     for (int t = 0; t < GPU_TIER_COUNT && !rc; t++)
         rc = gpu_program_lower(&g->source, (enum gpu_tier)t, &g->program[t], err);
-    for (int t = 0; t < GPU_TIER_COUNT && !rc; t++) rc = gpu_step_warm(g, &g->program[t], err);
     uint64_t before = d->ops->memory_overhead(d);
+    for (int t = 0; t < GPU_TIER_COUNT && !rc; t++) rc = gpu_step_warm(g, &g->program[t], err);
+    uint64_t warm = d->ops->memory_overhead(d); /* libraries load their code with first use */
+    if (!rc && warm > before) rc = device_charge(d, DEVICE_CONTEXT, warm - before, err);
+    before = warm;
     for (int t = 0; t < GPU_TIER_CHUNK && !rc; t++) {
         struct gpu_program *p = &g->program[t];
         rc = d->ops->capture_begin(d, err);

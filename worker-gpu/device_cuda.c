@@ -1,0 +1,548 @@
+/* The device on CUDA: one GPU, two streams, the kernels of kernels.h. See device.h.
+ *
+ * Compiled where nvcc is; calls the runtime, and of the driver only the two stream operations on words in
+ * host memory, found through cudaGetDriverEntryPointByVersion, so that the program starts without a driver.
+ * Every call is checked. An error of the device itself is sticky: check() keeps saying it, the worker reports
+ * FAULT and ends, helmd starts another. */
+#include "worker-gpu/device.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/units.h"
+
+#define ENTRY_VERSION   12000 /* of the driver interface that the two entry points below follow */
+#define HOST_SPIN_US    10000
+#define CONTEXT_ASSUMED (640 * MIB) /* where the driver's library does not say what a context takes */
+
+typedef CUresult stream_word_fn(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags);
+
+struct device_event {
+    cudaEvent_t event;
+};
+struct device_graph {
+    cudaGraphExec_t exec;
+};
+
+struct cuda {
+    struct device base;
+    int ordinal;
+    cudaStream_t stream[DEVICE_QUEUE_COUNT];
+    struct gpuk_device caps;
+    struct gpuk_matmul *matmul;
+    stream_word_fn *wait_value, *write_value;
+    bool opened; /* a context is ours to end */
+};
+
+static struct cuda *cuda_of(struct device *d)
+{
+    return (struct cuda *)d;
+}
+
+static int cuda_fail(struct helm_err *err, cudaError_t code, const char *what)
+{
+    int helm = code == cudaErrorMemoryAllocation ? HELM_E_NOMEM : HELM_E_DEVICE;
+    return helm_fail(err, helm, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+static int checked(cudaError_t code, const char *what, struct helm_err *err)
+{
+    return code == cudaSuccess ? 0 : cuda_fail(err, code, what);
+}
+
+/* ---- memory ---- */
+
+static int cuda_memory_alloc(struct device *d, uint64_t bytes, void **memory, struct helm_err *err)
+{
+    (void)d;
+    char text[UNITS_TEXT], what[64];
+    snprintf(what, sizeof what, "%s of VRAM", units_format_size(bytes, text));
+    cudaError_t code = cudaMalloc(memory, bytes ? bytes : 256);
+    if (code != cudaErrorMemoryAllocation) return checked(code, what, err);
+    (void)cudaGetLastError(); /* a refusal, not a fault */
+    size_t available = 0, total = 0;
+    char have[UNITS_TEXT];
+    if (cudaMemGetInfo(&available, &total) != cudaSuccess) available = 0;
+    return helm_fail(err, HELM_E_NOMEM, "%s: the device has %s left", what,
+                     units_format_size(available, have));
+}
+
+static void cuda_memory_free(struct device *d, void *memory)
+{
+    (void)d;
+    (void)cudaFree(memory);
+}
+
+static int cuda_host_alloc(struct device *d, uint64_t bytes, void **memory, struct helm_err *err)
+{
+    (void)d;
+    return checked(cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                   "pinned host memory", err);
+}
+
+static void cuda_host_free(struct device *d, void *memory)
+{
+    (void)d;
+    (void)cudaFreeHost(memory);
+}
+
+static int cuda_host_register(struct device *d, void *base, uint64_t bytes, struct helm_err *err)
+{
+    (void)d;
+    void *seen = NULL;
+    int rc = checked(cudaHostRegister(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
+                     "registering the arena", err);
+    if (rc) return rc;
+    rc = checked(cudaHostGetDevicePointer(&seen, base, 0), "the arena's device address", err);
+    if (!rc && seen != base)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED, "the arena has another address on the device than here");
+    if (rc) (void)cudaHostUnregister(base);
+    return rc;
+}
+
+static void cuda_host_unregister(struct device *d, void *base)
+{
+    (void)d;
+    (void)cudaHostUnregister(base);
+}
+
+static int cuda_copy(struct device *d, enum device_queue queue, enum device_direction direction, void *to,
+                     const void *from, uint64_t bytes, struct helm_err *err)
+{
+    enum cudaMemcpyKind kind =
+        direction == DEVICE_TO_DEVICE ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
+    return checked(cudaMemcpyAsync(to, from, bytes, kind, cuda_of(d)->stream[queue]), "copy", err);
+}
+
+static int cuda_clear(struct device *d, enum device_queue queue, void *memory, uint64_t bytes,
+                      struct helm_err *err)
+{
+    return checked(cudaMemsetAsync(memory, 0, bytes, cuda_of(d)->stream[queue]), "clearing memory", err);
+}
+
+/* What is taken of the device by everybody: only differences are meaningful. */
+static uint64_t cuda_memory_overhead(struct device *d)
+{
+    (void)d;
+    size_t available = 0, total = 0;
+    if (cudaMemGetInfo(&available, &total) != cudaSuccess) return 0;
+    return total - available;
+}
+
+/* ---- events ---- */
+
+static int cuda_event_create(struct device *d, struct device_event **event, struct helm_err *err)
+{
+    (void)d;
+    *event = calloc(1, sizeof **event);
+    if (!*event) return helm_fail(err, HELM_E_NOMEM, "no memory for an event");
+    int rc = checked(cudaEventCreateWithFlags(&(*event)->event, cudaEventDisableTiming), "event", err);
+    if (rc) {
+        free(*event);
+        *event = NULL;
+    }
+    return rc;
+}
+
+static void cuda_event_free(struct device *d, struct device_event *event)
+{
+    (void)d;
+    (void)cudaEventDestroy(event->event);
+    free(event);
+}
+
+static int cuda_event_record(struct device *d, enum device_queue queue, struct device_event *event,
+                             struct helm_err *err)
+{
+    return checked(cudaEventRecord(event->event, cuda_of(d)->stream[queue]), "recording an event", err);
+}
+
+static int cuda_event_follow(struct device *d, enum device_queue queue, struct device_event *event,
+                             struct helm_err *err)
+{
+    return checked(cudaStreamWaitEvent(cuda_of(d)->stream[queue], event->event, 0), "waiting for an event",
+                   err);
+}
+
+static int cuda_event_wait(struct device *d, struct device_event *event, struct helm_err *err)
+{
+    (void)d;
+    return checked(cudaEventSynchronize(event->event), "waiting for the device", err);
+}
+
+/* ---- words ---- */
+
+static int word_checked(CUresult code, const char *what, struct helm_err *err)
+{
+    if (code == CUDA_SUCCESS) return 0;
+    return helm_fail(err, HELM_E_DEVICE, "%s: driver error %d", what, (int)code);
+}
+
+static int cuda_word_wait(struct device *d, _Atomic uint32_t *word, uint32_t value,
+                          enum device_compare compare, struct helm_err *err)
+{
+    unsigned flags = compare == DEVICE_EQUAL ? CU_STREAM_WAIT_VALUE_EQ : CU_STREAM_WAIT_VALUE_GEQ;
+    struct cuda *c = cuda_of(d);
+    return word_checked(c->wait_value((CUstream)c->stream[DEVICE_COMPUTE], (CUdeviceptr)(uintptr_t)word,
+                                      value, flags),
+                        "waiting for a lane", err);
+}
+
+static int cuda_word_write(struct device *d, _Atomic uint32_t *word, uint32_t value, struct helm_err *err)
+{
+    struct cuda *c = cuda_of(d);
+    return word_checked(c->write_value((CUstream)c->stream[DEVICE_COMPUTE], (CUdeviceptr)(uintptr_t)word,
+                                       value, CU_STREAM_WRITE_VALUE_DEFAULT),
+                        "publishing a lane", err);
+}
+
+/* ---- graphs ---- */
+
+static int cuda_capture_begin(struct device *d, struct helm_err *err)
+{
+    return checked(cudaStreamBeginCapture(cuda_of(d)->stream[DEVICE_COMPUTE],
+                                          cudaStreamCaptureModeThreadLocal),
+                   "beginning a capture", err);
+}
+
+static int cuda_capture_end(struct device *d, struct device_graph **out, struct helm_err *err)
+{
+    struct cuda *c = cuda_of(d);
+    cudaGraph_t graph = NULL;
+    *out = NULL;
+    int rc = checked(cudaStreamEndCapture(c->stream[DEVICE_COMPUTE], &graph), "ending a capture", err);
+    if (rc) return rc;
+    struct device_graph *made = calloc(1, sizeof *made);
+    if (!made) rc = helm_fail(err, HELM_E_NOMEM, "no memory for a graph");
+    if (!rc) rc = checked(cudaGraphInstantiate(&made->exec, graph, 0), "instantiating a graph", err);
+    (void)cudaGraphDestroy(graph);
+    if (!rc) rc = checked(cudaGraphUpload(made->exec, c->stream[DEVICE_COMPUTE]), "uploading a graph", err);
+    if (!rc)
+        rc = checked(cudaStreamSynchronize(c->stream[DEVICE_COMPUTE]), "waiting for a graph's upload", err);
+    if (rc && made) {
+        if (made->exec) (void)cudaGraphExecDestroy(made->exec);
+        free(made);
+        made = NULL;
+    }
+    *out = made;
+    return rc;
+}
+
+static int cuda_graph_launch(struct device *d, struct device_graph *graph, struct helm_err *err)
+{
+    return checked(cudaGraphLaunch(graph->exec, cuda_of(d)->stream[DEVICE_COMPUTE]), "launching a step", err);
+}
+
+static void cuda_graph_free(struct device *d, struct device_graph *graph)
+{
+    (void)d;
+    (void)cudaGraphExecDestroy(graph->exec);
+    free(graph);
+}
+
+static int cuda_check(struct device *d, struct helm_err *err)
+{
+    struct cuda *c = cuda_of(d);
+    for (int i = 0; i < DEVICE_QUEUE_COUNT; i++) {
+        cudaError_t code = cudaStreamQuery(c->stream[i]);
+        if (code != cudaSuccess && code != cudaErrorNotReady)
+            return cuda_fail(err, code, "the device failed");
+    }
+    return 0;
+}
+
+static int cuda_thread_begin(struct device *d, struct helm_err *err)
+{
+    return checked(cudaSetDevice(cuda_of(d)->ordinal), "choosing the device", err);
+}
+
+static void cuda_close(struct device *d)
+{
+    struct cuda *c = cuda_of(d);
+    if (c->matmul) gpuk_matmul_close(c->matmul);
+    for (int i = 0; i < DEVICE_QUEUE_COUNT; i++)
+        if (c->stream[i]) (void)cudaStreamDestroy(c->stream[i]);
+    if (c->opened) (void)cudaDeviceReset(); /* the context too: one device, one owner in this process */
+    free(c);
+}
+
+static const struct device_ops cuda_ops = {
+    .close = cuda_close,
+    .thread_begin = cuda_thread_begin,
+    .memory_alloc = cuda_memory_alloc,
+    .memory_free = cuda_memory_free,
+    .host_alloc = cuda_host_alloc,
+    .host_free = cuda_host_free,
+    .host_register = cuda_host_register,
+    .host_unregister = cuda_host_unregister,
+    .copy = cuda_copy,
+    .clear = cuda_clear,
+    .event_create = cuda_event_create,
+    .event_free = cuda_event_free,
+    .event_record = cuda_event_record,
+    .event_follow = cuda_event_follow,
+    .event_wait = cuda_event_wait,
+    .word_wait = cuda_word_wait,
+    .word_write = cuda_word_write,
+    .capture_begin = cuda_capture_begin,
+    .capture_end = cuda_capture_end,
+    .graph_launch = cuda_graph_launch,
+    .graph_free = cuda_graph_free,
+    .memory_overhead = cuda_memory_overhead,
+    .check = cuda_check,
+};
+
+/* ---- kernels: the launchers on the compute stream ---- */
+
+#define STREAM(d) ((void *)cuda_of(d)->stream[DEVICE_COMPUTE])
+
+static int cuda_gemv(struct device *d, const struct gpuk_linear_args *args, void *workspace, uint32_t flags,
+                     struct helm_err *err)
+{
+    return gpuk_gemv(&cuda_of(d)->caps, args, workspace, flags, STREAM(d), err);
+}
+
+static int cuda_gemm_small(struct device *d, const struct gpuk_linear_args *args, uint32_t tokens,
+                           const uint32_t *count, void *workspace, uint32_t flags, struct helm_err *err)
+{
+    return gpuk_gemm_small(&cuda_of(d)->caps, args, tokens, count, workspace, flags, STREAM(d), err);
+}
+
+static int cuda_embed(struct device *d, const struct gpuk_step *step, uint32_t tokens, const void *table,
+                      enum dtype dtype, uint32_t vocab, uint32_t hidden, float *x, uint32_t flags,
+                      struct helm_err *err)
+{
+    return gpuk_embed(step, tokens, table, dtype, vocab, hidden, x, flags, STREAM(d), err);
+}
+
+static int cuda_rmsnorm(struct device *d, const uint32_t *count, uint32_t tokens, const float *x,
+                        const float *norm, float eps, uint32_t hidden, void *out, enum dtype out_dtype,
+                        uint32_t flags, struct helm_err *err)
+{
+    return gpuk_rmsnorm(count, tokens, x, norm, eps, hidden, out, out_dtype, flags, STREAM(d), err);
+}
+
+static int cuda_gather(struct device *d, const struct gpuk_step *step, uint32_t samples, const float *x,
+                       uint32_t hidden, float *out, uint32_t flags, struct helm_err *err)
+{
+    return gpuk_gather(step, samples, x, hidden, out, flags, STREAM(d), err);
+}
+
+static int cuda_lane_copy(struct device *d, const uint32_t *count, uint32_t tokens, const float *x,
+                          uint32_t hidden, float *out, uint32_t flags, struct helm_err *err)
+{
+    return gpuk_lane_copy(count, tokens, x, hidden, out, flags, STREAM(d), err);
+}
+
+static int cuda_swiglu(struct device *d, const uint32_t *count, uint32_t tokens, const void *in,
+                       enum dtype in_dtype, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
+                       enum dtype out_dtype, uint32_t flags, struct helm_err *err)
+{
+    return gpuk_swiglu(count, tokens, in, in_dtype, stride, up_at, n, out, out_dtype, flags, STREAM(d), err);
+}
+
+static int cuda_rope_table(struct device *d, const struct gpuk_step *step, uint32_t tokens,
+                           const float *inv_freq, uint32_t head_dim, float scale, float *table,
+                           uint32_t flags, struct helm_err *err)
+{
+    return gpuk_rope_table(step, tokens, inv_freq, head_dim, scale, table, flags, STREAM(d), err);
+}
+
+static int cuda_rope_append(struct device *d, const struct gpuk_attention *args, uint32_t tokens, void *q_out,
+                            enum dtype q_dtype, uint32_t flags, struct helm_err *err)
+{
+    return gpuk_rope_append(args, tokens, q_out, q_dtype, flags, STREAM(d), err);
+}
+
+static int cuda_attention_decode(struct device *d, const struct gpuk_attention *args, uint32_t tokens,
+                                 bool fused, float *out, void *workspace, uint32_t flags,
+                                 struct helm_err *err)
+{
+    return gpuk_attention_decode(&cuda_of(d)->caps, args, tokens, fused, out, NULL, NULL, workspace, flags,
+                                 STREAM(d), err);
+}
+
+static int cuda_attention_prefill(struct device *d, const struct gpuk_attention *args, const void *q,
+                                  uint32_t tokens, uint32_t rows, void *out, enum dtype out_dtype,
+                                  uint32_t flags, struct helm_err *err)
+{
+    return gpuk_attention_prefill(&cuda_of(d)->caps, args, q, tokens, rows, out, out_dtype, flags, STREAM(d),
+                                  err);
+}
+
+static int cuda_argmax(struct device *d, const uint32_t *count, uint32_t rows, const float *logits,
+                       uint32_t vocab, struct gpuk_token *result, void *workspace, uint32_t flags,
+                       struct helm_err *err)
+{
+    return gpuk_argmax(count, rows, logits, vocab, result, workspace, flags, STREAM(d), err);
+}
+
+static int cuda_matmul(struct device *d, enum dtype dtype, enum dtype out_dtype, uint32_t tokens,
+                       uint32_t rows, uint32_t cols, uint32_t out_stride, bool accumulate, const void *w,
+                       const void *x, void *out, void *workspace, struct helm_err *err)
+{
+    const struct gpuk_matmul_plan *plan = NULL;
+    int rc = gpuk_matmul_plan(cuda_of(d)->matmul, dtype, out_dtype, tokens, rows, cols, out_stride,
+                              accumulate, &plan, err);
+    return rc ? rc : gpuk_matmul_run(plan, w, x, out, workspace, STREAM(d), err);
+}
+
+static int cuda_add_bias(struct device *d, const uint32_t *count, uint32_t tokens, void *out,
+                         enum dtype dtype, uint32_t stride, uint32_t rows, const float *bias, uint32_t flags,
+                         struct helm_err *err)
+{
+    return gpuk_add_bias(count, tokens, out, dtype, stride, rows, bias, flags, STREAM(d), err);
+}
+
+static const struct device_kernels cuda_kernels = {
+    .gemv = cuda_gemv,
+    .gemm_small = cuda_gemm_small,
+    .embed = cuda_embed,
+    .rmsnorm = cuda_rmsnorm,
+    .gather = cuda_gather,
+    .lane_copy = cuda_lane_copy,
+    .swiglu = cuda_swiglu,
+    .rope_table = cuda_rope_table,
+    .rope_append = cuda_rope_append,
+    .attention_decode = cuda_attention_decode,
+    .attention_prefill = cuda_attention_prefill,
+    .argmax = cuda_argmax,
+    .matmul = cuda_matmul,
+    .add_bias = cuda_add_bias,
+    .gemv_workspace = gpuk_gemv_workspace_bytes,
+    .gemm_small_workspace = gpuk_gemm_small_workspace_bytes,
+    .attention_workspace = gpuk_attention_workspace_bytes,
+    .argmax_workspace = gpuk_argmax_workspace_bytes,
+    .matmul_workspace = GPUK_MATMUL_WORKSPACE,
+};
+
+/* ---- opening ---- */
+
+/* Device memory in use by everybody, asked of the driver's management library, which needs no context.
+ * False where there is none. */
+static bool used_without_context(int ordinal, uint64_t *used)
+{
+    struct {
+        unsigned long long total, available, used;
+    } memory = {0};
+    char bus[32];
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), *handle = NULL;
+    bool ok = false;
+    if (!library) return false;
+    int (*init)(void) = NULL, (*end)(void) = NULL, (*find)(const char *, void **) = NULL,
+        (*info)(void *, void *) = NULL;
+    *(void **)&init = dlsym(library, "nvmlInit_v2");
+    *(void **)&end = dlsym(library, "nvmlShutdown");
+    *(void **)&find = dlsym(library, "nvmlDeviceGetHandleByPciBusId_v2");
+    *(void **)&info = dlsym(library, "nvmlDeviceGetMemoryInfo");
+    if (init && end && find && info && cudaDeviceGetPCIBusId(bus, sizeof bus, ordinal) == cudaSuccess &&
+        init() == 0) {
+        ok = find(bus, &handle) == 0 && info(handle, &memory) == 0;
+        end();
+    }
+    dlclose(library);
+    *used = memory.used;
+    return ok;
+}
+
+static int find_entry(const char *name, stream_word_fn **entry, struct helm_err *err)
+{
+    enum cudaDriverEntryPointQueryResult found;
+    void *address = NULL;
+    int rc =
+        checked(cudaGetDriverEntryPointByVersion(name, &address, ENTRY_VERSION, cudaEnableDefault, &found),
+                name, err);
+    if (!rc && (found != cudaDriverEntryPointSuccess || !address))
+        rc = helm_fail(err, HELM_E_UNSUPPORTED, "this driver has no %s", name);
+    *(void **)entry = address;
+    return rc;
+}
+
+static int parse_ordinal(const char *name, int *ordinal, struct helm_err *err)
+{
+    uint64_t number = 0;
+    int rc = 0, count = 0;
+    if (name[4] == ':')
+        rc = units_parse_u64("device", name + 5, 0, 1023, &number, err);
+    else if (name[4] != '\0')
+        rc = helm_fail(err, HELM_E_USAGE, "device '%.40s' is none of cuda, cuda:N, emulated", name);
+    if (rc) return rc;
+    cudaError_t code = cudaGetDeviceCount(&count);
+    if (code != cudaSuccess || count == 0)
+        return helm_fail(err, HELM_E_NOT_FOUND, "no CUDA device: %s",
+                         code != cudaSuccess ? cudaGetErrorString(code) : "the driver lists none");
+    if (number >= (uint64_t)count)
+        return helm_fail(err, HELM_E_NOT_FOUND, "device '%.40s': there are %d", name, count);
+    *ordinal = (int)number;
+    return 0;
+}
+
+bool device_cuda_usable(char *why, size_t size)
+{
+    int ordinal, major = 0, minor = 0;
+    struct helm_err err = {0};
+    if (parse_ordinal("cuda", &ordinal, &err)) {
+        snprintf(why, size, "%s", err.text);
+        return false;
+    }
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) != cudaSuccess ||
+        major * 10 + minor < 75) {
+        snprintf(why, size, "compute capability %d.%d: 7.5 or later is needed", major, minor);
+        return false;
+    }
+    return true;
+}
+
+/* Context, kernels and libraries, and what all that took. */
+static int open_context(struct cuda *c, uint64_t vram_bytes, struct helm_err *err)
+{
+    uint64_t before = 0, after = 0, context = CONTEXT_ASSUMED;
+    bool known = used_without_context(c->ordinal, &before);
+    struct cudaDeviceProp properties;
+    int rc = checked(cudaSetDevice(c->ordinal), "opening the device", err);
+    if (!rc) rc = checked(cudaFree(NULL), "opening the device", err);
+    c->opened = !rc;
+    if (!rc) rc = checked(cudaGetDeviceProperties(&properties, c->ordinal), "the device's properties", err);
+    if (!rc) rc = gpuk_open(&c->caps, err);
+    if (!rc) rc = gpuk_matmul_open(&c->matmul, err);
+    for (int i = 0; i < DEVICE_QUEUE_COUNT && !rc; i++)
+        rc = checked(cudaStreamCreateWithFlags(&c->stream[i], cudaStreamNonBlocking), "stream", err);
+    if (!rc) rc = find_entry("cuStreamWaitValue32", &c->wait_value, err);
+    if (!rc) rc = find_entry("cuStreamWriteValue32", &c->write_value, err);
+    if (rc) return rc;
+    if (vram_bytes > properties.totalGlobalMem)
+        return helm_fail(err, HELM_E_CAPACITY, "--vram is %llu bytes, the device has %llu",
+                         (unsigned long long)vram_bytes, (unsigned long long)properties.totalGlobalMem);
+    c->base.ceiling = vram_bytes ? vram_bytes : properties.totalGlobalMem;
+    c->base.early_launch = c->caps.early_launch;
+    if (known && used_without_context(c->ordinal, &after) && after > before) context = after - before;
+    snprintf(c->base.text, sizeof c->base.text, "%.60s, compute capability %d.%d%s", properties.name,
+             c->caps.capability / 10, c->caps.capability % 10, known ? "" : ", context assumed");
+    return device_charge(&c->base, DEVICE_CONTEXT, context, err);
+}
+
+int device_cuda_open(const struct device_options *options, struct device **device, struct helm_err *err)
+{
+    int ordinal = 0;
+    *device = NULL;
+    int rc = parse_ordinal(options->name, &ordinal, err);
+    if (rc) return rc;
+    struct cuda *c = calloc(1, sizeof *c);
+    if (!c) return helm_fail(err, HELM_E_NOMEM, "no memory for the device");
+    c->base.ops = &cuda_ops;
+    c->base.kernels = cuda_kernels;
+    c->base.spin_us = HOST_SPIN_US;
+    c->ordinal = ordinal;
+    rc = open_context(c, options->vram_bytes, err);
+    if (rc) {
+        cuda_close(&c->base);
+        return rc;
+    }
+    *device = &c->base;
+    return 0;
+}
