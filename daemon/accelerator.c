@@ -22,6 +22,7 @@
 /* Where the probe does not say: a context with its libraries' kernels, measured on compute capability 9.0. */
 #define CONTEXT_BYTES (640 * MIB)
 #define GRAPH_BYTES   (64 * MIB)
+#define LIBRARY_BYTES (48 * MIB) /* matrix products' workspace, and what allocations are rounded up to */
 #define VRAM_LEAST    MIB
 
 static int copy_text(const json_t *json, const char *key, bool required, char *out, size_t size,
@@ -165,6 +166,7 @@ static void choose_cuda(const struct accelerator_info *device, uint32_t index, u
     ledger->limit = device->vram_free;
     ledger->context_bytes = device->context_bytes ? device->context_bytes : CONTEXT_BYTES;
     ledger->graph_bytes = GRAPH_BYTES;
+    ledger->library_bytes = LIBRARY_BYTES;
     snprintf(ledger->limit_from, sizeof ledger->limit_from, "free of the GPU's %s",
              units_format_size(device->vram_bytes, all));
     if (vram_bytes && vram_bytes < ledger->limit) {

@@ -63,6 +63,7 @@ uint64_t analyse_layers_stored(const struct analyse_table *table, uint32_t first
  * GPU worker's buffers in VRAM for the same: estimates that err on the large side. */
 uint64_t analyse_activation_bytes(const struct model_config *config, uint32_t step_tokens, uint32_t rows,
                                   uint32_t threads);
-uint64_t analyse_vram_workspace_bytes(const struct model_config *config, uint32_t step_tokens, uint32_t rows);
+uint64_t analyse_vram_workspace_bytes(const struct model_config *config, uint32_t step_tokens, uint32_t rows,
+                                      uint32_t context);
 
 #endif

@@ -48,8 +48,8 @@ static struct kv_layout kv_of(const struct ledger_case *c, uint32_t layers)
                               .elem_bytes = (uint32_t)dtype_bytes(c->wish->kv_dtype)};
 }
 
-static void write_vram(const struct ledger_case *c, const struct analyse_share *gpu, uint32_t page_count,
-                       struct ledger *vram)
+static void write_vram(const struct ledger_case *c, const struct analyse_share *gpu, uint32_t ctx,
+                       uint32_t page_count, struct ledger *vram)
 {
     const struct ledger_device *device = &c->machine->device;
     const struct kv_layout kv = kv_of(c, gpu->layers);
@@ -62,7 +62,8 @@ static void write_vram(const struct ledger_case *c, const struct analyse_share *
         ledger_add(vram, what, page_count * kv_page_bytes(&kv));
     }
     ledger_add(vram, "activations, workspace (estimate)",
-               analyse_vram_workspace_bytes(&c->model->config, c->wish->step_tokens, c->wish->slots));
+               device->library_bytes + analyse_vram_workspace_bytes(&c->model->config, c->wish->step_tokens,
+                                                                    c->wish->slots, ctx));
     if (device->graph_bytes) ledger_add(vram, "graphs (estimate)", device->graph_bytes);
     if (device->context_bytes) ledger_add(vram, "context (estimate)", device->context_bytes);
 }
@@ -90,7 +91,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     if (rc) return rc;
     memset(&plan->vram, 0, sizeof plan->vram);
     plan->vram.limit = UINT64_MAX;
-    if (on_gpu) write_vram(c, &gpu, page_count, &plan->vram);
+    if (on_gpu) write_vram(c, &gpu, ctx, page_count, &plan->vram);
     struct ledger *host = &plan->host;
     memset(host, 0, sizeof *host);
     host->limit = ledger_host_limit(c, from);

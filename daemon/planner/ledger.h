@@ -36,7 +36,7 @@ struct ledger_device {
     uint64_t limit; /* bytes, for everything the GPU worker allocates there */
     char limit_from[96];
     uint64_t context_bytes; /* what the driver takes for itself */
-    uint64_t graph_bytes;
+    uint64_t graph_bytes, library_bytes;
 };
 
 struct ledger_machine {

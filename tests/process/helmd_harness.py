@@ -20,6 +20,7 @@ import zmq  # noqa: E402
 
 BIN = os.environ["HELM_BIN"]
 TEST_BIN = os.environ.get("HELM_TEST_BIN") or os.path.join(os.path.dirname(BIN), "release", "tests", "process")
+DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "demo")
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 VOCAB = 100
 
@@ -80,19 +81,40 @@ def expected_tokens(prompt, count, seed=0, eos_at=0):
     return out
 
 
-class Daemon:
-    """helmd with the fake worker, in a run directory of its own."""
+def plan_json(layers, homes, embed, head, **sizes):
+    """A plan as a person writes it: `homes` has one letter a layer, c or g."""
+    names = {"c": "cpu", "g": "gpu"}
+    stages, first = [], 0
+    for n in range(layers):
+        if n + 1 == layers or homes[n + 1] != homes[n]:
+            stages.append({"layers": [first, n], "home": names[homes[n]], "bytes": 0})
+            first = n + 1
+    empty = {"limit": None, "lines": [], "total": 0}
+    return {"layers": layers, "context_tokens": 512, "step_tokens": 64, "slots": 8, "page_tokens": 32,
+            "page_count": 0, "kv_dtype": "f16", "stages": stages, "embed": names[embed], "head": names[head],
+            "host": empty, "vram": empty, **sizes}
 
-    def __init__(self, *options, faults="", fresh_rundir=True, wait=True, base=None, listen=True):
+
+class Daemon:
+    """helmd in a run directory of its own: with fake workers, or with the real ones on the demo model (`real`).
+    `gpu`: there is a GPU worker; `plan`: written to a file and given with --plan."""
+
+    def __init__(self, *options, faults="", wait=True, base=None, gpu=False, real=False, plan=None, layers=2):
         self.base = base or tempfile.mkdtemp(prefix="helmd-test-")
         self.rundir = os.path.join(self.base, "run")
-        self.model = os.path.join(self.base, "model")
+        self.model = DEMO if real else os.path.join(self.base, "model")
         self.endpoint = f"ipc://{self.rundir}/helmd.sock"
-        workers = os.path.join(self.base, "workers")
-        if not base:
-            write_checkpoint(self.model)
+        workers = BIN if real else os.path.join(self.base, "workers")
+        if not base and not real:
+            write_checkpoint(self.model, layers=layers)
             os.makedirs(workers)
-            os.symlink(os.path.join(TEST_BIN, "fake_worker"), os.path.join(workers, "helm-worker-cpu"))
+            for name in ["helm-worker-cpu"] + ["helm-worker-gpu"] * gpu:
+                os.symlink(os.path.join(TEST_BIN, "fake_worker"), os.path.join(workers, name))
+        if plan:
+            path = os.path.join(self.base, "plan.json")
+            with open(path, "w") as f:
+                json.dump(plan, f)
+            options += ("--plan", path)
         self.log_path = os.path.join(self.base, "log")
         ready_r, ready_w = os.pipe()
         os.set_inheritable(ready_w, True)
@@ -123,7 +145,7 @@ class Daemon:
             return f.read()
 
     def children(self):
-        """Pids whose parent is helmd: worker and keeper."""
+        """Pids whose parent is helmd: "keeper", each worker as "cpu" or "gpu", and one of them as "worker"."""
         found = {}
         for path in glob.glob("/proc/[0-9]*/stat"):
             try:
@@ -132,7 +154,11 @@ class Daemon:
                 name, rest = rest.rsplit(")", 1)
                 if int(rest.split()[1]) == self.pid and rest.split()[0] != "Z":
                     with open(f"/proc/{pid}/cmdline", "rb") as f:
-                        found["keeper" if b"--keeper" in f.read() else "worker"] = int(pid)
+                        line = f.read()
+                    if b"--keeper" in line:
+                        found["keeper"] = int(pid)
+                    else:
+                        found["worker"] = found[line.split(b"\0")[0].decode()[-3:]] = int(pid)
             except (FileNotFoundError, ProcessLookupError):
                 pass
         return found

@@ -108,16 +108,11 @@ static void what_makes_no_sense_is_refused(void **state)
     static const struct {
         const char *option, *value;
         int rc;
-    } cases[] = {{"--device", "tpu", HELM_E_USAGE},
-                 {"--device", "cuda:x", HELM_E_USAGE},
-                 {"--device", "cuda:", HELM_E_USAGE},
-                 {"--vram", "plenty", HELM_E_USAGE},
-                 {"--kv-dtype", "q8", HELM_E_USAGE},
-                 {"--parallel", "0", HELM_E_USAGE},
-                 {"--step-tokens", "9000", HELM_E_USAGE},
-                 {"--threads", "-1", HELM_E_USAGE},
-                 {"--host-memory", "lots", HELM_E_USAGE},
-                 {"--log-level", "loud", HELM_E_USAGE},
+    } cases[] = {{"--device", "tpu", HELM_E_USAGE},       {"--device", "cuda:x", HELM_E_USAGE},
+                 {"--device", "cuda:", HELM_E_USAGE},     {"--vram", "plenty", HELM_E_USAGE},
+                 {"--kv-dtype", "q8", HELM_E_USAGE},      {"--parallel", "0", HELM_E_USAGE},
+                 {"--step-tokens", "9000", HELM_E_USAGE}, {"--threads", "-1", HELM_E_USAGE},
+                 {"--host-memory", "lots", HELM_E_USAGE}, {"--log-level", "loud", HELM_E_USAGE},
                  {"--nothing", "1", HELM_E_USAGE}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct config c;

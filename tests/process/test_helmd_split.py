@@ -1,0 +1,191 @@
+#!/usr/bin/python3
+"""helmd with the real workers on the demo model and the emulated device: splits, alternation, ceilings, deaths. What
+comes out is held against the demo model's golden.json as the golden tests do."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from helmd_harness import (BIN, Client, DEMO, Daemon, check, plan_json, run_tests, running, same, wait_until,  # noqa: E402
+                           SLOW)
+
+LAYERS = 8
+SIZES = ["--ctx", 1024, "--parallel", 4, "--step-tokens", 64]
+# 16-bit activations: logprobs within 0.4 (0.08 in the mean), the same token wherever the gap exceeds 0.4
+GAP, WORST, MEAN = 0.4, 0.4, 0.08
+GOLDEN = json.load(open(os.path.join(DEMO, "golden.json")))["cases"]
+
+
+def demo_plan(homes, embed, head, **sizes):
+    return plan_json(LAYERS, homes, embed, head, **{"context_tokens": 1024, "slots": 4, **sizes})
+
+
+def emulated(homes, embed, head, *options, **sizes):
+    return running("--device", "emulated", *options, real=True, plan=demo_plan(homes, embed, head, **sizes))
+
+
+def check_golden(d, what):
+    """Every golden case, all at once. Returns the mean and the worst error and how many tokens were compared."""
+    c = Client(d.endpoint)
+    streams = [c.generate(case["prompt"], len(case["steps"]), logprobs=20, ignore_eos=True) for case in GOLDEN]
+    c.run(*streams, timeout=120)
+    errors, compared = [], 0
+    for n, (case, s) in enumerate(zip(GOLDEN, streams)):
+        same(len(s.tokens), len(case["steps"]), f"{what}: case {n}: {s.error or s.done}")
+        for at, (step, got) in enumerate(zip(case["steps"], s.first)):
+            mine = {t.token: t.logprob for t in got.top}
+            errors += [abs(mine[token] - logprob) for token, logprob in step["top"][:10] if token in mine]
+            compared += 1
+            if got.token != step["token"]:
+                check(step["gap"] <= GAP, f"{what}: case {n}, step {at}: token {got.token}, not {step['token']}, "
+                      f"at a gap of {step['gap']}")
+                break
+    check(compared > 60, f"{what}: only {compared} tokens were compared")
+    mean, worst = sum(errors) / len(errors), max(errors)
+    check(mean <= MEAN and worst <= WORST, f"{what}: logprobs off by {mean:.4f} in the mean, {worst:.3f} at worst")
+    print(f"     {what}: {compared} tokens, logprobs off by {mean:.4f} in the mean, {worst:.3f} at worst", flush=True)
+
+
+def clear_stretch(d, least):
+    """A prompt whose continuation has no near tie for at least `least` tokens, so that any way of computing it must
+    give the same ones; and these tokens."""
+    c = Client(d.endpoint)
+    streams = [(case["prompt"], c.generate(case["prompt"], 500, logprobs=2, ignore_eos=True)) for case in GOLDEN[:3]]
+    c.run(*[s for _, s in streams], timeout=120)
+    best = ([], [])
+    for prompt, s in streams:
+        start = 0
+        for at in range(len(s.first) + 1):
+            if at < len(s.first) and s.first[at].top[0].logprob - s.first[at].top[1].logprob > 2 * GAP:
+                continue
+            if at - start > len(best[1]):
+                best = (prompt + s.tokens[:start], s.tokens[start:at])
+            start = at + 1
+    check(len(best[1]) >= least, f"the longest stretch without a near tie has {len(best[1])} tokens")
+    return best
+
+
+def test_every_plan_agrees_with_the_golden_run():
+    with running("--device", "cpu", *SIZES, real=True) as d:
+        check_golden(d, "cpu")
+    for homes, embed, head in [("gggggggg", "g", "g"), ("cccccccc", "c", "g"), ("cggggggg", "c", "g"),
+                               ("cccccggg", "g", "g"), ("gggggccc", "g", "c"), ("ccgggggg", "c", "c"),
+                               ("cgcgcgcg", "c", "g"), ("gcgcgcgc", "c", "c"), ("gccggccg", "g", "g")]:
+        with emulated(homes, embed, head) as d:
+            workers = [w.name for w in Client(d.endpoint).ask("status").status.workers]
+            same(workers, ["gpu"] if set(homes + embed + head) == {"g"} else ["cpu", "gpu"], f"{homes}: workers")
+            check_golden(d, f"{homes}, embedding {embed}, head {head}")
+
+
+def test_the_same_plan_gives_the_same_tokens_twice():
+    runs = []
+    for _ in range(2):
+        with emulated("cgcggccg", "c", "g") as d:
+            c = Client(d.endpoint)
+            s = c.generate(GOLDEN[4]["prompt"], 100, logprobs=5)
+            c.run(s)
+            runs.append((s.tokens, [[(t.token, t.logprob) for t in x.top] for x in s.first]))
+    check(runs[0] == runs[1], "not bit-identical")
+
+
+def test_less_vram_takes_fewer_layers_and_the_ceiling_holds():
+    layers = []
+    for vram in 64, 18, 12, 8:
+        with running("--device", "emulated", "--vram", f"{vram}MiB", *SIZES, real=True) as d:
+            plan = json.loads(Client(d.endpoint).ask("plan").plan.json)
+            layers.append(sum(s["layers"][1] - s["layers"][0] + 1 for s in plan["stages"] if s["home"] == "gpu"))
+            gpu = Client(d.endpoint).ask("status").status.workers[-1]
+            same(gpu.name, "gpu", "worker")
+            check(0 < gpu.vram_bytes <= plan["vram"]["total"] <= vram << 20,
+                  f"{gpu.vram_bytes} bytes in use, {plan['vram']['total']} in the ledger, {vram} MiB allowed")
+            check(gpu.vram_bytes > 0.7 * plan["vram"]["total"], f"the ledger is far off: {gpu.vram_bytes} bytes in use, "
+                  f"{plan['vram']['total']} counted")
+            check_golden(d, f"{vram} MiB, {layers[-1]} layers on the device")
+    same((layers[0], layers), (LAYERS, sorted(layers, reverse=True)), "layers on the device")
+    check(len(set(layers)) >= 3, f"{layers}")
+
+
+def test_what_does_not_fit_the_ceiling_is_refused_before_loading():
+    for options, plan, words in [
+            (["--vram", "1MiB", *SIZES], None, ["error capacity", "of VRAM, or --device cpu", "weights", "workspace"]),
+            (["--vram", "12MiB"], demo_plan("gggggggg", "g", "g"), ["error capacity", "of VRAM, has 12.00 MiB (--vram)"])]:
+        d = Daemon("--device", "emulated", *options, real=True, plan=plan)
+        same(d.process.wait(10 * SLOW), 4, f"{options}: {d.log()}")
+        for word in words:
+            check(word in d.ready, f"{options}: '{word}' is not in '{d.ready}'")
+        check("worker gpu: pid" not in d.log(), "a worker was started")
+        same(d.left_behind(), [], "left behind")
+        d.close()
+
+
+def test_either_worker_killed_mid_stream_costs_no_token():
+    for homes, embed, head in [("ccccgggg", "c", "g"), ("cgcgcgcg", "g", "c")]:
+        with emulated(homes, embed, head) as d:
+            prompt, want = clear_stretch(d, 150)
+            for who in "gpu", "cpu":
+                c = Client(d.endpoint)
+                before = c.ask("status").status.workers[0].restarts
+                s = c.generate(prompt, len(want), ignore_eos=True)
+                killed = None
+                while not s.ended:
+                    c.receive(60)
+                    if not killed and len(s.tokens) > 30:
+                        killed = d.children()[who]
+                        os.kill(killed, signal.SIGKILL)
+                same(s.tokens, want, f"{homes}, {who} killed ({s.error or s.done})")
+                status = c.ask("status").status
+                same([w.restarts for w in status.workers], [before + 1] * 2, "restarts")
+                check(killed not in d.children().values(), "still there")
+
+
+def test_a_stopped_worker_is_replaced():
+    with emulated("ccccgggg", "c", "g", "--step-timeout-ms", 1000 * SLOW) as d:
+        prompt, want = clear_stretch(d, 100)
+        c = Client(d.endpoint)
+        s = c.generate(prompt, 100, ignore_eos=True)
+        while len(s.tokens) < 20:
+            c.receive(60)
+        os.kill(d.children()["gpu"], signal.SIGSTOP)
+        c.run(s, timeout=60)
+        same(s.tokens, want[:100], f"{s.error or s.done}")
+        check("PING is not answered" in d.log(), "no reason in the log")
+
+
+def test_both_end_in_time_on_sigterm():
+    with emulated("ccccgggg", "c", "g") as d:
+        c = Client(d.endpoint)
+        s = c.generate(GOLDEN[0]["prompt"], 900, ignore_eos=True)
+        while len(s.tokens) < 5:
+            c.receive(60)
+        started = time.time()
+        same(d.stop(), 0, "exit status")
+        check(time.time() - started < 1.5 * SLOW, f"took {time.time() - started:.2f} s")
+        same(d.left_behind(), [], "left behind")
+
+
+def machine_has_a_gpu():
+    probe = subprocess.run([os.path.join(BIN, "helm-worker-gpu"), "--probe"], capture_output=True, text=True)
+    try:
+        return bool(json.loads(probe.stdout).get("devices"))
+    except ValueError:
+        return False
+
+
+def test_a_gpu_that_is_not_there_is_refused_and_auto_says_so():
+    if machine_has_a_gpu():
+        print("     not tried: this machine has a GPU", flush=True)
+        return
+    d = Daemon("--device", "cuda", *SIZES, real=True)
+    same(d.process.wait(30 * SLOW), 4, f"{d.log()}")
+    check(d.ready.startswith("error unsupported --device cuda: ") and "CUDA" in d.ready, d.ready)
+    d.close()
+    with running(*SIZES, real=True) as d:
+        same([w.name for w in Client(d.endpoint).ask("status").status.workers], ["cpu"], "workers")
+        check("no usable GPU (" in d.log() and "planned on the CPU" in d.log(), d.log())
+
+
+if __name__ == "__main__":
+    run_tests(globals())

@@ -1,0 +1,141 @@
+/* Unit tests of daemon/accelerator.c: what a probe may print, and which device is chosen. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/units.h"
+#include "daemon/accelerator.h"
+
+static const char *const two =
+    "{\"devices\": [{\"name\": \"Small\", \"uuid\": \"GPU-1\", \"vram_bytes\": 8589934592, \"vram_free\": "
+    "4294967296, \"numa_node\": 1, \"compute\": \"8.6\"}, {\"name\": \"Large\\u0007\", \"uuid\": \"GPU-2\", "
+    "\"vram_bytes\": 25769803776, \"vram_free\": 21474836480, \"numa_node\": null, \"compute\": \"9.0\", "
+    "\"context_bytes\": 536870912}]}";
+
+static int parse(const char *text, struct accelerator_info *devices, uint32_t *count, struct helm_err *err)
+{
+    return accelerator_parse(text, strlen(text), devices, count, err);
+}
+
+static void a_probe_is_read(void **state)
+{
+    (void)state;
+    struct accelerator_info d[ACCELERATOR_COUNT_MAX];
+    struct helm_err err = {0};
+    uint32_t count;
+    assert_int_equal(parse(two, d, &count, &err), 0);
+    assert_int_equal(count, 2);
+    assert_string_equal(d[0].name, "Small");
+    assert_int_equal(d[0].numa_node, 1);
+    assert_true(d[0].vram_free == 4 * GIB && d[0].context_bytes == 0);
+    assert_string_equal(d[1].name, "Large?"); /* goes to a log: no control characters */
+    assert_int_equal(d[1].numa_node, -1);
+    assert_true(d[1].context_bytes == 512 * MIB);
+}
+
+static void a_bad_probe_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *word;
+        int rc;
+    } cases[] = {{"{\"devices\": [], \"error\": \"no driver\"}", "no driver", HELM_E_NOT_FOUND},
+                 {"{\"devices\": []}", "none", HELM_E_NOT_FOUND},
+                 {"{}", "none", HELM_E_NOT_FOUND},
+                 {"[]", "none", HELM_E_NOT_FOUND},
+                 {"CUDA error 35", "probe", HELM_E_FORMAT},
+                 {"{\"devices\": 3}", "no array", HELM_E_FORMAT},
+                 {"{\"devices\": [7]}", "device 0", HELM_E_FORMAT},
+                 {"{\"devices\": [{\"name\": \"x\", \"vram_bytes\": 0, \"vram_free\": 0}]}", "vram_bytes",
+                  HELM_E_LIMIT},
+                 {"{\"devices\": [{\"name\": \"x\", \"vram_bytes\": 5, \"vram_free\": 6}]}", "vram_free",
+                  HELM_E_LIMIT},
+                 {"{\"devices\": [{\"vram_bytes\": 5, \"vram_free\": 5}]}", "name", HELM_E_FORMAT}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct accelerator_info d[ACCELERATOR_COUNT_MAX];
+        struct helm_err err = {0};
+        uint32_t count = 99;
+        int rc = parse(cases[i].text, d, &count, &err);
+        if (rc != cases[i].rc || !strstr(err.text, cases[i].word))
+            fail_msg("%s: %d '%s', expected %d with '%s'", cases[i].text, rc, err.text, cases[i].rc,
+                     cases[i].word);
+        assert_int_equal(count, 0);
+    }
+}
+
+/* A program that prints `text` for --probe. */
+static const char *program_printing(const char *text)
+{
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/helm-probe-test-XXXXXX");
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    dprintf(fd, "#!/bin/sh\n[ \"$1\" = --probe ] && cat <<'END'\n%s\nEND\n", text);
+    fchmod(fd, 0700);
+    close(fd);
+    return path;
+}
+
+static void devices_are_chosen(void **state)
+{
+    (void)state;
+    const char *program = program_printing(two);
+    struct accelerator a;
+    struct helm_err err = {0};
+    assert_int_equal(accelerator_choose("auto", 0, program, &a, &err), 0);
+    assert_string_equal(a.name, "cuda:1"); /* the most free memory */
+    assert_false(a.required);
+    assert_true(a.ledger.kind == LEDGER_DEVICE_CUDA && a.ledger.limit == 20 * GIB);
+    assert_int_equal(accelerator_choose("cuda", 3 * GIB, program, &a, &err), 0);
+    assert_string_equal(a.name, "cuda:0");
+    assert_true(a.required && a.ledger.limit == 3 * GIB);
+    assert_string_equal(a.ledger.limit_from, "--vram");
+    assert_int_equal(a.numa_node, 1);
+    assert_int_equal(accelerator_choose("cuda:0", 6 * GIB, program, &a, &err), 0);
+    assert_true(a.ledger.limit == 4 * GIB); /* what is free */
+    assert_int_equal(accelerator_choose("cuda:2", 0, program, &a, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "no device 2"));
+    assert_int_equal(accelerator_choose("cpu", 0, program, &a, &err), 0);
+    assert_true(a.ledger.kind == LEDGER_DEVICE_NONE);
+    assert_int_equal(accelerator_choose("emulated", 0, program, &a, &err), 0);
+    assert_true(a.ledger.kind == LEDGER_DEVICE_EMULATED && a.ledger.limit == ACCELERATOR_EMULATED_VRAM);
+    assert_int_equal(accelerator_choose("emulated", 1000, program, &a, &err), HELM_E_USAGE);
+    unlink(program);
+}
+
+static void without_a_gpu_auto_says_why(void **state)
+{
+    (void)state;
+    struct accelerator a;
+    struct helm_err err = {0};
+    assert_int_equal(accelerator_choose("auto", 0, "/nonexistent/helm-worker-gpu", &a, &err), 0);
+    assert_true(a.ledger.kind == LEDGER_DEVICE_NONE);
+    assert_non_null(strstr(a.why, "no helm-worker-gpu"));
+    assert_int_equal(accelerator_choose("cuda", 0, "/nonexistent/helm-worker-gpu", &a, &err),
+                     HELM_E_UNSUPPORTED);
+    const char *program = program_printing("{\"devices\": [], \"error\": \"no driver\"}");
+    assert_int_equal(accelerator_choose("auto", 0, program, &a, &err), 0);
+    assert_non_null(strstr(a.why, "no driver"));
+    unlink(program);
+    assert_int_equal(accelerator_choose("cuda", 0, "/bin/false", &a, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "printed nothing"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_probe_is_read),
+        cmocka_unit_test(a_bad_probe_is_refused),
+        cmocka_unit_test(devices_are_chosen),
+        cmocka_unit_test(without_a_gpu_auto_says_why),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
