@@ -71,7 +71,7 @@ static void table_build(struct option_table *t, struct config *c)
                                       "most tokens in one step: the prefill chunk (default 512)",
                                       .target = &c->step_tokens, .min = 16, .max = 8192});
     table_add(t, (struct args_option){"spin-us", 0, ARGS_U64, "US",
-                                      "how long waiting threads spin before they sleep (default 50)",
+                                      "how long waiting threads spin before they sleep (default 8)",
                                       .target = &c->spin_us, .max = 1000000});
     table_add(t, (struct args_option){"kernels", 0, ARGS_TEXT, "NAME",
                                       "use this kernel variant wherever it exists", .target = &c->kernels});

@@ -36,7 +36,7 @@ struct config {
 #define CONFIG_NO_FD     UINT64_MAX
 #define CONFIG_QUEUE_MAX 4096
 #define CONFIG_SLOTS_MAX 64
-#define CONFIG_SPIN_US   50
+#define CONFIG_SPIN_US   8 /* as POOL_SPIN_US_DEFAULT: longer spins take a busy neighbour's share */
 
 /* Parses argv and the file it names. Prints help or version and exits when asked (*exit_now true and 0
  * returned). */
