@@ -118,6 +118,7 @@ WORKER_GPU_SRC := \
   worker-gpu/emulated_kernels.c \
   worker-gpu/engine.c \
   worker-gpu/issue.c \
+  worker-gpu/print.c \
   worker-gpu/program.c \
   worker-gpu/step.c \
   worker-gpu/weights.c

@@ -183,4 +183,15 @@ int device_cuda_open(const struct device_options *options, struct device **devic
 /* True when this build has the CUDA device and a usable GPU is there; else `why` says what is missing. */
 bool device_cuda_usable(char *why, size_t size);
 
+/* A GPU as the driver lists it. */
+struct device_info {
+    char name[96], uuid[48], compute[16]; /* uuid "GPU-...", compute "9.0" */
+    uint64_t vram_bytes, vram_free;
+    int numa_node;          /* -1: unknown */
+    uint64_t context_bytes; /* what opening it takes, 0: not known */
+};
+/* Opens one device after the other to see; at most `most`. HELM_E_NOT_FOUND or HELM_E_UNSUPPORTED: there is
+ * none, with the reason. */
+int device_cuda_list(struct device_info *info, uint32_t most, uint32_t *count, struct helm_err *err);
+
 #endif

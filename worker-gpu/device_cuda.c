@@ -498,6 +498,67 @@ bool device_cuda_usable(char *why, size_t size)
     return true;
 }
 
+/* The NUMA node the system says the device hangs on, -1 when it does not. */
+static int node_of(int ordinal)
+{
+    char bus[32] = "", path[96];
+    int node = -1;
+    if (cudaDeviceGetPCIBusId(bus, sizeof bus, ordinal) != cudaSuccess) return -1;
+    for (char *c = bus; *c; c++)
+        if (*c >= 'A' && *c <= 'F') *c = (char)(*c - 'A' + 'a');
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", bus);
+    FILE *file = fopen(path, "r");
+    if (!file) return -1;
+    if (fscanf(file, "%d", &node) != 1) node = -1;
+    fclose(file);
+    return node;
+}
+
+static int describe(int ordinal, struct device_info *info, struct helm_err *err)
+{
+    struct cudaDeviceProp p;
+    size_t available = 0, total = 0;
+    uint64_t before = 0, after = 0;
+    int rc = checked(cudaGetDeviceProperties(&p, ordinal), "the device's properties", err);
+    if (rc) return rc;
+    memset(info, 0, sizeof *info);
+    bool known = used_without_context(ordinal, &before);
+    rc = checked(cudaSetDevice(ordinal), "opening the device", err);
+    if (!rc) rc = checked(cudaMemGetInfo(&available, &total), "the device's memory", err);
+    if (!rc && known && used_without_context(ordinal, &after) && after > before) {
+        /* A bare context; the worker's has its kernels too. */
+        available += after - before;
+    }
+    (void)cudaDeviceReset();
+    if (rc) return rc;
+    snprintf(info->name, sizeof info->name, "%.90s", p.name);
+    snprintf(info->compute, sizeof info->compute, "%d.%d", p.major, p.minor);
+    const unsigned char *u = (const unsigned char *)p.uuid.bytes;
+    snprintf(info->uuid, sizeof info->uuid,
+             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2],
+             u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    info->vram_bytes = total;
+    info->vram_free = available < total ? available : total;
+    info->numa_node = node_of(ordinal);
+    return 0;
+}
+
+int device_cuda_list(struct device_info *info, uint32_t most, uint32_t *count, struct helm_err *err)
+{
+    int ordinal, all = 0;
+    char why[256];
+    *count = 0;
+    int rc = parse_ordinal("cuda", &ordinal, err);
+    if (rc) return rc;
+    if (!device_cuda_usable(why, sizeof why)) return helm_fail(err, HELM_E_UNSUPPORTED, "%s", why);
+    rc = checked(cudaGetDeviceCount(&all), "listing devices", err);
+    for (int i = 0; i < all && *count < most && !rc; i++) {
+        rc = describe(i, &info[*count], err);
+        *count += !rc;
+    }
+    return rc;
+}
+
 /* Context, kernels and libraries, and what all that took. */
 static int open_context(struct cuda *c, uint64_t vram_bytes, struct helm_err *err)
 {

@@ -10,6 +10,13 @@ int device_cuda_open(const struct device_options *options, struct device **devic
                      "device '%.40s': this build has no CUDA device (no nvcc was found)", options->name);
 }
 
+int device_cuda_list(struct device_info *info, uint32_t most, uint32_t *count, struct helm_err *err)
+{
+    (void)info, (void)most;
+    *count = 0;
+    return helm_fail(err, HELM_E_UNSUPPORTED, "this build has no CUDA device (no nvcc was found)");
+}
+
 bool device_cuda_usable(char *why, size_t size)
 {
     snprintf(why, size, "this build has no CUDA device (no nvcc was found)");

@@ -9,6 +9,7 @@
 
 #include "common/cpu.h"
 #include "common/units.h"
+#include "worker-gpu/print.h"
 #include "worker-gpu/step.h"
 
 static int copy_plan(struct gpu_engine *g, const struct plan *plan, struct helm_err *err)
@@ -248,17 +249,10 @@ static int gpu_engine_step(struct worker_engine *base, uint32_t serial, struct h
     return rc;
 }
 
-/* Lowers a plan with every layer on the emulated device; addresses are of nothing. */
-static int gpu_engine_print(const char *folder, uint32_t threads, const char *kernels, FILE *out,
-                            struct helm_err *err)
-{
-    (void)threads, (void)kernels, (void)folder, (void)out;
-    return helm_fail(err, HELM_E_UNSUPPORTED, "the GPU worker prints its programs with a loaded plan only");
-}
-
 const struct worker_engine_ops gpu_engine_ops = {.kind = "gpu",
                                                  .bytes = sizeof(struct gpu_engine),
                                                  .load = gpu_engine_load,
                                                  .step = gpu_engine_step,
                                                  .free = gpu_engine_free,
-                                                 .print_programs = gpu_engine_print};
+                                                 .print_programs = gpu_print_programs,
+                                                 .probe = gpu_print_devices};

@@ -284,11 +284,11 @@ static int load_vectors(struct gpu_weights *w, const int *fd, struct helm_err *e
     return rc;
 }
 
-static void fill_tables(struct gpu_weights *w)
+static void fill_tables(struct gpu_weights *w, const char *base)
 {
     for (uint32_t i = 0; i < w->place_count; i++) {
         const struct model_tensor *t = w->place[i].tensor;
-        const void *data = (const char *)w->memory + w->place[i].offset;
+        const void *data = base + w->place[i].offset;
         uint32_t cell = (uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role;
         if (!is_matrix(t->role)) {
             w->vector[cell] = data;
@@ -301,6 +301,11 @@ static void fill_tables(struct gpu_weights *w)
         w->matrix[cell] = matrix;
         if (t->role == TENSOR_EMBED && w->model->config.tied_head) w->matrix[TENSOR_HEAD] = matrix;
     }
+}
+
+void gpu_weights_pretend(struct gpu_weights *w, const void *base)
+{
+    fill_tables(w, base);
 }
 
 int gpu_weights_load(struct gpu_weights *w, struct device *device, uint32_t threads,
@@ -318,7 +323,7 @@ int gpu_weights_load(struct gpu_weights *w, struct device *device, uint32_t thre
     if (!rc) rc = device_alloc(device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
     if (!rc) rc = load_vectors(w, fd, err);
     if (!rc) rc = load_matrices(w, fd, threads, bytes_done, cancel, err);
-    if (!rc) fill_tables(w);
+    if (!rc) fill_tables(w, w->memory);
     while (open_count) close(fd[--open_count]);
     free(fd);
     return rc;

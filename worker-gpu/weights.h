@@ -35,6 +35,8 @@ HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct pla
 HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device *device, uint32_t threads,
                                      _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
                                      struct helm_err *err);
+/* Fills in the tables with matrices and vectors from `base` on, loading none: for printing programs. */
+void gpu_weights_pretend(struct gpu_weights *weights, const void *base);
 void gpu_weights_free(struct gpu_weights *weights);
 
 static inline const struct gpu_matrix *gpu_matrix_of(const struct gpu_weights *w, enum tensor_role role,

@@ -59,6 +59,8 @@ struct worker_engine_ops {
     void (*free)(struct worker_engine *engine);
     int (*print_programs)(const char *folder, uint32_t threads, const char *kernels, FILE *out,
                           struct helm_err *err);
+    /* Prints one line of JSON: which devices there are (daemon/accelerator.h). NULL: no such engine. */
+    void (*probe)(FILE *out);
 };
 
 /* Engines begin with this. */

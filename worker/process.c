@@ -67,6 +67,7 @@ int process_main(const char *program, const char *about, const struct worker_eng
                  char **argv)
 {
     uint64_t arena_fd = 0, done_fd = 0, secret_fd = 0, worker = 0, epoch = 0, threads = 1;
+    bool probe = false;
     const char *endpoint = NULL, *level_text = "info", *print = NULL, *kernels = "";
     const struct args_option options[] = {
         {"arena-fd", 0, ARGS_U64, "N", "the arena's memfd", .target = &arena_fd, .min = 3, .max = 1 << 20},
@@ -82,6 +83,7 @@ int process_main(const char *program, const char *about, const struct worker_eng
          .choices = "error|warn|info|debug"},
         {"print-program", 0, ARGS_TEXT, "DIR", "print what a checkpoint is lowered to, and exit",
          .target = &print},
+        {"probe", 0, ARGS_FLAG, NULL, "print the devices there are as JSON, and exit", .target = &probe},
         {"threads", 0, ARGS_U64, "N", "for --print-program", .target = &threads, .min = 1,
          .max = POOL_THREADS_MAX},
         {"kernels", 0, ARGS_TEXT, "NAME", "for --print-program: a kernel variant", .target = &kernels},
@@ -89,7 +91,7 @@ int process_main(const char *program, const char *about, const struct worker_eng
     const struct args_spec spec = {
         .program = program,
         .usage = "--arena-fd N --done-fd N --secret-fd N --control ENDPOINT --worker INDEX "
-                 "--epoch E\n--print-program DIR [--threads N] [--kernels NAME]",
+                 "--epoch E\n--print-program DIR [--threads N] [--kernels NAME]\n--probe",
         .about = about,
         .options = options,
         .option_count = sizeof options / sizeof *options};
@@ -100,6 +102,14 @@ int process_main(const char *program, const char *about, const struct worker_eng
     int rc = log_level_parse(level_text, &level, &err);
     if (rc) return args_usage_error(&spec, &err);
     log_init(program, level);
+    if (probe && !engine->probe) {
+        helm_fail(&err, HELM_E_USAGE, "--probe: this worker computes on no device");
+        return args_usage_error(&spec, &err);
+    }
+    if (probe) {
+        engine->probe(stdout);
+        return 0;
+    }
     if (print) {
         rc = engine->print_programs(print, (uint32_t)threads, kernels, stdout, &err);
         if (rc) log_error("%s", err.text);

@@ -1,0 +1,19 @@
+/* What the GPU worker prints about itself: its programs for a checkpoint, the devices there are.
+ *
+ * Called by the worker's main program through engine.c. Owns nothing. */
+#ifndef HELM_WORKER_GPU_PRINT_H
+#define HELM_WORKER_GPU_PRINT_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "common/err.h"
+
+/* Lowers the model with everything on the GPU, on the emulated device, without loading weights, and prints
+ * every program; threads and kernels are the CPU worker's and ignored. */
+HELM_MUST_CHECK int gpu_print_programs(const char *folder, uint32_t threads, const char *kernels, FILE *out,
+                                       struct helm_err *err);
+/* {"devices": [...], "error": TEXT when there is none}, one line. */
+void gpu_print_devices(FILE *out);
+
+#endif
