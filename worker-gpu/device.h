@@ -130,6 +130,7 @@ struct device {
     uint64_t used[DEVICE_USE_COUNT];
     uint32_t spin_us;  /* how long a host thread that waits for the device looks without pause */
     bool early_launch; /* GPUK_EARLY may be set */
+    bool loads_code;   /* a first launch loads its code, which must not happen behind a waiting queue */
 };
 
 /* Opens the device that options->name says. HELM_E_NOT_FOUND: there is none such; HELM_E_UNSUPPORTED: this

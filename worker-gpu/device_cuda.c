@@ -598,6 +598,7 @@ int device_cuda_open(const struct device_options *options, struct device **devic
     c->base.ops = &cuda_ops;
     c->base.kernels = cuda_kernels;
     c->base.spin_us = HOST_SPIN_US;
+    c->base.loads_code = true;
     c->ordinal = ordinal;
     rc = open_context(c, options->vram_bytes, err);
     if (rc) {

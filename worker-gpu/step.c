@@ -8,6 +8,8 @@
 
 #include "common/units.h"
 
+#define WARM_TOKENS 17 /* of a chunk, where one size is as good as another */
+
 static uint32_t *array_of(const struct gpu_engine *g, uint32_t offset)
 {
     return (uint32_t *)(g->source.block_host + offset);
@@ -173,6 +175,7 @@ int gpu_step_warm(struct gpu_engine *g, const struct gpu_program *p, struct helm
     const struct arena_header *h = arena_header_of(g->base.arena);
     uint32_t most = h->step_tokens < h->context_tokens ? h->step_tokens : h->context_tokens;
     if (p->tier != GPU_TIER_CHUNK) return warm_once(g, p, p->tokens < most ? p->tokens : most, err);
+    if (!g->device->loads_code) most = most < WARM_TOKENS ? most : WARM_TOKENS;
     int rc = 0;
     for (uint32_t tokens = most; !rc;) {
         rc = warm_once(g, p, tokens, err);
