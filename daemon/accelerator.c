@@ -149,6 +149,9 @@ static void choose_emulated(uint64_t vram_bytes, struct accelerator *choice)
 {
     char size[UNITS_TEXT];
     choice->ledger.kind = LEDGER_DEVICE_EMULATED;
+    choice->ledger.context_bytes = MIB;
+    choice->ledger.graph_bytes = 256 * KIB;
+    choice->ledger.graph_layer_bytes = 64 * KIB;
     choice->ledger.limit = vram_bytes ? vram_bytes : ACCELERATOR_EMULATED_VRAM;
     snprintf(choice->ledger.limit_from, sizeof choice->ledger.limit_from, "%s",
              vram_bytes ? "--vram" : "the emulated device without --vram");

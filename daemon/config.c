@@ -43,6 +43,10 @@ static void table_build(struct option_table *t, struct config *c)
                                       "ceiling for everything allocated on the device\n"
                                       "(default: what is free there; emulated: 1 GiB)",
                                       .target = &c->vram_bytes});
+    table_add(t, (struct args_option){"emulated-copy", 0, ARGS_SIZE, "SIZE",
+                                      "bytes a second that the emulated device copies\n"
+                                      "(default: as fast as memory)",
+                                      .target = &c->emulated_copy_bytes_per_s});
     table_add(t,
               (struct args_option){"host-memory", 0, ARGS_SIZE, "SIZE",
                                    "host memory to use at most (default: what the machine and cgroup leave)",
@@ -54,6 +58,10 @@ static void table_build(struct option_table *t, struct config *c)
     table_add(t, (struct args_option){"threads", 't', ARGS_U64, "N",
                                       "compute threads (default: one a physical core)", .target = &c->threads,
                                       .min = 1, .max = 1024});
+    table_add(t, (struct args_option){"node", 0, ARGS_U64, "N",
+                                      "NUMA node of memory and threads\n"
+                                      "(default: the GPU's, else the one with the most free memory)",
+                                      .target = &c->node, .max = 1023});
     table_add(t, (struct args_option){"kv-dtype", 0, ARGS_CHOICE, "TYPE",
                                       "KV cache as f16, bf16 or f32 (default f16)",
                                       .target = &c->kv_dtype_name, .choices = "f16|bf16|f32"});
@@ -205,6 +213,8 @@ static int config_check(struct config *c, struct helm_err *err)
     const char *d = c->device;
     bool cuda = strcmp(d, "cuda") == 0 ||
                 (strncmp(d, "cuda:", 5) == 0 && d[5] && strspn(d + 5, "0123456789") == strlen(d + 5));
+    if (c->emulated_copy_bytes_per_s && strcmp(d, "emulated") != 0)
+        return helm_fail(err, HELM_E_USAGE, "--emulated-copy is for --device emulated, not '%s'", d);
     if (strcmp(d, "auto") != 0 && strcmp(d, "cpu") != 0 && strcmp(d, "emulated") != 0 && !cuda)
         return helm_fail(err, HELM_E_USAGE, "--device '%s': is auto, cpu, cuda, cuda:N or emulated", d);
     /* Every running sequence must get its token in each step, or a full house would stall. */
@@ -229,6 +239,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .step_tokens = 512,
                               .spin_us = CONFIG_SPIN_US,
                               .restart_limit = 8,
+                              .node = CONFIG_NO_NODE,
                               .parent_fd = CONFIG_NO_FD,
                               .ready_fd = CONFIG_NO_FD,
                               .kv_dtype = DTYPE_F16};

@@ -18,7 +18,9 @@ struct config {
     const char *log_level_name, *curve_secret_key_file, *curve_clients_file;
     struct args_list listen;
     uint64_t vram_bytes, host_memory_bytes; /* 0: not stated */
+    uint64_t emulated_copy_bytes_per_s;     /* 0: as fast as memory */
     uint64_t ctx;                           /* 0: chosen from model and memory */
+    uint64_t node;                          /* CONFIG_NO_NODE: chosen */
     uint64_t threads;                       /* 0: one a physical core */
     uint64_t kv_tokens;                     /* in the KV pool; 0: chosen */
     uint64_t parallel, queue, step_tokens, spin_us, drain_seconds;
@@ -34,6 +36,7 @@ struct config {
 };
 
 #define CONFIG_NO_FD     UINT64_MAX
+#define CONFIG_NO_NODE   UINT64_MAX
 #define CONFIG_QUEUE_MAX 4096
 #define CONFIG_SLOTS_MAX 64
 #define CONFIG_SPIN_US   8 /* as POOL_SPIN_US_DEFAULT: longer spins take a busy neighbour's share */

@@ -132,7 +132,9 @@ static int open_workers(struct helmd *d, struct helm_err *err)
                                           .kernels = d->config.kernels,
                                           .device = d->device.name,
                                           .vram_bytes = d->device.ledger.limit,
-                                          .node = d->device.numa_node,
+                                          .copy_bytes_per_s = d->config.emulated_copy_bytes_per_s,
+                                          .node = d->config.node == CONFIG_NO_NODE ? d->device.numa_node
+                                                                                   : (int)d->config.node,
                                           .threads = (uint32_t)d->config.threads,
                                           .spin_us = (uint32_t)d->config.spin_us,
                                           .restart_limit = (uint32_t)d->config.restart_limit,

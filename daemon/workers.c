@@ -154,6 +154,7 @@ static void worker_send_load(struct workers *workers, struct worker *w)
     load.kernels = (char *)(gpu ? "" : c->kernels);
     load.device = (char *)(gpu ? c->device : "");
     load.vram_bytes = gpu ? c->vram_bytes : 0;
+    load.copy_bytes_per_s = gpu ? c->copy_bytes_per_s : 0;
     msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_LOAD;
     msg.load = &load;
     worker_send(workers, w, &msg);
@@ -353,6 +354,22 @@ static void on_progress(struct workers *workers, struct worker *w, const control
              worker_seconds_left(w, now_us));
 }
 
+/* What the device really holds, beside what the ledger said. */
+static void log_vram(const struct workers *workers, const struct worker *w,
+                     const Helm__Control__V1__Ready *ready)
+{
+    char used[UNITS_TEXT], planned[UNITS_TEXT], lines[256] = "";
+    size_t at = 0;
+    for (size_t i = 0; i < ready->n_vram && i < 16 && at < sizeof lines; i++) {
+        int n = snprintf(lines + at, sizeof lines - at, "%s%.24s %s", i ? ", " : "", ready->vram[i]->what,
+                         units_format_size(ready->vram[i]->bytes, used));
+        if (n > 0) at += (size_t)n;
+    }
+    log_info("worker %s: %s; VRAM in use: %s (planned: %s): %s", w->name, w->device,
+             units_format_size(w->vram_bytes, used),
+             units_format_size(workers->config.plan->vram.total, planned), lines);
+}
+
 static void on_ready(struct workers *workers, struct worker *w, const control_msg *msg)
 {
     const Helm__Control__V1__Ready *ready = msg->ready;
@@ -370,8 +387,7 @@ static void on_ready(struct workers *workers, struct worker *w, const control_ms
              units_format_size(w->weight_bytes, bytes), ready->load_seconds, w->threads, w->node, w->kernels);
     for (size_t i = 0; i < ready->n_reduced && i < 16; i++)
         log_warn("worker %s: reduced: %.200s", w->name, ready->reduced[i]);
-    if (w->vram_bytes)
-        log_info("worker %s: %s, %s in use", w->name, w->device, units_format_size(w->vram_bytes, bytes));
+    if (w->home == PLAN_HOME_GPU) log_vram(workers, w, ready);
     if (!workers_ready(workers)) return;
     workers->ever_ready = true;
     workers->events.ready(workers->events.context);

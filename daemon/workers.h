@@ -35,9 +35,9 @@ struct workers_config {
     const struct plan *plan;
     const char *plan_json;
     const char *kernels;
-    const char *device; /* the GPU worker's: "cuda:0", "emulated" */
-    uint64_t vram_bytes;
-    int32_t node; /* NUMA node, -1: the workers' choice */
+    const char *device;                    /* the GPU worker's: "cuda:0", "emulated" */
+    uint64_t vram_bytes, copy_bytes_per_s; /* copy: the emulated device's, 0: as fast as memory */
+    int32_t node;                          /* NUMA node, -1: the workers' choice */
     uint32_t threads, spin_us;
     uint32_t restart_limit;   /* deaths within a minute */
     uint64_t step_timeout_ms; /* 0: from the two below */

@@ -64,7 +64,8 @@ static void write_vram(const struct ledger_case *c, const struct analyse_share *
     ledger_add(vram, "activations, workspace (estimate)",
                device->library_bytes + analyse_vram_workspace_bytes(&c->model->config, c->wish->step_tokens,
                                                                     c->wish->slots, ctx));
-    if (device->graph_bytes) ledger_add(vram, "graphs (estimate)", device->graph_bytes);
+    uint64_t graphs = device->graph_bytes + gpu->layers * device->graph_layer_bytes;
+    if (graphs) ledger_add(vram, "graphs (estimate)", graphs);
     if (device->context_bytes) ledger_add(vram, "context (estimate)", device->context_bytes);
 }
 

@@ -35,8 +35,9 @@ struct ledger_device {
     enum ledger_device_kind kind;
     uint64_t limit; /* bytes, for everything the GPU worker allocates there */
     char limit_from[96];
-    uint64_t context_bytes; /* what the driver takes for itself */
-    uint64_t graph_bytes, library_bytes;
+    uint64_t context_bytes;                  /* what the driver takes for itself */
+    uint64_t graph_bytes, graph_layer_bytes; /* of captured steps: at all events, and for each layer */
+    uint64_t library_bytes;
 };
 
 struct ledger_machine {
