@@ -131,18 +131,22 @@ uint64_t analyse_activation_bytes(const struct model_config *c, uint32_t step_to
 }
 
 uint64_t analyse_vram_workspace_bytes(const struct model_config *c, uint32_t step_tokens, uint32_t rows,
-                                      uint32_t context)
+                                      uint32_t context, bool layers, bool head)
 {
     uint64_t q = (uint64_t)c->heads * c->head_dim, kv = (uint64_t)c->kv_heads * c->head_dim;
     uint64_t tokens = round_up(step_tokens, 64), samples = round_up(rows, 16);
     uint64_t widest = q > c->intermediate ? q : c->intermediate;
     if (widest < c->hidden) widest = c->hidden;
-    /* x, norm, q k v, rotated q, attention output, gate, up, their product, angles: one of each a token */
-    uint64_t token_bytes = (2ull * c->hidden + 3 * q + 2 * kv + 3ull * c->intermediate + c->head_dim) * 4;
-    /* attention of a small batch in pieces: partial results and their weights */
-    uint64_t pieces = 16ull * 64 * c->heads * (c->head_dim + 2ull) * sizeof(float);
-    /* logits, the rows they are made from, the best of each block, the page table */
-    uint64_t row_bytes = ((uint64_t)c->vocab + c->hidden) * sizeof(float) + 32 * KIB;
-    return tokens * token_bytes + samples * row_bytes + pieces + 16 * widest * sizeof(float) +
-           (uint64_t)rows * (context / 8) + 64 * KIB;
+    /* The residual stream, the step's table with its page numbers, inputs of small batches. */
+    uint64_t bytes = tokens * c->hidden * sizeof(float) + (uint64_t)rows * (context / 8) +
+                     16 * widest * sizeof(float) + 64 * KIB;
+    if (layers) {
+        /* norm, q k v, rotated q, attention output, gate, up, their product, angles: one of each a token */
+        bytes += tokens * (c->hidden + 3 * q + 2 * kv + 3ull * c->intermediate + c->head_dim) * sizeof(float);
+        /* attention of a small batch in pieces: partial results and their weights */
+        bytes += 16ull * 64 * c->heads * (c->head_dim + 2ull) * sizeof(float);
+    }
+    /* logits, the rows they are made from, the best of each block */
+    if (head) bytes += samples * (((uint64_t)c->vocab + c->hidden) * sizeof(float) + 32 * KIB);
+    return bytes;
 }

@@ -60,10 +60,11 @@ void analyse_share(const struct analyse_table *table, const struct plan *plan, e
 uint64_t analyse_layers_stored(const struct analyse_table *table, uint32_t first, uint32_t last);
 
 /* The CPU worker's private buffers for a step of `step_tokens` tokens that samples `rows` of them, and the
- * GPU worker's buffers in VRAM for the same: estimates that err on the large side. */
+ * GPU worker's buffers in VRAM for the same, with and without layers and head of its own: estimates that err
+ * on the large side. */
 uint64_t analyse_activation_bytes(const struct model_config *config, uint32_t step_tokens, uint32_t rows,
                                   uint32_t threads);
 uint64_t analyse_vram_workspace_bytes(const struct model_config *config, uint32_t step_tokens, uint32_t rows,
-                                      uint32_t context);
+                                      uint32_t context, bool layers, bool head);
 
 #endif

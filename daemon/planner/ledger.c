@@ -48,7 +48,7 @@ static struct kv_layout kv_of(const struct ledger_case *c, uint32_t layers)
                               .elem_bytes = (uint32_t)dtype_bytes(c->wish->kv_dtype)};
 }
 
-static void write_vram(const struct ledger_case *c, const struct analyse_share *gpu, uint32_t ctx,
+static void write_vram(const struct ledger_case *c, const struct analyse_share *gpu, bool head, uint32_t ctx,
                        uint32_t page_count, struct ledger *vram)
 {
     const struct ledger_device *device = &c->machine->device;
@@ -63,7 +63,8 @@ static void write_vram(const struct ledger_case *c, const struct analyse_share *
     }
     ledger_add(vram, "activations, workspace (estimate)",
                device->library_bytes + analyse_vram_workspace_bytes(&c->model->config, c->wish->step_tokens,
-                                                                    c->wish->slots, ctx));
+                                                                    c->wish->slots, ctx, gpu->layers > 0,
+                                                                    head));
     uint64_t graphs = device->graph_bytes + gpu->layers * device->graph_layer_bytes;
     if (graphs) ledger_add(vram, "graphs (estimate)", graphs);
     if (device->context_bytes) ledger_add(vram, "context (estimate)", device->context_bytes);
@@ -92,7 +93,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     if (rc) return rc;
     memset(&plan->vram, 0, sizeof plan->vram);
     plan->vram.limit = UINT64_MAX;
-    if (on_gpu) write_vram(c, &gpu, ctx, page_count, &plan->vram);
+    if (on_gpu) write_vram(c, &gpu, plan->head == PLAN_HOME_GPU, ctx, page_count, &plan->vram);
     struct ledger *host = &plan->host;
     memset(host, 0, sizeof *host);
     host->limit = ledger_host_limit(c, from);

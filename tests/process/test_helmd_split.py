@@ -101,7 +101,7 @@ def test_less_vram_takes_fewer_layers_and_the_ceiling_holds():
             same(gpu.name, "gpu", "worker")
             check(0 < gpu.vram_bytes <= plan["vram"]["total"] <= vram << 20,
                   f"{gpu.vram_bytes} bytes in use, {plan['vram']['total']} in the ledger, {vram} MiB allowed")
-            check(gpu.vram_bytes > 0.7 * plan["vram"]["total"], f"the ledger is far off: {gpu.vram_bytes} bytes in use, "
+            check(gpu.vram_bytes > 0.6 * plan["vram"]["total"], f"the ledger is far off: {gpu.vram_bytes} bytes in use, "
                   f"{plan['vram']['total']} counted")
             check_golden(d, f"{vram} MiB, {layers[-1]} layers on the device")
     same((layers[0], layers), (LAYERS, sorted(layers, reverse=True)), "layers on the device")

@@ -176,10 +176,11 @@ static void the_best_split_is_found(void **state)
         struct arena_spec spec;
         struct helm_err err = {0};
         assert_int_equal(planner_make(&r, &plan, &spec, &err), 0);
-        uint64_t fixed = analyse_vram_workspace_bytes(&m.model.config, 512, 8, 8192) + 564 * MIB;
         uint64_t least = UINT64_MAX, got;
         for (uint32_t n = 0; n <= LAYERS; n++)
             for (uint32_t head = 0; head < 2; head++) {
+                uint64_t fixed =
+                    analyse_vram_workspace_bytes(&m.model.config, 512, 8, 8192, n > 0, head > 0) + 564 * MIB;
                 uint64_t need = fixed + n * (layer + kv_layer) + head * (vocab_bytes + 16 * KIB);
                 uint64_t cpu = (LAYERS - n) * layer + (1 - head) * vocab_bytes;
                 if (need <= vram && cpu < least && n + head) least = cpu;
