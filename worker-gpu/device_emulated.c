@@ -138,6 +138,14 @@ static void do_follow(struct emulated *e, const struct op *op)
     pthread_mutex_unlock(&e->lock);
 }
 
+static void do_op(struct emulated *e, const struct op *op);
+
+/* The graph itself may be freed by whoever sees the word that its last operation writes. */
+static void do_graph(struct emulated *e, const struct op *op, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) do_op(e, &op[i]);
+}
+
 static void do_op(struct emulated *e, const struct op *op)
 {
     if (atomic_load_explicit(&e->failed, memory_order_relaxed)) return;
@@ -166,7 +174,7 @@ static void do_op(struct emulated *e, const struct op *op)
         atomic_store_explicit(op->word, op->value, memory_order_release);
         break;
     case OP_GRAPH:
-        for (uint32_t i = 0; i < op->graph->count; i++) do_op(e, &op->graph->op[i]);
+        do_graph(e, op->graph->op, op->graph->count);
         break;
     }
 }
