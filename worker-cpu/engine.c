@@ -9,6 +9,9 @@
 #include "common/units.h"
 #include "worker-cpu/pin.h"
 
+#define LANE_SPIN_US      2000
+#define LANE_SPIN_THREADS 4
+
 static int choose_kernels(struct engine *engine, const char *name, enum dtype kv_dtype, struct helm_err *err)
 {
     struct helm_err amx = {0};
@@ -192,7 +195,8 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     run->kernels = &engine->kernels;
     run->act = &engine->act;
     run->pool = engine->pool;
-    run->spin_us = o->spin_us;
+    /* One thread that looks for the other worker's hand-over takes nobody's place on a machine of many. */
+    run->spin_us = report->threads >= LANE_SPIN_THREADS ? LANE_SPIN_US : o->spin_us;
     run->peer_wait_ms = o->peer_wait_ms ? o->peer_wait_ms : ENGINE_PEER_WAIT_MS;
     run->kv = h->kv;
     run->kv_pool = arena_region_ptr(arena, ARENA_REGION_KV);

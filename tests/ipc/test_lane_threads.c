@@ -113,6 +113,80 @@ static void wrong_tickets_are_seen(void **state)
     free(lane);
 }
 
+/* The step protocol: tickets 1 .. n in both directions, words back at 0, the same in every step; the reader
+ * runs ahead into the next step as soon as it has answered. */
+#define HAND_OVERS 3u
+#define STEPS      4000u
+
+static bool step_writes(struct lane *lane, uint32_t ticket, float value, struct helm_err *err)
+{
+    if (lane_acquire(lane, ticket, 10, TIMEOUT_MS, err)) return false;
+    for (uint32_t k = 0; k < TOKENS * HIDDEN; k++) lane->data[k] = value + (float)k;
+    return lane_publish(lane, ticket, err) == 0;
+}
+
+static bool step_reads(struct lane *lane, uint32_t ticket, float value, struct helm_err *err)
+{
+    if (lane_wait(lane, ticket, 10, TIMEOUT_MS, err)) return false;
+    for (uint32_t k = 0; k < TOKENS * HIDDEN; k++)
+        if (lane->data[k] != value + (float)k) return false;
+    if (ticket == HAND_OVERS) lane_release(lane);
+    return true;
+}
+
+static void *run_peer(void *argument)
+{
+    struct stage *stage = argument;
+    struct lane *to = stage->chain->lane[stage->number], *from = stage->chain->lane[1 - stage->number];
+    struct helm_err err = {0};
+    for (uint32_t s = 0; s < STEPS; s++) {
+        for (uint32_t t = 1; t <= HAND_OVERS; t++) {
+            float value = (float)(s * 8 + t);
+            bool ok = stage->number == 0
+                          ? step_writes(to, t, value, &err) && step_reads(from, t, value + 0.5f, &err)
+                          : step_reads(from, t, value, &err) && step_writes(to, t, value + 0.5f, &err);
+            if (!ok) {
+                stage->failed_ticket = s * HAND_OVERS + t;
+                return NULL;
+            }
+        }
+    }
+    return NULL;
+}
+
+static void steps_repeat_their_tickets(void **state)
+{
+    (void)state;
+    struct chain chain = {.lane = {make_lane(0), make_lane(0)}};
+    struct stage stages[2] = {{&chain, 0, 0}, {&chain, 1, 0}};
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&threads[i], NULL, run_peer, &stages[i]), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(stages[i].failed_ticket, 0);
+        assert_int_equal(doorbell_read(&chain.lane[i]->bell), 0);
+        free(chain.lane[i]);
+    }
+}
+
+/* What was not taken is never written over. */
+static void a_full_lane_is_waited_for(void **state)
+{
+    (void)state;
+    struct lane *lane = make_lane(0);
+    struct helm_err err = {0};
+    assert_int_equal(lane_acquire(lane, 1, 0, 20, &err), 0);
+    assert_int_equal(lane_acquire(lane, 2, 0, 20, &err), HELM_E_STATE); /* 1 was not published */
+    assert_int_equal(lane_publish(lane, 1, &err), 0);
+    assert_int_equal(lane_acquire(lane, 1, 0, 20, &err), HELM_E_PEER); /* the next step's: not taken yet */
+    assert_non_null(strstr(err.text, "was not taken within 20 ms"));
+    assert_int_equal(lane_acquire(lane, 2, 0, 20, &err), 0);
+    lane_release(lane);
+    assert_int_equal(lane_acquire(lane, 1, 0, 20, &err), 0);
+    assert_int_equal(lane_wait(lane, 1, 0, 20, &err), HELM_E_PEER); /* an old ticket is not a new one */
+    free(lane);
+}
+
 static void lane_sizes_are_whole_pages(void **state)
 {
     (void)state;
@@ -130,6 +204,8 @@ int main(void)
         cmocka_unit_test(activations_arrive_whole_and_in_order),
         cmocka_unit_test(tickets_wrap),
         cmocka_unit_test(wrong_tickets_are_seen),
+        cmocka_unit_test(steps_repeat_their_tickets),
+        cmocka_unit_test(a_full_lane_is_waited_for),
         cmocka_unit_test(lane_sizes_are_whole_pages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -91,6 +91,93 @@ static void a_plan_survives_the_round_trip(void **state)
     plan_free(&plan);
 }
 
+/* Where the ends are: as said, or with the stages beside them; nothing but cpu and gpu. */
+static void the_ends_have_homes(void **state)
+{
+    (void)state;
+    struct plan plan;
+    struct helm_err err = {0};
+    json_t *json = json_of(good_text);
+    assert_int_equal(plan_from_json(json, &plan, &err), 0);
+    assert_int_equal(plan.embed, PLAN_HOME_GPU);
+    assert_int_equal(plan.head, PLAN_HOME_CPU);
+    plan_free(&plan);
+    edit(json, "stages/2/home", "'stream'");
+    assert_int_equal(plan_from_json(json, &plan, &err), 0);
+    assert_int_equal(plan.head, PLAN_HOME_GPU); /* who computes `stream` */
+    plan_free(&plan);
+    edit(json, "embed", "'cpu'");
+    edit(json, "head", "'cpu'");
+    assert_int_equal(plan_from_json(json, &plan, &err), 0);
+    assert_int_equal(plan.embed, PLAN_HOME_CPU);
+    assert_int_equal(plan.head, PLAN_HOME_CPU);
+    json_t *printed = plan_to_json(&plan);
+    assert_string_equal(json_string_value(json_object_get(printed, "embed")), "cpu");
+    plan_free(&plan);
+    assert_int_equal(plan_from_json(printed, &plan, &err), 0);
+    assert_int_equal(plan.head, PLAN_HOME_CPU);
+    plan_free(&plan);
+    edit(json, "head", "'stream'");
+    assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "'head' is 'stream', neither cpu nor gpu"));
+    json_decref(printed);
+    json_decref(json);
+}
+
+/* A span a letter: c or g, upper case where it has an end, digits how many layers. */
+static void spans_text(const struct plan *plan, char *text)
+{
+    struct plan_span *spans;
+    uint32_t count;
+    struct helm_err err = {0};
+    assert_int_equal(plan_spans(plan, &spans, &count, &err), 0);
+    for (uint32_t i = 0; i < count; i++)
+        text +=
+            sprintf(text, "%s%s%u%s@%u in %u%s out %u; ", spans[i].embed ? "E" : "",
+                    spans[i].worker == PLAN_HOME_CPU ? "c" : "g", spans[i].count, spans[i].head ? "H" : "",
+                    spans[i].kv_first, spans[i].ticket_in, spans[i].last_in ? "!" : "", spans[i].ticket_out);
+    free(spans);
+}
+
+static enum plan_home home_of(char letter)
+{
+    return letter == 'c' ? PLAN_HOME_CPU : letter == 'g' ? PLAN_HOME_GPU : PLAN_HOME_STREAM;
+}
+
+static void spans_follow_the_plan(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *homes; /* embedding, six layers, head */
+        const char *spans;
+    } cases[] = {
+        {"c cccccc c", "Ec6H@0 in 0 out 0; "},
+        {"g ggssgg g", "Eg6H@0 in 0 out 0; "},
+        {"c ccgggg g", "Ec2@0 in 0 out 1; g4H@0 in 1! out 0; "},
+        {"g gccccc g", "Eg1@0 in 0 out 1; c5@0 in 1! out 1; g0H@0 in 1! out 0; "},
+        {"c ggccgc g",
+         "Ec0@0 in 0 out 1; g2@0 in 1 out 1; c2@0 in 1 out 2; g1@2 in 2 out 2; c1@2 in 2! out 3; "
+         "g0H@0 in 3! out 0; "},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *homes = cases[i].homes;
+        struct plan_stage stages[6];
+        struct plan plan = {.layers = 6,
+                            .stages = stages,
+                            .stage_count = 6,
+                            .embed = home_of(homes[0]),
+                            .head = home_of(homes[9])};
+        char text[512] = "";
+        for (uint32_t l = 0; l < 6; l++)
+            stages[l] = (struct plan_stage){.first = l, .last = l, .home = home_of(homes[2 + l])};
+        spans_text(&plan, text);
+        assert_string_equal(text, cases[i].spans);
+        assert_int_equal(plan_layers_of(&plan, PLAN_HOME_CPU) + plan_layers_of(&plan, PLAN_HOME_GPU), 6);
+        assert_int_equal(plan_uses(&plan, PLAN_HOME_CPU), i != 1);
+        assert_int_equal(plan_uses(&plan, PLAN_HOME_GPU), i != 0);
+    }
+}
+
 static void hostile_plans_get_named_errors(void **state)
 {
     (void)state;
@@ -229,6 +316,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plan_survives_the_round_trip),
+        cmocka_unit_test(the_ends_have_homes),
+        cmocka_unit_test(spans_follow_the_plan),
         cmocka_unit_test(hostile_plans_get_named_errors),
         cmocka_unit_test(counts_are_bounded),
         cmocka_unit_test(ledgers_always_add_up),
