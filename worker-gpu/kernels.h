@@ -59,8 +59,11 @@ struct gpuk_device {
     bool early_launch;    /* GPUK_EARLY may be set (9.0 and later) */
     bool tensor_cores;    /* bf16 and f16 matrix instructions (8.0 and later) */
     /* Choices a benchmark may vary; 0 = the built-in default, negative = none. */
-    int gemv_slots;       /* weight slots in flight a warp */
+    int gemv_warps;       /* of a block: 8 or 16 */
+    int gemv_tile_bytes;  /* of one row that a copy brings: 1024 or 2048 */
+    int gemv_slots;       /* tiles in flight a warp */
     int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
+    bool gemv_contiguous; /* a block's rows are neighbours; else rows go round the blocks */
 };
 /* Reads the current device's properties and loads every kernel, so that no launch loads code later (a first
  * launch would wait for the device, which deadlocks when a stream waits for the host). */

@@ -60,11 +60,12 @@ struct gpu_buffer {
     explicit gpu_buffer(const std::vector<T> &from) : gpu_buffer(from.size() * sizeof(T))
     {
         CUDA(cudaMemcpy(at, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice));
+        CUDA(cudaDeviceSynchronize()); /* the last of it may still be on its way, and streams here do not wait
+                                        */
     }
     gpu_buffer(const gpu_buffer &) = delete;
     gpu_buffer &operator=(const gpu_buffer &) = delete;
     ~gpu_buffer() { cudaFree(at); }
-    void zero() { CUDA(cudaMemset(at, 0, bytes)); }
     template <typename T> T *as() const { return (T *)at; }
     template <typename T> std::vector<T> read() const
     {

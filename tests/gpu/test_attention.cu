@@ -181,7 +181,7 @@ static void name_case(const attention_case &c, const char *kind, char *what, siz
              c.start[0], c.count[0], c.norm ? " norm" : "");
 }
 
-static void test_decode(struct test_context *t, const attention_case &c)
+static void test_decode(struct test_context *t, const attention_case &c, const struct gpuk_device *device)
 {
     char what[200];
     attention_test a(t, c);
@@ -202,7 +202,7 @@ static void test_decode(struct test_context *t, const attention_case &c)
     std::vector<float> first;
     for (int run = 0; run < 2; run++) {
         gpu_buffer out(a.q.size() * 4);
-        GPUK(gpuk_attention_decode(&t->device, &args, a.step.tokens, fused, out.as<float>(), nullptr, nullptr,
+        GPUK(gpuk_attention_decode(device, &args, a.step.tokens, fused, out.as<float>(), nullptr, nullptr,
                                    workspace.at, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
         auto got = out.read<float>();
@@ -217,7 +217,7 @@ static void test_decode(struct test_context *t, const attention_case &c)
     check_close(t, first, expected, 1e-5, what);
 
     gpu_buffer out(a.q.size() * 4), dm(heads * 4), ds(heads * 4);
-    GPUK(gpuk_attention_decode(&t->device, &args, a.step.tokens, fused, out.as<float>(), dm.as<float>(),
+    GPUK(gpuk_attention_decode(device, &args, a.step.tokens, fused, out.as<float>(), dm.as<float>(),
                                ds.as<float>(), workspace.at, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     auto o = out.read<float>(), gm = dm.read<float>(), gs = ds.read<float>();
@@ -277,20 +277,30 @@ void test_attention(struct test_context *t)
 {
     struct gpuk_device plain = t->device;
     plain.tensor_cores = false;
-    const uint32_t shapes[][3] = {{8, 2, 128}, {8, 1, 64},   {5, 5, 80},  {14, 2, 64},
-                                  {6, 2, 7},   {16, 1, 256}, {2, 2, 200}, {3, 1, 1}};
-    const uint32_t small_shapes[][3] = {{8, 2, 128}, {14, 2, 64}, {6, 2, 7}, {16, 1, 32}};
-    const uint32_t(*shape)[3] = t->small ? small_shapes : shapes;
-    const size_t shape_count = t->small ? 4 : 8;
+    struct gpuk_device many = t->device,
+                       many_plain = plain; /* as many pieces of the context as there can be */
+    many.sm_count = many_plain.sm_count = 132;
+    /* heads, kv heads, head_dim, page: tensor cores take head_dim 64 and 128 on pages of whole 16 positions
+     */
+    const uint32_t shapes[][4] = {{8, 2, 128, 32}, {8, 1, 64, 16},  {5, 5, 80, 4},   {14, 2, 64, 8},
+                                  {6, 2, 7, 16},   {16, 1, 256, 8}, {2, 2, 200, 32}, {20, 2, 128, 16},
+                                  {10, 1, 64, 64}, {3, 1, 1, 4}};
+    const uint32_t small_shapes[][4] = {{8, 2, 128, 16}, {10, 1, 64, 32}, {4, 4, 64, 4}, {6, 2, 7, 8}};
+    const uint32_t(*shape)[4] = t->small ? small_shapes : shapes;
+    const size_t shape_count = t->small ? 4 : 10;
     for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
         for (size_t i = 0; i < shape_count; i++) {
-            const uint32_t heads = shape[i][0], kv = shape[i][1], dim = shape[i][2], page = 4u << (i % 4);
+            const uint32_t heads = shape[i][0], kv = shape[i][1], dim = shape[i][2], page = shape[i][3];
             const bool norm = i % 2 == 0;
-            const uint32_t far = t->small ? 150 : 1900;
+            const uint32_t far = t->small ? 600 : 1900;
             for (uint32_t at : {0u, 30u, 64u, 131u, far})
-                test_decode(t, {dtype, heads, kv, dim, page, at == 131 ? 40u : 0u, norm, {at}, {1}});
-            test_decode(t, {dtype, heads, kv, dim, page, 0, norm, {0, 17, far / 3, 5}, {3, 1, 2, 1}});
-            test_decode(t, {dtype, heads, kv, dim, page, 20, norm, {7, 100}, {2, 5}});
+                test_decode(t, {dtype, heads, kv, dim, page, at == 131 ? 40u : 0u, norm, {at}, {1}},
+                            &t->device);
+            test_decode(t, {dtype, heads, kv, dim, page, 0, norm, {0, 17, far / 2, 5}, {3, 1, 2, 1}},
+                        &t->device);
+            test_decode(t, {dtype, heads, kv, dim, page, 20, norm, {7, 100}, {2, 5}}, &t->device);
+            test_decode(t, {dtype, heads, kv, dim, page, 0, norm, {far}, {1}}, &many);
+            test_decode(t, {dtype, heads, kv, dim, page, 333, norm, {far}, {1}}, &many_plain);
             const bool tensor = t->device.tensor_cores && dtype != DTYPE_F32 && (dim == 64 || dim == 128);
             const std::vector<attention_case> cases = {
                 {dtype, heads, kv, dim, page, 0, norm, {0}, {t->small ? 70u : 200u}},

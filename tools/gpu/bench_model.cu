@@ -138,6 +138,8 @@ void bench_model_step(struct bench_model *m, uint32_t tokens, uint32_t start, bo
                 (p + r * ((start + tokens) / m->kv.layout.page_tokens + 1)) % m->step.pages_per_slot;
     }
     CUDA(cudaMemcpy(m->step_memory, v.data(), v.size() * 4, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize()); /* the last of it may still be on its way, and the stream here does not
+                                      wait */
     uint32_t *base = m->step_memory;
     m->step.counts = base;
     m->step.token_id = base + (id - counts);

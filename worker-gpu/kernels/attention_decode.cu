@@ -7,22 +7,11 @@
  * in global memory: the last block of a head to finish merges them in the order of pieces, whoever it is, so
  * the result does not depend on timing. For one token the block also norms and rotates q and k and appends to
  * the cache, which saves a kernel between the products and attention. */
-#include "worker-gpu/kernels/rope.cuh"
+#include "worker-gpu/kernels/attention_decode.cuh"
 
 static const uint32_t WARPS = 4;
 static const uint32_t THREADS = WARPS * 32;
 static const uint32_t PIECE_MIN = 64; /* positions: below this another block costs more than it saves */
-static const float LN2 = 0.69314718055994531f, LOG2E = 1.44269504088896341f;
-
-struct decode_params {
-    gpuk_attention a;
-    float *out, *partial_m, *partial_s;
-    uint32_t *counters;
-    float *piece_m, *piece_s, *piece_o; /* [token][head][GPUK_SPLITS_MAX] ([head_dim]) */
-    uint32_t group_chunks;
-    bool fused;
-};
-
 /* 8 dimensions of a cache row: neighbours in the vector form, every 32nd else. */
 template <typename T, bool VECTOR>
 __device__ __forceinline__ void row_load(const unsigned char *row, uint32_t first_dim, uint32_t head_dim,
@@ -45,110 +34,12 @@ __device__ __forceinline__ void row_load(const unsigned char *row, uint32_t firs
     }
 }
 
-__device__ __forceinline__ float exp2_of(float x)
-{
-    return exp2f(x); /* exp2(-inf) = 0 */
-}
-/* The factor that brings sums relative to `from` to sums relative to `to` >= from. */
-__device__ __forceinline__ float rescale(float from, float to)
-{
-    return from == -INFINITY ? 0.0f : exp2_of(from - to);
-}
-
-/* Puts the group's q into shared memory, scaled; with `fused` norms and rotates first, and appends k and v
- * when this block's piece ends with the token's own position. */
-template <typename T, int G>
-__device__ __forceinline__ void take_query(const decode_params &p, uint32_t t, uint32_t kv_head,
-                                           uint32_t head0, uint32_t heads, uint32_t position,
-                                           const uint32_t *pages, bool owner, float *qs, float *scratch)
-{
-    const gpuk_attention &a = p.a;
-    const uint32_t head_dim = a.kv.layout.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const float scale = a.scale * LOG2E;
-    if (!p.fused) {
-        for (uint32_t i = threadIdx.x; i < heads * head_dim; i += THREADS)
-            qs[i] = __ldcg(a.q + (size_t)t * a.q_stride + (size_t)head0 * head_dim + i) * scale;
-        return;
-    }
-    const float *table = a.rope_table + (size_t)t * 2 * (head_dim / 2);
-    float v[HEAD_STEPS], *own = scratch + warp * head_dim;
-    for (uint32_t task = warp; task < heads + (owner ? 2 : 0); task += WARPS) {
-        if (task < heads) {
-            const float *from = a.q + (size_t)t * a.q_stride + (size_t)(head0 + task) * head_dim;
-            head_load(from, a.q_norm, a.eps, table, head_dim, own, v);
-#pragma unroll
-            for (uint32_t j = 0; j < HEAD_STEPS; j++)
-                if (lane + 32 * j < head_dim) qs[task * head_dim + lane + 32 * j] = v[j] * scale;
-        } else {
-            bool is_value = task > heads;
-            const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)kv_head * head_dim;
-            head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, head_dim, own,
-                      v);
-            kv_store<T>(a.kv, pages, position, is_value, kv_head, v);
-        }
-    }
-}
-
-/* Writes one head's merged result. */
-__device__ __forceinline__ void put_out(const decode_params &p, size_t head, uint32_t d, float o, float m,
-                                        float s)
-{
-    p.out[head * p.a.kv.layout.head_dim + d] = p.partial_m ? o : (s > 0 ? o / s : 0.0f);
-    if (d == 0 && p.partial_m) {
-        p.partial_m[head] = m * LN2;
-        p.partial_s[head] = s;
-    }
-}
-
-/* The last block of a head group to get here merges the pieces. */
-template <int G>
-__device__ __forceinline__ void merge_pieces(const decode_params &p, size_t head0, uint32_t heads,
-                                             uint32_t pieces, uint32_t *counter, float *weight)
-{
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(counter, 1) == pieces - 1;
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    if (threadIdx.x == 0) *counter = 0; /* ready for the next step */
-    const uint32_t head_dim = p.a.kv.layout.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    float *total = weight + G * GPUK_SPLITS_MAX, *maximum = total + G;
-    for (uint32_t g = warp; g < heads; g += WARPS) {
-        const float *m = p.piece_m + (head0 + g) * GPUK_SPLITS_MAX,
-                    *s = p.piece_s + (head0 + g) * GPUK_SPLITS_MAX;
-        float most = -INFINITY, sum = 0;
-        for (uint32_t i = lane; i < pieces; i += 32) most = fmaxf(most, __ldcg(m + i));
-#pragma unroll
-        for (int mask = 16; mask > 0; mask >>= 1)
-            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
-        for (uint32_t i = lane; i < pieces; i += 32) {
-            float w = rescale(__ldcg(m + i), most);
-            weight[g * GPUK_SPLITS_MAX + i] = w;
-            sum += w * __ldcg(s + i);
-        }
-        sum = warp_sum(sum);
-        if (lane == 0) total[g] = sum, maximum[g] = most;
-    }
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < heads * head_dim; i += THREADS) {
-        uint32_t g = i / head_dim, d = i - g * head_dim;
-        const float *o = p.piece_o + (head0 + g) * GPUK_SPLITS_MAX * head_dim + d;
-        float sum = 0;
-#pragma unroll 8
-        for (uint32_t c = 0; c < pieces; c++)
-            sum += weight[g * GPUK_SPLITS_MAX + c] * __ldcg(o + (size_t)c * head_dim);
-        put_out(p, head0 + g, d, sum, maximum[g], total[g]);
-    }
-}
-
 /* Shared memory: q [G][head_dim], o [WARPS][G][head_dim] (before that scratch of take_query, after it the
  * merge's weights), m and s [WARPS][G]. */
 template <typename T, int G, bool VECTOR>
 __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_constant__ decode_params p)
 {
-    extern __shared__ __align__(16) float memory[];
+    SHARED_DYNAMIC(float, memory);
     const gpuk_attention &a = p.a;
     const kv_layout &l = a.kv.layout;
     const uint32_t t = blockIdx.z, head_dim = l.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -172,7 +63,7 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     const uint32_t end = begin + per_piece < position + 1 ? begin + per_piece : position + 1;
 
     float *qs = memory, *os = qs + G * head_dim, *ms = os + WARPS * G * head_dim, *ss = ms + WARPS * G;
-    take_query<T, G>(p, t, kv_head, head0, heads, position, pages, blockIdx.x == pieces - 1, qs, os);
+    take_query<T>(p, t, kv_head, head0, heads, position, pages, blockIdx.x == pieces - 1, qs, os);
     __syncthreads(); /* q for everyone; and the block sees the k and v it has just appended */
 
     /* lanes a position takes, the positions a warp takes at once, and this lane's place */
@@ -273,32 +164,10 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
         }
     }
     __syncthreads();
-    const size_t head = (size_t)t * a.heads + head0;
-    for (uint32_t i = threadIdx.x; i < heads * head_dim; i += THREADS) {
-        uint32_t g = i / head_dim, d = i - g * head_dim;
-        float most = -INFINITY, sum = 0, value = 0;
-#pragma unroll
-        for (uint32_t w = 0; w < WARPS; w++) most = fmaxf(most, ms[w * G + g]);
-#pragma unroll
-        for (uint32_t w = 0; w < WARPS; w++) {
-            float factor = rescale(ms[w * G + g], most);
-            sum += factor * ss[w * G + g];
-            value += factor * os[(w * G + g) * head_dim + d];
-        }
-        if (pieces == 1) {
-            put_out(p, head + g, d, value, most, sum);
-        } else {
-            size_t at = (head + g) * GPUK_SPLITS_MAX + blockIdx.x;
-            p.piece_o[at * head_dim + d] = value;
-            if (d == 0) p.piece_m[at] = most, p.piece_s[at] = sum;
-        }
-    }
-    if (pieces > 1)
-        merge_pieces<G>(p, head, heads, pieces, p.counters + (size_t)t * gridDim.y + blockIdx.y, memory);
+    finish_block<G, WARPS>(p, t, head0, heads, pieces, os, ms, ss, memory);
 }
 
-/* ---- launchers
- * --------------------------------------------------------------------------------------------- */
+/* ---- launchers ---------------------------------------------------------------------------------- */
 
 static size_t shared_bytes(int g, uint32_t head_dim)
 {
@@ -334,11 +203,12 @@ static const decode_kernel kernels[DTYPE_COUNT][3][2] = {KERNELS(__nv_bfloat16),
                                                          KERNELS(float)};
 static const uint32_t group_sizes[3] = {1, 4, 8};
 
-int gpuk_prepare_attention_decode(const struct gpuk_device *, struct helm_err *err)
+int gpuk_prepare_attention_decode(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
     for (int i = 0; i < DTYPE_COUNT * 6 && !rc; i++)
         rc = gpuk_prepare("decode attention", kernels[i / 6][i % 6 / 2][i % 2], 0, err);
+    if (!rc && device->tensor_cores) rc = decode_tensor_prepare(err);
     return rc;
 }
 
@@ -367,6 +237,7 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
     p.piece_o = (float *)((char *)workspace + gpuk_attention_counter_bytes(tokens, args->heads));
     p.piece_m = p.piece_o + pieces * l->head_dim;
     p.piece_s = p.piece_m + pieces;
+    if (decode_tensor_fits(device, args)) return decode_tensor_launch(device, &p, tokens, flags, stream, err);
     uint32_t blocks = l->kv_heads * p.group_chunks;
     uint32_t splits = 2 * (uint32_t)device->sm_count / (blocks * tokens);
     splits = splits < 1 ? 1 : splits > GPUK_SPLITS_MAX ? GPUK_SPLITS_MAX : splits;

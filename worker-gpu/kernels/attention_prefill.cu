@@ -7,7 +7,6 @@
  * memory are swizzled by 16-byte units, so that neither the copies nor ldmatrix meet bank conflicts. Tiles of
  * long sequences are taken last first: the longest work starts earliest. Launchers below;
  * worker-gpu/kernels.h says what they mean. */
-#include "worker-gpu/kernels/mma.cuh"
 #include "worker-gpu/kernels/rope.cuh"
 
 static const uint32_t TILE = 64; /* queries of a block, and positions of a key tile */
@@ -45,8 +44,7 @@ __device__ __forceinline__ const uint32_t *pages_of(const gpuk_step &s, uint32_t
     return s.page_table + (size_t)s.row_slot[row] * s.pages_per_slot;
 }
 
-/* ---- plain
- * ------------------------------------------------------------------------------------------------- */
+/* ---- plain -------------------------------------------------------------------------------------- */
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant__ prefill_params p)
@@ -89,8 +87,7 @@ __global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant
         if (lane + 32 * j < head_dim) store_out(p, at + lane + 32 * j, o[j] / s);
 }
 
-/* ---- tensor
- * ------------------------------------------------------------------------------------------------ */
+/* ---- tensor ------------------------------------------------------------------------------------- */
 
 /* Byte offset of 16-byte unit `unit` of row `row` of a tile. */
 template <int HEAD> __device__ __forceinline__ uint32_t unit_at(uint32_t row, uint32_t unit)
@@ -123,10 +120,10 @@ __device__ __forceinline__ void tile_fetch(const gpuk_attention &a, const uint32
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constant__ prefill_params p)
 {
-    extern __shared__ __align__(128) unsigned char memory[];
+    SHARED_DYNAMIC(unsigned char, memory);
     const gpuk_attention &a = p.a;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, c = (lane & 3) * 2;
-    const uint32_t tile_bytes = TILE * HEAD * 2, shared = (uint32_t)__cvta_generic_to_shared(memory);
+    const uint32_t tile_bytes = TILE * HEAD * 2, shared = shared_address(memory);
     let_next_start();
     wait_for_previous();
 
@@ -262,8 +259,7 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
     }
 }
 
-/* ---- launchers
- * --------------------------------------------------------------------------------------------- */
+/* ---- launchers ---------------------------------------------------------------------------------- */
 
 typedef void (*prefill_kernel)(prefill_params);
 static const prefill_kernel plain_kernels[DTYPE_COUNT] = {attention_plain<__nv_bfloat16>,

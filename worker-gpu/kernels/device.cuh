@@ -4,33 +4,12 @@
 #ifndef HELM_WORKER_GPU_KERNELS_DEVICE_CUH
 #define HELM_WORKER_GPU_KERNELS_DEVICE_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
+#include <math.h>
 
 #include "worker-gpu/kernels.h"
+#include "worker-gpu/kernels/ptx.cuh"
 
-/* ---- early launch
- * ------------------------------------------------------------------------------------------ */
-
-/* Lets the next kernel of the stream start, if it was launched with GPUK_EARLY. Its wait (below) is for this
- * grid's end, so the place in the kernel does not matter for correctness. */
-__device__ __forceinline__ void let_next_start()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-/* Waits until the kernels before this one have finished and their stores are visible. */
-__device__ __forceinline__ void wait_for_previous()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/* ---- elements
- * ---------------------------------------------------------------------------------------------- */
+/* ---- elements ----------------------------------------------------------------------------------- */
 
 template <typename T> struct element;
 template <> struct element<__nv_bfloat16> {
@@ -102,23 +81,12 @@ template <typename T> __device__ __forceinline__ void store8(T *to, const float 
     }
 }
 
-/* Weights are read once: they pass by the L1. */
-__device__ __forceinline__ uint4 load_weight16(const void *p)
-{
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
 __device__ __forceinline__ float silu(float x)
 {
     return x / (1.0f + expf(-x));
 }
 
-/* ---- reductions
- * -------------------------------------------------------------------------------------------- */
+/* ---- reductions --------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ float warp_sum(float v)
 {
@@ -139,10 +107,8 @@ __device__ __forceinline__ float block_sum(float v, float *shared)
     return v;
 }
 
-/* ---- launches
- * ---------------------------------------------------------------------------------------------- */
+/* ---- launches ----------------------------------------------------------------------------------- */
 
-#ifdef __CUDACC__
 int gpuk_cuda_fail(struct helm_err *err, cudaError_t code, const char *what);
 
 template <typename... P, typename... A>
@@ -173,7 +139,6 @@ static int gpuk_prepare(const char *what, void (*kernel)(P...), size_t shared, s
                                     (int)shared);
     return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, what);
 }
-#endif
 
 /* Each kernel file's share of gpuk_open. */
 int gpuk_prepare_gemv(const struct gpuk_device *device, struct helm_err *err);

@@ -11,8 +11,7 @@ __device__ __forceinline__ bool beyond(const uint32_t *count, uint32_t token)
     return count && token >= *count;
 }
 
-/* ---- embedding
- * --------------------------------------------------------------------------------------------- */
+/* ---- embedding ---------------------------------------------------------------------------------- */
 
 template <typename T>
 __global__ void embed_kernel(const uint32_t *count, const uint32_t *ids, const T *table, uint32_t vocab,
@@ -28,8 +27,7 @@ __global__ void embed_kernel(const uint32_t *count, const uint32_t *ids, const T
             id < vocab ? element<T>::load(table[(size_t)id * hidden + i]) : __int_as_float(0x7fc00000);
 }
 
-/* ---- norm
- * -------------------------------------------------------------------------------------------------- */
+/* ---- norm --------------------------------------------------------------------------------------- */
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
@@ -75,8 +73,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- SwiGLU
- * ------------------------------------------------------------------------------------------------ */
+/* ---- SwiGLU ------------------------------------------------------------------------------------- */
 
 template <typename I, typename O>
 __global__ void __launch_bounds__(THREADS) swiglu_kernel(const uint32_t *count, const I *in, uint32_t stride,
@@ -114,8 +111,7 @@ __global__ void add_bias_kernel(const uint32_t *count, T *out, uint32_t stride, 
         to[i] = element<T>::store(element<T>::load(to[i]) + bias[i]);
 }
 
-/* ---- rows of fp32
- * ------------------------------------------------------------------------------------------ */
+/* ---- rows of fp32 ------------------------------------------------------------------------------- */
 
 /* Row i of out = row index[i] (or i) of x. x and out may be mapped host memory: x is read once, past the L1,
  * and 16 bytes at a time where it is aligned. */
@@ -135,8 +131,7 @@ __global__ void copy_rows_kernel(const uint32_t *count, const uint32_t *index, c
         for (uint32_t i = first; i < hidden; i += step) __stcg(to + i, __ldcv(from + i));
 }
 
-/* ---- launchers
- * --------------------------------------------------------------------------------------------- */
+/* ---- launchers ---------------------------------------------------------------------------------- */
 
 static int bad_dtype(const char *what, int dtype, struct helm_err *err)
 {

@@ -10,12 +10,10 @@
  * products. A first kernel normalises the tokens and lays them out. Launchers below; worker-gpu/kernels.h
  * says what they mean. */
 #include "worker-gpu/kernels/linear.cuh"
-#include "worker-gpu/kernels/mma.cuh"
 
 static const uint32_t THREADS = 256, WARPS = THREADS / 32;
 
-/* ---- the tokens
- * -------------------------------------------------------------------------------------------- */
+/* ---- the tokens --------------------------------------------------------------------------------- */
 
 /* Token t of x, normalised, as fp32 (high == NULL) or as high and low parts; zeros from *count on. */
 template <typename T>
@@ -55,8 +53,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- plain
- * ------------------------------------------------------------------------------------------------- */
+/* ---- plain -------------------------------------------------------------------------------------- */
 
 template <typename T, int TOKENS>
 __global__ void __launch_bounds__(THREADS)
@@ -89,8 +86,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- tensor
- * ------------------------------------------------------------------------------------------------ */
+/* ---- tensor ------------------------------------------------------------------------------------- */
 
 /* M fragments of 8 pairs and N of 8 tokens a warp. */
 template <typename T, int M, int N>
@@ -109,8 +105,8 @@ __global__ void __launch_bounds__(THREADS)
         wa[m] = reinterpret_cast<const T *>(rows.a);
         wb[m] = reinterpret_cast<const T *>(rows.b ? rows.b : rows.a);
         if (warp * 64 < p.cols && (lane & 3) == 0) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(wa[m] + warp * 64));
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(wb[m] + warp * 64));
+            ask_l2(wa[m] + warp * 64);
+            ask_l2(wb[m] + warp * 64);
         }
     }
     wait_for_previous();
@@ -175,8 +171,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- launchers
- * --------------------------------------------------------------------------------------------- */
+/* ---- launchers ---------------------------------------------------------------------------------- */
 
 extern "C" size_t gpuk_gemm_small_workspace_bytes(uint32_t tokens, uint32_t cols)
 {

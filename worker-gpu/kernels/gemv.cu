@@ -11,15 +11,9 @@
 #include "worker-gpu/kernels/linear.cuh"
 
 static const uint32_t PLAIN_THREADS = 256;
-static const uint32_t BULK_WARPS = 8;
-static const uint32_t BULK_THREADS = BULK_WARPS * 32;
-static const uint32_t TILE_BYTES = 1024; /* of one row */
 static const uint32_t PARTIAL_FLOATS = 1024;
-static const uint32_t SLOTS_DEFAULT = 4, SLOTS_MAX = 12;
-static const uint32_t AHEAD_DEFAULT = 64 * 1024;
 
-/* ---- plain
- * ------------------------------------------------------------------------------------------------- */
+/* ---- plain -------------------------------------------------------------------------------------- */
 
 template <typename T>
 __device__ __forceinline__ void plain_add(const uint4 &wa, const uint4 &wb, const float *from, float &a,
@@ -79,29 +73,30 @@ __global__ void __launch_bounds__(PLAIN_THREADS) gemv_plain(const __grid_constan
     }
 }
 
-/* ---- bulk
- * -------------------------------------------------------------------------------------------------- */
+/* ---- bulk ------------------------------------------------------------------------------------------ */
 
 struct bulk_params {
     linear_params linear;
     uint32_t chunks; /* tiles of a row */
     uint32_t slots;
     uint32_t ahead_tiles; /* a warp's tiles asked into the L2 beyond its slots */
+    bool contiguous;      /* a block's pairs are neighbours; else they lie gridDim.x apart */
 };
 
-__device__ __forceinline__ uint32_t shared_address(const void *p)
+/* A block's pairs: first, first + step, ... */
+struct block_share {
+    uint32_t first, step, pairs;
+};
+__device__ __forceinline__ block_share share_of(const bulk_params &q)
 {
-    return (uint32_t)__cvta_generic_to_shared(p);
+    const uint64_t all = q.linear.pairs;
+    if (!q.contiguous)
+        return {blockIdx.x, gridDim.x, (uint32_t)((all - blockIdx.x + gridDim.x - 1) / gridDim.x)};
+    const uint32_t first = (uint32_t)(all * blockIdx.x / gridDim.x);
+    return {first, 1, (uint32_t)(all * (blockIdx.x + 1) / gridDim.x) - first};
 }
 
-/* Bytes of tile `chunk` of a row. */
-__device__ __forceinline__ uint32_t tile_bytes(const linear_params &p, uint32_t chunk)
-{
-    uint64_t left = p.row_bytes - (uint64_t)chunk * TILE_BYTES;
-    return left < TILE_BYTES ? (uint32_t)left : TILE_BYTES;
-}
-
-/* A warp's place in its walk over the block's tiles: warp, warp + BULK_WARPS, ... */
+/* A warp's place in its walk over the block's tiles: warp, warp + WARPS, ... */
 struct tile_walk {
     uint32_t pair, chunk; /* pair counts from the block's first */
 };
@@ -111,54 +106,35 @@ __device__ __forceinline__ void walk_next(tile_walk &w, uint32_t chunks, uint32_
     while (w.chunk >= chunks) w.chunk -= chunks, w.pair++;
 }
 
-__device__ __forceinline__ void tile_copy(const linear_params &p, uint32_t first_pair, tile_walk w,
+/* Bytes of tile `chunk` of a row. */
+template <uint32_t TILE>
+__device__ __forceinline__ uint32_t tile_bytes(const linear_params &p, uint32_t chunk)
+{
+    const uint64_t left = p.row_bytes - (uint64_t)chunk * TILE;
+    return left < TILE ? (uint32_t)left : TILE;
+}
+
+/* Starts the copy of a tile of both rows; one lane. */
+template <uint32_t TILE>
+__device__ __forceinline__ void tile_copy(const linear_params &p, const block_share &share, tile_walk w,
                                           uint32_t slot, uint32_t barrier)
 {
-#if __CUDA_ARCH__ >= 900
-    /* weights are not read again before everything else has gone through the L2 */
-    const uint64_t evict_first = 0x12F0000000000000ull;
-    linear_pair rows = linear_locate(p, first_pair + w.pair);
-    uint32_t bytes = tile_bytes(p, w.chunk);
-    uint64_t at = (uint64_t)w.chunk * TILE_BYTES;
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                 "r"(rows.b ? 2 * bytes : bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;" ::"r"(slot),
-                 "l"(rows.a + at), "r"(bytes), "r"(barrier), "l"(evict_first)
-                 : "memory");
-    if (rows.b)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                     "[%0], [%1], %2, [%3], %4;" ::"r"(slot + TILE_BYTES),
-                     "l"(rows.b + at), "r"(bytes), "r"(barrier), "l"(evict_first)
-                     : "memory");
-#endif
+    const linear_pair rows = linear_locate(p, share.first + w.pair * share.step);
+    const uint32_t bytes = tile_bytes<TILE>(p, w.chunk);
+    const uint64_t at = (uint64_t)w.chunk * TILE;
+    bulk_expect(barrier, rows.b ? 2 * bytes : bytes);
+    bulk_copy(slot, rows.a + at, bytes, barrier);
+    if (rows.b) bulk_copy(slot + TILE, rows.b + at, bytes, barrier);
 }
 
-__device__ __forceinline__ void tile_ask(const linear_params &p, uint32_t first_pair, tile_walk w)
+template <uint32_t TILE>
+__device__ __forceinline__ void tile_ask(const linear_params &p, const block_share &share, tile_walk w)
 {
-#if __CUDA_ARCH__ >= 900
-    linear_pair rows = linear_locate(p, first_pair + w.pair);
-    uint32_t bytes = tile_bytes(p, w.chunk);
-    uint64_t at = (uint64_t)w.chunk * TILE_BYTES;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows.a + at), "r"(bytes) : "memory");
-    if (rows.b)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows.b + at), "r"(bytes) : "memory");
-#endif
-}
-
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n"
-                 "}\n" ::"r"(barrier),
-                 "r"(parity)
-                 : "memory");
-#endif
+    const linear_pair rows = linear_locate(p, share.first + w.pair * share.step);
+    const uint32_t bytes = tile_bytes<TILE>(p, w.chunk);
+    const uint64_t at = (uint64_t)w.chunk * TILE;
+    bulk_ask_l2(rows.a + at, bytes);
+    if (rows.b) bulk_ask_l2(rows.b + at, bytes);
 }
 
 /* Place of float4 number f of x in shared memory. A lane's 16 bytes of 16-bit weights meet 8 floats; the
@@ -169,67 +145,76 @@ template <typename T> __device__ __forceinline__ uint32_t x_place(uint32_t f)
     return (f & ~63u) + ((f & 1) << 5) + ((f & 63) >> 1);
 }
 
-/* Shared memory: ring [warp][slot][2][TILE_BYTES], x [chunks * elements of a tile], partial
- * [2][PARTIAL_FLOATS], 32 floats for reductions, barriers [warp][slot]. */
+/* One 16-byte unit of two rows against x; even and odd columns apart, for shorter chains of additions. */
 template <typename T>
-__global__ void __launch_bounds__(BULK_THREADS) gemv_bulk(const __grid_constant__ bulk_params q)
+__device__ __forceinline__ void unit_add(const uint4 &wa, const uint4 &wb, const float4 *from, float2 &a,
+                                         float2 &b)
+{
+    const uint32_t count = 16 / sizeof(T);
+    float fa[count], fb[count], fx[count];
+#pragma unroll
+    for (uint32_t j = 0; j < count; j += 4) *reinterpret_cast<float4 *>(fx + j) = from[j * 8];
+    unpack16<T>(wa, fa);
+    unpack16<T>(wb, fb);
+#pragma unroll
+    for (uint32_t j = 0; j < count; j += 2) {
+        a.x += fa[j] * fx[j], a.y += fa[j + 1] * fx[j + 1];
+        b.x += fb[j] * fx[j], b.y += fb[j + 1] * fx[j + 1];
+    }
+}
+
+/* Shared memory: ring [warp][slot][2][TILE], x [chunks * elements of a tile], partial [2][PARTIAL_FLOATS],
+ * 32 floats for reductions, barriers [warp][slot]. */
+template <typename T, uint32_t WARPS, uint32_t TILE>
+__global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ bulk_params q)
 {
     const linear_params &p = q.linear;
-    extern __shared__ __align__(128) unsigned char shared[];
-    const uint32_t tile_elements = TILE_BYTES / sizeof(T);
+    SHARED_DYNAMIC(unsigned char, shared);
+    const uint32_t tile_elements = TILE / sizeof(T), units = TILE / 512; /* of 16 bytes a lane */
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    float *x = reinterpret_cast<float *>(shared + (size_t)BULK_WARPS * q.slots * 2 * TILE_BYTES);
+    float *x = reinterpret_cast<float *>(shared + (size_t)WARPS * q.slots * 2 * TILE);
     float *partial = x + (size_t)q.chunks * tile_elements;
     float *scratch = partial + 2 * PARTIAL_FLOATS;
     uint64_t *barriers = reinterpret_cast<uint64_t *>(scratch + 32);
-    const unsigned char *ring = shared + (size_t)warp * q.slots * 2 * TILE_BYTES;
-    const uint32_t ring_address = shared_address(ring),
-                   barrier_address = shared_address(barriers + warp * q.slots);
-
-    const uint32_t first_pair = (uint32_t)((uint64_t)p.pairs * blockIdx.x / gridDim.x);
-    const uint32_t pairs = (uint32_t)((uint64_t)p.pairs * (blockIdx.x + 1) / gridDim.x) - first_pair;
+    const unsigned char *ring = shared + (size_t)warp * q.slots * 2 * TILE;
+    const uint32_t ring_address = shared_address(ring);
+    const uint32_t barrier_address = shared_address(barriers + warp * q.slots);
+    const block_share share = share_of(q);
 
     let_next_start();
     tile_walk ask = {0, 0}; /* next tile to ask for */
     walk_next(ask, q.chunks, warp);
-#if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
-        for (uint32_t s = 0; s < q.slots; s++)
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier_address + 8 * s) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    }
-#endif
+    if (lane == 0) bulk_barriers_open(barrier_address, q.slots);
     __syncwarp();
     for (uint32_t s = 0; s < q.slots; s++) {
-        if (ask.pair < pairs && lane == 0)
-            tile_copy(p, first_pair, ask, ring_address + s * 2 * TILE_BYTES, barrier_address + 8 * s);
-        walk_next(ask, q.chunks, BULK_WARPS);
+        if (ask.pair < share.pairs && lane == 0)
+            tile_copy<TILE>(p, share, ask, ring_address + s * 2 * TILE, barrier_address + 8 * s);
+        walk_next(ask, q.chunks, WARPS);
     }
     if (lane < q.ahead_tiles) {
         tile_walk w = ask;
-        walk_next(w, q.chunks, BULK_WARPS * lane);
-        if (w.pair < pairs) tile_ask(p, first_pair, w);
+        walk_next(w, q.chunks, WARPS * lane);
+        if (w.pair < share.pairs) tile_ask<TILE>(p, share, w);
     }
     /* The norm's weights wait in x's place; x is scaled by the mean square at the very end. */
     const uint32_t quads = p.cols / 4;
     float4 *x4 = reinterpret_cast<float4 *>(x);
     if (p.norm)
-        for (uint32_t f = threadIdx.x; f < quads; f += BULK_THREADS)
+        for (uint32_t f = threadIdx.x; f < quads; f += WARPS * 32)
             x4[x_place<T>(f)] = __ldg(reinterpret_cast<const float4 *>(p.norm) + f);
 
     wait_for_previous();
     float squares = 0;
     if (p.norm) {
 #pragma unroll 4
-        for (uint32_t f = threadIdx.x; f < quads; f += BULK_THREADS) {
+        for (uint32_t f = threadIdx.x; f < quads; f += WARPS * 32) {
             float4 v = __ldcg(reinterpret_cast<const float4 *>(p.x) + f), n = x4[x_place<T>(f)];
             squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
             x4[x_place<T>(f)] = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
         }
     } else {
 #pragma unroll 4
-        for (uint32_t f = threadIdx.x; f < quads; f += BULK_THREADS)
+        for (uint32_t f = threadIdx.x; f < quads; f += WARPS * 32)
             x4[x_place<T>(f)] = __ldcg(reinterpret_cast<const float4 *>(p.x) + f);
     }
     /* also the barrier after which every warp may read x */
@@ -240,67 +225,88 @@ __global__ void __launch_bounds__(BULK_THREADS) gemv_bulk(const __grid_constant_
     walk_next(use, q.chunks, warp);
     uint32_t slot = 0, parity = 0;
     const uint32_t batch_pairs = PARTIAL_FLOATS / 2 / q.chunks;
-    for (uint32_t batch = 0, which = 0; batch < pairs; batch += batch_pairs, which ^= 1) {
+    for (uint32_t batch = 0, which = 0; batch < share.pairs; batch += batch_pairs, which ^= 1) {
         float *sums = partial + which * PARTIAL_FLOATS;
-        const uint32_t end = batch + batch_pairs < pairs ? batch + batch_pairs : pairs;
+        const uint32_t end = batch + batch_pairs < share.pairs ? batch + batch_pairs : share.pairs;
         while (use.pair < end) {
-            barrier_wait(barrier_address + 8 * slot, parity);
-            const unsigned char *tile = ring + (size_t)slot * 2 * TILE_BYTES;
-            const uint32_t bytes = tile_bytes(p, use.chunk);
-            float a = 0, b = 0;
+            bulk_wait(barrier_address + 8 * slot, parity);
+            const unsigned char *tile = ring + (size_t)slot * 2 * TILE;
+            const uint32_t bytes = tile_bytes<TILE>(p, use.chunk);
+            uint4 wa[units], wb[units];
 #pragma unroll
-            for (uint32_t half = 0; half < 2; half++) {
-                const uint32_t at = half * (TILE_BYTES / 2) + lane * 16;
-                if (at >= bytes) continue;
-                const uint32_t per_load = 16 / sizeof(T);
-                uint4 wa = *reinterpret_cast<const uint4 *>(tile + at);
-                uint4 wb = *reinterpret_cast<const uint4 *>(tile + TILE_BYTES + at);
-                float fa[per_load], fb[per_load], fx[per_load];
-                const float4 *from = x4 + (use.chunk * tile_elements + half * (tile_elements / 2)) / 4 + lane;
-#pragma unroll
-                for (uint32_t j = 0; j < per_load; j += 4) *reinterpret_cast<float4 *>(fx + j) = from[j * 8];
-                unpack16<T>(wa, fa);
-                unpack16<T>(wb, fb);
-#pragma unroll
-                for (uint32_t j = 0; j < per_load; j++) a += fa[j] * fx[j], b += fb[j] * fx[j];
+            for (uint32_t u = 0; u < units; u++) {
+                const uint32_t at = u * 512 + lane * 16;
+                const bool valid = at < bytes;
+                wa[u] = valid ? *reinterpret_cast<const uint4 *>(tile + at) : make_uint4(0, 0, 0, 0);
+                wb[u] = valid ? *reinterpret_cast<const uint4 *>(tile + TILE + at) : make_uint4(0, 0, 0, 0);
             }
             __syncwarp(); /* every lane has read the slot: it may be filled again */
-            if (lane == 0 && ask.pair < pairs)
-                tile_copy(p, first_pair, ask, ring_address + slot * 2 * TILE_BYTES,
-                          barrier_address + 8 * slot);
-            walk_next(ask, q.chunks, BULK_WARPS);
+            if (lane == 0 && ask.pair < share.pairs)
+                tile_copy<TILE>(p, share, ask, ring_address + slot * 2 * TILE, barrier_address + 8 * slot);
+            walk_next(ask, q.chunks, WARPS);
+            float2 a = make_float2(0, 0), b = make_float2(0, 0);
+#pragma unroll
+            for (uint32_t u = 0; u < units; u++)
+                if (u * 512 + lane * 16 < bytes)
+                    unit_add<T>(wa[u], wb[u],
+                                x4 + (use.chunk * tile_elements + u * (512 / (uint32_t)sizeof(T))) / 4 + lane,
+                                a, b);
             /* both sums in one butterfly: the lower half of the warp ends with a's, the upper with b's */
-            float keep = lane < 16 ? a : b, give = lane < 16 ? b : a;
+            const float sum_a = a.x + a.y, sum_b = b.x + b.y;
+            float keep = lane < 16 ? sum_a : sum_b, give = lane < 16 ? sum_b : sum_a;
             keep += __shfl_xor_sync(0xffffffffu, give, 16);
 #pragma unroll
             for (int mask = 8; mask > 0; mask >>= 1) keep += __shfl_xor_sync(0xffffffffu, keep, mask);
             if ((lane & 15) == 0) sums[((use.pair - batch) * q.chunks + use.chunk) * 2 + (lane >> 4)] = keep;
-            walk_next(use, q.chunks, BULK_WARPS);
+            walk_next(use, q.chunks, WARPS);
             if (++slot == q.slots) slot = 0, parity ^= 1;
         }
         __syncthreads();
-        for (uint32_t i = batch + threadIdx.x; i < end; i += BULK_THREADS) {
+        for (uint32_t i = batch + threadIdx.x; i < end; i += WARPS * 32) {
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (i - batch) * q.chunks;
             float a = 0, b = 0;
             for (uint32_t c = 0; c < q.chunks; c++) a += from[c].x, b += from[c].y;
-            linear_finish(p, first_pair + i, 0, a * scale, b * scale);
+            linear_finish(p, share.first + i * share.step, 0, a * scale, b * scale);
         }
     }
 }
 
-/* ---- launchers
- * --------------------------------------------------------------------------------------------- */
+/* ---- launchers ------------------------------------------------------------------------------------- */
 
-static size_t bulk_shared_bytes(enum dtype dtype, uint32_t chunks, uint32_t slots)
+/* How the bulk kernel is run. */
+struct bulk_shape {
+    uint32_t warps, tile, slots, ahead_bytes;
+    bool contiguous;
+};
+static struct bulk_shape bulk_shape_of(const struct gpuk_device *device)
 {
-    size_t tile_elements = TILE_BYTES / (dtype == DTYPE_F32 ? 4 : 2);
-    return (size_t)BULK_WARPS * slots * (2 * TILE_BYTES + 8) +
+    struct bulk_shape s = {16, 1024, 2, 64 * 1024, device->gemv_contiguous};
+    if (device->gemv_warps) s.warps = device->gemv_warps <= 8 ? 8 : 16;
+    if (device->gemv_tile_bytes) s.tile = device->gemv_tile_bytes <= 1024 ? 1024 : 2048;
+    if (device->gemv_slots > 0) s.slots = device->gemv_slots < 12 ? (uint32_t)device->gemv_slots : 12;
+    if (device->gemv_ahead_bytes)
+        s.ahead_bytes = device->gemv_ahead_bytes > 0 ? (uint32_t)device->gemv_ahead_bytes : 0;
+    return s;
+}
+
+static size_t bulk_shared_bytes(enum dtype dtype, const struct bulk_shape *s, uint32_t chunks)
+{
+    const size_t tile_elements = s->tile / (dtype == DTYPE_F32 ? 4 : 2);
+    return (size_t)s->warps * s->slots * (2 * s->tile + 8) +
            (chunks * tile_elements + 2 * PARTIAL_FLOATS + 32) * sizeof(float);
 }
 
-static void (*const bulk_kernel[DTYPE_COUNT])(bulk_params) = {gemv_bulk<__nv_bfloat16>, gemv_bulk<__half>,
-                                                              gemv_bulk<float>};
-static void (*const plain_kernel[DTYPE_COUNT][2])(linear_params) = {
+typedef void (*bulk_function)(bulk_params);
+#define BULK(T)                                                                                              \
+    {                                                                                                        \
+        {gemv_bulk<T, 8, 1024>, gemv_bulk<T, 8, 2048>},                                                      \
+        {                                                                                                    \
+            gemv_bulk<T, 16, 1024>, gemv_bulk<T, 16, 2048>                                                   \
+        }                                                                                                    \
+    }
+static const bulk_function bulk_kernel[DTYPE_COUNT][2][2] = {BULK(__nv_bfloat16), BULK(__half), BULK(float)};
+typedef void (*plain_function)(linear_params);
+static const plain_function plain_kernel[DTYPE_COUNT][2] = {
     {gemv_plain<__nv_bfloat16, false>, gemv_plain<__nv_bfloat16, true>},
     {gemv_plain<__half, false>, gemv_plain<__half, true>},
     {gemv_plain<float, false>, gemv_plain<float, true>}};
@@ -310,8 +316,8 @@ int gpuk_prepare_gemv(const struct gpuk_device *device, struct helm_err *err)
     int rc = HELM_OK;
     for (int d = 0; d < DTYPE_COUNT && !rc; d++) {
         for (int v = 0; v < 2 && !rc; v++) rc = gpuk_prepare("gemv", plain_kernel[d][v], 0, err);
-        if (!rc && device->bulk_copy)
-            rc = gpuk_prepare("gemv", bulk_kernel[d], (size_t)device->shared_bytes_max, err);
+        for (int v = 0; v < 4 && !rc && device->bulk_copy; v++)
+            rc = gpuk_prepare("gemv", bulk_kernel[d][v / 2][v % 2], (size_t)device->shared_bytes_max, err);
     }
     return rc;
 }
@@ -363,35 +369,26 @@ extern "C" size_t gpuk_gemv_workspace_bytes(uint32_t cols)
     return ((size_t)cols * sizeof(float) + 255) / 256 * 256;
 }
 
-static int run_bulk(const struct gpuk_device *device, const struct gpuk_linear_args *args,
-                    const struct linear_params *linear, uint32_t chunks, uint32_t slots, uint32_t flags,
-                    void *stream, struct helm_err *err)
-{
-    uint32_t ahead = device->gemv_ahead_bytes < 0   ? 0
-                     : device->gemv_ahead_bytes > 0 ? (uint32_t)device->gemv_ahead_bytes
-                                                    : AHEAD_DEFAULT;
-    uint32_t ahead_tiles = ahead / (BULK_WARPS * 2 * TILE_BYTES);
-    struct bulk_params params = {*linear, chunks, slots, ahead_tiles < 32 ? ahead_tiles : 32};
-    uint32_t blocks = (uint32_t)device->sm_count < linear->pairs ? (uint32_t)device->sm_count : linear->pairs;
-    return gpuk_launch("gemv", bulk_kernel[args->dtype], dim3(blocks), dim3(BULK_THREADS),
-                       bulk_shared_bytes(args->dtype, chunks, slots), flags, stream, err, params);
-}
-
 extern "C" int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_linear_args *args,
                          void *workspace, uint32_t flags, void *stream, struct helm_err *err)
 {
     struct linear_params params;
     int rc = gpuk_linear_params("gemv", args, &params, err);
     if (rc) return rc;
-    bool aligned = gpuk_linear_aligned(args), x_aligned = ((size_t)args->x | (size_t)args->norm) % 16 == 0;
-    uint32_t chunks = (uint32_t)((params.row_bytes + TILE_BYTES - 1) / TILE_BYTES);
-    uint32_t slots = device->gemv_slots ? (uint32_t)device->gemv_slots : SLOTS_DEFAULT;
-    if (slots > SLOTS_MAX) slots = SLOTS_MAX;
-    size_t limit = (size_t)device->shared_bytes_max;
-    while (slots > 2 && bulk_shared_bytes(args->dtype, chunks, slots) > limit) slots--;
+    const bool aligned = gpuk_linear_aligned(args),
+               x_aligned = ((size_t)args->x | (size_t)args->norm) % 16 == 0;
+    struct bulk_shape s = bulk_shape_of(device);
+    const uint32_t chunks = (uint32_t)((params.row_bytes + s.tile - 1) / s.tile);
+    const size_t limit = (size_t)device->shared_bytes_max;
+    while (s.slots > 2 && bulk_shared_bytes(args->dtype, &s, chunks) > limit) s.slots--;
     if (device->bulk_copy && aligned && x_aligned && chunks <= PARTIAL_FLOATS / 2 &&
-        bulk_shared_bytes(args->dtype, chunks, slots) <= limit)
-        return run_bulk(device, args, &params, chunks, slots, flags, stream, err);
+        bulk_shared_bytes(args->dtype, &s, chunks) <= limit) {
+        const uint32_t ahead = s.ahead_bytes / (s.warps * 2 * s.tile), sms = (uint32_t)device->sm_count;
+        struct bulk_params bulk = {params, chunks, s.slots, ahead < 32 ? ahead : 32, s.contiguous};
+        return gpuk_launch("gemv", bulk_kernel[args->dtype][s.warps == 16][s.tile == 2048],
+                           dim3(sms < params.pairs ? sms : params.pairs), dim3(s.warps * 32),
+                           bulk_shared_bytes(args->dtype, &s, chunks), flags, stream, err, bulk);
+    }
 
     if (args->norm) {
         rc = gpuk_rmsnorm(NULL, 1, args->x, args->norm, args->eps, args->cols, workspace, DTYPE_F32, flags,

@@ -52,8 +52,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     kv_store<C>(a.kv, pages, a.step.position[t], is_value, head, v);
 }
 
-/* ---- launchers
- * --------------------------------------------------------------------------------------------- */
+/* ---- launchers ---------------------------------------------------------------------------------- */
 
 int gpuk_attention_check(const char *what, const struct gpuk_attention *args, uint32_t tokens,
                          struct helm_err *err)

@@ -1,0 +1,258 @@
+/* A CUDA device in plain C++, for testing the logic of kernels where there is no GPU.
+ *
+ * The kernel tests are compiled as C++ with this folder in front of the include path; the sources of the
+ * kernels stay as they are. A block's threads are fibers of one host thread that take turns: a thread runs
+ * until it needs others (a shuffle, a barrier, a matrix instruction) and the values are exchanged when all
+ * have come. Copies are done at once. So indexing, masks, fragments' layouts, phases of barriers and
+ * reductions are tested, and reads of shared memory that nothing has written give NaN; races, visibility
+ * between blocks that run together and speed are not. Every thread that waits for something that cannot come
+ * ends the program. Implementation: emulator.cpp. */
+#ifndef HELM_TESTS_GPU_EMULATOR_CUDA_RUNTIME_H
+#define HELM_TESTS_GPU_EMULATOR_CUDA_RUNTIME_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <functional>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static /* one block runs at a time */
+
+/* ---- vectors --------------------------------------------------------------------------------------- */
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+static inline float2 make_float2(float x, float y)
+{
+    return {x, y};
+}
+static inline float4 make_float4(float x, float y, float z, float w)
+{
+    return {x, y, z, w};
+}
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)
+{
+    return {x, y, z, w};
+}
+
+/* ---- threads --------------------------------------------------------------------------------------- */
+
+extern dim3 emulator_thread, emulator_block, emulator_block_dim, emulator_grid_dim;
+#define threadIdx emulator_thread
+#define blockIdx  emulator_block
+#define blockDim  emulator_block_dim
+#define gridDim   emulator_grid_dim
+
+/* Gives `words` words to the warp and returns all 32 lanes' ([lane * 8 + word]) when every lane has come. */
+const uint32_t *emulator_exchange(const uint32_t *value, int words);
+/* Lets others run until `ready` (called again and again) says so. */
+void emulator_wait(bool (*ready)(void *), void *argument);
+void __syncthreads(void);
+void __syncwarp(void);
+unsigned char *emulator_shared(void); /* the block's dynamic shared memory */
+
+template <typename T> static inline T __shfl_xor_sync(unsigned, T value, int mask)
+{
+    uint32_t words[2] = {0, 0};
+    T result;
+    memcpy(words, &value, sizeof value);
+    const uint32_t *all = emulator_exchange(words, sizeof(T) / 4);
+    memcpy(&result, all + ((threadIdx.x & 31) ^ mask) * 8, sizeof result);
+    return result;
+}
+static inline void __threadfence(void) {}
+template <typename T, typename U> static inline T atomicAdd(T *p, U value)
+{
+    T old = *p;
+    *p += (T)value;
+    return old;
+}
+
+/* ---- arithmetic and memory ------------------------------------------------------------------------- */
+
+template <typename T> static inline T __ldg(const T *p)
+{
+    return *p;
+}
+template <typename T> static inline T __ldcg(const T *p)
+{
+    return *p;
+}
+template <typename T> static inline T __ldcv(const T *p)
+{
+    return *p;
+}
+template <typename T> static inline void __stcg(T *p, T value)
+{
+    *p = value;
+}
+static inline uint32_t __float_as_uint(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+static inline float __uint_as_float(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+static inline float __int_as_float(int i)
+{
+    return __uint_as_float((uint32_t)i);
+}
+static inline int __clz(int v)
+{
+    return v ? __builtin_clz((unsigned)v) : 32;
+}
+static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
+{
+    uint64_t both = (uint64_t)b << 32 | a;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; i++) out |= (uint32_t)(both >> (selector >> (4 * i) & 7) * 8 & 255) << (8 * i);
+    return out;
+}
+static inline float rsqrtf(float x)
+{
+    return 1.0f / sqrtf(x);
+}
+
+/* ---- the runtime library ----------------------------------------------------------------------------- */
+
+typedef int cudaError_t;
+typedef struct emulator_stream *cudaStream_t;
+enum { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorInvalidValue = 1 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+enum cudaDeviceAttr {
+    cudaDevAttrComputeCapabilityMajor,
+    cudaDevAttrComputeCapabilityMinor,
+    cudaDevAttrMultiProcessorCount,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin
+};
+enum { cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+struct cudaFuncAttributes {
+    int numRegs;
+};
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    struct {
+        int programmaticStreamSerializationAllowed;
+    } val;
+};
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute *attrs;
+    unsigned numAttrs;
+};
+static inline const char *cudaGetErrorString(cudaError_t code)
+{
+    return code == cudaSuccess                 ? "no error"
+           : code == cudaErrorMemoryAllocation ? "out of memory"
+                                               : "invalid value";
+}
+static inline cudaError_t cudaMalloc(void **p, size_t bytes)
+{
+    *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    return *p ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+static inline cudaError_t cudaFree(void *p)
+{
+    free(p);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned)
+{
+    return cudaMalloc(p, bytes);
+}
+static inline cudaError_t cudaFreeHost(void *p)
+{
+    return cudaFree(p);
+}
+static inline cudaError_t cudaMemset(void *p, int value, size_t bytes)
+{
+    memset(p, value, bytes);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind)
+{
+    memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaDeviceSynchronize(void)
+{
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t)
+{
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
+{
+    *stream = NULL;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamDestroy(cudaStream_t)
+{
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 1;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGetDevice(int *ordinal)
+{
+    *ordinal = 0;
+    return cudaSuccess;
+}
+/* Looks like a small device of compute capability 9.0. */
+static inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr id, int)
+{
+    *value = id == cudaDevAttrComputeCapabilityMajor   ? 9
+             : id == cudaDevAttrComputeCapabilityMinor ? 0
+             : id == cudaDevAttrMultiProcessorCount    ? 6
+                                                       : 227 * 1024;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *)
+{
+    attributes->numRegs = 0;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int)
+{
+    return cudaSuccess;
+}
+
+/* Runs the grid, block after block. */
+cudaError_t emulator_launch(const cudaLaunchConfig_t *config, const std::function<void()> &thread);
+template <typename... P, typename... A>
+static cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...), A... args)
+{
+    return emulator_launch(config, [=] { kernel(args...); });
+}
+
+#endif

@@ -1,0 +1,137 @@
+/* The functions of worker-gpu/kernels/ptx.cuh on the emulated device.
+ *
+ * Included by ptx.cuh in its own place. Shared memory addresses are offsets into the block's dynamic shared
+ * memory, as the matrix and copy instructions are only used there. */
+#ifndef HELM_TESTS_GPU_EMULATOR_PTX_H
+#define HELM_TESTS_GPU_EMULATOR_PTX_H
+
+#include "tests/gpu/emulator/cuda_fp16.h"
+
+#define SHARED_DYNAMIC(type, name) type *name = reinterpret_cast<type *>(emulator_shared())
+
+static inline void let_next_start() {}
+static inline void wait_for_previous() {}
+static inline uint4 load_weight16(const void *p)
+{
+    return *(const uint4 *)p;
+}
+static inline void ask_l2(const void *) {}
+static inline uint32_t shared_address(const void *p)
+{
+    return (uint32_t)((const unsigned char *)p - emulator_shared());
+}
+
+/* ---- bulk copies: a barrier is a phase, whether its expectation is due, and the bytes due
+ * ----------------------- */
+
+struct emulator_barrier {
+    int16_t phase, arrivals_due;
+    int32_t bytes_due;
+};
+static inline emulator_barrier *emulator_barrier_at(uint32_t address)
+{
+    return (emulator_barrier *)(emulator_shared() + address);
+}
+static inline void emulator_barrier_turn(emulator_barrier *b)
+{
+    if (b->arrivals_due == 0 && b->bytes_due == 0) b->phase ^= 1, b->arrivals_due = 1;
+}
+static inline void bulk_barriers_open(uint32_t barrier, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) *emulator_barrier_at(barrier + 8 * i) = {0, 1, 0};
+}
+static inline void bulk_expect(uint32_t barrier, uint32_t bytes)
+{
+    emulator_barrier *b = emulator_barrier_at(barrier);
+    if (b->arrivals_due != 1) abort();
+    b->arrivals_due = 0;
+    b->bytes_due += (int32_t)bytes;
+    emulator_barrier_turn(b);
+}
+static inline void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    if ((to | bytes | (uint32_t)(size_t)from) % 16 != 0 || bytes == 0) abort();
+    memcpy(emulator_shared() + to, from, bytes);
+    emulator_barrier *b = emulator_barrier_at(barrier);
+    b->bytes_due -= (int32_t)bytes;
+    emulator_barrier_turn(b);
+}
+static inline void bulk_ask_l2(const void *, uint32_t) {}
+struct emulator_phase {
+    uint32_t barrier, parity;
+};
+static inline bool emulator_phase_over(void *argument)
+{
+    const emulator_phase *p = (const emulator_phase *)argument;
+    return emulator_barrier_at(p->barrier)->phase != (int16_t)p->parity;
+}
+static inline void bulk_wait(uint32_t barrier, uint32_t parity)
+{
+    emulator_phase p = {barrier, parity};
+    emulator_wait(emulator_phase_over, &p);
+}
+
+/* ---- asynchronous copies
+ * ------------------------------------------------------------------------------------ */
+
+static inline void copy16_async(uint32_t to, const void *from, bool valid)
+{
+    if (to % 16 != 0 || (valid && (size_t)from % 16 != 0)) abort();
+    if (valid)
+        memcpy(emulator_shared() + to, from, 16);
+    else
+        memset(emulator_shared() + to, 0, 16);
+}
+static inline void copies_commit() {}
+template <int N> static inline void copies_wait() {}
+
+/* ---- matrix instructions
+ * ------------------------------------------------------------------------------------ */
+
+static inline float emulator_element(uint32_t pair, int high, __nv_bfloat16 *)
+{
+    return convert_bf16_f32((uint16_t)(high ? pair >> 16 : pair));
+}
+static inline float emulator_element(uint32_t pair, int high, __half *)
+{
+    return convert_f16_f32((uint16_t)(high ? pair >> 16 : pair));
+}
+template <typename T> struct matrix_unit {
+    static void add(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+    {
+        const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
+        const uint32_t *all = emulator_exchange(mine, 6);
+        const int lane = threadIdx.x & 31;
+        for (int i = 0; i < 4; i++) {
+            const int row = lane / 4 + (i / 2) * 8, column = lane % 4 * 2 + i % 2;
+            double sum = d[i];
+            for (int k = 0; k < 16; k++) {
+                const uint32_t a = all[(row % 8 * 4 + k % 8 / 2) * 8 + row / 8 + k / 8 * 2];
+                const uint32_t b = all[(column * 4 + k % 8 / 2) * 8 + 4 + k / 8];
+                sum +=
+                    (double)emulator_element(a, k & 1, (T *)0) * (double)emulator_element(b, k & 1, (T *)0);
+            }
+            d[i] = (float)sum;
+        }
+    }
+};
+static inline void load_matrices(uint32_t r[4], uint32_t address)
+{
+    const uint32_t *all = emulator_exchange(&address, 1);
+    const int lane = threadIdx.x & 31;
+    for (int i = 0; i < 4; i++)
+        memcpy(&r[i], emulator_shared() + all[(i * 8 + lane / 4) * 8] + lane % 4 * 4, 4);
+}
+static inline void load_matrices_transposed(uint32_t r[4], uint32_t address)
+{
+    const uint32_t *all = emulator_exchange(&address, 1);
+    const int lane = threadIdx.x & 31;
+    for (int i = 0; i < 4; i++) {
+        uint16_t low, high;
+        memcpy(&low, emulator_shared() + all[(i * 8 + lane % 4 * 2) * 8] + lane / 4 * 2, 2);
+        memcpy(&high, emulator_shared() + all[(i * 8 + lane % 4 * 2 + 1) * 8] + lane / 4 * 2, 2);
+        r[i] = low | (uint32_t)high << 16;
+    }
+}
+
+#endif

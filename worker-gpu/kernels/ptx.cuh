@@ -1,0 +1,189 @@
+/* Every instruction that CUDA C++ has no name for: early launch, loads past the L1, bulk copies and their
+ * barriers, asynchronous copies, matrix instructions.
+ *
+ * Included by device.cuh. Each function says which compute capability it needs; on older ones it does
+ * nothing, and the launchers do not choose kernels that use it. tests/gpu/emulator has the same functions in
+ * plain C++. */
+#ifndef HELM_WORKER_GPU_KERNELS_PTX_CUH
+#define HELM_WORKER_GPU_KERNELS_PTX_CUH
+
+#ifdef HELM_CUDA_EMULATED
+#include "tests/gpu/emulator/ptx.h"
+#else
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <stdint.h>
+
+/* The block's dynamic shared memory. */
+#define SHARED_DYNAMIC(type, name) extern __shared__ __align__(128) type name[]
+
+/* ---- early launch (9.0) ------------------------------------------------------------------------- */
+
+/* Lets the next kernel of the stream start, if it was launched with GPUK_EARLY. Its wait (below) is for this
+ * grid's end, so the place in the kernel does not matter for correctness. */
+__device__ __forceinline__ void let_next_start()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/* Waits until the kernels before this one have finished and their stores are visible. */
+__device__ __forceinline__ void wait_for_previous()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* ---- loads -------------------------------------------------------------------------------------- */
+
+/* Weights are read once: they pass by the L1. */
+__device__ __forceinline__ uint4 load_weight16(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+/* Asks for the 128 bytes around p. */
+__device__ __forceinline__ void ask_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* ---- bulk copies (9.0): sizes and addresses are multiples of 16 --------------------------------- */
+
+/* Makes `count` barriers, 8 bytes apart, each completed by one expectation and its bytes. One thread. */
+__device__ __forceinline__ void bulk_barriers_open(uint32_t barrier, uint32_t count)
+{
+#if __CUDA_ARCH__ >= 900
+    for (uint32_t i = 0; i < count; i++)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + 8 * i) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+/* This phase of the barrier ends when `bytes` have arrived. */
+__device__ __forceinline__ void bulk_expect(uint32_t barrier, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+#endif
+}
+/* Copies to shared memory; the L2 gives these lines up first. */
+__device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    const uint64_t evict_first = 0x12F0000000000000ull;
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(evict_first)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void bulk_ask_l2(const void *from, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+/* Waits for the end of the phase of this parity (0, 1, 0, ...). */
+__device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t parity)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}\n" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+#endif
+}
+
+/* ---- asynchronous copies (8.0) ------------------------------------------------------------------ */
+
+/* 16 bytes to shared memory without passing through registers; zeros when !valid. */
+__device__ __forceinline__ void copy16_async(uint32_t to, const void *from, bool valid)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void copies_commit()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int N> __device__ __forceinline__ void copies_wait()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+/* ---- matrix instructions (8.0): m16n8k16 over bf16 and f16, fp32 sums --------------------------- */
+
+/* A warp's fragments: with g = lane / 4 and c = 2 * (lane % 4), A holds rows g and g + 8, columns c, c + 1
+ * (a0, a1) and c + 8, c + 9 (a2, a3); B rows c, c + 1 (b0) and c + 8, c + 9 (b1) of column g; D rows g (d[0],
+ * d[1]) and g + 8 (d[2], d[3]) of columns c and c + 1. */
+template <typename T> struct matrix_unit;
+template <> struct matrix_unit<__nv_bfloat16> {
+    static __device__ __forceinline__ void add(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                               uint32_t b0, uint32_t b1)
+    {
+#if __CUDA_ARCH__ >= 800
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#endif
+    }
+};
+template <> struct matrix_unit<__half> {
+    static __device__ __forceinline__ void add(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                               uint32_t b0, uint32_t b1)
+    {
+#if __CUDA_ARCH__ >= 800
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#endif
+    }
+};
+
+/* Four 8 x 8 matrices of 16-bit elements from shared memory; lane i gives the address of row i % 8 of matrix
+ * i / 8. Lane 4 g + c / 2 gets columns c, c + 1 of row g; transposed: rows c, c + 1 of column g. */
+__device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t r[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+#endif /* HELM_CUDA_EMULATED */
+#endif
