@@ -117,12 +117,12 @@ json_t *plan_to_json(const struct plan *plan)
                                                 (json_int_t)stage->last, "home", plan_home_name(stage->home),
                                                 "bytes", number_to_json(stage->bytes)));
     }
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:s, s:s, s:o, s:o}", "layers", (json_int_t)plan->layers,
-                     "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
-                     (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
-                     (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
-                     plan->kv_dtype, "stages", stages, "embed", plan_home_name(plan->embed), "head",
-                     plan_home_name(plan->head), "host", ledger_to_json(&plan->host), "vram",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:s, s:s, s:o, s:o}", "layers",
+                     (json_int_t)plan->layers, "context_tokens", (json_int_t)plan->context_tokens,
+                     "step_tokens", (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots,
+                     "page_tokens", (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count,
+                     "kv_dtype", plan->kv_dtype, "stages", stages, "embed", plan_home_name(plan->embed),
+                     "head", plan_home_name(plan->head), "host", ledger_to_json(&plan->host), "vram",
                      ledger_to_json(&plan->vram));
 }
 

@@ -1,13 +1,11 @@
-/* The device on CUDA: one GPU, two streams, the kernels of kernels.h. See device.h.
+/* The device on CUDA: one GPU, two streams, the kernels of kernels.h (cuda_kernels.c). See device.h.
  *
  * Compiled where nvcc is; calls the runtime, and of the driver only the two stream operations on words in
  * host memory, found through cudaGetDriverEntryPointByVersion, so that the program starts without a driver.
  * Every call is checked. An error of the device itself is sticky: check() keeps saying it, the worker reports
  * FAULT and ends, helmd starts another. */
-#include "worker-gpu/device.h"
+#include "worker-gpu/cuda.h"
 
-#include <cuda.h>
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,29 +17,12 @@
 #define HOST_SPIN_US    10000
 #define CONTEXT_ASSUMED (640 * MIB) /* where the driver's library does not say what a context takes */
 
-typedef CUresult stream_word_fn(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags);
-
 struct device_event {
     cudaEvent_t event;
 };
 struct device_graph {
     cudaGraphExec_t exec;
 };
-
-struct cuda {
-    struct device base;
-    int ordinal;
-    cudaStream_t stream[DEVICE_QUEUE_COUNT];
-    struct gpuk_device caps;
-    struct gpuk_matmul *matmul;
-    stream_word_fn *wait_value, *write_value;
-    bool opened; /* a context is ours to end */
-};
-
-static struct cuda *cuda_of(struct device *d)
-{
-    return (struct cuda *)d;
-}
 
 static int cuda_fail(struct helm_err *err, cudaError_t code, const char *what)
 {
@@ -294,130 +275,6 @@ static const struct device_ops cuda_ops = {
     .graph_free = cuda_graph_free,
     .memory_overhead = cuda_memory_overhead,
     .check = cuda_check,
-};
-
-/* ---- kernels: the launchers on the compute stream ---- */
-
-#define STREAM(d) ((void *)cuda_of(d)->stream[DEVICE_COMPUTE])
-
-static int cuda_gemv(struct device *d, const struct gpuk_linear_args *args, void *workspace, uint32_t flags,
-                     struct helm_err *err)
-{
-    return gpuk_gemv(&cuda_of(d)->caps, args, workspace, flags, STREAM(d), err);
-}
-
-static int cuda_gemm_small(struct device *d, const struct gpuk_linear_args *args, uint32_t tokens,
-                           const uint32_t *count, void *workspace, uint32_t flags, struct helm_err *err)
-{
-    return gpuk_gemm_small(&cuda_of(d)->caps, args, tokens, count, workspace, flags, STREAM(d), err);
-}
-
-static int cuda_embed(struct device *d, const struct gpuk_step *step, uint32_t tokens, const void *table,
-                      enum dtype dtype, uint32_t vocab, uint32_t hidden, float *x, uint32_t flags,
-                      struct helm_err *err)
-{
-    return gpuk_embed(step, tokens, table, dtype, vocab, hidden, x, flags, STREAM(d), err);
-}
-
-static int cuda_rmsnorm(struct device *d, const uint32_t *count, uint32_t tokens, const float *x,
-                        const float *norm, float eps, uint32_t hidden, void *out, enum dtype out_dtype,
-                        uint32_t flags, struct helm_err *err)
-{
-    return gpuk_rmsnorm(count, tokens, x, norm, eps, hidden, out, out_dtype, flags, STREAM(d), err);
-}
-
-static int cuda_gather(struct device *d, const struct gpuk_step *step, uint32_t samples, const float *x,
-                       uint32_t hidden, float *out, uint32_t flags, struct helm_err *err)
-{
-    return gpuk_gather(step, samples, x, hidden, out, flags, STREAM(d), err);
-}
-
-static int cuda_lane_copy(struct device *d, const uint32_t *count, uint32_t tokens, const float *x,
-                          uint32_t hidden, float *out, uint32_t flags, struct helm_err *err)
-{
-    return gpuk_lane_copy(count, tokens, x, hidden, out, flags, STREAM(d), err);
-}
-
-static int cuda_swiglu(struct device *d, const uint32_t *count, uint32_t tokens, const void *in,
-                       enum dtype in_dtype, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
-                       enum dtype out_dtype, uint32_t flags, struct helm_err *err)
-{
-    return gpuk_swiglu(count, tokens, in, in_dtype, stride, up_at, n, out, out_dtype, flags, STREAM(d), err);
-}
-
-static int cuda_rope_table(struct device *d, const struct gpuk_step *step, uint32_t tokens,
-                           const float *inv_freq, uint32_t head_dim, float scale, float *table,
-                           uint32_t flags, struct helm_err *err)
-{
-    return gpuk_rope_table(step, tokens, inv_freq, head_dim, scale, table, flags, STREAM(d), err);
-}
-
-static int cuda_rope_append(struct device *d, const struct gpuk_attention *args, uint32_t tokens, void *q_out,
-                            enum dtype q_dtype, uint32_t flags, struct helm_err *err)
-{
-    return gpuk_rope_append(args, tokens, q_out, q_dtype, flags, STREAM(d), err);
-}
-
-static int cuda_attention_decode(struct device *d, const struct gpuk_attention *args, uint32_t tokens,
-                                 bool fused, float *out, void *workspace, uint32_t flags,
-                                 struct helm_err *err)
-{
-    return gpuk_attention_decode(&cuda_of(d)->caps, args, tokens, fused, out, NULL, NULL, workspace, flags,
-                                 STREAM(d), err);
-}
-
-static int cuda_attention_prefill(struct device *d, const struct gpuk_attention *args, const void *q,
-                                  uint32_t tokens, uint32_t rows, void *out, enum dtype out_dtype,
-                                  uint32_t flags, struct helm_err *err)
-{
-    return gpuk_attention_prefill(&cuda_of(d)->caps, args, q, tokens, rows, out, out_dtype, flags, STREAM(d),
-                                  err);
-}
-
-static int cuda_argmax(struct device *d, const uint32_t *count, uint32_t rows, const float *logits,
-                       uint32_t vocab, struct gpuk_token *result, void *workspace, uint32_t flags,
-                       struct helm_err *err)
-{
-    return gpuk_argmax(count, rows, logits, vocab, result, workspace, flags, STREAM(d), err);
-}
-
-static int cuda_matmul(struct device *d, enum dtype dtype, enum dtype out_dtype, uint32_t tokens,
-                       uint32_t rows, uint32_t cols, uint32_t out_stride, bool accumulate, const void *w,
-                       const void *x, void *out, void *workspace, struct helm_err *err)
-{
-    const struct gpuk_matmul_plan *plan = NULL;
-    int rc = gpuk_matmul_plan(cuda_of(d)->matmul, dtype, out_dtype, tokens, rows, cols, out_stride,
-                              accumulate, &plan, err);
-    return rc ? rc : gpuk_matmul_run(plan, w, x, out, workspace, STREAM(d), err);
-}
-
-static int cuda_add_bias(struct device *d, const uint32_t *count, uint32_t tokens, void *out,
-                         enum dtype dtype, uint32_t stride, uint32_t rows, const float *bias, uint32_t flags,
-                         struct helm_err *err)
-{
-    return gpuk_add_bias(count, tokens, out, dtype, stride, rows, bias, flags, STREAM(d), err);
-}
-
-static const struct device_kernels cuda_kernels = {
-    .gemv = cuda_gemv,
-    .gemm_small = cuda_gemm_small,
-    .embed = cuda_embed,
-    .rmsnorm = cuda_rmsnorm,
-    .gather = cuda_gather,
-    .lane_copy = cuda_lane_copy,
-    .swiglu = cuda_swiglu,
-    .rope_table = cuda_rope_table,
-    .rope_append = cuda_rope_append,
-    .attention_decode = cuda_attention_decode,
-    .attention_prefill = cuda_attention_prefill,
-    .argmax = cuda_argmax,
-    .matmul = cuda_matmul,
-    .add_bias = cuda_add_bias,
-    .gemv_workspace = gpuk_gemv_workspace_bytes,
-    .gemm_small_workspace = gpuk_gemm_small_workspace_bytes,
-    .attention_workspace = gpuk_attention_workspace_bytes,
-    .argmax_workspace = gpuk_argmax_workspace_bytes,
-    .matmul_workspace = GPUK_MATMUL_WORKSPACE,
 };
 
 /* ---- opening ---- */

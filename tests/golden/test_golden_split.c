@@ -72,7 +72,7 @@ static void need_device(void)
 {
     char why[256];
     if (strcmp(device_name(), "emulated") == 0 || device_cuda_usable(why, sizeof why)) return;
-    print_message("no CUDA device: %s\n", why);
+    print_message("%s\n", why);
     skip();
 }
 
