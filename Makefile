@@ -115,6 +115,7 @@ CUDA_DEVICE := $(if $(NVCC),$(filter release debug,$(MODE)))
 WORKER_GPU_SRC := \
   worker-gpu/device.c \
   worker-gpu/device_emulated.c \
+  worker-gpu/emulated_attention.c \
   worker-gpu/emulated_kernels.c \
   worker-gpu/engine.c \
   worker-gpu/issue.c \

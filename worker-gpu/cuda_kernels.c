@@ -118,6 +118,7 @@ const struct device_kernels cuda_kernels = {
     .add_bias = cuda_add_bias,
     .gemv_workspace = gpuk_gemv_workspace_bytes,
     .gemm_small_workspace = gpuk_gemm_small_workspace_bytes,
+    .attention_counters = gpuk_attention_counter_bytes,
     .attention_workspace = gpuk_attention_workspace_bytes,
     .argmax_workspace = gpuk_argmax_workspace_bytes,
     .matmul_workspace = GPUK_MATMUL_WORKSPACE,

@@ -85,6 +85,7 @@ struct device_kernels {
                     uint32_t stride, uint32_t rows, const float *bias, uint32_t flags, struct helm_err *err);
     size_t (*gemv_workspace)(uint32_t cols);
     size_t (*gemm_small_workspace)(uint32_t tokens, uint32_t cols);
+    size_t (*attention_counters)(uint32_t tokens, uint32_t heads); /* the part that must stay zero */
     size_t (*attention_workspace)(uint32_t tokens, uint32_t heads, uint32_t head_dim);
     size_t (*argmax_workspace)(uint32_t rows);
     size_t matmul_workspace;

@@ -20,10 +20,12 @@
 #define QUEUE_OPS      1024
 #define CONTEXT_BYTES  (1 * MIB) /* what its threads and queues take, so that the ledger has the line */
 #define MEMORY_DEFAULT (1 * GIB)
-#define MEMORY_ALIGN   256
-#define COPY_PIECE     (256 * KIB) /* between two looks at the clock */
-#define WAIT_SPIN_US   20
-#define POLL_SPIN_US   20
+#define GARBAGE_BYTES                                                                                        \
+    (64 * MIB) /* fresh device memory up to here is filled with NaN: nobody may rely on it */
+#define MEMORY_ALIGN 256
+#define COPY_PIECE   (256 * KIB) /* between two looks at the clock */
+#define WAIT_SPIN_US 20
+#define POLL_SPIN_US 20
 
 struct emulated;
 
@@ -152,9 +154,9 @@ static void do_op(struct emulated *e, const struct op *op)
     switch (op->kind) {
     case OP_RUN:
         op->run(&e->math, op->args);
-        if (e->math.no_memory) {
+        if (e->math.broken) {
             struct helm_err error = {0};
-            helm_fail(&error, HELM_E_NOMEM, "the emulated device has no memory for its scratch");
+            helm_fail(&error, HELM_E_DEVICE, "the emulated device failed: %s", e->math.broken);
             fail(e, &error);
         }
         break;
@@ -356,7 +358,7 @@ static int emulated_graph_launch(struct device *d, struct device_graph *graph, s
 
 /* ---- memory ---- */
 
-static int emulated_memory_alloc(struct device *d, uint64_t bytes, void **memory, struct helm_err *err)
+static int emulated_host_alloc(struct device *d, uint64_t bytes, void **memory, struct helm_err *err)
 {
     (void)d;
     uint64_t rounded = (bytes + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN;
@@ -364,6 +366,13 @@ static int emulated_memory_alloc(struct device *d, uint64_t bytes, void **memory
     return *memory ? 0
                    : helm_fail(err, HELM_E_NOMEM, "the emulated device's %llu bytes are not there",
                                (unsigned long long)bytes);
+}
+
+static int emulated_memory_alloc(struct device *d, uint64_t bytes, void **memory, struct helm_err *err)
+{
+    int rc = emulated_host_alloc(d, bytes, memory, err);
+    if (!rc) memset(*memory, 0xff, (size_t)(bytes < GARBAGE_BYTES ? bytes : GARBAGE_BYTES));
+    return rc;
 }
 
 static void emulated_memory_free(struct device *d, void *memory)
@@ -417,7 +426,7 @@ static const struct device_ops emulated_ops = {
     .thread_begin = emulated_thread_begin,
     .memory_alloc = emulated_memory_alloc,
     .memory_free = emulated_memory_free,
-    .host_alloc = emulated_memory_alloc,
+    .host_alloc = emulated_host_alloc,
     .host_free = emulated_memory_free,
     .host_register = emulated_host_register,
     .host_unregister = emulated_host_unregister,

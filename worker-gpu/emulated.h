@@ -1,7 +1,7 @@
 /* Inside the emulated device: its kernels, run by its compute thread.
  *
- * Shared by device_emulated.c (queues, memory, graphs) and emulated_kernels.c (arithmetic) only. "Device
- * memory" is host memory here, so kernels read and write addresses as they are. */
+ * Shared by device_emulated.c (queues, memory, graphs) emulated_kernels.c and emulated_attention.c
+ * (arithmetic) only. "Device memory" is host memory here, so kernels read and write addresses as they are. */
 #ifndef HELM_WORKER_GPU_EMULATED_H
 #define HELM_WORKER_GPU_EMULATED_H
 
@@ -20,7 +20,7 @@ struct emulated_math {
         void *memory;
         size_t bytes;
     } scratch[6];
-    bool no_memory; /* a scratch could not grow: the device has failed */
+    const char *broken; /* why the device has failed: no memory, or a caller who broke a kernel's rules */
 };
 HELM_MUST_CHECK int emulated_math_open(struct emulated_math *math, struct helm_err *err);
 void emulated_math_close(struct emulated_math *math);
@@ -31,5 +31,32 @@ int emulated_enqueue(struct device *d, emulated_run_fn *run, const void *args, s
                      struct helm_err *err);
 
 extern const struct device_kernels emulated_kernels;
+
+/* ---- between the kernel files ---- */
+
+enum scratch_use { SCRATCH_X, SCRATCH_Y, SCRATCH_Y2, SCRATCH_PACK, SCRATCH_GEMM, SCRATCH_ATTEND };
+/* At least `bytes` of scratch, kept for the next call; NULL (and broken) when there is none. */
+void *emulated_scratch(struct emulated_math *math, enum scratch_use use, size_t bytes);
+/* n values into out[at ...] of `dtype`. */
+static inline void emulated_store(const struct emulated_math *math, void *out, size_t at, enum dtype dtype,
+                                  const float *x, size_t n)
+{
+    math->vector->store((char *)out + at * dtype_bytes(dtype), x, dtype, n);
+}
+/* How many of `tokens` are there. */
+static inline uint32_t emulated_count(const uint32_t *count, uint32_t tokens)
+{
+    return *count < tokens ? *count : tokens;
+}
+
+int emulated_rope_append(struct device *d, const struct gpuk_attention *args, uint32_t tokens, void *q_out,
+                         enum dtype q_dtype, uint32_t flags, struct helm_err *err);
+int emulated_attention_decode(struct device *d, const struct gpuk_attention *args, uint32_t tokens,
+                              bool fused, float *out, void *workspace, uint32_t flags, struct helm_err *err);
+int emulated_attention_prefill(struct device *d, const struct gpuk_attention *args, const void *q,
+                               uint32_t tokens, uint32_t rows, void *out, enum dtype out_dtype,
+                               uint32_t flags, struct helm_err *err);
+size_t emulated_attention_counters(uint32_t tokens, uint32_t heads);
+size_t emulated_attention_workspace(uint32_t tokens, uint32_t heads, uint32_t head_dim);
 
 #endif

@@ -9,9 +9,6 @@
 #include <string.h>
 
 #include "common/cpu.h"
-#include "worker-cpu/attention.h"
-
-enum scratch_use { SCRATCH_X, SCRATCH_Y, SCRATCH_Y2, SCRATCH_PACK, SCRATCH_GEMM, SCRATCH_ATTEND };
 
 int emulated_math_open(struct emulated_math *math, struct helm_err *err)
 {
@@ -36,28 +33,17 @@ void emulated_math_close(struct emulated_math *math)
     memset(math, 0, sizeof *math);
 }
 
-/* At least `bytes` of scratch, kept for the next call; NULL (and no_memory) when there is none. */
-static void *scratch_of(struct emulated_math *math, enum scratch_use use, size_t bytes)
+/* At least `bytes` of scratch, kept for the next call; NULL (and broken) when there is none. */
+void *emulated_scratch(struct emulated_math *math, enum scratch_use use, size_t bytes)
 {
     if (math->scratch[use].bytes < bytes) {
         free(math->scratch[use].memory);
         bytes = (bytes + 4095) / 4096 * 4096;
         math->scratch[use].memory = aligned_alloc(64, bytes);
         math->scratch[use].bytes = math->scratch[use].memory ? bytes : 0;
-        if (!math->scratch[use].memory) math->no_memory = true;
+        if (!math->scratch[use].memory) math->broken = "no memory for scratch";
     }
     return math->scratch[use].memory;
-}
-
-static uint32_t at_most(const uint32_t *count, uint32_t tokens)
-{
-    return *count < tokens ? *count : tokens;
-}
-
-static void store(const struct emulated_math *math, void *out, size_t at, enum dtype dtype, const float *x,
-                  size_t n)
-{
-    math->vector->store((char *)out + at * dtype_bytes(dtype), x, dtype, n);
 }
 
 /* y[token][row], dense, of x [tokens][cols], dense. */
@@ -69,8 +55,8 @@ static bool multiply(struct emulated_math *math, enum dtype dtype, const void *w
         v->gemv(y, w, x, rows, cols);
         return true;
     }
-    void *packed = scratch_of(math, SCRATCH_PACK, v->packed_bytes(tokens, cols));
-    void *own = scratch_of(math, SCRATCH_GEMM, v->scratch_bytes ? v->scratch_bytes(cols, tokens) : 64);
+    void *packed = emulated_scratch(math, SCRATCH_PACK, v->packed_bytes(tokens, cols));
+    void *own = emulated_scratch(math, SCRATCH_GEMM, v->scratch_bytes ? v->scratch_bytes(cols, tokens) : 64);
     if (!packed || !own) return false;
     v->pack(packed, x, cols, tokens, cols, 0, tokens);
     if (v->thread_begin) v->thread_begin();
@@ -91,10 +77,10 @@ static void run_linear(struct emulated_math *math, const void *data)
 {
     const struct linear_call *call = data;
     const struct gpuk_linear_args *a = &call->args;
-    uint32_t tokens = call->count ? at_most(call->count, call->tokens) : 1;
+    uint32_t tokens = call->count ? emulated_count(call->count, call->tokens) : 1;
     uint32_t x_stride = call->count ? a->x_stride : a->cols, out_stride = call->count ? a->out_stride : 0;
     if (tokens == 0) return;
-    float *x = scratch_of(math, SCRATCH_X, (size_t)tokens * a->cols * sizeof(float));
+    float *x = emulated_scratch(math, SCRATCH_X, (size_t)tokens * a->cols * sizeof(float));
     if (!x) return;
     for (uint32_t t = 0; t < tokens; t++) {
         float *to = x + (size_t)t * a->cols;
@@ -103,8 +89,8 @@ static void run_linear(struct emulated_math *math, const void *data)
     }
     for (uint32_t s = 0; s < a->segments; s++) {
         const struct gpuk_linear *g = &a->segment[s];
-        float *y = scratch_of(math, a->swiglu && s == 1 ? SCRATCH_Y2 : SCRATCH_Y,
-                              (size_t)tokens * g->rows * sizeof(float));
+        float *y = emulated_scratch(math, a->swiglu && s == 1 ? SCRATCH_Y2 : SCRATCH_Y,
+                                    (size_t)tokens * g->rows * sizeof(float));
         if (!y || !multiply(math, a->dtype, g->weight, x, tokens, g->rows, a->cols, y)) return;
         for (uint32_t t = 0; t < tokens && g->bias; t++)
             math->vector->add(y + (size_t)t * g->rows, g->bias, g->rows);
@@ -154,8 +140,8 @@ struct matmul_call {
 static void run_matmul(struct emulated_math *math, const void *data)
 {
     const struct matmul_call *c = data;
-    float *x = scratch_of(math, SCRATCH_X, (size_t)c->tokens * c->cols * sizeof(float));
-    float *y = scratch_of(math, SCRATCH_Y, (size_t)c->tokens * c->rows * sizeof(float));
+    float *x = emulated_scratch(math, SCRATCH_X, (size_t)c->tokens * c->cols * sizeof(float));
+    float *y = emulated_scratch(math, SCRATCH_Y, (size_t)c->tokens * c->rows * sizeof(float));
     if (!x || !y) return;
     math->vector->load(x, c->x, c->dtype, (size_t)c->tokens * c->cols);
     if (!multiply(math, c->dtype, c->w, x, c->tokens, c->rows, c->cols, y)) return;
@@ -163,7 +149,7 @@ static void run_matmul(struct emulated_math *math, const void *data)
         float *row = y + (size_t)t * c->rows;
         size_t at = (size_t)t * c->out_stride;
         if (c->accumulate) math->vector->add(row, (const float *)c->out + at, c->rows);
-        store(math, c->out, at, c->out_dtype, row, c->rows);
+        emulated_store(math, c->out, at, c->out_dtype, row, c->rows);
     }
 }
 
@@ -200,12 +186,12 @@ struct row_call { /* what works row by row */
 static void run_add_bias(struct emulated_math *math, const void *data)
 {
     const struct row_call *c = data;
-    float *row = scratch_of(math, SCRATCH_Y, c->n * sizeof(float));
-    for (uint32_t t = 0, n = at_most(c->count, c->tokens); t < n && row; t++) {
+    float *row = emulated_scratch(math, SCRATCH_Y, c->n * sizeof(float));
+    for (uint32_t t = 0, n = emulated_count(c->count, c->tokens); t < n && row; t++) {
         size_t at = (size_t)t * c->stride;
         math->vector->load(row, (char *)c->out + at * dtype_bytes(c->out_dtype), c->out_dtype, c->n);
         math->vector->add(row, c->weight, c->n);
-        store(math, c->out, at, c->out_dtype, row, c->n);
+        emulated_store(math, c->out, at, c->out_dtype, row, c->n);
     }
 }
 
@@ -229,14 +215,14 @@ static int emulated_add_bias(struct device *d, const uint32_t *count, uint32_t t
 static void run_rmsnorm(struct emulated_math *math, const void *data)
 {
     const struct row_call *c = data;
-    float *row = scratch_of(math, SCRATCH_Y, c->n * sizeof(float));
-    for (uint32_t t = 0, n = at_most(c->count, c->tokens); t < n && row; t++) {
+    float *row = emulated_scratch(math, SCRATCH_Y, c->n * sizeof(float));
+    for (uint32_t t = 0, n = emulated_count(c->count, c->tokens); t < n && row; t++) {
         const float *x = (const float *)c->in + (size_t)t * c->n;
         if (c->weight)
             math->vector->rmsnorm(row, x, c->weight, c->n, c->eps);
         else
             memcpy(row, x, c->n * sizeof(float));
-        store(math, c->out, (size_t)t * c->n, c->out_dtype, row, c->n);
+        emulated_store(math, c->out, (size_t)t * c->n, c->out_dtype, row, c->n);
     }
 }
 
@@ -260,7 +246,7 @@ static void run_lane_copy(struct emulated_math *math, const void *data)
 {
     (void)math;
     const struct row_call *c = data;
-    memcpy(c->out, c->in, (size_t)at_most(c->count, c->tokens) * c->n * sizeof(float));
+    memcpy(c->out, c->in, (size_t)emulated_count(c->count, c->tokens) * c->n * sizeof(float));
 }
 
 static int emulated_lane_copy(struct device *d, const uint32_t *count, uint32_t tokens, const float *x,
@@ -274,15 +260,15 @@ static int emulated_lane_copy(struct device *d, const uint32_t *count, uint32_t 
 static void run_swiglu(struct emulated_math *math, const void *data)
 {
     const struct row_call *c = data;
-    float *gate = scratch_of(math, SCRATCH_Y, c->n * sizeof(float));
-    float *up = scratch_of(math, SCRATCH_Y2, c->n * sizeof(float));
+    float *gate = emulated_scratch(math, SCRATCH_Y, c->n * sizeof(float));
+    float *up = emulated_scratch(math, SCRATCH_Y2, c->n * sizeof(float));
     size_t bytes = dtype_bytes(c->in_dtype);
-    for (uint32_t t = 0, n = at_most(c->count, c->tokens); t < n && gate && up; t++) {
+    for (uint32_t t = 0, n = emulated_count(c->count, c->tokens); t < n && gate && up; t++) {
         const char *in = (const char *)c->in + (size_t)t * c->stride * bytes;
         math->vector->load(gate, in, c->in_dtype, c->n);
         math->vector->load(up, in + c->up_at * bytes, c->in_dtype, c->n);
         math->vector->swiglu(gate, gate, up, c->n);
-        store(math, c->out, (size_t)t * c->n, c->out_dtype, gate, c->n);
+        emulated_store(math, c->out, (size_t)t * c->n, c->out_dtype, gate, c->n);
     }
 }
 
@@ -317,7 +303,7 @@ struct step_call {
 static void run_embed(struct emulated_math *math, const void *data)
 {
     const struct step_call *c = data;
-    for (uint32_t t = 0, n = at_most(c->step.counts, c->tokens); t < n; t++) {
+    for (uint32_t t = 0, n = emulated_count(c->step.counts, c->tokens); t < n; t++) {
         float *x = c->out + (size_t)t * c->n;
         uint32_t id = c->step.token_id[t];
         if (id < c->vocab)
@@ -342,7 +328,7 @@ static void run_gather(struct emulated_math *math, const void *data)
 {
     (void)math;
     const struct step_call *c = data;
-    for (uint32_t i = 0, n = at_most(c->step.counts + 2, c->tokens); i < n; i++)
+    for (uint32_t i = 0, n = emulated_count(c->step.counts + 2, c->tokens); i < n; i++)
         memcpy(c->out + (size_t)i * c->n, (const float *)c->in + (size_t)c->step.sample_token[i] * c->n,
                c->n * sizeof(float));
 }
@@ -361,7 +347,7 @@ static void run_rope_table(struct emulated_math *math, const void *data)
     const struct step_call *c = data;
     uint32_t half = c->n / 2;
     const float *inv_freq = c->in;
-    for (uint32_t t = 0, n = at_most(c->step.counts, c->tokens); t < n; t++) {
+    for (uint32_t t = 0, n = emulated_count(c->step.counts, c->tokens); t < n; t++) {
         float *cosine = c->out + (size_t)t * 2 * half, *sine = cosine + half;
         for (uint32_t i = 0; i < half; i++) {
             float angle = (float)c->step.position[t] * inv_freq[i];
@@ -381,163 +367,6 @@ static int emulated_rope_table(struct device *d, const struct gpuk_step *step, u
     return emulated_enqueue(d, run_rope_table, &call, sizeof call, err);
 }
 
-/* ---- attention ---- */
-
-struct attention_call {
-    struct gpuk_attention args;
-    uint32_t tokens;
-    bool fused;
-    const void *q;
-    void *out;
-    enum dtype q_dtype, out_dtype;
-};
-
-static const uint32_t *pages_of(const struct gpuk_step *step, uint32_t token)
-{
-    uint32_t row = step->token_row[token];
-    return step->page_table + (size_t)step->row_slot[row] * step->pages_per_slot;
-}
-
-/* Norms and rotates a copy of one head. */
-static void turn_head(const struct emulated_math *math, const struct gpuk_attention *a, uint32_t token,
-                      const float *in, const float *norm, float *out)
-{
-    uint32_t dim = a->kv.layout.head_dim;
-    const float *table = a->rope_table + (size_t)token * (dim / 2 * 2);
-    if (norm)
-        math->vector->rmsnorm(out, in, norm, dim, a->eps);
-    else
-        memcpy(out, in, dim * sizeof(float));
-    math->vector->rope(out, table, table + dim / 2, dim);
-}
-
-static void rope_append_token(struct emulated_math *math, const struct attention_call *c, uint32_t t,
-                              void *q_out)
-{
-    const struct gpuk_attention *a = &c->args;
-    const struct kv_layout *kv = &a->kv.layout;
-    uint32_t dim = kv->head_dim;
-    float head[GPUK_HEAD_DIM_MAX];
-    for (uint32_t h = 0; h < a->heads; h++) {
-        turn_head(math, a, t, a->q + (size_t)t * a->q_stride + h * dim, a->q_norm, head);
-        store(math, q_out, ((size_t)t * a->heads + h) * dim, c->q_dtype, head, dim);
-    }
-    for (uint32_t h = 0; h < kv->kv_heads; h++) {
-        size_t at = (size_t)t * a->kv_stride + h * dim;
-        turn_head(math, a, t, a->k + at, a->k_norm, head);
-        kv_append(kv, a->kv.pool, pages_of(&a->step, t), a->kv.layer, false, h, a->step.position[t], head);
-        kv_append(kv, a->kv.pool, pages_of(&a->step, t), a->kv.layer, true, h, a->step.position[t],
-                  a->v + at);
-    }
-}
-
-static void run_rope_append(struct emulated_math *math, const void *data)
-{
-    const struct attention_call *c = data;
-    for (uint32_t t = 0, n = at_most(c->args.step.counts, c->tokens); t < n; t++)
-        rope_append_token(math, c, t, c->out);
-}
-
-static int emulated_rope_append(struct device *d, const struct gpuk_attention *args, uint32_t tokens,
-                                void *q_out, enum dtype q_dtype, uint32_t flags, struct helm_err *err)
-{
-    (void)flags;
-    const struct attention_call call = {.args = *args, .tokens = tokens, .out = q_out, .q_dtype = q_dtype};
-    if (args->kv.layout.head_dim > GPUK_HEAD_DIM_MAX)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "head_dim %u, at most %d", args->kv.layout.head_dim,
-                         GPUK_HEAD_DIM_MAX);
-    return emulated_enqueue(d, run_rope_append, &call, sizeof call, err);
-}
-
-/* Queries first .. first + count of one sequence, whose q is fp32 and dense from q on; out likewise. */
-static void attend(struct emulated_math *math, const struct gpuk_attention *a, const float *q, uint32_t first,
-                   uint32_t count, float *out)
-{
-    const struct kv_layout *kv = &a->kv.layout;
-    uint32_t group = a->heads / kv->kv_heads, start = a->step.position[first];
-    const struct attention_variant *v = math->attention[kv->dtype];
-    void *scratch = scratch_of(math, SCRATCH_ATTEND, v->scratch_bytes(kv, EMULATED_QUERIES, group));
-    for (uint32_t h = 0; h < kv->kv_heads && scratch; h++) {
-        size_t at = (size_t)h * group * kv->head_dim;
-        const struct attention_task task = {.q = q + at,
-                                            .q_stride = (size_t)a->heads * kv->head_dim,
-                                            .tokens = count,
-                                            .group = group,
-                                            .start = start,
-                                            .kv_last = start + count,
-                                            .window = a->window,
-                                            .scale = a->scale,
-                                            .kv = kv,
-                                            .pool = a->kv.pool,
-                                            .pages = pages_of(&a->step, first),
-                                            .layer = a->kv.layer,
-                                            .kv_head = h,
-                                            .out = out + at,
-                                            .out_stride = (size_t)a->heads * kv->head_dim,
-                                            .scratch = scratch};
-        v->attend(&task);
-    }
-}
-
-static void run_attention_decode(struct emulated_math *math, const void *data)
-{
-    const struct attention_call *c = data;
-    const struct gpuk_attention *a = &c->args;
-    size_t width = (size_t)a->heads * a->kv.layout.head_dim;
-    float *q = scratch_of(math, SCRATCH_X, (size_t)c->tokens * width * sizeof(float));
-    for (uint32_t t = 0, n = at_most(a->step.counts, c->tokens); t < n && q; t++) {
-        if (c->fused) {
-            rope_append_token(math, c, t, q);
-            attend(math, a, q + t * width, t, 1, (float *)c->out + t * width);
-        } else {
-            attend(math, a, a->q + (size_t)t * a->q_stride, t, 1, (float *)c->out + t * width);
-        }
-    }
-}
-
-static int emulated_attention_decode(struct device *d, const struct gpuk_attention *args, uint32_t tokens,
-                                     bool fused, float *out, void *workspace, uint32_t flags,
-                                     struct helm_err *err)
-{
-    (void)workspace, (void)flags;
-    const struct attention_call call = {
-        .args = *args, .tokens = tokens, .fused = fused, .out = out, .q_dtype = DTYPE_F32};
-    return emulated_enqueue(d, run_attention_decode, &call, sizeof call, err);
-}
-
-static void run_attention_prefill(struct emulated_math *math, const void *data)
-{
-    const struct attention_call *c = data;
-    const struct gpuk_attention *a = &c->args;
-    const struct gpuk_step *step = &a->step;
-    size_t width = (size_t)a->heads * a->kv.layout.head_dim;
-    float *q = scratch_of(math, SCRATCH_X, EMULATED_QUERIES * width * sizeof(float));
-    float *out = scratch_of(math, SCRATCH_Y, EMULATED_QUERIES * width * sizeof(float));
-    for (uint32_t r = 0; r < step->counts[1] && q && out; r++) {
-        for (uint32_t t = step->row_first[r], end = step->row_first[r + 1]; t < end; t += EMULATED_QUERIES) {
-            uint32_t count = end - t < EMULATED_QUERIES ? end - t : EMULATED_QUERIES;
-            math->vector->load(q, (const char *)c->q + t * width * dtype_bytes(c->q_dtype), c->q_dtype,
-                               count * width);
-            attend(math, a, q, t, count, out);
-            store(math, c->out, t * width, c->out_dtype, out, count * width);
-        }
-    }
-}
-
-static int emulated_attention_prefill(struct device *d, const struct gpuk_attention *args, const void *q,
-                                      uint32_t tokens, uint32_t rows, void *out, enum dtype out_dtype,
-                                      uint32_t flags, struct helm_err *err)
-{
-    (void)flags, (void)rows;
-    const struct attention_call call = {.args = *args,
-                                        .tokens = tokens,
-                                        .q = q,
-                                        .out = out,
-                                        .q_dtype = (enum dtype)args->kv.layout.dtype,
-                                        .out_dtype = out_dtype};
-    return emulated_enqueue(d, run_attention_prefill, &call, sizeof call, err);
-}
-
 /* ---- argmax ---- */
 
 struct argmax_call {
@@ -551,7 +380,7 @@ static void run_argmax(struct emulated_math *math, const void *data)
 {
     (void)math;
     const struct argmax_call *c = data;
-    for (uint32_t r = 0, n = at_most(c->count, c->rows); r < n; r++) {
+    for (uint32_t r = 0, n = emulated_count(c->count, c->rows); r < n; r++) {
         const float *logits = c->logits + (size_t)r * c->vocab;
         struct gpuk_token best = {.id = GPUK_TOKEN_NONE, .logit = -INFINITY};
         for (uint32_t i = 0; i < c->vocab; i++)
@@ -580,10 +409,6 @@ static size_t gemm_small_workspace(uint32_t tokens, uint32_t cols)
 {
     return (size_t)tokens * cols * sizeof(float);
 }
-static size_t attention_workspace(uint32_t tokens, uint32_t heads, uint32_t head_dim)
-{
-    return (size_t)tokens * heads * (head_dim + 2) * sizeof(float);
-}
 static size_t argmax_workspace(uint32_t rows)
 {
     return rows * sizeof(struct gpuk_token);
@@ -606,7 +431,8 @@ const struct device_kernels emulated_kernels = {
     .add_bias = emulated_add_bias,
     .gemv_workspace = gemv_workspace,
     .gemm_small_workspace = gemm_small_workspace,
-    .attention_workspace = attention_workspace,
+    .attention_counters = emulated_attention_counters,
+    .attention_workspace = emulated_attention_workspace,
     .argmax_workspace = argmax_workspace,
     .matmul_workspace = 4096,
 };

@@ -112,6 +112,9 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .end = (_Atomic uint32_t *)(pinned + end)};
     rope_inv_freq(c, (float *)(pinned + inv_freq), &g->source.rope_scale);
     if (g->kv.layers) {
+        /* A position that is masked still meets a weight of 0 in some kernels: 0 times anything finite. */
+        rc = d->ops->clear(d, DEVICE_COMPUTE, g->kv_pool, g->kv_bytes, err);
+        if (rc) return rc;
         rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, g->buffers.inv_freq, pinned + inv_freq,
                          c->head_dim / 2 * sizeof(float), err);
         if (!rc)

@@ -35,6 +35,16 @@ static int issue_linear(const struct gpu_source *s, const struct gpu_program *p,
     return d->kernels.gemm_small(d, &e->as.linear, most, count, work, flags, err);
 }
 
+/* Counters, which must stay zero, then partial results: for every tier the latter begin at the same place, so
+ * that none writes over another's counters. */
+static void *attention_work(const struct gpu_source *s, uint32_t tokens)
+{
+    const struct device_kernels *k = &s->device->kernels;
+    uint32_t heads = s->model->config.heads;
+    return (char *)s->buffers->attention_work + k->attention_counters(GPUK_BATCH_MAX, heads) -
+           k->attention_counters(tokens, heads);
+}
+
 static int issue_attention(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_entry *e,
                            uint32_t tokens, uint32_t flags, struct helm_err *err)
 {
@@ -45,8 +55,8 @@ static int issue_attention(const struct gpu_source *s, const struct gpu_program 
     case GPU_ROPE_APPEND:
         return d->kernels.rope_append(d, a, tokens, b->q, e->as.attention.q_dtype, flags, err);
     case GPU_ATTEND_DECODE:
-        return d->kernels.attention_decode(d, a, tokens, e->as.attention.fused, b->a, b->attention_work,
-                                           flags, err);
+        return d->kernels.attention_decode(d, a, tokens, e->as.attention.fused, b->a,
+                                           attention_work(s, tokens), flags, err);
     default:
         return d->kernels.attention_prefill(d, a, b->q, tokens, p->block.rows, b->a,
                                             e->as.attention.out_dtype, flags, err);
