@@ -33,8 +33,9 @@ BIN := $(BUILD)/bin
 else ifeq ($(MODE),debug)
 OPT := -O0 -fno-omit-frame-pointer
 else ifeq ($(MODE),asan)
-OPT := -O1 -fno-omit-frame-pointer -fsanitize=address
-LDFLAGS_MODE := -fsanitize=address
+# with undefined behaviour, so that `make test` builds and runs everything sanitized once
+OPT := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+LDFLAGS_MODE := -fsanitize=address,undefined
 else ifeq ($(MODE),ubsan)
 OPT := -O1 -fno-omit-frame-pointer -fsanitize=undefined -fno-sanitize-recover=all
 LDFLAGS_MODE := -fsanitize=undefined
@@ -458,11 +459,10 @@ test:
 	@tools/setup.sh test
 	@$(MAKE_MODE) -j$(shell nproc) all tests
 	@$(MAKE_MODE) -j$(shell nproc) MODE=asan tests programs
-	@$(MAKE_MODE) -j$(shell nproc) MODE=ubsan tests programs
 	@$(MAKE_MODE) check
 # everything `make test` runs, its results summed up in one closing line
-CHECKS := release:test-units release:test-fuzz-corpora asan:test-units asan:test-fuzz-corpora ubsan:test-units \
-  ubsan:test-fuzz-corpora tsan:test-threads release:test-processes asan:test-processes release:test-dist
+CHECKS := release:test-units release:test-fuzz-corpora asan:test-units asan:test-fuzz-corpora tsan:test-threads \
+  release:test-processes asan:test-processes release:test-dist
 check:
 	@rm -rf $(BUILD)/logs; mkdir -p $(BUILD)/logs; bad=0; \
 	for c in $(CHECKS); do echo "== $$c"; \
