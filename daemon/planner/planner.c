@@ -112,6 +112,9 @@ static int plan_for_device(const struct planner_request *r, const struct ledger_
         if (rc) return rc;
         tried = ctx;
         if (!search.found) continue;
+        if (!r->device_required && search.best_ns >= split_cpu_only_ns(c->table))
+            return helm_fail(err, HELM_E_CAPACITY,
+                             "what fits the device does not make up for the hand-overs");
         split_apply(&search.best, c->table, plan);
         return ledger_fit(c, ctx, plan, spec, err);
     }

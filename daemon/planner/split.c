@@ -23,17 +23,17 @@ void split_apply(const struct split *split, const struct analyse_table *table, s
                                 .bytes = analyse_layers_stored(table, first, layers - 1)};
 }
 
+/* Nominal, and only their ratio matters: what a server's memory gives, and a hand-over as measured. */
+#define CPU_BYTES_PER_NS 100
+#define HAND_OVER_NS     10000
+
 struct score {
-    uint64_t cpu_bytes;
-    uint32_t hand_overs;
-    uint64_t vram;
+    uint64_t ns, vram;
 };
 
 static bool score_better(const struct score *a, const struct score *b)
 {
-    if (a->cpu_bytes != b->cpu_bytes) return a->cpu_bytes < b->cpu_bytes;
-    if (a->hand_overs != b->hand_overs) return a->hand_overs < b->hand_overs;
-    return a->vram < b->vram;
+    return a->ns != b->ns ? a->ns < b->ns : a->vram < b->vram;
 }
 
 static struct score score_of(const struct ledger_case *c, const struct plan *plan)
@@ -42,13 +42,18 @@ static struct score score_of(const struct ledger_case *c, const struct plan *pla
     enum plan_home at = plan->embed;
     struct score score = {.vram = plan->vram.total};
     analyse_share(c->table, plan, PLAN_HOME_CPU, &cpu);
-    score.cpu_bytes = cpu.token_bytes;
+    score.ns = cpu.token_bytes / CPU_BYTES_PER_NS;
     for (uint32_t i = 0; i <= plan->stage_count; i++) {
         enum plan_home next = i < plan->stage_count ? plan_home_worker(plan->stages[i].home) : plan->head;
-        score.hand_overs += next != at;
+        score.ns += next != at ? HAND_OVER_NS : 0;
         at = next;
     }
     return score;
+}
+
+uint64_t split_cpu_only_ns(const struct analyse_table *table)
+{
+    return (table->before[table->layers].stored + table->head.stored) / CPU_BYTES_PER_NS;
 }
 
 static uint64_t excess(const struct ledger *ledger)
@@ -77,6 +82,7 @@ static int consider(const struct ledger_case *c, uint32_t ctx, const struct spli
         if (search->found && !score_better(&score, &so_far->best)) return 0;
         search->found = true;
         search->best = *split;
+        search->best_ns = score.ns;
         so_far->best = score;
         return 0;
     }

@@ -163,6 +163,11 @@ class Daemon:
                 pass
         return found
 
+    def keeper(self):
+        """Its pid, once it has become what it is."""
+        wait_until(lambda: "keeper" in self.children(), 5)
+        return self.children()["keeper"]
+
     def stop(self, sig=signal.SIGTERM, timeout=20):
         if self.process.poll() is None:
             self.process.send_signal(sig)

@@ -139,7 +139,7 @@ def test_helmd_killed_leaves_nothing_and_restarts_at_once():
 
 def test_the_keeper_is_replaced_and_still_keeps():
     with running() as d:
-        keeper = d.children()["keeper"]
+        keeper = d.keeper()
         os.kill(keeper, signal.SIGKILL)
         check(wait_until(lambda: d.children().get("keeper") not in (None, keeper), 3), "no new keeper")
         os.kill(d.pid, signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_the_keeper_is_replaced_and_still_keeps():
 
 def test_helmd_and_keeper_killed_together_can_be_restarted():
     with running() as d:
-        keeper = d.children()["keeper"]
+        keeper = d.keeper()
         os.kill(keeper, signal.SIGKILL)
         os.kill(d.pid, signal.SIGKILL)
         d.process.wait()

@@ -141,7 +141,7 @@ def test_helmd_killed_leaves_neither_worker():
 
 def test_a_new_keeper_keeps_both():
     with split(("cgcgcg", "c", "g")) as d:
-        keeper = d.children()["keeper"]
+        keeper = d.keeper()
         os.kill(keeper, signal.SIGKILL)
         check(wait_until(lambda: d.children().get("keeper") not in (None, keeper), 3), "no new keeper")
         os.kill(d.pid, signal.SIGKILL)

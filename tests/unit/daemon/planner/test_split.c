@@ -236,6 +236,33 @@ static void auto_goes_on_without_the_device_and_others_do_not(void **state)
     plan_free(&plan);
 }
 
+static void what_does_not_pay_stays_on_the_cpu(void **state)
+{
+    (void)state;
+    static struct made_up m;
+    struct plan plan;
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    make_model(&m, true);
+    for (uint32_t i = 0; i < m.model.tensor_count; i++) m.tensor[i].bytes = 800000; /* 8 us each to the CPU */
+    struct planner_request r = request_for(&m, 100 * GIB, 0);
+    r.machine.device = (struct ledger_device){.kind = LEDGER_DEVICE_CUDA, .limit = 33 * MIB};
+    r.wish.ctx = 4096;
+    r.wish.step_tokens = 16;
+    /* Head alone: 8 us saved, two hand-overs of 10 us. */
+    assert_int_equal(planner_make(&r, &plan, &spec, &err), 0);
+    assert_true(plan_uses(&plan, PLAN_HOME_GPU)); /* asked for by name: the best of what fits */
+    plan_free(&plan);
+    r.device_required = false;
+    assert_int_equal(planner_make(&r, &plan, &spec, &err), 0);
+    assert_false(plan_uses(&plan, PLAN_HOME_GPU));
+    plan_free(&plan);
+    r.machine.device.limit = 2 * GIB; /* all of it: no hand-over at all */
+    assert_int_equal(planner_make(&r, &plan, &spec, &err), 0);
+    assert_false(plan_uses(&plan, PLAN_HOME_CPU));
+    plan_free(&plan);
+}
+
 static void the_pool_grows_into_what_is_left(void **state)
 {
     (void)state;
@@ -296,6 +323,7 @@ int main(void)
         cmocka_unit_test(the_best_split_is_found),
         cmocka_unit_test(what_fits_nowhere_is_refused_with_what_would),
         cmocka_unit_test(auto_goes_on_without_the_device_and_others_do_not),
+        cmocka_unit_test(what_does_not_pay_stays_on_the_cpu),
         cmocka_unit_test(the_pool_grows_into_what_is_left),
         cmocka_unit_test(a_written_plan_is_checked),
     };
