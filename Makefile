@@ -102,6 +102,7 @@ WORKER_CPU_SRC := \
   worker-cpu/execute.c \
   worker-cpu/kernel_set.c \
   worker-cpu/kernels.c \
+  worker-cpu/kv_pages.c \
   worker-cpu/local.c \
   worker-cpu/pin.c \
   worker-cpu/pool.c \
@@ -378,6 +379,23 @@ CUDA_BENCH_SRC := \
   tools/gpu/bench_model.cu
 CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)
 cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
+
+# The same tests of the same kernels as plain C++ on an emulated device, with or without nvcc: indexing, masks, fragments
+# and barriers' phases are checked (under MODE=asan also every access); races and speed are not.
+CUDA_EMULATED_SRC := $(CUDA_TEST_SRC) $(filter-out %/matmul.cu,$(CUDA_KERNEL_SRC)) tests/gpu/emulator/emulator.cpp
+CUDA_EMULATED_OBJ := $(patsubst %,$(OBJ)/emulated/%.o,$(CUDA_EMULATED_SRC))
+$(OBJ)/emulated/%.o: %
+	@mkdir -p $(@D)
+	$(call say,CXX,$<)
+	$(Q)$(CXX) -x c++ -std=c++17 -Itests/gpu/emulator -I. -DHELM_CUDA_EMULATED -g -fno-strict-aliasing -ffp-contract=off $(OPT) \
+	  -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-format-truncation -Wno-unused-function -Wno-unused-variable \
+	  -MMD -MP -c -o $@ $<
+$(OBJ)/helm-test-gpu-emulated: $(CUDA_EMULATED_OBJ) $(OBJ)/common/err.o
+	$(call say,LINK,$@)
+	$(Q)$(CXX) -o $@ $^ $(LDFLAGS_ALL) -lm
+.PHONY: test-gpu-emulated
+test-gpu-emulated: $(OBJ)/helm-test-gpu-emulated
+	ASAN_OPTIONS=detect_stack_use_after_return=0 $< --small
 
 ifneq ($(NVCC),)
 $(OBJ)/%.o: %.cu
