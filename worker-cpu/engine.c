@@ -130,19 +130,18 @@ static bool touch_next(void *ctx, uint32_t thread, struct pool_job *out)
     return true;
 }
 
-/* The cache's pages, before the first token needs them. */
+/* The cache's first pages, before the first token needs them; kv_filler does the rest. */
 static int populate_kv(struct engine *engine, struct helm_err *err)
 {
     const struct arena_region *r = &arena_header_of(engine->base.arena)->region[ARENA_REGION_KV];
     if (!r->bytes) return 0;
-    if (r->bytes / (16 * MIB) >= POOL_CHUNKS_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "the KV pool has %llu bytes, more than can be populated",
-                         (unsigned long long)r->bytes);
-    struct touch_job job = {.arena = engine->base.arena, .offset = r->offset, .bytes = r->bytes};
+    struct touch_job job = {.arena = engine->base.arena,
+                            .offset = r->offset,
+                            .bytes = kv_pages_first_bytes(r->bytes)};
     pool_run(engine->pool, touch_next, &job);
     engine->base.report.huge_bytes += job.huge;
     engine->base.report.small_bytes += job.small;
-    return verify_node(engine, ARENA_REGION_KV, r->bytes, err);
+    return verify_node(engine, ARENA_REGION_KV, job.bytes, err);
 }
 
 static int load_weights(struct engine *engine, const struct engine_options *o, struct helm_err *err)
@@ -209,6 +208,9 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
         engine_reduced(&engine->base.report, "small pages: %s of the arena",
                        units_format_size(report->small_bytes, text));
     report->load_seconds = (double)(units_now_us() - start_us) * 1e-6;
+    const struct arena_region *kv = &h->region[ARENA_REGION_KV];
+    uint64_t first = kv_pages_first_bytes(kv->bytes);
+    rc = kv_filler_start(&engine->kv_filler, arena, kv->offset + first, kv->bytes - first, err);
 out:
     if (rc) engine_free(engine);
     return rc;
@@ -226,6 +228,7 @@ int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err)
 
 void engine_free(struct engine *engine)
 {
+    kv_filler_stop(&engine->kv_filler);
     pool_destroy(engine->pool);
     engine->pool = NULL;
     execute_destroy(&engine->run);

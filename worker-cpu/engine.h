@@ -5,6 +5,7 @@
 #ifndef HELM_WORKER_CPU_ENGINE_H
 #define HELM_WORKER_CPU_ENGINE_H
 
+#include "worker-cpu/kv_pages.h"
 #include "worker-cpu/step.h"
 #include "worker/engine.h"
 
@@ -17,6 +18,7 @@ struct engine {
     struct step_programs programs;
     struct run run;
     struct pool *pool;
+    struct kv_filler kv_filler;
     bool head;                     /* the result is ours to write */
     struct step_result own_result; /* where rows are checked when it is not */
 };
