@@ -101,7 +101,7 @@ bool workers_ready(const struct workers *workers)
 static bool all_down(const struct workers *workers)
 {
     for (uint32_t i = 0; i < workers->count; i++)
-        if (workers->worker[i].pid > 0) return false;
+        if (workers->worker[i].pid > 0 || workers->worker[i].ended_at_us) return false;
     return true;
 }
 
@@ -227,36 +227,47 @@ static void workers_fall(struct workers *workers, int fault_code, const struct w
     }
 }
 
-bool workers_child_ended(struct workers *workers, pid_t pid, int wait_status)
+void worker_end(struct workers *workers, struct worker *w)
 {
-    struct worker *w = workers->worker;
-    while (w < workers->worker + workers->count && w->pid != pid) w++;
-    if (pid <= 0 || w == workers->worker + workers->count) return false;
+    int status = w->ended_status;
     char how[128], what[HELM_ERR_TEXT], why[HELM_ERR_TEXT];
-    worker_process_describe(wait_status, how, sizeof how);
-    /* A last FAULT may still lie in the socket. */
-    workers_receive(workers);
+    worker_process_describe(status, how, sizeof how);
     snprintf(what, sizeof what, "%.350s%s%s", w->why, w->why[0] ? "; " : "", how);
     snprintf(why, sizeof why, "worker %s: %.480s", w->name, what);
-    bool outside = !w->killed_by_us && !w->why[0] && WIFSIGNALED(wait_status) &&
-                   (WTERMSIG(wait_status) == SIGKILL || WTERMSIG(wait_status) == SIGTERM);
+    bool outside = !w->killed_by_us && !w->why[0] && WIFSIGNALED(status) &&
+                   (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
     /* Only a kill from outside at a moment when all were sound leaves the KV above suspicion, and what was in
      * VRAM is gone with its worker. */
     bool intact = outside && workers_ready(workers) && !plan_layers_of(workers->config.plan, PLAN_HOME_GPU);
-    w->pid = 0;
+    w->ended_at_us = 0;
     w->routing_id_size = 0;
     worker_close_fd(w);
     worker_enter(w, WORKER_DOWN);
-    if (workers->stopping) return true;
+    if (workers->stopping) return;
     if (w->companion)
-        log_debug("worker %s (pid %ld) %s with the other", w->name, (long)pid, how);
+        log_debug("worker %s (pid %ld) %s with the other", w->name, (long)w->ended_pid, how);
     else
-        log_warn("worker %s (pid %ld, epoch %u) %s", w->name, (long)pid, workers->epoch, what);
+        log_warn("worker %s (pid %ld, epoch %u) %s", w->name, (long)w->ended_pid, workers->epoch, what);
     if (!workers->falling) {
         const struct workers_loss loss = {.kv_intact = intact, .outside = outside, .why = why};
         workers_fall(workers, w->fault_code, &loss);
     }
     if (all_down(workers)) workers_plan_restart(workers);
+}
+
+bool workers_child_ended(struct workers *workers, pid_t pid, int wait_status)
+{
+    struct worker *w = workers->worker;
+    while (w < workers->worker + workers->count && w->pid != pid) w++;
+    if (pid <= 0 || w == workers->worker + workers->count) return false;
+    w->pid = 0;
+    w->ended_pid = pid;
+    w->ended_status = wait_status;
+    w->ended_at_us = units_now_us() + LAST_WORDS_US;
+    workers_receive(workers);
+    /* Whoever exits by itself says why before, but that message may still be on its way. */
+    bool says_why = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) != 0 && !w->companion;
+    if (!says_why || w->why[0] || workers->stopping) worker_end(workers, w);
     return true;
 }
 
@@ -321,8 +332,9 @@ static void on_hello(struct workers *workers, struct worker *w, const control_ms
 {
     const Helm__Control__V1__Hello *hello = msg->hello;
     char why[160] = "";
-    if (hello->pid != (uint32_t)w->pid)
-        snprintf(why, sizeof why, "HELLO with pid %u, spawned was %ld", hello->pid, (long)w->pid);
+    pid_t spawned = w->ended_at_us ? w->ended_pid : w->pid;
+    if (hello->pid != (uint32_t)spawned)
+        snprintf(why, sizeof why, "HELLO with pid %u, spawned was %ld", hello->pid, (long)spawned);
     else if (hello->arena_abi != ARENA_ABI)
         snprintf(why, sizeof why, "HELLO with arena ABI %u, this helmd has %u: rebuild both",
                  hello->arena_abi, ARENA_ABI);
@@ -406,6 +418,7 @@ static void on_fault(struct workers *workers, struct worker *w, const control_ms
     w->fault_code = msg->fault->code < 0 ? msg->fault->code : HELM_E_PEER;
     snprintf(w->why, sizeof w->why, "%.400s", msg->fault->text);
     log_error("worker %s: %s", w->name, w->why);
+    if (w->ended_at_us) w->ended_at_us = 1; /* that was waited for */
 }
 
 static const struct {
@@ -434,8 +447,8 @@ static struct worker *worker_of(struct workers *workers, const uint8_t *id, size
     if (!msg || msg->body_case != HELM__CONTROL__V1__CONTROL__BODY_HELLO) return NULL;
     for (uint32_t i = 0; i < workers->count; i++) {
         struct worker *w = &workers->worker[i];
-        if (w->pid <= 0 || w->routing_id_size != 0 || msg->secret.len != sizeof w->secret ||
-            memcmp(msg->secret.data, w->secret, sizeof w->secret) != 0)
+        if ((w->pid <= 0 && !w->ended_at_us) || w->routing_id_size != 0 ||
+            msg->secret.len != sizeof w->secret || memcmp(msg->secret.data, w->secret, sizeof w->secret) != 0)
             continue;
         memcpy(w->routing_id, id, id_size);
         w->routing_id_size = id_size;
@@ -448,7 +461,7 @@ static void worker_take(struct workers *workers, struct worker *w, const control
 {
     uint32_t index = (uint32_t)(w - workers->worker);
     char why[128];
-    if (w->pid <= 0 || w->killed_by_us || w->companion) return;
+    if ((w->pid <= 0 && !w->ended_at_us) || w->killed_by_us || w->companion) return;
     if (msg->version != CONTROL_VERSION || msg->epoch != workers->epoch || msg->worker != index) {
         snprintf(why, sizeof why, "message of version %u, epoch %u, worker %u; expected %d, %u, %u",
                  msg->version, msg->epoch, msg->worker, CONTROL_VERSION, workers->epoch, index);

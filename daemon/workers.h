@@ -74,9 +74,12 @@ struct worker {
     uint8_t secret[16];
     uint8_t routing_id[255];
     size_t routing_id_size;
-    bool killed_by_us;       /* breaks the protocol or hangs */
-    bool companion;          /* killed because another one ended */
-    char why[HELM_ERR_TEXT]; /* what is known of its end before it is reaped */
+    bool killed_by_us; /* breaks the protocol or hangs */
+    bool companion;    /* killed because another one ended */
+    pid_t ended_pid;   /* reaped; its last message is waited for until ended_at */
+    int ended_status;
+    uint64_t ended_at_us;    /* 0: it has not ended, or that is done with */
+    char why[HELM_ERR_TEXT]; /* what it said of its end */
     int fault_code;
     uint64_t state_since_us, heard_us, pinged_us; /* pinged: unanswered since; 0: none */
     uint64_t loading_since_us, logged_us, bytes_done, bytes_total;

@@ -13,6 +13,7 @@
 #define SILENCE_MAX_US    (60 * SECOND_US) /* idle or loading, with a PING unanswered */
 #define STEP_PING_US      (2 * SECOND_US)  /* for the answer to a PING sent because a step is late */
 #define STEP_LATE_FACTOR  10               /* a worker that answers PING may be this many bounds late */
+#define LAST_WORDS_US     (SECOND_US / 5)  /* for the FAULT of a worker that has exited already */
 #define START_TRIES       3                /* deaths before the first READY */
 #define DEATH_WINDOW_US   (60 * SECOND_US)
 #define SHUTDOWN_MS       2000
@@ -22,6 +23,8 @@ typedef Helm__Control__V1__Control control_msg;
 /* workers.c */
 void workers_start(struct workers *workers);
 void worker_send(struct workers *workers, struct worker *worker, control_msg *msg);
+/* It has ended, and no word of it is to come. */
+void worker_end(struct workers *workers, struct worker *worker);
 /* Breaks the protocol, or hangs. */
 void worker_kill(struct worker *worker, const char *why);
 

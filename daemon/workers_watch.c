@@ -80,12 +80,18 @@ uint64_t workers_tick(struct workers *workers, uint64_t now_us, uint64_t step_ru
                       uint32_t step_serial)
 {
     const struct arena_control *control = arena_control_of(workers->arena);
+    uint64_t wake_us = now_us + SECOND_US;
     bool any = false;
+    for (uint32_t i = 0; i < workers->count; i++) {
+        struct worker *w = &workers->worker[i];
+        if (w->ended_at_us && now_us >= w->ended_at_us) worker_end(workers, w);
+        if (w->ended_at_us && w->ended_at_us < wake_us) wake_us = w->ended_at_us;
+    }
     for (uint32_t i = 0; i < workers->count; i++) {
         struct worker *w = &workers->worker[i];
         if (w->state == WORKER_DOWN) continue;
         any = true;
-        if (w->companion) continue;
+        if (w->companion || w->ended_at_us) continue;
         if (step_rung_us && w->state == WORKER_READY && doorbell_read(&control->done[i].bell) != step_serial)
             watch_step(workers, w, now_us, step_rung_us, step_tokens);
         else
@@ -97,10 +103,10 @@ uint64_t workers_tick(struct workers *workers, uint64_t now_us, uint64_t step_ru
         workers_start(workers);
     } else if (step_rung_us) {
         uint64_t look = step_rung_us + step_bound_us(&workers->config, step_tokens);
-        if (look > now_us) return look < now_us + SECOND_US ? look : now_us + SECOND_US;
-        return now_us + 50000;
+        if (look <= now_us) look = now_us + 50000;
+        return look < wake_us ? look : wake_us;
     }
-    return now_us + SECOND_US;
+    return wake_us;
 }
 
 /* ---- the end, and what Status shows ------------------------------------------------------------------- */

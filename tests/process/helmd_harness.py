@@ -157,7 +157,7 @@ class Daemon:
                         line = f.read()
                     if b"--keeper" in line:
                         found["keeper"] = int(pid)
-                    else:
+                    elif b"helm-worker-" in line.split(b"\0")[0]:  # else forked, but not yet what it will be
                         found["worker"] = found[line.split(b"\0")[0].decode()[-3:]] = int(pid)
             except (FileNotFoundError, ProcessLookupError):
                 pass

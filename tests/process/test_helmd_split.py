@@ -136,6 +136,7 @@ def test_either_worker_killed_mid_stream_costs_no_token():
                         killed = d.children()[who]
                         os.kill(killed, signal.SIGKILL)
                 same(s.tokens, want, f"{homes}, {who} killed ({s.error or s.done})")
+                wait_until(lambda: c.ask("status").status.workers[0].restarts == before + 1, 5)
                 status = c.ask("status").status
                 same([w.restarts for w in status.workers], [before + 1] * 2, "restarts")
                 check(killed not in d.children().values(), "still there")
