@@ -91,7 +91,6 @@ __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_
             const bool exists = g < heads;
             split_pair<T>(exists ? from[0] : 0.0f, exists ? from[1] : 0.0f, q_high[k][i], q_low[k][i]);
         }
-    __syncthreads(); /* os overlaps nothing that is still read */
 
     float o[HEAD / 8][4], m = -INFINITY, s = 0;
 #pragma unroll

@@ -136,8 +136,8 @@ static void run_block(uint32_t threads)
             } while (emu.progress != last);
         }
         if (emu.progress == before && emu.alive) {
-            printf("emulator: block (%u, %u, %u) waits for ever\n", emulator_block.x, emulator_block.y,
-                   emulator_block.z);
+            fprintf(stderr, "emulator: block (%u, %u, %u) waits for ever\n", emulator_block.x,
+                    emulator_block.y, emulator_block.z);
             abort();
         }
     }
