@@ -120,6 +120,9 @@ struct device_ops {
     void (*graph_free)(struct device *d, struct device_graph *graph);
     uint64_t (*memory_overhead)(struct device *d); /* what the driver has taken beyond our allocations, now */
     int (*check)(struct device *d, struct helm_err *err);
+    /* Ends what is queued, done or not; returns when nothing runs any more, so that memory and graphs may go.
+     * The device is of no use afterwards. Lanes must have been let go before. */
+    void (*abandon)(struct device *d);
 };
 
 /* Implementations begin with this. */

@@ -236,6 +236,11 @@ static int cuda_check(struct device *d, struct helm_err *err)
     return 0;
 }
 
+static void cuda_abandon(struct device *d)
+{
+    for (int i = 0; i < DEVICE_QUEUE_COUNT; i++) (void)cudaStreamSynchronize(cuda_of(d)->stream[i]);
+}
+
 static int cuda_thread_begin(struct device *d, struct helm_err *err)
 {
     return checked(cudaSetDevice(cuda_of(d)->ordinal), "choosing the device", err);
@@ -275,6 +280,7 @@ static const struct device_ops cuda_ops = {
     .graph_free = cuda_graph_free,
     .memory_overhead = cuda_memory_overhead,
     .check = cuda_check,
+    .abandon = cuda_abandon,
 };
 
 /* ---- opening ---- */

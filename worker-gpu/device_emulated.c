@@ -402,6 +402,18 @@ static uint64_t emulated_memory_overhead(struct device *d)
     return d->used[DEVICE_CONTEXT] + d->used[DEVICE_GRAPHS];
 }
 
+static void emulated_abandon(struct device *d)
+{
+    struct emulated *e = emulated_of(d);
+    struct helm_err error = {0};
+    helm_fail(&error, HELM_E_CANCELLED, "the emulated device was abandoned");
+    fail(e, &error);
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; i < DEVICE_QUEUE_COUNT; i++)
+        while (e->queue[i].done < e->queue[i].put) pthread_cond_wait(&e->changed, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+}
+
 static void emulated_close(struct device *d)
 {
     struct emulated *e = emulated_of(d);
@@ -445,6 +457,7 @@ static const struct device_ops emulated_ops = {
     .graph_free = emulated_graph_free,
     .memory_overhead = emulated_memory_overhead,
     .check = emulated_check,
+    .abandon = emulated_abandon,
 };
 
 /* A queue's thread, with all signals left to the main thread. */

@@ -231,6 +231,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     if (!rc && g->plan.head == PLAN_HOME_GPU) rc = start_samplers(g, err);
     if (!rc) rc = prepare_programs(g, err);
     if (rc) {
+        g->failed = true; /* something may still be queued */
         gpu_engine_free(base);
         return rc;
     }

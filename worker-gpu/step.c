@@ -187,7 +187,9 @@ int gpu_step_warm(struct gpu_engine *g, const struct gpu_program *p, struct helm
 
 void gpu_step_abandon(struct gpu_engine *g)
 {
-    if (arena_header_of(g->base.arena)->lanes < LANE_COUNT) return;
-    atomic_store(&arena_lane_of(g->base.arena, LANE_TO_CPU)->bell.value, 0);
-    atomic_store(&arena_lane_of(g->base.arena, LANE_TO_GPU)->bell.value, INT32_MAX);
+    if (arena_header_of(g->base.arena)->lanes == LANE_COUNT) {
+        atomic_store(&arena_lane_of(g->base.arena, LANE_TO_CPU)->bell.value, 0);
+        atomic_store(&arena_lane_of(g->base.arena, LANE_TO_GPU)->bell.value, INT32_MAX);
+    }
+    g->device->ops->abandon(g->device);
 }

@@ -242,6 +242,7 @@ static int load_matrices(struct gpu_weights *w, const int *fd, uint32_t threads,
         rc = job.rc;
         if (rc && err) *err = job.err;
     }
+    if (rc) w->device->ops->abandon(w->device); /* copies out of the slots may still run */
     for (uint32_t i = 0; i < threads; i++) reader_close(&reader[i], w->device);
     pthread_mutex_destroy(&job.lock);
     free(job.piece);
