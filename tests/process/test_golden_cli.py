@@ -1,0 +1,98 @@
+#!/usr/bin/python3
+"""The whole way of a token, against transformers: helm-cli generate --tokens --json on every golden checkpoint and on
+the demo model, compared by the rules of tests/data/golden/README.md.
+
+Two settings: the machine's fastest kernels with a 16-bit cache (class bf16: top-10 log probabilities within 0.4, mean
+0.08; the token is the same wherever the reference's gap exceeds 0.4), and the avx2 kernels with a float32 cache (class
+float32: 0.02, 0.002, gap 0.05). A case ends at the first permitted difference. Needs HELM_BIN."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+BIN = os.path.abspath(os.environ["HELM_BIN"])
+STEPS = 32
+CLASSES = {  # name: helmd options, worst, mean, gap
+    "bf16": ([], 0.4, 0.08, 0.4),
+    "float32": (["--kernels", "avx2", "--kv-dtype", "f32"], 0.02, 0.002, 0.05),
+}
+counts = {True: 0, False: 0}
+
+
+def check(name, ok, detail=""):
+    counts[bool(ok)] += 1
+    print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
+
+
+def generate(endpoint, prompt):
+    run = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", endpoint, "generate", "--tokens",
+                          ",".join(map(str, prompt)), "-n", str(STEPS), "--logprobs", "20", "--ignore-eos", "--json"],
+                         stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+    if run.returncode:
+        raise RuntimeError(run.stderr.decode())
+    return json.loads(run.stdout)
+
+
+def compare(case, answer, gap_limit):
+    """Differences of the log probabilities of the reference's ten best, while the tokens so far are equal."""
+    differences = []
+    for step, token, top in zip(case["steps"], answer["tokens"], answer["logprobs"]):
+        ours = {t["token"]: t["logprob"] for t in top}
+        differences += [abs(ours.get(t, float("-inf")) - p) for t, p in step["top"][:10]]
+        if token != step["token"]:
+            return differences, step["gap"] <= gap_limit, step["gap"]
+    return differences, len(answer["tokens"]) == STEPS, None
+
+
+def run_class(model, name, folder, work):
+    options, worst_limit, mean_limit, gap_limit = CLASSES[name]
+    endpoint = "ipc://" + os.path.join(work, "s")
+    daemon = subprocess.Popen([os.path.join(BIN, "helmd"), "--model", folder, "--device", "cpu", "--listen", endpoint,
+                               "--rundir", os.path.join(work, "r"), "--log-level", "warn"] + options,
+                              stdin=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            state = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", endpoint, "status", "--json"],
+                                   capture_output=True)
+            if state.returncode == 0 and json.loads(state.stdout)["state"] == "ready":
+                break
+            time.sleep(0.1)
+        cases = json.load(open(os.path.join(folder, "golden.json")))["cases"]
+        differences, steps, apart = [], 0, []
+        for n, case in enumerate(cases):
+            answer = generate(endpoint, case["prompt"])
+            found, fine, gap = compare(case, answer, gap_limit)
+            steps += len(answer["tokens"])
+            differences += found
+            if not fine:
+                apart.append((n, gap))
+        check("%s, class %s: tokens of %d cases" % (model, name, len(cases)), not apart, apart)
+        mean, worst = sum(differences) / len(differences), max(differences)
+        check("%s, class %s: log probabilities, mean %.5f, worst %.4f of %d" % (model, name, mean, worst, len(differences)),
+              len(differences) > 100 and mean <= mean_limit and worst <= worst_limit, (mean, worst))
+    finally:
+        daemon.terminate()
+        check("%s, class %s: helmd ends with 0" % (model, name), daemon.wait(30) == 0, daemon.returncode)
+
+
+def main():
+    flags = open("/proc/cpuinfo").read()
+    models = {name: os.path.join("tests/data/golden", name) for name in sorted(os.listdir("tests/data/golden"))
+              if os.path.isdir(os.path.join("tests/data/golden", name))}
+    models["demo"] = "tests/data/demo"
+    for model, folder in models.items():
+        for name in CLASSES:
+            if name == "float32" and not all(f in flags for f in (" avx2", " fma", " f16c")):
+                print("skipped: %s, class float32: this machine lacks AVX2" % model)
+                continue
+            with tempfile.TemporaryDirectory(prefix="helm-golden-") as work:
+                os.mkdir(os.path.join(work, "r"), 0o700)
+                run_class(model, name, os.path.abspath(folder), work)
+    print("%d passed, %d failed" % (counts[True], counts[False]))
+    return 1 if counts[False] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
