@@ -19,8 +19,9 @@
 
 #define PROBE_BYTES_MAX ((size_t)64 << 10)
 #define PROBE_MS        30000 /* a driver's first start after boot takes seconds */
-/* Where the probe does not say: a context with its libraries' kernels, measured on compute capability 9.0. */
-#define CONTEXT_BYTES (640 * MIB)
+/* Where the probe does not say: a context with the kernels and a library's, on the large side, since a plan
+ * that the worker then finds too large is refused. */
+#define CONTEXT_BYTES (768 * MIB)
 #define GRAPH_BYTES   (64 * MIB)
 #define LIBRARY_BYTES (48 * MIB) /* matrix products' workspace, and what allocations are rounded up to */
 #define VRAM_LEAST    MIB

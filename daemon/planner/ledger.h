@@ -17,7 +17,7 @@
 
 #define LEDGER_CTX_DEFAULT_MAX 8192
 #define LEDGER_CTX_LEAST       256
-#define LEDGER_POOL_TOKENS     16384 /* in the KV pool where nobody asked for more: it is populated at load */
+#define LEDGER_POOL_TOKENS     16384 /* in the KV pool where nobody asked for more */
 
 struct ledger_wish {
     enum dtype kv_dtype;

@@ -71,9 +71,10 @@ def clear_stretch(d, least):
 def test_every_plan_agrees_with_the_golden_run():
     with running("--device", "cpu", *SIZES, real=True) as d:
         check_golden(d, "cpu")
-    for homes, embed, head in [("gggggggg", "g", "g"), ("cccccccc", "c", "g"), ("cggggggg", "c", "g"),
-                               ("cccccggg", "g", "g"), ("gggggccc", "g", "c"), ("ccgggggg", "c", "c"),
-                               ("cgcgcgcg", "c", "g"), ("gcgcgcgc", "c", "c"), ("gccggccg", "g", "g")]:
+    shapes = [("gggggggg", "g", "g"), ("cccccccc", "c", "g"), ("cggggggg", "c", "g"), ("cccccggg", "g", "g"),
+              ("gggggccc", "g", "c"), ("ccgggggg", "c", "c"), ("cgcgcgcg", "c", "g"), ("gcgcgcgc", "c", "c"),
+              ("gccggccg", "g", "g")]
+    for homes, embed, head in shapes if SLOW == 1 else shapes[::2]:  # sanitized ones take a minute for all
         with emulated(homes, embed, head) as d:
             workers = [w.name for w in Client(d.endpoint).ask("status").status.workers]
             same(workers, ["gpu"] if set(homes + embed + head) == {"g"} else ["cpu", "gpu"], f"{homes}: workers")
