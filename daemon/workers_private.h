@@ -16,7 +16,6 @@
 #define LAST_WORDS_US     (SECOND_US / 5)  /* for the FAULT of a worker that has exited already */
 #define START_TRIES       3                /* deaths before the first READY */
 #define DEATH_WINDOW_US   (60 * SECOND_US)
-#define SHUTDOWN_MS       2000
 
 typedef Helm__Control__V1__Control control_msg;
 

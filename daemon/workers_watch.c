@@ -1,6 +1,5 @@
 /* Workers over time: what is due, who is late, and the end of all. See workers.h. Called from the one loop.
  */
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -12,6 +11,8 @@
 #include "common/units.h"
 #include "daemon/workers_private.h"
 
+#define SHUTDOWN_US      (2 * SECOND_US)
+#define STRANDED_US      (SECOND_US / 10)
 #define PEER_WAIT_MAX_MS UINT64_C(3600000)
 
 static void worker_ping(struct workers *workers, struct worker *w, uint64_t now_us)
@@ -111,6 +112,12 @@ uint64_t workers_tick(struct workers *workers, uint64_t now_us, uint64_t step_ru
 
 /* ---- the end, and what Status shows ------------------------------------------------------------------- */
 
+static bool in_a_step(const struct workers *workers, uint32_t index)
+{
+    const struct arena_control *control = arena_control_of(workers->arena);
+    return doorbell_read(&control->done[index].bell) != doorbell_read(&control->step_bell);
+}
+
 void workers_close(struct workers *workers)
 {
     workers->stopping = true;
@@ -124,21 +131,31 @@ void workers_close(struct workers *workers)
         worker_send(workers, w, &msg);
         if (w->routing_id_size == 0) kill(w->pid, SIGTERM); /* not yet connected: it can hear nothing else */
     }
-    int waited_ms = 0; /* by all of them together */
+    uint64_t start_us = units_now_us(), first_end_us = 0;
+    for (uint32_t left = workers->count; left;) {
+        uint64_t now_us = units_now_us();
+        left = 0;
+        for (uint32_t i = 0; i < workers->count; i++) {
+            struct worker *w = &workers->worker[i];
+            if (w->pid <= 0) continue;
+            if (waitpid(w->pid, NULL, WNOHANG) != 0) {
+                w->pid = 0;
+                if (!first_end_us) first_end_us = now_us;
+                continue;
+            }
+            left++;
+            /* In the middle of a step whose other half will not come. */
+            bool stranded = first_end_us && now_us > first_end_us + STRANDED_US && in_a_step(workers, i);
+            if (!w->killed_by_us && (stranded || now_us > start_us + SHUTDOWN_US)) {
+                if (!stranded) log_warn("worker %s did not end on SHUTDOWN: killing it", w->name);
+                w->killed_by_us = true;
+                kill(w->pid, SIGKILL);
+            }
+        }
+        if (left) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
     for (uint32_t i = 0; i < workers->count; i++) {
         struct worker *w = &workers->worker[i];
-        int status = 0;
-        pid_t got = 0;
-        while (w->pid > 0 && (got = waitpid(w->pid, &status, WNOHANG)) == 0 && waited_ms < SHUTDOWN_MS) {
-            nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
-            waited_ms += 2;
-        }
-        if (w->pid > 0 && got == 0) {
-            log_warn("worker %s did not end on SHUTDOWN within %d ms: killing it", w->name, SHUTDOWN_MS);
-            kill(w->pid, SIGKILL);
-            while (waitpid(w->pid, &status, 0) < 0 && errno == EINTR) {}
-        }
-        w->pid = 0;
         if (w->done_fd >= 0) close(w->done_fd);
         w->done_fd = -1;
     }
