@@ -84,8 +84,8 @@ bool plan_uses(const struct plan *plan, enum plan_home worker);
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},
  *    "vram": the same}
  *
- * Every member shown without a default must be there. Stages cover 0 .. layers-1 in order; a ledger's lines add up to its total
- * (HELM_E_MISMATCH) and the total is within its limit (HELM_E_CAPACITY).
+ * Every member shown without a default must be there. Stages cover 0 .. layers-1 in order; a ledger's lines
+ * add up to its total (HELM_E_MISMATCH) and the total is within its limit (HELM_E_CAPACITY).
  *
  * plan_to_json: a fresh object (json_decref), NULL without memory. plan_from_json leaves *plan empty on an
  * error. */
