@@ -90,11 +90,11 @@ MODEL_SRC := \
 
 # what both workers are around their engines
 WORKER_SRC := \
-  worker/batch.c \
-  worker/control.c \
-  worker/engine.c \
-  worker/process.c \
-  worker/server.c
+  common/worker/batch.c \
+  common/worker/control.c \
+  common/worker/engine.c \
+  common/worker/process.c \
+  common/worker/server.c
 
 WORKER_CPU_SRC := \
   worker-cpu/attention.c \
@@ -278,7 +278,7 @@ helm-bench-kernels_MAIN := tools/helm_bench_kernels.c
 helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) worker-cpu/kernels.c
 helm-bench-kernels_LIBS := -lopenblas -ljansson -lm
 helm-bench-decode_MAIN := tools/helm_bench_decode.c
-helm-bench-decode_LINK := $(COMMON_SRC) $(MODEL_SRC) worker/batch.c worker/engine.c $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-bench-decode_LINK := $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 helm-worker-cpu_MAIN := worker-cpu/main.c
 helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c

@@ -7,7 +7,7 @@
 
 #include "worker-cpu/kv_pages.h"
 #include "worker-cpu/step.h"
-#include "worker/engine.h"
+#include "common/worker/engine.h"
 
 struct engine {
     struct worker_engine base;

@@ -10,7 +10,7 @@
 #include "common/arena.h"
 #include "worker-cpu/pool.h"
 #include "worker-cpu/program.h"
-#include "worker/batch.h"
+#include "common/worker/batch.h"
 
 /* Query positions of one attention task of a chunk. */
 #define EXECUTE_QUERY_TOKENS 32

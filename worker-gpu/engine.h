@@ -1,14 +1,14 @@
 /* The GPU engine: a device, its share of the weights and of the cache, and the programs of its spans.
  *
- * Called by the worker process through worker/engine.h and by pair.c (tests). Load and step come from one
+ * Called by the worker process through common/worker/engine.h and by pair.c (tests). Load and step come from one
  * thread. */
 #ifndef HELM_WORKER_GPU_ENGINE_H
 #define HELM_WORKER_GPU_ENGINE_H
 
 #include "worker-cpu/pool.h"
 #include "worker-gpu/program.h"
-#include "worker/batch.h"
-#include "worker/engine.h"
+#include "common/worker/batch.h"
+#include "common/worker/engine.h"
 
 /* Host threads that draw tokens when the device's argmax is not enough. */
 #define GPU_SAMPLERS_MAX 4

@@ -5,7 +5,7 @@
 #define HELM_WORKER_GPU_PAIR_H
 
 #include "common/model/model.h"
-#include "worker/server.h"
+#include "common/worker/server.h"
 
 enum pair_worker { PAIR_CPU, PAIR_GPU, PAIR_COUNT };
 

@@ -18,7 +18,7 @@
 #include "common/plan.h"
 #include "proto/control.pb-c.h"
 #include "worker-cpu/engine.h"
-#include "worker/control.h"
+#include "common/worker/control.h"
 #include "worker-cpu/local.h"
 
 #define FOLDER  "tests/data/golden/qwen3"

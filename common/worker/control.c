@@ -2,7 +2,7 @@
  *
  * One poll over the socket and the step thread's eventfd; handlers never block. What is allowed when stands
  * in one table; anything else is a broken protocol and ends the worker. */
-#include "worker/control.h"
+#include "common/worker/control.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 #include "common/units.h"
 #include "proto/control.pb-c.h"
 #include "worker-cpu/pool.h"
-#include "worker/server.h"
+#include "common/worker/server.h"
 
 #define FRAME_BYTES_MAX     (8 * MIB)
 #define LOAD_PLAN_BYTES_MAX (4 * MIB)

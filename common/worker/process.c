@@ -1,5 +1,5 @@
 /* A worker's main program. See process.h. */
-#include "worker/process.h"
+#include "common/worker/process.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -13,7 +13,7 @@
 #include "common/file.h"
 #include "common/log.h"
 #include "worker-cpu/pool.h"
-#include "worker/control.h"
+#include "common/worker/control.h"
 
 /* True when helmd died between fork and prctl, so that no signal will come: we belong to init now, and init
  * is no helmd (in a container helmd may itself be process 1). */

@@ -3,13 +3,13 @@
  *
  * Called by process.c only. Owns the ZeroMQ socket and the server (server.h); the arena and done_fd are the
  * caller's. */
-#ifndef HELM_WORKER_CONTROL_H
-#define HELM_WORKER_CONTROL_H
+#ifndef HELM_COMMON_WORKER_CONTROL_H
+#define HELM_COMMON_WORKER_CONTROL_H
 
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "worker/engine.h"
+#include "common/worker/engine.h"
 
 #define CONTROL_VERSION      1
 #define CONTROL_SECRET_BYTES 16

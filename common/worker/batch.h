@@ -2,8 +2,8 @@
  *
  * Called by each worker's step code. All workers of a step must leave out the same rows, or their lanes would
  * carry different tokens: hence one definition. Owns nothing; the arrays are the caller's. */
-#ifndef HELM_WORKER_BATCH_H
-#define HELM_WORKER_BATCH_H
+#ifndef HELM_COMMON_WORKER_BATCH_H
+#define HELM_COMMON_WORKER_BATCH_H
 
 #include <stdbool.h>
 

@@ -1,5 +1,5 @@
 /* The step thread. See server.h. */
-#include "worker/server.h"
+#include "common/worker/server.h"
 
 #include <errno.h>
 #include <stdlib.h>

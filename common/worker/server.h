@@ -3,13 +3,13 @@
  *
  * Called by control.c, which stays free to answer helmd. The thread reports through an eventfd that control.c
  * polls. Owns the thread and the engine; the arena and the descriptors belong to the caller. */
-#ifndef HELM_WORKER_SERVER_H
-#define HELM_WORKER_SERVER_H
+#ifndef HELM_COMMON_WORKER_SERVER_H
+#define HELM_COMMON_WORKER_SERVER_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "worker/engine.h"
+#include "common/worker/engine.h"
 
 enum server_state { SERVER_LOADING, SERVER_SERVING, SERVER_FAILED };
 

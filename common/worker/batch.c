@@ -1,5 +1,5 @@
 /* Checking a step's rows. See batch.h. */
-#include "worker/batch.h"
+#include "common/worker/batch.h"
 
 #include <string.h>
 

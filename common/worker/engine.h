@@ -2,8 +2,8 @@
  *
  * The process around it (server.c: the step thread; control.c: the talk with helmd; process.c: main) is the
  * same for both and knows nothing else of them. */
-#ifndef HELM_WORKER_ENGINE_H
-#define HELM_WORKER_ENGINE_H
+#ifndef HELM_COMMON_WORKER_ENGINE_H
+#define HELM_COMMON_WORKER_ENGINE_H
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -1,10 +1,10 @@
 /* The main program of a worker, whichever it is: what helmd starts.
  *
  * Called by the main functions of helm-worker-cpu and helm-worker-gpu only. */
-#ifndef HELM_WORKER_PROCESS_H
-#define HELM_WORKER_PROCESS_H
+#ifndef HELM_COMMON_WORKER_PROCESS_H
+#define HELM_COMMON_WORKER_PROCESS_H
 
-#include "worker/engine.h"
+#include "common/worker/engine.h"
 
 /* Start order only: die with the parent, take the descriptors, attach the arena, serve. Returns the exit
  * status. */

@@ -1,5 +1,5 @@
 /* What both engines check and note alike. See engine.h. */
-#include "worker/engine.h"
+#include "common/worker/engine.h"
 
 #include <stdarg.h>
 
