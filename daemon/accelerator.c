@@ -186,7 +186,8 @@ static void choose_cuda(const struct accelerator_info *device, uint32_t index, u
              units_format_size(device->vram_free, size));
 }
 
-/* The one asked for, or of `auto` the one with the most free memory. */
+/* The one asked for. `auto` takes none yet: the CUDA kernels have to be verified on hardware first
+ * (docs/benchmarks.md says what has run there), so a GPU is used only by whoever asks for it. */
 static int choose_probed(const char *option, uint64_t vram_bytes, const struct accelerator_info *devices,
                          uint32_t count, struct accelerator *choice, struct helm_err *err)
 {
@@ -197,8 +198,8 @@ static int choose_probed(const char *option, uint64_t vram_bytes, const struct a
             return helm_fail(err, HELM_E_NOT_FOUND, "there is no device %lu, only %u", number, count);
         index = (uint32_t)number;
     } else if (!choice->required) {
-        for (uint32_t i = 1; i < count; i++)
-            if (devices[i].vram_free > devices[index].vram_free) index = i;
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "%.60s is there, but only --device cuda uses it in this version", devices[0].name);
     }
     choose_cuda(&devices[index], index, vram_bytes, choice);
     return 0;
@@ -233,9 +234,9 @@ int accelerator_choose(const char *option, uint64_t vram_bytes, const char *work
         if (rc && choice->required)
             return helm_fail(err, HELM_E_UNSUPPORTED, "--device %s: %.400s", option, found.text);
         if (rc) {
-            snprintf(choice->why, sizeof choice->why, "no usable GPU (%.120s)", found.text);
+            snprintf(choice->why, sizeof choice->why, "no GPU chosen (%.160s)", found.text);
             log_info("device: %s: everything is planned on the CPU", choice->why);
-            if (vram_bytes) log_warn("--vram has no effect without a GPU");
+            if (vram_bytes) log_warn("--vram has no effect where no GPU is used");
             return 0;
         }
     }

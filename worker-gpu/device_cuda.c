@@ -443,7 +443,9 @@ static int open_context(struct cuda *c, uint64_t vram_bytes, struct helm_err *er
         return helm_fail(err, HELM_E_CAPACITY, "--vram is %llu bytes, the device has %llu",
                          (unsigned long long)vram_bytes, (unsigned long long)properties.totalGlobalMem);
     c->base.ceiling = vram_bytes ? vram_bytes : properties.totalGlobalMem;
-    c->base.early_launch = c->caps.early_launch;
+    /* The kernels allow early launch from 9.0 on (c->caps.early_launch). It stays off until the whole decode
+     * step has been seen to give the same bits with it on hardware; READY names it as a reduced path. */
+    c->base.early_launch = false;
     if (known && used_without_context(c->ordinal, &after) && after > before) context = after - before;
     snprintf(c->base.text, sizeof c->base.text, "%.60s, compute capability %d.%d%s", properties.name,
              c->caps.capability / 10, c->caps.capability % 10, known ? "" : ", context assumed");

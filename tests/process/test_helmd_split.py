@@ -186,7 +186,7 @@ def test_a_gpu_that_is_not_there_is_refused_and_auto_says_so():
     d.close()
     with running(*SIZES, real=True) as d:
         same([w.name for w in Client(d.endpoint).ask("status").status.workers], ["cpu"], "workers")
-        check("no usable GPU (" in d.log() and "planned on the CPU" in d.log(), d.log())
+        check("no GPU chosen (" in d.log() and "planned on the CPU" in d.log(), d.log())
 
 
 if __name__ == "__main__":

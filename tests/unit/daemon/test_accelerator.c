@@ -91,8 +91,10 @@ static void devices_are_chosen(void **state)
     struct accelerator a;
     struct helm_err err = {0};
     assert_int_equal(accelerator_choose("auto", 0, program, &a, &err), 0);
-    assert_string_equal(a.name, "cuda:1"); /* the most free memory */
-    assert_false(a.required);
+    assert_true(a.ledger.kind == LEDGER_DEVICE_NONE); /* CUDA only for who asks for it */
+    assert_non_null(strstr(a.why, "--device cuda"));
+    assert_int_equal(accelerator_choose("cuda:1", 0, program, &a, &err), 0);
+    assert_string_equal(a.name, "cuda:1");
     assert_true(a.ledger.kind == LEDGER_DEVICE_CUDA && a.ledger.limit == 20 * GIB);
     assert_int_equal(accelerator_choose("cuda", 3 * GIB, program, &a, &err), 0);
     assert_string_equal(a.name, "cuda:0");
