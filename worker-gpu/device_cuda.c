@@ -444,7 +444,7 @@ static int open_context(struct cuda *c, uint64_t vram_bytes, struct helm_err *er
                          (unsigned long long)vram_bytes, (unsigned long long)properties.totalGlobalMem);
     c->base.ceiling = vram_bytes ? vram_bytes : properties.totalGlobalMem;
     /* The kernels allow early launch from 9.0 on (c->caps.early_launch). It stays off until the whole decode
-     * step has been seen to give the same bits with it on hardware; READY names it as a reduced path. */
+     * step has been seen to give the same bits with it on hardware. */
     c->base.early_launch = false;
     if (known && used_without_context(c->ordinal, &after) && after > before) context = after - before;
     snprintf(c->base.text, sizeof c->base.text, "%.60s, compute capability %d.%d%s", properties.name,
