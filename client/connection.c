@@ -36,7 +36,7 @@ struct helm_client {
     uint64_t last_number;
     struct connection_request *requests;
     size_t request_count, request_space;
-    bool connected, lost, dispatching;
+    bool reached, connected, lost, dispatching;
     struct helm_err lost_err;
     char endpoint[HELM_ENDPOINT_MAX];
 };
@@ -248,6 +248,9 @@ static int receive(struct helm_client *client)
  */
 static int watch_connection(struct helm_client *client)
 {
+    /* Which event tells of keys that do not fit depends on who closes first; the words must not. */
+    static const char closed_at_once[] =
+        "the connection was closed at once: no HELM daemon, or keys that do not fit";
     const char *gone = NULL;
     int handled = 0;
     for (;;) {
@@ -263,19 +266,21 @@ static int watch_connection(struct helm_client *client)
             client->connected = true;
             break;
         case ZMQ_EVENT_DISCONNECTED:
-            gone = client->connected
-                       ? "the daemon went away"
-                       : "the connection was closed at once: no HELM daemon, or keys that do not fit";
+            gone = client->connected ? "the daemon went away" : closed_at_once;
             break;
         case ZMQ_EVENT_CLOSED:
-            if (!client->connected) gone = "no daemon there: the connection was refused";
+            if (!client->connected)
+                gone = client->reached ? closed_at_once : "no daemon there: the connection was refused";
+            break;
+        case ZMQ_EVENT_CONNECTED:
+            client->reached = true;
             break;
         case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
         case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            gone = "the listener does not speak HELM's protocol";
+            gone = "the listener does not speak HELM's protocol, or its keys do not fit";
             break;
         case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
-            gone = "the daemon refused our key";
+            gone = "the daemon refused our keys";
             break;
         default:
             break;
@@ -469,9 +474,9 @@ static int open_sockets(struct helm_client *client, struct helm_err *err)
         zmq_setsockopt(client->socket, ZMQ_HEARTBEAT_TIMEOUT, &heartbeat_gone, sizeof heartbeat_gone) < 0 ||
         zmq_setsockopt(client->socket, ZMQ_RCVHWM, &none, sizeof none) < 0)
         return helm_fail(err, HELM_E_IO, "setting up a ZeroMQ socket: %s", zmq_strerror(errno));
-    const int events = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CLOSED |
-                       ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
-                       ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
+    const int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
+                       ZMQ_EVENT_CLOSED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+                       ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
     if (zmq_socket_monitor(client->socket, monitor_name, events) < 0 ||
         zmq_connect(client->monitor, monitor_name) < 0)
         return helm_fail(err, HELM_E_IO, "watching the connection: %s", zmq_strerror(errno));
