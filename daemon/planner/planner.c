@@ -133,10 +133,10 @@ int planner_make(const struct planner_request *r, struct plan *plan, struct aren
     memset(plan, 0, sizeof *plan);
     plan->stages = calloc(2, sizeof *plan->stages);
     if (!plan->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for a plan");
-    if (r->device_required && !device) return helm_fail(err, HELM_E_UNSUPPORTED, "%s", r->no_device);
-    int rc = check_sizes(r, err);
+    int rc = r->device_required && !device ? helm_fail(err, HELM_E_UNSUPPORTED, "%s", r->no_device) : 0;
+    if (!rc) rc = check_sizes(r, err);
     if (!rc) rc = analyse_table_build(r->model, &table, err);
-    if (rc) return rc;
+    if (rc) goto out;
     if (device) {
         rc = plan_for_device(r, &c, plan, spec, err);
         if (rc == HELM_E_CAPACITY && !r->device_required) {
@@ -145,6 +145,8 @@ int planner_make(const struct planner_request *r, struct plan *plan, struct aren
         }
     }
     if (!device) rc = plan_for_cpu(r, &c, plan, spec, err);
+out:
+    if (rc) plan_free(plan);
     analyse_table_free(&table);
     return rc;
 }

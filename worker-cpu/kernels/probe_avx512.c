@@ -21,9 +21,12 @@ static inline __attribute__((always_inline)) uint64_t read_streams(const char *p
             sum[s] = _mm512_add_epi64(sum[s], _mm512_loadu_si512(at + 64));
         }
     }
-    uint64_t total = 0;
-#pragma GCC unroll 8
-    for (unsigned s = 0; s < streams; s++) total += (uint64_t)_mm512_reduce_add_epi64(sum[s]);
+    __m512i all = sum[0];
+#pragma GCC unroll 7
+    for (unsigned s = 1; s < streams; s++) all = _mm512_add_epi64(all, sum[s]);
+    uint64_t lane[8], total = 0; /* _mm512_reduce_add_epi64 adds signed numbers, which may not wrap */
+    _mm512_storeu_si512(lane, all);
+    for (unsigned i = 0; i < 8; i++) total += lane[i];
     return total;
 }
 

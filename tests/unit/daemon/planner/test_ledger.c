@@ -69,6 +69,7 @@ static void lines_add_up_and_stay_under_the_limit(void **state)
         assert_int_equal(arena_plan(&spec, &header, &err), 0);
         assert_true(header.total_bytes < plan.host.total);
         assert_int_equal(spec.page_count, plan.page_count);
+        plan_free(&plan);
     }
 }
 
