@@ -26,9 +26,11 @@ for size in "$@"; do
     for prompt in 128 512; do
         echo
         echo "== Qwen3-$size shape, bf16, prompt $prompt"
-        "$bin/helm-bench-decode" --model "$model" --prompt "$prompt" ${threads:+--threads "$threads"} \
-            $([ "$prompt" = 128 ] && echo --busy)
+        "$bin/helm-bench-decode" --model "$model" --prompt "$prompt" ${threads:+--threads "$threads"}
     done
+    echo
+    echo "== Qwen3-$size shape, bf16, prompt 128, idle and beside one busy process a core"
+    "$bin/helm-bench-decode" --model "$model" --prompt 128 --busy ${threads:+--threads "$threads"}
 done
 echo
 echo "== demo model (7.3M parameters, bf16)"
