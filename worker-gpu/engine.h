@@ -1,7 +1,7 @@
 /* The GPU engine: a device, its share of the weights and of the cache, and the programs of its spans.
  *
- * Called by the worker process through common/worker/engine.h and by pair.c (tests). Load and step come from one
- * thread. */
+ * Called by the worker process through common/worker/engine.h and by pair.c (tests). Load and step come from
+ * one thread. */
 #ifndef HELM_WORKER_GPU_ENGINE_H
 #define HELM_WORKER_GPU_ENGINE_H
 

@@ -15,13 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/json.h"
-#include "common/units.h"
+#include "tests/golden/golden.h"
 #include "worker-cpu/local.h"
 
-#define CASES_MAX   16
-#define STEPS_MAX   64
-#define TOP         10 /* how many of the reference's logprobs are compared */
 #define STEP_TOKENS 1024
 #define CONTEXT     1100
 #define SHORT_CASE  64 /* longest prompt for the scalar reference, which is slow */
@@ -33,22 +29,6 @@
 #endif
 
 static const char *const models[] = {"qwen3", "qwen2-bias", "llama3-ropescaled"};
-
-struct golden_step {
-    uint32_t token;
-    float gap;
-    uint32_t top_token[TOP];
-    float top_logprob[TOP];
-};
-struct golden_case {
-    uint32_t prompt_count, step_count;
-    uint32_t *prompt;
-    struct golden_step step[STEPS_MAX];
-};
-struct golden {
-    struct golden_case cases[CASES_MAX];
-    uint32_t count;
-};
 
 /* Tolerances of the README: by whether activations and cache stay fp32. */
 struct tolerance {
@@ -63,47 +43,6 @@ struct error {
     uint64_t count;
     uint32_t permitted, wrong;
 };
-
-static void golden_read(const char *model, struct golden *golden)
-{
-    char path[256];
-    json_t *json = NULL;
-    struct helm_err err = {0};
-    memset(golden, 0, sizeof *golden);
-    snprintf(path, sizeof path, "tests/data/golden/%s/golden.json", model);
-    assert_int_equal(json_read_file(path, 64 * MIB, &json, &err), 0);
-    size_t c, i, k;
-    json_t *one, *item, *pair;
-    json_array_foreach(json_object_get(json, "cases"), c, one)
-    {
-        assert_true(c < CASES_MAX);
-        struct golden_case *out = &golden->cases[golden->count++];
-        json_t *prompt = json_object_get(one, "prompt");
-        out->prompt_count = (uint32_t)json_array_size(prompt);
-        out->prompt = calloc(out->prompt_count, sizeof *out->prompt);
-        json_array_foreach(prompt, i, item) out->prompt[i] = (uint32_t)json_integer_value(item);
-        json_array_foreach(json_object_get(one, "steps"), i, item)
-        {
-            assert_true(i < STEPS_MAX);
-            struct golden_step *step = &out->step[out->step_count++];
-            step->token = (uint32_t)json_integer_value(json_object_get(item, "token"));
-            step->gap = (float)json_number_value(json_object_get(item, "gap"));
-            json_array_foreach(json_object_get(item, "top"), k, pair)
-            {
-                if (k == TOP) break;
-                step->top_token[k] = (uint32_t)json_integer_value(json_array_get(pair, 0));
-                step->top_logprob[k] = (float)json_number_value(json_array_get(pair, 1));
-            }
-        }
-    }
-    json_decref(json);
-    assert_true(golden->count > 0);
-}
-
-static void golden_free(struct golden *golden)
-{
-    for (uint32_t i = 0; i < golden->count; i++) free(golden->cases[i].prompt);
-}
 
 /* One sequence on its way through a case. */
 struct walk {
@@ -263,7 +202,9 @@ static void run_model(const char *model)
     size_t count;
     const struct linear_variant *const *table = linear_variants(&count);
     uint32_t variants = 0;
-    golden_read(model, golden);
+    char folder[64];
+    snprintf(folder, sizeof folder, "golden/%s", model);
+    golden_read(folder, golden);
     for (size_t i = 0; i < count; i++) {
         if (table[i]->dtype != DTYPE_BF16) continue;
         if ((table[i]->features & cpu_features()) != table[i]->features) {

@@ -18,14 +18,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/json.h"
-#include "common/units.h"
+#include "tests/golden/golden.h"
 #include "worker-gpu/device.h"
 #include "worker-gpu/pair.h"
 
-#define CASES_MAX   16
-#define STEPS_MAX   64
-#define TOP         10 /* how many of the reference's logprobs are compared */
 #define STEP_TOKENS 256
 #define CONTEXT     1100
 /* Instrumented kernels are many times slower: short cases and few plans reach every line all the same. */
@@ -37,22 +33,6 @@
 #define FEW_SPLITS false
 #endif
 #define SHORT_CASE 140
-
-struct golden_step {
-    uint32_t token;
-    float gap;
-    uint32_t top_token[TOP];
-    float top_logprob[TOP];
-};
-struct golden_case {
-    uint32_t prompt_count, step_count;
-    uint32_t *prompt;
-    struct golden_step step[STEPS_MAX];
-};
-struct golden {
-    struct golden_case cases[CASES_MAX];
-    uint32_t count;
-};
 
 /* Of the README's classes the one where activations or cache are rounded to 16 bits. */
 static const double worst_allowed = 0.4, mean_allowed = 0.08, gap_allowed = 0.4;
@@ -76,47 +56,6 @@ static void need_device(void)
     if (strcmp(device_name(), "emulated") == 0 || device_cuda_usable(why, sizeof why)) return;
     print_message("%s\n", why);
     skip();
-}
-
-static void golden_read(const char *model, struct golden *golden)
-{
-    char path[256];
-    json_t *json = NULL;
-    struct helm_err err = {0};
-    memset(golden, 0, sizeof *golden);
-    snprintf(path, sizeof path, "tests/data/%s/golden.json", model);
-    assert_int_equal(json_read_file(path, 64 * MIB, &json, &err), 0);
-    size_t c, i, k;
-    json_t *one, *item, *pair;
-    json_array_foreach(json_object_get(json, "cases"), c, one)
-    {
-        assert_true(c < CASES_MAX);
-        struct golden_case *out = &golden->cases[golden->count++];
-        json_t *prompt = json_object_get(one, "prompt");
-        out->prompt_count = (uint32_t)json_array_size(prompt);
-        out->prompt = calloc(out->prompt_count, sizeof *out->prompt);
-        json_array_foreach(prompt, i, item) out->prompt[i] = (uint32_t)json_integer_value(item);
-        json_array_foreach(json_object_get(one, "steps"), i, item)
-        {
-            assert_true(i < STEPS_MAX);
-            struct golden_step *step = &out->step[out->step_count++];
-            step->token = (uint32_t)json_integer_value(json_object_get(item, "token"));
-            step->gap = (float)json_number_value(json_object_get(item, "gap"));
-            json_array_foreach(json_object_get(item, "top"), k, pair)
-            {
-                if (k == TOP) break;
-                step->top_token[k] = (uint32_t)json_integer_value(json_array_get(pair, 0));
-                step->top_logprob[k] = (float)json_number_value(json_array_get(pair, 1));
-            }
-        }
-    }
-    json_decref(json);
-    assert_true(golden->count > 0);
-}
-
-static void golden_free(struct golden *golden)
-{
-    for (uint32_t i = 0; i < golden->count; i++) free(golden->cases[i].prompt);
 }
 
 /* One sequence on its way through a case. */

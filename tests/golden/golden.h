@@ -1,0 +1,75 @@
+/* A golden.json read into memory: cases of a prompt and the reference's greedy steps. For the golden tests,
+ * each of which includes it once. golden_read asserts; golden_free releases. */
+#ifndef HELM_TESTS_GOLDEN_GOLDEN_H
+#define HELM_TESTS_GOLDEN_GOLDEN_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/json.h"
+#include "common/units.h"
+
+#define CASES_MAX 16
+#define STEPS_MAX 64
+#define TOP       10 /* how many of the reference's logprobs are compared */
+
+struct golden_step {
+    uint32_t token;
+    float gap;
+    uint32_t top_token[TOP];
+    float top_logprob[TOP];
+};
+struct golden_case {
+    uint32_t prompt_count, step_count;
+    uint32_t *prompt;
+    struct golden_step step[STEPS_MAX];
+};
+struct golden {
+    struct golden_case cases[CASES_MAX];
+    uint32_t count;
+};
+
+/* `folder` in tests/data. */
+static void golden_read(const char *folder, struct golden *golden)
+{
+    char path[256];
+    json_t *json = NULL;
+    struct helm_err err = {0};
+    memset(golden, 0, sizeof *golden);
+    snprintf(path, sizeof path, "tests/data/%s/golden.json", folder);
+    assert_int_equal(json_read_file(path, 64 * MIB, &json, &err), 0);
+    size_t c, i, k;
+    json_t *one, *item, *pair;
+    json_array_foreach(json_object_get(json, "cases"), c, one)
+    {
+        assert_true(c < CASES_MAX);
+        struct golden_case *out = &golden->cases[golden->count++];
+        json_t *prompt = json_object_get(one, "prompt");
+        out->prompt_count = (uint32_t)json_array_size(prompt);
+        out->prompt = calloc(out->prompt_count, sizeof *out->prompt);
+        json_array_foreach(prompt, i, item) out->prompt[i] = (uint32_t)json_integer_value(item);
+        json_array_foreach(json_object_get(one, "steps"), i, item)
+        {
+            assert_true(i < STEPS_MAX);
+            struct golden_step *step = &out->step[out->step_count++];
+            step->token = (uint32_t)json_integer_value(json_object_get(item, "token"));
+            step->gap = (float)json_number_value(json_object_get(item, "gap"));
+            json_array_foreach(json_object_get(item, "top"), k, pair)
+            {
+                if (k == TOP) break;
+                step->top_token[k] = (uint32_t)json_integer_value(json_array_get(pair, 0));
+                step->top_logprob[k] = (float)json_number_value(json_array_get(pair, 1));
+            }
+        }
+    }
+    json_decref(json);
+    assert_true(golden->count > 0);
+}
+
+static void golden_free(struct golden *golden)
+{
+    for (uint32_t i = 0; i < golden->count; i++) free(golden->cases[i].prompt);
+}
+
+#endif
