@@ -164,8 +164,8 @@ def test_sigterm_ends_both_in_order():
         same(d.left_behind(), [], "left behind")
 
 
-def test_auto_takes_the_gpu_that_the_probe_finds():
-    with running(gpu=True, faults="probe_vram_mib=1000") as d:
+def test_cuda_takes_the_gpu_that_the_probe_finds():
+    with running("--device", "cuda", gpu=True, faults="probe_vram_mib=1000") as d:
         status = stream_through(d)
         same([(w.name, w.device) for w in status.workers], [("gpu", "a fake")], "workers")
         plan = json.loads(Client(d.endpoint).ask("plan").plan.json)
@@ -175,8 +175,8 @@ def test_auto_takes_the_gpu_that_the_probe_finds():
         check("Fake GPU" in d.log(), "the log does not name it")
 
 
-def test_auto_without_a_usable_gpu_plans_the_cpu_and_says_so():
-    for faults, word in [("", "no GPU"), ("probe_vram_mib=60", "of VRAM, has 60.00 MiB")]:
+def test_auto_plans_the_cpu_and_says_why():
+    for faults, word in [("", "no GPU"), ("probe_vram_mib=60", "Fake GPU is there, but only --device cuda uses it")]:
         with running(gpu=True, faults=faults) as d:
             same([w.name for w in stream_through(d, count=5).workers], ["cpu"], "workers")
             check(word in d.log() and "on the CPU" in d.log(), d.log())
