@@ -75,6 +75,7 @@ COMMON_SRC := \
   common/lane.c \
   common/log.c \
   common/plan.c \
+  common/plan_json.c \
   common/sampling.c \
   common/sampling_pass.c \
   common/units.c
@@ -167,6 +168,9 @@ DAEMON_SRC := \
   daemon/planner/analyse.c \
   daemon/planner/ledger.c \
   daemon/planner/planner.c \
+  daemon/planner/profile.c \
+  daemon/planner/profile_hardware.c \
+  daemon/planner/profile_json.c \
   daemon/planner/split.c \
   daemon/request.c \
   daemon/rundir.c \

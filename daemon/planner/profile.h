@@ -1,0 +1,137 @@
+/* A machine in numbers: what helm-profile measured (or a data sheet says), as the cost model needs it.
+ *
+ * Read and written as JSON by helm-profile, helmd and helm-plan. Pure data. All rates are bytes or
+ * floating-point operations a second, all times seconds. Every value is a median with the spread of its
+ * samples (10th and 90th percentile), and says where it comes from. A value of 0 is one that nobody measured:
+ * profile_check says which ones a profile may lack. */
+#ifndef HELM_DAEMON_PLANNER_PROFILE_H
+#define HELM_DAEMON_PLANNER_PROFILE_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/err.h"
+
+#define PROFILE_VERSION    1
+#define PROFILE_POINTS_MAX 16
+#define PROFILE_TEXT       128
+
+enum profile_source {
+    PROFILE_UNKNOWN,   /* value is 0 */
+    PROFILE_MEASURED,  /* here, by helm-profile */
+    PROFILE_TEXT_SAYS, /* "text": a publication's measurement */
+    PROFILE_SHEET,     /* "sheet": a data sheet */
+    PROFILE_ESTIMATE,  /* "estimate": reckoned from others */
+};
+
+struct profile_value {
+    double value, low, high;
+    enum profile_source source;
+};
+const char *profile_source_name(enum profile_source source); /* "measured", "text", "sheet", ... */
+/* A function of a number (threads, tokens): points with x rising; between them by interpolation in log x. */
+struct profile_point {
+    uint32_t x;
+    struct profile_value y;
+};
+struct profile_table {
+    struct profile_point point[PROFILE_POINTS_MAX];
+    uint32_t count;
+};
+/* 0 of an empty table; outside the points the nearest one's value. Between a measured and another value:
+ * "estimate". */
+struct profile_value profile_table_at(const struct profile_table *table, uint32_t x);
+
+struct profile_cpu {
+    char name[PROFILE_TEXT];
+    uint32_t threads; /* that the worker would use: what the rates below were measured with */
+    uint64_t l3_bytes;
+    struct profile_table read;        /* by threads: plain reads of memory laid out like weights */
+    struct profile_value gemv;        /* weights a second, one token, the kernels and layout of the worker */
+    struct profile_value gemv_beside; /* the same while the link streams from host memory */
+    struct profile_table linear; /* by tokens (2 and more): operations a second, 2 * rows * cols * tokens */
+    struct profile_value attention;       /* KV bytes a second, one query */
+    struct profile_value attention_flops; /* a chunk's attention: operations a second */
+    struct profile_value operation;       /* seconds that an operation costs beside its bytes: begin, end */
+};
+
+enum profile_device { PROFILE_DEVICE_NONE, PROFILE_DEVICE_CUDA, PROFILE_DEVICE_EMULATED };
+struct profile_gpu {
+    enum profile_device device;
+    char name[PROFILE_TEXT], uuid[64], compute[16];
+    uint64_t vram_bytes, vram_free;
+    uint64_t context_bytes;
+    struct profile_value read;      /* VRAM reads */
+    struct profile_value gemv;      /* weights a second, one token */
+    struct profile_table linear;    /* by tokens (2 and more): operations a second */
+    struct profile_value attention; /* KV bytes a second, one query */
+    struct profile_value attention_flops;
+    struct profile_value operation; /* a kernel in a captured graph, beside its bytes */
+    struct profile_value launch;    /* a kernel outside a graph (steps of many tokens) */
+};
+
+struct profile_link {
+    uint32_t generation, width; /* of PCIe, 0: unknown */
+    struct profile_value h2d, d2h;
+    struct profile_value h2d_beside; /* while the CPU reads with all threads */
+    struct profile_value direct;     /* the GPU's kernels reading host memory */
+    struct profile_value latency;    /* of one small copy */
+    struct profile_value hand_over;  /* activations from one worker to the other, one way */
+};
+
+struct profile {
+    char fingerprint[72]; /* of the hardware; "" for a machine that is described, not measured */
+    char machine[PROFILE_TEXT];
+    char made[32]; /* date, UTC */
+    bool quick;    /* measured in a hurry (helm-profile --quick): wider spreads */
+    struct profile_cpu cpu;
+    struct profile_gpu gpu;
+    struct profile_link link;  /* all 0 without a device */
+    struct profile_value disk; /* direct reads of a file */
+    struct profile_value step; /* of helmd and the doorbells, a step */
+};
+
+/* HELM_E_FORMAT naming the first value that the cost model cannot do without, or that contradicts another.
+ * Needed of the CPU: threads, read, gemv, linear, attention, attention_flops; with a device: read, gemv,
+ * linear, attention and attention_flops of it, h2d and d2h of its link, and both values "beside". Operation
+ * costs, launch, hand_over, latency and step may be 0, direct and disk unknown. */
+HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
+/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "cpu": {...}, "gpu": {...} | null, "link":
+ * {...} | null, "disk", "step"}; a value is {"value", "low", "high", "source"}, a table [{"x", "value", ...},
+ * ...]; member names are the fields'. On the way in, low and high may be absent (no spread), so may a value
+ * (unknown), fingerprint, made and quick; members of other names are refused, so that a typing error cannot
+ * pass for an unknown value, except "note" (a text, for people), anywhere. NULL: no memory. */
+json_t *profile_to_json(const struct profile *profile);
+HELM_MUST_CHECK int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err);
+/* From a file; profile_check has accepted it. */
+HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, struct helm_err *err);
+/* Written beside and renamed, so that a reader never sees half a file. Nine digits of each number. */
+HELM_MUST_CHECK int profile_write(const char *path, const struct profile *profile, struct helm_err *err);
+
+/* The hardware as it is now: hex digest of CPU model and microcode, caches, CPUs that may be used and the
+ * cgroup's share of them, memory and NUMA nodes, the device's uuid, driver, link generation and width ("" for
+ * none), and of what else makes a profile outdated: HELM's version and the threads that were asked for.
+ * `facts` (may be NULL) gets the text that was digested, one fact a line. */
+struct profile_hardware {
+    char
+        device[PROFILE_TEXT]; /* "cuda GPU-... driver ... gen 5 x16", "emulated", "" (accelerator.hardware) */
+    uint32_t threads;         /* that the worker is told to use; 0: its own choice */
+};
+#define PROFILE_FACTS_TEXT 4096
+HELM_MUST_CHECK int profile_fingerprint(const struct profile_hardware *hardware, char out[72], char *facts,
+                                        size_t facts_size, struct helm_err *err);
+/* The same with `root` before every path that is read (/proc, /sys) and these CPUs: for tests. */
+struct cpu_set;
+HELM_MUST_CHECK int profile_fingerprint_under(const char *root, const struct cpu_set *cpus, double quota,
+                                              const struct profile_hardware *hardware, char out[72],
+                                              char *facts, size_t facts_size, struct helm_err *err);
+/* Where the cached profile of this fingerprint is: helm/profiles/ in $STATE_DIRECTORY (of a service: there
+ * without "helm/"), $XDG_CACHE_HOME or ~/.cache. The folder is made. */
+HELM_MUST_CHECK int profile_cache_path(const char *fingerprint, char *path, size_t size,
+                                       struct helm_err *err);
+/* What is known of the processor without measuring. Its last-level cache: 0 where the system does not say. */
+void profile_cpu_name(char name[PROFILE_TEXT]);
+uint64_t profile_l3_bytes(void);
+
+#endif
