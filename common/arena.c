@@ -173,6 +173,7 @@ static void init_bells(struct arena *arena)
     struct arena_control *control = arena_control_of(arena);
     doorbell_init(&control->step_bell, 0);
     for (int i = 0; i < ARENA_WORKERS_MAX; i++) doorbell_init(&control->done[i].bell, 0);
+    doorbell_init(&control->weights_bell, 0);
     for (uint32_t i = 0; i < arena_header_of(arena)->lanes; i++) lane_init(arena_lane_of(arena, i));
 }
 

@@ -28,7 +28,7 @@
 #include "common/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         1u
+#define ARENA_ABI         2u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -102,13 +102,23 @@ struct step_result {
     struct step_result_row row[ARENA_STEP_ROWS];
 };
 
+/* A worker and a step: written before it rings its bell. */
+struct arena_done {
+    _Alignas(64) struct doorbell bell; /* writer: that worker */
+    uint64_t busy_ns;                  /* of the last step: computing, waits for the other worker left out */
+    uint64_t wait_ns;                  /* of the last step: waiting for the other worker's hand-overs */
+    uint64_t weight_bytes;             /* of the last step: weights read by its own processor */
+    uint64_t link_bytes;               /* of the last step: copied over the link (GPU worker) */
+};
+
 struct arena_control {
     _Alignas(64) struct doorbell step_bell; /* writer: helmd */
-    struct {
-        _Alignas(64) struct doorbell bell; /* writer: that worker */
-    } done[ARENA_WORKERS_MAX];
+    struct arena_done done[ARENA_WORKERS_MAX];
     _Alignas(64) struct step step[ARENA_STEP_RING];
     _Alignas(64) struct step_result result[ARENA_STEP_RING];
+    /* 1 once the weights region is filled and its pages will not move any more (huge pages are made). Writer:
+     * the loading worker. The GPU worker waits for it before it registers the region with the driver. */
+    _Alignas(64) struct doorbell weights_bell;
 };
 
 struct arena_slot {
@@ -125,6 +135,7 @@ static_assert(offsetof(struct arena_header, region) == 80, "header layout");
 static_assert(sizeof(struct arena_header) == 80 + 16 * ARENA_REGION_COUNT, "header layout");
 static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
 static_assert(offsetof(struct arena_control, done) == 64, "one cache line per doorbell");
+static_assert(sizeof(struct arena_done) == 64, "one cache line per doorbell");
 static_assert(offsetof(struct arena_control, step) == 64 + 64 * ARENA_WORKERS_MAX,
               "one cache line per doorbell");
 static_assert(sizeof(struct step_row) == 16, "step row layout");

@@ -1,12 +1,11 @@
-/* Plans as structs and as JSON. See plan.h. Called by the planner, helmd, the workers and clients; owns only
- * the stages of a plan it parsed. */
+/* Plans as structs: units, phases, spans, ledgers. See plan.h; plan_json.c is their JSON form. Called by the
+ * planner, helmd, the workers and clients; pure but for the arrays of a copy. */
 #include "common/plan.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/json.h"
 #include "common/units.h"
 
 static const char *const home_names[] = {"cpu", "gpu", "stream", "direct", "disk"};
@@ -22,19 +21,227 @@ enum plan_home plan_home_worker(enum plan_home home)
     return home == PLAN_HOME_CPU || home == PLAN_HOME_DISK ? PLAN_HOME_CPU : PLAN_HOME_GPU;
 }
 
+const char *plan_ops_name(enum plan_ops ops)
+{
+    static const char *const names[PLAN_OPS_COUNT] = {"all", "attention", "mlp"};
+    return (unsigned)ops < PLAN_OPS_COUNT ? names[ops] : "unknown";
+}
+
+/* ---- phases and units ---- */
+
+uint32_t plan_phase_count(const struct plan *plan)
+{
+    return 1 + plan->prefill_count;
+}
+
+uint32_t plan_phase_for(const struct plan *plan, uint32_t tokens)
+{
+    uint32_t phase = 0;
+    while (phase < plan->prefill_count && tokens >= plan->prefill[phase].from_tokens) phase++;
+    return phase;
+}
+
+struct plan_phase plan_phase_at(const struct plan *plan, uint32_t phase)
+{
+    if (phase) return plan->prefill[phase - 1];
+    return (struct plan_phase){.from_tokens = 1, .stages = plan->stages, .stage_count = plan->stage_count};
+}
+
+enum plan_home plan_unit_home(const struct plan *plan, uint32_t phase, uint32_t unit)
+{
+    const struct plan_phase p = plan_phase_at(plan, phase);
+    for (uint32_t i = 0; i < p.stage_count; i++)
+        if (unit <= plan_stage_last_unit(&p.stages[i])) return p.stages[i].home;
+    return PLAN_HOME_CPU;
+}
+
+void plan_unit_homes(const struct plan *plan, uint32_t phase, enum plan_home *home)
+{
+    const struct plan_phase p = plan_phase_at(plan, phase);
+    for (uint32_t i = 0; i < p.stage_count; i++)
+        for (uint32_t u = plan_stage_first_unit(&p.stages[i]); u <= plan_stage_last_unit(&p.stages[i]); u++)
+            home[u] = p.stages[i].home;
+}
+
+uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages)
+{
+    uint32_t count = 0;
+    for (uint32_t l = 0; l < layers; l++) {
+        enum plan_home attention = home[2 * l], mlp = home[2 * l + 1];
+        struct plan_stage *last = count ? &stages[count - 1] : NULL;
+        if (attention != mlp) {
+            stages[count++] =
+                (struct plan_stage){.first = l, .last = l, .home = attention, .ops = PLAN_OPS_ATTENTION};
+            stages[count++] = (struct plan_stage){.first = l, .last = l, .home = mlp, .ops = PLAN_OPS_MLP};
+        } else if (last && last->ops == PLAN_OPS_ALL && last->home == mlp) {
+            last->last = l;
+        } else {
+            stages[count++] = (struct plan_stage){.first = l, .last = l, .home = mlp, .ops = PLAN_OPS_ALL};
+        }
+    }
+    return count;
+}
+
 uint32_t plan_layers_of(const struct plan *plan, enum plan_home worker)
 {
     uint32_t layers = 0;
-    for (uint32_t i = 0; i < plan->stage_count; i++)
-        if (plan_home_worker(plan->stages[i].home) == worker)
-            layers += plan->stages[i].last - plan->stages[i].first + 1;
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct plan_stage *stage = &plan->stages[i];
+        if (plan_home_worker(stage->home) == worker && stage->ops != PLAN_OPS_MLP)
+            layers += stage->last - stage->first + 1;
+    }
     return layers;
+}
+
+enum plan_home plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer)
+{
+    uint32_t before[2] = {0, 0}; /* by worker */
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct plan_stage *stage = &plan->stages[i];
+        enum plan_home worker = plan_home_worker(stage->home);
+        if (stage->ops == PLAN_OPS_MLP) continue;
+        if (layer <= stage->last) {
+            *kv_layer = before[worker] + layer - stage->first;
+            return worker;
+        }
+        before[worker] += stage->last - stage->first + 1;
+    }
+    *kv_layer = 0;
+    return PLAN_HOME_CPU;
+}
+
+bool plan_has_home(const struct plan *plan, enum plan_home home)
+{
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase phase = plan_phase_at(plan, p);
+        for (uint32_t i = 0; i < phase.stage_count; i++)
+            if (phase.stages[i].home == home) return true;
+    }
+    return false;
 }
 
 bool plan_uses(const struct plan *plan, enum plan_home worker)
 {
-    return plan_layers_of(plan, worker) || plan->embed == worker || plan->head == worker;
+    if (plan->embed == worker || plan->head == worker) return true;
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase phase = plan_phase_at(plan, p);
+        for (uint32_t i = 0; i < phase.stage_count; i++) {
+            if (plan_home_worker(phase.stages[i].home) == worker) return true;
+            if (worker == PLAN_HOME_CPU && phase.stages[i].home != PLAN_HOME_GPU) return true;
+        }
+    }
+    return false;
 }
+
+bool plan_borrows_kv(const struct plan *plan)
+{
+    for (uint32_t p = 1; p < plan_phase_count(plan); p++) {
+        const struct plan_phase phase = plan_phase_at(plan, p);
+        for (uint32_t i = 0; i < phase.stage_count; i++) {
+            const struct plan_stage *stage = &phase.stages[i];
+            uint32_t kv_layer;
+            if (stage->ops == PLAN_OPS_MLP || plan_home_worker(stage->home) != PLAN_HOME_GPU) continue;
+            for (uint32_t l = stage->first; l <= stage->last; l++)
+                if (plan_kv_of(plan, l, &kv_layer) == PLAN_HOME_CPU) return true;
+        }
+    }
+    return false;
+}
+
+/* ---- checks ---- */
+
+static int check_list(const struct plan *plan, const struct plan_phase *phase, struct helm_err *err)
+{
+    uint32_t next = 0, units = 2 * plan->layers;
+    if (!phase->stage_count) return helm_fail(err, HELM_E_LIMIT, "no stages");
+    for (uint32_t i = 0; i < phase->stage_count; i++) {
+        const struct plan_stage *stage = &phase->stages[i];
+        if (stage->last < stage->first || stage->last >= plan->layers ||
+            (stage->ops != PLAN_OPS_ALL && stage->first != stage->last))
+            return helm_fail(err, HELM_E_LIMIT, "stage %u: layers [%u, %u], '%s', are no part of %u layers",
+                             i, stage->first, stage->last, plan_ops_name(stage->ops), plan->layers);
+        if (plan_stage_first_unit(stage) != next)
+            return helm_fail(err, HELM_E_FORMAT,
+                             "stage %u begins with the %s of layer %u, not of layer %u's %s", i,
+                             plan_stage_first_unit(stage) & 1 ? "MLP" : "attention", stage->first, next / 2,
+                             next & 1 ? "MLP" : "attention");
+        next = plan_stage_last_unit(stage) + 1;
+    }
+    if (next != units)
+        return helm_fail(err, HELM_E_FORMAT, "layers %u to %u belong to no stage", next / 2,
+                         plan->layers - 1);
+    return 0;
+}
+
+static int check_against_decode(const struct plan *plan, uint32_t phase, struct helm_err *err)
+{
+    for (uint32_t u = 0; u < 2 * plan->layers; u++) {
+        enum plan_home home = plan_unit_home(plan, phase, u), decode = plan_unit_home(plan, 0, u);
+        if ((home == PLAN_HOME_GPU) != (decode == PLAN_HOME_GPU))
+            return helm_fail(err, HELM_E_FORMAT,
+                             "the %s of layer %u is at home on '%s', in decode on '%s': weights do not move",
+                             u & 1 ? "MLP" : "attention", u / 2, plan_home_name(home),
+                             plan_home_name(decode));
+        if (!(u & 1) && plan_home_worker(home) == PLAN_HOME_CPU && plan_home_worker(decode) == PLAN_HOME_GPU)
+            return helm_fail(err, HELM_E_FORMAT,
+                             "the attention of layer %u is on '%s', but its KV cache is in VRAM", u / 2,
+                             plan_home_name(home));
+    }
+    return 0;
+}
+
+int plan_check(const struct plan *plan, struct helm_err *err)
+{
+    uint32_t before = 1;
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase phase = plan_phase_at(plan, p);
+        int rc = check_list(plan, &phase, err);
+        if (!rc && p && phase.from_tokens <= before)
+            rc = helm_fail(err, HELM_E_LIMIT, "begins at %u tokens, the one before at %u", phase.from_tokens,
+                           before);
+        if (!rc && p) rc = check_against_decode(plan, p, err);
+        if (rc) {
+            if (p) helm_err_prefix(err, "prefill list %u", p);
+            return rc;
+        }
+        before = phase.from_tokens;
+    }
+    if (plan_has_home(plan, PLAN_HOME_STREAM) && !plan->ring_bytes)
+        return helm_fail(err, HELM_E_FORMAT, "there are 'stream' stages, but 'ring_bytes' is 0");
+    return 0;
+}
+
+static int copy_stages(const struct plan_stage *from, uint32_t count, struct plan_stage **to,
+                       struct helm_err *err)
+{
+    *to = NULL;
+    if (!count) return 0;
+    *to = malloc(count * sizeof **to);
+    if (!*to) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", count);
+    memcpy(*to, from, count * sizeof **to);
+    return 0;
+}
+
+int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
+{
+    *to = *from;
+    to->stages = NULL;
+    for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) to->prefill[i].stages = NULL;
+    int rc = copy_stages(from->stages, from->stage_count, &to->stages, err);
+    for (uint32_t i = 0; i < from->prefill_count && !rc; i++)
+        rc = copy_stages(from->prefill[i].stages, from->prefill[i].stage_count, &to->prefill[i].stages, err);
+    if (rc) plan_free(to);
+    return rc;
+}
+
+void plan_free(struct plan *plan)
+{
+    free(plan->stages);
+    for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) free(plan->prefill[i].stages);
+    memset(plan, 0, sizeof *plan);
+}
+
+/* ---- spans ---- */
 
 /* The span that work of `worker` goes into: the last one, or a new one after it. */
 static struct plan_span *span_of(struct plan_span *spans, uint32_t *count, enum plan_home worker)
@@ -44,24 +251,22 @@ static struct plan_span *span_of(struct plan_span *spans, uint32_t *count, enum 
     return &spans[*count - 1];
 }
 
-int plan_spans(const struct plan *plan, struct plan_span **out, uint32_t *count, struct helm_err *err)
+int plan_spans(const struct plan *plan, uint32_t phase, struct plan_span **out, uint32_t *count,
+               struct helm_err *err)
 {
-    uint32_t layers[2] = {0, 0}, ticket[2] = {0, 0}; /* by worker; by the worker that reads */
+    const struct plan_phase p = plan_phase_at(plan, phase);
+    uint32_t ticket[2] = {0, 0}; /* by the worker that reads */
     *count = 0;
     *out = NULL;
-    struct plan_span *spans = calloc((size_t)plan->stage_count + 2, sizeof *spans);
-    if (!spans) return helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", plan->stage_count + 2);
+    struct plan_span *spans = calloc((size_t)p.stage_count + 2, sizeof *spans);
+    if (!spans) return helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", p.stage_count + 2);
     span_of(spans, count, plan->embed)->embed = true;
-    for (uint32_t i = 0; i < plan->stage_count; i++) {
-        const struct plan_stage *stage = &plan->stages[i];
-        enum plan_home worker = plan_home_worker(stage->home);
-        struct plan_span *span = span_of(spans, count, worker);
-        if (!span->count) {
-            span->first = stage->first;
-            span->kv_first = layers[worker];
-        }
-        span->count += stage->last - stage->first + 1;
-        layers[worker] += stage->last - stage->first + 1;
+    for (uint32_t i = 0; i < p.stage_count; i++) {
+        const struct plan_stage *stage = &p.stages[i];
+        struct plan_span *span = span_of(spans, count, plan_home_worker(stage->home));
+        uint32_t first = plan_stage_first_unit(stage);
+        if (!span->unit_count) span->first_unit = first;
+        span->unit_count += plan_stage_last_unit(stage) - first + 1;
     }
     span_of(spans, count, plan->head)->head = true;
     for (uint32_t i = 1; i < *count; i++) {
@@ -71,6 +276,8 @@ int plan_spans(const struct plan *plan, struct plan_span **out, uint32_t *count,
     *out = spans;
     return 0;
 }
+
+/* ---- ledgers ---- */
 
 static void add_saturating(uint64_t *sum, uint64_t bytes)
 {
@@ -89,243 +296,4 @@ void ledger_add(struct ledger *ledger, const char *what, uint64_t bytes)
         add_saturating(&line->bytes, bytes);
     }
     add_saturating(&ledger->total, bytes);
-}
-
-/* JSON's whole numbers here are signed; a larger one can only be "no limit". */
-static json_t *number_to_json(uint64_t value)
-{
-    return value > PLAN_BYTES_MAX ? json_null() : json_integer((json_int_t)value);
-}
-
-static json_t *ledger_to_json(const struct ledger *ledger)
-{
-    json_t *lines = json_array();
-    for (uint32_t i = 0; i < ledger->line_count; i++) {
-        json_array_append_new(lines, json_pack("{s:s, s:o}", "what", ledger->line[i].what, "bytes",
-                                               number_to_json(ledger->line[i].bytes)));
-    }
-    return json_pack("{s:o, s:o, s:o}", "limit", number_to_json(ledger->limit), "lines", lines, "total",
-                     number_to_json(ledger->total));
-}
-
-json_t *plan_to_json(const struct plan *plan)
-{
-    json_t *stages = json_array();
-    for (uint32_t i = 0; i < plan->stage_count; i++) {
-        const struct plan_stage *stage = &plan->stages[i];
-        json_array_append_new(stages, json_pack("{s:[I, I], s:s, s:o}", "layers", (json_int_t)stage->first,
-                                                (json_int_t)stage->last, "home", plan_home_name(stage->home),
-                                                "bytes", number_to_json(stage->bytes)));
-    }
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:s, s:s, s:o, s:o}", "layers",
-                     (json_int_t)plan->layers, "context_tokens", (json_int_t)plan->context_tokens,
-                     "step_tokens", (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots,
-                     "page_tokens", (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count,
-                     "kv_dtype", plan->kv_dtype, "stages", stages, "embed", plan_home_name(plan->embed),
-                     "head", plan_home_name(plan->head), "host", ledger_to_json(&plan->host), "vram",
-                     ledger_to_json(&plan->vram));
-}
-
-static int get_u32(const json_t *json, const char *key, uint64_t min, uint64_t max, uint32_t *out,
-                   struct helm_err *err)
-{
-    uint64_t value = 0;
-    int rc = json_get_u64(json, key, true, min, max, &value, err);
-    if (rc == 0) *out = (uint32_t)value;
-    return rc;
-}
-
-/* Text that is printed later: no NUL inside, no control character. */
-static int get_text(const json_t *json, const char *key, char *out, size_t size, struct helm_err *err)
-{
-    const char *text = "";
-    int rc = json_get_string(json, key, true, &text, err);
-    if (rc) return rc;
-    size_t length = json_string_length(json_object_get(json, key));
-    if (length == 0 || length >= size)
-        return helm_fail(err, HELM_E_LIMIT, "'%s' has %zu bytes, not between 1 and %zu", key, length,
-                         size - 1);
-    for (size_t i = 0; i < length; i++) {
-        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
-            return helm_fail(err, HELM_E_FORMAT, "'%s' contains a control character", key);
-    }
-    memcpy(out, text, length + 1);
-    return 0;
-}
-
-static int parse_home(const json_t *json, enum plan_home *home, struct helm_err *err)
-{
-    const char *text = "";
-    int rc = json_get_string(json, "home", true, &text, err);
-    if (rc) return rc;
-    for (size_t i = 0; i < HOME_COUNT; i++) {
-        if (strcmp(text, home_names[i]) == 0) {
-            *home = (enum plan_home)i;
-            return 0;
-        }
-    }
-    return helm_fail(err, HELM_E_FORMAT, "home '%.40s' is none of gpu, cpu, stream, direct, disk", text);
-}
-
-/* One stage, which must begin at layer `next`. */
-static int parse_stage(const json_t *json, uint32_t next, uint32_t layers, struct plan_stage *stage,
-                       struct helm_err *err)
-{
-    if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "not an object");
-    const json_t *range = json_object_get(json, "layers");
-    if (!json_is_array(range) || json_array_size(range) != 2 || !json_is_integer(json_array_get(range, 0)) ||
-        !json_is_integer(json_array_get(range, 1)))
-        return helm_fail(err, HELM_E_FORMAT, "'layers' is not [first, last]");
-    json_int_t first = json_integer_value(json_array_get(range, 0));
-    json_int_t last = json_integer_value(json_array_get(range, 1));
-    if (first < 0 || last < first || last >= (json_int_t)layers)
-        return helm_fail(err, HELM_E_LIMIT, "layers [%lld, %lld] are no range inside 0 to %u",
-                         (long long)first, (long long)last, layers - 1);
-    if (first < (json_int_t)next)
-        return helm_fail(err, HELM_E_FORMAT, "layer %lld belongs to an earlier stage already",
-                         (long long)first);
-    if (first > (json_int_t)next)
-        return helm_fail(err, HELM_E_FORMAT, "layer %u belongs to no stage (this one begins at %lld)", next,
-                         (long long)first);
-    stage->first = (uint32_t)first;
-    stage->last = (uint32_t)last;
-    int rc = parse_home(json, &stage->home, err);
-    if (rc) return rc;
-    return json_get_u64(json, "bytes", true, 0, PLAN_BYTES_MAX, &stage->bytes, err);
-}
-
-static int parse_stages(const json_t *json, struct plan *plan, struct helm_err *err)
-{
-    const json_t *array = json_object_get(json, "stages");
-    if (!json_is_array(array)) return helm_fail(err, HELM_E_FORMAT, "'stages' is missing or no array");
-    size_t count = json_array_size(array);
-    if (count == 0 || count > PLAN_STAGES_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "'stages' has %zu entries, not between 1 and %d", count,
-                         PLAN_STAGES_MAX);
-    plan->stages = calloc(count, sizeof *plan->stages);
-    if (!plan->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu stages", count);
-    plan->stage_count = (uint32_t)count;
-    uint32_t next = 0;
-    for (size_t i = 0; i < count; i++) {
-        int rc = parse_stage(json_array_get(array, i), next, plan->layers, &plan->stages[i], err);
-        if (rc) return helm_err_prefix(err, "stage %zu", i), rc;
-        next = plan->stages[i].last + 1;
-    }
-    if (next != plan->layers)
-        return helm_fail(err, HELM_E_FORMAT, "layers %u to %u belong to no stage", next, plan->layers - 1);
-    return 0;
-}
-
-/* Where the embedding or the head is; `by_default` when the plan does not say. */
-static int parse_end(const json_t *json, const char *key, enum plan_home by_default, enum plan_home *home,
-                     struct helm_err *err)
-{
-    const char *text = NULL;
-    int rc = json_get_string(json, key, false, &text, err);
-    if (rc) return rc;
-    *home = plan_home_worker(by_default);
-    if (!text) return 0;
-    if (strcmp(text, "cpu") != 0 && strcmp(text, "gpu") != 0)
-        return helm_fail(err, HELM_E_FORMAT, "'%s' is '%.40s', neither cpu nor gpu", key, text);
-    *home = text[0] == 'c' ? PLAN_HOME_CPU : PLAN_HOME_GPU;
-    return 0;
-}
-
-static int parse_ledger_lines(const json_t *array, struct ledger *ledger, struct helm_err *err)
-{
-    if (!json_is_array(array)) return helm_fail(err, HELM_E_FORMAT, "'lines' is missing or no array");
-    size_t count = json_array_size(array);
-    if (count > PLAN_LINES_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "'lines' has %zu entries, more than %d", count, PLAN_LINES_MAX);
-    for (size_t i = 0; i < count; i++) {
-        const json_t *entry = json_array_get(array, i);
-        struct ledger_line line = {0};
-        int rc = json_is_object(entry) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
-        if (rc == 0) rc = get_text(entry, "what", line.what, sizeof line.what, err);
-        if (rc == 0) rc = json_get_u64(entry, "bytes", true, 0, PLAN_BYTES_MAX, &line.bytes, err);
-        if (rc) return helm_err_prefix(err, "line %zu", i), rc;
-        ledger_add(ledger, line.what, line.bytes);
-    }
-    return 0;
-}
-
-static int parse_ledger_body(const json_t *json, struct ledger *ledger, struct helm_err *err)
-{
-    uint64_t total = 0;
-    if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "missing or not an object");
-    const json_t *limit = json_object_get(json, "limit");
-    if (!limit) return helm_fail(err, HELM_E_FORMAT, "'limit' is missing (null: no limit)");
-    ledger->limit = UINT64_MAX;
-    int rc = json_get_u64(json, "limit", false, 0, PLAN_BYTES_MAX, &ledger->limit, err);
-    if (rc) return rc;
-    rc = parse_ledger_lines(json_object_get(json, "lines"), ledger, err);
-    if (rc) return rc;
-    rc = json_get_u64(json, "total", true, 0, PLAN_BYTES_MAX, &total, err);
-    if (rc) return rc;
-    if (total != ledger->total)
-        return helm_fail(err, HELM_E_MISMATCH, "'total' is %llu, its lines add up to %llu",
-                         (unsigned long long)total, (unsigned long long)ledger->total);
-    if (ledger->total > ledger->limit)
-        return helm_fail(err, HELM_E_CAPACITY, "%llu bytes needed, limit %llu",
-                         (unsigned long long)ledger->total, (unsigned long long)ledger->limit);
-    return 0;
-}
-
-static int parse_ledger(const json_t *json, const char *key, struct ledger *ledger, struct helm_err *err)
-{
-    int rc = parse_ledger_body(json_object_get(json, key), ledger, err);
-    if (rc) helm_err_prefix(err, "%s ledger", key);
-    return rc;
-}
-
-static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *err)
-{
-    const struct {
-        const char *key;
-        uint64_t min, max;
-        uint32_t *out;
-    } fields[] = {
-        {"layers", 1, PLAN_STAGES_MAX, &plan->layers},
-        {"context_tokens", 1, PLAN_TOKENS_MAX, &plan->context_tokens},
-        {"step_tokens", 1, PLAN_TOKENS_MAX, &plan->step_tokens},
-        {"slots", 1, PLAN_SLOTS_MAX, &plan->slots},
-        {"page_tokens", 1, PLAN_PAGE_TOKENS_MAX, &plan->page_tokens},
-        {"page_count", 0, UINT32_MAX, &plan->page_count},
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        int rc = get_u32(json, fields[i].key, fields[i].min, fields[i].max, fields[i].out, err);
-        if (rc) return rc;
-    }
-    if (plan->page_tokens & (plan->page_tokens - 1))
-        return helm_fail(err, HELM_E_LIMIT, "'page_tokens' is %u, not a power of two", plan->page_tokens);
-    int rc = get_text(json, "kv_dtype", plan->kv_dtype, sizeof plan->kv_dtype, err);
-    if (rc) return rc;
-    if (strcmp(plan->kv_dtype, "bf16") != 0 && strcmp(plan->kv_dtype, "f16") != 0 &&
-        strcmp(plan->kv_dtype, "f32") != 0)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "'kv_dtype' is '%s', none of bf16, f16, f32",
-                         plan->kv_dtype);
-    return 0;
-}
-
-int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
-{
-    memset(plan, 0, sizeof *plan);
-    int rc = json_is_object(json) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
-    if (rc == 0) rc = parse_sizes(json, plan, err);
-    if (rc == 0) rc = parse_stages(json, plan, err);
-    if (rc == 0) rc = parse_end(json, "embed", plan->stages[0].home, &plan->embed, err);
-    if (rc == 0) rc = parse_end(json, "head", plan->stages[plan->stage_count - 1].home, &plan->head, err);
-    if (rc == 0) rc = parse_ledger(json, "host", &plan->host, err);
-    if (rc == 0) rc = parse_ledger(json, "vram", &plan->vram, err);
-    if (rc) {
-        helm_err_prefix(err, "plan");
-        plan_free(plan);
-    }
-    return rc;
-}
-
-void plan_free(struct plan *plan)
-{
-    free(plan->stages);
-    memset(plan, 0, sizeof *plan);
 }

@@ -1,6 +1,16 @@
-/* A plan: which layers are computed where, and the ledger of all memory that follows from it.
+/* A plan: which parts of the model are computed where, and the ledger of all memory that follows from it.
  *
- * Made by daemon/planner, sent to the workers and to clients as JSON, saved and edited by hand. Pure data. */
+ * Made by daemon/planner, sent to the workers and to clients as JSON, saved and edited by hand. Pure data.
+ *
+ * The unit of a plan is half a layer: the attention half (norm, q k v, attention, o) or the MLP half (norm,
+ * gate up, down). Between two units only the residual stream passes, so any cut there costs one hand-over.
+ * Units are numbered through the model: 2 l is the attention half of layer l, 2 l + 1 its MLP half.
+ *
+ * A plan has one list of stages for decode steps and may have further ones for steps of many tokens (phases).
+ * The decode list says where the bytes are: a unit at home on `gpu` is in VRAM, every other is in the arena.
+ * It also says where the KV cache of a layer is: with the worker that computes its attention half in decode.
+ * A prefill list has the same units on `gpu`, and may compute the others by either worker (`cpu` or
+ * `stream`), with one exception: where the cache is in VRAM the CPU cannot attend. */
 #ifndef HELM_COMMON_PLAN_H
 #define HELM_COMMON_PLAN_H
 
@@ -23,11 +33,32 @@ const char *plan_home_name(enum plan_home home); /* "cpu", "gpu", "stream", "dir
 /* Which worker computes on weights of this home: PLAN_HOME_CPU or PLAN_HOME_GPU. */
 enum plan_home plan_home_worker(enum plan_home home);
 
+enum plan_ops { PLAN_OPS_ALL, PLAN_OPS_ATTENTION, PLAN_OPS_MLP, PLAN_OPS_COUNT };
+const char *plan_ops_name(enum plan_ops ops); /* "all", "attention", "mlp" */
+
 struct plan_stage {
-    uint32_t first, last; /* layers, inclusive */
+    uint32_t first, last; /* layers, inclusive; the same one when ops is not PLAN_OPS_ALL */
     enum plan_home home;
     uint64_t bytes; /* of weights */
+    enum plan_ops ops;
 };
+static inline uint32_t plan_stage_first_unit(const struct plan_stage *stage)
+{
+    return 2 * stage->first + (stage->ops == PLAN_OPS_MLP);
+}
+static inline uint32_t plan_stage_last_unit(const struct plan_stage *stage)
+{
+    return 2 * stage->last + (stage->ops != PLAN_OPS_ATTENTION);
+}
+
+/* Stages for steps of at least `from_tokens` tokens. */
+struct plan_phase {
+    uint32_t from_tokens;
+    struct plan_stage *stages; /* owned by the plan */
+    uint32_t stage_count;
+};
+#define PLAN_PREFILLS_MAX 2
+#define PLAN_PHASES_MAX   (1 + PLAN_PREFILLS_MAX)
 
 struct ledger_line {
     char what[48];
@@ -48,12 +79,27 @@ struct plan {
     uint32_t context_tokens, step_tokens, slots;
     uint32_t page_tokens, page_count;
     char kv_dtype[8];
-    struct plan_stage *stages; /* covers 0 .. layers-1 in order, no gap, no overlap */
+    struct plan_stage *stages; /* of decode; every list covers all units in order, no gap, no overlap */
     uint32_t stage_count;
+    struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
+    uint32_t prefill_count;
+    uint64_t ring_bytes;  /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
     enum plan_home embed; /* where the embedding is: `cpu` or `gpu` */
     enum plan_home head;  /* where final norm, lm_head and sampling are: that worker writes the result */
     struct ledger host, vram;
 };
+
+/* Phases: 0 is decode, i is prefill[i - 1]. */
+uint32_t plan_phase_count(const struct plan *plan);
+/* The phase of a step of so many tokens. Both workers and helmd ask this function, so they agree. */
+uint32_t plan_phase_for(const struct plan *plan, uint32_t tokens);
+/* Its list; the returned stages are the plan's. */
+struct plan_phase plan_phase_at(const struct plan *plan, uint32_t phase);
+enum plan_home plan_unit_home(const struct plan *plan, uint32_t phase, uint32_t unit);
+/* Writes the homes of 2 * plan->layers units. */
+void plan_unit_homes(const struct plan *plan, uint32_t phase, enum plan_home *home);
+/* The shortest list of stages for these homes; `stages` holds up to 2 * layers. Bytes are left at 0. */
+uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages);
 
 /* The way of one step through the workers: spans of one worker each, in order; neighbours differ in worker.
  * Between two spans the residual stream of all the step's tokens is handed over by the lane of that
@@ -61,30 +107,45 @@ struct plan {
 struct plan_span {
     enum plan_home worker; /* PLAN_HOME_CPU or PLAN_HOME_GPU */
     bool embed, head;
-    uint32_t first, count; /* layers; count may be 0 (a span of the embedding or the head alone) */
-    uint32_t kv_first;     /* of `first` among the worker's own layers */
-    uint32_t ticket_in;    /* 1, 2, ... in its lane and step; 0: the step begins here */
-    uint32_t ticket_out;   /* likewise; 0: it ends here */
-    bool last_in;          /* no later hand-over of this step comes by the same lane */
+    uint32_t first_unit, unit_count; /* the count may be 0 (a span of the embedding or the head alone) */
+    uint32_t ticket_in;              /* 1, 2, ... in its lane and step; 0: the step begins here */
+    uint32_t ticket_out;             /* likewise; 0: it ends here */
+    bool last_in;                    /* no later hand-over of this step comes by the same lane */
 };
-/* At most stage_count + 2 spans, in a fresh array (free()). */
-HELM_MUST_CHECK int plan_spans(const struct plan *plan, struct plan_span **spans, uint32_t *count,
-                               struct helm_err *err);
-/* Layers that this worker computes, and whether it has anything to do at all. */
+/* Of one phase, in a fresh array (free()). */
+HELM_MUST_CHECK int plan_spans(const struct plan *plan, uint32_t phase, struct plan_span **spans,
+                               uint32_t *count, struct helm_err *err);
+/* Layers whose KV cache this worker holds: those whose attention it computes in decode. */
 uint32_t plan_layers_of(const struct plan *plan, enum plan_home worker);
+/* Whose cache a layer is in, and which one it is among that worker's layers. */
+enum plan_home plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer);
+/* Whether this worker has anything to do in any phase, or (the CPU's) to load into the arena. */
 bool plan_uses(const struct plan *plan, enum plan_home worker);
+/* Whether some phase has such a home; whether some prefill phase computes the attention of a layer on the
+ * GPU whose cache is the CPU's (and so has to borrow it). */
+bool plan_has_home(const struct plan *plan, enum plan_home home);
+bool plan_borrows_kv(const struct plan *plan);
+/* What the top of this file says of the lists, and the ring's size: HELM_E_FORMAT, HELM_E_LIMIT. */
+HELM_MUST_CHECK int plan_check(const struct plan *plan, struct helm_err *err);
+/* A deep copy. plan_free on the caller. */
+HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err);
 
 /* The JSON form, which people edit and helm-plan prints (it adds members; unknown ones are ignored):
  *
  *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
  *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32",
- *    "stages": [{"layers": [first, last], "home": "gpu"|"cpu"|"stream"|"direct"|"disk", "bytes": N}, ...],
+ *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
+ *                           "home": "gpu"|"cpu"|"stream"|"direct"|"disk", "bytes": N}, ...],
+ *               "prefill_short": the same (optional), "prefill": the same (optional)},
+ *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
+ *    "ring_bytes": N (default 0),
  *    "embed": "cpu"|"gpu" (default: where the first stage is computed),
  *    "head": "cpu"|"gpu" (default: where the last stage is computed),
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},
  *    "vram": the same}
  *
- * Every member shown without a default must be there. Stages cover 0 .. layers-1 in order; a ledger's lines
+ * "stages" may also be an array: the decode list alone. Every member shown without a default must be there.
+ * Each list covers all layers in order, see plan_check; a ledger's lines
  * add up to its total (HELM_E_MISMATCH) and the total is within its limit (HELM_E_CAPACITY).
  *
  * plan_to_json: a fresh object (json_decref), NULL without memory. plan_from_json leaves *plan empty on an

@@ -355,9 +355,11 @@ static int lower_span(struct lowering *low, const struct plan_span *span)
         e->last = span->last_in;
     }
     if (span->embed) rc = lower_ops(low, graph->prologue, graph->prologue_count, -1, 0, false);
-    for (uint32_t i = 0; i < span->count && !rc; i++)
-        rc = lower_ops(low, graph->layer, graph->layer_count, (int32_t)(span->first + i), span->kv_first + i,
-                       false);
+    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count && !rc; u += 2) {
+        uint32_t kv_layer;
+        (void)plan_kv_of(s->plan, u / 2, &kv_layer);
+        rc = lower_ops(low, graph->layer, graph->layer_count, (int32_t)(u / 2), kv_layer, false);
+    }
     if (rc || !span->ticket_out) return rc;
     struct program_entry *e = add_entry(low, PROGRAM_SEND, -1);
     if (!e) return HELM_E_NOMEM;
@@ -379,7 +381,7 @@ int program_lower(const struct program_source *source, enum program_tier tier, s
     program->packed = low.packed;
     struct plan_span *spans = NULL;
     uint32_t span_count = 0;
-    int rc = plan_spans(source->plan, &spans, &span_count, err);
+    int rc = plan_spans(source->plan, 0, &spans, &span_count, err);
     if (!rc && !add_entry(&low, PROGRAM_EMBED, -1)) rc = HELM_E_NOMEM; /* the positions, at least */
     for (uint32_t i = 0; i < span_count && !rc; i++)
         if (spans[i].worker == PLAN_HOME_CPU) rc = lower_span(&low, &spans[i]);

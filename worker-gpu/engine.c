@@ -12,15 +12,6 @@
 #include "worker-gpu/print.h"
 #include "worker-gpu/step.h"
 
-static int copy_plan(struct gpu_engine *g, const struct plan *plan, struct helm_err *err)
-{
-    g->plan = *plan;
-    g->plan.stages = calloc(plan->stage_count, sizeof *plan->stages);
-    if (!g->plan.stages) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", plan->stage_count);
-    memcpy(g->plan.stages, plan->stages, plan->stage_count * sizeof *plan->stages);
-    return 0;
-}
-
 /* Refuses with every number when what the plan wants cannot fit: before anything is allocated or read. */
 static int check_ceiling(struct gpu_engine *g, struct helm_err *err)
 {
@@ -200,7 +191,7 @@ static void gpu_engine_free(struct worker_engine *base)
     free(g->batch.token);
     free(g->batch.position);
     free(g->batch.token_row);
-    free(g->plan.stages);
+    plan_free(&g->plan);
     model_free(&g->model);
     g->device = NULL;
 }
@@ -221,7 +212,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     if (!rc) readers = o->threads ? o->threads : (uint32_t)set->suggested;
     free(set);
     if (!rc) rc = model_read(o->folder, &g->model, err);
-    if (!rc) rc = copy_plan(g, o->plan, err);
+    if (!rc) rc = plan_copy(o->plan, &g->plan, err);
     if (!rc) rc = engine_check_arena(arena, &g->plan, &g->model.config, err);
     if (!rc) rc = open_device(g, o, err);
     if (!rc) rc = size_everything(g, err);

@@ -437,14 +437,16 @@ static void lower_span(struct lowering *low, const struct plan_span *span)
     }
     struct lane *out = span->ticket_out ? arena_lane_of(s->arena, LANE_TO_CPU) : NULL;
     if (span->ticket_out == 1) add_word(low, GPU_WORD_WAIT, &out->bell.value, 0, DEVICE_EQUAL);
-    bool direct = out && span->count && !chunk && !span->head;
-    for (uint32_t i = 0; i < span->count && !low->rc; i++) {
-        int32_t layer = (int32_t)(span->first + i);
+    bool direct = out && span->unit_count && !chunk && !span->head;
+    for (uint32_t u = 0; u < span->unit_count && !low->rc; u += 2) {
+        int32_t layer = (int32_t)((span->first_unit + u) / 2);
+        uint32_t kv_layer;
+        (void)plan_kv_of(s->plan, (uint32_t)layer, &kv_layer);
         if (chunk)
-            lower_chunk_layer(low, layer, span->kv_first + i);
+            lower_chunk_layer(low, layer, kv_layer);
         else
-            lower_decode_layer(low, layer, span->kv_first + i,
-                               direct && i + 1 == span->count ? out->data : s->buffers->x);
+            lower_decode_layer(low, layer, kv_layer,
+                               direct && u + 2 == span->unit_count ? out->data : s->buffers->x);
     }
     if (span->head) lower_head(low);
     if (!out) return;
@@ -482,7 +484,7 @@ int gpu_program_lower(const struct gpu_source *source, enum gpu_tier tier, struc
     };
     low.rc = match_layer(&source->model->graph, &low.shape, err);
     if (!low.rc) low.rc = check_ends(&source->model->graph, err);
-    if (!low.rc) low.rc = plan_spans(source->plan, &spans, &span_count, err);
+    if (!low.rc) low.rc = plan_spans(source->plan, 0, &spans, &span_count, err);
     if (!low.rc) {
         add(&low, GPU_COPY_BLOCK, -1);
         if (plan_layers_of(source->plan, PLAN_HOME_GPU)) add(&low, GPU_ROPE_TABLE, -1);

@@ -88,6 +88,12 @@ enum tensor_role {
     TENSOR_NONE = TENSOR_ROLE_COUNT
 };
 
+/* Which half of its layer a tensor belongs to (common/plan.h). */
+static inline bool model_role_is_mlp(enum tensor_role role)
+{
+    return role >= TENSOR_MLP_NORM && role < TENSOR_ROLE_COUNT;
+}
+
 struct model_tensor {
     enum tensor_role role;
     int32_t layer; /* -1 for the three that belong to no layer */
@@ -133,6 +139,16 @@ struct model_graph {
     struct model_op prologue[4], layer[MODEL_OPS_MAX], epilogue[4];
     uint32_t prologue_count, layer_count, epilogue_count;
 };
+
+/* Where in `layer` the MLP half begins: with its norm of the residual stream. */
+static inline uint32_t model_graph_mlp_at(const struct model_graph *graph)
+{
+    uint32_t at = 1;
+    while (at < graph->layer_count &&
+           (graph->layer[at].kind != OP_RMSNORM || graph->layer[at].in != BUFFER_X))
+        at++;
+    return at;
+}
 
 struct model_shard {
     char file[MODEL_NAME_MAX];

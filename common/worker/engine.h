@@ -31,6 +31,7 @@ struct engine_options {
     const char *device;        /* GPU worker: "cuda", "cuda:1", "emulated" */
     uint64_t vram_bytes;       /* GPU worker: ceiling, 0: all the device has */
     uint64_t copy_bytes_per_s; /* emulated device: speed of copies, 0: as fast as memory */
+    bool no_graphs;            /* GPU worker: issues every step anew instead of replaying captured graphs */
 };
 
 struct engine_report {
@@ -44,6 +45,13 @@ struct engine_report {
     uint32_t reduced_count;
     char device[96];    /* GPU worker: "NVIDIA H200, compute capability 9.0" */
     struct ledger vram; /* GPU worker: what it took */
+};
+
+/* Of the step that just ran; server.c copies it to arena_control.done. */
+struct engine_times {
+    uint64_t busy_ns, wait_ns; /* computing; waiting for the other worker */
+    uint64_t weight_bytes;     /* read by this worker's processor */
+    uint64_t link_bytes;       /* copied over the link */
 };
 
 struct worker_engine;
@@ -68,6 +76,7 @@ struct worker_engine {
     const struct worker_engine_ops *ops;
     const struct arena *arena; /* borrowed */
     struct engine_report report;
+    struct engine_times times;
     /* readable by other threads during load */
     _Atomic uint64_t bytes_done, bytes_total;
     _Atomic bool cancel;

@@ -59,13 +59,14 @@ static void bytes_add(struct analyse_bytes *sum, const struct analyse_bytes *b)
 int analyse_table_build(const struct model *model, struct analyse_table *table, struct helm_err *err)
 {
     *table = (struct analyse_table){.layers = model->config.layers};
-    table->before = calloc((size_t)table->layers + 1, sizeof *table->before);
+    uint32_t units = 2 * table->layers;
+    table->before = calloc((size_t)units + 1, sizeof *table->before);
     if (!table->before) return helm_fail(err, HELM_E_NOMEM, "no memory for a table of layers");
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
         table->total_stored += t->bytes;
         if (t->layer >= 0 && (uint32_t)t->layer < table->layers)
-            bytes_add_tensor(&table->before[t->layer + 1], t);
+            bytes_add_tensor(&table->before[2 * t->layer + model_role_is_mlp(t->role) + 1], t);
         else if (t->role == TENSOR_EMBED)
             bytes_add_tensor(&table->embed, t);
         else if (t->role == TENSOR_HEAD)
@@ -73,7 +74,7 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
         else
             bytes_add_tensor(&table->final_norm, t);
     }
-    for (uint32_t l = 1; l <= table->layers; l++) bytes_add(&table->before[l], &table->before[l - 1]);
+    for (uint32_t u = 1; u <= units; u++) bytes_add(&table->before[u], &table->before[u - 1]);
     table->tied = table->head.stored == 0;
     if (table->tied) table->head = table->embed;
     return 0;
@@ -85,35 +86,52 @@ void analyse_table_free(struct analyse_table *table)
     *table = (struct analyse_table){0};
 }
 
-void analyse_share(const struct analyse_table *table, const struct plan *plan, enum plan_home worker,
+static struct analyse_bytes bytes_between(const struct analyse_table *table, uint32_t first, uint32_t last)
+{
+    const struct analyse_bytes *to = &table->before[last + 1], *from = &table->before[first];
+    return (struct analyse_bytes){.stored = to->stored - from->stored,
+                                  .arena = to->arena - from->arena,
+                                  .vram = to->vram - from->vram,
+                                  .vector_bytes = to->vector_bytes - from->vector_bytes};
+}
+
+void analyse_share(const struct analyse_table *table, const struct plan *plan, enum plan_home home,
                    struct analyse_share *out)
 {
     *out = (struct analyse_share){0};
     for (uint32_t i = 0; i < plan->stage_count; i++) {
         const struct plan_stage *stage = &plan->stages[i];
-        const struct analyse_bytes *to = &table->before[stage->last + 1],
-                                   *from = &table->before[stage->first];
-        if (plan_home_worker(stage->home) != worker) continue;
-        out->layers += stage->last - stage->first + 1;
-        bytes_add(&out->bytes,
-                  &(struct analyse_bytes){.stored = to->stored - from->stored,
-                                          .arena = to->arena - from->arena,
-                                          .vram = to->vram - from->vram,
-                                          .vector_bytes = to->vector_bytes - from->vector_bytes});
+        if (stage->home != home) continue;
+        const struct analyse_bytes bytes =
+            bytes_between(table, plan_stage_first_unit(stage), plan_stage_last_unit(stage));
+        bytes_add(&out->bytes, &bytes);
     }
     out->token_bytes = out->bytes.stored;
-    if (plan->head == worker) {
+    if (home != PLAN_HOME_CPU && home != PLAN_HOME_GPU) return;
+    out->kv_layers = plan_layers_of(plan, home);
+    if (plan->head == home) {
         bytes_add(&out->bytes, &table->head);
         bytes_add(&out->bytes, &table->final_norm);
         out->token_bytes += table->head.stored;
     }
-    if (plan->embed == worker && !(table->tied && plan->head == worker))
+    if (plan->embed == home && !(table->tied && plan->head == home))
         bytes_add(&out->bytes, &table->embed); /* of a tied model the head is the same bytes */
 }
 
-uint64_t analyse_layers_stored(const struct analyse_table *table, uint32_t first, uint32_t last)
+uint64_t analyse_units_stored(const struct analyse_table *table, uint32_t first, uint32_t last)
 {
-    return table->before[last + 1].stored - table->before[first].stored;
+    return bytes_between(table, first, last).stored;
+}
+
+void analyse_fill_stages(const struct analyse_table *table, struct plan *plan)
+{
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase phase = plan_phase_at(plan, p);
+        for (uint32_t i = 0; i < phase.stage_count; i++)
+            phase.stages[i].bytes =
+                analyse_units_stored(table, plan_stage_first_unit(&phase.stages[i]),
+                                     plan_stage_last_unit(&phase.stages[i]));
+    }
 }
 
 uint64_t analyse_activation_bytes(const struct model_config *c, uint32_t step_tokens, uint32_t rows,

@@ -35,11 +35,11 @@ struct analyse_bytes {
     uint64_t vector_bytes; /* norms and biases as fp32, private to the CPU worker */
 };
 
-/* Sums over the layers, so that any run of them is a difference. */
+/* Sums over the units (half layers, common/plan.h), so that any run of them is a difference. */
 struct analyse_table {
     uint32_t layers;
     bool tied;
-    struct analyse_bytes *before; /* [layers + 1]: of the layers 0 .. i-1 */
+    struct analyse_bytes *before; /* [2 * layers + 1]: of the units 0 .. i-1 */
     struct analyse_bytes embed, head, final_norm;
     uint64_t total_stored;
 };
@@ -47,17 +47,20 @@ HELM_MUST_CHECK int analyse_table_build(const struct model *model, struct analys
                                         struct helm_err *err);
 void analyse_table_free(struct analyse_table *table);
 
-/* What one worker has of a plan. */
+/* What is at home where, by the plan's decode list. */
 struct analyse_share {
-    uint32_t layers;
-    struct analyse_bytes bytes;
-    uint64_t token_bytes; /* read from its memory for one decoded token: layers and head */
+    uint32_t kv_layers;         /* whose KV cache is with the worker of this home */
+    struct analyse_bytes bytes; /* of units of this home; of embedding, head and final norm if they are its */
+    uint64_t token_bytes;       /* of them read (or copied) for one decoded token: units and head */
 };
-void analyse_share(const struct analyse_table *table, const struct plan *plan, enum plan_home worker,
+/* `home`: PLAN_HOME_CPU, PLAN_HOME_GPU (each with the ends that are there) or PLAN_HOME_STREAM. */
+void analyse_share(const struct analyse_table *table, const struct plan *plan, enum plan_home home,
                    struct analyse_share *out);
 
-/* Bytes of the weights of layers first to last. */
-uint64_t analyse_layers_stored(const struct analyse_table *table, uint32_t first, uint32_t last);
+/* Bytes of the weights of units first to last, as stored. */
+uint64_t analyse_units_stored(const struct analyse_table *table, uint32_t first, uint32_t last);
+/* Fills in the bytes of every stage of every list of the plan. */
+void analyse_fill_stages(const struct analyse_table *table, struct plan *plan);
 
 /* The CPU worker's private buffers for a step of `step_tokens` tokens that samples `rows` of them, and the
  * GPU worker's buffers in VRAM for the same, with and without layers and head of its own: estimates that err

@@ -52,20 +52,20 @@ static void write_vram(const struct ledger_case *c, const struct analyse_share *
                        uint32_t page_count, struct ledger *vram)
 {
     const struct ledger_device *device = &c->machine->device;
-    const struct kv_layout kv = kv_of(c, gpu->layers);
+    const struct kv_layout kv = kv_of(c, gpu->kv_layers);
     char what[48];
     memset(vram, 0, sizeof *vram);
     vram->limit = device->limit;
     ledger_add(vram, "weights", gpu->bytes.vram);
-    if (gpu->layers) {
+    if (gpu->kv_layers) {
         snprintf(what, sizeof what, "KV pool, %u pages of %u tokens", page_count, c->wish->page_tokens);
         ledger_add(vram, what, page_count * kv_page_bytes(&kv));
     }
     ledger_add(vram, "activations, workspace (estimate)",
                device->library_bytes + analyse_vram_workspace_bytes(&c->model->config, c->wish->step_tokens,
-                                                                    c->wish->slots, ctx, gpu->layers > 0,
+                                                                    c->wish->slots, ctx, gpu->kv_layers > 0,
                                                                     head));
-    uint64_t graphs = device->graph_bytes + gpu->layers * device->graph_layer_bytes;
+    uint64_t graphs = device->graph_bytes + gpu->kv_layers * device->graph_layer_bytes;
     if (graphs) ledger_add(vram, "graphs (estimate)", graphs);
     if (device->context_bytes) ledger_add(vram, "context (estimate)", device->context_bytes);
 }
@@ -86,7 +86,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                 .hidden = m->hidden,
                                 .vocab = m->vocab,
                                 .lanes = on_cpu && on_gpu ? LANE_COUNT : 0,
-                                .kv = kv_of(c, cpu.layers),
+                                .kv = kv_of(c, cpu.kv_layers),
                                 .page_count = page_count,
                                 .weight_bytes = cpu.bytes.arena};
     int rc = arena_plan(spec, &header, err);
@@ -100,7 +100,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     uint64_t weights = header.region[ARENA_REGION_WEIGHTS].bytes, kv = header.region[ARENA_REGION_KV].bytes;
     ledger_add(host, "weights", weights);
     snprintf(what, sizeof what, "KV cache, %u pages of %u tokens", page_count, c->wish->page_tokens);
-    if (!on_gpu || cpu.layers) ledger_add(host, what, kv);
+    if (!on_gpu || cpu.kv_layers) ledger_add(host, what, kv);
     ledger_add(host,
                on_cpu && on_gpu ? "arena control, history, lanes, logits" : "arena control, history, logits",
                header.total_bytes - weights - kv);

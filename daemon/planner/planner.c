@@ -178,8 +178,7 @@ int planner_take(const struct planner_request *r, struct plan *plan, struct aren
     if (!rc) rc = check_sizes(r, err);
     if (!rc) rc = analyse_table_build(r->model, &table, err);
     if (rc) return rc;
-    for (uint32_t i = 0; i < plan->stage_count; i++)
-        plan->stages[i].bytes = analyse_layers_stored(&table, plan->stages[i].first, plan->stages[i].last);
+    analyse_fill_stages(&table, plan);
     rc = ledger_fit(&c, r->wish.ctx, plan, spec, err);
     analyse_table_free(&table);
     return rc;

@@ -7,13 +7,28 @@
 #define HELM_DAEMON_PLANNER_PLANNER_H
 
 #include "daemon/planner/ledger.h"
+#include "daemon/planner/profile.h"
+#include "daemon/planner/search.h"
+
+/* Why there is no plan, in numbers: helm-plan's {error, needed, available, nearest}. */
+struct planner_refusal {
+    bool refused;
+    const char *what; /* "VRAM" or "host memory" */
+    uint64_t needed, available;
+    char nearest[200]; /* "--ctx 4096, or 9.1 GiB of VRAM, or --device cpu" */
+};
 
 struct planner_request {
     const struct model *model;
     struct ledger_wish wish;
     struct ledger_machine machine;
-    bool device_required; /* a plan without the device is refused, not made */
-    char no_device[160];  /* without a device: why there is none */
+    bool device_required;          /* a plan without the device is refused, not made */
+    char no_device[160];           /* without a device: why there is none */
+    const struct profile *profile; /* of the machine that is planned for */
+    enum search_strategy strategy;
+    uint32_t batch;  /* sequences that decode together in the step that is made fastest; 0: 1 */
+    uint32_t prompt; /* tokens of the prompt that TTFT is reckoned for; 0: 128 */
+    struct planner_refusal *refusal; /* or NULL */
 };
 
 /* Makes a plan. plan_free on the caller, also after an error. */
@@ -23,6 +38,15 @@ HELM_MUST_CHECK int planner_make(const struct planner_request *request, struct p
  * The wishes' sizes are the plan's. */
 HELM_MUST_CHECK int planner_take(const struct planner_request *request, struct plan *plan,
                                  struct arena_spec *spec, struct helm_err *err);
+
+/* What a plan will do, with error bars (from the profile's spreads). */
+struct planner_prediction {
+    double decode_s, decode_low_s, decode_high_s; /* of one decode step */
+    double ttft_s, ttft_low_s, ttft_high_s;
+};
+HELM_MUST_CHECK int planner_predict(const struct planner_request *request, const struct plan *plan,
+                                    uint32_t batch, uint32_t context, uint32_t prompt,
+                                    struct planner_prediction *prediction, struct helm_err *err);
 /* The plan and every line of its ledgers, for the log. */
 void planner_log(const struct planner_request *request, const struct plan *plan);
 

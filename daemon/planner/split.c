@@ -14,13 +14,13 @@ void split_apply(const struct split *split, const struct analyse_table *table, s
     plan->stage_count = 0;
     if (first)
         plan->stages[plan->stage_count++] = (struct plan_stage){
-            .first = 0, .last = first - 1, .home = home, .bytes = analyse_layers_stored(table, 0, first - 1)};
+            .first = 0, .last = first - 1, .home = home, .bytes = analyse_units_stored(table, 0, 2 * first - 1)};
     if (first < layers)
         plan->stages[plan->stage_count++] =
             (struct plan_stage){.first = first,
                                 .last = layers - 1,
                                 .home = split->gpu_first ? PLAN_HOME_CPU : PLAN_HOME_GPU,
-                                .bytes = analyse_layers_stored(table, first, layers - 1)};
+                                .bytes = analyse_units_stored(table, 2 * first, 2 * layers - 1)};
 }
 
 /* Nominal, and only their ratio matters: what a server's memory gives, and a hand-over as measured. */
@@ -53,7 +53,7 @@ static struct score score_of(const struct ledger_case *c, const struct plan *pla
 
 uint64_t split_cpu_only_ns(const struct analyse_table *table)
 {
-    return (table->before[table->layers].stored + table->head.stored) / CPU_BYTES_PER_NS;
+    return (table->before[2 * table->layers].stored + table->head.stored) / CPU_BYTES_PER_NS;
 }
 
 static uint64_t excess(const struct ledger *ledger)

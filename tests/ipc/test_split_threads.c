@@ -14,10 +14,10 @@
 static void steps_alternate_between_workers(void **state)
 {
     (void)state;
-    static const struct plan_stage stages[] = {{0, 0, PLAN_HOME_CPU, 0},
-                                               {1, 1, PLAN_HOME_GPU, 0},
-                                               {2, 2, PLAN_HOME_CPU, 0},
-                                               {3, 3, PLAN_HOME_GPU, 0}};
+    static const struct plan_stage stages[] = {{0, 0, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
+                                               {1, 1, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
+                                               {2, 2, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
+                                               {3, 3, PLAN_HOME_GPU, 0, PLAN_OPS_ALL}};
     for (int ends = 0; ends < 2; ends++) {
         const struct pair_options options = {.folder = "tests/data/golden/qwen3",
                                              .stages = stages,

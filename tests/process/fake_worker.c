@@ -126,7 +126,7 @@ static void take_plan(struct fake *f, const Helm__Control__V1__Load *request)
     json_t *json = NULL;
     int rc = json_parse_bounded("plan", request->plan_json, strlen(request->plan_json), 1 << 20, &json, &err);
     if (!rc) rc = plan_from_json(json, &f->plan, &err);
-    if (!rc) rc = plan_spans(&f->plan, &f->spans, &f->span_count, &err);
+    if (!rc) rc = plan_spans(&f->plan, 0, &f->spans, &f->span_count, &err);
     json_decref(json);
     f->kv = h->kv;
     if (gpu) f->kv.layers = plan_layers_of(&f->plan, PLAN_HOME_GPU);
@@ -249,7 +249,7 @@ static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
             memcpy(got, lane->data, bytes);
             if (span->last_in) lane_release(lane);
         }
-        if (span->count && !attended) {
+        if (span->unit_count && !attended) {
             attend(f, step, hash);
             attended = true;
         }

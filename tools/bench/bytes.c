@@ -40,6 +40,7 @@ int bytes_read_plan(struct bench_group *group, const char *plan, struct helm_err
     int rc = json_parse_bounded("the daemon's plan", plan, strlen(plan), PLAN_TEXT_MAX, &root, err);
     if (rc < 0) return rc;
     const json_t *stages = json_object_get(root, "stages");
+    if (json_is_object(stages)) stages = json_object_get(stages, "decode");
     if (json_array_size(stages) == 0) rc = helm_fail(err, HELM_E_FORMAT, "the daemon's plan has no stages");
     json_array_foreach(stages, i, stage)
     {

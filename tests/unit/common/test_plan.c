@@ -15,7 +15,8 @@
 static const char good_text[] =
     "{'layers':28,'context_tokens':4096,'step_tokens':512,'slots':8,'page_tokens':32,'page_count':1024,"
     "'kv_dtype':'bf16','strategies':[{'name':'all-cpu'}],"
-    "'stages':[{'layers':[0,9],'home':'gpu','bytes':100,'ms':1.5},{'layers':[10,10],'home':'stream','bytes':"
+    "'ring_bytes':64,'stages':[{'layers':[0,9],'home':'gpu','bytes':100,'ms':1.5},{'layers':[10,10],'home':'"
+    "stream','bytes':"
     "0},"
     "{'layers':[11,27],'home':'cpu','bytes':5000000000}],"
     "'host':{'limit':6000000000,'lines':[{'what':'weights','bytes':5000000000},{'what':'KV "
@@ -124,18 +125,18 @@ static void the_ends_have_homes(void **state)
     json_decref(json);
 }
 
-/* A span a letter: c or g, upper case where it has an end, digits how many layers. */
-static void spans_text(const struct plan *plan, char *text)
+/* A span: its worker, how many units from which one on; E and H where it has an end. */
+static void spans_text(const struct plan *plan, uint32_t phase, char *text)
 {
     struct plan_span *spans;
     uint32_t count;
     struct helm_err err = {0};
-    assert_int_equal(plan_spans(plan, &spans, &count, &err), 0);
+    assert_int_equal(plan_spans(plan, phase, &spans, &count, &err), 0);
     for (uint32_t i = 0; i < count; i++)
-        text +=
-            sprintf(text, "%s%s%u%s@%u in %u%s out %u; ", spans[i].embed ? "E" : "",
-                    spans[i].worker == PLAN_HOME_CPU ? "c" : "g", spans[i].count, spans[i].head ? "H" : "",
-                    spans[i].kv_first, spans[i].ticket_in, spans[i].last_in ? "!" : "", spans[i].ticket_out);
+        text += sprintf(text, "%s%s%u%s@%u in %u%s out %u; ", spans[i].embed ? "E" : "",
+                        spans[i].worker == PLAN_HOME_CPU ? "c" : "g", spans[i].unit_count,
+                        spans[i].head ? "H" : "", spans[i].first_unit, spans[i].ticket_in,
+                        spans[i].last_in ? "!" : "", spans[i].ticket_out);
     free(spans);
 }
 
@@ -151,12 +152,12 @@ static void spans_follow_the_plan(void **state)
         const char *homes; /* embedding, six layers, head */
         const char *spans;
     } cases[] = {
-        {"c cccccc c", "Ec6H@0 in 0 out 0; "},
-        {"g ggssgg g", "Eg6H@0 in 0 out 0; "},
-        {"c ccgggg g", "Ec2@0 in 0 out 1; g4H@0 in 1! out 0; "},
-        {"g gccccc g", "Eg1@0 in 0 out 1; c5@0 in 1! out 1; g0H@0 in 1! out 0; "},
+        {"c cccccc c", "Ec12H@0 in 0 out 0; "},
+        {"g ggssgg g", "Eg12H@0 in 0 out 0; "},
+        {"c ccgggg g", "Ec4@0 in 0 out 1; g8H@4 in 1! out 0; "},
+        {"g gccccc g", "Eg2@0 in 0 out 1; c10@2 in 1! out 1; g0H@0 in 1! out 0; "},
         {"c ggccgc g",
-         "Ec0@0 in 0 out 1; g2@0 in 1 out 1; c2@0 in 1 out 2; g1@2 in 2 out 2; c1@2 in 2! out 3; "
+         "Ec0@0 in 0 out 1; g4@0 in 1 out 1; c4@4 in 1 out 2; g2@8 in 2 out 2; c2@10 in 2! out 3; "
          "g0H@0 in 3! out 0; "},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -170,12 +171,94 @@ static void spans_follow_the_plan(void **state)
         char text[512] = "";
         for (uint32_t l = 0; l < 6; l++)
             stages[l] = (struct plan_stage){.first = l, .last = l, .home = home_of(homes[2 + l])};
-        spans_text(&plan, text);
+        spans_text(&plan, 0, text);
         assert_string_equal(text, cases[i].spans);
         assert_int_equal(plan_layers_of(&plan, PLAN_HOME_CPU) + plan_layers_of(&plan, PLAN_HOME_GPU), 6);
-        assert_int_equal(plan_uses(&plan, PLAN_HOME_CPU), i != 1);
+        assert_true(plan_uses(&plan, PLAN_HOME_CPU)); /* of streamed weights too: it loads them */
         assert_int_equal(plan_uses(&plan, PLAN_HOME_GPU), i != 0);
     }
+}
+
+static void phases_and_half_layers(void **state)
+{
+    (void)state;
+    /* 4 layers: attention and MLP of each, in decode, for short and for long prompts */
+    static const char *const homes[] = {"cc cs gg sg", "cs cc gg sg", "ss cs gg sg"};
+    enum plan_home home[8];
+    struct plan_stage stages[3][8];
+    struct helm_err err = {0};
+    char text[512] = "";
+    uint32_t count[3], kv_layer;
+    for (int p = 0; p < 3; p++) {
+        for (int u = 0; u < 8; u++) home[u] = home_of(homes[p][u / 2 * 3 + u % 2]);
+        count[p] = plan_stages_of(home, 4, stages[p]);
+    }
+    assert_int_equal(count[0], 6);
+    assert_int_equal(stages[0][1].ops, PLAN_OPS_ATTENTION);
+    assert_int_equal(stages[0][2].ops, PLAN_OPS_MLP);
+    struct plan plan = {.layers = 4,
+                        .stages = stages[0],
+                        .stage_count = count[0],
+                        .prefill = {{20, stages[1], count[1]}, {300, stages[2], count[2]}},
+                        .prefill_count = 2,
+                        .ring_bytes = 1,
+                        .embed = PLAN_HOME_CPU,
+                        .head = PLAN_HOME_GPU};
+    assert_int_equal(plan_check(&plan, &err), 0);
+    assert_int_equal(plan_phase_for(&plan, 1), 0);
+    assert_int_equal(plan_phase_for(&plan, 19), 0);
+    assert_int_equal(plan_phase_for(&plan, 20), 1);
+    assert_int_equal(plan_phase_for(&plan, 299), 1);
+    assert_int_equal(plan_phase_for(&plan, 4000), 2);
+    assert_int_equal(plan_unit_home(&plan, 0, 3), PLAN_HOME_STREAM);
+    assert_int_equal(plan_unit_home(&plan, 2, 0), PLAN_HOME_STREAM);
+    assert_int_equal(plan_layers_of(&plan, PLAN_HOME_CPU), 2);
+    assert_int_equal(plan_kv_of(&plan, 1, &kv_layer), PLAN_HOME_CPU);
+    assert_int_equal(kv_layer, 1);
+    assert_int_equal(plan_kv_of(&plan, 3, &kv_layer), PLAN_HOME_GPU);
+    assert_int_equal(kv_layer, 1);
+    assert_true(plan_borrows_kv(&plan));
+    spans_text(&plan, 0, text);
+    assert_string_equal(text, "Ec3@0 in 0 out 1; g5H@3 in 1! out 0; ");
+    spans_text(&plan, 1, text);
+    assert_string_equal(text, "Ec1@0 in 0 out 1; g1@1 in 1 out 1; c2@2 in 1! out 2; g4H@4 in 2! out 0; ");
+    spans_text(&plan, 2, text);
+    assert_string_equal(text, "Ec0@0 in 0 out 1; g2@0 in 1 out 1; c1@2 in 1! out 2; g5H@3 in 2! out 0; ");
+
+    struct plan copy, again;
+    assert_int_equal(plan_copy(&plan, &copy, &err), 0);
+    memcpy(copy.kv_dtype, "f16", 4);
+    copy.context_tokens = copy.step_tokens = copy.slots = copy.page_tokens = 1;
+    json_t *json = plan_to_json(&copy);
+    if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
+    assert_int_equal(again.prefill_count, 2);
+    assert_int_equal(again.prefill[1].from_tokens, 300);
+    assert_int_equal(again.prefill[0].stage_count, count[1]);
+    assert_memory_equal(again.prefill[0].stages, stages[1], count[1] * sizeof *stages[1]);
+    assert_memory_equal(again.stages, stages[0], count[0] * sizeof *stages[0]);
+    plan_free(&again);
+    json_object_set_new(json, "prefill_short_from_tokens", json_null()); /* that list is not used */
+    if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
+    assert_int_equal(again.prefill_count, 1);
+    assert_int_equal(again.prefill[0].from_tokens, 300);
+    plan_free(&again);
+    json_object_set_new(json, "ring_bytes", json_integer(0));
+    assert_int_equal(plan_from_json(json, &again, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "'ring_bytes' is 0"));
+    json_decref(json);
+
+    plan.prefill[1].from_tokens = 20;
+    assert_int_equal(plan_check(&plan, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "prefill list 2: begins at 20 tokens"));
+    plan.prefill[1].from_tokens = 300;
+    stages[2][0].home = PLAN_HOME_GPU;
+    assert_int_equal(plan_check(&plan, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "weights do not move"));
+    for (int u = 0; u < 8; u++) home[u] = home_of("cscsggcg"[u]);
+    plan.prefill[1].stage_count = plan_stages_of(home, 4, stages[2]);
+    assert_int_equal(plan_check(&plan, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "the attention of layer 3 is on 'cpu', but its KV cache is in VRAM"));
+    plan_free(&copy);
 }
 
 static void hostile_plans_get_named_errors(void **state)
@@ -315,13 +398,10 @@ static void homes_have_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_plan_survives_the_round_trip),
-        cmocka_unit_test(the_ends_have_homes),
-        cmocka_unit_test(spans_follow_the_plan),
-        cmocka_unit_test(hostile_plans_get_named_errors),
-        cmocka_unit_test(counts_are_bounded),
-        cmocka_unit_test(ledgers_always_add_up),
-        cmocka_unit_test(homes_have_names),
+        cmocka_unit_test(a_plan_survives_the_round_trip), cmocka_unit_test(the_ends_have_homes),
+        cmocka_unit_test(spans_follow_the_plan),          cmocka_unit_test(phases_and_half_layers),
+        cmocka_unit_test(hostile_plans_get_named_errors), cmocka_unit_test(counts_are_bounded),
+        cmocka_unit_test(ledgers_always_add_up),          cmocka_unit_test(homes_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -159,7 +159,7 @@ static void totals_count_every_tensor(void **state)
     assert_true(cpu.bytes.arena == GIB + 2048);
     assert_true(cpu.bytes.vector_bytes == 4096);
     assert_true(cpu.token_bytes == GIB); /* tied: the embedding is read as the head */
-    assert_true(cpu.layers == 28 && gpu.layers == 0 && gpu.bytes.vram == 0);
+    assert_true(cpu.kv_layers == 28 && gpu.kv_layers == 0 && gpu.bytes.vram == 0);
     plan.head = PLAN_HOME_GPU; /* layers and lookup here, head there: the tied matrix is at both */
     analyse_share(&table, &plan, PLAN_HOME_CPU, &cpu);
     analyse_share(&table, &plan, PLAN_HOME_GPU, &gpu);

@@ -290,10 +290,10 @@ static void a_written_plan_is_checked(void **state)
     make_model(&m, false);
     struct planner_request r = request_for(&m, 100 * GIB, 8 * GIB);
     r.wish.ctx = 4096;
-    struct plan_stage stages[] = {{0, 9, PLAN_HOME_CPU, 0},
-                                  {10, 11, PLAN_HOME_GPU, 0},
-                                  {12, 20, PLAN_HOME_CPU, 0},
-                                  {21, 35, PLAN_HOME_GPU, 0}};
+    struct plan_stage stages[] = {{0, 9, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
+                                  {10, 11, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
+                                  {12, 20, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
+                                  {21, 35, PLAN_HOME_GPU, 0, PLAN_OPS_ALL}};
     struct plan plan = {.layers = LAYERS, .stages = stages, .stage_count = 4, .head = PLAN_HOME_CPU};
     assert_int_equal(planner_take(&r, &plan, &spec, &err), 0);
     check_plan(&plan);
