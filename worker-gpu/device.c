@@ -11,8 +11,8 @@
 
 const char *device_use_name(enum device_use use)
 {
-    static const char *const name[DEVICE_USE_COUNT] = {"weights", "KV pool", "workspace", "graphs",
-                                                       "context"};
+    static const char *const name[DEVICE_USE_COUNT] = {"weights",   "KV pool", "ring",
+                                                       "workspace", "graphs",  "context"};
     return (unsigned)use < DEVICE_USE_COUNT ? name[use] : "unknown";
 }
 

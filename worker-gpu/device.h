@@ -29,6 +29,7 @@ enum device_compare { DEVICE_AT_LEAST, DEVICE_EQUAL };
 enum device_use {
     DEVICE_WEIGHTS,
     DEVICE_KV,
+    DEVICE_RING, /* where streamed weights lie while they are used */
     DEVICE_WORKSPACE,
     DEVICE_GRAPHS,
     DEVICE_CONTEXT,
