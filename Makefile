@@ -81,6 +81,7 @@ COMMON_SRC := \
   common/units.c
 
 MODEL_SRC := \
+  common/host_weights.c \
   common/model/arch.c \
   common/model/checkpoint.c \
   common/model/config.c \

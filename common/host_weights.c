@@ -1,0 +1,77 @@
+/* Places of the matrices in the arena's weights region. See host_weights.h. Called by both workers and by the
+ * planner's ledger; reads no file and no arena. */
+#include "common/host_weights.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/units.h"
+
+static int add_place(const struct model *model, struct host_weights *w, enum tensor_role role, int32_t layer,
+                     struct helm_err *err)
+{
+    const struct model_tensor *tensor = model_find(model, role, layer);
+    uint64_t at;
+    if (!tensor) return 0; /* the checkpoint reader made sure that none is missing that is needed */
+    if (units_add(w->region_bytes, HOST_WEIGHTS_ALIGN - 1, &at)) at = UINT64_MAX;
+    at -= at % HOST_WEIGHTS_ALIGN;
+    if (units_add(at, tensor->bytes, &w->region_bytes))
+        return helm_fail(err, HELM_E_LIMIT, "weights: sizes overflow at %s", tensor->name);
+    w->place[w->count] = (struct host_weights_place){.tensor = tensor, .offset = at};
+    w->cell[(uint32_t)(tensor->layer + 1) * TENSOR_ROLE_COUNT + tensor->role] = ++w->count;
+    w->matrix_bytes += tensor->bytes;
+    return 0;
+}
+
+int host_weights_plan(const struct model *model, const struct plan *plan, struct host_weights *w,
+                      struct helm_err *err)
+{
+    static const enum tensor_role attention[] = {TENSOR_Q, TENSOR_K, TENSOR_V, TENSOR_O},
+                                  mlp[] = {TENSOR_GATE, TENSOR_UP, TENSOR_DOWN};
+    const struct model_config *c = &model->config;
+    bool embed = plan->embed == PLAN_HOME_CPU, head = plan->head == PLAN_HOME_CPU;
+    enum plan_home *home = NULL;
+    int rc = 0;
+    memset(w, 0, sizeof *w);
+    if (plan->layers != c->layers)
+        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", plan->layers,
+                         c->layers);
+    w->layers = c->layers;
+    w->place = calloc((size_t)model->tensor_count + 1, sizeof *w->place);
+    w->cell = calloc(((size_t)c->layers + 1) * TENSOR_ROLE_COUNT, sizeof *w->cell);
+    home = calloc(2 * (size_t)c->layers + 1, sizeof *home);
+    if (!w->place || !w->cell || !home) {
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for the table of %u weights", model->tensor_count);
+        goto out;
+    }
+    plan_unit_homes(plan, 0, home);
+    if (embed && !(head && c->tied_head)) rc = add_place(model, w, TENSOR_EMBED, -1, err);
+    for (uint32_t u = 0; u < 2 * c->layers && !rc; u++) {
+        const enum tensor_role *role = u & 1 ? mlp : attention;
+        size_t roles = u & 1 ? sizeof mlp / sizeof *mlp : sizeof attention / sizeof *attention;
+        if (home[u] == PLAN_HOME_GPU) continue;
+        for (size_t i = 0; i < roles && !rc; i++) rc = add_place(model, w, role[i], (int32_t)(u / 2), err);
+    }
+    if (!rc && head) rc = add_place(model, w, TENSOR_HEAD, -1, err);
+    if (c->tied_head) w->cell[TENSOR_HEAD] = w->cell[TENSOR_EMBED]; /* one matrix, two uses */
+out:
+    free(home);
+    if (rc) host_weights_free(w);
+    return rc;
+}
+
+const struct host_weights_place *host_weights_find(const struct host_weights *w, enum tensor_role role,
+                                                   int32_t layer)
+{
+    if (layer < -1 || layer >= (int32_t)w->layers || (unsigned)role >= TENSOR_ROLE_COUNT || !w->cell)
+        return NULL;
+    uint32_t found = w->cell[(uint32_t)(layer + 1) * TENSOR_ROLE_COUNT + role];
+    return found ? &w->place[found - 1] : NULL;
+}
+
+void host_weights_free(struct host_weights *w)
+{
+    free(w->place);
+    free(w->cell);
+    memset(w, 0, sizeof *w);
+}
