@@ -5,6 +5,7 @@
  * never read. */
 #include "common/model/checkpoint.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,7 +113,19 @@ static int check_index(const struct checkpoint_index *index, const struct model_
     return 0;
 }
 
-static int read_shard(struct model *model, uint32_t capacity, uint32_t number,
+/* A file that may end after its header is as long as the header says, and not longer. */
+static int check_length(const struct safetensors *header, struct model_shard *shard, struct helm_err *err)
+{
+    const struct safetensors_entry *last = header->count ? &header->entries[header->count - 1] : NULL;
+    uint64_t bytes = header->data_offset + (last ? last->begin + last->bytes : 0);
+    if (shard->bytes > bytes)
+        return helm_fail(err, HELM_E_FORMAT, "%s: %llu bytes follow the last tensor", shard->file,
+                         (unsigned long long)(shard->bytes - bytes));
+    shard->bytes = bytes;
+    return 0;
+}
+
+static int read_shard(struct model *model, uint32_t capacity, uint32_t number, bool headers,
                       const struct checkpoint_index *index, size_t *found, struct helm_err *err)
 {
     struct model_shard *shard = &model->shards[number];
@@ -120,9 +133,10 @@ static int read_shard(struct model *model, uint32_t capacity, uint32_t number,
     int fd = -1;
     int rc = file_open_inside(model->folder, shard->file, &fd, &shard->bytes, err);
     if (rc) return rc;
-    rc = safetensors_read(fd, shard->bytes, shard->file, &header, err);
+    rc = safetensors_read(fd, headers ? SAFETENSORS_BYTES_UNKNOWN : shard->bytes, shard->file, &header, err);
     close(fd);
     if (rc) return rc;
+    if (headers) rc = check_length(&header, shard, err);
     for (uint32_t i = 0; i < header.count && !rc; i++) {
         rc = check_index(index, shard, header.entries[i].name, found, err);
         if (!rc) rc = take_entry(model, capacity, number, &header, &header.entries[i], err);
@@ -232,21 +246,25 @@ static int list_shards(const char *folder, struct model *model, struct checkpoin
     return 0;
 }
 
-static int read_tensors(const char *folder, struct model *model, struct helm_err *err)
+static int make_table(struct model *model, uint32_t capacity, struct helm_err *err)
+{
+    model->tensors = calloc(capacity, sizeof *model->tensors);
+    model->by_role = calloc((size_t)TENSOR_ROLE_COUNT * (model->config.layers + 1u), sizeof *model->by_role);
+    if (model->tensors && model->by_role) return 0;
+    return helm_fail(err, HELM_E_NOMEM, "no memory for %u tensors", capacity);
+}
+
+static int read_tensors(const char *folder, bool headers, struct model *model, struct helm_err *err)
 {
     struct checkpoint_index index = {0};
     uint32_t capacity = expected_count(&model->config);
     size_t found = 0;
     int rc = list_shards(folder, model, &index, err);
     if (rc) goto out;
-    model->tensors = calloc(capacity, sizeof *model->tensors);
-    model->by_role = calloc((size_t)TENSOR_ROLE_COUNT * (model->config.layers + 1u), sizeof *model->by_role);
-    if (!model->tensors || !model->by_role) {
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u tensors", capacity);
-        goto out;
-    }
+    rc = make_table(model, capacity, err);
+    if (rc) goto out;
     for (uint32_t i = 0; i < model->shard_count && !rc; i++)
-        rc = read_shard(model, capacity, i, &index, &found, err);
+        rc = read_shard(model, capacity, i, headers, &index, &found, err);
     if (!rc && index.map && found != json_object_size(index.map)) rc = fail_unindexed(model, &index, err);
     if (!rc) rc = check_complete(model, err);
     if (!rc) sort_and_sum(model);
@@ -255,7 +273,7 @@ out:
     return rc;
 }
 
-int model_read(const char *folder, struct model *model, struct helm_err *err)
+static int read_folder(const char *folder, bool headers, struct model *model, struct helm_err *err)
 {
     memset(model, 0, sizeof *model);
     int rc = model_read_config(folder, &model->config, err);
@@ -265,7 +283,7 @@ int model_read(const char *folder, struct model *model, struct helm_err *err)
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for a path");
         goto out;
     }
-    rc = read_tensors(folder, model, err);
+    rc = read_tensors(folder, headers, model, err);
     if (rc) {
         helm_err_prefix(err, "%s", folder);
         goto out;
@@ -274,6 +292,91 @@ int model_read(const char *folder, struct model *model, struct helm_err *err)
 out:
     if (rc) model_free(model);
     return rc;
+}
+
+int model_read(const char *folder, struct model *model, struct helm_err *err)
+{
+    return read_folder(folder, false, model, err);
+}
+
+/* One tensor more at the end of the only shard. */
+static int add_implied(struct model *model, uint32_t capacity, enum tensor_role role, int32_t layer,
+                       struct helm_err *err)
+{
+    struct model_tensor tensor = {.role = role,
+                                  .layer = layer,
+                                  .dtype = model->config.dtype,
+                                  .offset = model->shards[0].bytes};
+    if (!model_expected_shape(&model->config, role, &tensor.rows, &tensor.cols)) return 0;
+    tensor.bytes = tensor.rows * tensor.cols * dtype_bytes(tensor.dtype);
+    model_tensor_name(&model->config, role, layer, tensor.name);
+    model->shards[0].bytes += tensor.bytes;
+    return add_tensor(model, capacity, &tensor, err);
+}
+
+int model_from_config(struct model_config *config, struct model *model, struct helm_err *err)
+{
+    uint32_t capacity = expected_count(config);
+    memset(model, 0, sizeof *model);
+    model->config = *config;
+    memset(config, 0, sizeof *config);
+    model->shards = calloc(1, sizeof *model->shards);
+    model->shard_count = model->shards ? 1 : 0;
+    int rc = model->shards ? make_table(model, capacity, err)
+                           : helm_fail(err, HELM_E_NOMEM, "no memory for the list of shards");
+    if (!rc) strcpy(model->shards[0].file, SINGLE_FILE);
+    if (!rc) rc = add_implied(model, capacity, TENSOR_EMBED, -1, err);
+    for (int32_t layer = 0; layer < (int32_t)model->config.layers && !rc; layer++)
+        for (int role = 0; role < TENSOR_ROLE_COUNT && !rc; role++)
+            if (arch_role_per_layer((enum tensor_role)role))
+                rc = add_implied(model, capacity, (enum tensor_role)role, layer, err);
+    if (!rc) rc = add_implied(model, capacity, TENSOR_FINAL_NORM, -1, err);
+    if (!rc) rc = add_implied(model, capacity, TENSOR_HEAD, -1, err);
+    if (!rc) rc = check_complete(model, err);
+    if (rc) {
+        model_free(model);
+        return rc;
+    }
+    sort_and_sum(model);
+    model_graph_build(&model->config, &model->graph);
+    return 0;
+}
+
+/* Whether the folder has a safetensors file of any name, or an index of such. */
+static int has_safetensors(const char *folder, bool *found, struct helm_err *err)
+{
+    static const char suffix[] = ".safetensors";
+    const size_t tail = sizeof suffix - 1;
+    *found = false;
+    DIR *dir = opendir(folder);
+    if (!dir) return helm_fail_errno(err, "%s", folder);
+    for (const struct dirent *entry; (entry = readdir(dir)) && !*found;) {
+        size_t length = strlen(entry->d_name);
+        *found = strcmp(entry->d_name, INDEX_FILE) == 0 ||
+                 (length >= tail && strcmp(entry->d_name + length - tail, suffix) == 0);
+    }
+    closedir(dir);
+    return 0;
+}
+
+int model_read_headers(const char *folder, struct model *model, bool *derived, struct helm_err *err)
+{
+    struct model_config config = {0};
+    bool found = false;
+    memset(model, 0, sizeof *model);
+    *derived = false;
+    int rc = has_safetensors(folder, &found, err);
+    if (rc || found) return rc ? rc : read_folder(folder, true, model, err);
+    rc = model_read_config(folder, &config, err);
+    if (!rc) rc = model_from_config(&config, model, err);
+    if (rc) return rc;
+    model->folder = strdup(folder);
+    if (!model->folder) {
+        model_free(model);
+        return helm_fail(err, HELM_E_NOMEM, "no memory for a path");
+    }
+    *derived = true;
+    return 0;
 }
 
 void model_free(struct model *model)

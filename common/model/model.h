@@ -172,6 +172,14 @@ struct model {
 /* Reads config.json, generation_config.json (optional), the index or model.safetensors, and every shard's
  * header; never the weights. On failure *model is zeroed. model_free accepts a zeroed struct. */
 HELM_MUST_CHECK int model_read(const char *folder, struct model *model, struct helm_err *err);
+/* For planning, which needs no weights: a shard may end after its header, and of a folder without any
+ * safetensors file the tensors are those that config.json implies, in its dtype (*derived is then true). The
+ * model can be planned for, not loaded. */
+HELM_MUST_CHECK int model_read_headers(const char *folder, struct model *model, bool *derived,
+                                       struct helm_err *err);
+/* The tensors that a configuration implies, as if one file held them in the order of use. Takes the
+ * configuration (*config is zeroed, also on failure). */
+HELM_MUST_CHECK int model_from_config(struct model_config *config, struct model *model, struct helm_err *err);
 void model_free(struct model *model);
 
 /* Just the configuration (for planning a machine one does not have): no tensors are read or required. */

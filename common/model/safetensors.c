@@ -146,7 +146,7 @@ static int check_tiling(const struct safetensors *header, uint64_t data_bytes, s
         at = entry->begin + entry->bytes;
         before = entry->name;
     }
-    if (at != data_bytes)
+    if (at != data_bytes && data_bytes != SAFETENSORS_BYTES_UNKNOWN)
         return helm_fail(err, HELM_E_FORMAT, "%llu bytes follow the last tensor",
                          (unsigned long long)(data_bytes - at));
     return 0;
@@ -225,7 +225,9 @@ int safetensors_read(int fd, uint64_t bytes, const char *what, struct safetensor
         return helm_fail(err, HELM_E_NOMEM, "%s: no memory for a header of %llu bytes", what,
                          (unsigned long long)length);
     rc = file_pread_all(fd, text, (size_t)length, sizeof word, what, err);
-    if (!rc) rc = safetensors_parse(what, text, (size_t)length, bytes - sizeof word - length, header, err);
+    uint64_t data_bytes =
+        bytes == SAFETENSORS_BYTES_UNKNOWN ? SAFETENSORS_BYTES_UNKNOWN : bytes - sizeof word - length;
+    if (!rc) rc = safetensors_parse(what, text, (size_t)length, data_bytes, header, err);
     if (!rc) header->data_offset = sizeof word + length;
     free(text);
     return rc;

@@ -31,6 +31,10 @@ struct safetensors {
     json_t *json;
 };
 
+/* As the size of a file or of its data: unknown, the file may end after its header (planning needs no more).
+ */
+#define SAFETENSORS_BYTES_UNKNOWN UINT64_MAX
+
 /* From an open file of `bytes`; `what` names it in errors. */
 HELM_MUST_CHECK int safetensors_read(int fd, uint64_t bytes, const char *what, struct safetensors *header,
                                      struct helm_err *err);

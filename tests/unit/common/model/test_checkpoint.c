@@ -362,6 +362,70 @@ static void test_truncated_weights(void **state)
     built_end(&b);
 }
 
+/* For planning: files cut off behind their headers, and a folder with a configuration alone. */
+static void test_headers_alone(void **state)
+{
+    (void)state;
+    static const char *const configs[] = {QWEN3, QWEN2, LLAMA};
+    for (size_t c = 0; c < 3; c++) {
+        struct built b;
+        struct model whole, model;
+        struct helm_err err = {0};
+        struct stat st;
+        char path[256];
+        bool derived = true;
+        built_start(&b, configs[c], one_file, 1);
+        built_write(&b);
+        snprintf(path, sizeof path, "%s/model.safetensors", b.folder);
+        if (model_read(b.folder, &whole, &err)) fail_msg("%s", err.text);
+        uint64_t data = whole.tensors[0].offset;
+        assert_int_equal(stat(path, &st), 0);
+        for (int cut = 0; cut < 3; cut++) {
+            assert_int_equal(truncate(path, (off_t[]){st.st_size - 1, (off_t)data, st.st_size}[cut]), 0);
+            if (model_read_headers(b.folder, &model, &derived, &err)) fail_msg("%s", err.text);
+            assert_false(derived);
+            assert_int_equal(model.tensor_count, whole.tensor_count);
+            assert_memory_equal(model.tensors, whole.tensors, whole.tensor_count * sizeof *whole.tensors);
+            assert_int_equal(model.shards[0].bytes, whole.shards[0].bytes);
+            model_free(&model);
+        }
+        assert_int_equal(truncate(path, st.st_size + 1), 0);
+        assert_int_equal(model_read_headers(b.folder, &model, &derived, &err), HELM_E_FORMAT);
+        assert_non_null(strstr(err.text, "1 bytes follow the last tensor"));
+        assert_int_equal(truncate(path, (off_t)data - 1), 0);
+        assert_int_equal(model_read_headers(b.folder, &model, &derived, &err), HELM_E_FORMAT);
+        assert_int_equal(unlink(path), 0);
+        if (model_read_headers(b.folder, &model, &derived, &err)) fail_msg("%s", err.text);
+        assert_true(derived);
+        assert_string_equal(model.folder, b.folder);
+        assert_int_equal(model.tensor_count, whole.tensor_count);
+        assert_int_equal(model.weight_bytes, whole.weight_bytes);
+        assert_int_equal(model.parameter_count, whole.parameter_count);
+        assert_int_equal(model.graph.layer_count, whole.graph.layer_count);
+        for (uint32_t i = 0; i < whole.tensor_count; i++) {
+            const struct model_tensor *a = &whole.tensors[i], *t = model_find(&model, a->role, a->layer);
+            assert_non_null(t);
+            assert_string_equal(t->name, a->name);
+            assert_int_equal(t->rows, a->rows);
+            assert_int_equal(t->cols, a->cols);
+            assert_int_equal(t->bytes, a->bytes);
+            assert_int_equal(t->dtype, a->dtype);
+        }
+        model_free(&model);
+        /* An index or a shard of another name: what is named must be there. */
+        built_text(&b, "model.safetensors.index.json", "{\"weight_map\": {\"a\": \"b.safetensors\"}}");
+        assert_int_equal(model_read_headers(b.folder, &model, &derived, &err), HELM_E_NOT_FOUND);
+        assert_false(derived);
+        assert_null(model.tensors);
+        model_free(&whole);
+        built_end(&b);
+    }
+    struct model model;
+    struct helm_err err = {0};
+    bool derived;
+    assert_int_not_equal(model_read_headers("/nonexistent-folder", &model, &derived, &err), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -378,6 +442,7 @@ int main(void)
         cmocka_unit_test(test_generation_config),
         cmocka_unit_test(test_links),
         cmocka_unit_test(test_truncated_weights),
+        cmocka_unit_test(test_headers_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
