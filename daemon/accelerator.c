@@ -41,14 +41,20 @@ static int copy_text(const json_t *json, const char *key, bool required, char *o
 static int parse_device(const json_t *json, struct accelerator_info *device, struct helm_err *err)
 {
     const json_t *node = json_object_get(json, "numa_node");
+    uint64_t generation = 0, width = 0;
     int rc = json_is_object(json) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
     if (!rc) rc = copy_text(json, "name", true, device->name, sizeof device->name, err);
     if (!rc) rc = copy_text(json, "uuid", false, device->uuid, sizeof device->uuid, err);
     if (!rc) rc = copy_text(json, "compute", false, device->compute, sizeof device->compute, err);
+    if (!rc) rc = copy_text(json, "driver", false, device->driver, sizeof device->driver, err);
+    if (!rc) rc = json_get_u64(json, "link_generation", false, 0, 64, &generation, err);
+    if (!rc) rc = json_get_u64(json, "link_width", false, 0, 64, &width, err);
     if (!rc) rc = json_get_u64(json, "vram_bytes", true, 1, PLAN_BYTES_MAX, &device->vram_bytes, err);
     if (!rc) rc = json_get_u64(json, "vram_free", true, 0, device->vram_bytes, &device->vram_free, err);
     if (!rc)
         rc = json_get_u64(json, "context_bytes", false, 0, device->vram_bytes, &device->context_bytes, err);
+    device->link_generation = (uint32_t)generation;
+    device->link_width = (uint32_t)width;
     device->numa_node = -1;
     if (!rc && json_is_integer(node) && json_integer_value(node) >= 0 && json_integer_value(node) < 1024)
         device->numa_node = (int)json_integer_value(node);
@@ -157,6 +163,7 @@ static void choose_emulated(uint64_t vram_bytes, struct accelerator *choice)
     snprintf(choice->ledger.limit_from, sizeof choice->ledger.limit_from, "%s",
              vram_bytes ? "--vram" : "the emulated device without --vram");
     snprintf(choice->name, sizeof choice->name, "emulated");
+    snprintf(choice->hardware, sizeof choice->hardware, "emulated");
     snprintf(choice->text, sizeof choice->text, "emulated, on the CPU, with %s",
              units_format_size(choice->ledger.limit, size));
 }
@@ -182,6 +189,9 @@ static void choose_cuda(const struct accelerator_info *device, uint32_t index, u
     }
     choice->numa_node = device->numa_node;
     snprintf(choice->name, sizeof choice->name, "cuda:%u", index);
+    snprintf(choice->hardware, sizeof choice->hardware, "cuda %.40s %.40s driver %.20s gen %u x%u",
+             device->name, device->uuid, device->driver[0] ? device->driver : "?", device->link_generation,
+             device->link_width);
     snprintf(choice->text, sizeof choice->text, "%.60s, %s of VRAM free", device->name,
              units_format_size(device->vram_free, size));
 }

@@ -2,8 +2,9 @@
  *
  * Called by main.c once, before planning. helmd never loads CUDA: it asks `helm-worker-gpu --probe`, which
  * prints one JSON line, {"devices": [{"name", "uuid", "vram_bytes", "vram_free", "numa_node", "compute",
- * "context_bytes" (optional)}, ...], "error": TEXT (optional: why there is none)}. What the probe prints is
- * bounded and checked; a probe that hangs is killed. */
+ * "context_bytes", "driver", "link_generation", "link_width" (the last four optional)}, ...], "error": TEXT
+ * (optional: why there is none)}. What the probe prints is bounded and checked; a probe that hangs is killed.
+ */
 #ifndef HELM_DAEMON_ACCELERATOR_H
 #define HELM_DAEMON_ACCELERATOR_H
 
@@ -16,7 +17,8 @@
 #define ACCELERATOR_EMULATED_VRAM ((uint64_t)1 << 30) /* where --vram is not given */
 
 struct accelerator_info {
-    char name[96], uuid[64], compute[16];
+    char name[96], uuid[64], compute[16], driver[24];
+    uint32_t link_generation, link_width;          /* of PCIe; 0 = not stated */
     uint64_t vram_bytes, vram_free, context_bytes; /* context: 0 = not stated */
     int numa_node;                                 /* -1: unknown */
 };
@@ -25,6 +27,7 @@ struct accelerator {
     struct ledger_device ledger; /* kind NONE: plan for the CPU */
     char name[16];               /* for LOAD: "cuda:0", "emulated" */
     char text[128];              /* for people */
+    char hardware[128];          /* profile_hardware.device: whatever makes a profile of it outdated */
     int numa_node;
     bool required; /* asked for by name */
     char why[160]; /* kind NONE: the reason */

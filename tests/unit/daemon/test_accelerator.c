@@ -18,7 +18,8 @@ static const char *const two =
     "{\"devices\": [{\"name\": \"Small\", \"uuid\": \"GPU-1\", \"vram_bytes\": 8589934592, \"vram_free\": "
     "4294967296, \"numa_node\": 1, \"compute\": \"8.6\"}, {\"name\": \"Large\\u0007\", \"uuid\": \"GPU-2\", "
     "\"vram_bytes\": 25769803776, \"vram_free\": 21474836480, \"numa_node\": null, \"compute\": \"9.0\", "
-    "\"context_bytes\": 536870912}]}";
+    "\"context_bytes\": 536870912, \"driver\": \"550.54.15\", \"link_generation\": 5, \"link_width\": "
+    "16}]}";
 
 static int parse(const char *text, struct accelerator_info *devices, uint32_t *count, struct helm_err *err)
 {
@@ -39,6 +40,9 @@ static void a_probe_is_read(void **state)
     assert_string_equal(d[1].name, "Large?"); /* goes to a log: no control characters */
     assert_int_equal(d[1].numa_node, -1);
     assert_true(d[1].context_bytes == 512 * MIB);
+    assert_string_equal(d[1].driver, "550.54.15");
+    assert_true(d[1].link_generation == 5 && d[1].link_width == 16);
+    assert_true(d[0].driver[0] == 0 && d[0].link_generation == 0 && d[0].link_width == 0);
 }
 
 static void a_bad_probe_is_refused(void **state)
@@ -95,9 +99,11 @@ static void devices_are_chosen(void **state)
     assert_non_null(strstr(a.why, "--device cuda"));
     assert_int_equal(accelerator_choose("cuda:1", 0, program, &a, &err), 0);
     assert_string_equal(a.name, "cuda:1");
+    assert_string_equal(a.hardware, "cuda Large? GPU-2 driver 550.54.15 gen 5 x16");
     assert_true(a.ledger.kind == LEDGER_DEVICE_CUDA && a.ledger.limit == 20 * GIB);
     assert_int_equal(accelerator_choose("cuda", 3 * GIB, program, &a, &err), 0);
     assert_string_equal(a.name, "cuda:0");
+    assert_string_equal(a.hardware, "cuda Small GPU-1 driver ? gen 0 x0");
     assert_true(a.required && a.ledger.limit == 3 * GIB);
     assert_string_equal(a.ledger.limit_from, "--vram");
     assert_int_equal(a.numa_node, 1);
@@ -106,8 +112,10 @@ static void devices_are_chosen(void **state)
     assert_int_equal(accelerator_choose("cuda:2", 0, program, &a, &err), HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "no device 2"));
     assert_int_equal(accelerator_choose("cpu", 0, program, &a, &err), 0);
+    assert_string_equal(a.hardware, "");
     assert_true(a.ledger.kind == LEDGER_DEVICE_NONE);
     assert_int_equal(accelerator_choose("emulated", 0, program, &a, &err), 0);
+    assert_string_equal(a.hardware, "emulated");
     assert_true(a.ledger.kind == LEDGER_DEVICE_EMULATED && a.ledger.limit == ACCELERATOR_EMULATED_VRAM);
     assert_int_equal(accelerator_choose("emulated", 1000, program, &a, &err), HELM_E_USAGE);
     unlink(program);
