@@ -1,0 +1,419 @@
+/* Unit tests of daemon/planner/profile*.c: tables, JSON both ways, what is refused, files, fingerprints. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/cpu.h"
+#include "common/units.h"
+#include "daemon/planner/profile.h"
+#include "tests/unit/common/tree.h"
+
+static struct profile_value measured(double value)
+{
+    return (struct profile_value){value, value * 0.9, value * 1.25, PROFILE_MEASURED};
+}
+
+static void add_point(struct profile_table *table, uint32_t x, double value)
+{
+    table->point[table->count++] = (struct profile_point){x, measured(value)};
+}
+
+/* A machine with everything in it. */
+static struct profile whole(void)
+{
+    struct profile p = {.fingerprint = "00ff", .machine = "test \"machine\"", .made = "2026-11-20"};
+    snprintf(p.cpu.name, sizeof p.cpu.name, "A CPU");
+    p.cpu.threads = 16;
+    p.cpu.l3_bytes = 300 * MIB;
+    add_point(&p.cpu.read, 1, 12e9);
+    add_point(&p.cpu.read, 4, 42e9);
+    add_point(&p.cpu.read, 16, 115e9);
+    p.cpu.gemv = measured(105e9);
+    p.cpu.gemv_beside = measured(80e9);
+    add_point(&p.cpu.linear, 2, 200e9);
+    add_point(&p.cpu.linear, 512, 2000e9);
+    p.cpu.attention = measured(90e9);
+    p.cpu.attention_flops = measured(500e9);
+    p.cpu.operation = measured(3.1e-6);
+    p.gpu.device = PROFILE_DEVICE_CUDA;
+    snprintf(p.gpu.name, sizeof p.gpu.name, "NVIDIA H200");
+    snprintf(p.gpu.uuid, sizeof p.gpu.uuid, "GPU-1234");
+    snprintf(p.gpu.compute, sizeof p.gpu.compute, "9.0");
+    p.gpu.vram_bytes = 140 * GIB;
+    p.gpu.vram_free = 139 * GIB;
+    p.gpu.context_bytes = 600 * MIB;
+    p.gpu.read = measured(4540e9);
+    p.gpu.gemv = measured(4100e9);
+    add_point(&p.gpu.linear, 2, 7e12);
+    add_point(&p.gpu.linear, 512, 500e12);
+    p.gpu.attention = measured(3000e9);
+    p.gpu.attention_flops = measured(300e12);
+    p.gpu.operation = measured(1.1e-6);
+    p.gpu.launch = measured(4e-6);
+    p.link.generation = 5;
+    p.link.width = 16;
+    p.link.h2d = measured(55.4e9);
+    p.link.d2h = measured(52e9);
+    p.link.h2d_beside = measured(54e9);
+    p.link.direct = (struct profile_value){51e9, 51e9, 51e9, PROFILE_TEXT_SAYS};
+    p.link.latency = measured(2e-6);
+    p.link.hand_over = measured(3.5e-6);
+    p.disk = (struct profile_value){3.2e9, 3.2e9, 3.2e9, PROFILE_SHEET};
+    p.step = (struct profile_value){20e-6, 10e-6, 40e-6, PROFILE_ESTIMATE};
+    return p;
+}
+
+static void tables_interpolate_in_log_x(void **state)
+{
+    (void)state;
+    struct profile_table table = {0};
+    assert_true(profile_table_at(&table, 4).value == 0);
+    assert_int_equal(profile_table_at(&table, 4).source, PROFILE_UNKNOWN);
+    add_point(&table, 2, 100);
+    add_point(&table, 8, 300);
+    table.point[table.count++] = (struct profile_point){32, {320, 320, 320, PROFILE_SHEET}};
+    assert_true(profile_table_at(&table, 0).value == 100); /* outside: the nearest */
+    assert_true(profile_table_at(&table, 1).value == 100);
+    assert_true(profile_table_at(&table, 2).value == 100);
+    assert_true(fabs(profile_table_at(&table, 4).value - 200) < 1e-9); /* half way, in powers of two */
+    assert_true(fabs(profile_table_at(&table, 4).low - 180) < 1e-9);
+    assert_true(fabs(profile_table_at(&table, 4).high - 250) < 1e-9);
+    assert_int_equal(profile_table_at(&table, 4).source, PROFILE_MEASURED);
+    assert_true(profile_table_at(&table, 8).value == 300);
+    assert_true(fabs(profile_table_at(&table, 16).value - 310) < 1e-9);
+    assert_int_equal(profile_table_at(&table, 16).source, PROFILE_ESTIMATE);
+    assert_true(profile_table_at(&table, 4096).value == 320);
+    assert_int_equal(profile_table_at(&table, 4096).source, PROFILE_SHEET);
+}
+
+static void json_carries_every_member_both_ways(void **state)
+{
+    (void)state;
+    struct profile p = whole(), again;
+    struct helm_err err = {0};
+    assert_int_equal(profile_check(&p, &err), 0);
+    json_t *json = profile_to_json(&p);
+    assert_non_null(json);
+    assert_int_equal(profile_from_json(json, &again, &err), 0);
+    json_t *printed = profile_to_json(&again);
+    assert_true(json_equal(json, printed));
+    json_decref(printed);
+    assert_string_equal(again.machine, p.machine);
+    assert_string_equal(again.gpu.uuid, p.gpu.uuid);
+    assert_true(again.cpu.read.point[1].y.high == p.cpu.read.point[1].y.high);
+    assert_int_equal(again.link.direct.source, PROFILE_TEXT_SAYS);
+    assert_int_equal(again.disk.source, PROFILE_SHEET);
+    assert_true(again.step.low == p.step.low);
+    assert_int_equal(again.gpu.context_bytes, p.gpu.context_bytes);
+    assert_false(again.quick);
+    json_decref(json);
+
+    p.quick = true; /* and a machine without a device */
+    p.gpu = (struct profile_gpu){0};
+    p.link = (struct profile_link){0};
+    json = profile_to_json(&p);
+    assert_true(json_is_null(json_object_get(json, "gpu")));
+    assert_true(json_is_null(json_object_get(json, "link")));
+    assert_int_equal(profile_from_json(json, &again, &err), 0);
+    assert_int_equal(again.gpu.device, PROFILE_DEVICE_NONE);
+    assert_true(again.quick);
+    assert_int_equal(profile_check(&again, &err), 0);
+    json_decref(json);
+}
+
+static json_t *from_text(const char *text)
+{
+    json_error_t error;
+    json_t *json = json_loads(text, 0, &error);
+    assert_non_null(json);
+    return json;
+}
+
+static void hand_written_profiles_may_be_short(void **state)
+{
+    (void)state;
+    struct profile p;
+    struct helm_err err = {0};
+    json_t *json = from_text(
+        "{\"helm_profile\": 1, \"machine\": \"m\", \"note\": \"from a data sheet\", \"cpu\": {\"name\": "
+        "\"c\","
+        " \"threads\": 8, \"read\": [{\"x\": 8, \"value\": 60e9, \"source\": \"text\", \"note\": \"p. 4\"}],"
+        " \"gemv\": {\"value\": 50000000000, \"source\": \"text\"}}}");
+    assert_int_equal(profile_from_json(json, &p, &err), 0);
+    assert_true(p.cpu.gemv.low == 50e9 && p.cpu.gemv.high == 50e9);
+    assert_int_equal(p.cpu.gemv.source, PROFILE_TEXT_SAYS);
+    assert_int_equal(p.cpu.attention.source, PROFILE_UNKNOWN);
+    assert_string_equal(p.fingerprint, "");
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT); /* well formed, but not enough to plan with */
+    assert_non_null(strstr(err.text, "cpu.linear"));
+    json_decref(json);
+}
+
+/* The whole profile with one member replaced by `value` (NULL: removed) is refused with `said` in the error.
+ */
+static void refuses(const char *object, const char *key, const char *value, int code, const char *said)
+{
+    struct profile p = whole(), out;
+    struct helm_err err = {0};
+    json_t *json = profile_to_json(&p), *in = object ? json_object_get(json, object) : json;
+    json_error_t error;
+    json_object_del(in, key);
+    if (value) json_object_set_new(in, key, json_loads(value, JSON_DECODE_ANY, &error));
+    int rc = profile_from_json(json, &out, &err);
+    if (rc != code || !strstr(err.text, said)) fail_msg("%s: %d, '%s'", key, rc, err.text);
+    assert_true(out.cpu.threads == 0); /* nothing half read is left */
+    json_decref(json);
+}
+
+static void bad_input_is_refused_by_name(void **state)
+{
+    (void)state;
+    refuses(NULL, "helm_profile", NULL, HELM_E_FORMAT, "helm_profile");
+    refuses(NULL, "helm_profile", "2", HELM_E_UNSUPPORTED, "version 2");
+    refuses(NULL, "cpu", NULL, HELM_E_FORMAT, "cpu");
+    refuses(NULL, "cpu", "[]", HELM_E_FORMAT, "cpu");
+    refuses(NULL, "link", "null", HELM_E_MISMATCH, "'link' is not");
+    refuses(NULL, "gpu", NULL, HELM_E_MISMATCH, "'gpu' is not");
+    refuses(NULL, "machine", NULL, HELM_E_FORMAT, "machine: missing");
+    refuses(NULL, "machine", "\"a\\nb\"", HELM_E_FORMAT, "control");
+    refuses(NULL, "speling", "1", HELM_E_FORMAT, "speling");
+    refuses(NULL, "note", "1", HELM_E_FORMAT, "note");
+    refuses("cpu", "threads", "-1", HELM_E_LIMIT, "threads: -1");
+    refuses("cpu", "threads", "1.5", HELM_E_FORMAT, "threads");
+    refuses("cpu", "gemv", "1e9", HELM_E_FORMAT, "gemv: not an object");
+    refuses("cpu", "gemv", "{\"value\": 1e9}", HELM_E_FORMAT, "source");
+    refuses("cpu", "gemv", "{\"value\": 1e9, \"source\": \"guess\"}", HELM_E_FORMAT, "guess");
+    refuses("cpu", "gemv", "{\"value\": -1, \"source\": \"sheet\"}", HELM_E_LIMIT, "gemv: 'value' is -1");
+    refuses("cpu", "gemv", "{\"value\": 1e19, \"source\": \"sheet\"}", HELM_E_LIMIT, "gemv");
+    refuses("cpu", "gemv", "{\"value\": 5, \"low\": 6, \"source\": \"sheet\"}", HELM_E_MISMATCH, "'low' 6");
+    refuses("cpu", "gemv", "{\"value\": 5, \"high\": 4, \"source\": \"sheet\"}", HELM_E_MISMATCH, "'high' 4");
+    refuses("cpu", "gemv", "{\"value\": 5, \"source\": \"unknown\"}", HELM_E_MISMATCH, "unknown");
+    refuses("cpu", "gemv", "{\"value\": 5, \"source\": \"sheet\", \"x\": 1}", HELM_E_FORMAT, "'x'");
+    refuses("cpu", "operation", "{\"value\": 61, \"source\": \"sheet\"}", HELM_E_LIMIT, "operation");
+    refuses("cpu", "read", "{}", HELM_E_FORMAT, "read: not an array");
+    refuses("cpu", "read", "[{\"value\": 1, \"source\": \"sheet\"}]", HELM_E_FORMAT, "point 0: 'x'");
+    refuses("cpu", "read", "[{\"x\": 0, \"value\": 1, \"source\": \"sheet\"}]", HELM_E_LIMIT, "point 0");
+    refuses("cpu", "read", "[{\"x\": 1, \"value\": 0, \"source\": \"sheet\"}]", HELM_E_LIMIT, "is 0");
+    refuses(
+        "cpu", "read",
+        "[{\"x\": 2, \"value\": 1, \"source\": \"sheet\"}, {\"x\": 2, \"value\": 1, \"source\": \"sheet\"}]",
+        HELM_E_FORMAT, "point 1: 'x' is 2 after 2");
+    refuses("gpu", "device", "\"tpu\"", HELM_E_FORMAT, "tpu");
+    refuses("gpu", "vram_bytes", "null", HELM_E_FORMAT, "vram_bytes");
+    refuses("link", "latency", "{\"value\": 1e9, \"source\": \"sheet\"}", HELM_E_LIMIT, "latency");
+
+    char many[2048] = "[";
+    for (int i = 1; i <= PROFILE_POINTS_MAX + 1; i++)
+        snprintf(many + strlen(many), sizeof many - strlen(many),
+                 "%s{\"x\": %d, \"value\": 1, \"source\": \"sheet\"}", i > 1 ? "," : "", i);
+    strcat(many, "]");
+    refuses("cpu", "linear", many, HELM_E_LIMIT, "17 points");
+}
+
+static void check_names_what_is_missing_or_contradicts(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct profile p = whole();
+    p.cpu.attention = (struct profile_value){0};
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "cpu.attention "));
+    p = whole();
+    p.gpu.linear.count = 0;
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "gpu.linear"));
+    p = whole();
+    p.cpu.gemv_beside = (struct profile_value){0};
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "cpu.gemv_beside"));
+    p = whole();
+    p.cpu.gemv = measured(240e9);
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "cpu.gemv"));
+    assert_non_null(strstr(err.text, "cpu.read"));
+    p = whole();
+    p.link.h2d_beside = measured(120e9);
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "link.h2d_beside"));
+    p = whole();
+    p.gpu.vram_free = p.gpu.vram_bytes + 1;
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "vram_free"));
+    p = whole(); /* what may be missing */
+    p.disk = p.link.direct = p.step = p.cpu.operation = (struct profile_value){0};
+    p.gpu.operation = p.gpu.launch = p.link.latency = p.link.hand_over = (struct profile_value){0};
+    assert_int_equal(profile_check(&p, &err), 0);
+}
+
+static void files_are_written_whole_and_read_back(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct profile p = whole(), again;
+    char root[TREE_PATH], path[TREE_PATH + 32];
+    tree_make(root);
+    snprintf(path, sizeof path, "%s/p.json", root);
+    assert_int_equal(profile_read(path, &again, &err), HELM_E_NOT_FOUND);
+    assert_int_equal(profile_write(path, &p, &err), 0);
+    assert_int_equal(profile_read(path, &again, &err), 0);
+    assert_true(fabs(again.gpu.operation.value / p.gpu.operation.value - 1) < 1e-8);
+    assert_true(fabs(again.cpu.linear.point[1].y.low / p.cpu.linear.point[1].y.low - 1) < 1e-8);
+    p.cpu.threads = 8;
+    assert_int_equal(profile_write(path, &p, &err), 0); /* over the old one */
+    assert_int_equal(profile_read(path, &again, &err), 0);
+    assert_int_equal(again.cpu.threads, 8);
+    int files = 0;
+    DIR *dir = opendir(root);
+    for (struct dirent *e; (e = readdir(dir));) files += e->d_name[0] != '.';
+    closedir(dir);
+    assert_int_equal(files, 1); /* nothing is left beside it */
+    p.cpu.gemv = (struct profile_value){0};
+    assert_int_equal(profile_write(path, &p, &err), 0);
+    assert_int_equal(profile_read(path, &again, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "p.json"));
+    assert_non_null(strstr(err.text, "cpu.gemv"));
+    snprintf(path, sizeof path, "%s/none/p.json", root);
+    assert_int_equal(profile_write(path, &p, &err), HELM_E_IO);
+    tree_remove(root);
+}
+
+static const struct cpu_set four = {.cpu = {0, 1, 2, 5}, .count = 4, .cores = 4, .suggested = 4};
+
+static void make_machine(char root[TREE_PATH], const char *microcode)
+{
+    char cpuinfo[512];
+    tree_make(root);
+    snprintf(
+        cpuinfo, sizeof cpuinfo,
+        "processor\t: 0\nvendor_id\t: X\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Some CPU @ 2 GHz\n"
+        "stepping\t: 8\nmicrocode\t: %s\n\nprocessor\t: 1\nmicrocode\t: other\n",
+        microcode);
+    tree_write(root, "proc/cpuinfo", cpuinfo);
+    tree_write(root, "proc/meminfo", "MemTotal:       24630840 kB\n");
+    tree_write(root, "sys/devices/system/node/node0/cpulist", "0-3\n");
+    tree_write(root, "sys/devices/system/node/node0/distance", "10 21\n");
+    tree_write(root, "sys/devices/system/node/node1/cpulist", "4-7\n");
+    tree_write(root, "sys/devices/system/cpu/cpu0/cache/index0/level", "3\n");
+    tree_write(root, "sys/devices/system/cpu/cpu0/cache/index0/type", "Unified\n");
+    tree_write(root, "sys/devices/system/cpu/cpu0/cache/index0/size", "32768K\n");
+}
+
+static void the_fingerprint_follows_the_hardware(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    char root[TREE_PATH], first[72], other[72], facts[PROFILE_FACTS_TEXT];
+    struct profile_hardware hardware = {.device = "cuda GPU-1 driver 570.1 gen 5 x16"};
+    make_machine(root, "0x2b000111");
+    assert_int_equal(profile_fingerprint_under(root, &four, 0, &hardware, first, facts, sizeof facts, &err),
+                     0);
+    assert_int_equal(strlen(first), 32);
+    assert_non_null(strstr(facts, "model name: Some CPU @ 2 GHz\n"));
+    assert_non_null(strstr(facts, "model: 143\n"));
+    assert_non_null(strstr(facts, "microcode: 0x2b000111\n"));
+    assert_non_null(strstr(facts, "cpus: 0-2,5\n"));
+    assert_non_null(strstr(facts, "memory: 23 GiB\n"));
+    assert_non_null(strstr(facts, "node 1: CPUs 4-7"));
+    assert_non_null(strstr(facts, "cache: L3 Unified 32768K"));
+    assert_non_null(strstr(facts, "device: cuda GPU-1 driver 570.1 gen 5 x16\n"));
+    assert_int_equal(profile_fingerprint_under(root, &four, 0, &hardware, other, NULL, 0, &err), 0);
+    assert_string_equal(first, other);
+
+    const struct profile_hardware changed[] = {{.device = "cuda GPU-1 driver 570.1 gen 4 x16"},
+                                               {.device = "cuda GPU-1 driver 580.1 gen 5 x16"},
+                                               {.device = "emulated"},
+                                               {.device = ""},
+                                               {.device = "cuda GPU-1 driver 570.1 gen 5 x16", .threads = 2}};
+    for (size_t i = 0; i < sizeof changed / sizeof *changed; i++) {
+        assert_int_equal(profile_fingerprint_under(root, &four, 0, &changed[i], other, NULL, 0, &err), 0);
+        assert_string_not_equal(first, other);
+    }
+    assert_int_equal(profile_fingerprint_under(root, &four, 1.5, &hardware, other, NULL, 0, &err), 0);
+    assert_string_not_equal(first, other);
+    struct cpu_set fewer = four;
+    fewer.count = fewer.cores = 3;
+    assert_int_equal(profile_fingerprint_under(root, &fewer, 0, &hardware, other, NULL, 0, &err), 0);
+    assert_string_not_equal(first, other);
+    tree_remove(root);
+    make_machine(root, "0x2b000222");
+    assert_int_equal(profile_fingerprint_under(root, &four, 0, &hardware, other, NULL, 0, &err), 0);
+    assert_string_not_equal(first, other);
+    tree_remove(root);
+}
+
+static void this_machine_has_a_fingerprint(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    const struct profile_hardware none = {0};
+    char a[72], b[72], name[PROFILE_TEXT];
+    assert_int_equal(profile_fingerprint(&none, a, NULL, 0, &err), 0);
+    assert_int_equal(profile_fingerprint(&none, b, NULL, 0, &err), 0);
+    assert_string_equal(a, b);
+    assert_int_equal(strspn(a, "0123456789abcdef"), 32);
+    profile_cpu_name(name);
+    assert_true(strlen(name) > 0);
+}
+
+static void the_cache_is_where_the_environment_says(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    char root[TREE_PATH], path[512], expected[512], value[TREE_PATH + 32];
+    struct stat st;
+    tree_make(root);
+    unsetenv("STATE_DIRECTORY");
+    unsetenv("XDG_CACHE_HOME");
+    setenv("HOME", root, 1);
+    assert_int_equal(profile_cache_path("00ff", path, sizeof path, &err), 0);
+    snprintf(expected, sizeof expected, "%s/.cache/helm/profiles/00ff.json", root);
+    assert_string_equal(path, expected);
+    snprintf(value, sizeof value, "%s/.cache/helm/profiles", root);
+    assert_int_equal(stat(value, &st), 0);
+    assert_true(S_ISDIR(st.st_mode));
+    snprintf(value, sizeof value, "%s/cache", root);
+    setenv("XDG_CACHE_HOME", value, 1);
+    assert_int_equal(profile_cache_path("00ff", path, sizeof path, &err), 0);
+    snprintf(expected, sizeof expected, "%s/cache/helm/profiles/00ff.json", root);
+    assert_string_equal(path, expected);
+    snprintf(value, sizeof value, "%s/state:/elsewhere", root);
+    setenv("STATE_DIRECTORY", value, 1);
+    assert_int_equal(profile_cache_path("00ff", path, sizeof path, &err), 0);
+    snprintf(expected, sizeof expected, "%s/state/profiles/00ff.json", root);
+    assert_string_equal(path, expected);
+    assert_int_equal(profile_cache_path("../x", path, sizeof path, &err), HELM_E_FORMAT);
+    assert_int_equal(profile_cache_path("", path, sizeof path, &err), HELM_E_FORMAT);
+    assert_int_equal(profile_cache_path("00ff", path, 10, &err), HELM_E_LIMIT);
+    assert_string_equal(path, "");
+    unsetenv("STATE_DIRECTORY");
+    unsetenv("XDG_CACHE_HOME");
+    unsetenv("HOME");
+    assert_int_equal(profile_cache_path("00ff", path, sizeof path, &err), HELM_E_NOT_FOUND);
+    tree_remove(root);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tables_interpolate_in_log_x),
+        cmocka_unit_test(json_carries_every_member_both_ways),
+        cmocka_unit_test(hand_written_profiles_may_be_short),
+        cmocka_unit_test(bad_input_is_refused_by_name),
+        cmocka_unit_test(check_names_what_is_missing_or_contradicts),
+        cmocka_unit_test(files_are_written_whole_and_read_back),
+        cmocka_unit_test(the_fingerprint_follows_the_hardware),
+        cmocka_unit_test(this_machine_has_a_fingerprint),
+        cmocka_unit_test(the_cache_is_where_the_environment_says),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
