@@ -47,6 +47,20 @@ struct plan_phase plan_phase_at(const struct plan *plan, uint32_t phase)
     return (struct plan_phase){.from_tokens = 1, .stages = plan->stages, .stage_count = plan->stage_count};
 }
 
+uint32_t plan_most_tokens(const struct plan *plan, enum plan_home worker)
+{
+    uint32_t most = 0;
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase phase = plan_phase_at(plan, p);
+        uint32_t last = p < plan->prefill_count ? plan->prefill[p].from_tokens - 1 : plan->step_tokens;
+        if (last > plan->step_tokens) last = plan->step_tokens;
+        if (phase.from_tokens > last) continue; /* no step is that long */
+        for (uint32_t i = 0; i < phase.stage_count; i++)
+            if (plan_home_worker(phase.stages[i].home) == worker && last > most) most = last;
+    }
+    return most;
+}
+
 enum plan_home plan_unit_home(const struct plan *plan, uint32_t phase, uint32_t unit)
 {
     const struct plan_phase p = plan_phase_at(plan, phase);

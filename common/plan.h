@@ -93,6 +93,10 @@ struct plan {
 uint32_t plan_phase_count(const struct plan *plan);
 /* The phase of a step of so many tokens. Both workers and helmd ask this function, so they agree. */
 uint32_t plan_phase_for(const struct plan *plan, uint32_t tokens);
+/* The most tokens of any step in which this worker computes a unit, up to plan->step_tokens; 0: of none. What
+ * its buffers for q, k, v, gate and the like have to hold: where the GPU computes every unit of long prompts,
+ * the CPU's are as short as decode. */
+uint32_t plan_most_tokens(const struct plan *plan, enum plan_home worker);
 /* Its list; the returned stages are the plan's. */
 struct plan_phase plan_phase_at(const struct plan *plan, uint32_t phase);
 enum plan_home plan_unit_home(const struct plan *plan, uint32_t phase, uint32_t unit);

@@ -261,6 +261,41 @@ static void phases_and_half_layers(void **state)
     plan_free(&copy);
 }
 
+static void buffers_hold_what_a_worker_computes(void **state)
+{
+    (void)state;
+    struct plan_stage decode[] = {{0, 1, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
+                                  {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
+                                  {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL}};
+    struct plan_stage half[] = {{0, 0, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
+                                {1, 1, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL},
+                                {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
+                                {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL}};
+    struct plan_stage none[] = {{0, 1, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL},
+                                {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
+                                {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL}};
+    struct plan plan = {.layers = 4, .step_tokens = 2048, .stages = decode, .stage_count = 3};
+    plan.ring_bytes = 1;
+    assert_int_equal(plan_most_tokens(&plan, PLAN_HOME_CPU), 2048);
+    assert_int_equal(plan_most_tokens(&plan, PLAN_HOME_GPU), 2048);
+    plan.prefill_count = 2;
+    plan.prefill[0] = (struct plan_phase){.from_tokens = 20, .stages = half, .stage_count = 4};
+    plan.prefill[1] = (struct plan_phase){.from_tokens = 500, .stages = none, .stage_count = 3};
+    struct helm_err err = {0};
+    assert_int_equal(plan_check(&plan, &err), 0);
+    assert_int_equal(plan_most_tokens(&plan, PLAN_HOME_CPU), 499);
+    assert_int_equal(plan_most_tokens(&plan, PLAN_HOME_GPU), 2048);
+    plan.step_tokens = 300; /* the last list is never reached */
+    assert_int_equal(plan_most_tokens(&plan, PLAN_HOME_CPU), 300);
+    plan.step_tokens = 2048;
+    plan.prefill[0].stages = none;
+    plan.prefill[0].stage_count = 3;
+    assert_int_equal(plan_most_tokens(&plan, PLAN_HOME_CPU), 19);
+    plan.stages = none;
+    assert_int_equal(plan_most_tokens(&plan, PLAN_HOME_CPU), 0);
+    assert_int_equal(plan_most_tokens(&plan, PLAN_HOME_GPU), 2048);
+}
+
 static void hostile_plans_get_named_errors(void **state)
 {
     (void)state;
@@ -398,10 +433,15 @@ static void homes_have_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_plan_survives_the_round_trip), cmocka_unit_test(the_ends_have_homes),
-        cmocka_unit_test(spans_follow_the_plan),          cmocka_unit_test(phases_and_half_layers),
-        cmocka_unit_test(hostile_plans_get_named_errors), cmocka_unit_test(counts_are_bounded),
-        cmocka_unit_test(ledgers_always_add_up),          cmocka_unit_test(homes_have_names),
+        cmocka_unit_test(a_plan_survives_the_round_trip),
+        cmocka_unit_test(the_ends_have_homes),
+        cmocka_unit_test(spans_follow_the_plan),
+        cmocka_unit_test(phases_and_half_layers),
+        cmocka_unit_test(buffers_hold_what_a_worker_computes),
+        cmocka_unit_test(hostile_plans_get_named_errors),
+        cmocka_unit_test(counts_are_bounded),
+        cmocka_unit_test(ledgers_always_add_up),
+        cmocka_unit_test(homes_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
