@@ -167,12 +167,16 @@ DAEMON_SRC := \
   daemon/loop.c \
   daemon/metrics.c \
   daemon/planner/analyse.c \
+  daemon/planner/cost.c \
+  daemon/planner/cost_plan.c \
   daemon/planner/ledger.c \
   daemon/planner/planner.c \
   daemon/planner/profile.c \
   daemon/planner/profile_hardware.c \
   daemon/planner/profile_json.c \
+  daemon/planner/simulate.c \
   daemon/planner/split.c \
+  daemon/profiling.c \
   daemon/request.c \
   daemon/rundir.c \
   daemon/scheduler.c \

@@ -1,7 +1,7 @@
 /* What a step costs: prices of every unit on every resource, and a simulation of the three resources.
  *
  * Called by search.c and by whoever explains a plan. Pure. docs/planner.md has the equations and their
- * sources. A unit is half a layer (common/plan.h). */
+ * sources (T: thesis, P: PIPO, C: CPU-GPU distribution). A unit is half a layer (common/plan.h). */
 #ifndef HELM_DAEMON_PLANNER_COST_H
 #define HELM_DAEMON_PLANNER_COST_H
 
@@ -17,10 +17,16 @@ struct cost_step {
     enum dtype kv_dtype;
 };
 
+/* What the ring passes on at once: the GPU computes with a slice as soon as all of it has come. */
+#define COST_SLICE_BYTES (UINT64_C(8) << 20)
+/* A hand-over's price in the profile is one with so few bytes; what is beyond crosses at the link's rate. */
+#define COST_HAND_OVER_BYTES 8192
+
 /* Prices in seconds. `beside`: while the link streams (CPU), while the CPU computes (link). */
 struct cost_unit {
-    double cpu, cpu_beside;
-    double gpu;               /* weights in VRAM or in the ring */
+    double cpu, cpu_beside; /* T 4.8, 4.10, 4.13: linears and attention, each the slower of bytes and work */
+    double gpu;             /* weights in VRAM */
+    double stream;          /* weights in the ring, in slices: gpu, and an operation for each slice more */
     double link, link_beside; /* copying its weights */
     double borrow;  /* link: its KV pages in and out, where the cache is the host's and it is computed
                        on the GPU (prefill) */
@@ -30,14 +36,17 @@ struct cost_unit {
 
 struct cost_table {
     uint32_t units;
+    uint32_t tokens;              /* of the step that was priced */
     struct cost_unit *unit;       /* [units] */
     struct cost_unit embed, head; /* link unused */
     double hand_over, step,
         slice;         /* slice: what the last slice of a streamed unit takes the GPU after it came */
-    double activation; /* seconds for the step's residual streams to cross once, in hand_over's stead
-                          for the part beyond 8 KiB */
+    double activation; /* seconds for the step's residual streams to cross once, beyond what hand_over's
+                          price holds (T 4.15) */
 };
 
+/* Without a device in the profile the prices of GPU and link are infinite. HELM_E_FORMAT names a rate that is
+ * missing, HELM_E_LIMIT a step that is none. */
 HELM_MUST_CHECK int cost_price(const struct model *model, const struct analyse_table *analysed,
                                const struct profile *profile, const struct cost_step *step,
                                struct cost_table *table, struct helm_err *err);
@@ -49,14 +58,17 @@ struct cost_plan {
     const bool *kv_cpu;         /* [units / 2] layers whose cache is the CPU's; NULL: as `home` says */
     enum plan_home embed, head; /* cpu or gpu */
     uint64_t ring_bytes;
+    bool cold; /* prefill: the step begins with an empty ring, and nothing is copied ahead for the next one */
 };
 
 enum cost_resource { COST_CPU, COST_GPU, COST_LINK, COST_RESOURCES };
-/* For the plot and the table of stages. unit: UINT32_MAX for embed, UINT32_MAX - 1 for head. */
+/* For the plot and the table of stages. A link's span may be of a unit of the next step. */
+#define COST_SPAN_EMBED UINT32_MAX
+#define COST_SPAN_HEAD  (UINT32_MAX - 1)
 struct cost_span {
     enum cost_resource resource;
     uint32_t unit;
-    double from, to; /* seconds from the step's begin */
+    double from, to; /* seconds from the step's begin; on the GPU with its waits for the link */
 };
 struct cost_result {
     double seconds;              /* of the step, in the steady state: every step like the one before */
@@ -66,11 +78,39 @@ struct cost_result {
     struct cost_span *span; /* caller's, [span_max], or NULL: the timeline */
     uint32_t span_max, span_count;
 };
-/* Never fails. `done` and `span` are filled when given. */
+/* Never fails. `done` and `span` are filled when given; all else in *result is an output. */
 void cost_simulate(const struct cost_table *table, const struct cost_plan *plan, struct cost_result *result);
+/* The step's seconds alone; INFINITY as soon as it is clear that they are more than `give_up`. */
+double cost_seconds(const struct cost_table *table, const struct cost_plan *plan, double give_up);
 
 /* Relative half-width of what the profile's spreads make of a step's time: for error bars. */
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result);
+
+/* ---- whole plans ---- */
+
+/* What a list of the plan says, as the simulation wants it. home: [2 * layers], kv_cpu: [layers], both the
+ * caller's; *out borrows them. Cold when phase is not 0. */
+HELM_MUST_CHECK int cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
+                                 struct cost_plan *out, struct helm_err *err);
+
+struct cost_case {
+    const struct model *model;
+    const struct analyse_table *analysed;
+    const struct profile *profile;
+    const struct plan *plan; /* its kv_dtype, step_tokens, lists and ring count */
+};
+struct cost_forecast {
+    double seconds, low, high;
+    double busy[COST_RESOURCES], hand_overs;
+    uint32_t steps;
+};
+/* A decode step of `batch` rows, each with `context` positions. */
+HELM_MUST_CHECK int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context,
+                                struct cost_forecast *forecast, struct helm_err *err);
+/* From a prompt of one row to its first token, on an idle machine: chunks of step_tokens, one after another,
+ * each by the list that its size calls for. */
+HELM_MUST_CHECK int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens,
+                              struct cost_forecast *forecast, struct helm_err *err);
 
 #endif

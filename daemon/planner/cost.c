@@ -1,0 +1,338 @@
+/* Prices of a step's units. See cost.h; the equations are in docs/planner.md. Called by search.c,
+ * cost_plan.c and whoever explains a plan; owns nothing but the table that it returns. */
+#include "daemon/planner/cost.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Steps of more tokens are chunks: other kernels, launched one by one instead of as a captured graph. */
+#define FEW_TOKENS 16
+
+/* Operations of a half layer, each with a beginning and an end that cost something beside its bytes: on the
+ * CPU a barrier of the pool, on the GPU a kernel. By size of step: one token, few, a chunk. */
+static const uint32_t cpu_operations[2][3] = {{4, 6, 6}, {2, 4, 4}};
+static const uint32_t gpu_operations[2][3] = {{3, 4, 5}, {2, 2, 4}};
+#define LINEARS_OF_A_HALF 2 /* q k v and o; gate up and down: what a slice can be one of */
+
+/* One device at one size of step. Rates are a second's worth, of bytes or operations. */
+struct device_rates {
+    double gemv, gemv_beside; /* weights, each read once a step */
+    double linear;            /* operations, 0 for one token: reading is all there is */
+    double attention, attention_beside, attention_flops;
+    double read;      /* activations */
+    double operation; /* seconds */
+};
+
+struct pricing {
+    const struct model *model;
+    const struct profile *profile;
+    const struct cost_step *step;
+    int size; /* 0: one token, 1: few, 2: a chunk */
+    struct device_rates cpu, gpu;
+    bool device;
+};
+
+/* A unit's time on one device, by what it is spent on. */
+struct spent {
+    double total, beside;             /* alone; while the link streams */
+    double memory, compute, overhead; /* of total */
+};
+
+static double rate_or(const struct profile_value *value, double otherwise)
+{
+    return value->value > 0 ? value->value : otherwise;
+}
+
+static int require(double rate, const char *name, struct helm_err *err)
+{
+    if (rate > 0) return 0;
+    return helm_fail(err, HELM_E_FORMAT, "the profile lacks %s: a step cannot be priced without it", name);
+}
+
+static int rates_of_cpu(struct pricing *p, struct helm_err *err)
+{
+    const struct profile_cpu *cpu = &p->profile->cpu;
+    struct device_rates *r = &p->cpu;
+    r->gemv = cpu->gemv.value;
+    r->gemv_beside = rate_or(&cpu->gemv_beside, r->gemv);
+    if (r->gemv_beside > r->gemv) r->gemv_beside = r->gemv; /* noise: company does not help */
+    r->attention = cpu->attention.value;
+    r->attention_flops = cpu->attention_flops.value;
+    r->read = r->gemv;
+    r->operation = cpu->operation.value;
+    int rc = require(r->gemv, "cpu.gemv", err);
+    if (!rc) rc = require(r->attention, "cpu.attention", err);
+    if (rc) return rc;
+    r->attention_beside = r->attention * (r->gemv_beside / r->gemv);
+    if (p->step->tokens == 1) return 0;
+    r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
+    rc = require(r->linear, "cpu.linear", err);
+    if (!rc) rc = require(r->attention_flops, "cpu.attention_flops", err);
+    return rc;
+}
+
+static int rates_of_gpu(struct pricing *p, struct helm_err *err)
+{
+    const struct profile_gpu *gpu = &p->profile->gpu;
+    struct device_rates *r = &p->gpu;
+    r->gemv = r->gemv_beside = gpu->gemv.value;
+    r->attention = r->attention_beside = gpu->attention.value;
+    r->attention_flops = gpu->attention_flops.value;
+    r->read = rate_or(&gpu->read, r->gemv);
+    r->operation = p->size == 2 ? rate_or(&gpu->launch, gpu->operation.value) : gpu->operation.value;
+    int rc = require(r->gemv, "gpu.gemv", err);
+    if (!rc) rc = require(r->attention, "gpu.attention", err);
+    if (!rc) rc = require(p->profile->link.h2d.value, "link.h2d", err);
+    if (rc || p->step->tokens == 1) return rc;
+    r->linear = profile_table_at(&gpu->linear, p->step->tokens).value;
+    rc = require(r->linear, "gpu.linear", err);
+    if (!rc) rc = require(r->attention_flops, "gpu.attention_flops", err);
+    return rc;
+}
+
+/* T 4.10: the slower of reading the weights once and of the work for `tokens` of them. */
+static void add_linear(const struct device_rates *r, double bytes, double parameters, double tokens,
+                       struct spent *s)
+{
+    double memory = bytes / r->gemv, memory_beside = bytes / r->gemv_beside;
+    double compute = r->linear > 0 ? 2 * parameters * tokens / r->linear : 0;
+    s->total += fmax(memory, compute);
+    s->beside += fmax(memory_beside, compute);
+    *(compute > memory ? &s->compute : &s->memory) += fmax(memory, compute);
+}
+
+static void add_bytes(const struct device_rates *r, double bytes, double rate, struct spent *s)
+{
+    s->total += bytes / rate;
+    s->memory += bytes / rate;
+    s->beside += bytes / rate * (r->gemv / r->gemv_beside);
+}
+
+static void add_operations(const struct device_rates *r, double count, struct spent *s)
+{
+    s->total += count * r->operation;
+    s->beside += count * r->operation;
+    s->overhead += count * r->operation;
+}
+
+/* Positions that a row's `n` last tokens attend to, all together, in a context of `c` and a window of `w`. */
+static double attended(double n, double c, double w)
+{
+    double in_window = w > 0 && c > w ? fmin(n, c - w) : 0; /* tokens that see no more than the window */
+    double rest = n - in_window;
+    return in_window * w + rest * (c - in_window) - rest * (rest - 1) / 2;
+}
+
+static double tokens_a_row(const struct cost_step *step)
+{
+    return (double)step->tokens / step->rows;
+}
+
+/* Bytes of K and V of one position of one layer. */
+static double kv_bytes(const struct pricing *p)
+{
+    return (double)model_kv_bytes_per_token(&p->model->config, 1, p->step->kv_dtype);
+}
+
+/* T 4.11 to 4.13, with T 4.5's bytes as they are: 4,096 c for 8 heads of 128 in 16 bits, not 4 c. One query a
+ * row reads its context and no more; a chunk's queries share what they read, so that work counts as well. */
+static void add_attention(const struct pricing *p, const struct device_rates *r, double window,
+                          struct spent *s)
+{
+    const struct model_config *c = &p->model->config;
+    double n = tokens_a_row(p->step), context = p->step->context;
+    double positions = window > 0 ? fmin(context, window + n - 1) : context;
+    double memory = p->step->rows * positions * kv_bytes(p) / r->attention;
+    double memory_beside = memory * (r->attention / r->attention_beside);
+    double compute = n > 1 ? 4.0 * c->heads * c->head_dim * p->step->rows * attended(n, context, window) /
+                                 r->attention_flops
+                           : 0;
+    s->total += fmax(memory, compute);
+    s->beside += fmax(memory_beside, compute);
+    *(compute > memory ? &s->compute : &s->memory) += fmax(memory, compute);
+}
+
+/* Norms, rotations and products of several tokens pass through memory on their own; one token's are in the
+ * operations around them. */
+static double activation_bytes(const struct pricing *p, bool mlp)
+{
+    const struct model_config *c = &p->model->config;
+    double q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
+    if (p->size == 0) return 0;
+    return p->step->tokens * (6.0 * c->hidden + (mlp ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
+}
+
+static const char *bound_of(const struct spent *s)
+{
+    if (s->overhead > s->memory && s->overhead > s->compute) return "overhead";
+    return s->compute > s->memory ? "compute" : "memory";
+}
+
+/* Tensors are walked once, whatever their order: each is an operation of its own to the roofline. */
+static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent *gpu)
+{
+    const struct model *m = p->model;
+    for (uint32_t i = 0; i < m->tensor_count; i++) {
+        const struct model_tensor *t = &m->tensors[i];
+        if (t->layer < 0 || (uint32_t)t->layer >= m->config.layers) continue;
+        uint32_t unit = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
+        double parameters = t->rows == 1 ? 0 : (double)t->rows * (double)t->cols;
+        add_linear(&p->cpu, (double)t->bytes, parameters, p->step->tokens, &cpu[unit]);
+        if (p->device) add_linear(&p->gpu, (double)t->bytes, parameters, p->step->tokens, &gpu[unit]);
+    }
+}
+
+static double slices_of(uint64_t bytes)
+{
+    return (double)((bytes + COST_SLICE_BYTES - 1) / COST_SLICE_BYTES);
+}
+
+static void price_link(const struct pricing *p, uint32_t unit, double window, struct cost_unit *u)
+{
+    const struct profile_link *link = &p->profile->link;
+    const struct cost_step *step = p->step;
+    double beside = fmin(rate_or(&link->h2d_beside, link->h2d.value), link->h2d.value);
+    /* Copies wait in a queue, so only what starts after a pause pays the latency: once a unit. */
+    u->link = (double)u->bytes / link->h2d.value + link->latency.value;
+    u->link_beside = (double)u->bytes / beside + link->latency.value;
+    if (unit & 1) return;
+    double n = tokens_a_row(step), before = fmax(0, step->context - n);
+    if (window > 0) before = fmin(before, window);
+    u->borrow = step->rows * before * kv_bytes(p) / link->h2d.value +
+                step->tokens * kv_bytes(p) / rate_or(&link->d2h, link->h2d.value) +
+                (before > 0 ? 2 : 1) * link->latency.value;
+}
+
+static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu, struct spent *gpu,
+                       struct cost_unit *u)
+{
+    bool mlp = unit & 1;
+    double window = p->model->config.window ? p->model->config.window[unit / 2] : 0;
+    double activations = activation_bytes(p, mlp);
+    if (!mlp) add_attention(p, &p->cpu, window, cpu);
+    add_bytes(&p->cpu, activations, p->cpu.read, cpu);
+    add_operations(&p->cpu, cpu_operations[mlp][p->size], cpu);
+    u->cpu = cpu->total;
+    u->cpu_beside = cpu->beside;
+    u->cpu_bound = bound_of(cpu);
+    u->gpu_bound = "";
+    u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
+    if (!p->device) return;
+    if (!mlp) add_attention(p, &p->gpu, window, gpu);
+    add_bytes(&p->gpu, activations, p->gpu.read, gpu);
+    add_operations(&p->gpu, gpu_operations[mlp][p->size], gpu);
+    u->gpu = gpu->total;
+    u->gpu_bound = bound_of(gpu);
+    u->stream = u->gpu + fmax(0, slices_of(u->bytes) - LINEARS_OF_A_HALF) * p->gpu.operation;
+    u->borrow = 0;
+    price_link(p, unit, window, u);
+}
+
+/* Final norm, lm_head, a token from the logits. The GPU takes 16 rows at a time. */
+static void price_head(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u)
+{
+    const struct model_config *c = &p->model->config;
+    double samples = p->step->samples, logits = samples * c->vocab * sizeof(float);
+    double parameters = (double)c->vocab * c->hidden, bytes = (double)analysed->head.stored;
+    struct pricing head = *p;
+    struct spent cpu = {0}, gpu = {0};
+    u->bytes = analysed->head.stored + analysed->final_norm.stored;
+    if (samples == 0) return;
+    /* Whatever the step's size: only so many rows are multiplied. */
+    head.cpu.linear = samples > 1 ? profile_table_at(&p->profile->cpu.linear, p->step->samples).value : 0;
+    head.gpu.linear =
+        samples > 1 ? profile_table_at(&p->profile->gpu.linear, (uint32_t)fmin(samples, FEW_TOKENS)).value
+                    : 0;
+    add_linear(&head.cpu, bytes, parameters, samples, &cpu);
+    add_bytes(&head.cpu, logits, p->cpu.read, &cpu);
+    add_operations(&p->cpu, samples > 1 ? 4 : 3, &cpu);
+    u->cpu = cpu.total;
+    u->cpu_beside = cpu.beside;
+    u->cpu_bound = bound_of(&cpu);
+    if (!p->device) return;
+    for (double left = samples; left > 0; left -= FEW_TOKENS)
+        add_linear(&head.gpu, bytes, parameters, fmin(left, FEW_TOKENS), &gpu);
+    add_bytes(&head.gpu, logits, p->gpu.read, &gpu);
+    add_operations(&p->gpu, samples > 1 ? 2 + ceil(samples / FEW_TOKENS) : 2, &gpu);
+    u->gpu = u->stream = gpu.total;
+    u->gpu_bound = bound_of(&gpu);
+}
+
+static void price_embed(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u)
+{
+    double row = (double)p->model->config.hidden * (4 + dtype_bytes(p->model->config.dtype));
+    u->bytes = analysed->embed.stored;
+    u->cpu = u->cpu_beside = p->cpu.operation + p->step->tokens * row / p->cpu.read;
+    u->cpu_bound = u->gpu_bound = "overhead";
+    if (p->device) u->gpu = u->stream = p->gpu.operation + p->step->tokens * row / p->gpu.read;
+}
+
+static void price_rest(const struct pricing *p, struct cost_table *table)
+{
+    const struct profile_link *link = &p->profile->link;
+    table->step = p->profile->step.value;
+    if (!p->device) return;
+    double crossing = (double)p->step->tokens * p->model->config.hidden * sizeof(float);
+    double rate = fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
+    struct spent slice = {0};
+    table->hand_over = link->hand_over.value;
+    table->activation = fmax(0, crossing - COST_HAND_OVER_BYTES) / rate;
+    add_linear(&p->gpu, (double)COST_SLICE_BYTES, (double)COST_SLICE_BYTES / 2, p->step->tokens, &slice);
+    add_operations(&p->gpu, 1, &slice);
+    table->slice = slice.total;
+}
+
+static int check_step(const struct model *model, const struct cost_step *step, struct helm_err *err)
+{
+    if (step->tokens == 0 || step->rows == 0 || step->rows > step->tokens || step->samples > step->rows)
+        return helm_fail(err, HELM_E_LIMIT, "no step: %u tokens in %u rows, %u of them sampled", step->tokens,
+                         step->rows, step->samples);
+    if ((uint64_t)step->context * step->rows < step->tokens)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "no step: %u tokens in %u rows attend to %u positions, not even to "
+                         "themselves",
+                         step->tokens, step->rows, step->context);
+    if (model->config.layers == 0) return helm_fail(err, HELM_E_LIMIT, "a model without layers has no price");
+    return 0;
+}
+
+int cost_price(const struct model *model, const struct analyse_table *analysed, const struct profile *profile,
+               const struct cost_step *step, struct cost_table *table, struct helm_err *err)
+{
+    struct pricing p = {.model = model, .profile = profile, .step = step};
+    uint32_t units = 2 * model->config.layers;
+    memset(table, 0, sizeof *table);
+    p.size = step->tokens == 1 ? 0 : step->tokens <= FEW_TOKENS ? 1 : 2;
+    p.device = profile->gpu.device != PROFILE_DEVICE_NONE;
+    int rc = check_step(model, step, err);
+    if (!rc) rc = rates_of_cpu(&p, err);
+    if (!rc && p.device) rc = rates_of_gpu(&p, err);
+    if (rc) return rc;
+    struct spent *cpu = calloc(2 * (size_t)units, sizeof *cpu), *gpu = cpu ? cpu + units : NULL;
+    table->unit = calloc(units, sizeof *table->unit);
+    if (!cpu || !table->unit) {
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for the prices of %u half layers", units);
+        goto out;
+    }
+    table->units = units;
+    table->tokens = step->tokens;
+    add_tensors(&p, cpu, gpu);
+    for (uint32_t u = 0; u < units; u++) {
+        table->unit[u].bytes = analyse_units_stored(analysed, u, u);
+        price_unit(&p, u, &cpu[u], &gpu[u], &table->unit[u]);
+    }
+    price_embed(&p, analysed, &table->embed);
+    price_head(&p, analysed, &table->head);
+    price_rest(&p, table);
+out:
+    free(cpu);
+    if (rc) cost_table_free(table);
+    return rc;
+}
+
+void cost_table_free(struct cost_table *table)
+{
+    free(table->unit);
+    memset(table, 0, sizeof *table);
+}

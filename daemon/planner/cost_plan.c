@@ -1,0 +1,159 @@
+/* What whole plans cost: decode steps, the first token of a prompt, error bars. See cost.h. Called by helmd,
+ * helm-plan and the planner; owns nothing. */
+#include "daemon/planner/cost.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
+                 struct cost_plan *out, struct helm_err *err)
+{
+    *out = (struct cost_plan){.home = home,
+                              .kv_cpu = kv_cpu,
+                              .embed = plan->embed,
+                              .head = plan->head,
+                              .ring_bytes = plan->ring_bytes,
+                              .cold = phase != 0};
+    plan_unit_homes(plan, 0, home); /* decode says where the caches are */
+    for (uint32_t l = 0; l < plan->layers; l++) kv_cpu[l] = plan_home_worker(home[2 * l]) == PLAN_HOME_CPU;
+    if (phase) plan_unit_homes(plan, phase, home);
+    for (uint32_t u = 0; u < 2 * plan->layers; u++)
+        if (home[u] == PLAN_HOME_DIRECT || home[u] == PLAN_HOME_DISK)
+            return helm_fail(err, HELM_E_UNSUPPORTED, "the cost of layer %u at home on '%s' is not known",
+                             u / 2, plan_home_name(home[u]));
+    return 0;
+}
+
+/* ---- error bars ---- */
+
+static double spread_of(const struct profile_value *v)
+{
+    return v->value > 0 && v->high > v->low ? (v->high - v->low) / (2 * v->value) : 0;
+}
+
+static double spread_at(const struct profile_table *table, uint32_t tokens)
+{
+    const struct profile_value v = profile_table_at(table, tokens);
+    return spread_of(&v);
+}
+
+/* A processor's seconds of the step are off by its rate's spread; the link's spread counts for the seconds in
+ * which nobody computed, all of which were waited for it. Independent of each other: squares add up. */
+double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
+                        const struct cost_plan *plan, const struct cost_result *result)
+{
+    bool one = table->tokens <= 1, streams = false;
+    double waited = result->seconds - result->hand_overs - table->step;
+    double cpu = one ? spread_of(&profile->cpu.gemv) : spread_at(&profile->cpu.linear, table->tokens);
+    double gpu = one ? spread_of(&profile->gpu.gemv) : spread_at(&profile->gpu.linear, table->tokens);
+    for (uint32_t u = 0; u < table->units; u++) streams = streams || plan->home[u] == PLAN_HOME_STREAM;
+    if (streams && one) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_beside));
+    waited -= result->busy[COST_CPU] + result->busy[COST_GPU];
+    if (!streams || waited < 0) waited = 0;
+    if (result->seconds <= 0) return 0;
+    cpu *= result->busy[COST_CPU] / result->seconds;
+    gpu *= result->busy[COST_GPU] / result->seconds;
+    double link = spread_of(&profile->link.h2d) * waited / result->seconds;
+    double hand_over = spread_of(&profile->link.hand_over) * result->hand_overs / result->seconds;
+    double step = spread_of(&profile->step) * table->step / result->seconds;
+    return sqrt(cpu * cpu + gpu * gpu + link * link + hand_over * hand_over + step * step);
+}
+
+/* ---- steps of a plan ---- */
+
+struct walk {
+    const struct cost_case *c;
+    enum dtype kv_dtype;
+    enum plan_home *home; /* [2 * layers] */
+    bool *kv_cpu;         /* [layers] */
+    double half_width;    /* seconds, so far */
+};
+
+static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err *err)
+{
+    *w = (struct walk){.c = c, .kv_dtype = DTYPE_COUNT};
+    for (int d = 0; d < DTYPE_COUNT; d++)
+        if (strcmp(c->plan->kv_dtype, dtype_name((enum dtype)d)) == 0) w->kv_dtype = (enum dtype)d;
+    if (w->kv_dtype == DTYPE_COUNT)
+        return helm_fail(err, HELM_E_FORMAT, "the plan's kv_dtype '%s' is none", c->plan->kv_dtype);
+    if (c->plan->layers != c->model->config.layers)
+        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", c->plan->layers,
+                         c->model->config.layers);
+    w->home = malloc(2 * (size_t)c->plan->layers * sizeof *w->home);
+    w->kv_cpu = malloc(c->plan->layers * sizeof *w->kv_cpu);
+    if (w->home && w->kv_cpu) return 0;
+    return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u layers", c->plan->layers);
+}
+
+static void walk_close(struct walk *w)
+{
+    free(w->home);
+    free(w->kv_cpu);
+}
+
+static int walk_step(struct walk *w, uint32_t tokens, uint32_t rows, uint32_t samples, uint32_t context,
+                     struct cost_forecast *f, struct helm_err *err)
+{
+    const struct cost_case *c = w->c;
+    const struct cost_step step = {
+        .tokens = tokens, .rows = rows, .samples = samples, .context = context, .kv_dtype = w->kv_dtype};
+    struct cost_table table = {0};
+    struct cost_result result = {0};
+    struct cost_plan plan;
+    int rc = cost_plan_of(c->plan, plan_phase_for(c->plan, tokens), w->home, w->kv_cpu, &plan, err);
+    if (!rc) rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
+    if (rc) return rc;
+    cost_simulate(&table, &plan, &result);
+    if (isfinite(result.seconds)) {
+        f->seconds += result.seconds;
+        w->half_width += cost_uncertainty(c->profile, &table, &plan, &result) * result.seconds;
+        for (int r = 0; r < COST_RESOURCES; r++) f->busy[r] += result.busy[r];
+        f->hand_overs += result.hand_overs;
+        f->steps++;
+    } else {
+        rc = helm_fail(err, HELM_E_MISMATCH, "the plan uses a GPU, the profile has none");
+    }
+    cost_table_free(&table);
+    return rc;
+}
+
+/* A rate that is low by a part makes a time that is high by the same part. */
+static void finish(const struct walk *w, struct cost_forecast *f)
+{
+    f->low = f->seconds - w->half_width;
+    f->high = f->seconds + w->half_width;
+    if (f->low < 0) f->low = 0;
+}
+
+int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context, struct cost_forecast *forecast,
+                struct helm_err *err)
+{
+    struct walk w;
+    memset(forecast, 0, sizeof *forecast);
+    int rc = walk_open(c, &w, err);
+    if (!rc) rc = walk_step(&w, batch, batch, batch, context, forecast, err);
+    if (!rc) finish(&w, forecast);
+    walk_close(&w);
+    return rc;
+}
+
+int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_forecast *forecast,
+              struct helm_err *err)
+{
+    struct walk w;
+    uint32_t chunk = c->plan->step_tokens;
+    memset(forecast, 0, sizeof *forecast);
+    if (prompt_tokens == 0 || chunk == 0)
+        return helm_fail(err, HELM_E_LIMIT, "no first token after a prompt of %u tokens in steps of %u",
+                         prompt_tokens, chunk);
+    int rc = walk_open(c, &w, err);
+    for (uint32_t done = 0; done < prompt_tokens && !rc;) {
+        uint32_t tokens = prompt_tokens - done < chunk ? prompt_tokens - done : chunk;
+        done += tokens;
+        rc = walk_step(&w, tokens, 1, done == prompt_tokens, done, forecast, err);
+    }
+    if (!rc) finish(&w, forecast);
+    walk_close(&w);
+    return rc;
+}

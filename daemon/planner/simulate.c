@@ -1,0 +1,282 @@
+/* One step on three resources: CPU, GPU, link. See cost.h. Called by the search (thousands of times a plan)
+ * and by whoever explains one; owns nothing, allocates nothing.
+ *
+ * CPU and GPU never compute at the same time: each unit needs the one before. The link depends on neither: it
+ * copies the streamed units' bytes in order, round and round, as long as the ring has room, and the ring has
+ * room again as the GPU computes. All three are fluids: bytes move at rates, and a rate changes when the ring
+ * becomes full or empty, when the copying reaches the next unit or when the CPU begins or ends (the two share
+ * the host's memory: each has a rate alone and a rate beside the other).
+ *
+ * What the ring holds at a step's begin was copied while the step before ended. How a step changes that
+ * amount, f, is max(low, min(high, f + d)) for some low, high and d: so the state that repeats is reached
+ * after one step, either from a full ring (where d >= 0) or from an empty one. */
+#include "daemon/planner/cost.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "common/model/model.h"
+
+#define UNITS_MAX  (2 * MODEL_LAYERS_MAX)
+#define EPS_BYTES  1e-3 /* less is nothing: what rounding leaves */
+#define RING_LEAST 4096 /* bytes; streaming through no ring at all would never end */
+#define SAME_BYTES 1.0
+#define ROUNDS_MAX 12
+
+struct streamed {
+    double bytes, alone, beside; /* rates in bytes a second */
+    uint32_t unit;
+};
+
+struct simulation {
+    const struct cost_table *table;
+    const struct cost_plan *plan;
+    struct cost_result *result; /* NULL: only the time counts */
+    double now, give_up;
+    /* the link: `fill` bytes of the ring are copied and not yet computed with; `left` of unit `at` to copy */
+    double ring, fill, left;
+    uint32_t count, at;
+    bool ended; /* cold: everything is copied */
+    double busy[COST_RESOURCES], hand_overs;
+    struct streamed streamed[UNITS_MAX];
+};
+
+/* ---- the timeline ---- */
+
+static void note_span(struct simulation *s, enum cost_resource resource, uint32_t unit, double from,
+                      double to)
+{
+    struct cost_result *r = s->result;
+    if (!r || !r->span || to <= from) return;
+    if (resource == COST_LINK) /* one span for copies of a unit without a pause between them */
+        for (uint32_t i = r->span_count; i-- > 0;) {
+            struct cost_span *last = &r->span[i];
+            if (last->resource != COST_LINK) continue;
+            if (last->unit != unit || from - last->to > 1e-12) break;
+            last->to = to;
+            return;
+        }
+    if (r->span_count < r->span_max)
+        r->span[r->span_count++] =
+            (struct cost_span){.resource = resource, .unit = unit, .from = from, .to = to};
+}
+
+/* ---- the link ---- */
+
+static void copy(struct simulation *s, double bytes)
+{
+    s->fill += bytes;
+    s->left -= bytes;
+    if (s->left > EPS_BYTES) return;
+    s->fill += s->left;
+    if (++s->at == s->count) {
+        s->at = 0;
+        s->ended = s->plan->cold;
+    }
+    s->left = s->streamed[s->at].bytes;
+}
+
+/* Copies for `seconds` from s->now on, or until the ring is full. Returns how long. */
+static double link_run(struct simulation *s, double seconds, bool beside)
+{
+    double active = 0;
+    if (s->count == 0) return 0;
+    while (!s->ended && active < seconds) {
+        double room = s->ring - s->fill;
+        if (room <= EPS_BYTES) break;
+        const struct streamed *q = &s->streamed[s->at];
+        double rate = beside ? q->beside : q->alone;
+        double bytes = fmin(s->left, room), dt = bytes / rate;
+        if (dt > seconds - active) {
+            dt = seconds - active;
+            bytes = dt * rate;
+        }
+        note_span(s, COST_LINK, q->unit, s->now + active, s->now + active + dt);
+        copy(s, bytes);
+        active += dt;
+    }
+    s->busy[COST_LINK] += active;
+    return active;
+}
+
+/* ---- the processors ---- */
+
+/* The CPU is slower for as long as the link copies. */
+static void run_cpu(struct simulation *s, uint32_t unit, double alone, double beside)
+{
+    double seconds = alone, active = link_run(s, beside, true);
+    if (active > 0) seconds = active + (beside > active ? (1 - active / beside) * alone : 0);
+    note_span(s, COST_CPU, unit, s->now, s->now + seconds);
+    s->busy[COST_CPU] += seconds;
+    s->now += seconds;
+}
+
+/* The GPU with what it has, or nobody: a hand-over, the step's begin and end. */
+static void run_alone(struct simulation *s, double seconds)
+{
+    link_run(s, seconds, false);
+    s->now += seconds;
+}
+
+static void run_gpu(struct simulation *s, uint32_t unit, double seconds)
+{
+    note_span(s, COST_GPU, unit, s->now, s->now + seconds);
+    s->busy[COST_GPU] += seconds;
+    run_alone(s, seconds);
+}
+
+/* Weights in the ring: computed with no faster than they come; room in the ring as they are done with. */
+static void run_stream(struct simulation *s, const struct streamed *q, double gpu)
+{
+    double begin = s->now, came = s->now, left = q->bytes, own = q->bytes / fmax(gpu, 1e-12);
+    bool all_came = s->fill >= left - EPS_BYTES;
+    while (left > EPS_BYTES) {
+        const struct streamed *next = &s->streamed[s->at];
+        double room = s->ring - s->fill, copied = s->ended ? 0 : next->alone, used = own;
+        if (room <= EPS_BYTES && copied > own) copied = own;
+        if (s->fill <= EPS_BYTES && copied < own) used = copied;
+        double net = copied - used, dt = left / used;
+        if (copied > 0) dt = fmin(dt, s->left / copied);
+        if (net > 0 && room > EPS_BYTES) dt = fmin(dt, room / net);
+        if (net < 0 && !all_came) dt = fmin(dt, s->fill / -net);
+        left -= used * dt;
+        s->fill -= used * dt;
+        if (copied > 0) {
+            note_span(s, COST_LINK, next->unit, s->now, s->now + dt);
+            s->busy[COST_LINK] += dt;
+            copy(s, copied * dt);
+        }
+        if (s->fill < 0) s->fill = 0;
+        s->now += dt;
+        if (!all_came && s->fill >= left - EPS_BYTES) {
+            all_came = true;
+            came = s->now;
+        }
+    }
+    /* Where the GPU waited to the end, it still has the last slice before it. */
+    double last = fmin(s->table->slice, gpu), late = came > begin ? came + last - s->now : 0;
+    if (late > 0) run_alone(s, late);
+    s->busy[COST_GPU] += gpu;
+    note_span(s, COST_GPU, q->unit, begin, s->now);
+}
+
+static void hand_over(struct simulation *s)
+{
+    double seconds = s->table->hand_over + s->table->activation;
+    run_alone(s, seconds);
+    s->hand_overs += seconds;
+}
+
+static void run_end(struct simulation *s, uint32_t name, const struct cost_unit *u, enum plan_home home)
+{
+    if (home == PLAN_HOME_CPU)
+        run_cpu(s, name, u->cpu, u->cpu_beside);
+    else
+        run_gpu(s, name, u->gpu);
+}
+
+/* One step from the ring's present state. */
+static void run_step(struct simulation *s)
+{
+    const struct cost_table *table = s->table;
+    const struct cost_plan *plan = s->plan;
+    struct cost_result *r = s->result;
+    enum plan_home at = plan->embed;
+    uint32_t next = 0;
+    s->now = s->hand_overs = 0;
+    memset(s->busy, 0, sizeof s->busy);
+    if (r) r->span_count = 0;
+    run_end(s, COST_SPAN_EMBED, &table->embed, plan->embed);
+    for (uint32_t u = 0; u < table->units; u++) {
+        enum plan_home home = plan->home[u], worker = plan_home_worker(home);
+        const struct cost_unit *unit = &table->unit[u];
+        if (worker != at) hand_over(s);
+        at = worker;
+        if (home == PLAN_HOME_STREAM)
+            run_stream(s, &s->streamed[next++], unit->stream);
+        else if (worker == PLAN_HOME_CPU)
+            run_cpu(s, u, unit->cpu, unit->cpu_beside);
+        else
+            run_gpu(s, u, unit->gpu);
+        if (r && r->done) r->done[u] = s->now;
+    }
+    if (plan->head != at) hand_over(s);
+    run_end(s, COST_SPAN_HEAD, &table->head, plan->head);
+    if (r && r->done) r->done[table->units] = s->now;
+    run_alone(s, table->step);
+    if (r && r->done) r->done[table->units + 1] = s->now;
+}
+
+/* ---- rounds ---- */
+
+static void list_streamed(struct simulation *s)
+{
+    s->count = 0;
+    for (uint32_t u = 0; u < s->table->units && s->count < UNITS_MAX; u++) {
+        const struct cost_unit *unit = &s->table->unit[u];
+        if (s->plan->home[u] != PLAN_HOME_STREAM) continue;
+        double bytes = fmax((double)unit->bytes, 1), borrow = 0;
+        if (!(u & 1) && s->plan->kv_cpu && s->plan->kv_cpu[u / 2]) borrow = unit->borrow;
+        s->streamed[s->count++] = (struct streamed){.bytes = bytes,
+                                                    .alone = bytes / fmax(unit->link + borrow, 1e-12),
+                                                    .beside = bytes / fmax(unit->link_beside + borrow, 1e-12),
+                                                    .unit = u};
+    }
+}
+
+static void begin_with(struct simulation *s, double fill)
+{
+    s->fill = 0;
+    s->at = 0;
+    s->left = s->streamed[0].bytes;
+    s->ended = false;
+    while (fill > EPS_BYTES) {
+        double bytes = fmin(fill, s->left);
+        fill -= bytes;
+        copy(s, bytes);
+    }
+}
+
+/* Runs a step; whether the ring ended as it began. */
+static bool run_round(struct simulation *s)
+{
+    double fill = s->fill;
+    run_step(s);
+    return s->count == 0 || s->plan->cold || fabs(s->fill - fill) < SAME_BYTES;
+}
+
+static bool run(struct simulation *s)
+{
+    list_streamed(s);
+    s->ring = fmax((double)s->plan->ring_bytes, RING_LEAST);
+    begin_with(s, s->count && !s->plan->cold ? s->ring : 0);
+    for (int i = 0; i < ROUNDS_MAX; i++) {
+        if (i == 2) begin_with(s, 0);
+        if (run_round(s)) break;
+        if (s->now > s->give_up) return false; /* with more in the ring than there will be: only slower */
+    }
+    return s->now <= s->give_up;
+}
+
+void cost_simulate(const struct cost_table *table, const struct cost_plan *plan, struct cost_result *result)
+{
+    struct simulation s; /* 64 KiB, of which what is used is filled in */
+    s.table = table;
+    s.plan = plan;
+    s.result = result;
+    s.give_up = INFINITY;
+    run(&s);
+    result->seconds = s.now;
+    result->hand_overs = s.hand_overs;
+    memcpy(result->busy, s.busy, sizeof s.busy);
+}
+
+double cost_seconds(const struct cost_table *table, const struct cost_plan *plan, double give_up)
+{
+    struct simulation s;
+    s.table = table;
+    s.plan = plan;
+    s.result = NULL;
+    s.give_up = give_up;
+    return run(&s) ? s.now : INFINITY;
+}
