@@ -83,8 +83,9 @@ struct profile_link {
 struct profile {
     char fingerprint[72]; /* of the hardware; "" for a machine that is described, not measured */
     char machine[PROFILE_TEXT];
-    char made[32]; /* date, UTC */
-    bool quick;    /* measured in a hurry (helm-profile --quick): wider spreads */
+    char made[32];       /* date, UTC */
+    bool quick;          /* measured in a hurry (helm-profile --quick): wider spreads */
+    uint64_t host_bytes; /* host memory that a program may use; 0: not said (that of the machine at hand) */
     struct profile_cpu cpu;
     struct profile_gpu gpu;
     struct profile_link link;  /* all 0 without a device */
@@ -97,11 +98,12 @@ struct profile {
  * linear, attention and attention_flops of it, h2d and d2h of its link, and both values "beside". Operation
  * costs, launch, hand_over, latency and step may be 0, direct and disk unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
-/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "cpu": {...}, "gpu": {...} | null, "link":
- * {...} | null, "disk", "step"}; a value is {"value", "low", "high", "source"}, a table [{"x", "value", ...},
- * ...]; member names are the fields'. On the way in, low and high may be absent (no spread), so may a value
- * (unknown), fingerprint, made and quick; members of other names are refused, so that a typing error cannot
- * pass for an unknown value, except "note" (a text, for people), anywhere. NULL: no memory. */
+/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "host_bytes", "cpu": {...}, "gpu": {...} |
+ * null, "link": {...} | null, "disk", "step"}; a value is {"value", "low", "high", "source"}, a table [{"x",
+ * "value", ...}, ...]; member names are the fields'. On the way in, low and high may be absent (no spread),
+ * so may a value (unknown), fingerprint, made, quick and host_bytes; members of other names are refused, so
+ * that a typing error cannot pass for an unknown value, except "note" (a text, for people), anywhere. NULL:
+ * no memory. */
 json_t *profile_to_json(const struct profile *profile);
 HELM_MUST_CHECK int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err);
 /* From a file; profile_check has accepted it. */
