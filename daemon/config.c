@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OPTION_COUNT_MAX 40
+#define OPTION_COUNT_MAX 48
 #define OWNED_MAX        256
 
 struct option_table {
@@ -85,6 +85,29 @@ static void table_build(struct option_table *t, struct config *c)
                                       "use this kernel variant wherever it exists", .target = &c->kernels});
     table_add(t, (struct args_option){"plan", 0, ARGS_TEXT, "FILE",
                                       "use this plan (JSON) instead of making one", .target = &c->plan_file});
+    table_add(t, (struct args_option){"profile", 0, ARGS_TEXT, "FILE",
+                                      "plan for the machine in this profile (JSON)\n"
+                                      "(default: this one's, measured at the first start)",
+                                      .target = &c->profile_file});
+    table_add(t, (struct args_option){"strategy", 0, ARGS_CHOICE, "NAME",
+                                      "best, or the best of a simpler kind: all-gpu, all-cpu, thesis (one\n"
+                                      "run of whole layers on the GPU), stream (no CPU) (default best)",
+                                      .target = &c->strategy_name,
+                                      .choices = "best|all-gpu|all-cpu|thesis|stream"});
+    table_add(t, (struct args_option){"batch", 0, ARGS_U64, "N",
+                                      "sequences decoding together that the plan is made fastest for\n"
+                                      "(default 1)",
+                                      .target = &c->batch, .min = 1, .max = CONFIG_SLOTS_MAX});
+    table_add(t, (struct args_option){"prompt", 0, ARGS_U64, "TOKENS",
+                                      "prompt whose time to first token is forecast (default 128)",
+                                      .target = &c->prompt, .min = 1, .max = MODEL_CONTEXT_MAX});
+    table_add(t, (struct args_option){"max-stall-ms", 0, ARGS_U64, "MS",
+                                      "how long a step may get through a prompt's tokens while other\n"
+                                      "sequences decode (default 500; 0: no bound)",
+                                      .target = &c->max_stall_ms, .max = 3600000});
+    table_add(t, (struct args_option){"gpu-graphs", 0, ARGS_CHOICE, "on|off",
+                                      "replay captured steps on the GPU (default on)",
+                                      .target = &c->gpu_graphs_name, .choices = "on|off"});
     table_add(t, (struct args_option){"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go",
                                       .target = &c->rundir});
     table_add(t, (struct args_option){"worker-dir", 0, ARGS_TEXT, "DIR",
@@ -207,6 +230,10 @@ static int config_read_file(struct config *config, struct option_table *table, c
     return 0;
 }
 
+/* In the order of enum search_strategy, and in the table's choices. */
+static const char *const strategy_names[SEARCH_STRATEGIES] = {"best", "all-gpu", "all-cpu", "thesis",
+                                                              "stream"};
+
 static int config_check(struct config *c, struct helm_err *err)
 {
     if (!c->model) return helm_fail(err, HELM_E_USAGE, "--model DIR is required");
@@ -221,6 +248,12 @@ static int config_check(struct config *c, struct helm_err *err)
     if (c->step_tokens < c->parallel)
         return helm_fail(err, HELM_E_USAGE, "--step-tokens %llu is less than --parallel %llu",
                          (unsigned long long)c->step_tokens, (unsigned long long)c->parallel);
+    if (c->batch > c->parallel)
+        return helm_fail(err, HELM_E_USAGE, "--batch %llu is more than --parallel %llu",
+                         (unsigned long long)c->batch, (unsigned long long)c->parallel);
+    for (int i = 0; i < SEARCH_STRATEGIES; i++)
+        if (strcmp(c->strategy_name, strategy_names[i]) == 0) c->strategy = (enum search_strategy)i;
+    c->no_graphs = strcmp(c->gpu_graphs_name, "off") == 0;
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(c->kv_dtype_name, dtype_name(types[i])) == 0) c->kv_dtype = types[i];
@@ -237,6 +270,11 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .parallel = 8,
                               .queue = 256,
                               .step_tokens = 512,
+                              .strategy_name = "best",
+                              .gpu_graphs_name = "on",
+                              .batch = 1,
+                              .prompt = 128,
+                              .max_stall_ms = CONFIG_STALL_MS,
                               .spin_us = CONFIG_SPIN_US,
                               .restart_limit = 8,
                               .node = CONFIG_NO_NODE,

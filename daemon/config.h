@@ -12,10 +12,17 @@
 #include "common/err.h"
 #include "common/log.h"
 #include "common/model/model.h"
+#include "daemon/planner/search.h"
 
 struct config {
     const char *model, *device, *config_file, *kernels, *rundir, *plan_file, *worker_dir, *kv_dtype_name;
     const char *log_level_name, *curve_secret_key_file, *curve_clients_file;
+    const char *profile_file; /* NULL: the cached one of this hardware, measured first if there is none */
+    const char *strategy_name, *gpu_graphs_name;
+    enum search_strategy strategy;
+    uint64_t batch, prompt; /* what the plan is made fast for */
+    uint64_t max_stall_ms;  /* that a prompt may hold up decoding sequences; 0: without bound */
+    bool no_graphs;
     struct args_list listen;
     uint64_t vram_bytes, host_memory_bytes; /* 0: not stated */
     uint64_t emulated_copy_bytes_per_s;     /* 0: as fast as memory */
@@ -39,6 +46,7 @@ struct config {
 #define CONFIG_NO_NODE   UINT64_MAX
 #define CONFIG_QUEUE_MAX 4096
 #define CONFIG_SLOTS_MAX 64
+#define CONFIG_STALL_MS  500
 #define CONFIG_SPIN_US   8 /* as POOL_SPIN_US_DEFAULT: longer spins take a busy neighbour's share */
 
 /* Parses argv and the file it names. Prints help or version and exits when asked (*exit_now true and 0

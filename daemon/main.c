@@ -1,8 +1,8 @@
 /* helmd: the coordinator. This file holds the start order and nothing else.
  *
- * configuration -> model -> device, plan and memory ledgers -> run directory and locks -> keeper -> arena ->
- * sockets -> loop -> everything back in reverse. Exit status: 0 ended on request, 2 usage, 4 refused to
- * start, 5 failed. */
+ * configuration -> model -> device, profile, plan and memory ledgers -> run directory and locks -> keeper ->
+ * arena -> sockets -> loop -> everything back in reverse. Exit status: 0 ended on request, 2 usage, 4 refused
+ * to start, 5 failed. */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -22,6 +22,7 @@
 #include "daemon/config.h"
 #include "daemon/loop.h"
 #include "daemon/planner/planner.h"
+#include "daemon/profiling.h"
 #include "daemon/worker_process.h"
 
 #define PLAN_FILE_MAX ((size_t)16 << 20)
@@ -36,6 +37,7 @@ struct helmd {
     struct rundir rundir;
     struct keeper keeper;
     struct accelerator device;
+    struct profile profile;
     void *zmq;
     struct client_socket *clients;
     struct metrics metrics;
@@ -96,12 +98,23 @@ static int make_plan(struct helmd *d, struct helm_err *err)
                                                .page_count = kv_pages_for((uint32_t)c->kv_tokens,
                                                                           KV_PAGE_TOKENS_DEFAULT),
                                                .threads = (uint32_t)c->threads,
-                                               .host_memory_bytes = c->host_memory_bytes}};
+                                               .host_memory_bytes = c->host_memory_bytes},
+                                      .profile = &d->profile,
+                                      .strategy = c->strategy,
+                                      .batch = (uint32_t)c->batch,
+                                      .prompt = (uint32_t)c->prompt};
+    const struct profiling_request profiling = {.file = c->profile_file,
+                                                .program_dir = c->worker_dir,
+                                                .device = &d->device,
+                                                .threads = (uint32_t)c->threads,
+                                                .copy_bytes_per_s = c->emulated_copy_bytes_per_s,
+                                                .parent_fd = d->parent_fd};
     /* That there is none is for the choice of the device to say. */
     int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_HOME_GPU), gpu_program,
                                  sizeof gpu_program, &none);
     rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, rc ? "" : gpu_program, &d->device,
                             err);
+    if (!rc) rc = profiling_get(&profiling, &d->profile, err);
     if (!rc) rc = cgroup_read_memory(&request.machine.memory, err);
     if (!rc && !request.wish.threads) {
         rc = cpu_usable(-1, &cpus, err);

@@ -20,7 +20,9 @@ import zmq  # noqa: E402
 
 BIN = os.environ["HELM_BIN"]
 TEST_BIN = os.environ.get("HELM_TEST_BIN") or os.path.join(os.path.dirname(BIN), "release", "tests", "process")
-DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "demo")
+DATA = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data")
+DEMO = os.path.join(DATA, "demo")
+PROFILE = os.path.join(DATA, "profiles", "described.json")  # of no machine there is: nothing is measured for it
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 VOCAB = 100
 
@@ -97,9 +99,11 @@ def plan_json(layers, homes, embed, head, **sizes):
 
 class Daemon:
     """helmd in a run directory of its own: with fake workers, or with the real ones on the demo model (`real`).
-    `gpu`: there is a GPU worker; `plan`: written to a file and given with --plan."""
+    `gpu`: there is a GPU worker; `plan`: written to a file and given with --plan; `profile`: given with --profile,
+    None: helmd finds or measures one. `env` is added to the environment."""
 
-    def __init__(self, *options, faults="", wait=True, base=None, gpu=False, real=False, plan=None, layers=2):
+    def __init__(self, *options, faults="", wait=True, base=None, gpu=False, real=False, plan=None, layers=2,
+                 profile=PROFILE, env=None):
         self.base = base or tempfile.mkdtemp(prefix="helmd-test-")
         self.rundir = os.path.join(self.base, "run")
         self.model = DEMO if real else os.path.join(self.base, "model")
@@ -115,10 +119,12 @@ class Daemon:
             with open(path, "w") as f:
                 json.dump(plan, f)
             options += ("--plan", path)
+        if profile:
+            options += ("--profile", profile)
         self.log_path = os.path.join(self.base, "log")
         ready_r, ready_w = os.pipe()
         os.set_inheritable(ready_w, True)
-        env = dict(os.environ, HELM_FAKE_WORKER=faults)
+        env = dict(os.environ, HELM_FAKE_WORKER=faults, **(env or {}))
         command = [os.path.join(BIN, "helmd"), "--model", self.model, "--rundir", self.rundir, "--worker-dir", workers,
                    "--ready-fd", str(ready_w), "--log-level", "debug"]
         with open(self.log_path, "ab") as log:

@@ -1,0 +1,210 @@
+/* Which profile is planned with. See profiling.h. Called by main.c before any thread or signal descriptor
+ * exists; owns helm-profile's process while it runs. */
+#include "daemon/profiling.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "common/units.h"
+#include "daemon/worker_process.h"
+
+#define PROGRAM    "helm-profile"
+#define LIMIT_US   ((uint64_t)300 * 1000000) /* it says itself that it needs one minute at most */
+#define LINE_TEXT  256
+#define REPORT_FDS 2 /* its output; the parent's pipe */
+
+/* ---- helm-profile as a child -------------------------------------------------------------------------- */
+
+struct child {
+    pid_t pid;
+    int out; /* both of its outputs */
+    char line[LINE_TEXT];
+    size_t used;
+    char last[LINE_TEXT]; /* its last line */
+};
+
+/* In the child, after fork: only async-signal-safe calls. */
+static void child_become(const char *program, char *const argv[], int out, pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(127);
+    int null = open("/dev/null", O_RDONLY);
+    if (null >= 0) dup2(null, STDIN_FILENO);
+    if (dup2(out, STDOUT_FILENO) < 0 || dup2(out, STDERR_FILENO) < 0) _exit(126);
+    execv(program, argv);
+    _exit(127);
+}
+
+static int child_start(const char *program, char *const argv[], struct child *child, struct helm_err *err)
+{
+    int out[2];
+    if (pipe2(out, O_CLOEXEC)) return helm_fail_errno(err, "pipe to %s", program);
+    pid_t parent = getpid();
+    child->pid = fork();
+    if (child->pid == 0) child_become(program, argv, out[1], parent);
+    close(out[1]);
+    child->out = out[0];
+    return child->pid < 0 ? helm_fail_errno(err, "starting %s", program) : 0;
+}
+
+static void take_line(struct child *child)
+{
+    child->line[child->used] = 0;
+    for (char *c = child->line; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = ' ';
+    child->used = 0;
+    if (child->line[strspn(child->line, " ")] == 0) return;
+    log_info(PROGRAM ": %s", child->line);
+    memcpy(child->last, child->line, sizeof child->last);
+}
+
+/* What it has printed; false at the end. A line too long for the log comes in pieces. */
+static bool take_output(struct child *child)
+{
+    char text[1024];
+    ssize_t n = read(child->out, text, sizeof text);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN)) return true;
+    for (ssize_t i = 0; i < n; i++) {
+        bool end = text[i] == '\n' || text[i] == '\r';
+        if (!end) child->line[child->used++] = text[i];
+        if (end || child->used == LINE_TEXT - 1) take_line(child);
+    }
+    return n > 0;
+}
+
+/* Until it ends, the parent goes, or its time is over. */
+static int child_watch(struct child *child, int parent_fd, struct helm_err *err)
+{
+    uint64_t end_us = units_now_us() + LIMIT_US;
+    for (;;) {
+        uint64_t now_us = units_now_us();
+        struct pollfd item[REPORT_FDS] = {{.fd = child->out, .events = POLLIN},
+                                          {.fd = parent_fd, .events = POLLIN}};
+        if (now_us >= end_us)
+            return helm_fail(err, HELM_E_PEER, PROGRAM " did not end within %.0f s", (double)LIMIT_US / 1e6);
+        int n = poll(item, REPORT_FDS, (int)((end_us - now_us + 999) / 1000));
+        if (n < 0 && errno != EINTR) return helm_fail_errno(err, "waiting for " PROGRAM);
+        if (n <= 0) continue;
+        if (item[1].revents & (POLLHUP | POLLERR))
+            return helm_fail(err, HELM_E_CANCELLED, "the parent has gone");
+        if (item[0].revents && !take_output(child)) return 0;
+    }
+}
+
+static int child_end(struct child *child, int rc, struct helm_err *err)
+{
+    int status = 0;
+    char how[128];
+    if (rc) kill(child->pid, SIGKILL);
+    while (waitpid(child->pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    if (child->used) take_line(child);
+    if (rc || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) return rc;
+    worker_process_describe(status, how, sizeof how);
+    return helm_fail(err, HELM_E_PEER, PROGRAM " %s%s%s", how, child->last[0] ? ": " : "", child->last);
+}
+
+static int measure(const struct profiling_request *r, bool quick, struct helm_err *err)
+{
+    char program[4096], threads[16];
+    const char *argv[8] = {PROGRAM, "--device", r->device->name[0] ? r->device->name : "cpu"};
+    size_t n = 3;
+    struct child child = {.pid = -1, .out = -1};
+    int rc = worker_process_find(r->program_dir, PROGRAM, program, sizeof program, err);
+    if (rc) return rc;
+    snprintf(threads, sizeof threads, "%u", r->threads);
+    if (r->threads) {
+        argv[n++] = "--threads";
+        argv[n++] = threads;
+    }
+    if (quick) argv[n++] = "--quick";
+    log_info("there is no profile of this machine yet: measuring it, %s",
+             quick ? "quickly (some seconds)" : "once (up to a minute)");
+    sd_notify(0, "STATUS=measuring this machine");
+    rc = child_start(program, (char *const *)argv, &child, err);
+    if (!rc) rc = child_watch(&child, r->parent_fd, err);
+    if (child.pid > 0) rc = child_end(&child, rc, err);
+    if (child.out >= 0) close(child.out);
+    return rc;
+}
+
+/* ---- which one ---------------------------------------------------------------------------------------- */
+
+static int read_checked(const char *path, const struct profiling_request *r, struct profile *profile,
+                        struct helm_err *err)
+{
+    int rc = profile_read(path, profile, err);
+    if (!rc && r->device->ledger.kind != LEDGER_DEVICE_NONE && profile->gpu.device == PROFILE_DEVICE_NONE)
+        rc =
+            helm_fail(err, HELM_E_MISMATCH, "%s is of a machine without a device, and --device %s was chosen",
+                      path, r->device->name);
+    return rc;
+}
+
+/* The cached one, measured first where there is none that can be used. */
+static int get_cached(const struct profiling_request *r, const char *fingerprint, struct profile *profile,
+                      struct helm_err *err)
+{
+    char path[4096];
+    struct helm_err found = {0};
+    bool quick = r->device->ledger.kind != LEDGER_DEVICE_CUDA;
+    int rc = profile_cache_path(fingerprint, path, sizeof path, err);
+    if (rc) return rc;
+    if (access(path, F_OK) == 0) {
+        if (!read_checked(path, r, profile, &found)) goto found;
+        log_warn("the cached profile cannot be used: %s", found.text);
+    }
+    rc = measure(r, quick, err);
+    if (rc) return rc;
+    if (access(path, F_OK))
+        return helm_fail(err, HELM_E_MISMATCH, PROGRAM " ended well and left no %s: is it of this build?",
+                         path);
+    rc = read_checked(path, r, profile, err);
+    if (rc) return rc;
+found:
+    log_info("profile: %s, of %s%s", path, profile->made, profile->quick ? ", taken quickly" : "");
+    if (profile->quick)
+        log_info("profile: `" PROGRAM " --device %s` takes a minute and makes better forecasts",
+                 r->device->name[0] ? r->device->name : "cpu");
+    return 0;
+}
+
+int profiling_get(const struct profiling_request *r, struct profile *profile, struct helm_err *err)
+{
+    struct profile_hardware hardware = {.threads = r->threads};
+    struct helm_err unknown = {0};
+    char fingerprint[72];
+    memset(profile, 0, sizeof *profile);
+    snprintf(hardware.device, sizeof hardware.device, "%s", r->device->hardware);
+    int rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, r->file ? &unknown : err);
+    if (r->file) {
+        rc = read_checked(r->file, r, profile, err);
+        if (rc) return helm_err_prefix(err, "--profile");
+        bool here = profile->fingerprint[0] && strcmp(profile->fingerprint, fingerprint) == 0;
+        log_info("profile: %s, of %s", r->file,
+                 here                      ? "this machine"
+                 : profile->fingerprint[0] ? "another machine: forecasts are for that one"
+                                           : "a machine that is described: forecasts are for that one");
+    } else if (!rc) {
+        rc = get_cached(r, fingerprint, profile, err);
+        if (rc == HELM_E_CANCELLED) return rc;
+        if (rc) return helm_err_prefix(err, "no profile of this machine (--profile FILE gives one)");
+    }
+    if (!rc && r->copy_bytes_per_s) { /* the device keeps to it, whatever was measured */
+        struct profile_value *copies[] = {&profile->link.h2d, &profile->link.d2h, &profile->link.h2d_beside};
+        double limit = (double)r->copy_bytes_per_s;
+        for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
+            if (copies[i]->value > limit)
+                *copies[i] = (struct profile_value){limit, limit, limit, PROFILE_ESTIMATE};
+    }
+    return rc;
+}
