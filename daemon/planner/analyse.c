@@ -4,11 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/host_weights.h"
 #include "common/sampling.h"
 #include "common/units.h"
 
-#define ARENA_WEIGHT_ALIGN 64
-#define VRAM_WEIGHT_ALIGN  256
+#define HOST_VECTOR_ALIGN 64
+#define VRAM_WEIGHT_ALIGN 256
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
@@ -43,9 +44,13 @@ static void bytes_add_tensor(struct analyse_bytes *sum, const struct model_tenso
     uint64_t as_fp32 = t->rows * t->cols * sizeof(float);
     bool vector = t->rows == 1;
     sum->stored += t->bytes;
-    sum->arena += round_up(t->bytes, ARENA_WEIGHT_ALIGN);
     sum->vram += round_up(vector ? as_fp32 : t->bytes, VRAM_WEIGHT_ALIGN);
-    if (vector) sum->vector_bytes += round_up(as_fp32, ARENA_WEIGHT_ALIGN);
+    if (vector) {
+        sum->vector_bytes += round_up(as_fp32, HOST_VECTOR_ALIGN);
+        sum->vram_vectors += round_up(as_fp32, VRAM_WEIGHT_ALIGN);
+    } else {
+        sum->arena += round_up(t->bytes, HOST_WEIGHTS_ALIGN);
+    }
 }
 
 static void bytes_add(struct analyse_bytes *sum, const struct analyse_bytes *b)
@@ -53,6 +58,7 @@ static void bytes_add(struct analyse_bytes *sum, const struct analyse_bytes *b)
     sum->stored += b->stored;
     sum->arena += b->arena;
     sum->vram += b->vram;
+    sum->vram_vectors += b->vram_vectors;
     sum->vector_bytes += b->vector_bytes;
 }
 
@@ -86,12 +92,13 @@ void analyse_table_free(struct analyse_table *table)
     *table = (struct analyse_table){0};
 }
 
-static struct analyse_bytes bytes_between(const struct analyse_table *table, uint32_t first, uint32_t last)
+struct analyse_bytes analyse_units(const struct analyse_table *table, uint32_t first, uint32_t last)
 {
     const struct analyse_bytes *to = &table->before[last + 1], *from = &table->before[first];
     return (struct analyse_bytes){.stored = to->stored - from->stored,
                                   .arena = to->arena - from->arena,
                                   .vram = to->vram - from->vram,
+                                  .vram_vectors = to->vram_vectors - from->vram_vectors,
                                   .vector_bytes = to->vector_bytes - from->vector_bytes};
 }
 
@@ -103,8 +110,9 @@ void analyse_share(const struct analyse_table *table, const struct plan *plan, e
         const struct plan_stage *stage = &plan->stages[i];
         if (stage->home != home) continue;
         const struct analyse_bytes bytes =
-            bytes_between(table, plan_stage_first_unit(stage), plan_stage_last_unit(stage));
+            analyse_units(table, plan_stage_first_unit(stage), plan_stage_last_unit(stage));
         bytes_add(&out->bytes, &bytes);
+        out->units += plan_stage_last_unit(stage) - plan_stage_first_unit(stage) + 1;
     }
     out->token_bytes = out->bytes.stored;
     if (home != PLAN_HOME_CPU && home != PLAN_HOME_GPU) return;
@@ -118,9 +126,27 @@ void analyse_share(const struct analyse_table *table, const struct plan *plan, e
         bytes_add(&out->bytes, &table->embed); /* of a tied model the head is the same bytes */
 }
 
+uint64_t analyse_vectors(const struct analyse_table *table, const struct plan *plan, enum plan_home worker)
+{
+    enum plan_home home[2 * MODEL_LAYERS_MAX];
+    bool its[2 * MODEL_LAYERS_MAX] = {false};
+    bool on_gpu = worker == PLAN_HOME_GPU;
+    uint64_t sum = 0;
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        plan_unit_homes(plan, p, home);
+        for (uint32_t u = 0; u < 2 * table->layers; u++) its[u] |= plan_home_worker(home[u]) == worker;
+    }
+    for (uint32_t u = 0; u < 2 * table->layers; u++) {
+        const struct analyse_bytes bytes = analyse_units(table, u, u);
+        if (its[u]) sum += on_gpu ? bytes.vram_vectors : bytes.vector_bytes;
+    }
+    if (plan->head == worker) sum += on_gpu ? table->final_norm.vram_vectors : table->final_norm.vector_bytes;
+    return sum;
+}
+
 uint64_t analyse_units_stored(const struct analyse_table *table, uint32_t first, uint32_t last)
 {
-    return bytes_between(table, first, last).stored;
+    return analyse_units(table, first, last).stored;
 }
 
 void analyse_fill_stages(const struct analyse_table *table, struct plan *plan)
@@ -128,9 +154,8 @@ void analyse_fill_stages(const struct analyse_table *table, struct plan *plan)
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
         const struct plan_phase phase = plan_phase_at(plan, p);
         for (uint32_t i = 0; i < phase.stage_count; i++)
-            phase.stages[i].bytes =
-                analyse_units_stored(table, plan_stage_first_unit(&phase.stages[i]),
-                                     plan_stage_last_unit(&phase.stages[i]));
+            phase.stages[i].bytes = analyse_units_stored(table, plan_stage_first_unit(&phase.stages[i]),
+                                                         plan_stage_last_unit(&phase.stages[i]));
     }
 }
 

@@ -30,9 +30,10 @@ void analyse_layer(const struct model *model, uint32_t layer, struct analyse_lay
 /* A range of tensors, counted as each worker lays them out. */
 struct analyse_bytes {
     uint64_t stored;       /* in the files */
-    uint64_t arena;        /* every tensor, in the arena's weights region */
-    uint64_t vram;         /* matrices as stored, vectors as fp32 */
-    uint64_t vector_bytes; /* norms and biases as fp32, private to the CPU worker */
+    uint64_t arena;        /* matrices, in the arena's weights region */
+    uint64_t vram;         /* matrices as stored and vectors as fp32, in VRAM */
+    uint64_t vram_vectors; /* of them the vectors: norms and biases */
+    uint64_t vector_bytes; /* vectors as fp32, private to the CPU worker */
 };
 
 /* Sums over the units (half layers, common/plan.h), so that any run of them is a difference. */
@@ -49,6 +50,7 @@ void analyse_table_free(struct analyse_table *table);
 
 /* What is at home where, by the plan's decode list. */
 struct analyse_share {
+    uint32_t units;             /* of this home */
     uint32_t kv_layers;         /* whose KV cache is with the worker of this home */
     struct analyse_bytes bytes; /* of units of this home; of embedding, head and final norm if they are its */
     uint64_t token_bytes;       /* of them read (or copied) for one decoded token: units and head */
@@ -57,6 +59,11 @@ struct analyse_share {
 void analyse_share(const struct analyse_table *table, const struct plan *plan, enum plan_home home,
                    struct analyse_share *out);
 
+/* Bytes of units first to last. */
+struct analyse_bytes analyse_units(const struct analyse_table *table, uint32_t first, uint32_t last);
+/* Bytes of the vectors of the units that a worker computes in any list, and of the final norm if the head is
+ * there: in VRAM for the GPU, private for the CPU. */
+uint64_t analyse_vectors(const struct analyse_table *table, const struct plan *plan, enum plan_home worker);
 /* Bytes of the weights of units first to last, as stored. */
 uint64_t analyse_units_stored(const struct analyse_table *table, uint32_t first, uint32_t last);
 /* Fills in the bytes of every stage of every list of the plan. */

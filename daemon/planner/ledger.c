@@ -1,11 +1,12 @@
-/* All memory of a plan, line by line. See ledger.h. Called by planner.c and split.c; owns nothing.
+/* All memory of a plan, line by line. See ledger.h. Called by planner.c and memory.c; owns nothing.
  *
  * How much KV, unless it was stated: LEDGER_POOL_TOKENS, but no more than every slot can use, at most half of
  * what the rest leaves free on the host (requests that may never come must not starve the machine's other
  * users), what is left under the device's ceiling, and always at least one whole context, without which the
  * longest allowed request could never end. More requests than the pool holds take turns: the scheduler
- * recomputes the younger ones. A page has a part in each pool: the host's for the layers that the CPU
- * computes, the device's for the others. */
+ * recomputes the younger ones. A page has a part in each pool: the host's for the layers whose attention the
+ * CPU computes in decode, the device's for the others. Where the GPU borrows the host's part for long prompts
+ * (plan.h), every page has two more layers' room in VRAM: one is copied in while the other is in use. */
 #include "daemon/planner/ledger.h"
 
 #include <stdio.h>
@@ -48,38 +49,125 @@ static struct kv_layout kv_of(const struct ledger_case *c, uint32_t layers)
                               .elem_bytes = (uint32_t)dtype_bytes(c->wish->kv_dtype)};
 }
 
-static void write_vram(const struct ledger_case *c, const struct analyse_share *gpu, bool head, uint32_t ctx,
-                       uint32_t page_count, struct ledger *vram)
+static uint64_t times(uint64_t count, uint64_t bytes)
+{
+    uint64_t product;
+    return units_mul(count, bytes, &product) ? UINT64_MAX : product;
+}
+
+uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count)
+{
+    const struct kv_layout kv = kv_of(c, 1);
+    return times(page_count, kv_page_bytes(&kv));
+}
+
+uint64_t ledger_gpu_host_bytes(const struct ledger_case *c)
+{
+    return c->machine->device.kind == LEDGER_DEVICE_EMULATED ? STAGING_BYTES : DRIVER_BYTES;
+}
+
+uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most)
+{
+    const struct model_config *m = &c->model->config;
+    uint64_t bytes = analyse_activation_bytes(m, most, c->wish->slots, c->wish->threads);
+    /* The residual stream of every token passes through the worker, computed or only embedded. */
+    if (c->wish->step_tokens > most)
+        bytes += (uint64_t)(c->wish->step_tokens - most) * (m->hidden + 2ull * m->head_dim) * sizeof(float);
+    return bytes;
+}
+
+int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes, struct helm_err *err)
+{
+    const struct model_config *m = &c->model->config;
+    const struct arena_spec spec = {.slots = c->wish->slots,
+                                    .context_tokens = ctx,
+                                    .step_tokens = c->wish->step_tokens,
+                                    .hidden = m->hidden,
+                                    .vocab = m->vocab,
+                                    .kv = kv_of(c, 0)};
+    struct arena_header header;
+    *bytes = 0;
+    int rc = arena_plan(&spec, &header, err);
+    if (!rc) *bytes = header.total_bytes + ROUNDING_BYTES + PROCESS_BYTES;
+    return rc;
+}
+
+static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *plan)
 {
     const struct ledger_device *device = &c->machine->device;
-    const struct kv_layout kv = kv_of(c, gpu->kv_layers);
+    struct ledger *vram = &plan->vram;
+    struct analyse_share gpu, stream;
     char what[48];
-    memset(vram, 0, sizeof *vram);
+    analyse_share(c->table, plan, PLAN_HOME_GPU, &gpu);
+    analyse_share(c->table, plan, PLAN_HOME_STREAM, &stream);
     vram->limit = device->limit;
-    ledger_add(vram, "weights", gpu->bytes.vram);
-    if (gpu->kv_layers) {
-        snprintf(what, sizeof what, "KV pool, %u pages of %u tokens", page_count, c->wish->page_tokens);
-        ledger_add(vram, what, page_count * kv_page_bytes(&kv));
+    ledger_add(vram, "weights",
+               gpu.bytes.vram - gpu.bytes.vram_vectors + analyse_vectors(c->table, plan, PLAN_HOME_GPU));
+    if (gpu.kv_layers) {
+        snprintf(what, sizeof what, "KV pool, %u pages of %u tokens", plan->page_count, plan->page_tokens);
+        ledger_add(vram, what, times(gpu.kv_layers, ledger_kv_layer_bytes(c, plan->page_count)));
+    }
+    if (plan->ring_bytes) ledger_add(vram, "stream ring", plan->ring_bytes);
+    if (plan_borrows_kv(plan)) {
+        snprintf(what, sizeof what, "borrowed KV, 2 layers of %u pages", plan->page_count);
+        ledger_add(vram, what, times(2, ledger_kv_layer_bytes(c, plan->page_count)));
     }
     ledger_add(vram, "activations, workspace (estimate)",
-               device->library_bytes + analyse_vram_workspace_bytes(&c->model->config, c->wish->step_tokens,
-                                                                    c->wish->slots, ctx, gpu->kv_layers > 0,
-                                                                    head));
-    uint64_t graphs = device->graph_bytes + gpu->kv_layers * device->graph_layer_bytes;
+               device->library_bytes + analyse_vram_workspace_bytes(&c->model->config, plan->step_tokens,
+                                                                    plan->slots, ctx,
+                                                                    plan_most_tokens(plan, PLAN_HOME_GPU) > 0,
+                                                                    plan->head == PLAN_HOME_GPU));
+    uint64_t graphs = device->graph_bytes + (gpu.units + stream.units + 1) / 2 * device->graph_layer_bytes;
     if (graphs) ledger_add(vram, "graphs (estimate)", graphs);
     if (device->context_bytes) ledger_add(vram, "context (estimate)", device->context_bytes);
+}
+
+static void write_host(const struct ledger_case *c, const struct arena_header *header, bool on_cpu,
+                       bool on_gpu, struct plan *plan)
+{
+    uint64_t weights = header->region[ARENA_REGION_WEIGHTS].bytes, kv = header->region[ARENA_REGION_KV].bytes;
+    char what[48], from[LEDGER_FROM_TEXT];
+    struct ledger *host = &plan->host;
+    host->limit = ledger_host_limit(c, from);
+    ledger_add(host, "weights", weights);
+    snprintf(what, sizeof what, "KV cache, %u pages of %u tokens", plan->page_count, plan->page_tokens);
+    if (!on_gpu || kv) ledger_add(host, what, kv);
+    ledger_add(host,
+               on_cpu && on_gpu ? "arena control, history, lanes, logits" : "arena control, history, logits",
+               header->total_bytes - weights - kv);
+    if (on_cpu) {
+        ledger_add(host, "norms and biases in fp32", analyse_vectors(c->table, plan, PLAN_HOME_CPU));
+        ledger_add(host, "activations (estimate)",
+                   ledger_cpu_buffer_bytes(c, plan_most_tokens(plan, PLAN_HOME_CPU)));
+    }
+    if (on_gpu && c->machine->device.kind == LEDGER_DEVICE_EMULATED) {
+        ledger_add(host, "the emulated device's memory", plan->vram.total);
+        ledger_add(host, "staging for the emulated device", ledger_gpu_host_bytes(c));
+    } else if (on_gpu) {
+        ledger_add(host, "GPU driver and staging (estimate)", ledger_gpu_host_bytes(c));
+    }
+    ledger_add(host, "processes (estimate)", PROCESS_BYTES);
 }
 
 int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count, struct plan *plan,
                  struct arena_spec *spec, struct helm_err *err)
 {
     const struct model_config *m = &c->model->config;
-    struct analyse_share cpu, gpu;
+    struct analyse_share cpu, stream;
     struct arena_header header;
-    char what[48], from[LEDGER_FROM_TEXT];
+    plan->context_tokens = ctx;
+    plan->step_tokens = c->wish->step_tokens;
+    plan->slots = c->wish->slots;
+    plan->page_tokens = c->wish->page_tokens;
+    plan->page_count = page_count;
+    snprintf(plan->kv_dtype, sizeof plan->kv_dtype, "%s", dtype_name(c->wish->kv_dtype));
+    memset(&plan->vram, 0, sizeof plan->vram);
+    memset(&plan->host, 0, sizeof plan->host);
+    plan->vram.limit = UINT64_MAX;
     analyse_share(c->table, plan, PLAN_HOME_CPU, &cpu);
-    analyse_share(c->table, plan, PLAN_HOME_GPU, &gpu);
+    analyse_share(c->table, plan, PLAN_HOME_STREAM, &stream);
     bool on_cpu = plan_uses(plan, PLAN_HOME_CPU), on_gpu = plan_uses(plan, PLAN_HOME_GPU);
+    /* Every matrix ends on its alignment here, in host_weights.h all but the last. */
     *spec = (struct arena_spec){.slots = c->wish->slots,
                                 .context_tokens = ctx,
                                 .step_tokens = c->wish->step_tokens,
@@ -88,34 +176,11 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                 .lanes = on_cpu && on_gpu ? LANE_COUNT : 0,
                                 .kv = kv_of(c, cpu.kv_layers),
                                 .page_count = page_count,
-                                .weight_bytes = cpu.bytes.arena};
+                                .weight_bytes = cpu.bytes.arena + stream.bytes.arena};
     int rc = arena_plan(spec, &header, err);
     if (rc) return rc;
-    memset(&plan->vram, 0, sizeof plan->vram);
-    plan->vram.limit = UINT64_MAX;
-    if (on_gpu) write_vram(c, &gpu, plan->head == PLAN_HOME_GPU, ctx, page_count, &plan->vram);
-    struct ledger *host = &plan->host;
-    memset(host, 0, sizeof *host);
-    host->limit = ledger_host_limit(c, from);
-    uint64_t weights = header.region[ARENA_REGION_WEIGHTS].bytes, kv = header.region[ARENA_REGION_KV].bytes;
-    ledger_add(host, "weights", weights);
-    snprintf(what, sizeof what, "KV cache, %u pages of %u tokens", page_count, c->wish->page_tokens);
-    if (!on_gpu || cpu.kv_layers) ledger_add(host, what, kv);
-    ledger_add(host,
-               on_cpu && on_gpu ? "arena control, history, lanes, logits" : "arena control, history, logits",
-               header.total_bytes - weights - kv);
-    if (on_cpu) {
-        ledger_add(host, "norms and biases in fp32", cpu.bytes.vector_bytes);
-        ledger_add(host, "activations (estimate)",
-                   analyse_activation_bytes(m, c->wish->step_tokens, c->wish->slots, c->wish->threads));
-    }
-    if (on_gpu && c->machine->device.kind == LEDGER_DEVICE_EMULATED) {
-        ledger_add(host, "the emulated device's memory", plan->vram.total);
-        ledger_add(host, "staging for the emulated device", STAGING_BYTES);
-    } else if (on_gpu) {
-        ledger_add(host, "GPU driver and staging (estimate)", DRIVER_BYTES);
-    }
-    ledger_add(host, "processes (estimate)", PROCESS_BYTES);
+    if (on_gpu) write_vram(c, ctx, plan);
+    write_host(c, &header, on_cpu, on_gpu, plan);
     return 0;
 }
 
@@ -126,31 +191,34 @@ bool ledger_fits(const struct plan *plan)
 
 uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx)
 {
-    return c->wish->page_count ? c->wish->page_count : kv_pages_for(ctx, c->wish->page_tokens);
+    uint32_t batch = c->wish->batch ? c->wish->batch : 1;
+    return c->wish->page_count ? c->wish->page_count : batch * kv_pages_for(ctx, c->wish->page_tokens);
 }
 
 /* Pages for a pool that may grow: see the top of this file. `plan` holds the ledgers of the smallest. */
 static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const struct plan *plan)
 {
-    uint32_t per_slot = kv_pages_for(ctx, c->wish->page_tokens);
-    const struct kv_layout on_host = kv_of(c, plan_layers_of(plan, PLAN_HOME_CPU)),
-                           on_device = kv_of(c, plan_layers_of(plan, PLAN_HOME_GPU));
-    uint64_t host_page = kv_page_bytes(&on_host), device_page = kv_page_bytes(&on_device);
+    uint32_t least = ledger_least_pages(c, ctx);
+    uint64_t layer_page = ledger_kv_layer_bytes(c, 1),
+             host_page = plan_layers_of(plan, PLAN_HOME_CPU) * layer_page,
+             device_page =
+                 (plan_layers_of(plan, PLAN_HOME_GPU) + (plan_borrows_kv(plan) ? 2ull : 0)) * layer_page;
     if (c->machine->device.kind == LEDGER_DEVICE_EMULATED) host_page += device_page;
-    uint64_t most = (uint64_t)c->wish->slots * per_slot, pages = LEDGER_POOL_TOKENS / c->wish->page_tokens;
+    uint64_t most = (uint64_t)c->wish->slots * kv_pages_for(ctx, c->wish->page_tokens),
+             pages = LEDGER_POOL_TOKENS / c->wish->page_tokens;
     if (pages > most) pages = most;
     if (host_page) {
         uint64_t spare = plan->host.limit - plan->host.total;
-        uint64_t half = (spare + per_slot * host_page) / 2 / host_page;
+        uint64_t half = (spare + least * host_page) / 2 / host_page;
         if (pages > half) pages = half;
-        if (pages > per_slot && (pages - per_slot) * host_page + ROUNDING_BYTES > spare) pages = per_slot;
+        if (pages > least && (pages - least) * host_page + ROUNDING_BYTES > spare) pages = least;
     }
     if (device_page) {
         uint64_t spare = plan->vram.limit - plan->vram.total;
-        uint64_t fits = per_slot + (spare > ROUNDING_BYTES ? (spare - ROUNDING_BYTES) / device_page : 0);
+        uint64_t fits = least + (spare > ROUNDING_BYTES ? (spare - ROUNDING_BYTES) / device_page : 0);
         if (pages > fits) pages = fits;
     }
-    return pages > per_slot ? (uint32_t)pages : per_slot;
+    return pages > least ? (uint32_t)pages : least;
 }
 
 int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan, struct arena_spec *spec,
@@ -168,12 +236,6 @@ int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan, str
         ledger_describe(c, plan, text, sizeof text);
         return helm_fail(err, HELM_E_CAPACITY, "does not fit with a context of %u: %.440s", ctx, text);
     }
-    plan->context_tokens = ctx;
-    plan->step_tokens = c->wish->step_tokens;
-    plan->slots = c->wish->slots;
-    plan->page_tokens = c->wish->page_tokens;
-    plan->page_count = pages;
-    snprintf(plan->kv_dtype, sizeof plan->kv_dtype, "%s", dtype_name(c->wish->kv_dtype));
     return 0;
 }
 

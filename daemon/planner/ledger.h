@@ -1,8 +1,11 @@
 /* All memory of a plan, line by line, before any of it is taken: on the host and on the device.
  *
- * Called by planner.c and split.c. Pure: the machine is passed in, so tests can state any. A plan fits when
+ * Called by planner.c and memory.c. Pure: the machine is passed in, so tests can state any. A plan fits when
  * both sums stay under their limits: on the host the lowest of --host-memory, the cgroup's and the machine's
- * free memory; on the device the lower of --vram and what is free there. */
+ * free memory; on the device the lower of --vram and what is free there. The limit on locked memory
+ * (RLIMIT_MEMLOCK) is none of them: it counts what mlock(2) holds, and HELM locks nothing that way. The
+ * arena's weights, cache and lanes are pinned by the CUDA driver's registration, which that limit does not
+ * see; they count in full in the host's sum, since pinned pages cannot be swapped out. */
 #ifndef HELM_DAEMON_PLANNER_LEDGER_H
 #define HELM_DAEMON_PLANNER_LEDGER_H
 
@@ -18,13 +21,16 @@
 #define LEDGER_CTX_DEFAULT_MAX 8192
 #define LEDGER_CTX_LEAST       256
 #define LEDGER_POOL_TOKENS     16384 /* in the KV pool where nobody asked for more */
+#define LEDGER_STEP_TOKENS     512   /* in a step where no weights are streamed for it */
 
 struct ledger_wish {
     enum dtype kv_dtype;
-    uint32_t slots, step_tokens;
+    uint32_t slots;
+    uint32_t step_tokens;       /* 0: choose (planner_make only) */
     uint32_t ctx;               /* 0: choose */
     uint32_t page_count;        /* 0: choose (--kv-tokens or a plan from a file states it) */
     uint32_t page_tokens;       /* a power of two */
+    uint32_t batch;             /* contexts that the pool must hold at once at least; 0: 1 */
     uint32_t threads;           /* for the estimate of private buffers */
     uint64_t host_memory_bytes; /* 0: not stated */
 };
@@ -56,15 +62,25 @@ struct ledger_case {
 #define LEDGER_FROM_TEXT 96
 uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TEXT]);
 
-/* Writes both ledgers of the plan's stages with this context and this many pages, and the arena's layout.
- * Fails only when the arena cannot be laid out at all. */
+/* Of one layer, all pages: its part of a pool, or of the staging memory for a borrowed cache. */
+uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count);
+/* What is there whatever the plan: processes, and the arena but for lanes, cache and weights. */
+HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes,
+                                            struct helm_err *err);
+/* The GPU worker's share of host memory: driver and staging. */
+uint64_t ledger_gpu_host_bytes(const struct ledger_case *c);
+/* The CPU worker's private buffers, when it computes units in steps of up to `most` tokens. */
+uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most);
+
+/* Writes both ledgers of the plan's lists with this context and this many pages, the plan's sizes, and the
+ * arena's layout. Fails only when the arena cannot be laid out at all. */
 HELM_MUST_CHECK int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                  struct plan *plan, struct arena_spec *spec, struct helm_err *err);
 bool ledger_fits(const struct plan *plan);
-/* Pages of the smallest pool for a context: as stated, or one whole context. */
+/* Pages of the smallest pool for a context: as stated, or one whole context for each of the batch. */
 uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx);
 
-/* For a plan whose stages stand, with a context: chooses the pool and fills in plan's sizes and ledgers and
+/* For a plan whose lists stand, with a context: chooses the pool and fills in plan's sizes and ledgers and
  * the arena's. HELM_E_CAPACITY names every line and the limit. */
 HELM_MUST_CHECK int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan,
                                struct arena_spec *spec, struct helm_err *err);
