@@ -120,7 +120,9 @@ WORKER_GPU_SRC := \
   worker-gpu/device.c \
   worker-gpu/device_emulated.c \
   worker-gpu/emulated_attention.c \
+  worker-gpu/emulated_graph.c \
   worker-gpu/emulated_kernels.c \
+  worker-gpu/emulated_queue.c \
   worker-gpu/engine.c \
   worker-gpu/issue.c \
   worker-gpu/print.c \

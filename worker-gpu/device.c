@@ -1,4 +1,4 @@
-/* What all devices share: the ceiling, the ledger, waiting for a word. See device.h. */
+/* What all devices share: the ceiling, the ledger, counters, waiting for a word. See device.h. */
 #include "worker-gpu/device.h"
 
 #include <string.h>
@@ -74,6 +74,26 @@ void device_free(struct device *d, enum device_use use, uint64_t bytes, void *me
     if (!memory) return;
     d->ops->memory_free(d, memory);
     d->used[use] -= bytes;
+}
+
+int device_copy_2d(struct device *d, enum device_queue queue, enum device_direction direction,
+                   const struct device_copy_2d *copy, struct helm_err *err)
+{
+    if (copy->to_stride < copy->width || copy->from_stride < copy->width)
+        return helm_fail(err, HELM_E_USAGE, "a copy of pieces of %llu bytes has strides of %llu and %llu",
+                         (unsigned long long)copy->width, (unsigned long long)copy->to_stride,
+                         (unsigned long long)copy->from_stride);
+    if (copy->width == 0 || copy->height == 0) return 0;
+    return d->ops->copy_2d(d, queue, direction, copy, err);
+}
+
+void device_read_stats(struct device *d, struct device_stats *stats)
+{
+    memset(stats, 0, sizeof *stats);
+    for (int q = 0; q < DEVICE_QUEUE_COUNT; q++)
+        for (int i = 0; i < DEVICE_DIRECTION_COUNT; i++)
+            stats->copied_bytes[q][i] = atomic_load_explicit(&d->copied_bytes[q][i], memory_order_relaxed);
+    d->ops->times(d, stats);
 }
 
 int device_word_poll(struct device *d, const _Atomic uint32_t *word, uint32_t value, uint32_t timeout_ms,

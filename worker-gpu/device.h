@@ -6,7 +6,30 @@
  * at once unless they say otherwise; an error of queued work shows in device_check and in every call after
  * it (a device that failed stays failed: the worker ends and helmd starts another).
  *
- * One thread uses the compute queue. Others may use the copy queue after device_thread_begin. */
+ * One thread uses the compute queue. Others may use the copy queue after device_thread_begin, but not while a
+ * graph is being captured.
+ *
+ * Graphs. What is put into either queue between capture_begin and capture_end is not done but recorded, as
+ * one graph with a part of each queue: operations of one part are done in the order they were put, the parts
+ * beside each other, ordered by the events between them. Both parts begin at the beginning: a copy that must
+ * not overtake a kernel of its graph follows an event recorded behind that kernel. capture_end joins the
+ * parts by itself; a part may be empty. A word written by the compute part is seen when that part has come to
+ * it, while copies of the copy part may still run. graph_launch         the whole graph after everything put
+ * into either queue before, and before everything put into either afterwards graph_launch_beside  each part
+ * only behind earlier work of its own queue and before later work of it; the rest is for events that cross
+ * (below). So copies put into the copy queue between two launches (the next step's first slices) run beside
+ * the start of the second. A device may order more than that (CUDA: compute work after the graph's own copies
+ * too).
+ *
+ * Events. An event stands for the point of a queue where it was recorded last; following it makes a queue
+ * wait for that point. Never recorded, it is followed without waiting. plain (event_create) recorded in a
+ * capture it means a point of that graph, whichever launch: it is followed in the same capture only, by
+ * either queue. Recorded outside it is followed and waited for outside only. Recording makes it new, so one
+ * event serves any number of captures, and outside between them; anything else is HELM_E_STATE. crossing
+ * (event_create_crossing) every launch of a graph in which it is recorded records it. Following it in a
+ * capture means: each launch waits for what was recorded last before that launch was called, by a call or by
+ * a launch. Not to be recorded and followed in one capture (HELM_E_STATE): that is what plain ones are for.
+ * An event is freed after the graphs that use it. */
 #ifndef HELM_WORKER_GPU_DEVICE_H
 #define HELM_WORKER_GPU_DEVICE_H
 
@@ -20,7 +43,7 @@
 #include "worker-gpu/kernels.h"
 
 enum device_queue { DEVICE_COMPUTE, DEVICE_COPY, DEVICE_QUEUE_COUNT };
-enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST };
+enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_DIRECTION_COUNT };
 
 /* When a waiting queue goes on: word - value, as a signed number, is 0 or more; the word is the value. */
 enum device_compare { DEVICE_AT_LEAST, DEVICE_EQUAL };
@@ -47,6 +70,25 @@ struct device_options {
 struct device;
 struct device_graph;
 struct device_event;
+
+/* `height` pieces of `width` bytes, each a stride after the one before; strides of at least `width`. */
+struct device_copy_2d {
+    void *to;
+    const void *from;
+    uint64_t to_stride, from_stride;
+    uint64_t width, height;
+};
+
+/* What went on since the device was opened; only ever grows. */
+struct device_stats {
+    /* put into a queue by copy and copy_2d; those of a graph count at each launch */
+    uint64_t copied_bytes[DEVICE_QUEUE_COUNT][DEVICE_DIRECTION_COUNT];
+    /* Time a queue spent in copies and in word waits. The emulated device knows both exactly. CUDA: always 0.
+     * A clock there is a kernel or an event around each copy and wait, which costs as much as the hand-over
+     * it would measure. */
+    uint64_t copy_ns[DEVICE_QUEUE_COUNT];
+    uint64_t word_wait_ns;
+};
 
 /* The operations of a step; arguments as in kernels.h, put into the compute queue. */
 struct device_kernels {
@@ -99,13 +141,17 @@ struct device_ops {
     void (*memory_free)(struct device *d, void *memory);
     int (*host_alloc)(struct device *d, uint64_t bytes, void **memory, struct helm_err *err);
     void (*host_free)(struct device *d, void *memory);
-    int (*host_register)(struct device *d, void *base, uint64_t bytes, struct helm_err *err);
+    int (*host_register)(struct device *d, const char *what, void *base, uint64_t bytes, bool read_only,
+                         struct helm_err *err);
     void (*host_unregister)(struct device *d, void *base);
     int (*copy)(struct device *d, enum device_queue queue, enum device_direction direction, void *to,
                 const void *from, uint64_t bytes, struct helm_err *err);
+    int (*copy_2d)(struct device *d, enum device_queue queue, enum device_direction direction,
+                   const struct device_copy_2d *copy, struct helm_err *err);
     int (*clear)(struct device *d, enum device_queue queue, void *memory, uint64_t bytes,
                  struct helm_err *err);
     int (*event_create)(struct device *d, struct device_event **event, struct helm_err *err);
+    int (*event_create_crossing)(struct device *d, struct device_event **event, struct helm_err *err);
     void (*event_free)(struct device *d, struct device_event *event);
     int (*event_record)(struct device *d, enum device_queue queue, struct device_event *event,
                         struct helm_err *err);
@@ -118,7 +164,9 @@ struct device_ops {
     int (*capture_begin)(struct device *d, struct helm_err *err);
     int (*capture_end)(struct device *d, struct device_graph **graph, struct helm_err *err);
     int (*graph_launch)(struct device *d, struct device_graph *graph, struct helm_err *err);
-    void (*graph_free)(struct device *d, struct device_graph *graph);
+    int (*graph_launch_beside)(struct device *d, struct device_graph *graph, struct helm_err *err);
+    void (*graph_free)(struct device *d, struct device_graph *graph); /* when its compute part is done */
+    void (*times)(struct device *d, struct device_stats *stats);      /* fills in the times */
     uint64_t (*memory_overhead)(struct device *d); /* what the driver has taken beyond our allocations, now */
     int (*check)(struct device *d, struct helm_err *err);
     /* Ends what is queued, done or not; returns when nothing runs any more, so that memory and graphs may go.
@@ -133,6 +181,7 @@ struct device {
     char text[96];    /* "NVIDIA H200, compute capability 9.0" */
     uint64_t ceiling; /* bytes; never 0 */
     uint64_t used[DEVICE_USE_COUNT];
+    _Atomic uint64_t copied_bytes[DEVICE_QUEUE_COUNT][DEVICE_DIRECTION_COUNT];
     uint32_t spin_us;  /* how long a host thread that waits for the device looks without pause */
     bool early_launch; /* GPUK_EARLY may be set */
     bool loads_code;   /* a first launch loads its code, which must not happen behind a waiting queue */
@@ -156,16 +205,30 @@ HELM_MUST_CHECK int device_charge(struct device *d, enum device_use use, uint64_
 uint64_t device_used(const struct device *d);
 void device_ledger(const struct device *d, struct ledger *ledger);
 
-/* Host memory that the device and its copies use directly; the same address on both sides. */
+/* Host memory that the device and its copies use directly; the same address on both sides. Copies take no
+ * other host memory. */
 static inline int device_host_alloc(struct device *d, uint64_t bytes, void **memory, struct helm_err *err)
 {
     return d->ops->host_alloc(d, bytes, memory, err);
 }
+/* Makes a mapping of the caller's such memory: whole pages, apart from regions registered before, any number
+ * of them. Its pages must be final (touched, bound to their node, made huge): the driver pins them as they
+ * are, and a page that the system replaced later would be another one. read_only: neither kernel nor copy
+ * writes there, and the mapping may be PROT_READ. `what` names it in errors. */
+HELM_MUST_CHECK static inline int device_host_register(struct device *d, const char *what, void *base,
+                                                       uint64_t bytes, bool read_only, struct helm_err *err)
+{
+    return d->ops->host_register(d, what, base, bytes, read_only, err);
+}
 static inline int device_copy(struct device *d, enum device_queue queue, enum device_direction direction,
                               void *to, const void *from, uint64_t bytes, struct helm_err *err)
 {
-    return d->ops->copy(d, queue, direction, to, from, bytes, err);
+    return bytes ? d->ops->copy(d, queue, direction, to, from, bytes, err) : 0;
 }
+/* Several pieces in one operation; width or height 0: nothing. HELM_E_USAGE: a stride is less than width. */
+HELM_MUST_CHECK int device_copy_2d(struct device *d, enum device_queue queue, enum device_direction direction,
+                                   const struct device_copy_2d *copy, struct helm_err *err);
+void device_read_stats(struct device *d, struct device_stats *stats);
 /* The compute queue goes on once the word compares so. */
 static inline int device_word_wait(struct device *d, _Atomic uint32_t *word, uint32_t value,
                                    enum device_compare compare, struct helm_err *err)

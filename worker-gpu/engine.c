@@ -75,7 +75,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     void *memory = NULL;
     /* Everything in front of cache and weights: lanes and logits. No home that the GPU computes reads those.
      */
-    int rc = d->ops->host_register(d, arena->base, h->region[ARENA_REGION_KV].offset, err);
+    int rc = device_host_register(d, "the lanes", arena->base, h->region[ARENA_REGION_KV].offset, false, err);
     if (rc) return rc;
     g->registered = true;
     if (g->kv_bytes) rc = device_alloc(d, DEVICE_KV, g->kv_bytes, &g->kv_pool, err);

@@ -1,0 +1,236 @@
+/* The emulated device's queues: a thread each that does operations in order. See emulated_queue.h.
+ *
+ * An operation that fails fails the device: what is queued behind it, in both queues, is dropped. */
+#include "worker-gpu/emulated_queue.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include "common/lane.h"
+#include "common/units.h"
+
+#define COPY_PIECE    (256 * KIB) /* between two looks at the clock */
+#define WAIT_SPIN_US  20
+#define TIMER_SLACK   1000 /* ns: a copy's time is kept better than the kernel's 50 us */
+#define NS_PER_SECOND 1000000000u
+
+void emulated_fail(struct emulated *e, const struct helm_err *error)
+{
+    pthread_mutex_lock(&e->lock);
+    if (!atomic_load(&e->failed)) {
+        e->error = *error;
+        atomic_store(&e->failed, true);
+    }
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
+int emulated_check(struct device *d, struct helm_err *err)
+{
+    struct emulated *e = emulated_of(d);
+    if (!atomic_load(&e->failed)) return 0;
+    pthread_mutex_lock(&e->lock);
+    int rc = helm_fail(err, e->error.code ? e->error.code : HELM_E_DEVICE, "%s", e->error.text);
+    pthread_mutex_unlock(&e->lock);
+    return rc;
+}
+
+/* ---- what a queue's thread does ---- */
+
+static void sleep_until(uint64_t until_ns)
+{
+    const struct timespec at = {.tv_sec = (time_t)(until_ns / NS_PER_SECOND),
+                                .tv_nsec = (long)(until_ns % NS_PER_SECOND)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) != 0) continue;
+}
+
+/* Takes as long as the bytes take at the speed that is set, or as the memory needs if that is longer. */
+static void do_copy(struct queue *q, const struct device_copy_2d *copy)
+{
+    struct emulated *e = q->owner;
+    uint64_t start_ns = units_now_ns(), copied = 0, unslept = 0;
+    for (uint64_t row = 0; row < copy->height; row++) {
+        char *to = (char *)copy->to + row * copy->to_stride;
+        const char *from = (const char *)copy->from + row * copy->from_stride;
+        for (uint64_t at = 0; at < copy->width;) {
+            uint64_t bytes = copy->width - at < COPY_PIECE ? copy->width - at : COPY_PIECE;
+            memcpy(to + at, from + at, (size_t)bytes);
+            at += bytes;
+            copied += bytes;
+            unslept += bytes;
+            bool last = row + 1 == copy->height && at == copy->width;
+            if (!e->copy_bytes_per_s || (unslept < COPY_PIECE && !last)) continue;
+            sleep_until(start_ns + (uint64_t)((double)copied * NS_PER_SECOND / (double)e->copy_bytes_per_s));
+            unslept = 0;
+        }
+    }
+    uint64_t spent_ns = units_now_ns() - start_ns;
+    pthread_mutex_lock(&e->lock);
+    q->copy_ns += spent_ns;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void do_word_wait(struct queue *q, const struct op *op)
+{
+    struct emulated *e = q->owner;
+    struct helm_err error = {0};
+    uint32_t seen;
+    uint64_t start_ns = units_now_ns();
+    bool came =
+        lane_poll(op->as.word.word, op->as.word.value, WAIT_SPIN_US, (int)e->wait_ms, &e->failed, &seen);
+    uint64_t spent_ns = units_now_ns() - start_ns;
+    pthread_mutex_lock(&e->lock);
+    q->word_wait_ns += spent_ns;
+    pthread_mutex_unlock(&e->lock);
+    if (came) return;
+    helm_fail(&error, HELM_E_PEER, "the device waited %u ms for ticket %u of a lane (it is %u)", e->wait_ms,
+              op->as.word.value, seen);
+    emulated_fail(e, &error);
+}
+
+bool emulated_reached_locked(const struct emulated *e, const struct point *at)
+{
+    const struct queue *q = &e->queue[at->queue];
+    return q->done >= at->op || (at->marks && q->done + 1 == at->op && q->marks >= at->marks);
+}
+
+static void do_follow(struct emulated *e, const struct point *at)
+{
+    pthread_mutex_lock(&e->lock);
+    while (!emulated_reached_locked(e, at) && !e->stop && !atomic_load(&e->failed))
+        pthread_cond_wait(&e->changed, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void do_mark(struct queue *q, uint32_t number)
+{
+    pthread_mutex_lock(&q->owner->lock);
+    q->marks = number;
+    pthread_cond_broadcast(&q->owner->changed);
+    pthread_mutex_unlock(&q->owner->lock);
+}
+
+/* `launch`: of the graph this operation is in, NULL outside. */
+static void do_op(struct queue *q, const struct op *op, const struct op *launch)
+{
+    struct emulated *e = q->owner;
+    if (atomic_load_explicit(&e->failed, memory_order_relaxed)) return;
+    switch (op->kind) {
+    case OP_RUN:
+        op->as.run.run(&e->math, op->as.run.args);
+        if (e->math.broken) {
+            struct helm_err error = {0};
+            helm_fail(&error, HELM_E_DEVICE, "the emulated device failed: %s", e->math.broken);
+            emulated_fail(e, &error);
+        }
+        break;
+    case OP_COPY:
+        do_copy(q, &op->as.copy);
+        break;
+    case OP_CLEAR:
+        memset(op->as.clear.memory, 0, (size_t)op->as.clear.bytes);
+        break;
+    case OP_FOLLOW:
+        do_follow(e, &op->as.follow);
+        break;
+    case OP_FOLLOW_OWN: {
+        const struct point at = {.queue = op->as.follow.queue,
+                                 .op = launch->as.graph.op[op->as.follow.queue],
+                                 .marks = op->as.follow.marks};
+        do_follow(e, &at);
+        break;
+    }
+    case OP_FOLLOW_CROSS:
+        do_follow(e, &launch->as.graph.cross[op->as.cross.slot]);
+        break;
+    case OP_MARK:
+        do_mark(q, op->as.mark.number);
+        break;
+    case OP_WORD_WAIT:
+        do_word_wait(q, op);
+        break;
+    case OP_WORD_WRITE:
+        atomic_store_explicit(op->as.word.word, op->as.word.value, memory_order_release);
+        break;
+    case OP_GRAPH: {
+        const struct graph_part *part = &op->as.graph.graph->part[q - e->queue];
+        for (uint32_t i = 0; i < part->count; i++) do_op(q, &part->op[i], op);
+        break;
+    }
+    }
+}
+
+static void *queue_main(void *arg)
+{
+    struct queue *q = arg;
+    struct emulated *e = q->owner;
+    (void)prctl(PR_SET_TIMERSLACK, TIMER_SLACK, 0, 0, 0);
+    pthread_mutex_lock(&e->lock);
+    for (;;) {
+        while (q->taken == q->put && !e->stop) pthread_cond_wait(&e->changed, &e->lock);
+        if (q->taken == q->put) break;
+        const struct op *op = &q->ring[q->taken++ % EMULATED_QUEUE_OPS];
+        pthread_mutex_unlock(&e->lock);
+        do_op(q, op, NULL);
+        pthread_mutex_lock(&e->lock);
+        if (op->kind == OP_GRAPH) {
+            free(op->as.graph.cross);
+            emulated_graph_release_locked(op->as.graph.graph);
+        }
+        q->done++;
+        q->marks = 0; /* the next operation may be a graph */
+        pthread_cond_broadcast(&e->changed);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return NULL;
+}
+
+/* ---- putting things into queues ---- */
+
+void emulated_room_locked(struct emulated *e, enum device_queue queue, uint32_t count)
+{
+    struct queue *q = &e->queue[queue];
+    while (q->put - q->done + count > EMULATED_QUEUE_OPS) pthread_cond_wait(&e->changed, &e->lock);
+}
+
+uint64_t emulated_put_locked(struct emulated *e, enum device_queue queue, const struct op *op, uint32_t count)
+{
+    struct queue *q = &e->queue[queue];
+    uint64_t first = q->put + 1;
+    for (uint32_t i = 0; i < count; i++) q->ring[q->put++ % EMULATED_QUEUE_OPS] = op[i];
+    pthread_cond_broadcast(&e->changed);
+    return first;
+}
+
+int emulated_put(struct emulated *e, enum device_queue queue, const struct op *op, struct helm_err *err)
+{
+    if (e->capture) return emulated_graph_add(e->capture, queue, op, err);
+    int rc = emulated_check(&e->base, err);
+    if (rc) return rc;
+    pthread_mutex_lock(&e->lock);
+    emulated_room_locked(e, queue, 1);
+    (void)emulated_put_locked(e, queue, op, 1);
+    pthread_mutex_unlock(&e->lock);
+    return 0;
+}
+
+/* A queue's thread, with all signals left to the main thread. */
+int emulated_queue_start(struct emulated *e, enum device_queue queue, struct helm_err *err)
+{
+    struct queue *q = &e->queue[queue];
+    sigset_t all, before;
+    q->owner = e;
+    q->ring = aligned_alloc(16, EMULATED_QUEUE_OPS * sizeof *q->ring);
+    if (!q->ring) return helm_fail(err, HELM_E_NOMEM, "no memory for a queue");
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int code = pthread_create(&q->thread, NULL, queue_main, q);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (code) return helm_fail(err, HELM_E_NOMEM, "cannot start a thread: %s", strerror(code));
+    q->started = true;
+    pthread_setname_np(q->thread, queue == DEVICE_COMPUTE ? "emulated gpu" : "emulated copy");
+    return 0;
+}
