@@ -152,16 +152,38 @@ out:
     return rc;
 }
 
+void accelerator_ledger_emulated(uint64_t vram_bytes, struct ledger_device *ledger)
+{
+    *ledger = (struct ledger_device){.kind = LEDGER_DEVICE_EMULATED,
+                                     .limit = vram_bytes ? vram_bytes : ACCELERATOR_EMULATED_VRAM,
+                                     .context_bytes = MIB,
+                                     .graph_bytes = 256 * KIB,
+                                     .graph_layer_bytes = 64 * KIB};
+    snprintf(ledger->limit_from, sizeof ledger->limit_from, "%s",
+             vram_bytes ? "--vram" : "the emulated device without --vram");
+}
+
+void accelerator_ledger_cuda(const struct accelerator_info *device, uint64_t vram_bytes,
+                             struct ledger_device *ledger)
+{
+    char all[UNITS_TEXT];
+    *ledger =
+        (struct ledger_device){.kind = LEDGER_DEVICE_CUDA,
+                               .limit = vram_bytes ? vram_bytes : device->vram_free,
+                               .context_bytes = device->context_bytes ? device->context_bytes : CONTEXT_BYTES,
+                               .graph_bytes = GRAPH_BYTES,
+                               .library_bytes = LIBRARY_BYTES};
+    if (vram_bytes)
+        snprintf(ledger->limit_from, sizeof ledger->limit_from, "--vram");
+    else
+        snprintf(ledger->limit_from, sizeof ledger->limit_from, "free of the GPU's %s",
+                 units_format_size(device->vram_bytes, all));
+}
+
 static void choose_emulated(uint64_t vram_bytes, struct accelerator *choice)
 {
     char size[UNITS_TEXT];
-    choice->ledger.kind = LEDGER_DEVICE_EMULATED;
-    choice->ledger.context_bytes = MIB;
-    choice->ledger.graph_bytes = 256 * KIB;
-    choice->ledger.graph_layer_bytes = 64 * KIB;
-    choice->ledger.limit = vram_bytes ? vram_bytes : ACCELERATOR_EMULATED_VRAM;
-    snprintf(choice->ledger.limit_from, sizeof choice->ledger.limit_from, "%s",
-             vram_bytes ? "--vram" : "the emulated device without --vram");
+    accelerator_ledger_emulated(vram_bytes, &choice->ledger);
     snprintf(choice->name, sizeof choice->name, "emulated");
     snprintf(choice->hardware, sizeof choice->hardware, "emulated");
     snprintf(choice->text, sizeof choice->text, "emulated, on the CPU, with %s",
@@ -172,21 +194,11 @@ static void choose_cuda(const struct accelerator_info *device, uint32_t index, u
                         struct accelerator *choice)
 {
     char size[UNITS_TEXT], all[UNITS_TEXT];
-    struct ledger_device *ledger = &choice->ledger;
-    ledger->kind = LEDGER_DEVICE_CUDA;
-    ledger->limit = device->vram_free;
-    ledger->context_bytes = device->context_bytes ? device->context_bytes : CONTEXT_BYTES;
-    ledger->graph_bytes = GRAPH_BYTES;
-    ledger->library_bytes = LIBRARY_BYTES;
-    snprintf(ledger->limit_from, sizeof ledger->limit_from, "free of the GPU's %s",
-             units_format_size(device->vram_bytes, all));
-    if (vram_bytes && vram_bytes < ledger->limit) {
-        ledger->limit = vram_bytes;
-        snprintf(ledger->limit_from, sizeof ledger->limit_from, "--vram");
-    } else if (vram_bytes) {
+    bool beyond = vram_bytes >= device->vram_free;
+    accelerator_ledger_cuda(device, beyond ? 0 : vram_bytes, &choice->ledger);
+    if (vram_bytes && beyond)
         log_warn("--vram %s: only %s are free on the GPU", units_format_size(vram_bytes, all),
-                 units_format_size(ledger->limit, size));
-    }
+                 units_format_size(device->vram_free, size));
     choice->numa_node = device->numa_node;
     snprintf(choice->name, sizeof choice->name, "cuda:%u", index);
     snprintf(choice->hardware, sizeof choice->hardware, "cuda %.40s %.40s driver %.20s gen %u x%u",

@@ -38,6 +38,12 @@ struct accelerator {
 HELM_MUST_CHECK int accelerator_choose(const char *option, uint64_t vram_bytes, const char *worker_program,
                                        struct accelerator *choice, struct helm_err *err);
 
+/* What the ledger has to know of a CUDA device that is there or described (helm-plan), respectively of an
+ * emulated one. `vram_bytes`: --vram, 0 when not given. */
+void accelerator_ledger_cuda(const struct accelerator_info *device, uint64_t vram_bytes,
+                             struct ledger_device *ledger);
+void accelerator_ledger_emulated(uint64_t vram_bytes, struct ledger_device *ledger);
+
 /* What a probe printed. HELM_E_NOT_FOUND: no device, with the probe's own reason. */
 HELM_MUST_CHECK int accelerator_parse(const char *text, size_t length,
                                       struct accelerator_info devices[ACCELERATOR_COUNT_MAX], uint32_t *count,
