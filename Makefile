@@ -129,7 +129,7 @@ WORKER_GPU_SRC := \
   worker-gpu/program.c \
   worker-gpu/step.c \
   worker-gpu/weights.c
-WORKER_GPU_DEVICE_SRC := $(if $(CUDA_DEVICE),worker-gpu/cuda_kernels.c worker-gpu/device_cuda.c,worker-gpu/device_no_cuda.c)
+WORKER_GPU_DEVICE_SRC := $(if $(CUDA_DEVICE),worker-gpu/cuda_graph.c worker-gpu/cuda_kernels.c worker-gpu/device_cuda.c,worker-gpu/device_no_cuda.c)
 # of the CPU worker: what draws tokens on the host and computes for the emulated device
 WORKER_GPU_HOST_SRC := \
   worker-cpu/attention.c \
@@ -419,12 +419,12 @@ $(CUDA_PROGRAMS:%=$(BIN)/%):
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CUDA_LIBS)
-$(OBJ)/worker-gpu/cuda_kernels.o $(OBJ)/worker-gpu/device_cuda.o: CPPFLAGS_ALL += -isystem $(CUDA_LIB)/../include
+$(OBJ)/worker-gpu/cuda_graph.o $(OBJ)/worker-gpu/cuda_kernels.o $(OBJ)/worker-gpu/device_cuda.o: CPPFLAGS_ALL += -isystem $(CUDA_LIB)/../include
 ifneq ($(CUDA_DEVICE),)
 $(BIN)/helm-worker-gpu: $(call cuda_obj_of,$(CUDA_KERNEL_SRC))
 endif
 # the two-worker golden test with the CUDA device in it: HELM_TEST_DEVICE=cuda $(BIN)/helm-test-gpu-split
-$(BIN)/helm-test-gpu-split: $(OBJ)/tests/golden/test_golden_split.o $(OBJ)/worker-gpu/cuda_kernels.o $(OBJ)/worker-gpu/device_cuda.o $(call cuda_obj_of,$(CUDA_KERNEL_SRC)) $(OBJ)/libhelm-all.a
+$(BIN)/helm-test-gpu-split: $(OBJ)/tests/golden/test_golden_split.o $(OBJ)/worker-gpu/cuda_graph.o $(OBJ)/worker-gpu/cuda_kernels.o $(OBJ)/worker-gpu/device_cuda.o $(call cuda_obj_of,$(CUDA_KERNEL_SRC)) $(OBJ)/libhelm-all.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS) $(CUDA_LIBS)

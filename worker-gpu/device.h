@@ -14,21 +14,24 @@
  * beside each other, ordered by the events between them. Both parts begin at the beginning: a copy that must
  * not overtake a kernel of its graph follows an event recorded behind that kernel. capture_end joins the
  * parts by itself; a part may be empty. A word written by the compute part is seen when that part has come to
- * it, while copies of the copy part may still run. graph_launch         the whole graph after everything put
- * into either queue before, and before everything put into either afterwards graph_launch_beside  each part
- * only behind earlier work of its own queue and before later work of it; the rest is for events that cross
- * (below). So copies put into the copy queue between two launches (the next step's first slices) run beside
- * the start of the second. A device may order more than that (CUDA: compute work after the graph's own copies
- * too).
+ * it, while copies of the copy part may still run. Launching:
+ * - graph_launch: the whole graph after everything put into either queue before, and before everything put
+ *   into either afterwards.
+ * - graph_launch_beside: each part only behind earlier work of its own queue and before later work of it; the
+ *   rest is for events that cross (below). So copies put into the copy queue between two launches (the next
+ *   step's first slices) run beside the start of the second. A device may order more than that (CUDA: compute
+ *   work after the graph's own copies too).
  *
  * Events. An event stands for the point of a queue where it was recorded last; following it makes a queue
- * wait for that point. Never recorded, it is followed without waiting. plain (event_create) recorded in a
- * capture it means a point of that graph, whichever launch: it is followed in the same capture only, by
- * either queue. Recorded outside it is followed and waited for outside only. Recording makes it new, so one
- * event serves any number of captures, and outside between them; anything else is HELM_E_STATE. crossing
- * (event_create_crossing) every launch of a graph in which it is recorded records it. Following it in a
- * capture means: each launch waits for what was recorded last before that launch was called, by a call or by
- * a launch. Not to be recorded and followed in one capture (HELM_E_STATE): that is what plain ones are for.
+ * wait for that point. There are two kinds:
+ * - Plain (event_create). Recorded in a capture it means a point of that graph, whichever launch: it is
+ *   followed in the same capture only, by either queue. Recorded outside it is followed and waited for
+ *   outside only; never recorded, it is followed outside without waiting. Recording makes it new, so one
+ *   event serves any number of captures, and outside between them. Anything else is HELM_E_STATE.
+ * - Crossing (event_create_crossing). Every launch of a graph in which it is recorded records it. Following
+ *   it in a capture means: each launch waits for what was recorded last before that launch was called, by a
+ *   call or by a launch; for nothing if there was none. Recorded once in a capture at most, and not also
+ *   followed there (HELM_E_STATE): that is what plain ones are for.
  * An event is freed after the graphs that use it. */
 #ifndef HELM_WORKER_GPU_DEVICE_H
 #define HELM_WORKER_GPU_DEVICE_H

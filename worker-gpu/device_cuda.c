@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/units.h"
 
@@ -17,22 +18,10 @@
 #define HOST_SPIN_US    10000
 #define CONTEXT_ASSUMED (640 * MIB) /* where the driver's library does not say what a context takes */
 
-struct device_event {
-    cudaEvent_t event;
-};
-struct device_graph {
-    cudaGraphExec_t exec;
-};
-
-static int cuda_fail(struct helm_err *err, cudaError_t code, const char *what)
+int cuda_fail(struct helm_err *err, cudaError_t code, const char *what)
 {
     int helm = code == cudaErrorMemoryAllocation ? HELM_E_NOMEM : HELM_E_DEVICE;
     return helm_fail(err, helm, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
-}
-
-static int checked(cudaError_t code, const char *what, struct helm_err *err)
-{
-    return code == cudaSuccess ? 0 : cuda_fail(err, code, what);
 }
 
 /* ---- memory ---- */
@@ -43,7 +32,7 @@ static int cuda_memory_alloc(struct device *d, uint64_t bytes, void **memory, st
     char text[UNITS_TEXT], what[64];
     snprintf(what, sizeof what, "%s of VRAM", units_format_size(bytes, text));
     cudaError_t code = cudaMalloc(memory, bytes ? bytes : 256);
-    if (code != cudaErrorMemoryAllocation) return checked(code, what, err);
+    if (code != cudaErrorMemoryAllocation) return cuda_checked(code, what, err);
     (void)cudaGetLastError(); /* a refusal, not a fault */
     size_t available = 0, total = 0;
     char have[UNITS_TEXT];
@@ -61,8 +50,8 @@ static void cuda_memory_free(struct device *d, void *memory)
 static int cuda_host_alloc(struct device *d, uint64_t bytes, void **memory, struct helm_err *err)
 {
     (void)d;
-    return checked(cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-                   "pinned host memory", err);
+    return cuda_checked(cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                        "pinned host memory", err);
 }
 
 static void cuda_host_free(struct device *d, void *memory)
@@ -71,16 +60,35 @@ static void cuda_host_free(struct device *d, void *memory)
     (void)cudaFreeHost(memory);
 }
 
-static int cuda_host_register(struct device *d, void *base, uint64_t bytes, struct helm_err *err)
+/* The driver pins pages itself: RLIMIT_MEMLOCK does not bound it, what a cgroup or the system has left does.
+ * Its error says which. */
+static int cuda_host_register(struct device *d, const char *what, void *base, uint64_t bytes, bool read_only,
+                              struct helm_err *err)
 {
-    (void)d;
+    struct cuda *c = cuda_of(d);
+    unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+    char doing[160], text[UNITS_TEXT];
     void *seen = NULL;
-    int rc = checked(cudaHostRegister(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
-                     "registering the arena", err);
-    if (rc) return rc;
-    rc = checked(cudaHostGetDevicePointer(&seen, base, 0), "the arena's device address", err);
+    int promise = 0;
+    snprintf(doing, sizeof doing, "registering %.60s (%s of host memory, pinned by the driver)", what,
+             units_format_size(bytes, text));
+    if (bytes == 0 || (uintptr_t)base % (uint64_t)sysconf(_SC_PAGESIZE) != 0)
+        return helm_fail(err, HELM_E_USAGE, "%s: not whole pages", doing);
+    /* Where it is not supported, reading alone needs no promise unless the mapping itself is read-only; then
+     * the driver refuses. */
+    if (read_only &&
+        cudaDeviceGetAttribute(&promise, cudaDevAttrHostRegisterReadOnlySupported, c->ordinal) ==
+            cudaSuccess &&
+        promise)
+        flags |= cudaHostRegisterReadOnly;
+    cudaError_t code = cudaHostRegister(base, bytes, flags);
+    if (code != cudaSuccess) {
+        (void)cudaGetLastError(); /* a refusal, not a fault */
+        return cuda_fail(err, code, doing);
+    }
+    int rc = cuda_checked(cudaHostGetDevicePointer(&seen, base, 0), doing, err);
     if (!rc && seen != base)
-        rc = helm_fail(err, HELM_E_UNSUPPORTED, "the arena has another address on the device than here");
+        rc = helm_fail(err, HELM_E_UNSUPPORTED, "%s: it has another address on the device than here", doing);
     if (rc) (void)cudaHostUnregister(base);
     return rc;
 }
@@ -91,18 +99,56 @@ static void cuda_host_unregister(struct device *d, void *base)
     (void)cudaHostUnregister(base);
 }
 
+static enum cudaMemcpyKind kind_of(enum device_direction direction)
+{
+    return direction == DEVICE_TO_DEVICE ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
+}
+
+static void count_copy(struct cuda *c, enum device_queue queue, enum device_direction direction,
+                       uint64_t bytes)
+{
+    if (c->capture.on)
+        c->capture.copied_bytes[queue][direction] += bytes;
+    else
+        atomic_fetch_add_explicit(&c->base.copied_bytes[queue][direction], bytes, memory_order_relaxed);
+}
+
 static int cuda_copy(struct device *d, enum device_queue queue, enum device_direction direction, void *to,
                      const void *from, uint64_t bytes, struct helm_err *err)
 {
-    enum cudaMemcpyKind kind =
-        direction == DEVICE_TO_DEVICE ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
-    return checked(cudaMemcpyAsync(to, from, bytes, kind, cuda_of(d)->stream[queue]), "copy", err);
+    struct cuda *c = cuda_of(d);
+    int rc = cuda_use_queue(c, queue, err);
+    if (!rc)
+        rc =
+            cuda_checked(cudaMemcpyAsync(to, from, bytes, kind_of(direction), c->stream[queue]), "copy", err);
+    if (!rc) count_copy(c, queue, direction, bytes);
+    return rc;
+}
+
+static int cuda_copy_2d(struct device *d, enum device_queue queue, enum device_direction direction,
+                        const struct device_copy_2d *copy, struct helm_err *err)
+{
+    struct cuda *c = cuda_of(d);
+    uint64_t stride = copy->to_stride > copy->from_stride ? copy->to_stride : copy->from_stride;
+    if (stride > (uint64_t)c->pitch_max)
+        return helm_fail(err, HELM_E_LIMIT, "a copy of pieces %llu bytes apart: the device takes at most %d",
+                         (unsigned long long)stride, c->pitch_max);
+    int rc = cuda_use_queue(c, queue, err);
+    if (!rc)
+        rc = cuda_checked(cudaMemcpy2DAsync(copy->to, copy->to_stride, copy->from, copy->from_stride,
+                                            copy->width, copy->height, kind_of(direction), c->stream[queue]),
+                          "copy of several pieces", err);
+    if (!rc) count_copy(c, queue, direction, copy->width * copy->height);
+    return rc;
 }
 
 static int cuda_clear(struct device *d, enum device_queue queue, void *memory, uint64_t bytes,
                       struct helm_err *err)
 {
-    return checked(cudaMemsetAsync(memory, 0, bytes, cuda_of(d)->stream[queue]), "clearing memory", err);
+    struct cuda *c = cuda_of(d);
+    int rc = cuda_use_queue(c, queue, err);
+    return rc ? rc
+              : cuda_checked(cudaMemsetAsync(memory, 0, bytes, c->stream[queue]), "clearing memory", err);
 }
 
 /* What is taken of the device by everybody: only differences are meaningful. */
@@ -112,47 +158,6 @@ static uint64_t cuda_memory_overhead(struct device *d)
     size_t available = 0, total = 0;
     if (cudaMemGetInfo(&available, &total) != cudaSuccess) return 0;
     return total - available;
-}
-
-/* ---- events ---- */
-
-static int cuda_event_create(struct device *d, struct device_event **event, struct helm_err *err)
-{
-    (void)d;
-    *event = calloc(1, sizeof **event);
-    if (!*event) return helm_fail(err, HELM_E_NOMEM, "no memory for an event");
-    int rc = checked(cudaEventCreateWithFlags(&(*event)->event, cudaEventDisableTiming), "event", err);
-    if (rc) {
-        free(*event);
-        *event = NULL;
-    }
-    return rc;
-}
-
-static void cuda_event_free(struct device *d, struct device_event *event)
-{
-    (void)d;
-    (void)cudaEventDestroy(event->event);
-    free(event);
-}
-
-static int cuda_event_record(struct device *d, enum device_queue queue, struct device_event *event,
-                             struct helm_err *err)
-{
-    return checked(cudaEventRecord(event->event, cuda_of(d)->stream[queue]), "recording an event", err);
-}
-
-static int cuda_event_follow(struct device *d, enum device_queue queue, struct device_event *event,
-                             struct helm_err *err)
-{
-    return checked(cudaStreamWaitEvent(cuda_of(d)->stream[queue], event->event, 0), "waiting for an event",
-                   err);
-}
-
-static int cuda_event_wait(struct device *d, struct device_event *event, struct helm_err *err)
-{
-    (void)d;
-    return checked(cudaEventSynchronize(event->event), "waiting for the device", err);
 }
 
 /* ---- words ---- */
@@ -181,48 +186,11 @@ static int cuda_word_write(struct device *d, _Atomic uint32_t *word, uint32_t va
                         "publishing a lane", err);
 }
 
-/* ---- graphs ---- */
+/* ---- the whole ---- */
 
-static int cuda_capture_begin(struct device *d, struct helm_err *err)
+static void cuda_times(struct device *d, struct device_stats *stats)
 {
-    return checked(cudaStreamBeginCapture(cuda_of(d)->stream[DEVICE_COMPUTE],
-                                          cudaStreamCaptureModeThreadLocal),
-                   "beginning a capture", err);
-}
-
-static int cuda_capture_end(struct device *d, struct device_graph **out, struct helm_err *err)
-{
-    struct cuda *c = cuda_of(d);
-    cudaGraph_t graph = NULL;
-    *out = NULL;
-    int rc = checked(cudaStreamEndCapture(c->stream[DEVICE_COMPUTE], &graph), "ending a capture", err);
-    if (rc) return rc;
-    struct device_graph *made = calloc(1, sizeof *made);
-    if (!made) rc = helm_fail(err, HELM_E_NOMEM, "no memory for a graph");
-    if (!rc) rc = checked(cudaGraphInstantiate(&made->exec, graph, 0), "instantiating a graph", err);
-    (void)cudaGraphDestroy(graph);
-    if (!rc) rc = checked(cudaGraphUpload(made->exec, c->stream[DEVICE_COMPUTE]), "uploading a graph", err);
-    if (!rc)
-        rc = checked(cudaStreamSynchronize(c->stream[DEVICE_COMPUTE]), "waiting for a graph's upload", err);
-    if (rc && made) {
-        if (made->exec) (void)cudaGraphExecDestroy(made->exec);
-        free(made);
-        made = NULL;
-    }
-    *out = made;
-    return rc;
-}
-
-static int cuda_graph_launch(struct device *d, struct device_graph *graph, struct helm_err *err)
-{
-    return checked(cudaGraphLaunch(graph->exec, cuda_of(d)->stream[DEVICE_COMPUTE]), "launching a step", err);
-}
-
-static void cuda_graph_free(struct device *d, struct device_graph *graph)
-{
-    (void)d;
-    (void)cudaGraphExecDestroy(graph->exec);
-    free(graph);
+    (void)d, (void)stats; /* none: see struct device_stats */
 }
 
 static int cuda_check(struct device *d, struct helm_err *err)
@@ -243,13 +211,14 @@ static void cuda_abandon(struct device *d)
 
 static int cuda_thread_begin(struct device *d, struct helm_err *err)
 {
-    return checked(cudaSetDevice(cuda_of(d)->ordinal), "choosing the device", err);
+    return cuda_checked(cudaSetDevice(cuda_of(d)->ordinal), "choosing the device", err);
 }
 
 static void cuda_close(struct device *d)
 {
     struct cuda *c = cuda_of(d);
     if (c->matmul) gpuk_matmul_close(c->matmul);
+    cuda_graphs_close(c);
     for (int i = 0; i < DEVICE_QUEUE_COUNT; i++)
         if (c->stream[i]) (void)cudaStreamDestroy(c->stream[i]);
     if (c->opened) (void)cudaDeviceReset(); /* the context too: one device, one owner in this process */
@@ -266,8 +235,10 @@ static const struct device_ops cuda_ops = {
     .host_register = cuda_host_register,
     .host_unregister = cuda_host_unregister,
     .copy = cuda_copy,
+    .copy_2d = cuda_copy_2d,
     .clear = cuda_clear,
     .event_create = cuda_event_create,
+    .event_create_crossing = cuda_event_create_crossing,
     .event_free = cuda_event_free,
     .event_record = cuda_event_record,
     .event_follow = cuda_event_follow,
@@ -277,7 +248,9 @@ static const struct device_ops cuda_ops = {
     .capture_begin = cuda_capture_begin,
     .capture_end = cuda_capture_end,
     .graph_launch = cuda_graph_launch,
+    .graph_launch_beside = cuda_graph_launch_beside,
     .graph_free = cuda_graph_free,
+    .times = cuda_times,
     .memory_overhead = cuda_memory_overhead,
     .check = cuda_check,
     .abandon = cuda_abandon,
@@ -316,9 +289,9 @@ static int find_entry(const char *name, stream_word_fn **entry, struct helm_err 
 {
     enum cudaDriverEntryPointQueryResult found;
     void *address = NULL;
-    int rc =
-        checked(cudaGetDriverEntryPointByVersion(name, &address, ENTRY_VERSION, cudaEnableDefault, &found),
-                name, err);
+    int rc = cuda_checked(cudaGetDriverEntryPointByVersion(name, &address, ENTRY_VERSION, cudaEnableDefault,
+                                                           &found),
+                          name, err);
     if (!rc && (found != cudaDriverEntryPointSuccess || !address))
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "this driver has no %s", name);
     *(void **)entry = address;
@@ -382,12 +355,12 @@ static int describe(int ordinal, struct device_info *info, struct helm_err *err)
     struct cudaDeviceProp p;
     size_t available = 0, total = 0;
     uint64_t before = 0, after = 0;
-    int rc = checked(cudaGetDeviceProperties(&p, ordinal), "the device's properties", err);
+    int rc = cuda_checked(cudaGetDeviceProperties(&p, ordinal), "the device's properties", err);
     if (rc) return rc;
     memset(info, 0, sizeof *info);
     bool known = used_without_context(ordinal, &before);
-    rc = checked(cudaSetDevice(ordinal), "opening the device", err);
-    if (!rc) rc = checked(cudaMemGetInfo(&available, &total), "the device's memory", err);
+    rc = cuda_checked(cudaSetDevice(ordinal), "opening the device", err);
+    if (!rc) rc = cuda_checked(cudaMemGetInfo(&available, &total), "the device's memory", err);
     if (!rc && known && used_without_context(ordinal, &after) && after > before) {
         /* A bare context; the worker's has its kernels too. */
         available += after - before;
@@ -414,11 +387,37 @@ int device_cuda_list(struct device_info *info, uint32_t most, uint32_t *count, s
     int rc = parse_ordinal("cuda", &ordinal, err);
     if (rc) return rc;
     if (!device_cuda_usable(why, sizeof why)) return helm_fail(err, HELM_E_UNSUPPORTED, "%s", why);
-    rc = checked(cudaGetDeviceCount(&all), "listing devices", err);
+    rc = cuda_checked(cudaGetDeviceCount(&all), "listing devices", err);
     for (int i = 0; i < all && *count < most && !rc; i++) {
         rc = describe(i, &info[*count], err);
         *count += !rc;
     }
+    return rc;
+}
+
+/* Each kind of copy once: some are done by kernels of the driver's, whose first launch loads code, which must
+ * not happen behind a queue that waits for the host. */
+static int warm_copies(struct cuda *c, struct helm_err *err)
+{
+    enum { WIDTH = 64, STRIDE = 256, HEIGHT = 4 };
+    void *device = NULL, *host = NULL;
+    int rc = cuda_checked(cudaMalloc(&device, STRIDE * HEIGHT), "memory for the first copies", err);
+    if (!rc) rc = cuda_host_alloc(&c->base, STRIDE * HEIGHT, &host, err);
+    const struct device_copy_2d up = {device, host, STRIDE, WIDTH, WIDTH, HEIGHT},
+                                down = {host, device, WIDTH, STRIDE, WIDTH, HEIGHT};
+    for (int i = 0; i < DEVICE_QUEUE_COUNT && !rc; i++) {
+        enum device_queue q = (enum device_queue)i;
+        rc = cuda_clear(&c->base, q, device, STRIDE * HEIGHT, err);
+        if (!rc) rc = cuda_copy(&c->base, q, DEVICE_TO_HOST, host, device, STRIDE, err);
+        if (!rc) rc = cuda_copy(&c->base, q, DEVICE_TO_DEVICE, device, host, STRIDE, err);
+        if (!rc) rc = cuda_copy_2d(&c->base, q, DEVICE_TO_DEVICE, &up, err);
+        if (!rc) rc = cuda_copy_2d(&c->base, q, DEVICE_TO_HOST, &down, err);
+        if (!rc) rc = cuda_checked(cudaStreamSynchronize(c->stream[i]), "the first copies", err);
+    }
+    if (host) (void)cudaFreeHost(host);
+    if (device) (void)cudaFree(device);
+    for (int q = 0; q < DEVICE_QUEUE_COUNT; q++)
+        for (int i = 0; i < DEVICE_DIRECTION_COUNT; i++) atomic_store(&c->base.copied_bytes[q][i], 0);
     return rc;
 }
 
@@ -428,14 +427,20 @@ static int open_context(struct cuda *c, uint64_t vram_bytes, struct helm_err *er
     uint64_t before = 0, after = 0, context = CONTEXT_ASSUMED;
     bool known = used_without_context(c->ordinal, &before);
     struct cudaDeviceProp properties;
-    int rc = checked(cudaSetDevice(c->ordinal), "opening the device", err);
-    if (!rc) rc = checked(cudaFree(NULL), "opening the device", err);
+    int rc = cuda_checked(cudaSetDevice(c->ordinal), "opening the device", err);
+    if (!rc) rc = cuda_checked(cudaFree(NULL), "opening the device", err);
     c->opened = !rc;
-    if (!rc) rc = checked(cudaGetDeviceProperties(&properties, c->ordinal), "the device's properties", err);
+    if (!rc)
+        rc = cuda_checked(cudaGetDeviceProperties(&properties, c->ordinal), "the device's properties", err);
     if (!rc) rc = gpuk_open(&c->caps, err);
     if (!rc) rc = gpuk_matmul_open(&c->matmul, err);
     for (int i = 0; i < DEVICE_QUEUE_COUNT && !rc; i++)
-        rc = checked(cudaStreamCreateWithFlags(&c->stream[i], cudaStreamNonBlocking), "stream", err);
+        rc = cuda_checked(cudaStreamCreateWithFlags(&c->stream[i], cudaStreamNonBlocking), "stream", err);
+    if (!rc) rc = cuda_graphs_open(c, err);
+    if (!rc)
+        rc = cuda_checked(cudaDeviceGetAttribute(&c->pitch_max, cudaDevAttrMaxPitch, c->ordinal),
+                          "the device's limits", err);
+    if (!rc) rc = warm_copies(c, err);
     if (!rc) rc = find_entry("cuStreamWaitValue32", &c->wait_value, err);
     if (!rc) rc = find_entry("cuStreamWriteValue32", &c->write_value, err);
     if (rc) return rc;
