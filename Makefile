@@ -108,6 +108,7 @@ WORKER_CPU_SRC := \
   worker-cpu/local.c \
   worker-cpu/pin.c \
   worker-cpu/pool.c \
+  worker-cpu/print.c \
   worker-cpu/program.c \
   worker-cpu/step.c \
   worker-cpu/weights.c

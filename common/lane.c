@@ -50,16 +50,21 @@ bool lane_poll(const _Atomic uint32_t *word, uint32_t value, uint32_t spin_us, i
     }
 }
 
+static bool is_cancelled(const _Atomic bool *cancel)
+{
+    return cancel && atomic_load_explicit(cancel, memory_order_relaxed);
+}
+
 int lane_acquire(const struct lane *lane, uint32_t ticket, uint32_t spin_us, int timeout_ms,
-                 struct helm_err *err)
+                 const _Atomic bool *cancel, struct helm_err *err)
 {
     uint32_t seen = doorbell_read(&lane->bell);
     if (ticket != 1 && seen != ticket - 1)
         return helm_fail(err, HELM_E_STATE, "lane: ticket %u is next, but the word is %u", ticket, seen);
-    if (ticket == 1 && !lane_poll(&lane->bell.value, 0, spin_us, timeout_ms, NULL, &seen))
-        return helm_fail(err, HELM_E_PEER, "lane: the last step's hand-over (%u) was not taken within %d ms",
-                         seen, timeout_ms);
-    return 0;
+    if (ticket != 1 || lane_poll(&lane->bell.value, 0, spin_us, timeout_ms, cancel, &seen)) return 0;
+    if (is_cancelled(cancel)) return helm_fail(err, HELM_E_CANCELLED, "lane: waiting was cancelled");
+    return helm_fail(err, HELM_E_PEER, "lane: the last step's hand-over (%u) was not taken within %d ms",
+                     seen, timeout_ms);
 }
 
 int lane_publish(struct lane *lane, uint32_t ticket, struct helm_err *err)
@@ -72,17 +77,17 @@ int lane_publish(struct lane *lane, uint32_t ticket, struct helm_err *err)
 }
 
 int lane_wait(const struct lane *lane, uint32_t ticket, uint32_t spin_us, int timeout_ms,
-              struct helm_err *err)
+              const _Atomic bool *cancel, struct helm_err *err)
 {
     uint32_t seen = doorbell_read(&lane->bell);
     /* Only the ticket before it may precede it, or 0 at the start: anything later was never waited for. */
     if ((int32_t)(seen - ticket) > 0)
         return helm_fail(err, HELM_E_PEER, "lane: waiting for ticket %u, but %u is published already", ticket,
                          seen);
-    if (!lane_poll(&lane->bell.value, ticket, spin_us, timeout_ms, NULL, &seen))
-        return helm_fail(err, HELM_E_PEER, "lane: ticket %u not published within %d ms (last is %u)", ticket,
-                         timeout_ms, seen);
-    return 0;
+    if (lane_poll(&lane->bell.value, ticket, spin_us, timeout_ms, cancel, &seen)) return 0;
+    if (is_cancelled(cancel)) return helm_fail(err, HELM_E_CANCELLED, "lane: waiting was cancelled");
+    return helm_fail(err, HELM_E_PEER, "lane: ticket %u not published within %d ms (last is %u)", ticket,
+                     timeout_ms, seen);
 }
 
 void lane_release(struct lane *lane)

@@ -43,16 +43,16 @@ uint64_t lane_bytes(uint32_t step_tokens, uint32_t hidden);
 
 void lane_init(struct lane *lane);
 
-/* Writer: waits until `ticket` may be written. HELM_E_PEER after timeout_ms (negative: never), HELM_E_STATE
- * when the word is of no protocol. */
+/* Writer: waits until `ticket` may be written. HELM_E_PEER after timeout_ms (negative: never),
+ * HELM_E_CANCELLED once *cancel (may be NULL) is true, HELM_E_STATE when the word is of no protocol. */
 HELM_MUST_CHECK int lane_acquire(const struct lane *lane, uint32_t ticket, uint32_t spin_us, int timeout_ms,
-                                 struct helm_err *err);
+                                 const _Atomic bool *cancel, struct helm_err *err);
 /* Publishes `ticket`, which must be the last one plus one (else HELM_E_STATE). */
 HELM_MUST_CHECK int lane_publish(struct lane *lane, uint32_t ticket, struct helm_err *err);
-/* Reader: waits until `ticket` is published. HELM_E_PEER after timeout_ms or when the lane runs ahead of it.
- */
+/* Reader: waits until `ticket` is published. HELM_E_PEER after timeout_ms or when the lane runs ahead of it,
+ * HELM_E_CANCELLED as above. */
 HELM_MUST_CHECK int lane_wait(const struct lane *lane, uint32_t ticket, uint32_t spin_us, int timeout_ms,
-                              struct helm_err *err);
+                              const _Atomic bool *cancel, struct helm_err *err);
 /* Reader: done with the last ticket of a step. */
 void lane_release(struct lane *lane);
 

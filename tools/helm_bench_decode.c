@@ -93,7 +93,8 @@ static bool read_next(void *ctx, uint32_t thread, struct pool_job *out)
 static double measure_read(struct bench *b)
 {
     const struct engine *engine = &b->local->engine;
-    uint64_t bytes = engine->weights.region_bytes < 2 * GIB ? engine->weights.region_bytes : 2 * GIB;
+    uint64_t bytes =
+        engine->weights.host.region_bytes < 2 * GIB ? engine->weights.host.region_bytes : 2 * GIB;
     struct read_job job = {.data = arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS),
                            .chunks = (uint32_t)(bytes / READ_CHUNK)};
     if (!job.chunks) return 0;
@@ -328,12 +329,13 @@ static void print_profile(const struct program *program, const uint64_t *shortes
 static int profile(struct bench *b, struct helm_err *err)
 {
     struct engine *engine = &b->local->engine;
-    const struct program *layers = &engine->programs.tier[PROGRAM_TIER_ONE];
-    const struct program *fill = &engine->programs.tier[program_tier_of((uint32_t)b->prompt)];
+    const struct program *layers = &engine->programs.tier[0][PROGRAM_TIER_ONE];
+    const struct program *fill = &engine->programs.tier[0][program_tier_of((uint32_t)b->prompt)];
     const struct program *head = &engine->programs.head_one;
     uint64_t *times[3] = {malloc(layers->count * sizeof(uint64_t)), malloc(head->count * sizeof(uint64_t)),
                           malloc(fill->count * sizeof(uint64_t))};
-    uint64_t pieces = engine->weights.region_bytes / (16 * MIB), *piece = calloc(pieces + 1, sizeof *piece);
+    uint64_t pieces = engine->weights.host.region_bytes / (16 * MIB),
+             *piece = calloc(pieces + 1, sizeof *piece);
     int rc = 0;
     if (!times[0] || !times[1] || !times[2] || !piece) rc = helm_fail(err, HELM_E_NOMEM, "no memory");
     if (!rc) {

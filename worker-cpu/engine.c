@@ -2,17 +2,16 @@
 #include "worker-cpu/engine.h"
 
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #include "common/cpu.h"
 #include "common/units.h"
 #include "worker-cpu/pin.h"
+#include "worker-cpu/print.h"
 
 #define LANE_SPIN_US      2000
 #define LANE_SPIN_THREADS 4
 
-static int choose_kernels(struct engine *engine, const char *name, enum dtype kv_dtype, struct helm_err *err)
+int engine_choose_kernels(struct engine *engine, const char *name, enum dtype kv_dtype, struct helm_err *err)
 {
     struct helm_err amx = {0};
     unsigned features = cpu_features();
@@ -81,8 +80,9 @@ static int verify_node(const struct engine *engine, enum arena_region_id id, uin
     return 0;
 }
 
-static int lower_all(struct engine *engine, const struct plan *plan, uint32_t threads, struct helm_err *err)
+int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err)
 {
+    const struct plan *plan = &engine->plan;
     const struct program_source source = {.model = &engine->model,
                                           .plan = plan,
                                           .weights = &engine->weights,
@@ -90,15 +90,33 @@ static int lower_all(struct engine *engine, const struct plan *plan, uint32_t th
                                           .act = &engine->act,
                                           .threads = threads,
                                           .arena = engine->base.arena};
-    for (int t = 0; t < PROGRAM_TIER_COUNT; t++) {
-        int rc = program_lower(&source, (enum program_tier)t, &engine->programs.tier[t], err);
-        if (rc) return rc;
-    }
+    engine->programs.plan = plan;
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++)
+        for (int t = 0; t < PROGRAM_TIER_COUNT; t++) {
+            if (!program_tier_occurs(plan, p, (enum program_tier)t)) continue;
+            int rc = program_lower(&source, p, (enum program_tier)t, &engine->programs.tier[p][t], err);
+            if (rc) return rc;
+        }
     engine->head = plan->head == PLAN_HOME_CPU;
     if (!engine->head) return 0;
     int rc = program_lower_head(&source, false, &engine->programs.head_one, err);
     if (rc) return rc;
     return program_lower_head(&source, true, &engine->programs.head_many, err);
+}
+
+/* No larger than the plan can ask of this worker: where the GPU computes long prompts, the CPU's buffers are
+ * those of short steps. */
+static int create_activations(struct engine *engine, struct helm_err *err)
+{
+    const struct arena_header *h = arena_header_of(engine->base.arena);
+    const struct plan *plan = &engine->plan;
+    bool embed = plan->embed == PLAN_HOME_CPU, head = plan->head == PLAN_HOME_CPU;
+    const struct activations_size size = {.unit_tokens = plan_most_tokens(plan, PLAN_HOME_CPU),
+                                          .end_tokens = embed || head ? h->step_tokens : 0,
+                                          .sampled_rows = head ? h->slots : 0,
+                                          .dtypes = engine->weights.dtypes};
+    return activations_create(&engine->model.config, &engine->kernels, &size,
+                              arena_region_ptr(engine->base.arena, ARENA_REGION_LOGITS), &engine->act, err);
 }
 
 struct touch_job {
@@ -147,17 +165,59 @@ static int populate_kv(struct engine *engine, struct helm_err *err)
 static int load_weights(struct engine *engine, const struct engine_options *o, struct helm_err *err)
 {
     struct engine_report *report = &engine->base.report;
+    struct doorbell *bell = &arena_control_of(engine->base.arena)->weights_bell;
     bool ready = o->weights_ready && o->weights_ready == engine->weights.digest;
-    atomic_store(&engine->base.bytes_total, ready ? 0 : engine->weights.matrix_bytes);
+    atomic_store(&engine->base.bytes_total, ready ? 0 : engine->weights.host.matrix_bytes);
+    if (!ready) doorbell_ring(bell, 0); /* whatever another worker left here is about to change */
     int rc = weights_load(&engine->weights, engine->base.arena, &engine->kernels, engine->pool, ready,
                           &engine->base.bytes_done, &engine->base.cancel, err);
     if (rc) return rc;
     report->loaded = !ready;
-    report->weight_bytes = engine->weights.matrix_bytes;
+    report->weight_bytes = engine->weights.host.matrix_bytes;
     report->weights_digest = engine->weights.digest;
     report->huge_bytes += engine->weights.huge_bytes;
     report->small_bytes += engine->weights.small_bytes;
-    return verify_node(engine, ARENA_REGION_WEIGHTS, engine->weights.region_bytes, err);
+    rc = verify_node(engine, ARENA_REGION_WEIGHTS, engine->weights.host.region_bytes, err);
+    if (!rc) doorbell_ring(bell, 1); /* every byte and every page is where it stays */
+    return rc;
+}
+
+static int create_run(struct engine *engine, const struct engine_options *o, struct helm_err *err)
+{
+    const struct arena *arena = engine->base.arena;
+    const struct program *programs[PLAN_PHASES_MAX * PROGRAM_TIER_COUNT + 2];
+    uint32_t count = 0, threads = engine->base.report.threads;
+    for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
+        for (int t = 0; t < PROGRAM_TIER_COUNT; t++) programs[count++] = &engine->programs.tier[p][t];
+    programs[count++] = &engine->programs.head_one;
+    programs[count++] = &engine->programs.head_many;
+    struct run *run = &engine->run;
+    run->arena = arena;
+    run->config = &engine->model.config;
+    run->weights = &engine->weights;
+    run->kernels = &engine->kernels;
+    run->act = &engine->act;
+    run->pool = engine->pool;
+    run->unit_tokens = plan_most_tokens(&engine->plan, PLAN_HOME_CPU);
+    /* One thread that looks for the other worker's hand-over takes nobody's place on a machine of many. */
+    run->spin_us = threads >= LANE_SPIN_THREADS ? LANE_SPIN_US : o->spin_us;
+    run->peer_wait_ms = o->peer_wait_ms ? o->peer_wait_ms : ENGINE_PEER_WAIT_MS;
+    run->cancel = &engine->base.cancel;
+    run->kv = arena_header_of(arena)->kv;
+    run->kv_pool = arena_region_ptr(arena, ARENA_REGION_KV);
+    return execute_create(run, programs, count, err);
+}
+
+/* What helmd is told and logs. */
+static void fill_report(struct engine *engine, const char *kernels, uint64_t start_us)
+{
+    struct engine_report *report = &engine->base.report;
+    char text[UNITS_TEXT];
+    kernel_set_text(&engine->kernels, engine->weights.dtypes, report->kernels, sizeof report->kernels);
+    if (kernels && *kernels) engine_reduced(report, "kernels: `%.60s` by configuration", kernels);
+    if (report->small_bytes)
+        engine_reduced(report, "small pages: %s of the arena", units_format_size(report->small_bytes, text));
+    report->load_seconds = (double)(units_now_us() - start_us) * 1e-6;
 }
 
 int engine_load(struct engine *engine, const struct arena *arena, const struct engine_options *o,
@@ -166,48 +226,25 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     uint64_t start_us = units_now_us();
     const struct arena_header *h = arena_header_of(arena);
     struct engine_report *report = &engine->base.report;
-    char text[UNITS_TEXT];
     engine->base.ops = &cpu_engine_ops;
     engine->base.arena = arena;
     int rc = model_read(o->folder, &engine->model, err);
     if (!rc) rc = engine_check_arena(arena, o->plan, &engine->model.config, err);
-    if (!rc) rc = choose_kernels(engine, o->kernels, (enum dtype)h->kv.dtype, err);
+    if (!rc) rc = plan_copy(o->plan, &engine->plan, err);
+    engine->plan.step_tokens = h->step_tokens; /* of the arena, whose steps these are */
+    if (!rc) rc = engine_choose_kernels(engine, o->kernels, (enum dtype)h->kv.dtype, err);
     if (!rc) rc = pin_choose_node(o->node, &report->node, err);
     if (!rc) rc = bind_regions(engine, err);
     if (!rc) rc = start_pool(engine, o, err);
-    if (!rc) rc = weights_plan(&engine->model, o->plan, &engine->weights, err);
+    if (!rc) rc = weights_plan(&engine->model, &engine->plan, &engine->weights, err);
     if (!rc) rc = populate_kv(engine, err);
     if (!rc) rc = load_weights(engine, o, err);
-    if (!rc)
-        rc = activations_create(&engine->model.config, &engine->kernels, h->step_tokens,
-                                arena_region_ptr(arena, ARENA_REGION_LOGITS), &engine->act, err);
-    if (!rc) rc = lower_all(engine, o->plan, report->threads, err);
+    if (!rc) rc = create_activations(engine, err);
+    if (!rc) rc = engine_lower(engine, report->threads, err);
+    if (!rc) rc = create_run(engine, o, err);
     if (rc) goto out;
+    fill_report(engine, o->kernels, start_us);
 
-    const struct program *programs[] = {&engine->programs.tier[0], &engine->programs.tier[1],
-                                        &engine->programs.tier[2], &engine->programs.head_one,
-                                        &engine->programs.head_many};
-    struct run *run = &engine->run;
-    run->arena = arena;
-    run->config = &engine->model.config;
-    run->weights = &engine->weights;
-    run->kernels = &engine->kernels;
-    run->act = &engine->act;
-    run->pool = engine->pool;
-    /* One thread that looks for the other worker's hand-over takes nobody's place on a machine of many. */
-    run->spin_us = report->threads >= LANE_SPIN_THREADS ? LANE_SPIN_US : o->spin_us;
-    run->peer_wait_ms = o->peer_wait_ms ? o->peer_wait_ms : ENGINE_PEER_WAIT_MS;
-    run->kv = h->kv;
-    run->kv_pool = arena_region_ptr(arena, ARENA_REGION_KV);
-    rc = execute_create(run, programs, sizeof programs / sizeof *programs, err);
-    if (rc) goto out;
-    kernel_set_text(&engine->kernels, engine->weights.dtypes, report->kernels, sizeof report->kernels);
-    if (o->kernels && *o->kernels)
-        engine_reduced(&engine->base.report, "kernels: `%.60s` by configuration", o->kernels);
-    if (report->small_bytes)
-        engine_reduced(&engine->base.report, "small pages: %s of the arena",
-                       units_format_size(report->small_bytes, text));
-    report->load_seconds = (double)(units_now_us() - start_us) * 1e-6;
     const struct arena_region *kv = &h->region[ARENA_REGION_KV];
     uint64_t first = kv_pages_first_bytes(kv->bytes);
     rc = kv_filler_start(&engine->kv_filler, arena, kv->offset + first, kv->bytes - first, err);
@@ -223,7 +260,12 @@ int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err)
     if (!step) return HELM_E_PEER;
     struct step_result *result =
         engine->head ? &control->result[serial % ARENA_STEP_RING] : &engine->own_result;
-    return step_run(&engine->run, &engine->programs, step, result, err);
+    int rc = step_run(&engine->run, &engine->programs, step, result, err);
+    if (rc) return rc;
+    engine->base.times = (struct engine_times){.busy_ns = result->compute_ns,
+                                               .wait_ns = engine->run.wait_ns,
+                                               .weight_bytes = result->weight_bytes};
+    return 0;
 }
 
 void engine_free(struct engine *engine)
@@ -232,52 +274,14 @@ void engine_free(struct engine *engine)
     pool_destroy(engine->pool);
     engine->pool = NULL;
     execute_destroy(&engine->run);
-    for (int t = 0; t < PROGRAM_TIER_COUNT; t++) program_free(&engine->programs.tier[t]);
+    for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
+        for (int t = 0; t < PROGRAM_TIER_COUNT; t++) program_free(&engine->programs.tier[p][t]);
     program_free(&engine->programs.head_one);
     program_free(&engine->programs.head_many);
     activations_free(&engine->act);
     weights_free(&engine->weights);
+    plan_free(&engine->plan);
     model_free(&engine->model);
-}
-
-int engine_print_programs(const char *folder, uint32_t threads, const char *kernels, FILE *out,
-                          struct helm_err *err)
-{
-    static const char *const title[PROGRAM_TIER_COUNT] = {"1 token", "2 to 16 tokens", "a chunk of tokens"};
-    struct engine *engine = calloc(1, sizeof *engine);
-    if (!engine) return helm_fail(err, HELM_E_NOMEM, "no memory");
-    struct plan plan = {0};
-    struct plan_stage stage = {.home = PLAN_HOME_CPU};
-    float logits = 0;
-    void *space = MAP_FAILED;
-    int rc = model_read(folder, &engine->model, err);
-    if (rc) goto out;
-    stage.last = engine->model.config.layers - 1;
-    plan.layers = engine->model.config.layers;
-    plan.stages = &stage;
-    plan.stage_count = 1;
-    rc = choose_kernels(engine, kernels, DTYPE_F16, err);
-    if (!rc) rc = weights_plan(&engine->model, &plan, &engine->weights, err);
-    if (rc) goto out;
-    /* Address space only: lowering stores addresses and reads no weight. */
-    space = mmap(NULL, (size_t)engine->weights.region_bytes + 1, PROT_NONE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (space == MAP_FAILED) {
-        rc = helm_fail_errno(err, "cannot reserve address space");
-        goto out;
-    }
-    rc = weights_place(&engine->weights, space, &engine->kernels, err);
-    if (!rc) rc = activations_create(&engine->model.config, &engine->kernels, 1, &logits, &engine->act, err);
-    if (!rc) rc = lower_all(engine, &plan, threads, err);
-    if (rc) goto out;
-    for (int t = 0; t < PROGRAM_TIER_COUNT; t++) program_print(&engine->programs.tier[t], title[t], out);
-    program_print(&engine->programs.head_one, "head, 1 sampled row", out);
-    program_print(&engine->programs.head_many, "head, several sampled rows", out);
-out:
-    if (space != MAP_FAILED) munmap(space, (size_t)engine->weights.region_bytes + 1);
-    engine_free(engine);
-    free(engine);
-    return rc;
 }
 
 /* ---- as a worker's engine ---- */
@@ -303,4 +307,5 @@ const struct worker_engine_ops cpu_engine_ops = {.kind = "cpu",
                                                  .load = cpu_load,
                                                  .step = cpu_step,
                                                  .free = cpu_free,
-                                                 .print_programs = engine_print_programs};
+                                                 .print_programs = print_programs,
+                                                 .print_plan = print_plan};

@@ -1,6 +1,6 @@
 /* The CPU engine: everything a step needs, assembled from an arena, a model folder and a plan.
  *
- * Called by control.c (the worker process), local.c (tests, benchmarks) and main.c (--print-program).
+ * Called by control.c (the worker process), local.c (tests, benchmarks) and print.c (--print-program).
  * engine_load and engine_step must be called from one thread, which becomes thread 0 of the compute pool. */
 #ifndef HELM_WORKER_CPU_ENGINE_H
 #define HELM_WORKER_CPU_ENGINE_H
@@ -12,6 +12,7 @@
 struct engine {
     struct worker_engine base;
     struct model model;
+    struct plan plan; /* a copy: its phases choose each step's programs */
     struct weights weights;
     struct kernel_set kernels;
     struct activations act;
@@ -31,9 +32,10 @@ HELM_MUST_CHECK int engine_load(struct engine *engine, const struct arena *arena
 HELM_MUST_CHECK int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err);
 void engine_free(struct engine *engine);
 
-/* Lowers the model for `threads` threads without loading weights (their addresses are those of an arena at 0)
- * and prints every program. */
-HELM_MUST_CHECK int engine_print_programs(const char *folder, uint32_t threads, const char *kernels,
-                                          FILE *out, struct helm_err *err);
+/* Parts of loading that print.c needs too: kernels by name (NULL or "": the fastest), then programs of every
+ * phase and tier that occurs, from the engine's plan, weights and activations. */
+HELM_MUST_CHECK int engine_choose_kernels(struct engine *engine, const char *name, enum dtype kv_dtype,
+                                          struct helm_err *err);
+HELM_MUST_CHECK int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err);
 
 #endif

@@ -35,6 +35,7 @@ static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
             run->kernels->vector->load(run->act->x + (size_t)t * hidden,
                                        (const char *)m->data + run->batch.token[t] * row_bytes, m->dtype,
                                        hidden);
+        if (!run->entry->rotates) continue;
         float *cosine = run->act->cosine + (size_t)t * half, *sine = run->act->sine + (size_t)t * half;
         for (uint32_t i = 0; i < half; i++) {
             float angle = (float)run->batch.position[t] * run->inv_freq[i];
@@ -369,9 +370,10 @@ static void hand_over_begin(struct run *run, const struct program_entry *e)
 {
     uint64_t start_ns = units_now_ns();
     if (e->kind == PROGRAM_RECEIVE)
-        run->rc = lane_wait(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, &run->err);
+        run->rc = lane_wait(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
     else
-        run->rc = lane_acquire(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, &run->err);
+        run->rc =
+            lane_acquire(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
     run->wait_ns += units_now_ns() - start_ns;
 }
 
@@ -519,14 +521,14 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
 {
     const struct model_config *c = run->config;
     uint32_t step_tokens = arena_header_of(run->arena)->step_tokens;
-    uint64_t tasks = (uint64_t)c->kv_heads * (step_tokens / EXECUTE_QUERY_TOKENS + ARENA_STEP_ROWS);
+    uint64_t tasks = (uint64_t)c->kv_heads * (run->unit_tokens / EXECUTE_QUERY_TOKENS + ARENA_STEP_ROWS);
     run->threads = pool_threads(run->pool);
     run->kv_heads_group = c->heads / c->kv_heads;
     tasks += 8 * (uint64_t)run->threads;
     if (tasks > POOL_CHUNKS_MAX || step_tokens > POOL_CHUNKS_MAX)
         return helm_fail(err, HELM_E_LIMIT,
                          "%u kv heads with %u tokens a step make %llu attention tasks, more than %u",
-                         c->kv_heads, step_tokens, (unsigned long long)tasks, POOL_CHUNKS_MAX);
+                         c->kv_heads, run->unit_tokens, (unsigned long long)tasks, POOL_CHUNKS_MAX);
     /* Splits are made only while there are fewer than 2 tasks a thread: at most 4 a thread plus one round up.
      */
     run->parts_max = 8 * run->threads;

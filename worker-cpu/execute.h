@@ -45,7 +45,9 @@ struct run {
     float rope_scale;
     struct run_thread *thread;
     uint32_t threads;
+    uint32_t unit_tokens;                  /* most tokens of a step that computes layers here */
     uint32_t spin_us, peer_wait_ms;        /* for the other worker's hand-overs */
+    const _Atomic bool *cancel;            /* ends waiting for them; NULL: nobody does */
     float *part_out, *part_max, *part_sum; /* [parts_max][group] of head_dim, 1, 1 */
     _Atomic uint32_t *part_left;           /* [parts_max], by the first part of a (row, kv head) */
     uint32_t parts_max;
@@ -74,7 +76,7 @@ HELM_MUST_CHECK int execute_create(struct run *run, const struct program *const 
 void execute_destroy(struct run *run);
 
 /* Runs program[0], then program[1] if any, over the rows of this step. HELM_E_PEER when the other worker's
- * hand-over did not come. */
+ * hand-over did not come, HELM_E_CANCELLED when *cancel ended the wait for it. */
 HELM_MUST_CHECK int execute_run(struct run *run, struct helm_err *err);
 
 #endif

@@ -12,7 +12,8 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     int rc = model_read(o->folder, &model, err);
     if (rc) return rc;
     stage.last = model.config.layers - 1;
-    struct plan plan = {.layers = model.config.layers, .stages = &stage, .stage_count = 1};
+    const struct plan all = {.layers = model.config.layers, .stages = &stage, .stage_count = 1};
+    const struct plan *plan = o->plan ? o->plan : &all;
     uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
     uint32_t pages_per_slot = (o->context_tokens + page_tokens - 1) / page_tokens;
     struct arena_spec spec = {.slots = o->slots,
@@ -20,7 +21,8 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                               .step_tokens = o->step_tokens,
                               .hidden = model.config.hidden,
                               .vocab = model.config.vocab,
-                              .kv = {.layers = model.config.layers,
+                              .lanes = plan_uses(plan, PLAN_HOME_GPU) ? LANE_COUNT : 0,
+                              .kv = {.layers = plan_layers_of(plan, PLAN_HOME_CPU),
                                      .kv_heads = model.config.kv_heads,
                                      .head_dim = model.config.head_dim,
                                      .page_tokens = page_tokens,
@@ -38,7 +40,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
         slot->sampling.top_p = slot->sampling.repetition_penalty = 1;
     }
     struct engine_options options = {.folder = o->folder,
-                                     .plan = &plan,
+                                     .plan = plan,
                                      .threads = o->threads,
                                      .node = -1,
                                      .kernels = o->kernels,

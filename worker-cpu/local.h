@@ -1,4 +1,4 @@
-/* The CPU engine without helmd: an arena, a one-stage plan and a model folder in this process.
+/* The CPU engine without helmd: an arena, a plan and a model folder in this process.
  *
  * Called by tests and benchmarks. Slot s owns pages s * pages_per_slot ...; every slot is ready to use,
  * greedy. */
@@ -9,7 +9,8 @@
 
 struct local_options {
     const char *folder;
-    const char *kernels; /* NULL: the fastest */
+    const char *kernels;     /* NULL: the fastest */
+    const struct plan *plan; /* borrowed while it opens; NULL: all on the CPU */
     enum dtype kv_dtype;
     uint32_t threads; /* 0: one a core */
     uint32_t slots, context_tokens, step_tokens;

@@ -1,10 +1,10 @@
 /* Lowering: model graph to flat programs. See program.h.
  *
- * The graph's list of a layer is walked once; neighbours that can share a pass over their input become one
- * entry: linears of the same input        one LINEAR with a segment each (q k v; gate up) swiglu of the two
- * before it      into that LINEAR: its rows are combined while they are in the cache norms and rotations of
- * q, k      one ROTATE, which also fills the KV cache With several tokens a NORM (or a NORM without weight)
- * before each LINEAR packs its input for the matrix kernel. */
+ * The graph's list of a half layer is walked once; neighbours that can share a pass over their input become
+ * one entry: linears of the same input        one LINEAR with a segment each (q k v; gate up) swiglu of the
+ * two before it      into that LINEAR: its rows are combined while they are in the cache norms and rotations
+ * of q, k      one ROTATE, which also fills the KV cache With several tokens a NORM (or a NORM without
+ * weight) before each LINEAR packs its input for the matrix kernel. */
 #include "worker-cpu/program.h"
 
 #include <stdlib.h>
@@ -32,6 +32,18 @@ enum program_tier program_tier_of(uint32_t tokens)
     return tokens == 1                    ? PROGRAM_TIER_ONE
            : tokens <= PROGRAM_FEW_TOKENS ? PROGRAM_TIER_FEW
                                           : PROGRAM_TIER_CHUNK;
+}
+
+bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum program_tier tier)
+{
+    static const uint32_t first[PROGRAM_TIER_COUNT] = {1, 2, PROGRAM_FEW_TOKENS + 1},
+                          last[PROGRAM_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, UINT32_MAX};
+    uint32_t from = plan_phase_at(plan, phase).from_tokens, to = plan->step_tokens;
+    if (phase < plan->prefill_count && plan->prefill[phase].from_tokens - 1 < to)
+        to = plan->prefill[phase].from_tokens - 1;
+    if (from < first[tier]) from = first[tier];
+    if (to > last[tier]) to = last[tier];
+    return from <= to;
 }
 
 struct lowering {
@@ -269,6 +281,7 @@ static int lower_attention(struct lowering *low, const struct model_op *ops, uin
     if (!rotate) return HELM_E_NOMEM;
     uint32_t n = 0, rotated = 0;
     rotate->kv_layer = kv_layer;
+    low->program->entry[0].rotates = true;
     for (; n < count && ops[n].kind != OP_ATTENTION; n++) {
         bool is_q = ops[n].in == BUFFER_Q, is_k = ops[n].in == BUFFER_K;
         if (ops[n].out != ops[n].in || (!is_q && !is_k))
@@ -341,7 +354,20 @@ static int lower_ops(struct lowering *low, const struct model_op *ops, uint32_t 
     return 0;
 }
 
-/* The other worker's activations in, our layers, ours out. */
+/* Half a layer: its attention or its MLP. */
+static int lower_unit(struct lowering *low, uint32_t unit)
+{
+    const struct program_source *s = low->source;
+    const struct model_graph *graph = &s->model->graph;
+    uint32_t mlp_at = model_graph_mlp_at(graph), layer = unit / 2, kv_layer = 0;
+    if (unit & 1)
+        return lower_ops(low, graph->layer + mlp_at, graph->layer_count - mlp_at, (int32_t)layer, 0, false);
+    if (plan_kv_of(s->plan, layer, &kv_layer) != PLAN_HOME_CPU)
+        return helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %u: its KV cache is not the CPU's", layer);
+    return lower_ops(low, graph->layer, mlp_at, (int32_t)layer, kv_layer, false);
+}
+
+/* The other worker's activations in, our half layers, ours out. */
 static int lower_span(struct lowering *low, const struct plan_span *span)
 {
     const struct program_source *s = low->source;
@@ -350,26 +376,22 @@ static int lower_span(struct lowering *low, const struct plan_span *span)
     if (span->ticket_in) {
         struct program_entry *e = add_entry(low, PROGRAM_RECEIVE, -1);
         if (!e) return HELM_E_NOMEM;
-        e->lane = arena_lane_of(s->arena, LANE_TO_CPU);
+        e->lane = s->arena ? arena_lane_of(s->arena, LANE_TO_CPU) : NULL;
         e->ticket = span->ticket_in;
         e->last = span->last_in;
     }
     if (span->embed) rc = lower_ops(low, graph->prologue, graph->prologue_count, -1, 0, false);
-    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count && !rc; u += 2) {
-        uint32_t kv_layer;
-        (void)plan_kv_of(s->plan, u / 2, &kv_layer);
-        rc = lower_ops(low, graph->layer, graph->layer_count, (int32_t)(u / 2), kv_layer, false);
-    }
+    for (uint32_t u = 0; u < span->unit_count && !rc; u++) rc = lower_unit(low, span->first_unit + u);
     if (rc || !span->ticket_out) return rc;
     struct program_entry *e = add_entry(low, PROGRAM_SEND, -1);
     if (!e) return HELM_E_NOMEM;
-    e->lane = arena_lane_of(s->arena, LANE_TO_GPU);
+    e->lane = s->arena ? arena_lane_of(s->arena, LANE_TO_GPU) : NULL;
     e->ticket = span->ticket_out;
     return 0;
 }
 
-int program_lower(const struct program_source *source, enum program_tier tier, struct program *program,
-                  struct helm_err *err)
+int program_lower(const struct program_source *source, uint32_t phase, enum program_tier tier,
+                  struct program *program, struct helm_err *err)
 {
     static const uint32_t typical[PROGRAM_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, 256};
     struct lowering low = {.source = source,
@@ -381,11 +403,15 @@ int program_lower(const struct program_source *source, enum program_tier tier, s
     program->packed = low.packed;
     struct plan_span *spans = NULL;
     uint32_t span_count = 0;
-    int rc = plan_spans(source->plan, 0, &spans, &span_count, err);
-    if (!rc && !add_entry(&low, PROGRAM_EMBED, -1)) rc = HELM_E_NOMEM; /* the positions, at least */
+    int rc = plan_spans(source->plan, phase, &spans, &span_count, err);
+    if (!rc && !add_entry(&low, PROGRAM_EMBED, -1)) rc = HELM_E_NOMEM;
     for (uint32_t i = 0; i < span_count && !rc; i++)
         if (spans[i].worker == PLAN_HOME_CPU) rc = lower_span(&low, &spans[i]);
     free(spans);
+    if (!rc && !program->entry[0].gather && !program->entry[0].rotates) {
+        program->count--;
+        memmove(program->entry, program->entry + 1, program->count * sizeof *program->entry);
+    }
     if (rc) program_free(program);
     return rc;
 }
@@ -456,7 +482,8 @@ void program_print(const struct program *program, const char *title, FILE *out)
             fprintf(out, "%-11s", "");
         switch (e->kind) {
         case PROGRAM_EMBED:
-            fprintf(out, "embed   %scosine, sine; %u tokens a chunk", e->gather ? "x, " : "", e->chunk);
+            fprintf(out, "embed   %s%s%s; %u tokens a chunk", e->gather ? "x" : "",
+                    e->gather && e->rotates ? ", " : "", e->rotates ? "cosine, sine" : "", e->chunk);
             break;
         case PROGRAM_NORM:
             fprintf(out, "%s %s", e->norm ? "norm   " : "pack   ", e->sampled ? "sampled rows, " : "");
@@ -497,11 +524,22 @@ void program_print(const struct program *program, const char *title, FILE *out)
     }
 }
 
-int activations_create(const struct model_config *c, const struct kernel_set *kernels, uint32_t tokens,
-                       float *logits, struct activations *act, struct helm_err *err)
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+int activations_create(const struct model_config *c, const struct kernel_set *kernels,
+                       const struct activations_size *size, float *logits, struct activations *act,
+                       struct helm_err *err)
 {
     memset(act, 0, sizeof *act);
-    uint32_t wide = (c->head_dim + 1) / 2;
+    uint32_t wide = (c->head_dim + 1) / 2, units = size->unit_tokens;
+    uint32_t packable = max_u32(units, size->sampled_rows); /* tokens of one linear's input */
+    uint32_t tokens[BUFFER_LOGITS];
+    for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) tokens[b] = units;
+    tokens[BUFFER_X] = max_u32(units, size->end_tokens);
+    tokens[BUFFER_H] = packable;
     const uint32_t width[BUFFER_LOGITS + 1] = {[BUFFER_X] = c->hidden,
                                                [BUFFER_H] = c->hidden,
                                                [BUFFER_Q] = c->heads * c->head_dim,
@@ -513,16 +551,17 @@ int activations_create(const struct model_config *c, const struct kernel_set *ke
                                                [BUFFER_LOGITS] = c->vocab};
     memcpy(act->width, width, sizeof width);
     float **buffer[] = {&act->x, &act->h, &act->q, &act->k, &act->v, &act->a, &act->gate, &act->up};
-    uint64_t floats = 2 * (uint64_t)tokens * wide + 32, packed[DTYPE_COUNT], bytes;
-    uint32_t widest = 0;
+    uint64_t floats = 2 * (uint64_t)units * wide + 32, packed[DTYPE_COUNT] = {0}, bytes;
+    uint32_t widest = c->hidden;
     for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) {
-        floats += ((uint64_t)tokens * width[b] + 15) / 16 * 16;
-        if (width[b] > widest) widest = width[b];
+        floats += ((uint64_t)tokens[b] * width[b] + 15) / 16 * 16;
+        if (units) widest = max_u32(widest, width[b]);
     }
     bytes = floats * sizeof(float);
-    uint64_t tiles = (tokens + PROGRAM_TILE_TOKENS - 1) / PROGRAM_TILE_TOKENS;
-    uint32_t tile = tokens < PROGRAM_TILE_TOKENS ? tokens : PROGRAM_TILE_TOKENS;
-    for (int d = 0; d < DTYPE_COUNT; d++) {
+    uint64_t tiles = (packable + PROGRAM_TILE_TOKENS - 1) / PROGRAM_TILE_TOKENS;
+    uint32_t tile = packable < PROGRAM_TILE_TOKENS ? packable : PROGRAM_TILE_TOKENS;
+    for (int d = 0; d < DTYPE_COUNT && packable; d++) {
+        if (!(size->dtypes >> d & 1)) continue;
         packed[d] = (kernels->linear[d]->packed_bytes(tile, widest) + 63) / 64 * 64 * tiles;
         bytes += packed[d];
     }
@@ -537,9 +576,9 @@ int activations_create(const struct model_config *c, const struct kernel_set *ke
     float *at = act->memory;
     for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) {
         *buffer[b - BUFFER_X] = at;
-        at += ((uint64_t)tokens * width[b] + 15) / 16 * 16;
+        at += ((uint64_t)tokens[b] * width[b] + 15) / 16 * 16;
     }
-    uint64_t half = ((uint64_t)tokens * wide + 15) / 16 * 16;
+    uint64_t half = ((uint64_t)units * wide + 15) / 16 * 16;
     act->cosine = at;
     act->sine = at + half;
     char *raw = (char *)(at + 2 * half);

@@ -1,10 +1,11 @@
 /* A program: the model's arithmetic lowered to a flat list of fused kernel calls with resolved addresses.
  *
- * program_lower turns a model graph and this worker's layer ranges into one list per token tier (1 token; 2
- * to 16; a chunk) and one per head (one sampled row; several). The token loop (step.c, execute.c) walks a
- * list and decides nothing: what is fused, in which order, in pieces of which size, alone or shared was
- * settled here. Called by engine.c at load and by --print-program. Owns its entries; addresses point into
- * weights, arena and activations, which outlive it. */
+ * program_lower turns a model graph and this worker's half layers in one phase of the plan into one list per
+ * token tier (1 token; 2 to 16; a chunk); there is one more per head (one sampled row; several). The token
+ * loop (step.c, execute.c) walks a list and decides nothing: what is fused, in which order, in pieces of
+ * which size, alone or shared was settled here. A half layer's entries are the same wherever the halves
+ * beside it are computed. Called by engine.c at load and by --print-program. Owns its entries; addresses
+ * point into weights, arena and activations, which outlive it. */
 #ifndef HELM_WORKER_CPU_PROGRAM_H
 #define HELM_WORKER_CPU_PROGRAM_H
 
@@ -17,25 +18,35 @@
 #define PROGRAM_ROWS_MAX     1024 /* rows of one chunk: what fits a thread's result buffer on its stack */
 #define PROGRAM_TILE_TOKENS  512  /* most tokens of one gemm call: what is packed together */
 
-/* fp32, [step_tokens][width], private to the worker. */
+/* How much of a step this worker's buffers have to hold: no more than the plan can give it. */
+struct activations_size {
+    uint32_t unit_tokens;  /* most tokens of a step it computes half layers of (plan_most_tokens) */
+    uint32_t end_tokens;   /* of a step it computes embedding or head of; 0: it has neither */
+    uint32_t sampled_rows; /* most rows of logits; 0: the head is not here */
+    unsigned dtypes;       /* bit per enum dtype of the matrices it computes with */
+};
+
+/* fp32, [tokens][width], private to the worker. */
 struct activations {
-    float *x, *h, *q, *k, *v, *a, *gate, *up; /* as enum model_buffer */
-    float *logits;                            /* [slots][vocab], in the arena */
-    float *cosine, *sine;                     /* [step_tokens][head_dim / 2] */
-    uint32_t width[BUFFER_LOGITS + 1];        /* floats a token, by enum model_buffer */
-    void *packed[DTYPE_COUNT]; /* one matrix input, packed for the linear variant of that dtype */
-    void *memory;              /* what all but logits lie in */
+    float *x;                          /* as enum model_buffer; unit or end tokens */
+    float *h;                          /* unit tokens or sampled rows */
+    float *q, *k, *v, *a, *gate, *up;  /* unit tokens, as are: */
+    float *cosine, *sine;              /* [unit_tokens][head_dim / 2] */
+    float *logits;                     /* [slots][vocab], in the arena */
+    uint32_t width[BUFFER_LOGITS + 1]; /* floats a token, by enum model_buffer */
+    void *packed[DTYPE_COUNT];         /* one matrix input, packed for the linear variant of that dtype */
+    void *memory;                      /* what all but logits lie in */
     uint64_t bytes;
 };
 
 enum program_kind {
-    PROGRAM_EMBED,   /* x[t] = embedding of token t, where that is ours; cosine and sine of its position */
-    PROGRAM_NORM,    /* out[t] = rmsnorm(in[t]) if it has a weight; then packed for the linear that follows */
-    PROGRAM_LINEAR,  /* every segment: out[t] (+)= w in[t] + bias; with swiglu the two results are then
-                        combined */
-    PROGRAM_ROTATE,  /* q and k: norm of each head, rotation; k and v go into the cache */
-    PROGRAM_ATTEND,  /* a = attention of q over the cache */
-    PROGRAM_SAMPLE,  /* a token from each row of logits */
+    PROGRAM_EMBED,  /* x[t] = embedding of token t; cosine and sine of its position: what is needed of both */
+    PROGRAM_NORM,   /* out[t] = rmsnorm(in[t]) if it has a weight; then packed for the linear that follows */
+    PROGRAM_LINEAR, /* every segment: out[t] (+)= w in[t] + bias; with swiglu the two results are then
+                       combined */
+    PROGRAM_ROTATE, /* q and k: norm of each head, rotation; k and v go into the cache */
+    PROGRAM_ATTEND, /* a = attention of q over the cache */
+    PROGRAM_SAMPLE, /* a token from each row of logits */
     PROGRAM_RECEIVE, /* x[t] = what the other worker put into the lane */
     PROGRAM_SEND,    /* the lane's [t] = x[t] */
 };
@@ -58,6 +69,7 @@ struct program_entry {
     bool swiglu;     /* LINEAR: segments 0 and 1 are gate and up */
     bool alone;      /* too little work to share */
     bool gather;     /* EMBED: the embedding is ours */
+    bool rotates;    /* EMBED: a ROTATE comes later */
     bool last;       /* RECEIVE: the lane's last hand-over of a step */
     uint32_t ticket; /* RECEIVE, SEND */
     struct lane *lane;
@@ -82,6 +94,8 @@ struct program_entry {
 enum program_tier { PROGRAM_TIER_ONE, PROGRAM_TIER_FEW, PROGRAM_TIER_CHUNK, PROGRAM_TIER_COUNT };
 #define PROGRAM_FEW_TOKENS 16
 enum program_tier program_tier_of(uint32_t tokens);
+/* Whether a step of that phase, of at most step_tokens tokens, can be of this tier. */
+bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum program_tier tier);
 
 struct program {
     struct program_entry *entry;
@@ -97,11 +111,11 @@ struct program_source {
     const struct kernel_set *kernels;
     const struct activations *act;
     uint32_t threads;
-    const struct arena *arena; /* for its lanes; NULL: the plan is all ours */
+    const struct arena *arena; /* for its lanes; NULL: to be printed, not run */
 };
 
-/* Our spans of the plan with the hand-overs around them; without the head. */
-HELM_MUST_CHECK int program_lower(const struct program_source *source, enum program_tier tier,
+/* Our spans of one phase with the hand-overs around them; without the head. Empty when there are none. */
+HELM_MUST_CHECK int program_lower(const struct program_source *source, uint32_t phase, enum program_tier tier,
                                   struct program *program, struct helm_err *err);
 /* Final norm, head and sampling, for one sampled row or for several. */
 HELM_MUST_CHECK int program_lower_head(const struct program_source *source, bool many,
@@ -109,10 +123,10 @@ HELM_MUST_CHECK int program_lower_head(const struct program_source *source, bool
 void program_free(struct program *program);
 void program_print(const struct program *program, const char *title, FILE *out);
 
-/* Allocates the buffers of `tokens` tokens (huge pages where the system gives them). */
+/* Allocates the buffers (huge pages where the system gives them). */
 HELM_MUST_CHECK int activations_create(const struct model_config *config, const struct kernel_set *kernels,
-                                       uint32_t tokens, float *logits, struct activations *act,
-                                       struct helm_err *err);
+                                       const struct activations_size *size, float *logits,
+                                       struct activations *act, struct helm_err *err);
 void activations_free(struct activations *act);
 
 #endif

@@ -10,6 +10,7 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
              struct step_result *result, struct helm_err *err)
 {
     uint64_t start_ns = units_now_ns(), bytes = 0;
+    run->wait_ns = run->linear_ns = run->attention_ns = run->sample_ns = 0;
     struct batch *batch = &run->batch;
     int rc = batch_take(run->arena, run->config->vocab, step, batch, result, err);
     if (rc) return rc;
@@ -17,7 +18,8 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
     for (uint32_t i = 0; i < batch->row_count; i++) run->row[i] = (struct run_row){.in = &batch->row[i]};
     if (batch->row_count) {
         bool head = programs->head_one.count && batch->sample_count;
-        run->program[0] = &programs->tier[program_tier_of(batch->token_count)];
+        run->program[0] = &programs->tier[plan_phase_for(programs->plan, batch->token_count)]
+                                         [program_tier_of(batch->token_count)];
         run->program[1] = !head                      ? NULL
                           : batch->sample_count == 1 ? &programs->head_one
                                                      : &programs->head_many;
@@ -25,10 +27,10 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
         rc = execute_run(run, err);
         if (rc) return rc;
     }
-    result->compute_ns = units_now_ns() - start_ns - (batch->row_count ? run->wait_ns : 0);
-    result->linear_ns = batch->row_count ? run->linear_ns : 0;
-    result->attention_ns = batch->row_count ? run->attention_ns : 0;
-    result->sample_ns = batch->row_count ? run->sample_ns : 0;
+    result->compute_ns = units_now_ns() - start_ns - run->wait_ns;
+    result->linear_ns = run->linear_ns;
+    result->attention_ns = run->attention_ns;
+    result->sample_ns = run->sample_ns;
     result->weight_bytes = bytes;
     return 0;
 }

@@ -1,14 +1,16 @@
 /* One step: from the ring's description to the ring's result.
  *
  * Called by engine.c. Every index in the step is checked before it is used; a row that is wrong gets
- * STEP_ROW_BAD and the others are computed. */
+ * STEP_ROW_BAD and the others are computed. How many tokens those have chooses the phase of the plan and the
+ * token tier. */
 #ifndef HELM_WORKER_CPU_STEP_H
 #define HELM_WORKER_CPU_STEP_H
 
 #include "worker-cpu/execute.h"
 
 struct step_programs {
-    struct program tier[PROGRAM_TIER_COUNT];
+    const struct plan *plan;                                  /* whose phases these are; borrowed */
+    struct program tier[PLAN_PHASES_MAX][PROGRAM_TIER_COUNT]; /* empty: nothing to do, or it cannot occur */
     struct program head_one, head_many;
 };
 

@@ -13,15 +13,9 @@
 #include "common/file.h"
 #include "common/units.h"
 
-#define WEIGHTS_ALIGN UINT64_C(64)
 /* What one thread populates and reads at a time: a multiple of a huge page, small enough that progress is
  * smooth. */
 #define WEIGHTS_PIECE (4 * ARENA_HUGE_PAGE)
-
-struct weights_place {
-    const struct model_tensor *tensor;
-    uint64_t offset; /* in the region */
-};
 
 static bool is_matrix(enum tensor_role role)
 {
@@ -48,22 +42,15 @@ static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
     return digest;
 }
 
-static int weights_place_tensor(struct weights *w, enum tensor_role role, int32_t layer, struct helm_err *err)
+static void weights_digest_places(struct weights *w)
 {
-    const struct model_tensor *tensor = model_find(w->model, role, layer);
-    if (!tensor)
-        return 0; /* an optional one; the checkpoint reader made sure that no needed one is missing */
-    uint64_t at = (w->region_bytes + WEIGHTS_ALIGN - 1) / WEIGHTS_ALIGN * WEIGHTS_ALIGN;
-    if (units_add(at, tensor->bytes, &w->region_bytes))
-        return helm_fail(err, HELM_E_LIMIT, "weights: sizes overflow at %s", tensor->name);
-    w->place[w->place_count++] = (struct weights_place){.tensor = tensor, .offset = at};
-    w->matrix_bytes += tensor->bytes;
-    w->dtypes |= 1u << tensor->dtype;
-    w->digest = digest_add(w->digest, &at, sizeof at);
-    w->digest = digest_add(w->digest, &tensor->offset, sizeof tensor->offset);
-    w->digest = digest_add(w->digest, &tensor->bytes, sizeof tensor->bytes);
-    w->digest = digest_add(w->digest, tensor->name, strlen(tensor->name));
-    return 0;
+    for (uint32_t i = 0; i < w->host.count; i++) {
+        const struct host_weights_place *p = &w->host.place[i];
+        w->digest = digest_add(w->digest, &p->offset, sizeof p->offset);
+        w->digest = digest_add(w->digest, &p->tensor->offset, sizeof p->tensor->offset);
+        w->digest = digest_add(w->digest, &p->tensor->bytes, sizeof p->tensor->bytes);
+        w->digest = digest_add(w->digest, p->tensor->name, strlen(p->tensor->name));
+    }
 }
 
 /* Which bytes these are: the folder, and each shard's size and time of change. */
@@ -92,32 +79,52 @@ static int weights_digest_files(struct weights *w, struct helm_err *err)
     return 0;
 }
 
+/* Whether this worker computes with a tensor. */
+static bool is_computed(const struct weights *w, const struct model_tensor *t)
+{
+    uint32_t layers = w->model->config.layers;
+    if (t->layer >= 0) return w->computed[2 * (uint32_t)t->layer + model_role_is_mlp(t->role)];
+    bool embed = w->computed[2 * layers], head = w->computed[2 * layers + 1];
+    if (t->role == TENSOR_EMBED) return embed || (head && w->model->config.tied_head);
+    return head;
+}
+
+static void note_computed(struct weights *w, const struct plan *plan)
+{
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase phase = plan_phase_at(plan, p);
+        for (uint32_t i = 0; i < phase.stage_count; i++) {
+            const struct plan_stage *stage = &phase.stages[i];
+            if (plan_home_worker(stage->home) != PLAN_HOME_CPU) continue;
+            for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
+                w->computed[u] = true;
+        }
+    }
+    w->computed[2 * plan->layers] = plan->embed == PLAN_HOME_CPU;
+    w->computed[2 * plan->layers + 1] = plan->head == PLAN_HOME_CPU;
+    for (uint32_t i = 0; i < w->host.count; i++)
+        if (is_computed(w, w->host.place[i].tensor)) w->dtypes |= 1u << w->host.place[i].tensor->dtype;
+}
+
 int weights_plan(const struct model *model, const struct plan *plan, struct weights *w, struct helm_err *err)
 {
-    static const enum tensor_role order[] = {TENSOR_Q,    TENSOR_K,  TENSOR_V,   TENSOR_O,
-                                             TENSOR_GATE, TENSOR_UP, TENSOR_DOWN};
     const struct model_config *c = &model->config;
     memset(w, 0, sizeof *w);
     w->model = model;
     size_t cells = ((size_t)c->layers + 1) * TENSOR_ROLE_COUNT;
     w->matrix = calloc(cells, sizeof *w->matrix);
     w->vector = calloc(cells, sizeof *w->vector);
-    w->place = calloc(model->tensor_count + 1, sizeof *w->place);
+    w->computed = calloc(2 * (size_t)c->layers + 2, sizeof *w->computed);
     int rc = 0;
-    if (!w->matrix || !w->vector || !w->place) {
+    if (!w->matrix || !w->vector || !w->computed) {
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for the table of weights");
         goto out;
     }
-    rc = weights_digest_files(w, err);
-    bool embed = plan->embed == PLAN_HOME_CPU, head = plan->head == PLAN_HOME_CPU;
-    if (!rc && embed && !(c->tied_head && head)) rc = weights_place_tensor(w, TENSOR_EMBED, -1, err);
-    for (uint32_t s = 0; s < plan->stage_count && !rc; s++) {
-        if (plan->stages[s].home != PLAN_HOME_CPU) continue;
-        for (uint32_t l = plan->stages[s].first; l <= plan->stages[s].last && !rc; l++)
-            for (size_t i = 0; i < sizeof order / sizeof *order && !rc; i++)
-                rc = weights_place_tensor(w, order[i], (int32_t)l, err);
-    }
-    if (!rc && head) rc = weights_place_tensor(w, TENSOR_HEAD, -1, err);
+    rc = host_weights_plan(model, plan, &w->host, err);
+    if (!rc) rc = weights_digest_files(w, err);
+    if (rc) goto out;
+    weights_digest_places(w);
+    note_computed(w, plan);
 out:
     if (rc) weights_free(w);
     return rc;
@@ -154,10 +161,10 @@ static void job_fail(struct weights_job *job, int rc, const struct helm_err *err
 /* The first tensor that ends after `offset`. */
 static uint32_t place_find(const struct weights *w, uint64_t offset)
 {
-    uint32_t low = 0, high = w->place_count;
+    uint32_t low = 0, high = w->host.count;
     while (low < high) {
         uint32_t mid = low + (high - low) / 2;
-        if (w->place[mid].offset + w->place[mid].tensor->bytes <= offset)
+        if (w->host.place[mid].offset + w->host.place[mid].tensor->bytes <= offset)
             low = mid + 1;
         else
             high = mid;
@@ -180,10 +187,10 @@ static void load_piece(void *ctx, uint32_t chunk, uint32_t thread)
         job_fail(job, HELM_E_CANCELLED, &err);
         return;
     }
-    if (last > w->region_bytes) last = w->region_bytes;
+    if (last > w->host.region_bytes) last = w->host.region_bytes;
     arena_populate(job->arena, job->region_offset + first, last - first, &huge, &small);
-    for (uint32_t i = place_find(w, first); i < w->place_count && w->place[i].offset < last; i++) {
-        const struct weights_place *p = &w->place[i];
+    for (uint32_t i = place_find(w, first); i < w->host.count && w->host.place[i].offset < last; i++) {
+        const struct host_weights_place *p = &w->host.place[i];
         uint64_t from = p->offset > first ? p->offset : first;
         uint64_t to = p->offset + p->tensor->bytes < last ? p->offset + p->tensor->bytes : last;
         int rc = file_pread_all(job->fd[p->tensor->shard], job->region + from, (size_t)(to - from),
@@ -210,14 +217,15 @@ static bool load_next(void *ctx, uint32_t thread, struct pool_job *out)
     return true;
 }
 
-/* Norm weights and biases: few and small, so read one after another and kept as fp32. */
+/* Norm weights and biases of what is computed here: few and small, so read one after another and kept as
+ * fp32. */
 static int load_vectors(struct weights *w, const int *fd, const struct kernel_set *kernels,
                         struct helm_err *err)
 {
     const struct model *m = w->model;
     uint64_t floats = 0, largest = 0;
     for (uint32_t i = 0; i < m->tensor_count; i++) {
-        if (is_matrix(m->tensors[i].role)) continue;
+        if (is_matrix(m->tensors[i].role) || !is_computed(w, &m->tensors[i])) continue;
         floats += (m->tensors[i].rows * m->tensors[i].cols + 15) / 16 * 16;
         if (m->tensors[i].bytes > largest) largest = m->tensors[i].bytes;
     }
@@ -232,7 +240,7 @@ static int load_vectors(struct weights *w, const int *fd, const struct kernel_se
     float *at = w->vectors;
     for (uint32_t i = 0; i < m->tensor_count; i++) {
         const struct model_tensor *t = &m->tensors[i];
-        if (is_matrix(t->role)) continue;
+        if (is_matrix(t->role) || !is_computed(w, t)) continue;
         size_t n = (size_t)(t->rows * t->cols);
         rc = file_pread_all(fd[t->shard], raw, (size_t)t->bytes, t->offset, t->name, err);
         if (rc) goto out;
@@ -247,9 +255,9 @@ out:
 
 static void fill_matrix_table(struct weights *w, const char *region)
 {
-    for (uint32_t i = 0; i < w->place_count; i++) {
-        const struct model_tensor *t = w->place[i].tensor;
-        struct weights_matrix matrix = {.data = region + w->place[i].offset,
+    for (uint32_t i = 0; i < w->host.count; i++) {
+        const struct model_tensor *t = w->host.place[i].tensor;
+        struct weights_matrix matrix = {.data = region + w->host.place[i].offset,
                                         .dtype = t->dtype,
                                         .rows = t->rows,
                                         .cols = t->cols};
@@ -262,11 +270,11 @@ static int load_matrices(struct weights *w, const struct arena *arena, const int
                          _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
 {
     const struct arena_region *region = &arena_header_of(arena)->region[ARENA_REGION_WEIGHTS];
-    uint64_t pieces = (w->region_bytes + WEIGHTS_PIECE - 1) / WEIGHTS_PIECE;
+    uint64_t pieces = (w->host.region_bytes + WEIGHTS_PIECE - 1) / WEIGHTS_PIECE;
     if (pieces == 0) return 0;
     if (pieces > POOL_CHUNKS_MAX)
         return helm_fail(err, HELM_E_LIMIT, "weights: %llu bytes exceed the limit of %llu",
-                         (unsigned long long)w->region_bytes,
+                         (unsigned long long)w->host.region_bytes,
                          (unsigned long long)(POOL_CHUNKS_MAX * WEIGHTS_PIECE));
     struct weights_job job = {.w = w,
                               .arena = arena,
@@ -325,9 +333,9 @@ int weights_load(struct weights *w, const struct arena *arena, const struct kern
     char *base = arena_region_ptr(arena, ARENA_REGION_WEIGHTS);
     int *fd;
     uint32_t open_count;
-    if (w->region_bytes > region->bytes)
+    if (w->host.region_bytes > region->bytes)
         return helm_fail(err, HELM_E_CAPACITY, "weights need %llu bytes, the arena's region has %llu",
-                         (unsigned long long)w->region_bytes, (unsigned long long)region->bytes);
+                         (unsigned long long)w->host.region_bytes, (unsigned long long)region->bytes);
     int rc = open_shards(w, &fd, &open_count, err);
     if (rc) goto out;
     rc = load_vectors(w, fd, kernels, err);
@@ -356,6 +364,7 @@ void weights_free(struct weights *w)
     free(w->matrix);
     free(w->vector);
     free(w->vectors);
-    free(w->place);
+    free(w->computed);
+    host_weights_free(&w->host);
     memset(w, 0, sizeof *w);
 }

@@ -1,23 +1,25 @@
 /* The worker's weights: matrices in the arena's weights region, small vectors as fp32 in private memory.
  *
- * Called by engine.c at load. Matrices stand in order of use, each on a 64-byte boundary: embedding (unless
- * it is also the head), the layers of this worker's stages, head: those that the plan gives the CPU. After
- * loading the region is mapped read-only. `struct weights` owns the vectors and the table; the matrices
- * belong to the arena. */
+ * Called by engine.c at load. The region holds every matrix that stays in host memory, at the places of
+ * common/host_weights.h: this worker loads them all, also those that only the GPU computes with. Vectors are
+ * kept of what this worker computes in some phase. After loading the region is mapped read-only. `struct
+ * weights` owns the vectors and the tables; the matrices belong to the arena. */
 #ifndef HELM_WORKER_CPU_WEIGHTS_H
 #define HELM_WORKER_CPU_WEIGHTS_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/arena.h"
+#include "common/host_weights.h"
 #include "common/model/model.h"
 #include "common/plan.h"
 #include "worker-cpu/kernel_set.h"
 #include "worker-cpu/pool.h"
 
 struct weights_matrix {
-    const void *data; /* NULL: the model has none, or it is not this worker's */
+    const void *data; /* NULL: the model has none, or it is not in the region */
     enum dtype dtype;
     uint64_t rows, cols;
 };
@@ -27,16 +29,14 @@ struct weights {
     struct weights_matrix *matrix; /* [layers + 1][TENSOR_ROLE_COUNT]; the first row is for layer -1 */
     float **vector;                /* same indexing */
     float *vectors;                /* the memory behind them */
-    struct weights_place *place;   /* [place_count], in region order */
-    uint32_t place_count;
-    uint64_t region_bytes; /* used of the weights region */
-    uint64_t matrix_bytes; /* without padding */
-    unsigned dtypes;       /* bit per enum dtype of the matrices */
-    uint64_t digest;       /* of files and layout: equal digests mean equal bytes in the region */
+    struct host_weights host;      /* what the region holds and where */
+    bool *computed;  /* [2 * layers + 2]: unit u is computed here in some phase; then embedding, head */
+    unsigned dtypes; /* bit per enum dtype of the matrices computed with */
+    uint64_t digest; /* of files and layout: equal digests mean equal bytes in the region */
     uint64_t huge_bytes, small_bytes;
 };
 
-/* Lays out what this worker needs of `plan` (every stage whose home is `cpu`); reads no weights. */
+/* Lays out what stays in host memory and notes what this worker computes with; reads no weights. */
 HELM_MUST_CHECK int weights_plan(const struct model *model, const struct plan *plan, struct weights *weights,
                                  struct helm_err *err);
 

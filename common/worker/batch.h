@@ -20,7 +20,7 @@ struct batch_row {
 struct batch {
     uint32_t *token, *position; /* [step_tokens] */
     uint8_t *token_row;         /* [step_tokens] index into row */
-    uint32_t token_count;
+    uint32_t token_count;       /* every worker chooses the step's phase of the plan by it: plan_phase_for */
     struct batch_row row[ARENA_STEP_ROWS];
     uint32_t row_count;
     uint32_t sample_row[ARENA_STEP_ROWS]; /* rows that are sampled, in order */

@@ -183,7 +183,8 @@ static int handle_load(struct control *c, const Message *message)
                                 .peer_wait_ms = load->peer_wait_ms,
                                 .device = c->device,
                                 .vram_bytes = load->vram_bytes,
-                                .copy_bytes_per_s = load->copy_bytes_per_s};
+                                .copy_bytes_per_s = load->copy_bytes_per_s,
+                                .no_graphs = load->no_graphs};
     c->state = CONTROL_LOADING;
     return server_start(c->server, c->err);
 }

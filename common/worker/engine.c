@@ -23,22 +23,44 @@ const struct step *engine_step_of(const struct arena *arena, uint32_t serial, st
     return NULL;
 }
 
+static int check_homes(const struct plan *plan, uint32_t p, struct helm_err *err)
+{
+    static const char *const list[PLAN_PHASES_MAX] = {"decode", "prefill 1", "prefill 2"};
+    const struct plan_phase phase = plan_phase_at(plan, p);
+    for (uint32_t s = 0; s < phase.stage_count; s++) {
+        const struct plan_stage *stage = &phase.stages[s];
+        if (stage->home == PLAN_HOME_CPU || stage->home == PLAN_HOME_GPU || stage->home == PLAN_HOME_STREAM)
+            continue;
+        return helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "plan: %s stage %u (layers %u to %u) has home `%s`; the workers compute `cpu`, `gpu` "
+            "and `stream`",
+            list[p], s, stage->first, stage->last, plan_home_name(stage->home));
+    }
+    return 0;
+}
+
+int engine_check_plan(const struct plan *plan, const struct model_config *c, struct helm_err *err)
+{
+    if (plan->layers != c->layers)
+        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", plan->layers,
+                         c->layers);
+    int rc = plan_check(plan, err);
+    if (rc) return helm_err_prefix(err, "plan");
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        rc = check_homes(plan, p, err);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
 int engine_check_arena(const struct arena *arena, const struct plan *plan, const struct model_config *c,
                        struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(arena);
     bool both = plan_uses(plan, PLAN_HOME_CPU) && plan_uses(plan, PLAN_HOME_GPU);
-    if (plan->layers != c->layers)
-        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", plan->layers,
-                         c->layers);
-    for (uint32_t s = 0; s < plan->stage_count; s++) {
-        const struct plan_stage *stage = &plan->stages[s];
-        if (stage->home != PLAN_HOME_CPU && stage->home != PLAN_HOME_GPU)
-            return helm_fail(err, HELM_E_UNSUPPORTED,
-                             "plan: stage %u (layers %u to %u) has home `%s`; the workers compute `cpu` and "
-                             "`gpu`",
-                             s, stage->first, stage->last, plan_home_name(stage->home));
-    }
+    int rc = engine_check_plan(plan, c, err);
+    if (rc) return rc;
     if (both && h->lanes < LANE_COUNT)
         return helm_fail(err, HELM_E_MISMATCH, "the plan needs %d lanes, the arena has %u", LANE_COUNT,
                          h->lanes);

@@ -47,11 +47,19 @@ struct engine_report {
     struct ledger vram; /* GPU worker: what it took */
 };
 
-/* Of the step that just ran; server.c copies it to arena_control.done. */
+/* Of the step that just ran, filled in by `step`; server.c copies it to arena_control.done. */
 struct engine_times {
     uint64_t busy_ns, wait_ns; /* computing; waiting for the other worker */
     uint64_t weight_bytes;     /* read by this worker's processor */
     uint64_t link_bytes;       /* copied over the link */
+};
+
+/* How a device is measured for helm-profile (worker-gpu/measure.h). */
+struct engine_measure_options {
+    const char *device;        /* "cuda", "cuda:1", "emulated" */
+    uint64_t vram_bytes;       /* use no more, 0: what is needed */
+    uint64_t copy_bytes_per_s; /* emulated device: speed of copies, 0: as fast as memory */
+    bool quick;                /* less memory, fewer and shorter samples */
 };
 
 struct worker_engine;
@@ -67,8 +75,13 @@ struct worker_engine_ops {
     void (*free)(struct worker_engine *engine);
     int (*print_programs)(const char *folder, uint32_t threads, const char *kernels, FILE *out,
                           struct helm_err *err);
+    /* The same of a plan of that checkpoint. NULL: this engine prints none. */
+    int (*print_plan)(const char *folder, const struct plan *plan, uint32_t threads, const char *kernels,
+                      FILE *out, struct helm_err *err);
     /* Prints one line of JSON: which devices there are (daemon/accelerator.h). NULL: no such engine. */
     void (*probe)(FILE *out);
+    /* Measures a device on request, line by line; returns the exit status. NULL: no such engine. */
+    int (*measure)(const struct engine_measure_options *options, FILE *in, FILE *out);
 };
 
 /* Engines begin with this. */
@@ -84,8 +97,11 @@ struct worker_engine {
 
 /* The step of this serial in the ring, or NULL (HELM_E_PEER) when another one is there. */
 const struct step *engine_step_of(const struct arena *arena, uint32_t serial, struct helm_err *err);
-/* What arena and plan say must be what the checkpoint says; `kv_layers`: of the arena's cache. */
+/* What arena and plan say must be what the checkpoint says, and what the workers can do: homes `cpu`, `gpu`
+ * and `stream` in every phase. */
 struct model_config;
+HELM_MUST_CHECK int engine_check_plan(const struct plan *plan, const struct model_config *config,
+                                      struct helm_err *err);
 HELM_MUST_CHECK int engine_check_arena(const struct arena *arena, const struct plan *plan,
                                        const struct model_config *config, struct helm_err *err);
 /* Notes a slower path. */

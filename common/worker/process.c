@@ -11,9 +11,13 @@
 
 #include "common/args.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/log.h"
+#include "common/units.h"
 #include "worker-cpu/pool.h"
 #include "common/worker/control.h"
+
+#define PLAN_FILE_MAX ((size_t)(4 * MIB))
 
 /* True when helmd died between fork and prctl, so that no signal will come: we belong to init now, and init
  * is no helmd (in a container helmd may itself be process 1). */
@@ -63,12 +67,29 @@ out:
     return rc;
 }
 
+static int print(const struct worker_engine_ops *engine, const char *folder, const char *plan_file,
+                 uint32_t threads, const char *kernels, struct helm_err *err)
+{
+    struct plan plan = {0};
+    json_t *json = NULL;
+    if (!plan_file) return engine->print_programs(folder, threads, kernels, stdout, err);
+    int rc = json_read_file(plan_file, PLAN_FILE_MAX, &json, err);
+    if (rc) return rc;
+    rc = plan_from_json(json, &plan, err);
+    if (rc) rc = helm_err_prefix(err, "%s", plan_file);
+    if (!rc) rc = engine->print_plan(folder, &plan, threads, kernels, stdout, err);
+    json_decref(json);
+    plan_free(&plan);
+    return rc;
+}
+
 int process_main(const char *program, const char *about, const struct worker_engine_ops *engine, int argc,
                  char **argv)
 {
     uint64_t arena_fd = 0, done_fd = 0, secret_fd = 0, worker = 0, epoch = 0, threads = 1;
     bool probe = false;
-    const char *endpoint = NULL, *level_text = "info", *print = NULL, *kernels = "";
+    struct engine_measure_options measure = {0};
+    const char *endpoint = NULL, *level_text = "info", *folder = NULL, *plan = NULL, *kernels = "";
     const struct args_option options[] = {
         {"arena-fd", 0, ARGS_U64, "N", "the arena's memfd", .target = &arena_fd, .min = 3, .max = 1 << 20},
         {"done-fd", 0, ARGS_U64, "N", "eventfd to write to after each step", .target = &done_fd, .min = 3,
@@ -82,8 +103,16 @@ int process_main(const char *program, const char *about, const struct worker_eng
         {"log-level", 0, ARGS_CHOICE, "LEVEL", "error, warn, info or debug", .target = &level_text,
          .choices = "error|warn|info|debug"},
         {"print-program", 0, ARGS_TEXT, "DIR", "print what a checkpoint is lowered to, and exit",
-         .target = &print},
+         .target = &folder},
+        {"plan", 0, ARGS_TEXT, "FILE", "for --print-program: this worker's share of a plan", .target = &plan},
         {"probe", 0, ARGS_FLAG, NULL, "print the devices there are as JSON, and exit", .target = &probe},
+        {"measure", 0, ARGS_TEXT, "DEVICE", "measure a device, as helm-profile asks on stdin",
+         .target = &measure.device},
+        {"vram", 0, ARGS_SIZE, "SIZE", "for --measure: use no more of the device's memory",
+         .target = &measure.vram_bytes},
+        {"emulated-copy", 0, ARGS_SIZE, "SIZE", "for --measure: bytes a second the emulated device copies",
+         .target = &measure.copy_bytes_per_s},
+        {"quick", 0, ARGS_FLAG, NULL, "for --measure: in a hurry", .target = &measure.quick},
         {"threads", 0, ARGS_U64, "N", "for --print-program", .target = &threads, .min = 1,
          .max = POOL_THREADS_MAX},
         {"kernels", 0, ARGS_TEXT, "NAME", "for --print-program: a kernel variant", .target = &kernels},
@@ -91,7 +120,8 @@ int process_main(const char *program, const char *about, const struct worker_eng
     const struct args_spec spec = {
         .program = program,
         .usage = "--arena-fd N --done-fd N --secret-fd N --control ENDPOINT --worker INDEX "
-                 "--epoch E\n--print-program DIR [--threads N] [--kernels NAME]\n--probe",
+                 "--epoch E\n--print-program DIR [--plan FILE] [--threads N] [--kernels NAME]\n--probe\n"
+                 "--measure DEVICE [--vram SIZE] [--emulated-copy SIZE] [--quick]",
         .about = about,
         .options = options,
         .option_count = sizeof options / sizeof *options};
@@ -110,8 +140,18 @@ int process_main(const char *program, const char *about, const struct worker_eng
         engine->probe(stdout);
         return 0;
     }
-    if (print) {
-        rc = engine->print_programs(print, (uint32_t)threads, kernels, stdout, &err);
+    if (measure.device && !engine->measure) {
+        helm_fail(&err, HELM_E_USAGE, "--measure: this worker computes on no device");
+        return args_usage_error(&spec, &err);
+    }
+    if (measure.device) return engine->measure(&measure, stdin, stdout);
+    if (plan && (!folder || !engine->print_plan)) {
+        helm_fail(&err, HELM_E_USAGE,
+                  folder ? "--plan: this worker prints no plans" : "--plan needs --print-program");
+        return args_usage_error(&spec, &err);
+    }
+    if (folder) {
+        rc = print(engine, folder, plan, (uint32_t)threads, kernels, &err);
         if (rc) log_error("%s", err.text);
         return rc ? 5 : 0;
     }

@@ -23,9 +23,15 @@ static void server_report(struct server *server, enum server_state state)
 
 static void server_announce(struct server *server, uint32_t serial)
 {
+    const struct engine_times *times = &server->engine->times;
+    struct arena_done *done = &arena_control_of(server->arena)->done[server->worker];
     uint64_t one = 1;
     atomic_store(&server->last_serial, serial);
-    doorbell_ring(&arena_control_of(server->arena)->done[server->worker].bell, serial);
+    done->busy_ns = times->busy_ns;
+    done->wait_ns = times->wait_ns;
+    done->weight_bytes = times->weight_bytes;
+    done->link_bytes = times->link_bytes;
+    doorbell_ring(&done->bell, serial);
     while (write(server->done_fd, &one, sizeof one) < 0 && errno == EINTR) continue;
 }
 

@@ -69,7 +69,7 @@ static int echo_lanes(struct arena *arena)
     struct lane *in = arena_lane_of(arena, 0), *out = arena_lane_of(arena, 1);
     struct helm_err err = {0};
     for (uint32_t ticket = 1; ticket <= TICKETS; ticket++) {
-        if (lane_wait(in, ticket, ticket % 3 * 10u, TIMEOUT_MS, &err)) return 1;
+        if (lane_wait(in, ticket, ticket % 3 * 10u, TIMEOUT_MS, NULL, &err)) return 1;
         for (int k = 0; k < 64; k++) out->data[k] = in->data[k] * 2;
         if (lane_publish(out, ticket, &err)) return 2;
     }
@@ -87,7 +87,8 @@ static void lanes_work_across_processes(void **state)
     uint32_t wrong = 0;
     for (uint32_t ticket = 1; ticket <= TICKETS && !wrong; ticket++) {
         for (int k = 0; k < 64; k++) out->data[k] = (float)(ticket + (uint32_t)k);
-        if (lane_publish(out, ticket, &err) || lane_wait(in, ticket, ticket % 2 * 10u, TIMEOUT_MS, &err))
+        if (lane_publish(out, ticket, &err) ||
+            lane_wait(in, ticket, ticket % 2 * 10u, TIMEOUT_MS, NULL, &err))
             wrong = ticket;
         for (int k = 0; k < 64 && !wrong; k++) {
             if (in->data[k] != 2 * (float)(ticket + (uint32_t)k)) wrong = ticket;

@@ -49,12 +49,12 @@ static void *run_stage(void *argument)
         bool ok = true;
         if (stage->number == 0) {
             for (uint32_t k = 0; k < TOKENS * HIDDEN; k++) out->data[k] = (float)(i + k);
-            ok =
-                lane_publish(out, ticket, &err) == 0 && lane_wait(in, ticket, spin_us, TIMEOUT_MS, &err) == 0;
+            ok = lane_publish(out, ticket, &err) == 0 &&
+                 lane_wait(in, ticket, spin_us, TIMEOUT_MS, NULL, &err) == 0;
             for (uint32_t k = 0; ok && k < TOKENS * HIDDEN; k++)
                 ok = in->data[k] == (float)(i + k + STAGES - 1);
         } else {
-            ok = lane_wait(in, ticket, spin_us, TIMEOUT_MS, &err) == 0;
+            ok = lane_wait(in, ticket, spin_us, TIMEOUT_MS, NULL, &err) == 0;
             for (uint32_t k = 0; ok && k < TOKENS * HIDDEN; k++) out->data[k] = in->data[k] + 1;
             ok = ok && lane_publish(out, ticket, &err) == 0;
         }
@@ -104,11 +104,13 @@ static void wrong_tickets_are_seen(void **state)
     assert_int_equal(lane_publish(lane, 0, &err), HELM_E_STATE); /* repeated */
     assert_int_equal(lane_publish(lane, 1, &err), 0);
     assert_int_equal(lane_publish(lane, 1, &err), HELM_E_STATE);
-    assert_int_equal(lane_wait(lane, 1, 0, 0, &err), 0);
-    assert_int_equal(lane_wait(lane, 2, 0, 20, &err), HELM_E_PEER); /* a late peer is a fault, not a hang */
+    assert_int_equal(lane_wait(lane, 1, 0, 0, NULL, &err), 0);
+    assert_int_equal(lane_wait(lane, 2, 0, 20, NULL, &err),
+                     HELM_E_PEER); /* a late peer is a fault, not a hang */
     assert_non_null(strstr(err.text, "ticket 2 not published within 20 ms"));
     assert_int_equal(lane_publish(lane, 2, &err), 0);
-    assert_int_equal(lane_wait(lane, 1, 0, 1000, &err), HELM_E_PEER); /* overwritten: never read as new */
+    assert_int_equal(lane_wait(lane, 1, 0, 1000, NULL, &err),
+                     HELM_E_PEER); /* overwritten: never read as new */
     assert_non_null(strstr(err.text, "2 is published already"));
     free(lane);
 }
@@ -120,14 +122,14 @@ static void wrong_tickets_are_seen(void **state)
 
 static bool step_writes(struct lane *lane, uint32_t ticket, float value, struct helm_err *err)
 {
-    if (lane_acquire(lane, ticket, 10, TIMEOUT_MS, err)) return false;
+    if (lane_acquire(lane, ticket, 10, TIMEOUT_MS, NULL, err)) return false;
     for (uint32_t k = 0; k < TOKENS * HIDDEN; k++) lane->data[k] = value + (float)k;
     return lane_publish(lane, ticket, err) == 0;
 }
 
 static bool step_reads(struct lane *lane, uint32_t ticket, float value, struct helm_err *err)
 {
-    if (lane_wait(lane, ticket, 10, TIMEOUT_MS, err)) return false;
+    if (lane_wait(lane, ticket, 10, TIMEOUT_MS, NULL, err)) return false;
     for (uint32_t k = 0; k < TOKENS * HIDDEN; k++)
         if (lane->data[k] != value + (float)k) return false;
     if (ticket == HAND_OVERS) lane_release(lane);
@@ -175,15 +177,16 @@ static void a_full_lane_is_waited_for(void **state)
     (void)state;
     struct lane *lane = make_lane(0);
     struct helm_err err = {0};
-    assert_int_equal(lane_acquire(lane, 1, 0, 20, &err), 0);
-    assert_int_equal(lane_acquire(lane, 2, 0, 20, &err), HELM_E_STATE); /* 1 was not published */
+    assert_int_equal(lane_acquire(lane, 1, 0, 20, NULL, &err), 0);
+    assert_int_equal(lane_acquire(lane, 2, 0, 20, NULL, &err), HELM_E_STATE); /* 1 was not published */
     assert_int_equal(lane_publish(lane, 1, &err), 0);
-    assert_int_equal(lane_acquire(lane, 1, 0, 20, &err), HELM_E_PEER); /* the next step's: not taken yet */
+    assert_int_equal(lane_acquire(lane, 1, 0, 20, NULL, &err),
+                     HELM_E_PEER); /* the next step's: not taken yet */
     assert_non_null(strstr(err.text, "was not taken within 20 ms"));
-    assert_int_equal(lane_acquire(lane, 2, 0, 20, &err), 0);
+    assert_int_equal(lane_acquire(lane, 2, 0, 20, NULL, &err), 0);
     lane_release(lane);
-    assert_int_equal(lane_acquire(lane, 1, 0, 20, &err), 0);
-    assert_int_equal(lane_wait(lane, 1, 0, 20, &err), HELM_E_PEER); /* an old ticket is not a new one */
+    assert_int_equal(lane_acquire(lane, 1, 0, 20, NULL, &err), 0);
+    assert_int_equal(lane_wait(lane, 1, 0, 20, NULL, &err), HELM_E_PEER); /* an old ticket is not a new one */
     free(lane);
 }
 

@@ -12,10 +12,10 @@
  * `--probe` prints one device of probe_vram_mib=N (0: none; probe_hang=1: nothing, for ever).
  *
  * Faults: HELM_FAKE_WORKER="key=value ..." in the environment; "gpu.key=value" is for that worker alone.
- * Keys: step_us (time a step takes), load_ms, crash_step=N (abort in step N of each life), crash_epoch=E
- * (only in this epoch), exit_load=1, hang_step=N (never answers, nor PING), slow_pong=1, bad_epoch=1,
- * bad_secret=1, bad_abi=1, bad_result=N, fault_load=1, ignore_shutdown=1, eos_at=N (the N-th output token is
- * token 1), garbage=1 (a frame that is no message, after READY). */
+ * Keys: step_us (time a step takes), token_us (for each token of it besides), load_ms, crash_step=N (abort in
+ * step N of each life), crash_epoch=E (only in this epoch), exit_load=1, hang_step=N (never answers, nor
+ * PING), slow_pong=1, bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, fault_load=1, ignore_shutdown=1,
+ * eos_at=N (the N-th output token is token 1), garbage=1 (a frame that is no message, after READY). */
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -31,6 +31,7 @@
 #include "common/json.h"
 #include "common/log.h"
 #include "common/plan.h"
+#include "common/units.h"
 #include "proto/control.pb-c.h"
 
 struct fake {
@@ -245,7 +246,7 @@ static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
         if (span->worker != me) continue;
         if (span->ticket_in) {
             struct lane *lane = arena_lane_of(&f->arena, in);
-            if (lane_wait(lane, span->ticket_in, 0, 60000, &err)) fail_step(err.text);
+            if (lane_wait(lane, span->ticket_in, 0, 60000, NULL, &err)) fail_step(err.text);
             memcpy(got, lane->data, bytes);
             if (span->last_in) lane_release(lane);
         }
@@ -259,7 +260,7 @@ static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
             fail_step("the other worker's KV is not mine");
         if (span->ticket_out) {
             struct lane *lane = arena_lane_of(&f->arena, out);
-            if (lane_acquire(lane, span->ticket_out, 0, 60000, &err)) fail_step(err.text);
+            if (lane_acquire(lane, span->ticket_out, 0, 60000, NULL, &err)) fail_step(err.text);
             memcpy(lane->data, hash, bytes);
             if (lane_publish(lane, span->ticket_out, &err)) fail_step(err.text);
         }
@@ -272,7 +273,10 @@ static void run_step(struct fake *f, uint32_t serial)
     const struct step *step = &control->step[serial % ARENA_STEP_RING];
     struct step_result *result = &control->result[serial % ARENA_STEP_RING];
     uint64_t hash[ARENA_STEP_ROWS] = {0};
+    struct arena_done *done = &control->done[f->worker];
+    uint64_t begin_us = units_now_us();
     f->steps++;
+    if (fault("token_us")) sleep_us(fault("token_us") * (long)step->token_count);
     if (fault("step_us")) sleep_us(fault("step_us"));
     run_spans(f, step, hash);
     bool head = (f->plan.head == PLAN_HOME_GPU) == (strcmp(kind, "gpu") == 0);
@@ -290,6 +294,10 @@ static void run_step(struct fake *f, uint32_t serial)
         if (fault_now(f, "bad_result")) result->row[0].sampled.token = UINT32_MAX;
     }
     while (fault_now(f, "hang_step")) sleep_us(1000000);
+    done->busy_ns = (units_now_us() - begin_us) * 1000;
+    done->wait_ns = 1000;
+    done->weight_bytes = 1000;
+    done->link_bytes = strcmp(kind, "gpu") == 0 ? 100 : 0;
     doorbell_ring(&control->done[f->worker].bell, serial);
     uint64_t one = 1;
     if (write((int)f->done_fd, &one, sizeof one) != sizeof one) exit(4);

@@ -325,8 +325,8 @@ static void another_home_is_refused(void **state)
     struct stage s;
     setup(&s);
     expect_hello(&s);
-    send_load(&s, PLAN_HOME_STREAM, 0);
-    expect_fault(&s, HELM_E_UNSUPPORTED, "`stream`");
+    send_load(&s, PLAN_HOME_DISK, 0);
+    expect_fault(&s, HELM_E_UNSUPPORTED, "`disk`");
     teardown(&s);
 }
 

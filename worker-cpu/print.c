@@ -1,0 +1,89 @@
+/* Printing programs. See print.h. */
+#include "worker-cpu/print.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "worker-cpu/engine.h"
+
+static const char *const tier_title[PROGRAM_TIER_COUNT] = {"1 token", "2 to 16 tokens", "a chunk of tokens"};
+
+static void print_phase(const struct engine *engine, uint32_t phase, FILE *out)
+{
+    const struct plan *plan = &engine->plan;
+    for (int t = 0; t < PROGRAM_TIER_COUNT; t++) {
+        char title[96];
+        if (!program_tier_occurs(plan, phase, (enum program_tier)t)) continue;
+        if (plan->prefill_count == 0)
+            snprintf(title, sizeof title, "%s", tier_title[t]);
+        else if (phase == 0)
+            snprintf(title, sizeof title, "decode, %s", tier_title[t]);
+        else
+            snprintf(title, sizeof title, "prefill of %u tokens and more, %s",
+                     plan->prefill[phase - 1].from_tokens, tier_title[t]);
+        program_print(&engine->programs.tier[phase][t], title, out);
+    }
+}
+
+/* Everything but weights and a real arena: lowering stores addresses and reads no weight, so address space
+ * is enough. */
+static int print_engine(struct engine *engine, const char *folder, uint32_t threads, const char *kernels,
+                        FILE *out, struct helm_err *err)
+{
+    float logits = 0;
+    void *space = MAP_FAILED;
+    size_t bytes = 0;
+    int rc = engine_choose_kernels(engine, kernels, DTYPE_F16, err);
+    if (!rc) rc = weights_plan(&engine->model, &engine->plan, &engine->weights, err);
+    if (rc) return helm_err_prefix(err, "%s", folder);
+    bytes = (size_t)engine->weights.host.region_bytes + 1;
+    space = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED) return helm_fail_errno(err, "cannot reserve %zu bytes of address space", bytes);
+    const struct activations_size size = {.unit_tokens = 1,
+                                          .end_tokens = 1,
+                                          .sampled_rows = 1,
+                                          .dtypes = engine->weights.dtypes};
+    rc = weights_place(&engine->weights, space, &engine->kernels, err);
+    if (!rc)
+        rc = activations_create(&engine->model.config, &engine->kernels, &size, &logits, &engine->act, err);
+    if (!rc) rc = engine_lower(engine, threads, err);
+    if (rc) goto out;
+    for (uint32_t p = 0; p < plan_phase_count(&engine->plan); p++) print_phase(engine, p, out);
+    if (engine->head) {
+        program_print(&engine->programs.head_one, "head, 1 sampled row", out);
+        program_print(&engine->programs.head_many, "head, several sampled rows", out);
+    }
+out:
+    munmap(space, bytes);
+    return rc;
+}
+
+int print_plan(const char *folder, const struct plan *plan, uint32_t threads, const char *kernels, FILE *out,
+               struct helm_err *err)
+{
+    struct engine *engine = aligned_alloc(64, (sizeof *engine + 63) / 64 * 64);
+    if (!engine) return helm_fail(err, HELM_E_NOMEM, "no memory");
+    memset(engine, 0, sizeof *engine);
+    int rc = model_read(folder, &engine->model, err);
+    if (!rc) rc = engine_check_plan(plan, &engine->model.config, err);
+    if (!rc) rc = plan_copy(plan, &engine->plan, err);
+    if (!rc) rc = print_engine(engine, folder, threads, kernels, out, err);
+    engine_free(engine);
+    free(engine);
+    return rc;
+}
+
+int print_programs(const char *folder, uint32_t threads, const char *kernels, FILE *out, struct helm_err *err)
+{
+    struct model_config config;
+    int rc = model_read_config(folder, &config, err);
+    if (rc) return rc;
+    struct plan_stage stage = {.last = config.layers - 1, .home = PLAN_HOME_CPU};
+    const struct plan plan = {.layers = config.layers,
+                              .step_tokens = UINT32_MAX,
+                              .stages = &stage,
+                              .stage_count = 1};
+    model_config_free(&config);
+    return print_plan(folder, &plan, threads, kernels, out, err);
+}

@@ -1,0 +1,18 @@
+/* What a checkpoint and a plan are lowered to, as text. Called by process.c for --print-program; owns nothing
+ * that outlives a call. */
+#ifndef HELM_WORKER_CPU_PRINT_H
+#define HELM_WORKER_CPU_PRINT_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "common/plan.h"
+
+/* Lowers the model for `threads` threads without loading its matrices and prints every program: all of it on
+ * the CPU, or this worker's share of a plan. */
+HELM_MUST_CHECK int print_programs(const char *folder, uint32_t threads, const char *kernels, FILE *out,
+                                   struct helm_err *err);
+HELM_MUST_CHECK int print_plan(const char *folder, const struct plan *plan, uint32_t threads,
+                               const char *kernels, FILE *out, struct helm_err *err);
+
+#endif
