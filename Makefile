@@ -126,6 +126,8 @@ WORKER_GPU_SRC := \
   worker-gpu/emulated_queue.c \
   worker-gpu/engine.c \
   worker-gpu/issue.c \
+  worker-gpu/measure.c \
+  worker-gpu/measure_kernels.c \
   worker-gpu/print.c \
   worker-gpu/program.c \
   worker-gpu/step.c \
@@ -165,10 +167,13 @@ DAEMON_SRC := \
   daemon/batcher.c \
   daemon/client_socket.c \
   daemon/config.c \
+  daemon/drift.c \
+  daemon/forecast.c \
   daemon/keeper.c \
   daemon/kv_pages.c \
   daemon/loop.c \
   daemon/metrics.c \
+  daemon/observe.c \
   daemon/planner/analyse.c \
   daemon/planner/cost.c \
   daemon/planner/cost_plan.c \
@@ -185,6 +190,7 @@ DAEMON_SRC := \
   daemon/scheduler.c \
   daemon/sequence.c \
   daemon/serve.c \
+  daemon/serve_plan.c \
   daemon/worker_process.c \
   daemon/workers.c \
   daemon/workers_watch.c

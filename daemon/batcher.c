@@ -11,9 +11,12 @@
 #include "common/log.h"
 #include "daemon/scheduler.h"
 
+#define BACK_TO_BACK_US 2000 /* a step rung so soon after the one before had to wait for nothing but helmd   \
+                              */
+
 int batcher_init(struct batcher *batcher, const struct model_config *model, struct arena *arena,
                  uint32_t workers, uint32_t queue_limit, const struct batcher_sink *sink,
-                 struct metrics *metrics, struct helm_err *err)
+                 struct metrics *metrics, struct observe *observe, struct helm_err *err)
 {
     const struct arena_header *header = arena_header_of(arena);
     memset(batcher, 0, sizeof *batcher);
@@ -21,6 +24,7 @@ int batcher_init(struct batcher *batcher, const struct model_config *model, stru
     batcher->arena = arena;
     batcher->workers = workers;
     batcher->metrics = metrics;
+    batcher->observe = observe;
     batcher->sink = *sink;
     batcher->queue_limit = queue_limit;
     batcher->seq_capacity = header->slots + queue_limit;
@@ -224,6 +228,21 @@ static void batcher_ring(struct batcher *batcher, uint64_t now_us)
     doorbell_ring(&control->step_bell, batcher->serial);
 }
 
+/* How much of prompts the next step may take, for the sake of those that decode in it. */
+static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
+{
+    uint64_t positions = 0;
+    uint32_t decoding = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct scheduler_seq *s = &batcher->view[i];
+        if (!s->running || s->tokens - s->cached != 1) continue;
+        positions += s->tokens;
+        decoding++;
+    }
+    if (decoding == 0 || decoding == count) return 0;
+    return observe_prompt_tokens(batcher->observe, decoding, (uint32_t)(positions / decoding));
+}
+
 static void batcher_form_step(struct batcher *batcher, uint64_t now_us)
 {
     const struct arena_header *header = arena_header_of(batcher->arena);
@@ -235,6 +254,7 @@ static void batcher_form_step(struct batcher *batcher, uint64_t now_us)
                                       .step_tokens = header->step_tokens,
                                       .page_tokens = header->kv.page_tokens,
                                       .pages_free = batcher->pages.free_count,
+                                      .prompt_tokens = prompt_tokens_of(batcher, count),
                                       .turn = batcher->turn++};
     struct scheduler_step plan;
     scheduler_form_step(view, count, &limits, &plan);
@@ -334,6 +354,25 @@ static int batcher_check_bells(const struct batcher *batcher, bool *done, struct
     return 0;
 }
 
+/* What the step took: from the one before where they follow on each other, so that what helmd itself needs in
+ * between counts. What the workers say of themselves is taken for no more than that. */
+static void batcher_observe(struct batcher *batcher, uint64_t now_us)
+{
+    const struct arena_control *control = arena_control_of(batcher->arena);
+    bool back_to_back = batcher->rung_us < batcher->done_us + BACK_TO_BACK_US;
+    uint64_t from_us = back_to_back ? batcher->done_us : batcher->rung_us;
+    uint64_t step_ns = now_us > from_us ? (now_us - from_us) * 1000 : 0;
+    for (uint32_t w = 0; w < batcher->workers; w++) {
+        struct arena_done *done = &batcher->done[w];
+        *done = control->done[w];
+        if (done->busy_ns > step_ns) done->busy_ns = step_ns;
+        if (done->wait_ns > step_ns - done->busy_ns) done->wait_ns = step_ns - done->busy_ns;
+    }
+    batcher->done_us = now_us;
+    metrics_add_step(batcher->metrics, &batcher->result, batcher->done, batcher->workers, step_ns);
+    observe_step(batcher->observe, &batcher->step, batcher->done, (double)step_ns / 1e9);
+}
+
 int batcher_take_result(struct batcher *batcher, uint64_t now_us, struct helm_err *err)
 {
     struct arena_control *control = arena_control_of(batcher->arena);
@@ -344,7 +383,7 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, struct helm_er
     rc = batcher_check_result(batcher, err);
     if (rc) return rc;
     batcher->in_flight = false;
-    metrics_add_step(batcher->metrics, &batcher->result);
+    batcher_observe(batcher, now_us);
     for (uint32_t i = 0; i < batcher->step.row_count; i++) {
         const struct step_row *row = &batcher->step.row[i];
         struct sequence *seq = batcher->slot_owner[row->slot];
@@ -385,6 +424,7 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
 {
     batcher->worker_ready = false;
     batcher->in_flight = false;
+    observe_lost(batcher->observe);
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
         struct sequence *seq = batcher->seq[i];
         if (seq->in_step) {

@@ -19,6 +19,7 @@
 #include "common/model/model.h"
 #include "daemon/kv_pages.h"
 #include "daemon/metrics.h"
+#include "daemon/observe.h"
 #include "daemon/request.h"
 #include "daemon/scheduler.h"
 #include "daemon/sequence.h"
@@ -39,6 +40,7 @@ struct batcher {
     const struct model_config *model; /* borrowed: vocabulary and end-of-sequence ids */
     struct arena *arena;              /* borrowed */
     struct metrics *metrics;          /* borrowed */
+    struct observe *observe;          /* borrowed */
     struct batcher_sink sink;
     uint32_t queue_limit;
 
@@ -54,15 +56,16 @@ struct batcher {
     bool worker_ready, paused;
     uint32_t serial; /* of the last step rung */
     bool in_flight;
-    uint64_t rung_us;          /* when */
-    struct step step;          /* the one in flight, as sent */
-    struct step_result result; /* copied out of shared memory before it is believed */
+    uint64_t rung_us, done_us;                 /* when; and when the one before was done */
+    struct arena_done done[ARENA_WORKERS_MAX]; /* what the workers wrote of the last step */
+    struct step step;                          /* the one in flight, as sent */
+    struct step_result result;                 /* copied out of shared memory before it is believed */
 };
 
 HELM_MUST_CHECK int batcher_init(struct batcher *batcher, const struct model_config *model,
                                  struct arena *arena, uint32_t workers, uint32_t queue_limit,
                                  const struct batcher_sink *sink, struct metrics *metrics,
-                                 struct helm_err *err);
+                                 struct observe *observe, struct helm_err *err);
 void batcher_free(struct batcher *batcher);
 
 /* Takes a checked request. HELM_E_BUSY: queue full. The sequence is borrowed (Accepted is made from it). */

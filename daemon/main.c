@@ -38,6 +38,7 @@ struct helmd {
     struct keeper keeper;
     struct accelerator device;
     struct profile profile;
+    struct observe observe;
     void *zmq;
     struct client_socket *clients;
     struct metrics metrics;
@@ -80,6 +81,21 @@ static int plan_from_file(struct helmd *d, struct planner_request *request, stru
         if (strcmp(d->plan.kv_dtype, dtype_name((enum dtype)t)) == 0) wish->kv_dtype = (enum dtype)t;
     rc = planner_take(request, &d->plan, &d->arena_spec, err);
     return rc ? helm_err_prefix(err, "--plan %s", d->config.plan_file) : 0;
+}
+
+/* What the plan should do, before it does anything. */
+static void log_forecast(struct helmd *d)
+{
+    const uint32_t batch = (uint32_t)d->config.batch, prompt = (uint32_t)d->config.prompt;
+    struct cost_forecast decode, ttft;
+    struct helm_err err = {0};
+    forecast_decode(&d->observe.forecast, batch, prompt, &decode);
+    if (decode.seconds > 0)
+        log_info("forecast: %.3g token/s (%.3g to %.3g) decoding %u at once at a context of %u",
+                 batch / decode.seconds, batch / decode.high, batch / decode.low, batch, prompt);
+    if (!cost_ttft(&d->observe.forecast.c, prompt, &ttft, &err))
+        log_info("forecast: first token after a prompt of %u in %.3g ms (%.3g to %.3g)", prompt,
+                 ttft.seconds * 1e3, ttft.low * 1e3, ttft.high * 1e3);
 }
 
 /* The plan and what it costs, before anything is allocated. */
@@ -126,12 +142,21 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     snprintf(request.no_device, sizeof request.no_device, "%s", d->device.why);
     rc = c->plan_file ? plan_from_file(d, &request, err)
                       : planner_make(&request, &d->plan, &d->arena_spec, err);
+    if (!rc) rc = forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
     if (rc) return rc;
     planner_log(&request, &d->plan);
+    log_forecast(d);
     json_t *json = plan_to_json(&d->plan);
     d->plan_json = json ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
     return d->plan_json ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the plan as JSON");
+}
+
+static uint32_t worker_index(const struct helmd *d, enum plan_home home)
+{
+    for (uint32_t i = 0; i < d->workers.count; i++)
+        if (d->workers.worker[i].home == home) return i;
+    return OBSERVE_NO_WORKER;
 }
 
 static int open_workers(struct helmd *d, struct helm_err *err)
@@ -146,6 +171,7 @@ static int open_workers(struct helmd *d, struct helm_err *err)
                                           .device = d->device.name,
                                           .vram_bytes = d->device.ledger.limit,
                                           .copy_bytes_per_s = d->config.emulated_copy_bytes_per_s,
+                                          .no_graphs = d->config.no_graphs,
                                           .node = d->config.node == CONFIG_NO_NODE ? d->device.numa_node
                                                                                    : (int)d->config.node,
                                           .threads = (uint32_t)d->config.threads,
@@ -159,7 +185,10 @@ static int open_workers(struct helmd *d, struct helm_err *err)
                                           .ready = loop_on_ready,
                                           .lost = loop_on_lost,
                                           .given_up = loop_on_given_up};
-    return workers_open(d->zmq, &config, &events, &d->arena, &d->keeper, &d->workers, err);
+    int rc = workers_open(d->zmq, &config, &events, &d->arena, &d->keeper, &d->workers, err);
+    observe_init(&d->observe, worker_index(d, PLAN_HOME_CPU), worker_index(d, PLAN_HOME_GPU),
+                 d->config.max_stall_ms);
+    return rc;
 }
 
 static int start(struct helmd *d, struct helm_err *err)
@@ -181,7 +210,7 @@ static int start(struct helmd *d, struct helm_err *err)
     if (!rc) rc = open_workers(d, err);
     if (!rc)
         rc = batcher_init(&d->batcher, &d->model.config, &d->arena, d->workers.count, (uint32_t)c->queue,
-                          &sink, &d->metrics, err);
+                          &sink, &d->metrics, &d->observe, err);
     return rc;
 }
 
@@ -195,6 +224,7 @@ static void stop(struct helmd *d)
     rundir_close(&d->rundir);
     keeper_dismiss(&d->keeper);
     free(d->plan_json);
+    forecast_close(&d->observe.forecast);
     plan_free(&d->plan);
     model_free(&d->model);
     config_free(&d->config);
@@ -208,8 +238,11 @@ static int serve_until_told(struct helmd *d)
                               .batcher = &d->batcher,
                               .workers = &d->workers,
                               .metrics = &d->metrics,
+                              .observe = &d->observe,
                               .model = &d->model,
                               .plan_json = d->plan_json,
+                              .batch = (uint32_t)d->config.batch,
+                              .prompt = (uint32_t)d->config.prompt,
                               .context = d->plan.context_tokens};
     d->loop = (struct loop){.serve = &d->serve,
                             .keeper = &d->keeper,

@@ -11,8 +11,16 @@ void metrics_init(struct metrics *metrics)
     metrics->started_us = units_now_us();
 }
 
-void metrics_add_step(struct metrics *metrics, const struct step_result *result)
+void metrics_add_step(struct metrics *metrics, const struct step_result *result,
+                      const struct arena_done *done, uint32_t workers, uint64_t step_ns)
 {
+    for (uint32_t w = 0; w < workers; w++) {
+        metrics->worker[w].busy_ns += done[w].busy_ns;
+        metrics->worker[w].wait_ns += done[w].wait_ns;
+        metrics->worker[w].weight_bytes += done[w].weight_bytes;
+        metrics->worker[w].link_bytes += done[w].link_bytes;
+    }
+    metrics->step_ns += step_ns;
     metrics->steps_total++;
     metrics->busy_ns += result->compute_ns;
     metrics->linear_ns += result->linear_ns;

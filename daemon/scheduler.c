@@ -102,6 +102,13 @@ static void draft_give_decodes(struct draft *d)
     }
 }
 
+static bool draft_decodes(const struct draft *d)
+{
+    for (uint32_t i = 0; i < d->members; i++)
+        if (!d->member[i].out && d->member[i].given) return true;
+    return false;
+}
+
 static uint32_t client_running(const struct draft *d, uint64_t client)
 {
     uint32_t n = 0;
@@ -212,6 +219,8 @@ void scheduler_form_step(const struct scheduler_seq *seqs, uint32_t count,
         const struct scheduler_seq *s = seq_of(&d, &d.member[i]);
         if (!d.member[i].out && !s->running && s->tokens - s->cached == 1) draft_give(&d, i, 1);
     }
+    if (limits->prompt_tokens && draft_decodes(&d) && d.tokens_left > limits->prompt_tokens)
+        d.tokens_left = limits->prompt_tokens;
     draft_give_prefills(&d);
     for (uint32_t i = 0; i < d.members; i++) {
         const struct member *m = &d.member[i];

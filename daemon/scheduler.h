@@ -4,7 +4,8 @@
  * Rules:
  *   1. Decode first: every running sequence with one token to go gets it, oldest first.
  *   2. The rest of step_tokens goes to prompts, in chunks, clients taking turns (`turn` rotates from step to
- * step), within a client the oldest request first.
+ *      step), within a client the oldest request first. Where others decode in the same step no more than
+ *      prompt_tokens of it do: each of them waits for the whole step.
  *   3. A waiting sequence gets a slot when one is free and the pages for all its tokens are, beside those
  *      that the running ones are still to take (at least one each). The client with the fewest running
  * sequences goes first, then the oldest request. When that one does not fit nobody overtakes it, so nobody
@@ -34,7 +35,8 @@ struct scheduler_limits {
     uint32_t step_tokens; /* >= slots */
     uint32_t page_tokens;
     uint32_t pages_free;
-    uint64_t turn; /* grows by one each step */
+    uint32_t prompt_tokens; /* of prompts in a step in which others decode, at most; 0: no such bound */
+    uint64_t turn;          /* grows by one each step */
 };
 
 struct scheduler_row {

@@ -8,6 +8,7 @@
 #include "common/log.h"
 #include "common/units.h"
 #include "daemon/request.h"
+#include "daemon/serve_plan.h"
 #include "proto/helm.pb-c.h"
 
 /* ---- packing ------------------------------------------------------------------------------------------ */
@@ -171,7 +172,8 @@ static void on_cancel(struct serve *serve, uint64_t client, struct request *requ
     serve_answer(serve, client, request->request_id, &response);
 }
 
-static void fill_worker(const struct workers *workers, uint32_t index, Helm__V1__WorkerStatus *out)
+static void fill_worker(const struct workers *workers, const struct metrics *m, uint32_t index,
+                        Helm__V1__WorkerStatus *out)
 {
     const struct worker *w = &workers->worker[index];
     helm__v1__worker_status__init(out);
@@ -188,6 +190,10 @@ static void fill_worker(const struct workers *workers, uint32_t index, Helm__V1_
     out->loaded_bytes = w->bytes_done;
     out->device = (char *)w->device;
     out->vram_bytes = w->vram_bytes;
+    out->busy_seconds = (double)m->worker[index].busy_ns / 1e9;
+    out->wait_seconds = (double)m->worker[index].wait_ns / 1e9;
+    out->weight_bytes_read = m->worker[index].weight_bytes;
+    out->link_bytes = m->worker[index].link_bytes;
 }
 
 static void on_status(struct serve *serve, uint64_t client, struct request *request)
@@ -198,7 +204,7 @@ static void on_status(struct serve *serve, uint64_t client, struct request *requ
     Helm__V1__Status status = HELM__V1__STATUS__INIT;
     Helm__V1__WorkerStatus worker[WORKERS_MAX], *workers[WORKERS_MAX];
     for (uint32_t i = 0; i < serve->workers->count; i++) {
-        fill_worker(serve->workers, i, &worker[i]);
+        fill_worker(serve->workers, m, i, &worker[i]);
         workers[i] = &worker[i];
     }
     status.version = (char *)HELM_VERSION;
@@ -219,6 +225,7 @@ static void on_status(struct serve *serve, uint64_t client, struct request *requ
     status.seconds_attention = (double)m->attention_ns / 1e9;
     status.seconds_sample = (double)m->sample_ns / 1e9;
     status.seconds_idle = metrics_idle_seconds(m);
+    status.seconds_steps = (double)m->step_ns / 1e9;
     status.load_seconds_left = workers_seconds_left(serve->workers, now_us);
     response.body_case = HELM__V1__RESPONSE__BODY_STATUS;
     response.status = &status;
@@ -257,10 +264,10 @@ static void on_model_info(struct serve *serve, uint64_t client, struct request *
 static void on_plan(struct serve *serve, uint64_t client, struct request *request)
 {
     Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
-    Helm__V1__Plan plan = HELM__V1__PLAN__INIT;
-    plan.json = (char *)serve->plan_json;
+    struct serve_plan plan;
+    serve_plan_fill(&plan, serve->observe, serve->plan_json, serve->batch, serve->prompt);
     response.body_case = HELM__V1__RESPONSE__BODY_PLAN;
-    response.plan = &plan;
+    response.plan = &plan.plan;
     serve_answer(serve, client, request->request_id, &response);
 }
 

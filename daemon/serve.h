@@ -18,9 +18,11 @@ struct serve {
     struct batcher *batcher;
     struct workers *workers;
     struct metrics *metrics;
+    struct observe *observe;
     const struct model *model;
     const char *plan_json;
     uint32_t context;
+    uint32_t batch, prompt; /* of the forecast that Plan shows */
     bool draining;
 };
 

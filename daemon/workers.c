@@ -26,7 +26,7 @@ static const struct {
     const char *name, *program;
     enum plan_home home; /* there when the plan has something for it to do */
 } topology[WORKERS_MAX] = {
-    {"cpu", "helm-worker-cpu", PLAN_HOME_CPU},
+    {"cpu", "helm-worker-cpu", PLAN_HOME_CPU}, /* also where it only loads what the GPU copies */
     {"gpu", "helm-worker-gpu", PLAN_HOME_GPU},
 };
 
@@ -155,6 +155,7 @@ static void worker_send_load(struct workers *workers, struct worker *w)
     load.device = (char *)(gpu ? c->device : "");
     load.vram_bytes = gpu ? c->vram_bytes : 0;
     load.copy_bytes_per_s = gpu ? c->copy_bytes_per_s : 0;
+    load.no_graphs = gpu && c->no_graphs;
     msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_LOAD;
     msg.load = &load;
     worker_send(workers, w, &msg);
@@ -302,11 +303,22 @@ static int worker_start(struct workers *workers, struct worker *w, struct helm_e
     return 0;
 }
 
+/* The GPU worker waits for this bell before it registers the weights in the arena. They are there already
+ * where their loader has been ready in an earlier life; where it died loading they are not, whatever it rang.
+ */
+static void quiet_weights_bell(const struct workers *workers)
+{
+    for (uint32_t i = 0; i < workers->count; i++)
+        if (workers->worker[i].home == PLAN_HOME_CPU && workers->worker[i].weights_digest) return;
+    doorbell_init(&arena_control_of(workers->arena)->weights_bell, 0);
+}
+
 void workers_start(struct workers *workers)
 {
     struct helm_err err = {0};
     workers->start_at_us = UINT64_MAX;
     workers->epoch++;
+    quiet_weights_bell(workers);
     workers->events.prepare(workers->events.context, workers->epoch);
     for (uint32_t i = 0; i < workers->count; i++) {
         if (!worker_start(workers, &workers->worker[i], &err)) continue;

@@ -400,7 +400,7 @@ def test_a_saved_plan_can_be_edited_and_used():
         same(s.tokens, expected_tokens([3], 20, seed=1), "tokens")
         d.stop()
         for changes, word in [(dict(page_count=2), "one context"), (dict(layers=3), "plan"),
-                              (dict(stages=[dict(plan["stages"][0], home="gpu")]), "gpu")]:
+                              (dict(stages=[dict(plan["stages"]["decode"][0], home="gpu")]), "gpu")]:
             d = start(**changes)
             same(d.process.wait(5 * SLOW), 4, f"{changes}: {d.ready}")
             check(word in d.ready, f"{changes}: {d.ready}")

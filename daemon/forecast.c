@@ -1,0 +1,121 @@
+/* What the running plan's steps should take. See forecast.h. Called from the one loop; allocates only when it
+ * is opened, but for the cost model's own table of a step. */
+#include "daemon/forecast.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int open_phase(struct forecast *f, uint32_t phase, struct helm_err *err)
+{
+    const struct plan *plan = f->c.plan;
+    f->phase[phase].home = calloc(2 * (size_t)plan->layers, sizeof *f->phase[phase].home);
+    f->phase[phase].kv_cpu = calloc(plan->layers, sizeof *f->phase[phase].kv_cpu);
+    if (!f->phase[phase].home || !f->phase[phase].kv_cpu)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
+    return cost_plan_of(plan, phase, f->phase[phase].home, f->phase[phase].kv_cpu, &f->phase[phase].plan,
+                        err);
+}
+
+int forecast_open(const struct model *model, const struct profile *profile, const struct plan *plan,
+                  struct forecast *f, struct helm_err *err)
+{
+    struct analyse_share cpu, stream;
+    struct cost_forecast first;
+    memset(f, 0, sizeof *f);
+    f->c = (struct cost_case){.model = model, .analysed = &f->analysed, .profile = profile, .plan = plan};
+    for (int t = 0; t < DTYPE_COUNT; t++)
+        if (strcmp(plan->kv_dtype, dtype_name((enum dtype)t)) == 0) f->kv_dtype = (enum dtype)t;
+    int rc = analyse_table_build(model, &f->analysed, err);
+    for (uint32_t phase = 0; phase < plan_phase_count(plan) && !rc; phase++) rc = open_phase(f, phase, err);
+    if (rc) return rc;
+    f->decode = calloc((size_t)plan->slots * FORECAST_CONTEXTS, sizeof *f->decode);
+    f->chunk = calloc((size_t)(plan->slots + 1) * FORECAST_CONTEXTS, sizeof *f->chunk);
+    if (!f->decode || !f->chunk) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
+    analyse_share(&f->analysed, plan, PLAN_HOME_CPU, &cpu);
+    analyse_share(&f->analysed, plan, PLAN_HOME_STREAM, &stream);
+    f->cpu_bytes = cpu.token_bytes;
+    f->link_bytes = stream.token_bytes;
+    return cost_decode(&f->c, 1, 1, &first, err);
+}
+
+void forecast_close(struct forecast *f)
+{
+    for (uint32_t phase = 0; phase < PLAN_PHASES_MAX; phase++) {
+        free(f->phase[phase].home);
+        free(f->phase[phase].kv_cpu);
+    }
+    free(f->decode);
+    free(f->chunk);
+    analyse_table_free(&f->analysed);
+    memset(f, 0, sizeof *f);
+}
+
+static uint32_t context_below(uint32_t context)
+{
+    uint32_t k = 0;
+    while (k + 2 < FORECAST_CONTEXTS && context >> (k + 1)) k++;
+    return k;
+}
+
+static const struct cost_forecast *decode_at(struct forecast *f, uint32_t batch, uint32_t k)
+{
+    struct cost_forecast *cell = &f->decode[(size_t)(batch - 1) * FORECAST_CONTEXTS + k];
+    struct helm_err err = {0};
+    if (cell->seconds == 0 && cost_decode(&f->c, batch, UINT32_C(1) << k, cell, &err))
+        *cell = (struct cost_forecast){0}; /* no memory: asked again the next time */
+    return cell;
+}
+
+void forecast_decode(struct forecast *f, uint32_t batch, uint32_t context, struct cost_forecast *out)
+{
+    if (batch < 1) batch = 1;
+    if (batch > f->c.plan->slots) batch = f->c.plan->slots;
+    if (context < 1) context = 1;
+    uint32_t k = context_below(context);
+    const struct cost_forecast *a = decode_at(f, batch, k), *b = decode_at(f, batch, k + 1);
+    double t = (double)context / (double)(UINT32_C(1) << k) - 1;
+    *out = *a;
+    if (a->seconds == 0 || b->seconds == 0) return;
+    out->seconds += t * (b->seconds - a->seconds);
+    out->low += t * (b->low - a->low);
+    out->high += t * (b->high - a->high);
+    out->hand_overs += t * (b->hand_overs - a->hand_overs);
+    for (int r = 0; r < COST_RESOURCES; r++) out->busy[r] += t * (b->busy[r] - a->busy[r]);
+}
+
+double forecast_step(const struct forecast *f, const struct cost_step *step)
+{
+    struct cost_step priced = *step;
+    struct cost_table table = {0};
+    struct helm_err err = {0};
+    uint32_t phase = plan_phase_for(f->c.plan, step->tokens);
+    priced.kv_dtype = f->kv_dtype;
+    if (cost_price(f->c.model, f->c.analysed, f->c.profile, &priced, &table, &err)) return 0;
+    double seconds = cost_seconds(&table, &f->phase[phase].plan, INFINITY);
+    cost_table_free(&table);
+    return isfinite(seconds) ? seconds : 0;
+}
+
+uint32_t forecast_chunk(struct forecast *f, uint32_t decoding, uint32_t context, double seconds)
+{
+    const struct plan *plan = f->c.plan;
+    if (decoding > plan->slots) decoding = plan->slots;
+    if (context < 1) context = 1;
+    if (seconds != f->chunk_seconds)
+        memset(f->chunk, 0, (size_t)(plan->slots + 1) * FORECAST_CONTEXTS * sizeof *f->chunk);
+    f->chunk_seconds = seconds;
+    uint32_t k = context_below(context) + 1, *known = &f->chunk[(size_t)decoding * FORECAST_CONTEXTS + k];
+    if (*known) return *known;
+    uint32_t tokens = plan->step_tokens > decoding ? plan->step_tokens - decoding : 1;
+    for (; tokens > FORECAST_CHUNK_LEAST; tokens /= 2) {
+        /* Every row is priced alike: with the mean of what they attend to, which holds its own tokens. */
+        uint32_t rows = decoding + 1, own = tokens / rows + 1, around = UINT32_C(1) << k;
+        const struct cost_step step = {.tokens = tokens + decoding,
+                                       .rows = rows,
+                                       .samples = rows,
+                                       .context = around > own ? around : own};
+        if (forecast_step(f, &step) <= seconds) break;
+    }
+    return *known = tokens < FORECAST_CHUNK_LEAST ? FORECAST_CHUNK_LEAST : tokens;
+}

@@ -1,0 +1,98 @@
+/* Looks at every step that was done. See observe.h. Called from the one loop. */
+#include "daemon/observe.h"
+
+#include <string.h>
+
+#include "common/log.h"
+
+void observe_init(struct observe *o, uint32_t cpu, uint32_t gpu, uint64_t max_stall_ms)
+{
+    o->cpu = cpu;
+    o->gpu = gpu;
+    o->max_stall = (double)max_stall_ms / 1e3;
+    memset(&o->drift, 0, sizeof o->drift);
+    observe_lost(o);
+}
+
+void observe_lost(struct observe *o)
+{
+    memset(o->prompt, 0, sizeof o->prompt);
+}
+
+static bool is_decode(const struct step *step)
+{
+    for (uint32_t i = 0; i < step->row_count; i++)
+        if (step->row[i].count != 1 || step->row[i].start == 0 || !(step->row[i].flags & STEP_ROW_SAMPLE))
+            return false;
+    return true;
+}
+
+static void take_decode(struct observe *o, const struct step *step, const struct arena_done *done,
+                        double seconds)
+{
+    struct cost_forecast f;
+    uint64_t positions = 0;
+    for (uint32_t i = 0; i < step->row_count; i++) positions += step->row[i].start + 1;
+    double context = (double)positions / step->row_count;
+    forecast_decode(&o->forecast, step->row_count, (uint32_t)(context + 0.5), &f);
+    struct drift_work measured = {.seconds = seconds};
+    const struct drift_work planned = {.seconds = f.seconds,
+                                       .cpu_busy = f.busy[COST_CPU],
+                                       .gpu_busy = f.busy[COST_GPU],
+                                       .link_busy = f.busy[COST_LINK],
+                                       .cpu_bytes = (double)o->forecast.cpu_bytes,
+                                       .link_bytes = (double)o->forecast.link_bytes};
+    if (o->cpu != OBSERVE_NO_WORKER) {
+        measured.cpu_busy = (double)done[o->cpu].busy_ns / 1e9;
+        measured.cpu_bytes = (double)done[o->cpu].weight_bytes;
+    }
+    if (o->gpu != OBSERVE_NO_WORKER) {
+        measured.gpu_busy = (double)done[o->gpu].busy_ns / 1e9;
+        measured.link_bytes = (double)done[o->gpu].link_bytes;
+    }
+    switch (drift_take_decode(&o->drift, step->row_count, context, &measured, &planned)) {
+    case DRIFT_BEGINS:
+        log_warn("drift: %s", o->drift.text);
+        break;
+    case DRIFT_ENDS:
+        log_info("drift: %s", o->drift.text);
+        break;
+    case DRIFT_NOTHING:
+        break;
+    }
+}
+
+/* Rows that carry prompts: their times add up until the row that samples. */
+static void take_prompts(struct observe *o, const struct step *step, double seconds)
+{
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct step_row *row = &step->row[i];
+        struct observe_prompt *prompt = &o->prompt[row->slot];
+        if (row->start == 0) *prompt = (struct observe_prompt){.alone = true};
+        prompt->alone = prompt->alone && step->row_count == 1 && row->start == prompt->tokens;
+        if (!prompt->alone) continue;
+        const struct cost_step cost = {.tokens = row->count,
+                                       .rows = 1,
+                                       .samples = (row->flags & STEP_ROW_SAMPLE) != 0,
+                                       .context = row->start + row->count};
+        prompt->tokens += row->count;
+        prompt->measured += seconds;
+        prompt->planned += forecast_step(&o->forecast, &cost);
+        if (!(row->flags & STEP_ROW_SAMPLE)) continue;
+        drift_take_ttft(&o->drift, prompt->tokens, prompt->measured, prompt->planned);
+        prompt->alone = false;
+    }
+}
+
+void observe_step(struct observe *o, const struct step *step, const struct arena_done *done, double seconds)
+{
+    if (is_decode(step))
+        take_decode(o, step, done, seconds);
+    else
+        take_prompts(o, step, seconds);
+}
+
+uint32_t observe_prompt_tokens(struct observe *o, uint32_t decoding, uint32_t context)
+{
+    return o->max_stall > 0 && decoding ? forecast_chunk(&o->forecast, decoding, context, o->max_stall) : 0;
+}
