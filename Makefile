@@ -182,6 +182,12 @@ DAEMON_SRC := \
   daemon/planner/profile.c \
   daemon/planner/profile_hardware.c \
   daemon/planner/profile_json.c \
+  daemon/planner/search.c \
+  daemon/planner/search_bound.c \
+  daemon/planner/search_exact.c \
+  daemon/planner/search_mixed.c \
+  daemon/planner/search_prefill.c \
+  daemon/planner/search_space.c \
   daemon/planner/simulate.c \
   daemon/planner/split.c \
   daemon/profiling.c \
@@ -194,6 +200,13 @@ DAEMON_SRC := \
   daemon/worker_process.c \
   daemon/workers.c \
   daemon/workers_watch.c
+
+# helm-plan: plans explained and drawn
+EXPLAIN_SRC := \
+  daemon/planner/explain.c \
+  daemon/planner/explain_json.c \
+  daemon/planner/explain_text.c \
+  daemon/planner/plot.c
 
 # libhelm: connection, tokenizer, chat template. Knows no model, no arena, no daemon.
 LIBHELM_SRC := \
@@ -298,6 +311,10 @@ helm-bench-kernels_LIBS := -lopenblas -ljansson -lm
 helm-bench-decode_MAIN := tools/helm_bench_decode.c
 helm-bench-decode_LINK := $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
+helm-plan_MAIN := tools/helm_plan.c
+helm-plan_LINK := $(COMMON_SRC) $(MODEL_SRC) $(filter daemon/planner/%,$(DAEMON_SRC)) $(EXPLAIN_SRC) daemon/accelerator.c \
+  daemon/kv_pages.c daemon/worker_process.c
+helm-plan_LIBS := -ljansson -lm
 helm-worker-cpu_MAIN := worker-cpu/main.c
 helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-worker-cpu_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
@@ -309,7 +326,7 @@ PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-cli helm-inspec
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
-ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device_no_cuda.c $(PAIR_SRC) $(KERNEL_SRC) $(DAEMON_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROTO_SRC)
+ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device_no_cuda.c $(PAIR_SRC) $(KERNEL_SRC) $(DAEMON_SRC) $(EXPLAIN_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROTO_SRC)
 MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
 obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
 ALL_OBJ := $(call obj_of,$(ALL_SRC))
@@ -537,7 +554,7 @@ bench: programs
 	tools/bench/run.sh $(BIN)
 
 dist: $(DIST)
-$(DIST): programs README.md CHANGELOG.md tools/dist.sh $(wildcard tests/data/demo/*)
+$(DIST): programs README.md CHANGELOG.md tools/dist.sh $(wildcard tests/data/demo/* profiles/*.json)
 	tools/dist.sh $(BIN) $(VERSION) $@
 
 STYLE_SRC = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
@@ -552,6 +569,7 @@ install: programs lib
 	for p in $(PROGRAMS); do $(INSTALL) -m 755 $(BIN)/$$p $(DESTDIR)$(PREFIX)/bin/$$p; done
 	cp -a $(LIB)/lib $(LIB)/include $(DESTDIR)$(PREFIX)/
 	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/helm/demo $(filter-out %.md,$(wildcard tests/data/demo/*))
+	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/helm/profiles $(wildcard profiles/*.json)
 	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm README.md CHANGELOG.md $(wildcard docs/*.md)
 	mkdir -p $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|@PREFIX@|$(PREFIX)|g' systemd/helmd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/helmd.service

@@ -25,6 +25,7 @@ ldd "$root"/bin/* | awk '/=>/ {print $1, $3} /not found/ {print "MISSING " $1 > 
     cp -L "$path" "$root/lib/$name"
 done
 cp -r "$here/tests/data/demo" "$root/share/helm/demo"
+cp -r "$here/profiles" "$root/share/helm/profiles"
 cp "$here/README.md" "$here/CHANGELOG.md" "$root/" 2>/dev/null || true
 tar -C "$work" -czf "$out" "helm-$version"
 echo "$out: $(du -h "$out" | cut -f1), $(ls "$root/bin" | wc -l) programs, $(ls "$root/lib" | wc -l) libraries"

@@ -1,0 +1,282 @@
+/* helm-plan: where the weights of a model would lie on a machine, who would compute, and how fast that would
+ * be.
+ *
+ * Options, model, machine, plan, explanation, printing; the work is in daemon/planner. Reads config.json and
+ * the tensors' headers, no weights; with --profile it looks at nothing of the machine it runs on but free
+ * memory, and that only where neither profile nor --host-memory says how much there is. docs/planner.md
+ * explains the output. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/args.h"
+#include "common/log.h"
+#include "common/units.h"
+#include "daemon/accelerator.h"
+#include "daemon/kv_pages.h"
+#include "daemon/planner/explain.h"
+#include "daemon/planner/plot.h"
+#include "daemon/worker_process.h"
+
+#define SLOTS          8 /* as helmd's --parallel */
+#define GPU_WORKER     "helm-worker-gpu"
+#define STATUS_FAILED  1
+#define STATUS_REFUSED 4
+#define JSON_STYLE     (JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9))
+#define PATH_TEXT      4096
+
+struct options {
+    const char *model, *profile, *strategy, *device, *plot;
+    uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt;
+    bool json, device_given, vram_given, prompt_given;
+};
+
+static enum search_strategy strategy_of(const char *name)
+{
+    for (int s = 0; s < SEARCH_STRATEGIES; s++)
+        if (strcmp(name, search_strategy_name((enum search_strategy)s)) == 0) return (enum search_strategy)s;
+    return SEARCH_BEST;
+}
+
+/* The device and the memory of the machine that a profile describes. */
+static int describe_machine(const struct options *o, const struct profile *profile, struct planner_request *r,
+                            struct helm_err *err)
+{
+    struct cgroup_memory *memory = &r->machine.memory;
+    const struct profile_gpu *gpu = &profile->gpu;
+    const struct accelerator_info device = {.vram_bytes = gpu->vram_bytes,
+                                            .vram_free = gpu->vram_free,
+                                            .context_bytes = gpu->context_bytes};
+    r->machine.device.limit = UINT64_MAX;
+    if (gpu->device == PROFILE_DEVICE_CUDA)
+        accelerator_ledger_cuda(&device, o->vram_bytes, &r->machine.device);
+    else if (gpu->device == PROFILE_DEVICE_EMULATED)
+        accelerator_ledger_emulated(o->vram_bytes, &r->machine.device);
+    else if (o->vram_given)
+        return helm_fail(err, HELM_E_USAGE, "--vram: the profile's machine has no GPU");
+    snprintf(r->no_device, sizeof r->no_device, "the profile's machine has none");
+    if (!profile->host_bytes && !o->host_memory_bytes) return cgroup_read_memory(memory, err);
+    /* --host-memory alone limits then, and the ledger says so */
+    uint64_t bytes = o->host_memory_bytes ? PLAN_BYTES_MAX : profile->host_bytes;
+    *memory = (struct cgroup_memory){.limit_bytes = CGROUP_UNLIMITED,
+                                     .machine_bytes = bytes,
+                                     .available_bytes = bytes};
+    return 0;
+}
+
+/* This machine: its device, its memory, and the profile that helm-profile left of it. */
+static int find_machine(const struct options *o, struct profile *profile, struct planner_request *r,
+                        struct helm_err *err)
+{
+    struct profile_hardware hardware = {.threads = 0};
+    struct accelerator device = {0};
+    struct helm_err none = {0};
+    char program[PATH_TEXT] = "", path[PATH_TEXT], fingerprint[72];
+    /* That there is none is for the choice of the device to say. */
+    if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none))
+        program[0] = 0;
+    int rc = accelerator_choose(o->device, o->vram_bytes, program, &device, err);
+    if (!rc) rc = cgroup_read_memory(&r->machine.memory, err);
+    if (rc) return rc;
+    r->machine.device = device.ledger;
+    snprintf(r->no_device, sizeof r->no_device, "%s", device.why);
+    snprintf(hardware.device, sizeof hardware.device, "%s", device.hardware);
+    rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
+    if (!rc) rc = profile_cache_path(fingerprint, path, sizeof path, err);
+    if (rc) return rc;
+    if (access(path, F_OK))
+        return helm_fail(
+            err, HELM_E_NOT_FOUND,
+            "there is no profile of this machine (%.250s): `helm-profile --device %s` makes one in a "
+            "minute, --profile FILE takes another machine's",
+            path, device.name[0] ? device.name : "cpu");
+    return profile_read(path, profile, err);
+}
+
+static int print_json(json_t *json, struct helm_err *err)
+{
+    char *text = json ? json_dumps(json, JSON_STYLE) : NULL;
+    json_decref(json);
+    if (!text) return helm_fail(err, HELM_E_NOMEM, "no memory to print the plan");
+    puts(text);
+    free(text);
+    return 0;
+}
+
+/* What cannot fit, with its numbers. */
+static int refuse(const struct options *o, const struct planner_refusal *refusal, struct helm_err *err)
+{
+    char text[HELM_ERR_TEXT];
+    memcpy(text, err->text, sizeof text);
+    if (!o->json) {
+        fprintf(stderr, "helm-plan: %s\n", text);
+        return STATUS_REFUSED;
+    }
+    if (!print_json(explain_refusal_to_json(refusal, text), err)) return STATUS_REFUSED;
+    fprintf(stderr, "helm-plan: %s\n", err->text);
+    return STATUS_FAILED;
+}
+
+static int explain(const struct options *o, const struct planner_request *r, const struct plan *plan,
+                   bool derived, struct helm_err *err)
+{
+    struct explain x;
+    if (o->prompt_given && r->prompt > plan->context_tokens)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "--prompt %u: the context is %u tokens (--ctx says how long it is to be)", r->prompt,
+                         plan->context_tokens);
+    log_set_level(LOG_LEVEL_ERROR); /* what the other strategies lack is in the table */
+    int rc = explain_make(r, plan, 0, &x, err);
+    if (rc) return rc;
+    if (o->plot) rc = plot_write(&x, o->plot, err);
+    if (!rc && o->json) {
+        rc = print_json(explain_to_json(&x), err);
+    } else if (!rc) {
+        if (derived) printf("(no tensors there: their sizes are what config.json implies)\n");
+        explain_print(&x, stdout);
+    }
+    if (!rc && (fflush(stdout) || ferror(stdout))) rc = helm_fail_errno(err, "standard output");
+    explain_free(&x);
+    return rc;
+}
+
+static int run(const struct options *o, const struct args_spec *spec)
+{
+    static struct profile profile; /* large */
+    struct helm_err err = {0};
+    struct model model = {0};
+    struct plan plan = {0};
+    struct arena_spec arena;
+    struct planner_refusal refusal = {0};
+    bool derived = false;
+    int status = 0;
+    struct planner_request r = {.model = &model,
+                                .wish = {.kv_dtype = DTYPE_F16,
+                                         .slots = o->batch > SLOTS ? (uint32_t)o->batch : SLOTS,
+                                         .ctx = (uint32_t)o->ctx,
+                                         .page_tokens = KV_PAGE_TOKENS_DEFAULT,
+                                         .batch = (uint32_t)o->batch,
+                                         .host_memory_bytes = o->host_memory_bytes},
+                                .profile = &profile,
+                                .strategy = strategy_of(o->strategy),
+                                .batch = (uint32_t)o->batch,
+                                .prompt = (uint32_t)o->prompt,
+                                .refusal = &refusal};
+    int rc = model_read_headers(o->model, &model, &derived, &err);
+    if (!rc && o->profile) rc = profile_read(o->profile, &profile, &err);
+    if (!rc) rc = o->profile ? describe_machine(o, &profile, &r, &err) : find_machine(o, &profile, &r, &err);
+    if (rc) goto out;
+    r.wish.threads = profile.cpu.threads;
+    r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
+    rc = planner_make(&r, &plan, &arena, &err);
+    if (rc == HELM_E_CAPACITY) {
+        status = refuse(o, &refusal, &err);
+        rc = 0;
+    } else if (!rc) {
+        rc = explain(o, &r, &plan, derived, &err);
+    }
+out:
+    plan_free(&plan);
+    model_free(&model);
+    if (rc == HELM_E_USAGE) return args_usage_error(spec, &err);
+    if (rc) fprintf(stderr, "helm-plan: %s\n", err.text);
+    return rc ? STATUS_FAILED : status;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = {.strategy = "best", .device = "auto", .batch = 1, .prompt = 128};
+    struct args_parsed parsed;
+    const struct args_option table[] = {
+        {.name = "model",
+         .kind = ARGS_TEXT,
+         .value = "DIR",
+         .help = "folder with config.json; headers of its safetensors where they are, no weights",
+         .target = &o.model},
+        {.name = "profile",
+         .kind = ARGS_TEXT,
+         .value = "FILE",
+         .help = "machine to plan for (default: this one, as helm-profile measured it);\n"
+                 "described ones are in PREFIX/share/helm/profiles",
+         .target = &o.profile},
+        {.name = "device",
+         .kind = ARGS_TEXT,
+         .value = "NAME",
+         .help = "of this machine, as helmd's: auto, cpu, cuda[:N], emulated (default auto)",
+         .target = &o.device,
+         .given = &o.device_given},
+        {.name = "vram",
+         .kind = ARGS_SIZE,
+         .value = "SIZE",
+         .help = "VRAM to use at most (default: what is free)",
+         .target = &o.vram_bytes,
+         .given = &o.vram_given},
+        {.name = "host-memory",
+         .kind = ARGS_SIZE,
+         .value = "SIZE",
+         .help = "host memory to use at most (default: what the profile says, or is free)",
+         .target = &o.host_memory_bytes},
+        {.name = "ctx",
+         .kind = ARGS_U64,
+         .value = "N",
+         .help = "longest sequence in tokens (default: the model's, at most 8192, as memory allows)",
+         .target = &o.ctx,
+         .min = 16,
+         .max = MODEL_CONTEXT_MAX},
+        {.name = "batch",
+         .kind = ARGS_U64,
+         .value = "N",
+         .help = "sequences that decode together, each with a whole context (default 1)",
+         .target = &o.batch,
+         .min = 1,
+         .max = ARENA_SLOTS_MAX},
+        {.name = "prompt",
+         .kind = ARGS_U64,
+         .value = "N",
+         .help = "tokens before the first decoded one, for both forecasts (default 128)",
+         .target = &o.prompt,
+         .min = 1,
+         .max = MODEL_CONTEXT_MAX,
+         .given = &o.prompt_given},
+        {.name = "strategy",
+         .kind = ARGS_CHOICE,
+         .value = "NAME",
+         .help = "best, all-gpu, all-cpu, thesis or stream (default best)",
+         .target = &o.strategy,
+         .choices = "best|all-gpu|all-cpu|thesis|stream"},
+        {.name = "json",
+         .kind = ARGS_FLAG,
+         .help = "one JSON object, which helmd --plan takes too",
+         .target = &o.json},
+        {.name = "plot",
+         .kind = ARGS_TEXT,
+         .value = "FILE.svg",
+         .help = "also draw token/s over every split and one step by resource",
+         .target = &o.plot},
+    };
+    const struct args_spec spec = {
+        .program = "helm-plan",
+        .usage = "--model DIR [--profile FILE] [options]",
+        .about = "Plans a model for a machine and says how fast it will be, before anything is loaded.",
+        .options = table,
+        .option_count = sizeof table / sizeof *table,
+        .epilogue =
+            "exit status: 0 there is a plan, 1 failed, 2 usage, 4 nothing fits: the numbers and what "
+            "would\n\n"
+            "  helm-plan --model Qwen3-8B --profile share/helm/profiles/thesis-rtx3090.json --vram 8GiB\n"
+            "  helm-plan --model Qwen3-8B --json > plan.json && helmd --model Qwen3-8B --plan plan.json"};
+    struct helm_err err = {0};
+    log_init("helm-plan", LOG_LEVEL_WARN);
+    args_parse_main(&spec, argc, argv, &parsed);
+    if (!o.model) {
+        (void)helm_fail(&err, HELM_E_USAGE, "--model DIR is required");
+        return args_usage_error(&spec, &err);
+    }
+    if (o.profile && o.device_given) {
+        (void)helm_fail(&err, HELM_E_USAGE,
+                        "--device chooses a device of this machine: a profile names its own");
+        return args_usage_error(&spec, &err);
+    }
+    return run(&o, &spec);
+}
