@@ -257,6 +257,7 @@ MKMODEL_SRC := \
 CLI_SRC := \
   client/cli/command_chat.c \
   client/cli/command_generate.c \
+  client/cli/command_plan.c \
   client/cli/command_query.c \
   client/cli/command_run.c \
   client/cli/command_text.c \

@@ -1,0 +1,139 @@
+/* Choosing homes. See search.h. Called by planner.c and helm-plan; owns what it returns. */
+#include "daemon/planner/search_space.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ON_CPU    (1u << PLAN_HOME_CPU)
+#define ON_GPU    (1u << PLAN_HOME_GPU)
+#define ON_STREAM (1u << PLAN_HOME_STREAM)
+
+static const struct {
+    const char *name;
+    unsigned homes, ends;
+} strategies[SEARCH_STRATEGIES] = {
+    [SEARCH_BEST] = {"best", ON_CPU | ON_GPU | ON_STREAM, ON_CPU | ON_GPU},
+    [SEARCH_ALL_GPU] = {"all-gpu", ON_GPU, ON_GPU},
+    [SEARCH_ALL_CPU] = {"all-cpu", ON_CPU, ON_CPU},
+    [SEARCH_THESIS] = {"thesis", ON_CPU | ON_GPU, ON_CPU | ON_GPU},
+    [SEARCH_STREAM] = {"stream", ON_GPU | ON_STREAM, ON_GPU},
+};
+
+const char *search_strategy_name(enum search_strategy strategy)
+{
+    return (unsigned)strategy < SEARCH_STRATEGIES ? strategies[strategy].name : "unknown";
+}
+
+/* ---- the thesis's space: every split ---- */
+
+static void put_split(enum plan_home *home, uint32_t units, uint32_t gpu, bool first)
+{
+    for (uint32_t u = 0; u < units; u++) {
+        bool on_gpu = first ? u < gpu : u >= units - gpu;
+        home[u] = on_gpu ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+    }
+}
+
+/* Calls `visit` for each split and place of the ends; the ring is what prefill keeps. */
+typedef void (*split_visit)(struct space *s, const struct space_ends *ends, uint64_t ring, void *context);
+
+static void each_split(struct space *s, split_visit visit, void *context)
+{
+    uint32_t units = s->table->units;
+    for (uint32_t gpu = 0; gpu <= units; gpu += 2)
+        for (int first = 0; first < 2; first++)
+            for (uint32_t e = 0; e < s->ends_count; e++) {
+                unsigned uses = (gpu ? ON_GPU : 0) | (gpu < units ? ON_CPU : 0);
+                if (first && (gpu == 0 || gpu == units)) continue; /* the same twice */
+                if ((uses & s->item[0].allowed) != uses) continue;
+                put_split(s->scratch, units, gpu, first);
+                visit(s, &s->ends[e], space_ring_least(s, uses, &s->ends[e]), context);
+            }
+}
+
+static void try_split(struct space *s, const struct space_ends *ends, uint64_t ring, void *context)
+{
+    (void)context;
+    (void)space_try(s, s->scratch, ends, ring, 0);
+}
+
+static void need_of_split(struct space *s, const struct space_ends *ends, uint64_t ring, void *context)
+{
+    struct search_found *found = context;
+    struct search_bytes b = space_bytes(s, s->scratch, ends, ring);
+    uint64_t more_vram = b.vram > s->memory->vram_limit ? b.vram - s->memory->vram_limit : 0;
+    uint64_t more_host = b.host > s->memory->host_limit ? b.host - s->memory->host_limit : 0;
+    if (!more_host && more_vram < found->more_vram) found->more_vram = more_vram;
+    if (!more_vram && more_host < found->more_host) found->more_host = more_host;
+}
+
+/* ---- all ---- */
+
+static int check_problem(const struct search_problem *p, struct helm_err *err)
+{
+    if (p->decode->units < 2 || p->decode->units > 2 * MODEL_LAYERS_MAX || p->decode->units % 2)
+        return helm_fail(err, HELM_E_LIMIT, "%u half layers cannot be placed: 2 to %u, an even number",
+                         p->decode->units, 2 * MODEL_LAYERS_MAX);
+    return 0;
+}
+
+static int take_result(const struct space *s, struct search_found *found, struct helm_err *err)
+{
+    found->simulated = s->simulated;
+    if (!s->found) return 0;
+    size_t bytes = s->table->units * sizeof *found->home;
+    found->home = malloc(bytes);
+    if (!found->home)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u half layers", s->table->units);
+    memcpy(found->home, s->home, bytes);
+    found->feasible = true;
+    found->embed = s->at->embed;
+    found->head = s->at->head;
+    found->ring_bytes = s->ring;
+    found->seconds = s->seconds;
+    found->vram = s->vram;
+    found->host = s->host;
+    return 0;
+}
+
+int search_run(const struct search_problem *problem, enum search_strategy strategy,
+               struct search_found *found, struct helm_err *err)
+{
+    struct space s;
+    memset(found, 0, sizeof *found);
+    found->bound = INFINITY;
+    int rc = check_problem(problem, err);
+    if (rc) return rc;
+    rc = space_open(&s, problem, strategies[strategy].homes, strategies[strategy].ends,
+                    strategies[strategy].ends, err);
+    if (rc) goto out;
+    if (strategy == SEARCH_BEST || strategy == SEARCH_THESIS) each_split(&s, try_split, NULL);
+    if (strategy == SEARCH_THESIS) {
+        found->exact = true;
+    } else {
+        rc = exact_search(&s, &found->exact, err);
+        if (!rc && !found->exact) rc = mixed_search(&s, err);
+    }
+    if (!rc) rc = take_result(&s, found, err);
+    if (rc) goto out;
+    if (found->feasible) {
+        found->bound = found->exact ? s.fastest : fmin(bound_of_space(&s), s.fastest);
+    } else if (strategy == SEARCH_THESIS) {
+        found->more_vram = found->more_host = UINT64_MAX;
+        each_split(&s, need_of_split, found);
+    } else {
+        found->more_vram = s.ends_count ? bound_more(&s, true) : UINT64_MAX;
+        found->more_host = s.ends_count ? bound_more(&s, false) : UINT64_MAX;
+    }
+out:
+    space_close(&s);
+    if (rc) search_found_free(found);
+    return rc;
+}
+
+void search_found_free(struct search_found *found)
+{
+    free(found->home);
+    memset(found, 0, sizeof *found);
+}

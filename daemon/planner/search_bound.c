@@ -1,0 +1,342 @@
+/* What no plan can beat, and what the least plan needs. See search_space.h and docs/planner.md. Called by
+ * search*.c; owns nothing.
+ *
+ * With c the CPU's seconds alone, g the GPU's (hand-overs and the step's own among them) and l the link's, a
+ * step's time is X + Y: X while the CPU computes, Y the rest. The link copies for x of X and at most all of
+ * Y, by the factor r slower beside the CPU, which it slows: X >= c + k x, x <= X, Y >= g, x / r + Y >= l. The
+ * least X + Y is the largest of three sums over the units ("floors"), whatever their order:
+ *
+ *     c + g        c + (1 - k r) g + k r l        c (1 - 1 / r) / (1 - k) + l
+ *
+ * So the least over all plans is bounded from below by any mixture of the three, with prices for the bytes
+ * that are scarce (Lagrange): every unit then chooses its home by itself. */
+#include "daemon/planner/search_space.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- floors ---- */
+
+struct factors {
+    double slow, kr, cpu; /* k; k r, at most 1; what a CPU second counts in the third floor */
+};
+
+static struct factors factors_of(const struct space *s)
+{
+    double slow = 1, ratio = INFINITY;
+    for (uint32_t i = 0; i < s->items; i++)
+        for (uint32_t n = 0; n < s->item[i].count; n++) {
+            const struct cost_unit *u = &s->table->unit[s->item[i].first + n];
+            double borrow = s->kv_cpu && !(s->item[i].first & 1) ? u->borrow : 0;
+            if (s->item[i].allowed & 1u << PLAN_HOME_CPU)
+                slow = fmin(slow, u->cpu_beside > u->cpu ? 1 - u->cpu / u->cpu_beside : 0);
+            if (s->item[i].allowed & 1u << PLAN_HOME_STREAM)
+                ratio = fmin(ratio, (u->link_beside + borrow) / fmax(u->link + borrow, 1e-12));
+        }
+    if (!isfinite(ratio) || ratio < 1) ratio = 1;
+    if (slow >= 1) slow = 0; /* nothing may be on the CPU */
+    struct factors f = {.slow = slow, .kr = slow * ratio, .cpu = (1 - 1 / ratio) / (1 - slow)};
+    if (f.kr >= 1)
+        f.kr = f.cpu = 1; /* copying beside the CPU costs more than it gains: the third is the second */
+    return f;
+}
+
+static void floors_of_cpu(const struct factors *f, double c, double *floor)
+{
+    floor[0] = floor[1] = c;
+    floor[2] = f->cpu * c;
+}
+
+static void floors_of_gpu(const struct factors *f, double g, double l, double *floor)
+{
+    floor[0] = g;
+    floor[1] = (1 - f->kr) * g + f->kr * l;
+    floor[2] = l;
+}
+
+/* The hand-overs that no order of the units avoids. */
+static double least_hand_overs(const struct space *s, unsigned uses, const struct space_ends *e)
+{
+    bool cpu = uses & 1u << PLAN_HOME_CPU, gpu = (uses & ~(1u << PLAN_HOME_CPU)) != 0;
+    if (e->embed != e->head) return s->hand_over;
+    return (e->embed == PLAN_HOME_CPU ? gpu : cpu) ? 2 * s->hand_over : 0;
+}
+
+void bound_floors(struct space *s)
+{
+    struct factors f = factors_of(s);
+    s->overlap = f.kr;
+    for (uint32_t i = 0; i < s->items; i++) {
+        struct space_item *item = &s->item[i];
+        floors_of_cpu(&f, item->seconds[PLAN_HOME_CPU], item->floor[PLAN_HOME_CPU]);
+        floors_of_gpu(&f, item->seconds[PLAN_HOME_GPU], 0, item->floor[PLAN_HOME_GPU]);
+        floors_of_gpu(&f, item->seconds[PLAN_HOME_STREAM], item->link, item->floor[PLAN_HOME_STREAM]);
+    }
+    for (uint32_t i = 0; i < s->ends_count; i++) {
+        struct space_ends *e = &s->ends[i];
+        const struct cost_unit *head = &s->table->head;
+        double floor[SPACE_FLOORS] = {0}, rest = e->seconds;
+        /* The head is as the other work on the CPU if the link slows it as much; what it slows less counts as
+         * if the link had all its speed meanwhile. */
+        if (e->head == PLAN_HOME_CPU && head->cpu_beside > 0 && 1 - head->cpu / head->cpu_beside >= f.slow) {
+            floors_of_cpu(&f, head->cpu, floor);
+            rest -= head->cpu;
+        }
+        floors_of_gpu(&f, rest, 0, e->floor);
+        for (int k = 0; k < SPACE_FLOORS; k++) e->floor[k] += floor[k];
+    }
+}
+
+/* ---- Lagrange ---- */
+
+struct dual {
+    const struct space *s;
+    unsigned uses;
+    double fixed[SPACE_FLOORS];
+    double vram, host; /* what is left of each limit for the items */
+    double enough;     /* a bound as high as this need not be made higher */
+};
+
+struct prices {
+    double weight[SPACE_FLOORS];
+    double vram, host; /* seconds a byte */
+};
+
+/* The mixture's least value with these prices; by how much the cheapest choice is over each limit. */
+static double dual_value(const struct dual *d, const struct prices *p, double *over_vram, double *over_host)
+{
+    const struct space *s = d->s;
+    double value = 0, vram = -d->vram, host = -d->host;
+    for (int k = 0; k < SPACE_FLOORS; k++) value += p->weight[k] * d->fixed[k];
+    for (uint32_t k = 0; k < s->kinds; k++) {
+        const struct space_item *item = &s->item[s->kind_first[k]];
+        double least = INFINITY, count = s->kind_count[k];
+        int at = -1;
+        for (int h = 0; h < SPACE_HOMES; h++) {
+            if (!(item->allowed & d->uses & 1u << h)) continue;
+            double v = p->vram * (double)item->vram[h] + p->host * (double)item->host[h];
+            for (int f = 0; f < SPACE_FLOORS; f++) v += p->weight[f] * item->floor[h][f];
+            if (v < least) {
+                least = v;
+                at = h;
+            }
+        }
+        if (at < 0) return INFINITY;
+        value += count * least;
+        vram += count * (double)item->vram[at];
+        host += count * (double)item->host[at];
+    }
+    *over_vram = vram;
+    *over_host = host;
+    return value - p->vram * d->vram - p->host * d->host;
+}
+
+#define PLENTY      0x1p62 /* bytes */
+#define PRICE_FIRST 1e-12  /* seconds a byte: a terabyte a second */
+#define PRICE_LAST  1e3
+#define PRICE_STEPS 18
+
+static double best_price(const struct dual *d, struct prices *p, bool host);
+
+/* The bound at one price: with the other memory's price sought (the host's turn) or as it is. */
+static double at_price(const struct dual *d, struct prices *p, bool host, double price, double *over)
+{
+    double both[2], best = -INFINITY;
+    *(host ? &p->host : &p->vram) = price;
+    if (host) best = best_price(d, p, false);
+    best = fmax(best, dual_value(d, p, &both[0], &both[1]));
+    *over = both[host];
+    return best;
+}
+
+/* The best bound over one memory's price. Whatever the price it is a bound, so it need not be the very best.
+ */
+static double best_price(const struct dual *d, struct prices *p, bool host)
+{
+    double over, low = 0, high = PRICE_FIRST, best = at_price(d, p, host, 0, &over);
+    if (over <= 0) return best;
+    for (; over > 0 && high < PRICE_LAST && best < d->enough; high *= 8) {
+        best = fmax(best, at_price(d, p, host, high, &over));
+        if (over <= 0) break;
+        low = high;
+    }
+    for (int i = 0; i < PRICE_STEPS && over <= 0 && best < d->enough; i++) {
+        double middle = (low + high) / 2, over_middle;
+        best = fmax(best, at_price(d, p, host, middle, &over_middle));
+        *(over_middle > 0 ? &low : &high) = middle;
+    }
+    return best;
+}
+
+/* The mixture `at` of the way from one floor to the next: neighbours suffice, since their largest is convex
+ * in the link's seconds with the three slopes in order. */
+static double at_mixture(const struct dual *d, int floor, double at, bool host)
+{
+    struct prices p = {0};
+    p.weight[floor] = 1 - at;
+    p.weight[floor + 1] = at;
+    return best_price(d, &p, host);
+}
+
+static double best_mixture(const struct dual *d, bool host)
+{
+    const double golden = 0.6180339887498949;
+    double best = 0;
+    for (int floor = 0; floor + 1 < SPACE_FLOORS && best < d->enough; floor++) {
+        double a = 0, b = 1, x = 1 - golden, y = golden;
+        double at_x = at_mixture(d, floor, x, host), at_y = at_mixture(d, floor, y, host);
+        best = fmax(best, fmax(at_mixture(d, floor, 0, host), at_mixture(d, floor, 1, host)));
+        for (int i = 0; i < 14 && best < d->enough; i++) {
+            best = fmax(best, fmax(at_x, at_y));
+            if (at_x < at_y) {
+                a = x;
+                x = y;
+                at_x = at_y;
+                y = a + golden * (b - a);
+                at_y = at_mixture(d, floor, y, host);
+            } else {
+                b = y;
+                y = x;
+                at_y = at_x;
+                x = b - golden * (b - a);
+                at_x = at_mixture(d, floor, x, host);
+            }
+        }
+        best = fmax(best, fmax(at_x, at_y));
+    }
+    return best;
+}
+
+/* Every item can be somewhere in `uses`. */
+static bool possible(const struct space *s, unsigned uses)
+{
+    for (uint32_t k = 0; k < s->kinds; k++)
+        if (!(s->item[s->kind_first[k]].allowed & uses)) return false;
+    return true;
+}
+
+static bool host_is_scarce(const struct space *s, double left)
+{
+    for (uint32_t k = 0; k < s->kinds; k++) {
+        const struct space_item *item = &s->item[s->kind_first[k]];
+        uint64_t most = 0;
+        for (int h = 0; h < SPACE_HOMES; h++)
+            if (item->allowed & 1u << h && item->host[h] > most) most = item->host[h];
+        left -= (double)most * s->kind_count[k];
+    }
+    return left < 0;
+}
+
+double bound_of_space(const struct space *s)
+{
+    double bound = INFINITY;
+    /* Large sets first: theirs are the low bounds, after which the others are soon seen to be higher. */
+    for (unsigned uses = SPACE_USES - 1; uses > 0; uses--)
+        for (uint32_t e = 0; e < s->ends_count && possible(s, uses); e++) {
+            const struct space_ends *ends = &s->ends[e];
+            struct search_bytes once = space_bytes_once(s, uses, ends, space_ring_least(s, uses, ends));
+            struct dual d = {.s = s, .uses = uses, .enough = bound};
+            double hand_overs = least_hand_overs(s, uses, ends);
+            if (!space_fits(s, once)) continue;
+            memcpy(d.fixed, ends->floor, sizeof d.fixed);
+            d.fixed[0] += hand_overs;
+            d.fixed[1] += (1 - s->overlap) * hand_overs;
+            d.vram = s->memory ? (double)(s->memory->vram_limit - once.vram) : PLENTY;
+            d.host = s->memory ? (double)(s->memory->host_limit - once.host) : PLENTY;
+            bound = fmin(bound, best_mixture(&d, host_is_scarce(s, d.host)));
+        }
+    return bound;
+}
+
+/* ---- what would fit ---- */
+
+struct need {
+    const struct space *s;
+    bool vram; /* what is looked for; the other one is limited */
+    unsigned uses;
+    unsigned char *at; /* [items]: the home so far */
+};
+
+static uint64_t bytes_of(const struct space_item *item, int home, bool vram)
+{
+    return vram ? item->vram[home] : item->host[home];
+}
+
+/* Each where it takes least of what is looked for. */
+static uint64_t settle(struct need *n, uint64_t *other)
+{
+    uint64_t sum = 0;
+    *other = 0;
+    for (uint32_t i = 0; i < n->s->items; i++) {
+        const struct space_item *item = &n->s->item[i];
+        int best = -1;
+        for (int h = 0; h < SPACE_HOMES; h++) {
+            if (!(item->allowed & n->uses & 1u << h)) continue;
+            uint64_t a = bytes_of(item, h, n->vram), b = best < 0 ? 0 : bytes_of(item, best, n->vram);
+            if (best < 0 || a < b || (a == b && bytes_of(item, h, !n->vram) < bytes_of(item, best, !n->vram)))
+                best = h;
+        }
+        n->at[i] = (unsigned char)best;
+        sum += bytes_of(item, best, n->vram);
+        *other += bytes_of(item, best, !n->vram);
+    }
+    return sum;
+}
+
+/* Takes `excess` of the other memory away, each time where it costs least a byte, the last time where it
+ * costs least of all that suffice. UINT64_MAX: it cannot be done. */
+static uint64_t relieve(struct need *n, uint64_t sum, uint64_t excess)
+{
+    while (excess) {
+        double best_rate = INFINITY;
+        uint64_t enough = UINT64_MAX;
+        uint32_t best = 0;
+        int best_home = -1;
+        for (uint32_t i = 0; i < n->s->items; i++) {
+            const struct space_item *item = &n->s->item[i];
+            for (int h = 0; h < SPACE_HOMES; h++) {
+                if (!(item->allowed & n->uses & 1u << h)) continue;
+                uint64_t here = bytes_of(item, n->at[i], !n->vram), there = bytes_of(item, h, !n->vram);
+                if (there >= here) continue; /* of the rest none takes less of what is looked for */
+                uint64_t cost = bytes_of(item, h, n->vram) - bytes_of(item, n->at[i], n->vram);
+                double rate = (double)cost / (double)(here - there);
+                if (rate < best_rate) {
+                    best_rate = rate;
+                    best = i;
+                    best_home = h;
+                }
+                if (here - there >= excess && cost < enough) enough = cost;
+            }
+        }
+        if (best_home < 0) return UINT64_MAX;
+        if (enough != UINT64_MAX) return sum + enough;
+        const struct space_item *item = &n->s->item[best];
+        excess -= bytes_of(item, n->at[best], !n->vram) - bytes_of(item, best_home, !n->vram);
+        sum += bytes_of(item, best_home, n->vram) - bytes_of(item, n->at[best], n->vram);
+        n->at[best] = (unsigned char)best_home;
+    }
+    return sum;
+}
+
+uint64_t bound_more(const struct space *s, bool vram)
+{
+    uint64_t least = UINT64_MAX, other;
+    uint64_t limit = vram ? s->memory->vram_limit : s->memory->host_limit;
+    uint64_t other_limit = vram ? s->memory->host_limit : s->memory->vram_limit;
+    struct need n = {.s = s, .vram = vram, .at = malloc(s->items)};
+    if (!n.at) return UINT64_MAX;
+    for (n.uses = 1; n.uses < SPACE_USES; n.uses++)
+        for (uint32_t e = 0; e < s->ends_count && possible(s, n.uses); e++) {
+            struct search_bytes once =
+                space_bytes_once(s, n.uses, &s->ends[e], space_ring_least(s, n.uses, &s->ends[e]));
+            uint64_t once_here = vram ? once.vram : once.host, once_there = vram ? once.host : once.vram;
+            uint64_t sum = settle(&n, &other);
+            if (once_there > other_limit) continue;
+            if (other + once_there > other_limit) sum = relieve(&n, sum, other + once_there - other_limit);
+            if (sum != UINT64_MAX && sum + once_here < least) least = sum + once_here;
+        }
+    free(n.at);
+    if (least == UINT64_MAX) return least;
+    return least > limit ? least - limit : 0;
+}
