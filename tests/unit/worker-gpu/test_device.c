@@ -11,30 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "common/units.h"
-#include "worker-gpu/device.h"
-
-static struct device *open_emulated(uint64_t vram_bytes, uint64_t copy_bytes_per_s, uint32_t wait_ms)
-{
-    const struct device_options options = {.name = "emulated",
-                                           .vram_bytes = vram_bytes,
-                                           .copy_bytes_per_s = copy_bytes_per_s,
-                                           .wait_ms = wait_ms};
-    struct device *d = NULL;
-    struct helm_err err = {0};
-    if (device_open(&options, &d, &err)) fail_msg("%s", err.text);
-    return d;
-}
-
-static void drain(struct device *d, enum device_queue queue)
-{
-    struct device_event *event;
-    struct helm_err err = {0};
-    assert_int_equal(d->ops->event_create(d, &event, &err), 0);
-    assert_int_equal(d->ops->event_record(d, queue, event, &err), 0);
-    if (d->ops->event_wait(d, event, &err)) fail_msg("%s", err.text);
-    d->ops->event_free(d, event);
-}
+#include "tests/unit/worker-gpu/device_test.h"
 
 static void unknown_devices_are_named(void **state)
 {
