@@ -42,10 +42,16 @@ struct fake {
     void *socket;
     uint32_t serial, steps;
     struct plan plan;
-    struct plan_span *spans;
-    uint32_t span_count;
-    char *pool; /* KV pages: in the arena, or of this process */
-    struct kv_layout kv;
+    struct {
+        struct plan_span *spans;
+        uint32_t span_count;
+        bool own,
+            borrowed; /* it computes the layer whose cells are in my pool; in the CPU's, being the GPU */
+    } phase[PLAN_PHASES_MAX];
+    struct {
+        char *at;
+        struct kv_layout kv;
+    } pool[2]; /* by worker: KV pages of the arena, of this process (GPU) */
 };
 
 static const char *kind = "cpu";
@@ -118,25 +124,61 @@ static void send_fault(struct fake *f, int code, const char *text)
     send_message(f, &msg);
 }
 
+static enum plan_home me(void)
+{
+    return strcmp(kind, "gpu") == 0 ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+}
+
+/* The spans of one phase, and whose cells I write in it: a layer's KV goes where decode attends it, whoever
+ * computes it now. The cells stand in the first layer of each pool. */
+static int take_phase(struct fake *f, uint32_t p, struct helm_err *err)
+{
+    int rc = plan_spans(&f->plan, p, &f->phase[p].spans, &f->phase[p].span_count, err);
+    for (uint32_t l = 0; l < f->plan.layers && !rc; l++) {
+        uint32_t kv_layer;
+        enum plan_home owner = plan_kv_of(&f->plan, l, &kv_layer);
+        if (kv_layer != 0 || plan_home_worker(plan_unit_home(&f->plan, p, 2 * l)) != me()) continue;
+        if (owner == me())
+            f->phase[p].own = true;
+        else
+            f->phase[p].borrowed = true;
+    }
+    return rc;
+}
+
+/* What of the arena a GPU worker may only read once the CPU worker has filled it. */
+static int wait_for_weights(struct fake *f, struct helm_err *err)
+{
+    struct doorbell *bell = &arena_control_of(&f->arena)->weights_bell;
+    if (!plan_has_home(&f->plan, PLAN_HOME_STREAM)) return 0;
+    while (doorbell_read(bell) != 1)
+        if (!doorbell_wait(bell, doorbell_read(bell), 0, 20000, NULL))
+            return helm_fail(err, HELM_E_PEER, "the weights did not come");
+    return 0;
+}
+
 /* The plan, and where its KV goes. */
 static void take_plan(struct fake *f, const Helm__Control__V1__Load *request)
 {
     const struct arena_header *h = arena_header_of(&f->arena);
-    bool gpu = strcmp(kind, "gpu") == 0;
+    bool gpu = me() == PLAN_HOME_GPU;
     struct helm_err err = {0};
     json_t *json = NULL;
     int rc = json_parse_bounded("plan", request->plan_json, strlen(request->plan_json), 1 << 20, &json, &err);
     if (!rc) rc = plan_from_json(json, &f->plan, &err);
-    if (!rc) rc = plan_spans(&f->plan, 0, &f->spans, &f->span_count, &err);
+    if (!rc) rc = plan_check(&f->plan, &err);
+    for (uint32_t p = 0; p < plan_phase_count(&f->plan) && !rc; p++) rc = take_phase(f, p, &err);
     json_decref(json);
-    f->kv = h->kv;
-    if (gpu) f->kv.layers = plan_layers_of(&f->plan, PLAN_HOME_GPU);
-    f->pool =
-        gpu ? calloc(h->page_count, kv_page_bytes(&f->kv) + 1) : arena_region_ptr(&f->arena, ARENA_REGION_KV);
+    f->pool[PLAN_HOME_CPU].kv = f->pool[PLAN_HOME_GPU].kv = h->kv;
+    f->pool[PLAN_HOME_CPU].at = arena_region_ptr(&f->arena, ARENA_REGION_KV);
+    f->pool[PLAN_HOME_GPU].kv.layers = plan_layers_of(&f->plan, PLAN_HOME_GPU);
+    if (gpu) f->pool[PLAN_HOME_GPU].at = calloc(h->page_count, kv_page_bytes(&f->pool[PLAN_HOME_GPU].kv) + 1);
     if (!rc && gpu && (request->vram_bytes == 0 || !request->device[0] || request->weights_ready))
         rc = helm_fail(&err, HELM_E_PEER, "LOAD: device '%s', VRAM %llu, weights ready %llu", request->device,
                        (unsigned long long)request->vram_bytes, (unsigned long long)request->weights_ready);
-    if (!rc && f->pool) return;
+    if (!rc && !f->pool[me()].at) rc = helm_fail(&err, HELM_E_NOMEM, "no memory for pages");
+    if (!rc && gpu) rc = wait_for_weights(f, &err);
+    if (!rc) return;
     send_fault(f, HELM_E_PEER, err.text);
     zmq_close(f->socket);
     exit(1);
@@ -161,6 +203,7 @@ static void load(struct fake *f, const Helm__Control__V1__Load *request)
         send_message(f, &msg);
         sleep_us(10000);
     }
+    if (me() == PLAN_HOME_CPU) doorbell_ring(&arena_control_of(&f->arena)->weights_bell, 1);
     Helm__Control__V1__Control msg = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Ready ready = HELM__CONTROL__V1__READY__INIT;
     ready.threads = 1;
@@ -176,8 +219,8 @@ static void load(struct fake *f, const Helm__Control__V1__Load *request)
     if (fault("garbage")) zmq_send(f->socket, "\xff\xff\xff\xff", 4, 0);
 }
 
-/* Where position p of this slot keeps its "KV". */
-static uint32_t *cell(struct fake *f, uint32_t slot, uint32_t position)
+/* Where position p of this slot keeps its "KV" in that worker's pool. */
+static uint32_t *cell(struct fake *f, enum plan_home pool, uint32_t slot, uint32_t position)
 {
     const struct arena_header *h = arena_header_of(&f->arena);
     uint32_t page = arena_page_table_of(&f->arena, slot)[position / h->kv.page_tokens];
@@ -186,15 +229,16 @@ static uint32_t *cell(struct fake *f, uint32_t slot, uint32_t position)
                 h->page_count);
         abort();
     }
-    return (uint32_t *)(f->pool + kv_offset(&f->kv, page, 0, 0, 0)) + position % h->kv.page_tokens;
+    return (uint32_t *)(f->pool[pool].at + kv_offset(&f->pool[pool].kv, page, 0, 0, 0)) +
+           position % h->kv.page_tokens;
 }
 
-static uint64_t hash_of(struct fake *f, const struct step_row *row)
+static uint64_t hash_of(struct fake *f, enum plan_home pool, const struct step_row *row)
 {
     const struct arena_slot *slot = arena_slot_of(&f->arena, row->slot);
     uint64_t hash = 1469598103934665603u ^ slot->sampling.seed;
     for (uint32_t p = 0; p < row->start + row->count; p++)
-        hash = (hash ^ *cell(f, row->slot, p)) * 1099511628211u;
+        hash = (hash ^ *cell(f, pool, row->slot, p)) * 1099511628211u;
     return hash;
 }
 
@@ -213,15 +257,16 @@ static void sample(struct fake *f, const struct step_row *row, uint64_t hash, st
     out->logprob = -0.5f;
 }
 
-/* Writes this worker's KV of the step and reads all of it back. */
-static void attend(struct fake *f, const struct step *step, uint64_t *hash)
+/* Writes the step's KV into a pool and reads all of it back. */
+static void attend(struct fake *f, enum plan_home pool, const struct step *step, uint64_t *hash)
 {
     for (uint32_t i = 0; i < step->row_count; i++) {
         const struct step_row *row = &step->row[i];
         const uint32_t *history = arena_history_of(&f->arena, row->slot);
-        for (uint32_t p = row->start; p < row->start + row->count; p++) *cell(f, row->slot, p) = history[p];
+        for (uint32_t p = row->start; p < row->start + row->count; p++)
+            *cell(f, pool, row->slot, p) = history[p];
         if (fault_now(f, "crash_step") && i == step->row_count / 2) abort(); /* half of the KV is written */
-        hash[i] = hash_of(f, row);
+        hash[i] = hash_of(f, pool, row);
     }
 }
 
@@ -231,31 +276,41 @@ static void fail_step(const char *what)
     abort();
 }
 
+/* Every pool this phase gives me; what they hold must be the same. */
+static bool attend_all(struct fake *f, uint32_t phase, const struct step *step, uint64_t *hash)
+{
+    bool own = f->phase[phase].own, borrowed = f->phase[phase].borrowed;
+    uint64_t other[ARENA_STEP_ROWS] = {0};
+    if (own) attend(f, me(), step, hash);
+    if (borrowed) attend(f, PLAN_HOME_CPU, step, own ? other : hash);
+    if (own && borrowed && memcmp(hash, other, step->row_count * sizeof *hash) != 0)
+        fail_step("the borrowed KV is not mine");
+    return own || borrowed;
+}
+
 /* This worker's spans of the step, in the plan's order; the lanes carry one hash a row, 0 as long as nobody
  * has read any KV. */
 static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
 {
-    enum plan_home me = strcmp(kind, "gpu") == 0 ? PLAN_HOME_GPU : PLAN_HOME_CPU;
-    enum lane_id in = me == PLAN_HOME_GPU ? LANE_TO_GPU : LANE_TO_CPU, out = LANE_COUNT - 1 - in;
+    enum lane_id in = me() == PLAN_HOME_GPU ? LANE_TO_GPU : LANE_TO_CPU, out = LANE_COUNT - 1 - in;
+    uint32_t phase = plan_phase_for(&f->plan, step->token_count);
     size_t bytes = step->row_count * sizeof *hash;
     uint64_t got[ARENA_STEP_ROWS] = {0};
     struct helm_err err = {0};
     bool attended = false;
-    for (uint32_t i = 0; i < f->span_count; i++) {
-        const struct plan_span *span = &f->spans[i];
-        if (span->worker != me) continue;
+    for (uint32_t i = 0; i < f->phase[phase].span_count; i++) {
+        const struct plan_span *span = &f->phase[phase].spans[i];
+        if (span->worker != me()) continue;
         if (span->ticket_in) {
             struct lane *lane = arena_lane_of(&f->arena, in);
             if (lane_wait(lane, span->ticket_in, 0, 60000, NULL, &err)) fail_step(err.text);
             memcpy(got, lane->data, bytes);
             if (span->last_in) lane_release(lane);
         }
-        if (span->unit_count && !attended) {
-            attend(f, step, hash);
-            attended = true;
-        }
+        bool attends = span->unit_count > 1 || (span->unit_count == 1 && !(span->first_unit & 1));
+        if (attends && !attended) attended = attend_all(f, phase, step, hash);
         if (!attended)
-            memcpy(hash, got, bytes); /* embedding or head alone */
+            memcpy(hash, got, bytes); /* embedding, head or MLPs alone */
         else if (span->ticket_in && got[0] && memcmp(got, hash, bytes) != 0)
             fail_step("the other worker's KV is not mine");
         if (span->ticket_out) {
@@ -279,7 +334,7 @@ static void run_step(struct fake *f, uint32_t serial)
     if (fault("token_us")) sleep_us(fault("token_us") * (long)step->token_count);
     if (fault("step_us")) sleep_us(fault("step_us"));
     run_spans(f, step, hash);
-    bool head = (f->plan.head == PLAN_HOME_GPU) == (strcmp(kind, "gpu") == 0);
+    bool head = f->plan.head == me();
     if (head) {
         memset(result, 0, sizeof *result);
         result->serial = serial;
@@ -384,9 +439,9 @@ int main(int argc, char **argv)
     }
     zmq_close(f.socket);
     zmq_ctx_term(zmq);
-    free(f.spans);
+    for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) free(f.phase[p].spans);
     plan_free(&f.plan);
-    if (strcmp(kind, "gpu") == 0) free(f.pool);
+    free(f.pool[PLAN_HOME_GPU].at);
     arena_close(&f.arena);
     return 0;
 }
