@@ -182,10 +182,14 @@ size_t helm_open_requests(const struct helm_client *client);
  * comes meanwhile. The structs are one allocation each: free() them. */
 
 struct helm_worker_status {
-    const char *name, *state, *kernels;
+    const char *name, *state, *kernels, *device; /* device: "" of the CPU worker */
     uint32_t pid, epoch, restarts, threads;
     int32_t numa_node;
-    uint64_t weight_bytes, huge_bytes, loaded_bytes;
+    uint64_t weight_bytes, huge_bytes, loaded_bytes, vram_bytes;
+    /* Totals that never fall: computing, waiting in steps for the other worker; weights read by its own
+     * processor, weights copied over the link. */
+    double busy_seconds, wait_seconds;
+    uint64_t weight_bytes_read, link_bytes;
 };
 struct helm_status {
     const char *version;
@@ -196,6 +200,7 @@ struct helm_status {
     uint64_t requests_total, tokens_prompt_total, tokens_output_total, steps_total;
     double seconds_linear, seconds_attention, seconds_sample, seconds_idle;
     double load_seconds_left; /* while loading */
+    double seconds_steps;     /* in which a step was under way */
     const struct helm_worker_status *workers;
     size_t worker_count;
 };
@@ -232,6 +237,33 @@ HELM_MUST_CHECK int helm_list(struct helm_client *client, int timeout_ms, struct
 
 /* The plan in force as JSON text (docs/planner.md); free() it. */
 HELM_MUST_CHECK int helm_plan(struct helm_client *client, int timeout_ms, char **json, struct helm_err *err);
+
+/* The same with what the plan should do and what it was seen doing. Seconds of 0 are unknown. */
+struct helm_plan_steps {
+    uint32_t batch;  /* sequences decoding together; 0 of prompts */
+    uint32_t tokens; /* context of decode steps, length of prompts: the median */
+    uint64_t count;
+    double measured_seconds, planned_seconds; /* of a step, to the first token: medians */
+};
+struct helm_plan_resource {
+    const char *name;          /* "cpu", "gpu", "link" */
+    double busy, busy_planned; /* part of the decode steps' time */
+    double bytes_per_second, bytes_per_second_planned;
+};
+struct helm_plan_info {
+    const char *json;
+    uint32_t batch, context, prompt; /* that the next six are for */
+    double decode_seconds, decode_seconds_low, decode_seconds_high;
+    double ttft_seconds, ttft_seconds_low, ttft_seconds_high;
+    const struct helm_plan_steps *decode, *ttft;
+    size_t decode_count, ttft_count;
+    const struct helm_plan_resource *resources;
+    size_t resource_count;
+    bool drifting;
+    const char *drift; /* the last drift in words; "" if there was none */
+};
+HELM_MUST_CHECK int helm_plan_info(struct helm_client *client, int timeout_ms, struct helm_plan_info **out,
+                                   struct helm_err *err);
 
 /* Cancels any client's request by the daemon's id. HELM_E_NOT_FOUND: there is none. */
 HELM_MUST_CHECK int helm_cancel_id(struct helm_client *client, uint64_t id, int timeout_ms,

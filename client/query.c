@@ -37,11 +37,12 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
     for (size_t i = 0; i < from->n_workers; i++) {
         const Helm__V1__WorkerStatus *w = from->workers[i];
         const char *name = block_text(block, w->name), *worker_state = block_text(block, w->state);
-        const char *kernels = block_text(block, w->kernels);
+        const char *kernels = block_text(block, w->kernels), *device = block_text(block, w->device);
         if (workers)
             workers[i] = (struct helm_worker_status){.name = name,
                                                      .state = worker_state,
                                                      .kernels = kernels,
+                                                     .device = device,
                                                      .pid = w->pid,
                                                      .epoch = w->epoch,
                                                      .restarts = w->restarts,
@@ -49,7 +50,12 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
                                                      .numa_node = w->numa_node,
                                                      .weight_bytes = w->weight_bytes,
                                                      .huge_bytes = w->huge_bytes,
-                                                     .loaded_bytes = w->loaded_bytes};
+                                                     .loaded_bytes = w->loaded_bytes,
+                                                     .vram_bytes = w->vram_bytes,
+                                                     .busy_seconds = w->busy_seconds,
+                                                     .wait_seconds = w->wait_seconds,
+                                                     .weight_bytes_read = w->weight_bytes_read,
+                                                     .link_bytes = w->link_bytes};
     }
     if (!to) return;
     *to = (struct helm_status){.version = version,
@@ -69,6 +75,7 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
                                .seconds_sample = from->seconds_sample,
                                .seconds_idle = from->seconds_idle,
                                .load_seconds_left = from->load_seconds_left,
+                               .seconds_steps = from->seconds_steps,
                                .workers = workers,
                                .worker_count = from->n_workers};
 }
@@ -121,9 +128,57 @@ static void copy_list(struct block *block, const Helm__V1__List *from)
     if (to) *to = (struct helm_list){.entries = entries, .count = from->n_entries};
 }
 
+static struct helm_plan_steps *copy_steps(struct block *block, Helm__V1__PlanSteps *const *from, size_t count)
+{
+    struct helm_plan_steps *to = block_take(block, count * sizeof *to);
+    for (size_t i = 0; to && i < count; i++)
+        to[i] = (struct helm_plan_steps){.batch = from[i]->batch,
+                                         .tokens = from[i]->tokens,
+                                         .count = from[i]->count,
+                                         .measured_seconds = from[i]->measured_seconds,
+                                         .planned_seconds = from[i]->planned_seconds};
+    return to;
+}
+
 static void copy_plan(struct block *block, const Helm__V1__Plan *from)
 {
-    (void)block_text(block, from->json);
+    static const Helm__V1__PlanForecast unknown = HELM__V1__PLAN_FORECAST__INIT;
+    const Helm__V1__PlanForecast *f = from->forecast ? from->forecast : &unknown;
+    struct helm_plan_info *to = block_take(block, sizeof *to);
+    const struct helm_plan_steps *decode = copy_steps(block, from->decode, from->n_decode);
+    const struct helm_plan_steps *ttft = copy_steps(block, from->ttft, from->n_ttft);
+    struct helm_plan_resource *resources = block_take(block, from->n_resources * sizeof *resources);
+    const char *json = block_text(block, from->json), *drift = block_text(block, from->drift);
+    for (size_t i = 0; i < from->n_resources; i++) {
+        const Helm__V1__PlanResource *r = from->resources[i];
+        const char *name = block_text(block, r->name);
+        if (resources)
+            resources[i] =
+                (struct helm_plan_resource){.name = name,
+                                            .busy = r->busy,
+                                            .busy_planned = r->busy_planned,
+                                            .bytes_per_second = r->bytes_per_second,
+                                            .bytes_per_second_planned = r->bytes_per_second_planned};
+    }
+    if (!to) return;
+    *to = (struct helm_plan_info){.json = json,
+                                  .batch = f->batch,
+                                  .context = f->context,
+                                  .prompt = f->prompt,
+                                  .decode_seconds = f->decode_seconds,
+                                  .decode_seconds_low = f->decode_seconds_low,
+                                  .decode_seconds_high = f->decode_seconds_high,
+                                  .ttft_seconds = f->ttft_seconds,
+                                  .ttft_seconds_low = f->ttft_seconds_low,
+                                  .ttft_seconds_high = f->ttft_seconds_high,
+                                  .decode = decode,
+                                  .decode_count = from->n_decode,
+                                  .ttft = ttft,
+                                  .ttft_count = from->n_ttft,
+                                  .resources = resources,
+                                  .resource_count = from->n_resources,
+                                  .drifting = from->drifting,
+                                  .drift = drift};
 }
 
 static void copy_answer(struct block *block, const Helm__V1__Response *answer)
@@ -208,7 +263,8 @@ int helm_list(struct helm_client *client, int timeout_ms, struct helm_list **out
     return rc;
 }
 
-int helm_plan(struct helm_client *client, int timeout_ms, char **json, struct helm_err *err)
+int helm_plan_info(struct helm_client *client, int timeout_ms, struct helm_plan_info **out,
+                   struct helm_err *err)
 {
     Helm__V1__PlanRequest body = HELM__V1__PLAN_REQUEST__INIT;
     Helm__V1__Request message = CONNECTION_REQUEST_INIT;
@@ -216,8 +272,19 @@ int helm_plan(struct helm_client *client, int timeout_ms, char **json, struct he
     message.plan = &body;
     void *copy;
     int rc = ask_copy(client, &message, HELM__V1__RESPONSE__BODY_PLAN, timeout_ms, &copy, err);
-    *json = copy;
+    *out = copy;
     return rc;
+}
+
+int helm_plan(struct helm_client *client, int timeout_ms, char **json, struct helm_err *err)
+{
+    struct helm_plan_info *info = NULL;
+    *json = NULL;
+    int rc = helm_plan_info(client, timeout_ms, &info, err);
+    if (rc < 0) return rc;
+    *json = strdup(info->json);
+    free(info);
+    return *json ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the plan");
 }
 
 int helm_cancel_id(struct helm_client *client, uint64_t id, int timeout_ms, struct helm_err *err)

@@ -1,13 +1,11 @@
-/* helm-cli status, ps, cancel, plan: what the daemon knows, as tables for people and as JSON for scripts. See
- * cli.h. */
+/* helm-cli status, ps, cancel: what the daemon knows, as tables for people and as JSON for scripts. See cli.h
+ * and query.h. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/cli/cli.h"
-#include "common/json.h"
-#include "common/plan.h"
+#include "client/cli/query.h"
 #include "common/units.h"
 
 /* Parses the line of a command whose one option is --json. */
@@ -24,24 +22,21 @@ static void parse(struct cli *cli, const struct args_spec *about, int argc, char
     args_parse_main(&spec, argc, argv, parsed);
 }
 
-/* ... and connects. */
-static int begin(struct cli *cli, const struct args_spec *about, int argc, char *const argv[], bool *json,
-                 struct args_parsed *parsed)
+int query_begin(struct cli *cli, const struct args_spec *about, int argc, char *const argv[], bool *json,
+                struct args_parsed *parsed)
 {
     parse(cli, about, argc, argv, json, parsed);
     return cli_open(cli);
 }
 
-/* Prints what was formatted, and frees it. */
-static int finish(struct cli_text *out, int rc, struct helm_err *err)
+int query_finish(struct cli_text *out, int rc, struct helm_err *err)
 {
     if (rc == 0) rc = cli_write(out->data, out->length, err);
     cli_text_free(out);
     return rc < 0 ? cli_fail(err, false) : CLI_EXIT_DONE;
 }
 
-/* Names, states and labels come from other programs: as text, without what a terminal would obey. */
-static int add_clean(struct cli_text *out, const char *text, struct helm_err *err)
+int query_add_clean(struct cli_text *out, const char *text, struct helm_err *err)
 {
     int rc = 0;
     for (const char *c = text; rc == 0 && *c; c++) {
@@ -73,30 +68,35 @@ static int status_json(const struct helm_status *s, const struct helm_model_info
     if (rc == 0) rc = add_json(out, "version", s->version, err);
     if (rc == 0) rc = add_json(out, "state", s->state, err);
     if (rc == 0)
-        rc = cli_text_printf(
-            out, err,
-            "\"uptime_ms\":%" PRIu64 ",\"running\":%u,\"queued\":%u,\"queue_limit\":%u,"
-            "\"kv_pages_used\":%u,\"kv_pages_total\":%u,\"requests_total\":%" PRIu64
-            ",\"tokens_prompt_total\":%" PRIu64 ",\"tokens_output_total\":%" PRIu64
-            ",\"steps_total\":%" PRIu64 ",\"seconds_linear\":%.6f,\"seconds_attention\":%.6f,"
-            "\"seconds_sample\":%.6f,\"seconds_idle\":%.6f,\"load_seconds_left\":%.3f,\"workers\":[",
-            s->uptime_ms, s->running, s->queued, s->queue_limit, s->kv_pages_used, s->kv_pages_total,
-            s->requests_total, s->tokens_prompt_total, s->tokens_output_total, s->steps_total,
-            s->seconds_linear, s->seconds_attention, s->seconds_sample, s->seconds_idle,
-            s->load_seconds_left);
+        rc =
+            cli_text_printf(out, err,
+                            "\"uptime_ms\":%" PRIu64 ",\"running\":%u,\"queued\":%u,\"queue_limit\":%u,"
+                            "\"kv_pages_used\":%u,\"kv_pages_total\":%u,\"requests_total\":%" PRIu64
+                            ",\"tokens_prompt_total\":%" PRIu64 ",\"tokens_output_total\":%" PRIu64
+                            ",\"steps_total\":%" PRIu64 ",\"seconds_linear\":%.6f,\"seconds_attention\":%.6f,"
+                            "\"seconds_sample\":%.6f,\"seconds_idle\":%.6f,\"seconds_steps\":%.6f,"
+                            "\"load_seconds_left\":%.3f,\"workers\":[",
+                            s->uptime_ms, s->running, s->queued, s->queue_limit, s->kv_pages_used,
+                            s->kv_pages_total, s->requests_total, s->tokens_prompt_total,
+                            s->tokens_output_total, s->steps_total, s->seconds_linear, s->seconds_attention,
+                            s->seconds_sample, s->seconds_idle, s->seconds_steps, s->load_seconds_left);
     for (size_t i = 0; rc == 0 && i < s->worker_count; i++) {
         const struct helm_worker_status *w = &s->workers[i];
         rc = cli_text_add(out, "{", 1, err);
         if (rc == 0) rc = add_json(out, "name", w->name, err);
         if (rc == 0) rc = add_json(out, "state", w->state, err);
         if (rc == 0) rc = add_json(out, "kernels", w->kernels, err);
+        if (rc == 0) rc = add_json(out, "device", w->device, err);
         if (rc == 0)
             rc = cli_text_printf(out, err,
                                  "\"pid\":%u,\"epoch\":%u,\"restarts\":%u,\"threads\":%u,\"numa_node\":%d,"
                                  "\"weight_bytes\":%" PRIu64 ",\"huge_bytes\":%" PRIu64
-                                 ",\"loaded_bytes\":%" PRIu64 "},",
+                                 ",\"loaded_bytes\":%" PRIu64 ",\"vram_bytes\":%" PRIu64
+                                 ",\"busy_seconds\":%.6f,\"wait_seconds\":%.6f,\"weight_bytes_read\":%" PRIu64
+                                 ",\"link_bytes\":%" PRIu64 "},",
                                  w->pid, w->epoch, w->restarts, w->threads, w->numa_node, w->weight_bytes,
-                                 w->huge_bytes, w->loaded_bytes);
+                                 w->huge_bytes, w->loaded_bytes, w->vram_bytes, w->busy_seconds,
+                                 w->wait_seconds, w->weight_bytes_read, w->link_bytes);
     }
     drop_comma(out);
     if (rc == 0) rc = cli_text_add(out, "],\"model\":", 10, err);
@@ -120,22 +120,62 @@ static int status_json(const struct helm_status *s, const struct helm_model_info
     return rc == 0 ? cli_text_add(out, "}\n", 2, err) : rc;
 }
 
+/* What it does in a step's time: computing, waiting for the other worker; the rest is neither's. */
+static int status_work(const struct helm_worker_status *w, double steps, struct cli_text *out,
+                       struct helm_err *err)
+{
+    char read[UNITS_TEXT], link[UNITS_TEXT];
+    if (steps <= 0) return 0;
+    int rc = cli_text_printf(out, err,
+                             "           busy %.0f %% of the steps' time, waiting %.0f %%; weights read %s",
+                             100 * w->busy_seconds / steps, 100 * w->wait_seconds / steps,
+                             units_format_size(w->weight_bytes_read, read));
+    if (rc == 0 && w->link_bytes)
+        rc = cli_text_printf(out, err, ", over the link %s", units_format_size(w->link_bytes, link));
+    return rc == 0 ? cli_text_add(out, "\n", 1, err) : rc;
+}
+
+static int status_worker(const struct helm_worker_status *w, double steps, struct cli_text *out,
+                         struct helm_err *err)
+{
+    char size[UNITS_TEXT], huge[UNITS_TEXT], loaded[UNITS_TEXT], vram[UNITS_TEXT];
+    int rc = cli_text_printf(out, err, "worker     ");
+    if (rc == 0) rc = query_add_clean(out, w->name, err);
+    if (rc == 0) rc = cli_text_printf(out, err, ": ");
+    if (rc == 0) rc = query_add_clean(out, w->state, err);
+    if (rc == 0)
+        rc = cli_text_printf(
+            out, err, ", pid %u, %u threads, NUMA node %d, restarts %u, weights %s of %s, huge pages %s\n",
+            w->pid, w->threads, w->numa_node, w->restarts, units_format_size(w->loaded_bytes, loaded),
+            units_format_size(w->weight_bytes, size), units_format_size(w->huge_bytes, huge));
+    if (rc == 0 && w->device[0]) {
+        rc = cli_text_printf(out, err, "           device: ");
+        if (rc == 0) rc = query_add_clean(out, w->device, err);
+        if (rc == 0)
+            rc = cli_text_printf(out, err, ", VRAM in use %s\n", units_format_size(w->vram_bytes, vram));
+    }
+    if (rc == 0) rc = cli_text_printf(out, err, "           kernels: ");
+    if (rc == 0) rc = query_add_clean(out, w->kernels, err);
+    if (rc == 0) rc = cli_text_add(out, "\n", 1, err);
+    return rc == 0 ? status_work(w, steps, out, err) : rc;
+}
+
 static int status_table(const struct helm_status *s, const struct helm_model_info *m, const char *endpoint,
                         struct cli_text *out, struct helm_err *err)
 {
-    char size[UNITS_TEXT], huge[UNITS_TEXT], loaded[UNITS_TEXT];
+    char size[UNITS_TEXT];
     int rc = cli_text_printf(out, err, "daemon     helmd ");
-    if (rc == 0) rc = add_clean(out, s->version, err);
+    if (rc == 0) rc = query_add_clean(out, s->version, err);
     if (rc == 0) rc = cli_text_printf(out, err, " at %s, up %.1f s, ", endpoint, (double)s->uptime_ms / 1000);
-    if (rc == 0) rc = add_clean(out, s->state, err);
+    if (rc == 0) rc = query_add_clean(out, s->state, err);
     if (rc == 0 && s->load_seconds_left > 0)
         rc = cli_text_printf(out, err, " (%.0f s left)", s->load_seconds_left);
     if (rc == 0 && m) {
         bool billions = m->parameters >= 1000000000;
         rc = cli_text_printf(out, err, "\nmodel      ");
-        if (rc == 0) rc = add_clean(out, m->folder, err);
+        if (rc == 0) rc = query_add_clean(out, m->folder, err);
         if (rc == 0) rc = cli_text_printf(out, err, "\n           ");
-        if (rc == 0) rc = add_clean(out, m->architecture, err);
+        if (rc == 0) rc = query_add_clean(out, m->architecture, err);
         if (rc == 0)
             rc = cli_text_printf(out, err,
                                  ", %.3g %s parameters, %s, %u layers, context %u tokens (model: %u)",
@@ -152,22 +192,8 @@ static int status_table(const struct helm_status *s, const struct helm_model_inf
                              s->running, s->queued, s->queue_limit, s->requests_total, s->tokens_prompt_total,
                              s->tokens_output_total, s->steps_total, s->kv_pages_used, s->kv_pages_total,
                              s->seconds_linear, s->seconds_attention, s->seconds_sample, s->seconds_idle);
-    for (size_t i = 0; rc == 0 && i < s->worker_count; i++) {
-        const struct helm_worker_status *w = &s->workers[i];
-        rc = cli_text_printf(out, err, "worker     ");
-        if (rc == 0) rc = add_clean(out, w->name, err);
-        if (rc == 0) rc = cli_text_printf(out, err, ": ");
-        if (rc == 0) rc = add_clean(out, w->state, err);
-        if (rc == 0)
-            rc = cli_text_printf(
-                out, err,
-                ", pid %u, %u threads, NUMA node %d, restarts %u, weights %s of %s, huge pages %s\n"
-                "           kernels: ",
-                w->pid, w->threads, w->numa_node, w->restarts, units_format_size(w->loaded_bytes, loaded),
-                units_format_size(w->weight_bytes, size), units_format_size(w->huge_bytes, huge));
-        if (rc == 0) rc = add_clean(out, w->kernels, err);
-        if (rc == 0) rc = cli_text_add(out, "\n", 1, err);
-    }
+    for (size_t i = 0; rc == 0 && i < s->worker_count; i++)
+        rc = status_worker(&s->workers[i], s->seconds_steps, out, err);
     return rc;
 }
 
@@ -182,7 +208,7 @@ int command_status(struct cli *cli, int argc, char *const argv[])
     struct helm_status *status = NULL;
     struct helm_model_info *model = NULL;
     struct cli_text out = {0};
-    int exit_status = begin(cli, &about, argc, argv, &json, &parsed);
+    int exit_status = query_begin(cli, &about, argc, argv, &json, &parsed);
     if (exit_status != CLI_EXIT_DONE) return exit_status;
     int rc = helm_status(cli->client, CLI_ANSWER_MS, &status, &err);
     if (rc == 0) rc = helm_model_info(cli->client, CLI_ANSWER_MS, &model, &err);
@@ -190,7 +216,7 @@ int command_status(struct cli *cli, int argc, char *const argv[])
     if (rc == 0)
         rc = json ? status_json(status, model, &out, &err)
                   : status_table(status, model, helm_client_endpoint(cli->client), &out, &err);
-    exit_status = finish(&out, rc, &err);
+    exit_status = query_finish(&out, rc, &err);
     free(status);
     free(model);
     return exit_status;
@@ -227,12 +253,12 @@ static int list_table(const struct helm_list *list, struct cli_text *out, struct
         snprintf(prefilled, sizeof prefilled, "%u/%u", e->prefilled_tokens, e->prompt_tokens);
         snprintf(output, sizeof output, "%u/%u", e->output_tokens, e->max_tokens);
         struct cli_text state = {0};
-        rc = add_clean(&state, e->state, err);
+        rc = query_add_clean(&state, e->state, err);
         if (rc == 0)
             rc = cli_text_printf(out, err, "%8" PRIu64 "  %-8s %7.1f s %15s %15s  ", e->id,
                                  state.data ? state.data : "", (double)e->age_ms / 1000, prefilled, output);
         cli_text_free(&state);
-        if (rc == 0) rc = add_clean(out, e->label, err);
+        if (rc == 0) rc = query_add_clean(out, e->label, err);
         if (rc == 0) rc = cli_text_add(out, "\n", 1, err);
     }
     return rc;
@@ -248,11 +274,11 @@ int command_ps(struct cli *cli, int argc, char *const argv[])
     struct helm_err err = {0};
     struct helm_list *list = NULL;
     struct cli_text out = {0};
-    int exit_status = begin(cli, &about, argc, argv, &json, &parsed);
+    int exit_status = query_begin(cli, &about, argc, argv, &json, &parsed);
     if (exit_status != CLI_EXIT_DONE) return exit_status;
     int rc = helm_list(cli->client, CLI_ANSWER_MS, &list, &err);
     if (rc == 0) rc = json ? list_json(list, &out, &err) : list_table(list, &out, &err);
-    exit_status = finish(&out, rc, &err);
+    exit_status = query_finish(&out, rc, &err);
     free(list);
     return exit_status;
 }
@@ -281,74 +307,5 @@ int command_cancel(struct cli *cli, int argc, char *const argv[])
         rc = cli_text_printf(&out, &err, "{\"id\":%" PRIu64 ",\"cancelled\":true}\n", id);
     else if (rc == 0)
         rc = cli_text_printf(&out, &err, "request %" PRIu64 " cancelled\n", id);
-    return finish(&out, rc, &err);
-}
-
-/* ---- plan ------------------------------------------------------------------------------------------- */
-
-static int ledger_table(const char *title, const struct ledger *ledger, struct cli_text *out,
-                        struct helm_err *err)
-{
-    char text[UNITS_TEXT];
-    int rc = cli_text_printf(out, err, "\n%-32s %14s\n", title, "BYTES");
-    for (uint32_t i = 0; rc == 0 && i < ledger->line_count; i++)
-        rc = cli_text_printf(out, err, "%-32s %14s\n", ledger->line[i].what,
-                             units_format_size(ledger->line[i].bytes, text));
-    if (rc == 0)
-        rc = cli_text_printf(out, err, "%-32s %14s\n", "total", units_format_size(ledger->total, text));
-    if (rc == 0 && ledger->limit < INT64_MAX)
-        rc = cli_text_printf(out, err, "%-32s %14s\n", "limit", units_format_size(ledger->limit, text));
-    return rc;
-}
-
-static int plan_table(const struct plan *plan, struct cli_text *out, struct helm_err *err)
-{
-    char text[UNITS_TEXT];
-    int rc =
-        cli_text_printf(out, err,
-                        "%u layers, context %u tokens, up to %u sequences, steps of up to %u tokens\n"
-                        "KV cache %s, %u pages of %u tokens\n\n%10s  %-8s %14s\n",
-                        plan->layers, plan->context_tokens, plan->slots, plan->step_tokens, plan->kv_dtype,
-                        plan->page_count, plan->page_tokens, "LAYERS", "HOME", "WEIGHTS");
-    for (uint32_t i = 0; rc == 0 && i < plan->stage_count; i++) {
-        const struct plan_stage *stage = &plan->stages[i];
-        char layers[32];
-        snprintf(layers, sizeof layers, "%u-%u", stage->first, stage->last);
-        rc = cli_text_printf(out, err, "%10s  %-8s %14s\n", layers, plan_home_name(stage->home),
-                             units_format_size(stage->bytes, text));
-    }
-    if (rc == 0) rc = ledger_table("HOST MEMORY", &plan->host, out, err);
-    if (rc == 0 && plan->vram.line_count) rc = ledger_table("VRAM", &plan->vram, out, err);
-    return rc;
-}
-
-int command_plan(struct cli *cli, int argc, char *const argv[])
-{
-    const struct args_spec about = {
-        .program = "helm-cli plan",
-        .usage = "[--json]",
-        .about = "The plan in force: what is computed where, and the memory it takes.\n"
-                 "--json prints it as --plan reads it."};
-    bool json = false;
-    struct args_parsed parsed;
-    struct helm_err err = {0};
-    struct cli_text out = {0};
-    struct plan plan = {0};
-    char *text = NULL;
-    json_t *object = NULL;
-    int exit_status = begin(cli, &about, argc, argv, &json, &parsed);
-    if (exit_status != CLI_EXIT_DONE) return exit_status;
-    int rc = helm_plan(cli->client, CLI_ANSWER_MS, &text, &err);
-    if (rc == 0 && json) {
-        rc = cli_text_printf(&out, &err, "%s\n", text);
-    } else if (rc == 0) {
-        rc = json_parse_bounded("the plan", text, strlen(text), CLI_TEXT_MAX, &object, &err);
-        if (rc == 0) rc = plan_from_json(object, &plan, &err);
-        if (rc == 0) rc = plan_table(&plan, &out, &err);
-    }
-    exit_status = finish(&out, rc, &err);
-    plan_free(&plan);
-    json_decref(object);
-    free(text);
-    return exit_status;
+    return query_finish(&out, rc, &err);
 }

@@ -154,7 +154,11 @@ class Client:
 
     def plan(self):
         """The plan in force, as JSON text."""
-        return self.answer(self.send(plan=pb.PlanRequest())).plan.json
+        return self.plan_info().json
+
+    def plan_info(self):
+        """The plan with what it should do (forecast) and was seen doing (decode, ttft, resources, drift)."""
+        return self.answer(self.send(plan=pb.PlanRequest())).plan
 
     def list(self):
         return list(self.answer(self.send(list=pb.ListRequest())).list.entries)

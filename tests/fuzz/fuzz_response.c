@@ -38,7 +38,8 @@ static size_t read_answer(const Helm__V1__Response *response, const void *answer
         const struct helm_status *s = answer;
         sum = strlen(s->version) + strlen(s->state);
         for (size_t i = 0; i < s->worker_count; i++)
-            sum += strlen(s->workers[i].name) + strlen(s->workers[i].state) + strlen(s->workers[i].kernels);
+            sum += strlen(s->workers[i].name) + strlen(s->workers[i].state) + strlen(s->workers[i].kernels) +
+                   strlen(s->workers[i].device);
     } else if (response->body_case == HELM__V1__RESPONSE__BODY_MODEL_INFO) {
         const struct helm_model_info *m = answer;
         sum = strlen(m->folder) + strlen(m->architecture) + strlen(m->dtype);
@@ -48,7 +49,11 @@ static size_t read_answer(const Helm__V1__Response *response, const void *answer
         for (size_t i = 0; i < l->count; i++)
             sum += strlen(l->entries[i].state) + strlen(l->entries[i].label);
     } else if (response->body_case == HELM__V1__RESPONSE__BODY_PLAN) {
-        sum = strlen(answer);
+        const struct helm_plan_info *p = answer;
+        sum = strlen(p->json) + strlen(p->drift);
+        for (size_t i = 0; i < p->decode_count; i++) sum += p->decode[i].batch;
+        for (size_t i = 0; i < p->ttft_count; i++) sum += p->ttft[i].tokens;
+        for (size_t i = 0; i < p->resource_count; i++) sum += strlen(p->resources[i].name);
     }
     return sum;
 }

@@ -75,13 +75,24 @@ class FakeDaemon(threading.Thread):
                 version="0.0-fake", state="ready", uptime_ms=1500, running=len(self.going), queue_limit=64,
                 kv_pages_total=1024, workers=[pb.WorkerStatus(name="cpu", pid=os.getpid(), state="ready", threads=2,
                                                               kernels="gemv ref", weight_bytes=1 << 20,
-                                                              loaded_bytes=1 << 20)]))
+                                                              loaded_bytes=1 << 20),
+                                              pb.WorkerStatus(name="gpu", state="ready", device="a fake\x1b", threads=1,
+                                                              vram_bytes=3 << 20, busy_seconds=2, wait_seconds=4,
+                                                              weight_bytes_read=1 << 20, link_bytes=2 << 20)],
+                seconds_steps=8))
         elif kind == "model_info":
             self.send(client, number, model_info=pb.ModelInfo(
                 folder=self.folder, architecture="Fake\x1b[31mForCausalLM", layers=4, hidden=256, vocab=2048,
                 context=4096, model_context=8192, dtype="bf16", eos=[1, 2], bos=-1, parameters=1000000))
         elif kind == "plan":
-            self.send(client, number, plan=pb.Plan(json=PLAN))
+            self.send(client, number, plan=pb.Plan(
+                json=PLAN, drifting=True, drift="decode 100 % slower\x1b than planned",
+                forecast=pb.PlanForecast(batch=1, context=128, prompt=128, decode_seconds=0.05, decode_seconds_low=0.04,
+                                         decode_seconds_high=0.0625, ttft_seconds=0.3),
+                decode=[pb.PlanSteps(batch=1, tokens=130, count=12, measured_seconds=0.1, planned_seconds=0.05)],
+                ttft=[pb.PlanSteps(tokens=64, count=3, measured_seconds=0.25, planned_seconds=0.2)],
+                resources=[pb.PlanResource(name="cpu", busy=0.9, busy_planned=0.8, bytes_per_second=61e9,
+                                           bytes_per_second_planned=80e9)]))
         elif kind == "list":
             self.send(client, number, list=pb.List(entries=[
                 pb.ListEntry(id=k, state="decode", label=v[2].label, prompt_tokens=len(v[2].prompt),

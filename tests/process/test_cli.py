@@ -22,6 +22,7 @@ import zmq  # noqa: E402
 
 CLI = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-cli"))
 MODEL = os.path.abspath("tests/data/golden/qwen3")  # for its tokenizer.json
+PROFILE = os.path.abspath("tests/data/profiles/described.json")  # nothing is measured for it
 counts = {True: 0, False: 0}
 
 
@@ -103,9 +104,27 @@ def query_tests(at, daemon):
           status["model"]["eos"] == [1, 2], status)
     out = check_exit("status", 0, *at, "status", text="helmd 0.0-fake")
     check("... shows no escape sequences", "\x1b" not in out)
+    check("... shows the device, its memory and busy shares", "device: a fake?" in out and "VRAM in use 3.00 MiB" in out and
+          "busy 25 % of the steps' time, waiting 50 %; weights read 1.00 MiB, over the link 2.00 MiB" in out, out)
+    check("... also in JSON", status["workers"][1]["busy_seconds"] == 2 and status["workers"][1]["vram_bytes"] == 3 << 20 and
+          status["seconds_steps"] == 8, status)
     check("ps --json, nothing open", json.loads(check_exit("ps", 0, *at, "ps", "--json")) == [])
     check("plan --json", json.loads(check_exit("plan", 0, *at, "plan", "--json"))["layers"] == 4)
-    check_exit("plan as a table", 0, *at, "plan", text="0-3  cpu")
+    out = check_exit("plan as a table", 0, *at, "plan", text="0-3  all        cpu")
+    lines = {line[:36].strip(): line[36:].split() for line in out.splitlines()}
+    check("... with what was forecast", lines.get("forecast: 1 at once, context 128") ==
+          "20.0 - token/s - planned 16.0 to 25.0".split(), out)
+    check("... what was measured beside what was planned", lines.get("decode, 1 at once, context 130") ==
+          "20.0 10.0 token/s -50.0 % 12 steps".split() and
+          lines.get("first token after a prompt of 64") == "200 250 ms +25.0 % 3 prompts".split() and
+          lines.get("cpu weights") == "80.0 61.0 GB/s -23.8 %".split(), out)
+    check("... the drift, without escape sequences", "drift: decode 100 % slower?" in out and "\x1b" not in out, out)
+    plan = json.loads(check_exit("plan --json", 0, *at, "plan", "--json"))
+    check("... has it all in numbers", plan["forecast"]["decode_tok_s"] == {"value": 20, "low": 16, "high": 25} and
+          plan["measured"]["decode"] == [{"batch": 1, "context": 130, "steps": 12, "tok_s": 10, "planned_tok_s": 20,
+                                          "difference_percent": -50}] and
+          plan["measured"]["ttft"][0]["difference_percent"] == 25 and plan["measured"]["drifting"] is True and
+          plan["measured"]["resources"][0]["planned_bytes_per_second"] == 80e9, plan)
     check_exit("cancel of an unknown id", 4, *at, "cancel", "999", text="no request")
 
 
@@ -401,7 +420,7 @@ def private_tests(folder):
     shutil.copy("tests/process/fake_helmd.py", os.path.join(own, "helmd"))
     os.chmod(os.path.join(own, "helmd"), 0o755)
     out = check_exit("--model starts a private daemon", 0, "--model", MODEL, "--device", "cpu", "--vram", "1GiB",
-                     "--host-memory", "2GiB", "--ctx", "512", "--threads", "2", "--plan", "p.json", "--kv-dtype", "f32",
+                     "--host-memory", "2GiB", "--ctx", "512", "--threads", "2", "--plan", "p.json", "--kv-dtype", "f32", "--profile", "q.json", "--strategy", "thesis",
                      "generate", "--tokens", "10", "-n", "2", "--json", **more)
     check("... that generates", json.loads(out)["tokens"] == [100, 101], out)
     args = open(folder + "/args").read().split("\n")
@@ -409,6 +428,7 @@ def private_tests(folder):
     check("... with the options handed over", value["--model"] == MODEL and value["--device"] == "cpu" and
           value["--vram"] == str(1 << 30) and value["--host-memory"] == str(2 << 30) and value["--ctx"] == "512" and
           value["--threads"] == "2" and value["--plan"] == "p.json" and value["--kv-dtype"] == "f32" and
+          value["--profile"] == "q.json" and value["--strategy"] == "thesis" and
           "--die-with-parent" in args and value["--listen"].startswith("ipc://" + runtime), args)
     check("... and leaves nothing behind", os.listdir(runtime) == [], os.listdir(runtime))
     for how, status, text in (("refuse", 4, "does not fit: needs 10 GiB"), ("die", 5, "about to die")):
@@ -454,7 +474,7 @@ def helmd_tests(folder):
     env = {"XDG_RUNTIME_DIR": runtime}
     golden = json.load(open(os.path.join(MODEL, "golden.json")))["cases"][0]
     prompt = ",".join(map(str, golden["prompt"]))
-    at = ("--model", MODEL, "--device", "cpu", "--threads", "1")
+    at = ("--model", MODEL, "--device", "cpu", "--threads", "1", "--profile", PROFILE)
     out = check_exit("helmd: generate", 0, *at, "generate", "--tokens", prompt, "-n", "4", "--logprobs", "3", "--json",
                      env=env)
     result = json.loads(out)
@@ -467,8 +487,19 @@ def helmd_tests(folder):
     check_exit("helmd: run", 0, *at, "run", "Once upon", "-n", "8", env=env)
     check_exit("helmd: status", 0, *at, "status", text="ready", env=env)
     plan = json.loads(check_exit("helmd: plan --json", 0, *at, "plan", "--json", env=env))
-    check("... covers every layer", plan["stages"][-1]["layers"][1] == plan["layers"] - 1, plan)
+    check("... covers every layer", plan["stages"]["decode"][-1]["layers"][1] == plan["layers"] - 1, plan)
+    check("... with a forecast of everything, and nothing measured yet", plan["forecast"]["decode_tok_s"]["value"] > 0 and
+          plan["forecast"]["ttft_ms"]["value"] > 0 and plan["measured"]["decode"] == [], plan)
+    saved = os.path.join(folder, "saved.json")
+    with open(saved, "w") as f:
+        json.dump(plan, f)
+    again = json.loads(check_exit("helmd: what it prints is a plan again", 0, *at, "--plan", saved, "plan", "--json",
+                                  env=env))
+    check("... the same", again["stages"] == plan["stages"], again)
     check_exit("helmd: plan as a table", 0, *at, "plan", text="HOST MEMORY", env=env)
+    check_exit("helmd: --strategy is handed on", 4, *at, "--strategy", "all-gpu", "plan", env=env)
+    check_exit("helmd: a strategy that is none", 2, *at, "--strategy", "fast", "plan", text="--strategy", env=env)
+    check_exit("helmd: a profile that is none", 4, *at[:-1], saved, "plan", text="--profile", env=env)
     check_exit("helmd: too little memory is refused with numbers", 4, *at, "--host-memory", "1MiB", "status",
                text="1.00 MiB", env=env)
     check_exit("helmd: no such folder is refused", 4, "--model", folder + "/none", "status", text="/none", env=env)
@@ -514,7 +545,7 @@ def curve_tests(folder):
     daemon = subprocess.Popen(
         [os.path.join(os.environ["HELM_BIN"], "helmd"), "--model", MODEL, "--listen", endpoint, "--rundir", folder,
          "--curve-secret-key-file", folder + "/daemon.secret", "--curve-clients-file", folder + "/client.public",
-         "--ready-fd", str(told), "--log-level", "error", "--threads", "1"], pass_fds=[told])
+         "--ready-fd", str(told), "--log-level", "error", "--threads", "1", "--profile", PROFILE], pass_fds=[told])
     os.close(told)
     check("helmd listens on TCP", os.read(ready, 200).startswith(b"ready"))
     os.close(ready)

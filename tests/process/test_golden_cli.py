@@ -50,7 +50,8 @@ def run_class(model, name, folder, work):
     options, worst_limit, mean_limit, gap_limit = CLASSES[name]
     endpoint = "ipc://" + os.path.join(work, "s")
     daemon = subprocess.Popen([os.path.join(BIN, "helmd"), "--model", folder, "--device", "cpu", "--listen", endpoint,
-                               "--rundir", os.path.join(work, "r"), "--log-level", "warn"] + options,
+                               "--rundir", os.path.join(work, "r"), "--log-level", "warn",
+                               "--profile", os.path.abspath("tests/data/profiles/described.json")] + options,
                               stdin=subprocess.DEVNULL)
     try:
         for _ in range(600):

@@ -95,9 +95,9 @@ def test_the_same_plan_gives_the_same_tokens_twice():
 def test_less_vram_takes_fewer_layers_and_the_ceiling_holds():
     layers = []
     for vram in 64, 18, 12, 8:
-        with running("--device", "emulated", "--vram", f"{vram}MiB", *SIZES, real=True) as d:
+        with running("--device", "emulated", "--strategy", "thesis", "--vram", f"{vram}MiB", *SIZES, real=True) as d:
             plan = json.loads(Client(d.endpoint).ask("plan").plan.json)
-            layers.append(sum(s["layers"][1] - s["layers"][0] + 1 for s in plan["stages"] if s["home"] == "gpu"))
+            layers.append(sum(s["layers"][1] - s["layers"][0] + 1 for s in plan["stages"]["decode"] if s["home"] == "gpu"))
             gpu = Client(d.endpoint).ask("status").status.workers[-1]
             same(gpu.name, "gpu", "worker")
             check(0 < gpu.vram_bytes <= plan["vram"]["total"] <= vram << 20,

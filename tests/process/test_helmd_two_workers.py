@@ -169,7 +169,7 @@ def test_cuda_takes_the_gpu_that_the_probe_finds():
         status = stream_through(d)
         same([(w.name, w.device) for w in status.workers], [("gpu", "a fake")], "workers")
         plan = json.loads(Client(d.endpoint).ask("plan").plan.json)
-        same([s["home"] for s in plan["stages"]], ["gpu"], "homes")
+        same([s["home"] for s in plan["stages"]["decode"]], ["gpu"], "homes")
         same(plan["vram"]["limit"], 1000 << 20, "limit")
         check(status.workers[0].vram_bytes == plan["vram"]["total"], "VRAM in the status")
         check("Fake GPU" in d.log(), "the log does not name it")

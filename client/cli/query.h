@@ -1,0 +1,16 @@
+/* helm-cli's questions to a daemon: what status, ps, cancel and plan have in common. Defined in
+ * command_query.c, used there and by command_plan.c. */
+#ifndef HELM_CLIENT_CLI_QUERY_H
+#define HELM_CLIENT_CLI_QUERY_H
+
+#include "client/cli/cli.h"
+
+/* Parses the line of a command whose one option is --json, and connects. CLI_EXIT_DONE or another status. */
+int query_begin(struct cli *cli, const struct args_spec *about, int argc, char *const argv[], bool *json,
+                struct args_parsed *parsed);
+/* Prints what was formatted, and frees it; the command's status. */
+int query_finish(struct cli_text *out, int rc, struct helm_err *err);
+/* Names, states and labels come from other programs: as text, without what a terminal would obey. */
+HELM_MUST_CHECK int query_add_clean(struct cli_text *out, const char *text, struct helm_err *err);
+
+#endif
