@@ -130,6 +130,10 @@ WORKER_GPU_SRC := \
   worker-gpu/measure_kernels.c \
   worker-gpu/print.c \
   worker-gpu/program.c \
+  worker-gpu/program_layer.c \
+  worker-gpu/program_memory.c \
+  worker-gpu/program_print.c \
+  worker-gpu/ring.c \
   worker-gpu/step.c \
   worker-gpu/weights.c
 WORKER_GPU_DEVICE_SRC := $(if $(CUDA_DEVICE),worker-gpu/cuda_graph.c worker-gpu/cuda_kernels.c worker-gpu/device_cuda.c,worker-gpu/device_no_cuda.c)
@@ -184,8 +188,10 @@ DAEMON_SRC := \
   daemon/planner/profile_json.c \
   daemon/planner/search.c \
   daemon/planner/search_bound.c \
+  daemon/planner/search_counts.c \
   daemon/planner/search_exact.c \
   daemon/planner/search_mixed.c \
+  daemon/planner/search_order.c \
   daemon/planner/search_prefill.c \
   daemon/planner/search_space.c \
   daemon/planner/simulate.c \

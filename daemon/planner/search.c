@@ -118,7 +118,7 @@ int search_run(const struct search_problem *problem, enum search_strategy strate
     if (!rc) rc = take_result(&s, found, err);
     if (rc) goto out;
     if (found->feasible) {
-        found->bound = found->exact ? s.fastest : fmin(bound_of_space(&s), s.fastest);
+        found->bound = found->exact ? s.fastest : bound_of_space(&s, s.fastest);
     } else if (strategy == SEARCH_THESIS) {
         found->more_vram = found->more_host = UINT64_MAX;
         each_split(&s, need_of_split, found);

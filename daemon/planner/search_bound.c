@@ -8,6 +8,10 @@
  *
  *     c + g        c + (1 - k r) g + k r l        c (1 - 1 / r) / (1 - k) + l
  *
+ * A ring of R bytes tells more: beside one unit on the CPU the link copies no longer than R takes it, so x
+ * has a limit a unit; and a streamed unit of more than R bytes keeps the GPU for as long as the rest of it
+ * takes to come.
+ *
  * So the least over all plans is bounded from below by any mixture of the three, with prices for the bytes
  * that are scarce (Lagrange): every unit then chooses its home by itself. */
 #include "daemon/planner/search_space.h"
@@ -18,34 +22,41 @@
 
 /* ---- floors ---- */
 
+/* k; k r, at most 1; what the third floor gives for each second of x; the longest x of one unit */
 struct factors {
-    double slow, kr, cpu; /* k; k r, at most 1; what a CPU second counts in the third floor */
+    double slow, kr, gain, longest;
 };
 
-static struct factors factors_of(const struct space *s)
+static struct factors factors_of(const struct space *s, uint64_t ring)
 {
-    double slow = 1, ratio = INFINITY;
+    double slow = 1, ratio = INFINITY, rate = INFINITY;
     for (uint32_t i = 0; i < s->items; i++)
         for (uint32_t n = 0; n < s->item[i].count; n++) {
             const struct cost_unit *u = &s->table->unit[s->item[i].first + n];
             double borrow = s->kv_cpu && !(s->item[i].first & 1) ? u->borrow : 0;
+            double beside = fmax(u->link_beside + borrow, 1e-12);
             if (s->item[i].allowed & 1u << PLAN_HOME_CPU)
                 slow = fmin(slow, u->cpu_beside > u->cpu ? 1 - u->cpu / u->cpu_beside : 0);
-            if (s->item[i].allowed & 1u << PLAN_HOME_STREAM)
-                ratio = fmin(ratio, (u->link_beside + borrow) / fmax(u->link + borrow, 1e-12));
+            if (!(s->item[i].allowed & 1u << PLAN_HOME_STREAM)) continue;
+            ratio = fmin(ratio, beside / fmax(u->link + borrow, 1e-12));
+            rate = fmin(rate, fmax((double)u->bytes, 1) / beside);
         }
     if (!isfinite(ratio) || ratio < 1) ratio = 1;
     if (slow >= 1) slow = 0; /* nothing may be on the CPU */
-    struct factors f = {.slow = slow, .kr = slow * ratio, .cpu = (1 - 1 / ratio) / (1 - slow)};
-    if (f.kr >= 1)
-        f.kr = f.cpu = 1; /* copying beside the CPU costs more than it gains: the third is the second */
+    struct factors f = {.slow = slow, .kr = slow * ratio, .gain = 1 / ratio - slow};
+    f.longest = isfinite(rate) && rate > 0 ? (double)ring / rate : INFINITY;
+    if (f.gain <= 0) { /* copying beside the CPU costs more than it gains: the third floor is the second */
+        f.kr = 1;
+        f.gain = 0;
+    }
     return f;
 }
 
-static void floors_of_cpu(const struct factors *f, double c, double *floor)
+/* `units` of them, one after another on the CPU without a pause or with: each has its limit. */
+static void floors_of_cpu(const struct factors *f, double c, uint32_t units, double *floor)
 {
     floor[0] = floor[1] = c;
-    floor[2] = f->cpu * c;
+    floor[2] = c - f->gain * fmin(c / (1 - f->slow), units * f->longest);
 }
 
 static void floors_of_gpu(const struct factors *f, double g, double l, double *floor)
@@ -53,6 +64,18 @@ static void floors_of_gpu(const struct factors *f, double g, double l, double *f
     floor[0] = g;
     floor[1] = (1 - f->kr) * g + f->kr * l;
     floor[2] = l;
+}
+
+/* What a streamed item takes the GPU at least, with waiting for what does not fit the ring. */
+static double least_stream(const struct space *s, const struct space_item *item, uint64_t ring)
+{
+    double least = 0;
+    for (uint32_t n = 0; n < item->count; n++) {
+        const struct cost_unit *u = &s->table->unit[item->first + n];
+        double rest = u->bytes > ring ? (double)(u->bytes - ring) / (double)u->bytes * u->link : 0;
+        least += fmax(u->stream, rest);
+    }
+    return least;
 }
 
 /* The hand-overs that no order of the units avoids. */
@@ -63,15 +86,16 @@ static double least_hand_overs(const struct space *s, unsigned uses, const struc
     return (e->embed == PLAN_HOME_CPU ? gpu : cpu) ? 2 * s->hand_over : 0;
 }
 
-void bound_floors(struct space *s)
+void bound_floors(struct space *s, uint64_t ring)
 {
-    struct factors f = factors_of(s);
+    struct factors f = factors_of(s, ring);
     s->overlap = f.kr;
     for (uint32_t i = 0; i < s->items; i++) {
         struct space_item *item = &s->item[i];
-        floors_of_cpu(&f, item->seconds[PLAN_HOME_CPU], item->floor[PLAN_HOME_CPU]);
+        double stream = least_stream(s, item, ring);
+        floors_of_cpu(&f, item->seconds[PLAN_HOME_CPU], item->count, item->floor[PLAN_HOME_CPU]);
         floors_of_gpu(&f, item->seconds[PLAN_HOME_GPU], 0, item->floor[PLAN_HOME_GPU]);
-        floors_of_gpu(&f, item->seconds[PLAN_HOME_STREAM], item->link, item->floor[PLAN_HOME_STREAM]);
+        floors_of_gpu(&f, stream, item->link, item->floor[PLAN_HOME_STREAM]);
     }
     for (uint32_t i = 0; i < s->ends_count; i++) {
         struct space_ends *e = &s->ends[i];
@@ -80,7 +104,7 @@ void bound_floors(struct space *s)
         /* The head is as the other work on the CPU if the link slows it as much; what it slows less counts as
          * if the link had all its speed meanwhile. */
         if (e->head == PLAN_HOME_CPU && head->cpu_beside > 0 && 1 - head->cpu / head->cpu_beside >= f.slow) {
-            floors_of_cpu(&f, head->cpu, floor);
+            floors_of_cpu(&f, head->cpu, 1, floor);
             rest -= head->cpu;
         }
         floors_of_gpu(&f, rest, 0, e->floor);
@@ -228,23 +252,51 @@ static bool host_is_scarce(const struct space *s, double left)
     return left < 0;
 }
 
-double bound_of_space(const struct space *s)
+/* The bound over all plans with this set of homes, these ends and a ring of at least `least`, which memory
+ * counts; the floors know how large it is at most. */
+static double bound_of_set(struct space *s, unsigned uses, const struct space_ends *ends, uint64_t least,
+                           double enough)
 {
-    double bound = INFINITY;
-    /* Large sets first: theirs are the low bounds, after which the others are soon seen to be higher. */
+    struct search_bytes once = space_bytes_once(s, uses, ends, least);
+    struct dual d = {.s = s, .uses = uses, .enough = enough};
+    double hand_overs = least_hand_overs(s, uses, ends);
+    if (!space_fits(s, once)) return INFINITY;
+    memcpy(d.fixed, ends->floor, sizeof d.fixed);
+    d.fixed[0] += hand_overs;
+    d.fixed[1] += (1 - s->overlap) * hand_overs;
+    d.vram = s->memory ? (double)(s->memory->vram_limit - once.vram) : PLENTY;
+    d.host = s->memory ? (double)(s->memory->host_limit - once.host) : PLENTY;
+    return best_mixture(&d, host_is_scarce(s, d.host));
+}
+
+uint32_t bound_rings(const struct space *s, unsigned uses, const struct space_ends *ends,
+                     uint64_t ring[BOUND_RINGS_MAX])
+{
+    uint64_t least = space_ring_least(s, uses, ends), most = space_ring_most(s, uses, ends), at = least;
+    uint64_t granule = s->memory ? s->memory->ring_granule : 0;
+    uint32_t count = 0;
+    ring[count++] = least;
+    while (at < most && granule) {
+        uint64_t next = at + (at / 4 / granule ? at / 4 / granule : 1) * granule;
+        at = next > most || count + 1 == BOUND_RINGS_MAX ? most : next;
+        ring[count++] = at;
+    }
+    return count;
+}
+
+/* By sizes of ring: a small one holds the link up, a large one takes room from weights. */
+double bound_of_space(struct space *s, double enough)
+{
+    double bound = enough;
     for (unsigned uses = SPACE_USES - 1; uses > 0; uses--)
         for (uint32_t e = 0; e < s->ends_count && possible(s, uses); e++) {
-            const struct space_ends *ends = &s->ends[e];
-            struct search_bytes once = space_bytes_once(s, uses, ends, space_ring_least(s, uses, ends));
-            struct dual d = {.s = s, .uses = uses, .enough = bound};
-            double hand_overs = least_hand_overs(s, uses, ends);
-            if (!space_fits(s, once)) continue;
-            memcpy(d.fixed, ends->floor, sizeof d.fixed);
-            d.fixed[0] += hand_overs;
-            d.fixed[1] += (1 - s->overlap) * hand_overs;
-            d.vram = s->memory ? (double)(s->memory->vram_limit - once.vram) : PLENTY;
-            d.host = s->memory ? (double)(s->memory->host_limit - once.host) : PLENTY;
-            bound = fmin(bound, best_mixture(&d, host_is_scarce(s, d.host)));
+            uint64_t ring[BOUND_RINGS_MAX];
+            uint32_t rings = bound_rings(s, uses, &s->ends[e], ring);
+            for (uint32_t r = 0; r < rings; r++) {
+                uint64_t least = r ? ring[r - 1] + s->memory->ring_granule : ring[0];
+                bound_floors(s, ring[r]);
+                bound = fmin(bound, bound_of_set(s, uses, &s->ends[e], least, bound));
+            }
         }
     return bound;
 }

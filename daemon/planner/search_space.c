@@ -99,7 +99,7 @@ int space_open(struct space *s, const struct search_problem *problem, unsigned a
         for (int h = 0; h < 2; h++)
             if ((embeds & 1u << e) && (heads & 1u << h) && (e == h || !problem->tied))
                 add_ends(s, (enum plan_home)e, (enum plan_home)h, problem->tied);
-    bound_floors(s);
+    bound_floors(s, s->memory ? s->memory->ring_max : s->ring_fixed);
     number_kinds(s);
     return 0;
 }
@@ -126,7 +126,7 @@ int space_open_prefill(struct space *s, const struct cost_table *prefill, const 
         add_unit(s, u, &s->item[u]);
     }
     add_ends(s, decode->embed, decode->head, false);
-    bound_floors(s);
+    bound_floors(s, s->memory ? s->memory->ring_max : s->ring_fixed);
     number_kinds(s);
     return 0;
 }

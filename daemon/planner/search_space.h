@@ -88,10 +88,14 @@ static inline void space_put(const struct space *space, enum plan_home *home, ui
 
 /* ---- search_bound.c ---- */
 
-/* Fills in every floor. */
-void bound_floors(struct space *space);
-/* No plan of the space is faster than this. INFINITY: none fits. */
-double bound_of_space(const struct space *space);
+/* Fills in every floor, for rings of no more than this. */
+void bound_floors(struct space *space, uint64_t ring);
+/* No plan of the space is faster than this, or than `enough`. Changes the floors. */
+double bound_of_space(struct space *space, double enough);
+/* Sizes of ring from the least to the largest, closer together where they are small. */
+#define BOUND_RINGS_MAX 20
+uint32_t bound_rings(const struct space *space, unsigned uses, const struct space_ends *ends,
+                     uint64_t ring[BOUND_RINGS_MAX]);
 /* The least growth of one limit with which something would fit, the other as it is; 0: it fits as it is. */
 uint64_t bound_more(const struct space *space, bool vram);
 
@@ -99,10 +103,7 @@ uint64_t bound_more(const struct space *space, bool vram);
 
 /* Tries every plan that could be the best. *done: it came to the end; false where that is too far. */
 HELM_MUST_CHECK int exact_search(struct space *space, bool *done, struct helm_err *err);
-/* A good plan of a space too large for that. */
+/* A good plan of a space too large for that. Changes the floors. */
 HELM_MUST_CHECK int mixed_search(struct space *space, struct helm_err *err);
-/* Improves on `home` by exchanges and moves, `budget` simulations at most. */
-void mixed_improve(struct space *space, enum plan_home *home, const struct space_ends *ends, uint64_t ring,
-                   uint32_t budget);
 
 #endif
