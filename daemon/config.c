@@ -230,10 +230,6 @@ static int config_read_file(struct config *config, struct option_table *table, c
     return 0;
 }
 
-/* In the order of enum search_strategy, and in the table's choices. */
-static const char *const strategy_names[SEARCH_STRATEGIES] = {"best", "all-gpu", "all-cpu", "thesis",
-                                                              "stream"};
-
 static int config_check(struct config *c, struct helm_err *err)
 {
     if (!c->model) return helm_fail(err, HELM_E_USAGE, "--model DIR is required");
@@ -252,7 +248,8 @@ static int config_check(struct config *c, struct helm_err *err)
         return helm_fail(err, HELM_E_USAGE, "--batch %llu is more than --parallel %llu",
                          (unsigned long long)c->batch, (unsigned long long)c->parallel);
     for (int i = 0; i < SEARCH_STRATEGIES; i++)
-        if (strcmp(c->strategy_name, strategy_names[i]) == 0) c->strategy = (enum search_strategy)i;
+        if (strcmp(c->strategy_name, search_strategy_name((enum search_strategy)i)) == 0)
+            c->strategy = (enum search_strategy)i;
     c->no_graphs = strcmp(c->gpu_graphs_name, "off") == 0;
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)

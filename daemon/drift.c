@@ -74,6 +74,17 @@ static const char *number(double value, char text[16])
     return text;
 }
 
+static void explain_processor(const char *name, double measured, double planned, double seconds, char *text,
+                              size_t size)
+{
+    char a[16];
+    if (planned > 0)
+        snprintf(text, size, "%s takes %s times its planned time", name, number(measured / planned, a));
+    else
+        snprintf(text, size, "%s works %s %% of the time, planned 0", name,
+                 number(100 * measured / seconds, a));
+}
+
 /* Who took longer (or shorter) than planned. The GPU's seconds hold its waits for the link, which is
  * therefore named where it is what the GPU mostly waits for. */
 static void explain(const struct drift_work *m, const struct drift_work *p, char *text, size_t size)
@@ -81,24 +92,19 @@ static void explain(const struct drift_work *m, const struct drift_work *p, char
     char a[16], b[16];
     double difference = m->seconds - p->seconds, sign = difference < 0 ? -1 : 1;
     double cpu = sign * (m->cpu_busy - p->cpu_busy), gpu = sign * (m->gpu_busy - p->gpu_busy);
-    double share = p->seconds > 0 ? m->seconds / p->seconds : 0;
     double least = EXPLAINS * fabs(difference);
-    if (cpu >= gpu && cpu >= least && m->cpu_bytes > 0) {
+    if (cpu < least && gpu < least)
+        snprintf(text, size, "neither CPU nor GPU accounts for it: hand-overs between them, or other load");
+    else if (cpu >= gpu && m->cpu_bytes > 0 && p->cpu_busy > 0)
         snprintf(text, size, "CPU reads %s GB/s, planned %s", number(rate(m->cpu_bytes, m->cpu_busy), a),
                  number(rate(p->cpu_bytes, p->cpu_busy), b));
-    } else if (cpu >= gpu && cpu >= least) {
-        snprintf(text, size, "CPU works %s %% of the time, planned %s",
-                 number(100 * m->cpu_busy / m->seconds, a), number(100 * p->cpu_busy / p->seconds, b));
-    } else if (gpu >= least && p->link_busy > p->gpu_busy) {
+    else if (cpu >= gpu)
+        explain_processor("CPU", m->cpu_busy, p->cpu_busy, m->seconds, text, size);
+    else if (p->link_busy > p->gpu_busy)
         snprintf(text, size, "the link brings %s GB/s, planned %s",
                  number(rate(m->link_bytes, m->seconds), a), number(rate(p->link_bytes, p->seconds), b));
-    } else if (gpu >= least) {
-        snprintf(text, size, "GPU takes %s times its planned time", number(m->gpu_busy / p->gpu_busy, a));
-    } else {
-        snprintf(text, size,
-                 "neither CPU nor GPU accounts for it: hand-overs between them or other load, %s times",
-                 number(share, a));
-    }
+    else
+        explain_processor("GPU", m->gpu_busy, p->gpu_busy, m->seconds, text, size);
 }
 
 static void sum_buckets(const struct drift *d, uint32_t count, struct drift_work *m, struct drift_work *p)

@@ -53,6 +53,41 @@ static void the_command_line_is_read(void **state)
     config_free(&c);
 }
 
+static void what_the_planner_is_told(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        enum search_strategy strategy;
+    } strategies[] = {{"best", SEARCH_BEST},
+                      {"all-gpu", SEARCH_ALL_GPU},
+                      {"all-cpu", SEARCH_ALL_CPU},
+                      {"thesis", SEARCH_THESIS},
+                      {"stream", SEARCH_STREAM}};
+    struct config c;
+    struct helm_err err = {0};
+    assert_int_equal(READ(&c, &err, "--model", "/m"), 0);
+    assert_null(c.profile_file);
+    assert_int_equal(c.strategy, SEARCH_BEST);
+    assert_true(c.batch == 1 && c.prompt == 128 && c.max_stall_ms == CONFIG_STALL_MS && !c.no_graphs);
+    config_free(&c);
+    for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++) {
+        assert_int_equal(READ(&c, &err, "--model", "/m", "--strategy", strategies[i].name), 0);
+        assert_int_equal(c.strategy, strategies[i].strategy);
+        assert_string_equal(search_strategy_name(c.strategy), strategies[i].name);
+        config_free(&c);
+    }
+    const char *path =
+        file_with("model = /m\nprofile = /p.json\nstrategy = stream\nbatch = 4\nprompt = 2048\n"
+                  "max-stall-ms = 0\ngpu-graphs = off\n");
+    assert_int_equal(READ(&c, &err, "--config", path), 0);
+    assert_string_equal(c.profile_file, "/p.json");
+    assert_int_equal(c.strategy, SEARCH_STREAM);
+    assert_true(c.batch == 4 && c.prompt == 2048 && c.max_stall_ms == 0 && c.no_graphs);
+    config_free(&c);
+    unlink(path);
+}
+
 static void the_file_fills_in_and_the_command_line_wins(void **state)
 {
     (void)state;
@@ -113,6 +148,9 @@ static void what_makes_no_sense_is_refused(void **state)
                  {"--kv-dtype", "q8", HELM_E_USAGE},      {"--parallel", "0", HELM_E_USAGE},
                  {"--step-tokens", "9000", HELM_E_USAGE}, {"--threads", "-1", HELM_E_USAGE},
                  {"--host-memory", "lots", HELM_E_USAGE}, {"--log-level", "loud", HELM_E_USAGE},
+                 {"--strategy", "fast", HELM_E_USAGE},    {"--batch", "0", HELM_E_USAGE},
+                 {"--batch", "9", HELM_E_USAGE},          {"--prompt", "0", HELM_E_USAGE},
+                 {"--max-stall-ms", "-1", HELM_E_USAGE},  {"--gpu-graphs", "maybe", HELM_E_USAGE},
                  {"--nothing", "1", HELM_E_USAGE}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct config c;
@@ -134,6 +172,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_command_line_is_read),
+        cmocka_unit_test(what_the_planner_is_told),
         cmocka_unit_test(the_file_fills_in_and_the_command_line_wins),
         cmocka_unit_test(a_bad_file_names_its_line),
         cmocka_unit_test(what_makes_no_sense_is_refused),

@@ -64,6 +64,34 @@ static void decodes_come_before_prompts(void **state)
     assert_int_equal(step.token_count, 64);
 }
 
+static void a_prompt_holds_up_others_no_longer_than_allowed(void **state)
+{
+    (void)state;
+    const struct scheduler_seq seqs[] = {running(1, 1, 500, 100, 7), running(2, 1, 50, 49, 4),
+                                         running(3, 2, 500, 0, 0)};
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    limits.prompt_tokens = 20;
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_int_equal(row_of(&step, 1)->count, 1);
+    assert_int_equal(row_of(&step, 0)->count, 20); /* of all prompts together */
+    assert_null(row_of(&step, 2));
+    limits.turn = 1; /* the other client's turn */
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_int_equal(row_of(&step, 2)->count, 20);
+    limits.prompt_tokens = 1000; /* no more than a step holds */
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_int_equal(step.token_count, 64);
+    limits.prompt_tokens = 20;
+    scheduler_form_step(seqs, 1, &limits, &step); /* nobody waits: all of it */
+    assert_int_equal(row_of(&step, 0)->count, 64);
+    const struct scheduler_seq new_one[] = {running(1, 1, 500, 100, 7), waiting(2, 2, 1)};
+    scheduler_form_step(new_one, 2, &limits,
+                        &step); /* it decodes at once, so it waits for this step as well */
+    assert_int_equal(row_of(&step, 0)->count, 20);
+    assert_int_equal(row_of(&step, 1)->count, 1);
+}
+
 static void the_last_chunk_samples(void **state)
 {
     (void)state;
@@ -222,6 +250,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_to_do_is_an_empty_step),
         cmocka_unit_test(decodes_come_before_prompts),
+        cmocka_unit_test(a_prompt_holds_up_others_no_longer_than_allowed),
         cmocka_unit_test(the_last_chunk_samples),
         cmocka_unit_test(clients_take_turns_with_prompts),
         cmocka_unit_test(slots_go_to_the_client_with_the_fewest),

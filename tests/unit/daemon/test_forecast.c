@@ -1,0 +1,207 @@
+/* Unit tests of daemon/forecast.c and daemon/observe.c: forecasts agree with the cost model and are made
+ * once, chunks keep within their time, and steps are filed under what they are. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/observe.h"
+
+#define SLOTS 4
+
+struct setting {
+    struct model model;
+    struct profile profile;
+    struct plan plan;
+    struct plan_stage stage;
+    struct observe observe;
+};
+
+static struct forecast *open_forecast(struct setting *s)
+{
+    struct helm_err err = {0};
+    memset(s, 0, sizeof *s);
+    if (model_read("tests/data/demo", &s->model, &err) ||
+        profile_read("tests/data/profiles/described.json", &s->profile, &err))
+        fail_msg("%s", err.text);
+    s->stage = (struct plan_stage){.last = s->model.config.layers - 1, .home = PLAN_HOME_CPU};
+    s->plan = (struct plan){.layers = s->model.config.layers,
+                            .context_tokens = 1024,
+                            .step_tokens = 512,
+                            .slots = SLOTS,
+                            .kv_dtype = "f16",
+                            .stages = &s->stage,
+                            .stage_count = 1};
+    if (forecast_open(&s->model, &s->profile, &s->plan, &s->observe.forecast, &err)) fail_msg("%s", err.text);
+    observe_init(&s->observe, 0, OBSERVE_NO_WORKER, 0);
+    return &s->observe.forecast;
+}
+
+static void close_forecast(struct setting *s)
+{
+    forecast_close(&s->observe.forecast);
+    model_free(&s->model);
+}
+
+static void decode_forecasts_are_the_cost_models(void **state)
+{
+    (void)state;
+    struct setting *s = malloc(sizeof *s);
+    assert_non_null(s);
+    struct forecast *f = open_forecast(s);
+    struct helm_err err = {0};
+    for (uint32_t batch = 1; batch <= SLOTS; batch++)
+        for (uint32_t context = 1; context <= 1024; context += 1 + context / 3) {
+            struct cost_forecast want, got;
+            assert_int_equal(cost_decode(&f->c, batch, context, &want, &err), 0);
+            forecast_decode(f, batch, context, &got);
+            if (fabs(got.seconds / want.seconds - 1) > 0.02)
+                fail_msg("batch %u, context %u: %g s, the model says %g", batch, context, got.seconds,
+                         want.seconds);
+            assert_true(got.low <= got.seconds && got.seconds <= got.high);
+            assert_float_equal(got.busy[COST_CPU], want.busy[COST_CPU], 0.02 * want.busy[COST_CPU]);
+        }
+    struct cost_forecast most, beyond;
+    forecast_decode(f, SLOTS, 1024, &most);
+    forecast_decode(f, 1000, 1024, &beyond); /* no more than there are slots */
+    assert_float_equal(most.seconds, beyond.seconds, 1e-12);
+    forecast_decode(f, 1, UINT32_MAX, &beyond);
+    assert_true(isfinite(beyond.seconds) && beyond.seconds > most.seconds);
+    assert_true(f->cpu_bytes > s->model.weight_bytes / 2 && f->cpu_bytes <= s->model.weight_bytes);
+    assert_true(f->link_bytes == 0);
+    close_forecast(s);
+    free(s);
+}
+
+static void chunks_keep_within_their_time(void **state)
+{
+    (void)state;
+    struct setting *s = malloc(sizeof *s);
+    assert_non_null(s);
+    struct forecast *f = open_forecast(s);
+    const struct cost_step whole = {.tokens = 512, .rows = 2, .samples = 2, .context = 512};
+    double seconds = forecast_step(f, &whole);
+    assert_true(seconds > 0);
+    assert_int_equal(forecast_chunk(f, 1, 100, 10 * seconds), 511); /* all that a step holds beside the one */
+    uint32_t last = 512;
+    for (double allowed = 2 * seconds; allowed > seconds / 200; allowed /= 2) {
+        uint32_t chunk = forecast_chunk(f, 1, 100, allowed);
+        const struct cost_step step = {.tokens = chunk + 1,
+                                       .rows = 2,
+                                       .samples = 2,
+                                       .context = chunk / 2 + 1 > 128 ? chunk / 2 + 1 : 128};
+        assert_in_range(chunk, FORECAST_CHUNK_LEAST, last);
+        if (chunk > FORECAST_CHUNK_LEAST && forecast_step(f, &step) > allowed)
+            fail_msg("%u tokens take %g s, more than %g", chunk, forecast_step(f, &step), allowed);
+        assert_int_equal(forecast_chunk(f, 1, 100, allowed), chunk); /* remembered */
+        last = chunk;
+    }
+    assert_true(last < 100);
+    assert_int_equal(forecast_chunk(f, 1, 100, 0), FORECAST_CHUNK_LEAST);
+    s->observe.max_stall = 0;
+    assert_int_equal(observe_prompt_tokens(&s->observe, 1, 100), 0);
+    s->observe.max_stall = 10 * seconds;
+    assert_int_equal(observe_prompt_tokens(&s->observe, 0, 0), 0); /* nobody waits */
+    assert_int_equal(observe_prompt_tokens(&s->observe, 1, 100), 511);
+    close_forecast(s);
+    free(s);
+}
+
+static void rows(struct step *step, uint32_t count, const struct step_row *row)
+{
+    memset(step, 0, sizeof *step);
+    step->row_count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        step->row[i] = row[i];
+        step->token_count += row[i].count;
+    }
+}
+
+static void steps_are_filed_under_what_they_are(void **state)
+{
+    (void)state;
+    struct setting *s = malloc(sizeof *s);
+    struct step *step = malloc(sizeof *step);
+    assert_true(s && step);
+    open_forecast(s);
+    struct observe *o = &s->observe;
+    const struct arena_done done[2] = {{.busy_ns = 5000000, .weight_bytes = 1000}, {.busy_ns = 7}};
+    struct drift_report report;
+    /* a prompt of 600 in two chunks, alone */
+    rows(step, 1, &(struct step_row){.slot = 2, .start = 0, .count = 512});
+    observe_step(o, step, done, 0.5);
+    rows(step, 1, &(struct step_row){.slot = 2, .start = 512, .count = 88, .flags = STEP_ROW_SAMPLE});
+    observe_step(o, step, done, 0.25);
+    assert_true(drift_report(&o->drift.ttft[9], &report));
+    assert_int_equal(report.count, 1);
+    assert_float_equal(report.measured, 0.75, 1e-6);
+    assert_float_equal(report.shape, 600, 1e-6);
+    struct cost_forecast ttft;
+    struct helm_err err = {0};
+    assert_int_equal(cost_ttft(&o->forecast.c, 600, &ttft, &err), 0);
+    assert_float_equal(report.planned, ttft.seconds, 1e-5 * ttft.seconds);
+    /* decode of it and another */
+    const struct step_row pair[] = {{.slot = 2, .start = 600, .count = 1, .flags = STEP_ROW_SAMPLE},
+                                    {.slot = 1, .start = 100, .count = 1, .flags = STEP_ROW_SAMPLE}};
+    rows(step, 2, pair);
+    observe_step(o, step, done, 0.01);
+    assert_true(drift_report(&o->drift.decode[1], &report));
+    assert_float_equal(report.measured, 0.01, 1e-6);
+    assert_float_equal(report.shape, 351, 1e-6);
+    assert_true(report.planned > 0);
+    assert_float_equal(o->drift.measured.cpu_busy, 0.005, 1e-9);
+    assert_float_equal(o->drift.measured.gpu_busy, 0, 1e-9);
+    /* a prompt beside a decoding one says nothing of either */
+    const struct step_row mixed[] = {{.slot = 2, .start = 601, .count = 1, .flags = STEP_ROW_SAMPLE},
+                                     {.slot = 3, .start = 0, .count = 40, .flags = STEP_ROW_SAMPLE}};
+    rows(step, 2, mixed);
+    observe_step(o, step, done, 0.1);
+    assert_false(drift_report(&o->drift.ttft[5], &report));
+    assert_true(drift_report(&o->drift.decode[1], &report) && report.count == 1);
+    /* one that was lost midway, and goes on as if nothing had happened */
+    rows(step, 1, &(struct step_row){.slot = 0, .start = 0, .count = 20});
+    observe_step(o, step, done, 0.1);
+    observe_lost(o);
+    rows(step, 1, &(struct step_row){.slot = 0, .start = 20, .count = 20, .flags = STEP_ROW_SAMPLE});
+    observe_step(o, step, done, 0.1);
+    assert_false(drift_report(&o->drift.ttft[5], &report));
+    /* a prompt of one token is a prompt */
+    rows(step, 1, &(struct step_row){.slot = 0, .start = 0, .count = 1, .flags = STEP_ROW_SAMPLE});
+    observe_step(o, step, done, 0.1);
+    assert_true(drift_report(&o->drift.ttft[0], &report) && report.count == 1);
+    assert_false(drift_report(&o->drift.decode[0], &report));
+    close_forecast(s);
+    free(s);
+    free(step);
+}
+
+static void what_cannot_be_forecast_is_refused(void **state)
+{
+    (void)state;
+    struct setting *s = malloc(sizeof *s);
+    assert_non_null(s);
+    open_forecast(s);
+    forecast_close(&s->observe.forecast);
+    struct helm_err err = {0};
+    s->profile.cpu.gemv.value = 0;
+    assert_int_not_equal(forecast_open(&s->model, &s->profile, &s->plan, &s->observe.forecast, &err), 0);
+    assert_true(err.text[0] != 0);
+    close_forecast(s);
+    free(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(decode_forecasts_are_the_cost_models),
+        cmocka_unit_test(chunks_keep_within_their_time),
+        cmocka_unit_test(steps_are_filed_under_what_they_are),
+        cmocka_unit_test(what_cannot_be_forecast_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
