@@ -43,9 +43,10 @@ static int cuda_lane_copy(struct device *d, const uint32_t *count, uint32_t toke
 
 static int cuda_swiglu(struct device *d, const uint32_t *count, uint32_t tokens, const void *in,
                        enum dtype in_dtype, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
-                       enum dtype out_dtype, uint32_t flags, struct helm_err *err)
+                       enum dtype out_dtype, uint32_t out_stride, uint32_t flags, struct helm_err *err)
 {
-    return gpuk_swiglu(count, tokens, in, in_dtype, stride, up_at, n, out, out_dtype, flags, STREAM(d), err);
+    return gpuk_swiglu(count, tokens, in, in_dtype, stride, up_at, n, out, out_dtype, out_stride, flags,
+                       STREAM(d), err);
 }
 
 static int cuda_rope_table(struct device *d, const struct gpuk_step *step, uint32_t tokens,

@@ -111,7 +111,7 @@ struct device_kernels {
                      uint32_t hidden, float *out, uint32_t flags, struct helm_err *err);
     int (*swiglu)(struct device *d, const uint32_t *count, uint32_t tokens, const void *in,
                   enum dtype in_dtype, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
-                  enum dtype out_dtype, uint32_t flags, struct helm_err *err);
+                  enum dtype out_dtype, uint32_t out_stride, uint32_t flags, struct helm_err *err);
     int (*rope_table)(struct device *d, const struct gpuk_step *step, uint32_t tokens, const float *inv_freq,
                       uint32_t head_dim, float scale, float *table, uint32_t flags, struct helm_err *err);
     int (*rope_append)(struct device *d, const struct gpuk_attention *args, uint32_t tokens, void *q_out,

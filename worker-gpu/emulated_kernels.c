@@ -175,7 +175,7 @@ static int emulated_matmul(struct device *d, enum dtype dtype, enum dtype out_dt
 
 struct row_call { /* what works row by row */
     const uint32_t *count;
-    uint32_t tokens, stride, n, up_at;
+    uint32_t tokens, stride, n, up_at, out_stride;
     const void *in;
     const float *weight;
     void *out;
@@ -268,13 +268,13 @@ static void run_swiglu(struct emulated_math *math, const void *data)
         math->vector->load(gate, in, c->in_dtype, c->n);
         math->vector->load(up, in + c->up_at * bytes, c->in_dtype, c->n);
         math->vector->swiglu(gate, gate, up, c->n);
-        emulated_store(math, c->out, (size_t)t * c->n, c->out_dtype, gate, c->n);
+        emulated_store(math, c->out, (size_t)t * c->out_stride, c->out_dtype, gate, c->n);
     }
 }
 
 static int emulated_swiglu(struct device *d, const uint32_t *count, uint32_t tokens, const void *in,
                            enum dtype in_dtype, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
-                           enum dtype out_dtype, uint32_t flags, struct helm_err *err)
+                           enum dtype out_dtype, uint32_t out_stride, uint32_t flags, struct helm_err *err)
 {
     (void)flags;
     const struct row_call call = {.count = count,
@@ -284,6 +284,7 @@ static int emulated_swiglu(struct device *d, const uint32_t *count, uint32_t tok
                                   .up_at = up_at,
                                   .in = in,
                                   .out = out,
+                                  .out_stride = out_stride,
                                   .in_dtype = in_dtype,
                                   .out_dtype = out_dtype};
     return emulated_enqueue(d, run_swiglu, &call, sizeof call, err);

@@ -9,28 +9,44 @@
 
 #include "common/cpu.h"
 #include "common/units.h"
+#include "worker-gpu/measure.h"
 #include "worker-gpu/print.h"
 #include "worker-gpu/step.h"
+
+#define PAGE_BYTES        4096u
+#define LOAD_LOOK_MS      100   /* between two looks whether loading was cancelled */
+#define LOAD_BYTES_PER_MS 50000 /* a slower loader of host weights than this counts as lost */
 
 /* Refuses with every number when what the plan wants cannot fit: before anything is allocated or read. */
 static int check_ceiling(struct gpu_engine *g, struct helm_err *err)
 {
-    struct device *d = g->device;
-    char text[5][UNITS_TEXT], total[UNITS_TEXT], ceiling[UNITS_TEXT];
+    const struct device *d = g->device;
+    char lines[384] = "", text[UNITS_TEXT], total[UNITS_TEXT], ceiling[UNITS_TEXT];
     uint64_t sum = 0;
-    const uint64_t bytes[5] = {g->weights.bytes, g->kv_bytes, g->buffers.bytes, d->used[DEVICE_GRAPHS],
-                               d->used[DEVICE_CONTEXT]};
-    for (int i = 0; i < 5; i++) {
-        units_format_size(bytes[i], text[i]);
-        if (units_add(sum, bytes[i], &sum)) sum = UINT64_MAX;
+    size_t at = 0;
+    const struct {
+        const char *what;
+        uint64_t bytes;
+        bool shown;
+    } line[] = {{"weights", g->weights.bytes, true},
+                {"KV pool", g->kv_bytes, true},
+                {"borrowed KV", g->staging_bytes, g->staging_bytes > 0},
+                {"ring", g->ring_bytes, g->ring_bytes > 0},
+                {"workspace", g->buffers.bytes, true},
+                {"graphs", d->used[DEVICE_GRAPHS], true},
+                {"context", d->used[DEVICE_CONTEXT], true}};
+    for (size_t i = 0; i < sizeof line / sizeof *line; i++) {
+        if (units_add(sum, line[i].bytes, &sum)) sum = UINT64_MAX;
+        if (!line[i].shown || at >= sizeof lines) continue;
+        int n = snprintf(lines + at, sizeof lines - at, "%s%s %s", at ? ", " : "", line[i].what,
+                         units_format_size(line[i].bytes, text));
+        if (n > 0) at += (size_t)n;
     }
     if (sum <= d->ceiling) return 0;
-    return helm_fail(
-        err, HELM_E_CAPACITY,
-        "the plan needs %s of VRAM, the ceiling is %s: weights %s, KV pool %s (%u pages), workspace "
-        "%s, graphs %s, context %s",
-        units_format_size(sum, total), units_format_size(d->ceiling, ceiling), text[0], text[1],
-        arena_header_of(g->base.arena)->page_count, text[2], text[3], text[4]);
+    return helm_fail(err, HELM_E_CAPACITY,
+                     "the plan needs %s of VRAM, the ceiling is %s (%u pages of KV): %s",
+                     units_format_size(sum, total), units_format_size(d->ceiling, ceiling),
+                     arena_header_of(g->base.arena)->page_count, lines);
 }
 
 static int open_device(struct gpu_engine *g, const struct engine_options *o, struct helm_err *err)
@@ -48,23 +64,72 @@ static int open_device(struct gpu_engine *g, const struct engine_options *o, str
 
 static int size_everything(struct gpu_engine *g, struct helm_err *err)
 {
-    const struct arena_header *h = arena_header_of(g->base.arena);
+    const struct arena *arena = g->base.arena;
+    const struct arena_header *h = arena_header_of(arena);
+    int rc = gpu_program_check_phases(&g->plan, err);
+    if (rc) return rc;
     g->kv = h->kv;
     g->kv.layers = plan_layers_of(&g->plan, PLAN_HOME_GPU);
-    if (g->kv.layers && g->kv.head_dim > GPUK_HEAD_DIM_MAX)
+    g->staging_bytes = gpu_staging_bytes(&g->plan, h);
+    if ((g->kv.layers || g->staging_bytes) && g->kv.head_dim > GPUK_HEAD_DIM_MAX)
         return helm_fail(err, HELM_E_UNSUPPORTED, "head_dim %u: the GPU's attention takes at most %d",
                          g->kv.head_dim, GPUK_HEAD_DIM_MAX);
     if (units_mul(kv_page_bytes(&g->kv), h->page_count, &g->kv_bytes))
         return helm_fail(err, HELM_E_LIMIT, "the KV pool of %u pages overflows", h->page_count);
-    gpu_buffers_place(&g->model.config, &g->plan, h, (enum dtype)h->kv.dtype, &g->device->kernels,
-                      &g->buffers);
-    int rc = gpu_weights_plan(&g->model, &g->plan, &g->weights, err);
+    g->ring_bytes = plan_has_home(&g->plan, PLAN_HOME_STREAM) ? g->plan.ring_bytes : 0;
+    gpu_buffers_place(&g->model, &g->plan, h, &g->device->kernels, &g->buffers);
+    rc = gpu_weights_plan(&g->model, &g->plan, arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
+                          h->region[ARENA_REGION_WEIGHTS].bytes, &g->weights, err);
+    if (rc) return rc;
+    for (uint32_t p = 0; p < plan_phase_count(&g->plan) && !rc; p++)
+        rc = ring_plan(&g->weights, &g->plan, p, p ? &g->ring[0] : NULL, &g->ring[p], err);
     if (rc) return rc;
     atomic_store(&g->base.bytes_total, g->weights.matrix_bytes);
     return check_ceiling(g, err);
 }
 
-/* Buffers, cache, pinned memory, the arena's registration. */
+static int register_region(struct gpu_engine *g, enum gpu_region region, uint64_t offset, uint64_t bytes,
+                           bool read_only, struct helm_err *err)
+{
+    static const char *const what[GPU_REGION_COUNT] = {"lanes", "host KV pool", "host weights"};
+    char *base = (char *)g->base.arena->base + offset;
+    int rc = device_host_register(g->device, what[region], base, bytes, read_only, err);
+    if (!rc) g->region[region] = base;
+    return rc;
+}
+
+static int make_events(struct gpu_engine *g, struct helm_err *err)
+{
+    struct device *d = g->device;
+    uint32_t count = gpu_events_needed(&g->plan, g->ring);
+    int rc = d->ops->event_create(d, &g->copied, err);
+    g->event = calloc((size_t)count + 1, sizeof *g->event);
+    if (!rc && !g->event) rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u events", count);
+    for (; g->event_count < count && !rc; g->event_count += !rc)
+        rc = d->ops->event_create(d, &g->event[g->event_count], err);
+    return rc;
+}
+
+/* VRAM beside the weights. What is read before it was ever written has to be finite: positions that are
+ * masked still meet a weight of 0 in some kernels, and programs run over an empty ring while code is loaded.
+ */
+static int allocate_device(struct gpu_engine *g, struct helm_err *err)
+{
+    struct device *d = g->device;
+    void *memory = NULL;
+    int rc = 0;
+    if (g->kv_bytes) rc = device_alloc(d, DEVICE_KV, g->kv_bytes, &g->kv_pool, err);
+    if (!rc && g->kv_bytes) rc = d->ops->clear(d, DEVICE_COMPUTE, g->kv_pool, g->kv_bytes, err);
+    if (!rc && g->staging_bytes) rc = device_alloc(d, DEVICE_KV, g->staging_bytes, &g->staging, err);
+    if (!rc && g->staging_bytes) rc = d->ops->clear(d, DEVICE_COMPUTE, g->staging, g->staging_bytes, err);
+    if (!rc && g->ring_bytes) rc = device_alloc(d, DEVICE_RING, g->ring_bytes, &g->ring_memory, err);
+    if (!rc && g->ring_bytes) rc = d->ops->clear(d, DEVICE_COMPUTE, g->ring_memory, g->ring_bytes, err);
+    if (!rc) rc = device_alloc(d, DEVICE_WORKSPACE, g->buffers.bytes, &memory, err);
+    g->buffers.memory = memory;
+    return rc;
+}
+
+/* Buffers, cache, ring, pinned memory, events; of the arena what is in front of cache and weights. */
 static int allocate(struct gpu_engine *g, struct helm_err *err)
 {
     struct device *d = g->device;
@@ -72,17 +137,11 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     const struct arena_header *h = arena_header_of(arena);
     const struct model_config *c = &g->model.config;
     struct gpu_block block;
-    void *memory = NULL;
-    /* Everything in front of cache and weights: lanes and logits. No home that the GPU computes reads those.
-     */
-    int rc = device_host_register(d, "the lanes", arena->base, h->region[ARENA_REGION_KV].offset, false, err);
+    int rc = register_region(g, GPU_REGION_FRONT, 0, h->region[ARENA_REGION_KV].offset, false, err);
+    if (!rc) rc = allocate_device(g, err);
+    if (!rc) rc = make_events(g, err);
     if (rc) return rc;
-    g->registered = true;
-    if (g->kv_bytes) rc = device_alloc(d, DEVICE_KV, g->kv_bytes, &g->kv_pool, err);
-    if (!rc) rc = device_alloc(d, DEVICE_WORKSPACE, g->buffers.bytes, &memory, err);
-    if (rc) return rc;
-    g->buffers.memory = memory;
-    gpu_buffers_place(c, &g->plan, h, (enum dtype)h->kv.dtype, &d->kernels, &g->buffers);
+    gpu_buffers_place(&g->model, &g->plan, h, &d->kernels, &g->buffers);
     gpu_block_place(g->buffers.tokens, h->slots, h->pages_per_slot, &block);
     uint64_t results = (block.bytes + 63) / 64 * 64, inv_freq = results + 64 * sizeof(struct gpuk_token),
              end = inv_freq + (c->head_dim * sizeof(float) + 63) / 64 * 64;
@@ -98,14 +157,16 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .device = d,
                                     .kv = g->kv,
                                     .kv_pool = g->kv_pool,
+                                    .ring = g->ring,
+                                    .ring_memory = g->ring_memory,
+                                    .event = g->event,
                                     .block_host = pinned,
                                     .tokens = (struct gpuk_token *)(pinned + results),
                                     .end = (_Atomic uint32_t *)(pinned + end)};
+    for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
+        g->source.staging[i] = (char *)g->staging + i * (g->staging_bytes / GPU_STAGINGS);
     rope_inv_freq(c, (float *)(pinned + inv_freq), &g->source.rope_scale);
-    if (g->kv.layers) {
-        /* A position that is masked still meets a weight of 0 in some kernels: 0 times anything finite. */
-        rc = d->ops->clear(d, DEVICE_COMPUTE, g->kv_pool, g->kv_bytes, err);
-        if (rc) return rc;
+    if (g->buffers.inv_freq) {
         rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, g->buffers.inv_freq, pinned + inv_freq,
                          c->head_dim / 2 * sizeof(float), err);
         if (!rc)
@@ -114,7 +175,40 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     }
     if (!rc && g->plan.head == PLAN_HOME_GPU)
         rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.argmax_work, g->buffers.argmax_work_bytes, err);
-    if (!rc) rc = d->ops->event_create(d, &g->copied, err);
+    return rc;
+}
+
+/* Waits until the loading worker has filled the weights region and moves its pages no more. */
+static int wait_for_weights(struct gpu_engine *g, struct helm_err *err)
+{
+    const struct arena *arena = g->base.arena;
+    struct doorbell *bell = &arena_control_of(arena)->weights_bell;
+    uint64_t bytes = arena_header_of(arena)->region[ARENA_REGION_WEIGHTS].bytes;
+    uint64_t limit_ms = g->wait_ms + bytes / LOAD_BYTES_PER_MS;
+    for (uint64_t start_us = units_now_us();;) {
+        uint32_t seen = doorbell_read(bell);
+        if (seen == 1) return 0;
+        if (atomic_load_explicit(&g->base.cancel, memory_order_relaxed))
+            return helm_fail(err, HELM_E_CANCELLED, "loading was cancelled");
+        if ((units_now_us() - start_us) / 1000 >= limit_ms)
+            return helm_fail(err, HELM_E_PEER, "the weights in host memory were not there within %llu ms",
+                             (unsigned long long)limit_ms);
+        (void)doorbell_wait(bell, seen, 0, LOAD_LOOK_MS, NULL);
+    }
+}
+
+/* Makes what the copy queue reads and writes in the arena known to the device, once its pages are final. */
+static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
+{
+    const struct arena_header *h = arena_header_of(g->base.arena);
+    const struct arena_region *weights = &h->region[ARENA_REGION_WEIGHTS], *kv = &h->region[ARENA_REGION_KV];
+    uint64_t first = g->weights.host_first / PAGE_BYTES * PAGE_BYTES;
+    uint64_t end = (g->weights.host_end + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    int rc = 0;
+    if (g->weights.host_end == 0) return 0;
+    rc = wait_for_weights(g, err);
+    if (!rc) rc = register_region(g, GPU_REGION_WEIGHTS, weights->offset + first, end - first, false, err);
+    if (!rc && g->staging_bytes) rc = register_region(g, GPU_REGION_KV, kv->offset, kv->bytes, false, err);
     return rc;
 }
 
@@ -144,30 +238,44 @@ static int take_batch_memory(struct gpu_engine *g, struct helm_err *err)
     return helm_fail(err, HELM_E_NOMEM, "no memory for a step of %u tokens", tokens);
 }
 
-/* Lowers every tier; runs each alone, so that all code is loaded (a load under a queue that waits for the
- * host would never end); captures those of fixed shape. */
-static int prepare_programs(struct gpu_engine *g, struct helm_err *err)
+static int capture(struct gpu_engine *g, struct gpu_program *p, struct helm_err *err)
 {
     struct device *d = g->device;
+    const struct gpu_issue issue = {.tokens = p->tokens, .rows = p->samples, .samples = p->samples};
+    int rc = d->ops->capture_begin(d, err);
+    if (rc) return rc;
+    rc = gpu_program_issue(&g->source, p, &issue, err);
+    int ended = d->ops->capture_end(d, &p->graph, rc ? NULL : err);
+    return rc ? rc : ended;
+}
+
+/* Lowers every phase and tier; runs each alone, so that all code is loaded (a load under a queue that waits
+ * for the host would never end); captures those of fixed shape, unless graphs are not wanted; fills the ring
+ * for the first step. */
+static int prepare_programs(struct gpu_engine *g, bool graphs, struct helm_err *err)
+{
+    struct device *d = g->device;
+    uint32_t step_tokens = arena_header_of(g->base.arena)->step_tokens, phases = plan_phase_count(&g->plan);
     int rc = 0;
-    for (int t = 0; t < GPU_TIER_COUNT && !rc; t++)
-        rc = gpu_program_lower(&g->source, (enum gpu_tier)t, &g->program[t], err);
+    for (uint32_t i = 0; i < phases * GPU_TIER_COUNT && !rc; i++) {
+        uint32_t p = i / GPU_TIER_COUNT, t = i % GPU_TIER_COUNT;
+        if (gpu_program_exists(&g->plan, step_tokens, p, (enum gpu_tier)t))
+            rc = gpu_program_lower(&g->source, p, (enum gpu_tier)t, &g->program[p][t], err);
+    }
     uint64_t before = d->ops->memory_overhead(d);
-    for (int t = 0; t < GPU_TIER_COUNT && !rc; t++) rc = gpu_step_warm(g, &g->program[t], err);
+    for (uint32_t i = 0; i < phases * GPU_TIER_COUNT && !rc; i++) {
+        const struct gpu_program *program = &g->program[i / GPU_TIER_COUNT][i % GPU_TIER_COUNT];
+        if (program->count) rc = gpu_step_warm(g, program, err);
+    }
     uint64_t warm = d->ops->memory_overhead(d); /* libraries load their code with first use */
     if (!rc && warm > before) rc = device_charge(d, DEVICE_CONTEXT, warm - before, err);
     before = warm;
-    for (int t = 0; t < GPU_TIER_CHUNK && !rc; t++) {
-        struct gpu_program *p = &g->program[t];
-        rc = d->ops->capture_begin(d, err);
-        if (rc) break;
-        rc = gpu_program_issue(&g->source, p, p->tokens, p->samples, p->samples, false, err);
-        int ended = d->ops->capture_end(d, &p->graph, rc ? NULL : err);
-        if (!rc) rc = ended;
-    }
+    for (int t = 0; t < GPU_TIER_CHUNK && graphs && !rc; t++)
+        if (g->program[0][t].count) rc = capture(g, &g->program[0][t], err);
     uint64_t after = d->ops->memory_overhead(d), seen = d->used[DEVICE_GRAPHS];
     if (!rc && after > before && after - before > seen)
         rc = device_charge(d, DEVICE_GRAPHS, after - before - seen, err);
+    if (!rc) rc = gpu_program_prime(&g->source, err);
     return rc;
 }
 
@@ -179,15 +287,22 @@ static void gpu_engine_free(struct worker_engine *base)
     pool_destroy(g->samplers);
     for (uint32_t i = 0; i < GPU_SAMPLERS_MAX; i++) free(g->scratch[i]);
     if (d) {
-        for (int t = 0; t < GPU_TIER_COUNT; t++) gpu_program_free(&g->program[t], d);
+        for (uint32_t i = 0; i < PLAN_PHASES_MAX * GPU_TIER_COUNT; i++)
+            gpu_program_free(&g->program[i / GPU_TIER_COUNT][i % GPU_TIER_COUNT], d);
+        while (g->event_count) d->ops->event_free(d, g->event[--g->event_count]);
         if (g->copied) d->ops->event_free(d, g->copied);
         device_free(d, DEVICE_KV, g->kv_bytes, g->kv_pool);
+        device_free(d, DEVICE_KV, g->staging_bytes, g->staging);
+        device_free(d, DEVICE_RING, g->ring_bytes, g->ring_memory);
         device_free(d, DEVICE_WORKSPACE, g->buffers.bytes, g->buffers.memory);
         gpu_weights_free(&g->weights);
         if (g->pinned) d->ops->host_free(d, g->pinned);
-        if (g->registered) d->ops->host_unregister(d, g->base.arena->base);
+        for (int i = 0; i < GPU_REGION_COUNT; i++)
+            if (g->region[i]) d->ops->host_unregister(d, g->region[i]);
         device_close(d);
     }
+    free(g->event);
+    for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) ring_free(&g->ring[p]);
     free(g->batch.token);
     free(g->batch.position);
     free(g->batch.token_row);
@@ -220,7 +335,10 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     if (!rc) rc = gpu_weights_load(&g->weights, g->device, readers, &base->bytes_done, &base->cancel, err);
     if (!rc) rc = take_batch_memory(g, err);
     if (!rc && g->plan.head == PLAN_HOME_GPU) rc = start_samplers(g, err);
-    if (!rc) rc = prepare_programs(g, err);
+    if (!rc) rc = register_host_memory(g, err);
+    if (!rc) rc = prepare_programs(g, !o->no_graphs, err);
+    if (!rc && o->no_graphs)
+        engine_reduced(report, "steps are issued anew instead of replaying captured graphs, as asked");
     if (rc) {
         g->failed = true; /* something may still be queued */
         gpu_engine_free(base);
@@ -250,4 +368,6 @@ const struct worker_engine_ops gpu_engine_ops = {.kind = "gpu",
                                                  .step = gpu_engine_step,
                                                  .free = gpu_engine_free,
                                                  .print_programs = gpu_print_programs,
-                                                 .probe = gpu_print_devices};
+                                                 .print_plan = gpu_print_plan,
+                                                 .probe = gpu_print_devices,
+                                                 .measure = measure_serve};

@@ -1,4 +1,5 @@
-/* The GPU engine: a device, its share of the weights and of the cache, and the programs of its spans.
+/* The GPU engine: a device, its share of the weights and of the cache, the ring, and the programs of its
+ * spans.
  *
  * Called by the worker process through common/worker/engine.h and by pair.c (tests). Load and step come from
  * one thread. */
@@ -13,20 +14,27 @@
 /* Host threads that draw tokens when the device's argmax is not enough. */
 #define GPU_SAMPLERS_MAX 4
 
+/* Parts of the arena that the device and its copies use: lanes and what is before them; the host's KV pool
+ * where layers of it are borrowed; the streamed part of the weights. */
+enum gpu_region { GPU_REGION_FRONT, GPU_REGION_KV, GPU_REGION_WEIGHTS, GPU_REGION_COUNT };
+
 struct gpu_engine {
     struct worker_engine base;
     struct model model;
-    struct plan plan; /* a copy of what is needed: stages are owned */
+    struct plan plan; /* a copy */
     struct device *device;
     struct gpu_weights weights;
     struct gpu_buffers buffers;
     struct kv_layout kv;
-    void *kv_pool;
-    uint64_t kv_bytes;
-    bool registered; /* the arena, with the device */
-    void *pinned;    /* step block, argmax results, end word */
+    void *kv_pool, *staging, *ring_memory;
+    uint64_t kv_bytes, staging_bytes, ring_bytes;
+    struct ring_schedule ring[PLAN_PHASES_MAX];
+    struct device_event **event; /* [event_count] */
+    uint32_t event_count;
+    void *region[GPU_REGION_COUNT]; /* registered with the device; NULL: not */
+    void *pinned;                   /* step block, argmax results, end word */
     struct gpu_source source;
-    struct gpu_program program[GPU_TIER_COUNT];
+    struct gpu_program program[PLAN_PHASES_MAX][GPU_TIER_COUNT];
     struct batch batch;
     struct step_result own_result; /* where the rows are checked when the result is the other worker's */
     struct pool *samplers;

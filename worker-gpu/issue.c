@@ -1,7 +1,7 @@
-/* Issuing a program: its entries, one after another, into the device's compute queue; printing it. See
- * program.h.
+/* Issuing a program: its entries, one after another, into the device's queues. See program.h.
  *
- * Run once per decode tier, under capture, and once per step for a chunk. */
+ * Run once per decode tier, under capture, and once per step for a chunk (for every program where graphs are
+ * not wanted). Called by step.c and engine.c. */
 #include "worker-gpu/program.h"
 
 static bool is_launch(enum gpu_kind kind)
@@ -11,17 +11,56 @@ static bool is_launch(enum gpu_kind kind)
     case GPU_WORD_WAIT:
     case GPU_WORD_WRITE:
     case GPU_MATMUL:
+    case GPU_RECORD:
+    case GPU_FOLLOW:
         return false;
     default:
         return true;
     }
 }
 
-static bool is_hand_over(const struct gpu_source *s, const struct gpu_entry *e)
+/* The copy queue's, which stand between the compute queue's without being part of it. */
+static bool is_copy(const struct gpu_entry *e)
 {
-    bool word = e->kind == GPU_WORD_WAIT || e->kind == GPU_WORD_WRITE;
-    return e->kind == GPU_LANE_READ || e->kind == GPU_LANE_WRITE || (word && e->as.word.word != s->end);
+    switch (e->kind) {
+    case GPU_STREAM_COPY:
+    case GPU_KV_IN:
+    case GPU_KV_OUT:
+        return true;
+    case GPU_RECORD:
+    case GPU_FOLLOW:
+        return e->as.event.queue == DEVICE_COPY;
+    default:
+        return false;
+    }
 }
+
+/* What a program that runs alone leaves out. */
+static bool is_between_others(const struct gpu_source *s, const struct gpu_entry *e)
+{
+    switch (e->kind) {
+    case GPU_LANE_READ:
+    case GPU_LANE_WRITE:
+    case GPU_STREAM_COPY:
+    case GPU_KV_IN:
+    case GPU_KV_OUT:
+    case GPU_RECORD:
+    case GPU_FOLLOW:
+        return true;
+    case GPU_WORD_WAIT:
+    case GPU_WORD_WRITE:
+        return e->as.word.word != s->end;
+    default:
+        return false;
+    }
+}
+
+/* What an entry is issued for. */
+struct span_of_tokens {
+    uint32_t tokens, padded;
+    const uint32_t *count; /* on the device */
+    uint32_t flags;
+};
 
 static int issue_linear(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_entry *e,
                         uint32_t tokens, uint32_t flags, struct helm_err *err)
@@ -46,35 +85,138 @@ static void *attention_work(const struct gpu_source *s, uint32_t tokens)
 }
 
 static int issue_attention(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_entry *e,
-                           uint32_t tokens, uint32_t flags, struct helm_err *err)
+                           const struct span_of_tokens *of, struct helm_err *err)
 {
     struct device *d = s->device;
-    const struct gpu_buffers *b = s->buffers;
     const struct gpuk_attention *a = &e->as.attention.args;
     switch (e->kind) {
     case GPU_ROPE_APPEND:
-        return d->kernels.rope_append(d, a, tokens, b->q, e->as.attention.q_dtype, flags, err);
+        return d->kernels.rope_append(d, a, of->tokens, e->as.attention.q, e->as.attention.q_dtype, of->flags,
+                                      err);
     case GPU_ATTEND_DECODE:
-        return d->kernels.attention_decode(d, a, tokens, e->as.attention.fused, b->a,
-                                           attention_work(s, tokens), flags, err);
+        return d->kernels.attention_decode(d, a, of->tokens, e->as.attention.fused, e->as.attention.out,
+                                           attention_work(s, of->tokens), of->flags, err);
     default:
-        return d->kernels.attention_prefill(d, a, b->q, tokens, p->block.rows, b->a,
-                                            e->as.attention.out_dtype, flags, err);
+        return d->kernels.attention_prefill(d, a, e->as.attention.q, of->tokens, p->block.rows,
+                                            e->as.attention.out, e->as.attention.out_dtype, of->flags, err);
     }
 }
 
+/* ---- the copy queue ---- */
+
+static int copy_slice(const struct gpu_source *s, const struct ring_slice *slice, struct helm_err *err)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < slice->part_count && !rc;) {
+        const struct ring_part *first = &slice->part[i];
+        uint64_t bytes = first->bytes;
+        /* one copy of what lies one behind the other on both sides */
+        for (i++; i < slice->part_count && slice->part[i].from == first->from + bytes &&
+                  slice->part[i].at == first->at + bytes;
+             i++)
+            bytes += slice->part[i].bytes;
+        rc = device_copy(s->device, DEVICE_COPY, DEVICE_TO_DEVICE, s->ring_memory + slice->place + first->at,
+                         first->from, bytes, err);
+    }
+    return rc;
+}
+
+static int issue_slice(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_entry *e,
+                       struct helm_err *err)
+{
+    const struct ring_schedule *ring = &s->ring[p->phase];
+    int rc = copy_slice(s, &ring->slice[e->as.stream.slice], err);
+    if (rc || e->as.stream.slice >= ring->count) return rc; /* the next step's: nobody here waits for it */
+    return s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->as.stream.event], err);
+}
+
+/* The pages of a row that an entry copies: those with a position before this step, or those appended to. */
+static void borrowed_pages(const struct gpu_source *s, const struct batch_row *row, bool out, uint32_t *first,
+                           uint32_t *end)
+{
+    uint32_t page = s->kv.page_tokens;
+    *first = out ? row->start / page : 0;
+    *end = out ? (row->start + row->count + page - 1) / page : (row->start + page - 1) / page;
+}
+
+static int issue_borrow(const struct gpu_source *s, const struct gpu_issue *issue, const struct gpu_entry *e,
+                        struct helm_err *err)
+{
+    const struct kv_layout *host = &arena_header_of(s->arena)->kv;
+    const uint64_t layer_bytes = kv_layer_bytes(host), page_bytes = kv_page_bytes(host);
+    char *pool = (char *)arena_region_ptr(s->arena, ARENA_REGION_KV) + e->as.borrow.kv_layer * layer_bytes;
+    char *staging = s->staging[e->as.borrow.staging];
+    bool out = e->kind == GPU_KV_OUT;
+    int rc = 0;
+    for (uint32_t r = 0; r < issue->batch->row_count && !rc; r++) {
+        const struct batch_row *row = &issue->batch->row[r];
+        uint32_t at, end;
+        borrowed_pages(s, row, out, &at, &end);
+        while (at < end && !rc) {
+            uint32_t page = row->pages[at], run = 1; /* neighbours in the pool go in one copy */
+            while (at + run < end && row->pages[at + run] == page + run) run++;
+            struct device_copy_2d copy = {.to = staging + page * layer_bytes,
+                                          .from = pool + page * page_bytes,
+                                          .to_stride = layer_bytes,
+                                          .from_stride = page_bytes,
+                                          .width = layer_bytes,
+                                          .height = run};
+            if (out)
+                copy = (struct device_copy_2d){.to = pool + page * page_bytes,
+                                               .from = staging + page * layer_bytes,
+                                               .to_stride = page_bytes,
+                                               .from_stride = layer_bytes,
+                                               .width = layer_bytes,
+                                               .height = run};
+            rc = device_copy_2d(s->device, DEVICE_COPY, out ? DEVICE_TO_HOST : DEVICE_TO_DEVICE, &copy, err);
+            at += run;
+        }
+    }
+    if (rc) return rc;
+    return s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->as.borrow.event], err);
+}
+
+uint64_t gpu_program_borrowed(const struct gpu_source *s, const struct gpu_program *p,
+                              const struct batch *batch)
+{
+    uint64_t pages = 0, layers = 0;
+    for (uint32_t i = 0; i < p->count; i++) layers += p->entry[i].kind == GPU_KV_OUT;
+    for (uint32_t r = 0; r < batch->row_count && layers; r++)
+        for (int out = 0; out < 2; out++) {
+            uint32_t first, end;
+            borrowed_pages(s, &batch->row[r], out, &first, &end);
+            pages += end - first;
+        }
+    return layers * pages * kv_layer_bytes(&s->kv);
+}
+
+int gpu_program_prime(const struct gpu_source *s, struct helm_err *err)
+{
+    struct device *d = s->device;
+    uint32_t prefix = ring_prefix(&s->ring[0]);
+    int rc = 0;
+    if (prefix == 0) return 0;
+    for (uint32_t i = 0; i < prefix && !rc; i++) rc = copy_slice(s, &s->ring[0].slice[i], err);
+    if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, s->event[GPU_EVENT_JOIN], err);
+    if (!rc) rc = d->ops->event_wait(d, s->event[GPU_EVENT_JOIN], err);
+    return rc;
+}
+
+/* ---- entries ---- */
+
 static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_entry *e,
-                       uint32_t tokens, uint32_t padded, uint32_t rows, uint32_t flags, struct helm_err *err)
+                       const struct gpu_issue *issue, const struct span_of_tokens *of, struct helm_err *err)
 {
     struct device *d = s->device;
     const struct device_kernels *k = &d->kernels;
     const struct gpu_buffers *b = s->buffers;
     const struct model_config *c = &s->model->config;
-    const uint32_t *count = p->step.counts;
+    const uint32_t tokens = of->tokens, flags = of->flags, *count = of->count;
     switch (e->kind) {
     case GPU_COPY_BLOCK:
         return device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, b->block, s->block_host,
-                           p->block.page_table + (uint64_t)rows * p->step.pages_per_slot * sizeof(uint32_t),
+                           p->block.page_table +
+                               (uint64_t)issue->rows * p->step.pages_per_slot * sizeof(uint32_t),
                            err);
     case GPU_ROPE_TABLE:
         return k->rope_table(d, &p->step, tokens, b->inv_freq, c->head_dim, s->rope_scale, b->rope_table,
@@ -86,10 +228,10 @@ static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, 
     case GPU_GEMM_SMALL:
         return issue_linear(s, p, e, tokens, flags, err);
     case GPU_NORM:
-        return k->rmsnorm(d, e->as.norm.count, tokens, e->as.norm.x, e->as.norm.norm, (float)c->norm_eps,
-                          c->hidden, e->as.norm.out, e->as.norm.out_dtype, flags, err);
+        return k->rmsnorm(d, count, tokens, e->as.norm.x, e->as.norm.norm, (float)c->norm_eps, c->hidden,
+                          e->as.norm.out, e->as.norm.out_dtype, flags, err);
     case GPU_MATMUL:
-        return k->matmul(d, e->as.matmul.dtype, e->as.matmul.out_dtype, padded, e->as.matmul.rows,
+        return k->matmul(d, e->as.matmul.dtype, e->as.matmul.out_dtype, of->padded, e->as.matmul.rows,
                          e->as.matmul.cols, e->as.matmul.out_stride, e->as.matmul.accumulate, e->as.matmul.w,
                          e->as.matmul.x, e->as.matmul.out, b->matmul_work, err);
     case GPU_ADD_BIAS:
@@ -97,11 +239,12 @@ static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, 
                            e->as.bias.rows, e->as.bias.bias, flags, err);
     case GPU_SWIGLU:
         return k->swiglu(d, count, tokens, e->as.swiglu.in, e->as.swiglu.dtype, 2 * e->as.swiglu.n,
-                         e->as.swiglu.n, e->as.swiglu.n, e->as.swiglu.out, e->as.swiglu.dtype, flags, err);
+                         e->as.swiglu.n, e->as.swiglu.n, e->as.swiglu.out, e->as.swiglu.dtype,
+                         e->as.swiglu.out_stride, flags, err);
     case GPU_ROPE_APPEND:
     case GPU_ATTEND_DECODE:
     case GPU_ATTEND_PREFILL:
-        return issue_attention(s, p, e, tokens, flags, err);
+        return issue_attention(s, p, e, of, err);
     case GPU_LANE_READ:
     case GPU_LANE_WRITE:
         return k->lane_copy(d, count, tokens, e->as.move.from, c->hidden, e->as.move.to, flags, err);
@@ -114,67 +257,53 @@ static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, 
     case GPU_ARGMAX:
         return k->argmax(d, count + 2, p->samples, b->logits, c->vocab, s->tokens, b->argmax_work, flags,
                          err);
+    case GPU_STREAM_COPY:
+        return issue_slice(s, p, e, err);
+    case GPU_KV_IN:
+    case GPU_KV_OUT:
+        return issue_borrow(s, issue, e, err);
+    case GPU_RECORD:
+        return d->ops->event_record(d, e->as.event.queue, s->event[e->as.event.event], err);
+    case GPU_FOLLOW:
+        return d->ops->event_follow(d, e->as.event.queue, s->event[e->as.event.event], err);
     }
     return helm_fail(err, HELM_E_INTERNAL, "entry %d of no kind", (int)e->kind);
 }
 
-int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, uint32_t tokens, uint32_t rows,
-                      uint32_t samples, bool alone, struct helm_err *err)
+static uint32_t pad(uint32_t tokens)
 {
-    uint32_t padded = (tokens + GPU_PAD_TOKENS - 1) / GPU_PAD_TOKENS * GPU_PAD_TOKENS;
+    return (tokens + GPU_PAD_TOKENS - 1) / GPU_PAD_TOKENS * GPU_PAD_TOKENS;
+}
+
+/* The tokens of an entry; none when the step ends before its sub-chunk. */
+static struct span_of_tokens span_of(const struct gpu_program *p, const struct gpu_entry *e, uint32_t tokens)
+{
+    struct span_of_tokens of = {.tokens = tokens, .count = p->step.counts};
+    if (e->sub != GPU_SUB_ALL && p->block.subs > 1) {
+        uint32_t before = e->sub * GPU_SUB_TOKENS, left = tokens > before ? tokens - before : 0;
+        of.tokens = left < GPU_SUB_TOKENS ? left : GPU_SUB_TOKENS;
+        of.count += (p->block.sub + e->sub * p->block.sub_stride + p->block.sub_counts - p->block.counts) /
+                    sizeof(uint32_t);
+    }
+    of.padded = pad(of.tokens);
+    return of;
+}
+
+int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_issue *issue,
+                      struct helm_err *err)
+{
     bool after_launch = false; /* only behind another kernel may one start early */
     int rc = 0;
     for (uint32_t i = 0; i < p->count && !rc; i++) {
         const struct gpu_entry *e = &p->entry[i];
-        if (e->head && e->group * GPUK_BATCH_MAX >= samples) continue;
-        if (alone && is_hand_over(s, e)) continue;
-        uint32_t flags = after_launch && s->device->early_launch ? GPUK_EARLY : 0;
-        rc = issue_entry(s, p, e, tokens, padded, rows, flags, err);
-        after_launch = is_launch(e->kind);
+        if (e->head && e->group * GPUK_BATCH_MAX >= issue->samples) continue;
+        if (e->again && issue->tokens <= GPU_SUB_TOKENS) continue;
+        if (issue->alone && is_between_others(s, e)) continue;
+        struct span_of_tokens of = span_of(p, e, issue->tokens);
+        if (of.tokens == 0) continue;
+        of.flags = after_launch && s->device->early_launch ? GPUK_EARLY : 0;
+        rc = issue_entry(s, p, e, issue, &of, err);
+        if (!is_copy(e)) after_launch = is_launch(e->kind);
     }
     return rc;
-}
-
-void gpu_program_print(const struct gpu_program *program, const char *title, FILE *out)
-{
-    static const char *const name[] = {[GPU_COPY_BLOCK] = "copy step block",
-                                       [GPU_ROPE_TABLE] = "rope table",
-                                       [GPU_EMBED] = "embed",
-                                       [GPU_GEMV] = "gemv",
-                                       [GPU_GEMM_SMALL] = "gemm small",
-                                       [GPU_NORM] = "norm",
-                                       [GPU_MATMUL] = "matmul",
-                                       [GPU_ADD_BIAS] = "add bias",
-                                       [GPU_SWIGLU] = "swiglu",
-                                       [GPU_ROPE_APPEND] = "rope, append",
-                                       [GPU_ATTEND_DECODE] = "attend",
-                                       [GPU_ATTEND_PREFILL] = "attend",
-                                       [GPU_LANE_READ] = "take from lane",
-                                       [GPU_LANE_WRITE] = "put in lane",
-                                       [GPU_WORD_WAIT] = "wait for word",
-                                       [GPU_WORD_WRITE] = "write word",
-                                       [GPU_GATHER] = "gather samples",
-                                       [GPU_ARGMAX] = "argmax"};
-    fprintf(out, "%s: %u entries%s\n", title, program->count, program->graph ? ", one graph" : "");
-    for (uint32_t i = 0; i < program->count; i++) {
-        const struct gpu_entry *e = &program->entry[i];
-        fprintf(out, "%5u ", i);
-        if (e->layer >= 0)
-            fprintf(out, "layer %-4d ", e->layer);
-        else
-            fprintf(out, "%-11s", "");
-        fprintf(out, "%s", name[e->kind]);
-        const struct gpuk_linear_args *l = &e->as.linear;
-        if (e->kind == GPU_GEMV || e->kind == GPU_GEMM_SMALL) {
-            for (uint32_t s = 0; s < l->segments; s++) fprintf(out, " %ux%u", l->segment[s].rows, l->cols);
-            fprintf(out, " %s%s%s%s", dtype_name(l->dtype), l->norm ? ", normed" : "",
-                    l->swiglu ? ", swiglu" : "", l->residual ? ", + residual" : "");
-        } else if (e->kind == GPU_MATMUL) {
-            fprintf(out, " %ux%u %s%s", e->as.matmul.rows, e->as.matmul.cols, dtype_name(e->as.matmul.dtype),
-                    e->as.matmul.accumulate ? ", + residual" : "");
-        } else if (e->kind == GPU_WORD_WAIT || e->kind == GPU_WORD_WRITE) {
-            fprintf(out, " %u", e->as.word.value);
-        }
-        fputc('\n', out);
-    }
 }

@@ -214,7 +214,7 @@ static int issue_many(const struct work *w, uint32_t op, const char *weight, str
                                accumulate, weight, in[op], out[op], k->matmul_work, err);
     if (!rc && op == 2)
         rc = d->kernels.swiglu(d, count, w->tokens, k->gate_up, DTYPE_BF16, 2 * s->inner, s->inner, s->inner,
-                               k->act, DTYPE_BF16, 0, err);
+                               k->act, DTYPE_BF16, s->inner, 0, err);
     return rc;
 }
 

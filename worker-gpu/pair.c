@@ -11,11 +11,16 @@
 
 #define PAIR_LOOK_MS 20 /* between two looks whether a worker failed */
 
+static uint32_t pages_per_slot(const struct pair_options *o)
+{
+    uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
+    return (o->context_tokens + page_tokens - 1) / page_tokens;
+}
+
 static int make_arena(const struct pair_options *o, const struct model *model, struct pair *pair,
                       struct helm_err *err)
 {
-    uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
-    uint32_t pages_per_slot = (o->context_tokens + page_tokens - 1) / page_tokens;
+    uint32_t per_slot = pages_per_slot(o);
     const struct arena_spec spec = {.slots = o->slots,
                                     .context_tokens = o->context_tokens,
                                     .step_tokens = o->step_tokens,
@@ -25,15 +30,15 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                                     .kv = {.layers = plan_layers_of(&pair->plan, PLAN_HOME_CPU),
                                            .kv_heads = model->config.kv_heads,
                                            .head_dim = model->config.head_dim,
-                                           .page_tokens = page_tokens,
+                                           .page_tokens = pair->plan.page_tokens,
                                            .dtype = o->kv_dtype,
                                            .elem_bytes = (uint32_t)dtype_bytes(o->kv_dtype)},
-                                    .page_count = pages_per_slot * o->slots,
+                                    .page_count = pair->plan.page_count,
                                     .weight_bytes = model->weight_bytes + 64 * (uint64_t)model->tensor_count};
     int rc = arena_create(&spec, &pair->arena, err);
     for (uint32_t s = 0; s < o->slots && !rc; s++) {
         uint32_t *pages = arena_page_table_of(&pair->arena, s);
-        for (uint32_t i = 0; i < pages_per_slot; i++) pages[i] = s * pages_per_slot + i;
+        for (uint32_t i = 0; i < per_slot; i++) pages[i] = s * per_slot + i;
         struct arena_slot *slot = arena_slot_of(&pair->arena, s);
         memset(slot, 0, sizeof *slot);
         slot->sampling.top_p = slot->sampling.repetition_penalty = 1;
@@ -56,7 +61,8 @@ static int start(const struct pair_options *o, struct pair *pair, enum pair_work
                                               .peer_wait_ms = o->peer_wait_ms,
                                               .device = o->device,
                                               .vram_bytes = o->vram_bytes,
-                                              .copy_bytes_per_s = o->copy_bytes_per_s};
+                                              .copy_bytes_per_s = o->copy_bytes_per_s,
+                                              .no_graphs = o->no_graphs};
     server->arena = &pair->arena;
     server->epoch = arena_header_of(&pair->arena)->epoch;
     server->worker = worker;
@@ -81,16 +87,15 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     pair->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = pair->done_fd < 0 ? helm_fail_errno(err, "eventfd") : model_read(o->folder, &model, err);
     if (rc) goto out;
-    pair->plan = (struct plan){.layers = model.config.layers,
-                               .stage_count = o->stage_count,
-                               .embed = o->embed,
-                               .head = o->head};
-    pair->plan.stages = calloc(o->stage_count, sizeof *o->stages);
-    if (!pair->plan.stages) {
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", o->stage_count);
-        goto out;
-    }
-    memcpy(pair->plan.stages, o->stages, o->stage_count * sizeof *o->stages);
+    rc = plan_copy(o->plan, &pair->plan, err);
+    if (rc) goto out;
+    pair->plan.layers = model.config.layers;
+    pair->plan.slots = o->slots;
+    pair->plan.context_tokens = o->context_tokens;
+    pair->plan.step_tokens = o->step_tokens;
+    pair->plan.page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
+    pair->plan.page_count = o->slots * pages_per_slot(o);
+    snprintf(pair->plan.kv_dtype, sizeof pair->plan.kv_dtype, "%s", dtype_name(o->kv_dtype));
     rc = make_arena(o, &model, pair, err);
     if (!rc && plan_uses(&pair->plan, PLAN_HOME_CPU)) rc = start(o, pair, PAIR_CPU, &cpu_engine_ops, err);
     if (!rc && plan_uses(&pair->plan, PLAN_HOME_GPU)) rc = start(o, pair, PAIR_GPU, &gpu_engine_ops, err);

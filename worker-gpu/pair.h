@@ -11,15 +11,16 @@ enum pair_worker { PAIR_CPU, PAIR_GPU, PAIR_COUNT };
 
 struct pair_options {
     const char *folder;
-    const struct plan_stage *stages; /* borrowed during pair_open */
-    uint32_t stage_count;
-    enum plan_home embed, head;
+    /* Stages, prefill lists, ring_bytes, embed, head; copied by pair_open, which fills in the sizes below and
+     * the model's layers. */
+    const struct plan *plan;
     const char *device, *kernels;
     enum dtype kv_dtype;
     uint32_t threads, slots, context_tokens, step_tokens;
     uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
     uint64_t vram_bytes, copy_bytes_per_s;
     uint32_t peer_wait_ms;
+    bool no_graphs;
 };
 
 struct pair {

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/host_weights.h"
+#include "common/worker/engine.h"
 #include "worker-gpu/program.h"
 
 #define PRINT_STEP_TOKENS 512
@@ -14,46 +16,66 @@
 
 struct pretence {
     struct model model;
-    struct plan_stage stage;
     struct plan plan;
     struct arena arena;
     struct device *device;
     struct gpu_weights weights;
     struct gpu_buffers buffers;
+    struct ring_schedule ring[PLAN_PHASES_MAX];
     char *space; /* addresses that nothing is behind */
     uint64_t space_bytes;
 };
 
-static int pretend(struct pretence *p, const char *folder, struct gpu_source *source, struct helm_err *err)
+/* Sizes that a plan leaves open, as a daemon might choose them. */
+static int pretend_arena(struct pretence *p, struct helm_err *err)
+{
+    const struct model_config *c = &p->model.config;
+    const struct plan *plan = &p->plan;
+    const struct arena_spec spec = {
+        .slots = plan->slots ? plan->slots : GPUK_BATCH_MAX,
+        .context_tokens = plan->context_tokens ? plan->context_tokens : PRINT_CONTEXT,
+        .step_tokens = plan->step_tokens ? plan->step_tokens : PRINT_STEP_TOKENS,
+        .hidden = c->hidden,
+        .vocab = c->vocab,
+        .lanes = LANE_COUNT,
+        .kv = {.layers = plan_layers_of(plan, PLAN_HOME_CPU),
+               .kv_heads = c->kv_heads,
+               .head_dim = c->head_dim,
+               .page_tokens = plan->page_tokens ? plan->page_tokens : KV_PAGE_TOKENS_DEFAULT,
+               .dtype = DTYPE_F16,
+               .elem_bytes = 2},
+        .page_count = 1,
+        .weight_bytes = p->model.weight_bytes + HOST_WEIGHTS_ALIGN * p->model.tensor_count};
+    return arena_create(&spec, &p->arena, err);
+}
+
+static int pretend(struct pretence *p, const char *folder, const struct plan *plan, struct gpu_source *source,
+                   struct helm_err *err)
 {
     const struct device_options options = {.name = "emulated"};
     int rc = model_read(folder, &p->model, err);
     if (rc) return rc;
     const struct model_config *c = &p->model.config;
-    p->stage = (struct plan_stage){.last = c->layers - 1, .home = PLAN_HOME_GPU};
-    p->plan = (struct plan){.layers = c->layers,
-                            .stages = &p->stage,
-                            .stage_count = 1,
-                            .embed = PLAN_HOME_GPU,
-                            .head = PLAN_HOME_GPU};
-    const struct arena_spec spec = {.slots = GPUK_BATCH_MAX,
-                                    .context_tokens = PRINT_CONTEXT,
-                                    .step_tokens = PRINT_STEP_TOKENS,
-                                    .hidden = c->hidden,
-                                    .vocab = c->vocab,
-                                    .kv = {.kv_heads = c->kv_heads,
-                                           .head_dim = c->head_dim,
-                                           .page_tokens = KV_PAGE_TOKENS_DEFAULT,
-                                           .dtype = DTYPE_F16,
-                                           .elem_bytes = 2},
-                                    .page_count = 1};
-    rc = arena_create(&spec, &p->arena, err);
+    struct plan_stage stage = {.last = c->layers - 1, .home = PLAN_HOME_GPU};
+    const struct plan all = {.layers = c->layers,
+                             .stages = &stage,
+                             .stage_count = 1,
+                             .embed = PLAN_HOME_GPU,
+                             .head = PLAN_HOME_GPU};
+    rc = plan_copy(plan ? plan : &all, &p->plan, err);
+    if (!rc) rc = engine_check_plan(&p->plan, c, err);
+    if (!rc) rc = gpu_program_check_phases(&p->plan, err);
+    if (!rc) rc = pretend_arena(p, err);
     if (!rc) rc = device_open(&options, &p->device, err);
-    if (!rc) rc = gpu_weights_plan(&p->model, &p->plan, &p->weights, err);
     if (rc) return rc;
     const struct arena_header *h = arena_header_of(&p->arena);
-    gpu_buffers_place(c, &p->plan, h, DTYPE_F16, &p->device->kernels, &p->buffers);
-    p->space_bytes = p->weights.bytes + p->buffers.bytes + 4096;
+    rc = gpu_weights_plan(&p->model, &p->plan, arena_region_ptr(&p->arena, ARENA_REGION_WEIGHTS),
+                          h->region[ARENA_REGION_WEIGHTS].bytes, &p->weights, err);
+    for (uint32_t i = 0; i < plan_phase_count(&p->plan) && !rc; i++)
+        rc = ring_plan(&p->weights, &p->plan, i, i ? &p->ring[0] : NULL, &p->ring[i], err);
+    if (rc) return rc;
+    gpu_buffers_place(&p->model, &p->plan, h, &p->device->kernels, &p->buffers);
+    p->space_bytes = p->weights.bytes + p->buffers.bytes + p->plan.ring_bytes + 4096;
     p->space =
         mmap(NULL, (size_t)p->space_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p->space == MAP_FAILED) {
@@ -62,43 +84,74 @@ static int pretend(struct pretence *p, const char *folder, struct gpu_source *so
     }
     gpu_weights_pretend(&p->weights, p->space);
     p->buffers.memory = p->space + p->weights.bytes;
-    gpu_buffers_place(c, &p->plan, h, DTYPE_F16, &p->device->kernels, &p->buffers);
+    gpu_buffers_place(&p->model, &p->plan, h, &p->device->kernels, &p->buffers);
     *source = (struct gpu_source){.model = &p->model,
                                   .plan = &p->plan,
                                   .weights = &p->weights,
                                   .buffers = &p->buffers,
                                   .arena = &p->arena,
                                   .device = p->device,
-                                  .kv = spec.kv};
-    source->kv.layers = c->layers;
+                                  .kv = h->kv,
+                                  .ring = p->ring,
+                                  .ring_memory = p->space + p->weights.bytes + p->buffers.bytes};
+    source->kv.layers = plan_layers_of(&p->plan, PLAN_HOME_GPU);
     return 0;
+}
+
+static int print_each(const struct gpu_source *source, uint32_t phase, FILE *out, struct helm_err *err)
+{
+    static const char *const tier_name[GPU_TIER_COUNT] = {"1 token",        "2 tokens",
+                                                          "3 to 4 tokens",  "5 to 8 tokens",
+                                                          "9 to 16 tokens", "a chunk of tokens"};
+    uint32_t step_tokens = arena_header_of(source->arena)->step_tokens;
+    int rc = 0;
+    for (int t = 0; t < GPU_TIER_COUNT && !rc; t++) {
+        struct gpu_program program;
+        char title[96];
+        if (!gpu_program_exists(source->plan, step_tokens, phase, (enum gpu_tier)t)) continue;
+        rc = gpu_program_lower(source, phase, (enum gpu_tier)t, &program, err);
+        if (rc) break;
+        snprintf(title, sizeof title, "%s", tier_name[t]);
+        if (phase)
+            snprintf(title, sizeof title, "%s, prefill from %u tokens on", tier_name[t],
+                     plan_phase_at(source->plan, phase).from_tokens);
+        gpu_program_print(source, &program, title, out);
+        gpu_program_free(&program, source->device);
+    }
+    return rc;
+}
+
+static int print(const char *folder, const struct plan *plan, FILE *out, struct helm_err *err)
+{
+    struct gpu_source source;
+    struct pretence *p = calloc(1, sizeof *p);
+    if (!p) return helm_fail(err, HELM_E_NOMEM, "no memory");
+    p->arena.fd = -1;
+    int rc = pretend(p, folder, plan, &source, err);
+    for (uint32_t i = 0; !rc && i < plan_phase_count(&p->plan); i++) rc = print_each(&source, i, out, err);
+    gpu_weights_free(&p->weights);
+    for (uint32_t i = 0; i < PLAN_PHASES_MAX; i++) ring_free(&p->ring[i]);
+    if (p->space) munmap(p->space, (size_t)p->space_bytes);
+    device_close(p->device);
+    arena_close(&p->arena);
+    plan_free(&p->plan);
+    model_free(&p->model);
+    free(p);
+    return rc;
 }
 
 int gpu_print_programs(const char *folder, uint32_t threads, const char *kernels, FILE *out,
                        struct helm_err *err)
 {
-    static const char *const title[GPU_TIER_COUNT] = {"1 token",       "2 tokens",       "3 to 4 tokens",
-                                                      "5 to 8 tokens", "9 to 16 tokens", "a chunk of tokens"};
     (void)threads, (void)kernels;
-    struct gpu_source source;
-    struct gpu_program program;
-    struct pretence *p = calloc(1, sizeof *p);
-    if (!p) return helm_fail(err, HELM_E_NOMEM, "no memory");
-    p->arena.fd = -1;
-    int rc = pretend(p, folder, &source, err);
-    for (int t = 0; t < GPU_TIER_COUNT && !rc; t++) {
-        rc = gpu_program_lower(&source, (enum gpu_tier)t, &program, err);
-        if (rc) break;
-        gpu_program_print(&program, title[t], out);
-        gpu_program_free(&program, p->device);
-    }
-    gpu_weights_free(&p->weights);
-    if (p->space) munmap(p->space, (size_t)p->space_bytes);
-    device_close(p->device);
-    arena_close(&p->arena);
-    model_free(&p->model);
-    free(p);
-    return rc;
+    return print(folder, NULL, out, err);
+}
+
+int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads, const char *kernels,
+                   FILE *out, struct helm_err *err)
+{
+    (void)threads, (void)kernels;
+    return print(folder, plan, out, err);
 }
 
 void gpu_print_devices(FILE *out)

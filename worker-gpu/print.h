@@ -8,11 +8,15 @@
 #include <stdio.h>
 
 #include "common/err.h"
+#include "common/plan.h"
 
 /* Lowers the model with everything on the GPU, on the emulated device, without loading weights, and prints
  * every program; threads and kernels are the CPU worker's and ignored. */
 HELM_MUST_CHECK int gpu_print_programs(const char *folder, uint32_t threads, const char *kernels, FILE *out,
                                        struct helm_err *err);
+/* The same of a plan: the GPU's share, each phase's programs, with what comes through the ring. */
+HELM_MUST_CHECK int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads,
+                                   const char *kernels, FILE *out, struct helm_err *err);
 /* {"devices": [...], "error": TEXT when there is none}, one line. */
 void gpu_print_devices(FILE *out);
 

@@ -1,51 +1,81 @@
 /* A program of the GPU worker: its spans of a step lowered to a flat list of operations with resolved
  * addresses.
  *
- * gpu_program_lower makes one for each token tier: 1 token; up to 2, 4, 8, 16; a chunk. Those of the first
- * tiers have fixed shapes (what varies is read from the step block in device memory) and are captured: a
- * step is one graph, hand-overs included, however often the plan alternates. A chunk's list is issued anew
- * each step, with its number of tokens. Called by engine.c. Owns entries and graph; addresses point into
- * device memory and the arena, which outlive it. */
+ * gpu_program_lower makes one for each phase of the plan and token tier that a step can meet: of the decode
+ * phase 1 token; up to 2, 4, 8, 16; a chunk; of a prefill phase a chunk alone, which is why a prefill list
+ * begins at GPU_CHUNK_TOKENS or more (gpu_program_check_phases refuses others). The first tiers have fixed
+ * shapes (what varies is read from the step block in device memory) and are captured: a step is one graph,
+ * hand-overs and copies included, however often the plan alternates. A chunk's list is issued anew each step,
+ * with its number of tokens.
+ *
+ * A chunk is computed in sub-chunks of GPU_SUB_TOKENS: each operation, or each slice of it where weights are
+ * streamed, does all sub-chunks one after the other, so weights cross the link once however long the chunk.
+ * Of all its tokens only the residual stream, q k v (later the attention's output, in the same place) and
+ * the product of gate and up are kept; everything else is as large as a sub-chunk.
+ *
+ * Streamed weights: the copy queue fills the ring (ring.h) behind events that the compute queue records when
+ * what is overwritten has been used, and the compute queue waits for each slice's arrival; the host waits for
+ * nothing. The list's order is one in which every event is recorded before it is followed. Borrowed caches
+ * (a layer whose KV is the host's, computed here in a prefill phase) pass through two staging pools of one
+ * layer each, turn by turn, by the same queue; a step counts as done when what it appended is back.
+ *
+ * Called by engine.c. Owns entries and graph; addresses point into device memory and the arena, which outlive
+ * it. */
 #ifndef HELM_WORKER_GPU_PROGRAM_H
 #define HELM_WORKER_GPU_PROGRAM_H
 
 #include <stdio.h>
 
 #include "common/arena.h"
+#include "common/worker/batch.h"
+#include "worker-gpu/ring.h"
 #include "worker-gpu/weights.h"
 
-#define GPU_PAD_TOKENS  64 /* matrix products of a chunk take whole multiples: few shapes, few plans */
-#define GPU_HEAD_GROUPS (ARENA_STEP_ROWS / GPUK_BATCH_MAX)
-#define GPU_COUNTS      (3 + GPU_HEAD_GROUPS) /* of the step block: tokens, rows, samples; samples a group */
+#define GPU_PAD_TOKENS   64 /* matrix products of a chunk take whole multiples: few shapes, few plans */
+#define GPU_SUB_TOKENS   512
+#define GPU_CHUNK_TOKENS (GPUK_BATCH_MAX + 1) /* the least of a chunk */
+#define GPU_HEAD_GROUPS  (ARENA_STEP_ROWS / GPUK_BATCH_MAX)
+#define GPU_COUNTS       (3 + GPU_HEAD_GROUPS) /* of the step block: tokens, rows, samples; samples a group */
+#define GPU_STAGINGS     2                     /* pools that borrowed layers take turns in */
 
 enum gpu_tier { GPU_TIER_1, GPU_TIER_2, GPU_TIER_4, GPU_TIER_8, GPU_TIER_16, GPU_TIER_CHUNK, GPU_TIER_COUNT };
 enum gpu_tier gpu_tier_of(uint32_t tokens);
 
-/* The step block of a program: offsets of struct gpuk_step's arrays, the same in pinned and device memory. */
+/* The step block of a program: offsets of struct gpuk_step's arrays, the same in pinned and device memory. A
+ * chunk of several sub-chunks has for each of them its own counts, rows and tokens' rows. */
 struct gpu_block {
     uint32_t counts, token_id, position, token_row, row_first, row_slot, sample_token, page_table;
-    uint32_t tokens, rows; /* capacities */
-    uint64_t bytes;        /* of all; a step copies only the lines of the page table it uses */
+    uint32_t sub, sub_stride; /* the first sub-chunk's arrays, and from one to the next; unless subs is 1 */
+    uint32_t sub_counts, sub_token_row, sub_row_first, sub_row_slot; /* in them */
+    uint32_t subs, tokens, rows;                                     /* capacities */
+    uint64_t bytes; /* of all; a step copies only the lines of the page table it uses */
 };
 
-/* Device memory of a worker beside weights and KV pool, one allocation. */
+/* Device memory of a worker beside weights, KV pool and ring, one allocation. What only one kind of program
+ * or one half of a layer uses lies in one place. */
 struct gpu_buffers {
     char *memory;
     uint64_t bytes;
     char *block;       /* step block */
     float *x, *sample; /* [tokens][hidden], [slots][hidden] */
-    void *h;           /* chunk: normalised input, of the weights' dtype */
-    float *qkv;        /* [tokens][q | k | v] */
-    void *q;           /* rotated */
-    void *a;           /* attention output: fp32, chunk: of the weights' dtype */
-    void *gate_up;     /* chunk: [tokens][gate | up] */
-    void *act;         /* [tokens][intermediate] */
-    float *logits;     /* [slots][vocab] */
+    struct {           /* decode tiers: [GPUK_BATCH_MAX] tokens */
+        float *qkv;    /* [q | k | v] */
+        float *q, *a, *act;
+    } few;
+    struct {         /* a chunk */
+        void *h;     /* [sub]: normalised input, of the weights' dtype */
+        float *qkv;  /* [tokens][q | k | v]; a sub-chunk's attention output, of the weights' dtype, takes the
+                        place of its q k v */
+        void *q;     /* [sub]: rotated, of the cache's dtype */
+        void *gates; /* [sub][gate | up] */
+        void *act;   /* [tokens][intermediate] */
+    } chunk;
+    float *logits; /* [slots][vocab] */
     float *rope_table;
     float *inv_freq;
     void *linear_work, *attention_work, *argmax_work, *matmul_work;
     uint64_t attention_work_bytes, argmax_work_bytes;
-    uint32_t tokens; /* capacity of a chunk, padded */
+    uint32_t tokens, sub_tokens; /* capacities of a chunk and of a sub-chunk, padded */
 };
 
 enum gpu_kind {
@@ -67,17 +97,26 @@ enum gpu_kind {
     GPU_WORD_WRITE,
     GPU_GATHER,
     GPU_ARGMAX,
+    GPU_STREAM_COPY, /* a slice into the ring; records its arrival */
+    GPU_KV_IN,       /* a borrowed layer's pages with what came before this step; records its arrival */
+    GPU_KV_OUT,      /* those it appended to; records that they are back */
+    GPU_RECORD,
+    GPU_FOLLOW,
 };
+
+/* Of which tokens: the index of a sub-chunk, or all of the step's. */
+#define GPU_SUB_ALL UINT32_MAX
 
 struct gpu_entry {
     enum gpu_kind kind;
     int32_t layer;  /* -1 outside the layers */
     bool head;      /* left out of a chunk in which nothing is sampled */
+    bool again;     /* what it computes is still there in a step of one sub-chunk */
     uint32_t group; /* GEMM_SMALL of the head in a chunk: which 16 samples */
+    uint32_t sub;
     union {
         struct gpuk_linear_args linear;
         struct {
-            const uint32_t *count;
             const float *x, *norm;
             void *out;
             enum dtype out_dtype;
@@ -99,12 +138,13 @@ struct gpu_entry {
             const void *in;
             void *out;
             enum dtype dtype;
-            uint32_t n;
+            uint32_t n, out_stride;
         } swiglu;
         struct {
             struct gpuk_attention args;
             bool fused;
             enum dtype q_dtype, out_dtype;
+            void *q, *out; /* rotated queries, result */
         } attention;
         struct {
             _Atomic uint32_t *word;
@@ -119,16 +159,48 @@ struct gpu_entry {
             const void *table;
             enum dtype dtype;
         } embed;
+        struct {
+            enum device_queue queue;
+            uint32_t event;
+        } event;
+        struct {
+            uint32_t slice; /* of the phase's schedule */
+            uint32_t event;
+        } stream;
+        struct {
+            uint32_t kv_layer, staging, event;
+        } borrow;
     } as;
 };
 
+/* Events of a program, by number: a few of its own, then arrival and use of each slice. */
+enum gpu_event {
+    GPU_EVENT_FORK,
+    GPU_EVENT_JOIN,
+    GPU_EVENT_KV_IN,                                    /* one a staging pool */
+    GPU_EVENT_KV_USED = GPU_EVENT_KV_IN + GPU_STAGINGS, /* likewise */
+    GPU_EVENT_KV_BACK = GPU_EVENT_KV_USED + GPU_STAGINGS,
+    GPU_EVENT_SLICES
+};
+static inline uint32_t gpu_event_arrived(uint32_t slice)
+{
+    return GPU_EVENT_SLICES + 2 * slice;
+}
+static inline uint32_t gpu_event_used(uint32_t slice)
+{
+    return GPU_EVENT_SLICES + 2 * slice + 1;
+}
+
 struct gpu_program {
+    uint32_t phase;
     enum gpu_tier tier;
     uint32_t tokens, samples; /* capacities */
     struct gpu_block block;
-    struct gpuk_step step; /* device addresses */
+    struct gpuk_step step; /* device addresses, of all tokens */
     struct gpu_entry *entry;
     uint32_t count, capacity;
+    uint64_t stream_bytes;      /* of weights that come through the ring */
+    uint64_t copy_bytes;        /* what a step copies into the ring */
     struct device_graph *graph; /* NULL: issued anew each step */
 };
 
@@ -141,26 +213,51 @@ struct gpu_source {
     struct device *device;
     struct kv_layout kv;
     void *kv_pool;
-    char *block_host;          /* pinned, at least as large as the largest block */
-    struct gpuk_token *tokens; /* pinned: what argmax found, by sample */
-    _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done */
+    void *staging[GPU_STAGINGS];      /* [page_count] pages of one layer, the arena's page numbers */
+    const struct ring_schedule *ring; /* by phase */
+    char *ring_memory;
+    struct device_event *const *event; /* as many as the longest schedule needs: gpu_events_needed */
+    char *block_host;                  /* pinned, at least as large as the largest block */
+    struct gpuk_token *tokens;         /* pinned: what argmax found, by sample */
+    _Atomic uint32_t *end;             /* pinned: becomes 1 when the step is done */
     float rope_scale;
 };
 
+/* Bytes of a number in the activations of a chunk: the widest of the layers' matrices. */
+uint32_t gpu_chunk_elem_bytes(const struct model *model);
 /* Sizes every buffer for this plan; with `memory` set also their addresses. */
-void gpu_buffers_place(const struct model_config *config, const struct plan *plan,
-                       const struct arena_header *arena, enum dtype kv_dtype,
+void gpu_buffers_place(const struct model *model, const struct plan *plan, const struct arena_header *arena,
                        const struct device_kernels *kernels, struct gpu_buffers *buffers);
 void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, struct gpu_block *block);
+/* The arrays of sub-chunk `sub` at `base`, which is the block's own address. */
+struct gpuk_step gpu_block_step(const struct gpu_block *block, const char *base, uint32_t pages_per_slot,
+                                uint32_t sub);
+/* What borrowed layers need in VRAM: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed. */
+uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena);
+uint32_t gpu_events_needed(const struct plan *plan, const struct ring_schedule *ring);
 
-HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, enum gpu_tier tier,
+/* Refuses prefill lists that begin below GPU_CHUNK_TOKENS. */
+HELM_MUST_CHECK int gpu_program_check_phases(const struct plan *plan, struct helm_err *err);
+/* Whether a step of at most `step_tokens` tokens can need this program. */
+bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t phase, enum gpu_tier tier);
+HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_tier tier,
                                       struct gpu_program *program, struct helm_err *err);
-/* Puts the list into the device's compute queue; `rows` lines of the page table are copied. `alone`: without
- * hand-overs, to have every kernel's code loaded before the first wait. */
+/* A step as a program is issued for it. */
+struct gpu_issue {
+    uint32_t tokens, rows, samples; /* rows: lines of the page table that are copied */
+    const struct batch *batch;      /* whose pages are borrowed */
+    bool alone;                     /* without hand-overs and copies, to have all code loaded before a wait */
+};
+/* Puts the list into the device's queues. */
 HELM_MUST_CHECK int gpu_program_issue(const struct gpu_source *source, const struct gpu_program *program,
-                                      uint32_t tokens, uint32_t rows, uint32_t samples, bool alone,
-                                      struct helm_err *err);
+                                      const struct gpu_issue *issue, struct helm_err *err);
+/* Copies the decode phase's first slices into the ring: once, before the first step. */
+HELM_MUST_CHECK int gpu_program_prime(const struct gpu_source *source, struct helm_err *err);
+/* Bytes that this step copies over the link for borrowed layers. */
+uint64_t gpu_program_borrowed(const struct gpu_source *source, const struct gpu_program *program,
+                              const struct batch *batch);
 void gpu_program_free(struct gpu_program *program, struct device *device);
-void gpu_program_print(const struct gpu_program *program, const char *title, FILE *out);
+void gpu_program_print(const struct gpu_source *source, const struct gpu_program *program, const char *title,
+                       FILE *out);
 
 #endif

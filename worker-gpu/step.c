@@ -26,6 +26,28 @@ static void fill_counts(uint32_t *counts, uint32_t tokens, uint32_t rows, uint32
     }
 }
 
+/* Of the rows that have tokens in a sub-chunk: where those begin and end in it. */
+static void fill_sub(const struct gpu_engine *g, const struct gpu_block *b, uint32_t sub)
+{
+    const struct batch *batch = &g->batch;
+    uint32_t at = b->sub + sub * b->sub_stride, first = sub * GPU_SUB_TOKENS, rows = 0;
+    uint32_t end = batch->token_count - first < GPU_SUB_TOKENS ? batch->token_count : first + GPU_SUB_TOKENS;
+    uint32_t *row_first = array_of(g, at + b->sub_row_first), *row_slot = array_of(g, at + b->sub_row_slot);
+    uint32_t *token_row = array_of(g, at + b->sub_token_row);
+    for (uint32_t r = 0; r < batch->row_count; r++) {
+        uint32_t from = batch->row[r].token_first, to = from + batch->row[r].count;
+        if (from < first) from = first;
+        if (to > end) to = end;
+        if (from >= to) continue;
+        row_first[rows] = from - first;
+        row_slot[rows] = r;
+        for (uint32_t t = from; t < to; t++) token_row[t - first] = rows;
+        rows++;
+    }
+    row_first[rows] = end - first;
+    fill_counts(array_of(g, at + b->sub_counts), end - first, rows, 0);
+}
+
 /* The checked rows as the kernels read them; row r's pages are line r. */
 static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
 {
@@ -50,6 +72,8 @@ static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
         const struct batch_row *row = &batch->row[batch->sample_row[i]];
         sample[i] = row->token_first + row->count - 1;
     }
+    for (uint32_t sub = 0; b->subs > 1 && sub * GPU_SUB_TOKENS < batch->token_count; sub++)
+        fill_sub(g, b, sub);
 }
 
 /* ---- drawing ---- */
@@ -131,28 +155,41 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
     struct arena_control *control = arena_control_of(g->base.arena);
     struct step_result *result = head ? &control->result[step->serial % ARENA_STEP_RING] : &g->own_result;
     struct batch *batch = &g->batch;
+    struct engine_times *times = &g->base.times;
+    memset(times, 0, sizeof *times);
     int rc = batch_take(g->base.arena, g->model.config.vocab, step, batch, result, err);
     if (rc) return rc;
     uint64_t computed_ns = start_ns;
     if (batch->row_count) {
-        const struct gpu_program *p = &g->program[gpu_tier_of(batch->token_count)];
+        uint32_t phase = plan_phase_for(&g->plan, batch->token_count);
+        const struct gpu_program *p = &g->program[phase][gpu_tier_of(batch->token_count)];
+        const struct gpu_issue issue = {.tokens = batch->token_count,
+                                        .rows = batch->row_count,
+                                        .samples = batch->sample_count,
+                                        .batch = batch};
+        struct device_stats before, after;
+        device_read_stats(g->device, &before);
         fill_block(g, p);
         atomic_store_explicit(g->source.end, 0, memory_order_release);
         if (p->graph)
             rc = g->device->ops->graph_launch(g->device, p->graph, err);
         else
-            rc = gpu_program_issue(&g->source, p, batch->token_count, batch->row_count, batch->sample_count,
-                                   false, err);
+            rc = gpu_program_issue(&g->source, p, &issue, err);
         if (!rc) rc = device_word_poll(g->device, g->source.end, 1, g->wait_ms, err);
         computed_ns = units_now_ns();
         if (!rc && head) rc = draw_tokens(g, result, err);
         if (rc) return rc;
+        device_read_stats(g->device, &after);
+        times->wait_ns = after.word_wait_ns - before.word_wait_ns;
+        times->weight_bytes = g->weights.matrix_bytes + p->stream_bytes;
+        times->link_bytes = p->copy_bytes + gpu_program_borrowed(&g->source, p, batch);
     }
     result->compute_ns = units_now_ns() - start_ns;
     result->linear_ns = computed_ns - start_ns; /* the device does not tell its kernels apart */
     result->attention_ns = 0;
     result->sample_ns = result->compute_ns - result->linear_ns;
-    result->weight_bytes = batch->row_count ? g->weights.matrix_bytes : 0;
+    result->weight_bytes = times->weight_bytes;
+    times->busy_ns = result->compute_ns > times->wait_ns ? result->compute_ns - times->wait_ns : 0;
     return 0;
 }
 
@@ -160,12 +197,20 @@ static int warm_once(struct gpu_engine *g, const struct gpu_program *p, uint32_t
 {
     const struct gpu_block *b = &p->block;
     uint32_t samples = p->tier == GPU_TIER_CHUNK ? p->samples : 1;
+    const struct gpu_issue issue = {.tokens = tokens,
+                                    .rows = p->samples,
+                                    .samples = p->samples,
+                                    .alone = true};
     memset(g->source.block_host, 0, (size_t)b->bytes);
+    g->batch.row[0] = (struct batch_row){.count = tokens};
+    g->batch.row_count = 1;
+    g->batch.token_count = tokens;
     fill_counts(array_of(g, b->counts), tokens, 1, samples);
     for (uint32_t t = 0; t < tokens; t++) array_of(g, b->position)[t] = t;
     array_of(g, b->row_first)[1] = tokens;
+    for (uint32_t sub = 0; b->subs > 1 && sub * GPU_SUB_TOKENS < tokens; sub++) fill_sub(g, b, sub);
     atomic_store_explicit(g->source.end, 0, memory_order_release);
-    int rc = gpu_program_issue(&g->source, p, tokens, p->samples, p->samples, true, err);
+    int rc = gpu_program_issue(&g->source, p, &issue, err);
     if (!rc) rc = device_word_poll(g->device, g->source.end, 1, g->wait_ms, err);
     return rc;
 }
@@ -177,6 +222,10 @@ int gpu_step_warm(struct gpu_engine *g, const struct gpu_program *p, struct helm
     if (p->tier != GPU_TIER_CHUNK) return warm_once(g, p, p->tokens < most ? p->tokens : most, err);
     if (!g->device->loads_code) most = most < WARM_TOKENS ? most : WARM_TOKENS;
     int rc = 0;
+    if (most > GPU_SUB_TOKENS) { /* further sub-chunks take no other sizes than the first */
+        rc = warm_once(g, p, most, err);
+        most = GPU_SUB_TOKENS;
+    }
     for (uint32_t tokens = most; !rc;) {
         rc = warm_once(g, p, tokens, err);
         if (tokens <= GPU_PAD_TOKENS) break;

@@ -11,6 +11,7 @@
 
 #include "common/cpu.h"
 #include "common/file.h"
+#include "common/host_weights.h"
 #include "common/units.h"
 #include "worker-cpu/kernels.h"
 
@@ -55,33 +56,90 @@ static int place(struct gpu_weights *w, enum tensor_role role, int32_t layer, st
     return 0;
 }
 
-/* Matrices or vectors of everything the GPU computes. */
-static int place_all(struct gpu_weights *w, const struct plan *plan, bool matrices, struct helm_err *err)
+static const enum tensor_role of_layer[] = {TENSOR_Q,         TENSOR_K,         TENSOR_V,
+                                            TENSOR_O,         TENSOR_GATE,      TENSOR_UP,
+                                            TENSOR_DOWN,      TENSOR_ATTN_NORM, TENSOR_Q_BIAS,
+                                            TENSOR_K_BIAS,    TENSOR_V_BIAS,    TENSOR_O_BIAS,
+                                            TENSOR_Q_NORM,    TENSOR_K_NORM,    TENSOR_MLP_NORM,
+                                            TENSOR_GATE_BIAS, TENSOR_UP_BIAS,   TENSOR_DOWN_BIAS};
+#define OF_LAYER_COUNT (sizeof of_layer / sizeof *of_layer)
+
+/* What the GPU does with a unit: weights at home in VRAM, or streamed in some phase. */
+enum unit_use { UNIT_NONE, UNIT_STREAMED, UNIT_RESIDENT };
+
+static int read_uses(const struct plan *plan, enum unit_use **uses, struct helm_err *err)
 {
-    static const enum tensor_role of_layer[] = {TENSOR_Q,         TENSOR_K,         TENSOR_V,
-                                                TENSOR_O,         TENSOR_GATE,      TENSOR_UP,
-                                                TENSOR_DOWN,      TENSOR_ATTN_NORM, TENSOR_Q_BIAS,
-                                                TENSOR_K_BIAS,    TENSOR_V_BIAS,    TENSOR_O_BIAS,
-                                                TENSOR_Q_NORM,    TENSOR_K_NORM,    TENSOR_MLP_NORM,
-                                                TENSOR_GATE_BIAS, TENSOR_UP_BIAS,   TENSOR_DOWN_BIAS};
+    size_t units = 2 * (size_t)plan->layers;
+    enum plan_home *home = calloc(units + 1, sizeof *home);
+    enum unit_use *use = calloc(units + 1, sizeof *use);
+    *uses = use;
+    if (!home || !use) {
+        free(home);
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %zu units", units);
+    }
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        plan_unit_homes(plan, p, home);
+        for (size_t u = 0; u < units; u++) {
+            if (home[u] == PLAN_HOME_GPU) use[u] = UNIT_RESIDENT;
+            if (home[u] == PLAN_HOME_STREAM) use[u] = UNIT_STREAMED;
+        }
+    }
+    free(home);
+    return 0;
+}
+
+/* Matrices at home in VRAM, or the vectors of everything the GPU computes. */
+static int place_all(struct gpu_weights *w, const struct plan *plan, const enum unit_use *use, bool matrices,
+                     struct helm_err *err)
+{
     bool embed = plan->embed == PLAN_HOME_GPU, head = plan->head == PLAN_HOME_GPU;
     bool tied = w->model->config.tied_head;
     int rc = 0;
     if (matrices && embed && !(tied && head)) rc = place(w, TENSOR_EMBED, -1, err);
-    for (uint32_t s = 0; s < plan->stage_count && !rc; s++) {
-        const struct plan_stage *stage = &plan->stages[s];
-        if (stage->home != PLAN_HOME_GPU) continue;
-        for (uint32_t l = stage->first; l <= stage->last && !rc; l++)
-            for (size_t i = 0; i < sizeof of_layer / sizeof *of_layer && !rc; i++)
-                if (is_matrix(of_layer[i]) == matrices) rc = place(w, of_layer[i], (int32_t)l, err);
+    for (uint32_t u = 0; u < 2 * plan->layers; u++) {
+        if (use[u] == UNIT_NONE || (matrices && use[u] == UNIT_STREAMED)) continue;
+        for (size_t i = 0; i < OF_LAYER_COUNT && !rc; i++)
+            if (is_matrix(of_layer[i]) == matrices && model_role_is_mlp(of_layer[i]) == (u & 1))
+                rc = place(w, of_layer[i], (int32_t)(u / 2), err);
     }
     if (!rc && head) rc = place(w, matrices ? TENSOR_HEAD : TENSOR_FINAL_NORM, -1, err);
     return rc;
 }
 
-int gpu_weights_plan(const struct model *model, const struct plan *plan, struct gpu_weights *w,
-                     struct helm_err *err)
+static uint32_t cell_of(const struct model_tensor *t)
 {
+    return (uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role;
+}
+
+/* Where the matrices of streamed units are in the arena. */
+static int place_streamed(struct gpu_weights *w, const struct plan *plan, const enum unit_use *use,
+                          const void *region, uint64_t region_bytes, struct helm_err *err)
+{
+    struct host_weights host;
+    int rc = host_weights_plan(w->model, plan, &host, err);
+    if (rc) return rc;
+    for (uint32_t i = 0; i < host.count; i++) {
+        const struct host_weights_place *p = &host.place[i];
+        const struct model_tensor *t = p->tensor;
+        if (t->layer < 0 || use[2 * t->layer + model_role_is_mlp(t->role)] != UNIT_STREAMED) continue;
+        w->matrix[cell_of(t)] = (struct gpu_matrix){.host = (const char *)region + p->offset,
+                                                    .dtype = t->dtype,
+                                                    .rows = (uint32_t)t->rows,
+                                                    .cols = (uint32_t)t->cols};
+        if (w->host_end == 0) w->host_first = p->offset;
+        w->host_end = p->offset + t->bytes;
+    }
+    if (w->host_end > region_bytes)
+        rc = helm_fail(err, HELM_E_MISMATCH, "the arena's weights region has %llu bytes, the plan needs %llu",
+                       (unsigned long long)region_bytes, (unsigned long long)host.region_bytes);
+    host_weights_free(&host);
+    return rc;
+}
+
+int gpu_weights_plan(const struct model *model, const struct plan *plan, const void *region,
+                     uint64_t region_bytes, struct gpu_weights *w, struct helm_err *err)
+{
+    enum unit_use *use = NULL;
     memset(w, 0, sizeof *w);
     w->model = model;
     size_t cells = ((size_t)model->config.layers + 1) * TENSOR_ROLE_COUNT;
@@ -91,10 +149,13 @@ int gpu_weights_plan(const struct model *model, const struct plan *plan, struct 
     int rc = w->matrix && w->vector && w->place
                  ? 0
                  : helm_fail(err, HELM_E_NOMEM, "no memory for the table of weights");
-    if (!rc) rc = place_all(w, plan, true, err);
+    if (!rc) rc = read_uses(plan, &use, err);
+    if (!rc) rc = place_all(w, plan, use, true, err);
     if (!rc) w->vector_at = (w->bytes + WEIGHTS_ALIGN - 1) / WEIGHTS_ALIGN * WEIGHTS_ALIGN;
-    if (!rc) rc = place_all(w, plan, false, err);
+    if (!rc) rc = place_all(w, plan, use, false, err);
     if (!rc && w->bytes < w->vector_at) w->bytes = w->vector_at;
+    if (!rc) rc = place_streamed(w, plan, use, region, region_bytes, err);
+    free(use);
     if (rc) gpu_weights_free(w);
     return rc;
 }
@@ -290,7 +351,7 @@ static void fill_tables(struct gpu_weights *w, const char *base)
     for (uint32_t i = 0; i < w->place_count; i++) {
         const struct model_tensor *t = w->place[i].tensor;
         const void *data = base + w->place[i].offset;
-        uint32_t cell = (uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role;
+        uint32_t cell = cell_of(t);
         if (!is_matrix(t->role)) {
             w->vector[cell] = data;
             continue;

@@ -1,8 +1,10 @@
-/* The GPU worker's weights: in VRAM, read in parallel through a small ring of pinned memory.
+/* The GPU worker's weights: in VRAM, read in parallel through a few pieces of pinned memory.
  *
- * Called by engine.c at load. Matrices stand in order of use, each on a 256-byte boundary, q k v and gate up
- * one behind the other (a matrix product can take them as one); norm weights and biases follow as fp32. There
- * is never a second whole copy in host memory. `struct gpu_weights` owns tables and device memory. */
+ * Called by engine.c at load. Matrices of units at home on `gpu` stand in order of use, each on a 256-byte
+ * boundary, q k v and gate up one behind the other (a matrix product can take them as one); norm weights and
+ * biases of every unit that the GPU computes in any phase follow as fp32. Matrices of `stream` units stay in
+ * the arena, where the CPU worker puts them: here are only their addresses. There is never a second whole
+ * copy in host memory. `struct gpu_weights` owns tables and device memory. */
 #ifndef HELM_WORKER_GPU_WEIGHTS_H
 #define HELM_WORKER_GPU_WEIGHTS_H
 
@@ -10,7 +12,8 @@
 #include "worker-gpu/device.h"
 
 struct gpu_matrix {
-    const void *data; /* device; NULL: the model has none, or it is not this worker's */
+    const void *data; /* device; NULL: the model has none, or it is not this worker's, or it is streamed */
+    const void *host; /* in the arena, of `stream` units; else NULL */
     enum dtype dtype;
     uint32_t rows, cols;
 };
@@ -24,12 +27,15 @@ struct gpu_weights {
     uint32_t place_count;
     uint64_t bytes; /* of VRAM */
     uint64_t matrix_bytes, vector_at;
+    uint64_t host_first, host_end; /* of the weights region: what is streamed lies between; 0, 0: nothing */
     void *memory;
 };
 
-/* Lays out what the plan gives the GPU; reads and allocates nothing on the device. */
-HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct plan *plan,
-                                     struct gpu_weights *weights, struct helm_err *err);
+/* Lays out what the plan gives the GPU; reads and allocates nothing on the device. `region` is where the
+ * arena's weights lie and its size (they need not be there yet). */
+HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct plan *plan, const void *region,
+                                     uint64_t region_bytes, struct gpu_weights *weights,
+                                     struct helm_err *err);
 /* Allocates and fills VRAM. *bytes_done counts up as bytes are read; *cancel set by another thread ends it
  * with HELM_E_CANCELLED. Returns when everything has arrived. */
 HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device *device, uint32_t threads,

@@ -182,30 +182,24 @@ static void run_mode(struct pair *pair, const struct golden *golden, enum mode m
 struct split {
     const char *name;
     struct plan_stage stages[16];
-    uint32_t stage_count;
-    enum plan_home embed, head;
+    struct plan plan; /* its stages are those above: not to be copied */
 };
 
-static struct split make_split(const char *name, const enum plan_home *home, uint32_t layers)
+static void make_split(struct split *split, const char *name, const enum plan_home *home, uint32_t layers)
 {
-    struct split split = {.name = name};
-    for (uint32_t l = 0; l < layers; l++) {
-        if (l == 0 || home[l] != home[l - 1])
-            split.stages[split.stage_count++] = (struct plan_stage){.first = l, .home = home[l]};
-        split.stages[split.stage_count - 1].last = l;
-    }
-    split.embed = home[0];
-    split.head = home[layers - 1];
-    return split;
+    enum plan_home unit[32];
+    for (uint32_t u = 0; u < 2 * layers; u++) unit[u] = home[u / 2];
+    *split = (struct split){.name = name};
+    split->plan = (struct plan){.stages = split->stages,
+                                .stage_count = plan_stages_of(unit, layers, split->stages),
+                                .embed = home[0],
+                                .head = home[layers - 1]};
 }
 
 static struct pair_options options_of(const char *folder, const struct split *split, enum dtype kv_dtype)
 {
     return (struct pair_options){.folder = folder,
-                                 .stages = split->stages,
-                                 .stage_count = split->stage_count,
-                                 .embed = split->embed,
-                                 .head = split->head,
+                                 .plan = &split->plan,
                                  .device = device_name(),
                                  .kv_dtype = kv_dtype,
                                  .threads = 2,
@@ -278,7 +272,8 @@ static void run_model(const char *model, uint32_t layers)
                      : first     ? "gpu %u, then cpu"
                                  : "cpu, then gpu %u",
                      k);
-            struct split split = make_split(name, home, layers);
+            struct split split;
+            make_split(&split, name, home, layers);
             run_split(model, golden, &split, DTYPE_F16, k == layers ? every : together,
                       k == layers ? UINT32_MAX : SHORT_CASE);
         }
@@ -286,12 +281,12 @@ static void run_model(const char *model, uint32_t layers)
     for (int start = 0; start < 2; start++) {
         for (uint32_t l = 0; l < layers; l++)
             home[l] = (l + (uint32_t)start) % 2 ? PLAN_HOME_GPU : PLAN_HOME_CPU;
-        struct split split =
-            make_split(start ? "alternating, gpu first" : "alternating, cpu first", home, layers);
+        struct split split;
+        make_split(&split, start ? "alternating, gpu first" : "alternating, cpu first", home, layers);
         run_split(model, golden, &split, start ? DTYPE_BF16 : DTYPE_F32, every, UINT32_MAX);
         /* the ends on the other worker than the layers beside them */
-        split.embed = split.embed == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
-        split.head = split.head == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+        split.plan.embed = split.plan.embed == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+        split.plan.head = split.plan.head == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
         split.name = start ? "alternating, ends cpu" : "alternating, ends gpu";
         run_split(model, golden, &split, DTYPE_F16, together, SHORT_CASE);
     }
@@ -333,7 +328,8 @@ static void the_ceiling_holds(void **state)
     need_device();
     struct helm_err err = {0};
     struct pair *pair = calloc(1, sizeof *pair);
-    struct split split = make_split("ceiling", mixed_home, 4);
+    struct split split;
+    make_split(&split, "ceiling", mixed_home, 4);
     struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
     if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
     struct ledger vram = pair->server[PAIR_GPU].engine->report.vram;
@@ -360,7 +356,8 @@ static void slow_copies_change_nothing(void **state)
     struct helm_err err = {0};
     struct golden *golden = calloc(1, sizeof *golden);
     struct pair *pair = calloc(1, sizeof *pair);
-    struct split split = make_split("slow copies", mixed_home, 4);
+    struct split split;
+    make_split(&split, "slow copies", mixed_home, 4);
     struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
     uint64_t digest[2];
     golden_read("golden/qwen3", golden);
@@ -389,7 +386,8 @@ static void bad_rows_are_left_out_by_both(void **state)
     need_device();
     struct helm_err err = {0};
     struct pair *pair = calloc(1, sizeof *pair);
-    struct split split = make_split("bad rows", mixed_home, 4);
+    struct split split;
+    make_split(&split, "bad rows", mixed_home, 4);
     struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
     const struct step_row good = {.slot = 0, .start = 0, .count = 5, .flags = STEP_ROW_SAMPLE};
     const struct step_row bad[] = {{.slot = 99, .start = 0, .count = 1},
@@ -423,7 +421,8 @@ static void a_late_peer_is_a_fault(void **state)
     for (int gpu_waits = 0; gpu_waits < 2; gpu_waits++) {
         struct helm_err err = {0};
         struct pair *pair = calloc(1, sizeof *pair);
-        struct split split = make_split("late peer", mixed_home, 4);
+        struct split split;
+        make_split(&split, "late peer", mixed_home, 4);
         struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
         const struct step_row row = {.slot = 0, .start = 0, .count = 1, .flags = STEP_ROW_SAMPLE};
         const struct step_result *result;
@@ -453,7 +452,8 @@ static void hand_overs_are_timed(void **state)
     struct helm_err err = {0};
     for (size_t p = 0; p < sizeof plans / sizeof *plans; p++) {
         struct pair *pair = calloc(1, sizeof *pair);
-        struct split split = make_split("timing", plans[p], 8);
+        struct split split;
+        make_split(&split, "timing", plans[p], 8);
         struct pair_options options = options_of("tests/data/demo", &split, DTYPE_F16);
         const struct step_result *result;
         uint64_t best_ns = UINT64_MAX;
@@ -466,7 +466,7 @@ static void hand_overs_are_timed(void **state)
             uint64_t spent = units_now_ns() - start_ns;
             if (spent < best_ns) best_ns = spent;
         }
-        print_message("%u stages: a step of one token takes %.1f us at best\n", split.stage_count,
+        print_message("%u stages: a step of one token takes %.1f us at best\n", split.plan.stage_count,
                       (double)best_ns * 1e-3);
         pair_close(pair);
         free(pair);

@@ -56,12 +56,15 @@ static void test_width(struct test_context *t, uint32_t hidden)
                 double a = g[n * (2 * hidden + 8) + i], b = g[n * (2 * hidden + 8) + hidden + i];
                 expected.push_back(a / (1 + exp(-a)) * b);
             }
-        gpu_buffer dgates(gates), product((size_t)tokens * hidden * bytes_of(dtype));
+        const uint32_t wide = hidden + 8 * (dtype % 2); /* rows of the result side by side or apart */
+        gpu_buffer dgates(gates), product((size_t)tokens * wide * bytes_of(dtype));
         GPUK(gpuk_swiglu(counter.as<uint32_t>(), tokens, dgates.at, (enum dtype)dtype, 2 * hidden + 8, hidden,
-                         hidden, product.at, (enum dtype)dtype, 0, t->stream, &err));
+                         hidden, product.at, (enum dtype)dtype, wide, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
-        values_out = to_double(product.read<unsigned char>(), dtype);
-        values_out.resize(count * hidden);
+        auto spread = to_double(product.read<unsigned char>(), dtype);
+        values_out.clear();
+        for (uint32_t n = 0; n < count; n++)
+            values_out.insert(values_out.end(), spread.begin() + n * wide, spread.begin() + n * wide + hidden);
         snprintf(what, sizeof what, "swiglu %u %s", hidden, name_of(dtype));
         check_close(t, values_out, expected, tolerance_of(dtype), what);
 

@@ -14,16 +14,17 @@
 static void steps_alternate_between_workers(void **state)
 {
     (void)state;
-    static const struct plan_stage stages[] = {{0, 0, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
-                                               {1, 1, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
-                                               {2, 2, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
-                                               {3, 3, PLAN_HOME_GPU, 0, PLAN_OPS_ALL}};
+    static struct plan_stage stages[] = {{0, 0, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
+                                         {1, 1, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
+                                         {2, 2, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
+                                         {3, 3, PLAN_HOME_GPU, 0, PLAN_OPS_ALL}};
     for (int ends = 0; ends < 2; ends++) {
+        const struct plan plan = {.stages = stages,
+                                  .stage_count = 4,
+                                  .embed = ends ? PLAN_HOME_GPU : PLAN_HOME_CPU,
+                                  .head = ends ? PLAN_HOME_CPU : PLAN_HOME_GPU};
         const struct pair_options options = {.folder = "tests/data/golden/qwen3",
-                                             .stages = stages,
-                                             .stage_count = 4,
-                                             .embed = ends ? PLAN_HOME_GPU : PLAN_HOME_CPU,
-                                             .head = ends ? PLAN_HOME_CPU : PLAN_HOME_GPU,
+                                             .plan = &plan,
                                              .device = "emulated",
                                              .kv_dtype = DTYPE_F16,
                                              .threads = 2,

@@ -329,7 +329,7 @@ void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flag
         product(m, DTYPE_BF16, tokens, 2 * s->intermediate, s->hidden, false, w->gate_up, m->h,
                 m->gate_up_out);
         GPUK(gpuk_swiglu(count, tokens, m->gate_up_out, DTYPE_BF16, 2 * s->intermediate, s->intermediate,
-                         s->intermediate, m->inner16, DTYPE_BF16, 0, m->stream, &err));
+                         s->intermediate, m->inner16, DTYPE_BF16, s->intermediate, 0, m->stream, &err));
         product(m, DTYPE_F32, tokens, s->hidden, s->intermediate, true, w->down, m->inner16, m->x);
     }
     GPUK(gpuk_gather(&m->step, 1, m->x, s->hidden, m->attended, 0, m->stream, &err));

@@ -77,13 +77,14 @@ __global__ void __launch_bounds__(THREADS)
 
 template <typename I, typename O>
 __global__ void __launch_bounds__(THREADS) swiglu_kernel(const uint32_t *count, const I *in, uint32_t stride,
-                                                         uint32_t up_at, uint32_t n, O *out, bool vector)
+                                                         uint32_t up_at, uint32_t n, O *out,
+                                                         uint32_t out_stride, bool vector)
 {
     let_next_start();
     wait_for_previous();
     if (beyond(count, blockIdx.x)) return;
     const I *gate = in + (size_t)blockIdx.x * stride, *up = gate + up_at;
-    O *to = out + (size_t)blockIdx.x * n;
+    O *to = out + (size_t)blockIdx.x * out_stride;
     uint32_t i = (blockIdx.y * THREADS + threadIdx.x) * 8;
     if (vector) {
         if (i >= n) return;
@@ -218,20 +219,23 @@ extern "C" int gpuk_lane_copy(const uint32_t *count, uint32_t tokens, const floa
 
 template <typename I, typename O>
 static int run_swiglu(const uint32_t *count, uint32_t tokens, const void *in, uint32_t stride, uint32_t up_at,
-                      uint32_t n, void *out, uint32_t flags, void *stream, struct helm_err *err)
+                      uint32_t n, void *out, uint32_t out_stride, uint32_t flags, void *stream,
+                      struct helm_err *err)
 {
-    bool vector = (stride | up_at | n) % 8 == 0 && ((size_t)in | (size_t)out) % 16 == 0;
+    bool vector = (stride | up_at | n | out_stride) % 8 == 0 && ((size_t)in | (size_t)out) % 16 == 0;
     return gpuk_launch("swiglu", swiglu_kernel<I, O>, dim3(tokens, div_up(n, 8 * THREADS)), dim3(THREADS), 0,
-                       flags, stream, err, count, (const I *)in, stride, up_at, n, (O *)out, vector);
+                       flags, stream, err, count, (const I *)in, stride, up_at, n, (O *)out, out_stride, vector);
 }
 
 extern "C" int gpuk_swiglu(const uint32_t *count, uint32_t tokens, const void *in, enum dtype in_dtype,
                            uint32_t stride, uint32_t up_at, uint32_t n, void *out, enum dtype out_dtype,
-                           uint32_t flags, void *stream, struct helm_err *err)
+                           uint32_t out_stride, uint32_t flags, void *stream, struct helm_err *err)
 {
     int rc = check_shape("swiglu", tokens, n, err);
     if (rc) return rc;
-#define RUN(I, O) run_swiglu<I, O>(count, tokens, in, stride, up_at, n, out, flags, stream, err)
+    if (out_stride < n)
+        return helm_fail(err, HELM_E_USAGE, "swiglu: rows of %u numbers, %u apart", n, out_stride);
+#define RUN(I, O) run_swiglu<I, O>(count, tokens, in, stride, up_at, n, out, out_stride, flags, stream, err)
     if (in_dtype == DTYPE_F32 && out_dtype == DTYPE_F32) return RUN(float, float);
     if (in_dtype == DTYPE_F32 && out_dtype == DTYPE_BF16) return RUN(float, __nv_bfloat16);
     if (in_dtype == DTYPE_F32 && out_dtype == DTYPE_F16) return RUN(float, __half);

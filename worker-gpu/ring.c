@@ -1,0 +1,240 @@
+/* Cutting `stream` units into slices and laying these into the ring. See ring.h. */
+#include "worker-gpu/ring.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/units.h"
+
+/* Slices are no larger than this part of the ring, so that some are on their way while one is computed. */
+#define RING_SHARE 4
+
+static const enum tensor_role roles[RING_OP_COUNT][RING_PARTS_MAX] = {
+    [RING_QKV] = {TENSOR_Q, TENSOR_K, TENSOR_V},
+    [RING_O] = {TENSOR_O, TENSOR_NONE, TENSOR_NONE},
+    [RING_GATE_UP] = {TENSOR_GATE, TENSOR_UP, TENSOR_NONE},
+    [RING_DOWN] = {TENSOR_DOWN, TENSOR_NONE, TENSOR_NONE},
+};
+
+const enum tensor_role *ring_op_roles(enum ring_op op)
+{
+    return roles[op];
+}
+
+const char *ring_op_name(enum ring_op op)
+{
+    static const char *const name[RING_OP_COUNT] = {"q k v", "o", "gate up", "down"};
+    return (unsigned)op < RING_OP_COUNT ? name[op] : "unknown";
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+struct cutting {
+    const struct gpu_weights *weights;
+    struct ring_schedule *schedule;
+    uint32_t capacity;
+    uint64_t ring_bytes;
+    struct helm_err *err;
+};
+
+static struct ring_slice *add_slice(struct cutting *c)
+{
+    struct ring_schedule *s = c->schedule;
+    if (s->count == c->capacity) {
+        uint32_t capacity = c->capacity ? 2 * c->capacity : 64;
+        struct ring_slice *grown = realloc(s->slice, capacity * sizeof *grown);
+        if (!grown) return NULL;
+        s->slice = grown;
+        c->capacity = capacity;
+    }
+    struct ring_slice *slice = &s->slice[s->count++];
+    memset(slice, 0, sizeof *slice);
+    slice->after = -1;
+    return slice;
+}
+
+static void add_part(const struct cutting *c, struct ring_slice *slice, enum tensor_role role, int32_t layer,
+                     uint32_t row, uint32_t rows)
+{
+    const struct gpu_matrix *m = gpu_matrix_of(c->weights, role, layer);
+    uint64_t row_bytes = m->cols * dtype_bytes(m->dtype);
+    struct ring_part *part = &slice->part[slice->part_count++];
+    *part = (struct ring_part){.role = role,
+                               .row = row,
+                               .rows = rows,
+                               .at = round_up(slice->bytes, RING_ALIGN),
+                               .bytes = rows * row_bytes,
+                               .from = (const char *)m->host + row * row_bytes};
+    slice->bytes = part->at + part->bytes;
+    c->schedule->weight_bytes += part->bytes;
+}
+
+/* Rows first .. first + rows of the matrices one below the other; of gate and up: of each. */
+static void fill_slice(const struct cutting *c, struct ring_slice *slice, int32_t layer, uint32_t first,
+                       uint32_t rows)
+{
+    uint32_t before = 0;
+    for (int i = 0; i < RING_PARTS_MAX && roles[slice->op][i] != TENSOR_NONE; i++) {
+        enum tensor_role role = roles[slice->op][i];
+        uint32_t have = gpu_matrix_of(c->weights, role, layer)->rows;
+        if (slice->op == RING_GATE_UP) {
+            add_part(c, slice, role, layer, first, rows);
+            continue;
+        }
+        uint32_t from = first > before ? first - before : 0;
+        uint32_t to = first + rows > before ? first + rows - before : 0;
+        if (to > have) to = have;
+        if (from < to) add_part(c, slice, role, layer, from, to - from);
+        before += have;
+    }
+}
+
+static int cut_operation(struct cutting *c, enum ring_op op, uint32_t unit)
+{
+    int32_t layer = (int32_t)(unit / 2);
+    uint64_t rows = 0, row_bytes = 0, target = c->ring_bytes / RING_SHARE;
+    for (int i = 0; i < RING_PARTS_MAX && roles[op][i] != TENSOR_NONE; i++) {
+        const struct gpu_matrix *m = gpu_matrix_of(c->weights, roles[op][i], layer);
+        if (!m->host)
+            return helm_fail(c->err, HELM_E_INTERNAL, "layer %d: weights %d are not in the arena", layer,
+                             (int)roles[op][i]);
+        uint64_t bytes = m->cols * dtype_bytes(m->dtype);
+        if (op == RING_GATE_UP) {
+            rows = m->rows;
+            row_bytes += bytes;
+        } else {
+            rows += m->rows;
+            row_bytes = bytes;
+        }
+    }
+    if (target > RING_SLICE_BYTES) target = RING_SLICE_BYTES;
+    uint64_t slices = (rows * row_bytes + target - 1) / (target ? target : 1);
+    uint64_t each = round_up((rows + slices - 1) / slices, RING_ROWS);
+    /* rounding must not make two slices larger than the ring */
+    while (each > RING_ROWS && each * row_bytes > c->ring_bytes / 2) each -= RING_ROWS;
+    if (each > rows) each = rows;
+    for (uint64_t first = 0; first < rows; first += each) {
+        struct ring_slice *slice = add_slice(c);
+        if (!slice) return helm_fail(c->err, HELM_E_NOMEM, "no memory for %u slices", c->schedule->count);
+        slice->unit = unit;
+        slice->op = op;
+        fill_slice(c, slice, layer, (uint32_t)first, (uint32_t)(rows - first < each ? rows - first : each));
+        if (slice->bytes > c->ring_bytes) {
+            char want[UNITS_TEXT], have[UNITS_TEXT];
+            return helm_fail(c->err, HELM_E_CAPACITY,
+                             "the ring of %s is too small: %u rows of layer %d's %s take %s",
+                             units_format_size(c->ring_bytes, have), (unsigned)each, layer, ring_op_name(op),
+                             units_format_size(slice->bytes, want));
+        }
+    }
+    return 0;
+}
+
+static int cut_phase(struct cutting *c, const struct plan *plan, uint32_t phase)
+{
+    const struct plan_phase list = plan_phase_at(plan, phase);
+    int rc = 0;
+    for (uint32_t i = 0; i < list.stage_count; i++) {
+        const struct plan_stage *stage = &list.stages[i];
+        if (stage->home != PLAN_HOME_STREAM) continue;
+        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage) && !rc; u++) {
+            rc = cut_operation(c, u & 1 ? RING_GATE_UP : RING_QKV, u);
+            if (!rc) rc = cut_operation(c, u & 1 ? RING_DOWN : RING_O, u);
+        }
+    }
+    return rc;
+}
+
+static bool overlap(const struct ring_slice *a, const struct ring_slice *b)
+{
+    return a->place < b->place + b->bytes && b->place < a->place + a->bytes;
+}
+
+static bool same(const struct ring_slice *a, const struct ring_slice *b)
+{
+    return a->unit == b->unit && a->op == b->op && a->place == b->place && a->bytes == b->bytes &&
+           a->part[0].from == b->part[0].from;
+}
+
+/* Places, and after whose use each may be copied. Copies are done in order, so `after` never falls; what was
+ * used before a slice that must have been used needs no look. */
+static void lay_out(struct ring_schedule *s, uint64_t ring_bytes)
+{
+    uint64_t at = 0;
+    int32_t after = -1;
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct ring_slice *slice = &s->slice[i];
+        if (at + slice->bytes > ring_bytes) at = 0;
+        slice->place = at;
+        at = round_up(at + slice->bytes, RING_ALIGN);
+        for (int32_t j = (int32_t)i - 1; j > after; j--)
+            if (overlap(&s->slice[j], slice)) after = j;
+        slice->after = after;
+    }
+}
+
+uint32_t ring_prefix(const struct ring_schedule *decode)
+{
+    uint32_t count = 0;
+    while (count < decode->count && decode->slice[count].after < 0) count++;
+    return count;
+}
+
+/* What of the prefix this phase overwrites, in the order in which its place becomes free. */
+static int add_tail(struct cutting *c, const struct ring_schedule *decode)
+{
+    struct ring_schedule *s = c->schedule;
+    uint32_t own = s->count, prefix = ring_prefix(decode);
+    for (uint32_t k = 0; k < prefix; k++) {
+        const struct ring_slice wanted = decode->slice[k];
+        int32_t after = -1;
+        for (uint32_t j = 0; j < own; j++)
+            if (!(s->slice[j].held && same(&s->slice[j], &wanted)) && overlap(&s->slice[j], &wanted))
+                after = (int32_t)j;
+        if (after < 0) continue;
+        struct ring_slice *slice = add_slice(c);
+        if (!slice) return helm_fail(c->err, HELM_E_NOMEM, "no memory for %u slices", s->count);
+        *slice = wanted;
+        slice->held = false;
+        slice->after = after;
+        struct ring_slice moved = *slice;
+        uint32_t to = s->count - 1;
+        for (; to > own && s->slice[to - 1].after > after; to--) s->slice[to] = s->slice[to - 1];
+        s->slice[to] = moved;
+    }
+    s->tail = s->count - own;
+    s->count = own;
+    for (uint32_t i = own; i < own + s->tail; i++) /* behind the phase's own copies */
+        if (i && s->slice[i].after < s->slice[i - 1].after) s->slice[i].after = s->slice[i - 1].after;
+    return 0;
+}
+
+int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32_t phase,
+              const struct ring_schedule *decode, struct ring_schedule *schedule, struct helm_err *err)
+{
+    struct cutting c = {.weights = weights, .schedule = schedule, .ring_bytes = plan->ring_bytes, .err = err};
+    memset(schedule, 0, sizeof *schedule);
+    int rc = cut_phase(&c, plan, phase);
+    if (!rc) {
+        lay_out(schedule, plan->ring_bytes);
+        if (!decode) decode = schedule;
+        uint32_t prefix = ring_prefix(decode);
+        for (uint32_t i = 0; i < schedule->count && i < prefix; i++)
+            schedule->slice[i].held = same(&schedule->slice[i], &decode->slice[i]);
+        rc = add_tail(&c, decode);
+    }
+    for (uint32_t i = 0; i < schedule->count + schedule->tail && !rc; i++)
+        for (uint32_t p = 0; p < schedule->slice[i].part_count && !schedule->slice[i].held; p++)
+            schedule->copy_bytes += schedule->slice[i].part[p].bytes;
+    if (rc) ring_free(schedule);
+    return rc;
+}
+
+void ring_free(struct ring_schedule *schedule)
+{
+    free(schedule->slice);
+    memset(schedule, 0, sizeof *schedule);
+}

@@ -1,0 +1,68 @@
+/* The ring: a small piece of VRAM that `stream` weights pass through, and the schedule of what lies where
+ * when.
+ *
+ * Called by program lowering (program*.c) and the engine; pure arithmetic. Each operation of a `stream` unit
+ * (q k v; o; gate and up; down) is cut into slices of some rows. Slices stand in the ring in order of use,
+ * one behind the other, and begin again at its start where one does not fit before the end. So the place of
+ * every slice, and after whose use it may be overwritten, is known when programs are lowered; every step
+ * begins the same way.
+ *
+ * One schedule a phase. Whatever phase a step was of, it leaves the first slices of the decode phase in the
+ * ring, as many as lie there without one overwriting another (the prefix): its tail copies those that it has
+ * overwritten, after the last use of what is overwritten. So a step finds the prefix there and the link works
+ * while head, sampling and helmd have their turn. A phase that begins with the same slices has them too
+ * (`held`). */
+#ifndef HELM_WORKER_GPU_RING_H
+#define HELM_WORKER_GPU_RING_H
+
+#include "common/model/model.h"
+#include "common/plan.h"
+#include "worker-gpu/weights.h"
+
+#define RING_SLICE_BYTES                                                                                     \
+    ((uint64_t)16 << 20) /* at most: 0.3 ms of a fast link, a kernel worth its launch                        \
+                          */
+#define RING_ROWS  16    /* slices begin at a multiple of so many rows, as the kernels like it */
+#define RING_ALIGN UINT64_C(256)
+
+enum ring_op { RING_QKV, RING_O, RING_GATE_UP, RING_DOWN, RING_OP_COUNT };
+const char *ring_op_name(enum ring_op op);
+#define RING_PARTS_MAX 3
+/* The matrices of an operation in order; TENSOR_NONE behind the last. */
+const enum tensor_role *ring_op_roles(enum ring_op op);
+
+/* Rows of one matrix. */
+struct ring_part {
+    enum tensor_role role;
+    uint32_t row, rows;
+    uint64_t at, bytes; /* from the slice's place on */
+    const char *from;   /* in the arena */
+};
+
+struct ring_slice {
+    uint32_t unit;
+    enum ring_op op;
+    struct ring_part part[RING_PARTS_MAX];
+    uint32_t part_count;
+    uint64_t place, bytes; /* in the ring; with padding between parts */
+    int32_t after;         /* the slice whose use must be over before this one is copied; -1: none */
+    bool held;             /* there when the step begins */
+};
+
+struct ring_schedule {
+    struct ring_slice *slice; /* [count + tail]: the phase's own, then what it copies for the next step */
+    uint32_t count, tail;
+    uint64_t weight_bytes; /* of its own slices, held or not */
+    uint64_t copy_bytes;   /* what a step of this phase copies */
+};
+
+/* The schedule of a phase; `decode` is that of phase 0, NULL when this is it. Tables of `weights` must have
+ * the addresses of host weights. HELM_E_CAPACITY: a slice of RING_ROWS rows does not fit. */
+HELM_MUST_CHECK int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32_t phase,
+                              const struct ring_schedule *decode, struct ring_schedule *schedule,
+                              struct helm_err *err);
+/* How many slices of decode the prefix has. */
+uint32_t ring_prefix(const struct ring_schedule *decode);
+void ring_free(struct ring_schedule *schedule);
+
+#endif
