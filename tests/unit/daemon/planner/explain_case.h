@@ -1,0 +1,115 @@
+/* A model of config.json alone on a machine that ships described, and a plan for it written by hand that has
+ * every home, cuts inside layers and both prefill lists. For test_explain.c and test_plot.c. */
+#ifndef HELM_TESTS_EXPLAIN_CASE_H
+#define HELM_TESTS_EXPLAIN_CASE_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/units.h"
+#include "daemon/accelerator.h"
+#include "daemon/planner/explain.h"
+
+struct explain_case {
+    struct model model;
+    struct profile profile;
+    struct planner_request request;
+    struct plan plan;
+};
+
+/* `profile`: a file in profiles/. vram 0: what the profile says is free. */
+static inline void case_open(struct explain_case *c, const char *model, const char *profile, uint64_t vram)
+{
+    char path[256];
+    struct helm_err err = {0};
+    bool derived;
+    memset(c, 0, sizeof *c);
+    snprintf(path, sizeof path, "tests/data/configs/%s", model);
+    if (model_read_headers(path, &c->model, &derived, &err)) fail_msg("%s", err.text);
+    snprintf(path, sizeof path, "profiles/%s.json", profile);
+    if (profile_read(path, &c->profile, &err)) fail_msg("%s", err.text);
+    c->request = (struct planner_request){.model = &c->model,
+                                          .wish = {.kv_dtype = DTYPE_F16,
+                                                   .slots = 8,
+                                                   .page_tokens = 32,
+                                                   .batch = 1,
+                                                   .threads = c->profile.cpu.threads},
+                                          .machine = {.memory = {.limit_bytes = CGROUP_UNLIMITED,
+                                                                 .machine_bytes = c->profile.host_bytes,
+                                                                 .available_bytes = c->profile.host_bytes}},
+                                          .no_device = "there is none",
+                                          .profile = &c->profile,
+                                          .strategy = SEARCH_BEST,
+                                          .batch = 1,
+                                          .prompt = 128};
+    const struct accelerator_info device = {.vram_bytes = c->profile.gpu.vram_bytes,
+                                            .vram_free = c->profile.gpu.vram_free,
+                                            .context_bytes = c->profile.gpu.context_bytes};
+    if (c->profile.gpu.device == PROFILE_DEVICE_CUDA)
+        accelerator_ledger_cuda(&device, vram, &c->request.machine.device);
+}
+
+static inline void case_close(struct explain_case *c)
+{
+    plan_free(&c->plan);
+    model_free(&c->model);
+}
+
+static inline void case_make(struct explain_case *c)
+{
+    struct helm_err err = {0};
+    struct arena_spec spec;
+    if (planner_make(&c->request, &c->plan, &spec, &err)) fail_msg("%s", err.text);
+}
+
+static inline void case_list(struct plan *plan, const enum plan_home *home, struct plan_stage **stages,
+                             uint32_t *count)
+{
+    *stages = calloc(2 * (size_t)plan->layers, sizeof **stages);
+    assert_non_null(*stages);
+    *count = plan_stages_of(home, plan->layers, *stages);
+}
+
+/* A third of the layers on the GPU, then attention on the CPU and MLPs streamed by turns, the end on the CPU.
+ */
+static inline void case_write(struct explain_case *c)
+{
+    struct plan *plan = &c->plan;
+    uint32_t layers = c->model.config.layers;
+    enum plan_home home[2 * MODEL_LAYERS_MAX];
+    struct analyse_table table = {0};
+    struct helm_err err = {0};
+    *plan = (struct plan){.layers = layers,
+                          .context_tokens = 4096,
+                          .step_tokens = 512,
+                          .slots = 8,
+                          .page_tokens = 32,
+                          .page_count = 128,
+                          .kv_dtype = "f16",
+                          .ring_bytes = 256 * MIB,
+                          .embed = PLAN_HOME_CPU,
+                          .head = PLAN_HOME_GPU,
+                          .prefill_count = 2,
+                          .host.limit = 64 * GIB,
+                          .vram.limit = 8 * GIB};
+    for (uint32_t u = 0; u < 2 * layers; u++)
+        home[u] = u < 2 * (layers / 3)  ? PLAN_HOME_GPU
+                  : u & 1 && u < layers ? PLAN_HOME_STREAM
+                                        : PLAN_HOME_CPU;
+    case_list(plan, home, &plan->stages, &plan->stage_count);
+    plan->prefill[0].from_tokens = 17;
+    case_list(plan, home, &plan->prefill[0].stages, &plan->prefill[0].stage_count);
+    for (uint32_t u = 0; u < 2 * layers; u++)
+        if (home[u] == PLAN_HOME_CPU) home[u] = PLAN_HOME_STREAM;
+    plan->prefill[1].from_tokens = 96;
+    case_list(plan, home, &plan->prefill[1].stages, &plan->prefill[1].stage_count);
+    if (plan_check(plan, &err)) fail_msg("%s", err.text);
+    if (analyse_table_build(&c->model, &table, &err)) fail_msg("%s", err.text);
+    analyse_fill_stages(&table, plan);
+    analyse_table_free(&table);
+    ledger_add(&plan->host, "weights", 9 * GIB);
+    ledger_add(&plan->vram, "weights & ring", 6 * GIB);
+}
+
+#endif

@@ -1,0 +1,358 @@
+/* Unit tests of daemon/planner/explain*.c: times add up, bounds are named, the JSON form keeps its promise to
+ * scripts and to helmd --plan, the table says what the JSON says. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+
+#include "tests/unit/daemon/planner/explain_case.h"
+
+static void explain(struct explain_case *c, struct explain *x)
+{
+    struct helm_err err = {0};
+    if (explain_make(&c->request, &c->plan, 0, x, &err)) fail_msg("%s", err.text);
+}
+
+static void check_list(const struct explain_list *list, const struct plan_phase *phase)
+{
+    double sum = list->embed + list->head + list->step;
+    assert_int_equal(list->stage_count, phase->stage_count);
+    for (uint32_t i = 0; i < list->stage_count; i++) {
+        const struct explain_stage *s = &list->stage[i];
+        assert_memory_equal(&s->stage, &phase->stages[i], sizeof s->stage);
+        assert_true(s->seconds > 0);
+        assert_non_null(s->bound_by);
+        if (s->stage.home != PLAN_HOME_STREAM) assert_string_not_equal(s->bound_by, "link");
+        sum += s->seconds;
+    }
+    assert_true(list->embed >= 0 && list->head >= 0 && list->step >= 0);
+    assert_true(fabs(sum - list->seconds) < 1e-9);
+}
+
+static void stages_add_up_to_their_step(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain x;
+    case_open(&c, "qwen3-8b", "thesis-rtx4060-laptop", 0);
+    case_write(&c);
+    explain(&c, &x);
+    assert_int_equal(x.list_count, 3);
+    assert_string_equal(x.list[0].name, "decode");
+    assert_string_equal(x.list[1].name, "prefill_short");
+    assert_string_equal(x.list[2].name, "prefill");
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct plan_phase phase = plan_phase_at(&c.plan, i);
+        check_list(&x.list[i], &phase);
+    }
+    /* each list is priced for a step that would use it, as near to the prompt's chunk as that goes */
+    assert_int_equal(x.list[0].tokens, 1);
+    assert_int_equal(x.list[0].context, 129);
+    assert_int_equal(x.list[1].tokens, 95);
+    assert_int_equal(x.list[2].tokens, 128);
+    assert_true(fabs(x.list[0].seconds - x.prediction.decode_s) < 1e-9);
+    assert_true(fabs(x.list[2].seconds - x.prediction.ttft_s) < 1e-9); /* one chunk */
+    for (int r = 0; r < COST_RESOURCES; r++)
+        assert_true(x.list[0].busy[r] > 0 && x.list[0].busy[r] <= x.list[0].seconds);
+    explain_free(&x);
+    case_close(&c);
+}
+
+static const struct explain_stage *stage_at(const struct explain_list *list, uint32_t unit)
+{
+    for (uint32_t i = 0; i < list->stage_count; i++)
+        if (plan_stage_last_unit(&list->stage[i].stage) >= unit) return &list->stage[i];
+    return NULL;
+}
+
+static void bounds_are_what_takes_longest(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain x;
+    case_open(&c, "qwen3-8b", "thesis-rtx4060-laptop", 0);
+    case_write(&c);
+    c.request.prompt = 512;
+    explain(&c, &x);
+    assert_string_equal(stage_at(&x.list[0], 0)->bound_by, "memory");   /* VRAM */
+    assert_string_equal(stage_at(&x.list[0], 71)->bound_by, "memory");  /* DRAM, one token */
+    assert_string_equal(stage_at(&x.list[1], 71)->bound_by, "compute"); /* 95 tokens on the CPU */
+    assert_string_equal(stage_at(&x.list[2], 71)->bound_by, "link");    /* streamed, nothing to hide behind */
+    explain_free(&x);
+    /* A link a thousand times as fast is never waited for. */
+    c.profile.link.h2d.value *= 1000;
+    c.profile.link.h2d_beside.value *= 1000;
+    c.profile.link.latency.value = 0;
+    c.profile.link.d2h.value *= 1000;
+    explain(&c, &x);
+    assert_string_equal(stage_at(&x.list[2], 71)->bound_by, "compute");
+    assert_string_equal(stage_at(&x.list[0], 25)->bound_by, "memory"); /* streamed in decode, came in time */
+    explain_free(&x);
+    /* Where a hand-over takes longer than the work between two, it says so. */
+    c.profile.link.hand_over.value = 0.5;
+    explain(&c, &x);
+    assert_string_equal(stage_at(&x.list[0], 25)->bound_by, "hand-over");
+    explain_free(&x);
+    case_close(&c);
+}
+
+static void a_plan_without_prefill_lists_has_both_all_the_same(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain x;
+    case_open(&c, "qwen3-4b", "thesis-rtx3090", 0);
+    case_write(&c);
+    for (uint32_t i = 0; i < c.plan.prefill_count; i++) {
+        free(c.plan.prefill[i].stages);
+        c.plan.prefill[i] = (struct plan_phase){0};
+    }
+    c.plan.prefill_count = 0;
+    explain(&c, &x);
+    assert_int_equal(x.list_count, 2);
+    assert_string_equal(x.list[1].name, "prefill");
+    const struct plan_phase phase = plan_phase_at(&c.plan, 0);
+    check_list(&x.list[1], &phase);
+    json_t *json = explain_to_json(&x);
+    assert_non_null(json_object_get(json_object_get(json, "stages"), "prefill"));
+    assert_null(json_object_get(json, "prefill_from_tokens"));
+    json_decref(json);
+    explain_free(&x);
+    case_close(&c);
+}
+
+static double number_at(const json_t *json, const char *key)
+{
+    const json_t *value = json_object_get(json, key);
+    assert_true(json_is_number(value));
+    return json_number_value(value);
+}
+
+static void check_bars(const json_t *bars)
+{
+    assert_int_equal(json_object_size(bars), 3);
+    double value = number_at(bars, "value");
+    assert_true(value > 0 && number_at(bars, "low") <= value && number_at(bars, "high") >= value);
+}
+
+/* The object that scripts rely on. */
+static void json_form_is_fixed(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain x;
+    struct plan again;
+    struct helm_err err = {0};
+    case_open(&c, "qwen3-8b", "thesis-rtx4060-laptop", 0);
+    case_write(&c);
+    explain(&c, &x);
+    json_t *json = explain_to_json(&x);
+    assert_non_null(json);
+    check_bars(json_object_get(json, "decode_tok_s"));
+    check_bars(json_object_get(json, "ttft_ms"));
+    assert_string_equal(json_string_value(json_object_get(json, "profile")), "");
+    static const char *const lists[] = {"decode", "prefill_short", "prefill"};
+    const json_t *stages = json_object_get(json, "stages");
+    assert_int_equal(json_object_size(stages), 3);
+    for (int l = 0; l < 3; l++) {
+        const json_t *list = json_object_get(stages, lists[l]);
+        assert_int_equal(json_array_size(list), x.list[l].stage_count);
+        for (uint32_t i = 0; i < x.list[l].stage_count; i++) {
+            const json_t *stage = json_array_get(list, i);
+            assert_int_equal(json_object_size(stage), 6);
+            assert_int_equal(json_array_size(json_object_get(stage, "layers")), 2);
+            assert_float_equal(number_at(stage, "ms"), 1e3 * x.list[l].stage[i].seconds, 1e-9);
+            assert_string_equal(json_string_value(json_object_get(stage, "bound_by")),
+                                x.list[l].stage[i].bound_by);
+        }
+    }
+    const json_t *strategies = json_object_get(json, "strategies");
+    assert_int_equal(json_array_size(strategies), SEARCH_STRATEGIES);
+    for (int s = 0; s < SEARCH_STRATEGIES; s++) {
+        const json_t *entry = json_array_get(strategies, (size_t)s);
+        const json_t *rate = json_object_get(entry, "decode_tok_s"),
+                     *ttft = json_object_get(entry, "ttft_ms");
+        bool feasible = json_is_true(json_object_get(entry, "feasible"));
+        assert_int_equal(json_object_size(entry), 4);
+        assert_string_equal(json_string_value(json_object_get(entry, "name")),
+                            search_strategy_name((enum search_strategy)s));
+        assert_true(feasible ? json_is_real(rate) && json_is_real(ttft)
+                             : json_is_null(rate) && json_is_null(ttft));
+    }
+    /* and it is a plan */
+    if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
+    assert_int_equal(again.prefill_count, 2);
+    assert_int_equal(again.ring_bytes, c.plan.ring_bytes);
+    assert_int_equal(again.stage_count, c.plan.stage_count);
+    assert_memory_equal(again.stages, c.plan.stages, again.stage_count * sizeof *again.stages);
+    plan_free(&again);
+    json_decref(json);
+    explain_free(&x);
+    case_close(&c);
+}
+
+static void strategies_stand_beside_the_winner(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain x;
+    case_open(&c, "qwen3-8b", "thesis-rtx4060-laptop", 0);
+    case_make(&c);
+    explain(&c, &x);
+    const struct explain_strategy *best = &x.strategy[SEARCH_BEST];
+    assert_true(best->feasible);
+    assert_true(fabs(best->decode_s - x.prediction.decode_s) < 1e-12);
+    assert_true(!x.strategy[SEARCH_ALL_GPU].feasible); /* 16 GB into 8 */
+    assert_non_null(strstr(x.strategy[SEARCH_ALL_GPU].why, "VRAM"));
+    assert_true(x.strategy[SEARCH_THESIS].feasible);
+    for (int s = 0; s < SEARCH_STRATEGIES; s++)
+        if (x.strategy[s].feasible) assert_true(best->decode_s <= 1.001 * x.strategy[s].decode_s);
+    explain_free(&x);
+    plan_free(&c.plan);
+    /* The same strategy asked for is the plan, and the best stands beside it. */
+    c.request.strategy = SEARCH_THESIS;
+    c.request.device_required = true;
+    case_make(&c);
+    explain(&c, &x);
+    assert_true(fabs(x.strategy[SEARCH_THESIS].decode_s - x.prediction.decode_s) < 1e-12);
+    assert_true(x.strategy[SEARCH_BEST].decode_s <= 1.001 * x.strategy[SEARCH_THESIS].decode_s);
+    explain_free(&x);
+    case_close(&c);
+}
+
+static void every_split_is_reckoned(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain x;
+    case_open(&c, "qwen3-8b", "thesis-rtx4060-laptop", 0);
+    c.request.strategy = SEARCH_THESIS;
+    c.request.device_required = true;
+    case_make(&c);
+    explain(&c, &x);
+    uint32_t layers = c.plan.layers, on_gpu = plan_layers_of(&c.plan, PLAN_HOME_GPU), most = 0;
+    double best = INFINITY;
+    for (uint32_t g = 0; g <= layers; g++) {
+        assert_true(isfinite(x.split[g].decode_s) && x.split[g].decode_s > 0);
+        if (x.split[g].fits && x.split[g].decode_s < best) best = x.split[g].decode_s;
+        if (x.split[g].fits) most = g;
+        if (g) assert_true(x.split[g].fits <= x.split[g - 1].fits || !x.split[g - 1].fits);
+    }
+    assert_false(x.split[layers].fits);
+    assert_true(x.split[layers].decode_s < best); /* it would be faster if it fitted */
+    assert_true(on_gpu <= most + 1 && on_gpu + 2 >= most);
+    /* the strategy's plan is the curve's best */
+    assert_true(fabs(best / x.strategy[SEARCH_THESIS].decode_s - 1) < 0.06);
+    explain_free(&x);
+    case_close(&c);
+}
+
+static void batches_are_counted_in_tokens_a_second(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain one, eight;
+    case_open(&c, "qwen3-4b", "h200-sapphire-rapids", 0);
+    case_make(&c);
+    explain(&c, &one);
+    plan_free(&c.plan);
+    c.request.batch = c.request.wish.batch = 8;
+    c.request.wish.ctx = 4096;
+    case_make(&c);
+    explain(&c, &eight);
+    double a = 1 / one.prediction.decode_s, b = 8 / eight.prediction.decode_s;
+    assert_true(b > 2 * a && b < 8.01 * a);
+    assert_int_equal(eight.list[0].tokens, 8);
+    assert_int_equal(eight.list[0].rows, 8);
+    json_t *json = explain_to_json(&eight);
+    assert_float_equal(number_at(json_object_get(json, "decode_tok_s"), "value"), b, 1e-9);
+    assert_int_equal((int)number_at(json_object_get(json, "assumed"), "batch"), 8);
+    json_decref(json);
+    explain_free(&one);
+    explain_free(&eight);
+    case_close(&c);
+}
+
+static void a_refusal_is_four_members(void **state)
+{
+    (void)state;
+    struct planner_refusal refusal = {
+        .refused = true, .what = "VRAM", .needed = 9 * GIB, .available = 8 * GIB, .nearest = "--ctx 512"};
+    json_t *json = explain_refusal_to_json(&refusal, "it does not fit");
+    assert_int_equal(json_object_size(json), 4);
+    assert_string_equal(json_string_value(json_object_get(json, "error")), "it does not fit");
+    assert_string_equal(json_string_value(json_object_get(json, "nearest")), "--ctx 512");
+    assert_int_equal(json_integer_value(json_object_get(json, "needed")), 9 * GIB);
+    assert_int_equal(json_integer_value(json_object_get(json, "available")), 8 * GIB);
+    json_decref(json);
+}
+
+static void the_table_names_everything(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain x;
+    char *text = NULL;
+    size_t size = 0;
+    case_open(&c, "qwen3-8b", "thesis-rtx4060-laptop", 0);
+    case_write(&c);
+    explain(&c, &x);
+    FILE *out = open_memstream(&text, &size);
+    assert_non_null(out);
+    explain_print(&x, out);
+    fclose(out);
+    static const char *const words[] = {"qwen3-8b",
+                                        "RTX 4060",
+                                        "token/s",
+                                        "bound by",
+                                        "stream",
+                                        "prefill_short",
+                                        "(for steps of 96 tokens and more)",
+                                        "weights & ring",
+                                        "host memory",
+                                        "6.00 GiB  in all, of 8.00 GiB",
+                                        "does not fit: needs",
+                                        "strategies",
+                                        "<- this plan",
+                                        "0-11 "};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (!strstr(text, words[i])) fail_msg("no '%s' in:\n%s", words[i], text);
+    free(text);
+    explain_free(&x);
+    case_close(&c);
+}
+
+static void another_model_is_refused(void **state)
+{
+    (void)state;
+    struct explain_case c, other;
+    struct explain x;
+    struct helm_err err = {0};
+    case_open(&c, "qwen3-8b", "thesis-rtx4060-laptop", 0);
+    case_open(&other, "qwen3-14b", "thesis-rtx4060-laptop", 0);
+    case_write(&c);
+    assert_int_equal(explain_make(&other.request, &c.plan, 0, &x, &err), HELM_E_MISMATCH);
+    assert_null(x.span);
+    case_close(&c);
+    case_close(&other);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stages_add_up_to_their_step),
+        cmocka_unit_test(bounds_are_what_takes_longest),
+        cmocka_unit_test(a_plan_without_prefill_lists_has_both_all_the_same),
+        cmocka_unit_test(json_form_is_fixed),
+        cmocka_unit_test(strategies_stand_beside_the_winner),
+        cmocka_unit_test(every_split_is_reckoned),
+        cmocka_unit_test(batches_are_counted_in_tokens_a_second),
+        cmocka_unit_test(a_refusal_is_four_members),
+        cmocka_unit_test(the_table_names_everything),
+        cmocka_unit_test(another_model_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
