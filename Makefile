@@ -260,6 +260,14 @@ MKMODEL_SRC := \
   tools/mkmodel/shape.c \
   tools/mkmodel/values.c
 
+PROFILE_SRC := \
+  tools/profile/checkpoint.c \
+  tools/profile/cpu.c \
+  tools/profile/device.c \
+  tools/profile/host.c \
+  tools/profile/print.c \
+  tools/profile/samples.c
+
 CLI_SRC := \
   client/cli/command_chat.c \
   client/cli/command_generate.c \
@@ -322,6 +330,11 @@ helm-plan_MAIN := tools/helm_plan.c
 helm-plan_LINK := $(COMMON_SRC) $(MODEL_SRC) $(filter daemon/planner/%,$(DAEMON_SRC)) $(EXPLAIN_SRC) daemon/accelerator.c \
   daemon/kv_pages.c daemon/worker_process.c
 helm-plan_LIBS := -ljansson -lm
+helm-profile_MAIN := tools/helm_profile.c
+helm-profile_LINK := $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(KERNEL_SRC) $(PROFILE_SRC) \
+  daemon/accelerator.c daemon/planner/profile.c daemon/planner/profile_hardware.c daemon/planner/profile_json.c daemon/worker_process.c \
+  tools/mkmodel/shape.c $(GEN)/proto/control.pb-c.c
+helm-profile_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 helm-worker-cpu_MAIN := worker-cpu/main.c
 helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-worker-cpu_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
@@ -329,11 +342,11 @@ helm-worker-gpu_MAIN := worker-gpu/main.c
 helm-worker-gpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_GPU_SRC) $(WORKER_GPU_DEVICE_SRC) $(WORKER_GPU_HOST_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-worker-gpu_LIBS = -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm $(if $(CUDA_DEVICE),$(CUDA_LIBS))
 
-PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-cli helm-inspect helm-mkmodel helm-worker-cpu helm-worker-gpu helmd
+PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-cli helm-inspect helm-mkmodel helm-profile helm-worker-cpu helm-worker-gpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
-ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device_no_cuda.c $(PAIR_SRC) $(KERNEL_SRC) $(DAEMON_SRC) $(EXPLAIN_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROTO_SRC)
+ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device_no_cuda.c $(PAIR_SRC) $(KERNEL_SRC) $(DAEMON_SRC) $(EXPLAIN_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROFILE_SRC) $(PROTO_SRC)
 MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
 obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
 ALL_OBJ := $(call obj_of,$(ALL_SRC))

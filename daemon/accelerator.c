@@ -199,6 +199,7 @@ static void choose_cuda(const struct accelerator_info *device, uint32_t index, u
     if (vram_bytes && beyond)
         log_warn("--vram %s: only %s are free on the GPU", units_format_size(vram_bytes, all),
                  units_format_size(device->vram_free, size));
+    choice->info = *device;
     choice->numa_node = device->numa_node;
     snprintf(choice->name, sizeof choice->name, "cuda:%u", index);
     snprintf(choice->hardware, sizeof choice->hardware, "cuda %.40s %.40s driver %.20s gen %u x%u",

@@ -24,10 +24,11 @@ struct accelerator_info {
 };
 
 struct accelerator {
-    struct ledger_device ledger; /* kind NONE: plan for the CPU */
-    char name[16];               /* for LOAD: "cuda:0", "emulated" */
-    char text[128];              /* for people */
-    char hardware[128];          /* profile_hardware.device: whatever makes a profile of it outdated */
+    struct ledger_device ledger;  /* kind NONE: plan for the CPU */
+    char name[16];                /* for LOAD: "cuda:0", "emulated" */
+    char text[128];               /* for people */
+    char hardware[128];           /* profile_hardware.device: whatever makes a profile of it outdated */
+    struct accelerator_info info; /* of a CUDA device, else empty */
     int numa_node;
     bool required; /* asked for by name */
     char why[160]; /* kind NONE: the reason */

@@ -16,7 +16,7 @@
 #define PATH_TEXT      4096
 /* How far two measurements may contradict what cannot be: they were taken after one another, on a machine
  * that may have been busy with something else during one of them. */
-#define SLACK 2.0
+#define SLACK 3.0
 
 struct profile_value profile_table_at(const struct profile_table *table, uint32_t x)
 {

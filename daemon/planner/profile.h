@@ -55,6 +55,9 @@ struct profile_cpu {
     struct profile_value attention_flops; /* a chunk's attention: operations a second */
     struct profile_value operation;       /* seconds that an operation costs beside its bytes: begin, end */
 };
+/* What a layer of one token costs on the CPU beside its weights and its cache is so many times cpu.operation.
+ */
+#define PROFILE_LAYER_OPERATIONS 6
 
 enum profile_device { PROFILE_DEVICE_NONE, PROFILE_DEVICE_CUDA, PROFILE_DEVICE_EMULATED };
 struct profile_gpu {

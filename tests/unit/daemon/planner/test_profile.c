@@ -237,12 +237,12 @@ static void check_names_what_is_missing_or_contradicts(void **state)
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "cpu.gemv_beside"));
     p = whole();
-    p.cpu.gemv = measured(240e9);
+    p.cpu.gemv = measured(360e9);
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "cpu.gemv"));
     assert_non_null(strstr(err.text, "cpu.read"));
     p = whole();
-    p.link.h2d_beside = measured(120e9);
+    p.link.h2d_beside = measured(170e9);
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "link.h2d_beside"));
     p = whole();

@@ -1,0 +1,372 @@
+/* What the CPU does with weights: the worker's own engine over a model that exists only for this. See
+ * profile_tool.h.
+ *
+ * Nothing is imitated: programs, pool, kernels, arena and pages are those of helm-worker-cpu, in this
+ * process. The engine notes the time of every entry of a step; a value's samples are the layers of several
+ * steps. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "common/cgroup.h"
+#include "common/cpu.h"
+#include "common/units.h"
+#include "tools/profile/profile_tool.h"
+
+#define STEP_TOKENS  512
+#define CONTEXT      4608
+#define LONG         4096 /* positions that one query attends to */
+#define CHUNK_START  1024 /* positions before a chunk */
+#define FILL_BYTES   (16 * MIB)
+#define REGIONS      64 /* empty regions of the pool, one after another */
+#define LINEARS      4  /* of a decoded layer: q k v; o; gate up; down */
+#define GEMV_S       2.0
+#define STEP_S_MOST  5.0 /* a step expected to take longer is reckoned, not measured */
+#define CACHE_FACTOR 6   /* weights are so many times the last-level cache */
+
+struct profile_cpu_run {
+    const struct profile_progress *progress;
+    bool quick;
+    struct local local;
+    bool open;
+    uint64_t *entry_ns;
+    uint32_t entries;
+    uint64_t weight_bytes; /* of the layers */
+    struct profile_reader reader;
+    double region_s; /* that a region of the pool costs, empty */
+    double params;   /* of a layer's matrices */
+};
+
+/* ---- steps ---- */
+
+/* One step of a single row; *run->program[0] and entry_ns say afterwards where the time went. */
+static int step(struct profile_cpu_run *r, uint32_t start, uint32_t tokens, double *seconds,
+                struct helm_err *err)
+{
+    const struct step_row row = {.start = start, .count = tokens};
+    const struct step_result *result;
+    struct run *run = &r->local.engine.run;
+    for (uint32_t i = 0; i < r->entries; i++) r->entry_ns[i] = UINT64_MAX;
+    run->entry_ns[0] = r->entry_ns;
+    double begin = profile_now_s();
+    int rc = local_step(&r->local, &row, 1, &result, err);
+    *seconds = profile_now_s() - begin;
+    run->entry_ns[0] = NULL;
+    return rc;
+}
+
+/* Nanoseconds of a layer's entries of these kinds (a bit each). */
+static uint64_t layer_ns(const struct profile_cpu_run *r, int32_t layer, unsigned kinds)
+{
+    const struct program *p = r->local.engine.run.program[0];
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < p->count; i++)
+        if (p->entry[i].layer == layer && kinds >> p->entry[i].kind & 1) sum += r->entry_ns[i];
+    return sum;
+}
+
+static uint32_t layers_of(const struct profile_cpu_run *r)
+{
+    return r->local.engine.model.config.layers;
+}
+
+static double layer_bytes(const struct profile_cpu_run *r)
+{
+    return (double)r->weight_bytes / layers_of(r);
+}
+
+/* ---- the pool ---- */
+
+struct empty {
+    uint32_t left, chunks;
+};
+
+static void empty_chunk(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)ctx, (void)chunk, (void)thread;
+}
+
+static bool empty_next(void *ctx, uint32_t thread, struct pool_job *job)
+{
+    struct empty *e = ctx;
+    (void)thread;
+    if (e->left-- == 0) return false;
+    *job = (struct pool_job){.run = empty_chunk, .chunks = e->chunks};
+    return true;
+}
+
+/* What a region of the pool costs when there is nothing in it. */
+static void measure_region(struct profile_cpu_run *r)
+{
+    struct profile_samples samples = {.count = 0};
+    struct pool *pool = r->local.engine.pool;
+    for (int i = 0; i < 33; i++) {
+        struct empty e = {.left = REGIONS, .chunks = 4 * pool_threads(pool)};
+        double begin = profile_now_s();
+        pool_run(pool, empty_next, &e);
+        if (i) profile_samples_add(&samples, (profile_now_s() - begin) / REGIONS);
+    }
+    r->region_s = profile_samples_value(&samples).value;
+}
+
+struct fill {
+    char *at;
+    uint64_t bytes;
+    bool handed_out;
+};
+
+/* Numbers that no sum of products overflows or vanishes with. */
+static void fill_chunk(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    const struct fill *f = ctx;
+    uint64_t at = (uint64_t)chunk * FILL_BYTES, state = 88172645463325252u + chunk;
+    uint64_t end = at + FILL_BYTES < f->bytes ? at + FILL_BYTES : f->bytes;
+    (void)thread;
+    for (; at + 8 <= end; at += 8) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        *(uint64_t *)(void *)(f->at + at) = (state & 0x81ff81ff81ff81ffu) | 0x3800380038003800u;
+    }
+}
+
+static bool fill_next(void *ctx, uint32_t thread, struct pool_job *job)
+{
+    struct fill *f = ctx;
+    (void)thread;
+    if (f->handed_out) return false;
+    f->handed_out = true;
+    *job =
+        (struct pool_job){.run = fill_chunk, .chunks = (uint32_t)((f->bytes + FILL_BYTES - 1) / FILL_BYTES)};
+    return true;
+}
+
+/* The holes were read as zeros, which some processors multiply with less power. */
+static int fill_weights(struct profile_cpu_run *r, struct helm_err *err)
+{
+    const struct arena_region *region = &arena_header_of(&r->local.arena)->region[ARENA_REGION_WEIGHTS];
+    struct fill f = {.at = arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
+                     .bytes = r->local.engine.weights.host.region_bytes};
+    if (mprotect(f.at, (size_t)region->bytes, PROT_READ | PROT_WRITE))
+        return helm_fail_errno(err, "making the weights writable");
+    pool_run(r->local.engine.pool, fill_next, &f);
+    return 0;
+}
+
+/* ---- opening ---- */
+
+static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_options *o, struct helm_err *err)
+{
+    struct cgroup_memory memory;
+    struct profile_shape shape = {0};
+    char folder[PROFILE_FOLDER_TEXT] = "", size[UNITS_TEXT];
+    uint64_t l3 = profile_l3_bytes(), wanted = CACHE_FACTOR * l3, least = o->quick ? 256 * MIB : 1152 * MIB;
+    if (o->quick) wanted = 2 * l3;
+    if (wanted < least) wanted = least;
+    int rc = cgroup_read_memory(&memory, err);
+    if (!rc) rc = profile_shape_choose(wanted, memory.available_bytes / 3, o->quick, &shape, err);
+    if (!rc) rc = profile_checkpoint_make(&shape, folder, err);
+    if (rc) return rc;
+    profile_say(r->progress, "CPU: loading %s of weights, %u layers of the %s shape",
+                units_format_size(shape.layers * shape.layer_bytes, size), shape.layers, shape.size);
+    const struct local_options options = {.folder = folder,
+                                          .kv_dtype = DTYPE_F16,
+                                          .threads = o->threads,
+                                          .slots = 1,
+                                          .context_tokens = CONTEXT,
+                                          .step_tokens = STEP_TOKENS,
+                                          .pin = true};
+    rc = local_open(&options, &r->local, err);
+    profile_checkpoint_remove(folder);
+    r->open = !rc;
+    r->weight_bytes = shape.layers * shape.layer_bytes;
+    r->params = (double)shape.layer_bytes / 2;
+    return rc ? rc : fill_weights(r, err);
+}
+
+int profile_cpu_open(const struct profile_cpu_options *options, struct profile_cpu_run **out,
+                     struct helm_err *err)
+{
+    struct profile_cpu_run *r = aligned_alloc(64, (sizeof *r + 63) / 64 * 64);
+    *out = NULL;
+    if (!r) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the CPU");
+    memset(r, 0, sizeof *r);
+    r->progress = options->progress;
+    r->quick = options->quick;
+    int rc = open_engine(r, options, err);
+    if (!rc) {
+        for (int t = 0; t < PROGRAM_TIER_COUNT; t++)
+            if (r->local.engine.programs.tier[0][t].count > r->entries)
+                r->entries = r->local.engine.programs.tier[0][t].count;
+        r->entry_ns = calloc(r->entries, sizeof *r->entry_ns);
+        if (!r->entry_ns) rc = helm_fail(err, HELM_E_NOMEM, "no memory to measure the CPU");
+    }
+    if (rc) {
+        profile_cpu_close(r);
+        return rc;
+    }
+    measure_region(r);
+    *out = r;
+    return 0;
+}
+
+void profile_cpu_close(struct profile_cpu_run *r)
+{
+    if (!r) return;
+    if (r->open) local_close(&r->local);
+    free(r->entry_ns);
+    free(r);
+}
+
+/* ---- values ---- */
+
+#define BIT(kind) (1u << (kind))
+
+/* Steps of one token for so many seconds. With `read` each is followed by a pass of plain reading, so that
+ * both see the same minute of a machine that others use, too. */
+static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profile_samples *gemv,
+                        struct profile_samples *operation, struct profile_samples *read, struct helm_err *err)
+{
+    double end = profile_now_s() + seconds, spent = 0;
+    int rc = step(r, 0, 1, &spent, err); /* what was in caches was other memory */
+    for (uint32_t steps = 0; !rc && (steps < 3 || profile_now_s() < end); steps++) {
+        rc = step(r, 0, 1, &spent, err);
+        for (uint32_t l = 0; l < layers_of(r) && !rc; l++) {
+            double linear = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_LINEAR)) * 1e-9;
+            double rest = (double)layer_ns(r, (int32_t)l,
+                                           BIT(PROGRAM_NORM) | BIT(PROGRAM_ROTATE) | BIT(PROGRAM_ATTEND)) *
+                          1e-9;
+            profile_samples_add(gemv, layer_bytes(r) / (linear - LINEARS * r->region_s));
+            profile_samples_add(operation, (rest + LINEARS * r->region_s) / PROFILE_LAYER_OPERATIONS);
+        }
+        if (read) profile_samples_add(read, profile_reader_pass(&r->reader, r->local.engine.pool));
+    }
+    return rc;
+}
+
+int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, struct profile_value *value,
+                     struct helm_err *err)
+{
+    struct profile_samples gemv = {.count = 0}, ignored = {.count = 0};
+    int rc = measure_gemv(r, seconds, &gemv, &ignored, NULL, err);
+    if (!rc) *value = profile_samples_value(&gemv);
+    return rc;
+}
+
+/* A step beside its entries: what the engine does once. */
+static int measure_step(struct profile_cpu_run *r, struct profile_value *value, struct helm_err *err)
+{
+    struct profile_samples rest = {.count = 0};
+    const struct run *run = &r->local.engine.run;
+    int rc = 0;
+    for (int i = 0; i < 9 && !rc; i++) {
+        double spent = 0;
+        rc = step(r, 0, 1, &spent, err);
+        if (i) profile_samples_add(&rest, spent - (double)(run->linear_ns + run->attention_ns) * 1e-9);
+    }
+    struct profile_value own = profile_samples_value(&rest);
+    value->value += own.value;
+    value->low += own.low;
+    value->high += own.high;
+    return rc;
+}
+
+/* With fewer threads than the worker's. */
+static int measure_read(struct profile_cpu_run *r, struct profile_table *table, struct helm_err *err)
+{
+    const struct engine_report *report = &r->local.engine.base.report;
+    struct cpu_set *set = malloc(sizeof *set);
+    int rc = set ? cpu_usable(report->node, set, err)
+                 : helm_fail(err, HELM_E_NOMEM, "no memory for the list of CPUs");
+    for (uint32_t n = 1; n < report->threads && table->count < PROFILE_POINTS_MAX - 1 && !rc; n *= 2) {
+        struct profile_samples samples = {.count = 0};
+        struct pool *pool = NULL;
+        rc = pool_create(n, set->cpu, POOL_SPIN_US_DEFAULT, &pool, err);
+        if (rc) break;
+        double end = profile_now_s() + (r->quick ? 0.1 : 0.4);
+        while (samples.count < 3 || (samples.count < 32 && profile_now_s() < end))
+            profile_samples_add(&samples, profile_reader_pass(&r->reader, pool));
+        pool_destroy(pool);
+        profile_table_add(table, n, profile_samples_value(&samples));
+    }
+    free(set);
+    return rc;
+}
+
+static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu, struct helm_err *err)
+{
+    struct profile_samples samples = {.count = 0};
+    const struct model_config *c = &r->local.engine.model.config;
+    const double bytes = 2.0 * LONG * c->kv_heads * c->head_dim * 2;
+    int rc = 0;
+    for (uint32_t i = 0; i < (r->quick ? 3 : 9) && !rc; i++) {
+        double spent = 0;
+        rc = step(r, LONG - 1, 1, &spent, err);
+        for (uint32_t l = 0; l < layers_of(r) && !rc && i; l++) {
+            double ns = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_ATTEND));
+            profile_samples_add(&samples, bytes / (ns * 1e-9 - r->region_s));
+        }
+    }
+    cpu->attention = profile_samples_value(&samples);
+    return rc;
+}
+
+/* cpu.linear at these many tokens, and with the most of them attention_flops. */
+static int measure_linear(struct profile_cpu_run *r, struct profile_cpu *cpu, struct helm_err *err)
+{
+    static const uint32_t tokens[] = {2, 4, 8, 16, 32, 64, 128, 256, 512};
+    const struct model_config *c = &r->local.engine.model.config;
+    struct profile_value last = {0};
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+        struct profile_samples linear = {.count = 0}, attention = {.count = 0};
+        const uint32_t n = tokens[i];
+        const double flops = 2 * r->params * n;
+        const double pairs = n * (CHUNK_START + (n + 1) / 2.0); /* of a query and a position that it sees */
+        double begin = profile_now_s(), spent = 0;
+        if (last.value > 0 && flops * layers_of(r) / last.value > STEP_S_MOST) {
+            last.source = PROFILE_ESTIMATE; /* no faster, no slower than the fewer tokens before */
+            profile_table_add(&cpu->linear, n, last);
+            continue;
+        }
+        do {
+            int rc = step(r, CHUNK_START, n, &spent, err);
+            if (rc) return rc;
+            for (uint32_t l = 0; l < layers_of(r); l++) {
+                double ns = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_LINEAR) | BIT(PROGRAM_NORM));
+                profile_samples_add(&linear, flops / (ns * 1e-9));
+                ns = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_ATTEND));
+                profile_samples_add(&attention, 4.0 * c->heads * c->head_dim * pairs / (ns * 1e-9));
+            }
+        } while (profile_now_s() - begin + spent < (r->quick ? 0.05 : 0.6));
+        last = profile_samples_value(&linear);
+        profile_table_add(&cpu->linear, n, last);
+        cpu->attention_flops = profile_samples_value(&attention);
+        profile_say(r->progress, "CPU: %u tokens at once, %.4g GFLOP/s", n, last.value * 1e-9);
+    }
+    return 0;
+}
+
+int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, struct helm_err *err)
+{
+    struct profile_cpu *cpu = &profile->cpu;
+    const struct engine *engine = &r->local.engine;
+    const struct engine_report *report = &engine->base.report;
+    struct profile_samples gemv = {.count = 0}, operation = {.count = 0}, read = {.count = 0};
+    profile_cpu_name(cpu->name);
+    cpu->threads = report->threads;
+    cpu->l3_bytes = profile_l3_bytes();
+    for (uint32_t i = 0; i < report->reduced_count; i++)
+        profile_say(r->progress, "CPU: %s", report->reduced[i]);
+    profile_reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
+                        engine->weights.host.region_bytes, engine->pool);
+    int rc = measure_read(r, &cpu->read, err);
+    if (!rc) rc = measure_gemv(r, r->quick ? 0.4 : GEMV_S, &gemv, &operation, &read, err);
+    if (rc) return rc;
+    struct profile_value all = profile_samples_value(&read);
+    profile_table_add(&cpu->read, cpu->threads, all);
+    cpu->gemv = profile_samples_value(&gemv);
+    cpu->operation = profile_samples_value(&operation);
+    profile_say(r->progress, "CPU: %u threads read %.4g GB/s; one token, %s: %.4g GB/s", cpu->threads,
+                all.value * 1e-9, report->kernels, cpu->gemv.value * 1e-9);
+    rc = measure_attention(r, cpu, err);
+    if (!rc) rc = measure_linear(r, cpu, err);
+    return rc ? rc : measure_step(r, &profile->step, err);
+}

@@ -1,0 +1,75 @@
+/* A profile for people. See profile_tool.h. Called by helm_profile.c; owns nothing. */
+#include <string.h>
+
+#include "common/units.h"
+#include "tools/profile/profile_tool.h"
+
+enum unit { UNIT_BYTES, UNIT_FLOPS, UNIT_SECONDS };
+
+static void print_value(FILE *out, const char *name, const struct profile_value *v, enum unit unit,
+                        const char *what)
+{
+    static const char *const text[] = {"GB/s", "GFLOP/s", "us"};
+    static const double factor[] = {1e-9, 1e-9, 1e6};
+    if (v->source == PROFILE_UNKNOWN) {
+        fprintf(out, "  %-16s %31s  %-8s %s\n", name, "", "unknown", what);
+        return;
+    }
+    fprintf(out, "  %-16s %10.5g (%8.4g - %8.4g) %-8s %-9s %s\n", name, v->value * factor[unit],
+            v->low * factor[unit], v->high * factor[unit], text[unit], profile_source_name(v->source), what);
+}
+
+static void print_table(FILE *out, const char *name, const struct profile_table *table, enum unit unit,
+                        const char *x, const char *what)
+{
+    for (uint32_t i = 0; i < table->count; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "%-8.8s %4u %s", i ? "" : name, table->point[i].x, x);
+        print_value(out, line, &table->point[i].y, unit, i ? "" : what);
+    }
+}
+
+void profile_print(const struct profile *p, FILE *out)
+{
+    const struct profile_cpu *cpu = &p->cpu;
+    const struct profile_gpu *gpu = &p->gpu;
+    const struct profile_link *link = &p->link;
+    char size[UNITS_TEXT], available[UNITS_TEXT];
+    fprintf(out, "%s\n", p->machine);
+    fprintf(out, "profile of %s%s, fingerprint %s; median (10th - 90th percentile)\n", p->made,
+            p->quick ? ", taken quickly" : "", p->fingerprint);
+    fprintf(out, "CPU: %s, %u thread%s, last-level cache %s\n", cpu->name, cpu->threads,
+            cpu->threads == 1 ? "" : "s", units_format_size(cpu->l3_bytes, size));
+    print_table(out, "read", &cpu->read, UNIT_BYTES, "thr", "plain reads, by threads");
+    print_value(out, "gemv", &cpu->gemv, UNIT_BYTES, "weights, one token");
+    if (gpu->device != PROFILE_DEVICE_NONE)
+        print_value(out, "gemv beside", &cpu->gemv_beside, UNIT_BYTES, "while the link streams");
+    print_table(out, "linear", &cpu->linear, UNIT_FLOPS, "tok", "by tokens");
+    print_value(out, "attention", &cpu->attention, UNIT_BYTES, "KV cache, one query");
+    print_value(out, "attention chunk", &cpu->attention_flops, UNIT_FLOPS, "");
+    print_value(out, "operation", &cpu->operation, UNIT_SECONDS, "beside its bytes");
+    if (gpu->device != PROFILE_DEVICE_NONE) {
+        fprintf(out, "GPU: %s%s%s, %s, %s free\n", gpu->name, gpu->compute[0] ? ", compute capability " : "",
+                gpu->compute, units_format_size(gpu->vram_bytes, size),
+                units_format_size(gpu->vram_free, available));
+        print_value(out, "read", &gpu->read, UNIT_BYTES, "VRAM");
+        print_value(out, "gemv", &gpu->gemv, UNIT_BYTES, "weights, one token");
+        print_table(out, "linear", &gpu->linear, UNIT_FLOPS, "tok", "by tokens");
+        print_value(out, "attention", &gpu->attention, UNIT_BYTES, "KV cache, one query");
+        print_value(out, "attention chunk", &gpu->attention_flops, UNIT_FLOPS, "");
+        print_value(out, "operation", &gpu->operation, UNIT_SECONDS, "a kernel in a graph");
+        print_value(out, "launch", &gpu->launch, UNIT_SECONDS, "a kernel outside of one");
+        fprintf(out, "Link:");
+        if (link->generation) fprintf(out, " PCIe %u x%u", link->generation, link->width);
+        fputc('\n', out);
+        print_value(out, "to the device", &link->h2d, UNIT_BYTES, "");
+        print_value(out, "  beside CPU", &link->h2d_beside, UNIT_BYTES, "while the CPU computes");
+        print_value(out, "from the device", &link->d2h, UNIT_BYTES, "");
+        print_value(out, "direct", &link->direct, UNIT_BYTES, "kernels that read host memory");
+        print_value(out, "latency", &link->latency, UNIT_SECONDS, "of a small copy");
+        print_value(out, "hand-over", &link->hand_over, UNIT_SECONDS, "activations, one way");
+    }
+    fprintf(out, "Rest:\n");
+    print_value(out, "disk", &p->disk, UNIT_BYTES, "direct reads");
+    print_value(out, "step", &p->step, UNIT_SECONDS, "doorbells and the engine, once a step");
+}

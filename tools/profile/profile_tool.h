@@ -1,0 +1,121 @@
+/* helm-profile: what its files share.
+ *
+ * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
+ * measured; cpu.c runs the CPU worker's engine over it; device.c asks helm-worker-gpu to measure the device;
+ * host.c measures reads of memory by thread count, reads of a disk and doorbells; samples.c turns numbers
+ * into values; print.c shows them. docs/profile.md says what each number means. */
+#ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
+#define HELM_TOOLS_PROFILE_PROFILE_TOOL_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "daemon/planner/profile.h"
+#include "worker-cpu/local.h"
+
+/* ---- samples.c ---- */
+
+#define PROFILE_SAMPLES_MAX 256
+struct profile_samples {
+    double value[PROFILE_SAMPLES_MAX];
+    uint32_t count;
+};
+/* Beyond PROFILE_SAMPLES_MAX the oldest give way. */
+void profile_samples_add(struct profile_samples *samples, double value);
+/* Median, 10th and 90th percentile; unknown without samples. */
+struct profile_value profile_samples_value(const struct profile_samples *samples);
+/* Adds a point at x, which must be beyond the last; ignored when the table is full or the value is 0. */
+void profile_table_add(struct profile_table *table, uint32_t x, struct profile_value value);
+
+/* ---- progress ---- */
+
+struct profile_progress {
+    FILE *out; /* NULL: say nothing */
+    double start_s;
+};
+double profile_now_s(void);
+void profile_say(const struct profile_progress *progress, const char *fmt, ...) HELM_PRINTF(2, 3);
+
+/* ---- checkpoint.c ---- */
+
+/* A model folder of `layers` layers of one of the Qwen3 shapes, whose weights are holes in a file: a few KiB
+ * of disk. Vectors are ones. */
+struct profile_shape {
+    const char *size; /* of mkmodel: "8b" */
+    uint32_t layers;
+    uint64_t layer_bytes;
+};
+/* The shape that makes about `bytes` of weights in at least two layers, and no more than `most`. */
+HELM_MUST_CHECK int profile_shape_choose(uint64_t bytes, uint64_t most, bool small,
+                                         struct profile_shape *shape, struct helm_err *err);
+#define PROFILE_FOLDER_TEXT 256
+HELM_MUST_CHECK int profile_checkpoint_make(const struct profile_shape *shape,
+                                            char folder[PROFILE_FOLDER_TEXT], struct helm_err *err);
+void profile_checkpoint_remove(const char *folder);
+
+/* ---- cpu.c ---- */
+
+struct profile_cpu_run;
+struct profile_cpu_options {
+    uint32_t threads; /* 0: as the worker chooses */
+    bool quick;
+    const struct profile_progress *progress;
+};
+/* Loads the engine; the caller becomes its thread 0. */
+HELM_MUST_CHECK int profile_cpu_open(const struct profile_cpu_options *options, struct profile_cpu_run **run,
+                                     struct helm_err *err);
+void profile_cpu_close(struct profile_cpu_run *run);
+/* Everything of the CPU but gemv_beside; adds the engine's part to profile->step. */
+HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct profile *profile,
+                                        struct helm_err *err);
+/* Decodes for about so many seconds. */
+HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds, struct profile_value *value,
+                                     struct helm_err *err);
+
+/* ---- host.c ---- */
+
+/* Plain reads of memory by the threads of a pool, with the loop that was fastest. */
+struct profile_reader {
+    const char *data;
+    uint32_t chunks;
+    uint64_t (*read)(const void *data, size_t bytes, unsigned streams, size_t ahead);
+    unsigned streams;
+    size_t ahead;
+    bool handed_out;
+    _Atomic uint64_t sink;
+};
+void profile_reader_open(struct profile_reader *reader, const void *data, uint64_t bytes, struct pool *pool);
+/* One pass over all of it: bytes a second. */
+double profile_reader_pass(struct profile_reader *reader, struct pool *pool);
+/* There and back between two threads; from a thread that is not pinned, like the one for disks. */
+HELM_MUST_CHECK int profile_host_doorbell(struct profile_value *value, struct helm_err *err);
+/* Direct reads of a file of at least 64 MiB. */
+HELM_MUST_CHECK int profile_host_disk(const char *path, bool quick, struct profile_value *value,
+                                      struct helm_err *err);
+
+/* ---- device.c ---- */
+
+struct profile_device_run;
+struct profile_device_options {
+    const char *program; /* path of helm-worker-gpu */
+    const char *name;    /* "cuda:0", "emulated" */
+    uint64_t copy_bytes_per_s;
+    bool quick;
+};
+/* Starts the process that measures the device, which opens it meanwhile. */
+HELM_MUST_CHECK int profile_device_open(const struct profile_device_options *options,
+                                        struct profile_device_run **device, struct helm_err *err);
+void profile_device_close(struct profile_device_run *device);
+/* Everything of the device and the link but what is measured beside the CPU. */
+HELM_MUST_CHECK int profile_device_measure(struct profile_device_run *device, struct profile *profile,
+                                           struct helm_err *err);
+/* Between start and stop copies flow from host memory. */
+HELM_MUST_CHECK int profile_device_stream_start(struct profile_device_run *device, struct helm_err *err);
+HELM_MUST_CHECK int profile_device_stream_stop(struct profile_device_run *device, struct profile_value *value,
+                                               struct helm_err *err);
+
+/* ---- print.c ---- */
+
+void profile_print(const struct profile *profile, FILE *out);
+
+#endif

@@ -1,0 +1,60 @@
+/* Numbers that become values, and lines of progress. See profile_tool.h. Called by every file of
+ * helm-profile; owns nothing. */
+#include "tools/profile/profile_tool.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/units.h"
+
+void profile_samples_add(struct profile_samples *samples, double value)
+{
+    if (samples->count == PROFILE_SAMPLES_MAX) {
+        samples->count--;
+        memmove(samples->value, samples->value + 1, samples->count * sizeof *samples->value);
+    }
+    samples->value[samples->count++] = value;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+struct profile_value profile_samples_value(const struct profile_samples *samples)
+{
+    double sorted[PROFILE_SAMPLES_MAX];
+    uint32_t n = samples->count;
+    if (n == 0) return (struct profile_value){0};
+    memcpy(sorted, samples->value, n * sizeof *sorted);
+    qsort(sorted, n, sizeof *sorted, compare);
+    double middle = n & 1 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+    uint32_t low = (uint32_t)(0.1 * (n - 1) + 0.5), high = (uint32_t)(0.9 * (n - 1) + 0.5);
+    return (struct profile_value){middle, sorted[low], sorted[high], PROFILE_MEASURED};
+}
+
+void profile_table_add(struct profile_table *table, uint32_t x, struct profile_value value)
+{
+    if (table->count == PROFILE_POINTS_MAX || value.value <= 0) return;
+    if (table->count && table->point[table->count - 1].x >= x) return;
+    table->point[table->count++] = (struct profile_point){x, value};
+}
+
+double profile_now_s(void)
+{
+    return (double)units_now_ns() * 1e-9;
+}
+
+void profile_say(const struct profile_progress *progress, const char *fmt, ...)
+{
+    va_list ap;
+    if (!progress->out) return;
+    fprintf(progress->out, "%5.1f s  ", profile_now_s() - progress->start_s);
+    va_start(ap, fmt);
+    vfprintf(progress->out, fmt, ap);
+    va_end(ap);
+    fputc('\n', progress->out);
+    fflush(progress->out);
+}
