@@ -190,6 +190,38 @@ static void a_full_lane_is_waited_for(void **state)
     free(lane);
 }
 
+struct patient {
+    struct lane *lane;
+    _Atomic bool cancel;
+    int wait_rc, acquire_rc;
+};
+
+static void *run_patient(void *argument)
+{
+    struct patient *p = argument;
+    p->wait_rc = lane_wait(p->lane, 2, 10, -1, &p->cancel, NULL);
+    p->acquire_rc = lane_acquire(p->lane, 1, 10, -1, &p->cancel, NULL);
+    return NULL;
+}
+
+/* A worker that is to end does not wait for the other one; what is there already is taken all the same. */
+static void waiting_can_be_cancelled(void **state)
+{
+    (void)state;
+    struct patient patient = {.lane = make_lane(1)};
+    struct helm_err err = {0};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, run_patient, &patient), 0);
+    atomic_store(&patient.cancel, true);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(patient.wait_rc, HELM_E_CANCELLED);
+    assert_int_equal(patient.acquire_rc, HELM_E_CANCELLED);
+    assert_int_equal(lane_wait(patient.lane, 1, 0, 0, &patient.cancel, &err), 0);
+    lane_release(patient.lane);
+    assert_int_equal(lane_acquire(patient.lane, 1, 0, 0, &patient.cancel, &err), 0);
+    free(patient.lane);
+}
+
 static void lane_sizes_are_whole_pages(void **state)
 {
     (void)state;
@@ -209,6 +241,7 @@ int main(void)
         cmocka_unit_test(wrong_tickets_are_seen),
         cmocka_unit_test(steps_repeat_their_tickets),
         cmocka_unit_test(a_full_lane_is_waited_for),
+        cmocka_unit_test(waiting_can_be_cancelled),
         cmocka_unit_test(lane_sizes_are_whole_pages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

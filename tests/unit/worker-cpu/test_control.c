@@ -1,5 +1,5 @@
-/* Unit tests of worker-cpu/control.c and server.c: a worker in a thread, helmd's side of the protocol played
- * here. */
+/* Unit tests of common/worker/control.c and server.c: a worker in a thread, helmd's side of the protocol
+ * played here. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,6 +16,7 @@
 #include <zmq.h>
 
 #include "common/plan.h"
+#include "common/units.h"
 #include "proto/control.pb-c.h"
 #include "worker-cpu/engine.h"
 #include "common/worker/control.h"
@@ -40,7 +41,8 @@ struct stage {
     struct helm_err err;
 };
 
-static void make_arena(struct stage *s)
+/* `split`: the first layer is the GPU's. */
+static void make_arena(struct stage *s, bool split)
 {
     struct helm_err err = {0};
     struct model model;
@@ -50,7 +52,8 @@ static void make_arena(struct stage *s)
                                     .step_tokens = 64,
                                     .hidden = model.config.hidden,
                                     .vocab = model.config.vocab,
-                                    .kv = {.layers = model.config.layers,
+                                    .lanes = split ? LANE_COUNT : 0,
+                                    .kv = {.layers = model.config.layers - split,
                                            .kv_heads = model.config.kv_heads,
                                            .head_dim = model.config.head_dim,
                                            .page_tokens = 32,
@@ -80,11 +83,11 @@ static void start_worker(struct stage *s)
     assert_int_equal(pthread_create(&s->thread, NULL, worker_main, s), 0);
 }
 
-static void setup(struct stage *s)
+static void setup_for(struct stage *s, bool split)
 {
     static int number;
     memset(s, 0, sizeof *s);
-    make_arena(s);
+    make_arena(s, split);
     snprintf(s->endpoint, sizeof s->endpoint, "ipc:///tmp/helm-test-control-%d-%d", (int)getpid(), number++);
     s->zmq = zmq_ctx_new();
     s->router = zmq_socket(s->zmq, ZMQ_ROUTER);
@@ -101,6 +104,11 @@ static void setup(struct stage *s)
                                           .done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
                                           .parent = getppid()};
     start_worker(s);
+}
+
+static void setup(struct stage *s)
+{
+    setup_for(s, false);
 }
 
 static void teardown(struct stage *s)
@@ -169,21 +177,23 @@ static void send_to_worker(struct stage *s, Message *m)
     send_frame(s, frame, helm__control__v1__control__pack(m, frame));
 }
 
+/* All layers at this home, or behind one that the GPU computes. */
 static void send_load(struct stage *s, enum plan_home home, uint64_t weights_ready)
 {
-    struct plan_stage layers = {.first = 0,
-                                .last = arena_header_of(&s->arena)->kv.layers - 1,
-                                .home = home,
-                                .bytes = 1};
-    struct plan plan = {.layers = layers.last + 1,
+    uint32_t split = arena_header_of(&s->arena)->lanes > 0;
+    struct plan_stage stages[2] = {{.last = 0, .home = PLAN_HOME_GPU, .bytes = 1},
+                                   {.first = split, .home = home, .bytes = 1}};
+    stages[1].last = split + arena_header_of(&s->arena)->kv.layers - 1;
+    struct plan plan = {.layers = stages[1].last + 1,
                         .context_tokens = 128,
                         .step_tokens = 64,
                         .slots = 2,
                         .page_tokens = 32,
                         .page_count = 8,
                         .kv_dtype = "f16",
-                        .stages = &layers,
-                        .stage_count = 1,
+                        .stages = split ? stages : stages + 1,
+                        .stage_count = 1 + split,
+                        .embed = split ? PLAN_HOME_GPU : PLAN_HOME_CPU,
                         .host.limit = UINT64_MAX,
                         .vram.limit = UINT64_MAX};
     json_t *json = plan_to_json(&plan);
@@ -272,6 +282,11 @@ static uint32_t run_step(struct stage *s, uint32_t serial, uint32_t epoch)
     assert_int_equal(result->epoch, EPOCH);
     assert_int_equal(result->row[0].status, STEP_ROW_OK);
     assert_true(result->weight_bytes > 0);
+    const struct arena_done *done = &c->done[WORKER];
+    assert_int_equal(done->busy_ns, result->compute_ns);
+    assert_int_equal(done->weight_bytes, result->weight_bytes);
+    assert_int_equal(done->wait_ns, 0);
+    assert_int_equal(done->link_bytes, 0);
     return result->row[0].sampled.token;
 }
 
@@ -282,8 +297,11 @@ static void a_worker_loads_steps_and_restarts(void **state)
     setup(&s);
     expect_hello(&s);
     assert_int_equal(ping(&s), 0);
+    const struct doorbell *weights_bell = &arena_control_of(&s.arena)->weights_bell;
+    assert_int_equal(doorbell_read(weights_bell), 0);
     send_load(&s, PLAN_HOME_CPU, 0);
     uint64_t digest = expect_ready(&s, true);
+    assert_int_equal(doorbell_read(weights_bell), 1);
     uint32_t token = run_step(&s, 1, EPOCH);
     run_step(&s, 2, EPOCH - 1); /* of the worker before: not computed, not answered */
     assert_int_equal(run_step(&s, 3, EPOCH), token);
@@ -293,16 +311,42 @@ static void a_worker_loads_steps_and_restarts(void **state)
      * another's. */
     start_worker(&s);
     expect_hello(&s);
+    doorbell_init(&arena_control_of(&s.arena)->weights_bell, 0);
     send_load(&s, PLAN_HOME_CPU, digest);
     assert_int_equal(expect_ready(&s, false), digest);
+    assert_int_equal(doorbell_read(weights_bell), 1); /* also when they were there already */
     assert_int_equal(run_step(&s, 4, EPOCH), token);
     send_shutdown(&s);
     start_worker(&s);
     expect_hello(&s);
     send_load(&s, PLAN_HOME_CPU, digest + 1);
     assert_int_equal(expect_ready(&s, true), digest);
+    assert_int_equal(doorbell_read(weights_bell), 1);
     assert_int_equal(run_step(&s, 5, EPOCH), token);
     send_shutdown(&s);
+    teardown(&s);
+}
+
+/* A worker in the middle of a step, waiting for another that will never answer, ends as soon as it is asked
+ * to.
+ */
+static void shutdown_ends_a_wait_for_the_other_worker(void **state)
+{
+    (void)state;
+    struct stage s;
+    setup_for(&s, true);
+    expect_hello(&s);
+    send_load(&s, PLAN_HOME_CPU, 0);
+    expect_ready(&s, true);
+    struct arena_control *c = arena_control_of(&s.arena);
+    c->step[1] = (struct step){.serial = 1, .epoch = EPOCH, .row_count = 1, .token_count = 8};
+    c->step[1].row[0] = (struct step_row){.slot = 0, .start = 0, .count = 8, .flags = STEP_ROW_SAMPLE};
+    doorbell_ring(&c->step_bell, 1);
+    usleep(20000); /* so that it is waiting, not before its step; a shutdown before it passes too */
+    uint64_t start_us = units_now_us();
+    send_shutdown(&s);
+    assert_true(units_now_us() - start_us < 5000000); /* the wait itself would last a minute */
+    assert_int_equal(doorbell_read(&c->done[WORKER].bell), 0);
     teardown(&s);
 }
 
@@ -377,6 +421,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_worker_loads_steps_and_restarts),
         cmocka_unit_test(a_second_load_is_a_fault),
+        cmocka_unit_test(shutdown_ends_a_wait_for_the_other_worker),
         cmocka_unit_test(another_home_is_refused),
         cmocka_unit_test(another_version_or_epoch_is_a_fault),
         cmocka_unit_test(noise_is_a_fault),
