@@ -11,8 +11,8 @@
 #include "common/log.h"
 #include "daemon/scheduler.h"
 
-#define BACK_TO_BACK_US 2000 /* a step rung so soon after the one before had to wait for nothing but helmd   \
-                              */
+/* A step rung so soon after the one before waited for nothing but helmd. */
+#define BACK_TO_BACK_US 2000
 
 int batcher_init(struct batcher *batcher, const struct model_config *model, struct arena *arena,
                  uint32_t workers, uint32_t queue_limit, const struct batcher_sink *sink,

@@ -76,7 +76,8 @@ static void table_build(struct option_table *t, struct config *c)
                                       "requests that may wait beside those (default 256)",
                                       .target = &c->queue, .min = 0, .max = CONFIG_QUEUE_MAX});
     table_add(t, (struct args_option){"step-tokens", 0, ARGS_U64, "N",
-                                      "most tokens in one step: the prefill chunk (default 512)",
+                                      "most tokens in one step: the prefill chunk\n"
+                                      "(default: the planner's choice, 512 to 4096)",
                                       .target = &c->step_tokens, .min = 16, .max = 8192});
     table_add(t, (struct args_option){"spin-us", 0, ARGS_U64, "US",
                                       "how long waiting threads spin before they sleep (default 8)",
@@ -241,7 +242,7 @@ static int config_check(struct config *c, struct helm_err *err)
     if (strcmp(d, "auto") != 0 && strcmp(d, "cpu") != 0 && strcmp(d, "emulated") != 0 && !cuda)
         return helm_fail(err, HELM_E_USAGE, "--device '%s': is auto, cpu, cuda, cuda:N or emulated", d);
     /* Every running sequence must get its token in each step, or a full house would stall. */
-    if (c->step_tokens < c->parallel)
+    if (c->step_tokens && c->step_tokens < c->parallel)
         return helm_fail(err, HELM_E_USAGE, "--step-tokens %llu is less than --parallel %llu",
                          (unsigned long long)c->step_tokens, (unsigned long long)c->parallel);
     if (c->batch > c->parallel)
@@ -266,7 +267,6 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .kernels = "",
                               .parallel = 8,
                               .queue = 256,
-                              .step_tokens = 512,
                               .strategy_name = "best",
                               .gpu_graphs_name = "on",
                               .batch = 1,

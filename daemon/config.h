@@ -30,7 +30,8 @@ struct config {
     uint64_t node;                          /* CONFIG_NO_NODE: chosen */
     uint64_t threads;                       /* 0: one a physical core */
     uint64_t kv_tokens;                     /* in the KV pool; 0: chosen */
-    uint64_t parallel, queue, step_tokens, spin_us, drain_seconds;
+    uint64_t step_tokens;                   /* 0: the planner's choice */
+    uint64_t parallel, queue, spin_us, drain_seconds;
     uint64_t step_timeout_ms; /* 0: computed from the model's size */
     uint64_t restart_limit;
     uint64_t parent_fd, ready_fd; /* CONFIG_NO_FD: not given */

@@ -105,20 +105,21 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     char gpu_program[4096] = "";
     struct cpu_set cpus;
     struct helm_err none = {0};
-    struct planner_request request = {.model = &d->model,
-                                      .wish = {.kv_dtype = c->kv_dtype,
-                                               .slots = (uint32_t)c->parallel,
-                                               .step_tokens = (uint32_t)c->step_tokens,
-                                               .ctx = (uint32_t)c->ctx,
-                                               .page_tokens = KV_PAGE_TOKENS_DEFAULT,
-                                               .page_count = kv_pages_for((uint32_t)c->kv_tokens,
-                                                                          KV_PAGE_TOKENS_DEFAULT),
-                                               .threads = (uint32_t)c->threads,
-                                               .host_memory_bytes = c->host_memory_bytes},
-                                      .profile = &d->profile,
-                                      .strategy = c->strategy,
-                                      .batch = (uint32_t)c->batch,
-                                      .prompt = (uint32_t)c->prompt};
+    struct planner_request request = {
+        .model = &d->model,
+        .wish = {.kv_dtype = c->kv_dtype,
+                 .slots = (uint32_t)c->parallel,
+                 .step_tokens = c->step_tokens ? (uint32_t)c->step_tokens : LEDGER_STEP_TOKENS,
+                 .batch = (uint32_t)c->batch,
+                 .ctx = (uint32_t)c->ctx,
+                 .page_tokens = KV_PAGE_TOKENS_DEFAULT,
+                 .page_count = kv_pages_for((uint32_t)c->kv_tokens, KV_PAGE_TOKENS_DEFAULT),
+                 .threads = (uint32_t)c->threads,
+                 .host_memory_bytes = c->host_memory_bytes},
+        .profile = &d->profile,
+        .strategy = c->strategy,
+        .batch = (uint32_t)c->batch,
+        .prompt = (uint32_t)c->prompt};
     const struct profiling_request profiling = {.file = c->profile_file,
                                                 .program_dir = c->worker_dir,
                                                 .device = &d->device,

@@ -26,7 +26,7 @@
 
 struct child {
     pid_t pid;
-    int out; /* both of its outputs */
+    int out; /* its standard error; what it prints besides is for people */
     char line[LINE_TEXT];
     size_t used;
     char last[LINE_TEXT]; /* its last line */
@@ -39,7 +39,9 @@ static void child_become(const char *program, char *const argv[], int out, pid_t
     if (getppid() != parent) _exit(127);
     int null = open("/dev/null", O_RDONLY);
     if (null >= 0) dup2(null, STDIN_FILENO);
-    if (dup2(out, STDOUT_FILENO) < 0 || dup2(out, STDERR_FILENO) < 0) _exit(126);
+    int sink = open("/dev/null", O_WRONLY);
+    if (sink >= 0) dup2(sink, STDOUT_FILENO);
+    if (dup2(out, STDERR_FILENO) < 0) _exit(126);
     execv(program, argv);
     _exit(127);
 }
@@ -115,8 +117,8 @@ static int child_end(struct child *child, int rc, struct helm_err *err)
 
 static int measure(const struct profiling_request *r, bool quick, struct helm_err *err)
 {
-    char program[4096], threads[16];
-    const char *argv[8] = {PROGRAM, "--device", r->device->name[0] ? r->device->name : "cpu"};
+    char program[4096], threads[16], copies[24];
+    const char *argv[12] = {PROGRAM, "--device", r->device->name[0] ? r->device->name : "cpu"};
     size_t n = 3;
     struct child child = {.pid = -1, .out = -1};
     int rc = worker_process_find(r->program_dir, PROGRAM, program, sizeof program, err);
@@ -125,6 +127,15 @@ static int measure(const struct profiling_request *r, bool quick, struct helm_er
     if (r->threads) {
         argv[n++] = "--threads";
         argv[n++] = threads;
+    }
+    snprintf(copies, sizeof copies, "%llu", (unsigned long long)r->copy_bytes_per_s);
+    if (r->copy_bytes_per_s) {
+        argv[n++] = "--emulated-copy";
+        argv[n++] = copies;
+    }
+    if (r->program_dir) {
+        argv[n++] = "--worker-dir";
+        argv[n++] = r->program_dir;
     }
     if (quick) argv[n++] = "--quick";
     log_info("there is no profile of this machine yet: measuring it, %s",
@@ -184,7 +195,12 @@ int profiling_get(const struct profiling_request *r, struct profile *profile, st
     struct helm_err unknown = {0};
     char fingerprint[72];
     memset(profile, 0, sizeof *profile);
-    snprintf(hardware.device, sizeof hardware.device, "%s", r->device->hardware);
+    /* as helm-profile calls it */
+    if (r->copy_bytes_per_s)
+        snprintf(hardware.device, sizeof hardware.device, "%.60s, copies %llu a second", r->device->hardware,
+                 (unsigned long long)r->copy_bytes_per_s);
+    else
+        snprintf(hardware.device, sizeof hardware.device, "%s", r->device->hardware);
     int rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, r->file ? &unknown : err);
     if (r->file) {
         rc = read_checked(r->file, r, profile, err);
@@ -198,13 +214,6 @@ int profiling_get(const struct profiling_request *r, struct profile *profile, st
         rc = get_cached(r, fingerprint, profile, err);
         if (rc == HELM_E_CANCELLED) return rc;
         if (rc) return helm_err_prefix(err, "no profile of this machine (--profile FILE gives one)");
-    }
-    if (!rc && r->copy_bytes_per_s) { /* the device keeps to it, whatever was measured */
-        struct profile_value *copies[] = {&profile->link.h2d, &profile->link.d2h, &profile->link.h2d_beside};
-        double limit = (double)r->copy_bytes_per_s;
-        for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
-            if (copies[i]->value > limit)
-                *copies[i] = (struct profile_value){limit, limit, limit, PROFILE_ESTIMATE};
     }
     return rc;
 }

@@ -15,7 +15,7 @@ struct profiling_request {
     const char *program_dir;          /* where helm-profile is; NULL: beside helmd */
     const struct accelerator *device; /* that will be planned for */
     uint32_t threads;                 /* as asked for, 0: the worker's choice */
-    uint64_t copy_bytes_per_s;        /* the emulated device's copies are held to this; 0: not */
+    uint64_t copy_bytes_per_s;        /* of the emulated device; 0: as fast as memory */
     int parent_fd;                    /* the measuring ends when its writer closes it; -1: none */
 };
 

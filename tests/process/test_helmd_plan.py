@@ -1,0 +1,281 @@
+#!/usr/bin/python3
+"""helmd and its planner, with fake workers: where the profile comes from, what is forecast, what is measured beside
+it, and how long a prompt may hold up others."""
+import glob
+import json
+import os
+import stat
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from helmd_harness import (Client, Daemon, PROFILE, SLOW, TEST_BIN, check, expected_tokens, plan_json, run_tests,  # noqa: E402
+                           running, same, wait_until, write_checkpoint)
+
+
+class Machine:
+    """A folder with a checkpoint, fake workers, a cache and maybe a helm-profile that is a shell script."""
+
+    def __init__(self, gpu=False):
+        self.base = tempfile.mkdtemp(prefix="helmd-test-")
+        self.cache = os.path.join(self.base, "cache")
+        self.workers = os.path.join(self.base, "workers")
+        write_checkpoint(os.path.join(self.base, "model"))
+        os.makedirs(self.workers)
+        for name in ["helm-worker-cpu"] + ["helm-worker-gpu"] * gpu:
+            os.symlink(os.path.join(TEST_BIN, "fake_worker"), os.path.join(self.workers, name))
+
+    def helm_profile(self, script):
+        path = os.path.join(self.workers, "helm-profile")
+        with open(path, "w") as f:
+            f.write("#!/bin/sh\necho \"$@\" >>%s/arguments\n%s\n" % (self.base, script))
+        os.chmod(path, stat.S_IRWXU)
+
+    def arguments(self):
+        path = os.path.join(self.base, "arguments")
+        if not os.path.exists(path):
+            return []
+        lines = open(path).read().splitlines()
+        os.unlink(path)
+        return lines
+
+    def start(self, *options, faults="", wait=True):
+        return Daemon(*options, base=self.base, faults=faults, profile=None, env={"XDG_CACHE_HOME": self.cache}, wait=wait)
+
+    def refused(self, *options, faults=""):
+        d = self.start(*options, faults=faults)
+        same(d.process.wait(20 * SLOW), 4, f"{options}: {d.log()}")
+        return d
+
+    def place(self, *options, faults=""):
+        """Where the profile of this hardware is to be: what helmd says when helm-profile leaves none."""
+        self.helm_profile("exit 0")
+        d = self.refused(*options, faults=faults)
+        check("left no " in d.ready, d.ready)
+        self.arguments()
+        path = d.ready.split("left no ")[1].split(": is it")[0]
+        check(path.startswith(self.cache + "/helm/profiles/") and path.endswith(".json"), path)
+        return path
+
+
+def test_without_a_profile_the_machine_is_measured_once():
+    m = Machine()
+    path = m.place("--device", "cpu")
+    m.helm_profile(f"echo 'memory: 12 GB/s' >&2; echo '  a table for people'; cp {PROFILE} {path}")
+    d = m.start("--device", "cpu")
+    check(d.ready.startswith("ready "), d.ready)
+    same(m.arguments(), [f"--device cpu --worker-dir {m.workers} --quick"], "helm-profile's arguments")
+    for words in ["measuring it, quickly", "helm-profile: memory: 12 GB/s", "profile: " + path, "forecast: "]:
+        check(words in d.log(), f"'{words}' is not in the log:\n{d.log()}")
+    check("a table for people" not in d.log(), d.log())
+    same(d.stop(), 0, "exit status")
+    m.helm_profile("exit 9")
+    d = m.start("--device", "cpu")
+    check(d.ready.startswith("ready "), d.ready)
+    same(m.arguments(), [], "runs of helm-profile once there is a profile")
+    same(d.stop(), 0, "exit status")
+    d = m.refused("--device", "cpu", "--threads", "2")  # other threads, another profile
+    same(m.arguments(), [f"--device cpu --threads 2 --worker-dir {m.workers} --quick"], "helm-profile's arguments")
+    d.close()
+
+
+def test_a_cached_profile_that_is_broken_is_measured_again():
+    m = Machine()
+    path = m.place("--device", "cpu")
+    for broken in ["{", "{}", json.dumps(dict(json.load(open(PROFILE)), helm_profile=99))]:
+        with open(path, "w") as f:
+            f.write(broken)
+        m.helm_profile(f"cp {PROFILE} {path}")
+        d = m.start("--device", "cpu")
+        check(d.ready.startswith("ready "), d.ready)
+        same(len(m.arguments()), 1, "runs of helm-profile")
+        check("the cached profile cannot be used" in d.log(), d.log())
+        same(d.stop(), 0, "exit status")
+    d.close()
+
+
+def test_a_gpu_is_measured_in_full():
+    m = Machine(gpu=True)
+    faults = "probe_vram_mib=1000"
+    path = m.place("--device", "cuda", faults=faults)
+    described = json.load(open(PROFILE))
+    for quick, hint in [(False, False), (True, True)]:
+        with open(os.path.join(m.base, "made.json"), "w") as f:
+            json.dump(dict(described, quick=quick), f)
+        if os.path.exists(path):
+            os.unlink(path)
+        m.helm_profile(f"cp {m.base}/made.json {path}")
+        d = m.start("--device", "cuda", faults=faults)
+        check(d.ready.startswith("ready "), d.ready)
+        same(m.arguments(), [f"--device cuda:0 --worker-dir {m.workers}"], "helm-profile's arguments")
+        same("makes better forecasts" in d.log(), hint, "the hint at a careful profile")
+        check("measuring it, once (up to a minute)" in d.log(), d.log())
+        same(d.stop(), 0, "exit status")
+    d.close()
+
+
+def test_a_helm_profile_that_is_not_there_or_fails_is_an_error_with_its_last_line():
+    m = Machine()
+    d = m.refused("--device", "cpu")
+    for words in ["error ", "--profile FILE", f"{m.workers}/helm-profile"]:
+        check(words in d.ready, f"'{words}' is not in '{d.ready}'")
+    for script, words in [("echo one >&2; echo 'two: no memory' >&2; exit 1", ["exited with status 1: two: no memory"]),
+                          ("kill -9 $$", ["killed by signal 9"]),
+                          ("printf 'half a line' >&2; exit 3", ["status 3: half a line"])]:
+        m.helm_profile(script)
+        d = m.refused("--device", "cpu")
+        for word in words + ["no profile of this machine (--profile FILE gives one)"]:
+            check(word in d.ready, f"{script}: '{word}' is not in '{d.ready}'")
+    same(d.left_behind(), [], "left behind")
+    d.close()
+
+
+def test_ending_helmd_ends_a_measurement():
+    m = Machine()
+    m.helm_profile("echo begun >&2; exec sleep 100.125")
+    d = m.start("--device", "cpu", wait=False)
+    check(wait_until(lambda: "begun" in d.log(), 10), d.log())
+    d.stop()
+
+    def sleeping():
+        lines = []
+        for path in glob.glob("/proc/[0-9]*/cmdline"):
+            try:
+                lines.append(open(path, "rb").read())
+            except OSError:
+                pass
+        return b"sleep\x00100.125\x00" in lines
+    check(wait_until(lambda: not sleeping(), 5), "the measurement goes on")
+    d.close()
+
+
+def test_a_profile_that_cannot_be_used_is_refused():
+    with tempfile.TemporaryDirectory() as folder:
+        described = json.load(open(PROFILE))
+
+        def write(name, value):
+            path = os.path.join(folder, name)
+            with open(path, "w") as f:
+                json.dump(value, f)
+            return path
+        without = {k: v for k, v in described.items() if k not in ("gpu", "link")}
+        cases = [("/nonexistent/p.json", [], "/nonexistent/p.json"),
+                 (write("list", [1]), [], "not an object"),
+                 (write("cpu", dict(described, cpu=dict(described["cpu"], gemv={"value": 0, "source": "estimate"}))), [],
+                  "gemv"),
+                 (write("typo", dict(described, ccpu={})), [], "ccpu"),
+                 (write("no-gpu", without), ["--device", "emulated"], "without a device")]
+        for path, options, word in cases:
+            d = Daemon(*options, profile=path, gpu=True)
+            same(d.process.wait(5 * SLOW), 4, f"{path}: {d.log()}")
+            check(d.ready.startswith("error ") and "--profile" in d.ready and word in d.ready, f"{path}: {d.ready}")
+            d.close()
+        with running(profile=write("no-gpu", without)) as d:  # enough for the CPU alone
+            check("a machine that is described" in d.log(), d.log())
+
+
+def test_strategies():
+    def homes(*options):
+        with running("--device", "emulated", *options, gpu=True, layers=6) as d:
+            plan = json.loads(Client(d.endpoint).ask("plan").plan.json)
+            return [s["home"] for s in plan["stages"]["decode"]]
+    same(homes("--strategy", "all-gpu"), ["gpu"], "all-gpu")
+    with running("--strategy", "all-cpu", gpu=True, layers=6) as d:
+        plan = json.loads(Client(d.endpoint).ask("plan").plan.json)
+        same([s["home"] for s in plan["stages"]["decode"]], ["cpu"], "all-cpu")
+    check(set(homes("--strategy", "thesis")) <= {"gpu", "cpu"}, "thesis")
+    check("cpu" not in homes("--strategy", "stream"), "stream")
+    same(homes("--strategy", "best"), ["gpu"], "best, on the machine that is described, where all of it fits")
+    d = Daemon("--strategy", "all-gpu", "--device", "cpu")
+    same(d.process.wait(5 * SLOW), 4, d.log())
+    check(d.ready.startswith("error ") and "--device cpu" in d.ready, d.ready)
+    d.close()
+
+
+def test_what_is_measured_stands_beside_what_was_planned():
+    with running("--prompt", 64, "--batch", 2, faults="step_us=20000") as d:
+        c = Client(d.endpoint)
+        plan = c.ask("plan").plan
+        f = plan.forecast
+        same((f.batch, f.context, f.prompt), (2, 64, 64), "what the forecast is for")
+        check(0 < f.decode_seconds_low <= f.decode_seconds <= f.decode_seconds_high, f"{f}")
+        check(0 < f.ttft_seconds_low <= f.ttft_seconds <= f.ttft_seconds_high, f"{f}")
+        same((len(plan.decode), len(plan.ttft), len(plan.resources), plan.drifting), (0, 0, 0, False), "measured so far")
+        s = c.generate([3] * 40, 20)
+        c.run(s)
+        two = [c.generate([4 + n] * 50, 30) for n in range(2)]
+        c.run(*two)
+        plan = c.ask("plan").plan
+        same([p.batch for p in plan.decode], [1, 2], "kinds of decode steps")
+        check(plan.decode[0].count >= 19 and plan.decode[1].count >= 25, f"{plan.decode}")
+        for p in list(plan.decode) + list(plan.ttft):
+            check(0.015 < p.measured_seconds < 0.2 * SLOW and 0 < p.planned_seconds < p.measured_seconds, f"{p}")
+        check(45 <= plan.decode[0].tokens <= 60, f"context: {plan.decode[0].tokens}")
+        check(40 in [p.tokens for p in plan.ttft], f"{plan.ttft}")
+        names = [r.name for r in plan.resources]
+        same(names, ["cpu"], "resources")
+        r = plan.resources[0]
+        check(0.5 < r.busy <= 1 and 0 < r.busy_planned <= 1 and r.bytes_per_second_planned > 1e7 and
+              0 < r.bytes_per_second < 1e6, f"{r}")
+
+
+def test_workers_totals_never_fall():
+    with running("--device", "emulated", gpu=True, layers=6, plan=plan_json(6, "cccggg", "c", "g"),
+                 faults="step_us=1000 gpu.crash_step=30 crash_epoch=1") as d:
+        c = Client(d.endpoint)
+        before = {}
+        for n in range(4):
+            s = c.generate([5, 6], 20, seed=n)
+            c.run(s)
+            same(s.tokens, expected_tokens([5, 6], 20, seed=n), "tokens")
+            status = c.ask("status").status
+            for w in status.workers:
+                now = (w.busy_seconds, w.wait_seconds, w.weight_bytes_read, w.link_bytes)
+                check(all(a <= b for a, b in zip(before.get(w.name, (0, 0, 0, 0)), now)), f"{w.name}: {before} {now}")
+                check(w.busy_seconds + w.wait_seconds <= status.seconds_steps * 1.001, f"{w}")
+                before[w.name] = now
+        same(status.workers[0].epoch, 2, "epoch")
+        steps = status.steps_total
+        same((before["cpu"][2], before["cpu"][3], before["gpu"][3]), (1000 * steps, 0, 100 * steps), f"{steps} steps")
+        check(status.seconds_steps > 0.001 * steps, f"{status.seconds_steps} s in {steps} steps")
+
+
+def stalled(*options):
+    """How many tokens a decoding client gets while another one's prompt of 400 tokens is computed, on a machine whose
+    CPU should take 10 ms for each of them."""
+    profile = json.load(open(PROFILE))
+    profile["cpu"]["linear"] = [{"x": 2, "value": 6e6, "source": "estimate"}]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+        json.dump(profile, f)
+        f.flush()
+        with running("--device", "cpu", "--step-tokens", 512, *options, profile=f.name, faults="token_us=200") as d:
+            one, other = Client(d.endpoint), Client(d.endpoint)
+            a = one.generate([3], 500, ignore_eos=True)
+            while len(a.tokens) < 10:
+                one.receive()
+            b = other.generate([4] * 400, 2)
+            while not b.id:
+                other.receive()
+            while one.socket.poll(0):
+                one.receive()
+            begin = len(a.tokens)
+            while not b.tokens:
+                other.receive()
+            while one.socket.poll(0):
+                one.receive()
+            same(b.tokens[:1], expected_tokens([4] * 400, 1), "the other's first token")
+            return len(a.tokens) - begin
+
+
+def test_a_prompt_holds_up_others_no_longer_than_told():
+    unbounded = stalled("--max-stall-ms", 0)
+    default = stalled()
+    short = stalled("--max-stall-ms", 200)
+    check(unbounded <= 4, f"{unbounded} tokens while a prompt was computed in one step")
+    check(6 <= default <= 30, f"{default} tokens at 500 ms a step of 10 ms a token: about 32 tokens in each")
+    check(short > 1.5 * default, f"{short} tokens at 200 ms, {default} at 500 ms")
+
+
+if __name__ == "__main__":
+    run_tests(globals())
