@@ -563,7 +563,7 @@ fuzz-run: $(FUZZ_BIN)
 
 .PHONY: demo bench dist install clean check-style format help
 # no more than the demo needs: CUDA code takes minutes to compile
-DEMO_PROGRAMS := helm-cli helm-worker-cpu helmd
+DEMO_PROGRAMS := helm-cli helm-profile helm-worker-cpu helmd
 demo:
 	@tools/setup.sh build
 	@$(MAKE_MODE) -j$(shell nproc) $(DEMO_PROGRAMS:%=$(BIN)/%) >$(BUILD).log 2>&1 || { tail -n 30 $(BUILD).log; exit 1; }

@@ -204,7 +204,7 @@ def test_what_is_measured_stands_beside_what_was_planned():
         same((len(plan.decode), len(plan.ttft), len(plan.resources), plan.drifting), (0, 0, 0, False), "measured so far")
         s = c.generate([3] * 40, 20)
         c.run(s)
-        two = [c.generate([4 + n] * 50, 30) for n in range(2)]
+        two = [c.generate([4 + n] * 100, 30) for n in range(2)]
         c.run(*two)
         plan = c.ask("plan").plan
         same([p.batch for p in plan.decode], [1, 2], "kinds of decode steps")
