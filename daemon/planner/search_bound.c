@@ -116,19 +116,16 @@ void bound_floors(struct space *s, uint64_t ring)
 
 struct dual {
     const struct space *s;
+    struct bound_prices prices; /* of the highest value so far */
+    double value;
     unsigned uses;
     double fixed[SPACE_FLOORS];
     double vram, host; /* what is left of each limit for the items */
     double enough;     /* a bound as high as this need not be made higher */
 };
 
-struct prices {
-    double weight[SPACE_FLOORS];
-    double vram, host; /* seconds a byte */
-};
-
 /* The mixture's least value with these prices; by how much the cheapest choice is over each limit. */
-static double dual_value(const struct dual *d, const struct prices *p, double *over_vram, double *over_host)
+static double dual_value(struct dual *d, const struct bound_prices *p, double *over_vram, double *over_host)
 {
     const struct space *s = d->s;
     double value = 0, vram = -d->vram, host = -d->host;
@@ -153,7 +150,12 @@ static double dual_value(const struct dual *d, const struct prices *p, double *o
     }
     *over_vram = vram;
     *over_host = host;
-    return value - p->vram * d->vram - p->host * d->host;
+    value -= p->vram * d->vram + p->host * d->host;
+    if (value > d->value) {
+        d->value = value;
+        d->prices = *p;
+    }
+    return value;
 }
 
 #define PLENTY      0x1p62 /* bytes */
@@ -161,10 +163,10 @@ static double dual_value(const struct dual *d, const struct prices *p, double *o
 #define PRICE_LAST  1e3
 #define PRICE_STEPS 18
 
-static double best_price(const struct dual *d, struct prices *p, bool host);
+static double best_price(struct dual *d, struct bound_prices *p, bool host);
 
 /* The bound at one price: with the other memory's price sought (the host's turn) or as it is. */
-static double at_price(const struct dual *d, struct prices *p, bool host, double price, double *over)
+static double at_price(struct dual *d, struct bound_prices *p, bool host, double price, double *over)
 {
     double both[2], best = -INFINITY;
     *(host ? &p->host : &p->vram) = price;
@@ -176,7 +178,7 @@ static double at_price(const struct dual *d, struct prices *p, bool host, double
 
 /* The best bound over one memory's price. Whatever the price it is a bound, so it need not be the very best.
  */
-static double best_price(const struct dual *d, struct prices *p, bool host)
+static double best_price(struct dual *d, struct bound_prices *p, bool host)
 {
     double over, low = 0, high = PRICE_FIRST, best = at_price(d, p, host, 0, &over);
     if (over <= 0) return best;
@@ -195,15 +197,15 @@ static double best_price(const struct dual *d, struct prices *p, bool host)
 
 /* The mixture `at` of the way from one floor to the next: neighbours suffice, since their largest is convex
  * in the link's seconds with the three slopes in order. */
-static double at_mixture(const struct dual *d, int floor, double at, bool host)
+static double at_mixture(struct dual *d, int floor, double at, bool host)
 {
-    struct prices p = {0};
+    struct bound_prices p = {0};
     p.weight[floor] = 1 - at;
     p.weight[floor + 1] = at;
     return best_price(d, &p, host);
 }
 
-static double best_mixture(const struct dual *d, bool host)
+static double best_mixture(struct dual *d, bool host)
 {
     const double golden = 0.6180339887498949;
     double best = 0;
@@ -258,7 +260,7 @@ static double bound_of_set(struct space *s, unsigned uses, const struct space_en
                            double enough)
 {
     struct search_bytes once = space_bytes_once(s, uses, ends, least);
-    struct dual d = {.s = s, .uses = uses, .enough = enough};
+    struct dual d = {.s = s, .uses = uses, .enough = enough, .value = -INFINITY};
     double hand_overs = least_hand_overs(s, uses, ends);
     if (!space_fits(s, once)) return INFINITY;
     memcpy(d.fixed, ends->floor, sizeof d.fixed);
@@ -267,6 +269,18 @@ static double bound_of_set(struct space *s, unsigned uses, const struct space_en
     d.vram = s->memory ? (double)(s->memory->vram_limit - once.vram) : PLENTY;
     d.host = s->memory ? (double)(s->memory->host_limit - once.host) : PLENTY;
     return best_mixture(&d, host_is_scarce(s, d.host));
+}
+
+void bound_prices_of(struct space *s, unsigned uses, const struct space_ends *ends, uint64_t ring,
+                     struct bound_prices *prices)
+{
+    struct search_bytes once = space_bytes_once(s, uses, ends, ring);
+    struct dual d = {.s = s, .uses = uses, .enough = INFINITY, .value = -INFINITY};
+    memcpy(d.fixed, ends->floor, sizeof d.fixed);
+    d.vram = s->memory ? (double)s->memory->vram_limit - (double)once.vram : PLENTY;
+    d.host = s->memory ? (double)s->memory->host_limit - (double)once.host : PLENTY;
+    (void)best_mixture(&d, host_is_scarce(s, d.host));
+    *prices = d.prices;
 }
 
 uint32_t bound_rings(const struct space *s, unsigned uses, const struct space_ends *ends,

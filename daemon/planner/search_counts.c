@@ -118,44 +118,58 @@ static double estimate(const struct mixing *m, const struct counts *c, const str
     return most + over * EXCESS_COST;
 }
 
-static bool shift(struct counts *c, uint32_t g, int from, int to, int32_t by)
+struct move {
+    uint32_t g;
+    int from, to;
+};
+
+static bool shift(struct counts *c, const struct move *move, int32_t by)
 {
-    if (c->n[g][from] < by) return false;
-    c->n[g][from] -= by;
-    c->n[g][to] += by;
+    if (c->n[move->g][move->from] < by) return false;
+    c->n[move->g][move->from] -= by;
+    c->n[move->g][move->to] += by;
     return true;
 }
 
-/* A move's number: group, from, to. False for what is none. */
-static bool decode_move(const struct mixing *m, uint32_t move, uint32_t *g, int *from, int *to)
+/* False for a number that is no move. */
+static bool decode_move(const struct mixing *m, uint32_t number, struct move *move)
 {
-    *g = move / (SPACE_HOMES * SPACE_HOMES);
-    *from = (int)(move / SPACE_HOMES % SPACE_HOMES);
-    *to = (int)(move % SPACE_HOMES);
-    return *from != *to && (m->group[*g].allowed & 1u << *to);
+    move->g = number / (SPACE_HOMES * SPACE_HOMES);
+    move->from = (int)(number / SPACE_HOMES % SPACE_HOMES);
+    move->to = (int)(number % SPACE_HOMES);
+    return move->from != move->to && (m->group[move->g].allowed & 1u << move->to);
 }
 
-/* Two moves at once, up to four items each: what is exchanged when memory is full. */
+/* How many moves of the second kind take the VRAM that one of the first kind gives (or the other way round).
+ */
+static double vram_ratio(const struct mixing *m, const struct move *a, const struct move *b)
+{
+    double gives = (double)m->group[a->g].vram[a->from] - (double)m->group[a->g].vram[a->to];
+    double takes = (double)m->group[b->g].vram[b->to] - (double)m->group[b->g].vram[b->from];
+    return takes != 0 && gives / takes > 0 && gives / takes < 4096 ? gives / takes : 0;
+}
+
+/* Two moves at once: what is exchanged when memory is full. A few items of each, or as many of the second as
+ * memory has room for in exchange. */
 static bool exchange(const struct mixing *m, struct candidate *c)
 {
-    uint32_t moves = m->groups * SPACE_HOMES * SPACE_HOMES, g, g2;
+    uint32_t moves = m->groups * SPACE_HOMES * SPACE_HOMES;
     struct counts best = c->counts;
     double least = c->estimate;
-    int from, to, from2, to2;
-    for (uint32_t a = 0; a < moves; a++) {
-        if (!decode_move(m, a, &g, &from, &to) || c->counts.n[g][from] == 0) continue;
-        for (uint32_t b = a + 1; b < moves; b++) {
-            if (!decode_move(m, b, &g2, &from2, &to2) || c->counts.n[g2][from2] == 0) continue;
-            for (int32_t amounts = 0; amounts < 16; amounts++) {
-                struct counts next = c->counts;
-                if (!shift(&next, g, from, to, 1 + amounts / 4) ||
-                    !shift(&next, g2, from2, to2, 1 + amounts % 4))
-                    continue;
-                double e = estimate(m, &next, c->ends, c->ring);
-                if (e >= least) continue;
-                least = e;
-                best = next;
-            }
+    struct move a, b;
+    for (uint32_t i = 0; i < moves * moves; i++) {
+        if (!decode_move(m, i / moves, &a) || c->counts.n[a.g][a.from] == 0) continue;
+        if (!decode_move(m, i % moves, &b) || c->counts.n[b.g][b.from] == 0) continue;
+        double ratio = vram_ratio(m, &a, &b);
+        for (int32_t amounts = 0; amounts < 20; amounts++) {
+            int32_t x = 1 + amounts / 5, y = amounts % 5;
+            if (y == 0) y = ratio > 0 ? (int32_t)floor(ratio * x) : 0;
+            struct counts next = c->counts;
+            if (y == 0 || !shift(&next, &a, x) || !shift(&next, &b, y)) continue;
+            double e = estimate(m, &next, c->ends, c->ring);
+            if (e >= least) continue;
+            least = e;
+            best = next;
         }
     }
     if (least >= c->estimate * (1 - 1e-9)) return false;
@@ -166,15 +180,15 @@ static bool exchange(const struct mixing *m, struct candidate *c)
 
 static bool move_some(const struct mixing *m, struct candidate *c)
 {
-    uint32_t moves = m->groups * SPACE_HOMES * SPACE_HOMES, g;
+    uint32_t moves = m->groups * SPACE_HOMES * SPACE_HOMES;
     struct counts best = c->counts;
     double least = c->estimate;
-    int from, to;
-    for (uint32_t a = 0; a < moves; a++) {
-        if (!decode_move(m, a, &g, &from, &to)) continue;
-        for (int32_t by = 1; by <= c->counts.n[g][from]; by *= 2) {
+    struct move a;
+    for (uint32_t i = 0; i < moves; i++) {
+        if (!decode_move(m, i, &a)) continue;
+        for (int32_t by = 1; by <= c->counts.n[a.g][a.from]; by *= 2) {
             struct counts next = c->counts;
-            (void)shift(&next, g, from, to, by);
+            (void)shift(&next, &a, by);
             double e = estimate(m, &next, c->ends, c->ring);
             if (e >= least) continue;
             least = e;
@@ -210,6 +224,43 @@ static int by_estimate(const void *a, const void *b)
     return x->estimate < y->estimate ? -1 : x->estimate > y->estimate;
 }
 
+/* Each group where it costs least at these prices of memory and of the link's time. */
+static void all_by_price(const struct mixing *m, const struct bound_prices *p, struct counts *c)
+{
+    memset(c, 0, sizeof *c);
+    for (uint32_t g = 0; g < m->groups; g++) {
+        const struct group *group = &m->group[g];
+        double least = INFINITY;
+        int at = 0;
+        for (int h = 0; h < SPACE_HOMES; h++) {
+            double cost = p->vram * (double)group->vram[h] + p->host * (double)group->host[h];
+            for (int k = 0; k < SPACE_FLOORS; k++) cost += p->weight[k] * group->floor[h][k];
+            if (!(group->allowed & 1u << h) || cost >= least) continue;
+            least = cost;
+            at = h;
+        }
+        c->n[g][at] = (int32_t)group->members;
+    }
+}
+
+/* The bound's prices, and a little more or less of each: where it is decided, all of a group changes at once.
+ */
+static void find_by_price(struct mixing *m, unsigned allowed, struct candidate *best)
+{
+    static const double nudge[] = {0.97, 1.03};
+    struct bound_prices p, q;
+    bound_prices_of(m->s, allowed, best->ends, best->ring, &p);
+    for (int i = 0; i < 4; i++) {
+        struct candidate c = {.ends = best->ends, .ring = best->ring};
+        q = p;
+        q.vram *= nudge[i & 1];
+        q.weight[SPACE_FLOORS - 1] *= nudge[i >> 1];
+        all_by_price(m, &q, &c.counts);
+        settle_counts(m, &c);
+        if (c.estimate < best->estimate) *best = c;
+    }
+}
+
 static void find_from_all(const struct mixing *m, struct candidate *best)
 {
     best->estimate = INFINITY;
@@ -240,6 +291,7 @@ void counts_find(struct mixing *m)
             } else {
                 find_from_all(m, c);
             }
+            find_by_price(m, allowed, c);
         }
     }
     qsort(m->candidate, m->candidates, sizeof *m->candidate, by_estimate);

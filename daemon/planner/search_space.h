@@ -92,6 +92,14 @@ static inline void space_put(const struct space *space, enum plan_home *home, ui
 void bound_floors(struct space *space, uint64_t ring);
 /* No plan of the space is faster than this, or than `enough`. Changes the floors. */
 double bound_of_space(struct space *space, double enough);
+/* What the highest bound over plans with such a ring was made with: how it mixes the floors, what it charges
+ * a byte. The floors are the ring's already. */
+struct bound_prices {
+    double weight[SPACE_FLOORS];
+    double vram, host; /* seconds a byte */
+};
+void bound_prices_of(struct space *space, unsigned uses, const struct space_ends *ends, uint64_t ring,
+                     struct bound_prices *prices);
 /* Sizes of ring from the least to the largest, closer together where they are small. */
 #define BOUND_RINGS_MAX 20
 uint32_t bound_rings(const struct space *space, unsigned uses, const struct space_ends *ends,
