@@ -128,6 +128,7 @@ WORKER_GPU_SRC := \
   worker-gpu/issue.c \
   worker-gpu/measure.c \
   worker-gpu/measure_kernels.c \
+  worker-gpu/nvml.c \
   worker-gpu/print.c \
   worker-gpu/program.c \
   worker-gpu/program_layer.c \

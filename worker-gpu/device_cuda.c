@@ -6,13 +6,13 @@
  * FAULT and ends, helmd starts another. */
 #include "worker-gpu/cuda.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "common/units.h"
+#include "worker-gpu/nvml.h"
 
 #define ENTRY_VERSION   12000 /* of the driver interface that the two entry points below follow */
 #define HOST_SPIN_US    10000
@@ -196,6 +196,7 @@ static void cuda_times(struct device *d, struct device_stats *stats)
 static int cuda_check(struct device *d, struct helm_err *err)
 {
     struct cuda *c = cuda_of(d);
+    if (c->capture.on) return 0; /* asking would spoil the capture, and nothing runs */
     for (int i = 0; i < DEVICE_QUEUE_COUNT; i++) {
         cudaError_t code = cudaStreamQuery(c->stream[i]);
         if (code != cudaSuccess && code != cudaErrorNotReady)
@@ -262,27 +263,22 @@ static const struct device_ops cuda_ops = {
  * False where there is none. */
 static bool used_without_context(int ordinal, uint64_t *used)
 {
-    struct {
-        unsigned long long total, available, used;
-    } memory = {0};
+    struct nvml_answer answer;
     char bus[32];
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), *handle = NULL;
-    bool ok = false;
-    if (!library) return false;
-    int (*init)(void) = NULL, (*end)(void) = NULL, (*find)(const char *, void **) = NULL,
-        (*info)(void *, void *) = NULL;
-    *(void **)&init = dlsym(library, "nvmlInit_v2");
-    *(void **)&end = dlsym(library, "nvmlShutdown");
-    *(void **)&find = dlsym(library, "nvmlDeviceGetHandleByPciBusId_v2");
-    *(void **)&info = dlsym(library, "nvmlDeviceGetMemoryInfo");
-    if (init && end && find && info && cudaDeviceGetPCIBusId(bus, sizeof bus, ordinal) == cudaSuccess &&
-        init() == 0) {
-        ok = find(bus, &handle) == 0 && info(handle, &memory) == 0;
-        end();
-    }
-    dlclose(library);
-    *used = memory.used;
+    bool ok = cudaDeviceGetPCIBusId(bus, sizeof bus, ordinal) == cudaSuccess && nvml_ask(bus, &answer);
+    *used = ok ? answer.used_bytes : 0;
     return ok;
+}
+
+/* Driver and link, where the management library says. */
+static void describe_link(int ordinal, struct device_info *info)
+{
+    struct nvml_answer answer;
+    char bus[32];
+    if (cudaDeviceGetPCIBusId(bus, sizeof bus, ordinal) != cudaSuccess || !nvml_ask(bus, &answer)) return;
+    memcpy(info->driver, answer.driver, sizeof info->driver);
+    info->link_generation = answer.link_generation;
+    info->link_width = answer.link_width;
 }
 
 static int find_entry(const char *name, stream_word_fn **entry, struct helm_err *err)
@@ -376,6 +372,7 @@ static int describe(int ordinal, struct device_info *info, struct helm_err *err)
     info->vram_bytes = total;
     info->vram_free = available < total ? available : total;
     info->numa_node = node_of(ordinal);
+    describe_link(ordinal, info);
     return 0;
 }
 

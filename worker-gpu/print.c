@@ -167,6 +167,11 @@ void gpu_print_devices(FILE *out)
                                 "vram_free", (json_int_t)info[i].vram_free, "numa_node", info[i].numa_node);
         if (one && info[i].context_bytes)
             json_object_set_new(one, "context_bytes", json_integer((json_int_t)info[i].context_bytes));
+        if (one && info[i].driver[0]) json_object_set_new(one, "driver", json_string(info[i].driver));
+        if (one && info[i].link_generation) {
+            json_object_set_new(one, "link_generation", json_integer((json_int_t)info[i].link_generation));
+            json_object_set_new(one, "link_width", json_integer((json_int_t)info[i].link_width));
+        }
         json_array_append_new(list, one);
     }
     json_object_set_new(json, "devices", list);

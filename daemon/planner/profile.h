@@ -135,7 +135,8 @@ HELM_MUST_CHECK int profile_fingerprint_under(const char *root, const struct cpu
  * without "helm/"), $XDG_CACHE_HOME or ~/.cache. The folder is made. */
 HELM_MUST_CHECK int profile_cache_path(const char *fingerprint, char *path, size_t size,
                                        struct helm_err *err);
-/* What is known of the processor without measuring. Its last-level cache: 0 where the system does not say. */
+/* What is known of the processor without measuring: its last-level caches, all of them together; 0 where the
+ * system does not say. */
 void profile_cpu_name(char name[PROFILE_TEXT]);
 uint64_t profile_l3_bytes(void);
 

@@ -189,16 +189,30 @@ void profile_cpu_name(char name[PROFILE_TEXT])
         if ((unsigned char)*at < 0x20 || (unsigned char)*at >= 0x7f) *at = '?';
 }
 
-uint64_t profile_l3_bytes(void)
+/* Bytes of the last-level cache of this CPU, 0 if another CPU has named it already. */
+static uint64_t last_cache_of(int cpu)
 {
     char path[128], text[LINE_TEXT];
-    uint64_t largest = 0;
+    uint64_t size = 0;
+    int last = -1;
     for (int i = 0; i < CACHES_MAX; i++) {
         char *end;
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", i);
-        uint64_t size = strtoull(read_line("", path, text), &end, 10);
-        size *= *end == 'K' ? KIB : *end == 'M' ? MIB : *end == 'G' ? GIB : 1;
-        if (size > largest) largest = size;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cache/index%d/size", cpu, i);
+        uint64_t bytes = strtoull(read_line("", path, text), &end, 10);
+        bytes *= *end == 'K' ? KIB : *end == 'M' ? MIB : *end == 'G' ? GIB : 1;
+        if (bytes > size) {
+            size = bytes;
+            last = i;
+        }
     }
-    return largest;
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cache/index%d/shared_cpu_list", cpu, last);
+    if (last < 0 || strtol(read_line("", path, text), NULL, 10) != cpu) return 0;
+    return size;
+}
+
+uint64_t profile_l3_bytes(void)
+{
+    uint64_t sum = 0;
+    for (int cpu = 0; cpu < CPU_MAX; cpu++) sum += last_cache_of(cpu);
+    return sum;
 }
