@@ -1,0 +1,353 @@
+/* Golden runs with streamed weights: rings from two slices to more than the model, stages that alternate
+ * inside layers, prefill lists that compute on the GPU what decode computes on the CPU, borrowed caches,
+ * chunks of several sub-chunks.
+ *
+ * Both engines run as threads over one arena (worker-gpu/pair.h). Checked: tokens and logprobs against the
+ * reference, the same bits in a second run, with every ring and with weights in VRAM. HELM_TEST_DEVICE=cuda
+ * as in test_golden_split.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/golden/walks.h"
+#include "worker-gpu/device.h"
+
+#define CONTEXT   1100
+#define UNITS_MAX 16
+/* Of the golden models: two slices of 16 rows of the widest matrix, `down` with its 704 columns. */
+#define RING_TWO  UINT64_C(45056)
+#define RING_SOME (300 * KIB)
+#define RING_ALL  (16 * MIB)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define LONG_CASE 40
+#else
+#define LONG_CASE UINT32_MAX
+#endif
+
+static const char *device_name(void)
+{
+    const char *name = getenv("HELM_TEST_DEVICE");
+    return name && *name ? name : "emulated";
+}
+
+static void need_device(void)
+{
+    char why[256];
+    if (strcmp(device_name(), "emulated") == 0 || device_cuda_usable(why, sizeof why)) return;
+    print_message("%s\n", why);
+    skip();
+}
+
+/* A plan as letters, one a unit: c(pu), g(pu), s(tream); */
+struct case_plan {
+    const char *decode, *prefill[PLAN_PREFILLS_MAX];
+    uint32_t from[PLAN_PREFILLS_MAX];
+    uint64_t ring;
+    uint32_t step_tokens;
+    bool ends_apart, no_graphs;
+    enum dtype kv_dtype;
+};
+
+static enum plan_home home_of(char letter)
+{
+    return letter == 'g' ? PLAN_HOME_GPU : letter == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
+}
+
+static uint32_t read_letters(const char *letters, struct plan_stage *stages)
+{
+    enum plan_home home[UNITS_MAX];
+    uint32_t units = (uint32_t)strlen(letters);
+    assert_true(units <= UNITS_MAX);
+    for (uint32_t u = 0; u < units; u++) home[u] = home_of(letters[u]);
+    return plan_stages_of(home, units / 2, stages);
+}
+
+static void open_pair(const char *folder, const struct case_plan *c, struct pair *pair, uint64_t vram_bytes,
+                      int expected)
+{
+    struct plan_stage stages[1 + PLAN_PREFILLS_MAX][UNITS_MAX];
+    char first = c->decode[0], last = c->decode[strlen(c->decode) - 1];
+    struct plan plan = {.ring_bytes = c->ring,
+                        .layers = (uint32_t)strlen(c->decode) / 2,
+                        .stages = stages[0],
+                        .stage_count = read_letters(c->decode, stages[0]),
+                        .embed = plan_home_worker(home_of(first)),
+                        .head = plan_home_worker(home_of(last))};
+    if (c->ends_apart) {
+        plan.embed = plan.embed == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+        plan.head = plan.head == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+    }
+    for (uint32_t p = 0; p < PLAN_PREFILLS_MAX && c->prefill[p]; p++) {
+        plan.prefill[p] = (struct plan_phase){.from_tokens = c->from[p],
+                                              .stages = stages[1 + p],
+                                              .stage_count = read_letters(c->prefill[p], stages[1 + p])};
+        plan.prefill_count++;
+    }
+    const struct pair_options options = {.folder = folder,
+                                         .plan = &plan,
+                                         .device = device_name(),
+                                         .kv_dtype = c->kv_dtype,
+                                         .threads = 2,
+                                         .slots = CASES_MAX,
+                                         .context_tokens = CONTEXT,
+                                         .step_tokens = c->step_tokens ? c->step_tokens : 256,
+                                         .vram_bytes = vram_bytes,
+                                         .peer_wait_ms = 20000,
+                                         .no_graphs = c->no_graphs};
+    struct helm_err err = {0};
+    int rc = pair_open(&options, pair, &err);
+    if (rc != expected) fail_msg("%s: %s: %d, %s", folder, c->decode, rc, err.text);
+    if (rc) print_message("refused: %s\n", err.text);
+}
+
+static uint64_t vram_of_device(void)
+{
+    return strcmp(device_name(), "emulated") == 0 ? 256 * MIB : 4 * GIB;
+}
+
+/* All modes given, each twice to see the same bits; returns the digest of the last. */
+static uint64_t run_plan(const char *model, const struct case_plan *c, unsigned modes, uint32_t longest)
+{
+    char folder[256];
+    struct golden *golden = calloc(1, sizeof *golden);
+    struct pair *pair = calloc(1, sizeof *pair);
+    uint64_t start_us = units_now_us(), digest[2] = {0, 0};
+    struct outcome all = {0};
+    snprintf(folder, sizeof folder, "tests/data/%s", model);
+    golden_read(model, golden);
+    if (longest > LONG_CASE) longest = LONG_CASE;
+    open_pair(folder, c, pair, vram_of_device(), 0);
+    for (int mode = 0; mode < MODE_COUNT; mode++) {
+        if (!(modes >> mode & 1)) continue;
+        for (int again = 0; again < 2; again++) {
+            struct outcome outcome = {0};
+            run_mode(pair, golden, (enum mode)mode, longest, &outcome);
+            digest[again] = outcome.digest;
+            if (outcome.worst > all.worst) all.worst = outcome.worst;
+            all.sum += outcome.sum;
+            all.count += outcome.count;
+            all.permitted += outcome.permitted;
+            all.wrong += outcome.wrong;
+        }
+        assert_true(digest[0] == digest[1]);
+    }
+    for (uint32_t i = 0; i < LANE_COUNT; i++)
+        assert_int_equal(doorbell_read(&arena_lane_of(&pair->arena, i)->bell), 0);
+    const struct ledger *vram = &pair->server[PAIR_GPU].engine->report.vram;
+    assert_true(vram->total <= vram->limit);
+    pair_close(pair);
+    free(pair);
+    print_message("%-24s %s %s %s ring %llu: mean %.5f worst %.4f, %u permitted differences, %.2f s\n", model,
+                  c->decode, c->prefill[0] ? c->prefill[0] : "-", c->prefill[1] ? c->prefill[1] : "-",
+                  (unsigned long long)c->ring, all.count ? all.sum / (double)all.count : 0.0, all.worst,
+                  all.permitted, (double)(units_now_us() - start_us) * 1e-6);
+    assert_int_equal(all.wrong, 0);
+    assert_true(all.worst <= worst_allowed);
+    if (all.count) assert_true(all.sum / (double)all.count <= mean_allowed);
+    golden_free(golden);
+    free(golden);
+    return digest[1];
+}
+
+enum { ALONE = 1u << MODE_ALONE, TOGETHER = 1u << MODE_TOGETHER, GREEDY = 1u << MODE_GREEDY };
+
+/* Splits and alternations that end inside a layer, without a ring. */
+static void half_layers_are_split(void **state)
+{
+    (void)state;
+    need_device();
+    static const char *const plans[] = {"gcccgccc", "gcgcgcgc", "cgcgcgcg",
+                                        "gggccccc", "cccccggg", "cggccggc"};
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
+        const struct case_plan c = {.decode = plans[i], .kv_dtype = DTYPE_F16, .ends_apart = i % 2};
+        run_plan("golden/qwen3", &c, i == 1 ? ALONE | TOGETHER | GREEDY : TOGETHER, i == 1 ? 300 : 140);
+    }
+    const struct case_plan bias = {.decode = "gcgcgcgc", .kv_dtype = DTYPE_BF16};
+    run_plan("golden/qwen2-bias", &bias, ALONE | TOGETHER, 140);
+}
+
+/* Everything through the ring, whatever its size: the same bits as with everything in VRAM. */
+static void every_ring_gives_the_same_bits(void **state)
+{
+    (void)state;
+    need_device();
+    static const char *const models[] = {"golden/qwen3", "golden/qwen2-bias", "golden/llama3-ropescaled"};
+    static const uint64_t rings[] = {RING_TWO, 64 * KIB, RING_SOME, 2 * MIB, RING_ALL};
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        const struct case_plan resident = {.decode = "gggggggg", .kv_dtype = DTYPE_F16};
+        uint64_t expected = run_plan(models[m], &resident, TOGETHER, 300);
+        for (size_t r = 0; r < sizeof rings / sizeof *rings; r++) {
+            const struct case_plan c = {.decode = "ssssssss", .ring = rings[r], .kv_dtype = DTYPE_F16};
+            assert_true(run_plan(models[m], &c, TOGETHER, 300) == expected);
+        }
+    }
+    const struct case_plan anew = {.decode = "ssssssss",
+                                   .ring = RING_SOME,
+                                   .kv_dtype = DTYPE_F16,
+                                   .no_graphs = true};
+    const struct case_plan graphs = {.decode = "ssssssss", .ring = RING_SOME, .kv_dtype = DTYPE_F16};
+    assert_true(run_plan("golden/qwen3", &anew, ALONE | GREEDY | TOGETHER, 140) ==
+                run_plan("golden/qwen3", &graphs, ALONE | GREEDY | TOGETHER, 140));
+}
+
+static void cpu_and_stream_alternate(void **state)
+{
+    (void)state;
+    need_device();
+    static const struct case_plan plans[] = {
+        {.decode = "cscscscs", .ring = RING_TWO, .kv_dtype = DTYPE_F16},
+        {.decode = "scscscsc", .ring = RING_SOME, .kv_dtype = DTYPE_F16, .ends_apart = true},
+        {.decode = "ccssccss", .ring = RING_ALL, .kv_dtype = DTYPE_F32},
+        {.decode = "gscgscgs", .ring = RING_SOME, .kv_dtype = DTYPE_BF16},
+        {.decode = "cgscsggs", .ring = 100 * KIB, .kv_dtype = DTYPE_F16, .no_graphs = true},
+    };
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++)
+        run_plan("golden/qwen3", &plans[i], ALONE | TOGETHER | GREEDY, i == 1 ? UINT32_MAX : 140);
+    const struct case_plan demo = {.decode = "csgcsgcsgcsgcsgc", .ring = RING_SOME, .kv_dtype = DTYPE_F16};
+    run_plan("demo", &demo, TOGETHER, 300);
+}
+
+/* Prompts are computed by other lists than decode, over the same weights and caches. */
+static void prefill_lists_borrow_caches(void **state)
+{
+    (void)state;
+    need_device();
+    static const struct case_plan plans[] = {
+        {.decode = "cccccccc",
+         .prefill = {"ssssssss"},
+         .from = {17},
+         .ring = RING_TWO,
+         .kv_dtype = DTYPE_F16},
+        {.decode = "cccccccc",
+         .prefill = {"cssscsss"},
+         .from = {40},
+         .ring = RING_SOME,
+         .kv_dtype = DTYPE_F32,
+         .ends_apart = true},
+        {.decode = "csgcscgc",
+         .prefill = {"csgsssgc", "ssgsssgs"},
+         .from = {17, 100},
+         .ring = RING_SOME,
+         .kv_dtype = DTYPE_F16},
+        {.decode = "scsccsgg",
+         .prefill = {"ssscssgg", "ssssssgg"},
+         .from = {20, 60},
+         .ring = RING_ALL,
+         .kv_dtype = DTYPE_BF16,
+         .no_graphs = true},
+    };
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++)
+        run_plan("golden/qwen3", &plans[i], ALONE | TOGETHER | GREEDY, UINT32_MAX);
+    const struct case_plan bias = {.decode = "cgcscgcs",
+                                   .prefill = {"sgsssgss"},
+                                   .from = {17},
+                                   .ring = RING_SOME,
+                                   .kv_dtype = DTYPE_F16};
+    run_plan("golden/qwen2-bias", &bias, ALONE | TOGETHER, 300);
+}
+
+/* A prompt in one chunk of several sub-chunks: each weight crosses the link once, and nothing else changes.
+ */
+static void long_chunks_are_cut_inside(void **state)
+{
+    (void)state;
+    need_device();
+    const struct case_plan whole = {.decode = "gggggggg", .kv_dtype = DTYPE_F16, .step_tokens = 1088};
+    const struct case_plan streamed = {.decode = "ssssssss",
+                                       .ring = RING_SOME,
+                                       .kv_dtype = DTYPE_F16,
+                                       .step_tokens = 1088};
+    const struct case_plan borrowed = {.decode = "cscgcccs",
+                                       .prefill = {"cscgsscs", "sssgssss"},
+                                       .from = {17, 600},
+                                       .ring = 100 * KIB,
+                                       .kv_dtype = DTYPE_F16,
+                                       .step_tokens = 1500};
+    uint64_t expected = run_plan("golden/qwen3", &whole, ALONE | TOGETHER, UINT32_MAX);
+    assert_true(run_plan("golden/qwen3", &streamed, ALONE | TOGETHER, UINT32_MAX) == expected);
+    run_plan("golden/qwen3", &borrowed, ALONE | TOGETHER, UINT32_MAX);
+    run_plan("golden/llama3-ropescaled", &borrowed, ALONE | TOGETHER, UINT32_MAX);
+}
+
+/* What a step says of itself: bytes over the link, and how they get fewer as the ring holds more. */
+static void times_count_what_crosses_the_link(void **state)
+{
+    (void)state;
+    need_device();
+    struct helm_err err = {0};
+    const struct step_result *result;
+    uint64_t link[2], weights = 0;
+    static const uint64_t rings[2] = {RING_SOME, RING_ALL};
+    for (int r = 0; r < 2; r++) {
+        const struct case_plan c = {.decode = "ssccssgg",
+                                    .prefill = {"ssssssgg"},
+                                    .from = {17},
+                                    .ring = rings[r],
+                                    .kv_dtype = DTYPE_F16};
+        struct pair *pair = calloc(1, sizeof *pair);
+        open_pair("tests/data/golden/qwen3", &c, pair, vram_of_device(), 0);
+        for (uint32_t i = 0; i < 100; i++) arena_history_of(&pair->arena, 0)[i] = 3 + i;
+        const struct arena_done *done = &arena_control_of(&pair->arena)->done[PAIR_GPU];
+        const struct step_row prompt = {.slot = 0, .start = 0, .count = 40};
+        const struct step_row more = {.slot = 0, .start = 40, .count = 30};
+        const struct step_row next = {.slot = 0, .start = 70, .count = 1, .flags = STEP_ROW_SAMPLE};
+        const uint64_t page = kv_layer_bytes(&arena_header_of(&pair->arena)->kv);
+        if (pair_step(pair, &prompt, 1, &result, &err)) fail_msg("%s", err.text);
+        uint64_t first = done->link_bytes; /* two pages back from layer 1, none came */
+        if (pair_step(pair, &more, 1, &result, &err)) fail_msg("%s", err.text);
+        /* positions 0 to 39 are in two pages, those 40 to 69 in pages 1 and 2 */
+        assert_int_equal(done->link_bytes, first + 2 * page);
+        if (pair_step(pair, &next, 1, &result, &err)) fail_msg("%s", err.text);
+        link[r] = done->link_bytes;
+        if (r) assert_int_equal(weights, done->weight_bytes);
+        weights = done->weight_bytes;
+        assert_true(done->busy_ns > 0 && done->wait_ns > 0);
+        pair_close(pair);
+        free(pair);
+    }
+    assert_true(link[0] > 0 && link[0] < weights);
+    assert_int_equal(link[1], 0); /* all of it stays in the ring */
+}
+
+/* The ring is part of what a plan needs, and a plan that cannot be run is refused with the reason. */
+static void what_cannot_be_run_is_refused(void **state)
+{
+    (void)state;
+    need_device();
+    struct pair *pair = calloc(1, sizeof *pair);
+    struct case_plan c = {
+        .decode = "csccsscc", .prefill = {"ssssssss"}, .from = {17}, .ring = 8 * MIB, .kv_dtype = DTYPE_F16};
+    open_pair("tests/data/golden/qwen3", &c, pair, vram_of_device(), 0);
+    const struct ledger vram = pair->server[PAIR_GPU].engine->report.vram;
+    uint64_t ring = 0;
+    for (uint32_t i = 0; i < vram.line_count; i++)
+        if (strcmp(vram.line[i].what, "ring") == 0) ring = vram.line[i].bytes;
+    assert_int_equal(ring, 8 * MIB);
+    pair_close(pair);
+    open_pair("tests/data/golden/qwen3", &c, pair, vram.total, 0);
+    pair_close(pair);
+    open_pair("tests/data/golden/qwen3", &c, pair, vram.total - 4 * MIB, HELM_E_CAPACITY);
+    c.ring = 8 * KIB; /* no 16 rows of gate and up */
+    open_pair("tests/data/golden/qwen3", &c, pair, vram_of_device(), HELM_E_CAPACITY);
+    c.ring = 8 * MIB;
+    c.from[0] = 16;
+    open_pair("tests/data/golden/qwen3", &c, pair, vram_of_device(), HELM_E_UNSUPPORTED);
+    free(pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_cannot_be_run_is_refused), cmocka_unit_test(times_count_what_crosses_the_link),
+        cmocka_unit_test(half_layers_are_split),         cmocka_unit_test(every_ring_gives_the_same_bits),
+        cmocka_unit_test(cpu_and_stream_alternate),      cmocka_unit_test(prefill_lists_borrow_caches),
+        cmocka_unit_test(long_chunks_are_cut_inside),
+    };
+    return cmocka_run_group_tests_name("golden/stream", tests, NULL, NULL);
+}

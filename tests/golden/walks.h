@@ -1,0 +1,141 @@
+/* Running a golden model's cases through a pair of engines and comparing what comes out. For the golden tests
+ * of two workers, each of which includes it once. Everything asserts; owns nothing. */
+#ifndef HELM_TESTS_GOLDEN_WALKS_H
+#define HELM_TESTS_GOLDEN_WALKS_H
+
+#include <math.h>
+
+#include "tests/golden/golden.h"
+#include "worker-gpu/pair.h"
+
+/* Of the README's classes the one where activations or cache are rounded to 16 bits. */
+static const double worst_allowed = 0.4, mean_allowed = 0.08, gap_allowed = 0.4;
+
+struct outcome {
+    double worst, sum;
+    uint64_t count, digest;
+    uint32_t permitted, wrong;
+};
+
+/* One sequence on its way through a case. */
+struct walk {
+    const struct golden_case *golden;
+    uint32_t slot, done, length, step;
+    bool ended;
+};
+
+static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
+{
+    const unsigned char *at = data;
+    for (size_t i = 0; i < bytes; i++) digest = (digest ^ at[i]) * UINT64_C(0x100000001b3);
+    return digest;
+}
+
+static void walk_compare(struct pair *pair, struct walk *walk, const struct step_result_row *row,
+                         const float *logits, struct outcome *outcome)
+{
+    const uint32_t vocab = arena_header_of(&pair->arena)->vocab;
+    const struct golden_step *step = &walk->golden->step[walk->step];
+    double most = -INFINITY, sum = 0;
+    assert_int_equal(row->status, STEP_ROW_OK);
+    if (logits) {
+        for (uint32_t i = 0; i < vocab; i++) most = logits[i] > most ? logits[i] : most;
+        for (uint32_t i = 0; i < vocab; i++) sum += exp(logits[i] - most);
+        double norm = most + log(sum);
+        for (uint32_t k = 0; k < TOP; k++) {
+            double difference = fabs(logits[step->top_token[k]] - norm - step->top_logprob[k]);
+            if (!(difference <= outcome->worst)) outcome->worst = difference;
+            outcome->sum += difference;
+            outcome->count++;
+        }
+        assert_true(fabs(row->sampled.logprob - (logits[row->sampled.token] - norm)) < 1e-3);
+        outcome->digest = digest_add(outcome->digest, logits, vocab * sizeof *logits);
+    }
+    outcome->digest = digest_add(outcome->digest, &row->sampled.token, sizeof row->sampled.token);
+    walk->done = walk->length;
+    if (row->sampled.token != step->token) {
+        if (step->gap > gap_allowed)
+            outcome->wrong++;
+        else
+            outcome->permitted++;
+        walk->ended = true;
+        return;
+    }
+    arena_history_of(&pair->arena, walk->slot)[walk->length++] = step->token;
+    walk->ended = ++walk->step == walk->golden->step_count;
+}
+
+/* Runs the walks to their ends, all of them in each step; prefill chunks take their sizes from a repeating
+ * pattern, 0 means as much as fits. */
+static void run_walks(struct pair *pair, struct walk *walks, uint32_t count, const uint32_t *pattern,
+                      uint32_t pattern_count, struct outcome *outcome)
+{
+    const uint32_t vocab = arena_header_of(&pair->arena)->vocab;
+    struct helm_err err = {0};
+    uint32_t turn = 0;
+    for (;;) {
+        struct step_row rows[CASES_MAX];
+        struct walk *of[CASES_MAX];
+        uint32_t row_count = 0, budget = arena_header_of(&pair->arena)->step_tokens, sampled = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            struct walk *w = &walks[i];
+            uint32_t left = w->length - w->done, chunk = pattern[turn++ % pattern_count];
+            if (w->ended || !budget) continue;
+            if (!chunk || chunk > left) chunk = left;
+            if (chunk > budget) chunk = budget;
+            budget -= chunk;
+            of[row_count] = w;
+            rows[row_count++] = (struct step_row){.slot = w->slot,
+                                                  .start = w->done,
+                                                  .count = chunk,
+                                                  .flags = chunk == left ? STEP_ROW_SAMPLE : 0};
+        }
+        if (!row_count) break;
+        const struct step_result *result;
+        int rc = pair_step(pair, rows, row_count, &result, &err);
+        if (rc) fail_msg("%s", err.text);
+        assert_int_equal(result->row_count, row_count);
+        for (uint32_t i = 0; i < row_count; i++) {
+            assert_int_equal(result->row[i].slot, rows[i].slot);
+            if (!(rows[i].flags & STEP_ROW_SAMPLE)) {
+                of[i]->done += rows[i].count;
+                continue;
+            }
+            bool listed = arena_slot_of(&pair->arena, rows[i].slot)->sampling.logprobs > 0;
+            const float *logits = (const float *)arena_region_ptr(&pair->arena, ARENA_REGION_LOGITS) +
+                                  (size_t)vocab * sampled++;
+            walk_compare(pair, of[i], &result->row[i], listed ? logits : NULL, outcome);
+        }
+    }
+}
+
+enum mode { MODE_ALONE, MODE_TOGETHER, MODE_GREEDY, MODE_COUNT };
+
+/* Cases one by one in odd chunks; all together; together and greedy without logprobs (the device's argmax).
+ */
+static void run_mode(struct pair *pair, const struct golden *golden, enum mode mode, uint32_t longest,
+                     struct outcome *outcome)
+{
+    static const uint32_t odd[] = {0, 7, 33, 1, 64, 2, 129, 16, 17}, mixed[] = {13, 0, 5, 40, 1, 200, 3};
+    struct walk walks[CASES_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < golden->count; i++) {
+        const struct golden_case *c = &golden->cases[i];
+        if (c->prompt_count > longest) continue;
+        walks[count] = (struct walk){.golden = c, .slot = count, .length = c->prompt_count};
+        memcpy(arena_history_of(&pair->arena, count), c->prompt, c->prompt_count * sizeof(uint32_t));
+        struct arena_slot *slot = arena_slot_of(&pair->arena, count);
+        slot->prompt_count = c->prompt_count;
+        slot->sampling.logprobs = mode == MODE_GREEDY ? 0 : 5;
+        count++;
+    }
+    assert_true(count > 0);
+    if (mode != MODE_ALONE) {
+        run_walks(pair, walks, count, mixed, sizeof mixed / sizeof *mixed, outcome);
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        run_walks(pair, &walks[i], 1, odd, sizeof odd / sizeof *odd, outcome);
+}
+
+#endif
