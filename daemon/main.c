@@ -83,18 +83,20 @@ static int plan_from_file(struct helmd *d, struct planner_request *request, stru
     return rc ? helm_err_prefix(err, "--plan %s", d->config.plan_file) : 0;
 }
 
-/* What the plan should do, before it does anything. */
+/* What the plan should do, before it does anything. Spreads of a quick profile may leave no lower bound. */
 static void log_forecast(struct helmd *d)
 {
     const uint32_t batch = (uint32_t)d->config.batch, prompt = (uint32_t)d->config.prompt;
     struct cost_forecast decode, ttft;
     struct helm_err err = {0};
+    char to[32] = "";
     forecast_decode(&d->observe.forecast, batch, prompt, &decode);
+    if (decode.low > 0) snprintf(to, sizeof to, " to %.2f", batch / decode.low);
     if (decode.seconds > 0)
-        log_info("forecast: %.3g token/s (%.3g to %.3g) decoding %u at once at a context of %u",
-                 batch / decode.seconds, batch / decode.high, batch / decode.low, batch, prompt);
+        log_info("forecast: %.2f token/s (from %.2f%s) decoding %u at once at a context of %u",
+                 batch / decode.seconds, batch / decode.high, to, batch, prompt);
     if (!cost_ttft(&d->observe.forecast.c, prompt, &ttft, &err))
-        log_info("forecast: first token after a prompt of %u in %.3g ms (%.3g to %.3g)", prompt,
+        log_info("forecast: first token after a prompt of %u in %.1f ms (from %.1f to %.1f)", prompt,
                  ttft.seconds * 1e3, ttft.low * 1e3, ttft.high * 1e3);
 }
 

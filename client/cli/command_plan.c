@@ -118,18 +118,27 @@ static uint64_t least_count_shown(const struct helm_plan_steps *steps, size_t co
     return least;
 }
 
+/* "planned 12.1 to 14.8"; without an upper end where the spreads leave none. */
+static const char *between(double low, double high, char text[64])
+{
+    char from[24], to[24];
+    if (high > 0 && isfinite(high))
+        snprintf(text, 64, "planned %s to %s", number(low, from), number(high, to));
+    else
+        snprintf(text, 64, "planned %s or more", number(low, from));
+    return text;
+}
+
 static int forecast_rows(const struct helm_plan_info *p, struct cli_text *out, struct helm_err *err)
 {
-    char what[64], note[96], low[24], high[24];
+    char what[64], note[64];
+    int rc = 0;
     snprintf(what, sizeof what, "forecast: %u at once, context %u", p->batch, p->context);
-    snprintf(note, sizeof note, "planned %s to %s", number(per_second(p->batch, p->decode_seconds_high), low),
-             number(per_second(p->batch, p->decode_seconds_low), high));
-    int rc = p->decode_seconds > 0
-                 ? row(what, "token/s", per_second(p->batch, p->decode_seconds), 0, note, out, err)
-                 : 0;
+    between(per_second(p->batch, p->decode_seconds_high), per_second(p->batch, p->decode_seconds_low), note);
+    if (p->decode_seconds > 0)
+        rc = row(what, "token/s", per_second(p->batch, p->decode_seconds), 0, note, out, err);
     snprintf(what, sizeof what, "forecast: first token after %u", p->prompt);
-    snprintf(note, sizeof note, "planned %s to %s", number(p->ttft_seconds_low * 1e3, low),
-             number(p->ttft_seconds_high * 1e3, high));
+    between(p->ttft_seconds_low * 1e3, p->ttft_seconds_high * 1e3, note);
     if (rc == 0 && p->ttft_seconds > 0) rc = row(what, "ms", p->ttft_seconds * 1e3, 0, note, out, err);
     return rc;
 }

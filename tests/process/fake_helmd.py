@@ -88,7 +88,8 @@ class FakeDaemon(threading.Thread):
             self.send(client, number, plan=pb.Plan(
                 json=PLAN, drifting=True, drift="decode 100 % slower\x1b than planned",
                 forecast=pb.PlanForecast(batch=1, context=128, prompt=128, decode_seconds=0.05, decode_seconds_low=0.04,
-                                         decode_seconds_high=0.0625, ttft_seconds=0.3),
+                                         decode_seconds_high=0.0625, ttft_seconds=0.3,
+                                         ttft_seconds_high=0.4),
                 decode=[pb.PlanSteps(batch=1, tokens=130, count=12, measured_seconds=0.1, planned_seconds=0.05)],
                 ttft=[pb.PlanSteps(tokens=64, count=3, measured_seconds=0.25, planned_seconds=0.2)],
                 resources=[pb.PlanResource(name="cpu", busy=0.9, busy_planned=0.8, bytes_per_second=61e9,

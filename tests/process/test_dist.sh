@@ -11,6 +11,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/first" && tar -C "$work/first" -xzf "$tarball" && mv "$work/first"/helm-* "$work/moved folder"
 check "unpacks" $?
 cd "$work/moved folder" || exit 1
+export XDG_CACHE_HOME="$work/cache" # the first start measures the machine with the bundle's own helm-profile
 
 if unshare -m true 2>/dev/null; then namespace="unshare -m"
 elif unshare -rm true 2>/dev/null; then namespace="unshare -rm"
