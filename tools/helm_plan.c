@@ -3,7 +3,7 @@
  *
  * Options, model, machine, plan, explanation, printing; the work is in daemon/planner. Reads config.json and
  * the tensors' headers, no weights; with --profile it looks at nothing of the machine it runs on but free
- * memory, and that only where neither profile nor --host-memory says how much there is. docs/planner.md
+ * memory, and that only where neither profile nor --host-memory says how much there is. docs/helm-plan.md
  * explains the output. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -61,7 +61,7 @@ HELM_MUST_CHECK int explain_make(const struct planner_request *request, const st
                                  uint32_t context, struct explain *explain, struct helm_err *err);
 void explain_free(struct explain *explain);
 
-/* The object that helm-plan --json prints: plan_to_json's members and the forecasts (docs/planner.md); fresh,
+/* The object that helm-plan --json prints: plan_to_json's members and the forecasts (docs/helm-plan.md); fresh,
  * NULL without memory. */
 json_t *explain_to_json(const struct explain *explain);
 /* {"error", "needed", "available", "nearest"} */

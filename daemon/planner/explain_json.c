@@ -1,4 +1,4 @@
-/* An explained plan as helm-plan --json prints it. See explain.h. docs/planner.md lists the members. */
+/* An explained plan as helm-plan --json prints it. See explain.h. docs/helm-plan.md lists the members. */
 #include <math.h>
 
 #include "daemon/planner/explain.h"

@@ -1,0 +1,341 @@
+#!/usr/bin/python3
+"""helm-plan as a program: four models on three machines nobody has here, the JSON object's exact form, refusals with
+numbers, the picture, options, a machine's own profile; and helmd taking what it printed.
+
+HELM_BIN: folder of the programs. Run from the repository's root."""
+import itertools
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import xml.dom.minidom
+
+from helmd_harness import BIN, DEMO, PROFILE, SLOW, Daemon, check, run_tests, same, write_checkpoint
+
+PLAN = os.path.abspath(os.path.join(BIN, "helm-plan"))
+MODELS = {"qwen3-4b": 36, "qwen3-8b": 36, "qwen3-14b": 40, "qwen3-32b": 64}
+MACHINES = ["thesis-rtx4060-laptop", "thesis-rtx3090", "thesis-l40s"]
+REFUSED = {("qwen3-14b", "thesis-rtx4060-laptop"), ("qwen3-32b", "thesis-rtx4060-laptop")}
+STRATEGIES = ["best", "all-gpu", "all-cpu", "thesis", "stream"]
+MEMBERS = {"layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
+           "ring_bytes", "embed", "head", "host", "vram", "decode_tok_s", "ttft_ms", "strategies", "profile",
+           "machine", "assumed"}
+LONG_LISTS = {"prefill_from_tokens", "prefill_short_from_tokens"}
+
+
+def model(name):
+    return os.path.join("tests/data/configs", name)
+
+
+def profile(name):
+    return os.path.join("profiles", name + ".json")
+
+
+def run(*options, env=None, stdout=subprocess.PIPE):
+    done = subprocess.run([PLAN] + [str(o) for o in options], stdin=subprocess.DEVNULL, stdout=stdout,
+                          stderr=subprocess.PIPE, timeout=60, env=env)
+    return done.returncode, (done.stdout or b"").decode(), done.stderr.decode()
+
+
+def plan(name, machine, *options):
+    status, out, err = run("--model", model(name), "--profile", profile(machine), "--json", *options)
+    same(status, 0, f"{name} on {machine} {options}: {err}")
+    return json.loads(out)
+
+
+def number(value, what):
+    check(isinstance(value, (int, float)) and not isinstance(value, bool), f"{what} is {value!r}")
+    return value
+
+
+def check_bars(bars, what):
+    same(set(bars), {"value", "low", "high"}, what)
+    check(0 < number(bars["low"], what) <= number(bars["value"], what) <= number(bars["high"], what), f"{what}: {bars}")
+
+
+def check_ledger(ledger, what):
+    same(set(ledger), {"limit", "lines", "total"}, what)
+    for line in ledger["lines"]:
+        same(set(line), {"what", "bytes"}, what)
+        check(isinstance(line["what"], str) and line["what"] and isinstance(line["bytes"], int), f"{what}: {line}")
+    same(sum(line["bytes"] for line in ledger["lines"]), ledger["total"], what + ": lines and total")
+    if ledger["limit"] is not None:
+        check(ledger["total"] <= ledger["limit"], f"{what}: {ledger['total']} of {ledger['limit']}")
+
+
+def check_stages(stages, layers, what):
+    """In order, nothing left out: units of half a layer."""
+    unit = 0
+    for s in stages:
+        same(set(s), {"layers", "ops", "home", "bytes", "ms", "bound_by"}, what)
+        check(s["ops"] in ("all", "attention", "mlp") and s["home"] in ("cpu", "gpu", "stream"), f"{what}: {s}")
+        check(s["bound_by"] in ("memory", "compute", "overhead", "link", "hand-over"), f"{what}: {s}")
+        check(isinstance(s["bytes"], int) and s["bytes"] > 0 and number(s["ms"], what) > 0, f"{what}: {s}")
+        first, last = s["layers"]
+        same(2 * first + (s["ops"] == "mlp"), unit, what + ": where a stage begins")
+        check(first == last or s["ops"] == "all", f"{what}: {s}")
+        unit = 2 * last + (s["ops"] != "attention") + 1
+    same(unit, 2 * layers, what + ": where the last stage ends")
+
+
+def check_object(p, layers, strategy="best"):
+    check(MEMBERS <= set(p) <= MEMBERS | LONG_LISTS, f"members: {set(p) ^ MEMBERS}")
+    same(p["layers"], layers, "layers")
+    check_bars(p["decode_tok_s"], "decode_tok_s")
+    check_bars(p["ttft_ms"], "ttft_ms")
+    for where in ("vram", "host"):
+        check_ledger(p[where], where)
+    check({"decode", "prefill"} <= set(p["stages"]) <= {"decode", "prefill_short", "prefill"}, set(p["stages"]))
+    for name, stages in p["stages"].items():
+        check_stages(stages, layers, name)
+    total = {name: sum(s["bytes"] for s in stages) for name, stages in p["stages"].items()}
+    same(len(set(total.values())), 1, f"bytes of the lists: {total}")
+    check(sum(s["ms"] for s in p["stages"]["decode"]) <= 1000.001 * p["assumed"]["batch"] / p["decode_tok_s"]["value"],
+          "stages take longer than their step")
+    same([s["name"] for s in p["strategies"]], STRATEGIES, "strategies")
+    for s in p["strategies"]:
+        same(set(s), {"name", "feasible", "decode_tok_s", "ttft_ms"}, "a strategy")
+        for key in ("decode_tok_s", "ttft_ms"):
+            check((s[key] is None) != s["feasible"], s)
+            check(s[key] is None or number(s[key], key) > 0, s)
+    by_name = {s["name"]: s for s in p["strategies"]}
+    same(by_name[strategy]["decode_tok_s"], p["decode_tok_s"]["value"], "the plan among the strategies")
+    same(by_name[strategy]["ttft_ms"], p["ttft_ms"]["value"], "the plan among the strategies")
+    check(isinstance(p["profile"], str) and isinstance(p["machine"], str), "profile, machine")
+    same(set(p["assumed"]), {"batch", "context", "prompt"}, "assumed")
+    return by_name
+
+
+def check_refusal(out, what):
+    r = json.loads(out)
+    same(set(r), {"error", "needed", "available", "nearest"}, what)
+    check(isinstance(r["error"], str) and r["error"] and isinstance(r["nearest"], str) and r["nearest"], r)
+    check(isinstance(r["needed"], int) and isinstance(r["available"], int) and r["needed"] > r["available"] > 0, r)
+    return r
+
+
+def timed(*options):
+    """The quickest of three: the machine may be busy with something else."""
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        answer = run(*options)
+        took.append(time.monotonic() - began)
+        if took[-1] < 1:
+            break
+    return min(took), answer
+
+
+def test_four_models_on_three_machines():
+    for name, machine in itertools.product(MODELS, MACHINES):
+        seconds, (status, out, err) = timed("--model", model(name), "--profile", profile(machine), "--json")
+        what = f"{name} on {machine}"
+        check(seconds < 1 * SLOW, f"{what}: {seconds:.2f} s")
+        if (name, machine) in REFUSED:
+            same(status, 4, f"{what}: {err}")
+            check_refusal(out, what)
+            continue
+        same(status, 0, f"{what}: {err}")
+        p = json.loads(out)
+        by_name = check_object(p, MODELS[name])
+        best = by_name["best"]["decode_tok_s"]
+        for s in p["strategies"]:
+            check(not s["feasible"] or s["decode_tok_s"] <= 1.002 * best, f"{what}: {s} is faster than best")
+        fits = name == "qwen3-4b" and machine != MACHINES[0] or name == "qwen3-8b" and machine != MACHINES[0] or \
+            machine == MACHINES[2] and name != "qwen3-32b"
+        same(by_name["all-gpu"]["feasible"], fits, f"{what}: all-gpu")
+
+
+def test_what_does_not_fit_the_gpu_beats_the_thesis():
+    """The claim of the whole: where layers stay outside, streaming beside the CPU is faster than any split."""
+    for name, machine in (("qwen3-8b", MACHINES[0]), ("qwen3-14b", MACHINES[1]), ("qwen3-32b", MACHINES[2])):
+        p = plan(name, machine)
+        by_name = check_object(p, MODELS[name])
+        check(by_name["thesis"]["feasible"], f"{name} on {machine}: thesis")
+        check(by_name["best"]["decode_tok_s"] > 1.1 * by_name["thesis"]["decode_tok_s"],
+              f"{name} on {machine}: {by_name}")
+        homes = {s["home"] for s in p["stages"]["decode"]}
+        check("stream" in homes and p["ring_bytes"] > 0, f"{name} on {machine}: {homes}")
+
+
+def test_every_strategy_can_be_asked_for():
+    for strategy in STRATEGIES:
+        status, out, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--strategy", strategy,
+                               "--json")
+        same(status, 0, f"{strategy}: {err}")
+        p = json.loads(out)
+        check_object(p, 36, strategy)
+        homes = {s["home"] for s in p["stages"]["decode"]}
+        check(homes <= {"all-gpu": {"gpu"}, "all-cpu": {"cpu"}, "thesis": {"cpu", "gpu"},
+                        "stream": {"gpu", "stream"}}.get(strategy, {"cpu", "gpu", "stream"}), f"{strategy}: {homes}")
+    status, out, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[0]), "--strategy", "all-gpu",
+                           "--json")
+    same(status, 4, err)
+    check_refusal(out, "all-gpu on 8 GB")
+
+
+def test_more_memory_is_never_slower():
+    rates = []
+    for gib in (4, 6, 8, 12, 16, 20, 24, 40):
+        p = plan("qwen3-8b", "h200-sapphire-rapids", "--vram", f"{gib}GiB", "--ctx", 4096)
+        same(p["vram"]["limit"], gib << 30, "--vram")
+        check_object(p, 36)
+        rates.append(p["decode_tok_s"]["value"])
+    check(all(b >= 0.998 * a for a, b in zip(rates, rates[1:])), rates)
+    check(rates[-1] > 5 * rates[0], rates)
+
+
+def test_context_batch_and_prompt():
+    short, long = (plan("qwen3-8b", MACHINES[1], "--ctx", 8192, "--prompt", n) for n in (128, 4096))
+    same([p["assumed"] for p in (short, long)], [{"batch": 1, "context": n + 1, "prompt": n} for n in (128, 4096)],
+         "assumed")
+    same(short["context_tokens"], 8192, "--ctx")
+    check(long["decode_tok_s"]["value"] < short["decode_tok_s"]["value"], "attention to 4,096 positions takes time")
+    check(long["ttft_ms"]["value"] > 4 * short["ttft_ms"]["value"], "so do 4,096 tokens of a prompt")
+    batch = plan("qwen3-8b", MACHINES[1], "--ctx", 2048, "--batch", 8)
+    check_object(batch, 36)
+    check(batch["decode_tok_s"]["value"] > 2 * short["decode_tok_s"]["value"], "eight together")
+    check(batch["page_count"] * batch["page_tokens"] >= 8 * 2048, "each with a whole context")
+    status, out, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[0]), "--ctx", 40960, "--batch",
+                           16, "--json")
+    same(status, 4, err)
+    check_refusal(out, "16 contexts of 40,960")
+    status, _, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--ctx", 512, "--prompt", 513)
+    check(status == 1 and "--prompt 513" in err and "512" in err, err)
+    status, _, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--ctx", 40961)
+    check(status == 1 and "40960" in err, err)
+
+
+def test_a_refusal_names_what_would_fit():
+    status, out, err = run("--model", model("qwen3-32b"), "--profile", profile(MACHINES[1]), "--host-memory", "20GiB",
+                           "--json")
+    same(status, 4, err)
+    r = check_refusal(out, "32B in 20 GiB beside 24")
+    check(r["needed"] > 10 << 30, r)
+    status, out, err = run("--model", model("qwen3-32b"), "--profile", profile(MACHINES[1]), "--host-memory", "20GiB")
+    check(status == 4 and out == "" and "GiB" in err and err.startswith("helm-plan: "), err)
+    # one of the ways that it names is enough
+    status, _, err = run("--model", model("qwen3-32b"), "--profile", profile(MACHINES[1]), "--host-memory", "60GiB")
+    same(status, 0, err)
+
+
+def test_the_table():
+    status, out, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[0]))
+    same(status, 0, err)
+    same(err, "", "nothing else is said")
+    for word in ("token/s", "bound by", "VRAM", "host memory", "in all, of", "strategies", "<- this plan", "embedding",
+                 "does not fit: needs", "qwen3-8b", "RTX 4060", "no tensors there", "after a prompt of 128 tokens"):
+        check(word in out, f"no '{word}' in:\n{out}")
+    p = plan("qwen3-8b", MACHINES[0])
+    check(f"{p['decode_tok_s']['value']:.2f} token/s" in out, "the table's numbers are the object's")
+    for ledger in ("vram", "host"):
+        for line in p[ledger]["lines"]:
+            check(line["what"] in out, line)
+
+
+def test_the_picture():
+    with tempfile.TemporaryDirectory() as folder:
+        for name, machine in (("qwen3-8b", MACHINES[0]), ("qwen3-4b", MACHINES[2]), ("qwen3-32b", MACHINES[1])):
+            path = os.path.join(folder, "plan & <one>.svg")
+            status, out, err = run("--model", model(name), "--profile", profile(machine), "--plot", path, "--json")
+            same(status, 0, err)
+            check_object(json.loads(out), MODELS[name])
+            root = xml.dom.minidom.parse(path).documentElement
+            same(root.tagName, "svg", "the document")
+            texts = ["".join(n.data for n in t.childNodes if n.nodeType == n.TEXT_NODE)
+                     for t in root.getElementsByTagName("text")]
+            for word in ("CPU", "GPU", "link", "layers on the GPU"):
+                check(word in texts, f"{word} in {texts}")
+            circles = root.getElementsByTagName("circle")
+            check(0 < len(circles) <= MODELS[name] + 1, len(circles))
+            check("prefers-color-scheme" in root.getElementsByTagName("style")[0].firstChild.data, "dark")
+        status, _, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[0]), "--plot",
+                             os.path.join(folder, "none", "a.svg"))
+        check(status == 1 and "a.svg" in err, err)
+
+
+def test_usage_and_failures():
+    good = ["--model", model("qwen3-8b"), "--profile", profile(MACHINES[1])]
+    for options, status, word in (
+            ([], 2, "--model"), (["--model"], 2, "--model"), (good + ["--strategy", "fastest"], 2, "--strategy"),
+            (good + ["--batch", "0"], 2, "--batch"), (good + ["--batch", "65"], 2, "--batch"),
+            (good + ["--prompt", "0"], 2, "--prompt"), (good + ["--ctx", "8"], 2, "--ctx"),
+            (good + ["--vram", "much"], 2, "--vram"), (good + ["--device", "cpu"], 2, "--device"),
+            (good + ["operand"], 2, "operand"), (good + ["--nonsense"], 2, "--nonsense"),
+            (["--model", "/nonexistent"] + good[2:], 1, "/nonexistent"),
+            (good[:2] + ["--profile", "/nonexistent.json"], 1, "/nonexistent.json"),
+            (good[:2] + ["--profile", model("qwen3-8b") + "/config.json"], 1, "profile")):
+        got, out, err = run(*options)
+        check(got == status and word in err and out == "", f"{options}: {got}, {out!r}, {err!r}")
+    status, out, err = run("--help")
+    check(status == 0 and "exit status" in out and "share/helm/profiles" in out, out)
+    same(run("--version")[0], 0, "--version")
+    with open("/dev/full", "w") as full:
+        status, _, err = run(*good, "--json", stdout=full)
+        check(status == 1 and "standard output" in err, f"{status}: {err}")
+
+
+def test_this_machine_needs_a_profile():
+    with tempfile.TemporaryDirectory() as folder:
+        env = {k: v for k, v in os.environ.items() if k != "STATE_DIRECTORY"}
+        env["XDG_CACHE_HOME"] = folder
+        status, out, err = run("--model", model("qwen3-4b"), "--device", "cpu", env=env)
+        check(status == 1 and "helm-profile --device cpu" in err and "--profile" in err, f"{status}: {err}")
+        # the path that is missing is where one would be found
+        path = err[err.index("(") + 1:err.index(".json)") + 5]
+        with open(PROFILE) as f:
+            described = json.load(f)
+        described["gpu"] = described["link"] = None
+        with open(path, "w") as f:
+            json.dump(described, f)
+        small = os.path.join(folder, "model")
+        write_checkpoint(small)
+        status, out, err = run("--model", small, "--device", "cpu", "--json", env=env)
+        same(status, 0, err)
+        p = json.loads(out)
+        check_object(p, 2)
+        same({s["home"] for s in p["stages"]["decode"]}, {"cpu"}, "homes")
+        same([s["name"] for s in p["strategies"] if s["feasible"]], ["best", "all-cpu"], "without a GPU")
+
+
+def test_headers_are_enough():
+    """The weights may be cut off or missing: the answer is the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(folder, hidden=64, intermediate=128, head_dim=32)
+        options = ["--model", folder, "--profile", profile(MACHINES[1]), "--json"]
+        path = os.path.join(folder, "model.safetensors")
+        status, whole, err = run(*options)
+        same(status, 0, err)
+        with open(path, "r+b") as f:
+            length, = struct.unpack("<Q", f.read(8))
+            f.truncate(8 + length)
+        status, cut, err = run(*options)
+        same((status, cut), (0, whole), "without the weights: " + err)
+        with open(path, "r+b") as f:
+            f.truncate(8 + length - 1)
+        same(run(*options)[0], 1, "without all of the header")
+        os.unlink(path)
+        status, implied, err = run(*options)
+        same((status, implied), (0, whole), "config.json alone: " + err)
+
+
+def test_helmd_takes_what_it_prints():
+    for strategy in ("all-cpu", "best"):
+        status, out, err = run("--model", DEMO, "--profile", PROFILE, "--strategy", strategy, "--host-memory", "2GiB",
+                               "--ctx", 512, "--json")
+        same(status, 0, err)
+        p = json.loads(out)
+        device = ["--device", "cpu"] if strategy == "all-cpu" else ["--device", "emulated", "--vram", "1GiB"]
+        daemon = Daemon(*device, real=True, plan=p)
+        try:
+            check(daemon.ready.startswith("ready"), f"{strategy}: {daemon.ready}\n{daemon.log()[-2000:]}")
+        finally:
+            daemon.stop()
+            daemon.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run_tests(globals()))
