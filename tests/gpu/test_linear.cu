@@ -10,6 +10,7 @@ struct linear_case {
     int dtype;
     uint32_t cols, segments, rows[3], tokens, count;
     bool norm, bias, residual, swiglu, misaligned;
+    uint32_t row = 0; /* a slice: its first row in a matrix that has as many rows again behind it */
 };
 
 static double silu_of(double x)
@@ -52,18 +53,21 @@ static void run_case(struct test_context *t, const linear_case &c, const struct 
                      double tolerance, const char *path)
 {
     char what[200];
-    snprintf(what, sizeof what, "%s %s %u x %u (%u matrices), %u of %u tokens%s%s%s%s%s", path,
-             name_of(c.dtype), c.rows[0], c.cols, c.segments, c.count, c.tokens, c.norm ? " norm" : "",
+    snprintf(what, sizeof what, "%s %s %u x %u from row %u (%u matrices), %u of %u tokens%s%s%s%s%s", path,
+             name_of(c.dtype), c.rows[0], c.cols, c.row, c.segments, c.count, c.tokens, c.norm ? " norm" : "",
              c.bias ? " bias" : "", c.residual ? " residual" : "", c.swiglu ? " swiglu" : "",
              c.misaligned ? " misaligned" : "");
     std::vector<std::vector<double>> w;
     std::vector<std::vector<float>> bias;
     std::vector<gpu_buffer *> weights, biases, outs;
-    const size_t shift = c.misaligned ? bytes_of(c.dtype) : 0;
+    /* A slice's neighbours are NaN: whoever reads one of their rows shows it. */
+    const size_t before = (size_t)c.row * c.cols * bytes_of(c.dtype);
+    const size_t shift = before + (c.misaligned ? bytes_of(c.dtype) : 0);
     for (uint32_t s = 0; s < c.segments; s++) {
         auto elements = random_elements(t, (size_t)c.rows[s] * c.cols, c.dtype);
         w.push_back(to_double(elements, c.dtype));
-        elements.insert(elements.begin(), shift, 0);
+        elements.insert(elements.begin(), shift, 0xff);
+        elements.insert(elements.end(), before, 0xff);
         weights.push_back(new gpu_buffer(elements));
         bias.push_back(random_floats(t, c.rows[s]));
         biases.push_back(new gpu_buffer(bias.back()));
@@ -150,6 +154,38 @@ static void test_shapes(struct test_context *t, int dtype, uint32_t rows, uint32
     }
 }
 
+/* Slices of a matrix: few rows, from any multiple of 16 on, results into the middle of a vector. */
+static void test_slices(struct test_context *t, int dtype)
+{
+    struct gpuk_device plain = t->device, few_threads = t->device, small_blocks = t->device;
+    plain.bulk_copy = plain.tensor_cores = false;
+    few_threads.sm_count = 3;                 /* several tiles a warp, and a batch of sums */
+    small_blocks.shared_bytes_max = 99 << 10; /* as 8.6, 8.9 and 12.0 have it */
+    const uint32_t cols = t->small ? 264 : 4096, long_cols = t->small ? 2056 : 12288;
+    const uint32_t rows[] = {16, 48, 128, 1040, 4096};
+    for (uint32_t n : rows) {
+        if (t->small && n > 48) break;
+        const uint32_t row = n == 16 ? 16 : n == 48 ? 1040 : 208;
+        const linear_case modes[] = {
+            {dtype, cols, 3, {n, n / 3 + 1, n / 3 + 1}, 1, 1, true, true, false, false, false, row},
+            {dtype, cols, 2, {n, n}, 1, 1, true, true, false, true, false, row},
+            {dtype, long_cols, 1, {n}, 1, 1, false, false, true, false, false, row},
+            {dtype, cols, 1, {n}, 1, 1, false, true, true, false, false, row},
+        };
+        for (const linear_case &mode : modes) {
+            if (n > 1040 && mode.cols != cols) continue; /* the reference takes its time */
+            run_case(t, mode, &t->device, 1e-5, "gemv slice");
+            run_case(t, mode, &few_threads, 1e-5, "gemv slice, 3 blocks");
+            run_case(t, mode, &small_blocks, 1e-5, "gemv slice, 99 KiB");
+            run_case(t, mode, &plain, 1e-5, "gemv plain slice");
+            linear_case c = mode;
+            c.tokens = 16, c.count = n == 48 ? 16 : 5;
+            run_case(t, c, &t->device, dtype == DTYPE_F32 ? 1e-5 : 5e-5, "gemm slice");
+            if (n <= 128) run_case(t, c, &plain, 1e-5, "gemm plain slice");
+        }
+    }
+}
+
 #ifndef HELM_CUDA_EMULATED
 static void test_matmul(struct test_context *t, struct gpuk_matmul *matmul, int dtype, int out_dtype,
                         uint32_t tokens, uint32_t rows, uint32_t cols, bool accumulate)
@@ -189,6 +225,7 @@ void test_linear(struct test_context *t)
             for (auto &s : small) test_shapes(t, dtype, s[0], s[1]);
         else
             for (auto &s : shapes) test_shapes(t, dtype, s[0], s[1]);
+        test_slices(t, dtype);
         struct gpuk_device few = t->device; /* two blocks: full rings and several batches of sums each */
         few.sm_count = 2;
         const struct {

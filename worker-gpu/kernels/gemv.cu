@@ -105,6 +105,13 @@ __device__ __forceinline__ void walk_next(tile_walk &w, uint32_t chunks, uint32_
     w.chunk += step;
     while (w.chunk >= chunks) w.chunk -= chunks, w.pair++;
 }
+/* The same for steps of many rows. */
+__device__ __forceinline__ void walk_far(tile_walk &w, uint32_t chunks, uint32_t step)
+{
+    w.chunk += step;
+    w.pair += w.chunk / chunks;
+    w.chunk %= chunks;
+}
 
 /* Bytes of tile `chunk` of a row. */
 template <uint32_t TILE>
@@ -193,7 +200,7 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
     }
     if (lane < q.ahead_tiles) {
         tile_walk w = ask;
-        walk_next(w, q.chunks, WARPS * lane);
+        walk_far(w, q.chunks, WARPS * lane);
         if (w.pair < share.pairs) tile_ask<TILE>(p, share, w);
     }
     /* The norm's weights wait in x's place; x is scaled by the mean square at the very end. */
@@ -278,9 +285,13 @@ struct bulk_shape {
     uint32_t warps, tile, slots, ahead_bytes;
     bool contiguous;
 };
-static struct bulk_shape bulk_shape_of(const struct gpuk_device *device)
+/* What measured best for whole matrices. Of a slice (some rows of a matrix, as it passes through the ring of
+ * streamed weights) a block may have fewer tiles than warps: half the warps meet at barriers sooner. */
+static struct bulk_shape bulk_shape_of(const struct gpuk_device *device, const struct linear_params *params)
 {
     struct bulk_shape s = {16, 1024, 2, 64 * 1024, device->gemv_contiguous};
+    const uint64_t pairs_a_block = div_up(params->pairs, (uint32_t)device->sm_count);
+    if (pairs_a_block * ((params->row_bytes + s.tile - 1) / s.tile) <= 8) s.warps = 8;
     if (device->gemv_warps) s.warps = device->gemv_warps <= 8 ? 8 : 16;
     if (device->gemv_tile_bytes) s.tile = device->gemv_tile_bytes <= 1024 ? 1024 : 2048;
     if (device->gemv_slots > 0) s.slots = device->gemv_slots < 12 ? (uint32_t)device->gemv_slots : 12;
@@ -377,10 +388,12 @@ extern "C" int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_lin
     if (rc) return rc;
     const bool aligned = gpuk_linear_aligned(args),
                x_aligned = ((size_t)args->x | (size_t)args->norm) % 16 == 0;
-    struct bulk_shape s = bulk_shape_of(device);
+    struct bulk_shape s = bulk_shape_of(device, &params);
     const uint32_t chunks = (uint32_t)((params.row_bytes + s.tile - 1) / s.tile);
     const size_t limit = (size_t)device->shared_bytes_max;
     while (s.slots > 2 && bulk_shared_bytes(args->dtype, &s, chunks) > limit) s.slots--;
+    /* devices with 99 KiB a block: long rows leave room for half the warps */
+    if (s.warps > 8 && bulk_shared_bytes(args->dtype, &s, chunks) > limit) s.warps = 8;
     if (device->bulk_copy && aligned && x_aligned && chunks <= PARTIAL_FLOATS / 2 &&
         bulk_shared_bytes(args->dtype, &s, chunks) <= limit) {
         const uint32_t ahead = s.ahead_bytes / (s.warps * 2 * s.tile), sms = (uint32_t)device->sm_count;
