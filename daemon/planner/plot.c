@@ -239,10 +239,11 @@ static void print_legend(double y, FILE *out)
     static const struct {
         const char *class, *text;
         double width;
-    } item[] = {{"cpu", "computed by the CPU", 160},
-                {"gpu", "by the GPU, weights in VRAM", 205},
-                {"stream", "by the GPU, weights from the ring (waits included)", 330},
-                {"link", "copied over the link", 0}};
+    } item[] = {{"cpu", "computed by the CPU", 155},
+                {"gpu", "by the GPU, weights in VRAM", 200},
+                {"stream", "by the GPU, from the ring (waits included)", 272},
+                {"link", "copied over the link", 138},
+                {"end", "embed, head", 0}};
     double x = LEFT;
     for (size_t i = 0; i < sizeof item / sizeof *item; i++) {
         fprintf(out, "<rect x=\"%.1f\" y=\"%.1f\" width=\"11\" height=\"11\" class=\"%s\"/>\n", x, y - 10,
