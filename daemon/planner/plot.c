@@ -240,9 +240,9 @@ static void print_legend(double y, FILE *out)
         const char *class, *text;
         double width;
     } item[] = {{"cpu", "computed by the CPU", 155},
-                {"gpu", "by the GPU, weights in VRAM", 200},
-                {"stream", "by the GPU, from the ring (waits included)", 272},
-                {"link", "copied over the link", 138},
+                {"gpu", "by the GPU, weights in VRAM", 204},
+                {"stream", "by the GPU, from the ring (with waits)", 262},
+                {"link", "copied over the link", 142},
                 {"end", "embed, head", 0}};
     double x = LEFT;
     for (size_t i = 0; i < sizeof item / sizeof *item; i++) {
