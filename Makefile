@@ -180,13 +180,18 @@ DAEMON_SRC := \
   daemon/metrics.c \
   daemon/observe.c \
   daemon/planner/analyse.c \
+  daemon/planner/attempt.c \
   daemon/planner/cost.c \
   daemon/planner/cost_plan.c \
   daemon/planner/ledger.c \
+  daemon/planner/memory.c \
   daemon/planner/planner.c \
+  daemon/planner/planner_log.c \
+  daemon/planner/prefill.c \
   daemon/planner/profile.c \
   daemon/planner/profile_hardware.c \
   daemon/planner/profile_json.c \
+  daemon/planner/refusal.c \
   daemon/planner/search.c \
   daemon/planner/search_bound.c \
   daemon/planner/search_counts.c \
@@ -196,7 +201,6 @@ DAEMON_SRC := \
   daemon/planner/search_prefill.c \
   daemon/planner/search_space.c \
   daemon/planner/simulate.c \
-  daemon/planner/split.c \
   daemon/profiling.c \
   daemon/request.c \
   daemon/rundir.c \

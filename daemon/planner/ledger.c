@@ -117,7 +117,8 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
                                                                     plan->slots, ctx,
                                                                     plan_most_tokens(plan, PLAN_HOME_GPU) > 0,
                                                                     plan->head == PLAN_HOME_GPU));
-    uint64_t graphs = device->graph_bytes + (gpu.units + stream.units + 1) / 2 * device->graph_layer_bytes;
+    uint64_t graphs =
+        device->graph_bytes + (gpu.units + stream.units) * ((device->graph_layer_bytes + 1) / 2);
     if (graphs) ledger_add(vram, "graphs (estimate)", graphs);
     if (device->context_bytes) ledger_add(vram, "context (estimate)", device->context_bytes);
 }

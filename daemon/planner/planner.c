@@ -1,4 +1,5 @@
-/* Making and taking plans. See planner.h. Called by main.c; the stages belong to the plan. */
+/* Making, taking and forecasting plans. See planner.h. Called by main.c and helm-plan; the lists belong to
+ * the plan. */
 #include "daemon/planner/planner.h"
 
 #include <stdio.h>
@@ -8,178 +9,257 @@
 #include "common/log.h"
 #include "common/units.h"
 #include "daemon/kv_pages.h"
-#include "daemon/planner/split.h"
+#include "daemon/planner/attempt.h"
+#include "daemon/planner/prefill.h"
 
-/* The contexts that are tried, largest first: the one asked for, or halves of the usual one. */
-static uint32_t first_ctx(const struct planner_request *r)
-{
-    uint32_t ctx = r->model->config.max_context;
-    uint64_t pool_tokens = (uint64_t)r->wish.page_count * r->wish.page_tokens;
-    if (r->wish.ctx) return r->wish.ctx;
-    if (ctx > LEDGER_CTX_DEFAULT_MAX) ctx = LEDGER_CTX_DEFAULT_MAX;
-    return pool_tokens && pool_tokens < ctx ? (uint32_t)pool_tokens : ctx;
-}
+/* ---- what is asked for ---- */
 
-static uint32_t next_ctx(const struct planner_request *r, uint32_t ctx)
+static int check_sizes(const struct making *m, struct helm_err *err)
 {
-    return r->wish.ctx || ctx / 2 < LEDGER_CTX_LEAST ? 0 : ctx / 2;
-}
-
-static int check_sizes(const struct planner_request *r, struct helm_err *err)
-{
-    uint32_t model_ctx = r->model->config.max_context, ctx = first_ctx(r);
-    if (r->wish.ctx > model_ctx)
-        return helm_fail(err, HELM_E_LIMIT, "--ctx %u: the model was made for at most %u tokens", r->wish.ctx,
+    const struct ledger_wish *w = &m->r->wish;
+    uint32_t model_ctx = m->r->model->config.max_context, ctx = making_first_ctx(m);
+    if (w->ctx > model_ctx)
+        return helm_fail(err, HELM_E_LIMIT, "--ctx %u: the model was made for at most %u tokens", w->ctx,
                          model_ctx);
-    if (r->wish.page_count && r->wish.page_count < kv_pages_for(ctx, r->wish.page_tokens))
+    if (m->batch > w->slots)
+        return helm_fail(err, HELM_E_USAGE, "--batch %u is more than the %u sequences there are slots for",
+                         m->batch, w->slots);
+    if (w->page_count && w->page_count < m->batch * kv_pages_for(ctx, w->page_tokens)) {
+        if (m->batch == 1)
+            return helm_fail(err, HELM_E_CAPACITY,
+                             "%u KV pages of %u tokens do not hold one context of %u tokens", w->page_count,
+                             w->page_tokens, ctx);
         return helm_fail(err, HELM_E_CAPACITY,
-                         "%u KV pages of %u tokens do not hold one context of %u tokens", r->wish.page_count,
-                         r->wish.page_tokens, ctx);
+                         "%u KV pages of %u tokens do not hold %u contexts of %u tokens", w->page_count,
+                         w->page_tokens, m->batch, ctx);
+    }
     return 0;
 }
 
-void planner_log(const struct planner_request *r, const struct plan *plan)
+uint32_t planner_typical_context(const struct planner_request *r, uint32_t ctx)
 {
-    char bytes[UNITS_TEXT];
-    uint32_t model_ctx = r->model->config.max_context, ctx = plan->context_tokens;
-    for (uint32_t i = 0; i < plan->stage_count; i++)
-        log_info("plan: layers %u to %u on %s, %s", plan->stages[i].first, plan->stages[i].last,
-                 plan_home_name(plan->stages[i].home), units_format_size(plan->stages[i].bytes, bytes));
-    log_info("plan: embedding on %s, head on %s", plan_home_name(plan->embed), plan_home_name(plan->head));
-    if (r->wish.ctx)
-        log_info("context: %u tokens, as asked (the model's own: %u)", ctx, model_ctx);
-    else if (ctx < model_ctx)
-        log_info("context: %u tokens (the model's own: %u; --ctx raises it as far as memory goes)", ctx,
-                 model_ctx);
-    else
-        log_info("context: %u tokens, the model's own", ctx);
-    log_info("KV cache: %u pages of %u tokens in %s, %.1f whole contexts for %u slots", plan->page_count,
-             plan->page_tokens, plan->kv_dtype,
-             (double)plan->page_count / kv_pages_for(ctx, plan->page_tokens), plan->slots);
-    ledger_log("memory", &plan->host);
-    if (plan_uses(plan, PLAN_HOME_GPU)) ledger_log("VRAM", &plan->vram);
+    return r->wish.ctx || ctx < 2 ? ctx : ctx / 2;
 }
 
-static int plan_for_cpu(const struct planner_request *r, const struct ledger_case *c, struct plan *plan,
-                        struct arena_spec *spec, struct helm_err *err)
+static int open_making(const struct planner_request *r, struct making *m, struct helm_err *err)
 {
-    const struct split nothing = {.gpu_layers = 0};
-    split_apply(&nothing, c->table, plan);
-    int rc = HELM_E_CAPACITY;
-    for (uint32_t ctx = first_ctx(r); ctx && rc == HELM_E_CAPACITY; ctx = next_ctx(r, ctx))
-        rc = ledger_fit(c, ctx, plan, spec, err);
+    *m = (struct making){.r = r,
+                         .wish = r->wish,
+                         .batch = r->batch ? r->batch : 1,
+                         .required = r->device_required};
+    m->wish.batch = m->batch;
+    m->c =
+        (struct ledger_case){.model = r->model, .wish = &m->wish, .machine = &r->machine, .table = &m->table};
+    int rc = check_sizes(m, err);
+    return rc ? rc : analyse_table_build(r->model, &m->table, err);
+}
+
+static int check_profile(const struct planner_request *r, struct helm_err *err)
+{
+    if (!r->profile)
+        return helm_fail(err, HELM_E_USAGE,
+                         "no profile of the machine: helm-profile measures one, and nothing is planned "
+                         "without it");
+    int rc = profile_check(r->profile, err);
+    if (rc) return rc;
+    if (r->machine.device.kind != LEDGER_DEVICE_NONE && r->profile->gpu.device == PROFILE_DEVICE_NONE)
+        return helm_fail(err, HELM_E_MISMATCH,
+                         "the machine has a device, but the profile (%s) says nothing of one",
+                         r->profile->machine);
+    return 0;
+}
+
+/* ---- making ---- */
+
+/* `auto` uses the device only where that is faster than the CPU alone. */
+static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, struct plan *plan,
+                            bool *cpu_alone, struct helm_err *err)
+{
+    struct plan alone = {0};
+    struct attempt cpu, with = {.seconds = seconds};
+    uint32_t step_tokens = m->wish.step_tokens;
+    bool used = plan_uses(plan, PLAN_HOME_GPU);
+    int rc = attempt_context(m, SEARCH_ALL_CPU, false, ctx, &alone, &cpu, err);
+    m->wish.step_tokens = step_tokens;
+    plan_free(&alone);
+    *cpu_alone = !rc && cpu.fits && (!used || cpu.seconds <= seconds);
+    if (!*cpu_alone) return rc;
+    m->required = true; /* what the device would have given: for the log */
+    if (!used) rc = attempt_context(m, SEARCH_BEST, true, ctx, plan, &with, err);
+    m->required = false;
+    if (!rc && (used || with.fits))
+        log_warn("device: planned on the CPU alone, %.3g token/s; the best plan that uses the device "
+                 "would have %.3g",
+                 m->batch / cpu.seconds, m->batch / with.seconds);
+    else if (!rc)
+        log_warn("device: planned on the CPU alone, %.3g token/s: nothing of the model fits on the device",
+                 m->batch / cpu.seconds);
     return rc;
 }
 
-/* Nothing fits: says by how much, and what would. */
-static int refuse(const struct planner_request *r, const struct ledger_case *c, uint32_t ctx,
-                  const struct split_search *search, struct plan *plan, struct helm_err *err)
+static int make(struct making *m, struct plan *plan, struct arena_spec *spec, struct helm_err *err)
 {
-    char text[HELM_ERR_TEXT], size[UNITS_TEXT], would[200] = "";
-    struct arena_spec spec;
-    size_t used = 0;
-    if (r->wish.ctx && !r->wish.page_count)
-        for (uint32_t smaller = ctx / 2; smaller >= LEDGER_CTX_LEAST && !used; smaller /= 2) {
-            struct split_search again;
-            int rc = split_search(c, smaller, plan, &again, err);
-            if (rc) return rc;
-            if (again.found) used = (size_t)snprintf(would, sizeof would, "--ctx %u, or ", smaller);
+    const struct planner_request *r = m->r;
+    bool device = r->machine.device.kind != LEDGER_DEVICE_NONE && r->strategy != SEARCH_ALL_CPU;
+    bool free_choice = r->strategy == SEARCH_BEST && !r->device_required, cpu_alone = false;
+    struct attempt attempt;
+    uint32_t ctx = 0;
+    int rc = 0;
+    if (device) {
+        rc = attempt_contexts(m, r->strategy, true, &ctx, plan, &attempt, err);
+        if (!rc && attempt.fits && free_choice)
+            rc = compare_with_cpu(m, ctx, attempt.seconds, plan, &cpu_alone, err);
+        if (!rc && !attempt.fits) {
+            rc = refusal_write(m, r->strategy, true, ctx, &attempt, plan, err);
+            if (rc == HELM_E_CAPACITY && free_choice) {
+                log_warn("device: planned on the CPU alone: %s", err->text);
+                cpu_alone = true;
+                rc = 0;
+            }
         }
-    if (search->least_vram != UINT64_MAX)
-        used += (size_t)snprintf(would + used, sizeof would - used, "%s of VRAM, or ",
-                                 units_format_size(search->least_vram, size));
-    if (search->least_host != UINT64_MAX)
-        used += (size_t)snprintf(would + used, sizeof would - used, "%s of host memory, or ",
-                                 units_format_size(search->least_host, size));
-    snprintf(would + used, sizeof would - used, used ? "--device cpu" : "a smaller model");
-    split_apply(&search->nearest, c->table, plan);
-    int rc = ledger_write(c, ctx, ledger_least_pages(c, ctx), plan, &spec, err);
-    if (rc) return rc;
-    ledger_describe(c, plan, text, sizeof text);
-    return helm_fail(err, HELM_E_CAPACITY,
-                     "no split fits with a context of %u; nearest would be %s. With %u of %u layers on the "
-                     "GPU: %.330s",
-                     ctx, would, search->nearest.gpu_layers, c->table->layers, text);
-}
-
-static int plan_for_device(const struct planner_request *r, const struct ledger_case *c, struct plan *plan,
-                           struct arena_spec *spec, struct helm_err *err)
-{
-    struct split_search search = {0};
-    uint32_t ctx = first_ctx(r), tried = ctx;
-    for (; ctx; ctx = next_ctx(r, ctx)) {
-        int rc = split_search(c, ctx, plan, &search, err);
         if (rc) return rc;
-        tried = ctx;
-        if (!search.found) continue;
-        if (!r->device_required && search.best_ns >= split_cpu_only_ns(c->table))
-            return helm_fail(err, HELM_E_CAPACITY,
-                             "what fits the device does not make up for the hand-overs");
-        split_apply(&search.best, c->table, plan);
-        return ledger_fit(c, ctx, plan, spec, err);
     }
-    return refuse(r, c, tried, &search, plan, err);
+    if (!device || cpu_alone) {
+        m->required = false;
+        rc = attempt_contexts(m, SEARCH_ALL_CPU, false, &ctx, plan, &attempt, err);
+        if (!rc && !attempt.fits) rc = refusal_write(m, SEARCH_ALL_CPU, false, ctx, &attempt, plan, err);
+        if (rc) return rc;
+        if (r->refusal) *r->refusal = (struct planner_refusal){0};
+    }
+    analyse_fill_stages(&m->table, plan);
+    rc = ledger_fit(&m->c, ctx, plan, spec, err);
+    return rc ? rc : plan_check(plan, err);
 }
 
 int planner_make(const struct planner_request *r, struct plan *plan, struct arena_spec *spec,
                  struct helm_err *err)
 {
-    struct analyse_table table = {0};
-    const struct ledger_case c = {.model = r->model,
-                                  .wish = &r->wish,
-                                  .machine = &r->machine,
-                                  .table = &table};
+    struct making m = {0};
     bool device = r->machine.device.kind != LEDGER_DEVICE_NONE;
     memset(plan, 0, sizeof *plan);
-    plan->stages = calloc(2, sizeof *plan->stages);
-    if (!plan->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for a plan");
+    if (r->refusal) *r->refusal = (struct planner_refusal){0};
     int rc = r->device_required && !device ? helm_fail(err, HELM_E_UNSUPPORTED, "%s", r->no_device) : 0;
-    if (!rc) rc = check_sizes(r, err);
-    if (!rc) rc = analyse_table_build(r->model, &table, err);
-    if (rc) goto out;
-    if (device) {
-        rc = plan_for_device(r, &c, plan, spec, err);
-        if (rc == HELM_E_CAPACITY && !r->device_required) {
-            log_warn("device: planned on the CPU alone: %s", err->text);
-            device = false;
-        }
-    }
-    if (!device) rc = plan_for_cpu(r, &c, plan, spec, err);
-out:
+    if (!rc && !device && r->strategy != SEARCH_BEST && r->strategy != SEARCH_ALL_CPU)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED, "--strategy %s needs a device: %s",
+                       search_strategy_name(r->strategy), r->no_device);
+    if (!rc && r->device_required && r->strategy == SEARCH_ALL_CPU)
+        rc = helm_fail(err, HELM_E_USAGE,
+                       "--strategy all-cpu leaves the device idle that was asked for: --device cpu");
+    if (!rc) rc = check_profile(r, err);
+    if (!rc) rc = open_making(r, &m, err);
+    if (!rc) rc = make(&m, plan, spec, err);
     if (rc) plan_free(plan);
-    analyse_table_free(&table);
+    analyse_table_free(&m.table);
     return rc;
 }
 
-static int check_homes(const struct planner_request *r, const struct plan *plan, struct helm_err *err)
+/* ---- taking ---- */
+
+static int check_stage(const struct plan_phase *list, uint32_t i, struct helm_err *err)
+{
+    enum plan_home home = list->stages[i].home;
+    if (home == PLAN_HOME_CPU || home == PLAN_HOME_GPU || home == PLAN_HOME_STREAM) return 0;
+    return helm_fail(err, HELM_E_UNSUPPORTED,
+                     "stage %u of the plan is at home on '%s'; this build has 'cpu', 'gpu' and 'stream'", i,
+                     plan_home_name(home));
+}
+
+static int check_lists(const struct plan *plan, struct helm_err *err)
+{
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase list = plan_phase_at(plan, p);
+        int rc = 0;
+        for (uint32_t i = 0; i < list.stage_count && !rc; i++) rc = check_stage(&list, i, err);
+        if (!rc && p && list.from_tokens < PREFILL_LEAST_TOKENS)
+            rc = helm_fail(err, HELM_E_LIMIT,
+                           "begins at %u tokens; steps of fewer than %d are captured with the decode list",
+                           list.from_tokens, PREFILL_LEAST_TOKENS);
+        if (rc && p) helm_err_prefix(err, "prefill list %u", p);
+        if (rc) return rc;
+    }
+    return plan_check(plan, err);
+}
+
+static int check_ring(const struct making *m, const struct plan *plan, struct helm_err *err)
+{
+    uint64_t least = memory_ring_least(m->r->model);
+    char has[UNITS_TEXT], needs[UNITS_TEXT];
+    if (!plan_has_home(plan, PLAN_HOME_STREAM) || plan->ring_bytes >= least) return 0;
+    return helm_fail(err, HELM_E_LIMIT,
+                     "'ring_bytes' is %s; the 'stream' stages of this model need a ring of at least %s",
+                     units_format_size(plan->ring_bytes, has), units_format_size(least, needs));
+}
+
+static int check_plan(const struct planner_request *r, const struct plan *plan, struct helm_err *err)
 {
     if (plan->layers != r->model->config.layers)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", plan->layers,
                          r->model->config.layers);
-    for (uint32_t i = 0; i < plan->stage_count; i++)
-        if (plan->stages[i].home != PLAN_HOME_CPU && plan->stages[i].home != PLAN_HOME_GPU)
-            return helm_fail(err, HELM_E_UNSUPPORTED,
-                             "stage %u of the plan is at home on '%s'; this build has 'cpu' and 'gpu'", i,
-                             plan_home_name(plan->stages[i].home));
-    if (plan_uses(plan, PLAN_HOME_GPU) && r->machine.device.kind == LEDGER_DEVICE_NONE)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "the plan needs a GPU: %s", r->no_device);
-    return 0;
+    int rc = check_lists(plan, err);
+    if (!rc && plan_uses(plan, PLAN_HOME_GPU) && r->machine.device.kind == LEDGER_DEVICE_NONE)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED, "the plan needs a GPU: %s", r->no_device);
+    return rc;
 }
 
-int planner_take(const struct planner_request *r, struct plan *plan, struct arena_spec *spec,
+int planner_take(const struct planner_request *request, struct plan *plan, struct arena_spec *spec,
                  struct helm_err *err)
 {
+    struct planner_request r = *request;
+    struct ledger_wish *w = &r.wish;
+    struct making m = {0};
+    r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
+    if (plan->context_tokens) w->ctx = plan->context_tokens;
+    if (plan->step_tokens) w->step_tokens = plan->step_tokens;
+    if (plan->slots) w->slots = plan->slots;
+    if (plan->page_tokens) w->page_tokens = plan->page_tokens;
+    if (plan->page_count) w->page_count = plan->page_count;
+    for (int t = 0; t < DTYPE_COUNT; t++)
+        if (strcmp(plan->kv_dtype, dtype_name((enum dtype)t)) == 0) w->kv_dtype = (enum dtype)t;
+    if (!w->step_tokens) w->step_tokens = LEDGER_STEP_TOKENS;
+    if (r.refusal) *r.refusal = (struct planner_refusal){0};
+    int rc = check_plan(&r, plan, err);
+    if (!rc) rc = open_making(&r, &m, err);
+    if (rc) goto out;
+    rc = check_ring(&m, plan, err);
+    if (rc) goto out;
+    analyse_fill_stages(&m.table, plan);
+    rc = ledger_fit(&m.c, w->ctx, plan, spec, err);
+    if (rc == HELM_E_CAPACITY && r.refusal) {
+        bool host = plan->host.total > plan->host.limit;
+        const struct ledger *ledger = host ? &plan->host : &plan->vram;
+        *r.refusal = (struct planner_refusal){.refused = true,
+                                              .what = host ? "host memory" : "VRAM",
+                                              .needed = ledger->total,
+                                              .available = ledger->limit,
+                                              .nearest = "another plan"};
+    }
+out:
+    analyse_table_free(&m.table);
+    return rc;
+}
+
+/* ---- predicting ---- */
+
+int planner_predict(const struct planner_request *r, const struct plan *plan, uint32_t batch,
+                    uint32_t context, uint32_t prompt, struct planner_prediction *prediction,
+                    struct helm_err *err)
+{
     struct analyse_table table = {0};
-    const struct ledger_case c = {.model = r->model,
-                                  .wish = &r->wish,
-                                  .machine = &r->machine,
-                                  .table = &table};
-    int rc = check_homes(r, plan, err);
-    if (!rc) rc = check_sizes(r, err);
+    struct cost_forecast decode, first;
+    memset(prediction, 0, sizeof *prediction);
+    int rc = check_profile(r, err);
     if (!rc) rc = analyse_table_build(r->model, &table, err);
     if (rc) return rc;
-    analyse_fill_stages(&table, plan);
-    rc = ledger_fit(&c, r->wish.ctx, plan, spec, err);
+    const struct cost_case c = {.model = r->model, .analysed = &table, .profile = r->profile, .plan = plan};
+    rc = cost_decode(&c, batch ? batch : 1, context, &decode, err);
+    if (!rc) rc = cost_ttft(&c, prompt ? prompt : PLANNER_PROMPT_TOKENS, &first, err);
+    if (!rc)
+        *prediction = (struct planner_prediction){.decode_s = decode.seconds,
+                                                  .decode_low_s = decode.low,
+                                                  .decode_high_s = decode.high,
+                                                  .ttft_s = first.seconds,
+                                                  .ttft_low_s = first.low,
+                                                  .ttft_high_s = first.high};
     analyse_table_free(&table);
     return rc;
 }

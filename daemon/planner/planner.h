@@ -1,8 +1,14 @@
-/* The plan: which layers, embedding and head are computed where, and what all of it costs in memory.
+/* The plan: which layers, embedding and head are computed where, and what all of it costs in memory and time.
  *
- * Called by main.c once, before anything is allocated. The interface that any way of planning stands behind:
- * what is known of model, wishes and machine goes in; plan, ledgers and the arena's layout come out, or a
- * refusal with numbers. Pure, but for a warning where `auto` has a device and cannot use it. */
+ * Called by main.c once, before anything is allocated, and by helm-plan. The interface that any way of
+ * planning stands behind: what is known of model, wishes and machine goes in; plan, ledgers and the arena's
+ * layout come out, or a refusal with numbers. Pure, but for a warning where `auto` has a device and the plan
+ * does without.
+ *
+ * A device that is not required is used only by a plan of the strategy `best` that is faster with it than the
+ * CPU alone; another strategy is made as it was asked for, or refused. Where the device is required, a plan
+ * computes at least the head or one unit on it, even if the CPU alone would be faster. The step that is made
+ * fastest is one of decode: request.batch rows, each with planner_typical_context positions. */
 #ifndef HELM_DAEMON_PLANNER_PLANNER_H
 #define HELM_DAEMON_PLANNER_PLANNER_H
 
@@ -27,15 +33,21 @@ struct planner_request {
     const struct profile *profile; /* of the machine that is planned for */
     enum search_strategy strategy;
     uint32_t batch;  /* sequences that decode together in the step that is made fastest; 0: 1 */
-    uint32_t prompt; /* tokens of the prompt that TTFT is reckoned for; 0: 128 */
+    uint32_t prompt; /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */
     struct planner_refusal *refusal; /* or NULL */
 };
 
-/* Makes a plan. plan_free on the caller, also after an error. */
+#define PLANNER_PROMPT_TOKENS 128
+/* What a row of that step attends to in a context of `ctx`: all of one that was asked for; of one that was
+ * chosen half, about which sequences spend their lives. */
+uint32_t planner_typical_context(const struct planner_request *request, uint32_t ctx);
+
+/* Makes a plan; without a profile there is none (HELM_E_USAGE). plan_free on the caller, also after an error.
+ */
 HELM_MUST_CHECK int planner_make(const struct planner_request *request, struct plan *plan,
                                  struct arena_spec *spec, struct helm_err *err);
 /* Takes a plan that somebody wrote: checks that model and machine can run it, and writes its ledgers anew.
- * The wishes' sizes are the plan's. */
+ * Its sizes stand in the wishes' stead. Needs no profile. */
 HELM_MUST_CHECK int planner_take(const struct planner_request *request, struct plan *plan,
                                  struct arena_spec *spec, struct helm_err *err);
 

@@ -1,5 +1,5 @@
-/* Unit tests of daemon/planner/ledger.c through planner.c, on machines without an accelerator that exist only
- * here. */
+/* Unit tests of daemon/planner/ledger.c and analyse.c, on machines that exist only here: through planner.c
+ * without an accelerator, with one line by line. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,9 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/host_weights.h"
 #include "common/units.h"
 #include "daemon/kv_pages.h"
 #include "daemon/planner/planner.h"
+#include "tests/unit/daemon/planner/made_up_model.h"
 
 /* 1 GiB of weights, 114,688 bytes of KV a token in 16 bits: the shape of Qwen3-0.6B. */
 static struct model_tensor tensors[] = {
@@ -46,7 +48,12 @@ static struct cgroup_memory machine(uint64_t available)
 static int fit(const struct model *m, const struct ledger_wish *wish, const struct cgroup_memory *memory,
                struct plan *plan, struct arena_spec *spec, struct helm_err *err)
 {
-    const struct planner_request request = {.model = m, .wish = *wish, .machine = {.memory = *memory}};
+    struct profile profile = made_up_profile(&rates_3090);
+    const struct planner_request request = {.model = m,
+                                            .wish = *wish,
+                                            .machine = {.memory = *memory},
+                                            .profile = &profile};
+    profile.gpu.device = PROFILE_DEVICE_NONE;
     plan_free(plan);
     return planner_make(&request, plan, spec, err);
 }
@@ -169,6 +176,180 @@ static void totals_count_every_tensor(void **state)
     analyse_table_free(&table);
 }
 
+/* ---- with an accelerator, by line ---- */
+
+#define LAYERS 4
+static const struct made_up_shape small = {LAYERS, 256, 512, 4, 2, 64, 1000, false};
+/* Attention and MLP of each layer; c, g and s for the homes. */
+static const char decode_homes[] = "ggcsccgs", mixed_homes[] = "ggssscgs", streamed_homes[] = "ggssssgs";
+
+static uint32_t stages_of(const char *text, struct plan_stage stages[2 * LAYERS])
+{
+    enum plan_home home[2 * LAYERS];
+    for (uint32_t u = 0; u < 2 * LAYERS; u++)
+        home[u] = text[u] == 'g' ? PLAN_HOME_GPU : text[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
+    return plan_stages_of(home, LAYERS, stages);
+}
+
+struct lined {
+    struct made_up made;
+    struct ledger_wish wish;
+    struct ledger_machine machine;
+    struct ledger_case c;
+    struct plan plan;
+    struct arena_spec spec;
+    struct plan_stage decode[2 * LAYERS], prefill[2 * LAYERS];
+};
+
+static void open_lined(struct lined *l)
+{
+    assert_true(made_up_open(&l->made, &small));
+    l->wish = usual;
+    l->wish.step_tokens = 256;
+    l->machine = (struct ledger_machine){.memory = machine(8 * GIB),
+                                         .device = {.kind = LEDGER_DEVICE_CUDA,
+                                                    .limit = GIB,
+                                                    .context_bytes = 300 * MIB,
+                                                    .graph_bytes = 10 * MIB,
+                                                    .graph_layer_bytes = MIB,
+                                                    .library_bytes = 20 * MIB}};
+    l->c = (struct ledger_case){.model = &l->made.model,
+                                .wish = &l->wish,
+                                .machine = &l->machine,
+                                .table = &l->made.analysed};
+    l->plan = (struct plan){.layers = LAYERS,
+                            .stages = l->decode,
+                            .stage_count = stages_of(decode_homes, l->decode),
+                            .ring_bytes = 3 * MIB,
+                            .embed = PLAN_HOME_CPU,
+                            .head = PLAN_HOME_GPU};
+}
+
+static void write_lined(struct lined *l)
+{
+    struct helm_err err = {0};
+    if (ledger_write(&l->c, 1024, 100, &l->plan, &l->spec, &err)) fail_msg("%s", err.text);
+}
+
+static uint64_t line_of(const struct ledger *ledger, const char *what)
+{
+    for (uint32_t i = 0; i < ledger->line_count; i++)
+        if (strncmp(ledger->line[i].what, what, strlen(what)) == 0) return ledger->line[i].bytes;
+    return 0;
+}
+
+static void streamed_and_borrowed_have_their_lines(void **state)
+{
+    (void)state;
+    struct lined l = {0};
+    open_lined(&l);
+    write_lined(&l);
+    const uint64_t attention = 2 * 256 * 256 * 2 + 2 * 128 * 256 * 2, mlp = 3 * 512 * 256 * 2, norm = 256 * 4,
+                   layer_page = 2ull * 2 * 32 * 64 * 2, head = 1000 * 256 * 2;
+    /* VRAM: layer 0, the attention of layer 3 and the head; norms of these, of two streamed halves and the
+     * last one. */
+    assert_int_equal(line_of(&l.plan.vram, "weights"), 2 * attention + mlp + 5 * norm + head + norm);
+    assert_int_equal(line_of(&l.plan.vram, "KV pool"), 2 * 100 * layer_page); /* of the layers 0 and 3 */
+    assert_int_equal(line_of(&l.plan.vram, "stream ring"), 3 * MIB);
+    assert_int_equal(line_of(&l.plan.vram, "borrowed KV"), 0);
+    assert_int_equal(line_of(&l.plan.vram, "graphs"), 10 * MIB + 5 * MIB / 2); /* five halves */
+    assert_int_equal(line_of(&l.plan.vram, "context"), 300 * MIB);
+    /* On the host: embedding, layers 1 and 2 whole, the MLP of layer 3. */
+    assert_int_equal(line_of(&l.plan.host, "weights"), head + 2 * attention + 3 * mlp);
+    assert_int_equal(line_of(&l.plan.host, "KV cache"), 2 * 100 * layer_page);
+    assert_int_equal(line_of(&l.plan.host, "norms"), 3 * norm);
+    uint64_t decode_only = line_of(&l.plan.host, "activations");
+    assert_int_equal(decode_only, ledger_cpu_buffer_bytes(&l.c, 256));
+    assert_true(line_of(&l.plan.host, "GPU driver") > 0);
+
+    /* Long prompts on the GPU: it borrows two caches. */
+    l.plan.prefill[0] = (struct plan_phase){.from_tokens = 33,
+                                            .stages = l.prefill,
+                                            .stage_count = stages_of(mixed_homes, l.prefill)};
+    l.plan.prefill_count = 1;
+    uint64_t vram = l.plan.vram.total;
+    write_lined(&l);
+    assert_int_equal(line_of(&l.plan.vram, "borrowed KV"), 2 * 100 * layer_page);
+    assert_int_equal(l.plan.vram.total, vram + 2 * 100 * layer_page + 2 * norm);
+    assert_int_equal(line_of(&l.plan.host, "activations"), decode_only); /* layer 2's MLP: any length */
+    /* Where it computes every half layer of them, the CPU's buffers end with the shorter steps. */
+    l.plan.prefill[0].stage_count = stages_of(streamed_homes, l.prefill);
+    write_lined(&l);
+    assert_int_equal(line_of(&l.plan.host, "activations"), ledger_cpu_buffer_bytes(&l.c, 32));
+    assert_true(ledger_cpu_buffer_bytes(&l.c, 32) < decode_only);
+    made_up_close(&l.made);
+}
+
+static void the_emulated_devices_memory_is_the_hosts(void **state)
+{
+    (void)state;
+    struct lined l = {0};
+    open_lined(&l);
+    write_lined(&l);
+    uint64_t driver = line_of(&l.plan.host, "GPU driver"), host = l.plan.host.total;
+    l.machine.device.kind = LEDGER_DEVICE_EMULATED;
+    write_lined(&l);
+    uint64_t staging = line_of(&l.plan.host, "staging for the emulated");
+    assert_int_equal(line_of(&l.plan.host, "the emulated device's memory"), l.plan.vram.total);
+    assert_int_equal(l.plan.host.total, host - driver + staging + l.plan.vram.total);
+    made_up_close(&l.made);
+}
+
+/* What the arena is given for weights is what loader and copier lay out in it. */
+static void weights_have_room_as_they_are_laid_out(void **state)
+{
+    (void)state;
+    static const char json[] =
+        "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", \"hidden_size\": 80,"
+        "\"intermediate_size\": 56, \"num_hidden_layers\": 4, \"num_attention_heads\": 3,"
+        "\"num_key_value_heads\": 1, \"head_dim\": 10, \"vocab_size\": 77, \"rms_norm_eps\": 1e-6,"
+        "\"max_position_embeddings\": 2048, \"hidden_act\": \"silu\", \"rope_theta\": 10000,"
+        "\"torch_dtype\": \"float16\", \"tie_word_embeddings\": false, \"attention_bias\": false}";
+    struct model_config config;
+    struct model model;
+    struct analyse_table table;
+    struct helm_err err = {0};
+    struct plan_stage stages[2 * LAYERS];
+    if (model_config_parse("test", json, sizeof json - 1, &config, &err)) fail_msg("%s", err.text);
+    assert_int_equal(model_from_config(&config, &model, &err), 0);
+    assert_int_equal(analyse_table_build(&model, &table, &err), 0);
+    const struct ledger_wish wish = usual;
+    const struct ledger_machine there = {.memory = machine(GIB),
+                                         .device = {.kind = LEDGER_DEVICE_CUDA, .limit = GIB}};
+    const struct ledger_case c = {.model = &model, .wish = &wish, .machine = &there, .table = &table};
+    for (uint32_t ends = 0; ends < 4; ends++) {
+        struct plan plan = {.layers = LAYERS,
+                            .stages = stages,
+                            .stage_count = stages_of(decode_homes, stages),
+                            .ring_bytes = MIB,
+                            .embed = ends & 1 ? PLAN_HOME_GPU : PLAN_HOME_CPU,
+                            .head = ends & 2 ? PLAN_HOME_GPU : PLAN_HOME_CPU};
+        struct arena_spec spec;
+        struct host_weights weights;
+        assert_int_equal(ledger_write(&c, 256, 8, &plan, &spec, &err), 0);
+        assert_int_equal(host_weights_plan(&model, &plan, &weights, &err), 0);
+        assert_in_range(spec.weight_bytes, weights.region_bytes,
+                        weights.region_bytes + HOST_WEIGHTS_ALIGN - 1);
+        host_weights_free(&weights);
+    }
+    analyse_table_free(&table);
+    model_free(&model);
+}
+
+static void a_batch_has_as_many_contexts_of_pages(void **state)
+{
+    (void)state;
+    struct lined l = {0};
+    open_lined(&l);
+    assert_int_equal(ledger_least_pages(&l.c, 1000), 32);
+    l.wish.batch = 4;
+    assert_int_equal(ledger_least_pages(&l.c, 1000), 4 * 32);
+    l.wish.page_count = 50;
+    assert_int_equal(ledger_least_pages(&l.c, 1000), 50);
+    assert_true(ledger_kv_layer_bytes(&l.c, UINT32_MAX) == UINT32_MAX * (2ull * 2 * 32 * 64 * 2));
+    made_up_close(&l.made);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -177,6 +358,10 @@ int main(void)
         cmocka_unit_test(what_does_not_fit_is_refused_with_numbers),
         cmocka_unit_test(a_stated_pool_is_taken_as_stated),
         cmocka_unit_test(totals_count_every_tensor),
+        cmocka_unit_test(streamed_and_borrowed_have_their_lines),
+        cmocka_unit_test(the_emulated_devices_memory_is_the_hosts),
+        cmocka_unit_test(weights_have_room_as_they_are_laid_out),
+        cmocka_unit_test(a_batch_has_as_many_contexts_of_pages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

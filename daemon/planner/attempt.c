@@ -1,0 +1,302 @@
+/* One strategy with one context. See attempt.h. Called by planner.c and refusal.c; lists belong to the plan.
+ *
+ * Prices of the decode step, bytes by unit and home, the search, lists for long prompts, and at last the
+ * ledger, which has the last word: where it finds more than the search counted, the search is told to leave
+ * so much free and runs again. */
+#include "daemon/planner/attempt.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/units.h"
+#include "daemon/planner/prefill.h"
+
+#define TIGHTEN_MAX 8 /* searches for one context until the ledger agrees */
+#define GROW_PARTS  16
+
+/* ---- sizes ---- */
+
+uint32_t making_first_ctx(const struct making *m)
+{
+    const struct ledger_wish *w = &m->r->wish;
+    uint32_t ctx = m->r->model->config.max_context;
+    uint64_t pool_tokens = (uint64_t)w->page_count * w->page_tokens / m->batch;
+    if (w->ctx) return w->ctx;
+    if (ctx > LEDGER_CTX_DEFAULT_MAX) ctx = LEDGER_CTX_DEFAULT_MAX;
+    return pool_tokens && pool_tokens < ctx ? (uint32_t)pool_tokens : ctx;
+}
+
+uint32_t making_next_ctx(const struct making *m, uint32_t ctx)
+{
+    return m->r->wish.ctx || ctx / 2 < LEDGER_CTX_LEAST ? 0 : ctx / 2;
+}
+
+/* ---- a plan that has to use the device ---- */
+
+struct forced {
+    const struct search_problem *problem;
+    const struct memory *memory;
+    struct search_found *found; /* the best so far */
+    enum plan_home *home;       /* scratch */
+    bool any;
+    uint64_t more_vram, more_host; /* where none fits: by how much a limit would have to grow */
+};
+
+static void force_try(struct forced *f, enum plan_home embed, enum plan_home head)
+{
+    const struct search_memory *limits = &f->memory->search;
+    uint32_t units = f->problem->decode->units;
+    bool cpu = false;
+    for (uint32_t u = 0; u < units; u++) cpu |= f->home[u] == PLAN_HOME_CPU;
+    struct search_found candidate = {.home = f->home,
+                                     .embed = embed,
+                                     .head = head,
+                                     .ring_bytes = cpu ? limits->ring_least : 0};
+    const struct search_bytes sum = memory_sum(f->memory, &candidate, f->problem->tied, units);
+    uint64_t vram = sum.vram > limits->vram_limit ? sum.vram - limits->vram_limit : 0,
+             host = sum.host > limits->host_limit ? sum.host - limits->host_limit : 0;
+    if (!host && vram < f->more_vram) f->more_vram = vram;
+    if (!vram && host < f->more_host) f->more_host = host;
+    if (vram || host) return;
+    const struct cost_plan plan = {.home = f->home,
+                                   .embed = embed,
+                                   .head = head,
+                                   .ring_bytes = candidate.ring_bytes};
+    double seconds = cost_seconds(f->problem->decode, &plan, f->any ? f->found->seconds : INFINITY);
+    if (f->any && seconds >= f->found->seconds) return;
+    memcpy(f->found->home, f->home, units * sizeof *f->home);
+    f->found->embed = embed;
+    f->found->head = head;
+    f->found->ring_bytes = candidate.ring_bytes;
+    f->found->seconds = seconds;
+    f->found->vram = sum.vram;
+    f->found->host = sum.host;
+    f->any = true;
+}
+
+/* Where the CPU alone is fastest (or the emulated device computes on the same CPU) but the device was asked
+ * for by name: the fastest of head and embedding on it, of one unit (or layer) on it with or without them,
+ * and of all. */
+static int force_device(const struct search_problem *problem, const struct memory *memory,
+                        struct search_found *found, struct helm_err *err)
+{
+    static const enum plan_home cpu = PLAN_HOME_CPU, gpu = PLAN_HOME_GPU;
+    uint32_t units = problem->decode->units, step = problem->whole_layers ? 2 : 1;
+    struct forced f = {
+        .problem = problem, .memory = memory, .found = found, .more_vram = NEVER, .more_host = NEVER};
+    f.home = calloc(units, sizeof *f.home); /* all on the CPU */
+    if (!f.home) return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u units", units);
+    if (!problem->tied) force_try(&f, cpu, gpu);
+    force_try(&f, gpu, gpu);
+    for (uint32_t u = 0; u < units; u += step) {
+        for (uint32_t i = 0; i < step; i++) f.home[u + i] = gpu;
+        force_try(&f, cpu, cpu);
+        force_try(&f, gpu, gpu);
+        if (!problem->tied) force_try(&f, cpu, gpu);
+        for (uint32_t i = 0; i < step; i++) f.home[u + i] = cpu;
+    }
+    for (uint32_t u = 0; u < units; u++) f.home[u] = gpu;
+    force_try(&f, gpu, gpu);
+    free(f.home);
+    found->feasible = f.any;
+    found->more_vram = f.more_vram;
+    found->more_host = f.more_host;
+    return 0;
+}
+
+static bool found_uses_device(const struct search_found *found, uint32_t units)
+{
+    bool gpu = found->embed == PLAN_HOME_GPU || found->head == PLAN_HOME_GPU;
+    for (uint32_t u = 0; u < units; u++) gpu |= found->home[u] != PLAN_HOME_CPU;
+    return gpu;
+}
+
+/* ---- one context ---- */
+
+/* The decode list, and what it says of the ends; prefill lists are taken away. */
+static int apply(const struct making *m, const struct search_found *found, struct plan *plan,
+                 struct helm_err *err)
+{
+    uint32_t units = 2 * m->table.layers;
+    prefill_clear(plan);
+    if (!plan->stages) plan->stages = calloc(units, sizeof *plan->stages);
+    if (!plan->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for a plan of %u units", units);
+    plan->layers = m->table.layers;
+    plan->stage_count = plan_stages_of(found->home, plan->layers, plan->stages);
+    plan->embed = found->embed;
+    plan->head = found->head;
+    plan->ring_bytes = found->ring_bytes;
+    plan->step_tokens = m->wish.step_tokens;
+    return 0;
+}
+
+static uint64_t more_of(uint64_t more, uint64_t missing, uint64_t other_missing)
+{
+    uint64_t sum;
+    return other_missing || more == NEVER || units_add(more, missing, &sum) ? NEVER : sum;
+}
+
+static void raise_limit(uint64_t by, uint64_t *limit, uint64_t *missing)
+{
+    uint64_t paid = by < *missing ? by : *missing;
+    *missing -= paid;
+    *limit += by - paid;
+}
+
+/* One search under these limits, its result as lists of the plan. `raise`: lets the limits grow, to describe
+ * the nearest plan of a refusal. */
+static int search_once(const struct making *m, enum search_strategy strategy, const struct memory_wish *wish,
+                       const struct cost_table *prices, const struct search_bytes *raise, struct plan *plan,
+                       struct attempt *attempt, struct helm_err *err)
+{
+    struct memory memory = {0};
+    struct search_found found = {0};
+    const struct search_problem problem = {.decode = prices,
+                                           .memory = &memory.search,
+                                           .device = wish->device,
+                                           .tied = m->table.tied,
+                                           .whole_layers = strategy == SEARCH_THESIS,
+                                           .no_stream = strategy == SEARCH_THESIS};
+    *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
+    int rc = memory_build(&m->c, wish, &memory, err);
+    if (rc) return rc;
+    if (raise) {
+        raise_limit(raise->vram, &memory.search.vram_limit, &memory.vram_missing);
+        raise_limit(raise->host, &memory.search.host_limit, &memory.host_missing);
+    }
+    rc = search_run(&problem, strategy, &found, err);
+    if (!rc && found.feasible && wish->device && m->required && !found_uses_device(&found, prices->units))
+        rc = force_device(&problem, &memory, &found, err);
+    if (rc) goto out;
+    attempt->fits = found.feasible && !memory.vram_missing && !memory.host_missing;
+    attempt->seconds = found.seconds;
+    if (attempt->fits) {
+        rc = apply(m, &found, plan, err);
+        if (!rc && wish->prefill) rc = prefill_choose(&m->c, m->r->profile, &found, plan, err);
+        if (!rc && !plan_has_home(plan, PLAN_HOME_STREAM)) plan->ring_bytes = 0;
+    } else {
+        uint64_t vram = found.feasible ? 0 : found.more_vram, host = found.feasible ? 0 : found.more_host;
+        attempt->vram = more_of(vram, memory.vram_missing, memory.host_missing);
+        attempt->host = more_of(host, memory.host_missing, memory.vram_missing);
+    }
+out:
+    search_found_free(&found);
+    memory_free(&memory);
+    return rc;
+}
+
+static int price_decode(const struct making *m, uint32_t ctx, struct cost_table *prices, struct helm_err *err)
+{
+    const struct cost_step step = {.tokens = m->batch,
+                                   .rows = m->batch,
+                                   .samples = m->batch,
+                                   .context = planner_typical_context(m->r, ctx),
+                                   .kv_dtype = m->wish.kv_dtype};
+    return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
+}
+
+static uint64_t excess(const struct ledger *ledger)
+{
+    return ledger->total > ledger->limit ? ledger->total - ledger->limit : 0;
+}
+
+/* The best plan with one context and its smallest pool. Wishes for long prompts are given up where nothing
+ * fits with them, and where the plan that was found does without: first long chunks, then the ring. */
+int attempt_context(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
+                    struct plan *plan, struct attempt *attempt, struct helm_err *err)
+{
+    bool stated = m->r->wish.step_tokens != 0, streams = strategy == SEARCH_BEST || strategy == SEARCH_STREAM;
+    struct memory_wish wish = {.ctx = ctx,
+                               .pages = ledger_least_pages(&m->c, ctx),
+                               .device = device,
+                               .cpu = strategy != SEARCH_ALL_GPU && strategy != SEARCH_STREAM,
+                               .prefill = device && strategy == SEARCH_BEST};
+    struct cost_table prices;
+    struct arena_spec spec;
+    *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
+    m->wish.step_tokens = stated ? m->r->wish.step_tokens : LEDGER_STEP_TOKENS;
+    int rc = 0;
+    if (!stated && device && streams)
+        rc = prefill_step_tokens(&m->c, m->r->profile, ctx, &m->wish.step_tokens, err);
+    if (rc) return rc;
+    rc = price_decode(m, ctx, &prices, err);
+    if (rc) return rc;
+    for (uint32_t tries = 0; !rc && tries < TIGHTEN_MAX; tries++) {
+        bool longer = !stated && m->wish.step_tokens > LEDGER_STEP_TOKENS;
+        rc = search_once(m, strategy, &wish, &prices, NULL, plan, attempt, err);
+        if (rc) break;
+        bool idle = attempt->fits && !plan_has_home(plan, PLAN_HOME_STREAM);
+        if ((!attempt->fits || idle) && (longer || wish.prefill)) {
+            if (idle || !longer) wish.prefill = false;
+            if (longer) m->wish.step_tokens = LEDGER_STEP_TOKENS;
+            wish.less_vram = wish.less_host = 0;
+            continue;
+        }
+        if (!attempt->fits) break;
+        rc = ledger_write(&m->c, ctx, wish.pages, plan, &spec, err);
+        if (rc || ledger_fits(plan)) break;
+        attempt->fits = false;
+        wish.less_vram += attempt->vram = excess(&plan->vram);
+        wish.less_host += attempt->host = excess(&plan->host);
+    }
+    cost_table_free(&prices);
+    return rc;
+}
+
+int attempt_contexts(struct making *m, enum search_strategy strategy, bool device, uint32_t *ctx,
+                     struct plan *plan, struct attempt *attempt, struct helm_err *err)
+{
+    for (uint32_t next = making_first_ctx(m); next; next = making_next_ctx(m, next)) {
+        *ctx = next;
+        int rc = attempt_context(m, strategy, device, next, plan, attempt, err);
+        if (rc || attempt->fits) return rc;
+    }
+    return 0;
+}
+
+/* By how much one limit has to grow: at least what the search said, and as much more as it still asks for;
+ * where that is nothing though it found no plan (its number is a bound), a part of what it was. */
+static int grow(struct making *m, enum search_strategy strategy, const struct memory_wish *wish,
+                const struct cost_table *prices, bool vram, uint64_t *more, struct plan *plan,
+                struct helm_err *err)
+{
+    for (uint32_t tries = 0; tries < TIGHTEN_MAX && *more != NEVER; tries++) {
+        const struct search_bytes raise = {.vram = vram ? *more : 0, .host = vram ? 0 : *more};
+        struct attempt again;
+        int rc = search_once(m, strategy, wish, prices, &raise, plan, &again, err);
+        if (rc || again.fits) return rc;
+        uint64_t next = vram ? again.vram : again.host;
+        if (next == 0) next = *more / GROW_PARTS + MIB;
+        if (next == NEVER || units_add(*more, next, more)) break;
+    }
+    *more = NEVER;
+    return 0;
+}
+
+int attempt_nearest(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
+                    struct attempt *attempt, struct plan *plan, struct helm_err *err)
+{
+    const struct memory_wish wish = {.ctx = ctx,
+                                     .pages = ledger_least_pages(&m->c, ctx),
+                                     .device = device,
+                                     .cpu = strategy != SEARCH_ALL_GPU && strategy != SEARCH_STREAM};
+    const struct search_bytes plenty = {.vram = device ? PLAN_BYTES_MAX / 4 : 0, .host = PLAN_BYTES_MAX / 4};
+    struct cost_table prices;
+    struct arena_spec spec;
+    struct attempt again;
+    m->wish.step_tokens = m->r->wish.step_tokens ? m->r->wish.step_tokens : LEDGER_STEP_TOKENS;
+    int rc = price_decode(m, ctx, &prices, err);
+    if (rc) return rc;
+    rc = grow(m, strategy, &wish, &prices, false, &attempt->host, plan, err);
+    if (!rc) rc = grow(m, strategy, &wish, &prices, true, &attempt->vram, plan, err);
+    if (!rc && attempt->vram > attempt->host) /* the plan that is described is that of the lesser growth */
+        rc = grow(m, strategy, &wish, &prices, false, &attempt->host, plan, err);
+    if (!rc && attempt->vram == NEVER && attempt->host == NEVER) {
+        rc = search_once(m, strategy, &wish, &prices, &plenty, plan, &again, err);
+        if (!rc && !again.fits)
+            rc = helm_fail(err, HELM_E_INTERNAL, "no plan fits, however much memory there were");
+    }
+    cost_table_free(&prices);
+    return rc ? rc : ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, &spec, err);
+}

@@ -1,0 +1,51 @@
+/* One attempt at a plan: a strategy with one context. And what to say when none succeeds.
+ *
+ * Internal to planner.c, attempt.c and refusal.c. */
+#ifndef HELM_DAEMON_PLANNER_ATTEMPT_H
+#define HELM_DAEMON_PLANNER_ATTEMPT_H
+
+#include "daemon/planner/memory.h"
+#include "daemon/planner/planner.h"
+
+/* One plan in the making. */
+struct making {
+    const struct planner_request *r;
+    struct ledger_wish wish; /* the request's, with step_tokens chosen */
+    struct ledger_case c;    /* of this wish and table */
+    struct analyse_table table;
+    uint32_t batch;
+    bool required; /* a plan must use the device */
+};
+
+#define NEVER UINT64_MAX
+/* What came of a strategy with one context. */
+struct attempt {
+    bool fits;
+    double seconds;      /* of the decode step */
+    uint64_t vram, host; /* else: by how much each limit would have to grow, the other as it is; or NEVER */
+};
+
+/* The contexts that are tried, largest first: the one asked for, or halves of the usual one. 0: no more. */
+uint32_t making_first_ctx(const struct making *m);
+uint32_t making_next_ctx(const struct making *m, uint32_t ctx);
+
+/* The best plan with one context and its smallest pool: its lists, and sizes and ledgers for them. */
+HELM_MUST_CHECK int attempt_context(struct making *m, enum search_strategy strategy, bool device,
+                                    uint32_t ctx, struct plan *plan, struct attempt *attempt,
+                                    struct helm_err *err);
+/* The same for the largest context for which there is one. *ctx: the last one that was tried. */
+HELM_MUST_CHECK int attempt_contexts(struct making *m, enum search_strategy strategy, bool device,
+                                     uint32_t *ctx, struct plan *plan, struct attempt *attempt,
+                                     struct helm_err *err);
+/* Where nothing fits: by how much each limit really would have to grow, and the ledgers of the plan that
+ * would be made then. */
+HELM_MUST_CHECK int attempt_nearest(struct making *m, enum search_strategy strategy, bool device,
+                                    uint32_t ctx, struct attempt *attempt, struct plan *plan,
+                                    struct helm_err *err);
+
+/* HELM_E_CAPACITY with every number and the nearest that would fit; fills in the request's refusal. `plan` is
+ * scratch. */
+HELM_MUST_CHECK int refusal_write(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
+                                  struct attempt *attempt, struct plan *plan, struct helm_err *err);
+
+#endif

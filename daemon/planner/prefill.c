@@ -1,0 +1,138 @@
+/* Steps of many tokens. See prefill.h. Called by planner.c; owns nothing: lists belong to the plan. */
+#include "daemon/planner/prefill.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK_VRAM_PARTS 32 /* a chunk's buffers may take this part of the device's memory */
+
+/* ---- how many tokens ---- */
+
+/* Seconds of one token in a chunk of `tokens`, its weights being there. */
+static int gpu_seconds(const struct ledger_case *c, const struct profile *profile, uint32_t tokens,
+                       double *seconds, struct helm_err *err)
+{
+    const struct cost_step step = {
+        .tokens = tokens, .rows = 1, .samples = 1, .context = tokens, .kv_dtype = c->wish->kv_dtype};
+    struct cost_table table;
+    *seconds = 0;
+    int rc = cost_price(c->model, c->table, profile, &step, &table, err);
+    if (rc) return rc;
+    for (uint32_t u = 0; u < table.units; u++) *seconds += table.unit[u].gpu;
+    cost_table_free(&table);
+    return 0;
+}
+
+int prefill_step_tokens(const struct ledger_case *c, const struct profile *profile, uint32_t ctx,
+                        uint32_t *tokens, struct helm_err *err)
+{
+    const struct ledger_device *device = &c->machine->device;
+    uint64_t layers = analyse_units(c->table, 0, 2 * c->table->layers - 1).vram,
+             fits = device->limit -
+                    (device->limit < device->context_bytes ? device->limit : device->context_bytes);
+    *tokens = LEDGER_STEP_TOKENS;
+    if (device->kind == LEDGER_DEVICE_NONE || layers <= fits) return 0;
+    double copying = (double)(layers - fits) / profile->link.h2d.value;
+    while (*tokens < PREFILL_CHUNK_MAX && 2 * *tokens <= ctx) {
+        uint64_t bytes =
+            analyse_vram_workspace_bytes(&c->model->config, 2 * *tokens, c->wish->slots, ctx, true, true);
+        double computing;
+        int rc = gpu_seconds(c, profile, *tokens, &computing, err);
+        if (rc) return rc;
+        if (computing >= copying || bytes > device->limit / CHUNK_VRAM_PARTS) break;
+        *tokens *= 2;
+    }
+    return 0;
+}
+
+/* ---- what is computed where ---- */
+
+struct choice {
+    const struct ledger_case *c;
+    const struct profile *profile;
+    const struct search_found *decode;
+    uint32_t units;
+};
+
+/* Homes for a step of one row of so many tokens. */
+static int homes_for(const struct choice *choice, uint32_t tokens, enum plan_home *home, struct helm_err *err)
+{
+    const struct cost_step step = {
+        .tokens = tokens, .rows = 1, .samples = 1, .context = tokens, .kv_dtype = choice->c->wish->kv_dtype};
+    struct cost_table table;
+    double seconds;
+    int rc = cost_price(choice->c->model, choice->c->table, choice->profile, &step, &table, err);
+    if (rc) return rc;
+    rc = search_prefill(&table, choice->decode, home, &seconds, err);
+    cost_table_free(&table);
+    return rc;
+}
+
+static bool same(const struct choice *choice, const enum plan_home *a, const enum plan_home *b)
+{
+    return memcmp(a, b, choice->units * sizeof *a) == 0;
+}
+
+/* Appends the list `b`, from the number of tokens on from which it is faster than `a`, if there is one. */
+static int append(const struct choice *choice, const enum plan_home *a, const enum plan_home *b,
+                  uint32_t from, struct plan *plan, struct helm_err *err)
+{
+    const struct search_crossover crossover = {.model = choice->c->model,
+                                               .analysed = choice->c->table,
+                                               .profile = choice->profile,
+                                               .decode = choice->decode,
+                                               .a = a,
+                                               .b = b,
+                                               .context = 0,
+                                               .kv_dtype = choice->c->wish->kv_dtype};
+    uint32_t tokens = 0;
+    if (from > plan->step_tokens) return 0;
+    int rc = search_crossing(&crossover, from, plan->step_tokens, &tokens, err);
+    if (rc || !tokens) return rc;
+    struct plan_phase *phase = &plan->prefill[plan->prefill_count];
+    phase->stages = calloc(choice->units, sizeof *phase->stages);
+    if (!phase->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", choice->units);
+    phase->stage_count = plan_stages_of(b, choice->units / 2, phase->stages);
+    phase->from_tokens = tokens;
+    plan->prefill_count++;
+    return 0;
+}
+
+void prefill_clear(struct plan *plan)
+{
+    for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) {
+        free(plan->prefill[i].stages);
+        plan->prefill[i] = (struct plan_phase){0};
+    }
+    plan->prefill_count = 0;
+}
+
+int prefill_choose(const struct ledger_case *c, const struct profile *profile,
+                   const struct search_found *decode, struct plan *plan, struct helm_err *err)
+{
+    struct choice choice = {.c = c, .profile = profile, .decode = decode, .units = 2 * c->table->layers};
+    uint32_t brief = plan->step_tokens < PREFILL_SHORT_TOKENS ? plan->step_tokens : PREFILL_SHORT_TOKENS;
+    const enum plan_home *before = decode->home;
+    uint32_t from = PREFILL_LEAST_TOKENS;
+    prefill_clear(plan);
+    if (plan->step_tokens < PREFILL_LEAST_TOKENS) return 0;
+    enum plan_home *first = calloc(2 * (size_t)choice.units, sizeof *first),
+                   *second = first ? first + choice.units : NULL;
+    int rc = first ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u units", choice.units);
+    if (!rc) rc = homes_for(&choice, brief, first, err);
+    if (!rc) rc = homes_for(&choice, plan->step_tokens, second, err);
+    if (rc) goto out;
+    if (!same(&choice, first, before) && !same(&choice, first, second)) {
+        rc = append(&choice, before, first, from, plan, err);
+        if (rc) goto out;
+        if (plan->prefill_count) {
+            before = first;
+            from = plan->prefill[0].from_tokens + 1;
+        }
+    }
+    if (!same(&choice, second, before)) rc = append(&choice, before, second, from, plan, err);
+out:
+    if (rc) prefill_clear(plan);
+    free(first);
+    return rc;
+}

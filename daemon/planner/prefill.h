@@ -1,0 +1,32 @@
+/* Steps of many tokens: how many tokens a step may have, and what is computed where in it.
+ *
+ * Called by planner.c. Pure. Where the bytes are is settled by the decode list; for a prompt it may still be
+ * faster to copy host-resident weights to the GPU once than to compute all the tokens with them on the CPU,
+ * the sooner the more tokens there are. docs/planner.md has the reasoning. */
+#ifndef HELM_DAEMON_PLANNER_PREFILL_H
+#define HELM_DAEMON_PLANNER_PREFILL_H
+
+#include "daemon/planner/ledger.h"
+#include "daemon/planner/search.h"
+
+#define PREFILL_LEAST_TOKENS 17 /* shorter steps are captured as graphs, of the decode list alone */
+#define PREFILL_SHORT_TOKENS 128
+#define PREFILL_CHUNK_MAX    4096
+
+/* The chunk that a plan of this case should have: so many tokens that the GPU computes about as long as the
+ * link takes for the weights that do not fit in VRAM, since a chunk cannot be faster than that. A power of
+ * two from LEDGER_STEP_TOKENS to PREFILL_CHUNK_MAX, no longer than the context, and such that the device has
+ * room for its buffers. c's wish says nothing of it yet. */
+HELM_MUST_CHECK int prefill_step_tokens(const struct ledger_case *c, const struct profile *profile,
+                                        uint32_t ctx, uint32_t *tokens, struct helm_err *err);
+
+/* Writes the plan's prefill lists (none, one or two) for steps of up to plan->step_tokens tokens; its decode
+ * list is `decode`'s, whose ring is the one that is used. A list that equals decode's is left out, and so is
+ * one that never becomes faster. */
+HELM_MUST_CHECK int prefill_choose(const struct ledger_case *c, const struct profile *profile,
+                                   const struct search_found *decode, struct plan *plan,
+                                   struct helm_err *err);
+/* Takes the lists away again. */
+void prefill_clear(struct plan *plan);
+
+#endif

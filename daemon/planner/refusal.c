@@ -1,0 +1,93 @@
+/* Refusals with numbers. See attempt.h. Called by planner.c; owns nothing. */
+#include "daemon/planner/attempt.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/units.h"
+
+/* Whether another strategy (or none of the device) would fit; the plan is scratch. */
+static bool would_fit(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx)
+{
+    struct plan plan = {0};
+    struct attempt attempt;
+    struct helm_err none = {0};
+    bool required = m->required;
+    m->required = required && device;
+    int rc = attempt_context(m, strategy, device, ctx, &plan, &attempt, &none);
+    m->required = required;
+    plan_free(&plan);
+    return !rc && attempt.fits;
+}
+
+struct words {
+    char text[200];
+    size_t used;
+};
+
+static void add_words(struct words *w, const char *fmt, ...) HELM_PRINTF(2, 3);
+static void add_words(struct words *w, const char *fmt, ...)
+{
+    va_list args;
+    if (w->used && w->used + 5 < sizeof w->text)
+        w->used += (size_t)snprintf(w->text + w->used, sizeof w->text - w->used, ", or ");
+    va_start(args, fmt);
+    int n = vsnprintf(w->text + w->used, sizeof w->text - w->used, fmt, args);
+    va_end(args);
+    if (n > 0) w->used += (size_t)n < sizeof w->text - w->used ? (size_t)n : sizeof w->text - w->used - 1;
+}
+
+/* What is nearest to what was asked for and would do. */
+static void name_nearest(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
+                         const struct attempt *attempt, struct words *would)
+{
+    char size[UNITS_TEXT], from[LEDGER_FROM_TEXT];
+    uint64_t bytes;
+    if (m->r->wish.ctx && !m->r->wish.page_count)
+        for (uint32_t smaller = ctx / 2; smaller >= LEDGER_CTX_LEAST; smaller /= 2) {
+            if (!would_fit(m, strategy, device, smaller)) continue;
+            add_words(would, "--ctx %u", smaller);
+            break;
+        }
+    if (attempt->vram != NEVER && attempt->vram &&
+        !units_add(m->r->machine.device.limit, attempt->vram, &bytes))
+        add_words(would, "%s of VRAM", units_format_size(bytes, size));
+    if (attempt->host != NEVER && attempt->host &&
+        !units_add(ledger_host_limit(&m->c, from), attempt->host, &bytes))
+        add_words(would, "%s of host memory", units_format_size(bytes, size));
+    if (device && strategy != SEARCH_BEST && would_fit(m, SEARCH_BEST, true, ctx))
+        add_words(would, "--strategy best");
+    if (device && would_fit(m, SEARCH_ALL_CPU, false, ctx)) add_words(would, "--device cpu");
+    if (!would->used) add_words(would, "a smaller model");
+}
+
+int refusal_write(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
+                  struct attempt *attempt, struct plan *plan, struct helm_err *err)
+{
+    struct planner_refusal *refusal = m->r->refusal;
+    struct words would = {.used = 0};
+    char text[HELM_ERR_TEXT];
+    int rc = attempt_nearest(m, strategy, device, ctx, attempt, plan, err);
+    if (rc) return rc;
+    name_nearest(m, strategy, device, ctx, attempt, &would);
+    ledger_describe(&m->c, plan, text, sizeof text);
+    bool host = plan->host.total > plan->host.limit;
+    const struct ledger *ledger = host ? &plan->host : &plan->vram;
+    uint64_t more = host ? attempt->host : attempt->vram, needed = ledger->total;
+    if (more != NEVER && !units_add(ledger->limit, more, &more) && more > needed) needed = more;
+    if (refusal) {
+        *refusal = (struct planner_refusal){.refused = true,
+                                            .what = host ? "host memory" : "VRAM",
+                                            .needed = needed,
+                                            .available = ledger->limit};
+        snprintf(refusal->nearest, sizeof refusal->nearest, "%s", would.text);
+    }
+    if (!device)
+        return helm_fail(err, HELM_E_CAPACITY,
+                         "does not fit with a context of %u; nearest would be %s. All on the CPU: %.330s",
+                         ctx, would.text, text);
+    return helm_fail(err, HELM_E_CAPACITY,
+                     "no plan (%s) fits with a context of %u; nearest would be %s. It %.330s",
+                     search_strategy_name(strategy), ctx, would.text, text);
+}

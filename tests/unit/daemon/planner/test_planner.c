@@ -1,0 +1,685 @@
+/* Unit tests of daemon/planner/planner.c and what it is made of: plans for machines that exist only here. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/units.h"
+#include "daemon/planner/planner.h"
+#include "daemon/planner/prefill.h"
+#include "tests/unit/daemon/planner/made_up_model.h"
+
+/* The accelerator of the issue: CPU 105 GB/s alone, 80 beside the link, link 55, VRAM 4.5 TB/s. */
+static const struct made_up_rates rates = {105, 80, 4500, 55, 55, 9, 450};
+
+struct bench {
+    struct made_up made;
+    struct profile profile;
+    struct planner_refusal refusal;
+    struct planner_request r;
+};
+
+static void bench_open(struct bench *b, const struct made_up_shape *shape, uint64_t host, uint64_t vram)
+{
+    memset(b, 0, sizeof *b);
+    assert_true(made_up_open(&b->made, shape));
+    b->profile = made_up_profile(&rates);
+    b->r = (struct planner_request){
+        .model = &b->made.model,
+        .wish = {.kv_dtype = DTYPE_F16, .slots = 8, .page_tokens = 32, .threads = 16},
+        .machine = {.memory = {.limit_bytes = CGROUP_UNLIMITED,
+                               .machine_bytes = 256 * GIB,
+                               .available_bytes = host}},
+        .device_required = true,
+        .no_device = "there is none here",
+        .profile = &b->profile,
+        .refusal = &b->refusal};
+    if (vram)
+        b->r.machine.device = (struct ledger_device){.kind = LEDGER_DEVICE_CUDA,
+                                                     .limit = vram,
+                                                     .limit_from = "--vram",
+                                                     .context_bytes = 500 * MIB,
+                                                     .graph_bytes = 64 * MIB};
+}
+
+static void bench_close(struct bench *b)
+{
+    made_up_close(&b->made);
+}
+
+static double seconds_of(const struct planner_request *r, const struct plan *plan)
+{
+    struct planner_prediction p;
+    struct helm_err err = {0};
+    if (planner_predict(r, plan, r->batch, planner_typical_context(r, plan->context_tokens), 0, &p, &err))
+        fail_msg("%s", err.text);
+    assert_true(p.decode_low_s <= p.decode_s && p.decode_s <= p.decode_high_s && p.decode_low_s > 0);
+    assert_true(p.ttft_low_s <= p.ttft_s && p.ttft_s <= p.ttft_high_s && p.ttft_low_s > 0);
+    return p.decode_s;
+}
+
+static bool same_ledger(const struct ledger *a, const struct ledger *b)
+{
+    if (a->limit != b->limit || a->total != b->total || a->line_count != b->line_count) return false;
+    for (uint32_t i = 0; i < a->line_count; i++)
+        if (strcmp(a->line[i].what, b->line[i].what) != 0 || a->line[i].bytes != b->line[i].bytes)
+            return false;
+    return true;
+}
+
+/* Lines add up, both sums are under their limits, the JSON form is accepted by its own reader, and what is
+ * read there is taken as the same plan with the same ledgers. */
+static void check_plan(const struct planner_request *r, const struct plan *plan)
+{
+    struct helm_err err = {0};
+    struct plan again;
+    struct arena_spec spec;
+    const struct ledger *ledgers[] = {&plan->host, &plan->vram};
+    assert_int_equal(plan_check(plan, &err), 0);
+    for (int l = 0; l < 2; l++) {
+        uint64_t sum = 0;
+        for (uint32_t i = 0; i < ledgers[l]->line_count; i++) sum += ledgers[l]->line[i].bytes;
+        assert_true(sum == ledgers[l]->total && sum <= ledgers[l]->limit);
+    }
+    json_t *json = plan_to_json(plan);
+    assert_non_null(json);
+    if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
+    json_decref(json);
+    if (planner_take(r, &again, &spec, &err)) fail_msg("%s", err.text);
+    assert_true(same_ledger(&plan->host, &again.host) && same_ledger(&plan->vram, &again.vram));
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase a = plan_phase_at(plan, p), b = plan_phase_at(&again, p);
+        assert_true(a.stage_count == b.stage_count && a.from_tokens == b.from_tokens);
+        assert_memory_equal(a.stages, b.stages, a.stage_count * sizeof *a.stages);
+        assert_true(p == 0 || a.from_tokens >= PREFILL_LEAST_TOKENS);
+        assert_true(p == 0 || a.from_tokens <= plan->step_tokens);
+    }
+    plan_free(&again);
+}
+
+static void make(struct bench *b, struct plan *plan)
+{
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    if (planner_make(&b->r, plan, &spec, &err)) fail_msg("%s", err.text);
+    assert_false(b->refusal.refused);
+    check_plan(&b->r, plan);
+}
+
+static uint64_t bytes_at(const struct plan *plan, enum plan_home home)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < plan->stage_count; i++)
+        if (plan->stages[i].home == home) bytes += plan->stages[i].bytes;
+    return bytes;
+}
+
+static uint64_t line_of(const struct ledger *ledger, const char *what)
+{
+    for (uint32_t i = 0; i < ledger->line_count; i++)
+        if (strncmp(ledger->line[i].what, what, strlen(what)) == 0) return ledger->line[i].bytes;
+    return 0;
+}
+
+/* ---- the strategy `best` ---- */
+
+static void the_issues_case_is_near_its_bound(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan best, thesis;
+    bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
+    b.r.wish.ctx = 1024;
+    make(&b, &best);
+    double head = (double)b.made.analysed.head.stored, gpu = (double)bytes_at(&best, PLAN_HOME_GPU),
+           host = (double)bytes_at(&best, PLAN_HOME_CPU) + (double)bytes_at(&best, PLAN_HOME_STREAM);
+    *(best.head == PLAN_HOME_GPU ? &gpu : &host) += head;
+    double bound = host / ((80 + 55) * 1e9) + gpu / 4500e9, best_s = seconds_of(&b.r, &best);
+    assert_true(best_s < bound * 1.03);
+    assert_true(bytes_at(&best, PLAN_HOME_STREAM) > 0 && bytes_at(&best, PLAN_HOME_CPU) > 0);
+    assert_int_equal(line_of(&best.vram, "stream ring"), best.ring_bytes);
+    assert_true(best.ring_bytes > 0);
+    b.r.strategy = SEARCH_THESIS;
+    make(&b, &thesis);
+    assert_int_equal(thesis.ring_bytes, 0);
+    double thesis_s = seconds_of(&b.r, &thesis);
+    print_message("8B at 8 GiB: %.2f token/s, bound %.2f, thesis %.2f (%.3f times)\n", 1 / best_s, 1 / bound,
+                  1 / thesis_s, thesis_s / best_s);
+    assert_true(thesis_s > 1.2 * best_s);
+    plan_free(&best);
+    plan_free(&thesis);
+    bench_close(&b);
+}
+
+static void more_vram_is_never_slower(void **state)
+{
+    (void)state;
+    struct bench b;
+    double before = INFINITY;
+    uint64_t gpu_before = 0;
+    for (uint64_t vram = 2 * GIB; vram <= 20 * GIB; vram += 3 * GIB) {
+        struct plan plan;
+        bench_open(&b, &shape_8b, 100 * GIB, vram);
+        b.r.wish.ctx = 4096;
+        make(&b, &plan);
+        double now = seconds_of(&b.r, &plan);
+        assert_true(now <= before * 1.01);
+        assert_true(bytes_at(&plan, PLAN_HOME_GPU) >= gpu_before);
+        gpu_before = bytes_at(&plan, PLAN_HOME_GPU);
+        before = now;
+        plan_free(&plan);
+        bench_close(&b);
+    }
+    /* at the end everything is there */
+    assert_true(gpu_before > 12 * GIB);
+}
+
+static void long_prompts_are_streamed_and_their_caches_borrowed(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct planner_prediction p;
+    struct helm_err err = {0};
+    bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
+    make(&b, &plan);
+    assert_in_range(plan.prefill_count, 1, 2);
+    const struct plan_phase last = plan.prefill[plan.prefill_count - 1];
+    uint64_t on_cpu = 0;
+    for (uint32_t i = 0; i < last.stage_count; i++)
+        if (last.stages[i].home == PLAN_HOME_CPU) on_cpu += last.stages[i].bytes;
+    assert_true(on_cpu < bytes_at(&plan, PLAN_HOME_CPU));
+    assert_true(plan_borrows_kv(&plan) == (line_of(&plan.vram, "borrowed KV") > 0));
+    assert_true(plan_borrows_kv(&plan));
+    /* Weights that are not in VRAM cross the link once a chunk. */
+    assert_true(plan.step_tokens >= 1024);
+    assert_int_equal(planner_predict(&b.r, &plan, 1, 128, 2048, &p, &err), 0);
+    assert_true(p.ttft_s < 0.3);
+    assert_int_equal(planner_predict(&b.r, &plan, 1, 128, 128, &p, &err), 0);
+    assert_true(p.ttft_s < 0.15);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+static void a_chunk_is_as_long_as_it_pays(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
+    b.r.wish.ctx = 600;
+    make(&b, &plan);
+    assert_int_equal(plan.step_tokens, LEDGER_STEP_TOKENS); /* no prompt is longer */
+    plan_free(&plan);
+    b.r.wish.ctx = 8192;
+    b.r.wish.step_tokens = 300; /* as stated */
+    make(&b, &plan);
+    assert_int_equal(plan.step_tokens, 300);
+    plan_free(&plan);
+    b.r.wish.step_tokens = 16; /* too few for any list but decode's */
+    make(&b, &plan);
+    assert_int_equal(plan.prefill_count, 0);
+    plan_free(&plan);
+    b.r.wish.step_tokens = 0;
+    b.r.machine.device.limit = 40 * GIB; /* nothing to stream */
+    make(&b, &plan);
+    assert_int_equal(plan.step_tokens, LEDGER_STEP_TOKENS);
+    assert_int_equal(plan.ring_bytes, 0);
+    assert_int_equal(plan.prefill_count, 0);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+static void planning_takes_no_time(void **state)
+{
+    (void)state;
+    static const struct made_up_shape *const shapes[] = {&shape_32b, &shape_70b};
+    for (int i = 0; i < 2; i++) {
+        struct bench b;
+        uint64_t least_us = UINT64_MAX;
+        bench_open(&b, shapes[i], 250 * GIB, 48 * GIB);
+        for (int t = 0; t < 3; t++) {
+            struct plan plan;
+            struct arena_spec spec;
+            struct helm_err err = {0};
+            uint64_t start_us = units_now_us();
+            if (planner_make(&b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
+            uint64_t took_us = units_now_us() - start_us;
+            if (took_us < least_us) least_us = took_us;
+            plan_free(&plan);
+        }
+        print_message("%u layers planned in %.1f ms\n", shapes[i]->layers, (double)least_us / 1e3);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+        assert_true(least_us < 150000);
+#endif
+        bench_close(&b);
+    }
+}
+
+/* ---- simpler strategies ---- */
+
+static void every_strategy_makes_its_kind_of_plan(void **state)
+{
+    (void)state;
+    struct bench b;
+    double best = 0;
+    bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
+    b.r.wish.ctx = 2048;
+    for (int s = 0; s < SEARCH_STRATEGIES; s++) {
+        struct plan plan;
+        b.r.strategy = (enum search_strategy)s;
+        b.r.device_required = s != SEARCH_ALL_CPU;
+        b.r.machine.device.limit = s == SEARCH_ALL_GPU ? 20 * GIB : 8 * GIB;
+        make(&b, &plan);
+        uint64_t cpu = bytes_at(&plan, PLAN_HOME_CPU), gpu = bytes_at(&plan, PLAN_HOME_GPU),
+                 stream = bytes_at(&plan, PLAN_HOME_STREAM);
+        double seconds = seconds_of(&b.r, &plan);
+        switch ((enum search_strategy)s) {
+        case SEARCH_BEST:
+            best = seconds;
+            assert_true(cpu && gpu && stream);
+            break;
+        case SEARCH_ALL_GPU:
+            assert_true(!cpu && gpu && !stream && plan.embed == PLAN_HOME_GPU && plan.head == PLAN_HOME_GPU);
+            assert_false(plan_uses(&plan, PLAN_HOME_CPU));
+            break;
+        case SEARCH_ALL_CPU:
+            assert_false(plan_uses(&plan, PLAN_HOME_GPU));
+            assert_int_equal(plan.vram.total, 0);
+            break;
+        case SEARCH_THESIS:
+            assert_true(cpu && gpu && !stream && plan.stage_count == 2 && plan.prefill_count == 0);
+            assert_int_equal(plan.stages[0].ops, PLAN_OPS_ALL);
+            break;
+        case SEARCH_STREAM:
+            assert_true(!cpu && gpu && stream);
+            break;
+        case SEARCH_STRATEGIES:
+            break;
+        }
+        if (s != SEARCH_ALL_GPU) assert_true(seconds >= best);
+        plan_free(&plan);
+    }
+    bench_close(&b);
+}
+
+/* Every split there is, written down separately and priced by the forecast. */
+static void the_best_split_is_found(void **state)
+{
+    (void)state;
+    struct bench b;
+    for (uint64_t vram = 3 * GIB; vram < 20 * GIB; vram += 2777 * MIB) {
+        struct plan plan;
+        double least = INFINITY;
+        bench_open(&b, &shape_8b, 100 * GIB, vram);
+        b.r.wish.ctx = 2048;
+        b.r.strategy = SEARCH_THESIS;
+        make(&b, &plan);
+        double found = seconds_of(&b.r, &plan);
+        plan_free(&plan);
+        b.r.wish.step_tokens = LEDGER_STEP_TOKENS;
+        for (uint32_t n = 0; n <= 36; n++)
+            for (uint32_t variant = 0; variant < 8; variant++) {
+                bool gpu_first = variant & 1;
+                uint32_t first = gpu_first ? n : 36 - n;
+                enum plan_home a = gpu_first ? PLAN_HOME_GPU : PLAN_HOME_CPU,
+                               z = gpu_first ? PLAN_HOME_CPU : PLAN_HOME_GPU;
+                struct plan_stage stages[] = {{0, first - 1, a, 0, PLAN_OPS_ALL},
+                                              {first, 35, z, 0, PLAN_OPS_ALL}};
+                struct plan split = {.layers = 36,
+                                     .stages = first ? stages : stages + 1,
+                                     .stage_count = first && first < 36 ? 2 : 1,
+                                     .embed = variant & 2 ? PLAN_HOME_GPU : PLAN_HOME_CPU,
+                                     .head = variant & 4 ? PLAN_HOME_GPU : PLAN_HOME_CPU};
+                struct arena_spec spec;
+                struct helm_err err = {0};
+                if (!plan_uses(&split, PLAN_HOME_GPU)) continue;
+                int rc = planner_take(&b.r, &split, &spec, &err);
+                if (rc == HELM_E_CAPACITY) continue;
+                if (rc) fail_msg("%s", err.text);
+                double seconds = seconds_of(&b.r, &split);
+                if (seconds < least) least = seconds;
+            }
+        assert_true(found <= least * (1 + 2 * SEARCH_ALIKE) && found >= least * (1 - 1e-9));
+        bench_close(&b);
+    }
+}
+
+static void a_tied_matrix_exists_once(void **state)
+{
+    (void)state;
+    struct made_up_shape tied = shape_8b;
+    tied.tied = true;
+    for (int s = 0; s < SEARCH_STRATEGIES; s++)
+        for (uint64_t vram = 3 * GIB; vram <= 20 * GIB; vram += 5 * GIB) {
+            struct bench b;
+            struct plan plan;
+            struct arena_spec spec;
+            struct helm_err err = {0};
+            if (s == SEARCH_ALL_CPU || (s == SEARCH_ALL_GPU && vram < 16 * GIB)) continue;
+            bench_open(&b, &tied, 100 * GIB, vram);
+            b.r.strategy = (enum search_strategy)s;
+            if (planner_make(&b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
+            assert_int_equal(plan.embed, plan.head);
+            uint64_t stored = 0;
+            for (uint32_t i = 0; i < b.made.model.tensor_count; i++)
+                if (b.made.tensor[i].rows > 1) stored += b.made.tensor[i].bytes;
+            assert_in_range(spec.weight_bytes + plan.vram.line[0].bytes, stored, stored + 4 * MIB);
+            plan_free(&plan);
+            bench_close(&b);
+        }
+}
+
+static void without_a_device_there_is_the_cpu(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    bench_open(&b, &shape_8b, 100 * GIB, 0);
+    b.profile.gpu.device = PROFILE_DEVICE_NONE;
+    b.r.device_required = false;
+    make(&b, &plan);
+    assert_false(plan_uses(&plan, PLAN_HOME_GPU));
+    assert_true(seconds_of(&b.r, &plan) > 15e9 / 105e9);
+    plan_free(&plan);
+    b.r.strategy = SEARCH_STREAM;
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "--strategy stream needs a device: there is none here"));
+    b.r.strategy = SEARCH_BEST;
+    b.r.device_required = true;
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "none here"));
+    bench_close(&b);
+}
+
+/* ---- refusals ---- */
+
+static void refused(struct bench *b, struct helm_err *err)
+{
+    struct plan plan;
+    struct arena_spec spec;
+    memset(err, 0, sizeof *err);
+    assert_int_equal(planner_make(&b->r, &plan, &spec, err), HELM_E_CAPACITY);
+    assert_true(b->refusal.refused && b->refusal.needed > b->refusal.available);
+    assert_null(plan.stages);
+    print_message("%s\n", err->text);
+}
+
+static void what_fits_nowhere_is_refused_with_what_would(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct helm_err err;
+    bench_open(&b, &shape_8b, 100 * GIB, 600 * MIB);
+    refused(&b, &err);
+    assert_non_null(strstr(err.text, "of VRAM, or --device cpu"));
+    assert_non_null(strstr(err.text, "has 600.00 MiB (--vram)"));
+    assert_non_null(strstr(err.text, "context"));
+    assert_string_equal(b.refusal.what, "VRAM");
+    assert_int_equal(b.refusal.available, 600 * MIB);
+    /* What is named is enough. */
+    b.r.machine.device.limit = b.refusal.needed;
+    struct plan plan;
+    make(&b, &plan);
+    plan_free(&plan);
+    bench_close(&b);
+
+    bench_open(&b, &shape_8b, 8 * GIB, 8 * GIB); /* 17 GB of weights in 16 of memory */
+    refused(&b, &err);
+    assert_non_null(strstr(err.text, "of host memory"));
+    bench_close(&b);
+
+    bench_open(&b, &shape_8b, 20 * GIB, 2 * GIB);
+    b.r.wish.ctx = 40960; /* 160 MiB of KV a layer */
+    refused(&b, &err);
+    assert_non_null(strstr(b.refusal.nearest, "--ctx 20480, or"));
+    assert_non_null(strstr(err.text, "--ctx 20480, or"));
+    b.r.wish.ctx = 20480;
+    make(&b, &plan);
+    plan_free(&plan);
+    bench_close(&b);
+
+    bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
+    b.r.strategy = SEARCH_ALL_GPU;
+    refused(&b, &err);
+    assert_non_null(strstr(b.refusal.nearest, "of VRAM, or --strategy best, or --device cpu"));
+    assert_true(b.refusal.needed > 15 * GIB);
+    b.r.machine.device.limit = b.refusal.needed;
+    make(&b, &plan);
+    plan_free(&plan);
+    bench_close(&b);
+
+    bench_open(&b, &shape_8b, 10 * GIB, 0);
+    b.r.device_required = false;
+    b.profile.gpu.device = PROFILE_DEVICE_NONE;
+    refused(&b, &err);
+    assert_string_equal(b.refusal.what, "host memory");
+    assert_non_null(strstr(err.text, "weights 15.26 GiB"));
+    assert_non_null(strstr(b.refusal.nearest, "of host memory"));
+    b.r.machine.memory.available_bytes = b.refusal.needed;
+    make(&b, &plan);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+static void wishes_that_contradict_are_refused(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
+    b.r.strategy = SEARCH_ALL_CPU; /* and the device is required */
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_USAGE);
+    assert_non_null(strstr(err.text, "--device cpu"));
+    b.r.strategy = SEARCH_BEST;
+    b.r.profile = NULL;
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_USAGE);
+    assert_non_null(strstr(err.text, "profile"));
+    b.r.profile = &b.profile;
+    b.profile.gpu.device = PROFILE_DEVICE_NONE;
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_MISMATCH);
+    b.profile = made_up_profile(&rates);
+    b.profile.cpu.gemv.value = 0;
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "cpu.gemv"));
+    b.profile = made_up_profile(&rates);
+    b.r.batch = 9;
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_USAGE);
+    assert_non_null(strstr(err.text, "--batch 9"));
+    b.r.batch = 4;
+    b.r.wish.ctx = 4096;
+    b.r.wish.page_count = 500;
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
+    assert_non_null(strstr(err.text, "4 contexts of 4096"));
+    bench_close(&b);
+}
+
+/* ---- devices that are not worth it ---- */
+
+static void auto_goes_on_without_the_device_and_others_do_not(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    bench_open(&b, &shape_8b, 100 * GIB, 600 * MIB); /* too small */
+    b.r.device_required = false;
+    make(&b, &plan);
+    assert_false(plan_uses(&plan, PLAN_HOME_GPU));
+    plan_free(&plan);
+    bench_close(&b);
+
+    bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB); /* too slow: half the CPU's rates behind a thin link */
+    const struct made_up_rates slow = {105, 104, 50, 2, 2, 9, 0.5};
+    b.profile = made_up_profile(&slow);
+    b.r.device_required = false;
+    make(&b, &plan);
+    assert_false(plan_uses(&plan, PLAN_HOME_GPU));
+    double alone = seconds_of(&b.r, &plan);
+    plan_free(&plan);
+    b.r.device_required = true; /* asked for by name: the best that uses it */
+    make(&b, &plan);
+    assert_true(plan_uses(&plan, PLAN_HOME_GPU));
+    double with = seconds_of(&b.r, &plan);
+    assert_true(with > alone && with < 1.05 * alone);
+    plan_free(&plan);
+    b.r.strategy = SEARCH_THESIS;
+    make(&b, &plan);
+    assert_true(plan_uses(&plan, PLAN_HOME_GPU));
+    for (uint32_t i = 0; i < plan.stage_count; i++) assert_int_equal(plan.stages[i].ops, PLAN_OPS_ALL);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+static void the_emulated_device_shares_the_hosts_memory(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    bench_open(&b, &shape_8b, 24 * GIB, 8 * GIB);
+    b.r.machine.device.kind = LEDGER_DEVICE_EMULATED;
+    b.r.wish.ctx = 1024;
+    make(&b, &plan);
+    assert_true(plan_uses(&plan, PLAN_HOME_GPU));
+    assert_int_equal(line_of(&plan.host, "the emulated device's memory"), plan.vram.total);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+/* ---- pools ---- */
+
+static void the_pool_grows_into_what_is_left(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    bench_open(&b, &shape_8b, 100 * GIB, 100 * GIB);
+    make(&b, &plan);
+    assert_int_equal(plan.page_count, LEDGER_POOL_TOKENS / 32);
+    plan_free(&plan);
+    b.r.wish.page_count = 1000;
+    make(&b, &plan);
+    assert_int_equal(plan.page_count, 1000);
+    plan_free(&plan);
+    b.r.wish.page_count = 0;
+    b.r.machine.device.limit = 8 * GIB;
+    b.r.wish.ctx = 2048;
+    b.r.batch = 4; /* that many contexts at least, whatever it takes */
+    make(&b, &plan);
+    assert_true(plan.page_count >= 4 * 64);
+    double four = seconds_of(&b.r, &plan);
+    plan_free(&plan);
+    b.r.batch = 1;
+    make(&b, &plan);
+    assert_true(seconds_of(&b.r, &plan) < four && four < 4 * seconds_of(&b.r, &plan));
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+/* ---- plans that somebody wrote ---- */
+
+static int take(struct bench *b, struct plan *plan, struct helm_err *err)
+{
+    struct arena_spec spec;
+    memset(err, 0, sizeof *err);
+    plan->context_tokens = 4096; /* sizes are the plan's */
+    plan->step_tokens = 512;
+    plan->slots = 8;
+    plan->page_tokens = 32;
+    plan->page_count = 0;
+    return planner_take(&b->r, plan, &spec, err);
+}
+
+static void a_written_plan_is_checked(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct helm_err err;
+    bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
+    b.r.profile = NULL; /* needs none */
+    struct plan_stage stages[] = {{0, 9, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
+                                  {10, 11, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
+                                  {12, 20, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
+                                  {21, 35, PLAN_HOME_GPU, 0, PLAN_OPS_ALL}};
+    struct plan_stage prefill[] = {{0, 9, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL},
+                                   {10, 11, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
+                                   {12, 20, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL},
+                                   {21, 35, PLAN_HOME_GPU, 0, PLAN_OPS_ALL}};
+    struct plan plan = {.layers = 36, .stages = stages, .stage_count = 4, .head = PLAN_HOME_CPU};
+    assert_int_equal(take(&b, &plan, &err), 0);
+    assert_true(plan.stages[1].bytes == 2 * analyse_units_stored(&b.made.analysed, 0, 1));
+    assert_int_equal(line_of(&plan.vram, "borrowed KV"), 0);
+
+    plan.prefill[0] = (struct plan_phase){.from_tokens = 64, .stages = prefill, .stage_count = 4};
+    plan.prefill_count = 1;
+    assert_int_equal(take(&b, &plan, &err), HELM_E_FORMAT); /* no ring */
+    plan.ring_bytes = 128 * KIB;
+    assert_int_equal(take(&b, &plan, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "'ring_bytes' is 128.00 KiB"));
+    plan.ring_bytes = 128 * MIB;
+    if (take(&b, &plan, &err)) fail_msg("%s", err.text);
+    assert_int_equal(line_of(&plan.vram, "stream ring"), 128 * MIB);
+    assert_true(line_of(&plan.vram, "borrowed KV") > 0);
+    assert_true(plan.prefill[0].stages[0].bytes == plan.stages[0].bytes);
+
+    plan.prefill[0].from_tokens = 16;
+    assert_int_equal(take(&b, &plan, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "prefill list 1: begins at 16 tokens"));
+    plan.prefill[0].from_tokens = 64;
+    prefill[2].home = PLAN_HOME_DIRECT;
+    assert_int_equal(take(&b, &plan, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "prefill list 1: stage 2"));
+    assert_non_null(strstr(err.text, "'direct'"));
+    prefill[2].home = PLAN_HOME_GPU;
+    assert_int_equal(take(&b, &plan, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "prefill list 1"));
+    plan.prefill_count = 0;
+    plan.ring_bytes = 0;
+
+    stages[0].home = PLAN_HOME_GPU; /* 27 layers in 8 GiB */
+    assert_int_equal(take(&b, &plan, &err), HELM_E_CAPACITY);
+    assert_non_null(strstr(err.text, "of VRAM, has 8.00 GiB"));
+    assert_true(b.refusal.refused && b.refusal.needed > 8 * GIB);
+    stages[0].home = PLAN_HOME_DISK;
+    assert_int_equal(take(&b, &plan, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "stage 0"));
+    assert_non_null(strstr(err.text, "'disk'"));
+    stages[0].home = PLAN_HOME_CPU;
+    b.r.machine.device.kind = LEDGER_DEVICE_NONE;
+    assert_int_equal(take(&b, &plan, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "none here"));
+    plan.layers = 12;
+    assert_int_equal(take(&b, &plan, &err), HELM_E_MISMATCH);
+    bench_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_issues_case_is_near_its_bound),
+        cmocka_unit_test(more_vram_is_never_slower),
+        cmocka_unit_test(long_prompts_are_streamed_and_their_caches_borrowed),
+        cmocka_unit_test(a_chunk_is_as_long_as_it_pays),
+        cmocka_unit_test(planning_takes_no_time),
+        cmocka_unit_test(every_strategy_makes_its_kind_of_plan),
+        cmocka_unit_test(the_best_split_is_found),
+        cmocka_unit_test(a_tied_matrix_exists_once),
+        cmocka_unit_test(without_a_device_there_is_the_cpu),
+        cmocka_unit_test(what_fits_nowhere_is_refused_with_what_would),
+        cmocka_unit_test(wishes_that_contradict_are_refused),
+        cmocka_unit_test(auto_goes_on_without_the_device_and_others_do_not),
+        cmocka_unit_test(the_emulated_device_shares_the_hosts_memory),
+        cmocka_unit_test(the_pool_grows_into_what_is_left),
+        cmocka_unit_test(a_written_plan_is_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
