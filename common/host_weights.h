@@ -3,8 +3,8 @@
  * A pure function of model and plan, so that the worker that loads them (the CPU's), the worker that copies
  * them over the link (the GPU's) and the planner's ledger agree without a message. In order of use, each on a
  * 64-byte boundary: embedding (unless it is also the head), then of every unit that is not at home on `gpu`
- * the matrices in the order q k v o, gate up down, then the head, where embedding and head are the CPU's. Norm
- * weights and biases are not here: each worker keeps those it needs as fp32. Owns its table. */
+ * the matrices in the order q k v o, gate up down, then the head, where embedding and head are the CPU's.
+ * Norm weights and biases are not here: each worker keeps those it needs as fp32. Owns its table. */
 #ifndef HELM_COMMON_HOST_WEIGHTS_H
 #define HELM_COMMON_HOST_WEIGHTS_H
 
