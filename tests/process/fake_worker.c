@@ -13,9 +13,10 @@
  *
  * Faults: HELM_FAKE_WORKER="key=value ..." in the environment; "gpu.key=value" is for that worker alone.
  * Keys: step_us (time a step takes), token_us (for each token of it besides), load_ms, crash_step=N (abort in
- * step N of each life), crash_epoch=E (only in this epoch), exit_load=1, hang_step=N (never answers, nor
- * PING), slow_pong=1, bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, fault_load=1, ignore_shutdown=1,
- * eos_at=N (the N-th output token is token 1), garbage=1 (a frame that is no message, after READY). */
+ * step N of each life), crash_epoch=E (only in this epoch), exit_load=1, exit_loaded=1, hang_step=N (never
+ * answers, nor PING), slow_pong=1, bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, fault_load=1,
+ * ignore_shutdown=1, eos_at=N (the N-th output token is token 1), garbage=1 (a frame that is no message,
+ * after READY). */
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -39,7 +40,7 @@ struct fake {
     uint64_t arena_fd, done_fd, secret_fd, worker, epoch;
     const char *control, *log_level;
     uint8_t secret[16];
-    void *socket;
+    void *zmq, *socket;
     uint32_t serial, steps;
     struct plan plan;
     struct {
@@ -157,6 +158,14 @@ static int wait_for_weights(struct fake *f, struct helm_err *err)
     return 0;
 }
 
+/* After a FAULT: not before it is on its way. */
+static void leave(struct fake *f)
+{
+    zmq_close(f->socket);
+    zmq_ctx_term(f->zmq);
+    exit(1);
+}
+
 /* The plan, and where its KV goes. */
 static void take_plan(struct fake *f, const Helm__Control__V1__Load *request)
 {
@@ -180,8 +189,7 @@ static void take_plan(struct fake *f, const Helm__Control__V1__Load *request)
     if (!rc && gpu) rc = wait_for_weights(f, &err);
     if (!rc) return;
     send_fault(f, HELM_E_PEER, err.text);
-    zmq_close(f->socket);
-    exit(1);
+    leave(f);
 }
 
 static void load(struct fake *f, const Helm__Control__V1__Load *request)
@@ -190,8 +198,7 @@ static void load(struct fake *f, const Helm__Control__V1__Load *request)
     take_plan(f, request);
     if (fault("fault_load")) {
         send_fault(f, HELM_E_CAPACITY, "the fake weights do not fit");
-        zmq_close(f->socket);
-        exit(1);
+        leave(f);
     }
     for (long ms = 0; ms < fault("load_ms") && !request->weights_ready; ms += 10) {
         Helm__Control__V1__Control msg = HELM__CONTROL__V1__CONTROL__INIT;
@@ -204,6 +211,8 @@ static void load(struct fake *f, const Helm__Control__V1__Load *request)
         sleep_us(10000);
     }
     if (me() == PLAN_HOME_CPU) doorbell_ring(&arena_control_of(&f->arena)->weights_bell, 1);
+    if (strcmp(kind, "cpu") == 0) doorbell_ring(&arena_control_of(&f->arena)->weights_bell, 1);
+    if (fault("exit_loaded")) _exit(9);
     Helm__Control__V1__Control msg = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Ready ready = HELM__CONTROL__V1__READY__INIT;
     ready.threads = 1;
@@ -425,8 +434,9 @@ int main(int argc, char **argv)
     }
     struct arena_control *control = arena_control_of(&f.arena);
     f.serial = doorbell_read(&control->step_bell);
-    void *zmq = zmq_ctx_new();
-    f.socket = zmq_socket(zmq, ZMQ_DEALER);
+    fprintf(stderr, "fake worker %s: weights bell %u\n", kind, doorbell_read(&control->weights_bell));
+    f.zmq = zmq_ctx_new();
+    f.socket = zmq_socket(f.zmq, ZMQ_DEALER);
     if (!f.socket || zmq_connect(f.socket, f.control)) return 1;
     send_hello(&f);
     for (bool go_on = true; go_on;) {
@@ -438,7 +448,7 @@ int main(int argc, char **argv)
         go_on = take_control(&f);
     }
     zmq_close(f.socket);
-    zmq_ctx_term(zmq);
+    zmq_ctx_term(f.zmq);
     for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) free(f.phase[p].spans);
     plan_free(&f.plan);
     free(f.pool[PLAN_HOME_GPU].at);

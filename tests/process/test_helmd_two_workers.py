@@ -3,6 +3,7 @@
 Each fake worker checks its KV against the other's, so what one lost or a lane left over ends it and is seen here."""
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -119,6 +120,23 @@ def test_one_worker_that_never_starts_is_refused_with_its_reason():
         check(d.ready.startswith(f"error {code} ") and word in d.ready, f"{fault}: {d.ready}")
         same(d.left_behind(), [], "left behind")
         d.close()
+
+
+def test_the_weights_bell_is_quiet_until_they_were_ready_once():
+    """The GPU worker registers the arena's weights when that bell rings: never because of a loader that died."""
+    def bells(d):
+        return re.findall(r"fake worker gpu: weights bell (\d)", d.log())
+    d = Daemon("--device", "emulated", gpu=True, layers=LAYERS, faults="cpu.load_ms=200 cpu.exit_loaded=1",
+               plan=plan_json(LAYERS, "cccggg", "c", "g"))
+    same(d.process.wait(20 * SLOW), 4, d.log())
+    same(bells(d), ["0"] * 3, "bells at the starts of three lives of a loader that died after it rang")
+    d.close()
+    with split(("cccggg", "c", "g"), faults="cpu.load_ms=200") as d:
+        same(bells(d), ["0"], "bell at the first start")
+        os.kill(d.children()["gpu"], signal.SIGKILL)
+        wait_until(lambda: len(bells(d)) == 2, 10)
+        same(bells(d), ["0", "1"], "bell after weights that are there")
+        stream_through(d)
 
 
 def test_loading_lasts_until_both_are_ready():
