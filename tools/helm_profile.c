@@ -20,8 +20,8 @@
 #include "daemon/worker_process.h"
 #include "tools/profile/profile_tool.h"
 
-#define BESIDE_S       1.5
-#define BESIDE_QUICK_S 0.2
+#define BESIDE_S       0.6
+#define BESIDE_QUICK_S 0.15
 #define ATTEMPTS       2
 #define ATTEMPTS_QUICK 4
 #define PATH_TEXT      4096
@@ -45,20 +45,27 @@ static bool has_device(const struct tool *t)
     return t->device.ledger.kind != LEDGER_DEVICE_NONE;
 }
 
-/* The pair that the planner lives of: the CPU decodes while the link streams. */
+/* The pair that the planner lives of: the CPU decodes while the link streams. In turns with decoding alone,
+ * so that both see the same minutes of a machine that others use, too. */
 static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct profile_device_run *device,
                           struct helm_err *err)
 {
     struct profile *p = &t->profile;
-    int rc = profile_device_stream_start(device, err);
-    if (!rc)
-        rc = profile_cpu_gemv(cpu, t->options.quick ? BESIDE_QUICK_S : BESIDE_S, &p->cpu.gemv_beside, err);
-    if (!rc) rc = profile_device_stream_stop(device, &p->link.h2d_beside, err);
-    if (!rc)
-        profile_say(&t->progress, "both at once: CPU %.4g GB/s (alone %.4g), link %.4g GB/s (alone %.4g)",
-                    p->cpu.gemv_beside.value * 1e-9, p->cpu.gemv.value * 1e-9,
-                    p->link.h2d_beside.value * 1e-9, p->link.h2d.value * 1e-9);
-    return rc;
+    struct profile_samples link = {.count = 0};
+    double seconds = t->options.quick ? BESIDE_QUICK_S : BESIDE_S;
+    int rc = 0;
+    for (int i = 0; i < (t->options.quick ? 2 : 4) && !rc; i++) {
+        rc = profile_device_stream_start(device, err);
+        if (!rc) rc = profile_cpu_gemv(cpu, seconds, true, &p->cpu.gemv_beside, err);
+        if (!rc) rc = profile_device_stream_stop(device, &link, err);
+        if (!rc) rc = profile_cpu_gemv(cpu, seconds, false, &p->cpu.gemv, err);
+    }
+    if (rc) return rc;
+    p->link.h2d_beside = profile_samples_value(&link);
+    profile_say(&t->progress, "both at once: CPU %.4g GB/s (alone %.4g), link %.4g GB/s (alone %.4g)",
+                p->cpu.gemv_beside.value * 1e-9, p->cpu.gemv.value * 1e-9, p->link.h2d_beside.value * 1e-9,
+                p->link.h2d.value * 1e-9);
+    return 0;
 }
 
 /* What is known of the device without measuring. */

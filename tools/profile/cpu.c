@@ -33,8 +33,10 @@ struct profile_cpu_run {
     uint32_t entries;
     uint64_t weight_bytes; /* of the layers */
     struct profile_reader reader;
-    double region_s; /* that a region of the pool costs, empty */
-    double params;   /* of a layer's matrices */
+    struct profile_samples gemv[2]; /* bytes a second: alone, beside copies */
+    struct profile_samples once;    /* seconds of a step beside its entries */
+    double region_s;                /* that a region of the pool costs, empty */
+    double params;                  /* of a layer's matrices */
 };
 
 /* ---- steps ---- */
@@ -225,10 +227,12 @@ void profile_cpu_close(struct profile_cpu_run *r)
 static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profile_samples *gemv,
                         struct profile_samples *operation, struct profile_samples *read, struct helm_err *err)
 {
+    const struct run *run = &r->local.engine.run;
     double end = profile_now_s() + seconds, spent = 0;
     int rc = step(r, 0, 1, &spent, err); /* what was in caches was other memory */
     for (uint32_t steps = 0; !rc && (steps < 3 || profile_now_s() < end); steps++) {
         rc = step(r, 0, 1, &spent, err);
+        profile_samples_add(&r->once, spent - (double)(run->linear_ns + run->attention_ns) * 1e-9);
         for (uint32_t l = 0; l < layers_of(r) && !rc; l++) {
             double linear = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_LINEAR)) * 1e-9;
             double rest = (double)layer_ns(r, (int32_t)l,
@@ -242,30 +246,12 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
     return rc;
 }
 
-int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, struct profile_value *value,
+int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, bool beside, struct profile_value *value,
                      struct helm_err *err)
 {
-    struct profile_samples gemv = {.count = 0}, ignored = {.count = 0};
-    int rc = measure_gemv(r, seconds, &gemv, &ignored, NULL, err);
-    if (!rc) *value = profile_samples_value(&gemv);
-    return rc;
-}
-
-/* A step beside its entries: what the engine does once. */
-static int measure_step(struct profile_cpu_run *r, struct profile_value *value, struct helm_err *err)
-{
-    struct profile_samples rest = {.count = 0};
-    const struct run *run = &r->local.engine.run;
-    int rc = 0;
-    for (int i = 0; i < 9 && !rc; i++) {
-        double spent = 0;
-        rc = step(r, 0, 1, &spent, err);
-        if (i) profile_samples_add(&rest, spent - (double)(run->linear_ns + run->attention_ns) * 1e-9);
-    }
-    struct profile_value own = profile_samples_value(&rest);
-    value->value += own.value;
-    value->low += own.low;
-    value->high += own.high;
+    struct profile_samples ignored = {.count = 0};
+    int rc = measure_gemv(r, seconds, &r->gemv[beside], &ignored, NULL, err);
+    if (!rc) *value = profile_samples_value(&r->gemv[beside]);
     return rc;
 }
 
@@ -349,7 +335,7 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     struct profile_cpu *cpu = &profile->cpu;
     const struct engine *engine = &r->local.engine;
     const struct engine_report *report = &engine->base.report;
-    struct profile_samples gemv = {.count = 0}, operation = {.count = 0}, read = {.count = 0};
+    struct profile_samples operation = {.count = 0}, read = {.count = 0};
     profile_cpu_name(cpu->name);
     cpu->threads = report->threads;
     cpu->l3_bytes = profile_l3_bytes();
@@ -358,15 +344,17 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     profile_reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
                         engine->weights.host.region_bytes, engine->pool);
     int rc = measure_read(r, &cpu->read, err);
-    if (!rc) rc = measure_gemv(r, r->quick ? 0.4 : GEMV_S, &gemv, &operation, &read, err);
+    if (!rc) rc = measure_gemv(r, r->quick ? 0.4 : GEMV_S, &r->gemv[0], &operation, &read, err);
     if (rc) return rc;
     struct profile_value all = profile_samples_value(&read);
     profile_table_add(&cpu->read, cpu->threads, all);
-    cpu->gemv = profile_samples_value(&gemv);
+    cpu->gemv = profile_samples_value(&r->gemv[0]);
     cpu->operation = profile_samples_value(&operation);
     profile_say(r->progress, "CPU: %u threads read %.4g GB/s; one token, %s: %.4g GB/s", cpu->threads,
                 all.value * 1e-9, report->kernels, cpu->gemv.value * 1e-9);
+    struct profile_value once = profile_samples_value(&r->once), *sum = &profile->step;
+    *sum = (struct profile_value){sum->value + once.value, sum->low + once.low, sum->high + once.high,
+                                  PROFILE_ESTIMATE};
     rc = measure_attention(r, cpu, err);
-    if (!rc) rc = measure_linear(r, cpu, err);
-    return rc ? rc : measure_step(r, &profile->step, err);
+    return rc ? rc : measure_linear(r, cpu, err);
 }

@@ -157,21 +157,18 @@ static const struct place places[] = {PLACE("gpu.read", gpu.read, false),
                                       PLACE("gpu.launch", gpu.launch, false),
                                       PLACE("link.h2d", link.h2d, false),
                                       PLACE("link.d2h", link.d2h, false),
-                                      PLACE("link.h2d_beside", link.h2d_beside, false),
                                       PLACE("link.direct", link.direct, false),
                                       PLACE("link.latency", link.latency, false),
                                       PLACE("link.hand_over", link.hand_over, false)};
 
-/* Takes {"name", "x", "samples"} into the profile. */
-static int take_value(const json_t *json, struct profile *profile, struct helm_err *err)
+/* One value, {"name", "x", "samples"}; the name lives as long as the object. */
+static int parse_value(const json_t *json, const char **name, uint64_t *x, struct profile_samples *samples,
+                       struct helm_err *err)
 {
-    struct profile_samples samples = {.count = 0};
     const json_t *list = json_object_get(json, "samples"), *item;
-    const char *name = "";
-    uint64_t x = 0;
     size_t i;
-    int rc = json_get_string(json, "name", true, &name, err);
-    if (!rc) rc = json_get_u64(json, "x", true, 0, X_MAX, &x, err);
+    int rc = json_get_string(json, "name", true, name, err);
+    if (!rc) rc = json_get_u64(json, "x", true, 0, X_MAX, x, err);
     if (!rc && !json_is_array(list)) rc = helm_fail(err, HELM_E_FORMAT, "'samples' is no array");
     if (rc) return helm_err_prefix(err, "helm-worker-gpu --measure");
     json_array_foreach(list, i, item)
@@ -179,24 +176,44 @@ static int take_value(const json_t *json, struct profile *profile, struct helm_e
         double value = json_number_value(item);
         if (!json_is_number(item) || !isfinite(value) || value < 0)
             return helm_fail(err, HELM_E_FORMAT, "helm-worker-gpu --measure: a sample of %.40s is no number",
-                             name);
-        profile_samples_add(&samples, value);
+                             *name);
+        profile_samples_add(samples, value);
     }
-    for (i = 0; i < sizeof places / sizeof *places; i++) {
+    return 0;
+}
+
+/* Where values go: a profile, or the samples of the one that comes at the end of a stream. */
+struct taker {
+    struct profile *profile;
+    struct profile_samples *beside;
+};
+
+static int take_value(const json_t *json, const struct taker *taker, struct helm_err *err)
+{
+    struct profile_samples samples = {.count = 0};
+    const char *name = "";
+    uint64_t x = 0;
+    int rc = parse_value(json, &name, &x, &samples, err);
+    if (rc) return rc;
+    if (taker->beside && strcmp(name, "link.h2d_beside") == 0) {
+        for (uint32_t i = 0; i < samples.count; i++) profile_samples_add(taker->beside, samples.value[i]);
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof places / sizeof *places && taker->profile; i++) {
         if (strcmp(places[i].name, name) != 0) continue;
         struct profile_value value = profile_samples_value(&samples);
-        void *at = (char *)profile + places[i].at;
+        void *at = (char *)taker->profile + places[i].at;
         if (places[i].table)
             profile_table_add(at, (uint32_t)x, value);
         else
             *(struct profile_value *)at = value;
         return 0;
     }
-    return helm_fail(err, HELM_E_FORMAT, "helm-worker-gpu --measure: '%.40s' is no value of a profile", name);
+    return helm_fail(err, HELM_E_FORMAT, "helm-worker-gpu --measure: '%.40s' was not asked for", name);
 }
 
 /* Gives a command and takes values until it is done. */
-static int obey(struct profile_device_run *d, const char *command, struct profile *profile,
+static int obey(struct profile_device_run *d, const char *command, const struct taker *taker,
                 struct helm_err *err)
 {
     int rc = say(d, command, err);
@@ -206,7 +223,7 @@ static int obey(struct profile_device_run *d, const char *command, struct profil
         rc = next_line(d, &json, err);
         if (rc) break;
         if (json_object_get(json, "name")) {
-            rc = take_value(json, profile, err);
+            rc = take_value(json, taker, err);
         } else if (!json_object_get(json, "ready")) {
             rc = json_get_string(json, "done", true, &text, err);
             done = !rc && strcmp(text, command) == 0;
@@ -221,25 +238,16 @@ static int obey(struct profile_device_run *d, const char *command, struct profil
 
 int profile_device_measure(struct profile_device_run *d, struct profile *profile, struct helm_err *err)
 {
-    return obey(d, "measure", profile, err);
+    return obey(d, "measure", &(struct taker){.profile = profile}, err);
 }
 
 int profile_device_stream_start(struct profile_device_run *d, struct helm_err *err)
 {
-    struct profile *none = calloc(1, sizeof *none);
-    if (!none) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the link");
-    int rc = obey(d, "stream", none, err);
-    free(none);
-    return rc;
+    return obey(d, "stream", &(struct taker){.profile = NULL}, err);
 }
 
-int profile_device_stream_stop(struct profile_device_run *d, struct profile_value *value,
+int profile_device_stream_stop(struct profile_device_run *d, struct profile_samples *samples,
                                struct helm_err *err)
 {
-    struct profile *taken = calloc(1, sizeof *taken);
-    if (!taken) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the link");
-    int rc = obey(d, "stop", taken, err);
-    *value = taken->link.h2d_beside;
-    free(taken);
-    return rc;
+    return obey(d, "stop", &(struct taker){.beside = samples}, err);
 }

@@ -68,9 +68,10 @@ void profile_cpu_close(struct profile_cpu_run *run);
 /* Everything of the CPU but gemv_beside; adds the engine's part to profile->step. */
 HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct profile *profile,
                                         struct helm_err *err);
-/* Decodes for about so many seconds. */
-HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds, struct profile_value *value,
-                                     struct helm_err *err);
+/* Decodes for about so many seconds more, alone or beside copies: *value is of all the time in which it did.
+ */
+HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds, bool beside,
+                                     struct profile_value *value, struct helm_err *err);
 
 /* ---- host.c ---- */
 
@@ -111,8 +112,8 @@ HELM_MUST_CHECK int profile_device_measure(struct profile_device_run *device, st
                                            struct helm_err *err);
 /* Between start and stop copies flow from host memory. */
 HELM_MUST_CHECK int profile_device_stream_start(struct profile_device_run *device, struct helm_err *err);
-HELM_MUST_CHECK int profile_device_stream_stop(struct profile_device_run *device, struct profile_value *value,
-                                               struct helm_err *err);
+HELM_MUST_CHECK int profile_device_stream_stop(struct profile_device_run *device,
+                                               struct profile_samples *samples, struct helm_err *err);
 
 /* ---- print.c ---- */
 
