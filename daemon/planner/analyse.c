@@ -10,6 +10,7 @@
 
 #define HOST_VECTOR_ALIGN 64
 #define VRAM_WEIGHT_ALIGN 256
+#define VRAM_SUB_TOKENS   512 /* of a long chunk at a time, as the GPU worker cuts it */
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
@@ -176,18 +177,24 @@ uint64_t analyse_activation_bytes(const struct model_config *c, uint32_t step_to
 uint64_t analyse_vram_workspace_bytes(const struct model_config *c, uint32_t step_tokens, uint32_t rows,
                                       uint32_t context, bool layers, bool head)
 {
-    uint64_t q = (uint64_t)c->heads * c->head_dim, kv = (uint64_t)c->kv_heads * c->head_dim;
-    uint64_t tokens = round_up(step_tokens, 64), samples = round_up(rows, 16);
-    uint64_t widest = q > c->intermediate ? q : c->intermediate;
+    const uint64_t q = (uint64_t)c->heads * c->head_dim, kv = (uint64_t)c->kv_heads * c->head_dim, few = 16;
+    const uint64_t tokens = round_up(step_tokens, 64), samples = round_up(rows, 16), n = c->intermediate;
+    const uint64_t sub = tokens < VRAM_SUB_TOKENS ? tokens : VRAM_SUB_TOKENS, elem = dtype_bytes(c->dtype);
+    uint64_t widest = q > n ? q : n;
     if (widest < c->hidden) widest = c->hidden;
     /* The residual stream, the step's table with its page numbers, inputs of small batches. */
-    uint64_t bytes = tokens * c->hidden * sizeof(float) + (uint64_t)rows * (context / 8) +
-                     16 * widest * sizeof(float) + 64 * KIB;
+    uint64_t bytes = tokens * (c->hidden * sizeof(float) + 20) + (uint64_t)rows * (context / 8) +
+                     (tokens / VRAM_SUB_TOKENS + 1) * 12ull * rows + few * widest * sizeof(float) + 64 * KIB;
     if (layers) {
-        /* norm, q k v, rotated q, attention output, gate, up, their product, angles: one of each a token */
-        bytes += tokens * (c->hidden + 3 * q + 2 * kv + 3ull * c->intermediate + c->head_dim) * sizeof(float);
+        /* Of all tokens angles and what one half of a layer keeps, of a sub-chunk what passes through; the
+         * halves, and decode, take the same place. */
+        uint64_t attention = tokens * (q + 2 * kv) * sizeof(float) + sub * q * sizeof(float);
+        uint64_t mlp = (tokens + 2 * sub) * n * elem, decode = few * (3 * q + 2 * kv + n) * sizeof(float);
+        uint64_t half = attention > mlp ? attention : mlp;
+        bytes +=
+            (half > decode ? half : decode) + tokens * c->head_dim * sizeof(float) + sub * c->hidden * elem;
         /* attention of a small batch in pieces: partial results and their weights */
-        bytes += 16ull * 64 * c->heads * (c->head_dim + 2ull) * sizeof(float);
+        bytes += few * 64 * c->heads * (c->head_dim + 2ull) * sizeof(float);
     }
     /* logits, the rows they are made from, the best of each block */
     if (head) bytes += samples * (((uint64_t)c->vocab + c->hidden) * sizeof(float) + 32 * KIB);

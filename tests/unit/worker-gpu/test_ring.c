@@ -1,0 +1,256 @@
+/* Unit tests of worker-gpu/ring.c: slices cover every weight once, and a play of copies and uses in any order
+ * that events allow never finds another slice's bytes, over any ring, phase after phase. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/units.h"
+#include "worker-gpu/ring.h"
+
+#define LAYERS 5
+#define SEEDS  3000
+
+struct setup {
+    struct model model;
+    struct gpu_matrix matrix[(LAYERS + 1) * TENSOR_ROLE_COUNT];
+    struct gpu_weights weights;
+    struct plan plan;
+    struct plan_stage stages[PLAN_PHASES_MAX][2 * LAYERS];
+    enum plan_home home[PLAN_PHASES_MAX][2 * LAYERS];
+};
+
+static uint32_t draw(uint64_t *state, uint32_t below)
+{
+    *state = *state * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    return (uint32_t)(*state >> 33) % below;
+}
+
+/* Matrices of odd sizes at addresses that nothing is behind; homes by chance, the same ones `gpu` in every
+ * phase. */
+static void make_setup(struct setup *s, uint64_t seed)
+{
+    static const enum tensor_role roles[] = {TENSOR_Q,    TENSOR_K,  TENSOR_V,   TENSOR_O,
+                                             TENSOR_GATE, TENSOR_UP, TENSOR_DOWN};
+    uint64_t state = seed * 77 + 5, at = 1 << 20;
+    uint32_t hidden = 8 + 8 * draw(&state, 20), q = 16 * (1 + draw(&state, 12)), kv = 1 + draw(&state, 40),
+             n = 16 + draw(&state, 300);
+    const uint32_t rows[] = {q, kv, kv, hidden, n, n, hidden},
+                   cols[] = {hidden, hidden, hidden, q, hidden, hidden, n};
+    memset(s, 0, sizeof *s);
+    s->weights.matrix = s->matrix;
+    for (int32_t l = 0; l < LAYERS; l++)
+        for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
+            at = (at + 63) / 64 * 64;
+            s->matrix[(uint32_t)(l + 1) * TENSOR_ROLE_COUNT + roles[i]] =
+                (struct gpu_matrix){.host = (const char *)(uintptr_t)at, /* never read */
+                                    .dtype = DTYPE_BF16,
+                                    .rows = rows[i],
+                                    .cols = cols[i]};
+            at += (uint64_t)rows[i] * cols[i] * 2;
+        }
+    s->plan.layers = LAYERS;
+    s->plan.prefill_count = draw(&state, PLAN_PHASES_MAX);
+    for (uint32_t p = 0; p <= s->plan.prefill_count; p++) {
+        for (uint32_t u = 0; u < 2 * LAYERS; u++) {
+            static const enum plan_home choice[] = {PLAN_HOME_STREAM, PLAN_HOME_CPU, PLAN_HOME_STREAM,
+                                                    PLAN_HOME_GPU};
+            s->home[p][u] = p == 0                             ? choice[draw(&state, 4)]
+                            : s->home[0][u] == PLAN_HOME_GPU   ? PLAN_HOME_GPU
+                            : seed % 3 == 0 || draw(&state, 2) ? PLAN_HOME_STREAM
+                                                               : s->home[0][u];
+        }
+        uint32_t count = plan_stages_of(s->home[p], LAYERS, s->stages[p]);
+        if (p == 0) {
+            s->plan.stages = s->stages[0];
+            s->plan.stage_count = count;
+        } else {
+            s->plan.prefill[p - 1] =
+                (struct plan_phase){.from_tokens = 16 + p, .stages = s->stages[p], .stage_count = count};
+        }
+    }
+    uint64_t least = 16 * 2ull * (n > 2 * hidden ? n : 2 * hidden) + 1024;
+    if (least < 32ull * q) least = 32ull * q;
+    s->plan.ring_bytes = least + draw(&state, seed % 2 ? 4000 : 600000);
+}
+
+/* Every row of every matrix of a streamed unit is in one slice, in order. */
+static void check_cover(const struct setup *s, uint32_t phase, const struct ring_schedule *ring)
+{
+    uint32_t at = 0;
+    uint64_t bytes = 0;
+    for (uint32_t u = 0; u < 2 * LAYERS; u++) {
+        if (s->home[phase][u] != PLAN_HOME_STREAM) continue;
+        for (int o = 0; o < 2; o++) {
+            enum ring_op op = u & 1 ? (o ? RING_DOWN : RING_GATE_UP) : (o ? RING_O : RING_QKV);
+            uint32_t seen[TENSOR_ROLE_COUNT] = {0};
+            for (; at < ring->count && ring->slice[at].unit == u && ring->slice[at].op == op; at++) {
+                const struct ring_slice *slice = &ring->slice[at];
+                assert_true(slice->place % RING_ALIGN == 0);
+                assert_true(slice->place + slice->bytes <= s->plan.ring_bytes);
+                if (op == RING_GATE_UP) {
+                    assert_int_equal(slice->part_count, 2);
+                    assert_int_equal(slice->part[0].row, slice->part[1].row);
+                    assert_int_equal(slice->part[0].rows, slice->part[1].rows);
+                }
+                for (uint32_t i = 0; i < slice->part_count; i++) {
+                    const struct ring_part *part = &slice->part[i];
+                    const struct gpu_matrix *m = gpu_matrix_of(&s->weights, part->role, (int32_t)(u / 2));
+                    assert_int_equal(part->row, seen[part->role]);
+                    assert_true(part->at % RING_ALIGN == 0 && part->at + part->bytes <= slice->bytes);
+                    assert_ptr_equal(part->from, (const char *)m->host + part->row * m->cols * 2ull);
+                    seen[part->role] += part->rows;
+                    bytes += part->bytes;
+                }
+            }
+            const enum tensor_role *role = ring_op_roles(op);
+            for (int i = 0; i < RING_PARTS_MAX && role[i] != TENSOR_NONE; i++)
+                assert_int_equal(seen[role[i]], gpu_matrix_of(&s->weights, role[i], (int32_t)(u / 2))->rows);
+        }
+    }
+    assert_int_equal(at, ring->count);
+    assert_int_equal(bytes, ring->weight_bytes);
+}
+
+/* The ring as a list of what was copied where, newest last. */
+struct play {
+    struct ring_slice there[4096];
+    uint32_t count;
+};
+
+static void put(struct play *play, const struct ring_slice *slice)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < play->count; i++) {
+        const struct ring_slice *old = &play->there[i];
+        if (old->place < slice->place + slice->bytes && slice->place < old->place + old->bytes) continue;
+        play->there[kept++] = *old;
+    }
+    play->there[kept++] = *slice;
+    play->count = kept;
+}
+
+static bool has(const struct play *play, const struct ring_slice *slice)
+{
+    for (uint32_t i = 0; i < play->count; i++)
+        if (play->there[i].place == slice->place && play->there[i].bytes == slice->bytes &&
+            play->there[i].part[0].from == slice->part[0].from)
+            return true;
+    return false;
+}
+
+/* One step: copies run as far ahead of the uses as events let them, or (lazy) only as far as they must. */
+static void play_step(struct play *play, const struct ring_schedule *ring, bool lazy)
+{
+    uint32_t copied = 0, total = ring->count + ring->tail;
+    for (uint32_t use = 0; use <= ring->count; use++) {
+        while (copied < total && ring->slice[copied].after < (int32_t)use) {
+            if (lazy && copied > use && use < ring->count) break;
+            assert_true(copied >= ring->count || ring->slice[copied].after < (int32_t)copied);
+            if (!ring->slice[copied].held) put(play, &ring->slice[copied]);
+            copied++;
+        }
+        if (use < ring->count) assert_true(has(play, &ring->slice[use]));
+    }
+    assert_int_equal(copied, total);
+}
+
+static void no_use_finds_other_bytes(void **state)
+{
+    (void)state;
+    struct setup *s = malloc(sizeof *s);
+    struct play *play = calloc(1, sizeof *play);
+    uint64_t held = 0, tails = 0, laps = 0;
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        struct ring_schedule ring[PLAN_PHASES_MAX] = {0};
+        struct helm_err err = {0};
+        uint64_t state_of = seed;
+        make_setup(s, seed);
+        for (uint32_t p = 0; p < plan_phase_count(&s->plan); p++) {
+            if (ring_plan(&s->weights, &s->plan, p, p ? &ring[0] : NULL, &ring[p], &err))
+                fail_msg("seed %u: %s", (unsigned)seed, err.text);
+            check_cover(s, p, &ring[p]);
+        }
+        uint32_t prefix = ring_prefix(&ring[0]);
+        play->count = 0;
+        for (uint32_t i = 0; i < prefix; i++) put(play, &ring[0].slice[i]);
+        for (int step = 0; step < 6; step++) {
+            uint32_t p = step ? draw(&state_of, plan_phase_count(&s->plan)) : 0;
+            play_step(play, &ring[p], draw(&state_of, 2));
+            for (uint32_t i = 0; i < prefix; i++) assert_true(has(play, &ring[0].slice[i]));
+        }
+        for (uint32_t p = 0; p < plan_phase_count(&s->plan); p++) {
+            for (uint32_t i = 0; i < ring[p].count; i++) {
+                held += ring[p].slice[i].held && p;
+                laps += ring[p].slice[i].after >= 0;
+            }
+            tails += ring[p].tail;
+            ring_free(&ring[p]);
+        }
+    }
+    assert_true(held > 0 && tails > 0 && laps > 0); /* all of it was met */
+    free(play);
+    free(s);
+}
+
+/* A ring that holds every slice of decode: nothing is copied in a step, in decode or after it. */
+static void a_large_ring_keeps_everything(void **state)
+{
+    (void)state;
+    struct setup *s = malloc(sizeof *s);
+    struct ring_schedule ring;
+    struct helm_err err = {0};
+    make_setup(s, 12);
+    s->plan.prefill_count = 0;
+    s->plan.ring_bytes = 64 * MIB;
+    assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &ring, &err), 0);
+    assert_true(ring.count > 0);
+    assert_int_equal(ring_prefix(&ring), ring.count);
+    assert_int_equal(ring.tail, 0);
+    assert_int_equal(ring.copy_bytes, 0);
+    ring_free(&ring);
+    s->plan.ring_bytes = 256;
+    assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &ring, &err), HELM_E_CAPACITY);
+    assert_non_null(strstr(err.text, "256 B"));
+    assert_null(ring.slice);
+    free(s);
+}
+
+/* Slices are as large as is good for the link, and no larger than a part of the ring. */
+static void slices_fit_the_ring(void **state)
+{
+    (void)state;
+    struct setup *s = malloc(sizeof *s);
+    struct helm_err err = {0};
+    static const uint64_t rings[] = {256 * MIB, 32 * MIB, 8 * MIB};
+    make_setup(s, 1);
+    for (uint32_t u = 0; u < 2 * LAYERS; u++) s->home[0][u] = PLAN_HOME_STREAM;
+    s->plan.stage_count = plan_stages_of(s->home[0], LAYERS, s->stages[0]);
+    for (int i = 0; i < (LAYERS + 1) * TENSOR_ROLE_COUNT; i++)
+        if (s->matrix[i].host) s->matrix[i].rows = 12288, s->matrix[i].cols = 4096;
+    for (size_t r = 0; r < sizeof rings / sizeof *rings; r++) {
+        struct ring_schedule ring;
+        uint64_t most = rings[r] / 4 < RING_SLICE_BYTES ? rings[r] / 4 : RING_SLICE_BYTES, largest = 0;
+        s->plan.ring_bytes = rings[r];
+        assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &ring, &err), 0);
+        for (uint32_t i = 0; i < ring.count; i++)
+            if (ring.slice[i].bytes > largest) largest = ring.slice[i].bytes;
+        assert_true(largest <= most + RING_ROWS * 4096 * 4 && largest > most / 2);
+        ring_free(&ring);
+    }
+    free(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_use_finds_other_bytes),
+        cmocka_unit_test(a_large_ring_keeps_everything),
+        cmocka_unit_test(slices_fit_the_ring),
+    };
+    return cmocka_run_group_tests_name("worker-gpu/ring", tests, NULL, NULL);
+}
