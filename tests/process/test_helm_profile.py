@@ -1,0 +1,214 @@
+#!/usr/bin/python3
+"""helm-profile and helm-worker-gpu --measure, end to end: quick profiles of this machine without a device and with the
+emulated one, what must hold between their values, the cache and its fingerprint, exit statuses.
+
+Numbers of a machine that others use, too, are compared with generous bounds; what the emulated device's copies are
+held to is exact. HELM_BIN: folder of the programs. Run from the repository's root."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+BIN = os.path.abspath(os.environ["HELM_BIN"])
+PROFILE = os.path.join(BIN, "helm-profile")
+WORKER = os.path.join(BIN, "helm-worker-gpu")
+SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
+COPY = 100 * 10**6  # bytes a second
+counts = {True: 0, False: 0}
+
+
+def check(name, ok, detail=""):
+    counts[bool(ok)] += 1
+    print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
+
+
+def profile(cache, *args, timeout=120):
+    env = dict(os.environ, XDG_CACHE_HOME=cache)
+    env.pop("STATE_DIRECTORY", None)
+    start = time.monotonic()
+    run = subprocess.run([PROFILE, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout * SLOW,
+                         env=env)
+    return run.returncode, run.stdout.decode(), run.stderr.decode(), time.monotonic() - start
+
+
+def cached(cache):
+    folder = os.path.join(cache, "helm", "profiles")
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def values(part):
+    """Every value of a part of a profile: name, number."""
+    for name, member in part.items():
+        if isinstance(member, dict):
+            yield name, member
+        elif isinstance(member, list):
+            for point in member:
+                yield "%s at %d" % (name, point["x"]), point
+
+
+def check_values(what, profile_json, parts, unknown=()):
+    for part in parts:
+        for name, value in values(profile_json[part]):
+            name = "%s.%s" % (part, name)
+            if name in unknown:
+                check("%s: %s is unknown" % (what, name), value["source"] == "unknown" and value["value"] == 0, value)
+                continue
+            ok = value["source"] in ("measured", "estimate") and 0 < value["low"] <= value["value"] <= value["high"]
+            if name == "cpu.gemv_beside" and profile_json["gpu"] is None:
+                ok = value["source"] == "unknown"
+            check("%s: %s has a median inside its spread" % (what, name), ok, value)
+
+
+def check_cpu(what, p):
+    cpu = p["cpu"]
+    threads = [point["x"] for point in cpu["read"]]
+    check(what + ": reads at 1, 2, 4, ... and all threads", threads[0] == 1 and threads[-1] == cpu["threads"] and
+          threads == sorted(set(threads)), threads)
+    check(what + ": tokens rise to 512", [point["x"] for point in cpu["linear"]] ==
+          [2, 4, 8, 16, 32, 64, 128, 256, 512], cpu["linear"])
+    read = cpu["read"][-1]
+    # a gemv is a read; what is compared is its slower half with the faster half of reads
+    check(what + ": one token's weights are not read faster than memory", cpu["gemv"]["low"] <= 1.5 * read["high"],
+          (cpu["gemv"], read))
+    linear = {point["x"]: point["value"] for point in cpu["linear"]}
+    check(what + ": many tokens at once are worth more than two", linear[512] > linear[2], linear)
+    check(what + ": an operation takes microseconds", 1e-8 < cpu["operation"]["value"] < 5e-3, cpu["operation"])
+    check(what + ": a step takes microseconds", 1e-7 < p["step"]["value"] < 50e-3, p["step"])
+
+
+def test_cpu(cache):
+    rc, out, err, spent = profile(cache, "--device", "cpu", "--quick", "--json")
+    check("cpu: exit status 0", rc == 0, err)
+    p = json.loads(out)
+    check("cpu: says what it does meanwhile", "CPU: loading" in err and "kept: " in err, err)
+    check("cpu: no device, no link", p["gpu"] is None and p["link"] is None)
+    check("cpu: marked as quick", p["quick"] is True)
+    check("cpu: takes seconds", spent < 60 * SLOW, spent)
+    check_values("cpu", p, ["cpu"])
+    check_cpu("cpu", p)
+    files = cached(cache)
+    check("cpu: kept under its fingerprint", files == [p["fingerprint"] + ".json"], files)
+    check("cpu: the file is what was printed", json.load(open(os.path.join(cache, "helm", "profiles", files[0]))) == p)
+
+    rc, out, err, again = profile(cache, "--device", "cpu", "--quick", "--json")
+    check("cpu: the second time it is cached", rc == 0 and "cached: " in err and json.loads(out) == p, err)
+    check("cpu: and takes no time", again < 2 * SLOW, again)
+    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick")
+    check("cpu: a table for people", rc == 0 and "gemv" in out and "GFLOP/s" in out and p["fingerprint"] in out, out)
+    other = os.path.join(cache, "other.json")
+    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--json", "--force", "--out", other)
+    forced = json.loads(out)
+    check("cpu: --force measures again", rc == 0 and "cached: " not in err and forced["cpu"]["gemv"] != p["cpu"]["gemv"],
+          err)
+    check("cpu: the same machine", forced["fingerprint"] == p["fingerprint"])
+    check("cpu: --out", json.load(open(other)) == forced)
+    damaged = os.path.join(cache, "helm", "profiles", files[0])
+    with open(damaged, "w") as f:
+        f.write("{\"helm_profile\": 1")
+    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--threads", "1", "--json")
+    one = json.loads(out)
+    check("cpu: --threads 1 is measured and kept apart", rc == 0 and one["cpu"]["threads"] == 1 and
+          one["fingerprint"] != p["fingerprint"] and len(cached(cache)) == 2, err)
+    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--json")
+    check("cpu: a damaged file is measured again", rc == 0 and "cannot be used" in err and
+          json.loads(out)["fingerprint"] == p["fingerprint"], err)
+    check("cpu: nothing is left in the temporary folder",
+          not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("helm-profile-")])
+
+
+def test_emulated(cache):
+    args = ["--device", "emulated", "--quick", "--emulated-copy", str(COPY), "--json"]
+    rc, out, err, spent = profile(cache, *args)
+    check("emulated: exit status 0", rc == 0, err)
+    p = json.loads(out)
+    check("emulated: takes seconds", spent < 60 * SLOW, spent)
+    check("emulated: says so", p["gpu"]["device"] == "emulated" and p["gpu"]["vram_free"] <= p["gpu"]["vram_bytes"])
+    check_values("emulated", p, ["cpu", "gpu", "link"], unknown=["link.direct"])
+    check_cpu("emulated", p)
+    for name in ("h2d", "d2h", "h2d_beside"):
+        rate = p["link"][name]["value"]
+        check("emulated: link.%s is what copies are held to" % name, 0.6 * COPY < rate < 1.02 * COPY, rate)
+    check("emulated: one token's weights are not read faster than VRAM",
+          p["gpu"]["gemv"]["low"] <= 1.5 * p["gpu"]["read"]["high"], p["gpu"])
+    check("emulated: the device's tokens", [point["x"] for point in p["gpu"]["linear"]][:4] == [2, 4, 8, 16])
+    check("emulated: a hand-over takes microseconds", 1e-8 < p["link"]["hand_over"]["value"] < 20e-3,
+          p["link"]["hand_over"])
+    rc, out, err, again = profile(cache, *args)
+    check("emulated: the second time it is cached", rc == 0 and json.loads(out) == p and again < 2 * SLOW, err)
+    before = cached(cache)
+    rc, out, err, _ = profile(cache, "--device", "emulated", "--quick", "--emulated-copy", str(2 * COPY), "--json")
+    q = json.loads(out)
+    check("emulated: another speed of copies is another machine", q["fingerprint"] != p["fingerprint"] and
+          len(cached(cache)) == len(before) + 1, cached(cache))
+    check("emulated: with another link", 1.2 * COPY < q["link"]["h2d"]["value"] < 2.04 * COPY, q["link"]["h2d"])
+
+
+def test_disk(cache):
+    with tempfile.NamedTemporaryFile(dir=".") as f:
+        f.write(os.urandom(1 << 20) * 80)
+        f.flush()
+        os.fsync(f.fileno())
+        rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--disk", f.name, "--json")
+        if rc == 1 and "direct reads" in err:
+            check("disk: a file system without direct reads is named", f.name in err, err)
+            return
+        check("disk: measured, although the rest is cached", rc == 0 and json.loads(out)["disk"]["source"] == "measured"
+              and json.loads(out)["disk"]["value"] > 0, err)
+
+
+def test_refusals(cache):
+    for args, said in ((["--device", "tpu"], "tpu"), (["--device", "cuda:x"], "cuda:x"),
+                       (["--threads", "0"], "--threads"), (["--device", "cpu", "--emulated-copy", "1MB"], "emulated"),
+                       (["extra"], "extra"), (["--disk", "README.md", "--device", "cpu", "--quick", "--force"],
+                                              "64 MiB")):
+        rc, out, err, _ = profile(cache, *args)
+        ok = rc == 2 and said in err and out == ""
+        ok = ok or (rc == 1 and args[0] == "--disk" and "direct reads" in err)
+        check("refused: " + " ".join(args), ok, (rc, err))
+    rc, out, err, _ = profile(cache, "--device", "emulated", "--worker-dir", "/nonexistent")
+    check("refused: a device without helm-worker-gpu", rc == 1 and "helm-worker-gpu" in err, (rc, err))
+    env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY")}
+    run = subprocess.run([PROFILE, "--device", "cpu", "--quick"], capture_output=True, env=env)
+    check("refused: nowhere to keep it", run.returncode == 1 and b"HOME" in run.stderr, run.stderr)
+
+
+def worker(lines, *args):
+    run = subprocess.run([WORKER, "--measure", *args, "--quick"], input=lines.encode(), capture_output=True,
+                         timeout=120 * SLOW)
+    return run.returncode, [json.loads(line) for line in run.stdout.decode().splitlines()]
+
+
+def test_worker():
+    rc, answers = worker("", "emulated")
+    check("worker: ready, then the end of its input ends it", rc == 0 and list(answers[0]) == ["ready"] and
+          len(answers) == 1, (rc, answers))
+    rc, answers = worker("stream\nstop\nquit\n", "emulated", "--emulated-copy", str(COPY))
+    names = [a.get("done") or a.get("name") for a in answers[1:]]
+    check("worker: copies flow between stream and stop", rc == 0 and names == ["stream", "link.h2d_beside", "stop"],
+          answers)
+    samples = answers[2]["samples"]
+    check("worker: at the speed they are held to", len(samples) >= 3 and
+          0.6 * COPY < sorted(samples)[len(samples) // 2] < 1.1 * COPY, samples)
+    for lines, said in (("stop\n", "no copies"), ("stream\nstream\n", "already"), ("stream\nmeasure\n", "flowing"),
+                        ("dance\n", "dance")):
+        rc, answers = worker(lines, "emulated")
+        check("worker: '%s' is refused" % lines.strip().replace("\n", ", "), rc == 5 and said in answers[-1]["error"],
+              (rc, answers))
+    rc, answers = worker("measure\n", "tpu")
+    check("worker: an unknown device is named", rc == 5 and "tpu" in answers[-1]["error"], (rc, answers))
+    rc, answers = worker("measure\n", "emulated", "--vram", "8MiB")
+    check("worker: too little VRAM to measure with is said", rc == 5 and "VRAM" in answers[-1]["error"], (rc, answers))
+    run = subprocess.run([os.path.join(BIN, "helm-worker-cpu"), "--measure", "emulated"], capture_output=True)
+    check("worker: the CPU's measures no device", run.returncode == 2 and b"--measure" in run.stderr, run.stderr)
+
+
+with tempfile.TemporaryDirectory() as cache_folder:
+    test_worker()
+    test_cpu(cache_folder)
+    test_refusals(cache_folder)
+    test_disk(cache_folder)
+    test_emulated(cache_folder)
+print("%d passed, %d failed, 0 skipped" % (counts[True], counts[False]))
+sys.exit(counts[False] > 0)
