@@ -123,8 +123,8 @@ int search_run(const struct search_problem *problem, enum search_strategy strate
         found->more_vram = found->more_host = UINT64_MAX;
         each_split(&s, need_of_split, found);
     } else {
-        found->more_vram = s.ends_count ? bound_more(&s, true) : UINT64_MAX;
-        found->more_host = s.ends_count ? bound_more(&s, false) : UINT64_MAX;
+        found->more_vram = bound_more(&s, true, NULL, NULL);
+        found->more_host = bound_more(&s, false, NULL, NULL);
     }
 out:
     space_close(&s);

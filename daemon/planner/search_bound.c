@@ -283,7 +283,7 @@ void bound_prices_of(struct space *s, unsigned uses, const struct space_ends *en
     *prices = d.prices;
 }
 
-uint32_t bound_rings(const struct space *s, unsigned uses, const struct space_ends *ends,
+uint32_t bound_rings(const struct space *s, unsigned uses, const struct space_ends *ends, uint32_t part,
                      uint64_t ring[BOUND_RINGS_MAX])
 {
     uint64_t least = space_ring_least(s, uses, ends), most = space_ring_most(s, uses, ends), at = least;
@@ -291,7 +291,7 @@ uint32_t bound_rings(const struct space *s, unsigned uses, const struct space_en
     uint32_t count = 0;
     ring[count++] = least;
     while (at < most && granule) {
-        uint64_t next = at + (at / 4 / granule ? at / 4 / granule : 1) * granule;
+        uint64_t next = at + (at / part / granule ? at / part / granule : 1) * granule;
         at = next > most || count + 1 == BOUND_RINGS_MAX ? most : next;
         ring[count++] = at;
     }
@@ -305,7 +305,7 @@ double bound_of_space(struct space *s, double enough)
     for (unsigned uses = SPACE_USES - 1; uses > 0; uses--)
         for (uint32_t e = 0; e < s->ends_count && possible(s, uses); e++) {
             uint64_t ring[BOUND_RINGS_MAX];
-            uint32_t rings = bound_rings(s, uses, &s->ends[e], ring);
+            uint32_t rings = bound_rings(s, uses, &s->ends[e], 4, ring);
             for (uint32_t r = 0; r < rings; r++) {
                 uint64_t least = r ? ring[r - 1] + s->memory->ring_granule : ring[0];
                 bound_floors(s, ring[r]);
@@ -350,15 +350,20 @@ static uint64_t settle(struct need *n, uint64_t *other)
     return sum;
 }
 
+/* A step of relieve: this item to this home. */
+struct relief {
+    uint32_t item;
+    int home;
+    uint64_t cost;
+    double rate;
+};
+
 /* Takes `excess` of the other memory away, each time where it costs least a byte, the last time where it
  * costs least of all that suffice. UINT64_MAX: it cannot be done. */
 static uint64_t relieve(struct need *n, uint64_t sum, uint64_t excess)
 {
     while (excess) {
-        double best_rate = INFINITY;
-        uint64_t enough = UINT64_MAX;
-        uint32_t best = 0;
-        int best_home = -1;
+        struct relief cheap = {.home = -1, .rate = INFINITY}, last = {.home = -1, .cost = UINT64_MAX};
         for (uint32_t i = 0; i < n->s->items; i++) {
             const struct space_item *item = &n->s->item[i];
             for (int h = 0; h < SPACE_HOMES; h++) {
@@ -367,25 +372,23 @@ static uint64_t relieve(struct need *n, uint64_t sum, uint64_t excess)
                 if (there >= here) continue; /* of the rest none takes less of what is looked for */
                 uint64_t cost = bytes_of(item, h, n->vram) - bytes_of(item, n->at[i], n->vram);
                 double rate = (double)cost / (double)(here - there);
-                if (rate < best_rate) {
-                    best_rate = rate;
-                    best = i;
-                    best_home = h;
-                }
-                if (here - there >= excess && cost < enough) enough = cost;
+                const struct relief relief = {i, h, cost, rate};
+                if (rate < cheap.rate) cheap = relief;
+                if (here - there >= excess && cost < last.cost) last = relief;
             }
         }
-        if (best_home < 0) return UINT64_MAX;
-        if (enough != UINT64_MAX) return sum + enough;
-        const struct space_item *item = &n->s->item[best];
-        excess -= bytes_of(item, n->at[best], !n->vram) - bytes_of(item, best_home, !n->vram);
-        sum += bytes_of(item, best_home, n->vram) - bytes_of(item, n->at[best], n->vram);
-        n->at[best] = (unsigned char)best_home;
+        if (cheap.home < 0) return UINT64_MAX;
+        const struct relief *take = last.home >= 0 ? &last : &cheap;
+        const struct space_item *item = &n->s->item[take->item];
+        uint64_t freed = bytes_of(item, n->at[take->item], !n->vram) - bytes_of(item, take->home, !n->vram);
+        n->at[take->item] = (unsigned char)take->home;
+        sum += take->cost;
+        excess -= freed < excess ? freed : excess;
     }
     return sum;
 }
 
-uint64_t bound_more(const struct space *s, bool vram)
+uint64_t bound_more(const struct space *s, bool vram, enum plan_home *home, const struct space_ends **ends)
 {
     uint64_t least = UINT64_MAX, other;
     uint64_t limit = vram ? s->memory->vram_limit : s->memory->host_limit;
@@ -400,7 +403,10 @@ uint64_t bound_more(const struct space *s, bool vram)
             uint64_t sum = settle(&n, &other);
             if (once_there > other_limit) continue;
             if (other + once_there > other_limit) sum = relieve(&n, sum, other + once_there - other_limit);
-            if (sum != UINT64_MAX && sum + once_here < least) least = sum + once_here;
+            if (sum == UINT64_MAX || sum + once_here >= least) continue;
+            least = sum + once_here;
+            if (ends) *ends = &s->ends[e];
+            for (uint32_t i = 0; i < s->items && home; i++) space_put(s, home, i, (enum plan_home)n.at[i]);
         }
     free(n.at);
     if (least == UINT64_MAX) return least;

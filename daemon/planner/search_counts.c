@@ -161,9 +161,9 @@ static bool exchange(const struct mixing *m, struct candidate *c)
         if (!decode_move(m, i / moves, &a) || c->counts.n[a.g][a.from] == 0) continue;
         if (!decode_move(m, i % moves, &b) || c->counts.n[b.g][b.from] == 0) continue;
         double ratio = vram_ratio(m, &a, &b);
-        for (int32_t amounts = 0; amounts < 20; amounts++) {
-            int32_t x = 1 + amounts / 5, y = amounts % 5;
-            if (y == 0) y = ratio > 0 ? (int32_t)floor(ratio * x) : 0;
+        for (int amounts = 0; amounts < 12; amounts++) {
+            int32_t x = 1 << amounts / 4,
+                    y = amounts % 4 ? 1 << (amounts % 4 - 1) : (int32_t)floor(ratio * x);
             struct counts next = c->counts;
             if (y == 0 || !shift(&next, &a, x) || !shift(&next, &b, y)) continue;
             double e = estimate(m, &next, c->ends, c->ring);
@@ -279,7 +279,7 @@ void counts_find(struct mixing *m)
     for (uint32_t i = 0; i < s->items; i++) allowed |= s->item[i].allowed;
     for (uint32_t e = 0; e < s->ends_count; e++) {
         uint64_t ring[BOUND_RINGS_MAX];
-        uint32_t rings = bound_rings(s, allowed, &s->ends[e], ring);
+        uint32_t rings = bound_rings(s, allowed, &s->ends[e], 3, ring);
         for (uint32_t r = 0; r < rings; r++) {
             struct candidate *c = &m->candidate[m->candidates++];
             group_floors(m, ring[r]);

@@ -115,6 +115,19 @@ static void try_orders(struct mixing *m)
     improve(s, m->home, s->at, s->ring, work / (IMPROVED + 1));
 }
 
+/* Where memory is so tight that estimates find nothing: what takes least of it. */
+static void try_smallest(struct mixing *m)
+{
+    struct space *s = m->s;
+    for (int vram = 0; vram < 2; vram++) {
+        const struct space_ends *ends = NULL;
+        unsigned uses = 0;
+        if (bound_more(s, vram, m->home, &ends) != 0) continue;
+        for (uint32_t u = 0; u < s->table->units; u++) uses |= 1u << m->home[u];
+        (void)space_try(s, m->home, ends, space_ring_least(s, uses, ends), INFINITY);
+    }
+}
+
 int mixed_search(struct space *s, struct helm_err *err)
 {
     struct mixing *m = calloc(1, sizeof *m);
@@ -128,6 +141,7 @@ int mixed_search(struct space *s, struct helm_err *err)
     }
     if (!m || !m->group_of || !m->home)
         rc = helm_fail(err, HELM_E_NOMEM, "no memory to search homes of %u half layers", units);
+    if (!rc && s->memory) try_smallest(m);
     if (!rc && counts_group(m)) {
         counts_find(m);
         try_orders(m);

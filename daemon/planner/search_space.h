@@ -100,12 +100,15 @@ struct bound_prices {
 };
 void bound_prices_of(struct space *space, unsigned uses, const struct space_ends *ends, uint64_t ring,
                      struct bound_prices *prices);
-/* Sizes of ring from the least to the largest, closer together where they are small. */
+/* Sizes of ring from the least to the largest, each larger than the one before by a part'th of it. */
 #define BOUND_RINGS_MAX 20
-uint32_t bound_rings(const struct space *space, unsigned uses, const struct space_ends *ends,
+uint32_t bound_rings(const struct space *space, unsigned uses, const struct space_ends *ends, uint32_t part,
                      uint64_t ring[BOUND_RINGS_MAX]);
-/* The least growth of one limit with which something would fit, the other as it is; 0: it fits as it is. */
-uint64_t bound_more(const struct space *space, bool vram);
+/* The growth of one limit with which something would fit, the other as it is; 0: it fits as it is. At most an
+ * item's bytes above the least such growth. `home` [units] and `ends` (NULL: not wanted) get what would fit,
+ * unless that is UINT64_MAX: nothing. */
+uint64_t bound_more(const struct space *space, bool vram, enum plan_home *home,
+                    const struct space_ends **ends);
 
 /* ---- search_exact.c, search_mixed.c ---- */
 

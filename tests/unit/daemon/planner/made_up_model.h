@@ -112,8 +112,10 @@ static inline struct search_memory made_up_memory(struct made_up *m, uint64_t vr
 
 static inline struct profile_value made_up_value(double value)
 {
-    return (struct profile_value){
-        .value = value, .low = value * 0.97, .high = value * 1.03, .source = PROFILE_MEASURED};
+    return (struct profile_value){.value = value,
+                                  .low = value * 0.97,
+                                  .high = value * 1.03,
+                                  .source = PROFILE_MEASURED};
 }
 
 struct made_up_rates {
