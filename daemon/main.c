@@ -32,6 +32,7 @@ struct helmd {
     struct model model;
     struct plan plan;
     char *plan_json;
+    uint32_t typical_context; /* that forecasts of decode are for */
     struct arena_spec arena_spec;
     struct arena arena;
     struct rundir rundir;
@@ -83,23 +84,6 @@ static int plan_from_file(struct helmd *d, struct planner_request *request, stru
     return rc ? helm_err_prefix(err, "--plan %s", d->config.plan_file) : 0;
 }
 
-/* What the plan should do, before it does anything. Spreads of a quick profile may leave no lower bound. */
-static void log_forecast(struct helmd *d)
-{
-    const uint32_t batch = (uint32_t)d->config.batch, prompt = (uint32_t)d->config.prompt;
-    struct cost_forecast decode, ttft;
-    struct helm_err err = {0};
-    char to[32] = "";
-    forecast_decode(&d->observe.forecast, batch, prompt, &decode);
-    if (decode.low > 0) snprintf(to, sizeof to, " to %.2f", batch / decode.low);
-    if (decode.seconds > 0)
-        log_info("forecast: %.2f token/s (from %.2f%s) decoding %u at once at a context of %u",
-                 batch / decode.seconds, batch / decode.high, to, batch, prompt);
-    if (!cost_ttft(&d->observe.forecast.c, prompt, &ttft, &err))
-        log_info("forecast: first token after a prompt of %u in %.1f ms (from %.1f to %.1f)", prompt,
-                 ttft.seconds * 1e3, ttft.low * 1e3, ttft.high * 1e3);
-}
-
 /* The plan and what it costs, before anything is allocated. */
 static int make_plan(struct helmd *d, struct helm_err *err)
 {
@@ -107,21 +91,21 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     char gpu_program[4096] = "";
     struct cpu_set cpus;
     struct helm_err none = {0};
-    struct planner_request request = {
-        .model = &d->model,
-        .wish = {.kv_dtype = c->kv_dtype,
-                 .slots = (uint32_t)c->parallel,
-                 .step_tokens = c->step_tokens ? (uint32_t)c->step_tokens : LEDGER_STEP_TOKENS,
-                 .batch = (uint32_t)c->batch,
-                 .ctx = (uint32_t)c->ctx,
-                 .page_tokens = KV_PAGE_TOKENS_DEFAULT,
-                 .page_count = kv_pages_for((uint32_t)c->kv_tokens, KV_PAGE_TOKENS_DEFAULT),
-                 .threads = (uint32_t)c->threads,
-                 .host_memory_bytes = c->host_memory_bytes},
-        .profile = &d->profile,
-        .strategy = c->strategy,
-        .batch = (uint32_t)c->batch,
-        .prompt = (uint32_t)c->prompt};
+    struct planner_request request = {.model = &d->model,
+                                      .wish = {.kv_dtype = c->kv_dtype,
+                                               .slots = (uint32_t)c->parallel,
+                                               .step_tokens = (uint32_t)c->step_tokens,
+                                               .batch = (uint32_t)c->batch,
+                                               .ctx = (uint32_t)c->ctx,
+                                               .page_tokens = KV_PAGE_TOKENS_DEFAULT,
+                                               .page_count = kv_pages_for((uint32_t)c->kv_tokens,
+                                                                          KV_PAGE_TOKENS_DEFAULT),
+                                               .threads = (uint32_t)c->threads,
+                                               .host_memory_bytes = c->host_memory_bytes},
+                                      .profile = &d->profile,
+                                      .strategy = c->strategy,
+                                      .batch = (uint32_t)c->batch,
+                                      .prompt = (uint32_t)c->prompt};
     const struct profiling_request profiling = {.file = c->profile_file,
                                                 .program_dir = c->worker_dir,
                                                 .device = &d->device,
@@ -148,7 +132,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     if (!rc) rc = forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
     if (rc) return rc;
     planner_log(&request, &d->plan);
-    log_forecast(d);
+    d->typical_context = planner_typical_context(&request, d->plan.context_tokens);
     json_t *json = plan_to_json(&d->plan);
     d->plan_json = json ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
@@ -244,8 +228,9 @@ static int serve_until_told(struct helmd *d)
                               .observe = &d->observe,
                               .model = &d->model,
                               .plan_json = d->plan_json,
-                              .batch = (uint32_t)d->config.batch,
-                              .prompt = (uint32_t)d->config.prompt,
+                              .forecast_batch = (uint32_t)d->config.batch,
+                              .forecast_context = d->typical_context,
+                              .forecast_prompt = (uint32_t)d->config.prompt,
                               .context = d->plan.context_tokens};
     d->loop = (struct loop){.serve = &d->serve,
                             .keeper = &d->keeper,

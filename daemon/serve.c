@@ -265,7 +265,9 @@ static void on_plan(struct serve *serve, uint64_t client, struct request *reques
 {
     Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
     struct serve_plan plan;
-    serve_plan_fill(&plan, serve->observe, serve->plan_json, serve->batch, serve->prompt);
+    const struct serve_plan_shape shape = {serve->forecast_batch, serve->forecast_context,
+                                           serve->forecast_prompt};
+    serve_plan_fill(&plan, serve->observe, serve->plan_json, &shape);
     response.body_case = HELM__V1__RESPONSE__BODY_PLAN;
     response.plan = &plan.plan;
     serve_answer(serve, client, request->request_id, &response);

@@ -22,7 +22,7 @@ struct serve {
     const struct model *model;
     const char *plan_json;
     uint32_t context;
-    uint32_t batch, prompt; /* of the forecast that Plan shows */
+    uint32_t forecast_batch, forecast_context, forecast_prompt; /* what the forecast in Plan is for */
     bool draining;
 };
 

@@ -1,19 +1,20 @@
 /* The answer to a PlanRequest. See serve_plan.h. Called from the one loop; allocates nothing itself. */
 #include "daemon/serve_plan.h"
 
-static void fill_forecast(Helm__V1__PlanForecast *out, struct forecast *forecast, uint32_t batch,
-                          uint32_t prompt)
+static void fill_forecast(Helm__V1__PlanForecast *out, struct forecast *forecast,
+                          const struct serve_plan_shape *shape)
 {
     struct cost_forecast decode, ttft;
     struct helm_err err = {0};
     helm__v1__plan_forecast__init(out);
-    out->batch = batch;
-    out->context = out->prompt = prompt;
-    forecast_decode(forecast, batch, prompt, &decode);
+    out->batch = shape->batch;
+    out->context = shape->context;
+    out->prompt = shape->prompt;
+    forecast_decode(forecast, shape->batch, shape->context, &decode);
     out->decode_seconds = decode.seconds;
     out->decode_seconds_low = decode.low;
     out->decode_seconds_high = decode.high;
-    if (cost_ttft(&forecast->c, prompt, &ttft, &err)) return; /* zeros: unknown */
+    if (cost_ttft(&forecast->c, shape->prompt, &ttft, &err)) return; /* zeros: unknown */
     out->ttft_seconds = ttft.seconds;
     out->ttft_seconds_low = ttft.low;
     out->ttft_seconds_high = ttft.high;
@@ -70,13 +71,13 @@ static void fill_resources(struct serve_plan *out, const struct observe *o)
     out->plan.resources = out->resource_at;
 }
 
-void serve_plan_fill(struct serve_plan *out, struct observe *o, const char *json, uint32_t batch,
-                     uint32_t prompt)
+void serve_plan_fill(struct serve_plan *out, struct observe *o, const char *json,
+                     const struct serve_plan_shape *shape)
 {
     uint32_t decode = 0, all;
     helm__v1__plan__init(&out->plan);
     out->plan.json = (char *)json;
-    fill_forecast(&out->forecast, &o->forecast, batch, prompt);
+    fill_forecast(&out->forecast, &o->forecast, shape);
     out->plan.forecast = &out->forecast;
     for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++)
         decode = add_steps(out, decode, &o->drift.decode[i], i + 1);

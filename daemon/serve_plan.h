@@ -16,8 +16,12 @@ struct serve_plan {
     Helm__V1__PlanResource resource[COST_RESOURCES], *resource_at[COST_RESOURCES];
 };
 
+/* What the forecast is for. */
+struct serve_plan_shape {
+    uint32_t batch, context, prompt;
+};
 /* `json` and the observations are borrowed. */
-void serve_plan_fill(struct serve_plan *out, struct observe *observe, const char *json, uint32_t batch,
-                     uint32_t prompt);
+void serve_plan_fill(struct serve_plan *out, struct observe *observe, const char *json,
+                     const struct serve_plan_shape *shape);
 
 #endif

@@ -194,11 +194,11 @@ def test_strategies():
 
 
 def test_what_is_measured_stands_beside_what_was_planned():
-    with running("--prompt", 64, "--batch", 2, faults="step_us=20000") as d:
+    with running("--device", "cpu", "--prompt", 64, "--batch", 2, faults="step_us=20000") as d:
         c = Client(d.endpoint)
         plan = c.ask("plan").plan
         f = plan.forecast
-        same((f.batch, f.context, f.prompt), (2, 64, 64), "what the forecast is for")
+        same((f.batch, f.context, f.prompt), (2, 256, 64), "what the forecast is for: half the context")
         check(0 < f.decode_seconds_low <= f.decode_seconds <= f.decode_seconds_high, f"{f}")
         check(0 < f.ttft_seconds_low <= f.ttft_seconds <= f.ttft_seconds_high, f"{f}")
         same((len(plan.decode), len(plan.ttft), len(plan.resources), plan.drifting), (0, 0, 0, False), "measured so far")
