@@ -74,8 +74,7 @@ static int find_machine(const struct options *o, struct profile *profile, struct
     struct helm_err none = {0};
     char program[PATH_TEXT] = "", path[PATH_TEXT], fingerprint[72];
     /* That there is none is for the choice of the device to say. */
-    if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none))
-        program[0] = 0;
+    if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none)) program[0] = 0;
     int rc = accelerator_choose(o->device, o->vram_bytes, program, &device, err);
     if (!rc) rc = cgroup_read_memory(&r->machine.memory, err);
     if (rc) return rc;
@@ -127,7 +126,7 @@ static int explain(const struct options *o, const struct planner_request *r, con
                          "--prompt %u: the context is %u tokens (--ctx says how long it is to be)", r->prompt,
                          plan->context_tokens);
     log_set_level(LOG_LEVEL_ERROR); /* what the other strategies lack is in the table */
-    int rc = explain_make(r, plan, 0, &x, err);
+    int rc = explain_make(r, plan, o->prompt_given ? r->prompt + 1 : 0, &x, err);
     if (rc) return rc;
     if (o->plot) rc = plot_write(&x, o->plot, err);
     if (!rc && o->json) {
@@ -186,7 +185,7 @@ out:
 
 int main(int argc, char **argv)
 {
-    struct options o = {.strategy = "best", .device = "auto", .batch = 1, .prompt = 128};
+    struct options o = {.strategy = "best", .device = "auto", .batch = 1, .prompt = PLANNER_PROMPT_TOKENS};
     struct args_parsed parsed;
     const struct args_option table[] = {
         {.name = "model",
@@ -234,7 +233,8 @@ int main(int argc, char **argv)
         {.name = "prompt",
          .kind = ARGS_U64,
          .value = "N",
-         .help = "tokens before the first decoded one, for both forecasts (default 128)",
+         .help = "prompt that the first token is forecast for (default 128); decode is forecast right\n"
+                 "after it (default: half way through the context; with --ctx at its end)",
          .target = &o.prompt,
          .min = 1,
          .max = MODEL_CONTEXT_MAX,

@@ -317,9 +317,10 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     *x = (struct explain){.request = request,
                           .plan = plan,
                           .batch = request->batch ? request->batch : 1,
-                          .prompt = request->prompt ? request->prompt : 128};
+                          .prompt = request->prompt ? request->prompt : PLANNER_PROMPT_TOKENS};
     x->prompt = least(x->prompt, plan->context_tokens);
-    x->context = least(context ? context : x->prompt + 1, plan->context_tokens);
+    if (!context) context = planner_typical_context(request, plan->context_tokens);
+    x->context = least(context, plan->context_tokens);
     int rc = reckoning_open(&k, request, plan, err);
     if (!rc) rc = planner_predict(request, plan, x->batch, x->context, x->prompt, &x->prediction, err);
     if (!rc) rc = explain_lists(&k, x, err);

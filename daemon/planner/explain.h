@@ -56,13 +56,14 @@ struct explain {
     uint32_t span_count;
 };
 
-/* `plan` was made with `request`. context 0: right after the prompt. */
+/* `plan` was made with `request`. context: positions that a decoded token attends to; 0: those that the plan
+ * was made for. */
 HELM_MUST_CHECK int explain_make(const struct planner_request *request, const struct plan *plan,
                                  uint32_t context, struct explain *explain, struct helm_err *err);
 void explain_free(struct explain *explain);
 
-/* The object that helm-plan --json prints: plan_to_json's members and the forecasts (docs/helm-plan.md); fresh,
- * NULL without memory. */
+/* The object that helm-plan --json prints: plan_to_json's members and the forecasts (docs/helm-plan.md);
+ * fresh, NULL without memory. */
 json_t *explain_to_json(const struct explain *explain);
 /* {"error", "needed", "available", "nearest"} */
 json_t *explain_refusal_to_json(const struct planner_refusal *refusal, const char *error);

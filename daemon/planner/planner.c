@@ -103,6 +103,8 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     bool device = r->machine.device.kind != LEDGER_DEVICE_NONE && r->strategy != SEARCH_ALL_CPU;
     bool free_choice = r->strategy == SEARCH_BEST && !r->device_required, cpu_alone = false;
     struct attempt attempt;
+    struct helm_err refused = {0};
+    struct planner_refusal refusal = {0};
     uint32_t ctx = 0;
     int rc = 0;
     if (device) {
@@ -112,7 +114,8 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
         if (!rc && !attempt.fits) {
             rc = refusal_write(m, r->strategy, true, ctx, &attempt, plan, err);
             if (rc == HELM_E_CAPACITY && free_choice) {
-                log_warn("device: planned on the CPU alone: %s", err->text);
+                refused = *err;
+                if (r->refusal) refusal = *r->refusal;
                 cpu_alone = true;
                 rc = 0;
             }
@@ -122,8 +125,14 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     if (!device || cpu_alone) {
         m->required = false;
         rc = attempt_contexts(m, SEARCH_ALL_CPU, false, &ctx, plan, &attempt, err);
+        if (!rc && !attempt.fits && refused.code) { /* what is missing beside the device is less */
+            *err = refused;
+            if (r->refusal) *r->refusal = refusal;
+            return refused.code;
+        }
         if (!rc && !attempt.fits) rc = refusal_write(m, SEARCH_ALL_CPU, false, ctx, &attempt, plan, err);
         if (rc) return rc;
+        if (refused.code) log_warn("device: planned on the CPU alone: %s", refused.text);
         if (r->refusal) *r->refusal = (struct planner_refusal){0};
     }
     analyse_fill_stages(&m->table, plan);
