@@ -45,7 +45,7 @@ struct bench_model {
     char *embed, *head;
     float *ones, *inv_freq, *rope_table;
     struct gpuk_step step;
-    uint32_t *step_memory;
+    uint32_t *step_memory, *step_host; /* the block on the device, and pinned */
     struct gpuk_kv kv;
     uint32_t context, chunk; /* tokens of the cache, and at most in a step */
     float *x, *q, *attended, *inner, *logits;

@@ -2,10 +2,12 @@
  *
  *   helm-bench-gpu-kernels [--quick]
  *
- * Prints the VRAM read limit and cuBLASLt's bf16 peak, then for synthetic models of Qwen3-8B's and 4B's
- * shape: each decode kernel's bytes per second over all layers (cold: every layer has its own weights), whole
- * decode steps as one captured graph, batches of 2 to 16, prefill of 128 and 4,096 tokens, and decode
- * attention over a long context. Times are medians of repeated graph replays by CUDA events. */
+ * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
+ * shape a check that the decode step gives the same bits again and again, each decode kernel over all layers
+ * (cold: every layer has its own weights), whole decode steps as one captured graph, batches of 2 to 16,
+ * decode attention over a long context, prefill. Last, without --quick, the ways the bulk gemv can be run,
+ * the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv.cu). Times are medians of repeated
+ * graph replays by CUDA events. Exit 1: the check failed. */
 #include <math.h>
 #include <string.h>
 
@@ -37,6 +39,15 @@ struct bench {
     double read_gbs, peak_tflops;
     int repeats;
 };
+
+/* One row of the table; limit 0: none to compare with. */
+static void row(const char *model, const char *what, double seconds, double rate, const char *unit,
+                double limit)
+{
+    printf("%-8s %-22s %10.2f us %9.1f %s", model, what, seconds * 1e6, rate, unit);
+    if (limit > 0) printf("  %5.1f %%", 100 * rate / limit);
+    printf("\n");
+}
 
 static uint32_t early_of(const struct bench *b)
 {
@@ -89,7 +100,6 @@ static void measure_limits(struct bench *b)
     }
     CUDA(cudaFree(p));
     CUDA(cudaFree(sink));
-    printf("VRAM read limit: %.0f GB/s\n", b->read_gbs);
 }
 
 static void measure_peak(struct bench *b, struct bench_model *m)
@@ -104,7 +114,6 @@ static void measure_peak(struct bench *b, struct bench_model *m)
         GPUK(gpuk_matmul_run(plan, m->embed, m->head, out, m->matmul_workspace, b->stream, &err));
     });
     b->peak_tflops = 2.0 * n * n * n / s / 1e12;
-    printf("cuBLASLt bf16 peak (%u cubed): %.0f TFLOP/s\n", n, b->peak_tflops);
     CUDA(cudaFree(out));
 }
 
@@ -118,7 +127,7 @@ static std::vector<float> logits_of(struct bench_model *m)
 
 static void bench_parts(struct bench *b, struct bench_model *m)
 {
-    const char *names[PART_COUNT] = {"norm+qkv", "attention", "o+residual", "norm+gate/up+SwiGLU",
+    const char *names[PART_COUNT] = {"norm+qkv", "attention", "o+residual", "norm+gate+up+SwiGLU",
                                      "down+residual"};
     bench_model_step(m, 1, 200, false);
     for (int part = 0; part < PART_COUNT; part++) {
@@ -129,69 +138,115 @@ static void bench_parts(struct bench *b, struct bench_model *m)
                               }) /
                    m->shape.layers;
         double gbs = bench_part_bytes(m, (enum bench_part)part) / s / 1e9;
-        printf("  %-20s %7.2f us", names[part], s * 1e6);
-        if (gbs > 0) printf("  %5.0f GB/s  %5.1f %% of the read limit", gbs, 100 * gbs / b->read_gbs);
-        printf("\n");
+        row(m->shape.name, names[part], s, gbs, "GB/s ", gbs > 0 ? b->read_gbs : 0);
     }
     double s = time_graph(b, 5, [&] { bench_enqueue_head(m, 0); });
-    double gbs = 2.0 * m->shape.vocab * m->shape.hidden / s / 1e9;
-    printf("  %-20s %7.2f us  %5.0f GB/s  %5.1f %%\n", "norm+head", s * 1e6, gbs, 100 * gbs / b->read_gbs);
+    row(m->shape.name, "norm+head", s, 2.0 * m->shape.vocab * m->shape.hidden / s / 1e9, "GB/s ",
+        b->read_gbs);
 }
 
 static void bench_decode(struct bench *b, struct bench_model *m, const char *what, uint32_t flags)
 {
     bench_model_step(m, 1, 200, false);
     double s = time_graph(b, 10, [&] { bench_enqueue_decode(m, flags); });
-    double gbs = m->decode_bytes / s / 1e9;
-    printf("%s decode step, %s: %.3f ms, %.1f token/s, %.0f GB/s of weights, %.1f %% of the read limit\n",
-           m->shape.name, what, s * 1e3, 1 / s, gbs, 100 * gbs / b->read_gbs);
+    row(m->shape.name, what, s, m->decode_bytes / s / 1e9, "GB/s ", b->read_gbs);
 }
 
-/* Every way the bulk kernel can be run; the best few. */
-static void bench_choices(struct bench *b, struct bench_model *m)
+/* A way to run the bulk kernel, and the time of a whole step with it. */
+struct choice {
+    int warps, tile, slots, ahead;
+    bool contiguous;
+    double seconds[2], score; /* of each model; sum of times over the best */
+};
+
+static std::vector<choice> all_choices(void)
 {
-    struct choice {
-        double seconds;
-        char text[96];
-    };
     std::vector<choice> all;
-    struct gpuk_device *d = &b->device;
-    const int repeats = b->repeats;
-    b->repeats = 3;
-    bench_model_step(m, 1, 200, false);
     for (int warps : {8, 16})
         for (int tile : {1024, 2048})
             for (int slots : {1, 2, 3, 4, 6})
                 for (int ahead : {-1, 64 << 10, 256 << 10})
-                    for (bool contiguous : {false, true}) {
-                        if (warps * tile * slots > 96 << 10) continue;
-                        struct choice c;
-                        d->gemv_warps = warps, d->gemv_tile_bytes = tile, d->gemv_slots = slots;
-                        d->gemv_ahead_bytes = ahead, d->gemv_contiguous = contiguous;
-                        c.seconds = time_graph(b, 5, [&] { bench_enqueue_decode(m, GPUK_EARLY); });
-                        snprintf(c.text, sizeof c.text,
-                                 "%d warps, tiles of %d, %d slots, %d KiB ahead, rows %s", warps, tile, slots,
-                                 ahead < 0 ? 0 : ahead >> 10, contiguous ? "together" : "round the blocks");
-                        all.push_back(c);
-                    }
+                    for (bool contiguous : {false, true})
+                        if (warps * tile * slots <= 96 << 10)
+                            all.push_back({warps, tile, slots, ahead, contiguous, {0, 0}, 0});
+    return all;
+}
+
+static void bench_choices(struct bench *b, struct bench_model *m, std::vector<choice> &all, int model)
+{
+    struct gpuk_device *d = &b->device;
+    const int repeats = b->repeats;
+    double best = 1e9;
+    b->repeats = 3;
+    bench_model_step(m, 1, 200, false);
+    for (choice &c : all) {
+        d->gemv_warps = c.warps, d->gemv_tile_bytes = c.tile, d->gemv_slots = c.slots;
+        d->gemv_ahead_bytes = c.ahead, d->gemv_contiguous = c.contiguous;
+        c.seconds[model] = time_graph(b, 3, [&] { bench_enqueue_decode(m, early_of(b)); });
+        best = std::min(best, c.seconds[model]);
+    }
+    for (choice &c : all) c.score += c.seconds[model] / best;
     d->gemv_warps = d->gemv_tile_bytes = d->gemv_slots = d->gemv_ahead_bytes = 0;
     d->gemv_contiguous = false;
     b->repeats = repeats;
-    std::sort(all.begin(), all.end(), [](const choice &x, const choice &y) { return x.seconds < y.seconds; });
-    for (size_t i = 0; i < all.size(); i++)
-        if (i < 12 || i + 1 == all.size())
-            printf("  %.3f ms, %.1f %%: %s\n", all[i].seconds * 1e3,
-                   100 * m->decode_bytes / all[i].seconds / 1e9 / b->read_gbs, all[i].text);
+}
+
+static void print_choices(std::vector<choice> &all)
+{
+    std::sort(all.begin(), all.end(), [](const choice &x, const choice &y) { return x.score < y.score; });
+    for (size_t i = 0; i < all.size() && i < 4; i++) {
+        const choice &c = all[i];
+        printf("gemv #%zu, %.3f and %.3f ms:  struct bulk_shape s = {%d, %d, %d, %d * 1024, %s};\n", i + 1,
+               c.seconds[0] * 1e3, c.seconds[1] * 1e3, c.warps, c.tile, c.slots,
+               c.ahead < 0 ? 0 : c.ahead >> 10, c.contiguous ? "true" : "false");
+    }
+}
+
+/* Slices of a matrix as they pass through the ring: how many rows are worth a launch. */
+static void bench_slices(struct bench *b, struct bench_model *m)
+{
+    const uint32_t cols = m->shape.hidden;
+    const uint64_t all_rows = 2ull * m->shape.intermediate;
+    for (uint32_t rows : {128u, 512u, 2048u, 4096u}) {
+        const uint32_t launches =
+            std::max(20u, (128u << 20) / (rows * cols * 2)); /* more than the L2 holds */
+        char what[64];
+        double s[3];
+        for (int way = 0; way < 3; way++) {
+            b->device.gemv_warps = way * 8;
+            s[way] = time_graph(b, 5,
+                                [&] {
+                                    for (uint32_t i = 0; i < launches; i++) {
+                                        struct gpuk_linear_args a = {};
+                                        a.dtype = DTYPE_BF16, a.cols = cols, a.segments = 1, a.x = m->x;
+                                        const uint64_t first =
+                                            i / m->shape.layers * 16ull * rows % (all_rows - rows) / 16 * 16;
+                                        const char *w =
+                                            m->layer[i % m->shape.layers].gate_up + first * cols * 2;
+                                        a.segment[0] = {w, NULL, m->logits, rows};
+                                        GPUK(gpuk_gemv(&b->device, &a, m->workspace, i ? early_of(b) : 0,
+                                                       b->stream, &err));
+                                    }
+                                }) /
+                     launches;
+        }
+        b->device.gemv_warps = 0;
+        snprintf(what, sizeof what, "slice of %u rows", rows);
+        row(m->shape.name, what, s[0], 2.0 * rows * cols / s[0] / 1e9, "GB/s ", b->read_gbs);
+        if (s[1] < 0.97 * s[0] || s[2] < 0.97 * s[0])
+            printf("%-8s   with 8 warps %.2f us, with 16 %.2f us\n", m->shape.name, s[1] * 1e6, s[2] * 1e6);
+    }
 }
 
 /* The same step again and again, early and not: any difference in bits is a race. */
 static int check_decode(struct bench *b, struct bench_model *m)
 {
+    const int RUNS = 40;
     bench_model_step(m, 1, 200, false);
     bench_enqueue_decode(m, 0);
     auto plain = logits_of(m);
     int bad[2] = {0, 0};
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < RUNS; i++) {
         const int early = i & 1 && b->device.early_launch;
         CUDA(cudaMemsetAsync(m->logits, 0xff, m->shape.vocab * 4, b->stream));
         bench_enqueue_decode(m, early ? GPUK_EARLY : 0);
@@ -208,10 +263,14 @@ static int check_decode(struct bench *b, struct bench_model *m)
     double difference = 0, norm = 0;
     for (size_t i = 0; i < plain.size(); i++)
         difference += pow((double)batch[i] - plain[i], 2), norm += pow((double)plain[i], 2);
-    printf("%s decode check: logits %s, other bits in %d plain and %d early runs of 20, token %u, batch path "
-           "%.1e apart\n",
-           m->shape.name, finite ? "finite" : "NOT FINITE", bad[0], bad[1], best.id, sqrt(difference / norm));
-    return bad[0] + bad[1] + !finite + !(sqrt(difference / norm) < 1e-2);
+    const double apart = sqrt(difference / norm);
+    const bool good = bad[0] + bad[1] == 0 && finite && apart < 1e-2;
+    printf(
+        "%-8s decode check: %s; logits %s, other bits in %d plain and %d early runs of %d, token %u, batch "
+        "path %.1e apart\n",
+        m->shape.name, good ? "ok" : "FAILED", finite ? "finite" : "NOT FINITE", bad[0], bad[1], RUNS,
+        best.id, apart);
+    return good ? 0 : 1;
 }
 
 static void bench_batches(struct bench *b, struct bench_model *m)
@@ -219,9 +278,9 @@ static void bench_batches(struct bench *b, struct bench_model *m)
     for (uint32_t n : {2u, 4u, 8u, 16u}) {
         bench_model_step(m, n, 200, true);
         double s = time_graph(b, 5, [&] { bench_enqueue_batch(m, n, early_of(b)); });
-        double gbs = m->decode_bytes / s / 1e9;
-        printf("%s decode of %2u sequences: %.3f ms, %.0f token/s, %.0f GB/s of weights, %.1f %%\n",
-               m->shape.name, n, s * 1e3, n / s, gbs, 100 * gbs / b->read_gbs);
+        char what[64];
+        snprintf(what, sizeof what, "batch of %u", n);
+        row(m->shape.name, what, s, m->decode_bytes / s / 1e9, "GB/s ", b->read_gbs);
     }
 }
 
@@ -234,9 +293,9 @@ static void bench_prefill(struct bench *b, struct bench_model *m)
         double time = time_graph(b, n > 1000 ? 2 : 5, [&] { bench_enqueue_prefill(m, n, early_of(b)); });
         double flops = m->prefill_flops * n + 2.0 * n * n * s->heads * s->head_dim * s->layers +
                        2.0 * s->vocab * s->hidden;
-        printf("%s prefill of %u tokens: %.2f ms, %.0f token/s, %.0f TFLOP/s, %.1f %% of cuBLASLt's peak\n",
-               s->name, n, time * 1e3, n / time, flops / time / 1e12,
-               100 * flops / time / 1e12 / b->peak_tflops);
+        char what[64];
+        snprintf(what, sizeof what, "prefill %u", n);
+        row(s->name, what, time, flops / time / 1e12, "TFLOP", b->peak_tflops);
         if (n < 4096) continue;
         double attention = time_graph(b, 2, [&] {
             for (uint32_t l = 0; l < s->layers; l++) {
@@ -246,8 +305,8 @@ static void bench_prefill(struct bench *b, struct bench_model *m)
                                             &err));
             }
         });
-        printf("  of it attention: %.2f ms, %.0f TFLOP/s\n", attention * 1e3,
-               2.0 * n * n * s->heads * s->head_dim * s->layers / attention / 1e12);
+        row(s->name, "  of it attention", attention,
+            2.0 * n * n * s->heads * s->head_dim * s->layers / attention / 1e12, "TFLOP", b->peak_tflops);
     }
 }
 
@@ -263,8 +322,9 @@ static void bench_long(struct bench *b, struct bench_model *m)
                               }) /
                    s->layers;
         double bytes = (double)context * 2 * s->kv_heads * s->head_dim * 2;
-        printf("%s decode attention over %u positions: %.1f us a layer, %.0f GB/s, %.1f %%\n", s->name,
-               context, t * 1e6, bytes / t / 1e9, 100 * bytes / t / 1e9 / b->read_gbs);
+        char what[64];
+        snprintf(what, sizeof what, "attention over %u", context);
+        row(s->name, what, t, bytes / t / 1e9, "GB/s ", b->read_gbs);
     }
 }
 
@@ -283,27 +343,33 @@ int main(int argc, char **argv)
     CUDA(cudaEventCreate(&b.end));
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
-    printf("%s, %d multiprocessors, compute capability %d\n", properties.name, b.device.sm_count,
-           b.device.capability);
     measure_limits(&b);
 
     const uint32_t early = early_of(&b);
     const struct bench_shape shapes[] = {{"Qwen3-8B", 36, 4096, 12288, 32, 8, 128, 151936},
                                          {"Qwen3-4B", 36, 2560, 9728, 32, 8, 128, 151936}};
+    std::vector<choice> choices = all_choices();
     int bad = 0;
     for (int i = 0; i < 2; i++) {
         struct bench_model m;
         bench_model_open(&m, shapes[i], &b.device, 16384, 4096, b.stream);
-        if (i == 0) measure_peak(&b, &m);
+        if (i == 0) {
+            measure_peak(&b, &m);
+            printf("%s, %d multiprocessors, %d.%d; VRAM read %.0f GB/s, cuBLASLt bf16 %.0f TFLOP/s\n",
+                   properties.name, b.device.sm_count, b.device.capability / 10, b.device.capability % 10,
+                   b.read_gbs, b.peak_tflops);
+        }
         bad += check_decode(&b, &m);
-        bench_decode(&b, &m, "one graph", early);
-        bench_decode(&b, &m, "one graph, no early launch", 0);
-        if (!quick && b.device.bulk_copy) bench_choices(&b, &m);
+        bench_decode(&b, &m, "decode step", early);
+        bench_decode(&b, &m, "decode step, not early", 0);
+        if (!quick && b.device.bulk_copy) bench_choices(&b, &m, choices, i);
         bench_parts(&b, &m);
+        bench_slices(&b, &m);
         bench_batches(&b, &m);
         bench_long(&b, &m);
         bench_prefill(&b, &m);
         bench_model_close(&m);
     }
+    if (!quick && b.device.bulk_copy) print_choices(choices);
     return bad ? 1 : 0;
 }

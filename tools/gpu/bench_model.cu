@@ -1,6 +1,8 @@
 /* The synthetic model of helm-bench-gpu-kernels: its memory, and its steps as lists of launches.
  *
  * The order of launches is what the GPU worker lowers a plan to; see worker-gpu/kernels.h. */
+#include <string.h>
+
 #include <vector>
 
 #include "tools/gpu/bench.cuh"
@@ -61,7 +63,10 @@ void bench_model_open(struct bench_model *m, struct bench_shape s, struct gpuk_d
     m->kv.layout = {s.layers, s.kv_heads, s.head_dim, page, DTYPE_BF16, 2};
     m->kv.pool = random_weights(m, context / page * kv_page_bytes(&m->kv.layout) / 2);
     m->step.pages_per_slot = context / page;
-    allocate(&m->step_memory, ((size_t)chunk * 6 + 64 + (size_t)GPUK_BATCH_MAX * m->step.pages_per_slot) * 4);
+    const size_t step_bytes =
+        ((size_t)chunk * 6 + 64 + (size_t)GPUK_BATCH_MAX * m->step.pages_per_slot) * sizeof(uint32_t);
+    allocate(&m->step_memory, step_bytes);
+    CUDA(cudaHostAlloc((void **)&m->step_host, step_bytes, cudaHostAllocDefault));
 
     allocate(&m->x, (size_t)chunk * s.hidden * 4);
     allocate(&m->q, (size_t)chunk * qkv_width * 4);
@@ -111,6 +116,7 @@ void bench_model_close(struct bench_model *m)
                    m->argmax_workspace,
                    m->matmul_workspace};
     for (void *p : all) cudaFree(p);
+    cudaFreeHost(m->step_host);
     gpuk_matmul_close(m->matmul);
     free(m->layer);
 }
@@ -118,8 +124,10 @@ void bench_model_close(struct bench_model *m)
 void bench_model_step(struct bench_model *m, uint32_t tokens, uint32_t start, bool spread)
 {
     const uint32_t rows = spread ? tokens : 1, cap = m->chunk;
-    std::vector<uint32_t> v((size_t)cap * 6 + 64 + (size_t)rows * m->step.pages_per_slot);
-    uint32_t *counts = v.data(), *id = counts + 8, *position = id + cap, *row = position + cap,
+    const size_t words = (size_t)cap * 6 + 64 + (size_t)rows * m->step.pages_per_slot;
+    CUDA(cudaStreamSynchronize(m->stream)); /* the block of the step before is not being read any more */
+    memset(m->step_host, 0, words * sizeof(uint32_t));
+    uint32_t *counts = m->step_host, *id = counts + 8, *position = id + cap, *row = position + cap,
              *first = row + cap, *slot = first + cap + 8, *sample = slot + cap, *table = sample + cap + 8;
     counts[0] = tokens, counts[1] = rows, counts[2] = rows;
     for (uint32_t t = 0; t < tokens; t++) {
@@ -137,9 +145,11 @@ void bench_model_step(struct bench_model *m, uint32_t tokens, uint32_t start, bo
             table[r * m->step.pages_per_slot + p] =
                 (p + r * ((start + tokens) / m->kv.layout.page_tokens + 1)) % m->step.pages_per_slot;
     }
-    CUDA(cudaMemcpy(m->step_memory, v.data(), v.size() * 4, cudaMemcpyHostToDevice));
-    CUDA(cudaDeviceSynchronize()); /* the last of it may still be on its way, and the stream here does not
-                                      wait */
+    /* From pinned memory and in the stream that reads it: a copy from other memory returns before it has
+     * arrived, and this stream would not wait for it. */
+    CUDA(cudaMemcpyAsync(m->step_memory, m->step_host, words * sizeof(uint32_t), cudaMemcpyHostToDevice,
+                         m->stream));
+    CUDA(cudaStreamSynchronize(m->stream));
     uint32_t *base = m->step_memory;
     m->step.counts = base;
     m->step.token_id = base + (id - counts);
