@@ -83,18 +83,34 @@ def expected_tokens(prompt, count, seed=0, eos_at=0):
     return out
 
 
-def plan_json(layers, homes, embed, head, **sizes):
-    """A plan as a person writes it: `homes` has one letter a layer, c or g."""
-    names = {"c": "cpu", "g": "gpu"}
-    stages, first = [], 0
+def stages(layers, homes):
+    """A list of stages: `homes` has one letter a layer, c(pu), g(pu) or s(tream), or two: its attention, its MLP."""
+    names = {"c": "cpu", "g": "gpu", "s": "stream"}
+    halves = homes if len(homes) == 2 * layers else "".join(h + h for h in homes)
+    out = []
     for n in range(layers):
-        if n + 1 == layers or homes[n + 1] != homes[n]:
-            stages.append({"layers": [first, n], "home": names[homes[n]], "bytes": 0})
-            first = n + 1
+        attention, mlp = halves[2 * n:2 * n + 2]
+        if attention == mlp:
+            if out and out[-1]["ops"] == "all" and out[-1]["home"] == names[mlp]:
+                out[-1]["layers"][1] = n
+            else:
+                out.append({"layers": [n, n], "ops": "all", "home": names[mlp], "bytes": 0})
+        else:
+            out.append({"layers": [n, n], "ops": "attention", "home": names[attention], "bytes": 0})
+            out.append({"layers": [n, n], "ops": "mlp", "home": names[mlp], "bytes": 0})
+    return out
+
+
+def plan_json(layers, homes, embed, head, prefill=None, prefill_from=None, **sizes):
+    """A plan as a person writes it. `homes`, and `prefill` for steps of `prefill_from` tokens and more, as above."""
+    names = {"c": "cpu", "g": "gpu"}
+    lists = {"decode": stages(layers, homes)}
+    if prefill:
+        lists["prefill"] = stages(layers, prefill)
     empty = {"limit": None, "lines": [], "total": 0}
     return {"layers": layers, "context_tokens": 512, "step_tokens": 64, "slots": 8, "page_tokens": 32,
-            "page_count": 0, "kv_dtype": "f16", "stages": stages, "embed": names[embed], "head": names[head],
-            "host": empty, "vram": empty, **sizes}
+            "page_count": 0, "kv_dtype": "f16", "stages": lists, "prefill_from_tokens": prefill_from, "embed": names[embed],
+            "head": names[head], "host": empty, "vram": empty, **sizes}
 
 
 class Daemon:

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import (BIN, Client, DEMO, Daemon, check, plan_json, run_tests, running, same, wait_until,  # noqa: E402
+from helmd_harness import (BIN, Client, DEMO, Daemon, PROFILE, check, plan_json, run_tests, running, same, wait_until,  # noqa: E402
                            SLOW)
 
 LAYERS = 8
@@ -81,6 +82,42 @@ def test_every_plan_agrees_with_the_golden_run():
             check_golden(d, f"{homes}, embedding {embed}, head {head}")
 
 
+# homes, embedding, head, prefill list, from how many tokens on; half layers where two letters stand for one
+STREAMED = [("ssssssss", "g", "g", None, None), ("gsgsgsgs", "c", "c", None, None), ("csgcsgcs", "c", "g", None, None),
+            ("ccsscgccggsscsgc", "c", "g", None, None), ("cccccccc", "c", "c", "ssssssss", 20),
+            ("ccgcsgcc", "c", "g", "ssgcsgss", 17), ("gcgcgcgcgcgcgcgc", "g", "g", "gsgsgsgsgsgsgsgs", 20)]
+
+
+def test_streamed_weights_half_layers_and_prompt_lists_agree_with_the_golden_run():
+    ring = 1 << 20
+    for homes, embed, head, prefill, first in STREAMED if SLOW == 1 else STREAMED[::3]:
+        with emulated(homes, embed, head, prefill=prefill, prefill_from=first, ring_bytes=ring) as d:
+            what = f"{homes}, {prefill} from {first} on" if prefill else homes
+            check_golden(d, what)
+            status = Client(d.endpoint).ask("status").status
+            moved = {w.name: (w.weight_bytes_read, w.link_bytes) for w in status.workers}
+            check(moved["gpu"][1] > 0, f"{what}: nothing came over the link: {moved}")
+            # what the GPU worker only copies the CPU worker still loads
+            check("cpu" in moved, f"{what}: {moved}")
+
+
+def test_a_plan_of_helm_plan_runs():
+    program = os.path.join(BIN, "helm-plan")
+    with tempfile.TemporaryDirectory() as folder:
+        for strategy in "best", "thesis", "stream":
+            run = subprocess.run([program, "--model", DEMO, "--profile", PROFILE, "--vram", "384MiB", "--ctx", "1024",
+                                  "--strategy", strategy, "--json"], capture_output=True, text=True)
+            same(run.returncode, 0, run.stderr)
+            path = os.path.join(folder, "plan.json")
+            with open(path, "w") as f:
+                f.write(run.stdout)
+            with running("--device", "emulated", "--plan", path, real=True) as d:
+                want, got = json.loads(run.stdout)["stages"], json.loads(Client(d.endpoint).ask("plan").plan.json)["stages"]
+                same([(x["layers"], x["home"]) for x in got["decode"]], [(x["layers"], x["home"]) for x in want["decode"]],
+                     "stages")
+                check_golden(d, f"helm-plan's {strategy}")
+
+
 def test_the_same_plan_gives_the_same_tokens_twice():
     runs = []
     for _ in range(2):
@@ -123,8 +160,10 @@ def test_what_does_not_fit_the_ceiling_is_refused_before_loading():
 
 
 def test_either_worker_killed_mid_stream_costs_no_token():
-    for homes, embed, head in [("ccccgggg", "c", "g"), ("cgcgcgcg", "g", "c")]:
-        with emulated(homes, embed, head) as d:
+    for homes, embed, head, more in [("ccccgggg", "c", "g", {}), ("cgcgcgcg", "g", "c", {}),
+                                     ("csgcsgcs", "c", "g", {"ring_bytes": 1 << 20}),
+                                     ("cccccccc", "c", "c", {"prefill": "ssssssss", "prefill_from": 20, "ring_bytes": 1 << 20})]:
+        with emulated(homes, embed, head, **more) as d:
             prompt, want = clear_stretch(d, 150)
             for who in "gpu", "cpu":
                 c = Client(d.endpoint)
