@@ -61,7 +61,7 @@ static void try_split(struct space *s, const struct space_ends *ends, uint64_t r
 static void need_of_split(struct space *s, const struct space_ends *ends, uint64_t ring, void *context)
 {
     struct search_found *found = context;
-    struct search_bytes b = space_bytes(s, s->scratch, ends, ring);
+    struct search_bytes b = space_bytes(s, s->scratch, ends, &ring);
     uint64_t more_vram = b.vram > s->memory->vram_limit ? b.vram - s->memory->vram_limit : 0;
     uint64_t more_host = b.host > s->memory->host_limit ? b.host - s->memory->host_limit : 0;
     if (!more_host && more_vram < found->more_vram) found->more_vram = more_vram;
@@ -113,7 +113,8 @@ int search_run(const struct search_problem *problem, enum search_strategy strate
         found->exact = true;
     } else {
         rc = exact_search(&s, &found->exact, err);
-        if (!rc && !found->exact) rc = mixed_search(&s, err);
+        /* What the sums of memory forbid need not be looked for. */
+        if (!rc && !found->exact && bound_more(&s, true, NULL, NULL) == 0) rc = mixed_search(&s, err);
     }
     if (!rc) rc = take_result(&s, found, err);
     if (rc) goto out;
