@@ -137,18 +137,10 @@ static uint64_t more_of(uint64_t more, uint64_t missing, uint64_t other_missing)
     return other_missing || more == NEVER || units_add(more, missing, &sum) ? NEVER : sum;
 }
 
-static void raise_limit(uint64_t by, uint64_t *limit, uint64_t *missing)
-{
-    uint64_t paid = by < *missing ? by : *missing;
-    *missing -= paid;
-    *limit += by - paid;
-}
-
-/* One search under these limits, its result as lists of the plan. `raise`: lets the limits grow, to describe
- * the nearest plan of a refusal. */
+/* One search under these limits, its result as lists of the plan. */
 static int search_once(const struct making *m, enum search_strategy strategy, const struct memory_wish *wish,
-                       const struct cost_table *prices, const struct search_bytes *raise, struct plan *plan,
-                       struct attempt *attempt, struct helm_err *err)
+                       const struct cost_table *prices, struct plan *plan, struct attempt *attempt,
+                       struct helm_err *err)
 {
     struct memory memory = {0};
     struct search_found found = {0};
@@ -161,10 +153,6 @@ static int search_once(const struct making *m, enum search_strategy strategy, co
     *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
     int rc = memory_build(&m->c, wish, &memory, err);
     if (rc) return rc;
-    if (raise) {
-        raise_limit(raise->vram, &memory.search.vram_limit, &memory.vram_missing);
-        raise_limit(raise->host, &memory.search.host_limit, &memory.host_missing);
-    }
     rc = search_run(&problem, strategy, &found, err);
     if (!rc && found.feasible && wish->device && m->required && !found_uses_device(&found, prices->units))
         rc = force_device(&problem, &memory, &found, err);
@@ -224,7 +212,7 @@ int attempt_context(struct making *m, enum search_strategy strategy, bool device
     if (rc) return rc;
     for (uint32_t tries = 0; !rc && tries < TIGHTEN_MAX; tries++) {
         bool longer = !stated && m->wish.step_tokens > LEDGER_STEP_TOKENS;
-        rc = search_once(m, strategy, &wish, &prices, NULL, plan, attempt, err);
+        rc = search_once(m, strategy, &wish, &prices, plan, attempt, err);
         if (rc) break;
         bool idle = attempt->fits && !plan_has_home(plan, PLAN_HOME_STREAM);
         if ((!attempt->fits || idle) && (longer || wish.prefill)) {
@@ -255,6 +243,19 @@ int attempt_contexts(struct making *m, enum search_strategy strategy, bool devic
     return 0;
 }
 
+static void raise_limits(struct making *m, uint64_t vram, uint64_t host)
+{
+    char from[LEDGER_FROM_TEXT];
+    m->machine = m->r->machine;
+    m->wish.host_memory_bytes = m->r->wish.host_memory_bytes;
+    if (units_add(m->machine.device.limit, vram, &m->machine.device.limit))
+        m->machine.device.limit = UINT64_MAX;
+    if (!host) return;
+    uint64_t limit = ledger_host_limit(&m->c, from);
+    m->wish.host_memory_bytes = 0;
+    m->machine.memory.available_bytes = limit + host;
+}
+
 /* By how much one limit has to grow: at least what the search said, and as much more as it still asks for;
  * where that is nothing though it found no plan (its number is a bound), a part of what it was. */
 static int grow(struct making *m, enum search_strategy strategy, const struct memory_wish *wish,
@@ -262,9 +263,9 @@ static int grow(struct making *m, enum search_strategy strategy, const struct me
                 struct helm_err *err)
 {
     for (uint32_t tries = 0; tries < TIGHTEN_MAX && *more != NEVER; tries++) {
-        const struct search_bytes raise = {.vram = vram ? *more : 0, .host = vram ? 0 : *more};
         struct attempt again;
-        int rc = search_once(m, strategy, wish, prices, &raise, plan, &again, err);
+        raise_limits(m, vram ? *more : 0, vram ? 0 : *more);
+        int rc = search_once(m, strategy, wish, prices, plan, &again, err);
         if (rc || again.fits) return rc;
         uint64_t next = vram ? again.vram : again.host;
         if (next == 0) next = *more / GROW_PARTS + MIB;
@@ -281,7 +282,6 @@ int attempt_nearest(struct making *m, enum search_strategy strategy, bool device
                                      .pages = ledger_least_pages(&m->c, ctx),
                                      .device = device,
                                      .cpu = strategy != SEARCH_ALL_GPU && strategy != SEARCH_STREAM};
-    const struct search_bytes plenty = {.vram = device ? PLAN_BYTES_MAX / 4 : 0, .host = PLAN_BYTES_MAX / 4};
     struct cost_table prices;
     struct arena_spec spec;
     struct attempt again;
@@ -293,10 +293,12 @@ int attempt_nearest(struct making *m, enum search_strategy strategy, bool device
     if (!rc && attempt->vram > attempt->host) /* the plan that is described is that of the lesser growth */
         rc = grow(m, strategy, &wish, &prices, false, &attempt->host, plan, err);
     if (!rc && attempt->vram == NEVER && attempt->host == NEVER) {
-        rc = search_once(m, strategy, &wish, &prices, &plenty, plan, &again, err);
+        raise_limits(m, device ? PLAN_BYTES_MAX / 4 : 0, PLAN_BYTES_MAX / 4);
+        rc = search_once(m, strategy, &wish, &prices, plan, &again, err);
         if (!rc && !again.fits)
             rc = helm_fail(err, HELM_E_INTERNAL, "no plan fits, however much memory there were");
     }
     cost_table_free(&prices);
+    raise_limits(m, 0, 0);
     return rc ? rc : ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, &spec, err);
 }

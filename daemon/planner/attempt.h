@@ -10,8 +10,9 @@
 /* One plan in the making. */
 struct making {
     const struct planner_request *r;
-    struct ledger_wish wish; /* the request's, with step_tokens chosen */
-    struct ledger_case c;    /* of this wish and table */
+    struct ledger_wish wish;       /* the request's, with step_tokens chosen */
+    struct ledger_machine machine; /* the request's; a refusal looks how large it would have to be */
+    struct ledger_case c;          /* of this wish, machine and table */
     struct analyse_table table;
     uint32_t batch;
     bool required; /* a plan must use the device */

@@ -45,11 +45,12 @@ static int open_making(const struct planner_request *r, struct making *m, struct
 {
     *m = (struct making){.r = r,
                          .wish = r->wish,
+                         .machine = r->machine,
                          .batch = r->batch ? r->batch : 1,
                          .required = r->device_required};
     m->wish.batch = m->batch;
     m->c =
-        (struct ledger_case){.model = r->model, .wish = &m->wish, .machine = &r->machine, .table = &m->table};
+        (struct ledger_case){.model = r->model, .wish = &m->wish, .machine = &m->machine, .table = &m->table};
     int rc = check_sizes(m, err);
     return rc ? rc : analyse_table_build(r->model, &m->table, err);
 }

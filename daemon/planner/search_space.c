@@ -202,9 +202,12 @@ static unsigned uses_of(const struct space *s, const enum plan_home *home)
 }
 
 struct search_bytes space_bytes(const struct space *s, const enum plan_home *home,
-                                const struct space_ends *ends, uint64_t ring)
+                                const struct space_ends *ends, uint64_t *ring)
 {
-    struct search_bytes b = space_bytes_once(s, uses_of(s, home), ends, ring);
+    unsigned uses = uses_of(s, home);
+    uint64_t least = space_ring_least(s, uses, ends);
+    if (!(uses & 1u << PLAN_HOME_STREAM) || *ring < least) *ring = least;
+    struct search_bytes b = space_bytes_once(s, uses, ends, *ring);
     for (uint32_t i = 0; i < s->items; i++) {
         b.vram += s->item[i].vram[home[s->item[i].first]];
         b.host += s->item[i].host[home[s->item[i].first]];
@@ -228,7 +231,9 @@ static bool simpler(const struct space *s, double seconds, uint32_t changes, uin
 double space_try(struct space *s, const enum plan_home *home, const struct space_ends *ends, uint64_t ring,
                  double give_up)
 {
-    struct search_bytes bytes = space_bytes(s, home, ends, ring);
+    uint64_t least = space_ring_least(s, uses_of(s, home), ends);
+    if (ring < least) ring = least; /* a change of homes may have brought in the first of a ring */
+    struct search_bytes bytes = space_bytes(s, home, ends, &ring);
     if (!space_fits(s, bytes)) return INFINITY;
     const struct cost_plan plan = {.home = home,
                                    .kv_cpu = s->kv_cpu,
