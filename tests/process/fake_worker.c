@@ -329,6 +329,7 @@ static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
             if (lane_publish(lane, span->ticket_out, &err)) fail_step(err.text);
         }
     }
+    if (!attended && fault_now(f, "crash_step")) abort();
 }
 
 static void run_step(struct fake *f, uint32_t serial)
