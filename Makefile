@@ -127,6 +127,7 @@ WORKER_GPU_SRC := \
   worker-gpu/engine.c \
   worker-gpu/issue.c \
   worker-gpu/measure.c \
+  worker-gpu/measure_buffers.c \
   worker-gpu/measure_kernels.c \
   worker-gpu/nvml.c \
   worker-gpu/print.c \

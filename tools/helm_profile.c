@@ -85,8 +85,7 @@ static void describe_device(struct tool *t)
     t->profile.link.width = a->info.link_width;
 }
 
-/* The device first and the CPU after it: each alone, then both. The device's process opens it while the CPU's
- * weights are being made. */
+/* The device first and the CPU after it, each alone, then both. Its process stays, idle, until the end. */
 static int measure(struct tool *t, struct helm_err *err)
 {
     const struct options *o = &t->options;

@@ -1,4 +1,5 @@
-/* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure_kernels.c. */
+/* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure_kernels.c
+ * (rates), measure_buffers.c (what they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H
 
@@ -47,7 +48,50 @@ static inline double measure_sample_s(const struct measure *m)
 void measure_add(struct measure_samples *samples, double value);
 void measure_print(struct measure *m, const char *name, uint32_t x, const struct measure_samples *samples);
 
-/* What measure_kernels.c owns; measure_kernels_open fills the device's weights with numbers from m->host. */
+/* ---- measure_buffers.c, measure_kernels.c ---- */
+
+#define MEASURE_LAYER_OPS   4 /* q k v; o; gate up; down */
+#define MEASURE_TINY        256
+#define MEASURE_TINY_COUNT  256 /* kernels that do nothing worth mentioning */
+#define MEASURE_KV_HEADS    8
+#define MEASURE_HEADS       32
+#define MEASURE_HEAD_DIM    128
+#define MEASURE_PAGE_TOKENS 32
+#define MEASURE_KV_LAYERS   32 /* past the caches: in a step weights come between them */
+#define MEASURE_CONTEXT     4096
+#define MEASURE_PAGES       (MEASURE_CONTEXT / MEASURE_PAGE_TOKENS)
+
+/* A layer's matrices: of 8, 4, 1.7 and 0.6 billion parameters. */
+struct measure_shape {
+    uint32_t hidden, q, kv, inner;
+};
+/* The step block: one row. */
+struct measure_block {
+    uint32_t counts[4], row_first[4], row_slot[4], sample_token[4];
+    uint32_t token_id[MEASURE_TOKENS_MAX], position[MEASURE_TOKENS_MAX], token_row[MEASURE_TOKENS_MAX];
+    uint32_t page_table[MEASURE_PAGES];
+};
+
+struct measure_kernels {
+    const struct measure_shape *large, *small;
+    uint64_t memory_bytes;
+    char *memory;
+    struct measure_block *block_host; /* pinned */
+    struct measure_block *block;
+    float *norm, *x, *a, *act, *qkv, *gate_up, *rope_table, *tiny;
+    void *h, *q;
+    void *linear_work, *attention_work, *matmul_work;
+    uint64_t attention_work_bytes;
+    struct gpuk_step step;
+};
+
+/* Bytes of a layer's matrices. */
+uint64_t measure_layer_bytes(const struct measure_shape *shape);
+/* One row of so many tokens from this position on. */
+HELM_MUST_CHECK int measure_set_step(struct measure *m, uint32_t start, uint32_t tokens,
+                                     struct helm_err *err);
+
+/* Memory on the device; measure_kernels_open fills the weights with numbers. */
 HELM_MUST_CHECK int measure_kernels_open(struct measure *m, struct helm_err *err);
 void measure_kernels_close(struct measure *m);
 /* gpu.read, gpu.gemv, gpu.operation, gpu.launch, gpu.linear, gpu.attention, gpu.attention_flops */
