@@ -150,13 +150,16 @@ def test_four_models_on_three_machines():
 
 
 def test_what_does_not_fit_the_gpu_beats_the_thesis():
-    """The claim of the whole: where layers stay outside, streaming beside the CPU is faster than any split."""
-    for name, machine in (("qwen3-8b", MACHINES[0]), ("qwen3-14b", MACHINES[1]), ("qwen3-32b", MACHINES[2])):
+    """The claim of the whole: where layers stay outside, streaming beside the CPU is faster than any split. Least on the
+    laptop, whose memory the CPU alone almost exhausts; there it is the first token that comes sooner."""
+    for name, machine, factor in (("qwen3-8b", MACHINES[0], 1.04), ("qwen3-14b", MACHINES[1], 1.15),
+                                  ("qwen3-32b", MACHINES[2], 1.4)):
         p = plan(name, machine)
         by_name = check_object(p, MODELS[name])
         check(by_name["thesis"]["feasible"], f"{name} on {machine}: thesis")
-        check(by_name["best"]["decode_tok_s"] > 1.1 * by_name["thesis"]["decode_tok_s"],
+        check(by_name["best"]["decode_tok_s"] > factor * by_name["thesis"]["decode_tok_s"],
               f"{name} on {machine}: {by_name}")
+        check(by_name["best"]["ttft_ms"] < 0.6 * by_name["thesis"]["ttft_ms"], f"{name} on {machine}: {by_name}")
         homes = {s["home"] for s in p["stages"]["decode"]}
         check("stream" in homes and p["ring_bytes"] > 0, f"{name} on {machine}: {homes}")
 
