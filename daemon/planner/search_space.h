@@ -66,9 +66,10 @@ HELM_MUST_CHECK int space_open_prefill(struct space *space, const struct cost_ta
 void space_close(struct space *space);
 
 uint32_t space_changes(const struct space *space, const enum plan_home *home, const struct space_ends *ends);
-/* What memory counts for this plan. */
+/* What memory counts for this plan. *ring becomes what it has to be: none where nothing is streamed, unless
+ * prefill wants one; not less than the least where something is. */
 struct search_bytes space_bytes(const struct space *space, const enum plan_home *home,
-                                const struct space_ends *ends, uint64_t ring);
+                                const struct space_ends *ends, uint64_t *ring);
 bool space_fits(const struct space *space, struct search_bytes bytes);
 /* The bytes that a plan with this set of homes takes beside its items: ends, what is there once, the ring. */
 struct search_bytes space_bytes_once(const struct space *space, unsigned uses, const struct space_ends *ends,
@@ -76,8 +77,8 @@ struct search_bytes space_bytes_once(const struct space *space, unsigned uses, c
 /* The smallest and largest rings for a plan with this set of homes; the same where it does not stream. */
 uint64_t space_ring_least(const struct space *space, unsigned uses, const struct space_ends *ends);
 uint64_t space_ring_most(const struct space *space, unsigned uses, const struct space_ends *ends);
-/* Simulates a plan and keeps it if it is the best. Returns its seconds; INFINITY where it does not fit or is
- * certainly slower than `give_up` (and than the best). home: [units]. */
+/* Simulates a plan, its ring as space_bytes has it, and keeps it if it is the best. Returns its seconds;
+ * INFINITY where it does not fit or is certainly slower than `give_up` (and than the best). home: [units]. */
 double space_try(struct space *space, const enum plan_home *home, const struct space_ends *ends,
                  uint64_t ring, double give_up);
 static inline void space_put(const struct space *space, enum plan_home *home, uint32_t item,
