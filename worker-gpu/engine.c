@@ -101,12 +101,13 @@ static int register_region(struct gpu_engine *g, enum gpu_region region, uint64_
 static int make_events(struct gpu_engine *g, struct helm_err *err)
 {
     struct device *d = g->device;
-    uint32_t count = gpu_events_needed(&g->plan, g->ring);
     int rc = d->ops->event_create(d, &g->copied, err);
-    g->event = calloc((size_t)count + 1, sizeof *g->event);
-    if (!rc && !g->event) rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u events", count);
-    for (; g->event_count < count && !rc; g->event_count += !rc)
-        rc = d->ops->event_create(d, &g->event[g->event_count], err);
+    g->events = gpu_events_place(&g->plan, g->ring);
+    g->event = calloc((size_t)g->events.count + 1, sizeof *g->event);
+    if (!rc && !g->event) rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u events", g->events.count);
+    for (uint32_t i = 0; i < g->events.count && !rc; i++)
+        rc = i < g->events.prefix ? d->ops->event_create(d, &g->event[i], err)
+                                  : d->ops->event_create_crossing(d, &g->event[i], err);
     return rc;
 }
 
@@ -160,6 +161,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .ring = g->ring,
                                     .ring_memory = g->ring_memory,
                                     .event = g->event,
+                                    .events = g->events,
                                     .block_host = pinned,
                                     .tokens = (struct gpuk_token *)(pinned + results),
                                     .end = (_Atomic uint32_t *)(pinned + end)};
@@ -279,17 +281,29 @@ static int prepare_programs(struct gpu_engine *g, bool graphs, struct helm_err *
     return rc;
 }
 
+/* The next step's first slices may still be on their way. */
+static void drain_copies(struct gpu_engine *g)
+{
+    struct device *d = g->device;
+    if (!g->copied || d->ops->event_record(d, DEVICE_COPY, g->copied, NULL)) return;
+    (void)d->ops->event_wait(d, g->copied, NULL);
+}
+
 static void gpu_engine_free(struct worker_engine *base)
 {
     struct gpu_engine *g = (struct gpu_engine *)base;
     struct device *d = g->device;
-    if (d && g->failed) gpu_step_abandon(g);
+    if (d && g->failed)
+        gpu_step_abandon(g);
+    else if (d)
+        drain_copies(g);
     pool_destroy(g->samplers);
     for (uint32_t i = 0; i < GPU_SAMPLERS_MAX; i++) free(g->scratch[i]);
     if (d) {
         for (uint32_t i = 0; i < PLAN_PHASES_MAX * GPU_TIER_COUNT; i++)
             gpu_program_free(&g->program[i / GPU_TIER_COUNT][i % GPU_TIER_COUNT], d);
-        while (g->event_count) d->ops->event_free(d, g->event[--g->event_count]);
+        for (uint32_t i = 0; g->event && i < g->events.count; i++)
+            if (g->event[i]) d->ops->event_free(d, g->event[i]);
         if (g->copied) d->ops->event_free(d, g->copied);
         device_free(d, DEVICE_KV, g->kv_bytes, g->kv_pool);
         device_free(d, DEVICE_KV, g->staging_bytes, g->staging);

@@ -29,8 +29,8 @@ struct gpu_engine {
     void *kv_pool, *staging, *ring_memory;
     uint64_t kv_bytes, staging_bytes, ring_bytes;
     struct ring_schedule ring[PLAN_PHASES_MAX];
-    struct device_event **event; /* [event_count] */
-    uint32_t event_count;
+    struct device_event **event; /* [events.count] */
+    struct gpu_events events;
     void *region[GPU_REGION_COUNT]; /* registered with the device; NULL: not */
     void *pinned;                   /* step block, argmax results, end word */
     struct gpu_source source;

@@ -124,9 +124,8 @@ static int copy_slice(const struct gpu_source *s, const struct ring_slice *slice
 static int issue_slice(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_entry *e,
                        struct helm_err *err)
 {
-    const struct ring_schedule *ring = &s->ring[p->phase];
-    int rc = copy_slice(s, &ring->slice[e->as.stream.slice], err);
-    if (rc || e->as.stream.slice >= ring->count) return rc; /* the next step's: nobody here waits for it */
+    int rc = copy_slice(s, &s->ring[p->phase].slice[e->as.stream.slice], err);
+    if (rc) return rc;
     return s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->as.stream.event], err);
 }
 
@@ -195,10 +194,11 @@ int gpu_program_prime(const struct gpu_source *s, struct helm_err *err)
     struct device *d = s->device;
     uint32_t prefix = ring_prefix(&s->ring[0]);
     int rc = 0;
-    if (prefix == 0) return 0;
-    for (uint32_t i = 0; i < prefix && !rc; i++) rc = copy_slice(s, &s->ring[0].slice[i], err);
-    if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, s->event[GPU_EVENT_JOIN], err);
-    if (!rc) rc = d->ops->event_wait(d, s->event[GPU_EVENT_JOIN], err);
+    for (uint32_t i = 0; i < prefix && !rc; i++) {
+        rc = copy_slice(s, &s->ring[0].slice[i], err);
+        if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, s->event[s->events.prefix + i], err);
+    }
+    if (!rc && prefix) rc = d->ops->event_wait(d, s->event[s->events.prefix + prefix - 1], err);
     return rc;
 }
 
@@ -294,7 +294,7 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
 {
     bool after_launch = false; /* only behind another kernel may one start early */
     int rc = 0;
-    for (uint32_t i = 0; i < p->count && !rc; i++) {
+    for (uint32_t i = 0; i < p->tail && !rc; i++) {
         const struct gpu_entry *e = &p->entry[i];
         if (e->head && e->group * GPUK_BATCH_MAX >= issue->samples) continue;
         if (e->again && issue->tokens <= GPU_SUB_TOKENS) continue;
@@ -305,5 +305,15 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
         rc = issue_entry(s, p, e, issue, &of, err);
         if (!is_copy(e)) after_launch = is_launch(e->kind);
     }
+    return rc;
+}
+
+int gpu_program_issue_tail(const struct gpu_source *s, const struct gpu_program *p, struct helm_err *err)
+{
+    const struct span_of_tokens none = {0};
+    const struct gpu_issue issue = {0};
+    int rc = 0;
+    for (uint32_t i = p->tail; i < p->count && !rc; i++)
+        rc = issue_entry(s, p, &p->entry[i], &issue, &none, err);
     return rc;
 }

@@ -93,6 +93,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                                   .device = p->device,
                                   .kv = h->kv,
                                   .ring = p->ring,
+                                  .events = gpu_events_place(&p->plan, p->ring),
                                   .ring_memory = p->space + p->weights.bytes + p->buffers.bytes};
     source->kv.layers = plan_layers_of(&p->plan, PLAN_HOME_GPU);
     return 0;

@@ -111,24 +111,57 @@ void lower_segment(struct lowering *low, struct gpu_entry *e, const struct gpu_m
 
 /* ---- the copy queue ---- */
 
+static void add_copy(struct lowering *low, uint32_t index, uint32_t event)
+{
+    const struct ring_slice *slice = &low->ring->slice[index];
+    struct gpu_entry *e = lower_add(low, GPU_STREAM_COPY, (int32_t)(slice->unit / 2));
+    e->as.stream.slice = index;
+    e->as.stream.event = event;
+    for (uint32_t i = 0; i < slice->part_count; i++) low->program->copy_bytes += slice->part[i].bytes;
+}
+
 void lower_copies(struct lowering *low, int32_t used)
 {
     const struct ring_schedule *ring = low->ring;
-    uint32_t total = ring->count + ring->tail;
     bool first = true;
-    for (; low->next_copy < total && ring->slice[low->next_copy].after <= used; low->next_copy++) {
-        const struct ring_slice *slice = &ring->slice[low->next_copy];
-        if (slice->held) continue;
+    for (; low->next_copy < ring->count && ring->slice[low->next_copy].after <= used; low->next_copy++) {
+        if (ring->slice[low->next_copy].held) continue;
         if (first && used >= 0) {
             lower_event(low, GPU_RECORD, DEVICE_COMPUTE, gpu_event_used((uint32_t)used));
             lower_event(low, GPU_FOLLOW, DEVICE_COPY, gpu_event_used((uint32_t)used));
         }
         first = false;
-        struct gpu_entry *e = lower_add(low, GPU_STREAM_COPY, (int32_t)(slice->unit / 2));
-        e->as.stream.slice = low->next_copy;
-        e->as.stream.event = gpu_event_arrived(low->next_copy);
-        for (uint32_t i = 0; i < slice->part_count; i++) low->program->copy_bytes += slice->part[i].bytes;
+        add_copy(low, low->next_copy, gpu_event_arrived(low->next_copy));
     }
+    if (low->next_copy < ring->count) return;
+    /* Those of the tail stand at the end of the list; here their way is set free. */
+    for (first = true; low->next_tail < ring->tail; low->next_tail++, first = false) {
+        if (ring->slice[ring->count + low->next_tail].after > used) break;
+        if (first) lower_event(low, GPU_RECORD, DEVICE_COMPUTE, low->source->events.tail + low->next_tail);
+    }
+}
+
+/* The tail: behind the program's own copies, each as soon as what it overwrites has been used. Several that
+ * wait for the same use follow one event. */
+static void lower_tail(struct lowering *low)
+{
+    const struct ring_schedule *ring = low->ring;
+    low->program->tail = low->program->count;
+    for (uint32_t t = 0; t < ring->tail; t++) {
+        const struct ring_slice *slice = &ring->slice[ring->count + t];
+        if (t == 0 || slice[-1].after < slice->after)
+            lower_event(low, GPU_FOLLOW, DEVICE_COPY, low->source->events.tail + t);
+        add_copy(low, ring->count + t, low->source->events.prefix + slice->prefix);
+    }
+}
+
+bool lower_is_copied(const struct lowering *low, uint32_t prefix)
+{
+    const struct gpu_source *s = low->source;
+    for (uint32_t p = 0; p < plan_phase_count(s->plan); p++)
+        for (uint32_t t = 0; t < s->ring[p].tail; t++)
+            if (s->ring[p].slice[s->ring[p].count + t].prefix == prefix) return true;
+    return false;
 }
 
 /* The `index`th layer whose cache this phase borrows; false where there are fewer. */
@@ -157,12 +190,13 @@ void lower_fetches(struct lowering *low)
     }
 }
 
-/* Whether a step of this phase copies anything by the copy queue. */
-static bool uses_copies(const struct lowering *low)
+/* Whether this program copies something before it has used anything of the ring: it must not overtake the
+ * use that the step before made of the same places. */
+static bool begins_with_copies(const struct lowering *low)
 {
     const struct ring_schedule *ring = low->ring;
     uint32_t layer, kv_layer;
-    for (uint32_t i = 0; i < ring->count + ring->tail; i++)
+    for (uint32_t i = 0; i < ring->count && ring->slice[i].after < 0; i++)
         if (!ring->slice[i].held) return true;
     return borrowed_layer(low->source->plan, low->program->phase, 0, &layer, &kv_layer);
 }
@@ -241,16 +275,16 @@ static void lower_span(struct lowering *low, const struct plan_span *span)
 }
 
 /* All spans, between beginning and end of what the copy queue does for them. The step is done when the
- * compute queue is and what was borrowed is back; the first slices of the next step may still be on their
- * way, and what comes after in the compute queue waits for them. */
+ * compute queue is and what was borrowed is back. */
 static void lower_step(struct lowering *low, const struct plan_span *spans, uint32_t count)
 {
-    bool copies = uses_copies(low), layers = false;
+    const struct ring_schedule *ring = low->ring;
+    bool layers = false;
     for (uint32_t i = 0; i < count; i++)
         layers |= spans[i].worker == PLAN_HOME_GPU && spans[i].unit_count > 0;
-    if (copies) {
-        lower_event(low, GPU_RECORD, DEVICE_COMPUTE, GPU_EVENT_FORK);
-        lower_event(low, GPU_FOLLOW, DEVICE_COPY, GPU_EVENT_FORK);
+    if (begins_with_copies(low)) {
+        lower_event(low, GPU_RECORD, DEVICE_COMPUTE, GPU_EVENT_BEGIN);
+        lower_event(low, GPU_FOLLOW, DEVICE_COPY, GPU_EVENT_BEGIN);
     }
     lower_add(low, GPU_COPY_BLOCK, -1);
     lower_fetches(low);
@@ -260,15 +294,12 @@ static void lower_step(struct lowering *low, const struct plan_span *spans, uint
         if (spans[i].worker == PLAN_HOME_GPU) lower_span(low, &spans[i]);
     if (low->borrowed) lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_KV_BACK);
     add_word(low, GPU_WORD_WRITE, low->source->end, 1, DEVICE_EQUAL);
-    if (copies) {
-        lower_event(low, GPU_RECORD, DEVICE_COPY, GPU_EVENT_JOIN);
-        lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_JOIN);
-    }
+    lower_tail(low);
     if (!low->rc &&
-        (low->next_slice != low->ring->count || low->next_copy != low->ring->count + low->ring->tail))
+        (low->next_slice != ring->count || low->next_copy != ring->count || low->next_tail != ring->tail))
         low->rc =
-            helm_fail(low->err, HELM_E_INTERNAL, "slices %u of %u used, %u of %u copied", low->next_slice,
-                      low->ring->count, low->next_copy, low->ring->count + low->ring->tail);
+            helm_fail(low->err, HELM_E_INTERNAL, "of %u slices %u are used, %u copied, and %u of %u more",
+                      ring->count, low->next_slice, low->next_copy, low->next_tail, ring->tail);
 }
 
 int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_tier tier,

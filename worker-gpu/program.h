@@ -15,9 +15,12 @@
  *
  * Streamed weights: the copy queue fills the ring (ring.h) behind events that the compute queue records when
  * what is overwritten has been used, and the compute queue waits for each slice's arrival; the host waits for
- * nothing. The list's order is one in which every event is recorded before it is followed. Borrowed caches
- * (a layer whose KV is the host's, computed here in a prefill phase) pass through two staging pools of one
- * layer each, turn by turn, by the same queue; a step counts as done when what it appended is back.
+ * nothing. The list's order is one in which every event is recorded before it is followed. Its last part, the
+ * tail, copies the next step's first slices: it is put into the copy queue behind the graph, not into it,
+ * since a graph is not done before its copies are; events that cross lead from the graph to the tail and from
+ * there to the next step's graph. Borrowed caches (a layer whose KV is the host's, computed here in a prefill
+ * phase) pass through two staging pools of one layer each, turn by turn, by the same queue; a step counts as
+ * done when what it appended is back.
  *
  * Called by engine.c. Owns entries and graph; addresses point into device memory and the arena, which outlive
  * it. */
@@ -173,14 +176,18 @@ struct gpu_entry {
     } as;
 };
 
-/* Events of a program, by number: a few of its own, then arrival and use of each slice. */
+/* Events by number. Of a program: a few of its own, then arrival and use of each slice of the longest
+ * schedule. Crossing ones, between programs: arrival of each slice of the prefix; what a tail waits for, in
+ * its order. */
 enum gpu_event {
-    GPU_EVENT_FORK,
-    GPU_EVENT_JOIN,
+    GPU_EVENT_BEGIN,
     GPU_EVENT_KV_IN,                                    /* one a staging pool */
     GPU_EVENT_KV_USED = GPU_EVENT_KV_IN + GPU_STAGINGS, /* likewise */
     GPU_EVENT_KV_BACK = GPU_EVENT_KV_USED + GPU_STAGINGS,
     GPU_EVENT_SLICES
+};
+struct gpu_events {
+    uint32_t prefix, tail, count; /* where the crossing ones begin; of all */
 };
 static inline uint32_t gpu_event_arrived(uint32_t slice)
 {
@@ -190,6 +197,7 @@ static inline uint32_t gpu_event_used(uint32_t slice)
 {
     return GPU_EVENT_SLICES + 2 * slice + 1;
 }
+struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_schedule *ring);
 
 struct gpu_program {
     uint32_t phase;
@@ -199,6 +207,7 @@ struct gpu_program {
     struct gpuk_step step; /* device addresses, of all tokens */
     struct gpu_entry *entry;
     uint32_t count, capacity;
+    uint32_t tail;              /* where it begins: behind what the graph has */
     uint64_t stream_bytes;      /* of weights that come through the ring */
     uint64_t copy_bytes;        /* what a step copies into the ring */
     struct device_graph *graph; /* NULL: issued anew each step */
@@ -216,10 +225,11 @@ struct gpu_source {
     void *staging[GPU_STAGINGS];      /* [page_count] pages of one layer, the arena's page numbers */
     const struct ring_schedule *ring; /* by phase */
     char *ring_memory;
-    struct device_event *const *event; /* as many as the longest schedule needs: gpu_events_needed */
-    char *block_host;                  /* pinned, at least as large as the largest block */
-    struct gpuk_token *tokens;         /* pinned: what argmax found, by sample */
-    _Atomic uint32_t *end;             /* pinned: becomes 1 when the step is done */
+    struct device_event *const *event;
+    struct gpu_events events;
+    char *block_host;          /* pinned, at least as large as the largest block */
+    struct gpuk_token *tokens; /* pinned: what argmax found, by sample */
+    _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done */
     float rope_scale;
 };
 
@@ -234,7 +244,6 @@ struct gpuk_step gpu_block_step(const struct gpu_block *block, const char *base,
                                 uint32_t sub);
 /* What borrowed layers need in VRAM: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed. */
 uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena);
-uint32_t gpu_events_needed(const struct plan *plan, const struct ring_schedule *ring);
 
 /* Refuses prefill lists that begin below GPU_CHUNK_TOKENS. */
 HELM_MUST_CHECK int gpu_program_check_phases(const struct plan *plan, struct helm_err *err);
@@ -248,9 +257,11 @@ struct gpu_issue {
     const struct batch *batch;      /* whose pages are borrowed */
     bool alone;                     /* without hand-overs and copies, to have all code loaded before a wait */
 };
-/* Puts the list into the device's queues. */
+/* Puts the list into the device's queues: what stands before the tail, and the tail. */
 HELM_MUST_CHECK int gpu_program_issue(const struct gpu_source *source, const struct gpu_program *program,
                                       const struct gpu_issue *issue, struct helm_err *err);
+HELM_MUST_CHECK int gpu_program_issue_tail(const struct gpu_source *source, const struct gpu_program *program,
+                                           struct helm_err *err);
 /* Copies the decode phase's first slices into the ring: once, before the first step. */
 HELM_MUST_CHECK int gpu_program_prime(const struct gpu_source *source, struct helm_err *err);
 /* Bytes that this step copies over the link for borrowed layers. */

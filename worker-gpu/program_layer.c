@@ -128,7 +128,10 @@ static void take_slice(struct lowering *low, struct piece *piece, const struct r
         add_part(low, piece, layer, p->role, p->row, p->rows, low->source->ring_memory + slice->place + p->at,
                  output_at(low, p->role) + p->row);
     }
-    if (!slice->held) lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, gpu_event_arrived(piece->slice));
+    if (!slice->held)
+        lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, gpu_event_arrived(piece->slice));
+    else if (lower_is_copied(low, slice->prefix))
+        lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, low->source->events.prefix + slice->prefix);
 }
 
 /* The operation's next piece; false behind the last. *piece begins as zeros. Behind what uses a piece the

@@ -180,11 +180,16 @@ uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *a
     return (uint64_t)GPU_STAGINGS * arena->page_count * kv_layer_bytes(&arena->kv);
 }
 
-uint32_t gpu_events_needed(const struct plan *plan, const struct ring_schedule *ring)
+struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_schedule *ring)
 {
-    uint32_t most = 0;
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++)
-        if (ring[p].count + ring[p].tail > most) most = ring[p].count + ring[p].tail;
-    if (most == 0 && !plan_borrows_kv(plan)) return 0;
-    return gpu_event_arrived(most);
+    uint32_t slices = 0, tail = 0;
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        if (ring[p].count > slices) slices = ring[p].count;
+        if (ring[p].tail > tail) tail = ring[p].tail;
+    }
+    struct gpu_events events = {.prefix = gpu_event_arrived(slices)};
+    events.tail = events.prefix + ring_prefix(&ring[0]);
+    events.count = events.tail + tail;
+    if (slices == 0 && !plan_borrows_kv(plan)) events.count = 0;
+    return events;
 }

@@ -37,22 +37,26 @@ static void print_slice(const struct ring_schedule *ring, uint32_t index, FILE *
             index >= ring->count ? ", for the next step" : "");
 }
 
-static void print_event(const struct gpu_entry *e, FILE *out)
+static void print_event(const struct gpu_source *source, const struct gpu_entry *e, FILE *out)
 {
-    static const char *const own[] = {[GPU_EVENT_FORK] = "beginning", [GPU_EVENT_JOIN] = "all copies"};
+    const struct gpu_events *events = &source->events;
     uint32_t event = e->as.event.event;
     const char *queue = e->as.event.queue == DEVICE_COPY ? "link" : "compute";
-    if (event <= GPU_EVENT_JOIN)
-        fprintf(out, " %s", own[event]);
+    if (event == GPU_EVENT_BEGIN)
+        fprintf(out, " beginning");
     else if (event < GPU_EVENT_KV_USED)
         fprintf(out, " cache in pool %u", event - GPU_EVENT_KV_IN);
     else if (event < GPU_EVENT_KV_BACK)
         fprintf(out, " use of pool %u", event - GPU_EVENT_KV_USED);
     else if (event == GPU_EVENT_KV_BACK)
         fprintf(out, " cache given back");
-    else
+    else if (event < events->prefix)
         fprintf(out, " %s of slice %u", (event - GPU_EVENT_SLICES) % 2 ? "use" : "arrival",
                 (event - GPU_EVENT_SLICES) / 2);
+    else if (event < events->tail)
+        fprintf(out, " arrival of slice %u, copied by the step before", event - events->prefix);
+    else
+        fprintf(out, " room for the next step's slices, %u", event - events->tail);
     fprintf(out, " (%s)", queue);
 }
 
@@ -90,7 +94,7 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
         } else if (e->kind == GPU_KV_IN || e->kind == GPU_KV_OUT) {
             fprintf(out, " %u", e->as.borrow.staging);
         } else if (e->kind == GPU_RECORD || e->kind == GPU_FOLLOW) {
-            print_event(e, out);
+            print_event(source, e, out);
         }
         if (e->sub != GPU_SUB_ALL && program->block.subs > 1) fprintf(out, ", sub-chunk %u", e->sub);
         fputc('\n', out);

@@ -199,6 +199,7 @@ static int add_tail(struct cutting *c, const struct ring_schedule *decode)
         if (!slice) return helm_fail(c->err, HELM_E_NOMEM, "no memory for %u slices", s->count);
         *slice = wanted;
         slice->held = false;
+        slice->prefix = k;
         slice->after = after;
         struct ring_slice moved = *slice;
         uint32_t to = s->count - 1;
@@ -222,8 +223,10 @@ int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32
         lay_out(schedule, plan->ring_bytes);
         if (!decode) decode = schedule;
         uint32_t prefix = ring_prefix(decode);
-        for (uint32_t i = 0; i < schedule->count && i < prefix; i++)
+        for (uint32_t i = 0; i < schedule->count && i < prefix; i++) {
             schedule->slice[i].held = same(&schedule->slice[i], &decode->slice[i]);
+            schedule->slice[i].prefix = i;
+        }
         rc = add_tail(&c, decode);
     }
     for (uint32_t i = 0; i < schedule->count + schedule->tail && !rc; i++)

@@ -9,9 +9,9 @@
  *
  * One schedule a phase. Whatever phase a step was of, it leaves the first slices of the decode phase in the
  * ring, as many as lie there without one overwriting another (the prefix): its tail copies those that it has
- * overwritten, after the last use of what is overwritten. So a step finds the prefix there and the link works
- * while head, sampling and helmd have their turn. A phase that begins with the same slices has them too
- * (`held`). */
+ * overwritten, after the last use of what is overwritten. So a step finds the prefix there, or on its way,
+ * and the link works while head, sampling and helmd have their turn. A phase that begins with the same slices
+ * has them too (`held`). */
 #ifndef HELM_WORKER_GPU_RING_H
 #define HELM_WORKER_GPU_RING_H
 
@@ -46,7 +46,8 @@ struct ring_slice {
     uint32_t part_count;
     uint64_t place, bytes; /* in the ring; with padding between parts */
     int32_t after;         /* the slice whose use must be over before this one is copied; -1: none */
-    bool held;             /* there when the step begins */
+    bool held;             /* there when the step begins, or on its way: slice `prefix` of decode */
+    uint32_t prefix;       /* of held ones and of the tail */
 };
 
 struct ring_schedule {

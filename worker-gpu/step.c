@@ -172,9 +172,10 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
         fill_block(g, p);
         atomic_store_explicit(g->source.end, 0, memory_order_release);
         if (p->graph)
-            rc = g->device->ops->graph_launch(g->device, p->graph, err);
+            rc = g->device->ops->graph_launch_beside(g->device, p->graph, err);
         else
             rc = gpu_program_issue(&g->source, p, &issue, err);
+        if (!rc) rc = gpu_program_issue_tail(&g->source, p, err);
         if (!rc) rc = device_word_poll(g->device, g->source.end, 1, g->wait_ms, err);
         computed_ns = units_now_ns();
         if (!rc && head) rc = draw_tokens(g, result, err);
