@@ -147,7 +147,7 @@ static void answers_hold_on_machines_of_all_kinds(void **state)
     (void)state;
     static struct drawn d;
     uint32_t made = 0, refused = 0, other = 0;
-    for (uint32_t i = 0; i < 300; i++) {
+    for (uint32_t i = 0; i < 150; i++) {
         struct plan plan;
         struct arena_spec spec;
         struct helm_err err = {0};
@@ -169,7 +169,7 @@ static void answers_hold_on_machines_of_all_kinds(void **state)
         made_up_close(&d.made);
     }
     print_message("%u plans, %u refusals, %u contradictions\n", made, refused, other);
-    assert_true(made > 100 && refused > 20);
+    assert_true(made > 60 && refused > 20);
 }
 
 int main(void)
