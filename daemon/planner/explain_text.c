@@ -6,6 +6,28 @@
 
 #define WIDTH 72
 
+/* Cut layers make long lists: what each home comes to. */
+static void print_sums(const struct explain_list *list, FILE *out)
+{
+    char text[UNITS_TEXT], stages[32];
+    static const enum plan_home homes[] = {PLAN_HOME_GPU, PLAN_HOME_CPU, PLAN_HOME_STREAM};
+    for (size_t h = 0; h < sizeof homes / sizeof *homes; h++) {
+        uint64_t bytes = 0;
+        uint32_t count = 0;
+        double seconds = 0;
+        for (uint32_t i = 0; i < list->stage_count; i++) {
+            if (list->stage[i].stage.home != homes[h]) continue;
+            bytes += list->stage[i].stage.bytes;
+            seconds += list->stage[i].seconds;
+            count++;
+        }
+        snprintf(stages, sizeof stages, "%u stage%s", count, count == 1 ? "" : "s");
+        if (count)
+            fprintf(out, "  %-10s %-10s %-7s %12s %11.3f\n", "in all", stages, plan_home_name(homes[h]),
+                    units_format_size(bytes, text), 1e3 * seconds);
+    }
+}
+
 static void print_list(const struct explain *x, const struct explain_list *list, FILE *out)
 {
     char text[UNITS_TEXT], head[96], range[32];
@@ -30,7 +52,9 @@ static void print_list(const struct explain *x, const struct explain_list *list,
     }
     fprintf(out, "  %-10s %-10s %-7s %12s %11.3f\n", "head", "", plan_home_name(plan->head), "",
             1e3 * list->head);
-    fprintf(out, "  %-10s %-10s %-7s %12s %11.3f\n\n", "helmd", "", "", "", 1e3 * list->step);
+    fprintf(out, "  %-10s %-10s %-7s %12s %11.3f\n", "helmd", "", "", "", 1e3 * list->step);
+    print_sums(list, out);
+    fputc('\n', out);
 }
 
 static void print_ledger(const char *name, const struct ledger *ledger, FILE *out)

@@ -38,5 +38,9 @@ hidden ./bin/helm-cli --model share/helm/demo generate --prompt "In the beginnin
 check "generates text with a private daemon: $(tail -n 2 "$work/err" | head -c 300)" $?
 python3 -c 'import json,sys; d=json.load(open(sys.argv[1])); assert len(d["tokens"]) == 8 and d["text"].strip(), d' "$work/out"
 check "eight tokens and their text" $?
+hidden ./bin/helm-plan --model share/helm/demo --profile share/helm/profiles/thesis-rtx3090.json --json >"$work/out" 2>"$work/err"
+check "plans for a machine that ships: $(tail -n 2 "$work/err" | head -c 300)" $?
+python3 -c 'import json,sys; assert json.load(open(sys.argv[1]))["decode_tok_s"]["value"] > 0' "$work/out"
+check "and says how fast it would be" $?
 echo "$passed passed, $failed failed"
 exit $((failed > 0))

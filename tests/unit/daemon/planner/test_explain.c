@@ -317,7 +317,8 @@ static void the_table_names_everything(void **state)
                                         "does not fit: needs",
                                         "strategies",
                                         "<- this plan",
-                                        "0-11 "};
+                                        "0-11 ",
+                                        "in all     1 stage    gpu         4.31 GiB"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (!strstr(text, words[i])) fail_msg("no '%s' in:\n%s", words[i], text);
     free(text);
