@@ -143,7 +143,7 @@ static void run_stream(struct simulation *s, const struct streamed *q, double gp
         s->fill -= used * dt;
         if (copied > 0) {
             note_span(s, COST_LINK, next->unit, s->now, s->now + dt);
-            s->busy[COST_LINK] += dt;
+            s->busy[COST_LINK] += dt * (copied / next->alone); /* the rest of dt it waits for room */
             copy(s, copied * dt);
         }
         if (s->fill < 0) s->fill = 0;
