@@ -52,6 +52,7 @@ struct case_plan {
     uint32_t step_tokens;
     bool ends_apart, no_graphs;
     enum dtype kv_dtype;
+    uint64_t copy_bytes_per_s; /* of the emulated device */
 };
 
 static enum plan_home home_of(char letter)
@@ -98,6 +99,7 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
                                          .context_tokens = CONTEXT,
                                          .step_tokens = c->step_tokens ? c->step_tokens : 256,
                                          .vram_bytes = vram_bytes,
+                                         .copy_bytes_per_s = c->copy_bytes_per_s,
                                          .peer_wait_ms = 20000,
                                          .no_graphs = c->no_graphs};
     struct helm_err err = {0};
@@ -186,6 +188,18 @@ static void every_ring_gives_the_same_bits(void **state)
             const struct case_plan c = {.decode = "ssssssss", .ring = rings[r], .kv_dtype = DTYPE_F16};
             assert_true(run_plan(models[m], &c, TOGETHER, 300) == expected);
         }
+    }
+    /* Copies that come late are waited for, by every tier and from one phase to the next. */
+    struct case_plan slow = {.decode = "ssgsssss",
+                             .prefill = {"ssgsssss"},
+                             .from = {30},
+                             .ring = RING_SOME,
+                             .kv_dtype = DTYPE_F16};
+    uint64_t expected = run_plan("golden/qwen3", &slow, TOGETHER, 33);
+    for (int i = 0; i < 4; i++) {
+        slow.copy_bytes_per_s = i < 2 ? 400 * MIB : 0;
+        slow.no_graphs = i % 2;
+        assert_true(run_plan("golden/qwen3", &slow, TOGETHER, 33) == expected);
     }
     const struct case_plan anew = {.decode = "ssssssss",
                                    .ring = RING_SOME,
