@@ -334,6 +334,23 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     return rc;
 }
 
+double explain_rate(const struct explain *x)
+{
+    return x->batch / x->prediction.decode_s;
+}
+
+double explain_rate_low(const struct explain *x)
+{
+    return x->batch / x->prediction.decode_high_s;
+}
+
+double explain_rate_high(const struct explain *x)
+{
+    const struct planner_prediction *p = &x->prediction;
+    if (p->decode_low_s > 0) return x->batch / p->decode_low_s;
+    return explain_rate(x) * (p->decode_high_s / p->decode_s);
+}
+
 const char *explain_model_name(const struct explain *x)
 {
     const char *folder = x->request->model->folder, *slash = folder ? strrchr(folder, '/') : NULL;

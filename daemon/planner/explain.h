@@ -68,6 +68,11 @@ json_t *explain_to_json(const struct explain *explain);
 /* {"error", "needed", "available", "nearest"} */
 json_t *explain_refusal_to_json(const struct planner_refusal *refusal, const char *error);
 void explain_print(const struct explain *explain, FILE *out);
+/* Token/s of the whole batch, and the bars around it. A time whose spread leaves nothing below it has a rate
+ * that is as far above as the lower bar is below, in parts. */
+double explain_rate(const struct explain *explain);
+double explain_rate_low(const struct explain *explain);
+double explain_rate_high(const struct explain *explain);
 /* The checkpoint's folder without its path, else the architecture; borrowed from the model. */
 const char *explain_model_name(const struct explain *explain);
 

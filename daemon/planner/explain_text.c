@@ -100,9 +100,9 @@ void explain_print(const struct explain *x, FILE *out)
     fprintf(out, "model    %s (%s), %u layers, %s of weights\n", explain_model_name(x),
             m->config.architecture, m->config.layers, units_format_size(m->weight_bytes, text));
     fprintf(out, "machine  %s\n", profile->machine);
-    fprintf(out, "decode   %.2f token/s (%.2f to %.2f): %u %s, %u tokens in\n", x->batch / p->decode_s,
-            x->batch / p->decode_high_s, x->batch / p->decode_low_s, x->batch,
-            how_many(x->batch, "sequence", "sequences"), x->context);
+    fprintf(out, "decode   %.2f token/s (%.2f to %.2f): %u %s, %u tokens in\n", explain_rate(x),
+            explain_rate_low(x), explain_rate_high(x), x->batch, how_many(x->batch, "sequence", "sequences"),
+            x->context);
     fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft_s,
             1e3 * p->ttft_low_s, 1e3 * p->ttft_high_s, x->prompt, how_many(x->prompt, "token", "tokens"));
     fprintf(out, "context  %u tokens, %u pages of %u in %s\n\n", x->plan->context_tokens, x->plan->page_count,

@@ -86,7 +86,7 @@ static void print_head(const struct explain *x, FILE *out)
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
             "role=\"img\">\n<title>",
             PAGE_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PAGE_HEIGHT);
-    snprintf(text, sizeof text, "%s: %.2f token/s", explain_model_name(x), x->batch / x->prediction.decode_s);
+    snprintf(text, sizeof text, "%s: %.2f token/s", explain_model_name(x), explain_rate(x));
     put_text(out, text);
     fputs("</title>\n<style>\n"
           ".page{fill:#ffffff}\n"
@@ -108,7 +108,7 @@ static void print_head(const struct explain *x, FILE *out)
           out);
     fprintf(out, "<rect class=\"page\" width=\"%d\" height=\"%d\"/>\n", PAGE_WIDTH, PAGE_HEIGHT);
     snprintf(text, sizeof text, "%s: %.2f token/s, first token after %.0f ms", explain_model_name(x),
-             x->batch / x->prediction.decode_s, 1e3 * x->prediction.ttft_s);
+             explain_rate(x), 1e3 * x->prediction.ttft_s);
     label(out, LEFT, 32, "big", "start", text);
     snprintf(text, sizeof text, "%.120s; batch %u, %u tokens in, context %u", x->request->profile->machine,
              x->batch, x->context, x->plan->context_tokens);
@@ -136,7 +136,7 @@ static void print_splits(const struct explain *x, FILE *out)
 {
     char text[96];
     uint32_t layers = x->plan->layers;
-    double plan = x->batch / x->prediction.decode_s, most = plan;
+    double plan = explain_rate(x), most = plan;
     bool drawing = false;
     label(out, LEFT, SPLITS_TOP - 18, "", "start",
           "token/s over every thesis split: so many layers on the GPU, the others on the CPU");

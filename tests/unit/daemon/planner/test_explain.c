@@ -276,6 +276,28 @@ static void batches_are_counted_in_tokens_a_second(void **state)
     case_close(&c);
 }
 
+/* Spreads of more than the value itself still give bars that are numbers. */
+static void bars_are_finite_whatever_the_spread(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain x;
+    case_open(&c, "qwen3-8b", "thesis-rtx4060-laptop", 0);
+    case_write(&c);
+    c.profile.cpu.gemv.low = 0.01 * c.profile.cpu.gemv.value;
+    c.profile.cpu.gemv.high = 6 * c.profile.cpu.gemv.value;
+    explain(&c, &x);
+    assert_true(x.prediction.decode_low_s <= 0);
+    assert_true(explain_rate_high(&x) > explain_rate(&x) && isfinite(explain_rate_high(&x)));
+    assert_float_equal(explain_rate_high(&x) * explain_rate_low(&x), explain_rate(&x) * explain_rate(&x),
+                       1e-9);
+    json_t *json = explain_to_json(&x);
+    check_bars(json_object_get(json, "decode_tok_s"));
+    json_decref(json);
+    explain_free(&x);
+    case_close(&c);
+}
+
 static void a_refusal_is_four_members(void **state)
 {
     (void)state;
@@ -351,6 +373,7 @@ int main(void)
         cmocka_unit_test(strategies_stand_beside_the_winner),
         cmocka_unit_test(every_split_is_reckoned),
         cmocka_unit_test(batches_are_counted_in_tokens_a_second),
+        cmocka_unit_test(bars_are_finite_whatever_the_spread),
         cmocka_unit_test(a_refusal_is_four_members),
         cmocka_unit_test(the_table_names_everything),
         cmocka_unit_test(another_model_is_refused),
