@@ -242,7 +242,8 @@ int main(int argc, char **argv)
         {.name = "strategy",
          .kind = ARGS_CHOICE,
          .value = "NAME",
-         .help = "best, all-gpu, all-cpu, thesis or stream (default best)",
+         .help = "what the plan may do. best: anything; thesis: one run of layers on the GPU, the rest\n"
+                 "on the CPU; stream: all computed on the GPU (default best)",
          .target = &o.strategy,
          .choices = "best|all-gpu|all-cpu|thesis|stream"},
         {.name = "json",
