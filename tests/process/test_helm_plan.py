@@ -6,6 +6,7 @@ HELM_BIN: folder of the programs. Run from the repository's root."""
 import itertools
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -302,6 +303,16 @@ def test_this_machine_needs_a_profile():
         check_object(p, 2)
         same({s["home"] for s in p["stages"]["decode"]}, {"cpu"}, "homes")
         same([s["name"] for s in p["strategies"] if s["feasible"]], ["best", "all-cpu"], "without a GPU")
+        # another device is another profile
+        status, _, err = run("--model", small, "--device", "emulated", env=env)
+        check(status == 1 and "helm-profile --device emulated" in err, f"{status}: {err}")
+        shutil.copy(PROFILE, err[err.index("(") + 1:err.index(".json)") + 5])
+        status, out, err = run("--model", small, "--device", "emulated", "--vram", "64MiB", "--strategy", "all-gpu",
+                               "--json", env=env)
+        same(status, 0, err)
+        p = json.loads(out)
+        check_object(p, 2, "all-gpu")
+        same(p["vram"]["limit"], 64 << 20, "--vram")
 
 
 def test_headers_are_enough():
