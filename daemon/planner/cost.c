@@ -22,6 +22,7 @@ struct device_rates {
     double attention, attention_beside, attention_flops;
     double read;      /* activations */
     double operation; /* seconds */
+    double parts;     /* of the step, each of which reads all weights */
 };
 
 struct pricing {
@@ -61,6 +62,7 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     r->attention_flops = cpu->attention_flops.value;
     r->read = r->gemv;
     r->operation = cpu->operation.value;
+    r->parts = 1;
     int rc = require(r->gemv, "cpu.gemv", err);
     if (!rc) rc = require(r->attention, "cpu.attention", err);
     if (rc) return rc;
@@ -81,21 +83,22 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     r->attention_flops = gpu->attention_flops.value;
     r->read = rate_or(&gpu->read, r->gemv);
     r->operation = p->size == 2 ? rate_or(&gpu->launch, gpu->operation.value) : gpu->operation.value;
+    r->parts = ceil((double)p->step->tokens / COST_SUB_TOKENS);
     int rc = require(r->gemv, "gpu.gemv", err);
     if (!rc) rc = require(r->attention, "gpu.attention", err);
     if (!rc) rc = require(p->profile->link.h2d.value, "link.h2d", err);
     if (rc || p->step->tokens == 1) return rc;
-    r->linear = profile_table_at(&gpu->linear, p->step->tokens).value;
+    r->linear = profile_table_at(&gpu->linear, (uint32_t)fmin(p->step->tokens, COST_SUB_TOKENS)).value;
     rc = require(r->linear, "gpu.linear", err);
     if (!rc) rc = require(r->attention_flops, "gpu.attention_flops", err);
     return rc;
 }
 
-/* T 4.10: the slower of reading the weights once and of the work for `tokens` of them. */
+/* T 4.10: the slower of reading the weights, once for each part, and of the work for `tokens`. */
 static void add_linear(const struct device_rates *r, double bytes, double parameters, double tokens,
                        struct spent *s)
 {
-    double memory = bytes / r->gemv, memory_beside = bytes / r->gemv_beside;
+    double memory = r->parts * bytes / r->gemv, memory_beside = r->parts * bytes / r->gemv_beside;
     double compute = r->linear > 0 ? 2 * parameters * tokens / r->linear : 0;
     s->total += fmax(memory, compute);
     s->beside += fmax(memory_beside, compute);
@@ -111,9 +114,10 @@ static void add_bytes(const struct device_rates *r, double bytes, double rate, s
 
 static void add_operations(const struct device_rates *r, double count, struct spent *s)
 {
-    s->total += count * r->operation;
-    s->beside += count * r->operation;
-    s->overhead += count * r->operation;
+    double seconds = r->parts * count * r->operation;
+    s->total += seconds;
+    s->beside += seconds;
+    s->overhead += seconds;
 }
 
 /* Positions that a row's `n` last tokens attend to, all together, in a context of `c` and a window of `w`. */
@@ -224,7 +228,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
     add_operations(&p->gpu, gpu_operations[mlp][p->size], gpu);
     u->gpu = gpu->total;
     u->gpu_bound = bound_of(gpu);
-    u->stream = u->gpu + fmax(0, slices_of(u->bytes) - LINEARS_OF_A_HALF) * p->gpu.operation;
+    u->stream = u->gpu + p->gpu.parts * fmax(0, slices_of(u->bytes) - LINEARS_OF_A_HALF) * p->gpu.operation;
     u->borrow = 0;
     price_link(p, unit, window, u);
 }
@@ -236,6 +240,7 @@ static void price_head(const struct pricing *p, const struct analyse_table *anal
     double samples = p->step->samples, logits = samples * c->vocab * sizeof(float);
     double parameters = (double)c->vocab * c->hidden, bytes = (double)analysed->head.stored;
     struct pricing head = *p;
+    head.gpu.parts = 1;
     struct spent cpu = {0}, gpu = {0};
     u->bytes = analysed->head.stored + analysed->final_norm.stored;
     if (samples == 0) return;
@@ -254,7 +259,7 @@ static void price_head(const struct pricing *p, const struct analyse_table *anal
     for (double left = samples; left > 0; left -= FEW_TOKENS)
         add_linear(&head.gpu, bytes, parameters, fmin(left, FEW_TOKENS), &gpu);
     add_bytes(&head.gpu, logits, p->gpu.read, &gpu);
-    add_operations(&p->gpu, samples > 1 ? 2 + ceil(samples / FEW_TOKENS) : 2, &gpu);
+    add_operations(&head.gpu, samples > 1 ? 2 + ceil(samples / FEW_TOKENS) : 2, &gpu);
     u->gpu = u->stream = gpu.total;
     u->gpu_bound = bound_of(&gpu);
 }

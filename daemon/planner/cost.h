@@ -17,8 +17,11 @@ struct cost_step {
     enum dtype kv_dtype;
 };
 
-/* What the ring passes on at once: the GPU computes with a slice as soon as all of it has come. */
-#define COST_SLICE_BYTES (UINT64_C(8) << 20)
+/* What the ring passes on at once (worker-gpu/ring.h): the GPU computes with a slice as soon as all of it has
+ * come. Of a ring of less than 64 MiB slices are smaller; such models are small too. */
+#define COST_SLICE_BYTES (UINT64_C(16) << 20)
+/* The GPU computes a chunk of more tokens in parts, each operation for all parts (worker-gpu/program.h). */
+#define COST_SUB_TOKENS 512
 /* A hand-over's price in the profile is one with so few bytes; what is beyond crosses at the link's rate. */
 #define COST_HAND_OVER_BYTES 8192
 
@@ -58,7 +61,9 @@ struct cost_plan {
     const bool *kv_cpu;         /* [units / 2] layers whose cache is the CPU's; NULL: as `home` says */
     enum plan_home embed, head; /* cpu or gpu */
     uint64_t ring_bytes;
-    bool cold; /* prefill: the step begins with an empty ring, and nothing is copied ahead for the next one */
+    bool cold; /* prefill: nothing is copied ahead for the next step, and of this one only what follows */
+    uint64_t held_bytes; /* cold: of its first streamed units the ring holds so many bytes already */
+    double link_late;    /* cold: seconds that the link needs first, for what the step before left it */
 };
 
 enum cost_resource { COST_CPU, COST_GPU, COST_LINK, COST_RESOURCES };

@@ -65,9 +65,12 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
 struct walk {
     const struct cost_case *c;
     enum dtype kv_dtype;
-    enum plan_home *home; /* [2 * layers] */
-    bool *kv_cpu;         /* [layers] */
-    double half_width;    /* seconds, so far */
+    enum plan_home *home;   /* [2 * layers] */
+    enum plan_home *decode; /* [2 * layers] */
+    bool *kv_cpu;           /* [layers] */
+    double *done;           /* [2 * layers + 2] */
+    double half_width;      /* seconds, so far */
+    double link_late;       /* what the last step left the link to do */
 };
 
 static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err *err)
@@ -80,16 +83,56 @@ static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err 
     if (c->plan->layers != c->model->config.layers)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", c->plan->layers,
                          c->model->config.layers);
-    w->home = malloc(2 * (size_t)c->plan->layers * sizeof *w->home);
-    w->kv_cpu = malloc(c->plan->layers * sizeof *w->kv_cpu);
-    if (w->home && w->kv_cpu) return 0;
+    uint32_t units = 2 * c->plan->layers;
+    w->home = calloc(units, sizeof *w->home);
+    w->decode = calloc(units, sizeof *w->decode);
+    w->kv_cpu = calloc(units, sizeof *w->kv_cpu);
+    w->done = calloc((size_t)units + 2, sizeof *w->done);
+    if (w->home && w->decode && w->kv_cpu && w->done) {
+        plan_unit_homes(c->plan, 0, w->decode);
+        return 0;
+    }
     return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u layers", c->plan->layers);
 }
 
 static void walk_close(struct walk *w)
 {
     free(w->home);
+    free(w->decode);
     free(w->kv_cpu);
+    free(w->done);
+}
+
+/* The ring holds decode's first slices whenever a step begins (worker-gpu/ring.h): of use to a prefill step
+ * whose first streamed units are the same. What it overwrites of them is copied again behind its last use:
+ * here is when that is over, from the step's end on. */
+struct leftover {
+    uint64_t held;
+    double late;
+};
+
+static struct leftover leftover_of(const struct walk *w, const struct cost_table *table,
+                                   const struct cost_result *result)
+{
+    uint64_t ring = w->c->plan->ring_bytes, prefix = 0, same = 0, streamed = 0;
+    double seconds = 0, used = 0;
+    bool alike = true;
+    for (uint32_t u = 0; u < table->units; u++) {
+        const struct cost_unit *unit = &table->unit[u];
+        bool decode = w->decode[u] == PLAN_HOME_STREAM, here = w->home[u] == PLAN_HOME_STREAM;
+        alike = alike && decode == here;
+        if (decode && prefix < ring) {
+            uint64_t bytes = unit->bytes < ring - prefix ? unit->bytes : ring - prefix;
+            prefix += bytes;
+            if (alike) same += bytes;
+            seconds += (double)bytes / (double)unit->bytes * unit->link;
+        }
+        if (here) streamed += unit->bytes;
+        if (here && result) used = result->done[u];
+    }
+    struct leftover l = {.held = same};
+    if (result && streamed > ring) l.late = fmax(0, seconds - (result->seconds - used));
+    return l;
 }
 
 static int walk_step(struct walk *w, uint32_t tokens, uint32_t rows, uint32_t samples, uint32_t context,
@@ -99,12 +142,15 @@ static int walk_step(struct walk *w, uint32_t tokens, uint32_t rows, uint32_t sa
     const struct cost_step step = {
         .tokens = tokens, .rows = rows, .samples = samples, .context = context, .kv_dtype = w->kv_dtype};
     struct cost_table table = {0};
-    struct cost_result result = {0};
+    struct cost_result result = {.done = w->done};
     struct cost_plan plan;
     int rc = cost_plan_of(c->plan, plan_phase_for(c->plan, tokens), w->home, w->kv_cpu, &plan, err);
     if (!rc) rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;
+    plan.held_bytes = leftover_of(w, &table, NULL).held;
+    plan.link_late = w->link_late;
     cost_simulate(&table, &plan, &result);
+    w->link_late = plan.cold ? leftover_of(w, &table, &result).late : 0;
     if (isfinite(result.seconds)) {
         f->seconds += result.seconds;
         w->half_width += cost_uncertainty(c->profile, &table, &plan, &result) * result.seconds;

@@ -215,8 +215,9 @@ static void list_streamed(struct simulation *s)
     for (uint32_t u = 0; u < s->table->units && s->count < UNITS_MAX; u++) {
         const struct cost_unit *unit = &s->table->unit[u];
         if (s->plan->home[u] != PLAN_HOME_STREAM) continue;
-        double bytes = fmax((double)unit->bytes, 1), borrow = 0;
-        if (!(u & 1) && s->plan->kv_cpu && s->plan->kv_cpu[u / 2]) borrow = unit->borrow;
+        double bytes = fmax((double)unit->bytes, 1);
+        double borrow = s->count == 0 && s->plan->cold ? s->plan->link_late : 0; /* what comes first */
+        if (!(u & 1) && s->plan->kv_cpu && s->plan->kv_cpu[u / 2]) borrow += unit->borrow;
         s->streamed[s->count++] = (struct streamed){.bytes = bytes,
                                                     .alone = bytes / fmax(unit->link + borrow, 1e-12),
                                                     .beside = bytes / fmax(unit->link_beside + borrow, 1e-12),
@@ -230,7 +231,7 @@ static void begin_with(struct simulation *s, double fill)
     s->at = 0;
     s->left = s->streamed[0].bytes;
     s->ended = false;
-    while (fill > EPS_BYTES) {
+    while (fill > EPS_BYTES && !s->ended) {
         double bytes = fmin(fill, s->left);
         fill -= bytes;
         copy(s, bytes);
@@ -249,7 +250,8 @@ static bool run(struct simulation *s)
 {
     list_streamed(s);
     s->ring = fmax((double)s->plan->ring_bytes, RING_LEAST);
-    begin_with(s, s->count && !s->plan->cold ? s->ring : 0);
+    double held = s->plan->cold ? fmin(s->ring, (double)s->plan->held_bytes) : s->ring;
+    begin_with(s, s->count ? held : 0);
     for (int i = 0; i < ROUNDS_MAX; i++) {
         if (i == 2) begin_with(s, 0);
         if (run_round(s)) break;

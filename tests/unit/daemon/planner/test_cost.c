@@ -1,0 +1,353 @@
+/* Unit tests of daemon/planner/cost.c and cost_plan.c: prices against numbers worked out by hand for the 8B
+ * shape on a machine of round numbers, forecasts against sums of steps, error bars. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+
+#include "common/units.h"
+#include "tests/unit/daemon/planner/made_up_model.h"
+
+/* Bytes of the 8B shape's halves, T 4.1 and 4.2, with their norms. */
+#define ATTENTION (2.0 * (4096.0 * 4096 * 2 + 4096.0 * 1024 * 2 + 4096))
+#define MLP       (2.0 * (3.0 * 4096 * 12288 + 4096))
+#define HEAD      (2.0 * 151936 * 4096)
+#define KV        (2.0 * 8 * 128 * 2) /* a position, a layer: 4,096 c, not 4 c (T 4.5) */
+
+struct priced {
+    struct made_up m;
+    struct profile profile;
+    struct cost_table table;
+    struct helm_err err;
+};
+
+static void price(struct priced *p, struct cost_step step)
+{
+    cost_table_free(&p->table);
+    if (cost_price(&p->m.model, &p->m.analysed, &p->profile, &step, &p->table, &p->err))
+        fail_msg("%s", p->err.text);
+}
+
+/* CPU 100 GB/s (80 beside), GPU 1,000, link 50 (40 beside); operations 10 and 5 us. */
+static struct profile round_numbers(void)
+{
+    const struct made_up_rates rates = {100, 80, 1000, 50, 40, 1, 100};
+    struct profile p = made_up_profile(&rates);
+    p.cpu.attention = made_up_value(50e9);
+    p.cpu.attention_flops = made_up_value(0.5e12);
+    p.cpu.linear.point[0] = (struct profile_point){2, made_up_value(1e12)};
+    p.cpu.linear.count = 1;
+    p.cpu.operation = made_up_value(10e-6);
+    p.gpu.attention = made_up_value(500e9);
+    p.gpu.attention_flops = made_up_value(20e12);
+    p.gpu.read = made_up_value(1000e9);
+    p.gpu.linear.point[0] = (struct profile_point){2, made_up_value(100e12)};
+    p.gpu.linear.count = 1;
+    p.gpu.operation = made_up_value(5e-6);
+    p.gpu.launch = made_up_value(8e-6);
+    p.link.d2h = made_up_value(50e9);
+    p.link.latency = made_up_value(10e-6);
+    p.link.hand_over = made_up_value(7e-6);
+    p.step = made_up_value(30e-6);
+    return p;
+}
+
+static int open_8b(void **state)
+{
+    static struct priced p;
+    memset(&p, 0, sizeof p);
+    p.profile = round_numbers();
+    *state = &p;
+    return made_up_open(&p.m, &shape_8b) ? 0 : -1;
+}
+
+static int close_8b(void **state)
+{
+    struct priced *p = *state;
+    cost_table_free(&p->table);
+    made_up_close(&p->m);
+    return 0;
+}
+
+static void expect(const char *what, double is, double should)
+{
+    if (fabs(is - should) > 1e-9 * should + 1e-12)
+        fail_msg("%s: %.6f us, not %.6f", what, is * 1e6, should * 1e6);
+}
+
+static void one_token_reads_every_weight_once(void **state)
+{
+    struct priced *p = *state;
+    price(p, (struct cost_step){1, 1, 1, 4096, DTYPE_F16});
+    const struct cost_unit *a = &p->table.unit[10], *m = &p->table.unit[11], *h = &p->table.head;
+    assert_int_equal(p->table.units, 72);
+    assert_true((double)a->bytes == ATTENTION && (double)m->bytes == MLP);
+    expect("attention, CPU", a->cpu, ATTENTION / 100e9 + 4096 * KV / 50e9 + 4 * 10e-6);
+    expect("attention beside", a->cpu_beside, ATTENTION / 80e9 + 4096 * KV / 40e9 + 4 * 10e-6);
+    expect("attention, GPU", a->gpu, ATTENTION / 1000e9 + 4096 * KV / 500e9 + 3 * 5e-6);
+    expect("attention, ring", a->stream, a->gpu + (6 - 2) * 5e-6); /* 80 MiB and a norm in slices of 16 */
+    expect("MLP, CPU", m->cpu, MLP / 100e9 + 2 * 10e-6);
+    expect("MLP, GPU", m->gpu, MLP / 1000e9 + 2 * 5e-6);
+    expect("MLP, ring", m->stream, m->gpu + (19 - 2) * 5e-6);
+    expect("MLP, link", m->link, MLP / 50e9 + 10e-6);
+    expect("MLP, link beside", m->link_beside, MLP / 40e9 + 10e-6);
+    expect("head, CPU", h->cpu, HEAD / 100e9 + 151936 * 4 / 100e9 + 3 * 10e-6);
+    expect("head, GPU", h->gpu, HEAD / 1000e9 + 151936 * 4 / 1000e9 + 2 * 5e-6);
+    expect("hand-over", p->table.hand_over, 7e-6);
+    expect("the rest of 16 KiB", p->table.activation, 8192 / 50e9);
+    expect("step", p->table.step, 30e-6);
+    expect("slice", p->table.slice, 16 * 1048576 / 1000e9 + 5e-6);
+    assert_string_equal(m->cpu_bound, "memory");
+    assert_string_equal(m->gpu_bound, "memory");
+    /* T's running example: 386 MB a block; 16 MB of KV at 4,096 positions, which T calls 16 KB. */
+    assert_true(fabs(ATTENTION + MLP - 386e6) < 0.2e6 && 4096 * KV == 16777216);
+}
+
+static void several_tokens_share_the_weights(void **state)
+{
+    struct priced *p = *state;
+    /* Four rows: still bound by memory on the CPU (2 flops a byte and token at 1 T against 100 GB/s: 10). */
+    price(p, (struct cost_step){4, 4, 4, 1000, DTYPE_F16});
+    const struct cost_unit *a = &p->table.unit[0], *m = &p->table.unit[1];
+    expect("MLP of four", m->cpu, MLP / 100e9 + 4 * (6.0 * 4096 + 6.0 * 12288) / 100e9 + 4 * 10e-6);
+    expect("attention of four", a->cpu,
+           ATTENTION / 100e9 + 4 * 1000 * KV / 50e9 + 4 * (6.0 * 4096 + 8.0 * 6144) / 100e9 + 6 * 10e-6);
+    expect("crossing", p->table.activation, (4 * 16384 - 8192) / 50e9);
+    /* Sixteen: bound by work. */
+    price(p, (struct cost_step){16, 16, 16, 1000, DTYPE_F16});
+    m = &p->table.unit[1];
+    expect("MLP of sixteen", m->cpu,
+           8192 / 100e9 + (MLP - 8192) * 16 / 1e12 + 16 * (6.0 * 4096 + 6.0 * 12288) / 100e9 + 4 * 10e-6);
+    assert_string_equal(m->cpu_bound, "compute");
+    assert_string_equal(m->gpu_bound, "memory");
+}
+
+/* 512 tokens behind 512 others: token i sees 512 + i + 1 positions. */
+static void a_chunk_attends_causally(void **state)
+{
+    struct priced *p = *state;
+    const double seen = 512.0 * 512 + 512.0 * 513 / 2;
+    price(p, (struct cost_step){512, 1, 1, 1024, DTYPE_F16});
+    const struct cost_unit *a = &p->table.unit[0], *m = &p->table.unit[1];
+    double linear = (ATTENTION - 8192) * 512 / 100e12 + 8192 / 1000e9;
+    expect("attention, GPU", a->gpu,
+           linear + 4 * 32 * 128 * seen / 20e12 + 512 * (6.0 * 4096 + 8.0 * 6144) / 1000e9 + 5 * 8e-6);
+    expect("MLP, GPU", m->gpu,
+           (MLP - 8192) * 512 / 100e12 + 8192 / 1000e9 + 512 * (6.0 * 4096 + 6.0 * 12288) / 1000e9 +
+               4 * 8e-6);
+    expect("borrowed", a->borrow, 512 * KV / 50e9 + 512 * KV / 50e9 + 2 * 10e-6);
+    assert_true(m->borrow == 0);
+    assert_string_equal(a->gpu_bound, "compute");
+    /* One sample of 512 tokens is one row of the head. */
+    expect("head", p->table.head.cpu, HEAD / 100e9 + 151936 * 4 / 100e9 + 3 * 10e-6);
+    price(p, (struct cost_step){512, 1, 0, 1024, DTYPE_F16});
+    assert_true(p->table.head.cpu == 0 && p->table.head.gpu == 0);
+    /* 2,048 tokens are four parts to the GPU: four times the launches, and each reads the weights. */
+    price(p, (struct cost_step){2048, 1, 1, 2048, DTYPE_F16});
+    m = &p->table.unit[1];
+    expect("MLP of four parts", m->gpu,
+           (MLP - 8192) * 2048 / 100e12 + 4 * 8192 / 1000e9 + 2048 * (6.0 * 4096 + 6.0 * 12288) / 1000e9 +
+               16 * 8e-6);
+}
+
+/* A layer with a window reads and multiplies what the window shows. */
+static void windows_limit_attention(void **state)
+{
+    struct priced *p = *state;
+    p->m.window[1] = 256;
+    price(p, (struct cost_step){1, 1, 1, 4096, DTYPE_F16});
+    expect("window", p->table.unit[2].cpu, ATTENTION / 100e9 + 256 * KV / 50e9 + 4 * 10e-6);
+    assert_true(p->table.unit[2].cpu < p->table.unit[0].cpu);
+    /* 100 tokens from position 201 to 300: the first 56 see all, the last 44 see 256. */
+    price(p, (struct cost_step){100, 1, 1, 300, DTYPE_F16});
+    double seen = 0;
+    for (int i = 201; i <= 300; i++) seen += i < 256 ? i : 256;
+    expect("chunk in a window", p->table.unit[2].cpu - p->table.unit[0].cpu,
+           4 * 32 * 128 * (seen - (201.0 + 300) * 50) / 0.5e12 + 1e-30);
+}
+
+static void refusals_say_what_is_missing(void **state)
+{
+    struct priced *p = *state;
+    static const struct cost_step bad[] = {{0, 0, 0, 1, DTYPE_F16},
+                                           {1, 2, 1, 1, DTYPE_F16},
+                                           {4, 1, 2, 4, DTYPE_F16},
+                                           {4, 1, 1, 3, DTYPE_F16}};
+    struct cost_table table;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(cost_price(&p->m.model, &p->m.analysed, &p->profile, &bad[i], &table, &p->err),
+                         HELM_E_LIMIT);
+    const struct cost_step step = {8, 8, 8, 100, DTYPE_F16};
+    struct profile lacking = p->profile;
+    lacking.gpu.linear.count = 0;
+    assert_int_equal(cost_price(&p->m.model, &p->m.analysed, &lacking, &step, &table, &p->err),
+                     HELM_E_FORMAT);
+    assert_non_null(strstr(p->err.text, "gpu.linear"));
+    lacking.gpu.device = PROFILE_DEVICE_NONE;
+    assert_int_equal(cost_price(&p->m.model, &p->m.analysed, &lacking, &step, &table, &p->err), 0);
+    assert_true(isinf(table.unit[0].gpu) && isfinite(table.unit[0].cpu));
+    cost_table_free(&table);
+    lacking.cpu.gemv.value = 0;
+    assert_int_equal(cost_price(&p->m.model, &p->m.analysed, &lacking, &step, &table, &p->err),
+                     HELM_E_FORMAT);
+    assert_null(table.unit);
+}
+
+/* More bandwidth never makes a step of any plan dearer. */
+static void better_rates_are_never_dearer(void **state)
+{
+    struct priced *p = *state;
+    static const struct cost_step steps[] = {{1, 1, 1, 128, DTYPE_F16},
+                                             {8, 8, 8, 4096, DTYPE_F16},
+                                             {512, 1, 1, 2048, DTYPE_F16}};
+    enum plan_home home[72];
+    bool kv_cpu[36];
+    for (uint32_t u = 0; u < 72; u++) home[u] = (enum plan_home)(u / 3 % 3);
+    for (uint32_t l = 0; l < 36; l++) kv_cpu[l] = home[2 * l] == PLAN_HOME_CPU;
+    for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
+        const struct cost_plan plan = {.home = home,
+                                       .kv_cpu = kv_cpu,
+                                       .embed = PLAN_HOME_CPU,
+                                       .head = PLAN_HOME_GPU,
+                                       .ring_bytes = 300 * MIB};
+        p->profile = round_numbers();
+        price(p, steps[s]);
+        double before = cost_seconds(&p->table, &plan, INFINITY);
+        /* the CPU's two together: alone, the first makes what the link costs it a larger part */
+        struct profile_value *const rates[][2] = {{&p->profile.cpu.gemv, &p->profile.cpu.gemv_beside},
+                                                  {&p->profile.cpu.gemv_beside, NULL},
+                                                  {&p->profile.cpu.attention, NULL},
+                                                  {&p->profile.cpu.attention_flops, NULL},
+                                                  {&p->profile.gpu.gemv, NULL},
+                                                  {&p->profile.gpu.attention, NULL},
+                                                  {&p->profile.gpu.attention_flops, NULL},
+                                                  {&p->profile.link.h2d, &p->profile.link.h2d_beside},
+                                                  {&p->profile.link.h2d_beside, NULL},
+                                                  {&p->profile.link.d2h, NULL}};
+        for (size_t r = 0; r < sizeof rates / sizeof *rates; r++) {
+            for (int i = 0; i < 2 && rates[r][i]; i++) rates[r][i]->value *= 1.3;
+            price(p, steps[s]);
+            double after = cost_seconds(&p->table, &plan, INFINITY);
+            if (after > before * (1 + 1e-9))
+                fail_msg("step %zu, rate %zu: %.9f after %.9f", s, r, after, before);
+            before = after;
+        }
+    }
+}
+
+/* ---- whole plans ---- */
+
+static void make_plan(struct plan *plan, struct plan_stage *decode, struct plan_stage *prefill,
+                      uint32_t stream_from)
+{
+    *plan = (struct plan){.layers = 36,
+                          .context_tokens = 8192,
+                          .step_tokens = 512,
+                          .slots = 4,
+                          .kv_dtype = "f16",
+                          .stages = decode,
+                          .ring_bytes = 256 * MIB,
+                          .embed = PLAN_HOME_CPU,
+                          .head = PLAN_HOME_GPU};
+    enum plan_home home[72];
+    for (uint32_t u = 0; u < 72; u++)
+        home[u] = u < 40 ? (u % 4 == 3 ? PLAN_HOME_STREAM : PLAN_HOME_CPU) : PLAN_HOME_GPU;
+    plan->stage_count = plan_stages_of(home, 36, decode);
+    for (uint32_t u = 0; u < 40; u++) home[u] = PLAN_HOME_STREAM;
+    plan->prefill_count = 1;
+    plan->prefill[0] = (struct plan_phase){.from_tokens = stream_from,
+                                           .stages = prefill,
+                                           .stage_count = plan_stages_of(home, 36, prefill)};
+}
+
+static void forecasts_are_the_steps_that_they_are_made_of(void **state)
+{
+    struct priced *p = *state;
+    static struct plan_stage decode[72], prefill[72];
+    struct plan plan;
+    struct cost_forecast f, two, all;
+    p->profile = round_numbers();
+    make_plan(&plan, decode, prefill, 64);
+    const struct cost_case c = {&p->m.model, &p->m.analysed, &p->profile, &plan};
+    assert_int_equal(cost_decode(&c, 1, 1000, &f, &p->err), 0);
+    enum plan_home home[72];
+    bool kv_cpu[36];
+    struct cost_plan list;
+    assert_int_equal(cost_plan_of(&plan, 0, home, kv_cpu, &list, &p->err), 0);
+    assert_false(list.cold);
+    price(p, (struct cost_step){1, 1, 1, 1000, DTYPE_F16});
+    expect("decode", f.seconds, cost_seconds(&p->table, &list, INFINITY));
+    assert_true(f.steps == 1 && f.low < f.seconds && f.high > f.seconds);
+    /* 30 tokens go by decode's list, 100 by the one that streams, 512 + 100 by that in two steps. */
+    assert_int_equal(cost_ttft(&c, 30, &f, &p->err), 0);
+    price(p, (struct cost_step){30, 1, 1, 30, DTYPE_F16});
+    expect("a short prompt", f.seconds, cost_seconds(&p->table, &list, INFINITY));
+    assert_int_equal(cost_plan_of(&plan, 1, home, kv_cpu, &list, &p->err), 0);
+    assert_true(list.cold && kv_cpu[0] && kv_cpu[19] && !kv_cpu[20]);
+    assert_int_equal(cost_ttft(&c, 100, &f, &p->err), 0);
+    price(p, (struct cost_step){100, 1, 1, 100, DTYPE_F16});
+    expect("a prompt", f.seconds, cost_seconds(&p->table, &list, INFINITY));
+    assert_int_equal(cost_ttft(&c, 612, &two, &p->err), 0);
+    price(p, (struct cost_step){512, 1, 0, 512, DTYPE_F16});
+    double sum = cost_seconds(&p->table, &list, INFINITY);
+    price(p, (struct cost_step){100, 1, 1, 612, DTYPE_F16});
+    /* The first step left decode's first slices to copy, 256 MiB: the second one waits for that, but for what
+     * the resident layers behind the last streamed one gave time for. */
+    list.link_late = 0;
+    sum += cost_seconds(&p->table, &list, INFINITY);
+    assert_int_equal(two.steps, 2);
+    assert_true(two.seconds >= sum - 1e-9 && two.seconds < sum + 256 * MIB / 50e9 + 1e-3);
+    assert_int_equal(cost_ttft(&c, 4096, &all, &p->err), 0);
+    assert_true(all.steps == 8 && all.seconds > 6 * f.seconds);
+    assert_true(all.busy[COST_LINK] > 8 * 36.0 / 36 * 20 * (ATTENTION + MLP) / 50e9 * 0.99);
+    /* What cannot be. */
+    assert_int_equal(cost_ttft(&c, 0, &f, &p->err), HELM_E_LIMIT);
+    p->profile.gpu.device = PROFILE_DEVICE_NONE;
+    assert_int_equal(cost_decode(&c, 1, 1000, &f, &p->err), HELM_E_MISMATCH);
+    strcpy(plan.kv_dtype, "q4");
+    assert_int_equal(cost_decode(&c, 1, 1000, &f, &p->err), HELM_E_FORMAT);
+}
+
+static void error_bars_follow_what_bounds(void **state)
+{
+    struct priced *p = *state;
+    enum plan_home home[72];
+    struct cost_result r = {0};
+    p->profile = round_numbers(); /* every rate to within 3 % */
+    price(p, (struct cost_step){1, 1, 1, 128, DTYPE_F16});
+    for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_CPU;
+    struct cost_plan plan = {.home = home, .embed = PLAN_HOME_CPU, .head = PLAN_HOME_CPU};
+    cost_simulate(&p->table, &plan, &r);
+    double part = cost_uncertainty(&p->profile, &p->table, &plan, &r);
+    assert_true(part > 0.029 && part < 0.0301);
+    for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_STREAM;
+    plan = (struct cost_plan){.home = home,
+                              .embed = PLAN_HOME_GPU,
+                              .head = PLAN_HOME_GPU,
+                              .ring_bytes = 256 * MIB};
+    cost_simulate(&p->table, &plan, &r);
+    p->profile.link.h2d.low *= 0.9; /* the link counts now, and only it */
+    double wider = cost_uncertainty(&p->profile, &p->table, &plan, &r);
+    p->profile.cpu.gemv.low *= 0.5;
+    assert_true(cost_uncertainty(&p->profile, &p->table, &plan, &r) == wider && wider > 0.05);
+}
+
+int main(void)
+{
+#define WITH_8B(test) cmocka_unit_test_setup_teardown(test, open_8b, close_8b)
+    const struct CMUnitTest tests[] = {
+        WITH_8B(one_token_reads_every_weight_once),
+        WITH_8B(several_tokens_share_the_weights),
+        WITH_8B(a_chunk_attends_causally),
+        WITH_8B(windows_limit_attention),
+        WITH_8B(refusals_say_what_is_missing),
+        WITH_8B(better_rates_are_never_dearer),
+        WITH_8B(forecasts_are_the_steps_that_they_are_made_of),
+        WITH_8B(error_bars_follow_what_bounds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
