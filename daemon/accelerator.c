@@ -21,10 +21,11 @@
 #define PROBE_MS        30000 /* a driver's first start after boot takes seconds */
 /* Where the probe does not say: a context with the kernels and a library's, on the large side, since a plan
  * that the worker then finds too large is refused. */
-#define CONTEXT_BYTES (768 * MIB)
-#define GRAPH_BYTES   (64 * MIB)
-#define LIBRARY_BYTES (48 * MIB) /* matrix products' workspace, and what allocations are rounded up to */
-#define VRAM_LEAST    MIB
+#define CONTEXT_BYTES     (768 * MIB)
+#define GRAPH_BYTES       (64 * MIB)
+#define GRAPH_SLICE_BYTES (16 * KIB) /* a copy, its arrival and a kernel in each tier */
+#define LIBRARY_BYTES     (48 * MIB) /* matrix products' workspace, and what allocations are rounded up to */
+#define VRAM_LEAST        MIB
 
 static int copy_text(const json_t *json, const char *key, bool required, char *out, size_t size,
                      struct helm_err *err)
@@ -158,7 +159,8 @@ void accelerator_ledger_emulated(uint64_t vram_bytes, struct ledger_device *ledg
                                      .limit = vram_bytes ? vram_bytes : ACCELERATOR_EMULATED_VRAM,
                                      .context_bytes = MIB,
                                      .graph_bytes = 256 * KIB,
-                                     .graph_layer_bytes = 64 * KIB};
+                                     .graph_layer_bytes = 64 * KIB,
+                                     .graph_slice_bytes = 32 * KIB};
     snprintf(ledger->limit_from, sizeof ledger->limit_from, "%s",
              vram_bytes ? "--vram" : "the emulated device without --vram");
 }
@@ -172,6 +174,7 @@ void accelerator_ledger_cuda(const struct accelerator_info *device, uint64_t vra
                                .limit = vram_bytes ? vram_bytes : device->vram_free,
                                .context_bytes = device->context_bytes ? device->context_bytes : CONTEXT_BYTES,
                                .graph_bytes = GRAPH_BYTES,
+                               .graph_slice_bytes = GRAPH_SLICE_BYTES,
                                .library_bytes = LIBRARY_BYTES};
     if (vram_bytes)
         snprintf(ledger->limit_from, sizeof ledger->limit_from, "--vram");

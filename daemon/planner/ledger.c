@@ -18,6 +18,8 @@
 
 #define PROCESS_BYTES (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
 #define DRIVER_BYTES  (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
+#define SLICES_A_RING 4           /* as worker-gpu/ring.c cuts them, and no larger than: */
+#define SLICE_BYTES   (16 * MIB)
 #define STAGING_BYTES (128 * MIB) /* the emulated device's */
 /* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
 #define ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
@@ -61,6 +63,17 @@ uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count)
     return times(page_count, kv_page_bytes(&kv));
 }
 
+uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes)
+{
+    const struct ledger_device *device = &c->machine->device;
+    uint64_t bytes = (device->graph_layer_bytes + 1) / 2, slice = ring_bytes / SLICES_A_RING;
+    if (!ring_bytes) return bytes;
+    if (slice > SLICE_BYTES) slice = SLICE_BYTES;
+    /* One more for each of the two operations, whose last slice is shorter. */
+    return bytes +
+           (analyse_units_stored(c->table, unit, unit) / (slice ? slice : 1) + 2) * device->graph_slice_bytes;
+}
+
 uint64_t ledger_gpu_host_bytes(const struct ledger_case *c)
 {
     return c->machine->device.kind == LEDGER_DEVICE_EMULATED ? STAGING_BYTES : DRIVER_BYTES;
@@ -92,14 +105,26 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
     return rc;
 }
 
+static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct plan_stage *stage = &plan->stages[i];
+        uint64_t ring = stage->home == PLAN_HOME_STREAM ? plan->ring_bytes : 0;
+        if (plan_home_worker(stage->home) != PLAN_HOME_GPU) continue;
+        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
+            sum += ledger_graph_bytes(c, u, ring);
+    }
+    return sum;
+}
+
 static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *plan)
 {
     const struct ledger_device *device = &c->machine->device;
     struct ledger *vram = &plan->vram;
-    struct analyse_share gpu, stream;
+    struct analyse_share gpu;
     char what[48];
     analyse_share(c->table, plan, PLAN_HOME_GPU, &gpu);
-    analyse_share(c->table, plan, PLAN_HOME_STREAM, &stream);
     vram->limit = device->limit;
     ledger_add(vram, "weights",
                gpu.bytes.vram - gpu.bytes.vram_vectors + analyse_vectors(c->table, plan, PLAN_HOME_GPU));
@@ -117,8 +142,7 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
                                                                     plan->slots, ctx,
                                                                     plan_most_tokens(plan, PLAN_HOME_GPU) > 0,
                                                                     plan->head == PLAN_HOME_GPU));
-    uint64_t graphs =
-        device->graph_bytes + (gpu.units + stream.units) * ((device->graph_layer_bytes + 1) / 2);
+    uint64_t graphs = device->graph_bytes + unit_graphs(c, plan);
     if (graphs) ledger_add(vram, "graphs (estimate)", graphs);
     if (device->context_bytes) ledger_add(vram, "context (estimate)", device->context_bytes);
 }

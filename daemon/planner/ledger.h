@@ -43,6 +43,7 @@ struct ledger_device {
     char limit_from[96];
     uint64_t context_bytes;                  /* what the driver takes for itself */
     uint64_t graph_bytes, graph_layer_bytes; /* of captured steps: at all events, and for each layer */
+    uint64_t graph_slice_bytes;              /* and for each slice of streamed weights */
     uint64_t library_bytes;
 };
 
@@ -64,6 +65,9 @@ uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TE
 
 /* Of one layer, all pages: its part of a pool, or of the staging memory for a borrowed cache. */
 uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count);
+/* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
+ * slices: where its weights are streamed. */
+uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);
 /* What is there whatever the plan: processes, and the arena but for lanes, cache and weights. */
 HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes,
                                             struct helm_err *err);

@@ -64,17 +64,18 @@ static struct search_bytes on_device(const struct ledger_case *c, uint64_t vram,
 
 static void fill_units(const struct ledger_case *c, const struct memory_wish *wish, struct search_bytes *unit)
 {
-    uint64_t layer_kv = ledger_kv_layer_bytes(c, wish->pages),
-             graph = (c->machine->device.graph_layer_bytes + 1) / 2;
+    uint64_t layer_kv = ledger_kv_layer_bytes(c, wish->pages), ring = 0, largest;
+    if (wish->device) memory_ring_sizes(c, &ring, &largest); /* the smallest has the most slices */
     for (uint32_t u = 0; u < 2 * c->table->layers; u++, unit += 3) {
         const struct analyse_bytes bytes = analyse_units(c->table, u, u);
         const struct search_bytes kv = on_device(c, u & 1 ? 0 : layer_kv, 0);
         unit[PLAN_HOME_CPU] =
             on_device(c, wish->prefill ? bytes.vram_vectors : 0, bytes.arena + bytes.vector_bytes);
         unit[PLAN_HOME_CPU].host += kv.vram;
-        unit[PLAN_HOME_GPU] = on_device(c, bytes.vram + graph, 0);
+        unit[PLAN_HOME_GPU] = on_device(c, bytes.vram + ledger_graph_bytes(c, u, 0), 0);
         unit[PLAN_HOME_GPU] = sum_of(&unit[PLAN_HOME_GPU], &kv);
-        unit[PLAN_HOME_STREAM] = on_device(c, bytes.vram_vectors + graph, bytes.arena + bytes.vector_bytes);
+        unit[PLAN_HOME_STREAM] = on_device(c, bytes.vram_vectors + ledger_graph_bytes(c, u, ring),
+                                           bytes.arena + bytes.vector_bytes);
         unit[PLAN_HOME_STREAM] = sum_of(&unit[PLAN_HOME_STREAM], &kv);
     }
 }

@@ -212,6 +212,7 @@ static void open_lined(struct lined *l)
                                                     .context_bytes = 300 * MIB,
                                                     .graph_bytes = 10 * MIB,
                                                     .graph_layer_bytes = MIB,
+                                                    .graph_slice_bytes = 10 * KIB,
                                                     .library_bytes = 20 * MIB}};
     l->c = (struct ledger_case){.model = &l->made.model,
                                 .wish = &l->wish,
@@ -252,7 +253,8 @@ static void streamed_and_borrowed_have_their_lines(void **state)
     assert_int_equal(line_of(&l.plan.vram, "KV pool"), 2 * 100 * layer_page); /* of the layers 0 and 3 */
     assert_int_equal(line_of(&l.plan.vram, "stream ring"), 3 * MIB);
     assert_int_equal(line_of(&l.plan.vram, "borrowed KV"), 0);
-    assert_int_equal(line_of(&l.plan.vram, "graphs"), 10 * MIB + 5 * MIB / 2); /* five halves */
+    assert_int_equal(line_of(&l.plan.vram, "graphs"),
+                     10 * MIB + 5 * MIB / 2 + 2 * 3 * 10 * KIB); /* 5 halves; slices */
     assert_int_equal(line_of(&l.plan.vram, "context"), 300 * MIB);
     /* On the host: embedding, layers 1 and 2 whole, the MLP of layer 3. */
     assert_int_equal(line_of(&l.plan.host, "weights"), head + 2 * attention + 3 * mlp);
