@@ -473,18 +473,24 @@ $(OBJ)/worker-gpu/cuda_graph.o $(OBJ)/worker-gpu/cuda_kernels.o $(OBJ)/worker-gp
 ifneq ($(CUDA_DEVICE),)
 $(BIN)/helm-worker-gpu: $(call cuda_obj_of,$(CUDA_KERNEL_SRC))
 endif
-# the two-worker golden test with the CUDA device in it: HELM_TEST_DEVICE=cuda $(BIN)/helm-test-gpu-split
-$(BIN)/helm-test-gpu-split: $(OBJ)/tests/golden/test_golden_split.o $(OBJ)/worker-gpu/cuda_graph.o $(OBJ)/worker-gpu/cuda_kernels.o $(OBJ)/worker-gpu/device_cuda.o $(call cuda_obj_of,$(CUDA_KERNEL_SRC)) $(OBJ)/libhelm-all.a
+# tests of device and workers with the CUDA device in them: HELM_TEST_DEVICE=cuda $(BIN)/helm-test-gpu-split
+CUDA_DEVICE_TESTS := $(addprefix $(BIN)/helm-test-gpu-,device split stream)
+$(BIN)/helm-test-gpu-device: $(OBJ)/tests/gpu/test_device_queues.o
+$(BIN)/helm-test-gpu-split: $(OBJ)/tests/golden/test_golden_split.o
+$(BIN)/helm-test-gpu-stream: $(OBJ)/tests/golden/test_golden_stream.o
+$(CUDA_DEVICE_TESTS): $(OBJ)/worker-gpu/cuda_graph.o $(OBJ)/worker-gpu/cuda_kernels.o $(OBJ)/worker-gpu/device_cuda.o \
+  $(call cuda_obj_of,$(CUDA_KERNEL_SRC)) $(OBJ)/libhelm-all.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
-	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS) $(CUDA_LIBS)
-.PHONY: cuda check-gpu
+	$(Q)$(CC) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS) $(CUDA_LIBS)
+.PHONY: cuda check-gpu gpu-bundle
 cuda: $(CUDA_PROGRAMS:%=$(BIN)/%)
 all: cuda
-# needs a GPU; without one the program says so and passes
-check-gpu: $(BIN)/helm-test-gpu-kernels $(BIN)/helm-test-gpu-split
-	$<
-	HELM_TEST_DEVICE=cuda $(BIN)/helm-test-gpu-split
+# needs a GPU; without one every line says SKIP
+check-gpu: $(CUDA_PROGRAMS:%=$(BIN)/%) $(CUDA_DEVICE_TESTS)
+	HELM_CHECK_LOGS=$(BUILD)/logs/gpu tests/gpu/check.sh $(BIN)
+gpu-bundle: $(CUDA_PROGRAMS:%=$(BIN)/%) $(CUDA_DEVICE_TESTS)
+	tools/gpu/bundle.sh $(BIN) $(BUILD)/helm-gpu-check.tar.xz
 endif
 
 # ---- tests --------------------------------------------------------------------------------------------------

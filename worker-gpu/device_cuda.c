@@ -69,7 +69,7 @@ static int cuda_host_register(struct device *d, const char *what, void *base, ui
     unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
     char doing[160], text[UNITS_TEXT];
     void *seen = NULL;
-    int promise = 0;
+    int promise = 0, rc = 0;
     snprintf(doing, sizeof doing, "registering %.60s (%s of host memory, pinned by the driver)", what,
              units_format_size(bytes, text));
     if (bytes == 0 || (uintptr_t)base % (uint64_t)sysconf(_SC_PAGESIZE) != 0)
@@ -82,11 +82,15 @@ static int cuda_host_register(struct device *d, const char *what, void *base, ui
         promise)
         flags |= cudaHostRegisterReadOnly;
     cudaError_t code = cudaHostRegister(base, bytes, flags);
-    if (code != cudaSuccess) {
+    if (code == cudaErrorHostMemoryAlreadyRegistered)
+        rc = helm_fail(err, HELM_E_STATE, "%s: registered already, in part at least", doing);
+    else if (code != cudaSuccess)
+        rc = cuda_fail(err, code, doing);
+    if (rc) {
         (void)cudaGetLastError(); /* a refusal, not a fault */
-        return cuda_fail(err, code, doing);
+        return rc;
     }
-    int rc = cuda_checked(cudaHostGetDevicePointer(&seen, base, 0), doing, err);
+    rc = cuda_checked(cudaHostGetDevicePointer(&seen, base, 0), doing, err);
     if (!rc && seen != base)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "%s: it has another address on the device than here", doing);
     if (rc) (void)cudaHostUnregister(base);

@@ -47,11 +47,14 @@ static void sleep_until(uint64_t until_ns)
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) != 0) continue;
 }
 
-/* Takes as long as the bytes take at the speed that is set, or as the memory needs if that is longer. */
+/* Takes as long as the bytes take at the speed that is set, or as the memory needs if that is longer. Of
+ * copies one behind the other the second begins when the first should have ended: a thread that wakes late
+ * makes up for it. */
 static void do_copy(struct queue *q, const struct device_copy_2d *copy)
 {
     struct emulated *e = q->owner;
-    uint64_t start_ns = units_now_ns(), copied = 0, unslept = 0;
+    const uint64_t begun_ns = units_now_ns(), start_ns = q->copy_due_ns ? q->copy_due_ns : begun_ns;
+    uint64_t copied = 0, unslept = 0;
     for (uint64_t row = 0; row < copy->height; row++) {
         char *to = (char *)copy->to + row * copy->to_stride;
         const char *from = (const char *)copy->from + row * copy->from_stride;
@@ -67,7 +70,12 @@ static void do_copy(struct queue *q, const struct device_copy_2d *copy)
             unslept = 0;
         }
     }
-    uint64_t spent_ns = units_now_ns() - start_ns;
+    uint64_t spent_ns = units_now_ns() - begun_ns;
+    if (e->copy_bytes_per_s) {
+        uint64_t due_ns = (uint64_t)((double)copied * NS_PER_SECOND / (double)e->copy_bytes_per_s);
+        q->copy_due_ns = start_ns + due_ns;
+        if (spent_ns < due_ns) spent_ns = due_ns; /* the rest went by while the thread before it overslept */
+    }
     pthread_mutex_lock(&e->lock);
     q->copy_ns += spent_ns;
     pthread_mutex_unlock(&e->lock);
@@ -97,11 +105,14 @@ bool emulated_reached_locked(const struct emulated *e, const struct point *at)
     return q->done >= at->op || (at->marks && q->done + 1 == at->op && q->marks >= at->marks);
 }
 
-static void do_follow(struct emulated *e, const struct point *at)
+static void do_follow(struct queue *q, const struct point *at)
 {
+    struct emulated *e = q->owner;
     pthread_mutex_lock(&e->lock);
-    while (!emulated_reached_locked(e, at) && !e->stop && !atomic_load(&e->failed))
+    while (!emulated_reached_locked(e, at) && !e->stop && !atomic_load(&e->failed)) {
         pthread_cond_wait(&e->changed, &e->lock);
+        q->copy_due_ns = 0;
+    }
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -118,6 +129,7 @@ static void do_op(struct queue *q, const struct op *op, const struct op *launch)
 {
     struct emulated *e = q->owner;
     if (atomic_load_explicit(&e->failed, memory_order_relaxed)) return;
+    if (op->kind == OP_RUN || op->kind == OP_WORD_WAIT || op->kind == OP_CLEAR) q->copy_due_ns = 0;
     switch (op->kind) {
     case OP_RUN:
         op->as.run.run(&e->math, op->as.run.args);
@@ -134,17 +146,17 @@ static void do_op(struct queue *q, const struct op *op, const struct op *launch)
         memset(op->as.clear.memory, 0, (size_t)op->as.clear.bytes);
         break;
     case OP_FOLLOW:
-        do_follow(e, &op->as.follow);
+        do_follow(q, &op->as.follow);
         break;
     case OP_FOLLOW_OWN: {
         const struct point at = {.queue = op->as.follow.queue,
                                  .op = launch->as.graph.op[op->as.follow.queue],
                                  .marks = op->as.follow.marks};
-        do_follow(e, &at);
+        do_follow(q, &at);
         break;
     }
     case OP_FOLLOW_CROSS:
-        do_follow(e, &launch->as.graph.cross[op->as.cross.slot]);
+        do_follow(q, &launch->as.graph.cross[op->as.cross.slot]);
         break;
     case OP_MARK:
         do_mark(q, op->as.mark.number);
@@ -170,7 +182,10 @@ static void *queue_main(void *arg)
     (void)prctl(PR_SET_TIMERSLACK, TIMER_SLACK, 0, 0, 0);
     pthread_mutex_lock(&e->lock);
     for (;;) {
-        while (q->taken == q->put && !e->stop) pthread_cond_wait(&e->changed, &e->lock);
+        while (q->taken == q->put && !e->stop) {
+            pthread_cond_wait(&e->changed, &e->lock);
+            q->copy_due_ns = 0;
+        }
         if (q->taken == q->put) break;
         const struct op *op = &q->ring[q->taken++ % EMULATED_QUEUE_OPS];
         pthread_mutex_unlock(&e->lock);

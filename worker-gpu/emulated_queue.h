@@ -103,6 +103,7 @@ struct queue {
     uint64_t put, taken, done; /* guarded by the lock, like what follows */
     uint32_t marks;            /* passed in the graph that is operation number done + 1 */
     uint64_t copy_ns, word_wait_ns;
+    uint64_t copy_due_ns; /* the thread's own: when the copy before should have ended; 0: it was idle since */
 };
 
 struct region {

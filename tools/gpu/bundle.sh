@@ -1,0 +1,36 @@
+#!/bin/bash
+# Packs what tests/gpu/check.sh runs, with the libraries a bare GPU machine lacks, into one archive:
+#
+#   make CUDA_ARCH=90 gpu-bundle        (tools/gpu/bundle.sh [--data] BIN OUT.tar.xz)
+#
+# --data adds the golden models, for a machine without this tree. There:
+#   tar xf helm-gpu-check.tar.xz && helm-gpu-check/check.sh --need-gpu
+# Programs are stripped. The driver, CUDA's own libraries, the C library, OpenBLAS and libnuma are expected there.
+set -eu
+data=0
+[ "${1-}" = --data ] && { data=1; shift; }
+[ $# -eq 2 ] || { sed -n '2,9p' "$0" >&2; exit 2; }
+bin=$1 out=$2
+limit=$((40 << 20))
+programs="helm-test-gpu-kernels helm-test-gpu-device helm-test-gpu-split helm-test-gpu-stream helm-bench-gpu-kernels"
+there='^(linux-vdso|ld-linux|libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libgfortran|libquadmath|libgomp|libcublas|libcublasLt|libopenblas|libnuma|libblas|liblapack)[.-]'
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+top=$work/helm-gpu-check
+mkdir -p "$top/bin" "$top/lib"
+for p in $programs; do
+    [ -x "$bin/$p" ] || { echo "bundle.sh: $bin/$p is missing" >&2; exit 1; }
+    cp "$bin/$p" "$top/bin/" && strip "$top/bin/$p"
+    ldd "$bin/$p" | awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }' | while read -r name path; do
+        [[ $name =~ $there ]] || cp -Ln "$path" "$top/lib/$name"
+    done
+done
+cp "$(dirname "$0")/../../tests/gpu/check.sh" "$top/"
+if [ $data = 1 ]; then
+    mkdir -p "$top/tests/data"
+    cp -R "$(dirname "$0")/../../tests/data/golden" "$top/tests/data/"
+fi
+tar -C "$work" --owner=0 --group=0 -c helm-gpu-check | xz -T2 -6 >"$out"
+bytes=$(stat -c %s "$out")
+echo "$out: $((bytes >> 10)) KiB; libraries: $(ls "$top/lib" | tr '\n' ' ')"
+[ "$bytes" -le $limit ] || { echo "bundle.sh: more than $((limit >> 20)) MiB" >&2; rm -f "$out"; exit 1; }
