@@ -160,7 +160,7 @@ void accelerator_ledger_emulated(uint64_t vram_bytes, struct ledger_device *ledg
                                      .context_bytes = MIB,
                                      .graph_bytes = 256 * KIB,
                                      .graph_layer_bytes = 64 * KIB,
-                                     .graph_slice_bytes = 32 * KIB};
+                                     .graph_slice_bytes = 12 * KIB};
     snprintf(ledger->limit_from, sizeof ledger->limit_from, "%s",
              vram_bytes ? "--vram" : "the emulated device without --vram");
 }

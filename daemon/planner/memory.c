@@ -6,10 +6,10 @@
 
 #include "common/units.h"
 
-#define RING_UNIT_PARTS 8  /* the smallest ring: this part of the largest half layer, as a power of two */
-#define RING_STEPS      16 /* the largest one: so many of the smallest */
-#define RING_PREFILL    4  /* the one of a plan that streams in prefill only: likewise */
-#define RING_VRAM_PARTS 4  /* and no ring takes more than this part of the device's memory */
+#define RING_UNIT_PARTS 4 /* the smallest ring: this part of the largest half layer, as a power of two */
+#define RING_STEPS      8 /* the largest one: so many of the smallest */
+#define RING_USUAL      2 /* the one of a plan that streams in prefill only: likewise */
+#define RING_VRAM_PARTS 4 /* and no ring takes more than this part of the device's memory */
 #define RING_LEAST      (64 * KIB)
 #define SLICE_ROWS      16 /* as worker-gpu/ring.h: a slice has no fewer */
 #define SLICE_ALIGN     UINT64_C(256)
@@ -139,7 +139,7 @@ int memory_build(const struct ledger_case *c, const struct memory_wish *wish, st
     s->vram_limit =
         wish->device ? take_off(c->machine->device.limit, wish->less_vram, &memory->vram_missing) : 0;
     if (wish->device) memory_ring_sizes(c, &s->ring_granule, &s->ring_max);
-    if (wish->prefill) s->ring_least = RING_PREFILL * s->ring_granule;
+    if (wish->prefill) s->ring_least = RING_USUAL * s->ring_granule;
     fill_units(c, wish, memory->unit);
     fill_ends(c, wish, s);
     fill_first(c, wish, s);
