@@ -57,6 +57,7 @@ static void work_add(struct drift_work *sum, const struct drift_work *work)
     sum->seconds += work->seconds;
     sum->cpu_busy += work->cpu_busy;
     sum->gpu_busy += work->gpu_busy;
+    sum->gpu_computes += work->gpu_computes;
     sum->link_busy += work->link_busy;
     sum->cpu_bytes += work->cpu_bytes;
     sum->link_bytes += work->link_bytes;
@@ -94,13 +95,13 @@ static void explain(const struct drift_work *m, const struct drift_work *p, char
     double cpu = sign * (m->cpu_busy - p->cpu_busy), gpu = sign * (m->gpu_busy - p->gpu_busy);
     double least = EXPLAINS * fabs(difference);
     if (cpu < least && gpu < least)
-        snprintf(text, size, "neither CPU nor GPU accounts for it: hand-overs between them, or other load");
+        snprintf(text, size, "neither CPU nor GPU accounts for it: helmd itself, or other load");
     else if (cpu >= gpu && m->cpu_bytes > 0 && p->cpu_busy > 0)
         snprintf(text, size, "CPU reads %s GB/s, planned %s", number(rate(m->cpu_bytes, m->cpu_busy), a),
                  number(rate(p->cpu_bytes, p->cpu_busy), b));
     else if (cpu >= gpu)
         explain_processor("CPU", m->cpu_busy, p->cpu_busy, m->seconds, text, size);
-    else if (p->link_busy > p->gpu_busy)
+    else if (p->link_busy > p->gpu_computes)
         snprintf(text, size, "the link brings %s GB/s, planned %s",
                  number(rate(m->link_bytes, m->seconds), a), number(rate(p->link_bytes, p->seconds), b));
     else

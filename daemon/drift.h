@@ -20,11 +20,12 @@
 #define DRIFT_TTFTS          28   /* kinds of prompts: of 2^i to 2^(i+1) - 1 tokens */
 #define DRIFT_TEXT           200
 
-/* Of one step, or a sum over steps. link_busy is known of plans only. */
+/* Of one step, or a sum over steps. */
 struct drift_work {
     double seconds;
-    double cpu_busy, gpu_busy, link_busy; /* seconds */
-    double cpu_bytes, link_bytes;         /* of weights */
+    double cpu_busy, gpu_busy;      /* seconds; the GPU's with its waits for the link and hand-overs */
+    double gpu_computes, link_busy; /* of them, and of the link: known of plans only */
+    double cpu_bytes, link_bytes;   /* of weights */
 };
 
 struct drift_kind {

@@ -36,9 +36,11 @@ static void take_decode(struct observe *o, const struct step *step, const struct
     double context = (double)positions / step->row_count;
     forecast_decode(&o->forecast, step->row_count, (uint32_t)(context + 0.5), &f);
     struct drift_work measured = {.seconds = seconds};
+    /* What the GPU worker counts as busy is all that is not the CPU's turn. */
     const struct drift_work planned = {.seconds = f.seconds,
                                        .cpu_busy = f.busy[COST_CPU],
-                                       .gpu_busy = f.busy[COST_GPU],
+                                       .gpu_busy = f.busy[COST_GPU] > 0 ? f.seconds - f.busy[COST_CPU] : 0,
+                                       .gpu_computes = f.busy[COST_GPU],
                                        .link_busy = f.busy[COST_LINK],
                                        .cpu_bytes = (double)o->forecast.cpu_bytes,
                                        .link_bytes = (double)o->forecast.link_bytes};
