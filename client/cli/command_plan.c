@@ -19,14 +19,14 @@ static int ledger_table(const char *title, const struct ledger *ledger, struct c
                         struct helm_err *err)
 {
     char text[UNITS_TEXT];
-    int rc = cli_text_printf(out, err, "\n%-32s %14s\n", title, "BYTES");
+    int rc = cli_text_printf(out, err, "\n%-40s %12s\n", title, "BYTES");
     for (uint32_t i = 0; rc == 0 && i < ledger->line_count; i++)
-        rc = cli_text_printf(out, err, "%-32s %14s\n", ledger->line[i].what,
+        rc = cli_text_printf(out, err, "%-40s %12s\n", ledger->line[i].what,
                              units_format_size(ledger->line[i].bytes, text));
     if (rc == 0)
-        rc = cli_text_printf(out, err, "%-32s %14s\n", "total", units_format_size(ledger->total, text));
+        rc = cli_text_printf(out, err, "%-40s %12s\n", "total", units_format_size(ledger->total, text));
     if (rc == 0 && ledger->limit < INT64_MAX)
-        rc = cli_text_printf(out, err, "%-32s %14s\n", "limit", units_format_size(ledger->limit, text));
+        rc = cli_text_printf(out, err, "%-40s %12s\n", "limit", units_format_size(ledger->limit, text));
     return rc;
 }
 
@@ -93,7 +93,7 @@ static int row(const char *what, const char *unit, double planned, double measur
                struct cli_text *out, struct helm_err *err)
 {
     char a[24], b[24], c[24];
-    return cli_text_printf(out, err, "%-36s %9s %9s %-7s %9s  %s\n", what, number(planned, a),
+    return cli_text_printf(out, err, "%-36s %9s %9s %-7s %10s  %s\n", what, number(planned, a),
                            number(measured, b), unit, difference(measured, planned, c), note);
 }
 
@@ -152,7 +152,7 @@ static int measured_rows(const struct helm_plan_info *p, struct cli_text *out, s
         const struct helm_plan_steps *s = &p->decode[i];
         if (s->count < least) continue;
         snprintf(what, sizeof what, "decode, %u at once, context %u", s->batch, s->tokens);
-        snprintf(note, sizeof note, "%" PRIu64 " steps", s->count);
+        snprintf(note, sizeof note, "%" PRIu64 " step%s", s->count, s->count == 1 ? "" : "s");
         rc = row(what, "token/s", per_second(s->batch, s->planned_seconds),
                  per_second(s->batch, s->measured_seconds), note, out, err);
     }
@@ -161,7 +161,7 @@ static int measured_rows(const struct helm_plan_info *p, struct cli_text *out, s
         const struct helm_plan_steps *s = &p->ttft[i];
         if (s->count < least) continue;
         snprintf(what, sizeof what, "first token after a prompt of %u", s->tokens);
-        snprintf(note, sizeof note, "%" PRIu64 " prompts", s->count);
+        snprintf(note, sizeof note, "%" PRIu64 " prompt%s", s->count, s->count == 1 ? "" : "s");
         rc = row(what, "ms", s->planned_seconds * 1e3, s->measured_seconds * 1e3, note, out, err);
     }
     return rc;
@@ -188,7 +188,7 @@ static int resource_rows(const struct helm_plan_info *p, struct cli_text *out, s
 
 static int speed_table(const struct helm_plan_info *p, struct cli_text *out, struct helm_err *err)
 {
-    int rc = cli_text_printf(out, err, "\n%-36s %9s %9s %-7s %9s\n", "SPEED", "PLANNED", "MEASURED", "",
+    int rc = cli_text_printf(out, err, "\n%-36s %9s %9s %-7s %10s\n", "SPEED", "PLANNED", "MEASURED", "",
                              "DIFFERENCE");
     if (rc == 0) rc = forecast_rows(p, out, err);
     if (rc == 0) rc = measured_rows(p, out, err);
