@@ -171,6 +171,9 @@ static void handle_question(struct daemon *d, const Helm__V1__Request *request)
     Helm__V1__ListEntry entry = HELM__V1__LIST_ENTRY__INIT, *entries[1] = {&entry};
     Helm__V1__List list = HELM__V1__LIST__INIT;
     Helm__V1__Plan plan = HELM__V1__PLAN__INIT;
+    Helm__V1__PlanSteps steps = HELM__V1__PLAN_STEPS__INIT, *steps_list[] = {&steps};
+    Helm__V1__PlanResource resource = HELM__V1__PLAN_RESOURCE__INIT, *resources[] = {&resource};
+    Helm__V1__PlanForecast forecast = HELM__V1__PLAN_FORECAST__INIT;
     uint32_t eos[2] = {11, 12};
     switch (request->body_case) {
     case HELM__V1__REQUEST__BODY_STATUS:
@@ -204,6 +207,20 @@ static void handle_question(struct daemon *d, const Helm__V1__Request *request)
         break;
     default: /* an empty plan, to see that strings of no bytes survive */
         plan.json = (char *)"";
+        steps.batch = 2;
+        steps.count = 7;
+        steps.measured_seconds = 0.5;
+        plan.n_decode = 1;
+        plan.decode = steps_list;
+        resource.name = (char *)"link";
+        resource.bytes_per_second_planned = 5e9;
+        plan.n_resources = 1;
+        plan.resources = resources;
+        forecast.prompt = 128;
+        forecast.ttft_seconds_high = 0.25;
+        plan.forecast = &forecast;
+        plan.drifting = true;
+        plan.drift = (char *)"slower";
         response.body_case = HELM__V1__RESPONSE__BODY_PLAN;
         response.plan = &plan;
         break;
@@ -435,6 +452,7 @@ static void test_questions(void **state)
     struct helm_model_info *info = NULL;
     struct helm_list *list = NULL;
     char *plan = NULL;
+    struct helm_plan_info *measured = NULL;
     assert_int_equal(helm_status(client, 2000, &status, &err), 0);
     assert_string_equal(status->version, "9.9");
     assert_int_equal(status->running, 4);
@@ -453,6 +471,17 @@ static void test_questions(void **state)
     assert_string_equal(list->entries[0].label, "somebody");
     assert_int_equal(helm_plan(client, 2000, &plan, &err), 0);
     assert_string_equal(plan, "");
+    assert_int_equal(helm_plan_info(client, 2000, &measured, &err), 0);
+    assert_string_equal(measured->json, "");
+    assert_int_equal(measured->decode_count, 1);
+    assert_true(measured->decode[0].batch == 2 && measured->decode[0].count == 7);
+    assert_true(measured->decode[0].measured_seconds == 0.5 && measured->decode[0].planned_seconds == 0);
+    assert_int_equal(measured->ttft_count, 0);
+    assert_int_equal(measured->resource_count, 1);
+    assert_string_equal(measured->resources[0].name, "link");
+    assert_true(measured->resources[0].bytes_per_second_planned == 5e9);
+    assert_true(measured->prompt == 128 && measured->ttft_seconds_high == 0.25 && measured->drifting);
+    assert_string_equal(measured->drift, "slower");
     struct seen seen = {0};
     uint64_t request = start(client, 6, 0, 0, &seen);
     while (!seen.id) assert_int_equal(helm_dispatch(client, 1000, &err), 0);
@@ -464,6 +493,7 @@ static void test_questions(void **state)
     free(info);
     free(list);
     free(plan);
+    free(measured);
     helm_disconnect(&client);
     helm_disconnect(&other);
 }
