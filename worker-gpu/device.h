@@ -259,10 +259,11 @@ bool device_cuda_usable(char *why, size_t size);
 struct device_info {
     char name[96], uuid[48], compute[16]; /* uuid "GPU-...", compute "9.0" */
     uint64_t vram_bytes, vram_free;
-    int numa_node;                        /* -1: unknown */
-    uint64_t context_bytes;               /* what opening it takes, 0: not known */
-    char driver[24];                      /* "570.86.10", "" where the management library does not say */
-    uint32_t link_generation, link_width; /* of PCIe, the most that device and board do together; 0: unknown */
+    int numa_node;          /* -1: unknown */
+    uint64_t context_bytes; /* what opening it takes, 0: not known */
+    char driver[24];        /* "570.86.10", "" where the management library does not say */
+    uint32_t link_generation,
+        link_width; /* of PCIe, the most that device and board do together; 0: unknown */
 };
 /* Opens one device after the other to see; at most `most`. HELM_E_NOT_FOUND or HELM_E_UNSUPPORTED: there is
  * none, with the reason. */

@@ -64,7 +64,8 @@ static void test_width(struct test_context *t, uint32_t hidden)
         auto spread = to_double(product.read<unsigned char>(), dtype);
         values_out.clear();
         for (uint32_t n = 0; n < count; n++)
-            values_out.insert(values_out.end(), spread.begin() + n * wide, spread.begin() + n * wide + hidden);
+            values_out.insert(values_out.end(), spread.begin() + n * wide,
+                              spread.begin() + n * wide + hidden);
         snprintf(what, sizeof what, "swiglu %u %s", hidden, name_of(dtype));
         check_close(t, values_out, expected, tolerance_of(dtype), what);
 

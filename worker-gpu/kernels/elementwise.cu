@@ -76,9 +76,9 @@ __global__ void __launch_bounds__(THREADS)
 /* ---- SwiGLU ------------------------------------------------------------------------------------- */
 
 template <typename I, typename O>
-__global__ void __launch_bounds__(THREADS) swiglu_kernel(const uint32_t *count, const I *in, uint32_t stride,
-                                                         uint32_t up_at, uint32_t n, O *out,
-                                                         uint32_t out_stride, bool vector)
+__global__ void __launch_bounds__(THREADS)
+    swiglu_kernel(const uint32_t *count, const I *in, uint32_t stride, uint32_t up_at, uint32_t n, O *out,
+                  uint32_t out_stride, bool vector)
 {
     let_next_start();
     wait_for_previous();
@@ -224,7 +224,8 @@ static int run_swiglu(const uint32_t *count, uint32_t tokens, const void *in, ui
 {
     bool vector = (stride | up_at | n | out_stride) % 8 == 0 && ((size_t)in | (size_t)out) % 16 == 0;
     return gpuk_launch("swiglu", swiglu_kernel<I, O>, dim3(tokens, div_up(n, 8 * THREADS)), dim3(THREADS), 0,
-                       flags, stream, err, count, (const I *)in, stride, up_at, n, (O *)out, out_stride, vector);
+                       flags, stream, err, count, (const I *)in, stride, up_at, n, (O *)out, out_stride,
+                       vector);
 }
 
 extern "C" int gpuk_swiglu(const uint32_t *count, uint32_t tokens, const void *in, enum dtype in_dtype,
