@@ -23,7 +23,16 @@ static void stage_text(const struct plan_stage *stage, char *text, size_t size)
         snprintf(text, size, "%u to %u %s %s", stage->first, stage->last, plan_home_name(stage->home), bytes);
 }
 
-static void log_stages(const struct plan_phase *list, const char *name)
+static void log_line(bool decode, const char *name, const char *line)
+{
+    if (decode)
+        log_info("plan: %s: layers %s", name, line);
+    else
+        log_debug("plan: %s: layers %s", name, line);
+}
+
+/* Those of decode say where everything is; the others' details are for who looks for them. */
+static void log_stages(const struct plan_phase *list, const char *name, bool decode)
 {
     char line[LINE_TEXT] = "", text[LINE_TEXT];
     size_t used = 0;
@@ -31,12 +40,12 @@ static void log_stages(const struct plan_phase *list, const char *name)
         stage_text(&list->stages[i], text, sizeof text);
         size_t length = strlen(text);
         if (used && used + length + 3 > sizeof line) {
-            log_info("plan: %s: layers %s", name, line);
+            log_line(decode, name, line);
             used = 0;
         }
         used += (size_t)snprintf(line + used, sizeof line - used, "%s%s", used ? ", " : "", text);
     }
-    log_info("plan: %s: layers %s", name, line);
+    log_line(decode, name, line);
 }
 
 static void log_lists(const struct plan *plan)
@@ -52,7 +61,7 @@ static void log_lists(const struct plan *plan)
                  units_format_size(bytes[PLAN_HOME_GPU], size[PLAN_HOME_GPU]),
                  units_format_size(bytes[PLAN_HOME_CPU], size[PLAN_HOME_CPU]),
                  units_format_size(bytes[PLAN_HOME_STREAM], size[PLAN_HOME_STREAM]));
-        log_stages(&list, name);
+        log_stages(&list, name, p == 0);
     }
     log_info("plan: embedding on %s, head on %s", plan_home_name(plan->embed), plan_home_name(plan->head));
     if (plan->ring_bytes)
