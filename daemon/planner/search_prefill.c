@@ -39,6 +39,7 @@ int search_prefill(const struct cost_table *prefill, const struct search_found *
 {
     struct space s = {0};
     enum plan_home *mine = NULL;
+    bool exact;
     *seconds = INFINITY;
     if (!decode->feasible) return helm_fail(err, HELM_E_STATE, "no prefill without a plan of decode");
     bool *kv_cpu = caches_on_cpu(decode, prefill->units / 2);
@@ -56,7 +57,8 @@ int search_prefill(const struct cost_table *prefill, const struct search_found *
     all_to(&s, decode, PLAN_HOME_STREAM, mine);
     (void)space_try(&s, mine, &s.ends[0], s.ring_fixed, INFINITY);
     try_runs(&s, decode, mine);
-    rc = mixed_search(&s, err);
+    rc = exact_search(&s, &exact, err);
+    if (!rc && !exact) rc = mixed_search(&s, err);
     if (rc) goto out;
     memcpy(home, s.home, s.items * sizeof *home);
     *seconds = s.seconds;
