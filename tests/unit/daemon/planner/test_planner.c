@@ -129,32 +129,40 @@ static uint64_t line_of(const struct ledger *ledger, const char *what)
 
 /* ---- the strategy `best` ---- */
 
+/* The gain over the thesis's plan depends on how well whole layers happen to fill the VRAM:
+ * its limit is (80 + 55) / 105 = 1.286, less the ring. */
 static void the_issues_case_is_near_its_bound(void **state)
 {
     (void)state;
-    struct bench b;
-    struct plan best, thesis;
-    bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
-    b.r.wish.ctx = 1024;
-    make(&b, &best);
-    double head = (double)b.made.analysed.head.stored, gpu = (double)bytes_at(&best, PLAN_HOME_GPU),
-           host = (double)bytes_at(&best, PLAN_HOME_CPU) + (double)bytes_at(&best, PLAN_HOME_STREAM);
-    *(best.head == PLAN_HOME_GPU ? &gpu : &host) += head;
-    double bound = host / ((80 + 55) * 1e9) + gpu / 4500e9, best_s = seconds_of(&b.r, &best);
-    assert_true(best_s < bound * 1.03);
-    assert_true(bytes_at(&best, PLAN_HOME_STREAM) > 0 && bytes_at(&best, PLAN_HOME_CPU) > 0);
-    assert_int_equal(line_of(&best.vram, "stream ring"), best.ring_bytes);
-    assert_true(best.ring_bytes > 0);
-    b.r.strategy = SEARCH_THESIS;
-    make(&b, &thesis);
-    assert_int_equal(thesis.ring_bytes, 0);
-    double thesis_s = seconds_of(&b.r, &thesis);
-    print_message("8B at 8 GiB: %.2f token/s, bound %.2f, thesis %.2f (%.3f times)\n", 1 / best_s, 1 / bound,
-                  1 / thesis_s, thesis_s / best_s);
-    assert_true(thesis_s > 1.2 * best_s);
-    plan_free(&best);
-    plan_free(&thesis);
-    bench_close(&b);
+    double gain = 0;
+    for (uint32_t ctx = 512; ctx <= 8192; ctx *= 2) {
+        struct bench b;
+        struct plan best, thesis;
+        bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
+        b.r.wish.ctx = ctx;
+        make(&b, &best);
+        double gpu = (double)bytes_at(&best, PLAN_HOME_GPU), best_s = seconds_of(&b.r, &best),
+               host = (double)(bytes_at(&best, PLAN_HOME_CPU) + bytes_at(&best, PLAN_HOME_STREAM));
+        *(best.head == PLAN_HOME_GPU ? &gpu : &host) += (double)b.made.analysed.head.stored;
+        double layer_kv = 4096.0 * ctx; /* is read too */
+        host += layer_kv * plan_layers_of(&best, PLAN_HOME_CPU);
+        gpu += layer_kv * plan_layers_of(&best, PLAN_HOME_GPU);
+        double bound = host / ((80 + 55) * 1e9) + gpu / 4500e9;
+        assert_true(best_s < bound * 1.03);
+        assert_true(bytes_at(&best, PLAN_HOME_STREAM) > 0 && bytes_at(&best, PLAN_HOME_CPU) > 0);
+        assert_true(best.ring_bytes > 0 && line_of(&best.vram, "stream ring") == best.ring_bytes);
+        b.r.strategy = SEARCH_THESIS;
+        make(&b, &thesis);
+        double thesis_s = seconds_of(&b.r, &thesis);
+        print_message("8B at 8 GiB, context %u: %.2f token/s, bound %.2f, thesis %.2f (%.3f times)\n", ctx,
+                      1 / best_s, 1 / bound, 1 / thesis_s, thesis_s / best_s);
+        assert_true(thesis_s > 1.2 * best_s);
+        if (thesis_s / best_s > gain) gain = thesis_s / best_s;
+        plan_free(&best);
+        plan_free(&thesis);
+        bench_close(&b);
+    }
+    assert_true(gain > 1.25);
 }
 
 static void more_vram_is_never_slower(void **state)
