@@ -54,7 +54,7 @@ static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct pr
     struct profile_samples link = {.count = 0};
     double seconds = t->options.quick ? BESIDE_QUICK_S : BESIDE_S;
     int rc = 0;
-    for (int i = 0; i < (t->options.quick ? 2 : 4) && !rc; i++) {
+    for (int i = 0; i < (t->options.quick ? 2 : 4) && !rc && (i == 0 || !profile_late(&t->progress)); i++) {
         rc = profile_device_stream_start(device, err);
         if (!rc) rc = profile_cpu_gemv(cpu, seconds, true, &p->cpu.gemv_beside, err);
         if (!rc) rc = profile_device_stream_stop(device, &link, err);
@@ -110,8 +110,7 @@ static int measure(struct tool *t, struct helm_err *err)
             profile_say(&t->progress, "device: VRAM %.4g GB/s, one token %.4g GB/s, link %.4g GB/s",
                         p->gpu.read.value * 1e-9, p->gpu.gemv.value * 1e-9, p->link.h2d.value * 1e-9);
     }
-    if (!rc) rc = profile_host_doorbell(&p->step, err); /* and disks: before this thread is pinned */
-    if (!rc && o->disk) rc = profile_host_disk(o->disk, o->quick, &p->disk, err);
+    if (!rc) rc = profile_host_doorbell(&p->step, err); /* before this thread is pinned */
     if (!rc) rc = profile_cpu_open(&cpu_options, &cpu, err);
     if (!rc) rc = profile_cpu_measure(cpu, p, err);
     if (!rc && device) rc = measure_beside(t, cpu, device, err);
@@ -128,7 +127,7 @@ static int measure_until_sound(struct tool *t, struct helm_err *err)
         int rc = measure(t, err);
         if (rc) return rc;
         rc = profile_check(&t->profile, err);
-        if (!rc || left == 1) return rc;
+        if (!rc || left == 1 || profile_late(&t->progress)) return rc;
         profile_say(&t->progress, "%s: measuring again", err->text);
     }
 }
@@ -165,7 +164,6 @@ static bool take_cached(struct tool *t, const char *path)
         profile_say(&t->progress, "the cached profile was taken quickly: measuring again");
         return false;
     }
-    if (t->options.disk && t->profile.disk.source == PROFILE_UNKNOWN) return false;
     profile_say(&t->progress, "cached: %s, of %s", path, t->profile.made);
     return true;
 }
@@ -201,11 +199,18 @@ static int run(struct tool *t, struct helm_err *err)
     rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
     if (!rc) rc = profile_cache_path(fingerprint, path, sizeof path, err);
     if (rc) return rc;
-    if (!take_cached(t, path)) {
+    struct profile_value disk = {0};
+    if (o->disk) rc = profile_host_disk(o->disk, o->quick, &disk, err); /* before this thread is pinned */
+    if (rc) return rc;
+    bool cached = take_cached(t, path);
+    if (!cached) {
         rc = measure_until_sound(t, err);
         if (rc) return rc;
         snprintf(t->profile.fingerprint, sizeof t->profile.fingerprint, "%s", fingerprint);
         describe_machine(t);
+    }
+    if (o->disk) t->profile.disk = disk;
+    if (!cached || o->disk) {
         rc = profile_write(path, &t->profile, err);
         if (rc) return rc;
         profile_say(&t->progress, "kept: %s", path);

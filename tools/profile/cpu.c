@@ -283,7 +283,7 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
     const struct model_config *c = &r->local.engine.model.config;
     const double bytes = 2.0 * LONG * c->kv_heads * c->head_dim * 2;
     int rc = 0;
-    for (uint32_t i = 0; i < (r->quick ? 3 : 9) && !rc; i++) {
+    for (uint32_t i = 0; i < (r->quick || profile_late(r->progress) ? 3 : 9) && !rc; i++) {
         double spent = 0;
         rc = step(r, LONG - 1, 1, &spent, err);
         for (uint32_t l = 0; l < layers_of(r) && !rc && i; l++) {
@@ -307,7 +307,8 @@ static int measure_linear(struct profile_cpu_run *r, struct profile_cpu *cpu, st
         const double flops = 2 * r->params * n;
         const double pairs = n * (CHUNK_START + (n + 1) / 2.0); /* of a query and a position that it sees */
         double begin = profile_now_s(), spent = 0;
-        if (last.value > 0 && flops * layers_of(r) / last.value > STEP_S_MOST) {
+        if (last.value > 0 &&
+            (profile_late(r->progress) || flops * layers_of(r) / last.value > STEP_S_MOST)) {
             last.source = PROFILE_ESTIMATE; /* no faster, no slower than the fewer tokens before */
             profile_table_add(&cpu->linear, n, last);
             continue;
@@ -342,7 +343,7 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     for (uint32_t i = 0; i < report->reduced_count; i++)
         profile_say(r->progress, "CPU: %s", report->reduced[i]);
     profile_reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
-                        engine->weights.host.region_bytes, engine->pool);
+                        engine->weights.host.region_bytes, engine->pool, r->quick ? 0.2 : 1.5);
     int rc = measure_read(r, &cpu->read, err);
     if (!rc) rc = measure_gemv(r, r->quick ? 0.4 : GEMV_S, &r->gemv[0], &operation, &read, err);
     if (rc) return rc;

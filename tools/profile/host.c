@@ -56,13 +56,14 @@ double profile_reader_pass(struct profile_reader *r, struct pool *pool)
     return (double)r->chunks * READ_CHUNK / (profile_now_s() - begin);
 }
 
-void profile_reader_open(struct profile_reader *r, const void *data, uint64_t bytes, struct pool *pool)
+void profile_reader_open(struct profile_reader *r, const void *data, uint64_t bytes, struct pool *pool,
+                         double seconds)
 {
     static const unsigned streams[] = {1, 2, 4, 8};
     static const size_t ahead[] = {0, 2048};
     unsigned features = cpu_features(), best_streams = 1;
     size_t best_ahead = 0;
-    double most = 0;
+    double most = 0, end = profile_now_s() + seconds;
     *r = (struct profile_reader){.data = data,
                                  .chunks = (uint32_t)(bytes / READ_CHUNK),
                                  .read = features & CPU_AVX512 ? probe_avx512_read
@@ -70,6 +71,7 @@ void profile_reader_open(struct profile_reader *r, const void *data, uint64_t by
                                                                : plain_read};
     for (size_t s = 0; s < sizeof streams / sizeof *streams; s++)
         for (size_t a = 0; a < sizeof ahead / sizeof *ahead; a++) {
+            if (most > 0 && profile_now_s() > end) break;
             r->streams = streams[s];
             r->ahead = ahead[a];
             double first = profile_reader_pass(r, pool), second = profile_reader_pass(r, pool);

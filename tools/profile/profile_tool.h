@@ -34,6 +34,8 @@ struct profile_progress {
     double start_s;
 };
 double profile_now_s(void);
+/* So much of the minute is gone that what can be left out is left out: on a machine that is busy. */
+bool profile_late(const struct profile_progress *progress);
 void profile_say(const struct profile_progress *progress, const char *fmt, ...) HELM_PRINTF(2, 3);
 
 /* ---- checkpoint.c ---- */
@@ -85,7 +87,9 @@ struct profile_reader {
     bool handed_out;
     _Atomic uint64_t sink;
 };
-void profile_reader_open(struct profile_reader *reader, const void *data, uint64_t bytes, struct pool *pool);
+/* Looks for that loop for about so many seconds. */
+void profile_reader_open(struct profile_reader *reader, const void *data, uint64_t bytes, struct pool *pool,
+                         double seconds);
 /* One pass over all of it: bytes a second. */
 double profile_reader_pass(struct profile_reader *reader, struct pool *pool);
 /* There and back between two threads; from a thread that is not pinned, like the one for disks. */

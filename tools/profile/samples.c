@@ -8,6 +8,8 @@
 
 #include "common/units.h"
 
+#define LATE_S 38.0
+
 void profile_samples_add(struct profile_samples *samples, double value)
 {
     if (samples->count == PROFILE_SAMPLES_MAX) {
@@ -45,6 +47,11 @@ void profile_table_add(struct profile_table *table, uint32_t x, struct profile_v
 double profile_now_s(void)
 {
     return (double)units_now_ns() * 1e-9;
+}
+
+bool profile_late(const struct profile_progress *progress)
+{
+    return profile_now_s() - progress->start_s > LATE_S;
 }
 
 void profile_say(const struct profile_progress *progress, const char *fmt, ...)
