@@ -36,9 +36,8 @@ __global__ void __launch_bounds__(PLAIN_THREADS) gemv_plain(const __grid_constan
     let_next_start();
     wait_for_previous();
     const uint32_t lane = threadIdx.x & 31;
-    const uint32_t warps = gridDim.x * (PLAIN_THREADS / 32);
-    for (uint32_t pair = blockIdx.x * (PLAIN_THREADS / 32) + (threadIdx.x >> 5); pair < p.pairs;
-         pair += warps) {
+    const uint32_t warps = gridDim.x * (blockDim.x / 32);
+    for (uint32_t pair = blockIdx.x * (blockDim.x / 32) + (threadIdx.x >> 5); pair < p.pairs; pair += warps) {
         linear_pair rows = linear_locate(p, pair);
         float a = 0, b = 0;
         const unsigned char *row_b = rows.b ? rows.b : rows.a;
@@ -411,7 +410,10 @@ extern "C" int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_lin
     }
     /* never early: it reads x through the L1, which must not hold what an earlier kernel left there */
     bool vector = aligned && (size_t)params.x % 16 == 0;
-    uint32_t blocks = div_up(params.pairs, PLAIN_THREADS / 32), most = (uint32_t)device->sm_count * 8;
+    /* few rows: small blocks, so that every multiprocessor has some */
+    uint32_t threads = PLAIN_THREADS, most = (uint32_t)device->sm_count * 8;
+    while (threads > 64 && div_up(params.pairs, threads / 32) < (uint32_t)device->sm_count) threads /= 2;
+    uint32_t blocks = div_up(params.pairs, threads / 32);
     return gpuk_launch("gemv", plain_kernel[args->dtype][vector], dim3(blocks < most ? blocks : most),
-                       dim3(PLAIN_THREADS), 0, 0, stream, err, params);
+                       dim3(threads), 0, 0, stream, err, params);
 }
