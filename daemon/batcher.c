@@ -225,7 +225,9 @@ static void batcher_ring(struct batcher *batcher, uint64_t now_us)
     control->step[batcher->serial % ARENA_STEP_RING] = batcher->step;
     batcher->in_flight = true;
     batcher->rung_us = now_us;
+    batcher->planned_seconds = 0;
     doorbell_ring(&control->step_bell, batcher->serial);
+    batcher->planned_seconds = observe_planned(batcher->observe, &batcher->step); /* the workers are at it */
 }
 
 /* How much of prompts the next step may take, for the sake of those that decode in it. */

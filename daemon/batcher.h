@@ -58,6 +58,7 @@ struct batcher {
     bool in_flight;
     uint64_t rung_us, done_us;                 /* when; and when the one before was done */
     struct arena_done done[ARENA_WORKERS_MAX]; /* what the workers wrote of the last step */
+    double planned_seconds;                    /* of the one in flight */
     struct step step;                          /* the one in flight, as sent */
     struct step_result result;                 /* copied out of shared memory before it is believed */
 };

@@ -119,7 +119,7 @@ static void table_build(struct option_table *t, struct config *c)
                                       .target = &c->drain_seconds, .max = 86400});
     table_add(t, (struct args_option){"step-timeout-ms", 0, ARGS_U64, "MS",
                                       "a worker silent for longer in one step is replaced\n"
-                                      "(default: computed from the model's size)",
+                                      "(default: from the forecast and the model's size)",
                                       .target = &c->step_timeout_ms, .min = 100, .max = 86400000});
     table_add(t,
               (struct args_option){"restart-limit", 0, ARGS_U64, "N",

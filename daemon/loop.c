@@ -212,9 +212,11 @@ static uint64_t loop_before_sleep(struct loop *loop)
     /* A step still in flight at the end of the grace period is not waited for. */
     if (loop->serve->draining && (batcher->seq_count == 0 || now_us >= loop->drain_end_us))
         loop->leaving = true;
-    uint64_t rung_us = batcher->in_flight ? batcher->rung_us : 0;
-    earlier(&wake_us,
-            workers_tick(loop->serve->workers, now_us, rung_us, batcher->step.token_count, batcher->serial));
+    const struct workers_step step = {.rung_us = batcher->rung_us,
+                                      .tokens = batcher->step.token_count,
+                                      .serial = batcher->serial,
+                                      .planned_seconds = batcher->planned_seconds};
+    earlier(&wake_us, workers_tick(loop->serve->workers, now_us, batcher->in_flight ? &step : NULL));
     loop_mind_keeper(loop, now_us);
     if (client_socket_flush(loop->serve->clients)) earlier(&wake_us, now_us + BACKLOG_WAIT_US);
     if (loop->watchdog_us && now_us >= loop->watchdog_next_us) {

@@ -27,13 +27,36 @@ static bool is_decode(const struct step *step)
     return true;
 }
 
+/* What the rows of a step attend to, in the mean. */
+static double mean_context(const struct step *step)
+{
+    uint64_t positions = 0;
+    for (uint32_t i = 0; i < step->row_count; i++) positions += step->row[i].start + step->row[i].count;
+    return (double)positions / step->row_count;
+}
+
+double observe_planned(struct observe *o, const struct step *step)
+{
+    struct cost_forecast f;
+    uint32_t context = (uint32_t)(mean_context(step) + 0.5), samples = 0;
+    if (is_decode(step)) {
+        forecast_decode(&o->forecast, step->row_count, context, &f);
+        return f.seconds;
+    }
+    for (uint32_t i = 0; i < step->row_count; i++) samples += step->row[i].flags & STEP_ROW_SAMPLE;
+    const uint32_t own = step->token_count / step->row_count + 1; /* every row is priced alike */
+    const struct cost_step cost = {.tokens = step->token_count,
+                                   .rows = step->row_count,
+                                   .samples = samples,
+                                   .context = context > own ? context : own};
+    return forecast_step(&o->forecast, &cost);
+}
+
 static void take_decode(struct observe *o, const struct step *step, const struct arena_done *done,
                         double seconds)
 {
     struct cost_forecast f;
-    uint64_t positions = 0;
-    for (uint32_t i = 0; i < step->row_count; i++) positions += step->row[i].start + 1;
-    double context = (double)positions / step->row_count;
+    double context = mean_context(step);
     forecast_decode(&o->forecast, step->row_count, (uint32_t)(context + 0.5), &f);
     struct drift_work measured = {.seconds = seconds};
     /* What the GPU worker counts as busy is all that is not the CPU's turn. */

@@ -27,6 +27,8 @@ struct observe {
 
 /* The forecast is opened by the caller (forecast_open), before. */
 void observe_init(struct observe *observe, uint32_t cpu, uint32_t gpu, uint64_t max_stall_ms);
+/* Seconds that a step should take; 0: unknown. */
+double observe_planned(struct observe *observe, const struct step *step);
 /* Both processors' words on a step (copied out of shared memory) and what it took as a whole. */
 void observe_step(struct observe *observe, const struct step *step, const struct arena_done *done,
                   double seconds);

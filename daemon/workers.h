@@ -126,10 +126,15 @@ void workers_receive(struct workers *workers);
 bool workers_take_ring(struct workers *workers);
 /* A child was reaped; false when it is none of ours. */
 bool workers_child_ended(struct workers *workers, pid_t pid, int wait_status);
-/* Starts what is due and looks after late workers; step_rung_us and step_tokens describe the step in flight
- * (0: none), step_serial its number. Returns when it wants to be called again. */
-uint64_t workers_tick(struct workers *workers, uint64_t now_us, uint64_t step_rung_us, uint32_t step_tokens,
-                      uint32_t step_serial);
+/* The step in flight, for who watches over it. */
+struct workers_step {
+    uint64_t rung_us;
+    uint32_t tokens, serial;
+    double planned_seconds; /* 0: unknown */
+};
+/* Starts what is due and looks after late workers; `step` is NULL when none is in flight. Returns when it
+ * wants to be called again. */
+uint64_t workers_tick(struct workers *workers, uint64_t now_us, const struct workers_step *step);
 /* Kills the worker that wrote a result which breaks the protocol; its end arrives through
  * workers_child_ended. */
 void workers_kill_head(struct workers *workers, const char *why);

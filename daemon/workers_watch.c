@@ -25,24 +25,32 @@ static void worker_ping(struct workers *workers, struct worker *w, uint64_t now_
     worker_send(workers, w, &msg);
 }
 
-static uint64_t step_bound_us(const struct workers_config *c, uint32_t tokens)
+#define PLANNED_SLACK 50 /* a profile may be of another machine */
+
+static uint64_t step_bound_us(const struct workers_config *c, uint32_t tokens, double planned_seconds)
 {
     if (c->step_timeout_ms) return c->step_timeout_ms * 1000;
-    /* As if memory gave 1 GB/s and the processor 20 GFLOP/s, and the machine were busy for ten seconds. */
-    return 10 * SECOND_US + c->token_bytes / 1000 + (uint64_t)((double)c->token_flops * tokens / 20e3);
+    /* As if memory gave 1 GB/s and the processor 20 GFLOP/s, or all were fifty times slower than planned, and
+     * the machine were busy for ten seconds. */
+    double work_us = (double)c->token_bytes / 1e3 + (double)c->token_flops * tokens / 20e3;
+    double planned_us = planned_seconds * PLANNED_SLACK * 1e6;
+    if (planned_us > 0 && planned_us < work_us) work_us = planned_us;
+    return 10 * SECOND_US + (uint64_t)work_us;
 }
 
 uint32_t workers_peer_wait_ms(const struct workers_config *c)
 {
     uint64_t wait_ms =
-        step_bound_us(c, c->plan->step_tokens) * (STEP_LATE_FACTOR + 1) / 1000 + STEP_PING_US / 1000;
+        step_bound_us(c, c->plan->step_tokens, 0) * (STEP_LATE_FACTOR + 1) / 1000 + STEP_PING_US / 1000;
     return (uint32_t)(wait_ms < PEER_WAIT_MAX_MS ? wait_ms : PEER_WAIT_MAX_MS);
 }
 
-static void watch_step(struct workers *workers, struct worker *w, uint64_t now_us, uint64_t rung_us,
-                       uint32_t tokens)
+static void watch_step(struct workers *workers, struct worker *w, uint64_t now_us,
+                       const struct workers_step *step)
 {
-    uint64_t bound = step_bound_us(&workers->config, tokens), late = now_us - rung_us;
+    uint64_t bound = step_bound_us(&workers->config, step->tokens, step->planned_seconds);
+    uint64_t rung_us = step->rung_us, late = now_us - rung_us;
+    uint32_t tokens = step->tokens;
     uint64_t patience = workers->config.step_timeout_ms && bound < STEP_PING_US ? bound : STEP_PING_US;
     char why[160];
     if (now_us < rung_us || late < bound) return;
@@ -77,8 +85,7 @@ static void watch_idle(struct workers *workers, struct worker *w, uint64_t now_u
     }
 }
 
-uint64_t workers_tick(struct workers *workers, uint64_t now_us, uint64_t step_rung_us, uint32_t step_tokens,
-                      uint32_t step_serial)
+uint64_t workers_tick(struct workers *workers, uint64_t now_us, const struct workers_step *step)
 {
     const struct arena_control *control = arena_control_of(workers->arena);
     uint64_t wake_us = now_us + SECOND_US;
@@ -93,8 +100,8 @@ uint64_t workers_tick(struct workers *workers, uint64_t now_us, uint64_t step_ru
         if (w->state == WORKER_DOWN) continue;
         any = true;
         if (w->companion || w->ended_at_us) continue;
-        if (step_rung_us && w->state == WORKER_READY && doorbell_read(&control->done[i].bell) != step_serial)
-            watch_step(workers, w, now_us, step_rung_us, step_tokens);
+        if (step && w->state == WORKER_READY && doorbell_read(&control->done[i].bell) != step->serial)
+            watch_step(workers, w, now_us, step);
         else
             watch_idle(workers, w, now_us);
     }
@@ -102,8 +109,8 @@ uint64_t workers_tick(struct workers *workers, uint64_t now_us, uint64_t step_ru
         if (workers->stopping) return UINT64_MAX;
         if (workers->start_at_us > now_us) return workers->start_at_us;
         workers_start(workers);
-    } else if (step_rung_us) {
-        uint64_t look = step_rung_us + step_bound_us(&workers->config, step_tokens);
+    } else if (step) {
+        uint64_t look = step->rung_us + step_bound_us(&workers->config, step->tokens, step->planned_seconds);
         if (look <= now_us) look = now_us + 50000;
         return look < wake_us ? look : wake_us;
     }

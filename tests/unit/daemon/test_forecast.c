@@ -156,10 +156,14 @@ static void steps_are_filed_under_what_they_are(void **state)
     assert_true(report.planned > 0);
     assert_float_equal(o->drift.measured.cpu_busy, 0.005, 1e-9);
     assert_float_equal(o->drift.measured.gpu_busy, 0, 1e-9);
+    struct cost_forecast both;
+    assert_int_equal(cost_decode(&o->forecast.c, 2, 351, &both, &err), 0);
+    assert_float_equal(observe_planned(o, step), both.seconds, 0.02 * both.seconds);
     /* a prompt beside a decoding one says nothing of either */
     const struct step_row mixed[] = {{.slot = 2, .start = 601, .count = 1, .flags = STEP_ROW_SAMPLE},
                                      {.slot = 3, .start = 0, .count = 40, .flags = STEP_ROW_SAMPLE}};
     rows(step, 2, mixed);
+    assert_true(observe_planned(o, step) > 0);
     observe_step(o, step, done, 0.1);
     assert_false(drift_report(&o->drift.ttft[5], &report));
     assert_true(drift_report(&o->drift.decode[1], &report) && report.count == 1);
