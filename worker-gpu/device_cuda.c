@@ -1,9 +1,20 @@
-/* The device on CUDA: one GPU, two streams, the kernels of kernels.h (cuda_kernels.c). See device.h.
+/* The device on CUDA: one GPU, two streams, the kernels of kernels.h (cuda_kernels.c), events and graphs
+ * (cuda_graph.c). See device.h.
  *
  * Compiled where nvcc is; calls the runtime, and of the driver only the two stream operations on words in
  * host memory, found through cudaGetDriverEntryPointByVersion, so that the program starts without a driver.
  * Every call is checked. An error of the device itself is sticky: check() keeps saying it, the worker reports
- * FAULT and ends, helmd starts another. */
+ * FAULT and ends, helmd starts another.
+ *
+ * Relied upon, beside what cuda_graph.c says:
+ * - Registered host memory (any mapping, a memfd's too) has the same address on the device where every device
+ *   of the system can use host pointers; this is asked and refused otherwise. The driver pins pages as they
+ *   are when it is called: they must be touched, bound and made huge before. It takes them from what cgroup
+ *   and system allow, not from RLIMIT_MEMLOCK.
+ * - Code is loaded with the first launch of a kernel, and that may wait for the device to be idle. Behind a
+ *   queue that waits for the host it would wait for ever, so everything is launched or asked for once at
+ *   opening: kernels by gpuk_open, the driver's own (clearing, copies of pieces) by warm_copies; products of
+ *   matrices by the engine, which runs every size of chunk once. */
 #include "worker-gpu/cuda.h"
 
 #include <stdio.h>
