@@ -164,7 +164,8 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .events = g->events,
                                     .block_host = pinned,
                                     .tokens = (struct gpuk_token *)(pinned + results),
-                                    .end = (_Atomic uint32_t *)(pinned + end)};
+                                    .end = (_Atomic uint32_t *)(pinned + end),
+                                    .sent = (_Atomic uint32_t *)(pinned + end) + 1};
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
         g->source.staging[i] = (char *)g->staging + i * (g->staging_bytes / GPU_STAGINGS);
     rope_inv_freq(c, (float *)(pinned + inv_freq), &g->source.rope_scale);

@@ -236,7 +236,7 @@ static int check_ends(const struct model_graph *g, struct helm_err *err)
 
 /* ---- spans ---- */
 
-static void lower_span(struct lowering *low, const struct plan_span *span)
+static void lower_span(struct lowering *low, const struct plan_span *span, bool last_out)
 {
     const struct gpu_source *s = low->source;
     bool chunk = low->program->tier == GPU_TIER_CHUNK;
@@ -246,7 +246,6 @@ static void lower_span(struct lowering *low, const struct plan_span *span)
         struct gpu_entry *e = lower_add(low, GPU_LANE_READ, -1);
         e->as.move.from = in->data;
         e->as.move.to = s->buffers->x;
-        if (span->last_in) add_word(low, GPU_WORD_WRITE, &in->bell.value, 0, DEVICE_EQUAL);
     }
     if (span->embed) {
         const struct gpu_matrix *m = lower_matrix(low, TENSOR_EMBED, -1);
@@ -265,6 +264,11 @@ static void lower_span(struct lowering *low, const struct plan_span *span)
             lower_decode_unit(low, unit, direct && u + 1 == span->unit_count ? out->data : s->buffers->x);
     }
     if (span->head) lower_head(low);
+    /* Taken long ago; but as long as the word stands, the host sees whose turn it is (step.c). */
+    if (span->ticket_in && span->last_in)
+        add_word(low, GPU_WORD_WRITE, &arena_lane_of(s->arena, LANE_TO_GPU)->bell.value, 0, DEVICE_EQUAL);
+    low->program->turn[low->program->turns++] =
+        (struct gpu_turn){span->ticket_in, span->ticket_out, last_out};
     if (!out) return;
     if (!direct) {
         struct gpu_entry *e = lower_add(low, GPU_LANE_WRITE, -1);
@@ -272,6 +276,7 @@ static void lower_span(struct lowering *low, const struct plan_span *span)
         e->as.move.to = out->data;
     }
     add_word(low, GPU_WORD_WRITE, &out->bell.value, span->ticket_out, DEVICE_EQUAL);
+    if (last_out) add_word(low, GPU_WORD_WRITE, s->sent, 1, DEVICE_EQUAL);
 }
 
 /* All spans, between beginning and end of what the copy queue does for them. The step is done when the
@@ -291,7 +296,8 @@ static void lower_step(struct lowering *low, const struct plan_span *spans, uint
     lower_copies(low, -1);
     if (layers) lower_add(low, GPU_ROPE_TABLE, -1);
     for (uint32_t i = 0; i < count && !low->rc; i++)
-        if (spans[i].worker == PLAN_HOME_GPU) lower_span(low, &spans[i]);
+        if (spans[i].worker == PLAN_HOME_GPU) /* where we have another turn after the CPU's last */
+            lower_span(low, &spans[i], i + 2 < count && spans[i + 1].last_in);
     if (low->borrowed) lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_KV_BACK);
     add_word(low, GPU_WORD_WRITE, low->source->end, 1, DEVICE_EQUAL);
     lower_tail(low);
@@ -320,6 +326,8 @@ int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_
     low.rc = lower_match_layer(&source->model->graph, &low.shape, err);
     if (!low.rc) low.rc = check_ends(&source->model->graph, err);
     if (!low.rc) low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
+    if (!low.rc && !(program->turn = calloc((size_t)span_count + 1, sizeof *program->turn)))
+        low.rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", span_count);
     if (!low.rc) lower_step(&low, spans, span_count);
     free(spans);
     if (low.rc) gpu_program_free(program, source->device);
@@ -330,5 +338,6 @@ void gpu_program_free(struct gpu_program *program, struct device *device)
 {
     if (program->graph) device->ops->graph_free(device, program->graph);
     free(program->entry);
+    free(program->turn);
     memset(program, 0, sizeof *program);
 }

@@ -199,6 +199,12 @@ static inline uint32_t gpu_event_used(uint32_t slice)
 }
 struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_schedule *ring);
 
+/* One span: the ticket it waits for and the one it publishes; 0: none. */
+struct gpu_turn {
+    uint32_t in, out;
+    bool last_out; /* the CPU takes it and clears the word: that it was published, `sent` says */
+};
+
 struct gpu_program {
     uint32_t phase;
     enum gpu_tier tier;
@@ -207,9 +213,11 @@ struct gpu_program {
     struct gpuk_step step; /* device addresses, of all tokens */
     struct gpu_entry *entry;
     uint32_t count, capacity;
-    uint32_t tail;              /* where it begins: behind what the graph has */
-    uint64_t stream_bytes;      /* of weights that come through the ring */
-    uint64_t copy_bytes;        /* what a step copies into the ring */
+    uint32_t tail;         /* where it begins: behind what the graph has */
+    uint64_t stream_bytes; /* of weights that come through the ring */
+    uint64_t copy_bytes;   /* what a step copies into the ring */
+    struct gpu_turn *turn; /* [turns], in order */
+    uint32_t turns;
     struct device_graph *graph; /* NULL: issued anew each step */
 };
 
@@ -230,6 +238,7 @@ struct gpu_source {
     char *block_host;          /* pinned, at least as large as the largest block */
     struct gpuk_token *tokens; /* pinned: what argmax found, by sample */
     _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done */
+    _Atomic uint32_t *sent;    /* pinned: becomes 1 when the last hand-over to the CPU is published */
     float rope_scale;
 };
 
