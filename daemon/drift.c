@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXPLAINS 0.3 /* of the difference: what a resource must account for to be named */
+#define TIMES_FROM 4   /* times slower: said so, not in percent */
+#define EXPLAINS   0.3 /* of the difference: what a resource must account for to be named */
 
 /* ---- medians ------------------------------------------------------------------------------------------ */
 
@@ -129,9 +130,13 @@ static enum drift_event judge(struct drift *d, double ratio)
     if (!d->drifting && (d->slow >= DRIFT_BUCKETS || d->fast >= DRIFT_BUCKETS)) {
         sum_buckets(d, DRIFT_BUCKETS, &m, &p);
         explain(&m, &p, why, sizeof why);
-        snprintf(d->text, sizeof d->text, "decode %.0f %% %s than planned for %.0f s: %s",
-                 100 * fabs(m.seconds / p.seconds - 1), m.seconds > p.seconds ? "slower" : "faster",
-                 m.seconds, why);
+        double times = m.seconds / p.seconds;
+        if (times > TIMES_FROM)
+            snprintf(d->text, sizeof d->text, "decode %.0f times as slow as planned for %.0f s: %s", times,
+                     m.seconds, why);
+        else
+            snprintf(d->text, sizeof d->text, "decode %.0f %% %s than planned for %.0f s: %s",
+                     100 * fabs(times - 1), times > 1 ? "slower" : "faster", m.seconds, why);
         d->drifting = true;
         return DRIFT_BEGINS;
     }

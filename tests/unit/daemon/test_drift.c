@@ -151,6 +151,16 @@ static void faster_is_a_drift_as_well(void **state)
     free(d);
 }
 
+static void what_is_far_off_is_told_in_times(void **state)
+{
+    (void)state;
+    struct drift *d = fresh();
+    const struct drift_work slow = {.seconds = 0.9, .cpu_busy = 0.85, .cpu_bytes = 6.4e9};
+    assert_int_equal(run(d, &slow, &as_planned, 70).begins, 1);
+    assert_non_null(strstr(d->text, "decode 9 times as slow as planned for"));
+    free(d);
+}
+
 static void the_resource_that_explains_it_is_named(void **state)
 {
     (void)state;
@@ -195,6 +205,7 @@ int main(void)
         cmocka_unit_test(a_minute_beyond_the_limit_is_told_once_and_its_end_too),
         cmocka_unit_test(what_is_within_the_limit_or_short_is_no_drift),
         cmocka_unit_test(faster_is_a_drift_as_well),
+        cmocka_unit_test(what_is_far_off_is_told_in_times),
         cmocka_unit_test(the_resource_that_explains_it_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
