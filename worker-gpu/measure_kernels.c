@@ -42,36 +42,63 @@ static int time_runs(const struct work *w, struct device_graph *graph, uint32_t 
     return rc;
 }
 
-/* Samples of the seconds one run of the work takes. */
-static int time_work(const struct work *w, bool captured, struct measure_samples *samples,
-                     struct helm_err *err)
+/* A work ready to be timed: its code loaded, its graph captured, and how often a sample runs it. */
+struct timed {
+    const struct work *work;
+    struct device_graph *graph;
+    double once; /* seconds */
+    uint32_t times;
+};
+
+static int timed_open(struct timed *t, const struct work *w, bool captured, struct helm_err *err)
 {
-    struct measure *m = w->m;
-    struct device *d = m->device;
-    struct device_graph *graph = NULL;
-    double first = 0, end = measure_now_s() + measure_budget_s(m);
-    samples->count = 0;
-    int rc = time_runs(w, NULL, 1, &first, err); /* loads code; not under capture */
+    struct device *d = w->m->device;
+    *t = (struct timed){.work = w};
+    int rc = time_runs(w, NULL, 1, &t->once, err); /* loads code; not under capture */
     if (!rc && captured) {
         rc = d->ops->capture_begin(d, err);
         if (rc) return rc;
         rc = w->issue(w, err);
-        int ended = d->ops->capture_end(d, &graph, rc ? NULL : err);
+        int ended = d->ops->capture_end(d, &t->graph, rc ? NULL : err);
         if (!rc) rc = ended;
-        if (!rc) rc = time_runs(w, graph, 1, &first, err);
-    } else if (!rc && first < measure_sample_s(m)) {
-        rc = time_runs(w, NULL, 1, &first, err);
     }
-    double times = first > 0 ? ceil(measure_sample_s(m) / first) : 1;
-    uint32_t count = times > 1000 ? 1000 : (uint32_t)times;
-    while (!rc && samples->count < MEASURE_SAMPLES_MAX &&
-           (samples->count < 3 || measure_now_s() + first * count < end)) {
-        double seconds = 0;
-        rc = time_runs(w, graph, count, &seconds, err);
-        if (!rc) measure_add(samples, seconds / count);
-    }
-    if (graph) d->ops->graph_free(d, graph);
+    if (!rc && (captured || t->once < measure_sample_s(w->m))) rc = time_runs(w, t->graph, 1, &t->once, err);
+    double times = t->once > 0 ? ceil(measure_sample_s(w->m) / t->once) : 1;
+    t->times = times > 1000 ? 1000 : (uint32_t)times;
     return rc;
+}
+
+#define WORKS_MAX 3
+/* Samples of the seconds that one run of each of these works takes; in turns, so that what else goes on in
+ * the machine meets all of them alike: sample i of one is of about the same time as sample i of another. */
+static int time_works(const struct work *w, uint32_t count, bool captured, struct measure_samples *samples,
+                      struct helm_err *err)
+{
+    struct measure *m = w->m;
+    struct timed timed[WORKS_MAX] = {{.times = 0}};
+    double round = 0, end = measure_now_s() + measure_budget_s(m) * count;
+    int rc = 0;
+    for (uint32_t i = 0; i < count; i++) samples[i].count = 0;
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        rc = timed_open(&timed[i], &w[i], captured, err);
+        round += timed[i].once * timed[i].times;
+    }
+    while (!rc && samples->count < MEASURE_SAMPLES_MAX &&
+           (samples->count < 3 || measure_now_s() + round < end))
+        for (uint32_t i = 0; i < count && !rc; i++) {
+            double seconds = 0;
+            rc = time_runs(&w[i], timed[i].graph, timed[i].times, &seconds, err);
+            if (!rc) measure_add(&samples[i], seconds / timed[i].times);
+        }
+    for (uint32_t i = 0; i < count; i++)
+        if (timed[i].graph) m->device->ops->graph_free(m->device, timed[i].graph);
+    return rc;
+}
+
+static int time_work(const struct work *w, bool captured, struct measure_samples *samples,
+                     struct helm_err *err)
+{
+    return time_works(w, 1, captured, samples, err);
 }
 
 /* ---- linears ---- */
@@ -251,66 +278,72 @@ static double median_of(const struct measure_samples *s)
     return s->count ? sorted[s->count / 2] : 0;
 }
 
-/* Replaces seconds by `amount` a second, where each run also took `fixed` seconds that do not count. */
+/* Replaces seconds by `amount` a second, where each run also took `fixed` seconds that do not count: a
+ * quarter of it at most. */
 static void to_rate(struct measure_samples *s, double amount, double fixed)
 {
     for (uint32_t i = 0; i < s->count; i++) {
-        double seconds = s->value[i] - fixed;
-        s->value[i] = amount / (seconds > s->value[i] / 2 ? seconds : s->value[i] / 2);
+        double least = s->value[i] * 0.75, seconds = s->value[i] - fixed;
+        s->value[i] = amount / (seconds > least ? seconds : least);
     }
+}
+
+/* A kernel's cost from each pair of samples: the same bytes in few and in many kernels. False where there is
+ * hardly a difference. */
+static bool fit_operation(const struct work *large, const struct work *small,
+                          const struct measure_samples *large_s, const struct measure_samples *small_s,
+                          double least, struct measure_samples *operation)
+{
+    double scale = work_bytes(large) / work_bytes(small);
+    operation->count = 0;
+    for (uint32_t i = 0; i < small_s->count && i < large_s->count; i++) {
+        double fitted =
+            (small_s->value[i] * scale - large_s->value[i]) / (small->ops * scale - (double)large->ops);
+        measure_add(operation, fitted > 0 ? fitted : 0);
+    }
+    return median_of(operation) > least;
 }
 
 /* gpu.read, gpu.launch, gpu.operation, gpu.gemv. `operation`: what a kernel in a graph costs. */
 static int measure_decode(struct measure *m, double *operation, struct helm_err *err)
 {
+    enum { READ, LARGE, SMALL };
     const struct measure_kernels *k = m->kernels;
-    struct measure_samples read, launch, tiny, large, small;
+    struct measure_samples launch, tiny, fitted, samples[WORKS_MAX];
     /* A graph of a fast device goes round the weights several times, that its own start counts for little. */
     const uint32_t rounds = m->emulated ? 1 : 4;
-    struct work w = {.m = m,
-                     .issue = issue_tiny,
-                     .tokens = 1,
-                     .ops = MEASURE_TINY_COUNT,
-                     .shape = k->large,
-                     .times = rounds};
-    int rc = measure_set_step(m, 0, 1, err);
-    if (!rc) rc = time_work(&w, false, &launch, err);
-    if (!rc) rc = time_work(&w, true, &tiny, err);
-    w.issue = issue_read;
+    const struct work idle = {
+        .m = m, .issue = issue_tiny, .tokens = 1, .ops = MEASURE_TINY_COUNT, .shape = k->large};
+    struct work w[WORKS_MAX] = {idle, idle, idle};
     uint64_t rows = m->weight_bytes / 2 / k->large->hidden,
              most = (uint64_t)MEASURE_TOKENS_MAX * 2 * k->large->inner;
-    w.ops = (uint32_t)(rows < most ? rows : most);
-    if (!rc) rc = time_work(&w, true, &read, err);
+    w[READ].issue = issue_read;
+    w[READ].ops = (uint32_t)(rows < most ? rows : most);
+    w[READ].times = rounds;
+    w[SMALL].shape = k->small;
+    for (int i = LARGE; i <= SMALL; i++) {
+        w[i].issue = issue_linears;
+        w[i].ops = MEASURE_LAYER_OPS * layers_of(m, w[i].shape) * rounds;
+    }
+    int rc = measure_set_step(m, 0, 1, err);
+    if (!rc) rc = time_work(&idle, false, &launch, err);
+    if (!rc) rc = time_work(&idle, true, &tiny, err);
+    if (!rc) rc = time_works(w, k->small == k->large ? 2 : 3, true, samples, err);
     if (rc) return rc;
-    to_rate(&read, 2.0 * w.ops * k->large->hidden * rounds, 0);
     for (uint32_t i = 0; i < launch.count; i++) launch.value[i] /= MEASURE_TINY_COUNT;
     for (uint32_t i = 0; i < tiny.count; i++) tiny.value[i] /= MEASURE_TINY_COUNT;
-    w.issue = issue_linears;
-    w.ops = MEASURE_LAYER_OPS * layers_of(m, w.shape) * rounds;
-    rc = time_work(&w, true, &large, err);
-    if (rc) return rc;
-    double large_bytes = work_bytes(&w), large_ops = w.ops;
+    /* No kernel is cheaper than an empty one. */
     *operation = median_of(&tiny);
-    if (k->small != k->large) {
-        w.shape = k->small;
-        w.ops = MEASURE_LAYER_OPS * layers_of(m, w.shape) * rounds;
-        rc = time_work(&w, true, &small, err);
-        if (rc) return rc;
-        double small_ops = w.ops, scale = large_bytes / work_bytes(&w), second = median_of(&large);
-        /* Each small sample with the large median: how its spread carries over to the cost of a kernel. */
-        for (uint32_t i = 0; i < small.count; i++) {
-            double fitted = (small.value[i] * scale - second) / (small_ops * scale - large_ops);
-            small.value[i] = fitted > 0 ? fitted : 0;
-        }
-        /* No kernel is cheaper than an empty one: where there is hardly a difference, that is what counts. */
-        if (median_of(&small) > *operation) tiny = small;
-        *operation = median_of(&tiny);
-    }
-    to_rate(&large, large_bytes, large_ops * *operation);
-    measure_print(m, "gpu.read", 0, &read);
+    if (k->small != k->large &&
+        fit_operation(&w[LARGE], &w[SMALL], &samples[LARGE], &samples[SMALL], *operation, &fitted))
+        tiny = fitted;
+    *operation = median_of(&tiny);
+    to_rate(&samples[READ], 2.0 * w[READ].ops * k->large->hidden * rounds, 0);
+    to_rate(&samples[LARGE], work_bytes(&w[LARGE]), w[LARGE].ops * *operation);
+    measure_print(m, "gpu.read", 0, &samples[READ]);
     measure_print(m, "gpu.launch", 0, &launch);
     measure_print(m, "gpu.operation", 0, &tiny);
-    measure_print(m, "gpu.gemv", 0, &large);
+    measure_print(m, "gpu.gemv", 0, &samples[LARGE]);
     return 0;
 }
 

@@ -222,6 +222,13 @@ void profile_cpu_close(struct profile_cpu_run *r)
 
 #define BIT(kind) (1u << (kind))
 
+/* Seconds without what an empty region costs: a quarter of them at most, on a machine so busy that regions
+ * were measured at a worse moment. */
+static double less(double seconds, double region)
+{
+    return region < seconds / 4 ? seconds - region : seconds * 0.75;
+}
+
 /* Steps of one token for so many seconds. With `read` each is followed by a pass of plain reading, so that
  * both see the same minute of a machine that others use, too. */
 static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profile_samples *gemv,
@@ -238,7 +245,7 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
             double rest = (double)layer_ns(r, (int32_t)l,
                                            BIT(PROGRAM_NORM) | BIT(PROGRAM_ROTATE) | BIT(PROGRAM_ATTEND)) *
                           1e-9;
-            profile_samples_add(gemv, layer_bytes(r) / (linear - LINEARS * r->region_s));
+            profile_samples_add(gemv, layer_bytes(r) / less(linear, LINEARS * r->region_s));
             profile_samples_add(operation, (rest + LINEARS * r->region_s) / PROFILE_LAYER_OPERATIONS);
         }
         if (read) profile_samples_add(read, profile_reader_pass(&r->reader, r->local.engine.pool));
@@ -288,7 +295,7 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
         rc = step(r, LONG - 1, 1, &spent, err);
         for (uint32_t l = 0; l < layers_of(r) && !rc && i; l++) {
             double ns = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_ATTEND));
-            profile_samples_add(&samples, bytes / (ns * 1e-9 - r->region_s));
+            profile_samples_add(&samples, bytes / less(ns * 1e-9, r->region_s));
         }
     }
     cpu->attention = profile_samples_value(&samples);
