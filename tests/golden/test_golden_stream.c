@@ -321,7 +321,7 @@ static void times_count_what_crosses_the_link(void **state)
         link[r] = done->link_bytes;
         if (r) assert_int_equal(weights, done->weight_bytes);
         weights = done->weight_bytes;
-        assert_true(done->busy_ns > 0 && done->wait_ns > 0);
+        assert_true(done->busy_ns > 0);
         pair_close(pair);
         free(pair);
     }
