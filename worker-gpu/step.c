@@ -5,11 +5,13 @@
 #include "worker-gpu/step.h"
 
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "common/units.h"
 
 #define WARM_TOKENS  17 /* of a chunk, where one size is as good as another */
+#define NAP_SLACK_NS 1000ul
 #define END_CHECK_MS 50 /* how often a waiting host thread asks whether the device still works */
 
 static uint32_t *array_of(const struct gpu_engine *g, uint32_t offset)
@@ -206,6 +208,7 @@ static int wait_for_end(struct gpu_engine *g, struct watch *w, struct helm_err *
 {
     const uint64_t start_ns = units_now_ns();
     const struct timespec nap = {.tv_nsec = LANE_NAP_US * 1000};
+    bool patient = false;
     for (uint64_t checked_ns = start_ns;;) {
         if (atomic_load_explicit(g->source.end, memory_order_acquire) == 1) return 0;
         watch_look(w);
@@ -217,7 +220,10 @@ static int wait_for_end(struct gpu_engine *g, struct watch *w, struct helm_err *
         }
         if (now_ns - start_ns > g->wait_ms * UINT64_C(1000000))
             return helm_fail(err, HELM_E_PEER, "the device has not finished a step within %u ms", g->wait_ms);
-        if (now_ns - start_ns > g->device->spin_us * UINT64_C(1000)) (void)nanosleep(&nap, NULL);
+        if (now_ns - start_ns < g->device->spin_us * UINT64_C(1000)) continue;
+        if (!patient) prctl(PR_SET_TIMERSLACK, NAP_SLACK_NS, 0, 0, 0); /* naps as short as they are meant */
+        patient = true;
+        (void)nanosleep(&nap, NULL);
     }
 }
 
