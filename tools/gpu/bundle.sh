@@ -3,7 +3,7 @@
 #
 #   make CUDA_ARCH=90 gpu-bundle        (tools/gpu/bundle.sh [--data] BIN OUT.tar.xz)
 #
-# --data adds the golden models, for a machine without this tree. There:
+# --data adds the models of the tests, for a machine without this tree. There:
 #   tar xf helm-gpu-check.tar.xz && helm-gpu-check/check.sh --need-gpu
 # Programs are stripped. The driver, CUDA's own libraries, the C library, OpenBLAS and libnuma are expected there.
 set -eu
@@ -28,7 +28,7 @@ done
 cp "$(dirname "$0")/../../tests/gpu/check.sh" "$top/"
 if [ $data = 1 ]; then
     mkdir -p "$top/tests/data"
-    cp -R "$(dirname "$0")/../../tests/data/golden" "$top/tests/data/"
+    cp -R "$(dirname "$0")"/../../tests/data/{golden,demo} "$top/tests/data/"
 fi
 tar -C "$work" --owner=0 --group=0 -c helm-gpu-check | xz -T2 -6 >"$out"
 bytes=$(stat -c %s "$out")
