@@ -115,7 +115,8 @@ void bound_floors(struct space *s, uint64_t ring)
 /* ---- Lagrange ---- */
 
 struct dual {
-    const struct space *s;
+    const struct bound_kind *kind;
+    uint32_t kinds;
     struct bound_prices prices; /* of the highest value so far */
     double value;
     unsigned uses;
@@ -127,26 +128,25 @@ struct dual {
 /* The mixture's least value with these prices; by how much the cheapest choice is over each limit. */
 static double dual_value(struct dual *d, const struct bound_prices *p, double *over_vram, double *over_host)
 {
-    const struct space *s = d->s;
     double value = 0, vram = -d->vram, host = -d->host;
-    for (int k = 0; k < SPACE_FLOORS; k++) value += p->weight[k] * d->fixed[k];
-    for (uint32_t k = 0; k < s->kinds; k++) {
-        const struct space_item *item = &s->item[s->kind_first[k]];
-        double least = INFINITY, count = s->kind_count[k];
+    for (int f = 0; f < SPACE_FLOORS; f++) value += p->weight[f] * d->fixed[f];
+    for (uint32_t k = 0; k < d->kinds; k++) {
+        const struct bound_kind *kind = &d->kind[k];
+        double least = INFINITY;
         int at = -1;
         for (int h = 0; h < SPACE_HOMES; h++) {
-            if (!(item->allowed & d->uses & 1u << h)) continue;
-            double v = p->vram * (double)item->vram[h] + p->host * (double)item->host[h];
-            for (int f = 0; f < SPACE_FLOORS; f++) v += p->weight[f] * item->floor[h][f];
+            if (!(kind->allowed & d->uses & 1u << h)) continue;
+            double v = p->vram * kind->vram[h] + p->host * kind->host[h];
+            for (int f = 0; f < SPACE_FLOORS; f++) v += p->weight[f] * kind->floor[h][f];
             if (v < least) {
                 least = v;
                 at = h;
             }
         }
         if (at < 0) return INFINITY;
-        value += count * least;
-        vram += count * (double)item->vram[at];
-        host += count * (double)item->host[at];
+        value += kind->count * least;
+        vram += kind->count * kind->vram[at];
+        host += kind->count * kind->host[at];
     }
     *over_vram = vram;
     *over_host = host;
@@ -161,7 +161,7 @@ static double dual_value(struct dual *d, const struct bound_prices *p, double *o
 #define PLENTY      0x1p62 /* bytes */
 #define PRICE_FIRST 1e-12  /* seconds a byte: a terabyte a second */
 #define PRICE_LAST  1e3
-#define PRICE_STEPS 18
+#define PRICE_STEPS 14
 
 static double best_price(struct dual *d, struct bound_prices *p, bool host);
 
@@ -213,7 +213,7 @@ static double best_mixture(struct dual *d, bool host)
         double a = 0, b = 1, x = 1 - golden, y = golden;
         double at_x = at_mixture(d, floor, x, host), at_y = at_mixture(d, floor, y, host);
         best = fmax(best, fmax(at_mixture(d, floor, 0, host), at_mixture(d, floor, 1, host)));
-        for (int i = 0; i < 14 && best < d->enough; i++) {
+        for (int i = 0; i < 9 && best < d->enough; i++) {
             best = fmax(best, fmax(at_x, at_y));
             if (at_x < at_y) {
                 a = x;
@@ -242,16 +242,35 @@ static bool possible(const struct space *s, unsigned uses)
     return true;
 }
 
-static bool host_is_scarce(const struct space *s, double left)
+static bool host_is_scarce(const struct dual *d)
+{
+    double left = d->host;
+    for (uint32_t k = 0; k < d->kinds; k++) {
+        double most = 0;
+        for (int h = 0; h < SPACE_HOMES; h++)
+            if (d->kind[k].allowed & d->uses & 1u << h) most = fmax(most, d->kind[k].host[h]);
+        left -= most * d->kind[k].count;
+    }
+    return left < 0;
+}
+
+static void limits_of(const struct space *s, struct search_bytes once, struct dual *d)
+{
+    d->vram = s->memory ? (double)s->memory->vram_limit - (double)once.vram : PLENTY;
+    d->host = s->memory ? (double)s->memory->host_limit - (double)once.host : PLENTY;
+}
+
+static void list_kinds(const struct space *s, struct bound_kind *kind)
 {
     for (uint32_t k = 0; k < s->kinds; k++) {
         const struct space_item *item = &s->item[s->kind_first[k]];
-        uint64_t most = 0;
-        for (int h = 0; h < SPACE_HOMES; h++)
-            if (item->allowed & 1u << h && item->host[h] > most) most = item->host[h];
-        left -= (double)most * s->kind_count[k];
+        kind[k] = (struct bound_kind){.count = s->kind_count[k], .allowed = item->allowed};
+        for (int h = 0; h < SPACE_HOMES; h++) {
+            kind[k].vram[h] = (double)item->vram[h];
+            kind[k].host[h] = (double)item->host[h];
+        }
+        memcpy(kind[k].floor, item->floor, sizeof kind[k].floor);
     }
-    return left < 0;
 }
 
 /* The bound over all plans with this set of homes, these ends and a ring of at least `least`, which memory
@@ -260,26 +279,25 @@ static double bound_of_set(struct space *s, unsigned uses, const struct space_en
                            double enough)
 {
     struct search_bytes once = space_bytes_once(s, uses, ends, least);
-    struct dual d = {.s = s, .uses = uses, .enough = enough, .value = -INFINITY};
+    struct dual d = {.kind = s->kind, .kinds = s->kinds, .uses = uses, .enough = enough, .value = -INFINITY};
     double hand_overs = least_hand_overs(s, uses, ends);
     if (!space_fits(s, once)) return INFINITY;
+    list_kinds(s, s->kind);
     memcpy(d.fixed, ends->floor, sizeof d.fixed);
     d.fixed[0] += hand_overs;
     d.fixed[1] += (1 - s->overlap) * hand_overs;
-    d.vram = s->memory ? (double)(s->memory->vram_limit - once.vram) : PLENTY;
-    d.host = s->memory ? (double)(s->memory->host_limit - once.host) : PLENTY;
-    return best_mixture(&d, host_is_scarce(s, d.host));
+    limits_of(s, once, &d);
+    return best_mixture(&d, host_is_scarce(&d));
 }
 
-void bound_prices_of(struct space *s, unsigned uses, const struct space_ends *ends, uint64_t ring,
-                     struct bound_prices *prices)
+void bound_prices_of(const struct space *s, const struct bound_kind *kind, uint32_t kinds,
+                     const struct space_ends *ends, uint64_t ring, struct bound_prices *prices)
 {
-    struct search_bytes once = space_bytes_once(s, uses, ends, ring);
-    struct dual d = {.s = s, .uses = uses, .enough = INFINITY, .value = -INFINITY};
+    unsigned uses = SPACE_USES - 1;
+    struct dual d = {.kind = kind, .kinds = kinds, .uses = uses, .enough = INFINITY, .value = -INFINITY};
     memcpy(d.fixed, ends->floor, sizeof d.fixed);
-    d.vram = s->memory ? (double)s->memory->vram_limit - (double)once.vram : PLENTY;
-    d.host = s->memory ? (double)s->memory->host_limit - (double)once.host : PLENTY;
-    (void)best_mixture(&d, host_is_scarce(s, d.host));
+    limits_of(s, space_bytes_once(s, uses, ends, ring), &d);
+    (void)best_mixture(&d, host_is_scarce(&d));
     *prices = d.prices;
 }
 

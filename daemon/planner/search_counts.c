@@ -53,15 +53,15 @@ bool counts_group(struct mixing *m)
     for (uint32_t i = 0; i < m->s->items; i++) {
         const struct space_item *item = &m->s->item[i];
         struct group *g = &m->group[m->group_of[i]];
-        g->members++;
-        g->allowed = item->allowed;
+        g->kind.count++;
+        g->kind.allowed = item->allowed;
         g->bytes += (double)item->bytes;
         for (int h = 0; h < SPACE_HOMES; h++) {
-            if (item->vram[h] > g->vram[h]) g->vram[h] = item->vram[h];
-            if (item->host[h] > g->host[h]) g->host[h] = item->host[h];
+            g->kind.vram[h] = fmax(g->kind.vram[h], (double)item->vram[h]);
+            g->kind.host[h] = fmax(g->kind.host[h], (double)item->host[h]);
         }
     }
-    for (uint32_t g = 0; g < m->groups; g++) m->group[g].bytes /= m->group[g].members;
+    for (uint32_t g = 0; g < m->groups; g++) m->group[g].bytes /= m->group[g].kind.count;
     return true;
 }
 
@@ -69,141 +69,173 @@ bool counts_group(struct mixing *m)
 static void group_floors(struct mixing *m, uint64_t ring)
 {
     bound_floors(m->s, ring);
-    for (uint32_t g = 0; g < m->groups; g++) memset(m->group[g].floor, 0, sizeof m->group[g].floor);
+    for (uint32_t g = 0; g < m->groups; g++) memset(m->group[g].kind.floor, 0, sizeof m->group[g].kind.floor);
     for (uint32_t i = 0; i < m->s->items; i++) {
         struct group *g = &m->group[m->group_of[i]];
         for (int h = 0; h < SPACE_HOMES; h++)
-            for (int k = 0; k < SPACE_FLOORS; k++) g->floor[h][k] += m->s->item[i].floor[h][k] / g->members;
+            for (int k = 0; k < SPACE_FLOORS; k++)
+                g->kind.floor[h][k] += m->s->item[i].floor[h][k] / g->kind.count;
     }
 }
 
 /* ---- how many ---- */
 
+/* What the numbers add up to. */
+struct totals {
+    double floor[SPACE_FLOORS], vram, host, streamed;
+    double at[SPACE_HOMES]; /* items */
+};
+
+static void add_items(const struct mixing *m, uint32_t g, int home, double n, struct totals *t)
+{
+    const struct bound_kind *kind = &m->group[g].kind;
+    for (int k = 0; k < SPACE_FLOORS; k++) t->floor[k] += n * kind->floor[home][k];
+    t->vram += n * kind->vram[home];
+    t->host += n * kind->host[home];
+    t->at[home] += n;
+    if (home == PLAN_HOME_STREAM) t->streamed += n * m->group[g].bytes;
+}
+
+static struct totals totals_of(const struct mixing *m, const struct counts *c)
+{
+    struct totals t = {{0}, 0, 0, 0, {0}};
+    for (uint32_t g = 0; g < m->groups; g++)
+        for (int h = 0; h < SPACE_HOMES; h++) add_items(m, g, h, c->n[g][h], &t);
+    return t;
+}
+
 /* A plan's seconds by its numbers, memory over its limits priced prohibitively. */
-static double estimate(const struct mixing *m, const struct counts *c, const struct space_ends *ends,
-                       uint64_t ring)
+static double estimate(const struct mixing *m, const struct totals *t, const struct candidate *c)
 {
     const struct space *s = m->s;
-    double floor[SPACE_FLOORS], streamed = 0, most = 0, over = 0, visits = 0;
-    uint64_t vram = 0, host = 0;
+    double over = 0, most = 0, visits = 0;
+    uint64_t ring = c->ring;
     unsigned uses = 0;
-    memcpy(floor, ends->floor, sizeof floor);
-    for (uint32_t g = 0; g < m->groups; g++) {
-        const struct group *group = &m->group[g];
-        for (int h = 0; h < SPACE_HOMES; h++) {
-            double n = c->n[g][h];
-            if (c->n[g][h] == 0) continue;
-            uses |= 1u << h;
-            for (int k = 0; k < SPACE_FLOORS; k++) floor[k] += n * group->floor[h][k];
-            vram += (uint64_t)c->n[g][h] * group->vram[h];
-            host += (uint64_t)c->n[g][h] * group->host[h];
-        }
-        streamed += c->n[g][PLAN_HOME_STREAM] * group->bytes;
-    }
-    uint64_t least = space_ring_least(s, uses, ends);
+    for (int h = 0; h < SPACE_HOMES; h++)
+        uses |= t->at[h] > 0.5 ? 1u << h : 0; /* whole numbers, but for rounding */
+    uint64_t least = space_ring_least(s, uses, c->ends);
     if (!(uses & 1u << PLAN_HOME_STREAM) || ring < least) ring = least;
-    struct search_bytes once = space_bytes_once(s, uses, ends, ring);
-    vram += once.vram;
-    host += once.host;
-    if (s->memory && vram > s->memory->vram_limit) over += (double)(vram - s->memory->vram_limit);
-    if (s->memory && host > s->memory->host_limit) over += (double)(host - s->memory->host_limit);
+    struct search_bytes once = space_bytes_once(s, uses, c->ends, ring);
+    if (s->memory)
+        over = fmax(0, t->vram + (double)once.vram - (double)s->memory->vram_limit) +
+               fmax(0, t->host + (double)once.host - (double)s->memory->host_limit);
     /* The GPU is visited whenever the ring is full, and once for what is at home there. */
     if (uses & 1u << PLAN_HOME_CPU) {
         if (uses & 1u << PLAN_HOME_GPU) visits = 1;
-        if (uses & 1u << PLAN_HOME_STREAM) visits = fmax(1, streamed / (double)ring);
+        if (uses & 1u << PLAN_HOME_STREAM) visits = fmax(1, t->streamed / (double)ring);
     }
-    floor[0] += 2 * visits * s->hand_over;
-    floor[1] += 2 * visits * s->hand_over * (1 - s->overlap);
-    for (int k = 0; k < SPACE_FLOORS; k++) most = fmax(most, floor[k]);
+    const double hand_overs = 2 * visits * s->hand_over;
+    const double weight[SPACE_FLOORS] = {1, 1 - s->overlap, 0};
+    for (int k = 0; k < SPACE_FLOORS; k++)
+        most = fmax(most, t->floor[k] + c->ends->floor[k] + weight[k] * hand_overs);
     return most + over * EXCESS_COST;
 }
 
 struct move {
     uint32_t g;
     int from, to;
+    int32_t most; /* items that there are to move */
 };
 
-static bool shift(struct counts *c, const struct move *move, int32_t by)
-{
-    if (c->n[move->g][move->from] < by) return false;
-    c->n[move->g][move->from] -= by;
-    c->n[move->g][move->to] += by;
-    return true;
-}
-
 /* False for a number that is no move. */
-static bool decode_move(const struct mixing *m, uint32_t number, struct move *move)
+static bool decode_move(const struct mixing *m, const struct counts *c, uint32_t number, struct move *move)
 {
     move->g = number / (SPACE_HOMES * SPACE_HOMES);
     move->from = (int)(number / SPACE_HOMES % SPACE_HOMES);
     move->to = (int)(number % SPACE_HOMES);
-    return move->from != move->to && (m->group[move->g].allowed & 1u << move->to);
+    move->most = c->n[move->g][move->from];
+    return move->from != move->to && move->most > 0 && (m->group[move->g].kind.allowed & 1u << move->to);
+}
+
+static void shift_totals(const struct mixing *m, const struct move *move, int32_t by, struct totals *t)
+{
+    add_items(m, move->g, move->from, -by, t);
+    add_items(m, move->g, move->to, by, t);
+}
+
+static void shift(struct counts *c, const struct move *move, int32_t by)
+{
+    c->n[move->g][move->from] -= by;
+    c->n[move->g][move->to] += by;
 }
 
 /* How many moves of the second kind take the VRAM that one of the first kind gives (or the other way round).
  */
 static double vram_ratio(const struct mixing *m, const struct move *a, const struct move *b)
 {
-    double gives = (double)m->group[a->g].vram[a->from] - (double)m->group[a->g].vram[a->to];
-    double takes = (double)m->group[b->g].vram[b->to] - (double)m->group[b->g].vram[b->from];
+    const struct bound_kind *x = &m->group[a->g].kind, *y = &m->group[b->g].kind;
+    double gives = x->vram[a->from] - x->vram[a->to];
+    double takes = y->vram[b->to] - y->vram[b->from];
     return takes != 0 && gives / takes > 0 && gives / takes < 4096 ? gives / takes : 0;
+}
+
+/* The best change that was found: up to two moves. */
+struct change {
+    struct move a, b;
+    int32_t x, y;
+    double estimate;
+};
+
+static bool make_change(const struct change *change, struct candidate *c)
+{
+    if (change->estimate >= c->estimate * (1 - 1e-9)) return false;
+    shift(&c->counts, &change->a, change->x);
+    if (change->y) shift(&c->counts, &change->b, change->y);
+    c->estimate = change->estimate;
+    return true;
 }
 
 /* Two moves at once: what is exchanged when memory is full. A few items of each, or as many of the second as
  * memory has room for in exchange. */
 static bool exchange(const struct mixing *m, struct candidate *c)
 {
-    uint32_t moves = m->groups * SPACE_HOMES * SPACE_HOMES;
-    struct counts best = c->counts;
-    double least = c->estimate;
+    const uint32_t moves = m->groups * SPACE_HOMES * SPACE_HOMES;
+    const struct totals now = totals_of(m, &c->counts);
+    struct change best = {.estimate = c->estimate};
     struct move a, b;
-    for (uint32_t i = 0; i < moves * moves; i++) {
-        if (!decode_move(m, i / moves, &a) || c->counts.n[a.g][a.from] == 0) continue;
-        if (!decode_move(m, i % moves, &b) || c->counts.n[b.g][b.from] == 0) continue;
-        double ratio = vram_ratio(m, &a, &b);
-        for (int amounts = 0; amounts < 12; amounts++) {
-            int32_t x = 1 << amounts / 4,
-                    y = amounts % 4 ? 1 << (amounts % 4 - 1) : (int32_t)floor(ratio * x);
-            struct counts next = c->counts;
-            if (y == 0 || !shift(&next, &a, x) || !shift(&next, &b, y)) continue;
-            double e = estimate(m, &next, c->ends, c->ring);
-            if (e >= least) continue;
-            least = e;
-            best = next;
+    for (uint32_t i = 0; i < moves; i++) {
+        if (!decode_move(m, &c->counts, i, &a)) continue;
+        for (uint32_t j = 0; j < moves; j++) {
+            if (i == j || !decode_move(m, &c->counts, j, &b)) continue;
+            double ratio = vram_ratio(m, &a, &b);
+            bool same = a.g == b.g && a.from == b.from; /* items move once */
+            for (int amounts = 0; amounts < 12; amounts++) {
+                int32_t x = 1 << amounts / 4, y = (int32_t)floor(ratio * x);
+                struct totals then = now;
+                if (amounts % 4) y = 1 << (amounts % 4 - 1);
+                if (y == 0 || x > a.most || y > b.most - (same ? x : 0)) continue;
+                shift_totals(m, &a, x, &then);
+                shift_totals(m, &b, y, &then);
+                double e = estimate(m, &then, c);
+                if (e < best.estimate) best = (struct change){a, b, x, y, e};
+            }
         }
     }
-    if (least >= c->estimate * (1 - 1e-9)) return false;
-    c->estimate = least;
-    c->counts = best;
-    return true;
+    return make_change(&best, c);
 }
 
 static bool move_some(const struct mixing *m, struct candidate *c)
 {
-    uint32_t moves = m->groups * SPACE_HOMES * SPACE_HOMES;
-    struct counts best = c->counts;
-    double least = c->estimate;
+    const uint32_t moves = m->groups * SPACE_HOMES * SPACE_HOMES;
+    const struct totals now = totals_of(m, &c->counts);
+    struct change best = {.estimate = c->estimate};
     struct move a;
     for (uint32_t i = 0; i < moves; i++) {
-        if (!decode_move(m, i, &a)) continue;
-        for (int32_t by = 1; by <= c->counts.n[a.g][a.from]; by *= 2) {
-            struct counts next = c->counts;
-            (void)shift(&next, &a, by);
-            double e = estimate(m, &next, c->ends, c->ring);
-            if (e >= least) continue;
-            least = e;
-            best = next;
+        if (!decode_move(m, &c->counts, i, &a)) continue;
+        for (int32_t by = 1; by <= a.most; by *= 2) {
+            struct totals then = now;
+            shift_totals(m, &a, by, &then);
+            double e = estimate(m, &then, c);
+            if (e < best.estimate) best = (struct change){.a = a, .x = by, .estimate = e};
         }
     }
-    if (least >= c->estimate * (1 - 1e-9)) return false;
-    c->estimate = least;
-    c->counts = best;
-    return true;
+    return make_change(&best, c);
 }
 
 static void settle_counts(const struct mixing *m, struct candidate *c)
 {
-    c->estimate = estimate(m, &c->counts, c->ends, c->ring);
+    const struct totals t = totals_of(m, &c->counts);
+    c->estimate = estimate(m, &t, c);
     for (int i = 0; i < 200; i++)
         if (!move_some(m, c) && !exchange(m, c)) return;
 }
@@ -213,8 +245,8 @@ static void all_at(const struct mixing *m, int home, struct counts *c)
     memset(c, 0, sizeof *c);
     for (uint32_t g = 0; g < m->groups; g++) {
         int at = home;
-        for (int h = 0; h < SPACE_HOMES && !(m->group[g].allowed & 1u << at); h++) at = h;
-        c->n[g][at] = (int32_t)m->group[g].members;
+        for (int h = 0; h < SPACE_HOMES && !(m->group[g].kind.allowed & 1u << at); h++) at = h;
+        c->n[g][at] = (int32_t)m->group[g].kind.count;
     }
 }
 
@@ -229,30 +261,32 @@ static void all_by_price(const struct mixing *m, const struct bound_prices *p, s
 {
     memset(c, 0, sizeof *c);
     for (uint32_t g = 0; g < m->groups; g++) {
-        const struct group *group = &m->group[g];
+        const struct bound_kind *kind = &m->group[g].kind;
         double least = INFINITY;
         int at = 0;
         for (int h = 0; h < SPACE_HOMES; h++) {
-            double cost = p->vram * (double)group->vram[h] + p->host * (double)group->host[h];
-            for (int k = 0; k < SPACE_FLOORS; k++) cost += p->weight[k] * group->floor[h][k];
-            if (!(group->allowed & 1u << h) || cost >= least) continue;
+            double cost = p->vram * kind->vram[h] + p->host * kind->host[h];
+            for (int k = 0; k < SPACE_FLOORS; k++) cost += p->weight[k] * kind->floor[h][k];
+            if (!(kind->allowed & 1u << h) || cost >= least) continue;
             least = cost;
             at = h;
         }
-        c->n[g][at] = (int32_t)group->members;
+        c->n[g][at] = (int32_t)kind->count;
     }
 }
 
 /* The bound's prices, and a little more or less of each: where it is decided, all of a group changes at once.
  */
-static void find_by_price(struct mixing *m, unsigned allowed, struct candidate *best)
+static void find_by_price(struct mixing *m, struct candidate *best)
 {
     static const double nudge[] = {0.97, 1.03};
-    struct bound_prices p, q;
-    bound_prices_of(m->s, allowed, best->ends, best->ring, &p);
+    struct bound_kind kind[GROUPS_MAX];
+    struct bound_prices p;
+    for (uint32_t g = 0; g < m->groups; g++) kind[g] = m->group[g].kind;
+    bound_prices_of(m->s, kind, m->groups, best->ends, best->ring, &p);
     for (int i = 0; i < 4; i++) {
         struct candidate c = {.ends = best->ends, .ring = best->ring};
-        q = p;
+        struct bound_prices q = p;
         q.vram *= nudge[i & 1];
         q.weight[SPACE_FLOORS - 1] *= nudge[i >> 1];
         all_by_price(m, &q, &c.counts);
@@ -291,7 +325,7 @@ void counts_find(struct mixing *m)
             } else {
                 find_from_all(m, c);
             }
-            find_by_price(m, allowed, c);
+            find_by_price(m, c);
         }
     }
     qsort(m->candidate, m->candidates, sizeof *m->candidate, by_estimate);

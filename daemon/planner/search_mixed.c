@@ -10,8 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define IMPROVED 3
-#define WORK     400000 /* item steps of simulation that improving may take */
+#define TRIED_LEAST 8
+#define IMPROVED    3
+#define WORK        400000 /* item steps of simulation that improving may take */
 
 /* ---- exchanges ---- */
 
@@ -91,6 +92,16 @@ static int by_seconds(const void *a, const void *b)
     return x->seconds < y->seconds ? -1 : x->seconds > y->seconds;
 }
 
+/* The same homes with every place of the ends and every ring: a smaller one may do, a larger one may fit. */
+static void try_other_rings(struct space *s, const enum plan_home *home)
+{
+    uint64_t ring[BOUND_RINGS_MAX];
+    for (uint32_t e = 0; e < s->ends_count; e++) {
+        uint32_t rings = bound_rings(s, SPACE_USES - 1, &s->ends[e], BOUND_RINGS_MAX, ring);
+        for (uint32_t r = 0; r < rings; r++) (void)space_try(s, home, &s->ends[e], ring[r], 0);
+    }
+}
+
 static void try_orders(struct mixing *m)
 {
     struct start start[CANDIDATES_MAX];
@@ -98,7 +109,7 @@ static void try_orders(struct mixing *m)
     uint32_t starts = 0, work = WORK / s->table->units;
     for (uint32_t i = 0; i < m->candidates; i++) {
         const struct candidate *c = &m->candidate[i];
-        if (c->estimate > s->fastest) break;
+        if (c->estimate > s->fastest && i >= TRIED_LEAST) break;
         bound_floors(s, c->ring);
         order_find(m, c);
         start[starts++] =
@@ -111,6 +122,8 @@ static void try_orders(struct mixing *m)
         improve(s, m->home, start[i].from->ends, start[i].from->ring, work / (IMPROVED + 1));
     }
     if (!s->found) return;
+    memcpy(m->home, s->home, s->table->units * sizeof *m->home);
+    try_other_rings(s, m->home);
     memcpy(m->home, s->home, s->table->units * sizeof *m->home);
     improve(s, m->home, s->at, s->ring, work / (IMPROVED + 1));
 }

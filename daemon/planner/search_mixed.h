@@ -6,17 +6,14 @@
 
 #include "daemon/planner/search_space.h"
 
-#define GROUPS_MAX     6
+#define GROUPS_MAX     4
 #define CANDIDATES_MAX (4 * BOUND_RINGS_MAX)
 
 /* Items that are nearly the same count as the same in an estimate: with their mean times and largest sizes.
  */
 struct group {
-    uint32_t members;
-    double floor[SPACE_HOMES][SPACE_FLOORS]; /* for the ring of group_floors */
+    struct bound_kind kind; /* floors for the ring of group_floors */
     double bytes;
-    uint64_t vram[SPACE_HOMES], host[SPACE_HOMES];
-    unsigned allowed;
 };
 
 /* How many of each group are where. */

@@ -146,7 +146,7 @@ static void continue_with(struct mixing *m, uint32_t item, const struct state *f
         if (t.left.n[g][h] == 0) continue;
         t.left.n[g][h]--;
         compute(o, s, &s->item[item], (enum plan_home)h, &t);
-        for (int k = 0; k < SPACE_FLOORS; k++) t.rest[k] -= m->group[g].floor[h][k];
+        for (int k = 0; k < SPACE_FLOORS; k++) t.rest[k] -= m->group[g].kind.floor[h][k];
         t.judged = judge(o, s, &t);
         t.hash = hash_of(&t, m->groups);
         t.note = o->notes;
@@ -168,7 +168,7 @@ void order_find(struct mixing *m, const struct candidate *c)
     for (uint32_t g = 0; g < m->groups; g++)
         for (int h = 0; h < SPACE_HOMES; h++)
             for (int k = 0; k < SPACE_FLOORS; k++)
-                first->rest[k] += c->counts.n[g][h] * m->group[g].floor[h][k];
+                first->rest[k] += c->counts.n[g][h] * m->group[g].kind.floor[h][k];
     for (uint32_t i = 0; i < s->items; i++) {
         o->next_count = 0;
         for (uint32_t j = 0; j < o->count; j++) continue_with(m, i, &o->now[j]);

@@ -48,8 +48,9 @@ static int allocate(struct space *s, uint32_t items, struct helm_err *err)
     s->items = items;
     s->item = calloc(items, sizeof *s->item);
     s->kind_first = calloc(2 * (size_t)items, sizeof *s->kind_first);
+    s->kind = calloc(items, sizeof *s->kind);
     s->home = calloc(2 * (size_t)units, sizeof *s->home);
-    if (!s->item || !s->kind_first || !s->home)
+    if (!s->item || !s->kind_first || !s->kind || !s->home)
         return helm_fail(err, HELM_E_NOMEM, "no memory to search homes of %u half layers", units);
     s->kind_count = s->kind_first + items;
     s->scratch = s->home + units;
@@ -135,6 +136,7 @@ void space_close(struct space *s)
 {
     free(s->item);
     free(s->kind_first);
+    free(s->kind);
     free(s->home);
     memset(s, 0, sizeof *s);
 }

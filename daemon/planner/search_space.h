@@ -43,6 +43,7 @@ struct space {
     struct space_item *item;
     uint32_t items, kinds;
     uint32_t *kind_first, *kind_count; /* [kinds]: an item of each, and how many there are */
+    struct bound_kind *kind;           /* [kinds]: scratch of search_bound.c */
     struct space_ends ends[4];
     uint32_t ends_count;
     /* the best so far */
@@ -93,14 +94,21 @@ static inline void space_put(const struct space *space, enum plan_home *home, ui
 void bound_floors(struct space *space, uint64_t ring);
 /* No plan of the space is faster than this, or than `enough`. Changes the floors. */
 double bound_of_space(struct space *space, double enough);
-/* What the highest bound over plans with such a ring was made with: how it mixes the floors, what it charges
- * a byte. The floors are the ring's already. */
+/* Items that count as the same. */
+struct bound_kind {
+    double count;
+    unsigned allowed;
+    double vram[SPACE_HOMES], host[SPACE_HOMES];
+    double floor[SPACE_HOMES][SPACE_FLOORS];
+};
+/* What the highest bound over plans of these items with such a ring is made with: how it mixes the floors,
+ * what it charges a byte. */
 struct bound_prices {
     double weight[SPACE_FLOORS];
     double vram, host; /* seconds a byte */
 };
-void bound_prices_of(struct space *space, unsigned uses, const struct space_ends *ends, uint64_t ring,
-                     struct bound_prices *prices);
+void bound_prices_of(const struct space *space, const struct bound_kind *kind, uint32_t kinds,
+                     const struct space_ends *ends, uint64_t ring, struct bound_prices *prices);
 /* Sizes of ring from the least to the largest, each larger than the one before by a part'th of it. */
 #define BOUND_RINGS_MAX 20
 uint32_t bound_rings(const struct space *space, unsigned uses, const struct space_ends *ends, uint32_t part,

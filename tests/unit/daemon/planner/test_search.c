@@ -15,6 +15,7 @@
 #include "tests/unit/daemon/planner/made_up_model.h"
 
 #define UNITS_MAX 16
+#define QUICK     0.1 /* seconds of a processor */
 
 /* ---- random small machines ---- */
 
@@ -347,15 +348,16 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++)
         for (size_t r = 0; r < sizeof machines / sizeof *machines; r++)
             for (uint64_t gib = 4; gib <= 64; gib *= 2)
-                for (int windows = 0; windows < 2; windows++) {
+                for (uint32_t windows = 0; windows < 3; windows++) {
                     struct made_up m;
                     struct helm_err err = {0};
                     struct cost_table table;
                     struct search_found f, simple;
                     const struct cost_step step = {1, 1, 1, 4096, DTYPE_F16};
                     assert_true(made_up_open(&m, shapes[k]));
+                    /* all layers the same; three of four with a window; no two the same */
                     for (uint32_t l = 0; l < shapes[k]->layers && windows; l++)
-                        m.window[l] = l % 4 != 3 ? 1024 : 0;
+                        m.window[l] = windows == 2 ? l * 1009 % 4093 : l % 4 != 3 ? 1024 : 0;
                     struct profile profile = made_up_profile(machines[r]);
                     struct search_memory memory = made_up_memory(&m, gib * GIB, 200 * GIB, 8192);
                     memory.ring_max = 2 * GIB;
@@ -369,7 +371,6 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
                         double begin = seconds_now();
                         assert_int_equal(search_run(&problem, SEARCH_BEST, &f, &err), 0);
                         took = fmin(took, seconds_now() - begin);
-                        if (again < 2) search_found_free(&f);
                     }
                     assert_true(f.feasible && f.bound <= f.seconds);
                     double gap = f.seconds / f.bound - 1;
@@ -378,7 +379,7 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
                         if (simple.feasible) assert_true(f.seconds <= simple.seconds * (1 + SEARCH_ALIKE));
                         search_found_free(&simple);
                     }
-                    if (gap > 0.02)
+                    if (gap > 0.025)
                         print_message("%u layers, %llu GiB, machine %zu: %.2f ms, %.2f %% above the bound\n",
                                       shapes[k]->layers, (unsigned long long)gib, r, f.seconds * 1e3,
                                       gap * 100);
@@ -394,7 +395,7 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
                   count, worst * 100, sum / count * 100, slowest * 1e3);
     assert_true(worst < 0.04 && sum / count < 0.01);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    assert_true(slowest < 0.1);
+    assert_true(slowest <= QUICK);
 #endif
 }
 
