@@ -128,7 +128,7 @@ static void without_an_event_nothing_is_ordered(void **state)
 {
     (void)state;
     struct ring_test t;
-    ring_open(&t, MIB); /* a slice takes 62 ms */
+    ring_open(&t, SLICE * 2); /* a slice takes 500 ms */
     ring_fill(&t, 9);
     const struct look look = {
         .memory = t.ring, .bytes = SLICE, .tag = &t.tag, .wrong = &t.wrong, .looked = &t.looked};
@@ -198,7 +198,7 @@ static void the_end_does_not_wait_for_the_tail(void **state)
     (void)state;
     struct ring_test t;
     struct device_graph *graph, *next;
-    ring_open(&t, SLICE * 4); /* a slice: 250 ms */
+    ring_open(&t, SLICE * 2); /* a slice: 500 ms */
     OK(t.d->ops->capture_begin(t.d, why));
     OK(device_copy(t.d, DEVICE_COPY, DEVICE_TO_DEVICE, t.ring, t.host, SLICE, why));
     OK(device_word_write(t.d, &t.end, 1, why));
@@ -209,19 +209,19 @@ static void the_end_does_not_wait_for_the_tail(void **state)
     uint64_t start_us = units_now_us();
     OK(t.d->ops->graph_launch(t.d, graph, why));
     OK(device_word_poll(t.d, &t.end, 1, 5000, why));
-    assert_true(units_now_us() - start_us < 200000);
+    assert_true(units_now_us() - start_us < 400000);
     OK(t.d->ops->graph_launch_beside(t.d, next, why));
     /* `graph` was launched whole, so even this one comes after its copies */
     OK(device_word_poll(t.d, &t.end, 2, 5000, why));
-    assert_true(units_now_us() - start_us >= 245000);
+    assert_true(units_now_us() - start_us >= 490000);
     start_us = units_now_us();
     OK(t.d->ops->graph_launch_beside(t.d, graph, why));
     OK(t.d->ops->graph_launch_beside(t.d, next, why));
     OK(device_word_poll(t.d, &t.end, 2, 5000, why));
-    assert_true(units_now_us() - start_us < 200000);
+    assert_true(units_now_us() - start_us < 400000);
     OK(t.d->ops->graph_launch(t.d, next, why)); /* this one waits for the copies beside */
     drain(t.d, DEVICE_COMPUTE);
-    assert_true(units_now_us() - start_us >= 245000);
+    assert_true(units_now_us() - start_us >= 490000);
     /* and later copies wait for a graph without any */
     const struct look look = {.memory = t.ring,
                               .bytes = SLICE,
@@ -296,7 +296,7 @@ static void events_cross_launches(void **state)
         assert_int_equal(atomic_load(&t.looked), step);
         assert_int_equal(atomic_load(&t.wrong), 0);
     }
-    assert_true(early >= STEPS / 2);
+    assert_true(early >= STEPS / 4);
     OK(d->ops->event_wait(d, arrived, why)); /* crossing ones may be waited for by the host */
     assert_int_equal(t.ring[SLICE - 1], STEPS + 1);
     d->ops->graph_free(d, graph);
@@ -313,7 +313,7 @@ static void a_launch_follows_what_was_recorded_before_it(void **state)
     struct device_event *arrived;
     struct device_graph *graph;
     _Atomic uint32_t gate = 0;
-    ring_open(&t, SLICE * 4); /* a slice: 250 ms */
+    ring_open(&t, SLICE * 2); /* a slice: 500 ms */
     struct device *d = t.d;
     OK(d->ops->event_create_crossing(d, &arrived, why));
     OK(d->ops->capture_begin(d, why));
@@ -327,11 +327,11 @@ static void a_launch_follows_what_was_recorded_before_it(void **state)
     OK(d->ops->event_record(d, DEVICE_COPY, arrived, why));
     atomic_store(&gate, 1);
     OK(device_word_poll(d, &t.end, 1, 5000, why));
-    assert_true(units_now_us() - start_us < 200000);
+    assert_true(units_now_us() - start_us < 400000);
     atomic_store(&t.end, 0);
     OK(d->ops->graph_launch_beside(d, graph, why));
     OK(device_word_poll(d, &t.end, 1, 5000, why));
-    assert_true(units_now_us() - start_us >= 245000);
+    assert_true(units_now_us() - start_us >= 490000);
     d->ops->graph_free(d, graph);
     d->ops->event_free(d, arrived);
     ring_close(&t);
