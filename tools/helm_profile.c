@@ -56,9 +56,9 @@ static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct pr
     int rc = 0;
     for (int i = 0; i < (t->options.quick ? 2 : 4) && !rc && (i == 0 || !profile_late(&t->progress)); i++) {
         rc = profile_device_stream_start(device, err);
-        if (!rc) rc = profile_cpu_gemv(cpu, seconds, true, &p->cpu.gemv_beside, err);
+        if (!rc) rc = profile_cpu_gemv(cpu, seconds, true, &p->cpu, err);
         if (!rc) rc = profile_device_stream_stop(device, &link, err);
-        if (!rc) rc = profile_cpu_gemv(cpu, seconds, false, &p->cpu.gemv, err);
+        if (!rc) rc = profile_cpu_gemv(cpu, seconds, false, &p->cpu, err);
     }
     if (rc) return rc;
     p->link.h2d_beside = profile_samples_value(&link);
@@ -124,10 +124,11 @@ static int measure_until_sound(struct tool *t, struct helm_err *err)
 {
     for (int left = t->options.quick ? ATTEMPTS_QUICK : ATTEMPTS;; left--) {
         memset(&t->profile, 0, sizeof t->profile);
+        t->progress.attempt_s = profile_now_s();
         int rc = measure(t, err);
         if (rc) return rc;
         rc = profile_check(&t->profile, err);
-        if (!rc || left == 1 || profile_late(&t->progress)) return rc;
+        if (!rc || left == 1) return rc;
         profile_say(&t->progress, "%s: measuring again", err->text);
     }
 }

@@ -299,7 +299,7 @@ static bool fit_operation(const struct work *large, const struct work *small,
     for (uint32_t i = 0; i < small_s->count && i < large_s->count; i++) {
         double fitted =
             (small_s->value[i] * scale - large_s->value[i]) / (small->ops * scale - (double)large->ops);
-        measure_add(operation, fitted > 0 ? fitted : 0);
+        measure_add(operation, fitted > least ? fitted : least);
     }
     return median_of(operation) > least;
 }

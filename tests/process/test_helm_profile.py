@@ -66,14 +66,15 @@ def check_cpu(what, p):
     threads = [point["x"] for point in cpu["read"]]
     check(what + ": reads at 1, 2, 4, ... and all threads", threads[0] == 1 and threads[-1] == cpu["threads"] and
           threads == sorted(set(threads)), threads)
-    check(what + ": tokens rise to 512", [point["x"] for point in cpu["linear"]] ==
-          [2, 4, 8, 16, 32, 64, 128, 256, 512], cpu["linear"])
+    tokens = [point["x"] for point in cpu["linear"]]  # what a slow machine has no time for is left out
+    check(what + ": tokens rise from 2", tokens[:1] == [2] and len(tokens) >= 3 and
+          set(tokens) <= {2, 4, 8, 16, 32, 64, 128, 256, 512} and tokens == sorted(set(tokens)), tokens)
     read = cpu["read"][-1]
     # a gemv is a read; what is compared is its slower half with the faster half of reads
     check(what + ": one token's weights are not read faster than memory", cpu["gemv"]["low"] <= 1.5 * read["high"],
           (cpu["gemv"], read))
     linear = {point["x"]: point["value"] for point in cpu["linear"]}
-    check(what + ": many tokens at once are worth more than two", linear[512] > linear[2], linear)
+    check(what + ": many tokens at once are worth more than two", linear[tokens[-1]] > linear[2], linear)
     check(what + ": an operation takes microseconds", 1e-8 < cpu["operation"]["value"] < 5e-3, cpu["operation"])
     check(what + ": a step takes microseconds", 1e-7 < p["step"]["value"] < 50e-3, p["step"])
 

@@ -21,7 +21,7 @@
 #define REGIONS      64 /* empty regions of the pool, one after another */
 #define LINEARS      4  /* of a decoded layer: q k v; o; gate up; down */
 #define GEMV_S       2.0
-#define STEP_S_MOST  5.0 /* a step expected to take longer is reckoned, not measured */
+#define STEP_S_MOST  5.0 /* a step expected to take longer is left out */
 #define CACHE_FACTOR 6   /* weights are so many times the last-level cache */
 
 struct profile_cpu_run {
@@ -34,9 +34,10 @@ struct profile_cpu_run {
     uint64_t weight_bytes; /* of the layers */
     struct profile_reader reader;
     struct profile_samples gemv[2]; /* bytes a second: alone, beside copies */
-    struct profile_samples once;    /* seconds of a step beside its entries */
-    double region_s;                /* that a region of the pool costs, empty */
-    double params;                  /* of a layer's matrices */
+    struct profile_samples read, operation;
+    struct profile_samples once; /* seconds of a step beside its entries */
+    double region_s;             /* that a region of the pool costs, empty */
+    double params;               /* of a layer's matrices */
 };
 
 /* ---- steps ---- */
@@ -246,20 +247,25 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
                                            BIT(PROGRAM_NORM) | BIT(PROGRAM_ROTATE) | BIT(PROGRAM_ATTEND)) *
                           1e-9;
             profile_samples_add(gemv, layer_bytes(r) / less(linear, LINEARS * r->region_s));
-            profile_samples_add(operation, (rest + LINEARS * r->region_s) / PROFILE_LAYER_OPERATIONS);
+            if (operation)
+                profile_samples_add(operation, (rest + LINEARS * r->region_s) / PROFILE_LAYER_OPERATIONS);
         }
         if (read) profile_samples_add(read, profile_reader_pass(&r->reader, r->local.engine.pool));
     }
     return rc;
 }
 
-int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, bool beside, struct profile_value *value,
+int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, bool beside, struct profile_cpu *cpu,
                      struct helm_err *err)
 {
-    struct profile_samples ignored = {.count = 0};
-    int rc = measure_gemv(r, seconds, &r->gemv[beside], &ignored, NULL, err);
-    if (!rc) *value = profile_samples_value(&r->gemv[beside]);
-    return rc;
+    int rc = measure_gemv(r, seconds, &r->gemv[beside], beside ? NULL : &r->operation,
+                          beside ? NULL : &r->read, err);
+    if (rc) return rc;
+    cpu->gemv = profile_samples_value(&r->gemv[0]);
+    cpu->gemv_beside = profile_samples_value(&r->gemv[1]);
+    cpu->operation = profile_samples_value(&r->operation);
+    profile_table_put(&cpu->read, cpu->threads, profile_samples_value(&r->read));
+    return 0;
 }
 
 /* With fewer threads than the worker's. */
@@ -278,7 +284,7 @@ static int measure_read(struct profile_cpu_run *r, struct profile_table *table, 
         while (samples.count < 3 || (samples.count < 32 && profile_now_s() < end))
             profile_samples_add(&samples, profile_reader_pass(&r->reader, pool));
         pool_destroy(pool);
-        profile_table_add(table, n, profile_samples_value(&samples));
+        profile_table_put(table, n, profile_samples_value(&samples));
     }
     free(set);
     return rc;
@@ -302,40 +308,46 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
     return rc;
 }
 
-/* cpu.linear at these many tokens, and with the most of them attention_flops. */
+/* One step or more of so many tokens: cpu.linear, and with the most tokens attention_flops. */
+static int measure_tokens(struct profile_cpu_run *r, uint32_t n, struct profile_cpu *cpu,
+                          struct helm_err *err)
+{
+    struct profile_samples linear = {.count = 0}, attention = {.count = 0};
+    const struct model_config *c = &r->local.engine.model.config;
+    const double flops = 2 * r->params * n;
+    const double pairs = n * (CHUNK_START + (n + 1) / 2.0); /* of a query and a position that it sees */
+    double begin = profile_now_s(), spent = 0;
+    bool most = cpu->linear.count == 0 || n > cpu->linear.point[cpu->linear.count - 1].x;
+    do {
+        int rc = step(r, CHUNK_START, n, &spent, err);
+        if (rc) return rc;
+        for (uint32_t l = 0; l < layers_of(r); l++) {
+            double ns = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_LINEAR) | BIT(PROGRAM_NORM));
+            profile_samples_add(&linear, flops / (ns * 1e-9));
+            ns = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_ATTEND));
+            profile_samples_add(&attention, 4.0 * c->heads * c->head_dim * pairs / (ns * 1e-9));
+        }
+    } while (profile_now_s() - begin + spent < (r->quick ? 0.05 : 0.6));
+    profile_table_put(&cpu->linear, n, profile_samples_value(&linear));
+    if (most) cpu->attention_flops = profile_samples_value(&attention);
+    profile_say(r->progress, "CPU: %u tokens at once, %.4g GFLOP/s", n,
+                profile_table_at(&cpu->linear, n).value * 1e-9);
+    return 0;
+}
+
+/* In an order in which those that are left out, because they would take too long or the time is over, are
+ * between others. */
 static int measure_linear(struct profile_cpu_run *r, struct profile_cpu *cpu, struct helm_err *err)
 {
-    static const uint32_t tokens[] = {2, 4, 8, 16, 32, 64, 128, 256, 512};
-    const struct model_config *c = &r->local.engine.model.config;
-    struct profile_value last = {0};
-    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
-        struct profile_samples linear = {.count = 0}, attention = {.count = 0};
-        const uint32_t n = tokens[i];
-        const double flops = 2 * r->params * n;
-        const double pairs = n * (CHUNK_START + (n + 1) / 2.0); /* of a query and a position that it sees */
-        double begin = profile_now_s(), spent = 0;
-        if (last.value > 0 &&
-            (profile_late(r->progress) || flops * layers_of(r) / last.value > STEP_S_MOST)) {
-            last.source = PROFILE_ESTIMATE; /* no faster, no slower than the fewer tokens before */
-            profile_table_add(&cpu->linear, n, last);
-            continue;
-        }
-        do {
-            int rc = step(r, CHUNK_START, n, &spent, err);
-            if (rc) return rc;
-            for (uint32_t l = 0; l < layers_of(r); l++) {
-                double ns = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_LINEAR) | BIT(PROGRAM_NORM));
-                profile_samples_add(&linear, flops / (ns * 1e-9));
-                ns = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_ATTEND));
-                profile_samples_add(&attention, 4.0 * c->heads * c->head_dim * pairs / (ns * 1e-9));
-            }
-        } while (profile_now_s() - begin + spent < (r->quick ? 0.05 : 0.6));
-        last = profile_samples_value(&linear);
-        profile_table_add(&cpu->linear, n, last);
-        cpu->attention_flops = profile_samples_value(&attention);
-        profile_say(r->progress, "CPU: %u tokens at once, %.4g GFLOP/s", n, last.value * 1e-9);
+    static const uint32_t tokens[] = {2, 16, 128, 512, 8, 64, 32, 4, 256};
+    int rc = 0;
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens && !rc; i++) {
+        double rate = profile_table_at(&cpu->linear, tokens[i]).value;
+        double seconds = rate > 0 ? 2 * r->params * layers_of(r) * tokens[i] / rate : 0;
+        if (seconds > STEP_S_MOST || (i > 2 && profile_late(r->progress))) continue;
+        rc = measure_tokens(r, tokens[i], cpu, err);
     }
-    return 0;
+    return rc;
 }
 
 int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, struct helm_err *err)
@@ -343,7 +355,6 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     struct profile_cpu *cpu = &profile->cpu;
     const struct engine *engine = &r->local.engine;
     const struct engine_report *report = &engine->base.report;
-    struct profile_samples operation = {.count = 0}, read = {.count = 0};
     profile_cpu_name(cpu->name);
     cpu->threads = report->threads;
     cpu->l3_bytes = profile_l3_bytes();
@@ -352,14 +363,11 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     profile_reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
                         engine->weights.host.region_bytes, engine->pool, r->quick ? 0.2 : 1.5);
     int rc = measure_read(r, &cpu->read, err);
-    if (!rc) rc = measure_gemv(r, r->quick ? 0.4 : GEMV_S, &r->gemv[0], &operation, &read, err);
+    if (!rc) rc = profile_cpu_gemv(r, r->quick ? 0.4 : GEMV_S, false, cpu, err);
     if (rc) return rc;
-    struct profile_value all = profile_samples_value(&read);
-    profile_table_add(&cpu->read, cpu->threads, all);
-    cpu->gemv = profile_samples_value(&r->gemv[0]);
-    cpu->operation = profile_samples_value(&operation);
     profile_say(r->progress, "CPU: %u threads read %.4g GB/s; one token, %s: %.4g GB/s", cpu->threads,
-                all.value * 1e-9, report->kernels, cpu->gemv.value * 1e-9);
+                profile_table_at(&cpu->read, cpu->threads).value * 1e-9, report->kernels,
+                cpu->gemv.value * 1e-9);
     struct profile_value once = profile_samples_value(&r->once), *sum = &profile->step;
     *sum = (struct profile_value){sum->value + once.value, sum->low + once.low, sum->high + once.high,
                                   PROFILE_ESTIMATE};

@@ -204,7 +204,7 @@ static int take_value(const json_t *json, const struct taker *taker, struct helm
         struct profile_value value = profile_samples_value(&samples);
         void *at = (char *)taker->profile + places[i].at;
         if (places[i].table)
-            profile_table_add(at, (uint32_t)x, value);
+            profile_table_put(at, (uint32_t)x, value);
         else
             *(struct profile_value *)at = value;
         return 0;

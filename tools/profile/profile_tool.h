@@ -24,14 +24,15 @@ struct profile_samples {
 void profile_samples_add(struct profile_samples *samples, double value);
 /* Median, 10th and 90th percentile; unknown without samples. */
 struct profile_value profile_samples_value(const struct profile_samples *samples);
-/* Adds a point at x, which must be beyond the last; ignored when the table is full or the value is 0. */
-void profile_table_add(struct profile_table *table, uint32_t x, struct profile_value value);
+/* Puts a point at x, in the place of one that is there; ignored when the table is full or the value is 0. */
+void profile_table_put(struct profile_table *table, uint32_t x, struct profile_value value);
 
 /* ---- progress ---- */
 
 struct profile_progress {
     FILE *out; /* NULL: say nothing */
     double start_s;
+    double attempt_s; /* when this attempt began */
 };
 double profile_now_s(void);
 /* So much of the minute is gone that what can be left out is left out: on a machine that is busy. */
@@ -70,10 +71,10 @@ void profile_cpu_close(struct profile_cpu_run *run);
 /* Everything of the CPU but gemv_beside; adds the engine's part to profile->step. */
 HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct profile *profile,
                                         struct helm_err *err);
-/* Decodes for about so many seconds more, alone or beside copies: *value is of all the time in which it did.
- */
+/* Decodes for about so many seconds more, alone (in turns with reads) or beside copies: gemv and read, or
+ * gemv_beside, are then of all the time in which it did. */
 HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds, bool beside,
-                                     struct profile_value *value, struct helm_err *err);
+                                     struct profile_cpu *cpu, struct helm_err *err);
 
 /* ---- host.c ---- */
 

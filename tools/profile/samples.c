@@ -37,11 +37,17 @@ struct profile_value profile_samples_value(const struct profile_samples *samples
     return (struct profile_value){middle, sorted[low], sorted[high], PROFILE_MEASURED};
 }
 
-void profile_table_add(struct profile_table *table, uint32_t x, struct profile_value value)
+void profile_table_put(struct profile_table *table, uint32_t x, struct profile_value value)
 {
-    if (table->count == PROFILE_POINTS_MAX || value.value <= 0) return;
-    if (table->count && table->point[table->count - 1].x >= x) return;
-    table->point[table->count++] = (struct profile_point){x, value};
+    uint32_t at = 0;
+    while (at < table->count && table->point[at].x < x) at++;
+    bool there = at < table->count && table->point[at].x == x;
+    if (value.value <= 0 || (!there && table->count == PROFILE_POINTS_MAX)) return;
+    if (!there) {
+        memmove(&table->point[at + 1], &table->point[at], (table->count - at) * sizeof table->point[0]);
+        table->count++;
+    }
+    table->point[at] = (struct profile_point){x, value};
 }
 
 double profile_now_s(void)
@@ -51,7 +57,7 @@ double profile_now_s(void)
 
 bool profile_late(const struct profile_progress *progress)
 {
-    return profile_now_s() - progress->start_s > LATE_S;
+    return profile_now_s() - progress->attempt_s > LATE_S;
 }
 
 void profile_say(const struct profile_progress *progress, const char *fmt, ...)
