@@ -143,8 +143,8 @@ HELM_MUST_CHECK int gpuk_gather(const struct gpuk_step *step, uint32_t samples, 
 /* out = x for the first *count rows of `hidden` floats: from or to an activation lane in mapped memory. */
 HELM_MUST_CHECK int gpuk_lane_copy(const uint32_t *count, uint32_t tokens, const float *x, uint32_t hidden,
                                    float *out, uint32_t flags, void *stream, struct helm_err *err);
-/* out[t * out_stride + i] = silu(gate) * up for i < n, gate = in[t * stride + i], up = in[t * stride + up_at +
- * i]; 16-bit or fp32. */
+/* out[t * out_stride + i] = silu(gate) * up for i < n, where gate = in[t * stride + i] and up = in[t * stride
+ * + up_at + i]; 16-bit or fp32. */
 HELM_MUST_CHECK int gpuk_swiglu(const uint32_t *count, uint32_t tokens, const void *in, enum dtype in_dtype,
                                 uint32_t stride, uint32_t up_at, uint32_t n, void *out, enum dtype out_dtype,
                                 uint32_t out_stride, uint32_t flags, void *stream, struct helm_err *err);
