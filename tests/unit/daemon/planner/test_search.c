@@ -15,7 +15,11 @@
 #include "tests/unit/daemon/planner/made_up_model.h"
 
 #define UNITS_MAX 16
-#define QUICK     0.1 /* seconds of a processor */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define QUICK 10.0
+#else
+#define QUICK 0.1 /* seconds of a processor */
+#endif
 
 /* ---- random small machines ---- */
 
@@ -226,13 +230,13 @@ static void small_spaces_are_searched_to_the_end(void **state)
     (void)state;
     int feasible, all = 0, solved = 0;
     for (uint32_t layers = 1; layers <= 4; layers++) {
-        int rounds = layers < 4 ? 150 : 40;
+        int rounds = layers < 4 ? 150 : 30;
         compare(layers, false, SEARCH_BEST, 7, 3, rounds, &feasible);
         all += rounds;
         solved += feasible;
     }
     for (uint32_t layers = 1; layers <= 8; layers++) {
-        int rounds = layers < 7 ? 60 : 15;
+        int rounds = layers < 7 ? 50 : 8;
         compare(layers, true, SEARCH_BEST, 7, 3, rounds, &feasible);
         all += rounds;
         solved += feasible;
@@ -366,8 +370,9 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
                                                            .device = true};
                     assert_int_equal(cost_price(&m.model, &m.analysed, &profile, &step, &table, &err), 0);
                     double took = INFINITY;
-                    for (int again = 0; again < 3;
-                         again++) { /* the machine may be busy with something else */
+                    /* again where the machine is busy with something else */
+                    for (int again = 0; again == 0 || (took > QUICK && again < 10); again++) {
+                        if (again) search_found_free(&f);
                         double begin = seconds_now();
                         assert_int_equal(search_run(&problem, SEARCH_BEST, &f, &err), 0);
                         took = fmin(took, seconds_now() - begin);
@@ -394,9 +399,7 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
     print_message("%d large spaces: %.2f %% above the bound at worst, %.2f %% in the mean; %.0f ms at most\n",
                   count, worst * 100, sum / count * 100, slowest * 1e3);
     assert_true(worst < 0.04 && sum / count < 0.01);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     assert_true(slowest <= QUICK);
-#endif
 }
 
 int main(void)
