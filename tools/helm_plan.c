@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "common/args.h"
+#include "common/json.h"
 #include "common/log.h"
 #include "common/units.h"
 #include "daemon/accelerator.h"
@@ -25,10 +26,11 @@
 #define STATUS_REFUSED 4
 #define JSON_STYLE     (JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9))
 #define PATH_TEXT      4096
+#define PLAN_FILE_MAX  ((size_t)8 << 20)
 
 struct options {
-    const char *model, *profile, *strategy, *device, *plot;
-    uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt;
+    const char *model, *profile, *strategy, *device, *plot, *plan;
+    uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at;
     bool json, device_given, vram_given, prompt_given;
 };
 
@@ -125,8 +127,12 @@ static int explain(const struct options *o, const struct planner_request *r, con
         return helm_fail(err, HELM_E_LIMIT,
                          "--prompt %u: the context is %u tokens (--ctx says how long it is to be)", r->prompt,
                          plan->context_tokens);
+    if (o->at > plan->context_tokens)
+        return helm_fail(err, HELM_E_LIMIT, "--at %llu: the context is %u tokens", (unsigned long long)o->at,
+                         plan->context_tokens);
+    uint32_t at = o->at ? (uint32_t)o->at : o->prompt_given ? r->prompt + 1 : 0;
     log_set_level(LOG_LEVEL_ERROR); /* what the other strategies lack is in the table */
-    int rc = explain_make(r, plan, o->prompt_given ? r->prompt + 1 : 0, &x, err);
+    int rc = explain_make(r, plan, at, &x, err);
     if (rc) return rc;
     if (o->plot) rc = plot_write(&x, o->plot, err);
     if (!rc && o->json) {
@@ -138,6 +144,18 @@ static int explain(const struct options *o, const struct planner_request *r, con
     if (!rc && (fflush(stdout) || ferror(stdout))) rc = helm_fail_errno(err, "standard output");
     explain_free(&x);
     return rc;
+}
+
+/* A plan that was made before, or edited: checked, and its ledgers written anew. */
+static int take_plan(const char *path, const struct planner_request *r, struct plan *plan,
+                     struct arena_spec *arena, struct helm_err *err)
+{
+    json_t *json = NULL;
+    int rc = json_read_file(path, PLAN_FILE_MAX, &json, err);
+    if (!rc) rc = plan_from_json(json, plan, err);
+    json_decref(json);
+    if (!rc) rc = planner_take(r, plan, arena, err);
+    return rc ? helm_err_prefix(err, "--plan %s", path), rc : 0;
 }
 
 static int run(const struct options *o, const struct args_spec *spec)
@@ -168,7 +186,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (rc) goto out;
     r.wish.threads = profile.cpu.threads;
     r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
-    rc = planner_make(&r, &plan, &arena, &err);
+    rc = o->plan ? take_plan(o->plan, &r, &plan, &arena, &err) : planner_make(&r, &plan, &arena, &err);
     if (rc == HELM_E_CAPACITY) {
         status = refuse(o, &refusal, &err);
         rc = 0;
@@ -246,6 +264,18 @@ int main(int argc, char **argv)
                  "on the CPU; stream: all computed on the GPU (default best)",
          .target = &o.strategy,
          .choices = "best|all-gpu|all-cpu|thesis|stream"},
+        {.name = "plan",
+         .kind = ARGS_TEXT,
+         .value = "FILE",
+         .help = "explain this plan (what --json printed, or edited) instead of making one",
+         .target = &o.plan},
+        {.name = "at",
+         .kind = ARGS_U64,
+         .value = "N",
+         .help = "forecast decode when N tokens are in the context",
+         .target = &o.at,
+         .min = 1,
+         .max = MODEL_CONTEXT_MAX},
         {.name = "json",
          .kind = ARGS_FLAG,
          .help = "one JSON object, which helmd --plan takes too",

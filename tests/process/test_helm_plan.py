@@ -336,6 +336,35 @@ def test_headers_are_enough():
         same((status, implied), (0, whole), "config.json alone: " + err)
 
 
+def test_a_plan_that_was_made_before():
+    folder = tempfile.mkdtemp(prefix="helm-plan-test-")
+    path = os.path.join(folder, "plan.json")
+    try:
+        made = plan("qwen3-8b", "h200-sapphire-rapids", "--vram", "8GiB", "--ctx", 4352)
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(made, file)
+        arguments = ["--vram", "8GiB", "--plan", path, "--at"]
+        early = plan("qwen3-8b", "h200-sapphire-rapids", *arguments, 128)
+        late = plan("qwen3-8b", "h200-sapphire-rapids", *arguments, 4096)
+        same(early["stages"]["decode"][0]["home"], made["stages"]["decode"][0]["home"], "the first home")
+        same([s["layers"] for s in early["stages"]["decode"]], [s["layers"] for s in made["stages"]["decode"]], "stages")
+        same((early["ring_bytes"], early["vram"]["total"]), (made["ring_bytes"], made["vram"]["total"]), "sizes")
+        check(late["decode_tok_s"]["value"] < early["decode_tok_s"]["value"], "a longer context is not slower")
+        common = ["--model", model("qwen3-8b"), "--profile", profile("h200-sapphire-rapids")]
+        status, _, err = run(*common, *arguments, 4353)
+        check(status == 1 and "--at 4353: the context is 4352 tokens" in err, f"{status}: {err}")
+        status, out, err = run(*common, "--vram", "4GiB", "--plan", path, "--json")
+        same(status, 4, f"a plan too large: {err}")
+        same(set(json.loads(out)), {"error", "needed", "available", "nearest"}, "refusal")
+        made["stages"]["decode"][0]["home"] = "moon"
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(made, file)
+        status, _, err = run(*common, "--vram", "8GiB", "--plan", path)
+        check(status == 1 and path in err and "moon" in err, f"{status}: {err}")
+    finally:
+        shutil.rmtree(folder)
+
+
 def test_helmd_takes_what_it_prints():
     for strategy in ("all-cpu", "best"):
         status, out, err = run("--model", DEMO, "--profile", PROFILE, "--strategy", strategy, "--host-memory", "2GiB",

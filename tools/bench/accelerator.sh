@@ -1,0 +1,131 @@
+#!/bin/bash
+# What the tables of docs/benchmarks.md about a GPU come from, in stages that each take less than ten minutes on a
+# machine with 16 cores and a large card: for machines that are lent by the minute.
+#   accelerator.sh --bin DIR --out DIR [--models DIR] [--peers] STAGE...
+#     check      kernels, queues, split and streamed golden runs on the GPU (tests/gpu/check.sh)
+#     sanitize   compute-sanitizer, the four tools; full kernel benchmark
+#     profile    helm-profile of this machine, in full
+#     resident   Qwen3-4B and 8B shapes all on the GPU: decode, TTFT, prefill of 4,096, loading; --peers: transformers
+#     split      8B at 8 GiB and 14B at 24 GiB: chosen plan and best thesis split, prompts 128 and 2,048; --peers: Accelerate
+#     accuracy8  predicted beside measured, 0.6B, 4B and 8B at 4, 8, 16 GiB and all, prompts 128 and 4,096
+#     accuracy14 the same of 14B; prompts 32 and 1,024 of 8B
+#     sweep      8B at 8 GiB: the chosen plan beside every second thesis split and 20 random mixtures
+#     large      32B at 48 GiB, where host memory allows
+# --bin: the folder of the programs (an unpacked `make dist`, with helm-test-gpu-* beside them for check and sanitize).
+# --models (default /dev/shm/helm-models): where helm-mkmodel puts random weights of the published shapes; each stage
+# removes what the next does not need unless HELM_BENCH_KEEP is set. Raw output goes to --out, tables to standard output.
+# Exit status: 0, 2 usage, 5 a stage failed (the others went on).
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+bin='' out='' models=/dev/shm/helm-models peers=no
+usage() { sed -n '2,19s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+while [ $# -gt 0 ] && [[ $1 == --* ]]; do
+    case $1 in
+    --peers) peers=yes; shift; continue ;;
+    --bin | --out | --models) [ $# -ge 2 ] || usage; printf -v "${1#--}" %s "$2"; shift 2 ;;
+    *) usage ;;
+    esac
+done
+[ -n "$bin" ] && [ -n "$out" ] && [ $# -gt 0 ] || usage
+bin=$(cd "$bin" && pwd) || exit 2
+mkdir -p "$out" "$models" || exit 5
+out=$(cd "$out" && pwd)
+failed=()
+
+# step NAME COMMAND...: its output to the screen and to NAME.log; what fails is named at the end
+step() {
+    local name=$1 begin=$SECONDS
+    shift
+    echo "== $name"
+    "$@" 2>"$out/$name.err" </dev/null | tee "$out/$name.log"
+    local status=${PIPESTATUS[0]}
+    [ "$status" -eq 0 ] || { failed+=("$name"); echo "FAILED $name (status $status): $(tail -n 2 "$out/$name.err" | tr '\n' ' ')"; }
+    echo "   ($((SECONDS - begin)) s)"
+}
+# need SIZE...: these shapes and no others lie in $models
+need() {
+    local have size
+    for have in "$models"/*/; do
+        [ -d "$have" ] || continue
+        [[ " $* " == *" $(basename "$have") "* ]] || [ -n "${HELM_BENCH_KEEP:-}" ] || rm -rf "$have"
+    done
+    for size in "$@"; do
+        [ -f "$models/$size/config.json" ] ||
+            step "mkmodel-$size" "$bin/helm-mkmodel" --arch qwen3 --size "$size" --dtype bf16 --seed 1 --out "$models/$size"
+    done
+}
+# bench NAME MODEL OPTIONS...: helm-bench with the card's limits
+bench() {
+    local name=$1 model=$2
+    shift 2
+    step "$name" "$bin/helm-bench" --model "$models/$model" --device cuda --json "$out/$name.json" --markdown - "$@"
+}
+planner_bench() { python3 -B "$here/planner_bench.py" "$1" --bin "$bin" --out "$out/$2" --device cuda "${@:3}"; }
+
+stage_check() { step check "$here/../../tests/gpu/check.sh" --need-gpu --only kernels,device,split,stream "$bin"; }
+stage_sanitize() {
+    step sanitize "$here/../../tests/gpu/check.sh" --need-gpu --full-bench --only memcheck,racecheck,initcheck,synccheck,bench "$bin"
+}
+stage_profile() {
+    nvidia-smi --query-gpu=name,driver_version,pcie.link.gen.current,pcie.link.width.current --format=csv,noheader
+    step profile "$bin/helm-profile" --force --device cuda --out "$out/profile.json"
+}
+stage_resident() {
+    need 4b 8b
+    for model in 4b 8b; do
+        bench "resident-$model" "$model" --prompt 128 --output 128 --rounds 2
+        bench "resident-$model-4096" "$model" --prompt 4096 --output 8 --rounds 2
+    done
+    step token-path python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" -- --device cuda
+    [ $peers = no ] || step transformers-8b python3 -B "$here/peers/accelerate_bench.py" --model "$models/8b" --all-gpu \
+        --prompt 128 --output 64 --markdown - --json "$out/transformers-8b.json"
+}
+stage_split() {
+    need 8b
+    step split-8b planner_bench reach split-8b --model "$models/8b" --vram 8GiB --prompt 128,2048 --rounds 2
+    step token-path-8gib python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" --output 128 -- --device cuda --vram 8GiB
+    peer 8b 8GiB
+    need 14b
+    step split-14b planner_bench reach split-14b --model "$models/14b" --vram 24GiB --prompt 128 --rounds 2
+    peer 14b 24GiB
+}
+# peer MODEL SIZE: Accelerate with all but SIZE of the card held by another process
+peer() {
+    [ $peers = yes ] || return 0
+    local holder=$bin/occupy_vram
+    [ -x "$holder" ] || holder=$out/occupy_vram
+    [ -x "$holder" ] || nvcc -O2 -arch=native -o "$holder" "$here/peers/occupy_vram.cu" || { failed+=("peer-$1"); return 0; }
+    coproc HOLD { "$holder" --leave "$2" 2>"$out/occupy.err"; }
+    local hold_pid=$HOLD_PID line
+    read -r line <&"${HOLD[0]}" && echo "$line"
+    step "accelerate-$1" python3 -B "$here/peers/accelerate_bench.py" --model "$models/$1" --vram "$2" --reserve 1GiB --prompt 128 \
+        --output 8 --requests 1 --markdown - --json "$out/accelerate-$1.json"
+    kill "$hold_pid"
+    wait "$hold_pid" 2>/dev/null
+}
+stage_accuracy8() {
+    need 0.6b 4b 8b
+    step accuracy8 planner_bench accuracy accuracy8 --model "$models/0.6b" --model "$models/4b" --model "$models/8b" \
+        --vram 4GiB,8GiB,16GiB,all --prompt 128,4096 --output 48
+}
+stage_accuracy14() {
+    need 8b
+    step accuracy8-prompts planner_bench accuracy accuracy8-prompts --model "$models/8b" --vram 8GiB,all --prompt 32,1024 --output 32
+    need 14b
+    step accuracy14 planner_bench accuracy accuracy14 --model "$models/14b" --vram 8GiB,24GiB,all --prompt 128,4096 --output 48
+}
+stage_sweep() {
+    need 8b
+    step sweep planner_bench sweep sweep --model "$models/8b" --vram 8GiB --prompt 128 --output 32
+}
+stage_large() {
+    need 32b
+    step split-32b planner_bench reach split-32b --model "$models/32b" --vram 48GiB --prompt 128 --output 32
+}
+
+echo "machine: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) CPUs, $(uname -sr), $(date -u +%FT%RZ)"
+for stage in "$@"; do
+    declare -F "stage_$stage" >/dev/null || usage
+done
+for stage in "$@"; do "stage_$stage"; done
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; exit 5; }

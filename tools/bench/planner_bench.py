@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+"""Holds the planner's word against the clock.
+
+  planner_bench.py accuracy --bin DIR --out DIR --model DIR [--model DIR...] [--vram SIZE,...] [--prompt N,...]
+      Plans every (model, ceiling) for each prompt length, runs that plan, and compares predicted with measured decode speed
+      (at the context that the output has on average) and TTFT.
+  planner_bench.py sweep --bin DIR --out DIR --model DIR --vram SIZE [--prompt N] [--every N] [--random N] [--seed N]
+      Runs the chosen plan, every N-th thesis split and N random mixtures of homes, round by round, and says how far the chosen
+      one is from the best measured.
+  planner_bench.py reach --bin DIR --out DIR --model DIR --vram SIZE [--prompt N,...] [--limits FILE]
+      Runs the chosen plan and the best thesis split, interleaved; gives the ratio, and decode against the bound
+      Wh / B_both + Wg / B_gpu of the profile (or of --limits, JSON with both_gb_s and vram_gb_s).
+
+Common: --output N (tokens, default 64), --rounds N, --profile FILE, --device D, and after -- options for helmd.
+Writes every plan, every helm-bench report and result.json into --out, a Markdown table to standard output.
+Exit status: 0; 2 usage; 5 something failed (it is named; the rest went on). Standard library only."""
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+
+CONTEXT_SLACK = 16
+
+
+def die(text, status=5):
+    print(f"planner_bench.py: {text}", file=sys.stderr)
+    sys.exit(status)
+
+
+class Failed(Exception):
+    """A program that did not do what it was asked for: its last words."""
+
+
+def run(command, timeout_s):
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired as late:
+        raise Failed(f"{os.path.basename(command[0])}: no end after {timeout_s} s") from late
+    return done.returncode, done.stdout, done.stderr
+
+
+class Bench:
+    def __init__(self, options):
+        self.o = options
+        self.failures = []
+        os.makedirs(options.out, exist_ok=True)
+
+    def path(self, name):
+        return os.path.join(self.o.out, name)
+
+    def program(self, name):
+        return os.path.join(self.o.bin, name)
+
+    def helm_plan(self, model, arguments, name):
+        """The object that helm-plan --json prints, kept as NAME.plan.json."""
+        command = [self.program("helm-plan"), "--model", model, "--json"] + arguments
+        if self.o.profile:
+            command += ["--profile", self.o.profile]
+        status, out, err = run(command, 60)
+        try:
+            answer = json.loads(out)
+        except ValueError:
+            raise Failed(f"helm-plan: status {status}: {err.strip()[-300:]}") from None
+        if "error" in answer:
+            raise Failed(f"helm-plan: {answer['error']}")
+        with open(self.path(name + ".plan.json"), "w", encoding="utf-8") as file:
+            json.dump(answer, file, indent=1)
+        return answer
+
+    def measure(self, model, plan_name, vram, prompt, name):
+        """Medians that helm-bench reports of a daemon running that plan."""
+        report = self.path(name + ".bench.json")
+        command = [self.program("helm-bench"), "--model", model, "--prompt", str(prompt), "--output",
+                   str(self.o.output), "--requests", str(self.o.requests), "--json", report]
+        if vram:
+            command += ["--vram", vram]
+        if self.o.device:
+            command += ["--device", self.o.device]
+        command += ["--", "--plan", self.path(plan_name + ".plan.json")]
+        if self.o.profile:
+            command += ["--profile", self.o.profile]
+        status, out, err = run(command + self.o.helmd, 600)
+        try:
+            with open(report, encoding="utf-8") as file:
+                cell = json.load(file)["cells"][0]
+        except (OSError, ValueError, LookupError):
+            raise Failed(f"helm-bench: status {status}: {(err or out).strip()[-300:]}") from None
+        if cell.get("error"):
+            raise Failed(f"helm-bench: {cell['error']}")
+        return {"tpot_ms": cell["server"]["tpot_ms"], "ttft_ms": cell["server"]["ttft_ms"],
+                "client_ttft_ms": cell["ttft_ms"]["p50"], "read_gb_s": cell.get("read_gb_s"),
+                "load_seconds": cell.get("load_seconds")}
+
+    def note(self, what, why):
+        self.failures.append(f"{what}: {why}")
+        print(f"FAILED {what}: {why}", file=sys.stderr)
+
+    def finish(self, result):
+        result["failures"] = self.failures
+        with open(self.path("result.json"), "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=1)
+        sys.exit(5 if self.failures else 0)
+
+
+def name_of(model):
+    return os.path.basename(os.path.normpath(model))
+
+
+def vram_arguments(vram):
+    return [] if vram in (None, "all") else ["--vram", vram]
+
+
+def relative(predicted, measured):
+    return (predicted - measured) / measured
+
+
+def summary(errors):
+    sizes = sorted(abs(e) for e in errors)
+    return {"cells": len(sizes), "median": statistics.median(sizes), "worst": sizes[-1]} if sizes else None
+
+
+def accuracy(b):
+    o, rows = b.o, []
+    for model in o.model:
+        for vram in o.vram.split(","):
+            for prompt in (int(p) for p in o.prompt.split(",")):
+                name = f"{name_of(model)}-{vram}-{prompt}"
+                sizes = ["--ctx", str(prompt + o.output + CONTEXT_SLACK), "--prompt", str(prompt)]
+                ceiling = vram_arguments(vram)
+                try:
+                    plan = b.helm_plan(model, sizes + ceiling, name)
+                    said = b.helm_plan(model, sizes + ceiling + ["--plan", b.path(name + ".plan.json"),
+                                                                 "--at", str(prompt + o.output // 2)],
+                                       name + "-said")
+                    got = [b.measure(model, name, ceiling and vram, prompt, f"{name}-{r}") for r in range(o.rounds)]
+                except Failed as why:
+                    b.note(name, why)
+                    continue
+                tok_s = statistics.median(1000 / g["tpot_ms"] for g in got)
+                ttft = statistics.median(g["ttft_ms"] for g in got)
+                rows.append({"model": name_of(model), "vram": vram, "prompt": prompt,
+                             "said_tok_s": said["decode_tok_s"]["value"], "tok_s": tok_s,
+                             "decode_error": relative(said["decode_tok_s"]["value"], tok_s),
+                             "said_ttft_ms": said["ttft_ms"]["value"], "ttft_ms": ttft,
+                             "ttft_error": relative(said["ttft_ms"]["value"], ttft),
+                             "homes": homes_text(plan), "load_seconds": got[0]["load_seconds"]})
+    print("| model | VRAM | prompt | homes | token/s predicted | measured | error | TTFT ms predicted | measured | error |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for r in rows:
+        print(f"| {r['model']} | {r['vram']} | {r['prompt']} | {r['homes']} | {r['said_tok_s']:.2f} | {r['tok_s']:.2f} | "
+              f"{100 * r['decode_error']:+.1f} % | {r['said_ttft_ms']:.1f} | {r['ttft_ms']:.1f} | {100 * r['ttft_error']:+.1f} % |")
+    decode, ttft = summary([r["decode_error"] for r in rows]), summary([r["ttft_error"] for r in rows])
+    for what, s in (("decode", decode), ("TTFT", ttft)):
+        if s:
+            print(f"\n{what}: median error {100 * s['median']:.1f} %, worst {100 * s['worst']:.1f} % of {s['cells']} cells")
+    b.finish({"command": "accuracy", "rows": rows, "decode": decode, "ttft": ttft})
+
+
+def homes_text(plan):
+    """Weights by home: "gpu 7.1 + cpu 4.2 + stream 2.8 GB"."""
+    total = {}
+    for stage in plan["stages"]["decode"]:
+        total[stage["home"]] = total.get(stage["home"], 0) + stage["bytes"]
+    return " + ".join(f"{home} {bytes / 1e9:.1f}" for home, bytes in total.items()) + " GB"
+
+
+def units_of(plan):
+    """Homes by half layer, and bytes of each where the plan tells them apart."""
+    home = {}
+    for stage in plan["stages"]["decode"]:
+        for layer in range(stage["layers"][0], stage["layers"][1] + 1):
+            for half in ("attention", "mlp"):
+                if stage["ops"] in ("all", half):
+                    home[layer, half] = stage["home"]
+    return home
+
+
+def with_homes(plan, home):
+    """The same sizes with other homes; prefill as decode: it is the daemon that checks and counts."""
+    stages = []
+    for layer in range(plan["layers"]):
+        pair = home[layer, "attention"], home[layer, "mlp"]
+        if pair[0] == pair[1]:
+            last = stages[-1] if stages else None
+            if last and last["ops"] == "all" and last["home"] == pair[0]:
+                last["layers"][1] = layer
+            else:
+                stages.append({"layers": [layer, layer], "ops": "all", "home": pair[0], "bytes": 0})
+        else:
+            for half, where in zip(("attention", "mlp"), pair):
+                stages.append({"layers": [layer, layer], "ops": half, "home": where, "bytes": 0})
+    empty = {"limit": None, "lines": [], "total": 0}
+    other = {key: plan[key] for key in ("layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count",
+                                        "kv_dtype", "embed", "head", "ring_bytes")}
+    other.update(stages={"decode": stages}, host=empty, vram=empty)
+    if all(where != "stream" for where in home.values()):
+        other["ring_bytes"] = 0
+    return other
+
+
+def thesis_splits(plan, every):
+    layers = plan["layers"]
+    for on_gpu in range(layers, -1, -every):
+        home = {(layer, half): "gpu" if layer >= layers - on_gpu else "cpu"
+                for layer in range(layers) for half in ("attention", "mlp")}
+        yield f"split-{on_gpu}", with_homes(plan, home)
+
+
+def random_mixtures(plan, count, seed):
+    """As many units on the GPU as the plan has, chosen at random; the others cpu or stream by a random share."""
+    rng = random.Random(seed)
+    chosen = units_of(plan)
+    on_gpu = {half: sum(1 for key, where in chosen.items() if where == "gpu" and key[1] == half)
+              for half in ("attention", "mlp")}
+    for i in range(count):
+        share, home = rng.random(), {}
+        for half in ("attention", "mlp"):
+            layers = list(range(plan["layers"]))
+            rng.shuffle(layers)
+            for rank, layer in enumerate(layers):
+                home[layer, half] = "gpu" if rank < on_gpu[half] else "stream" if rng.random() < share else "cpu"
+        yield f"random-{i}", with_homes(plan, home)
+
+
+def sweep(b):
+    o = b.o
+    model, prompt = o.model[0], int(o.prompt.split(",")[0])
+    sizes = ["--ctx", str(prompt + o.output + CONTEXT_SLACK), "--prompt", str(prompt)] + vram_arguments(o.vram)
+    try:
+        chosen = b.helm_plan(model, sizes, "chosen")
+    except Failed as why:
+        b.note("chosen", why)
+        b.finish({"command": "sweep"})
+    plans, refused = ["chosen"], []
+    for name, plan in list(thesis_splits(chosen, o.every)) + list(random_mixtures(chosen, o.random, o.seed)):
+        with open(b.path(name + ".plan.json"), "w", encoding="utf-8") as file:
+            json.dump(plan, file)
+        plans.append(name)
+    tok_s = {}
+    for r in range(o.rounds):
+        for name in plans if r % 2 == 0 else reversed(plans):
+            if name in refused:
+                continue
+            try:
+                got = b.measure(model, name, o.vram if vram_arguments(o.vram) else None, prompt, f"{name}-{r}")
+                tok_s.setdefault(name, []).append(1000 / got["tpot_ms"])
+            except Failed as why:
+                if "fit" in str(why) or "VRAM" in str(why):
+                    refused.append(name)  # does not fit: not a plan for this machine
+                else:
+                    b.note(name, why)
+    medians = {name: statistics.median(values) for name, values in tok_s.items()}
+    best = max(medians, key=medians.get) if medians else None
+    print("| plan | token/s | of the best |\n| --- | --- | --- |")
+    for name in sorted(medians, key=medians.get, reverse=True):
+        print(f"| {name} | {medians[name]:.2f} | {100 * medians[name] / medians[best]:.1f} % |")
+    print(f"\n{len(refused)} plans do not fit: {', '.join(refused) or 'none'}")
+    if "chosen" in medians:
+        print(f"chosen: {100 * medians['chosen'] / medians[best]:.1f} % of the best measured ({best})")
+    b.finish({"command": "sweep", "tok_s": tok_s, "medians": medians, "refused": refused, "best": best})
+
+
+def bytes_by_home(plan):
+    total = {"cpu": 0, "gpu": 0, "stream": 0}
+    for stage in plan["stages"]["decode"]:
+        total[stage["home"]] += stage["bytes"]
+    total[plan["head"]] += plan.get("head_bytes", 0)
+    return total
+
+
+def reach(b):
+    o, model = b.o, b.o.model[0]
+    ceiling = vram_arguments(o.vram)
+    names, plans, got = [], {}, {}
+    for prompt in o.prompt.split(","):
+        for strategy in ("best", "thesis"):
+            name = f"{strategy}-{prompt}"
+            sizes = ["--ctx", str(int(prompt) + o.output + CONTEXT_SLACK), "--prompt", prompt]
+            try:
+                plans[name] = b.helm_plan(model, sizes + ceiling + ["--strategy", strategy], name)
+                names.append((name, int(prompt)))
+            except Failed as why:
+                b.note(name, why)
+    for r in range(o.rounds):
+        for name, prompt in names if r % 2 == 0 else reversed(names):
+            try:
+                got.setdefault(name, []).append(b.measure(model, name, ceiling and o.vram, prompt, f"{name}-{r}"))
+            except Failed as why:
+                b.note(name, why)
+    rows = {}
+    print("| plan | homes | token/s | predicted | TTFT ms | predicted |\n| --- | --- | --- | --- | --- | --- |")
+    for name, _ in names:
+        if name not in got:
+            continue
+        rows[name] = {"tok_s": statistics.median(1000 / g["tpot_ms"] for g in got[name]),
+                      "ttft_ms": statistics.median(g["client_ttft_ms"] for g in got[name])}
+        p = plans[name]
+        print(f"| {name} | {homes_text(p)} | {rows[name]['tok_s']:.2f} | {p['decode_tok_s']['value']:.2f} | "
+              f"{rows[name]['ttft_ms']:.1f} | {p['ttft_ms']['value']:.1f} |")
+    for prompt in o.prompt.split(","):
+        best, thesis = rows.get(f"best-{prompt}"), rows.get(f"thesis-{prompt}")
+        if best and thesis:
+            print(f"\nprompt {prompt}: {best['tok_s'] / thesis['tok_s']:.2f} times the thesis split")
+        if best and o.limits:
+            with open(o.limits, encoding="utf-8") as file:
+                limits = json.load(file)
+            total = bytes_by_home(plans[f"best-{prompt}"])
+            bound_s = (total["cpu"] + total["stream"]) / (limits["both_gb_s"] * 1e9) + total["gpu"] / (limits["vram_gb_s"] * 1e9)
+            best["of_bound"] = bound_s * best["tok_s"]
+            print(f"prompt {prompt}: {100 * best['of_bound']:.1f} % of the bound ({1 / bound_s:.2f} token/s)")
+    b.finish({"command": "reach", "rows": rows, "raw": got})
+
+
+def main():
+    argv, helmd = sys.argv[1:], []
+    if "--" in argv:
+        at = argv.index("--")
+        argv, helmd = argv[:at], argv[at + 1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["accuracy", "sweep", "reach"])
+    for name in ("bin", "out"):
+        parser.add_argument("--" + name, required=True)
+    parser.add_argument("--model", action="append", required=True)
+    parser.add_argument("--vram", default="all")
+    parser.add_argument("--prompt", default="128")
+    parser.add_argument("--profile")
+    parser.add_argument("--limits")
+    parser.add_argument("--device", default="")
+    for name, value in (("output", 64), ("rounds", 1), ("requests", 1), ("every", 2), ("random", 20), ("seed", 1)):
+        parser.add_argument("--" + name, type=int, default=value)
+    options = parser.parse_args(argv)
+    options.helmd = helmd
+    for program in ("helm-plan", "helm-bench", "helmd"):
+        if not os.access(os.path.join(options.bin, program), os.X_OK):
+            die(f"{options.bin} has no {program}")
+    {"accuracy": accuracy, "sweep": sweep, "reach": reach}[options.command](Bench(options))
+
+
+if __name__ == "__main__":
+    main()

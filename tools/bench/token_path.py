@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Where the time of one token goes, from the client and back: a table in microseconds.
+
+  token_path.py --bin DIR --model DIR [--output N] [--requests N] [-- helmd options]
+
+Starts helmd, lets helm-bench decode at batch 1 through its socket, and takes the difference of helmd's own counters
+before and after (steps, seconds in steps, each worker's busy and waiting seconds): means over all steps, of which a
+few are the prompts' (16 tokens each). The client's share is helm-bench's median gap between tokens less helmd's.
+Standard library only. Exit status: 0; 5 something failed."""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+PROMPT = 16
+
+
+def die(text):
+    print(f"token_path.py: {text}", file=sys.stderr)
+    sys.exit(5)
+
+
+def last_lines(path):
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return "\n".join(file.read().splitlines()[-5:])
+
+
+class Daemon:
+    """A private helmd; `with` ends it."""
+
+    def __init__(self, options, rundir):
+        self.log = os.path.join(rundir, "helmd.log")
+        read, write = os.pipe()
+        command = [os.path.join(options.bin, "helmd"), "--model", options.model, "--rundir", rundir, "--ready-fd",
+                   str(write)] + options.helmd
+        with open(self.log, "w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(command, pass_fds=[write], stdout=log, stderr=log)
+        os.close(write)
+        with os.fdopen(read, encoding="utf-8") as ready:
+            words = ready.readline().split()
+        if len(words) < 2 or words[0] != "ready":
+            self.process.wait()
+            die(f"helmd: {' '.join(words)}\n{last_lines(self.log)}")
+        self.endpoint = words[1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait()
+
+
+def status(options, endpoint):
+    command = [os.path.join(options.bin, "helm-cli"), "--connect", endpoint, "status", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        die(f"helm-cli status: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+def bench(options, endpoint, report):
+    command = [os.path.join(options.bin, "helm-bench"), "--connect", endpoint, "--prompt", str(PROMPT), "--output",
+               str(options.output), "--requests", str(options.requests), "--rounds", "1", "--read-buffer", "0", "--json",
+               report]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        die(f"helm-bench: {done.stderr.strip() or done.stdout.strip()}")
+    with open(report, encoding="utf-8") as file:
+        return json.load(file)["cells"][0]
+
+
+def rows_of(before, after, cell):
+    """(what, microseconds a step) in the order of the way."""
+    steps = after["steps_total"] - before["steps_total"]
+
+    def mean(old, new, key):
+        return 1e6 * (new[key] - old[key]) / steps
+
+    under_way = mean(before, after, "seconds_steps")
+    server, client = 1e3 * cell["server"]["tpot_ms"], 1e3 * cell["tpot_ms"]["p50"]
+    workers = {new["name"]: (mean(old, new, "busy_seconds"), mean(old, new, "wait_seconds"))
+               for old, new in zip(before["workers"], after["workers"])}
+    longest = max(busy + wait for busy, wait in workers.values())
+    rows = [("client: frame parsed, token out, less what overlaps with the next step", client - server),
+            ("helmd: token streamed, next step formed", server - under_way),
+            ("doorbells: step seen by the workers, answer seen by helmd", under_way - longest)]
+    for name, (busy, wait) in workers.items():
+        rows.append((f"{name} worker: computing", busy))
+        if len(workers) > 1:
+            rows.append((f"{name} worker: waiting for the other's hand-over", wait))
+    for key, what in (("seconds_linear", "linears"), ("seconds_attention", "attention"), ("seconds_sample", "sampling")):
+        rows.append((f"  of the worker with the head: {what}", mean(before, after, key)))
+    return rows, steps, client
+
+
+def main():
+    argv, helmd = sys.argv[1:], []
+    if "--" in argv:
+        at = argv.index("--")
+        argv, helmd = argv[:at], argv[at + 1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--output", type=int, default=512)
+    parser.add_argument("--requests", type=int, default=3)
+    options = parser.parse_args(argv)
+    options.helmd = helmd
+    with tempfile.TemporaryDirectory(prefix="helm-path-") as rundir, Daemon(options, rundir) as daemon:
+        report = os.path.join(rundir, "bench.json")
+        bench(options, daemon.endpoint, report)  # every page touched, every thread awake once
+        before = status(options, daemon.endpoint)
+        cell = bench(options, daemon.endpoint, report)
+        after = status(options, daemon.endpoint)
+    rows, steps, client = rows_of(before, after, cell)
+    print(f"| step of one token's way | us |\n| --- | --- |")
+    for what, us in rows:
+        print(f"| {what} | {us:.1f} |")
+    print(f"| token to token, at the client | {client:.1f} |")
+    print(f"\n{steps} steps; {', '.join(w['name'] + ' ' + (w['device'] or w['kernels']) for w in after['workers'])}")
+
+
+if __name__ == "__main__":
+    main()
