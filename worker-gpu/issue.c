@@ -189,16 +189,43 @@ uint64_t gpu_program_borrowed(const struct gpu_source *s, const struct gpu_progr
     return layers * pages * kv_layer_bytes(&s->kv);
 }
 
+/* The first pages of a borrowed layer, there and back, so that a driver that has something to load for such
+ * copies does it before a queue waits for the host. Nobody has used the caches yet. */
+static int try_borrowing(const struct gpu_source *s, struct helm_err *err)
+{
+    const struct arena_header *h = arena_header_of(s->arena);
+    const uint64_t layer_bytes = kv_layer_bytes(&h->kv), page_bytes = kv_page_bytes(&h->kv);
+    char *pool = arena_region_ptr(s->arena, ARENA_REGION_KV);
+    struct device_copy_2d copy = {.to = s->staging[0],
+                                  .from = pool,
+                                  .to_stride = layer_bytes,
+                                  .from_stride = page_bytes,
+                                  .width = layer_bytes,
+                                  .height = h->page_count < 2 ? h->page_count : 2};
+    if (!s->staging[0]) return 0;
+    int rc = device_copy_2d(s->device, DEVICE_COPY, DEVICE_TO_DEVICE, &copy, err);
+    copy = (struct device_copy_2d){.to = pool,
+                                   .from = s->staging[0],
+                                   .to_stride = page_bytes,
+                                   .from_stride = layer_bytes,
+                                   .width = layer_bytes,
+                                   .height = copy.height};
+    if (!rc) rc = device_copy_2d(s->device, DEVICE_COPY, DEVICE_TO_HOST, &copy, err);
+    return rc;
+}
+
 int gpu_program_prime(const struct gpu_source *s, struct helm_err *err)
 {
     struct device *d = s->device;
     uint32_t prefix = ring_prefix(&s->ring[0]);
-    int rc = 0;
+    int rc = try_borrowing(s, err);
     for (uint32_t i = 0; i < prefix && !rc; i++) {
         rc = copy_slice(s, &s->ring[0].slice[i], err);
         if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, s->event[s->events.prefix + i], err);
     }
-    if (!rc && prefix) rc = d->ops->event_wait(d, s->event[s->events.prefix + prefix - 1], err);
+    if (rc || !s->events.count) return rc;
+    rc = d->ops->event_record(d, DEVICE_COPY, s->event[GPU_EVENT_BEGIN], err);
+    if (!rc) rc = d->ops->event_wait(d, s->event[GPU_EVENT_BEGIN], err);
     return rc;
 }
 

@@ -271,7 +271,8 @@ HELM_MUST_CHECK int gpu_program_issue(const struct gpu_source *source, const str
                                       const struct gpu_issue *issue, struct helm_err *err);
 HELM_MUST_CHECK int gpu_program_issue_tail(const struct gpu_source *source, const struct gpu_program *program,
                                            struct helm_err *err);
-/* Copies the decode phase's first slices into the ring: once, before the first step. */
+/* Copies the decode phase's first slices into the ring: once, before the first step and before anything is in
+ * a cache. */
 HELM_MUST_CHECK int gpu_program_prime(const struct gpu_source *source, struct helm_err *err);
 /* Bytes that this step copies over the link for borrowed layers. */
 uint64_t gpu_program_borrowed(const struct gpu_source *source, const struct gpu_program *program,
