@@ -79,6 +79,58 @@ static void improve(struct space *s, enum plan_home *home, const struct space_en
     }
 }
 
+/* ---- simpler ones ---- */
+
+/* Changes of home at both edges of an item. */
+static uint32_t edges(const struct space *s, const enum plan_home *home, const struct space_ends *ends,
+                      uint32_t item)
+{
+    uint32_t first = s->item[item].first, last = first + s->item[item].count - 1;
+    bool before = first ? home[first - 1] != home[first] : plan_home_worker(home[first]) != ends->embed;
+    bool after = last + 1 < s->table->units ? home[last + 1] != home[last]
+                                            : plan_home_worker(home[last]) != ends->head;
+    return before + after;
+}
+
+/* Puts x and y there if that makes fewer stages of them in no more time than counts as alike. */
+static bool put_simpler(struct space *s, enum plan_home *home, uint32_t a, uint32_t b, enum plan_home to_a,
+                        enum plan_home to_b)
+{
+    const struct space_item *x = &s->item[a], *y = &s->item[b];
+    enum plan_home at_a = home[x->first], at_b = home[y->first];
+    if ((to_a == at_a && to_b == at_b) || !(x->allowed & 1u << to_a) || !(y->allowed & 1u << to_b))
+        return false;
+    uint32_t before = edges(s, home, s->at, a) + edges(s, home, s->at, b), changes = s->changes;
+    space_put(s, home, a, to_a);
+    space_put(s, home, b, to_b);
+    if (edges(s, home, s->at, a) + edges(s, home, s->at, b) < before) {
+        (void)space_try(s, home, s->at, s->ring, 0);
+        if (s->changes < changes) return true;
+    }
+    space_put(s, home, a, at_a);
+    space_put(s, home, b, at_b);
+    return false;
+}
+
+/* Homes moved and exchanged as long as stages become fewer; space_try keeps what is alike and simpler. */
+static void simplify(struct space *s, enum plan_home *home, uint32_t budget)
+{
+    uint64_t end = s->simulated + budget;
+    bool simpler = true;
+    while (simpler && s->simulated < end) {
+        simpler = false;
+        memcpy(home, s->home, s->table->units * sizeof *home);
+        for (uint32_t a = 0; a < s->items && s->simulated < end; a++) {
+            for (int h = 0; h < SPACE_HOMES; h++)
+                simpler |= put_simpler(s, home, a, a, (enum plan_home)h, (enum plan_home)h);
+            for (uint32_t b = a + 1; b < s->items && s->simulated < end; b++) {
+                enum plan_home at_a = home[s->item[a].first], at_b = home[s->item[b].first];
+                simpler |= put_simpler(s, home, a, b, at_b, at_a);
+            }
+        }
+    }
+}
+
 /* ---- all ---- */
 
 struct start {
@@ -126,6 +178,7 @@ static void try_orders(struct mixing *m)
     try_other_rings(s, m->home);
     memcpy(m->home, s->home, s->table->units * sizeof *m->home);
     improve(s, m->home, s->at, s->ring, work / (IMPROVED + 1));
+    simplify(s, m->home, work);
 }
 
 /* Where memory is so tight that estimates find nothing: what takes least of it. */
