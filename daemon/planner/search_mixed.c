@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define TRIED_LEAST 8
+#define PASSES      4
 #define IMPROVED    3
 #define WORK        400000 /* item steps of simulation that improving may take */
 
@@ -117,7 +118,7 @@ static void simplify(struct space *s, enum plan_home *home, uint32_t budget)
 {
     uint64_t end = s->simulated + budget;
     bool simpler = true;
-    while (simpler && s->simulated < end) {
+    for (int pass = 0; pass < PASSES && simpler && s->simulated < end; pass++) {
         simpler = false;
         memcpy(home, s->home, s->table->units * sizeof *home);
         for (uint32_t a = 0; a < s->items && s->simulated < end; a++) {
