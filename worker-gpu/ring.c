@@ -224,7 +224,9 @@ int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32
         if (!decode) decode = schedule;
         uint32_t prefix = ring_prefix(decode);
         for (uint32_t i = 0; i < schedule->count && i < prefix; i++) {
-            schedule->slice[i].held = same(&schedule->slice[i], &decode->slice[i]);
+            /* behind a lap of this phase's own it would be overwritten before it is used */
+            schedule->slice[i].held =
+                schedule->slice[i].after < 0 && same(&schedule->slice[i], &decode->slice[i]);
             schedule->slice[i].prefix = i;
         }
         rc = add_tail(&c, decode);

@@ -197,6 +197,46 @@ static void no_use_finds_other_bytes(void **state)
     free(s);
 }
 
+/* A slice of the prefix that stands where decode has it, but behind a lap: a slice of this phase is copied
+ * over it before it is used, so it has to be copied too. */
+static void what_a_lap_overwrites_is_not_held(void **state)
+{
+    (void)state;
+    struct setup *s = calloc(1, sizeof *s);
+    struct play *play = calloc(1, sizeof *play);
+    struct ring_schedule ring[2];
+    struct helm_err err = {0};
+    static const enum tensor_role roles[] = {TENSOR_GATE, TENSOR_UP, TENSOR_DOWN};
+    static const uint32_t cols[] = {128, 384, 128}; /* layers 0 and 2 take 12 KiB, layer 1 takes 24 and 12 */
+    s->weights.matrix = s->matrix;
+    for (uint32_t l = 0; l < 3; l++)
+        for (uint32_t i = 0; i < 3; i++)
+            s->matrix[(l + 1) * TENSOR_ROLE_COUNT + roles[i]] =
+                (struct gpu_matrix){.host = (const char *)(uintptr_t)((3 * l + i + 1) * MIB),
+                                    .dtype = DTYPE_BF16,
+                                    .rows = 16,
+                                    .cols = cols[l]};
+    static const enum plan_home homes[2][6] = {{0, 2, 0, 0, 0, 2}, {0, 0, 0, 2, 0, 2}};
+    s->plan = (struct plan){.layers = 3, .ring_bytes = 32 * KIB, .prefill_count = 1, .stages = s->stages[0]};
+    s->plan.stage_count = plan_stages_of(homes[0], 3, s->stages[0]);
+    s->plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
+                                             .stages = s->stages[1],
+                                             .stage_count = plan_stages_of(homes[1], 3, s->stages[1])};
+    for (uint32_t p = 0; p < 2; p++)
+        assert_int_equal(ring_plan(&s->weights, &s->plan, p, p ? &ring[0] : NULL, &ring[p], &err), 0);
+    assert_int_equal(ring_prefix(&ring[0]), 4);
+    assert_int_equal(ring[0].slice[2].place, ring[1].slice[2].place);
+    for (uint32_t i = 0; i < 4; i++) put(play, &ring[0].slice[i]);
+    for (uint32_t step = 0; step < 4; step++) {
+        play_step(play, &ring[step % 2], step > 1);
+        for (uint32_t i = 0; i < 4; i++) assert_true(has(play, &ring[0].slice[i]));
+    }
+    ring_free(&ring[0]);
+    ring_free(&ring[1]);
+    free(play);
+    free(s);
+}
+
 /* A ring that holds every slice of decode: nothing is copied in a step, in decode or after it. */
 static void a_large_ring_keeps_everything(void **state)
 {
@@ -249,6 +289,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_use_finds_other_bytes),
+        cmocka_unit_test(what_a_lap_overwrites_is_not_held),
         cmocka_unit_test(a_large_ring_keeps_everything),
         cmocka_unit_test(slices_fit_the_ring),
     };
