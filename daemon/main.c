@@ -64,23 +64,14 @@ static int take_inherited_fd(const char *what, uint64_t number, int *fd, struct 
 
 static int plan_from_file(struct helmd *d, struct planner_request *request, struct helm_err *err)
 {
-    struct ledger_wish *wish = &request->wish;
     json_t *json = NULL;
     int rc = json_read_file(d->config.plan_file, PLAN_FILE_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, &d->plan, err);
     json_decref(json);
-    if (!rc && d->plan.step_tokens < d->plan.slots)
-        rc = helm_fail(err, HELM_E_USAGE, "step_tokens %u is less than slots %u", d->plan.step_tokens,
-                       d->plan.slots);
-    if (rc) return helm_err_prefix(err, "--plan %s", d->config.plan_file);
-    wish->ctx = d->plan.context_tokens;
-    wish->step_tokens = d->plan.step_tokens;
-    wish->slots = d->plan.slots;
-    wish->page_tokens = d->plan.page_tokens;
-    wish->page_count = d->plan.page_count;
-    for (int t = 0; t < DTYPE_COUNT; t++)
-        if (strcmp(d->plan.kv_dtype, dtype_name((enum dtype)t)) == 0) wish->kv_dtype = (enum dtype)t;
-    rc = planner_take(request, &d->plan, &d->arena_spec, err);
+    if (!rc) {
+        planner_adopt(&d->plan, &request->wish);
+        rc = planner_take(request, &d->plan, &d->arena_spec, err);
+    }
     return rc ? helm_err_prefix(err, "--plan %s", d->config.plan_file) : 0;
 }
 

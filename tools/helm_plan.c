@@ -31,7 +31,7 @@
 struct options {
     const char *model, *profile, *strategy, *device, *plot, *plan;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at;
-    bool json, device_given, vram_given, prompt_given;
+    bool json, device_given, vram_given, prompt_given, strategy_given;
 };
 
 static enum search_strategy strategy_of(const char *name)
@@ -134,7 +134,13 @@ static int explain(const struct options *o, const struct planner_request *r, con
     log_set_level(LOG_LEVEL_ERROR); /* what the other strategies lack is in the table */
     int rc = explain_make(r, plan, at, &x, err);
     if (rc) return rc;
-    if (o->plot) rc = plot_write(&x, o->plot, err);
+    uint64_t pages = (uint64_t)x.batch * kv_pages_for(x.context, plan->page_tokens);
+    if (pages > plan->page_count)
+        rc = helm_fail(err, HELM_E_LIMIT,
+                       "%u sequences of %u tokens take %llu KV pages: the plan has %u (--at says how many "
+                       "tokens)",
+                       x.batch, x.context, (unsigned long long)pages, plan->page_count);
+    if (!rc && o->plot) rc = plot_write(&x, o->plot, err);
     if (!rc && o->json) {
         rc = print_json(explain_to_json(&x), err);
     } else if (!rc) {
@@ -155,7 +161,24 @@ static int take_plan(const char *path, const struct planner_request *r, struct p
     if (!rc) rc = plan_from_json(json, plan, err);
     json_decref(json);
     if (!rc) rc = planner_take(r, plan, arena, err);
-    return rc ? helm_err_prefix(err, "--plan %s", path), rc : 0;
+    return rc ? helm_err_prefix(err, "--plan %s", path) : 0;
+}
+
+/* Its sizes stand; what was asked for beside it has to agree with them. What a token attends to is forecast
+ * as for a context that nobody stated, unless somebody did: the same as when the plan was made. */
+static int agree(const struct options *o, const struct plan *plan, struct planner_request *r,
+                 struct helm_err *err)
+{
+    if (o->ctx && o->ctx != plan->context_tokens)
+        return helm_fail(err, HELM_E_LIMIT, "--ctx %llu: the plan in --plan is for a context of %u tokens",
+                         (unsigned long long)o->ctx, plan->context_tokens);
+    if (o->batch > plan->slots)
+        return helm_fail(err, HELM_E_LIMIT, "--batch %llu: the plan in --plan has %u slots",
+                         (unsigned long long)o->batch, plan->slots);
+    planner_adopt(plan, &r->wish);
+    r->wish.ctx = (uint32_t)o->ctx;
+    r->plan_given = true;
+    return 0;
 }
 
 static int run(const struct options *o, const struct args_spec *spec)
@@ -190,8 +213,9 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (rc == HELM_E_CAPACITY) {
         status = refuse(o, &refusal, &err);
         rc = 0;
-    } else if (!rc) {
-        rc = explain(o, &r, &plan, derived, &err);
+    } else {
+        if (!rc && o->plan) rc = agree(o, &plan, &r, &err);
+        if (!rc) rc = explain(o, &r, &plan, derived, &err);
     }
 out:
     plan_free(&plan);
@@ -263,7 +287,8 @@ int main(int argc, char **argv)
          .help = "what the plan may do. best: anything; thesis: one run of layers on the GPU, the rest\n"
                  "on the CPU; stream: all computed on the GPU (default best)",
          .target = &o.strategy,
-         .choices = "best|all-gpu|all-cpu|thesis|stream"},
+         .choices = "best|all-gpu|all-cpu|thesis|stream",
+         .given = &o.strategy_given},
         {.name = "plan",
          .kind = ARGS_TEXT,
          .value = "FILE",
@@ -307,6 +332,10 @@ int main(int argc, char **argv)
     if (o.profile && o.device_given) {
         (void)helm_fail(&err, HELM_E_USAGE,
                         "--device chooses a device of this machine: a profile names its own");
+        return args_usage_error(&spec, &err);
+    }
+    if (o.plan && o.strategy_given) {
+        (void)helm_fail(&err, HELM_E_USAGE, "--strategy makes a plan: --plan has one already");
         return args_usage_error(&spec, &err);
     }
     return run(&o, &spec);

@@ -198,7 +198,7 @@ static int explain_strategy(const struct reckoning *k, const struct explain *x, 
     struct helm_err refused = {0};
     struct plan plan = {0};
     struct arena_spec spec;
-    if (out->strategy == r.strategy) {
+    if (out->strategy == r.strategy && !r.plan_given) {
         *out = (struct explain_strategy){.strategy = r.strategy,
                                          .feasible = true,
                                          .decode_s = x->prediction.decode_s,
@@ -207,6 +207,7 @@ static int explain_strategy(const struct reckoning *k, const struct explain *x, 
     }
     r.strategy = out->strategy;
     r.wish.ctx = k->plan->context_tokens;
+    if (r.plan_given) r.wish.page_count = r.wish.step_tokens = 0; /* theirs to choose */
     r.refusal = &refusal;
     r.device_required = out->strategy != SEARCH_ALL_CPU && out->strategy != SEARCH_BEST;
     int rc = planner_make(&r, &plan, &spec, &refused);

@@ -56,8 +56,8 @@ struct explain {
     uint32_t span_count;
 };
 
-/* `plan` was made with `request`. context: positions that a decoded token attends to; 0: those that the plan
- * was made for. */
+/* `plan` was made with `request`, or taken, whose sizes (planner_adopt) request then has. context: positions
+ * that a decoded token attends to; 0: those that the plan was made for. */
 HELM_MUST_CHECK int explain_make(const struct planner_request *request, const struct plan *plan,
                                  uint32_t context, struct explain *explain, struct helm_err *err);
 void explain_free(struct explain *explain);

@@ -74,13 +74,16 @@ static void print_ledger(const char *name, const struct ledger *ledger, FILE *ou
 static void print_strategies(const struct explain *x, FILE *out)
 {
     fprintf(out, "strategies\n");
+    if (x->request->plan_given)
+        fprintf(out, "  %-9s %8.2f token/s, first token after %10.1f ms   <- this plan\n", "as given",
+                explain_rate(x), 1e3 * x->prediction.ttft_s);
     for (int i = 0; i < SEARCH_STRATEGIES; i++) {
         const struct explain_strategy *s = &x->strategy[i];
         const char *name = search_strategy_name(s->strategy);
         if (s->feasible)
             fprintf(out, "  %-9s %8.2f token/s, first token after %10.1f ms%s\n", name,
                     x->batch / s->decode_s, 1e3 * s->ttft_s,
-                    s->strategy == x->request->strategy ? "   <- this plan" : "");
+                    s->strategy == x->request->strategy && !x->request->plan_given ? "   <- this plan" : "");
         else
             fprintf(out, "  %-9s does not fit: %s\n", name, s->why);
     }

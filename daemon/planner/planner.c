@@ -148,10 +148,11 @@ int planner_make(const struct planner_request *r, struct plan *plan, struct aren
     bool device = r->machine.device.kind != LEDGER_DEVICE_NONE;
     memset(plan, 0, sizeof *plan);
     if (r->refusal) *r->refusal = (struct planner_refusal){0};
-    int rc = r->device_required && !device ? helm_fail(err, HELM_E_UNSUPPORTED, "%s", r->no_device) : 0;
-    if (!rc && !device && r->strategy != SEARCH_BEST && r->strategy != SEARCH_ALL_CPU)
+    int rc = 0;
+    if (!device && r->strategy != SEARCH_BEST && r->strategy != SEARCH_ALL_CPU)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "--strategy %s needs a device: %s",
                        search_strategy_name(r->strategy), r->no_device);
+    if (!rc && !device && r->device_required) rc = helm_fail(err, HELM_E_UNSUPPORTED, "%s", r->no_device);
     if (!rc && r->device_required && r->strategy == SEARCH_ALL_CPU)
         rc = helm_fail(err, HELM_E_USAGE,
                        "--strategy all-cpu leaves the device idle that was asked for: --device cpu");
@@ -202,22 +203,24 @@ static int check_ring(const struct making *m, const struct plan *plan, struct he
 
 static int check_plan(const struct planner_request *r, const struct plan *plan, struct helm_err *err)
 {
-    if (plan->layers != r->model->config.layers)
+    const struct model_config *m = &r->model->config;
+    if (plan->layers != m->layers)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", plan->layers,
-                         r->model->config.layers);
+                         m->layers);
+    if (plan->context_tokens > m->max_context)
+        return helm_fail(err, HELM_E_LIMIT, "'context_tokens' is %u; the model was made for at most %u",
+                         plan->context_tokens, m->max_context);
+    if (plan->step_tokens < plan->slots)
+        return helm_fail(err, HELM_E_LIMIT, "'step_tokens' is %u: not one for each of the %u 'slots'",
+                         plan->step_tokens, plan->slots);
     int rc = check_lists(plan, err);
     if (!rc && plan_uses(plan, PLAN_HOME_GPU) && r->machine.device.kind == LEDGER_DEVICE_NONE)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "the plan needs a GPU: %s", r->no_device);
     return rc;
 }
 
-int planner_take(const struct planner_request *request, struct plan *plan, struct arena_spec *spec,
-                 struct helm_err *err)
+void planner_adopt(const struct plan *plan, struct ledger_wish *w)
 {
-    struct planner_request r = *request;
-    struct ledger_wish *w = &r.wish;
-    struct making m = {0};
-    r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
     if (plan->context_tokens) w->ctx = plan->context_tokens;
     if (plan->step_tokens) w->step_tokens = plan->step_tokens;
     if (plan->slots) w->slots = plan->slots;
@@ -225,7 +228,16 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     if (plan->page_count) w->page_count = plan->page_count;
     for (int t = 0; t < DTYPE_COUNT; t++)
         if (strcmp(plan->kv_dtype, dtype_name((enum dtype)t)) == 0) w->kv_dtype = (enum dtype)t;
-    if (!w->step_tokens) w->step_tokens = LEDGER_STEP_TOKENS;
+}
+
+int planner_take(const struct planner_request *request, struct plan *plan, struct arena_spec *spec,
+                 struct helm_err *err)
+{
+    struct planner_request r = *request;
+    struct making m = {0};
+    r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
+    planner_adopt(plan, &r.wish);
+    if (!r.wish.step_tokens) r.wish.step_tokens = LEDGER_STEP_TOKENS;
     if (r.refusal) *r.refusal = (struct planner_refusal){0};
     int rc = check_plan(&r, plan, err);
     if (!rc) rc = open_making(&r, &m, err);
@@ -233,7 +245,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     rc = check_ring(&m, plan, err);
     if (rc) goto out;
     analyse_fill_stages(&m.table, plan);
-    rc = ledger_fit(&m.c, w->ctx, plan, spec, err);
+    rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);
     if (rc == HELM_E_CAPACITY && r.refusal) {
         bool host = plan->host.total > plan->host.limit;
         const struct ledger *ledger = host ? &plan->host : &plan->vram;

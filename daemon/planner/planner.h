@@ -34,6 +34,7 @@ struct planner_request {
     enum search_strategy strategy;
     uint32_t batch;  /* sequences that decode together in the step that is made fastest; 0: 1 */
     uint32_t prompt; /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */
+    bool plan_given; /* to be explained is a plan that was taken: none of the strategies' */
     struct planner_refusal *refusal; /* or NULL */
 };
 
@@ -46,6 +47,9 @@ uint32_t planner_typical_context(const struct planner_request *request, uint32_t
  */
 HELM_MUST_CHECK int planner_make(const struct planner_request *request, struct plan *plan,
                                  struct arena_spec *spec, struct helm_err *err);
+/* The sizes that a plan states, as wishes: what planner_take goes by. Whoever explains or forecasts a plan
+ * that was taken asks with them. */
+void planner_adopt(const struct plan *plan, struct ledger_wish *wish);
 /* Takes a plan that somebody wrote: checks that model and machine can run it, and writes its ledgers anew.
  * Its sizes stand in the wishes' stead. Needs no profile. */
 HELM_MUST_CHECK int planner_take(const struct planner_request *request, struct plan *plan,

@@ -103,8 +103,9 @@ def check_object(p, layers, strategy="best"):
             check((s[key] is None) != s["feasible"], s)
             check(s[key] is None or number(s[key], key) > 0, s)
     by_name = {s["name"]: s for s in p["strategies"]}
-    same(by_name[strategy]["decode_tok_s"], p["decode_tok_s"]["value"], "the plan among the strategies")
-    same(by_name[strategy]["ttft_ms"], p["ttft_ms"]["value"], "the plan among the strategies")
+    if strategy:
+        same(by_name[strategy]["decode_tok_s"], p["decode_tok_s"]["value"], "the plan among the strategies")
+        same(by_name[strategy]["ttft_ms"], p["ttft_ms"]["value"], "the plan among the strategies")
     check(isinstance(p["profile"], str) and isinstance(p["machine"], str), "profile, machine")
     same(set(p["assumed"]), {"batch", "context", "prompt"}, "assumed")
     return by_name
@@ -303,6 +304,8 @@ def test_this_machine_needs_a_profile():
         check_object(p, 2)
         same({s["home"] for s in p["stages"]["decode"]}, {"cpu"}, "homes")
         same([s["name"] for s in p["strategies"] if s["feasible"]], ["best", "all-cpu"], "without a GPU")
+        status, _, err = run("--model", small, "--device", "cpu", "--strategy", "thesis", env=env)
+        check(status == 1 and "--strategy thesis needs a device" in err, f"{status}: {err}")
         # another device is another profile
         status, _, err = run("--model", small, "--device", "emulated", env=env)
         check(status == 1 and "helm-profile --device emulated" in err, f"{status}: {err}")
@@ -363,6 +366,49 @@ def test_a_plan_that_was_made_before():
         check(status == 1 and path in err and "moon" in err, f"{status}: {err}")
     finally:
         shutil.rmtree(folder)
+
+
+def test_a_plan_that_was_edited():
+    """It is none of the strategies', has its own sizes, and what is asked for beside it must agree with them."""
+    common = ["--model", model("qwen3-8b"), "--profile", profile("thesis-rtx3090"), "--vram", "8GiB"]
+    made = plan("qwen3-8b", "thesis-rtx3090", "--vram", "8GiB")
+    edited = dict(made, stages=[{"layers": [0, 35], "home": "cpu", "bytes": 1}], embed="cpu", head="cpu", ring_bytes=0,
+                  prefill_from_tokens=None, prefill_short_from_tokens=None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "plan.json")
+
+        def explain(p, *options):
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(p, file)
+            return run(*common, "--plan", path, *options)
+
+        status, out, err = explain(edited, "--json")
+        same(status, 0, err)
+        p = json.loads(out)
+        by_name = check_object(p, 36, None)
+        check(by_name["best"]["decode_tok_s"] > 1.5 * p["decode_tok_s"]["value"], "best is what was edited")
+        same(p["decode_tok_s"]["value"], by_name["all-cpu"]["decode_tok_s"], "all on the CPU")
+        same(p["assumed"], made["assumed"], "what forecasts are for")
+        status, out, err = explain(edited)
+        check(out.count("<- this plan") == 1 and "as given" in out, out)
+        # lists are priced with the plan's own KV cache
+        status, out, err = explain(dict(edited, kv_dtype="f32"), "--json", "--at", 8192, "--host-memory", "64GiB")
+        same(status, 0, err)
+        p = json.loads(out)
+        check(sum(s["ms"] for s in p["stages"]["decode"]) > 0.9 * 1000 / p["decode_tok_s"]["value"],
+              "stages of a cache in f32")
+        pages = made["page_count"]
+        for change, options, expected, words in (
+                ({"step_tokens": 2}, [], 1, ["'step_tokens' is 2", "8 'slots'"]),
+                ({"context_tokens": 50000}, [], 1, ["'context_tokens' is 50000", "40960"]),
+                ({}, ["--ctx", 8192], 0, []),
+                ({}, ["--ctx", 100], 1, ["--ctx 100", "8192"]),
+                ({}, ["--batch", 9], 1, ["--batch 9", "8 slots"]),
+                ({}, ["--batch", 8, "--at", 8192], 1, ["8 sequences of 8192", "2048 KV pages", f"has {pages}"]),
+                ({}, ["--batch", 8, "--at", 1024], 0, []),
+                ({}, ["--strategy", "thesis"], 2, ["--strategy", "--plan"])):
+            status, _, err = explain(dict(edited, **change), *options)
+            check(status == expected and all(word in err for word in words), f"{change} {options}: {status}, {err}")
 
 
 def test_helmd_takes_what_it_prints():
