@@ -138,8 +138,7 @@ static int measure(const struct profiling_request *r, bool quick, struct helm_er
         argv[n++] = r->program_dir;
     }
     if (quick) argv[n++] = "--quick";
-    log_info("there is no profile of this machine yet: measuring it, %s",
-             quick ? "quickly (some seconds)" : "once (up to a minute)");
+    log_info("profile: measuring it, %s", quick ? "quickly (some seconds)" : "once (up to a minute)");
     sd_notify(0, "STATUS=measuring this machine");
     rc = child_start(program, (char *const *)argv, &child, err);
     if (!rc) rc = child_watch(&child, r->parent_fd, err);
@@ -161,11 +160,20 @@ static int read_checked(const char *path, const struct profiling_request *r, str
     return rc;
 }
 
+/* What to give helm-profile so that it measures this very machine, for people. */
+static void say_options(const struct profiling_request *r, char *text, size_t size)
+{
+    size_t n = (size_t)snprintf(text, size, "--device %s", r->device->name[0] ? r->device->name : "cpu");
+    if (r->threads && n < size) n += (size_t)snprintf(text + n, size - n, " --threads %u", r->threads);
+    if (r->copy_bytes_per_s && n < size)
+        snprintf(text + n, size - n, " --emulated-copy %llu", (unsigned long long)r->copy_bytes_per_s);
+}
+
 /* The cached one, measured first where there is none that can be used. */
 static int get_cached(const struct profiling_request *r, const char *fingerprint, struct profile *profile,
                       struct helm_err *err)
 {
-    char path[4096];
+    char path[4096], options[160];
     struct helm_err found = {0};
     bool quick = r->device->ledger.kind != LEDGER_DEVICE_CUDA;
     int rc = profile_cache_path(fingerprint, path, sizeof path, err);
@@ -173,6 +181,8 @@ static int get_cached(const struct profiling_request *r, const char *fingerprint
     if (access(path, F_OK) == 0) {
         if (!read_checked(path, r, profile, &found)) goto found;
         log_warn("the cached profile cannot be used: %s", found.text);
+    } else {
+        log_info("there is no profile of this machine yet");
     }
     rc = measure(r, quick, err);
     if (rc) return rc;
@@ -183,9 +193,10 @@ static int get_cached(const struct profiling_request *r, const char *fingerprint
     if (rc) return rc;
 found:
     log_info("profile: %s, of %s%s", path, profile->made, profile->quick ? ", taken quickly" : "");
-    if (profile->quick)
-        log_info("profile: `" PROGRAM " --device %s` takes a minute and makes better forecasts",
-                 r->device->name[0] ? r->device->name : "cpu");
+    if (profile->quick) {
+        say_options(r, options, sizeof options);
+        log_info("profile: `" PROGRAM " %s` takes a minute and makes better forecasts", options);
+    }
     return 0;
 }
 

@@ -92,7 +92,9 @@ static int find_machine(const struct options *o, struct profile *profile, struct
             "there is no profile of this machine (%.250s): `helm-profile --device %s` makes one in a "
             "minute, --profile FILE takes another machine's",
             path, device.name[0] ? device.name : "cpu");
-    return profile_read(path, profile, err);
+    rc = profile_read(path, profile, err);
+    return rc ? helm_err_prefix(err, "the profile of this machine cannot be used (helm-profile renews it)")
+              : 0;
 }
 
 static int print_json(json_t *json, struct helm_err *err)

@@ -199,24 +199,28 @@ static int run(struct tool *t, struct helm_err *err)
                  (unsigned long long)o->copy_bytes_per_s);
     rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
     if (!rc) rc = profile_cache_path(fingerprint, path, sizeof path, err);
+    if (!rc && o->out) rc = profile_write_check(o->out, err);
     if (rc) return rc;
     struct profile_value disk = {0};
     if (o->disk) rc = profile_host_disk(o->disk, o->quick, &disk, err); /* before this thread is pinned */
     if (rc) return rc;
     bool cached = take_cached(t, path);
     if (!cached) {
-        rc = measure_until_sound(t, err);
+        rc = profile_write_check(path, err);
+        if (!rc) rc = measure_until_sound(t, err);
         if (rc) return rc;
         snprintf(t->profile.fingerprint, sizeof t->profile.fingerprint, "%s", fingerprint);
         describe_machine(t);
     }
     if (o->disk) t->profile.disk = disk;
+    if (o->out) rc = profile_write(o->out, &t->profile, err);
+    if (rc) return rc;
     if (!cached || o->disk) {
         rc = profile_write(path, &t->profile, err);
         if (rc) return rc;
         profile_say(&t->progress, "kept: %s", path);
     }
-    return o->out ? profile_write(o->out, &t->profile, err) : 0;
+    return 0;
 }
 
 static int print(const struct tool *t, struct helm_err *err)

@@ -129,6 +129,29 @@ static int write_all(int fd, const char *text, size_t length, const char *path, 
     return 0;
 }
 
+/* A fresh file beside `path`, which takes its place when it is whole. */
+static int open_beside(const char *path, char beside[PATH_TEXT], int *fd, struct helm_err *err)
+{
+    *fd = -1;
+    if (snprintf(beside, PATH_TEXT, "%s.XXXXXX", path) >= PATH_TEXT)
+        return helm_fail(err, HELM_E_LIMIT, "the profile's path is longer than %d bytes", PATH_TEXT - 8);
+    *fd = mkstemp(beside);
+    return *fd < 0 ? helm_fail_errno(err, "creating %s", beside) : 0;
+}
+
+int profile_write_check(const char *path, struct helm_err *err)
+{
+    char beside[PATH_TEXT];
+    struct stat st;
+    int fd;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return helm_fail(err, HELM_E_IO, "%s is a folder", path);
+    int rc = open_beside(path, beside, &fd, err);
+    if (rc) return rc;
+    close(fd);
+    unlink(beside);
+    return 0;
+}
+
 int profile_write(const char *path, const struct profile *profile, struct helm_err *err)
 {
     char beside[PATH_TEXT];
@@ -138,15 +161,8 @@ int profile_write(const char *path, const struct profile *profile, struct helm_e
     if (json) text = json_dumps(json, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
     json_decref(json);
     if (!text) return helm_fail(err, HELM_E_NOMEM, "no memory to print the profile");
-    if (snprintf(beside, sizeof beside, "%s.XXXXXX", path) >= (int)sizeof beside) {
-        rc = helm_fail(err, HELM_E_LIMIT, "the profile's path is longer than %d bytes", PATH_TEXT - 8);
-        goto out;
-    }
-    fd = mkstemp(beside);
-    if (fd < 0) {
-        rc = helm_fail_errno(err, "creating %s", beside);
-        goto out;
-    }
+    rc = open_beside(path, beside, &fd, err);
+    if (rc) goto out;
     rc = write_all(fd, text, strlen(text), beside, err);
     if (!rc) rc = write_all(fd, "\n", 1, beside, err);
     if (!rc && fchmod(fd, 0644)) rc = helm_fail_errno(err, "%s", beside); /* nothing secret; mkstemp: 0600 */

@@ -113,6 +113,8 @@ HELM_MUST_CHECK int profile_from_json(const json_t *json, struct profile *profil
 HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, struct helm_err *err);
 /* Written beside and renamed, so that a reader never sees half a file. Nine digits of each number. */
 HELM_MUST_CHECK int profile_write(const char *path, const struct profile *profile, struct helm_err *err);
+/* Whether profile_write can, as far as that can be known before: asked by who measures for a minute first. */
+HELM_MUST_CHECK int profile_write_check(const char *path, struct helm_err *err);
 
 /* The hardware as it is now: hex digest of CPU model and microcode, caches, CPUs that may be used and the
  * cgroup's share of them, memory and NUMA nodes, the device's uuid, driver, link generation and width ("" for

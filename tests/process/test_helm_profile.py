@@ -170,6 +170,17 @@ def test_refusals(cache):
         check("refused: " + " ".join(args), ok, (rc, err))
     rc, out, err, _ = profile(cache, "--device", "emulated", "--worker-dir", "/nonexistent")
     check("refused: a device without helm-worker-gpu", rc == 1 and "helm-worker-gpu" in err, (rc, err))
+    # what could not be kept in the end is not measured first
+    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--force", "--out", "/nonexistent/p.json")
+    check("refused: --out where no file can be", rc == 1 and "/nonexistent/p.json" in err and "loading" not in err,
+          (rc, err))
+    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--threads", "1", "--force", "--json")
+    kept = os.path.join(cache, "helm", "profiles", json.loads(out)["fingerprint"] + ".json")
+    os.unlink(kept)
+    os.mkdir(kept)
+    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--threads", "1")
+    check("refused: a folder in the profile's place", rc == 1 and kept in err and "loading" not in err, (rc, err))
+    os.rmdir(kept)
     env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY")}
     run = subprocess.run([PROFILE, "--device", "cpu", "--quick"], capture_output=True, env=env)
     check("refused: nowhere to keep it", run.returncode == 1 and b"HOME" in run.stderr, run.stderr)

@@ -80,6 +80,20 @@ def test_without_a_profile_the_machine_is_measured_once():
     d.close()
 
 
+def test_the_hint_at_a_careful_profile_names_this_machine():
+    """Other threads or copies are another machine's profile: helmd would not see it."""
+    m = Machine(gpu=True)
+    options = ["--device", "emulated", "--threads", "1", "--emulated-copy", "64MiB"]
+    path = m.place(*options)
+    with open(path, "w") as f:
+        json.dump(dict(json.load(open(PROFILE)), quick=True), f)
+    d = m.start(*options)
+    check(d.ready.startswith("ready "), d.ready)
+    check("`helm-profile --device emulated --threads 1 --emulated-copy 67108864` takes" in d.log(), d.log())
+    same(d.stop(), 0, "exit status")
+    d.close()
+
+
 def test_a_cached_profile_that_is_broken_is_measured_again():
     m = Machine()
     path = m.place("--device", "cpu")
@@ -110,6 +124,7 @@ def test_a_gpu_is_measured_in_full():
         check(d.ready.startswith("ready "), d.ready)
         same(m.arguments(), [f"--device cuda:0 --worker-dir {m.workers}"], "helm-profile's arguments")
         same("makes better forecasts" in d.log(), hint, "the hint at a careful profile")
+        same("`helm-profile --device cuda:0` takes" in d.log(), hint, "what it says to run")
         check("measuring it, once (up to a minute)" in d.log(), d.log())
         same(d.stop(), 0, "exit status")
     d.close()
