@@ -97,6 +97,18 @@ double forecast_step(const struct forecast *f, const struct cost_step *step)
     return isfinite(seconds) ? seconds : 0;
 }
 
+/* A step with so many tokens of a prompt beside `decoding` others, each of which attends to `around`
+ * positions. Every row is priced alike: with the mean of what they attend to, which holds its own tokens. */
+static double chunk_seconds(const struct forecast *f, uint32_t tokens, uint32_t decoding, uint32_t around)
+{
+    uint32_t rows = decoding + 1, own = tokens / rows + 1;
+    const struct cost_step step = {.tokens = tokens + decoding,
+                                   .rows = rows,
+                                   .samples = rows,
+                                   .context = around > own ? around : own};
+    return forecast_step(f, &step);
+}
+
 uint32_t forecast_chunk(struct forecast *f, uint32_t decoding, uint32_t context, double seconds)
 {
     const struct plan *plan = f->c.plan;
@@ -107,15 +119,11 @@ uint32_t forecast_chunk(struct forecast *f, uint32_t decoding, uint32_t context,
     f->chunk_seconds = seconds;
     uint32_t k = context_below(context) + 1, *known = &f->chunk[(size_t)decoding * FORECAST_CONTEXTS + k];
     if (*known) return *known;
-    uint32_t tokens = plan->step_tokens > decoding ? plan->step_tokens - decoding : 1;
-    for (; tokens > FORECAST_CHUNK_LEAST; tokens /= 2) {
-        /* Every row is priced alike: with the mean of what they attend to, which holds its own tokens. */
-        uint32_t rows = decoding + 1, own = tokens / rows + 1, around = UINT32_C(1) << k;
-        const struct cost_step step = {.tokens = tokens + decoding,
-                                       .rows = rows,
-                                       .samples = rows,
-                                       .context = around > own ? around : own};
-        if (forecast_step(f, &step) <= seconds) break;
-    }
+    uint32_t tokens = plan->step_tokens > decoding ? plan->step_tokens - decoding : 1, around = UINT32_C(1)
+                                                                                                << k;
+    /* Where the least takes as long, nothing is saved by less than what comes nearly for free with it. */
+    double least = chunk_seconds(f, FORECAST_CHUNK_LEAST, decoding, around);
+    seconds = fmax(seconds, FORECAST_CHUNK_STRETCH * least);
+    while (tokens > FORECAST_CHUNK_LEAST && chunk_seconds(f, tokens, decoding, around) > seconds) tokens /= 2;
     return *known = tokens < FORECAST_CHUNK_LEAST ? FORECAST_CHUNK_LEAST : tokens;
 }

@@ -13,6 +13,8 @@
 
 #define FORECAST_CONTEXTS    30 /* powers of two up to MODEL_CONTEXT_MAX and beyond */
 #define FORECAST_CHUNK_LEAST 16 /* tokens of a prompt that a step takes whatever others wait for */
+/* What a step that takes longer than it may with those already takes at most, in times of that. */
+#define FORECAST_CHUNK_STRETCH 1.25
 
 struct forecast {
     struct cost_case c;
@@ -40,7 +42,9 @@ void forecast_decode(struct forecast *forecast, uint32_t batch, uint32_t context
 /* Seconds of any step; 0 without memory to reckon in. */
 double forecast_step(const struct forecast *forecast, const struct cost_step *step);
 /* How many tokens of prompts may join a step in which `decoding` sequences get a token each, so that it takes
- * no longer than `seconds`: at least FORECAST_CHUNK_LEAST, at most what the plan's steps hold. */
+ * no longer than `seconds`: at least FORECAST_CHUNK_LEAST, at most what the plan's steps hold. Where even the
+ * least do not keep within, as many as come nearly for free with them: weights that are streamed cross the
+ * link once for any number of tokens. */
 uint32_t forecast_chunk(struct forecast *forecast, uint32_t decoding, uint32_t context, double seconds);
 
 #endif
