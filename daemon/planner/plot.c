@@ -180,8 +180,8 @@ static void print_splits(const struct explain *x, FILE *out)
                 s->fits ? "" : ", does not fit");
     }
     line(out, LEFT, at(&ay, plan), RIGHT, at(&ay, plan), "plan");
-    snprintf(text, sizeof text, "this plan (%s): %.2f token/s", search_strategy_name(x->request->strategy),
-             plan);
+    snprintf(text, sizeof text, "this plan (%s): %.2f token/s",
+             x->request->plan_given ? "as given" : search_strategy_name(x->request->strategy), plan);
     label(out, LEFT + 8, at(&ay, plan) - 8, "plan", "start", text);
     label(out, (LEFT + RIGHT) / 2, SPLITS_END + 38, "small", "middle", "layers on the GPU");
 }

@@ -222,7 +222,11 @@ def test_a_refusal_names_what_would_fit():
     check(r["needed"] > 10 << 30, r)
     status, out, err = run("--model", model("qwen3-32b"), "--profile", profile(MACHINES[1]), "--host-memory", "20GiB")
     check(status == 4 and out == "" and "GiB" in err and err.startswith("helm-plan: "), err)
-    # one of the ways that it names is enough
+    # one of the ways that it names is enough, and is one that helm-plan takes
+    common = ["--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--vram", "6GiB", "--strategy"]
+    status, _, err = run(*common, "all-gpu")
+    check(status == 4 and "--strategy best, or --device cpu (helm-plan: --strategy all-cpu)" in err, f"{status}: {err}")
+    same([run(*common, strategy)[0] for strategy in ("best", "all-cpu")], [0, 0], "the strategies that it names")
     status, _, err = run("--model", model("qwen3-32b"), "--profile", profile(MACHINES[1]), "--host-memory", "60GiB")
     same(status, 0, err)
 
@@ -389,8 +393,10 @@ def test_a_plan_that_was_edited():
         check(by_name["best"]["decode_tok_s"] > 1.5 * p["decode_tok_s"]["value"], "best is what was edited")
         same(p["decode_tok_s"]["value"], by_name["all-cpu"]["decode_tok_s"], "all on the CPU")
         same(p["assumed"], made["assumed"], "what forecasts are for")
-        status, out, err = explain(edited)
+        picture = os.path.join(folder, "plan.svg")
+        status, out, err = explain(edited, "--plot", picture)
         check(out.count("<- this plan") == 1 and "as given" in out, out)
+        check("this plan (as given)" in open(picture, encoding="utf-8").read(), "the picture's name of the plan")
         # lists are priced with the plan's own KV cache
         status, out, err = explain(dict(edited, kv_dtype="f32"), "--json", "--at", 8192, "--host-memory", "64GiB")
         same(status, 0, err)
