@@ -104,7 +104,10 @@ static int make_events(struct gpu_engine *g, struct helm_err *err)
     int rc = d->ops->event_create(d, &g->copied, err);
     g->events = gpu_events_place(&g->plan, g->ring);
     g->event = calloc((size_t)g->events.count + 1, sizeof *g->event);
-    if (!rc && !g->event) rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u events", g->events.count);
+    g->prefix.count = ring_prefix(&g->ring[0]);
+    g->prefix.there = calloc((size_t)g->prefix.count + 1, sizeof *g->prefix.there);
+    if (!rc && (!g->event || !g->prefix.there))
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u events", g->events.count);
     for (uint32_t i = 0; i < g->events.count && !rc; i++)
         rc = i < g->events.prefix ? d->ops->event_create(d, &g->event[i], err)
                                   : d->ops->event_create_crossing(d, &g->event[i], err);
@@ -278,7 +281,7 @@ static int prepare_programs(struct gpu_engine *g, bool graphs, struct helm_err *
     uint64_t after = d->ops->memory_overhead(d), seen = d->used[DEVICE_GRAPHS];
     if (!rc && after > before && after - before > seen)
         rc = device_charge(d, DEVICE_GRAPHS, after - before - seen, err);
-    if (!rc) rc = gpu_program_prime(&g->source, err);
+    if (!rc) rc = gpu_program_prime(&g->source, &g->prefix, err);
     return rc;
 }
 
@@ -317,6 +320,7 @@ static void gpu_engine_free(struct worker_engine *base)
         device_close(d);
     }
     free(g->event);
+    free(g->prefix.there);
     for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) ring_free(&g->ring[p]);
     free(g->batch.token);
     free(g->batch.position);

@@ -31,6 +31,7 @@ struct gpu_engine {
     struct ring_schedule ring[PLAN_PHASES_MAX];
     struct device_event **event; /* [events.count] */
     struct gpu_events events;
+    struct gpu_prefix prefix;
     void *region[GPU_REGION_COUNT]; /* registered with the device; NULL: not */
     void *pinned;                   /* step block, argmax results, end word */
     struct gpu_source source;

@@ -214,15 +214,42 @@ static int try_borrowing(const struct gpu_source *s, struct helm_err *err)
     return rc;
 }
 
-int gpu_program_prime(const struct gpu_source *s, struct helm_err *err)
+/* ---- the prefix ---- */
+
+static int copy_prefix(const struct gpu_source *s, uint32_t index, struct gpu_prefix *prefix,
+                       struct helm_err *err)
+{
+    const struct ring_slice *slice = &s->ring[0].slice[index];
+    int rc = copy_slice(s, slice, err);
+    if (!rc)
+        rc = s->device->ops->event_record(s->device, DEVICE_COPY, s->event[s->events.prefix + index], err);
+    if (rc) return rc;
+    prefix->there[index] = true;
+    for (uint32_t i = 0; i < slice->part_count; i++) prefix->copied_bytes += slice->part[i].bytes;
+    return 0;
+}
+
+/* Whether a phase finds this slice of the prefix in the ring. */
+static bool holds(const struct ring_schedule *ring, uint32_t index)
+{
+    return index < ring->count && ring->slice[index].held;
+}
+
+/* What the step before used of these places is behind it, and this program's copies come behind these. */
+int gpu_program_issue_missing(const struct gpu_source *s, const struct gpu_program *p,
+                              struct gpu_prefix *prefix, struct helm_err *err)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < prefix->count && !rc; i++)
+        if (!prefix->there[i] && holds(&s->ring[p->phase], i)) rc = copy_prefix(s, i, prefix, err);
+    return rc;
+}
+
+int gpu_program_prime(const struct gpu_source *s, struct gpu_prefix *prefix, struct helm_err *err)
 {
     struct device *d = s->device;
-    uint32_t prefix = ring_prefix(&s->ring[0]);
     int rc = try_borrowing(s, err);
-    for (uint32_t i = 0; i < prefix && !rc; i++) {
-        rc = copy_slice(s, &s->ring[0].slice[i], err);
-        if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, s->event[s->events.prefix + i], err);
-    }
+    for (uint32_t i = 0; i < prefix->count && !rc; i++) rc = copy_prefix(s, i, prefix, err);
     if (rc || !s->events.count) return rc;
     rc = d->ops->event_record(d, DEVICE_COPY, s->event[GPU_EVENT_BEGIN], err);
     if (!rc) rc = d->ops->event_wait(d, s->event[GPU_EVENT_BEGIN], err);
@@ -335,12 +362,28 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
     return rc;
 }
 
-int gpu_program_issue_tail(const struct gpu_source *s, const struct gpu_program *p, struct helm_err *err)
+int gpu_program_issue_tail(const struct gpu_source *s, const struct gpu_program *p, bool again,
+                           struct gpu_prefix *prefix, struct helm_err *err)
 {
-    const struct span_of_tokens none = {0};
-    const struct gpu_issue issue = {0};
+    const struct ring_schedule *ring = &s->ring[p->phase];
+    const struct gpu_entry *follow = NULL; /* for what is overwritten by the copies behind it */
     int rc = 0;
-    for (uint32_t i = p->tail; i < p->count && !rc; i++)
-        rc = issue_entry(s, p, &p->entry[i], &issue, &none, err);
+    for (uint32_t i = p->tail; i < p->count && !rc; i++) {
+        const struct gpu_entry *e = &p->entry[i];
+        if (e->kind == GPU_FOLLOW) {
+            follow = e;
+            continue;
+        }
+        uint32_t index = ring->slice[e->as.stream.slice].prefix;
+        prefix->there[index] = false;
+        if (again && !holds(ring, index)) continue;
+        if (follow)
+            rc = s->device->ops->event_follow(s->device, DEVICE_COPY, s->event[follow->as.event.event], err);
+        follow = NULL;
+        if (!rc) rc = copy_prefix(s, index, prefix, err);
+    }
+    /* what an earlier step left out: this one does not touch it */
+    for (uint32_t i = 0; i < prefix->count && !again && !rc; i++)
+        if (!prefix->there[i]) rc = copy_prefix(s, i, prefix, err);
     return rc;
 }

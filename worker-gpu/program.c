@@ -117,7 +117,8 @@ static void add_copy(struct lowering *low, uint32_t index, uint32_t event)
     struct gpu_entry *e = lower_add(low, GPU_STREAM_COPY, (int32_t)(slice->unit / 2));
     e->as.stream.slice = index;
     e->as.stream.event = event;
-    for (uint32_t i = 0; i < slice->part_count; i++) low->program->copy_bytes += slice->part[i].bytes;
+    for (uint32_t i = 0; i < slice->part_count && index < low->ring->count; i++)
+        low->program->copy_bytes += slice->part[i].bytes;
 }
 
 void lower_copies(struct lowering *low, int32_t used)

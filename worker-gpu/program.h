@@ -18,9 +18,10 @@
  * nothing. The list's order is one in which every event is recorded before it is followed. Its last part, the
  * tail, copies the next step's first slices: it is put into the copy queue behind the graph, not into it,
  * since a graph is not done before its copies are; events that cross lead from the graph to the tail and from
- * there to the next step's graph. Borrowed caches (a layer whose KV is the host's, computed here in a prefill
- * phase) pass through two staging pools of one layer each, turn by turn, by the same queue; a step counts as
- * done when what it appended is back.
+ * there to the next step's graph. Between two chunks of one prompt it is left out as far as the second would
+ * only overwrite it (struct gpu_prefix). Borrowed caches (a layer whose KV is the host's, computed here in a
+ * prefill phase) pass through two staging pools of one layer each, turn by turn, by the same queue; a step
+ * counts as done when what it appended is back.
  *
  * Called by engine.c. Owns entries and graph; addresses point into device memory and the arena, which outlive
  * it. */
@@ -215,7 +216,7 @@ struct gpu_program {
     uint32_t count, capacity;
     uint32_t tail;         /* where it begins: behind what the graph has */
     uint64_t stream_bytes; /* of weights that come through the ring */
-    uint64_t copy_bytes;   /* what a step copies into the ring */
+    uint64_t copy_bytes;   /* what a step copies into the ring before its tail */
     struct gpu_turn *turn; /* [turns], in order */
     uint32_t turns;
     struct device_graph *graph; /* NULL: issued anew each step */
@@ -260,20 +261,36 @@ HELM_MUST_CHECK int gpu_program_check_phases(const struct plan *plan, struct hel
 bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t phase, enum gpu_tier tier);
 HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_tier tier,
                                       struct gpu_program *program, struct helm_err *err);
+/* Which slices of the prefix are in the ring or on their way, and what their copies came to in this step.
+ *
+ * Where a prompt goes on in the next step, a chunk's tail leaves out what that chunk would only overwrite;
+ * whichever step then uses what is missing copies it at its beginning. */
+struct gpu_prefix {
+    bool *there; /* [count] */
+    uint32_t count;
+    uint64_t copied_bytes;
+};
+
 /* A step as a program is issued for it. */
 struct gpu_issue {
     uint32_t tokens, rows, samples; /* rows: lines of the page table that are copied */
     const struct batch *batch;      /* whose pages are borrowed */
     bool alone;                     /* without hand-overs and copies, to have all code loaded before a wait */
 };
-/* Puts the list into the device's queues: what stands before the tail, and the tail. */
+/* Puts into the copy queue what this program finds in the ring and is missing there. Before its graph or
+ * list, when the step before is done. */
+HELM_MUST_CHECK int gpu_program_issue_missing(const struct gpu_source *source,
+                                              const struct gpu_program *program, struct gpu_prefix *prefix,
+                                              struct helm_err *err);
+/* Puts the list into the device's queues: what stands before the tail, and the tail. again: the next step is
+ * expected to be of the same phase, so that only what this one finds in the ring is worth copying. */
 HELM_MUST_CHECK int gpu_program_issue(const struct gpu_source *source, const struct gpu_program *program,
                                       const struct gpu_issue *issue, struct helm_err *err);
 HELM_MUST_CHECK int gpu_program_issue_tail(const struct gpu_source *source, const struct gpu_program *program,
-                                           struct helm_err *err);
-/* Copies the decode phase's first slices into the ring: once, before the first step and before anything is in
- * a cache. */
-HELM_MUST_CHECK int gpu_program_prime(const struct gpu_source *source, struct helm_err *err);
+                                           bool again, struct gpu_prefix *prefix, struct helm_err *err);
+/* Copies the prefix into the ring: once, before the first step and before anything is in a cache. */
+HELM_MUST_CHECK int gpu_program_prime(const struct gpu_source *source, struct gpu_prefix *prefix,
+                                      struct helm_err *err);
 /* Bytes that this step copies over the link for borrowed layers. */
 uint64_t gpu_program_borrowed(const struct gpu_source *source, const struct gpu_program *program,
                               const struct batch *batch);

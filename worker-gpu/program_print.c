@@ -70,7 +70,7 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
     if (ring->count)
         fprintf(out, "      ring of %llu bytes, %u slices, %u there at the beginning, %llu bytes a step\n",
                 (unsigned long long)source->plan->ring_bytes, ring->count, held,
-                (unsigned long long)program->copy_bytes);
+                (unsigned long long)ring->copy_bytes);
     for (uint32_t i = 0; i < program->count; i++) {
         const struct gpu_entry *e = &program->entry[i];
         fprintf(out, "%5u ", i);

@@ -229,6 +229,12 @@ static int wait_for_end(struct gpu_engine *g, struct watch *w, struct helm_err *
 
 /* ---- the step ---- */
 
+/* Whether a chunk's prompt goes on, most likely with another chunk: a row of it yields no token yet. */
+static bool goes_on(const struct gpu_program *p, const struct batch *batch)
+{
+    return p->tier == GPU_TIER_CHUNK && batch->sample_count < batch->row_count;
+}
+
 int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err *err)
 {
     uint64_t start_ns = units_now_ns();
@@ -241,6 +247,7 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
     int rc = batch_take(g->base.arena, g->model.config.vocab, step, batch, result, err);
     if (rc) return rc;
     uint64_t computed_ns = start_ns;
+    g->prefix.copied_bytes = 0;
     if (batch->row_count) {
         uint32_t phase = plan_phase_for(&g->plan, batch->token_count);
         const struct gpu_program *p = &g->program[phase][gpu_tier_of(batch->token_count)];
@@ -253,18 +260,20 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
         atomic_store_explicit(g->source.sent, 0, memory_order_relaxed);
         atomic_store_explicit(g->source.end, 0, memory_order_release);
         watch_begin(&watch, g, p);
-        if (p->graph)
+        rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
+        if (!rc && p->graph)
             rc = g->device->ops->graph_launch_beside(g->device, p->graph, err);
-        else
+        else if (!rc)
             rc = gpu_program_issue(&g->source, p, &issue, err);
-        if (!rc) rc = gpu_program_issue_tail(&g->source, p, err);
+        if (!rc) rc = gpu_program_issue_tail(&g->source, p, goes_on(p, batch), &g->prefix, err);
         if (!rc) rc = wait_for_end(g, &watch, err);
         computed_ns = units_now_ns();
         if (!rc && head) rc = draw_tokens(g, result, err);
         if (rc) return rc;
         times->wait_ns = watch_end(&watch);
         times->weight_bytes = g->weights.matrix_bytes + p->stream_bytes;
-        times->link_bytes = p->copy_bytes + gpu_program_borrowed(&g->source, p, batch);
+        times->link_bytes =
+            p->copy_bytes + g->prefix.copied_bytes + gpu_program_borrowed(&g->source, p, batch);
     }
     result->compute_ns = units_now_ns() - start_ns;
     result->linear_ns = computed_ns - start_ns; /* the device does not tell its kernels apart */

@@ -340,8 +340,8 @@ static void times_count_what_crosses_the_link(void **state)
         open_pair("tests/data/golden/qwen3", &c, pair, vram_of_device(), 0);
         for (uint32_t i = 0; i < 100; i++) arena_history_of(&pair->arena, 0)[i] = 3 + i;
         const struct arena_done *done = &arena_control_of(&pair->arena)->done[PAIR_GPU];
-        const struct step_row prompt = {.slot = 0, .start = 0, .count = 40};
-        const struct step_row more = {.slot = 0, .start = 40, .count = 30};
+        const struct step_row prompt = {.slot = 0, .start = 0, .count = 40, .flags = STEP_ROW_SAMPLE};
+        const struct step_row more = {.slot = 0, .start = 40, .count = 30, .flags = STEP_ROW_SAMPLE};
         const struct step_row next = {.slot = 0, .start = 70, .count = 1, .flags = STEP_ROW_SAMPLE};
         const uint64_t page = kv_layer_bytes(&arena_header_of(&pair->arena)->kv);
         if (pair_step(pair, &prompt, 1, &result, &err)) fail_msg("%s", err.text);
@@ -359,6 +359,70 @@ static void times_count_what_crosses_the_link(void **state)
     }
     assert_true(link[0] > 0 && link[0] < weights);
     assert_int_equal(link[1], 0); /* all of it stays in the ring */
+}
+
+/* Between two chunks of one prompt the ring is not filled for a decode step that does not come; what such a
+ * step needs is there when it comes, and so are the tokens. */
+static void chunks_of_a_prompt_leave_the_ring_alone(void **state)
+{
+    (void)state;
+    need_device();
+    struct helm_err err = {0};
+    const struct step_result *result;
+    const struct case_plan c = {
+        .decode = "ccssccgg", .prefill = {"ssssssgg"}, .from = {17}, .ring = RING_ALL, .kv_dtype = DTYPE_F16};
+    struct pair *pair = calloc(1, sizeof *pair);
+    open_pair("tests/data/golden/qwen3", &c, pair, vram_of_device(), 0);
+    for (uint32_t i = 0; i < 200; i++)
+        arena_history_of(&pair->arena, 0)[i] = arena_history_of(&pair->arena, 1)[i] = 3 + i;
+    const struct arena_done *done = &arena_control_of(&pair->arena)->done[PAIR_GPU];
+    const uint64_t page = kv_layer_bytes(&arena_header_of(&pair->arena)->kv);
+    const struct step_row rows[] = {{.slot = 0, .start = 0, .count = 64},
+                                    {.slot = 0, .start = 64, .count = 64},
+                                    {.slot = 0, .start = 128, .count = 10},
+                                    {.slot = 0, .start = 138, .count = 40, .flags = STEP_ROW_SAMPLE},
+                                    {.slot = 0, .start = 178, .count = 1, .flags = STEP_ROW_SAMPLE}};
+    uint64_t link[5], weights[5];
+    for (int i = 0; i < 5; i++) {
+        if (pair_step(pair, &rows[i], 1, &result, &err)) fail_msg("%s", err.text);
+        link[i] = done->link_bytes;
+        weights[i] = done->weight_bytes;
+    }
+    /* The first two: six streamed halves each, and of two borrowed layers two pages in and out. */
+    assert_int_equal(link[1], link[0] + 2 * 2 * page);
+    /* The third is of decode's list: it needs two halves, which are missing, and leaves them there. */
+    uint64_t halves = link[2];
+    assert_true(halves > 0 && halves < weights[2]);
+    assert_int_equal(link[0], weights[0] - (weights[2] - halves) + 2 * 2 * page); /* no prefix behind it */
+    /* The fourth ends the prompt and fills the ring for the fifth. */
+    assert_true(link[3] > link[1] && link[3] - link[1] >= halves);
+    assert_int_equal(link[4], 0);
+    uint32_t token = result->row[0].sampled.token;
+    /* The same in chunks that decode's list takes. */
+    for (uint32_t at = 0; at < 179; at += 16) {
+        const struct step_row row = {.slot = 1,
+                                     .start = at,
+                                     .count = 179 - at < 16 ? 179 - at : 16,
+                                     .flags = STEP_ROW_SAMPLE};
+        if (pair_step(pair, &row, 1, &result, &err)) fail_msg("%s", err.text);
+        assert_int_equal(done->link_bytes, 0);
+    }
+    assert_int_equal(result->row[0].sampled.token, token);
+    pair_close(pair);
+    free(pair);
+    /* Prompts of many chunks, beside rows that decode, over a link that is late. */
+    const struct case_plan slow = {.decode = "ccsccsgg",
+                                   .prefill = {"cssscsgg", "ssssssgg"},
+                                   .from = {17, 30},
+                                   .ring = RING_SOME,
+                                   .kv_dtype = DTYPE_F16,
+                                   .step_tokens = 36,
+                                   .copy_bytes_per_s = 400 * MIB};
+    for (int i = 0; i < (FEW_PLANS ? 1 : 2); i++) {
+        struct case_plan one = slow;
+        one.no_graphs = i == 1;
+        run_plan("golden/qwen3", &one, ALONE | TOGETHER, 140);
+    }
 }
 
 /* The ring is part of what a plan needs, and a plan that cannot be run is refused with the reason. */
@@ -390,10 +454,14 @@ static void what_cannot_be_run_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_cannot_be_run_is_refused), cmocka_unit_test(times_count_what_crosses_the_link),
-        cmocka_unit_test(half_layers_are_split),         cmocka_unit_test(every_ring_gives_the_same_bits),
-        cmocka_unit_test(cpu_and_stream_alternate),      cmocka_unit_test(prefill_lists_borrow_caches),
+        cmocka_unit_test(what_cannot_be_run_is_refused),
+        cmocka_unit_test(times_count_what_crosses_the_link),
+        cmocka_unit_test(half_layers_are_split),
+        cmocka_unit_test(every_ring_gives_the_same_bits),
+        cmocka_unit_test(cpu_and_stream_alternate),
+        cmocka_unit_test(prefill_lists_borrow_caches),
         cmocka_unit_test(long_chunks_are_cut_inside),
+        cmocka_unit_test(chunks_of_a_prompt_leave_the_ring_alone),
     };
     return cmocka_run_group_tests_name("golden/stream", tests, NULL, NULL);
 }
