@@ -292,7 +292,8 @@ static void lower_step(struct lowering *low, const struct plan_span *spans, uint
         lower_event(low, GPU_RECORD, DEVICE_COMPUTE, GPU_EVENT_BEGIN);
         lower_event(low, GPU_FOLLOW, DEVICE_COPY, GPU_EVENT_BEGIN);
     }
-    lower_add(low, GPU_COPY_BLOCK, -1);
+    bool streams = plan_has_home(low->source->plan, PLAN_HOME_STREAM);
+    lower_add(low, streams ? GPU_READ_BLOCK : GPU_COPY_BLOCK, -1);
     lower_fetches(low);
     lower_copies(low, -1);
     if (layers) lower_add(low, GPU_ROPE_TABLE, -1);

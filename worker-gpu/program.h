@@ -83,7 +83,8 @@ struct gpu_buffers {
 };
 
 enum gpu_kind {
-    GPU_COPY_BLOCK, /* the step block, from pinned memory */
+    GPU_COPY_BLOCK, /* the step block, from pinned memory: by the copy engine, */
+    GPU_READ_BLOCK, /* or by a kernel, where that engine may be busy with a slice */
     GPU_ROPE_TABLE,
     GPU_EMBED,
     GPU_GEMV,

@@ -136,6 +136,7 @@ static void plans_are_printed(void **state)
                                           .stage_count = plan_stages_of(p, 4, prefill)};
     char *text = printed(&plan, 0);
     static const char *const parts[] = {"1 token: ",
+                                        "read step block",
                                         "9 to 16 tokens: ",
                                         "a chunk of tokens, prefill from 17 tokens on: ",
                                         "ring of 307200 bytes",
@@ -149,8 +150,10 @@ static void plans_are_printed(void **state)
                                         "sub-chunk 1"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(text, parts[i])) fail_msg("'%s' is missing", parts[i]);
+    assert_null(strstr(text, "copy step block")); /* that would stand in line behind a slice */
     free(text);
     text = printed(NULL, 0);
+    assert_non_null(strstr(text, "copy step block"));
     assert_non_null(strstr(text, "swiglu"));
     assert_null(strstr(text, "link:"));
     free(text);
