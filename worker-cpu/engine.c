@@ -148,14 +148,22 @@ static bool touch_next(void *ctx, uint32_t thread, struct pool_job *out)
     return true;
 }
 
-/* The cache's first pages, before the first token needs them; kv_filler does the rest. */
+/* What of the cache is there before the first token needs it; kv_filler does the rest. All of it where the
+ * GPU borrows from it: the driver pins the pages as it finds them once the weights' bell has rung, and what
+ * was not there would be on small pages ever after. */
+static uint64_t kv_first_bytes(const struct engine *engine)
+{
+    uint64_t bytes = arena_header_of(engine->base.arena)->region[ARENA_REGION_KV].bytes;
+    return plan_borrows_kv(&engine->plan) ? bytes : kv_pages_first_bytes(bytes);
+}
+
 static int populate_kv(struct engine *engine, struct helm_err *err)
 {
     const struct arena_region *r = &arena_header_of(engine->base.arena)->region[ARENA_REGION_KV];
     if (!r->bytes) return 0;
     struct touch_job job = {.arena = engine->base.arena,
                             .offset = r->offset,
-                            .bytes = kv_pages_first_bytes(r->bytes)};
+                            .bytes = kv_first_bytes(engine)};
     pool_run(engine->pool, touch_next, &job);
     engine->base.report.huge_bytes += job.huge;
     engine->base.report.small_bytes += job.small;
@@ -246,7 +254,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     fill_report(engine, o->kernels, start_us);
 
     const struct arena_region *kv = &h->region[ARENA_REGION_KV];
-    uint64_t first = kv_pages_first_bytes(kv->bytes);
+    uint64_t first = kv_first_bytes(engine);
     rc = kv_filler_start(&engine->kv_filler, arena, kv->offset + first, kv->bytes - first, err);
 out:
     if (rc) engine_free(engine);

@@ -82,7 +82,8 @@ static void fill_slots(const struct arena *arena)
     }
 }
 
-static void side_open(struct side *side, const struct model *model, const struct cut *cut, char me)
+static void side_open_pages(struct side *side, const struct model *model, const struct cut *cut, char me,
+                            uint32_t pages)
 {
     struct helm_err err = {0};
     uint64_t count;
@@ -100,7 +101,7 @@ static void side_open(struct side *side, const struct model *model, const struct
                                            .page_tokens = PAGE_TOKENS,
                                            .dtype = DTYPE_F16,
                                            .elem_bytes = 2},
-                                    .page_count = SLOTS * CONTEXT / PAGE_TOKENS,
+                                    .page_count = pages,
                                     .weight_bytes = model->weight_bytes + 64 * (uint64_t)model->tensor_count};
     assert_int_equal(arena_create(&spec, &side->arena, &err), 0);
     fill_slots(&side->arena);
@@ -116,6 +117,11 @@ static void side_open(struct side *side, const struct model *model, const struct
     assert_int_equal(read(server->report_fd, &count, sizeof count), sizeof count);
     if (atomic_load(&server->state) != SERVER_SERVING) fail_msg("%s", server->err.text);
     assert_int_equal(doorbell_read(&arena_control_of(&side->arena)->weights_bell), 1);
+}
+
+static void side_open(struct side *side, const struct model *model, const struct cut *cut, char me)
+{
+    side_open_pages(side, model, cut, me, SLOTS * CONTEXT / PAGE_TOKENS);
 }
 
 static void side_close(struct side *side)
@@ -493,6 +499,41 @@ static void what_no_worker_computes_is_refused(void **state)
         }
 }
 
+/* A cache that the GPU borrows from is there as a whole before the bell rings: the driver pins its pages as
+ * they are then. Of others the first 256 MiB are, and the rest comes meanwhile. */
+static void a_borrowed_cache_is_there_at_once(void **state)
+{
+    (void)state;
+    struct model model;
+    struct helm_err err = {0};
+    assert_int_equal(model_read(FOLDER, &model, &err), 0);
+    for (int borrowed = 0; borrowed < 2; borrowed++) {
+        const struct cut cut = {.decode = "aaaaaaaa",
+                                .prefill = borrowed ? "abbbaaaa" : "ababaaaa",
+                                .prefill_from = 17,
+                                .embed = 'a',
+                                .head = 'a'};
+        struct kv_layout kv = {.layers = LAYERS,
+                               .kv_heads = model.config.kv_heads,
+                               .head_dim = model.config.head_dim,
+                               .page_tokens = PAGE_TOKENS,
+                               .dtype = DTYPE_F16,
+                               .elem_bytes = 2};
+        uint32_t pages = (uint32_t)(320 * MIB / kv_page_bytes(&kv));
+        struct side *side = calloc(1, sizeof *side);
+        side_open_pages(side, &model, &cut, 'a', pages);
+        assert_int_equal(plan_borrows_kv(&side->plan), borrowed);
+        const struct engine_report *report = &side->server.engine->report;
+        uint64_t there = report->huge_bytes + report->small_bytes, weights = report->weight_bytes;
+        assert_true(weights < 16 * MIB);
+        assert_true(borrowed ? there >= pages * kv_page_bytes(&kv) + weights
+                             : there < 256 * MIB + 2 * weights);
+        side_close(side);
+        free(side);
+    }
+    model_free(&model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -502,6 +543,7 @@ int main(void)
         cmocka_unit_test(a_worker_may_only_load),
         cmocka_unit_test(buffers_follow_the_phases),
         cmocka_unit_test(what_no_worker_computes_is_refused),
+        cmocka_unit_test(a_borrowed_cache_is_there_at_once),
     };
     return cmocka_run_group_tests_name("worker-cpu/engine", tests, NULL, NULL);
 }
