@@ -17,24 +17,6 @@
  * smooth. */
 #define WEIGHTS_PIECE (4 * ARENA_HUGE_PAGE)
 
-static bool is_matrix(enum tensor_role role)
-{
-    switch (role) {
-    case TENSOR_EMBED:
-    case TENSOR_HEAD:
-    case TENSOR_Q:
-    case TENSOR_K:
-    case TENSOR_V:
-    case TENSOR_O:
-    case TENSOR_GATE:
-    case TENSOR_UP:
-    case TENSOR_DOWN:
-        return true;
-    default:
-        return false;
-    }
-}
-
 static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
 {
     const unsigned char *at = data;
@@ -225,7 +207,7 @@ static int load_vectors(struct weights *w, const int *fd, const struct kernel_se
     const struct model *m = w->model;
     uint64_t floats = 0, largest = 0;
     for (uint32_t i = 0; i < m->tensor_count; i++) {
-        if (is_matrix(m->tensors[i].role) || !is_computed(w, &m->tensors[i])) continue;
+        if (model_role_is_matrix(m->tensors[i].role) || !is_computed(w, &m->tensors[i])) continue;
         floats += (m->tensors[i].rows * m->tensors[i].cols + 15) / 16 * 16;
         if (m->tensors[i].bytes > largest) largest = m->tensors[i].bytes;
     }
@@ -240,7 +222,7 @@ static int load_vectors(struct weights *w, const int *fd, const struct kernel_se
     float *at = w->vectors;
     for (uint32_t i = 0; i < m->tensor_count; i++) {
         const struct model_tensor *t = &m->tensors[i];
-        if (is_matrix(t->role) || !is_computed(w, t)) continue;
+        if (model_role_is_matrix(t->role) || !is_computed(w, t)) continue;
         size_t n = (size_t)(t->rows * t->cols);
         rc = file_pread_all(fd[t->shard], raw, (size_t)t->bytes, t->offset, t->name, err);
         if (rc) goto out;
