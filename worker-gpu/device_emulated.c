@@ -195,6 +195,25 @@ static void emulated_memory_free(struct device *d, void *memory)
     free(memory);
 }
 
+/* Whether the system would let somebody write to every page of a mapping. */
+static bool is_writable(const char *base, uint64_t bytes)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    uint64_t at = (uintptr_t)base, end = at + bytes;
+    char line[512];
+    if (!maps) return true; /* unknown: the first write will tell */
+    while (at < end && fgets(line, sizeof line, maps)) {
+        unsigned long long first, last;
+        char write;
+        if (sscanf(line, "%llx-%llx %*c%c", &first, &last, &write) == 3 && first <= at && at < last) {
+            if (write != 'w') break;
+            at = last;
+        }
+    }
+    fclose(maps);
+    return at >= end;
+}
+
 /* What the driver would refuse is refused here too. */
 static int emulated_host_register(struct device *d, const char *what, void *base, uint64_t bytes,
                                   bool read_only, struct helm_err *err)
@@ -206,6 +225,9 @@ static int emulated_host_register(struct device *d, const char *what, void *base
     units_format_size(bytes, text);
     if (bytes == 0 || (uintptr_t)base % page != 0)
         return helm_fail(err, HELM_E_USAGE, "registering %s (%s at %p): not whole pages", what, text, base);
+    if (!read_only && !is_writable(base, bytes))
+        return helm_fail(err, HELM_E_PERMISSION, "registering %s (%s at %p): the mapping is read-only", what,
+                         text, base);
     pthread_mutex_lock(&e->lock);
     for (uint32_t i = 0; i < e->region_count && !taken; i++) {
         const struct region *r = &e->region[i];

@@ -213,7 +213,7 @@ static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
     int rc = 0;
     if (g->weights.host_end == 0) return 0;
     rc = wait_for_weights(g, err);
-    if (!rc) rc = register_region(g, GPU_REGION_WEIGHTS, weights->offset + first, end - first, false, err);
+    if (!rc) rc = register_region(g, GPU_REGION_WEIGHTS, weights->offset + first, end - first, true, err);
     if (!rc && g->staging_bytes) rc = register_region(g, GPU_REGION_KV, kv->offset, kv->bytes, false, err);
     return rc;
 }

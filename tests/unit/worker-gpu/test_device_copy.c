@@ -128,6 +128,13 @@ static void regions_are_registered(void **state)
                      HELM_E_USAGE);
     OK(device_host_register(d, "the weights", memory + 8 * PAGE, 8 * PAGE, false, why));
     d->ops->host_unregister(d, memory + 8 * PAGE);
+    /* a mapping that its owner made read-only takes the promise */
+    assert_int_equal(mprotect(memory + 8 * PAGE, 8 * PAGE, PROT_READ), 0);
+    assert_int_equal(device_host_register(d, "the weights", memory + 8 * PAGE, 8 * PAGE, false, &err),
+                     HELM_E_PERMISSION);
+    assert_non_null(strstr(err.text, "read-only"));
+    OK(device_host_register(d, "the weights", memory + 8 * PAGE, 8 * PAGE, true, why));
+    d->ops->host_unregister(d, memory + 8 * PAGE);
     d->ops->host_unregister(d, memory + PAGE);
     d->ops->host_unregister(d, memory);
     device_free(d, DEVICE_RING, 4 * PAGE, vram);
