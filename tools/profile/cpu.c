@@ -2,8 +2,9 @@
  * profile_tool.h.
  *
  * Nothing is imitated: programs, pool, kernels, arena and pages are those of helm-worker-cpu, in this
- * process. The engine notes the time of every entry of a step; a value's samples are the layers of several
- * steps. */
+ * process. The engine notes the time of every entry of a step. What one token takes is sampled by whole
+ * steps: they are what is forecast, and on a machine that others use, too, most layers alone are lucky, while
+ * hardly a step is. Of many tokens at once a layer takes as long as that, and is a sample of its own. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -71,6 +72,14 @@ static uint64_t layer_ns(const struct profile_cpu_run *r, int32_t layer, unsigne
 static uint32_t layers_of(const struct profile_cpu_run *r)
 {
     return r->local.engine.model.config.layers;
+}
+
+/* Seconds of all layers' entries of these kinds. */
+static double layers_s(const struct profile_cpu_run *r, unsigned kinds)
+{
+    uint64_t sum = 0;
+    for (uint32_t l = 0; l < layers_of(r); l++) sum += layer_ns(r, (int32_t)l, kinds);
+    return (double)sum * 1e-9;
 }
 
 static double layer_bytes(const struct profile_cpu_run *r)
@@ -236,20 +245,18 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
                         struct profile_samples *operation, struct profile_samples *read, struct helm_err *err)
 {
     const struct run *run = &r->local.engine.run;
+    const double layers = layers_of(r);
     double end = profile_now_s() + seconds, spent = 0;
     int rc = step(r, 0, 1, &spent, err); /* what was in caches was other memory */
     for (uint32_t steps = 0; !rc && (steps < 3 || profile_now_s() < end); steps++) {
         rc = step(r, 0, 1, &spent, err);
+        if (rc) break;
         profile_samples_add(&r->once, spent - (double)(run->linear_ns + run->attention_ns) * 1e-9);
-        for (uint32_t l = 0; l < layers_of(r) && !rc; l++) {
-            double linear = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_LINEAR)) * 1e-9;
-            double rest = (double)layer_ns(r, (int32_t)l,
-                                           BIT(PROGRAM_NORM) | BIT(PROGRAM_ROTATE) | BIT(PROGRAM_ATTEND)) *
-                          1e-9;
-            profile_samples_add(gemv, layer_bytes(r) / less(linear, LINEARS * r->region_s));
-            if (operation)
-                profile_samples_add(operation, (rest + LINEARS * r->region_s) / PROFILE_LAYER_OPERATIONS);
-        }
+        double linear = layers_s(r, BIT(PROGRAM_LINEAR)) / layers,
+               rest = layers_s(r, BIT(PROGRAM_NORM) | BIT(PROGRAM_ROTATE) | BIT(PROGRAM_ATTEND)) / layers;
+        profile_samples_add(gemv, layer_bytes(r) / less(linear, LINEARS * r->region_s));
+        if (operation)
+            profile_samples_add(operation, (rest + LINEARS * r->region_s) / PROFILE_LAYER_OPERATIONS);
         if (read) profile_samples_add(read, profile_reader_pass(&r->reader, r->local.engine.pool));
     }
     return rc;
@@ -294,15 +301,13 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
 {
     struct profile_samples samples = {.count = 0};
     const struct model_config *c = &r->local.engine.model.config;
-    const double bytes = 2.0 * LONG * c->kv_heads * c->head_dim * 2;
+    const double bytes = 2.0 * LONG * c->kv_heads * c->head_dim * 2, layers = layers_of(r);
     int rc = 0;
-    for (uint32_t i = 0; i < (r->quick || profile_late(r->progress) ? 3 : 9) && !rc; i++) {
+    for (uint32_t i = 0; i < (r->quick || profile_late(r->progress) ? 6 : 17) && !rc; i++) {
         double spent = 0;
         rc = step(r, LONG - 1, 1, &spent, err);
-        for (uint32_t l = 0; l < layers_of(r) && !rc && i; l++) {
-            double ns = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_ATTEND));
-            profile_samples_add(&samples, bytes / less(ns * 1e-9, r->region_s));
-        }
+        if (i == 0 || rc) continue;
+        profile_samples_add(&samples, bytes / less(layers_s(r, BIT(PROGRAM_ATTEND)) / layers, r->region_s));
     }
     cpu->attention = profile_samples_value(&samples);
     return rc;
