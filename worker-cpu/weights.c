@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "common/file.h"
+#include "common/model/arch.h"
 #include "common/units.h"
 
 /* What one thread populates and reads at a time: a multiple of a huge page, small enough that progress is
@@ -207,7 +208,7 @@ static int load_vectors(struct weights *w, const int *fd, const struct kernel_se
     const struct model *m = w->model;
     uint64_t floats = 0, largest = 0;
     for (uint32_t i = 0; i < m->tensor_count; i++) {
-        if (model_role_is_matrix(m->tensors[i].role) || !is_computed(w, &m->tensors[i])) continue;
+        if (!arch_role_is_vector(m->tensors[i].role) || !is_computed(w, &m->tensors[i])) continue;
         floats += (m->tensors[i].rows * m->tensors[i].cols + 15) / 16 * 16;
         if (m->tensors[i].bytes > largest) largest = m->tensors[i].bytes;
     }
@@ -222,7 +223,7 @@ static int load_vectors(struct weights *w, const int *fd, const struct kernel_se
     float *at = w->vectors;
     for (uint32_t i = 0; i < m->tensor_count; i++) {
         const struct model_tensor *t = &m->tensors[i];
-        if (model_role_is_matrix(t->role) || !is_computed(w, t)) continue;
+        if (!arch_role_is_vector(t->role) || !is_computed(w, t)) continue;
         size_t n = (size_t)(t->rows * t->cols);
         rc = file_pread_all(fd[t->shard], raw, (size_t)t->bytes, t->offset, t->name, err);
         if (rc) goto out;

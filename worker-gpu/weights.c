@@ -12,6 +12,7 @@
 #include "common/cpu.h"
 #include "common/file.h"
 #include "common/host_weights.h"
+#include "common/model/arch.h"
 #include "common/units.h"
 #include "worker-cpu/kernels.h"
 
@@ -29,12 +30,12 @@ static int place(struct gpu_weights *w, enum tensor_role role, int32_t layer, st
 {
     const struct model_tensor *tensor = model_find(w->model, role, layer);
     if (!tensor) return 0; /* an optional one: the checkpoint reader saw to the others */
-    uint64_t bytes = model_role_is_matrix(role) ? tensor->bytes : tensor->rows * tensor->cols * sizeof(float);
+    uint64_t bytes = !arch_role_is_vector(role) ? tensor->bytes : tensor->rows * tensor->cols * sizeof(float);
     uint64_t at = (w->bytes + WEIGHTS_ALIGN - 1) / WEIGHTS_ALIGN * WEIGHTS_ALIGN;
     if (units_add(at, bytes, &w->bytes))
         return helm_fail(err, HELM_E_LIMIT, "weights: sizes overflow at %s", tensor->name);
     w->place[w->place_count++] = (struct gpu_weights_place){.tensor = tensor, .offset = at};
-    if (model_role_is_matrix(role)) w->matrix_bytes += tensor->bytes;
+    if (!arch_role_is_vector(role)) w->matrix_bytes += tensor->bytes;
     return 0;
 }
 
@@ -81,7 +82,7 @@ static int place_all(struct gpu_weights *w, const struct plan *plan, const enum 
     for (uint32_t u = 0; u < 2 * plan->layers; u++) {
         if (use[u] == UNIT_NONE || (matrices && use[u] == UNIT_STREAMED)) continue;
         for (size_t i = 0; i < OF_LAYER_COUNT && !rc; i++)
-            if (model_role_is_matrix(of_layer[i]) == matrices && model_role_is_mlp(of_layer[i]) == (u & 1))
+            if (arch_role_is_vector(of_layer[i]) != matrices && model_role_is_mlp(of_layer[i]) == (u & 1))
                 rc = place(w, of_layer[i], (int32_t)(u / 2), err);
     }
     if (!rc && head) rc = place(w, matrices ? TENSOR_HEAD : TENSOR_FINAL_NORM, -1, err);
@@ -256,7 +257,7 @@ static int cut_pieces(struct load_job *job, struct helm_err *err)
         return helm_fail(err, HELM_E_NOMEM, "no memory for %llu pieces", (unsigned long long)most);
     for (uint32_t i = 0; i < w->place_count; i++) {
         const struct model_tensor *t = w->place[i].tensor;
-        for (uint64_t from = 0; model_role_is_matrix(t->role) && from < t->bytes; from += WEIGHTS_PIECE)
+        for (uint64_t from = 0; !arch_role_is_vector(t->role) && from < t->bytes; from += WEIGHTS_PIECE)
             job->piece[job->piece_count++] =
                 (struct piece){.place = i,
                                .from = from,
@@ -302,7 +303,7 @@ static int load_vectors(struct gpu_weights *w, const int *fd, struct helm_err *e
     struct device_event *event = NULL;
     if (!bytes) return 0;
     for (uint32_t i = 0; i < w->place_count; i++)
-        if (!model_role_is_matrix(w->place[i].tensor->role) && w->place[i].tensor->bytes > largest)
+        if (arch_role_is_vector(w->place[i].tensor->role) && w->place[i].tensor->bytes > largest)
             largest = w->place[i].tensor->bytes;
     int rc = vector_choose(cpu_features(), NULL, &vector, err);
     if (!rc) rc = device_host_alloc(d, bytes, &host, err);
@@ -311,7 +312,7 @@ static int load_vectors(struct gpu_weights *w, const int *fd, struct helm_err *e
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes", (unsigned long long)largest);
     for (uint32_t i = 0; i < w->place_count && !rc; i++) {
         const struct model_tensor *t = w->place[i].tensor;
-        if (model_role_is_matrix(t->role)) continue;
+        if (!arch_role_is_vector(t->role)) continue;
         rc = file_pread_all(fd[t->shard], raw, (size_t)t->bytes, t->offset, t->name, err);
         if (!rc)
             vector->load((float *)((char *)host + (w->place[i].offset - w->vector_at)), raw, t->dtype,
@@ -334,7 +335,7 @@ static void fill_tables(struct gpu_weights *w, const char *base)
         const struct model_tensor *t = w->place[i].tensor;
         const void *data = base + w->place[i].offset;
         uint32_t cell = cell_of(t);
-        if (!model_role_is_matrix(t->role)) {
+        if (arch_role_is_vector(t->role)) {
             w->vector[cell] = data;
             continue;
         }

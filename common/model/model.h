@@ -94,13 +94,6 @@ static inline bool model_role_is_mlp(enum tensor_role role)
     return role >= TENSOR_MLP_NORM && role < TENSOR_ROLE_COUNT;
 }
 
-/* What a linear operation or the embedding reads; the others are norm weights and biases. */
-static inline bool model_role_is_matrix(enum tensor_role role)
-{
-    return role == TENSOR_EMBED || role == TENSOR_HEAD || (role >= TENSOR_Q && role <= TENSOR_O) ||
-           (role >= TENSOR_GATE && role <= TENSOR_DOWN);
-}
-
 struct model_tensor {
     enum tensor_role role;
     int32_t layer; /* -1 for the three that belong to no layer */
