@@ -1,5 +1,5 @@
 /* Unit tests of streaming models of shapes that no published one has together: widths of heads beside powers
- * of two, biases everywhere, sliding windows, tied ends, matrices of odd sizes.
+ * of two, biases everywhere, sliding windows, tied ends, matrices of odd sizes, weights in fp32.
  *
  * Checked: streamed through a ring of any size the tokens and their logprobs are those of weights in VRAM,
  * to the last bit; and where prompts borrow caches of the host they are near those of the CPU. */
@@ -48,7 +48,60 @@ static const struct shape shapes[] = {
      "\"num_key_value_heads\": 1, \"head_dim\": 256, \"vocab_size\": 260, \"rms_norm_eps\": 1e-6, "
      "\"max_position_embeddings\": 256, \"tie_word_embeddings\": true",
      DTYPE_BF16, DTYPE_BF16},
+    {"fp32, head_dim 64",
+     "{\"model_type\": \"qwen2\", \"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": 128, "
+     "\"intermediate_size\": 148, \"num_hidden_layers\": 2, \"num_attention_heads\": 2, "
+     "\"num_key_value_heads\": 1, \"vocab_size\": 270, \"rms_norm_eps\": 1e-6, "
+     "\"max_position_embeddings\": 256, \"tie_word_embeddings\": true",
+     DTYPE_F32, DTYPE_F16},
 };
+
+/* Makes the bf16 weights of a folder fp32, with the same values. */
+static void widen(const char *folder)
+{
+    char path[96];
+    uint64_t header_bytes = 0;
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    assert_int_equal(fread(&header_bytes, 8, 1, file), 1);
+    assert_true(header_bytes < MIB);
+    char *text = calloc(1, header_bytes + 1);
+    assert_int_equal(fread(text, 1, header_bytes, file), header_bytes);
+    json_t *header = json_loads(text, 0, NULL), *entry;
+    free(text);
+    assert_non_null(header);
+    const char *name;
+    uint64_t end = 0;
+    json_object_foreach(header, name, entry)
+    {
+        json_t *offsets = json_object_get(entry, "data_offsets");
+        if (!offsets) continue;
+        uint64_t from = (uint64_t)json_integer_value(json_array_get(offsets, 0)),
+                 to = (uint64_t)json_integer_value(json_array_get(offsets, 1));
+        if (to > end) end = to;
+        json_object_set_new(entry, "dtype", json_string("F32"));
+        json_object_set_new(entry, "data_offsets",
+                            json_pack("[I, I]", (json_int_t)(2 * from), (json_int_t)(2 * to)));
+    }
+    uint16_t *narrow = malloc(end);
+    uint32_t *wide = malloc(2 * end);
+    assert_int_equal(fread(narrow, 1, end, file), end);
+    fclose(file);
+    for (uint64_t i = 0; i < end / 2; i++) wide[i] = (uint32_t)narrow[i] << 16;
+    text = json_dumps(header, JSON_COMPACT);
+    header_bytes = strlen(text);
+    file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(&header_bytes, 8, 1, file), 1);
+    assert_int_equal(fwrite(text, 1, header_bytes, file), header_bytes);
+    assert_int_equal(fwrite(wide, 1, 2 * end, file), 2 * end);
+    assert_int_equal(fclose(file), 0);
+    json_decref(header);
+    free(text);
+    free(narrow);
+    free(wide);
+}
 
 static void make_folder(const struct shape *shape, char *folder)
 {
@@ -67,12 +120,13 @@ static void make_folder(const struct shape *shape, char *folder)
     if (model_config_parse("config", text, strlen(text), &config, &err)) fail_msg("%s", err.text);
     const struct mkmodel_request request = {.config = &config,
                                             .folder = folder,
-                                            .dtype = shape->dtype,
+                                            .dtype = shape->dtype == DTYPE_F32 ? DTYPE_BF16 : shape->dtype,
                                             .seed = 7,
                                             .shard_bytes = GIB,
                                             .threads = 1};
     if (mkmodel_write(&request, &result, &err)) fail_msg("%s", err.text);
     model_config_free(&config);
+    if (shape->dtype == DTYPE_F32) widen(folder);
 }
 
 static void remove_folder(const char *folder)
