@@ -218,9 +218,10 @@ int profiling_get(const struct profiling_request *r, struct profile *profile, st
         if (rc) return helm_err_prefix(err, "--profile");
         bool here = profile->fingerprint[0] && strcmp(profile->fingerprint, fingerprint) == 0;
         log_info("profile: %s, of %s", r->file,
-                 here                      ? "this machine"
-                 : profile->fingerprint[0] ? "another machine: forecasts are for that one"
-                                           : "a machine that is described: forecasts are for that one");
+                 here ? "this machine"
+                 : profile->fingerprint[0]
+                     ? "another machine, or other threads or devices: forecasts are for those"
+                     : "a machine that is described: forecasts are for that one");
     } else if (!rc) {
         rc = get_cached(r, fingerprint, profile, err);
         if (rc == HELM_E_CANCELLED) return rc;

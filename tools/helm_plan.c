@@ -57,6 +57,10 @@ static int describe_machine(const struct options *o, const struct profile *profi
         accelerator_ledger_emulated(o->vram_bytes, &r->machine.device);
     else if (o->vram_given)
         return helm_fail(err, HELM_E_USAGE, "--vram: the profile's machine has no GPU");
+    char asked[UNITS_TEXT], there[UNITS_TEXT];
+    if (gpu->device == PROFILE_DEVICE_CUDA && o->vram_bytes > gpu->vram_bytes)
+        log_warn("--vram %s: the profile's GPU has %s", units_format_size(o->vram_bytes, asked),
+                 units_format_size(gpu->vram_bytes, there));
     snprintf(r->no_device, sizeof r->no_device, "the profile's machine has none");
     if (!profile->host_bytes && !o->host_memory_bytes) return cgroup_read_memory(memory, err);
     /* --host-memory alone limits then, and the ledger says so */

@@ -41,8 +41,18 @@ uint32_t planner_typical_context(const struct planner_request *r, uint32_t ctx)
     return r->wish.ctx || ctx < 2 ? ctx : ctx / 2;
 }
 
+/* What was asked for is not what there is. */
+static void warn_of_memory(const struct planner_request *r)
+{
+    char asked[UNITS_TEXT], free_text[UNITS_TEXT];
+    if (r->wish.host_memory_bytes > r->machine.memory.available_bytes)
+        log_warn("--host-memory %s: only %s are free", units_format_size(r->wish.host_memory_bytes, asked),
+                 units_format_size(r->machine.memory.available_bytes, free_text));
+}
+
 static int open_making(const struct planner_request *r, struct making *m, struct helm_err *err)
 {
+    warn_of_memory(r);
     *m = (struct making){.r = r,
                          .wish = r->wish,
                          .machine = r->machine,

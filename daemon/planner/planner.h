@@ -2,8 +2,8 @@
  *
  * Called by main.c once, before anything is allocated, and by helm-plan. The interface that any way of
  * planning stands behind: what is known of model, wishes and machine goes in; plan, ledgers and the arena's
- * layout come out, or a refusal with numbers. Pure, but for a warning where `auto` has a device and the plan
- * does without.
+ * layout come out, or a refusal with numbers. Pure, but for warnings: where `auto` has a device and the plan
+ * does without, and where there is less host memory than was asked for.
  *
  * A device that is not required is used only by a plan of the strategy `best` that is faster with it than the
  * CPU alone; another strategy is made as it was asked for, or refused. Where the device is required, a plan

@@ -245,6 +245,13 @@ def test_the_table():
             check(line["what"] in out, line)
 
 
+def test_more_vram_than_the_card_has():
+    status, _, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--vram", "100GiB")
+    check(status == 0 and "--vram 100.00 GiB: the profile's GPU has 24.00 GiB" in err, f"{status}: {err}")
+    status, _, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--vram", "20GiB")
+    same((status, err), (0, ""), "less than it has")
+
+
 def test_the_picture():
     with tempfile.TemporaryDirectory() as folder:
         for name, machine in (("qwen3-8b", MACHINES[0]), ("qwen3-4b", MACHINES[2]), ("qwen3-32b", MACHINES[1])):
@@ -310,6 +317,9 @@ def test_this_machine_needs_a_profile():
         same([s["name"] for s in p["strategies"] if s["feasible"]], ["best", "all-cpu"], "without a GPU")
         status, _, err = run("--model", small, "--device", "cpu", "--strategy", "thesis", env=env)
         check(status == 1 and "--strategy thesis needs a device" in err, f"{status}: {err}")
+        # more than there is is said, not silently cut
+        status, _, err = run("--model", small, "--device", "cpu", "--host-memory", "900TiB", env=env)
+        check(status == 0 and "--host-memory 900.00 TiB: only " in err, f"{status}: {err}")
         # another device is another profile
         status, _, err = run("--model", small, "--device", "emulated", env=env)
         check(status == 1 and "helm-profile --device emulated" in err, f"{status}: {err}")
