@@ -7,11 +7,12 @@
  * every slice, and after whose use it may be overwritten, is known when programs are lowered; every step
  * begins the same way.
  *
- * One schedule a phase. Whatever phase a step was of, it leaves the first slices of the decode phase in the
- * ring, as many as lie there without one overwriting another (the prefix): its tail copies those that it has
- * overwritten, after the last use of what is overwritten. So a step finds the prefix there, or on its way,
- * and the link works while head, sampling and helmd have their turn. A phase that begins with the same slices
- * has them too (`held`). */
+ * One schedule a phase. Whatever phase a step was of, what is to be in the ring behind it are the first
+ * slices of the decode phase, as many as lie there without one overwriting another (the prefix): its tail
+ * copies those that it has overwritten, after the last use of what is overwritten. So a step finds the prefix
+ * there, or on its way, and the link works while head, sampling and helmd have their turn. A phase that
+ * begins with the same slices has them too (`held`). What a tail leaves out, before a step that would not use
+ * it, is copied at the beginning of the one that does (struct gpu_prefix). */
 #ifndef HELM_WORKER_GPU_RING_H
 #define HELM_WORKER_GPU_RING_H
 
