@@ -104,15 +104,16 @@ static void walk_close(struct walk *w)
 }
 
 /* The ring holds decode's first slices whenever a step begins (worker-gpu/ring.h): of use to a prefill step
- * whose first streamed units are the same. What it overwrites of them is copied again behind its last use:
- * here is when that is over, from the step's end on. */
+ * whose first streamed units are the same. What it overwrites of them is copied again behind its last use,
+ * where the prompt goes on only what the next chunk finds there: here is when that is over, from the step's
+ * end on. */
 struct leftover {
     uint64_t held;
     double late;
 };
 
 static struct leftover leftover_of(const struct walk *w, const struct cost_table *table,
-                                   const struct cost_result *result)
+                                   const struct cost_result *result, bool goes_on)
 {
     uint64_t ring = w->c->plan->ring_bytes, prefix = 0, same = 0, streamed = 0;
     double seconds = 0, used = 0;
@@ -125,7 +126,7 @@ static struct leftover leftover_of(const struct walk *w, const struct cost_table
             uint64_t bytes = unit->bytes < ring - prefix ? unit->bytes : ring - prefix;
             prefix += bytes;
             if (alike) same += bytes;
-            seconds += (double)bytes / (double)unit->bytes * unit->link;
+            if (alike || !goes_on) seconds += (double)bytes / (double)unit->bytes * unit->link;
         }
         if (here) streamed += unit->bytes;
         if (here && result) used = result->done[u];
@@ -147,10 +148,10 @@ static int walk_step(struct walk *w, uint32_t tokens, uint32_t rows, uint32_t sa
     int rc = cost_plan_of(c->plan, plan_phase_for(c->plan, tokens), w->home, w->kv_cpu, &plan, err);
     if (!rc) rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;
-    plan.held_bytes = leftover_of(w, &table, NULL).held;
+    plan.held_bytes = leftover_of(w, &table, NULL, false).held;
     plan.link_late = w->link_late;
     cost_simulate(&table, &plan, &result);
-    w->link_late = plan.cold ? leftover_of(w, &table, &result).late : 0;
+    w->link_late = plan.cold ? leftover_of(w, &table, &result, samples == 0).late : 0;
     if (isfinite(result.seconds)) {
         f->seconds += result.seconds;
         w->half_width += cost_uncertainty(c->profile, &table, &plan, &result) * result.seconds;
