@@ -506,7 +506,8 @@ FUZZ_BIN := $(FUZZ_SRC:%.c=$(OBJ)/%_fuzzer)
 PYPROTO := $(OBJ)/pyproto
 DIST := $(BUILD)/helm-$(VERSION)-x86_64.tar.gz
 MAKE_MODE = $(MAKE) --no-print-directory BUILD=$(BUILD)
-RUN := tests/run.py --log-dir $(BUILD)/logs
+# sanitized programs run side by side: they are slow, and what they check is not time
+RUN := tests/run.py --log-dir $(BUILD)/logs $(if $(filter asan ubsan,$(MODE)),--jobs $(shell nproc))
 
 .PHONY: tests test-units test-fuzz-corpora test-processes test-threads test-dist
 tests: $(TEST_BIN) $(TEST_TOOL_BIN)

