@@ -75,7 +75,7 @@ def test_every_plan_agrees_with_the_golden_run():
     shapes = [("gggggggg", "g", "g"), ("cccccccc", "c", "g"), ("cggggggg", "c", "g"), ("cccccggg", "g", "g"),
               ("gggggccc", "g", "c"), ("ccgggggg", "c", "c"), ("cgcgcgcg", "c", "g"), ("gcgcgcgc", "c", "c"),
               ("gccggccg", "g", "g")]
-    for homes, embed, head in shapes if SLOW == 1 else shapes[::2]:  # sanitized ones take a minute for all
+    for homes, embed, head in shapes if SLOW == 1 else shapes[::4]:  # sanitized ones take a minute for all
         with emulated(homes, embed, head) as d:
             workers = [w.name for w in Client(d.endpoint).ask("status").status.workers]
             same(workers, ["gpu"] if set(homes + embed + head) == {"g"} else ["cpu", "gpu"], f"{homes}: workers")
