@@ -58,7 +58,8 @@ static void name_nearest(struct making *m, enum search_strategy strategy, bool d
         add_words(would, "%s of host memory", units_format_size(bytes, size));
     if (device && strategy != SEARCH_BEST && would_fit(m, SEARCH_BEST, true, ctx))
         add_words(would, "--strategy best");
-    if (device && would_fit(m, SEARCH_ALL_CPU, false, ctx)) add_words(would, "--device cpu (helm-plan: --strategy all-cpu)");
+    if (device && would_fit(m, SEARCH_ALL_CPU, false, ctx))
+        add_words(would, "--device cpu (helm-plan: --strategy all-cpu)");
     if (!would->used) add_words(would, "a smaller model");
 }
 
