@@ -1,19 +1,28 @@
 #!/bin/bash
 # Packs what tests/gpu/check.sh runs, with the libraries a bare GPU machine lacks, into one archive:
 #
-#   make CUDA_ARCH=90 gpu-bundle        (tools/gpu/bundle.sh [--data] BIN OUT.tar.xz)
+#   make CUDA_ARCH=90 gpu-bundle        (tools/gpu/bundle.sh [--data] [--programs] BIN OUT.tar.xz)
 #
-# --data adds the models of the tests, for a machine without this tree. There:
+# --data adds the models of the tests, for a machine without this tree; --programs adds helmd and all that
+# tools/bench/accelerator.sh runs. There:
 #   tar xf helm-gpu-check.tar.xz && helm-gpu-check/check.sh --need-gpu
+#   tools/bench/accelerator.sh --bin helm-gpu-check/bin --out results check resident split
 # Programs are stripped. The driver, CUDA's own libraries, the C library, OpenBLAS and libnuma are expected there.
 set -eu
-data=0
-[ "${1-}" = --data ] && { data=1; shift; }
-[ $# -eq 2 ] || { sed -n '2,9p' "$0" >&2; exit 2; }
+data=0 more=
+while [ $# -gt 2 ]; do
+    case $1 in
+    --data) data=1 ;;
+    --programs) more="helmd helm-cli helm-plan helm-profile helm-bench helm-bench-decode helm-mkmodel helm-worker-cpu helm-worker-gpu" ;;
+    *) break ;;
+    esac
+    shift
+done
+[ $# -eq 2 ] || { sed -n '2,11p' "$0" >&2; exit 2; }
 bin=$1 out=$2
 limit=$((40 << 20))
-programs="helm-test-gpu-kernels helm-test-gpu-device helm-test-gpu-split helm-test-gpu-stream helm-bench-gpu-kernels"
-there='^(linux-vdso|ld-linux|libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libgfortran|libquadmath|libgomp|libcublas|libcublasLt|libopenblas|libnuma|libblas|liblapack)[.-]'
+programs="helm-test-gpu-kernels helm-test-gpu-device helm-test-gpu-split helm-test-gpu-stream helm-bench-gpu-kernels $more"
+there='^(linux-vdso|ld-linux|libc|libm|libdl|librt|libpthread|libresolv|libutil|libanl|libnss_[a-z]*|libmvec|libstdc\+\+|libgcc_s|libgfortran|libquadmath|libgomp|libcublas|libcublasLt|libopenblas|libnuma|libblas|liblapack)[.-]'
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 top=$work/helm-gpu-check
