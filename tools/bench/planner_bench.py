@@ -59,6 +59,8 @@ class Bench:
         command = [self.program("helm-plan"), "--model", model, "--json"] + arguments
         if self.o.profile:
             command += ["--profile", self.o.profile]
+        elif self.o.device:
+            command += ["--device", self.o.device]
         status, out, err = run(command, 60)
         try:
             answer = json.loads(out)
