@@ -18,8 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/device_choice.h"
 #include "tests/golden/walks.h"
-#include "worker-gpu/device.h"
 
 #define STEP_TOKENS 256
 #define CONTEXT     1100
@@ -32,21 +32,6 @@
 #define FEW_SPLITS false
 #endif
 #define SHORT_CASE 140
-
-static const char *device_name(void)
-{
-    const char *name = getenv("HELM_TEST_DEVICE");
-    return name && *name ? name : "emulated";
-}
-
-/* Skips when the device asked for is not there. */
-static void need_device(void)
-{
-    char why[256];
-    if (strcmp(device_name(), "emulated") == 0 || device_cuda_usable(why, sizeof why)) return;
-    print_message("%s\n", why);
-    skip();
-}
 
 struct split {
     const char *name;

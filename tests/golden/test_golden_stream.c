@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/device_choice.h"
 #include "tests/golden/walks.h"
-#include "worker-gpu/device.h"
 
 #define CONTEXT   1100
 #define UNITS_MAX 16
@@ -32,20 +32,6 @@
 #define LONG_CASE UINT32_MAX
 #define FEW_PLANS false
 #endif
-
-static const char *device_name(void)
-{
-    const char *name = getenv("HELM_TEST_DEVICE");
-    return name && *name ? name : "emulated";
-}
-
-static void need_device(void)
-{
-    char why[256];
-    if (strcmp(device_name(), "emulated") == 0 || device_cuda_usable(why, sizeof why)) return;
-    print_message("%s\n", why);
-    skip();
-}
 
 /* A plan as letters, one a unit: c(pu), g(pu), s(tream); */
 struct case_plan {

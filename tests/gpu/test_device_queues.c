@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tests/device_choice.h"
 #include "tests/unit/worker-gpu/device_test.h"
 
 enum { SLICES = 16, SLOTS = 4, PREFIX = 3, STEPS = 20, HIDDEN = 1024 };
@@ -29,20 +30,6 @@ struct rig {
     struct device_event *copied[SLICES], *used[SLICES];
     struct device_event *freed, *arrived[PREFIX]; /* crossing */
 };
-
-static const char *device_name(void)
-{
-    const char *name = getenv("HELM_TEST_DEVICE");
-    return name && *name ? name : "emulated";
-}
-
-static void need_device(void)
-{
-    char why[256];
-    if (strcmp(device_name(), "emulated") == 0 || device_cuda_usable(why, sizeof why)) return;
-    print_message("%s\n", why);
-    skip();
-}
 
 static void *pinned(struct rig *r, uint64_t bytes)
 {
