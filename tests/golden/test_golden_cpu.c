@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/golden/golden.h"
+#include "tests/golden/walks.h"
 #include "worker-cpu/local.h"
 
 #define STEP_TOKENS 1024
@@ -39,124 +39,39 @@ struct tolerance {
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 static const struct tolerance rounded = {"bf16", 0.4, 0.08, 0.4};
 
-struct error {
-    double worst, sum;
-    uint64_t count;
-    uint32_t permitted, wrong;
-};
-
-/* One sequence on its way through a case. */
-struct walk {
-    const struct golden_case *golden;
-    uint32_t slot, done, length, step; /* tokens in the cache; tokens known; reference step to be made next */
-    bool ended;
-};
-
-static void walk_start(struct local *local, struct walk *walk, const struct golden_case *golden,
-                       uint32_t slot)
+static int step_local(void *local, const struct step_row *rows, uint32_t count,
+                      const struct step_result **result, struct helm_err *err)
 {
-    *walk = (struct walk){.golden = golden, .slot = slot, .length = golden->prompt_count};
-    memcpy(arena_history_of(&local->arena, slot), golden->prompt, golden->prompt_count * sizeof(uint32_t));
-    struct arena_slot *s = arena_slot_of(&local->arena, slot);
-    s->prompt_count = golden->prompt_count;
-    s->sampling.logprobs = 5;
-}
-
-static void walk_compare(struct local *local, struct walk *walk, const struct step_result_row *row,
-                         const float *logits, uint32_t vocab, const struct tolerance *tolerance,
-                         struct error *error)
-{
-    const struct golden_step *step = &walk->golden->step[walk->step];
-    double most = -INFINITY, sum = 0;
-    for (uint32_t i = 0; i < vocab; i++) most = logits[i] > most ? logits[i] : most;
-    for (uint32_t i = 0; i < vocab; i++) sum += exp(logits[i] - most);
-    double norm = most + log(sum);
-    assert_int_equal(row->status, STEP_ROW_OK);
-    for (uint32_t k = 0; k < TOP; k++) {
-        double difference = fabs(logits[step->top_token[k]] - norm - step->top_logprob[k]);
-        if (!(difference <= error->worst)) error->worst = difference;
-        error->sum += difference;
-        error->count++;
-    }
-    assert_true(fabs(row->sampled.logprob - (logits[row->sampled.token] - norm)) < 1e-3);
-    walk->done = walk->length;
-    if (row->sampled.token != step->token) {
-        if (step->gap > tolerance->gap)
-            error->wrong++;
-        else
-            error->permitted++;
-        walk->ended = true;
-        return;
-    }
-    arena_history_of(&local->arena, walk->slot)[walk->length++] = step->token;
-    walk->ended = ++walk->step == walk->golden->step_count;
-}
-
-/* Runs the walks to their ends, all of them in each step. Prefill chunks take their sizes from a repeating
- * pattern; the pattern {0} means as much as fits. */
-static void run_walks(struct local *local, struct walk *walks, uint32_t count, const uint32_t *pattern,
-                      uint32_t pattern_count, const struct tolerance *tolerance, struct error *error)
-{
-    const uint32_t vocab = arena_header_of(&local->arena)->vocab;
-    struct helm_err err = {0};
-    uint32_t turn = 0;
-    for (;;) {
-        struct step_row rows[CASES_MAX];
-        struct walk *of[CASES_MAX];
-        uint32_t row_count = 0, budget = STEP_TOKENS, sampled = 0;
-        for (uint32_t i = 0; i < count; i++) {
-            struct walk *w = &walks[i];
-            uint32_t left = w->length - w->done, chunk = pattern[turn++ % pattern_count];
-            if (w->ended || !budget) continue;
-            if (!chunk || chunk > left) chunk = left;
-            if (chunk > budget) chunk = budget;
-            budget -= chunk;
-            of[row_count] = w;
-            rows[row_count++] = (struct step_row){.slot = w->slot,
-                                                  .start = w->done,
-                                                  .count = chunk,
-                                                  .flags = chunk == left ? STEP_ROW_SAMPLE : 0};
-        }
-        if (!row_count) break;
-        const struct step_result *result;
-        int rc = local_step(local, rows, row_count, &result, &err);
-        if (rc) fail_msg("%s", err.text);
-        assert_int_equal(result->row_count, row_count);
-        for (uint32_t i = 0; i < row_count; i++) {
-            assert_int_equal(result->row[i].slot, rows[i].slot);
-            if (!(rows[i].flags & STEP_ROW_SAMPLE)) {
-                of[i]->done += rows[i].count;
-                continue;
-            }
-            walk_compare(local, of[i], &result->row[i], local->engine.act.logits + (size_t)vocab * sampled++,
-                         vocab, tolerance, error);
-        }
-    }
+    return local_step(local, rows, count, result, err);
 }
 
 enum mode { MODE_WHOLE, MODE_ODD, MODE_TOGETHER, MODE_COUNT };
 static const char *const mode_name[] = {"whole", "odd chunks", "together"};
 
 static void run_golden(struct local *local, const struct golden *golden, enum mode mode, uint32_t longest,
-                       const struct tolerance *tolerance, struct error *error)
+                       const struct tolerance *tolerance, struct outcome *outcome)
 {
     static const uint32_t whole[] = {0}, odd[] = {7, 1, 33, 16, 64, 2, 129, 17},
                           mixed[] = {13, 0, 5, 40, 1, 200, 3};
+    const struct walker on = {.arena = &local->arena,
+                              .engines = local,
+                              .step = step_local,
+                              .gap_allowed = tolerance->gap};
     struct walk walks[CASES_MAX];
     uint32_t count = 0;
     for (uint32_t i = 0; i < golden->count; i++) {
         if (golden->cases[i].prompt_count > longest) continue;
-        walk_start(local, &walks[count], &golden->cases[i], count);
+        walk_start(&on, &walks[count], &golden->cases[i], count, 5);
         count++;
     }
     assert_true(count > 0);
     if (mode == MODE_TOGETHER) {
-        run_walks(local, walks, count, mixed, sizeof mixed / sizeof *mixed, tolerance, error);
+        run_walks(&on, walks, count, mixed, sizeof mixed / sizeof *mixed, outcome);
         return;
     }
     for (uint32_t i = 0; i < count; i++)
-        run_walks(local, &walks[i], 1, mode == MODE_ODD ? odd : whole,
-                  mode == MODE_ODD ? sizeof odd / sizeof *odd : 1, tolerance, error);
+        run_walks(&on, &walks[i], 1, mode == MODE_ODD ? odd : whole,
+                  mode == MODE_ODD ? sizeof odd / sizeof *odd : 1, outcome);
 }
 
 static void run_variant(const char *model, const struct golden *golden, const char *kernels,
@@ -178,7 +93,7 @@ static void run_variant(const char *model, const struct golden *golden, const ch
     bool is_exact = kv_dtype == DTYPE_F32 && local->engine.kernels.linear[DTYPE_BF16]->exact_input;
     const struct tolerance *tolerance = is_exact ? &exact : &rounded;
     for (int mode = 0; mode < MODE_COUNT; mode++) {
-        struct error error = {0};
+        struct outcome error = {0};
         if (mode == MODE_ODD && (is_ref || kv_dtype == DTYPE_BF16)) continue;
         if (mode == MODE_WHOLE && is_ref && kv_dtype != DTYPE_F32) continue;
         uint64_t start_us = units_now_us();

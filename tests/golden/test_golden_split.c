@@ -19,7 +19,7 @@
 #include <string.h>
 
 #include "tests/device_choice.h"
-#include "tests/golden/walks.h"
+#include "tests/golden/pair_walks.h"
 
 #define STEP_TOKENS 256
 #define CONTEXT     1100

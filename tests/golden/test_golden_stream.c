@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "tests/device_choice.h"
-#include "tests/golden/walks.h"
+#include "tests/golden/pair_walks.h"
 
 #define CONTEXT   1100
 #define UNITS_MAX 16

@@ -1,15 +1,21 @@
-/* Running a golden model's cases through a pair of engines and comparing what comes out. For the golden tests
- * of two workers, each of which includes it once. Everything asserts; owns nothing. */
+/* Running a golden model's cases through one engine or a pair and comparing what comes out. For the golden
+ * tests, each of which includes it once. Everything asserts; owns nothing. */
 #ifndef HELM_TESTS_GOLDEN_WALKS_H
 #define HELM_TESTS_GOLDEN_WALKS_H
 
 #include <math.h>
 
+#include "common/arena.h"
 #include "tests/golden/golden.h"
-#include "worker-gpu/pair.h"
 
-/* Of the README's classes the one where activations or cache are rounded to 16 bits. */
-static const double worst_allowed = 0.4, mean_allowed = 0.08, gap_allowed = 0.4;
+/* What runs the steps. */
+struct walker {
+    const struct arena *arena;
+    void *engines;
+    int (*step)(void *engines, const struct step_row *rows, uint32_t count, const struct step_result **result,
+                struct helm_err *err);
+    double gap_allowed; /* between the reference's two best: another token is permitted up to it */
+};
 
 struct outcome {
     double worst, sum;
@@ -31,10 +37,10 @@ static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
     return digest;
 }
 
-static void walk_compare(struct pair *pair, struct walk *walk, const struct step_result_row *row,
+static void walk_compare(const struct walker *on, struct walk *walk, const struct step_result_row *row,
                          const float *logits, struct outcome *outcome)
 {
-    const uint32_t vocab = arena_header_of(&pair->arena)->vocab;
+    const uint32_t vocab = arena_header_of(on->arena)->vocab;
     const struct golden_step *step = &walk->golden->step[walk->step];
     double most = -INFINITY, sum = 0;
     assert_int_equal(row->status, STEP_ROW_OK);
@@ -54,29 +60,29 @@ static void walk_compare(struct pair *pair, struct walk *walk, const struct step
     outcome->digest = digest_add(outcome->digest, &row->sampled.token, sizeof row->sampled.token);
     walk->done = walk->length;
     if (row->sampled.token != step->token) {
-        if (step->gap > gap_allowed)
+        if (step->gap > on->gap_allowed)
             outcome->wrong++;
         else
             outcome->permitted++;
         walk->ended = true;
         return;
     }
-    arena_history_of(&pair->arena, walk->slot)[walk->length++] = step->token;
+    arena_history_of(on->arena, walk->slot)[walk->length++] = step->token;
     walk->ended = ++walk->step == walk->golden->step_count;
 }
 
 /* Runs the walks to their ends, all of them in each step; prefill chunks take their sizes from a repeating
  * pattern, 0 means as much as fits. */
-static void run_walks(struct pair *pair, struct walk *walks, uint32_t count, const uint32_t *pattern,
+static void run_walks(const struct walker *on, struct walk *walks, uint32_t count, const uint32_t *pattern,
                       uint32_t pattern_count, struct outcome *outcome)
 {
-    const uint32_t vocab = arena_header_of(&pair->arena)->vocab;
+    const uint32_t vocab = arena_header_of(on->arena)->vocab;
     struct helm_err err = {0};
     uint32_t turn = 0;
     for (;;) {
         struct step_row rows[CASES_MAX];
         struct walk *of[CASES_MAX];
-        uint32_t row_count = 0, budget = arena_header_of(&pair->arena)->step_tokens, sampled = 0;
+        uint32_t row_count = 0, budget = arena_header_of(on->arena)->step_tokens, sampled = 0;
         for (uint32_t i = 0; i < count; i++) {
             struct walk *w = &walks[i];
             uint32_t left = w->length - w->done, chunk = pattern[turn++ % pattern_count];
@@ -92,7 +98,7 @@ static void run_walks(struct pair *pair, struct walk *walks, uint32_t count, con
         }
         if (!row_count) break;
         const struct step_result *result;
-        int rc = pair_step(pair, rows, row_count, &result, &err);
+        int rc = on->step(on->engines, rows, row_count, &result, &err);
         if (rc) fail_msg("%s", err.text);
         assert_int_equal(result->row_count, row_count);
         for (uint32_t i = 0; i < row_count; i++) {
@@ -101,41 +107,22 @@ static void run_walks(struct pair *pair, struct walk *walks, uint32_t count, con
                 of[i]->done += rows[i].count;
                 continue;
             }
-            bool listed = arena_slot_of(&pair->arena, rows[i].slot)->sampling.logprobs > 0;
-            const float *logits = (const float *)arena_region_ptr(&pair->arena, ARENA_REGION_LOGITS) +
-                                  (size_t)vocab * sampled++;
-            walk_compare(pair, of[i], &result->row[i], listed ? logits : NULL, outcome);
+            bool listed = arena_slot_of(on->arena, rows[i].slot)->sampling.logprobs > 0;
+            const float *logits =
+                (const float *)arena_region_ptr(on->arena, ARENA_REGION_LOGITS) + (size_t)vocab * sampled++;
+            walk_compare(on, of[i], &result->row[i], listed ? logits : NULL, outcome);
         }
     }
 }
 
-enum mode { MODE_ALONE, MODE_TOGETHER, MODE_GREEDY, MODE_COUNT };
-
-/* Cases one by one in odd chunks; all together; together and greedy without logprobs (the device's argmax).
- */
-static void run_mode(struct pair *pair, const struct golden *golden, enum mode mode, uint32_t longest,
-                     struct outcome *outcome)
+static void walk_start(const struct walker *on, struct walk *walk, const struct golden_case *golden,
+                       uint32_t slot, uint32_t logprobs)
 {
-    static const uint32_t odd[] = {0, 7, 33, 1, 64, 2, 129, 16, 17}, mixed[] = {13, 0, 5, 40, 1, 200, 3};
-    struct walk walks[CASES_MAX];
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < golden->count; i++) {
-        const struct golden_case *c = &golden->cases[i];
-        if (c->prompt_count > longest) continue;
-        walks[count] = (struct walk){.golden = c, .slot = count, .length = c->prompt_count};
-        memcpy(arena_history_of(&pair->arena, count), c->prompt, c->prompt_count * sizeof(uint32_t));
-        struct arena_slot *slot = arena_slot_of(&pair->arena, count);
-        slot->prompt_count = c->prompt_count;
-        slot->sampling.logprobs = mode == MODE_GREEDY ? 0 : 5;
-        count++;
-    }
-    assert_true(count > 0);
-    if (mode != MODE_ALONE) {
-        run_walks(pair, walks, count, mixed, sizeof mixed / sizeof *mixed, outcome);
-        return;
-    }
-    for (uint32_t i = 0; i < count; i++)
-        run_walks(pair, &walks[i], 1, odd, sizeof odd / sizeof *odd, outcome);
+    *walk = (struct walk){.golden = golden, .slot = slot, .length = golden->prompt_count};
+    memcpy(arena_history_of(on->arena, slot), golden->prompt, golden->prompt_count * sizeof(uint32_t));
+    struct arena_slot *s = arena_slot_of(on->arena, slot);
+    s->prompt_count = golden->prompt_count;
+    s->sampling.logprobs = logprobs;
 }
 
 #endif

@@ -1,0 +1,46 @@
+/* Golden walks through both engines (worker-gpu/pair.h). For the golden tests of two workers, each of which
+ * includes it once. Everything asserts; owns nothing. */
+#ifndef HELM_TESTS_GOLDEN_PAIR_WALKS_H
+#define HELM_TESTS_GOLDEN_PAIR_WALKS_H
+
+#include "tests/golden/walks.h"
+#include "worker-gpu/pair.h"
+
+/* Of the README's classes the one where activations or cache are rounded to 16 bits. */
+static const double worst_allowed = 0.4, mean_allowed = 0.08, gap_allowed = 0.4;
+
+static int step_pair(void *pair, const struct step_row *rows, uint32_t count,
+                     const struct step_result **result, struct helm_err *err)
+{
+    return pair_step(pair, rows, count, result, err);
+}
+
+enum mode { MODE_ALONE, MODE_TOGETHER, MODE_GREEDY, MODE_COUNT };
+
+/* Cases one by one in odd chunks; all together; together and greedy without logprobs (the device's argmax).
+ */
+static void run_mode(struct pair *pair, const struct golden *golden, enum mode mode, uint32_t longest,
+                     struct outcome *outcome)
+{
+    static const uint32_t odd[] = {0, 7, 33, 1, 64, 2, 129, 16, 17}, mixed[] = {13, 0, 5, 40, 1, 200, 3};
+    const struct walker on = {.arena = &pair->arena,
+                              .engines = pair,
+                              .step = step_pair,
+                              .gap_allowed = gap_allowed};
+    struct walk walks[CASES_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < golden->count; i++) {
+        const struct golden_case *c = &golden->cases[i];
+        if (c->prompt_count > longest) continue;
+        walk_start(&on, &walks[count], c, count, mode == MODE_GREEDY ? 0 : 5);
+        count++;
+    }
+    assert_true(count > 0);
+    if (mode != MODE_ALONE) {
+        run_walks(&on, walks, count, mixed, sizeof mixed / sizeof *mixed, outcome);
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++) run_walks(&on, &walks[i], 1, odd, sizeof odd / sizeof *odd, outcome);
+}
+
+#endif
