@@ -246,10 +246,6 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
                 wa[u] = valid ? *reinterpret_cast<const uint4 *>(tile + at) : make_uint4(0, 0, 0, 0);
                 wb[u] = valid ? *reinterpret_cast<const uint4 *>(tile + TILE + at) : make_uint4(0, 0, 0, 0);
             }
-            __syncwarp(); /* every lane has read the slot: it may be filled again */
-            if (lane == 0 && ask.pair < share.pairs)
-                tile_copy<TILE>(p, share, ask, ring_address + slot * 2 * TILE, barrier_address + 8 * slot);
-            walk_next(ask, q.chunks, WARPS);
             float2 a = make_float2(0, 0), b = make_float2(0, 0);
 #pragma unroll
             for (uint32_t u = 0; u < units; u++)
@@ -261,6 +257,13 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
             const float sum_a = a.x + a.y, sum_b = b.x + b.y;
             float keep = lane < 16 ? sum_a : sum_b, give = lane < 16 ? sum_b : sum_a;
             keep += __shfl_xor_sync(0xffffffffu, give, 16);
+            /* What every lane read of the slot is in its registers, since the exchange took sums of it: the
+             * slot may be filled again. A barrier of the warp alone would not do: it orders loads before
+             * later accesses of threads, not before those of the copy engine, and a load may wait in a queue
+             * of its own. */
+            if (lane == 0 && ask.pair < share.pairs)
+                tile_copy<TILE>(p, share, ask, ring_address + slot * 2 * TILE, barrier_address + 8 * slot);
+            walk_next(ask, q.chunks, WARPS);
 #pragma unroll
             for (int mask = 8; mask > 0; mask >>= 1) keep += __shfl_xor_sync(0xffffffffu, keep, mask);
             if ((lane & 15) == 0) sums[((use.pair - batch) * q.chunks + use.chunk) * 2 + (lane >> 4)] = keep;
