@@ -84,6 +84,19 @@ void forecast_decode(struct forecast *f, uint32_t batch, uint32_t context, struc
     for (int r = 0; r < COST_RESOURCES; r++) out->busy[r] += t * (b->busy[r] - a->busy[r]);
 }
 
+/* What the ring holds of a phase's first streamed units when its step begins: decode's first slices are
+ * copied ahead (worker-gpu/ring.h), of use as far as the phase streams the same units. */
+static uint64_t held_bytes(const struct forecast *f, uint32_t phase, const struct cost_table *table)
+{
+    uint64_t ring = f->c.plan->ring_bytes, held = 0;
+    for (uint32_t u = 0; u < table->units && held < ring; u++) {
+        bool decode = f->phase[0].home[u] == PLAN_HOME_STREAM;
+        if (decode != (f->phase[phase].home[u] == PLAN_HOME_STREAM)) break;
+        if (decode) held += table->unit[u].bytes;
+    }
+    return held < ring ? held : ring;
+}
+
 double forecast_step(const struct forecast *f, const struct cost_step *step)
 {
     struct cost_step priced = *step;
@@ -92,7 +105,9 @@ double forecast_step(const struct forecast *f, const struct cost_step *step)
     uint32_t phase = plan_phase_for(f->c.plan, step->tokens);
     priced.kv_dtype = f->kv_dtype;
     if (cost_price(f->c.model, f->c.analysed, f->c.profile, &priced, &table, &err)) return 0;
-    double seconds = cost_seconds(&table, &f->phase[phase].plan, INFINITY);
+    struct cost_plan plan = f->phase[phase].plan;
+    plan.held_bytes = held_bytes(f, phase, &table);
+    double seconds = cost_seconds(&table, &plan, INFINITY);
     cost_table_free(&table);
     return isfinite(seconds) ? seconds : 0;
 }

@@ -98,6 +98,8 @@ static int measure(struct tool *t, struct helm_err *err)
     const struct profile_device_options device_options = {.program = t->worker,
                                                           .name = t->device.name,
                                                           .copy_bytes_per_s = o->copy_bytes_per_s,
+                                                          .host_bytes =
+                                                              PROFILE_CACHES_LEAST * profile_l3_bytes(),
                                                           .quick = o->quick};
     int rc = 0;
     p->quick = o->quick;
@@ -198,15 +200,22 @@ static int run(struct tool *t, struct helm_err *err)
         snprintf(hardware.device, sizeof hardware.device, "%.60s, copies %llu a second", t->device.hardware,
                  (unsigned long long)o->copy_bytes_per_s);
     rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
-    if (!rc) rc = profile_cache_path(fingerprint, path, sizeof path, err);
     if (!rc && o->out) rc = profile_write_check(o->out, err);
     if (rc) return rc;
+    bool keep = profile_cache_path(fingerprint, path, sizeof path, err) == 0;
+    if (!keep && !o->out) return err->code;
+    if (!keep) profile_say(&t->progress, "kept nowhere but in %s: %s", o->out, err->text);
     struct profile_value disk = {0};
     if (o->disk) rc = profile_host_disk(o->disk, o->quick, &disk, err); /* before this thread is pinned */
     if (rc) return rc;
-    bool cached = take_cached(t, path);
+    bool cached = keep && take_cached(t, path);
     if (!cached) {
-        rc = profile_write_check(path, err);
+        rc = keep ? profile_write_check(path, err) : 0;
+        if (rc && o->out) {
+            profile_say(&t->progress, "kept nowhere but in %s: %s", o->out, err->text);
+            keep = false;
+            rc = 0;
+        }
         if (!rc) rc = measure_until_sound(t, err);
         if (rc) return rc;
         snprintf(t->profile.fingerprint, sizeof t->profile.fingerprint, "%s", fingerprint);
@@ -215,7 +224,7 @@ static int run(struct tool *t, struct helm_err *err)
     if (o->disk) t->profile.disk = disk;
     if (o->out) rc = profile_write(o->out, &t->profile, err);
     if (rc) return rc;
-    if (!cached || o->disk) {
+    if (keep && (!cached || o->disk)) {
         rc = profile_write(path, &t->profile, err);
         if (rc) return rc;
         profile_say(&t->progress, "kept: %s", path);

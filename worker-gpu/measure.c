@@ -79,6 +79,28 @@ static int copy_pieces(struct measure *m, enum device_direction direction, uint6
     return rc ? rc : measure_drain(m, DEVICE_COPY, err);
 }
 
+/* Copies the next bytes: before the same come again all of either side has passed by, so that none of it is
+ * still in a cache. */
+static int copy_next(struct measure *m, enum device_direction direction, uint64_t size, struct helm_err *err)
+{
+    if (m->host_at + size > m->host_bytes) m->host_at = 0;
+    if (m->device_at + size > m->weight_bytes) m->device_at = 0;
+    char *host = m->host + m->host_at, *device = m->weights + m->device_at;
+    m->host_at += size;
+    m->device_at += size;
+    return direction == DEVICE_TO_DEVICE
+               ? device_copy(m->device, DEVICE_COPY, direction, device, host, size, err)
+               : device_copy(m->device, DEVICE_COPY, direction, host, device, size, err);
+}
+
+static int copy_round(struct measure *m, enum device_direction direction, uint64_t bytes, uint64_t piece,
+                      struct helm_err *err)
+{
+    int rc = 0;
+    for (uint64_t done = 0; done < bytes && !rc; done += piece) rc = copy_next(m, direction, piece, err);
+    return rc ? rc : measure_drain(m, DEVICE_COPY, err);
+}
+
 /* How long a piece should be: the real 16 MiB, or less on a link so slow that nothing else would get done. */
 static int choose_piece(struct measure *m, uint64_t *piece, double *rate, struct helm_err *err)
 {
@@ -86,7 +108,9 @@ static int choose_piece(struct measure *m, uint64_t *piece, double *rate, struct
     int rc = copy_pieces(m, DEVICE_TO_DEVICE, MIB, MIB, err);
     *rate = (double)MIB / (measure_now_s() - start);
     *piece = PIECE_MAX;
-    while (*piece > PIECE_MIN && (double)*piece > *rate * PIECE_S) *piece /= 2;
+    while (*piece > PIECE_MIN &&
+           ((double)*piece > *rate * PIECE_S || *piece > m->host_bytes || *piece > m->weight_bytes))
+        *piece /= 2;
     return rc;
 }
 
@@ -94,16 +118,16 @@ static int measure_copies(struct measure *m, enum device_direction direction, co
                           struct helm_err *err)
 {
     struct measure_samples samples = {.count = 0};
-    uint64_t piece = 0, room = m->host_bytes < m->weight_bytes ? m->host_bytes : m->weight_bytes;
+    uint64_t piece = 0;
     double rate = 0, end = measure_now_s() + measure_budget_s(m);
     int rc = choose_piece(m, &piece, &rate, err);
     double wanted = rate * measure_sample_s(m) * 3;
-    uint64_t bytes = wanted > (double)room ? room : ((uint64_t)wanted + piece) / piece * piece;
-    if (bytes > room) bytes = room;
-    if (!rc) rc = copy_pieces(m, direction, bytes, piece, err);
+    if (wanted > (double)m->host_bytes) wanted = (double)m->host_bytes;
+    uint64_t bytes = ((uint64_t)wanted + piece) / piece * piece;
+    if (!rc) rc = copy_round(m, direction, bytes, piece, err);
     while (!rc && samples.count < MEASURE_SAMPLES_MAX && (samples.count < 5 || measure_now_s() < end)) {
         double start = measure_now_s();
-        rc = copy_pieces(m, direction, bytes, piece, err);
+        rc = copy_round(m, direction, bytes, piece, err);
         measure_add(&samples, (double)bytes / (measure_now_s() - start));
     }
     if (!rc) measure_print(m, name, 0, &samples);
@@ -176,8 +200,7 @@ static int stream_loop(struct stream *s, struct device_event **event, struct hel
 {
     struct measure *m = s->m;
     struct device *d = m->device;
-    uint64_t piece = 0, room = m->host_bytes < m->weight_bytes ? m->host_bytes : m->weight_bytes;
-    uint64_t at = 0, number = 0, copied = 0;
+    uint64_t piece = 0, number = 0, copied = 0;
     double rate = 0;
     int rc = d->ops->thread_begin(d, err);
     if (!rc) rc = choose_piece(m, &piece, &rate, err);
@@ -196,11 +219,8 @@ static int stream_loop(struct stream *s, struct device_event **event, struct hel
             copied = 0;
             atomic_store(&s->flows, true);
         }
-        if (at + piece > room) at = 0;
-        if (!rc)
-            rc = device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, m->weights + at, m->host + at, piece, err);
+        if (!rc) rc = copy_next(m, DEVICE_TO_DEVICE, piece, err);
         if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, mine, err);
-        at += piece;
         number++;
     }
     return rc ? rc : measure_drain(m, DEVICE_COPY, err);
@@ -284,6 +304,8 @@ static int measure_open(struct measure *m, struct helm_err *err)
     uint64_t most = memory.available_bytes / 4 / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
     m->host_bytes = (m->emulated ? 256 : 1024) * MIB;
     if (o->quick) m->host_bytes /= 4;
+    if (m->host_bytes < o->host_bytes)
+        m->host_bytes = (o->host_bytes + ARENA_HUGE_PAGE - 1) / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
     if (m->host_bytes > most) m->host_bytes = most;
     if (m->host_bytes < 4 * MIB)
         return helm_fail(err, HELM_E_CAPACITY, "%llu bytes of host memory are free: too few to measure with",

@@ -27,6 +27,7 @@ struct measure {
     bool registered;
     char *host;
     uint64_t host_bytes;
+    uint64_t host_at, device_at; /* where the next piece is copied from and to */
     /* on the device */
     char *weights;
     uint64_t weight_bytes;

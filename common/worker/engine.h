@@ -32,6 +32,7 @@ struct engine_options {
     uint64_t vram_bytes;       /* GPU worker: ceiling, 0: all the device has */
     uint64_t copy_bytes_per_s; /* emulated device: speed of copies, 0: as fast as memory */
     bool no_graphs;            /* GPU worker: issues every step anew instead of replaying captured graphs */
+    bool no_chains;            /* GPU worker: decodes one token with a kernel an operation */
 };
 
 struct engine_report {
@@ -59,6 +60,7 @@ struct engine_measure_options {
     const char *device;        /* "cuda", "cuda:1", "emulated" */
     uint64_t vram_bytes;       /* use no more, 0: what is needed */
     uint64_t copy_bytes_per_s; /* emulated device: speed of copies, 0: as fast as memory */
+    uint64_t host_bytes;       /* host memory that copies go round in, at least; 0: whatever suits */
     bool quick;                /* less memory, fewer and shorter samples */
 };
 

@@ -112,6 +112,8 @@ int process_main(const char *program, const char *about, const struct worker_eng
          .target = &measure.vram_bytes},
         {"emulated-copy", 0, ARGS_SIZE, "SIZE", "for --measure: bytes a second the emulated device copies",
          .target = &measure.copy_bytes_per_s},
+        {"host", 0, ARGS_SIZE, "SIZE", "for --measure: copies go round in so much host memory or more",
+         .target = &measure.host_bytes},
         {"quick", 0, ARGS_FLAG, NULL, "for --measure: in a hurry", .target = &measure.quick},
         {"threads", 0, ARGS_U64, "N", "for --print-program", .target = &threads, .min = 1,
          .max = POOL_THREADS_MAX},
@@ -121,7 +123,7 @@ int process_main(const char *program, const char *about, const struct worker_eng
         .program = program,
         .usage = "--arena-fd N --done-fd N --secret-fd N --control ENDPOINT --worker INDEX "
                  "--epoch E\n--print-program DIR [--plan FILE] [--threads N] [--kernels NAME]\n--probe\n"
-                 "--measure DEVICE [--vram SIZE] [--emulated-copy SIZE] [--quick]",
+                 "--measure DEVICE [--vram SIZE] [--emulated-copy SIZE] [--host SIZE] [--quick]",
         .about = about,
         .options = options,
         .option_count = sizeof options / sizeof *options};

@@ -47,6 +47,7 @@ struct profile_cpu {
     char name[PROFILE_TEXT];
     uint32_t threads; /* that the worker would use: what the rates below were measured with */
     uint64_t l3_bytes;
+    uint64_t weight_bytes;            /* that the rates were measured with, 0: not known */
     struct profile_table read;        /* by threads: plain reads of memory laid out like weights */
     struct profile_value gemv;        /* weights a second, one token, the kernels and layout of the worker */
     struct profile_value gemv_beside; /* the same while the link streams from host memory */

@@ -40,6 +40,7 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, name, KIND_TEXT, true),
     MEMBER(profile_cpu, threads, KIND_U32, true),
     MEMBER(profile_cpu, l3_bytes, KIND_U64, false),
+    MEMBER(profile_cpu, weight_bytes, KIND_U64, false),
     MEMBER(profile_cpu, read, KIND_TABLE, false),
     MEMBER(profile_cpu, gemv, KIND_RATE, false),
     MEMBER(profile_cpu, gemv_beside, KIND_RATE, false),

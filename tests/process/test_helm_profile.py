@@ -73,6 +73,8 @@ def check_cpu(what, p):
     # a gemv is a read; what is compared is its slower half with the faster half of reads
     check(what + ": one token's weights are not read faster than memory", cpu["gemv"]["low"] <= 1.5 * read["high"],
           (cpu["gemv"], read))
+    check(what + ": weights pass the caches by", cpu["weight_bytes"] >= 3 * cpu["l3_bytes"] and
+          cpu["weight_bytes"] >= 256 << 20, cpu["weight_bytes"])
     linear = {point["x"]: point["value"] for point in cpu["linear"]}
     if SLOW == 1:  # instrumented kernels have other speeds
         check(what + ": many tokens at once are worth more than two", linear[tokens[-1]] > linear[2], linear)
@@ -189,6 +191,13 @@ def test_refusals(cache):
     env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY")}
     run = subprocess.run([PROFILE, "--device", "cpu", "--quick"], capture_output=True, env=env)
     check("refused: nowhere to keep it", run.returncode == 1 and b"HOME" in run.stderr, run.stderr)
+    if SLOW > 1:
+        return
+    # --out is a place to keep it
+    out = os.path.join(cache, "out.json")
+    run = subprocess.run([PROFILE, "--device", "cpu", "--quick", "--out", out], capture_output=True, env=env)
+    check("--out: needs no other place", run.returncode == 0 and b"kept nowhere but in" in run.stderr and
+          json.load(open(out))["cpu"]["gemv"]["value"] > 0, run.stderr)
 
 
 def worker(lines, *args):

@@ -16,6 +16,8 @@
 
 #define VOCAB      1024 /* the ends of the model are not measured */
 #define LAYERS_MAX 64
+/* Where the system does not say: more than most have. */
+#define CACHES_UNKNOWN (64 * MIB)
 
 /* Bytes of a layer's matrices, largest first. */
 static const struct {
@@ -24,17 +26,28 @@ static const struct {
 } shapes[] = {{"8b", 385875968}, {"4b", 201850880}, {"1.7b", 100663296}, {"0.6b", 31457280}};
 #define SHAPES (sizeof shapes / sizeof *shapes)
 
-int profile_shape_choose(uint64_t bytes, uint64_t most, bool small, struct profile_shape *shape,
-                         struct helm_err *err)
+uint64_t profile_weights_past(uint64_t caches, uint32_t cpus, bool quick)
+{
+    uint64_t least = quick ? 256 * MIB : 1152 * MIB, enough = 8 * GIB;
+    if (quick) enough = cpus < 2 ? GIB : cpus < 8 ? cpus * 512 * MIB : 4 * GIB; /* filling takes time */
+    if (caches == 0) caches = CACHES_UNKNOWN;
+    uint64_t wanted = (quick ? 12 : 16) * caches;
+    if (wanted > enough) wanted = enough;
+    if (wanted < PROFILE_CACHES_LEAST * caches) wanted = PROFILE_CACHES_LEAST * caches;
+    return wanted > least ? wanted : least;
+}
+
+int profile_shape_choose(uint64_t bytes, uint64_t most, struct profile_shape *shape, struct helm_err *err)
 {
     char need[UNITS_TEXT], have[UNITS_TEXT];
     if (bytes > most) bytes = most;
-    for (size_t i = small ? 2 : 0; i < SHAPES; i++) {
-        uint64_t layers = (bytes + shapes[i].layer_bytes / 2) / shapes[i].layer_bytes;
+    for (size_t i = 0; i < SHAPES; i++) {
+        uint64_t layers = (bytes + shapes[i].layer_bytes - 1) / shapes[i].layer_bytes;
+        if (2 * shapes[i].layer_bytes > bytes && i + 1 < SHAPES) continue;
         if (layers < 2) layers = 2;
         if (layers > LAYERS_MAX) layers = LAYERS_MAX;
         if (layers * shapes[i].layer_bytes > most) layers--;
-        if (layers < 2) continue;
+        if (layers < 2) break;
         *shape = (struct profile_shape){shapes[i].size, (uint32_t)layers, shapes[i].layer_bytes};
         return 0;
     }

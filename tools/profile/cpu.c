@@ -5,6 +5,7 @@
  * process. The engine notes the time of every entry of a step. What one token takes is sampled by whole
  * steps: they are what is forecast, and on a machine that others use, too, most layers alone are lucky, while
  * hardly a step is. Of many tokens at once a layer takes as long as that, and is a sample of its own. */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -13,17 +14,17 @@
 #include "common/cpu.h"
 #include "common/units.h"
 #include "tools/profile/profile_tool.h"
+#include "worker-cpu/pin.h"
 
-#define STEP_TOKENS  512
-#define CONTEXT      4608
-#define LONG         4096 /* positions that one query attends to */
-#define CHUNK_START  1024 /* positions before a chunk */
-#define FILL_BYTES   (16 * MIB)
-#define REGIONS      64 /* empty regions of the pool, one after another */
-#define LINEARS      4  /* of a decoded layer: q k v; o; gate up; down */
-#define GEMV_S       2.0
-#define STEP_S_MOST  5.0 /* a step expected to take longer is left out */
-#define CACHE_FACTOR 6   /* weights are so many times the last-level cache */
+#define STEP_TOKENS 512
+#define CONTEXT     4608
+#define LONG        4096 /* positions that one query attends to */
+#define CHUNK_START 1024 /* positions before a chunk */
+#define FILL_BYTES  (16 * MIB)
+#define REGIONS     64 /* empty regions of the pool, one after another */
+#define LINEARS     4  /* of a decoded layer: q k v; o; gate up; down */
+#define GEMV_S      2.0
+#define STEP_S_MOST 5.0 /* a step expected to take longer is left out */
 
 struct profile_cpu_run {
     const struct profile_progress *progress;
@@ -39,6 +40,8 @@ struct profile_cpu_run {
     struct profile_samples once; /* seconds of a step beside its entries */
     double region_s;             /* that a region of the pool costs, empty */
     double params;               /* of a layer's matrices */
+    bool cached;                 /* too few weights: caches hold a part of them that counts */
+    cpu_set_t allowed;           /* the caller's CPUs before it became thread 0 */
 };
 
 /* ---- steps ---- */
@@ -165,16 +168,21 @@ static int fill_weights(struct profile_cpu_run *r, struct helm_err *err)
 
 /* ---- opening ---- */
 
+/* Thread 0 of a pool is the caller, which then has one CPU: that is no way to find out how many there are. */
+static void unpin(const struct profile_cpu_run *r)
+{
+    if (CPU_COUNT(&r->allowed)) (void)sched_setaffinity(0, sizeof r->allowed, &r->allowed);
+}
+
 static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_options *o, struct helm_err *err)
 {
     struct cgroup_memory memory;
     struct profile_shape shape = {0};
     char folder[PROFILE_FOLDER_TEXT] = "", size[UNITS_TEXT];
-    uint64_t l3 = profile_l3_bytes(), wanted = CACHE_FACTOR * l3, least = o->quick ? 256 * MIB : 1152 * MIB;
-    if (o->quick) wanted = 2 * l3;
-    if (wanted < least) wanted = least;
+    uint32_t cpus = o->threads ? o->threads : (uint32_t)CPU_COUNT(&r->allowed);
+    uint64_t wanted = profile_weights_past(profile_l3_bytes(), cpus, o->quick);
     int rc = cgroup_read_memory(&memory, err);
-    if (!rc) rc = profile_shape_choose(wanted, memory.available_bytes / 3, o->quick, &shape, err);
+    if (!rc) rc = profile_shape_choose(wanted, memory.available_bytes / 3, &shape, err);
     if (!rc) rc = profile_checkpoint_make(&shape, folder, err);
     if (rc) return rc;
     profile_say(r->progress, "CPU: loading %s of weights, %u layers of the %s shape",
@@ -191,7 +199,13 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
     r->open = !rc;
     r->weight_bytes = shape.layers * shape.layer_bytes;
     r->params = (double)shape.layer_bytes / 2;
-    return rc ? rc : fill_weights(r, err);
+    if (!rc) rc = fill_weights(r, err);
+    if (rc || r->weight_bytes >= PROFILE_CACHES_LEAST * profile_l3_bytes()) return rc;
+    r->cached = true;
+    profile_say(r->progress,
+                "CPU: %s is all that memory allows, less than %d times the caches: rates are estimates",
+                units_format_size(r->weight_bytes, size), PROFILE_CACHES_LEAST);
+    return 0;
 }
 
 int profile_cpu_open(const struct profile_cpu_options *options, struct profile_cpu_run **out,
@@ -203,7 +217,10 @@ int profile_cpu_open(const struct profile_cpu_options *options, struct profile_c
     memset(r, 0, sizeof *r);
     r->progress = options->progress;
     r->quick = options->quick;
-    int rc = open_engine(r, options, err);
+    int rc = 0;
+    if (sched_getaffinity(0, sizeof r->allowed, &r->allowed))
+        CPU_ZERO(&r->allowed); /* more CPUs than it has room for: none is pinned to */
+    rc = open_engine(r, options, err);
     if (!rc) {
         for (int t = 0; t < PROGRAM_TIER_COUNT; t++)
             if (r->local.engine.programs.tier[0][t].count > r->entries)
@@ -224,6 +241,7 @@ void profile_cpu_close(struct profile_cpu_run *r)
 {
     if (!r) return;
     if (r->open) local_close(&r->local);
+    unpin(r);
     free(r->entry_ns);
     free(r);
 }
@@ -237,6 +255,15 @@ void profile_cpu_close(struct profile_cpu_run *r)
 static double less(double seconds, double region)
 {
     return region < seconds / 4 ? seconds - region : seconds * 0.75;
+}
+
+/* Of a rate of memory. */
+static struct profile_value memory_value(const struct profile_cpu_run *r,
+                                         const struct profile_samples *samples)
+{
+    struct profile_value v = profile_samples_value(samples);
+    if (r->cached && v.source == PROFILE_MEASURED) v.source = PROFILE_ESTIMATE;
+    return v;
 }
 
 /* Steps of one token for so many seconds. With `read` each is followed by a pass of plain reading, so that
@@ -268,10 +295,10 @@ int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, bool beside, str
     int rc = measure_gemv(r, seconds, &r->gemv[beside], beside ? NULL : &r->operation,
                           beside ? NULL : &r->read, err);
     if (rc) return rc;
-    cpu->gemv = profile_samples_value(&r->gemv[0]);
-    cpu->gemv_beside = profile_samples_value(&r->gemv[1]);
+    cpu->gemv = memory_value(r, &r->gemv[0]);
+    cpu->gemv_beside = memory_value(r, &r->gemv[1]);
     cpu->operation = profile_samples_value(&r->operation);
-    profile_table_put(&cpu->read, cpu->threads, profile_samples_value(&r->read));
+    profile_table_put(&cpu->read, cpu->threads, memory_value(r, &r->read));
     return 0;
 }
 
@@ -280,6 +307,7 @@ static int measure_read(struct profile_cpu_run *r, struct profile_table *table, 
 {
     const struct engine_report *report = &r->local.engine.base.report;
     struct cpu_set *set = malloc(sizeof *set);
+    unpin(r);
     int rc = set ? cpu_usable(report->node, set, err)
                  : helm_fail(err, HELM_E_NOMEM, "no memory for the list of CPUs");
     for (uint32_t n = 1; n < report->threads && table->count < PROFILE_POINTS_MAX - 1 && !rc; n *= 2) {
@@ -291,8 +319,9 @@ static int measure_read(struct profile_cpu_run *r, struct profile_table *table, 
         while (samples.count < 3 || (samples.count < 32 && profile_now_s() < end))
             profile_samples_add(&samples, profile_reader_pass(&r->reader, pool));
         pool_destroy(pool);
-        profile_table_put(table, n, profile_samples_value(&samples));
+        profile_table_put(table, n, memory_value(r, &samples));
     }
+    if (!rc) rc = pin_this_thread(set->cpu[0], err); /* again the engine's thread 0 */
     free(set);
     return rc;
 }
@@ -363,6 +392,7 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     profile_cpu_name(cpu->name);
     cpu->threads = report->threads;
     cpu->l3_bytes = profile_l3_bytes();
+    cpu->weight_bytes = r->weight_bytes;
     for (uint32_t i = 0; i < report->reduced_count; i++)
         profile_say(r->progress, "CPU: %s", report->reduced[i]);
     profile_reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),

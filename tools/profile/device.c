@@ -44,8 +44,8 @@ int profile_device_open(const struct profile_device_options *o, struct profile_d
                         struct helm_err *err)
 {
     int in[2] = {-1, -1}, from[2] = {-1, -1}, rc = 0;
-    char speed[32];
-    const char *argv[8] = {"helm-worker-gpu", "--measure", o->name};
+    char speed[32], host[32];
+    const char *argv[10] = {"helm-worker-gpu", "--measure", o->name};
     size_t n = 3;
     struct profile_device_run *d = calloc(1, sizeof *d);
     *out = NULL;
@@ -55,6 +55,11 @@ int profile_device_open(const struct profile_device_options *o, struct profile_d
     if (o->copy_bytes_per_s) {
         argv[n++] = "--emulated-copy";
         argv[n++] = speed;
+    }
+    snprintf(host, sizeof host, "%llu", (unsigned long long)o->host_bytes);
+    if (o->host_bytes) {
+        argv[n++] = "--host";
+        argv[n++] = host;
     }
     if (o->quick) argv[n++] = "--quick";
     if (pipe2(in, O_CLOEXEC) || pipe2(from, O_CLOEXEC)) rc = helm_fail_errno(err, "pipe to %s", o->program);

@@ -38,8 +38,11 @@ void profile_print(const struct profile *p, FILE *out)
     fprintf(out, "%s\n", p->machine);
     fprintf(out, "profile of %s%s, fingerprint %s; median (10th - 90th percentile)\n", p->made,
             p->quick ? ", taken quickly" : "", p->fingerprint);
-    fprintf(out, "CPU: %s, %u thread%s, last-level cache %s\n", cpu->name, cpu->threads,
+    fprintf(out, "CPU: %s, %u thread%s, last-level cache %s", cpu->name, cpu->threads,
             cpu->threads == 1 ? "" : "s", units_format_size(cpu->l3_bytes, size));
+    if (cpu->weight_bytes)
+        fprintf(out, ", measured with %s of weights", units_format_size(cpu->weight_bytes, size));
+    fputc('\n', out);
     print_table(out, "read", &cpu->read, UNIT_BYTES, "thr", "plain reads, by threads");
     print_value(out, "gemv", &cpu->gemv, UNIT_BYTES, "weights, one token");
     if (gpu->device != PROFILE_DEVICE_NONE)

@@ -48,9 +48,17 @@ struct profile_shape {
     uint32_t layers;
     uint64_t layer_bytes;
 };
-/* The shape that makes about `bytes` of weights in at least two layers, and no more than `most`. */
-HELM_MUST_CHECK int profile_shape_choose(uint64_t bytes, uint64_t most, bool small,
-                                         struct profile_shape *shape, struct helm_err *err);
+/* How much must pass by between two reads of the same byte, so that what was measured is memory: caches do
+ * not forget the oldest first, and keep up to their own size of whatever goes round. With less than
+ * PROFILE_CACHES_LEAST times their size rates are estimates. */
+#define PROFILE_CACHES_LEAST 3
+/* How much is loaded to be measured with; `caches`: the last-level caches together, 0 where unknown; `cpus`:
+ * that may fill it. */
+uint64_t profile_weights_past(uint64_t caches, uint32_t cpus, bool quick);
+/* The largest shape that makes `bytes` of weights or a little more in at least two layers, and no more than
+ * `most`: matrices as large as a real step's, one after another. */
+HELM_MUST_CHECK int profile_shape_choose(uint64_t bytes, uint64_t most, struct profile_shape *shape,
+                                         struct helm_err *err);
 #define PROFILE_FOLDER_TEXT 256
 HELM_MUST_CHECK int profile_checkpoint_make(const struct profile_shape *shape,
                                             char folder[PROFILE_FOLDER_TEXT], struct helm_err *err);
@@ -106,6 +114,7 @@ struct profile_device_options {
     const char *program; /* path of helm-worker-gpu */
     const char *name;    /* "cuda:0", "emulated" */
     uint64_t copy_bytes_per_s;
+    uint64_t host_bytes; /* that copies go round in, at least */
     bool quick;
 };
 /* Starts the process that measures the device, which opens it meanwhile. */

@@ -148,6 +148,51 @@ static void a_chunk_that_costs_nothing_more_is_not_cut(void **state)
     free(s);
 }
 
+/* A prompt's step by a list of its own begins with what the ring holds of it for decode. */
+static void the_ring_holds_slices_of_a_prompts_step(void **state)
+{
+    (void)state;
+    struct setting *s = malloc(sizeof *s);
+    struct helm_err err = {0};
+    struct cost_forecast ttft;
+    struct plan_stage prefill;
+    assert_non_null(s);
+    struct forecast *f = open_forecast(s);
+    forecast_close(f);
+    s->stage.home = PLAN_HOME_STREAM;
+    prefill = s->stage;
+    s->plan.prefill[0] = (struct plan_phase){.from_tokens = 16, .stages = &prefill, .stage_count = 1};
+    s->plan.prefill_count = 1;
+    s->plan.embed = s->plan.head = PLAN_HOME_GPU;
+    s->profile.link.h2d.value = s->profile.link.h2d_beside.value = 1e6;
+    double before = INFINITY;
+    for (uint64_t ring = 32 * 1024; ring <= 256 * 1024; ring *= 2) {
+        s->plan.ring_bytes = ring;
+        if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
+        const struct cost_step whole = {.tokens = 512, .rows = 1, .samples = 1, .context = 512};
+        double seconds = forecast_step(f, &whole);
+        assert_int_equal(cost_ttft(&f->c, 512, &ttft, &err), 0);
+        assert_float_equal(seconds, ttft.seconds, 1e-9);
+        assert_true(seconds < before); /* the more it holds, the less is waited for */
+        before = seconds;
+        forecast_close(f);
+    }
+    /* of no use where the prompt's list streams other units */
+    double seconds[2];
+    for (int other = 0; other < 2; other++) {
+        prefill.home = other ? PLAN_HOME_CPU : PLAN_HOME_STREAM;
+        if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
+        const struct cost_step whole = {.tokens = 512, .rows = 1, .samples = 1, .context = 512};
+        seconds[other] = forecast_step(f, &whole);
+        assert_int_equal(cost_ttft(&f->c, 512, &ttft, &err), 0);
+        assert_float_equal(seconds[other], ttft.seconds, 1e-9);
+        forecast_close(f);
+    }
+    assert_true(seconds[0] != seconds[1]);
+    model_free(&s->model);
+    free(s);
+}
+
 static void rows(struct step *step, uint32_t count, const struct step_row *row)
 {
     memset(step, 0, sizeof *step);
@@ -241,6 +286,7 @@ int main(void)
         cmocka_unit_test(decode_forecasts_are_the_cost_models),
         cmocka_unit_test(chunks_keep_within_their_time),
         cmocka_unit_test(a_chunk_that_costs_nothing_more_is_not_cut),
+        cmocka_unit_test(the_ring_holds_slices_of_a_prompts_step),
         cmocka_unit_test(steps_are_filed_under_what_they_are),
         cmocka_unit_test(what_cannot_be_forecast_is_refused),
     };
