@@ -121,6 +121,7 @@ WORKER_GPU_SRC := \
   worker-gpu/device.c \
   worker-gpu/device_emulated.c \
   worker-gpu/emulated_attention.c \
+  worker-gpu/emulated_chain.c \
   worker-gpu/emulated_graph.c \
   worker-gpu/emulated_kernels.c \
   worker-gpu/emulated_queue.c \
@@ -132,6 +133,7 @@ WORKER_GPU_SRC := \
   worker-gpu/nvml.c \
   worker-gpu/print.c \
   worker-gpu/program.c \
+  worker-gpu/program_chain.c \
   worker-gpu/program_layer.c \
   worker-gpu/program_memory.c \
   worker-gpu/program_print.c \

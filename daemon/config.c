@@ -109,6 +109,10 @@ static void table_build(struct option_table *t, struct config *c)
     table_add(t, (struct args_option){"gpu-graphs", 0, ARGS_CHOICE, "on|off",
                                       "replay captured steps on the GPU (default on)",
                                       .target = &c->gpu_graphs_name, .choices = "on|off"});
+    table_add(t, (struct args_option){"gpu-chains", 0, ARGS_CHOICE, "on|off",
+                                      "decode one token on the GPU with chains of operations in one kernel,\n"
+                                      "where it has them (default on)",
+                                      .target = &c->gpu_chains_name, .choices = "on|off"});
     table_add(t, (struct args_option){"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go",
                                       .target = &c->rundir});
     table_add(t, (struct args_option){"worker-dir", 0, ARGS_TEXT, "DIR",
@@ -252,6 +256,7 @@ static int config_check(struct config *c, struct helm_err *err)
         if (strcmp(c->strategy_name, search_strategy_name((enum search_strategy)i)) == 0)
             c->strategy = (enum search_strategy)i;
     c->no_graphs = strcmp(c->gpu_graphs_name, "off") == 0;
+    c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(c->kv_dtype_name, dtype_name(types[i])) == 0) c->kv_dtype = types[i];
@@ -269,6 +274,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .queue = 256,
                               .strategy_name = "best",
                               .gpu_graphs_name = "on",
+                              .gpu_chains_name = "on",
                               .batch = 1,
                               .prompt = 128,
                               .max_stall_ms = CONFIG_STALL_MS,

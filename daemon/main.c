@@ -150,6 +150,7 @@ static int open_workers(struct helmd *d, struct helm_err *err)
                                           .vram_bytes = d->device.ledger.limit,
                                           .copy_bytes_per_s = d->config.emulated_copy_bytes_per_s,
                                           .no_graphs = d->config.no_graphs,
+                                          .no_chains = d->config.no_chains,
                                           .node = d->config.node == CONFIG_NO_NODE ? d->device.numa_node
                                                                                    : (int)d->config.node,
                                           .threads = (uint32_t)d->config.threads,

@@ -156,6 +156,7 @@ static void worker_send_load(struct workers *workers, struct worker *w)
     load.vram_bytes = gpu ? c->vram_bytes : 0;
     load.copy_bytes_per_s = gpu ? c->copy_bytes_per_s : 0;
     load.no_graphs = gpu && c->no_graphs;
+    load.no_chains = gpu && c->no_chains;
     msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_LOAD;
     msg.load = &load;
     worker_send(workers, w, &msg);

@@ -38,6 +38,7 @@ struct workers_config {
     const char *device;                    /* the GPU worker's: "cuda:0", "emulated" */
     uint64_t vram_bytes, copy_bytes_per_s; /* copy: the emulated device's, 0: as fast as memory */
     bool no_graphs;                        /* the GPU worker issues every step anew */
+    bool no_chains;                        /* the GPU worker decodes with a kernel an operation */
     int32_t node;                          /* NUMA node, -1: the workers' choice */
     uint32_t threads, spin_us;
     uint32_t restart_limit;   /* deaths within a minute */

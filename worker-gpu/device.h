@@ -129,6 +129,13 @@ struct device_kernels {
                   void *out, void *workspace, struct helm_err *err);
     int (*add_bias)(struct device *d, const uint32_t *count, uint32_t tokens, void *out, enum dtype dtype,
                     uint32_t stride, uint32_t rows, const float *bias, uint32_t flags, struct helm_err *err);
+    /* Consecutive operations of one token as one; of a device that has them (struct device: no_chains).
+     * chain_write puts the list into device memory and is over when it returns; not under capture. */
+    bool (*chain_takes)(struct device *d, const struct gpuk_chain_op *op);
+    size_t (*chain_bytes)(uint32_t count);
+    int (*chain_write)(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
+                       void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err);
+    int (*chain_run)(struct device *d, const struct gpuk_chain *chain, struct helm_err *err);
     size_t (*gemv_workspace)(uint32_t cols);
     size_t (*gemm_small_workspace)(uint32_t tokens, uint32_t cols);
     size_t (*attention_counters)(uint32_t tokens, uint32_t heads); /* the part that must stay zero */
@@ -185,9 +192,10 @@ struct device {
     uint64_t ceiling; /* bytes; never 0 */
     uint64_t used[DEVICE_USE_COUNT];
     _Atomic uint64_t copied_bytes[DEVICE_QUEUE_COUNT][DEVICE_DIRECTION_COUNT];
-    uint32_t spin_us;  /* how long a host thread that waits for the device looks without pause */
-    bool early_launch; /* GPUK_EARLY may be set */
-    bool loads_code;   /* a first launch loads its code, which must not happen behind a waiting queue */
+    uint32_t spin_us;      /* how long a host thread that waits for the device looks without pause */
+    bool early_launch;     /* GPUK_EARLY may be set */
+    bool loads_code;       /* a first launch loads its code, which must not happen behind a waiting queue */
+    const char *no_chains; /* why one token's operations are kernels of their own; NULL: they are chained */
 };
 
 /* Opens the device that options->name says. HELM_E_NOT_FOUND: there is none such; HELM_E_UNSUPPORTED: this

@@ -481,6 +481,7 @@ int device_cuda_open(const struct device_options *options, struct device **devic
     c->base.kernels = cuda_kernels;
     c->base.spin_us = HOST_SPIN_US;
     c->base.loads_code = true;
+    c->base.no_chains = "the CUDA device has no such kernel yet";
     c->ordinal = ordinal;
     rc = open_context(c, options->vram_bytes, err);
     if (rc) {

@@ -1,7 +1,8 @@
 /* Inside the emulated device: its kernels, run by its compute thread.
  *
- * Shared by device_emulated.c (queues, memory, graphs) emulated_kernels.c and emulated_attention.c
- * (arithmetic) only. "Device memory" is host memory here, so kernels read and write addresses as they are. */
+ * Shared by device_emulated.c (queues, memory, graphs), emulated_kernels.c, emulated_attention.c and
+ * emulated_chain.c (arithmetic) only. "Device memory" is host memory here, so kernels read and write
+ * addresses as they are. */
 #ifndef HELM_WORKER_GPU_EMULATED_H
 #define HELM_WORKER_GPU_EMULATED_H
 
@@ -56,7 +57,17 @@ int emulated_attention_decode(struct device *d, const struct gpuk_attention *arg
 int emulated_attention_prefill(struct device *d, const struct gpuk_attention *args, const void *q,
                                uint32_t tokens, uint32_t rows, void *out, enum dtype out_dtype,
                                uint32_t flags, struct helm_err *err);
+/* One token's operations, at once: for chains. */
+void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args);
+void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention *args, float *out,
+                        void *workspace);
 size_t emulated_attention_counters(uint32_t tokens, uint32_t heads);
 size_t emulated_attention_workspace(uint32_t tokens, uint32_t heads, uint32_t head_dim);
+
+bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op);
+size_t emulated_chain_bytes(uint32_t count);
+int emulated_chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
+                         void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err);
+int emulated_chain_run(struct device *d, const struct gpuk_chain *chain, struct helm_err *err);
 
 #endif

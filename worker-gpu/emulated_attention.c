@@ -145,6 +145,14 @@ static void run_attention_decode(struct emulated_math *math, const void *data)
     }
 }
 
+void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention *args, float *out,
+                        void *workspace)
+{
+    const struct attention_call call = {
+        .args = *args, .tokens = 1, .fused = true, .out = out, .workspace = workspace, .q_dtype = DTYPE_F32};
+    run_attention_decode(math, &call);
+}
+
 int emulated_attention_decode(struct device *d, const struct gpuk_attention *args, uint32_t tokens,
                               bool fused, float *out, void *workspace, uint32_t flags, struct helm_err *err)
 {

@@ -109,6 +109,12 @@ static void run_linear(struct emulated_math *math, const void *data)
     }
 }
 
+void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args)
+{
+    const struct linear_call call = {.args = *args, .tokens = 1};
+    run_linear(math, &call);
+}
+
 static int emulated_gemv(struct device *d, const struct gpuk_linear_args *args, void *workspace,
                          uint32_t flags, struct helm_err *err)
 {
@@ -430,6 +436,10 @@ const struct device_kernels emulated_kernels = {
     .argmax = emulated_argmax,
     .matmul = emulated_matmul,
     .add_bias = emulated_add_bias,
+    .chain_takes = emulated_chain_takes,
+    .chain_bytes = emulated_chain_bytes,
+    .chain_write = emulated_chain_write,
+    .chain_run = emulated_chain_run,
     .gemv_workspace = gemv_workspace,
     .gemm_small_workspace = gemm_small_workspace,
     .attention_counters = emulated_attention_counters,

@@ -58,7 +58,7 @@ static int open_device(struct gpu_engine *g, const struct engine_options *o, str
     int rc = device_open(&options, &g->device, err);
     if (rc) return rc;
     snprintf(g->base.report.device, sizeof g->base.report.device, "%s", g->device->text);
-    snprintf(g->base.report.kernels, sizeof g->base.report.kernels, "%s", o->device);
+    if (o->no_chains) g->device->no_chains = "that was asked for";
     return 0;
 }
 
@@ -77,7 +77,7 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
     if (units_mul(kv_page_bytes(&g->kv), h->page_count, &g->kv_bytes))
         return helm_fail(err, HELM_E_LIMIT, "the KV pool of %u pages overflows", h->page_count);
     g->ring_bytes = plan_has_home(&g->plan, PLAN_HOME_STREAM) ? g->plan.ring_bytes : 0;
-    gpu_buffers_place(&g->model, &g->plan, h, &g->device->kernels, &g->buffers);
+    gpu_buffers_place(&g->model, &g->plan, h, g->device, &g->buffers);
     rc = gpu_weights_plan(&g->model, &g->plan, arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
                           h->region[ARENA_REGION_WEIGHTS].bytes, &g->weights, err);
     if (rc) return rc;
@@ -145,7 +145,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     if (!rc) rc = allocate_device(g, err);
     if (!rc) rc = make_events(g, err);
     if (rc) return rc;
-    gpu_buffers_place(&g->model, &g->plan, h, &d->kernels, &g->buffers);
+    gpu_buffers_place(&g->model, &g->plan, h, d, &g->buffers);
     gpu_block_place(g->buffers.tokens, h->slots, h->pages_per_slot, &block);
     uint64_t results = (block.bytes + 63) / 64 * 64, inv_freq = results + 64 * sizeof(struct gpuk_token),
              end = inv_freq + (c->head_dim * sizeof(float) + 63) / 64 * 64;
@@ -267,6 +267,7 @@ static int prepare_programs(struct gpu_engine *g, bool graphs, struct helm_err *
         uint32_t p = i / GPU_TIER_COUNT, t = i % GPU_TIER_COUNT;
         if (gpu_program_exists(&g->plan, step_tokens, p, (enum gpu_tier)t))
             rc = gpu_program_lower(&g->source, p, (enum gpu_tier)t, &g->program[p][t], err);
+        if (!rc) rc = gpu_program_write_chains(&g->source, &g->program[p][t], err);
     }
     uint64_t before = d->ops->memory_overhead(d);
     for (uint32_t i = 0; i < phases * GPU_TIER_COUNT && !rc; i++) {
@@ -283,6 +284,25 @@ static int prepare_programs(struct gpu_engine *g, bool graphs, struct helm_err *
         rc = device_charge(d, DEVICE_GRAPHS, after - before - seen, err);
     if (!rc) rc = gpu_program_prime(&g->source, &g->prefix, err);
     return rc;
+}
+
+/* How one token is decoded: by chains, or by a kernel an operation, and why. */
+static void report_decode(struct gpu_engine *g, const char *device)
+{
+    const struct gpu_program *p = &g->program[0][GPU_TIER_1];
+    struct engine_report *report = &g->base.report;
+    const char *why = g->device->no_chains ? g->device->no_chains : "nowhere are two of them neighbours";
+    if (p->chains)
+        snprintf(report->kernels, sizeof report->kernels,
+                 "%.40s, decode: chains (%u operations in %u, %u alone)", device, p->chained, p->chains,
+                 p->unchained);
+    else if (p->unchained)
+        snprintf(report->kernels, sizeof report->kernels,
+                 "%.40s, decode: a kernel an operation, because %.80s", device, why);
+    else
+        snprintf(report->kernels, sizeof report->kernels, "%.40s", device);
+    if (p->unchained && g->device->no_chains)
+        engine_reduced(report, "one token is decoded by a kernel an operation instead of chains: %s", why);
 }
 
 /* The next step's first slices may still be on their way. */
@@ -363,6 +383,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
         gpu_engine_free(base);
         return rc;
     }
+    report_decode(g, o->device);
     report->threads = g->sampler_count ? g->sampler_count : 1;
     report->weight_bytes = g->weights.matrix_bytes;
     report->loaded = true;

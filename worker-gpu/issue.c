@@ -11,6 +11,7 @@ static bool is_launch(enum gpu_kind kind)
     case GPU_WORD_WAIT:
     case GPU_WORD_WRITE:
     case GPU_MATMUL:
+    case GPU_CHAIN:
     case GPU_RECORD:
     case GPU_FOLLOW:
         return false;
@@ -74,16 +75,6 @@ static int issue_linear(const struct gpu_source *s, const struct gpu_program *p,
     return d->kernels.gemm_small(d, &e->as.linear, most, count, work, flags, err);
 }
 
-/* Counters, which must stay zero, then partial results: for every tier the latter begin at the same place, so
- * that none writes over another's counters. */
-static void *attention_work(const struct gpu_source *s, uint32_t tokens)
-{
-    const struct device_kernels *k = &s->device->kernels;
-    uint32_t heads = s->model->config.heads;
-    return (char *)s->buffers->attention_work + k->attention_counters(GPUK_BATCH_MAX, heads) -
-           k->attention_counters(tokens, heads);
-}
-
 static int issue_attention(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_entry *e,
                            const struct span_of_tokens *of, struct helm_err *err)
 {
@@ -95,7 +86,7 @@ static int issue_attention(const struct gpu_source *s, const struct gpu_program 
                                       err);
     case GPU_ATTEND_DECODE:
         return d->kernels.attention_decode(d, a, of->tokens, e->as.attention.fused, e->as.attention.out,
-                                           attention_work(s, of->tokens), of->flags, err);
+                                           gpu_attention_work(s, of->tokens), of->flags, err);
     default:
         return d->kernels.attention_prefill(d, a, e->as.attention.q, of->tokens, p->block.rows,
                                             e->as.attention.out, e->as.attention.out_dtype, of->flags, err);
@@ -326,6 +317,8 @@ static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, 
     case GPU_ARGMAX:
         return k->argmax(d, count + 2, p->samples, b->logits, c->vocab, s->tokens, b->argmax_work, flags,
                          err);
+    case GPU_CHAIN:
+        return k->chain_run(d, &e->as.chain.chain, err);
     case GPU_STREAM_COPY:
         return issue_slice(s, p, e, err);
     case GPU_KV_IN:
@@ -363,8 +356,9 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
 {
     bool after_launch = false; /* only behind another kernel may one start early */
     int rc = 0;
-    for (uint32_t i = 0; i < p->tail && !rc; i++) {
+    for (uint32_t i = 0, step; i < p->tail && !rc; i += step) {
         const struct gpu_entry *e = &p->entry[i];
+        step = e->kind == GPU_CHAIN ? 1 + e->as.chain.count : 1;
         if (e->head && e->group * GPUK_BATCH_MAX >= issue->samples) continue;
         if (e->again && issue->tokens <= GPU_SUB_TOKENS) continue;
         if (issue->alone && is_between_others(s, e)) continue;

@@ -62,7 +62,8 @@ static int start(const struct pair_options *o, struct pair *pair, enum pair_work
                                               .device = o->device,
                                               .vram_bytes = o->vram_bytes,
                                               .copy_bytes_per_s = o->copy_bytes_per_s,
-                                              .no_graphs = o->no_graphs};
+                                              .no_graphs = o->no_graphs,
+                                              .no_chains = o->no_chains};
     server->arena = &pair->arena;
     server->epoch = arena_header_of(&pair->arena)->epoch;
     server->worker = worker;

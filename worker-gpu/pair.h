@@ -20,7 +20,7 @@ struct pair_options {
     uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
     uint64_t vram_bytes, copy_bytes_per_s;
     uint32_t peer_wait_ms;
-    bool no_graphs;
+    bool no_graphs, no_chains;
 };
 
 struct pair {

@@ -74,7 +74,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     for (uint32_t i = 0; i < plan_phase_count(&p->plan) && !rc; i++)
         rc = ring_plan(&p->weights, &p->plan, i, i ? &p->ring[0] : NULL, &p->ring[i], err);
     if (rc) return rc;
-    gpu_buffers_place(&p->model, &p->plan, h, &p->device->kernels, &p->buffers);
+    gpu_buffers_place(&p->model, &p->plan, h, p->device, &p->buffers);
     p->space_bytes = p->weights.bytes + p->buffers.bytes + p->plan.ring_bytes + 4096;
     p->space =
         mmap(NULL, (size_t)p->space_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -84,7 +84,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     }
     gpu_weights_pretend(&p->weights, p->space);
     p->buffers.memory = p->space + p->weights.bytes;
-    gpu_buffers_place(&p->model, &p->plan, h, &p->device->kernels, &p->buffers);
+    gpu_buffers_place(&p->model, &p->plan, h, p->device, &p->buffers);
     *source = (struct gpu_source){.model = &p->model,
                                   .plan = &p->plan,
                                   .weights = &p->weights,

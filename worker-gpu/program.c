@@ -331,6 +331,7 @@ int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_
     if (!low.rc && !(program->turn = calloc((size_t)span_count + 1, sizeof *program->turn)))
         low.rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", span_count);
     if (!low.rc) lower_step(&low, spans, span_count);
+    if (!low.rc) lower_chains(&low);
     free(spans);
     if (low.rc) gpu_program_free(program, source->device);
     return low.rc;

@@ -23,6 +23,11 @@
  * prefill phase) pass through two staging pools of one layer each, turn by turn, by the same queue; a step
  * counts as done when what it appended is back.
  *
+ * Chains (kernels.h): of the tier of one token, operations of layers and head with nothing between them are
+ * done by one kernel, where the device has it. GPU_CHAIN stands in front of them; they stay in the list, as
+ * what the chain consists of. Events of the ring, words and lanes end a chain; slices of streamed weights,
+ * each between two events, stay kernels of their own.
+ *
  * Called by engine.c. Owns entries and graph; addresses point into device memory and the arena, which outlive
  * it. */
 #ifndef HELM_WORKER_GPU_PROGRAM_H
@@ -79,6 +84,8 @@ struct gpu_buffers {
     float *inv_freq;
     void *linear_work, *attention_work, *argmax_work, *matmul_work;
     uint64_t attention_work_bytes, argmax_work_bytes;
+    char *chains; /* lists of the chains, one behind the other */
+    uint64_t chain_bytes;
     uint32_t tokens, sub_tokens; /* capacities of a chunk and of a sub-chunk, padded */
 };
 
@@ -102,6 +109,7 @@ enum gpu_kind {
     GPU_WORD_WRITE,
     GPU_GATHER,
     GPU_ARGMAX,
+    GPU_CHAIN,       /* the operations behind it, which are not issued themselves */
     GPU_STREAM_COPY, /* a slice into the ring; records its arrival */
     GPU_KV_IN,       /* a borrowed layer's pages with what came before this step; records its arrival */
     GPU_KV_OUT,      /* those it appended to; records that they are back */
@@ -117,6 +125,7 @@ struct gpu_entry {
     int32_t layer;  /* -1 outside the layers */
     bool head;      /* left out of a chunk in which nothing is sampled */
     bool again;     /* what it computes is still there in a step of one sub-chunk */
+    bool slice;     /* its weights are in the ring */
     uint32_t group; /* GEMM_SMALL of the head in a chunk: which 16 samples */
     uint32_t sub;
     union {
@@ -175,6 +184,10 @@ struct gpu_entry {
         struct {
             uint32_t kv_layer, staging, event;
         } borrow;
+        struct {
+            uint32_t count; /* operations */
+            struct gpuk_chain chain;
+        } chain;
     } as;
 };
 
@@ -215,10 +228,11 @@ struct gpu_program {
     struct gpuk_step step; /* device addresses, of all tokens */
     struct gpu_entry *entry;
     uint32_t count, capacity;
-    uint32_t tail;         /* where it begins: behind what the graph has */
-    uint64_t stream_bytes; /* of weights that come through the ring */
-    uint64_t copy_bytes;   /* what a step copies into the ring before its tail */
-    struct gpu_turn *turn; /* [turns], in order */
+    uint32_t tail;                       /* where it begins: behind what the graph has */
+    uint32_t chains, chained, unchained; /* how many; operations in them; of layers and head, beside them */
+    uint64_t stream_bytes;               /* of weights that come through the ring */
+    uint64_t copy_bytes;                 /* what a step copies into the ring before its tail */
+    struct gpu_turn *turn;               /* [turns], in order */
     uint32_t turns;
     struct device_graph *graph; /* NULL: issued anew each step */
 };
@@ -248,7 +262,10 @@ struct gpu_source {
 uint32_t gpu_chunk_elem_bytes(const struct model *model);
 /* Sizes every buffer for this plan; with `memory` set also their addresses. */
 void gpu_buffers_place(const struct model *model, const struct plan *plan, const struct arena_header *arena,
-                       const struct device_kernels *kernels, struct gpu_buffers *buffers);
+                       const struct device *device, struct gpu_buffers *buffers);
+/* Where attention of so many tokens (of the decode tiers) works. Counters, which must stay zero, then partial
+ * results: for every tier the latter begin at the same place, so that none writes over another's counters. */
+void *gpu_attention_work(const struct gpu_source *source, uint32_t tokens);
 void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, struct gpu_block *block);
 /* The arrays of sub-chunk `sub` at `base`, which is the block's own address. */
 struct gpuk_step gpu_block_step(const struct gpu_block *block, const char *base, uint32_t pages_per_slot,
@@ -262,6 +279,9 @@ HELM_MUST_CHECK int gpu_program_check_phases(const struct plan *plan, struct hel
 bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t phase, enum gpu_tier tier);
 HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_tier tier,
                                       struct gpu_program *program, struct helm_err *err);
+/* Puts the lists of its chains into the buffers: once, before the program is issued, not under capture. */
+HELM_MUST_CHECK int gpu_program_write_chains(const struct gpu_source *source, struct gpu_program *program,
+                                             struct helm_err *err);
 /* Which slices of the prefix are in the ring or on their way, and what their copies came to in this step.
  *
  * Where a prompt goes on in the next step, a chunk's tail leaves out what that chunk would only overwrite;

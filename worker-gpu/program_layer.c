@@ -206,6 +206,7 @@ static void decode_operation(struct lowering *low, uint32_t unit, enum ring_op o
     struct piece piece = {0};
     while (next_piece(low, &piece, unit, op)) {
         struct gpu_entry *e = lower_linear(low, (int32_t)(unit / 2), around->x, around->x_stride);
+        e->slice = piece.streamed;
         e->as.linear.norm = around->norm;
         e->as.linear.swiglu = op == RING_GATE_UP;
         if (around->residual) e->as.linear.residual = around->residual + piece.part[0].at;

@@ -1,4 +1,5 @@
-/* Inside lowering: what program.c (spans, ends) and program_layer.c (halves of layers) share.
+/* Inside lowering: what program.c (spans, ends), program_layer.c (halves of layers) and program_chain.c
+ * (chains) share.
  *
  * Entries are added to one list in the order in which they are issued. An error is kept in `rc`; what is
  * added after it goes nowhere. */
@@ -48,5 +49,8 @@ void lower_fetches(struct lowering *low);
 /* Halves of a layer; `out` of the decode tiers: where the residual stream goes, x or a lane. */
 void lower_decode_unit(struct lowering *low, uint32_t unit, float *out);
 void lower_chunk_unit(struct lowering *low, uint32_t unit);
+
+/* What may be chained of a whole list is (program_chain.c). */
+void lower_chains(struct lowering *low);
 
 #endif

@@ -134,9 +134,27 @@ static void place_shared(const struct model *model, const struct arena_header *a
     *at = end;
 }
 
-void gpu_buffers_place(const struct model *model, const struct plan *plan, const struct arena_header *arena,
-                       const struct device_kernels *kernels, struct gpu_buffers *b)
+/* Room for the lists of the chains, however they are cut: of at most five operations a layer and the head,
+ * two or more in each chain. Lists of three in their rounding take the most a operation. */
+static uint64_t chains_room(const struct model_config *c, const struct device *device)
 {
+    uint64_t operations = 5ull * c->layers + 1;
+    if (device->no_chains) return 0;
+    return (operations * 2 + 2) / 3 * device->kernels.chain_bytes(2);
+}
+
+void *gpu_attention_work(const struct gpu_source *s, uint32_t tokens)
+{
+    const struct device_kernels *k = &s->device->kernels;
+    uint32_t heads = s->model->config.heads;
+    return (char *)s->buffers->attention_work + k->attention_counters(GPUK_BATCH_MAX, heads) -
+           k->attention_counters(tokens, heads);
+}
+
+void gpu_buffers_place(const struct model *model, const struct plan *plan, const struct arena_header *arena,
+                       const struct device *device, struct gpu_buffers *b)
+{
+    const struct device_kernels *kernels = &device->kernels;
     const struct model_config *c = &model->config;
     char *base = b->memory;
     uint64_t tokens = round_up(arena->step_tokens, GPU_PAD_TOKENS), slots = arena->slots;
@@ -153,6 +171,7 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
     b->sub_tokens = tokens < GPU_SUB_TOKENS ? (uint32_t)tokens : GPU_SUB_TOKENS;
     b->attention_work_bytes = kernels->attention_workspace(GPUK_BATCH_MAX, c->heads, c->head_dim);
     b->argmax_work_bytes = kernels->argmax_workspace((uint32_t)samples);
+    b->chain_bytes = layers ? chains_room(c, device) : 0;
     const struct area_part always[] = {{(void **)&b->block, block.bytes},
                                        {(void **)&b->x, tokens * c->hidden * sizeof(float)},
                                        {&b->linear_work, linear}},
@@ -164,6 +183,7 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
                                           {(void **)&b->rope_table, tokens * c->head_dim * sizeof(float)},
                                           {(void **)&b->inv_freq, (uint64_t)c->head_dim * sizeof(float)},
                                           {&b->attention_work, b->attention_work_bytes},
+                                          {(void **)&b->chains, b->chain_bytes},
                                           {&b->matmul_work, kernels->matmul_workspace}};
     place_area(base, &b->bytes, always, sizeof always / sizeof *always);
     if (head) place_area(base, &b->bytes, of_head, sizeof of_head / sizeof *of_head);

@@ -20,6 +20,7 @@ static const char *const kind_name[] = {[GPU_COPY_BLOCK] = "copy step block",
                                         [GPU_WORD_WRITE] = "write word",
                                         [GPU_GATHER] = "gather samples",
                                         [GPU_ARGMAX] = "argmax",
+                                        [GPU_CHAIN] = "chain of",
                                         [GPU_STREAM_COPY] = "  link: copy",
                                         [GPU_KV_IN] = "  link: borrow the cache, pool",
                                         [GPU_KV_OUT] = "  link: give the cache back, pool",
@@ -65,7 +66,7 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
                        FILE *out)
 {
     const struct ring_schedule *ring = &source->ring[program->phase];
-    uint32_t held = 0;
+    uint32_t held = 0, chain_end = 0;
     while (held < ring->count && ring->slice[held].held) held++;
     fprintf(out, "%s: %u entries%s\n", title, program->count, program->graph ? ", one graph" : "");
     if (ring->count)
@@ -79,7 +80,7 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
             fprintf(out, "layer %-4d ", e->layer);
         else
             fprintf(out, "%-11s", "");
-        fprintf(out, "%s", kind_name[e->kind]);
+        fprintf(out, "%s%s", i < chain_end ? "| " : "", kind_name[e->kind]);
         const struct gpuk_linear_args *l = &e->as.linear;
         if (e->kind == GPU_GEMV || e->kind == GPU_GEMM_SMALL) {
             for (uint32_t s = 0; s < l->segments; s++) fprintf(out, " %ux%u", l->segment[s].rows, l->cols);
@@ -90,6 +91,9 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
                     e->as.matmul.accumulate ? ", + residual" : "");
         } else if (e->kind == GPU_WORD_WAIT || e->kind == GPU_WORD_WRITE) {
             fprintf(out, " %u", e->as.word.value);
+        } else if (e->kind == GPU_CHAIN) {
+            fprintf(out, " %u operations, one kernel", e->as.chain.count);
+            chain_end = i + 1 + e->as.chain.count;
         } else if (e->kind == GPU_STREAM_COPY) {
             print_slice(ring, e->as.stream.slice, out);
         } else if (e->kind == GPU_KV_IN || e->kind == GPU_KV_OUT) {

@@ -184,7 +184,8 @@ static int handle_load(struct control *c, const Message *message)
                                 .device = c->device,
                                 .vram_bytes = load->vram_bytes,
                                 .copy_bytes_per_s = load->copy_bytes_per_s,
-                                .no_graphs = load->no_graphs};
+                                .no_graphs = load->no_graphs,
+                                .no_chains = load->no_chains};
     c->state = CONTROL_LOADING;
     return server_start(c->server, c->err);
 }

@@ -11,6 +11,7 @@
 #define HOST_VECTOR_ALIGN 64
 #define VRAM_WEIGHT_ALIGN 256
 #define VRAM_SUB_TOKENS   512 /* of a long chunk at a time, as the GPU worker cuts it */
+#define VRAM_CHAIN_BYTES  1024 /* of an operation in a list of chained ones */
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
@@ -193,6 +194,8 @@ uint64_t analyse_vram_workspace_bytes(const struct model_config *c, uint32_t ste
         uint64_t half = attention > mlp ? attention : mlp;
         bytes +=
             (half > decode ? half : decode) + tokens * c->head_dim * sizeof(float) + sub * c->hidden * elem;
+        /* one token's operations: five a layer, and the head */
+        bytes += (5ull * c->layers + 1) * VRAM_CHAIN_BYTES;
         /* attention of a small batch in pieces: partial results and their weights */
         bytes += few * 64 * c->heads * (c->head_dim + 2ull) * sizeof(float);
     }

@@ -233,6 +233,57 @@ static void slow_copies_change_nothing(void **state)
     free(pair);
 }
 
+/* Chains are the same operations in one launch: on the emulated device the same bits, captured or not, and
+ * the worker says how it decodes. (The CUDA device's chains add in another order; there one run is like
+ * another.)
+ */
+static void chains_change_nothing(void **state)
+{
+    (void)state;
+    need_device();
+    static const enum plan_home all[] = {PLAN_HOME_GPU, PLAN_HOME_GPU, PLAN_HOME_GPU, PLAN_HOME_GPU},
+                                third[] = {PLAN_HOME_CPU, PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_CPU};
+    static const struct {
+        const char *name;
+        const enum plan_home *home;
+        const char *says;
+    } plans[] = {{"all gpu", all, "decode: chains (21 operations in 1, 0 alone)"},
+                 {"mixed", mixed_home, "decode: chains (10 operations in 1, 0 alone)"},
+                 {"one of four", third, "decode: chains (5 operations in 1, 0 alone)"}};
+    const bool emulated = strcmp(device_name(), "emulated") == 0;
+    struct helm_err err = {0};
+    struct golden *golden = calloc(1, sizeof *golden);
+    struct pair *pair = calloc(1, sizeof *pair);
+    golden_read("golden/qwen3", golden);
+    for (size_t p = 0; p < sizeof plans / sizeof *plans; p++) {
+        struct split split;
+        make_split(&split, plans[p].name, plans[p].home, 4);
+        struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+        uint64_t digest[4];
+        for (int run = 0; run < 4; run++) { /* chains and graphs; without one of them; without both */
+            struct outcome outcome = {0};
+            options.no_chains = run & 1;
+            options.no_graphs = run & 2;
+            if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
+            const struct engine_report *report = &pair->server[PAIR_GPU].engine->report;
+            const char *says = options.no_chains ? "decode: a kernel an operation, because that was asked for"
+                                                 : plans[p].says;
+            if (emulated && !strstr(report->kernels, says))
+                fail_msg("%s: %s", plans[p].name, report->kernels);
+            if (emulated) assert_int_equal(report->reduced_count, !!options.no_chains + !!options.no_graphs);
+            run_mode(pair, golden, MODE_ALONE, 20, &outcome);
+            digest[run] = outcome.digest;
+            assert_int_equal(outcome.wrong, 0);
+            pair_close(pair);
+        }
+        assert_true(digest[0] == digest[2] && digest[1] == digest[3]);
+        if (emulated) assert_true(digest[0] == digest[1]);
+    }
+    golden_free(golden);
+    free(golden);
+    free(pair);
+}
+
 /* A bad row is left out by both workers alike; a step of bad rows only is answered at once. */
 static void bad_rows_are_left_out_by_both(void **state)
 {
@@ -333,6 +384,7 @@ int main(void)
         cmocka_unit_test(bad_rows_are_left_out_by_both),
         cmocka_unit_test(the_ceiling_holds),
         cmocka_unit_test(slow_copies_change_nothing),
+        cmocka_unit_test(chains_change_nothing),
         cmocka_unit_test(a_late_peer_is_a_fault),
         cmocka_unit_test(hand_overs_are_timed),
         cmocka_unit_test(qwen3_agrees),

@@ -101,16 +101,19 @@ def test_streamed_weights_half_layers_and_prompt_lists_agree_with_the_golden_run
             check("cpu" in moved, f"{what}: {moved}")
 
 
-def test_steps_issued_anew_give_what_captured_ones_give():
+def test_steps_issued_anew_or_without_chains_give_the_same():
     runs = []
-    for graphs in "on", "off":
-        with emulated("csgcsgcs", "c", "g", "--gpu-graphs", graphs, ring_bytes=1 << 20) as d:
+    for graphs, chains in ("on", "on"), ("off", "on"), ("on", "off"):
+        with emulated("csgcsgcs", "c", "g", "--gpu-graphs", graphs, "--gpu-chains", chains, ring_bytes=1 << 20) as d:
             c = Client(d.endpoint)
             s = c.generate(GOLDEN[2]["prompt"], 60, logprobs=3)
             c.run(s)
             runs.append([[(t.token, t.logprob) for t in x.top] for x in s.first])
             same("worker gpu: reduced: steps are issued anew" in d.log(), graphs == "off", "a word of it in the log")
-    check(runs[0] == runs[1] and len(runs[0]) > 10, "not the same")
+            same("decode: chains (" in d.log(), chains == "on", "how it decodes")
+            same("worker gpu: reduced: one token is decoded by a kernel an operation instead of chains: that was asked for"
+                 in d.log(), chains == "off", "why it does without chains")
+    check(runs[0] == runs[1] == runs[2] and len(runs[0]) > 10, "not the same")
 
 
 def test_a_plan_of_helm_plan_runs():

@@ -70,6 +70,7 @@ static void what_the_planner_is_told(void **state)
     assert_null(c.profile_file);
     assert_int_equal(c.strategy, SEARCH_BEST);
     assert_true(c.batch == 1 && c.prompt == 128 && c.max_stall_ms == CONFIG_STALL_MS && !c.no_graphs);
+    assert_false(c.no_chains);
     config_free(&c);
     for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++) {
         assert_int_equal(READ(&c, &err, "--model", "/m", "--strategy", strategies[i].name), 0);
@@ -79,11 +80,11 @@ static void what_the_planner_is_told(void **state)
     }
     const char *path =
         file_with("model = /m\nprofile = /p.json\nstrategy = stream\nbatch = 4\nprompt = 2048\n"
-                  "max-stall-ms = 0\ngpu-graphs = off\n");
+                  "max-stall-ms = 0\ngpu-graphs = off\ngpu-chains = off\n");
     assert_int_equal(READ(&c, &err, "--config", path), 0);
     assert_string_equal(c.profile_file, "/p.json");
     assert_int_equal(c.strategy, SEARCH_STREAM);
-    assert_true(c.batch == 4 && c.prompt == 2048 && c.max_stall_ms == 0 && c.no_graphs);
+    assert_true(c.batch == 4 && c.prompt == 2048 && c.max_stall_ms == 0 && c.no_graphs && c.no_chains);
     config_free(&c);
     unlink(path);
 }
@@ -151,7 +152,7 @@ static void what_makes_no_sense_is_refused(void **state)
                  {"--strategy", "fast", HELM_E_USAGE},    {"--batch", "0", HELM_E_USAGE},
                  {"--batch", "9", HELM_E_USAGE},          {"--prompt", "0", HELM_E_USAGE},
                  {"--max-stall-ms", "-1", HELM_E_USAGE},  {"--gpu-graphs", "maybe", HELM_E_USAGE},
-                 {"--nothing", "1", HELM_E_USAGE}};
+                 {"--gpu-chains", "maybe", HELM_E_USAGE}, {"--nothing", "1", HELM_E_USAGE}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct config c;
         struct helm_err err = {0};

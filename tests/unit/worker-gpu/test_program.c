@@ -66,7 +66,8 @@ static void workspace_is_as_estimated(void **state)
                                            .pages_per_slot = 8192 / 32,
                                            .kv = {.dtype = DTYPE_BF16}};
             model.config.dtype = DTYPE_BF16;
-            gpu_buffers_place(&model, &plan, &h, &d->kernels, &buffers);
+            model.config.layers = 36;
+            gpu_buffers_place(&model, &plan, &h, d, &buffers);
             uint64_t taken = buffers.bytes - d->kernels.matmul_workspace;
             uint64_t charged = analyse_vram_workspace_bytes(&model.config, tokens[t], 8, 8192, true, true);
             assert_true(taken <= charged);
@@ -74,6 +75,20 @@ static void workspace_is_as_estimated(void **state)
             uint64_t partial = 16ull * 64 * model.config.heads * (model.config.head_dim + 2ull) * 4;
             assert_true(charged - partial <= taken + taken / 4 + MIB);
         }
+    /* without chains there are no lists */
+    const struct arena_header h = {.slots = 8,
+                                   .step_tokens = 1,
+                                   .pages_per_slot = 1,
+                                   .kv = {.dtype = DTYPE_BF16}};
+    struct model model = {.config = shapes[0]};
+    struct gpu_buffers with = {0}, without = {0};
+    model.config.layers = 36;
+    gpu_buffers_place(&model, &plan, &h, d, &with);
+    d->no_chains = "of this test";
+    gpu_buffers_place(&model, &plan, &h, d, &without);
+    assert_int_equal(without.chain_bytes, 0);
+    assert_true(with.chain_bytes >= d->kernels.chain_bytes(5 * 36 + 1));
+    assert_int_equal(with.bytes - without.bytes, (with.chain_bytes + 255) / 256 * 256);
     device_close(d);
 }
 

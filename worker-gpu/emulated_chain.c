@@ -1,0 +1,111 @@
+/* The emulated device's chains: lists of one token's operations in its memory, run one after the other by the
+ * kernels that they would be alone, so that the results are the same bits. See emulated.h and kernels.h.
+ *
+ * As strict as a GPU: what cannot be copied in bulk is not taken, a list is written by the queue, never under
+ * capture, and a list that something has written over fails the device. */
+#include <stdint.h>
+#include <string.h>
+
+#include "worker-gpu/emulated_queue.h"
+
+#define LIST_MARK UINT64_C(0x6e69616863204d48)
+#define BULK      16 /* bytes: what bulk copies begin and end at */
+
+struct list {
+    uint64_t mark;
+    uint32_t count;
+    void *attention_workspace;
+    struct gpuk_chain_op op[];
+};
+
+static bool in_bulk(const void *at)
+{
+    return (uintptr_t)at % BULK == 0;
+}
+
+static bool takes_linear(const struct gpuk_linear_args *a)
+{
+    bool ok = a->segments >= 1 && a->segments <= GPUK_SEGMENTS_MAX && in_bulk(a->x) && in_bulk(a->norm) &&
+              a->cols * dtype_bytes(a->dtype) % BULK == 0;
+    for (uint32_t s = 0; s < a->segments && ok; s++) ok = in_bulk(a->segment[s].weight);
+    return ok;
+}
+
+bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op)
+{
+    (void)d;
+    if (op->kind == GPUK_CHAIN_LINEAR) return takes_linear(&op->linear);
+    return op->attention.args.kv.layout.head_dim <= GPUK_HEAD_DIM_MAX;
+}
+
+size_t emulated_chain_bytes(uint32_t count)
+{
+    return (sizeof(struct list) + count * sizeof(struct gpuk_chain_op) + 255) / 256 * 256;
+}
+
+static enum dtype dtype_of(const struct gpuk_chain_op *op)
+{
+    return op->kind == GPUK_CHAIN_LINEAR ? op->linear.dtype : (enum dtype)op->attention.args.kv.layout.dtype;
+}
+
+static int check_list(struct device *d, const struct gpuk_chain_op *op, uint32_t count, struct helm_err *err)
+{
+    const struct gpuk_chain_op *first[2] = {NULL, NULL}; /* of each kind */
+    for (uint32_t i = 0; i < count; i++) {
+        const struct gpuk_chain_op **like = &first[op[i].kind == GPUK_CHAIN_ATTENTION];
+        if (!emulated_chain_takes(d, &op[i]))
+            return helm_fail(err, HELM_E_UNSUPPORTED, "operation %u of a chain cannot be taken", i);
+        if (*like && dtype_of(*like) != dtype_of(&op[i]))
+            return helm_fail(err, HELM_E_UNSUPPORTED, "operation %u of a chain is of another dtype", i);
+        *like = &op[i];
+    }
+    return 0;
+}
+
+int emulated_chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
+                         void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err)
+{
+    struct device_event *event = NULL;
+    void *host = NULL;
+    size_t bytes = emulated_chain_bytes(count);
+    if (emulated_of(d)->capture) return helm_fail(err, HELM_E_STATE, "a chain is written inside a capture");
+    if ((uintptr_t)memory % 256) return helm_fail(err, HELM_E_USAGE, "a chain's list at %p", memory);
+    int rc = check_list(d, op, count, err);
+    if (!rc) rc = d->ops->host_alloc(d, bytes, &host, err);
+    if (rc) return rc;
+    struct list *list = memset(host, 0, bytes);
+    list->mark = LIST_MARK;
+    list->count = count;
+    list->attention_workspace = attention_workspace;
+    memcpy(list->op, op, count * sizeof *op);
+    rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, memory, host, bytes, err);
+    if (!rc) rc = d->ops->event_create(d, &event, err);
+    if (!rc) rc = d->ops->event_record(d, DEVICE_COMPUTE, event, err);
+    if (!rc) rc = d->ops->event_wait(d, event, err);
+    if (event) d->ops->event_free(d, event);
+    d->ops->host_free(d, host);
+    *chain = (struct gpuk_chain){.list = memory, .count = count};
+    return rc;
+}
+
+static void run_chain(struct emulated_math *math, const void *data)
+{
+    const struct gpuk_chain *chain = data;
+    const struct list *list = chain->list;
+    if (list->mark != LIST_MARK || list->count != chain->count) {
+        math->broken = "a chain's list was written over";
+        return;
+    }
+    for (uint32_t i = 0; i < list->count && !math->broken; i++) {
+        const struct gpuk_chain_op *op = &list->op[i];
+        if (op->kind == GPUK_CHAIN_LINEAR)
+            emulated_run_gemv(math, &op->linear);
+        else
+            emulated_run_fused(math, &op->attention.args, op->attention.out, list->attention_workspace);
+    }
+}
+
+int emulated_chain_run(struct device *d, const struct gpuk_chain *chain, struct helm_err *err)
+{
+    return emulated_enqueue(d, run_chain, chain, sizeof *chain, err);
+}
