@@ -11,6 +11,8 @@
 #     accuracy14 the same of 14B; prompts 32 and 1,024 of 8B
 #     sweep      8B at 8 GiB: the chosen plan beside every second thesis split and 20 random mixtures
 #     large      32B at 48 GiB, where host memory allows
+#     agreement  log probabilities beside those of transformers (PyTorch needed): golden models, 0.6B, 4B, 8B, many plans;
+#                every third split as far as HELM_AGREEMENT_SECONDS (180) go
 # --bin: the folder of the programs (an unpacked `make dist`, with helm-test-gpu-* beside them for check and sanitize).
 # --models (default /dev/shm/helm-models): where helm-mkmodel puts random weights of the published shapes; each stage
 # removes what the next does not need unless HELM_BENCH_KEEP is set. Raw output goes to --out, tables to standard output.
@@ -18,7 +20,7 @@
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 bin='' out='' models=/dev/shm/helm-models peers=no
-usage() { sed -n '2,19s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,20s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 while [ $# -gt 0 ] && [[ $1 == --* ]]; do
     case $1 in
     --peers) peers=yes; shift; continue ;;
@@ -121,6 +123,12 @@ stage_sweep() {
 stage_large() {
     need 32b
     step split-32b planner_bench reach split-32b --model "$models/32b" --vram 48GiB --prompt 128 --output 32
+}
+stage_agreement() {
+    need 0.6b 4b 8b
+    step agreement python3 -B "$here/against_transformers.py" --bin "$bin" --out "$out/agreement" \
+        --golden "$here/../../tests/data/golden" --model "$models/0.6b" --model "$models/4b" --model "$models/8b" \
+        --seconds "${HELM_AGREEMENT_SECONDS:-180}"
 }
 
 echo "machine: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) CPUs, $(uname -sr), $(date -u +%FT%RZ)"
