@@ -63,6 +63,10 @@ bench() {
     step "$name" "$bin/helm-bench" --model "$models/$model" --device cuda --json "$out/$name.json" --markdown - "$@"
 }
 planner_bench() { python3 -B "$here/planner_bench.py" "$1" --bin "$bin" --out "$out/$2" --device cuda "${@:3}"; }
+# The machine in full, once a call: plans and daemons of later steps use it.
+need_profile() {
+    [ -f "$out/profile.json" ] || step profile "$bin/helm-profile" --force --device cuda --out "$out/profile.json"
+}
 
 stage_check() { step check "$here/../../tests/gpu/check.sh" --need-gpu --only kernels,device,split,stream "$bin"; }
 stage_sanitize() {
@@ -70,28 +74,32 @@ stage_sanitize() {
 }
 stage_profile() {
     nvidia-smi --query-gpu=name,driver_version,pcie.link.gen.current,pcie.link.width.current --format=csv,noheader
-    step profile "$bin/helm-profile" --force --device cuda --out "$out/profile.json"
+    need_profile
 }
 stage_resident() {
     need 4b 8b
+    need_profile
     for model in 4b 8b; do
-        bench "resident-$model" "$model" --prompt 128 --output 128 --rounds 2
-        bench "resident-$model-4096" "$model" --prompt 4096 --output 8 --rounds 2
+        bench "resident-$model" "$model" --prompt 128 --output 128 --rounds 2 -- --profile "$out/profile.json"
+        bench "resident-$model-4096" "$model" --prompt 4096 --output 8 --rounds 2 -- --profile "$out/profile.json"
     done
-    step token-path python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" -- --device cuda
+    step token-path python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" -- --device cuda --profile "$out/profile.json"
     [ $peers = no ] || step transformers-8b python3 -B "$here/peers/accelerate_bench.py" --model "$models/8b" --all-gpu \
         --prompt 128 --output 64 --markdown - --json "$out/transformers-8b.json"
 }
 stage_split() {
     need 8b
-    step split-8b planner_bench reach split-8b --model "$models/8b" --vram 8GiB --prompt 128,2048 --rounds 2
-    step token-path-8gib python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" --output 128 -- --device cuda --vram 8GiB
-    peer 8b 8GiB
+    need_profile
+    step split-8b planner_bench reach split-8b --model "$models/8b" --vram 8GiB --prompt 128,2048 --rounds 2 --profile "$out/profile.json"
+    step token-path-8gib python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" --output 128 -- --device cuda --vram 8GiB \
+        --profile "$out/profile.json"
+    peer 8b 8GiB 1GiB
     need 14b
-    step split-14b planner_bench reach split-14b --model "$models/14b" --vram 24GiB --prompt 128 --rounds 2
-    peer 14b 24GiB
+    step split-14b planner_bench reach split-14b --model "$models/14b" --vram 24GiB --prompt 128 --rounds 2 --profile "$out/profile.json"
+    peer 14b 24GiB 3GiB
 }
-# peer MODEL SIZE: Accelerate with all but SIZE of the card held by another process
+# peer MODEL SIZE RESERVE: Accelerate with all but SIZE of the card held by another process; RESERVE of it is left for what is not
+# weights (with less it runs out of memory)
 peer() {
     [ $peers = yes ] || return 0
     local holder=$bin/occupy_vram
@@ -100,7 +108,7 @@ peer() {
     coproc HOLD { "$holder" --leave "$2" 2>"$out/occupy.err"; }
     local hold_pid=$HOLD_PID line
     read -r line <&"${HOLD[0]}" && echo "$line"
-    step "accelerate-$1" python3 -B "$here/peers/accelerate_bench.py" --model "$models/$1" --vram "$2" --reserve 1GiB --prompt 128 \
+    step "accelerate-$1" python3 -B "$here/peers/accelerate_bench.py" --model "$models/$1" --vram "$2" --reserve "$3" --prompt 128 \
         --output 8 --requests 1 --markdown - --json "$out/accelerate-$1.json"
     kill "$hold_pid"
     wait "$hold_pid" 2>/dev/null
@@ -108,21 +116,27 @@ peer() {
 stage_accuracy8() {
     need 0.6b 4b 8b
     step accuracy8 planner_bench accuracy accuracy8 --model "$models/0.6b" --model "$models/4b" --model "$models/8b" \
-        --vram 4GiB,8GiB,16GiB,all --prompt 128,4096 --output 48
+        --vram 4GiB,8GiB,16GiB,all --prompt 128,4096 --output 48 --refresh --bench-rounds 1
 }
 stage_accuracy14() {
     need 8b
-    step accuracy8-prompts planner_bench accuracy accuracy8-prompts --model "$models/8b" --vram 8GiB,all --prompt 32,1024 --output 32
+    step accuracy8-prompts planner_bench accuracy accuracy8-prompts --model "$models/8b" --vram 8GiB,all --prompt 32,1024 --output 32 \
+        --refresh --bench-rounds 1
     need 14b
-    step accuracy14 planner_bench accuracy accuracy14 --model "$models/14b" --vram 8GiB,24GiB,all --prompt 128,4096 --output 48
+    step accuracy14 planner_bench accuracy accuracy14 --model "$models/14b" --vram 8GiB,24GiB,all --prompt 128,4096 --output 48 \
+        --refresh --bench-rounds 1
 }
 stage_sweep() {
     need 8b
-    step sweep planner_bench sweep sweep --model "$models/8b" --vram 8GiB --prompt 128 --output 32
+    need_profile
+    step sweep planner_bench sweep sweep --model "$models/8b" --vram 8GiB --prompt 128 --output 32 --rounds 2 --bench-rounds 1 \
+        --profile "$out/profile.json"
 }
 stage_large() {
     need 32b
-    step split-32b planner_bench reach split-32b --model "$models/32b" --vram 48GiB --prompt 128 --output 32
+    need_profile
+    step split-32b planner_bench reach split-32b --model "$models/32b" --vram 48GiB --prompt 128 --output 32 --rounds 2 --bench-rounds 1 \
+        --profile "$out/profile.json"
 }
 stage_agreement() {
     need 0.6b 4b 8b

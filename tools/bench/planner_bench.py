@@ -3,7 +3,9 @@
 
   planner_bench.py accuracy --bin DIR --out DIR --model DIR [--model DIR...] [--vram SIZE,...] [--prompt N,...]
       Plans every (model, ceiling) for each prompt length, runs that plan, and compares predicted with measured decode speed
-      (at the context that the output has on average) and TTFT.
+      (at the context that the output has on average) and TTFT. --refresh takes the machine's profile anew (helm-profile
+      --quick) before each model and ceiling, for machines whose memory others use too; and the decode error is given a second
+      time with the profile's CPU rates scaled to the reads measured beside the run: what is left is the model's own error.
   planner_bench.py sweep --bin DIR --out DIR --model DIR --vram SIZE [--prompt N] [--every N] [--random N] [--seed N]
       Runs the chosen plan, every N-th thesis split and N random mixtures of homes, round by round, and says how far the chosen
       one is from the best measured.
@@ -11,7 +13,8 @@
       Runs the chosen plan and the best thesis split, interleaved; gives the ratio, and decode against the bound
       Wh / B_both + Wg / B_gpu of the profile (or of --limits, JSON with both_gb_s and vram_gb_s).
 
-Common: --output N (tokens, default 64), --rounds N, --profile FILE, --device D, and after -- options for helmd.
+Common: --output N (tokens, default 64), --rounds N, --bench-rounds N (of helm-bench in each run, default 3), --profile FILE,
+--device D, and after -- options for helmd.
 Writes every plan, every helm-bench report and result.json into --out, a Markdown table to standard output.
 Exit status: 0; 2 usage; 5 something failed (it is named; the rest went on). Standard library only."""
 import argparse
@@ -54,11 +57,28 @@ class Bench:
     def program(self, name):
         return os.path.join(self.o.bin, name)
 
-    def helm_plan(self, model, arguments, name):
+    def refresh(self):
+        """The machine as it is now, for all that follows."""
+        profile = self.path("profile.json")
+        command = [self.program("helm-profile"), "--quick", "--force", "--out", profile]
+        if self.o.device:
+            command += ["--device", self.o.device]
+        status, out, err = run(command, 300)
+        if status:
+            raise Failed(f"helm-profile: status {status}: {(err or out).strip()[-300:]}")
+        self.o.profile = profile
+
+    def profile(self):
+        if not self.o.profile:
+            return None
+        with open(self.o.profile, encoding="utf-8") as file:
+            return json.load(file)
+
+    def helm_plan(self, model, arguments, name, profile=None):
         """The object that helm-plan --json prints, kept as NAME.plan.json."""
         command = [self.program("helm-plan"), "--model", model, "--json"] + arguments
-        if self.o.profile:
-            command += ["--profile", self.o.profile]
+        if profile or self.o.profile:
+            command += ["--profile", profile or self.o.profile]
         elif self.o.device:
             command += ["--device", self.o.device]
         status, out, err = run(command, 60)
@@ -76,7 +96,7 @@ class Bench:
         """Medians that helm-bench reports of a daemon running that plan."""
         report = self.path(name + ".bench.json")
         command = [self.program("helm-bench"), "--model", model, "--prompt", str(prompt), "--output",
-                   str(self.o.output), "--requests", str(self.o.requests), "--json", report]
+                   str(self.o.output), "--requests", str(self.o.requests), "--rounds", str(self.o.bench_rounds), "--json", report]
         if vram:
             command += ["--vram", vram]
         if self.o.device:
@@ -124,20 +144,56 @@ def summary(errors):
     return {"cells": len(sizes), "median": statistics.median(sizes), "worst": sizes[-1]} if sizes else None
 
 
+def scaled_profile(profile, read_gb_s):
+    """The profile with the CPU's memory rates as they would be if it had read as fast as this; None without both readings."""
+    read = max(profile["cpu"]["read"], key=lambda entry: entry["x"], default=None) if profile else None
+    if not read or not read_gb_s or not read["value"]:
+        return None
+    factor = read_gb_s * 1e9 / read["value"]
+    other = json.loads(json.dumps(profile))
+    for name in ("gemv", "gemv_beside", "attention"):
+        for key in ("value", "low", "high"):
+            if name in other["cpu"] and key in other["cpu"][name]:
+                other["cpu"][name][key] *= factor
+    return other
+
+
+def said_at_read(b, model, arguments, name, got):
+    """Decode token/s forecast for the memory that the runs found; None where it is not known."""
+    reads = [g["read_gb_s"]["p50"] for g in got if g.get("read_gb_s") and g["read_gb_s"].get("p50")]
+    profile = scaled_profile(b.profile(), statistics.median(reads) if reads else None)
+    if not profile:
+        return None
+    path = b.path(name + ".scaled-profile.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(profile, file)
+    return b.helm_plan(model, arguments, name + "-scaled", path)["decode_tok_s"]["value"]
+
+
+def percent(error):
+    return "-" if error is None else f"{100 * error:+.1f} %"
+
+
 def accuracy(b):
     o, rows = b.o, []
     for model in o.model:
         for vram in o.vram.split(","):
+            if o.refresh:
+                try:
+                    b.refresh()
+                except Failed as why:
+                    b.note(f"{name_of(model)}-{vram}", why)
+                    continue
             for prompt in (int(p) for p in o.prompt.split(",")):
                 name = f"{name_of(model)}-{vram}-{prompt}"
                 sizes = ["--ctx", str(prompt + o.output + CONTEXT_SLACK), "--prompt", str(prompt)]
                 ceiling = vram_arguments(vram)
                 try:
                     plan = b.helm_plan(model, sizes + ceiling, name)
-                    said = b.helm_plan(model, sizes + ceiling + ["--plan", b.path(name + ".plan.json"),
-                                                                 "--at", str(prompt + o.output // 2)],
-                                       name + "-said")
+                    at = sizes + ceiling + ["--plan", b.path(name + ".plan.json"), "--at", str(prompt + o.output // 2)]
+                    said = b.helm_plan(model, at, name + "-said")
                     got = [b.measure(model, name, ceiling and vram, prompt, f"{name}-{r}") for r in range(o.rounds)]
+                    at_read = said_at_read(b, model, at, name, got)
                 except Failed as why:
                     b.note(name, why)
                     continue
@@ -146,19 +202,23 @@ def accuracy(b):
                 rows.append({"model": name_of(model), "vram": vram, "prompt": prompt,
                              "said_tok_s": said["decode_tok_s"]["value"], "tok_s": tok_s,
                              "decode_error": relative(said["decode_tok_s"]["value"], tok_s),
+                             "decode_error_at_read": None if at_read is None else relative(at_read, tok_s),
                              "said_ttft_ms": said["ttft_ms"]["value"], "ttft_ms": ttft,
                              "ttft_error": relative(said["ttft_ms"]["value"], ttft),
                              "homes": homes_text(plan), "load_seconds": got[0]["load_seconds"]})
-    print("| model | VRAM | prompt | homes | token/s predicted | measured | error | TTFT ms predicted | measured | error |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| model | VRAM | prompt | homes | token/s predicted | measured | error | at the run's reads | TTFT ms predicted | "
+          "measured | error |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for r in rows:
         print(f"| {r['model']} | {r['vram']} | {r['prompt']} | {r['homes']} | {r['said_tok_s']:.2f} | {r['tok_s']:.2f} | "
-              f"{100 * r['decode_error']:+.1f} % | {r['said_ttft_ms']:.1f} | {r['ttft_ms']:.1f} | {100 * r['ttft_error']:+.1f} % |")
+              f"{percent(r['decode_error'])} | {percent(r['decode_error_at_read'])} | {r['said_ttft_ms']:.1f} | "
+              f"{r['ttft_ms']:.1f} | {percent(r['ttft_error'])} |")
     decode, ttft = summary([r["decode_error"] for r in rows]), summary([r["ttft_error"] for r in rows])
-    for what, s in (("decode", decode), ("TTFT", ttft)):
+    at_read = summary([r["decode_error_at_read"] for r in rows if r["decode_error_at_read"] is not None])
+    for what, s in (("decode", decode), ("decode at the reads measured beside each run", at_read), ("TTFT", ttft)):
         if s:
             print(f"\n{what}: median error {100 * s['median']:.1f} %, worst {100 * s['worst']:.1f} % of {s['cells']} cells")
-    b.finish({"command": "accuracy", "rows": rows, "decode": decode, "ttft": ttft})
+    b.finish({"command": "accuracy", "rows": rows, "decode": decode, "decode_at_read": at_read, "ttft": ttft})
 
 
 def homes_text(plan):
@@ -265,12 +325,27 @@ def sweep(b):
     b.finish({"command": "sweep", "tok_s": tok_s, "medians": medians, "refused": refused, "best": best})
 
 
-def bytes_by_home(plan):
+def bytes_by_home(plan, model):
+    """Weights that a decode step reads, by home, the head's with them."""
     total = {"cpu": 0, "gpu": 0, "stream": 0}
     for stage in plan["stages"]["decode"]:
         total[stage["home"]] += stage["bytes"]
-    total[plan["head"]] += plan.get("head_bytes", 0)
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    total[plan["head"]] += 2 * config["vocab_size"] * config["hidden_size"]
     return total
+
+
+def limits_of(b):
+    """What the bound divides by, in GB/s: --limits, or the profile's rates of CPU and link beside each other."""
+    if b.o.limits:
+        with open(b.o.limits, encoding="utf-8") as file:
+            return json.load(file)
+    profile = b.profile()
+    if not profile or not profile.get("link") or not profile.get("gpu"):
+        return None
+    return {"both_gb_s": (profile["cpu"]["gemv_beside"]["value"] + profile["link"]["h2d_beside"]["value"]) / 1e9,
+            "cpu_gb_s": profile["cpu"]["gemv"]["value"] / 1e9, "vram_gb_s": profile["gpu"]["gemv"]["value"] / 1e9}
 
 
 def reach(b):
@@ -292,7 +367,9 @@ def reach(b):
                 got.setdefault(name, []).append(b.measure(model, name, ceiling and o.vram, prompt, f"{name}-{r}"))
             except Failed as why:
                 b.note(name, why)
-    rows = {}
+    rows, limits = {}, limits_of(b)
+    if limits:
+        print("limits: " + ", ".join(f"{key[:-5].replace('_', ' ')} {value:.1f} GB/s" for key, value in limits.items()))
     print("| plan | homes | token/s | predicted | TTFT ms | predicted |\n| --- | --- | --- | --- | --- | --- |")
     for name, _ in names:
         if name not in got:
@@ -306,14 +383,12 @@ def reach(b):
         best, thesis = rows.get(f"best-{prompt}"), rows.get(f"thesis-{prompt}")
         if best and thesis:
             print(f"\nprompt {prompt}: {best['tok_s'] / thesis['tok_s']:.2f} times the thesis split")
-        if best and o.limits:
-            with open(o.limits, encoding="utf-8") as file:
-                limits = json.load(file)
-            total = bytes_by_home(plans[f"best-{prompt}"])
+        if best and limits:
+            total = bytes_by_home(plans[f"best-{prompt}"], model)
             bound_s = (total["cpu"] + total["stream"]) / (limits["both_gb_s"] * 1e9) + total["gpu"] / (limits["vram_gb_s"] * 1e9)
             best["of_bound"] = bound_s * best["tok_s"]
             print(f"prompt {prompt}: {100 * best['of_bound']:.1f} % of the bound ({1 / bound_s:.2f} token/s)")
-    b.finish({"command": "reach", "rows": rows, "raw": got})
+    b.finish({"command": "reach", "rows": rows, "raw": got, "limits": limits})
 
 
 def main():
@@ -331,8 +406,10 @@ def main():
     parser.add_argument("--profile")
     parser.add_argument("--limits")
     parser.add_argument("--device", default="")
-    for name, value in (("output", 64), ("rounds", 1), ("requests", 1), ("every", 2), ("random", 20), ("seed", 1)):
+    for name, value in (("output", 64), ("rounds", 1), ("requests", 1), ("every", 2), ("random", 20), ("seed", 1),
+                        ("bench-rounds", 3)):
         parser.add_argument("--" + name, type=int, default=value)
+    parser.add_argument("--refresh", action="store_true")
     options = parser.parse_args(argv)
     options.helmd = helmd
     for program in ("helm-plan", "helm-bench", "helmd"):
