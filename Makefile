@@ -431,6 +431,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/attention_decode.cu \
   worker-gpu/kernels/attention_decode_tensor.cu \
   worker-gpu/kernels/attention_prefill.cu \
+  worker-gpu/kernels/chain.cu \
   worker-gpu/kernels/elementwise.cu \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemv.cu \
@@ -440,6 +441,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/select.cu
 CUDA_TEST_SRC := \
   tests/gpu/test_attention.cu \
+  tests/gpu/test_chain.cu \
   tests/gpu/test_elementwise.cu \
   tests/gpu/test_linear.cu \
   tests/gpu/test_main.cu

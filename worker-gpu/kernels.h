@@ -210,11 +210,11 @@ struct gpuk_chain {
     const void *list; /* device */
     uint32_t count;   /* operations */
     int variant;      /* of the kernel; the launcher's own */
-    uint32_t warps, slots, shared_bytes, blocks;
+    uint32_t warps, slots, shared_bytes, blocks, linears, region_bytes, ahead_tiles;
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
  * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of
- * one chain have weights of one dtype and caches of one dtype. */
+ * one chain have weights of one dtype and caches of one dtype, and attention of one step block. */
 bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op);
 /* Device memory of a list of `count` operations, counters included; a multiple of 256. */
 size_t gpuk_chain_bytes(uint32_t count);

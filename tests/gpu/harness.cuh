@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "worker-cpu/kernels/convert.h"
@@ -22,7 +23,8 @@ struct test_context {
     struct gpuk_device device;
     cudaStream_t stream;
     uint64_t random;
-    bool small; /* few and small cases: for compute-sanitizer */
+    bool small;  /* few and small cases: for compute-sanitizer */
+    bool stress; /* what must give the same bits again is run thousands of times */
     int checks, failures;
     double worst; /* error over tolerance, of all checks */
     char worst_what[160];
@@ -129,12 +131,15 @@ static inline void check(struct test_context *t, bool good, const char *what)
     t->failures++;
     if (t->failures <= 40) printf("FAIL %s\n", what);
 }
-/* ||out - ref|| / ||ref|| <= tolerance; NaN fails, so an element that was not written fails. */
+/* ||out - ref|| / ||ref|| <= tolerance; NaN fails, so an element that was not written fails. With `terms`,
+ * the sums of the magnitudes of what each element is a sum of: where those cancel, 8 roundings of fp32 of
+ * them (||terms|| * 2^-21) are allowed too, since no sum in fp32 can be nearer. */
 template <typename T>
 static void check_close(struct test_context *t, const std::vector<T> &out, const std::vector<double> &ref,
-                        double tolerance, const char *what)
+                        double tolerance, const char *what, const std::vector<double> *terms = nullptr)
 {
-    double difference = 0, norm = 0;
+    double difference = 0, norm = 0, magnitude = 0;
+    for (size_t i = 0; terms && i < terms->size(); i++) magnitude += (*terms)[i] * (*terms)[i];
     bool sized = out.size() == ref.size();
     for (size_t i = 0; sized && i < ref.size(); i++) {
         double d = (double)out[i] - ref[i];
@@ -142,6 +147,7 @@ static void check_close(struct test_context *t, const std::vector<T> &out, const
         norm += ref[i] * ref[i];
     }
     double error = norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+    if (norm > 0) tolerance = std::max(tolerance, sqrt(magnitude / norm) * 0x1p-21);
     bool good = sized && error <= tolerance;
     t->checks++;
     if (good && error / tolerance > t->worst) {
@@ -186,5 +192,6 @@ void test_linear(struct test_context *t);
 void test_elementwise(struct test_context *t);
 void test_select(struct test_context *t);
 void test_attention(struct test_context *t);
+void test_chain(struct test_context *t);
 
 #endif

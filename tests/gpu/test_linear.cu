@@ -18,14 +18,16 @@ static double silu_of(double x)
     return x / (1 + exp(-x));
 }
 
-/* out of one case as the definition has it: [segment or 1][count][rows]. */
+/* out of one case as the definition has it: [segment or 1][count][rows]. terms: what check_close takes. */
 static std::vector<std::vector<double>> reference(const linear_case &c,
                                                   const std::vector<std::vector<double>> &w,
                                                   const std::vector<std::vector<float>> &bias,
                                                   const std::vector<float> &x, const std::vector<float> &norm,
-                                                  const std::vector<float> &residual)
+                                                  const std::vector<float> &residual,
+                                                  std::vector<std::vector<double>> *terms)
 {
     std::vector<std::vector<double>> out(c.segments);
+    terms->assign(c.segments, {});
     for (uint32_t t = 0; t < c.count; t++) {
         std::vector<double> h(c.cols);
         double squares = 0;
@@ -35,16 +37,21 @@ static std::vector<std::vector<double>> reference(const linear_case &c,
             h[i] = c.norm ? (double)x[t * c.cols + i] * scale * norm[i] : (double)x[t * c.cols + i];
         for (uint32_t s = 0; s < c.segments; s++)
             for (uint32_t r = 0; r < c.rows[s]; r++) {
-                double sum = c.bias ? (double)bias[s][r] : 0;
+                double sum = c.bias ? (double)bias[s][r] : 0, size = fabs(sum);
                 const double *row = &w[s][(size_t)r * c.cols];
-                for (uint32_t i = 0; i < c.cols; i++) sum += row[i] * h[i];
-                if (c.residual) sum += residual[t * c.rows[0] + r];
+                for (uint32_t i = 0; i < c.cols; i++) sum += row[i] * h[i], size += fabs(row[i] * h[i]);
+                if (c.residual) sum += residual[t * c.rows[0] + r], size += fabs(residual[t * c.rows[0] + r]);
                 out[s].push_back(sum);
+                (*terms)[s].push_back(size);
             }
     }
     if (c.swiglu) {
-        for (size_t i = 0; i < out[0].size(); i++) out[0][i] = silu_of(out[0][i]) * out[1][i];
-        out.resize(1);
+        for (size_t i = 0; i < out[0].size(); i++) { /* silu is at most 1.1 times as steep as its argument */
+            const double gate = silu_of(out[0][i]);
+            (*terms)[0][i] = 1.1 * (*terms)[0][i] * fabs(out[1][i]) + fabs(gate) * (*terms)[1][i];
+            out[0][i] = gate * out[1][i];
+        }
+        out.resize(1), terms->resize(1);
     }
     return out;
 }
@@ -79,7 +86,8 @@ static void run_case(struct test_context *t, const linear_case &c, const struct 
         c.tokens == 1 ? gpuk_gemv_workspace_bytes(c.cols) : gpuk_gemm_small_workspace_bytes(c.tokens, c.cols);
     gpu_buffer workspace(workspace_bytes);
 
-    auto expected = reference(c, w, bias, x, norm, residual);
+    std::vector<std::vector<double>> terms;
+    auto expected = reference(c, w, bias, x, norm, residual, &terms);
     std::vector<std::vector<float>> first;
     for (int run = 0; run < 2; run++) {
         struct gpuk_linear_args args = {};
@@ -115,7 +123,7 @@ static void run_case(struct test_context *t, const linear_case &c, const struct 
             for (size_t i = (size_t)c.count * c.rows[0]; i < all.size(); i++) kept = kept && isnan(all[i]);
             check(t, kept, what);
             if (run == 0) {
-                check_close(t, got, expected[s], tolerance, what);
+                check_close(t, got, expected[s], tolerance, what, &terms[s]);
                 first.push_back(got);
             } else {
                 check_same(t, got, first[s], what);

@@ -1,9 +1,10 @@
 /* helm-test-gpu-kernels: every GPU kernel against a reference in double on the host.
  *
- *   helm-test-gpu-kernels [--small] [--seed N]      exit 0: all good; 1: a wrong result; 2: CUDA failed
+ *   helm-test-gpu-kernels [--small] [--stress] [--only NAME] [--seed N]      exit 0: all good; 1: a wrong
+ * result; 2: CUDA failed
  *
  * Inputs are random and fresh each run unless a seed is given; it is printed. --small runs few, small cases
- * under compute-sanitizer. */
+ * under compute-sanitizer; --stress repeats thousands of times what must give the same bits each time. */
 #include <time.h>
 
 #include "tests/gpu/harness.cuh"
@@ -50,14 +51,19 @@ test_step::test_step(struct test_context *t, const std::vector<uint32_t> &start,
 int main(int argc, char **argv)
 {
     struct test_context t = {};
+    const char *only = NULL;
     uint64_t seed = (uint64_t)time(NULL) * 2654435761u;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--small") == 0) {
             t.small = true;
+        } else if (strcmp(argv[i], "--stress") == 0) {
+            t.stress = true;
+        } else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
+            only = argv[++i];
         } else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
             seed = strtoull(argv[++i], NULL, 0);
         } else {
-            fprintf(stderr, "usage: %s [--small] [--seed N]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--small] [--stress] [--only NAME] [--seed N]\n", argv[0]);
             return 2;
         }
     }
@@ -77,8 +83,10 @@ int main(int argc, char **argv)
     } tests[] = {{"elementwise", test_elementwise},
                  {"select", test_select},
                  {"linear", test_linear},
-                 {"attention", test_attention}};
+                 {"attention", test_attention},
+                 {"chain", test_chain}};
     for (auto &test : tests) {
+        if (only && strcmp(only, test.name) != 0) continue;
         int failures = t.failures, checks = t.checks;
         t.worst = 0;
         test.run(&t);

@@ -12,27 +12,6 @@
 static const uint32_t WARPS = 4;
 static const uint32_t THREADS = WARPS * 32;
 static const uint32_t PIECE_MIN = 64; /* positions: below this another block costs more than it saves */
-/* 8 dimensions of a cache row: neighbours in the vector form, every 32nd else. */
-template <typename T, bool VECTOR>
-__device__ __forceinline__ void row_load(const unsigned char *row, uint32_t first_dim, uint32_t head_dim,
-                                         float *v)
-{
-    if constexpr (VECTOR) {
-        if (first_dim < head_dim) {
-            const uint4 *p = reinterpret_cast<const uint4 *>(row + first_dim * sizeof(T));
-            unpack16<T>(__ldcg(p), v);
-            if constexpr (sizeof(T) == 4) unpack16<T>(__ldcg(p + 1), v + 4);
-        } else {
-#pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = 0;
-        }
-    } else {
-        const T *p = reinterpret_cast<const T *>(row);
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] = first_dim + 32 * j < head_dim ? element<T>::load(p[first_dim + 32 * j]) : 0.0f;
-    }
-}
 
 /* Shared memory: q [G][head_dim], o [WARPS][G][head_dim] (before that scratch of take_query, after it the
  * merge's weights), m and s [WARPS][G]. */
@@ -73,17 +52,16 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     const uint32_t at_once = 32 / lanes, place = lane / lanes;
     const uint32_t first_dim = VECTOR ? (lane & (lanes - 1)) * 8 : lane;
     const uint32_t dim_step = VECTOR ? 1 : 32;
-    float q[G][8], o[G][8], m[G], s[G];
+    float q[G][8];
+    attention_sums<G> sums;
+    sums_open(sums);
 #pragma unroll
-    for (int g = 0; g < G; g++) {
-        m[g] = -INFINITY, s[g] = 0;
+    for (int g = 0; g < G; g++)
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             uint32_t d = first_dim + j * dim_step;
             q[g][j] = (uint32_t)g < heads && d < head_dim ? qs[g * head_dim + d] : 0.0f;
-            o[g][j] = 0;
         }
-    }
     const int U = G > 4 ? 2 : 4; /* positions whose keys and values are in flight together */
     const uint32_t step = WARPS * at_once;
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens), page_mask = l.page_tokens - 1;
@@ -107,71 +85,22 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
                 for (int j = 0; j < 8; j++) k[u][j] = 0, v[u][j] = 0;
             }
         }
+        sums_add<G, U>(sums, heads, lanes, k, v, seen, [&](int g, float *to) {
 #pragma unroll
-        for (int g = 0; g < G; g++) {
-            if ((uint32_t)g >= heads) break;
-            float x[U], most = m[g];
-#pragma unroll
-            for (int u = 0; u < U; u++) {
-                x[u] = 0;
-#pragma unroll
-                for (int j = 0; j < 8; j++) x[u] += q[g][j] * k[u][j];
-                for (uint32_t mask = lanes / 2; mask > 0; mask >>= 1)
-                    x[u] += __shfl_xor_sync(0xffffffffu, x[u], mask);
-                if (!seen[u]) x[u] = -INFINITY;
-                most = fmaxf(most, x[u]);
-            }
-            if (most == -INFINITY) continue; /* nothing seen yet */
-            float keep = rescale(m[g], most);
-            m[g] = most;
-            s[g] *= keep;
-#pragma unroll
-            for (int j = 0; j < 8; j++) o[g][j] *= keep;
-#pragma unroll
-            for (int u = 0; u < U; u++) {
-                float w = exp2_of(x[u] - most);
-                s[g] += w;
-#pragma unroll
-                for (int j = 0; j < 8; j++) o[g][j] += w * v[u][j];
-            }
-        }
+            for (int j = 0; j < 8; j++) to[j] = q[g][j];
+        });
     }
-    /* the warp's places, then its share to shared memory */
-#pragma unroll
-    for (int g = 0; g < G; g++) {
-        if ((uint32_t)g >= heads) break;
-        for (uint32_t mask = lanes; mask < 32; mask <<= 1) {
-            float other_m = __shfl_xor_sync(0xffffffffu, m[g], mask), most = fmaxf(m[g], other_m);
-            float mine = rescale(m[g], most), theirs = rescale(other_m, most);
-            /* both sides add the same two terms: lower lane's first, so that they get the same bits */
-            bool low = (lane & mask) == 0;
-            float other_s = __shfl_xor_sync(0xffffffffu, s[g], mask);
-            s[g] = low ? s[g] * mine + other_s * theirs : other_s * theirs + s[g] * mine;
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                float other_o = __shfl_xor_sync(0xffffffffu, o[g][j], mask);
-                o[g][j] = o[g][j] * mine + other_o * theirs;
-            }
-            m[g] = most;
-        }
-        if (place == 0) {
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                uint32_t d = first_dim + j * dim_step;
-                if (d < head_dim) os[(warp * G + g) * head_dim + d] = o[g][j];
-            }
-            if ((lane & (lanes - 1)) == 0) ms[warp * G + g] = m[g], ss[warp * G + g] = s[g];
-        }
-    }
+    sums_fold(sums, heads, lanes, first_dim, dim_step, head_dim, os, ms, ss);
     __syncthreads();
-    finish_block<G, WARPS>(p, t, head0, heads, pieces, os, ms, ss, memory);
+    finish_block<G, WARPS>(p, t, head0, heads, blockIdx.x, pieces,
+                           p.counters + (size_t)t * gridDim.y + blockIdx.y, os, ms, ss, memory);
 }
 
 /* ---- launchers ---------------------------------------------------------------------------------- */
 
 static size_t shared_bytes(int g, uint32_t head_dim)
 {
-    size_t pieces = (size_t)g * (GPUK_SPLITS_MAX + 2);
+    size_t pieces = merge_floats((uint32_t)g);
     size_t heads = (size_t)(WARPS + 1) * g * head_dim;
     /* take_query's scratch lies in o's place: one head a warp, whatever G */
     size_t scratch = (size_t)g * head_dim + WARPS * head_dim;
@@ -212,6 +141,21 @@ int gpuk_prepare_attention_decode(const struct gpuk_device *device, struct helm_
     return rc;
 }
 
+struct decode_params gpuk_decode_params(const struct gpuk_attention *args, uint32_t tokens, bool fused,
+                                        float *out, void *workspace)
+{
+    const size_t pieces = (size_t)tokens * args->heads * GPUK_SPLITS_MAX;
+    struct decode_params p = {};
+    p.a = *args;
+    p.out = out;
+    p.fused = fused;
+    p.counters = (uint32_t *)workspace;
+    p.piece_o = (float *)((char *)workspace + gpuk_attention_counter_bytes(tokens, args->heads));
+    p.piece_m = p.piece_o + pieces * args->kv.layout.head_dim;
+    p.piece_s = p.piece_m + pieces;
+    return p;
+}
+
 extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const struct gpuk_attention *args,
                                      uint32_t tokens, bool fused, float *out, float *partial_m,
                                      float *partial_s, void *workspace, uint32_t flags, void *stream,
@@ -225,18 +169,10 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
     const struct kv_layout *l = &args->kv.layout;
     uint32_t group = args->heads / l->kv_heads;
     int size = group == 1 ? 0 : group <= 4 ? 1 : 2;
-    struct decode_params p = {};
-    p.a = *args;
-    p.out = out;
+    struct decode_params p = gpuk_decode_params(args, tokens, fused, out, workspace);
     p.partial_m = partial_m;
     p.partial_s = partial_s;
-    p.fused = fused;
     p.group_chunks = div_up(group, group_sizes[size]);
-    size_t pieces = (size_t)tokens * args->heads * GPUK_SPLITS_MAX;
-    p.counters = (uint32_t *)workspace;
-    p.piece_o = (float *)((char *)workspace + gpuk_attention_counter_bytes(tokens, args->heads));
-    p.piece_m = p.piece_o + pieces * l->head_dim;
-    p.piece_s = p.piece_m + pieces;
     if (decode_tensor_fits(device, args)) return decode_tensor_launch(device, &p, tokens, flags, stream, err);
     uint32_t blocks = l->kv_heads * p.group_chunks;
     uint32_t splits = 2 * (uint32_t)device->sm_count / (blocks * tokens);

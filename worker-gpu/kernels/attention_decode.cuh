@@ -1,7 +1,7 @@
-/* What both decode attention kernels share: their arguments, the query on its way into shared memory, and the
- * ways results leave a block.
+/* What the decode attention kernels share: their arguments, the query on its way into shared memory,
+ * streaming softmax of a lane and its warp, and the ways results leave a block.
  *
- * Included by attention_decode.cu and attention_decode_tensor.cu. */
+ * Included by attention_decode.cu, attention_decode_tensor.cu and chain_attention.cuh. */
 #ifndef HELM_WORKER_GPU_KERNELS_ATTENTION_DECODE_CUH
 #define HELM_WORKER_GPU_KERNELS_ATTENTION_DECODE_CUH
 
@@ -29,11 +29,13 @@ __device__ __forceinline__ float rescale(float from, float to)
 }
 
 /* Puts the group's q into shared memory, scaled; with `fused` norms and rotates first, and appends k and v
- * when this block's piece ends with the token's own position. */
+ * when this block's piece ends with the token's own position (`owner`). With `current`, an owner leaves k and
+ * v there too ([2][head_dim] in shared memory), as the cache has them, and only one of its group appends. */
 template <typename T>
 __device__ __forceinline__ void take_query(const decode_params &p, uint32_t t, uint32_t kv_head,
                                            uint32_t head0, uint32_t heads, uint32_t position,
-                                           const uint32_t *pages, bool owner, float *qs, float *scratch)
+                                           const uint32_t *pages, bool owner, float *qs, float *scratch,
+                                           float *current = nullptr, bool appends = true)
 {
     const gpuk_attention &a = p.a;
     const uint32_t head_dim = a.kv.layout.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -57,7 +59,120 @@ __device__ __forceinline__ void take_query(const decode_params &p, uint32_t t, u
             const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)kv_head * head_dim;
             head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, head_dim, own,
                       v);
-            kv_store<T>(a.kv, pages, position, is_value, kv_head, v);
+            if (appends) kv_store<T>(a.kv, pages, position, is_value, kv_head, v);
+            if (!current) continue;
+#pragma unroll
+            for (uint32_t j = 0; j < HEAD_STEPS; j++)
+                if (lane + 32 * j < head_dim)
+                    current[is_value * head_dim + lane + 32 * j] = element<T>::load(element<T>::store(v[j]));
+        }
+    }
+}
+
+/* 8 dimensions of a cache row: neighbours in the vector form, every 32nd else. */
+template <typename T, bool VECTOR>
+__device__ __forceinline__ void row_load(const unsigned char *row, uint32_t first_dim, uint32_t head_dim,
+                                         float *v)
+{
+    if constexpr (VECTOR) {
+        if (first_dim < head_dim) {
+            const uint4 *p = reinterpret_cast<const uint4 *>(row + first_dim * sizeof(T));
+            unpack16<T>(__ldcg(p), v);
+            if constexpr (sizeof(T) == 4) unpack16<T>(__ldcg(p + 1), v + 4);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = 0;
+        }
+    } else {
+        const T *p = reinterpret_cast<const T *>(row);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            v[j] = first_dim + 32 * j < head_dim ? element<T>::load(p[first_dim + 32 * j]) : 0.0f;
+    }
+}
+
+/* A lane's share of streaming softmax: 8 dimensions of G heads. */
+template <int G> struct attention_sums {
+    float o[G][8], m[G], s[G];
+};
+template <int G> __device__ __forceinline__ void sums_open(attention_sums<G> &a)
+{
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        a.m[g] = -INFINITY, a.s[g] = 0;
+#pragma unroll
+        for (int j = 0; j < 8; j++) a.o[g][j] = 0;
+    }
+}
+/* Takes in U positions' keys and values for `heads` heads; `lanes` lanes share a position. query(g, q): the
+ * lane's 8 numbers of head g. */
+template <int G, int U, typename Q>
+__device__ __forceinline__ void sums_add(attention_sums<G> &a, uint32_t heads, uint32_t lanes,
+                                         const float k[U][8], const float v[U][8], const bool seen[U],
+                                         const Q &query)
+{
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        if ((uint32_t)g >= heads) break;
+        float q[8], x[U], most = a.m[g];
+        query(g, q);
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            x[u] = 0;
+#pragma unroll
+            for (int j = 0; j < 8; j++) x[u] += q[j] * k[u][j];
+            for (uint32_t mask = lanes / 2; mask > 0; mask >>= 1)
+                x[u] += __shfl_xor_sync(0xffffffffu, x[u], mask);
+            if (!seen[u]) x[u] = -INFINITY;
+            most = fmaxf(most, x[u]);
+        }
+        if (most == -INFINITY) continue; /* nothing seen yet */
+        float keep = rescale(a.m[g], most);
+        a.m[g] = most;
+        a.s[g] *= keep;
+#pragma unroll
+        for (int j = 0; j < 8; j++) a.o[g][j] *= keep;
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            float w = exp2_of(x[u] - most);
+            a.s[g] += w;
+#pragma unroll
+            for (int j = 0; j < 8; j++) a.o[g][j] += w * v[u][j];
+        }
+    }
+}
+/* Adds up the warp's places (a place is `lanes` lanes, that work on a position) and puts the warp's share
+ * into shared memory. A lane's dimensions are first_dim, first_dim + dim_step, ... */
+template <int G>
+__device__ __forceinline__ void sums_fold(attention_sums<G> &a, uint32_t heads, uint32_t lanes,
+                                          uint32_t first_dim, uint32_t dim_step, uint32_t head_dim, float *os,
+                                          float *ms, float *ss)
+{
+    const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, place = lane / lanes;
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        if ((uint32_t)g >= heads) break;
+        for (uint32_t mask = lanes; mask < 32; mask <<= 1) {
+            float other_m = __shfl_xor_sync(0xffffffffu, a.m[g], mask), most = fmaxf(a.m[g], other_m);
+            float mine = rescale(a.m[g], most), theirs = rescale(other_m, most);
+            /* both sides add the same two terms: lower lane's first, so that they get the same bits */
+            bool low = (lane & mask) == 0;
+            float other_s = __shfl_xor_sync(0xffffffffu, a.s[g], mask);
+            a.s[g] = low ? a.s[g] * mine + other_s * theirs : other_s * theirs + a.s[g] * mine;
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float other_o = __shfl_xor_sync(0xffffffffu, a.o[g][j], mask);
+                a.o[g][j] = a.o[g][j] * mine + other_o * theirs;
+            }
+            a.m[g] = most;
+        }
+        if (place == 0) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                uint32_t d = first_dim + j * dim_step;
+                if (d < head_dim) os[(warp * G + g) * head_dim + d] = a.o[g][j];
+            }
+            if ((lane & (lanes - 1)) == 0) ms[warp * G + g] = a.m[g], ss[warp * G + g] = a.s[g];
         }
     }
 }
@@ -73,17 +188,22 @@ __device__ __forceinline__ void put_out(const decode_params &p, size_t head, uin
     }
 }
 
+/* Floats of shared memory that merge_pieces takes. */
+static __host__ __device__ inline uint32_t merge_floats(uint32_t g)
+{
+    return g * (GPUK_SPLITS_MAX + 2) + 1;
+}
 /* The last block of a head group to get here merges the pieces. */
 template <int G>
 __device__ __forceinline__ void merge_pieces(const decode_params &p, size_t head0, uint32_t heads,
                                              uint32_t pieces, uint32_t *counter, float *weight)
 {
-    __shared__ bool is_last;
+    uint32_t *is_last = reinterpret_cast<uint32_t *>(weight + merge_floats(G) - 1);
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(counter, 1) == pieces - 1;
+    if (threadIdx.x == 0) *is_last = atomicAdd(counter, 1u) == pieces - 1;
     __syncthreads();
-    if (!is_last) return;
+    if (!*is_last) return;
     __threadfence();
     if (threadIdx.x == 0) *counter = 0; /* ready for the next step */
     const uint32_t head_dim = p.a.kv.layout.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -117,12 +237,13 @@ __device__ __forceinline__ void merge_pieces(const decode_params &p, size_t head
 }
 
 /* Adds up the block's warps (os [W][G][head_dim], ms and ss [W][G] in shared memory) and stores the heads'
- * results, or this piece's and, in the last block, all pieces'. `memory`: shared memory for the merge; may
- * overlap os. */
+ * results, or those of this piece (`piece` of `pieces`) and, in the last block, all pieces', which `counter`
+ * counts. `memory`: shared memory for the merge; may overlap os. */
 template <int G, int W>
 __device__ __forceinline__ void finish_block(const decode_params &p, uint32_t t, uint32_t head0,
-                                             uint32_t heads, uint32_t pieces, const float *os,
-                                             const float *ms, const float *ss, float *memory)
+                                             uint32_t heads, uint32_t piece, uint32_t pieces,
+                                             uint32_t *counter, const float *os, const float *ms,
+                                             const float *ss, float *memory)
 {
     const uint32_t head_dim = p.a.kv.layout.head_dim;
     const size_t head = (size_t)t * p.a.heads + head0;
@@ -140,14 +261,17 @@ __device__ __forceinline__ void finish_block(const decode_params &p, uint32_t t,
         if (pieces == 1) {
             put_out(p, head + g, d, value, most, sum);
         } else {
-            size_t at = (head + g) * GPUK_SPLITS_MAX + blockIdx.x;
+            size_t at = (head + g) * GPUK_SPLITS_MAX + piece;
             p.piece_o[at * head_dim + d] = value;
             if (d == 0) p.piece_m[at] = most, p.piece_s[at] = sum;
         }
     }
-    if (pieces > 1)
-        merge_pieces<G>(p, head, heads, pieces, p.counters + (size_t)t * gridDim.y + blockIdx.y, memory);
+    if (pieces > 1) merge_pieces<G>(p, head, heads, pieces, counter, memory);
 }
+
+/* The kernels' arguments, the workspace divided. */
+struct decode_params gpuk_decode_params(const struct gpuk_attention *args, uint32_t tokens, bool fused,
+                                        float *out, void *workspace);
 
 /* The tensor kernel's launch, for shapes that decode_tensor_fits. */
 bool decode_tensor_fits(const struct gpuk_device *device, const struct gpuk_attention *args);

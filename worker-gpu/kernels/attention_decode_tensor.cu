@@ -179,7 +179,8 @@ __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_
         if (c == 0) ms[warp * GROUP + g] = m, ss[warp * GROUP + g] = s;
     }
     __syncthreads();
-    finish_block<GROUP, WARPS>(p, t, head0, heads, pieces, os, ms, ss, memory);
+    finish_block<GROUP, WARPS>(p, t, head0, heads, blockIdx.x, pieces,
+                               p.counters + (size_t)t * gridDim.y + blockIdx.y, os, ms, ss, memory);
 }
 
 typedef void (*tensor_kernel)(decode_params);

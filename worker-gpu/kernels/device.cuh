@@ -111,6 +111,9 @@ __device__ __forceinline__ float block_sum(float v, float *shared)
 
 int gpuk_cuda_fail(struct helm_err *err, cudaError_t code, const char *what);
 
+/* Beside GPUK_EARLY: all blocks are resident at once. */
+#define GPUK_TOGETHER (1u << 31)
+
 template <typename... P, typename... A>
 static int gpuk_launch(const char *what, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                        uint32_t flags, void *stream, struct helm_err *err, A... args)
@@ -120,11 +123,16 @@ static int gpuk_launch(const char *what, void (*kernel)(P...), dim3 grid, dim3 b
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
     config.stream = (cudaStream_t)stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = flags & GPUK_EARLY ? 1 : 0;
+    cudaLaunchAttribute attribute[2] = {};
+    config.attrs = attribute;
+    if (flags & GPUK_EARLY) {
+        attribute[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (flags & GPUK_TOGETHER) {
+        attribute[config.numAttrs].id = cudaLaunchAttributeCooperative;
+        attribute[config.numAttrs++].val.cooperative = 1;
+    }
     cudaError_t code = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
     return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, what);
 }
@@ -147,6 +155,7 @@ int gpuk_prepare_elementwise(const struct gpuk_device *device, struct helm_err *
 int gpuk_prepare_rope(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_attention_decode(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_attention_prefill(const struct gpuk_device *device, struct helm_err *err);
+int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_select(const struct gpuk_device *device, struct helm_err *err);
 
 static __host__ __device__ inline uint32_t div_up(uint32_t a, uint32_t b)

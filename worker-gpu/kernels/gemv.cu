@@ -9,9 +9,9 @@
  *           shared memory and are added in order of columns.
  * Launchers below; worker-gpu/kernels.h says what they mean. */
 #include "worker-gpu/kernels/linear.cuh"
+#include "worker-gpu/kernels/tile.cuh"
 
 static const uint32_t PLAIN_THREADS = 256;
-static const uint32_t PARTIAL_FLOATS = 1024;
 
 /* ---- plain -------------------------------------------------------------------------------------- */
 
@@ -95,15 +95,6 @@ __device__ __forceinline__ block_share share_of(const bulk_params &q)
     return {first, 1, (uint32_t)(all * (blockIdx.x + 1) / gridDim.x) - first};
 }
 
-/* A warp's place in its walk over the block's tiles: warp, warp + WARPS, ... */
-struct tile_walk {
-    uint32_t pair, chunk; /* pair counts from the block's first */
-};
-__device__ __forceinline__ void walk_next(tile_walk &w, uint32_t chunks, uint32_t step)
-{
-    w.chunk += step;
-    while (w.chunk >= chunks) w.chunk -= chunks, w.pair++;
-}
 /* The same for steps of many rows. */
 __device__ __forceinline__ void walk_far(tile_walk &w, uint32_t chunks, uint32_t step)
 {
@@ -143,32 +134,6 @@ __device__ __forceinline__ void tile_ask(const linear_params &p, const block_sha
     if (rows.b) bulk_ask_l2(rows.b + at, bytes);
 }
 
-/* Place of float4 number f of x in shared memory. A lane's 16 bytes of 16-bit weights meet 8 floats; the
- * first and second halves of all lanes' 8 lie apart, so that neither read has bank conflicts. */
-template <typename T> __device__ __forceinline__ uint32_t x_place(uint32_t f)
-{
-    if (sizeof(T) == 4) return f;
-    return (f & ~63u) + ((f & 1) << 5) + ((f & 63) >> 1);
-}
-
-/* One 16-byte unit of two rows against x; even and odd columns apart, for shorter chains of additions. */
-template <typename T>
-__device__ __forceinline__ void unit_add(const uint4 &wa, const uint4 &wb, const float4 *from, float2 &a,
-                                         float2 &b)
-{
-    const uint32_t count = 16 / sizeof(T);
-    float fa[count], fb[count], fx[count];
-#pragma unroll
-    for (uint32_t j = 0; j < count; j += 4) *reinterpret_cast<float4 *>(fx + j) = from[j * 8];
-    unpack16<T>(wa, fa);
-    unpack16<T>(wb, fb);
-#pragma unroll
-    for (uint32_t j = 0; j < count; j += 2) {
-        a.x += fa[j] * fx[j], a.y += fa[j + 1] * fx[j + 1];
-        b.x += fb[j] * fx[j], b.y += fb[j + 1] * fx[j + 1];
-    }
-}
-
 /* Shared memory: ring [warp][slot][2][TILE], x [chunks * elements of a tile], partial [2][PARTIAL_FLOATS],
  * 32 floats for reductions, barriers [warp][slot]. */
 template <typename T, uint32_t WARPS, uint32_t TILE>
@@ -176,7 +141,7 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
 {
     const linear_params &p = q.linear;
     SHARED_DYNAMIC(unsigned char, shared);
-    const uint32_t tile_elements = TILE / sizeof(T), units = TILE / 512; /* of 16 bytes a lane */
+    const uint32_t tile_elements = TILE / sizeof(T);
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     float *x = reinterpret_cast<float *>(shared + (size_t)WARPS * q.slots * 2 * TILE);
     float *partial = x + (size_t)q.chunks * tile_elements;
@@ -238,25 +203,7 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
             bulk_wait(barrier_address + 8 * slot, parity);
             const unsigned char *tile = ring + (size_t)slot * 2 * TILE;
             const uint32_t bytes = tile_bytes<TILE>(p, use.chunk);
-            uint4 wa[units], wb[units];
-#pragma unroll
-            for (uint32_t u = 0; u < units; u++) {
-                const uint32_t at = u * 512 + lane * 16;
-                const bool valid = at < bytes;
-                wa[u] = valid ? *reinterpret_cast<const uint4 *>(tile + at) : make_uint4(0, 0, 0, 0);
-                wb[u] = valid ? *reinterpret_cast<const uint4 *>(tile + TILE + at) : make_uint4(0, 0, 0, 0);
-            }
-            float2 a = make_float2(0, 0), b = make_float2(0, 0);
-#pragma unroll
-            for (uint32_t u = 0; u < units; u++)
-                if (u * 512 + lane * 16 < bytes)
-                    unit_add<T>(wa[u], wb[u],
-                                x4 + (use.chunk * tile_elements + u * (512 / (uint32_t)sizeof(T))) / 4 + lane,
-                                a, b);
-            /* both sums in one butterfly: the lower half of the warp ends with a's, the upper with b's */
-            const float sum_a = a.x + a.y, sum_b = b.x + b.y;
-            float keep = lane < 16 ? sum_a : sum_b, give = lane < 16 ? sum_b : sum_a;
-            keep += __shfl_xor_sync(0xffffffffu, give, 16);
+            float keep = tile_sums<T, TILE>(tile, bytes, x4 + use.chunk * (tile_elements / 4));
             /* What every lane read of the slot is in its registers, since the exchange took sums of it: the
              * slot may be filled again. A barrier of the warp alone would not do: it orders loads before
              * later accesses of threads, not before those of the copy engine, and a load may wait in a queue
@@ -264,8 +211,7 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
             if (lane == 0 && ask.pair < share.pairs)
                 tile_copy<TILE>(p, share, ask, ring_address + slot * 2 * TILE, barrier_address + 8 * slot);
             walk_next(ask, q.chunks, WARPS);
-#pragma unroll
-            for (int mask = 8; mask > 0; mask >>= 1) keep += __shfl_xor_sync(0xffffffffu, keep, mask);
+            keep = tile_fold(keep);
             if ((lane & 15) == 0) sums[((use.pair - batch) * q.chunks + use.chunk) * 2 + (lane >> 4)] = keep;
             walk_next(use, q.chunks, WARPS);
             if (++slot == q.slots) slot = 0, parity ^= 1;

@@ -47,31 +47,50 @@ __device__ __forceinline__ linear_pair linear_locate(const linear_params &p, uin
     return {a, row + 1 < g.rows ? a + p.row_bytes : nullptr};
 }
 
-/* Where the two sums of a pair go, for token t. */
-__device__ __forceinline__ void linear_finish(const linear_params &p, uint32_t pair, uint32_t t, float a,
-                                              float b)
+/* What is added to the two sums of a pair: biases, and the residual of token t. */
+__device__ __forceinline__ float2 linear_addends(const linear_params &p, uint32_t pair, uint32_t t)
 {
-    uint64_t at = (uint64_t)t * p.out_stride;
+    float2 add = make_float2(0, 0);
     if (p.swiglu) {
-        if (p.segment[0].bias) a += p.segment[0].bias[pair];
-        if (p.segment[1].bias) b += p.segment[1].bias[pair];
+        if (p.segment[0].bias) add.x = p.segment[0].bias[pair];
+        if (p.segment[1].bias) add.y = p.segment[1].bias[pair];
+        return add;
+    }
+    const uint32_t s = linear_segment_of(p, pair);
+    const linear_segment &g = p.segment[s];
+    const uint32_t row = 2 * (pair - (s ? p.segment[s - 1].pair_end : 0));
+    const bool two = row + 1 < g.rows;
+    if (g.bias) {
+        add.x = g.bias[row];
+        if (two) add.y = g.bias[row + 1];
+    }
+    if (p.residual) {
+        const float *from = p.residual + (uint64_t)t * p.out_stride + row;
+        add.x += __ldcg(from);
+        if (two) add.y += __ldcg(from + 1);
+    }
+    return add;
+}
+/* Where the two sums of a pair go, for token t. */
+__device__ __forceinline__ void linear_store(const linear_params &p, uint32_t pair, uint32_t t, float a,
+                                             float b)
+{
+    const uint64_t at = (uint64_t)t * p.out_stride;
+    if (p.swiglu) {
         p.segment[0].out[at + pair] = silu(a) * b;
         return;
     }
-    uint32_t s = linear_segment_of(p, pair);
+    const uint32_t s = linear_segment_of(p, pair);
     const linear_segment &g = p.segment[s];
-    uint32_t row = 2 * (pair - (s ? p.segment[s - 1].pair_end : 0));
-    bool two = row + 1 < g.rows;
-    if (g.bias) {
-        a += g.bias[row];
-        if (two) b += g.bias[row + 1];
-    }
-    if (p.residual) {
-        a += __ldcg(p.residual + at + row);
-        if (two) b += __ldcg(p.residual + at + row + 1);
-    }
+    const uint32_t row = 2 * (pair - (s ? p.segment[s - 1].pair_end : 0));
     g.out[at + row] = a;
-    if (two) g.out[at + row + 1] = b;
+    if (row + 1 < g.rows) g.out[at + row + 1] = b;
+}
+__device__ __forceinline__ void linear_finish(const linear_params &p, uint32_t pair, uint32_t t, float a,
+                                              float b)
+{
+    const float2 add = linear_addends(p, pair, t);
+    linear_store(p, pair, t, a + add.x, b + add.y);
 }
 
 /* Checks the arguments and lays them out for the device. */

@@ -60,6 +60,25 @@ __device__ __forceinline__ uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* ---- a counter in device memory at which blocks of one launch meet (7.0) ------------------------ */
+
+/* Counts this block in: what it wrote before (all threads', after __syncthreads) is seen by whoever sees the
+ * count. */
+__device__ __forceinline__ void meet_arrive(uint64_t *counter)
+{
+    asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(counter), "l"(1ull) : "memory");
+}
+__device__ __forceinline__ uint64_t meet_count(const uint64_t *counter)
+{
+    uint64_t count;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(count) : "l"(counter) : "memory");
+    return count;
+}
+__device__ __forceinline__ void meet_wait(const uint64_t *counter, uint64_t count)
+{
+    while (meet_count(counter) < count) {}
+}
+
 /* ---- bulk copies (9.0): sizes and addresses are multiples of 16 --------------------------------- */
 
 /* Makes `count` barriers, 8 bytes apart, each completed by one expectation and its bytes. One thread. */

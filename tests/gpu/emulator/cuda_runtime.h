@@ -5,8 +5,8 @@
  * until it needs others (a shuffle, a barrier, a matrix instruction) and the values are exchanged when all
  * have come. Copies are done at once. So indexing, masks, fragments' layouts, phases of barriers and
  * reductions are tested, and reads of shared memory that nothing has written give NaN; races, visibility
- * between blocks that run together and speed are not. Every thread that waits for something that cannot come
- * ends the program. Implementation: emulator.cpp. */
+ * between the blocks of a cooperative launch (which run together) and speed are not. Every thread that waits
+ * for something that cannot come ends the program. Implementation: emulator.cpp. */
 #ifndef HELM_TESTS_GPU_EMULATOR_CUDA_RUNTIME_H
 #define HELM_TESTS_GPU_EMULATOR_CUDA_RUNTIME_H
 
@@ -23,7 +23,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __shared__ static /* one block runs at a time */
+#define __shared__ static /* one block runs at a time; kernels of cooperative launches have none */
 
 /* ---- vectors --------------------------------------------------------------------------------------- */
 
@@ -141,7 +141,7 @@ static inline float rsqrtf(float x)
 typedef int cudaError_t;
 typedef struct emulator_stream *cudaStream_t;
 enum { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorInvalidValue = 1 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum cudaDeviceAttr {
     cudaDevAttrComputeCapabilityMajor,
     cudaDevAttrComputeCapabilityMinor,
@@ -150,14 +150,17 @@ enum cudaDeviceAttr {
 };
 enum { cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+enum cudaLaunchAttributeID {
+    cudaLaunchAttributeProgrammaticStreamSerialization,
+    cudaLaunchAttributeCooperative
+};
 struct cudaFuncAttributes {
     int numRegs;
 };
 struct cudaLaunchAttribute {
     cudaLaunchAttributeID id;
     struct {
-        int programmaticStreamSerializationAllowed;
+        int programmaticStreamSerializationAllowed, cooperative;
     } val;
 };
 struct cudaLaunchConfig_t {
@@ -199,6 +202,17 @@ static inline cudaError_t cudaMemset(void *p, int value, size_t bytes)
 static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind)
 {
     memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+                                          cudaStream_t)
+{
+    memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t)
+{
+    memset(p, value, bytes);
     return cudaSuccess;
 }
 static inline cudaError_t cudaDeviceSynchronize(void)
@@ -247,7 +261,7 @@ static inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, 
     return cudaSuccess;
 }
 
-/* Runs the grid, block after block. */
+/* Runs the grid, block after block; those of a cooperative launch together. */
 cudaError_t emulator_launch(const cudaLaunchConfig_t *config, const std::function<void()> &thread);
 template <typename... P, typename... A>
 static cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...), A... args)

@@ -1,8 +1,8 @@
 /* Fibers that stand for the threads of a block: see cuda_runtime.h beside this.
  *
  * One host thread; a fiber's stack is its own, switching saves the registers that calls preserve (x86-64). A
- * warp's fibers run one after another until all wait, then the next warp's. State is global because kernels'
- * built-in variables are. */
+ * warp's fibers run one after another until all wait, then the next warp's; the blocks of a cooperative
+ * launch take turns in the same way. State is global because kernels' built-in variables are. */
 #include <stdio.h>
 #include <sys/mman.h>
 
@@ -19,15 +19,19 @@ struct warp_state {
     uint32_t lanes, arrived, generation;
     uint32_t value[2][32 * 8];
 };
-static struct {
-    void *stack[THREADS_MAX], *pointer[THREADS_MAX], *home;
+struct block_state {
+    dim3 index;
+    void *stack[THREADS_MAX], *pointer[THREADS_MAX];
     bool done[THREADS_MAX];
-    uint32_t current, alive, arrived, generation;
+    uint32_t threads, current, alive, arrived, generation;
     uint64_t progress;
     warp_state warp[THREADS_MAX / 32];
-    const std::function<void()> *thread;
     unsigned char *shared;
-} emu;
+};
+static std::vector<block_state *> blocks; /* kept from launch to launch: their memory */
+static block_state *emu;                  /* whose turn it is */
+static void *home;
+static const std::function<void()> *thread_function;
 
 /* Saves the registers of the running fiber, keeps its stack pointer in *from and goes on at `to`. */
 extern "C" void emulator_switch(void **from, void *to);
@@ -39,22 +43,22 @@ __asm__(".text\n.globl emulator_switch\n.type emulator_switch,@function\nemulato
 
 unsigned char *emulator_shared(void)
 {
-    return emu.shared;
+    return emu->shared;
 }
 
 static void yield_home(void)
 {
     const dim3 mine = emulator_thread;
-    const uint32_t index = emu.current;
-    emulator_switch(&emu.pointer[index], emu.home);
+    const uint32_t index = emu->current;
+    emulator_switch(&emu->pointer[index], home);
     emulator_thread = mine;
-    emu.current = index;
+    emu->current = index;
 }
 
 void emulator_wait(bool (*ready)(void *), void *argument)
 {
     while (!ready(argument)) yield_home();
-    emu.progress++;
+    emu->progress++;
 }
 
 static void arrive(uint32_t *arrived, uint32_t *generation, uint32_t of)
@@ -73,10 +77,10 @@ static bool turned(void *argument)
 
 const uint32_t *emulator_exchange(const uint32_t *value, int words)
 {
-    warp_state *w = &emu.warp[emu.current / 32];
+    warp_state *w = &emu->warp[emu->current / 32];
     turn t = {&w->generation, w->generation};
     uint32_t *all = w->value[w->generation & 1];
-    for (int i = 0; i < words; i++) all[emu.current % 32 * 8 + (uint32_t)i] = value[i];
+    for (int i = 0; i < words; i++) all[emu->current % 32 * 8 + (uint32_t)i] = value[i];
     arrive(&w->arrived, &w->generation, w->lanes);
     emulator_wait(turned, &t);
     return all;
@@ -88,79 +92,111 @@ void __syncwarp(void)
 }
 void __syncthreads(void)
 {
-    turn t = {&emu.generation, emu.generation};
-    arrive(&emu.arrived, &emu.generation, emu.alive);
+    turn t = {&emu->generation, emu->generation};
+    arrive(&emu->arrived, &emu->generation, emu->alive);
     emulator_wait(turned, &t);
 }
 
 static void fiber_main(void)
 {
-    (*emu.thread)();
-    const uint32_t index = emu.current;
-    warp_state *w = &emu.warp[index / 32];
-    emu.done[index] = true;
-    emu.progress++;
+    (*thread_function)();
+    const uint32_t index = emu->current;
+    warp_state *w = &emu->warp[index / 32];
+    emu->done[index] = true;
+    emu->progress++;
     /* those who wait no longer wait for this one */
     w->lanes--;
     if (w->lanes && w->arrived == w->lanes) w->arrived = 0, w->generation++;
-    emu.alive--;
-    if (emu.alive && emu.arrived == emu.alive) emu.arrived = 0, emu.generation++;
-    emulator_switch(&emu.pointer[index], emu.home);
+    emu->alive--;
+    if (emu->alive && emu->arrived == emu->alive) emu->arrived = 0, emu->generation++;
+    emulator_switch(&emu->pointer[index], home);
 }
 
-static void run_block(uint32_t threads)
+/* A block ready to run in place `at` of those that run together. */
+static void open_block(size_t at, dim3 index, uint32_t threads)
 {
-    emu.alive = threads, emu.arrived = 0;
-    memset(emu.shared, 0xff, SHARED_BYTES);
+    if (at == blocks.size()) {
+        blocks.push_back((block_state *)calloc(1, sizeof(block_state)));
+        blocks[at]->shared = (unsigned char *)aligned_alloc(1024, SHARED_BYTES);
+    }
+    block_state *b = blocks[at];
+    b->index = index;
+    b->threads = b->alive = threads, b->arrived = 0;
+    memset(b->shared, 0xff, SHARED_BYTES);
     for (uint32_t i = 0; i < threads; i++) {
-        emu.done[i] = false;
-        void **top = (void **)((char *)emu.stack[i] + STACK_BYTES) - 2; /* 16-byte aligned at the call */
+        if (!b->stack[i]) b->stack[i] = aligned_alloc(64, STACK_BYTES);
+        b->done[i] = false;
+        void **top = (void **)((char *)b->stack[i] + STACK_BYTES) - 2; /* 16-byte aligned at the call */
         *top = (void *)fiber_main;
-        emu.pointer[i] = top - 6;
-        warp_state *w = &emu.warp[i / 32];
+        b->pointer[i] = top - 6;
+        warp_state *w = &b->warp[i / 32];
         if (i % 32 == 0) w->lanes = 0, w->arrived = 0;
         w->lanes++;
     }
-    while (emu.alive) {
-        const uint64_t before = emu.progress;
-        for (uint32_t first = 0; first < threads; first += 32) {
-            uint64_t last;
-            do {
-                last = emu.progress;
-                for (uint32_t i = first; i < first + 32 && i < threads; i++) {
-                    if (emu.done[i]) continue;
-                    emu.current = i;
-                    emulator_thread = dim3(i, 0, 0);
-                    emulator_switch(&emu.home, emu.pointer[i]);
-                }
-            } while (emu.progress != last);
+}
+
+/* Lets every thread of a block run until it waits; whether anything moved. */
+static bool run_block(block_state *b)
+{
+    const uint64_t before = b->progress;
+    emu = b;
+    emulator_block = b->index;
+    for (uint32_t first = 0; first < b->threads; first += 32) {
+        uint64_t last;
+        do {
+            last = b->progress;
+            for (uint32_t i = first; i < first + 32 && i < b->threads; i++) {
+                if (b->done[i]) continue;
+                b->current = i;
+                emulator_thread = dim3(i, 0, 0);
+                emulator_switch(&home, b->pointer[i]);
+            }
+        } while (b->progress != last);
+    }
+    return b->progress != before;
+}
+
+/* Runs the first `count` blocks together to their ends. */
+static void run_blocks(size_t count)
+{
+    for (;;) {
+        bool moved = false, alive = false;
+        for (size_t i = 0; i < count; i++) {
+            if (blocks[i]->alive && run_block(blocks[i])) moved = true;
+            alive = alive || blocks[i]->alive;
         }
-        if (emu.progress == before && emu.alive) {
-            fprintf(stderr, "emulator: block (%u, %u, %u) waits for ever\n", emulator_block.x,
-                    emulator_block.y, emulator_block.z);
-            abort();
-        }
+        if (!alive) return;
+        if (moved) continue;
+        for (size_t i = 0; i < count; i++)
+            if (blocks[i]->alive)
+                fprintf(stderr, "emulator: block (%u, %u, %u) waits for ever\n", blocks[i]->index.x,
+                        blocks[i]->index.y, blocks[i]->index.z);
+        abort();
     }
 }
 
 cudaError_t emulator_launch(const cudaLaunchConfig_t *config, const std::function<void()> &thread)
 {
     const uint32_t threads = config->blockDim.x;
+    const dim3 grid = config->gridDim;
     if (threads == 0 || threads > THREADS_MAX || config->blockDim.y != 1 || config->blockDim.z != 1 ||
-        config->dynamicSmemBytes > SHARED_BYTES || config->gridDim.x == 0 || config->gridDim.y == 0 ||
-        config->gridDim.y > 65535 || config->gridDim.z == 0 || config->gridDim.z > 65535)
+        config->dynamicSmemBytes > SHARED_BYTES || grid.x == 0 || grid.y == 0 || grid.y > 65535 ||
+        grid.z == 0 || grid.z > 65535)
         return cudaErrorInvalidValue;
-    if (!emu.shared) emu.shared = (unsigned char *)aligned_alloc(1024, SHARED_BYTES);
-    for (uint32_t i = 0; i < threads; i++)
-        if (!emu.stack[i]) emu.stack[i] = aligned_alloc(64, STACK_BYTES);
-    emu.thread = &thread;
+    bool together = false;
+    for (unsigned i = 0; i < config->numAttrs; i++)
+        together = together || (config->attrs[i].id == cudaLaunchAttributeCooperative &&
+                                config->attrs[i].val.cooperative);
+    thread_function = &thread;
     emulator_block_dim = config->blockDim;
-    emulator_grid_dim = config->gridDim;
-    for (unsigned z = 0; z < config->gridDim.z; z++)
-        for (unsigned y = 0; y < config->gridDim.y; y++)
-            for (unsigned x = 0; x < config->gridDim.x; x++) {
-                emulator_block = dim3(x, y, z);
-                run_block(threads);
+    emulator_grid_dim = grid;
+    size_t open = 0;
+    for (unsigned z = 0; z < grid.z; z++)
+        for (unsigned y = 0; y < grid.y; y++)
+            for (unsigned x = 0; x < grid.x; x++) {
+                open_block(open++, dim3(x, y, z), threads);
+                if (!together) run_blocks(open), open = 0;
             }
+    if (together) run_blocks(open);
     return cudaSuccess;
 }

@@ -21,6 +21,29 @@ static inline uint32_t shared_address(const void *p)
     return (uint32_t)((const unsigned char *)p - emulator_shared());
 }
 
+struct emulator_meeting {
+    const uint64_t *counter;
+    uint64_t count;
+};
+static inline bool emulator_met(void *argument)
+{
+    const emulator_meeting *m = (const emulator_meeting *)argument;
+    return *m->counter >= m->count;
+}
+static inline void meet_arrive(uint64_t *counter)
+{
+    ++*counter;
+}
+static inline uint64_t meet_count(const uint64_t *counter)
+{
+    return *counter;
+}
+static inline void meet_wait(const uint64_t *counter, uint64_t count)
+{
+    emulator_meeting m = {counter, count};
+    emulator_wait(emulator_met, &m);
+}
+
 /* ---- bulk copies: a barrier is a phase, whether its expectation is due, and the bytes due
  * ----------------------- */
 

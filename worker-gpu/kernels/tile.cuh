@@ -1,0 +1,80 @@
+/* One tile of two rows of weights in shared memory against x: the inner step of every kernel that streams
+ * weights through a ring.
+ *
+ * Included by gemv.cu and chain.cu. */
+#ifndef HELM_WORKER_GPU_KERNELS_TILE_CUH
+#define HELM_WORKER_GPU_KERNELS_TILE_CUH
+
+#include "worker-gpu/kernels/device.cuh"
+
+static const uint32_t PARTIAL_FLOATS = 1024; /* sums of tiles that wait for the end of their rows */
+
+/* A warp's place in its walk over a block's tiles. */
+struct tile_walk {
+    uint32_t pair, chunk; /* pair counts from the block's first */
+};
+__device__ __forceinline__ void walk_next(tile_walk &w, uint32_t chunks, uint32_t step)
+{
+    w.chunk += step;
+    while (w.chunk >= chunks) w.chunk -= chunks, w.pair++;
+}
+
+/* Place of float4 number f of x in shared memory. A lane's 16 bytes of 16-bit weights meet 8 floats; the
+ * first and second halves of all lanes' 8 lie apart, so that neither read has bank conflicts. */
+template <typename T> __device__ __forceinline__ uint32_t x_place(uint32_t f)
+{
+    if (sizeof(T) == 4) return f;
+    return (f & ~63u) + ((f & 1) << 5) + ((f & 63) >> 1);
+}
+
+/* One 16-byte unit of two rows against x; even and odd columns apart, for shorter chains of additions. */
+template <typename T>
+__device__ __forceinline__ void unit_add(const uint4 &wa, const uint4 &wb, const float4 *from, float2 &a,
+                                         float2 &b)
+{
+    const uint32_t count = 16 / sizeof(T);
+    float fa[count], fb[count], fx[count];
+#pragma unroll
+    for (uint32_t j = 0; j < count; j += 4) *reinterpret_cast<float4 *>(fx + j) = from[j * 8];
+    unpack16<T>(wa, fa);
+    unpack16<T>(wb, fb);
+#pragma unroll
+    for (uint32_t j = 0; j < count; j += 2) {
+        a.x += fa[j] * fx[j], a.y += fa[j + 1] * fx[j + 1];
+        b.x += fb[j] * fx[j], b.y += fb[j + 1] * fx[j + 1];
+    }
+}
+
+/* The warp's sums of a tile ([2][TILE], the first `bytes` of each row count) against its part of x, after the
+ * first exchange: the lower half of the warp holds parts of the first row's sum, the upper of the second's.
+ * Every lane has taken a sum of what every other read, so the tile's slot may be filled again. */
+template <typename T, uint32_t TILE>
+__device__ __forceinline__ float tile_sums(const unsigned char *tile, uint32_t bytes, const float4 *x)
+{
+    const uint32_t units = TILE / 512 /* of 16 bytes a lane */, lane = threadIdx.x & 31;
+    uint4 wa[units], wb[units];
+#pragma unroll
+    for (uint32_t u = 0; u < units; u++) {
+        const uint32_t at = u * 512 + lane * 16;
+        const bool valid = at < bytes;
+        wa[u] = valid ? *reinterpret_cast<const uint4 *>(tile + at) : make_uint4(0, 0, 0, 0);
+        wb[u] = valid ? *reinterpret_cast<const uint4 *>(tile + TILE + at) : make_uint4(0, 0, 0, 0);
+    }
+    float2 a = make_float2(0, 0), b = make_float2(0, 0);
+#pragma unroll
+    for (uint32_t u = 0; u < units; u++)
+        if (u * 512 + lane * 16 < bytes)
+            unit_add<T>(wa[u], wb[u], x + u * (128 / (uint32_t)sizeof(T)) + lane, a, b);
+    const float sum_a = a.x + a.y, sum_b = b.x + b.y;
+    const float keep = lane < 16 ? sum_a : sum_b, give = lane < 16 ? sum_b : sum_a;
+    return keep + __shfl_xor_sync(0xffffffffu, give, 16);
+}
+/* The rest of the way: lane 0 ends with the first row's sum, lane 16 with the second's. */
+__device__ __forceinline__ float tile_fold(float keep)
+{
+#pragma unroll
+    for (int mask = 8; mask > 0; mask >>= 1) keep += __shfl_xor_sync(0xffffffffu, keep, mask);
+    return keep;
+}
+
+#endif
