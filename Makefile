@@ -129,6 +129,7 @@ WORKER_GPU_SRC := \
   worker-gpu/issue.c \
   worker-gpu/measure.c \
   worker-gpu/measure_buffers.c \
+  worker-gpu/measure_chains.c \
   worker-gpu/measure_kernels.c \
   worker-gpu/nvml.c \
   worker-gpu/print.c \

@@ -109,6 +109,9 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, rc ? "" : gpu_program, &d->device,
                             err);
     if (!rc) rc = profiling_get(&profiling, &d->profile, err);
+    if (c->no_chains) /* what they would take is no price to plan with */
+        d->profile.gpu.chain_gemv = d->profile.gpu.chain_attention = d->profile.gpu.chain_operation =
+            (struct profile_value){0};
     if (!rc) rc = cgroup_read_memory(&request.machine.memory, err);
     if (!rc && !request.wish.threads) {
         rc = cpu_usable(-1, &cpus, err);

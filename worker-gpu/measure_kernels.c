@@ -14,25 +14,15 @@
 
 /* ---- timing ---- */
 
-struct work {
-    struct measure *m;
-    int (*issue)(const struct work *work, struct helm_err *err);
-    const struct measure_shape *shape;
-    uint32_t tokens;
-    uint32_t ops;   /* operations of layers, in order, round and round the weights; read: rows */
-    uint32_t times; /* read: kernels */
-    uint32_t start; /* attention */
-};
-
-static int run_once(const struct work *w, struct device_graph *graph, struct helm_err *err)
+static int run_once(const struct measure_work *w, struct device_graph *graph, struct helm_err *err)
 {
     struct device *d = w->m->device;
     return graph ? d->ops->graph_launch(d, graph, err) : w->issue(w, err);
 }
 
 /* Seconds of `times` runs, one behind the other. */
-static int time_runs(const struct work *w, struct device_graph *graph, uint32_t times, double *seconds,
-                     struct helm_err *err)
+static int time_runs(const struct measure_work *w, struct device_graph *graph, uint32_t times,
+                     double *seconds, struct helm_err *err)
 {
     double start = measure_now_s();
     int rc = 0;
@@ -44,13 +34,13 @@ static int time_runs(const struct work *w, struct device_graph *graph, uint32_t 
 
 /* A work ready to be timed: its code loaded, its graph captured, and how often a sample runs it. */
 struct timed {
-    const struct work *work;
+    const struct measure_work *work;
     struct device_graph *graph;
     double once; /* seconds */
     uint32_t times;
 };
 
-static int timed_open(struct timed *t, const struct work *w, bool captured, struct helm_err *err)
+static int timed_open(struct timed *t, const struct measure_work *w, bool captured, struct helm_err *err)
 {
     struct device *d = w->m->device;
     *t = (struct timed){.work = w};
@@ -68,14 +58,11 @@ static int timed_open(struct timed *t, const struct work *w, bool captured, stru
     return rc;
 }
 
-#define WORKS_MAX 3
-/* Samples of the seconds that one run of each of these works takes; in turns, so that what else goes on in
- * the machine meets all of them alike: sample i of one is of about the same time as sample i of another. */
-static int time_works(const struct work *w, uint32_t count, bool captured, struct measure_samples *samples,
-                      struct helm_err *err)
+int measure_time_works(const struct measure_work *w, uint32_t count, bool captured,
+                       struct measure_samples *samples, struct helm_err *err)
 {
     struct measure *m = w->m;
-    struct timed timed[WORKS_MAX] = {{.times = 0}};
+    struct timed timed[MEASURE_WORKS_MAX] = {{.times = 0}};
     double round = 0, end = measure_now_s() + measure_budget_s(m) * count;
     int rc = 0;
     for (uint32_t i = 0; i < count; i++) samples[i].count = 0;
@@ -95,10 +82,10 @@ static int time_works(const struct work *w, uint32_t count, bool captured, struc
     return rc;
 }
 
-static int time_work(const struct work *w, bool captured, struct measure_samples *samples,
+static int time_work(const struct measure_work *w, bool captured, struct measure_samples *samples,
                      struct helm_err *err)
 {
-    return time_works(w, 1, captured, samples, err);
+    return measure_time_works(w, 1, captured, samples, err);
 }
 
 /* ---- linears ---- */
@@ -119,31 +106,43 @@ static void op_place(const struct measure_shape *s, uint32_t op, uint32_t *rows,
     *cols = all_cols[op];
 }
 
-static uint32_t layers_of(const struct measure *m, const struct measure_shape *s)
+uint32_t measure_layers_of(const struct measure *m, const struct measure_shape *s)
 {
     return (uint32_t)(m->weight_bytes / measure_layer_bytes(s));
 }
 
-/* Bytes of the weights that the work's operations read. */
-static double work_bytes(const struct work *w)
+double measure_ops_bytes(const struct measure_shape *shape, uint32_t ops)
 {
     double sum = 0;
-    for (uint32_t i = 0; i < w->ops; i++) {
+    for (uint32_t i = 0; i < ops; i++) {
         uint32_t rows, cols;
         uint64_t at;
-        op_place(w->shape, i % MEASURE_LAYER_OPS, &rows, &cols, &at);
+        op_place(shape, i % MEASURE_LAYER_OPS, &rows, &cols, &at);
         sum += 2.0 * rows * cols;
     }
     return sum;
 }
 
-/* One operation of decode: up to 16 tokens. */
-static int issue_few(const struct work *w, uint32_t op, const char *weight, struct helm_err *err)
+static double work_bytes(const struct measure_work *w)
 {
-    struct device *d = w->m->device;
-    const struct measure_kernels *k = w->m->kernels;
-    const struct measure_shape *s = w->shape;
+    return measure_ops_bytes(w->shape, w->ops);
+}
+
+/* Where operation `index`'s matrices are, round and round the weights. */
+static const char *weight_of(const struct measure *m, const struct measure_shape *s, uint32_t index)
+{
     uint32_t rows, cols;
+    uint64_t at;
+    op_place(s, index % MEASURE_LAYER_OPS, &rows, &cols, &at);
+    return m->weights + index / MEASURE_LAYER_OPS % measure_layers_of(m, s) * measure_layer_bytes(s) + at;
+}
+
+struct gpuk_linear_args measure_linear_args(const struct measure *m, const struct measure_shape *s,
+                                            uint32_t index)
+{
+    const struct measure_kernels *k = m->kernels;
+    const char *weight = weight_of(m, s, index);
+    uint32_t rows, cols, op = index % MEASURE_LAYER_OPS;
     uint64_t at;
     op_place(s, op, &rows, &cols, &at);
     float *const in[MEASURE_LAYER_OPS] = {k->x, k->a, k->x, k->act}, *const out[MEASURE_LAYER_OPS] = {k->qkv,
@@ -179,19 +178,29 @@ static int issue_few(const struct work *w, uint32_t op, const char *weight, stru
     }
     if (op == 0 || op == 2) args.norm = k->norm;
     if (op == 1 || op == 3) args.residual = k->x;
+    return args;
+}
+
+/* One operation of decode: up to 16 tokens. */
+static int issue_few(const struct measure_work *w, uint32_t index, struct helm_err *err)
+{
+    struct device *d = w->m->device;
+    const struct measure_kernels *k = w->m->kernels;
+    const struct gpuk_linear_args args = measure_linear_args(w->m, w->shape, index);
     if (w->tokens == 1) return d->kernels.gemv(d, &args, k->linear_work, 0, err);
     return d->kernels.gemm_small(d, &args, w->tokens, k->step.counts, k->linear_work, 0, err);
 }
 
 /* One operation of a chunk, with what stands before and after it there. Products take whole multiples of
  * GPU_PAD_TOKENS. */
-static int issue_many(const struct work *w, uint32_t op, const char *weight, struct helm_err *err)
+static int issue_many(const struct measure_work *w, uint32_t index, struct helm_err *err)
 {
+    const char *weight = weight_of(w->m, w->shape, index);
     struct device *d = w->m->device;
     const struct measure_kernels *k = w->m->kernels;
     const struct measure_shape *s = w->shape;
     const uint32_t *count = k->step.counts;
-    uint32_t rows, cols;
+    uint32_t rows, cols, op = index % MEASURE_LAYER_OPS;
     uint64_t at;
     uint32_t padded = (w->tokens + GPU_PAD_TOKENS - 1) / GPU_PAD_TOKENS * GPU_PAD_TOKENS;
     bool accumulate = op == 1 || op == 3;
@@ -211,23 +220,16 @@ static int issue_many(const struct work *w, uint32_t op, const char *weight, str
     return rc;
 }
 
-static int issue_linears(const struct work *w, struct helm_err *err)
+static int issue_linears(const struct measure_work *w, struct helm_err *err)
 {
-    uint32_t layers = layers_of(w->m, w->shape);
     int rc = 0;
-    for (uint32_t i = 0; i < w->ops && !rc; i++) {
-        uint32_t rows, cols, op = i % MEASURE_LAYER_OPS;
-        uint64_t at;
-        op_place(w->shape, op, &rows, &cols, &at);
-        const char *weight =
-            w->m->weights + i / MEASURE_LAYER_OPS % layers * measure_layer_bytes(w->shape) + at;
-        rc = w->tokens <= GPUK_BATCH_MAX ? issue_few(w, op, weight, err) : issue_many(w, op, weight, err);
-    }
+    for (uint32_t i = 0; i < w->ops && !rc; i++)
+        rc = w->tokens <= GPUK_BATCH_MAX ? issue_few(w, i, err) : issue_many(w, i, err);
     return rc;
 }
 
 /* One matrix of everything: no end of a kernel, no beginning of another. */
-static int issue_read(const struct work *w, struct helm_err *err)
+static int issue_read(const struct measure_work *w, struct helm_err *err)
 {
     const struct measure_kernels *k = w->m->kernels;
     const uint32_t cols = w->shape->hidden;
@@ -240,7 +242,7 @@ static int issue_read(const struct work *w, struct helm_err *err)
     return rc;
 }
 
-static int issue_tiny(const struct work *w, struct helm_err *err)
+static int issue_tiny(const struct measure_work *w, struct helm_err *err)
 {
     struct device *d = w->m->device;
     const struct measure_kernels *k = w->m->kernels;
@@ -265,7 +267,7 @@ int measure_set_step(struct measure *m, uint32_t start, uint32_t tokens, struct 
     return rc ? rc : measure_drain(m, DEVICE_COMPUTE, err);
 }
 
-static double median_of(const struct measure_samples *s)
+double measure_median_of(const struct measure_samples *s)
 {
     double sorted[MEASURE_SAMPLES_MAX];
     memcpy(sorted, s->value, s->count * sizeof *sorted);
@@ -278,9 +280,7 @@ static double median_of(const struct measure_samples *s)
     return s->count ? sorted[s->count / 2] : 0;
 }
 
-/* Replaces seconds by `amount` a second, where each run also took `fixed` seconds that do not count: a
- * quarter of it at most. */
-static void to_rate(struct measure_samples *s, double amount, double fixed)
+void measure_to_rate(struct measure_samples *s, double amount, double fixed)
 {
     for (uint32_t i = 0; i < s->count; i++) {
         double least = s->value[i] * 0.75, seconds = s->value[i] - fixed;
@@ -288,20 +288,18 @@ static void to_rate(struct measure_samples *s, double amount, double fixed)
     }
 }
 
-/* A kernel's cost from each pair of samples: the same bytes in few and in many kernels. False where there is
- * hardly a difference. */
-static bool fit_operation(const struct work *large, const struct work *small,
-                          const struct measure_samples *large_s, const struct measure_samples *small_s,
-                          double least, struct measure_samples *operation)
+bool measure_fit_operation(const struct measure_amount *large, const struct measure_amount *small,
+                           const struct measure_samples *large_s, const struct measure_samples *small_s,
+                           double least, struct measure_samples *operation)
 {
-    double scale = work_bytes(large) / work_bytes(small);
+    double scale = large->bytes / small->bytes;
     operation->count = 0;
     for (uint32_t i = 0; i < small_s->count && i < large_s->count; i++) {
         double fitted =
             (small_s->value[i] * scale - large_s->value[i]) / (small->ops * scale - (double)large->ops);
         measure_add(operation, fitted > least ? fitted : least);
     }
-    return median_of(operation) > least;
+    return measure_median_of(operation) > least;
 }
 
 /* gpu.read, gpu.launch, gpu.operation, gpu.gemv. `operation`: what a kernel in a graph costs. */
@@ -309,12 +307,12 @@ static int measure_decode(struct measure *m, double *operation, struct helm_err 
 {
     enum { READ, LARGE, SMALL };
     const struct measure_kernels *k = m->kernels;
-    struct measure_samples launch, tiny, fitted, samples[WORKS_MAX];
+    struct measure_samples launch, tiny, fitted, samples[MEASURE_WORKS_MAX];
     /* A graph of a fast device goes round the weights several times, that its own start counts for little. */
     const uint32_t rounds = m->emulated ? 1 : 4;
-    const struct work idle = {
+    const struct measure_work idle = {
         .m = m, .issue = issue_tiny, .tokens = 1, .ops = MEASURE_TINY_COUNT, .shape = k->large};
-    struct work w[WORKS_MAX] = {idle, idle, idle};
+    struct measure_work w[MEASURE_WORKS_MAX] = {idle, idle, idle};
     uint64_t rows = m->weight_bytes / 2 / k->large->hidden,
              most = (uint64_t)MEASURE_TOKENS_MAX * 2 * k->large->inner;
     w[READ].issue = issue_read;
@@ -323,23 +321,25 @@ static int measure_decode(struct measure *m, double *operation, struct helm_err 
     w[SMALL].shape = k->small;
     for (int i = LARGE; i <= SMALL; i++) {
         w[i].issue = issue_linears;
-        w[i].ops = MEASURE_LAYER_OPS * layers_of(m, w[i].shape) * rounds;
+        w[i].ops = MEASURE_LAYER_OPS * measure_layers_of(m, w[i].shape) * rounds;
     }
     int rc = measure_set_step(m, 0, 1, err);
     if (!rc) rc = time_work(&idle, false, &launch, err);
     if (!rc) rc = time_work(&idle, true, &tiny, err);
-    if (!rc) rc = time_works(w, k->small == k->large ? 2 : 3, true, samples, err);
+    if (!rc) rc = measure_time_works(w, k->small == k->large ? 2 : 3, true, samples, err);
     if (rc) return rc;
     for (uint32_t i = 0; i < launch.count; i++) launch.value[i] /= MEASURE_TINY_COUNT;
     for (uint32_t i = 0; i < tiny.count; i++) tiny.value[i] /= MEASURE_TINY_COUNT;
     /* No kernel is cheaper than an empty one. */
-    *operation = median_of(&tiny);
+    *operation = measure_median_of(&tiny);
+    const struct measure_amount large = {work_bytes(&w[LARGE]), w[LARGE].ops},
+                                small = {work_bytes(&w[SMALL]), w[SMALL].ops};
     if (k->small != k->large &&
-        fit_operation(&w[LARGE], &w[SMALL], &samples[LARGE], &samples[SMALL], *operation, &fitted))
+        measure_fit_operation(&large, &small, &samples[LARGE], &samples[SMALL], *operation, &fitted))
         tiny = fitted;
-    *operation = median_of(&tiny);
-    to_rate(&samples[READ], 2.0 * w[READ].ops * k->large->hidden * rounds, 0);
-    to_rate(&samples[LARGE], work_bytes(&w[LARGE]), w[LARGE].ops * *operation);
+    *operation = measure_median_of(&tiny);
+    measure_to_rate(&samples[READ], 2.0 * w[READ].ops * k->large->hidden * rounds, 0);
+    measure_to_rate(&samples[LARGE], work_bytes(&w[LARGE]), w[LARGE].ops * *operation);
     measure_print(m, "gpu.read", 0, &samples[READ]);
     measure_print(m, "gpu.launch", 0, &launch);
     measure_print(m, "gpu.operation", 0, &tiny);
@@ -351,18 +351,19 @@ static int measure_linear(struct measure *m, struct helm_err *err)
 {
     static const uint32_t tokens[] = {2, 4, 8, 16, 32, 64, 128, 256, 512};
     const struct measure_kernels *k = m->kernels;
-    uint32_t most = layers_of(m, k->large) * MEASURE_LAYER_OPS;
+    uint32_t most = measure_layers_of(m, k->large) * MEASURE_LAYER_OPS;
     double rate = 0; /* operations a second, so far */
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
         struct measure_samples samples;
-        struct work w = {.m = m, .issue = issue_linears, .shape = k->large, .tokens = tokens[i], .ops = most};
+        struct measure_work w = {
+            .m = m, .issue = issue_linears, .shape = k->large, .tokens = tokens[i], .ops = most};
         /* Whole layers where there is time for them, else fewer operations: a CPU that plays a GPU. */
         while (w.ops > 1 && rate > 0 && work_bytes(&w) * w.tokens > rate * measure_budget_s(m) / 3) w.ops--;
         int rc = measure_set_step(m, 0, w.tokens, err);
         if (!rc) rc = time_work(&w, w.tokens <= GPUK_BATCH_MAX, &samples, err);
         if (rc) return rc;
-        to_rate(&samples, work_bytes(&w) * w.tokens, 0); /* two bytes a weight, two operations */
-        rate = median_of(&samples);
+        measure_to_rate(&samples, work_bytes(&w) * w.tokens, 0); /* two bytes a weight, two operations */
+        rate = measure_median_of(&samples);
         measure_print(m, "gpu.linear", w.tokens, &samples);
     }
     return 0;
@@ -370,7 +371,7 @@ static int measure_linear(struct measure *m, struct helm_err *err)
 
 /* ---- attention ---- */
 
-static uint32_t kv_layers(const struct measure *m)
+uint32_t measure_kv_layers(const struct measure *m)
 {
     const struct kv_layout one = {.layers = 1,
                                   .kv_heads = MEASURE_KV_HEADS,
@@ -382,32 +383,42 @@ static uint32_t kv_layers(const struct measure *m)
     return layers > MEASURE_KV_LAYERS ? MEASURE_KV_LAYERS : (uint32_t)layers;
 }
 
-static int issue_attention(const struct work *w, struct helm_err *err)
+struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t layer)
 {
-    struct measure *m = w->m;
-    struct device *d = m->device;
     const struct measure_kernels *k = m->kernels;
-    uint32_t layers = kv_layers(m);
-    struct gpuk_attention a = {.step = k->step,
-                               .kv = {.layout = {.layers = layers,
-                                                 .kv_heads = MEASURE_KV_HEADS,
-                                                 .head_dim = MEASURE_HEAD_DIM,
-                                                 .page_tokens = MEASURE_PAGE_TOKENS,
-                                                 .dtype = DTYPE_F16,
-                                                 .elem_bytes = 2},
-                                      .pool = m->weights},
-                               .heads = MEASURE_HEADS,
-                               .scale = 1.0f / sqrtf((float)MEASURE_HEAD_DIM),
-                               .eps = 1e-6f,
-                               .rope_table = k->rope_table,
-                               .q = k->qkv,
-                               .k = k->qkv + MEASURE_HEADS * MEASURE_HEAD_DIM,
-                               .v = k->qkv + (MEASURE_HEADS + MEASURE_KV_HEADS) * MEASURE_HEAD_DIM,
-                               .q_stride = (MEASURE_HEADS + 2 * MEASURE_KV_HEADS) * MEASURE_HEAD_DIM,
-                               .kv_stride = (MEASURE_HEADS + 2 * MEASURE_KV_HEADS) * MEASURE_HEAD_DIM};
+    return (struct gpuk_attention){.step = k->step,
+                                   .kv = {.layout = {.layers = measure_kv_layers(m),
+                                                     .kv_heads = MEASURE_KV_HEADS,
+                                                     .head_dim = MEASURE_HEAD_DIM,
+                                                     .page_tokens = MEASURE_PAGE_TOKENS,
+                                                     .dtype = DTYPE_F16,
+                                                     .elem_bytes = 2},
+                                          .pool = m->weights,
+                                          .layer = layer},
+                                   .heads = MEASURE_HEADS,
+                                   .scale = 1.0f / sqrtf((float)MEASURE_HEAD_DIM),
+                                   .eps = 1e-6f,
+                                   .rope_table = k->rope_table,
+                                   .q = k->qkv,
+                                   .k = k->qkv + MEASURE_HEADS * MEASURE_HEAD_DIM,
+                                   .v = k->qkv + (MEASURE_HEADS + MEASURE_KV_HEADS) * MEASURE_HEAD_DIM,
+                                   .q_stride = (MEASURE_HEADS + 2 * MEASURE_KV_HEADS) * MEASURE_HEAD_DIM,
+                                   .kv_stride = (MEASURE_HEADS + 2 * MEASURE_KV_HEADS) * MEASURE_HEAD_DIM};
+}
+
+double measure_attention_bytes(void)
+{
+    return 2.0 * MEASURE_CONTEXT * MEASURE_KV_HEADS * MEASURE_HEAD_DIM * 2;
+}
+
+static int issue_attention(const struct measure_work *w, struct helm_err *err)
+{
+    struct device *d = w->m->device;
+    const struct measure_kernels *k = w->m->kernels;
+    uint32_t layers = measure_kv_layers(w->m);
     int rc = 0;
     for (uint32_t i = 0; i < w->ops && !rc; i++) {
-        a.kv.layer = i % layers;
+        const struct gpuk_attention a = measure_attention_args(w->m, i % layers);
         if (w->tokens == 1)
             rc = d->kernels.attention_decode(d, &a, 1, true, k->a, k->attention_work, 0, err);
         else
@@ -421,8 +432,11 @@ static int measure_attention(struct measure *m, double operation, struct helm_er
     struct measure_samples samples;
     struct device *d = m->device;
     const struct measure_kernels *k = m->kernels;
-    struct work w = {
-        .m = m, .issue = issue_attention, .tokens = 1, .ops = kv_layers(m), .start = MEASURE_CONTEXT - 1};
+    struct measure_work w = {.m = m,
+                             .issue = issue_attention,
+                             .tokens = 1,
+                             .ops = measure_kv_layers(m),
+                             .start = MEASURE_CONTEXT - 1};
     if (w.ops == 0)
         return helm_fail(err, HELM_E_CAPACITY, "no room on the device for a cache of %d positions",
                          MEASURE_CONTEXT);
@@ -430,18 +444,17 @@ static int measure_attention(struct measure *m, double operation, struct helm_er
     if (!rc) rc = measure_set_step(m, w.start, 1, err);
     if (!rc) rc = time_work(&w, true, &samples, err);
     if (rc) return rc;
-    to_rate(&samples, 2.0 * MEASURE_CONTEXT * MEASURE_KV_HEADS * MEASURE_HEAD_DIM * 2 * w.ops,
-            operation * w.ops);
+    measure_to_rate(&samples, measure_attention_bytes() * w.ops, operation * w.ops);
     measure_print(m, "gpu.attention", 0, &samples);
 
     w.tokens = m->emulated ? 32 : MEASURE_TOKENS_MAX;
     w.start = MEASURE_CONTEXT / 2 - w.tokens;
-    w.ops = m->emulated ? 1 : kv_layers(m);
+    w.ops = m->emulated ? 1 : measure_kv_layers(m);
     rc = measure_set_step(m, w.start, w.tokens, err);
     if (!rc) rc = time_work(&w, false, &samples, err);
     if (rc) return rc;
     double pairs = w.tokens * (w.start + (w.tokens + 1) / 2.0); /* of a query and a position that it sees */
-    to_rate(&samples, 4.0 * MEASURE_HEADS * MEASURE_HEAD_DIM * pairs * w.ops, 0);
+    measure_to_rate(&samples, 4.0 * MEASURE_HEADS * MEASURE_HEAD_DIM * pairs * w.ops, 0);
     measure_print(m, "gpu.attention_flops", 0, &samples);
     return 0;
 }
@@ -460,5 +473,6 @@ int measure_kernels_run(struct measure *m, struct helm_err *err)
     int rc = measure_decode(m, &operation, err);
     if (!rc) rc = measure_linear(m, err);
     if (!rc) rc = measure_attention(m, operation, err);
+    if (!rc) rc = measure_chains_run(m, err);
     return rc ? rc : measure_set_step(m, 0, 1, err);
 }

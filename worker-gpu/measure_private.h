@@ -1,5 +1,5 @@
 /* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure_kernels.c
- * (rates), measure_buffers.c (what they work on). */
+ * (rates), measure_chains.c (rates of chains), measure_buffers.c (what they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H
 
@@ -91,6 +91,56 @@ uint64_t measure_layer_bytes(const struct measure_shape *shape);
 /* One row of so many tokens from this position on. */
 HELM_MUST_CHECK int measure_set_step(struct measure *m, uint32_t start, uint32_t tokens,
                                      struct helm_err *err);
+
+/* ---- measure_kernels.c for measure_chains.c ---- */
+
+/* Something to be timed: what `issue` puts into the compute queue. */
+struct measure_work {
+    struct measure *m;
+    int (*issue)(const struct measure_work *work, struct helm_err *err);
+    const struct measure_shape *shape;
+    uint32_t tokens;
+    uint32_t ops;   /* operations of layers, in order, round and round the weights; read: rows */
+    uint32_t times; /* read: kernels; a chain: how often */
+    uint32_t start; /* attention */
+    const struct gpuk_chain *chain;
+};
+#define MEASURE_WORKS_MAX 3
+/* Samples of the seconds that one run of each of these works takes; in turns, so that what else goes on in
+ * the machine meets all of them alike: sample i of one is of about the same time as sample i of another. */
+HELM_MUST_CHECK int measure_time_works(const struct measure_work *works, uint32_t count, bool captured,
+                                       struct measure_samples *samples, struct helm_err *err);
+double measure_median_of(const struct measure_samples *samples);
+/* Replaces seconds by `amount` a second, where each run also took `fixed` seconds that do not count: a
+ * quarter of it at most. */
+void measure_to_rate(struct measure_samples *samples, double amount, double fixed);
+/* What an operation costs beside its bytes, from each pair of samples: about the same bytes in few and in
+ * many operations. False where there is hardly a difference. */
+struct measure_amount {
+    double bytes;
+    uint32_t ops;
+};
+bool measure_fit_operation(const struct measure_amount *large, const struct measure_amount *small,
+                           const struct measure_samples *large_s, const struct measure_samples *small_s,
+                           double least, struct measure_samples *operation);
+/* Operation `index` of decode's linears of one token, in layer order, round and round the weights. */
+struct gpuk_linear_args measure_linear_args(const struct measure *m, const struct measure_shape *shape,
+                                            uint32_t index);
+/* Of the weights that so many operations of this shape read. */
+double measure_ops_bytes(const struct measure_shape *shape, uint32_t ops);
+uint32_t measure_layers_of(const struct measure *m, const struct measure_shape *shape);
+/* Attention of one token or several over cache number `layer` of measure_kv_layers, which lie in the weights.
+ */
+struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t layer);
+uint32_t measure_kv_layers(const struct measure *m);
+/* Bytes of cache that one token's attention reads behind MEASURE_CONTEXT positions. */
+double measure_attention_bytes(void);
+
+/* ---- measure_chains.c ---- */
+
+/* gpu.chain_gemv, gpu.chain_attention, gpu.chain_operation, where the device has chains and two shapes fit
+ * it, that the two can be told apart. */
+HELM_MUST_CHECK int measure_chains_run(struct measure *m, struct helm_err *err);
 
 /* Memory on the device; measure_kernels_open fills the weights with numbers. */
 HELM_MUST_CHECK int measure_kernels_open(struct measure *m, struct helm_err *err);

@@ -31,7 +31,8 @@ struct pricing {
     const struct cost_step *step;
     int size; /* 0: one token, 1: few, 2: a chunk */
     struct device_rates cpu, gpu;
-    bool device;
+    struct device_rates kernel; /* the GPU's of operations that are kernels of their own: not chained */
+    bool device, chained;       /* one token's operations on the GPU are, where nothing is between them */
 };
 
 /* A unit's time on one device, by what it is spent on. */
@@ -87,10 +88,18 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     int rc = require(r->gemv, "gpu.gemv", err);
     if (!rc) rc = require(r->attention, "gpu.attention", err);
     if (!rc) rc = require(p->profile->link.h2d.value, "link.h2d", err);
+    p->kernel = *r;
+    p->chained = p->size == 0 && gpu->chain_gemv.value > 0 && gpu->chain_attention.value > 0;
+    if (p->chained) {
+        r->gemv = r->gemv_beside = gpu->chain_gemv.value;
+        r->attention = r->attention_beside = gpu->chain_attention.value;
+        r->operation = gpu->chain_operation.value;
+    }
     if (rc || p->step->tokens == 1) return rc;
     r->linear = profile_table_at(&gpu->linear, (uint32_t)fmin(p->step->tokens, COST_SUB_TOKENS)).value;
     rc = require(r->linear, "gpu.linear", err);
     if (!rc) rc = require(r->attention_flops, "gpu.attention_flops", err);
+    p->kernel = *r;
     return rc;
 }
 
@@ -174,7 +183,7 @@ static const char *bound_of(const struct spent *s)
 }
 
 /* Tensors are walked once, whatever their order: each is an operation of its own to the roofline. */
-static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent *gpu)
+static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent *gpu, struct spent *kernel)
 {
     const struct model *m = p->model;
     for (uint32_t i = 0; i < m->tensor_count; i++) {
@@ -183,7 +192,9 @@ static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent
         uint32_t unit = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
         double parameters = t->rows == 1 ? 0 : (double)t->rows * (double)t->cols;
         add_linear(&p->cpu, (double)t->bytes, parameters, p->step->tokens, &cpu[unit]);
-        if (p->device) add_linear(&p->gpu, (double)t->bytes, parameters, p->step->tokens, &gpu[unit]);
+        if (!p->device) continue;
+        add_linear(&p->gpu, (double)t->bytes, parameters, p->step->tokens, &gpu[unit]);
+        add_linear(&p->kernel, (double)t->bytes, parameters, p->step->tokens, &kernel[unit]);
     }
 }
 
@@ -208,14 +219,22 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
                 (before > 0 ? 2 : 1) * link->latency.value;
 }
 
+/* A half layer on the GPU beside its weights. */
+static void add_rest(const struct pricing *p, const struct device_rates *r, bool mlp, double window,
+                     struct spent *s)
+{
+    if (!mlp) add_attention(p, r, window, s);
+    add_bytes(r, activation_bytes(p, mlp), r->read, s);
+    add_operations(r, gpu_operations[mlp][p->size], s);
+}
+
 static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu, struct spent *gpu,
-                       struct cost_unit *u)
+                       struct spent *kernel, struct cost_unit *u)
 {
     bool mlp = unit & 1;
     double window = p->model->config.window ? p->model->config.window[unit / 2] : 0;
-    double activations = activation_bytes(p, mlp);
     if (!mlp) add_attention(p, &p->cpu, window, cpu);
-    add_bytes(&p->cpu, activations, p->cpu.read, cpu);
+    add_bytes(&p->cpu, activation_bytes(p, mlp), p->cpu.read, cpu);
     add_operations(&p->cpu, cpu_operations[mlp][p->size], cpu);
     u->cpu = cpu->total;
     u->cpu_beside = cpu->beside;
@@ -223,12 +242,14 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
     u->gpu_bound = "";
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;
-    if (!mlp) add_attention(p, &p->gpu, window, gpu);
-    add_bytes(&p->gpu, activations, p->gpu.read, gpu);
-    add_operations(&p->gpu, gpu_operations[mlp][p->size], gpu);
+    add_rest(p, &p->gpu, mlp, window, gpu);
+    add_rest(p, &p->kernel, mlp, window, kernel);
     u->gpu = gpu->total;
     u->gpu_bound = bound_of(gpu);
-    u->stream = u->gpu + p->gpu.parts * fmax(0, slices_of(u->bytes) - LINEARS_OF_A_HALF) * p->gpu.operation;
+    /* Between slices there are events: nothing to chain. */
+    u->stream =
+        fmax(u->gpu, kernel->total + p->kernel.parts * fmax(0, slices_of(u->bytes) - LINEARS_OF_A_HALF) *
+                                         p->kernel.operation);
     u->borrow = 0;
     price_link(p, unit, window, u);
 }
@@ -259,7 +280,10 @@ static void price_head(const struct pricing *p, const struct analyse_table *anal
     for (double left = samples; left > 0; left -= FEW_TOKENS)
         add_linear(&head.gpu, bytes, parameters, fmin(left, FEW_TOKENS), &gpu);
     add_bytes(&head.gpu, logits, p->gpu.read, &gpu);
-    add_operations(&head.gpu, samples > 1 ? 2 + ceil(samples / FEW_TOKENS) : 2, &gpu);
+    /* the matrix (once for every few rows), gathering several rows, choosing the token */
+    add_operations(&head.gpu, ceil(samples / FEW_TOKENS), &gpu);
+    head.kernel.parts = 1;
+    add_operations(&head.kernel, samples > 1 ? 2 : 1, &gpu);
     u->gpu = u->stream = gpu.total;
     u->gpu_bound = bound_of(&gpu);
 }
@@ -270,7 +294,9 @@ static void price_embed(const struct pricing *p, const struct analyse_table *ana
     u->bytes = analysed->embed.stored;
     u->cpu = u->cpu_beside = p->cpu.operation + p->step->tokens * row / p->cpu.read;
     u->cpu_bound = u->gpu_bound = "overhead";
-    if (p->device) u->gpu = u->stream = p->gpu.operation + p->step->tokens * row / p->gpu.read;
+    /* with the launch of the chain that begins behind it */
+    if (p->device)
+        u->gpu = u->stream = (p->chained ? 2 : 1) * p->kernel.operation + p->step->tokens * row / p->gpu.read;
 }
 
 static void price_rest(const struct pricing *p, struct cost_table *table)
@@ -281,10 +307,11 @@ static void price_rest(const struct pricing *p, struct cost_table *table)
     double crossing = (double)p->step->tokens * p->model->config.hidden * sizeof(float);
     double rate = fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
     struct spent slice = {0};
-    table->hand_over = link->hand_over.value;
+    /* Each visit of the GPU launches a chain, and has two hand-overs. */
+    table->hand_over = link->hand_over.value + (p->chained ? p->kernel.operation / 2 : 0);
     table->activation = fmax(0, crossing - COST_HAND_OVER_BYTES) / rate;
-    add_linear(&p->gpu, (double)COST_SLICE_BYTES, (double)COST_SLICE_BYTES / 2, p->step->tokens, &slice);
-    add_operations(&p->gpu, 1, &slice);
+    add_linear(&p->kernel, (double)COST_SLICE_BYTES, (double)COST_SLICE_BYTES / 2, p->step->tokens, &slice);
+    add_operations(&p->kernel, 1, &slice);
     table->slice = slice.total;
 }
 
@@ -314,7 +341,8 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     if (!rc) rc = rates_of_cpu(&p, err);
     if (!rc && p.device) rc = rates_of_gpu(&p, err);
     if (rc) return rc;
-    struct spent *cpu = calloc(2 * (size_t)units, sizeof *cpu), *gpu = cpu ? cpu + units : NULL;
+    struct spent *cpu = calloc(3 * (size_t)units, sizeof *cpu), *gpu = cpu ? cpu + units : NULL,
+                 *kernel = gpu ? gpu + units : NULL;
     table->unit = calloc(units, sizeof *table->unit);
     if (!cpu || !table->unit) {
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for the prices of %u half layers", units);
@@ -322,10 +350,10 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     }
     table->units = units;
     table->tokens = step->tokens;
-    add_tensors(&p, cpu, gpu);
+    add_tensors(&p, cpu, gpu, kernel);
     for (uint32_t u = 0; u < units; u++) {
         table->unit[u].bytes = analyse_units_stored(analysed, u, u);
-        price_unit(&p, u, &cpu[u], &gpu[u], &table->unit[u]);
+        price_unit(&p, u, &cpu[u], &gpu[u], &kernel[u], &table->unit[u]);
     }
     price_embed(&p, analysed, &table->embed);
     price_head(&p, analysed, &table->head);

@@ -46,7 +46,9 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
     bool one = table->tokens <= 1, streams = false;
     double waited = result->seconds - result->hand_overs - table->step;
     double cpu = one ? spread_of(&profile->cpu.gemv) : spread_at(&profile->cpu.linear, table->tokens);
-    double gpu = one ? spread_of(&profile->gpu.gemv) : spread_at(&profile->gpu.linear, table->tokens);
+    const struct profile_value *gemv =
+        profile->gpu.chain_gemv.value > 0 ? &profile->gpu.chain_gemv : &profile->gpu.gemv;
+    double gpu = one ? spread_of(gemv) : spread_at(&profile->gpu.linear, table->tokens);
     for (uint32_t u = 0; u < table->units; u++) streams = streams || plan->home[u] == PLAN_HOME_STREAM;
     if (streams && one) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_beside));
     waited -= result->busy[COST_CPU] + result->busy[COST_GPU];

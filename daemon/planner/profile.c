@@ -58,6 +58,10 @@ static int check_gpu(const struct profile *profile, struct helm_err *err)
                          "profile: gpu.vram_free is %llu bytes, more than the %llu there are",
                          (unsigned long long)gpu->vram_free, (unsigned long long)gpu->vram_bytes);
     int rc = check_order(&gpu->gemv, "gpu.gemv", &gpu->read, "gpu.read", err);
+    if (!rc) rc = check_order(&gpu->chain_gemv, "gpu.chain_gemv", &gpu->read, "gpu.read", err);
+    if (!rc && known(&gpu->chain_gemv) != known(&gpu->chain_attention))
+        rc = helm_fail(err, HELM_E_FORMAT,
+                       "profile: of gpu.chain_gemv and gpu.chain_attention one is known and one is not");
     if (!rc)
         rc = check_order(&profile->link.h2d_beside, "link.h2d_beside", &profile->link.h2d, "link.h2d", err);
     if (!rc)

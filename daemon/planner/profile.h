@@ -14,6 +14,7 @@
 #include "common/err.h"
 
 #define PROFILE_VERSION    1
+#define PROFILE_METHOD     2 /* of measuring: a fact of the fingerprint, so a new one measures machines again */
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 
@@ -73,6 +74,9 @@ struct profile_gpu {
     struct profile_value attention_flops;
     struct profile_value operation; /* a kernel in a captured graph, beside its bytes */
     struct profile_value launch;    /* a kernel outside a graph (steps of many tokens) */
+    /* The same of one token where its operations are chained (worker-gpu/kernels.h): unknown of a device that
+     * has no chains, which is priced by the values above. An operation in a chain may cost 0. */
+    struct profile_value chain_gemv, chain_attention, chain_operation;
 };
 
 struct profile_link {
@@ -100,7 +104,7 @@ struct profile {
 /* HELM_E_FORMAT naming the first value that the cost model cannot do without, or that contradicts another.
  * Needed of the CPU: threads, read, gemv, linear, attention, attention_flops; with a device: read, gemv,
  * linear, attention and attention_flops of it, h2d and d2h of its link, and both values "beside". Operation
- * costs, launch, hand_over, latency and step may be 0, direct and disk unknown. */
+ * costs, launch, hand_over, latency and step may be 0, direct, disk and what is of chains unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
 /* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "host_bytes", "cpu": {...}, "gpu": {...} |
  * null, "link": {...} | null, "disk", "step"}; a value is {"value", "low", "high", "source"}, a table [{"x",
@@ -119,7 +123,8 @@ HELM_MUST_CHECK int profile_write_check(const char *path, struct helm_err *err);
 
 /* The hardware as it is now: hex digest of CPU model and microcode, caches, CPUs that may be used and the
  * cgroup's share of them, memory and NUMA nodes, the device's uuid, driver, link generation and width ("" for
- * none), and of what else makes a profile outdated: HELM's version and the threads that were asked for.
+ * none), and of what else makes a profile outdated: HELM's version, the method of measuring and the threads
+ * that were asked for.
  * `facts` (may be NULL) gets the text that was digested, one fact a line. */
 struct profile_hardware {
     char

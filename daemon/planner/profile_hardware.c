@@ -144,7 +144,7 @@ int profile_fingerprint_under(const char *root, const struct cpu_set *cpus, doub
     if (facts_out && facts_size) facts_out[0] = '\0';
     struct facts *facts = calloc(1, sizeof *facts);
     if (!facts) return helm_fail(err, HELM_E_NOMEM, "no memory for the hardware's facts");
-    facts_add(facts, "helm: " HELM_VERSION ", profile %d\n", PROFILE_VERSION);
+    facts_add(facts, "helm: " HELM_VERSION ", profile %d, method %d\n", PROFILE_VERSION, PROFILE_METHOD);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         read_field(root, "/proc/cpuinfo", fields[i], value);
         facts_add(facts, "%s: %s\n", fields[i], value);

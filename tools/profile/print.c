@@ -62,6 +62,9 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "attention chunk", &gpu->attention_flops, UNIT_FLOPS, "");
         print_value(out, "operation", &gpu->operation, UNIT_SECONDS, "a kernel in a graph");
         print_value(out, "launch", &gpu->launch, UNIT_SECONDS, "a kernel outside of one");
+        print_value(out, "chain gemv", &gpu->chain_gemv, UNIT_BYTES, "one token's operations in one kernel");
+        print_value(out, "chain attention", &gpu->chain_attention, UNIT_BYTES, "");
+        print_value(out, "chain operation", &gpu->chain_operation, UNIT_SECONDS, "beside its bytes");
         fprintf(out, "Link:");
         if (link->generation) fprintf(out, " PCIe %u x%u", link->generation, link->width);
         fputc('\n', out);

@@ -107,6 +107,37 @@ static void one_token_reads_every_weight_once(void **state)
     assert_true(fabs(ATTENTION + MLP - 386e6) < 0.2e6 && 4096 * KV == 16777216);
 }
 
+/* One token's operations on the GPU are chained: other rates, a launch a visit; not where slices come in. */
+static void one_token_is_chained_where_the_device_can(void **state)
+{
+    struct priced *p = *state;
+    const struct cost_step one = {1, 1, 1, 4096, DTYPE_F16}, few = {4, 4, 4, 1000, DTYPE_F16};
+    p->profile = round_numbers();
+    price(p, few);
+    const struct cost_unit before = p->table.unit[10];
+    p->profile.gpu.chain_gemv = made_up_value(1250e9);
+    p->profile.gpu.chain_attention = made_up_value(400e9);
+    p->profile.gpu.chain_operation = made_up_value(1e-6);
+    price(p, one);
+    const struct cost_unit *a = &p->table.unit[10], *m = &p->table.unit[11], *h = &p->table.head;
+    expect("attention, chained", a->gpu, ATTENTION / 1250e9 + 4096 * KV / 400e9 + 3 * 1e-6);
+    expect("attention, ring", a->stream, ATTENTION / 1000e9 + 4096 * KV / 500e9 + (3 + 6 - 2) * 5e-6);
+    expect("MLP, chained", m->gpu, MLP / 1250e9 + 2 * 1e-6);
+    expect("MLP, ring", m->stream, MLP / 1000e9 + (2 + 19 - 2) * 5e-6);
+    expect("head, chained, and the token's choice", h->gpu,
+           HEAD / 1250e9 + 151936 * 4 / 1000e9 + 1e-6 + 5e-6);
+    expect("half a launch", p->table.hand_over, 7e-6 + 2.5e-6);
+    expect("slice", p->table.slice, 16 * 1048576 / 1000e9 + 5e-6);
+    expect("embedding and a launch", p->table.embed.gpu, 2 * 5e-6 + 4096 * 6 / 1000e9);
+    expect("MLP, CPU", m->cpu, MLP / 100e9 + 2 * 10e-6);
+    p->profile.gpu.chain_operation = (struct profile_value){0}; /* measured as nothing */
+    price(p, one);
+    expect("MLP, free of overhead", p->table.unit[11].gpu, MLP / 1250e9);
+    price(p, few); /* several tokens are not chained */
+    assert_true(p->table.unit[10].gpu == before.gpu && p->table.unit[10].stream == before.stream);
+    expect("hand-over of several", p->table.hand_over, 7e-6);
+}
+
 static void several_tokens_share_the_weights(void **state)
 {
     struct priced *p = *state;
@@ -215,6 +246,10 @@ static void better_rates_are_never_dearer(void **state)
                                        .head = PLAN_HOME_GPU,
                                        .ring_bytes = 300 * MIB};
         p->profile = round_numbers();
+        if (s % 2) {
+            p->profile.gpu.chain_gemv = made_up_value(1250e9);
+            p->profile.gpu.chain_attention = made_up_value(500e9);
+        }
         price(p, steps[s]);
         double before = cost_seconds(&p->table, &plan, INFINITY);
         /* the CPU's two together: alone, the first makes what the link costs it a larger part */
@@ -223,6 +258,8 @@ static void better_rates_are_never_dearer(void **state)
                                                   {&p->profile.cpu.attention, NULL},
                                                   {&p->profile.cpu.attention_flops, NULL},
                                                   {&p->profile.gpu.gemv, NULL},
+                                                  {&p->profile.gpu.chain_gemv, NULL},
+                                                  {&p->profile.gpu.chain_attention, NULL},
                                                   {&p->profile.gpu.attention, NULL},
                                                   {&p->profile.gpu.attention_flops, NULL},
                                                   {&p->profile.link.h2d, &p->profile.link.h2d_beside},
@@ -340,6 +377,11 @@ static void error_bars_follow_what_bounds(void **state)
                               .head = PLAN_HOME_GPU,
                               .ring_bytes = 256 * MIB};
     cost_simulate(&p->table, &plan, &r);
+    p->profile.gpu.chain_gemv = made_up_value(1250e9);
+    p->profile.gpu.chain_gemv.low *= 0.5; /* where operations are chained it is theirs that counts */
+    assert_true(cost_uncertainty(&p->profile, &p->table, &plan, &r) >
+                1.2 * cost_uncertainty(&(struct profile){.link = p->profile.link}, &p->table, &plan, &r));
+    p->profile.gpu.chain_gemv = (struct profile_value){0};
     p->profile.link.h2d.low *= 0.9; /* the link counts now, and only it */
     double wider = cost_uncertainty(&p->profile, &p->table, &plan, &r);
     p->profile.cpu.gemv.low *= 0.5;
@@ -350,13 +392,10 @@ int main(void)
 {
 #define WITH_8B(test) cmocka_unit_test_setup_teardown(test, open_8b, close_8b)
     const struct CMUnitTest tests[] = {
-        WITH_8B(one_token_reads_every_weight_once),
-        WITH_8B(several_tokens_share_the_weights),
-        WITH_8B(a_chunk_attends_causally),
-        WITH_8B(windows_limit_attention),
-        WITH_8B(refusals_say_what_is_missing),
-        WITH_8B(better_rates_are_never_dearer),
-        WITH_8B(forecasts_are_the_steps_that_they_are_made_of),
+        WITH_8B(one_token_reads_every_weight_once), WITH_8B(one_token_is_chained_where_the_device_can),
+        WITH_8B(several_tokens_share_the_weights),  WITH_8B(a_chunk_attends_causally),
+        WITH_8B(windows_limit_attention),           WITH_8B(refusals_say_what_is_missing),
+        WITH_8B(better_rates_are_never_dearer),     WITH_8B(forecasts_are_the_steps_that_they_are_made_of),
         WITH_8B(error_bars_follow_what_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

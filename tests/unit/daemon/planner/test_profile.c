@@ -60,6 +60,9 @@ static struct profile whole(void)
     p.gpu.attention_flops = measured(300e12);
     p.gpu.operation = measured(1.1e-6);
     p.gpu.launch = measured(4e-6);
+    p.gpu.chain_gemv = measured(4300e9);
+    p.gpu.chain_attention = measured(2900e9);
+    p.gpu.chain_operation = measured(0.9e-6);
     p.link.generation = 5;
     p.link.width = 16;
     p.link.h2d = measured(55.4e9);
@@ -249,7 +252,15 @@ static void check_names_what_is_missing_or_contradicts(void **state)
     p.gpu.vram_free = p.gpu.vram_bytes + 1;
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "vram_free"));
+    p = whole();
+    p.gpu.chain_gemv = measured(15000e9);
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "chain_gemv"));
+    p = whole();
+    p.gpu.chain_attention = (struct profile_value){0};
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     p = whole(); /* what may be missing */
+    p.gpu.chain_gemv = p.gpu.chain_attention = p.gpu.chain_operation = (struct profile_value){0};
     p.disk = p.link.direct = p.step = p.cpu.operation = (struct profile_value){0};
     p.gpu.operation = p.gpu.launch = p.link.latency = p.link.hand_over = (struct profile_value){0};
     assert_int_equal(profile_check(&p, &err), 0);
@@ -267,6 +278,9 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_int_equal(profile_write(path, &p, &err), 0);
     assert_int_equal(profile_read(path, &again, &err), 0);
     assert_true(fabs(again.gpu.operation.value / p.gpu.operation.value - 1) < 1e-8);
+    assert_true(fabs(again.gpu.chain_gemv.value / p.gpu.chain_gemv.value - 1) < 1e-8);
+    assert_true(fabs(again.gpu.chain_attention.high / p.gpu.chain_attention.high - 1) < 1e-8);
+    assert_true(fabs(again.gpu.chain_operation.low / p.gpu.chain_operation.low - 1) < 1e-8);
     assert_true(fabs(again.cpu.linear.point[1].y.low / p.cpu.linear.point[1].y.low - 1) < 1e-8);
     p.cpu.threads = 8;
     assert_int_equal(profile_write(path, &p, &err), 0); /* over the old one */
