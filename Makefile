@@ -183,6 +183,7 @@ DAEMON_SRC := \
   daemon/loop.c \
   daemon/metrics.c \
   daemon/observe.c \
+  daemon/pace.c \
   daemon/planner/analyse.c \
   daemon/planner/attempt.c \
   daemon/planner/cost.c \
@@ -447,6 +448,7 @@ CUDA_TEST_SRC := \
   tests/gpu/test_linear.cu \
   tests/gpu/test_main.cu
 CUDA_BENCH_SRC := \
+  tools/gpu/bench_chain.cu \
   tools/gpu/bench_kernels.cu \
   tools/gpu/bench_model.cu
 CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)

@@ -3,6 +3,7 @@
  */
 #include "daemon/batcher.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,13 +181,40 @@ static void batcher_enter_slot(struct batcher *batcher, struct sequence *seq, ui
     if (seq->started_us == 0) seq->started_us = now_us;
 }
 
+static bool batcher_ended(const struct sequence *seq)
+{
+    return seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED && !seq->in_step;
+}
+
+/* What ended makes room before the next step is formed. */
+static void batcher_leave_slots(struct batcher *batcher)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher_ended(batcher->seq[i])) batcher_leave_slot(batcher, batcher->seq[i]);
+}
+
+/* Tokens of the last result, in its order. */
+static void batcher_send_tokens(struct batcher *batcher)
+{
+    uint32_t count = batcher->unsent_count;
+    batcher->unsent_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct sequence *seq = batcher->unsent[i].seq;
+        const struct step_result_row *got = &batcher->result.row[batcher->unsent[i].row];
+        int rc = batcher->sink.token(batcher->sink.context, seq, batcher->unsent[i].index, &got->sampled);
+        if (rc == HELM_E_PEER) batcher_cancel_client(batcher, seq->client, "the client has gone");
+        if (rc == HELM_E_BUSY)
+            batcher_cancel_client(batcher, seq->client, "the client does not read its tokens");
+    }
+}
+
 /* Done messages for all that ended and is not being computed. */
 static void batcher_reap(struct batcher *batcher)
 {
     uint32_t kept = 0, count = batcher->seq_count;
     for (uint32_t i = 0; i < count; i++) {
         struct sequence *seq = batcher->seq[i];
-        if (seq->finish == HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED || seq->in_step) {
+        if (!batcher_ended(seq)) {
             batcher->seq[kept++] = seq;
             continue;
         }
@@ -227,7 +255,7 @@ static void batcher_ring(struct batcher *batcher, uint64_t now_us)
     batcher->rung_us = now_us;
     batcher->planned_seconds = 0;
     doorbell_ring(&control->step_bell, batcher->serial);
-    batcher->planned_seconds = observe_planned(batcher->observe, &batcher->step); /* the workers are at it */
+    pace_begin(&batcher->pace, batcher->step.row_count, batcher->step.token_count, now_us);
 }
 
 /* How much of prompts the next step may take, for the sake of those that decode in it. */
@@ -291,8 +319,13 @@ static void batcher_form_step(struct batcher *batcher, uint64_t now_us)
 
 void batcher_pump(struct batcher *batcher, uint64_t now_us)
 {
+    bool idle = batcher->worker_ready && !batcher->in_flight && !batcher->paused;
+    batcher_leave_slots(batcher);
+    if (idle) batcher_form_step(batcher, now_us);
+    batcher_send_tokens(batcher); /* the workers are at it */
     batcher_reap(batcher);
-    if (batcher->worker_ready && !batcher->in_flight && !batcher->paused) batcher_form_step(batcher, now_us);
+    if (idle && batcher->in_flight)
+        batcher->planned_seconds = observe_planned(batcher->observe, &batcher->step);
 }
 
 /* ---- results ------------------------------------------------------------------------------------------ */
@@ -318,9 +351,9 @@ static int batcher_check_result(const struct batcher *batcher, struct helm_err *
     return 0;
 }
 
-static void batcher_take_token(struct batcher *batcher, struct sequence *seq,
-                               const struct sampling_result *sampled, uint64_t now_us)
+static void batcher_take_token(struct batcher *batcher, struct sequence *seq, uint32_t row, uint64_t now_us)
 {
+    const struct sampling_result *sampled = &batcher->result.row[row].sampled;
     struct helm_err err = {0};
     uint32_t index = sequence_output_count(seq);
     if (index == 0) batcher->metrics->tokens_prompt_total += seq->prompt_count;
@@ -333,9 +366,18 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq,
     seq->crashes = 0;
     batcher->metrics->tokens_output_total++;
     arena_history_of(batcher->arena, seq->slot)[seq->token_count - 1] = sampled->token;
-    rc = batcher->sink.token(batcher->sink.context, seq, index, sampled);
-    if (rc == HELM_E_PEER) batcher_cancel_client(batcher, seq->client, "the client has gone");
-    if (rc == HELM_E_BUSY) batcher_cancel_client(batcher, seq->client, "the client does not read its tokens");
+    batcher->unsent[batcher->unsent_count].seq = seq;
+    batcher->unsent[batcher->unsent_count].index = index;
+    batcher->unsent[batcher->unsent_count++].row = row;
+}
+
+bool batcher_step_done(const struct batcher *batcher)
+{
+    const struct arena_control *control = arena_control_of(batcher->arena);
+    if (!batcher->in_flight) return false;
+    for (uint32_t w = 0; w < batcher->workers; w++)
+        if (doorbell_read(&control->done[w].bell) != batcher->serial) return false;
+    return true;
 }
 
 /* *done: every worker has rung for the last step. A bell that was not rung yet says the step before. */
@@ -389,10 +431,15 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, struct helm_er
     bool done;
     int rc = batcher_check_bells(batcher, &done, err);
     if (rc || !done || !batcher->in_flight) return rc; /* or the wake-up of a step that was taken already */
-    batcher->result = control->result[batcher->serial % ARENA_STEP_RING];
+    batcher_send_tokens(batcher);                      /* there are none, but for a caller that never pumps */
+    /* as many rows as were asked for: a result of all has 11 KiB */
+    const struct step_result *written = &control->result[batcher->serial % ARENA_STEP_RING];
+    memcpy(&batcher->result, written,
+           offsetof(struct step_result, row) + batcher->step.row_count * sizeof written->row[0]);
     rc = batcher_check_result(batcher, err);
     if (rc) return rc;
     batcher->in_flight = false;
+    pace_end(&batcher->pace, now_us);
     batcher_observe(batcher, now_us);
     for (uint32_t i = 0; i < batcher->step.row_count; i++) {
         const struct step_row *row = &batcher->step.row[i];
@@ -407,7 +454,7 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, struct helm_er
         else if (got->status == STEP_ROW_BAD)
             sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, "the worker refused this step");
         else if (row->flags & STEP_ROW_SAMPLE)
-            batcher_take_token(batcher, seq, &got->sampled, now_us);
+            batcher_take_token(batcher, seq, i, now_us);
     }
     return 0;
 }
@@ -434,6 +481,7 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
 {
     batcher->worker_ready = false;
     batcher->in_flight = false;
+    pace_lost(&batcher->pace);
     observe_lost(batcher->observe);
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
         struct sequence *seq = batcher->seq[i];

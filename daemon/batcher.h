@@ -20,6 +20,7 @@
 #include "daemon/kv_pages.h"
 #include "daemon/metrics.h"
 #include "daemon/observe.h"
+#include "daemon/pace.h"
 #include "daemon/request.h"
 #include "daemon/scheduler.h"
 #include "daemon/sequence.h"
@@ -59,8 +60,14 @@ struct batcher {
     uint64_t rung_us, done_us;                 /* when; and when the one before was done */
     struct arena_done done[ARENA_WORKERS_MAX]; /* what the workers wrote of the last step */
     double planned_seconds;                    /* of the one in flight */
+    struct pace pace;                          /* when it should be done */
     struct step step;                          /* the one in flight, as sent */
     struct step_result result;                 /* copied out of shared memory before it is believed */
+    struct {
+        struct sequence *seq;
+        uint32_t index, row;
+    } unsent[ARENA_STEP_ROWS]; /* tokens of that result that wait until the next step was rung */
+    uint32_t unsent_count;
 };
 
 HELM_MUST_CHECK int batcher_init(struct batcher *batcher, const struct model_config *model,
@@ -88,9 +95,13 @@ uint32_t batcher_queue_position(const struct batcher *batcher, const struct sequ
 
 /* Applies deadlines; returns the next one, or 0. */
 uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us);
-/* Sends Done for what has ended, frees its slot, and rings the next step if a worker is free. */
+/* Rings the next step if a worker is free; then, while it is computed, sends the tokens of the one before and
+ * Done for what has ended. */
 void batcher_pump(struct batcher *batcher, uint64_t now_us);
-/* A worker says that its part of a step is done. HELM_E_PEER: the answer breaks the protocol. */
+/* Whether every worker has rung for the step in flight. */
+bool batcher_step_done(const struct batcher *batcher);
+/* A worker says that its part of a step is done; its tokens are sent by batcher_pump. HELM_E_PEER: the answer
+ * breaks the protocol. */
 HELM_MUST_CHECK int batcher_take_result(struct batcher *batcher, uint64_t now_us, struct helm_err *err);
 
 /* Before workers are spawned: sets the epoch, silences every bell and empties the lanes. */

@@ -2,16 +2,20 @@
 #include "daemon/loop.h"
 
 #include <errno.h>
+#include <immintrin.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
+#include "common/cpu.h"
 #include "common/log.h"
 #include "common/units.h"
 
@@ -19,6 +23,9 @@
 #define BACKLOG_WAIT_US                                                                                      \
     10000 /* until a full pipe is tried again: ROUTER sockets do not say when they drain */
 #define SLEEP_MAX_US ((uint64_t)1000000)
+#define LOOK_US      30 /* looking for a step's end without pause; then the rest is looked after */
+#define LOOK_PAUSES  8
+#define LOOK_CPUS    4 /* with fewer, whoever looks is in the way of what the device's worker does */
 #define EXIT_FAILED  5
 #define EXIT_REFUSED 4
 
@@ -60,11 +67,39 @@ void loop_on_prepare(void *context, uint32_t epoch)
     batcher_prepare_worker(loop->serve->batcher, epoch);
 }
 
+/* Every worker has said how many threads it has. */
+static void loop_choose_looking(struct loop *loop)
+{
+    const struct workers *workers = loop->serve->workers;
+    struct helm_err err = {0};
+    struct cpu_set *set = malloc(sizeof *set);
+    uint32_t threads = 0;
+    bool gpu = false;
+    for (uint32_t i = 0; i < workers->count; i++) {
+        const struct worker *w = &workers->worker[i];
+        if (w->home == PLAN_HOME_CPU || !loop->real_device) threads += w->threads; /* or on the CPUs, too */
+        gpu = gpu || w->home == PLAN_HOME_GPU;
+    }
+    bool last = gpu && loop->real_device && workers->config.plan->head == PLAN_HOME_GPU;
+    bool may = set && !cpu_usable(-1, set, &err);
+    /* of a quota no more counts than that */
+    if (may)
+        may = loop_may_look((uint32_t)(set->suggested < set->cores ? set->suggested : set->count), threads,
+                            gpu, last);
+    free(set);
+    if (loop->timer_fd >= 0) close(loop->timer_fd);
+    loop->timer_fd = may ? timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK) : -1;
+    loop->timer_us = 0;
+    log_debug("the end of a step is %s",
+              loop->timer_fd < 0 ? "waited for asleep" : "looked for without pause");
+}
+
 void loop_on_ready(void *context)
 {
     struct loop *loop = context;
     const char *endpoint = loop->rundir->endpoints.item[0];
     batcher_worker_ready(loop->serve->batcher);
+    loop_choose_looking(loop);
     if (!loop->serve->metrics->ready_us) {
         loop->serve->metrics->ready_us = units_now_us();
         for (uint32_t i = 0; i < loop->rundir->endpoints.count; i++)
@@ -173,15 +208,71 @@ static void loop_client_gone(void *context, uint64_t client)
     batcher_cancel_client(loop->serve->batcher, client, "the client has gone");
 }
 
+/* The next step is rung at once: everything else has the time until that is done. */
 static void loop_take_result(struct loop *loop, uint64_t now_us)
 {
+    struct batcher *batcher = loop->serve->batcher;
     struct helm_err err = {0};
-    workers_take_ring(loop->serve->workers);
-    if (!loop->serve->batcher->worker_ready) return; /* rung by one that was lost meanwhile */
-    if (batcher_take_result(loop->serve->batcher, now_us, &err)) {
-        loop->serve->batcher->worker_ready = false;
+    bool in_flight = batcher->in_flight;
+    workers_take_ring(
+        loop->serve->workers);          /* before: what is written after the next step was rung is of that */
+    if (!batcher->worker_ready) return; /* rung by one that was lost meanwhile */
+    if (batcher_take_result(batcher, now_us, &err)) {
+        batcher->worker_ready = false;
         workers_kill_head(loop->serve->workers, err.text);
+    } else if (in_flight && !batcher->in_flight) {
+        batcher_pump(batcher, now_us);
     }
+}
+
+/* ---- looking for the end of a step ---- */
+
+bool loop_may_look(uint32_t cpus, uint32_t threads, bool gpu, bool gpu_last)
+{
+    return cpus > threads + gpu || (gpu_last && cpus >= LOOK_CPUS);
+}
+
+/* Sets the timer to when looking should begin, once a step. */
+static void loop_set_timer(struct loop *loop, uint64_t from_us)
+{
+    const struct itimerspec when = {
+        .it_value = {.tv_sec = (time_t)(from_us / 1000000), .tv_nsec = (long)(from_us % 1000000 * 1000)}};
+    if (loop->timer_fd < 0 || from_us == loop->timer_us) return;
+    if (timerfd_settime(loop->timer_fd, TFD_TIMER_ABSTIME, &when, NULL))
+        log_warn("timer: %s", strerror(errno));
+    loop->timer_us = from_us;
+}
+
+/* What made the descriptor readable; the next step sets it anew. */
+static void loop_quiet_timer(struct loop *loop)
+{
+    uint64_t count;
+    if (loop->timer_fd < 0 || units_now_us() < loop->timer_us || !loop->timer_us) return;
+    if (read(loop->timer_fd, &count, sizeof count) == sizeof count) loop->timer_us = 0;
+}
+
+/* At the time when a step should end: whether it does while it is looked at. Sets *looks when looking should
+ * go on, and so nobody may sleep. */
+static bool loop_look(struct loop *loop, bool *looks)
+{
+    const struct batcher *batcher = loop->serve->batcher;
+    const struct pace *pace = &batcher->pace;
+    *looks = false;
+    if (loop->timer_fd < 0 || !batcher->in_flight || !batcher->worker_ready || !pace->from_us) return false;
+    uint64_t now_us = units_now_us(), end_us = now_us + LOOK_US;
+    if (now_us >= pace->until_us) return false;
+    if (now_us < pace->from_us) {
+        loop_set_timer(loop, pace->from_us);
+        return false;
+    }
+    *looks = true;
+    do {
+        for (int i = 0; i < LOOK_PAUSES; i++) {
+            if (batcher_step_done(batcher)) return true;
+            _mm_pause();
+        }
+    } while (units_now_us() < end_us);
+    return false;
 }
 
 static void loop_take_clients(struct loop *loop)
@@ -242,23 +333,27 @@ int loop_run(struct loop *loop)
 {
     client_socket_on_gone(loop->serve->clients, loop_client_gone, loop);
     for (;;) {
-        zmq_pollitem_t items[CLIENT_SOCKET_POLL_MAX + WORKERS_POLL_MAX + 2];
+        zmq_pollitem_t items[CLIENT_SOCKET_POLL_MAX + WORKERS_POLL_MAX + 3];
         uint64_t wake_us = loop_before_sleep(loop), now_us = units_now_us();
+        bool looks;
         if (loop->leaving) break;
+        if (loop_look(loop, &looks)) loop_take_result(loop, units_now_us());
         int n = workers_poll_items(loop->serve->workers, items);
         n += client_socket_poll_items(loop->serve->clients, items + n);
+        if (loop->timer_fd >= 0) items[n++] = (zmq_pollitem_t){.fd = loop->timer_fd, .events = ZMQ_POLLIN};
         items[n++] = (zmq_pollitem_t){.fd = loop->signal_fd, .events = ZMQ_POLLIN};
         int parent_at = -1;
         if (loop->parent_fd >= 0) {
             parent_at = n;
             items[n++] = (zmq_pollitem_t){.fd = loop->parent_fd, .events = ZMQ_POLLIN};
         }
-        long wait_ms = wake_us > now_us ? (long)((wake_us - now_us + 999) / 1000) : 0;
+        long wait_ms = wake_us > now_us && !looks ? (long)((wake_us - now_us + 999) / 1000) : 0;
         if (zmq_poll(items, n, wait_ms) < 0 && errno != EINTR) {
             log_error("poll: %s", zmq_strerror(errno));
             loop->exit_status = EXIT_FAILED;
             break;
         }
+        loop_quiet_timer(loop);
         /* Results first: a token that is computed is sent before new work is looked at. */
         loop_take_result(loop, units_now_us());
         workers_receive(loop->serve->workers);
@@ -269,5 +364,6 @@ int loop_run(struct loop *loop)
         loop_take_clients(loop);
     }
     loop_farewell(loop);
+    if (loop->timer_fd >= 0) close(loop->timer_fd);
     return loop->exit_status;
 }

@@ -1,8 +1,10 @@
 /* The one poll loop: client sockets, control socket, the workers' eventfd, signals, the parent's pipe.
  *
- * Called by main.c. Handlers never block. Before each sleep the batcher sends what ended and rings the next
- * step, backlogs are tried again, and the wake-up time is the nearest of all that want one. Leaving the loop
- * has a reason and an exit status; there is no other way out. */
+ * Called by main.c. Handlers never block. Before each sleep the batcher rings the next step and sends what
+ * the last one gave, backlogs are tried again, and the wake-up time is the nearest of all that want one.
+ * Around the time when a step should end (pace.h) the loop does not sleep but looks at the workers' bells,
+ * where a CPU is free for that. Leaving the loop has a reason and an exit status; there is no other way out.
+ */
 #ifndef HELM_DAEMON_LOOP_H
 #define HELM_DAEMON_LOOP_H
 
@@ -15,8 +17,10 @@ struct loop {
     struct keeper *keeper;
     struct rundir *rundir;
     int signal_fd;
-    int parent_fd; /* -1: none */
-    int ready_fd;  /* -1: none, or told already */
+    int parent_fd;    /* -1: none */
+    int ready_fd;     /* -1: none, or told already */
+    int timer_fd;     /* wakes a little before the step in flight should end; -1: it is only waited for */
+    bool real_device; /* what the GPU worker computes on is not these CPUs */
     uint64_t drain_us;
     uint64_t watchdog_us; /* systemd's, 0: none */
 
@@ -25,11 +29,16 @@ struct loop {
     uint64_t drain_end_us; /* when draining began: how long open requests may go on */
     uint64_t keeper_retry_us;
     uint64_t watchdog_next_us;
+    uint64_t timer_us; /* what timer_fd is set to */
 };
 
 /* Blocks SIGTERM, SIGINT, SIGHUP, SIGCHLD and opens the descriptor that reports them. Before any thread
  * starts. */
 HELM_MUST_CHECK int loop_open_signals(int *signal_fd, struct helm_err *err);
+/* Whether there are CPUs for looking for a step's end without pause, beside those that compute at that time.
+ * `threads`: of the CPU worker, 0 without one; `gpu`: there is a GPU worker, and `gpu_last`: it is the one
+ * that ends the step, on a device of its own. */
+bool loop_may_look(uint32_t cpus, uint32_t threads, bool gpu, bool gpu_last);
 /* Runs until told to end; returns the exit status. */
 int loop_run(struct loop *loop);
 

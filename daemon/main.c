@@ -231,6 +231,8 @@ static int serve_until_told(struct helmd *d)
                             .keeper = &d->keeper,
                             .rundir = &d->rundir,
                             .signal_fd = d->signal_fd,
+                            .timer_fd = -1,
+                            .real_device = d->device.ledger.kind == LEDGER_DEVICE_CUDA,
                             .parent_fd = d->parent_fd,
                             .ready_fd = d->ready_fd,
                             .drain_us = d->config.drain_seconds * 1000000,

@@ -58,6 +58,7 @@ static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
     const struct batch *batch = &g->batch;
     const struct gpu_block *b = &p->block;
     uint32_t pages_per_slot = p->step.pages_per_slot;
+    uint32_t page_tokens = arena_header_of(g->base.arena)->kv.page_tokens;
     uint32_t *row_first = array_of(g, b->row_first), *row_slot = array_of(g, b->row_slot);
     uint32_t *sample = array_of(g, b->sample_token), *token_row = array_of(g, b->token_row);
     fill_counts(array_of(g, b->counts), batch->token_count, batch->row_count, batch->sample_count);
@@ -68,8 +69,8 @@ static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
         const struct batch_row *row = &batch->row[r];
         row_first[r] = row->token_first;
         row_slot[r] = r;
-        memcpy(array_of(g, b->page_table) + (size_t)r * pages_per_slot, row->pages,
-               pages_per_slot * sizeof(uint32_t));
+        uint32_t pages = (row->start + row->count - 1) / page_tokens + 1; /* of the rest nothing is read */
+        memcpy(array_of(g, b->page_table) + (size_t)r * pages_per_slot, row->pages, pages * sizeof(uint32_t));
     }
     row_first[batch->row_count] = batch->token_count;
     for (uint32_t i = 0; i < batch->sample_count; i++) {

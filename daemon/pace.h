@@ -1,0 +1,29 @@
+/* When the step in flight should end: as long after it was rung as the steps like it before.
+ *
+ * Called by batcher.c, which tells it of steps, and by loop.c, which looks for the end without pause around
+ * that time: waking up takes longer than everything else between two steps. Pure; owns nothing. */
+#ifndef HELM_DAEMON_PACE_H
+#define HELM_DAEMON_PACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* How early and how late looking begins and ends: at least so long, or this part of what a step takes. */
+#define PACE_MARGIN_US 100
+#define PACE_MARGIN    32
+
+struct pace {
+    uint32_t rows, tokens;       /* of the step in flight, or the last one */
+    uint64_t rung_us;            /* when it was rung */
+    uint64_t last_us, before_us; /* what the last two steps of this size took; 0: there was none */
+    uint64_t from_us, until_us;  /* the end is looked for between these; both 0: it is not */
+};
+
+/* A step was rung. */
+void pace_begin(struct pace *pace, uint32_t rows, uint32_t tokens, uint64_t now_us);
+/* It is done. */
+void pace_end(struct pace *pace, uint64_t now_us);
+/* It will not be. */
+void pace_lost(struct pace *pace);
+
+#endif
