@@ -1,4 +1,4 @@
-/* What the two files of helm-bench-gpu-kernels share: a synthetic model of a real one's shape, and timing.
+/* What the files of helm-bench-gpu-kernels share: a synthetic model of a real one's shape, and timing.
  *
  * Weights are random; nothing is read from disk. */
 #ifndef HELM_TOOLS_GPU_BENCH_CUH
@@ -8,6 +8,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+
+#include <functional>
+#include <vector>
 
 #include "worker-gpu/kernels.h"
 
@@ -27,6 +30,19 @@
             exit(2);                                                                                         \
         }                                                                                                    \
     } while (0)
+
+struct bench {
+    struct gpuk_device device;
+    cudaStream_t stream;
+    cudaEvent_t begin, end;
+    double read_gbs, peak_tflops;
+    int repeats;
+};
+/* One row of the table; limit 0: none to compare with. */
+void bench_row(const char *model, const char *what, double seconds, double rate, const char *unit,
+               double limit);
+/* Median seconds of one replay of what `enqueue` launches. */
+double bench_time_graph(struct bench *b, int replays, const std::function<void()> &enqueue);
 
 struct bench_shape {
     const char *name;
@@ -50,6 +66,8 @@ struct bench_model {
     uint32_t context, chunk; /* tokens of the cache, and at most in a step */
     float *x, *q, *attended, *inner, *logits;
     void *h, *q16, *a16, *gate_up_out, *inner16;
+    struct gpuk_chain chain;
+    void *chain_list;
     void *workspace, *attention_workspace, *argmax_workspace, *matmul_workspace;
     struct gpuk_token *result;
     struct gpuk_matmul *matmul;
@@ -69,6 +87,18 @@ enum bench_part { PART_QKV, PART_ATTENTION, PART_O, PART_GATE_UP, PART_DOWN, PAR
 void bench_enqueue_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t flags);
 void bench_enqueue_head(struct bench_model *m, uint32_t flags);
 double bench_part_bytes(const struct bench_model *m, enum bench_part part);
+
+/* The logits of the last step, once it is over. */
+std::vector<float> bench_logits(struct bench_model *m);
+
+/* Writes the chain of the parts in `parts` (bits 1 << enum bench_part) of all layers, and of the head when
+ * `head`, as the device's choices have it now. rows: of each matrix, 0 = all. */
+void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_t rows);
+/* A whole step around it. */
+void bench_enqueue_chain(struct bench_model *m);
+/* Rows of the table about chains (bench_chain.cu); the check prints a line and returns 1 when it failed. */
+void bench_chains(struct bench *b, struct bench_model *m);
+int bench_chain_check(struct bench_model *m);
 
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t flags);

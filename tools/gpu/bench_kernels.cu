@@ -4,7 +4,8 @@
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, each decode kernel over all layers
- * (cold: every layer has its own weights), whole decode steps as one captured graph, batches of 2 to 16,
+ * (cold: every layer has its own weights), whole decode steps as one captured graph, kernel by kernel and as
+ * one chain, batches of 2 to 16,
  * decode attention over a long context, prefill. Last, without --quick, the ways the bulk gemv can be run,
  * the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv.cu). Times are medians of repeated
  * graph replays by CUDA events. Exit 1: the check failed. */
@@ -32,17 +33,8 @@ __global__ static void __launch_bounds__(512) read_kernel(const uint4 *p, size_t
     if (sum == 0x12345678u) *sink = sum;
 }
 
-struct bench {
-    struct gpuk_device device;
-    cudaStream_t stream;
-    cudaEvent_t begin, end;
-    double read_gbs, peak_tflops;
-    int repeats;
-};
-
-/* One row of the table; limit 0: none to compare with. */
-static void row(const char *model, const char *what, double seconds, double rate, const char *unit,
-                double limit)
+void bench_row(const char *model, const char *what, double seconds, double rate, const char *unit,
+               double limit)
 {
     printf("%-8s %-22s %10.2f us %9.1f %s", model, what, seconds * 1e6, rate, unit);
     if (limit > 0) printf("  %5.1f %%", 100 * rate / limit);
@@ -54,8 +46,7 @@ static uint32_t early_of(const struct bench *b)
     return b->device.early_launch ? GPUK_EARLY : 0;
 }
 
-/* Median seconds of one replay of what `enqueue` launches. */
-static double time_graph(struct bench *b, int replays, const std::function<void()> &enqueue)
+double bench_time_graph(struct bench *b, int replays, const std::function<void()> &enqueue)
 {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -91,7 +82,7 @@ static void measure_limits(struct bench *b)
     CUDA(cudaMemset(p, 0x5a, bytes));
     CUDA(cudaDeviceSynchronize());
     for (int per_sm : {1, 2, 4}) {
-        double s = time_graph(b, 2, [&] {
+        double s = bench_time_graph(b, 2, [&] {
             read_kernel<<<b->device.sm_count * per_sm, 512, 0, b->stream>>>((const uint4 *)p, bytes / 16,
                                                                             sink);
             CUDA(cudaGetLastError());
@@ -110,14 +101,14 @@ static void measure_peak(struct bench *b, struct bench_model *m)
     void *out;
     CUDA(cudaMalloc(&out, (size_t)n * n * 2));
     GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, DTYPE_BF16, n, n, n, n, false, &plan, &err));
-    double s = time_graph(b, 5, [&] {
+    double s = bench_time_graph(b, 5, [&] {
         GPUK(gpuk_matmul_run(plan, m->embed, m->head, out, m->matmul_workspace, b->stream, &err));
     });
     b->peak_tflops = 2.0 * n * n * n / s / 1e12;
     CUDA(cudaFree(out));
 }
 
-static std::vector<float> logits_of(struct bench_model *m)
+std::vector<float> bench_logits(struct bench_model *m)
 {
     std::vector<float> v(m->shape.vocab);
     CUDA(cudaDeviceSynchronize());
@@ -131,25 +122,26 @@ static void bench_parts(struct bench *b, struct bench_model *m)
                                      "down+residual"};
     bench_model_step(m, 1, 200, false);
     for (int part = 0; part < PART_COUNT; part++) {
-        double s = time_graph(b, 5,
-                              [&] {
-                                  for (uint32_t l = 0; l < m->shape.layers; l++)
-                                      bench_enqueue_part(m, (enum bench_part)part, l, l ? early_of(b) : 0);
-                              }) /
-                   m->shape.layers;
+        double s =
+            bench_time_graph(b, 5,
+                             [&] {
+                                 for (uint32_t l = 0; l < m->shape.layers; l++)
+                                     bench_enqueue_part(m, (enum bench_part)part, l, l ? early_of(b) : 0);
+                             }) /
+            m->shape.layers;
         double gbs = bench_part_bytes(m, (enum bench_part)part) / s / 1e9;
-        row(m->shape.name, names[part], s, gbs, "GB/s ", gbs > 0 ? b->read_gbs : 0);
+        bench_row(m->shape.name, names[part], s, gbs, "GB/s ", gbs > 0 ? b->read_gbs : 0);
     }
-    double s = time_graph(b, 5, [&] { bench_enqueue_head(m, 0); });
-    row(m->shape.name, "norm+head", s, 2.0 * m->shape.vocab * m->shape.hidden / s / 1e9, "GB/s ",
-        b->read_gbs);
+    double s = bench_time_graph(b, 5, [&] { bench_enqueue_head(m, 0); });
+    bench_row(m->shape.name, "norm+head", s, 2.0 * m->shape.vocab * m->shape.hidden / s / 1e9, "GB/s ",
+              b->read_gbs);
 }
 
 static void bench_decode(struct bench *b, struct bench_model *m, const char *what, uint32_t flags)
 {
     bench_model_step(m, 1, 200, false);
-    double s = time_graph(b, 10, [&] { bench_enqueue_decode(m, flags); });
-    row(m->shape.name, what, s, m->decode_bytes / s / 1e9, "GB/s ", b->read_gbs);
+    double s = bench_time_graph(b, 10, [&] { bench_enqueue_decode(m, flags); });
+    bench_row(m->shape.name, what, s, m->decode_bytes / s / 1e9, "GB/s ", b->read_gbs);
 }
 
 /* A way to run the bulk kernel, and the time of a whole step with it. */
@@ -182,7 +174,7 @@ static void bench_choices(struct bench *b, struct bench_model *m, std::vector<ch
     for (choice &c : all) {
         d->gemv_warps = c.warps, d->gemv_tile_bytes = c.tile, d->gemv_slots = c.slots;
         d->gemv_ahead_bytes = c.ahead, d->gemv_contiguous = c.contiguous;
-        c.seconds[model] = time_graph(b, 3, [&] { bench_enqueue_decode(m, early_of(b)); });
+        c.seconds[model] = bench_time_graph(b, 3, [&] { bench_enqueue_decode(m, early_of(b)); });
         best = std::min(best, c.seconds[model]);
     }
     for (choice &c : all) c.score += c.seconds[model] / best;
@@ -214,25 +206,25 @@ static void bench_slices(struct bench *b, struct bench_model *m)
         double s[3];
         for (int way = 0; way < 3; way++) {
             b->device.gemv_warps = way * 8;
-            s[way] = time_graph(b, 5,
-                                [&] {
-                                    for (uint32_t i = 0; i < launches; i++) {
-                                        struct gpuk_linear_args a = {};
-                                        a.dtype = DTYPE_BF16, a.cols = cols, a.segments = 1, a.x = m->x;
-                                        const uint64_t first =
-                                            i / m->shape.layers * 16ull * rows % (all_rows - rows) / 16 * 16;
-                                        const char *w =
-                                            m->layer[i % m->shape.layers].gate_up + first * cols * 2;
-                                        a.segment[0] = {w, NULL, m->logits, rows};
-                                        GPUK(gpuk_gemv(&b->device, &a, m->workspace, i ? early_of(b) : 0,
-                                                       b->stream, &err));
-                                    }
-                                }) /
+            s[way] = bench_time_graph(b, 5,
+                                      [&] {
+                                          for (uint32_t i = 0; i < launches; i++) {
+                                              struct gpuk_linear_args a = {};
+                                              a.dtype = DTYPE_BF16, a.cols = cols, a.segments = 1, a.x = m->x;
+                                              const uint64_t first = i / m->shape.layers * 16ull * rows %
+                                                                     (all_rows - rows) / 16 * 16;
+                                              const char *w =
+                                                  m->layer[i % m->shape.layers].gate_up + first * cols * 2;
+                                              a.segment[0] = {w, NULL, m->logits, rows};
+                                              GPUK(gpuk_gemv(&b->device, &a, m->workspace,
+                                                             i ? early_of(b) : 0, b->stream, &err));
+                                          }
+                                      }) /
                      launches;
         }
         b->device.gemv_warps = 0;
         snprintf(what, sizeof what, "slice of %u rows", rows);
-        row(m->shape.name, what, s[0], 2.0 * rows * cols / s[0] / 1e9, "GB/s ", b->read_gbs);
+        bench_row(m->shape.name, what, s[0], 2.0 * rows * cols / s[0] / 1e9, "GB/s ", b->read_gbs);
         if (s[1] < 0.97 * s[0] || s[2] < 0.97 * s[0])
             printf("%-8s   with 8 warps %.2f us, with 16 %.2f us\n", m->shape.name, s[1] * 1e6, s[2] * 1e6);
     }
@@ -244,13 +236,13 @@ static int check_decode(struct bench *b, struct bench_model *m)
     const int RUNS = 40;
     bench_model_step(m, 1, 200, false);
     bench_enqueue_decode(m, 0);
-    auto plain = logits_of(m);
+    auto plain = bench_logits(m);
     int bad[2] = {0, 0};
     for (int i = 0; i < RUNS; i++) {
         const int early = i & 1 && b->device.early_launch;
         CUDA(cudaMemsetAsync(m->logits, 0xff, m->shape.vocab * 4, b->stream));
         bench_enqueue_decode(m, early ? GPUK_EARLY : 0);
-        auto again = logits_of(m);
+        auto again = bench_logits(m);
         bad[early] += memcmp(plain.data(), again.data(), plain.size() * 4) != 0;
     }
     struct gpuk_token best;
@@ -259,7 +251,7 @@ static int check_decode(struct bench *b, struct bench_model *m)
     for (float x : plain) finite = finite && isfinite(x);
     /* the small-batch path computes the same token's logits another way */
     bench_enqueue_batch(m, 2, b->device.early_launch ? GPUK_EARLY : 0);
-    auto batch = logits_of(m);
+    auto batch = bench_logits(m);
     double difference = 0, norm = 0;
     for (size_t i = 0; i < plain.size(); i++)
         difference += pow((double)batch[i] - plain[i], 2), norm += pow((double)plain[i], 2);
@@ -277,10 +269,10 @@ static void bench_batches(struct bench *b, struct bench_model *m)
 {
     for (uint32_t n : {2u, 4u, 8u, 16u}) {
         bench_model_step(m, n, 200, true);
-        double s = time_graph(b, 5, [&] { bench_enqueue_batch(m, n, early_of(b)); });
+        double s = bench_time_graph(b, 5, [&] { bench_enqueue_batch(m, n, early_of(b)); });
         char what[64];
         snprintf(what, sizeof what, "batch of %u", n);
-        row(m->shape.name, what, s, m->decode_bytes / s / 1e9, "GB/s ", b->read_gbs);
+        bench_row(m->shape.name, what, s, m->decode_bytes / s / 1e9, "GB/s ", b->read_gbs);
     }
 }
 
@@ -290,14 +282,15 @@ static void bench_prefill(struct bench *b, struct bench_model *m)
     for (uint32_t n : {128u, 512u, 4096u}) {
         if (n > m->chunk) continue;
         bench_model_step(m, n, 0, false);
-        double time = time_graph(b, n > 1000 ? 2 : 5, [&] { bench_enqueue_prefill(m, n, early_of(b)); });
+        double time =
+            bench_time_graph(b, n > 1000 ? 2 : 5, [&] { bench_enqueue_prefill(m, n, early_of(b)); });
         double flops = m->prefill_flops * n + 2.0 * n * n * s->heads * s->head_dim * s->layers +
                        2.0 * s->vocab * s->hidden;
         char what[64];
         snprintf(what, sizeof what, "prefill %u", n);
-        row(s->name, what, time, flops / time / 1e12, "TFLOP", b->peak_tflops);
+        bench_row(s->name, what, time, flops / time / 1e12, "TFLOP", b->peak_tflops);
         if (n < 4096) continue;
-        double attention = time_graph(b, 2, [&] {
+        double attention = bench_time_graph(b, 2, [&] {
             for (uint32_t l = 0; l < s->layers; l++) {
                 struct gpuk_attention a = {};
                 a.step = m->step, a.kv = m->kv, a.kv.layer = l, a.heads = s->heads, a.scale = 0.088f;
@@ -305,8 +298,9 @@ static void bench_prefill(struct bench *b, struct bench_model *m)
                                             &err));
             }
         });
-        row(s->name, "  of it attention", attention,
-            2.0 * n * n * s->heads * s->head_dim * s->layers / attention / 1e12, "TFLOP", b->peak_tflops);
+        bench_row(s->name, "  of it attention", attention,
+                  2.0 * n * n * s->heads * s->head_dim * s->layers / attention / 1e12, "TFLOP",
+                  b->peak_tflops);
     }
 }
 
@@ -315,16 +309,16 @@ static void bench_long(struct bench *b, struct bench_model *m)
     const struct bench_shape *s = &m->shape;
     for (uint32_t context : {4096u, m->context}) {
         bench_model_step(m, 1, context - 1, false);
-        double t = time_graph(b, 3,
-                              [&] {
-                                  for (uint32_t l = 0; l < s->layers; l++)
-                                      bench_enqueue_part(m, PART_ATTENTION, l, l ? early_of(b) : 0);
-                              }) /
+        double t = bench_time_graph(b, 3,
+                                    [&] {
+                                        for (uint32_t l = 0; l < s->layers; l++)
+                                            bench_enqueue_part(m, PART_ATTENTION, l, l ? early_of(b) : 0);
+                                    }) /
                    s->layers;
         double bytes = (double)context * 2 * s->kv_heads * s->head_dim * 2;
         char what[64];
         snprintf(what, sizeof what, "attention over %u", context);
-        row(s->name, what, t, bytes / t / 1e9, "GB/s ", b->read_gbs);
+        bench_row(s->name, what, t, bytes / t / 1e9, "GB/s ", b->read_gbs);
     }
 }
 
@@ -360,8 +354,10 @@ int main(int argc, char **argv)
                    b.read_gbs, b.peak_tflops);
         }
         bad += check_decode(&b, &m);
+        if (b.device.bulk_copy) bad += bench_chain_check(&m);
         bench_decode(&b, &m, "decode step", early);
         bench_decode(&b, &m, "decode step, not early", 0);
+        if (b.device.bulk_copy) bench_chains(&b, &m);
         if (!quick && b.device.bulk_copy) bench_choices(&b, &m, choices, i);
         bench_parts(&b, &m);
         bench_slices(&b, &m);

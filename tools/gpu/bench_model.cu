@@ -81,6 +81,7 @@ void bench_model_open(struct bench_model *m, struct bench_shape s, struct gpuk_d
     allocate((char **)&m->workspace, gpuk_gemm_small_workspace_bytes(GPUK_BATCH_MAX, s.intermediate));
     allocate((char **)&m->attention_workspace,
              gpuk_attention_workspace_bytes(GPUK_BATCH_MAX, s.heads, s.head_dim));
+    allocate((char **)&m->chain_list, gpuk_chain_bytes(PART_COUNT * s.layers + 1));
     allocate((char **)&m->argmax_workspace, gpuk_argmax_workspace_bytes(GPUK_BATCH_MAX));
     allocate((char **)&m->matmul_workspace, GPUK_MATMUL_WORKSPACE);
     allocate(&m->result, GPUK_BATCH_MAX * sizeof *m->result);
@@ -110,6 +111,7 @@ void bench_model_close(struct bench_model *m)
                    m->gate_up_out,
                    m->inner16,
                    m->workspace,
+                   m->chain_list,
                    m->attention_workspace,
                    m->result,
                    m->step_memory,
@@ -266,6 +268,44 @@ void bench_enqueue_head(struct bench_model *m, uint32_t flags)
 {
     struct gpuk_linear_args a = head_of(m);
     GPUK(gpuk_gemv(m->device, &a, m->workspace, flags, m->stream, &err));
+}
+
+void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_t rows)
+{
+    std::vector<struct gpuk_chain_op> ops;
+    const auto linear = [&](struct gpuk_linear_args a) {
+        struct gpuk_chain_op op = {};
+        op.kind = GPUK_CHAIN_LINEAR;
+        for (uint32_t i = 0; i < a.segments && rows; i++) a.segment[i].rows = rows;
+        op.linear = a;
+        ops.push_back(op);
+    };
+    for (uint32_t l = 0; l < m->shape.layers; l++)
+        for (int part = 0; part < PART_COUNT; part++) {
+            if (!(parts >> part & 1)) continue;
+            if (part != PART_ATTENTION) {
+                linear(linear_of(m, (enum bench_part)part, l));
+                continue;
+            }
+            struct gpuk_chain_op op = {};
+            op.kind = GPUK_CHAIN_ATTENTION;
+            op.attention.args = attention_of(m, l);
+            op.attention.out = m->attended;
+            ops.push_back(op);
+        }
+    if (head) linear(head_of(m));
+    GPUK(gpuk_chain_write(m->device, ops.data(), (uint32_t)ops.size(), m->chain_list, m->attention_workspace,
+                          m->stream, &m->chain, &err));
+}
+
+void bench_enqueue_chain(struct bench_model *m)
+{
+    const struct bench_shape *s = &m->shape;
+    GPUK(gpuk_embed(&m->step, 1, m->embed, DTYPE_BF16, s->vocab, s->hidden, m->x, 0, m->stream, &err));
+    GPUK(gpuk_rope_table(&m->step, 1, m->inv_freq, s->head_dim, 1, m->rope_table, 0, m->stream, &err));
+    GPUK(gpuk_chain_run(&m->chain, m->stream, &err));
+    GPUK(gpuk_argmax(m->step.counts + 2, 1, m->logits, s->vocab, m->result, m->argmax_workspace, 0, m->stream,
+                     &err));
 }
 
 void bench_enqueue_decode(struct bench_model *m, uint32_t flags)
