@@ -28,6 +28,7 @@ struct cuda {
     /* Work may be in the copy queue that no launch was ordered behind. */
     _Atomic bool copies_pending;
     struct gpuk_device caps;
+    char no_chains[96];         /* why there are none */
     struct gpuk_matmul *matmul; /* and its plans */
     stream_word_fn *wait_value, *write_value;
     int pitch_max; /* bytes between pieces of a copy */

@@ -102,6 +102,23 @@ static int cuda_add_bias(struct device *d, const uint32_t *count, uint32_t token
     return gpuk_add_bias(count, tokens, out, dtype, stride, rows, bias, flags, STREAM(d), err);
 }
 
+static bool cuda_chain_takes(struct device *d, const struct gpuk_chain_op *op)
+{
+    return gpuk_chain_takes(&cuda_of(d)->caps, op);
+}
+
+static int cuda_chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
+                            void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err)
+{
+    if (cuda_of(d)->capture.on) return helm_fail(err, HELM_E_STATE, "a chain is written inside a capture");
+    return gpuk_chain_write(&cuda_of(d)->caps, op, count, memory, attention_workspace, STREAM(d), chain, err);
+}
+
+static int cuda_chain_run(struct device *d, const struct gpuk_chain *chain, struct helm_err *err)
+{
+    return gpuk_chain_run(chain, STREAM(d), err);
+}
+
 const struct device_kernels cuda_kernels = {
     .gemv = cuda_gemv,
     .gemm_small = cuda_gemm_small,
@@ -117,6 +134,10 @@ const struct device_kernels cuda_kernels = {
     .argmax = cuda_argmax,
     .matmul = cuda_matmul,
     .add_bias = cuda_add_bias,
+    .chain_takes = cuda_chain_takes,
+    .chain_bytes = gpuk_chain_bytes,
+    .chain_write = cuda_chain_write,
+    .chain_run = cuda_chain_run,
     .gemv_workspace = gpuk_gemv_workspace_bytes,
     .gemm_small_workspace = gpuk_gemm_small_workspace_bytes,
     .attention_counters = gpuk_attention_counter_bytes,

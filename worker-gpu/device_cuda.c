@@ -445,6 +445,12 @@ static int open_context(struct cuda *c, uint64_t vram_bytes, struct helm_err *er
     if (!rc)
         rc = cuda_checked(cudaGetDeviceProperties(&properties, c->ordinal), "the device's properties", err);
     if (!rc) rc = gpuk_open(&c->caps, err);
+    if (!rc && !c->caps.bulk_copy) {
+        snprintf(c->no_chains, sizeof c->no_chains,
+                 "they need compute capability 9.0 (bulk copies), the GPU has %d.%d", c->caps.capability / 10,
+                 c->caps.capability % 10);
+        c->base.no_chains = c->no_chains;
+    }
     if (!rc) rc = gpuk_matmul_open(&c->matmul, err);
     for (int i = 0; i < DEVICE_QUEUE_COUNT && !rc; i++)
         rc = cuda_checked(cudaStreamCreateWithFlags(&c->stream[i], cudaStreamNonBlocking), "stream", err);
@@ -481,7 +487,6 @@ int device_cuda_open(const struct device_options *options, struct device **devic
     c->base.kernels = cuda_kernels;
     c->base.spin_us = HOST_SPIN_US;
     c->base.loads_code = true;
-    c->base.no_chains = "the CUDA device has no such kernel yet";
     c->ordinal = ordinal;
     rc = open_context(c, options->vram_bytes, err);
     if (rc) {

@@ -291,14 +291,15 @@ static void report_decode(struct gpu_engine *g, const char *device)
 {
     const struct gpu_program *p = &g->program[0][GPU_TIER_1];
     struct engine_report *report = &g->base.report;
-    const char *why = g->device->no_chains ? g->device->no_chains : "nowhere are two of them neighbours";
+    const char *why =
+        g->device->no_chains ? g->device->no_chains : "no two neighbours of them can be chained";
     if (p->chains)
         snprintf(report->kernels, sizeof report->kernels,
                  "%.40s, decode: chains (%u operations in %u, %u alone)", device, p->chained, p->chains,
                  p->unchained);
     else if (p->unchained)
         snprintf(report->kernels, sizeof report->kernels,
-                 "%.40s, decode: a kernel an operation, because %.80s", device, why);
+                 "%.40s, decode: a kernel an operation, because %.96s", device, why);
     else
         snprintf(report->kernels, sizeof report->kernels, "%.40s", device);
     if (p->unchained && g->device->no_chains)

@@ -25,8 +25,9 @@
  *
  * Chains (kernels.h): of the tier of one token, operations of layers and head with nothing between them are
  * done by one kernel, where the device has it. GPU_CHAIN stands in front of them; they stay in the list, as
- * what the chain consists of. Events of the ring, words and lanes end a chain; slices of streamed weights,
- * each between two events, stay kernels of their own.
+ * what the chain consists of. (The head in one is computed in any case, as in every graph.) Events of the
+ * ring, words and lanes end a chain; slices of streamed weights, each between two events, stay kernels of
+ * their own.
  *
  * Called by engine.c. Owns entries and graph; addresses point into device memory and the arena, which outlive
  * it. */
