@@ -64,6 +64,9 @@ struct gpuk_device {
     int gemv_slots;       /* tiles in flight a warp */
     int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
     bool gemv_contiguous; /* a block's rows are neighbours; else rows go round the blocks */
+    /* gemv_slots and gemv_ahead_bytes are also the chains', of the ring and of what is asked into the L2
+     * while blocks compute attention. */
+    bool chain_ahead_always; /* and between all operations */
 };
 /* Reads the current device's properties and loads every kernel, so that no launch loads code later (a first
  * launch would wait for the device, which deadlocks when a stream waits for the host). */
@@ -211,6 +214,7 @@ struct gpuk_chain {
     uint32_t count;   /* operations */
     int variant;      /* of the kernel; the launcher's own */
     uint32_t warps, slots, shared_bytes, blocks, linears, region_bytes, ahead_tiles;
+    bool ahead_always;
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
  * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of

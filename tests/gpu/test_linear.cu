@@ -57,7 +57,7 @@ static std::vector<std::vector<double>> reference(const linear_case &c,
 }
 
 static void run_case(struct test_context *t, const linear_case &c, const struct gpuk_device *device,
-                     double tolerance, const char *path)
+                     double tolerance, const char *path, int runs = 2)
 {
     char what[200];
     snprintf(what, sizeof what, "%s %s %u x %u from row %u (%u matrices), %u of %u tokens%s%s%s%s%s", path,
@@ -89,7 +89,7 @@ static void run_case(struct test_context *t, const linear_case &c, const struct 
     std::vector<std::vector<double>> terms;
     auto expected = reference(c, w, bias, x, norm, residual, &terms);
     std::vector<std::vector<float>> first;
-    for (int run = 0; run < 2; run++) {
+    for (int run = 0; run < runs; run++) {
         struct gpuk_linear_args args = {};
         args.dtype = (enum dtype)c.dtype;
         args.cols = c.cols;
@@ -196,6 +196,21 @@ static void test_slices(struct test_context *t, int dtype)
     }
 }
 
+/* Full rings, several batches of sums and few blocks, again and again: a slot that is filled before it has
+ * been read shows as other bits, once in some thousand runs. */
+static void test_repeats(struct test_context *t)
+{
+    struct gpuk_device few = t->device;
+    few.sm_count = 3;
+    const int runs = t->stress ? 3000 : t->small ? 3 : 50, before = t->failures;
+    const uint32_t rows = t->small ? 130 : 1040, cols = t->small ? 1032 : 4096;
+    run_case(t, {DTYPE_F32, cols, 2, {rows, rows}, 1, 1, true, true, false, true, false, 208}, &few, 1e-5,
+             "gemv slice, repeated", runs);
+    if (t->stress)
+        printf("slice of %u x %u, f32, 3 blocks: %d of %d runs gave other bits\n", rows, cols,
+               t->failures - before, runs);
+}
+
 #ifndef HELM_CUDA_EMULATED
 static void test_matmul(struct test_context *t, struct gpuk_matmul *matmul, int dtype, int out_dtype,
                         uint32_t tokens, uint32_t rows, uint32_t cols, bool accumulate)
@@ -227,6 +242,7 @@ static void test_matmul(struct test_context *t, struct gpuk_matmul *matmul, int 
 
 void test_linear(struct test_context *t)
 {
+    test_repeats(t);
     const uint32_t shapes[][2] = {{1, 1},     {3, 7},      {17, 40},   {65, 96},
                                   {130, 520}, {257, 1001}, {31, 4104}, {300, 4096}};
     const uint32_t small[][2] = {{3, 7}, {65, 96}, {30, 1048}};

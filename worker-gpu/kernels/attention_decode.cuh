@@ -250,9 +250,9 @@ __device__ __forceinline__ void finish_block(const decode_params &p, uint32_t t,
     for (uint32_t i = threadIdx.x; i < heads * head_dim; i += blockDim.x) {
         uint32_t g = i / head_dim, d = i - g * head_dim;
         float most = -INFINITY, sum = 0, value = 0;
-#pragma unroll
+#pragma unroll(W > 8 ? 4 : W)
         for (uint32_t w = 0; w < W; w++) most = fmaxf(most, ms[w * G + g]);
-#pragma unroll
+#pragma unroll(W > 8 ? 4 : W)
         for (uint32_t w = 0; w < W; w++) {
             float factor = rescale(ms[w * G + g], most);
             sum += factor * ss[w * G + g];

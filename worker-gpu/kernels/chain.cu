@@ -20,6 +20,7 @@ static const uint32_t SLOTS_MAX = 8;
 struct chain_params {
     unsigned char *list;
     uint32_t count, linears, slots, region_bytes, ahead_tiles;
+    bool ahead_always;
 };
 
 /* Shared memory: ring [warp][slot][2][CHAIN_TILE], a region for x or attention, partial [2][PARTIAL_FLOATS],
@@ -194,6 +195,7 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
             if (line < item.next_norm_bytes)
                 ask_l2(reinterpret_cast<const unsigned char *>(item.next_norm) + line);
         };
+        if (item.kind == GPUK_CHAIN_ATTENTION || q.ahead_always) ask_ahead(ask, q.ahead_tiles);
         if (item.kind == GPUK_CHAIN_LINEAR) {
             take_x<T>(item.linear, region, squares, wait);
             __syncthreads();
@@ -203,7 +205,6 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
             share_of_block(item.where, first, use_pairs);
             use_chunks = item.where.chunks;
         } else if (token->counts) {
-            ask_ahead(ask, q.ahead_tiles);
             const attention_cut cut = cut_of(item.attention.a, token->position);
             if (cut.heads == 1)
                 chain_attend<C, 1>(item.attention, *token, cut, region, wait);
@@ -388,6 +389,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     chain->linears = linears;
     chain->region_bytes = region;
     chain->ahead_tiles = ahead < 32 ? ahead : 32;
+    chain->ahead_always = device->chain_ahead_always;
     if (chain->shared_bytes > (uint32_t)device->shared_bytes_max)
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "chain: x of one operation and attention of another do not fit");
@@ -403,7 +405,8 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, stru
                                    chain->linears,
                                    chain->slots,
                                    chain->region_bytes,
-                                   chain->ahead_tiles};
+                                   chain->ahead_tiles,
+                                   chain->ahead_always};
     return gpuk_launch("chain", kernels[chain->variant / DTYPE_COUNT][chain->variant % DTYPE_COUNT],
                        dim3(chain->blocks), dim3(CHAIN_THREADS), chain->shared_bytes, GPUK_TOGETHER, stream,
                        err, p);

@@ -14,6 +14,7 @@
 static const uint32_t CHAIN_GROUP = 4;       /* query heads of a unit at most */
 static const uint32_t CHAIN_ONE_PIECE = 512; /* visible positions up to which nothing is cut */
 static const uint32_t CHAIN_PIECE_MIN = 128;
+static const uint32_t CHAIN_ASK = 448; /* positions asked into the L2 ahead */
 
 /* How a token's attention is cut; the same in every block. */
 struct attention_cut {
@@ -60,7 +61,7 @@ template <typename C, int G, typename Wait>
 __device__ __forceinline__ void chain_attend(const decode_params &p, const chain_token &token,
                                              const attention_cut &cut, float *memory, const Wait &wait)
 {
-    const int U = sizeof(C) == 4 ? 2 : G > 1 ? 2 : 4; /* positions of a lane in flight together */
+    const int U = 2; /* positions of a lane in flight together, twice */
     const gpuk_attention &a = p.a;
     const kv_layout &l = a.kv.layout;
     const uint32_t head_dim = l.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -89,6 +90,10 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
         const uint32_t begin = cut.first + piece * cut.per_piece;
         const bool owner = piece == cut.pieces - 1; /* of the token's own position, which is not read */
         const uint32_t end = owner ? token.position : begin + cut.per_piece;
+        /* the lane's part of this kv head's keys, in page 0 */
+        const uint64_t page_bytes = l.layers * 2 * to_values;
+        const unsigned char *pool_near = kv_rows(a.kv, 0, 0, kv_head) + first_dim * sizeof(C);
+        const unsigned char *pool_host = kv_rows(a.kv, GPUK_PAGE_HOST, 0, kv_head) + first_dim * sizeof(C);
         cache_rows<C, U> now;
         const auto load = [&](cache_rows<C, U> &to, uint32_t base) {
 #pragma unroll
@@ -97,11 +102,9 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
                 const uint32_t page = at < end ? token.pages[at >> page_shift] : GPUK_PAGE_ABSENT;
                 to.seen[u] = page != GPUK_PAGE_ABSENT;
                 const bool reads = to.seen[u] && first_dim < head_dim;
-                const uint4 *row = nullptr;
-                if (reads)
-                    row = reinterpret_cast<const uint4 *>(kv_rows(a.kv, page, 0, kv_head) +
-                                                          (size_t)(at & page_mask) * row_bytes +
-                                                          first_dim * sizeof(C));
+                const unsigned char *pool = page & GPUK_PAGE_HOST ? pool_host : pool_near;
+                const uint4 *row = reinterpret_cast<const uint4 *>(
+                    pool + (page & ~GPUK_PAGE_HOST) * page_bytes + (at & page_mask) * row_bytes);
 #pragma unroll
                 for (int i = 0; i < cache_rows<C, U>::UNITS; i++) {
                     to.k[u][i] = reads ? __ldcg(row + i) : make_uint4(0, 0, 0, 0);
@@ -110,6 +113,16 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
             }
         };
         load(now, begin);
+        /* the next positions come as far as the L2 */
+        const uint32_t lines = row_bytes / 128 > 0 ? row_bytes / 128 : 1; /* of a key, or a value */
+        const uint32_t from = begin + U * step, some = from + CHAIN_ASK < end ? from + CHAIN_ASK : end;
+        for (uint32_t i = threadIdx.x; from < some && i < (some - from) * 2 * lines; i += CHAIN_THREADS) {
+            const uint32_t row = i / (2 * lines), line = i - row * 2 * lines, at = from + row;
+            const uint32_t page = token.pages[at >> page_shift];
+            if (page == GPUK_PAGE_ABSENT) continue;
+            ask_l2(kv_rows(a.kv, page, line >= lines, kv_head) + (at & page_mask) * row_bytes +
+                   (line >= lines ? line - lines : line) * 128);
+        }
         if (waited)
             __syncthreads(); /* the unit before is through with the shared memory */
         else
