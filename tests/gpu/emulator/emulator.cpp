@@ -28,8 +28,18 @@ struct block_state {
     warp_state warp[THREADS_MAX / 32];
     unsigned char *shared;
 };
-static std::vector<block_state *> blocks; /* kept from launch to launch: their memory */
-static block_state *emu;                  /* whose turn it is */
+/* Kept from launch to launch for their memory. */
+static struct block_pool : std::vector<block_state *> {
+    ~block_pool()
+    {
+        for (block_state *b : *this) {
+            for (void *stack : b->stack) free(stack);
+            free(b->shared);
+            free(b);
+        }
+    }
+} blocks;
+static block_state *emu; /* whose turn it is */
 static void *home;
 static const std::function<void()> *thread_function;
 
