@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""The gap between two steps, in microseconds: medians of single steps, which other programs on the machine disturb less
+than the means of token_path.py.
+
+  token_gap.py --bin DIR --model DIR [--output N] [--requests N] [-- helmd options]
+
+Puts uprobes (perf, so as root) where a worker rings that a step is done, where helmd rings the next one and where a worker
+begins it, lets helm-bench decode at batch 1 and prints quantiles of: done to rung (helmd), rung to begun (the last worker to
+begin), both, and the step. Each probe adds one or two microseconds. The probes are removed again.
+Standard library only. Exit status: 0; 5 something failed."""
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+GROUP = "helm_gap"
+# event, program, function
+PROBES = (("ring", "helmd", "doorbell_ring"), ("done_cpu", "helm-worker-cpu", "doorbell_ring"),
+          ("done_gpu", "helm-worker-gpu", "doorbell_ring"), ("begin_cpu", "helm-worker-cpu", "engine_step_of"),
+          ("begin_gpu", "helm-worker-gpu", "engine_step_of"))
+
+
+def die(text):
+    print(f"token_gap.py: {text}", file=sys.stderr)
+    sys.exit(5)
+
+
+def add_probes(folder):
+    for event, program, function in PROBES:
+        path = os.path.realpath(os.path.join(folder, program))
+        done = subprocess.run(["perf", "probe", "-q", "-x", path, "--add", f"{GROUP}:{event}={function}"],
+                              capture_output=True, text=True)
+        if done.returncode:
+            die(f"perf probe: {done.stderr.strip()}")
+
+
+def remove_probes():
+    subprocess.run(["perf", "probe", "-q", "--del", f"{GROUP}:*"], capture_output=True)
+
+
+def record(options, rundir):
+    """Lines of perf script: time and event of every probe that was passed."""
+    log, data = os.path.join(rundir, "helmd.log"), os.path.join(rundir, "perf.data")
+    read, write = os.pipe()
+    with open(log, "w", encoding="utf-8") as out:
+        daemon = subprocess.Popen([os.path.join(options.bin, "helmd"), "--model", options.model, "--rundir", rundir,
+                                   "--ready-fd", str(write)] + options.helmd, pass_fds=[write], stdout=out, stderr=out)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as ready:
+        words = ready.readline().split()
+    try:
+        if words[:1] != ["ready"]:
+            die("helmd: " + " ".join(words))
+        bench = [os.path.join(options.bin, "helm-bench"), "--connect", words[1], "--prompt", "1", "--output",
+                 str(options.output), "--requests", str(options.requests), "--warmup", "0", "--rounds", "1",
+                 "--read-buffer", "0"]
+        subprocess.run(bench, capture_output=True, check=True)  # every page touched, every thread awake once
+        perf = subprocess.Popen(["perf", "record", "-q", "-a", "-k", "CLOCK_MONOTONIC", "-o", data, "-e", f"{GROUP}:*"],
+                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        time.sleep(1)
+        subprocess.run(bench, capture_output=True, check=True)
+        perf.send_signal(signal.SIGINT)
+        perf.wait()
+    finally:
+        daemon.terminate()
+        daemon.wait()
+    done = subprocess.run(["perf", "script", "-i", data, "-F", "time,event", "--ns"], capture_output=True, text=True)
+    return done.stdout.splitlines()
+
+
+def gaps_of(lines):
+    """Lists: done to rung, rung to begun, both, from begun to done."""
+    helmd, worker, both, steps = [], [], [], []
+    done = rung = begun = None
+    for line in lines:
+        found = re.search(r"(\d+\.\d+): +\w+:(\w+):", line)
+        if not found:
+            continue
+        at, event = float(found[1]) * 1e6, found[2]
+        if event.startswith("done"):
+            done = at  # of two workers the later one counts
+        elif event == "ring":
+            if done is not None and begun is not None:
+                if rung is not None and begun > rung and done > begun:
+                    steps.append(done - begun)
+                helmd.append(at - done)
+            rung = at
+        elif event.startswith("begin"):
+            begun = at
+            if done is not None and rung is not None and rung > done:
+                if len(worker) == len(helmd):  # the second worker of this step
+                    worker[-1:], both[-1:] = [at - rung], [at - done]
+                elif helmd:
+                    worker.append(at - rung)
+                    both.append(at - done)
+    return helmd, worker, both, steps
+
+
+def quantile(values, q):
+    return sorted(values)[int(q * (len(values) - 1))]
+
+
+def main():
+    argv, helmd = sys.argv[1:], []
+    if "--" in argv:
+        at = argv.index("--")
+        argv, helmd = argv[:at], argv[at + 1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--output", type=int, default=400)
+    parser.add_argument("--requests", type=int, default=2)
+    options = parser.parse_args(argv)
+    options.helmd = helmd
+    remove_probes()
+    add_probes(options.bin)
+    try:
+        with tempfile.TemporaryDirectory(prefix="helm-gap-") as rundir:
+            parts = gaps_of(record(options, rundir))
+    finally:
+        remove_probes()
+    if not all(parts):
+        die("no step was seen")
+    print("| us | 10 % | 25 % | median | 75 % | 90 % |\n| --- | --- | --- | --- | --- | --- |")
+    for what, values in zip(("a worker is done, helmd rings the next step", "rung, the last worker begins", "both",
+                             "begun, done"), parts):
+        print(f"| {what} | " + " | ".join(f"{quantile(values, q):.1f}" for q in (0.1, 0.25, 0.5, 0.75, 0.9)) + " |")
+    print(f"\n{len(parts[2])} steps")
+
+
+if __name__ == "__main__":
+    main()
