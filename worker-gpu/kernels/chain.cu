@@ -390,9 +390,6 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     chain->region_bytes = region;
     chain->ahead_tiles = ahead < 32 ? ahead : 32;
     chain->ahead_always = device->chain_ahead_always;
-    if (chain->shared_bytes > (uint32_t)device->shared_bytes_max)
-        return helm_fail(err, HELM_E_UNSUPPORTED,
-                         "chain: x of one operation and attention of another do not fit");
     cudaError_t code = cudaMemcpyAsync(memory, at, bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream);
     if (code == cudaSuccess) code = cudaStreamSynchronize((cudaStream_t)stream);
     return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, "chain: writing the list");
