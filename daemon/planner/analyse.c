@@ -10,7 +10,7 @@
 
 #define HOST_VECTOR_ALIGN 64
 #define VRAM_WEIGHT_ALIGN 256
-#define VRAM_SUB_TOKENS   512 /* of a long chunk at a time, as the GPU worker cuts it */
+#define VRAM_SUB_TOKENS   512  /* of a long chunk at a time, as the GPU worker cuts it */
 #define VRAM_CHAIN_BYTES  1024 /* of an operation in a list of chained ones */
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
