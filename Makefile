@@ -105,6 +105,7 @@ WORKER_CPU_SRC := \
   worker-cpu/kernel_set.c \
   worker-cpu/kernels.c \
   worker-cpu/kv_pages.c \
+  worker-cpu/linear.c \
   worker-cpu/local.c \
   worker-cpu/pin.c \
   worker-cpu/pool.c \
@@ -334,7 +335,7 @@ helm-bench-kernels_MAIN := tools/helm_bench_kernels.c
 helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) worker-cpu/kernels.c
 helm-bench-kernels_LIBS := -lopenblas -ljansson -lm
 helm-bench-decode_MAIN := tools/helm_bench_decode.c
-helm-bench-decode_LINK := $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-bench-decode_LINK := tools/decode/compare.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 helm-plan_MAIN := tools/helm_plan.c
 helm-plan_LINK := $(COMMON_SRC) $(MODEL_SRC) $(filter daemon/planner/%,$(DAEMON_SRC)) $(EXPLAIN_SRC) daemon/accelerator.c \

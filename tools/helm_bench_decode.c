@@ -20,6 +20,7 @@
 #include "common/args.h"
 #include "common/log.h"
 #include "common/units.h"
+#include "tools/decode/compare.h"
 #include "worker-cpu/local.h"
 
 #define ROUNDS_MAX 101
@@ -101,6 +102,11 @@ static double measure_read(struct bench *b)
     uint64_t start = units_now_ns();
     pool_run(engine->pool, read_next, &job);
     return (double)job.chunks * READ_CHUNK / (double)(units_now_ns() - start);
+}
+
+static double read_for_compare(void *ctx)
+{
+    return measure_read(ctx);
 }
 
 /* ---- busy neighbours ---- */
@@ -377,6 +383,24 @@ static int profile(struct bench *b, struct helm_err *err)
     return rc;
 }
 
+/* Decodes the token after the prompt, again and again. */
+static int compare(struct bench *b, struct helm_err *err)
+{
+    uint32_t *history = arena_history_of(&b->local->arena, 0);
+    const struct compare_options options = {.local = b->local,
+                                            .start = (uint32_t)b->prompt,
+                                            .rounds = (uint32_t)b->rounds,
+                                            .read = read_for_compare,
+                                            .read_ctx = b};
+    double ignored;
+    for (uint32_t i = 0; i <= b->prompt; i++)
+        history[i] = (i * 7919u + 13u) % arena_header_of(&b->local->arena)->vocab;
+    int rc = run_prefill(b, &ignored, err);
+    const struct engine_report *r = &b->local->engine.base.report;
+    printf("%u threads, %s\n", r->threads, r->kernels);
+    return rc ? rc : compare_run(&options, stdout, err);
+}
+
 /* Room for every sample. */
 static int make_room(struct bench *b, struct helm_err *err)
 {
@@ -392,7 +416,7 @@ int main(int argc, char **argv)
 {
     const char *model = NULL, *kernels = NULL, *kv = "f16";
     uint64_t threads = 0, spin_us = 0, step_tokens = 512;
-    bool as_json = false, busy = false, profiling = false;
+    bool as_json = false, busy = false, profiling = false, comparing = false;
     struct helm_err err = {0};
     struct args_parsed parsed;
     struct bench *b = calloc(1, sizeof *b);
@@ -418,6 +442,8 @@ int main(int argc, char **argv)
          .max = 100000},
         {"busy", 0, ARGS_FLAG, NULL, "also with one busy process a core", .target = &busy},
         {"profile", 0, ARGS_FLAG, NULL, "the shortest time of each operation", .target = &profiling},
+        {"compare", 0, ARGS_FLAG, NULL, "decode with each way of reading ahead switched off in turn, only",
+         .target = &comparing},
         {"json", 0, ARGS_FLAG, NULL, "one JSON object", .target = &as_json},
     };
     const struct args_spec spec = {.program = "helm-bench-decode",
@@ -448,10 +474,14 @@ int main(int argc, char **argv)
     int rc = make_room(b, &err);
     if (!rc) rc = local_open(&local_options, b->local, &err);
     if (!rc) {
-        if (busy) rc = start_neighbours(b, &err);
-        if (!rc) rc = run_rounds(b, &err);
-        stop_neighbours(b);
-        if (!rc) report(b, as_json);
+        if (comparing) {
+            rc = compare(b, &err);
+        } else {
+            if (busy) rc = start_neighbours(b, &err);
+            if (!rc) rc = run_rounds(b, &err);
+            stop_neighbours(b);
+            if (!rc) report(b, as_json);
+        }
         if (!rc && profiling) rc = profile(b, &err);
         local_close(b->local);
     }

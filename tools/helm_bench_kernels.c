@@ -47,6 +47,7 @@ struct bench {
     size_t rows, cols, tokens, copy, copies; /* copies [copy, copy + copies) modulo as many as there are */
     unsigned streams;
     size_t ahead;
+    struct gemv_reads reads;
     probe_read_fn *read;
     probe_flops_fn *flops;
     size_t rounds;
@@ -126,7 +127,7 @@ static void multiply(struct bench *b, unsigned index, const char *w)
     }
     share(b->rows, 1, index, b->threads, &first, &last);
     if (b->job == JOB_GEMV)
-        v->gemv(b->y + first, w + first * row_bytes, b->x, last - first, b->cols);
+        v->gemv(b->y + first, w + first * row_bytes, b->x, last - first, b->cols, &b->reads);
     else
         b->sink += b->read(w + first * row_bytes, (last - first) * row_bytes, b->streams, b->ahead);
 }
@@ -363,6 +364,7 @@ int main(int argc, char *argv[])
     args_parse_main(&spec, argc, argv, &parsed);
     if (cpu_usable(-1, &b->cpus, &err)) goto fail;
     b->features = cpu_features();
+    b->reads = gemv_reads_choose();
     if (!(b->features & CPU_AVX2)) {
         helm_fail(&err, HELM_E_UNSUPPORTED, "this processor lacks avx2: the limits cannot be measured");
         goto fail;

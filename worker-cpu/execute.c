@@ -10,14 +10,10 @@
 #include <string.h>
 
 #include "common/units.h"
+#include "worker-cpu/linear.h"
 
 /* Cache bytes read in one layer's attention for which another thread's joining in is worth while. */
 #define ATTEND_SHARE_BYTES (48 * KIB)
-
-static uint32_t ceil_div(uint32_t a, uint32_t b)
-{
-    return (a + b - 1) / b;
-}
 
 /* ---- embed ---- */
 
@@ -47,23 +43,12 @@ static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
 
 /* ---- norm and pack ---- */
 
-static size_t packed_tile_bytes(const struct linear_variant *v, size_t tokens, size_t cols)
-{
-    size_t tile = tokens < PROGRAM_TILE_TOKENS ? tokens : PROGRAM_TILE_TOKENS;
-    return (v->packed_bytes(tile, cols) + 63) / 64 * 64;
-}
-
-static uint32_t entry_tokens(const struct run *run, const struct program_entry *e)
-{
-    return e->sampled ? run->batch.sample_count : run->batch.token_count;
-}
-
 static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
 {
     (void)thread;
     struct run *run = ctx;
     const struct program_entry *e = run->entry;
-    uint32_t tokens = entry_tokens(run, e), width = e->width;
+    uint32_t tokens = run_tokens(run, e), width = e->width;
     uint32_t first = chunk * e->chunk, last = first + e->chunk;
     if (last > tokens) last = tokens;
     const float *packable = e->in;
@@ -81,7 +66,7 @@ static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
     }
     for (uint32_t p = 0; p < e->pack_count; p++) {
         const struct linear_variant *v = e->pack[p];
-        size_t tile_bytes = packed_tile_bytes(v, tokens, width);
+        size_t tile_bytes = linear_packed_bytes(v, tokens, width);
         for (uint32_t t = first; t < last;) { /* a tile is packed for one gemm call */
             uint32_t tile = t / PROGRAM_TILE_TOKENS, base = tile * PROGRAM_TILE_TOKENS;
             uint32_t in_tile = tokens - base < PROGRAM_TILE_TOKENS ? tokens - base : PROGRAM_TILE_TOKENS;
@@ -90,94 +75,6 @@ static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
                     width, in_tile, width, t - base, end);
             t = base + end;
         }
-    }
-}
-
-/* ---- linear ---- */
-
-/* Rows [first, last) of one segment, one token. */
-static void segment_gemv(const struct program_entry *e, const struct program_segment *g, uint32_t first,
-                         uint32_t last)
-{
-    const char *w = (const char *)g->w + (size_t)first * g->cols * dtype_bytes(g->variant->dtype);
-    uint32_t rows = last - first;
-    float *out = g->out + first;
-    if (e->accumulate) {
-        float y[PROGRAM_ROWS_MAX];
-        g->variant->gemv(y, w, e->in, rows, g->cols);
-        for (uint32_t r = 0; r < rows; r++) out[r] += y[r];
-    } else {
-        g->variant->gemv(out, w, e->in, rows, g->cols);
-    }
-    if (g->bias)
-        for (uint32_t r = 0; r < rows; r++) out[r] += g->bias[first + r];
-}
-
-/* Rows [first, last) of one segment, the tokens of one tile. */
-static void segment_gemm(const struct run *run, const struct program_entry *e,
-                         const struct program_segment *g, uint32_t first, uint32_t last, uint32_t tile,
-                         uint32_t tokens, uint32_t thread)
-{
-    const struct linear_variant *v = g->variant;
-    const char *w = (const char *)g->w + (size_t)first * g->cols * dtype_bytes(v->dtype);
-    uint32_t base = tile * PROGRAM_TILE_TOKENS, rows = last - first;
-    uint32_t in_tile = tokens - base < PROGRAM_TILE_TOKENS ? tokens - base : PROGRAM_TILE_TOKENS;
-    const char *packed =
-        (const char *)run->act->packed[v->dtype] + tile * packed_tile_bytes(v, tokens, g->cols);
-    float *out = g->out + (size_t)base * g->out_width + first;
-    if (v->thread_begin) v->thread_begin();
-    v->gemm(out, g->out_width, w, packed, rows, g->cols, in_tile, e->accumulate, run->thread[thread].scratch);
-    if (v->thread_end) v->thread_end();
-    if (g->bias)
-        for (uint32_t t = 0; t < in_tile; t++)
-            for (uint32_t r = 0; r < rows; r++) out[(size_t)t * g->out_width + r] += g->bias[first + r];
-}
-
-/* The part of the entry's rows [from, to) that is segment g's, as its own rows; false when there is none. */
-static bool clip_rows(const struct program_segment *g, uint32_t from, uint32_t to, uint32_t *first,
-                      uint32_t *last)
-{
-    uint32_t end = g->row_first + g->rows;
-    if (from < g->row_first) from = g->row_first;
-    if (to > end) to = end;
-    if (from >= to) return false;
-    *first = from - g->row_first;
-    *last = to - g->row_first;
-    return true;
-}
-
-static void chunk_gemv(void *ctx, uint32_t chunk, uint32_t thread)
-{
-    (void)thread;
-    struct run *run = ctx;
-    const struct program_entry *e = run->entry;
-    uint32_t first, last;
-    for (uint32_t s = 0; s < e->segment_count; s++)
-        if (clip_rows(&e->segment[s], e->bound[chunk], e->bound[chunk + 1], &first, &last))
-            segment_gemv(e, &e->segment[s], first, last);
-    if (!e->swiglu || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
-    float *gate = e->segment[0].out + first;
-    run->kernels->vector->swiglu(gate, gate, e->segment[1].out + first, last - first);
-}
-
-static void chunk_gemm(void *ctx, uint32_t chunk, uint32_t thread)
-{
-    struct run *run = ctx;
-    const struct program_entry *e = run->entry;
-    uint32_t tokens = entry_tokens(run, e), tiles = ceil_div(tokens, PROGRAM_TILE_TOKENS), first, last;
-    uint32_t tile =
-        chunk % tiles; /* the same weights for each tile in turn: they stay in this core's cache */
-    chunk /= tiles;
-    for (uint32_t s = 0; s < e->segment_count; s++)
-        if (clip_rows(&e->segment[s], e->bound[chunk], e->bound[chunk + 1], &first, &last))
-            segment_gemm(run, e, &e->segment[s], first, last, tile, tokens, thread);
-    if (!e->swiglu || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
-    const struct program_segment *g = e->segment;
-    uint32_t from = tile * PROGRAM_TILE_TOKENS, to = from + PROGRAM_TILE_TOKENS;
-    if (to > tokens) to = tokens;
-    for (uint32_t t = from; t < to; t++) {
-        float *gate = g->out + (size_t)t * g->out_width + first;
-        run->kernels->vector->swiglu(gate, gate, g[1].out + (size_t)t * g[1].out_width + first, last - first);
     }
 }
 
@@ -276,7 +173,7 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
     }
     /* Equal runs of whole pages; the last to finish a head merges its parts in their order. */
     uint32_t page_first = kv_first / run->kv.page_tokens;
-    uint32_t pages = ceil_div(kv_last, run->kv.page_tokens) - page_first;
+    uint32_t pages = run_ceil_div(kv_last, run->kv.page_tokens) - page_first;
     uint32_t part_first = row->part_first + head * row->splits, part = part_first + split;
     uint32_t from = (page_first + pages * split / row->splits) * run->kv.page_tokens;
     uint32_t to = (page_first + pages * (split + 1) / row->splits) * run->kv.page_tokens;
@@ -300,7 +197,7 @@ static void plan_attention(struct run *run)
     uint32_t tasks = 0, parts = 0, whole = 0;
     uint64_t bytes = 0;
     for (uint32_t r = 0; r < run->batch.row_count; r++) {
-        run->row[r].blocks = ceil_div(run->row[r].in->count, EXECUTE_QUERY_TOKENS);
+        run->row[r].blocks = run_ceil_div(run->row[r].in->count, EXECUTE_QUERY_TOKENS);
         whole += run->config->kv_heads * run->row[r].blocks;
     }
     for (uint32_t r = 0; r < run->batch.row_count; r++) {
@@ -309,9 +206,9 @@ static void plan_attention(struct run *run)
         uint64_t row_bytes = 2 * (uint64_t)length * run->config->head_dim * run->kv.elem_bytes;
         row->splits = 1;
         if (row->in->count == 1 && whole < 2 * run->threads) {
-            uint32_t wanted = ceil_div(4 * run->threads, whole);
-            uint32_t most = ceil_div(length, EXECUTE_SPLIT_POSITIONS);
-            uint32_t pages = ceil_div(length, run->kv.page_tokens);
+            uint32_t wanted = run_ceil_div(4 * run->threads, whole);
+            uint32_t most = run_ceil_div(length, EXECUTE_SPLIT_POSITIONS);
+            uint32_t pages = run_ceil_div(length, run->kv.page_tokens);
             row->splits = wanted < most ? wanted : most;
             if (row->splits > pages) row->splits = pages;
             if (row->splits > POOL_THREADS_MAX) row->splits = POOL_THREADS_MAX;
@@ -420,6 +317,18 @@ static void run_clock(struct run *run)
     }
 }
 
+/* The first one-token LINEAR from here on. */
+static const struct program_entry *linear_from(const struct run *run, uint32_t program, uint32_t entry)
+{
+    for (; program < 2; program++, entry = 0) {
+        const struct program *p = run->program[program];
+        if (!p || p->packed) continue;
+        for (; entry < p->count; entry++)
+            if (p->entry[entry].kind == PROGRAM_LINEAR) return &p->entry[entry];
+    }
+    return NULL;
+}
+
 static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
 {
     (void)thread;
@@ -435,31 +344,33 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     }
     if (run->program_index == 2) return false;
     const struct program_entry *e = &run->program[run->program_index]->entry[run->entry_index++];
-    uint32_t tokens = entry_tokens(run, e);
+    uint32_t tokens = run_tokens(run, e);
     run->entry = e;
+    atomic_store_explicit(&run->ahead, linear_from(run, run->program_index, run->entry_index),
+                          memory_order_release);
     if (uses_lane(e)) hand_over_begin(run, e);
     if (run->rc) return false;
     switch (e->kind) {
     case PROGRAM_EMBED:
-        *job = (struct pool_job){.run = chunk_embed, .chunks = ceil_div(tokens, e->chunk)};
+        *job = (struct pool_job){.run = chunk_embed, .chunks = run_ceil_div(tokens, e->chunk)};
         break;
     case PROGRAM_NORM:
-        *job = (struct pool_job){.run = chunk_norm, .chunks = ceil_div(tokens, e->chunk)};
+        *job = (struct pool_job){.run = chunk_norm, .chunks = run_ceil_div(tokens, e->chunk)};
         break;
     case PROGRAM_LINEAR:
         if (!run->program[run->program_index]->packed)
-            *job = (struct pool_job){.run = chunk_gemv,
+            *job = (struct pool_job){.run = linear_one_token,
                                      .chunks = e->chunks,
                                      .alone = e->alone,
                                      .width = e->share};
         else
-            *job = (struct pool_job){.run = chunk_gemm,
-                                     .chunks = e->chunks * ceil_div(tokens, PROGRAM_TILE_TOKENS),
+            *job = (struct pool_job){.run = linear_tokens,
+                                     .chunks = e->chunks * run_ceil_div(tokens, PROGRAM_TILE_TOKENS),
                                      .alone = e->alone,
                                      .width = e->share};
         break;
     case PROGRAM_ROTATE:
-        *job = (struct pool_job){.run = chunk_rotate, .chunks = ceil_div(tokens, e->chunk)};
+        *job = (struct pool_job){.run = chunk_rotate, .chunks = run_ceil_div(tokens, e->chunk)};
         break;
     case PROGRAM_ATTEND:
         *job = (struct pool_job){.run = chunk_attend,
@@ -473,7 +384,7 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     case PROGRAM_RECEIVE:
     case PROGRAM_SEND:
         *job = (struct pool_job){.run = chunk_move,
-                                 .chunks = ceil_div(tokens, e->chunk),
+                                 .chunks = run_ceil_div(tokens, e->chunk),
                                  .alone = tokens <= e->chunk};
         break;
     }
@@ -491,6 +402,7 @@ int execute_run(struct run *run, struct helm_err *err)
     run->mark_ns = units_now_ns();
     plan_attention(run);
     pool_run(run->pool, execute_next, run);
+    atomic_store_explicit(&run->ahead, NULL, memory_order_relaxed);
     if (run->rc && err) *err = run->err;
     return run->rc;
 }
@@ -558,6 +470,8 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
                          run->threads, bytes);
     }
     rope_inv_freq(c, run->inv_freq, &run->rope_scale);
+    run->reads = linear_reads_choose();
+    pool_set_idle(run->pool, linear_fetch_ahead, run);
     return 0;
 }
 

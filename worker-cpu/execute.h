@@ -26,6 +26,14 @@ struct run_row {
     uint32_t part_first; /* partial results, when splits > 1 */
 };
 
+/* How weights are read ahead with one token. Changes no result; set between steps, by benchmarks that
+ * compare. */
+struct run_reads {
+    struct gemv_reads gemv; /* but `next`, which every chunk has its own of */
+    uint32_t idle_bytes;    /* of its share of the next linear that a waiting thread fetches; 0: none */
+    bool across;            /* what is fetched past a chunk's end is the thread's next chunk */
+};
+
 struct run_thread {
     _Alignas(64) void *scratch; /* for gemm, attention or sampling: one at a time */
 };
@@ -45,8 +53,9 @@ struct run {
     float rope_scale;
     struct run_thread *thread;
     uint32_t threads;
-    uint32_t unit_tokens;                  /* most tokens of a step that computes layers here */
-    uint32_t spin_us, peer_wait_ms;        /* for the other worker's hand-overs */
+    uint32_t unit_tokens;           /* most tokens of a step that computes layers here */
+    uint32_t spin_us, peer_wait_ms; /* for the other worker's hand-overs */
+    struct run_reads reads;
     const _Atomic bool *cancel;            /* ends waiting for them; NULL: nobody does */
     float *part_out, *part_max, *part_sum; /* [parts_max][group] of head_dim, 1, 1 */
     _Atomic uint32_t *part_left;           /* [parts_max], by the first part of a (row, kv head) */
@@ -61,9 +70,10 @@ struct run {
     const struct program *program[2]; /* layers, then head (NULL: nothing is sampled) */
     uint32_t program_index, entry_index;
     uint32_t attend_tasks;
-    uint32_t attend_width;             /* threads that share it */
-    const struct program_entry *entry; /* being computed */
-    int rc;                            /* of a hand-over that failed: the run ended there */
+    uint32_t attend_width;                       /* threads that share it */
+    const struct program_entry *entry;           /* being computed */
+    _Atomic(const struct program_entry *) ahead; /* the next one-token LINEAR after it; NULL: none */
+    int rc;                                      /* of a hand-over that failed: the run ended there */
     struct helm_err err;
     uint64_t mark_ns;
     uint64_t *entry_ns[2]; /* NULL, or a caller's [program->count]: the shortest time of each entry so far */

@@ -74,6 +74,15 @@ int linear_choose(enum dtype dtype, unsigned features, const char *name,
                      name);
 }
 
+/* Measured with 16 threads on a Sapphire Rapids (GB/s at 12288 / 4096 columns; plain reads 181 / 182): 3
+ * streams fetching 2 KiB ahead 181 / 173; besides 8 KiB ahead into L2 188 / 184, 16 KiB 192 / 183. On one Zen
+ * 5 core, which reads 40 GB/s, the second level costs 7 %. */
+struct gemv_reads gemv_reads_choose(void)
+{
+    __builtin_cpu_init();
+    return (struct gemv_reads){.near = 2048, .far = __builtin_cpu_is("intel") ? 16384 : 0};
+}
+
 int vector_choose(unsigned features, const char *name, const struct vector_variant **variant,
                   struct helm_err *err)
 {

@@ -17,8 +17,20 @@
 #include "common/err.h"
 #include "common/model/model.h"
 
-/* y[r] = sum_c w[r][c] * x[c], r in [0, rows). Activations fp32 throughout: a decode step rounds nothing. */
-typedef void gemv_fn(float *y, const void *w, const float *x, size_t rows, size_t cols);
+/* How a gemv reads ahead. Changes no result. */
+struct gemv_reads {
+    const void *next; /* what this thread reads after these rows, in streams next_stride bytes apart; NULL: */
+    size_t next_stride; /* not known */
+    uint32_t near,
+        far; /* bytes ahead of each stream's position that are fetched into L1 and into L2; far 0: not */
+};
+/* The distances that suit this processor. */
+struct gemv_reads gemv_reads_choose(void);
+
+/* y[r] = sum_c w[r][c] * x[c], r in [0, rows). Activations fp32 throughout: a decode step rounds nothing.
+ * `reads` NULL: 2 KiB near, nothing else. */
+typedef void gemv_fn(float *y, const void *w, const float *x, size_t rows, size_t cols,
+                     const struct gemv_reads *reads);
 
 /* Batched: x is first packed (rounded to bf16, blocked for tiles: the variant's own layout) by every thread
  * for its share of tokens, then each thread multiplies its share of rows. pack:  tokens [first, last) of x
@@ -37,8 +49,11 @@ struct linear_variant {
     enum dtype dtype;  /* of the weights */
     bool exact_input;  /* activations stay fp32 in gemm (golden tolerance class "float32") */
     gemv_fn *gemv;
+    /* Rows that a gemv reads side by side, each stream an equal run of its rows: those should be a multiple
+     * of it */
+    size_t gemv_streams;
     size_t pack_tokens; /* granule of pack ranges */
-    size_t row_granule; /* rows a thread's share should be a multiple of */
+    size_t row_granule; /* rows a gemm's share should be a multiple of */
     gemm_packed_bytes_fn *packed_bytes;
     gemm_pack_fn *pack;
     gemm_fn *gemm;

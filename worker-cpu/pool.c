@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -30,6 +31,9 @@
 #define RANGE_MASK  ((UINT64_C(1) << RANGE_BITS) - 1)
 #define SERIAL_MASK ((1u << 28) - 1)
 #define NOT_ENDED   UINT32_MAX
+
+/* How long after it was last taken off its CPU a thread takes it that others want that, too. */
+#define CROWDED_NS UINT64_C(100000000)
 
 /* Who sleeps, and whom a wake-up is for: a bit a thread; threads from FAR_INDEX on share the last one. Thread
  * 0 also waits for the end of a run, which is no reason to wake the others. */
@@ -46,6 +50,10 @@ struct pool_thread {
     pthread_t handle;
     uint32_t index;
     int cpu; /* -1: not pinned */
+    /* of this thread alone: */
+    uint64_t since; /* when it last had work; 0: it has had some since it last waited */
+    long switches;  /* how often it had been taken off its CPU when it last looked */
+    uint64_t crowded_until;
 };
 
 struct pool {
@@ -60,6 +68,9 @@ struct pool {
     pool_next_fn *next;
     void *ctx;
     uint32_t threads, spin_us;
+    _Atomic uint32_t quiet_spin_us;
+    _Atomic(pool_idle_fn *) idle;
+    void *idle_ctx;   /* written before it */
     uint32_t started; /* threads to join */
     struct pool_range range[POOL_THREADS_MAX];
     struct pool_thread thread[POOL_THREADS_MAX];
@@ -92,21 +103,41 @@ static void pool_sleep(struct pool *pool, uint32_t seen, uint32_t self)
         atomic_fetch_sub_explicit(&pool->far_asleep, 1, memory_order_relaxed);
 }
 
-/* Waits until the serial is no longer `seen`. Spinning is counted from `*since`, when this thread last had
- * work, so that a thread which the regions of a small model do not need goes to sleep although they keep
- * changing. */
-static void pool_wait(struct pool *pool, uint32_t seen, uint32_t self, uint64_t *since)
+/* Whether nothing else has wanted this thread's CPU lately. */
+static bool thread_is_quiet(struct pool_thread *thread, uint64_t now)
 {
-    uint64_t spin_ns = (uint64_t)pool->spin_us * 1000;
+    struct rusage usage;
+    if (getrusage(RUSAGE_THREAD, &usage)) return false;
+    if (usage.ru_nivcsw != thread->switches) thread->crowded_until = now + CROWDED_NS;
+    thread->switches = usage.ru_nivcsw;
+    return now >= thread->crowded_until;
+}
+
+/* Waits until the serial is no longer `seen`. Spinning is counted from when this thread last had work, so
+ * that a thread which the regions of a small model do not need goes to sleep although they keep changing. */
+static void pool_wait(struct pool *pool, uint32_t seen, struct pool_thread *thread)
+{
+    uint64_t spin_ns = (uint64_t)pool->spin_us * 1000,
+             quiet_ns = (uint64_t)atomic_load_explicit(&pool->quiet_spin_us, memory_order_relaxed) * 1000;
+    pool_idle_fn *idle = atomic_load_explicit(&pool->idle, memory_order_acquire);
+    bool longer = spin_ns == 0 || quiet_ns <= spin_ns;
+    for (uint32_t piece = 0; idle; piece++) {
+        if (atomic_load_explicit(&pool->serial, memory_order_acquire) != seen) return;
+        if (!idle(pool->idle_ctx, thread->index, piece)) break;
+    }
     for (uint32_t turn = 0;; turn++) {
         if (atomic_load_explicit(&pool->serial, memory_order_acquire) != seen) return;
         _mm_pause();
         if (turn % 16 != 15) continue;
         uint64_t now = units_now_ns();
-        if (!*since) *since = now;
-        if (now - *since >= spin_ns) break;
+        if (!thread->since) thread->since = now;
+        if (now - thread->since < spin_ns) continue;
+        if (longer || !thread_is_quiet(thread, now)) break;
+        longer = true;
+        spin_ns = quiet_ns;
     }
-    while (atomic_load_explicit(&pool->serial, memory_order_acquire) == seen) pool_sleep(pool, seen, self);
+    while (atomic_load_explicit(&pool->serial, memory_order_acquire) == seen)
+        pool_sleep(pool, seen, thread->index);
 }
 
 /* Takes one chunk of region `serial` from a range, from the front (its owner) or from the back (a thief). */
@@ -164,21 +195,24 @@ static bool pool_advance(struct pool *pool, uint32_t self)
 
 /* Everything this thread can do for region `serial`; true when it thereby ended the run. A width that is
  * already a later region's does no harm: whether a thread takes part changes no result. */
-static bool pool_work(struct pool *pool, uint32_t serial, uint32_t self, uint64_t *since)
+static bool pool_work(struct pool *pool, uint32_t serial, struct pool_thread *thread)
 {
-    uint32_t done = 0, chunk, width = atomic_load_explicit(&pool->width, memory_order_relaxed);
+    uint32_t self = thread->index, chunk, width = atomic_load_explicit(&pool->width, memory_order_relaxed);
     if (self >= width) return false;
     for (uint32_t i = 0; i < width; i++) {
-        uint32_t victim = self + i < width ? self + i : self + i - width;
+        uint32_t victim = self + i < width ? self + i : self + i - width, done = 0;
         while (range_claim(&pool->range[victim], serial, i == 0, &chunk)) {
             pool->job.run(pool->ctx, chunk, self);
             done++;
         }
+        if (!done) continue;
+        thread->since = 0;
+        /* At once: looking through the others' ranges takes longer than this on a machine of many cores, and
+         * whoever is last has nothing to look for. */
+        if (atomic_fetch_sub_explicit(&pool->remaining, done, memory_order_acq_rel) == done)
+            return pool_advance(pool, self);
     }
-    if (!done) return false;
-    *since = 0;
-    if (atomic_fetch_sub_explicit(&pool->remaining, done, memory_order_acq_rel) != done) return false;
-    return pool_advance(pool, self);
+    return false;
 }
 
 static void *pool_main(void *arg)
@@ -186,12 +220,11 @@ static void *pool_main(void *arg)
     struct pool_thread *thread = arg;
     struct pool *pool = thread->pool;
     uint32_t seen = 0;
-    uint64_t since = 0;
     for (;;) {
-        pool_wait(pool, seen, thread->index, &since);
+        pool_wait(pool, seen, thread);
         if (atomic_load_explicit(&pool->stop, memory_order_acquire)) return NULL;
         seen = atomic_load_explicit(&pool->serial, memory_order_acquire);
-        pool_work(pool, seen, thread->index, &since);
+        pool_work(pool, seen, thread);
     }
 }
 
@@ -200,15 +233,27 @@ void pool_run(struct pool *pool, pool_next_fn *next, void *ctx)
     pool->next = next;
     pool->ctx = ctx;
     uint32_t seen = atomic_load_explicit(&pool->serial, memory_order_relaxed);
-    uint64_t since = 0;
+    struct pool_thread *thread = &pool->thread[0];
+    thread->since = 0;
     atomic_store_explicit(&pool->ended, NOT_ENDED, memory_order_relaxed);
     if (pool_advance(pool, 0)) return;
     for (;;) {
-        pool_wait(pool, seen, 0, &since);
+        pool_wait(pool, seen, thread);
         seen = atomic_load_explicit(&pool->serial, memory_order_acquire);
         if (atomic_load_explicit(&pool->ended, memory_order_relaxed) == seen) return;
-        if (pool_work(pool, seen, 0, &since)) return;
+        if (pool_work(pool, seen, thread)) return;
     }
+}
+
+void pool_set_idle(struct pool *pool, pool_idle_fn *idle, void *ctx)
+{
+    pool->idle_ctx = ctx;
+    atomic_store_explicit(&pool->idle, idle, memory_order_release);
+}
+
+void pool_set_quiet_spin(struct pool *pool, uint32_t us)
+{
+    atomic_store_explicit(&pool->quiet_spin_us, us, memory_order_relaxed);
 }
 
 uint32_t pool_threads(const struct pool *pool)
@@ -228,6 +273,7 @@ int pool_create(uint32_t threads, const int *cpu, uint32_t spin_us, struct pool 
     memset(pool, 0, sizeof *pool);
     pool->threads = threads;
     pool->spin_us = spin_us;
+    atomic_store_explicit(&pool->quiet_spin_us, POOL_SPIN_QUIET_US, memory_order_relaxed);
     if (cpu) {
         rc = pin_this_thread(cpu[0], err);
         if (rc) goto out;

@@ -7,8 +7,8 @@
  * computed. What a chunk computes must not depend on who computes it.
  *
  * Called by engine.c (loading), step.c. The pool owns its threads; `ctx` and what it points to belong to the
- * caller. Waiting threads spin for spin_us, then sleep in futex(2). Nothing is allocated after pool_create.
- */
+ * caller. Waiting threads spin for spin_us (longer while nothing else wants their CPUs), then sleep in
+ * futex(2). Nothing is allocated after pool_create. */
 #ifndef HELM_WORKER_CPU_POOL_H
 #define HELM_WORKER_CPU_POOL_H
 
@@ -24,6 +24,10 @@
  */
 #define POOL_SPIN_US_DEFAULT 8
 
+/* Waiting threads spin so long instead while nothing else wants their CPUs: a wake-up costs whoever publishes
+ * a region a system call, and where CPUs are virtual the sleeper some 50 us. */
+#define POOL_SPIN_QUIET_US 100
+
 struct pool;
 
 typedef void pool_chunk_fn(void *ctx, uint32_t chunk, uint32_t thread);
@@ -37,12 +41,21 @@ struct pool_job {
  * after every chunk of the region before it is done. */
 typedef bool pool_next_fn(void *ctx, uint32_t thread, struct pool_job *job);
 
+/* What a thread does while it waits, piece by piece, 0 first: false when there is no more of it. Any thread,
+ * at any time, beside everything else. */
+typedef bool pool_idle_fn(void *ctx, uint32_t thread, uint32_t piece);
+
 /* Starts threads 1 .. threads-1, thread i pinned to cpu[i] (NULL: none is pinned); the caller is thread 0 and
  * is pinned to cpu[0]. */
 HELM_MUST_CHECK int pool_create(uint32_t threads, const int *cpu, uint32_t spin_us, struct pool **pool,
                                 struct helm_err *err);
 /* Stops and joins the threads. NULL is allowed. */
 void pool_destroy(struct pool *pool);
+
+/* `idle` NULL: nothing. ctx must outlive the pool's threads. */
+void pool_set_idle(struct pool *pool, pool_idle_fn *idle, void *ctx);
+/* POOL_SPIN_QUIET_US unless set; no more than spin_us: always spin_us. */
+void pool_set_quiet_spin(struct pool *pool, uint32_t us);
 
 uint32_t pool_threads(const struct pool *pool);
 

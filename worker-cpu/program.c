@@ -15,10 +15,10 @@
 
 /* With one token or a few, a thread takes three quarters of what is left of its share at a time: long runs
  * first, because each run begins with streams that nothing has prefetched; short ones at the end, where
- * others steal, so that the last chunk of a region keeps nobody waiting long. The longest is some 50 us of
- * one core's bandwidth. */
+ * others steal, so that the last chunk of a region keeps nobody waiting long. The longest is 50 to 200 us of
+ * one core's share of the bandwidth, the shortest 1 to 5. */
 #define GEMV_CHUNK_BYTES_MAX (2 * MIB)
-#define GEMV_CHUNK_BYTES_MIN (64 * KIB)
+#define GEMV_CHUNK_BYTES_MIN (48 * KIB)
 /* The least that is worth another thread's joining in: a small model on many cores is faster on some of them,
  * and with busy neighbours much faster, because every thread that takes part can be the one that is not
  * running. */
@@ -153,7 +153,8 @@ static uint32_t cut_share(const struct lowering *low, uint64_t rows, uint64_t ro
         take = (take + granule - 1) / granule * granule;
         if (take > PROGRAM_ROWS_MAX) take = PROGRAM_ROWS_MAX / granule * granule;
         if (take < granule) take = granule;
-        if (take > rows || count + 1 == room) take = rows;
+        /* Of a gemv no row is left over for itself: alone it would be read as one stream. */
+        if (take > rows || (!low->packed && rows - take < granule) || count + 1 == room) take = rows;
         size[count++] = (uint32_t)take;
         rows -= take;
     }
@@ -168,7 +169,9 @@ static int cut_rows(struct lowering *low, struct program_entry *e)
     uint32_t threads = low->source->threads;
     for (uint32_t s = 0; s < e->segment_count; s++) {
         struct program_segment *g = &e->segment[s];
-        uint64_t unit = g->variant->row_granule ? g->variant->row_granule : 1;
+        uint64_t unit =
+            low->packed || low->source->coarse ? g->variant->row_granule : g->variant->gemv_streams;
+        if (!unit) unit = 1;
         granule = granule / gcd(granule, unit) * unit;
         row_bytes = g->cols * dtype_bytes(g->variant->dtype);
         cols = g->cols;
@@ -188,7 +191,7 @@ static int cut_rows(struct lowering *low, struct program_entry *e)
         e->alone = threads == 1;
     }
     uint64_t share = (rows_all + threads - 1) / threads;
-    share = (share + granule - 1) / granule * granule;
+    if (low->packed || low->source->coarse) share = (share + granule - 1) / granule * granule;
     uint32_t room = (POOL_CHUNKS_MAX / 4) / threads;
     if (room > share) room = (uint32_t)share;
     uint32_t *size = malloc((room + 1) * sizeof *size);

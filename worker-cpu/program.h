@@ -111,6 +111,7 @@ struct program_source {
     const struct kernel_set *kernels;
     const struct activations *act;
     uint32_t threads;
+    bool coarse; /* one token's chunks in row_granules, as those of many tokens: for comparison */
     const struct arena *arena; /* for its lanes; NULL: to be printed, not run */
 };
 

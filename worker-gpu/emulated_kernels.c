@@ -52,7 +52,7 @@ static bool multiply(struct emulated_math *math, enum dtype dtype, const void *w
 {
     const struct linear_variant *v = math->linear[dtype];
     if (tokens == 1) {
-        v->gemv(y, w, x, rows, cols);
+        v->gemv(y, w, x, rows, cols, NULL);
         return true;
     }
     void *packed = emulated_scratch(math, SCRATCH_PACK, v->packed_bytes(tokens, cols));

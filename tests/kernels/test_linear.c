@@ -185,16 +185,25 @@ static void gemv_agrees(void **state)
         guarded_make(&out, (rows + 16) * sizeof(float));
         guarded_make(&part, rows * sizeof(float));
         float *y = (float *)out.data + 16, *split = part.data;
-        v->gemv(y, p.w.data, p.x.data, rows, cols);
+        v->gemv(y, p.w.data, p.x.data, rows, cols, NULL);
         for (size_t r = 0; r < rows; r++) check(v, &p, 0, r, y[r], 0);
         for (size_t r = 0; r < 16; r++)
             assert_int_equal(convert_f32_bits(((float *)out.data)[r]), 0xffffffffu);
         /* A row's result does not depend on how rows are shared among threads. */
         size_t cut = rows / 3;
-        if (cut) v->gemv(split, p.w.data, p.x.data, cut, cols);
-        v->gemv(split + cut, (char *)p.w.data + cut * cols * dtype_size(v->dtype), p.x.data, rows - cut,
-                cols);
+        if (cut) v->gemv(split, p.w.data, p.x.data, cut, cols, NULL);
+        v->gemv(split + cut, (char *)p.w.data + cut * cols * dtype_size(v->dtype), p.x.data, rows - cut, cols,
+                NULL);
         assert_memory_equal(split, y, rows * sizeof *y);
+        /* Nor on how they are read ahead: past the guarded page's end, and of what is nobody's. */
+        const struct gemv_reads reads[] = {{.near = 64},
+                                           {.near = 2048, .far = 1 << 20, .next = (const void *)64},
+                                           {.near = 0, .far = 256, .next = y, .next_stride = 4096}};
+        for (size_t k = 0; k < sizeof reads / sizeof *reads; k++) {
+            memset(split, 0xff, rows * sizeof *y);
+            v->gemv(split, p.w.data, p.x.data, rows, cols, &reads[k]);
+            assert_memory_equal(split, y, rows * sizeof *y);
+        }
         guarded_free(&out);
         guarded_free(&part);
         problem_free(&p);

@@ -38,19 +38,34 @@ INLINE float sum_lanes(__m256 v)
 
 /* ---- one token ---- */
 
-INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x, size_t cols, const size_t S,
+/* As in linear_avx512.c. */
+struct gemv_path {
+    uintptr_t near, far, left, jump, next_stride;
+};
+
+INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x, size_t cols,
+                      const struct gemv_path *path, const size_t S, const bool two_levels,
                       const enum dtype dtype)
 {
     const size_t size = element_bytes(dtype), stride = row_stride * cols * size;
+    const uintptr_t begin = (uintptr_t)w;
     __m256 even[STREAMS], odd[STREAMS];
     UNROLL for (size_t s = 0; s < S; s++) even[s] = odd[s] = _mm256_setzero_ps();
     size_t c = 0;
     for (; c + GEMV_BLOCK <= cols; c += GEMV_BLOCK) {
+        const bool near_on = c * size + path->near < path->left, far_on = c * size + path->far < path->left;
+        const uintptr_t near_at = begin + c * size + path->near + (near_on ? 0 : path->jump),
+                        near_stride = near_on ? stride : path->next_stride,
+                        far_at = begin + c * size + path->far + (far_on ? 0 : path->jump),
+                        far_stride = far_on ? stride : path->next_stride;
         UNROLL for (size_t s = 0; s < S; s++)
         {
             const char *at = w + s * stride + c * size;
             UNROLL for (size_t i = 0; i < GEMV_BLOCK * size; i += 64)
-                _mm_prefetch(at + i + AHEAD, _MM_HINT_T0);
+            {
+                if (two_levels) _mm_prefetch((const char *)(far_at + s * far_stride + i), _MM_HINT_T1);
+                _mm_prefetch((const char *)(near_at + s * near_stride + i), _MM_HINT_T0);
+            }
             UNROLL for (size_t i = 0; i < GEMV_BLOCK; i += 16)
             {
                 even[s] = _mm256_fmadd_ps(weights_load(at, i, dtype), _mm256_loadu_ps(x + c + i), even[s]);
@@ -75,11 +90,33 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
     }
 }
 
-INLINE void gemv(float *y, const char *w, const float *x, size_t rows, size_t cols, const enum dtype dtype)
+INLINE void gemv_streams(float *y, const char *w, const float *x, size_t rows, size_t cols,
+                         const struct gemv_reads *reads, const bool two_levels, const enum dtype dtype)
 {
-    const size_t row_bytes = cols * element_bytes(dtype), each = rows / STREAMS;
-    for (size_t r = 0; r < each; r++) gemv_rows(y + r, each, w + r * row_bytes, x, cols, STREAMS, dtype);
-    for (size_t r = each * STREAMS; r < rows; r++) gemv_rows(y + r, 1, w + r * row_bytes, x, cols, 1, dtype);
+    const size_t row_bytes = cols * element_bytes(dtype), each = rows / STREAMS, run = each * row_bytes;
+    const char *rest = w + run * STREAMS, *end = w + rows * row_bytes;
+    struct gemv_path path = {.near = reads->near, .far = reads->far, .left = run, .next_stride = run};
+    if (reads->next) {
+        path.jump = (uintptr_t)reads->next - (uintptr_t)(w + run);
+        path.next_stride = reads->next_stride;
+    }
+    for (size_t r = 0; r < each; r++, path.left -= row_bytes)
+        gemv_rows(y + r, each, w + r * row_bytes, x, cols, &path, STREAMS, two_levels, dtype);
+    if (reads->next) path.jump = (uintptr_t)reads->next - (uintptr_t)end;
+    path.left = (size_t)(end - rest);
+    for (size_t r = each * STREAMS; r < rows; r++, path.left -= row_bytes)
+        gemv_rows(y + r, 1, w + r * row_bytes, x, cols, &path, 1, two_levels, dtype);
+}
+
+INLINE void gemv(float *y, const char *w, const float *x, size_t rows, size_t cols,
+                 const struct gemv_reads *reads, const enum dtype dtype)
+{
+    static const struct gemv_reads plain = {.near = AHEAD};
+    if (!reads) reads = &plain;
+    if (reads->far)
+        gemv_streams(y, w, x, rows, cols, reads, true, dtype);
+    else
+        gemv_streams(y, w, x, rows, cols, reads, false, dtype);
 }
 
 /* ---- a few tokens: dot products; packed is [token][cols] fp32 ---- */
@@ -317,9 +354,10 @@ static size_t scratch_bytes(size_t cols, size_t tokens)
 }
 
 #define FOR_DTYPE(suffix, dtype)                                                                             \
-    void linear_avx2_gemv_##suffix(float *y, const void *w, const float *x, size_t rows, size_t cols)        \
+    void linear_avx2_gemv_##suffix(float *y, const void *w, const float *x, size_t rows, size_t cols,        \
+                                   const struct gemv_reads *reads)                                           \
     {                                                                                                        \
-        gemv(y, w, x, rows, cols, dtype);                                                                    \
+        gemv(y, w, x, rows, cols, reads, dtype);                                                             \
     }                                                                                                        \
     static void gemm_##suffix(float *y, size_t ldy, const void *w, const void *packed, size_t rows,          \
                               size_t cols, size_t tokens, bool accumulate, void *scratch)                    \
@@ -336,6 +374,7 @@ FOR_DTYPE(f32, DTYPE_F32)
             .dtype = id,                                                                                     \
             .exact_input = true,                                                                             \
             .gemv = linear_avx2_gemv_##suffix,                                                               \
+            .gemv_streams = 3,                                                                               \
             .pack_tokens = LANES,                                                                            \
             .row_granule = OUTER_ROWS,                                                                       \
             .packed_bytes = packed_bytes,                                                                    \

@@ -45,23 +45,40 @@ INLINE __m512 weights_load_tail(const char *w, size_t i, __mmask16 mask, const e
  * together are limited by memory (50 GB/s) long before that. 128 columns an iteration beat 32 by 4 %. */
 #define GEMV_STREAMS 3
 #define GEMV_BLOCK   128
-#define GEMV_AHEAD   2048 /* bytes ahead of each stream's position */
+#define GEMV_AHEAD   2048 /* a few tokens: bytes ahead of each stream's position */
 #define GEMV_HINT    _MM_HINT_T0
 
+/* Where streams fetch: `near` and `far` bytes ahead, and past their ends, which are `left` bytes from the
+ * row's beginning, `jump` bytes further and next_stride bytes from each other: what this thread reads next.
+ */
+struct gemv_path {
+    uintptr_t near, far, left, jump, next_stride;
+};
+
 /* `S` rows, `row_stride` rows apart; every row is summed in the same order whatever S is. */
-INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x, size_t cols, const size_t S,
+INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x, size_t cols,
+                      const struct gemv_path *path, const size_t S, const bool two_levels,
                       const enum dtype dtype)
 {
     const size_t size = element_bytes(dtype), stride = row_stride * cols * size;
+    const uintptr_t begin = (uintptr_t)w;
     __m512 even[8], odd[8];
     UNROLL for (size_t s = 0; s < S; s++) even[s] = odd[s] = _mm512_setzero_ps();
     size_t c = 0;
     for (; c + GEMV_BLOCK <= cols; c += GEMV_BLOCK) {
+        const bool near_on = c * size + path->near < path->left, far_on = c * size + path->far < path->left;
+        const uintptr_t near_at = begin + c * size + path->near + (near_on ? 0 : path->jump),
+                        near_stride = near_on ? stride : path->next_stride,
+                        far_at = begin + c * size + path->far + (far_on ? 0 : path->jump),
+                        far_stride = far_on ? stride : path->next_stride;
         UNROLL for (size_t s = 0; s < S; s++)
         {
             const char *at = w + s * stride + c * size;
             UNROLL for (size_t i = 0; i < GEMV_BLOCK * size; i += 64)
-                _mm_prefetch(at + i + GEMV_AHEAD, GEMV_HINT);
+            {
+                if (two_levels) _mm_prefetch((const char *)(far_at + s * far_stride + i), _MM_HINT_T1);
+                _mm_prefetch((const char *)(near_at + s * near_stride + i), GEMV_HINT);
+            }
             UNROLL for (size_t i = 0; i < GEMV_BLOCK; i += 32)
             {
                 even[s] = _mm512_fmadd_ps(weights_load(at, i, dtype), _mm512_loadu_ps(x + c + i), even[s]);
@@ -88,12 +105,33 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
         _mm512_reduce_add_ps(_mm512_add_ps(even[s], odd[s]));
 }
 
-INLINE void gemv(float *y, const char *w, const float *x, size_t rows, size_t cols, const enum dtype dtype)
+INLINE void gemv_streams(float *y, const char *w, const float *x, size_t rows, size_t cols,
+                         const struct gemv_reads *reads, const bool two_levels, const enum dtype dtype)
 {
-    const size_t row_bytes = cols * element_bytes(dtype), each = rows / GEMV_STREAMS;
-    for (size_t r = 0; r < each; r++) gemv_rows(y + r, each, w + r * row_bytes, x, cols, GEMV_STREAMS, dtype);
-    for (size_t r = each * GEMV_STREAMS; r < rows; r++)
-        gemv_rows(y + r, 1, w + r * row_bytes, x, cols, 1, dtype);
+    const size_t row_bytes = cols * element_bytes(dtype), each = rows / GEMV_STREAMS, run = each * row_bytes;
+    const char *rest = w + run * GEMV_STREAMS, *end = w + rows * row_bytes;
+    struct gemv_path path = {.near = reads->near, .far = reads->far, .left = run, .next_stride = run};
+    if (reads->next) {
+        path.jump = (uintptr_t)reads->next - (uintptr_t)(w + run);
+        path.next_stride = reads->next_stride;
+    }
+    for (size_t r = 0; r < each; r++, path.left -= row_bytes)
+        gemv_rows(y + r, each, w + r * row_bytes, x, cols, &path, GEMV_STREAMS, two_levels, dtype);
+    if (reads->next) path.jump = (uintptr_t)reads->next - (uintptr_t)end;
+    path.left = (size_t)(end - rest);
+    for (size_t r = each * GEMV_STREAMS; r < rows; r++, path.left -= row_bytes)
+        gemv_rows(y + r, 1, w + r * row_bytes, x, cols, &path, 1, two_levels, dtype);
+}
+
+INLINE void gemv(float *y, const char *w, const float *x, size_t rows, size_t cols,
+                 const struct gemv_reads *reads, const enum dtype dtype)
+{
+    static const struct gemv_reads plain = {.near = GEMV_AHEAD};
+    if (!reads) reads = &plain;
+    if (reads->far)
+        gemv_streams(y, w, x, rows, cols, reads, true, dtype);
+    else
+        gemv_streams(y, w, x, rows, cols, reads, false, dtype);
 }
 
 /* ---- a few tokens: dot products; packed is [token][cols] fp32 ---- */
@@ -325,9 +363,9 @@ static size_t scratch_bytes(size_t cols, size_t tokens)
 
 #define FOR_DTYPE(suffix, dtype, linkage)                                                                    \
     linkage void linear_avx512_gemv_##suffix(float *y, const void *w, const float *x, size_t rows,           \
-                                             size_t cols)                                                    \
+                                             size_t cols, const struct gemv_reads *reads)                    \
     {                                                                                                        \
-        gemv(y, w, x, rows, cols, dtype);                                                                    \
+        gemv(y, w, x, rows, cols, reads, dtype);                                                             \
     }                                                                                                        \
     static void gemm_##suffix(float *y, size_t ldy, const void *w, const void *packed, size_t rows,          \
                               size_t cols, size_t tokens, bool accumulate, void *scratch)                    \
@@ -344,6 +382,7 @@ FOR_DTYPE(f32, DTYPE_F32, static)
             .dtype = id,                                                                                     \
             .exact_input = true,                                                                             \
             .gemv = linear_avx512_gemv_##suffix,                                                             \
+            .gemv_streams = 3,                                                                               \
             .pack_tokens = LANES,                                                                            \
             .row_granule = OUTER_ROWS,                                                                       \
             .packed_bytes = packed_bytes,                                                                    \

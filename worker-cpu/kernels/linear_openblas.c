@@ -64,6 +64,7 @@ FOR_DTYPE(f32, DTYPE_F32)
             .dtype = id,                                                                                     \
             .exact_input = true,                                                                             \
             .gemv = linear_avx2_gemv_##suffix,                                                               \
+            .gemv_streams = 3,                                                                               \
             .pack_tokens = 1,                                                                                \
             .row_granule = 16,                                                                               \
             .packed_bytes = packed_bytes,                                                                    \

@@ -49,8 +49,10 @@ static size_t scratch_bytes(size_t cols, size_t tokens)
 }
 
 #define FOR_DTYPE(suffix, dtype)                                                                             \
-    static void gemv_##suffix(float *y, const void *w, const float *x, size_t rows, size_t cols)             \
+    static void gemv_##suffix(float *y, const void *w, const float *x, size_t rows, size_t cols,             \
+                              const struct gemv_reads *reads)                                                \
     {                                                                                                        \
+        (void)reads;                                                                                         \
         gemv(y, w, dtype, x, rows, cols);                                                                    \
     }                                                                                                        \
     static void gemm_##suffix(float *y, size_t ldy, const void *w, const void *packed, size_t rows,          \
@@ -68,6 +70,7 @@ FOR_DTYPE(f32, DTYPE_F32)
             .dtype = id,                                                                                     \
             .exact_input = true,                                                                             \
             .gemv = gemv_##suffix,                                                                           \
+            .gemv_streams = 1,                                                                               \
             .pack_tokens = 1,                                                                                \
             .row_granule = 1,                                                                                \
             .packed_bytes = packed_bytes,                                                                    \

@@ -1,6 +1,6 @@
 /* Unit tests of worker-cpu/pool.c: every chunk runs exactly once, regions do not overlap, one slow thread
- * holds only its chunk, sleeping threads are woken, and a run may end on any thread. Also meant for
- * MODE=tsan. */
+ * holds only its chunk, sleeping threads are woken, waiting ones do pieces of something else, and a run may
+ * end on any thread. Also meant for MODE=tsan. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -141,6 +141,68 @@ static void a_slow_thread_holds_only_its_chunk(void **state)
     free(list);
 }
 
+struct pieces {
+    _Atomic uint32_t last[2];  /* the newest piece of each thread, from 1 */
+    _Atomic uint32_t calls[2]; /* in which it was asked for them */
+    _Atomic uint32_t wrong;
+};
+
+#define PIECES 5
+static bool count_piece(void *ctx, uint32_t thread, uint32_t piece)
+{
+    struct pieces *p = ctx;
+    uint32_t before = atomic_exchange(&p->last[thread], piece + 1);
+    /* From the first on, each once, none after the one that said no. */
+    if (piece != 0 && (piece != before || piece > PIECES)) atomic_fetch_add(&p->wrong, 1);
+    atomic_fetch_add(&p->calls[thread], 1);
+    return piece < PIECES;
+}
+
+struct meeting {
+    uint32_t regions;
+    _Atomic uint32_t begun;
+};
+
+/* Both chunks of a region are begun before either ends, so each has a thread; then thread 1 is away. */
+static void meet(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct meeting *m = ctx;
+    (void)chunk;
+    uint32_t target = (atomic_fetch_add(&m->begun, 1) / 2 + 1) * 2;
+    while (atomic_load(&m->begun) < target) usleep(10);
+    if (thread == 1) usleep(2000);
+}
+
+static bool next_meeting(void *ctx, uint32_t thread, struct pool_job *job)
+{
+    struct meeting *m = ctx;
+    (void)thread;
+    if (m->regions == 0) return false;
+    m->regions--;
+    *job = (struct pool_job){.run = meet, .chunks = 2};
+    return true;
+}
+
+/* Thread 0 has nothing left while thread 1 is away: it does the pieces meanwhile. */
+static void waiting_threads_do_pieces(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct pool *pool;
+    struct pieces pieces = {.wrong = 0};
+    struct meeting meeting = {.begun = 0};
+    assert_int_equal(pool_create(2, NULL, 50, &pool, &err), 0);
+    pool_set_idle(pool, count_piece, &pieces);
+    for (int round = 0; round < 100 && atomic_load(&pieces.calls[0]) == 0; round++) {
+        meeting.regions = 10;
+        pool_run(pool, next_meeting, &meeting);
+        assert_int_equal(meeting.begun, 20 * (round + 1));
+    }
+    assert_true(pieces.calls[0] > 0);
+    pool_destroy(pool);
+    assert_int_equal(pieces.wrong, 0);
+}
+
 static void bad_thread_counts_are_refused(void **state)
 {
     (void)state;
@@ -160,6 +222,7 @@ int main(void)
         cmocka_unit_test(every_chunk_runs_once),
         cmocka_unit_test(sleeping_threads_are_woken),
         cmocka_unit_test(a_slow_thread_holds_only_its_chunk),
+        cmocka_unit_test(waiting_threads_do_pieces),
         cmocka_unit_test(bad_thread_counts_are_refused),
     };
     return cmocka_run_group_tests_name("worker-cpu/pool", tests, NULL, NULL);
