@@ -22,7 +22,7 @@
 /* Where the probe does not say: a context with the kernels and a library's, on the large side, since a plan
  * that the worker then finds too large is refused. */
 #define CONTEXT_BYTES     (768 * MIB)
-#define GRAPH_BYTES       (64 * MIB)
+#define GRAPH_BYTES       (24 * MIB) /* 2 to 4 MiB seen of the tiers of 36 layers; drivers differ */
 #define GRAPH_SLICE_BYTES (16 * KIB) /* a copy, its arrival and a kernel in each tier */
 #define LIBRARY_BYTES     (48 * MIB) /* matrix products' workspace, and what allocations are rounded up to */
 #define VRAM_LEAST        MIB

@@ -266,6 +266,14 @@ static int stream_stop(struct stream *s, struct helm_err *err)
 
 /* ---- everything ---- */
 
+/* What the device takes for itself with all kernels loaded: the planner's line "context". */
+static void report_context(struct measure *m)
+{
+    struct measure_samples samples = {.count = 0};
+    measure_add(&samples, (double)m->device->used[DEVICE_CONTEXT]);
+    measure_print(m, "gpu.context", 0, &samples);
+}
+
 static int measure_all(struct measure *m, struct helm_err *err)
 {
     int rc = measure_kernels_run(m, err);
@@ -273,6 +281,7 @@ static int measure_all(struct measure *m, struct helm_err *err)
     if (!rc) rc = measure_copies(m, DEVICE_TO_HOST, "link.d2h", err);
     if (!rc) rc = measure_latency(m, err);
     if (!rc) rc = measure_hand_over(m, err);
+    if (!rc) report_context(m);
     return rc;
 }
 

@@ -207,6 +207,12 @@ static int take_value(const json_t *json, const struct taker *taker, struct helm
         for (uint32_t i = 0; i < samples.count; i++) profile_samples_add(taker->beside, samples.value[i]);
         return 0;
     }
+    if (taker->profile && strcmp(name, "gpu.context") == 0 && samples.count == 1) {
+        /* A sixteenth more, since a plan that the worker then finds too large is refused. */
+        if (taker->profile->gpu.device == PROFILE_DEVICE_CUDA)
+            taker->profile->gpu.context_bytes = (uint64_t)(samples.value[0] * 17 / 16);
+        return 0;
+    }
     for (size_t i = 0; i < sizeof places / sizeof *places && taker->profile; i++) {
         if (strcmp(places[i].name, name) != 0) continue;
         struct profile_value value = profile_samples_value(&samples);
