@@ -113,6 +113,11 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
             }
         };
         load(now, begin);
+        if (threadIdx.x < 2 * (GPUK_HEAD_DIM_MAX / 32)) { /* the head norms' weights, 128 bytes a thread */
+            const uint32_t d = 32 * (threadIdx.x & (GPUK_HEAD_DIM_MAX / 32 - 1));
+            const float *norm = threadIdx.x < GPUK_HEAD_DIM_MAX / 32 ? a.q_norm : a.k_norm;
+            if (norm && d < head_dim) ask_l2(norm + d);
+        }
         /* the next positions come as far as the L2 */
         const uint32_t lines = row_bytes / 128 > 0 ? row_bytes / 128 : 1; /* of a key, or a value */
         const uint32_t from = begin + U * step, some = from + CHAIN_ASK < end ? from + CHAIN_ASK : end;

@@ -14,35 +14,36 @@ static const uint32_t HEAD_STEPS = GPUK_HEAD_DIM_MAX / 32; /* dimensions of a he
 __device__ __forceinline__ void head_load(const float *x, const float *norm, float eps, const float *table,
                                           uint32_t head_dim, float *shared, float v[HEAD_STEPS])
 {
-    const uint32_t lane = threadIdx.x & 31;
-    float squares = 0;
+    const uint32_t lane = threadIdx.x & 31, half = head_dim / 2;
+    float squares = 0, weight[HEAD_STEPS], c[HEAD_STEPS], s[HEAD_STEPS];
+    /* everything is on its way before the first is used */
 #pragma unroll
     for (uint32_t j = 0; j < HEAD_STEPS; j++) {
-        uint32_t d = lane + 32 * j;
+        const uint32_t d = lane + 32 * j;
         v[j] = d < head_dim ? __ldcg(x + d) : 0.0f;
-        squares += v[j] * v[j];
+        weight[j] = norm && d < head_dim ? norm[d] : 1.0f;
+        const bool turns = table && d < 2 * half; /* the last dimension of an odd head is not rotated */
+        const uint32_t i = d < half ? d : d - half;
+        c[j] = turns ? __ldcg(table + i) : 1.0f;
+        s[j] = turns ? __ldcg(table + half + i) : 0.0f;
     }
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) squares += v[j] * v[j];
     if (norm) {
         float scale = rsqrtf(warp_sum(squares) / (float)head_dim + eps);
 #pragma unroll
-        for (uint32_t j = 0; j < HEAD_STEPS; j++) {
-            uint32_t d = lane + 32 * j;
-            if (d < head_dim) v[j] = v[j] * scale * norm[d];
-        }
+        for (uint32_t j = 0; j < HEAD_STEPS; j++) v[j] = v[j] * scale * weight[j];
     }
     if (!table) return;
-    const uint32_t half = head_dim / 2;
 #pragma unroll
     for (uint32_t j = 0; j < HEAD_STEPS; j++)
         if (lane + 32 * j < head_dim) shared[lane + 32 * j] = v[j];
     __syncwarp();
 #pragma unroll
     for (uint32_t j = 0; j < HEAD_STEPS; j++) {
-        uint32_t d = lane + 32 * j;
-        if (d >= 2 * half) continue; /* the last dimension of an odd head is not rotated */
-        uint32_t i = d < half ? d : d - half;
-        float c = __ldcg(table + i), s = __ldcg(table + half + i);
-        v[j] = d < half ? v[j] * c - shared[d + half] * s : v[j] * c + shared[d - half] * s;
+        const uint32_t d = lane + 32 * j;
+        if (d >= 2 * half) continue;
+        v[j] = d < half ? v[j] * c[j] - shared[d + half] * s[j] : v[j] * c[j] + shared[d - half] * s[j];
     }
     __syncwarp();
 }
