@@ -190,6 +190,9 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
         const auto wait = [&] {
             if (number > 0) meeting_wait(meeting);
             if (number + 1 < q.count) fetch(number + 1);
+            if (number + 2 < q.count && blockIdx.x == number % gridDim.x &&
+                128 * threadIdx.x < sizeof(chain_item))
+                ask_l2(list + (size_t)(number + 2) * sizeof(chain_item) + 128 * threadIdx.x);
             /* the next norm's weights come from far: each block asks for some of them */
             const uint32_t line = 128 * (blockIdx.x + threadIdx.x * gridDim.x);
             if (line < item.next_norm_bytes)
@@ -198,7 +201,11 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
         if (item.kind == GPUK_CHAIN_ATTENTION || q.ahead_always) ask_ahead(ask, q.ahead_tiles);
         if (item.kind == GPUK_CHAIN_LINEAR) {
             take_x<T>(item.linear, region, squares, wait);
+            copies_wait<0>();
             __syncthreads();
+            const chain_item &next = items[(number + 1) & 1];
+            if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
+                chain_attention_ask(next.attention.a, *token);
             use = walk_over(use, use_pairs, use_chunks, item.where.chunks);
             chain_rows<T>(item, region, squares, partial, which, ring, ask, use);
             uint32_t first;

@@ -95,6 +95,7 @@ __device__ __forceinline__ void ask_settle(ask_walk &k)
             reinterpret_cast<uint4 *>(k.w)[lane] = __ldg(reinterpret_cast<const uint4 *>(k.next) + lane);
         __syncwarp();
         k.next++, k.left--;
+        if (lane == 0 && k.left > 0) ask_l2(k.next); /* from memory by the time it is wanted */
         k.at = walk_over(k.at, k.pairs, chunks, k.w->chunks);
         share_of_block(*k.w, k.first, k.pairs);
     }

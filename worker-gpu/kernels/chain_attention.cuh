@@ -3,9 +3,9 @@
  * Included by chain.cu. The work is cut into units (some query heads of one kv head, a piece of the context)
  * that go round the blocks; a unit has the whole block. A short context is not cut into pieces, and each
  * query head is a unit: merging pieces and a lane's work on several heads both take longer than reading keys
- * again from the L2. Keys and values of earlier positions are asked for before the block waits for q, k and
- * v; those of the token itself never go through the cache, since the block that appends them may be
- * another. */
+ * again from the L2. Keys and values of earlier positions are asked into the L2 while q, k and v are being
+ * computed, and the first are loaded before the block waits for them; those of the token itself never go
+ * through the cache, since the block that appends them may be another. */
 #ifndef HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
 #define HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
 
@@ -14,7 +14,7 @@
 static const uint32_t CHAIN_GROUP = 4;       /* query heads of a unit at most */
 static const uint32_t CHAIN_ONE_PIECE = 512; /* visible positions up to which nothing is cut */
 static const uint32_t CHAIN_PIECE_MIN = 128;
-static const uint32_t CHAIN_ASK = 448; /* positions asked into the L2 ahead */
+static const uint32_t CHAIN_ASK = 512; /* positions of a unit asked into the L2 ahead */
 
 /* How a token's attention is cut; the same in every block. */
 struct attention_cut {
@@ -41,6 +41,48 @@ __device__ __forceinline__ attention_cut cut_of(const gpuk_attention &a, uint32_
     c.pieces = div_up(visible, c.per_piece);
     c.units = share * c.pieces;
     return c;
+}
+
+/* A unit's place. */
+struct attention_unit {
+    uint32_t share;          /* which heads, of all blocks' */
+    uint32_t kv_head, chunk; /* of the kv head's query heads */
+    uint32_t piece, begin, end;
+    bool owner; /* the piece ends with the token's own position, which is not read: end is before it */
+};
+__device__ __forceinline__ attention_unit unit_of(const attention_cut &cut, uint32_t number)
+{
+    attention_unit u;
+    u.share = number / cut.pieces, u.piece = number - u.share * cut.pieces;
+    u.kv_head = u.share / cut.chunks, u.chunk = u.share - u.kv_head * cut.chunks;
+    u.owner = u.piece == cut.pieces - 1;
+    u.begin = cut.first + u.piece * cut.per_piece;
+    u.end = u.owner ? cut.end - 1 : u.begin + cut.per_piece;
+    return u;
+}
+
+/* While the operation in front is running: what the block's unit will read first comes as far as the L2. */
+__device__ __forceinline__ void chain_attention_ask(const gpuk_attention &a, const chain_token &token)
+{
+    const attention_cut cut = cut_of(a, token.position);
+    if (blockIdx.x >= cut.units) return;
+    const kv_layout &l = a.kv.layout;
+    if (threadIdx.x < 2 * (GPUK_HEAD_DIM_MAX / 32)) { /* the head norms' weights, 128 bytes a thread */
+        const uint32_t d = 32 * (threadIdx.x & (GPUK_HEAD_DIM_MAX / 32 - 1));
+        const float *norm = threadIdx.x < GPUK_HEAD_DIM_MAX / 32 ? a.q_norm : a.k_norm;
+        if (norm && d < l.head_dim) ask_l2(norm + d);
+    }
+    const attention_unit unit = unit_of(cut, blockIdx.x);
+    const uint32_t page_shift = 31 - __clz((int)l.page_tokens), row_bytes = l.head_dim * l.elem_bytes;
+    const uint32_t lines = div_up(row_bytes, 128); /* of a key, or a value */
+    const uint32_t end = unit.begin + CHAIN_ASK < unit.end ? unit.begin + CHAIN_ASK : unit.end;
+    for (uint32_t i = threadIdx.x; i < (end - unit.begin) * 2 * lines; i += CHAIN_THREADS) {
+        const uint32_t row = i / (2 * lines), line = i - row * 2 * lines, at = unit.begin + row;
+        const uint32_t page = token.pages[at >> page_shift], is_value = line >= lines;
+        if (page == GPUK_PAGE_ABSENT) continue;
+        ask_l2(kv_rows(a.kv, page, is_value, unit.kv_head) + (at & (l.page_tokens - 1)) * row_bytes +
+               (line - is_value * lines) * 128);
+    }
 }
 
 /* Floats of shared memory of a unit of g heads. */
@@ -82,14 +124,11 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
     };
 
     bool waited = false;
-    for (uint32_t unit = blockIdx.x; unit < cut.units; unit += gridDim.x) {
-        const uint32_t share = unit / cut.pieces, piece = unit - share * cut.pieces;
-        const uint32_t kv_head = share / cut.chunks, chunk = share - kv_head * cut.chunks;
-        const uint32_t head0 = kv_head * group + chunk * G;
-        const uint32_t heads = group - chunk * G < (uint32_t)G ? group - chunk * G : G;
-        const uint32_t begin = cut.first + piece * cut.per_piece;
-        const bool owner = piece == cut.pieces - 1; /* of the token's own position, which is not read */
-        const uint32_t end = owner ? token.position : begin + cut.per_piece;
+    for (uint32_t number = blockIdx.x; number < cut.units; number += gridDim.x) {
+        const attention_unit unit = unit_of(cut, number);
+        const uint32_t kv_head = unit.kv_head, end = unit.end;
+        const uint32_t head0 = kv_head * group + unit.chunk * G;
+        const uint32_t heads = group - unit.chunk * G < (uint32_t)G ? group - unit.chunk * G : G;
         /* the lane's part of this kv head's keys, in page 0 */
         const uint64_t page_bytes = l.layers * 2 * to_values;
         const unsigned char *pool_near = kv_rows(a.kv, 0, 0, kv_head) + first_dim * sizeof(C);
@@ -112,34 +151,19 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
                 }
             }
         };
-        load(now, begin);
-        if (threadIdx.x < 2 * (GPUK_HEAD_DIM_MAX / 32)) { /* the head norms' weights, 128 bytes a thread */
-            const uint32_t d = 32 * (threadIdx.x & (GPUK_HEAD_DIM_MAX / 32 - 1));
-            const float *norm = threadIdx.x < GPUK_HEAD_DIM_MAX / 32 ? a.q_norm : a.k_norm;
-            if (norm && d < head_dim) ask_l2(norm + d);
-        }
-        /* the next positions come as far as the L2 */
-        const uint32_t lines = row_bytes / 128 > 0 ? row_bytes / 128 : 1; /* of a key, or a value */
-        const uint32_t from = begin + U * step, some = from + CHAIN_ASK < end ? from + CHAIN_ASK : end;
-        for (uint32_t i = threadIdx.x; from < some && i < (some - from) * 2 * lines; i += CHAIN_THREADS) {
-            const uint32_t row = i / (2 * lines), line = i - row * 2 * lines, at = from + row;
-            const uint32_t page = token.pages[at >> page_shift];
-            if (page == GPUK_PAGE_ABSENT) continue;
-            ask_l2(kv_rows(a.kv, page, line >= lines, kv_head) + (at & page_mask) * row_bytes +
-                   (line >= lines ? line - lines : line) * 128);
-        }
+        load(now, unit.begin);
         if (waited)
             __syncthreads(); /* the unit before is through with the shared memory */
         else
             wait();
         waited = true;
-        take_query<C>(p, 0, kv_head, head0, heads, token.position, token.pages, owner, qs, os, current,
-                      chunk == 0);
+        take_query<C>(p, 0, kv_head, head0, heads, token.position, token.pages, unit.owner, qs, os, current,
+                      unit.chunk == 0);
         __syncthreads();
 
         attention_sums<G> sums;
         sums_open(sums);
-        for (uint32_t base = begin; base + warp * at_once < end; base += U * step) {
+        for (uint32_t base = unit.begin; base + warp * at_once < end; base += U * step) {
             float k[U][8], v[U][8];
             bool seen[U];
 #pragma unroll
@@ -154,7 +178,7 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
             if (base + U * step < end) load(now, base + U * step);
             sums_add<G, U>(sums, heads, lanes, k, v, seen, query);
         }
-        if (owner && warp == 0) {
+        if (unit.owner && warp == 0) {
             float k[1][8], v[1][8];
             const bool seen[1] = {place == 0 &&
                                   token.pages[token.position >> page_shift] != GPUK_PAGE_ABSENT};
@@ -167,8 +191,8 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
         }
         sums_fold(sums, heads, lanes, first_dim, 1, head_dim, os, ms, ss);
         __syncthreads();
-        finish_block<G, CHAIN_WARPS>(p, 0, head0, heads, piece, cut.pieces, p.counters + share, os, ms, ss,
-                                     memory);
+        finish_block<G, CHAIN_WARPS>(p, 0, head0, heads, unit.piece, cut.pieces, p.counters + unit.share, os,
+                                     ms, ss, memory);
     }
     if (!waited) wait();
 }
