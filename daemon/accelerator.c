@@ -223,9 +223,9 @@ static int choose_probed(const char *option, uint64_t vram_bytes, const struct a
         if (number >= count)
             return helm_fail(err, HELM_E_NOT_FOUND, "there is no device %lu, only %u", number, count);
         index = (uint32_t)number;
-    } else if (!choice->required) {
-        return helm_fail(err, HELM_E_UNSUPPORTED,
-                         "%.60s is there, but only --device cuda uses it in this version", devices[0].name);
+    } else if (!choice->required) { /* auto: where there is most room */
+        for (uint32_t i = 1; i < count; i++)
+            if (devices[i].vram_free > devices[index].vram_free) index = i;
     }
     choose_cuda(&devices[index], index, vram_bytes, choice);
     return 0;

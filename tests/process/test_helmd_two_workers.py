@@ -193,11 +193,14 @@ def test_cuda_takes_the_gpu_that_the_probe_finds():
         check("Fake GPU" in d.log(), "the log does not name it")
 
 
-def test_auto_plans_the_cpu_and_says_why():
-    for faults, word in [("", "no GPU"), ("probe_vram_mib=60", "Fake GPU is there, but only --device cuda uses it")]:
+def test_auto_takes_a_gpu_that_helps_or_says_why_not():
+    for faults, words, workers in [("", ["no GPU", "on the CPU"], ["cpu"]),
+                                   ("probe_vram_mib=60", ["Fake GPU", "planned on the CPU alone"], ["cpu"]),
+                                   ("probe_vram_mib=1000", ["Fake GPU"], ["gpu"])]:
         with running(gpu=True, faults=faults) as d:
-            same([w.name for w in stream_through(d, count=5).workers], ["cpu"], "workers")
-            check(word in d.log() and "on the CPU" in d.log(), d.log())
+            same([w.name for w in stream_through(d, count=5).workers], workers, f"workers, {faults}")
+            for word in words:
+                check(word in d.log(), f"'{word}' is not in {d.log()}")
 
 
 def test_devices_that_cannot_be_had_are_refused_with_numbers():

@@ -95,8 +95,8 @@ static void devices_are_chosen(void **state)
     struct accelerator a;
     struct helm_err err = {0};
     assert_int_equal(accelerator_choose("auto", 0, program, &a, &err), 0);
-    assert_true(a.ledger.kind == LEDGER_DEVICE_NONE); /* CUDA only for who asks for it */
-    assert_non_null(strstr(a.why, "--device cuda"));
+    assert_string_equal(a.name, "cuda:1"); /* more is free there */
+    assert_true(a.ledger.kind == LEDGER_DEVICE_CUDA && !a.required);
     assert_int_equal(accelerator_choose("cuda:1", 0, program, &a, &err), 0);
     assert_string_equal(a.name, "cuda:1");
     assert_string_equal(a.hardware, "cuda Large? GPU-2 driver 550.54.15 gen 5 x16");
