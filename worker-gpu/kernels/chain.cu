@@ -32,17 +32,6 @@ static size_t chain_shared_bytes(uint32_t slots, uint32_t region_bytes)
            CHAIN_WARPS * sizeof(chain_weights) + sizeof(chain_token);
 }
 
-/* A block's side of the meetings. */
-struct chain_meeting {
-    uint64_t *counter;
-    uint64_t awaited; /* thread 0's */
-};
-__device__ __forceinline__ void meeting_wait(const chain_meeting &m)
-{
-    if (threadIdx.x == 0) meet_wait(m.counter, m.awaited);
-    __syncthreads();
-}
-
 /* A warp's place in its ring. */
 struct chain_ring {
     const unsigned char *at;
@@ -85,11 +74,12 @@ __device__ __forceinline__ float x_scale(const linear_params &p, const float *sq
     return rsqrtf(sum / (float)p.cols + p.eps);
 }
 
-/* The block's rows of one linear operation, x being in shared memory. `use` is the warp's next tile. */
+/* The block's rows of one linear operation, x being in shared memory. The warp begins with tile `rest`, and
+ * the tile it would go on with, counted from behind the last, is returned. */
 template <typename T>
-__device__ __forceinline__ void chain_rows(const chain_item &item, const float *x, const float *squares,
-                                           float *partial, uint32_t &which, chain_ring &ring, ask_walk &ask,
-                                           tile_walk &use)
+__device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const float *x, const float *squares,
+                                               float *partial, uint32_t &which, chain_ring &ring,
+                                               ask_walk &ask, uint32_t rest)
 {
     const linear_params &p = item.linear;
     const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks;
@@ -97,6 +87,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const float *
     uint32_t first, pairs;
     share_of_block(item.where, first, pairs);
     const uint32_t batch_pairs = PARTIAL_FLOATS / 2 / chunks;
+    tile_walk use = walk_to(rest, chunks);
     for (uint32_t batch = 0; batch < pairs; batch += batch_pairs, which ^= 1) {
         float *sums = partial + which * PARTIAL_FLOATS;
         const uint32_t end = batch + batch_pairs < pairs ? batch + batch_pairs : pairs;
@@ -126,6 +117,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const float *
             linear_store(p, pair, 0, a * scale + add.x, b * scale + add.y);
         }
     }
+    return walk_rest(use, pairs, chunks);
 }
 static_assert(PARTIAL_FLOATS / 2 <= CHAIN_THREADS, "a thread finishes one pair of a batch");
 
@@ -167,12 +159,10 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
     for (uint32_t s = 0; s < q.slots; s++)
         ask_tile(ask, ring.address + s * 2 * CHAIN_TILE, ring.barrier + 8 * s);
 
-    chain_meeting meeting = {&header->counter, 0};
     if (threadIdx.x == 0) {
         const uint64_t a_launch = (uint64_t)gridDim.x * (q.count - 1);
-        const uint64_t now = q.count > 1 ? meet_count(meeting.counter) : 0;
-        meeting.awaited = q.count > 1 ? now - now % a_launch : 0;
-        *token = {nullptr, 0, false};
+        const uint64_t now = q.count > 1 ? meet_count(&header->counter) : 0;
+        *token = {nullptr, q.count > 1 ? now - now % a_launch : 0, 0, false};
         if (header->attends && header->step.counts[0] > 0) {
             const gpuk_step &s = header->step;
             token->counts = true;
@@ -183,12 +173,14 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
     copies_wait<0>();
     __syncthreads();
 
-    tile_walk use = {0, warp}; /* in tiles of one chunk until the first linear operation */
-    uint32_t use_pairs = 0, use_chunks = CHAIN_WARPS, which = 0;
+    uint32_t rest = warp, which = 0;
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
         const auto wait = [&] {
-            if (number > 0) meeting_wait(meeting);
+            if (number > 0) {
+                if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
+                __syncthreads();
+            }
             if (number + 1 < q.count) fetch(number + 1);
             if (number + 2 < q.count && blockIdx.x == number % gridDim.x &&
                 128 * threadIdx.x < sizeof(chain_item))
@@ -206,11 +198,7 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
             const chain_item &next = items[(number + 1) & 1];
             if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
                 chain_attention_ask(next.attention.a, *token);
-            use = walk_over(use, use_pairs, use_chunks, item.where.chunks);
-            chain_rows<T>(item, region, squares, partial, which, ring, ask, use);
-            uint32_t first;
-            share_of_block(item.where, first, use_pairs);
-            use_chunks = item.where.chunks;
+            rest = chain_rows<T>(item, region, squares, partial, which, ring, ask, rest);
         } else if (token->counts) {
             const attention_cut cut = cut_of(item.attention.a, token->position);
             if (cut.heads == 1)
@@ -223,8 +211,8 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
         copies_wait<0>();
         __syncthreads(); /* the block has stored its results, and is through with the shared memory */
         if (threadIdx.x == 0 && number + 1 < q.count) {
-            meet_arrive(meeting.counter);
-            meeting.awaited += gridDim.x;
+            meet_arrive(&header->counter);
+            token->awaited += gridDim.x;
         }
     }
 #endif

@@ -50,6 +50,7 @@ static_assert(sizeof(chain_weights) == 80 && sizeof(chain_item) % 16 == 0, "copi
 /* The token's place, the same for all attention operations of a chain. */
 struct chain_token {
     const uint32_t *pages; /* its sequence's line of the page table */
+    uint64_t awaited;      /* what the blocks' counter must come to; thread 0's */
     uint32_t position;
     bool counts; /* false: the step has no token, attention does nothing */
 };
@@ -67,53 +68,60 @@ __device__ __forceinline__ void walk_round(tile_walk &at, const chain_weights &w
     at.chunk += w.step_chunks;
     if (at.chunk >= w.chunks) at.chunk -= w.chunks, at.pair++;
 }
-/* A place beyond the block's last tile, counted from there: where the walk begins in the next operation. */
-__device__ __forceinline__ tile_walk walk_over(const tile_walk &at, uint32_t pairs, uint32_t chunks,
-                                               uint32_t next_chunks)
+/* The block's tile number `tile`. */
+__device__ __forceinline__ tile_walk walk_to(uint32_t tile, uint32_t chunks)
 {
-    tile_walk to = {0, (at.pair - pairs) * chunks + at.chunk};
-    while (to.chunk >= next_chunks) to.chunk -= next_chunks, to.pair++;
+    tile_walk to = {0, tile};
+    while (to.chunk >= chunks) to.chunk -= chunks, to.pair++;
     return to;
+}
+/* How far beyond the block's last tile the walk is: where it begins in the next operation. */
+__device__ __forceinline__ uint32_t walk_rest(const tile_walk &at, uint32_t pairs, uint32_t chunks)
+{
+    return (at.pair - pairs) * chunks + at.chunk;
 }
 
 /* The next tile a warp asks for: it walks from operation to operation, whatever the block is doing. */
 struct ask_walk {
-    chain_weights *w;          /* the operation's, the warp's own in shared memory */
-    const chain_weights *next; /* the operation behind it */
-    uint32_t left;             /* operations from there on */
-    uint32_t first, pairs;
-    tile_walk at; /* at.pair >= pairs: there is nothing more */
+    chain_weights *w; /* the operation's, the warp's own in shared memory: start and whole are first and pairs
+                         of the block's share */
+    const chain_weights *end; /* of the list's */
+    uint32_t left;            /* operations behind this one */
+    tile_walk at;             /* at.pair >= w->whole: there is nothing more */
 };
 /* Goes on to the next operation when the walk is through with this one. */
 __device__ __forceinline__ void ask_settle(ask_walk &k)
 {
     const uint32_t words = sizeof(chain_weights) / 16, lane = threadIdx.x & 31;
-    while (k.at.pair >= k.pairs && k.left > 0) {
-        const uint32_t chunks = k.w->chunks;
+    while (k.at.pair >= k.w->whole && k.left > 0) {
+        const uint32_t rest = walk_rest(k.at, k.w->whole, k.w->chunks);
         __syncwarp();
+        const chain_weights *next = k.end - k.left--;
         if (lane < words)
-            reinterpret_cast<uint4 *>(k.w)[lane] = __ldg(reinterpret_cast<const uint4 *>(k.next) + lane);
+            reinterpret_cast<uint4 *>(k.w)[lane] = __ldg(reinterpret_cast<const uint4 *>(next) + lane);
+        if (lane == 0 && k.left > 0) ask_l2(next + 1); /* from memory by the time it is wanted */
         __syncwarp();
-        k.next++, k.left--;
-        if (lane == 0 && k.left > 0) ask_l2(k.next); /* from memory by the time it is wanted */
-        k.at = walk_over(k.at, k.pairs, chunks, k.w->chunks);
-        share_of_block(*k.w, k.first, k.pairs);
+        uint32_t first, pairs;
+        share_of_block(*k.w, first, pairs);
+        __syncwarp();
+        if (lane == 0) k.w->start = first, k.w->whole = pairs;
+        __syncwarp();
+        k.at = walk_to(rest, k.w->chunks);
     }
 }
 __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const chain_weights *records,
                                          uint32_t count, uint32_t warp)
 {
-    k.w = own, k.next = records, k.left = count;
-    k.first = k.pairs = 0;
+    k.w = own, k.end = records + count, k.left = count;
     k.at = {0, warp};
-    if ((threadIdx.x & 31) == 0) own->chunks = CHAIN_WARPS;
+    if ((threadIdx.x & 31) == 0) own->chunks = CHAIN_WARPS, own->whole = 0;
     __syncwarp();
     ask_settle(k);
 }
 /* First bytes of tile `at` of both rows; the second NULL where there is none. */
 __device__ __forceinline__ linear_pair tile_rows(const ask_walk &k, tile_walk at)
 {
-    const uint32_t pair = k.first + at.pair * gridDim.x;
+    const uint32_t pair = k.w->start + at.pair * gridDim.x;
     const uint32_t s = (pair >= k.w->end[0] ? 1 : 0) + (pair >= k.w->end[1] ? 1 : 0);
     const unsigned char *base = s == 0 ? k.w->base[0] : s == 1 ? k.w->base[1] : k.w->base[2];
     const unsigned char *a = base + (uint64_t)pair * k.w->pair_bytes + (uint64_t)at.chunk * CHAIN_TILE;
@@ -128,7 +136,7 @@ __device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t
 /* Starts the copy of the tile the walk is at (one lane) and goes on. */
 __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t barrier)
 {
-    if (k.at.pair >= k.pairs) return;
+    if (k.at.pair >= k.w->whole) return;
     if ((threadIdx.x & 31) == 0) {
         const linear_pair rows = tile_rows(k, k.at);
         const uint32_t bytes = tile_length(*k.w, k.at.chunk);
@@ -137,7 +145,7 @@ __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t ba
         if (rows.b) bulk_copy(slot + CHAIN_TILE, rows.b, bytes, barrier);
     }
     walk_round(k.at, *k.w);
-    if (k.at.pair >= k.pairs) ask_settle(k);
+    if (k.at.pair >= k.w->whole) ask_settle(k);
 }
 /* Asks for the `count` <= 32 tiles behind those asked for already, of the same operation, into the L2. */
 __device__ __forceinline__ void ask_ahead(const ask_walk &k, uint32_t count)
@@ -148,7 +156,7 @@ __device__ __forceinline__ void ask_ahead(const ask_walk &k, uint32_t count)
     at.chunk += CHAIN_WARPS * lane;
     at.pair += at.chunk / k.w->chunks;
     at.chunk %= k.w->chunks;
-    if (at.pair >= k.pairs) return;
+    if (at.pair >= k.w->whole) return;
     const linear_pair rows = tile_rows(k, at);
     const uint32_t bytes = tile_length(*k.w, at.chunk);
     bulk_ask_l2(rows.a, bytes);
