@@ -1,6 +1,6 @@
 /* Consecutive operations of one token in one launch: linear layers and decode attention.
  *
- * One block of 16 warps a multiprocessor stays for all operations. Each warp has a private ring of tiles of
+ * One block a multiprocessor stays for all operations. Each warp has a private ring of tiles of
  * weights in shared memory, filled by the bulk copy engine (as in gemv.cu); the walk that asks for tiles runs
  * on from operation to operation, so that copies never wait for data: while blocks finish rows, meet, load x
  * or compute attention, the ring goes on filling with the next operations' weights. What the ring cannot hold
@@ -17,19 +17,24 @@
 
 static const uint32_t SLOTS_MAX = 8;
 
+/* A shape on the host's side. */
+struct chain_way {
+    uint32_t warps, tile;
+};
+
 struct chain_params {
     unsigned char *list;
     uint32_t count, linears, slots, region_bytes, ahead_tiles;
     bool ahead_always;
 };
 
-/* Shared memory: ring [warp][slot][2][CHAIN_TILE], a region for x or attention, partial [2][PARTIAL_FLOATS],
+/* Shared memory: ring [warp][slot][2][tile], a region for x or attention, partial [2][PARTIAL_FLOATS],
  * squares [32], items [2], each warp's chain_weights, the token, barriers [warp][slot]. */
-static size_t chain_shared_bytes(uint32_t slots, uint32_t region_bytes)
+static size_t chain_shared_bytes(struct chain_way way, uint32_t slots, uint32_t region_bytes)
 {
-    return (size_t)CHAIN_WARPS * slots * (2 * CHAIN_TILE + 8) + region_bytes +
+    return (size_t)way.warps * slots * (2 * way.tile + 8) + region_bytes +
            (2 * PARTIAL_FLOATS + 32) * sizeof(float) + 2 * sizeof(chain_item) +
-           CHAIN_WARPS * sizeof(chain_weights) + sizeof(chain_token);
+           way.warps * sizeof(chain_weights) + sizeof(chain_token);
 }
 
 /* A warp's place in its ring. */
@@ -40,18 +45,18 @@ struct chain_ring {
 
 /* x into shared memory, times the norm's weights; the sum of squares stays in parts. The norm's weights are
  * taken into x's place before the wait. */
-template <typename T, typename Wait>
+template <typename S, typename T, typename Wait>
 __device__ __forceinline__ void take_x(const linear_params &p, float *x, float *squares, const Wait &wait)
 {
     const uint32_t quads = p.cols / 4;
     float4 *x4 = reinterpret_cast<float4 *>(x);
     const float4 *from = reinterpret_cast<const float4 *>(p.x), *norm = (const float4 *)p.norm;
     if (norm)
-        for (uint32_t f = threadIdx.x; f < quads; f += CHAIN_THREADS) x4[x_place<T>(f)] = __ldg(norm + f);
+        for (uint32_t f = threadIdx.x; f < quads; f += S::THREADS) x4[x_place<T>(f)] = __ldg(norm + f);
     wait();
     float sum = 0;
 #pragma unroll 4
-    for (uint32_t f = threadIdx.x; f < quads; f += CHAIN_THREADS) {
+    for (uint32_t f = threadIdx.x; f < quads; f += S::THREADS) {
         float4 v = __ldcg(from + f);
         if (norm) {
             const float4 n = x4[x_place<T>(f)];
@@ -65,18 +70,18 @@ __device__ __forceinline__ void take_x(const linear_params &p, float *x, float *
         if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = sum;
     }
 }
-__device__ __forceinline__ float x_scale(const linear_params &p, const float *squares)
+template <typename S> __device__ __forceinline__ float x_scale(const linear_params &p, const float *squares)
 {
     if (!p.norm) return 1.0f;
     float sum = 0;
 #pragma unroll
-    for (uint32_t w = 0; w < CHAIN_WARPS; w++) sum += squares[w];
+    for (uint32_t w = 0; w < S::WARPS; w++) sum += squares[w];
     return rsqrtf(sum / (float)p.cols + p.eps);
 }
 
 /* The block's rows of one linear operation, x being in shared memory. The warp begins with tile `rest`, and
  * the tile it would go on with, counted from behind the last, is returned. */
-template <typename T>
+template <typename S, typename T>
 __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const float *x, const float *squares,
                                                float *partial, uint32_t &which, chain_ring &ring,
                                                ask_walk &ask, uint32_t rest)
@@ -86,7 +91,8 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
     const float4 *x4 = reinterpret_cast<const float4 *>(x);
     uint32_t first, pairs;
     share_of_block(item.where, first, pairs);
-    const uint32_t batch_pairs = PARTIAL_FLOATS / 2 / chunks;
+    /* a thread finishes one pair of a batch */
+    const uint32_t fit = PARTIAL_FLOATS / 2 / chunks, batch_pairs = fit < S::THREADS ? fit : S::THREADS;
     tile_walk use = walk_to(rest, chunks);
     for (uint32_t batch = 0; batch < pairs; batch += batch_pairs, which ^= 1) {
         float *sums = partial + which * PARTIAL_FLOATS;
@@ -97,11 +103,11 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
         if (mine < end) add = linear_addends(p, pair, 0);
         while (use.pair < end) {
             bulk_wait(ring.barrier + 8 * ring.slot, ring.parity);
-            float keep = tile_sums<T, CHAIN_TILE>(ring.at + (size_t)ring.slot * 2 * CHAIN_TILE,
-                                                  tile_length(item.where, use.chunk),
-                                                  x4 + use.chunk * (CHAIN_TILE / (uint32_t)sizeof(T) / 4));
+            float keep = tile_sums<T, S::TILE>(ring.at + (size_t)ring.slot * 2 * S::TILE,
+                                               tile_length<S>(item.where, use.chunk),
+                                               x4 + use.chunk * (S::TILE / (uint32_t)sizeof(T) / 4));
             /* the slot has been read: see gemv.cu */
-            ask_tile(ask, ring.address + ring.slot * 2 * CHAIN_TILE, ring.barrier + 8 * ring.slot);
+            ask_tile<S>(ask, ring.address + ring.slot * 2 * S::TILE, ring.barrier + 8 * ring.slot);
             keep = tile_fold(keep);
             if ((lane & 15) == 0) sums[((use.pair - batch) * chunks + use.chunk) * 2 + (lane >> 4)] = keep;
             walk_round(use, item.where);
@@ -110,7 +116,7 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
         __syncthreads();
         if (mine < end) { /* a batch has at most as many pairs as the block threads */
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
-            const float scale = x_scale(p, squares);
+            const float scale = x_scale<S>(p, squares);
             float a = 0, b = 0;
 #pragma unroll 8
             for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
@@ -119,20 +125,19 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
     }
     return walk_rest(use, pairs, chunks);
 }
-static_assert(PARTIAL_FLOATS / 2 <= CHAIN_THREADS, "a thread finishes one pair of a batch");
 
-template <typename T, typename C>
-__global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid_constant__ chain_params q)
+template <typename S, typename T, typename C>
+__global__ void __launch_bounds__(S::WARPS * 32, 1) chain_kernel(const __grid_constant__ chain_params q)
 {
 #if defined(HELM_CUDA_EMULATED) || __CUDA_ARCH__ >= 900
     SHARED_DYNAMIC(unsigned char, shared);
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    float *region = reinterpret_cast<float *>(shared + (size_t)CHAIN_WARPS * q.slots * 2 * CHAIN_TILE);
+    float *region = reinterpret_cast<float *>(shared + (size_t)S::WARPS * q.slots * 2 * S::TILE);
     float *partial = reinterpret_cast<float *>(reinterpret_cast<unsigned char *>(region) + q.region_bytes);
     float *squares = partial + 2 * PARTIAL_FLOATS;
     chain_item *items = reinterpret_cast<chain_item *>(squares + 32);
     chain_weights *asked = reinterpret_cast<chain_weights *>(items + 2);
-    chain_token *token = reinterpret_cast<chain_token *>(asked + CHAIN_WARPS);
+    chain_token *token = reinterpret_cast<chain_token *>(asked + S::WARPS);
     uint64_t *barriers = reinterpret_cast<uint64_t *>(token + 1);
     chain_header *header = reinterpret_cast<chain_header *>(q.list);
     const chain_weights *weights = reinterpret_cast<const chain_weights *>(q.list + CHAIN_HEADER_BYTES);
@@ -148,7 +153,7 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
     fetch(0);
 
     chain_ring ring;
-    ring.at = shared + (size_t)warp * q.slots * 2 * CHAIN_TILE;
+    ring.at = shared + (size_t)warp * q.slots * 2 * S::TILE;
     ring.address = shared_address(ring.at);
     ring.barrier = shared_address(barriers + warp * q.slots);
     ring.slots = q.slots, ring.slot = 0, ring.parity = 0;
@@ -157,7 +162,7 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
     ask_walk ask;
     ask_open(ask, asked + warp, weights, q.linears, warp);
     for (uint32_t s = 0; s < q.slots; s++)
-        ask_tile(ask, ring.address + s * 2 * CHAIN_TILE, ring.barrier + 8 * s);
+        ask_tile<S>(ask, ring.address + s * 2 * S::TILE, ring.barrier + 8 * s);
 
     if (threadIdx.x == 0) {
         const uint64_t a_launch = (uint64_t)gridDim.x * (q.count - 1);
@@ -190,21 +195,21 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
             if (line < item.next_norm_bytes)
                 ask_l2(reinterpret_cast<const unsigned char *>(item.next_norm) + line);
         };
-        if (item.kind == GPUK_CHAIN_ATTENTION || q.ahead_always) ask_ahead(ask, q.ahead_tiles);
+        if (item.kind == GPUK_CHAIN_ATTENTION || q.ahead_always) ask_ahead<S>(ask, q.ahead_tiles);
         if (item.kind == GPUK_CHAIN_LINEAR) {
-            take_x<T>(item.linear, region, squares, wait);
+            take_x<S, T>(item.linear, region, squares, wait);
             copies_wait<0>();
             __syncthreads();
             const chain_item &next = items[(number + 1) & 1];
             if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
-                chain_attention_ask(next.attention.a, *token);
-            rest = chain_rows<T>(item, region, squares, partial, which, ring, ask, rest);
+                chain_attention_ask<S>(next.attention.a, *token);
+            rest = chain_rows<S, T>(item, region, squares, partial, which, ring, ask, rest);
         } else if (token->counts) {
             const attention_cut cut = cut_of(item.attention.a, token->position);
             if (cut.heads == 1)
-                chain_attend<C, 1>(item.attention, *token, cut, region, wait);
+                chain_attend<S, C, 1>(item.attention, *token, cut, region, wait);
             else
-                chain_attend<C, CHAIN_GROUP>(item.attention, *token, cut, region, wait);
+                chain_attend<S, C, CHAIN_GROUP>(item.attention, *token, cut, region, wait);
         } else {
             wait();
         }
@@ -221,24 +226,35 @@ __global__ void __launch_bounds__(CHAIN_WARPS * 32, 1) chain_kernel(const __grid
 /* ---- launchers ------------------------------------------------------------------------------------- */
 
 typedef void (*chain_function)(chain_params);
-#define CHAIN(T)                                                                                             \
+static const struct chain_way ways[2] = {{16, 1024}, {8, 2048}};
+#define CHAIN(T, ...)                                                                                        \
     {                                                                                                        \
-        chain_kernel<T, __nv_bfloat16>, chain_kernel<T, __half>, chain_kernel<T, float>                      \
+        chain_kernel<chain_shape<__VA_ARGS__>, T, __nv_bfloat16>,                                            \
+            chain_kernel<chain_shape<__VA_ARGS__>, T, __half>,                                               \
+            chain_kernel<chain_shape<__VA_ARGS__>, T, float>                                                 \
     }
-static const chain_function kernels[DTYPE_COUNT][DTYPE_COUNT] = {CHAIN(__nv_bfloat16), CHAIN(__half),
-                                                                 CHAIN(float)};
+#define CHAINS(...)                                                                                          \
+    {                                                                                                        \
+        CHAIN(__nv_bfloat16, __VA_ARGS__), CHAIN(__half, __VA_ARGS__), CHAIN(float, __VA_ARGS__)             \
+    }
+static const chain_function kernels[2][DTYPE_COUNT][DTYPE_COUNT] = {CHAINS(16, 1024), CHAINS(8, 2048)};
+static uint32_t way_of(const struct gpuk_device *device)
+{
+    return device->gemv_warps > 0 && device->gemv_warps <= 8;
+}
 
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (int i = 0; i < DTYPE_COUNT * DTYPE_COUNT && !rc && device->bulk_copy; i++)
-        rc = gpuk_prepare("chain", kernels[i / DTYPE_COUNT][i % DTYPE_COUNT],
+    const int all = DTYPE_COUNT * DTYPE_COUNT;
+    for (int i = 0; i < 2 * all && !rc && device->bulk_copy; i++)
+        rc = gpuk_prepare("chain", kernels[i / all][i % all / DTYPE_COUNT][i % DTYPE_COUNT],
                           (size_t)device->shared_bytes_max, err);
     return rc;
 }
 
 /* Shared memory that an operation's x or attention takes; 0 when a chain cannot take the operation. */
-static uint32_t region_of(const struct gpuk_chain_op *op)
+static uint32_t region_of(struct chain_way way, const struct gpuk_chain_op *op)
 {
     struct helm_err unused = {};
     if (op->kind == GPUK_CHAIN_LINEAR) {
@@ -246,9 +262,9 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
         struct linear_params params;
         if (gpuk_linear_params("chain", a, &params, &unused) || !gpuk_linear_aligned(a)) return 0;
         if (((size_t)a->x | (size_t)a->norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
-        const uint32_t chunks = (uint32_t)((params.row_bytes + CHAIN_TILE - 1) / CHAIN_TILE);
+        const uint32_t chunks = (uint32_t)((params.row_bytes + way.tile - 1) / way.tile);
         if (chunks > PARTIAL_FLOATS / 2) return 0;
-        return chunks * (CHAIN_TILE / (a->dtype == DTYPE_F32 ? 4 : 2)) * (uint32_t)sizeof(float);
+        return chunks * (way.tile / (a->dtype == DTYPE_F32 ? 4 : 2)) * (uint32_t)sizeof(float);
     }
     if (op->kind != GPUK_CHAIN_ATTENTION) return 0;
     const struct gpuk_attention *a = &op->attention.args;
@@ -257,15 +273,16 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
     if (l->head_dim % 8 != 0 || ((size_t)a->kv.pool | (size_t)a->kv.pool_host) % 16 != 0) return 0;
     const uint32_t group = a->heads / l->kv_heads < CHAIN_GROUP ? a->heads / l->kv_heads : CHAIN_GROUP;
     /* a unit of two or three heads is laid out as one of CHAIN_GROUP */
-    const uint32_t bytes = chain_attention_floats(group > 1 ? CHAIN_GROUP : 1, l->head_dim) * 4;
+    const uint32_t bytes = chain_attention_floats(way.warps, group > 1 ? CHAIN_GROUP : 1, l->head_dim) * 4;
     return (bytes + 127) / 128 * 128;
 }
 
 extern "C" bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op)
 {
-    const uint32_t region = region_of(op);
+    const struct chain_way way = ways[way_of(device)];
+    const uint32_t region = region_of(way, op);
     return device->bulk_copy && region > 0 &&
-           chain_shared_bytes(2, region) <= (size_t)device->shared_bytes_max;
+           chain_shared_bytes(way, 2, region) <= (size_t)device->shared_bytes_max;
 }
 
 extern "C" size_t gpuk_chain_bytes(uint32_t count)
@@ -275,7 +292,7 @@ extern "C" size_t gpuk_chain_bytes(uint32_t count)
 }
 
 static struct chain_weights weights_of(const struct gpuk_linear_args *args, const struct linear_params *p,
-                                       uint32_t blocks, uint32_t start)
+                                       struct chain_way way, uint32_t blocks, uint32_t start)
 {
     struct chain_weights w = {};
     const uint32_t row_bytes = (uint32_t)p->row_bytes;
@@ -291,13 +308,13 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
     }
     w.to_second =
         args->swiglu ? (uintptr_t)p->segment[1].weight - (uintptr_t)p->segment[0].weight : row_bytes;
-    w.chunks = (row_bytes + CHAIN_TILE - 1) / CHAIN_TILE;
-    w.last_bytes = row_bytes - (w.chunks - 1) * CHAIN_TILE;
+    w.chunks = (row_bytes + way.tile - 1) / way.tile;
+    w.last_bytes = row_bytes - (w.chunks - 1) * way.tile;
     w.start = start;
     w.whole = p->pairs / blocks;
     w.extra = p->pairs % blocks;
-    w.step_pairs = CHAIN_WARPS / w.chunks;
-    w.step_chunks = CHAIN_WARPS % w.chunks;
+    w.step_pairs = way.warps / w.chunks;
+    w.step_chunks = way.warps % w.chunks;
     return w;
 }
 
@@ -315,7 +332,8 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
 {
     if (count == 0 || count > 1u << 20)
         return helm_fail(err, HELM_E_LIMIT, "chain: %u operations (1 to 2^20)", count);
-    const uint32_t blocks = (uint32_t)device->sm_count;
+    const uint32_t blocks = (uint32_t)device->sm_count, which = way_of(device);
+    const struct chain_way way = ways[which];
     const size_t bytes = gpuk_chain_bytes(count);
     std::vector<uint64_t> image(bytes / sizeof(uint64_t) + 2);
     unsigned char *at = (unsigned char *)(((uintptr_t)image.data() + 15) / 16 * 16);
@@ -328,7 +346,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
         if (!gpuk_chain_takes(device, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u (%s) cannot be part of one",
                              i, count, is_linear ? "linear" : "attention");
-        const uint32_t needs = region_of(&op[i]);
+        const uint32_t needs = region_of(way, &op[i]);
         region = needs > region ? needs : region;
         linears += is_linear;
         int *all = is_linear ? &dtype : &cache;
@@ -349,7 +367,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
             const int rc = gpuk_linear_params("chain", &op[i].linear, &params, err);
             if (rc) return rc;
             item->linear = params;
-            item->where = *next++ = weights_of(&op[i].linear, &params, blocks, start);
+            item->where = *next++ = weights_of(&op[i].linear, &params, way, blocks, start);
             start = (uint32_t)(((uint64_t)start + params.pairs) % blocks);
         } else {
             item->attention =
@@ -367,19 +385,19 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     }
     uint32_t slots = device->gemv_slots > 0 ? (uint32_t)device->gemv_slots : SLOTS_MAX;
     if (slots > SLOTS_MAX) slots = SLOTS_MAX;
-    while (slots > 1 && chain_shared_bytes(slots, region) > (size_t)device->shared_bytes_max) slots--;
+    while (slots > 1 && chain_shared_bytes(way, slots, region) > (size_t)device->shared_bytes_max) slots--;
     uint32_t ahead = 2; /* tiles of a warp: 64 KB of a block */
     if (device->gemv_ahead_bytes)
-        ahead = device->gemv_ahead_bytes > 0
-                    ? (uint32_t)device->gemv_ahead_bytes / (CHAIN_WARPS * 2 * CHAIN_TILE)
-                    : 0;
+        ahead = device->gemv_ahead_bytes > 0 ? (uint32_t)device->gemv_ahead_bytes / (way.warps * 2 * way.tile)
+                                             : 0;
     *chain = {};
     chain->list = memory;
     chain->count = count;
-    chain->variant = (dtype < 0 ? 0 : dtype) * DTYPE_COUNT + (cache < 0 ? 0 : cache);
-    chain->warps = CHAIN_WARPS;
+    chain->variant =
+        ((int)which * DTYPE_COUNT + (dtype < 0 ? 0 : dtype)) * DTYPE_COUNT + (cache < 0 ? 0 : cache);
+    chain->warps = way.warps;
     chain->slots = slots;
-    chain->shared_bytes = (uint32_t)chain_shared_bytes(slots, region);
+    chain->shared_bytes = (uint32_t)chain_shared_bytes(way, slots, region);
     chain->blocks = blocks;
     chain->linears = linears;
     chain->region_bytes = region;
@@ -399,7 +417,9 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, stru
                                    chain->region_bytes,
                                    chain->ahead_tiles,
                                    chain->ahead_always};
-    return gpuk_launch("chain", kernels[chain->variant / DTYPE_COUNT][chain->variant % DTYPE_COUNT],
-                       dim3(chain->blocks), dim3(CHAIN_THREADS), chain->shared_bytes, GPUK_TOGETHER, stream,
-                       err, p);
+    return gpuk_launch("chain",
+                       kernels[chain->variant / DTYPE_COUNT / DTYPE_COUNT]
+                              [chain->variant / DTYPE_COUNT % DTYPE_COUNT][chain->variant % DTYPE_COUNT],
+                       dim3(chain->blocks), dim3(chain->warps * 32), chain->shared_bytes, GPUK_TOGETHER,
+                       stream, err, p);
 }

@@ -9,8 +9,10 @@
 #include "worker-gpu/kernels/linear.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-static const uint32_t CHAIN_WARPS = 16, CHAIN_THREADS = CHAIN_WARPS * 32;
-static const uint32_t CHAIN_TILE = 1024; /* bytes of one row; a tile is that of a pair of rows */
+/* A block's warps, and the bytes of one row of a tile, which is that of a pair of rows. */
+template <uint32_t W, uint32_t B> struct chain_shape {
+    static const uint32_t WARPS = W, THREADS = W * 32, TILE = B;
+};
 
 /* Where the tiles of one linear operation lie. Pairs go round the blocks, from block `start` on: what one
  * operation leaves over, the next one's blocks take up, so that no block has more to do for long. */
@@ -23,7 +25,7 @@ struct alignas(16) chain_weights {
     uint32_t odd;                    /* bit s: the last pair of matrix s has one row */
     uint32_t start;
     uint32_t whole, extra;            /* pairs of every block; blocks from the start that have one more */
-    uint32_t step_pairs, step_chunks; /* CHAIN_WARPS tiles on */
+    uint32_t step_pairs, step_chunks; /* a block's warps' tiles on */
 };
 
 struct alignas(16) chain_item {
@@ -61,7 +63,7 @@ __device__ __forceinline__ void share_of_block(const chain_weights &w, uint32_t 
     first = blockIdx.x >= w.start ? blockIdx.x - w.start : blockIdx.x + gridDim.x - w.start;
     pairs = w.whole + (first < w.extra ? 1 : 0);
 }
-/* CHAIN_WARPS tiles on. */
+/* As many tiles on as the block has warps. */
 __device__ __forceinline__ void walk_round(tile_walk &at, const chain_weights &w)
 {
     at.pair += w.step_pairs;
@@ -114,51 +116,51 @@ __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const 
 {
     k.w = own, k.end = records + count, k.left = count;
     k.at = {0, warp};
-    if ((threadIdx.x & 31) == 0) own->chunks = CHAIN_WARPS, own->whole = 0;
+    if ((threadIdx.x & 31) == 0) own->chunks = 1 << 16, own->whole = 0;
     __syncwarp();
     ask_settle(k);
 }
 /* First bytes of tile `at` of both rows; the second NULL where there is none. */
-__device__ __forceinline__ linear_pair tile_rows(const ask_walk &k, tile_walk at)
+template <typename S> __device__ __forceinline__ linear_pair tile_rows(const ask_walk &k, tile_walk at)
 {
     const uint32_t pair = k.w->start + at.pair * gridDim.x;
     const uint32_t s = (pair >= k.w->end[0] ? 1 : 0) + (pair >= k.w->end[1] ? 1 : 0);
     const unsigned char *base = s == 0 ? k.w->base[0] : s == 1 ? k.w->base[1] : k.w->base[2];
-    const unsigned char *a = base + (uint64_t)pair * k.w->pair_bytes + (uint64_t)at.chunk * CHAIN_TILE;
+    const unsigned char *a = base + (uint64_t)pair * k.w->pair_bytes + (uint64_t)at.chunk * S::TILE;
     const uint32_t end = s == 0 ? k.w->end[0] : s == 1 ? k.w->end[1] : k.w->end[2];
     const bool alone = (k.w->odd >> s & 1) && pair + 1 == end;
     return {a, alone ? nullptr : a + k.w->to_second};
 }
-__device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t chunk)
+template <typename S> __device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t chunk)
 {
-    return chunk + 1 == w.chunks ? w.last_bytes : CHAIN_TILE;
+    return chunk + 1 == w.chunks ? w.last_bytes : S::TILE;
 }
 /* Starts the copy of the tile the walk is at (one lane) and goes on. */
-__device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t barrier)
+template <typename S> __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t barrier)
 {
     if (k.at.pair >= k.w->whole) return;
     if ((threadIdx.x & 31) == 0) {
-        const linear_pair rows = tile_rows(k, k.at);
-        const uint32_t bytes = tile_length(*k.w, k.at.chunk);
+        const linear_pair rows = tile_rows<S>(k, k.at);
+        const uint32_t bytes = tile_length<S>(*k.w, k.at.chunk);
         bulk_expect(barrier, rows.b ? 2 * bytes : bytes);
         bulk_copy(slot, rows.a, bytes, barrier);
-        if (rows.b) bulk_copy(slot + CHAIN_TILE, rows.b, bytes, barrier);
+        if (rows.b) bulk_copy(slot + S::TILE, rows.b, bytes, barrier);
     }
     walk_round(k.at, *k.w);
     if (k.at.pair >= k.w->whole) ask_settle(k);
 }
 /* Asks for the `count` <= 32 tiles behind those asked for already, of the same operation, into the L2. */
-__device__ __forceinline__ void ask_ahead(const ask_walk &k, uint32_t count)
+template <typename S> __device__ __forceinline__ void ask_ahead(const ask_walk &k, uint32_t count)
 {
     const uint32_t lane = threadIdx.x & 31;
     if (lane >= count) return;
     tile_walk at = k.at;
-    at.chunk += CHAIN_WARPS * lane;
+    at.chunk += S::WARPS * lane;
     at.pair += at.chunk / k.w->chunks;
     at.chunk %= k.w->chunks;
     if (at.pair >= k.w->whole) return;
-    const linear_pair rows = tile_rows(k, at);
-    const uint32_t bytes = tile_length(*k.w, at.chunk);
+    const linear_pair rows = tile_rows<S>(k, at);
+    const uint32_t bytes = tile_length<S>(*k.w, at.chunk);
     bulk_ask_l2(rows.a, bytes);
     if (rows.b) bulk_ask_l2(rows.b, bytes);
 }

@@ -62,6 +62,7 @@ __device__ __forceinline__ attention_unit unit_of(const attention_cut &cut, uint
 }
 
 /* While the operation in front is running: what the block's unit will read first comes as far as the L2. */
+template <typename S>
 __device__ __forceinline__ void chain_attention_ask(const gpuk_attention &a, const chain_token &token)
 {
     const attention_cut cut = cut_of(a, token.position);
@@ -76,7 +77,7 @@ __device__ __forceinline__ void chain_attention_ask(const gpuk_attention &a, con
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens), row_bytes = l.head_dim * l.elem_bytes;
     const uint32_t lines = div_up(row_bytes, 128); /* of a key, or a value */
     const uint32_t end = unit.begin + CHAIN_ASK < unit.end ? unit.begin + CHAIN_ASK : unit.end;
-    for (uint32_t i = threadIdx.x; i < (end - unit.begin) * 2 * lines; i += CHAIN_THREADS) {
+    for (uint32_t i = threadIdx.x; i < (end - unit.begin) * 2 * lines; i += S::THREADS) {
         const uint32_t row = i / (2 * lines), line = i - row * 2 * lines, at = unit.begin + row;
         const uint32_t page = token.pages[at >> page_shift], is_value = line >= lines;
         if (page == GPUK_PAGE_ABSENT) continue;
@@ -86,9 +87,9 @@ __device__ __forceinline__ void chain_attention_ask(const gpuk_attention &a, con
 }
 
 /* Floats of shared memory of a unit of g heads. */
-static __host__ __device__ inline uint32_t chain_attention_floats(uint32_t g, uint32_t head_dim)
+static inline uint32_t chain_attention_floats(uint32_t warps, uint32_t g, uint32_t head_dim)
 {
-    const uint32_t floats = (CHAIN_WARPS + 1) * g * head_dim + 2 * head_dim + 2 * CHAIN_WARPS * g;
+    const uint32_t floats = (warps + 1) * g * head_dim + 2 * head_dim + 2 * warps * g;
     return floats > merge_floats(g) ? floats : merge_floats(g);
 }
 
@@ -99,7 +100,7 @@ template <typename C, int U> struct cache_rows {
     bool seen[U];
 };
 
-template <typename C, int G, typename Wait>
+template <typename S, typename C, int G, typename Wait>
 __device__ __forceinline__ void chain_attend(const decode_params &p, const chain_token &token,
                                              const attention_cut &cut, float *memory, const Wait &wait)
 {
@@ -107,12 +108,12 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
     const gpuk_attention &a = p.a;
     const kv_layout &l = a.kv.layout;
     const uint32_t head_dim = l.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    float *qs = memory, *os = qs + G * head_dim, *current = os + CHAIN_WARPS * G * head_dim;
-    float *ms = current + 2 * head_dim, *ss = ms + CHAIN_WARPS * G;
+    float *qs = memory, *os = qs + G * head_dim, *current = os + S::WARPS * G * head_dim;
+    float *ms = current + 2 * head_dim, *ss = ms + S::WARPS * G;
     uint32_t lanes = 32; /* of a position, as in attention_decode.cu */
     while (lanes > 1 && lanes / 2 * 8 >= head_dim) lanes /= 2;
     const uint32_t at_once = 32 / lanes, place = lane / lanes, first_dim = (lane & (lanes - 1)) * 8;
-    const uint32_t step = CHAIN_WARPS * at_once, group = a.heads / l.kv_heads;
+    const uint32_t step = S::WARPS * at_once, group = a.heads / l.kv_heads;
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens), page_mask = l.page_tokens - 1;
     const uint32_t row_bytes = head_dim * sizeof(C);
     const uint64_t to_values = (uint64_t)l.kv_heads * l.page_tokens * row_bytes;
@@ -191,8 +192,8 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
         }
         sums_fold(sums, heads, lanes, first_dim, 1, head_dim, os, ms, ss);
         __syncthreads();
-        finish_block<G, CHAIN_WARPS>(p, 0, head0, heads, unit.piece, cut.pieces, p.counters + unit.share, os,
-                                     ms, ss, memory);
+        finish_block<G, S::WARPS>(p, 0, head0, heads, unit.piece, cut.pieces, p.counters + unit.share, os, ms,
+                                  ss, memory);
     }
     if (!waited) wait();
 }
