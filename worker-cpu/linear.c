@@ -89,7 +89,7 @@ bool linear_fetch_ahead(void *ctx, uint32_t thread, uint32_t piece)
 static uint32_t idle_bytes(void)
 {
     long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE); /* 0 or less: not known */
-    return bytes <= 0 ? 64 * KIB : bytes / 4 < 512 * (long)KIB ? (uint32_t)bytes / 4 : 512 * KIB;
+    return bytes <= 0 ? 64 * KIB : bytes / 2 < (long)MIB ? (uint32_t)bytes / 2 : MIB;
 }
 
 struct run_reads linear_reads_choose(void)

@@ -40,6 +40,7 @@ struct case_plan {
     uint64_t ring;
     uint32_t step_tokens;
     bool ends_apart, no_graphs;
+    bool by_kernels; /* no chains: they add in another order than the kernels that take slices */
     enum dtype kv_dtype;
     uint64_t copy_bytes_per_s; /* of the emulated device */
 };
@@ -90,7 +91,8 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
                                          .vram_bytes = vram_bytes,
                                          .copy_bytes_per_s = c->copy_bytes_per_s,
                                          .peer_wait_ms = 20000,
-                                         .no_graphs = c->no_graphs};
+                                         .no_graphs = c->no_graphs,
+                                         .no_chains = c->by_kernels};
     struct helm_err err = {0};
     int rc = pair_open(&options, pair, &err);
     if (rc != expected) fail_msg("%s: %s: %d, %s", folder, c->decode, rc, err.text);
@@ -171,7 +173,7 @@ static void every_ring_gives_the_same_bits(void **state)
     static const char *const models[] = {"golden/qwen3", "golden/qwen2-bias", "golden/llama3-ropescaled"};
     static const uint64_t rings[] = {RING_TWO, 64 * KIB, RING_SOME, 2 * MIB, RING_ALL};
     for (size_t m = 0; m < (FEW_PLANS ? 1 : sizeof models / sizeof *models); m++) {
-        const struct case_plan resident = {.decode = "gggggggg", .kv_dtype = DTYPE_F16};
+        const struct case_plan resident = {.decode = "gggggggg", .kv_dtype = DTYPE_F16, .by_kernels = true};
         uint64_t expected = run_plan(models[m], &resident, TOGETHER, 300);
         for (size_t r = 0; r < sizeof rings / sizeof *rings; r += FEW_PLANS ? 2 : 1) {
             const struct case_plan c = {.decode = "ssssssss", .ring = rings[r], .kv_dtype = DTYPE_F16};
@@ -286,7 +288,10 @@ static void long_chunks_are_cut_inside(void **state)
 {
     (void)state;
     need_device();
-    const struct case_plan whole = {.decode = "gggggggg", .kv_dtype = DTYPE_F16, .step_tokens = 1088};
+    const struct case_plan whole = {.decode = "gggggggg",
+                                    .kv_dtype = DTYPE_F16,
+                                    .step_tokens = 1088,
+                                    .by_kernels = true};
     const struct case_plan streamed = {.decode = "ssssssss",
                                        .ring = RING_SOME,
                                        .kv_dtype = DTYPE_F16,
