@@ -48,22 +48,36 @@ struct chain_ring {
 template <typename S, typename T, typename Wait>
 __device__ __forceinline__ void take_x(const linear_params &p, float *x, float *squares, const Wait &wait)
 {
-    const uint32_t quads = p.cols / 4;
-    float4 *x4 = reinterpret_cast<float4 *>(x);
-    const float4 *from = reinterpret_cast<const float4 *>(p.x), *norm = (const float4 *)p.norm;
-    if (norm)
-        for (uint32_t f = threadIdx.x; f < quads; f += S::THREADS) x4[x_place<T>(f)] = __ldg(norm + f);
+    const uint32_t quads = p.cols / 4, batch = 4096 / S::THREADS; /* loads that are on their way together */
+    float4 *x4 = reinterpret_cast<float4 *>(x), v[batch];
+    const float4 *from = reinterpret_cast<const float4 *>(p.x);
+    const float4 *norm = reinterpret_cast<const float4 *>(p.norm);
+    const float4 none = make_float4(0, 0, 0, 0);
+    for (uint32_t f0 = threadIdx.x; norm && f0 < quads; f0 += batch * S::THREADS) {
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++)
+            v[j] = f0 + j * S::THREADS < quads ? __ldg(norm + f0 + j * S::THREADS) : none;
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++)
+            if (f0 + j * S::THREADS < quads) x4[x_place<T>(f0 + j * S::THREADS)] = v[j];
+    }
     wait();
     float sum = 0;
-#pragma unroll 4
-    for (uint32_t f = threadIdx.x; f < quads; f += S::THREADS) {
-        float4 v = __ldcg(from + f);
-        if (norm) {
-            const float4 n = x4[x_place<T>(f)];
-            sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-            v = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
+    for (uint32_t f0 = threadIdx.x; f0 < quads; f0 += batch * S::THREADS) {
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++)
+            v[j] = f0 + j * S::THREADS < quads ? __ldcg(from + f0 + j * S::THREADS) : none;
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++) {
+            const uint32_t f = f0 + j * S::THREADS;
+            if (f >= quads) break;
+            if (norm) {
+                const float4 n = x4[x_place<T>(f)];
+                sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+                v[j] = make_float4(v[j].x * n.x, v[j].y * n.y, v[j].z * n.z, v[j].w * n.w);
+            }
+            x4[x_place<T>(f)] = v[j];
         }
-        x4[x_place<T>(f)] = v;
     }
     if (norm) {
         sum = warp_sum(sum);
