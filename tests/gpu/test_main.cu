@@ -97,5 +97,9 @@ int main(int argc, char **argv)
     }
     CUDA(cudaStreamDestroy(t.stream));
     printf("%d checks, %d failed\n", t.checks, t.failures);
+    if (t.checks == 0) {
+        fprintf(stderr, "no test is called %s\n", only ? only : "anything");
+        return 2;
+    }
     return t.failures ? 1 : 0;
 }
