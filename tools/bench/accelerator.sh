@@ -9,7 +9,7 @@
 #     split      8B at 8 GiB and 14B at 24 GiB: chosen plan and best thesis split, prompts 128 and 2,048; --peers: Accelerate
 #     accuracy8  predicted beside measured, 0.6B, 4B and 8B at 4, 8, 16 GiB and all, prompts 128 and 4,096
 #     accuracy14 the same of 14B; prompts 32 and 1,024 of 8B
-#     sweep      8B at 8 GiB: the chosen plan beside every second thesis split and 20 random mixtures
+#     sweep      8B at 8 GiB: the chosen plan beside every third thesis split and 20 random mixtures, one round
 #     large      32B at 48 GiB, where host memory allows
 #     agreement  log probabilities beside those of transformers (PyTorch needed): golden models, 0.6B, 4B, 8B, many plans;
 #                every third split as far as HELM_AGREEMENT_SECONDS (180) go
@@ -93,6 +93,8 @@ stage_split() {
     step split-8b planner_bench reach split-8b --model "$models/8b" --vram 8GiB --prompt 128,2048 --rounds 2 --profile "$out/profile.json"
     step token-path-8gib python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" --output 128 -- --device cuda --vram 8GiB \
         --profile "$out/profile.json"
+    step token-path-8gib-thesis python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" --output 64 -- --device cuda \
+        --vram 8GiB --strategy thesis --ctx 256 --profile "$out/profile.json"
     peer 8b 8GiB 1GiB
     need 14b
     step split-14b planner_bench reach split-14b --model "$models/14b" --vram 24GiB --prompt 128 --rounds 2 --profile "$out/profile.json"
@@ -129,8 +131,8 @@ stage_accuracy14() {
 stage_sweep() {
     need 8b
     need_profile
-    step sweep planner_bench sweep sweep --model "$models/8b" --vram 8GiB --prompt 128 --output 32 --rounds 2 --bench-rounds 1 \
-        --profile "$out/profile.json"
+    step sweep planner_bench sweep sweep --model "$models/8b" --vram 8GiB --prompt 128 --output 32 --every 3 --random 20 \
+        --bench-rounds 1 --profile "$out/profile.json"
 }
 stage_large() {
     need 32b

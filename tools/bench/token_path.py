@@ -83,12 +83,17 @@ def rows_of(before, after, cell):
     client = 1e6 / cell["throughput_tok_s"]["p50"]
     workers = {new["name"]: (mean(old, new, "busy_seconds"), mean(old, new, "wait_seconds"))
                for old, new in zip(before["workers"], after["workers"])}
+    mean_bytes = {new["name"]: (new["weight_bytes_read"] - old["weight_bytes_read"]) / steps
+                  for old, new in zip(before["workers"], after["workers"]) if "weight_bytes_read" in new}
     longest = max(busy + wait for busy, wait in workers.values())
     rows = [("outside the workers: token streamed, next step formed, doorbells there and back", client - longest)]
     for name, (busy, wait) in workers.items():
         rows.append((f"{name} worker: computing", busy))
         if len(workers) > 1:
             rows.append((f"{name} worker: waiting for the other's hand-over", wait))
+        read = mean_bytes.get(name)
+        if read and busy > 0:
+            rows.append((f"  its weights, {read / 1e9:.3f} GB a step, in GB/s while it computes", read / 1e3 / busy))
     for key, what in (("seconds_linear", "linears"), ("seconds_attention", "attention"),
                       ("seconds_sample", "sampling")):
         rows.append((f"  of the worker with the head: {what}", mean(before, after, key)))
