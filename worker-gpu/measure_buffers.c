@@ -102,6 +102,24 @@ static int fill_weights(struct measure *m, struct helm_err *err)
     return rc ? rc : measure_drain(m, DEVICE_COMPUTE, err);
 }
 
+/* Numbers of size 1 where an operation of a chunk begins without one before it that makes some: zeros take a
+ * device less power, so that it multiplies faster than it ever will. */
+static int fill_rows(struct measure *m, void *to, uint64_t elements, enum dtype dtype, struct helm_err *err)
+{
+    struct device *d = m->device;
+    const struct measure_kernels *k = m->kernels;
+    uint32_t width = k->large->hidden;
+    int rc = measure_set_step(m, 0, MEASURE_TOKENS_MAX, err);
+    for (uint64_t at = 0; at < elements && !rc; at += (uint64_t)MEASURE_TOKENS_MAX * width) {
+        uint64_t rows = (elements - at) / width;
+        uint32_t tokens = rows < MEASURE_TOKENS_MAX ? (uint32_t)rows : MEASURE_TOKENS_MAX;
+        if (tokens)
+            rc = d->kernels.rmsnorm(d, k->step.counts, tokens, k->x, k->norm, 1e-6f, width,
+                                    (char *)to + at * dtype_bytes(dtype), dtype, 0, err);
+    }
+    return rc ? rc : measure_drain(m, DEVICE_COMPUTE, err);
+}
+
 static int fill_buffers(struct measure *m, struct helm_err *err)
 {
     struct measure_kernels *k = m->kernels;
@@ -109,7 +127,7 @@ static int fill_buffers(struct measure *m, struct helm_err *err)
     float *host = (float *)(void *)(k->block_host + 1);
     for (uint32_t i = 0; i < width; i++) host[i] = 0.01f;
     int rc = put_floats(m, k->norm, host, width, err);
-    for (uint32_t t = 0; t < GPUK_BATCH_MAX && !rc; t++) {
+    for (uint32_t t = 0; t < MEASURE_TOKENS_MAX && !rc; t++) {
         for (uint32_t i = 0; i < width; i++) {
             state = state * 1664525u + 1013904223u;
             host[i] = (float)(int32_t)state / 2147483648.0f;
@@ -120,6 +138,9 @@ static int fill_buffers(struct measure *m, struct helm_err *err)
     for (uint32_t i = 0; i < width; i++) host[i] = 1;
     if (!rc) rc = put_floats(m, k->norm, host, width, err);
     if (!rc) rc = put_floats(m, k->tiny, host, MEASURE_TINY, err);
+    uint64_t heads = (uint64_t)MEASURE_TOKENS_MAX * MEASURE_HEADS * MEASURE_HEAD_DIM;
+    if (!rc) rc = fill_rows(m, k->a, heads, DTYPE_BF16, err);
+    if (!rc) rc = fill_rows(m, k->q, heads, DTYPE_F16, err);
     for (uint32_t i = 0; i < MEASURE_HEAD_DIM; i++)
         host[i] = i < MEASURE_HEAD_DIM / 2 ? 1 : 0; /* cosines, sines */
     return rc ? rc : put_floats(m, k->rope_table, host, MEASURE_HEAD_DIM, err);
@@ -132,8 +153,9 @@ int measure_kernels_open(struct measure *m, struct helm_err *err)
     void *pinned = NULL;
     if (!k) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the device's kernels");
     m->kernels = k;
-    uint64_t budget = m->emulated ? 256 * MIB : GIB;
-    if (m->options->quick) budget = m->emulated ? 128 * MIB : 512 * MIB;
+    /* Of a device that has room, several layers of the large shape, in a hurry as well: a rate of one layer
+     * would be one of what caches of addresses hold. */
+    uint64_t budget = !m->emulated ? 2 * GIB : m->options->quick ? 128 * MIB : 256 * MIB;
     int rc = take_weights(m, budget, err);
     k->small = k->large = &shapes[SHAPES - 1];
     while (k->large > shapes && measure_layer_bytes(k->large - 1) <= m->weight_bytes) k->large--;

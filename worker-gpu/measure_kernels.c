@@ -313,7 +313,7 @@ static int measure_decode(struct measure *m, double *operation, struct helm_err 
     const struct measure_work idle = {
         .m = m, .issue = issue_tiny, .tokens = 1, .ops = MEASURE_TINY_COUNT, .shape = k->large};
     struct measure_work w[MEASURE_WORKS_MAX] = {idle, idle, idle};
-    uint64_t rows = m->weight_bytes / 2 / k->large->hidden,
+    uint64_t rows = (m->weight_bytes < GIB ? m->weight_bytes : GIB) / 2 / k->large->hidden,
              most = (uint64_t)MEASURE_TOKENS_MAX * 2 * k->large->inner;
     w[READ].issue = issue_read;
     w[READ].ops = (uint32_t)(rows < most ? rows : most);
@@ -347,26 +347,55 @@ static int measure_decode(struct measure *m, double *operation, struct helm_err 
     return 0;
 }
 
+/* gpu.linear and gpu.linear_operation at one number of tokens. *rate: operations a second in all, so far. A
+ * CPU that plays a GPU has no time for whole layers of many tokens, and parts of two shapes cannot be
+ * compared: there all counts as work. */
+static int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, struct helm_err *err)
+{
+    enum { LARGE, SMALL, COUNT };
+    const struct measure_kernels *k = m->kernels;
+    const struct measure_shape *const shape[COUNT] = {k->large, k->small};
+    struct measure_work w[COUNT];
+    struct measure_amount amount[COUNT];
+    struct measure_samples samples[COUNT], fitted;
+    const bool both = k->small != k->large && !m->emulated;
+    for (int i = 0; i < COUNT; i++) {
+        w[i] = (struct measure_work){
+            .m = m, .issue = issue_linears, .shape = shape[i], .tokens = tokens, .ops = MEASURE_LAYER_OPS};
+        w[i].ops *= measure_layers_of(m, shape[i]);
+        while (w[i].ops > 1 && *rate > 0 && work_bytes(&w[i]) * tokens > *rate * measure_budget_s(m) / 3)
+            w[i].ops--;
+        amount[i] = (struct measure_amount){work_bytes(&w[i]) * tokens, w[i].ops}; /* 2 bytes, 2 operations */
+    }
+    int rc = measure_set_step(m, 0, tokens, err);
+    if (!rc) rc = measure_time_works(w, both ? COUNT : 1, tokens <= GPUK_BATCH_MAX, samples, err);
+    if (rc) return rc;
+    double once = measure_median_of(&samples[LARGE]), each = 0;
+    if (both) {
+        (void)measure_fit_operation(&amount[LARGE], &amount[SMALL], &samples[LARGE], &samples[SMALL],
+                                    MEASURE_OPERATION_LEAST, &fitted);
+        for (uint32_t i = 0; i < fitted.count; i++)
+            fitted.value[i] = fmin(fitted.value[i], once / 2 / w[LARGE].ops);
+        each = measure_median_of(&fitted);
+        measure_print(m, "gpu.linear_operation", tokens, &fitted);
+    }
+    for (uint32_t i = 0; i < samples[LARGE].count; i++) {
+        double *value = &samples[LARGE].value[i];
+        *value = amount[LARGE].bytes / fmax(*value - each * w[LARGE].ops, *value / 2);
+    }
+    *rate = amount[LARGE].bytes / once;
+    measure_print(m, "gpu.linear", tokens, &samples[LARGE]);
+    return 0;
+}
+
 static int measure_linear(struct measure *m, struct helm_err *err)
 {
     static const uint32_t tokens[] = {2, 4, 8, 16, 32, 64, 128, 256, 512};
-    const struct measure_kernels *k = m->kernels;
-    uint32_t most = measure_layers_of(m, k->large) * MEASURE_LAYER_OPS;
-    double rate = 0; /* operations a second, so far */
-    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
-        struct measure_samples samples;
-        struct measure_work w = {
-            .m = m, .issue = issue_linears, .shape = k->large, .tokens = tokens[i], .ops = most};
-        /* Whole layers where there is time for them, else fewer operations: a CPU that plays a GPU. */
-        while (w.ops > 1 && rate > 0 && work_bytes(&w) * w.tokens > rate * measure_budget_s(m) / 3) w.ops--;
-        int rc = measure_set_step(m, 0, w.tokens, err);
-        if (!rc) rc = time_work(&w, w.tokens <= GPUK_BATCH_MAX, &samples, err);
-        if (rc) return rc;
-        measure_to_rate(&samples, work_bytes(&w) * w.tokens, 0); /* two bytes a weight, two operations */
-        rate = measure_median_of(&samples);
-        measure_print(m, "gpu.linear", w.tokens, &samples);
-    }
-    return 0;
+    double rate = 0;
+    int rc = 0;
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens && !rc; i++)
+        rc = measure_linear_at(m, tokens[i], &rate, err);
+    return rc;
 }
 
 /* ---- attention ---- */
@@ -383,7 +412,7 @@ uint32_t measure_kv_layers(const struct measure *m)
     return layers > MEASURE_KV_LAYERS ? MEASURE_KV_LAYERS : (uint32_t)layers;
 }
 
-struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t layer)
+struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t layer, uint32_t heads)
 {
     const struct measure_kernels *k = m->kernels;
     return (struct gpuk_attention){.step = k->step,
@@ -395,8 +424,10 @@ struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t l
                                                      .elem_bytes = 2},
                                           .pool = m->weights,
                                           .layer = layer},
-                                   .heads = MEASURE_HEADS,
+                                   .heads = heads,
                                    .scale = 1.0f / sqrtf((float)MEASURE_HEAD_DIM),
+                                   .q_norm = k->norm, /* of a head, as in Qwen3 */
+                                   .k_norm = k->norm,
                                    .eps = 1e-6f,
                                    .rope_table = k->rope_table,
                                    .q = k->qkv,
@@ -418,13 +449,35 @@ static int issue_attention(const struct measure_work *w, struct helm_err *err)
     uint32_t layers = measure_kv_layers(w->m);
     int rc = 0;
     for (uint32_t i = 0; i < w->ops && !rc; i++) {
-        const struct gpuk_attention a = measure_attention_args(w->m, i % layers);
+        const struct gpuk_attention a = measure_attention_args(w->m, i % layers, w->heads);
         if (w->tokens == 1)
             rc = d->kernels.attention_decode(d, &a, 1, true, k->a, k->attention_work, 0, err);
         else
             rc = d->kernels.attention_prefill(d, &a, k->q, w->tokens, 1, k->a, DTYPE_BF16, 0, err);
     }
     return rc;
+}
+
+/* A chunk of so many queries of so many heads behind a context: gpu.attention_flops, and a point of
+ * gpu.attention_rows. */
+static int measure_chunk(struct measure *m, uint32_t tokens, uint32_t heads, const char *name, uint32_t x,
+                         struct helm_err *err)
+{
+    struct measure_samples samples;
+    const struct measure_work w = {.m = m,
+                                   .issue = issue_attention,
+                                   .tokens = tokens,
+                                   .heads = heads,
+                                   .ops = m->emulated ? 1 : measure_kv_layers(m),
+                                   .start = MEASURE_CONTEXT / 2 - tokens};
+    int rc = measure_set_step(m, w.start, tokens, err);
+    if (!rc) rc = time_work(&w, false, &samples, err);
+    if (rc) return rc;
+    double pairs = tokens * (w.start + (tokens + 1) / 2.0); /* of a query and a position that it sees */
+    measure_to_rate(&samples, 4.0 * heads * MEASURE_HEAD_DIM * pairs * w.ops, 0);
+    measure_print(m, name, x, &samples);
+    if (!x) measure_print(m, "gpu.attention_rows", tokens * heads, &samples);
+    return 0;
 }
 
 static int measure_attention(struct measure *m, double operation, struct helm_err *err)
@@ -435,6 +488,7 @@ static int measure_attention(struct measure *m, double operation, struct helm_er
     struct measure_work w = {.m = m,
                              .issue = issue_attention,
                              .tokens = 1,
+                             .heads = MEASURE_HEADS,
                              .ops = measure_kv_layers(m),
                              .start = MEASURE_CONTEXT - 1};
     if (w.ops == 0)
@@ -447,16 +501,15 @@ static int measure_attention(struct measure *m, double operation, struct helm_er
     measure_to_rate(&samples, measure_attention_bytes() * w.ops, operation * w.ops);
     measure_print(m, "gpu.attention", 0, &samples);
 
-    w.tokens = m->emulated ? 32 : MEASURE_TOKENS_MAX;
-    w.start = MEASURE_CONTEXT / 2 - w.tokens;
-    w.ops = m->emulated ? 1 : measure_kv_layers(m);
-    rc = measure_set_step(m, w.start, w.tokens, err);
-    if (!rc) rc = time_work(&w, false, &samples, err);
-    if (rc) return rc;
-    double pairs = w.tokens * (w.start + (w.tokens + 1) / 2.0); /* of a query and a position that it sees */
-    measure_to_rate(&samples, 4.0 * MEASURE_HEADS * MEASURE_HEAD_DIM * pairs * w.ops, 0);
-    measure_print(m, "gpu.attention_flops", 0, &samples);
-    return 0;
+    static const struct {
+        uint32_t tokens, heads;
+    } few[] = {{32, MEASURE_HEADS_PAIR}, {64, MEASURE_HEADS}, {128, MEASURE_HEADS}, {256, MEASURE_HEADS}};
+    uint32_t most = m->emulated ? 32 : MEASURE_TOKENS_MAX;
+    for (size_t i = 0; i < sizeof few / sizeof *few && !rc; i++)
+        if (few[i].tokens * few[i].heads < most * MEASURE_HEADS)
+            rc = measure_chunk(m, few[i].tokens, few[i].heads, "gpu.attention_rows",
+                               few[i].tokens * few[i].heads, err);
+    return rc ? rc : measure_chunk(m, most, MEASURE_HEADS, "gpu.attention_flops", 0, err);
 }
 
 int measure_kernels_lane(struct measure *m, const float *from, float *to, struct helm_err *err)
@@ -473,6 +526,6 @@ int measure_kernels_run(struct measure *m, struct helm_err *err)
     int rc = measure_decode(m, &operation, err);
     if (!rc) rc = measure_linear(m, err);
     if (!rc) rc = measure_attention(m, operation, err);
-    if (!rc) rc = measure_chains_run(m, err);
+    if (!rc) rc = measure_chains_run(m, operation, err);
     return rc ? rc : measure_set_step(m, 0, 1, err);
 }

@@ -55,7 +55,8 @@ void measure_print(struct measure *m, const char *name, uint32_t x, const struct
 #define MEASURE_TINY        256
 #define MEASURE_TINY_COUNT  256 /* kernels that do nothing worth mentioning */
 #define MEASURE_KV_HEADS    8
-#define MEASURE_HEADS       32
+#define MEASURE_HEADS       32 /* a group of 4 a KV head (PROFILE_GROUP) */
+#define MEASURE_HEADS_PAIR  16 /* 2 (PROFILE_PAIR) */
 #define MEASURE_HEAD_DIM    128
 #define MEASURE_PAGE_TOKENS 32
 #define MEASURE_KV_LAYERS   32 /* past the caches: in a step weights come between them */
@@ -100,9 +101,9 @@ struct measure_work {
     int (*issue)(const struct measure_work *work, struct helm_err *err);
     const struct measure_shape *shape;
     uint32_t tokens;
-    uint32_t ops;   /* operations of layers, in order, round and round the weights; read: rows */
-    uint32_t times; /* read: kernels; a chain: how often */
-    uint32_t start; /* attention */
+    uint32_t ops;          /* operations of layers, in order, round and round the weights; read: rows */
+    uint32_t times;        /* read: kernels; a chain: how often */
+    uint32_t start, heads; /* attention */
     const struct gpuk_chain *chain;
 };
 #define MEASURE_WORKS_MAX 3
@@ -114,6 +115,8 @@ double measure_median_of(const struct measure_samples *samples);
 /* Replaces seconds by `amount` a second, where each run also took `fixed` seconds that do not count: a
  * quarter of it at most. */
 void measure_to_rate(struct measure_samples *samples, double amount, double fixed);
+/* The cheapest operation that is believed: what comes out where noise is larger than a difference. */
+#define MEASURE_OPERATION_LEAST 1e-7
 /* What an operation costs beside its bytes, from each pair of samples: about the same bytes in few and in
  * many operations. False where there is hardly a difference. */
 struct measure_amount {
@@ -131,21 +134,23 @@ double measure_ops_bytes(const struct measure_shape *shape, uint32_t ops);
 uint32_t measure_layers_of(const struct measure *m, const struct measure_shape *shape);
 /* Attention of one token or several over cache number `layer` of measure_kv_layers, which lie in the weights.
  */
-struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t layer);
+struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t layer, uint32_t heads);
 uint32_t measure_kv_layers(const struct measure *m);
 /* Bytes of cache that one token's attention reads behind MEASURE_CONTEXT positions. */
 double measure_attention_bytes(void);
 
 /* ---- measure_chains.c ---- */
 
-/* gpu.chain_gemv, gpu.chain_attention, gpu.chain_operation, where the device has chains and two shapes fit
- * it, that the two can be told apart. */
-HELM_MUST_CHECK int measure_chains_run(struct measure *m, struct helm_err *err);
+/* gpu.chain_gemv, gpu.chain_attention, gpu.chain_attention_pair, gpu.chain_operation, where the device has
+ * chains and two shapes fit it, that the two can be told apart. `launch`: what a kernel in a graph costs, and
+ * so a chain before its first operation. */
+HELM_MUST_CHECK int measure_chains_run(struct measure *m, double launch, struct helm_err *err);
 
 /* Memory on the device; measure_kernels_open fills the weights with numbers. */
 HELM_MUST_CHECK int measure_kernels_open(struct measure *m, struct helm_err *err);
 void measure_kernels_close(struct measure *m);
-/* gpu.read, gpu.gemv, gpu.operation, gpu.launch, gpu.linear, gpu.attention, gpu.attention_flops */
+/* gpu.read, gpu.gemv, gpu.operation, gpu.launch, gpu.linear, gpu.linear_operation, gpu.attention,
+ * gpu.attention_flops, gpu.attention_rows */
 HELM_MUST_CHECK int measure_kernels_run(struct measure *m, struct helm_err *err);
 /* Puts the two kernels of a hand-over into the compute queue: from a lane in host memory, and back into it.
  */

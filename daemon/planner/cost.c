@@ -14,6 +14,10 @@
 static const uint32_t cpu_operations[2][3] = {{4, 6, 6}, {2, 4, 4}};
 static const uint32_t gpu_operations[2][3] = {{3, 4, 5}, {2, 2, 4}};
 #define LINEARS_OF_A_HALF 2 /* q k v and o; gate up and down: what a slice can be one of */
+/* Beside the products, where those have a price of their own: rotation and attention. */
+static const uint32_t gpu_others[2] = {2, 0};
+/* Of a step on the GPU, before its layers: its block, the table of rotations, the embedding. */
+#define GPU_FIRST_OPERATIONS 3
 
 /* One device at one size of step. Rates are a second's worth, of bytes or operations. */
 struct device_rates {
@@ -22,6 +26,7 @@ struct device_rates {
     double attention, attention_beside, attention_flops;
     double read;      /* activations */
     double operation; /* seconds */
+    double product;   /* seconds of a product beside its work, 0: an operation as others are */
     double parts;     /* of the step, each of which reads all weights */
 };
 
@@ -75,6 +80,28 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     return rc;
 }
 
+/* Bytes of cache a second of one token's attention in a chain. What it takes grows with the query heads that
+ * share a KV head, by a line through the two numbers of them that were measured. */
+static double chain_attention_of(const struct pricing *p)
+{
+    const struct profile_gpu *gpu = &p->profile->gpu;
+    const struct model_config *c = &p->model->config;
+    if (gpu->chain_attention_pair.value <= 0 || c->kv_heads == 0) return gpu->chain_attention.value;
+    double pair = 1 / gpu->chain_attention_pair.value, group = 1 / gpu->chain_attention.value;
+    double more = ((double)c->heads / c->kv_heads - PROFILE_PAIR) / (PROFILE_GROUP - PROFILE_PAIR);
+    double seconds = pair + more * fmax(0, group - pair);
+    return 1 / fmax(seconds, pair / PROFILE_PAIR);
+}
+
+/* What several tokens' attention achieves depends on how many queries of how many heads there are at once. */
+static double attention_flops_of(const struct pricing *p)
+{
+    const struct profile_gpu *gpu = &p->profile->gpu;
+    double rows = fmin(p->step->tokens, COST_SUB_TOKENS) * p->model->config.heads;
+    if (gpu->attention_rows.count == 0) return gpu->attention_flops.value;
+    return profile_table_at(&gpu->attention_rows, (uint32_t)fmin(rows, UINT32_MAX)).value;
+}
+
 static int rates_of_gpu(struct pricing *p, struct helm_err *err)
 {
     const struct profile_gpu *gpu = &p->profile->gpu;
@@ -92,11 +119,14 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     p->chained = p->size == 0 && gpu->chain_gemv.value > 0 && gpu->chain_attention.value > 0;
     if (p->chained) {
         r->gemv = r->gemv_beside = gpu->chain_gemv.value;
-        r->attention = r->attention_beside = gpu->chain_attention.value;
+        r->attention = r->attention_beside = chain_attention_of(p);
         r->operation = gpu->chain_operation.value;
     }
     if (rc || p->step->tokens == 1) return rc;
-    r->linear = profile_table_at(&gpu->linear, (uint32_t)fmin(p->step->tokens, COST_SUB_TOKENS)).value;
+    uint32_t part = (uint32_t)fmin(p->step->tokens, COST_SUB_TOKENS);
+    r->linear = profile_table_at(&gpu->linear, part).value;
+    r->product = profile_table_at(&gpu->linear_operation, part).value;
+    r->attention_flops = attention_flops_of(p);
     rc = require(r->linear, "gpu.linear", err);
     if (!rc) rc = require(r->attention_flops, "gpu.attention_flops", err);
     p->kernel = *r;
@@ -121,12 +151,21 @@ static void add_bytes(const struct device_rates *r, double bytes, double rate, s
     s->beside += bytes / rate * (r->gemv / r->gemv_beside);
 }
 
+static void add_overhead(const struct device_rates *r, double seconds, struct spent *s)
+{
+    s->total += r->parts * seconds;
+    s->beside += r->parts * seconds;
+    s->overhead += r->parts * seconds;
+}
+
 static void add_operations(const struct device_rates *r, double count, struct spent *s)
 {
-    double seconds = r->parts * count * r->operation;
-    s->total += seconds;
-    s->beside += seconds;
-    s->overhead += seconds;
+    add_overhead(r, count * r->operation, s);
+}
+
+static double product_of(const struct device_rates *r)
+{
+    return r->product > 0 ? r->product : r->operation;
 }
 
 /* Positions that a row's `n` last tokens attend to, all together, in a context of `c` and a window of `w`. */
@@ -223,7 +262,15 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
 static void add_rest(const struct pricing *p, const struct device_rates *r, bool mlp, double window,
                      struct spent *s)
 {
+    const struct model_config *c = &p->model->config;
+    double rotated = 8.0 * c->head_dim * (c->heads + 2.0 * c->kv_heads);
     if (!mlp) add_attention(p, r, window, s);
+    if (r->product > 0) { /* norms and activations are in it */
+        add_bytes(r, mlp ? 0 : p->step->tokens * rotated, r->read, s);
+        add_operations(r, gpu_others[mlp], s);
+        add_overhead(r, LINEARS_OF_A_HALF * r->product, s);
+        return;
+    }
     add_bytes(r, activation_bytes(p, mlp), r->read, s);
     add_operations(r, gpu_operations[mlp][p->size], s);
 }
@@ -247,9 +294,8 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
     u->gpu = gpu->total;
     u->gpu_bound = bound_of(gpu);
     /* Between slices there are events: nothing to chain. */
-    u->stream =
-        fmax(u->gpu, kernel->total + p->kernel.parts * fmax(0, slices_of(u->bytes) - LINEARS_OF_A_HALF) *
-                                         p->kernel.operation);
+    double more = fmax(0, slices_of(u->bytes) - LINEARS_OF_A_HALF);
+    u->stream = fmax(u->gpu, kernel->total + p->kernel.parts * more * product_of(&p->kernel));
     u->borrow = 0;
     price_link(p, unit, window, u);
 }
@@ -267,9 +313,12 @@ static void price_head(const struct pricing *p, const struct analyse_table *anal
     if (samples == 0) return;
     /* Whatever the step's size: only so many rows are multiplied. */
     head.cpu.linear = samples > 1 ? profile_table_at(&p->profile->cpu.linear, p->step->samples).value : 0;
-    head.gpu.linear =
-        samples > 1 ? profile_table_at(&p->profile->gpu.linear, (uint32_t)fmin(samples, FEW_TOKENS)).value
-                    : 0;
+    head.gpu.linear = head.gpu.product = 0;
+    if (samples > 1) {
+        uint32_t rows = (uint32_t)fmin(samples, FEW_TOKENS);
+        head.gpu.linear = profile_table_at(&p->profile->gpu.linear, rows).value;
+        head.gpu.product = profile_table_at(&p->profile->gpu.linear_operation, rows).value;
+    }
     add_linear(&head.cpu, bytes, parameters, samples, &cpu);
     add_bytes(&head.cpu, logits, p->cpu.read, &cpu);
     add_operations(&p->cpu, samples > 1 ? 4 : 3, &cpu);
@@ -281,10 +330,11 @@ static void price_head(const struct pricing *p, const struct analyse_table *anal
         add_linear(&head.gpu, bytes, parameters, fmin(left, FEW_TOKENS), &gpu);
     add_bytes(&head.gpu, logits, p->gpu.read, &gpu);
     /* the matrix (once for every few rows), gathering several rows, choosing the token */
-    add_operations(&head.gpu, ceil(samples / FEW_TOKENS), &gpu);
+    add_overhead(&head.gpu, ceil(samples / FEW_TOKENS) * product_of(&head.gpu), &gpu);
     head.kernel.parts = 1;
     add_operations(&head.kernel, samples > 1 ? 2 : 1, &gpu);
-    u->gpu = u->stream = gpu.total;
+    /* and the word that says so, on its way to the host */
+    u->gpu = u->stream = gpu.total + p->profile->link.hand_over.value;
     u->gpu_bound = bound_of(&gpu);
 }
 
@@ -294,9 +344,11 @@ static void price_embed(const struct pricing *p, const struct analyse_table *ana
     u->bytes = analysed->embed.stored;
     u->cpu = u->cpu_beside = p->cpu.operation + p->step->tokens * row / p->cpu.read;
     u->cpu_bound = u->gpu_bound = "overhead";
-    /* with the launch of the chain that begins behind it */
+    /* The launch's way to the device, what a step begins with, the launch of the chain behind it. */
     if (p->device)
-        u->gpu = u->stream = (p->chained ? 2 : 1) * p->kernel.operation + p->step->tokens * row / p->gpu.read;
+        u->gpu = u->stream = p->profile->link.hand_over.value +
+                             (GPU_FIRST_OPERATIONS + p->chained) * p->kernel.operation +
+                             p->step->tokens * row / p->gpu.read;
 }
 
 static void price_rest(const struct pricing *p, struct cost_table *table)
@@ -311,7 +363,7 @@ static void price_rest(const struct pricing *p, struct cost_table *table)
     table->hand_over = link->hand_over.value + (p->chained ? p->kernel.operation / 2 : 0);
     table->activation = fmax(0, crossing - COST_HAND_OVER_BYTES) / rate;
     add_linear(&p->kernel, (double)COST_SLICE_BYTES, (double)COST_SLICE_BYTES / 2, p->step->tokens, &slice);
-    add_operations(&p->kernel, 1, &slice);
+    add_overhead(&p->kernel, product_of(&p->kernel), &slice);
     table->slice = slice.total;
 }
 

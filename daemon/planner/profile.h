@@ -14,7 +14,7 @@
 #include "common/err.h"
 
 #define PROFILE_VERSION    1
-#define PROFILE_METHOD     2 /* of measuring: a fact of the fingerprint, so a new one measures machines again */
+#define PROFILE_METHOD     3 /* of measuring: a fact of the fingerprint, so a new one measures machines again */
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 
@@ -67,17 +67,27 @@ struct profile_gpu {
     char name[PROFILE_TEXT], uuid[64], compute[16];
     uint64_t vram_bytes, vram_free;
     uint64_t context_bytes;
-    struct profile_value read;      /* VRAM reads */
-    struct profile_value gemv;      /* weights a second, one token */
-    struct profile_table linear;    /* by tokens (2 and more): operations a second */
+    struct profile_value read;   /* VRAM reads */
+    struct profile_value gemv;   /* weights a second, one token */
+    struct profile_table linear; /* by tokens (2 and more): operations a second */
+    /* by tokens: seconds that a product costs beside what `linear` says, with the norms and activations
+     * around it. Empty: `linear` is a whole layer's of the 8B shape, products are operations like all others.
+     */
+    struct profile_table linear_operation;
     struct profile_value attention; /* KV bytes a second, one query */
     struct profile_value attention_flops;
-    struct profile_value operation; /* a kernel in a captured graph, beside its bytes */
-    struct profile_value launch;    /* a kernel outside a graph (steps of many tokens) */
+    struct profile_table attention_rows; /* attention_flops by queries x heads: few leave a device half idle;
+                                            empty: as attention_flops */
+    struct profile_value operation;      /* a kernel in a captured graph, beside its bytes */
+    struct profile_value launch;         /* a kernel outside a graph (steps of many tokens) */
     /* The same of one token where its operations are chained (worker-gpu/kernels.h): unknown of a device that
      * has no chains, which is priced by the values above. An operation in a chain may cost 0. */
     struct profile_value chain_gemv, chain_attention, chain_operation;
+    /* chain_attention is for PROFILE_GROUP query heads a KV head, this for PROFILE_PAIR; unknown: the same */
+    struct profile_value chain_attention_pair;
 };
+#define PROFILE_GROUP 4
+#define PROFILE_PAIR  2
 
 struct profile_link {
     uint32_t generation, width; /* of PCIe, 0: unknown */

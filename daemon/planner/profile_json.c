@@ -60,13 +60,16 @@ static const struct member gpu_member[] = {
     MEMBER(profile_gpu, read, KIND_RATE, false),
     MEMBER(profile_gpu, gemv, KIND_RATE, false),
     MEMBER(profile_gpu, linear, KIND_TABLE, false),
+    MEMBER(profile_gpu, linear_operation, KIND_TABLE, false),
     MEMBER(profile_gpu, attention, KIND_RATE, false),
     MEMBER(profile_gpu, attention_flops, KIND_RATE, false),
+    MEMBER(profile_gpu, attention_rows, KIND_TABLE, false),
     MEMBER(profile_gpu, operation, KIND_TIME, false),
     MEMBER(profile_gpu, launch, KIND_TIME, false),
     MEMBER(profile_gpu, chain_gemv, KIND_RATE, false),
     MEMBER(profile_gpu, chain_attention, KIND_RATE, false),
     MEMBER(profile_gpu, chain_operation, KIND_TIME, false),
+    MEMBER(profile_gpu, chain_attention_pair, KIND_RATE, false),
 };
 static const struct member link_member[] = {
     MEMBER(profile_link, generation, KIND_U32, false),  MEMBER(profile_link, width, KIND_U32, false),

@@ -58,12 +58,15 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "read", &gpu->read, UNIT_BYTES, "VRAM");
         print_value(out, "gemv", &gpu->gemv, UNIT_BYTES, "weights, one token");
         print_table(out, "linear", &gpu->linear, UNIT_FLOPS, "tok", "by tokens");
+        print_table(out, "a product", &gpu->linear_operation, UNIT_SECONDS, "tok", "beside its work");
         print_value(out, "attention", &gpu->attention, UNIT_BYTES, "KV cache, one query");
         print_value(out, "attention chunk", &gpu->attention_flops, UNIT_FLOPS, "");
+        print_table(out, "  by rows", &gpu->attention_rows, UNIT_FLOPS, "row", "queries x heads");
         print_value(out, "operation", &gpu->operation, UNIT_SECONDS, "a kernel in a graph");
         print_value(out, "launch", &gpu->launch, UNIT_SECONDS, "a kernel outside of one");
         print_value(out, "chain gemv", &gpu->chain_gemv, UNIT_BYTES, "one token's operations in one kernel");
         print_value(out, "chain attention", &gpu->chain_attention, UNIT_BYTES, "");
+        print_value(out, "  two heads", &gpu->chain_attention_pair, UNIT_BYTES, "of a KV head");
         print_value(out, "chain operation", &gpu->chain_operation, UNIT_SECONDS, "beside its bytes");
         fprintf(out, "Link:");
         if (link->generation) fprintf(out, " PCIe %u x%u", link->generation, link->width);

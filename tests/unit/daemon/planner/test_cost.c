@@ -96,7 +96,9 @@ static void one_token_reads_every_weight_once(void **state)
     expect("MLP, link", m->link, MLP / 50e9 + 10e-6);
     expect("MLP, link beside", m->link_beside, MLP / 40e9 + 10e-6);
     expect("head, CPU", h->cpu, HEAD / 100e9 + 151936 * 4 / 100e9 + 3 * 10e-6);
-    expect("head, GPU", h->gpu, HEAD / 1000e9 + 151936 * 4 / 1000e9 + 2 * 5e-6);
+    /* and what tells the host */
+    expect("head, GPU", h->gpu, HEAD / 1000e9 + 151936 * 4 / 1000e9 + 2 * 5e-6 + 7e-6);
+    expect("embedding, GPU", p->table.embed.gpu, 7e-6 + 3 * 5e-6 + 4096 * 6 / 1000e9);
     expect("hand-over", p->table.hand_over, 7e-6);
     expect("the rest of 16 KiB", p->table.activation, 8192 / 50e9);
     expect("step", p->table.step, 30e-6);
@@ -125,10 +127,10 @@ static void one_token_is_chained_where_the_device_can(void **state)
     expect("MLP, chained", m->gpu, MLP / 1250e9 + 2 * 1e-6);
     expect("MLP, ring", m->stream, MLP / 1000e9 + (2 + 19 - 2) * 5e-6);
     expect("head, chained, and the token's choice", h->gpu,
-           HEAD / 1250e9 + 151936 * 4 / 1000e9 + 1e-6 + 5e-6);
+           HEAD / 1250e9 + 151936 * 4 / 1000e9 + 1e-6 + 5e-6 + 7e-6);
     expect("half a launch", p->table.hand_over, 7e-6 + 2.5e-6);
     expect("slice", p->table.slice, 16 * 1048576 / 1000e9 + 5e-6);
-    expect("embedding and a launch", p->table.embed.gpu, 2 * 5e-6 + 4096 * 6 / 1000e9);
+    expect("embedding and a launch", p->table.embed.gpu, 7e-6 + 4 * 5e-6 + 4096 * 6 / 1000e9);
     expect("MLP, CPU", m->cpu, MLP / 100e9 + 2 * 10e-6);
     p->profile.gpu.chain_operation = (struct profile_value){0}; /* measured as nothing */
     price(p, one);
@@ -136,6 +138,73 @@ static void one_token_is_chained_where_the_device_can(void **state)
     price(p, few); /* several tokens are not chained */
     assert_true(p->table.unit[10].gpu == before.gpu && p->table.unit[10].stream == before.stream);
     expect("hand-over of several", p->table.hand_over, 7e-6);
+}
+
+/* What one token's attention takes in a chain follows the query heads of a KV head, where that was measured.
+ */
+static void attention_in_chains_counts_query_heads(void **state)
+{
+    struct priced *p = *state;
+    const struct cost_step one = {1, 1, 1, 4096, DTYPE_F16};
+    p->profile = round_numbers();
+    p->profile.gpu.chain_gemv = made_up_value(1250e9);
+    p->profile.gpu.chain_attention = made_up_value(400e9);
+    p->profile.gpu.chain_attention_pair = made_up_value(640e9);
+    const double rest = ATTENTION / 1250e9, cache = 4096 * KV;
+    price(p, one); /* 32 heads, 8 KV heads: as measured for four */
+    expect("four heads", p->table.unit[10].gpu, rest + cache / 400e9);
+    p->m.model.config.heads = 16; /* the weights are not looked at again */
+    price(p, one);
+    expect("two heads", p->table.unit[10].gpu, rest + cache / 640e9);
+    p->m.model.config.heads = 64;
+    price(p, one);
+    expect("eight heads", p->table.unit[10].gpu, rest + cache * (1 / 640e9 + 3 * (1 / 400e9 - 1 / 640e9)));
+    p->m.model.config.heads = 8;
+    price(p, one); /* the line goes on, not below half */
+    expect("one head", p->table.unit[10].gpu, rest + cache * (1.5 / 640e9 - 0.5 / 400e9));
+    p->profile.gpu.chain_attention_pair = made_up_value(300e9); /* noise: fewer heads are not slower */
+    price(p, one);
+    expect("one head, noise", p->table.unit[10].gpu, rest + cache / 300e9);
+    p->m.model.config.heads = 32;
+}
+
+/* A product has a price beside its work where that was measured: it replaces norms, activations and launches
+ * of the operations around it, and matrices of every size follow one line. */
+static void products_have_a_price_of_their_own(void **state)
+{
+    struct priced *p = *state;
+    const struct cost_step chunk = {128, 1, 1, 128, DTYPE_F16}, long_chunk = {1024, 1, 1, 1024, DTYPE_F16};
+    const double weights = 3.0 * 4096 * 12288, qkvo = 2.0 * 4096 * 4096 + 2.0 * 4096 * 1024;
+    p->profile = round_numbers();
+    p->profile.gpu.linear_operation.point[0] = (struct profile_point){128, made_up_value(12e-6)};
+    p->profile.gpu.linear_operation.count = 1;
+    price(p, chunk);
+    expect("MLP", p->table.unit[1].gpu, 2 * weights * 128 / 100e12 + 2 * 12e-6 + 8192 / 1000e9);
+    double pairs = 128 * 129 / 2.0;
+    expect("attention", p->table.unit[0].gpu,
+           2 * qkvo * 128 / 100e12 + 8192 / 1000e9 + 4.0 * 4096 * pairs / 20e12 + 128 * 8.0 * 6144 / 1000e9 +
+               2 * 8e-6 + 2 * 12e-6);
+    expect("MLP in slices", p->table.unit[1].stream, p->table.unit[1].gpu + (19 - 2) * 12e-6);
+    price(p, long_chunk); /* in two parts */
+    expect("MLP of two parts", p->table.unit[1].gpu,
+           2 * weights * 1024 / 100e12 + 2 * 2 * 12e-6 + 2 * 8192 / 1000e9);
+    price(p, (struct cost_step){1, 1, 1, 128, DTYPE_F16}); /* one token has no products */
+    expect("one token", p->table.unit[1].gpu, MLP / 1000e9 + 2 * 5e-6);
+    /* Few queries of few heads leave much of the device idle. */
+    price(p, chunk);
+    double before = p->table.unit[0].gpu;
+    p->profile.gpu.attention_rows.point[0] = (struct profile_point){4096, made_up_value(5e12)};
+    p->profile.gpu.attention_rows.point[1] = (struct profile_point){16384, made_up_value(20e12)};
+    p->profile.gpu.attention_rows.count = 2;
+    price(p, chunk); /* 128 x 32 heads */
+    expect("few rows", p->table.unit[0].gpu, before + 4.0 * 4096 * pairs * (1 / 5e12 - 1 / 20e12));
+    p->m.model.config.heads = 64; /* 8,192: half way between in the logarithm */
+    price(p, chunk);
+    double rate = 12.5e12, q = 64 * 128;
+    expect("twice the heads", p->table.unit[0].gpu,
+           2 * qkvo * 128 / 100e12 + 8192 / 1000e9 + 4.0 * q * pairs / rate +
+               128 * 8.0 * (q + 2048) / 1000e9 + 2 * 8e-6 + 2 * 12e-6);
+    p->m.model.config.heads = 32;
 }
 
 static void several_tokens_share_the_weights(void **state)
@@ -392,10 +461,16 @@ int main(void)
 {
 #define WITH_8B(test) cmocka_unit_test_setup_teardown(test, open_8b, close_8b)
     const struct CMUnitTest tests[] = {
-        WITH_8B(one_token_reads_every_weight_once), WITH_8B(one_token_is_chained_where_the_device_can),
-        WITH_8B(several_tokens_share_the_weights),  WITH_8B(a_chunk_attends_causally),
-        WITH_8B(windows_limit_attention),           WITH_8B(refusals_say_what_is_missing),
-        WITH_8B(better_rates_are_never_dearer),     WITH_8B(forecasts_are_the_steps_that_they_are_made_of),
+        WITH_8B(one_token_reads_every_weight_once),
+        WITH_8B(one_token_is_chained_where_the_device_can),
+        WITH_8B(attention_in_chains_counts_query_heads),
+        WITH_8B(products_have_a_price_of_their_own),
+        WITH_8B(several_tokens_share_the_weights),
+        WITH_8B(a_chunk_attends_causally),
+        WITH_8B(windows_limit_attention),
+        WITH_8B(refusals_say_what_is_missing),
+        WITH_8B(better_rates_are_never_dearer),
+        WITH_8B(forecasts_are_the_steps_that_they_are_made_of),
         WITH_8B(error_bars_follow_what_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -63,6 +63,9 @@ static struct profile whole(void)
     p.gpu.chain_gemv = measured(4300e9);
     p.gpu.chain_attention = measured(2900e9);
     p.gpu.chain_operation = measured(0.9e-6);
+    p.gpu.chain_attention_pair = measured(3600e9);
+    add_point(&p.gpu.linear_operation, 128, 6.5e-6);
+    add_point(&p.gpu.attention_rows, 4096, 40e12);
     p.link.generation = 5;
     p.link.width = 16;
     p.link.h2d = measured(55.4e9);
@@ -281,6 +284,10 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_true(fabs(again.gpu.chain_gemv.value / p.gpu.chain_gemv.value - 1) < 1e-8);
     assert_true(fabs(again.gpu.chain_attention.high / p.gpu.chain_attention.high - 1) < 1e-8);
     assert_true(fabs(again.gpu.chain_operation.low / p.gpu.chain_operation.low - 1) < 1e-8);
+    assert_true(fabs(again.gpu.chain_attention_pair.value / p.gpu.chain_attention_pair.value - 1) < 1e-8);
+    assert_int_equal(again.gpu.linear_operation.count, 1);
+    assert_true(fabs(again.gpu.linear_operation.point[0].y.value / 6.5e-6 - 1) < 1e-8);
+    assert_true(again.gpu.attention_rows.count == 1 && again.gpu.attention_rows.point[0].x == 4096);
     assert_true(fabs(again.cpu.linear.point[1].y.low / p.cpu.linear.point[1].y.low - 1) < 1e-8);
     p.cpu.threads = 8;
     assert_int_equal(profile_write(path, &p, &err), 0); /* over the old one */
