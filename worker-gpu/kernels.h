@@ -64,8 +64,8 @@ struct gpuk_device {
     int gemv_slots;       /* tiles in flight a warp */
     int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
     bool gemv_contiguous; /* a block's rows are neighbours; else rows go round the blocks */
-    /* The first four are also the chains': gemv_warps 8 means tiles of 2048 bytes, 16 of 1024; ahead_bytes
-     * are asked while blocks compute attention. */
+    /* Slots and ahead_bytes are also the chains'; the latter are asked while blocks compute attention, by
+     * default none. */
     bool chain_ahead_always; /* and between all operations */
 };
 /* Reads the current device's properties and loads every kernel, so that no launch loads code later (a first

@@ -192,11 +192,10 @@ static void test_cut(struct test_context *t, const chain_test &c, const struct g
     snprintf(
         what, sizeof what,
         "chain of %zu from %zu, %s over %s, hidden %u inner %u heads %u/%u dim %u head %u at %u window %u "
-        "page %u%s%s%s, %d blocks of %d warps, %d slots",
+        "page %u%s%s%s, %d blocks, %d slots",
         count, first, name_of(m.dtype), name_of(m.cache), m.hidden, m.inner, m.heads, m.kv_heads, m.head_dim,
         m.vocab, m.position, m.window, m.page_tokens, m.head_norm ? " head norm" : "",
-        m.absent ? " absent page" : "", m.no_token ? " no token" : "", device->sm_count, device->gemv_warps,
-        device->gemv_slots);
+        m.absent ? " absent page" : "", m.no_token ? " no token" : "", device->sm_count, device->gemv_slots);
     bool attends = false;
     for (size_t i = first; i < first + count; i++) {
         attends = attends || c.ops[i].kind == GPUK_CHAIN_ATTENTION;
@@ -317,7 +316,6 @@ static void test_random(struct test_context *t, int count)
         struct gpuk_device few = t->device;
         few.sm_count = (int)(2 + random_below(t, 5));
         few.gemv_slots = (int)random_below(t, 6);
-        few.gemv_warps = random_below(t, 2) ? 8 : 16;
         few.gemv_ahead_bytes = i & 1 ? -1 : 1 << 17;
         few.chain_ahead_always = random_below(t, 2);
         const size_t all = c.ops.size();

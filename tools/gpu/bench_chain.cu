@@ -63,31 +63,28 @@ void bench_chains(struct bench *b, struct bench_model *m)
     bench_chain_write(m, NO_ATTENTION, true, 0);
     step_row(b, m, "  without attention");
 
-    printf("%-8s   %% of read by warps and slots, with 0, 64, 128, 256 KiB a block asked ahead during "
-           "attention, 32 "
-           "and 64 "
-           "between all operations:\n",
-           s->name);
-    for (int warps : {16, 8}) {
-        uint32_t before = 0;
-        for (int slots = 2; slots <= 8; slots++) {
-            char line[128];
-            int at = 0;
-            for (int way = 0; way < 6; way++) {
-                const int ahead[6] = {-1, 64 << 10, 128 << 10, 256 << 10, 32 << 10, 64 << 10};
-                d->gemv_warps = warps, d->gemv_slots = slots;
-                d->gemv_ahead_bytes = ahead[way], d->chain_ahead_always = way >= 4;
-                bench_chain_write(m, ALL, true, 0);
-                if (m->chain.slots == before) break; /* no more of them fit */
-                at += snprintf(line + at, sizeof line - (size_t)at, "  %5.1f",
-                               100 * m->decode_bytes / step_seconds(b, m) / 1e9 / b->read_gbs);
-            }
-            if (m->chain.slots == before) break;
-            before = m->chain.slots;
-            printf("%-8s   %2d warps, %u slots: %s\n", s->name, warps, before, line);
+    printf(
+        "%-8s   %% of read by slots, with 0, 64 and 128 KiB a block asked ahead during attention, 64 between "
+        "all operations:\n",
+        s->name);
+    uint32_t before = 0;
+    for (int slots = 2; slots <= 8; slots++) {
+        char line[128];
+        int at = 0;
+        for (int way = 0; way < 4; way++) {
+            const int ahead[4] = {0, 64 << 10, 128 << 10, 64 << 10};
+            d->gemv_slots = slots;
+            d->gemv_ahead_bytes = ahead[way], d->chain_ahead_always = way >= 3;
+            bench_chain_write(m, ALL, true, 0);
+            if (m->chain.slots == before) break; /* no more of them fit */
+            at += snprintf(line + at, sizeof line - (size_t)at, "  %5.1f",
+                           100 * m->decode_bytes / step_seconds(b, m) / 1e9 / b->read_gbs);
         }
+        if (m->chain.slots == before) break;
+        before = m->chain.slots;
+        printf("%-8s   %u slots: %s\n", s->name, before, line);
     }
-    d->gemv_warps = d->gemv_slots = d->gemv_ahead_bytes = 0, d->chain_ahead_always = false;
+    d->gemv_slots = d->gemv_ahead_bytes = 0, d->chain_ahead_always = false;
 
     /* one kind of operation after another, meetings included: what each costs */
     const char *names[PART_COUNT] = {"chain: norm+qkv", "chain: attention", "chain: o", "chain: gate+up",

@@ -39,7 +39,7 @@ if [ $data = 1 ]; then
     mkdir -p "$top/tests/data"
     cp -R "$(dirname "$0")"/../../tests/data/{golden,demo} "$top/tests/data/"
 fi
-tar -C "$work" --owner=0 --group=0 -c helm-gpu-check | xz -T2 -6 >"$out"
+tar -C "$work" --owner=0 --group=0 -c helm-gpu-check | xz -T1 --lzma2=preset=6,dict=192MiB >"$out"
 bytes=$(stat -c %s "$out")
 echo "$out: $((bytes >> 10)) KiB; libraries: $(ls "$top/lib" | tr '\n' ' ')"
 [ "$bytes" -le $limit ] || { echo "bundle.sh: more than $((limit >> 20)) MiB" >&2; rm -f "$out"; exit 1; }

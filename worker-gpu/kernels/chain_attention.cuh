@@ -1,11 +1,11 @@
 /* Decode attention as an operation of a chain: one token, norm, rotation and append included.
  *
  * Included by chain.cu. The work is cut into units (some query heads of one kv head, a piece of the context)
- * that go round the blocks; a unit has the whole block. A short context is not cut into pieces, and each
- * query head is a unit: merging pieces and a lane's work on several heads both take longer than reading keys
- * again from the L2. Keys and values of earlier positions are asked into the L2 while q, k and v are being
- * computed, and the first are loaded before the block waits for them; those of the token itself never go
- * through the cache, since the block that appends them may be another. */
+ * that go round the blocks; a unit has the whole block. A short context is not cut into pieces, and up to a
+ * longer one each query head is a unit: merging pieces and a lane's work on several heads both take longer
+ * than reading keys again from the L2. Keys and values of earlier positions are asked into the L2 while q, k
+ * and v are being computed, and the first are loaded before the block waits for them; those of the token
+ * itself never go through the cache, since the block that appends them may be another. */
 #ifndef HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
 #define HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
 
@@ -13,6 +13,7 @@
 
 static const uint32_t CHAIN_GROUP = 4;       /* query heads of a unit at most */
 static const uint32_t CHAIN_ONE_PIECE = 512; /* visible positions up to which nothing is cut */
+static const uint32_t CHAIN_ONE_HEAD = 2048; /* and up to which each query head reads for itself */
 static const uint32_t CHAIN_PIECE_MIN = 128;
 static const uint32_t CHAIN_ASK = 512; /* positions of a unit asked into the L2 ahead */
 
@@ -29,11 +30,10 @@ __device__ __forceinline__ attention_cut cut_of(const gpuk_attention &a, uint32_
     c.end = position + 1;
     c.first = a.window && c.end > a.window ? c.end - a.window : 0;
     const uint32_t visible = c.end - c.first, group = a.heads / a.kv.layout.kv_heads;
-    const bool is_short = visible <= CHAIN_ONE_PIECE;
-    c.heads = is_short || group == 1 ? 1 : CHAIN_GROUP;
+    c.heads = visible <= CHAIN_ONE_HEAD || group == 1 ? 1 : CHAIN_GROUP;
     c.chunks = div_up(group, c.heads);
     const uint32_t share = a.kv.layout.kv_heads * c.chunks;
-    uint32_t pieces = is_short ? 1 : gridDim.x / share;
+    uint32_t pieces = visible <= CHAIN_ONE_PIECE ? 1 : gridDim.x / share;
     if (pieces > div_up(visible, CHAIN_PIECE_MIN)) pieces = div_up(visible, CHAIN_PIECE_MIN);
     if (pieces > GPUK_SPLITS_MAX) pieces = GPUK_SPLITS_MAX;
     if (pieces < 1) pieces = 1;

@@ -207,7 +207,8 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
             /* What every lane read of the slot is in its registers, since the exchange took sums of it: the
              * slot may be filled again. A barrier of the warp alone would not do: it orders loads before
              * later accesses of threads, not before those of the copy engine, and a load may wait in a queue
-             * of its own. */
+             * of its own. Here it costs nothing and says the order to tools that look for races. */
+            __syncwarp();
             if (lane == 0 && ask.pair < share.pairs)
                 tile_copy<TILE>(p, share, ask, ring_address + slot * 2 * TILE, barrier_address + 8 * slot);
             walk_next(ask, q.chunks, WARPS);
