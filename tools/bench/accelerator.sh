@@ -90,14 +90,16 @@ stage_resident() {
 stage_split() {
     need 8b
     need_profile
-    step split-8b planner_bench reach split-8b --model "$models/8b" --vram 8GiB --prompt 128,2048 --rounds 2 --profile "$out/profile.json"
-    step token-path-8gib python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" --output 128 -- --device cuda --vram 8GiB \
+    step split-8b planner_bench reach split-8b --model "$models/8b" --vram 8GiB --prompt 128,2048 --rounds 2 --bench-rounds 2 \
         --profile "$out/profile.json"
-    step token-path-8gib-thesis python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" --output 64 -- --device cuda \
+    step token-path-8gib python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" --output 48 -- --device cuda --vram 8GiB --ctx 256 \
+        --profile "$out/profile.json"
+    step token-path-8gib-thesis python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" --output 48 -- --device cuda \
         --vram 8GiB --strategy thesis --ctx 256 --profile "$out/profile.json"
     peer 8b 8GiB 1GiB
     need 14b
-    step split-14b planner_bench reach split-14b --model "$models/14b" --vram 24GiB --prompt 128 --rounds 2 --profile "$out/profile.json"
+    step split-14b planner_bench reach split-14b --model "$models/14b" --vram 24GiB --prompt 128 --rounds 2 --bench-rounds 2 \
+        --profile "$out/profile.json"
     peer 14b 24GiB 3GiB
 }
 # peer MODEL SIZE RESERVE: Accelerate with all but SIZE of the card held by another process; RESERVE of it is left for what is not
