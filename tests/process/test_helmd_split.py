@@ -75,7 +75,7 @@ def test_every_plan_agrees_with_the_golden_run():
     shapes = [("gggggggg", "g", "g"), ("cccccccc", "c", "g"), ("cggggggg", "c", "g"), ("cccccggg", "g", "g"),
               ("gggggccc", "g", "c"), ("ccgggggg", "c", "c"), ("cgcgcgcg", "c", "g"), ("gcgcgcgc", "c", "c"),
               ("gccggccg", "g", "g")]
-    for homes, embed, head in shapes if SLOW == 1 else shapes[::4]:  # sanitized ones take a minute for all
+    for homes, embed, head in shapes if SLOW == 1 else shapes[::6]:  # sanitized ones take a minute for all
         with emulated(homes, embed, head) as d:
             workers = [w.name for w in Client(d.endpoint).ask("status").status.workers]
             same(workers, ["gpu"] if set(homes + embed + head) == {"g"} else ["cpu", "gpu"], f"{homes}: workers")
@@ -90,7 +90,7 @@ STREAMED = [("ssssssss", "g", "g", None, None), ("gsgsgsgs", "c", "c", None, Non
 
 def test_streamed_weights_half_layers_and_prompt_lists_agree_with_the_golden_run():
     ring = 1 << 20
-    for homes, embed, head, prefill, first in STREAMED if SLOW == 1 else STREAMED[::3]:
+    for homes, embed, head, prefill, first in STREAMED if SLOW == 1 else STREAMED[::5]:
         with emulated(homes, embed, head, prefill=prefill, prefill_from=first, ring_bytes=ring) as d:
             what = f"{homes}, {prefill} from {first} on" if prefill else homes
             check_golden(d, what)
@@ -119,7 +119,7 @@ def test_steps_issued_anew_or_without_chains_give_the_same():
 def test_a_plan_of_helm_plan_runs():
     program = os.path.join(BIN, "helm-plan")
     with tempfile.TemporaryDirectory() as folder:
-        for strategy in "best", "thesis", "stream":
+        for strategy in ("best", "thesis", "stream") if SLOW == 1 else ("best",):
             run = subprocess.run([program, "--model", DEMO, "--profile", PROFILE, "--vram", "384MiB", "--ctx", "1024",
                                   "--strategy", strategy, "--json"], capture_output=True, text=True)
             same(run.returncode, 0, run.stderr)
@@ -146,7 +146,7 @@ def test_the_same_plan_gives_the_same_tokens_twice():
 
 def test_less_vram_takes_fewer_layers_and_the_ceiling_holds():
     layers = []
-    for vram in 64, 18, 12, 8:
+    for vram in (64, 18, 12, 8) if SLOW == 1 else (64, 8):
         with running("--device", "emulated", "--strategy", "thesis", "--vram", f"{vram}MiB", *SIZES, real=True) as d:
             plan = json.loads(Client(d.endpoint).ask("plan").plan.json)
             layers.append(sum(s["layers"][1] - s["layers"][0] + 1 for s in plan["stages"]["decode"] if s["home"] == "gpu"))
@@ -158,7 +158,7 @@ def test_less_vram_takes_fewer_layers_and_the_ceiling_holds():
                   f"{plan['vram']['total']} counted")
             check_golden(d, f"{vram} MiB, {layers[-1]} layers on the device")
     same((layers[0], layers), (LAYERS, sorted(layers, reverse=True)), "layers on the device")
-    check(len(set(layers)) >= 3, f"{layers}")
+    check(len(set(layers)) >= min(3, len(layers)), f"{layers}")
 
 
 def test_what_does_not_fit_the_ceiling_is_refused_before_loading():
@@ -175,9 +175,9 @@ def test_what_does_not_fit_the_ceiling_is_refused_before_loading():
 
 
 def test_either_worker_killed_mid_stream_costs_no_token():
-    for homes, embed, head, more in [("ccccgggg", "c", "g", {}), ("cgcgcgcg", "g", "c", {}),
-                                     ("csgcsgcs", "c", "g", {"ring_bytes": 1 << 20}),
-                                     ("cccccccc", "c", "c", {"prefill": "ssssssss", "prefill_from": 20, "ring_bytes": 1 << 20})]:
+    plans = [("ccccgggg", "c", "g", {}), ("csgcsgcs", "c", "g", {"ring_bytes": 1 << 20}), ("cgcgcgcg", "g", "c", {}),
+             ("cccccccc", "c", "c", {"prefill": "ssssssss", "prefill_from": 20, "ring_bytes": 1 << 20})]
+    for homes, embed, head, more in plans if SLOW == 1 else plans[:2]:
         with emulated(homes, embed, head, **more) as d:
             prompt, want = clear_stretch(d, 150)
             for who in "gpu", "cpu":
