@@ -426,7 +426,7 @@ space := $(empty) $(empty)
 comma := ,
 NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3)
 NVCC_HOST := -Wall -Wextra -Wno-format-truncation -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
-NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST))) $(NVCC_CODE)
+NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST)))
 CUDA_LIB := $(if $(NVCC),$(abspath $(dir $(NVCC))/../lib64))
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lrt -ldl -lpthread -lstdc++ -lm
 
@@ -476,7 +476,10 @@ ifneq ($(NVCC),)
 $(OBJ)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
-	$(Q)$(NVCC) -I. $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
+	$(Q)$(NVCC) -I. $(NVCC_FLAGS) $(NVCC_CODE) -MMD -MP -c -o $@ $<
+# tests have no kernels of their own: one architecture is as good as five
+$(OBJ)/tests/gpu/%.o: NVCC_CODE := \
+  -gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
 $(BIN)/helm-test-gpu-kernels: $(call cuda_obj_of,$(CUDA_TEST_SRC) $(CUDA_KERNEL_SRC)) $(OBJ)/common/err.o
 $(BIN)/helm-bench-gpu-kernels: $(call cuda_obj_of,$(CUDA_BENCH_SRC) $(CUDA_KERNEL_SRC)) $(OBJ)/common/err.o
 $(CUDA_PROGRAMS:%=$(BIN)/%):
