@@ -61,12 +61,9 @@ struct gpuk_device {
     /* Choices a benchmark may vary; 0 = the built-in default, negative = none. */
     int gemv_warps;       /* of a block: 8 or 16 */
     int gemv_tile_bytes;  /* of one row that a copy brings: 1024 or 2048 */
-    int gemv_slots;       /* tiles in flight a warp */
+    int gemv_slots;       /* tiles in flight a warp; also of chains */
     int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
     bool gemv_contiguous; /* a block's rows are neighbours; else rows go round the blocks */
-    /* Slots and ahead_bytes are also the chains'; the latter are asked while blocks compute attention, by
-     * default none. */
-    bool chain_ahead_always; /* and between all operations */
 };
 /* Reads the current device's properties and loads every kernel, so that no launch loads code later (a first
  * launch would wait for the device, which deadlocks when a stream waits for the host). */
@@ -213,8 +210,7 @@ struct gpuk_chain {
     const void *list; /* device */
     uint32_t count;   /* operations */
     int variant;      /* of the kernel; the launcher's own */
-    uint32_t warps, slots, shared_bytes, blocks, linears, region_bytes, ahead_tiles;
-    bool ahead_always;
+    uint32_t warps, slots, shared_bytes, blocks, linears, region_bytes;
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
  * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of

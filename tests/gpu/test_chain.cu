@@ -316,8 +316,6 @@ static void test_random(struct test_context *t, int count)
         struct gpuk_device few = t->device;
         few.sm_count = (int)(2 + random_below(t, 5));
         few.gemv_slots = (int)random_below(t, 6);
-        few.gemv_ahead_bytes = i & 1 ? -1 : 1 << 17;
-        few.chain_ahead_always = random_below(t, 2);
         const size_t all = c.ops.size();
         test_cut(t, c, &few, 0, all, 2);
         const size_t length = 1 + random_below(t, all < 12 ? (uint32_t)all : 12);

@@ -1,5 +1,5 @@
 /* Chains in helm-bench-gpu-kernels: a whole decode step with all layers in one launch, what it costs by
- * parts, by slots of the ring and by bytes asked ahead, and a check of its logits.
+ * parts, by slots of the ring, and a check of its logits.
  *
  * Called by bench_kernels.cu. */
 #include <math.h>
@@ -63,28 +63,15 @@ void bench_chains(struct bench *b, struct bench_model *m)
     bench_chain_write(m, NO_ATTENTION, true, 0);
     step_row(b, m, "  without attention");
 
-    printf(
-        "%-8s   %% of read by slots, with 0, 64 and 128 KiB a block asked ahead during attention, 64 between "
-        "all operations:\n",
-        s->name);
-    uint32_t before = 0;
-    for (int slots = 2; slots <= 8; slots++) {
-        char line[128];
-        int at = 0;
-        for (int way = 0; way < 4; way++) {
-            const int ahead[4] = {0, 64 << 10, 128 << 10, 64 << 10};
-            d->gemv_slots = slots;
-            d->gemv_ahead_bytes = ahead[way], d->chain_ahead_always = way >= 3;
-            bench_chain_write(m, ALL, true, 0);
-            if (m->chain.slots == before) break; /* no more of them fit */
-            at += snprintf(line + at, sizeof line - (size_t)at, "  %5.1f",
-                           100 * m->decode_bytes / step_seconds(b, m) / 1e9 / b->read_gbs);
-        }
-        if (m->chain.slots == before) break;
-        before = m->chain.slots;
-        printf("%-8s   %u slots: %s\n", s->name, before, line);
+    printf("%-8s   %% of read by slots:", s->name);
+    for (uint32_t before = 0;; before = m->chain.slots) {
+        d->gemv_slots = (int)before + 1;
+        bench_chain_write(m, ALL, true, 0);
+        if (m->chain.slots == before) break; /* no more of them fit */
+        printf("  %u: %.1f", m->chain.slots, 100 * m->decode_bytes / step_seconds(b, m) / 1e9 / b->read_gbs);
     }
-    d->gemv_slots = d->gemv_ahead_bytes = 0, d->chain_ahead_always = false;
+    printf("\n");
+    d->gemv_slots = 0;
 
     /* one kind of operation after another, meetings included: what each costs */
     const char *names[PART_COUNT] = {"chain: norm+qkv", "chain: attention", "chain: o", "chain: gate+up",

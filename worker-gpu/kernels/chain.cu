@@ -3,8 +3,7 @@
  * One block a multiprocessor stays for all operations. Each warp has a private ring of tiles of
  * weights in shared memory, filled by the bulk copy engine (as in gemv.cu); the walk that asks for tiles runs
  * on from operation to operation, so that copies never wait for data: while blocks finish rows, meet, load x
- * or compute attention, the ring goes on filling with the next operations' weights. What the ring cannot hold
- * during attention is asked into the L2.
+ * or compute attention, the ring goes on filling with the next operations' weights.
  * Between operations all blocks meet: one thread counts its block in (release) and waits for the count
  * (acquire). The counter only grows; a launch adds the same to it each time, so that its beginning is known
  * from any reading before a block's own last arrival. Everything that is written in a launch (x, q, k, v,
@@ -24,8 +23,7 @@ struct chain_way {
 
 struct chain_params {
     unsigned char *list;
-    uint32_t count, linears, slots, region_bytes, ahead_tiles;
-    bool ahead_always;
+    uint32_t count, linears, slots, region_bytes;
 };
 
 /* Shared memory: ring [warp][slot][2][tile], a region for x or attention, partial [2][PARTIAL_FLOATS],
@@ -209,7 +207,6 @@ __global__ void __launch_bounds__(S::WARPS * 32, 1) chain_kernel(const __grid_co
             if (line < item.next_norm_bytes)
                 ask_l2(reinterpret_cast<const unsigned char *>(item.next_norm) + line);
         };
-        if (item.kind == GPUK_CHAIN_ATTENTION || q.ahead_always) ask_ahead<S>(ask, q.ahead_tiles);
         if (item.kind == GPUK_CHAIN_LINEAR) {
             take_x<S, T>(item.linear, region, squares, wait);
             copies_wait<0>();
@@ -392,9 +389,6 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     uint32_t slots = device->gemv_slots > 0 ? (uint32_t)device->gemv_slots : SLOTS_MAX;
     if (slots > SLOTS_MAX) slots = SLOTS_MAX;
     while (slots > 1 && chain_shared_bytes(way, slots, region) > (size_t)device->shared_bytes_max) slots--;
-    /* of a warp; beyond the ring none pays */
-    const uint32_t ahead =
-        device->gemv_ahead_bytes > 0 ? (uint32_t)device->gemv_ahead_bytes / (way.warps * 2 * way.tile) : 0;
     *chain = {};
     chain->list = memory;
     chain->count = count;
@@ -405,8 +399,6 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     chain->blocks = blocks;
     chain->linears = linears;
     chain->region_bytes = region;
-    chain->ahead_tiles = ahead < 32 ? ahead : 32;
-    chain->ahead_always = device->chain_ahead_always;
     cudaError_t code = cudaMemcpyAsync(memory, at, bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream);
     if (code == cudaSuccess) code = cudaStreamSynchronize((cudaStream_t)stream);
     return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, "chain: writing the list");
@@ -414,13 +406,8 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
 
 extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, struct helm_err *err)
 {
-    const struct chain_params p = {(unsigned char *)(uintptr_t)chain->list,
-                                   chain->count,
-                                   chain->linears,
-                                   chain->slots,
-                                   chain->region_bytes,
-                                   chain->ahead_tiles,
-                                   chain->ahead_always};
+    const struct chain_params p = {(unsigned char *)(uintptr_t)chain->list, chain->count, chain->linears,
+                                   chain->slots, chain->region_bytes};
     return gpuk_launch("chain", kernels[chain->variant / DTYPE_COUNT][chain->variant % DTYPE_COUNT],
                        dim3(chain->blocks), dim3(chain->warps * 32), chain->shared_bytes, GPUK_TOGETHER,
                        stream, err, p);

@@ -149,20 +149,5 @@ template <typename S> __device__ __forceinline__ void ask_tile(ask_walk &k, uint
     walk_round(k.at, *k.w);
     if (k.at.pair >= k.w->whole) ask_settle(k);
 }
-/* Asks for the `count` <= 32 tiles behind those asked for already, of the same operation, into the L2. */
-template <typename S> __device__ __forceinline__ void ask_ahead(const ask_walk &k, uint32_t count)
-{
-    const uint32_t lane = threadIdx.x & 31;
-    if (lane >= count) return;
-    tile_walk at = k.at;
-    at.chunk += S::WARPS * lane;
-    at.pair += at.chunk / k.w->chunks;
-    at.chunk %= k.w->chunks;
-    if (at.pair >= k.w->whole) return;
-    const linear_pair rows = tile_rows<S>(k, at);
-    const uint32_t bytes = tile_length<S>(*k.w, at.chunk);
-    bulk_ask_l2(rows.a, bytes);
-    if (rows.b) bulk_ask_l2(rows.b, bytes);
-}
 
 #endif
