@@ -63,15 +63,19 @@ struct span_of_tokens {
     uint32_t flags;
 };
 
+/* A chunk's head knows how many samples there are, since its list is issued anew each step; mostly it is one,
+ * and then the head's matrix is read at the speed of decode. */
 static int issue_linear(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_entry *e,
-                        uint32_t tokens, uint32_t flags, struct helm_err *err)
+                        uint32_t tokens, uint32_t samples, uint32_t flags, struct helm_err *err)
 {
     struct device *d = s->device;
     void *work = s->buffers->linear_work;
-    if (e->kind == GPU_GEMV) return d->kernels.gemv(d, &e->as.linear, work, flags, err);
     const uint32_t *count = !e->head ? p->step.counts : p->step.counts + 3 + e->group;
-    uint32_t most = e->head ? p->samples - e->group * GPUK_BATCH_MAX : tokens;
+    if (p->tier != GPU_TIER_CHUNK) samples = p->samples;
+    uint32_t most = e->head ? samples - e->group * GPUK_BATCH_MAX : tokens;
     if (most > GPUK_BATCH_MAX) most = GPUK_BATCH_MAX;
+    if (e->kind == GPU_GEMV || (e->head && most == 1))
+        return d->kernels.gemv(d, &e->as.linear, work, flags, err);
     return d->kernels.gemm_small(d, &e->as.linear, most, count, work, flags, err);
 }
 
@@ -286,7 +290,7 @@ static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, 
                         flags, err);
     case GPU_GEMV:
     case GPU_GEMM_SMALL:
-        return issue_linear(s, p, e, tokens, flags, err);
+        return issue_linear(s, p, e, tokens, issue->samples, flags, err);
     case GPU_NORM:
         return k->rmsnorm(d, count, tokens, e->as.norm.x, e->as.norm.norm, (float)c->norm_eps, c->hidden,
                           e->as.norm.out, e->as.norm.out_dtype, flags, err);
