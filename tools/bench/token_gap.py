@@ -8,25 +8,20 @@ Puts uprobes (perf, so as root) where a worker rings that a step is done, where 
 begins it, lets helm-bench decode at batch 1 and prints quantiles of: done to rung (helmd), rung to begun (the last worker to
 begin), both, and the step. Each probe adds one or two microseconds. The probes are removed again.
 Standard library only. Exit status: 0; 5 something failed."""
-import argparse
 import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
+
+from token_path import Daemon, bench, die, read_options
 
 GROUP = "helm_gap"
 # event, program, function
 PROBES = (("ring", "helmd", "doorbell_ring"), ("done_cpu", "helm-worker-cpu", "doorbell_ring"),
           ("done_gpu", "helm-worker-gpu", "doorbell_ring"), ("begin_cpu", "helm-worker-cpu", "engine_step_of"),
           ("begin_gpu", "helm-worker-gpu", "engine_step_of"))
-
-
-def die(text):
-    print(f"token_gap.py: {text}", file=sys.stderr)
-    sys.exit(5)
 
 
 def add_probes(folder):
@@ -44,30 +39,15 @@ def remove_probes():
 
 def record(options, rundir):
     """Lines of perf script: time and event of every probe that was passed."""
-    log, data = os.path.join(rundir, "helmd.log"), os.path.join(rundir, "perf.data")
-    read, write = os.pipe()
-    with open(log, "w", encoding="utf-8") as out:
-        daemon = subprocess.Popen([os.path.join(options.bin, "helmd"), "--model", options.model, "--rundir", rundir,
-                                   "--ready-fd", str(write)] + options.helmd, pass_fds=[write], stdout=out, stderr=out)
-    os.close(write)
-    with os.fdopen(read, encoding="utf-8") as ready:
-        words = ready.readline().split()
-    try:
-        if words[:1] != ["ready"]:
-            die("helmd: " + " ".join(words))
-        bench = [os.path.join(options.bin, "helm-bench"), "--connect", words[1], "--prompt", "1", "--output",
-                 str(options.output), "--requests", str(options.requests), "--warmup", "0", "--rounds", "1",
-                 "--read-buffer", "0"]
-        subprocess.run(bench, capture_output=True, check=True)  # every page touched, every thread awake once
+    data, report = os.path.join(rundir, "perf.data"), os.path.join(rundir, "bench.json")
+    with Daemon(options, rundir) as daemon:
+        bench(options, daemon.endpoint, report)  # every page touched, every thread awake once
         perf = subprocess.Popen(["perf", "record", "-q", "-a", "-k", "CLOCK_MONOTONIC", "-o", data, "-e", f"{GROUP}:*"],
                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         time.sleep(1)
-        subprocess.run(bench, capture_output=True, check=True)
+        bench(options, daemon.endpoint, report)
         perf.send_signal(signal.SIGINT)
         perf.wait()
-    finally:
-        daemon.terminate()
-        daemon.wait()
     done = subprocess.run(["perf", "script", "-i", data, "-F", "time,event", "--ns"], capture_output=True, text=True)
     return done.stdout.splitlines()
 
@@ -105,17 +85,7 @@ def quantile(values, q):
 
 
 def main():
-    argv, helmd = sys.argv[1:], []
-    if "--" in argv:
-        at = argv.index("--")
-        argv, helmd = argv[:at], argv[at + 1:]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--output", type=int, default=400)
-    parser.add_argument("--requests", type=int, default=2)
-    options = parser.parse_args(argv)
-    options.helmd = helmd
+    options = read_options(__doc__, 400, 2)
     remove_probes()
     add_probes(options.bin)
     try:

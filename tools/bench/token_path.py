@@ -19,7 +19,7 @@ PROMPT = 1
 
 
 def die(text):
-    print(f"token_path.py: {text}", file=sys.stderr)
+    print(f"{os.path.basename(sys.argv[0])}: {text}", file=sys.stderr)
     sys.exit(5)
 
 
@@ -100,18 +100,24 @@ def rows_of(before, after, cell):
     return rows, steps, client
 
 
-def main():
+def read_options(doc, output, requests):
+    """The command line, with these defaults; what is behind -- goes to helmd."""
     argv, helmd = sys.argv[1:], []
     if "--" in argv:
         at = argv.index("--")
         argv, helmd = argv[:at], argv[at + 1:]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", required=True)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--output", type=int, default=512)
-    parser.add_argument("--requests", type=int, default=3)
+    parser.add_argument("--output", type=int, default=output)
+    parser.add_argument("--requests", type=int, default=requests)
     options = parser.parse_args(argv)
     options.helmd = helmd
+    return options
+
+
+def main():
+    options = read_options(__doc__, 512, 3)
     with tempfile.TemporaryDirectory(prefix="helm-path-") as rundir, Daemon(options, rundir) as daemon:
         report = os.path.join(rundir, "bench.json")
         bench(options, daemon.endpoint, report)  # every page touched, every thread awake once
