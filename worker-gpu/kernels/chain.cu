@@ -16,10 +16,8 @@
 
 static const uint32_t SLOTS_MAX = 8;
 
-/* A shape on the host's side. */
-struct chain_way {
-    uint32_t warps, tile;
-};
+/* Blocks of 16 warps with tiles of 1 KB a row took 3 % longer on an H200 (and spilled registers). */
+typedef chain_shape<8, 2048> chain_shaped;
 
 struct chain_params {
     unsigned char *list;
@@ -28,11 +26,11 @@ struct chain_params {
 
 /* Shared memory: ring [warp][slot][2][tile], a region for x or attention, partial [2][PARTIAL_FLOATS],
  * squares [32], items [2], each warp's chain_weights, the token, barriers [warp][slot]. */
-static size_t chain_shared_bytes(struct chain_way way, uint32_t slots, uint32_t region_bytes)
+static size_t chain_shared_bytes(uint32_t slots, uint32_t region_bytes)
 {
-    return (size_t)way.warps * slots * (2 * way.tile + 8) + region_bytes +
+    return (size_t)chain_shaped::WARPS * slots * (2 * chain_shaped::TILE + 8) + region_bytes +
            (2 * PARTIAL_FLOATS + 32) * sizeof(float) + 2 * sizeof(chain_item) +
-           way.warps * sizeof(chain_weights) + sizeof(chain_token);
+           chain_shaped::WARPS * sizeof(chain_weights) + sizeof(chain_token);
 }
 
 /* A warp's place in its ring. */
@@ -237,12 +235,10 @@ __global__ void __launch_bounds__(S::WARPS * 32, 1) chain_kernel(const __grid_co
 /* ---- launchers ------------------------------------------------------------------------------------- */
 
 typedef void (*chain_function)(chain_params);
-/* Blocks of 16 warps with tiles of 1 KB a row took 3 % longer on an H200 (and spilled registers). */
-static const struct chain_way CHAIN_WAY = {8, 2048};
 #define CHAIN(T)                                                                                             \
     {                                                                                                        \
-        chain_kernel<chain_shape<8, 2048>, T, __nv_bfloat16>, chain_kernel<chain_shape<8, 2048>, T, __half>, \
-            chain_kernel<chain_shape<8, 2048>, T, float>                                                     \
+        chain_kernel<chain_shaped, T, __nv_bfloat16>, chain_kernel<chain_shaped, T, __half>,                 \
+            chain_kernel<chain_shaped, T, float>                                                             \
     }
 static const chain_function kernels[DTYPE_COUNT][DTYPE_COUNT] = {CHAIN(__nv_bfloat16), CHAIN(__half),
                                                                  CHAIN(float)};
@@ -257,7 +253,7 @@ int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
 }
 
 /* Shared memory that an operation's x or attention takes; 0 when a chain cannot take the operation. */
-static uint32_t region_of(struct chain_way way, const struct gpuk_chain_op *op)
+static uint32_t region_of(const struct gpuk_chain_op *op)
 {
     struct helm_err unused = {};
     if (op->kind == GPUK_CHAIN_LINEAR) {
@@ -265,9 +261,9 @@ static uint32_t region_of(struct chain_way way, const struct gpuk_chain_op *op)
         struct linear_params params;
         if (gpuk_linear_params("chain", a, &params, &unused) || !gpuk_linear_aligned(a)) return 0;
         if (((size_t)a->x | (size_t)a->norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
-        const uint32_t chunks = (uint32_t)((params.row_bytes + way.tile - 1) / way.tile);
+        const uint32_t chunks = (uint32_t)((params.row_bytes + chain_shaped::TILE - 1) / chain_shaped::TILE);
         if (chunks > PARTIAL_FLOATS / 2) return 0;
-        return chunks * (way.tile / (a->dtype == DTYPE_F32 ? 4 : 2)) * (uint32_t)sizeof(float);
+        return chunks * (chain_shaped::TILE / (a->dtype == DTYPE_F32 ? 4 : 2)) * (uint32_t)sizeof(float);
     }
     if (op->kind != GPUK_CHAIN_ATTENTION) return 0;
     const struct gpuk_attention *a = &op->attention.args;
@@ -276,16 +272,16 @@ static uint32_t region_of(struct chain_way way, const struct gpuk_chain_op *op)
     if (l->head_dim % 8 != 0 || ((size_t)a->kv.pool | (size_t)a->kv.pool_host) % 16 != 0) return 0;
     const uint32_t group = a->heads / l->kv_heads < CHAIN_GROUP ? a->heads / l->kv_heads : CHAIN_GROUP;
     /* a unit of two or three heads is laid out as one of CHAIN_GROUP */
-    const uint32_t bytes = chain_attention_floats(way.warps, group > 1 ? CHAIN_GROUP : 1, l->head_dim) * 4;
+    const uint32_t bytes =
+        chain_attention_floats(chain_shaped::WARPS, group > 1 ? CHAIN_GROUP : 1, l->head_dim) * 4;
     return (bytes + 127) / 128 * 128;
 }
 
 extern "C" bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op)
 {
-    const struct chain_way way = CHAIN_WAY;
-    const uint32_t region = region_of(way, op);
+    const uint32_t region = region_of(op);
     return device->bulk_copy && region > 0 &&
-           chain_shared_bytes(way, 2, region) <= (size_t)device->shared_bytes_max;
+           chain_shared_bytes(2, region) <= (size_t)device->shared_bytes_max;
 }
 
 extern "C" size_t gpuk_chain_bytes(uint32_t count)
@@ -295,7 +291,7 @@ extern "C" size_t gpuk_chain_bytes(uint32_t count)
 }
 
 static struct chain_weights weights_of(const struct gpuk_linear_args *args, const struct linear_params *p,
-                                       struct chain_way way, uint32_t blocks, uint32_t start)
+                                       uint32_t blocks, uint32_t start)
 {
     struct chain_weights w = {};
     const uint32_t row_bytes = (uint32_t)p->row_bytes;
@@ -311,13 +307,13 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
     }
     w.to_second =
         args->swiglu ? (uintptr_t)p->segment[1].weight - (uintptr_t)p->segment[0].weight : row_bytes;
-    w.chunks = (row_bytes + way.tile - 1) / way.tile;
-    w.last_bytes = row_bytes - (w.chunks - 1) * way.tile;
+    w.chunks = (row_bytes + chain_shaped::TILE - 1) / chain_shaped::TILE;
+    w.last_bytes = row_bytes - (w.chunks - 1) * chain_shaped::TILE;
     w.start = start;
     w.whole = p->pairs / blocks;
     w.extra = p->pairs % blocks;
-    w.step_pairs = way.warps / w.chunks;
-    w.step_chunks = way.warps % w.chunks;
+    w.step_pairs = chain_shaped::WARPS / w.chunks;
+    w.step_chunks = chain_shaped::WARPS % w.chunks;
     return w;
 }
 
@@ -336,7 +332,6 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     if (count == 0 || count > 1u << 20)
         return helm_fail(err, HELM_E_LIMIT, "chain: %u operations (1 to 2^20)", count);
     const uint32_t blocks = (uint32_t)device->sm_count;
-    const struct chain_way way = CHAIN_WAY;
     const size_t bytes = gpuk_chain_bytes(count);
     std::vector<uint64_t> image(bytes / sizeof(uint64_t) + 2);
     unsigned char *at = (unsigned char *)(((uintptr_t)image.data() + 15) / 16 * 16);
@@ -349,7 +344,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
         if (!gpuk_chain_takes(device, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u (%s) cannot be part of one",
                              i, count, is_linear ? "linear" : "attention");
-        const uint32_t needs = region_of(way, &op[i]);
+        const uint32_t needs = region_of(&op[i]);
         region = needs > region ? needs : region;
         linears += is_linear;
         int *all = is_linear ? &dtype : &cache;
@@ -370,7 +365,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
             const int rc = gpuk_linear_params("chain", &op[i].linear, &params, err);
             if (rc) return rc;
             item->linear = params;
-            item->where = *next++ = weights_of(&op[i].linear, &params, way, blocks, start);
+            item->where = *next++ = weights_of(&op[i].linear, &params, blocks, start);
             start = (uint32_t)(((uint64_t)start + params.pairs) % blocks);
         } else {
             item->attention =
@@ -388,14 +383,14 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     }
     uint32_t slots = device->gemv_slots > 0 ? (uint32_t)device->gemv_slots : SLOTS_MAX;
     if (slots > SLOTS_MAX) slots = SLOTS_MAX;
-    while (slots > 1 && chain_shared_bytes(way, slots, region) > (size_t)device->shared_bytes_max) slots--;
+    while (slots > 1 && chain_shared_bytes(slots, region) > (size_t)device->shared_bytes_max) slots--;
     *chain = {};
     chain->list = memory;
     chain->count = count;
     chain->variant = (dtype < 0 ? 0 : dtype) * DTYPE_COUNT + (cache < 0 ? 0 : cache);
-    chain->warps = way.warps;
+    chain->warps = chain_shaped::WARPS;
     chain->slots = slots;
-    chain->shared_bytes = (uint32_t)chain_shared_bytes(way, slots, region);
+    chain->shared_bytes = (uint32_t)chain_shared_bytes(slots, region);
     chain->blocks = blocks;
     chain->linears = linears;
     chain->region_bytes = region;
