@@ -77,6 +77,8 @@ COMMON_SRC := \
   common/plan.c \
   common/plan_json.c \
   common/sampling.c \
+  common/sampling_changes.c \
+  common/sampling_cut.c \
   common/sampling_pass.c \
   common/units.c
 
@@ -334,6 +336,9 @@ helm-bench_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 helm-bench-kernels_MAIN := tools/helm_bench_kernels.c
 helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) worker-cpu/kernels.c
 helm-bench-kernels_LIBS := -lopenblas -ljansson -lm
+helm-bench-sampling_MAIN := tools/helm_bench_sampling.c
+helm-bench-sampling_LINK := $(COMMON_SRC)
+helm-bench-sampling_LIBS := -ljansson -lm
 helm-bench-decode_MAIN := tools/helm_bench_decode.c
 helm-bench-decode_LINK := tools/decode/compare.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
@@ -353,7 +358,7 @@ helm-worker-gpu_MAIN := worker-gpu/main.c
 helm-worker-gpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_GPU_SRC) $(WORKER_GPU_DEVICE_SRC) $(WORKER_GPU_HOST_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-worker-gpu_LIBS = -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm $(if $(CUDA_DEVICE),$(CUDA_LIBS))
 
-PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-cli helm-inspect helm-mkmodel helm-plan helm-profile helm-worker-cpu helm-worker-gpu helmd
+PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-bench-sampling helm-cli helm-inspect helm-mkmodel helm-plan helm-profile helm-worker-cpu helm-worker-gpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@
 #ifndef HELM_COMMON_SAMPLING_H
 #define HELM_COMMON_SAMPLING_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -59,14 +60,73 @@ struct sampling_result {
     } top[SAMPLING_LOGPROBS_MAX]; /* falling; lowest id first on a tie */
 };
 
-/* Bytes of scratch sampling_draw needs for this vocabulary; 64-byte aligned. */
+/* Bytes of scratch that a draw needs for this vocabulary; 64-byte aligned. Its content means nothing. */
 size_t sampling_scratch_bytes(uint32_t vocab);
 
-/* Draws one token. logits[vocab] is not modified. history[0..history_count) are the sequence's tokens so far,
- * of which the first prompt_count are the prompt; index of the new token = history_count. If no logit is
- * finite returns -1 (the caller reports a failed step), else 0. */
-int sampling_draw(const struct sampling_params *params, const float *logits, uint32_t vocab,
+/* Draws one token. history[0..history_count) are the sequence's tokens so far, of which the first
+ * prompt_count are the prompt; index of the new token = history_count. logits[vocab] are as before on return;
+ * meanwhile those that penalties and bias change are changed. If no logit is finite returns -1 (the caller
+ * reports a failed step), else 0. */
+int sampling_draw(const struct sampling_params *params, float *logits, uint32_t vocab,
                   const uint32_t *history, uint32_t history_count, uint32_t prompt_count, void *scratch,
                   struct sampling_result *result);
+
+/* ---- the same draw from less than a row ----
+ *
+ * For logits that are far away, on a device: sampling_ask says what of a row is enough, the caller fetches
+ * that, and sampling_draw_few draws the token that sampling_draw would, with the same logprobs, bit for bit:
+ *
+ * - Top-k, min-p: the candidates alone, the first ones in falling order. Whatever is not among them comes
+ * behind them.
+ * - Penalties and bias: the logits of the tokens they change too, which are few; no other token moves.
+ * Candidates that fall behind the last of them count no more, so more are asked for.
+ * - Top-p without top-k: the sum of all weights too. Being whole numbers they give the same sum in any order.
+ * - Logprobs: the sum of the weights at temperature 1 too.
+ *
+ * Whether the candidates were enough shows only in them (a nucleus may be wide, a penalty may hit too many):
+ * then sampling_draw_few says so, and the row is needed. It is needed from the start for a temperature
+ * without any of top-k, top-p and min-p; for top-p without top-k together with penalties or bias; for top-k
+ * above SAMPLING_FEW_MAX; and where more than SAMPLING_CHANGES_MAX tokens change. */
+#define SAMPLING_FEW_MAX     256
+#define SAMPLING_CHANGES_MAX 4096
+
+/* Tokens that penalties and bias change. */
+struct sampling_changes {
+    uint32_t *token, *times; /* caller's memory; `times` is between these functions */
+    uint32_t count;
+};
+enum sampling_need {
+    SAMPLING_NEEDS_BEST, /* the largest logit's token, lowest id on a tie, is the result */
+    SAMPLING_NEEDS_FEW,
+    SAMPLING_NEEDS_ROW
+};
+struct sampling_ask {
+    enum sampling_need need;
+    uint32_t candidates; /* how many at least */
+    bool sum, model_sum; /* of all weights, with inv_temp and top; of those at temperature 1 */
+    float inv_temp;      /* of `sum` */
+};
+struct sampling_logit {
+    uint32_t token;
+    float logit;
+};
+struct sampling_few {
+    const struct sampling_logit
+        *candidate; /* the first `count` finite logits in falling order, in any order */
+    uint32_t count;
+    bool all;             /* there are no other finite ones */
+    const float *changed; /* logits of changes->token */
+    uint64_t sum, model_sum;
+};
+
+/* Arguments as for sampling_draw. Lists in `changes` (room for SAMPLING_CHANGES_MAX) whose logits are needed.
+ */
+void sampling_ask(const struct sampling_params *params, uint32_t vocab, const uint32_t *history,
+                  uint32_t history_count, uint32_t prompt_count, void *scratch,
+                  struct sampling_changes *changes, struct sampling_ask *ask);
+/* 0: drawn; -1: no logit is finite; 1: that was not enough, use sampling_draw. */
+int sampling_draw_few(const struct sampling_params *params, const struct sampling_few *few, uint32_t vocab,
+                      const struct sampling_changes *changes, uint32_t history_count, void *scratch,
+                      struct sampling_result *result);
 
 #endif

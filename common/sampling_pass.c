@@ -82,18 +82,44 @@ static float max_lanes(__m128 x)
     return top;
 }
 
+/* Largest of one block; also with AVX2, whose one comparison more or less cannot differ. */
+static __m128 block_max_sse2(const float *x)
+{
+    __m128 a = load_finite(x), c = load_finite(x + 4);
+    for (int i = 8; i < SAMPLING_BLOCK; i += 8) {
+        a = _mm_max_ps(a, load_finite(x + i));
+        c = _mm_max_ps(c, load_finite(x + i + 4));
+    }
+    return _mm_max_ps(a, c);
+}
+
+__attribute__((target("avx2"))) static inline __m256 load_finite_avx2(const float *x)
+{
+    __m256 v = _mm256_loadu_ps(x);
+    __m256i size = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff));
+    __m256i finite = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x7f800000), size);
+    return _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), v, _mm256_castsi256_ps(finite));
+}
+
+__attribute__((target("avx2"))) static __m128 block_max_avx2(const float *x)
+{
+    __m256 a = load_finite_avx2(x), c = load_finite_avx2(x + 8);
+    for (int i = 16; i < SAMPLING_BLOCK; i += 16) {
+        a = _mm256_max_ps(a, load_finite_avx2(x + i));
+        c = _mm256_max_ps(c, load_finite_avx2(x + i + 8));
+    }
+    a = _mm256_max_ps(a, c);
+    return _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+}
+
 void sampling_find_maxima(struct sampling_row *row, float *block_max)
 {
     float tail[SAMPLING_BLOCK];
     __m128 top = _mm_set1_ps(-INFINITY);
+    bool avx2 = __builtin_cpu_supports("avx2") != 0;
     for (uint32_t b = 0; b < row->blocks; b++) {
         const float *x = block_at(row, b, tail);
-        __m128 a = load_finite(x), c = load_finite(x + 4);
-        for (int i = 8; i < SAMPLING_BLOCK; i += 8) {
-            a = _mm_max_ps(a, load_finite(x + i));
-            c = _mm_max_ps(c, load_finite(x + i + 4));
-        }
-        a = _mm_max_ps(a, c);
+        __m128 a = avx2 ? block_max_avx2(x) : block_max_sse2(x);
         a = _mm_max_ps(a, _mm_movehl_ps(a, a));
         a = _mm_max_ss(a, _mm_shuffle_ps(a, a, 1));
         block_max[b] = _mm_cvtss_f32(a);
@@ -102,9 +128,9 @@ void sampling_find_maxima(struct sampling_row *row, float *block_max)
     row->top = max_lanes(top);
 }
 
-/* Sum of one block's weights. Two versions with the same bits: AVX2 halves the time of the longest pass; its
- * lanes do the same multiplications and additions in the same order (no FMA), so nothing depends on which one
- * ran. */
+/* Sum of one block's weights. Three versions with the same bits: wider ones take less of the longest pass;
+ * their lanes do the same multiplications and additions in the same order (no FMA), so nothing depends on
+ * which one ran. */
 static uint64_t block_sum_sse2(const float *x, const struct sampling_row *row)
 {
     __m128i upper = _mm_setzero_si128(), lower = _mm_setzero_si128(), u, l;
@@ -123,10 +149,7 @@ __attribute__((target("avx2"))) static uint64_t block_sum_avx2(const float *x, c
     const __m256 top = _mm256_set1_ps(row->top), inv_temp = _mm256_set1_ps(row->inv_temp);
     __m256i upper = _mm256_setzero_si256(), lower = _mm256_setzero_si256();
     for (int i = 0; i < SAMPLING_BLOCK; i += 8) {
-        __m256 v = _mm256_loadu_ps(x + i);
-        __m256i size = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff));
-        __m256i finite = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x7f800000), size);
-        v = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), v, _mm256_castsi256_ps(finite));
+        __m256 v = load_finite_avx2(x + i);
         __m256 z = _mm256_max_ps(_mm256_mul_ps(_mm256_sub_ps(v, top), inv_temp), _mm256_set1_ps(-87.0f));
         __m256 shifted = _mm256_add_ps(_mm256_mul_ps(z, _mm256_set1_ps(1.44269504f)), magic);
         __m256 n = _mm256_sub_ps(shifted, magic);
@@ -152,16 +175,54 @@ __attribute__((target("avx2"))) static uint64_t block_sum_avx2(const float *x, c
     return (sum_lanes(u) << 20) + sum_lanes(l);
 }
 
+__attribute__((target("avx512f"))) static uint64_t block_sum_avx512(const float *x,
+                                                                    const struct sampling_row *row)
+{
+    const __m512 magic = _mm512_set1_ps(12582912.0f), scale = _mm512_set1_ps(1048576.0f),
+                 one = _mm512_set1_ps(1.0f);
+    const __m512 top = _mm512_set1_ps(row->top), inv_temp = _mm512_set1_ps(row->inv_temp);
+    __m512i upper = _mm512_setzero_si512(), lower = _mm512_setzero_si512();
+    for (int i = 0; i < SAMPLING_BLOCK; i += 16) {
+        __m512 v = _mm512_loadu_ps(x + i);
+        __m512i size = _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x7fffffff));
+        __mmask16 finite = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(0x7f800000));
+        v = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), finite, v);
+        __m512 z = _mm512_max_ps(_mm512_mul_ps(_mm512_sub_ps(v, top), inv_temp), _mm512_set1_ps(-87.0f));
+        __m512 shifted = _mm512_add_ps(_mm512_mul_ps(z, _mm512_set1_ps(1.44269504f)), magic);
+        __m512 n = _mm512_sub_ps(shifted, magic);
+        __m512 r = _mm512_sub_ps(z, _mm512_mul_ps(n, _mm512_set1_ps(0.693359375f)));
+        r = _mm512_add_ps(r, _mm512_mul_ps(n, _mm512_set1_ps(2.12194440e-4f)));
+        __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+        p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(1.3981999507e-3f));
+        p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(8.3334519073e-3f));
+        p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(4.1665795894e-2f));
+        p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(1.6666665459e-1f));
+        p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(5.0000001201e-1f));
+        p = _mm512_add_ps(_mm512_mul_ps(p, _mm512_mul_ps(r, r)), _mm512_add_ps(r, one));
+        __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+        __m512 e = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), exponent));
+        __m512 scaled = _mm512_mul_ps(_mm512_min_ps(e, one), scale);
+        __m512i u = _mm512_cvttps_epi32(scaled);
+        upper = _mm512_add_epi32(upper, u);
+        __m512 rest = _mm512_mul_ps(_mm512_sub_ps(scaled, _mm512_cvtepi32_ps(u)), scale);
+        lower = _mm512_add_epi32(lower, _mm512_cvttps_epi32(rest));
+    }
+    return ((uint64_t)(uint32_t)_mm512_reduce_add_epi32(upper) << 20) +
+           (uint32_t)_mm512_reduce_add_epi32(lower);
+}
+
 uint64_t sampling_find_weights(const struct sampling_row *row, const float *block_max, uint64_t *block_weight)
 {
     float tail[SAMPLING_BLOCK];
     uint64_t sum = 0;
-    bool avx2 = __builtin_cpu_supports("avx2") != 0;
+    bool avx512 = __builtin_cpu_supports("avx512f") != 0, avx2 = __builtin_cpu_supports("avx2") != 0;
     for (uint32_t b = 0; b < row->blocks; b++) {
         uint64_t weight = 0;
         if ((block_max[b] - row->top) * row->inv_temp > -28.0f) { /* exp(-28) < 2^-40 */
             const float *x = block_at(row, b, tail);
-            weight = avx2 ? block_sum_avx2(x, row) : block_sum_sse2(x, row);
+            weight = avx512 ? block_sum_avx512(x, row)
+                     : avx2 ? block_sum_avx2(x, row)
+                            : block_sum_sse2(x, row);
         }
         if (block_weight != NULL) block_weight[b] = weight;
         sum += weight;
@@ -183,14 +244,21 @@ void sampling_block_weights(const struct sampling_row *row, uint32_t b, uint64_t
     }
 }
 
-static uint64_t falling_key(float x, uint32_t id)
+void sampling_weigh(const struct sampling_row *row, struct sampling_candidate *candidate, size_t n)
 {
-    uint32_t bits;
-    x += 0.0f; /* -0 and +0 are a tie */
-    memcpy(&bits, &x, sizeof(bits));
-    bits ^= (bits >> 31) != 0 ? 0xffffffffu : 0x80000000u;
-    return (uint64_t)~bits << 32 | id;
+    for (size_t i = 0; i < n; i += 4) {
+        float x[4] = {row->top, row->top, row->top, row->top};
+        uint32_t upper[4], lower[4];
+        __m128i u, l;
+        size_t count = n - i < 4 ? n - i : 4;
+        for (size_t j = 0; j < count; j++) x[j] = key_logit(candidate[i + j].key);
+        split_weight(exp_below(_mm_loadu_ps(x), row), &u, &l);
+        _mm_storeu_si128((__m128i *)(void *)upper, u);
+        _mm_storeu_si128((__m128i *)(void *)lower, l);
+        for (size_t j = 0; j < count; j++) candidate[i + j].weight = ((uint64_t)upper[j] << 20) + lower[j];
+    }
 }
+
 size_t sampling_gather(const struct sampling_row *row, const float *block_max, float floor_logit,
                        struct sampling_candidate *candidate)
 {
@@ -211,17 +279,7 @@ size_t sampling_gather(const struct sampling_row *row, const float *block_max, f
             }
         }
     }
-    for (size_t i = 0; i < n; i += 4) {
-        float x[4] = {row->top, row->top, row->top, row->top};
-        uint32_t upper[4], lower[4];
-        __m128i u, l;
-        size_t count = n - i < 4 ? n - i : 4;
-        for (size_t j = 0; j < count; j++) x[j] = key_logit(candidate[i + j].key);
-        split_weight(exp_below(_mm_loadu_ps(x), row), &u, &l);
-        _mm_storeu_si128((__m128i *)(void *)upper, u);
-        _mm_storeu_si128((__m128i *)(void *)lower, l);
-        for (size_t j = 0; j < count; j++) candidate[i + j].weight = ((uint64_t)upper[j] << 20) + lower[j];
-    }
+    sampling_weigh(row, candidate, n);
     return n;
 }
 

@@ -27,6 +27,14 @@ struct sampling_candidate {
     uint64_t weight;
 };
 
+static inline uint64_t falling_key(float x, uint32_t id)
+{
+    uint32_t bits;
+    x += 0.0f; /* -0 and +0 are a tie */
+    memcpy(&bits, &x, sizeof(bits));
+    bits ^= (bits >> 31) != 0 ? 0xffffffffu : 0x80000000u;
+    return (uint64_t)~bits << 32 | id;
+}
 static inline uint32_t key_id(uint64_t key)
 {
     return (uint32_t)key;
@@ -54,6 +62,9 @@ void sampling_block_weights(const struct sampling_row *row, uint32_t b, uint64_t
  * Needs room for 4 more than that. */
 size_t sampling_gather(const struct sampling_row *row, const float *block_max, float floor_logit,
                        struct sampling_candidate *candidate);
+
+/* Weights of n candidates by their keys. */
+void sampling_weigh(const struct sampling_row *row, struct sampling_candidate *candidate, size_t n);
 
 /* A logit a little below the one at which a token is `weight` times as likely as the best. */
 float sampling_logit_of(const struct sampling_row *row, double weight);
