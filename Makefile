@@ -133,6 +133,7 @@ WORKER_GPU_SRC := \
   worker-gpu/measure.c \
   worker-gpu/measure_buffers.c \
   worker-gpu/measure_chains.c \
+  worker-gpu/measure_chunks.c \
   worker-gpu/measure_kernels.c \
   worker-gpu/nvml.c \
   worker-gpu/print.c \
@@ -279,7 +280,8 @@ PROFILE_SRC := \
   tools/profile/device.c \
   tools/profile/host.c \
   tools/profile/print.c \
-  tools/profile/samples.c
+  tools/profile/samples.c \
+  tools/profile/wake.c
 
 CLI_SRC := \
   client/cli/command_chat.c \

@@ -57,6 +57,7 @@ static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct pr
     for (int i = 0; i < (t->options.quick ? 2 : 4) && !rc && (i == 0 || !profile_late(&t->progress)); i++) {
         rc = profile_device_stream_start(device, err);
         if (!rc) rc = profile_cpu_gemv(cpu, seconds, true, &p->cpu, err);
+        if (!rc && i == 0) rc = profile_cpu_linear_beside(cpu, &p->cpu, err);
         if (!rc) rc = profile_device_stream_stop(device, &link, err);
         if (!rc) rc = profile_cpu_gemv(cpu, seconds, false, &p->cpu, err);
     }
@@ -113,6 +114,7 @@ static int measure(struct tool *t, struct helm_err *err)
                         p->gpu.read.value * 1e-9, p->gpu.gemv.value * 1e-9, p->link.h2d.value * 1e-9);
     }
     if (!rc) rc = profile_host_doorbell(&p->step, err); /* before this thread is pinned */
+    if (!rc) rc = profile_host_wake(o->quick, &p->wake, err);
     if (!rc) rc = profile_cpu_open(&cpu_options, &cpu, err);
     if (!rc) rc = profile_cpu_measure(cpu, p, err);
     if (!rc && device) rc = measure_beside(t, cpu, device, err);

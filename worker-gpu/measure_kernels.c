@@ -193,7 +193,7 @@ static int issue_few(const struct measure_work *w, uint32_t index, struct helm_e
 
 /* One operation of a chunk, with what stands before and after it there. Products take whole multiples of
  * GPU_PAD_TOKENS. */
-static int issue_many(const struct measure_work *w, uint32_t index, struct helm_err *err)
+int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm_err *err)
 {
     const char *weight = weight_of(w->m, w->shape, index);
     struct device *d = w->m->device;
@@ -224,7 +224,7 @@ static int issue_linears(const struct measure_work *w, struct helm_err *err)
 {
     int rc = 0;
     for (uint32_t i = 0; i < w->ops && !rc; i++)
-        rc = w->tokens <= GPUK_BATCH_MAX ? issue_few(w, i, err) : issue_many(w, i, err);
+        rc = w->tokens <= GPUK_BATCH_MAX ? issue_few(w, i, err) : measure_issue_many(w, i, err);
     return rc;
 }
 
@@ -242,7 +242,7 @@ static int issue_read(const struct measure_work *w, struct helm_err *err)
     return rc;
 }
 
-static int issue_tiny(const struct measure_work *w, struct helm_err *err)
+int measure_issue_tiny(const struct measure_work *w, struct helm_err *err)
 {
     struct device *d = w->m->device;
     const struct measure_kernels *k = w->m->kernels;
@@ -302,8 +302,9 @@ bool measure_fit_operation(const struct measure_amount *large, const struct meas
     return measure_median_of(operation) > least;
 }
 
-/* gpu.read, gpu.launch, gpu.operation, gpu.gemv. `operation`: what a kernel in a graph costs. */
-static int measure_decode(struct measure *m, double *operation, struct helm_err *err)
+/* gpu.read, gpu.launch, gpu.operation, gpu.gemv. `operation`: what a kernel in a graph costs, `launched`: one
+ * outside. */
+static int measure_decode(struct measure *m, double *operation, double *launched, struct helm_err *err)
 {
     enum { READ, LARGE, SMALL };
     const struct measure_kernels *k = m->kernels;
@@ -311,7 +312,7 @@ static int measure_decode(struct measure *m, double *operation, struct helm_err 
     /* A graph of a fast device goes round the weights several times, that its own start counts for little. */
     const uint32_t rounds = m->emulated ? 1 : 4;
     const struct measure_work idle = {
-        .m = m, .issue = issue_tiny, .tokens = 1, .ops = MEASURE_TINY_COUNT, .shape = k->large};
+        .m = m, .issue = measure_issue_tiny, .tokens = 1, .ops = MEASURE_TINY_COUNT, .shape = k->large};
     struct measure_work w[MEASURE_WORKS_MAX] = {idle, idle, idle};
     uint64_t rows = (m->weight_bytes < GIB ? m->weight_bytes : GIB) / 2 / k->large->hidden,
              most = (uint64_t)MEASURE_TOKENS_MAX * 2 * k->large->inner;
@@ -329,6 +330,7 @@ static int measure_decode(struct measure *m, double *operation, struct helm_err 
     if (!rc) rc = measure_time_works(w, k->small == k->large ? 2 : 3, true, samples, err);
     if (rc) return rc;
     for (uint32_t i = 0; i < launch.count; i++) launch.value[i] /= MEASURE_TINY_COUNT;
+    *launched = measure_median_of(&launch);
     for (uint32_t i = 0; i < tiny.count; i++) tiny.value[i] /= MEASURE_TINY_COUNT;
     /* No kernel is cheaper than an empty one. */
     *operation = measure_median_of(&tiny);
@@ -349,8 +351,9 @@ static int measure_decode(struct measure *m, double *operation, struct helm_err 
 
 /* gpu.linear and gpu.linear_operation at one number of tokens. *rate: operations a second in all, so far. A
  * CPU that plays a GPU has no time for whole layers of many tokens, and parts of two shapes cannot be
- * compared: there all counts as work. */
-static int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, struct helm_err *err)
+ * compared: there all counts as work. *layer_s: what a large layer took. */
+static int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, double *layer_s,
+                             struct helm_err *err)
 {
     enum { LARGE, SMALL, COUNT };
     const struct measure_kernels *k = m->kernels;
@@ -371,6 +374,7 @@ static int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, s
     if (!rc) rc = measure_time_works(w, both ? COUNT : 1, tokens <= GPUK_BATCH_MAX, samples, err);
     if (rc) return rc;
     double once = measure_median_of(&samples[LARGE]), each = 0;
+    *layer_s = once / w[LARGE].ops * MEASURE_LAYER_OPS;
     if (both) {
         (void)measure_fit_operation(&amount[LARGE], &amount[SMALL], &samples[LARGE], &samples[SMALL],
                                     MEASURE_OPERATION_LEAST, &fitted);
@@ -388,13 +392,16 @@ static int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, s
     return 0;
 }
 
-static int measure_linear(struct measure *m, struct helm_err *err)
+static int measure_linear(struct measure *m, struct measure_chunk_parts *parts, struct helm_err *err)
 {
     static const uint32_t tokens[] = {2, 4, 8, 16, 32, 64, 128, 256, 512};
-    double rate = 0;
+    double rate = 0, layer_s = 0;
     int rc = 0;
-    for (size_t i = 0; i < sizeof tokens / sizeof *tokens && !rc; i++)
-        rc = measure_linear_at(m, tokens[i], &rate, err);
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens && !rc; i++) {
+        rc = measure_linear_at(m, tokens[i], &rate, &layer_s, err);
+        for (int p = 0; p < MEASURE_CHUNK_SIZES; p++)
+            if (parts[p].tokens == tokens[i]) parts[p].linears_s = layer_s;
+    }
     return rc;
 }
 
@@ -461,7 +468,7 @@ static int issue_attention(const struct measure_work *w, struct helm_err *err)
 /* A chunk of so many queries of so many heads behind a context: gpu.attention_flops, and a point of
  * gpu.attention_rows. */
 static int measure_chunk(struct measure *m, uint32_t tokens, uint32_t heads, const char *name, uint32_t x,
-                         struct helm_err *err)
+                         struct measure_chunk_parts *parts, struct helm_err *err)
 {
     struct measure_samples samples;
     const struct measure_work w = {.m = m,
@@ -473,6 +480,9 @@ static int measure_chunk(struct measure *m, uint32_t tokens, uint32_t heads, con
     int rc = measure_set_step(m, w.start, tokens, err);
     if (!rc) rc = time_work(&w, false, &samples, err);
     if (rc) return rc;
+    for (int p = 0; p < MEASURE_CHUNK_SIZES; p++)
+        if (parts[p].tokens == tokens && heads == MEASURE_HEADS)
+            parts[p].attention_s = measure_median_of(&samples) / w.ops;
     double pairs = tokens * (w.start + (tokens + 1) / 2.0); /* of a query and a position that it sees */
     measure_to_rate(&samples, 4.0 * heads * MEASURE_HEAD_DIM * pairs * w.ops, 0);
     measure_print(m, name, x, &samples);
@@ -480,7 +490,8 @@ static int measure_chunk(struct measure *m, uint32_t tokens, uint32_t heads, con
     return 0;
 }
 
-static int measure_attention(struct measure *m, double operation, struct helm_err *err)
+static int measure_attention(struct measure *m, double operation, struct measure_chunk_parts *parts,
+                             struct helm_err *err)
 {
     struct measure_samples samples;
     struct device *d = m->device;
@@ -508,8 +519,8 @@ static int measure_attention(struct measure *m, double operation, struct helm_er
     for (size_t i = 0; i < sizeof few / sizeof *few && !rc; i++)
         if (few[i].tokens * few[i].heads < most * MEASURE_HEADS)
             rc = measure_chunk(m, few[i].tokens, few[i].heads, "gpu.attention_rows",
-                               few[i].tokens * few[i].heads, err);
-    return rc ? rc : measure_chunk(m, most, MEASURE_HEADS, "gpu.attention_flops", 0, err);
+                               few[i].tokens * few[i].heads, parts, err);
+    return rc ? rc : measure_chunk(m, most, MEASURE_HEADS, "gpu.attention_flops", 0, parts, err);
 }
 
 int measure_kernels_lane(struct measure *m, const float *from, float *to, struct helm_err *err)
@@ -522,10 +533,13 @@ int measure_kernels_lane(struct measure *m, const float *from, float *to, struct
 
 int measure_kernels_run(struct measure *m, struct helm_err *err)
 {
-    double operation = 0;
-    int rc = measure_decode(m, &operation, err);
-    if (!rc) rc = measure_linear(m, err);
-    if (!rc) rc = measure_attention(m, operation, err);
+    struct measure_chunk_parts parts[MEASURE_CHUNK_SIZES] = {{.tokens = 128}, {.tokens = MEASURE_TOKENS_MAX}};
+    double operation = 0, launched = 0;
+    int rc = measure_decode(m, &operation, &launched, err);
+    for (int p = 0; p < MEASURE_CHUNK_SIZES; p++) parts[p].launch_s = launched;
+    if (!rc) rc = measure_linear(m, parts, err);
+    if (!rc) rc = measure_attention(m, operation, parts, err);
+    if (!rc) rc = measure_chunks_run(m, parts, err);
     if (!rc) rc = measure_chains_run(m, operation, err);
     return rc ? rc : measure_set_step(m, 0, 1, err);
 }

@@ -1,5 +1,6 @@
 /* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure_kernels.c
- * (rates), measure_chains.c (rates of chains), measure_buffers.c (what they work on). */
+ * (rates), measure_chains.c (rates of chains), measure_chunks.c (chunks as a whole), measure_buffers.c (what
+ * they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H
 
@@ -139,6 +140,24 @@ uint32_t measure_kv_layers(const struct measure *m);
 /* Bytes of cache that one token's attention reads behind MEASURE_CONTEXT positions. */
 double measure_attention_bytes(void);
 
+/* One operation of a chunk, with what stands before and after it there. */
+HELM_MUST_CHECK int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm_err *err);
+/* w->ops kernels that do nothing worth mentioning. */
+HELM_MUST_CHECK int measure_issue_tiny(const struct measure_work *w, struct helm_err *err);
+
+/* ---- measure_chunks.c ---- */
+
+/* Seconds of what a large layer of a chunk is made of, each measured alone: its products with norms and
+ * activations, attention behind a context, a kernel that does nothing. 0: was not measured. */
+struct measure_chunk_parts {
+    uint32_t tokens;
+    double linears_s, attention_s, launch_s;
+};
+#define MEASURE_CHUNK_SIZES 2
+/* gpu.begin, gpu.issue, gpu.together */
+HELM_MUST_CHECK int measure_chunks_run(struct measure *m, const struct measure_chunk_parts *parts,
+                                       struct helm_err *err);
+
 /* ---- measure_chains.c ---- */
 
 /* gpu.chain_gemv, gpu.chain_attention, gpu.chain_attention_pair, gpu.chain_operation, where the device has
@@ -150,7 +169,7 @@ HELM_MUST_CHECK int measure_chains_run(struct measure *m, double launch, struct 
 HELM_MUST_CHECK int measure_kernels_open(struct measure *m, struct helm_err *err);
 void measure_kernels_close(struct measure *m);
 /* gpu.read, gpu.gemv, gpu.operation, gpu.launch, gpu.linear, gpu.linear_operation, gpu.attention,
- * gpu.attention_flops, gpu.attention_rows */
+ * gpu.attention_flops, gpu.attention_rows, and those of measure_chunks.c and measure_chains.c */
 HELM_MUST_CHECK int measure_kernels_run(struct measure *m, struct helm_err *err);
 /* Puts the two kernels of a hand-over into the compute queue: from a lane in host memory, and back into it.
  */

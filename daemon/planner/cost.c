@@ -18,11 +18,13 @@ static const uint32_t gpu_operations[2][3] = {{3, 4, 5}, {2, 2, 4}};
 static const uint32_t gpu_others[2] = {2, 0};
 /* Of a step on the GPU, before its layers: its block, the table of rotations, the embedding. */
 #define GPU_FIRST_OPERATIONS 3
+#define CALLS_OF_A_SLICE     3 /* beside its kernels: its copy, an event there, waiting for one here */
 
 /* One device at one size of step. Rates are a second's worth, of bytes or operations. */
 struct device_rates {
     double gemv, gemv_beside; /* weights, each read once a step */
     double linear;            /* operations, 0 for one token: reading is all there is */
+    double linear_slowed;     /* how many times as long they take while the link streams */
     double attention, attention_beside, attention_flops;
     double read;      /* activations */
     double operation; /* seconds */
@@ -37,6 +39,7 @@ struct pricing {
     int size; /* 0: one token, 1: few, 2: a chunk */
     struct device_rates cpu, gpu;
     struct device_rates kernel; /* the GPU's of operations that are kernels of their own: not chained */
+    double together;            /* the GPU's: how many times as long all takes in a prompt */
     bool device, chained;       /* one token's operations on the GPU are, where nothing is between them */
 };
 
@@ -57,6 +60,16 @@ static int require(double rate, const char *name, struct helm_err *err)
     return helm_fail(err, HELM_E_FORMAT, "the profile lacks %s: a step cannot be priced without it", name);
 }
 
+/* At the number of tokens nearest to the step's of those that were measured with the link and without. */
+static double slowed_by_link(const struct profile_cpu *cpu, uint32_t tokens)
+{
+    const struct profile_table *beside = &cpu->linear_beside;
+    if (beside->count == 0) return 1;
+    if (tokens < beside->point[0].x) tokens = beside->point[0].x;
+    if (tokens > beside->point[beside->count - 1].x) tokens = beside->point[beside->count - 1].x;
+    return fmax(1, profile_table_at(&cpu->linear, tokens).value / profile_table_at(beside, tokens).value);
+}
+
 static int rates_of_cpu(struct pricing *p, struct helm_err *err)
 {
     const struct profile_cpu *cpu = &p->profile->cpu;
@@ -68,13 +81,14 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     r->attention_flops = cpu->attention_flops.value;
     r->read = r->gemv;
     r->operation = cpu->operation.value;
-    r->parts = 1;
+    r->parts = r->linear_slowed = 1;
     int rc = require(r->gemv, "cpu.gemv", err);
     if (!rc) rc = require(r->attention, "cpu.attention", err);
     if (rc) return rc;
     r->attention_beside = r->attention * (r->gemv_beside / r->gemv);
     if (p->step->tokens == 1) return 0;
     r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
+    if (p->size == 2) r->linear_slowed = slowed_by_link(cpu, p->step->tokens);
     rc = require(r->linear, "cpu.linear", err);
     if (!rc) rc = require(r->attention_flops, "cpu.attention_flops", err);
     return rc;
@@ -112,6 +126,7 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     r->read = rate_or(&gpu->read, r->gemv);
     r->operation = p->size == 2 ? rate_or(&gpu->launch, gpu->operation.value) : gpu->operation.value;
     r->parts = ceil((double)p->step->tokens / COST_SUB_TOKENS);
+    r->linear_slowed = p->together = 1;
     int rc = require(r->gemv, "gpu.gemv", err);
     if (!rc) rc = require(r->attention, "gpu.attention", err);
     if (!rc) rc = require(p->profile->link.h2d.value, "link.h2d", err);
@@ -127,6 +142,7 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     r->linear = profile_table_at(&gpu->linear, part).value;
     r->product = profile_table_at(&gpu->linear_operation, part).value;
     r->attention_flops = attention_flops_of(p);
+    if (p->size == 2 && gpu->together.count) p->together = profile_table_at(&gpu->together, part).value;
     rc = require(r->linear, "gpu.linear", err);
     if (!rc) rc = require(r->attention_flops, "gpu.attention_flops", err);
     p->kernel = *r;
@@ -140,7 +156,7 @@ static void add_linear(const struct device_rates *r, double bytes, double parame
     double memory = r->parts * bytes / r->gemv, memory_beside = r->parts * bytes / r->gemv_beside;
     double compute = r->linear > 0 ? 2 * parameters * tokens / r->linear : 0;
     s->total += fmax(memory, compute);
-    s->beside += fmax(memory_beside, compute);
+    s->beside += fmax(memory_beside, compute * r->linear_slowed);
     *(compute > memory ? &s->compute : &s->memory) += fmax(memory, compute);
 }
 
@@ -291,11 +307,20 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
     if (!p->device) return;
     add_rest(p, &p->gpu, mlp, window, gpu);
     add_rest(p, &p->kernel, mlp, window, kernel);
-    u->gpu = gpu->total;
+    u->gpu = p->together * gpu->total;
     u->gpu_bound = bound_of(gpu);
     /* Between slices there are events: nothing to chain. */
     double more = fmax(0, slices_of(u->bytes) - LINEARS_OF_A_HALF);
-    u->stream = fmax(u->gpu, kernel->total + p->kernel.parts * more * product_of(&p->kernel));
+    u->stream =
+        p->together * fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel));
+    if (p->size == 2) {
+        double calls = gpu_operations[mlp][p->size] * p->kernel.parts;
+        u->issue = calls * p->profile->gpu.issue.value;
+        /* a slice's copy, two events, and its product with a norm before it for each part */
+        u->issue_stream = u->issue + (more * (CALLS_OF_A_SLICE + 2 * p->kernel.parts) +
+                                      LINEARS_OF_A_HALF * CALLS_OF_A_SLICE) *
+                                         p->profile->gpu.issue.value;
+    }
     u->borrow = 0;
     price_link(p, unit, window, u);
 }
@@ -349,13 +374,21 @@ static void price_embed(const struct pricing *p, const struct analyse_table *ana
         u->gpu = u->stream = p->profile->link.hand_over.value +
                              (GPU_FIRST_OPERATIONS + p->chained) * p->kernel.operation +
                              p->step->tokens * row / p->gpu.read;
+    if (p->device && p->size == 2)
+        u->issue = u->issue_stream = GPU_FIRST_OPERATIONS * p->profile->gpu.issue.value;
 }
 
 static void price_rest(const struct pricing *p, struct cost_table *table)
 {
     const struct profile_link *link = &p->profile->link;
     table->step = p->profile->step.value;
+    table->wake = p->profile->cpu.wake.value;
     if (!p->device) return;
+    /* A chunk that has nothing to do, beside what the ends are priced at: its way there and back, its first
+     * kernels. */
+    if (p->size == 2)
+        table->begin = fmax(0, p->profile->gpu.begin.value - 2 * link->hand_over.value -
+                                   GPU_FIRST_OPERATIONS * p->kernel.operation);
     double crossing = (double)p->step->tokens * p->model->config.hidden * sizeof(float);
     double rate = fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
     struct spent slice = {0};

@@ -24,6 +24,8 @@ struct cost_step {
 #define COST_SUB_TOKENS 512
 /* A hand-over's price in the profile is one with so few bytes; what is beyond crosses at the link's rate. */
 #define COST_HAND_OVER_BYTES 8192
+/* Without a unit for so long the CPU's threads sleep (worker-cpu/pool.h, POOL_SPIN_QUIET_US). */
+#define COST_CPU_AWAKE_S 100e-6
 
 /* Prices in seconds. `beside`: while the link streams (CPU), while the CPU computes (link). */
 struct cost_unit {
@@ -31,9 +33,10 @@ struct cost_unit {
     double gpu;             /* weights in VRAM */
     double stream;          /* weights in the ring, in slices: gpu, and an operation for each slice more */
     double link, link_beside; /* copying its weights */
-    double borrow;  /* link: its KV pages in and out, where the cache is the host's and it is computed
-                       on the GPU (prefill) */
-    uint64_t bytes; /* of weights */
+    double borrow; /* link: its KV pages in and out, where the cache is the host's and it is computed
+                      on the GPU (prefill) */
+    double issue, issue_stream;        /* of the host, to put its kernels into the queue: a chunk's */
+    uint64_t bytes;                    /* of weights */
     const char *cpu_bound, *gpu_bound; /* "memory", "compute", "overhead": for bound_by */
 };
 
@@ -44,6 +47,8 @@ struct cost_table {
     struct cost_unit embed, head; /* link unused */
     double hand_over, step,
         slice;         /* slice: what the last slice of a streamed unit takes the GPU after it came */
+    double wake;       /* by which the CPU is later with a unit when its threads sleep */
+    double begin;      /* by which a chunk's first kernel is later than the prices of the ends say */
     double activation; /* seconds for the step's residual streams to cross once, beyond what hand_over's
                           price holds (T 4.15) */
 };

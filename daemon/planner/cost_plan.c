@@ -187,6 +187,13 @@ int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context, str
     return rc;
 }
 
+/* Of helmd and the workers: they sleep when a prompt comes, and helmd until it knows how long steps like this
+ * take, from the third of a size on (daemon/pace.h). One after another: the workers, then helmd. */
+static uint32_t sleepers_of(uint32_t step, uint32_t like_it)
+{
+    return (step == 0) + (like_it < 2);
+}
+
 int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_forecast *forecast,
               struct helm_err *err)
 {
@@ -197,8 +204,9 @@ int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_for
         return helm_fail(err, HELM_E_LIMIT, "no first token after a prompt of %u tokens in steps of %u",
                          prompt_tokens, chunk);
     int rc = walk_open(c, &w, err);
-    for (uint32_t done = 0; done < prompt_tokens && !rc;) {
+    for (uint32_t done = 0, step = 0; done < prompt_tokens && !rc; step++) {
         uint32_t tokens = prompt_tokens - done < chunk ? prompt_tokens - done : chunk;
+        forecast->seconds += sleepers_of(step, tokens == chunk ? step : 0) * c->profile->wake.value;
         done += tokens;
         rc = walk_step(&w, tokens, 1, done == prompt_tokens, done, forecast, err);
     }

@@ -14,7 +14,7 @@
 #include "common/err.h"
 
 #define PROFILE_VERSION    1
-#define PROFILE_METHOD     3 /* of measuring: a fact of the fingerprint, so a new one measures machines again */
+#define PROFILE_METHOD     4 /* of measuring: a fact of the fingerprint, so a new one measures machines again */
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 
@@ -56,6 +56,11 @@ struct profile_cpu {
     struct profile_value attention;       /* KV bytes a second, one query */
     struct profile_value attention_flops; /* a chunk's attention: operations a second */
     struct profile_value operation;       /* seconds that an operation costs beside its bytes: begin, end */
+    /* Seconds by which it is later with a unit that it computes after a pause, since its threads sleep by
+     * then (worker-cpu/pool.h). Unknown: nothing. */
+    struct profile_value wake;
+    /* by tokens: `linear` while the link streams; empty: work is as fast then, only reading is slower */
+    struct profile_table linear_beside;
 };
 /* What a layer of one token costs on the CPU beside its weights and its cache is so many times cpu.operation.
  */
@@ -80,6 +85,13 @@ struct profile_gpu {
                                             empty: as attention_flops */
     struct profile_value operation;      /* a kernel in a captured graph, beside its bytes */
     struct profile_value launch;         /* a kernel outside a graph (steps of many tokens) */
+    /* A chunk is put into the queue kernel by kernel: seconds that this takes the host for each of them, with
+     * a cold start as in a prompt, and seconds from its first kernel to the host's knowing that the last one
+     * is done, for a chunk that has nothing to do. Unknown: nothing beside `launch`. */
+    struct profile_value issue, begin;
+    /* by tokens: how many times as long a prompt's layers take as their operations measured alone, `linear`
+     * and `attention_flops`: under a load that lasts, beside each other. Empty: 1 */
+    struct profile_table together;
     /* The same of one token where its operations are chained (worker-gpu/kernels.h): unknown of a device that
      * has no chains, which is priced by the values above. An operation in a chain may cost 0. */
     struct profile_value chain_gemv, chain_attention, chain_operation;
@@ -109,12 +121,14 @@ struct profile {
     struct profile_link link;  /* all 0 without a device */
     struct profile_value disk; /* direct reads of a file */
     struct profile_value step; /* of helmd and the doorbells, a step */
+    struct profile_value wake; /* from a ring until who slept for some time is there; unknown: nothing */
 };
 
 /* HELM_E_FORMAT naming the first value that the cost model cannot do without, or that contradicts another.
  * Needed of the CPU: threads, read, gemv, linear, attention, attention_flops; with a device: read, gemv,
  * linear, attention and attention_flops of it, h2d and d2h of its link, and both values "beside". Operation
- * costs, launch, hand_over, latency and step may be 0, direct, disk and what is of chains unknown. */
+ * costs, launch, hand_over, latency and step may be 0; direct, disk, what is of chains, of waking up and of a
+ * chunk's begin, linear_beside and together unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
 /* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "host_bytes", "cpu": {...}, "gpu": {...} |
  * null, "link": {...} | null, "disk", "step"}; a value is {"value", "low", "high", "source"}, a table [{"x",

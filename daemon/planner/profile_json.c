@@ -34,7 +34,7 @@ static const struct member top_member[] = {
     MEMBER(profile, fingerprint, KIND_TEXT, false), MEMBER(profile, machine, KIND_TEXT, true),
     MEMBER(profile, made, KIND_TEXT, false),        MEMBER(profile, quick, KIND_BOOL, false),
     MEMBER(profile, disk, KIND_RATE, false),        MEMBER(profile, step, KIND_TIME, false),
-    MEMBER(profile, host_bytes, KIND_U64, false),
+    MEMBER(profile, host_bytes, KIND_U64, false),   MEMBER(profile, wake, KIND_TIME, false),
 };
 static const struct member cpu_member[] = {
     MEMBER(profile_cpu, name, KIND_TEXT, true),
@@ -48,6 +48,8 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, attention, KIND_RATE, false),
     MEMBER(profile_cpu, attention_flops, KIND_RATE, false),
     MEMBER(profile_cpu, operation, KIND_TIME, false),
+    MEMBER(profile_cpu, wake, KIND_TIME, false),
+    MEMBER(profile_cpu, linear_beside, KIND_TABLE, false),
 };
 static const struct member gpu_member[] = {
     MEMBER(profile_gpu, device, KIND_DEVICE, true),
@@ -66,6 +68,9 @@ static const struct member gpu_member[] = {
     MEMBER(profile_gpu, attention_rows, KIND_TABLE, false),
     MEMBER(profile_gpu, operation, KIND_TIME, false),
     MEMBER(profile_gpu, launch, KIND_TIME, false),
+    MEMBER(profile_gpu, issue, KIND_TIME, false),
+    MEMBER(profile_gpu, begin, KIND_TIME, false),
+    MEMBER(profile_gpu, together, KIND_TABLE, false),
     MEMBER(profile_gpu, chain_gemv, KIND_RATE, false),
     MEMBER(profile_gpu, chain_attention, KIND_RATE, false),
     MEMBER(profile_gpu, chain_operation, KIND_TIME, false),

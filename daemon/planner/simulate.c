@@ -37,6 +37,10 @@ struct simulation {
     double ring, fill, left;
     uint32_t count, at;
     bool ended; /* cold: everything is copied */
+    /* the CPU: whether it sleeps when the step begins, when its first unit came and its last one ended */
+    bool asleep, cpu_used;
+    double cpu_first, cpu_end;
+    double issued; /* until when the host puts the kernels so far into the GPU's queue */
     double busy[COST_RESOURCES], hand_overs;
     struct streamed streamed[UNITS_MAX];
 };
@@ -101,16 +105,6 @@ static double link_run(struct simulation *s, double seconds, bool beside)
 
 /* ---- the processors ---- */
 
-/* The CPU is slower for as long as the link copies. */
-static void run_cpu(struct simulation *s, uint32_t unit, double alone, double beside)
-{
-    double seconds = alone, active = link_run(s, beside, true);
-    if (active > 0) seconds = active + (beside > active ? (1 - active / beside) * alone : 0);
-    note_span(s, COST_CPU, unit, s->now, s->now + seconds);
-    s->busy[COST_CPU] += seconds;
-    s->now += seconds;
-}
-
 /* The GPU with what it has, or nobody: a hand-over, the step's begin and end. */
 static void run_alone(struct simulation *s, double seconds)
 {
@@ -118,16 +112,53 @@ static void run_alone(struct simulation *s, double seconds)
     s->now += seconds;
 }
 
-static void run_gpu(struct simulation *s, uint32_t unit, double seconds)
+/* After a pause the CPU's threads sleep, and all of a unit is not under way until they are awake. */
+static void wake_cpu(struct simulation *s)
 {
-    note_span(s, COST_GPU, unit, s->now, s->now + seconds);
+    bool asleep = s->cpu_used ? s->now - s->cpu_end > COST_CPU_AWAKE_S : s->asleep;
+    if (!s->cpu_used) s->cpu_first = s->now;
+    s->cpu_used = true;
+    if (!asleep) return;
+    run_alone(s, s->table->wake);
+    s->busy[COST_CPU] += s->table->wake;
+}
+
+/* The CPU is slower for as long as the link copies. */
+static void run_cpu(struct simulation *s, uint32_t unit, double alone, double beside)
+{
+    double begin = s->now;
+    bool shared = unit != COST_SPAN_EMBED || s->table->tokens > 1; /* a single row is one thread's */
+    if (shared) wake_cpu(s);
+    double seconds = alone, active = link_run(s, beside, true);
+    if (active > 0) seconds = active + (beside > active ? (1 - active / beside) * alone : 0);
+    note_span(s, COST_CPU, unit, begin, s->now + seconds);
+    s->busy[COST_CPU] += seconds;
+    s->now += seconds;
+    if (shared) s->cpu_end = s->now;
+}
+
+/* A chunk's kernels are put into the queue one by one, all of them from the step's begin on, whoever computes
+ * meanwhile: the GPU cannot be done with what is not in it. */
+static void wait_for_host(struct simulation *s, double until)
+{
+    if (s->now < until) run_alone(s, until - s->now);
+}
+
+static void run_gpu(struct simulation *s, uint32_t unit, double seconds, double issue)
+{
+    wait_for_host(s, s->table->begin);
+    double begin = s->now;
     s->busy[COST_GPU] += seconds;
     run_alone(s, seconds);
+    s->issued += issue;
+    wait_for_host(s, s->issued);
+    note_span(s, COST_GPU, unit, begin, s->now);
 }
 
 /* Weights in the ring: computed with no faster than they come; room in the ring as they are done with. */
-static void run_stream(struct simulation *s, const struct streamed *q, double gpu)
+static void run_stream(struct simulation *s, const struct streamed *q, double gpu, double issue)
 {
+    wait_for_host(s, s->table->begin);
     double begin = s->now, came = s->now, left = q->bytes, own = q->bytes / fmax(gpu, 1e-12);
     bool all_came = s->fill >= left - EPS_BYTES;
     while (left > EPS_BYTES) {
@@ -157,6 +188,8 @@ static void run_stream(struct simulation *s, const struct streamed *q, double gp
     double last = fmin(s->table->slice, gpu), late = came > begin ? came + last - s->now : 0;
     if (late > 0) run_alone(s, late);
     s->busy[COST_GPU] += gpu;
+    s->issued += issue;
+    wait_for_host(s, s->issued);
     note_span(s, COST_GPU, q->unit, begin, s->now);
 }
 
@@ -172,7 +205,7 @@ static void run_end(struct simulation *s, uint32_t name, const struct cost_unit 
     if (home == PLAN_HOME_CPU)
         run_cpu(s, name, u->cpu, u->cpu_beside);
     else
-        run_gpu(s, name, u->gpu);
+        run_gpu(s, name, u->gpu, u->issue);
 }
 
 /* One step from the ring's present state. */
@@ -184,6 +217,8 @@ static void run_step(struct simulation *s)
     enum plan_home at = plan->embed;
     uint32_t next = 0;
     s->now = s->hand_overs = 0;
+    s->issued = table->begin;
+    s->cpu_used = false;
     memset(s->busy, 0, sizeof s->busy);
     if (r) r->span_count = 0;
     run_end(s, COST_SPAN_EMBED, &table->embed, plan->embed);
@@ -193,11 +228,11 @@ static void run_step(struct simulation *s)
         if (worker != at) hand_over(s);
         at = worker;
         if (home == PLAN_HOME_STREAM)
-            run_stream(s, &s->streamed[next++], unit->stream);
+            run_stream(s, &s->streamed[next++], unit->stream, unit->issue_stream);
         else if (worker == PLAN_HOME_CPU)
             run_cpu(s, u, unit->cpu, unit->cpu_beside);
         else
-            run_gpu(s, u, unit->gpu);
+            run_gpu(s, u, unit->gpu, unit->issue);
         if (r && r->done) r->done[u] = s->now;
     }
     if (plan->head != at) hand_over(s);
@@ -246,17 +281,34 @@ static bool run_round(struct simulation *s)
     return s->count == 0 || s->plan->cold || fabs(s->fill - fill) < SAME_BYTES;
 }
 
+/* Whether the CPU's pause between its last unit of a step and its first of the next one is too long. */
+static bool falls_asleep(const struct simulation *s)
+{
+    return s->cpu_used && s->cpu_first + (s->now - s->cpu_end) > COST_CPU_AWAKE_S;
+}
+
 static bool run(struct simulation *s)
 {
     list_streamed(s);
     s->ring = fmax((double)s->plan->ring_bytes, RING_LEAST);
     double held = s->plan->cold ? fmin(s->ring, (double)s->plan->held_bytes) : s->ring;
-    begin_with(s, s->count ? held : 0);
+    if (s->count) begin_with(s, held);
+    s->fill = s->count ? s->fill : 0;
+    s->asleep = s->plan->cold;
+    bool known = s->plan->cold || s->table->wake <= 0; /* whether the CPU sleeps when a step begins */
     for (int i = 0; i < ROUNDS_MAX; i++) {
         if (i == 2) begin_with(s, 0);
-        if (run_round(s)) break;
-        /* From a full ring on, no later step is faster than this one. */
+        bool same = run_round(s);
+        /* From a full ring on, no later step is faster than this one: with a CPU that is awake, the less. */
         if (i < 2 && s->now > s->give_up) return false;
+        if (!known && falls_asleep(s)) {
+            s->asleep = true;
+            if (s->count) begin_with(s, held);
+            same = false;
+            i = -1;
+        }
+        known = true;
+        if (same) break;
     }
     return s->now <= s->give_up;
 }

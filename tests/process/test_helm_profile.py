@@ -79,6 +79,8 @@ def check_cpu(what, p):
     if SLOW == 1:  # instrumented kernels have other speeds
         check(what + ": many tokens at once are worth more than two", linear[tokens[-1]] > linear[2], linear)
     check(what + ": an operation takes microseconds", 1e-8 < cpu["operation"]["value"] < 5e-3, cpu["operation"])
+    check(what + ": so does waking up, one thread or the pool", 1e-7 < p["wake"]["value"] < 50e-3 and
+          0 < cpu["wake"]["value"] < 200e-3, (p["wake"], cpu["wake"]))
     check(what + ": a step takes microseconds", 1e-7 < p["step"]["value"] < 50e-3, p["step"])
 
 
@@ -131,8 +133,12 @@ def test_emulated(cache):
     p = json.loads(out)
     check("emulated: takes seconds", spent < 60 * SLOW, spent)
     check("emulated: says so", p["gpu"]["device"] == "emulated" and p["gpu"]["vram_free"] <= p["gpu"]["vram_bytes"])
-    check_values("emulated", p, ["cpu", "gpu", "link"], unknown=["link.direct"])
+    check_values("emulated", p, ["cpu", "gpu", "link"], unknown=["link.direct", "gpu.issue"])
     check_cpu("emulated", p)
+    check("emulated: work beside copies", [point["x"] for point in p["cpu"]["linear_beside"]] in ([128], []),
+          p["cpu"]["linear_beside"])
+    check("emulated: a chunk with nothing to do takes microseconds", 1e-7 < p["gpu"]["begin"]["value"] < 50e-3,
+          p["gpu"]["begin"])
     for name in ("h2d", "d2h", "h2d_beside"):
         rate = p["link"][name]["value"]
         check("emulated: link.%s is what copies are held to" % name, 0.6 * COPY < rate < 1.02 * COPY, rate)

@@ -16,15 +16,16 @@
 #include "tools/profile/profile_tool.h"
 #include "worker-cpu/pin.h"
 
-#define STEP_TOKENS 512
-#define CONTEXT     4608
-#define LONG        4096 /* positions that one query attends to */
-#define CHUNK_START 1024 /* positions before a chunk */
-#define FILL_BYTES  (16 * MIB)
-#define REGIONS     64 /* empty regions of the pool, one after another */
-#define LINEARS     4  /* of a decoded layer: q k v; o; gate up; down */
-#define GEMV_S      2.0
-#define STEP_S_MOST 5.0 /* a step expected to take longer is left out */
+#define STEP_TOKENS   512
+#define CONTEXT       4608
+#define LONG          4096 /* positions that one query attends to */
+#define CHUNK_START   1024 /* positions before a chunk */
+#define FILL_BYTES    (16 * MIB)
+#define REGIONS       64 /* empty regions of the pool, one after another */
+#define LINEARS       4  /* of a decoded layer: q k v; o; gate up; down */
+#define GEMV_S        2.0
+#define TOKENS_BESIDE 128 /* of steps beside copies: a prompt's where CPU and link share it */
+#define STEP_S_MOST   5.0 /* a step expected to take longer is left out */
 
 struct profile_cpu_run {
     const struct profile_progress *progress;
@@ -342,16 +343,17 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
     return rc;
 }
 
-/* One step or more of so many tokens: cpu.linear, and with the most tokens attention_flops. */
-static int measure_tokens(struct profile_cpu_run *r, uint32_t n, struct profile_cpu *cpu,
-                          struct helm_err *err)
+/* One step or more of so many tokens: a point of `table`, and with the most tokens of cpu.linear
+ * attention_flops. */
+static int measure_tokens(struct profile_cpu_run *r, uint32_t n, struct profile_table *table,
+                          struct profile_cpu *cpu, struct helm_err *err)
 {
     struct profile_samples linear = {.count = 0}, attention = {.count = 0};
     const struct model_config *c = &r->local.engine.model.config;
     const double flops = 2 * r->params * n;
     const double pairs = n * (CHUNK_START + (n + 1) / 2.0); /* of a query and a position that it sees */
     double begin = profile_now_s(), spent = 0;
-    bool most = cpu->linear.count == 0 || n > cpu->linear.point[cpu->linear.count - 1].x;
+    bool most = table == &cpu->linear && (table->count == 0 || n > table->point[table->count - 1].x);
     do {
         int rc = step(r, CHUNK_START, n, &spent, err);
         if (rc) return rc;
@@ -362,10 +364,10 @@ static int measure_tokens(struct profile_cpu_run *r, uint32_t n, struct profile_
             profile_samples_add(&attention, 4.0 * c->heads * c->head_dim * pairs / (ns * 1e-9));
         }
     } while (profile_now_s() - begin + spent < (r->quick ? 0.05 : 0.6));
-    profile_table_put(&cpu->linear, n, profile_samples_value(&linear));
+    profile_table_put(table, n, profile_samples_value(&linear));
     if (most) cpu->attention_flops = profile_samples_value(&attention);
     profile_say(r->progress, "CPU: %u tokens at once, %.4g GFLOP/s", n,
-                profile_table_at(&cpu->linear, n).value * 1e-9);
+                profile_table_at(table, n).value * 1e-9);
     return 0;
 }
 
@@ -379,9 +381,16 @@ static int measure_linear(struct profile_cpu_run *r, struct profile_cpu *cpu, st
         double rate = profile_table_at(&cpu->linear, tokens[i]).value;
         double seconds = rate > 0 ? 2 * r->params * layers_of(r) * tokens[i] / rate : 0;
         if (seconds > STEP_S_MOST || (i > 2 && profile_late(r->progress))) continue;
-        rc = measure_tokens(r, tokens[i], cpu, err);
+        rc = measure_tokens(r, tokens[i], &cpu->linear, cpu, err);
     }
     return rc;
+}
+
+int profile_cpu_linear_beside(struct profile_cpu_run *r, struct profile_cpu *cpu, struct helm_err *err)
+{
+    double rate = profile_table_at(&cpu->linear, TOKENS_BESIDE).value;
+    if (rate <= 0 || 2 * r->params * layers_of(r) * TOKENS_BESIDE / rate > STEP_S_MOST) return 0;
+    return measure_tokens(r, TOKENS_BESIDE, &cpu->linear_beside, cpu, err);
 }
 
 int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, struct helm_err *err)
@@ -406,6 +415,7 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     struct profile_value once = profile_samples_value(&r->once), *sum = &profile->step;
     *sum = (struct profile_value){sum->value + once.value, sum->low + once.low, sum->high + once.high,
                                   PROFILE_ESTIMATE};
-    rc = measure_attention(r, cpu, err);
+    rc = profile_pool_wake(&r->reader, engine->pool, &r->allowed, r->quick, &cpu->wake, err);
+    if (!rc) rc = measure_attention(r, cpu, err);
     return rc ? rc : measure_linear(r, cpu, err);
 }

@@ -18,8 +18,6 @@
 
 /* ---- memory ---- */
 
-#define READ_CHUNK (256 * KIB)
-
 /* For processors without AVX2. */
 static uint64_t plain_read(const void *data, size_t bytes, unsigned streams, size_t ahead)
 {
@@ -34,7 +32,8 @@ static void read_chunk(void *ctx, uint32_t chunk, uint32_t thread)
 {
     struct profile_reader *r = ctx;
     (void)thread;
-    uint64_t sum = r->read(r->data + (size_t)chunk * READ_CHUNK, READ_CHUNK, r->streams, r->ahead);
+    uint64_t sum =
+        r->read(r->data + (size_t)chunk * PROFILE_READ_CHUNK, PROFILE_READ_CHUNK, r->streams, r->ahead);
     if (sum == 1) atomic_fetch_add_explicit(&r->sink, sum, memory_order_relaxed);
 }
 
@@ -53,7 +52,7 @@ double profile_reader_pass(struct profile_reader *r, struct pool *pool)
     double begin = profile_now_s();
     r->handed_out = false;
     pool_run(pool, read_next, r);
-    return (double)r->chunks * READ_CHUNK / (profile_now_s() - begin);
+    return (double)r->chunks * PROFILE_READ_CHUNK / (profile_now_s() - begin);
 }
 
 void profile_reader_open(struct profile_reader *r, const void *data, uint64_t bytes, struct pool *pool,
@@ -65,7 +64,7 @@ void profile_reader_open(struct profile_reader *r, const void *data, uint64_t by
     size_t best_ahead = 0;
     double most = 0, end = profile_now_s() + seconds;
     *r = (struct profile_reader){.data = data,
-                                 .chunks = (uint32_t)(bytes / READ_CHUNK),
+                                 .chunks = (uint32_t)(bytes / PROFILE_READ_CHUNK),
                                  .read = features & CPU_AVX512 ? probe_avx512_read
                                          : features & CPU_AVX2 ? probe_avx2_read
                                                                : plain_read};

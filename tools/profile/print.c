@@ -4,13 +4,13 @@
 #include "common/units.h"
 #include "tools/profile/profile_tool.h"
 
-enum unit { UNIT_BYTES, UNIT_FLOPS, UNIT_SECONDS };
+enum unit { UNIT_BYTES, UNIT_FLOPS, UNIT_SECONDS, UNIT_FACTOR };
 
 static void print_value(FILE *out, const char *name, const struct profile_value *v, enum unit unit,
                         const char *what)
 {
-    static const char *const text[] = {"GB/s", "GFLOP/s", "us"};
-    static const double factor[] = {1e-9, 1e-9, 1e6};
+    static const char *const text[] = {"GB/s", "GFLOP/s", "us", "times"};
+    static const double factor[] = {1e-9, 1e-9, 1e6, 1};
     if (v->source == PROFILE_UNKNOWN) {
         fprintf(out, "  %-16s %31s  %-8s %s\n", name, "", "unknown", what);
         return;
@@ -51,6 +51,8 @@ void profile_print(const struct profile *p, FILE *out)
     print_value(out, "attention", &cpu->attention, UNIT_BYTES, "KV cache, one query");
     print_value(out, "attention chunk", &cpu->attention_flops, UNIT_FLOPS, "");
     print_value(out, "operation", &cpu->operation, UNIT_SECONDS, "beside its bytes");
+    print_value(out, "wake", &cpu->wake, UNIT_SECONDS, "later with a unit after a pause");
+    print_table(out, "  beside", &cpu->linear_beside, UNIT_FLOPS, "tok", "while the link streams");
     if (gpu->device != PROFILE_DEVICE_NONE) {
         fprintf(out, "GPU: %s%s%s, %s, %s free\n", gpu->name, gpu->compute[0] ? ", compute capability " : "",
                 gpu->compute, units_format_size(gpu->vram_bytes, size),
@@ -64,6 +66,10 @@ void profile_print(const struct profile *p, FILE *out)
         print_table(out, "  by rows", &gpu->attention_rows, UNIT_FLOPS, "row", "queries x heads");
         print_value(out, "operation", &gpu->operation, UNIT_SECONDS, "a kernel in a graph");
         print_value(out, "launch", &gpu->launch, UNIT_SECONDS, "a kernel outside of one");
+        print_value(out, "issue", &gpu->issue, UNIT_SECONDS, "of the host, a kernel of a chunk");
+        print_value(out, "begin", &gpu->begin, UNIT_SECONDS, "a chunk with nothing to do, there and back");
+        print_table(out, "together", &gpu->together, UNIT_FACTOR, "tok",
+                    "a prompt's layers by the sum of their parts");
         print_value(out, "chain gemv", &gpu->chain_gemv, UNIT_BYTES, "one token's operations in one kernel");
         print_value(out, "chain attention", &gpu->chain_attention, UNIT_BYTES, "");
         print_value(out, "  two heads", &gpu->chain_attention_pair, UNIT_BYTES, "of a KV head");
@@ -80,5 +86,6 @@ void profile_print(const struct profile *p, FILE *out)
     }
     fprintf(out, "Rest:\n");
     print_value(out, "disk", &p->disk, UNIT_BYTES, "direct reads");
+    print_value(out, "wake", &p->wake, UNIT_SECONDS, "from a ring until a sleeper is there");
     print_value(out, "step", &p->step, UNIT_SECONDS, "doorbells and the engine, once a step");
 }

@@ -2,12 +2,14 @@
  *
  * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
  * measured; cpu.c runs the CPU worker's engine over it; device.c asks helm-worker-gpu to measure the device;
- * host.c measures reads of memory by thread count, reads of a disk and doorbells; samples.c turns numbers
- * into values; print.c shows them. docs/profile.md says what each number means. */
+ * host.c measures reads of memory by thread count, reads of a disk and doorbells; wake.c what waking up
+ * takes; samples.c turns numbers into values; print.c shows them. docs/profile.md says what each number
+ * means. */
 #ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
 #define HELM_TOOLS_PROFILE_PROFILE_TOOL_H
 
 #include <jansson.h>
+#include <sched.h>
 #include <stdio.h>
 
 #include "daemon/planner/profile.h"
@@ -83,9 +85,13 @@ HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct prof
  * gemv_beside, are then of all the time in which it did. */
 HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds, bool beside,
                                      struct profile_cpu *cpu, struct helm_err *err);
+/* Beside copies: cpu->linear_beside, at some of the numbers of tokens of cpu->linear. */
+HELM_MUST_CHECK int profile_cpu_linear_beside(struct profile_cpu_run *run, struct profile_cpu *cpu,
+                                              struct helm_err *err);
 
 /* ---- host.c ---- */
 
+#define PROFILE_READ_CHUNK (256 * KIB)
 /* Plain reads of memory by the threads of a pool, with the loop that was fastest. */
 struct profile_reader {
     const char *data;
@@ -106,6 +112,16 @@ HELM_MUST_CHECK int profile_host_doorbell(struct profile_value *value, struct he
 /* Direct reads of a file of at least 64 MiB. */
 HELM_MUST_CHECK int profile_host_disk(const char *path, bool quick, struct profile_value *value,
                                       struct helm_err *err);
+
+/* ---- wake.c ---- */
+
+/* By how much a pool is later with a piece of work that comes from elsewhere after a pause than with one that
+ * follows another: for its threads sleep. The caller is its thread 0; `cpus`: that the process may use. */
+HELM_MUST_CHECK int profile_pool_wake(const struct profile_reader *reader, struct pool *pool,
+                                      const cpu_set_t *cpus, bool quick, struct profile_value *value,
+                                      struct helm_err *err);
+/* From a ring until a thread that slept in futex is there. */
+HELM_MUST_CHECK int profile_host_wake(bool quick, struct profile_value *value, struct helm_err *err);
 
 /* ---- device.c ---- */
 

@@ -254,6 +254,59 @@ static void a_chunk_attends_causally(void **state)
                16 * 8e-6);
 }
 
+/* What a chunk costs beside its operations alone, each from a value of its own; without them nothing changes.
+ */
+static void a_chunk_costs_what_it_takes_in_a_prompt(void **state)
+{
+    struct priced *p = *state;
+    const struct cost_step chunk = {512, 1, 1, 512, DTYPE_F16}, half = {256, 1, 1, 256, DTYPE_F16},
+                           long_chunk = {1024, 1, 1, 1024, DTYPE_F16}, one = {1, 1, 1, 100, DTYPE_F16};
+    p->profile = round_numbers();
+    price(p, one);
+    const struct cost_unit decode = p->table.unit[10];
+    price(p, half);
+    const struct cost_unit half_before = p->table.unit[11];
+    price(p, chunk);
+    const struct cost_unit a = p->table.unit[10], m = p->table.unit[11], embed = p->table.embed;
+    assert_true(a.issue == 0 && a.issue_stream == 0 && p->table.begin == 0 && p->table.wake == 0);
+    p->profile.gpu.issue = made_up_value(4e-6);
+    p->profile.gpu.begin = made_up_value(60e-6);
+    p->profile.cpu.wake = made_up_value(200e-6);
+    p->profile.gpu.together.point[0] = (struct profile_point){128, made_up_value(1.0)};
+    p->profile.gpu.together.point[1] = (struct profile_point){512, made_up_value(1.1)};
+    p->profile.gpu.together.count = 2;
+    p->profile.cpu.linear_beside.point[0] = (struct profile_point){128, made_up_value(0.8e12)};
+    p->profile.cpu.linear_beside.count = 1;
+    price(p, chunk);
+    expect("attention, in a prompt", p->table.unit[10].gpu, 1.1 * a.gpu);
+    expect("MLP, in a prompt", p->table.unit[11].gpu, 1.1 * m.gpu);
+    expect("MLP, ring", p->table.unit[11].stream, 1.1 * m.stream);
+    expect("attention's five kernels", p->table.unit[10].issue, 5 * 4e-6);
+    expect("the MLP's four", p->table.unit[11].issue, 4 * 4e-6);
+    /* 19 slices, of which two are the two products that it has anyway */
+    expect("in slices", p->table.unit[11].issue_stream, (4 + 17 * 5 + 2 * 3) * 4e-6);
+    expect("the first kernels", p->table.embed.issue, 3 * 4e-6);
+    assert_true(p->table.embed.gpu == embed.gpu && p->table.unit[10].cpu == a.cpu);
+    /* there and back are 7 us each, the first three kernels 8 each: all in the prices of the ends */
+    expect("begin", p->table.begin, 60e-6 - 14e-6 - 24e-6);
+    expect("waking up", p->table.wake, 200e-6);
+    const double work = 2 * 3.0 * 4096 * 12288 * 512 / 1e12;
+    expect("work beside the link", p->table.unit[11].cpu_beside - m.cpu_beside, (1 / 0.8 - 1) * work);
+    price(p, half); /* half way between, in powers of two */
+    expect("256 tokens", p->table.unit[11].gpu, 1.05 * half_before.gpu);
+    price(p, long_chunk); /* every operation in two parts */
+    expect("1,024 tokens", p->table.unit[11].issue, 2 * 4 * 4e-6);
+    expect("in slices of two parts", p->table.unit[11].issue_stream, (8 + 17 * 7 + 2 * 3) * 4e-6);
+    price(p, one); /* captured, and read from memory: nothing of all that */
+    assert_true(p->table.unit[10].gpu == decode.gpu && p->table.unit[10].stream == decode.stream &&
+                p->table.unit[10].cpu_beside == decode.cpu_beside && p->table.unit[10].issue == 0 &&
+                p->table.begin == 0);
+    /* Faster beside the link than alone is noise. */
+    p->profile.cpu.linear_beside.point[0].y = made_up_value(2e12);
+    price(p, chunk);
+    expect("no company helps", p->table.unit[11].cpu_beside, m.cpu_beside);
+}
+
 /* A layer with a window reads and multiplies what the window shows. */
 static void windows_limit_attention(void **state)
 {
@@ -420,6 +473,18 @@ static void forecasts_are_the_steps_that_they_are_made_of(void **state)
     assert_int_equal(cost_ttft(&c, 4096, &all, &p->err), 0);
     assert_true(all.steps == 8 && all.seconds > 6 * f.seconds);
     assert_true(all.busy[COST_LINK] > 8 * 36.0 / 36 * 20 * (ATTENTION + MLP) / 50e9 * 0.99);
+    /* Who sleeps: a worker before the first step, helmd at the end of the first two and of one that is
+     * shorter. */
+    struct cost_forecast late;
+    p->profile.wake = made_up_value(50e-6);
+    assert_int_equal(cost_ttft(&c, 100, &late, &p->err), 0);
+    expect("a prompt to sleepers", late.seconds, f.seconds + 2 * 50e-6);
+    assert_int_equal(cost_ttft(&c, 4096, &late, &p->err), 0);
+    expect("a long prompt to sleepers", late.seconds, all.seconds + 3 * 50e-6);
+    assert_int_equal(cost_ttft(&c, 2048 + 100, &two, &p->err), 0);
+    p->profile.wake = (struct profile_value){0};
+    assert_int_equal(cost_ttft(&c, 2048 + 100, &all, &p->err), 0);
+    expect("with a shorter step at its end", two.seconds, all.seconds + 4 * 50e-6);
     /* What cannot be. */
     assert_int_equal(cost_ttft(&c, 0, &f, &p->err), HELM_E_LIMIT);
     p->profile.gpu.device = PROFILE_DEVICE_NONE;
@@ -467,6 +532,7 @@ int main(void)
         WITH_8B(products_have_a_price_of_their_own),
         WITH_8B(several_tokens_share_the_weights),
         WITH_8B(a_chunk_attends_causally),
+        WITH_8B(a_chunk_costs_what_it_takes_in_a_prompt),
         WITH_8B(windows_limit_attention),
         WITH_8B(refusals_say_what_is_missing),
         WITH_8B(better_rates_are_never_dearer),

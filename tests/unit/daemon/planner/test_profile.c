@@ -66,6 +66,12 @@ static struct profile whole(void)
     p.gpu.chain_attention_pair = measured(3600e9);
     add_point(&p.gpu.linear_operation, 128, 6.5e-6);
     add_point(&p.gpu.attention_rows, 4096, 40e12);
+    add_point(&p.gpu.together, 512, 1.06);
+    add_point(&p.cpu.linear_beside, 128, 4e12);
+    p.gpu.issue = measured(5e-6);
+    p.gpu.begin = measured(50e-6);
+    p.cpu.wake = measured(180e-6);
+    p.wake = measured(45e-6);
     p.link.generation = 5;
     p.link.width = 16;
     p.link.h2d = measured(55.4e9);
@@ -288,6 +294,12 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_int_equal(again.gpu.linear_operation.count, 1);
     assert_true(fabs(again.gpu.linear_operation.point[0].y.value / 6.5e-6 - 1) < 1e-8);
     assert_true(again.gpu.attention_rows.count == 1 && again.gpu.attention_rows.point[0].x == 4096);
+    assert_true(fabs(again.gpu.together.point[0].y.value / 1.06 - 1) < 1e-8);
+    assert_true(fabs(again.cpu.linear_beside.point[0].y.value / 4e12 - 1) < 1e-8);
+    assert_true(fabs(again.gpu.issue.value / 5e-6 - 1) < 1e-8);
+    assert_true(fabs(again.gpu.begin.value / 50e-6 - 1) < 1e-8);
+    assert_true(fabs(again.cpu.wake.value / 180e-6 - 1) < 1e-8);
+    assert_true(fabs(again.wake.value / 45e-6 - 1) < 1e-8);
     assert_true(fabs(again.cpu.linear.point[1].y.low / p.cpu.linear.point[1].y.low - 1) < 1e-8);
     p.cpu.threads = 8;
     assert_int_equal(profile_write(path, &p, &err), 0); /* over the old one */

@@ -1,0 +1,128 @@
+/* What a chunk costs beside its operations one by one: how late it begins, how fast the host puts its kernels
+ * into the queue, how much longer its layers take together and for as long as a prompt does. See measure.h.
+ *
+ * Called by measure_kernels.c; owns nothing. Chunks are not captured, so all this is in the time to a first
+ * token. Rates come in samples of milliseconds, one operation at a time; a prompt's layers run all of them in
+ * turn, from an idle device on, for up to some hundred milliseconds. */
+#include <math.h>
+#include <time.h>
+
+#include "worker-gpu/measure_private.h"
+#include "worker-gpu/program.h"
+
+#define PAUSE_MS      2  /* as between requests: caches of the host are others' by then */
+#define IDLE_MS       20 /* before a burst */
+#define LONG_BURST_S  0.15
+#define SHORT_BURST_S 0.02
+#define FIRST_KERNELS 3  /* of a step: its block, the table of rotations, the embedding */
+#define LAYER_KERNELS 9  /* five of the attention half, four of the MLP half */
+#define ISSUED_LAYERS 28 /* less than a queue holds: whoever puts them into it never waits */
+
+static void pause_ms(long ms)
+{
+    const struct timespec nap = {.tv_nsec = ms * 1000000};
+    (void)nanosleep(&nap, NULL);
+}
+
+static uint32_t samples_of(const struct measure *m)
+{
+    return m->options->quick ? 5 : 15;
+}
+
+/* A chunk that has nothing to do: its first kernels and the word that says that it is done. */
+static int measure_begin(struct measure *m, struct helm_err *err)
+{
+    struct measure_samples samples = {.count = 0};
+    struct device *d = m->device;
+    _Atomic uint32_t *word = (_Atomic uint32_t *)(void *)m->host;
+    const struct measure_work first = {.m = m, .tokens = 1, .ops = FIRST_KERNELS};
+    int rc = measure_set_step(m, 0, 1, err);
+    for (uint32_t s = 0; s < 2 * samples_of(m) && !rc; s++) {
+        atomic_store(word, 0);
+        pause_ms(PAUSE_MS);
+        double start = measure_now_s();
+        rc = measure_issue_tiny(&first, err);
+        if (!rc) rc = device_word_write(d, word, 1, err);
+        if (!rc) rc = device_word_poll(d, word, 1, MEASURE_WAIT_MS, err);
+        if (s) measure_add(&samples, measure_now_s() - start);
+    }
+    if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
+    if (!rc) measure_print(m, "gpu.begin", 0, &samples);
+    return rc;
+}
+
+/* Layers as a chunk has them. In place of rotating and appending, which would change what is measured with,
+ * a kernel that does nothing. */
+static int issue_layers(const struct measure_work *w, struct helm_err *err)
+{
+    struct device *d = w->m->device;
+    const struct measure_kernels *k = w->m->kernels;
+    const struct measure_work rotate = {.m = w->m, .tokens = 1, .ops = 1};
+    int rc = 0;
+    for (uint32_t l = 0; l < w->ops && !rc; l++) {
+        const struct gpuk_attention a = measure_attention_args(w->m, l % measure_kv_layers(w->m), w->heads);
+        rc = measure_issue_many(w, MEASURE_LAYER_OPS * l, err);
+        if (!rc) rc = measure_issue_tiny(&rotate, err);
+        if (!rc) rc = d->kernels.attention_prefill(d, &a, k->q, w->tokens, 1, k->a, DTYPE_BF16, 0, err);
+        for (uint32_t op = 1; op < MEASURE_LAYER_OPS && !rc; op++)
+            rc = measure_issue_many(w, MEASURE_LAYER_OPS * l + op, err);
+    }
+    return rc;
+}
+
+/* What the host needs for a kernel, from a pause on, over as many as a small model's prompt has. */
+static int measure_issue(struct measure *m, struct helm_err *err)
+{
+    struct measure_samples samples = {.count = 0};
+    const struct measure_work w = {
+        .m = m, .shape = m->kernels->small, .tokens = 128, .heads = MEASURE_HEADS_PAIR, .ops = ISSUED_LAYERS};
+    int rc = measure_set_step(m, 0, w.tokens, err);
+    for (uint32_t s = 0; s < samples_of(m) + 1 && !rc; s++) {
+        pause_ms(PAUSE_MS);
+        double start = measure_now_s();
+        rc = issue_layers(&w, err);
+        double seconds = measure_now_s() - start;
+        if (s) measure_add(&samples, seconds / (w.ops * LAYER_KERNELS)); /* the first loads code */
+        if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
+    }
+    if (!rc) measure_print(m, "gpu.issue", 0, &samples);
+    return rc;
+}
+
+/* gpu.together at one number of tokens: bursts of whole layers against the sum of what they are priced as. */
+static int measure_together(struct measure *m, const struct measure_chunk_parts *parts, double burst_s,
+                            struct helm_err *err)
+{
+    struct measure_samples samples = {.count = 0};
+    const struct measure_work w = {.m = m,
+                                   .shape = m->kernels->large,
+                                   .tokens = parts->tokens,
+                                   .heads = MEASURE_HEADS,
+                                   .ops = measure_layers_of(m, m->kernels->large),
+                                   .start = MEASURE_CONTEXT / 2 - parts->tokens};
+    double sum = parts->linears_s + parts->attention_s + 2 * parts->launch_s; /* rotation, attention */
+    if (parts->linears_s <= 0 || parts->attention_s <= 0 || w.ops == 0) return 0;
+    int rc = measure_set_step(m, w.start, w.tokens, err);
+    uint32_t times = (uint32_t)ceil(burst_s / (sum * w.ops));
+    for (uint32_t s = 0; s < samples_of(m) + 1 && !rc; s++) {
+        pause_ms(IDLE_MS);
+        double start = measure_now_s();
+        for (uint32_t i = 0; i < times && !rc; i++) rc = issue_layers(&w, err);
+        if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
+        if (s) measure_add(&samples, (measure_now_s() - start) / (times * w.ops) / sum);
+    }
+    if (!rc) measure_print(m, "gpu.together", parts->tokens, &samples);
+    return rc;
+}
+
+/* Of a CPU that plays a GPU only how it begins: who issues and who computes share the same processors. */
+int measure_chunks_run(struct measure *m, const struct measure_chunk_parts *parts, struct helm_err *err)
+{
+    int rc = measure_begin(m, err);
+    if (rc || m->emulated) return rc;
+    rc = measure_issue(m, err);
+    for (int i = 0; i < MEASURE_CHUNK_SIZES && !rc; i++)
+        rc = measure_together(m, &parts[i],
+                              parts[i].tokens < MEASURE_TOKENS_MAX ? SHORT_BURST_S : LONG_BURST_S, err);
+    return rc;
+}
