@@ -324,6 +324,9 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     x->context = least(context, plan->context_tokens);
     int rc = reckoning_open(&k, request, plan, err);
     if (!rc) rc = planner_predict(request, plan, x->batch, x->context, x->prompt, &x->prediction, err);
+    const struct cost_case parts = {request->model, &k.analysed, request->profile, plan};
+    if (!rc) rc = cost_decode(&parts, x->batch, x->context, &x->decode, err);
+    if (!rc) rc = cost_ttft(&parts, x->prompt, &x->first, err);
     if (!rc) rc = explain_lists(&k, x, err);
     if (!rc) rc = explain_splits(&k, x, err);
     for (int s = 0; s < SEARCH_STRATEGIES && !rc; s++) {

@@ -49,6 +49,18 @@ static json_t *strategies_to_json(const struct explain *x)
     return array;
 }
 
+/* Milliseconds. The rest is nobody's work: waiting for the link or for the host's putting kernels into the
+ * queue, who sleeps, helmd. */
+static json_t *parts_to_json(const struct cost_forecast *f)
+{
+    double computes = f->busy[COST_CPU] + f->busy[COST_GPU];
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "steps", (int)f->steps, "ms",
+                     number(1e3 * f->seconds), "cpu_ms", number(1e3 * f->busy[COST_CPU]), "gpu_ms",
+                     number(1e3 * f->busy[COST_GPU]), "link_ms", number(1e3 * f->busy[COST_LINK]),
+                     "hand_overs_ms", number(1e3 * f->hand_overs), "rest_ms",
+                     number(1e3 * (f->seconds - computes - f->hand_overs)));
+}
+
 json_t *explain_to_json(const struct explain *x)
 {
     const struct planner_prediction *p = &x->prediction;
@@ -57,9 +69,10 @@ json_t *explain_to_json(const struct explain *x)
     if (!json || !stages) goto fail;
     for (uint32_t i = 0; i < x->list_count; i++)
         if (json_object_set_new(stages, x->list[i].name, list_to_json(&x->list[i]))) goto fail;
-    json_t *more = json_pack("{s:o, s:o, s:o, s:s, s:s, s:{s:I, s:I, s:I}}", "decode_tok_s",
+    json_t *more = json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:s, s:s, s:{s:I, s:I, s:I}}", "decode_tok_s",
                              with_bars(explain_rate(x), explain_rate_low(x), explain_rate_high(x)), "ttft_ms",
-                             with_bars(1e3 * p->ttft_s, 1e3 * p->ttft_low_s, 1e3 * p->ttft_high_s),
+                             with_bars(1e3 * p->ttft_s, 1e3 * p->ttft_low_s, 1e3 * p->ttft_high_s), "parts",
+                             "decode", parts_to_json(&x->decode), "first", parts_to_json(&x->first),
                              "strategies", strategies_to_json(x), "profile", profile->fingerprint, "machine",
                              profile->machine, "assumed", "batch", (json_int_t)x->batch, "context",
                              (json_int_t)x->context, "prompt", (json_int_t)x->prompt);

@@ -6,6 +6,8 @@
       (at the context that the output has on average) and TTFT. --refresh takes the machine's profile anew (helm-profile
       --quick) before each model and ceiling, for machines whose memory others use too; and the decode error is given a second
       time with the profile's CPU rates scaled to the reads measured beside the run: what is left is the model's own error.
+      A second table says what forecast and measurement are made of (each worker's computing and waiting, by helmd's counters),
+      from another start of the same plan; --no-parts leaves it out.
   planner_bench.py sweep --bin DIR --out DIR --model DIR --vram SIZE [--prompt N] [--every N] [--random N] [--seed N]
       Runs the chosen plan, every N-th thesis split and N random mixtures of homes, round by round, and says how far the chosen
       one is from the best measured.
@@ -24,8 +26,13 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
+import types
+
+import token_path
 
 CONTEXT_SLACK = 16
+PARTS_REQUESTS = 3
 
 
 def die(text, status=5):
@@ -116,6 +123,39 @@ class Bench:
                 "client_ttft_ms": cell["ttft_ms"]["p50"], "read_gb_s": cell.get("read_gb_s"),
                 "load_seconds": cell.get("load_seconds")}
 
+    def run_once(self, endpoint, report, prompt, output):
+        """The server's own figures of some requests, one after another."""
+        command = [self.program("helm-bench"), "--connect", endpoint, "--prompt", str(prompt), "--output", str(output),
+                   "--requests", str(PARTS_REQUESTS), "--warmup", "0", "--rounds", "1", "--read-buffer", "0", "--json", report]
+        status, out, err = run(command, 600)
+        if status:
+            raise Failed(f"helm-bench --connect: status {status}: {(err or out).strip()[-300:]}")
+        with open(report, encoding="utf-8") as file:
+            return json.load(file)["cells"][0]["server"]
+
+    def parts(self, model, plan_name, vram, prompt):
+        """Where the time of a first token and of a decoded one goes, in ms: each worker's computing and waiting, by helmd's
+        counters, and what is outside of both."""
+        helmd = ["--plan", self.path(plan_name + ".plan.json")] + (["--vram", vram] if vram else [])
+        helmd += ["--device", self.o.device] if self.o.device else []
+        helmd += ["--profile", self.o.profile] if self.o.profile else []
+        options = types.SimpleNamespace(bin=self.o.bin, model=model, helmd=helmd + self.o.helmd)
+        with tempfile.TemporaryDirectory(prefix="helm-parts-") as rundir, token_path.Daemon(options, rundir) as daemon:
+            report = os.path.join(rundir, "bench.json")
+            self.run_once(daemon.endpoint, report, prompt, self.o.output)  # everything touched once
+            states, said = [token_path.status(options, daemon.endpoint)], []
+            for output in (1, self.o.output):
+                said.append(self.run_once(daemon.endpoint, report, prompt, output))
+                states.append(token_path.status(options, daemon.endpoint))
+        seconds = [worker_seconds(states[i], states[i + 1]) for i in range(2)]
+        first = {key: 1e3 * value / PARTS_REQUESTS for key, value in seconds[0].items()}
+        step = {key: (1e3 * value / PARTS_REQUESTS - first[key]) / (self.o.output - 1) for key, value in seconds[1].items()}
+        first["ms"], step["ms"] = said[0]["ttft_ms"], said[1]["tpot_ms"]
+        for part in (first, step):
+            part["outside_ms"] = part["ms"] - max(part[f"{name}_ms"] + part[f"{name}_waits_ms"]
+                                                  for name in ("cpu", "gpu") if f"{name}_ms" in part)
+        return {"first": first, "decode": step}
+
     def note(self, what, why):
         self.failures.append(f"{what}: {why}")
         print(f"FAILED {what}: {why}", file=sys.stderr)
@@ -170,6 +210,31 @@ def said_at_read(b, model, arguments, name, got):
     return b.helm_plan(model, arguments, name + "-scaled", path)["decode_tok_s"]["value"]
 
 
+def worker_seconds(before, after):
+    """What each worker computed and waited between two states, in seconds: cpu_ms, cpu_waits_ms, ... once it is times 1000."""
+    difference = {}
+    for old, new in zip(before["workers"], after["workers"]):
+        difference[f"{new['name']}_ms"] = new["busy_seconds"] - old["busy_seconds"]
+        difference[f"{new['name']}_waits_ms"] = new["wait_seconds"] - old["wait_seconds"]
+    return difference
+
+
+def print_parts(rows):
+    """Forecast parts beside measured ones. What nobody computes is the forecast's hand-overs and rest; measured it is a
+    worker's waiting (for the other's turn, too: of two workers, one's waiting is mostly the other's computing)."""
+    print("\n| model | VRAM | prompt | of | ms said | ms | CPU said | CPU | its waits | GPU said | GPU | its waits | link said | "
+          "hand-overs said | rest said | outside the workers |")
+    print("| --- " * 16 + "|")
+    for r in rows:
+        for of in ("first", "decode") if r.get("parts") else ():
+            said, got = r["said_parts"][of], r["parts"][of]
+            cells = [said["ms"], got["ms"], said["cpu_ms"], got.get("cpu_ms"), got.get("cpu_waits_ms"), said["gpu_ms"],
+                     got.get("gpu_ms"), got.get("gpu_waits_ms"), said["link_ms"], said["hand_overs_ms"], said["rest_ms"],
+                     got["outside_ms"]]
+            print(f"| {r['model']} | {r['vram']} | {r['prompt']} | {of} | " +
+                  " | ".join("-" if cell is None else f"{cell:.3f}" for cell in cells) + " |")
+
+
 def percent(error):
     return "-" if error is None else f"{100 * error:+.1f} %"
 
@@ -194,6 +259,7 @@ def accuracy(b):
                     said = b.helm_plan(model, at, name + "-said")
                     got = [b.measure(model, name, ceiling and vram, prompt, f"{name}-{r}") for r in range(o.rounds)]
                     at_read = said_at_read(b, model, at, name, got)
+                    parts = None if o.no_parts else b.parts(model, name, ceiling and vram, prompt)
                 except Failed as why:
                     b.note(name, why)
                     continue
@@ -205,7 +271,8 @@ def accuracy(b):
                              "decode_error_at_read": None if at_read is None else relative(at_read, tok_s),
                              "said_ttft_ms": said["ttft_ms"]["value"], "ttft_ms": ttft,
                              "ttft_error": relative(said["ttft_ms"]["value"], ttft),
-                             "homes": homes_text(plan), "load_seconds": got[0]["load_seconds"]})
+                             "homes": homes_text(plan), "load_seconds": got[0]["load_seconds"],
+                             "said_parts": said["parts"], "parts": parts})
     print("| model | VRAM | prompt | homes | token/s predicted | measured | error | at the run's reads | TTFT ms predicted | "
           "measured | error |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -213,6 +280,8 @@ def accuracy(b):
         print(f"| {r['model']} | {r['vram']} | {r['prompt']} | {r['homes']} | {r['said_tok_s']:.2f} | {r['tok_s']:.2f} | "
               f"{percent(r['decode_error'])} | {percent(r['decode_error_at_read'])} | {r['said_ttft_ms']:.1f} | "
               f"{r['ttft_ms']:.1f} | {percent(r['ttft_error'])} |")
+    if not o.no_parts:
+        print_parts(rows)
     decode, ttft = summary([r["decode_error"] for r in rows]), summary([r["ttft_error"] for r in rows])
     at_read = summary([r["decode_error_at_read"] for r in rows if r["decode_error_at_read"] is not None])
     for what, s in (("decode", decode), ("decode at the reads measured beside each run", at_read), ("TTFT", ttft)):
@@ -410,6 +479,7 @@ def main():
                         ("bench-rounds", 3)):
         parser.add_argument("--" + name, type=int, default=value)
     parser.add_argument("--refresh", action="store_true")
+    parser.add_argument("--no-parts", action="store_true")
     options = parser.parse_args(argv)
     options.helmd = helmd
     for program in ("helm-plan", "helm-bench", "helmd"):

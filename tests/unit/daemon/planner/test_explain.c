@@ -169,6 +169,16 @@ static void json_form_is_fixed(void **state)
                                 x.list[l].stage[i].bound_by);
         }
     }
+    for (int i = 0; i < 2; i++) {
+        const json_t *part = json_object_get(json_object_get(json, "parts"), i ? "first" : "decode");
+        double sum = 0, all = json_number_value(json_object_get(part, "ms"));
+        for (int k = 0; k < 4; k++) {
+            static const char *const names[] = {"cpu_ms", "gpu_ms", "hand_overs_ms", "rest_ms"};
+            sum += json_number_value(json_object_get(part, names[k]));
+        }
+        assert_true(all > 0 && fabs(sum / all - 1) < 1e-6);
+        assert_true(json_integer_value(json_object_get(part, "steps")) >= 1);
+    }
     const json_t *strategies = json_object_get(json, "strategies");
     assert_int_equal(json_array_size(strategies), SEARCH_STRATEGIES);
     for (int s = 0; s < SEARCH_STRATEGIES; s++) {
