@@ -472,7 +472,7 @@ $(OBJ)/emulated/%.o: %
 	$(Q)$(CXX) -x c++ -std=c++17 -Itests/gpu/emulator -I. -DHELM_CUDA_EMULATED -g -fno-strict-aliasing -ffp-contract=off $(OPT) \
 	  -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-format-truncation -Wno-unused-function -Wno-unused-variable \
 	  -MMD -MP -c -o $@ $<
-$(OBJ)/helm-test-gpu-emulated: $(CUDA_EMULATED_OBJ) $(OBJ)/common/err.o
+$(OBJ)/helm-test-gpu-emulated: $(CUDA_EMULATED_OBJ) $(OBJ)/common/err.o $(OBJ)/common/sampling_pass.o
 	$(call say,LINK,$@)
 	$(Q)$(CXX) -o $@ $^ $(LDFLAGS_ALL) -lm
 .PHONY: test-gpu-emulated
@@ -487,7 +487,7 @@ $(OBJ)/%.o: %.cu
 # tests have no kernels of their own: one architecture is as good as five
 $(OBJ)/tests/gpu/%.o: NVCC_CODE := \
   -gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
-$(BIN)/helm-test-gpu-kernels: $(call cuda_obj_of,$(CUDA_TEST_SRC) $(CUDA_KERNEL_SRC)) $(OBJ)/common/err.o
+$(BIN)/helm-test-gpu-kernels: $(call cuda_obj_of,$(CUDA_TEST_SRC) $(CUDA_KERNEL_SRC)) $(OBJ)/common/err.o $(OBJ)/common/sampling_pass.o
 $(BIN)/helm-bench-gpu-kernels: $(call cuda_obj_of,$(CUDA_BENCH_SRC) $(CUDA_KERNEL_SRC)) $(OBJ)/common/err.o
 $(CUDA_PROGRAMS:%=$(BIN)/%):
 	@mkdir -p $(@D)

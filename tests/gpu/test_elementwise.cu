@@ -5,6 +5,11 @@
 #include <algorithm>
 
 #include "tests/gpu/harness.cuh"
+#include "worker-gpu/kernels_few.h"
+
+extern "C" {
+#include "common/sampling_pass.h"
+}
 
 static double tolerance_of(int dtype)
 {
@@ -178,8 +183,117 @@ static void test_logits(struct test_context *t, uint32_t vocab, int kind)
     }
 }
 
+/* ---- what a draw needs of a row ---------------------------------------------------------------------------
+ */
+
+/* The sum that sampling on the host has for this row. */
+static uint64_t sum_on_host(const float *x, uint32_t vocab, float inv_temp)
+{
+    struct sampling_row row = {x, vocab, (vocab + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK, 0, inv_temp};
+    std::vector<float> block_max(row.blocks);
+    sampling_find_maxima(&row, block_max.data());
+    return row.top == -INFINITY ? 0 : sampling_find_weights(&row, block_max.data(), NULL);
+}
+
+/* Candidates, other logits and sums of rows in any order against the host; three kinds of requests take
+ * turns. */
+static void test_few(struct test_context *t, uint32_t vocab, int kind)
+{
+    const uint32_t rows = 5, asked[] = {3, 0, 4, 1}, count = 4;
+    auto logits = random_floats(t, (size_t)rows * vocab, 20);
+    for (uint32_t r = 0; r < rows; r++) {
+        float *x = &logits[(size_t)r * vocab];
+        for (uint32_t i = 0; i < vocab; i++) {
+            if (kind == 1) x[i] = floorf(x[i] / 4); /* ties everywhere */
+            if (kind == 2 && random_below(t, 3)) x[i] = i % 2 ? NAN : i % 4 ? INFINITY : -INFINITY;
+            if (kind == 3) x[i] = -fabsf(x[i]) - 100;
+            if (kind == 4) x[i] = 0.25f;                 /* all equal */
+            if (kind == 5) x[i] = (float)i * 1e-3f - 30; /* rising */
+            if (kind == 6 && i % 7 == 0) x[i] = -3e38f;  /* far away */
+            if (kind == 7) x[i] = i == vocab / 2 ? -0.0f : -INFINITY;
+            if (kind == 8) x[i] = (float)log(fabs(random_uniform(t)) + 1e-9); /* zeros of the range */
+        }
+        if (kind == 2 && r == 4)
+            for (uint32_t i = 0; i < vocab; i++) x[i] = NAN;
+    }
+    std::vector<struct gpuk_few> few(count);
+    gpu_buffer d(logits), rooms(count * sizeof(struct gpuk_few_room)),
+        workspace(gpuk_few_workspace_bytes(count, vocab));
+    CUDA(cudaMemset(workspace.at, 0, workspace.bytes));
+    auto room = rooms.read<struct gpuk_few_room>();
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t k[] = {20, 1, SAMPLING_FEW_MAX, 7};
+        few[i] = {};
+        few[i].row = asked[i];
+        few[i].candidates = k[(i + (uint32_t)kind) % 4];
+        few[i].changed = i * 100;
+        few[i].sum = i != 1, few[i].model_sum = i > 1;
+        few[i].inv_temp = i == 2 ? 1 / 0.6f : 0.5f;
+        for (uint32_t j = 0; j < few[i].changed; j++) room[i].token[j] = random_below(t, vocab);
+    }
+    CUDA(cudaMemcpy(rooms.at, room.data(), rooms.bytes, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());
+    for (int run = 0; run < 2; run++) /* the second finds the counters as the first left them */
+        GPUK(gpuk_few(few.data(), count, d.as<float>(), vocab, rooms.as<struct gpuk_few_room>(), workspace.at,
+                      t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    room = rooms.read<struct gpuk_few_room>();
+    for (uint32_t i = 0; i < count; i++) {
+        const float *from = &logits[(size_t)asked[i] * vocab];
+        std::vector<uint32_t> order;
+        for (uint32_t j = 0; j < vocab; j++)
+            if (isfinite(from[j])) order.push_back(j);
+        std::stable_sort(order.begin(), order.end(),
+                         [&](uint32_t a, uint32_t b) { return from[a] > from[b]; });
+        const struct gpuk_few_room &got = room[i];
+        char what[120];
+        snprintf(what, sizeof what, "candidates, vocab %u, kind %d, row %u, %u of %zu: %u found", vocab, kind,
+                 asked[i], few[i].candidates, order.size(), got.found);
+        bool good = got.found >= std::min<size_t>(few[i].candidates, order.size());
+        if (got.found <= GPUK_FEW_ROOM) {
+            /* the first ones, whichever order they came in, and all that tie with the last */
+            std::vector<uint32_t> ids;
+            good = good && got.found <= order.size() && (!got.all || got.found == order.size()) &&
+                   (got.all || got.found >= few[i].candidates);
+            for (uint32_t j = 0; j < got.found; j++) {
+                uint32_t id = got.candidate[j].token;
+                ids.push_back(id);
+                good = good && id < vocab && memcmp(&got.candidate[j].logit, &from[id], 4) == 0;
+            }
+            std::vector<uint32_t> first(order.begin(),
+                                        order.begin() + std::min<size_t>(got.found, order.size()));
+            std::sort(ids.begin(), ids.end());
+            std::sort(first.begin(), first.end());
+            good = good && ids == first;
+            if (good && got.found && got.found < order.size())
+                good = from[order[got.found - 1]] > from[order[got.found]];
+            if (kind == 0 && vocab > 50000) good = good && got.found < 2 * few[i].candidates + 60;
+        } else {
+            good = good && (kind == 1 || kind == 4 || kind == 5 || kind == 6 || order.size() > GPUK_FEW_ROOM);
+        }
+        check(t, good, what);
+        good = true;
+        for (uint32_t j = 0; j < few[i].changed; j++)
+            good = good && memcmp(&got.logit[j], &from[got.token[j]], 4) == 0;
+        snprintf(what, sizeof what, "other logits, vocab %u, kind %d, row %u", vocab, kind, asked[i]);
+        check(t, good, what);
+        uint64_t sum = sum_on_host(from, vocab, few[i].inv_temp), model_sum = sum_on_host(from, vocab, 1);
+        good = (!few[i].sum || got.sum == sum) && (!few[i].model_sum || got.model_sum == model_sum);
+        snprintf(what, sizeof what, "sums of weights, vocab %u, kind %d, row %u: %llu for %llu", vocab, kind,
+                 asked[i], (unsigned long long)got.sum, (unsigned long long)sum);
+        check(t, good, what);
+    }
+}
+
 void test_select(struct test_context *t)
 {
+    for (int kind = 0; kind < 9; kind++) {
+        test_few(t, 1, kind);
+        test_few(t, 77, kind);
+        test_few(t, 5003, kind);
+        if (!t->small) test_few(t, 151936, kind);
+        if (!t->small) test_few(t, 128257, kind);
+    }
     for (int kind = 0; kind < 4; kind++) {
         test_logits(t, 5, kind);
         test_logits(t, 1003, kind);
