@@ -444,6 +444,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/chain.cu \
   worker-gpu/kernels/elementwise.cu \
   worker-gpu/kernels/gemm_small.cu \
+  worker-gpu/kernels/gemm_stream.cu \
   worker-gpu/kernels/gemv.cu \
   worker-gpu/kernels/matmul.cu \
   worker-gpu/kernels/open.cu \
@@ -456,6 +457,7 @@ CUDA_TEST_SRC := \
   tests/gpu/test_linear.cu \
   tests/gpu/test_main.cu
 CUDA_BENCH_SRC := \
+  tools/gpu/bench_batch.cu \
   tools/gpu/bench_chain.cu \
   tools/gpu/bench_kernels.cu \
   tools/gpu/bench_model.cu

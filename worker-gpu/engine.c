@@ -172,7 +172,9 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
         g->source.staging[i] = (char *)g->staging + i * (g->staging_bytes / GPU_STAGINGS);
     rope_inv_freq(c, (float *)(pinned + inv_freq), &g->source.rope_scale);
-    if (g->buffers.inv_freq) {
+    if (!rc)
+        rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.linear_work, g->buffers.linear_work_bytes, err);
+    if (!rc && g->buffers.inv_freq) {
         rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, g->buffers.inv_freq, pinned + inv_freq,
                          c->head_dim / 2 * sizeof(float), err);
         if (!rc)

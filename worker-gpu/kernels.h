@@ -64,6 +64,10 @@ struct gpuk_device {
     int gemv_slots;       /* tiles in flight a warp; also of chains */
     int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
     bool gemv_contiguous; /* a block's rows are neighbours; else rows go round the blocks */
+    int gemm_slots;       /* of the streamed gemm's ring: groups of 16 rows; default: what fits */
+    int gemm_slices;      /* of columns, at least what registers need; default: by shape */
+    int gemm_producers;   /* warps that copy, 1 to 4 */
+    int gemm_reducers;    /* warps that add and store, 2 to 4 */
 };
 /* Reads the current device's properties and loads every kernel, so that no launch loads code later (a first
  * launch would wait for the device, which deadlocks when a stream waits for the host). */
@@ -116,6 +120,8 @@ struct gpuk_linear_args {
     bool swiglu;
     uint32_t x_stride, out_stride; /* floats; gemm only */
 };
+/* The first bytes of a workspace of linear layers: zero before its first launch; launches leave them zero. */
+#define GPUK_LINEAR_COUNTER_BYTES ((size_t)32 << 10)
 /* One token. */
 size_t gpuk_gemv_workspace_bytes(uint32_t cols);
 HELM_MUST_CHECK int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_linear_args *args,
@@ -126,6 +132,10 @@ size_t gpuk_gemm_small_workspace_bytes(uint32_t tokens, uint32_t cols);
 HELM_MUST_CHECK int gpuk_gemm_small(const struct gpuk_device *device, const struct gpuk_linear_args *args,
                                     uint32_t tokens, const uint32_t *count, void *workspace, uint32_t flags,
                                     void *stream, struct helm_err *err);
+/* Whether gpuk_gemm_small streams these weights through shared memory, as bulk copies, 16-bit weights and
+ * 16-byte boundaries of rows, x and norm allow; else it loads them as gemm_small.cu says. */
+bool gpuk_gemm_streams(const struct gpuk_device *device, const struct gpuk_linear_args *args,
+                       uint32_t tokens);
 
 /* x[t] = row token_id[t] of table [vocab][hidden]; t < tokens (the tier). An id outside the vocabulary gives
  * NaN, so that it cannot pass for text. */
@@ -210,7 +220,7 @@ struct gpuk_chain {
     const void *list; /* device */
     uint32_t count;   /* operations */
     int variant;      /* of the kernel; the launcher's own */
-    uint32_t warps, slots, shared_bytes, blocks, linears, region_bytes;
+    uint32_t warps, slots, shared_bytes, blocks, linears, region_bytes, norm_bytes;
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
  * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of

@@ -170,6 +170,7 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
     b->tokens = (uint32_t)tokens;
     b->sub_tokens = tokens < GPU_SUB_TOKENS ? (uint32_t)tokens : GPU_SUB_TOKENS;
     b->attention_work_bytes = kernels->attention_workspace(GPUK_BATCH_MAX, c->heads, c->head_dim);
+    b->linear_work_bytes = linear;
     b->argmax_work_bytes = kernels->argmax_workspace((uint32_t)samples);
     b->chain_bytes = layers ? chains_room(c, device) : 0;
     const struct area_part always[] = {{(void **)&b->block, block.bytes},

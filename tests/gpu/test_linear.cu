@@ -85,6 +85,8 @@ static void run_case(struct test_context *t, const linear_case &c, const struct 
     size_t workspace_bytes =
         c.tokens == 1 ? gpuk_gemv_workspace_bytes(c.cols) : gpuk_gemm_small_workspace_bytes(c.tokens, c.cols);
     gpu_buffer workspace(workspace_bytes);
+    CUDA(cudaMemset(workspace.at, 0, GPUK_LINEAR_COUNTER_BYTES));
+    CUDA(cudaDeviceSynchronize());
 
     std::vector<std::vector<double>> terms;
     auto expected = reference(c, w, bias, x, norm, residual, &terms);
@@ -107,6 +109,7 @@ static void run_case(struct test_context *t, const linear_case &c, const struct 
         args.swiglu = c.swiglu;
         args.x_stride = c.cols;
         args.out_stride = c.rows[0];
+        if (strstr(path, "stream") && run == 0) check(t, gpuk_gemm_streams(device, &args, c.tokens), what);
         if (c.tokens == 1)
             GPUK(gpuk_gemv(device, &args, workspace.at, 0, t->stream, &err));
         else
@@ -131,14 +134,17 @@ static void run_case(struct test_context *t, const linear_case &c, const struct 
         }
         for (gpu_buffer *b : out) delete b;
     }
+    const auto left = workspace.read<unsigned char>();
+    const size_t counters = GPUK_LINEAR_COUNTER_BYTES;
+    check(t, std::count(left.begin(), left.begin() + counters, 0) == (ptrdiff_t)counters, what);
     for (gpu_buffer *b : weights) delete b;
     for (gpu_buffer *b : biases) delete b;
 }
 
 static void test_shapes(struct test_context *t, int dtype, uint32_t rows, uint32_t cols)
 {
-    struct gpuk_device plain = t->device;
-    plain.bulk_copy = false;
+    struct gpuk_device plain = t->device, tensor = t->device;
+    plain.bulk_copy = tensor.bulk_copy = false;
     plain.tensor_cores = false;
     const linear_case modes[] = {
         {dtype, cols, 1, {rows}, 1, 1, false, false, false, false, false},
@@ -158,6 +164,7 @@ static void test_shapes(struct test_context *t, int dtype, uint32_t rows, uint32
             c.tokens = tier[0], c.count = tier[1];
             run_case(t, c, &t->device, dtype == DTYPE_F32 || c.misaligned ? 1e-5 : 5e-5, "gemm");
             if (!mode.misaligned && tier[1] == 5) run_case(t, c, &plain, 1e-5, "gemm plain");
+            if (!mode.misaligned && dtype != DTYPE_F32) run_case(t, c, &tensor, 5e-5, "gemm tensor");
         }
     }
 }
@@ -211,6 +218,37 @@ static void test_repeats(struct test_context *t)
                t->failures - before, runs);
 }
 
+/* The streamed gemm's ways: rings of one slot and of many, slices and shares of all sizes, few blocks, all
+ * counts of warps that copy and add; rows that end within a line; matrices taken in parts. */
+static void test_streams(struct test_context *t, int dtype)
+{
+    const struct {
+        int sms, slots, slices, producers, reducers;
+    } ways[] = {{6, 0, 0, 0, 0}, {2, 1, 0, 1, 2},  {3, 2, 3, 2, 2},
+                {7, 3, 2, 3, 3}, {1, 16, 1, 4, 4}, {132, 0, 5, 4, 2}};
+    for (auto &way : ways)
+        for (uint32_t tokens : {3u, 16u}) {
+            struct gpuk_device d = t->device;
+            d.sm_count = way.sms, d.gemm_slots = way.slots, d.gemm_slices = way.slices;
+            d.gemm_producers = way.producers, d.gemm_reducers = way.reducers;
+            const uint32_t count = tokens - (way.slots & 1), rows = t->small ? 70 : 430;
+            run_case(t, {dtype, 1000, 1, {rows}, tokens, count, true, true, true, false, false}, &d, 5e-5,
+                     "gemm stream");
+            run_case(t, {dtype, 2056, 2, {71, 71}, tokens, count, true, true, false, true, false, 16}, &d,
+                     5e-5, "gemm stream");
+            run_case(t, {dtype, 56, 3, {rows, 33, 17}, tokens, count, false, false, false, false, false}, &d,
+                     5e-5, "gemm stream");
+            if (t->small) continue;
+            run_case(t, {dtype, 12288, 1, {67}, tokens, count, false, false, true, false, false}, &d, 5e-5,
+                     "gemm stream");
+        }
+    if (t->small) return;
+    struct gpuk_device parts = t->device;
+    parts.gemm_slices = 2;
+    run_case(t, {dtype, 128, 1, {64000}, 16, 11, true, true, true, false, false}, &parts, 5e-5,
+             "gemm stream, parts");
+}
+
 #ifndef HELM_CUDA_EMULATED
 static void test_matmul(struct test_context *t, struct gpuk_matmul *matmul, int dtype, int out_dtype,
                         uint32_t tokens, uint32_t rows, uint32_t cols, bool accumulate)
@@ -252,6 +290,7 @@ void test_linear(struct test_context *t)
         else
             for (auto &s : shapes) test_shapes(t, dtype, s[0], s[1]);
         test_slices(t, dtype);
+        if (dtype != DTYPE_F32) test_streams(t, dtype);
         struct gpuk_device few = t->device; /* two blocks: full rings and several batches of sums each */
         few.sm_count = 2;
         const struct {

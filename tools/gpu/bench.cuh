@@ -100,6 +100,15 @@ void bench_enqueue_chain(struct bench_model *m);
 void bench_chains(struct bench *b, struct bench_model *m);
 int bench_chain_check(struct bench_model *m);
 
+/* The same parts, and the head, for several tokens. */
+void bench_enqueue_batch_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t tokens,
+                              uint32_t flags);
+void bench_enqueue_batch_head(struct bench_model *m, uint32_t tokens, uint32_t flags);
+/* Rows of the table about batches (bench_batch.cu), with `ways` also those that may be chosen; the check
+ * prints lines and returns 1 when it failed. */
+void bench_batches(struct bench *b, struct bench_model *m, bool ways);
+int bench_batch_check(struct bench *b, struct bench_model *m);
+
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t flags);
 void bench_enqueue_batch(struct bench_model *m, uint32_t tokens, uint32_t flags);

@@ -1,14 +1,14 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick]
+ *   helm-bench-gpu-kernels [--quick] [--batch]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, each decode kernel over all layers
  * (cold: every layer has its own weights), whole decode steps as one captured graph, kernel by kernel and as
- * one chain, batches of 2 to 16,
- * decode attention over a long context, prefill. Last, without --quick, the ways the bulk gemv can be run,
- * the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv.cu). Times are medians of repeated
- * graph replays by CUDA events. Exit 1: the check failed. */
+ * one chain, steps of 1 to 16 sequences (bench_batch.cu; --batch: nothing but these and, without --quick,
+ * ways to run the streamed gemm), decode attention over a long context, prefill. Last, without --quick, the
+ * ways the bulk gemv can be run, the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv.cu).
+ * Times are medians of repeated graph replays by CUDA events. Exit 1: the check failed. */
 #include <math.h>
 #include <string.h>
 
@@ -265,17 +265,6 @@ static int check_decode(struct bench *b, struct bench_model *m)
     return good ? 0 : 1;
 }
 
-static void bench_batches(struct bench *b, struct bench_model *m)
-{
-    for (uint32_t n : {2u, 4u, 8u, 16u}) {
-        bench_model_step(m, n, 200, true);
-        double s = bench_time_graph(b, 5, [&] { bench_enqueue_batch(m, n, early_of(b)); });
-        char what[64];
-        snprintf(what, sizeof what, "batch of %u", n);
-        bench_row(m->shape.name, what, s, m->decode_bytes / s / 1e9, "GB/s ", b->read_gbs);
-    }
-}
-
 static void bench_prefill(struct bench *b, struct bench_model *m)
 {
     const struct bench_shape *s = &m->shape;
@@ -325,10 +314,16 @@ static void bench_long(struct bench *b, struct bench_model *m)
 int main(int argc, char **argv)
 {
     struct bench b = {};
-    bool quick = argc == 2 && strcmp(argv[1], "--quick") == 0;
-    if (argc > 2 || (argc == 2 && !quick)) {
-        fprintf(stderr, "usage: %s [--quick]\n", argv[0]);
-        return 2;
+    bool quick = false, batch = false;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--quick") == 0) {
+            quick = true;
+        } else if (strcmp(argv[i], "--batch") == 0) {
+            batch = true;
+        } else {
+            fprintf(stderr, "usage: %s [--quick] [--batch]\n", argv[0]);
+            return 2;
+        }
     }
     b.repeats = quick ? 3 : 7;
     GPUK(gpuk_open(&b.device, &err));
@@ -353,19 +348,26 @@ int main(int argc, char **argv)
                    properties.name, b.device.sm_count, b.device.capability / 10, b.device.capability % 10,
                    b.read_gbs, b.peak_tflops);
         }
+        if (batch) {
+            bad += bench_batch_check(&b, &m);
+            bench_batches(&b, &m, !quick);
+            bench_model_close(&m);
+            continue;
+        }
         bad += check_decode(&b, &m);
         if (b.device.bulk_copy) bad += bench_chain_check(&m);
+        bad += bench_batch_check(&b, &m);
         bench_decode(&b, &m, "decode step", early);
         bench_decode(&b, &m, "decode step, not early", 0);
         if (b.device.bulk_copy) bench_chains(&b, &m);
         if (!quick && b.device.bulk_copy) bench_choices(&b, &m, choices, i);
         bench_parts(&b, &m);
         bench_slices(&b, &m);
-        bench_batches(&b, &m);
+        bench_batches(&b, &m, false);
         bench_long(&b, &m);
         bench_prefill(&b, &m);
         bench_model_close(&m);
     }
-    if (!quick && b.device.bulk_copy) print_choices(choices);
+    if (!quick && !batch && b.device.bulk_copy) print_choices(choices);
     return bad ? 1 : 0;
 }

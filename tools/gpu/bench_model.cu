@@ -320,6 +320,36 @@ void bench_enqueue_decode(struct bench_model *m, uint32_t flags)
                      m->stream, &err));
 }
 
+void bench_enqueue_batch_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t tokens,
+                              uint32_t flags)
+{
+    const struct bench_shape *s = &m->shape;
+    if (tokens == 1) {
+        bench_enqueue_part(m, part, layer, flags);
+        return;
+    }
+    if (part != PART_ATTENTION) {
+        struct gpuk_linear_args a = linear_of(m, part, layer);
+        GPUK(gpuk_gemm_small(m->device, &a, tokens, m->step.counts, m->workspace, flags, m->stream, &err));
+        return;
+    }
+    struct gpuk_attention a = attention_of(m, layer);
+    GPUK(gpuk_rope_append(&a, tokens, m->attended, DTYPE_F32, flags, m->stream, &err));
+    a.q = m->attended;
+    a.q_stride = s->heads * s->head_dim;
+    GPUK(gpuk_attention_decode(m->device, &a, tokens, false, m->attended, NULL, NULL, m->attention_workspace,
+                               flags, m->stream, &err));
+}
+
+void bench_enqueue_batch_head(struct bench_model *m, uint32_t tokens, uint32_t flags)
+{
+    struct gpuk_linear_args a = head_of(m);
+    if (tokens == 1)
+        GPUK(gpuk_gemv(m->device, &a, m->workspace, flags, m->stream, &err));
+    else
+        GPUK(gpuk_gemm_small(m->device, &a, tokens, m->step.counts, m->workspace, flags, m->stream, &err));
+}
+
 void bench_enqueue_batch(struct bench_model *m, uint32_t tokens, uint32_t flags)
 {
     const struct bench_shape *s = &m->shape;
@@ -327,22 +357,9 @@ void bench_enqueue_batch(struct bench_model *m, uint32_t tokens, uint32_t flags)
     GPUK(gpuk_rope_table(&m->step, tokens, m->inv_freq, s->head_dim, 1, m->rope_table, flags, m->stream,
                          &err));
     for (uint32_t l = 0; l < s->layers; l++)
-        for (int part = 0; part < PART_COUNT; part++) {
-            if (part == PART_ATTENTION) {
-                struct gpuk_attention a = attention_of(m, l);
-                GPUK(gpuk_rope_append(&a, tokens, m->attended, DTYPE_F32, flags, m->stream, &err));
-                a.q = m->attended;
-                a.q_stride = s->heads * s->head_dim;
-                GPUK(gpuk_attention_decode(m->device, &a, tokens, false, m->attended, NULL, NULL,
-                                           m->attention_workspace, flags, m->stream, &err));
-                continue;
-            }
-            struct gpuk_linear_args a = linear_of(m, (enum bench_part)part, l);
-            GPUK(
-                gpuk_gemm_small(m->device, &a, tokens, m->step.counts, m->workspace, flags, m->stream, &err));
-        }
-    struct gpuk_linear_args a = head_of(m);
-    GPUK(gpuk_gemm_small(m->device, &a, tokens, m->step.counts, m->workspace, flags, m->stream, &err));
+        for (int part = 0; part < PART_COUNT; part++)
+            bench_enqueue_batch_part(m, (enum bench_part)part, l, tokens, flags);
+    bench_enqueue_batch_head(m, tokens, flags);
     GPUK(gpuk_argmax(m->step.counts + 2, tokens, m->logits, s->vocab, m->result, m->argmax_workspace, flags,
                      m->stream, &err));
 }

@@ -7,9 +7,10 @@
  * is does not matter as long as A and B agree, so a thread's 16 bytes of a row, as loaded, are the fragments
  * of two instructions: no shuffles, no shared memory. Rows g and g + 8 of a fragment are a pair (linear.cuh),
  *            so gate and up of one output meet in one thread. Activations are high + low 16-bit parts, two
- * products. A first kernel normalises the tokens and lays them out. Launchers below; worker-gpu/kernels.h
- * says what they mean. */
-#include "worker-gpu/kernels/linear.cuh"
+ * products. A first kernel normalises the tokens and lays them out.
+ *   stream   (9.0 and later) gemm_stream.cu, wherever gpuk_gemm_streams says so.
+ * Launchers below; worker-gpu/kernels.h says what they mean. */
+#include "worker-gpu/kernels/gemm_stream.cuh"
 
 static const uint32_t THREADS = 256, WARPS = THREADS / 32;
 
@@ -175,7 +176,8 @@ __global__ void __launch_bounds__(THREADS)
 
 extern "C" size_t gpuk_gemm_small_workspace_bytes(uint32_t tokens, uint32_t cols)
 {
-    return ((size_t)(tokens > 8 ? 16 : 8) * cols * sizeof(float) + 255) / 256 * 256;
+    const size_t x = ((size_t)(tokens > 8 ? 16 : 8) * cols * sizeof(float) + 255) / 256 * 256;
+    return GPUK_LINEAR_COUNTER_BYTES + (x > GEMM_STREAM_SUMS_BYTES ? x : GEMM_STREAM_SUMS_BYTES);
 }
 
 template <typename T>
@@ -233,6 +235,11 @@ extern "C" int gpuk_gemm_small(const struct gpuk_device *device, const struct gp
     if (rc) return rc;
     if (tokens == 0 || tokens > GPUK_BATCH_MAX)
         return helm_fail(err, HELM_E_LIMIT, "gemm: %u tokens (1 to %d)", tokens, GPUK_BATCH_MAX);
+    uint32_t *counters = (uint32_t *)workspace;
+    workspace = (char *)workspace + GPUK_LINEAR_COUNTER_BYTES;
+    if (gpuk_gemm_streams(device, args, tokens))
+        return gpuk_gemm_stream(device, args->dtype, &params, tokens, count, counters, (float *)workspace,
+                                flags, stream, err);
     bool tensor = device->tensor_cores && gpuk_linear_aligned(args);
     switch (args->dtype) {
     case DTYPE_BF16:
@@ -271,5 +278,6 @@ int gpuk_prepare_gemm_small(const struct gpuk_device *device, struct helm_err *e
     if (!rc) rc = prepare_plain<float>(err);
     if (!rc && device->tensor_cores) rc = prepare_tensor<__nv_bfloat16>(err);
     if (!rc && device->tensor_cores) rc = prepare_tensor<__half>(err);
+    if (!rc) rc = gpuk_prepare_gemm_stream(device, err);
     return rc;
 }

@@ -326,7 +326,7 @@ bool gpuk_linear_aligned(const struct gpuk_linear_args *args)
 
 extern "C" size_t gpuk_gemv_workspace_bytes(uint32_t cols)
 {
-    return ((size_t)cols * sizeof(float) + 255) / 256 * 256;
+    return GPUK_LINEAR_COUNTER_BYTES + ((size_t)cols * sizeof(float) + 255) / 256 * 256;
 }
 
 extern "C" int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_linear_args *args,
@@ -353,6 +353,7 @@ extern "C" int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_lin
     }
 
     if (args->norm) {
+        workspace = (char *)workspace + GPUK_LINEAR_COUNTER_BYTES;
         rc = gpuk_rmsnorm(NULL, 1, args->x, args->norm, args->eps, args->cols, workspace, DTYPE_F32, flags,
                           stream, err);
         if (rc) return rc;

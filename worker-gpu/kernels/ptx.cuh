@@ -78,6 +78,14 @@ __device__ __forceinline__ void meet_wait(const uint64_t *counter, uint64_t coun
 {
     while (meet_count(counter) < count) {}
 }
+/* Counts the warp in and returns what was counted before; one lane, after __syncwarp. What the warp wrote
+ * before is seen by whoever counts later, and what those before wrote is seen by the warp. */
+__device__ __forceinline__ uint32_t count_arrival(uint32_t *counter)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
 
 /* ---- bulk copies (9.0): sizes and addresses are multiples of 16 --------------------------------- */
 
@@ -89,6 +97,28 @@ __device__ __forceinline__ void bulk_barriers_open(uint32_t barrier, uint32_t co
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + 8 * i) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+/* Makes one barrier whose phases are completed by `arrivals` arrivals or expectations, and their bytes. After
+ * the last of a block's: barriers_opened, then __syncthreads. */
+__device__ __forceinline__ void barrier_open(uint32_t barrier, uint32_t arrivals)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+#endif
+}
+__device__ __forceinline__ void barriers_opened()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+/* One arrival without bytes: what the thread read and wrote before is over for who waits. */
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 #endif
 }
 /* This phase of the barrier ends when `bytes` have arrived. */

@@ -78,6 +78,15 @@ template <typename T> static inline T __shfl_xor_sync(unsigned, T value, int mas
     memcpy(&result, all + ((threadIdx.x & 31) ^ mask) * 8, sizeof result);
     return result;
 }
+template <typename T> static inline T __shfl_sync(unsigned, T value, int lane)
+{
+    uint32_t words[2] = {0, 0};
+    T result;
+    memcpy(words, &value, sizeof value);
+    const uint32_t *all = emulator_exchange(words, sizeof(T) / 4);
+    memcpy(&result, all + lane * 8, sizeof result);
+    return result;
+}
 static inline void __threadfence(void) {}
 template <typename T, typename U> static inline T atomicAdd(T *p, U value)
 {

@@ -38,6 +38,10 @@ static inline uint64_t meet_count(const uint64_t *counter)
 {
     return *counter;
 }
+static inline uint32_t count_arrival(uint32_t *counter)
+{
+    return (*counter)++;
+}
 static inline void meet_wait(const uint64_t *counter, uint64_t count)
 {
     emulator_meeting m = {counter, count};
@@ -48,7 +52,7 @@ static inline void meet_wait(const uint64_t *counter, uint64_t count)
  * ----------------------- */
 
 struct emulator_barrier {
-    int16_t phase, arrivals_due;
+    int8_t phase, arrivals_due, arrivals, unused;
     int32_t bytes_due;
 };
 static inline emulator_barrier *emulator_barrier_at(uint32_t address)
@@ -57,17 +61,30 @@ static inline emulator_barrier *emulator_barrier_at(uint32_t address)
 }
 static inline void emulator_barrier_turn(emulator_barrier *b)
 {
-    if (b->arrivals_due == 0 && b->bytes_due == 0) b->phase ^= 1, b->arrivals_due = 1;
+    if (b->arrivals_due == 0 && b->bytes_due == 0) b->phase ^= 1, b->arrivals_due = b->arrivals;
 }
 static inline void bulk_barriers_open(uint32_t barrier, uint32_t count)
 {
-    for (uint32_t i = 0; i < count; i++) *emulator_barrier_at(barrier + 8 * i) = {0, 1, 0};
+    for (uint32_t i = 0; i < count; i++) *emulator_barrier_at(barrier + 8 * i) = {0, 1, 1, 0, 0};
+}
+static inline void barrier_open(uint32_t barrier, uint32_t arrivals)
+{
+    if (arrivals < 1 || arrivals > 127) abort();
+    *emulator_barrier_at(barrier) = {0, (int8_t)arrivals, (int8_t)arrivals, 0, 0};
+}
+static inline void barriers_opened() {}
+static inline void barrier_arrive(uint32_t barrier)
+{
+    emulator_barrier *b = emulator_barrier_at(barrier);
+    if (b->arrivals_due < 1) abort();
+    b->arrivals_due--;
+    emulator_barrier_turn(b);
 }
 static inline void bulk_expect(uint32_t barrier, uint32_t bytes)
 {
     emulator_barrier *b = emulator_barrier_at(barrier);
-    if (b->arrivals_due != 1) abort();
-    b->arrivals_due = 0;
+    if (b->arrivals_due < 1) abort();
+    b->arrivals_due--;
     b->bytes_due += (int32_t)bytes;
     emulator_barrier_turn(b);
 }
@@ -86,7 +103,7 @@ struct emulator_phase {
 static inline bool emulator_phase_over(void *argument)
 {
     const emulator_phase *p = (const emulator_phase *)argument;
-    return emulator_barrier_at(p->barrier)->phase != (int16_t)p->parity;
+    return emulator_barrier_at(p->barrier)->phase != (int8_t)p->parity;
 }
 static inline void bulk_wait(uint32_t barrier, uint32_t parity)
 {

@@ -1,0 +1,529 @@
+/* Linear layers for 2 to 16 tokens at the speed of memory (9.0 and later, bf16 and f16).
+ *
+ * Columns are cut into slices, rows into groups of 8 pairs (linear.cuh); a block, one a multiprocessor, takes
+ * every so many groups of one slice. Its warps have roles:
+ *   producers  bring the slice's part of a group's 16 rows into a slot of the ring, a row a bulk copy. They
+ *              begin before the kernel in front has finished and wait for nothing but free slots.
+ *   consumers  share the slice's columns, two lines of 128 bytes a row at most each. The tokens' x of these
+ *              columns stays in their registers for all groups: normalised but for the factor of the mean
+ *              square, as a high and a low 16-bit part, as fragments of m16n8k16. The weights are A; which k
+ *              an element of a fragment is does not matter as long as A and B agree, so 16 bytes of a row are
+ *              a lane's part of two instructions. Copies are fastest to whole lines, so all rows begin in the
+ *              same bank: even and odd rows take the two halves of a line in turn.
+ *   reducers   take turns with groups: add the consumers' sums in order, put them with the other slices'; the
+ *              last of a group's slices to come, whichever it is, adds all in order of slices, applies the
+ *              norm's factor and stores. So the same input gives the same bits.
+ * Launchers below; gemm_small.cu chooses this kernel. */
+#include "worker-gpu/kernels/gemm_stream.cuh"
+
+static const uint32_t PAIRS = 8, ROWS = 2 * PAIRS; /* of a group */
+static const uint32_t LINE = 128;                  /* bytes; 64 columns */
+static const uint32_t CONSUMERS = 8, LINES = 2 /* of a consumer */;
+static const uint32_t BUFFERS = 2; /* groups whose sums wait for a reducer */
+static const uint32_t SLOTS_MAX = 16, PRODUCERS_MAX = 4;
+/* Not fewer than buffers: a reducer's barrier counts one group at a time. */
+static const uint32_t REDUCERS_MIN = BUFFERS, REDUCERS_MAX = 4;
+static const uint32_t THREADS_MAX = 32 * (CONSUMERS + REDUCERS_MAX + PRODUCERS_MAX);
+static const uint32_t COUNTERS = GPUK_LINEAR_COUNTER_BYTES / sizeof(uint32_t);
+
+struct stream_params {
+    linear_params linear;
+    const uint32_t *count;
+    uint32_t *counters; /* [group] slices whose sums have come */
+    float *sums;        /* [group][slice] units of unit_floats */
+    uint32_t first_group, groups;
+    uint32_t lines, slices, slots, reducers, producers;
+};
+/* A slice's sums of a group, as the lanes hold them, and the tokens' sums of squares over the slice. */
+static __host__ __device__ inline uint32_t unit_floats(uint32_t tiles)
+{
+    return tiles * (ROWS * 8 + 8);
+}
+
+/* What a block has of the work. */
+struct stream_share {
+    uint32_t first_line, lines, bytes; /* of a row */
+    uint32_t pitch;                    /* of a row in the ring */
+    uint32_t first_group, step, groups;
+    uint32_t consumers;
+};
+__device__ __forceinline__ stream_share share_of(const stream_params &q)
+{
+    const uint32_t slice = blockIdx.x % q.slices, share = blockIdx.x / q.slices;
+    stream_share s;
+    s.first_line = (uint32_t)((uint64_t)q.lines * slice / q.slices);
+    s.lines = (uint32_t)((uint64_t)q.lines * (slice + 1) / q.slices) - s.first_line;
+    const uint64_t left = q.linear.row_bytes - (uint64_t)s.first_line * LINE;
+    s.bytes = left < s.lines * LINE ? (uint32_t)left : s.lines * LINE;
+    s.pitch = div_up(q.lines, q.slices) * LINE;
+    s.step = gridDim.x / q.slices;
+    s.first_group = share;
+    s.groups = div_up(q.groups - share, s.step);
+    s.consumers = s.lines < CONSUMERS ? s.lines : CONSUMERS;
+    return s;
+}
+
+/* Shared memory; addresses of barriers as instructions take them. */
+struct stream_memory {
+    unsigned char *ring; /* [slots][ROWS][pitch] */
+    float4 *sums;        /* [BUFFERS][CONSUMERS][N][32] */
+    float *squares;      /* [CONSUMERS][8 * N] */
+    float *factors;      /* [CONSUMERS][8 * N] */
+    uint32_t full, empty /* [slots] */, sums_full /* [reducers] */, sums_free /* [BUFFERS] */;
+};
+static __host__ __device__ inline uint32_t fixed_bytes(uint32_t tiles, uint32_t slots)
+{
+    return BUFFERS * CONSUMERS * tiles * 512 + 2 * CONSUMERS * tiles * 8 * 4 +
+           (2 * slots + REDUCERS_MAX + BUFFERS) * 8;
+}
+template <int N>
+__device__ __forceinline__ stream_memory memory_of(const stream_params &q, unsigned char *shared,
+                                                   uint32_t pitch)
+{
+    stream_memory m;
+    m.ring = shared;
+    m.sums = reinterpret_cast<float4 *>(shared + (size_t)q.slots * ROWS * pitch);
+    m.squares = reinterpret_cast<float *>(m.sums + BUFFERS * CONSUMERS * N * 32);
+    m.factors = m.squares + CONSUMERS * 8 * N;
+    m.full = shared_address(m.factors + CONSUMERS * 8 * N);
+    m.empty = m.full + 8 * q.slots;
+    m.sums_full = m.empty + 8 * q.slots;
+    m.sums_free = m.sums_full + 8 * REDUCERS_MAX;
+    return m;
+}
+
+/* ---- producers ---------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ void produce(const stream_params &q, const stream_share &s, const stream_memory &m,
+                                        uint32_t producer)
+{
+    const linear_params &p = q.linear;
+    const uint32_t row = (threadIdx.x & 31) * q.producers + producer; /* of a group; lanes beyond are idle */
+    const uint32_t to = shared_address(m.ring) + row * s.pitch;
+    uint32_t slot = 0, parity = 1;
+    for (uint32_t i = 0; i < s.groups; i++) {
+        const uint32_t pair = (q.first_group + s.first_group + i * s.step) * PAIRS + row % PAIRS;
+        const unsigned char *from = nullptr;
+        if (row < ROWS && pair < p.pairs) {
+            const linear_pair rows = linear_locate(p, pair);
+            from = row < PAIRS ? rows.a : rows.b;
+        }
+        if (i >= q.slots) bulk_wait(m.empty + 8 * slot, parity);
+        if (row < ROWS) {
+            if (from) {
+                bulk_expect(m.full + 8 * slot, s.bytes);
+                bulk_copy(to + slot * ROWS * s.pitch, from + (uint64_t)s.first_line * LINE, s.bytes,
+                          m.full + 8 * slot);
+            } else { /* its sums are not stored */
+                barrier_arrive(m.full + 8 * slot);
+            }
+        }
+        __syncwarp();
+        if (++slot == q.slots) slot = 0, parity ^= 1;
+    }
+}
+
+/* ---- consumers ---------------------------------------------------------------------------------- */
+
+/* f16 has few exponents: x is brought near the top of its range by a power of two for each token, and sums
+ * back by its inverse. */
+template <typename T> struct few_exponents {
+    static const bool value = false;
+};
+template <> struct few_exponents<__half> {
+    static const bool value = true;
+};
+/* The power of two that brings `most` into [2^14, 2^15), or its inverse; neither is subnormal. */
+__device__ __forceinline__ float range_factor(float most, bool inverse)
+{
+    int power = 141 - (int)(__float_as_uint(most) >> 23);
+    power = power > 126 ? 126 : power;
+    return __uint_as_float((uint32_t)(127 + (inverse ? -power : power)) << 23);
+}
+
+/* A consumer's x: words of columns (0, 1) to (6, 7) of a lane's 8 in each half of its lines; a lane has token
+ * lane / 4 of each 8. */
+template <int N> struct stream_x {
+    uint32_t high[LINES][2][N][4], low[LINES][2][N][4];
+};
+
+/* The lane's columns begin at `column`, the warp's lines end before line `end`. Leaves the tokens' squares
+ * and f16's inverse factors in shared memory. */
+template <typename T, int N>
+__device__ __forceinline__ void take_x(const stream_params &q, uint32_t column, uint32_t lines,
+                                       float *squares_to, float *factors_to, stream_x<N> &x)
+{
+    const linear_params &p = q.linear;
+    const uint32_t lane = threadIdx.x & 31, g = lane >> 2;
+    float norm[LINES][2][8], v[LINES][2][N][8], squares[N], most[N];
+#pragma unroll
+    for (uint32_t i = 0; i < LINES * 2; i++) {
+        const uint32_t c = column + i * 32;
+        const bool has = p.norm && i / 2 < lines && c < p.cols;
+        const float4 *from = reinterpret_cast<const float4 *>(p.norm + c);
+        const float4 a = has ? __ldg(from) : make_float4(1, 1, 1, 1);
+        const float4 b = has ? __ldg(from + 1) : make_float4(1, 1, 1, 1);
+        float *to = norm[i / 2][i % 2];
+        to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z,
+        to[7] = b.w;
+    }
+    wait_for_previous();
+    const uint32_t tokens = *q.count;
+#pragma unroll
+    for (uint32_t i = 0; i < LINES * 2 * N; i++) {
+        const uint32_t t = i % N * 8 + g, c = column + i / N * 32;
+        const bool has = t < tokens && i / N / 2 < lines && c < p.cols;
+        const float4 *from = reinterpret_cast<const float4 *>(p.x + (size_t)t * p.x_stride + c);
+        const float4 a = has ? __ldcg(from) : make_float4(0, 0, 0, 0);
+        const float4 b = has ? __ldcg(from + 1) : make_float4(0, 0, 0, 0);
+        float *to = v[i / N / 2][i / N % 2][i % N];
+        to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z,
+        to[7] = b.w;
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        squares[n] = most[n] = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < LINES * 2; i++)
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float &e = v[i / 2][i % 2][n][j];
+                squares[n] += e * e;
+                e *= norm[i / 2][i % 2][j];
+                most[n] = fmaxf(most[n], fabsf(e));
+            }
+#pragma unroll
+        for (int mask = 1; mask <= 2; mask <<= 1) {
+            squares[n] += __shfl_xor_sync(0xffffffffu, squares[n], mask);
+            most[n] = fmaxf(most[n], __shfl_xor_sync(0xffffffffu, most[n], mask));
+        }
+        if ((lane & 3) == 0) {
+            squares_to[n * 8 + g] = squares[n];
+            if (few_exponents<T>::value) factors_to[n * 8 + g] = range_factor(most[n], true);
+        }
+        const float factor = few_exponents<T>::value ? range_factor(most[n], false) : 1.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < LINES * 2; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float a = v[i / 2][i % 2][n][2 * j] * factor, b = v[i / 2][i % 2][n][2 * j + 1] * factor;
+                const float largest = element<T>::largest(); /* a low part needs it */
+                if (fabsf(a) > largest) a = copysignf(largest, a);
+                if (fabsf(b) > largest) b = copysignf(largest, b);
+                const uint32_t high = element<T>::pack(a, b);
+                float high_a, high_b;
+                element<T>::unpack(high, high_a, high_b);
+                x.high[i / 2][i % 2][n][j] = high;
+                x.low[i / 2][i % 2][n][j] = element<T>::pack(a - high_a, b - high_b);
+            }
+    }
+    __syncwarp(); /* for the factors */
+}
+
+__device__ __forceinline__ uint4 choose(bool first, const uint4 &a, const uint4 &b)
+{
+    return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void consume(const stream_params &q, const stream_share &s, const stream_memory &m,
+                                        uint32_t consumer)
+{
+    const uint32_t lane = threadIdx.x & 31, g = lane >> 2, unit = lane & 3;
+    const uint32_t first = s.lines * consumer / s.consumers;
+    const uint32_t lines = s.lines * (consumer + 1) / s.consumers - first;
+    const bool odd = g & 1;
+    stream_x<N> x;
+    take_x<T, N>(q, (s.first_line + first) * (LINE / 2) + unit * 8, lines, m.squares + consumer * 8 * N,
+                 m.factors + consumer * 8 * N, x);
+    float factor[N][2]; /* of tokens 2 * unit and one more of each 8 */
+    if (few_exponents<T>::value)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) factor[n][j] = m.factors[(consumer * N + n) * 8 + 2 * unit + j];
+
+    const unsigned char *rows = m.ring + g * s.pitch + first * LINE + unit * 16;
+    float4 *sums_to = m.sums + consumer * N * 32 + lane;
+    uint32_t slot = 0, parity = 0, buffer = 0, buffer_parity = 1, reducer = 0;
+    for (uint32_t i = 0; i < s.groups; i++) {
+        float sum[2][N][4]; /* of high and low parts: shorter chains of additions */
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) sum[0][n][j] = sum[1][n][j] = 0;
+        bulk_wait(m.full + 8 * slot, parity);
+        const unsigned char *from = rows + slot * ROWS * s.pitch;
+#pragma unroll
+        for (uint32_t l = 0; l < LINES; l++) {
+            if (l >= lines) break;
+            uint4 a[2], b[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const unsigned char *at = from + l * LINE + (odd ? 64 - h * 64 : h * 64);
+                a[h] = *reinterpret_cast<const uint4 *>(at);
+                b[h] = *reinterpret_cast<const uint4 *>(at + PAIRS * s.pitch);
+            }
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint4 u = choose(odd, a[1 - h], a[h]), v = choose(odd, b[1 - h], b[h]);
+#pragma unroll
+                for (int n = 0; n < N; n++) {
+                    const uint32_t *high = x.high[l][h][n], *low = x.low[l][h][n];
+                    matrix_unit<T>::add(sum[0][n], u.x, v.x, u.y, v.y, high[0], high[1]);
+                    matrix_unit<T>::add(sum[1][n], u.x, v.x, u.y, v.y, low[0], low[1]);
+                    matrix_unit<T>::add(sum[0][n], u.z, v.z, u.w, v.w, high[2], high[3]);
+                    matrix_unit<T>::add(sum[1][n], u.z, v.z, u.w, v.w, low[2], low[3]);
+                }
+            }
+        }
+        /* every lane's reads of the slot are over: the products have taken them */
+        __syncwarp();
+        if (lane == 0) barrier_arrive(m.empty + 8 * slot);
+        if (++slot == q.slots) slot = 0, parity ^= 1;
+
+        if (i >= BUFFERS) bulk_wait(m.sums_free + 8 * buffer, buffer_parity);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            float4 total = make_float4(sum[0][n][0] + sum[1][n][0], sum[0][n][1] + sum[1][n][1],
+                                       sum[0][n][2] + sum[1][n][2], sum[0][n][3] + sum[1][n][3]);
+            if (few_exponents<T>::value)
+                total.x *= factor[n][0], total.y *= factor[n][1], total.z *= factor[n][0],
+                    total.w *= factor[n][1];
+            sums_to[(buffer * CONSUMERS * N + n) * 32] = total;
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(m.sums_full + 8 * reducer);
+        if (++reducer == q.reducers) reducer = 0;
+        if (++buffer == BUFFERS) buffer = 0, buffer_parity ^= 1;
+    }
+}
+
+/* ---- reducers ----------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ void add4(float4 &to, const float4 &v)
+{
+    to.x += v.x, to.y += v.y, to.z += v.z, to.w += v.w;
+}
+
+/* A group's sums over all columns: rows lane / 4 of the pairs, tokens 2 * (lane % 4) and one more of each 8.
+ */
+template <int N>
+__device__ __forceinline__ void finish(const stream_params &q, uint32_t group, uint32_t tokens,
+                                       const float4 *total, const float2 *squares)
+{
+    const linear_params &p = q.linear;
+    const uint32_t lane = threadIdx.x & 31, pair = group * PAIRS + (lane >> 2);
+    if (pair >= p.pairs) return;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const uint32_t t = n * 8 + (lane & 3) * 2;
+        const float scale_0 = p.norm ? rsqrtf(squares[n].x / (float)p.cols + p.eps) : 1.0f;
+        const float scale_1 = p.norm ? rsqrtf(squares[n].y / (float)p.cols + p.eps) : 1.0f;
+        if (t < tokens) linear_finish(p, pair, t, total[n].x * scale_0, total[n].z * scale_0);
+        if (t + 1 < tokens) linear_finish(p, pair, t + 1, total[n].y * scale_1, total[n].w * scale_1);
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void reduce(const stream_params &q, const stream_share &s, const stream_memory &m,
+                                       uint32_t reducer)
+{
+    const uint32_t lane = threadIdx.x & 31, place = lane & 3;
+    wait_for_previous();
+    const uint32_t tokens = *q.count, slice = blockIdx.x % q.slices;
+    const uint32_t unit = unit_floats(N);
+    float2 squares[N]; /* of the lane's tokens over the slice */
+#pragma unroll
+    for (int n = 0; n < N; n++) squares[n] = make_float2(0, 0);
+    uint32_t parity = 0;
+    for (uint32_t i = reducer; i < s.groups; i += q.reducers, parity ^= 1) {
+        const uint32_t buffer = i % BUFFERS, group = s.first_group + i * s.step;
+        bulk_wait(m.sums_full + 8 * reducer, parity);
+        const float4 *from = m.sums + buffer * CONSUMERS * N * 32 + lane;
+        float4 total[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) total[n] = from[n * 32];
+        for (uint32_t w = 1; w < s.consumers; w++)
+#pragma unroll
+            for (int n = 0; n < N; n++) add4(total[n], from[(w * N + n) * 32]);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(m.sums_free + 8 * buffer);
+        if (i == reducer)
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                for (uint32_t w = 0; w < s.consumers; w++) {
+                    const float *of = m.squares + (w * N + n) * 8 + 2 * place;
+                    squares[n].x += of[0], squares[n].y += of[1];
+                }
+            }
+        if (q.slices == 1) {
+            finish<N>(q, q.first_group + group, tokens, total, squares);
+            continue;
+        }
+        float *units = q.sums + (size_t)group * q.slices * unit, *mine = units + slice * unit;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            __stcg(reinterpret_cast<float4 *>(mine) + n * 32 + lane, total[n]);
+            if (lane < 4) __stcg(reinterpret_cast<float2 *>(mine + N * ROWS * 8 + n * 8) + lane, squares[n]);
+        }
+        __syncwarp();
+        uint32_t before = 0;
+        if (lane == 0) before = count_arrival(q.counters + group);
+        before = __shfl_sync(0xffffffffu, before, 0);
+        if (before + 1 != q.slices) continue;
+        if (lane == 0) __stcg(q.counters + group, 0u); /* as it was found */
+        float2 all[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) total[n] = make_float4(0, 0, 0, 0), all[n] = make_float2(0, 0);
+#pragma unroll 4
+        for (uint32_t of = 0; of < q.slices; of++)
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const float *theirs = units + of * unit;
+                add4(total[n], __ldcg(reinterpret_cast<const float4 *>(theirs) + n * 32 + lane));
+                const float2 v =
+                    __ldcg(reinterpret_cast<const float2 *>(theirs + N * ROWS * 8 + n * 8) + place);
+                all[n].x += v.x, all[n].y += v.y;
+            }
+        finish<N>(q, q.first_group + group, tokens, total, all);
+    }
+}
+
+/* ---- the kernel --------------------------------------------------------------------------------- */
+
+/* N times 8 tokens. */
+template <typename T, int N>
+__global__ void __launch_bounds__(THREADS_MAX, 1) gemm_stream(const __grid_constant__ stream_params q)
+{
+    SHARED_DYNAMIC(unsigned char, shared);
+    const uint32_t warp = threadIdx.x >> 5;
+    const stream_share s = share_of(q);
+    const stream_memory m = memory_of<N>(q, shared, s.pitch);
+    let_next_start();
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < q.slots; i++) {
+            barrier_open(m.full + 8 * i, ROWS);
+            barrier_open(m.empty + 8 * i, s.consumers);
+        }
+        for (uint32_t i = 0; i < q.reducers; i++) barrier_open(m.sums_full + 8 * i, s.consumers);
+        for (uint32_t i = 0; i < BUFFERS; i++) barrier_open(m.sums_free + 8 * i, 1);
+        barriers_opened();
+    }
+    /* what lies behind the end of a row in its last line meets zeros of x and must be a number */
+    const uint32_t rest = (s.lines * LINE - s.bytes) / 16;
+    for (uint32_t i = threadIdx.x; i < q.slots * ROWS * rest; i += blockDim.x)
+        *reinterpret_cast<uint4 *>(m.ring + i / rest * s.pitch + s.bytes + i % rest * 16) =
+            make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    if (warp < CONSUMERS) {
+        if (warp < s.consumers) consume<T, N>(q, s, m, warp);
+    } else if (warp < CONSUMERS + q.reducers) {
+        reduce<N>(q, s, m, warp - CONSUMERS);
+    } else {
+        produce(q, s, m, warp - CONSUMERS - q.reducers);
+    }
+}
+
+/* ---- launchers ---------------------------------------------------------------------------------- */
+
+struct stream_shape {
+    uint32_t lines, groups, slices, shares, slots;
+};
+
+/* Slices so that the blocks end together and no consumer has more lines than its registers hold; more slices
+ * mean more sums through the L2. */
+static struct stream_shape shape_of(const struct gpuk_device *device, const struct linear_params *params,
+                                    uint32_t tiles)
+{
+    struct stream_shape s = {(uint32_t)((params->row_bytes + LINE - 1) / LINE), div_up(params->pairs, PAIRS),
+                             0, 0, 0};
+    const uint32_t sms = (uint32_t)device->sm_count, least = div_up(s.lines, CONSUMERS * LINES);
+    uint32_t most = least > 16 ? least : s.lines < 16 ? s.lines : 16;
+    uint64_t best = UINT64_MAX;
+    for (uint32_t slices = least; slices <= most; slices++) {
+        const uint32_t shares = sms / slices ? sms / slices : 1;
+        const uint64_t longest = (uint64_t)div_up(s.lines, slices) * div_up(s.groups, shares) *
+                                 div_up(slices, sms) * (100 + slices);
+        if (longest < best) best = longest, s.slices = slices;
+    }
+    if (device->gemm_slices > 0) {
+        s.slices = (uint32_t)device->gemm_slices < least ? least : (uint32_t)device->gemm_slices;
+        if (s.slices > s.lines) s.slices = s.lines;
+    }
+    s.shares = sms / s.slices ? sms / s.slices : 1;
+    if (s.shares > s.groups) s.shares = s.groups;
+    const uint64_t slot = (uint64_t)div_up(s.lines, s.slices) * LINE * ROWS,
+                   fixed = fixed_bytes(tiles, SLOTS_MAX), limit = (uint64_t)device->shared_bytes_max;
+    s.slots = limit > fixed ? (uint32_t)((limit - fixed) / slot) : 0;
+    if (s.slots > SLOTS_MAX) s.slots = SLOTS_MAX;
+    if (device->gemm_slots > 0 && (uint32_t)device->gemm_slots < s.slots)
+        s.slots = (uint32_t)device->gemm_slots;
+    return s;
+}
+
+extern "C" bool gpuk_gemm_streams(const struct gpuk_device *device, const struct gpuk_linear_args *args,
+                                  uint32_t tokens)
+{
+    struct linear_params params;
+    struct helm_err err = {};
+    if (!device->bulk_copy || !device->tensor_cores || args->dtype == DTYPE_F32) return false;
+    if (gpuk_linear_params("gemm", args, &params, &err) || !gpuk_linear_aligned(args)) return false;
+    if (((size_t)args->x | (size_t)args->norm) % 16 != 0 || args->x_stride % 4 != 0) return false;
+    const struct stream_shape s = shape_of(device, &params, tokens > 8 ? 2 : 1);
+    return s.slots > 0 && s.slices <= GEMM_STREAM_SUMS_BYTES / (unit_floats(2) * sizeof(float));
+}
+
+static uint32_t chosen(int choice, uint32_t otherwise, uint32_t least, uint32_t most)
+{
+    const uint32_t n = choice > 0 ? (uint32_t)choice : otherwise;
+    return n < least ? least : n < most ? n : most;
+}
+
+int gpuk_gemm_stream(const struct gpuk_device *device, enum dtype dtype, const struct linear_params *params,
+                     uint32_t tokens, const uint32_t *count, uint32_t *counters, float *sums, uint32_t flags,
+                     void *stream, struct helm_err *err)
+{
+    void (*const kernel[2][2])(
+        stream_params) = {{gemm_stream<__nv_bfloat16, 1>, gemm_stream<__nv_bfloat16, 2>},
+                          {gemm_stream<__half, 1>, gemm_stream<__half, 2>}};
+    const uint32_t tiles = tokens > 8 ? 2 : 1;
+    const struct stream_shape s = shape_of(device, params, tiles);
+    struct stream_params q = {};
+    q.linear = *params;
+    q.count = count;
+    q.counters = counters;
+    q.sums = sums;
+    q.lines = s.lines, q.slices = s.slices, q.slots = s.slots;
+    q.reducers = chosen(device->gemm_reducers, 4, REDUCERS_MIN, REDUCERS_MAX);
+    q.producers = chosen(device->gemm_producers, 1, 1, PRODUCERS_MAX);
+    const uint32_t threads = 32 * (CONSUMERS + q.reducers + q.producers);
+    const size_t shared =
+        (size_t)s.slots * ROWS * div_up(s.lines, s.slices) * LINE + fixed_bytes(tiles, s.slots);
+    uint32_t parts = 1;
+    if (s.slices > 1) {
+        const size_t fit = GEMM_STREAM_SUMS_BYTES / (s.slices * unit_floats(tiles) * sizeof(float));
+        parts = div_up(s.groups, fit < COUNTERS ? (uint32_t)fit : COUNTERS);
+    }
+    for (uint32_t part = 0; part < parts; part++) {
+        q.first_group = (uint32_t)((uint64_t)s.groups * part / parts);
+        q.groups = (uint32_t)((uint64_t)s.groups * (part + 1) / parts) - q.first_group;
+        const uint32_t shares = s.shares < q.groups ? s.shares : q.groups;
+        int rc = gpuk_launch("gemm", kernel[dtype == DTYPE_F16][tiles - 1], dim3(shares * s.slices),
+                             dim3(threads), shared, flags, stream, err, q);
+        if (rc) return rc;
+        if (device->early_launch) flags |= GPUK_EARLY; /* the part before is in front */
+    }
+    return HELM_OK;
+}
+
+int gpuk_prepare_gemm_stream(const struct gpuk_device *device, struct helm_err *err)
+{
+    if (!device->bulk_copy || !device->tensor_cores) return HELM_OK;
+    const size_t shared = (size_t)device->shared_bytes_max;
+    int rc = gpuk_prepare("gemm", (gemm_stream<__nv_bfloat16, 1>), shared, err);
+    if (!rc) rc = gpuk_prepare("gemm", (gemm_stream<__nv_bfloat16, 2>), shared, err);
+    if (!rc) rc = gpuk_prepare("gemm", (gemm_stream<__half, 1>), shared, err);
+    if (!rc) rc = gpuk_prepare("gemm", (gemm_stream<__half, 2>), shared, err);
+    return rc;
+}
