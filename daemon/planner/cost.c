@@ -262,7 +262,9 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
 {
     const struct profile_link *link = &p->profile->link;
     const struct cost_step *step = p->step;
-    double beside = fmin(rate_or(&link->h2d_beside, link->h2d.value), link->h2d.value);
+    double beside = rate_or(&link->h2d_beside, link->h2d.value);
+    if (p->size == 2) beside = rate_or(&link->h2d_beside_chunk, beside);
+    beside = fmin(beside, link->h2d.value);
     /* Copies wait in a queue, so only what starts after a pause pays the latency: once a unit. */
     u->link = (double)u->bytes / link->h2d.value + link->latency.value;
     u->link_beside = (double)u->bytes / beside + link->latency.value;

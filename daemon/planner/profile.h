@@ -104,10 +104,11 @@ struct profile_gpu {
 struct profile_link {
     uint32_t generation, width; /* of PCIe, 0: unknown */
     struct profile_value h2d, d2h;
-    struct profile_value h2d_beside; /* while the CPU reads with all threads */
-    struct profile_value direct;     /* the GPU's kernels reading host memory */
-    struct profile_value latency;    /* of one small copy */
-    struct profile_value hand_over;  /* activations from one worker to the other, one way */
+    struct profile_value h2d_beside;       /* while the CPU reads with all threads */
+    struct profile_value h2d_beside_chunk; /* while it computes with many tokens; unknown: as h2d_beside */
+    struct profile_value direct;           /* the GPU's kernels reading host memory */
+    struct profile_value latency;          /* of one small copy */
+    struct profile_value hand_over;        /* activations from one worker to the other, one way */
 };
 
 struct profile {

@@ -77,10 +77,15 @@ static const struct member gpu_member[] = {
     MEMBER(profile_gpu, chain_attention_pair, KIND_RATE, false),
 };
 static const struct member link_member[] = {
-    MEMBER(profile_link, generation, KIND_U32, false),  MEMBER(profile_link, width, KIND_U32, false),
-    MEMBER(profile_link, h2d, KIND_RATE, false),        MEMBER(profile_link, d2h, KIND_RATE, false),
-    MEMBER(profile_link, h2d_beside, KIND_RATE, false), MEMBER(profile_link, direct, KIND_RATE, false),
-    MEMBER(profile_link, latency, KIND_TIME, false),    MEMBER(profile_link, hand_over, KIND_TIME, false),
+    MEMBER(profile_link, generation, KIND_U32, false),
+    MEMBER(profile_link, width, KIND_U32, false),
+    MEMBER(profile_link, h2d, KIND_RATE, false),
+    MEMBER(profile_link, d2h, KIND_RATE, false),
+    MEMBER(profile_link, h2d_beside, KIND_RATE, false),
+    MEMBER(profile_link, direct, KIND_RATE, false),
+    MEMBER(profile_link, h2d_beside_chunk, KIND_RATE, false),
+    MEMBER(profile_link, latency, KIND_TIME, false),
+    MEMBER(profile_link, hand_over, KIND_TIME, false),
 };
 #define MEMBERS(list) ((struct members){list, sizeof(list) / sizeof *(list)})
 

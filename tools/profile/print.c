@@ -79,6 +79,8 @@ void profile_print(const struct profile *p, FILE *out)
         fputc('\n', out);
         print_value(out, "to the device", &link->h2d, UNIT_BYTES, "");
         print_value(out, "  beside CPU", &link->h2d_beside, UNIT_BYTES, "while the CPU computes");
+        print_value(out, "  beside a chunk", &link->h2d_beside_chunk, UNIT_BYTES,
+                    "while it computes with many tokens");
         print_value(out, "from the device", &link->d2h, UNIT_BYTES, "");
         print_value(out, "direct", &link->direct, UNIT_BYTES, "kernels that read host memory");
         print_value(out, "latency", &link->latency, UNIT_SECONDS, "of a small copy");

@@ -290,6 +290,10 @@ static void a_chunk_costs_what_it_takes_in_a_prompt(void **state)
     /* there and back are 7 us each, the first three kernels 8 each: all in the prices of the ends */
     expect("begin", p->table.begin, 60e-6 - 14e-6 - 24e-6);
     expect("waking up", p->table.wake, 200e-6);
+    expect("the link beside it", p->table.unit[11].link_beside, m.link_beside);
+    p->profile.link.h2d_beside_chunk = made_up_value(45e9);
+    price(p, chunk);
+    expect("the link beside a chunk", p->table.unit[11].link_beside, MLP / 45e9 + 10e-6);
     const double work = 2 * 3.0 * 4096 * 12288 * 512 / 1e12;
     expect("work beside the link", p->table.unit[11].cpu_beside - m.cpu_beside, (1 / 0.8 - 1) * work);
     price(p, half); /* half way between, in powers of two */
@@ -301,6 +305,7 @@ static void a_chunk_costs_what_it_takes_in_a_prompt(void **state)
     assert_true(p->table.unit[10].gpu == decode.gpu && p->table.unit[10].stream == decode.stream &&
                 p->table.unit[10].cpu_beside == decode.cpu_beside && p->table.unit[10].issue == 0 &&
                 p->table.begin == 0);
+    expect("the link beside decode", p->table.unit[11].link_beside, MLP / 40e9 + 10e-6);
     /* Faster beside the link than alone is noise. */
     p->profile.cpu.linear_beside.point[0].y = made_up_value(2e12);
     price(p, chunk);

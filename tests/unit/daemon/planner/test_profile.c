@@ -72,6 +72,7 @@ static struct profile whole(void)
     p.gpu.begin = measured(50e-6);
     p.cpu.wake = measured(180e-6);
     p.wake = measured(45e-6);
+    p.link.h2d_beside_chunk = measured(50e9);
     p.link.generation = 5;
     p.link.width = 16;
     p.link.h2d = measured(55.4e9);
@@ -300,6 +301,7 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_true(fabs(again.gpu.begin.value / 50e-6 - 1) < 1e-8);
     assert_true(fabs(again.cpu.wake.value / 180e-6 - 1) < 1e-8);
     assert_true(fabs(again.wake.value / 45e-6 - 1) < 1e-8);
+    assert_true(fabs(again.link.h2d_beside_chunk.value / 50e9 - 1) < 1e-8);
     assert_true(fabs(again.cpu.linear.point[1].y.low / p.cpu.linear.point[1].y.low - 1) < 1e-8);
     p.cpu.threads = 8;
     assert_int_equal(profile_write(path, &p, &err), 0); /* over the old one */
