@@ -29,25 +29,47 @@ static uint32_t samples_of(const struct measure *m)
     return m->options->quick ? 5 : 15;
 }
 
-/* A chunk that has nothing to do: its first kernels and the word that says that it is done. */
-static int measure_begin(struct measure *m, struct helm_err *err)
+/* A step that has nothing to do: its first kernels and the word that says that it is done. */
+static int issue_nothing(struct measure *m, _Atomic uint32_t *word, struct helm_err *err)
+{
+    const struct measure_work first = {.m = m, .tokens = 1, .ops = FIRST_KERNELS};
+    int rc = measure_issue_tiny(&first, err);
+    return rc ? rc : device_word_write(m->device, word, 1, err);
+}
+
+/* gpu.begin, after a pause as before a prompt; with a graph gpu.begin_graph, one step behind another. */
+static int measure_begin(struct measure *m, struct device_graph *graph, struct helm_err *err)
 {
     struct measure_samples samples = {.count = 0};
     struct device *d = m->device;
     _Atomic uint32_t *word = (_Atomic uint32_t *)(void *)m->host;
-    const struct measure_work first = {.m = m, .tokens = 1, .ops = FIRST_KERNELS};
-    int rc = measure_set_step(m, 0, 1, err);
-    for (uint32_t s = 0; s < 2 * samples_of(m) && !rc; s++) {
+    int rc = 0;
+    for (uint32_t s = 0; s < (graph ? MEASURE_SAMPLES_MAX : 2 * samples_of(m)) && !rc; s++) {
         atomic_store(word, 0);
-        pause_ms(PAUSE_MS);
+        if (!graph) pause_ms(PAUSE_MS);
         double start = measure_now_s();
-        rc = measure_issue_tiny(&first, err);
-        if (!rc) rc = device_word_write(d, word, 1, err);
+        rc = graph ? d->ops->graph_launch(d, graph, err) : issue_nothing(m, word, err);
         if (!rc) rc = device_word_poll(d, word, 1, MEASURE_WAIT_MS, err);
         if (s) measure_add(&samples, measure_now_s() - start);
     }
     if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
-    if (!rc) measure_print(m, "gpu.begin", 0, &samples);
+    if (!rc) measure_print(m, graph ? "gpu.begin_graph" : "gpu.begin", 0, &samples);
+    return rc;
+}
+
+static int measure_begins(struct measure *m, struct helm_err *err)
+{
+    struct device *d = m->device;
+    struct device_graph *graph = NULL;
+    int rc = measure_set_step(m, 0, 1, err);
+    if (!rc) rc = measure_begin(m, NULL, err);
+    if (!rc) rc = d->ops->capture_begin(d, err);
+    if (rc) return rc;
+    rc = issue_nothing(m, (_Atomic uint32_t *)(void *)m->host, err);
+    int ended = d->ops->capture_end(d, &graph, rc ? NULL : err);
+    if (!rc) rc = ended;
+    if (!rc) rc = measure_begin(m, graph, err);
+    if (graph) d->ops->graph_free(d, graph);
     return rc;
 }
 
@@ -104,12 +126,12 @@ static int measure_together(struct measure *m, const struct measure_chunk_parts 
     if (parts->linears_s <= 0 || parts->attention_s <= 0 || w.ops == 0) return 0;
     int rc = measure_set_step(m, w.start, w.tokens, err);
     uint32_t times = (uint32_t)ceil(burst_s / (sum * w.ops));
-    for (uint32_t s = 0; s < samples_of(m) + 1 && !rc; s++) {
+    for (uint32_t s = 0; s < (m->options->quick ? 3 : 9) && !rc; s++) {
         pause_ms(IDLE_MS);
         double start = measure_now_s();
         for (uint32_t i = 0; i < times && !rc; i++) rc = issue_layers(&w, err);
         if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
-        if (s) measure_add(&samples, (measure_now_s() - start) / (times * w.ops) / sum);
+        measure_add(&samples, (measure_now_s() - start) / (times * w.ops) / sum);
     }
     if (!rc) measure_print(m, "gpu.together", parts->tokens, &samples);
     return rc;
@@ -118,7 +140,7 @@ static int measure_together(struct measure *m, const struct measure_chunk_parts 
 /* Of a CPU that plays a GPU only how it begins: who issues and who computes share the same processors. */
 int measure_chunks_run(struct measure *m, const struct measure_chunk_parts *parts, struct helm_err *err)
 {
-    int rc = measure_begin(m, err);
+    int rc = measure_begins(m, err);
     if (rc || m->emulated) return rc;
     rc = measure_issue(m, err);
     for (int i = 0; i < MEASURE_CHUNK_SIZES && !rc; i++)

@@ -154,7 +154,7 @@ struct measure_chunk_parts {
     double linears_s, attention_s, launch_s;
 };
 #define MEASURE_CHUNK_SIZES 2
-/* gpu.begin, gpu.issue, gpu.together */
+/* gpu.begin, gpu.begin_graph, gpu.issue, gpu.together */
 HELM_MUST_CHECK int measure_chunks_run(struct measure *m, const struct measure_chunk_parts *parts,
                                        struct helm_err *err);
 

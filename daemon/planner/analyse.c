@@ -199,7 +199,8 @@ uint64_t analyse_vram_workspace_bytes(const struct model_config *c, uint32_t ste
         /* attention of a small batch in pieces: partial results and their weights */
         bytes += few * 64 * c->heads * (c->head_dim + 2ull) * sizeof(float);
     }
-    /* logits, the rows they are made from, the best of each block */
-    if (head) bytes += samples * (((uint64_t)c->vocab + c->hidden) * sizeof(float) + 32 * KIB);
+    /* logits, the rows they are made from, the best of each block and of each 64 logits */
+    if (head)
+        bytes += samples * (((uint64_t)c->vocab + c->vocab / 64 + c->hidden) * sizeof(float) + 32 * KIB);
     return bytes;
 }

@@ -386,11 +386,13 @@ static void price_rest(const struct pricing *p, struct cost_table *table)
     table->step = p->profile->step.value;
     table->wake = p->profile->cpu.wake.value;
     if (!p->device) return;
-    /* A chunk that has nothing to do, beside what the ends are priced at: its way there and back, its first
-     * kernels. */
-    if (p->size == 2)
-        table->begin = fmax(0, p->profile->gpu.begin.value - 2 * link->hand_over.value -
-                                   GPU_FIRST_OPERATIONS * p->kernel.operation);
+    /* A step that has nothing to do, beside what the ends are priced at: its way there and back, its first
+     * kernels. They begin with the step, whoever has the embedding. */
+    const struct profile_value *nothing =
+        p->size == 2 ? &p->profile->gpu.begin : &p->profile->gpu.begin_graph;
+    double first = GPU_FIRST_OPERATIONS * p->kernel.operation;
+    table->begin = fmax(0, nothing->value - 2 * link->hand_over.value - first);
+    if (nothing->value > 0) table->ready = table->begin + link->hand_over.value + first;
     double crossing = (double)p->step->tokens * p->model->config.hidden * sizeof(float);
     double rate = fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
     struct spent slice = {0};

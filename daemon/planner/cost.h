@@ -48,7 +48,8 @@ struct cost_table {
     double hand_over, step,
         slice;         /* slice: what the last slice of a streamed unit takes the GPU after it came */
     double wake;       /* by which the CPU is later with a unit when its threads sleep */
-    double begin;      /* by which a chunk's first kernel is later than the prices of the ends say */
+    double begin;      /* by which the GPU's first kernels are later than the prices of the ends say */
+    double ready;      /* when it is through with them: of use where the embedding is the CPU's */
     double activation; /* seconds for the step's residual streams to cross once, beyond what hand_over's
                           price holds (T 4.15) */
 };

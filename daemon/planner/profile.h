@@ -89,6 +89,7 @@ struct profile_gpu {
      * a cold start as in a prompt, and seconds from its first kernel to the host's knowing that the last one
      * is done, for a chunk that has nothing to do. Unknown: nothing beside `launch`. */
     struct profile_value issue, begin;
+    struct profile_value begin_graph; /* the latter of a captured step; unknown: nothing beside `operation` */
     /* by tokens: how many times as long a prompt's layers take as their operations measured alone, `linear`
      * and `attention_flops`: under a load that lasts, beside each other. Empty: 1 */
     struct profile_table together;

@@ -70,6 +70,7 @@ static const struct member gpu_member[] = {
     MEMBER(profile_gpu, launch, KIND_TIME, false),
     MEMBER(profile_gpu, issue, KIND_TIME, false),
     MEMBER(profile_gpu, begin, KIND_TIME, false),
+    MEMBER(profile_gpu, begin_graph, KIND_TIME, false),
     MEMBER(profile_gpu, together, KIND_TABLE, false),
     MEMBER(profile_gpu, chain_gemv, KIND_RATE, false),
     MEMBER(profile_gpu, chain_attention, KIND_RATE, false),

@@ -40,6 +40,7 @@ struct simulation {
     /* the CPU: whether it sleeps when the step begins, when its first unit came and its last one ended */
     bool asleep, cpu_used;
     double cpu_first, cpu_end;
+    double ready;  /* before that the GPU has other things to do */
     double issued; /* until when the host puts the kernels so far into the GPU's queue */
     double busy[COST_RESOURCES], hand_overs;
     struct streamed streamed[UNITS_MAX];
@@ -146,7 +147,7 @@ static void wait_for_host(struct simulation *s, double until)
 
 static void run_gpu(struct simulation *s, uint32_t unit, double seconds, double issue)
 {
-    wait_for_host(s, s->table->begin);
+    wait_for_host(s, s->ready);
     double begin = s->now;
     s->busy[COST_GPU] += seconds;
     run_alone(s, seconds);
@@ -158,7 +159,7 @@ static void run_gpu(struct simulation *s, uint32_t unit, double seconds, double 
 /* Weights in the ring: computed with no faster than they come; room in the ring as they are done with. */
 static void run_stream(struct simulation *s, const struct streamed *q, double gpu, double issue)
 {
-    wait_for_host(s, s->table->begin);
+    wait_for_host(s, s->ready);
     double begin = s->now, came = s->now, left = q->bytes, own = q->bytes / fmax(gpu, 1e-12);
     bool all_came = s->fill >= left - EPS_BYTES;
     while (left > EPS_BYTES) {
@@ -218,6 +219,7 @@ static void run_step(struct simulation *s)
     uint32_t next = 0;
     s->now = s->hand_overs = 0;
     s->issued = table->begin;
+    s->ready = plan->embed == PLAN_HOME_CPU ? table->ready : table->begin;
     s->cpu_used = false;
     memset(s->busy, 0, sizeof s->busy);
     if (r) r->span_count = 0;

@@ -68,6 +68,7 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "launch", &gpu->launch, UNIT_SECONDS, "a kernel outside of one");
         print_value(out, "issue", &gpu->issue, UNIT_SECONDS, "of the host, a kernel of a chunk");
         print_value(out, "begin", &gpu->begin, UNIT_SECONDS, "a chunk with nothing to do, there and back");
+        print_value(out, "  captured", &gpu->begin_graph, UNIT_SECONDS, "a step of one token like that");
         print_table(out, "together", &gpu->together, UNIT_FACTOR, "tok",
                     "a prompt's layers by the sum of their parts");
         print_value(out, "chain gemv", &gpu->chain_gemv, UNIT_BYTES, "one token's operations in one kernel");

@@ -289,6 +289,7 @@ static void a_chunk_costs_what_it_takes_in_a_prompt(void **state)
     assert_true(p->table.embed.gpu == embed.gpu && p->table.unit[10].cpu == a.cpu);
     /* there and back are 7 us each, the first three kernels 8 each: all in the prices of the ends */
     expect("begin", p->table.begin, 60e-6 - 14e-6 - 24e-6);
+    expect("ready, but for the way back", p->table.ready, 60e-6 - 7e-6);
     expect("waking up", p->table.wake, 200e-6);
     expect("the link beside it", p->table.unit[11].link_beside, m.link_beside);
     p->profile.link.h2d_beside_chunk = made_up_value(45e9);
@@ -304,7 +305,11 @@ static void a_chunk_costs_what_it_takes_in_a_prompt(void **state)
     price(p, one); /* captured, and read from memory: nothing of all that */
     assert_true(p->table.unit[10].gpu == decode.gpu && p->table.unit[10].stream == decode.stream &&
                 p->table.unit[10].cpu_beside == decode.cpu_beside && p->table.unit[10].issue == 0 &&
-                p->table.begin == 0);
+                p->table.begin == 0 && p->table.ready == 0);
+    p->profile.gpu.begin_graph = made_up_value(40e-6);
+    price(p, one);
+    expect("a captured step's begin", p->table.begin, 40e-6 - 14e-6 - 15e-6);
+    expect("and when it is ready", p->table.ready, 40e-6 - 7e-6);
     expect("the link beside decode", p->table.unit[11].link_beside, MLP / 40e9 + 10e-6);
     /* Faster beside the link than alone is noise. */
     p->profile.cpu.linear_beside.point[0].y = made_up_value(2e12);

@@ -70,6 +70,7 @@ static struct profile whole(void)
     add_point(&p.cpu.linear_beside, 128, 4e12);
     p.gpu.issue = measured(5e-6);
     p.gpu.begin = measured(50e-6);
+    p.gpu.begin_graph = measured(30e-6);
     p.cpu.wake = measured(180e-6);
     p.wake = measured(45e-6);
     p.link.h2d_beside_chunk = measured(50e9);
@@ -299,6 +300,7 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_true(fabs(again.cpu.linear_beside.point[0].y.value / 4e12 - 1) < 1e-8);
     assert_true(fabs(again.gpu.issue.value / 5e-6 - 1) < 1e-8);
     assert_true(fabs(again.gpu.begin.value / 50e-6 - 1) < 1e-8);
+    assert_true(fabs(again.gpu.begin_graph.value / 30e-6 - 1) < 1e-8);
     assert_true(fabs(again.cpu.wake.value / 180e-6 - 1) < 1e-8);
     assert_true(fabs(again.wake.value / 45e-6 - 1) < 1e-8);
     assert_true(fabs(again.link.h2d_beside_chunk.value / 50e9 - 1) < 1e-8);

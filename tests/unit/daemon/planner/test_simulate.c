@@ -238,6 +238,14 @@ static void a_chunk_is_no_faster_than_its_kernels_are_issued(void **state)
     expect(cost_seconds(&m.table, &plan, INFINITY), 4e-3);
     m.table.begin = 0.3e-3;
     expect(cost_seconds(&m.table, &plan, INFINITY), 4.3e-3);
+    /* Where the CPU has the embedding the GPU's own first kernels run beside it. */
+    m.table.ready = 0.5e-3;
+    m.table.embed = (struct cost_unit){.cpu = 0.2e-3, .cpu_beside = 0.2e-3};
+    const struct cost_plan beside = {.home = gpu, .embed = C, .head = G, .cold = true};
+    expect(cost_seconds(&m.table, &beside, INFINITY), 4.5e-3);
+    m.table.embed.cpu = m.table.embed.cpu_beside = 0.6e-3;
+    expect(cost_seconds(&m.table, &beside, INFINITY), 4.6e-3);
+    m.table.embed = (struct cost_unit){0};
     for (uint32_t u = 0; u < 4; u++) m.unit[u].issue = m.unit[u].issue_stream = 1.5e-3;
     expect(cost_seconds(&m.table, &plan, INFINITY), 0.3e-3 + 6e-3);
     /* While the CPU computes the host is done with it. */
