@@ -123,6 +123,7 @@ CUDA_DEVICE := $(if $(NVCC),$(filter release debug,$(MODE)))
 WORKER_GPU_SRC := \
   worker-gpu/device.c \
   worker-gpu/device_emulated.c \
+  worker-gpu/draw.c \
   worker-gpu/emulated_attention.c \
   worker-gpu/emulated_chain.c \
   worker-gpu/emulated_graph.c \

@@ -1,7 +1,8 @@
 /* Where falling order is cut: the k-th of floats, of candidates, or the one at which their weights reach a
  * sum.
  *
- * Called by common/sampling.c alone. Pure functions over caller-owned memory. */
+ * Called by common/sampling.c; the emulated device does with it what the GPU does. Pure functions over
+ * caller-owned memory. */
 #ifndef HELM_COMMON_SAMPLING_CUT_H
 #define HELM_COMMON_SAMPLING_CUT_H
 

@@ -78,6 +78,12 @@ static int cuda_attention_prefill(struct device *d, const struct gpuk_attention 
                                   err);
 }
 
+static int cuda_few(struct device *d, const struct gpuk_few *few, uint32_t count, const float *logits,
+                    uint32_t vocab, struct gpuk_few_room *room, void *workspace, struct helm_err *err)
+{
+    return gpuk_few(few, count, logits, vocab, room, workspace, STREAM(d), err);
+}
+
 static int cuda_argmax(struct device *d, const uint32_t *count, uint32_t rows, const float *logits,
                        uint32_t vocab, struct gpuk_token *result, void *workspace, uint32_t flags,
                        struct helm_err *err)
@@ -132,6 +138,7 @@ const struct device_kernels cuda_kernels = {
     .attention_decode = cuda_attention_decode,
     .attention_prefill = cuda_attention_prefill,
     .argmax = cuda_argmax,
+    .few = cuda_few,
     .matmul = cuda_matmul,
     .add_bias = cuda_add_bias,
     .chain_takes = cuda_chain_takes,
@@ -143,5 +150,6 @@ const struct device_kernels cuda_kernels = {
     .attention_counters = gpuk_attention_counter_bytes,
     .attention_workspace = gpuk_attention_workspace_bytes,
     .argmax_workspace = gpuk_argmax_workspace_bytes,
+    .few_workspace = gpuk_few_workspace_bytes,
     .matmul_workspace = GPUK_MATMUL_WORKSPACE,
 };

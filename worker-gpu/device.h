@@ -44,6 +44,7 @@
 #include "common/err.h"
 #include "common/plan.h"
 #include "worker-gpu/kernels.h"
+#include "worker-gpu/kernels_few.h"
 
 enum device_queue { DEVICE_COMPUTE, DEVICE_COPY, DEVICE_QUEUE_COUNT };
 enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_DIRECTION_COUNT };
@@ -123,6 +124,9 @@ struct device_kernels {
                              struct helm_err *err);
     int (*argmax)(struct device *d, const uint32_t *count, uint32_t rows, const float *logits, uint32_t vocab,
                   struct gpuk_token *result, void *workspace, uint32_t flags, struct helm_err *err);
+    int (*few)(struct device *d, const struct gpuk_few *few, uint32_t count, const float *logits,
+               uint32_t vocab, struct gpuk_few_room *room, void *workspace,
+               struct helm_err *err); /* `few` stays until it is done */
     /* gpuk_matmul_plan and gpuk_matmul_run in one */
     int (*matmul)(struct device *d, enum dtype dtype, enum dtype out_dtype, uint32_t tokens, uint32_t rows,
                   uint32_t cols, uint32_t out_stride, bool accumulate, const void *w, const void *x,
@@ -141,6 +145,7 @@ struct device_kernels {
     size_t (*attention_counters)(uint32_t tokens, uint32_t heads); /* the part that must stay zero */
     size_t (*attention_workspace)(uint32_t tokens, uint32_t heads, uint32_t head_dim);
     size_t (*argmax_workspace)(uint32_t rows);
+    size_t (*few_workspace)(uint32_t rows, uint32_t vocab);
     size_t matmul_workspace;
 };
 

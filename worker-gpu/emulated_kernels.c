@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/cpu.h"
+#include "common/sampling_cut.h"
 
 int emulated_math_open(struct emulated_math *math, struct helm_err *err)
 {
@@ -407,6 +408,68 @@ static int emulated_argmax(struct device *d, const uint32_t *count, uint32_t row
     return emulated_enqueue(d, run_argmax, &call, sizeof call, err);
 }
 
+/* ---- what a draw needs of a row ---- */
+
+struct few_call {
+    const struct gpuk_few *few;
+    uint32_t count, vocab;
+    const float *logits;
+    struct gpuk_few_room *room;
+};
+
+/* The candidates: from the k-th largest block maximum on, which at least k logits reach; where there are
+ * fewer blocks, from the k-th largest logit on. */
+static void find_few(const struct gpuk_few *few, const struct sampling_row *row, const float *block_max,
+                     float *copy, struct gpuk_few_room *room)
+{
+    uint32_t n = 0;
+    float least = -INFINITY;
+    for (uint32_t b = 0; b < row->blocks; b++)
+        if (block_max[b] > -INFINITY) copy[n++] = block_max[b];
+    if (n <= few->candidates) {
+        n = 0;
+        for (uint32_t i = 0; i < row->vocab; i++)
+            if (isfinite(row->x[i])) copy[n++] = row->x[i];
+    }
+    room->all = n <= few->candidates;
+    room->found = 0;
+    if (!room->all) least = sampling_kth_largest(copy, n, few->candidates);
+    for (uint32_t i = 0; i < row->vocab; i++) {
+        if (!isfinite(row->x[i]) || row->x[i] < least) continue;
+        if (room->found < GPUK_FEW_ROOM)
+            room->candidate[room->found] = (struct sampling_logit){.token = i, .logit = row->x[i]};
+        room->found++;
+    }
+}
+
+static void run_few(struct emulated_math *math, const void *data)
+{
+    const struct few_call *c = data;
+    uint32_t blocks = (c->vocab + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK;
+    float *block_max = emulated_scratch(math, SCRATCH_X, (blocks + c->vocab) * sizeof *block_max);
+    if (!block_max) return;
+    for (uint32_t i = 0; i < c->count; i++) {
+        const struct gpuk_few *few = &c->few[i];
+        struct gpuk_few_room *room = &c->room[i];
+        struct sampling_row row = {c->logits + (size_t)few->row * c->vocab, c->vocab, blocks, -INFINITY, 1};
+        sampling_find_maxima(&row, block_max);
+        find_few(few, &row, block_max, block_max + blocks, room);
+        for (uint32_t j = 0; j < few->changed; j++)
+            room->logit[j] = room->token[j] < c->vocab ? row.x[room->token[j]] : NAN;
+        room->model_sum = few->model_sum && room->found ? sampling_find_weights(&row, block_max, NULL) : 0;
+        row.inv_temp = few->inv_temp;
+        room->sum = few->sum && room->found ? sampling_find_weights(&row, block_max, NULL) : 0;
+    }
+}
+
+static int emulated_few(struct device *d, const struct gpuk_few *few, uint32_t count, const float *logits,
+                        uint32_t vocab, struct gpuk_few_room *room, void *workspace, struct helm_err *err)
+{
+    (void)workspace;
+    const struct few_call call = {.few = few, .count = count, .vocab = vocab, .logits = logits, .room = room};
+    return emulated_enqueue(d, run_few, &call, sizeof call, err);
+}
+
 /* Kernels work in host scratch; a little device memory each keeps the ledger's lines alive. */
 static size_t gemv_workspace(uint32_t cols)
 {
@@ -419,6 +482,10 @@ static size_t gemm_small_workspace(uint32_t tokens, uint32_t cols)
 static size_t argmax_workspace(uint32_t rows)
 {
     return rows * sizeof(struct gpuk_token);
+}
+static size_t few_workspace(uint32_t rows, uint32_t vocab)
+{
+    return (size_t)rows * ((vocab + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK) * sizeof(float);
 }
 
 const struct device_kernels emulated_kernels = {
@@ -434,6 +501,7 @@ const struct device_kernels emulated_kernels = {
     .attention_decode = emulated_attention_decode,
     .attention_prefill = emulated_attention_prefill,
     .argmax = emulated_argmax,
+    .few = emulated_few,
     .matmul = emulated_matmul,
     .add_bias = emulated_add_bias,
     .chain_takes = emulated_chain_takes,
@@ -445,5 +513,6 @@ const struct device_kernels emulated_kernels = {
     .attention_counters = emulated_attention_counters,
     .attention_workspace = emulated_attention_workspace,
     .argmax_workspace = argmax_workspace,
+    .few_workspace = few_workspace,
     .matmul_workspace = 4096,
 };

@@ -183,6 +183,8 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     }
     if (!rc && g->plan.head == PLAN_HOME_GPU)
         rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.argmax_work, g->buffers.argmax_work_bytes, err);
+    if (!rc && g->plan.head == PLAN_HOME_GPU)
+        rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.few_work, g->buffers.few_work_bytes, err);
     return rc;
 }
 
@@ -233,7 +235,8 @@ static int start_samplers(struct gpu_engine *g, struct helm_err *err)
     for (uint32_t i = 0; i < g->sampler_count; i++)
         if (!(g->scratch[i] = aligned_alloc(64, bytes)))
             return helm_fail(err, HELM_E_NOMEM, "no memory for %zu bytes of sampling scratch", bytes);
-    return pool_create(g->sampler_count, NULL, 0, &g->samplers, err);
+    rc = gpu_draw_open(g, err);
+    return rc ? rc : pool_create(g->sampler_count, NULL, 0, &g->samplers, err);
 }
 
 static int take_batch_memory(struct gpu_engine *g, struct helm_err *err)
@@ -338,6 +341,7 @@ static void gpu_engine_free(struct worker_engine *base)
         device_free(d, DEVICE_WORKSPACE, g->buffers.bytes, g->buffers.memory);
         gpu_weights_free(&g->weights);
         if (g->pinned) d->ops->host_free(d, g->pinned);
+        gpu_draw_close(g);
         for (int i = 0; i < GPU_REGION_COUNT; i++)
             if (g->region[i]) d->ops->host_unregister(d, g->region[i]);
         device_close(d);

@@ -7,6 +7,7 @@
 #define HELM_WORKER_GPU_ENGINE_H
 
 #include "worker-cpu/pool.h"
+#include "worker-gpu/draw.h"
 #include "worker-gpu/program.h"
 #include "common/worker/batch.h"
 #include "common/worker/engine.h"
@@ -38,6 +39,7 @@ struct gpu_engine {
     struct gpu_program program[PLAN_PHASES_MAX][GPU_TIER_COUNT];
     struct batch batch;
     struct step_result own_result; /* where the rows are checked when the result is the other worker's */
+    struct gpu_draw draw;
     struct pool *samplers;
     void *scratch[GPU_SAMPLERS_MAX];
     uint32_t sampler_count;

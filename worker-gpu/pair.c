@@ -100,6 +100,8 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     rc = make_arena(o, &model, pair, err);
     if (!rc && plan_uses(&pair->plan, PLAN_HOME_CPU)) rc = start(o, pair, PAIR_CPU, &cpu_engine_ops, err);
     if (!rc && plan_uses(&pair->plan, PLAN_HOME_GPU)) rc = start(o, pair, PAIR_GPU, &gpu_engine_ops, err);
+    if (!rc && pair->used[PAIR_GPU])
+        ((struct gpu_engine *)pair->server[PAIR_GPU].engine)->draw.copy_rows = o->copy_rows;
 out:
     model_free(&model);
     if (rc) pair_close(pair);

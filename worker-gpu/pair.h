@@ -21,6 +21,7 @@ struct pair_options {
     uint64_t vram_bytes, copy_bytes_per_s;
     uint32_t peer_wait_ms;
     bool no_graphs, no_chains;
+    bool copy_rows; /* the GPU's logits of draws into the arena, as the CPU's are */
 };
 
 struct pair {

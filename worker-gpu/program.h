@@ -85,6 +85,8 @@ struct gpu_buffers {
     float *inv_freq;
     void *linear_work, *attention_work, *argmax_work, *matmul_work;
     uint64_t linear_work_bytes, attention_work_bytes, argmax_work_bytes;
+    void *few_work; /* of draws from candidates */
+    uint64_t few_work_bytes;
     char *chains; /* lists of the chains, one behind the other */
     uint64_t chain_bytes;
     uint32_t tokens, sub_tokens; /* capacities of a chunk and of a sub-chunk, padded */

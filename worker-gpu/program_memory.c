@@ -172,13 +172,15 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
     b->attention_work_bytes = kernels->attention_workspace(GPUK_BATCH_MAX, c->heads, c->head_dim);
     b->linear_work_bytes = linear;
     b->argmax_work_bytes = kernels->argmax_workspace((uint32_t)samples);
+    b->few_work_bytes = kernels->few_workspace((uint32_t)samples, c->vocab);
     b->chain_bytes = layers ? chains_room(c, device) : 0;
     const struct area_part always[] = {{(void **)&b->block, block.bytes},
                                        {(void **)&b->x, tokens * c->hidden * sizeof(float)},
                                        {&b->linear_work, linear}},
                            of_head[] = {{(void **)&b->sample, samples * c->hidden * sizeof(float)},
                                         {(void **)&b->logits, samples * c->vocab * sizeof(float)},
-                                        {&b->argmax_work, b->argmax_work_bytes}},
+                                        {&b->argmax_work, b->argmax_work_bytes},
+                                        {&b->few_work, b->few_work_bytes}},
                            of_layers[] = {{&b->chunk.h,
                                            (uint64_t)b->sub_tokens * c->hidden * gpu_chunk_elem_bytes(model)},
                                           {(void **)&b->rope_table, tokens * c->head_dim * sizeof(float)},

@@ -1,7 +1,7 @@
 /* Running one step. See step.h.
  *
  * The host's part: check the rows, write the step block into pinned memory, launch one graph (or issue a
- * chunk), wait for the end word, and draw what the device's argmax cannot. */
+ * chunk), put behind it what draws need (draw.c), wait for the end word, and draw. */
 #include "worker-gpu/step.h"
 
 #include <string.h>
@@ -79,76 +79,6 @@ static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
     }
     for (uint32_t sub = 0; b->subs > 1 && sub * GPU_SUB_TOKENS < batch->token_count; sub++)
         fill_sub(g, b, sub);
-}
-
-/* ---- drawing ---- */
-
-/* True when the largest logit is all that is asked for. */
-static bool is_plain(const struct sampling_params *p)
-{
-    return p->temperature == 0 && p->logprobs == 0 && p->repetition_penalty == 1 &&
-           p->presence_penalty == 0 && p->frequency_penalty == 0 && p->bias_count == 0;
-}
-
-struct draw {
-    struct gpu_engine *g;
-    struct step_result *result;
-    uint32_t sample[ARENA_STEP_ROWS]; /* those that need their logits */
-    uint32_t count;
-    bool handed_out;
-};
-
-static void draw_one(void *ctx, uint32_t chunk, uint32_t thread)
-{
-    struct draw *draw = ctx;
-    const struct gpu_engine *g = draw->g;
-    const struct arena *arena = g->base.arena;
-    uint32_t i = draw->sample[chunk], vocab = g->model.config.vocab;
-    const struct batch_row *row = &g->batch.row[g->batch.sample_row[i]];
-    const struct arena_slot *slot = arena_slot_of(arena, row->slot);
-    struct step_result_row *out = &draw->result->row[row->result];
-    uint32_t length = row->start + row->count;
-    uint32_t prompt = slot->prompt_count < length ? slot->prompt_count : length;
-    int rc =
-        sampling_draw(&slot->sampling, arena_logits_of(arena, i), vocab, arena_history_of(arena, row->slot),
-                      length, prompt, g->scratch[thread], &out->sampled);
-    out->status = rc ? STEP_ROW_NO_FINITE_LOGIT : STEP_ROW_OK;
-}
-
-static bool draw_next(void *ctx, uint32_t thread, struct pool_job *job)
-{
-    (void)thread;
-    struct draw *draw = ctx;
-    if (draw->handed_out) return false;
-    draw->handed_out = true;
-    *job = (struct pool_job){.run = draw_one, .chunks = draw->count, .alone = draw->count == 1};
-    return true;
-}
-
-/* Tokens of the sampled rows: the device's argmax, or a draw from logits copied into the arena. */
-static int draw_tokens(struct gpu_engine *g, struct step_result *result, struct helm_err *err)
-{
-    struct device *d = g->device;
-    struct draw draw = {.g = g, .result = result};
-    uint32_t vocab = g->model.config.vocab;
-    int rc = 0;
-    for (uint32_t i = 0; i < g->batch.sample_count && !rc; i++) {
-        const struct batch_row *row = &g->batch.row[g->batch.sample_row[i]];
-        struct step_result_row *out = &result->row[row->result];
-        if (!is_plain(&arena_slot_of(g->base.arena, row->slot)->sampling)) {
-            rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_HOST, arena_logits_of(g->base.arena, i),
-                             g->buffers.logits + (size_t)i * vocab, vocab * sizeof(float), err);
-            draw.sample[draw.count++] = i;
-            continue;
-        }
-        out->sampled.token = g->source.tokens[i].id;
-        out->status = g->source.tokens[i].id < vocab ? STEP_ROW_OK : STEP_ROW_NO_FINITE_LOGIT;
-    }
-    if (rc || !draw.count) return rc;
-    rc = d->ops->event_record(d, DEVICE_COMPUTE, g->copied, err);
-    if (!rc) rc = d->ops->event_wait(d, g->copied, err);
-    if (!rc) pool_run(g->samplers, draw_next, &draw);
-    return rc;
 }
 
 /* ---- whose turn it is ---- */
@@ -266,10 +196,11 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
             rc = g->device->ops->graph_launch_beside(g->device, p->graph, err);
         else if (!rc)
             rc = gpu_program_issue(&g->source, p, &issue, err);
+        if (!rc && head) rc = gpu_draw_queue(g, err);
         if (!rc) rc = gpu_program_issue_tail(&g->source, p, goes_on(p, batch), &g->prefix, err);
         if (!rc) rc = wait_for_end(g, &watch, err);
         computed_ns = units_now_ns();
-        if (!rc && head) rc = draw_tokens(g, result, err);
+        if (!rc && head) rc = gpu_draw_finish(g, result, err);
         if (rc) return rc;
         times->wait_ns = watch_end(&watch);
         times->weight_bytes = g->weights.matrix_bytes + p->stream_bytes;

@@ -20,6 +20,7 @@
 
 #include "tests/device_choice.h"
 #include "tests/golden/pair_walks.h"
+#include "worker-gpu/engine.h"
 
 #define STEP_TOKENS 256
 #define CONTEXT     1100
@@ -61,7 +62,8 @@ static struct pair_options options_of(const char *folder, const struct split *sp
                                  .context_tokens = CONTEXT,
                                  .step_tokens = STEP_TOKENS,
                                  .vram_bytes = strcmp(device_name(), "emulated") == 0 ? 256 * MIB : 4 * GIB,
-                                 .peer_wait_ms = 20000};
+                                 .peer_wait_ms = 20000,
+                                 .copy_rows = true};
 }
 
 static void lanes_are_empty(const struct pair *pair)
@@ -199,6 +201,102 @@ static void the_ceiling_holds(void **state)
     print_message("refused: %s\n", err.text);
     options.vram_bytes = 4096;
     assert_int_equal(pair_open(&options, pair, &err), HELM_E_CAPACITY);
+    free(pair);
+}
+
+/* One setting a slot, in turns: what chat clients send, what candidates are enough for only at times, and
+ * what needs the row. */
+static struct sampling_params draw_params(uint32_t i)
+{
+    struct sampling_params p = {.temperature = 0.6f, .top_p = 1, .repetition_penalty = 1, .seed = 1000 + i};
+    switch (i % 8) {
+    case 0:
+        p.top_k = 20, p.top_p = 0.95f;
+        break;
+    case 1:
+        p.top_k = 20, p.top_p = 0.8f, p.repetition_penalty = 1.05f;
+        break;
+    case 2:
+        p.top_k = 5, p.presence_penalty = 1.5f, p.frequency_penalty = -0.1f, p.logprobs = 3;
+        break;
+    case 3:
+        p.top_p = 0.9f, p.logprobs = 20;
+        break;
+    case 4:
+        p.temperature = 1;
+        break;
+    case 5:
+        p.min_p = 0.1f, p.bias_count = 1, p.bias[0].token = 7, p.bias[0].bias = 4;
+        break;
+    case 6:
+        p.temperature = 0, p.repetition_penalty = 1.3f;
+        break;
+    default:
+        p.temperature = 0;
+        break;
+    }
+    return p;
+}
+
+/* Every draw, from candidates or not, is the one that the CPU's sampler makes of the whole row; and most are
+ * made of candidates. */
+static void draws_are_those_of_rows(void **state)
+{
+    (void)state;
+    need_device();
+    enum { SLOTS = 8, STEPS = 24, PROMPT = 9 };
+    struct helm_err err = {0};
+    struct pair *pair = calloc(1, sizeof *pair);
+    struct split split;
+    enum plan_home home[4] = {PLAN_HOME_GPU, PLAN_HOME_GPU, PLAN_HOME_GPU, PLAN_HOME_GPU};
+    make_split(&split, "draws", home, 4);
+    struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+    options.slots = SLOTS;
+    if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
+    const uint32_t vocab = arena_header_of(&pair->arena)->vocab;
+    void *scratch = aligned_alloc(64, (sampling_scratch_bytes(vocab) + 63) / 64 * 64);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        struct arena_slot *slot = arena_slot_of(&pair->arena, i);
+        slot->sampling = draw_params(i);
+        slot->prompt_count = PROMPT;
+        for (uint32_t t = 0; t < PROMPT; t++)
+            arena_history_of(&pair->arena, i)[t] = (i * 37 + t * 11) % vocab;
+    }
+    uint32_t length[SLOTS], compared = 0;
+    for (uint32_t i = 0; i < SLOTS; i++) length[i] = PROMPT;
+    for (uint32_t s = 0; s < STEPS; s++) {
+        struct step_row rows[SLOTS];
+        uint32_t count = s % 3 == 2 ? 1 + s % SLOTS : SLOTS; /* of a prompt, of many rows, of few */
+        for (uint32_t i = 0; i < count; i++)
+            rows[i] = (struct step_row){.slot = i,
+                                        .start = length[i] == PROMPT ? 0 : length[i] - 1,
+                                        .count = length[i] == PROMPT ? PROMPT : 1,
+                                        .flags = STEP_ROW_SAMPLE};
+        const struct step_result *result;
+        if (pair_step(pair, rows, count, &result, &err)) fail_msg("%s", err.text);
+        for (uint32_t i = 0; i < count; i++) {
+            const struct sampling_params p = draw_params(i);
+            struct sampling_result wanted;
+            assert_int_equal(result->row[i].status, STEP_ROW_OK);
+            if (i % 8 != 7) {
+                assert_int_equal(sampling_draw(&p, arena_logits_of(&pair->arena, i), vocab,
+                                               arena_history_of(&pair->arena, i), length[i], PROMPT, scratch,
+                                               &wanted),
+                                 0);
+                assert_memory_equal(&result->row[i].sampled, &wanted, sizeof wanted);
+                compared++;
+            }
+            arena_history_of(&pair->arena, i)[length[i]++] = result->row[i].sampled.token;
+        }
+    }
+    const struct gpu_draw *draw = &((struct gpu_engine *)pair->server[PAIR_GPU].engine)->draw;
+    print_message("%u draws compared: %llu from candidates, %llu from rows, %llu of them after candidates\n",
+                  compared, (unsigned long long)draw->from_few, (unsigned long long)draw->from_rows,
+                  (unsigned long long)draw->not_enough);
+    assert_true(draw->from_few + draw->from_rows == compared);
+    assert_true(draw->from_few > compared / 2 && draw->from_rows > 0);
+    free(scratch);
+    pair_close(pair);
     free(pair);
 }
 
@@ -383,6 +481,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_rows_are_left_out_by_both),
         cmocka_unit_test(the_ceiling_holds),
+        cmocka_unit_test(draws_are_those_of_rows),
         cmocka_unit_test(slow_copies_change_nothing),
         cmocka_unit_test(chains_change_nothing),
         cmocka_unit_test(a_late_peer_is_a_fault),

@@ -81,6 +81,7 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
         plan.prefill_count++;
     }
     const struct pair_options options = {.folder = folder,
+                                         .copy_rows = true,
                                          .plan = &plan,
                                          .device = device_name(),
                                          .kv_dtype = c->kv_dtype,

@@ -204,16 +204,16 @@ __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* Largest and smallest (but 0) of the block's tops and how many there are, for all threads. */
+/* Largest and smallest (but 0) of at(0 .. n) and how many there are, for all threads. */
 struct few_range {
     uint32_t most, least, count;
 };
-__device__ few_range range_of(const uint32_t *tops, uint32_t n)
+template <typename at_fn> __device__ few_range range_of(at_fn at, uint32_t n)
 {
     __shared__ few_range warp_range[FEW_WARPS];
     few_range r = {0, 0xffffffffu, 0};
     for (uint32_t b = threadIdx.x; b < n; b += FEW_THREADS) {
-        uint32_t top = __ldcg(tops + b);
+        uint32_t top = at(b);
         if (!top) continue;
         r.most = larger(r.most, top);
         r.least = top < r.least ? top : r.least;
@@ -238,9 +238,9 @@ __device__ few_range range_of(const uint32_t *tops, uint32_t n)
     return r;
 }
 
-/* A value that at least `need` tops reach, and hardly more unless they tie: a histogram over their range,
+/* A value that at least `need` of them reach, and hardly more unless they tie: a histogram over their range,
  * then over the bin the value falls into, and so on. There are more than `need` in the range. */
-__device__ uint32_t floor_of(const uint32_t *tops, uint32_t n, few_range range, uint32_t need)
+template <typename at_fn> __device__ uint32_t floor_of(at_fn at, uint32_t n, few_range range, uint32_t need)
 {
     __shared__ uint32_t bin[FEW_BINS], lane_sum[32], found[3];
     uint32_t from = range.least, to = range.most, slack = need / 8 + 4;
@@ -250,7 +250,7 @@ __device__ uint32_t floor_of(const uint32_t *tops, uint32_t n, few_range range, 
         for (uint32_t i = threadIdx.x; i < FEW_BINS; i += FEW_THREADS) bin[i] = 0;
         __syncthreads();
         for (uint32_t b = threadIdx.x; b < n; b += FEW_THREADS) {
-            uint32_t top = __ldcg(tops + b), i = (to - top) >> shift;
+            uint32_t top = at(b), i = (to - top) >> shift;
             /* bin i stands where a lane that adds up 32 neighbours meets no other in a bank */
             if (top >= from && top <= to) atomicAdd(&bin[(i & 31) * 32 + (i >> 5)], 1u);
         }
@@ -268,8 +268,9 @@ __device__ uint32_t floor_of(const uint32_t *tops, uint32_t n, few_range range, 
             found[0] = lane * 32 + i, found[1] = before, found[2] = before + bin[i * 32 + lane];
         }
         __syncthreads();
-        uint32_t at = found[0], before = found[1], with = found[2];
-        uint32_t above = at << shift, end = ((at + 1) << shift) - 1, low = to - (end < span ? end : span);
+        uint32_t which = found[0], before = found[1], with = found[2];
+        uint32_t above = which << shift, end = ((which + 1) << shift) - 1,
+                 low = to - (end < span ? end : span);
         if (shift == 0 || with <= need + slack) return low;
         need -= before;
         to -= above;
@@ -343,10 +344,19 @@ __global__ void __launch_bounds__(FEW_THREADS)
         room->logit[i] = token < vocab ? __ldcg(from + token) : NAN;
     }
     if (!last_block(counters + row)) return;
-    few_range range = range_of(work.tops, n);
+    auto top_of = [&](uint32_t b) { return __ldcg(work.tops + b); };
+    auto bits_of = [&](uint32_t i) { return ordered_bits(from, i, vocab); };
+    few_range range = range_of(top_of, n);
     if (threadIdx.x == 0) *work.top = range.most;
-    bool all = range.count <= want.candidates;
-    uint32_t least = all ? 1 : floor_of(work.tops, n, range, want.candidates);
+    uint32_t least = 1;
+    bool all = false;
+    if (range.count > want.candidates) {
+        least = floor_of(top_of, n, range, want.candidates);
+    } else { /* a small vocabulary: of the logits themselves */
+        range = range_of(bits_of, vocab);
+        all = range.count <= want.candidates;
+        if (!all) least = floor_of(bits_of, vocab, range, want.candidates);
+    }
     store_few(from, vocab, work.tops, least, all, room);
 }
 

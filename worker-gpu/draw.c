@@ -1,0 +1,198 @@
+/* Tokens of a step's sampled rows. See draw.h. */
+#include "worker-gpu/draw.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "worker-gpu/engine.h"
+
+#define ALONE_MAX                                                                                            \
+    8 /* draws from candidates take 1 to 10 us: fewer than these are not worth waking threads for */
+
+static_assert(ARENA_STEP_ROWS <= GPUK_FEW_ROWS, "one launch for all samples of a step");
+
+/* ---- memory ---- */
+
+int gpu_draw_open(struct gpu_engine *g, struct helm_err *err)
+{
+    struct gpu_draw *draw = &g->draw;
+    uint32_t slots = arena_header_of(g->base.arena)->slots;
+    void *pinned = NULL;
+    uint64_t rooms = slots * sizeof *draw->room;
+    int rc = device_host_alloc(g->device, rooms + 64, &pinned, err);
+    if (rc) return rc;
+    memset(pinned, 0, (size_t)rooms + 64);
+    draw->room = pinned;
+    draw->done = (_Atomic uint32_t *)((char *)pinned + rooms);
+    draw->times = malloc((size_t)slots * SAMPLING_CHANGES_MAX * sizeof *draw->times);
+    if (!draw->times)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the changed logits of %u rows", slots);
+    for (uint32_t i = 0; i < slots; i++)
+        draw->changes[i] = (struct sampling_changes){.token = draw->room[i].token,
+                                                     .times = draw->times + (size_t)i * SAMPLING_CHANGES_MAX};
+    return 0;
+}
+
+void gpu_draw_close(struct gpu_engine *g)
+{
+    if (g->draw.room) g->device->ops->host_free(g->device, g->draw.room);
+    free(g->draw.times);
+    g->draw.room = NULL;
+    g->draw.times = NULL;
+}
+
+/* ---- asking ---- */
+
+/* What a draw takes of a sampled row's sequence. */
+struct sample {
+    const struct sampling_params *params;
+    const uint32_t *history;
+    uint32_t length, prompt;
+    struct step_result_row *out;
+};
+
+static struct sample sample_of(const struct gpu_engine *g, uint32_t i, struct step_result *result)
+{
+    const struct arena *arena = g->base.arena;
+    const struct batch_row *row = &g->batch.row[g->batch.sample_row[i]];
+    const struct arena_slot *slot = arena_slot_of(arena, row->slot);
+    uint32_t length = row->start + row->count;
+    return (struct sample){.params = &slot->sampling,
+                           .history = arena_history_of(arena, row->slot),
+                           .length = length,
+                           .prompt = slot->prompt_count < length ? slot->prompt_count : length,
+                           .out = result ? &result->row[row->result] : NULL};
+}
+
+static int copy_row(struct gpu_engine *g, uint32_t i, struct helm_err *err)
+{
+    uint32_t vocab = g->model.config.vocab;
+    return device_copy(g->device, DEVICE_COMPUTE, DEVICE_TO_HOST, arena_logits_of(g->base.arena, i),
+                       g->buffers.logits + (size_t)i * vocab, vocab * sizeof(float), err);
+}
+
+int gpu_draw_queue(struct gpu_engine *g, struct helm_err *err)
+{
+    struct gpu_draw *draw = &g->draw;
+    struct device *d = g->device;
+    const uint32_t vocab = g->model.config.vocab;
+    int rc = 0;
+    draw->few_count = draw->row_count = 0;
+    for (uint32_t i = 0; i < g->batch.sample_count && !rc; i++) {
+        const struct sample s = sample_of(g, i, NULL);
+        struct sampling_changes *changes = &draw->changes[draw->few_count];
+        struct sampling_ask ask;
+        sampling_ask(s.params, vocab, s.history, s.length, s.prompt, g->scratch[0], changes, &ask);
+        if (ask.need == SAMPLING_NEEDS_FEW) {
+            draw->few[draw->few_count++] = (struct gpuk_few){.row = i,
+                                                             .candidates = ask.candidates,
+                                                             .changed = changes->count,
+                                                             .sum = ask.sum,
+                                                             .model_sum = ask.model_sum,
+                                                             .inv_temp = ask.inv_temp};
+            if (draw->copy_rows) rc = copy_row(g, i, err);
+        } else if (ask.need == SAMPLING_NEEDS_ROW) {
+            draw->row[draw->row_count++] = i;
+            rc = copy_row(g, i, err);
+        }
+    }
+    if (rc || draw->few_count + draw->row_count == 0) return rc;
+    atomic_store_explicit(draw->done, 0, memory_order_release);
+    if (draw->few_count)
+        rc = d->kernels.few(d, draw->few, draw->few_count, g->buffers.logits, vocab, draw->room,
+                            g->buffers.few_work, err);
+    return rc ? rc : device_word_write(d, draw->done, 1, err);
+}
+
+/* ---- drawing ---- */
+
+struct job {
+    struct gpu_engine *g;
+    struct step_result *result;
+    uint32_t few, rows; /* draws from candidates first, then from rows */
+    bool handed_out;
+    bool wanting[ARENA_STEP_ROWS]; /* by index of the draw from candidates: they were not enough */
+};
+
+static void draw_one(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct job *job = ctx;
+    struct gpu_engine *g = job->g;
+    struct gpu_draw *draw = &g->draw;
+    const uint32_t vocab = g->model.config.vocab;
+    const uint32_t i = chunk < job->few ? draw->few[chunk].row : draw->row[chunk - job->few];
+    const struct sample s = sample_of(g, i, job->result);
+    int rc;
+    if (chunk < job->few) {
+        const struct gpuk_few_room *room = &draw->room[chunk];
+        const struct sampling_few few = {.candidate = room->candidate,
+                                         .count = room->found,
+                                         .all = room->all != 0,
+                                         .changed = room->logit,
+                                         .sum = room->sum,
+                                         .model_sum = room->model_sum};
+        rc = room->found > GPUK_FEW_ROOM ? 1
+                                         : sampling_draw_few(s.params, &few, vocab, &draw->changes[chunk],
+                                                             s.length, g->scratch[thread], &s.out->sampled);
+        job->wanting[chunk] = rc == 1;
+    } else {
+        rc = sampling_draw(s.params, arena_logits_of(g->base.arena, i), vocab, s.history, s.length, s.prompt,
+                           g->scratch[thread], &s.out->sampled);
+    }
+    s.out->status = rc ? STEP_ROW_NO_FINITE_LOGIT : STEP_ROW_OK;
+}
+
+static bool draw_next(void *ctx, uint32_t thread, struct pool_job *next)
+{
+    (void)thread;
+    struct job *job = ctx;
+    if (job->handed_out) return false;
+    job->handed_out = true;
+    *next = (struct pool_job){.run = draw_one,
+                              .chunks = job->few + job->rows,
+                              .alone = job->few + job->rows == 1 || (!job->rows && job->few <= ALONE_MAX)};
+    return true;
+}
+
+/* Rows whose candidates were not enough, copied now; becomes the list of rows. */
+static int fetch_wanting(struct gpu_engine *g, const struct job *job, struct helm_err *err)
+{
+    struct gpu_draw *draw = &g->draw;
+    struct device *d = g->device;
+    int rc = 0;
+    draw->row_count = 0;
+    for (uint32_t i = 0; i < job->few && !rc; i++) {
+        if (!job->wanting[i]) continue;
+        rc = copy_row(g, draw->few[i].row, err);
+        draw->row[draw->row_count++] = draw->few[i].row;
+    }
+    draw->not_enough += draw->row_count;
+    if (rc || draw->row_count == 0) return rc;
+    rc = d->ops->event_record(d, DEVICE_COMPUTE, g->copied, err);
+    return rc ? rc : d->ops->event_wait(d, g->copied, err);
+}
+
+int gpu_draw_finish(struct gpu_engine *g, struct step_result *result, struct helm_err *err)
+{
+    struct gpu_draw *draw = &g->draw;
+    struct job job = {.g = g, .result = result, .few = draw->few_count, .rows = draw->row_count};
+    for (uint32_t i = 0; i < g->batch.sample_count; i++) { /* those that are drawn get theirs below */
+        const struct sample s = sample_of(g, i, result);
+        s.out->sampled.token = g->source.tokens[i].id;
+        s.out->status =
+            g->source.tokens[i].id < g->model.config.vocab ? STEP_ROW_OK : STEP_ROW_NO_FINITE_LOGIT;
+    }
+    if (job.few + job.rows == 0) return 0;
+    int rc = device_word_poll(g->device, draw->done, 1, g->wait_ms, err);
+    if (rc) return rc;
+    pool_run(g->samplers, draw_next, &job);
+    rc = fetch_wanting(g, &job, err);
+    if (rc) return rc;
+    draw->from_few += job.few - draw->row_count;
+    draw->from_rows += job.rows + draw->row_count;
+    if (draw->row_count == 0) return 0;
+    job = (struct job){.g = g, .result = result, .rows = draw->row_count};
+    pool_run(g->samplers, draw_next, &job);
+    return 0;
+}

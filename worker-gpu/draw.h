@@ -1,0 +1,36 @@
+/* Tokens of a step's sampled rows, from logits that lie on the device.
+ *
+ * Called by step.c, and by engine.c which owns it. A greedy token is the graph's own argmax. For any other,
+ * common/sampling.h says what of the row the draw needs, and that is put into the compute queue behind the
+ * step: candidates found by a kernel, or the whole row copied into the arena. */
+#ifndef HELM_WORKER_GPU_DRAW_H
+#define HELM_WORKER_GPU_DRAW_H
+
+#include "common/arena.h"
+#include "worker-gpu/kernels_few.h"
+
+struct gpu_engine;
+
+struct gpu_draw {
+    struct gpuk_few_room *room; /* pinned, [slots] */
+    _Atomic uint32_t *done;     /* pinned: becomes 1 when all of it is there */
+    uint32_t *times;            /* [slots][SAMPLING_CHANGES_MAX] */
+    struct sampling_changes changes[ARENA_STEP_ROWS];
+    struct gpuk_few few[ARENA_STEP_ROWS]; /* few[i].row: index of the sample */
+    uint32_t few_count;
+    uint32_t row[ARENA_STEP_ROWS]; /* samples whose whole row is copied */
+    uint32_t row_count;
+    bool copy_rows; /* into the arena, of every draw that candidates are enough for too: for who looks at them
+                     */
+    /* of all steps: drawn from candidates, from rows; rows among them that candidates were not enough for */
+    uint64_t from_few, from_rows, not_enough;
+};
+
+HELM_MUST_CHECK int gpu_draw_open(struct gpu_engine *g, struct helm_err *err);
+void gpu_draw_close(struct gpu_engine *g);
+/* Behind the step's last operation: asks the device for what the batch's samples need. */
+HELM_MUST_CHECK int gpu_draw_queue(struct gpu_engine *g, struct helm_err *err);
+/* When the step's end word is written: draws. */
+HELM_MUST_CHECK int gpu_draw_finish(struct gpu_engine *g, struct step_result *result, struct helm_err *err);
+
+#endif
