@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "daemon/planner/cost.h"
+#include "worker-cpu/pool.h"
 
 #define UNITS          160
 #define MB             1e6
@@ -185,6 +186,7 @@ static void a_cpu_that_slept_is_late(void **state)
 {
     static struct machine m;
     (void)state;
+    assert_int_equal(lround(COST_CPU_AWAKE_S * 1e6), POOL_SPIN_QUIET_US);
     make_machine(&m, 4);
     const enum plan_home apart[] = {C, G, C, G}, once[] = {C, C, G, G}, all[] = {C, C, C, C},
                          none[] = {G, G, G, G};
