@@ -11,6 +11,7 @@ struct linear_case {
     uint32_t cols, segments, rows[3], tokens, count;
     bool norm, bias, residual, swiglu, misaligned;
     uint32_t row = 0; /* a slice: its first row in a matrix that has as many rows again behind it */
+    float x_scale = 1;
 };
 
 static double silu_of(double x)
@@ -79,7 +80,7 @@ static void run_case(struct test_context *t, const linear_case &c, const struct 
         bias.push_back(random_floats(t, c.rows[s]));
         biases.push_back(new gpu_buffer(bias.back()));
     }
-    auto x = random_floats(t, (size_t)c.tokens * c.cols), norm = random_floats(t, c.cols);
+    auto x = random_floats(t, (size_t)c.tokens * c.cols, c.x_scale), norm = random_floats(t, c.cols);
     auto residual = random_floats(t, (size_t)c.tokens * c.rows[0]);
     gpu_buffer dx(x), dnorm(norm), dresidual(residual), count(std::vector<uint32_t>{c.count});
     size_t workspace_bytes =
@@ -238,6 +239,9 @@ static void test_streams(struct test_context *t, int dtype)
                      5e-5, "gemm stream");
             run_case(t, {dtype, 56, 3, {rows, 33, 17}, tokens, count, false, false, false, false, false}, &d,
                      5e-5, "gemm stream");
+            for (float scale : {2e-6f, 3e6f}) /* beyond what f16 has */
+                run_case(t, {dtype, 264, 1, {40}, tokens, count, false, false, false, false, false, 0, scale},
+                         &d, 5e-5, "gemm stream");
             if (t->small) continue;
             run_case(t, {dtype, 12288, 1, {67}, tokens, count, false, false, true, false, false}, &d, 5e-5,
                      "gemm stream");

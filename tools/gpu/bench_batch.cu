@@ -63,9 +63,10 @@ struct way {
 /* Ways to run the streamed gemm, each alone beside the default: a step of 8 and of 16, and its parts. */
 static void bench_ways(struct bench *b, struct bench_model *m)
 {
-    const struct way ways[] = {{0, 0, 0, 0}, {2, 0, 0, 0},  {3, 0, 0, 0}, {4, 0, 0, 0}, {0, 0, 2, 0},
-                               {0, 0, 4, 0}, {0, 0, 0, 2},  {0, 0, 0, 3}, {0, 0, 2, 2}, {0, 6, 0, 0},
-                               {0, 8, 0, 0}, {0, 12, 0, 0}, {0, 16, 0, 0}};
+    const struct way ways[] = {{0, 0, 0, 0}, {2, 0, 0, 0}, {3, 0, 0, 0},  {4, 0, 0, 0},
+                               {0, 0, 2, 0}, {0, 0, 4, 0}, {2, 0, 0, 2},  {3, 0, 0, 2},
+                               {3, 0, 2, 2}, {0, 0, 0, 2}, {0, 0, 0, 3},  {0, 0, 2, 2},
+                               {0, 6, 0, 0}, {0, 8, 0, 0}, {0, 12, 0, 0}, {0, 16, 0, 0}};
     const int repeats = b->repeats;
     b->repeats = 3;
     for (uint32_t tokens : {8u, 16u}) {

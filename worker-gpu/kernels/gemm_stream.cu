@@ -147,39 +147,53 @@ template <int N> struct stream_x {
     uint32_t high[LINES][2][N][4], low[LINES][2][N][4];
 };
 
-/* The lane's columns begin at `column`, the warp's lines end before line `end`. Leaves the tokens' squares
- * and f16's inverse factors in shared memory. */
+__device__ __forceinline__ void load4(float *to, const float4 &v)
+{
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+/* Words of 4 columns, as loaded, to words of the lane's own: even lanes of a pair have columns 0 to 3 and 8
+ * to 11 of 16 and want 0 to 7, odd ones have 4 to 7 and 12 to 15 and want 8 to 15. */
+__device__ __forceinline__ void trade(bool odd, const uint32_t *had, uint32_t *to)
+{
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? had[j] : had[2 + j], 1);
+        to[j] = odd ? theirs : had[j];
+        to[2 + j] = odd ? had[2 + j] : theirs;
+    }
+}
+
+/* The warp's columns begin at `first`. Leaves the tokens' squares and f16's inverse factors in shared memory.
+ */
 template <typename T, int N>
-__device__ __forceinline__ void take_x(const stream_params &q, uint32_t column, uint32_t lines,
+__device__ __forceinline__ void take_x(const stream_params &q, uint32_t first, uint32_t lines,
                                        float *squares_to, float *factors_to, stream_x<N> &x)
 {
     const linear_params &p = q.linear;
     const uint32_t lane = threadIdx.x & 31, g = lane >> 2;
+    const bool odd = lane & 1;
+    /* a pair of lanes loads 32 bytes that belong together, so that the L2 is asked for them once */
+    const uint32_t column = first + (lane >> 1 & 1) * 16 + odd * 4;
     float norm[LINES][2][8], v[LINES][2][N][8], squares[N], most[N];
 #pragma unroll
-    for (uint32_t i = 0; i < LINES * 2; i++) {
-        const uint32_t c = column + i * 32;
-        const bool has = p.norm && i / 2 < lines && c < p.cols;
-        const float4 *from = reinterpret_cast<const float4 *>(p.norm + c);
-        const float4 a = has ? __ldg(from) : make_float4(1, 1, 1, 1);
-        const float4 b = has ? __ldg(from + 1) : make_float4(1, 1, 1, 1);
-        float *to = norm[i / 2][i % 2];
-        to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z,
-        to[7] = b.w;
+    for (uint32_t i = 0; i < LINES * 4; i++) {
+        const uint32_t c = column + i / 2 * 32 + i % 2 * 8;
+        const bool has = p.norm && i / 4 < lines && c < p.cols;
+        load4(norm[i / 4][i / 2 % 2] + i % 2 * 4,
+              has ? __ldg(reinterpret_cast<const float4 *>(p.norm + c)) : make_float4(1, 1, 1, 1));
     }
     wait_for_previous();
     const uint32_t tokens = *q.count;
 #pragma unroll
-    for (uint32_t i = 0; i < LINES * 2 * N; i++) {
-        const uint32_t t = i % N * 8 + g, c = column + i / N * 32;
-        const bool has = t < tokens && i / N / 2 < lines && c < p.cols;
-        const float4 *from = reinterpret_cast<const float4 *>(p.x + (size_t)t * p.x_stride + c);
-        const float4 a = has ? __ldcg(from) : make_float4(0, 0, 0, 0);
-        const float4 b = has ? __ldcg(from + 1) : make_float4(0, 0, 0, 0);
-        float *to = v[i / N / 2][i / N % 2][i % N];
-        to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z,
-        to[7] = b.w;
-    }
+    for (uint32_t i = 0; i < LINES * 4; i++)
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const uint32_t t = n * 8 + g, c = column + i / 2 * 32 + i % 2 * 8;
+            const bool has = t < tokens && i / 4 < lines && c < p.cols;
+            const float *from = p.x + (size_t)t * p.x_stride + c;
+            load4(v[i / 4][i / 2 % 2][n] + i % 2 * 4,
+                  has ? __ldcg(reinterpret_cast<const float4 *>(from)) : make_float4(0, 0, 0, 0));
+        }
 #pragma unroll
     for (int n = 0; n < N; n++) {
         squares[n] = most[n] = 0;
@@ -203,19 +217,22 @@ __device__ __forceinline__ void take_x(const stream_params &q, uint32_t column, 
         }
         const float factor = few_exponents<T>::value ? range_factor(most[n], false) : 1.0f;
 #pragma unroll
-        for (uint32_t i = 0; i < LINES * 2; i++)
+        for (uint32_t i = 0; i < LINES * 2; i++) {
+            uint32_t high[4], low[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float a = v[i / 2][i % 2][n][2 * j] * factor, b = v[i / 2][i % 2][n][2 * j + 1] * factor;
                 const float largest = element<T>::largest(); /* a low part needs it */
                 if (fabsf(a) > largest) a = copysignf(largest, a);
                 if (fabsf(b) > largest) b = copysignf(largest, b);
-                const uint32_t high = element<T>::pack(a, b);
+                high[j] = element<T>::pack(a, b);
                 float high_a, high_b;
-                element<T>::unpack(high, high_a, high_b);
-                x.high[i / 2][i % 2][n][j] = high;
-                x.low[i / 2][i % 2][n][j] = element<T>::pack(a - high_a, b - high_b);
+                element<T>::unpack(high[j], high_a, high_b);
+                low[j] = element<T>::pack(a - high_a, b - high_b);
             }
+            trade(odd, high, x.high[i / 2][i % 2][n]);
+            trade(odd, low, x.low[i / 2][i % 2][n]);
+        }
     }
     __syncwarp(); /* for the factors */
 }
@@ -234,7 +251,7 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
     const uint32_t lines = s.lines * (consumer + 1) / s.consumers - first;
     const bool odd = g & 1;
     stream_x<N> x;
-    take_x<T, N>(q, (s.first_line + first) * (LINE / 2) + unit * 8, lines, m.squares + consumer * 8 * N,
+    take_x<T, N>(q, (s.first_line + first) * (LINE / 2), lines, m.squares + consumer * 8 * N,
                  m.factors + consumer * 8 * N, x);
     float factor[N][2]; /* of tokens 2 * unit and one more of each 8 */
     if (few_exponents<T>::value)
