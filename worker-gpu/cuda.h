@@ -31,8 +31,10 @@ struct cuda {
     char no_chains[96];         /* why there are none */
     struct gpuk_matmul *matmul; /* and its plans */
     stream_word_fn *wait_value, *write_value;
-    int pitch_max; /* bytes between pieces of a copy */
-    bool opened;   /* a context is ours to end */
+    int pitch_max;      /* bytes between pieces of a copy */
+    bool opened;        /* a context is ours to end */
+    bool own_known;     /* the management library tells this process's memory from others', */
+    uint64_t own_bytes; /* which was so much when it was asked last */
 };
 
 static inline struct cuda *cuda_of(struct device *d)

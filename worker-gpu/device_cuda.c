@@ -166,11 +166,24 @@ static int cuda_clear(struct device *d, enum device_queue queue, void *memory, u
               : cuda_checked(cudaMemsetAsync(memory, 0, bytes, c->stream[queue]), "clearing memory", err);
 }
 
-/* What is taken of the device by everybody: only differences are meaningful. */
+static bool ask_management(int ordinal, struct nvml_answer *answer)
+{
+    char bus[32];
+    memset(answer, 0, sizeof *answer);
+    return cudaDeviceGetPCIBusId(bus, sizeof bus, ordinal) == cudaSuccess && nvml_ask(bus, answer);
+}
+
+/* What is taken of the device by this process, or by everybody where that is not known (its text says so):
+ * only differences are meaningful. */
 static uint64_t cuda_memory_overhead(struct device *d)
 {
-    (void)d;
+    struct cuda *c = cuda_of(d);
+    struct nvml_answer answer;
     size_t available = 0, total = 0;
+    if (c->own_known) { /* no answer now: no difference to the one before */
+        if (ask_management(c->ordinal, &answer) && answer.own_known) c->own_bytes = answer.own_bytes;
+        return c->own_bytes;
+    }
     if (cudaMemGetInfo(&available, &total) != cudaSuccess) return 0;
     return total - available;
 }
@@ -274,23 +287,11 @@ static const struct device_ops cuda_ops = {
 
 /* ---- opening ---- */
 
-/* Device memory in use by everybody, asked of the driver's management library, which needs no context.
- * False where there is none. */
-static bool used_without_context(int ordinal, uint64_t *used)
-{
-    struct nvml_answer answer;
-    char bus[32];
-    bool ok = cudaDeviceGetPCIBusId(bus, sizeof bus, ordinal) == cudaSuccess && nvml_ask(bus, &answer);
-    *used = ok ? answer.used_bytes : 0;
-    return ok;
-}
-
 /* Driver and link, where the management library says. */
 static void describe_link(int ordinal, struct device_info *info)
 {
     struct nvml_answer answer;
-    char bus[32];
-    if (cudaDeviceGetPCIBusId(bus, sizeof bus, ordinal) != cudaSuccess || !nvml_ask(bus, &answer)) return;
+    if (!ask_management(ordinal, &answer)) return;
     memcpy(info->driver, answer.driver, sizeof info->driver);
     info->link_generation = answer.link_generation;
     info->link_width = answer.link_width;
@@ -365,16 +366,17 @@ static int describe(int ordinal, struct device_info *info, struct helm_err *err)
 {
     struct cudaDeviceProp p;
     size_t available = 0, total = 0;
-    uint64_t before = 0, after = 0;
+    struct nvml_answer before, after;
+    uint64_t context = 0;
     int rc = cuda_checked(cudaGetDeviceProperties(&p, ordinal), "the device's properties", err);
     if (rc) return rc;
     memset(info, 0, sizeof *info);
-    bool known = used_without_context(ordinal, &before);
+    bool known = ask_management(ordinal, &before);
     rc = cuda_checked(cudaSetDevice(ordinal), "opening the device", err);
     if (!rc) rc = cuda_checked(cudaMemGetInfo(&available, &total), "the device's memory", err);
-    if (!rc && known && used_without_context(ordinal, &after) && after > before) {
-        /* A bare context; the worker's has its kernels too. */
-        available += after - before;
+    if (!rc && known && ask_management(ordinal, &after)) {
+        (void)nvml_taken(&before, &after, &context);
+        available += context; /* a bare one; the worker's has its kernels too */
     }
     (void)cudaDeviceReset();
     if (rc) return rc;
@@ -436,8 +438,10 @@ static int warm_copies(struct cuda *c, struct helm_err *err)
 /* Context, kernels and libraries, and what all that took. */
 static int open_context(struct cuda *c, uint64_t vram_bytes, struct helm_err *err)
 {
-    uint64_t before = 0, after = 0, context = CONTEXT_ASSUMED;
-    bool known = used_without_context(c->ordinal, &before);
+    struct nvml_answer before, after;
+    uint64_t context = 0;
+    const char *source = ", context assumed";
+    bool known = ask_management(c->ordinal, &before);
     struct cudaDeviceProp properties;
     int rc = cuda_checked(cudaSetDevice(c->ordinal), "opening the device", err);
     if (!rc) rc = cuda_checked(cudaFree(NULL), "opening the device", err);
@@ -469,9 +473,17 @@ static int open_context(struct cuda *c, uint64_t vram_bytes, struct helm_err *er
     /* The kernels allow early launch from 9.0 on (c->caps.early_launch). It stays off until the whole decode
      * step has been seen to give the same bits with it on hardware. */
     c->base.early_launch = false;
-    if (known && used_without_context(c->ordinal, &after) && after > before) context = after - before;
-    snprintf(c->base.text, sizeof c->base.text, "%.60s, compute capability %d.%d%s", properties.name,
-             c->caps.capability / 10, c->caps.capability % 10, known ? "" : ", context assumed");
+    if (known && ask_management(c->ordinal, &after)) {
+        c->own_known = nvml_taken(&before, &after, &context);
+        c->own_bytes = after.own_bytes;
+        source = c->own_known ? "" : ", context by difference";
+    }
+    if (context == 0) {
+        context = CONTEXT_ASSUMED;
+        source = ", context assumed";
+    }
+    snprintf(c->base.text, sizeof c->base.text, "%.48s, compute capability %d.%d%s", properties.name,
+             c->caps.capability / 10, c->caps.capability % 10, source);
     return device_charge(&c->base, DEVICE_CONTEXT, context, err);
 }
 
