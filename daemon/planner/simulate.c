@@ -147,8 +147,8 @@ static void wait_for_host(struct simulation *s, double until)
 
 static void run_gpu(struct simulation *s, uint32_t unit, double seconds, double issue)
 {
-    wait_for_host(s, s->ready);
     double begin = s->now;
+    wait_for_host(s, s->ready);
     s->busy[COST_GPU] += seconds;
     run_alone(s, seconds);
     s->issued += issue;
