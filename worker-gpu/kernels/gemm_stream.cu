@@ -173,7 +173,7 @@ __device__ __forceinline__ void take_x(const stream_params &q, uint32_t first, u
     const uint32_t lane = threadIdx.x & 31, g = lane >> 2;
     const bool odd = lane & 1;
     /* a pair of lanes loads 32 bytes that belong together, so that the L2 is asked for them once */
-    const uint32_t column = first + (lane >> 1 & 1) * 16 + odd * 4;
+    const uint32_t column = first + (lane >> 1 & 1) * 16 + odd * 4, tokens = *q.count;
     float norm[LINES][2][8], v[LINES][2][N][8], squares[N], most[N];
 #pragma unroll
     for (uint32_t i = 0; i < LINES * 4; i++) {
@@ -183,7 +183,6 @@ __device__ __forceinline__ void take_x(const stream_params &q, uint32_t first, u
               has ? __ldg(reinterpret_cast<const float4 *>(p.norm + c)) : make_float4(1, 1, 1, 1));
     }
     wait_for_previous();
-    const uint32_t tokens = *q.count;
 #pragma unroll
     for (uint32_t i = 0; i < LINES * 4; i++)
 #pragma unroll
@@ -330,15 +329,22 @@ __device__ __forceinline__ void finish(const stream_params &q, uint32_t group, u
                                        const float4 *total, const float2 *squares)
 {
     const linear_params &p = q.linear;
-    const uint32_t lane = threadIdx.x & 31, pair = group * PAIRS + (lane >> 2);
+    const uint32_t lane = threadIdx.x & 31, pair = group * PAIRS + (lane >> 2), first = (lane & 3) * 2;
     if (pair >= p.pairs) return;
+    float2 add[2 * N]; /* all on their way before the first is used */
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        const uint32_t t = n * 8 + (lane & 3) * 2;
-        const float scale_0 = p.norm ? rsqrtf(squares[n].x / (float)p.cols + p.eps) : 1.0f;
-        const float scale_1 = p.norm ? rsqrtf(squares[n].y / (float)p.cols + p.eps) : 1.0f;
-        if (t < tokens) linear_finish(p, pair, t, total[n].x * scale_0, total[n].z * scale_0);
-        if (t + 1 < tokens) linear_finish(p, pair, t + 1, total[n].y * scale_1, total[n].w * scale_1);
+    for (uint32_t i = 0; i < 2 * N; i++) {
+        const uint32_t t = i / 2 * 8 + first + i % 2;
+        add[i] = t < tokens ? linear_addends(p, pair, t) : make_float2(0, 0);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * N; i++) {
+        const uint32_t t = i / 2 * 8 + first + i % 2;
+        const float4 &v = total[i / 2];
+        const float mean = (i % 2 ? squares[i / 2].y : squares[i / 2].x) / (float)p.cols;
+        const float scale = p.norm ? rsqrtf(mean + p.eps) : 1.0f;
+        const float a = i % 2 ? v.y : v.x, b = i % 2 ? v.w : v.z;
+        if (t < tokens) linear_store(p, pair, t, a * scale + add[i].x, b * scale + add[i].y);
     }
 }
 
@@ -347,9 +353,9 @@ __device__ __forceinline__ void reduce(const stream_params &q, const stream_shar
                                        uint32_t reducer)
 {
     const uint32_t lane = threadIdx.x & 31, place = lane & 3;
-    wait_for_previous();
     const uint32_t tokens = *q.count, slice = blockIdx.x % q.slices;
     const uint32_t unit = unit_floats(N);
+    wait_for_previous();
     float2 squares[N]; /* of the lane's tokens over the slice */
 #pragma unroll
     for (int n = 0; n < N; n++) squares[n] = make_float2(0, 0);
