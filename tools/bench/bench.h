@@ -66,7 +66,9 @@ struct bench_options {
     uint32_t prompt_count, output_count;
     uint64_t requests, concurrency, warmup, rounds, seed, silence_seconds;
     uint64_t read_bytes; /* to measure reading in; 0: do not measure, UINT64_MAX: as the weights */
-    double vram_read_gb_s, link_read_gb_s; /* 0: not known */
+    double vram_read_gb_s, link_read_gb_s;         /* 0: not known */
+    double temperature, top_p, repetition_penalty; /* of every request; temperature 0: greedy */
+    uint64_t top_k;
     bool keep;
 };
 

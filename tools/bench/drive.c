@@ -82,11 +82,19 @@ static int start_request(struct bench *bench, struct bench_group *group, struct 
 {
     static const struct helm_callbacks callbacks = {.token = on_token, .done = on_done, .error = on_error};
     const struct bench_cell *cell = r->drive->cell;
+    const struct bench_options *o = &bench->options;
     uint64_t ignored;
     prompt_fill(bench->options.seed, r->number, group->info->vocab, prompt, cell->prompt_tokens);
     const struct helm_generate_request what = {.prompt = prompt,
                                                .prompt_count = cell->prompt_tokens,
                                                .max_tokens = cell->output_tokens,
+                                               .sampling = {.temperature = (float)o->temperature,
+                                                            .top_k = (uint32_t)o->top_k,
+                                                            .top_p = (float)o->top_p,
+                                                            .repetition_penalty =
+                                                                (float)o->repetition_penalty,
+                                                            .has_seed = true,
+                                                            .seed = r->number},
                                                .ignore_eos = true,
                                                .label = "helm-bench"};
     r->sent_ns = units_now_ns();
