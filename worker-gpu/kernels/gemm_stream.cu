@@ -395,6 +395,7 @@ __device__ __forceinline__ void reduce(const stream_params &q, const stream_shar
         if (lane == 0) before = count_arrival(q.counters + group);
         before = __shfl_sync(0xffffffffu, before, 0);
         if (before + 1 != q.slices) continue;
+        __syncwarp(); /* what lane 0 may see now, all may */
         if (lane == 0) __stcg(q.counters + group, 0u); /* as it was found */
         float2 all[N];
 #pragma unroll
