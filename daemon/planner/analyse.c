@@ -10,8 +10,9 @@
 
 #define HOST_VECTOR_ALIGN 64
 #define VRAM_WEIGHT_ALIGN 256
-#define VRAM_SUB_TOKENS   512  /* of a long chunk at a time, as the GPU worker cuts it */
-#define VRAM_CHAIN_BYTES  1024 /* of an operation in a list of chained ones */
+#define VRAM_SUB_TOKENS   512       /* of a long chunk at a time, as the GPU worker cuts it */
+#define VRAM_CHAIN_BYTES  1024      /* of an operation in a list of chained ones */
+#define VRAM_SUMS_BYTES   (8 << 20) /* of a small batch's products, until those of all columns are there */
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
@@ -183,9 +184,11 @@ uint64_t analyse_vram_workspace_bytes(const struct model_config *c, uint32_t ste
     const uint64_t sub = tokens < VRAM_SUB_TOKENS ? tokens : VRAM_SUB_TOKENS, elem = dtype_bytes(c->dtype);
     uint64_t widest = q > n ? q : n;
     if (widest < c->hidden) widest = c->hidden;
-    /* The residual stream, the step's table with its page numbers, inputs of small batches. */
+    uint64_t linear = few * widest * sizeof(float);
+    if (linear < VRAM_SUMS_BYTES) linear = VRAM_SUMS_BYTES;
+    /* The residual stream, the step's table with its page numbers, inputs or sums of small batches. */
     uint64_t bytes = tokens * (c->hidden * sizeof(float) + 20) + (uint64_t)rows * (context / 8) +
-                     (tokens / VRAM_SUB_TOKENS + 1) * 12ull * rows + few * widest * sizeof(float) + 64 * KIB;
+                     (tokens / VRAM_SUB_TOKENS + 1) * 12ull * rows + linear + 96 * KIB;
     if (layers) {
         /* Of all tokens angles and what one half of a layer keeps, of a sub-chunk what passes through; the
          * halves, and decode, take the same place. */
