@@ -223,10 +223,9 @@ INLINE void dot_passes(float *y, size_t ldy, const char *w, const float *x, size
     const size_t block = tokens == first ? rows : DOT_BLOCK_BYTES / row_bytes / 12 * 12 + 12;
     for (size_t r = 0; r < rows; r += block) {
         size_t count = rows - r < block ? rows - r : block;
-        dot_tokens(y + r, ldy, w + r * row_bytes, x, count, cols, first, accumulate, dtype);
-        if (tokens > first)
-            dot_tokens(y + r + first * ldy, ldy, w + r * row_bytes, x + first * cols, count, cols,
-                       tokens - first, accumulate, dtype);
+        for (size_t t = 0; t < tokens; t += first) /* one call: what it inlines is long to compile */
+            dot_tokens(y + r + t * ldy, ldy, w + r * row_bytes, x + t * cols, count, cols,
+                       tokens - t < first ? tokens - t : first, accumulate, dtype);
     }
 }
 
