@@ -477,7 +477,7 @@ static size_t gemv_workspace(uint32_t cols)
 }
 static size_t gemm_small_workspace(uint32_t tokens, uint32_t cols)
 {
-    return (size_t)tokens * cols * sizeof(float);
+    return GPUK_LINEAR_COUNTER_BYTES + gpuk_linear_sums_bytes(tokens, cols); /* as a GPU's: for the ledger */
 }
 static size_t argmax_workspace(uint32_t rows)
 {

@@ -122,6 +122,13 @@ struct gpuk_linear_args {
 };
 /* The first bytes of a workspace of linear layers: zero before its first launch; launches leave them zero. */
 #define GPUK_LINEAR_COUNTER_BYTES ((size_t)32 << 10)
+/* Behind them, of small batches: inputs, or sums that wait for those of other columns; matrices that need more
+ * are taken a part at a time. */
+static inline size_t gpuk_linear_sums_bytes(uint32_t tokens, uint32_t cols)
+{
+    const size_t x = (size_t)(tokens > 8 ? 16 : 8) * cols * sizeof(float), most = (size_t)8 << 20;
+    return 40 * x < most ? 40 * x : x > most ? x : most;
+}
 /* One token. */
 size_t gpuk_gemv_workspace_bytes(uint32_t cols);
 HELM_MUST_CHECK int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_linear_args *args,

@@ -12,7 +12,7 @@
 #define VRAM_WEIGHT_ALIGN 256
 #define VRAM_SUB_TOKENS   512       /* of a long chunk at a time, as the GPU worker cuts it */
 #define VRAM_CHAIN_BYTES  1024      /* of an operation in a list of chained ones */
-#define VRAM_SUMS_BYTES   (8 << 20) /* of a small batch's products, until those of all columns are there */
+#define VRAM_SUMS_BYTES   (8 << 20) /* most of a small batch's products that wait for others */
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
@@ -184,8 +184,9 @@ uint64_t analyse_vram_workspace_bytes(const struct model_config *c, uint32_t ste
     const uint64_t sub = tokens < VRAM_SUB_TOKENS ? tokens : VRAM_SUB_TOKENS, elem = dtype_bytes(c->dtype);
     uint64_t widest = q > n ? q : n;
     if (widest < c->hidden) widest = c->hidden;
-    uint64_t linear = few * widest * sizeof(float);
-    if (linear < VRAM_SUMS_BYTES) linear = VRAM_SUMS_BYTES;
+    uint64_t linear = few * widest * sizeof(float), sums = 40 * linear;
+    if (sums > VRAM_SUMS_BYTES) sums = VRAM_SUMS_BYTES;
+    if (linear < sums) linear = sums;
     /* The residual stream, the step's table with its page numbers, inputs or sums of small batches. */
     uint64_t bytes = tokens * (c->hidden * sizeof(float) + 20) + (uint64_t)rows * (context / 8) +
                      (tokens / VRAM_SUB_TOKENS + 1) * 12ull * rows + linear + 96 * KIB;

@@ -176,8 +176,7 @@ __global__ void __launch_bounds__(THREADS)
 
 extern "C" size_t gpuk_gemm_small_workspace_bytes(uint32_t tokens, uint32_t cols)
 {
-    const size_t x = ((size_t)(tokens > 8 ? 16 : 8) * cols * sizeof(float) + 255) / 256 * 256;
-    return GPUK_LINEAR_COUNTER_BYTES + (x > GEMM_STREAM_SUMS_BYTES ? x : GEMM_STREAM_SUMS_BYTES);
+    return GPUK_LINEAR_COUNTER_BYTES + (gpuk_linear_sums_bytes(tokens, cols) + 255) / 256 * 256;
 }
 
 template <typename T>

@@ -395,7 +395,7 @@ __device__ __forceinline__ void reduce(const stream_params &q, const stream_shar
         if (lane == 0) before = count_arrival(q.counters + group);
         before = __shfl_sync(0xffffffffu, before, 0);
         if (before + 1 != q.slices) continue;
-        __syncwarp(); /* what lane 0 may see now, all may */
+        __syncwarp();                                  /* what lane 0 may see now, all may */
         if (lane == 0) __stcg(q.counters + group, 0u); /* as it was found */
         float2 all[N];
 #pragma unroll
@@ -486,6 +486,13 @@ static struct stream_shape shape_of(const struct gpuk_device *device, const stru
     return s;
 }
 
+/* Groups whose sums have room at once. */
+static size_t fitting(uint32_t tokens, const struct linear_params *params, uint32_t slices)
+{
+    return gpuk_linear_sums_bytes(tokens, params->cols) /
+           (slices * unit_floats(tokens > 8 ? 2 : 1) * sizeof(float));
+}
+
 extern "C" bool gpuk_gemm_streams(const struct gpuk_device *device, const struct gpuk_linear_args *args,
                                   uint32_t tokens)
 {
@@ -495,7 +502,7 @@ extern "C" bool gpuk_gemm_streams(const struct gpuk_device *device, const struct
     if (gpuk_linear_params("gemm", args, &params, &err) || !gpuk_linear_aligned(args)) return false;
     if (((size_t)args->x | (size_t)args->norm) % 16 != 0 || args->x_stride % 4 != 0) return false;
     const struct stream_shape s = shape_of(device, &params, tokens > 8 ? 2 : 1);
-    return s.slots > 0 && s.slices <= GEMM_STREAM_SUMS_BYTES / (unit_floats(2) * sizeof(float));
+    return s.slots > 0 && fitting(tokens, &params, s.slices) > 0;
 }
 
 static uint32_t chosen(int choice, uint32_t otherwise, uint32_t least, uint32_t most)
@@ -526,7 +533,7 @@ int gpuk_gemm_stream(const struct gpuk_device *device, enum dtype dtype, const s
         (size_t)s.slots * ROWS * div_up(s.lines, s.slices) * LINE + fixed_bytes(tiles, s.slots);
     uint32_t parts = 1;
     if (s.slices > 1) {
-        const size_t fit = GEMM_STREAM_SUMS_BYTES / (s.slices * unit_floats(tiles) * sizeof(float));
+        const size_t fit = fitting(tokens, params, s.slices);
         parts = div_up(s.groups, fit < COUNTERS ? (uint32_t)fit : COUNTERS);
     }
     for (uint32_t part = 0; part < parts; part++) {

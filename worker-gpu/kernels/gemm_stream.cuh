@@ -6,10 +6,7 @@
 
 #include "worker-gpu/kernels/linear.cuh"
 
-/* Sums that wait for those of the other slices; matrices that need more are taken a part at a time. */
-#define GEMM_STREAM_SUMS_BYTES ((size_t)8 << 20)
-
-/* Where gpuk_gemm_streams. counters: GPUK_LINEAR_COUNTER_BYTES, zero; sums: GEMM_STREAM_SUMS_BYTES. */
+/* Where gpuk_gemm_streams. counters: GPUK_LINEAR_COUNTER_BYTES, zero; sums: gpuk_linear_sums_bytes. */
 int gpuk_gemm_stream(const struct gpuk_device *device, enum dtype dtype, const struct linear_params *params,
                      uint32_t tokens, const uint32_t *count, uint32_t *counters, float *sums, uint32_t flags,
                      void *stream, struct helm_err *err);
