@@ -56,7 +56,8 @@ GEN := $(OBJ)/gen
 VERSION := $(shell cat VERSION)
 CPPFLAGS_ALL := -I. -I$(GEN) -DHELM_VERSION='"$(VERSION)"' $(CPPFLAGS)
 CFLAGS_ALL := $(BASE) $(OPT) $(WARN) $(CFLAGS)
-KERNEL_OPT := -O3 -ffp-contract=off
+# Sanitized kernels in -O3 take two to three times as long to compile and run no faster.
+KERNEL_OPT := $(if $(filter asan ubsan tsan,$(MODE)),-O1 -g1,-O3) -ffp-contract=off
 # DT_RPATH, not DT_RUNPATH: in a `make dist` folder it must also serve the libraries' own dependencies
 LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib' $(LDFLAGS)
 
@@ -425,10 +426,20 @@ all: cuda-report
 
 # The GPU's kernels, their tests and their benchmark: helm-test-gpu-kernels, helm-bench-gpu-kernels. Each architecture of
 # CUDA_ARCH gets machine code, the newest also PTX for those to come; CUDA_ARCH=90 alone is quick while developing.
+# `make test` compiles for CUDA_TEST_ARCH only, which is every path there is (sources ask for 8.0 and for 9.0, and machine
+# code for 8.0 runs on 8.6 and 8.9), unless objects for these and more lie there already.
 CUDA_ARCH ?= 75;80;86;89;90
+CUDA_TEST_ARCH := 75;80;90
 CUDA_ARCHS := $(sort $(subst ;, ,$(CUDA_ARCH)))
-NVCC_CODE := $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
-  -gencode=arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
+gencode = $(foreach a,$(1),-gencode=arch=compute_$(a),code=sm_$(a)) \
+  -gencode=arch=compute_$(lastword $(1)),code=compute_$(lastword $(1))
+NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
+# The objects' architectures, for which all of them are compiled anew when others are asked for.
+CUDA_STAMP := $(OBJ)/cuda-arch
+CUDA_HAVE := $(shell cat $(CUDA_STAMP) 2>/dev/null)
+CUDA_TEST_ARCHS := $(subst ;, ,$(CUDA_TEST_ARCH))
+CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,CUDA_ARCH='$(if \
+  $(filter-out $(CUDA_HAVE),$(CUDA_TEST_ARCHS)),$(CUDA_TEST_ARCH),$(CUDA_HAVE))')
 empty :=
 space := $(empty) $(empty)
 comma := ,
@@ -483,10 +494,20 @@ test-gpu-emulated: $(OBJ)/helm-test-gpu-emulated
 	ASAN_OPTIONS=detect_stack_use_after_return=0 $< --small
 
 ifneq ($(NVCC),)
-$(OBJ)/%.o: %.cu
+ifneq ($(CUDA_HAVE),$(CUDA_ARCHS))
+.PHONY: $(CUDA_STAMP)
+endif
+$(CUDA_STAMP):
+	@mkdir -p $(@D)
+	@echo "$(CUDA_ARCHS)" >$@
+$(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
 	$(Q)$(NVCC) -I. $(NVCC_FLAGS) $(NVCC_CODE) -MMD -MP -c -o $@ $<
+# 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
+CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
+$(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
+  $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # tests have no kernels of their own: one architecture is as good as five
 $(OBJ)/tests/gpu/%.o: NVCC_CODE := \
   -gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
@@ -556,9 +577,12 @@ $(PYPROTO)/helm_pb2.py: proto/helm.proto proto/control.proto
 	@mkdir -p $(@D)
 	$(Q)protoc --python_out=$(@D) -Iproto helm.proto control.proto
 
-# in-process tests: unit, kernels, ipc, golden
+# in-process tests: unit, kernels, ipc, golden. Those that hold times to bounds or have threads for every core run alone;
+# sanitized, nothing does (above).
+TEST_ALONE := tests/golden/* tests/gpu/* tests/ipc/* tests/unit/common/test_doorbell tests/unit/daemon/planner/* \
+  tests/unit/worker-cpu/* tests/unit/worker-gpu/test_device*
 test-units: $(TEST_BIN)
-	$(RUN) --label "$(MODE) " $(TEST_BIN)
+	$(RUN) $(if $(filter release debug,$(MODE)),--jobs $(shell nproc) $(TEST_ALONE:%=--alone '%')) --label "$(MODE) " $(TEST_BIN)
 test-fuzz-corpora: $(FUZZ_REPLAY)
 	@passed=0; for f in $(FUZZ_SRC:tests/fuzz/fuzz_%.c=%); do \
 	  $(OBJ)/tests/fuzz/fuzz_$${f}_replay tests/fuzz/corpus/$$f >$(OBJ)/replay.log 2>&1 || { cat $(OBJ)/replay.log; echo "FAIL $(MODE) corpus of $$f"; exit 1; }; \
@@ -575,9 +599,18 @@ test-dist: dist
 .PHONY: test check
 test:
 	@tools/setup.sh test
-	@$(MAKE_MODE) -j$(shell nproc) all tests
-	@$(MAKE_MODE) -j$(shell nproc) MODE=asan tests programs
-	@$(MAKE_MODE) check
+	@$(MAKE_MODE) $(CUDA_FOR_TEST) -j$(shell nproc) $(TEST_MODES:%=build-%)
+	@$(MAKE_MODE) $(CUDA_FOR_TEST) check
+# All that is tested, in every mode at once and what takes longest first, so that no processor waits for another's last file.
+TEST_MODES := asan release tsan
+.PHONY: $(TEST_MODES:%=build-%) $(TEST_MODES:%=test-programs-%)
+$(TEST_MODES:%=build-%): build-%:
+	@$(MAKE) --no-print-directory BUILD=$(BUILD) MODE=$* test-programs-$*
+SLOW_OBJ := $(call obj_of,$(KERNEL_SRC))
+test-programs-asan: $(SLOW_OBJ) tests programs $(FUZZ_REPLAY)
+test-programs-release: $(if $(CUDA_DEVICE),$(call cuda_obj_of,$(CUDA_KERNEL_SRC))) $(SLOW_OBJ) $(OBJ)/helm-test-gpu-emulated \
+  all tests $(FUZZ_REPLAY)
+test-programs-tsan: $(SLOW_OBJ) $(filter $(OBJ)/tests/ipc/%_threads,$(TEST_BIN))
 # everything `make test` runs, its results summed up in one closing line
 # (joined by +: side by side, where neither asserts times)
 CHECKS := release:test-units release:test-fuzz-corpora asan:test-units asan:test-fuzz-corpora \
@@ -651,8 +684,8 @@ clean:
 
 help:
 	@echo "make demo          build, start helmd, stream text from the demo model (installs missing packages)"
-	@echo "make test          build and run every test (installs missing packages)"
-	@echo "make all           programs and libhelm into $(BIN)   [MODE=release|debug|asan|ubsan|tsan]"
+	@echo "make test          build and run every test (installs missing packages; GPU code for $(CUDA_TEST_ARCH))"
+	@echo "make all           programs and libhelm into $(BIN)   [MODE=release|debug|asan|ubsan|tsan] [CUDA_ARCH='$(CUDA_ARCH)']"
 	@echo "make bench         achieved speed, limit and ratio on this machine"
 	@echo "make fuzz          every fuzz target, FUZZ_SECONDS (60) each, with clang"
 	@echo "make dist          relocatable tarball $(DIST)"

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Runs test programs and sums up what they printed.
 
-    run.py [--label TEXT] [--timeout SECONDS] [--jobs N] [--log-dir DIR] PROGRAM...
+    run.py [--label TEXT] [--timeout SECONDS] [--jobs N] [--alone PATTERN]... [--log-dir DIR] PROGRAM...
 
 A program is a cmocka binary (its "[ PASSED ] N test(s)" lines are counted), or anything that ends with a line
 "N passed, N failed[, N skipped]". A program that fails, is killed, times out or reports no test at all is a failure;
-its output is printed. Skipped tests are listed and counted. Exit status 1 on any failure."""
+its output is printed. Skipped tests are listed and counted. Exit status 1 on any failure. --jobs: so many at once, but
+those whose path matches a PATTERN (as of a shell) one at a time, when the others are through."""
 import argparse
 import concurrent.futures
+import fnmatch
+import itertools
 import os
 import re
 import subprocess
@@ -49,15 +52,19 @@ def main():
     ap.add_argument("--label", default="")
     ap.add_argument("--timeout", type=float, default=240)
     ap.add_argument("--jobs", type=int, default=1)
+    ap.add_argument("--alone", action="append", default=[])
     ap.add_argument("--log-dir")
     ap.add_argument("programs", nargs="+")
     args = ap.parse_args()
     if args.log_dir:
         os.makedirs(args.log_dir, exist_ok=True)
     total = [0, 0, 0]
+    alone = [p for p in args.programs if args.jobs > 1 and any(fnmatch.fnmatch(p, "*/" + a) for a in args.alone)]
+    together = [p for p in args.programs if p not in alone]
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for program, passed, failed, skipped, status, output, seconds in pool.map(
-                lambda p: run(p, args.timeout, args.log_dir), args.programs):
+        results = pool.map(lambda p: run(p, args.timeout, args.log_dir), together)
+        later = (run(p, args.timeout, args.log_dir) for p in alone)
+        for program, passed, failed, skipped, status, output, seconds in itertools.chain(results, later):
             name = re.sub(r"^.*?(?=tests/)", "", program)
             print(f"{'FAIL' if failed else 'ok  '} {args.label}{name}: {passed} passed, {failed} failed, {skipped} skipped"
                   f" ({seconds:.1f} s)", flush=True)
