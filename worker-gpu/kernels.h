@@ -64,10 +64,12 @@ struct gpuk_device {
     int gemv_slots;       /* tiles in flight a warp; also of chains */
     int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
     bool gemv_contiguous; /* a block's rows are neighbours; else rows go round the blocks */
-    int gemm_slots;       /* of the streamed gemm's ring: groups of 16 rows; default: what fits */
+    int gemm_slots;       /* of the streamed gemm's ring: groups of 16 rows; default: 64 KiB */
     int gemm_slices;      /* of columns, at least what registers need; default: by shape */
-    int gemm_producers;   /* warps that copy, 1 to 4 */
-    int gemm_reducers;    /* warps that add and store, 2 to 4 */
+    int gemm_producers;   /* warps that copy, 1 or 2 */
+    int gemm_reducers;    /* warps that add and store, 2 to 6 */
+    int gemm_batch;       /* groups of a reducer that wait for the other slices together */
+    int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
 };
 /* Reads the current device's properties and loads every kernel, so that no launch loads code later (a first
  * launch would wait for the device, which deadlocks when a stream waits for the host). */
@@ -122,8 +124,8 @@ struct gpuk_linear_args {
 };
 /* The first bytes of a workspace of linear layers: zero before its first launch; launches leave them zero. */
 #define GPUK_LINEAR_COUNTER_BYTES ((size_t)32 << 10)
-/* Behind them, of small batches: inputs, or sums that wait for those of other columns; matrices that need more
- * are taken a part at a time. */
+/* Behind them, of small batches: inputs, or sums that wait for those of other columns; matrices that need
+ * more are taken a part at a time. */
 static inline size_t gpuk_linear_sums_bytes(uint32_t tokens, uint32_t cols)
 {
     const size_t x = (size_t)(tokens > 8 ? 16 : 8) * cols * sizeof(float), most = (size_t)8 << 20;

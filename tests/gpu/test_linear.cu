@@ -220,18 +220,21 @@ static void test_repeats(struct test_context *t)
 }
 
 /* The streamed gemm's ways: rings of one slot and of many, slices and shares of all sizes, few blocks, all
- * counts of warps that copy and add; rows that end within a line; matrices taken in parts. */
+ * counts of warps that copy and add, batches of all sizes; rows that end within a line; matrices taken in
+ * parts. */
 static void test_streams(struct test_context *t, int dtype)
 {
     const struct {
-        int sms, slots, slices, producers, reducers;
-    } ways[] = {{6, 0, 0, 0, 0}, {2, 1, 0, 1, 2},  {3, 2, 3, 2, 2},
-                {7, 3, 2, 3, 3}, {1, 16, 1, 4, 4}, {132, 0, 5, 4, 2}};
+        int sms, slots, slices, producers, reducers, batch, blocks;
+    } ways[] = {{6, 0, 0, 0, 0, 0, 0},  {2, 1, 0, 1, 2, 1, 1},  {3, 2, 3, 2, 2, 2, 2},
+                {7, 3, 2, 2, 3, 3, 1},  {1, 16, 1, 2, 4, 4, 2}, {132, 0, 5, 2, 6, 5, 1},
+                {3, 0, 0, 1, 4, 100, 2}};
     for (auto &way : ways)
         for (uint32_t tokens : {3u, 16u}) {
             struct gpuk_device d = t->device;
             d.sm_count = way.sms, d.gemm_slots = way.slots, d.gemm_slices = way.slices;
             d.gemm_producers = way.producers, d.gemm_reducers = way.reducers;
+            d.gemm_batch = way.batch, d.gemm_blocks = way.blocks;
             const uint32_t count = tokens - (way.slots & 1), rows = t->small ? 70 : 430;
             run_case(t, {dtype, 1000, 1, {rows}, tokens, count, true, true, true, false, false}, &d, 5e-5,
                      "gemm stream");

@@ -57,40 +57,63 @@ static void bench_size(struct bench *b, struct bench_model *m, uint32_t tokens)
 }
 
 struct way {
-    int slots, slices, producers, reducers;
+    int slots, batch, reducers, blocks;
+    bool early;
 };
 
-/* Ways to run the streamed gemm, each alone beside the default: a step of 8 and of 16, and its parts. */
-static void bench_ways(struct bench *b, struct bench_model *m)
+/* Ways to run the streamed gemm, the default first: a step, its parts and the head. */
+static void bench_ways(struct bench *b, struct bench_model *m, uint32_t tokens, const std::vector<way> &ways)
 {
-    const struct way ways[] = {{0, 0, 0, 0}, {2, 0, 0, 0}, {3, 0, 0, 0},  {4, 0, 0, 0},
-                               {0, 0, 2, 0}, {0, 0, 4, 0}, {2, 0, 0, 2},  {3, 0, 0, 2},
-                               {3, 0, 2, 2}, {0, 0, 0, 2}, {0, 0, 0, 3},  {0, 0, 2, 2},
-                               {0, 6, 0, 0}, {0, 8, 0, 0}, {0, 12, 0, 0}, {0, 16, 0, 0}};
+    struct gpuk_device *d = &b->device;
+    const struct gpuk_device before = *d;
     const int repeats = b->repeats;
     b->repeats = 3;
-    for (uint32_t tokens : {8u, 16u}) {
-        bench_model_step(m, tokens, 200, true);
-        for (const struct way &w : ways) {
-            struct gpuk_device *d = &b->device;
-            d->gemm_slots = w.slots, d->gemm_slices = w.slices;
-            d->gemm_producers = w.producers, d->gemm_reducers = w.reducers;
-            printf("%-8s x %-2u %2d slots %2d slices %d producers %d reducers: step %7.3f ms; us",
-                   m->shape.name, tokens, w.slots, w.slices, w.producers, w.reducers,
-                   step_seconds(b, m, tokens) * 1e3);
-            for (enum bench_part part : {PART_QKV, PART_O, PART_GATE_UP, PART_DOWN})
-                printf(" %6.2f", part_seconds(b, m, part, tokens) * 1e6);
-            printf("\n");
-            d->gemm_slots = d->gemm_slices = d->gemm_producers = d->gemm_reducers = 0;
-        }
+    bench_model_step(m, tokens, 200, true);
+    for (const struct way &w : ways) {
+        d->gemm_slots = w.slots, d->gemm_batch = w.batch;
+        d->gemm_reducers = w.reducers, d->gemm_blocks = w.blocks;
+        d->early_launch = before.early_launch && w.early;
+        printf("%-8s x %-2u %d slots %2d batch %d reducers %d blocks %s: step %7.3f ms; us", m->shape.name,
+               tokens, w.slots, w.batch, w.reducers, w.blocks, w.early ? "early" : "     ",
+               step_seconds(b, m, tokens) * 1e3);
+        for (enum bench_part part : {PART_QKV, PART_O, PART_GATE_UP, PART_DOWN})
+            printf(" %6.2f", part_seconds(b, m, part, tokens) * 1e6);
+        printf(" %7.2f\n", bench_time_graph(b, 5, [&] { bench_enqueue_batch_head(m, tokens, 0); }) * 1e6);
+        fflush(stdout);
+        *d = before;
     }
     b->repeats = repeats;
 }
 
 void bench_batches(struct bench *b, struct bench_model *m, bool ways)
 {
+    if (ways && b->device.bulk_copy) {
+        bench_ways(b, m, 8,
+                   {{0, 0, 0, 0, true},
+                    {0, 0, 0, 0, false},
+                    {3, 0, 0, 0, true},
+                    {3, 0, 0, 0, false},
+                    {4, 0, 0, 0, true},
+                    {6, 0, 0, 0, true},
+                    {0, 1, 0, 0, true},
+                    {0, 2, 0, 0, true},
+                    {0, 12, 0, 0, true},
+                    {0, 0, 6, 0, true},
+                    {3, 0, 6, 0, true},
+                    {0, 0, 0, 2, true},
+                    {3, 0, 0, 2, true},
+                    {3, 2, 0, 2, true}});
+        bench_ways(b, m, 16,
+                   {{0, 0, 0, 0, true},
+                    {0, 0, 0, 0, false},
+                    {3, 0, 0, 0, true},
+                    {5, 0, 0, 0, true},
+                    {0, 2, 0, 0, true},
+                    {0, 12, 0, 0, true},
+                    {0, 0, 6, 0, true},
+                    {3, 0, 6, 0, true}});
+    }
     for (uint32_t tokens : {1u, 2u, 4u, 8u, 16u}) bench_size(b, m, tokens);
-    if (ways && b->device.bulk_copy) bench_ways(b, m);
 }
 
 static std::vector<float> batch_logits(struct bench *b, struct bench_model *m, uint32_t tokens,

@@ -10,29 +10,34 @@
  *              an element of a fragment is does not matter as long as A and B agree, so 16 bytes of a row are
  *              a lane's part of two instructions. Copies are fastest to whole lines, so all rows begin in the
  *              same bank: even and odd rows take the two halves of a line in turn.
- *   reducers   take turns with groups: add the consumers' sums in order, put them with the other slices'; the
- *              last of a group's slices to come, whichever it is, adds all in order of slices, applies the
- *              norm's factor and stores. So the same input gives the same bits.
+ *   reducers   take turns with groups, with a buffer each that the consumers fill: add the consumers' sums in
+ *              order, put them with the other slices'. A fence and a count take microseconds while copies are
+ *              in flight, so some groups share one; of the slices the last to count, whichever it is, adds
+ *              all in order of slices, applies the norm's factor and stores. So the same input gives the same
+ *              bits.
  * Launchers below; gemm_small.cu chooses this kernel. */
 #include "worker-gpu/kernels/gemm_stream.cuh"
 
 static const uint32_t PAIRS = 8, ROWS = 2 * PAIRS; /* of a group */
 static const uint32_t LINE = 128;                  /* bytes; 64 columns */
 static const uint32_t CONSUMERS = 8, LINES = 2 /* of a consumer */;
-static const uint32_t BUFFERS = 2; /* groups whose sums wait for a reducer */
-static const uint32_t SLOTS_MAX = 16, PRODUCERS_MAX = 4;
-/* Not fewer than buffers: a reducer's barrier counts one group at a time. */
-static const uint32_t REDUCERS_MIN = BUFFERS, REDUCERS_MAX = 4;
-static const uint32_t THREADS_MAX = 32 * (CONSUMERS + REDUCERS_MAX + PRODUCERS_MAX);
+static const uint32_t SLOTS_MAX = 16, PRODUCERS_MAX = 2, REDUCERS_MIN = 2, REDUCERS_MAX = 6,
+                      OTHERS_MAX = 7; /* producers and reducers */
+/* Unless chosen: reducers; groups of one that are counted together; blocks that fit a multiprocessor. */
+static const uint32_t REDUCERS = 4, BATCH = 4, BLOCKS = 1;
+/* Of a block alone on its multiprocessor, and of one that leaves room for the next launch's. */
+static const uint32_t THREADS_MAX = 32 * (CONSUMERS + OTHERS_MAX),
+                      THREADS_SHARED = 32 * (CONSUMERS + REDUCERS + 1);
 static const uint32_t COUNTERS = GPUK_LINEAR_COUNTER_BYTES / sizeof(uint32_t);
 
 struct stream_params {
     linear_params linear;
     const uint32_t *count;
-    uint32_t *counters; /* [group] slices whose sums have come */
+    uint32_t *counters; /* [first group of a batch] slices whose sums have come */
     float *sums;        /* [group][slice] units of unit_floats */
     uint32_t first_group, groups;
     uint32_t lines, slices, slots, reducers, producers;
+    uint32_t batch; /* groups of a reducer that are counted together, at most */
 };
 /* A slice's sums of a group, as the lanes hold them, and the tokens' sums of squares over the slice. */
 static __host__ __device__ inline uint32_t unit_floats(uint32_t tiles)
@@ -66,15 +71,14 @@ __device__ __forceinline__ stream_share share_of(const stream_params &q)
 /* Shared memory; addresses of barriers as instructions take them. */
 struct stream_memory {
     unsigned char *ring; /* [slots][ROWS][pitch] */
-    float4 *sums;        /* [BUFFERS][CONSUMERS][N][32] */
+    float4 *sums;        /* [reducers][CONSUMERS][N][32] */
     float *squares;      /* [CONSUMERS][8 * N] */
     float *factors;      /* [CONSUMERS][8 * N] */
-    uint32_t full, empty /* [slots] */, sums_full /* [reducers] */, sums_free /* [BUFFERS] */;
+    uint32_t full, empty /* [slots] */, sums_full, sums_free /* [reducers] */;
 };
-static __host__ __device__ inline uint32_t fixed_bytes(uint32_t tiles, uint32_t slots)
+static __host__ __device__ inline uint32_t fixed_bytes(uint32_t tiles, uint32_t slots, uint32_t reducers)
 {
-    return BUFFERS * CONSUMERS * tiles * 512 + 2 * CONSUMERS * tiles * 8 * 4 +
-           (2 * slots + REDUCERS_MAX + BUFFERS) * 8;
+    return reducers * CONSUMERS * tiles * 512 + 2 * CONSUMERS * tiles * 8 * 4 + 2 * (slots + reducers) * 8;
 }
 template <int N>
 __device__ __forceinline__ stream_memory memory_of(const stream_params &q, unsigned char *shared,
@@ -83,19 +87,19 @@ __device__ __forceinline__ stream_memory memory_of(const stream_params &q, unsig
     stream_memory m;
     m.ring = shared;
     m.sums = reinterpret_cast<float4 *>(shared + (size_t)q.slots * ROWS * pitch);
-    m.squares = reinterpret_cast<float *>(m.sums + BUFFERS * CONSUMERS * N * 32);
+    m.squares = reinterpret_cast<float *>(m.sums + q.reducers * CONSUMERS * N * 32);
     m.factors = m.squares + CONSUMERS * 8 * N;
     m.full = shared_address(m.factors + CONSUMERS * 8 * N);
     m.empty = m.full + 8 * q.slots;
     m.sums_full = m.empty + 8 * q.slots;
-    m.sums_free = m.sums_full + 8 * REDUCERS_MAX;
+    m.sums_free = m.sums_full + 8 * q.reducers;
     return m;
 }
 
 /* ---- producers ---------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ void produce(const stream_params &q, const stream_share &s, const stream_memory &m,
-                                        uint32_t producer)
+                                        uint32_t producer, bool starts_next)
 {
     const linear_params &p = q.linear;
     const uint32_t row = (threadIdx.x & 31) * q.producers + producer; /* of a group; lanes beyond are idle */
@@ -109,6 +113,8 @@ __device__ __forceinline__ void produce(const stream_params &q, const stream_sha
             from = row < PAIRS ? rows.a : rows.b;
         }
         if (i >= q.slots) bulk_wait(m.empty + 8 * slot, parity);
+        /* not before x has been read, which copies of two blocks would delay */
+        if (starts_next && i == q.slots) let_next_start();
         if (row < ROWS) {
             if (from) {
                 bulk_expect(m.full + 8 * slot, s.bytes);
@@ -121,6 +127,7 @@ __device__ __forceinline__ void produce(const stream_params &q, const stream_sha
         __syncwarp();
         if (++slot == q.slots) slot = 0, parity ^= 1;
     }
+    if (starts_next && s.groups <= q.slots) let_next_start();
 }
 
 /* ---- consumers ---------------------------------------------------------------------------------- */
@@ -261,7 +268,7 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
 
     const unsigned char *rows = m.ring + g * s.pitch + first * LINE + unit * 16;
     float4 *sums_to = m.sums + consumer * N * 32 + lane;
-    uint32_t slot = 0, parity = 0, buffer = 0, buffer_parity = 1, reducer = 0;
+    uint32_t slot = 0, parity = 0, reducer = 0, free_parity = 1;
     for (uint32_t i = 0; i < s.groups; i++) {
         float sum[2][N][4]; /* of high and low parts: shorter chains of additions */
 #pragma unroll
@@ -298,7 +305,7 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
         if (lane == 0) barrier_arrive(m.empty + 8 * slot);
         if (++slot == q.slots) slot = 0, parity ^= 1;
 
-        if (i >= BUFFERS) bulk_wait(m.sums_free + 8 * buffer, buffer_parity);
+        if (i >= q.reducers) bulk_wait(m.sums_free + 8 * reducer, free_parity);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             float4 total = make_float4(sum[0][n][0] + sum[1][n][0], sum[0][n][1] + sum[1][n][1],
@@ -306,12 +313,11 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
             if (few_exponents<T>::value)
                 total.x *= factor[n][0], total.y *= factor[n][1], total.z *= factor[n][0],
                     total.w *= factor[n][1];
-            sums_to[(buffer * CONSUMERS * N + n) * 32] = total;
+            sums_to[(reducer * CONSUMERS * N + n) * 32] = total;
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(m.sums_full + 8 * reducer);
-        if (++reducer == q.reducers) reducer = 0;
-        if (++buffer == BUFFERS) buffer = 0, buffer_parity ^= 1;
+        if (++reducer == q.reducers) reducer = 0, free_parity ^= 1;
     }
 }
 
@@ -322,29 +328,102 @@ __device__ __forceinline__ void add4(float4 &to, const float4 &v)
     to.x += v.x, to.y += v.y, to.z += v.z, to.w += v.w;
 }
 
-/* A group's sums over all columns: rows lane / 4 of the pairs, tokens 2 * (lane % 4) and one more of each 8.
- */
+/* The lane's part of a group: rows lane / 4 of the pairs, tokens 2 * (lane % 4) and one more of each 8. */
+template <int N> struct stream_addends {
+    float2 of[2 * N];
+};
 template <int N>
-__device__ __forceinline__ void finish(const stream_params &q, uint32_t group, uint32_t tokens,
-                                       const float4 *total, const float2 *squares)
+__device__ __forceinline__ void load_addends(const linear_params &p, uint32_t group, uint32_t tokens,
+                                             stream_addends<N> &add)
 {
-    const linear_params &p = q.linear;
     const uint32_t lane = threadIdx.x & 31, pair = group * PAIRS + (lane >> 2), first = (lane & 3) * 2;
-    if (pair >= p.pairs) return;
-    float2 add[2 * N]; /* all on their way before the first is used */
 #pragma unroll
     for (uint32_t i = 0; i < 2 * N; i++) {
         const uint32_t t = i / 2 * 8 + first + i % 2;
-        add[i] = t < tokens ? linear_addends(p, pair, t) : make_float2(0, 0);
+        add.of[i] = t < tokens && pair < p.pairs ? linear_addends(p, pair, t) : make_float2(0, 0);
     }
+}
+/* What the norm leaves of the sums: a factor for each of the lane's tokens. */
+template <int N>
+__device__ __forceinline__ void norm_factors(const linear_params &p, const float2 *squares, float *scale)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) {
+        const float mean = (i % 2 ? squares[i / 2].y : squares[i / 2].x) / (float)p.cols;
+        scale[i] = p.norm ? rsqrtf(mean + p.eps) : 1.0f;
+    }
+}
+template <int N>
+__device__ __forceinline__ void finish(const linear_params &p, uint32_t group, uint32_t tokens,
+                                       const float4 *total, const float *scale, const stream_addends<N> &add)
+{
+    const uint32_t lane = threadIdx.x & 31, pair = group * PAIRS + (lane >> 2), first = (lane & 3) * 2;
+    if (pair >= p.pairs) return;
 #pragma unroll
     for (uint32_t i = 0; i < 2 * N; i++) {
         const uint32_t t = i / 2 * 8 + first + i % 2;
         const float4 &v = total[i / 2];
-        const float mean = (i % 2 ? squares[i / 2].y : squares[i / 2].x) / (float)p.cols;
-        const float scale = p.norm ? rsqrtf(mean + p.eps) : 1.0f;
         const float a = i % 2 ? v.y : v.x, b = i % 2 ? v.w : v.z;
-        if (t < tokens) linear_store(p, pair, t, a * scale + add[i].x, b * scale + add[i].y);
+        if (t < tokens) linear_store(p, pair, t, a * scale[i] + add.of[i].x, b * scale[i] + add.of[i].y);
+    }
+}
+
+/* A batch of which all slices' sums have come: `count` groups, `step` apart. */
+template <int N>
+__device__ __forceinline__ void finish_batch(const stream_params &q, uint32_t first, uint32_t step,
+                                             uint32_t count, uint32_t tokens)
+{
+    const linear_params &p = q.linear;
+    const uint32_t lane = threadIdx.x & 31, unit = unit_floats(N);
+    const uint32_t TOGETHER = 2, AT_ONCE = 4; /* groups, slices whose sums are on their way together */
+    float scale[2 * N];
+    float2 squares[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) squares[n] = make_float2(0, 0);
+    if (p.norm)
+#pragma unroll 4
+        for (uint32_t of = 0; of < q.slices; of++) {
+            const float *theirs = q.sums + ((size_t)first * q.slices + of) * unit + N * ROWS * 8;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const float2 v = __ldcg(reinterpret_cast<const float2 *>(theirs + n * 8) + (lane & 3));
+                squares[n].x += v.x, squares[n].y += v.y;
+            }
+        }
+    for (uint32_t k = 0; k < count; k += TOGETHER) {
+        float4 total[TOGETHER][N];
+        stream_addends<N> add[TOGETHER];
+        const float4 *from[TOGETHER];
+#pragma unroll
+        for (uint32_t j = 0; j < TOGETHER; j++) {
+            const uint32_t group = first + (k + j < count ? k + j : k) * step;
+            from[j] = reinterpret_cast<const float4 *>(q.sums + (size_t)group * q.slices * unit) + lane;
+            load_addends<N>(p, q.first_group + group, tokens, add[j]);
+#pragma unroll
+            for (int n = 0; n < N; n++) total[j][n] = make_float4(0, 0, 0, 0);
+        }
+        for (uint32_t of = 0; of < q.slices; of += AT_ONCE) {
+            float4 v[AT_ONCE][TOGETHER][N];
+#pragma unroll
+            for (uint32_t i = 0; i < AT_ONCE; i++)
+#pragma unroll
+                for (uint32_t j = 0; j < TOGETHER; j++)
+#pragma unroll
+                    for (int n = 0; n < N; n++)
+                        v[i][j][n] = of + i < q.slices ? __ldcg(from[j] + (of + i) * (unit / 4) + n * 32)
+                                                       : make_float4(0, 0, 0, 0);
+#pragma unroll
+            for (uint32_t i = 0; i < AT_ONCE; i++)
+#pragma unroll
+                for (uint32_t j = 0; j < TOGETHER; j++)
+#pragma unroll
+                    for (int n = 0; n < N; n++) add4(total[j][n], v[i][j][n]);
+        }
+        if (k == 0) norm_factors<N>(p, squares, scale);
+#pragma unroll
+        for (uint32_t j = 0; j < TOGETHER; j++)
+            if (k + j < count)
+                finish<N>(p, q.first_group + first + (k + j) * step, tokens, total[j], scale, add[j]);
     }
 }
 
@@ -352,18 +431,25 @@ template <int N>
 __device__ __forceinline__ void reduce(const stream_params &q, const stream_share &s, const stream_memory &m,
                                        uint32_t reducer)
 {
+    const linear_params &p = q.linear;
     const uint32_t lane = threadIdx.x & 31, place = lane & 3;
     const uint32_t tokens = *q.count, slice = blockIdx.x % q.slices;
     const uint32_t unit = unit_floats(N);
+    if (reducer >= s.groups) return;
+    /* batches of about one size; the same in all slices */
+    const uint32_t groups = div_up(s.groups - reducer, q.reducers);
+    const uint32_t batch = div_up(groups, div_up(groups, q.batch)), step = s.step * q.reducers;
     wait_for_previous();
     float2 squares[N]; /* of the lane's tokens over the slice */
 #pragma unroll
     for (int n = 0; n < N; n++) squares[n] = make_float2(0, 0);
-    uint32_t parity = 0;
-    for (uint32_t i = reducer; i < s.groups; i += q.reducers, parity ^= 1) {
-        const uint32_t buffer = i % BUFFERS, group = s.first_group + i * s.step;
+    uint32_t parity = 0, held = 0;
+    for (uint32_t k = 0; k < groups; k++, parity ^= 1) {
+        const uint32_t group = s.first_group + reducer * s.step + k * step;
+        stream_addends<N> add;
+        if (q.slices == 1) load_addends<N>(p, q.first_group + group, tokens, add);
         bulk_wait(m.sums_full + 8 * reducer, parity);
-        const float4 *from = m.sums + buffer * CONSUMERS * N * 32 + lane;
+        const float4 *from = m.sums + reducer * CONSUMERS * N * 32 + lane;
         float4 total[N];
 #pragma unroll
         for (int n = 0; n < N; n++) total[n] = from[n * 32];
@@ -371,8 +457,8 @@ __device__ __forceinline__ void reduce(const stream_params &q, const stream_shar
 #pragma unroll
             for (int n = 0; n < N; n++) add4(total[n], from[(w * N + n) * 32]);
         __syncwarp();
-        if (lane == 0) barrier_arrive(m.sums_free + 8 * buffer);
-        if (i == reducer)
+        if (lane == 0) barrier_arrive(m.sums_free + 8 * reducer);
+        if (k == 0)
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 for (uint32_t w = 0; w < s.consumers; w++) {
@@ -381,57 +467,55 @@ __device__ __forceinline__ void reduce(const stream_params &q, const stream_shar
                 }
             }
         if (q.slices == 1) {
-            finish<N>(q, q.first_group + group, tokens, total, squares);
+            float scale[2 * N];
+            norm_factors<N>(p, squares, scale);
+            finish<N>(p, q.first_group + group, tokens, total, scale, add);
             continue;
         }
-        float *units = q.sums + (size_t)group * q.slices * unit, *mine = units + slice * unit;
+        float *mine = q.sums + ((size_t)group * q.slices + slice) * unit;
 #pragma unroll
         for (int n = 0; n < N; n++) {
             __stcg(reinterpret_cast<float4 *>(mine) + n * 32 + lane, total[n]);
-            if (lane < 4) __stcg(reinterpret_cast<float2 *>(mine + N * ROWS * 8 + n * 8) + lane, squares[n]);
+            if (held == 0 && p.norm && lane < 4) /* a batch's first speaks for all */
+                __stcg(reinterpret_cast<float2 *>(mine + N * ROWS * 8 + n * 8) + lane, squares[n]);
         }
+        if (++held < batch && k + 1 < groups) continue;
+        const uint32_t first = group - (held - 1) * step;
         __syncwarp();
         uint32_t before = 0;
-        if (lane == 0) before = count_arrival(q.counters + group);
+        if (lane == 0) before = count_arrival(q.counters + first);
         before = __shfl_sync(0xffffffffu, before, 0);
-        if (before + 1 != q.slices) continue;
-        __syncwarp();                                  /* what lane 0 may see now, all may */
-        if (lane == 0) __stcg(q.counters + group, 0u); /* as it was found */
-        float2 all[N];
-#pragma unroll
-        for (int n = 0; n < N; n++) total[n] = make_float4(0, 0, 0, 0), all[n] = make_float2(0, 0);
-#pragma unroll 4
-        for (uint32_t of = 0; of < q.slices; of++)
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-                const float *theirs = units + of * unit;
-                add4(total[n], __ldcg(reinterpret_cast<const float4 *>(theirs) + n * 32 + lane));
-                const float2 v =
-                    __ldcg(reinterpret_cast<const float2 *>(theirs + N * ROWS * 8 + n * 8) + place);
-                all[n].x += v.x, all[n].y += v.y;
-            }
-        finish<N>(q, q.first_group + group, tokens, total, all);
+        if (before + 1 == q.slices) {
+            __syncwarp();                                  /* what lane 0 may see now, all may */
+            if (lane == 0) __stcg(q.counters + first, 0u); /* as it was found */
+            finish_batch<N>(q, first, step, held, tokens);
+        }
+        held = 0;
     }
 }
 
 /* ---- the kernel --------------------------------------------------------------------------------- */
 
-/* N times 8 tokens. */
-template <typename T, int N>
-__global__ void __launch_bounds__(THREADS_MAX, 1) gemm_stream(const __grid_constant__ stream_params q)
+/* N times 8 tokens; where two blocks are FITTING a multiprocessor, one is the next launch's, whose ring fills
+ * meanwhile. */
+template <typename T, int N, int FITTING>
+__global__ void __launch_bounds__(FITTING == 1 ? THREADS_MAX : THREADS_SHARED, FITTING)
+    gemm_stream(const __grid_constant__ stream_params q)
 {
     SHARED_DYNAMIC(unsigned char, shared);
     const uint32_t warp = threadIdx.x >> 5;
     const stream_share s = share_of(q);
     const stream_memory m = memory_of<N>(q, shared, s.pitch);
-    let_next_start();
+    if (FITTING == 1) let_next_start();
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < q.slots; i++) {
             barrier_open(m.full + 8 * i, ROWS);
             barrier_open(m.empty + 8 * i, s.consumers);
         }
-        for (uint32_t i = 0; i < q.reducers; i++) barrier_open(m.sums_full + 8 * i, s.consumers);
-        for (uint32_t i = 0; i < BUFFERS; i++) barrier_open(m.sums_free + 8 * i, 1);
+        for (uint32_t i = 0; i < q.reducers; i++) {
+            barrier_open(m.sums_full + 8 * i, s.consumers);
+            barrier_open(m.sums_free + 8 * i, 1);
+        }
         barriers_opened();
     }
     /* what lies behind the end of a row in its last line meets zeros of x and must be a number */
@@ -445,23 +529,32 @@ __global__ void __launch_bounds__(THREADS_MAX, 1) gemm_stream(const __grid_const
     } else if (warp < CONSUMERS + q.reducers) {
         reduce<N>(q, s, m, warp - CONSUMERS);
     } else {
-        produce(q, s, m, warp - CONSUMERS - q.reducers);
+        produce(q, s, m, warp - CONSUMERS - q.reducers, FITTING > 1);
     }
 }
 
 /* ---- launchers ---------------------------------------------------------------------------------- */
 
 struct stream_shape {
-    uint32_t lines, groups, slices, shares, slots;
+    uint32_t lines, groups, slices, shares, slots, reducers, blocks;
 };
+
+/* Deeper queues of copies bring nothing more and let every other access of memory wait. */
+static const uint32_t RING_BYTES = 64 << 10;
+
+static uint32_t chosen(int choice, uint32_t otherwise, uint32_t least, uint32_t most)
+{
+    const uint32_t n = choice > 0 ? (uint32_t)choice : otherwise;
+    return n < least ? least : n < most ? n : most;
+}
 
 /* Slices so that the blocks end together and no consumer has more lines than its registers hold; more slices
  * mean more sums through the L2. */
 static struct stream_shape shape_of(const struct gpuk_device *device, const struct linear_params *params,
                                     uint32_t tiles)
 {
-    struct stream_shape s = {(uint32_t)((params->row_bytes + LINE - 1) / LINE), div_up(params->pairs, PAIRS),
-                             0, 0, 0};
+    struct stream_shape s = {
+        (uint32_t)((params->row_bytes + LINE - 1) / LINE), div_up(params->pairs, PAIRS), 0, 0, 0, 0, 0};
     const uint32_t sms = (uint32_t)device->sm_count, least = div_up(s.lines, CONSUMERS * LINES);
     uint32_t most = least > 16 ? least : s.lines < 16 ? s.lines : 16;
     uint64_t best = UINT64_MAX;
@@ -477,12 +570,16 @@ static struct stream_shape shape_of(const struct gpuk_device *device, const stru
     }
     s.shares = sms / s.slices ? sms / s.slices : 1;
     if (s.shares > s.groups) s.shares = s.groups;
-    const uint64_t slot = (uint64_t)div_up(s.lines, s.slices) * LINE * ROWS,
-                   fixed = fixed_bytes(tiles, SLOTS_MAX), limit = (uint64_t)device->shared_bytes_max;
+    const uint64_t slot = (uint64_t)div_up(s.lines, s.slices) * LINE * ROWS;
+    const uint32_t wanted = chosen(device->gemm_slots, (uint32_t)(RING_BYTES / slot), 1, SLOTS_MAX);
+    s.reducers = chosen(device->gemm_reducers, REDUCERS, REDUCERS_MIN, REDUCERS_MAX);
+    /* two blocks of more tokens have not enough registers, nor of more warps */
+    s.blocks = tiles == 1 && s.reducers <= REDUCERS ? chosen(device->gemm_blocks, BLOCKS, 1, 2) : 1;
+    const uint64_t own = 1024 /* of each block, the system's */,
+                   limit = ((uint64_t)device->shared_bytes_max + own) / s.blocks - own,
+                   fixed = fixed_bytes(tiles, SLOTS_MAX, s.reducers);
     s.slots = limit > fixed ? (uint32_t)((limit - fixed) / slot) : 0;
-    if (s.slots > SLOTS_MAX) s.slots = SLOTS_MAX;
-    if (device->gemm_slots > 0 && (uint32_t)device->gemm_slots < s.slots)
-        s.slots = (uint32_t)device->gemm_slots;
+    if (s.slots > wanted) s.slots = wanted;
     return s;
 }
 
@@ -505,19 +602,15 @@ extern "C" bool gpuk_gemm_streams(const struct gpuk_device *device, const struct
     return s.slots > 0 && fitting(tokens, &params, s.slices) > 0;
 }
 
-static uint32_t chosen(int choice, uint32_t otherwise, uint32_t least, uint32_t most)
-{
-    const uint32_t n = choice > 0 ? (uint32_t)choice : otherwise;
-    return n < least ? least : n < most ? n : most;
-}
+/* [bf16, f16][8 tokens, 16 tokens, 8 tokens of which two blocks fit] */
+static void (*const kernels[2][3])(stream_params) = {
+    {gemm_stream<__nv_bfloat16, 1, 1>, gemm_stream<__nv_bfloat16, 2, 1>, gemm_stream<__nv_bfloat16, 1, 2>},
+    {gemm_stream<__half, 1, 1>, gemm_stream<__half, 2, 1>, gemm_stream<__half, 1, 2>}};
 
 int gpuk_gemm_stream(const struct gpuk_device *device, enum dtype dtype, const struct linear_params *params,
                      uint32_t tokens, const uint32_t *count, uint32_t *counters, float *sums, uint32_t flags,
                      void *stream, struct helm_err *err)
 {
-    void (*const kernel[2][2])(
-        stream_params) = {{gemm_stream<__nv_bfloat16, 1>, gemm_stream<__nv_bfloat16, 2>},
-                          {gemm_stream<__half, 1>, gemm_stream<__half, 2>}};
     const uint32_t tiles = tokens > 8 ? 2 : 1;
     const struct stream_shape s = shape_of(device, params, tiles);
     struct stream_params q = {};
@@ -526,11 +619,13 @@ int gpuk_gemm_stream(const struct gpuk_device *device, enum dtype dtype, const s
     q.counters = counters;
     q.sums = sums;
     q.lines = s.lines, q.slices = s.slices, q.slots = s.slots;
-    q.reducers = chosen(device->gemm_reducers, 4, REDUCERS_MIN, REDUCERS_MAX);
-    q.producers = chosen(device->gemm_producers, 1, 1, PRODUCERS_MAX);
+    q.reducers = s.reducers;
+    const uint32_t most = s.blocks > 1 || s.reducers + PRODUCERS_MAX > OTHERS_MAX ? 1 : PRODUCERS_MAX;
+    q.producers = chosen(device->gemm_producers, 1, 1, most);
+    q.batch = chosen(device->gemm_batch, BATCH, 1, UINT32_MAX);
     const uint32_t threads = 32 * (CONSUMERS + q.reducers + q.producers);
     const size_t shared =
-        (size_t)s.slots * ROWS * div_up(s.lines, s.slices) * LINE + fixed_bytes(tiles, s.slots);
+        (size_t)s.slots * ROWS * div_up(s.lines, s.slices) * LINE + fixed_bytes(tiles, s.slots, s.reducers);
     uint32_t parts = 1;
     if (s.slices > 1) {
         const size_t fit = fitting(tokens, params, s.slices);
@@ -540,8 +635,8 @@ int gpuk_gemm_stream(const struct gpuk_device *device, enum dtype dtype, const s
         q.first_group = (uint32_t)((uint64_t)s.groups * part / parts);
         q.groups = (uint32_t)((uint64_t)s.groups * (part + 1) / parts) - q.first_group;
         const uint32_t shares = s.shares < q.groups ? s.shares : q.groups;
-        int rc = gpuk_launch("gemm", kernel[dtype == DTYPE_F16][tiles - 1], dim3(shares * s.slices),
-                             dim3(threads), shared, flags, stream, err, q);
+        int rc = gpuk_launch("gemm", kernels[dtype == DTYPE_F16][s.blocks > 1 ? 2 : tiles - 1],
+                             dim3(shares * s.slices), dim3(threads), shared, flags, stream, err, q);
         if (rc) return rc;
         if (device->early_launch) flags |= GPUK_EARLY; /* the part before is in front */
     }
@@ -551,10 +646,8 @@ int gpuk_gemm_stream(const struct gpuk_device *device, enum dtype dtype, const s
 int gpuk_prepare_gemm_stream(const struct gpuk_device *device, struct helm_err *err)
 {
     if (!device->bulk_copy || !device->tensor_cores) return HELM_OK;
-    const size_t shared = (size_t)device->shared_bytes_max;
-    int rc = gpuk_prepare("gemm", (gemm_stream<__nv_bfloat16, 1>), shared, err);
-    if (!rc) rc = gpuk_prepare("gemm", (gemm_stream<__nv_bfloat16, 2>), shared, err);
-    if (!rc) rc = gpuk_prepare("gemm", (gemm_stream<__half, 1>), shared, err);
-    if (!rc) rc = gpuk_prepare("gemm", (gemm_stream<__half, 2>), shared, err);
+    int rc = HELM_OK;
+    for (int i = 0; i < 6 && !rc; i++)
+        rc = gpuk_prepare("gemm", kernels[i / 3][i % 3], (size_t)device->shared_bytes_max, err);
     return rc;
 }
