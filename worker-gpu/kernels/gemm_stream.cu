@@ -15,86 +15,10 @@
  *              in flight, so some groups share one; of the slices the last to count, whichever it is, adds
  *              all in order of slices, applies the norm's factor and stores. So the same input gives the same
  *              bits.
- * Launchers below; gemm_small.cu chooses this kernel. */
+ * Reducers, and what a block has of the work and of shared memory, are in gemm_stream_reduce.cuh; launchers
+ * below; gemm_small.cu chooses this kernel. */
 #include "worker-gpu/kernels/gemm_stream.cuh"
-
-static const uint32_t PAIRS = 8, ROWS = 2 * PAIRS; /* of a group */
-static const uint32_t LINE = 128;                  /* bytes; 64 columns */
-static const uint32_t CONSUMERS = 8, LINES = 2 /* of a consumer */;
-static const uint32_t SLOTS_MAX = 16, PRODUCERS_MAX = 2, REDUCERS_MIN = 2, REDUCERS_MAX = 6,
-                      OTHERS_MAX = 7; /* producers and reducers */
-/* Unless chosen: reducers; groups of one that are counted together; blocks that fit a multiprocessor. */
-static const uint32_t REDUCERS = 4, BATCH = 4, BLOCKS = 1;
-/* Of a block alone on its multiprocessor, and of one that leaves room for the next launch's. */
-static const uint32_t THREADS_MAX = 32 * (CONSUMERS + OTHERS_MAX),
-                      THREADS_SHARED = 32 * (CONSUMERS + REDUCERS + 1);
-static const uint32_t COUNTERS = GPUK_LINEAR_COUNTER_BYTES / sizeof(uint32_t);
-
-struct stream_params {
-    linear_params linear;
-    const uint32_t *count;
-    uint32_t *counters; /* [first group of a batch] slices whose sums have come */
-    float *sums;        /* [group][slice] units of unit_floats */
-    uint32_t first_group, groups;
-    uint32_t lines, slices, slots, reducers, producers;
-    uint32_t batch; /* groups of a reducer that are counted together, at most */
-};
-/* A slice's sums of a group, as the lanes hold them, and the tokens' sums of squares over the slice. */
-static __host__ __device__ inline uint32_t unit_floats(uint32_t tiles)
-{
-    return tiles * (ROWS * 8 + 8);
-}
-
-/* What a block has of the work. */
-struct stream_share {
-    uint32_t first_line, lines, bytes; /* of a row */
-    uint32_t pitch;                    /* of a row in the ring */
-    uint32_t first_group, step, groups;
-    uint32_t consumers;
-};
-__device__ __forceinline__ stream_share share_of(const stream_params &q)
-{
-    const uint32_t slice = blockIdx.x % q.slices, share = blockIdx.x / q.slices;
-    stream_share s;
-    s.first_line = (uint32_t)((uint64_t)q.lines * slice / q.slices);
-    s.lines = (uint32_t)((uint64_t)q.lines * (slice + 1) / q.slices) - s.first_line;
-    const uint64_t left = q.linear.row_bytes - (uint64_t)s.first_line * LINE;
-    s.bytes = left < s.lines * LINE ? (uint32_t)left : s.lines * LINE;
-    s.pitch = div_up(q.lines, q.slices) * LINE;
-    s.step = gridDim.x / q.slices;
-    s.first_group = share;
-    s.groups = div_up(q.groups - share, s.step);
-    s.consumers = s.lines < CONSUMERS ? s.lines : CONSUMERS;
-    return s;
-}
-
-/* Shared memory; addresses of barriers as instructions take them. */
-struct stream_memory {
-    unsigned char *ring; /* [slots][ROWS][pitch] */
-    float4 *sums;        /* [reducers][CONSUMERS][N][32] */
-    float *squares;      /* [CONSUMERS][8 * N] */
-    float *factors;      /* [CONSUMERS][8 * N] */
-    uint32_t full, empty /* [slots] */, sums_full, sums_free /* [reducers] */;
-};
-static __host__ __device__ inline uint32_t fixed_bytes(uint32_t tiles, uint32_t slots, uint32_t reducers)
-{
-    return reducers * CONSUMERS * tiles * 512 + 2 * CONSUMERS * tiles * 8 * 4 + 2 * (slots + reducers) * 8;
-}
-template <int N>
-__device__ __forceinline__ stream_memory memory_of(const stream_params &q, unsigned char *shared,
-                                                   uint32_t pitch)
-{
-    stream_memory m;
-    m.ring = shared;
-    m.sums = reinterpret_cast<float4 *>(shared + (size_t)q.slots * ROWS * pitch);
-    m.squares = reinterpret_cast<float *>(m.sums + q.reducers * CONSUMERS * N * 32);
-    m.factors = m.squares + CONSUMERS * 8 * N;
-    m.full = shared_address(m.factors + CONSUMERS * 8 * N);
-    m.empty = m.full + 8 * q.slots;
-    m.sums_full = m.empty + 8 * q.slots;
-    m.sums_free = m.sums_full + 8 * q.reducers;
-    return m;
-}
+#include "worker-gpu/kernels/gemm_stream_reduce.cuh"
 
 /* ---- producers ---------------------------------------------------------------------------------- */
 
@@ -112,18 +36,16 @@ __device__ __forceinline__ void produce(const stream_params &q, const stream_sha
             const linear_pair rows = linear_locate(p, pair);
             from = row < PAIRS ? rows.a : rows.b;
         }
+        /* sums of rows that are not there are not stored */
+        const uint32_t rows_there = (uint32_t)warp_sum(from ? 1.0f : 0.0f);
         if (i >= q.slots) bulk_wait(m.empty + 8 * slot, parity);
         /* not before x has been read, which copies of two blocks would delay */
         if (starts_next && i == q.slots) let_next_start();
-        if (row < ROWS) {
-            if (from) {
-                bulk_expect(m.full + 8 * slot, s.bytes);
-                bulk_copy(to + slot * ROWS * s.pitch, from + (uint64_t)s.first_line * LINE, s.bytes,
-                          m.full + 8 * slot);
-            } else { /* its sums are not stored */
-                barrier_arrive(m.full + 8 * slot);
-            }
-        }
+        if ((threadIdx.x & 31) == 0) bulk_expect(m.full + 8 * slot, rows_there * s.bytes);
+        __syncwarp();
+        if (from)
+            bulk_copy(to + slot * ROWS * s.pitch, from + (uint64_t)s.first_line * LINE, s.bytes,
+                      m.full + 8 * slot);
         __syncwarp();
         if (++slot == q.slots) slot = 0, parity ^= 1;
     }
@@ -321,179 +243,6 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
     }
 }
 
-/* ---- reducers ----------------------------------------------------------------------------------- */
-
-__device__ __forceinline__ void add4(float4 &to, const float4 &v)
-{
-    to.x += v.x, to.y += v.y, to.z += v.z, to.w += v.w;
-}
-
-/* The lane's part of a group: rows lane / 4 of the pairs, tokens 2 * (lane % 4) and one more of each 8. */
-template <int N> struct stream_addends {
-    float2 of[2 * N];
-};
-template <int N>
-__device__ __forceinline__ void load_addends(const linear_params &p, uint32_t group, uint32_t tokens,
-                                             stream_addends<N> &add)
-{
-    const uint32_t lane = threadIdx.x & 31, pair = group * PAIRS + (lane >> 2), first = (lane & 3) * 2;
-#pragma unroll
-    for (uint32_t i = 0; i < 2 * N; i++) {
-        const uint32_t t = i / 2 * 8 + first + i % 2;
-        add.of[i] = t < tokens && pair < p.pairs ? linear_addends(p, pair, t) : make_float2(0, 0);
-    }
-}
-/* What the norm leaves of the sums: a factor for each of the lane's tokens. */
-template <int N>
-__device__ __forceinline__ void norm_factors(const linear_params &p, const float2 *squares, float *scale)
-{
-#pragma unroll
-    for (int i = 0; i < 2 * N; i++) {
-        const float mean = (i % 2 ? squares[i / 2].y : squares[i / 2].x) / (float)p.cols;
-        scale[i] = p.norm ? rsqrtf(mean + p.eps) : 1.0f;
-    }
-}
-template <int N>
-__device__ __forceinline__ void finish(const linear_params &p, uint32_t group, uint32_t tokens,
-                                       const float4 *total, const float *scale, const stream_addends<N> &add)
-{
-    const uint32_t lane = threadIdx.x & 31, pair = group * PAIRS + (lane >> 2), first = (lane & 3) * 2;
-    if (pair >= p.pairs) return;
-#pragma unroll
-    for (uint32_t i = 0; i < 2 * N; i++) {
-        const uint32_t t = i / 2 * 8 + first + i % 2;
-        const float4 &v = total[i / 2];
-        const float a = i % 2 ? v.y : v.x, b = i % 2 ? v.w : v.z;
-        if (t < tokens) linear_store(p, pair, t, a * scale[i] + add.of[i].x, b * scale[i] + add.of[i].y);
-    }
-}
-
-/* A batch of which all slices' sums have come: `count` groups, `step` apart. */
-template <int N>
-__device__ __forceinline__ void finish_batch(const stream_params &q, uint32_t first, uint32_t step,
-                                             uint32_t count, uint32_t tokens)
-{
-    const linear_params &p = q.linear;
-    const uint32_t lane = threadIdx.x & 31, unit = unit_floats(N);
-    const uint32_t TOGETHER = 2, AT_ONCE = 4; /* groups, slices whose sums are on their way together */
-    float scale[2 * N];
-    float2 squares[N];
-#pragma unroll
-    for (int n = 0; n < N; n++) squares[n] = make_float2(0, 0);
-    if (p.norm)
-#pragma unroll 4
-        for (uint32_t of = 0; of < q.slices; of++) {
-            const float *theirs = q.sums + ((size_t)first * q.slices + of) * unit + N * ROWS * 8;
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-                const float2 v = __ldcg(reinterpret_cast<const float2 *>(theirs + n * 8) + (lane & 3));
-                squares[n].x += v.x, squares[n].y += v.y;
-            }
-        }
-    for (uint32_t k = 0; k < count; k += TOGETHER) {
-        float4 total[TOGETHER][N];
-        stream_addends<N> add[TOGETHER];
-        const float4 *from[TOGETHER];
-#pragma unroll
-        for (uint32_t j = 0; j < TOGETHER; j++) {
-            const uint32_t group = first + (k + j < count ? k + j : k) * step;
-            from[j] = reinterpret_cast<const float4 *>(q.sums + (size_t)group * q.slices * unit) + lane;
-            load_addends<N>(p, q.first_group + group, tokens, add[j]);
-#pragma unroll
-            for (int n = 0; n < N; n++) total[j][n] = make_float4(0, 0, 0, 0);
-        }
-        for (uint32_t of = 0; of < q.slices; of += AT_ONCE) {
-            float4 v[AT_ONCE][TOGETHER][N];
-#pragma unroll
-            for (uint32_t i = 0; i < AT_ONCE; i++)
-#pragma unroll
-                for (uint32_t j = 0; j < TOGETHER; j++)
-#pragma unroll
-                    for (int n = 0; n < N; n++)
-                        v[i][j][n] = of + i < q.slices ? __ldcg(from[j] + (of + i) * (unit / 4) + n * 32)
-                                                       : make_float4(0, 0, 0, 0);
-#pragma unroll
-            for (uint32_t i = 0; i < AT_ONCE; i++)
-#pragma unroll
-                for (uint32_t j = 0; j < TOGETHER; j++)
-#pragma unroll
-                    for (int n = 0; n < N; n++) add4(total[j][n], v[i][j][n]);
-        }
-        if (k == 0) norm_factors<N>(p, squares, scale);
-#pragma unroll
-        for (uint32_t j = 0; j < TOGETHER; j++)
-            if (k + j < count)
-                finish<N>(p, q.first_group + first + (k + j) * step, tokens, total[j], scale, add[j]);
-    }
-}
-
-template <int N>
-__device__ __forceinline__ void reduce(const stream_params &q, const stream_share &s, const stream_memory &m,
-                                       uint32_t reducer)
-{
-    const linear_params &p = q.linear;
-    const uint32_t lane = threadIdx.x & 31, place = lane & 3;
-    const uint32_t tokens = *q.count, slice = blockIdx.x % q.slices;
-    const uint32_t unit = unit_floats(N);
-    if (reducer >= s.groups) return;
-    /* batches of about one size; the same in all slices */
-    const uint32_t groups = div_up(s.groups - reducer, q.reducers);
-    const uint32_t batch = div_up(groups, div_up(groups, q.batch)), step = s.step * q.reducers;
-    wait_for_previous();
-    float2 squares[N]; /* of the lane's tokens over the slice */
-#pragma unroll
-    for (int n = 0; n < N; n++) squares[n] = make_float2(0, 0);
-    uint32_t parity = 0, held = 0;
-    for (uint32_t k = 0; k < groups; k++, parity ^= 1) {
-        const uint32_t group = s.first_group + reducer * s.step + k * step;
-        stream_addends<N> add;
-        if (q.slices == 1) load_addends<N>(p, q.first_group + group, tokens, add);
-        bulk_wait(m.sums_full + 8 * reducer, parity);
-        const float4 *from = m.sums + reducer * CONSUMERS * N * 32 + lane;
-        float4 total[N];
-#pragma unroll
-        for (int n = 0; n < N; n++) total[n] = from[n * 32];
-        for (uint32_t w = 1; w < s.consumers; w++)
-#pragma unroll
-            for (int n = 0; n < N; n++) add4(total[n], from[(w * N + n) * 32]);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(m.sums_free + 8 * reducer);
-        if (k == 0)
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-                for (uint32_t w = 0; w < s.consumers; w++) {
-                    const float *of = m.squares + (w * N + n) * 8 + 2 * place;
-                    squares[n].x += of[0], squares[n].y += of[1];
-                }
-            }
-        if (q.slices == 1) {
-            float scale[2 * N];
-            norm_factors<N>(p, squares, scale);
-            finish<N>(p, q.first_group + group, tokens, total, scale, add);
-            continue;
-        }
-        float *mine = q.sums + ((size_t)group * q.slices + slice) * unit;
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            __stcg(reinterpret_cast<float4 *>(mine) + n * 32 + lane, total[n]);
-            if (held == 0 && p.norm && lane < 4) /* a batch's first speaks for all */
-                __stcg(reinterpret_cast<float2 *>(mine + N * ROWS * 8 + n * 8) + lane, squares[n]);
-        }
-        if (++held < batch && k + 1 < groups) continue;
-        const uint32_t first = group - (held - 1) * step;
-        __syncwarp();
-        uint32_t before = 0;
-        if (lane == 0) before = count_arrival(q.counters + first);
-        before = __shfl_sync(0xffffffffu, before, 0);
-        if (before + 1 == q.slices) {
-            __syncwarp();                                  /* what lane 0 may see now, all may */
-            if (lane == 0) __stcg(q.counters + first, 0u); /* as it was found */
-            finish_batch<N>(q, first, step, held, tokens);
-        }
-        held = 0;
-    }
-}
-
 /* ---- the kernel --------------------------------------------------------------------------------- */
 
 /* N times 8 tokens; where two blocks are FITTING a multiprocessor, one is the next launch's, whose ring fills
@@ -509,7 +258,7 @@ __global__ void __launch_bounds__(FITTING == 1 ? THREADS_MAX : THREADS_SHARED, F
     if (FITTING == 1) let_next_start();
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < q.slots; i++) {
-            barrier_open(m.full + 8 * i, ROWS);
+            barrier_open(m.full + 8 * i, q.producers);
             barrier_open(m.empty + 8 * i, s.consumers);
         }
         for (uint32_t i = 0; i < q.reducers; i++) {
@@ -599,7 +348,8 @@ extern "C" bool gpuk_gemm_streams(const struct gpuk_device *device, const struct
     if (gpuk_linear_params("gemm", args, &params, &err) || !gpuk_linear_aligned(args)) return false;
     if (((size_t)args->x | (size_t)args->norm) % 16 != 0 || args->x_stride % 4 != 0) return false;
     const struct stream_shape s = shape_of(device, &params, tokens > 8 ? 2 : 1);
-    return s.slots > 0 && fitting(tokens, &params, s.slices) > 0;
+    return s.slots > 0 && (uint64_t)s.lines * s.slices <= UINT32_MAX &&
+           fitting(tokens, &params, s.slices) > 0;
 }
 
 /* [bf16, f16][8 tokens, 16 tokens, 8 tokens of which two blocks fit] */
@@ -649,5 +399,14 @@ int gpuk_prepare_gemm_stream(const struct gpuk_device *device, struct helm_err *
     int rc = HELM_OK;
     for (int i = 0; i < 6 && !rc; i++)
         rc = gpuk_prepare("gemm", kernels[i / 3][i % 3], (size_t)device->shared_bytes_max, err);
+#ifndef HELM_CUDA_EMULATED
+    /* blocks of two launches are on a multiprocessor together only where they want the same division */
+    for (int i = 0; i < 6 && !rc; i++) {
+        cudaError_t code = cudaFuncSetAttribute((const void *)kernels[i / 3][i % 3],
+                                                cudaFuncAttributePreferredSharedMemoryCarveout,
+                                                cudaSharedmemCarveoutMaxShared);
+        if (code != cudaSuccess) rc = gpuk_cuda_fail(err, code, "gemm");
+    }
+#endif
     return rc;
 }
