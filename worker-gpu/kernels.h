@@ -69,6 +69,7 @@ struct gpuk_device {
     int gemm_producers;   /* warps that copy, 1 or 2 */
     int gemm_reducers;    /* warps that add and store, 2 to 6 */
     int gemm_batch;       /* groups of a reducer that wait for the other slices together */
+    int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */
     int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
 };
 /* Reads the current device's properties and loads every kernel, so that no launch loads code later (a first

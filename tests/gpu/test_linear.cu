@@ -234,7 +234,7 @@ static void test_streams(struct test_context *t, int dtype)
             struct gpuk_device d = t->device;
             d.sm_count = way.sms, d.gemm_slots = way.slots, d.gemm_slices = way.slices;
             d.gemm_producers = way.producers, d.gemm_reducers = way.reducers;
-            d.gemm_batch = way.batch, d.gemm_blocks = way.blocks;
+            d.gemm_batch = way.batch, d.gemm_blocks = way.blocks, d.gemm_ahead = way.slots;
             const uint32_t count = tokens - (way.slots & 1), rows = t->small ? 70 : 430;
             run_case(t, {dtype, 1000, 1, {rows}, tokens, count, true, true, true, false, false}, &d, 5e-5,
                      "gemm stream");

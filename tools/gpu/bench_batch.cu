@@ -57,7 +57,7 @@ static void bench_size(struct bench *b, struct bench_model *m, uint32_t tokens)
 }
 
 struct way {
-    int slots, batch, reducers, blocks;
+    int slots, batch, reducers, blocks, ahead;
     bool early;
 };
 
@@ -71,11 +71,11 @@ static void bench_ways(struct bench *b, struct bench_model *m, uint32_t tokens, 
     bench_model_step(m, tokens, 200, true);
     for (const struct way &w : ways) {
         d->gemm_slots = w.slots, d->gemm_batch = w.batch;
-        d->gemm_reducers = w.reducers, d->gemm_blocks = w.blocks;
+        d->gemm_reducers = w.reducers, d->gemm_blocks = w.blocks, d->gemm_ahead = w.ahead;
         d->early_launch = before.early_launch && w.early;
-        printf("%-8s x %-2u %d slots %2d batch %d reducers %d blocks %s: step %7.3f ms; us", m->shape.name,
-               tokens, w.slots, w.batch, w.reducers, w.blocks, w.early ? "early" : "     ",
-               step_seconds(b, m, tokens) * 1e3);
+        printf("%-8s x %-2u %d slots %2d batch %d reducers %d blocks %d ahead %s: step %7.3f ms; us",
+               m->shape.name, tokens, w.slots, w.batch, w.reducers, w.blocks, w.ahead,
+               w.early ? "early" : "     ", step_seconds(b, m, tokens) * 1e3);
         for (enum bench_part part : {PART_QKV, PART_O, PART_GATE_UP, PART_DOWN})
             printf(" %6.2f", part_seconds(b, m, part, tokens) * 1e6);
         printf(" %7.2f\n", bench_time_graph(b, 5, [&] { bench_enqueue_batch_head(m, tokens, 0); }) * 1e6);
@@ -89,29 +89,29 @@ void bench_batches(struct bench *b, struct bench_model *m, bool ways)
 {
     if (ways && b->device.bulk_copy) {
         bench_ways(b, m, 8,
-                   {{0, 0, 0, 0, true},
-                    {0, 0, 0, 0, false},
-                    {3, 0, 0, 0, true},
-                    {3, 0, 0, 0, false},
-                    {4, 0, 0, 0, true},
-                    {6, 0, 0, 0, true},
-                    {0, 1, 0, 0, true},
-                    {0, 2, 0, 0, true},
-                    {0, 12, 0, 0, true},
-                    {0, 0, 6, 0, true},
-                    {3, 0, 6, 0, true},
-                    {0, 0, 0, 2, true},
-                    {3, 0, 0, 2, true},
-                    {3, 2, 0, 2, true}});
+                   {{0, 0, 0, 0, 0, true},
+                    {0, 0, 0, 0, 0, false},
+                    {3, 0, 0, 0, 0, true},
+                    {3, 0, 0, 0, 0, false},
+                    {6, 0, 0, 0, 0, true},
+                    {3, 1, 0, 0, 0, true},
+                    {3, 2, 0, 0, 0, true},
+                    {3, 12, 0, 0, 0, true},
+                    {3, 0, 6, 0, 0, true},
+                    {3, 0, 0, 0, 2, true},
+                    {2, 0, 0, 2, 0, true},
+                    {3, 0, 0, 2, 0, true},
+                    {3, 0, 0, 2, 2, true},
+                    {3, 2, 0, 2, 4, true}});
         bench_ways(b, m, 16,
-                   {{0, 0, 0, 0, true},
-                    {0, 0, 0, 0, false},
-                    {3, 0, 0, 0, true},
-                    {5, 0, 0, 0, true},
-                    {0, 2, 0, 0, true},
-                    {0, 12, 0, 0, true},
-                    {0, 0, 6, 0, true},
-                    {3, 0, 6, 0, true}});
+                   {{0, 0, 0, 0, 0, true},
+                    {0, 0, 0, 0, 0, false},
+                    {3, 0, 0, 0, 0, true},
+                    {5, 0, 0, 0, 0, true},
+                    {3, 2, 0, 0, 0, true},
+                    {3, 12, 0, 0, 0, true},
+                    {3, 0, 6, 0, 0, true},
+                    {3, 0, 0, 0, 2, true}});
     }
     for (uint32_t tokens : {1u, 2u, 4u, 8u, 16u}) bench_size(b, m, tokens);
 }

@@ -22,20 +22,31 @@
 
 /* ---- producers ---------------------------------------------------------------------------------- */
 
+/* The slice's part of a row of the block's group i; NULL where there is none. */
+__device__ __forceinline__ const unsigned char *part_of(const stream_params &q, const stream_share &s,
+                                                        uint32_t i, uint32_t row)
+{
+    const linear_params &p = q.linear;
+    const uint32_t pair = (q.first_group + s.first_group + i * s.step) * PAIRS + row % PAIRS;
+    if (row >= ROWS || pair >= p.pairs) return nullptr;
+    const linear_pair rows = linear_locate(p, pair);
+    const unsigned char *from = row < PAIRS ? rows.a : rows.b;
+    return from ? from + (uint64_t)s.first_line * LINE : nullptr;
+}
+
 __device__ __forceinline__ void produce(const stream_params &q, const stream_share &s, const stream_memory &m,
                                         uint32_t producer, bool starts_next)
 {
-    const linear_params &p = q.linear;
     const uint32_t row = (threadIdx.x & 31) * q.producers + producer; /* of a group; lanes beyond are idle */
     const uint32_t to = shared_address(m.ring) + row * s.pitch;
     uint32_t slot = 0, parity = 1;
     for (uint32_t i = 0; i < s.groups; i++) {
-        const uint32_t pair = (q.first_group + s.first_group + i * s.step) * PAIRS + row % PAIRS;
-        const unsigned char *from = nullptr;
-        if (row < ROWS && pair < p.pairs) {
-            const linear_pair rows = linear_locate(p, pair);
-            from = row < PAIRS ? rows.a : rows.b;
-        }
+        const unsigned char *from = part_of(q, s, i, row);
+        if (i == q.slots)
+            for (uint32_t j = i; j < s.groups && j < i + q.ahead; j++) {
+                const unsigned char *later = part_of(q, s, j, row);
+                if (later) bulk_ask_l2(later, s.bytes);
+            }
         /* sums of rows that are not there are not stored */
         const uint32_t rows_there = (uint32_t)warp_sum(from ? 1.0f : 0.0f);
         if (i >= q.slots) bulk_wait(m.empty + 8 * slot, parity);
@@ -43,9 +54,7 @@ __device__ __forceinline__ void produce(const stream_params &q, const stream_sha
         if (starts_next && i == q.slots) let_next_start();
         if ((threadIdx.x & 31) == 0) bulk_expect(m.full + 8 * slot, rows_there * s.bytes);
         __syncwarp();
-        if (from)
-            bulk_copy(to + slot * ROWS * s.pitch, from + (uint64_t)s.first_line * LINE, s.bytes,
-                      m.full + 8 * slot);
+        if (from) bulk_copy(to + slot * ROWS * s.pitch, from, s.bytes, m.full + 8 * slot);
         __syncwarp();
         if (++slot == q.slots) slot = 0, parity ^= 1;
     }
@@ -373,6 +382,7 @@ int gpuk_gemm_stream(const struct gpuk_device *device, enum dtype dtype, const s
     const uint32_t most = s.blocks > 1 || s.reducers + PRODUCERS_MAX > OTHERS_MAX ? 1 : PRODUCERS_MAX;
     q.producers = chosen(device->gemm_producers, 1, 1, most);
     q.batch = chosen(device->gemm_batch, BATCH, 1, UINT32_MAX);
+    q.ahead = device->gemm_ahead > 0 ? (uint32_t)device->gemm_ahead : 0;
     const uint32_t threads = 32 * (CONSUMERS + q.reducers + q.producers);
     const size_t shared =
         (size_t)s.slots * ROWS * div_up(s.lines, s.slices) * LINE + fixed_bytes(tiles, s.slots, s.reducers);

@@ -27,6 +27,7 @@ struct stream_params {
     uint32_t first_group, groups;
     uint32_t lines, slices, slots, reducers, producers;
     uint32_t batch; /* groups of a reducer that are counted together, at most */
+    uint32_t ahead; /* groups asked into the L2 beyond the first ring */
 };
 /* A slice's sums of a group, as the lanes hold them, and the tokens' sums of squares over the slice. */
 static __host__ __device__ inline uint32_t unit_floats(uint32_t tiles)
