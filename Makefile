@@ -454,6 +454,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/attention_decode_tensor.cu \
   worker-gpu/kernels/attention_prefill.cu \
   worker-gpu/kernels/chain.cu \
+  worker-gpu/kernels/chain_list.cu \
   worker-gpu/kernels/elementwise.cu \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemm_stream.cu \

@@ -136,7 +136,7 @@ struct device_kernels {
     /* Consecutive operations of one token as one; of a device that has them (struct device: no_chains).
      * chain_write puts the list into device memory and is over when it returns; not under capture. */
     bool (*chain_takes)(struct device *d, const struct gpuk_chain_op *op);
-    size_t (*chain_bytes)(uint32_t count);
+    size_t (*chain_bytes)(const struct gpuk_chain_op *op, uint32_t count);
     int (*chain_write)(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
                        void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err);
     int (*chain_run)(struct device *d, const struct gpuk_chain *chain, struct helm_err *err);

@@ -65,7 +65,7 @@ size_t emulated_attention_counters(uint32_t tokens, uint32_t heads);
 size_t emulated_attention_workspace(uint32_t tokens, uint32_t heads, uint32_t head_dim);
 
 bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op);
-size_t emulated_chain_bytes(uint32_t count);
+size_t emulated_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 int emulated_chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
                          void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err);
 int emulated_chain_run(struct device *d, const struct gpuk_chain *chain, struct helm_err *err);

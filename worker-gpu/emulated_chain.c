@@ -38,8 +38,9 @@ bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op)
     return op->attention.args.kv.layout.head_dim <= GPUK_HEAD_DIM_MAX;
 }
 
-size_t emulated_chain_bytes(uint32_t count)
+size_t emulated_chain_bytes(const struct gpuk_chain_op *op, uint32_t count)
 {
+    (void)op; /* no words: one operation follows the other */
     return (sizeof(struct list) + count * sizeof(struct gpuk_chain_op) + 255) / 256 * 256;
 }
 
@@ -67,7 +68,7 @@ int emulated_chain_write(struct device *d, const struct gpuk_chain_op *op, uint3
 {
     struct device_event *event = NULL;
     void *host = NULL;
-    size_t bytes = emulated_chain_bytes(count);
+    size_t bytes = emulated_chain_bytes(op, count);
     if (emulated_of(d)->capture) return helm_fail(err, HELM_E_STATE, "a chain is written inside a capture");
     if ((uintptr_t)memory % 256) return helm_fail(err, HELM_E_USAGE, "a chain's list at %p", memory);
     int rc = check_list(d, op, count, err);

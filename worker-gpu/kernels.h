@@ -236,8 +236,12 @@ struct gpuk_chain {
  * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of
  * one chain have weights of one dtype and caches of one dtype, and attention of one step block. */
 bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op);
-/* Device memory of a list of `count` operations, counters included; a multiple of 256. */
-size_t gpuk_chain_bytes(uint32_t count);
+/* Pieces of a head's context that attention in a chain hands from block to block at most. */
+#define GPUK_CHAIN_PIECES 4
+/* Device memory of a list of `count` operations, counters included; a multiple of 256. With attention in it
+ * also the pieces' words: heads * GPUK_CHAIN_PIECES * (head_dim + 2) * 8 bytes, rounded up to 256. op NULL: the
+ * list alone. */
+size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 /* Writes the list to `memory` (gpuk_chain_bytes, 256-byte aligned) by a copy on `stream` that is over on
  * return; not under capture. attention_workspace: as in gpuk_attention_decode, of one token.
  * HELM_E_UNSUPPORTED names the operation that cannot be taken. */

@@ -49,10 +49,11 @@ static int list_open(struct measure *m, const struct measure_shape *shape, uint3
                      struct list *list, struct helm_err *err)
 {
     struct device *d = m->device;
-    *list = (struct list){.bytes = d->kernels.chain_bytes(ops)};
+    *list = (struct list){0};
     struct gpuk_chain_op *op = calloc(ops, sizeof *op);
     if (!op) return helm_fail(err, HELM_E_NOMEM, "no memory for a chain of %u operations", ops);
     for (uint32_t i = 0; i < ops; i++) op[i] = shape ? layer_op(m, shape, i) : attention_op(m, i, heads);
+    list->bytes = d->kernels.chain_bytes(op, ops);
     int rc = device_alloc(d, DEVICE_WORKSPACE, list->bytes, &list->memory, err);
     if (!rc)
         rc = d->kernels.chain_write(d, op, ops, list->memory, m->kernels->attention_work, &list->chain, err);

@@ -99,8 +99,8 @@ int gpu_program_write_chains(const struct gpu_source *s, struct gpu_program *p, 
         struct gpu_entry *e = &p->entry[i];
         if (e->kind != GPU_CHAIN) continue;
         uint32_t count = e->as.chain.count;
-        uint64_t bytes = k->chain_bytes(count);
         for (uint32_t n = 0; n < count; n++) op[n] = operation_of(&e[1 + n]);
+        uint64_t bytes = k->chain_bytes(op, count);
         if (bytes > s->buffers->chain_bytes - at)
             rc = helm_fail(err, HELM_E_INTERNAL, "%u chains of %u operations take more than %llu bytes",
                            p->chains, p->chained, (unsigned long long)s->buffers->chain_bytes);

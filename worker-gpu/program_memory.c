@@ -135,12 +135,15 @@ static void place_shared(const struct model *model, const struct arena_header *a
 }
 
 /* Room for the lists of the chains, however they are cut: of at most five operations a layer and the head,
- * two or more in each chain. Lists of three in their rounding take the most a operation. */
+ * two or more in each chain. Lists of three in their rounding take the most a operation. Each layer's
+ * attention may be in a chain of its own. */
 static uint64_t chains_room(const struct model_config *c, const struct device *device)
 {
     uint64_t operations = 5ull * c->layers + 1;
     if (device->no_chains) return 0;
-    return (operations * 2 + 2) / 3 * device->kernels.chain_bytes(2);
+    uint64_t words = (uint64_t)c->heads * GPUK_CHAIN_PIECES * (c->head_dim + 2);
+    return (operations * 2 + 2) / 3 * device->kernels.chain_bytes(NULL, 2) +
+           c->layers * round_up(words * 8, 256);
 }
 
 void *gpu_attention_work(const struct gpu_source *s, uint32_t tokens)

@@ -208,7 +208,7 @@ static void test_cut(struct test_context *t, const chain_test &c, const struct g
     std::vector<unsigned char> cache[2] = {c.pools[0]->read<unsigned char>(),
                                            c.pools[1]->read<unsigned char>()};
 
-    gpu_buffer list(gpuk_chain_bytes((uint32_t)count));
+    gpu_buffer list(gpuk_chain_bytes(&c.ops[first], (uint32_t)count));
     struct gpuk_chain chain;
     GPUK(gpuk_chain_write(device, &c.ops[first], (uint32_t)count, list.at, c.attention->at, t->stream, &chain,
                           &err));
@@ -272,7 +272,7 @@ static void test_refusals(struct test_context *t)
     bad = attention, bad.attention.args.kv.layout.head_dim = 12;
     check(t, !gpuk_chain_takes(&t->device, &bad), "a head of 12 dimensions is refused");
 
-    gpu_buffer list(gpuk_chain_bytes(2));
+    gpu_buffer list(1 << 20); /* more than any of these takes */
     struct gpuk_chain chain;
     struct helm_err err = {};
     const auto write = [&](const struct gpuk_chain_op &a, const struct gpuk_chain_op &b, uint32_t count) {

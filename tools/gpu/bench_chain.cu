@@ -64,8 +64,8 @@ void bench_chains(struct bench *b, struct bench_model *m)
     step_row(b, m, "  without attention");
 
     printf("%-8s   %% of read by slots:", s->name);
-    for (uint32_t before = 0;; before = m->chain.slots) {
-        d->gemv_slots = (int)before + 1;
+    for (uint32_t a_warp = 1, before = 0;; a_warp++, before = m->chain.slots) {
+        d->gemv_slots = (int)a_warp;
         bench_chain_write(m, ALL, true, 0);
         if (m->chain.slots == before) break; /* no more of them fit */
         printf("  %u: %.1f", m->chain.slots, 100 * m->decode_bytes / step_seconds(b, m) / 1e9 / b->read_gbs);

@@ -1,6 +1,6 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, each decode kernel over all layers
@@ -314,14 +314,16 @@ static void bench_long(struct bench *b, struct bench_model *m)
 int main(int argc, char **argv)
 {
     struct bench b = {};
-    bool quick = false, batch = false;
+    bool quick = false, batch = false, chains = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
             quick = true;
         } else if (strcmp(argv[i], "--batch") == 0) {
             batch = true;
+        } else if (strcmp(argv[i], "--chains") == 0) {
+            chains = true;
         } else {
-            fprintf(stderr, "usage: %s [--quick] [--batch]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--quick] [--batch] [--chains]\n", argv[0]);
             return 2;
         }
     }
@@ -348,9 +350,15 @@ int main(int argc, char **argv)
                    properties.name, b.device.sm_count, b.device.capability / 10, b.device.capability % 10,
                    b.read_gbs, b.peak_tflops);
         }
-        if (batch) {
-            bad += bench_batch_check(&b, &m);
-            bench_batches(&b, &m, !quick);
+        if (batch || chains) {
+            if (chains && b.device.bulk_copy) {
+                bad += bench_chain_check(&m);
+                bench_chains(&b, &m);
+            }
+            if (batch) {
+                bad += bench_batch_check(&b, &m);
+                bench_batches(&b, &m, !quick);
+            }
             bench_model_close(&m);
             continue;
         }
@@ -368,6 +376,6 @@ int main(int argc, char **argv)
         bench_prefill(&b, &m);
         bench_model_close(&m);
     }
-    if (!quick && !batch && b.device.bulk_copy) print_choices(choices);
+    if (!quick && !batch && !chains && b.device.bulk_copy) print_choices(choices);
     return bad ? 1 : 0;
 }

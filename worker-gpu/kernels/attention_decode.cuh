@@ -28,26 +28,33 @@ __device__ __forceinline__ float rescale(float from, float to)
     return from == -INFINITY ? 0.0f : exp2_of(from - to);
 }
 
+/* The threads that work on a unit of attention: the whole block, or some of it (chain.cuh). */
+struct block_team {
+    static __device__ __forceinline__ uint32_t threads() { return blockDim.x; }
+    static __device__ __forceinline__ void meet() { __syncthreads(); }
+};
+
 /* Puts the group's q into shared memory, scaled; with `fused` norms and rotates first, and appends k and v
  * when this block's piece ends with the token's own position (`owner`). With `current`, an owner leaves k and
- * v there too ([2][head_dim] in shared memory), as the cache has them, and only one of its group appends. */
-template <typename T>
-__device__ __forceinline__ void take_query(const decode_params &p, uint32_t t, uint32_t kv_head,
-                                           uint32_t head0, uint32_t heads, uint32_t position,
-                                           const uint32_t *pages, bool owner, float *qs, float *scratch,
-                                           float *current = nullptr, bool appends = true)
+ * v there too ([2][head_dim] in shared memory), as the cache has them, and only one of its group appends.
+ * `page`: that of the position, if known. */
+template <typename T, typename B = block_team>
+__device__ __forceinline__ void
+take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0, uint32_t heads,
+           uint32_t position, const uint32_t *pages, bool owner, float *qs, float *scratch,
+           float *current = nullptr, bool appends = true, const uint32_t *page = nullptr)
 {
     const gpuk_attention &a = p.a;
     const uint32_t head_dim = a.kv.layout.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const float scale = a.scale * LOG2E;
     if (!p.fused) {
-        for (uint32_t i = threadIdx.x; i < heads * head_dim; i += blockDim.x)
+        for (uint32_t i = threadIdx.x; i < heads * head_dim; i += B::threads())
             qs[i] = __ldcg(a.q + (size_t)t * a.q_stride + (size_t)head0 * head_dim + i) * scale;
         return;
     }
     const float *table = a.rope_table + (size_t)t * 2 * (head_dim / 2);
     float v[HEAD_STEPS], *own = scratch + warp * head_dim;
-    for (uint32_t task = warp; task < heads + (owner ? 2 : 0); task += blockDim.x / 32) {
+    for (uint32_t task = warp; task < heads + (owner ? 2 : 0); task += B::threads() / 32) {
         if (task < heads) {
             const float *from = a.q + (size_t)t * a.q_stride + (size_t)(head0 + task) * head_dim;
             head_load(from, a.q_norm, a.eps, table, head_dim, own, v);
@@ -59,7 +66,8 @@ __device__ __forceinline__ void take_query(const decode_params &p, uint32_t t, u
             const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)kv_head * head_dim;
             head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, head_dim, own,
                       v);
-            if (appends) kv_store<T>(a.kv, pages, position, is_value, kv_head, v);
+            if (appends && page) kv_store_in<T>(a.kv, *page, position, is_value, kv_head, v);
+            if (appends && !page) kv_store<T>(a.kv, pages, position, is_value, kv_head, v);
             if (!current) continue;
 #pragma unroll
             for (uint32_t j = 0; j < HEAD_STEPS; j++)
@@ -194,21 +202,21 @@ static __host__ __device__ inline uint32_t merge_floats(uint32_t g)
     return g * (GPUK_SPLITS_MAX + 2) + 1;
 }
 /* The last block of a head group to get here merges the pieces. */
-template <int G>
+template <int G, typename B>
 __device__ __forceinline__ void merge_pieces(const decode_params &p, size_t head0, uint32_t heads,
                                              uint32_t pieces, uint32_t *counter, float *weight)
 {
     uint32_t *is_last = reinterpret_cast<uint32_t *>(weight + merge_floats(G) - 1);
     __threadfence();
-    __syncthreads();
+    B::meet();
     if (threadIdx.x == 0) *is_last = atomicAdd(counter, 1u) == pieces - 1;
-    __syncthreads();
+    B::meet();
     if (!*is_last) return;
     __threadfence();
     if (threadIdx.x == 0) *counter = 0; /* ready for the next step */
     const uint32_t head_dim = p.a.kv.layout.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     float *total = weight + G * GPUK_SPLITS_MAX, *maximum = total + G;
-    for (uint32_t g = warp; g < heads; g += blockDim.x / 32) {
+    for (uint32_t g = warp; g < heads; g += B::threads() / 32) {
         const float *m = p.piece_m + (head0 + g) * GPUK_SPLITS_MAX,
                     *s = p.piece_s + (head0 + g) * GPUK_SPLITS_MAX;
         float most = -INFINITY, sum = 0;
@@ -224,8 +232,8 @@ __device__ __forceinline__ void merge_pieces(const decode_params &p, size_t head
         sum = warp_sum(sum);
         if (lane == 0) total[g] = sum, maximum[g] = most;
     }
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < heads * head_dim; i += blockDim.x) {
+    B::meet();
+    for (uint32_t i = threadIdx.x; i < heads * head_dim; i += B::threads()) {
         uint32_t g = i / head_dim, d = i - g * head_dim;
         const float *o = p.piece_o + (head0 + g) * GPUK_SPLITS_MAX * head_dim + d;
         float sum = 0;
@@ -239,7 +247,7 @@ __device__ __forceinline__ void merge_pieces(const decode_params &p, size_t head
 /* Adds up the block's warps (os [W][G][head_dim], ms and ss [W][G] in shared memory) and stores the heads'
  * results, or those of this piece (`piece` of `pieces`) and, in the last block, all pieces', which `counter`
  * counts. `memory`: shared memory for the merge; may overlap os. */
-template <int G, int W>
+template <int G, int W, typename B = block_team>
 __device__ __forceinline__ void finish_block(const decode_params &p, uint32_t t, uint32_t head0,
                                              uint32_t heads, uint32_t piece, uint32_t pieces,
                                              uint32_t *counter, const float *os, const float *ms,
@@ -247,7 +255,7 @@ __device__ __forceinline__ void finish_block(const decode_params &p, uint32_t t,
 {
     const uint32_t head_dim = p.a.kv.layout.head_dim;
     const size_t head = (size_t)t * p.a.heads + head0;
-    for (uint32_t i = threadIdx.x; i < heads * head_dim; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < heads * head_dim; i += B::threads()) {
         uint32_t g = i / head_dim, d = i - g * head_dim;
         float most = -INFINITY, sum = 0, value = 0;
 #pragma unroll(W > 8 ? 4 : W)
@@ -266,7 +274,7 @@ __device__ __forceinline__ void finish_block(const decode_params &p, uint32_t t,
             if (d == 0) p.piece_m[at] = most, p.piece_s[at] = sum;
         }
     }
-    if (pieces > 1) merge_pieces<G>(p, head, heads, pieces, counter, memory);
+    if (pieces > 1) merge_pieces<G, B>(p, head, heads, pieces, counter, memory);
 }
 
 /* The kernels' arguments, the workspace divided. */

@@ -1,4 +1,4 @@
-/* A chain of operations as it lies in device memory, and a warp's walk over the tiles of all its weights.
+/* A chain of operations as it lies in device memory, and the warps that bring all its weights.
  *
  * Included by chain.cu and chain_attention.cuh. The list (gpuk_chain_write) is one piece of memory:
  * chain_header, chain_weights of each linear operation in order, chain_item of each operation. */
@@ -9,9 +9,14 @@
 #include "worker-gpu/kernels/linear.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-/* A block's warps, and the bytes of one row of a tile, which is that of a pair of rows. */
-template <uint32_t W, uint32_t B> struct chain_shape {
-    static const uint32_t WARPS = W, THREADS = W * 32, TILE = B;
+/* A block's warps: W that compute, P that ask for weights. B: bytes of one row of a tile, which is that of a
+ * pair of rows. */
+template <uint32_t W, uint32_t P, uint32_t B> struct chain_shape {
+    static_assert(W % P == 0, "a slot of the ring has one warp that asks and one that computes");
+    static const uint32_t WARPS = W, THREADS = W * 32, ASKERS = P, LAUNCHED = (W + P) * 32, TILE = B;
+    /* those that compute, as a team (attention_decode.cuh) */
+    static __device__ __forceinline__ uint32_t threads() { return THREADS; }
+    static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
 };
 
 /* Where the tiles of one linear operation lie. Pairs go round the blocks, from block `start` on: what one
@@ -24,14 +29,17 @@ struct alignas(16) chain_weights {
     uint32_t chunks, last_bytes;     /* tiles of a row; bytes of the last */
     uint32_t odd;                    /* bit s: the last pair of matrix s has one row */
     uint32_t start;
-    uint32_t whole, extra;            /* pairs of every block; blocks from the start that have one more */
-    uint32_t step_pairs, step_chunks; /* a block's warps' tiles on */
+    uint32_t whole, extra;          /* pairs of every block; blocks from the start that have one more */
+    uint32_t ask_pairs, ask_chunks; /* ASKERS tiles on */
+    uint32_t use_chunks;            /* the chunk WARPS tiles on, of the first row */
 };
 
 struct alignas(16) chain_item {
     uint32_t kind; /* enum gpuk_chain_kind */
-    uint32_t next_norm_bytes;
+    uint32_t next_norm_quads;
     const float *next_norm; /* of the linear operation behind this one */
+    uint32_t held_at;       /* attention: where in the region keys and values are held; 0: nowhere */
+    uint64_t *piece_words;  /* attention: [head][GPUK_CHAIN_PIECES][head_dim + 2], for all of the chain */
     chain_weights where;    /* linear */
     union {
         linear_params linear;
@@ -44,17 +52,45 @@ struct chain_header {
     uint32_t unused[30];
     gpuk_step step; /* of the attention operations */
     uint32_t attends;
+    uint32_t page_tokens;
 };
 static const size_t CHAIN_HEADER_BYTES = 256;
 static_assert(sizeof(chain_header) <= CHAIN_HEADER_BYTES, "the lists begin behind the header");
-static_assert(sizeof(chain_weights) == 80 && sizeof(chain_item) % 16 == 0, "copied 16 bytes at a time");
+static_assert(sizeof(chain_weights) == 96 && sizeof(chain_item) % 16 == 0, "copied 16 bytes at a time");
 
+/* Positions of a block's first unit of attention whose keys and values it fetches into shared memory while q,
+ * k and v are being computed: HELD of each lane. */
+static const uint32_t HELD = 4, HELD_POSITIONS_MAX = 256;
+
+/* How a token's attention is cut; the same in every block. */
+struct attention_cut {
+    uint32_t first, end; /* positions it sees */
+    uint32_t heads;      /* of a unit at most */
+    uint32_t chunks;     /* of a kv head's query heads */
+    uint32_t pieces, per_piece, units;
+    bool words; /* pieces go to the last one's block as words */
+};
+/* A unit's place. */
+struct attention_unit {
+    uint32_t share;          /* which heads, of all blocks' */
+    uint32_t kv_head, chunk; /* of the kv head's query heads */
+    uint32_t piece, begin, end;
+    bool owner; /* the piece ends with the token's own position, which is not read: end is before it */
+};
 /* The token's place, the same for all attention operations of a chain. */
-struct chain_token {
+struct alignas(16) chain_token {
     const uint32_t *pages; /* its sequence's line of the page table */
     uint64_t awaited;      /* what the blocks' counter must come to; thread 0's */
     uint32_t position;
-    bool counts; /* false: the step has no token, attention does nothing */
+    bool counts;       /* false: the step has no token, attention does nothing */
+    attention_cut cut; /* and the block's first unit, of attention of so many heads and such a window */
+    attention_unit unit;
+    uint32_t cut_heads, cut_kv_heads, cut_window; /* heads 0: not cut yet */
+    bool words;      /* tags differ from launch to launch: with more than one operation */
+    uint32_t flight; /* tiles that may be on their way, a multiple of ASKERS, fewer than slots */
+    uint32_t tag;    /* of operation 0 of this launch; the others' are that and their number */
+    uint32_t page;   /* of the position */
+    uint32_t held_pages[HELD_POSITIONS_MAX]; /* of the unit's first positions */
 };
 
 /* A block's share of an operation's pairs: first, first + gridDim.x, ... */
@@ -63,13 +99,6 @@ __device__ __forceinline__ void share_of_block(const chain_weights &w, uint32_t 
     first = blockIdx.x >= w.start ? blockIdx.x - w.start : blockIdx.x + gridDim.x - w.start;
     pairs = w.whole + (first < w.extra ? 1 : 0);
 }
-/* As many tiles on as the block has warps. */
-__device__ __forceinline__ void walk_round(tile_walk &at, const chain_weights &w)
-{
-    at.pair += w.step_pairs;
-    at.chunk += w.step_chunks;
-    if (at.chunk >= w.chunks) at.chunk -= w.chunks, at.pair++;
-}
 /* The block's tile number `tile`. */
 __device__ __forceinline__ tile_walk walk_to(uint32_t tile, uint32_t chunks)
 {
@@ -77,13 +106,29 @@ __device__ __forceinline__ tile_walk walk_to(uint32_t tile, uint32_t chunks)
     while (to.chunk >= chunks) to.chunk -= chunks, to.pair++;
     return to;
 }
-/* How far beyond the block's last tile the walk is: where it begins in the next operation. */
-__device__ __forceinline__ uint32_t walk_rest(const tile_walk &at, uint32_t pairs, uint32_t chunks)
+
+/* The ring: the block's tiles, numbered through all operations, go round its slots. Computing warp w takes
+ * the tiles w, w + WARPS, ...; asking warp p fetches p, p + ASKERS, ... as the slots become free. A slot has
+ * two barriers: it is full, it is free. */
+struct chain_ring {
+    const unsigned char *at;
+    uint32_t address, full, free; /* shared memory */
+    uint32_t slots, slot, parity; /* the warp's next */
+};
+__device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles, uint64_t *barriers,
+                                          uint32_t slots, uint32_t first)
 {
-    return (at.pair - pairs) * chunks + at.chunk;
+    ring.at = tiles, ring.address = shared_address(tiles);
+    ring.full = shared_address(barriers), ring.free = ring.full + 8 * slots;
+    ring.slots = slots, ring.slot = first, ring.parity = 0;
+}
+__device__ __forceinline__ void ring_next(chain_ring &ring, uint32_t tiles)
+{
+    ring.slot += tiles;
+    if (ring.slot >= ring.slots) ring.slot -= ring.slots, ring.parity ^= 1;
 }
 
-/* The next tile a warp asks for: it walks from operation to operation, whatever the block is doing. */
+/* The next tile an asking warp fetches: it walks from operation to operation, whatever the block is doing. */
 struct ask_walk {
     chain_weights *w; /* the operation's, the warp's own in shared memory: start and whole are first and pairs
                          of the block's share */
@@ -96,7 +141,8 @@ __device__ __forceinline__ void ask_settle(ask_walk &k)
 {
     const uint32_t words = sizeof(chain_weights) / 16, lane = threadIdx.x & 31;
     while (k.at.pair >= k.w->whole && k.left > 0) {
-        const uint32_t rest = walk_rest(k.at, k.w->whole, k.w->chunks);
+        /* how far beyond the operation's last tile the walk is */
+        const uint32_t rest = (k.at.pair - k.w->whole) * k.w->chunks + k.at.chunk;
         __syncwarp();
         const chain_weights *next = k.end - k.left--;
         if (lane < words)
@@ -112,10 +158,10 @@ __device__ __forceinline__ void ask_settle(ask_walk &k)
     }
 }
 __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const chain_weights *records,
-                                         uint32_t count, uint32_t warp)
+                                         uint32_t count, uint32_t first)
 {
     k.w = own, k.end = records + count, k.left = count;
-    k.at = {0, warp};
+    k.at = {0, first};
     if ((threadIdx.x & 31) == 0) own->chunks = 1 << 16, own->whole = 0;
     __syncwarp();
     ask_settle(k);
@@ -136,18 +182,72 @@ template <typename S> __device__ __forceinline__ uint32_t tile_length(const chai
     return chunk + 1 == w.chunks ? w.last_bytes : S::TILE;
 }
 /* Starts the copy of the tile the walk is at (one lane) and goes on. */
-template <typename S> __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t barrier)
+template <typename S> __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t full)
 {
-    if (k.at.pair >= k.w->whole) return;
     if ((threadIdx.x & 31) == 0) {
         const linear_pair rows = tile_rows<S>(k, k.at);
         const uint32_t bytes = tile_length<S>(*k.w, k.at.chunk);
-        bulk_expect(barrier, rows.b ? 2 * bytes : bytes);
-        bulk_copy(slot, rows.a, bytes, barrier);
-        if (rows.b) bulk_copy(slot + S::TILE, rows.b, bytes, barrier);
+        bulk_expect(full, rows.b ? 2 * bytes : bytes);
+        bulk_copy(slot, rows.a, bytes, full);
+        if (rows.b) bulk_copy(slot + S::TILE, rows.b, bytes, full);
     }
-    walk_round(k.at, *k.w);
+    k.at.pair += k.w->ask_pairs;
+    k.at.chunk += k.w->ask_chunks;
+    if (k.at.chunk >= k.w->chunks) k.at.chunk -= k.w->chunks, k.at.pair++;
     if (k.at.pair >= k.w->whole) ask_settle(k);
+}
+/* With many tiles on their way every other access to memory waits 2 to 4 us in the same queues instead of
+ * one: results, counters, x. From the end of an operation's rows to the next one's x a block asks for less at
+ * a time, which still keeps memory as busy as the ring has room. */
+static const uint32_t CHAIN_FLIGHT = 20, CHAIN_FLIGHT_HURRY = 4;
+
+/* An asking warp's life. The first round finds every slot free; the block meets behind it, so that the warps
+ * that compute know the barriers. */
+template <typename S>
+__device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *own,
+                                               const chain_weights *records, uint32_t count, uint32_t number,
+                                               const uint32_t *flight)
+{
+    for (uint32_t s = number; s < ring.slots && (threadIdx.x & 31) == 0; s += S::ASKERS) {
+        bulk_barriers_open(ring.full + 8 * s, 1);
+        bulk_barriers_open(ring.free + 8 * s, 1);
+    }
+    __syncwarp();
+    ask_walk ask;
+    ask_open(ask, own, records, count, number);
+    uint32_t asked = 0; /* tiles */
+    for (bool first = true;; first = false) {
+        const uint32_t round = ring.parity;
+        while (ring.parity == round && ask.at.pair < ask.w->whole) {
+            if (!first) bulk_wait(ring.free + 8 * ring.slot, round ^ 1);
+            /* tiles on their way: the one so many before must have come */
+            const uint32_t most = first ? CHAIN_FLIGHT : hint_get(flight);
+            if (asked >= most) {
+                const bool wraps = ring.slot < most;
+                bulk_wait(ring.full + 8 * (ring.slot + (wraps ? ring.slots : 0) - most), round ^ wraps);
+            }
+            asked += S::ASKERS;
+            __syncwarp(); /* no lane waits for a phase that others have left behind */
+            ask_tile<S>(ask, ring.address + ring.slot * 2 * S::TILE, ring.full + 8 * ring.slot);
+            ring_next(ring, S::ASKERS);
+        }
+        if (first) __syncthreads();
+        if (ask.at.pair >= ask.w->whole) return;
+    }
+}
+
+/* ---- what chain.cu and chain_list.cu share ------------------------------------------------------------ */
+
+typedef chain_shape<8, 4, 2048> chain_shaped;
+
+/* Shared memory: ring [slot][2][tile], a region for x or attention, the next norm's weights, partial
+ * [2][PARTIAL_FLOATS], squares [32], items [2], each asking warp's chain_weights, the token, barriers
+ * [2][slot]. */
+static inline size_t chain_shared_bytes(uint32_t slots, uint32_t region_bytes, uint32_t norm_bytes)
+{
+    return (size_t)slots * (2 * chain_shaped::TILE + 16) + region_bytes + norm_bytes +
+           (2 * PARTIAL_FLOATS + 32) * sizeof(float) + 2 * sizeof(chain_item) +
+           chain_shaped::ASKERS * sizeof(chain_weights) + sizeof(chain_token);
 }
 
 #endif

@@ -1,30 +1,29 @@
 /* Decode attention as an operation of a chain: one token, norm, rotation and append included.
  *
  * Included by chain.cu. The work is cut into units (some query heads of one kv head, a piece of the context)
- * that go round the blocks; a unit has the whole block. A short context is not cut into pieces, and up to a
- * longer one each query head is a unit: merging pieces and a lane's work on several heads both take longer
- * than reading keys again from the L2. Keys and values of earlier positions are asked into the L2 while q, k
- * and v are being computed, and the first are loaded before the block waits for them; those of the token
- * itself never go through the cache, since the block that appends them may be another. */
+ * that go round the blocks; a unit has the whole block. Up to some length each query head is a unit of its
+ * own, in as many pieces as there are blocks for: a lane's work on several heads takes longer than reading
+ * keys again from the L2. The block that has the last piece of such a head takes the others' as words and
+ * merges them. Of longer contexts the last block to be ready merges, which
+ * takes two more trips through the L2. Keys and values of earlier positions are there before the block waits
+ * for q, k and v: a unit's first positions in shared memory, fetched while these are being computed, more in
+ * the L2. Those of the token itself never go through the cache, since the block that appends them may be
+ * another. */
 #ifndef HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
 #define HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
 
 #include "worker-gpu/kernels/chain.cuh"
 
 static const uint32_t CHAIN_GROUP = 4;       /* query heads of a unit at most */
-static const uint32_t CHAIN_ONE_PIECE = 512; /* visible positions up to which nothing is cut */
+static const uint32_t CHAIN_ONE_PIECE = 512; /* visible positions up to which nothing is cut that the last
+                                                block merges */
+static const uint32_t CHAIN_PIECES = GPUK_CHAIN_PIECES, CHAIN_PIECE_LEAST = 16; /* pieces of a head that go as
+                                                                   words; positions of one */
 static const uint32_t CHAIN_ONE_HEAD = 2048; /* and up to which each query head reads for itself */
 static const uint32_t CHAIN_PIECE_MIN = 128;
 static const uint32_t CHAIN_ASK = 512; /* positions of a unit asked into the L2 ahead */
 
-/* How a token's attention is cut; the same in every block. */
-struct attention_cut {
-    uint32_t first, end; /* positions it sees */
-    uint32_t heads;      /* of a unit at most */
-    uint32_t chunks;     /* of a kv head's query heads */
-    uint32_t pieces, per_piece, units;
-};
-__device__ __forceinline__ attention_cut cut_of(const gpuk_attention &a, uint32_t position)
+__device__ __forceinline__ attention_cut cut_of(const gpuk_attention &a, uint32_t position, bool words)
 {
     attention_cut c;
     c.end = position + 1;
@@ -33,9 +32,12 @@ __device__ __forceinline__ attention_cut cut_of(const gpuk_attention &a, uint32_
     c.heads = visible <= CHAIN_ONE_HEAD || group == 1 ? 1 : CHAIN_GROUP;
     c.chunks = div_up(group, c.heads);
     const uint32_t share = a.kv.layout.kv_heads * c.chunks;
-    uint32_t pieces = visible <= CHAIN_ONE_PIECE ? 1 : gridDim.x / share;
-    if (pieces > div_up(visible, CHAIN_PIECE_MIN)) pieces = div_up(visible, CHAIN_PIECE_MIN);
-    if (pieces > GPUK_SPLITS_MAX) pieces = GPUK_SPLITS_MAX;
+    c.words = words && c.heads == 1;
+    const uint32_t least = c.words ? CHAIN_PIECE_LEAST : CHAIN_PIECE_MIN;
+    const uint32_t most = c.words ? CHAIN_PIECES : GPUK_SPLITS_MAX;
+    uint32_t pieces = visible <= CHAIN_ONE_PIECE && !c.words ? 1 : gridDim.x / share;
+    if (pieces > div_up(visible, least)) pieces = div_up(visible, least);
+    if (pieces > most) pieces = most;
     if (pieces < 1) pieces = 1;
     c.per_piece = div_up(visible, pieces);
     c.pieces = div_up(visible, c.per_piece);
@@ -43,13 +45,6 @@ __device__ __forceinline__ attention_cut cut_of(const gpuk_attention &a, uint32_
     return c;
 }
 
-/* A unit's place. */
-struct attention_unit {
-    uint32_t share;          /* which heads, of all blocks' */
-    uint32_t kv_head, chunk; /* of the kv head's query heads */
-    uint32_t piece, begin, end;
-    bool owner; /* the piece ends with the token's own position, which is not read: end is before it */
-};
 __device__ __forceinline__ attention_unit unit_of(const attention_cut &cut, uint32_t number)
 {
     attention_unit u;
@@ -61,11 +56,55 @@ __device__ __forceinline__ attention_unit unit_of(const attention_cut &cut, uint
     return u;
 }
 
-/* While the operation in front is running: what the block's unit will read first comes as far as the L2. */
-template <typename S>
-__device__ __forceinline__ void chain_attention_ask(const gpuk_attention &a, const chain_token &token)
+/* How the lanes of a warp share positions, as in attention_decode.cu: 8 dimensions a lane. */
+struct lane_place {
+    uint32_t lanes, at_once, place,
+        first_dim; /* of a position; positions of a warp; which; the lane's first */
+};
+__device__ __forceinline__ lane_place lane_place_of(uint32_t head_dim)
 {
-    const attention_cut cut = cut_of(a, token.position);
+    const uint32_t lane = threadIdx.x & 31;
+    lane_place p = {32, 0, 0, 0};
+    while (p.lanes > 1 && p.lanes / 2 * 8 >= head_dim) p.lanes /= 2;
+    p.at_once = 32 / p.lanes, p.place = lane / p.lanes, p.first_dim = (lane & (p.lanes - 1)) * 8;
+    return p;
+}
+
+/* The cut, and the block's first unit and its first pages, once for all operations that are cut alike. */
+template <typename S> __device__ __forceinline__ void cut_once(const gpuk_attention &a, chain_token &token)
+{
+    const kv_layout &l = a.kv.layout;
+    if (token.cut_heads == a.heads && token.cut_kv_heads == l.kv_heads && token.cut_window == a.window)
+        return;
+    S::meet();
+    const attention_cut cut = cut_of(a, token.position, token.words);
+    const attention_unit unit = unit_of(cut, blockIdx.x);
+    const uint32_t page_shift = 31 - __clz((int)l.page_tokens);
+    for (uint32_t i = threadIdx.x; i < HELD_POSITIONS_MAX; i += S::THREADS)
+        token.held_pages[i] = blockIdx.x < cut.units && unit.begin + i < unit.end
+                                  ? token.pages[(unit.begin + i) >> page_shift]
+                                  : GPUK_PAGE_ABSENT;
+    if (threadIdx.x == 0) {
+        token.cut = cut, token.unit = unit;
+        token.cut_heads = a.heads, token.cut_kv_heads = l.kv_heads, token.cut_window = a.window;
+    }
+    S::meet();
+}
+
+/* Bytes of the keys and values a block holds. */
+template <typename S> static constexpr uint32_t held_bytes()
+{
+    return HELD * 2 * S::THREADS * 16;
+}
+/* While the operation in front is running: what the block's first unit reads first comes into shared memory,
+ * and some of the rest as far as the L2. A thread reads later what it has fetched itself. */
+template <typename S>
+__device__ __forceinline__ void chain_attention_ask(const chain_item &item, chain_token &token,
+                                                    unsigned char *region)
+{
+    const gpuk_attention &a = item.attention.a;
+    cut_once<S>(a, token);
+    const attention_cut &cut = token.cut;
     if (blockIdx.x >= cut.units) return;
     const kv_layout &l = a.kv.layout;
     if (threadIdx.x < 2 * (GPUK_HEAD_DIM_MAX / 32)) { /* the head norms' weights, 128 bytes a thread */
@@ -73,12 +112,32 @@ __device__ __forceinline__ void chain_attention_ask(const gpuk_attention &a, con
         const float *norm = threadIdx.x < GPUK_HEAD_DIM_MAX / 32 ? a.q_norm : a.k_norm;
         if (norm && d < l.head_dim) ask_l2(norm + d);
     }
-    const attention_unit unit = unit_of(cut, blockIdx.x);
+    const attention_unit &unit = token.unit;
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens), row_bytes = l.head_dim * l.elem_bytes;
+    uint32_t begin = unit.begin;
+    if (item.held_at && cut.heads == 1) {
+        const lane_place lane = lane_place_of(l.head_dim);
+        const uint32_t warp = threadIdx.x >> 5, step = S::WARPS * lane.at_once;
+        const uint32_t to_values = l.kv_heads * l.page_tokens * row_bytes;
+        const uint32_t to = shared_address(region + item.held_at) + threadIdx.x * 16;
+#pragma unroll
+        for (uint32_t u = 0; u < HELD; u++) {
+            const uint32_t i = u * step + warp * lane.at_once + lane.place;
+            const uint32_t page = token.held_pages[i];
+            const bool reads = page != GPUK_PAGE_ABSENT && lane.first_dim < l.head_dim;
+            const unsigned char *row = reads ? kv_rows(a.kv, page, 0, unit.kv_head) +
+                                                   ((unit.begin + i) & (l.page_tokens - 1)) * row_bytes +
+                                                   lane.first_dim * 2
+                                             : nullptr;
+            copy16_async(to + (2 * u) * S::THREADS * 16, row, reads);
+            copy16_async(to + (2 * u + 1) * S::THREADS * 16, row + to_values, reads);
+        }
+        begin += HELD * step;
+    }
     const uint32_t lines = div_up(row_bytes, 128); /* of a key, or a value */
-    const uint32_t end = unit.begin + CHAIN_ASK < unit.end ? unit.begin + CHAIN_ASK : unit.end;
-    for (uint32_t i = threadIdx.x; i < (end - unit.begin) * 2 * lines; i += S::THREADS) {
-        const uint32_t row = i / (2 * lines), line = i - row * 2 * lines, at = unit.begin + row;
+    const uint32_t end = begin + CHAIN_ASK < unit.end ? begin + CHAIN_ASK : unit.end;
+    for (uint32_t i = threadIdx.x; begin < end && i < (end - begin) * 2 * lines; i += S::THREADS) {
+        const uint32_t row = i / (2 * lines), line = i - row * 2 * lines, at = begin + row;
         const uint32_t page = token.pages[at >> page_shift], is_value = line >= lines;
         if (page == GPUK_PAGE_ABSENT) continue;
         ask_l2(kv_rows(a.kv, page, is_value, unit.kv_head) + (at & (l.page_tokens - 1)) * row_bytes +
@@ -90,7 +149,65 @@ __device__ __forceinline__ void chain_attention_ask(const gpuk_attention &a, con
 static inline uint32_t chain_attention_floats(uint32_t warps, uint32_t g, uint32_t head_dim)
 {
     const uint32_t floats = (warps + 1) * g * head_dim + 2 * head_dim + 2 * warps * g;
-    return floats > merge_floats(g) ? floats : merge_floats(g);
+    const uint32_t pieces = (warps + 3) * head_dim + 2 * warps + (CHAIN_PIECES - 1) * (head_dim + 2);
+    const uint32_t most = floats > pieces ? floats : pieces;
+    return most > merge_floats(g) ? most : merge_floats(g);
+}
+
+/* One head's piece of several: its words to the block of the last piece, which merges them all in their
+ * order. os, ms, ss as in finish_block; others: floats of shared memory for what comes. (Few values at a
+ * time: what lives in registers here is spilled in the loops over long contexts.) */
+template <typename S>
+__device__ __forceinline__ void finish_words(const chain_item &item, uint32_t head, uint32_t piece,
+                                             uint32_t pieces, const float *os, const float *ms,
+                                             const float *ss, float *others, uint32_t tag)
+{
+    const decode_params &p = item.attention;
+    const uint32_t head_dim = p.a.kv.layout.head_dim, stride = head_dim + 2;
+    uint64_t *words = item.piece_words + (size_t)head * CHAIN_PIECES * stride;
+    const bool last = piece + 1 == pieces;
+    if (last) {
+        const uint32_t count = piece * stride;
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < count; i += 2 * S::THREADS) {
+            const uint32_t k = i + S::THREADS < count ? i + S::THREADS : i;
+            uint64_t a = word_get(words + i), b = word_get(words + k);
+            while ((uint32_t)(a >> 32) != tag || (uint32_t)(b >> 32) != tag) {
+                word_late();
+                a = word_get(words + i), b = word_get(words + k);
+            }
+            others[i] = __uint_as_float((uint32_t)a), others[k] = __uint_as_float((uint32_t)b);
+        }
+        S::meet();
+    }
+#pragma unroll 1
+    for (uint32_t d = threadIdx.x; d < head_dim; d += S::THREADS) {
+        float most = -INFINITY, sum = 0, value = 0;
+#pragma unroll
+        for (uint32_t w = 0; w < S::WARPS; w++) most = fmaxf(most, ms[w]);
+#pragma unroll
+        for (uint32_t w = 0; w < S::WARPS; w++) {
+            const float factor = rescale(ms[w], most);
+            sum += factor * ss[w];
+            value += factor * os[w * head_dim + d];
+        }
+        if (!last) {
+            uint64_t *to = words + piece * stride;
+            word_put(to + d, value, tag);
+            if (d == 0) word_put(to + head_dim, most, tag), word_put(to + head_dim + 1, sum, tag);
+            continue;
+        }
+#pragma unroll 1
+        for (uint32_t i = 0; i < piece; i++) {
+            const float *from = others + i * stride;
+            const float now = fmaxf(most, from[head_dim]);
+            const float mine = rescale(most, now), theirs = rescale(from[head_dim], now);
+            sum = sum * mine + from[head_dim + 1] * theirs;
+            value = value * mine + from[d] * theirs;
+            most = now;
+        }
+        put_out(p, head, d, value, most, sum);
+    }
 }
 
 /* A lane's 8 dimensions of U keys and values on their way. */
@@ -100,19 +217,21 @@ template <typename C, int U> struct cache_rows {
     bool seen[U];
 };
 
+/* `operation`: this one's number. */
 template <typename S, typename C, int G, typename Wait>
-__device__ __forceinline__ void chain_attend(const decode_params &p, const chain_token &token,
-                                             const attention_cut &cut, float *memory, const Wait &wait)
+__device__ __forceinline__ void chain_attend(const chain_item &item, const chain_token &token,
+                                             const attention_cut &cut, unsigned char *region,
+                                             uint32_t operation, const Wait &wait)
 {
     const int U = 2; /* positions of a lane in flight together, twice */
+    const decode_params &p = item.attention;
     const gpuk_attention &a = p.a;
     const kv_layout &l = a.kv.layout;
-    const uint32_t head_dim = l.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    float *qs = memory, *os = qs + G * head_dim, *current = os + S::WARPS * G * head_dim;
-    float *ms = current + 2 * head_dim, *ss = ms + S::WARPS * G;
-    uint32_t lanes = 32; /* of a position, as in attention_decode.cu */
-    while (lanes > 1 && lanes / 2 * 8 >= head_dim) lanes /= 2;
-    const uint32_t at_once = 32 / lanes, place = lane / lanes, first_dim = (lane & (lanes - 1)) * 8;
+    const uint32_t head_dim = l.head_dim, warp = threadIdx.x >> 5;
+    float *memory = reinterpret_cast<float *>(region), *qs = memory, *os = qs + G * head_dim;
+    float *current = os + S::WARPS * G * head_dim, *ms = current + 2 * head_dim, *ss = ms + S::WARPS * G;
+    const lane_place lane = lane_place_of(head_dim);
+    const uint32_t lanes = lane.lanes, at_once = lane.at_once, place = lane.place, first_dim = lane.first_dim;
     const uint32_t step = S::WARPS * at_once, group = a.heads / l.kv_heads;
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens), page_mask = l.page_tokens - 1;
     const uint32_t row_bytes = head_dim * sizeof(C);
@@ -126,7 +245,7 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
 
     bool waited = false;
     for (uint32_t number = blockIdx.x; number < cut.units; number += gridDim.x) {
-        const attention_unit unit = unit_of(cut, number);
+        const attention_unit unit = number == blockIdx.x ? token.unit : unit_of(cut, number);
         const uint32_t kv_head = unit.kv_head, end = unit.end;
         const uint32_t head0 = kv_head * group + unit.chunk * G;
         const uint32_t heads = group - unit.chunk * G < (uint32_t)G ? group - unit.chunk * G : G;
@@ -152,19 +271,36 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
                 }
             }
         };
-        load(now, unit.begin);
+        const bool held = G == 1 && item.held_at && number == blockIdx.x;
+        const uint32_t begin = held ? unit.begin + HELD * step : unit.begin;
+        if (begin + warp * at_once < end) load(now, begin);
         if (waited)
-            __syncthreads(); /* the unit before is through with the shared memory */
+            S::meet(); /* the unit before is through with the shared memory */
         else
             wait();
         waited = true;
-        take_query<C>(p, 0, kv_head, head0, heads, token.position, token.pages, unit.owner, qs, os, current,
-                      unit.chunk == 0);
-        __syncthreads();
+        take_query<C, S>(p, 0, kv_head, head0, heads, token.position, token.pages, unit.owner, qs, os,
+                         current, unit.chunk == 0, &token.page);
+        S::meet();
 
         attention_sums<G> sums;
         sums_open(sums);
-        for (uint32_t base = unit.begin; base + warp * at_once < end; base += U * step) {
+        if constexpr (G == 1 && sizeof(C) == 2) {
+            const uint4 *from = reinterpret_cast<const uint4 *>(region + item.held_at) + threadIdx.x;
+#pragma unroll 1
+            for (uint32_t u = 0; held && u < HELD && unit.begin + u * step + warp * at_once < end; u += U) {
+                float k[U][8], v[U][8];
+                bool seen[U];
+#pragma unroll
+                for (uint32_t j = 0; j < U; j++) {
+                    seen[j] = token.held_pages[(u + j) * step + warp * at_once + place] != GPUK_PAGE_ABSENT;
+                    unpack16<C>(from[2 * (u + j) * S::THREADS], k[j]);
+                    unpack16<C>(from[(2 * (u + j) + 1) * S::THREADS], v[j]);
+                }
+                sums_add<G, U>(sums, heads, lanes, k, v, seen, query);
+            }
+        }
+        for (uint32_t base = begin; base + warp * at_once < end; base += U * step) {
             float k[U][8], v[U][8];
             bool seen[U];
 #pragma unroll
@@ -181,8 +317,7 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
         }
         if (unit.owner && warp == 0) {
             float k[1][8], v[1][8];
-            const bool seen[1] = {place == 0 &&
-                                  token.pages[token.position >> page_shift] != GPUK_PAGE_ABSENT};
+            const bool seen[1] = {place == 0 && token.page != GPUK_PAGE_ABSENT};
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 k[0][j] = first_dim < head_dim ? current[first_dim + j] : 0.0f;
@@ -191,9 +326,13 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const chain
             sums_add<G, 1>(sums, heads, lanes, k, v, seen, query);
         }
         sums_fold(sums, heads, lanes, first_dim, 1, head_dim, os, ms, ss);
-        __syncthreads();
-        finish_block<G, S::WARPS>(p, 0, head0, heads, unit.piece, cut.pieces, p.counters + unit.share, os, ms,
-                                  ss, memory);
+        S::meet();
+        if (G == 1 && cut.words && cut.pieces > 1)
+            finish_words<S>(item, head0, unit.piece, cut.pieces, os, ms, ss, ss + S::WARPS,
+                            token.tag + operation + 1);
+        else
+            finish_block<G, S::WARPS, S>(p, 0, head0, heads, unit.piece, cut.pieces, p.counters + unit.share,
+                                         os, ms, ss, memory);
     }
     if (!waited) wait();
 }

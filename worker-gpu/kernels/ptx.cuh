@@ -55,6 +55,13 @@ __device__ __forceinline__ void ask_l2(const void *p)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
+/* __syncthreads of the block's first `count` threads, whole warps; meetings of other numbers are others (1 to
+ * 15). */
+__device__ __forceinline__ void threads_meet(uint32_t number, uint32_t count)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(count) : "memory");
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -87,6 +94,33 @@ __device__ __forceinline__ uint32_t count_arrival(uint32_t *counter)
     return before;
 }
 
+/* A number in shared memory that some threads change while others read it, whenever they do. */
+__device__ __forceinline__ void hint_put(uint32_t *to, uint32_t value)
+{
+    asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"(shared_address(to)), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint32_t hint_get(const uint32_t *from)
+{
+    uint32_t value;
+    asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared_address(from)) : "memory");
+    return value;
+}
+
+/* ---- words: a float and the tag of who wrote it, stored and loaded as one (7.0) ------------------ */
+
+__device__ __forceinline__ void word_put(uint64_t *to, float value, uint32_t tag)
+{
+    const uint64_t word = (uint64_t)tag << 32 | __float_as_uint(value);
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+__device__ __forceinline__ uint64_t word_get(const uint64_t *from)
+{
+    uint64_t word;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+    return word;
+}
+/* Before a word that has not come is loaded again. */
+__device__ __forceinline__ void word_late() {}
 /* ---- bulk copies (9.0): sizes and addresses are multiples of 16 --------------------------------- */
 
 /* Makes `count` barriers, 8 bytes apart, each completed by one expectation and its bytes. One thread. */
@@ -158,6 +192,14 @@ __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t parity)
                  "}\n" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
+#endif
+}
+
+/* Completes a phase of a barrier that waits for nothing else: what the thread has read before is read. */
+__device__ __forceinline__ void bulk_arrive(uint32_t barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 #endif
 }
 

@@ -9,8 +9,9 @@
 
 static const uint32_t HEAD_STEPS = GPUK_HEAD_DIM_MAX / 32; /* dimensions of a head a lane holds at most */
 
-/* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the rotation (if table). `shared`
- * holds head_dim floats of this warp's own. The result is in v and, with a rotation, was exchanged there. */
+/* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the
+ * rotation (if table). `shared` holds head_dim floats of this warp's own. The result is in v and, with a
+ * rotation, was exchanged there. */
 __device__ __forceinline__ void head_load(const float *x, const float *norm, float eps, const float *table,
                                           uint32_t head_dim, float *shared, float v[HEAD_STEPS])
 {
@@ -60,12 +61,12 @@ __device__ __forceinline__ unsigned char *kv_rows(const gpuk_kv &kv, uint32_t pa
            ((uint64_t)is_value * l.kv_heads + kv_head) * head_bytes;
 }
 
+/* `page`: that of the position. */
 template <typename T>
-__device__ __forceinline__ void kv_store(const gpuk_kv &kv, const uint32_t *pages, uint32_t position,
-                                         uint32_t is_value, uint32_t kv_head, const float v[HEAD_STEPS])
+__device__ __forceinline__ void kv_store_in(const gpuk_kv &kv, uint32_t page, uint32_t position,
+                                            uint32_t is_value, uint32_t kv_head, const float v[HEAD_STEPS])
 {
     const uint32_t page_tokens = kv.layout.page_tokens, head_dim = kv.layout.head_dim;
-    uint32_t page = pages[position / page_tokens];
     if (page == GPUK_PAGE_ABSENT) return;
     T *row = (T *)kv_rows(kv, page, is_value, kv_head) + (size_t)(position % page_tokens) * head_dim;
 #pragma unroll
@@ -73,6 +74,13 @@ __device__ __forceinline__ void kv_store(const gpuk_kv &kv, const uint32_t *page
         uint32_t d = (threadIdx.x & 31) + 32 * j;
         if (d < head_dim) row[d] = element<T>::store(v[j]);
     }
+}
+
+template <typename T>
+__device__ __forceinline__ void kv_store(const gpuk_kv &kv, const uint32_t *pages, uint32_t position,
+                                         uint32_t is_value, uint32_t kv_head, const float v[HEAD_STEPS])
+{
+    kv_store_in<T>(kv, pages[position / kv.layout.page_tokens], position, is_value, kv_head, v);
 }
 
 /* Checks the shapes of attention; used by every launcher that takes struct gpuk_attention. */

@@ -45,27 +45,47 @@ __device__ __forceinline__ void unit_add(const uint4 &wa, const uint4 &wb, const
     }
 }
 
-/* The warp's sums of a tile ([2][TILE], the first `bytes` of each row count) against its part of x, after the
- * first exchange: the lower half of the warp holds parts of the first row's sum, the upper of the second's.
- * Every lane has taken a sum of what every other read, so the tile's slot may be filled again. */
-template <typename T, uint32_t TILE>
-__device__ __forceinline__ float tile_sums(const unsigned char *tile, uint32_t bytes, const float4 *x)
+/* A lane's part of the sums of a tile's two rows ([2][TILE], the first `bytes` of each count) against their
+ * part of x. WHOLE: bytes is TILE. */
+template <typename T, uint32_t TILE, bool WHOLE>
+__device__ __forceinline__ void tile_add_as(const unsigned char *tile, uint32_t bytes, const float4 *x,
+                                            float &sum_a, float &sum_b)
 {
     const uint32_t units = TILE / 512 /* of 16 bytes a lane */, lane = threadIdx.x & 31;
     uint4 wa[units], wb[units];
 #pragma unroll
     for (uint32_t u = 0; u < units; u++) {
         const uint32_t at = u * 512 + lane * 16;
-        const bool valid = at < bytes;
+        const bool valid = WHOLE || at < bytes;
         wa[u] = valid ? *reinterpret_cast<const uint4 *>(tile + at) : make_uint4(0, 0, 0, 0);
         wb[u] = valid ? *reinterpret_cast<const uint4 *>(tile + TILE + at) : make_uint4(0, 0, 0, 0);
     }
     float2 a = make_float2(0, 0), b = make_float2(0, 0);
 #pragma unroll
     for (uint32_t u = 0; u < units; u++)
-        if (u * 512 + lane * 16 < bytes)
+        if (WHOLE || u * 512 + lane * 16 < bytes)
             unit_add<T>(wa[u], wb[u], x + u * (128 / (uint32_t)sizeof(T)) + lane, a, b);
-    const float sum_a = a.x + a.y, sum_b = b.x + b.y;
+    sum_a = a.x + a.y, sum_b = b.x + b.y;
+}
+template <typename T, uint32_t TILE>
+__device__ __forceinline__ void tile_add(const unsigned char *tile, uint32_t bytes, const float4 *x,
+                                         float &sum_a, float &sum_b)
+{
+    if (bytes == TILE)
+        tile_add_as<T, TILE, true>(tile, bytes, x, sum_a, sum_b);
+    else
+        tile_add_as<T, TILE, false>(tile, bytes, x, sum_a, sum_b);
+}
+
+/* The same after the first exchange: the lower half of the warp holds parts of the first row's sum, the upper
+ * of the second's. Every lane has taken a sum of what every other read, so the tile's slot may be filled
+ * again. */
+template <typename T, uint32_t TILE>
+__device__ __forceinline__ float tile_sums(const unsigned char *tile, uint32_t bytes, const float4 *x)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    float sum_a, sum_b;
+    tile_add_as<T, TILE, false>(tile, bytes, x, sum_a, sum_b);
     const float keep = lane < 16 ? sum_a : sum_b, give = lane < 16 ? sum_b : sum_a;
     return keep + __shfl_xor_sync(0xffffffffu, give, 16);
 }
@@ -75,6 +95,26 @@ __device__ __forceinline__ float tile_fold(float keep)
 #pragma unroll
     for (int mask = 8; mask > 0; mask >>= 1) keep += __shfl_xor_sync(0xffffffffu, keep, mask);
     return keep;
+}
+
+/* Sums of several tiles brought together at once: lane l ends with sum number l / 4 of the 8. */
+static const uint32_t TILES_FOLDED = 4;
+__device__ __forceinline__ float tiles_fold(float sum[2 * TILES_FOLDED])
+{
+    const uint32_t lane = threadIdx.x & 31;
+#pragma unroll
+    for (uint32_t half = TILES_FOLDED, mask = 16; half > 0; half /= 2, mask /= 2) {
+        const bool upper = (lane & mask) != 0;
+#pragma unroll
+        for (uint32_t j = 0; j < half; j++) {
+            const float keep = upper ? sum[j + half] : sum[j], give = upper ? sum[j] : sum[j + half];
+            sum[j] = keep + __shfl_xor_sync(0xffffffffu, give, mask);
+        }
+    }
+    float total = sum[0];
+#pragma unroll
+    for (int mask = 2; mask > 0; mask >>= 1) total += __shfl_xor_sync(0xffffffffu, total, mask);
+    return total;
 }
 
 #endif

@@ -65,8 +65,10 @@ extern dim3 emulator_thread, emulator_block, emulator_block_dim, emulator_grid_d
 const uint32_t *emulator_exchange(const uint32_t *value, int words);
 /* Lets others run until `ready` (called again and again) says so. */
 void emulator_wait(bool (*ready)(void *), void *argument);
+void emulator_pass(void); /* lets others run once */
 void __syncthreads(void);
 void __syncwarp(void);
+void threads_meet(uint32_t number, uint32_t count); /* as in worker-gpu/kernels/ptx.cuh */
 unsigned char *emulator_shared(void); /* the block's dynamic shared memory */
 
 template <typename T> static inline T __shfl_xor_sync(unsigned, T value, int mask)

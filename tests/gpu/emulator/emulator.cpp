@@ -24,6 +24,7 @@ struct block_state {
     void *stack[THREADS_MAX], *pointer[THREADS_MAX];
     bool done[THREADS_MAX];
     uint32_t threads, current, alive, arrived, generation;
+    uint32_t some_arrived[16], some_generation[16]; /* at threads_meet */
     uint64_t progress;
     warp_state warp[THREADS_MAX / 32];
     unsigned char *shared;
@@ -71,6 +72,11 @@ void emulator_wait(bool (*ready)(void *), void *argument)
     emu->progress++;
 }
 
+void emulator_pass(void)
+{
+    yield_home();
+}
+
 static void arrive(uint32_t *arrived, uint32_t *generation, uint32_t of)
 {
     if (++*arrived == of) *arrived = 0, ++*generation;
@@ -106,6 +112,13 @@ void __syncthreads(void)
     arrive(&emu->arrived, &emu->generation, emu->alive);
     emulator_wait(turned, &t);
 }
+void threads_meet(uint32_t number, uint32_t count)
+{
+    if (number == 0 || number > 15 || count % 32 != 0 || emu->current >= count) abort();
+    turn t = {&emu->some_generation[number], emu->some_generation[number]};
+    arrive(&emu->some_arrived[number], &emu->some_generation[number], count);
+    emulator_wait(turned, &t);
+}
 
 static void fiber_main(void)
 {
@@ -132,6 +145,7 @@ static void open_block(size_t at, dim3 index, uint32_t threads)
     block_state *b = blocks[at];
     b->index = index;
     b->threads = b->alive = threads, b->arrived = 0;
+    memset(b->some_arrived, 0, sizeof b->some_arrived);
     memset(b->shared, 0xff, SHARED_BYTES);
     for (uint32_t i = 0; i < threads; i++) {
         if (!b->stack[i]) b->stack[i] = aligned_alloc(64, STACK_BYTES);

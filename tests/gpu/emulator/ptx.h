@@ -48,6 +48,27 @@ static inline void meet_wait(const uint64_t *counter, uint64_t count)
     emulator_wait(emulator_met, &m);
 }
 
+static inline void hint_put(uint32_t *to, uint32_t value)
+{
+    *to = value;
+}
+static inline uint32_t hint_get(const uint32_t *from)
+{
+    return *from;
+}
+static inline void word_put(uint64_t *to, float value, uint32_t tag)
+{
+    *to = (uint64_t)tag << 32 | __float_as_uint(value);
+}
+static inline uint64_t word_get(const uint64_t *from)
+{
+    return *from;
+}
+static inline void word_late()
+{
+    emulator_pass();
+}
+
 /* ---- bulk copies: a barrier is a phase, whether its expectation is due, and the bytes due
  * ----------------------- */
 
@@ -109,6 +130,14 @@ static inline void bulk_wait(uint32_t barrier, uint32_t parity)
 {
     emulator_phase p = {barrier, parity};
     emulator_wait(emulator_phase_over, &p);
+}
+
+static inline void bulk_arrive(uint32_t barrier)
+{
+    emulator_barrier *b = emulator_barrier_at(barrier);
+    if (b->arrivals_due != 1) abort();
+    b->arrivals_due = 0;
+    emulator_barrier_turn(b);
 }
 
 /* ---- asynchronous copies

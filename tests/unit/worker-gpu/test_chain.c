@@ -321,8 +321,8 @@ static void every_cut_has_room(void **state)
     struct gpu_buffers buffers = {0};
     gpu_buffers_place(&model, &plan, &h, d, &buffers);
     for (uint32_t each = 2; each <= 21; each++) {
-        uint64_t sum = 21 % each >= 2 ? d->kernels.chain_bytes(21 % each) : 0;
-        sum += 21 / each * d->kernels.chain_bytes(each);
+        uint64_t sum = 21 % each >= 2 ? d->kernels.chain_bytes(NULL, 21 % each) : 0;
+        sum += 21 / each * d->kernels.chain_bytes(NULL, each);
         if (sum > buffers.chain_bytes) fail_msg("chains of %u: %llu bytes", each, (unsigned long long)sum);
     }
     device_close(d);

@@ -1,0 +1,213 @@
+/* Lists of chains (chain.cu): which operations one can take, and how it lies in device memory.
+ *
+ * Called through worker-gpu/kernels.h when a program is made. */
+#include "worker-gpu/kernels/chain.cuh"
+#include "worker-gpu/kernels/chain_attention.cuh"
+
+#include <algorithm>
+#include <vector>
+
+static const uint32_t SLOTS_MAX = 64; /* of a ring */
+
+/* Shared memory that an operation's x or attention takes; 0 when a chain cannot take the operation. */
+static uint32_t region_of(const struct gpuk_chain_op *op)
+{
+    struct helm_err unused = {};
+    if (op->kind == GPUK_CHAIN_LINEAR) {
+        const struct gpuk_linear_args *a = &op->linear;
+        struct linear_params params;
+        if (gpuk_linear_params("chain", a, &params, &unused) || !gpuk_linear_aligned(a)) return 0;
+        if (((size_t)a->x | (size_t)a->norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
+        const uint32_t chunks = (uint32_t)((params.row_bytes + chain_shaped::TILE - 1) / chain_shaped::TILE);
+        if (chunks > PARTIAL_FLOATS / 2) return 0;
+        return chunks * (chain_shaped::TILE / (a->dtype == DTYPE_F32 ? 4 : 2)) * (uint32_t)sizeof(float);
+    }
+    if (op->kind != GPUK_CHAIN_ATTENTION) return 0;
+    const struct gpuk_attention *a = &op->attention.args;
+    if (gpuk_attention_check("chain", a, 1, &unused)) return 0;
+    const struct kv_layout *l = &a->kv.layout;
+    if (l->head_dim % 8 != 0 || ((size_t)a->kv.pool | (size_t)a->kv.pool_host) % 16 != 0) return 0;
+    const uint32_t group = a->heads / l->kv_heads < CHAIN_GROUP ? a->heads / l->kv_heads : CHAIN_GROUP;
+    /* a unit of two or three heads is laid out as one of CHAIN_GROUP */
+    const uint32_t bytes =
+        chain_attention_floats(chain_shaped::WARPS, group > 1 ? CHAIN_GROUP : 1, l->head_dim) * 4;
+    return (bytes + 127) / 128 * 128;
+}
+
+/* And the weights of its norm. */
+static uint32_t norm_bytes_of(const struct gpuk_chain_op *op)
+{
+    return op->kind == GPUK_CHAIN_LINEAR && op->linear.norm ? (op->linear.cols * 4 + 127) / 128 * 128 : 0;
+}
+
+extern "C" bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op)
+{
+    const uint32_t region = region_of(op);
+    return device->bulk_copy && region > 0 &&
+           chain_shared_bytes(2 * chain_shaped::WARPS, region, norm_bytes_of(op)) <=
+               (size_t)device->shared_bytes_max;
+}
+
+static size_t list_bytes(uint32_t count)
+{
+    return (CHAIN_HEADER_BYTES + (size_t)count * (sizeof(chain_weights) + sizeof(chain_item)) + 255) / 256 *
+           256;
+}
+/* Of the pieces of attention. */
+static uint64_t words_of(const struct gpuk_chain_op *op, uint32_t count)
+{
+    uint64_t words = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (op[i].kind != GPUK_CHAIN_ATTENTION) continue;
+        const struct gpuk_attention *a = &op[i].attention.args;
+        words = std::max(words, (uint64_t)a->heads * GPUK_CHAIN_PIECES * (a->kv.layout.head_dim + 2));
+    }
+    return words;
+}
+extern "C" size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count)
+{
+    return list_bytes(count) + (op ? (words_of(op, count) * sizeof(uint64_t) + 255) / 256 * 256 : 0);
+}
+
+static struct chain_weights weights_of(const struct gpuk_linear_args *args, const struct linear_params *p,
+                                       uint32_t blocks, uint32_t start)
+{
+    struct chain_weights w = {};
+    const uint32_t row_bytes = (uint32_t)p->row_bytes;
+    w.pair_bytes = args->swiglu ? row_bytes : 2 * row_bytes;
+    for (uint32_t s = 0; s < GPUK_SEGMENTS_MAX; s++) {
+        w.end[s] = UINT32_MAX;
+        if (s >= (args->swiglu ? 1 : args->segments)) continue;
+        const uint32_t before = s ? p->segment[s - 1].pair_end : 0;
+        w.base[s] =
+            (const unsigned char *)((uintptr_t)p->segment[s].weight - (uint64_t)before * w.pair_bytes);
+        w.end[s] = p->segment[s].pair_end;
+        if (!args->swiglu && p->segment[s].rows % 2) w.odd |= 1u << s;
+    }
+    w.to_second =
+        args->swiglu ? (uintptr_t)p->segment[1].weight - (uintptr_t)p->segment[0].weight : row_bytes;
+    w.chunks = (row_bytes + chain_shaped::TILE - 1) / chain_shaped::TILE;
+    w.last_bytes = row_bytes - (w.chunks - 1) * chain_shaped::TILE;
+    w.start = start;
+    w.whole = p->pairs / blocks;
+    w.extra = p->pairs % blocks;
+    w.ask_pairs = chain_shaped::ASKERS / w.chunks;
+    w.ask_chunks = chain_shaped::ASKERS % w.chunks;
+    w.use_chunks = chain_shaped::WARPS % w.chunks;
+    return w;
+}
+
+/* Where in the region attention's block may hold keys and values while the operation in front is running; 0
+ * where it may not. */
+static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_chain_op *attention)
+{
+    const struct kv_layout *l = &attention->attention.args.kv.layout;
+    uint32_t lanes = 32;
+    while (lanes > 1 && lanes / 2 * 8 >= l->head_dim) lanes /= 2;
+    if (front->kind != GPUK_CHAIN_LINEAR || l->elem_bytes != 2 ||
+        HELD * chain_shaped::WARPS * (32 / lanes) > HELD_POSITIONS_MAX)
+        return 0;
+    const uint32_t before = region_of(front), own = region_of(attention);
+    return before > own ? before : own;
+}
+
+/* One token's step, the same for every attention operation. */
+static bool same_step(const struct gpuk_step *a, const struct gpuk_step *b)
+{
+    return a->counts == b->counts && a->position == b->position && a->token_row == b->token_row &&
+           a->row_slot == b->row_slot && a->page_table == b->page_table &&
+           a->pages_per_slot == b->pages_per_slot;
+}
+
+extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
+                                uint32_t count, void *memory, void *attention_workspace, void *stream,
+                                struct gpuk_chain *chain, struct helm_err *err)
+{
+    if (count == 0 || count > 1u << 20)
+        return helm_fail(err, HELM_E_LIMIT, "chain: %u operations (1 to 2^20)", count);
+    const uint32_t blocks = (uint32_t)device->sm_count;
+    const size_t bytes = list_bytes(count);
+    std::vector<uint64_t> image(bytes / sizeof(uint64_t) + 2);
+    unsigned char *at = (unsigned char *)(((uintptr_t)image.data() + 15) / 16 * 16);
+    struct chain_header *header = (struct chain_header *)at;
+    struct chain_weights *weights = (struct chain_weights *)(at + CHAIN_HEADER_BYTES);
+    uint32_t region = 128, norm = 0, linears = 0, start = 0;
+    int dtype = -1, cache = -1;
+    for (uint32_t i = 0; i < count; i++) {
+        const bool is_linear = op[i].kind == GPUK_CHAIN_LINEAR;
+        if (!gpuk_chain_takes(device, &op[i]))
+            return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u (%s) cannot be part of one",
+                             i, count, is_linear ? "linear" : "attention");
+        const uint32_t needs = region_of(&op[i]);
+        region = needs > region ? needs : region;
+        norm = norm_bytes_of(&op[i]) > norm ? norm_bytes_of(&op[i]) : norm;
+        linears += is_linear;
+        int *all = is_linear ? &dtype : &cache;
+        const int own = is_linear ? (int)op[i].linear.dtype : (int)op[i].attention.args.kv.layout.dtype;
+        if (*all >= 0 && *all != own)
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "chain: operation %u of %u (%s) has another dtype than those before it", i,
+                             count, is_linear ? "linear" : "attention");
+        *all = own;
+    }
+    /* keys and values are held where that leaves room for enough tiles */
+    uint32_t with_held = region;
+    for (uint32_t i = 1; i < count; i++)
+        if (op[i].kind == GPUK_CHAIN_ATTENTION && held_at(&op[i - 1], &op[i]))
+            with_held = std::max(with_held, held_at(&op[i - 1], &op[i]) + held_bytes<chain_shaped>());
+    const bool holds =
+        chain_shared_bytes(2 * chain_shaped::WARPS, with_held, norm) <= (size_t)device->shared_bytes_max;
+    if (holds) region = with_held;
+    uint64_t *words = (uint64_t *)((unsigned char *)memory + bytes);
+    const uint64_t word_count = words_of(op, count);
+    struct chain_item *items = (struct chain_item *)(weights + linears);
+    struct chain_weights *next = weights;
+    for (uint32_t i = 0; i < count; i++) {
+        struct chain_item *item = &items[i];
+        item->kind = op[i].kind;
+        if (op[i].kind == GPUK_CHAIN_LINEAR) {
+            struct linear_params params;
+            const int rc = gpuk_linear_params("chain", &op[i].linear, &params, err);
+            if (rc) return rc;
+            item->linear = params;
+            item->where = *next++ = weights_of(&op[i].linear, &params, blocks, start);
+            start = (uint32_t)(((uint64_t)start + params.pairs) % blocks);
+        } else {
+            item->attention =
+                gpuk_decode_params(&op[i].attention.args, 1, true, op[i].attention.out, attention_workspace);
+            item->piece_words = words;
+            item->held_at = i > 0 && holds ? held_at(&op[i - 1], &op[i]) : 0;
+            const uint32_t page_tokens = op[i].attention.args.kv.layout.page_tokens;
+            if (!header->attends) header->step = op[i].attention.args.step, header->page_tokens = page_tokens;
+            header->attends = 1;
+            if (!same_step(&header->step, &op[i].attention.args.step) || page_tokens != header->page_tokens)
+                return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u is of another step", i,
+                                 count);
+        }
+        if (i + 1 < count && op[i + 1].kind == GPUK_CHAIN_LINEAR && op[i + 1].linear.norm) {
+            item->next_norm = op[i + 1].linear.norm;
+            item->next_norm_quads = op[i + 1].linear.cols / 4;
+        }
+    }
+    uint32_t slots = device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * chain_shaped::WARPS : SLOTS_MAX;
+    if (slots > SLOTS_MAX) slots = SLOTS_MAX;
+    while (slots > chain_shaped::WARPS &&
+           chain_shared_bytes(slots, region, norm) > (size_t)device->shared_bytes_max)
+        slots -= chain_shaped::WARPS;
+    *chain = {};
+    chain->list = memory;
+    chain->count = count;
+    chain->variant = (dtype < 0 ? 0 : dtype) * DTYPE_COUNT + (cache < 0 ? 0 : cache);
+    chain->warps = chain_shaped::LAUNCHED / 32;
+    chain->slots = slots;
+    chain->shared_bytes = (uint32_t)chain_shared_bytes(slots, region, norm);
+    chain->blocks = blocks;
+    chain->linears = linears;
+    chain->region_bytes = region;
+    chain->norm_bytes = norm;
+    cudaError_t code = cudaMemcpyAsync(memory, at, bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream);
+    if (code == cudaSuccess && word_count)
+        code = cudaMemsetAsync(words, 0, word_count * sizeof(uint64_t), (cudaStream_t)stream);
+    if (code == cudaSuccess) code = cudaStreamSynchronize((cudaStream_t)stream);
+    return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, "chain: writing the list");
+}
