@@ -198,8 +198,9 @@ uint64_t analyse_vram_workspace_bytes(const struct model_config *c, uint32_t ste
         uint64_t half = attention > mlp ? attention : mlp;
         bytes +=
             (half > decode ? half : decode) + tokens * c->head_dim * sizeof(float) + sub * c->hidden * elem;
-        /* one token's operations: five a layer, and the head */
-        bytes += (5ull * c->layers + 1) * VRAM_CHAIN_BYTES;
+        /* one token's operations: five a layer, and the head; what attention's blocks hand each other */
+        bytes += (5ull * c->layers + 1) * VRAM_CHAIN_BYTES +
+                 c->layers * round_up(c->heads * 4ull * (c->head_dim + 2) * 8, 256);
         /* attention of a small batch in pieces: partial results and their weights */
         bytes += few * 64 * c->heads * (c->head_dim + 2ull) * sizeof(float);
     }

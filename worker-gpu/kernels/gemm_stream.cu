@@ -298,7 +298,7 @@ struct stream_shape {
 };
 
 /* Deeper queues of copies bring nothing more and let every other access of memory wait. */
-static const uint32_t RING_BYTES = 64 << 10;
+static const uint32_t RING_BYTES = 96 << 10;
 
 static uint32_t chosen(int choice, uint32_t otherwise, uint32_t least, uint32_t most)
 {
@@ -332,7 +332,7 @@ static struct stream_shape shape_of(const struct gpuk_device *device, const stru
     const uint32_t wanted = chosen(device->gemm_slots, (uint32_t)(RING_BYTES / slot), 1, SLOTS_MAX);
     s.reducers = chosen(device->gemm_reducers, REDUCERS, REDUCERS_MIN, REDUCERS_MAX);
     /* two blocks of more tokens have not enough registers, nor of more warps */
-    s.blocks = tiles == 1 && s.reducers <= REDUCERS ? chosen(device->gemm_blocks, BLOCKS, 1, 2) : 1;
+    s.blocks = tiles == 1 && s.reducers <= REDUCERS_SHARED ? chosen(device->gemm_blocks, BLOCKS, 1, 2) : 1;
     const uint64_t own = 1024 /* of each block, the system's */,
                    limit = ((uint64_t)device->shared_bytes_max + own) / s.blocks - own,
                    fixed = fixed_bytes(tiles, SLOTS_MAX, s.reducers);

@@ -13,10 +13,11 @@ static const uint32_t CONSUMERS = 8, LINES = 2 /* of a consumer */;
 static const uint32_t SLOTS_MAX = 16, PRODUCERS_MAX = 2, REDUCERS_MIN = 2, REDUCERS_MAX = 6,
                       OTHERS_MAX = 7; /* producers and reducers */
 /* Unless chosen: reducers; groups of one that are counted together; blocks that fit a multiprocessor. */
-static const uint32_t REDUCERS = 4, BATCH = 4, BLOCKS = 1;
+static const uint32_t REDUCERS = 6, BATCH = 4, BLOCKS = 1,
+                      REDUCERS_SHARED = 4 /* most, two blocks together */;
 /* Of a block alone on its multiprocessor, and of one that leaves room for the next launch's. */
 static const uint32_t THREADS_MAX = 32 * (CONSUMERS + OTHERS_MAX),
-                      THREADS_SHARED = 32 * (CONSUMERS + REDUCERS + 1);
+                      THREADS_SHARED = 32 * (CONSUMERS + REDUCERS_SHARED + 1);
 static const uint32_t COUNTERS = GPUK_LINEAR_COUNTER_BYTES / sizeof(uint32_t);
 
 struct stream_params {

@@ -242,8 +242,8 @@ static void lists_are_run_in_order(void **state)
     struct helm_err err = {0};
     setup_open(&s);
     struct gpuk_chain_op op[2] = {times_two(&s, s.x, s.y), times_two(&s, s.y, s.z)};
-    assert_int_equal(s.d->kernels.chain_bytes(2) % 256, 0);
-    assert_true(s.d->kernels.chain_bytes(2) <= 16384);
+    assert_int_equal(s.d->kernels.chain_bytes(NULL, 2) % 256, 0);
+    assert_true(s.d->kernels.chain_bytes(NULL, 2) <= 16384);
     OK(s.d->kernels.chain_write(s.d, op, 2, s.list, NULL, &chain, why));
     memset(op, 0, sizeof op); /* the list has its own */
     OK(s.d->kernels.chain_run(s.d, &chain, why));

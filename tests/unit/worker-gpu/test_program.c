@@ -87,7 +87,7 @@ static void workspace_is_as_estimated(void **state)
     d->no_chains = "of this test";
     gpu_buffers_place(&model, &plan, &h, d, &without);
     assert_int_equal(without.chain_bytes, 0);
-    assert_true(with.chain_bytes >= d->kernels.chain_bytes(5 * 36 + 1));
+    assert_true(with.chain_bytes >= d->kernels.chain_bytes(NULL, 5 * 36 + 1));
     assert_int_equal(with.bytes - without.bytes, (with.chain_bytes + 255) / 256 * 256);
     device_close(d);
 }
