@@ -29,8 +29,8 @@ __device__ __forceinline__ attention_cut cut_of(const gpuk_attention &a, uint32_
     c.end = position + 1;
     c.first = a.window && c.end > a.window ? c.end - a.window : 0;
     const uint32_t visible = c.end - c.first, group = a.heads / a.kv.layout.kv_heads;
-    c.heads = visible <= CHAIN_ONE_HEAD || group == 1 ? 1 : CHAIN_GROUP;
-    c.chunks = div_up(group, c.heads);
+    c.chunks = visible <= CHAIN_ONE_HEAD ? group : div_up(group, CHAIN_GROUP);
+    c.heads = div_up(group, c.chunks); /* 3 and 2 of 5, not 4 and 1 */
     const uint32_t share = a.kv.layout.kv_heads * c.chunks;
     c.words = words && c.heads == 1;
     const uint32_t least = c.words ? CHAIN_PIECE_LEAST : CHAIN_PIECE_MIN;
@@ -247,8 +247,9 @@ __device__ __forceinline__ void chain_attend(const chain_item &item, const chain
     for (uint32_t number = blockIdx.x; number < cut.units; number += gridDim.x) {
         const attention_unit unit = number == blockIdx.x ? token.unit : unit_of(cut, number);
         const uint32_t kv_head = unit.kv_head, end = unit.end;
-        const uint32_t head0 = kv_head * group + unit.chunk * G;
-        const uint32_t heads = group - unit.chunk * G < (uint32_t)G ? group - unit.chunk * G : G;
+        const uint32_t in_group = unit.chunk * cut.heads;
+        const uint32_t head0 = kv_head * group + in_group;
+        const uint32_t heads = group - in_group < cut.heads ? group - in_group : cut.heads;
         /* the lane's part of this kv head's keys, in page 0 */
         const uint64_t page_bytes = l.layers * 2 * to_values;
         const unsigned char *pool_near = kv_rows(a.kv, 0, 0, kv_head) + first_dim * sizeof(C);
