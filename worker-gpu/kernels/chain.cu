@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     }
     copies_commit();
     copies_wait<0>();
-    __syncthreads(); /* all warps: the barriers are open */
+    S::meet_all(); /* the barriers are open */
     if (items[0].kind == GPUK_CHAIN_LINEAR && items[0].linear.norm) {
         fetch_norm(items[0].linear.norm, items[0].linear.cols / 4);
         copies_commit();

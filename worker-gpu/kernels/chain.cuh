@@ -17,6 +17,8 @@ template <uint32_t W, uint32_t P, uint32_t B> struct chain_shape {
     /* those that compute, as a team (attention_decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
+    /* all warps, each wherever it is in the code */
+    static __device__ __forceinline__ void meet_all() { threads_meet(2, LAUNCHED); }
 };
 
 /* Where the tiles of one linear operation lie. Pairs go round the blocks, from block `start` on: what one
@@ -231,7 +233,7 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
             ask_tile<S>(ask, ring.address + ring.slot * 2 * S::TILE, ring.full + 8 * ring.slot);
             ring_next(ring, S::ASKERS);
         }
-        if (first) __syncthreads();
+        if (first) S::meet_all();
         if (ask.at.pair >= ask.w->whole) return;
     }
 }

@@ -306,22 +306,16 @@ static uint32_t chosen(int choice, uint32_t otherwise, uint32_t least, uint32_t 
     return n < least ? least : n < most ? n : most;
 }
 
-/* Slices so that the blocks end together and no consumer has more lines than its registers hold; more slices
- * mean more sums through the L2. */
+/* As few slices as the consumers' registers allow: more mean more sums through the L2. They follow from the
+ * columns alone, so that a slice of rows that passes through a ring of streamed weights is added up in the
+ * same order as the whole matrix, and gives the same bits. */
 static struct stream_shape shape_of(const struct gpuk_device *device, const struct linear_params *params,
                                     uint32_t tiles)
 {
     struct stream_shape s = {
         (uint32_t)((params->row_bytes + LINE - 1) / LINE), div_up(params->pairs, PAIRS), 0, 0, 0, 0, 0};
     const uint32_t sms = (uint32_t)device->sm_count, least = div_up(s.lines, CONSUMERS * LINES);
-    uint32_t most = least > 16 ? least : s.lines < 16 ? s.lines : 16;
-    uint64_t best = UINT64_MAX;
-    for (uint32_t slices = least; slices <= most; slices++) {
-        const uint32_t shares = sms / slices ? sms / slices : 1;
-        const uint64_t longest = (uint64_t)div_up(s.lines, slices) * div_up(s.groups, shares) *
-                                 div_up(slices, sms) * (100 + slices);
-        if (longest < best) best = longest, s.slices = slices;
-    }
+    s.slices = least;
     if (device->gemm_slices > 0) {
         s.slices = (uint32_t)device->gemm_slices < least ? least : (uint32_t)device->gemm_slices;
         if (s.slices > s.lines) s.slices = s.lines;
