@@ -95,7 +95,7 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                                      x4 + chunk * (S::TILE / (uint32_t)sizeof(T) / 4), sum[2 * i],
                                      sum[2 * i + 1]);
                 __syncwarp(); /* all lanes have read the slot */
-                if (lane == 0) bulk_arrive(ring.free + 8 * ring.slot);
+                barrier_arrive(ring.free + 8 * ring.slot);
                 ring_next(ring, S::WARPS);
                 tile += S::WARPS;
                 chunk += use_chunks;
@@ -141,14 +141,15 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     const unsigned char *list = reinterpret_cast<const unsigned char *>(weights + q.linears);
     const uint32_t warp = threadIdx.x >> 5;
     chain_ring ring;
-    const uint32_t flight = CHAIN_FLIGHT < q.slots ? CHAIN_FLIGHT : q.slots - S::ASKERS;
-    if (warp >= S::WARPS) {
+    const bool asks = warp >= S::WARPS;
+    ring_open(ring, shared, barriers, q.slots, asks ? warp - S::WARPS : warp);
+    if (threadIdx.x == S::THREADS) ring_barriers_open(ring);
+    __syncthreads();
+    if (asks) {
         const uint32_t asker = warp - S::WARPS;
-        ring_open(ring, shared, barriers, q.slots, asker);
-        ask_everything<S>(ring, asked + asker, weights, q.linears, asker, &token->flight);
+        ask_everything<S>(ring, asked + asker, weights, q.linears, asker);
         return;
     }
-    ring_open(ring, shared, barriers, q.slots, warp);
     const auto fetch =
         [&](uint32_t number) { /* an operation on its way into its place */
                                if (threadIdx.x < sizeof(chain_item) / 16)
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         const uint64_t now = q.count > 1 ? meet_count(&header->counter) : 0;
         token->pages = nullptr, token->awaited = q.count > 1 ? now - now % a_launch : 0;
         token->tag = q.count > 1 ? (uint32_t)(now / a_launch) * q.count : 0;
-        token->flight = flight, token->words = q.count > 1;
+        token->hurried = false, token->words = q.count > 1;
         token->position = 0, token->counts = false, token->cut_heads = 0;
         if (header->attends && header->step.counts[0] > 0) {
             const gpuk_step &s = header->step;
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     }
     copies_commit();
     copies_wait<0>();
-    S::meet_all(); /* the barriers are open */
+    S::meet();
     if (items[0].kind == GPUK_CHAIN_LINEAR && items[0].linear.norm) {
         fetch_norm(items[0].linear.norm, items[0].linear.cols / 4);
         copies_commit();
@@ -186,6 +187,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         S::meet();
     }
 
+    const auto hurry = [&](bool now) { /* how many tiles may be on their way */
+                                       if (threadIdx.x != 0 || token->hurried == now) return;
+                                       barrier_arrive(ring.hurry);
+                                       token->hurried = now;
+    };
     uint32_t rest = warp, which = 0;
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
@@ -205,7 +211,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             take_x<S, T>(item.linear, norm, region, squares);
             copies_wait<0>();
             S::meet();
-            if (threadIdx.x == 0) hint_put(&token->flight, flight);
+            hurry(false);
             rest = chain_rows<S, T>(item, region, squares, partial, which, ring, rest, [&] {
                 fetch_norm(item.next_norm, item.next_norm_quads);
                 const chain_item &next = items[(number + 1) & 1];
@@ -231,7 +237,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         copies_wait<0>();
         S::meet(); /* the block has stored its results, and is through with the shared memory */
         if (threadIdx.x == 0 && number + 1 < q.count) {
-            hint_put(&token->flight, CHAIN_FLIGHT_HURRY);
+            hurry(true);
             meet_arrive(&header->counter);
             token->awaited += gridDim.x;
         }

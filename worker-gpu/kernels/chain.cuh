@@ -17,8 +17,6 @@ template <uint32_t W, uint32_t P, uint32_t B> struct chain_shape {
     /* those that compute, as a team (attention_decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
-    /* all warps, each wherever it is in the code */
-    static __device__ __forceinline__ void meet_all() { threads_meet(2, LAUNCHED); }
 };
 
 /* Where the tiles of one linear operation lie. Pairs go round the blocks, from block `start` on: what one
@@ -88,10 +86,10 @@ struct alignas(16) chain_token {
     attention_cut cut; /* and the block's first unit, of attention of so many heads and such a window */
     attention_unit unit;
     uint32_t cut_heads, cut_kv_heads, cut_window; /* heads 0: not cut yet */
-    bool words;      /* tags differ from launch to launch: with more than one operation */
-    uint32_t flight; /* tiles that may be on their way, a multiple of ASKERS, fewer than slots */
-    uint32_t tag;    /* of operation 0 of this launch; the others' are that and their number */
-    uint32_t page;   /* of the position */
+    bool words;    /* tags differ from launch to launch: with more than one operation */
+    bool hurried;  /* the ring's barrier says so; thread 0's */
+    uint32_t tag;  /* of operation 0 of this launch; the others' are that and their number */
+    uint32_t page; /* of the position */
     uint32_t held_pages[HELD_POSITIONS_MAX]; /* of the unit's first positions */
 };
 
@@ -114,15 +112,26 @@ __device__ __forceinline__ tile_walk walk_to(uint32_t tile, uint32_t chunks)
  * two barriers: it is full, it is free. */
 struct chain_ring {
     const unsigned char *at;
-    uint32_t address, full, free; /* shared memory */
+    uint32_t address, full, free; /* shared memory; a byte's, barriers' */
+    uint32_t hurry; /* a barrier whose phase says whether few tiles may be on their way: 1, 3, ... */
     uint32_t slots, slot, parity; /* the warp's next */
 };
 __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles, uint64_t *barriers,
                                           uint32_t slots, uint32_t first)
 {
     ring.at = tiles, ring.address = shared_address(tiles);
-    ring.full = shared_address(barriers), ring.free = ring.full + 8 * slots;
+    ring.full = shared_address(barriers), ring.free = ring.full + 8 * slots,
+    ring.hurry = ring.free + 8 * slots;
     ring.slots = slots, ring.slot = first, ring.parity = 0;
+}
+/* Makes the barriers; the block meets behind it. All lanes of the warp that read a slot set it free: what
+ * tells tools that look for races, and costs nothing. */
+__device__ __forceinline__ void ring_barriers_open(const chain_ring &ring)
+{
+    bulk_barriers_open(ring.full, ring.slots);
+    for (uint32_t s = 0; s < ring.slots; s++) barrier_open(ring.free + 8 * s, 32);
+    barrier_open(ring.hurry, 1);
+    barriers_opened();
 }
 __device__ __forceinline__ void ring_next(chain_ring &ring, uint32_t tiles)
 {
@@ -203,27 +212,21 @@ template <typename S> __device__ __forceinline__ void ask_tile(ask_walk &k, uint
  * a time, which still keeps memory as busy as the ring has room. */
 static const uint32_t CHAIN_FLIGHT = 20, CHAIN_FLIGHT_HURRY = 4;
 
-/* An asking warp's life. The first round finds every slot free; the block meets behind it, so that the warps
- * that compute know the barriers. */
+/* An asking warp's life. The first round finds every slot free. */
 template <typename S>
 __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *own,
-                                               const chain_weights *records, uint32_t count, uint32_t number,
-                                               const uint32_t *flight)
+                                               const chain_weights *records, uint32_t count, uint32_t number)
 {
-    for (uint32_t s = number; s < ring.slots && (threadIdx.x & 31) == 0; s += S::ASKERS) {
-        bulk_barriers_open(ring.full + 8 * s, 1);
-        bulk_barriers_open(ring.free + 8 * s, 1);
-    }
-    __syncwarp();
     ask_walk ask;
     ask_open(ask, own, records, count, number);
+    const uint32_t flight = CHAIN_FLIGHT < ring.slots ? CHAIN_FLIGHT : ring.slots - S::ASKERS;
     uint32_t asked = 0; /* tiles */
     for (bool first = true;; first = false) {
         const uint32_t round = ring.parity;
         while (ring.parity == round && ask.at.pair < ask.w->whole) {
             if (!first) bulk_wait(ring.free + 8 * ring.slot, round ^ 1);
             /* tiles on their way: the one so many before must have come */
-            const uint32_t most = first ? CHAIN_FLIGHT : hint_get(flight);
+            const uint32_t most = bulk_over(ring.hurry, 0) ? CHAIN_FLIGHT_HURRY : flight;
             if (asked >= most) {
                 const bool wraps = ring.slot < most;
                 bulk_wait(ring.full + 8 * (ring.slot + (wraps ? ring.slots : 0) - most), round ^ wraps);
@@ -233,7 +236,6 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
             ask_tile<S>(ask, ring.address + ring.slot * 2 * S::TILE, ring.full + 8 * ring.slot);
             ring_next(ring, S::ASKERS);
         }
-        if (first) S::meet_all();
         if (ask.at.pair >= ask.w->whole) return;
     }
 }
@@ -247,7 +249,7 @@ typedef chain_shape<8, 4, 2048> chain_shaped;
  * [2][slot]. */
 static inline size_t chain_shared_bytes(uint32_t slots, uint32_t region_bytes, uint32_t norm_bytes)
 {
-    return (size_t)slots * (2 * chain_shaped::TILE + 16) + region_bytes + norm_bytes +
+    return (size_t)slots * (2 * chain_shaped::TILE + 16) + 16 + region_bytes + norm_bytes +
            (2 * PARTIAL_FLOATS + 32) * sizeof(float) + 2 * sizeof(chain_item) +
            chain_shaped::ASKERS * sizeof(chain_weights) + sizeof(chain_token);
 }

@@ -94,18 +94,6 @@ __device__ __forceinline__ uint32_t count_arrival(uint32_t *counter)
     return before;
 }
 
-/* A number in shared memory that some threads change while others read it, whenever they do. */
-__device__ __forceinline__ void hint_put(uint32_t *to, uint32_t value)
-{
-    asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"(shared_address(to)), "r"(value) : "memory");
-}
-__device__ __forceinline__ uint32_t hint_get(const uint32_t *from)
-{
-    uint32_t value;
-    asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared_address(from)) : "memory");
-    return value;
-}
-
 /* ---- words: a float and the tag of who wrote it, stored and loaded as one (7.0) ------------------ */
 
 __device__ __forceinline__ void word_put(uint64_t *to, float value, uint32_t tag)
@@ -195,14 +183,22 @@ __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t parity)
 #endif
 }
 
-/* Completes a phase of a barrier that waits for nothing else: what the thread has read before is read. */
-__device__ __forceinline__ void bulk_arrive(uint32_t barrier)
+/* Whether the phase of this parity is over; does not wait. */
+__device__ __forceinline__ bool bulk_over(uint32_t barrier, uint32_t parity)
 {
+    uint32_t over = 0;
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n"
+                 "}\n"
+                 : "=r"(over)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
 #endif
+    return over != 0;
 }
-
 /* ---- asynchronous copies (8.0) ------------------------------------------------------------------ */
 
 /* 16 bytes to shared memory without passing through registers; zeros when !valid. */

@@ -48,14 +48,6 @@ static inline void meet_wait(const uint64_t *counter, uint64_t count)
     emulator_wait(emulator_met, &m);
 }
 
-static inline void hint_put(uint32_t *to, uint32_t value)
-{
-    *to = value;
-}
-static inline uint32_t hint_get(const uint32_t *from)
-{
-    return *from;
-}
 static inline void word_put(uint64_t *to, float value, uint32_t tag)
 {
     *to = (uint64_t)tag << 32 | __float_as_uint(value);
@@ -132,14 +124,11 @@ static inline void bulk_wait(uint32_t barrier, uint32_t parity)
     emulator_wait(emulator_phase_over, &p);
 }
 
-static inline void bulk_arrive(uint32_t barrier)
+static inline bool bulk_over(uint32_t barrier, uint32_t parity)
 {
-    emulator_barrier *b = emulator_barrier_at(barrier);
-    if (b->arrivals_due != 1) abort();
-    b->arrivals_due = 0;
-    emulator_barrier_turn(b);
+    emulator_phase p = {barrier, parity};
+    return emulator_phase_over(&p);
 }
-
 /* ---- asynchronous copies
  * ------------------------------------------------------------------------------------ */
 
