@@ -64,8 +64,8 @@ struct gpuk_device {
     int gemv_slots;       /* tiles in flight a warp; also of chains */
     int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
     bool gemv_contiguous; /* a block's rows are neighbours; else rows go round the blocks */
-    int gemm_slots;       /* of the streamed gemm's ring: groups of 16 rows; default: 64 KiB */
-    int gemm_slices;      /* of columns, at least what registers need; default: by shape */
+    int gemm_slots;       /* of the streamed gemm's ring: groups of 16 rows; default: 96 KiB */
+    int gemm_slices;      /* of columns, at least what registers need; default: so many */
     int gemm_producers;   /* warps that copy, 1 or 2 */
     int gemm_reducers;    /* warps that add and store, 2 to 6 */
     int gemm_batch;       /* groups of a reducer that wait for the other slices together */
@@ -239,8 +239,8 @@ bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_
 /* Pieces of a head's context that attention in a chain hands from block to block at most. */
 #define GPUK_CHAIN_PIECES 4
 /* Device memory of a list of `count` operations, counters included; a multiple of 256. With attention in it
- * also the pieces' words: heads * GPUK_CHAIN_PIECES * (head_dim + 2) * 8 bytes, rounded up to 256. op NULL: the
- * list alone. */
+ * also the pieces' words: heads * GPUK_CHAIN_PIECES * (head_dim + 2) * 8 bytes, rounded up to 256. op NULL:
+ * the list alone. */
 size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 /* Writes the list to `memory` (gpuk_chain_bytes, 256-byte aligned) by a copy on `stream` that is over on
  * return; not under capture. attention_workspace: as in gpuk_attention_decode, of one token.

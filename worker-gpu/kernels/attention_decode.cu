@@ -46,9 +46,7 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     __syncthreads(); /* q for everyone; and the block sees the k and v it has just appended */
 
     /* lanes a position takes, the positions a warp takes at once, and this lane's place */
-    uint32_t lanes = 32;
-    if constexpr (VECTOR)
-        while (lanes > 1 && lanes / 2 * 8 >= head_dim) lanes /= 2;
+    const uint32_t lanes = VECTOR ? lanes_of(head_dim) : 32;
     const uint32_t at_once = 32 / lanes, place = lane / lanes;
     const uint32_t first_dim = VECTOR ? (lane & (lanes - 1)) * 8 : lane;
     const uint32_t dim_step = VECTOR ? 1 : 32;

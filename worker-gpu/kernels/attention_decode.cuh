@@ -28,6 +28,14 @@ __device__ __forceinline__ float rescale(float from, float to)
     return from == -INFINITY ? 0.0f : exp2_of(from - to);
 }
 
+/* How many of a warp's lanes share a position, 8 dimensions each. */
+static __host__ __device__ inline uint32_t lanes_of(uint32_t head_dim)
+{
+    uint32_t lanes = 32;
+    while (lanes > 1 && lanes / 2 * 8 >= head_dim) lanes /= 2;
+    return lanes;
+}
+
 /* The threads that work on a unit of attention: the whole block, or some of it (chain.cuh). */
 struct block_team {
     static __device__ __forceinline__ uint32_t threads() { return blockDim.x; }

@@ -246,7 +246,7 @@ typedef chain_shape<8, 4, 2048> chain_shaped;
 
 /* Shared memory: ring [slot][2][tile], a region for x or attention, the next norm's weights, partial
  * [2][PARTIAL_FLOATS], squares [32], items [2], each asking warp's chain_weights, the token, barriers
- * [2][slot]. */
+ * [2][slot] and that of haste. */
 static inline size_t chain_shared_bytes(uint32_t slots, uint32_t region_bytes, uint32_t norm_bytes)
 {
     return (size_t)slots * (2 * chain_shaped::TILE + 16) + 16 + region_bytes + norm_bytes +

@@ -64,8 +64,7 @@ struct lane_place {
 __device__ __forceinline__ lane_place lane_place_of(uint32_t head_dim)
 {
     const uint32_t lane = threadIdx.x & 31;
-    lane_place p = {32, 0, 0, 0};
-    while (p.lanes > 1 && p.lanes / 2 * 8 >= head_dim) p.lanes /= 2;
+    lane_place p = {lanes_of(head_dim), 0, 0, 0};
     p.at_once = 32 / p.lanes, p.place = lane / p.lanes, p.first_dim = (lane & (p.lanes - 1)) * 8;
     return p;
 }

@@ -102,10 +102,8 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
 static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_chain_op *attention)
 {
     const struct kv_layout *l = &attention->attention.args.kv.layout;
-    uint32_t lanes = 32;
-    while (lanes > 1 && lanes / 2 * 8 >= l->head_dim) lanes /= 2;
     if (front->kind != GPUK_CHAIN_LINEAR || l->elem_bytes != 2 ||
-        HELD * chain_shaped::WARPS * (32 / lanes) > HELD_POSITIONS_MAX)
+        HELD * chain_shaped::WARPS * (32 / lanes_of(l->head_dim)) > HELD_POSITIONS_MAX)
         return 0;
     const uint32_t before = region_of(front), own = region_of(attention);
     return before > own ? before : own;

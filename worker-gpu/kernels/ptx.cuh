@@ -111,16 +111,6 @@ __device__ __forceinline__ uint64_t word_get(const uint64_t *from)
 __device__ __forceinline__ void word_late() {}
 /* ---- bulk copies (9.0): sizes and addresses are multiples of 16 --------------------------------- */
 
-/* Makes `count` barriers, 8 bytes apart, each completed by one expectation and its bytes. One thread. */
-__device__ __forceinline__ void bulk_barriers_open(uint32_t barrier, uint32_t count)
-{
-#if __CUDA_ARCH__ >= 900
-    for (uint32_t i = 0; i < count; i++)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + 8 * i) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
 /* Makes one barrier whose phases are completed by `arrivals` arrivals or expectations, and their bytes. After
  * the last of a block's: barriers_opened, then __syncthreads. */
 __device__ __forceinline__ void barrier_open(uint32_t barrier, uint32_t arrivals)
@@ -135,6 +125,12 @@ __device__ __forceinline__ void barriers_opened()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
+}
+/* Makes `count` barriers, 8 bytes apart, each completed by one expectation and its bytes. One thread. */
+__device__ __forceinline__ void bulk_barriers_open(uint32_t barrier, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) barrier_open(barrier + 8 * i, 1);
+    barriers_opened();
 }
 /* One arrival without bytes: what the thread read and wrote before is over for who waits. */
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
