@@ -110,6 +110,8 @@ struct gpuk_linear {
  *   norm       x is normalised first: x[i] * norm[i] / sqrt(mean(x^2) + eps); NULL: x as it is
  *   residual   out[r] = residual[r] + (W x + bias)[r]; may be `out` itself; one matrix only
  *   swiglu     two matrices of equal rows, gate then up: segment[0].out[r] = silu(gate[r]) * up[r]
+ *   columns    the matrix lies by columns: weight[c * rows + r], so that what one x[c] adds to all outputs is
+ *              together. One matrix, no norm, no swiglu; chains only (gpuk_chain_columns)
  * `out` may be host memory mapped for the device (an activation lane). */
 struct gpuk_linear_args {
     enum dtype dtype; /* of the weights */
@@ -120,7 +122,7 @@ struct gpuk_linear_args {
     const float *norm;
     float eps;
     const float *residual; /* stride as out_stride */
-    bool swiglu;
+    bool swiglu, columns;
     uint32_t x_stride, out_stride; /* floats; gemm only */
 };
 /* The first bytes of a workspace of linear layers: zero before its first launch; launches leave them zero. */
@@ -236,6 +238,10 @@ struct gpuk_chain {
  * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of
  * one chain have weights of one dtype and caches of one dtype, and attention of one step block. */
 bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op);
+/* Whether a chain is faster with a matrix of this shape by columns (gpuk_linear_args.columns): o and down. A
+ * block then takes the columns whose x it has computed itself, or nearly so, and blocks add up their sums in
+ * device memory: the blocks meet three times a layer, not five. */
+bool gpuk_chain_columns(const struct gpuk_device *device, enum dtype dtype, uint32_t rows, uint32_t cols);
 /* Pieces of a head's context that attention in a chain hands from block to block at most. */
 #define GPUK_CHAIN_PIECES 4
 /* Device memory of a list of `count` operations, counters included; a multiple of 256. With attention in it
