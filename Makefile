@@ -340,6 +340,9 @@ helm-bench_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 helm-bench-kernels_MAIN := tools/helm_bench_kernels.c
 helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) worker-cpu/kernels.c
 helm-bench-kernels_LIBS := -lopenblas -ljansson -lm
+helm-bench-read_MAIN := tools/helm_bench_read.c
+helm-bench-read_LINK := $(COMMON_SRC) tools/bench/read_limit.c worker-cpu/kernels/probe_avx2.c worker-cpu/kernels/probe_avx512.c
+helm-bench-read_LIBS := -ljansson -lm
 helm-bench-sampling_MAIN := tools/helm_bench_sampling.c
 helm-bench-sampling_LINK := $(COMMON_SRC)
 helm-bench-sampling_LIBS := -ljansson -lm
@@ -362,7 +365,7 @@ helm-worker-gpu_MAIN := worker-gpu/main.c
 helm-worker-gpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_GPU_SRC) $(WORKER_GPU_DEVICE_SRC) $(WORKER_GPU_HOST_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-worker-gpu_LIBS = -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm $(if $(CUDA_DEVICE),$(CUDA_LIBS))
 
-PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-bench-sampling helm-cli helm-inspect helm-mkmodel helm-plan helm-profile helm-worker-cpu helm-worker-gpu helmd
+PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-bench-read helm-bench-sampling helm-cli helm-inspect helm-mkmodel helm-plan helm-profile helm-worker-cpu helm-worker-gpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """helm-bench with the real helmd, worker and demo model: the report's members, that its numbers fit together, the
-prompts of the peers' scripts, exit statuses.
+prompts of the peers' scripts, exit statuses; cpu_share.py and planner_bench.py likewise.
 
 HELM_BIN: folder of the programs. Run from the repository's root."""
 import json
@@ -11,10 +11,11 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, "tools/bench/peers")
+sys.path[:0] = ["tools/bench/peers", "tools/bench"]
 sys.dont_write_bytecode = True
 from prompt_ids import prompt_checksum, prompt_ids  # noqa: E402
 import accelerate_bench  # noqa: E402
+import cpu_share  # noqa: E402
 import peer_report  # noqa: E402
 
 BENCH = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-bench"))
@@ -189,6 +190,84 @@ def peer_tests(folder):
         check(tool + " without options says how", run.returncode == 2 and tool.encode() in run.stderr, run.stderr)
 
 
+def share_refuses(name, before, after, output=8):
+    try:
+        cpu_share.difference(before, after, output)
+    except SystemExit as end:
+        check("cpu_share.py refuses " + name, end.code == 5, end.code)
+    else:
+        check("cpu_share.py refuses " + name, False)
+
+
+def share_tests(folder):
+    path = os.path.join(folder, "share.json")
+    run = subprocess.run([sys.executable, "-B", "tools/bench/cpu_share.py", "--bin", os.environ["HELM_BIN"], "--model", MODEL,
+                          "--rounds", "3", "--output", "4", "--buffer", "32MiB", "--json", path, "--", "--device", "cpu",
+                          "--strategy", "best", "--ctx", "64"], capture_output=True, text=True, timeout=120)
+    # the demo model lies in the caches: its share may be more than memory can give, which is refused
+    check("cpu_share.py", run.returncode == 0 or (run.returncode == 5 and "caches hold" in run.stderr), run.stderr)
+    result = json.load(open(path))
+    check("its rounds", result["rounds_done"] == 3 == len(result["rounds"]), result)
+    check("each decode moves the counters", all(r["steps"] >= 4 and r["cpu_bytes"] > 0 and r["cpu_busy_s"] > 0
+                                                for r in result["rounds"]), result)
+    check("a share is bytes by time by the reads around it", all(
+        abs(r["share"] * (r["read_before_gb_s"] + r["read_after_gb_s"]) / 2 * r["cpu_busy_s"] * 1e9 / r["cpu_bytes"] - 1) < 1e-9
+        for r in result["rounds"]), result)
+    check("the read after a decode is the one before the next", all(
+        a["read_after_gb_s"] == b["read_before_gb_s"] for a, b in zip(result["rounds"], result["rounds"][1:])), result)
+    check("whole steps take no less", all(0 < r["whole_share"] <= 1.01 * r["share"] for r in result["rounds"]), result)
+    spread = result["spread"]["share"]
+    check("spread", spread["min"] <= spread["low_quartile"] <= spread["median"] <= spread["high_quartile"] <= spread["max"],
+          spread)
+
+    def state(steps, byte_count, busy, steps_s, other=1.0, epoch=1):
+        return {"steps_total": steps, "seconds_steps": steps_s,
+                "workers": [{"name": "cpu", "epoch": epoch, "weight_bytes_read": byte_count, "busy_seconds": busy},
+                            {"name": "gpu", "epoch": 1, "weight_bytes_read": 0, "busy_seconds": other}]}
+    before = state(10, 1000, 1.0, 3.0)
+    moved = cpu_share.difference(before, state(18, 9000, 1.5, 4.0, 1.25), 8)
+    check("cpu_share.py takes differences", (moved["steps"], moved["cpu_bytes"], moved["cpu_busy_s"], moved["others_busy_s"],
+                                             moved["steps_s"]) == (8, 8000, 0.5, 0.25, 1.0), moved)
+    share_refuses("steps that do not move", before, state(10, 9000, 1.5, 4.0, 1.25))
+    share_refuses("fewer steps than tokens", before, state(17, 9000, 1.5, 4.0, 1.25))
+    share_refuses("bytes that do not move", before, state(18, 1000, 1.5, 4.0, 1.25))
+    share_refuses("busy seconds that do not move", before, state(18, 9000, 1.0, 4.0, 1.25))
+    share_refuses("a worker busier than the steps are long", before, state(18, 9000, 2.5, 4.0, 1.25))
+    share_refuses("another worker that does not move", before, state(18, 9000, 1.5, 4.0, 1.0))
+    share_refuses("a worker that was restarted", before, state(18, 9000, 1.5, 4.0, 1.25, epoch=2))
+
+
+def planner_tests(folder):
+    """Cut short by time and by a signal: what was measured is there, and said to be a part."""
+    def planner(out, *more):
+        return [sys.executable, "-B", "tools/bench/planner_bench.py", "accuracy", "--bin", os.environ["HELM_BIN"], "--out",
+                os.path.join(folder, out), "--model", MODEL, "--device", "cpu", "--prompt", "8", "--ttft-prompt", "8,16",
+                "--output", "4", "--bench-rounds", "1", "--no-parts", *more]
+
+    def read(out):
+        with open(os.path.join(folder, out, "result.json")) as file:
+            return json.load(file)
+    run = subprocess.run(planner("whole"), capture_output=True, text=True, timeout=120)
+    whole = read("whole") if run.returncode == 0 else {}
+    check("planner_bench.py accuracy", run.returncode == 0 and whole["whole"], (run.returncode, run.stderr))
+    check("a prompt for TTFT alone has no decode error", [(r["prompt"], "decode_error" in r) for r in whole["rows"]] ==
+          [(8, True), (16, False)] and whole["decode"]["cells"] == 1 and whole["ttft"]["cells"] == 2, whole)
+    check("its short table", "| model | VRAM | decode 8 | TTFT 8 | TTFT 16 |" in run.stdout, run.stdout)
+    with open(os.path.join(folder, "whole", "result.md")) as file:
+        check("the report is kept", file.read() == run.stdout, run.stdout)
+    run = subprocess.run(planner("short", "--seconds", "0.000001"), capture_output=True, text=True, timeout=120)
+    check("--seconds ends it early", run.returncode == 0 and "cut short" in run.stdout and not read("short")["whole"], run)
+    process = subprocess.Popen(planner("signal", "--rounds", "1000"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    deadline = time.monotonic() + 60
+    first = os.path.join(folder, "signal", "demo-all-8-0.bench.json")
+    while not os.path.exists(first) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    check("so does SIGTERM", process.returncode == 128 + signal.SIGTERM and "cut short by signal 15" in out and
+          not read("signal")["whole"], (process.returncode, out))
+
+
 def signal_test(folder):
     process = subprocess.Popen([BENCH, "--model", MODEL, "--output", "1000", "--rounds", "1000"], cwd=folder,
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -202,7 +281,7 @@ def signal_test(folder):
 def main():
     with tempfile.TemporaryDirectory(prefix="helm-bench-test-") as folder:
         os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_CACHE_HOME"] = folder  # measured once, for these tests alone
-        for test in (private_tests, refusal_tests, connect_tests, peer_tests, signal_test):
+        for test in (private_tests, refusal_tests, connect_tests, peer_tests, share_tests, planner_tests, signal_test):
             test(folder)
     print("%d passed, %d failed" % (counts[True], counts[False]))
     return 1 if counts[False] else 0

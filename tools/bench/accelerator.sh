@@ -7,8 +7,11 @@
 #     profile    helm-profile of this machine, in full
 #     resident   Qwen3-4B and 8B shapes all on the GPU: decode, TTFT, prefill of 4,096, loading; --peers: transformers
 #     split      8B at 8 GiB and 14B at 24 GiB: chosen plan and best thesis split, prompts 128 and 2,048; --peers: Accelerate
-#     accuracy8  predicted beside measured, 0.6B, 4B and 8B at 4, 8, 16 GiB and all, prompts 128 and 4,096
-#     accuracy14 the same of 14B; prompts 32 and 1,024 of 8B
+#     share      8B at 8 GiB, thesis split: the CPU's share beside plain reads, each decode between two of them (a minute)
+#     accuracy4  predicted beside measured at 4 GiB: 0.6B, 4B and 8B; decode at prompts 128 and 4,096, TTFT also 32 and 1,024
+#     accuracy16 the same at 16 GiB: 4B, 8B and 14B (each at most four minutes and a cell)
+#     accuracy8  the same at 8 GiB and all: 0.6B, 4B and 8B; prompts 128 and 4,096
+#     accuracy14 the same of 14B at 8, 24 GiB and all; prompts 32 and 1,024 of 8B
 #     sweep      8B at 8 GiB: the chosen plan beside every third thesis split and 20 random mixtures, one round
 #     large      32B at 48 GiB, where host memory allows
 #     agreement  log probabilities beside those of transformers (PyTorch needed): golden models, 0.6B, 4B, 8B, many plans;
@@ -16,11 +19,12 @@
 # --bin: the folder of the programs (an unpacked `make dist`, with helm-test-gpu-* beside them for check and sanitize).
 # --models (default /dev/shm/helm-models): where helm-mkmodel puts random weights of the published shapes; each stage
 # removes what the next does not need unless HELM_BENCH_KEEP is set. Raw output goes to --out, tables to standard output.
-# Exit status: 0, 2 usage, 5 a stage failed (the others went on).
+# SIGTERM (as of timeout) ends it after the step that it meets: planner_bench.py then reports what it has.
+# Exit status: 0, 2 usage, 5 a stage failed (the others went on), 143 cut short.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 bin='' out='' models=/dev/shm/helm-models peers=no
-usage() { sed -n '2,20s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,24s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 while [ $# -gt 0 ] && [[ $1 == --* ]]; do
     case $1 in
     --peers) peers=yes; shift; continue ;;
@@ -32,14 +36,16 @@ done
 bin=$(cd "$bin" && pwd) || exit 2
 mkdir -p "$out" "$models" || exit 5
 out=$(cd "$out" && pwd)
-failed=()
+failed=() cut_short=
+trap 'cut_short=yes' TERM
 
 # step NAME COMMAND...: its output to the screen and to NAME.log; what fails is named at the end
 step() {
     local name=$1 begin=$SECONDS
     shift
+    [ -z "$cut_short" ] || return 0
     echo "== $name"
-    "$@" 2>"$out/$name.err" </dev/null | tee "$out/$name.log"
+    "$@" 2>"$out/$name.err" </dev/null | (trap '' TERM && exec tee "$out/$name.log") # a signal to all: the command's last words
     local status=${PIPESTATUS[0]}
     [ "$status" -eq 0 ] || { failed+=("$name"); echo "FAILED $name (status $status): $(tail -n 2 "$out/$name.err" | tr '\n' ' ')"; }
     echo "   ($((SECONDS - begin)) s)"
@@ -117,10 +123,27 @@ peer() {
     kill "$hold_pid"
     wait "$hold_pid" 2>/dev/null
 }
+stage_share() {
+    need 8b
+    need_profile
+    step share python3 -B "$here/cpu_share.py" --bin "$bin" --model "$models/8b" --rounds 40 --seconds 50 --json "$out/share.json" \
+        -- --device cuda --vram 8GiB --ctx 256 --profile "$out/profile.json"
+}
+# accuracy_at NAME VRAM MODEL...: predicted beside measured of these at one ceiling, in four minutes
+accuracy_at() {
+    local name=$1 vram=$2 list=() model
+    shift 2
+    need "$@"
+    for model in "$@"; do list+=(--model "$models/$model"); done
+    step "$name" planner_bench accuracy "$name" "${list[@]}" --vram "$vram" --prompt 128,4096 --ttft-prompt 32,1024 --output 32 \
+        --refresh --bench-rounds 1 --no-parts --seconds 205
+}
+stage_accuracy4() { accuracy_at accuracy4 4GiB 0.6b 4b 8b; }
+stage_accuracy16() { accuracy_at accuracy16 16GiB 4b 8b 14b; }
 stage_accuracy8() {
     need 0.6b 4b 8b
     step accuracy8 planner_bench accuracy accuracy8 --model "$models/0.6b" --model "$models/4b" --model "$models/8b" \
-        --vram 4GiB,8GiB,16GiB,all --prompt 128,4096 --output 48 --refresh --bench-rounds 1
+        --vram 8GiB,all --prompt 128,4096 --output 48 --refresh --bench-rounds 1
 }
 stage_accuracy14() {
     need 8b
@@ -153,5 +176,8 @@ echo "machine: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(
 for stage in "$@"; do
     declare -F "stage_$stage" >/dev/null || usage
 done
-for stage in "$@"; do "stage_$stage"; done
+for stage in "$@"; do
+    [ -n "$cut_short" ] || "stage_$stage"
+done
+[ -z "$cut_short" ] || { echo "cut short; failed: ${failed[*]:-none}"; exit 143; }
 [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; exit 5; }

@@ -7,26 +7,33 @@
       --quick) before each model and ceiling, for machines whose memory others use too; and the decode error is given a second
       time with the profile's CPU rates scaled to the reads measured beside the run: what is left is the model's own error.
       A second table says what forecast and measurement are made of (each worker's computing and waiting, by helmd's counters),
-      from another start of the same plan; --no-parts leaves it out.
+      from another start of the same plan; --no-parts leaves it out. --ttft-prompt N,...: prompts of which only TTFT is compared,
+      with few tokens of output. The last table has the errors alone, a row for each model and ceiling.
   planner_bench.py sweep --bin DIR --out DIR --model DIR --vram SIZE [--prompt N] [--every N] [--random N] [--seed N]
       Runs the chosen plan, every N-th thesis split and N random mixtures of homes, round by round, and says how far the chosen
-      one is from the best measured.
+      one is from the best measured. The chosen one runs again after every eighth of the others: what it is compared with is
+      spread over minutes, in which machines change.
   planner_bench.py reach --bin DIR --out DIR --model DIR --vram SIZE [--prompt N,...] [--limits FILE]
       Runs the chosen plan and the best thesis split, interleaved; gives the ratio, and decode against the bound
       Wh / B_both + Wg / B_gpu of the profile (or of --limits, JSON with both_gb_s and vram_gb_s).
 
 Common: --output N (tokens, default 64), --rounds N, --bench-rounds N (of helm-bench in each run, default 3), --profile FILE,
---device D, and after -- options for helmd.
-Writes every plan, every helm-bench report and result.json into --out, a Markdown table to standard output.
-Exit status: 0; 2 usage; 5 something failed (it is named; the rest went on). Standard library only."""
+--device D, --seconds S (begin no further measurement after so long), and after -- options for helmd.
+Writes every plan and every helm-bench report into --out, Markdown tables to standard output and to result.md there, and after
+every measurement result.json, whose "whole" says whether all was measured. SIGTERM and SIGINT end it early with the tables of
+what there is.
+Exit status: 0; 2 usage; 5 something failed (it is named; the rest went on); 128+N cut short by signal N. Standard library
+only."""
 import argparse
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import types
 
 import token_path
@@ -34,6 +41,9 @@ import token_path
 CONTEXT_SLACK = 16
 PARTS_WARM = 8  # tokens
 PARTS_FIRSTS = 3  # requests of one token, of which the middle one counts
+TTFT_OUTPUT = 4  # tokens after a prompt of which only TTFT is compared
+CHOSEN_AGAIN = 8  # of a sweep's plans
+END_S = 5  # for a program that is told to end
 
 
 def die(text, status=5):
@@ -45,19 +55,57 @@ class Failed(Exception):
     """A program that did not do what it was asked for: its last words."""
 
 
+class Cut(BaseException):
+    """Time to end: a signal's number, or 0 when --seconds are over."""
+
+    def __init__(self, number=0):
+        super().__init__()
+        self.number = number
+
+
+def cut(number, _frame):
+    for again in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(again, signal.SIG_IGN)  # what is left takes no time
+    raise Cut(number)
+
+
 def run(command, timeout_s):
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as late:
         raise Failed(f"{os.path.basename(command[0])}: no end after {timeout_s} s") from late
-    return done.returncode, done.stdout, done.stderr
+    finally:
+        if process.poll() is None:  # late, or cut short: it has a daemon to end and a folder to remove
+            process.terminate()
+            try:
+                process.communicate(timeout=END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+    return process.returncode, out, err
 
 
 class Bench:
     def __init__(self, options):
         self.o = options
         self.failures = []
+        self.begin = time.monotonic()
         os.makedirs(options.out, exist_ok=True)
+        open(self.path("result.md"), "w", encoding="utf-8").close()
+
+    def say(self, text=""):
+        """A line of the report, kept where a closed standard output does not lose it."""
+        with open(self.path("result.md"), "a", encoding="utf-8") as file:
+            file.write(text + "\n")
+        try:
+            print(text, flush=True)
+        except OSError:
+            pass
+
+    def go_on(self):
+        if self.o.seconds and time.monotonic() - self.begin > self.o.seconds:
+            raise Cut()
 
     def path(self, name):
         return os.path.join(self.o.out, name)
@@ -100,11 +148,12 @@ class Bench:
             json.dump(answer, file, indent=1)
         return answer
 
-    def measure(self, model, plan_name, vram, prompt, name):
+    def measure(self, model, plan_name, vram, prompt, name, output=None):
         """Medians that helm-bench reports of a daemon running that plan."""
+        self.go_on()
         report = self.path(name + ".bench.json")
         command = [self.program("helm-bench"), "--model", model, "--prompt", str(prompt), "--output",
-                   str(self.o.output), "--requests", str(self.o.requests), "--rounds", str(self.o.bench_rounds), "--json", report]
+                   str(output or self.o.output), "--requests", str(self.o.requests), "--rounds", str(self.o.bench_rounds), "--json", report]
         if vram:
             command += ["--vram", vram]
         if self.o.device:
@@ -164,11 +213,19 @@ class Bench:
         self.failures.append(f"{what}: {why}")
         print(f"FAILED {what}: {why}", file=sys.stderr)
 
-    def finish(self, result):
-        result["failures"] = self.failures
-        with open(self.path("result.json"), "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=1)
-        sys.exit(5 if self.failures else 0)
+    def save(self, result, whole=False):
+        """Whole files only: one that is cut off in writing does not replace the last."""
+        path = self.path("result.json")
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(dict(result, whole=whole, failures=self.failures), file, indent=1)
+        os.replace(path + ".new", path)
+
+    def finish(self, result, ended):
+        """`ended`: None, or what cut it short."""
+        if ended is not None:
+            self.say(f"\ncut short {f'by signal {ended.number}' if ended.number else 'by --seconds'}: not all was measured")
+        self.save(result, whole=ended is None)
+        sys.exit(128 + ended.number if ended is not None and ended.number else 5 if self.failures else 0)
 
 
 def name_of(model):
@@ -223,19 +280,19 @@ def worker_seconds(before, after):
     return difference
 
 
-def print_parts(rows):
+def print_parts(b, rows):
     """Forecast parts beside measured ones. What nobody computes is the forecast's hand-overs and rest; measured it is a
     worker's waiting (for the other's turn, too: of two workers, one's waiting is mostly the other's computing)."""
-    print("\n| model | VRAM | prompt | of | ms said | ms | CPU said | CPU | its waits | GPU said | GPU | its waits | link said | "
+    b.say("\n| model | VRAM | prompt | of | ms said | ms | CPU said | CPU | its waits | GPU said | GPU | its waits | link said | "
           "hand-overs said | rest said | outside the workers |")
-    print("| --- " * 16 + "|")
+    b.say("| --- " * 16 + "|")
     for r in rows:
         for of in ("first", "decode") if r.get("parts") else ():
             said, got = r["said_parts"][of], r["parts"][of]
             cells = [said["ms"], got["ms"], said["cpu_ms"], got.get("cpu_ms"), got.get("cpu_waits_ms"), said["gpu_ms"],
                      got.get("gpu_ms"), got.get("gpu_waits_ms"), said["link_ms"], said["hand_overs_ms"], said["rest_ms"],
                      got["outside_ms"]]
-            print(f"| {r['model']} | {r['vram']} | {r['prompt']} | {of} | " +
+            b.say(f"| {r['model']} | {r['vram']} | {r['prompt']} | {of} | " +
                   " | ".join("-" if cell is None else f"{cell:.3f}" for cell in cells) + " |")
 
 
@@ -243,55 +300,95 @@ def percent(error):
     return "-" if error is None else f"{100 * error:+.1f} %"
 
 
-def accuracy(b):
-    o, rows = b.o, []
+def accuracy_cell(b, model, vram, prompt, whole):
+    """One row; not `whole`: with few tokens, for TTFT alone."""
+    output = b.o.output if whole else TTFT_OUTPUT
+    name = f"{name_of(model)}-{vram}-{prompt}"
+    sizes = ["--ctx", str(prompt + output + CONTEXT_SLACK), "--prompt", str(prompt)]
+    ceiling = vram_arguments(vram)
+    plan = b.helm_plan(model, sizes + ceiling, name)
+    at = sizes + ceiling + ["--plan", b.path(name + ".plan.json"), "--at", str(prompt + output // 2)]
+    said = b.helm_plan(model, at, name + "-said")
+    got = [b.measure(model, name, ceiling and vram, prompt, f"{name}-{r}", output) for r in range(b.o.rounds)]
+    ttft = statistics.median(g["ttft_ms"] for g in got)
+    row = {"model": name_of(model), "vram": vram, "prompt": prompt, "said_ttft_ms": said["ttft_ms"]["value"], "ttft_ms": ttft,
+           "ttft_error": relative(said["ttft_ms"]["value"], ttft), "homes": homes_text(plan),
+           "load_seconds": got[0]["load_seconds"], "said_parts": said["parts"]}
+    if whole:
+        tok_s = statistics.median(1000 / g["tpot_ms"] for g in got)
+        at_read = said_at_read(b, model, at, name, got)
+        row.update(said_tok_s=said["decode_tok_s"]["value"], tok_s=tok_s,
+                   decode_error=relative(said["decode_tok_s"]["value"], tok_s),
+                   decode_error_at_read=None if at_read is None else relative(at_read, tok_s),
+                   parts=None if b.o.no_parts else b.parts(model, name, ceiling and vram, prompt))
+    return row
+
+
+def accuracy_result(rows):
+    def of(key):
+        return summary([r[key] for r in rows if r.get(key) is not None])
+    return {"command": "accuracy", "rows": rows, "decode": of("decode_error"), "decode_at_read": of("decode_error_at_read"),
+            "ttft": of("ttft_error")}
+
+
+def accuracy_measure(b, rows):
+    o = b.o
+    prompts = [(int(p), True) for p in o.prompt.split(",")]
+    prompts += [(int(p), False) for p in o.ttft_prompt.split(",") if p and (int(p), True) not in prompts]
     for model in o.model:
         for vram in o.vram.split(","):
+            b.go_on()
             if o.refresh:
                 try:
                     b.refresh()
                 except Failed as why:
                     b.note(f"{name_of(model)}-{vram}", why)
                     continue
-            for prompt in (int(p) for p in o.prompt.split(",")):
-                name = f"{name_of(model)}-{vram}-{prompt}"
-                sizes = ["--ctx", str(prompt + o.output + CONTEXT_SLACK), "--prompt", str(prompt)]
-                ceiling = vram_arguments(vram)
+            for prompt, whole in prompts:
                 try:
-                    plan = b.helm_plan(model, sizes + ceiling, name)
-                    at = sizes + ceiling + ["--plan", b.path(name + ".plan.json"), "--at", str(prompt + o.output // 2)]
-                    said = b.helm_plan(model, at, name + "-said")
-                    got = [b.measure(model, name, ceiling and vram, prompt, f"{name}-{r}") for r in range(o.rounds)]
-                    at_read = said_at_read(b, model, at, name, got)
-                    parts = None if o.no_parts else b.parts(model, name, ceiling and vram, prompt)
+                    rows.append(accuracy_cell(b, model, vram, prompt, whole))
                 except Failed as why:
-                    b.note(name, why)
-                    continue
-                tok_s = statistics.median(1000 / g["tpot_ms"] for g in got)
-                ttft = statistics.median(g["ttft_ms"] for g in got)
-                rows.append({"model": name_of(model), "vram": vram, "prompt": prompt,
-                             "said_tok_s": said["decode_tok_s"]["value"], "tok_s": tok_s,
-                             "decode_error": relative(said["decode_tok_s"]["value"], tok_s),
-                             "decode_error_at_read": None if at_read is None else relative(at_read, tok_s),
-                             "said_ttft_ms": said["ttft_ms"]["value"], "ttft_ms": ttft,
-                             "ttft_error": relative(said["ttft_ms"]["value"], ttft),
-                             "homes": homes_text(plan), "load_seconds": got[0]["load_seconds"],
-                             "said_parts": said["parts"], "parts": parts})
-    print("| model | VRAM | prompt | homes | token/s predicted | measured | error | at the run's reads | TTFT ms predicted | "
+                    b.note(f"{name_of(model)}-{vram}-{prompt}", why)
+                b.save(accuracy_result(rows))
+
+
+def figure(value, digits):
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def print_errors(b, rows, result):
+    """Errors alone: a row for each model and ceiling, then median and worst."""
+    columns = [(of, key, prompt) for of, key in (("decode", "decode_error"), ("TTFT", "ttft_error"))
+               for prompt in sorted({r["prompt"] for r in rows if r.get(key) is not None})]
+    b.say("\n| model | VRAM | " + " | ".join(f"{of} {prompt:,}" for of, _, prompt in columns) + " |")
+    b.say("| --- " * (2 + len(columns)) + "|")
+    for model, vram in dict.fromkeys((r["model"], r["vram"]) for r in rows):
+        cell = {r["prompt"]: r for r in rows if (r["model"], r["vram"]) == (model, vram)}
+        b.say(f"| {model} | {vram} | " + " | ".join(percent(cell.get(prompt, {}).get(key)) for _, key, prompt in columns) + " |")
+    for what, key in (("decode", "decode"), ("decode at the reads measured beside each run", "decode_at_read"), ("TTFT", "ttft")):
+        if result[key]:
+            b.say(f"\n{what}: median error {100 * result[key]['median']:.1f} %, worst {100 * result[key]['worst']:.1f} % of "
+                  f"{result[key]['cells']} cells")
+
+
+def accuracy(b):
+    rows, ended = [], None
+    try:
+        accuracy_measure(b, rows)
+    except Cut as why:
+        ended = why
+    b.say("| model | VRAM | prompt | homes | token/s predicted | measured | error | at the run's reads | TTFT ms predicted | "
           "measured | error |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    b.say("| --- " * 11 + "|")
     for r in rows:
-        print(f"| {r['model']} | {r['vram']} | {r['prompt']} | {r['homes']} | {r['said_tok_s']:.2f} | {r['tok_s']:.2f} | "
-              f"{percent(r['decode_error'])} | {percent(r['decode_error_at_read'])} | {r['said_ttft_ms']:.1f} | "
-              f"{r['ttft_ms']:.1f} | {percent(r['ttft_error'])} |")
-    if not o.no_parts:
-        print_parts(rows)
-    decode, ttft = summary([r["decode_error"] for r in rows]), summary([r["ttft_error"] for r in rows])
-    at_read = summary([r["decode_error_at_read"] for r in rows if r["decode_error_at_read"] is not None])
-    for what, s in (("decode", decode), ("decode at the reads measured beside each run", at_read), ("TTFT", ttft)):
-        if s:
-            print(f"\n{what}: median error {100 * s['median']:.1f} %, worst {100 * s['worst']:.1f} % of {s['cells']} cells")
-    b.finish({"command": "accuracy", "rows": rows, "decode": decode, "decode_at_read": at_read, "ttft": ttft})
+        b.say(f"| {r['model']} | {r['vram']} | {r['prompt']} | {r['homes']} | {figure(r.get('said_tok_s'), 2)} | "
+              f"{figure(r.get('tok_s'), 2)} | {percent(r.get('decode_error'))} | {percent(r.get('decode_error_at_read'))} | "
+              f"{r['said_ttft_ms']:.1f} | {r['ttft_ms']:.1f} | {percent(r['ttft_error'])} |")
+    if not b.o.no_parts:
+        print_parts(b, rows)
+    result = accuracy_result(rows)
+    print_errors(b, rows, result)
+    b.finish(result, ended)
 
 
 def homes_text(plan):
@@ -345,13 +442,14 @@ def thesis_splits(plan, every):
 
 
 def random_mixtures(plan, count, seed):
-    """As many units on the GPU as the plan has, chosen at random; the others cpu or stream by a random share."""
+    """As many units on the GPU as the plan has, chosen at random; the others cpu or stream by a random share. Nothing streams
+    where the plan has no ring for it."""
     rng = random.Random(seed)
     chosen = units_of(plan)
     on_gpu = {half: sum(1 for key, where in chosen.items() if where == "gpu" and key[1] == half)
               for half in ("attention", "mlp")}
     for i in range(count):
-        share, home = rng.random(), {}
+        share, home = rng.random() if plan["ring_bytes"] else 0, {}
         for half in ("attention", "mlp"):
             layers = list(range(plan["layers"]))
             rng.shuffle(layers)
@@ -360,42 +458,71 @@ def random_mixtures(plan, count, seed):
         yield f"random-{i}", with_homes(plan, home)
 
 
-def sweep(b):
+def sweep_plans(b):
+    """The chosen plan's name and those of the others, each written as NAME.plan.json."""
     o = b.o
-    model, prompt = o.model[0], int(o.prompt.split(",")[0])
-    sizes = ["--ctx", str(prompt + o.output + CONTEXT_SLACK), "--prompt", str(prompt)] + vram_arguments(o.vram)
-    try:
-        chosen = b.helm_plan(model, sizes, "chosen")
-    except Failed as why:
-        b.note("chosen", why)
-        b.finish({"command": "sweep"})
-    plans, refused = ["chosen"], []
+    sizes = ["--ctx", str(int(o.prompt.split(",")[0]) + o.output + CONTEXT_SLACK), "--prompt", o.prompt.split(",")[0]]
+    chosen = b.helm_plan(o.model[0], sizes + vram_arguments(o.vram), "chosen")
+    others = []
     for name, plan in list(thesis_splits(chosen, o.every)) + list(random_mixtures(chosen, o.random, o.seed)):
         with open(b.path(name + ".plan.json"), "w", encoding="utf-8") as file:
             json.dump(plan, file)
-        plans.append(name)
-    tok_s = {}
+        others.append(name)
+    return ["chosen"] + others
+
+
+def sweep_order(plans, backwards):
+    """All plans, the first of them again and again between the others and at the end."""
+    first, others = plans[0], plans[:0:-1] if backwards else plans[1:]
+    order = []
+    for i in range(0, max(len(others), 1), CHOSEN_AGAIN):
+        order += [first] + others[i:i + CHOSEN_AGAIN]
+    return order + [first] if others else order
+
+
+def sweep_result(tok_s, refused):
+    medians = {name: statistics.median(values) for name, values in tok_s.items()}
+    return {"command": "sweep", "tok_s": tok_s, "medians": medians, "refused": refused,
+            "best": max(medians, key=medians.get) if medians else None}
+
+
+def sweep_measure(b, tok_s, refused):
+    o, plans, run = b.o, sweep_plans(b), 0
     for r in range(o.rounds):
-        for name in plans if r % 2 == 0 else reversed(plans):
+        for name in sweep_order(plans, r % 2):
+            run += 1
             if name in refused:
                 continue
             try:
-                got = b.measure(model, name, o.vram if vram_arguments(o.vram) else None, prompt, f"{name}-{r}")
+                got = b.measure(o.model[0], name, vram_arguments(o.vram) and o.vram, int(o.prompt.split(",")[0]), f"{name}-{run}")
                 tok_s.setdefault(name, []).append(1000 / got["tpot_ms"])
             except Failed as why:
                 if "fit" in str(why) or "VRAM" in str(why):
                     refused.append(name)  # does not fit: not a plan for this machine
                 else:
                     b.note(name, why)
-    medians = {name: statistics.median(values) for name, values in tok_s.items()}
-    best = max(medians, key=medians.get) if medians else None
-    print("| plan | token/s | of the best |\n| --- | --- | --- |")
+            b.save(sweep_result(tok_s, refused))
+
+
+def sweep(b):
+    tok_s, refused, ended = {}, [], None
+    try:
+        sweep_measure(b, tok_s, refused)
+    except Failed as why:
+        b.note("chosen", why)
+    except Cut as why:
+        ended = why
+    result = sweep_result(tok_s, refused)
+    medians, best = result["medians"], result["best"]
+    b.say("| plan | token/s | of the best | runs |\n| --- | --- | --- | --- |")
     for name in sorted(medians, key=medians.get, reverse=True):
-        print(f"| {name} | {medians[name]:.2f} | {100 * medians[name] / medians[best]:.1f} % |")
-    print(f"\n{len(refused)} plans do not fit: {', '.join(refused) or 'none'}")
+        b.say(f"| {name} | {medians[name]:.2f} | {100 * medians[name] / medians[best]:.1f} % | {len(tok_s[name])} |")
+    b.say(f"\n{len(medians)} plans measured; {len(refused)} do not fit: {', '.join(refused) or 'none'}")
     if "chosen" in medians:
-        print(f"chosen: {100 * medians['chosen'] / medians[best]:.1f} % of the best measured ({best})")
-    b.finish({"command": "sweep", "tok_s": tok_s, "medians": medians, "refused": refused, "best": best})
+        runs = tok_s["chosen"]
+        b.say(f"chosen: {100 * medians['chosen'] / medians[best]:.1f} % of the best measured ({best}); its own {len(runs)} runs "
+              f"{min(runs):.2f} to {max(runs):.2f}")
+    b.finish(result, ended)
 
 
 def bytes_by_home(plan, model):
@@ -424,7 +551,7 @@ def limits_of(b):
 def reach(b):
     o, model = b.o, b.o.model[0]
     ceiling = vram_arguments(o.vram)
-    names, plans, got = [], {}, {}
+    names, plans, got, ended = [], {}, {}, None
     for prompt in o.prompt.split(","):
         for strategy in ("best", "thesis"):
             name = f"{strategy}-{prompt}"
@@ -434,34 +561,38 @@ def reach(b):
                 names.append((name, int(prompt)))
             except Failed as why:
                 b.note(name, why)
-    for r in range(o.rounds):
-        for name, prompt in names if r % 2 == 0 else reversed(names):
-            try:
-                got.setdefault(name, []).append(b.measure(model, name, ceiling and o.vram, prompt, f"{name}-{r}"))
-            except Failed as why:
-                b.note(name, why)
+    try:
+        for r in range(o.rounds):
+            for name, prompt in names if r % 2 == 0 else reversed(names):
+                try:
+                    got.setdefault(name, []).append(b.measure(model, name, ceiling and o.vram, prompt, f"{name}-{r}"))
+                except Failed as why:
+                    b.note(name, why)
+                b.save({"command": "reach", "raw": got})
+    except Cut as why:
+        ended = why
     rows, limits = {}, limits_of(b)
     if limits:
-        print("limits: " + ", ".join(f"{key[:-5].replace('_', ' ')} {value:.1f} GB/s" for key, value in limits.items()))
-    print("| plan | homes | token/s | predicted | TTFT ms | predicted |\n| --- | --- | --- | --- | --- | --- |")
+        b.say("limits: " + ", ".join(f"{key[:-5].replace('_', ' ')} {value:.1f} GB/s" for key, value in limits.items()))
+    b.say("| plan | homes | token/s | predicted | TTFT ms | predicted |\n| --- | --- | --- | --- | --- | --- |")
     for name, _ in names:
-        if name not in got:
+        if not got.get(name):
             continue
         rows[name] = {"tok_s": statistics.median(1000 / g["tpot_ms"] for g in got[name]),
                       "ttft_ms": statistics.median(g["client_ttft_ms"] for g in got[name])}
         p = plans[name]
-        print(f"| {name} | {homes_text(p)} | {rows[name]['tok_s']:.2f} | {p['decode_tok_s']['value']:.2f} | "
+        b.say(f"| {name} | {homes_text(p)} | {rows[name]['tok_s']:.2f} | {p['decode_tok_s']['value']:.2f} | "
               f"{rows[name]['ttft_ms']:.1f} | {p['ttft_ms']['value']:.1f} |")
     for prompt in o.prompt.split(","):
         best, thesis = rows.get(f"best-{prompt}"), rows.get(f"thesis-{prompt}")
         if best and thesis:
-            print(f"\nprompt {prompt}: {best['tok_s'] / thesis['tok_s']:.2f} times the thesis split")
+            b.say(f"\nprompt {prompt}: {best['tok_s'] / thesis['tok_s']:.2f} times the thesis split")
         if best and limits:
             total = bytes_by_home(plans[f"best-{prompt}"], model)
             bound_s = (total["cpu"] + total["stream"]) / (limits["both_gb_s"] * 1e9) + total["gpu"] / (limits["vram_gb_s"] * 1e9)
             best["of_bound"] = bound_s * best["tok_s"]
-            print(f"prompt {prompt}: {100 * best['of_bound']:.1f} % of the bound ({1 / bound_s:.2f} token/s)")
-    b.finish({"command": "reach", "rows": rows, "raw": got, "limits": limits})
+            b.say(f"prompt {prompt}: {100 * best['of_bound']:.1f} % of the bound ({1 / bound_s:.2f} token/s)")
+    b.finish({"command": "reach", "rows": rows, "raw": got, "limits": limits}, ended)
 
 
 def main():
@@ -476,12 +607,14 @@ def main():
     parser.add_argument("--model", action="append", required=True)
     parser.add_argument("--vram", default="all")
     parser.add_argument("--prompt", default="128")
+    parser.add_argument("--ttft-prompt", default="")
     parser.add_argument("--profile")
     parser.add_argument("--limits")
     parser.add_argument("--device", default="")
     for name, value in (("output", 64), ("rounds", 1), ("requests", 1), ("every", 2), ("random", 20), ("seed", 1),
                         ("bench-rounds", 3)):
         parser.add_argument("--" + name, type=int, default=value)
+    parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--refresh", action="store_true")
     parser.add_argument("--no-parts", action="store_true")
     options = parser.parse_args(argv)
@@ -489,7 +622,13 @@ def main():
     for program in ("helm-plan", "helm-bench", "helmd"):
         if not os.access(os.path.join(options.bin, program), os.X_OK):
             die(f"{options.bin} has no {program}")
-    {"accuracy": accuracy, "sweep": sweep, "reach": reach}[options.command](Bench(options))
+    b = Bench(options)
+    for ended_by in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ended_by, cut)
+    try:
+        {"accuracy": accuracy, "sweep": sweep, "reach": reach}[options.command](b)
+    except Cut as why:  # outside of what can be reported in part
+        sys.exit(128 + why.number)
 
 
 if __name__ == "__main__":
