@@ -91,7 +91,9 @@ MODEL_SRC := \
   common/model/index.c \
   common/model/rope.c \
   common/model/rope_config.c \
-  common/model/safetensors.c
+  common/model/safetensors.c \
+  common/packed.c \
+  common/packed_tile.c
 
 # what both workers are around their engines
 WORKER_SRC := \

@@ -47,8 +47,8 @@
 #define PACKED_TILE       1024
 #define PACKED_CODE_BYTES 384
 #define PACKED_TILE_BYTES (PACKED_CODE_BYTES + PACKED_TILE)
-#define PACKED_ESCAPE     7   /* the code of exponents in the list */
-#define PACKED_BASE_MAX   248 /* so that base + PACKED_ESCAPE is an exponent */
+#define PACKED_ESCAPE     7u   /* the code of exponents in the list */
+#define PACKED_BASE_MAX   248u /* so that base + PACKED_ESCAPE is an exponent */
 #define PACKED_COLS_MAX   ((uint32_t)1 << 20)
 
 enum packed_kind { PACKED_RAW, PACKED_CODED };
@@ -136,8 +136,7 @@ HELM_MUST_CHECK int packed_read_groups(const void *packed, uint64_t bytes, const
                                        uint32_t rows, uint32_t cols, uint32_t first, uint32_t groups,
                                        uint16_t *value, struct helm_err *err);
 
-/* The same bytes and measures by plain C, whatever the processor has: for tests. */
-void packed_measure_ref(const uint16_t *value, uint32_t values, struct packed_measure *measure);
+/* The same bytes by plain C, whatever the processor has: for tests. */
 HELM_MUST_CHECK int packed_write_ref(const struct packed_measure *measure, const uint16_t *value,
                                      uint32_t values, void *packed, struct helm_err *err);
 

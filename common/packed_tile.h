@@ -1,0 +1,37 @@
+/* One tile of a packed group (common/packed.h): its record and its escapes.
+ *
+ * Called by common/packed.c only. Pure functions over caller-owned memory; both versions write the same
+ * bytes. */
+#ifndef HELM_COMMON_PACKED_TILE_H
+#define HELM_COMMON_PACKED_TILE_H
+
+#include <stdint.h>
+
+#include "common/packed.h"
+
+struct packed_tile {
+    uint32_t code[3][32];
+    uint8_t rest[PACKED_TILE];
+};
+
+/* Of a lane's run of bits in the order in which its escapes are listed (two words: i < 3, then i = 3), the
+ * values' places from the lane's first on. Places no value has are PACKED_TILE. */
+extern const uint16_t packed_escape_place[64];
+
+/* Writes the record of value[PACKED_TILE] and its escapes' exponents to escape[PACKED_TILE]; returns how many
+ * those are. */
+typedef uint32_t packed_tile_fn(const uint16_t *value, uint8_t base, struct packed_tile *tile,
+                                uint8_t *escape);
+packed_tile_fn packed_tile_ref, packed_tile_avx2;
+/* The fastest this processor has. */
+packed_tile_fn *packed_tile_best(void);
+
+/* How many of the record's codes are escapes. */
+uint32_t packed_tile_escapes(const struct packed_tile *tile);
+/* The tile's values to value[PACKED_TILE]; escape[]: packed_tile_escapes exponents. */
+void packed_tile_read(const struct packed_tile *tile, uint8_t base, const uint8_t *escape, uint16_t *value);
+
+/* count[e] += how many of value[values] have exponent e. */
+void packed_count(const uint16_t *value, uint32_t values, uint32_t count[256]);
+
+#endif
