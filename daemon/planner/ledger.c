@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/sampling.h"
 #include "common/units.h"
 #include "daemon/kv_pages.h"
 
@@ -21,6 +22,8 @@
 #define SLICES_A_RING 4           /* as worker-gpu/ring.c cuts them, and no larger than: */
 #define SLICE_BYTES   (16 * MIB)
 #define STAGING_BYTES (128 * MIB) /* the emulated device's */
+#define SAMPLERS      4           /* as worker-gpu/engine.h: threads that draw, at most */
+#define SCRATCH_ALIGN 64
 /* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
 #define ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
 
@@ -77,6 +80,12 @@ uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t
 uint64_t ledger_gpu_host_bytes(const struct ledger_case *c)
 {
     return c->machine->device.kind == LEDGER_DEVICE_EMULATED ? STAGING_BYTES : DRIVER_BYTES;
+}
+
+uint64_t ledger_draw_bytes(const struct ledger_case *c)
+{
+    uint64_t scratch = sampling_scratch_bytes(c->model->config.vocab) + 2 * SCRATCH_ALIGN;
+    return (uint64_t)c->wish->slots * LEDGER_DRAW_SLOT_BYTES + SAMPLERS * scratch;
 }
 
 uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most)
@@ -171,6 +180,7 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
     } else if (on_gpu) {
         ledger_add(host, "GPU driver and staging (estimate)", ledger_gpu_host_bytes(c));
     }
+    if (plan->head == PLAN_HOME_GPU) ledger_add(host, "draws from the GPU's logits", ledger_draw_bytes(c));
     ledger_add(host, "processes (estimate)", PROCESS_BYTES);
 }
 

@@ -73,6 +73,11 @@ HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_
                                             struct helm_err *err);
 /* The GPU worker's share of host memory: driver and staging. */
 uint64_t ledger_gpu_host_bytes(const struct ledger_case *c);
+/* The GPU worker's host memory for draws, where it has the head: for each slot the candidates and the logits
+ * of changed tokens that the device writes there, and how often each of those occurs (worker-gpu/draw.h);
+ * then the drawing threads' scratch. */
+#define LEDGER_DRAW_SLOT_BYTES UINT64_C(57368)
+uint64_t ledger_draw_bytes(const struct ledger_case *c);
 /* The CPU worker's private buffers, when it computes units in steps of up to `most` tokens. */
 uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most);
 

@@ -90,7 +90,8 @@ static void fill_ends(const struct ledger_case *c, const struct memory_wish *wis
     s->embed[PLAN_HOME_CPU] = (struct search_bytes){.host = t->embed.arena};
     s->embed[PLAN_HOME_GPU] = on_device(c, t->embed.vram, 0);
     s->head[PLAN_HOME_CPU] = (struct search_bytes){.host = t->head.arena + t->final_norm.vector_bytes};
-    s->head[PLAN_HOME_GPU] = on_device(c, t->head.vram + t->final_norm.vram + head_work, 0);
+    s->head[PLAN_HOME_GPU] =
+        on_device(c, t->head.vram + t->final_norm.vram + head_work, ledger_draw_bytes(c));
     memcpy(s->tied_both, s->head, sizeof s->tied_both);
 }
 

@@ -14,6 +14,7 @@
 #include "daemon/kv_pages.h"
 #include "daemon/planner/planner.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
+#include "worker-gpu/engine.h"
 
 /* 1 GiB of weights, 114,688 bytes of KV a token in 16 bits: the shape of Qwen3-0.6B. */
 static struct model_tensor tensors[] = {
@@ -297,6 +298,33 @@ static void the_emulated_devices_memory_is_the_hosts(void **state)
     made_up_close(&l.made);
 }
 
+/* What worker-gpu/draw.c takes, a slot: its room in pinned memory, and how often each changed token occurs.
+ */
+static void draws_take_host_memory_where_the_head_is_the_gpus(void **state)
+{
+    (void)state;
+    struct lined l = {0};
+    open_lined(&l);
+    write_lined(&l);
+    assert_int_equal(LEDGER_DRAW_SLOT_BYTES,
+                     sizeof(struct gpuk_few_room) + SAMPLING_CHANGES_MAX * sizeof(uint32_t));
+    assert_int_equal(l.plan.head, PLAN_HOME_GPU);
+    const uint64_t draws = line_of(&l.plan.host, "draws"), host = l.plan.host.total;
+    const uint64_t scratch = sampling_scratch_bytes(l.made.model.config.vocab);
+    assert_in_range(draws, l.plan.slots * LEDGER_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * scratch,
+                    l.plan.slots * LEDGER_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * (scratch + 128));
+    assert_int_equal(draws, ledger_draw_bytes(&l.c));
+    l.wish.slots += 10;
+    write_lined(&l);
+    assert_int_equal(line_of(&l.plan.host, "draws"), draws + 10 * LEDGER_DRAW_SLOT_BYTES);
+    l.wish.slots -= 10;
+    l.plan.head = PLAN_HOME_CPU;
+    write_lined(&l);
+    assert_int_equal(line_of(&l.plan.host, "draws"), 0);
+    assert_true(l.plan.host.total > host - draws); /* the head's weights and the logits are still there */
+    made_up_close(&l.made);
+}
+
 /* What the arena is given for weights is what loader and copier lay out in it. */
 static void weights_have_room_as_they_are_laid_out(void **state)
 {
@@ -362,6 +390,7 @@ int main(void)
         cmocka_unit_test(totals_count_every_tensor),
         cmocka_unit_test(streamed_and_borrowed_have_their_lines),
         cmocka_unit_test(the_emulated_devices_memory_is_the_hosts),
+        cmocka_unit_test(draws_take_host_memory_where_the_head_is_the_gpus),
         cmocka_unit_test(weights_have_room_as_they_are_laid_out),
         cmocka_unit_test(a_batch_has_as_many_contexts_of_pages),
     };
