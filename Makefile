@@ -461,6 +461,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/chain.cu \
   worker-gpu/kernels/chain_list.cu \
   worker-gpu/kernels/elementwise.cu \
+  worker-gpu/kernels/expand.cu \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemm_stream.cu \
   worker-gpu/kernels/gemv.cu \
@@ -472,6 +473,7 @@ CUDA_TEST_SRC := \
   tests/gpu/test_attention.cu \
   tests/gpu/test_chain.cu \
   tests/gpu/test_elementwise.cu \
+  tests/gpu/test_expand.cu \
   tests/gpu/test_linear.cu \
   tests/gpu/test_main.cu
 CUDA_BENCH_SRC := \
@@ -479,6 +481,7 @@ CUDA_BENCH_SRC := \
   tools/gpu/bench_chain.cu \
   tools/gpu/bench_kernels.cu \
   tools/gpu/bench_model.cu
+CUDA_TEST_HOST_OBJ := $(addprefix $(OBJ)/common/,err.o packed.o packed_tile.o sampling_pass.o)
 CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)
 cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
 
@@ -492,7 +495,7 @@ $(OBJ)/emulated/%.o: %
 	$(Q)$(CXX) -x c++ -std=c++17 -Itests/gpu/emulator -I. -DHELM_CUDA_EMULATED -g -fno-strict-aliasing -ffp-contract=off $(OPT) \
 	  -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-format-truncation -Wno-unused-function -Wno-unused-variable \
 	  -MMD -MP -c -o $@ $<
-$(OBJ)/helm-test-gpu-emulated: $(CUDA_EMULATED_OBJ) $(OBJ)/common/err.o $(OBJ)/common/sampling_pass.o
+$(OBJ)/helm-test-gpu-emulated: $(CUDA_EMULATED_OBJ) $(CUDA_TEST_HOST_OBJ)
 	$(call say,LINK,$@)
 	$(Q)$(CXX) -o $@ $^ $(LDFLAGS_ALL) -lm
 .PHONY: test-gpu-emulated
@@ -517,8 +520,8 @@ $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
 # tests have no kernels of their own: one architecture is as good as five
 $(OBJ)/tests/gpu/%.o: NVCC_CODE := \
   -gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
-$(BIN)/helm-test-gpu-kernels: $(call cuda_obj_of,$(CUDA_TEST_SRC) $(CUDA_KERNEL_SRC)) $(OBJ)/common/err.o $(OBJ)/common/sampling_pass.o
-$(BIN)/helm-bench-gpu-kernels: $(call cuda_obj_of,$(CUDA_BENCH_SRC) $(CUDA_KERNEL_SRC)) $(OBJ)/common/err.o
+$(BIN)/helm-test-gpu-kernels: $(call cuda_obj_of,$(CUDA_TEST_SRC) $(CUDA_KERNEL_SRC)) $(CUDA_TEST_HOST_OBJ)
+$(BIN)/helm-bench-gpu-kernels: $(call cuda_obj_of,$(CUDA_BENCH_SRC) $(CUDA_KERNEL_SRC)) $(CUDA_TEST_HOST_OBJ)
 $(CUDA_PROGRAMS:%=$(BIN)/%):
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)

@@ -179,9 +179,9 @@ HELM_MUST_CHECK int gpuk_rope_table(const struct gpuk_step *step, uint32_t token
 
 /* Packed bf16 weights (common/packed.h) to plain ones, bit for bit. Groups of one matrix: `packed` is where
  * the first of them was copied to (16-byte aligned), `offset` its entry in the matrix's table of offsets,
- * which must be in device memory too; of the table only differences to that entry are used. `rows`: of those
- * groups, a multiple of PACKED_ROWS unless the matrix ends with them. out: [rows][cols] dense, 16-byte
- * aligned. Bytes are trusted: they must be what packed_write wrote. */
+ * which must be in device memory too; of the table only differences to that entry are used, up to that behind
+ * the last group. `rows`: of those groups, a multiple of PACKED_ROWS unless the matrix ends with them. out:
+ * [rows][cols] dense, 16-byte aligned. Bytes are trusted: they must be what packed_write wrote. */
 struct gpuk_expand_part {
     const void *packed;
     const uint32_t *offset;
@@ -190,7 +190,8 @@ struct gpuk_expand_part {
 };
 #define GPUK_EXPAND_PARTS_MAX 3
 /* One launch for up to GPUK_EXPAND_PARTS_MAX parts, in small blocks without shared memory, so that it runs
- * beside others. blocks: at most so many; 0: what is fastest when nothing else runs. */
+ * beside others. blocks: at most so many; 0: what is fastest when nothing else runs. A launch just behind it
+ * in the stream that reads `out` as its weights must not have GPUK_EARLY (it would fetch them too soon). */
 HELM_MUST_CHECK int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,
                                 uint32_t parts, uint32_t blocks, void *stream, struct helm_err *err);
 

@@ -80,11 +80,8 @@ int main(int argc, char **argv)
     struct {
         const char *name;
         void (*run)(struct test_context *);
-    } tests[] = {{"elementwise", test_elementwise},
-                 {"select", test_select},
-                 {"linear", test_linear},
-                 {"attention", test_attention},
-                 {"chain", test_chain}};
+    } tests[] = {{"elementwise", test_elementwise}, {"select", test_select}, {"linear", test_linear},
+                 {"attention", test_attention},     {"chain", test_chain},   {"expand", test_expand}};
     for (auto &test : tests) {
         if (only && strcmp(only, test.name) != 0) continue;
         int failures = t.failures, checks = t.checks;

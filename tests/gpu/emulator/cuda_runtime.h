@@ -37,6 +37,9 @@ struct alignas(8) float2 {
 struct alignas(16) float4 {
     float x, y, z, w;
 };
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
@@ -69,7 +72,7 @@ void emulator_pass(void); /* lets others run once */
 void __syncthreads(void);
 void __syncwarp(void);
 void threads_meet(uint32_t number, uint32_t count); /* as in worker-gpu/kernels/ptx.cuh */
-unsigned char *emulator_shared(void); /* the block's dynamic shared memory */
+unsigned char *emulator_shared(void);               /* the block's dynamic shared memory */
 
 template <typename T> static inline T __shfl_xor_sync(unsigned, T value, int mask)
 {
@@ -134,6 +137,14 @@ static inline float __int_as_float(int i)
 static inline int __clz(int v)
 {
     return v ? __builtin_clz((unsigned)v) : 32;
+}
+static inline int __popc(unsigned v)
+{
+    return __builtin_popcount(v);
+}
+static inline int __ffs(int v)
+{
+    return __builtin_ffs(v);
 }
 static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
 {

@@ -1,0 +1,189 @@
+/* Packed weights to plain bf16 (common/packed.h says the format), on their way from where the copy engine put
+ * them to the ring.
+ *
+ * A warp expands a tile: every lane loads three words of codes and four times 8 signs and mantissas, builds
+ * pairs of values by a shift and two masks, and stores four times 16 bytes. Escapes are a few in a hundred:
+ * each lane counts its own, a sum over the warp says where in the list they begin, and each is written over
+ * the value stored before (by the same thread, so behind it). Nothing is shared between warps; any number of
+ * blocks may run. */
+#include "worker-gpu/kernels/device.cuh"
+
+extern "C" {
+#include "common/packed.h"
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+#define MIN_BLOCKS 4 /* 1,024 threads */
+#else
+#define MIN_BLOCKS 6 /* 40 registers, more warps than loads take to come */
+#endif
+static const uint32_t THREADS = 256, BLOCKS = 6;
+
+struct expand_list {
+    struct gpuk_expand_part part[GPUK_EXPAND_PARTS_MAX];
+    uint32_t tiles[GPUK_EXPAND_PARTS_MAX]; /* of a group of PACKED_ROWS rows */
+    uint32_t end[GPUK_EXPAND_PARTS_MAX];   /* tiles of this part and those before it; of unused ones too */
+};
+
+static __device__ __forceinline__ uint32_t up_to_align(uint32_t bytes)
+{
+    return (bytes + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
+}
+
+/* The first `here` of a tile's values as they are. */
+static __device__ __forceinline__ void copy_raw(const uint16_t *from, uint32_t here, uint32_t lane,
+                                                uint16_t *to)
+{
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++) {
+        const uint32_t place = k * 256 + lane * 8;
+        if (place + 8 <= here)
+            *reinterpret_cast<uint4 *>(to + place) = __ldg(reinterpret_cast<const uint4 *>(from + place));
+        else
+            for (uint32_t i = place; i < here; i++) to[i] = __ldg(from + i);
+    }
+}
+
+/* Stores a run of a lane: whole, or the first values of it. */
+static __device__ __forceinline__ void store_run(uint16_t *to, uint32_t place, uint32_t here,
+                                                 const uint32_t pair[4])
+{
+    if (place + 8 <= here) {
+        *reinterpret_cast<uint4 *>(to + place) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        if (place + i < here) to[place + i] = (uint16_t)(pair[i / 2] >> (i & 1) * 16);
+}
+
+/* Bit 16 * half + 3 * k for each code of a word that is PACKED_ESCAPE. */
+static __device__ __forceinline__ uint32_t escaped(uint32_t codes)
+{
+    return codes & codes >> 1 & codes >> 2 & 0x02490249u;
+}
+
+static __device__ __forceinline__ void expand_tile(const struct gpuk_expand_part &part, uint32_t group,
+                                                   uint32_t tile, uint32_t lane)
+{
+    const uint32_t left = part.rows - group * PACKED_ROWS;
+    const uint32_t values = (left < PACKED_ROWS ? left : PACKED_ROWS) * part.cols;
+    if (tile * PACKED_TILE >= values) return; /* of a last group with fewer rows */
+    const uint32_t here = values - tile * PACKED_TILE, tiles = (values + PACKED_TILE - 1) / PACKED_TILE;
+    const uint32_t at = __ldg(part.offset + group), units = __ldg(part.offset + group + 1) - at;
+    const unsigned char *packed =
+        static_cast<const unsigned char *>(part.packed) + (size_t)(at - __ldg(part.offset)) * PACKED_ALIGN;
+    uint16_t *out = static_cast<uint16_t *>(part.out) + (size_t)group * PACKED_ROWS * part.cols +
+                    (size_t)tile * PACKED_TILE;
+
+    /* a group is coded only if that is smaller, so its size says which it is before its header is here */
+    if (units == (PACKED_ALIGN + up_to_align(values * 2)) / PACKED_ALIGN) {
+        copy_raw(reinterpret_cast<const uint16_t *>(packed + PACKED_ALIGN) + (size_t)tile * PACKED_TILE, here,
+                 lane, out);
+        return;
+    }
+    const uint32_t head = up_to_align((uint32_t)sizeof(struct packed_header) + (tiles + 1) * 4);
+    const unsigned char *record = packed + head + (size_t)tile * PACKED_TILE_BYTES,
+                        *rest = record + PACKED_CODE_BYTES;
+    const uint32_t *code = reinterpret_cast<const uint32_t *>(record);
+    uint32_t codes[4];
+    uint2 bytes[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 3; i++) codes[i] = __ldg(code + i * 32 + lane);
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++)
+        bytes[k] = __ldg(reinterpret_cast<const uint2 *>(rest + k * 256 + lane * 8));
+    const uint32_t base = __ldg(packed + offsetof(struct packed_header, base));
+    uint32_t start = __ldg(reinterpret_cast<const uint32_t *>(packed + sizeof(struct packed_header)) + tile);
+    codes[3] = (codes[0] >> 12 & 0x000f000fu) | (codes[1] >> 8 & 0x00f000f0u) | (codes[2] >> 4 & 0x0f000f00u);
+
+    const uint32_t base2 = base << 7 | base << 23;
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++) {
+        uint32_t pair[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t exponents = (k == 3 ? codes[i] >> 2 : codes[i] << (7 - 3 * k)) & 0x03800380u;
+            const uint32_t two = __byte_perm(i < 2 ? bytes[k].x : bytes[k].y, 0, i & 1 ? 0x3322 : 0x1100);
+            pair[i] = exponents + base2 + (two & 0x807f807fu);
+        }
+        store_run(out, k * 256 + lane * 8, here, pair);
+    }
+
+    uint32_t first = escaped(codes[0]) | escaped(codes[1]) << 1 | escaped(codes[2]) << 2,
+             last = escaped(codes[3]);
+    const uint32_t count = (uint32_t)__popc(first) + (uint32_t)__popc(last);
+    uint32_t sum = count; /* of this lane and those before it */
+#pragma unroll
+    for (uint32_t distance = 1; distance < 32; distance *= 2) {
+        const uint32_t before = __shfl_sync(0xffffffffu, sum, (int)((lane - distance) & 31));
+        if (lane >= distance) sum += before;
+    }
+    const unsigned char *escape = packed + head + (size_t)tiles * PACKED_TILE_BYTES + start + (sum - count);
+    while (first | last) {
+        uint32_t bit, i = 3;
+        if (first) {
+            bit = (uint32_t)__ffs((int)first) - 1;
+            first &= first - 1;
+            i = (bit & 15) % 3;
+        } else {
+            bit = (uint32_t)__ffs((int)last) - 1;
+            last &= last - 1;
+        }
+        /* bits 3 * k + i, in the other word 3 * k */
+        const uint32_t place = (bit & 15) / 3 * 256 + lane * 8 + i * 2 + (bit >> 4);
+        const uint32_t byte = __ldg(rest + place), exponent = __ldg(escape++);
+        out[place] = (uint16_t)((byte & 0x80) << 8 | exponent << 7 | (byte & 0x7f));
+    }
+}
+
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+    expand_kernel(const __grid_constant__ struct expand_list list)
+{
+    let_next_start();
+    wait_for_previous();
+    const uint32_t lane = threadIdx.x & 31, warps = gridDim.x * (THREADS / 32),
+                   all = list.end[GPUK_EXPAND_PARTS_MAX - 1];
+    for (uint32_t t = blockIdx.x * (THREADS / 32) + (threadIdx.x >> 5); t < all; t += warps) {
+        int p = 0;
+        uint32_t from = 0;
+#pragma unroll
+        for (int i = 1; i < GPUK_EXPAND_PARTS_MAX; i++)
+            if (t >= list.end[i - 1]) p = i, from = list.end[i - 1];
+        const uint32_t group = (t - from) / list.tiles[p];
+        expand_tile(list.part[p], group, (t - from) - group * list.tiles[p], lane);
+    }
+}
+
+extern "C" int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,
+                           uint32_t parts, uint32_t blocks, void *stream, struct helm_err *err)
+{
+    struct expand_list list = {};
+    uint64_t all = 0;
+    if (parts == 0 || parts > GPUK_EXPAND_PARTS_MAX)
+        return helm_fail(err, HELM_E_USAGE, "expand: %u parts (1 to %d)", parts, GPUK_EXPAND_PARTS_MAX);
+    for (uint32_t i = 0; i < GPUK_EXPAND_PARTS_MAX; i++) {
+        if (i < parts) {
+            if (!packed_takes(DTYPE_BF16, part[i].rows, part[i].cols))
+                return helm_fail(err, HELM_E_UNSUPPORTED, "expand: %u rows of %u columns", part[i].rows,
+                                 part[i].cols);
+            if (((uintptr_t)part[i].packed | (uintptr_t)part[i].out) % 16 ||
+                (uintptr_t)part[i].offset % sizeof(uint32_t))
+                return helm_fail(err, HELM_E_USAGE, "expand: addresses are not aligned");
+            list.part[i] = part[i];
+            list.tiles[i] = packed_tiles(PACKED_ROWS * part[i].cols);
+            all += (uint64_t)packed_groups(part[i].rows) * list.tiles[i];
+            if (all > UINT32_MAX / 2) return helm_fail(err, HELM_E_LIMIT, "expand: too many rows");
+        }
+        list.end[i] = (uint32_t)all;
+    }
+    const uint32_t most = blocks ? blocks : (uint32_t)device->sm_count * BLOCKS;
+    const uint32_t need = (uint32_t)((all + THREADS / 32 - 1) / (THREADS / 32));
+    return gpuk_launch("expand", expand_kernel, dim3(need < most ? need : most), dim3(THREADS), 0, 0, stream,
+                       err, list);
+}
+
+int gpuk_prepare_expand(const struct gpuk_device *, struct helm_err *err)
+{
+    return gpuk_prepare("expand", expand_kernel, 0, err);
+}
