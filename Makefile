@@ -117,7 +117,8 @@ WORKER_CPU_SRC := \
   worker-cpu/print.c \
   worker-cpu/program.c \
   worker-cpu/step.c \
-  worker-cpu/weights.c
+  worker-cpu/weights.c \
+  worker-cpu/weights_pack.c
 
 # CUDA is looked for in CUDA_HOME, PATH and /usr/local/cuda (section CUDA below). The CUDA device is part of
 # release builds; sanitized ones have the emulated device only.
@@ -133,6 +134,7 @@ WORKER_GPU_SRC := \
   worker-gpu/emulated_kernels.c \
   worker-gpu/emulated_queue.c \
   worker-gpu/engine.c \
+  worker-gpu/expand.c \
   worker-gpu/issue.c \
   worker-gpu/measure.c \
   worker-gpu/measure_buffers.c \

@@ -7,17 +7,54 @@
 
 #include "common/units.h"
 
+static const enum tensor_role attention_roles[] = {TENSOR_Q, TENSOR_K, TENSOR_V, TENSOR_O},
+                              mlp_roles[] = {TENSOR_GATE, TENSOR_UP, TENSOR_DOWN};
+
+/* The matrices of a unit, in order of use. */
+static const enum tensor_role *roles_of(uint32_t unit, size_t *count)
+{
+    *count =
+        unit & 1 ? sizeof mlp_roles / sizeof *mlp_roles : sizeof attention_roles / sizeof *attention_roles;
+    return unit & 1 ? mlp_roles : attention_roles;
+}
+
+/* Slices of a stacked operation (q k v) begin at multiples of PACKED_ROWS of its rows, and so must each of
+ * its matrices: a slice is whole groups. */
+bool host_weights_can_pack(const struct model_tensor *t)
+{
+    return t->rows <= UINT32_MAX && t->cols <= UINT32_MAX && t->rows % PACKED_ROWS == 0 &&
+           packed_takes(t->dtype, (uint32_t)t->rows, (uint32_t)t->cols);
+}
+
+static bool unit_can_pack(const struct model *model, uint32_t unit)
+{
+    size_t count;
+    const enum tensor_role *role = roles_of(unit, &count);
+    for (size_t i = 0; i < count; i++) {
+        const struct model_tensor *t = model_find(model, role[i], (int32_t)(unit / 2));
+        if (!t || !host_weights_can_pack(t)) return false;
+    }
+    return true;
+}
+
+uint64_t host_weights_room(const struct model_tensor *t, bool packed)
+{
+    if (!packed) return t->bytes;
+    return host_weights_groups_at((uint32_t)t->rows) +
+           packed_matrix_bytes_max((uint32_t)t->rows, (uint32_t)t->cols);
+}
+
 static int add_place(const struct model *model, struct host_weights *w, enum tensor_role role, int32_t layer,
-                     struct helm_err *err)
+                     bool packed, struct helm_err *err)
 {
     const struct model_tensor *tensor = model_find(model, role, layer);
     uint64_t at;
     if (!tensor) return 0; /* the checkpoint reader made sure that none is missing that is needed */
     if (units_add(w->region_bytes, HOST_WEIGHTS_ALIGN - 1, &at)) at = UINT64_MAX;
     at -= at % HOST_WEIGHTS_ALIGN;
-    if (units_add(at, tensor->bytes, &w->region_bytes))
+    if (units_add(at, host_weights_room(tensor, packed), &w->region_bytes))
         return helm_fail(err, HELM_E_LIMIT, "weights: sizes overflow at %s", tensor->name);
-    w->place[w->count] = (struct host_weights_place){.tensor = tensor, .offset = at};
+    w->place[w->count] = (struct host_weights_place){.tensor = tensor, .offset = at, .packed = packed};
     w->cell[(uint32_t)(tensor->layer + 1) * TENSOR_ROLE_COUNT + tensor->role] = ++w->count;
     w->matrix_bytes += tensor->bytes;
     return 0;
@@ -26,11 +63,10 @@ static int add_place(const struct model *model, struct host_weights *w, enum ten
 int host_weights_plan(const struct model *model, const struct plan *plan, struct host_weights *w,
                       struct helm_err *err)
 {
-    static const enum tensor_role attention[] = {TENSOR_Q, TENSOR_K, TENSOR_V, TENSOR_O},
-                                  mlp[] = {TENSOR_GATE, TENSOR_UP, TENSOR_DOWN};
     const struct model_config *c = &model->config;
     bool embed = plan->embed == PLAN_HOME_CPU, head = plan->head == PLAN_HOME_CPU;
     enum plan_home *home = NULL;
+    bool *packed = NULL;
     int rc = 0;
     memset(w, 0, sizeof *w);
     if (plan->layers != c->layers)
@@ -40,22 +76,27 @@ int host_weights_plan(const struct model *model, const struct plan *plan, struct
     w->place = calloc((size_t)model->tensor_count + 1, sizeof *w->place);
     w->cell = calloc(((size_t)c->layers + 1) * TENSOR_ROLE_COUNT, sizeof *w->cell);
     home = calloc(2 * (size_t)c->layers + 1, sizeof *home);
-    if (!w->place || !w->cell || !home) {
+    packed = calloc(2 * (size_t)c->layers + 1, sizeof *packed);
+    if (!w->place || !w->cell || !home || !packed) {
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for the table of %u weights", model->tensor_count);
         goto out;
     }
     plan_unit_homes(plan, 0, home);
-    if (embed && !(head && c->tied_head)) rc = add_place(model, w, TENSOR_EMBED, -1, err);
+    plan_packed_units(plan, packed);
+    if (embed && !(head && c->tied_head)) rc = add_place(model, w, TENSOR_EMBED, -1, false, err);
     for (uint32_t u = 0; u < 2 * c->layers && !rc; u++) {
-        const enum tensor_role *role = u & 1 ? mlp : attention;
-        size_t roles = u & 1 ? sizeof mlp / sizeof *mlp : sizeof attention / sizeof *attention;
+        size_t roles;
+        const enum tensor_role *role = roles_of(u, &roles);
         if (home[u] == PLAN_HOME_GPU) continue;
-        for (size_t i = 0; i < roles && !rc; i++) rc = add_place(model, w, role[i], (int32_t)(u / 2), err);
+        bool pack = packed[u] && unit_can_pack(model, u);
+        for (size_t i = 0; i < roles && !rc; i++)
+            rc = add_place(model, w, role[i], (int32_t)(u / 2), pack, err);
     }
-    if (!rc && head) rc = add_place(model, w, TENSOR_HEAD, -1, err);
+    if (!rc && head) rc = add_place(model, w, TENSOR_HEAD, -1, false, err);
     if (c->tied_head) w->cell[TENSOR_HEAD] = w->cell[TENSOR_EMBED]; /* one matrix, two uses */
 out:
     free(home);
+    free(packed);
     if (rc) host_weights_free(w);
     return rc;
 }

@@ -4,12 +4,19 @@
  * them over the link (the GPU's) and the planner's ledger agree without a message. In order of use, each on a
  * 64-byte boundary: embedding (unless it is also the head), then of every unit that is not at home on `gpu`
  * the matrices in the order q k v o, gate up down, then the head, where embedding and head are the CPU's.
- * Norm weights and biases are not here: each worker keeps those it needs as fp32. Owns its table. */
+ * Norm weights and biases are not here: each worker keeps those it needs as fp32. Owns its table.
+ *
+ * Packed matrices. Weights that only cross the link lie here packed (common/packed.h), so that fewer bytes
+ * cross: those of units that decode streams and no list gives to the CPU (plan_packed_units), if all matrices
+ * of the unit can be packed. A packed matrix begins with its table of offsets; its groups follow. How small
+ * it becomes is known when it is packed, so its place has room for the most: sizes here, and ledgers that go
+ * by them, are upper bounds. */
 #ifndef HELM_COMMON_HOST_WEIGHTS_H
 #define HELM_COMMON_HOST_WEIGHTS_H
 
 #include "common/err.h"
 #include "common/model/model.h"
+#include "common/packed.h"
 #include "common/plan.h"
 
 #define HOST_WEIGHTS_ALIGN UINT64_C(64)
@@ -17,6 +24,7 @@
 struct host_weights_place {
     const struct model_tensor *tensor; /* borrowed from the model */
     uint64_t offset;                   /* in the weights region */
+    bool packed;
 };
 
 struct host_weights {
@@ -25,8 +33,19 @@ struct host_weights {
     uint32_t layers;
     uint32_t *cell;        /* [layers + 1][TENSOR_ROLE_COUNT]: index into place + 1, 0: not in the region */
     uint64_t region_bytes; /* with padding */
-    uint64_t matrix_bytes; /* without */
+    uint64_t matrix_bytes; /* without, and as they are in the files */
 };
+
+/* Whether a matrix can be packed, by dtype and shape. Of a unit (plan.h) all are, or none. */
+bool host_weights_can_pack(const struct model_tensor *tensor);
+/* What a matrix takes here at most. */
+uint64_t host_weights_room(const struct model_tensor *tensor, bool packed);
+/* Of a packed one, from the beginning of its place on: where the groups begin, behind the table. */
+static inline uint64_t host_weights_groups_at(uint32_t rows)
+{
+    uint64_t bytes = packed_offsets_bytes(rows);
+    return (bytes + HOST_WEIGHTS_ALIGN - 1) / HOST_WEIGHTS_ALIGN * HOST_WEIGHTS_ALIGN;
+}
 
 HELM_MUST_CHECK int host_weights_plan(const struct model *model, const struct plan *plan,
                                       struct host_weights *weights, struct helm_err *err);

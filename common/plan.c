@@ -77,6 +77,15 @@ void plan_unit_homes(const struct plan *plan, uint32_t phase, enum plan_home *ho
             home[u] = p.stages[i].home;
 }
 
+void plan_packed_units(const struct plan *plan, bool *packed)
+{
+    for (uint32_t u = 0; u < 2 * plan->layers; u++) {
+        packed[u] = plan->pack && plan_unit_home(plan, 0, u) == PLAN_HOME_STREAM;
+        for (uint32_t p = 1; p < plan_phase_count(plan); p++)
+            packed[u] &= plan_unit_home(plan, p, u) == PLAN_HOME_STREAM;
+    }
+}
+
 uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages)
 {
     uint32_t count = 0;

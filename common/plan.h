@@ -84,6 +84,7 @@ struct plan {
     struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
     uint32_t prefill_count;
     uint64_t ring_bytes;  /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
+    bool pack;            /* `stream` weights cross the link packed, where they can be (host_weights.h) */
     enum plan_home embed; /* where the embedding is: `cpu` or `gpu` */
     enum plan_home head;  /* where final norm, lm_head and sampling are: that worker writes the result */
     struct ledger host, vram;
@@ -102,6 +103,9 @@ struct plan_phase plan_phase_at(const struct plan *plan, uint32_t phase);
 enum plan_home plan_unit_home(const struct plan *plan, uint32_t phase, uint32_t unit);
 /* Writes the homes of 2 * plan->layers units. */
 void plan_unit_homes(const struct plan *plan, uint32_t phase, enum plan_home *home);
+/* Writes for each of 2 * plan->layers units whether its weights are in host memory for the link alone: the
+ * plan packs, decode streams the unit, and no phase gives it to the CPU. */
+void plan_packed_units(const struct plan *plan, bool *packed);
 /* The shortest list of stages for these homes; `stages` holds up to 2 * layers. Bytes are left at 0. */
 uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages);
 
@@ -142,7 +146,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *                           "home": "gpu"|"cpu"|"stream"|"direct"|"disk", "bytes": N}, ...],
  *               "prefill_short": the same (optional), "prefill": the same (optional)},
  *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
- *    "ring_bytes": N (default 0),
+ *    "ring_bytes": N (default 0), "pack": true (default) | false,
  *    "embed": "cpu"|"gpu" (default: where the first stage is computed),
  *    "head": "cpu"|"gpu" (default: where the last stage is computed),
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},

@@ -29,13 +29,16 @@ int forecast_open(const struct model *model, const struct profile *profile, cons
     int rc = analyse_table_build(model, &f->analysed, err);
     for (uint32_t phase = 0; phase < plan_phase_count(plan) && !rc; phase++) rc = open_phase(f, phase, err);
     if (rc) return rc;
+    f->packed = calloc(2 * (size_t)plan->layers, sizeof *f->packed);
+    if (!f->packed) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
+    plan_packed_units(plan, f->packed);
     f->decode = calloc((size_t)plan->slots * FORECAST_CONTEXTS, sizeof *f->decode);
     f->chunk = calloc((size_t)(plan->slots + 1) * FORECAST_CONTEXTS, sizeof *f->chunk);
     if (!f->decode || !f->chunk) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
     analyse_share(&f->analysed, plan, PLAN_HOME_CPU, &cpu);
     analyse_share(&f->analysed, plan, PLAN_HOME_STREAM, &stream);
     f->cpu_bytes = cpu.token_bytes;
-    f->link_bytes = stream.token_bytes;
+    f->link_bytes = stream.token_bytes - cost_packed_saving(&f->analysed, f->packed);
     return cost_decode(&f->c, 1, 1, &first, err);
 }
 
@@ -45,6 +48,7 @@ void forecast_close(struct forecast *f)
         free(f->phase[phase].home);
         free(f->phase[phase].kv_cpu);
     }
+    free(f->packed);
     free(f->decode);
     free(f->chunk);
     analyse_table_free(&f->analysed);
@@ -92,7 +96,7 @@ static uint64_t held_bytes(const struct forecast *f, uint32_t phase, const struc
     for (uint32_t u = 0; u < table->units && held < ring; u++) {
         bool decode = f->phase[0].home[u] == PLAN_HOME_STREAM;
         if (decode != (f->phase[phase].home[u] == PLAN_HOME_STREAM)) break;
-        if (decode) held += table->unit[u].bytes;
+        if (decode) held += table->unit[u].crossing;
     }
     return held < ring ? held : ring;
 }
@@ -104,6 +108,7 @@ double forecast_step(const struct forecast *f, const struct cost_step *step)
     struct helm_err err = {0};
     uint32_t phase = plan_phase_for(f->c.plan, step->tokens);
     priced.kv_dtype = f->kv_dtype;
+    priced.packed = f->packed;
     if (cost_price(f->c.model, f->c.analysed, f->c.profile, &priced, &table, &err)) return 0;
     struct cost_plan plan = f->phase[phase].plan;
     plan.held_bytes = held_bytes(f, phase, &table);

@@ -27,6 +27,7 @@ struct forecast {
         bool *kv_cpu;
         struct cost_plan plan;
     } phase[PLAN_PHASES_MAX];
+    bool *packed; /* [2 * layers] */
     enum dtype kv_dtype;
     uint64_t cpu_bytes, link_bytes; /* of weights that a decode step reads there and copies */
 };

@@ -32,6 +32,7 @@ static void weights_digest_places(struct weights *w)
         w->digest = digest_add(w->digest, &p->offset, sizeof p->offset);
         w->digest = digest_add(w->digest, &p->tensor->offset, sizeof p->tensor->offset);
         w->digest = digest_add(w->digest, &p->tensor->bytes, sizeof p->tensor->bytes);
+        w->digest = digest_add(w->digest, &p->packed, sizeof p->packed);
         w->digest = digest_add(w->digest, p->tensor->name, strlen(p->tensor->name));
     }
 }
@@ -174,6 +175,7 @@ static void load_piece(void *ctx, uint32_t chunk, uint32_t thread)
     arena_populate(job->arena, job->region_offset + first, last - first, &huge, &small);
     for (uint32_t i = place_find(w, first); i < w->host.count && w->host.place[i].offset < last; i++) {
         const struct host_weights_place *p = &w->host.place[i];
+        if (p->packed) continue;
         uint64_t from = p->offset > first ? p->offset : first;
         uint64_t to = p->offset + p->tensor->bytes < last ? p->offset + p->tensor->bytes : last;
         int rc = file_pread_all(job->fd[p->tensor->shard], job->region + from, (size_t)(to - from),
@@ -240,6 +242,7 @@ static void fill_matrix_table(struct weights *w, const char *region)
 {
     for (uint32_t i = 0; i < w->host.count; i++) {
         const struct model_tensor *t = w->host.place[i].tensor;
+        if (w->host.place[i].packed) continue; /* the GPU's alone */
         struct weights_matrix matrix = {.data = region + w->host.place[i].offset,
                                         .dtype = t->dtype,
                                         .rows = t->rows,
@@ -331,8 +334,10 @@ int weights_load(struct weights *w, const struct arena *arena, const struct kern
             goto out;
         }
         rc = load_matrices(w, arena, fd, pool, bytes_done, cancel, err);
+        if (!rc) rc = weights_pack(w, base, fd, pool, bytes_done, cancel, err);
         if (rc) goto out;
     }
+    weights_count_packed(w, base);
     fill_matrix_table(w, base);
     /* From here on a stray write is a fault, not a silently different model. */
     if (bytes && mprotect(base, (size_t)bytes, PROT_READ) != 0)

@@ -1,9 +1,10 @@
 /* The worker's weights: matrices in the arena's weights region, small vectors as fp32 in private memory.
  *
  * Called by engine.c at load. The region holds every matrix that stays in host memory, at the places of
- * common/host_weights.h: this worker loads them all, also those that only the GPU computes with. Vectors are
- * kept of what this worker computes in some phase. After loading the region is mapped read-only. `struct
- * weights` owns the vectors and the tables; the matrices belong to the arena. */
+ * common/host_weights.h: this worker loads them all, also those that only the GPU computes with, and packs
+ * those that are to be packed (weights_pack.c). Vectors are kept of what this worker computes in some phase.
+ * After loading the region is mapped read-only. `struct weights` owns the vectors and the tables; the
+ * matrices belong to the arena. */
 #ifndef HELM_WORKER_CPU_WEIGHTS_H
 #define HELM_WORKER_CPU_WEIGHTS_H
 
@@ -34,6 +35,7 @@ struct weights {
     unsigned dtypes; /* bit per enum dtype of the matrices computed with */
     uint64_t digest; /* of files and layout: equal digests mean equal bytes in the region */
     uint64_t huge_bytes, small_bytes;
+    uint64_t packed_from, packed_to; /* bytes of the matrices that are packed, before and after */
 };
 
 /* Lays out what stays in host memory and notes what this worker computes with; reads no weights. */
@@ -51,6 +53,15 @@ HELM_MUST_CHECK int weights_load(struct weights *weights, const struct arena *ar
 HELM_MUST_CHECK int weights_place(struct weights *weights, const void *region,
                                   const struct kernel_set *kernels, struct helm_err *err);
 void weights_free(struct weights *weights);
+
+/* ---- weights_pack.c, for weights.c ---- */
+
+/* Reads and packs the matrices that are to be packed, with all threads of the pool. fd: per shard. */
+HELM_MUST_CHECK int weights_pack(struct weights *weights, char *region, const int *fd, struct pool *pool,
+                                 _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
+                                 struct helm_err *err);
+/* What they have come to, whoever packed them. */
+void weights_count_packed(struct weights *weights, const char *region);
 
 static inline const struct weights_matrix *weights_matrix(const struct weights *w, enum tensor_role role,
                                                           int32_t layer)

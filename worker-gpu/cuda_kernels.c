@@ -49,6 +49,12 @@ static int cuda_swiglu(struct device *d, const uint32_t *count, uint32_t tokens,
                        STREAM(d), err);
 }
 
+static int cuda_expand(struct device *d, const struct gpuk_expand_part *part, uint32_t parts,
+                       struct helm_err *err)
+{
+    return gpuk_expand(&cuda_of(d)->caps, part, parts, 0, STREAM(d), err);
+}
+
 static int cuda_rope_table(struct device *d, const struct gpuk_step *step, uint32_t tokens,
                            const float *inv_freq, uint32_t head_dim, float scale, float *table,
                            uint32_t flags, struct helm_err *err)
@@ -140,6 +146,7 @@ const struct device_kernels cuda_kernels = {
     .argmax = cuda_argmax,
     .few = cuda_few,
     .matmul = cuda_matmul,
+    .expand = cuda_expand,
     .add_bias = cuda_add_bias,
     .chain_takes = cuda_chain_takes,
     .chain_bytes = gpuk_chain_bytes,

@@ -11,7 +11,7 @@
 
 const char *device_use_name(enum device_use use)
 {
-    static const char *const name[DEVICE_USE_COUNT] = {"weights",   "KV pool", "ring",
+    static const char *const name[DEVICE_USE_COUNT] = {"weights",   "KV pool", "ring",   "expanded slice",
                                                        "workspace", "graphs",  "context"};
     return (unsigned)use < DEVICE_USE_COUNT ? name[use] : "unknown";
 }

@@ -56,7 +56,8 @@ enum device_compare { DEVICE_AT_LEAST, DEVICE_EQUAL };
 enum device_use {
     DEVICE_WEIGHTS,
     DEVICE_KV,
-    DEVICE_RING, /* where streamed weights lie while they are used */
+    DEVICE_RING,     /* where streamed weights lie until they are used */
+    DEVICE_EXPANDED, /* those of them that came packed, while they are */
     DEVICE_WORKSPACE,
     DEVICE_GRAPHS,
     DEVICE_CONTEXT,
@@ -131,6 +132,9 @@ struct device_kernels {
     int (*matmul)(struct device *d, enum dtype dtype, enum dtype out_dtype, uint32_t tokens, uint32_t rows,
                   uint32_t cols, uint32_t out_stride, bool accumulate, const void *w, const void *x,
                   void *out, void *workspace, struct helm_err *err);
+    /* Packed weights to plain ones, as gpuk_expand has it. */
+    int (*expand)(struct device *d, const struct gpuk_expand_part *part, uint32_t parts,
+                  struct helm_err *err);
     int (*add_bias)(struct device *d, const uint32_t *count, uint32_t tokens, void *out, enum dtype dtype,
                     uint32_t stride, uint32_t rows, const float *bias, uint32_t flags, struct helm_err *err);
     /* Consecutive operations of one token as one; of a device that has them (struct device: no_chains).

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/cpu.h"
+#include "common/packed.h"
 #include "common/sampling_cut.h"
 
 int emulated_math_open(struct emulated_math *math, struct helm_err *err)
@@ -470,6 +471,41 @@ static int emulated_few(struct device *d, const struct gpuk_few *few, uint32_t c
     return emulated_enqueue(d, run_few, &call, sizeof call, err);
 }
 
+/* ---- packed weights ---- */
+
+struct expand_call {
+    struct gpuk_expand_part part[GPUK_EXPAND_PARTS_MAX];
+    uint32_t parts;
+};
+
+static void run_expand(struct emulated_math *math, const void *data)
+{
+    const struct expand_call *c = data;
+    for (uint32_t i = 0; i < c->parts; i++) {
+        const struct gpuk_expand_part *p = &c->part[i];
+        const char *packed = p->packed;
+        uint16_t *out = p->out;
+        for (uint32_t g = 0; g < packed_groups(p->rows); g++) {
+            uint32_t values = packed_group_values(p->rows, p->cols, g);
+            uint64_t bytes = (uint64_t)(p->offset[g + 1] - p->offset[g]) * PACKED_ALIGN;
+            if (packed_read(packed, bytes, values, out, NULL)) math->broken = "packed weights that are none";
+            packed += bytes;
+            out += values;
+        }
+    }
+}
+
+static int emulated_expand(struct device *d, const struct gpuk_expand_part *part, uint32_t parts,
+                           struct helm_err *err)
+{
+    struct expand_call call = {.parts = parts};
+    if (parts > GPUK_EXPAND_PARTS_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "%u parts are expanded at once, at most %d can be", parts,
+                         GPUK_EXPAND_PARTS_MAX);
+    memcpy(call.part, part, parts * sizeof *part);
+    return emulated_enqueue(d, run_expand, &call, sizeof call, err);
+}
+
 /* Kernels work in host scratch; a little device memory each keeps the ledger's lines alive. */
 static size_t gemv_workspace(uint32_t cols)
 {
@@ -503,6 +539,7 @@ const struct device_kernels emulated_kernels = {
     .argmax = emulated_argmax,
     .few = emulated_few,
     .matmul = emulated_matmul,
+    .expand = emulated_expand,
     .add_bias = emulated_add_bias,
     .chain_takes = emulated_chain_takes,
     .chain_bytes = emulated_chain_bytes,

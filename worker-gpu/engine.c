@@ -32,6 +32,7 @@ static int check_ceiling(struct gpu_engine *g, struct helm_err *err)
                 {"KV pool", g->kv_bytes, true},
                 {"borrowed KV", g->staging_bytes, g->staging_bytes > 0},
                 {"ring", g->ring_bytes, g->ring_bytes > 0},
+                {"expanded slice", g->expand.bytes, g->expand.bytes > 0},
                 {"workspace", g->buffers.bytes, true},
                 {"graphs", d->used[DEVICE_GRAPHS], true},
                 {"context", d->used[DEVICE_CONTEXT], true}};
@@ -62,6 +63,15 @@ static int open_device(struct gpu_engine *g, const struct engine_options *o, str
     return 0;
 }
 
+static int plan_rings(struct gpu_engine *g, struct helm_err *err)
+{
+    int rc = 0;
+    for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) ring_free(&g->ring[p]);
+    for (uint32_t p = 0; p < plan_phase_count(&g->plan) && !rc; p++)
+        rc = ring_plan(&g->weights, &g->plan, p, p ? &g->ring[0] : NULL, &g->ring[p], err);
+    return rc;
+}
+
 static int size_everything(struct gpu_engine *g, struct helm_err *err)
 {
     const struct arena *arena = g->base.arena;
@@ -80,10 +90,9 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
     gpu_buffers_place(&g->model, &g->plan, h, g->device, &g->buffers);
     rc = gpu_weights_plan(&g->model, &g->plan, arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
                           h->region[ARENA_REGION_WEIGHTS].bytes, &g->weights, err);
+    if (!rc) rc = plan_rings(g, err);
     if (rc) return rc;
-    for (uint32_t p = 0; p < plan_phase_count(&g->plan) && !rc; p++)
-        rc = ring_plan(&g->weights, &g->plan, p, p ? &g->ring[0] : NULL, &g->ring[p], err);
-    if (rc) return rc;
+    gpu_expand_plan(&g->weights, g->ring, plan_phase_count(&g->plan), &g->expand);
     atomic_store(&g->base.bytes_total, g->weights.matrix_bytes);
     return check_ceiling(g, err);
 }
@@ -120,7 +129,7 @@ static int make_events(struct gpu_engine *g, struct helm_err *err)
 static int allocate_device(struct gpu_engine *g, struct helm_err *err)
 {
     struct device *d = g->device;
-    void *memory = NULL;
+    void *memory = NULL, *expanded = NULL;
     int rc = 0;
     if (g->kv_bytes) rc = device_alloc(d, DEVICE_KV, g->kv_bytes, &g->kv_pool, err);
     if (!rc && g->kv_bytes) rc = d->ops->clear(d, DEVICE_COMPUTE, g->kv_pool, g->kv_bytes, err);
@@ -128,12 +137,15 @@ static int allocate_device(struct gpu_engine *g, struct helm_err *err)
     if (!rc && g->staging_bytes) rc = d->ops->clear(d, DEVICE_COMPUTE, g->staging, g->staging_bytes, err);
     if (!rc && g->ring_bytes) rc = device_alloc(d, DEVICE_RING, g->ring_bytes, &g->ring_memory, err);
     if (!rc && g->ring_bytes) rc = d->ops->clear(d, DEVICE_COMPUTE, g->ring_memory, g->ring_bytes, err);
+    if (!rc && g->expand.bytes) rc = device_alloc(d, DEVICE_EXPANDED, g->expand.bytes, &expanded, err);
+    g->expand.memory = expanded;
+    if (!rc && expanded) rc = d->ops->clear(d, DEVICE_COMPUTE, expanded, g->expand.bytes, err);
     if (!rc) rc = device_alloc(d, DEVICE_WORKSPACE, g->buffers.bytes, &memory, err);
     g->buffers.memory = memory;
     return rc;
 }
 
-/* Buffers, cache, ring, pinned memory, events; of the arena what is in front of cache and weights. */
+/* Buffers, cache, ring, pinned memory; of the arena what is in front of cache and weights. */
 static int allocate(struct gpu_engine *g, struct helm_err *err)
 {
     struct device *d = g->device;
@@ -143,7 +155,6 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     struct gpu_block block;
     int rc = register_region(g, GPU_REGION_FRONT, 0, h->region[ARENA_REGION_KV].offset, false, err);
     if (!rc) rc = allocate_device(g, err);
-    if (!rc) rc = make_events(g, err);
     if (rc) return rc;
     gpu_buffers_place(&g->model, &g->plan, h, d, &g->buffers);
     gpu_block_place(g->buffers.tokens, h->slots, h->pages_per_slot, &block);
@@ -163,8 +174,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .kv_pool = g->kv_pool,
                                     .ring = g->ring,
                                     .ring_memory = g->ring_memory,
-                                    .event = g->event,
-                                    .events = g->events,
+                                    .expanded = g->expand.memory,
                                     .block_host = pinned,
                                     .tokens = (struct gpuk_token *)(pinned + results),
                                     .end = (_Atomic uint32_t *)(pinned + end),
@@ -172,8 +182,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
         g->source.staging[i] = (char *)g->staging + i * (g->staging_bytes / GPU_STAGINGS);
     rope_inv_freq(c, (float *)(pinned + inv_freq), &g->source.rope_scale);
-    if (!rc)
-        rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.linear_work, g->buffers.linear_work_bytes, err);
+    if (!rc) rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.linear_work, g->buffers.linear_work_bytes, err);
     if (!rc && g->buffers.inv_freq) {
         rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, g->buffers.inv_freq, pinned + inv_freq,
                          c->head_dim / 2 * sizeof(float), err);
@@ -219,6 +228,17 @@ static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
     rc = wait_for_weights(g, err);
     if (!rc) rc = register_region(g, GPU_REGION_WEIGHTS, weights->offset + first, end - first, true, err);
     if (!rc && g->staging_bytes) rc = register_region(g, GPU_REGION_KV, kv->offset, kv->bytes, false, err);
+    return rc;
+}
+
+/* What lies in the ring where, now that sizes of packed weights are known, and the events of it. */
+static int schedule_copies(struct gpu_engine *g, struct helm_err *err)
+{
+    int rc = gpu_expand_take_tables(&g->expand, &g->weights, g->device, err);
+    if (!rc && g->expand.bytes) rc = plan_rings(g, err);
+    if (!rc) rc = make_events(g, err);
+    g->source.event = g->event;
+    g->source.events = g->events;
     return rc;
 }
 
@@ -338,6 +358,7 @@ static void gpu_engine_free(struct worker_engine *base)
         device_free(d, DEVICE_KV, g->kv_bytes, g->kv_pool);
         device_free(d, DEVICE_KV, g->staging_bytes, g->staging);
         device_free(d, DEVICE_RING, g->ring_bytes, g->ring_memory);
+        device_free(d, DEVICE_EXPANDED, g->expand.bytes, g->expand.memory);
         device_free(d, DEVICE_WORKSPACE, g->buffers.bytes, g->buffers.memory);
         gpu_weights_free(&g->weights);
         if (g->pinned) d->ops->host_free(d, g->pinned);
@@ -382,6 +403,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     if (!rc) rc = take_batch_memory(g, err);
     if (!rc && g->plan.head == PLAN_HOME_GPU) rc = start_samplers(g, err);
     if (!rc) rc = register_host_memory(g, err);
+    if (!rc) rc = schedule_copies(g, err);
     if (!rc) rc = prepare_programs(g, !o->no_graphs, err);
     if (!rc && o->no_graphs)
         engine_reduced(report, "steps are issued anew instead of replaying captured graphs, as asked");

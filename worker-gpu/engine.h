@@ -8,6 +8,7 @@
 
 #include "worker-cpu/pool.h"
 #include "worker-gpu/draw.h"
+#include "worker-gpu/expand.h"
 #include "worker-gpu/program.h"
 #include "common/worker/batch.h"
 #include "common/worker/engine.h"
@@ -25,6 +26,7 @@ struct gpu_engine {
     struct plan plan; /* a copy */
     struct device *device;
     struct gpu_weights weights;
+    struct gpu_expand expand;
     struct gpu_buffers buffers;
     struct kv_layout kv;
     void *kv_pool, *staging, *ring_memory;

@@ -12,6 +12,7 @@ static bool is_launch(enum gpu_kind kind)
     case GPU_WORD_WRITE:
     case GPU_MATMUL:
     case GPU_CHAIN:
+    case GPU_EXPAND: /* what stands behind it would fetch weights early */
     case GPU_RECORD:
     case GPU_FOLLOW:
         return false;
@@ -42,6 +43,7 @@ static bool is_between_others(const struct gpu_source *s, const struct gpu_entry
     switch (e->kind) {
     case GPU_LANE_READ:
     case GPU_LANE_WRITE:
+    case GPU_EXPAND: /* it trusts what is in the ring, and nothing is yet */
     case GPU_STREAM_COPY:
     case GPU_KV_IN:
     case GPU_KV_OUT:
@@ -122,6 +124,22 @@ static int issue_slice(const struct gpu_source *s, const struct gpu_program *p, 
     int rc = copy_slice(s, &s->ring[p->phase].slice[e->as.stream.slice], err);
     if (rc) return rc;
     return s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->as.stream.event], err);
+}
+
+static int issue_expand(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_entry *e,
+                        struct helm_err *err)
+{
+    const struct ring_slice *slice = &s->ring[p->phase].slice[e->as.stream.slice];
+    struct gpuk_expand_part part[RING_PARTS_MAX];
+    for (uint32_t i = 0; i < slice->part_count; i++) {
+        const struct ring_part *from = &slice->part[i];
+        part[i] = (struct gpuk_expand_part){.packed = s->ring_memory + slice->place + from->at,
+                                            .offset = from->offset,
+                                            .out = s->expanded + from->out,
+                                            .rows = from->rows,
+                                            .cols = gpu_matrix_of(s->weights, from->role, e->layer)->cols};
+    }
+    return s->device->kernels.expand(s->device, part, slice->part_count, err);
 }
 
 /* The pages of a row that an entry copies: those with a position before this step, or those appended to. */
@@ -323,6 +341,8 @@ static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, 
                          err);
     case GPU_CHAIN:
         return k->chain_run(d, &e->as.chain.chain, err);
+    case GPU_EXPAND:
+        return issue_expand(s, p, e, err);
     case GPU_STREAM_COPY:
         return issue_slice(s, p, e, err);
     case GPU_KV_IN:

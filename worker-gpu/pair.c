@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "common/host_weights.h"
 #include "worker-cpu/engine.h"
 #include "worker-gpu/engine.h"
 
@@ -21,6 +22,11 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                       struct helm_err *err)
 {
     uint32_t per_slot = pages_per_slot(o);
+    struct host_weights host;
+    int rc = host_weights_plan(model, &pair->plan, &host, err);
+    if (rc) return rc;
+    const uint64_t weight_bytes = host.region_bytes;
+    host_weights_free(&host);
     const struct arena_spec spec = {.slots = o->slots,
                                     .context_tokens = o->context_tokens,
                                     .step_tokens = o->step_tokens,
@@ -34,8 +40,8 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                                            .dtype = o->kv_dtype,
                                            .elem_bytes = (uint32_t)dtype_bytes(o->kv_dtype)},
                                     .page_count = pair->plan.page_count,
-                                    .weight_bytes = model->weight_bytes + 64 * (uint64_t)model->tensor_count};
-    int rc = arena_create(&spec, &pair->arena, err);
+                                    .weight_bytes = weight_bytes};
+    rc = arena_create(&spec, &pair->arena, err);
     for (uint32_t s = 0; s < o->slots && !rc; s++) {
         uint32_t *pages = arena_page_table_of(&pair->arena, s);
         for (uint32_t i = 0; i < per_slot; i++) pages[i] = s * per_slot + i;

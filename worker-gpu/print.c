@@ -8,6 +8,7 @@
 
 #include "common/host_weights.h"
 #include "common/worker/engine.h"
+#include "worker-gpu/expand.h"
 #include "worker-gpu/program.h"
 
 #define PRINT_STEP_TOKENS 512
@@ -22,6 +23,7 @@ struct pretence {
     struct gpu_weights weights;
     struct gpu_buffers buffers;
     struct ring_schedule ring[PLAN_PHASES_MAX];
+    struct gpu_expand expand;
     char *space; /* addresses that nothing is behind */
     uint64_t space_bytes;
 };
@@ -31,21 +33,27 @@ static int pretend_arena(struct pretence *p, struct helm_err *err)
 {
     const struct model_config *c = &p->model.config;
     const struct plan *plan = &p->plan;
-    const struct arena_spec spec = {
-        .slots = plan->slots ? plan->slots : GPUK_BATCH_MAX,
-        .context_tokens = plan->context_tokens ? plan->context_tokens : PRINT_CONTEXT,
-        .step_tokens = plan->step_tokens ? plan->step_tokens : PRINT_STEP_TOKENS,
-        .hidden = c->hidden,
-        .vocab = c->vocab,
-        .lanes = LANE_COUNT,
-        .kv = {.layers = plan_layers_of(plan, PLAN_HOME_CPU),
-               .kv_heads = c->kv_heads,
-               .head_dim = c->head_dim,
-               .page_tokens = plan->page_tokens ? plan->page_tokens : KV_PAGE_TOKENS_DEFAULT,
-               .dtype = DTYPE_F16,
-               .elem_bytes = 2},
-        .page_count = 1,
-        .weight_bytes = p->model.weight_bytes + HOST_WEIGHTS_ALIGN * p->model.tensor_count};
+    struct host_weights host;
+    int rc = host_weights_plan(&p->model, plan, &host, err);
+    if (rc) return rc;
+    const uint64_t weight_bytes = host.region_bytes;
+    host_weights_free(&host);
+    const struct arena_spec spec = {.slots = plan->slots ? plan->slots : GPUK_BATCH_MAX,
+                                    .context_tokens =
+                                        plan->context_tokens ? plan->context_tokens : PRINT_CONTEXT,
+                                    .step_tokens = plan->step_tokens ? plan->step_tokens : PRINT_STEP_TOKENS,
+                                    .hidden = c->hidden,
+                                    .vocab = c->vocab,
+                                    .lanes = LANE_COUNT,
+                                    .kv = {.layers = plan_layers_of(plan, PLAN_HOME_CPU),
+                                           .kv_heads = c->kv_heads,
+                                           .head_dim = c->head_dim,
+                                           .page_tokens =
+                                               plan->page_tokens ? plan->page_tokens : KV_PAGE_TOKENS_DEFAULT,
+                                           .dtype = DTYPE_F16,
+                                           .elem_bytes = 2},
+                                    .page_count = 1,
+                                    .weight_bytes = weight_bytes};
     return arena_create(&spec, &p->arena, err);
 }
 
@@ -74,8 +82,9 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     for (uint32_t i = 0; i < plan_phase_count(&p->plan) && !rc; i++)
         rc = ring_plan(&p->weights, &p->plan, i, i ? &p->ring[0] : NULL, &p->ring[i], err);
     if (rc) return rc;
+    gpu_expand_plan(&p->weights, p->ring, plan_phase_count(&p->plan), &p->expand);
     gpu_buffers_place(&p->model, &p->plan, h, p->device, &p->buffers);
-    p->space_bytes = p->weights.bytes + p->buffers.bytes + p->plan.ring_bytes + 4096;
+    p->space_bytes = p->weights.bytes + p->buffers.bytes + p->plan.ring_bytes + p->expand.bytes + 4096;
     p->space =
         mmap(NULL, (size_t)p->space_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p->space == MAP_FAILED) {
@@ -83,6 +92,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
         return helm_fail_errno(err, "cannot reserve address space");
     }
     gpu_weights_pretend(&p->weights, p->space);
+    gpu_expand_pretend(&p->expand, &p->weights, p->space + p->space_bytes - 4096 - p->expand.bytes);
     p->buffers.memory = p->space + p->weights.bytes;
     gpu_buffers_place(&p->model, &p->plan, h, p->device, &p->buffers);
     *source = (struct gpu_source){.model = &p->model,
@@ -94,7 +104,8 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                                   .kv = h->kv,
                                   .ring = p->ring,
                                   .events = gpu_events_place(&p->plan, p->ring),
-                                  .ring_memory = p->space + p->weights.bytes + p->buffers.bytes};
+                                  .ring_memory = p->space + p->weights.bytes + p->buffers.bytes,
+                                  .expanded = p->expand.memory};
     source->kv.layers = plan_layers_of(&p->plan, PLAN_HOME_GPU);
     return 0;
 }

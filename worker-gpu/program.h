@@ -23,6 +23,10 @@
  * prefill phase) pass through two staging pools of one layer each, turn by turn, by the same queue; a step
  * counts as done when what it appended is back.
  *
+ * A packed slice is expanded (expand.h) between its arrival and its use, and its place in the ring is free
+ * from then on. The kernel behind an expansion never begins early: it would fetch weights that are not there
+ * yet.
+ *
  * Chains (kernels.h): of the tier of one token, operations of layers and head with nothing between them are
  * done by one kernel, where the device has it. GPU_CHAIN stands in front of them; they stay in the list, as
  * what the chain consists of. (The head in one is computed in any case, as in every graph.) Events of the
@@ -113,6 +117,7 @@ enum gpu_kind {
     GPU_GATHER,
     GPU_ARGMAX,
     GPU_CHAIN,       /* the operations behind it, which are not issued themselves */
+    GPU_EXPAND,      /* a packed slice, from the ring to where it is computed with */
     GPU_STREAM_COPY, /* a slice into the ring; records its arrival */
     GPU_KV_IN,       /* a borrowed layer's pages with what came before this step; records its arrival */
     GPU_KV_OUT,      /* those it appended to; records that they are back */
@@ -181,7 +186,7 @@ struct gpu_entry {
             uint32_t event;
         } event;
         struct {
-            uint32_t slice; /* of the phase's schedule */
+            uint32_t slice; /* of the phase's schedule; EXPAND too */
             uint32_t event;
         } stream;
         struct {
@@ -252,6 +257,7 @@ struct gpu_source {
     void *staging[GPU_STAGINGS];      /* [page_count] pages of one layer, the arena's page numbers */
     const struct ring_schedule *ring; /* by phase */
     char *ring_memory;
+    char *expanded; /* where packed slices are expanded to */
     struct device_event *const *event;
     struct gpu_events events;
     char *block_host;          /* pinned, at least as large as the largest block */

@@ -123,15 +123,20 @@ static void take_resident(struct lowering *low, struct piece *piece, enum ring_o
 static void take_slice(struct lowering *low, struct piece *piece, const struct ring_slice *slice,
                        int32_t layer)
 {
+    const struct gpu_source *s = low->source;
     for (uint32_t i = 0; i < slice->part_count; i++) {
         const struct ring_part *p = &slice->part[i];
-        add_part(low, piece, layer, p->role, p->row, p->rows, low->source->ring_memory + slice->place + p->at,
+        add_part(low, piece, layer, p->role, p->row, p->rows,
+                 slice->expanded ? s->expanded + p->out : s->ring_memory + slice->place + p->at,
                  output_at(low, p->role) + p->row);
     }
     if (!slice->held)
         lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, gpu_event_arrived(piece->slice));
     else if (lower_is_copied(low, slice->prefix))
-        lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, low->source->events.prefix + slice->prefix);
+        lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, s->events.prefix + slice->prefix);
+    if (!slice->expanded) return;
+    lower_add(low, GPU_EXPAND, layer)->as.stream.slice = piece->slice;
+    lower_copies(low, (int32_t)piece->slice);
 }
 
 /* The operation's next piece; false behind the last. *piece begins as zeros. Behind what uses a piece the

@@ -21,6 +21,7 @@ static const char *const kind_name[] = {[GPU_COPY_BLOCK] = "copy step block",
                                         [GPU_GATHER] = "gather samples",
                                         [GPU_ARGMAX] = "argmax",
                                         [GPU_CHAIN] = "chain of",
+                                        [GPU_EXPAND] = "expand",
                                         [GPU_STREAM_COPY] = "  link: copy",
                                         [GPU_KV_IN] = "  link: borrow the cache, pool",
                                         [GPU_KV_OUT] = "  link: give the cache back, pool",
@@ -94,7 +95,7 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
         } else if (e->kind == GPU_CHAIN) {
             fprintf(out, " %u operations, one kernel", e->as.chain.count);
             chain_end = i + 1 + e->as.chain.count;
-        } else if (e->kind == GPU_STREAM_COPY) {
+        } else if (e->kind == GPU_STREAM_COPY || e->kind == GPU_EXPAND) {
             print_slice(ring, e->as.stream.slice, out);
         } else if (e->kind == GPU_KV_IN || e->kind == GPU_KV_OUT) {
             fprintf(out, " %u", e->as.borrow.staging);

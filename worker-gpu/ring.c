@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/packed.h"
 #include "common/units.h"
 
 /* Slices are no larger than this part of the ring, so that some are on their way while one is computed. */
@@ -56,20 +57,39 @@ static struct ring_slice *add_slice(struct cutting *c)
     return slice;
 }
 
+/* Where a part's groups are from the matrix's first on, and their bytes; before they are there: at most. */
+static void place_packed(const struct gpu_weights *w, const struct gpu_matrix *m, struct ring_part *part,
+                         uint64_t *from, uint64_t *bytes)
+{
+    uint32_t first = part->row / PACKED_ROWS, end = packed_groups(part->row + part->rows);
+    part->offset = m->offset_device ? m->offset_device + first : NULL;
+    if (w->offsets_known) {
+        *from = packed_at(m->offset, first);
+        *bytes = packed_at(m->offset, end) - *from;
+        return;
+    }
+    uint64_t most = packed_group_bytes_max(PACKED_ROWS * m->cols);
+    *from = first * most;
+    *bytes = (end - first) * most;
+}
+
 static void add_part(const struct cutting *c, struct ring_slice *slice, enum tensor_role role, int32_t layer,
                      uint32_t row, uint32_t rows)
 {
     const struct gpu_matrix *m = gpu_matrix_of(c->weights, role, layer);
-    uint64_t row_bytes = m->cols * dtype_bytes(m->dtype);
+    uint64_t row_bytes = m->cols * dtype_bytes(m->dtype), from = row * row_bytes, bytes = rows * row_bytes;
     struct ring_part *part = &slice->part[slice->part_count++];
-    *part = (struct ring_part){.role = role,
-                               .row = row,
-                               .rows = rows,
-                               .at = round_up(slice->bytes, RING_ALIGN),
-                               .bytes = rows * row_bytes,
-                               .from = (const char *)m->host + row * row_bytes};
-    slice->bytes = part->at + part->bytes;
-    c->schedule->weight_bytes += part->bytes;
+    c->schedule->weight_bytes += bytes;
+    *part =
+        (struct ring_part){.role = role, .row = row, .rows = rows, .at = round_up(slice->bytes, RING_ALIGN)};
+    if (m->offset) {
+        part->out = round_up(slice->expanded, RING_ALIGN);
+        slice->expanded = part->out + bytes;
+        place_packed(c->weights, m, part, &from, &bytes);
+    }
+    part->from = (const char *)m->host + from;
+    part->bytes = bytes;
+    slice->bytes = part->at + bytes;
 }
 
 /* Rows first .. first + rows of the matrices one below the other; of gate and up: of each. */

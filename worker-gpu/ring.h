@@ -7,6 +7,10 @@
  * every slice, and after whose use it may be overwritten, is known when programs are lowered; every step
  * begins the same way.
  *
+ * Packed matrices (common/packed.h) are cut into the same slices and lie in the ring as they are in the
+ * arena: whole groups of rows, whose sizes differ and are known once the arena's weights are there; until
+ * then the schedule goes by what they are at most. expand.h says what becomes of them.
+ *
  * One schedule a phase. Whatever phase a step was of, what is to be in the ring behind it are the first
  * slices of the decode phase, as many as lie there without one overwriting another (the prefix): its tail
  * copies those that it has overwritten, after the last use of what is overwritten. So a step finds the prefix
@@ -38,6 +42,10 @@ struct ring_part {
     uint32_t row, rows;
     uint64_t at, bytes; /* from the slice's place on */
     const char *from;   /* in the arena */
+    /* of packed ones: the first group's entry in the device's table, and where its rows begin when expanded
+     */
+    const uint32_t *offset;
+    uint64_t out;
 };
 
 struct ring_slice {
@@ -46,6 +54,7 @@ struct ring_slice {
     struct ring_part part[RING_PARTS_MAX];
     uint32_t part_count;
     uint64_t place, bytes; /* in the ring; with padding between parts */
+    uint64_t expanded;     /* bytes, likewise, of packed ones' rows; 0: they are in the ring as they are */
     int32_t after;         /* the slice whose use must be over before this one is copied; -1: none */
     bool held;             /* there when the step begins, or on its way: slice `prefix` of decode */
     uint32_t prefix;       /* of held ones and of the tail */
@@ -54,7 +63,7 @@ struct ring_slice {
 struct ring_schedule {
     struct ring_slice *slice; /* [count + tail]: the phase's own, then what it copies for the next step */
     uint32_t count, tail;
-    uint64_t weight_bytes; /* of its own slices, held or not */
+    uint64_t weight_bytes; /* of its own slices, held or not; as they are computed with */
     uint64_t copy_bytes;   /* what a step of this phase copies */
 };
 

@@ -105,12 +105,15 @@ static int place_streamed(struct gpu_weights *w, const struct plan *plan, const 
         const struct host_weights_place *p = &host.place[i];
         const struct model_tensor *t = p->tensor;
         if (t->layer < 0 || use[2 * t->layer + model_role_is_mlp(t->role)] != UNIT_STREAMED) continue;
-        w->matrix[cell_of(t)] = (struct gpu_matrix){.host = (const char *)region + p->offset,
-                                                    .dtype = t->dtype,
-                                                    .rows = (uint32_t)t->rows,
-                                                    .cols = (uint32_t)t->cols};
+        const char *at = (const char *)region + p->offset;
+        w->matrix[cell_of(t)] =
+            (struct gpu_matrix){.host = p->packed ? at + host_weights_groups_at((uint32_t)t->rows) : at,
+                                .offset = p->packed ? (const uint32_t *)at : NULL,
+                                .dtype = t->dtype,
+                                .rows = (uint32_t)t->rows,
+                                .cols = (uint32_t)t->cols};
         if (w->host_end == 0) w->host_first = p->offset;
-        w->host_end = p->offset + t->bytes;
+        w->host_end = p->offset + host_weights_room(t, p->packed);
     }
     if (w->host_end > region_bytes)
         rc = helm_fail(err, HELM_E_MISMATCH, "the arena's weights region has %llu bytes, the plan needs %llu",

@@ -14,6 +14,9 @@
 struct gpu_matrix {
     const void *data; /* device; NULL: the model has none, or it is not this worker's, or it is streamed */
     const void *host; /* in the arena, of `stream` units; else NULL */
+    /* of those that are packed: the table of offsets in the arena, which is there with them, and on the
+     * device once it is (expand.h); the groups are at `host` */
+    const uint32_t *offset, *offset_device;
     enum dtype dtype;
     uint32_t rows, cols;
 };
@@ -28,6 +31,7 @@ struct gpu_weights {
     uint64_t bytes; /* of VRAM */
     uint64_t matrix_bytes, vector_at;
     uint64_t host_first, host_end; /* of the weights region: what is streamed lies between; 0, 0: nothing */
+    bool offsets_known;            /* tables of packed matrices may be read */
     void *memory;
 };
 

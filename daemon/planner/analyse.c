@@ -53,6 +53,9 @@ static void bytes_add_tensor(struct analyse_bytes *sum, const struct model_tenso
         sum->vram_vectors += round_up(as_fp32, VRAM_WEIGHT_ALIGN);
     } else {
         sum->arena += round_up(t->bytes, HOST_WEIGHTS_ALIGN);
+        if (t->layer >= 0 && host_weights_can_pack(t))
+            sum->packed_more += round_up(host_weights_room(t, true), HOST_WEIGHTS_ALIGN) -
+                                round_up(t->bytes, HOST_WEIGHTS_ALIGN);
     }
 }
 
@@ -60,6 +63,7 @@ static void bytes_add(struct analyse_bytes *sum, const struct analyse_bytes *b)
 {
     sum->stored += b->stored;
     sum->arena += b->arena;
+    sum->packed_more += b->packed_more;
     sum->vram += b->vram;
     sum->vram_vectors += b->vram_vectors;
     sum->vector_bytes += b->vector_bytes;
@@ -70,13 +74,20 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
     *table = (struct analyse_table){.layers = model->config.layers};
     uint32_t units = 2 * table->layers;
     table->before = calloc((size_t)units + 1, sizeof *table->before);
-    if (!table->before) return helm_fail(err, HELM_E_NOMEM, "no memory for a table of layers");
+    table->packs = calloc((size_t)units + 1, sizeof *table->packs);
+    if (!table->before || !table->packs) {
+        analyse_table_free(table);
+        return helm_fail(err, HELM_E_NOMEM, "no memory for a table of layers");
+    }
+    for (uint32_t u = 0; u < units; u++) table->packs[u] = true;
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
         table->total_stored += t->bytes;
-        if (t->layer >= 0 && (uint32_t)t->layer < table->layers)
-            bytes_add_tensor(&table->before[2 * t->layer + model_role_is_mlp(t->role) + 1], t);
-        else if (t->role == TENSOR_EMBED)
+        uint32_t unit = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
+        if (t->layer >= 0 && (uint32_t)t->layer < table->layers) {
+            bytes_add_tensor(&table->before[unit + 1], t);
+            table->packs[unit] &= t->rows == 1 || host_weights_can_pack(t);
+        } else if (t->role == TENSOR_EMBED)
             bytes_add_tensor(&table->embed, t);
         else if (t->role == TENSOR_HEAD)
             bytes_add_tensor(&table->head, t);
@@ -92,6 +103,7 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
 void analyse_table_free(struct analyse_table *table)
 {
     free(table->before);
+    free(table->packs);
     *table = (struct analyse_table){0};
 }
 
@@ -100,6 +112,7 @@ struct analyse_bytes analyse_units(const struct analyse_table *table, uint32_t f
     const struct analyse_bytes *to = &table->before[last + 1], *from = &table->before[first];
     return (struct analyse_bytes){.stored = to->stored - from->stored,
                                   .arena = to->arena - from->arena,
+                                  .packed_more = to->packed_more - from->packed_more,
                                   .vram = to->vram - from->vram,
                                   .vram_vectors = to->vram_vectors - from->vram_vectors,
                                   .vector_bytes = to->vector_bytes - from->vector_bytes};

@@ -31,6 +31,7 @@ void analyse_layer(const struct model *model, uint32_t layer, struct analyse_lay
 struct analyse_bytes {
     uint64_t stored;       /* in the files */
     uint64_t arena;        /* matrices, in the arena's weights region */
+    uint64_t packed_more;  /* that those take there at most where they are kept packed, beside `arena` */
     uint64_t vram;         /* matrices as stored and vectors as fp32, in VRAM */
     uint64_t vram_vectors; /* of them the vectors: norms and biases */
     uint64_t vector_bytes; /* vectors as fp32, private to the CPU worker */
@@ -41,6 +42,7 @@ struct analyse_table {
     uint32_t layers;
     bool tied;
     struct analyse_bytes *before; /* [2 * layers + 1]: of the units 0 .. i-1 */
+    bool *packs; /* [2 * layers]: whose matrices can cross the link packed (host_weights.h) */
     struct analyse_bytes embed, head, final_norm;
     uint64_t total_stored;
 };

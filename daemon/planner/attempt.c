@@ -127,6 +127,7 @@ static int apply(const struct making *m, const struct search_found *found, struc
     plan->embed = found->embed;
     plan->head = found->head;
     plan->ring_bytes = found->ring_bytes;
+    plan->pack = m->wish.pack;
     plan->step_tokens = m->wish.step_tokens;
     return 0;
 }
@@ -176,11 +177,14 @@ out:
 
 static int price_decode(const struct making *m, uint32_t ctx, struct cost_table *prices, struct helm_err *err)
 {
+    bool packed[2 * MODEL_LAYERS_MAX]; /* whatever will be streamed */
+    for (uint32_t u = 0; u < 2 * m->table.layers; u++) packed[u] = m->wish.pack;
     const struct cost_step step = {.tokens = m->batch,
                                    .rows = m->batch,
                                    .samples = m->batch,
                                    .context = planner_typical_context(m->r, ctx),
-                                   .kv_dtype = m->wish.kv_dtype};
+                                   .kv_dtype = m->wish.kv_dtype,
+                                   .packed = packed};
     return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
 }
 

@@ -266,8 +266,8 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
     if (p->size == 2) beside = rate_or(&link->h2d_beside_chunk, beside);
     beside = fmin(beside, link->h2d.value);
     /* Copies wait in a queue, so only what starts after a pause pays the latency: once a unit. */
-    u->link = (double)u->bytes / link->h2d.value + link->latency.value;
-    u->link_beside = (double)u->bytes / beside + link->latency.value;
+    u->link = (double)u->crossing / link->h2d.value + link->latency.value;
+    u->link_beside = (double)u->crossing / beside + link->latency.value;
     if (unit & 1) return;
     double n = tokens_a_row(step), before = fmax(0, step->context - n);
     if (window > 0) before = fmin(before, window);
@@ -293,6 +293,15 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, bool
     add_operations(r, gpu_operations[mlp][p->size], s);
 }
 
+/* Packed weights are expanded a slice at a time before they are used, once however many tokens there are.
+ * Where nobody measured how fast: reading the packed bytes and writing all of them, as memory does. */
+static double expand_seconds(const struct pricing *p, double bytes)
+{
+    const struct profile_gpu *gpu = &p->profile->gpu;
+    double rate = rate_or(&gpu->expand, p->kernel.read / (1 + COST_PACKED_PART));
+    return bytes / rate + slices_of((uint64_t)bytes) * p->kernel.operation;
+}
+
 static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu, struct spent *gpu,
                        struct spent *kernel, struct cost_unit *u)
 {
@@ -315,6 +324,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
     double more = fmax(0, slices_of(u->bytes) - LINEARS_OF_A_HALF);
     u->stream =
         p->together * fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel));
+    if (u->packed) u->stream += expand_seconds(p, (double)u->bytes);
     if (p->size == 2) {
         double calls = gpu_operations[mlp][p->size] * p->kernel.parts;
         u->issue = calls * p->profile->gpu.issue.value;
@@ -402,6 +412,11 @@ static void price_rest(const struct pricing *p, struct cost_table *table)
     add_linear(&p->kernel, (double)COST_SLICE_BYTES, (double)COST_SLICE_BYTES / 2, p->step->tokens, &slice);
     add_overhead(&p->kernel, product_of(&p->kernel), &slice);
     table->slice = slice.total;
+    for (uint32_t u = 0; u < table->units; u++)
+        if (table->unit[u].packed) {
+            table->slice += expand_seconds(p, (double)COST_SLICE_BYTES);
+            break;
+        }
 }
 
 static int check_step(const struct model *model, const struct cost_step *step, struct helm_err *err)
@@ -416,6 +431,21 @@ static int check_step(const struct model *model, const struct cost_step *step, s
                          step->tokens, step->rows, step->context);
     if (model->config.layers == 0) return helm_fail(err, HELM_E_LIMIT, "a model without layers has no price");
     return 0;
+}
+
+static uint64_t crossing_of(uint64_t bytes)
+{
+    return (uint64_t)((double)bytes * COST_PACKED_PART);
+}
+
+uint64_t cost_packed_saving(const struct analyse_table *analysed, const bool *packed)
+{
+    uint64_t saving = 0;
+    for (uint32_t u = 0; u < 2 * analysed->layers && packed; u++) {
+        uint64_t bytes = analyse_units_stored(analysed, u, u);
+        if (packed[u] && analysed->packs[u]) saving += bytes - crossing_of(bytes);
+    }
+    return saving;
 }
 
 int cost_price(const struct model *model, const struct analyse_table *analysed, const struct profile *profile,
@@ -441,7 +471,10 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     table->tokens = step->tokens;
     add_tensors(&p, cpu, gpu, kernel);
     for (uint32_t u = 0; u < units; u++) {
-        table->unit[u].bytes = analyse_units_stored(analysed, u, u);
+        struct cost_unit *unit = &table->unit[u];
+        unit->bytes = unit->crossing = analyse_units_stored(analysed, u, u);
+        unit->packed = step->packed && step->packed[u] && analysed->packs[u];
+        if (unit->packed) unit->crossing = crossing_of(unit->bytes);
         price_unit(&p, u, &cpu[u], &gpu[u], &kernel[u], &table->unit[u]);
     }
     price_embed(&p, analysed, &table->embed);

@@ -15,11 +15,16 @@ struct cost_step {
     uint32_t samples; /* rows whose logits are needed */
     uint32_t context; /* positions that a row's last token attends to, itself included */
     enum dtype kv_dtype;
+    const bool *packed; /* [units]: whose weights cross the link packed, if they can be; NULL: none's */
 };
 
 /* What the ring passes on at once (worker-gpu/ring.h): the GPU computes with a slice as soon as all of it has
  * come. Of a ring of less than 64 MiB slices are smaller; such models are small too. */
 #define COST_SLICE_BYTES (UINT64_C(16) << 20)
+/* What of its bytes a packed unit's weights come to on the link (common/packed.h). That is known only when
+ * they are packed, a plan is made before: this is what bf16 weights of language models come to, within a
+ * hundredth (docs/planner.md). */
+#define COST_PACKED_PART 0.71
 /* The GPU computes a chunk of more tokens in parts, each operation for all parts (worker-gpu/program.h). */
 #define COST_SUB_TOKENS 512
 /* A hand-over's price in the profile is one with so few bytes; what is beyond crosses at the link's rate. */
@@ -37,6 +42,8 @@ struct cost_unit {
                       on the GPU (prefill) */
     double issue, issue_stream;        /* of the host, to put its kernels into the queue: a chunk's */
     uint64_t bytes;                    /* of weights */
+    uint64_t crossing;                 /* of them over the link, and in the ring */
+    bool packed;                       /* so crossing is less than bytes, and the GPU expands them first */
     const char *cpu_bound, *gpu_bound; /* "memory", "compute", "overhead": for bound_by */
 };
 
@@ -53,6 +60,9 @@ struct cost_table {
     double activation; /* seconds for the step's residual streams to cross once, beyond what hand_over's
                           price holds (T 4.15) */
 };
+
+/* By how much less than all their bytes these units' weights put on the link. packed: as cost_step's. */
+uint64_t cost_packed_saving(const struct analyse_table *analysed, const bool *packed);
 
 /* Without a device in the profile the prices of GPU and link are infinite. HELM_E_FORMAT names a rate that is
  * missing, HELM_E_LIMIT a step that is none. */

@@ -70,6 +70,7 @@ struct walk {
     enum plan_home *home;   /* [2 * layers] */
     enum plan_home *decode; /* [2 * layers] */
     bool *kv_cpu;           /* [layers] */
+    bool *packed;           /* [2 * layers] */
     double *done;           /* [2 * layers + 2] */
     double half_width;      /* seconds, so far */
     double link_late;       /* what the last step left the link to do */
@@ -89,9 +90,11 @@ static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err 
     w->home = calloc(units, sizeof *w->home);
     w->decode = calloc(units, sizeof *w->decode);
     w->kv_cpu = calloc(units, sizeof *w->kv_cpu);
+    w->packed = calloc(units, sizeof *w->packed);
     w->done = calloc((size_t)units + 2, sizeof *w->done);
-    if (w->home && w->decode && w->kv_cpu && w->done) {
+    if (w->home && w->decode && w->kv_cpu && w->packed && w->done) {
         plan_unit_homes(c->plan, 0, w->decode);
+        plan_packed_units(c->plan, w->packed);
         return 0;
     }
     return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u layers", c->plan->layers);
@@ -102,6 +105,7 @@ static void walk_close(struct walk *w)
     free(w->home);
     free(w->decode);
     free(w->kv_cpu);
+    free(w->packed);
     free(w->done);
 }
 
@@ -125,12 +129,12 @@ static struct leftover leftover_of(const struct walk *w, const struct cost_table
         bool decode = w->decode[u] == PLAN_HOME_STREAM, here = w->home[u] == PLAN_HOME_STREAM;
         alike = alike && decode == here;
         if (decode && prefix < ring) {
-            uint64_t bytes = unit->bytes < ring - prefix ? unit->bytes : ring - prefix;
+            uint64_t bytes = unit->crossing < ring - prefix ? unit->crossing : ring - prefix;
             prefix += bytes;
             if (alike) same += bytes;
-            if (alike || !goes_on) seconds += (double)bytes / (double)unit->bytes * unit->link;
+            if (alike || !goes_on) seconds += (double)bytes / (double)unit->crossing * unit->link;
         }
-        if (here) streamed += unit->bytes;
+        if (here) streamed += unit->crossing;
         if (here && result) used = result->done[u];
     }
     struct leftover l = {.held = same};
@@ -142,8 +146,12 @@ static int walk_step(struct walk *w, uint32_t tokens, uint32_t rows, uint32_t sa
                      struct cost_forecast *f, struct helm_err *err)
 {
     const struct cost_case *c = w->c;
-    const struct cost_step step = {
-        .tokens = tokens, .rows = rows, .samples = samples, .context = context, .kv_dtype = w->kv_dtype};
+    const struct cost_step step = {.tokens = tokens,
+                                   .rows = rows,
+                                   .samples = samples,
+                                   .context = context,
+                                   .kv_dtype = w->kv_dtype,
+                                   .packed = w->packed};
     struct cost_table table = {0};
     struct cost_result result = {.done = w->done};
     struct cost_plan plan;

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "common/packed.h"
 #include "common/sampling.h"
 #include "common/units.h"
 #include "daemon/kv_pages.h"
@@ -21,6 +22,8 @@
 #define DRIVER_BYTES  (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
 #define SLICES_A_RING 4           /* as worker-gpu/ring.c cuts them, and no larger than: */
 #define SLICE_BYTES   (16 * MIB)
+#define SLICE_ROWS    16 /* at least */
+#define SLICE_ALIGN   256
 #define STAGING_BYTES (128 * MIB) /* the emulated device's */
 #define SAMPLERS      4           /* as worker-gpu/engine.h: threads that draw, at most */
 #define SCRATCH_ALIGN 64
@@ -77,6 +80,25 @@ uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t
            (analyse_units_stored(c->table, unit, unit) / (slice ? slice : 1) + 2) * device->graph_slice_bytes;
 }
 
+/* One slice, by rows of its matrices as they are in the files, and the tables of all packed matrices: what
+ * worker-gpu/expand.c takes at most. */
+uint64_t ledger_expanded_bytes(const struct ledger_case *c, uint64_t ring_bytes)
+{
+    uint64_t slice = ring_bytes / SLICES_A_RING, row = 0, tables = 0;
+    if (slice > SLICE_BYTES) slice = SLICE_BYTES;
+    for (uint32_t i = 0; i < c->model->tensor_count; i++) {
+        const struct model_tensor *t = &c->model->tensors[i];
+        if (t->layer < 0 || t->rows <= 1 || (uint32_t)t->layer >= c->table->layers) continue;
+        if (!c->table->packs[2 * t->layer + model_role_is_mlp(t->role)]) continue;
+        uint64_t bytes = t->bytes / t->rows * (t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1);
+        if (bytes > row) row = bytes;
+        tables += packed_offsets_bytes((uint32_t)t->rows) + SLICE_ALIGN;
+    }
+    if (!c->wish->pack || !row || !ring_bytes) return 0;
+    /* rounded up to whole rows, then to groups of them; parts begin on their own boundaries */
+    return slice + (SLICE_ROWS + 1) * row + 4 * SLICE_ALIGN + tables;
+}
+
 uint64_t ledger_gpu_host_bytes(const struct ledger_case *c)
 {
     return c->machine->device.kind == LEDGER_DEVICE_EMULATED ? STAGING_BYTES : DRIVER_BYTES;
@@ -127,6 +149,22 @@ static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan
     return sum;
 }
 
+/* What packed matrices take at most in the arena beside their bytes. */
+static uint64_t packed_more(const struct ledger_case *c, const struct plan *plan)
+{
+    bool packed[2 * MODEL_LAYERS_MAX];
+    uint64_t sum = 0;
+    plan_packed_units(plan, packed);
+    for (uint32_t u = 0; u < 2 * plan->layers; u++)
+        if (packed[u] && c->table->packs[u]) sum += analyse_units(c->table, u, u).packed_more;
+    return sum;
+}
+
+static bool packs(const struct ledger_case *c, const struct plan *plan)
+{
+    return packed_more(c, plan) > 0;
+}
+
 static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *plan)
 {
     const struct ledger_device *device = &c->machine->device;
@@ -142,6 +180,7 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
         ledger_add(vram, what, times(gpu.kv_layers, ledger_kv_layer_bytes(c, plan->page_count)));
     }
     if (plan->ring_bytes) ledger_add(vram, "stream ring", plan->ring_bytes);
+    if (packs(c, plan)) ledger_add(vram, "expanded slice", ledger_expanded_bytes(c, plan->ring_bytes));
     if (plan_borrows_kv(plan)) {
         snprintf(what, sizeof what, "borrowed KV, 2 layers of %u pages", plan->page_count);
         ledger_add(vram, what, times(2, ledger_kv_layer_bytes(c, plan->page_count)));
@@ -211,7 +250,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                 .lanes = on_cpu && on_gpu ? LANE_COUNT : 0,
                                 .kv = kv_of(c, cpu.kv_layers),
                                 .page_count = page_count,
-                                .weight_bytes = cpu.bytes.arena + stream.bytes.arena};
+                                .weight_bytes = cpu.bytes.arena + stream.bytes.arena + packed_more(c, plan)};
     int rc = arena_plan(spec, &header, err);
     if (rc) return rc;
     if (on_gpu) write_vram(c, ctx, plan);

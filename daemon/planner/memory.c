@@ -62,6 +62,11 @@ static struct search_bytes on_device(const struct ledger_case *c, uint64_t vram,
     return sum_of(&device, &beside);
 }
 
+static uint64_t packed_more(const struct ledger_case *c, uint32_t unit)
+{
+    return c->wish->pack && c->table->packs[unit] ? analyse_units(c->table, unit, unit).packed_more : 0;
+}
+
 static void fill_units(const struct ledger_case *c, const struct memory_wish *wish, struct search_bytes *unit)
 {
     uint64_t layer_kv = ledger_kv_layer_bytes(c, wish->pages), ring = 0, largest;
@@ -75,7 +80,7 @@ static void fill_units(const struct ledger_case *c, const struct memory_wish *wi
         unit[PLAN_HOME_GPU] = on_device(c, bytes.vram + ledger_graph_bytes(c, u, 0), 0);
         unit[PLAN_HOME_GPU] = sum_of(&unit[PLAN_HOME_GPU], &kv);
         unit[PLAN_HOME_STREAM] = on_device(c, bytes.vram_vectors + ledger_graph_bytes(c, u, ring),
-                                           bytes.arena + bytes.vector_bytes);
+                                           bytes.arena + bytes.vector_bytes + packed_more(c, u));
         unit[PLAN_HOME_STREAM] = sum_of(&unit[PLAN_HOME_STREAM], &kv);
     }
 }
@@ -108,7 +113,8 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
     s->cpu_any = (struct search_bytes){.host = ledger_cpu_buffer_bytes(c, w->step_tokens)};
     s->gpu_any = on_device(c, work, ledger_gpu_host_bytes(c) + (wish->cpu ? lanes : 0));
     /* Streamed weights are loaded by the CPU worker, which is there for that even if it computes nothing. */
-    s->stream_any = on_device(c, borrowed, ledger_cpu_buffer_bytes(c, 0) + (wish->cpu ? 0 : lanes));
+    s->stream_any = on_device(c, borrowed + ledger_expanded_bytes(c, s->ring_max),
+                              ledger_cpu_buffer_bytes(c, 0) + (wish->cpu ? 0 : lanes));
     if (device->kind == LEDGER_DEVICE_EMULATED) s->stream_any.host += s->ring_max;
 }
 

@@ -247,6 +247,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     struct making m = {0};
     r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
     planner_adopt(plan, &r.wish);
+    plan->pack = r.wish.pack = plan->pack && r.wish.pack;
     if (!r.wish.step_tokens) r.wish.step_tokens = LEDGER_STEP_TOKENS;
     if (r.refusal) *r.refusal = (struct planner_refusal){0};
     int rc = check_plan(&r, plan, err);

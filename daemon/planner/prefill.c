@@ -52,13 +52,18 @@ struct choice {
     const struct profile *profile;
     const struct search_found *decode;
     uint32_t units;
+    const bool *packed;
 };
 
 /* Homes for a step of one row of so many tokens. */
 static int homes_for(const struct choice *choice, uint32_t tokens, enum plan_home *home, struct helm_err *err)
 {
-    const struct cost_step step = {
-        .tokens = tokens, .rows = 1, .samples = 1, .context = tokens, .kv_dtype = choice->c->wish->kv_dtype};
+    const struct cost_step step = {.tokens = tokens,
+                                   .rows = 1,
+                                   .samples = 1,
+                                   .context = tokens,
+                                   .kv_dtype = choice->c->wish->kv_dtype,
+                                   .packed = choice->packed};
     struct cost_table table;
     double seconds;
     int rc = cost_price(choice->c->model, choice->c->table, choice->profile, &step, &table, err);
@@ -84,6 +89,7 @@ static int append(const struct choice *choice, const enum plan_home *a, const en
                                                .a = a,
                                                .b = b,
                                                .context = 0,
+                                               .packed = choice->packed,
                                                .kv_dtype = choice->c->wish->kv_dtype};
     uint32_t tokens = 0;
     if (from > plan->step_tokens) return 0;
@@ -110,7 +116,9 @@ void prefill_clear(struct plan *plan)
 int prefill_choose(const struct ledger_case *c, const struct profile *profile,
                    const struct search_found *decode, struct plan *plan, struct helm_err *err)
 {
-    struct choice choice = {.c = c, .profile = profile, .decode = decode, .units = 2 * c->table->layers};
+    bool packed[2 * MODEL_LAYERS_MAX];
+    struct choice choice = {
+        .c = c, .profile = profile, .decode = decode, .units = 2 * c->table->layers, .packed = packed};
     uint32_t brief = plan->step_tokens < PREFILL_SHORT_TOKENS ? plan->step_tokens : PREFILL_SHORT_TOKENS;
     const enum plan_home *before = decode->home;
     uint32_t from = PREFILL_LEAST_TOKENS;
@@ -119,6 +127,8 @@ int prefill_choose(const struct ledger_case *c, const struct profile *profile,
     enum plan_home *first = calloc(2 * (size_t)choice.units, sizeof *first),
                    *second = first ? first + choice.units : NULL;
     int rc = first ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u units", choice.units);
+    for (uint32_t u = 0; u < choice.units; u++)
+        packed[u] = c->wish->pack && decode->home[u] == PLAN_HOME_STREAM;
     if (!rc) rc = homes_for(&choice, brief, first, err);
     if (!rc) rc = homes_for(&choice, plan->step_tokens, second, err);
     if (rc) goto out;

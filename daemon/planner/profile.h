@@ -83,8 +83,10 @@ struct profile_gpu {
     struct profile_value attention_flops;
     struct profile_table attention_rows; /* attention_flops by queries x heads: few leave a device half idle;
                                             empty: as attention_flops */
-    struct profile_value operation;      /* a kernel in a captured graph, beside its bytes */
-    struct profile_value launch;         /* a kernel outside a graph (steps of many tokens) */
+    struct profile_value expand;    /* bytes a second that packed weights are expanded to; unknown: as `read`
+                                       allows */
+    struct profile_value operation; /* a kernel in a captured graph, beside its bytes */
+    struct profile_value launch;    /* a kernel outside a graph (steps of many tokens) */
     /* A chunk is put into the queue kernel by kernel: seconds that this takes the host for each of them, with
      * a cold start as in a prompt, and seconds from its first kernel to the host's knowing that the last one
      * is done, for a chunk that has nothing to do. Unknown: nothing beside `launch`. */

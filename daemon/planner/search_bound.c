@@ -39,7 +39,7 @@ static struct factors factors_of(const struct space *s, uint64_t ring)
                 slow = fmin(slow, u->cpu_beside > u->cpu ? 1 - u->cpu / u->cpu_beside : 0);
             if (!(s->item[i].allowed & 1u << PLAN_HOME_STREAM)) continue;
             ratio = fmin(ratio, beside / fmax(u->link + borrow, 1e-12));
-            rate = fmin(rate, fmax((double)u->bytes, 1) / beside);
+            rate = fmin(rate, fmax((double)u->crossing, 1) / beside);
         }
     if (!isfinite(ratio) || ratio < 1) ratio = 1;
     if (slow >= 1) slow = 0; /* nothing may be on the CPU */
@@ -72,7 +72,7 @@ static double least_stream(const struct space *s, const struct space_item *item,
     double least = 0;
     for (uint32_t n = 0; n < item->count; n++) {
         const struct cost_unit *u = &s->table->unit[item->first + n];
-        double rest = u->bytes > ring ? (double)(u->bytes - ring) / (double)u->bytes * u->link : 0;
+        double rest = u->crossing > ring ? (double)(u->crossing - ring) / (double)u->crossing * u->link : 0;
         least += fmax(u->stream, rest);
     }
     return least;

@@ -21,7 +21,7 @@ static bool alike(double a, double b, double tolerance)
 static bool items_alike(const struct space_item *a, const struct space_item *b, double tolerance)
 {
     bool same = a->allowed == b->allowed && a->count == b->count &&
-                alike((double)a->bytes, (double)b->bytes, tolerance);
+                alike((double)a->crossing, (double)b->crossing, tolerance);
     for (int h = 0; h < SPACE_HOMES && same; h++)
         same = !(a->allowed & 1u << h) || alike(a->seconds[h], b->seconds[h], tolerance);
     return same;
@@ -55,7 +55,7 @@ bool counts_group(struct mixing *m)
         struct group *g = &m->group[m->group_of[i]];
         g->kind.count++;
         g->kind.allowed = item->allowed;
-        g->bytes += (double)item->bytes;
+        g->bytes += (double)item->crossing;
         for (int h = 0; h < SPACE_HOMES; h++) {
             g->kind.vram[h] = fmax(g->kind.vram[h], (double)item->vram[h]);
             g->kind.host[h] = fmax(g->kind.host[h], (double)item->host[h]);

@@ -62,7 +62,7 @@ static void set_rates(struct order *o, const struct mixing *m, const struct cand
     double bytes = 0, link = 0, beside = 0;
     for (uint32_t i = 0; i < s->items; i++) {
         if (!c->counts.n[m->group_of[i]][PLAN_HOME_STREAM]) continue;
-        bytes += (double)s->item[i].bytes;
+        bytes += (double)s->item[i].crossing;
         link += s->item[i].link;
         for (uint32_t n = 0; n < s->item[i].count; n++)
             beside += s->table->unit[s->item[i].first + n].link_beside;
@@ -105,7 +105,7 @@ static void compute(const struct order *o, const struct space *s, const struct s
         t->seconds += beside > 0 ? active + (1 - active / beside) * alone : alone;
         t->cpu_end = t->seconds;
     } else {
-        double bytes = (double)item->bytes, own = item->seconds[home], late = 0;
+        double bytes = (double)item->crossing, own = item->seconds[home], late = 0;
         if (t->fill < bytes && o->rate > 0) late = (bytes - t->fill) / o->rate + fmin(o->slice, own);
         double seconds = fmax(own, late);
         t->fill = fmin(o->ring, fmax(0, t->fill + seconds * o->rate - bytes));

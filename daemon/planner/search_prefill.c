@@ -86,7 +86,8 @@ static int gain_at(const struct crossing *x, uint32_t tokens, double *gain, stru
                                    .rows = 1,
                                    .samples = 1,
                                    .context = tokens > c->context ? tokens : c->context,
-                                   .kv_dtype = c->kv_dtype};
+                                   .kv_dtype = c->kv_dtype,
+                                   .packed = c->packed};
     struct cost_table table;
     int rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;

@@ -7,8 +7,8 @@
 
 static bool same_item(const struct space_item *a, const struct space_item *b)
 {
-    return a->count == b->count && a->allowed == b->allowed && a->bytes == b->bytes && a->link == b->link &&
-           memcmp(a->seconds, b->seconds, sizeof a->seconds) == 0 &&
+    return a->count == b->count && a->allowed == b->allowed && a->crossing == b->crossing &&
+           a->link == b->link && memcmp(a->seconds, b->seconds, sizeof a->seconds) == 0 &&
            memcmp(a->vram, b->vram, sizeof a->vram) == 0 && memcmp(a->host, b->host, sizeof a->host) == 0 &&
            memcmp(a->floor, b->floor, sizeof a->floor) == 0;
 }
@@ -35,7 +35,7 @@ static void add_unit(const struct space *s, uint32_t unit, struct space_item *it
     item->seconds[PLAN_HOME_GPU] += u->gpu;
     item->seconds[PLAN_HOME_STREAM] += u->stream;
     item->link += u->link + (s->kv_cpu && !(unit & 1) && s->kv_cpu[unit / 2] ? u->borrow : 0);
-    item->bytes += u->bytes;
+    item->crossing += u->crossing;
     for (int h = 0; h < SPACE_HOMES && s->memory; h++) {
         item->vram[h] += s->memory->unit[SPACE_HOMES * unit + (uint32_t)h].vram;
         item->host[h] += s->memory->unit[SPACE_HOMES * unit + (uint32_t)h].host;
@@ -122,7 +122,9 @@ int space_open_prefill(struct space *s, const struct cost_table *prefill, const 
         unsigned allowed = 1u << PLAN_HOME_CPU | 1u << PLAN_HOME_STREAM;
         if (home == PLAN_HOME_GPU) allowed = 1u << PLAN_HOME_GPU;
         if (home == PLAN_HOME_CPU && decode->ring_bytes == 0) allowed = 1u << PLAN_HOME_CPU;
-        if (home == PLAN_HOME_STREAM && !(u & 1)) allowed = 1u << PLAN_HOME_STREAM;
+        /* where the cache is in VRAM; what is there packed is of use to the GPU alone */
+        if (home == PLAN_HOME_STREAM && (!(u & 1) || prefill->unit[u].packed))
+            allowed = 1u << PLAN_HOME_STREAM;
         s->item[u] = (struct space_item){.first = u, .count = 1, .allowed = allowed};
         add_unit(s, u, &s->item[u]);
     }

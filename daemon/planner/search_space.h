@@ -17,8 +17,8 @@ struct space_item {
     uint32_t kind;         /* items with the same numbers have the same kind */
     unsigned allowed;      /* bits 1 << home */
     double seconds[SPACE_HOMES];
-    double link; /* seconds of copying, the link alone */
-    uint64_t bytes;
+    double link;       /* seconds of copying, the link alone */
+    uint64_t crossing; /* bytes of it */
     uint64_t vram[SPACE_HOMES], host[SPACE_HOMES];
     double floor[SPACE_HOMES][SPACE_FLOORS]; /* what it adds to each lower bound, search_bound.c */
 };

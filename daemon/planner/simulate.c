@@ -252,7 +252,7 @@ static void list_streamed(struct simulation *s)
     for (uint32_t u = 0; u < s->table->units && s->count < UNITS_MAX; u++) {
         const struct cost_unit *unit = &s->table->unit[u];
         if (s->plan->home[u] != PLAN_HOME_STREAM) continue;
-        double bytes = fmax((double)unit->bytes, 1);
+        double bytes = fmax((double)unit->crossing, 1);
         double borrow = s->count == 0 && s->plan->cold ? s->plan->link_late : 0; /* what comes first */
         if (!(u & 1) && s->plan->kv_cpu && s->plan->kv_cpu[u / 2]) borrow += unit->borrow;
         s->streamed[s->count++] = (struct streamed){.bytes = bytes,

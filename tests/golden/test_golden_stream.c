@@ -40,6 +40,7 @@ struct case_plan {
     uint64_t ring;
     uint32_t step_tokens;
     bool ends_apart, no_graphs;
+    bool pack;
     bool by_kernels; /* no chains: they add in another order than the kernels that take slices */
     enum dtype kv_dtype;
     uint64_t copy_bytes_per_s; /* of the emulated device */
@@ -65,6 +66,7 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
     struct plan_stage stages[1 + PLAN_PREFILLS_MAX][UNITS_MAX];
     char first = c->decode[0], last = c->decode[strlen(c->decode) - 1];
     struct plan plan = {.ring_bytes = c->ring,
+                        .pack = c->pack,
                         .layers = (uint32_t)strlen(c->decode) / 2,
                         .stages = stages[0],
                         .stage_count = read_letters(c->decode, stages[0]),
@@ -200,6 +202,95 @@ static void every_ring_gives_the_same_bits(void **state)
     const struct case_plan graphs = {.decode = "ssssssss", .ring = RING_SOME, .kv_dtype = DTYPE_F16};
     assert_true(run_plan("golden/qwen3", &anew, ALONE | GREEDY | TOGETHER, 140) ==
                 run_plan("golden/qwen3", &graphs, ALONE | GREEDY | TOGETHER, 140));
+}
+
+/* Weights that crossed the link packed are the same weights: the same bits, whatever the ring, the tier, the
+ * phase and the list, beside units that are not packed. */
+static void packed_weights_give_the_same_bits(void **state)
+{
+    (void)state;
+    need_device();
+    static const struct case_plan plans[] = {
+        {.decode = "ssssssss", .ring = RING_TWO + 512, .kv_dtype = DTYPE_F16},
+        {.decode = "ssssssss", .ring = 64 * KIB, .kv_dtype = DTYPE_F16},
+        {.decode = "ssssssss", .ring = RING_SOME, .kv_dtype = DTYPE_F16, .no_graphs = true},
+        {.decode = "ssssssss", .ring = RING_ALL, .kv_dtype = DTYPE_F16},
+        {.decode = "ssgsssss",
+         .prefill = {"ssgsssss"},
+         .from = {30},
+         .ring = RING_SOME,
+         .kv_dtype = DTYPE_F16,
+         .copy_bytes_per_s = 400 * MIB},
+        {.decode = "csgcscgs", /* of the streamed ones the first is the CPU's for short prompts */
+         .prefill = {"ccgsscgs", "ssgsssgs"},
+         .from = {17, 100},
+         .ring = RING_SOME,
+         .kv_dtype = DTYPE_F16},
+        {.decode = "ssssssss", .ring = RING_SOME, .kv_dtype = DTYPE_F16, .step_tokens = 1088},
+    };
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i += FEW_PLANS ? 3 : 1) {
+        struct case_plan c = plans[i];
+        const unsigned modes = i == 3 ? ALONE | TOGETHER | GREEDY : TOGETHER;
+        const uint32_t longest = i == 6 ? UINT32_MAX : i < 2 ? 33 : 120;
+        uint64_t expected = run_plan("golden/qwen3", &c, modes, longest);
+        c.pack = true;
+        assert_true(run_plan("golden/qwen3", &c, modes, longest) == expected);
+    }
+    static const char *const models[] = {"golden/qwen2-bias", "golden/llama3-ropescaled"};
+    for (size_t m = 0; m < (FEW_PLANS ? 0 : sizeof models / sizeof *models); m++) {
+        struct case_plan c = plans[2];
+        uint64_t expected = run_plan(models[m], &c, TOGETHER, 140);
+        c.pack = true;
+        assert_true(run_plan(models[m], &c, TOGETHER, 140) == expected);
+    }
+}
+
+/* What crosses the link in a decode step, the second from the same state on, and how long it takes. */
+static uint64_t decode_link_bytes(const struct case_plan *c, uint64_t *weights, double *seconds)
+{
+    struct pair *pair = calloc(1, sizeof *pair);
+    struct helm_err err = {0};
+    const struct step_result *result;
+    uint64_t bytes = 0;
+    open_pair("tests/data/golden/qwen3", c, pair, vram_of_device(), 0);
+    for (uint32_t i = 0; i < 8; i++) arena_history_of(&pair->arena, 0)[i] = 3 + i;
+    const struct arena_done *done = &arena_control_of(&pair->arena)->done[PAIR_GPU];
+    *seconds = 1e9;
+    for (uint32_t i = 0; i < 8; i++) {
+        const struct step_row row = {.slot = 0, .start = i, .count = 1, .flags = STEP_ROW_SAMPLE};
+        uint64_t start_us = units_now_us();
+        if (pair_step(pair, &row, 1, &result, &err)) fail_msg("%s", err.text);
+        double took = (double)(units_now_us() - start_us) * 1e-6;
+        if (i && took < *seconds) *seconds = took;
+        if (i) assert_true(i == 1 || bytes == done->link_bytes); /* every step copies the same */
+        bytes = done->link_bytes;
+        *weights = done->weight_bytes;
+    }
+    pair_close(pair);
+    free(pair);
+    return bytes;
+}
+
+/* Packed, the same weights are fewer bytes on the link, and a step that waits for it is shorter by so much.
+ */
+static void packed_weights_are_fewer_bytes(void **state)
+{
+    (void)state;
+    need_device();
+    struct case_plan c = {.decode = "ssssssss",
+                          .ring = RING_SOME,
+                          .kv_dtype = DTYPE_F16,
+                          .copy_bytes_per_s = 100 * MIB};
+    uint64_t weights[2];
+    double seconds[2];
+    uint64_t raw = decode_link_bytes(&c, &weights[0], &seconds[0]);
+    c.pack = true;
+    uint64_t packed = decode_link_bytes(&c, &weights[1], &seconds[1]);
+    print_message("%llu bytes a step in %.3f s, packed %llu in %.3f s\n", (unsigned long long)raw, seconds[0],
+                  (unsigned long long)packed, seconds[1]);
+    assert_int_equal(weights[0], weights[1]); /* what is computed with is as much */
+    assert_true(packed > raw * 6 / 10 && packed < raw * 8 / 10);
+    if (strcmp(device_name(), "emulated") == 0 && !FEW_PLANS) assert_true(seconds[1] < 0.9 * seconds[0]);
 }
 
 static void cpu_and_stream_alternate(void **state)
@@ -450,6 +541,8 @@ int main(void)
         cmocka_unit_test(times_count_what_crosses_the_link),
         cmocka_unit_test(half_layers_are_split),
         cmocka_unit_test(every_ring_gives_the_same_bits),
+        cmocka_unit_test(packed_weights_give_the_same_bits),
+        cmocka_unit_test(packed_weights_are_fewer_bytes),
         cmocka_unit_test(cpu_and_stream_alternate),
         cmocka_unit_test(prefill_lists_borrow_caches),
         cmocka_unit_test(long_chunks_are_cut_inside),

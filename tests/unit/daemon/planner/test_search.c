@@ -66,6 +66,7 @@ static void make_small(struct small *s, uint32_t layers, bool whole_layers)
         double bytes = (u & 1 ? 300 : 100) * 1e6 * (different ? between(0.5, 1.5) : 1);
         double kv = u & 1 ? 0 : 40e6 * (different ? between(0, 1) : 1);
         s->unit[u] = (struct cost_unit){.bytes = (uint64_t)bytes,
+                                        .crossing = (uint64_t)bytes,
                                         .cpu = (bytes + kv) / cpu_rate + 1e-5,
                                         .gpu = (bytes + kv) / gpu_rate + 1e-5,
                                         .stream = (bytes + kv) / gpu_rate + 3e-5,
@@ -359,7 +360,7 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
                     struct helm_err err = {0};
                     struct cost_table table;
                     struct search_found f, simple;
-                    const struct cost_step step = {1, 1, 1, 4096, DTYPE_F16};
+                    const struct cost_step step = {1, 1, 1, 4096, DTYPE_F16, NULL};
                     assert_true(made_up_open(&m, shapes[k]));
                     /* all layers the same; three of four with a window; no two the same */
                     for (uint32_t l = 0; l < shapes[k]->layers && windows; l++)

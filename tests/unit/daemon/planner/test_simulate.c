@@ -39,7 +39,8 @@ static void make_machine(struct machine *m, uint32_t units)
                                         .stream = 1e-3,
                                         .link = 4e-3,
                                         .link_beside = 4e-3,
-                                        .bytes = 100000000};
+                                        .bytes = 100000000,
+                                        .crossing = 100000000};
 }
 
 static double seconds_of(const struct machine *m, const enum plan_home *home, double ring)
@@ -264,7 +265,7 @@ static void make_random(struct machine *m, enum plan_home *home, uint32_t units,
     make_machine(m, units);
     for (uint32_t u = 0; u < units; u++) {
         struct cost_unit *unit = &m->unit[u];
-        unit->bytes = 1000000 * (20 + draw(400));
+        unit->bytes = unit->crossing = 1000000 * (20 + draw(400));
         unit->cpu = (double)unit->bytes * 1e-10;
         unit->gpu = unit->stream = (double)unit->bytes * 1e-12 * (5 + draw(50));
         unit->link = (double)unit->bytes * 1e-12 * (50 + draw(100));

@@ -262,7 +262,8 @@ static void thesis_prices(const struct thesis *t, int machine, struct cost_table
                                             .stream = INFINITY,
                                             .link = INFINITY,
                                             .link_beside = INFINITY,
-                                            .bytes = (uint64_t)bytes};
+                                            .bytes = (uint64_t)bytes,
+                                            .crossing = (uint64_t)bytes};
     }
     double embed = unit_bytes(t, 0), head = unit_bytes(t, t->table.layers + 1);
     table->embed = (struct cost_unit){.cpu = embed / cpu, .cpu_beside = embed / cpu, .gpu = embed / gpu};
