@@ -481,6 +481,7 @@ CUDA_TEST_SRC := \
 CUDA_BENCH_SRC := \
   tools/gpu/bench_batch.cu \
   tools/gpu/bench_chain.cu \
+  tools/gpu/bench_expand.cu \
   tools/gpu/bench_kernels.cu \
   tools/gpu/bench_model.cu
 CUDA_TEST_HOST_OBJ := $(addprefix $(OBJ)/common/,err.o packed.o packed_tile.o sampling_pass.o)

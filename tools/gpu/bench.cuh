@@ -109,6 +109,9 @@ void bench_enqueue_batch_head(struct bench_model *m, uint32_t tokens, uint32_t f
 void bench_batches(struct bench *b, struct bench_model *m, bool ways);
 int bench_batch_check(struct bench *b, struct bench_model *m);
 
+/* Packed weights expanded, and over the link (bench_expand.cu); returns how many results were wrong. */
+int bench_expand(struct bench *b);
+
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t flags);
 void bench_enqueue_batch(struct bench_model *m, uint32_t tokens, uint32_t flags);

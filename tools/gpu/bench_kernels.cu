@@ -1,6 +1,6 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--expand]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, each decode kernel over all layers
@@ -8,7 +8,8 @@
  * one chain, steps of 1 to 16 sequences (bench_batch.cu; --batch: nothing but these and, without --quick,
  * ways to run the streamed gemm), decode attention over a long context, prefill. Last, without --quick, the
  * ways the bulk gemv can be run, the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv.cu).
- * Times are medians of repeated graph replays by CUDA events. Exit 1: the check failed. */
+ * --expand: packed weights alone (bench_expand.cu). Times are medians of repeated graph replays by CUDA
+ * events. Exit 1: the check failed. */
 #include <math.h>
 #include <string.h>
 
@@ -314,7 +315,7 @@ static void bench_long(struct bench *b, struct bench_model *m)
 int main(int argc, char **argv)
 {
     struct bench b = {};
-    bool quick = false, batch = false, chains = false;
+    bool quick = false, batch = false, chains = false, expand = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
             quick = true;
@@ -322,8 +323,10 @@ int main(int argc, char **argv)
             batch = true;
         } else if (strcmp(argv[i], "--chains") == 0) {
             chains = true;
+        } else if (strcmp(argv[i], "--expand") == 0) {
+            expand = true;
         } else {
-            fprintf(stderr, "usage: %s [--quick] [--batch] [--chains]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--quick] [--batch] [--chains] [--expand]\n", argv[0]);
             return 2;
         }
     }
@@ -335,6 +338,11 @@ int main(int argc, char **argv)
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
     measure_limits(&b);
+    if (expand) {
+        printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
+               b.read_gbs);
+        return bench_expand(&b) ? 1 : 0;
+    }
 
     const uint32_t early = early_of(&b);
     const struct bench_shape shapes[] = {{"Qwen3-8B", 36, 4096, 12288, 32, 8, 128, 151936},
