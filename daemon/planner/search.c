@@ -35,33 +35,77 @@ static void put_split(enum plan_home *home, uint32_t units, uint32_t gpu, bool f
     }
 }
 
-/* Calls `visit` for each split and place of the ends; the ring is what prefill keeps. */
-typedef void (*split_visit)(struct space *s, const struct space_ends *ends, uint64_t ring, void *context);
+/* A split of the layers: the first or the last `gpu` units on the GPU. `items`: bytes of all of them. */
+struct split {
+    uint32_t gpu;
+    bool first;
+    unsigned uses;
+    struct search_bytes items;
+};
+
+/* Units [from, from + 2) from the CPU to the GPU. */
+static void move_bytes(const struct space *s, uint32_t from, struct search_bytes *sum)
+{
+    for (uint32_t i = from * s->items / s->table->units; i < (from + 2) * s->items / s->table->units; i++) {
+        const struct space_item *item = &s->item[i];
+        sum->vram += item->vram[PLAN_HOME_GPU] - item->vram[PLAN_HOME_CPU];
+        sum->host += item->host[PLAN_HOME_GPU] - item->host[PLAN_HOME_CPU];
+    }
+}
+
+/* Calls `visit` for each split and place of the ends; the ring is what prefill keeps. Bytes are kept from one
+ * split to the next: adding them up anew would take most of the time where few splits fit. */
+typedef void (*split_visit)(struct space *s, const struct split *split, const struct space_ends *ends,
+                            uint64_t ring, void *context);
 
 static void each_split(struct space *s, split_visit visit, void *context)
 {
     uint32_t units = s->table->units;
-    for (uint32_t gpu = 0; gpu <= units; gpu += 2)
+    struct search_bytes sum[2] = {{0}};
+    for (uint32_t i = 0; i < s->items; i++) {
+        sum[0].vram += s->item[i].vram[PLAN_HOME_CPU];
+        sum[0].host += s->item[i].host[PLAN_HOME_CPU];
+    }
+    sum[1] = sum[0];
+    for (uint32_t gpu = 0; gpu <= units; gpu += 2) {
+        for (int first = 0; first < 2 && gpu; first++)
+            move_bytes(s, first ? gpu - 2 : units - gpu, &sum[first]);
         for (int first = 0; first < 2; first++)
             for (uint32_t e = 0; e < s->ends_count; e++) {
-                unsigned uses = (gpu ? ON_GPU : 0) | (gpu < units ? ON_CPU : 0);
+                const struct split split = {.gpu = gpu,
+                                            .first = first,
+                                            .uses = (gpu ? ON_GPU : 0) | (gpu < units ? ON_CPU : 0),
+                                            .items = sum[first]};
                 if (first && (gpu == 0 || gpu == units)) continue; /* the same twice */
-                if ((uses & s->item[0].allowed) != uses) continue;
-                put_split(s->scratch, units, gpu, first);
-                visit(s, &s->ends[e], space_ring_least(s, uses, &s->ends[e]), context);
+                if ((split.uses & s->item[0].allowed) != split.uses) continue;
+                visit(s, &split, &s->ends[e], space_ring_least(s, split.uses, &s->ends[e]), context);
             }
+    }
 }
 
-static void try_split(struct space *s, const struct space_ends *ends, uint64_t ring, void *context)
+static struct search_bytes split_bytes(const struct space *s, const struct split *split,
+                                       const struct space_ends *ends, uint64_t ring)
+{
+    struct search_bytes b = space_bytes_once(s, split->uses, ends, ring);
+    b.vram += split->items.vram;
+    b.host += split->items.host;
+    return b;
+}
+
+static void try_split(struct space *s, const struct split *split, const struct space_ends *ends,
+                      uint64_t ring, void *context)
 {
     (void)context;
+    if (!space_fits(s, split_bytes(s, split, ends, ring))) return;
+    put_split(s->scratch, s->table->units, split->gpu, split->first);
     (void)space_try(s, s->scratch, ends, ring, 0);
 }
 
-static void need_of_split(struct space *s, const struct space_ends *ends, uint64_t ring, void *context)
+static void need_of_split(struct space *s, const struct split *split, const struct space_ends *ends,
+                          uint64_t ring, void *context)
 {
     struct search_found *found = context;
-    struct search_bytes b = space_bytes(s, s->scratch, ends, &ring);
+    struct search_bytes b = split_bytes(s, split, ends, ring);
     uint64_t more_vram = b.vram > s->memory->vram_limit ? b.vram - s->memory->vram_limit : 0;
     uint64_t more_host = b.host > s->memory->host_limit ? b.host - s->memory->host_limit : 0;
     if (!more_host && more_vram < found->more_vram) found->more_vram = more_vram;

@@ -335,12 +335,19 @@ double bound_of_space(struct space *s, double enough)
 
 /* ---- what would fit ---- */
 
+/* Items of a kind are alike, so it is counted how many are where: models have hundreds of items, of a few
+ * kinds. */
 struct need {
     const struct space *s;
     bool vram; /* what is looked for; the other one is limited */
     unsigned uses;
-    unsigned char *at; /* [items]: the home so far */
+    uint32_t (*at)[SPACE_HOMES]; /* [kinds]: how many of a kind have each home so far */
 };
+
+static const struct space_item *item_of(const struct need *n, uint32_t kind)
+{
+    return &n->s->item[n->s->kind_first[kind]];
+}
 
 static uint64_t bytes_of(const struct space_item *item, int home, bool vram)
 {
@@ -352,58 +359,92 @@ static uint64_t settle(struct need *n, uint64_t *other)
 {
     uint64_t sum = 0;
     *other = 0;
-    for (uint32_t i = 0; i < n->s->items; i++) {
-        const struct space_item *item = &n->s->item[i];
+    for (uint32_t k = 0; k < n->s->kinds; k++) {
+        const struct space_item *item = item_of(n, k);
+        uint32_t count = n->s->kind_count[k];
         int best = -1;
         for (int h = 0; h < SPACE_HOMES; h++) {
+            n->at[k][h] = 0;
             if (!(item->allowed & n->uses & 1u << h)) continue;
             uint64_t a = bytes_of(item, h, n->vram), b = best < 0 ? 0 : bytes_of(item, best, n->vram);
             if (best < 0 || a < b || (a == b && bytes_of(item, h, !n->vram) < bytes_of(item, best, !n->vram)))
                 best = h;
         }
-        n->at[i] = (unsigned char)best;
-        sum += bytes_of(item, best, n->vram);
-        *other += bytes_of(item, best, !n->vram);
+        n->at[k][best] = count;
+        sum += count * bytes_of(item, best, n->vram);
+        *other += count * bytes_of(item, best, !n->vram);
     }
     return sum;
 }
 
-/* A step of relieve: this item to this home. */
+/* A step of relieve: one of this kind from a home to another. */
 struct relief {
-    uint32_t item;
-    int home;
-    uint64_t cost;
+    uint32_t kind;
+    int from, home; /* home -1: none */
+    uint64_t cost, freed;
     double rate;
 };
+
+/* Of all steps that free something: the one that costs least a byte, the one that costs least of all that
+ * free `excess`; and the most that one frees. */
+static uint64_t find_relief(const struct need *n, uint64_t excess, struct relief *cheap, struct relief *last)
+{
+    uint64_t most = 0;
+    *cheap = (struct relief){.home = -1, .rate = INFINITY};
+    *last = (struct relief){.home = -1, .cost = UINT64_MAX};
+    for (uint32_t k = 0; k < n->s->kinds; k++) {
+        const struct space_item *item = item_of(n, k);
+        for (int pair = 0; pair < SPACE_HOMES * SPACE_HOMES; pair++) {
+            int from = pair / SPACE_HOMES, h = pair % SPACE_HOMES;
+            if (!n->at[k][from] || !(item->allowed & n->uses & 1u << h)) continue;
+            uint64_t here = bytes_of(item, from, !n->vram), there = bytes_of(item, h, !n->vram);
+            if (there >= here) continue; /* of the rest none takes less of what is looked for */
+            uint64_t cost = bytes_of(item, h, n->vram) - bytes_of(item, from, n->vram), freed = here - there;
+            const struct relief relief = {k, from, h, cost, freed, (double)cost / (double)freed};
+            if (relief.rate < cheap->rate) *cheap = relief;
+            if (freed >= excess && cost < last->cost) *last = relief;
+            if (freed > most) most = freed;
+        }
+    }
+    return most;
+}
 
 /* Takes `excess` of the other memory away, each time where it costs least a byte, the last time where it
  * costs least of all that suffice. UINT64_MAX: it cannot be done. */
 static uint64_t relieve(struct need *n, uint64_t sum, uint64_t excess)
 {
     while (excess) {
-        struct relief cheap = {.home = -1, .rate = INFINITY}, last = {.home = -1, .cost = UINT64_MAX};
-        for (uint32_t i = 0; i < n->s->items; i++) {
-            const struct space_item *item = &n->s->item[i];
-            for (int h = 0; h < SPACE_HOMES; h++) {
-                if (!(item->allowed & n->uses & 1u << h)) continue;
-                uint64_t here = bytes_of(item, n->at[i], !n->vram), there = bytes_of(item, h, !n->vram);
-                if (there >= here) continue; /* of the rest none takes less of what is looked for */
-                uint64_t cost = bytes_of(item, h, n->vram) - bytes_of(item, n->at[i], n->vram);
-                double rate = (double)cost / (double)(here - there);
-                const struct relief relief = {i, h, cost, rate};
-                if (rate < cheap.rate) cheap = relief;
-                if (here - there >= excess && cost < last.cost) last = relief;
-            }
-        }
+        struct relief cheap, last;
+        uint64_t most = find_relief(n, excess, &cheap, &last), count = 1;
         if (cheap.home < 0) return UINT64_MAX;
         const struct relief *take = last.home >= 0 ? &last : &cheap;
-        const struct space_item *item = &n->s->item[take->item];
-        uint64_t freed = bytes_of(item, n->at[take->item], !n->vram) - bytes_of(item, take->home, !n->vram);
-        n->at[take->item] = (unsigned char)take->home;
-        sum += take->cost;
-        excess -= freed < excess ? freed : excess;
+        uint32_t *at = n->at[take->kind];
+        /* The same step again as long as none is the last; the first one to a home may make others possible.
+         */
+        if (last.home < 0 && at[take->home]) count = (excess - most - 1) / take->freed + 1;
+        if (count > at[take->from]) count = at[take->from];
+        at[take->from] -= (uint32_t)count;
+        at[take->home] += (uint32_t)count;
+        sum += count * take->cost;
+        excess -= count * take->freed < excess ? count * take->freed : excess;
     }
     return sum;
+}
+
+/* The homes as counted: of a kind, what takes least of the limited memory comes first. */
+static void put_counted(const struct need *n, enum plan_home *home)
+{
+    const struct space *s = n->s;
+    for (uint32_t i = 0; i < s->items; i++) {
+        uint32_t *at = n->at[s->item[i].kind];
+        int best = -1;
+        for (int h = 0; h < SPACE_HOMES; h++)
+            if (at[h] &&
+                (best < 0 || bytes_of(&s->item[i], h, !n->vram) < bytes_of(&s->item[i], best, !n->vram)))
+                best = h;
+        at[best]--;
+        space_put(s, home, i, (enum plan_home)best);
+    }
 }
 
 uint64_t bound_more(const struct space *s, bool vram, enum plan_home *home, const struct space_ends **ends)
@@ -411,7 +452,7 @@ uint64_t bound_more(const struct space *s, bool vram, enum plan_home *home, cons
     uint64_t least = UINT64_MAX, other;
     uint64_t limit = vram ? s->memory->vram_limit : s->memory->host_limit;
     uint64_t other_limit = vram ? s->memory->host_limit : s->memory->vram_limit;
-    struct need n = {.s = s, .vram = vram, .at = malloc(s->items)};
+    struct need n = {.s = s, .vram = vram, .at = calloc(s->kinds, sizeof *n.at)};
     if (!n.at) return UINT64_MAX;
     for (n.uses = 1; n.uses < SPACE_USES; n.uses++)
         for (uint32_t e = 0; e < s->ends_count && possible(s, n.uses); e++) {
@@ -424,7 +465,7 @@ uint64_t bound_more(const struct space *s, bool vram, enum plan_home *home, cons
             if (sum == UINT64_MAX || sum + once_here >= least) continue;
             least = sum + once_here;
             if (ends) *ends = &s->ends[e];
-            for (uint32_t i = 0; i < s->items && home; i++) space_put(s, home, i, (enum plan_home)n.at[i]);
+            if (home) put_counted(&n, home);
         }
     free(n.at);
     if (least == UINT64_MAX) return least;

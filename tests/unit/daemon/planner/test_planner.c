@@ -478,6 +478,39 @@ static void what_fits_nowhere_is_refused_with_what_would(void **state)
     bench_close(&b);
 }
 
+/* However many layers there are: what would fit is looked for by kinds of layers, not one by one. */
+static void the_largest_model_is_refused_at_once(void **state)
+{
+    (void)state;
+    static const struct made_up_shape largest = {MODEL_LAYERS_MAX, 1024, 3072, 16, 8, 128, 151936, true};
+    static const struct {
+        uint64_t host, vram;
+    } machines[] = {{2 * GIB, GIB}, {8 * GIB, 16 * GIB}};
+    for (int i = 0; i < 2; i++) {
+        struct bench b;
+        struct helm_err err;
+        uint64_t least_us = UINT64_MAX;
+        bench_open(&b, &largest, machines[i].host, machines[i].vram);
+        for (int t = 0; t < 3; t++) {
+            uint64_t start_us = units_now_us();
+            refused(&b, &err);
+            uint64_t took_us = units_now_us() - start_us;
+            if (took_us < least_us) least_us = took_us;
+        }
+        print_message("%u layers refused in %.1f ms\n", largest.layers, (double)least_us / 1e3);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+        assert_true(least_us < 500000);
+#endif
+        /* What is named is enough. */
+        bool host = strcmp(b.refusal.what, "VRAM") != 0;
+        *(host ? &b.r.machine.memory.available_bytes : &b.r.machine.device.limit) = b.refusal.needed;
+        struct plan plan;
+        make(&b, &plan);
+        plan_free(&plan);
+        bench_close(&b);
+    }
+}
+
 static void wishes_that_contradict_are_refused(void **state)
 {
     (void)state;
@@ -683,6 +716,7 @@ int main(void)
         cmocka_unit_test(a_tied_matrix_exists_once),
         cmocka_unit_test(without_a_device_there_is_the_cpu),
         cmocka_unit_test(what_fits_nowhere_is_refused_with_what_would),
+        cmocka_unit_test(the_largest_model_is_refused_at_once),
         cmocka_unit_test(wishes_that_contradict_are_refused),
         cmocka_unit_test(auto_goes_on_without_the_device_and_others_do_not),
         cmocka_unit_test(the_emulated_device_shares_the_hosts_memory),
