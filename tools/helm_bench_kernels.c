@@ -4,7 +4,8 @@
  * Threads are pinned one a core. GEMV reads weight copies that together exceed every cache; its limit is the
  * best of several plain read loops over the same memory, cut among the threads in the same way, run
  * alternately with it. GEMM (packing included) is limited by the register-only multiply rate or by reading
- * its weights once, whichever is longer. Every number is the median of several alternating samples. */
+ * its weights once, whichever is longer. Every number is the median of several alternating samples. --packed
+ * measures packed weights instead (tools/kernels/packed.c). */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -17,6 +18,7 @@
 
 #include "common/args.h"
 #include "common/cpu.h"
+#include "tools/kernels/packed.h"
 #include "worker-cpu/kernels.h"
 #include "worker-cpu/kernels/probe.h"
 
@@ -354,14 +356,18 @@ int main(int argc, char *argv[])
     struct bench *b = &bench;
     struct helm_err err = {0};
     uint64_t threads = 0;
-    const char *dtype = NULL, *name = NULL;
-    bool quick = false;
+    const char *dtype = NULL, *name = NULL, *model = NULL;
+    bool quick = false, packed = false;
     const struct args_option options[] = {
         {"threads", 't', ARGS_U64, "N", "threads, one a core (all usable cores)", .target = &threads,
          .min = 1, .max = THREADS_MAX},
         {"dtype", 0, ARGS_CHOICE, "TYPE", "only these weights: bf16, f16, f32", .target = &dtype,
          .choices = "bf16|f16|f32"},
         {"variant", 0, ARGS_TEXT, "NAME", "only this variant; all but ref without it", .target = &name},
+        {"packed", 0, ARGS_FLAG, NULL, "packed weights instead: their size, and the speed of packing",
+         .target = &packed},
+        {"model", 0, ARGS_TEXT, "DIR", "with --packed: this model's weights, not random ones",
+         .target = &model},
         {"quick", 'q', ARGS_FLAG, NULL, "fewer shapes and samples", .target = &quick},
         {"json", 0, ARGS_FLAG, NULL, "one JSON array instead of a table", .target = &b->json},
     };
@@ -386,6 +392,14 @@ int main(int argc, char *argv[])
         return args_usage_error(&spec, &err);
     }
     b->threads = threads ? (unsigned)threads : (unsigned)b->cpus.suggested;
+    if (model && !packed) {
+        helm_fail(&err, HELM_E_USAGE, "--model is for --packed");
+        return args_usage_error(&spec, &err);
+    }
+    if (packed) {
+        if (bench_packed(model, b->threads, &err)) goto fail;
+        return 0;
+    }
     b->samples = quick ? 5 : 11;
     size_t count, done = 0;
     const struct linear_variant *const *table = linear_variants(&count);
