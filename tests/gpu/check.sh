@@ -80,8 +80,15 @@ run split 420 "$golden" "$bin/helm-test-gpu-split"
 run stream 420 "$golden" "$bin/helm-test-gpu-stream"
 if [ "$device" = cuda ]; then
     rm -f "$logs/bench.log"
-    for tool in memcheck racecheck initcheck synccheck; do
-        run "$tool" 300 'ERROR SUMMARY|RACECHECK SUMMARY' compute-sanitizer --tool $tool --error-exitcode 9 \
+    # racecheck and synccheck follow every access to shared memory: few cases, and chains, which are the longest, apart
+    for tool in racecheck synccheck; do
+        run "$tool-chain" 150 'ERROR SUMMARY|RACECHECK SUMMARY' compute-sanitizer --tool $tool --error-exitcode 9 \
+            "$bin/helm-test-gpu-kernels" --few --seed 1 --only chain
+        run "$tool" 200 'ERROR SUMMARY|RACECHECK SUMMARY' compute-sanitizer --tool $tool --error-exitcode 9 \
+            "$bin/helm-test-gpu-kernels" --few --seed 1 --only elementwise,select,linear,attention,expand
+    done
+    for tool in memcheck initcheck; do
+        run "$tool" 300 'ERROR SUMMARY' compute-sanitizer --tool $tool --error-exitcode 9 \
             "$bin/helm-test-gpu-kernels" --small --seed 1
     done
     run bench 400 'decode check' "$bin/helm-bench-gpu-kernels" $bench

@@ -23,7 +23,9 @@ struct test_context {
     struct gpuk_device device;
     cudaStream_t stream;
     uint64_t random;
-    bool small;  /* few and small cases: for compute-sanitizer */
+    bool small; /* few and small cases: for compute-sanitizer */
+    bool few; /* `small`, and no more than what meets every kernel once or twice: for racecheck and synccheck
+               */
     bool stress; /* what must give the same bits again is run thousands of times */
     int checks, failures;
     double worst; /* error over tolerance, of all checks */

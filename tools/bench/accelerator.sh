@@ -76,7 +76,8 @@ need_profile() {
 
 stage_check() { step check "$here/../../tests/gpu/check.sh" --need-gpu --only kernels,device,split,stream "$bin"; }
 stage_sanitize() {
-    step sanitize "$here/../../tests/gpu/check.sh" --need-gpu --full-bench --only memcheck,racecheck,initcheck,synccheck,bench "$bin"
+    step sanitize "$here/../../tests/gpu/check.sh" --need-gpu --full-bench \
+        --only racecheck-chain,synccheck-chain,racecheck,synccheck,memcheck,initcheck,bench "$bin"
 }
 stage_profile() {
     nvidia-smi --query-gpu=name,driver_version,pcie.link.gen.current,pcie.link.width.current --format=csv,noheader
