@@ -62,7 +62,7 @@ struct packed_header {
 };
 
 /* Whether such a matrix can be packed: bf16, at least one row, 1 .. PACKED_COLS_MAX columns, offsets within
- * 32 bits. It need not become smaller; groups of less than about 1,000 values do not. */
+ * 32 bits. It need not become smaller; groups of less than about 800 values do not. */
 bool packed_takes(enum dtype dtype, uint32_t rows, uint32_t cols);
 
 static inline uint32_t packed_groups(uint32_t rows)

@@ -120,6 +120,7 @@ static __device__ __forceinline__ void expand_tile(const struct gpuk_expand_part
         if (lane >= distance) sum += before;
     }
     const unsigned char *escape = packed + head + (size_t)tiles * PACKED_TILE_BYTES + start + (sum - count);
+    __syncwarp(); /* stores of other types stay behind those above, for the compiler too */
     while (first | last) {
         uint32_t bit, i = 3;
         if (first) {
