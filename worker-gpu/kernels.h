@@ -111,7 +111,7 @@ struct gpuk_linear {
  *   residual   out[r] = residual[r] + (W x + bias)[r]; may be `out` itself; one matrix only
  *   swiglu     two matrices of equal rows, gate then up: segment[0].out[r] = silu(gate[r]) * up[r]
  *   columns    the matrix lies by columns: weight[c * rows + r], so that what one x[c] adds to all outputs is
- *              together. One matrix, no norm, no swiglu; chains only (gpuk_chain_columns)
+ *              together. One matrix, no norm, no swiglu; not gemv and gemm, but chains, gpuk_split and _join
  * `out` may be host memory mapped for the device (an activation lane). */
 struct gpuk_linear_args {
     enum dtype dtype; /* of the weights */
@@ -275,6 +275,28 @@ HELM_MUST_CHECK int gpuk_chain_write(const struct gpuk_device *device, const str
 /* Runs it; may be captured. */
 HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, struct helm_err *err);
 
+/* ---- beside chains: matrices by columns when they are loaded, in small batches, in prefill ----
+ *
+ * A piece of a matrix of 16-bit numbers, `rows` dense rows of it, to columns of `to_rows`: to[c * to_rows +
+ * r] = from[r * cols + c]. `from` may be host memory mapped for the device, read once. */
+HELM_MUST_CHECK int gpuk_transpose(const void *from, uint32_t rows, uint32_t cols, void *to, uint32_t to_rows,
+                                   void *stream, struct helm_err *err);
+/* Up to `tokens` <= GPUK_BATCH_MAX tokens times one matrix by columns, as gpuk_gemm_small would, in three: x
+ * as pairs (high, low) of numbers of the weights' dtype (bf16, f16); a matrix product of gpuk_matmul of twice
+ * as many tokens, into `sums`; what that made of the parts added up, with bias and residual. Tokens from
+ * *count on are zeros and not stored. Split and join are told the same arguments, `tokens` and parts. */
+struct gpuk_parts {
+    void *x;        /* [2 * tokens][cols]: all high parts, then all low ones */
+    float *sums;    /* [2 * tokens][rows] */
+    float *factors; /* [tokens] that sums are to be multiplied by: f16 has not every number's exponent */
+};
+HELM_MUST_CHECK int gpuk_split(const struct gpuk_linear_args *args, uint32_t tokens, const uint32_t *count,
+                               const struct gpuk_parts *parts, uint32_t flags, void *stream,
+                               struct helm_err *err);
+HELM_MUST_CHECK int gpuk_join(const struct gpuk_linear_args *args, uint32_t tokens, const uint32_t *count,
+                              const struct gpuk_parts *parts, uint32_t flags, void *stream,
+                              struct helm_err *err);
+
 /* Prefill attention: many tokens a sequence, several sequences, over everything in the cache before and in
  * this step, causal and windowed; never tokens x tokens in memory. q: as gpuk_rope_append wrote it, of the
  * cache's dtype (f32 cache: f32). out[token][heads * head_dim] of out_dtype. rows: capacity of the step's
@@ -304,8 +326,9 @@ HELM_MUST_CHECK int gpuk_top_logprobs(const uint32_t *count, uint32_t rows, cons
                                       uint32_t flags, void *stream, struct helm_err *err);
 
 /* Prefill's matrix products, through cuBLASLt: out[t][r] = sum_c x[t][c] * w[r][c] (+ out[t][r] when
- * accumulate, + bias[r] through gpuk_add_bias). Row-major; x of w's dtype; out f32 or the weights' dtype. A
- * plan is made once per shape (it asks for the algorithm) and run any number of times, also under capture. */
+ * accumulate, + bias[r] through gpuk_add_bias). Row-major, with `columns` w by columns: w[c][r]; x of w's
+ * dtype; out f32 or the weights' dtype. A plan is made once per shape (it asks for the algorithm) and run any
+ * number of times, also under capture. */
 struct gpuk_matmul; /* opaque: handle and plans' cache */
 struct gpuk_matmul_plan;
 HELM_MUST_CHECK int gpuk_matmul_open(struct gpuk_matmul **matmul, struct helm_err *err);
@@ -313,7 +336,7 @@ void gpuk_matmul_close(struct gpuk_matmul *matmul); /* frees its plans too */
 #define GPUK_MATMUL_WORKSPACE ((size_t)32 << 20)
 HELM_MUST_CHECK int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, enum dtype out_dtype,
                                      uint32_t tokens, uint32_t rows, uint32_t cols, uint32_t out_stride,
-                                     bool accumulate, const struct gpuk_matmul_plan **plan,
+                                     bool accumulate, bool columns, const struct gpuk_matmul_plan **plan,
                                      struct helm_err *err);
 HELM_MUST_CHECK int gpuk_matmul_run(const struct gpuk_matmul_plan *plan, const void *w, const void *x,
                                     void *out, void *workspace, void *stream, struct helm_err *err);

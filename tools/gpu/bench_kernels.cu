@@ -101,7 +101,7 @@ static void measure_peak(struct bench *b, struct bench_model *m)
     const struct gpuk_matmul_plan *plan;
     void *out;
     CUDA(cudaMalloc(&out, (size_t)n * n * 2));
-    GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, DTYPE_BF16, n, n, n, n, false, &plan, &err));
+    GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, DTYPE_BF16, n, n, n, n, false, false, &plan, &err));
     double s = bench_time_graph(b, 5, [&] {
         GPUK(gpuk_matmul_run(plan, m->embed, m->head, out, m->matmul_workspace, b->stream, &err));
     });

@@ -369,8 +369,8 @@ static void product(struct bench_model *m, enum dtype out_dtype, uint32_t tokens
                     uint32_t cols, bool accumulate, const void *w, const void *x, void *out)
 {
     const struct gpuk_matmul_plan *plan;
-    GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, out_dtype, tokens, rows, cols, rows, accumulate, &plan,
-                          &err));
+    GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, out_dtype, tokens, rows, cols, rows, accumulate, false,
+                          &plan, &err));
     GPUK(gpuk_matmul_run(plan, w, x, out, m->matmul_workspace, m->stream, &err));
 }
 
