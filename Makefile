@@ -141,6 +141,7 @@ WORKER_GPU_SRC := \
   worker-gpu/measure_buffers.c \
   worker-gpu/measure_chains.c \
   worker-gpu/measure_chunks.c \
+  worker-gpu/measure_expand.c \
   worker-gpu/measure_kernels.c \
   worker-gpu/nvml.c \
   worker-gpu/print.c \

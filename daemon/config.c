@@ -113,6 +113,11 @@ static void table_build(struct option_table *t, struct config *c)
                                       "decode one token on the GPU with chains of operations in one kernel,\n"
                                       "where it has them (default on)",
                                       .target = &c->gpu_chains_name, .choices = "on|off"});
+    table_add(t,
+              (struct args_option){"pack", 0, ARGS_CHOICE, "auto|off",
+                                   "keep bf16 weights that only cross the link packed, without loss: fewer\n"
+                                   "bytes cross, and the GPU expands them (default auto: where that pays)",
+                                   .target = &c->pack_name, .choices = "auto|off"});
     table_add(t, (struct args_option){"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go",
                                       .target = &c->rundir});
     table_add(t, (struct args_option){"worker-dir", 0, ARGS_TEXT, "DIR",
@@ -257,6 +262,7 @@ static int config_check(struct config *c, struct helm_err *err)
             c->strategy = (enum search_strategy)i;
     c->no_graphs = strcmp(c->gpu_graphs_name, "off") == 0;
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
+    c->pack = strcmp(c->pack_name, "off") != 0;
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(c->kv_dtype_name, dtype_name(types[i])) == 0) c->kv_dtype = types[i];
@@ -275,6 +281,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .strategy_name = "best",
                               .gpu_graphs_name = "on",
                               .gpu_chains_name = "on",
+                              .pack_name = "auto",
                               .batch = 1,
                               .prompt = 128,
                               .max_stall_ms = CONFIG_STALL_MS,

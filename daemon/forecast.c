@@ -20,7 +20,7 @@ static int open_phase(struct forecast *f, uint32_t phase, struct helm_err *err)
 int forecast_open(const struct model *model, const struct profile *profile, const struct plan *plan,
                   struct forecast *f, struct helm_err *err)
 {
-    struct analyse_share cpu, stream;
+    struct analyse_share cpu;
     struct cost_forecast first;
     memset(f, 0, sizeof *f);
     f->c = (struct cost_case){.model = model, .analysed = &f->analysed, .profile = profile, .plan = plan};
@@ -36,9 +36,8 @@ int forecast_open(const struct model *model, const struct profile *profile, cons
     f->chunk = calloc((size_t)(plan->slots + 1) * FORECAST_CONTEXTS, sizeof *f->chunk);
     if (!f->decode || !f->chunk) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
     analyse_share(&f->analysed, plan, PLAN_HOME_CPU, &cpu);
-    analyse_share(&f->analysed, plan, PLAN_HOME_STREAM, &stream);
     f->cpu_bytes = cpu.token_bytes;
-    f->link_bytes = stream.token_bytes - cost_packed_saving(&f->analysed, f->packed);
+    f->link_bytes = cost_crossing_of(&f->analysed, plan).crossing;
     return cost_decode(&f->c, 1, 1, &first, err);
 }
 

@@ -92,6 +92,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
                                                .page_count = kv_pages_for((uint32_t)c->kv_tokens,
                                                                           KV_PAGE_TOKENS_DEFAULT),
                                                .threads = (uint32_t)c->threads,
+                                               .pack = c->pack,
                                                .host_memory_bytes = c->host_memory_bytes},
                                       .profile = &d->profile,
                                       .strategy = c->strategy,

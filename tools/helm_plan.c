@@ -29,7 +29,7 @@
 #define PLAN_FILE_MAX  ((size_t)8 << 20)
 
 struct options {
-    const char *model, *profile, *strategy, *device, *plot, *plan;
+    const char *model, *profile, *strategy, *device, *plot, *plan, *pack;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at;
     bool json, device_given, vram_given, prompt_given, strategy_given;
 };
@@ -203,6 +203,7 @@ static int run(const struct options *o, const struct args_spec *spec)
                                          .ctx = (uint32_t)o->ctx,
                                          .page_tokens = KV_PAGE_TOKENS_DEFAULT,
                                          .batch = (uint32_t)o->batch,
+                                         .pack = strcmp(o->pack, "off") != 0,
                                          .host_memory_bytes = o->host_memory_bytes},
                                 .profile = &profile,
                                 .strategy = strategy_of(o->strategy),
@@ -233,7 +234,8 @@ out:
 
 int main(int argc, char **argv)
 {
-    struct options o = {.strategy = "best", .device = "auto", .batch = 1, .prompt = PLANNER_PROMPT_TOKENS};
+    struct options o = {
+        .strategy = "best", .pack = "auto", .device = "auto", .batch = 1, .prompt = PLANNER_PROMPT_TOKENS};
     struct args_parsed parsed;
     const struct args_option table[] = {
         {.name = "model",
@@ -295,6 +297,12 @@ int main(int argc, char **argv)
          .target = &o.strategy,
          .choices = "best|all-gpu|all-cpu|thesis|stream",
          .given = &o.strategy_given},
+        {.name = "pack",
+         .kind = ARGS_CHOICE,
+         .value = "auto|off",
+         .help = "whether streamed bf16 weights cross the link packed, as helmd's (default auto)",
+         .target = &o.pack,
+         .choices = "auto|off"},
         {.name = "plan",
          .kind = ARGS_TEXT,
          .value = "FILE",

@@ -1,6 +1,6 @@
 /* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure_kernels.c
- * (rates), measure_chains.c (rates of chains), measure_chunks.c (chunks as a whole), measure_buffers.c (what
- * they work on). */
+ * (rates), measure_chains.c (rates of chains), measure_expand.c (packed weights), measure_chunks.c (chunks as
+ * a whole), measure_buffers.c (what they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H
 
@@ -104,7 +104,7 @@ struct measure_work {
     const struct measure_shape *shape;
     uint32_t tokens;
     uint32_t ops;          /* operations of layers, in order, round and round the weights; read: rows */
-    uint32_t times;        /* read: kernels; a chain: how often */
+    uint32_t times;        /* read: kernels; a chain: how often; expanding: bytes of a group */
     uint32_t start, heads; /* attention */
     const struct gpuk_chain *chain;
 };
@@ -167,6 +167,12 @@ HELM_MUST_CHECK int measure_chunks_run(struct measure *m, const struct measure_c
  * chains and two shapes fit it, that the two can be told apart. `launch`: what a kernel in a graph costs, and
  * so a chain before its first operation. */
 HELM_MUST_CHECK int measure_chains_run(struct measure *m, double launch, struct helm_err *err);
+
+/* ---- measure_expand.c ---- */
+
+/* gpu.expand, in slices as the ring has them; writes over the weights. `operation`: what a kernel in a graph
+ * costs. */
+HELM_MUST_CHECK int measure_expand_run(struct measure *m, double operation, struct helm_err *err);
 
 /* Memory on the device; measure_kernels_open fills the weights with numbers. */
 HELM_MUST_CHECK int measure_kernels_open(struct measure *m, struct helm_err *err);

@@ -115,13 +115,14 @@ static void fill_slice(const struct cutting *c, struct ring_slice *slice, int32_
 static int cut_operation(struct cutting *c, enum ring_op op, uint32_t unit)
 {
     int32_t layer = (int32_t)(unit / 2);
-    uint64_t rows = 0, row_bytes = 0, target = c->ring_bytes / RING_SHARE;
+    uint64_t rows = 0, row_bytes = 0, target = c->ring_bytes / RING_SHARE, most = RING_SLICE_BYTES;
     for (int i = 0; i < RING_PARTS_MAX && roles[op][i] != TENSOR_NONE; i++) {
         const struct gpu_matrix *m = gpu_matrix_of(c->weights, roles[op][i], layer);
         if (!m->host)
             return helm_fail(c->err, HELM_E_INTERNAL, "layer %d: weights %d are not in the arena", layer,
                              (int)roles[op][i]);
         uint64_t bytes = m->cols * dtype_bytes(m->dtype);
+        if (m->offset) most = RING_PACKED_SLICE_BYTES;
         if (op == RING_GATE_UP) {
             rows = m->rows;
             row_bytes += bytes;
@@ -130,7 +131,7 @@ static int cut_operation(struct cutting *c, enum ring_op op, uint32_t unit)
             row_bytes = bytes;
         }
     }
-    if (target > RING_SLICE_BYTES) target = RING_SLICE_BYTES;
+    if (target > most) target = most;
     uint64_t slices = (rows * row_bytes + target - 1) / (target ? target : 1);
     uint64_t each = round_up((rows + slices - 1) / slices, RING_ROWS);
     /* rounding must not make two slices larger than the ring */

@@ -27,8 +27,10 @@
 #define RING_SLICE_BYTES                                                                                     \
     ((uint64_t)16 << 20) /* at most: 0.3 ms of a fast link, a kernel worth its launch                        \
                           */
-#define RING_ROWS  16    /* slices begin at a multiple of so many rows, as the kernels like it */
-#define RING_ALIGN UINT64_C(256)
+/* Of packed weights, before they are packed: the same time of a link, and kernels of twice the size. */
+#define RING_PACKED_SLICE_BYTES ((uint64_t)32 << 20)
+#define RING_ROWS               16 /* slices begin at a multiple of so many rows, as the kernels like it */
+#define RING_ALIGN              UINT64_C(256)
 
 enum ring_op { RING_QKV, RING_O, RING_GATE_UP, RING_DOWN, RING_OP_COUNT };
 const char *ring_op_name(enum ring_op op);

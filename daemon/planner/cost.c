@@ -253,9 +253,10 @@ static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent
     }
 }
 
-static double slices_of(uint64_t bytes)
+static double slices_of(uint64_t bytes, bool packed)
 {
-    return (double)((bytes + COST_SLICE_BYTES - 1) / COST_SLICE_BYTES);
+    uint64_t slice = packed ? COST_PACKED_SLICE_BYTES : COST_SLICE_BYTES;
+    return (double)((bytes + slice - 1) / slice);
 }
 
 static void price_link(const struct pricing *p, uint32_t unit, double window, struct cost_unit *u)
@@ -295,11 +296,20 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, bool
 
 /* Packed weights are expanded a slice at a time before they are used, once however many tokens there are.
  * Where nobody measured how fast: reading the packed bytes and writing all of them, as memory does. */
+static double expand_rate(const struct profile *profile)
+{
+    double read = rate_or(&profile->gpu.read, profile->gpu.gemv.value);
+    return rate_or(&profile->gpu.expand, read / (1 + COST_PACKED_PART));
+}
+
+bool cost_packing_pays(const struct profile *profile)
+{
+    return (1 - COST_PACKED_PART) / profile->link.h2d.value > 1 / expand_rate(profile);
+}
+
 static double expand_seconds(const struct pricing *p, double bytes)
 {
-    const struct profile_gpu *gpu = &p->profile->gpu;
-    double rate = rate_or(&gpu->expand, p->kernel.read / (1 + COST_PACKED_PART));
-    return bytes / rate + slices_of((uint64_t)bytes) * p->kernel.operation;
+    return bytes / expand_rate(p->profile) + slices_of((uint64_t)bytes, true) * p->kernel.operation;
 }
 
 static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu, struct spent *gpu,
@@ -321,7 +331,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
     u->gpu = p->together * gpu->total;
     u->gpu_bound = bound_of(gpu);
     /* Between slices there are events: nothing to chain. */
-    double more = fmax(0, slices_of(u->bytes) - LINEARS_OF_A_HALF);
+    double more = fmax(0, slices_of(u->bytes, u->packed) - LINEARS_OF_A_HALF);
     u->stream =
         p->together * fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel));
     if (u->packed) u->stream += expand_seconds(p, (double)u->bytes);
@@ -409,14 +419,12 @@ static void price_rest(const struct pricing *p, struct cost_table *table)
     /* Each visit of the GPU launches a chain, and has two hand-overs. */
     table->hand_over = link->hand_over.value + (p->chained ? p->kernel.operation / 2 : 0);
     table->activation = fmax(0, crossing - COST_HAND_OVER_BYTES) / rate;
-    add_linear(&p->kernel, (double)COST_SLICE_BYTES, (double)COST_SLICE_BYTES / 2, p->step->tokens, &slice);
+    bool packed = false;
+    for (uint32_t u = 0; u < table->units; u++) packed |= table->unit[u].packed;
+    double bytes = (double)(packed ? COST_PACKED_SLICE_BYTES : COST_SLICE_BYTES);
+    add_linear(&p->kernel, bytes, bytes / 2, p->step->tokens, &slice);
     add_overhead(&p->kernel, product_of(&p->kernel), &slice);
-    table->slice = slice.total;
-    for (uint32_t u = 0; u < table->units; u++)
-        if (table->unit[u].packed) {
-            table->slice += expand_seconds(p, (double)COST_SLICE_BYTES);
-            break;
-        }
+    table->slice = slice.total + (packed ? expand_seconds(p, bytes) : 0);
 }
 
 static int check_step(const struct model *model, const struct cost_step *step, struct helm_err *err)

@@ -20,7 +20,8 @@ struct cost_step {
 
 /* What the ring passes on at once (worker-gpu/ring.h): the GPU computes with a slice as soon as all of it has
  * come. Of a ring of less than 64 MiB slices are smaller; such models are small too. */
-#define COST_SLICE_BYTES (UINT64_C(16) << 20)
+#define COST_SLICE_BYTES        (UINT64_C(16) << 20)
+#define COST_PACKED_SLICE_BYTES (UINT64_C(32) << 20) /* of packed weights, before they are */
 /* What of its bytes a packed unit's weights come to on the link (common/packed.h). That is known only when
  * they are packed, a plan is made before: this is what bf16 weights of language models come to, within a
  * hundredth (docs/planner.md). */
@@ -63,6 +64,10 @@ struct cost_table {
 
 /* By how much less than all their bytes these units' weights put on the link. packed: as cost_step's. */
 uint64_t cost_packed_saving(const struct analyse_table *analysed, const bool *packed);
+
+/* Whether expanding takes the GPU less than packing saves the link: else weights cross as they are. (On an
+ * emulated device it takes more: that is a CPU beside a fast link.) */
+bool cost_packing_pays(const struct profile *profile);
 
 /* Without a device in the profile the prices of GPU and link are infinite. HELM_E_FORMAT names a rate that is
  * missing, HELM_E_LIMIT a step that is none. */
@@ -114,6 +119,13 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
  * caller's; *out borrows them. Cold when phase is not 0. */
 HELM_MUST_CHECK int cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
                                  struct cost_plan *out, struct helm_err *err);
+
+/* Bytes of weights that one decode step's units need from the link: as they are computed with, and as they
+ * cross. */
+struct cost_crossing {
+    uint64_t bytes, crossing;
+};
+struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, const struct plan *plan);
 
 struct cost_case {
     const struct model *model;

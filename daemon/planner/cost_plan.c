@@ -25,6 +25,16 @@ int cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, 
     return 0;
 }
 
+struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, const struct plan *plan)
+{
+    bool packed[2 * MODEL_LAYERS_MAX];
+    struct analyse_share stream;
+    analyse_share(analysed, plan, PLAN_HOME_STREAM, &stream);
+    plan_packed_units(plan, packed);
+    return (struct cost_crossing){.bytes = stream.token_bytes,
+                                  .crossing = stream.token_bytes - cost_packed_saving(analysed, packed)};
+}
+
 /* ---- error bars ---- */
 
 static double spread_of(const struct profile_value *v)

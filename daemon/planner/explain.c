@@ -95,11 +95,14 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
                          struct helm_err *err)
 {
     const struct plan_phase stages = plan_phase_at(k->plan, phase);
+    bool packed[2 * MODEL_LAYERS_MAX];
+    plan_packed_units(k->plan, packed);
     const struct cost_step step = {.tokens = list->tokens,
                                    .rows = list->rows,
                                    .samples = list->rows,
                                    .context = list->context,
-                                   .kv_dtype = k->request->wish.kv_dtype};
+                                   .kv_dtype = k->request->wish.kv_dtype,
+                                   .packed = packed};
     struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
     struct cost_table table = {0};
     struct cost_plan plan;
@@ -325,6 +328,7 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     int rc = reckoning_open(&k, request, plan, err);
     if (!rc) rc = planner_predict(request, plan, x->batch, x->context, x->prompt, &x->prediction, err);
     const struct cost_case parts = {request->model, &k.analysed, request->profile, plan};
+    if (!rc) x->crossing = cost_crossing_of(&k.analysed, plan);
     if (!rc) rc = cost_decode(&parts, x->batch, x->context, &x->decode, err);
     if (!rc) rc = cost_ttft(&parts, x->prompt, &x->first, err);
     if (!rc) rc = explain_lists(&k, x, err);

@@ -18,15 +18,16 @@
 #include "common/units.h"
 #include "daemon/kv_pages.h"
 
-#define PROCESS_BYTES (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
-#define DRIVER_BYTES  (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
-#define SLICES_A_RING 4           /* as worker-gpu/ring.c cuts them, and no larger than: */
-#define SLICE_BYTES   (16 * MIB)
-#define SLICE_ROWS    16 /* at least */
-#define SLICE_ALIGN   256
-#define STAGING_BYTES (128 * MIB) /* the emulated device's */
-#define SAMPLERS      4           /* as worker-gpu/engine.h: threads that draw, at most */
-#define SCRATCH_ALIGN 64
+#define PROCESS_BYTES      (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
+#define DRIVER_BYTES       (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
+#define SLICES_A_RING      4           /* as worker-gpu/ring.c cuts them, and no larger than: */
+#define SLICE_BYTES        (16 * MIB)
+#define PACKED_SLICE_BYTES (32 * MIB) /* of packed weights, before they are */
+#define SLICE_ROWS         16         /* at least */
+#define SLICE_ALIGN        256
+#define STAGING_BYTES      (128 * MIB) /* the emulated device's */
+#define SAMPLERS           4           /* as worker-gpu/engine.h: threads that draw, at most */
+#define SCRATCH_ALIGN      64
 /* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
 #define ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
 
@@ -75,7 +76,8 @@ uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t
     uint64_t bytes = (device->graph_layer_bytes + 1) / 2, slice = ring_bytes / SLICES_A_RING;
     if (!ring_bytes) return bytes;
     if (slice > SLICE_BYTES) slice = SLICE_BYTES;
-    /* One more for each of the two operations, whose last slice is shorter. */
+    /* One more for each of the two operations, whose last slice is shorter. Packed slices are twice as large
+     * and have a kernel more. */
     return bytes +
            (analyse_units_stored(c->table, unit, unit) / (slice ? slice : 1) + 2) * device->graph_slice_bytes;
 }
@@ -85,7 +87,7 @@ uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t
 uint64_t ledger_expanded_bytes(const struct ledger_case *c, uint64_t ring_bytes)
 {
     uint64_t slice = ring_bytes / SLICES_A_RING, row = 0, tables = 0;
-    if (slice > SLICE_BYTES) slice = SLICE_BYTES;
+    if (slice > PACKED_SLICE_BYTES) slice = PACKED_SLICE_BYTES;
     for (uint32_t i = 0; i < c->model->tensor_count; i++) {
         const struct model_tensor *t = &c->model->tensors[i];
         if (t->layer < 0 || t->rows <= 1 || (uint32_t)t->layer >= c->table->layers) continue;

@@ -10,6 +10,7 @@
 #include "common/units.h"
 #include "daemon/kv_pages.h"
 #include "daemon/planner/attempt.h"
+#include "daemon/planner/cost.h"
 #include "daemon/planner/prefill.h"
 
 /* ---- what is asked for ---- */
@@ -168,6 +169,7 @@ int planner_make(const struct planner_request *r, struct plan *plan, struct aren
                        "--strategy all-cpu leaves the device idle that was asked for: --device cpu");
     if (!rc) rc = check_profile(r, err);
     if (!rc) rc = open_making(r, &m, err);
+    m.wish.pack = m.wish.pack && r->profile && cost_packing_pays(r->profile);
     if (!rc) rc = make(&m, plan, spec, err);
     if (rc) plan_free(plan);
     analyse_table_free(&m.table);

@@ -6,6 +6,7 @@
 #include "common/log.h"
 #include "common/units.h"
 #include "daemon/kv_pages.h"
+#include "daemon/planner/cost.h"
 #include "daemon/planner/planner.h"
 
 #define LINE_TEXT 160 /* stages are printed as many to a line as fit */
@@ -48,7 +49,17 @@ static void log_stages(const struct plan_phase *list, const char *name, bool dec
     log_line(decode, name, line);
 }
 
-static void log_lists(const struct plan *plan)
+static struct cost_crossing crossing_of(const struct planner_request *r, const struct plan *plan)
+{
+    struct analyse_table table;
+    struct cost_crossing crossing = {0};
+    if (analyse_table_build(r->model, &table, NULL)) return crossing;
+    crossing = cost_crossing_of(&table, plan);
+    analyse_table_free(&table);
+    return crossing;
+}
+
+static void log_lists(const struct planner_request *r, const struct plan *plan)
 {
     char name[48] = "decode", size[PLAN_HOME_STREAM + 1][UNITS_TEXT];
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
@@ -67,6 +78,12 @@ static void log_lists(const struct plan *plan)
     if (plan->ring_bytes)
         log_info("plan: streamed weights pass through a ring of %s",
                  units_format_size(plan->ring_bytes, size[0]));
+    const struct cost_crossing link = crossing_of(r, plan);
+    if (link.crossing < link.bytes)
+        log_info("plan: decode streams %s packed, as about %s", units_format_size(link.bytes, size[0]),
+                 units_format_size(link.crossing, size[1]));
+    else if (link.bytes)
+        log_info("plan: decode streams %s as they are", units_format_size(link.bytes, size[0]));
     log_info("plan: up to %u tokens a step", plan->step_tokens);
 }
 
@@ -106,7 +123,7 @@ static void log_forecast(const struct planner_request *r, const struct plan *pla
 
 void planner_log(const struct planner_request *r, const struct plan *plan)
 {
-    log_lists(plan);
+    log_lists(r, plan);
     log_context(r, plan);
     log_forecast(r, plan);
     ledger_log("memory", &plan->host);

@@ -22,8 +22,8 @@ MACHINES = ["thesis-rtx4060-laptop", "thesis-rtx3090", "thesis-l40s"]
 REFUSED = {("qwen3-14b", "thesis-rtx4060-laptop"), ("qwen3-32b", "thesis-rtx4060-laptop")}
 STRATEGIES = ["best", "all-gpu", "all-cpu", "thesis", "stream"]
 MEMBERS = {"layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
-           "ring_bytes", "embed", "head", "host", "vram", "decode_tok_s", "ttft_ms", "parts", "strategies", "profile",
-           "machine", "assumed"}
+           "ring_bytes", "pack", "embed", "head", "host", "vram", "decode_tok_s", "ttft_ms", "parts", "link",
+           "strategies", "profile", "machine", "assumed"}
 LONG_LISTS = {"prefill_from_tokens", "prefill_short_from_tokens"}
 
 
@@ -89,6 +89,11 @@ def check_object(p, layers, strategy="best"):
     check_bars(p["ttft_ms"], "ttft_ms")
     for where in ("vram", "host"):
         check_ledger(p[where], where)
+    streamed = sum(s["bytes"] for s in p["stages"]["decode"] if s["home"] == "stream")
+    same(p["link"]["weight_bytes"], streamed, "bytes that decode streams")
+    check(isinstance(p["pack"], bool), "pack")
+    least = streamed * 70 // 100 if p["pack"] else streamed
+    check(least <= p["link"]["link_bytes"] <= streamed, f"link: {p['link']}")
     check({"decode", "prefill"} <= set(p["stages"]) <= {"decode", "prefill_short", "prefill"}, set(p["stages"]))
     for name, stages in p["stages"].items():
         check_stages(stages, layers, name)
@@ -191,6 +196,23 @@ def test_more_memory_is_never_slower():
         rates.append(p["decode_tok_s"]["value"])
     check(all(b >= 0.998 * a for a, b in zip(rates, rates[1:])), rates)
     check(rates[-1] > 5 * rates[0], rates)
+
+
+def test_packed_weights_cross_in_fewer_bytes():
+    options = ("--vram", "8GiB", "--ctx", 2048)
+    raw, packed = (plan("qwen3-8b", "thesis-rtx3090", "--pack", how, *options) for how in ("off", "auto"))
+    check_object(raw, 36)
+    check_object(packed, 36)
+    same((raw["pack"], packed["pack"]), (False, True), "pack")
+    same(raw["link"]["link_bytes"], raw["link"]["weight_bytes"], "as they are")
+    share = packed["link"]["link_bytes"] / packed["link"]["weight_bytes"]
+    check(0.70 < share < 0.72, f"packed to {share}")
+    check(packed["decode_tok_s"]["value"] > 1.03 * raw["decode_tok_s"]["value"],
+          f"{packed['decode_tok_s']} after {raw['decode_tok_s']}")
+    check(any(line["what"] == "expanded slice" for line in packed["vram"]["lines"]), packed["vram"])
+    status, out, _ = run("--model", model("qwen3-8b"), "--profile", profile("thesis-rtx3090"), *options)
+    same(status, 0, "the table")
+    check(" a decode step, packed to about " in out, out)
 
 
 def test_context_batch_and_prompt():

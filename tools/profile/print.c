@@ -71,6 +71,7 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "  captured", &gpu->begin_graph, UNIT_SECONDS, "a step of one token like that");
         print_table(out, "together", &gpu->together, UNIT_FACTOR, "tok",
                     "a prompt's layers by the sum of their parts");
+        print_value(out, "expand", &gpu->expand, UNIT_BYTES, "packed weights, as they come out");
         print_value(out, "chain gemv", &gpu->chain_gemv, UNIT_BYTES, "one token's operations in one kernel");
         print_value(out, "chain attention", &gpu->chain_attention, UNIT_BYTES, "");
         print_value(out, "  two heads", &gpu->chain_attention_pair, UNIT_BYTES, "of a KV head");

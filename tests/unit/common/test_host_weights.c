@@ -166,6 +166,64 @@ static void prefill_lists_change_nothing(void **state)
     model_free(&m);
 }
 
+/* Packed is what decode streams and no list gives to the CPU, of units whose matrices all can be, and its
+ * place has room for the most. */
+static void what_only_crosses_the_link_is_packed(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct model m;
+    struct host_weights w;
+    struct plan_stage stages[64], prefill[64];
+    assert_int_equal(model_read("tests/data/golden/qwen3", &m, &err), 0);
+    assert_int_equal(m.config.layers, 4);
+    struct plan plan = plan_of(&m, "sscgssss", PLAN_HOME_CPU, PLAN_HOME_CPU, stages);
+    struct plan with = {0};
+    static const enum plan_home prefill_home[8] = {PLAN_HOME_CPU,    PLAN_HOME_STREAM, PLAN_HOME_STREAM,
+                                                   PLAN_HOME_GPU,    PLAN_HOME_STREAM, PLAN_HOME_STREAM,
+                                                   PLAN_HOME_STREAM, PLAN_HOME_STREAM};
+    with.stage_count = plan_stages_of(prefill_home, 4, prefill);
+    for (int c = 0; c < 4;
+         c++) { /* not asked for; asked for; a list gives unit 0 to the CPU; unit 5 cannot */
+        bool expected[8];
+        plan.pack = c > 0;
+        plan.prefill_count = c == 2;
+        plan.prefill[0] =
+            (struct plan_phase){.from_tokens = 40, .stages = prefill, .stage_count = with.stage_count};
+        for (uint32_t u = 0; u < 8; u++)
+            expected[u] = c > 0 && u != 2 && u != 3 && !(c == 2 && u == 0) && !(c == 3 && u == 5);
+        for (uint32_t i = 0; i < m.tensor_count && c == 3; i++)
+            if (m.tensors[i].role == TENSOR_DOWN && m.tensors[i].layer == 2) m.tensors[i].dtype = DTYPE_F16;
+        assert_int_equal(host_weights_plan(&m, &plan, &w, &err), 0);
+        uint64_t end = 0, raw = 0;
+        for (uint32_t i = 0; i < w.count; i++) {
+            const struct host_weights_place *p = &w.place[i];
+            const struct model_tensor *t = p->tensor;
+            bool packed = t->layer >= 0 && expected[2 * t->layer + model_role_is_mlp(t->role)];
+            assert_int_equal(p->packed, packed);
+            assert_true(p->offset >= end && p->offset - end < HOST_WEIGHTS_ALIGN);
+            end = p->offset + host_weights_room(t, packed);
+            raw += t->bytes;
+            if (!packed) continue;
+            uint32_t rows = (uint32_t)t->rows, cols = (uint32_t)t->cols;
+            assert_int_equal(host_weights_groups_at(rows) % 16, 0);
+            assert_true(host_weights_groups_at(rows) >= packed_offsets_bytes(rows));
+            assert_true(host_weights_room(t, true) >= host_weights_groups_at(rows) + t->bytes);
+            assert_int_equal(host_weights_room(t, true),
+                             host_weights_groups_at(rows) + packed_matrix_bytes_max(rows, cols));
+        }
+        assert_int_equal(w.region_bytes, end);
+        assert_int_equal(w.matrix_bytes, raw);
+        host_weights_free(&w);
+    }
+    model_free(&m);
+    const struct model_tensor
+        odd = {.role = TENSOR_DOWN, .rows = 24, .cols = 64, .bytes = 3072, .dtype = DTYPE_BF16},
+        even = {.role = TENSOR_DOWN, .rows = 32, .cols = 64, .bytes = 4096, .dtype = DTYPE_BF16};
+    assert_false(host_weights_can_pack(&odd)); /* slices begin at whole groups */
+    assert_true(host_weights_can_pack(&even));
+}
+
 static void bad_input_is_refused(void **state)
 {
     (void)state;
@@ -191,6 +249,7 @@ int main(void)
         cmocka_unit_test(every_host_matrix_has_one_place),
         cmocka_unit_test(nothing_is_laid_out_where_all_is_in_vram),
         cmocka_unit_test(prefill_lists_change_nothing),
+        cmocka_unit_test(what_only_crosses_the_link_is_packed),
         cmocka_unit_test(bad_input_is_refused),
     };
     return cmocka_run_group_tests_name("common/host_weights", tests, NULL, NULL);

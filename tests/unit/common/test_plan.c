@@ -236,7 +236,23 @@ static void phases_and_half_layers(void **state)
     assert_int_equal(again.prefill[0].stage_count, count[1]);
     assert_memory_equal(again.prefill[0].stages, stages[1], count[1] * sizeof *stages[1]);
     assert_memory_equal(again.stages, stages[0], count[0] * sizeof *stages[0]);
+    assert_false(again.pack);
     plan_free(&again);
+    json_object_set_new(json, "pack", json_true());
+    if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
+    assert_true(again.pack);
+    bool packed[8]; /* decode streams units 3, 6: of these only 6 in every list */
+    plan_packed_units(&again, packed);
+    for (int u = 0; u < 8; u++) assert_int_equal(packed[u], u == 6);
+    plan_free(&again);
+    json_object_del(json, "pack"); /* the default */
+    if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
+    assert_true(again.pack);
+    plan_free(&again);
+    json_object_set_new(json, "pack", json_integer(1));
+    assert_int_equal(plan_from_json(json, &again, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "'pack' is not true or false"));
+    json_object_set_new(json, "pack", json_false());
     json_object_set_new(json, "prefill_short_from_tokens", json_null()); /* that list is not used */
     if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
     assert_int_equal(again.prefill_count, 1);

@@ -1,5 +1,6 @@
 /* Unit tests of worker-gpu/ring.c: slices cover every weight once, and a play of copies and uses in any order
- * that events allow never finds another slice's bytes, over any ring, phase after phase. */
+ * that events allow never finds another slice's bytes, over any ring, phase after phase; packed matrices too,
+ * whose slices have any sizes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,11 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/packed.h"
 #include "common/units.h"
 #include "worker-gpu/ring.h"
 
 #define LAYERS 5
 #define SEEDS  3000
+#define GROUPS 32 /* more than any matrix here has */
 
 struct setup {
     struct model model;
@@ -22,12 +25,33 @@ struct setup {
     struct plan plan;
     struct plan_stage stages[PLAN_PHASES_MAX][2 * LAYERS];
     enum plan_home home[PLAN_PHASES_MAX][2 * LAYERS];
+    uint32_t table[LAYERS][TENSOR_ROLE_COUNT][GROUPS]; /* of packed matrices */
 };
 
 static uint32_t draw(uint64_t *state, uint32_t below)
 {
     *state = *state * UINT64_C(6364136223846793005) + 1442695040888963407u;
     return (uint32_t)(*state >> 33) % below;
+}
+
+/* Packs the matrices of some units: groups of any size that they can have. */
+static void pack_some(struct setup *s, const enum tensor_role *roles, size_t count, uint64_t *state)
+{
+    for (uint32_t u = 0; u < 2 * LAYERS; u++) {
+        if (draw(state, 3) == 0) continue;
+        for (size_t i = 0; i < count; i++) {
+            struct gpu_matrix *m = &s->matrix[(u / 2 + 1) * TENSOR_ROLE_COUNT + roles[i]];
+            uint32_t *table = s->table[u / 2][roles[i]];
+            if (model_role_is_mlp(roles[i]) != (u & 1)) continue;
+            for (uint32_t g = 0; g < packed_groups(m->rows); g++) {
+                uint64_t most =
+                    packed_group_bytes_max(packed_group_values(m->rows, m->cols, g)) / PACKED_ALIGN;
+                table[g + 1] = table[g] + 1 + draw(state, (uint32_t)most);
+            }
+            m->offset = m->offset_device = table;
+        }
+    }
+    s->weights.offsets_known = true;
 }
 
 /* Matrices of odd sizes at addresses that nothing is behind; homes by chance, the same ones `gpu` in every
@@ -39,6 +63,12 @@ static void make_setup(struct setup *s, uint64_t seed)
     uint64_t state = seed * 77 + 5, at = 1 << 20;
     uint32_t hidden = 8 + 8 * draw(&state, 20), q = 16 * (1 + draw(&state, 12)), kv = 1 + draw(&state, 40),
              n = 16 + draw(&state, 300);
+    const bool packs = seed % 4 == 1;
+    if (packs) {
+        hidden = hidden / 16 * 16 + 16;
+        kv = kv / 16 * 16 + 16;
+        n = n / 16 * 16;
+    }
     const uint32_t rows[] = {q, kv, kv, hidden, n, n, hidden},
                    cols[] = {hidden, hidden, hidden, q, hidden, hidden, n};
     memset(s, 0, sizeof *s);
@@ -53,6 +83,7 @@ static void make_setup(struct setup *s, uint64_t seed)
                                     .cols = cols[i]};
             at += (uint64_t)rows[i] * cols[i] * 2;
         }
+    if (packs) pack_some(s, roles, sizeof roles / sizeof *roles, &state);
     s->plan.layers = LAYERS;
     s->plan.prefill_count = draw(&state, PLAN_PHASES_MAX);
     for (uint32_t p = 0; p <= s->plan.prefill_count; p++) {
@@ -78,10 +109,11 @@ static void make_setup(struct setup *s, uint64_t seed)
     s->plan.ring_bytes = least + draw(&state, seed % 2 ? 4000 : 600000);
 }
 
-/* Every row of every matrix of a streamed unit is in one slice, in order. */
-static void check_cover(const struct setup *s, uint32_t phase, const struct ring_schedule *ring)
+/* Every row of every matrix of a streamed unit is in one slice, in order. Returns how many parts are packed.
+ */
+static uint32_t check_cover(const struct setup *s, uint32_t phase, const struct ring_schedule *ring)
 {
-    uint32_t at = 0;
+    uint32_t at = 0, packed = 0;
     uint64_t bytes = 0;
     for (uint32_t u = 0; u < 2 * LAYERS; u++) {
         if (s->home[phase][u] != PLAN_HOME_STREAM) continue;
@@ -102,9 +134,23 @@ static void check_cover(const struct setup *s, uint32_t phase, const struct ring
                     const struct gpu_matrix *m = gpu_matrix_of(&s->weights, part->role, (int32_t)(u / 2));
                     assert_int_equal(part->row, seen[part->role]);
                     assert_true(part->at % RING_ALIGN == 0 && part->at + part->bytes <= slice->bytes);
-                    assert_ptr_equal(part->from, (const char *)m->host + part->row * m->cols * 2ull);
+                    uint64_t raw = part->rows * m->cols * 2ull, from = part->row * m->cols * 2ull;
+                    assert_int_equal(slice->expanded > 0, m->offset != NULL);
+                    if (m->offset) {
+                        uint32_t first = part->row / 16, end = (part->row + part->rows) / 16;
+                        assert_int_equal(part->row % 16 + part->rows % 16, 0);
+                        from = packed_at(m->offset, first);
+                        assert_int_equal(part->bytes, packed_at(m->offset, end) - from);
+                        assert_ptr_equal(part->offset, m->offset + first);
+                        assert_true(part->out % RING_ALIGN == 0 && part->out + raw <= slice->expanded);
+                        if (i) assert_true(part->out >= part[-1].out + part[-1].rows * m->cols * 2ull);
+                        packed++;
+                    } else {
+                        assert_int_equal(part->bytes, raw);
+                    }
+                    assert_ptr_equal(part->from, (const char *)m->host + from);
                     seen[part->role] += part->rows;
-                    bytes += part->bytes;
+                    bytes += raw;
                 }
             }
             const enum tensor_role *role = ring_op_roles(op);
@@ -114,6 +160,7 @@ static void check_cover(const struct setup *s, uint32_t phase, const struct ring
     }
     assert_int_equal(at, ring->count);
     assert_int_equal(bytes, ring->weight_bytes);
+    return packed;
 }
 
 /* The ring as a list of what was copied where, newest last. */
@@ -164,7 +211,7 @@ static void no_use_finds_other_bytes(void **state)
     (void)state;
     struct setup *s = malloc(sizeof *s);
     struct play *play = calloc(1, sizeof *play);
-    uint64_t held = 0, tails = 0, laps = 0;
+    uint64_t held = 0, tails = 0, laps = 0, packed = 0;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         struct ring_schedule ring[PLAN_PHASES_MAX] = {0};
         struct helm_err err = {0};
@@ -173,7 +220,7 @@ static void no_use_finds_other_bytes(void **state)
         for (uint32_t p = 0; p < plan_phase_count(&s->plan); p++) {
             if (ring_plan(&s->weights, &s->plan, p, p ? &ring[0] : NULL, &ring[p], &err))
                 fail_msg("seed %u: %s", (unsigned)seed, err.text);
-            check_cover(s, p, &ring[p]);
+            packed += check_cover(s, p, &ring[p]);
         }
         uint32_t prefix = ring_prefix(&ring[0]);
         play->count = 0;
@@ -192,7 +239,7 @@ static void no_use_finds_other_bytes(void **state)
             ring_free(&ring[p]);
         }
     }
-    assert_true(held > 0 && tails > 0 && laps > 0); /* all of it was met */
+    assert_true(held > 0 && tails > 0 && laps > 0 && packed > 0); /* all of it was met */
     free(play);
     free(s);
 }
@@ -270,8 +317,10 @@ static void slices_fit_the_ring(void **state)
     make_setup(s, 1);
     for (uint32_t u = 0; u < 2 * LAYERS; u++) s->home[0][u] = PLAN_HOME_STREAM;
     s->plan.stage_count = plan_stages_of(s->home[0], LAYERS, s->stages[0]);
-    for (int i = 0; i < (LAYERS + 1) * TENSOR_ROLE_COUNT; i++)
+    for (int i = 0; i < (LAYERS + 1) * TENSOR_ROLE_COUNT; i++) {
+        s->matrix[i].offset = NULL;
         if (s->matrix[i].host) s->matrix[i].rows = 12288, s->matrix[i].cols = 4096;
+    }
     for (size_t r = 0; r < sizeof rings / sizeof *rings; r++) {
         struct ring_schedule ring;
         uint64_t most = rings[r] / 4 < RING_SLICE_BYTES ? rings[r] / 4 : RING_SLICE_BYTES, largest = 0;
@@ -285,13 +334,48 @@ static void slices_fit_the_ring(void **state)
     free(s);
 }
 
+/* As long as sizes are not known the schedule goes by what they are at most: the same slices, none smaller;
+ * and packed slices are of more rows, since what crosses the link is less. */
+static void unknown_sizes_are_bounds(void **state)
+{
+    (void)state;
+    struct setup *s = malloc(sizeof *s);
+    struct helm_err err = {0};
+    struct ring_schedule known, bound;
+    make_setup(s, 1);
+    s->plan.prefill_count = 0;
+    s->plan.ring_bytes = 64 * MIB;
+    assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &known, &err), 0);
+    s->weights.offsets_known = false;
+    assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &bound, &err), 0);
+    assert_int_equal(known.count, bound.count);
+    assert_int_equal(known.weight_bytes, bound.weight_bytes);
+    for (uint32_t i = 0; i < known.count; i++) {
+        assert_true(known.slice[i].bytes <= bound.slice[i].bytes);
+        assert_int_equal(known.slice[i].expanded, bound.slice[i].expanded);
+    }
+    ring_free(&known);
+    ring_free(&bound);
+    for (int i = 0; i < (LAYERS + 1) * TENSOR_ROLE_COUNT; i++) {
+        s->matrix[i].offset = s->table[0][0];
+        if (s->matrix[i].host) s->matrix[i].rows = 12288, s->matrix[i].cols = 4096;
+    }
+    s->plan.ring_bytes = 512 * MIB;
+    assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &bound, &err), 0);
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < bound.count; i++)
+        if (bound.slice[i].expanded > largest) largest = bound.slice[i].expanded;
+    assert_true(largest > RING_SLICE_BYTES && largest <= RING_PACKED_SLICE_BYTES + RING_ROWS * 4096 * 4);
+    ring_free(&bound);
+    free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_use_finds_other_bytes),
-        cmocka_unit_test(what_a_lap_overwrites_is_not_held),
-        cmocka_unit_test(a_large_ring_keeps_everything),
-        cmocka_unit_test(slices_fit_the_ring),
+        cmocka_unit_test(no_use_finds_other_bytes),      cmocka_unit_test(what_a_lap_overwrites_is_not_held),
+        cmocka_unit_test(a_large_ring_keeps_everything), cmocka_unit_test(slices_fit_the_ring),
+        cmocka_unit_test(unknown_sizes_are_bounds),
     };
     return cmocka_run_group_tests_name("worker-gpu/ring", tests, NULL, NULL);
 }

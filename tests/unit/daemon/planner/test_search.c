@@ -54,6 +54,8 @@ static void make_small(struct small *s, uint32_t layers, bool whole_layers)
     double slow = draw(3) ? between(1, 1.6) : 1, link_slow = draw(3) ? between(1, 1.2) : 1;
     bool different = draw(2);
     uint64_t vram = 0, host = 0;
+    static uint32_t made;
+    bool packed = made++ % 2; /* every other machine packs what crosses its link */
     memset(s, 0, sizeof *s);
     s->table = (struct cost_table){.units = 2 * layers,
                                    .tokens = 1,
@@ -65,14 +67,17 @@ static void make_small(struct small *s, uint32_t layers, bool whole_layers)
     for (uint32_t u = 0; u < 2 * layers; u++) {
         double bytes = (u & 1 ? 300 : 100) * 1e6 * (different ? between(0.5, 1.5) : 1);
         double kv = u & 1 ? 0 : 40e6 * (different ? between(0, 1) : 1);
-        s->unit[u] = (struct cost_unit){.bytes = (uint64_t)bytes,
-                                        .crossing = (uint64_t)bytes,
-                                        .cpu = (bytes + kv) / cpu_rate + 1e-5,
-                                        .gpu = (bytes + kv) / gpu_rate + 1e-5,
-                                        .stream = (bytes + kv) / gpu_rate + 3e-5,
-                                        .link = bytes / link_rate + 1e-5};
+        double crossing = bytes * (packed ? COST_PACKED_PART : 1);
+        s->unit[u] =
+            (struct cost_unit){.bytes = (uint64_t)bytes,
+                               .crossing = (uint64_t)crossing,
+                               .packed = packed,
+                               .cpu = (bytes + kv) / cpu_rate + 1e-5,
+                               .gpu = (bytes + kv) / gpu_rate + 1e-5,
+                               .stream = (bytes + kv + (packed ? crossing + bytes : 0)) / gpu_rate + 3e-5,
+                               .link = crossing / link_rate + 1e-5};
         s->unit[u].cpu_beside = (bytes + kv) / cpu_rate * slow + 1e-5;
-        s->unit[u].link_beside = bytes / link_rate * link_slow + 1e-5;
+        s->unit[u].link_beside = crossing / link_rate * link_slow + 1e-5;
         s->bytes[3 * u + PLAN_HOME_CPU] = (struct search_bytes){0, (uint64_t)(bytes + kv)};
         s->bytes[3 * u + PLAN_HOME_GPU] = (struct search_bytes){(uint64_t)(bytes + kv), 0};
         s->bytes[3 * u + PLAN_HOME_STREAM] = (struct search_bytes){(uint64_t)kv, (uint64_t)bytes};

@@ -265,7 +265,8 @@ static void make_random(struct machine *m, enum plan_home *home, uint32_t units,
     make_machine(m, units);
     for (uint32_t u = 0; u < units; u++) {
         struct cost_unit *unit = &m->unit[u];
-        unit->bytes = unit->crossing = 1000000 * (20 + draw(400));
+        unit->bytes = 1000000 * (20 + draw(400));
+        unit->crossing = u % 3 ? unit->bytes : unit->bytes / 10 * 7;
         unit->cpu = (double)unit->bytes * 1e-10;
         unit->gpu = unit->stream = (double)unit->bytes * 1e-12 * (5 + draw(50));
         unit->link = (double)unit->bytes * 1e-12 * (50 + draw(100));

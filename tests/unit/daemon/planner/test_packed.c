@@ -1,0 +1,279 @@
+/* Unit tests of planning with packed weights: what they cost on the link and the GPU, what they take in both
+ * memories, and plans that count on them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <string.h>
+
+#include "common/host_weights.h"
+#include "common/units.h"
+#include "daemon/planner/cost.h"
+#include "daemon/planner/planner.h"
+#include "tests/unit/daemon/planner/made_up_model.h"
+
+#define UNITS 72 /* of the 8B shape */
+
+struct bench {
+    struct made_up made;
+    struct profile profile;
+    struct planner_refusal refusal;
+    struct planner_request r;
+};
+
+static void bench_open(struct bench *b, uint64_t vram)
+{
+    memset(b, 0, sizeof *b);
+    assert_true(made_up_open(&b->made, &shape_8b));
+    b->profile = made_up_profile(&rates_h200);
+    b->r = (struct planner_request){
+        .model = &b->made.model,
+        .wish = {.kv_dtype = DTYPE_F16, .slots = 8, .page_tokens = 32, .threads = 16, .ctx = 2048},
+        .machine = {.memory = {.limit_bytes = CGROUP_UNLIMITED,
+                               .machine_bytes = 256 * GIB,
+                               .available_bytes = 100 * GIB},
+                    .device = {.kind = LEDGER_DEVICE_CUDA, .limit = vram, .limit_from = "--vram"}},
+        .device_required = true,
+        .profile = &b->profile,
+        .refusal = &b->refusal};
+}
+
+static void bench_close(struct bench *b)
+{
+    made_up_close(&b->made);
+}
+
+static struct cost_table price(const struct bench *b, uint32_t tokens, const bool *packed)
+{
+    const struct cost_step step = {tokens, 1, 1, 4096, DTYPE_F16, packed};
+    struct cost_table table;
+    struct helm_err err = {0};
+    if (cost_price(&b->made.model, &b->made.analysed, &b->profile, &step, &table, &err))
+        fail_msg("%s", err.text);
+    return table;
+}
+
+static void close_to(double a, double b)
+{
+    if (fabs(a - b) > 1e-9 * fmax(fabs(a), fabs(b))) fail_msg("%.12g is not %.12g", a, b);
+}
+
+/* Less on the link by COST_PACKED_PART, more on the GPU by what expanding takes; nothing else changes. */
+static void packed_units_have_their_prices(void **state)
+{
+    (void)state;
+    struct bench b;
+    bool packed[UNITS] = {false};
+    bench_open(&b, 8 * GIB);
+    b.profile.gpu.operation = made_up_value(4e-6);
+    b.profile.link.latency = made_up_value(3e-6);
+    b.profile.gpu.read = made_up_value(3.42e12);
+    for (uint32_t u = 0; u < UNITS; u++) packed[u] = u % 3 == 0;
+    for (int measured = 0; measured < 2; measured++) {
+        if (measured) b.profile.gpu.expand = made_up_value(1e12);
+        struct cost_table raw = price(&b, 1, NULL), table = price(&b, 1, packed);
+        for (uint32_t u = 0; u < UNITS; u++) {
+            const struct cost_unit *a = &raw.unit[u], *z = &table.unit[u];
+            assert_int_equal(a->crossing, a->bytes);
+            assert_false(a->packed);
+            assert_int_equal(z->bytes, a->bytes);
+            assert_int_equal(z->packed, packed[u]);
+            close_to(z->cpu, a->cpu);
+            close_to(z->gpu, a->gpu);
+            if (!packed[u]) {
+                close_to(z->stream, a->stream);
+                close_to(z->link, a->link);
+                continue;
+            }
+            assert_int_equal(z->crossing, (uint64_t)((double)a->bytes * COST_PACKED_PART));
+            close_to(z->link - 3e-6, (double)z->crossing / 55e9);
+            close_to(z->link_beside - 3e-6, (double)z->crossing / 52e9);
+            /* read and written at the rate of reads, or as measured; slices of 32 MiB, kernels fewer by as
+             * many as there are slices of 16 MiB less, more by an expansion each */
+            double bytes = (double)a->bytes, rate = measured ? 1e12 : 3.42e12 / 1.71;
+            double slices = ceil(bytes / (32 << 20)), small = ceil(bytes / (16 << 20));
+            close_to(z->stream, a->stream - (small - slices) * 4e-6 + bytes / rate + slices * 4e-6);
+        }
+        close_to(cost_packed_saving(&b.made.analysed, NULL), 0);
+        uint64_t saving = 0;
+        for (uint32_t u = 0; u < UNITS; u++) saving += table.unit[u].bytes - table.unit[u].crossing;
+        assert_int_equal(cost_packed_saving(&b.made.analysed, packed), saving);
+        cost_table_free(&raw);
+        cost_table_free(&table);
+    }
+    /* What cannot be packed is not, whatever was asked for: a unit with one matrix of another type. */
+    for (uint32_t i = 0; i < b.made.model.tensor_count; i++)
+        if (b.made.tensor[i].role == TENSOR_K && b.made.tensor[i].layer == 3)
+            b.made.tensor[i].dtype = DTYPE_F16;
+    struct helm_err err = {0};
+    analyse_table_free(&b.made.analysed);
+    assert_int_equal(analyse_table_build(&b.made.model, &b.made.analysed, &err), 0);
+    for (uint32_t u = 0; u < UNITS; u++) {
+        assert_int_equal(b.made.analysed.packs[u], u != 6);
+        packed[u] = true;
+    }
+    struct cost_table table = price(&b, 1, packed);
+    assert_int_equal(table.unit[6].crossing, table.unit[6].bytes);
+    assert_true(table.unit[7].crossing < table.unit[7].bytes);
+    cost_table_free(&table);
+    bench_close(&b);
+}
+
+static uint64_t line_of(const struct ledger *ledger, const char *what)
+{
+    for (uint32_t i = 0; i < ledger->line_count; i++)
+        if (strncmp(ledger->line[i].what, what, strlen(what)) == 0) return ledger->line[i].bytes;
+    return 0;
+}
+
+static void make(struct bench *b, struct plan *plan, struct planner_prediction *prediction)
+{
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    if (planner_make(&b->r, plan, &spec, &err)) fail_msg("%s", err.text);
+    if (planner_predict(&b->r, plan, 1, 1024, 128, prediction, &err)) fail_msg("%s", err.text);
+    assert_true(plan->vram.total <= plan->vram.limit && plan->host.total <= plan->host.limit);
+}
+
+/* The place of every matrix in host memory, as the workers lay it out. */
+static uint64_t region_of(const struct bench *b, const struct plan *plan)
+{
+    bool packed[UNITS];
+    uint64_t bytes = 0;
+    enum plan_home home[UNITS];
+    plan_packed_units(plan, packed);
+    plan_unit_homes(plan, 0, home);
+    for (uint32_t i = 0; i < b->made.model.tensor_count; i++) {
+        const struct model_tensor *t = &b->made.tensor[i];
+        if (t->layer < 0 || t->rows == 1) continue;
+        uint32_t u = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
+        if (home[u] == PLAN_HOME_GPU) continue;
+        bytes += (host_weights_room(t, packed[u]) + 63) / 64 * 64;
+    }
+    if (plan->embed == PLAN_HOME_CPU) bytes += b->made.analysed.embed.stored;
+    if (plan->head == PLAN_HOME_CPU) bytes += b->made.analysed.head.stored;
+    return bytes;
+}
+
+/* A plan that packs is faster by about what the link gains, streams more, and its ledgers count the rooms.
+ * Its prompts leave what is packed to the GPU. */
+static void plans_count_on_it(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_open(&b, 8 * GIB);
+    for (uint64_t vram = 6 * GIB; vram <= 12 * GIB; vram += 3 * GIB) {
+        struct plan raw, plan;
+        struct planner_prediction slow, fast;
+        b.r.machine.device.limit = vram;
+        b.r.wish.pack = false;
+        make(&b, &raw, &slow);
+        b.r.wish.pack = true;
+        make(&b, &plan, &fast);
+        assert_false(raw.pack);
+        assert_true(plan.pack);
+        const struct cost_crossing before = cost_crossing_of(&b.made.analysed, &raw),
+                                   after = cost_crossing_of(&b.made.analysed, &plan);
+        print_message("8B at %llu GiB: %.2f token/s, packed %.2f; %.2f GiB a step, packed %.2f GiB as %.2f\n",
+                      (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s,
+                      (double)before.bytes / GIB, (double)after.bytes / GIB, (double)after.crossing / GIB);
+        assert_int_equal(before.bytes, before.crossing);
+        assert_true(after.bytes > before.bytes && after.crossing < after.bytes * 72 / 100);
+        assert_true(fast.decode_s < 0.95 * slow.decode_s);
+        assert_int_equal(line_of(&raw.vram, "expanded"), 0);
+        assert_true(line_of(&plan.vram, "expanded") > 0 && line_of(&plan.vram, "expanded") < 40 * MIB);
+        assert_in_range(line_of(&raw.host, "weights"), region_of(&b, &raw), region_of(&b, &raw) + 4096);
+        assert_in_range(line_of(&plan.host, "weights"), region_of(&b, &plan), region_of(&b, &plan) + 4096);
+        for (uint32_t u = 0; u < UNITS; u++)
+            for (uint32_t p = 1; p < plan_phase_count(&plan); p++)
+                if (plan_unit_home(&plan, 0, u) == PLAN_HOME_STREAM)
+                    assert_int_equal(plan_unit_home(&plan, p, u), PLAN_HOME_STREAM);
+        /* Taken by a daemon that packs, and by one that does not. */
+        struct arena_spec spec;
+        struct helm_err err = {0};
+        const uint64_t expanded = line_of(&plan.vram, "expanded");
+        assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
+        assert_true(plan.pack);
+        assert_int_equal(line_of(&plan.vram, "expanded"), expanded);
+        b.r.wish.pack = false;
+        assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
+        assert_false(plan.pack);
+        assert_int_equal(line_of(&plan.vram, "expanded"), 0);
+        plan_free(&raw);
+        plan_free(&plan);
+    }
+    bench_close(&b);
+}
+
+/* Where expanding takes longer than crossing unpacked, weights cross as they are, whatever the wish. */
+static void packing_has_to_pay(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct planner_prediction prediction;
+    bench_open(&b, 8 * GIB);
+    b.r.wish.pack = true;
+    const double least = 55e9 / (1 - COST_PACKED_PART);
+    assert_true(cost_packing_pays(&b.profile)); /* nobody measured: as fast as memory allows */
+    b.profile.gpu.expand = made_up_value(1.01 * least);
+    assert_true(cost_packing_pays(&b.profile));
+    make(&b, &plan, &prediction);
+    assert_true(plan.pack);
+    plan_free(&plan);
+    b.profile.gpu.expand = made_up_value(0.99 * least);
+    assert_false(cost_packing_pays(&b.profile));
+    make(&b, &plan, &prediction);
+    assert_false(plan.pack);
+    assert_true(plan_has_home(&plan, PLAN_HOME_STREAM));
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+/* A written list that gives a streamed unit to the CPU in some prompt: that unit is not packed, and its
+ * forecast says so. */
+static void units_of_both_workers_cross_as_they_are(void **state)
+{
+    (void)state;
+    struct bench b;
+    enum plan_home home[UNITS];
+    struct plan_stage stages[2][UNITS];
+    bench_open(&b, 8 * GIB);
+    for (uint32_t u = 0; u < UNITS; u++) home[u] = u < 8 ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
+    struct plan plan = {.layers = UNITS / 2,
+                        .pack = true,
+                        .ring_bytes = 256 * MIB,
+                        .stages = stages[0],
+                        .stage_count = plan_stages_of(home, UNITS / 2, stages[0]),
+                        .step_tokens = 512,
+                        .kv_dtype = "f16"};
+    struct cost_forecast all, some;
+    struct helm_err err = {0};
+    const struct cost_case c = {&b.made.model, &b.made.analysed, &b.profile, &plan};
+    const uint64_t streamed = cost_crossing_of(&b.made.analysed, &plan).bytes;
+    assert_int_equal(cost_decode(&c, 1, 100, &all, &err), 0);
+    assert_true(cost_crossing_of(&b.made.analysed, &plan).crossing < streamed * 72 / 100);
+    home[1] = home[3] = home[5] = home[7] = PLAN_HOME_CPU;
+    plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
+                                          .stages = stages[1],
+                                          .stage_count = plan_stages_of(home, UNITS / 2, stages[1])};
+    plan.prefill_count = 1;
+    assert_int_equal(cost_decode(&c, 1, 100, &some, &err), 0);
+    assert_true(cost_crossing_of(&b.made.analysed, &plan).crossing > streamed * 90 / 100);
+    assert_true(some.busy[COST_LINK] > 1.2 * all.busy[COST_LINK]);
+    bench_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packed_units_have_their_prices),
+        cmocka_unit_test(plans_count_on_it),
+        cmocka_unit_test(packing_has_to_pay),
+        cmocka_unit_test(units_of_both_workers_cross_as_they_are),
+    };
+    return cmocka_run_group_tests_name("planner/packed", tests, NULL, NULL);
+}
