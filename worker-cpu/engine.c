@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "common/cpu.h"
+#include "common/log.h"
 #include "common/units.h"
 #include "worker-cpu/pin.h"
 #include "worker-cpu/print.h"
@@ -170,6 +171,15 @@ static int populate_kv(struct engine *engine, struct helm_err *err)
     return verify_node(engine, ARENA_REGION_KV, job.bytes, err);
 }
 
+static void log_packed(const struct weights *w)
+{
+    char from[UNITS_TEXT], to[UNITS_TEXT];
+    if (w->packed_from)
+        log_info("%s of weights that only cross the link are packed as %s, %.1f of 16 bits",
+                 units_format_size(w->packed_from, from), units_format_size(w->packed_to, to),
+                 16.0 * (double)w->packed_to / (double)w->packed_from);
+}
+
 static int load_weights(struct engine *engine, const struct engine_options *o, struct helm_err *err)
 {
     struct engine_report *report = &engine->base.report;
@@ -185,6 +195,7 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     report->weights_digest = engine->weights.digest;
     report->huge_bytes += engine->weights.huge_bytes;
     report->small_bytes += engine->weights.small_bytes;
+    log_packed(&engine->weights);
     rc = verify_node(engine, ARENA_REGION_WEIGHTS, engine->weights.host.region_bytes, err);
     if (!rc) doorbell_ring(bell, 1); /* every byte and every page is where it stays */
     return rc;

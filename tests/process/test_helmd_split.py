@@ -101,6 +101,28 @@ def test_streamed_weights_half_layers_and_prompt_lists_agree_with_the_golden_run
             check("cpu" in moved, f"{what}: {moved}")
 
 
+def test_packed_weights_give_the_same_and_cross_in_fewer_bytes():
+    runs, crossed, read = [], [], []
+    for pack in "off", "auto":
+        with emulated("csgcsgss", "c", "g", "--pack", pack, ring_bytes=1 << 20) as d:
+            c = Client(d.endpoint)
+            s = c.generate(GOLDEN[4]["prompt"], 60, logprobs=3)
+            c.run(s)
+            runs.append([[(t.token, t.logprob) for t in x.top] for x in s.first])
+            gpu = c.ask("status").status.workers[-1]
+            plan = json.loads(c.ask("plan").plan.json)
+            same((gpu.name, plan["pack"]), ("gpu", pack == "auto"), "the plan")
+            check(gpu.vram_bytes <= plan["vram"]["total"], f"{gpu.vram_bytes} of {plan['vram']}")
+            same(any(line["what"] == "expanded slice" for line in plan["vram"]["lines"]), pack == "auto", "its ledger")
+            same("are packed as" in d.log(), pack == "auto", "what the loader says")
+            same("plan: decode streams" in d.log(), True, "what the plan says")
+            crossed.append(gpu.link_bytes)
+            read.append(gpu.weight_bytes_read)
+    check(runs[0] == runs[1] and len(runs[0]) > 10, "not the same")
+    same(read[0], read[1], "bytes of weights computed with")
+    check(0.65 < crossed[1] / crossed[0] < 0.8, f"{crossed[1]} bytes instead of {crossed[0]}")
+
+
 def test_steps_issued_anew_or_without_chains_give_the_same():
     # The prompt is one chunk, and each token a step: batches of 2 to 16 are added up in another order with chains, for
     # which o and down lie by columns.
