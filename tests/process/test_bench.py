@@ -222,8 +222,10 @@ def share_tests(folder):
 
     def state(steps, byte_count, busy, steps_s, other=1.0, epoch=1):
         return {"steps_total": steps, "seconds_steps": steps_s,
-                "workers": [{"name": "cpu", "epoch": epoch, "weight_bytes_read": byte_count, "busy_seconds": busy},
-                            {"name": "gpu", "epoch": 1, "weight_bytes_read": 0, "busy_seconds": other}]}
+                "workers": [{"name": "cpu", "epoch": epoch, "weight_bytes_read": byte_count, "busy_seconds": busy, "link_bytes": 0,
+                             "wait_seconds": 0},
+                            {"name": "gpu", "epoch": 1, "weight_bytes_read": 0, "busy_seconds": other, "link_bytes": 0,
+                             "wait_seconds": 0}]}
     before = state(10, 1000, 1.0, 3.0)
     moved = cpu_share.difference(before, state(18, 9000, 1.5, 4.0, 1.25), 8)
     check("cpu_share.py takes differences", (moved["steps"], moved["cpu_bytes"], moved["cpu_busy_s"], moved["others_busy_s"],
