@@ -198,24 +198,23 @@ struct search_bytes space_bytes_once(const struct space *s, unsigned uses, const
     return b;
 }
 
-static unsigned uses_of(const struct space *s, const enum plan_home *home)
-{
-    unsigned uses = 0;
-    for (uint32_t u = 0; u < s->table->units; u++) uses |= 1u << home[u];
-    return uses;
-}
-
 struct search_bytes space_bytes(const struct space *s, const enum plan_home *home,
                                 const struct space_ends *ends, uint64_t *ring)
 {
-    unsigned uses = uses_of(s, home);
+    struct search_bytes items = {0};
+    unsigned uses = 0;
+    for (uint32_t i = 0; i < s->items;
+         i++) { /* one pass: searches come here for each list that they look at */
+        enum plan_home h = home[s->item[i].first];
+        uses |= 1u << h;
+        items.vram += s->item[i].vram[h];
+        items.host += s->item[i].host[h];
+    }
     uint64_t least = space_ring_least(s, uses, ends);
     if (!(uses & 1u << PLAN_HOME_STREAM) || *ring < least) *ring = least;
     struct search_bytes b = space_bytes_once(s, uses, ends, *ring);
-    for (uint32_t i = 0; i < s->items; i++) {
-        b.vram += s->item[i].vram[home[s->item[i].first]];
-        b.host += s->item[i].host[home[s->item[i].first]];
-    }
+    b.vram += items.vram;
+    b.host += items.host;
     return b;
 }
 
@@ -235,8 +234,7 @@ static bool simpler(const struct space *s, double seconds, uint32_t changes, uin
 double space_try(struct space *s, const enum plan_home *home, const struct space_ends *ends, uint64_t ring,
                  double give_up)
 {
-    uint64_t least = space_ring_least(s, uses_of(s, home), ends);
-    if (ring < least) ring = least; /* a change of homes may have brought in the first of a ring */
+    /* with the ring that these homes need: a change of them may have brought in the first of one */
     struct search_bytes bytes = space_bytes(s, home, ends, &ring);
     if (!space_fits(s, bytes)) return INFINITY;
     const struct cost_plan plan = {.home = home,
