@@ -188,6 +188,61 @@ static void plans_are_printed(void **state)
     free(printed(&plan, HELM_E_MISMATCH));
 }
 
+static bool is_product(const char *line)
+{
+    return strstr(line, "gemv ") || strstr(line, "gemm small") || strstr(line, "matmul ");
+}
+
+/* Of the units that are packed each slice is expanded once, behind its arrival and in front of its products;
+ * of others none is. */
+static void packed_slices_are_expanded_before_their_use(void **state)
+{
+    (void)state;
+    struct plan_stage decode[8], prefill[8];
+    const enum plan_home d[] = {0, 2, 1, 2, 0, 0, 2, 2}, p[] = {2, 2, 1, 2, 2, 2, 2, 0};
+    struct plan plan = {.layers = 4,
+                        .stages = decode,
+                        .stage_count = plan_stages_of(d, 4, decode),
+                        .ring_bytes = 300 * KIB,
+                        .step_tokens = 600,
+                        .pack = true,
+                        .prefill_count = 1};
+    plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
+                                          .stages = prefill,
+                                          .stage_count = plan_stages_of(p, 4, prefill)};
+    char *text = printed(&plan, 0), *more = NULL;
+    uint32_t expanded = 0, programs = 0, products = 0;
+    bool arrived = false, ready = false, chunk = false;
+    for (char *line = strtok_r(text, "\n", &more); line; line = strtok_r(NULL, "\n", &more)) {
+        if (strstr(line, " entries")) {
+            programs++;
+            chunk = strstr(line, "a chunk") != NULL;
+        } else if (strstr(line, "wait for arrival of slice")) {
+            arrived = true;
+            ready = false; /* what was expanded is used no more */
+        } else if (strstr(line, "  expand slice ")) {
+            assert_true(arrived);
+            arrived = false;
+            ready = true;
+            expanded++;
+            /* decode streams units 1, 3, 6 and 7; the CPU computes 7 in prompts, where 0, 4 and 5 cross too
+             */
+            assert_true(strstr(line, "unit 1,") || strstr(line, "unit 3,") || strstr(line, "unit 6,"));
+        } else if (ready && is_product(line)) {
+            products++;
+        }
+    }
+    assert_int_equal(programs, 6);
+    assert_true(chunk);
+    /* gate and up, down of two units, q k v and o of one: one slice or more each, in every program */
+    assert_true(expanded >= 6 * 6 && products >= expanded);
+    free(text);
+    plan.pack = false;
+    text = printed(&plan, 0);
+    assert_null(strstr(text, "expand"));
+    free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -195,6 +250,7 @@ int main(void)
         cmocka_unit_test(workspace_is_as_estimated),
         cmocka_unit_test(step_blocks_do_not_overlap),
         cmocka_unit_test(plans_are_printed),
+        cmocka_unit_test(packed_slices_are_expanded_before_their_use),
     };
     return cmocka_run_group_tests_name("worker-gpu/program", tests, NULL, NULL);
 }
