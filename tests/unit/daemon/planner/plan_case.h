@@ -1,0 +1,117 @@
+/* What the tests of whole plans share: a machine and a model that exist only here, and a plan that is checked
+ * in all ways that hold for any. Included by test_planner.c and test_refusals.c. */
+#ifndef HELM_TESTS_UNIT_DAEMON_PLANNER_PLAN_CASE_H
+#define HELM_TESTS_UNIT_DAEMON_PLANNER_PLAN_CASE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "common/units.h"
+#include "daemon/planner/planner.h"
+#include "daemon/planner/prefill.h"
+#include "tests/unit/daemon/planner/made_up_model.h"
+
+/* The accelerator of the issue: CPU 105 GB/s alone, 80 beside the link, link 55, VRAM 4.5 TB/s. */
+static const struct made_up_rates rates = {105, 80, 4500, 55, 55, 9, 450};
+
+struct bench {
+    struct made_up made;
+    struct profile profile;
+    struct planner_refusal refusal;
+    struct planner_request r;
+};
+
+static inline void bench_open(struct bench *b, const struct made_up_shape *shape, uint64_t host,
+                              uint64_t vram)
+{
+    memset(b, 0, sizeof *b);
+    assert_true(made_up_open(&b->made, shape));
+    b->profile = made_up_profile(&rates);
+    b->r = (struct planner_request){
+        .model = &b->made.model,
+        .wish = {.kv_dtype = DTYPE_F16, .slots = 8, .page_tokens = 32, .threads = 16},
+        .machine = {.memory = {.limit_bytes = CGROUP_UNLIMITED,
+                               .machine_bytes = 256 * GIB,
+                               .available_bytes = host}},
+        .device_required = true,
+        .no_device = "there is none here",
+        .profile = &b->profile,
+        .refusal = &b->refusal};
+    if (vram)
+        b->r.machine.device = (struct ledger_device){.kind = LEDGER_DEVICE_CUDA,
+                                                     .limit = vram,
+                                                     .limit_from = "--vram",
+                                                     .context_bytes = 500 * MIB,
+                                                     .graph_bytes = 64 * MIB};
+}
+
+static inline void bench_close(struct bench *b)
+{
+    made_up_close(&b->made);
+}
+
+static inline double seconds_of(const struct planner_request *r, const struct plan *plan)
+{
+    struct planner_prediction p;
+    struct helm_err err = {0};
+    if (planner_predict(r, plan, r->batch, planner_typical_context(r, plan->context_tokens), 0, &p, &err))
+        fail_msg("%s", err.text);
+    assert_true(p.decode_low_s <= p.decode_s && p.decode_s <= p.decode_high_s && p.decode_low_s > 0);
+    assert_true(p.ttft_low_s <= p.ttft_s && p.ttft_s <= p.ttft_high_s && p.ttft_low_s > 0);
+    return p.decode_s;
+}
+
+static inline bool same_ledger(const struct ledger *a, const struct ledger *b)
+{
+    if (a->limit != b->limit || a->total != b->total || a->line_count != b->line_count) return false;
+    for (uint32_t i = 0; i < a->line_count; i++)
+        if (strcmp(a->line[i].what, b->line[i].what) != 0 || a->line[i].bytes != b->line[i].bytes)
+            return false;
+    return true;
+}
+
+/* Lines add up, both sums are under their limits, the JSON form is accepted by its own reader, and what is
+ * read there is taken as the same plan with the same ledgers. */
+static inline void check_plan(const struct planner_request *r, const struct plan *plan)
+{
+    struct helm_err err = {0};
+    struct plan again;
+    struct arena_spec spec;
+    const struct ledger *ledgers[] = {&plan->host, &plan->vram};
+    assert_int_equal(plan_check(plan, &err), 0);
+    for (int l = 0; l < 2; l++) {
+        uint64_t sum = 0;
+        for (uint32_t i = 0; i < ledgers[l]->line_count; i++) sum += ledgers[l]->line[i].bytes;
+        assert_true(sum == ledgers[l]->total && sum <= ledgers[l]->limit);
+    }
+    json_t *json = plan_to_json(plan);
+    assert_non_null(json);
+    if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
+    json_decref(json);
+    if (planner_take(r, &again, &spec, &err)) fail_msg("%s", err.text);
+    assert_true(same_ledger(&plan->host, &again.host) && same_ledger(&plan->vram, &again.vram));
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase a = plan_phase_at(plan, p), b = plan_phase_at(&again, p);
+        assert_true(a.stage_count == b.stage_count && a.from_tokens == b.from_tokens);
+        assert_memory_equal(a.stages, b.stages, a.stage_count * sizeof *a.stages);
+        assert_true(p == 0 || a.from_tokens >= PREFILL_LEAST_TOKENS);
+        assert_true(p == 0 || a.from_tokens <= plan->step_tokens);
+    }
+    plan_free(&again);
+}
+
+static inline void make(struct bench *b, struct plan *plan)
+{
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    if (planner_make(&b->r, plan, &spec, &err)) fail_msg("%s", err.text);
+    assert_false(b->refusal.refused);
+    check_plan(&b->r, plan);
+}
+
+#endif
