@@ -80,13 +80,17 @@ static void what_the_planner_is_told(void **state)
     }
     const char *path =
         file_with("model = /m\nprofile = /p.json\nstrategy = stream\nbatch = 4\nprompt = 2048\n"
-                  "max-stall-ms = 0\ngpu-graphs = off\ngpu-chains = off\n");
+                  "max-stall-ms = 0\ngpu-graphs = off\ngpu-chains = off\npack = off\n");
     assert_int_equal(READ(&c, &err, "--config", path), 0);
     assert_string_equal(c.profile_file, "/p.json");
     assert_int_equal(c.strategy, SEARCH_STREAM);
     assert_true(c.batch == 4 && c.prompt == 2048 && c.max_stall_ms == 0 && c.no_graphs && c.no_chains);
+    assert_false(c.pack);
     config_free(&c);
     unlink(path);
+    assert_int_equal(READ(&c, &err, "--model", "/m"), 0);
+    assert_true(c.pack && !c.no_graphs && !c.no_chains);
+    config_free(&c);
 }
 
 static void the_file_fills_in_and_the_command_line_wins(void **state)
@@ -152,7 +156,8 @@ static void what_makes_no_sense_is_refused(void **state)
                  {"--strategy", "fast", HELM_E_USAGE},    {"--batch", "0", HELM_E_USAGE},
                  {"--batch", "9", HELM_E_USAGE},          {"--prompt", "0", HELM_E_USAGE},
                  {"--max-stall-ms", "-1", HELM_E_USAGE},  {"--gpu-graphs", "maybe", HELM_E_USAGE},
-                 {"--gpu-chains", "maybe", HELM_E_USAGE}, {"--nothing", "1", HELM_E_USAGE}};
+                 {"--gpu-chains", "maybe", HELM_E_USAGE}, {"--pack", "on", HELM_E_USAGE},
+                 {"--nothing", "1", HELM_E_USAGE}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct config c;
         struct helm_err err = {0};

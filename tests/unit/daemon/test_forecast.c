@@ -193,6 +193,39 @@ static void the_ring_holds_slices_of_a_prompts_step(void **state)
     free(s);
 }
 
+/* A plan that packs: less on the link, and a step that waits for it is shorter; the ring holds more of it. */
+static void packed_weights_are_forecast(void **state)
+{
+    (void)state;
+    struct setting *s = malloc(sizeof *s);
+    struct helm_err err = {0};
+    assert_non_null(s);
+    struct forecast *f = open_forecast(s);
+    forecast_close(f);
+    s->stage.home = PLAN_HOME_STREAM;
+    s->plan.embed = s->plan.head = PLAN_HOME_GPU;
+    s->plan.ring_bytes = 32 * 1024;
+    s->profile.link.h2d.value = s->profile.link.h2d_beside.value = 1e6;
+    uint64_t bytes[2];
+    double decode[2], chunk[2];
+    for (int pack = 0; pack < 2; pack++) {
+        const struct cost_step whole = {.tokens = 512, .rows = 1, .samples = 1, .context = 512};
+        struct cost_forecast one;
+        s->plan.pack = pack;
+        if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
+        forecast_decode(f, 1, 100, &one);
+        bytes[pack] = f->link_bytes;
+        decode[pack] = one.seconds;
+        chunk[pack] = forecast_step(f, &whole);
+        forecast_close(f);
+    }
+    assert_true(bytes[1] > bytes[0] * 70 / 100 && bytes[1] < bytes[0] * 72 / 100);
+    assert_true(decode[1] > 0.65 * decode[0] && decode[1] < 0.8 * decode[0]);
+    assert_true(chunk[1] < 0.8 * chunk[0]);
+    model_free(&s->model);
+    free(s);
+}
+
 static void rows(struct step *step, uint32_t count, const struct step_row *row)
 {
     memset(step, 0, sizeof *step);
@@ -287,6 +320,7 @@ int main(void)
         cmocka_unit_test(chunks_keep_within_their_time),
         cmocka_unit_test(a_chunk_that_costs_nothing_more_is_not_cut),
         cmocka_unit_test(the_ring_holds_slices_of_a_prompts_step),
+        cmocka_unit_test(packed_weights_are_forecast),
         cmocka_unit_test(steps_are_filed_under_what_they_are),
         cmocka_unit_test(what_cannot_be_forecast_is_refused),
     };
