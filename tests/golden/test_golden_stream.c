@@ -17,6 +17,7 @@
 
 #include "tests/device_choice.h"
 #include "tests/golden/pair_walks.h"
+#include "worker-gpu/engine.h"
 
 #define CONTEXT   1100
 #define UNITS_MAX 16
@@ -257,13 +258,19 @@ static uint64_t decode_link_bytes(const struct case_plan *c, uint64_t *weights, 
     open_pair("tests/data/golden/qwen3", c, pair, vram_of_device(), 0);
     for (uint32_t i = 0; i < 8; i++) arena_history_of(&pair->arena, 0)[i] = 3 + i;
     const struct arena_done *done = &arena_control_of(&pair->arena)->done[PAIR_GPU];
+    struct device *device = ((struct gpu_engine *)pair->server[PAIR_GPU].engine)->device;
+    struct device_stats before, after;
     *seconds = 1e9;
     for (uint32_t i = 0; i < 8; i++) {
         const struct step_row row = {.slot = 0, .start = i, .count = 1, .flags = STEP_ROW_SAMPLE};
         uint64_t start_us = units_now_us();
+        device_read_stats(device, &before);
         if (pair_step(pair, &row, 1, &result, &err)) fail_msg("%s", err.text);
         double took = (double)(units_now_us() - start_us) * 1e-6;
         if (i && took < *seconds) *seconds = took;
+        device_read_stats(device, &after);
+        assert_int_equal(done->link_bytes, after.copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE] -
+                                               before.copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE]);
         if (i) assert_true(i == 1 || bytes == done->link_bytes); /* every step copies the same */
         bytes = done->link_bytes;
         *weights = done->weight_bytes;
