@@ -143,6 +143,30 @@ void lower_copies(struct lowering *low, int32_t used)
     }
 }
 
+void lower_arrival(struct lowering *low, uint32_t index)
+{
+    const struct ring_slice *slice = &low->ring->slice[index];
+    if (!slice->held)
+        lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, gpu_event_arrived(index));
+    else if (lower_is_copied(low, slice->prefix))
+        lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, low->source->events.prefix + slice->prefix);
+    if (!slice->expanded) return;
+    lower_add(low, GPU_EXPAND, (int32_t)(slice->unit / 2))->as.stream.slice = index;
+    lower_copies(low, (int32_t)index);
+}
+
+/* While the CPU computes, the span's first packed slice is expanded: where it will be, nothing is in use any
+ * more. By then it has come, unless the link is far behind, and then the span would wait for it all the same.
+ */
+static void expand_ahead(struct lowering *low, const struct plan_span *span)
+{
+    if (low->next_slice >= low->ring->count) return;
+    const struct ring_slice *slice = &low->ring->slice[low->next_slice];
+    if (!slice->expanded || slice->unit >= span->first_unit + span->unit_count) return;
+    low->ahead = low->next_slice + 1;
+    lower_arrival(low, low->next_slice);
+}
+
 /* The tail: behind the program's own copies, each as soon as what it overwrites has been used. Several that
  * wait for the same use follow one event. */
 static void lower_tail(struct lowering *low)
@@ -243,6 +267,7 @@ static void lower_span(struct lowering *low, const struct plan_span *span, bool 
     const struct gpu_source *s = low->source;
     bool chunk = low->program->tier == GPU_TIER_CHUNK;
     if (span->ticket_in) {
+        expand_ahead(low, span);
         struct lane *in = arena_lane_of(s->arena, LANE_TO_GPU);
         add_word(low, GPU_WORD_WAIT, &in->bell.value, span->ticket_in, DEVICE_AT_LEAST);
         struct gpu_entry *e = lower_add(low, GPU_LANE_READ, -1);

@@ -24,8 +24,8 @@
  * counts as done when what it appended is back.
  *
  * A packed slice is expanded (expand.h) between its arrival and its use, and its place in the ring is free
- * from then on. The kernel behind an expansion never begins early: it would fetch weights that are not there
- * yet.
+ * from then on; the first one of a span while that still waits for the CPU. The kernel behind an expansion
+ * never begins early: it would fetch weights that are not there yet.
  *
  * Chains (kernels.h): of the tier of one token, operations of layers and head with nothing between them are
  * done by one kernel, where the device has it. GPU_CHAIN stands in front of them; they stay in the list, as

@@ -130,13 +130,7 @@ static void take_slice(struct lowering *low, struct piece *piece, const struct r
                  slice->expanded ? s->expanded + p->out : s->ring_memory + slice->place + p->at,
                  output_at(low, p->role) + p->row);
     }
-    if (!slice->held)
-        lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, gpu_event_arrived(piece->slice));
-    else if (lower_is_copied(low, slice->prefix))
-        lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, s->events.prefix + slice->prefix);
-    if (!slice->expanded) return;
-    lower_add(low, GPU_EXPAND, layer)->as.stream.slice = piece->slice;
-    lower_copies(low, (int32_t)piece->slice);
+    if (low->ahead != piece->slice + 1) lower_arrival(low, piece->slice);
 }
 
 /* The operation's next piece; false behind the last. *piece begins as zeros. Behind what uses a piece the

@@ -25,6 +25,7 @@ struct lowering {
     int rc;
     uint32_t next_slice, next_copy; /* of the schedule */
     uint32_t next_tail;             /* of its tail: what is not yet set free */
+    uint32_t ahead;                 /* the slice that is expanded before its turn, from 1 on; 0: none yet */
     uint32_t borrowed, fetched;     /* layers whose cache is borrowed: computed, asked for */
     struct gpu_entry nowhere;       /* where an entry goes that found no memory: never issued, rc is set */
 };
@@ -41,6 +42,8 @@ void lower_segment(struct lowering *low, struct gpu_entry *e, const struct gpu_m
 
 /* The copies that may be queued once slice `used` has been (-1: from the beginning on). */
 void lower_copies(struct lowering *low, int32_t used);
+/* Waits for a slice to come; a packed one is expanded then, and its place in the ring set free. */
+void lower_arrival(struct lowering *low, uint32_t slice);
 /* Whether this slice of the prefix is ever copied again after loading, so that it may be on its way. */
 bool lower_is_copied(const struct lowering *low, uint32_t prefix);
 /* Copies of borrowed layers that have a staging pool to go to. */

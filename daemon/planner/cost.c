@@ -342,6 +342,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
         u->issue_stream = u->issue + (more * (CALLS_OF_A_SLICE + 2 * p->kernel.parts) +
                                       LINEARS_OF_A_HALF * CALLS_OF_A_SLICE) *
                                          p->profile->gpu.issue.value;
+        if (u->packed) u->issue_stream += slices_of(u->bytes, true) * p->profile->gpu.issue.value;
     }
     u->borrow = 0;
     price_link(p, unit, window, u);

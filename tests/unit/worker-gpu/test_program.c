@@ -211,8 +211,8 @@ static void packed_slices_are_expanded_before_their_use(void **state)
                                           .stages = prefill,
                                           .stage_count = plan_stages_of(p, 4, prefill)};
     char *text = printed(&plan, 0), *more = NULL;
-    uint32_t expanded = 0, programs = 0, products = 0;
-    bool arrived = false, ready = false, chunk = false;
+    uint32_t expanded = 0, programs = 0, products = 0, ahead = 0;
+    bool arrived = false, ready = false, chunk = false, last_expanded = false;
     for (char *line = strtok_r(text, "\n", &more); line; line = strtok_r(NULL, "\n", &more)) {
         if (strstr(line, " entries")) {
             programs++;
@@ -228,14 +228,23 @@ static void packed_slices_are_expanded_before_their_use(void **state)
             /* decode streams units 1, 3, 6 and 7; the CPU computes 7 in prompts, where 0, 4 and 5 cross too
              */
             assert_true(strstr(line, "unit 1,") || strstr(line, "unit 3,") || strstr(line, "unit 6,"));
+            last_expanded = true;
+            continue;
+        } else if (strstr(line, "wait for word")) {
+            ahead += last_expanded;
         } else if (ready && is_product(line)) {
             products++;
         }
+        if (!strstr(line, "(link)") && !strstr(line, "link:") && !strstr(line, "record "))
+            last_expanded = false;
     }
     assert_int_equal(programs, 6);
     assert_true(chunk);
     /* gate and up, down of two units, q k v and o of one: one slice or more each, in every program */
     assert_true(expanded >= 6 * 6 && products >= expanded);
+    /* decode's units 1 and 6 stand behind a hand-over, in prompts it is unit 0: their first slice is expanded
+     * before it */
+    assert_int_equal(ahead, 5 * 2);
     free(text);
     plan.pack = false;
     text = printed(&plan, 0);
