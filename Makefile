@@ -130,7 +130,6 @@ WORKER_GPU_SRC := \
   worker-gpu/draw.c \
   worker-gpu/emulated_attention.c \
   worker-gpu/emulated_chain.c \
-  worker-gpu/emulated_columns.c \
   worker-gpu/emulated_graph.c \
   worker-gpu/emulated_kernels.c \
   worker-gpu/emulated_queue.c \
@@ -464,7 +463,6 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/attention_prefill.cu \
   worker-gpu/kernels/chain.cu \
   worker-gpu/kernels/chain_list.cu \
-  worker-gpu/kernels/columns.cu \
   worker-gpu/kernels/elementwise.cu \
   worker-gpu/kernels/expand.cu \
   worker-gpu/kernels/gemm_small.cu \
@@ -477,7 +475,6 @@ CUDA_KERNEL_SRC := \
 CUDA_TEST_SRC := \
   tests/gpu/test_attention.cu \
   tests/gpu/test_chain.cu \
-  tests/gpu/test_columns.cu \
   tests/gpu/test_elementwise.cu \
   tests/gpu/test_expand.cu \
   tests/gpu/test_linear.cu \

@@ -98,27 +98,13 @@ static int cuda_argmax(struct device *d, const uint32_t *count, uint32_t rows, c
 }
 
 static int cuda_matmul(struct device *d, enum dtype dtype, enum dtype out_dtype, uint32_t tokens,
-                       uint32_t rows, uint32_t cols, uint32_t out_stride, bool accumulate, bool columns,
-                       const void *w, const void *x, void *out, void *workspace, struct helm_err *err)
+                       uint32_t rows, uint32_t cols, uint32_t out_stride, bool accumulate, const void *w,
+                       const void *x, void *out, void *workspace, struct helm_err *err)
 {
     const struct gpuk_matmul_plan *plan = NULL;
     int rc = gpuk_matmul_plan(cuda_of(d)->matmul, dtype, out_dtype, tokens, rows, cols, out_stride,
-                              accumulate, columns, &plan, err);
+                              accumulate, &plan, err);
     return rc ? rc : gpuk_matmul_run(plan, w, x, out, workspace, STREAM(d), err);
-}
-
-static int cuda_split(struct device *d, const struct gpuk_linear_args *args, uint32_t tokens,
-                      const uint32_t *count, const struct gpuk_parts *parts, uint32_t flags,
-                      struct helm_err *err)
-{
-    return gpuk_split(args, tokens, count, parts, flags, STREAM(d), err);
-}
-
-static int cuda_join(struct device *d, const struct gpuk_linear_args *args, uint32_t tokens,
-                     const uint32_t *count, const struct gpuk_parts *parts, uint32_t flags,
-                     struct helm_err *err)
-{
-    return gpuk_join(args, tokens, count, parts, flags, STREAM(d), err);
 }
 
 static int cuda_add_bias(struct device *d, const uint32_t *count, uint32_t tokens, void *out,
@@ -131,11 +117,6 @@ static int cuda_add_bias(struct device *d, const uint32_t *count, uint32_t token
 static bool cuda_chain_takes(struct device *d, const struct gpuk_chain_op *op)
 {
     return gpuk_chain_takes(&cuda_of(d)->caps, op);
-}
-
-static bool cuda_chain_columns(struct device *d, enum dtype dtype, uint32_t rows, uint32_t cols)
-{
-    return gpuk_chain_columns(&cuda_of(d)->caps, dtype, rows, cols);
 }
 
 static int cuda_chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
@@ -167,10 +148,7 @@ const struct device_kernels cuda_kernels = {
     .matmul = cuda_matmul,
     .expand = cuda_expand,
     .add_bias = cuda_add_bias,
-    .split = cuda_split,
-    .join = cuda_join,
     .chain_takes = cuda_chain_takes,
-    .chain_columns = cuda_chain_columns,
     .chain_bytes = gpuk_chain_bytes,
     .chain_write = cuda_chain_write,
     .chain_run = cuda_chain_run,

@@ -87,13 +87,6 @@ int device_copy_2d(struct device *d, enum device_queue queue, enum device_direct
     return d->ops->copy_2d(d, queue, direction, copy, err);
 }
 
-int device_copy_transposed(struct device *d, const struct device_transposed *copy, struct helm_err *err)
-{
-    if (copy->to_rows < copy->rows)
-        return helm_fail(err, HELM_E_USAGE, "%u rows to columns of %u", copy->rows, copy->to_rows);
-    return copy->rows && copy->cols ? d->ops->copy_transposed(d, copy, err) : 0;
-}
-
 void device_read_stats(struct device *d, struct device_stats *stats)
 {
     memset(stats, 0, sizeof *stats);

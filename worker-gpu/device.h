@@ -84,17 +84,9 @@ struct device_copy_2d {
     uint64_t width, height;
 };
 
-/* Rows of 16-bit numbers, dense in host memory, to columns of a matrix of `to_rows` rows on the device: to[c
- * * to_rows + r] = from[r * cols + c]. */
-struct device_transposed {
-    void *to;
-    const void *from;
-    uint32_t rows, cols, to_rows;
-};
-
 /* What went on since the device was opened; only ever grows. */
 struct device_stats {
-    /* put into a queue by copy, copy_2d and copy_transposed; those of a graph count at each launch */
+    /* put into a queue by copy and copy_2d; those of a graph count at each launch */
     uint64_t copied_bytes[DEVICE_QUEUE_COUNT][DEVICE_DIRECTION_COUNT];
     /* Time a queue spent in copies and in word waits. The emulated device knows both exactly. CUDA: always 0.
      * A clock there is a kernel or an event around each copy and wait, which costs as much as the hand-over
@@ -138,13 +130,8 @@ struct device_kernels {
                struct helm_err *err); /* `few` stays until it is done */
     /* gpuk_matmul_plan and gpuk_matmul_run in one */
     int (*matmul)(struct device *d, enum dtype dtype, enum dtype out_dtype, uint32_t tokens, uint32_t rows,
-                  uint32_t cols, uint32_t out_stride, bool accumulate, bool columns, const void *w,
-                  const void *x, void *out, void *workspace, struct helm_err *err);
-    /* before and after the matmul of a small batch by columns */
-    int (*split)(struct device *d, const struct gpuk_linear_args *args, uint32_t tokens,
-                 const uint32_t *count, const struct gpuk_parts *parts, uint32_t flags, struct helm_err *err);
-    int (*join)(struct device *d, const struct gpuk_linear_args *args, uint32_t tokens, const uint32_t *count,
-                const struct gpuk_parts *parts, uint32_t flags, struct helm_err *err);
+                  uint32_t cols, uint32_t out_stride, bool accumulate, const void *w, const void *x,
+                  void *out, void *workspace, struct helm_err *err);
     /* Packed weights to plain ones, as gpuk_expand has it. */
     int (*expand)(struct device *d, const struct gpuk_expand_part *part, uint32_t parts,
                   struct helm_err *err);
@@ -153,7 +140,6 @@ struct device_kernels {
     /* Consecutive operations of one token as one; of a device that has them (struct device: no_chains).
      * chain_write puts the list into device memory and is over when it returns; not under capture. */
     bool (*chain_takes)(struct device *d, const struct gpuk_chain_op *op);
-    bool (*chain_columns)(struct device *d, enum dtype dtype, uint32_t rows, uint32_t cols);
     size_t (*chain_bytes)(const struct gpuk_chain_op *op, uint32_t count);
     int (*chain_write)(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
                        void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err);
@@ -181,7 +167,6 @@ struct device_ops {
                 const void *from, uint64_t bytes, struct helm_err *err);
     int (*copy_2d)(struct device *d, enum device_queue queue, enum device_direction direction,
                    const struct device_copy_2d *copy, struct helm_err *err);
-    int (*copy_transposed)(struct device *d, const struct device_transposed *copy, struct helm_err *err);
     int (*clear)(struct device *d, enum device_queue queue, void *memory, uint64_t bytes,
                  struct helm_err *err);
     int (*event_create)(struct device *d, struct device_event **event, struct helm_err *err);
@@ -263,9 +248,6 @@ static inline int device_copy(struct device *d, enum device_queue queue, enum de
 /* Several pieces in one operation; width or height 0: nothing. HELM_E_USAGE: a stride is less than width. */
 HELM_MUST_CHECK int device_copy_2d(struct device *d, enum device_queue queue, enum device_direction direction,
                                    const struct device_copy_2d *copy, struct helm_err *err);
-/* Puts it into the copy queue. HELM_E_USAGE: `to_rows` is less than rows. */
-HELM_MUST_CHECK int device_copy_transposed(struct device *d, const struct device_transposed *copy,
-                                           struct helm_err *err);
 void device_read_stats(struct device *d, struct device_stats *stats);
 /* The compute queue goes on once the word compares so. */
 static inline int device_word_wait(struct device *d, _Atomic uint32_t *word, uint32_t value,

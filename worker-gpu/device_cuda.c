@@ -157,18 +157,6 @@ static int cuda_copy_2d(struct device *d, enum device_queue queue, enum device_d
     return rc;
 }
 
-/* A kernel that reads the host's memory: no second copy in VRAM. */
-static int cuda_copy_transposed(struct device *d, const struct device_transposed *copy, struct helm_err *err)
-{
-    struct cuda *c = cuda_of(d);
-    int rc = cuda_use_queue(c, DEVICE_COPY, err);
-    if (!rc)
-        rc = gpuk_transpose(copy->from, copy->rows, copy->cols, copy->to, copy->to_rows,
-                            c->stream[DEVICE_COPY], err);
-    if (!rc) count_copy(c, DEVICE_COPY, DEVICE_TO_DEVICE, 2ull * copy->rows * copy->cols);
-    return rc;
-}
-
 static int cuda_clear(struct device *d, enum device_queue queue, void *memory, uint64_t bytes,
                       struct helm_err *err)
 {
@@ -277,7 +265,6 @@ static const struct device_ops cuda_ops = {
     .host_unregister = cuda_host_unregister,
     .copy = cuda_copy,
     .copy_2d = cuda_copy_2d,
-    .copy_transposed = cuda_copy_transposed,
     .clear = cuda_clear,
     .event_create = cuda_event_create,
     .event_create_crossing = cuda_event_create_crossing,

@@ -102,15 +102,6 @@ int emulated_enqueue(struct device *d, emulated_run_fn *run, const void *args, s
     return emulated_put(emulated_of(d), DEVICE_COMPUTE, &op, err);
 }
 
-static void count_copy(struct emulated *e, enum device_queue queue, enum device_direction direction,
-                       uint64_t bytes)
-{
-    if (e->capture)
-        e->capture->copied_bytes[queue][direction] += bytes;
-    else
-        atomic_fetch_add_explicit(&e->base.copied_bytes[queue][direction], bytes, memory_order_relaxed);
-}
-
 static int emulated_copy_2d(struct device *d, enum device_queue queue, enum device_direction direction,
                             const struct device_copy_2d *copy, struct helm_err *err)
 {
@@ -119,23 +110,12 @@ static int emulated_copy_2d(struct device *d, enum device_queue queue, enum devi
     int rc = check_copy(e, direction, copy, err);
     if (!rc) rc = emulated_put(e, queue, &op, err);
     if (rc) return rc;
-    count_copy(e, queue, direction, copy->width * copy->height);
+    uint64_t bytes = copy->width * copy->height;
+    if (e->capture)
+        e->capture->copied_bytes[queue][direction] += bytes;
+    else
+        atomic_fetch_add_explicit(&d->copied_bytes[queue][direction], bytes, memory_order_relaxed);
     return 0;
-}
-
-static int emulated_copy_transposed(struct device *d, const struct device_transposed *copy,
-                                    struct helm_err *err)
-{
-    struct emulated *e = emulated_of(d);
-    const struct op op = {.kind = OP_TRANSPOSE, .as.transposed = *copy};
-    const uint64_t to_bytes = 2 * ((copy->cols - UINT64_C(1)) * copy->to_rows + copy->rows),
-                   from_bytes = UINT64_C(2) * copy->rows * copy->cols;
-    int rc = check_side(e, copy->to, to_bytes, false, true, err);
-    if (!rc) rc = check_side(e, copy->from, from_bytes, true, false, err);
-    if (rc) helm_err_prefix(err, "copy to columns");
-    if (!rc) rc = emulated_put(e, DEVICE_COPY, &op, err);
-    if (!rc) count_copy(e, DEVICE_COPY, DEVICE_TO_DEVICE, from_bytes);
-    return rc;
 }
 
 static int emulated_copy(struct device *d, enum device_queue queue, enum device_direction direction, void *to,
@@ -319,7 +299,6 @@ static const struct device_ops emulated_ops = {
     .host_unregister = emulated_host_unregister,
     .copy = emulated_copy,
     .copy_2d = emulated_copy_2d,
-    .copy_transposed = emulated_copy_transposed,
     .clear = emulated_clear,
     .event_create = emulated_event_create,
     .event_create_crossing = emulated_event_create_crossing,

@@ -1,8 +1,8 @@
 /* Inside the emulated device: its kernels, run by its compute thread.
  *
- * Shared by device_emulated.c (queues, memory, graphs), emulated_kernels.c, emulated_attention.c,
- * emulated_columns.c and emulated_chain.c (arithmetic) only. "Device memory" is host memory here, so kernels
- * read and write addresses as they are. */
+ * Shared by device_emulated.c (queues, memory, graphs), emulated_kernels.c, emulated_attention.c and
+ * emulated_chain.c (arithmetic) only. "Device memory" is host memory here, so kernels read and write
+ * addresses as they are. */
 #ifndef HELM_WORKER_GPU_EMULATED_H
 #define HELM_WORKER_GPU_EMULATED_H
 
@@ -12,17 +12,6 @@
 #define EMULATED_ARGS_BYTES 384
 #define EMULATED_QUERIES    32 /* query positions of one attention call */
 
-enum scratch_use {
-    SCRATCH_X,
-    SCRATCH_Y,
-    SCRATCH_Y2,
-    SCRATCH_PACK,
-    SCRATCH_GEMM,
-    SCRATCH_ATTEND,
-    SCRATCH_ROWS,
-    SCRATCH_COUNT
-};
-
 /* The arithmetic's own state: the CPU's kernels that keep activations in fp32, and scratch that grows. */
 struct emulated_math {
     const struct linear_variant *linear[DTYPE_COUNT];
@@ -31,7 +20,7 @@ struct emulated_math {
     struct {
         void *memory;
         size_t bytes;
-    } scratch[SCRATCH_COUNT];
+    } scratch[6];
     const char *broken; /* why the device has failed: no memory, or a caller who broke a kernel's rules */
 };
 HELM_MUST_CHECK int emulated_math_open(struct emulated_math *math, struct helm_err *err);
@@ -46,6 +35,7 @@ extern const struct device_kernels emulated_kernels;
 
 /* ---- between the kernel files ---- */
 
+enum scratch_use { SCRATCH_X, SCRATCH_Y, SCRATCH_Y2, SCRATCH_PACK, SCRATCH_GEMM, SCRATCH_ATTEND };
 /* At least `bytes` of scratch, kept for the next call; NULL (and broken) when there is none. */
 void *emulated_scratch(struct emulated_math *math, enum scratch_use use, size_t bytes);
 /* n values into out[at ...] of `dtype`. */
@@ -74,18 +64,6 @@ void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention 
 size_t emulated_attention_counters(uint32_t tokens, uint32_t heads);
 size_t emulated_attention_workspace(uint32_t tokens, uint32_t heads, uint32_t head_dim);
 
-/* A piece of a matrix of 16-bit numbers to columns of `to_rows`; touches no state. */
-void emulated_transpose(const uint16_t *from, uint32_t rows, uint32_t cols, uint16_t *to, uint32_t to_rows);
-/* A matrix by columns as rows, in scratch; NULL (and broken) when there is none. */
-const void *emulated_rows(struct emulated_math *math, const void *columns, uint32_t rows, uint32_t cols);
-int emulated_split(struct device *d, const struct gpuk_linear_args *args, uint32_t tokens,
-                   const uint32_t *count, const struct gpuk_parts *parts, uint32_t flags,
-                   struct helm_err *err);
-int emulated_join(struct device *d, const struct gpuk_linear_args *args, uint32_t tokens,
-                  const uint32_t *count, const struct gpuk_parts *parts, uint32_t flags,
-                  struct helm_err *err);
-
-bool emulated_chain_columns(struct device *d, enum dtype dtype, uint32_t rows, uint32_t cols);
 bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op);
 size_t emulated_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 int emulated_chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,

@@ -25,10 +25,8 @@ static bool in_bulk(const void *at)
 
 static bool takes_linear(const struct gpuk_linear_args *a)
 {
-    const uint32_t line = a->columns ? a->segment[0].rows : a->cols; /* one behind the other in memory */
     bool ok = a->segments >= 1 && a->segments <= GPUK_SEGMENTS_MAX && in_bulk(a->x) && in_bulk(a->norm) &&
-              line * dtype_bytes(a->dtype) % BULK == 0;
-    if (a->columns) ok = ok && a->segments == 1 && !a->norm && !a->swiglu && a->dtype != DTYPE_F32;
+              a->cols * dtype_bytes(a->dtype) % BULK == 0;
     for (uint32_t s = 0; s < a->segments && ok; s++) ok = in_bulk(a->segment[s].weight);
     return ok;
 }

@@ -48,13 +48,11 @@ void *emulated_scratch(struct emulated_math *math, enum scratch_use use, size_t 
     return math->scratch[use].memory;
 }
 
-/* y[token][row], dense, of x [tokens][cols], dense. A matrix by columns gives the same bits as one by rows.
- */
-static bool multiply(struct emulated_math *math, enum dtype dtype, bool columns, const void *w,
-                     const float *x, uint32_t tokens, uint32_t rows, uint32_t cols, float *y)
+/* y[token][row], dense, of x [tokens][cols], dense. */
+static bool multiply(struct emulated_math *math, enum dtype dtype, const void *w, const float *x,
+                     uint32_t tokens, uint32_t rows, uint32_t cols, float *y)
 {
     const struct linear_variant *v = math->linear[dtype];
-    if (columns && !(w = emulated_rows(math, w, rows, cols))) return false;
     if (tokens == 1) {
         v->gemv(y, w, x, rows, cols, NULL);
         return true;
@@ -95,7 +93,7 @@ static void run_linear(struct emulated_math *math, const void *data)
         const struct gpuk_linear *g = &a->segment[s];
         float *y = emulated_scratch(math, a->swiglu && s == 1 ? SCRATCH_Y2 : SCRATCH_Y,
                                     (size_t)tokens * g->rows * sizeof(float));
-        if (!y || !multiply(math, a->dtype, a->columns, g->weight, x, tokens, g->rows, a->cols, y)) return;
+        if (!y || !multiply(math, a->dtype, g->weight, x, tokens, g->rows, a->cols, y)) return;
         for (uint32_t t = 0; t < tokens && g->bias; t++)
             math->vector->add(y + (size_t)t * g->rows, g->bias, g->rows);
         if (a->swiglu && s == 0) continue;
@@ -124,7 +122,6 @@ static int emulated_gemv(struct device *d, const struct gpuk_linear_args *args, 
 {
     (void)workspace, (void)flags;
     const struct linear_call call = {.args = *args, .tokens = 1};
-    if (args->columns) return helm_fail(err, HELM_E_UNSUPPORTED, "gemv: a matrix by columns");
     return emulated_enqueue(d, run_linear, &call, sizeof call, err);
 }
 
@@ -133,7 +130,6 @@ static int emulated_gemm_small(struct device *d, const struct gpuk_linear_args *
 {
     (void)workspace, (void)flags;
     const struct linear_call call = {.args = *args, .tokens = tokens, .count = count};
-    if (args->columns) return helm_fail(err, HELM_E_UNSUPPORTED, "gemm_small: a matrix by columns");
     if (tokens > GPUK_BATCH_MAX)
         return helm_fail(err, HELM_E_LIMIT, "gemm_small: %u tokens, at most %d", tokens, GPUK_BATCH_MAX);
     return emulated_enqueue(d, run_linear, &call, sizeof call, err);
@@ -144,7 +140,7 @@ static int emulated_gemm_small(struct device *d, const struct gpuk_linear_args *
 struct matmul_call {
     enum dtype dtype, out_dtype;
     uint32_t tokens, rows, cols, out_stride;
-    bool accumulate, columns;
+    bool accumulate;
     const void *w, *x;
     void *out;
 };
@@ -156,7 +152,7 @@ static void run_matmul(struct emulated_math *math, const void *data)
     float *y = emulated_scratch(math, SCRATCH_Y, (size_t)c->tokens * c->rows * sizeof(float));
     if (!x || !y) return;
     math->vector->load(x, c->x, c->dtype, (size_t)c->tokens * c->cols);
-    if (!multiply(math, c->dtype, c->columns, c->w, x, c->tokens, c->rows, c->cols, y)) return;
+    if (!multiply(math, c->dtype, c->w, x, c->tokens, c->rows, c->cols, y)) return;
     for (uint32_t t = 0; t < c->tokens; t++) {
         float *row = y + (size_t)t * c->rows;
         size_t at = (size_t)t * c->out_stride;
@@ -166,8 +162,8 @@ static void run_matmul(struct emulated_math *math, const void *data)
 }
 
 static int emulated_matmul(struct device *d, enum dtype dtype, enum dtype out_dtype, uint32_t tokens,
-                           uint32_t rows, uint32_t cols, uint32_t out_stride, bool accumulate, bool columns,
-                           const void *w, const void *x, void *out, void *workspace, struct helm_err *err)
+                           uint32_t rows, uint32_t cols, uint32_t out_stride, bool accumulate, const void *w,
+                           const void *x, void *out, void *workspace, struct helm_err *err)
 {
     (void)workspace;
     const struct matmul_call call = {.dtype = dtype,
@@ -177,12 +173,9 @@ static int emulated_matmul(struct device *d, enum dtype dtype, enum dtype out_dt
                                      .cols = cols,
                                      .out_stride = out_stride,
                                      .accumulate = accumulate,
-                                     .columns = columns,
                                      .w = w,
                                      .x = x,
                                      .out = out};
-    if (columns && dtype == DTYPE_F32)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "matmul: a matrix of f32 by columns");
     if (accumulate && out_dtype != DTYPE_F32)
         return helm_fail(err, HELM_E_UNSUPPORTED, "matmul: sums are kept in f32 only");
     return emulated_enqueue(d, run_matmul, &call, sizeof call, err);
@@ -548,10 +541,7 @@ const struct device_kernels emulated_kernels = {
     .matmul = emulated_matmul,
     .expand = emulated_expand,
     .add_bias = emulated_add_bias,
-    .split = emulated_split,
-    .join = emulated_join,
     .chain_takes = emulated_chain_takes,
-    .chain_columns = emulated_chain_columns,
     .chain_bytes = emulated_chain_bytes,
     .chain_write = emulated_chain_write,
     .chain_run = emulated_chain_run,

@@ -12,11 +12,10 @@
 #include "common/lane.h"
 #include "common/units.h"
 
-#define COPY_PIECE      (256 * KIB) /* between two looks at the clock */
-#define WAIT_SPIN_US    20
-#define TRANSPOSED_ROWS 32   /* likewise, of a transposed copy */
-#define TIMER_SLACK     1000 /* ns: a copy's time is kept better than the kernel's 50 us */
-#define NS_PER_SECOND   1000000000u
+#define COPY_PIECE    (256 * KIB) /* between two looks at the clock */
+#define WAIT_SPIN_US  20
+#define TIMER_SLACK   1000 /* ns: a copy's time is kept better than the kernel's 50 us */
+#define NS_PER_SECOND 1000000000u
 
 void emulated_fail(struct emulated *e, const struct helm_err *error)
 {
@@ -48,51 +47,14 @@ static void sleep_until(uint64_t until_ns)
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) != 0) continue;
 }
 
-/* A copy's clock: it takes as long as its bytes take at the speed that is set, or as the memory needs if that
- * is longer. Of copies one behind the other the second begins when the first should have ended: a thread that
- * wakes late makes up for it. */
-struct pace {
-    uint64_t begun_ns, start_ns, copied, unslept;
-};
-
-static struct pace pace_begin(const struct queue *q)
-{
-    const uint64_t now_ns = units_now_ns();
-    return (struct pace){.begun_ns = now_ns, .start_ns = q->copy_due_ns ? q->copy_due_ns : now_ns};
-}
-
-static uint64_t due_ns(const struct queue *q, const struct pace *p)
-{
-    return (uint64_t)((double)p->copied * NS_PER_SECOND / (double)q->owner->copy_bytes_per_s);
-}
-
-/* So many more bytes are there. */
-static void pace_go_on(const struct queue *q, struct pace *p, uint64_t bytes, bool last)
-{
-    p->copied += bytes;
-    p->unslept += bytes;
-    if (!q->owner->copy_bytes_per_s || (p->unslept < COPY_PIECE && !last)) return;
-    sleep_until(p->start_ns + due_ns(q, p));
-    p->unslept = 0;
-}
-
-static void pace_end(struct queue *q, const struct pace *p)
-{
-    struct emulated *e = q->owner;
-    uint64_t spent_ns = units_now_ns() - p->begun_ns;
-    if (e->copy_bytes_per_s) {
-        q->copy_due_ns = p->start_ns + due_ns(q, p);
-        /* the rest went by while the thread before it overslept */
-        if (spent_ns < due_ns(q, p)) spent_ns = due_ns(q, p);
-    }
-    pthread_mutex_lock(&e->lock);
-    q->copy_ns += spent_ns;
-    pthread_mutex_unlock(&e->lock);
-}
-
+/* Takes as long as the bytes take at the speed that is set, or as the memory needs if that is longer. Of
+ * copies one behind the other the second begins when the first should have ended: a thread that wakes late
+ * makes up for it. */
 static void do_copy(struct queue *q, const struct device_copy_2d *copy)
 {
-    struct pace pace = pace_begin(q);
+    struct emulated *e = q->owner;
+    const uint64_t begun_ns = units_now_ns(), start_ns = q->copy_due_ns ? q->copy_due_ns : begun_ns;
+    uint64_t copied = 0, unslept = 0;
     for (uint64_t row = 0; row < copy->height; row++) {
         char *to = (char *)copy->to + row * copy->to_stride;
         const char *from = (const char *)copy->from + row * copy->from_stride;
@@ -100,22 +62,23 @@ static void do_copy(struct queue *q, const struct device_copy_2d *copy)
             uint64_t bytes = copy->width - at < COPY_PIECE ? copy->width - at : COPY_PIECE;
             memcpy(to + at, from + at, (size_t)bytes);
             at += bytes;
-            pace_go_on(q, &pace, bytes, row + 1 == copy->height && at == copy->width);
+            copied += bytes;
+            unslept += bytes;
+            bool last = row + 1 == copy->height && at == copy->width;
+            if (!e->copy_bytes_per_s || (unslept < COPY_PIECE && !last)) continue;
+            sleep_until(start_ns + (uint64_t)((double)copied * NS_PER_SECOND / (double)e->copy_bytes_per_s));
+            unslept = 0;
         }
     }
-    pace_end(q, &pace);
-}
-
-static void do_transpose(struct queue *q, const struct device_transposed *copy)
-{
-    struct pace pace = pace_begin(q);
-    for (uint32_t row = 0, rows; row < copy->rows; row += rows) {
-        rows = copy->rows - row < TRANSPOSED_ROWS ? copy->rows - row : TRANSPOSED_ROWS;
-        emulated_transpose((const uint16_t *)copy->from + (uint64_t)row * copy->cols, rows, copy->cols,
-                           (uint16_t *)copy->to + row, copy->to_rows);
-        pace_go_on(q, &pace, 2ull * rows * copy->cols, row + rows == copy->rows);
+    uint64_t spent_ns = units_now_ns() - begun_ns;
+    if (e->copy_bytes_per_s) {
+        uint64_t due_ns = (uint64_t)((double)copied * NS_PER_SECOND / (double)e->copy_bytes_per_s);
+        q->copy_due_ns = start_ns + due_ns;
+        if (spent_ns < due_ns) spent_ns = due_ns; /* the rest went by while the thread before it overslept */
     }
-    pace_end(q, &pace);
+    pthread_mutex_lock(&e->lock);
+    q->copy_ns += spent_ns;
+    pthread_mutex_unlock(&e->lock);
 }
 
 static void do_word_wait(struct queue *q, const struct op *op)
@@ -178,9 +141,6 @@ static void do_op(struct queue *q, const struct op *op, const struct op *launch)
         break;
     case OP_COPY:
         do_copy(q, &op->as.copy);
-        break;
-    case OP_TRANSPOSE:
-        do_transpose(q, &op->as.transposed);
         break;
     case OP_CLEAR:
         memset(op->as.clear.memory, 0, (size_t)op->as.clear.bytes);

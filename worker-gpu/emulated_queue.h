@@ -15,7 +15,6 @@
 enum op_kind {
     OP_RUN,
     OP_COPY,
-    OP_TRANSPOSE,
     OP_CLEAR,
     OP_FOLLOW,       /* wait for a point */
     OP_FOLLOW_OWN,   /* in a graph: for a mark of the same launch */
@@ -42,7 +41,6 @@ struct op {
             _Alignas(16) unsigned char args[EMULATED_ARGS_BYTES];
         } run;
         struct device_copy_2d copy;
-        struct device_transposed transposed;
         struct {
             void *memory;
             uint64_t bytes;

@@ -88,7 +88,7 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
         return helm_fail(err, HELM_E_LIMIT, "the KV pool of %u pages overflows", h->page_count);
     g->ring_bytes = plan_has_home(&g->plan, PLAN_HOME_STREAM) ? g->plan.ring_bytes : 0;
     gpu_buffers_place(&g->model, &g->plan, h, g->device, &g->buffers);
-    rc = gpu_weights_plan(&g->model, &g->plan, g->device, arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
+    rc = gpu_weights_plan(&g->model, &g->plan, arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
                           h->region[ARENA_REGION_WEIGHTS].bytes, &g->weights, err);
     if (!rc) rc = plan_rings(g, err);
     if (rc) return rc;
@@ -399,7 +399,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     if (!rc) rc = open_device(g, o, err);
     if (!rc) rc = size_everything(g, err);
     if (!rc) rc = allocate(g, err);
-    if (!rc) rc = gpu_weights_load(&g->weights, readers, &base->bytes_done, &base->cancel, err);
+    if (!rc) rc = gpu_weights_load(&g->weights, g->device, readers, &base->bytes_done, &base->cancel, err);
     if (!rc) rc = take_batch_memory(g, err);
     if (!rc && g->plan.head == PLAN_HOME_GPU) rc = start_samplers(g, err);
     if (!rc) rc = register_host_memory(g, err);

@@ -309,19 +309,13 @@ static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, 
     case GPU_GEMV:
     case GPU_GEMM_SMALL:
         return issue_linear(s, p, e, tokens, issue->samples, flags, err);
-    case GPU_SPLIT: /* of the tier's tokens, captured or not: the parts stand that far apart */
-        return k->split(d, &e->as.linear, p->tokens, count, &b->few.parts, flags, err);
-    case GPU_JOIN:
-        return k->join(d, &e->as.linear, p->tokens, count, &b->few.parts, flags, err);
     case GPU_NORM:
         return k->rmsnorm(d, count, tokens, e->as.norm.x, e->as.norm.norm, (float)c->norm_eps, c->hidden,
                           e->as.norm.out, e->as.norm.out_dtype, flags, err);
     case GPU_MATMUL:
-        return k->matmul(d, e->as.matmul.dtype, e->as.matmul.out_dtype,
-                         p->tier == GPU_TIER_CHUNK ? of->padded : 2 * p->tokens, e->as.matmul.rows,
-                         e->as.matmul.cols, e->as.matmul.out_stride, e->as.matmul.accumulate,
-                         e->as.matmul.columns, e->as.matmul.w, e->as.matmul.x, e->as.matmul.out,
-                         b->matmul_work, err);
+        return k->matmul(d, e->as.matmul.dtype, e->as.matmul.out_dtype, of->padded, e->as.matmul.rows,
+                         e->as.matmul.cols, e->as.matmul.out_stride, e->as.matmul.accumulate, e->as.matmul.w,
+                         e->as.matmul.x, e->as.matmul.out, b->matmul_work, err);
     case GPU_ADD_BIAS:
         return k->add_bias(d, count, tokens, e->as.bias.out, e->as.bias.dtype, e->as.bias.stride,
                            e->as.bias.rows, e->as.bias.bias, flags, err);

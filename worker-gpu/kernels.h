@@ -110,8 +110,6 @@ struct gpuk_linear {
  *   norm       x is normalised first: x[i] * norm[i] / sqrt(mean(x^2) + eps); NULL: x as it is
  *   residual   out[r] = residual[r] + (W x + bias)[r]; may be `out` itself; one matrix only
  *   swiglu     two matrices of equal rows, gate then up: segment[0].out[r] = silu(gate[r]) * up[r]
- *   columns    the matrix lies by columns: weight[c * rows + r], so that what one x[c] adds to all outputs is
- *              together. One matrix, no norm, no swiglu; not gemv and gemm, but chains, gpuk_split and _join
  * `out` may be host memory mapped for the device (an activation lane). */
 struct gpuk_linear_args {
     enum dtype dtype; /* of the weights */
@@ -122,7 +120,7 @@ struct gpuk_linear_args {
     const float *norm;
     float eps;
     const float *residual; /* stride as out_stride */
-    bool swiglu, columns;
+    bool swiglu;
     uint32_t x_stride, out_stride; /* floats; gemm only */
 };
 /* The first bytes of a workspace of linear layers: zero before its first launch; launches leave them zero. */
@@ -256,10 +254,6 @@ struct gpuk_chain {
  * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of
  * one chain have weights of one dtype and caches of one dtype, and attention of one step block. */
 bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op);
-/* Whether a chain is faster with a matrix of this shape by columns (gpuk_linear_args.columns): o and down. A
- * block then takes the columns whose x it has computed itself, or nearly so, and blocks add up their sums in
- * device memory: the blocks meet three times a layer, not five. */
-bool gpuk_chain_columns(const struct gpuk_device *device, enum dtype dtype, uint32_t rows, uint32_t cols);
 /* Pieces of a head's context that attention in a chain hands from block to block at most. */
 #define GPUK_CHAIN_PIECES 4
 /* Device memory of a list of `count` operations, counters included; a multiple of 256. With attention in it
@@ -274,28 +268,6 @@ HELM_MUST_CHECK int gpuk_chain_write(const struct gpuk_device *device, const str
                                      struct gpuk_chain *chain, struct helm_err *err);
 /* Runs it; may be captured. */
 HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, struct helm_err *err);
-
-/* ---- beside chains: matrices by columns when they are loaded, in small batches, in prefill ----
- *
- * A piece of a matrix of 16-bit numbers, `rows` dense rows of it, to columns of `to_rows`: to[c * to_rows +
- * r] = from[r * cols + c]. `from` may be host memory mapped for the device, read once. */
-HELM_MUST_CHECK int gpuk_transpose(const void *from, uint32_t rows, uint32_t cols, void *to, uint32_t to_rows,
-                                   void *stream, struct helm_err *err);
-/* Up to `tokens` <= GPUK_BATCH_MAX tokens times one matrix by columns, as gpuk_gemm_small would, in three: x
- * as pairs (high, low) of numbers of the weights' dtype (bf16, f16); a matrix product of gpuk_matmul of twice
- * as many tokens, into `sums`; what that made of the parts added up, with bias and residual. Tokens from
- * *count on are zeros and not stored. Split and join are told the same arguments, `tokens` and parts. */
-struct gpuk_parts {
-    void *x;        /* [2 * tokens][cols]: all high parts, then all low ones */
-    float *sums;    /* [2 * tokens][rows] */
-    float *factors; /* [tokens] that sums are to be multiplied by: f16 has not every number's exponent */
-};
-HELM_MUST_CHECK int gpuk_split(const struct gpuk_linear_args *args, uint32_t tokens, const uint32_t *count,
-                               const struct gpuk_parts *parts, uint32_t flags, void *stream,
-                               struct helm_err *err);
-HELM_MUST_CHECK int gpuk_join(const struct gpuk_linear_args *args, uint32_t tokens, const uint32_t *count,
-                              const struct gpuk_parts *parts, uint32_t flags, void *stream,
-                              struct helm_err *err);
 
 /* Prefill attention: many tokens a sequence, several sequences, over everything in the cache before and in
  * this step, causal and windowed; never tokens x tokens in memory. q: as gpuk_rope_append wrote it, of the
@@ -326,9 +298,8 @@ HELM_MUST_CHECK int gpuk_top_logprobs(const uint32_t *count, uint32_t rows, cons
                                       uint32_t flags, void *stream, struct helm_err *err);
 
 /* Prefill's matrix products, through cuBLASLt: out[t][r] = sum_c x[t][c] * w[r][c] (+ out[t][r] when
- * accumulate, + bias[r] through gpuk_add_bias). Row-major, with `columns` w by columns: w[c][r]; x of w's
- * dtype; out f32 or the weights' dtype. A plan is made once per shape (it asks for the algorithm) and run any
- * number of times, also under capture. */
+ * accumulate, + bias[r] through gpuk_add_bias). Row-major; x of w's dtype; out f32 or the weights' dtype. A
+ * plan is made once per shape (it asks for the algorithm) and run any number of times, also under capture. */
 struct gpuk_matmul; /* opaque: handle and plans' cache */
 struct gpuk_matmul_plan;
 HELM_MUST_CHECK int gpuk_matmul_open(struct gpuk_matmul **matmul, struct helm_err *err);
@@ -336,7 +307,7 @@ void gpuk_matmul_close(struct gpuk_matmul *matmul); /* frees its plans too */
 #define GPUK_MATMUL_WORKSPACE ((size_t)32 << 20)
 HELM_MUST_CHECK int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, enum dtype out_dtype,
                                      uint32_t tokens, uint32_t rows, uint32_t cols, uint32_t out_stride,
-                                     bool accumulate, bool columns, const struct gpuk_matmul_plan **plan,
+                                     bool accumulate, const struct gpuk_matmul_plan **plan,
                                      struct helm_err *err);
 HELM_MUST_CHECK int gpuk_matmul_run(const struct gpuk_matmul_plan *plan, const void *w, const void *x,
                                     void *out, void *workspace, void *stream, struct helm_err *err);

@@ -56,9 +56,6 @@ static int take_buffers(struct measure *m, struct helm_err *err)
         {&k->h, tokens * s->hidden * sizeof(float)},
         {&k->q, tokens * MEASURE_HEADS * MEASURE_HEAD_DIM * sizeof(float)},
         {&k->linear_work, linear},
-        {&k->parts.x, 2ull * GPUK_BATCH_MAX * widest * sizeof(uint16_t)},
-        {(void **)&k->parts.sums, 2ull * GPUK_BATCH_MAX * s->hidden * sizeof(float)},
-        {(void **)&k->parts.factors, GPUK_BATCH_MAX * sizeof(float)},
         {&k->attention_work, k->attention_work_bytes},
         {&k->matmul_work, d->kernels.matmul_workspace},
     };

@@ -32,10 +32,9 @@ static struct gpuk_chain_op layer_op(const struct measure *m, const struct measu
 {
     uint32_t layer = index / LAYER_OPERATIONS, op = index % LAYER_OPERATIONS;
     if (op == 1) return attention_op(m, layer % measure_kv_layers(m), MEASURE_HEADS);
-    const uint32_t linear = layer * MEASURE_LAYER_OPS + op - (op > 1);
-    struct gpuk_chain_op chained = {.kind = GPUK_CHAIN_LINEAR, .linear = measure_linear_args(m, s, linear)};
-    chained.linear.columns = measure_by_columns(m, s, linear);
-    return chained;
+    return (struct gpuk_chain_op){.kind = GPUK_CHAIN_LINEAR,
+                                  .linear =
+                                      measure_linear_args(m, s, layer * MEASURE_LAYER_OPS + op - (op > 1))};
 }
 
 /* A list on the device. */

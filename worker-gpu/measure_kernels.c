@@ -181,30 +181,14 @@ struct gpuk_linear_args measure_linear_args(const struct measure *m, const struc
     return args;
 }
 
-bool measure_by_columns(const struct measure *m, const struct measure_shape *s, uint32_t index)
-{
-    struct device *d = m->device;
-    uint32_t rows, cols, op = index % MEASURE_LAYER_OPS;
-    uint64_t at;
-    op_place(s, op, &rows, &cols, &at);
-    return op % 2 && !d->no_chains && d->kernels.chain_columns(d, DTYPE_BF16, rows, cols);
-}
-
-/* One operation of decode: up to 16 tokens. One alone is a kernel an operation, which is never by columns. */
+/* One operation of decode: up to 16 tokens. */
 static int issue_few(const struct measure_work *w, uint32_t index, struct helm_err *err)
 {
     struct device *d = w->m->device;
     const struct measure_kernels *k = w->m->kernels;
-    struct gpuk_linear_args args = measure_linear_args(w->m, w->shape, index);
-    const uint32_t rows = args.segment[0].rows, *count = k->step.counts;
+    const struct gpuk_linear_args args = measure_linear_args(w->m, w->shape, index);
     if (w->tokens == 1) return d->kernels.gemv(d, &args, k->linear_work, 0, err);
-    args.columns = measure_by_columns(w->m, w->shape, index);
-    if (!args.columns) return d->kernels.gemm_small(d, &args, w->tokens, count, k->linear_work, 0, err);
-    int rc = d->kernels.split(d, &args, w->tokens, count, &k->parts, 0, err);
-    if (!rc)
-        rc = d->kernels.matmul(d, DTYPE_BF16, DTYPE_F32, 2 * w->tokens, rows, args.cols, rows, false, true,
-                               args.segment[0].weight, k->parts.x, k->parts.sums, k->matmul_work, err);
-    return rc ? rc : d->kernels.join(d, &args, w->tokens, count, &k->parts, 0, err);
+    return d->kernels.gemm_small(d, &args, w->tokens, k->step.counts, k->linear_work, 0, err);
 }
 
 /* One operation of a chunk, with what stands before and after it there. Products take whole multiples of
@@ -229,8 +213,7 @@ int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm
                                 err);
     if (!rc)
         rc = d->kernels.matmul(d, DTYPE_BF16, op == 2 ? DTYPE_BF16 : DTYPE_F32, padded, rows, cols, rows,
-                               accumulate, measure_by_columns(w->m, s, index), weight, in[op], out[op],
-                               k->matmul_work, err);
+                               accumulate, weight, in[op], out[op], k->matmul_work, err);
     if (!rc && op == 2)
         rc = d->kernels.swiglu(d, count, w->tokens, k->gate_up, DTYPE_BF16, 2 * s->inner, s->inner, s->inner,
                                k->act, DTYPE_BF16, s->inner, 0, err);

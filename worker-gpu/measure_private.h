@@ -84,7 +84,6 @@ struct measure_kernels {
     float *norm, *x, *a, *act, *qkv, *gate_up, *rope_table, *tiny;
     void *h, *q;
     void *linear_work, *attention_work, *matmul_work;
-    struct gpuk_parts parts; /* of small batches by columns */
     uint64_t attention_work_bytes;
     struct gpuk_step step;
 };
@@ -131,8 +130,6 @@ bool measure_fit_operation(const struct measure_amount *large, const struct meas
 /* Operation `index` of decode's linears of one token, in layer order, round and round the weights. */
 struct gpuk_linear_args measure_linear_args(const struct measure *m, const struct measure_shape *shape,
                                             uint32_t index);
-/* Whether a worker would have this operation's matrix by columns. */
-bool measure_by_columns(const struct measure *m, const struct measure_shape *shape, uint32_t index);
 /* Of the weights that so many operations of this shape read. */
 double measure_ops_bytes(const struct measure_shape *shape, uint32_t ops);
 uint32_t measure_layers_of(const struct measure *m, const struct measure_shape *shape);

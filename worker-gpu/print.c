@@ -77,7 +77,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     if (!rc) rc = device_open(&options, &p->device, err);
     if (rc) return rc;
     const struct arena_header *h = arena_header_of(&p->arena);
-    rc = gpu_weights_plan(&p->model, &p->plan, p->device, arena_region_ptr(&p->arena, ARENA_REGION_WEIGHTS),
+    rc = gpu_weights_plan(&p->model, &p->plan, arena_region_ptr(&p->arena, ARENA_REGION_WEIGHTS),
                           h->region[ARENA_REGION_WEIGHTS].bytes, &p->weights, err);
     for (uint32_t i = 0; i < plan_phase_count(&p->plan) && !rc; i++)
         rc = ring_plan(&p->weights, &p->plan, i, i ? &p->ring[0] : NULL, &p->ring[i], err);

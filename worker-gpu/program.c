@@ -104,7 +104,6 @@ void lower_segment(struct lowering *low, struct gpu_entry *e, const struct gpu_m
         low->rc = helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: matrices of one input have two dtypes",
                             e->layer);
     l->dtype = m->dtype;
-    l->columns = m->columns;
     l->cols = m->cols;
     l->out_stride = out_stride;
     l->segment[l->segments++] = (struct gpuk_linear){.weight = data, .bias = bias, .out = out, .rows = rows};

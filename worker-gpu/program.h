@@ -31,8 +31,7 @@
  * done by one kernel, where the device has it. GPU_CHAIN stands in front of them; they stay in the list, as
  * what the chain consists of. (The head in one is computed in any case, as in every graph.) Events of the
  * ring, words and lanes end a chain; slices of streamed weights, each between two events, stay kernels of
- * their own. o and down may lie by columns (weights.h), which one token's chains alone multiply by: such an
- * operation is in a chain even if it is the only one. Small batches take three entries for it (kernels.h).
+ * their own.
  *
  * Called by engine.c. Owns entries and graph; addresses point into device memory and the arena, which outlive
  * it. */
@@ -76,7 +75,6 @@ struct gpu_buffers {
     struct {           /* decode tiers: [GPUK_BATCH_MAX] tokens */
         float *qkv;    /* [q | k | v] */
         float *q, *a, *act;
-        struct gpuk_parts parts; /* by columns; in linear_work, behind its counters */
     } few;
     struct {         /* a chunk */
         void *h;     /* [sub]: normalised input, of the weights' dtype */
@@ -105,8 +103,6 @@ enum gpu_kind {
     GPU_EMBED,
     GPU_GEMV,
     GPU_GEMM_SMALL,
-    GPU_SPLIT, /* of a small batch by columns: before and after its matmul of twice as many tokens */
-    GPU_JOIN,
     GPU_NORM,
     GPU_MATMUL,
     GPU_ADD_BIAS,
@@ -150,7 +146,7 @@ struct gpu_entry {
         struct {
             enum dtype dtype, out_dtype;
             uint32_t rows, cols, out_stride;
-            bool accumulate, columns;
+            bool accumulate;
             const void *w, *x;
             void *out;
         } matmul;

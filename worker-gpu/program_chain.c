@@ -12,12 +12,6 @@ static bool is_operation(const struct gpu_entry *e)
     return e->kind == GPU_GEMV || (e->kind == GPU_ATTEND_DECODE && e->as.attention.fused);
 }
 
-/* Only chains take one token's. */
-static bool is_by_columns(const struct gpu_entry *e)
-{
-    return e->kind == GPU_GEMV && e->as.linear.columns;
-}
-
 static struct gpuk_chain_op operation_of(const struct gpu_entry *e)
 {
     struct gpuk_chain_op op = {.kind = e->kind == GPU_GEMV ? GPUK_CHAIN_LINEAR : GPUK_CHAIN_ATTENTION};
@@ -57,7 +51,8 @@ void lower_chains(struct lowering *low)
     struct gpu_program *p = low->program;
     struct device *d = low->source->device;
     if (p->tier != GPU_TIER_1) return;
-    uint32_t capacity = 2 * p->count + 1, count = 0, tail = 0; /* perhaps a chain each */
+    /* no more chains than half the entries */
+    uint32_t capacity = p->count + p->count / 2 + 1, count = 0, tail = 0;
     struct gpu_entry *entry = malloc(capacity * sizeof *entry);
     if (!entry) {
         low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for a program of %u entries", capacity);
@@ -66,12 +61,7 @@ void lower_chains(struct lowering *low)
     for (uint32_t i = 0; i < p->count;) {
         uint32_t run = i < p->tail && !d->no_chains ? run_of(p, d, i) : 0;
         if (i == p->tail) tail = count;
-        if (run == 0 && is_by_columns(&p->entry[i]) && !low->rc)
-            low->rc = helm_fail(low->err, HELM_E_INTERNAL,
-                                "layer %d: a matrix by columns, %u x %u, in no chain (%s)", p->entry[i].layer,
-                                p->entry[i].as.linear.segment[0].rows, p->entry[i].as.linear.cols,
-                                d->no_chains ? d->no_chains : "the device takes it in none");
-        if (run >= 2 || (run == 1 && is_by_columns(&p->entry[i]))) {
+        if (run >= 2) {
             struct gpu_entry *chain = &entry[count++];
             memset(chain, 0, sizeof *chain);
             chain->kind = GPU_CHAIN;

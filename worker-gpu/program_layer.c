@@ -2,9 +2,9 @@
  *
  * Decode tiers take five operations a layer: q k v with the norm in front; attention with head norms,
  * rotation and append (one token) or after them (several); o with the residual; gate and up with norm and
- * swiglu; down with the residual; of several tokens, a matrix by columns takes three. A chunk normalises into
- * 16-bit rows and multiplies matrices. Where weights are streamed each of the linear operations becomes one a
- * slice, between waiting for it and setting its place in the ring free. */
+ * swiglu; down with the residual. A chunk normalises into 16-bit rows and multiplies matrices. Where weights
+ * are streamed each of the linear operations becomes one a slice, between waiting for it and setting its
+ * place in the ring free. */
 #include "worker-gpu/program_lower.h"
 
 #include <math.h>
@@ -199,28 +199,6 @@ struct around {
     uint32_t out_stride;
 };
 
-/* The linear of a small batch that was added last becomes three: its matrix is by columns. */
-static void decode_by_columns(struct lowering *low)
-{
-    if (low->rc) return;
-    struct gpu_program *p = low->program;
-    const struct gpuk_parts *parts = &low->source->buffers->few.parts;
-    struct gpu_entry *split = &p->entry[p->count - 1];
-    const struct gpuk_linear_args linear = split->as.linear;
-    const int32_t layer = split->layer;
-    split->kind = GPU_SPLIT;
-    struct gpu_entry *product = lower_add(low, GPU_MATMUL, layer);
-    product->as.matmul.dtype = linear.dtype;
-    product->as.matmul.out_dtype = DTYPE_F32;
-    product->as.matmul.rows = product->as.matmul.out_stride = linear.segment[0].rows;
-    product->as.matmul.cols = linear.cols;
-    product->as.matmul.columns = true;
-    product->as.matmul.w = linear.segment[0].weight;
-    product->as.matmul.x = parts->x;
-    product->as.matmul.out = parts->sums;
-    lower_add(low, GPU_JOIN, layer)->as.linear = linear;
-}
-
 static void decode_operation(struct lowering *low, uint32_t unit, enum ring_op op,
                              const struct around *around)
 {
@@ -236,7 +214,6 @@ static void decode_operation(struct lowering *low, uint32_t unit, enum ring_op o
             lower_segment(low, e, p->matrix, p->data, p->bias, around->out + p->at, p->rows,
                           around->out_stride);
         }
-        if (e->as.linear.columns && e->kind == GPU_GEMM_SMALL) decode_by_columns(low);
     }
 }
 
@@ -341,7 +318,7 @@ static void add_matmuls(struct lowering *low, int32_t layer, uint32_t sub, const
     uint32_t at_end = 0;
     for (uint32_t i = 0; i < piece->part_count; i++) {
         const struct piece_part *p = &piece->part[i];
-        if (last && !p->matrix->columns && p->data == end && p->at == at_end) {
+        if (last && p->data == end && p->at == at_end) {
             last->as.matmul.rows += p->rows;
         } else {
             last = add_sub(low, GPU_MATMUL, layer, sub);
@@ -351,7 +328,6 @@ static void add_matmuls(struct lowering *low, int32_t layer, uint32_t sub, const
             last->as.matmul.cols = p->matrix->cols;
             last->as.matmul.out_stride = out_stride;
             last->as.matmul.accumulate = accumulate;
-            last->as.matmul.columns = p->matrix->columns;
             last->as.matmul.w = p->data;
             last->as.matmul.x = x;
             last->as.matmul.out = out + p->at * dtype_bytes(out_dtype);

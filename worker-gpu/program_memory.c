@@ -135,29 +135,15 @@ static void place_shared(const struct model *model, const struct arena_header *a
 }
 
 /* Room for the lists of the chains, however they are cut: of at most five operations a layer and the head,
- * two or more in each chain, but o and down perhaps alone. Lists of three in their rounding take the most a
- * operation. Each layer's attention may be in a chain of its own. */
+ * two or more in each chain. Lists of three in their rounding take the most a operation. Each layer's
+ * attention may be in a chain of its own. */
 static uint64_t chains_room(const struct model_config *c, const struct device *device)
 {
-    const uint64_t operations = 5ull * c->layers + 1, alone = 2ull * c->layers;
+    uint64_t operations = 5ull * c->layers + 1;
     if (device->no_chains) return 0;
-    const uint64_t one = device->kernels.chain_bytes(NULL, 1), two = device->kernels.chain_bytes(NULL, 2);
     uint64_t words = (uint64_t)c->heads * GPUK_CHAIN_PIECES * (c->head_dim + 2);
-    return larger((operations * 2 + 2) / 3 * two, alone * one + ((operations - alone) * 2 + 2) / 3 * two) +
+    return (operations * 2 + 2) / 3 * device->kernels.chain_bytes(NULL, 2) +
            c->layers * round_up(words * 8, 256);
-}
-
-/* Small batches by columns work behind the counters of the others: never at the same time. */
-static uint64_t place_parts(uint64_t widest, uint64_t hidden, struct gpu_buffers *b)
-{
-    char *base = b->linear_work ? (char *)b->linear_work + GPUK_LINEAR_COUNTER_BYTES : NULL;
-    const struct area_part parts[] = {{&b->few.parts.x, 2ull * GPUK_BATCH_MAX * widest * sizeof(uint16_t)},
-                                      {(void **)&b->few.parts.sums,
-                                       2 * GPUK_BATCH_MAX * hidden * sizeof(float)},
-                                      {(void **)&b->few.parts.factors, GPUK_BATCH_MAX * sizeof(float)}};
-    uint64_t bytes = 0;
-    place_area(base, &bytes, parts, sizeof parts / sizeof *parts);
-    return GPUK_LINEAR_COUNTER_BYTES + bytes;
 }
 
 void *gpu_attention_work(const struct gpu_source *s, uint32_t tokens)
@@ -187,7 +173,6 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
     b->tokens = (uint32_t)tokens;
     b->sub_tokens = tokens < GPU_SUB_TOKENS ? (uint32_t)tokens : GPU_SUB_TOKENS;
     b->attention_work_bytes = kernels->attention_workspace(GPUK_BATCH_MAX, c->heads, c->head_dim);
-    linear = larger(linear, place_parts(widest, c->hidden, b));
     b->linear_work_bytes = linear;
     b->argmax_work_bytes = kernels->argmax_workspace((uint32_t)samples);
     b->few_work_bytes = kernels->few_workspace((uint32_t)samples, c->vocab);
@@ -207,7 +192,6 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
                                           {(void **)&b->chains, b->chain_bytes},
                                           {&b->matmul_work, kernels->matmul_workspace}};
     place_area(base, &b->bytes, always, sizeof always / sizeof *always);
-    (void)place_parts(widest, c->hidden, b);
     if (head) place_area(base, &b->bytes, of_head, sizeof of_head / sizeof *of_head);
     if (!layers) return;
     place_area(base, &b->bytes, of_layers, sizeof of_layers / sizeof *of_layers);

@@ -7,8 +7,6 @@ static const char *const kind_name[] = {[GPU_COPY_BLOCK] = "copy step block",
                                         [GPU_EMBED] = "embed",
                                         [GPU_GEMV] = "gemv",
                                         [GPU_GEMM_SMALL] = "gemm small",
-                                        [GPU_SPLIT] = "split input of",
-                                        [GPU_JOIN] = "join sums of",
                                         [GPU_NORM] = "norm",
                                         [GPU_MATMUL] = "matmul",
                                         [GPU_ADD_BIAS] = "add bias",
@@ -85,14 +83,12 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
             fprintf(out, "%-11s", "");
         fprintf(out, "%s%s", i < chain_end ? "| " : "", kind_name[e->kind]);
         const struct gpuk_linear_args *l = &e->as.linear;
-        if (e->kind == GPU_GEMV || e->kind == GPU_GEMM_SMALL || e->kind == GPU_SPLIT || e->kind == GPU_JOIN) {
+        if (e->kind == GPU_GEMV || e->kind == GPU_GEMM_SMALL) {
             for (uint32_t s = 0; s < l->segments; s++) fprintf(out, " %ux%u", l->segment[s].rows, l->cols);
-            fprintf(out, " %s%s%s%s%s", dtype_name(l->dtype), l->columns ? ", by columns" : "",
-                    l->norm ? ", normed" : "", l->swiglu ? ", swiglu" : "",
-                    l->residual && e->kind != GPU_SPLIT ? ", + residual" : "");
+            fprintf(out, " %s%s%s%s", dtype_name(l->dtype), l->norm ? ", normed" : "",
+                    l->swiglu ? ", swiglu" : "", l->residual ? ", + residual" : "");
         } else if (e->kind == GPU_MATMUL) {
-            fprintf(out, " %ux%u %s%s%s", e->as.matmul.rows, e->as.matmul.cols,
-                    dtype_name(e->as.matmul.dtype), e->as.matmul.columns ? ", by columns" : "",
+            fprintf(out, " %ux%u %s%s", e->as.matmul.rows, e->as.matmul.cols, dtype_name(e->as.matmul.dtype),
                     e->as.matmul.accumulate ? ", + residual" : "");
         } else if (e->kind == GPU_WORD_WAIT || e->kind == GPU_WORD_WRITE) {
             fprintf(out, " %u", e->as.word.value);

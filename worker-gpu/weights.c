@@ -1,8 +1,7 @@
 /* Weights into VRAM. See weights.h.
  *
  * A few threads each take the next piece, read it into one of their two pinned slots and queue its copy; a
- * slot is read into again once its copy is done. So disk, host memory and link work at the same time. What
- * lies by columns is put so by its copy, from the slot, without a second place in VRAM. */
+ * slot is read into again once its copy is done. So disk, host memory and link work at the same time. */
 #include "worker-gpu/weights.h"
 
 #include <pthread.h>
@@ -21,22 +20,11 @@
 #define WEIGHTS_PIECE   (4 * MIB)
 #define WEIGHTS_SLOTS   2 /* a reader */
 #define WEIGHTS_READERS 16
-#define WEIGHTS_ROWS    64 /* of a piece by columns so many, or a multiple: whole lines in VRAM */
 
 struct gpu_weights_place {
     const struct model_tensor *tensor;
     uint64_t offset;
-    bool columns;
 };
-
-/* Streamed matrices stay as they are: slices are rows. */
-static bool is_by_columns(const struct gpu_weights *w, const struct model_tensor *t)
-{
-    struct device *d = w->device;
-    return (t->role == TENSOR_O || t->role == TENSOR_DOWN) && !d->no_chains &&
-           t->cols * dtype_bytes(t->dtype) <= WEIGHTS_PIECE &&
-           d->kernels.chain_columns(d, t->dtype, (uint32_t)t->rows, (uint32_t)t->cols);
-}
 
 static int place(struct gpu_weights *w, enum tensor_role role, int32_t layer, struct helm_err *err)
 {
@@ -46,8 +34,7 @@ static int place(struct gpu_weights *w, enum tensor_role role, int32_t layer, st
     uint64_t at = (w->bytes + WEIGHTS_ALIGN - 1) / WEIGHTS_ALIGN * WEIGHTS_ALIGN;
     if (units_add(at, bytes, &w->bytes))
         return helm_fail(err, HELM_E_LIMIT, "weights: sizes overflow at %s", tensor->name);
-    w->place[w->place_count++] =
-        (struct gpu_weights_place){.tensor = tensor, .offset = at, .columns = is_by_columns(w, tensor)};
+    w->place[w->place_count++] = (struct gpu_weights_place){.tensor = tensor, .offset = at};
     if (!arch_role_is_vector(role)) w->matrix_bytes += tensor->bytes;
     return 0;
 }
@@ -135,13 +122,12 @@ static int place_streamed(struct gpu_weights *w, const struct plan *plan, const 
     return rc;
 }
 
-int gpu_weights_plan(const struct model *model, const struct plan *plan, struct device *device,
-                     const void *region, uint64_t region_bytes, struct gpu_weights *w, struct helm_err *err)
+int gpu_weights_plan(const struct model *model, const struct plan *plan, const void *region,
+                     uint64_t region_bytes, struct gpu_weights *w, struct helm_err *err)
 {
     enum unit_use *use = NULL;
     memset(w, 0, sizeof *w);
     w->model = model;
-    w->device = device;
     size_t cells = ((size_t)model->config.layers + 1) * TENSOR_ROLE_COUNT;
     w->matrix = calloc(cells, sizeof *w->matrix);
     w->vector = calloc(cells, sizeof *w->vector);
@@ -201,38 +187,22 @@ static void job_fail(struct load_job *job, int rc, const struct helm_err *err)
     atomic_store(&job->failed, true);
 }
 
-/* Puts a piece that was read into the copy queue. */
-static int copy_piece(struct gpu_weights *w, const struct piece *piece, const void *slot,
-                      struct helm_err *err)
-{
-    const struct gpu_weights_place *p = &w->place[piece->place];
-    const struct model_tensor *t = p->tensor;
-    char *to = (char *)w->memory + p->offset;
-    if (!p->columns)
-        return device_copy(w->device, DEVICE_COPY, DEVICE_TO_DEVICE, to + piece->from, slot, piece->bytes,
-                           err);
-    const uint64_t row_bytes = t->bytes / t->rows, row = piece->from / row_bytes;
-    const struct device_transposed copy = {.to = to + row * dtype_bytes(t->dtype),
-                                           .from = slot,
-                                           .rows = (uint32_t)(piece->bytes / row_bytes),
-                                           .cols = (uint32_t)t->cols,
-                                           .to_rows = (uint32_t)t->rows};
-    return device_copy_transposed(w->device, &copy, err);
-}
-
 static int load_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
 {
     struct load_job *job = r->job;
     struct gpu_weights *w = job->w;
     struct device *d = w->device;
-    const struct model_tensor *t = w->place[piece->place].tensor;
+    const struct gpu_weights_place *p = &w->place[piece->place];
+    const struct model_tensor *t = p->tensor;
     int rc = 0;
     if (r->busy[slot]) rc = d->ops->event_wait(d, r->event[slot], err);
     r->busy[slot] = false;
     if (!rc)
         rc = file_pread_all(job->fd[t->shard], r->slot[slot], (size_t)piece->bytes, t->offset + piece->from,
                             t->name, err);
-    if (!rc) rc = copy_piece(w, piece, r->slot[slot], err);
+    if (!rc)
+        rc = device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, (char *)w->memory + p->offset + piece->from,
+                         r->slot[slot], piece->bytes, err);
     if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, r->event[slot], err);
     if (rc) return rc;
     r->busy[slot] = true;
@@ -281,31 +251,20 @@ static void reader_close(struct reader *r, struct device *d)
     }
 }
 
-/* Bytes of a place's pieces but the last: by columns whole rows. */
-static uint64_t piece_bytes(const struct gpu_weights_place *p)
-{
-    if (!p->columns) return WEIGHTS_PIECE;
-    const uint64_t row_bytes = p->tensor->bytes / p->tensor->rows, rows = WEIGHTS_PIECE / row_bytes;
-    return row_bytes * (rows > WEIGHTS_ROWS ? rows / WEIGHTS_ROWS * WEIGHTS_ROWS : rows);
-}
-
 static int cut_pieces(struct load_job *job, struct helm_err *err)
 {
     const struct gpu_weights *w = job->w;
-    uint64_t count = 0;
-    for (uint32_t i = 0; i < w->place_count; i++)
-        count += w->place[i].tensor->bytes / piece_bytes(&w->place[i]) + 1;
-    job->piece = calloc(count, sizeof *job->piece);
+    uint64_t most = w->matrix_bytes / WEIGHTS_PIECE + w->place_count + 1;
+    job->piece = calloc(most, sizeof *job->piece);
     if (!job->piece)
-        return helm_fail(err, HELM_E_NOMEM, "no memory for %llu pieces", (unsigned long long)count);
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %llu pieces", (unsigned long long)most);
     for (uint32_t i = 0; i < w->place_count; i++) {
         const struct model_tensor *t = w->place[i].tensor;
-        const uint64_t most = piece_bytes(&w->place[i]);
-        for (uint64_t from = 0; !arch_role_is_vector(t->role) && from < t->bytes; from += most)
+        for (uint64_t from = 0; !arch_role_is_vector(t->role) && from < t->bytes; from += WEIGHTS_PIECE)
             job->piece[job->piece_count++] =
                 (struct piece){.place = i,
                                .from = from,
-                               .bytes = t->bytes - from < most ? t->bytes - from : most};
+                               .bytes = t->bytes - from < WEIGHTS_PIECE ? t->bytes - from : WEIGHTS_PIECE};
     }
     return 0;
 }
@@ -385,7 +344,6 @@ static void fill_tables(struct gpu_weights *w, const char *base)
         }
         const struct gpu_matrix matrix = {.data = data,
                                           .dtype = t->dtype,
-                                          .columns = w->place[i].columns,
                                           .rows = (uint32_t)t->rows,
                                           .cols = (uint32_t)t->cols};
         w->matrix[cell] = matrix;
@@ -398,18 +356,19 @@ void gpu_weights_pretend(struct gpu_weights *w, const void *base)
     fill_tables(w, base);
 }
 
-int gpu_weights_load(struct gpu_weights *w, uint32_t threads, _Atomic uint64_t *bytes_done,
-                     const _Atomic bool *cancel, struct helm_err *err)
+int gpu_weights_load(struct gpu_weights *w, struct device *device, uint32_t threads,
+                     _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
 {
     uint32_t open_count = 0, shards = w->model->shard_count;
     int *fd = malloc((shards + 1) * sizeof *fd), rc = 0;
     if (!fd) return helm_fail(err, HELM_E_NOMEM, "no memory for %u file descriptors", shards);
+    w->device = device;
     for (; open_count < shards && !rc; open_count += !rc) {
         uint64_t bytes;
         rc = file_open_inside(w->model->folder, w->model->shards[open_count].file, &fd[open_count], &bytes,
                               err);
     }
-    if (!rc) rc = device_alloc(w->device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
+    if (!rc) rc = device_alloc(device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
     if (!rc) rc = load_vectors(w, fd, err);
     if (!rc) rc = load_matrices(w, fd, threads, bytes_done, cancel, err);
     if (!rc) fill_tables(w, w->memory);

@@ -1,11 +1,10 @@
 /* The GPU worker's weights: in VRAM, read in parallel through a few pieces of pinned memory.
  *
  * Called by engine.c at load. Matrices of units at home on `gpu` stand in order of use, each on a 256-byte
- * boundary, q k v and gate up one behind the other (a matrix product can take them as one), o and down by
- * columns where the device's chains are faster with that (kernels.h); norm weights and biases of every unit
- * that the GPU computes in any phase follow as fp32. Matrices of `stream` units stay in the arena, where the
- * CPU worker puts them: here are only their addresses. There is never a second whole copy in host memory.
- * `struct gpu_weights` owns tables and device memory. */
+ * boundary, q k v and gate up one behind the other (a matrix product can take them as one); norm weights and
+ * biases of every unit that the GPU computes in any phase follow as fp32. Matrices of `stream` units stay in
+ * the arena, where the CPU worker puts them: here are only their addresses. There is never a second whole
+ * copy in host memory. `struct gpu_weights` owns tables and device memory. */
 #ifndef HELM_WORKER_GPU_WEIGHTS_H
 #define HELM_WORKER_GPU_WEIGHTS_H
 
@@ -19,7 +18,6 @@ struct gpu_matrix {
      * device once it is (expand.h); the groups are at `host` */
     const uint32_t *offset, *offset_device;
     enum dtype dtype;
-    bool columns; /* data is [cols][rows] */
     uint32_t rows, cols;
 };
 
@@ -37,14 +35,14 @@ struct gpu_weights {
     void *memory;
 };
 
-/* Lays out what the plan gives the GPU, as this device wants it; allocates nothing there, reads nothing.
- * `region` is where the arena's weights lie and its size (they need not be there yet). */
-HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct plan *plan,
-                                     struct device *device, const void *region, uint64_t region_bytes,
-                                     struct gpu_weights *weights, struct helm_err *err);
+/* Lays out what the plan gives the GPU; reads and allocates nothing on the device. `region` is where the
+ * arena's weights lie and its size (they need not be there yet). */
+HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct plan *plan, const void *region,
+                                     uint64_t region_bytes, struct gpu_weights *weights,
+                                     struct helm_err *err);
 /* Allocates and fills VRAM. *bytes_done counts up as bytes are read; *cancel set by another thread ends it
  * with HELM_E_CANCELLED. Returns when everything has arrived. */
-HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, uint32_t threads,
+HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device *device, uint32_t threads,
                                      _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
                                      struct helm_err *err);
 /* Fills in the tables with matrices and vectors from `base` on, loading none: for printing programs. */

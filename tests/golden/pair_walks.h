@@ -15,15 +15,14 @@ static int step_pair(void *pair, const struct step_row *rows, uint32_t count,
     return pair_step(pair, rows, count, result, err);
 }
 
-enum mode { MODE_ALONE, MODE_TOGETHER, MODE_GREEDY, MODE_ONES, MODE_COUNT };
+enum mode { MODE_ALONE, MODE_TOGETHER, MODE_GREEDY, MODE_COUNT };
 
-/* Cases one by one in odd chunks; all together; together and greedy without logprobs (the device's argmax);
- * one by one and each token a step. */
+/* Cases one by one in odd chunks; all together; together and greedy without logprobs (the device's argmax).
+ */
 static void run_mode(struct pair *pair, const struct golden *golden, enum mode mode, uint32_t longest,
                      struct outcome *outcome)
 {
-    static const uint32_t odd[] = {0, 7, 33, 1, 64, 2, 129, 16, 17}, mixed[] = {13, 0, 5, 40, 1, 200, 3},
-                          ones[] = {1};
+    static const uint32_t odd[] = {0, 7, 33, 1, 64, 2, 129, 16, 17}, mixed[] = {13, 0, 5, 40, 1, 200, 3};
     const struct walker on = {.arena = &pair->arena,
                               .engines = pair,
                               .step = step_pair,
@@ -37,13 +36,11 @@ static void run_mode(struct pair *pair, const struct golden *golden, enum mode m
         count++;
     }
     assert_true(count > 0);
-    if (mode == MODE_TOGETHER || mode == MODE_GREEDY) {
+    if (mode != MODE_ALONE) {
         run_walks(&on, walks, count, mixed, sizeof mixed / sizeof *mixed, outcome);
         return;
     }
-    for (uint32_t i = 0; i < count; i++)
-        run_walks(&on, &walks[i], 1, mode == MODE_ONES ? ones : odd,
-                  mode == MODE_ONES ? 1 : sizeof odd / sizeof *odd, outcome);
+    for (uint32_t i = 0; i < count; i++) run_walks(&on, &walks[i], 1, odd, sizeof odd / sizeof *odd, outcome);
 }
 
 #endif

@@ -331,10 +331,10 @@ static void slow_copies_change_nothing(void **state)
     free(pair);
 }
 
-/* Chains are the same operations in one launch: one token after the other, on the emulated device, gives the
- * same bits, captured or not, and the worker says how it decodes. (The CUDA device's chains add in another
- * order; there one run is like another. And of small batches only those without chains are gemms of rows:
- * with chains o and down lie by columns, whose batches are sums of two parts.) */
+/* Chains are the same operations in one launch: on the emulated device the same bits, captured or not, and
+ * the worker says how it decodes. (The CUDA device's chains add in another order; there one run is like
+ * another.)
+ */
 static void chains_change_nothing(void **state)
 {
     (void)state;
@@ -357,7 +357,7 @@ static void chains_change_nothing(void **state)
         struct split split;
         make_split(&split, plans[p].name, plans[p].home, 4);
         struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
-        uint64_t digest[4], by_ones[4];
+        uint64_t digest[4];
         for (int run = 0; run < 4; run++) { /* chains and graphs; without one of them; without both */
             struct outcome outcome = {0};
             options.no_chains = run & 1;
@@ -371,15 +371,11 @@ static void chains_change_nothing(void **state)
             if (emulated) assert_int_equal(report->reduced_count, !!options.no_chains + !!options.no_graphs);
             run_mode(pair, golden, MODE_ALONE, 20, &outcome);
             digest[run] = outcome.digest;
-            outcome.digest = 0;
-            run_mode(pair, golden, MODE_ONES, 20, &outcome);
-            by_ones[run] = outcome.digest;
             assert_int_equal(outcome.wrong, 0);
             pair_close(pair);
         }
         assert_true(digest[0] == digest[2] && digest[1] == digest[3]);
-        assert_true(by_ones[0] == by_ones[2] && by_ones[1] == by_ones[3]);
-        if (emulated) assert_true(by_ones[0] == by_ones[1]);
+        if (emulated) assert_true(digest[0] == digest[1]);
     }
     golden_free(golden);
     free(golden);

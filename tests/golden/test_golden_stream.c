@@ -42,9 +42,7 @@ struct case_plan {
     uint32_t step_tokens;
     bool ends_apart, no_graphs;
     bool pack;
-    /* no chains: they add in another order than the kernels that take slices, and o and down lie by columns
-     * for them, which slices never do */
-    bool by_kernels;
+    bool by_kernels; /* no chains: they add in another order than the kernels that take slices */
     enum dtype kv_dtype;
     uint64_t copy_bytes_per_s; /* of the emulated device */
 };

@@ -195,7 +195,6 @@ void test_elementwise(struct test_context *t);
 void test_select(struct test_context *t);
 void test_attention(struct test_context *t);
 void test_chain(struct test_context *t);
-void test_columns(struct test_context *t);
 void test_expand(struct test_context *t);
 
 #endif

@@ -399,48 +399,6 @@ static void pages_of_registered_memory(void **state)
     rig_close(&r);
 }
 
-/* Weights of which each piece of rows is put by columns, behind each other in the copy queue, and back. Says
- * how fast that went beside plain copies. */
-static void pieces_by_columns(void **state)
-{
-    (void)state;
-    enum { COLS = 2 * HIDDEN };
-    struct rig r;
-    rig_open(&r);
-    struct device *d = r.d;
-    const uint32_t piece = (uint32_t)(r.slice / 2 / COLS), rows = SLICES * piece;
-    const uint64_t numbers = (uint64_t)rows * COLS;
-    uint16_t *from = (uint16_t *)(void *)r.host, *back = (uint16_t *)(void *)r.back;
-    double seconds[2];
-    for (uint64_t i = 0; i < numbers; i++) from[i] = (uint16_t)(i * 2654435761u >> 13);
-    for (int way = 0; way < 3; way++) { /* twice: the first loads nothing, but memory may be cold */
-        uint64_t start_us = units_now_us();
-        for (uint32_t i = 0; i < SLICES; i++) {
-            const struct device_transposed copy = {.to = (uint16_t *)(void *)r.seen + i * piece,
-                                                   .from = from + (uint64_t)i * piece * COLS,
-                                                   .rows = piece,
-                                                   .cols = COLS,
-                                                   .to_rows = rows};
-            if (way)
-                OK(device_copy_transposed(d, &copy, why));
-            else
-                OK(device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, (char *)r.seen + i * r.slice, copy.from,
-                               r.slice, why));
-        }
-        drain(d, DEVICE_COPY);
-        seconds[way > 0] = (double)(units_now_us() - start_us) * 1e-6;
-    }
-    OK(device_copy(d, DEVICE_COPY, DEVICE_TO_HOST, back, r.seen, 2 * numbers, why));
-    drain(d, DEVICE_COPY);
-    for (uint32_t c = 0; c < COLS; c++)
-        for (uint32_t row = 0; row < rows; row++)
-            if (back[(uint64_t)c * rows + row] != from[(uint64_t)row * COLS + c])
-                fail_msg("row %u, column %u", row, c);
-    print_message("%u x %d: %.2f GB/s by columns, %.2f GB/s as it is\n", rows, COLS,
-                  2e-9 * (double)numbers / seconds[1], 2e-9 * (double)numbers / seconds[0]);
-    rig_close(&r);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -449,7 +407,6 @@ int main(void)
         cmocka_unit_test(copies_beside_a_waiting_queue),
         cmocka_unit_test(times_of_words_and_events),
         cmocka_unit_test(pages_of_registered_memory),
-        cmocka_unit_test(pieces_by_columns),
     };
     return cmocka_run_group_tests_name("the device's queues", tests, NULL, NULL);
 }

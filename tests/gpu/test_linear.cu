@@ -278,7 +278,7 @@ static void test_matmul(struct test_context *t, struct gpuk_matmul *matmul, int 
     gpu_buffer gw(w), gx(x), gout(out), workspace(GPUK_MATMUL_WORKSPACE);
     const struct gpuk_matmul_plan *plan;
     GPUK(gpuk_matmul_plan(matmul, (enum dtype)dtype, (enum dtype)out_dtype, tokens, rows, cols, stride,
-                          accumulate, false, &plan, &err));
+                          accumulate, &plan, &err));
     GPUK(gpuk_matmul_run(plan, gw.at, gx.at, gout.at, workspace.at, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     double tolerance = out_dtype == DTYPE_BF16 ? 4e-3 : out_dtype == DTYPE_F16 ? 5e-4 : 1e-5;

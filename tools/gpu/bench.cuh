@@ -104,10 +104,6 @@ int bench_chain_check(struct bench_model *m);
 void bench_enqueue_batch_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t tokens,
                               uint32_t flags);
 void bench_enqueue_batch_head(struct bench_model *m, uint32_t tokens, uint32_t flags);
-/* o or down for several tokens as if it lay by columns, and both of all layers in a chunk, either way. */
-void bench_enqueue_columns(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t tokens,
-                           uint32_t flags);
-void bench_enqueue_residuals(struct bench_model *m, uint32_t tokens, bool columns);
 /* Rows of the table about batches (bench_batch.cu), with `ways` also those that may be chosen; the check
  * prints lines and returns 1 when it failed. */
 void bench_batches(struct bench *b, struct bench_model *m, bool ways);

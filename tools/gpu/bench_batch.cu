@@ -52,15 +52,6 @@ static void bench_size(struct bench *b, struct bench_model *m, uint32_t tokens)
     for (int part = 0; part < PART_COUNT; part++)
         row_of(b, m, names[part], tokens, part_seconds(b, m, (enum bench_part)part, tokens),
                bench_part_bytes(m, (enum bench_part)part));
-    for (enum bench_part part : {PART_O, PART_DOWN}) {
-        if (tokens == 1) break; /* chains take these */
-        const double columns = bench_time_graph(b, 5, [&] {
-            for (uint32_t l = 0; l < m->shape.layers; l++)
-                bench_enqueue_columns(m, part, l, tokens, l ? early_of(b) : 0);
-        });
-        row_of(b, m, part == PART_O ? "o by columns" : "down by columns", tokens, columns / m->shape.layers,
-               bench_part_bytes(m, part));
-    }
     const double head = bench_time_graph(b, 5, [&] { bench_enqueue_batch_head(m, tokens, 0); });
     row_of(b, m, "norm+head", tokens, head, head_bytes);
 }

@@ -101,7 +101,7 @@ static void measure_peak(struct bench *b, struct bench_model *m)
     const struct gpuk_matmul_plan *plan;
     void *out;
     CUDA(cudaMalloc(&out, (size_t)n * n * 2));
-    GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, DTYPE_BF16, n, n, n, n, false, false, &plan, &err));
+    GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, DTYPE_BF16, n, n, n, n, false, &plan, &err));
     double s = bench_time_graph(b, 5, [&] {
         GPUK(gpuk_matmul_run(plan, m->embed, m->head, out, m->matmul_workspace, b->stream, &err));
     });
@@ -279,12 +279,6 @@ static void bench_prefill(struct bench *b, struct bench_model *m)
         char what[64];
         snprintf(what, sizeof what, "prefill %u", n);
         bench_row(s->name, what, time, flops / time / 1e12, "TFLOP", b->peak_tflops);
-        for (int columns = 0; columns < 2; columns++) {
-            const double each = bench_time_graph(b, 5, [&] { bench_enqueue_residuals(m, n, columns); });
-            const double ops = 2.0 * n * s->layers * s->hidden * (s->heads * s->head_dim + s->intermediate);
-            bench_row(s->name, columns ? "  o, down by columns" : "  o, down", each, ops / each / 1e12,
-                      "TFLOP", b->peak_tflops);
-        }
         if (n < 4096) continue;
         double attention = bench_time_graph(b, 2, [&] {
             for (uint32_t l = 0; l < s->layers; l++) {

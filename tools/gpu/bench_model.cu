@@ -366,36 +366,12 @@ void bench_enqueue_batch(struct bench_model *m, uint32_t tokens, uint32_t flags)
 }
 
 static void product(struct bench_model *m, enum dtype out_dtype, uint32_t tokens, uint32_t rows,
-                    uint32_t cols, bool accumulate, const void *w, const void *x, void *out,
-                    bool columns = false)
+                    uint32_t cols, bool accumulate, const void *w, const void *x, void *out)
 {
     const struct gpuk_matmul_plan *plan;
-    GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, out_dtype, tokens, rows, cols, rows, accumulate, columns,
-                          &plan, &err));
+    GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, out_dtype, tokens, rows, cols, rows, accumulate, &plan,
+                          &err));
     GPUK(gpuk_matmul_run(plan, w, x, out, m->matmul_workspace, m->stream, &err));
-}
-
-void bench_enqueue_columns(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t tokens,
-                           uint32_t flags)
-{
-    struct gpuk_linear_args a = linear_of(m, part, layer);
-    const struct gpuk_parts parts = {m->gate_up_out, (float *)m->inner16, m->rope_table};
-    a.columns = true;
-    GPUK(gpuk_split(&a, tokens, m->step.counts, &parts, flags, m->stream, &err));
-    product(m, DTYPE_F32, 2 * tokens, a.segment[0].rows, a.cols, false, a.segment[0].weight, parts.x,
-            parts.sums, true);
-    GPUK(gpuk_join(&a, tokens, m->step.counts, &parts, 0, m->stream, &err));
-}
-
-void bench_enqueue_residuals(struct bench_model *m, uint32_t tokens, bool columns)
-{
-    const struct bench_shape *s = &m->shape;
-    const uint32_t q = s->heads * s->head_dim;
-    for (uint32_t l = 0; l < s->layers; l++) {
-        product(m, DTYPE_F32, tokens, s->hidden, q, true, m->layer[l].o, m->a16, m->x, columns);
-        product(m, DTYPE_F32, tokens, s->hidden, s->intermediate, true, m->layer[l].down, m->inner16, m->x,
-                columns);
-    }
 }
 
 void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flags)

@@ -48,13 +48,6 @@ extern "C" bool gpuk_chain_takes(const struct gpuk_device *device, const struct 
                (size_t)device->shared_bytes_max;
 }
 
-extern "C" bool gpuk_chain_columns(const struct gpuk_device *device, enum dtype dtype, uint32_t rows,
-                                   uint32_t cols)
-{
-    (void)device, (void)dtype, (void)rows, (void)cols;
-    return false; /* until chain.cu multiplies by columns */
-}
-
 static size_t list_bytes(uint32_t count)
 {
     return (CHAIN_HEADER_BYTES + (size_t)count * (sizeof(chain_weights) + sizeof(chain_item)) + 255) / 256 *

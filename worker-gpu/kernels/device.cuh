@@ -48,22 +48,6 @@ template <> struct element<float> {
     static __device__ __forceinline__ float store(float v) { return v; }
 };
 
-/* f16 has few exponents: x of which a low part is kept too is brought near the top of its range by a power of
- * two for each token, and sums back by its inverse. */
-template <typename T> struct few_exponents {
-    static const bool value = false;
-};
-template <> struct few_exponents<__half> {
-    static const bool value = true;
-};
-/* The power of two that brings `most` into [2^14, 2^15), or its inverse; neither is subnormal. */
-__device__ __forceinline__ float range_factor(float most, bool inverse)
-{
-    int power = 141 - (int)(__float_as_uint(most) >> 23);
-    power = power > 126 ? 126 : power;
-    return __uint_as_float((uint32_t)(127 + (inverse ? -power : power)) << 23);
-}
-
 /* 16 bytes of elements to fp32; returns how many. */
 template <typename T> __device__ __forceinline__ void unpack16(const uint4 &v, float *out)
 {
@@ -174,7 +158,6 @@ int gpuk_prepare_attention_decode(const struct gpuk_device *device, struct helm_
 int gpuk_prepare_attention_prefill(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_select(const struct gpuk_device *device, struct helm_err *err);
-int gpuk_prepare_columns(const struct gpuk_device *device, struct helm_err *err);
 
 static __host__ __device__ inline uint32_t div_up(uint32_t a, uint32_t b)
 {

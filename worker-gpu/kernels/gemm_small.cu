@@ -232,7 +232,6 @@ extern "C" int gpuk_gemm_small(const struct gpuk_device *device, const struct gp
     struct linear_params params;
     int rc = gpuk_linear_params("gemm", args, &params, err);
     if (rc) return rc;
-    if (args->columns) return helm_fail(err, HELM_E_UNSUPPORTED, "gemm: a matrix by columns");
     if (tokens == 0 || tokens > GPUK_BATCH_MAX)
         return helm_fail(err, HELM_E_LIMIT, "gemm: %u tokens (1 to %d)", tokens, GPUK_BATCH_MAX);
     uint32_t *counters = (uint32_t *)workspace;

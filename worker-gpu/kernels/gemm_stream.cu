@@ -63,6 +63,22 @@ __device__ __forceinline__ void produce(const stream_params &q, const stream_sha
 
 /* ---- consumers ---------------------------------------------------------------------------------- */
 
+/* f16 has few exponents: x is brought near the top of its range by a power of two for each token, and sums
+ * back by its inverse. */
+template <typename T> struct few_exponents {
+    static const bool value = false;
+};
+template <> struct few_exponents<__half> {
+    static const bool value = true;
+};
+/* The power of two that brings `most` into [2^14, 2^15), or its inverse; neither is subnormal. */
+__device__ __forceinline__ float range_factor(float most, bool inverse)
+{
+    int power = 141 - (int)(__float_as_uint(most) >> 23);
+    power = power > 126 ? 126 : power;
+    return __uint_as_float((uint32_t)(127 + (inverse ? -power : power)) << 23);
+}
+
 /* A consumer's x: words of columns (0, 1) to (6, 7) of a lane's 8 in each half of its lines; a lane has token
  * lane / 4 of each 8. */
 template <int N> struct stream_x {

@@ -335,7 +335,6 @@ extern "C" int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_lin
     struct linear_params params;
     int rc = gpuk_linear_params("gemv", args, &params, err);
     if (rc) return rc;
-    if (args->columns) return helm_fail(err, HELM_E_UNSUPPORTED, "gemv: a matrix by columns");
     const bool aligned = gpuk_linear_aligned(args),
                x_aligned = ((size_t)args->x | (size_t)args->norm) % 16 == 0;
     struct bulk_shape s = bulk_shape_of(device, &params);

@@ -1,9 +1,9 @@
 /* Prefill's matrix products: cuBLASLt behind plans that are made once.
  *
  * Row-major out[T][R] = x[T][C] w[R][C]^T is column-major out^T = w^T' x with w stored as C x R and x as C x
- * T, so the library sees op(A) = w transposed, B = x. A w by columns is column-major as it lies. A plan asks
- * for the library's best algorithm for a shape; running it is one call that allocates nothing, so it can be
- * captured. Called by the CUDA device and the benchmark; owns its handle and plans. */
+ * T, so the library sees op(A) = w transposed, B = x. A plan asks for the library's best algorithm for a
+ * shape; running it is one call that allocates nothing, so it can be captured. Called by the CUDA device and
+ * the benchmark; owns its handle and plans. */
 #include <cublasLt.h>
 #include <stdlib.h>
 
@@ -14,7 +14,7 @@ struct gpuk_matmul_plan {
     cublasLtHandle_t handle;
     enum dtype dtype, out_dtype;
     uint32_t tokens, rows, cols, out_stride;
-    bool accumulate, columns;
+    bool accumulate;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -72,23 +72,23 @@ static cudaDataType_t type_of(enum dtype dtype)
 /* Fills in the descriptions and asks for the algorithm. */
 static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
 {
-    cublasOperation_t op = p->columns ? CUBLAS_OP_N : CUBLAS_OP_T;
+    cublasOperation_t transposed = CUBLAS_OP_T;
     cudaDataType_t in = type_of(p->dtype), out = type_of(p->out_dtype);
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found = {};
     size_t workspace = GPUK_MATMUL_WORKSPACE;
-    const uint32_t w_length = p->columns ? p->rows : p->cols, w_count = p->columns ? p->cols : p->rows;
     /* what the pointers are known to be: rows start at multiples of their length */
     uint32_t in_bytes = p->dtype == DTYPE_F32 ? 4 : 2, out_bytes = p->out_dtype == DTYPE_F32 ? 4 : 2;
-    uint32_t w_align = (size_t)w_length * in_bytes % 16 == 0 ? 16 : in_bytes;
-    uint32_t x_align = (size_t)p->cols * in_bytes % 16 == 0 ? 16 : in_bytes;
+    uint32_t w_align = (size_t)p->cols * in_bytes % 16 == 0 ? 16 : in_bytes;
     /* the output may begin so many rows (columns of it) behind another of as many: up behind gate */
     bool out_even = (size_t)p->out_stride * out_bytes % 16 == 0 && (size_t)p->rows * out_bytes % 16 == 0;
     uint32_t out_align = out_even ? 16 : out_bytes;
     int count = 0;
     cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op, sizeof op);
-    if (!s) s = cublasLtMatrixLayoutCreate(&p->a, in, w_length, w_count, w_length);
+    if (!s)
+        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                           sizeof transposed);
+    if (!s) s = cublasLtMatrixLayoutCreate(&p->a, in, p->cols, p->rows, p->cols);
     if (!s) s = cublasLtMatrixLayoutCreate(&p->b, in, p->cols, p->tokens, p->cols);
     if (!s) s = cublasLtMatrixLayoutCreate(&p->c, out, p->rows, p->tokens, p->out_stride);
     if (!s) s = cublasLtMatmulPreferenceCreate(&preference);
@@ -99,9 +99,9 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
                                                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                                                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                                                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    const uint32_t bytes[4] = {w_align, x_align, out_align, out_align};
     for (int i = 0; i < 4 && !s; i++)
-        s = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &bytes[i], sizeof bytes[i]);
+        s = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], i < 2 ? &w_align : &out_align,
+                                                 sizeof w_align);
     if (!s)
         s = cublasLtMatmulAlgoGetHeuristic(p->handle, p->desc, p->a, p->b, p->c, p->c, preference, 1, &found,
                                            &count);
@@ -116,8 +116,7 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
 
 extern "C" int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, enum dtype out_dtype,
                                 uint32_t tokens, uint32_t rows, uint32_t cols, uint32_t out_stride,
-                                bool accumulate, bool columns, const struct gpuk_matmul_plan **plan,
-                                struct helm_err *err)
+                                bool accumulate, const struct gpuk_matmul_plan **plan, struct helm_err *err)
 {
     *plan = NULL;
     if ((unsigned)dtype >= DTYPE_COUNT || (out_dtype != DTYPE_F32 && out_dtype != dtype) || !tokens ||
@@ -127,8 +126,7 @@ extern "C" int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, en
                          (int)dtype, (int)out_dtype, tokens, out_stride);
     for (struct gpuk_matmul_plan *p = matmul->plans; p; p = p->next)
         if (p->dtype == dtype && p->out_dtype == out_dtype && p->tokens == tokens && p->rows == rows &&
-            p->cols == cols && p->out_stride == out_stride && p->accumulate == accumulate &&
-            p->columns == columns) {
+            p->cols == cols && p->out_stride == out_stride && p->accumulate == accumulate) {
             *plan = p;
             return HELM_OK;
         }
@@ -137,7 +135,7 @@ extern "C" int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, en
     p->handle = matmul->handle;
     p->dtype = dtype, p->out_dtype = out_dtype;
     p->tokens = tokens, p->rows = rows, p->cols = cols, p->out_stride = out_stride,
-    p->accumulate = accumulate, p->columns = columns;
+    p->accumulate = accumulate;
     int rc = plan_make(p, err);
     if (rc) {
         plan_free(p);

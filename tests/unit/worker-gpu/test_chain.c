@@ -120,8 +120,8 @@ static bool takes_narrow(struct device *d, const struct gpuk_chain_op *op)
     return op->kind == GPUK_CHAIN_ATTENTION || op->linear.cols < 100;
 }
 
-/* g: a linear of bf16, f: of f32, w: one that is not taken, k: of a matrix by columns, s: of the ring, a:
- * fused attention, b: attention of a batch, e: an event. The tail is what stands behind '/'. */
+/* g: a linear of bf16, f: of f32, w: one that is not taken, s: of the ring, a: fused attention, b: attention
+ * of a batch, e: an event. The tail is what stands behind '/'. */
 static void add_all(struct lowering *low, const char *list)
 {
     struct gpu_program *p = low->program;
@@ -139,8 +139,6 @@ static void add_all(struct lowering *low, const char *list)
         if (e->kind != GPU_GEMV) continue;
         e->slice = *c == 's';
         e->as.linear.segments = 1;
-        e->as.linear.segment[0].rows = 8;
-        e->as.linear.columns = *c == 'k';
         e->as.linear.dtype = *c == 'f' ? DTYPE_F32 : DTYPE_BF16;
         e->as.linear.cols = *c == 'w' ? 200 : 64;
     }
@@ -193,37 +191,11 @@ static void runs_of_two_become_chains(void **state)
     chains_to(d, GPU_TIER_1, "gg/ee", "2gg/ee", 2, 0);
     chains_to(d, GPU_TIER_1, "gge/eg", "2gge/eg", 2, 1);
     chains_to(d, GPU_TIER_2, "gag", "gag", 0, 0);
-    /* what lies by columns is in one in any case */
-    chains_to(d, GPU_TIER_1, "k", "1k", 1, 0);
-    chains_to(d, GPU_TIER_1, "gakgk", "5gakgk", 5, 0);
-    chains_to(d, GPU_TIER_1, "sksefk/e", "s1ksef1k/e", 2, 3);
-    chains_to(d, GPU_TIER_1, "keke", "1ke1ke", 2, 0);
     d->kernels.chain_takes = takes_narrow;
     chains_to(d, GPU_TIER_1, "ggwag", "2ggw2ag", 4, 1);
     d->kernels.chain_takes = takes;
     d->no_chains = "of this test";
     chains_to(d, GPU_TIER_1, "gag/e", "gag/e", 0, 3);
-    device_close(d);
-}
-
-static void columns_without_a_chain_are_an_error(void **state)
-{
-    (void)state;
-    struct device *d = open_emulated(0, 0, 1000);
-    d->kernels.chain_takes = takes_narrow;
-    for (int no_chains = 0; no_chains < 2; no_chains++) {
-        struct gpu_program program = {.tier = GPU_TIER_1};
-        struct gpu_source source = {.device = d};
-        struct helm_err err = {0};
-        struct lowering low = {.source = &source, .program = &program, .err = &err};
-        add_all(&low, "gk");
-        program.entry[1].as.linear.cols = no_chains ? 64 : 200;
-        if (no_chains) d->no_chains = "of this test";
-        lower_chains(&low);
-        assert_int_equal(low.rc, HELM_E_INTERNAL);
-        assert_non_null(strstr(err.text, "by columns"));
-        gpu_program_free(&program, d);
-    }
     device_close(d);
 }
 
@@ -277,26 +249,6 @@ static void lists_are_run_in_order(void **state)
     OK(s.d->kernels.chain_run(s.d, &chain, why));
     drain(s.d, DEVICE_COMPUTE);
     for (int i = 0; i < N; i++) assert_true(s.z[(i + 2) % N] == 4.0f * (float)i);
-    /* by columns */
-    uint16_t *w = (uint16_t *)(void *)(s.weight + sizeof(float) * N * N);
-    for (int c = 0; c < N; c++)                                                   /* [column][row] */
-        for (int r = 0; r < N; r++) w[c * N + r] = r == (c + 3) % N ? 0x4000 : 0; /* 2 */
-    struct gpuk_chain_op by_columns[2] = {times_two(&s, s.x, s.y), times_two(&s, s.y, s.z)};
-    by_columns[1].linear.dtype = by_columns[0].linear.dtype = DTYPE_BF16;
-    by_columns[1].linear.columns = by_columns[0].linear.columns = true;
-    by_columns[1].linear.segment[0].weight = by_columns[0].linear.segment[0].weight = w;
-    OK(s.d->kernels.chain_write(s.d, by_columns, 2, s.list + 4096 * 12, NULL, &chain, why));
-    OK(s.d->kernels.chain_run(s.d, &chain, why));
-    drain(s.d, DEVICE_COMPUTE);
-    for (int i = 0; i < N; i++) assert_true(s.z[(i + 6) % N] == 4.0f * (float)i);
-    struct gpuk_chain_op unlike = by_columns[0];
-    unlike.linear.norm = s.x;
-    assert_false(s.d->kernels.chain_takes(s.d, &unlike));
-    unlike = by_columns[0];
-    unlike.linear.segment[0].rows = N - 4;
-    assert_false(s.d->kernels.chain_takes(s.d, &unlike));
-    op[0] = times_two(&s, s.x, s.y), op[1] = times_two(&s, s.y, s.z);
-    OK(s.d->kernels.chain_write(s.d, op, 2, s.list, NULL, &chain, why));
     /* captured like any other operation, and run by each launch */
     struct device_graph *graph;
     OK(s.d->ops->capture_begin(s.d, why));
@@ -368,10 +320,6 @@ static void every_cut_has_room(void **state)
                                            .head_dim = 64}};
     struct gpu_buffers buffers = {0};
     gpu_buffers_place(&model, &plan, &h, d, &buffers);
-    /* o and down alone, what is between them together or in none */
-    uint64_t alone = 8 * d->kernels.chain_bytes(NULL, 1);
-    assert_true(alone + 4 * d->kernels.chain_bytes(NULL, 3) <= buffers.chain_bytes);
-    assert_true(alone + 3 * d->kernels.chain_bytes(NULL, 2) <= buffers.chain_bytes);
     for (uint32_t each = 2; each <= 21; each++) {
         uint64_t sum = 21 % each >= 2 ? d->kernels.chain_bytes(NULL, 21 % each) : 0;
         sum += 21 / each * d->kernels.chain_bytes(NULL, each);
@@ -385,7 +333,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chains_end_where_something_stands_between),
         cmocka_unit_test(runs_of_two_become_chains),
-        cmocka_unit_test(columns_without_a_chain_are_an_error),
         cmocka_unit_test(lists_are_run_in_order),
         cmocka_unit_test(lists_that_no_chain_takes_are_refused),
         cmocka_unit_test(every_cut_has_room),

@@ -59,7 +59,7 @@ static void workspace_is_as_estimated(void **state)
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++) {
             struct model model = {.config = shapes[s]};
-            struct gpu_buffers buffers = {.memory = (char *)4096}; /* where nothing is */
+            struct gpu_buffers buffers = {0};
             const struct arena_header h = {.slots = 8,
                                            .step_tokens = tokens[t],
                                            .context_tokens = 8192,
@@ -69,10 +69,6 @@ static void workspace_is_as_estimated(void **state)
             model.config.layers = 36;
             gpu_buffers_place(&model, &plan, &h, d, &buffers);
             uint64_t taken = buffers.bytes - d->kernels.matmul_workspace;
-            const struct gpuk_parts *parts = &buffers.few.parts;
-            assert_ptr_equal(parts->x, (char *)buffers.linear_work + GPUK_LINEAR_COUNTER_BYTES);
-            assert_true((char *)(parts->factors + GPUK_BATCH_MAX) <=
-                        (char *)buffers.linear_work + buffers.linear_work_bytes);
             uint64_t charged = analyse_vram_workspace_bytes(&model.config, tokens[t], 8, 8192, true, true);
             assert_true(taken <= charged);
             /* attention's partial results are the CUDA device's in the estimate */
@@ -174,12 +170,6 @@ static void plans_are_printed(void **state)
     text = printed(NULL, 0);
     assert_non_null(strstr(text, "copy step block"));
     assert_non_null(strstr(text, "swiglu"));
-    /* o, of one token, of several, of a chunk */
-    assert_non_null(strstr(text, "| gemv 256x512 bf16, by columns, + residual"));
-    assert_non_null(strstr(text, "split input of 256x512 bf16, by columns"));
-    assert_non_null(strstr(text, "join sums of 256x512 bf16, by columns, + residual"));
-    assert_non_null(strstr(text, "matmul 256x512 bf16, by columns\n"));
-    assert_non_null(strstr(text, "matmul 256x512 bf16, by columns, + residual"));
     assert_null(strstr(text, "link:"));
     free(text);
     plan.prefill[0].from_tokens = 5;
