@@ -15,7 +15,7 @@
 
 struct chain_params {
     unsigned char *list;
-    uint32_t count, linears, slots, region_bytes, norm_bytes;
+    uint32_t count, linears, slots, pitch, region_bytes, norm_bytes;
 };
 
 /* x into shared memory, times the norm's weights, which are there; the sum of squares stays in parts. */
@@ -66,34 +66,44 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
 {
     const linear_params &p = item.linear;
     const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks, last = item.where.last_bytes;
-    const uint32_t use_chunks = item.where.use_chunks;
+    const uint32_t use_chunks = item.where.use_chunks, whole = item.where.tile;
     const float4 *x4 = reinterpret_cast<const float4 *>(x);
     uint32_t first, pairs;
     share_of_block(item.where, first, pairs);
     /* a thread finishes one pair of a batch */
-    const uint32_t fit = PARTIAL_FLOATS / 2 / chunks, batch_pairs = fit < S::THREADS ? fit : S::THREADS;
+    const uint32_t fit = CHAIN_SUMS / 2 / chunks, batch_pairs = fit < S::THREADS ? fit : S::THREADS;
     uint32_t tile = rest, chunk = walk_to(rest, chunks).chunk;
     bool had_time = false;
-    for (uint32_t batch = 0; batch < pairs; batch += batch_pairs, which ^= 1) {
-        float *sums = partial + which * PARTIAL_FLOATS;
+    uint32_t batch = 0;
+    do {
+        float *sums = partial + which * CHAIN_SUMS;
         const uint32_t end = batch + batch_pairs < pairs ? batch + batch_pairs : pairs;
         /* what will be added to this thread's rows is on its way while the products are computed */
         const uint32_t mine = batch + threadIdx.x, pair = first + mine * gridDim.x;
         float2 add = make_float2(0, 0);
         if (mine < end) add = linear_addends(p, pair, 0);
         const uint32_t from_tile = batch * chunks, end_tile = end * chunks;
-        while (tile < end_tile) {
-            float sum[2 * TILES_FOLDED];
+        do {
+            float sum[2 * TILES_FOLDED] = {0};
             const uint32_t begin = tile;
-#pragma unroll
+            /* not unrolled: code that is not at hand costs more than it saves */
+#pragma unroll 1
             for (uint32_t i = 0; i < TILES_FOLDED; i++) {
-                sum[2 * i] = sum[2 * i + 1] = 0;
+#pragma unroll
+                for (uint32_t j = 0; j < 2 * TILES_FOLDED - 2; j++) sum[j] = sum[j + 2];
+                float &a = sum[2 * TILES_FOLDED - 2], &b = sum[2 * TILES_FOLDED - 1];
+                a = b = 0;
                 if (tile >= end_tile) continue;
                 bulk_wait(ring.full + 8 * ring.slot, ring.parity);
-                tile_add<T, S::TILE>(ring.at + (size_t)ring.slot * 2 * S::TILE,
-                                     chunk + 1 == chunks ? last : S::TILE,
-                                     x4 + chunk * (S::TILE / (uint32_t)sizeof(T) / 4), sum[2 * i],
-                                     sum[2 * i + 1]);
+                const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
+                const uint32_t bytes = chunk + 1 == chunks ? last : whole;
+                const float4 *with = x4 + chunk * (whole / (uint32_t)sizeof(T) / 4);
+                if (bytes == S::TILE)
+                    tile_add_as<T, S::TILE, true>(from, ring.pitch, bytes, with, a, b);
+                else if (bytes == 2048)
+                    tile_add_as<T, 2048, true>(from, ring.pitch, bytes, with, a, b);
+                else
+                    tile_add_as<T, S::TILE, false>(from, ring.pitch, bytes, with, a, b);
                 __syncwarp(); /* all lanes have read the slot */
                 barrier_arrive(ring.free + 8 * ring.slot);
                 ring_next(ring, S::WARPS);
@@ -106,9 +116,7 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
             if ((lane & 3) == 0 && of < end_tile) sums[(of - from_tile) * 2 + (lane >> 2 & 1)] = total;
             if (!had_time) beside();
             had_time = true;
-        }
-        if (!had_time) beside(); /* before the block meets: it may do so there */
-        had_time = true;
+        } while (tile < end_tile);
         S::meet();
         if (mine < end) { /* a batch has at most as many pairs as threads compute */
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
@@ -118,8 +126,8 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
             for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
             linear_store(p, pair, 0, a * scale + add.x, b * scale + add.y);
         }
-    }
-    if (!had_time) beside();
+        which ^= 1;
+    } while ((batch += batch_pairs) < pairs);
     return tile - pairs * chunks;
 }
 
@@ -128,10 +136,10 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
 {
 #if defined(HELM_CUDA_EMULATED) || __CUDA_ARCH__ >= 900
     SHARED_DYNAMIC(unsigned char, shared);
-    float *region = reinterpret_cast<float *>(shared + (size_t)q.slots * 2 * S::TILE);
+    float *region = reinterpret_cast<float *>(shared + (size_t)q.slots * 2 * q.pitch);
     float4 *norm = reinterpret_cast<float4 *>(reinterpret_cast<unsigned char *>(region) + q.region_bytes);
     float *partial = reinterpret_cast<float *>(reinterpret_cast<unsigned char *>(norm) + q.norm_bytes);
-    float *squares = partial + 2 * PARTIAL_FLOATS;
+    float *squares = partial + 2 * CHAIN_SUMS;
     chain_item *items = reinterpret_cast<chain_item *>(squares + 32);
     chain_weights *asked = reinterpret_cast<chain_weights *>(items + 2);
     chain_token *token = reinterpret_cast<chain_token *>(asked + S::ASKERS);
@@ -142,7 +150,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     const uint32_t warp = threadIdx.x >> 5;
     chain_ring ring;
     const bool asks = warp >= S::WARPS;
-    ring_open(ring, shared, barriers, q.slots, asks ? warp - S::WARPS : warp);
+    ring_open(ring, shared, barriers, q.slots, q.pitch, asks ? warp - S::WARPS : warp);
     if (threadIdx.x == S::THREADS) ring_barriers_open(ring);
     __syncthreads();
     if (asks) {
@@ -158,6 +166,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                                                 true);
         };
     const auto fetch_norm = [&](const float *from, uint32_t quads) {
+#pragma unroll 1
         for (uint32_t f = threadIdx.x; f < quads; f += S::THREADS)
             copy16_async(shared_address(norm) + 16 * f, from + 4 * f, true);
     };
@@ -234,13 +243,14 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             fetch_norm(item.next_norm, item.next_norm_quads);
             copies_commit();
         }
-        copies_wait<0>();
         S::meet(); /* the block has stored its results, and is through with the shared memory */
         if (threadIdx.x == 0 && number + 1 < q.count) {
             hurry(true);
             meet_arrive(&header->counter);
             token->awaited += gridDim.x;
         }
+        copies_wait<0>();
+        S::meet(); /* the next operation's item is there */
     }
 #endif
 }
@@ -271,6 +281,7 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, stru
                                    chain->count,
                                    chain->linears,
                                    chain->slots,
+                                   chain->pitch,
                                    chain->region_bytes,
                                    chain->norm_bytes};
     return gpuk_launch("chain", kernels[chain->variant / DTYPE_COUNT][chain->variant % DTYPE_COUNT],

@@ -10,9 +10,9 @@
 #include "worker-gpu/kernels/tile.cuh"
 
 /* A block's warps: W that compute, P that ask for weights. B: bytes of one row of a tile, which is that of a
- * pair of rows. */
+ * pair of rows, at most. */
 template <uint32_t W, uint32_t P, uint32_t B> struct chain_shape {
-    static_assert(W % P == 0, "a slot of the ring has one warp that asks and one that computes");
+    static_assert(W % P == 0, "a slot of the ring has one warp that asks");
     static const uint32_t WARPS = W, THREADS = W * 32, ASKERS = P, LAUNCHED = (W + P) * 32, TILE = B;
     /* those that compute, as a team (attention_decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
@@ -27,6 +27,7 @@ struct alignas(16) chain_weights {
     uint32_t pair_bytes;
     uint32_t end[GPUK_SEGMENTS_MAX]; /* pairs of this and the matrices before it */
     uint32_t chunks, last_bytes;     /* tiles of a row; bytes of the last */
+    uint32_t tile;                   /* and of the others: a multiple of 512 */
     uint32_t odd;                    /* bit s: the last pair of matrix s has one row */
     uint32_t start;
     uint32_t whole, extra;          /* pairs of every block; blocks from the start that have one more */
@@ -114,11 +115,13 @@ struct chain_ring {
     const unsigned char *at;
     uint32_t address, full, free; /* shared memory; a byte's, barriers' */
     uint32_t hurry; /* a barrier whose phase says whether few tiles may be on their way: 1, 3, ... */
+    uint32_t pitch; /* from a tile's first row to its second: half a slot */
     uint32_t slots, slot, parity; /* the warp's next */
 };
 __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles, uint64_t *barriers,
-                                          uint32_t slots, uint32_t first)
+                                          uint32_t slots, uint32_t pitch, uint32_t first)
 {
+    ring.pitch = pitch;
     ring.at = tiles, ring.address = shared_address(tiles);
     ring.full = shared_address(barriers), ring.free = ring.full + 8 * slots,
     ring.hurry = ring.free + 8 * slots;
@@ -178,29 +181,29 @@ __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const 
     ask_settle(k);
 }
 /* First bytes of tile `at` of both rows; the second NULL where there is none. */
-template <typename S> __device__ __forceinline__ linear_pair tile_rows(const ask_walk &k, tile_walk at)
+__device__ __forceinline__ linear_pair tile_rows(const ask_walk &k, tile_walk at)
 {
     const uint32_t pair = k.w->start + at.pair * gridDim.x;
     const uint32_t s = (pair >= k.w->end[0] ? 1 : 0) + (pair >= k.w->end[1] ? 1 : 0);
     const unsigned char *base = s == 0 ? k.w->base[0] : s == 1 ? k.w->base[1] : k.w->base[2];
-    const unsigned char *a = base + (uint64_t)pair * k.w->pair_bytes + (uint64_t)at.chunk * S::TILE;
+    const unsigned char *a = base + (uint64_t)pair * k.w->pair_bytes + (uint64_t)at.chunk * k.w->tile;
     const uint32_t end = s == 0 ? k.w->end[0] : s == 1 ? k.w->end[1] : k.w->end[2];
     const bool alone = (k.w->odd >> s & 1) && pair + 1 == end;
     return {a, alone ? nullptr : a + k.w->to_second};
 }
-template <typename S> __device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t chunk)
+__device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t chunk)
 {
-    return chunk + 1 == w.chunks ? w.last_bytes : S::TILE;
+    return chunk + 1 == w.chunks ? w.last_bytes : w.tile;
 }
 /* Starts the copy of the tile the walk is at (one lane) and goes on. */
-template <typename S> __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t full)
+__device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pitch, uint32_t full)
 {
     if ((threadIdx.x & 31) == 0) {
-        const linear_pair rows = tile_rows<S>(k, k.at);
-        const uint32_t bytes = tile_length<S>(*k.w, k.at.chunk);
+        const linear_pair rows = tile_rows(k, k.at);
+        const uint32_t bytes = tile_length(*k.w, k.at.chunk);
         bulk_expect(full, rows.b ? 2 * bytes : bytes);
         bulk_copy(slot, rows.a, bytes, full);
-        if (rows.b) bulk_copy(slot + S::TILE, rows.b, bytes, full);
+        if (rows.b) bulk_copy(slot + pitch, rows.b, bytes, full);
     }
     k.at.pair += k.w->ask_pairs;
     k.at.chunk += k.w->ask_chunks;
@@ -233,7 +236,7 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
             }
             asked += S::ASKERS;
             __syncwarp(); /* no lane waits for a phase that others have left behind */
-            ask_tile<S>(ask, ring.address + ring.slot * 2 * S::TILE, ring.full + 8 * ring.slot);
+            ask_tile(ask, ring.address + ring.slot * 2 * ring.pitch, ring.pitch, ring.full + 8 * ring.slot);
             ring_next(ring, S::ASKERS);
         }
         if (ask.at.pair >= ask.w->whole) return;
@@ -242,15 +245,18 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 
 /* ---- what chain.cu and chain_list.cu share ------------------------------------------------------------ */
 
-typedef chain_shape<8, 4, 2048> chain_shaped;
+typedef chain_shape<8, 4, 2560> chain_shaped;
 
-/* Shared memory: ring [slot][2][tile], a region for x or attention, the next norm's weights, partial
- * [2][PARTIAL_FLOATS], squares [32], items [2], each asking warp's chain_weights, the token, barriers
- * [2][slot] and that of haste. */
-static inline size_t chain_shared_bytes(uint32_t slots, uint32_t region_bytes, uint32_t norm_bytes)
+static const uint32_t CHAIN_SUMS = 768; /* sums of tiles that wait for the end of their rows */
+
+/* Shared memory: ring [slot][2][pitch], a region for x or attention, the next norm's weights, partial
+ * [2][CHAIN_SUMS], squares [32], items [2], each asking warp's chain_weights, the token, barriers [2][slot]
+ * and that of haste. */
+static inline size_t chain_shared_bytes(uint32_t slots, uint32_t pitch, uint32_t region_bytes,
+                                        uint32_t norm_bytes)
 {
-    return (size_t)slots * (2 * chain_shaped::TILE + 16) + 16 + region_bytes + norm_bytes +
-           (2 * PARTIAL_FLOATS + 32) * sizeof(float) + 2 * sizeof(chain_item) +
+    return (size_t)slots * (2 * pitch + 16) + 16 + region_bytes + norm_bytes +
+           (2 * CHAIN_SUMS + 32) * sizeof(float) + 2 * sizeof(chain_item) +
            chain_shaped::ASKERS * sizeof(chain_weights) + sizeof(chain_token);
 }
 

@@ -9,6 +9,33 @@
 
 static const uint32_t SLOTS_MAX = 64; /* of a ring */
 
+/* Tiles of a row: as few as a tile of so many bytes allows, and all but the last of one size, in units that a
+ * warp reads at once. */
+static uint32_t chunks_of(uint32_t row_bytes, uint32_t most)
+{
+    return (row_bytes + most - 1) / most;
+}
+static uint32_t tile_of(uint32_t row_bytes, uint32_t most)
+{
+    const uint32_t chunks = chunks_of(row_bytes, most), units = (row_bytes + 511) / 512;
+    return (units + chunks - 1) / chunks * 512;
+}
+/* Half a slot: what leaves least of the ring empty, and of equals the larger, with fewer waits. */
+static uint32_t pitch_of(const struct gpuk_chain_op *op, uint32_t count)
+{
+    const uint32_t sizes[] = {2048, chain_shaped::TILE};
+    uint64_t taken[2] = {0, 0};
+    for (uint32_t i = 0; i < count; i++) {
+        if (op[i].kind != GPUK_CHAIN_LINEAR) continue;
+        const struct gpuk_linear_args *a = &op[i].linear;
+        const uint32_t row_bytes = a->cols * (a->dtype == DTYPE_F32 ? 4 : 2);
+        uint64_t rows = 0;
+        for (uint32_t s = 0; s < a->segments; s++) rows += a->segment[s].rows;
+        for (int k = 0; k < 2; k++) taken[k] += rows * chunks_of(row_bytes, sizes[k]) * sizes[k];
+    }
+    return sizes[taken[1] <= taken[0]];
+}
+
 /* Shared memory that an operation's x or attention takes; 0 when a chain cannot take the operation. */
 static uint32_t region_of(const struct gpuk_chain_op *op)
 {
@@ -18,9 +45,9 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
         struct linear_params params;
         if (gpuk_linear_params("chain", a, &params, &unused) || !gpuk_linear_aligned(a)) return 0;
         if (((size_t)a->x | (size_t)a->norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
-        const uint32_t chunks = (uint32_t)((params.row_bytes + chain_shaped::TILE - 1) / chain_shaped::TILE);
-        if (chunks > PARTIAL_FLOATS / 2) return 0;
-        return chunks * (chain_shaped::TILE / (a->dtype == DTYPE_F32 ? 4 : 2)) * (uint32_t)sizeof(float);
+        if (chunks_of((uint32_t)params.row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
+        /* x as whole units of a warp */
+        return ((uint32_t)params.row_bytes + 511) / 512 * (a->dtype == DTYPE_F32 ? 512 : 1024);
     }
     if (op->kind != GPUK_CHAIN_ATTENTION) return 0;
     const struct gpuk_attention *a = &op->attention.args;
@@ -44,7 +71,7 @@ extern "C" bool gpuk_chain_takes(const struct gpuk_device *device, const struct 
 {
     const uint32_t region = region_of(op);
     return device->bulk_copy && region > 0 &&
-           chain_shared_bytes(2 * chain_shaped::WARPS, region, norm_bytes_of(op)) <=
+           chain_shared_bytes(2 * chain_shaped::WARPS, chain_shaped::TILE, region, norm_bytes_of(op)) <=
                (size_t)device->shared_bytes_max;
 }
 
@@ -70,7 +97,7 @@ extern "C" size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t coun
 }
 
 static struct chain_weights weights_of(const struct gpuk_linear_args *args, const struct linear_params *p,
-                                       uint32_t blocks, uint32_t start)
+                                       uint32_t blocks, uint32_t start, uint32_t pitch)
 {
     struct chain_weights w = {};
     const uint32_t row_bytes = (uint32_t)p->row_bytes;
@@ -86,8 +113,9 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
     }
     w.to_second =
         args->swiglu ? (uintptr_t)p->segment[1].weight - (uintptr_t)p->segment[0].weight : row_bytes;
-    w.chunks = (row_bytes + chain_shaped::TILE - 1) / chain_shaped::TILE;
-    w.last_bytes = row_bytes - (w.chunks - 1) * chain_shaped::TILE;
+    w.chunks = chunks_of(row_bytes, pitch);
+    w.tile = tile_of(row_bytes, pitch);
+    w.last_bytes = row_bytes - (w.chunks - 1) * w.tile;
     w.start = start;
     w.whole = p->pairs / blocks;
     w.extra = p->pairs % blocks;
@@ -129,6 +157,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     unsigned char *at = (unsigned char *)(((uintptr_t)image.data() + 15) / 16 * 16);
     struct chain_header *header = (struct chain_header *)at;
     struct chain_weights *weights = (struct chain_weights *)(at + CHAIN_HEADER_BYTES);
+    const uint32_t pitch = pitch_of(op, count);
     uint32_t region = 128, norm = 0, linears = 0, start = 0;
     int dtype = -1, cache = -1;
     for (uint32_t i = 0; i < count; i++) {
@@ -153,8 +182,8 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     for (uint32_t i = 1; i < count; i++)
         if (op[i].kind == GPUK_CHAIN_ATTENTION && held_at(&op[i - 1], &op[i]))
             with_held = std::max(with_held, held_at(&op[i - 1], &op[i]) + held_bytes<chain_shaped>());
-    const bool holds =
-        chain_shared_bytes(2 * chain_shaped::WARPS, with_held, norm) <= (size_t)device->shared_bytes_max;
+    const bool holds = chain_shared_bytes(2 * chain_shaped::WARPS, pitch, with_held, norm) <=
+                       (size_t)device->shared_bytes_max;
     if (holds) region = with_held;
     uint64_t *words = (uint64_t *)((unsigned char *)memory + bytes);
     const uint64_t word_count = words_of(op, count);
@@ -168,7 +197,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
             const int rc = gpuk_linear_params("chain", &op[i].linear, &params, err);
             if (rc) return rc;
             item->linear = params;
-            item->where = *next++ = weights_of(&op[i].linear, &params, blocks, start);
+            item->where = *next++ = weights_of(&op[i].linear, &params, blocks, start, pitch);
             start = (uint32_t)(((uint64_t)start + params.pairs) % blocks);
         } else {
             item->attention =
@@ -190,19 +219,20 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     uint32_t slots = device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * chain_shaped::WARPS : SLOTS_MAX;
     if (slots > SLOTS_MAX) slots = SLOTS_MAX;
     while (slots > chain_shaped::WARPS &&
-           chain_shared_bytes(slots, region, norm) > (size_t)device->shared_bytes_max)
-        slots -= chain_shaped::WARPS;
+           chain_shared_bytes(slots, pitch, region, norm) > (size_t)device->shared_bytes_max)
+        slots -= chain_shaped::ASKERS;
     *chain = {};
     chain->list = memory;
     chain->count = count;
     chain->variant = (dtype < 0 ? 0 : dtype) * DTYPE_COUNT + (cache < 0 ? 0 : cache);
     chain->warps = chain_shaped::LAUNCHED / 32;
     chain->slots = slots;
-    chain->shared_bytes = (uint32_t)chain_shared_bytes(slots, region, norm);
+    chain->pitch = pitch;
+    chain->shared_bytes = (uint32_t)chain_shared_bytes(slots, pitch, region, norm);
+    chain->norm_bytes = norm;
     chain->blocks = blocks;
     chain->linears = linears;
     chain->region_bytes = region;
-    chain->norm_bytes = norm;
     cudaError_t code = cudaMemcpyAsync(memory, at, bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream);
     if (code == cudaSuccess && word_count)
         code = cudaMemsetAsync(words, 0, word_count * sizeof(uint64_t), (cudaStream_t)stream);

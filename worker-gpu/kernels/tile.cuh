@@ -45,11 +45,11 @@ __device__ __forceinline__ void unit_add(const uint4 &wa, const uint4 &wb, const
     }
 }
 
-/* A lane's part of the sums of a tile's two rows ([2][TILE], the first `bytes` of each count) against their
- * part of x. WHOLE: bytes is TILE. */
+/* A lane's part of the sums of a tile's two rows (of up to TILE bytes, `pitch` apart; the first `bytes` of
+ * each count) against their part of x. WHOLE: bytes is TILE. */
 template <typename T, uint32_t TILE, bool WHOLE>
-__device__ __forceinline__ void tile_add_as(const unsigned char *tile, uint32_t bytes, const float4 *x,
-                                            float &sum_a, float &sum_b)
+__device__ __forceinline__ void tile_add_as(const unsigned char *tile, uint32_t pitch, uint32_t bytes,
+                                            const float4 *x, float &sum_a, float &sum_b)
 {
     const uint32_t units = TILE / 512 /* of 16 bytes a lane */, lane = threadIdx.x & 31;
     uint4 wa[units], wb[units];
@@ -58,7 +58,7 @@ __device__ __forceinline__ void tile_add_as(const unsigned char *tile, uint32_t 
         const uint32_t at = u * 512 + lane * 16;
         const bool valid = WHOLE || at < bytes;
         wa[u] = valid ? *reinterpret_cast<const uint4 *>(tile + at) : make_uint4(0, 0, 0, 0);
-        wb[u] = valid ? *reinterpret_cast<const uint4 *>(tile + TILE + at) : make_uint4(0, 0, 0, 0);
+        wb[u] = valid ? *reinterpret_cast<const uint4 *>(tile + pitch + at) : make_uint4(0, 0, 0, 0);
     }
     float2 a = make_float2(0, 0), b = make_float2(0, 0);
 #pragma unroll
@@ -66,15 +66,6 @@ __device__ __forceinline__ void tile_add_as(const unsigned char *tile, uint32_t 
         if (WHOLE || u * 512 + lane * 16 < bytes)
             unit_add<T>(wa[u], wb[u], x + u * (128 / (uint32_t)sizeof(T)) + lane, a, b);
     sum_a = a.x + a.y, sum_b = b.x + b.y;
-}
-template <typename T, uint32_t TILE>
-__device__ __forceinline__ void tile_add(const unsigned char *tile, uint32_t bytes, const float4 *x,
-                                         float &sum_a, float &sum_b)
-{
-    if (bytes == TILE)
-        tile_add_as<T, TILE, true>(tile, bytes, x, sum_a, sum_b);
-    else
-        tile_add_as<T, TILE, false>(tile, bytes, x, sum_a, sum_b);
 }
 
 /* The same after the first exchange: the lower half of the warp holds parts of the first row's sum, the upper
@@ -85,7 +76,7 @@ __device__ __forceinline__ float tile_sums(const unsigned char *tile, uint32_t b
 {
     const uint32_t lane = threadIdx.x & 31;
     float sum_a, sum_b;
-    tile_add_as<T, TILE, false>(tile, bytes, x, sum_a, sum_b);
+    tile_add_as<T, TILE, false>(tile, TILE, bytes, x, sum_a, sum_b);
     const float keep = lane < 16 ? sum_a : sum_b, give = lane < 16 ? sum_b : sum_a;
     return keep + __shfl_xor_sync(0xffffffffu, give, 16);
 }
