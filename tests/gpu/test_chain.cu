@@ -301,6 +301,10 @@ static void test_random(struct test_context *t, int count)
         const uint32_t unit = m.dtype == DTYPE_F32 ? 4 : 8;
         m.hidden = unit * (1 + random_below(t, t->few ? 24 : t->small ? 90 : 300));
         m.inner = unit * (1 + random_below(t, t->few ? 40 : t->small ? 150 : 700));
+        if (i % 6 == 5) { /* rows of several large tiles */
+            m.hidden = (m.dtype == DTYPE_F32 ? 1024 : 2048) + unit * random_below(t, 80);
+            m.inner = m.hidden + unit * random_below(t, 200);
+        }
         m.kv_heads = 1 + random_below(t, 3);
         m.heads = m.kv_heads * groups[random_below(t, 5)];
         m.head_dim = dims[random_below(t, 6)];

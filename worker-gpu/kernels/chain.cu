@@ -98,12 +98,19 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                 const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
                 const uint32_t bytes = chunk + 1 == chunks ? last : whole;
                 const float4 *with = x4 + chunk * (whole / (uint32_t)sizeof(T) / 4);
-                if (bytes == S::TILE)
-                    tile_add_as<T, S::TILE, true>(from, ring.pitch, bytes, with, a, b);
-                else if (bytes == 2048)
-                    tile_add_as<T, 2048, true>(from, ring.pitch, bytes, with, a, b);
-                else
-                    tile_add_as<T, S::TILE, false>(from, ring.pitch, bytes, with, a, b);
+#pragma unroll 1
+                for (uint32_t at = 0; at < bytes; at += item.where.part) {
+                    const uint32_t some = bytes - at < item.where.part ? bytes - at : item.where.part;
+                    const float4 *x_part = with + at / (uint32_t)sizeof(T) / 4;
+                    float more_a, more_b;
+                    if (some == S::PART)
+                        tile_add_as<T, S::PART, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                    else if (some == 2048)
+                        tile_add_as<T, 2048, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                    else
+                        tile_add_as<T, S::PART, false>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                    a += more_a, b += more_b;
+                }
                 __syncwarp(); /* all lanes have read the slot */
                 barrier_arrive(ring.free + 8 * ring.slot);
                 ring_next(ring, S::WARPS);

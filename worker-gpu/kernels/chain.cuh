@@ -10,10 +10,12 @@
 #include "worker-gpu/kernels/tile.cuh"
 
 /* A block's warps: W that compute, P that ask for weights. B: bytes of one row of a tile, which is that of a
- * pair of rows, at most. */
-template <uint32_t W, uint32_t P, uint32_t B> struct chain_shape {
-    static_assert(W % P == 0, "a slot of the ring has one warp that asks");
-    static const uint32_t WARPS = W, THREADS = W * 32, ASKERS = P, LAUNCHED = (W + P) * 32, TILE = B;
+ * pair of rows, at most; C: of what a warp has in registers of it at once. A tile costs waiting for it and
+ * setting it free, so a row has as few as leave the ring well filled. */
+template <uint32_t W, uint32_t P, uint32_t B, uint32_t C> struct chain_shape {
+    static_assert(W % P == 0, "a slot of the ring has one warp that asks and one that computes");
+    static const uint32_t WARPS = W, THREADS = W * 32, ASKERS = P, LAUNCHED = (W + P) * 32, TILE = B,
+                          PART = C;
     /* those that compute, as a team (attention_decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
@@ -27,7 +29,7 @@ struct alignas(16) chain_weights {
     uint32_t pair_bytes;
     uint32_t end[GPUK_SEGMENTS_MAX]; /* pairs of this and the matrices before it */
     uint32_t chunks, last_bytes;     /* tiles of a row; bytes of the last */
-    uint32_t tile;                   /* and of the others: a multiple of 512 */
+    uint32_t tile, part;             /* and of the others, in multiples of 512; taken in parts of so many */
     uint32_t odd;                    /* bit s: the last pair of matrix s has one row */
     uint32_t start;
     uint32_t whole, extra;          /* pairs of every block; blocks from the start that have one more */
@@ -57,7 +59,7 @@ struct chain_header {
 };
 static const size_t CHAIN_HEADER_BYTES = 256;
 static_assert(sizeof(chain_header) <= CHAIN_HEADER_BYTES, "the lists begin behind the header");
-static_assert(sizeof(chain_weights) == 96 && sizeof(chain_item) % 16 == 0, "copied 16 bytes at a time");
+static_assert(sizeof(chain_weights) % 16 == 0 && sizeof(chain_item) % 16 == 0, "copied 16 bytes at a time");
 
 /* Positions of a block's first unit of attention whose keys and values it fetches into shared memory while q,
  * k and v are being computed: HELD of each lane. */
@@ -213,7 +215,7 @@ __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pi
 /* With many tiles on their way every other access to memory waits 2 to 4 us in the same queues instead of
  * one: results, counters, x. From the end of an operation's rows to the next one's x a block asks for less at
  * a time, which still keeps memory as busy as the ring has room. */
-static const uint32_t CHAIN_FLIGHT = 20, CHAIN_FLIGHT_HURRY = 4;
+static const uint32_t CHAIN_FLIGHT = 80 << 10, CHAIN_FLIGHT_HURRY = 20 << 10; /* bytes */
 
 /* An asking warp's life. The first round finds every slot free. */
 template <typename S>
@@ -222,14 +224,20 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 {
     ask_walk ask;
     ask_open(ask, own, records, count, number);
-    const uint32_t flight = CHAIN_FLIGHT < ring.slots ? CHAIN_FLIGHT : ring.slots - S::ASKERS;
+    const auto tiles_of =
+        [&](uint32_t bytes) { /* as many of each asking warp, and fewer than there are slots */
+                              const uint32_t each = bytes / (2 * ring.pitch * S::ASKERS),
+                                             most = ring.slots / S::ASKERS - 1;
+                              return (each < 1 ? 1 : each < most ? each : most) * S::ASKERS;
+        };
+    const uint32_t flight = tiles_of(CHAIN_FLIGHT), hurried = tiles_of(CHAIN_FLIGHT_HURRY);
     uint32_t asked = 0; /* tiles */
     for (bool first = true;; first = false) {
         const uint32_t round = ring.parity;
         while (ring.parity == round && ask.at.pair < ask.w->whole) {
             if (!first) bulk_wait(ring.free + 8 * ring.slot, round ^ 1);
             /* tiles on their way: the one so many before must have come */
-            const uint32_t most = bulk_over(ring.hurry, 0) ? CHAIN_FLIGHT_HURRY : flight;
+            const uint32_t most = bulk_over(ring.hurry, 0) ? hurried : flight;
             if (asked >= most) {
                 const bool wraps = ring.slot < most;
                 bulk_wait(ring.full + 8 * (ring.slot + (wraps ? ring.slots : 0) - most), round ^ wraps);
@@ -245,7 +253,7 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 
 /* ---- what chain.cu and chain_list.cu share ------------------------------------------------------------ */
 
-typedef chain_shape<8, 4, 2560> chain_shaped;
+typedef chain_shape<8, 2, 5120, 2560> chain_shaped;
 
 static const uint32_t CHAIN_SUMS = 768; /* sums of tiles that wait for the end of their rows */
 

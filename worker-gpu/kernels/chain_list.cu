@@ -20,20 +20,20 @@ static uint32_t tile_of(uint32_t row_bytes, uint32_t most)
     const uint32_t chunks = chunks_of(row_bytes, most), units = (row_bytes + 511) / 512;
     return (units + chunks - 1) / chunks * 512;
 }
-/* Half a slot: what leaves least of the ring empty, and of equals the larger, with fewer waits. */
-static uint32_t pitch_of(const struct gpuk_chain_op *op, uint32_t count)
+/* Bytes of rows that tiles of at most `pitch` hold, of those they take. */
+static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pitch)
 {
-    const uint32_t sizes[] = {2048, chain_shaped::TILE};
-    uint64_t taken[2] = {0, 0};
+    double rows_bytes = 0, taken = 0;
     for (uint32_t i = 0; i < count; i++) {
         if (op[i].kind != GPUK_CHAIN_LINEAR) continue;
         const struct gpuk_linear_args *a = &op[i].linear;
         const uint32_t row_bytes = a->cols * (a->dtype == DTYPE_F32 ? 4 : 2);
-        uint64_t rows = 0;
-        for (uint32_t s = 0; s < a->segments; s++) rows += a->segment[s].rows;
-        for (int k = 0; k < 2; k++) taken[k] += rows * chunks_of(row_bytes, sizes[k]) * sizes[k];
+        for (uint32_t s = 0; s < a->segments; s++) {
+            rows_bytes += (double)a->segment[s].rows * row_bytes;
+            taken += (double)a->segment[s].rows * chunks_of(row_bytes, pitch) * pitch;
+        }
     }
-    return sizes[taken[1] <= taken[0]];
+    return taken > 0 ? rows_bytes / taken : 1;
 }
 
 /* Shared memory that an operation's x or attention takes; 0 when a chain cannot take the operation. */
@@ -71,7 +71,7 @@ extern "C" bool gpuk_chain_takes(const struct gpuk_device *device, const struct 
 {
     const uint32_t region = region_of(op);
     return device->bulk_copy && region > 0 &&
-           chain_shared_bytes(2 * chain_shaped::WARPS, chain_shaped::TILE, region, norm_bytes_of(op)) <=
+           chain_shared_bytes(2 * chain_shaped::WARPS, 2048, region, norm_bytes_of(op)) <=
                (size_t)device->shared_bytes_max;
 }
 
@@ -116,6 +116,7 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
     w.chunks = chunks_of(row_bytes, pitch);
     w.tile = tile_of(row_bytes, pitch);
     w.last_bytes = row_bytes - (w.chunks - 1) * w.tile;
+    w.part = w.tile % 2048 == 0 ? 2048 : chain_shaped::PART; /* whole parts are quickest */
     w.start = start;
     w.whole = p->pairs / blocks;
     w.extra = p->pairs % blocks;
@@ -145,6 +146,30 @@ static bool same_step(const struct gpuk_step *a, const struct gpuk_step *b)
            a->pages_per_slot == b->pages_per_slot;
 }
 
+/* The ring: half a slot's bytes, and slots, as many of each computing warp: one that found another's slot
+ * before that had taken the round in front would take that round for its own. The fullest ring that fits; of
+ * equals the one with the larger tiles. */
+struct ring_shape {
+    uint32_t pitch, slots;
+};
+static struct ring_shape ring_of(const struct gpuk_device *device, const struct gpuk_chain_op *op,
+                                 uint32_t count, uint32_t region, uint32_t norm)
+{
+    const uint32_t pitches[] = {2048, 2560, 4096, chain_shaped::TILE};
+    struct ring_shape best = {2048, 0};
+    double most = 0;
+    for (const uint32_t pitch : pitches) {
+        uint32_t slots =
+            device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * chain_shaped::WARPS : SLOTS_MAX;
+        if (slots > SLOTS_MAX) slots = SLOTS_MAX;
+        while (slots > 0 && chain_shared_bytes(slots, pitch, region, norm) > (size_t)device->shared_bytes_max)
+            slots -= chain_shaped::WARPS;
+        const double holds = (double)slots * pitch * filled(op, count, pitch);
+        if (slots > 0 && holds >= most) most = holds, best = {pitch, slots};
+    }
+    return best;
+}
+
 extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
                                 uint32_t count, void *memory, void *attention_workspace, void *stream,
                                 struct gpuk_chain *chain, struct helm_err *err)
@@ -157,7 +182,6 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     unsigned char *at = (unsigned char *)(((uintptr_t)image.data() + 15) / 16 * 16);
     struct chain_header *header = (struct chain_header *)at;
     struct chain_weights *weights = (struct chain_weights *)(at + CHAIN_HEADER_BYTES);
-    const uint32_t pitch = pitch_of(op, count);
     uint32_t region = 128, norm = 0, linears = 0, start = 0;
     int dtype = -1, cache = -1;
     for (uint32_t i = 0; i < count; i++) {
@@ -182,9 +206,13 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     for (uint32_t i = 1; i < count; i++)
         if (op[i].kind == GPUK_CHAIN_ATTENTION && held_at(&op[i - 1], &op[i]))
             with_held = std::max(with_held, held_at(&op[i - 1], &op[i]) + held_bytes<chain_shaped>());
-    const bool holds = chain_shared_bytes(2 * chain_shaped::WARPS, pitch, with_held, norm) <=
+    const bool holds = chain_shared_bytes(2 * chain_shaped::WARPS, 2048, with_held, norm) <=
                        (size_t)device->shared_bytes_max;
     if (holds) region = with_held;
+    const struct ring_shape ring = ring_of(device, op, count, region, norm);
+    if (ring.slots == 0)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "chain: %u operations take too much shared memory together",
+                         count);
     uint64_t *words = (uint64_t *)((unsigned char *)memory + bytes);
     const uint64_t word_count = words_of(op, count);
     struct chain_item *items = (struct chain_item *)(weights + linears);
@@ -197,7 +225,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
             const int rc = gpuk_linear_params("chain", &op[i].linear, &params, err);
             if (rc) return rc;
             item->linear = params;
-            item->where = *next++ = weights_of(&op[i].linear, &params, blocks, start, pitch);
+            item->where = *next++ = weights_of(&op[i].linear, &params, blocks, start, ring.pitch);
             start = (uint32_t)(((uint64_t)start + params.pairs) % blocks);
         } else {
             item->attention =
@@ -216,19 +244,14 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
             item->next_norm_quads = op[i + 1].linear.cols / 4;
         }
     }
-    uint32_t slots = device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * chain_shaped::WARPS : SLOTS_MAX;
-    if (slots > SLOTS_MAX) slots = SLOTS_MAX;
-    while (slots > chain_shaped::WARPS &&
-           chain_shared_bytes(slots, pitch, region, norm) > (size_t)device->shared_bytes_max)
-        slots -= chain_shaped::ASKERS;
     *chain = {};
     chain->list = memory;
     chain->count = count;
     chain->variant = (dtype < 0 ? 0 : dtype) * DTYPE_COUNT + (cache < 0 ? 0 : cache);
     chain->warps = chain_shaped::LAUNCHED / 32;
-    chain->slots = slots;
-    chain->pitch = pitch;
-    chain->shared_bytes = (uint32_t)chain_shared_bytes(slots, pitch, region, norm);
+    chain->slots = ring.slots;
+    chain->pitch = ring.pitch;
+    chain->shared_bytes = (uint32_t)chain_shared_bytes(ring.slots, ring.pitch, region, norm);
     chain->norm_bytes = norm;
     chain->blocks = blocks;
     chain->linears = linears;
