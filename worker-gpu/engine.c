@@ -139,7 +139,8 @@ static int allocate_device(struct gpu_engine *g, struct helm_err *err)
     if (!rc && g->ring_bytes) rc = d->ops->clear(d, DEVICE_COMPUTE, g->ring_memory, g->ring_bytes, err);
     if (!rc && g->expand.bytes) rc = device_alloc(d, DEVICE_EXPANDED, g->expand.bytes, &expanded, err);
     g->expand.memory = expanded;
-    if (!rc && expanded) rc = d->ops->clear(d, DEVICE_COMPUTE, expanded, g->expand.bytes, err);
+    /* not the tables behind it: the other queue fills those, and waits for nothing */
+    if (!rc && expanded) rc = d->ops->clear(d, DEVICE_COMPUTE, expanded, g->expand.slice_bytes, err);
     if (!rc) rc = device_alloc(d, DEVICE_WORKSPACE, g->buffers.bytes, &memory, err);
     g->buffers.memory = memory;
     return rc;
