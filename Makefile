@@ -468,6 +468,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemm_stream.cu \
   worker-gpu/kernels/gemv.cu \
+  worker-gpu/kernels/gemv_packed.cu \
   worker-gpu/kernels/matmul.cu \
   worker-gpu/kernels/open.cu \
   worker-gpu/kernels/rope.cu \
@@ -477,6 +478,7 @@ CUDA_TEST_SRC := \
   tests/gpu/test_chain.cu \
   tests/gpu/test_elementwise.cu \
   tests/gpu/test_expand.cu \
+  tests/gpu/test_gemv_packed.cu \
   tests/gpu/test_linear.cu \
   tests/gpu/test_main.cu
 CUDA_BENCH_SRC := \
@@ -518,7 +520,7 @@ $(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	$(call say,NVCC,$<)
 	$(Q)$(NVCC) -I. $(NVCC_FLAGS) $(NVCC_CODE) -MMD -MP -c -o $@ $<
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
-CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
+CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/gemm_stream.cu %/gemv_packed.cu,$(CUDA_KERNEL_SRC))
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # tests have no kernels of their own: one architecture is as good as five

@@ -192,6 +192,15 @@ struct gpuk_expand_part {
  * in the stream that reads `out` as its weights must not have GPUK_EARLY (it would fetch them too soon). */
 HELM_MUST_CHECK int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,
                                 uint32_t parts, uint32_t blocks, void *stream, struct helm_err *err);
+/* gpuk_gemv over packed weights: segment[s].weight is where the first group was copied to, offset[s] its
+ * entry in the matrix's table, both as gpuk_expand takes them, and rows as there. The same bits as
+ * gpuk_expand and then gpuk_gemv (on this device, of an expanded matrix). GPUK_EARLY: as for gpuk_gemv, the
+ * packed bytes must be there. */
+HELM_MUST_CHECK int gpuk_gemv_packed(const struct gpuk_device *device, const struct gpuk_linear_args *args,
+                                     const uint32_t *const *offset, uint32_t flags, void *stream,
+                                     struct helm_err *err);
+/* Whether it takes them: bf16, columns a multiple of 512, bulk copies, 16-byte boundaries of x and norm. */
+bool gpuk_gemv_packed_takes(const struct gpuk_device *device, const struct gpuk_linear_args *args);
 
 /* Attention of one layer. Shapes come from kv.layout. */
 struct gpuk_attention {

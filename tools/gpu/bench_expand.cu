@@ -5,6 +5,8 @@
  * is in the L2, with all blocks and with few; beside the rate of values written stands the limit that reading
  * packed and writing plain ones puts on it at the rate of reads. Then the same slices from pinned host memory
  * to a ring, once plain and once packed through two places and expanded behind the copy: seconds of all.
+ * Last one token's product with each slice: of plain ones; expanded to one place, as the GPU worker does it,
+ * and multiplied; multiplied packed.
  * Every result is compared with the values, bit for bit. */
 #include <math.h>
 #include <string.h>
@@ -183,10 +185,66 @@ static int bench_link(struct bench *b, struct slice_set *s)
     return bad;
 }
 
+/* y = W x of all slices; GB/s are of plain weights. The limit is that of reading what is read and written. */
+static int bench_product(struct bench *b, struct slice_set *s)
+{
+    enum { PLAIN, EXPANDED, PACKED, WAYS };
+    static const char *const names[WAYS] = {"gemv, plain", "expand, gemv", "gemv, packed"};
+    const double part = (double)s->packed_bytes / s->plain_bytes;
+    const double moved[WAYS] = {1, 2 + part, part};
+    std::vector<float> x(s->cols), got[WAYS];
+    float *in, *out;
+    void *workspace;
+    int bad = 0;
+    for (uint32_t i = 0; i < s->cols; i++) x[i] = (float)((i * 2654435761u >> 8) % 2001) * 1e-3f - 1;
+    CUDA(cudaMalloc((void **)&in, s->cols * sizeof(float)));
+    CUDA(cudaMalloc((void **)&out, s->rows * sizeof(float)));
+    CUDA(cudaMalloc(&workspace, gpuk_gemv_workspace_bytes(s->cols)));
+    CUDA(cudaMemcpy(in, x.data(), s->cols * sizeof(float), cudaMemcpyHostToDevice));
+    struct gpuk_linear_args args = {};
+    args.dtype = DTYPE_BF16, args.cols = s->cols, args.segments = 1, args.x = in, args.norm = in;
+    args.eps = 1e-6f;
+    args.segment[0] = {s->packed, nullptr, out, s->rows};
+    if (!gpuk_gemv_packed_takes(&b->device, &args)) printf("expand: no product with packed slices here\n");
+    for (int way = 0; way < WAYS; way++) {
+        if (way == PACKED && !gpuk_gemv_packed_takes(&b->device, &args)) continue;
+        const auto all = [&] {
+            for (int i = 0; i < SLICES; i++) {
+                const char *packed = s->packed + i * s->packed_bytes;
+                const uint32_t *table = s->table;
+                args.segment[0].weight = way == PLAIN    ? s->plain + i * s->plain_bytes
+                                         : way == PACKED ? packed
+                                                         : s->plain;
+                if (way == EXPANDED) expand_slice(b, s, packed, 0, 0, b->stream);
+                if (way == PACKED)
+                    GPUK(gpuk_gemv_packed(&b->device, &args, &table, 0, b->stream, &err));
+                else
+                    GPUK(gpuk_gemv(&b->device, &args, workspace, 0, b->stream, &err));
+            }
+        };
+        char what[64];
+        CUDA(cudaMemset(out, 0xff, s->rows * sizeof(float)));
+        const double seconds = bench_time_graph(b, 5, all) / SLICES;
+        snprintf(what, sizeof what, "%u x %u, %s", s->rows, s->cols, names[way]);
+        bench_row("product", what, seconds, (double)s->plain_bytes / seconds / 1e9, "GB/s ",
+                  b->read_gbs / moved[way]);
+        got[way].resize(s->rows);
+        CUDA(cudaDeviceSynchronize());
+        CUDA(cudaMemcpy(got[way].data(), out, s->rows * sizeof(float), cudaMemcpyDeviceToHost));
+        if (memcmp(got[way].data(), got[PLAIN].data(), s->rows * sizeof(float)) == 0) continue;
+        printf("product: %s: other bits than of plain weights\n", what);
+        bad++;
+    }
+    CUDA(cudaFree(in));
+    CUDA(cudaFree(out));
+    CUDA(cudaFree(workspace));
+    return bad;
+}
+
 int bench_expand(struct bench *b)
 {
     int bad = 0;
-    const uint32_t shapes[][2] = {{2048, 4096}, {672, 12288}, {256, 4096}};
+    const uint32_t shapes[][2] = {{2048, 4096}, {4096, 4096}, {1360, 12288}, {672, 12288}, {256, 4096}};
     for (const auto &shape : shapes) {
         struct slice_set s;
         open_set(&s, shape[0], shape[1]);
@@ -194,6 +252,7 @@ int bench_expand(struct bench *b)
                8.0 * s.packed_bytes / s.value.size(), (double)s.packed_bytes / s.plain_bytes);
         bad += bench_kernel(b, &s);
         bad += bench_link(b, &s);
+        bad += bench_product(b, &s);
         close_set(&s);
     }
     return bad;

@@ -329,22 +329,40 @@ extern "C" size_t gpuk_gemv_workspace_bytes(uint32_t cols)
     return GPUK_LINEAR_COUNTER_BYTES + ((size_t)cols * sizeof(float) + 255) / 256 * 256;
 }
 
+/* Whether the bulk kernel takes it, and then how. */
+static bool takes_bulk(const struct gpuk_device *device, const struct gpuk_linear_args *args,
+                       const struct linear_params *params, struct bulk_shape *s, uint32_t *chunks)
+{
+    const size_t limit = (size_t)device->shared_bytes_max;
+    *s = bulk_shape_of(device, params);
+    *chunks = (uint32_t)((params->row_bytes + s->tile - 1) / s->tile);
+    while (s->slots > 2 && bulk_shared_bytes(args->dtype, s, *chunks) > limit) s->slots--;
+    /* devices with 99 KiB a block: long rows leave room for half the warps */
+    if (s->warps > 8 && bulk_shared_bytes(args->dtype, s, *chunks) > limit) s->warps = 8;
+    return device->bulk_copy && gpuk_linear_aligned(args) &&
+           ((size_t)args->x | (size_t)args->norm) % 16 == 0 && *chunks <= PARTIAL_FLOATS / 2 &&
+           bulk_shared_bytes(args->dtype, s, *chunks) <= limit;
+}
+
+uint32_t gpuk_gemv_bulk_warps(const struct gpuk_device *device, const struct gpuk_linear_args *args)
+{
+    struct linear_params params;
+    struct bulk_shape s;
+    uint32_t chunks;
+    struct helm_err err;
+    if (gpuk_linear_params("gemv", args, &params, &err)) return 0;
+    return takes_bulk(device, args, &params, &s, &chunks) && s.tile == 1024 ? s.warps : 0;
+}
+
 extern "C" int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_linear_args *args,
                          void *workspace, uint32_t flags, void *stream, struct helm_err *err)
 {
     struct linear_params params;
     int rc = gpuk_linear_params("gemv", args, &params, err);
     if (rc) return rc;
-    const bool aligned = gpuk_linear_aligned(args),
-               x_aligned = ((size_t)args->x | (size_t)args->norm) % 16 == 0;
-    struct bulk_shape s = bulk_shape_of(device, &params);
-    const uint32_t chunks = (uint32_t)((params.row_bytes + s.tile - 1) / s.tile);
-    const size_t limit = (size_t)device->shared_bytes_max;
-    while (s.slots > 2 && bulk_shared_bytes(args->dtype, &s, chunks) > limit) s.slots--;
-    /* devices with 99 KiB a block: long rows leave room for half the warps */
-    if (s.warps > 8 && bulk_shared_bytes(args->dtype, &s, chunks) > limit) s.warps = 8;
-    if (device->bulk_copy && aligned && x_aligned && chunks <= PARTIAL_FLOATS / 2 &&
-        bulk_shared_bytes(args->dtype, &s, chunks) <= limit) {
+    struct bulk_shape s;
+    uint32_t chunks;
+    if (takes_bulk(device, args, &params, &s, &chunks)) {
         const uint32_t ahead = s.ahead_bytes / (s.warps * 2 * s.tile), sms = (uint32_t)device->sm_count;
         struct bulk_params bulk = {params, chunks, s.slots, ahead < 32 ? ahead : 32, s.contiguous};
         return gpuk_launch("gemv", bulk_kernel[args->dtype][s.warps == 16][s.tile == 2048],
@@ -360,7 +378,7 @@ extern "C" int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_lin
         params.x = (const float *)workspace;
     }
     /* never early: it reads x through the L1, which must not hold what an earlier kernel left there */
-    bool vector = aligned && (size_t)params.x % 16 == 0;
+    bool vector = gpuk_linear_aligned(args) && (size_t)params.x % 16 == 0;
     /* few rows: small blocks, so that every multiprocessor has some */
     uint32_t threads = PLAIN_THREADS, most = (uint32_t)device->sm_count * 8;
     while (threads > 64 && div_up(params.pairs, threads / 32) < (uint32_t)device->sm_count) threads /= 2;

@@ -1,8 +1,8 @@
 /* What the kernels of linear layers share: the argument block on the device and where a row of the
  * concatenated matrices lies.
  *
- * Included by gemv.cu and gemm_small.cu. Rows are worked on in pairs, so that two weights meet each x that is
- * read: neighbours of one matrix, or gate and up of one SwiGLU output. */
+ * Included by gemv.cu, gemv_packed.cu and gemm_small.cu. Rows are worked on in pairs, so that two weights
+ * meet each x that is read: neighbours of one matrix, or gate and up of one SwiGLU output. */
 #ifndef HELM_WORKER_GPU_KERNELS_LINEAR_CUH
 #define HELM_WORKER_GPU_KERNELS_LINEAR_CUH
 
@@ -98,5 +98,7 @@ int gpuk_linear_params(const char *what, const struct gpuk_linear_args *args, st
                        struct helm_err *err);
 /* Whether every row of every matrix starts on a 16-byte boundary. */
 bool gpuk_linear_aligned(const struct gpuk_linear_args *args);
+/* The warps of a block where gpuk_gemv streams these by bulk copies in tiles of 1 KB; else 0. */
+uint32_t gpuk_gemv_bulk_warps(const struct gpuk_device *device, const struct gpuk_linear_args *args);
 
 #endif
