@@ -55,6 +55,17 @@ static int cuda_expand(struct device *d, const struct gpuk_expand_part *part, ui
     return gpuk_expand(&cuda_of(d)->caps, part, parts, 0, STREAM(d), err);
 }
 
+static bool cuda_gemv_packed_takes(struct device *d, const struct gpuk_linear_args *args)
+{
+    return gpuk_gemv_packed_takes(&cuda_of(d)->caps, args);
+}
+
+static int cuda_gemv_packed(struct device *d, const struct gpuk_linear_args *args,
+                            const uint32_t *const *offset, uint32_t flags, struct helm_err *err)
+{
+    return gpuk_gemv_packed(&cuda_of(d)->caps, args, offset, flags, STREAM(d), err);
+}
+
 static int cuda_rope_table(struct device *d, const struct gpuk_step *step, uint32_t tokens,
                            const float *inv_freq, uint32_t head_dim, float scale, float *table,
                            uint32_t flags, struct helm_err *err)
@@ -147,6 +158,8 @@ const struct device_kernels cuda_kernels = {
     .few = cuda_few,
     .matmul = cuda_matmul,
     .expand = cuda_expand,
+    .gemv_packed_takes = cuda_gemv_packed_takes,
+    .gemv_packed = cuda_gemv_packed,
     .add_bias = cuda_add_bias,
     .chain_takes = cuda_chain_takes,
     .chain_bytes = gpuk_chain_bytes,

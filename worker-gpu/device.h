@@ -135,6 +135,10 @@ struct device_kernels {
     /* Packed weights to plain ones, as gpuk_expand has it. */
     int (*expand)(struct device *d, const struct gpuk_expand_part *part, uint32_t parts,
                   struct helm_err *err);
+    /* One token's linears over packed weights as they are, as gpuk_gemv_packed has them. */
+    bool (*gemv_packed_takes)(struct device *d, const struct gpuk_linear_args *args);
+    int (*gemv_packed)(struct device *d, const struct gpuk_linear_args *args, const uint32_t *const *offset,
+                       uint32_t flags, struct helm_err *err);
     int (*add_bias)(struct device *d, const uint32_t *count, uint32_t tokens, void *out, enum dtype dtype,
                     uint32_t stride, uint32_t rows, const float *bias, uint32_t flags, struct helm_err *err);
     /* Consecutive operations of one token as one; of a device that has them (struct device: no_chains).

@@ -20,7 +20,7 @@ struct emulated_math {
     struct {
         void *memory;
         size_t bytes;
-    } scratch[6];
+    } scratch[7];
     const char *broken; /* why the device has failed: no memory, or a caller who broke a kernel's rules */
 };
 HELM_MUST_CHECK int emulated_math_open(struct emulated_math *math, struct helm_err *err);
@@ -35,7 +35,15 @@ extern const struct device_kernels emulated_kernels;
 
 /* ---- between the kernel files ---- */
 
-enum scratch_use { SCRATCH_X, SCRATCH_Y, SCRATCH_Y2, SCRATCH_PACK, SCRATCH_GEMM, SCRATCH_ATTEND };
+enum scratch_use {
+    SCRATCH_X,
+    SCRATCH_Y,
+    SCRATCH_Y2,
+    SCRATCH_PACK,
+    SCRATCH_GEMM,
+    SCRATCH_ATTEND,
+    SCRATCH_PLAIN
+};
 /* At least `bytes` of scratch, kept for the next call; NULL (and broken) when there is none. */
 void *emulated_scratch(struct emulated_math *math, enum scratch_use use, size_t bytes);
 /* n values into out[at ...] of `dtype`. */

@@ -478,21 +478,23 @@ struct expand_call {
     uint32_t parts;
 };
 
+static void expand_part(struct emulated_math *math, const struct gpuk_expand_part *p)
+{
+    const char *packed = p->packed;
+    uint16_t *out = p->out;
+    for (uint32_t g = 0; g < packed_groups(p->rows); g++) {
+        uint32_t values = packed_group_values(p->rows, p->cols, g);
+        uint64_t bytes = (uint64_t)(p->offset[g + 1] - p->offset[g]) * PACKED_ALIGN;
+        if (packed_read(packed, bytes, values, out, NULL)) math->broken = "packed weights that are none";
+        packed += bytes;
+        out += values;
+    }
+}
+
 static void run_expand(struct emulated_math *math, const void *data)
 {
     const struct expand_call *c = data;
-    for (uint32_t i = 0; i < c->parts; i++) {
-        const struct gpuk_expand_part *p = &c->part[i];
-        const char *packed = p->packed;
-        uint16_t *out = p->out;
-        for (uint32_t g = 0; g < packed_groups(p->rows); g++) {
-            uint32_t values = packed_group_values(p->rows, p->cols, g);
-            uint64_t bytes = (uint64_t)(p->offset[g + 1] - p->offset[g]) * PACKED_ALIGN;
-            if (packed_read(packed, bytes, values, out, NULL)) math->broken = "packed weights that are none";
-            packed += bytes;
-            out += values;
-        }
-    }
+    for (uint32_t i = 0; i < c->parts; i++) expand_part(math, &c->part[i]);
 }
 
 static int emulated_expand(struct device *d, const struct gpuk_expand_part *part, uint32_t parts,
@@ -504,6 +506,48 @@ static int emulated_expand(struct device *d, const struct gpuk_expand_part *part
                          GPUK_EXPAND_PARTS_MAX);
     memcpy(call.part, part, parts * sizeof *part);
     return emulated_enqueue(d, run_expand, &call, sizeof call, err);
+}
+
+struct gemv_packed_call {
+    struct gpuk_linear_args args;
+    const uint32_t *offset[GPUK_SEGMENTS_MAX];
+};
+
+static void run_gemv_packed(struct emulated_math *math, const void *data)
+{
+    const struct gemv_packed_call *c = data;
+    struct gpuk_linear_args plain = c->args;
+    size_t values = 0;
+    for (uint32_t s = 0; s < plain.segments; s++) values += (size_t)plain.segment[s].rows * plain.cols;
+    uint16_t *out = emulated_scratch(math, SCRATCH_PLAIN, values * sizeof *out);
+    if (!out) return;
+    for (uint32_t s = 0; s < plain.segments; s++) {
+        struct gpuk_linear *g = &plain.segment[s];
+        const struct gpuk_expand_part part = {g->weight, c->offset[s], out, g->rows, plain.cols};
+        expand_part(math, &part);
+        g->weight = out;
+        out += (size_t)g->rows * plain.cols;
+    }
+    emulated_run_gemv(math, &plain);
+}
+
+/* Of narrower matrices than a GPU's kernel, so that small models have some that are taken and some that are
+ * not. */
+static bool emulated_gemv_packed_takes(struct device *d, const struct gpuk_linear_args *args)
+{
+    (void)d;
+    return args->dtype == DTYPE_BF16 && args->cols % 256 == 0;
+}
+
+static int emulated_gemv_packed(struct device *d, const struct gpuk_linear_args *args,
+                                const uint32_t *const *offset, uint32_t flags, struct helm_err *err)
+{
+    struct gemv_packed_call call = {.args = *args};
+    (void)flags;
+    if (!emulated_gemv_packed_takes(d, args))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "packed gemv: %u columns", args->cols);
+    memcpy(call.offset, offset, args->segments * sizeof *offset);
+    return emulated_enqueue(d, run_gemv_packed, &call, sizeof call, err);
 }
 
 /* Kernels work in host scratch; a little device memory each keeps the ledger's lines alive. */
@@ -540,6 +584,8 @@ const struct device_kernels emulated_kernels = {
     .few = emulated_few,
     .matmul = emulated_matmul,
     .expand = emulated_expand,
+    .gemv_packed_takes = emulated_gemv_packed_takes,
+    .gemv_packed = emulated_gemv_packed,
     .add_bias = emulated_add_bias,
     .chain_takes = emulated_chain_takes,
     .chain_bytes = emulated_chain_bytes,

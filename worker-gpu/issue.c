@@ -41,6 +41,8 @@ static bool is_copy(const struct gpu_entry *e)
 static bool is_between_others(const struct gpu_source *s, const struct gpu_entry *e)
 {
     switch (e->kind) {
+    case GPU_GEMV: /* of a packed slice, which is trusted too */
+        return e->packed;
     case GPU_LANE_READ:
     case GPU_LANE_WRITE:
     case GPU_EXPAND: /* it trusts what is in the ring, and nothing is yet */
@@ -76,6 +78,7 @@ static int issue_linear(const struct gpu_source *s, const struct gpu_program *p,
     if (p->tier != GPU_TIER_CHUNK) samples = p->samples;
     uint32_t most = e->head ? samples - e->group * GPUK_BATCH_MAX : tokens;
     if (most > GPUK_BATCH_MAX) most = GPUK_BATCH_MAX;
+    if (e->packed) return d->kernels.gemv_packed(d, &e->as.linear, e->offset, flags, err);
     if (e->kind == GPU_GEMV || (e->head && most == 1))
         return d->kernels.gemv(d, &e->as.linear, work, flags, err);
     return d->kernels.gemm_small(d, &e->as.linear, most, count, work, flags, err);

@@ -142,6 +142,22 @@ void lower_copies(struct lowering *low, int32_t used)
     }
 }
 
+bool lower_is_read_packed(const struct lowering *low, const struct ring_slice *slice)
+{
+    const struct gpu_source *s = low->source;
+    struct gpuk_linear_args args = {.segments = slice->part_count, .swiglu = slice->op == RING_GATE_UP};
+    if (!slice->expanded || low->program->tier != GPU_TIER_1) return false;
+    for (uint32_t i = 0; i < slice->part_count; i++) {
+        const struct ring_part *p = &slice->part[i];
+        const struct gpu_matrix *m = gpu_matrix_of(s->weights, p->role, (int32_t)(slice->unit / 2));
+        args.dtype = m->dtype;
+        args.cols = m->cols;
+        args.segment[i] =
+            (struct gpuk_linear){.weight = s->ring_memory + slice->place + p->at, .rows = p->rows};
+    }
+    return s->device->kernels.gemv_packed_takes(s->device, &args);
+}
+
 void lower_arrival(struct lowering *low, uint32_t index)
 {
     const struct ring_slice *slice = &low->ring->slice[index];
@@ -149,7 +165,7 @@ void lower_arrival(struct lowering *low, uint32_t index)
         lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, gpu_event_arrived(index));
     else if (lower_is_copied(low, slice->prefix))
         lower_event(low, GPU_FOLLOW, DEVICE_COMPUTE, low->source->events.prefix + slice->prefix);
-    if (!slice->expanded) return;
+    if (!slice->expanded || lower_is_read_packed(low, slice)) return;
     lower_add(low, GPU_EXPAND, (int32_t)(slice->unit / 2))->as.stream.slice = index;
     lower_copies(low, (int32_t)index);
 }
@@ -161,7 +177,9 @@ static void expand_ahead(struct lowering *low, const struct plan_span *span)
 {
     if (low->next_slice >= low->ring->count) return;
     const struct ring_slice *slice = &low->ring->slice[low->next_slice];
-    if (!slice->expanded || slice->unit >= span->first_unit + span->unit_count) return;
+    if (!slice->expanded || slice->unit >= span->first_unit + span->unit_count ||
+        lower_is_read_packed(low, slice))
+        return;
     low->ahead = low->next_slice + 1;
     lower_arrival(low, low->next_slice);
 }

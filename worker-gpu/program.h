@@ -25,7 +25,8 @@
  *
  * A packed slice is expanded (expand.h) between its arrival and its use, and its place in the ring is free
  * from then on; the first one of a span while that still waits for the CPU. The kernel behind an expansion
- * never begins early: it would fetch weights that are not there yet.
+ * never begins early: it would fetch weights that are not there yet. One token's linears that the device
+ * multiplies packed (gpuk_gemv_packed_takes) read the slice in the ring instead, and nothing is expanded.
  *
  * Chains (kernels.h): of the tier of one token, operations of layers and head with nothing between them are
  * done by one kernel, where the device has it. GPU_CHAIN stands in front of them; they stay in the list, as
@@ -130,11 +131,13 @@ enum gpu_kind {
 
 struct gpu_entry {
     enum gpu_kind kind;
-    int32_t layer;  /* -1 outside the layers */
-    bool head;      /* left out of a chunk in which nothing is sampled */
-    bool again;     /* what it computes is still there in a step of one sub-chunk */
-    bool slice;     /* its weights are in the ring */
-    uint32_t group; /* GEMM_SMALL of the head in a chunk: which 16 samples */
+    int32_t layer; /* -1 outside the layers */
+    bool head;     /* left out of a chunk in which nothing is sampled */
+    bool again;    /* what it computes is still there in a step of one sub-chunk */
+    bool slice;    /* its weights are in the ring */
+    bool packed;   /* GEMV of a packed slice that is not expanded; */
+    const uint32_t *offset[GPUK_SEGMENTS_MAX]; /* of each matrix the slice's entry in the table of offsets */
+    uint32_t group;                            /* GEMM_SMALL of the head in a chunk: which 16 samples */
     uint32_t sub;
     union {
         struct gpuk_linear_args linear;

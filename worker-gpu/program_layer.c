@@ -55,7 +55,8 @@ int lower_match_layer(const struct model_graph *g, struct layer_shape *s, struct
 struct piece_part {
     const struct gpu_matrix *matrix;
     const char *data;
-    const float *bias; /* of its first row */
+    const uint32_t *offset; /* of a slice that is read packed: its entry in the table of offsets */
+    const float *bias;      /* of its first row */
     uint32_t row, rows;
     uint32_t at; /* where its first row stands in the operation's output */
 };
@@ -64,6 +65,7 @@ struct piece {
     uint32_t part_count;
     uint32_t index; /* of the operation's pieces */
     bool streamed;
+    bool packed; /* and read as it is */
     uint32_t slice;
 };
 
@@ -124,11 +126,14 @@ static void take_slice(struct lowering *low, struct piece *piece, const struct r
                        int32_t layer)
 {
     const struct gpu_source *s = low->source;
+    piece->packed = lower_is_read_packed(low, slice);
     for (uint32_t i = 0; i < slice->part_count; i++) {
         const struct ring_part *p = &slice->part[i];
         add_part(low, piece, layer, p->role, p->row, p->rows,
-                 slice->expanded ? s->expanded + p->out : s->ring_memory + slice->place + p->at,
+                 slice->expanded && !piece->packed ? s->expanded + p->out
+                                                   : s->ring_memory + slice->place + p->at,
                  output_at(low, p->role) + p->row);
+        piece->part[i].offset = p->offset;
     }
     if (low->ahead != piece->slice + 1) lower_arrival(low, piece->slice);
 }
@@ -206,6 +211,7 @@ static void decode_operation(struct lowering *low, uint32_t unit, enum ring_op o
     while (next_piece(low, &piece, unit, op)) {
         struct gpu_entry *e = lower_linear(low, (int32_t)(unit / 2), around->x, around->x_stride);
         e->slice = piece.streamed;
+        e->packed = piece.packed;
         e->as.linear.norm = around->norm;
         e->as.linear.swiglu = op == RING_GATE_UP;
         if (around->residual) e->as.linear.residual = around->residual + piece.part[0].at;
@@ -213,7 +219,12 @@ static void decode_operation(struct lowering *low, uint32_t unit, enum ring_op o
             const struct piece_part *p = &piece.part[i];
             lower_segment(low, e, p->matrix, p->data, p->bias, around->out + p->at, p->rows,
                           around->out_stride);
+            e->offset[i] = p->offset;
         }
+        struct device *d = low->source->device;
+        if (e->packed && !d->kernels.gemv_packed_takes(d, &e->as.linear) && !low->rc)
+            low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: %s cannot be multiplied packed",
+                                e->layer, ring_op_name(op));
     }
 }
 

@@ -42,7 +42,10 @@ void lower_segment(struct lowering *low, struct gpu_entry *e, const struct gpu_m
 
 /* The copies that may be queued once slice `used` has been (-1: from the beginning on). */
 void lower_copies(struct lowering *low, int32_t used);
-/* Waits for a slice to come; a packed one is expanded then, and its place in the ring set free. */
+/* Whether this slice's operation reads it packed, in the ring. */
+bool lower_is_read_packed(const struct lowering *low, const struct ring_slice *slice);
+/* Waits for a slice to come; a packed one is expanded then, and its place in the ring set free, unless it is
+ * read packed. */
 void lower_arrival(struct lowering *low, uint32_t slice);
 /* Whether this slice of the prefix is ever copied again after loading, so that it may be on its way. */
 bool lower_is_copied(const struct lowering *low, uint32_t prefix);

@@ -85,8 +85,9 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
         const struct gpuk_linear_args *l = &e->as.linear;
         if (e->kind == GPU_GEMV || e->kind == GPU_GEMM_SMALL) {
             for (uint32_t s = 0; s < l->segments; s++) fprintf(out, " %ux%u", l->segment[s].rows, l->cols);
-            fprintf(out, " %s%s%s%s", dtype_name(l->dtype), l->norm ? ", normed" : "",
-                    l->swiglu ? ", swiglu" : "", l->residual ? ", + residual" : "");
+            fprintf(out, " %s%s%s%s%s", dtype_name(l->dtype), e->packed ? ", packed" : "",
+                    l->norm ? ", normed" : "", l->swiglu ? ", swiglu" : "",
+                    l->residual ? ", + residual" : "");
         } else if (e->kind == GPU_MATMUL) {
             fprintf(out, " %ux%u %s%s", e->as.matmul.rows, e->as.matmul.cols, dtype_name(e->as.matmul.dtype),
                     e->as.matmul.accumulate ? ", + residual" : "");

@@ -312,6 +312,16 @@ static double expand_seconds(const struct pricing *p, double bytes)
     return bytes / expand_rate(p->profile) + slices_of((uint64_t)bytes, true) * p->kernel.operation;
 }
 
+/* Whether one token's products read the unit packed (gpuk_gemv_packed_takes): devices that have chains, whole
+ * tiles of every matrix. Their price is then that of plain weights: fewer bytes are read, and what that gains
+ * is left for unpacking them. */
+static bool is_read_packed(const struct pricing *p, bool mlp)
+{
+    const struct model_config *c = &p->model->config;
+    const uint32_t inner = mlp ? c->intermediate : c->heads * c->head_dim;
+    return p->chained && c->hidden % COST_PACKED_COLS == 0 && inner % COST_PACKED_COLS == 0;
+}
+
 static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu, struct spent *gpu,
                        struct spent *kernel, struct cost_unit *u)
 {
@@ -334,7 +344,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
     double more = fmax(0, slices_of(u->bytes, u->packed) - LINEARS_OF_A_HALF);
     u->stream =
         p->together * fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel));
-    if (u->packed) u->stream += expand_seconds(p, (double)u->bytes);
+    if (u->packed && !is_read_packed(p, mlp)) u->stream += expand_seconds(p, (double)u->bytes);
     if (p->size == 2) {
         double calls = gpu_operations[mlp][p->size] * p->kernel.parts;
         u->issue = calls * p->profile->gpu.issue.value;

@@ -26,6 +26,9 @@ struct cost_step {
  * they are packed, a plan is made before: this is what bf16 weights of language models come to, within a
  * hundredth (docs/planner.md). */
 #define COST_PACKED_PART 0.71
+/* One token's products read packed rows of a multiple of so many columns as they are (worker-gpu/kernels.h).
+ */
+#define COST_PACKED_COLS 512
 /* The GPU computes a chunk of more tokens in parts, each operation for all parts (worker-gpu/program.h). */
 #define COST_SUB_TOKENS 512
 /* A hand-over's price in the profile is one with so few bytes; what is beyond crosses at the link's rate. */

@@ -122,6 +122,40 @@ static void packed_units_have_their_prices(void **state)
     bench_close(&b);
 }
 
+/* Where the profile has chains, one token's products read packed units as they are: nothing is expanded, and
+ * there are kernels fewer. Two tokens' are expanded, and so are rows that are no whole tiles. */
+static void one_token_expands_nothing(void **state)
+{
+    (void)state;
+    struct bench b;
+    bool packed[UNITS];
+    bench_open(&b, 8 * GIB);
+    b.profile.gpu.operation = b.profile.gpu.chain_operation = made_up_value(4e-6);
+    b.profile.gpu.chain_gemv = made_up_value(b.profile.gpu.gemv.value * 1.1);
+    b.profile.gpu.chain_attention = b.profile.gpu.attention;
+    b.profile.gpu.expand = made_up_value(1e12);
+    for (uint32_t u = 0; u < UNITS; u++) packed[u] = true;
+    for (int odd = 0; odd < 2; odd++) {
+        if (odd) b.made.model.config.intermediate += 256;
+        for (uint32_t tokens = 1; tokens <= 2; tokens++) {
+            struct cost_table raw = price(&b, tokens, NULL), table = price(&b, tokens, packed);
+            for (uint32_t u = 0; u < UNITS; u++) {
+                const double bytes = (double)raw.unit[u].bytes;
+                const double slices = ceil(bytes / (32 << 20)), small = ceil(bytes / (16 << 20));
+                const bool expanded = tokens > 1 || (odd && u % 2);
+                const double product =
+                    tokens > 1 ? profile_table_at(&b.profile.gpu.linear_operation, 2).value : 0;
+                const double each = product > 0 ? product : 4e-6;
+                close_to(table.unit[u].stream, raw.unit[u].stream - (small - slices) * each +
+                                                   (expanded ? bytes / 1e12 + slices * 4e-6 : 0));
+            }
+            cost_table_free(&raw);
+            cost_table_free(&table);
+        }
+    }
+    bench_close(&b);
+}
+
 static uint64_t line_of(const struct ledger *ledger, const char *what)
 {
     for (uint32_t i = 0; i < ledger->line_count; i++)
@@ -271,6 +305,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packed_units_have_their_prices),
+        cmocka_unit_test(one_token_expands_nothing),
         cmocka_unit_test(plans_count_on_it),
         cmocka_unit_test(packing_has_to_pay),
         cmocka_unit_test(units_of_both_workers_cross_as_they_are),
