@@ -206,6 +206,8 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     const auto hurry = [&](bool now) { /* how many tiles may be on their way */
                                        if (threadIdx.x != 0 || token->hurried == now) return;
                                        barrier_arrive(ring.hurry);
+                                       bulk_wait(ring.hurry,
+                                                 now ? 0 : 1); /* over already: for tools that miss a wait */
                                        token->hurried = now;
     };
     uint32_t rest = warp, which = 0;
