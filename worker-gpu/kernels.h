@@ -257,7 +257,7 @@ struct gpuk_chain {
     const void *list; /* device */
     uint32_t count;   /* operations */
     int variant;      /* of the kernel; the launcher's own */
-    uint32_t warps, slots, pitch, shared_bytes, blocks, linears, region_bytes, norm_bytes;
+    uint32_t warps, askers, slots, pitch, shared_bytes, blocks, linears, region_bytes, norm_bytes;
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
  * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of

@@ -15,7 +15,7 @@
 
 struct chain_params {
     unsigned char *list;
-    uint32_t count, linears, slots, pitch, region_bytes, norm_bytes;
+    uint32_t count, linears, slots, askers, pitch, region_bytes, norm_bytes;
 };
 
 /* x into shared memory, times the norm's weights, which are there; the sum of squares stays in parts. */
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     __syncthreads();
     if (asks) {
         const uint32_t asker = warp - S::WARPS;
-        ask_everything<S>(ring, asked + asker, weights, q.linears, asker);
+        if (asker < q.askers) ask_everything<S>(ring, asked + asker, weights, q.linears, asker, q.askers);
         return;
     }
     const auto fetch =
@@ -206,6 +206,8 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     const auto hurry = [&](bool now) { /* how many tiles may be on their way */
                                        if (threadIdx.x != 0 || token->hurried == now) return;
                                        barrier_arrive(ring.hurry);
+                                       bulk_wait(ring.hurry,
+                                                 now ? 0 : 1); /* over already: for tools that miss a wait */
                                        token->hurried = now;
     };
     uint32_t rest = warp, which = 0;
@@ -288,6 +290,7 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, stru
                                    chain->count,
                                    chain->linears,
                                    chain->slots,
+                                   chain->askers,
                                    chain->pitch,
                                    chain->region_bytes,
                                    chain->norm_bytes};

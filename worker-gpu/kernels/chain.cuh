@@ -33,7 +33,7 @@ struct alignas(16) chain_weights {
     uint32_t odd;                    /* bit s: the last pair of matrix s has one row */
     uint32_t start;
     uint32_t whole, extra;          /* pairs of every block; blocks from the start that have one more */
-    uint32_t ask_pairs, ask_chunks; /* ASKERS tiles on */
+    uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
     uint32_t use_chunks;            /* the chunk WARPS tiles on, of the first row */
 };
 
@@ -111,7 +111,7 @@ __device__ __forceinline__ tile_walk walk_to(uint32_t tile, uint32_t chunks)
 }
 
 /* The ring: the block's tiles, numbered through all operations, go round its slots. Computing warp w takes
- * the tiles w, w + WARPS, ...; asking warp p fetches p, p + ASKERS, ... as the slots become free. A slot has
+ * the tiles w, w + WARPS, ...; asking warp p of n fetches p, p + n, ... as the slots become free. A slot has
  * two barriers: it is full, it is free. */
 struct chain_ring {
     const unsigned char *at;
@@ -220,15 +220,16 @@ static const uint32_t CHAIN_FLIGHT = 80 << 10, CHAIN_FLIGHT_HURRY = 20 << 10; /*
 /* An asking warp's life. The first round finds every slot free. */
 template <typename S>
 __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *own,
-                                               const chain_weights *records, uint32_t count, uint32_t number)
+                                               const chain_weights *records, uint32_t count, uint32_t number,
+                                               uint32_t askers)
 {
     ask_walk ask;
     ask_open(ask, own, records, count, number);
     const auto tiles_of =
         [&](uint32_t bytes) { /* as many of each asking warp, and fewer than there are slots */
-                              const uint32_t each = bytes / (2 * ring.pitch * S::ASKERS),
-                                             most = ring.slots / S::ASKERS - 1;
-                              return (each < 1 ? 1 : each < most ? each : most) * S::ASKERS;
+                              const uint32_t each = bytes / (2 * ring.pitch * askers),
+                                             most = ring.slots / askers - 1;
+                              return (each < 1 ? 1 : each < most ? each : most) * askers;
         };
     const uint32_t flight = tiles_of(CHAIN_FLIGHT), hurried = tiles_of(CHAIN_FLIGHT_HURRY);
     uint32_t asked = 0; /* tiles */
@@ -242,10 +243,10 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
                 const bool wraps = ring.slot < most;
                 bulk_wait(ring.full + 8 * (ring.slot + (wraps ? ring.slots : 0) - most), round ^ wraps);
             }
-            asked += S::ASKERS;
+            asked += askers;
             __syncwarp(); /* no lane waits for a phase that others have left behind */
             ask_tile(ask, ring.address + ring.slot * 2 * ring.pitch, ring.pitch, ring.full + 8 * ring.slot);
-            ring_next(ring, S::ASKERS);
+            ring_next(ring, askers);
         }
         if (ask.at.pair >= ask.w->whole) return;
     }
@@ -253,7 +254,13 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 
 /* ---- what chain.cu and chain_list.cu share ------------------------------------------------------------ */
 
-typedef chain_shape<8, 2, 5120, 2560> chain_shaped;
+typedef chain_shape<8, 4, 4096, 2560> chain_shaped;
+/* Warps that ask for tiles of so many bytes a row: a tile of each is the least that is on its way between
+ * operations. */
+static inline uint32_t chain_askers(uint32_t pitch)
+{
+    return pitch < 4096 ? chain_shaped::ASKERS : chain_shaped::ASKERS / 2;
+}
 
 static const uint32_t CHAIN_SUMS = 768; /* sums of tiles that wait for the end of their rows */
 

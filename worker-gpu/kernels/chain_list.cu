@@ -36,6 +36,12 @@ static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pi
     return taken > 0 ? rows_bytes / taken : 1;
 }
 
+/* Shared memory of a unit of attention of so many heads. */
+static uint32_t attention_bytes(uint32_t heads, uint32_t head_dim)
+{
+    return (chain_attention_floats(chain_shaped::WARPS, heads, head_dim) * 4 + 127) / 128 * 128;
+}
+
 /* Shared memory that an operation's x or attention takes; 0 when a chain cannot take the operation. */
 static uint32_t region_of(const struct gpuk_chain_op *op)
 {
@@ -56,9 +62,7 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
     if (l->head_dim % 8 != 0 || ((size_t)a->kv.pool | (size_t)a->kv.pool_host) % 16 != 0) return 0;
     const uint32_t group = a->heads / l->kv_heads < CHAIN_GROUP ? a->heads / l->kv_heads : CHAIN_GROUP;
     /* a unit of two or three heads is laid out as one of CHAIN_GROUP */
-    const uint32_t bytes =
-        chain_attention_floats(chain_shaped::WARPS, group > 1 ? CHAIN_GROUP : 1, l->head_dim) * 4;
-    return (bytes + 127) / 128 * 128;
+    return attention_bytes(group > 1 ? CHAIN_GROUP : 1, l->head_dim);
 }
 
 /* And the weights of its norm. */
@@ -120,8 +124,8 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
     w.start = start;
     w.whole = p->pairs / blocks;
     w.extra = p->pairs % blocks;
-    w.ask_pairs = chain_shaped::ASKERS / w.chunks;
-    w.ask_chunks = chain_shaped::ASKERS % w.chunks;
+    w.ask_pairs = chain_askers(pitch) / w.chunks;
+    w.ask_chunks = chain_askers(pitch) % w.chunks;
     w.use_chunks = chain_shaped::WARPS % w.chunks;
     return w;
 }
@@ -134,7 +138,8 @@ static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_cha
     if (front->kind != GPUK_CHAIN_LINEAR || l->elem_bytes != 2 ||
         HELD * chain_shaped::WARPS * (32 / lanes_of(l->head_dim)) > HELD_POSITIONS_MAX)
         return 0;
-    const uint32_t before = region_of(front), own = region_of(attention);
+    /* units of several heads hold nothing */
+    const uint32_t before = region_of(front), own = attention_bytes(1, l->head_dim);
     return before > own ? before : own;
 }
 
@@ -155,7 +160,7 @@ struct ring_shape {
 static struct ring_shape ring_of(const struct gpuk_device *device, const struct gpuk_chain_op *op,
                                  uint32_t count, uint32_t region, uint32_t norm)
 {
-    const uint32_t pitches[] = {2048, 2560, 4096, chain_shaped::TILE};
+    const uint32_t pitches[] = {2048, 2560, chain_shaped::TILE};
     struct ring_shape best = {2048, 0};
     double most = 0;
     for (const uint32_t pitch : pitches) {
@@ -251,6 +256,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     chain->warps = chain_shaped::LAUNCHED / 32;
     chain->slots = ring.slots;
     chain->pitch = ring.pitch;
+    chain->askers = chain_askers(ring.pitch);
     chain->shared_bytes = (uint32_t)chain_shared_bytes(ring.slots, ring.pitch, region, norm);
     chain->norm_bytes = norm;
     chain->blocks = blocks;
