@@ -151,6 +151,7 @@ WORKER_GPU_SRC := \
   worker-gpu/program_print.c \
   worker-gpu/ring.c \
   worker-gpu/step.c \
+  worker-gpu/watch.c \
   worker-gpu/weights.c
 WORKER_GPU_DEVICE_SRC := $(if $(CUDA_DEVICE),worker-gpu/cuda_graph.c worker-gpu/cuda_kernels.c worker-gpu/device_cuda.c,worker-gpu/device_no_cuda.c)
 # of the CPU worker: what draws tokens on the host and computes for the emulated device

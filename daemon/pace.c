@@ -10,6 +10,7 @@ void pace_begin(struct pace *pace, uint32_t rows, uint32_t tokens, uint64_t now_
     pace->from_us = pace->until_us = 0;
     if (!pace->last_us || !pace->before_us) return; /* once may have been chance */
     uint64_t sooner = pace->last_us < pace->before_us ? pace->last_us : pace->before_us;
+    if (sooner > PACE_LONGEST_US) return;
     uint64_t later = pace->last_us + pace->before_us - sooner, margin = sooner / PACE_MARGIN;
     if (margin < PACE_MARGIN_US) margin = PACE_MARGIN_US;
     if (later - sooner > margin) later = sooner + margin; /* one of them was held up */

@@ -11,6 +11,9 @@
 /* How early and how late looking begins and ends: at least so long, or this part of what a step takes. */
 #define PACE_MARGIN_US 100
 #define PACE_MARGIN    32
+/* Of longer steps the end is not looked for: to wake up takes less than a hundredth of them, and who looks
+ * takes a CPU from workers that compute with all of them, who then wait for the one that was held up. */
+#define PACE_LONGEST_US 8000
 
 struct pace {
     uint32_t rows, tokens;       /* of the step in flight, or the last one */

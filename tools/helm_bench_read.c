@@ -3,11 +3,15 @@
  * One buffer, touched once and kept, and threads pinned as the CPU worker pins its own: a measurement takes
  * about 0.15 s and can stand right before and after what it is compared with, on machines whose memory is
  * shared with others and changes within seconds (tools/bench/cpu_share.py). Each line on standard input asks
- * for one; the answer is a line with GB/s. The loops are read_limit.c's. */
+ * for one; the answer is a line with GB/s. The loops are read_limit.c's. With --arena the memory is that of a
+ * running helmd's weights itself, mapped as its workers map it: what is compared are the same bytes then. */
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "common/args.h"
+#include "common/arena.h"
 #include "common/cgroup.h"
 #include "common/cpu.h"
 #include "common/units.h"
@@ -38,10 +42,32 @@ static int fill_in(uint64_t *threads, int node, uint64_t bytes, struct helm_err 
     return 0;
 }
 
+/* The weights of a running helmd, with the huge pages that its workers made. */
+static int open_arena(const char *path, struct arena *arena, uint64_t *huge_bytes, struct helm_err *err)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return helm_fail_errno(err, "%s", path);
+    int rc = arena_attach(fd, arena, err);
+    if (rc < 0) {
+        close(fd);
+        return rc;
+    }
+    const struct arena_region *weights = &arena_header_of(arena)->region[ARENA_REGION_WEIGHTS];
+    uint64_t small_bytes = 0;
+    if (!weights->bytes) {
+        arena_close(arena);
+        return helm_fail(err, HELM_E_STATE, "%s holds no weights: nothing of the model lies in host memory",
+                         path);
+    }
+    arena_populate(arena, weights->offset, weights->bytes, huge_bytes, &small_bytes);
+    return 0;
+}
+
 int main(int argc, char *argv[])
 {
     uint64_t threads = 0, bytes = 4 * GIB, count = 0;
     double node = -1;
+    const char *arena_path = NULL;
     const struct args_option options[] = {
         {"threads", 't', ARGS_U64, "N", "threads that read (0: as many as the CPU worker takes by itself)",
          .target = &threads, .min = 0, .max = THREADS_MAX},
@@ -49,23 +75,37 @@ int main(int argc, char *argv[])
          .max = 1023},
         {"buffer", 0, ARGS_SIZE, "SIZE", "memory to read (4GiB): much more than the caches",
          .target = &bytes},
+        {"arena", 0, ARGS_TEXT, "PATH",
+         "read the weights of a running helmd instead: its arena, /proc/PID/fd/N, an idle daemon's",
+         .target = &arena_path},
         {"count", 0, ARGS_U64, "N", "measure so often and end, without asking standard input",
          .target = &count, .min = 0, .max = 1000000},
     };
     const struct args_spec spec = {
         .program = "helm-bench-read",
         .usage = "[options]",
-        .about = "Says how fast memory can be read, in GB/s: one line for each line on standard input.\n"
-                 "The first line of output is 'ready THREADS BYTES'.",
+        .about =
+            "Says how fast memory can be read, in GB/s: one line for each line on standard input.\n"
+            "The first line of output is 'ready THREADS BYTES HUGE': how much of it lies on huge pages of\n"
+            "a daemon; 0 for memory of its own, for which they are asked for and not counted.",
         .options = options,
         .option_count = sizeof options / sizeof *options};
     struct args_parsed parsed;
     struct helm_err err = {0};
     args_parse_main(&spec, argc, argv, &parsed);
-    if (fill_in(&threads, (int)node, bytes, &err) < 0) return fail(&err);
+    struct arena arena = {0};
+    const void *memory = NULL;
+    uint64_t huge_bytes = 0;
+    if (arena_path) {
+        if (open_arena(arena_path, &arena, &huge_bytes, &err) < 0) return fail(&err);
+        memory = arena_region_ptr(&arena, ARENA_REGION_WEIGHTS);
+        bytes = arena_header_of(&arena)->region[ARENA_REGION_WEIGHTS].bytes;
+    }
+    if (fill_in(&threads, (int)node, memory ? 0 : bytes, &err) < 0) return fail(&err);
     struct read_limit *limit;
-    if (read_limit_open((uint32_t)threads, (int)node, bytes, &limit, &err) < 0) return fail(&err);
-    printf("ready %" PRIu64 " %" PRIu64 "\n", threads, bytes);
+    if (read_limit_open_over((uint32_t)threads, (int)node, memory, bytes, &limit, &err) < 0)
+        return fail(&err);
+    printf("ready %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", threads, bytes, huge_bytes);
     fflush(stdout);
     for (uint64_t i = 0; count == 0 || i < count; i++) {
         char line[64];
@@ -74,5 +114,6 @@ int main(int argc, char *argv[])
         if (fflush(stdout)) break;
     }
     read_limit_close(&limit);
+    if (arena_path) arena_close(&arena);
     return ferror(stdout) != 0;
 }

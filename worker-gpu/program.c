@@ -312,7 +312,7 @@ static void lower_span(struct lowering *low, const struct plan_span *span, bool 
     if (span->ticket_in && span->last_in)
         add_word(low, GPU_WORD_WRITE, &arena_lane_of(s->arena, LANE_TO_GPU)->bell.value, 0, DEVICE_EQUAL);
     low->program->turn[low->program->turns++] =
-        (struct gpu_turn){span->ticket_in, span->ticket_out, last_out};
+        (struct gpu_turn){.in = span->ticket_in, .out = span->ticket_out, .last_out = last_out};
     if (!out) return;
     if (!direct) {
         struct gpu_entry *e = lower_add(low, GPU_LANE_WRITE, -1);

@@ -228,7 +228,8 @@ struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_sc
 /* One span: the ticket it waits for and the one it publishes; 0: none. */
 struct gpu_turn {
     uint32_t in, out;
-    bool last_out; /* the CPU takes it and clears the word: that it was published, `sent` says */
+    bool last_out;     /* the CPU takes it and clears the word: that it was published, `sent` says */
+    uint64_t usual_ns; /* how long `in` was waited for in the steps before (watch.c); 0: not known */
 };
 
 struct gpu_program {
@@ -244,8 +245,8 @@ struct gpu_program {
     uint64_t stream_bytes;               /* of weights that come through the ring */
     uint64_t copy_bytes;                 /* what a step copies into the ring before its tail */
     struct gpu_turn *turn;               /* [turns], in order */
-    uint32_t turns;
-    struct device_graph *graph; /* NULL: issued anew each step */
+    uint32_t turns, turn_tokens;         /* of the steps whose usual times they have */
+    struct device_graph *graph;          /* NULL: issued anew each step */
 };
 
 struct gpu_source {

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "common/units.h"
+#include "worker-gpu/watch.h"
 
 #define WARM_TOKENS  17 /* of a chunk, where one size is as good as another */
 #define NAP_SLACK_NS 1000ul
@@ -81,69 +82,25 @@ static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
         fill_sub(g, b, sub);
 }
 
-/* ---- whose turn it is ---- */
+/* ---- waiting for the end ---- */
 
-/* The device does not say when it waits for the other worker, and asking it would cost as much as a
- * hand-over. But the lanes' words do: it waits from publishing a ticket (or the step's beginning) until the
- * next one for it is published. What a look comes late is an error of some 70 us a turn. */
-struct watch {
-    const struct gpu_program *program;
-    const _Atomic uint32_t *in, *out, *sent; /* NULL: one worker computes everything */
-    uint32_t turn;
-    bool waiting;
-    uint64_t since_ns, seen_ns, waited_ns;
-};
-
-static void watch_begin(struct watch *w, const struct gpu_engine *g, const struct gpu_program *p)
+static void begin_watch(struct watch *w, struct gpu_engine *g, struct gpu_program *p)
 {
-    *w = (struct watch){.program = p, .since_ns = units_now_ns()};
-    w->seen_ns = w->since_ns;
-    if (arena_header_of(g->base.arena)->lanes != LANE_COUNT) return;
-    w->in = &arena_lane_of(g->base.arena, LANE_TO_GPU)->bell.value;
-    w->out = &arena_lane_of(g->base.arena, LANE_TO_CPU)->bell.value;
-    w->sent = g->source.sent;
-    w->waiting = p->turns && p->turn[0].in;
-}
-
-static void watch_look(struct watch *w)
-{
-    const struct gpu_program *p = w->program;
-    if (!w->in) return;
-    uint32_t in = atomic_load_explicit(w->in, memory_order_relaxed);
-    uint32_t out = atomic_load_explicit(w->out, memory_order_relaxed);
-    bool sent = atomic_load_explicit(w->sent, memory_order_relaxed) == 1;
-    w->seen_ns = units_now_ns();
-    while (w->turn < p->turns) {
-        const struct gpu_turn *turn = &p->turn[w->turn], *next = w->turn + 1 < p->turns ? turn + 1 : NULL;
-        bool published =
-            turn->out && (out >= turn->out || (turn->last_out && sent) || (next && in >= next->in));
-        if (w->waiting) {
-            if (in < turn->in && !published) return;
-            w->waited_ns += w->seen_ns - w->since_ns;
-            w->waiting = false;
-        }
-        if (!published) return;
-        w->turn++;
-        w->waiting = next != NULL;
-        w->since_ns = w->seen_ns;
-    }
-}
-
-static uint64_t watch_end(const struct watch *w)
-{
-    return w->waited_ns + (w->waiting && w->turn < w->program->turns ? w->seen_ns - w->since_ns : 0);
+    const struct arena *arena = g->base.arena;
+    bool two = arena_header_of(arena)->lanes == LANE_COUNT;
+    watch_begin(w, p, g->batch.token_count, two ? &arena_lane_of(arena, LANE_TO_GPU)->bell.value : NULL,
+                two ? &arena_lane_of(arena, LANE_TO_CPU)->bell.value : NULL, g->source.sent, units_now_ns());
 }
 
 /* Waits for the end word, looking at whose turn it is and after failures meanwhile. */
 static int wait_for_end(struct gpu_engine *g, struct watch *w, struct helm_err *err)
 {
     const uint64_t start_ns = units_now_ns();
-    const struct timespec nap = {.tv_nsec = LANE_NAP_US * 1000};
     bool patient = false;
     for (uint64_t checked_ns = start_ns;;) {
         if (atomic_load_explicit(g->source.end, memory_order_acquire) == 1) return 0;
-        watch_look(w);
         uint64_t now_ns = units_now_ns();
+        watch_look(w, now_ns);
         if (now_ns - checked_ns > END_CHECK_MS * UINT64_C(1000000)) {
             int rc = g->device->ops->check(g->device, err);
             if (rc) return rc;
@@ -151,7 +108,9 @@ static int wait_for_end(struct gpu_engine *g, struct watch *w, struct helm_err *
         }
         if (now_ns - start_ns > g->wait_ms * UINT64_C(1000000))
             return helm_fail(err, HELM_E_PEER, "the device has not finished a step within %u ms", g->wait_ms);
-        if (now_ns - start_ns < g->device->spin_us * UINT64_C(1000)) continue;
+        uint64_t nap_ns = watch_nap_ns(w, g->device->spin_us * UINT64_C(1000), now_ns);
+        if (!nap_ns) continue;
+        const struct timespec nap = {.tv_nsec = (long)nap_ns};
         if (!patient) prctl(PR_SET_TIMERSLACK, NAP_SLACK_NS, 0, 0, 0); /* naps as short as they are meant */
         patient = true;
         (void)nanosleep(&nap, NULL);
@@ -181,7 +140,7 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
     g->prefix.copied_bytes = 0;
     if (batch->row_count) {
         uint32_t phase = plan_phase_for(&g->plan, batch->token_count);
-        const struct gpu_program *p = &g->program[phase][gpu_tier_of(batch->token_count)];
+        struct gpu_program *p = &g->program[phase][gpu_tier_of(batch->token_count)];
         const struct gpu_issue issue = {.tokens = batch->token_count,
                                         .rows = batch->row_count,
                                         .samples = batch->sample_count,
@@ -190,7 +149,7 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
         fill_block(g, p);
         atomic_store_explicit(g->source.sent, 0, memory_order_relaxed);
         atomic_store_explicit(g->source.end, 0, memory_order_release);
-        watch_begin(&watch, g, p);
+        begin_watch(&watch, g, p);
         rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
         if (!rc && p->graph)
             rc = g->device->ops->graph_launch_beside(g->device, p->graph, err);

@@ -4,10 +4,12 @@ changes within minutes: each decode stands between two plain reads with the same
 
   cpu_share.py --bin DIR --model DIR [--rounds N] [--output N] [--buffer SIZE] [--seconds S] [--json FILE] [-- helmd options]
 
-Starts helmd (--strategy thesis unless its options name a strategy or a plan) and helm-bench-read, which keeps a buffer far
-beyond the caches. A round: a read while the daemon idles, a decode of N tokens (default 8) at batch 1 through the socket with
-helmd's own counters taken before and after, a read. The read after one decode is the one before the next.
+Starts helmd (--strategy thesis unless its options name a strategy or a plan) and helm-bench-read twice: over a buffer of its
+own, far beyond the caches, and over the weights themselves, where the daemon's arena has them. A round: both reads while the
+daemon idles, a decode of N tokens (default 8) at batch 1 through the socket with helmd's own counters taken before and after,
+both reads. The reads after one decode are those before the next.
   share           bytes of weights that the CPU worker read, by its busy time (attention, norms and all), by the two reads' mean
+  of the same     the same by the reads of the weights' own memory: what it lies on (pages, node) is out of the comparison
   of whole steps  the same by the steps' time less the other workers' busy time: hand-overs and the coordinator are the CPU's
 --rounds default 30; --seconds: begin no round after so long (default 600). Standard library only.
 Exit status: 0; 2 usage; 5 something failed: counters that did not move, steps of unlike work, times that do not add up, a
@@ -32,14 +34,14 @@ TARGET = 0.92
 class Reader:
     """helm-bench-read with the worker's threads on the worker's node; `with` ends it."""
 
-    def __init__(self, options, worker):
+    def __init__(self, options, worker, memory):
         command = [os.path.join(options.bin, "helm-bench-read"), "--threads", str(worker["threads"]), "--node",
-                   str(worker["numa_node"]), "--buffer", options.buffer]
+                   str(worker["numa_node"])] + memory
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         words = self.process.stdout.readline().split()
-        if len(words) != 3 or words[0] != "ready" or int(words[1]) != worker["threads"]:
+        if len(words) != 4 or words[0] != "ready" or int(words[1]) != worker["threads"]:
             die(f"helm-bench-read: {' '.join(words) or 'ended'}")
-        self.bytes = int(words[2])
+        self.bytes, self.huge_bytes = int(words[2]), int(words[3])
 
     def __enter__(self):
         return self
@@ -55,6 +57,14 @@ class Reader:
         if not line or float(line) <= 0:
             die(f"helm-bench-read: no figure but '{line.strip()}'")
         return float(line)
+
+
+def arena_of(pid):
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{fd}"
+        if os.readlink(path).startswith("/memfd:helm-arena"):
+            return path
+    return die("helmd keeps no arena open")
 
 
 def worker_of(state, name):
@@ -90,16 +100,17 @@ def difference(before, after, output):
     return moved
 
 
-def one_round(options, endpoint, report, read_before, reader):
+def one_round(options, endpoint, report, before_gb_s, readers):
     before = status(options, endpoint)
     cell = bench(options, endpoint, report)
     moved = difference(before, status(options, endpoint), options.output)
-    read_after = reader.gb_s()
-    read = (read_before + read_after) / 2
+    after_gb_s = [reader.gb_s() for reader in readers]
+    read, same = ((b + a) / 2 for b, a in zip(before_gb_s, after_gb_s))
+    read_before, read_after = before_gb_s[0], after_gb_s[0]
     decode = moved["cpu_bytes"] / moved["cpu_busy_s"] / 1e9
     whole = moved["cpu_bytes"] / (moved["steps_s"] - moved["others_busy_s"]) / 1e9
     return dict(moved, read_before_gb_s=read_before, read_after_gb_s=read_after, read_gb_s=read, decode_gb_s=decode,
-                share=decode / read, whole_gb_s=whole, whole_share=whole / read,
+                same_after_gb_s=after_gb_s[1], same_gb_s=same, same_share=decode / same, share=decode / read, whole_gb_s=whole, whole_share=whole / read,
                 reads_apart=abs(read_after - read_before) / read, tok_s=cell["throughput_tok_s"]["p50"])
 
 
@@ -125,6 +136,8 @@ def print_report(result):
     for what, key, factor, unit in (("plain read around a decode", "read_gb_s", 1, "GB/s"),
                                     ("CPU worker, while it computes", "decode_gb_s", 1, "GB/s"),
                                     ("**its share of the read**", "share", 100, "%"),
+                                    ("plain read of the weights' own memory", "same_gb_s", 1, "GB/s"),
+                                    ("**its share of that**", "same_share", 100, "%"),
                                     ("share, rounds whose reads are within 5 %", "close_share", 100, "%"),
                                     ("share of whole steps less the other workers", "whole_share", 100, "%"),
                                     ("two reads of a round apart", "reads_apart", 100, "%"),
@@ -134,7 +147,9 @@ def print_report(result):
             count = f" ({s['count']})" if key == "close_share" else ""
             print(f"| {what}{count} | {factor * s['median']:.1f} {unit} | {factor * s['low_quartile']:.1f} to "
                   f"{factor * s['high_quartile']:.1f} | {factor * s['min']:.1f} | {factor * s['max']:.1f} |")
-    print(f"\n{result['at_target']} of {result['rounds_done']} rounds at {100 * TARGET:.0f} % or more; "
+    print(f"\n{result['at_target']} of {result['rounds_done']} rounds at {100 * TARGET:.0f} % or more, "
+          f"{result['same_at_target']} of the weights' own memory, {result['huge_bytes'] / GIB:.2f} of "
+          f"{result['weights_bytes'] / GIB:.2f} GiB of it on huge pages; "
           f"{result['cpu_bytes_a_step'] / 1e9:.3f} GB of weights a step on {result['threads']} threads of node "
           f"{result['node']} ({result['kernels']}); read over {result['read_bytes'] / GIB:.1f} GiB; "
           f"{result['seconds']:.0f} s")
@@ -171,27 +186,30 @@ def main():
         worker = worker_of(state, "cpu")
         if not worker:
             die("this plan has no CPU worker")
-        with Reader(options, worker) as reader:
+        with Reader(options, worker, ["--buffer", options.buffer]) as reader, \
+                Reader(options, worker, ["--arena", arena_of(daemon.process.pid)]) as same:
             bench(options, daemon.endpoint, report)  # every page touched, every thread awake once
-            rounds, read = [], reader.gb_s()
+            rounds, read = [], [reader.gb_s(), same.gb_s()]
             bad = 0
             while not bad and len(rounds) < options.rounds and (not rounds or time.monotonic() - begin < options.seconds):
                 try:
-                    rounds.append(one_round(options, daemon.endpoint, report, read, reader))
-                    read = rounds[-1]["read_after_gb_s"]
+                    rounds.append(one_round(options, daemon.endpoint, report, read, (reader, same)))
+                    read = [rounds[-1]["read_after_gb_s"], rounds[-1]["same_after_gb_s"]]
                 except SystemExit as why:  # said by die(): what went before is reported all the same
                     bad = why.code
             if not rounds:
                 sys.exit(bad)
             result = {"rounds_done": len(rounds), "output": options.output, "threads": worker["threads"],
                       "node": worker["numa_node"], "kernels": worker["kernels"], "read_bytes": reader.bytes,
+                      "weights_bytes": same.bytes, "huge_bytes": same.huge_bytes,
                       "helmd": options.helmd, "model": options.model, "rounds": rounds}
     result["seconds"] = time.monotonic() - begin
     close = [r["share"] for r in rounds if r["reads_apart"] <= CLOSE_READS]
     result["spread"] = {key: spread([r[key] for r in rounds]) for key in
-                        ("share", "whole_share", "read_gb_s", "decode_gb_s", "whole_gb_s", "reads_apart", "tok_s")}
+                        ("share", "same_share", "whole_share", "read_gb_s", "same_gb_s", "decode_gb_s", "whole_gb_s", "reads_apart", "tok_s")}
     result["spread"]["close_share"] = spread(close) if close else None
     result["at_target"] = sum(r["share"] >= TARGET for r in rounds)
+    result["same_at_target"] = sum(r["same_share"] >= TARGET for r in rounds)
     result["cpu_bytes_a_step"] = rounds[0]["cpu_bytes"] / rounds[0]["steps"]
     if options.json:  # before the checks: what they refuse can be looked at
         with open(options.json, "w", encoding="utf-8") as file:

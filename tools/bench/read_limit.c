@@ -1,9 +1,9 @@
 /* How fast the machine's memory can be read just now, with the threads that a worker uses. See bench.h.
  *
  * Called between cells. Owns its threads, pinned one a core, and a buffer past every cache on huge pages
- * where the kernel gives them, first touched by the threads that read it. Pieces are taken from a common
- * counter, so a preempted thread holds up one piece, as in the worker's pool. The loop (streams, prefetch
- * distance) is the fastest of several, tried once at the start. */
+ * where the kernel gives them, first touched by the threads that read it; or it reads memory of the caller.
+ * Pieces are taken from a common counter, so a preempted thread holds up one piece, as in the worker's pool.
+ * The loop (streams, prefetch distance) is the fastest of several, tried once at the start. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -35,7 +35,8 @@ struct read_thread {
 };
 
 struct read_limit {
-    char *data;
+    char *data; /* own: of this struct; else the caller's, and only read */
+    bool own;
     uint64_t bytes, pieces;
     probe_read_fn *read;
     unsigned streams;
@@ -152,7 +153,20 @@ static int start_threads(struct read_limit *limit, const struct cpu_set *set, st
     return 0;
 }
 
-int read_limit_open(uint32_t threads, int node, uint64_t bytes, struct read_limit **out, struct helm_err *err)
+/* A buffer of the struct's own, not touched yet. */
+static int map_buffer(struct read_limit *limit, struct helm_err *err)
+{
+    void *data = mmap(NULL, limit->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+        return helm_fail_errno(err, "%llu bytes to measure reading", (unsigned long long)limit->bytes);
+    (void)madvise(data, limit->bytes, MADV_HUGEPAGE); /* small pages are read too, more slowly */
+    limit->data = data;
+    limit->own = true;
+    return 0;
+}
+
+int read_limit_open_over(uint32_t threads, int node, const void *memory, uint64_t bytes,
+                         struct read_limit **out, struct helm_err *err)
 {
     struct read_limit *limit = NULL;
     struct cpu_set *set = malloc(sizeof *set);
@@ -174,16 +188,11 @@ int read_limit_open(uint32_t threads, int node, uint64_t bytes, struct read_limi
     }
     limit->pieces = bytes / PIECE_BYTES ? bytes / PIECE_BYTES : 1;
     limit->bytes = limit->pieces * PIECE_BYTES;
-    limit->data = mmap(NULL, limit->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (limit->data == MAP_FAILED) {
-        limit->data = NULL;
-        rc = helm_fail_errno(err, "%llu bytes to measure reading", (unsigned long long)limit->bytes);
-        goto out;
-    }
-    (void)madvise(limit->data, limit->bytes, MADV_HUGEPAGE); /* small pages are read too, more slowly */
-    rc = start_threads(limit, set, err);
+    limit->data = (char *)(uintptr_t)memory;
+    rc = memory ? 0 : map_buffer(limit, err);
+    if (!rc) rc = start_threads(limit, set, err);
     if (rc < 0) goto out;
-    run_job(limit, READ_JOB_TOUCH);
+    if (limit->own) run_job(limit, READ_JOB_TOUCH);
     choose_loop(limit);
     *out = limit;
     limit = NULL;
@@ -191,6 +200,11 @@ out:
     if (limit && !limit->thread[0].started) read_limit_close(&limit);
     free(set);
     return rc;
+}
+
+int read_limit_open(uint32_t threads, int node, uint64_t bytes, struct read_limit **out, struct helm_err *err)
+{
+    return read_limit_open_over(threads, node, NULL, bytes, out, err);
 }
 
 double read_limit_measure(struct read_limit *limit)
@@ -214,6 +228,6 @@ void read_limit_close(struct read_limit **limit)
         pthread_barrier_destroy(&l->begin);
         pthread_barrier_destroy(&l->end);
     }
-    if (l->data) munmap(l->data, l->bytes);
+    if (l->own) munmap(l->data, l->bytes);
     free(l);
 }

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
 #pragma unroll 4
         for (uint32_t f = threadIdx.x; f < quads; f += WARPS * 32) {
             float4 v = __ldcg(reinterpret_cast<const float4 *>(p.x) + f), n = x4[x_place<T>(f)];
-            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            squares = add_squares(squares, v);
             x4[x_place<T>(f)] = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
         }
     } else {
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (i - batch) * q.chunks;
             float a = 0, b = 0;
             for (uint32_t c = 0; c < q.chunks; c++) a += from[c].x, b += from[c].y;
-            linear_finish(p, share.first + i * share.step, 0, a * scale, b * scale);
+            linear_finish(p, share.first + i * share.step, 0, __fmul_rn(a, scale), __fmul_rn(b, scale));
         }
     }
 }

@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_packed(const __grid_constant_
 #pragma unroll 4
         for (uint32_t f = threadIdx.x; f < quads; f += WARPS * 32) {
             float4 v = __ldcg(reinterpret_cast<const float4 *>(p.x) + f), n = x4[x_place<__nv_bfloat16>(f)];
-            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            squares = add_squares(squares, v);
             x4[x_place<__nv_bfloat16>(f)] = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
         }
     } else {
@@ -331,14 +331,14 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_packed(const __grid_constant_
         if (!p.swiglu) {
             const float *from = sums + i * 2 * chunks;
             const float a = row_sum(from, chunks), b = row_sum(from + chunks, chunks);
-            linear_finish(p, first + i, 0, a * scale, b * scale);
+            linear_finish(p, first + i, 0, __fmul_rn(a, scale), __fmul_rn(b, scale));
             continue;
         }
         const uint32_t row = 2 * first + i; /* one of the two of gate's run and of up's */
         const float *from = sums + (i / 2 * 4 + i % 2) * chunks;
         if (row >= p.segment[0].rows) continue;
         const float a = row_sum(from, chunks), b = row_sum(from + 2 * chunks, chunks);
-        linear_finish(p, row, 0, a * scale, b * scale);
+        linear_finish(p, row, 0, __fmul_rn(a, scale), __fmul_rn(b, scale));
     }
 }
 

@@ -1,7 +1,7 @@
 /* One tile of two rows of weights in shared memory against x: the inner step of every kernel that streams
  * weights through a ring.
  *
- * Included by gemv.cu and chain.cu. */
+ * Included by gemv.cu, gemv_packed.cu and chain.cu. */
 #ifndef HELM_WORKER_GPU_KERNELS_TILE_CUH
 #define HELM_WORKER_GPU_KERNELS_TILE_CUH
 
@@ -25,6 +25,13 @@ template <typename T> __device__ __forceinline__ uint32_t x_place(uint32_t f)
 {
     if (sizeof(T) == 4) return f;
     return (f & ~63u) + ((f & 1) << 5) + ((f & 63) >> 1);
+}
+
+/* sum + v . v. Spelled out, as is what gemv and gemv_packed do with it: these two have the same bits whatever
+ * else the compiler has to do in either. */
+__device__ __forceinline__ float add_squares(float sum, const float4 &v)
+{
+    return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, sum))));
 }
 
 /* One 16-byte unit of two rows against x; even and odd columns apart, for shorter chains of additions. */

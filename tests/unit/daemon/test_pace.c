@@ -21,7 +21,7 @@ static uint64_t step(struct pace *pace, uint32_t rows, uint32_t tokens, uint64_t
 static void test_steps_end_as_those_before(void **state)
 {
     (void)state;
-    static const uint64_t takes[] = {50, 250, 4500, 31000, 2000000};
+    static const uint64_t takes[] = {50, 250, 4500, PACE_LONGEST_US};
     for (size_t i = 0; i < sizeof takes / sizeof *takes; i++) {
         struct pace pace = {0};
         uint64_t now = 1000000, margin = takes[i] / PACE_MARGIN;
@@ -39,6 +39,21 @@ static void test_steps_end_as_those_before(void **state)
             pace_end(&pace, now + takes[i]);
             assert_true(pace.from_us == 0 && pace.until_us == 0);
             now += takes[i] + 20;
+        }
+    }
+}
+
+static void test_long_steps_are_slept_through(void **state)
+{
+    (void)state;
+    static const uint64_t takes[] = {PACE_LONGEST_US + 1, 61000, 2000000};
+    for (size_t i = 0; i < sizeof takes / sizeof *takes; i++) {
+        struct pace pace = {0};
+        uint64_t now = 5;
+        for (int n = 0; n < 4; n++) {
+            pace_begin(&pace, 1, 1, now);
+            assert_true(pace.from_us == 0 && pace.until_us == 0);
+            pace_end(&pace, now += takes[i]);
         }
     }
 }
@@ -94,9 +109,8 @@ static void test_only_a_free_cpu_looks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps_end_as_those_before),
-        cmocka_unit_test(test_other_steps_begin_anew),
-        cmocka_unit_test(test_one_held_up_widens_nothing),
+        cmocka_unit_test(test_steps_end_as_those_before), cmocka_unit_test(test_long_steps_are_slept_through),
+        cmocka_unit_test(test_other_steps_begin_anew),    cmocka_unit_test(test_one_held_up_widens_nothing),
         cmocka_unit_test(test_only_a_free_cpu_looks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

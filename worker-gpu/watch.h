@@ -1,0 +1,41 @@
+/* Whose turn it is in a step that two workers compute, and how long the host may sleep meanwhile.
+ *
+ * The device does not say when it waits for the other worker, and asking it would cost as much as a
+ * hand-over. But the lanes' words do: it waits from publishing a ticket (or the step's beginning) until the
+ * next one for it is published. A turn is seen when somebody looks: what a look comes late is its error.
+ *
+ * While the CPU worker computes it has every CPU, and a thread that looks takes one from it: the others then
+ * wait for the one that was held up. (Measured, 8B at 8 GiB on 16 CPUs: looking without pause for 10 ms of a
+ * step of 61 and every 20 us afterwards was 62,000 preemptions in 3 s.) So the host sleeps through most of
+ * what such a turn took the last times, and looks often only around its end.
+ *
+ * Called by step.c for each step; owns nothing. Pure: the time is the caller's. */
+#ifndef HELM_WORKER_GPU_WATCH_H
+#define HELM_WORKER_GPU_WATCH_H
+
+#include "worker-gpu/program.h"
+
+/* Longest and shortest sleep of the host, in ns. */
+#define WATCH_NAP_MAX_NS UINT64_C(10000000)
+#define WATCH_NAP_MIN_NS (UINT64_C(1000) * LANE_NAP_US)
+
+struct watch {
+    struct gpu_program *program;
+    const _Atomic uint32_t *in, *out, *sent; /* NULL: one worker computes everything */
+    uint32_t turn;
+    bool waiting;                          /* for the CPU worker */
+    uint64_t since_ns, seen_ns, waited_ns; /* `since` of this turn or of the wait for it */
+};
+
+/* A step of `tokens` begins. in, out: the words of the lanes to the GPU and to the CPU, sent: 1 when the last
+ * hand-over to the CPU was published; `in` NULL: there is no other worker. */
+void watch_begin(struct watch *w, struct gpu_program *program, uint32_t tokens, const _Atomic uint32_t *in,
+                 const _Atomic uint32_t *out, const _Atomic uint32_t *sent, uint64_t now_ns);
+void watch_look(struct watch *w, uint64_t now_ns);
+/* How long to sleep before the next look; 0: the device computes, it may be looked for without pause until
+ * spin_ns after its turn began. */
+uint64_t watch_nap_ns(const struct watch *w, uint64_t spin_ns, uint64_t now_ns);
+/* How long the device has waited for the other worker in all. */
+uint64_t watch_end(const struct watch *w);
+
+#endif
