@@ -9,7 +9,7 @@
 #include "worker-cpu/pin.h"
 #include "worker-cpu/print.h"
 
-#define LANE_SPIN_US      2000
+#define LANE_SPIN_US      POOL_SPIN_QUIET_US
 #define LANE_SPIN_THREADS 4
 
 int engine_choose_kernels(struct engine *engine, const char *name, enum dtype kv_dtype, struct helm_err *err)

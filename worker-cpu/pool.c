@@ -18,8 +18,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/units.h"
@@ -32,8 +32,12 @@
 #define SERIAL_MASK ((1u << 28) - 1)
 #define NOT_ENDED   UINT32_MAX
 
-/* How long after it was last taken off its CPU a thread takes it that others want that, too. */
-#define CROWDED_NS UINT64_C(100000000)
+/* A thread that lost so much of its time, and this part of it, takes it that others want its CPU, too, and
+ * does so for CROWDED_NS. Less is what helmd and a GPU worker take for a step. */
+#define CROWDED_LEAST_NS UINT64_C(250000)
+#define CROWDED_PART     16
+#define CROWDED_NS       UINT64_C(100000000)
+#define CROWDED_LOOK_NS  UINT64_C(100000) /* how often a spinning thread looks */
 
 /* Who sleeps, and whom a wake-up is for: a bit a thread; threads from FAR_INDEX on share the last one. Thread
  * 0 also waits for the end of a run, which is no reason to wake the others. */
@@ -51,8 +55,9 @@ struct pool_thread {
     uint32_t index;
     int cpu; /* -1: not pinned */
     /* of this thread alone: */
-    uint64_t since; /* when it last had work; 0: it has had some since it last waited */
-    long switches;  /* how often it had been taken off its CPU when it last looked */
+    uint64_t since;             /* when it last had work; 0: it has had some since it last waited */
+    uint64_t looked_ns, cpu_ns; /* when it last looked, and its own CPU time then */
+    uint64_t slept_ns;          /* in futex since then */
     uint64_t crowded_until;
 };
 
@@ -103,13 +108,24 @@ static void pool_sleep(struct pool *pool, uint32_t seen, uint32_t self)
         atomic_fetch_sub_explicit(&pool->far_asleep, 1, memory_order_relaxed);
 }
 
-/* Whether nothing else has wanted this thread's CPU lately. */
+static uint64_t thread_cpu_ns(void)
+{
+    struct timespec t = {0};
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* cannot fail: the clock is its own thread's */
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+/* Whether nothing else has wanted this thread's CPU lately: it had the CPU whenever it wanted it. */
 static bool thread_is_quiet(struct pool_thread *thread, uint64_t now)
 {
-    struct rusage usage;
-    if (getrusage(RUSAGE_THREAD, &usage)) return false;
-    if (usage.ru_nivcsw != thread->switches) thread->crowded_until = now + CROWDED_NS;
-    thread->switches = usage.ru_nivcsw;
+    uint64_t cpu_ns = thread_cpu_ns(), passed = now - thread->looked_ns;
+    uint64_t wanted = passed > thread->slept_ns ? passed - thread->slept_ns : 0;
+    uint64_t had = cpu_ns - thread->cpu_ns, lost = wanted > had ? wanted - had : 0;
+    if (thread->looked_ns && lost >= CROWDED_LEAST_NS && lost > wanted / CROWDED_PART)
+        thread->crowded_until = now + CROWDED_NS;
+    thread->looked_ns = now;
+    thread->cpu_ns = cpu_ns;
+    thread->slept_ns = 0;
     return now >= thread->crowded_until;
 }
 
@@ -120,11 +136,12 @@ static void pool_wait(struct pool *pool, uint32_t seen, struct pool_thread *thre
     uint64_t spin_ns = (uint64_t)pool->spin_us * 1000,
              quiet_ns = (uint64_t)atomic_load_explicit(&pool->quiet_spin_us, memory_order_relaxed) * 1000;
     pool_idle_fn *idle = atomic_load_explicit(&pool->idle, memory_order_acquire);
-    bool longer = spin_ns == 0 || quiet_ns <= spin_ns;
+    if (spin_ns == 0) quiet_ns = 0; /* told not to spin */
     for (uint32_t piece = 0; idle; piece++) {
         if (atomic_load_explicit(&pool->serial, memory_order_acquire) != seen) return;
         if (!idle(pool->idle_ctx, thread->index, piece)) break;
     }
+    uint64_t look_ns = 0;
     for (uint32_t turn = 0;; turn++) {
         if (atomic_load_explicit(&pool->serial, memory_order_acquire) != seen) return;
         _mm_pause();
@@ -132,12 +149,15 @@ static void pool_wait(struct pool *pool, uint32_t seen, struct pool_thread *thre
         uint64_t now = units_now_ns();
         if (!thread->since) thread->since = now;
         if (now - thread->since < spin_ns) continue;
-        if (longer || !thread_is_quiet(thread, now)) break;
-        longer = true;
-        spin_ns = quiet_ns;
+        if (now - thread->since >= quiet_ns) break;
+        if (now < look_ns) continue;
+        if (!thread_is_quiet(thread, now)) break;
+        look_ns = now + CROWDED_LOOK_NS;
     }
+    uint64_t slept_ns = units_now_ns();
     while (atomic_load_explicit(&pool->serial, memory_order_acquire) == seen)
         pool_sleep(pool, seen, thread->index);
+    thread->slept_ns += units_now_ns() - slept_ns;
 }
 
 /* Takes one chunk of region `serial` from a range, from the front (its owner) or from the back (a thief). */

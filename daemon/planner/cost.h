@@ -34,7 +34,7 @@ struct cost_step {
 /* A hand-over's price in the profile is one with so few bytes; what is beyond crosses at the link's rate. */
 #define COST_HAND_OVER_BYTES 8192
 /* Without a unit for so long the CPU's threads sleep (worker-cpu/pool.h, POOL_SPIN_QUIET_US). */
-#define COST_CPU_AWAKE_S 100e-6
+#define COST_CPU_AWAKE_S 5e-3
 
 /* Prices in seconds. `beside`: while the link streams (CPU), while the CPU computes (link). */
 struct cost_unit {

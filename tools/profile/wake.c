@@ -18,10 +18,11 @@
 #include "worker-cpu/pin.h"
 #include "worker-cpu/pool.h"
 
-#define PAUSE_MS    2 /* more than anybody looks for work without pause */
-#define WAIT_MS     10000
-#define LEAST_S     1e-7       /* that is believed */
-#define PIECE_BYTES (32 * MIB) /* of memory that a pool reads: some hundred microseconds for many threads */
+#define PAUSE_MS      2 /* more than anybody looks for a doorbell without pause */
+#define POOL_PAUSE_MS (2 * POOL_SPIN_QUIET_US / 1000)
+#define WAIT_MS       10000
+#define LEAST_S       1e-7       /* that is believed */
+#define PIECE_BYTES   (32 * MIB) /* of memory that a pool reads: some hundred microseconds for many threads */
 
 /* The other thread: it sleeps until it is rung, each time. */
 struct sleeper {
@@ -91,7 +92,7 @@ static void *peer_main(void *arg)
     (void)sched_setaffinity(0, sizeof *s->cpus, s->cpus); /* else on its maker's, who waits for it */
     for (uint32_t i = 0; i < s->rounds; i++) {
         if (!doorbell_wait(&s->bell, i, 0, WAIT_MS, NULL)) break;
-        pause_ms(PAUSE_MS);
+        pause_ms(POOL_PAUSE_MS);
         atomic_store(&s->then_s, profile_now_s());
         atomic_store_explicit(&s->word, i + 1, memory_order_release);
     }

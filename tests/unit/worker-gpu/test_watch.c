@@ -81,12 +81,12 @@ static void test_device_is_looked_for(void **state)
     words.in = 1;
     watch_look(&w, 50 * MS);
     assert_int_equal(watch_nap_ns(&w, SPIN_NS, 50 * MS + SPIN_NS - 1), 0);
-    assert_int_equal(watch_nap_ns(&w, SPIN_NS, 50 * MS + SPIN_NS), WATCH_NAP_MIN_NS);
+    assert_int_equal(watch_nap_ns(&w, SPIN_NS, 50 * MS + SPIN_NS), LANE_NAP_US * 1000);
     struct gpu_program alone = {0};
     watch_begin(&w, &alone, 1, NULL, NULL, NULL, 7);
     watch_look(&w, 8);
     assert_int_equal(watch_nap_ns(&w, SPIN_NS, 8), 0);
-    assert_int_equal(watch_nap_ns(&w, SPIN_NS, 7 + SPIN_NS), WATCH_NAP_MIN_NS);
+    assert_int_equal(watch_nap_ns(&w, SPIN_NS, 7 + SPIN_NS), LANE_NAP_US * 1000);
     assert_int_equal(watch_end(&w), 0);
 }
 

@@ -192,12 +192,14 @@ static void a_cpu_that_slept_is_late(void **state)
     const enum plan_home apart[] = {C, G, C, G}, once[] = {C, C, G, G}, all[] = {C, C, C, C},
                          none[] = {G, G, G, G};
     m.table.wake = 0.25e-3;
-    expect(seconds_of(&m, apart, 0), 22e-3 + 2 * 0.25e-3);
-    expect(seconds_of(&m, once, 0), 22e-3 + 0.25e-3);
+    const double visit = 2 * COST_CPU_AWAKE_S;
+    for (uint32_t u = 0; u < 4; u++) m.unit[u].gpu = visit;
+    expect(seconds_of(&m, apart, 0), 20e-3 + 2 * visit + 2 * 0.25e-3);
+    expect(seconds_of(&m, once, 0), 20e-3 + 2 * visit + 0.25e-3);
     /* From its last unit of a step to the first of the next it does not fall asleep. */
     expect(seconds_of(&m, all, 0), 40e-3);
     const struct cost_plan gpu = {.home = none, .embed = G, .head = G};
-    expect(cost_seconds(&m.table, &gpu, INFINITY), 4e-3);
+    expect(cost_seconds(&m.table, &gpu, INFINITY), 4 * visit);
     /* Nor where a visit of the GPU is short enough, the threads looking for work meanwhile. */
     for (uint32_t u = 0; u < 4; u++) m.unit[u].gpu = 0.9 * COST_CPU_AWAKE_S;
     expect(seconds_of(&m, apart, 0), 20e-3 + 1.8 * COST_CPU_AWAKE_S);
