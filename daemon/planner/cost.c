@@ -60,14 +60,18 @@ static int require(double rate, const char *name, struct helm_err *err)
     return helm_fail(err, HELM_E_FORMAT, "the profile lacks %s: a step cannot be priced without it", name);
 }
 
-/* At the number of tokens nearest to the step's of those that were measured with the link and without. */
+/* How many times as long a step's products take while the link streams. That is measured at a few numbers of
+ * tokens: at one between them the factor is between theirs. (Not the quotient of both rates there: those
+ * bend, the rate alone at points that the other one does not have.) Outside, the nearest one's. */
 static double slowed_by_link(const struct profile_cpu *cpu, uint32_t tokens)
 {
-    const struct profile_table *beside = &cpu->linear_beside;
-    if (beside->count == 0) return 1;
-    if (tokens < beside->point[0].x) tokens = beside->point[0].x;
-    if (tokens > beside->point[beside->count - 1].x) tokens = beside->point[beside->count - 1].x;
-    return fmax(1, profile_table_at(&cpu->linear, tokens).value / profile_table_at(beside, tokens).value);
+    struct profile_table slowed = cpu->linear_beside;
+    if (slowed.count == 0) return 1;
+    for (uint32_t i = 0; i < slowed.count; i++) {
+        struct profile_point *at = &slowed.point[i];
+        at->y.value = fmax(1, profile_table_at(&cpu->linear, at->x).value / at->y.value);
+    }
+    return profile_table_at(&slowed, tokens).value;
 }
 
 static int rates_of_cpu(struct pricing *p, struct helm_err *err)

@@ -320,6 +320,39 @@ static void a_chunk_costs_what_it_takes_in_a_prompt(void **state)
     expect("no company helps", p->table.unit[11].cpu_beside, m.cpu_beside);
 }
 
+/* What the link slows is measured at a few sizes of steps, and is theirs: a short prompt's steps, which read
+ * more than they work, are not slowed by what a longer one's were. */
+static void link_slows_by_size(void **state)
+{
+    struct priced *p = *state;
+    static const struct {
+        uint32_t tokens;
+        double rate, slowed;
+    } expected[] = {
+        {20, 0.4e12, 1}, {32, 0.4e12, 1}, {64, 0.9e12, 1.125}, {128, 1e12, 1.25}, {256, 1e12, 1.25}};
+    p->profile = round_numbers();
+    p->profile.cpu.linear.point[0] = (struct profile_point){32, made_up_value(0.4e12)};
+    p->profile.cpu.linear.point[1] = (struct profile_point){64, made_up_value(0.9e12)};
+    p->profile.cpu.linear.point[2] = (struct profile_point){128, made_up_value(1e12)};
+    p->profile.cpu.linear.count = 3;
+    const struct profile alone = p->profile;
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+        const uint32_t n = expected[i].tokens;
+        const struct cost_step step = {n, 1, 1, n, DTYPE_F16, NULL};
+        p->profile = alone;
+        price(p, step);
+        const struct cost_unit before = p->table.unit[11];
+        p->profile.cpu.linear_beside.point[0] = (struct profile_point){32, made_up_value(0.4e12)};
+        p->profile.cpu.linear_beside.point[1] = (struct profile_point){128, made_up_value(0.8e12)};
+        p->profile.cpu.linear_beside.count = 2;
+        price(p, step);
+        const double work = 2 * 3.0 * 4096 * 12288 * n / expected[i].rate;
+        expect("alone", p->table.unit[11].cpu, before.cpu);
+        expect("beside the link", p->table.unit[11].cpu_beside,
+               before.cpu_beside + (expected[i].slowed - 1) * work);
+    }
+}
+
 /* A layer with a window reads and multiplies what the window shows. */
 static void windows_limit_attention(void **state)
 {
@@ -546,6 +579,7 @@ int main(void)
         WITH_8B(several_tokens_share_the_weights),
         WITH_8B(a_chunk_attends_causally),
         WITH_8B(a_chunk_costs_what_it_takes_in_a_prompt),
+        WITH_8B(link_slows_by_size),
         WITH_8B(windows_limit_attention),
         WITH_8B(refusals_say_what_is_missing),
         WITH_8B(better_rates_are_never_dearer),
