@@ -20,11 +20,13 @@
 #include "daemon/worker_process.h"
 #include "tools/profile/profile_tool.h"
 
-#define BESIDE_S       0.6
-#define BESIDE_QUICK_S 0.15
-#define ATTEMPTS       2
-#define ATTEMPTS_QUICK 4
-#define PATH_TEXT      4096
+#define BESIDE_S             0.6
+#define BESIDE_QUICK_S       0.15
+#define CHUNK_BESIDE_S       2.5
+#define CHUNK_BESIDE_QUICK_S 1.5
+#define ATTEMPTS             2
+#define ATTEMPTS_QUICK       4
+#define PATH_TEXT            4096
 
 struct options {
     const char *device, *out, *disk, *worker_dir;
@@ -45,14 +47,21 @@ static bool has_device(const struct tool *t)
     return t->device.ledger.kind != LEDGER_DEVICE_NONE;
 }
 
-/* Work instead of reading: less of the memory's bandwidth is the CPU's, and it is held up less. */
-static int measure_chunk_beside(struct profile *p, struct profile_cpu_run *cpu,
+/* A prompt's steps, in turns with the same alone. At least one turn; of a machine on which it takes long, no
+ * more. */
+static int measure_chunk_beside(struct tool *t, struct profile_cpu_run *cpu,
                                 struct profile_device_run *device, struct helm_err *err)
 {
+    struct profile *p = &t->profile;
     struct profile_samples link = {.count = 0};
-    int rc = profile_device_stream_start(device, err);
-    if (!rc) rc = profile_cpu_linear_beside(cpu, &p->cpu, err);
-    if (!rc) rc = profile_device_stream_stop(device, &link, err);
+    double end = profile_now_s() + (t->options.quick ? CHUNK_BESIDE_QUICK_S : CHUNK_BESIDE_S);
+    int rc = 0;
+    do {
+        rc = profile_device_stream_start(device, err);
+        if (!rc) rc = profile_cpu_linear_turn(cpu, true, &p->cpu, err);
+        if (!rc) rc = profile_device_stream_stop(device, &link, err);
+        if (!rc) rc = profile_cpu_linear_turn(cpu, false, &p->cpu, err);
+    } while (!rc && profile_now_s() < end && !profile_late(&t->progress));
     if (!rc && p->cpu.linear_beside.count) p->link.h2d_beside_chunk = profile_samples_value(&link);
     return rc;
 }
@@ -74,7 +83,7 @@ static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct pr
     }
     if (rc) return rc;
     p->link.h2d_beside = profile_samples_value(&link);
-    rc = measure_chunk_beside(p, cpu, device, err);
+    rc = measure_chunk_beside(t, cpu, device, err);
     if (rc) return rc;
     profile_say(&t->progress, "both at once: CPU %.4g GB/s (alone %.4g), link %.4g GB/s (alone %.4g)",
                 p->cpu.gemv_beside.value * 1e-9, p->cpu.gemv.value * 1e-9, p->link.h2d_beside.value * 1e-9,

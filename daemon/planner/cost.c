@@ -60,14 +60,34 @@ static int require(double rate, const char *name, struct helm_err *err)
     return helm_fail(err, HELM_E_FORMAT, "the profile lacks %s: a step cannot be priced without it", name);
 }
 
-/* At the number of tokens nearest to the step's of those that were measured with the link and without. */
+/* How many times as long a step's products take while the link streams. That is measured at a few numbers of
+ * tokens: at one between them the factor is between theirs. (Not the quotient of both rates there: those
+ * bend, the rate alone at points that the other one does not have.) Outside, the nearest one's. */
 static double slowed_by_link(const struct profile_cpu *cpu, uint32_t tokens)
 {
-    const struct profile_table *beside = &cpu->linear_beside;
-    if (beside->count == 0) return 1;
-    if (tokens < beside->point[0].x) tokens = beside->point[0].x;
-    if (tokens > beside->point[beside->count - 1].x) tokens = beside->point[beside->count - 1].x;
-    return fmax(1, profile_table_at(&cpu->linear, tokens).value / profile_table_at(beside, tokens).value);
+    struct profile_table slowed = cpu->linear_beside;
+    if (slowed.count == 0) return 1;
+    for (uint32_t i = 0; i < slowed.count; i++) {
+        struct profile_point *at = &slowed.point[i];
+        at->y.value = fmax(1, profile_table_at(&cpu->linear, at->x).value / at->y.value);
+    }
+    return profile_table_at(&slowed, tokens).value;
+}
+
+/* Operations a second of the step's products with a matrix of so many columns. A thread takes rows in runs,
+ * of which each begins with weights that nothing has fetched: what that takes is the same whatever the rows'
+ * length, so an operation takes longer by a line in one over the columns, through the two that were measured.
+ */
+static double linear_of_cols(const struct pricing *p, double cols)
+{
+    const struct profile_cpu *cpu = &p->profile->cpu;
+    double narrow = profile_table_at(&cpu->linear_narrow, p->step->tokens).value,
+           wide = profile_table_at(&cpu->linear_wide, p->step->tokens).value;
+    if (p->cpu.linear <= 0 || narrow <= 0 || wide <= narrow || cpu->narrow_cols >= cpu->wide_cols)
+        return p->cpu.linear; /* not known, or not so with these kernels */
+    double part = (1 / cols - 1.0 / cpu->wide_cols) / (1.0 / cpu->narrow_cols - 1.0 / cpu->wide_cols);
+    double seconds = 1 / wide + part * (1 / narrow - 1 / wide);
+    return 1 / fmax(seconds, 0.5 / wide); /* of rows much longer still */
 }
 
 static int rates_of_cpu(struct pricing *p, struct helm_err *err)
@@ -246,7 +266,9 @@ static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent
         if (t->layer < 0 || (uint32_t)t->layer >= m->config.layers) continue;
         uint32_t unit = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
         double parameters = t->rows == 1 ? 0 : (double)t->rows * (double)t->cols;
-        add_linear(&p->cpu, (double)t->bytes, parameters, p->step->tokens, &cpu[unit]);
+        struct device_rates rates = p->cpu;
+        if (parameters > 0) rates.linear = linear_of_cols(p, (double)t->cols);
+        add_linear(&rates, (double)t->bytes, parameters, p->step->tokens, &cpu[unit]);
         if (!p->device) continue;
         add_linear(&p->gpu, (double)t->bytes, parameters, p->step->tokens, &gpu[unit]);
         add_linear(&p->kernel, (double)t->bytes, parameters, p->step->tokens, &kernel[unit]);

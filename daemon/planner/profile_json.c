@@ -50,6 +50,10 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, operation, KIND_TIME, false),
     MEMBER(profile_cpu, wake, KIND_TIME, false),
     MEMBER(profile_cpu, linear_beside, KIND_TABLE, false),
+    MEMBER(profile_cpu, narrow_cols, KIND_U32, false),
+    MEMBER(profile_cpu, wide_cols, KIND_U32, false),
+    MEMBER(profile_cpu, linear_narrow, KIND_TABLE, false),
+    MEMBER(profile_cpu, linear_wide, KIND_TABLE, false),
 };
 static const struct member gpu_member[] = {
     MEMBER(profile_gpu, device, KIND_DEVICE, true),

@@ -4,7 +4,9 @@
  * Nothing is imitated: programs, pool, kernels, arena and pages are those of helm-worker-cpu, in this
  * process. The engine notes the time of every entry of a step. What one token takes is sampled by whole
  * steps: they are what is forecast, and on a machine that others use, too, most layers alone are lucky, while
- * hardly a step is. Of many tokens at once a layer takes as long as that, and is a sample of its own. */
+ * hardly a step is. Of many tokens at once a layer takes as long as that, and is a sample of its own; but
+ * what slows such a machine lasts for longer than a step, so each number of tokens is visited several times.
+ */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,16 +18,35 @@
 #include "tools/profile/profile_tool.h"
 #include "worker-cpu/pin.h"
 
-#define STEP_TOKENS   512
-#define CONTEXT       4608
-#define LONG          4096 /* positions that one query attends to */
-#define CHUNK_START   1024 /* positions before a chunk */
-#define FILL_BYTES    (16 * MIB)
-#define REGIONS       64 /* empty regions of the pool, one after another */
-#define LINEARS       4  /* of a decoded layer: q k v; o; gate up; down */
-#define GEMV_S        2.0
-#define TOKENS_BESIDE 128 /* of steps beside copies: a prompt's where CPU and link share it */
-#define STEP_S_MOST   5.0 /* a step expected to take longer is left out */
+#define STEP_TOKENS  512
+#define CONTEXT      4608
+#define LONG         4096 /* positions that one query attends to */
+#define CHUNK_START  1024 /* positions before a chunk */
+#define FILL_BYTES   (16 * MIB)
+#define REGIONS      64 /* empty regions of the pool, one after another */
+#define LINEARS      4  /* of a decoded layer: q k v; o; gate up; down */
+#define GEMV_S       2.0
+#define LINEAR_S     0.6  /* of steps of each number of tokens, all visits together */
+#define LINEAR_QUICK 0.25 /* seconds, the same in a hurry */
+#define VISITS       3
+#define STEP_S_MOST  5.0 /* a step expected to take longer is left out */
+
+/* In an order in which those that are left out, because they would take too long or the time is over, are
+ * between others. */
+static const uint32_t token_counts[] = {2, 16, 128, 512, 8, 64, 32, 4, 256};
+#define TOKEN_COUNTS (sizeof token_counts / sizeof *token_counts)
+/* Of steps beside copies: prompts that CPU and link share, a short one, whose steps take as long as reading
+ * the weights, and one whose steps are work. */
+static const uint32_t counts_beside[] = {32, 128};
+#define COUNTS_BESIDE (sizeof counts_beside / sizeof *counts_beside)
+
+/* Steps of one number of tokens. */
+struct many {
+    uint32_t tokens;
+    double spent_s, step_s;                   /* of all of them (0: none), of the last one */
+    struct profile_samples linear, attention; /* operations a second, alone */
+    struct profile_samples narrow, wide;      /* of products with the fewest columns, with the most */
+};
 
 struct profile_cpu_run {
     const struct profile_progress *progress;
@@ -39,10 +60,13 @@ struct profile_cpu_run {
     struct profile_samples gemv[2]; /* bytes a second: alone, beside copies */
     struct profile_samples read, operation;
     struct profile_samples once; /* seconds of a step beside its entries */
-    double region_s;             /* that a region of the pool costs, empty */
-    double params;               /* of a layer's matrices */
-    bool cached;                 /* too few weights: caches hold a part of them that counts */
-    cpu_set_t allowed;           /* the caller's CPUs before it became thread 0 */
+    struct many many[TOKEN_COUNTS];
+    double beside[COUNTS_BESIDE];               /* operations a second in this turn's step beside copies */
+    struct profile_samples kept[COUNTS_BESIDE]; /* of a step's speed, beside copies: each turn's */
+    double region_s;                            /* that a region of the pool costs, empty */
+    double params;                              /* of a layer's matrices */
+    bool cached;                                /* too few weights: caches hold a part of them that counts */
+    cpu_set_t allowed;                          /* the caller's CPUs before it became thread 0 */
 };
 
 /* ---- steps ---- */
@@ -343,54 +367,140 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
     return rc;
 }
 
-/* One step or more of so many tokens: a point of `table`, and with the most tokens of cpu.linear
- * attention_flops. */
-static int measure_tokens(struct profile_cpu_run *r, uint32_t n, struct profile_table *table,
-                          struct profile_cpu *cpu, struct helm_err *err)
+/* Columns of the linear that an entry of this layer is, 0: it is none. */
+static uint32_t cols_of(const struct program_entry *e, int32_t layer)
 {
-    struct profile_samples linear = {.count = 0}, attention = {.count = 0};
-    const struct model_config *c = &r->local.engine.model.config;
-    const double flops = 2 * r->params * n;
-    const double pairs = n * (CHUNK_START + (n + 1) / 2.0); /* of a query and a position that it sees */
-    double begin = profile_now_s(), spent = 0;
-    bool most = table == &cpu->linear && (table->count == 0 || n > table->point[table->count - 1].x);
-    do {
-        int rc = step(r, CHUNK_START, n, &spent, err);
-        if (rc) return rc;
-        for (uint32_t l = 0; l < layers_of(r); l++) {
-            double ns = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_LINEAR) | BIT(PROGRAM_NORM));
-            profile_samples_add(&linear, flops / (ns * 1e-9));
-            ns = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_ATTEND));
-            profile_samples_add(&attention, 4.0 * c->heads * c->head_dim * pairs / (ns * 1e-9));
+    return e->layer == layer && e->kind == PROGRAM_LINEAR ? e->segment[0].cols : 0;
+}
+
+/* The fewest and the most columns of a layer's matrices: they are alike in all layers. */
+static void find_cols(const struct profile_cpu_run *r, struct profile_cpu *cpu)
+{
+    const struct program *p = r->local.engine.run.program[0];
+    cpu->narrow_cols = cpu->wide_cols = 0;
+    for (uint32_t i = 0; i < p->count; i++) {
+        uint32_t cols = cols_of(&p->entry[i], 0);
+        if (cols == 0) continue;
+        if (cpu->narrow_cols == 0 || cols < cpu->narrow_cols) cpu->narrow_cols = cols;
+        if (cols > cpu->wide_cols) cpu->wide_cols = cols;
+    }
+}
+
+/* Operations a second of a layer's linears of so many columns, each with what is packed before it. */
+static double rate_of_cols(const struct profile_cpu_run *r, int32_t layer, uint32_t cols, uint32_t tokens)
+{
+    const struct program *p = r->local.engine.run.program[0];
+    uint64_t ns = 0, before = 0;
+    double params = 0;
+    for (uint32_t i = 0; i < p->count; i++) {
+        const struct program_entry *e = &p->entry[i];
+        if (e->layer == layer && e->kind == PROGRAM_NORM) before += r->entry_ns[i];
+        uint32_t its = cols_of(e, layer);
+        if (its == cols) {
+            ns += before + r->entry_ns[i];
+            for (uint32_t s = 0; s < e->segment_count; s++) params += (double)e->segment[s].rows * cols;
         }
-    } while (profile_now_s() - begin + spent < (r->quick ? 0.05 : 0.6));
-    profile_table_put(table, n, profile_samples_value(&linear));
-    if (most) cpu->attention_flops = profile_samples_value(&attention);
-    profile_say(r->progress, "CPU: %u tokens at once, %.4g GFLOP/s", n,
-                profile_table_at(table, n).value * 1e-9);
+        if (its) before = 0;
+    }
+    return ns ? 2 * params * tokens / ((double)ns * 1e-9) : 0;
+}
+
+/* One step of so many tokens. Returns in *rate what all its linears made of it; with `alone` it counts. */
+static int many_step(struct profile_cpu_run *r, struct many *m, bool alone, double *rate,
+                     struct profile_cpu *cpu, struct helm_err *err)
+{
+    const struct model_config *c = &r->local.engine.model.config;
+    const double n = m->tokens, flops = 2 * r->params * n;
+    const double pairs = n * (CHUNK_START + (n + 1) / 2); /* of a query and a position that it sees */
+    double seconds = 0;
+    int rc = step(r, CHUNK_START, m->tokens, &m->step_s, err);
+    if (rc) return rc;
+    m->spent_s += m->step_s;
+    find_cols(r, cpu);
+    for (uint32_t l = 0; l < layers_of(r); l++) {
+        double linear = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_LINEAR) | BIT(PROGRAM_NORM)) * 1e-9,
+               attend = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_ATTEND)) * 1e-9;
+        seconds += linear;
+        if (!alone) continue;
+        profile_samples_add(&m->linear, flops / linear);
+        profile_samples_add(&m->narrow, rate_of_cols(r, (int32_t)l, cpu->narrow_cols, m->tokens));
+        profile_samples_add(&m->wide, rate_of_cols(r, (int32_t)l, cpu->wide_cols, m->tokens));
+        profile_samples_add(&m->attention, 4.0 * c->heads * c->head_dim * pairs / attend);
+    }
+    *rate = flops * layers_of(r) / seconds;
     return 0;
 }
 
-/* In an order in which those that are left out, because they would take too long or the time is over, are
- * between others. */
-static int measure_linear(struct profile_cpu_run *r, struct profile_cpu *cpu, struct helm_err *err)
+/* What its steps say so far: a point of cpu.linear, and of the most tokens cpu.attention_flops. */
+static void many_put(const struct many *m, struct profile_cpu *cpu)
 {
-    static const uint32_t tokens[] = {2, 16, 128, 512, 8, 64, 32, 4, 256};
+    profile_table_put(&cpu->linear, m->tokens, profile_samples_value(&m->linear));
+    profile_table_put(&cpu->linear_narrow, m->tokens, profile_samples_value(&m->narrow));
+    profile_table_put(&cpu->linear_wide, m->tokens, profile_samples_value(&m->wide));
+    if (cpu->linear.count && m->tokens >= cpu->linear.point[cpu->linear.count - 1].x)
+        cpu->attention_flops = profile_samples_value(&m->attention);
+}
+
+/* Steps until all visits together have taken so long; the first visit makes one, however long it takes. */
+static int visit(struct profile_cpu_run *r, struct many *m, double until_s, struct profile_cpu *cpu,
+                 struct helm_err *err)
+{
+    double rate;
     int rc = 0;
-    for (size_t i = 0; i < sizeof tokens / sizeof *tokens && !rc; i++) {
-        double rate = profile_table_at(&cpu->linear, tokens[i]).value;
-        double seconds = rate > 0 ? 2 * r->params * layers_of(r) * tokens[i] / rate : 0;
-        if (seconds > STEP_S_MOST || (i > 2 && profile_late(r->progress))) continue;
-        rc = measure_tokens(r, tokens[i], &cpu->linear, cpu, err);
-    }
+    while (!rc && (m->spent_s <= 0 || m->spent_s + m->step_s <= until_s))
+        rc = many_step(r, m, true, &rate, cpu, err);
+    if (!rc) many_put(m, cpu);
     return rc;
 }
 
-int profile_cpu_linear_beside(struct profile_cpu_run *r, struct profile_cpu *cpu, struct helm_err *err)
+static int measure_linear(struct profile_cpu_run *r, struct profile_cpu *cpu, struct helm_err *err)
 {
-    double rate = profile_table_at(&cpu->linear, TOKENS_BESIDE).value;
-    if (rate <= 0 || 2 * r->params * layers_of(r) * TOKENS_BESIDE / rate > STEP_S_MOST) return 0;
-    return measure_tokens(r, TOKENS_BESIDE, &cpu->linear_beside, cpu, err);
+    const double most_s = r->quick ? LINEAR_QUICK : LINEAR_S;
+    int rc = 0;
+    for (uint32_t v = 0; v < VISITS; v++)
+        for (size_t i = 0; i < TOKEN_COUNTS && !rc; i++) {
+            struct many *m = &r->many[i];
+            m->tokens = token_counts[i];
+            double rate = profile_table_at(&cpu->linear, m->tokens).value;
+            double seconds = rate > 0 ? 2 * r->params * layers_of(r) * m->tokens / rate : 0;
+            if (v > 0 ? m->spent_s <= 0 : seconds > STEP_S_MOST) continue;
+            if ((v > 0 || i > 2) && profile_late(r->progress)) continue;
+            rc = visit(r, m, most_s * (v + 1) / VISITS, cpu, err);
+            if (!rc && v == 0)
+                profile_say(r->progress, "CPU: %u tokens at once, %.4g GFLOP/s", m->tokens,
+                            profile_table_at(&cpu->linear, m->tokens).value * 1e-9);
+        }
+    return rc;
+}
+
+static struct many *many_of(struct profile_cpu_run *r, uint32_t tokens)
+{
+    for (size_t i = 0; i < TOKEN_COUNTS; i++)
+        if (r->many[i].tokens == tokens && r->many[i].spent_s > 0) return &r->many[i];
+    return NULL;
+}
+
+/* What steps beside copies keep of their speed is a turn's own: the step alone that it is compared with
+ * follows within a tenth of a second. Two numbers taken a few seconds apart differ by more than copies do to
+ * them. */
+int profile_cpu_linear_turn(struct profile_cpu_run *r, bool beside, struct profile_cpu *cpu,
+                            struct helm_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < COUNTS_BESIDE && !rc; i++) {
+        struct many *m = many_of(r, counts_beside[i]);
+        double alone = 0;
+        if (!m) continue;
+        rc = many_step(r, m, !beside, beside ? &r->beside[i] : &alone, cpu, err);
+        if (rc || beside) continue;
+        many_put(m, cpu);
+        profile_samples_add(&r->kept[i], r->beside[i] / alone);
+        struct profile_value kept = profile_samples_value(&r->kept[i]);
+        const double linear = profile_table_at(&cpu->linear, m->tokens).value;
+        kept.value *= linear, kept.low *= linear, kept.high *= linear;
+        profile_table_put(&cpu->linear_beside, m->tokens, kept);
+    }
+    return rc;
 }
 
 int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, struct helm_err *err)

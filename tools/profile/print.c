@@ -48,6 +48,10 @@ void profile_print(const struct profile *p, FILE *out)
     if (gpu->device != PROFILE_DEVICE_NONE)
         print_value(out, "gemv beside", &cpu->gemv_beside, UNIT_BYTES, "while the link streams");
     print_table(out, "linear", &cpu->linear, UNIT_FLOPS, "tok", "by tokens");
+    snprintf(size, sizeof size, "%u columns", cpu->narrow_cols);
+    print_table(out, "  narrow", &cpu->linear_narrow, UNIT_FLOPS, "tok", size);
+    snprintf(size, sizeof size, "%u columns", cpu->wide_cols);
+    print_table(out, "  wide", &cpu->linear_wide, UNIT_FLOPS, "tok", size);
     print_value(out, "attention", &cpu->attention, UNIT_BYTES, "KV cache, one query");
     print_value(out, "attention chunk", &cpu->attention_flops, UNIT_FLOPS, "");
     print_value(out, "operation", &cpu->operation, UNIT_SECONDS, "beside its bytes");

@@ -85,9 +85,11 @@ HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct prof
  * gemv_beside, are then of all the time in which it did. */
 HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds, bool beside,
                                      struct profile_cpu *cpu, struct helm_err *err);
-/* Beside copies: cpu->linear_beside, at some of the numbers of tokens of cpu->linear. */
-HELM_MUST_CHECK int profile_cpu_linear_beside(struct profile_cpu_run *run, struct profile_cpu *cpu,
-                                              struct helm_err *err);
+/* Half a turn: steps of some of the numbers of tokens of cpu->linear beside copies, then the same alone.
+ * After the second half cpu->linear_beside is cpu->linear times what was kept of it, the median of all turns.
+ */
+HELM_MUST_CHECK int profile_cpu_linear_turn(struct profile_cpu_run *run, bool beside, struct profile_cpu *cpu,
+                                            struct helm_err *err);
 
 /* ---- host.c ---- */
 

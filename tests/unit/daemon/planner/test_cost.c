@@ -320,6 +320,72 @@ static void a_chunk_costs_what_it_takes_in_a_prompt(void **state)
     expect("no company helps", p->table.unit[11].cpu_beside, m.cpu_beside);
 }
 
+/* What the link slows is measured at a few sizes of steps, and is theirs: a short prompt's steps, which read
+ * more than they work, are not slowed by what a longer one's were. */
+static void link_slows_by_size(void **state)
+{
+    struct priced *p = *state;
+    static const struct {
+        uint32_t tokens;
+        double rate, slowed;
+    } expected[] = {
+        {20, 0.4e12, 1}, {32, 0.4e12, 1}, {64, 0.9e12, 1.125}, {128, 1e12, 1.25}, {256, 1e12, 1.25}};
+    p->profile = round_numbers();
+    p->profile.cpu.linear.point[0] = (struct profile_point){32, made_up_value(0.4e12)};
+    p->profile.cpu.linear.point[1] = (struct profile_point){64, made_up_value(0.9e12)};
+    p->profile.cpu.linear.point[2] = (struct profile_point){128, made_up_value(1e12)};
+    p->profile.cpu.linear.count = 3;
+    const struct profile alone = p->profile;
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+        const uint32_t n = expected[i].tokens;
+        const struct cost_step step = {n, 1, 1, n, DTYPE_F16, NULL};
+        p->profile = alone;
+        price(p, step);
+        const struct cost_unit before = p->table.unit[11];
+        p->profile.cpu.linear_beside.point[0] = (struct profile_point){32, made_up_value(0.4e12)};
+        p->profile.cpu.linear_beside.point[1] = (struct profile_point){128, made_up_value(0.8e12)};
+        p->profile.cpu.linear_beside.count = 2;
+        price(p, step);
+        const double work = 2 * 3.0 * 4096 * 12288 * n / expected[i].rate;
+        expect("alone", p->table.unit[11].cpu, before.cpu);
+        expect("beside the link", p->table.unit[11].cpu_beside,
+               before.cpu_beside + (expected[i].slowed - 1) * work);
+    }
+}
+
+/* What a run of rows begins with counts the more the shorter the rows. Here an operation takes 1 ps and, at
+ * 4,096 columns, a quarter more: at 12,288 a twelfth. */
+static void short_rows_are_dearer(void **state)
+{
+    struct priced *p = *state;
+    const struct cost_step step = {32, 1, 1, 32, DTYPE_F16, NULL};
+    const double half =
+        2 * 4096.0 * 12288 * 32; /* of one of the MLP's matrices: gate and up have 4,096 columns */
+    p->profile = round_numbers();
+    p->profile.cpu.linear.point[0] = (struct profile_point){2, made_up_value(1e12)};
+    price(p, step);
+    const struct cost_unit a = p->table.unit[10], m = p->table.unit[11];
+    p->profile.cpu.narrow_cols = 2048; /* twice a quarter */
+    p->profile.cpu.wide_cols = 8192;
+    p->profile.cpu.linear_narrow.point[0] = (struct profile_point){32, made_up_value(1e12 / 1.5)};
+    p->profile.cpu.linear_wide.point[0] = (struct profile_point){32, made_up_value(1e12 / 1.125)};
+    p->profile.cpu.linear_narrow.count = p->profile.cpu.linear_wide.count = 1;
+    price(p, step);
+    expect("MLP", p->table.unit[11].cpu - m.cpu, half * (2 * 0.25 + 1.0 / 12) / 1e12);
+    expect("attention", p->table.unit[10].cpu - a.cpu, 2 * 4096.0 * (2 * 4096 + 2 * 1024) * 32 * 0.25 / 1e12);
+    /* A steep line: of rows longer than what was measured half of those ones' seconds at least. */
+    p->profile.cpu.narrow_cols = 8000;
+    price(p, step);
+    expect("far outside", p->table.unit[11].cpu - m.cpu, half * (2 * 15.75 + 1.125 / 2 - 1) / 1e12);
+    /* Kernels to which columns do not matter, or the other way round: one rate. */
+    p->profile.cpu.linear_narrow.point[0].y = made_up_value(2e12);
+    price(p, step);
+    assert_true(p->table.unit[11].cpu == m.cpu && p->table.unit[10].cpu == a.cpu);
+    p->profile.cpu.linear_narrow.count = 0;
+    price(p, step);
+    assert_true(p->table.unit[11].cpu == m.cpu);
+}
+
 /* A layer with a window reads and multiplies what the window shows. */
 static void windows_limit_attention(void **state)
 {
@@ -546,6 +612,8 @@ int main(void)
         WITH_8B(several_tokens_share_the_weights),
         WITH_8B(a_chunk_attends_causally),
         WITH_8B(a_chunk_costs_what_it_takes_in_a_prompt),
+        WITH_8B(link_slows_by_size),
+        WITH_8B(short_rows_are_dearer),
         WITH_8B(windows_limit_attention),
         WITH_8B(refusals_say_what_is_missing),
         WITH_8B(better_rates_are_never_dearer),

@@ -68,6 +68,10 @@ static struct profile whole(void)
     add_point(&p.gpu.attention_rows, 4096, 40e12);
     add_point(&p.gpu.together, 512, 1.06);
     add_point(&p.cpu.linear_beside, 128, 4e12);
+    add_point(&p.cpu.linear_narrow, 32, 2e12);
+    add_point(&p.cpu.linear_wide, 32, 2.5e12);
+    p.cpu.narrow_cols = 4096;
+    p.cpu.wide_cols = 12288;
     p.gpu.issue = measured(5e-6);
     p.gpu.begin = measured(50e-6);
     p.gpu.begin_graph = measured(30e-6);
@@ -298,6 +302,9 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_true(again.gpu.attention_rows.count == 1 && again.gpu.attention_rows.point[0].x == 4096);
     assert_true(fabs(again.gpu.together.point[0].y.value / 1.06 - 1) < 1e-8);
     assert_true(fabs(again.cpu.linear_beside.point[0].y.value / 4e12 - 1) < 1e-8);
+    assert_true(again.cpu.narrow_cols == 4096 && again.cpu.wide_cols == 12288);
+    assert_true(fabs(again.cpu.linear_narrow.point[0].y.value / 2e12 - 1) < 1e-8);
+    assert_true(fabs(again.cpu.linear_wide.point[0].y.value / 2.5e12 - 1) < 1e-8);
     assert_true(fabs(again.gpu.issue.value / 5e-6 - 1) < 1e-8);
     assert_true(fabs(again.gpu.begin.value / 50e-6 - 1) < 1e-8);
     assert_true(fabs(again.gpu.begin_graph.value / 30e-6 - 1) < 1e-8);
