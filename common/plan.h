@@ -85,6 +85,7 @@ struct plan {
     uint32_t prefill_count;
     uint64_t ring_bytes;  /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
     bool pack;            /* `stream` weights cross the link packed, where they can be (host_weights.h) */
+    bool pack_cpu;        /* those that the CPU computes with are packed, too, where its kernels can */
     enum plan_home embed; /* where the embedding is: `cpu` or `gpu` */
     enum plan_home head;  /* where final norm, lm_head and sampling are: that worker writes the result */
     struct ledger host, vram;
