@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/model/arch.h"
 #include "common/units.h"
 
 static const enum tensor_role attention_roles[] = {TENSOR_Q, TENSOR_K, TENSOR_V, TENSOR_O},
@@ -26,15 +27,17 @@ bool host_weights_can_pack(const struct model_tensor *t)
            packed_takes(t->dtype, (uint32_t)t->rows, (uint32_t)t->cols);
 }
 
-static bool unit_can_pack(const struct model *model, uint32_t unit)
+void host_weights_packing(const struct model *model, bool *link, bool *cpu)
 {
-    size_t count;
-    const enum tensor_role *role = roles_of(unit, &count);
-    for (size_t i = 0; i < count; i++) {
-        const struct model_tensor *t = model_find(model, role[i], (int32_t)(unit / 2));
-        if (!t || !host_weights_can_pack(t)) return false;
+    const uint32_t units = 2 * model->config.layers;
+    for (uint32_t u = 0; u < units; u++) link[u] = cpu[u] = true;
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        const struct model_tensor *t = &model->tensors[i];
+        uint32_t u = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
+        if (t->layer < 0 || u >= units || arch_role_is_vector(t->role)) continue;
+        link[u] &= host_weights_can_pack(t);
+        cpu[u] &= host_weights_can_pack(t) && t->cols % HOST_WEIGHTS_CPU_COLS == 0;
     }
-    return true;
 }
 
 uint64_t host_weights_room(const struct model_tensor *t, bool packed)
@@ -66,7 +69,7 @@ int host_weights_plan(const struct model *model, const struct plan *plan, struct
     const struct model_config *c = &model->config;
     bool embed = plan->embed == PLAN_HOME_CPU, head = plan->head == PLAN_HOME_CPU;
     enum plan_home *home = NULL;
-    bool *packed = NULL;
+    bool *packed = NULL; /* [3][2 * layers]: of each unit; which can be, to cross the link and for the CPU */
     int rc = 0;
     memset(w, 0, sizeof *w);
     if (plan->layers != c->layers)
@@ -76,21 +79,22 @@ int host_weights_plan(const struct model *model, const struct plan *plan, struct
     w->place = calloc((size_t)model->tensor_count + 1, sizeof *w->place);
     w->cell = calloc(((size_t)c->layers + 1) * TENSOR_ROLE_COUNT, sizeof *w->cell);
     home = calloc(2 * (size_t)c->layers + 1, sizeof *home);
-    packed = calloc(2 * (size_t)c->layers + 1, sizeof *packed);
+    packed = calloc(6 * (size_t)c->layers + 1, sizeof *packed);
     if (!w->place || !w->cell || !home || !packed) {
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for the table of %u weights", model->tensor_count);
         goto out;
     }
     plan_unit_homes(plan, 0, home);
-    plan_packed_units(plan, packed);
+    bool *link = packed + 2 * (size_t)c->layers, *cpu = link + 2 * (size_t)c->layers;
+    host_weights_packing(model, link, cpu);
+    plan_packed_units(plan, link, cpu, packed);
     if (embed && !(head && c->tied_head)) rc = add_place(model, w, TENSOR_EMBED, -1, false, err);
     for (uint32_t u = 0; u < 2 * c->layers && !rc; u++) {
         size_t roles;
         const enum tensor_role *role = roles_of(u, &roles);
         if (home[u] == PLAN_HOME_GPU) continue;
-        bool pack = packed[u] && unit_can_pack(model, u);
         for (size_t i = 0; i < roles && !rc; i++)
-            rc = add_place(model, w, role[i], (int32_t)(u / 2), pack, err);
+            rc = add_place(model, w, role[i], (int32_t)(u / 2), packed[u], err);
     }
     if (!rc && head) rc = add_place(model, w, TENSOR_HEAD, -1, false, err);
     if (c->tied_head) w->cell[TENSOR_HEAD] = w->cell[TENSOR_EMBED]; /* one matrix, two uses */

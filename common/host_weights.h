@@ -6,11 +6,12 @@
  * the matrices in the order q k v o, gate up down, then the head, where embedding and head are the CPU's.
  * Norm weights and biases are not here: each worker keeps those it needs as fp32. Owns its table.
  *
- * Packed matrices. Weights that only cross the link lie here packed (common/packed.h), so that fewer bytes
- * cross: those of units that decode streams and no list gives to the CPU (plan_packed_units), if all matrices
- * of the unit can be packed. A packed matrix begins with its table of offsets; its groups follow. How small
- * it becomes is known when it is packed, so its place has room for the most: sizes here, and ledgers that go
- * by them, are upper bounds. */
+ * Packed matrices. Weights of a unit lie here packed (common/packed.h) so that fewer bytes cross the link, or
+ * are read by the CPU: plan_packed_units says of which units. All matrices of the unit must be of a kind and
+ * shape that can be packed, those that the CPU computes with in rows that its kernels take. A packed matrix
+ * begins with its table of offsets; its groups follow. How small it becomes is known when it is packed, so
+ * its place has room for the most: sizes here, and ledgers that go by them, are upper bounds. Embedding and
+ * head are never packed. */
 #ifndef HELM_COMMON_HOST_WEIGHTS_H
 #define HELM_COMMON_HOST_WEIGHTS_H
 
@@ -20,6 +21,9 @@
 #include "common/plan.h"
 
 #define HOST_WEIGHTS_ALIGN UINT64_C(64)
+/* The CPU computes with packed rows of a multiple of so many columns
+ * (worker-cpu/kernels/packed_kernels.h). */
+#define HOST_WEIGHTS_CPU_COLS (PACKED_TILE / 2)
 
 struct host_weights_place {
     const struct model_tensor *tensor; /* borrowed from the model */
@@ -36,8 +40,11 @@ struct host_weights {
     uint64_t matrix_bytes; /* without, and as they are in the files */
 };
 
-/* Whether a matrix can be packed, by dtype and shape. Of a unit (plan.h) all are, or none. */
+/* Whether a matrix can be packed, by dtype and shape. */
 bool host_weights_can_pack(const struct model_tensor *tensor);
+/* Of each of the model's units (2 * layers) whether all its matrices can be packed to cross the link, and for
+ * the CPU to compute with: for plan_packed_units. Of a unit all are packed, or none. */
+void host_weights_packing(const struct model *model, bool *link, bool *cpu);
 /* What a matrix takes here at most. */
 uint64_t host_weights_room(const struct model_tensor *tensor, bool packed);
 /* Of a packed one, from the beginning of its place on: where the groups begin, behind the table. */

@@ -77,12 +77,16 @@ void plan_unit_homes(const struct plan *plan, uint32_t phase, enum plan_home *ho
             home[u] = p.stages[i].home;
 }
 
-void plan_packed_units(const struct plan *plan, bool *packed)
+void plan_packed_units(const struct plan *plan, const bool *link, const bool *cpu, bool *packed)
 {
     for (uint32_t u = 0; u < 2 * plan->layers; u++) {
-        packed[u] = plan->pack && plan_unit_home(plan, 0, u) == PLAN_HOME_STREAM;
-        for (uint32_t p = 1; p < plan_phase_count(plan); p++)
-            packed[u] &= plan_unit_home(plan, p, u) == PLAN_HOME_STREAM;
+        bool on_cpu = false, other = false;
+        for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+            enum plan_home home = plan_unit_home(plan, p, u);
+            on_cpu |= home == PLAN_HOME_CPU;
+            other |= home != PLAN_HOME_CPU && home != PLAN_HOME_STREAM;
+        }
+        packed[u] = !other && (on_cpu ? plan->pack_cpu && cpu[u] : plan->pack && link[u]);
     }
 }
 

@@ -104,9 +104,11 @@ struct plan_phase plan_phase_at(const struct plan *plan, uint32_t phase);
 enum plan_home plan_unit_home(const struct plan *plan, uint32_t phase, uint32_t unit);
 /* Writes the homes of 2 * plan->layers units. */
 void plan_unit_homes(const struct plan *plan, uint32_t phase, enum plan_home *home);
-/* Writes for each of 2 * plan->layers units whether its weights are in host memory for the link alone: the
- * plan packs, decode streams the unit, and no phase gives it to the CPU. */
-void plan_packed_units(const struct plan *plan, bool *packed);
+/* Writes for each of 2 * plan->layers units whether its weights lie packed in host memory. `link`, `cpu`: the
+ * units whose matrices can be packed to cross the link, and for the CPU to compute with
+ * (host_weights_packing). What every phase streams goes by plan->pack and `link`; what some phase gives to
+ * the CPU, and the others to the CPU or the link, by plan->pack_cpu and `cpu`. */
+void plan_packed_units(const struct plan *plan, const bool *link, const bool *cpu, bool *packed);
 /* The shortest list of stages for these homes; `stages` holds up to 2 * layers. Bytes are left at 0. */
 uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages);
 
@@ -147,7 +149,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *                           "home": "gpu"|"cpu"|"stream"|"direct"|"disk", "bytes": N}, ...],
  *               "prefill_short": the same (optional), "prefill": the same (optional)},
  *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
- *    "ring_bytes": N (default 0), "pack": true (default) | false,
+ *    "ring_bytes": N (default 0), "pack": true (default) | false, "pack_cpu": true | false (default),
  *    "embed": "cpu"|"gpu" (default: where the first stage is computed),
  *    "head": "cpu"|"gpu" (default: where the last stage is computed),
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},

@@ -48,13 +48,14 @@ json_t *plan_to_json(const struct plan *plan)
     char key[40];
     json_t *stages = json_pack("{s:o}", "decode", stages_to_json(&decode));
     json_t *json =
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:s, s:s, s:o, s:o, s:b}", "layers",
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:s, s:s, s:o, s:o, s:b, s:b}", "layers",
                   (json_int_t)plan->layers, "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
                   (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
                   (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
                   plan->kv_dtype, "stages", stages, "ring_bytes", number_to_json(plan->ring_bytes), "embed",
                   plan_home_name(plan->embed), "head", plan_home_name(plan->head), "host",
-                  ledger_to_json(&plan->host), "vram", ledger_to_json(&plan->vram), "pack", plan->pack);
+                  ledger_to_json(&plan->host), "vram", ledger_to_json(&plan->vram), "pack", plan->pack,
+                  "pack_cpu", plan->pack_cpu);
     for (uint32_t i = 0; i < plan->prefill_count && json; i++) {
         /* a single prefill list is the one of long prompts */
         const char *name = prefill_names[PLAN_PREFILLS_MAX - plan->prefill_count + i];
@@ -216,11 +217,12 @@ static int parse_end(const json_t *json, const char *key, enum plan_home by_defa
     return 0;
 }
 
-static int parse_pack(const json_t *json, bool *pack, struct helm_err *err)
+static int parse_flag(const json_t *json, const char *key, bool by_default, bool *flag, struct helm_err *err)
 {
-    const json_t *value = json_object_get(json, "pack");
-    if (value && !json_is_boolean(value)) return helm_fail(err, HELM_E_FORMAT, "'pack' is not true or false");
-    *pack = !value || json_is_true(value);
+    const json_t *value = json_object_get(json, key);
+    if (value && !json_is_boolean(value))
+        return helm_fail(err, HELM_E_FORMAT, "'%s' is not true or false", key);
+    *flag = value ? json_is_true(value) : by_default;
     return 0;
 }
 
@@ -308,7 +310,8 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     if (rc == 0) rc = parse_stages(json, plan, err);
     if (rc == 0) rc = parse_end(json, "embed", plan->stages[0].home, &plan->embed, err);
     if (rc == 0) rc = parse_end(json, "head", plan->stages[plan->stage_count - 1].home, &plan->head, err);
-    if (rc == 0) rc = parse_pack(json, &plan->pack, err);
+    if (rc == 0) rc = parse_flag(json, "pack", true, &plan->pack, err);
+    if (rc == 0) rc = parse_flag(json, "pack_cpu", false, &plan->pack_cpu, err);
     if (rc == 0) rc = parse_ledger(json, "host", &plan->host, err);
     if (rc == 0) rc = parse_ledger(json, "vram", &plan->vram, err);
     if (rc) {

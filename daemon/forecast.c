@@ -31,7 +31,7 @@ int forecast_open(const struct model *model, const struct profile *profile, cons
     if (rc) return rc;
     f->packed = calloc(2 * (size_t)plan->layers, sizeof *f->packed);
     if (!f->packed) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
-    plan_packed_units(plan, f->packed);
+    plan_packed_units(plan, f->analysed.packs, f->analysed.packs_cpu, f->packed);
     f->decode = calloc((size_t)plan->slots * FORECAST_CONTEXTS, sizeof *f->decode);
     f->chunk = calloc((size_t)(plan->slots + 1) * FORECAST_CONTEXTS, sizeof *f->chunk);
     if (!f->decode || !f->chunk) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");

@@ -75,19 +75,19 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
     uint32_t units = 2 * table->layers;
     table->before = calloc((size_t)units + 1, sizeof *table->before);
     table->packs = calloc((size_t)units + 1, sizeof *table->packs);
-    if (!table->before || !table->packs) {
+    table->packs_cpu = calloc((size_t)units + 1, sizeof *table->packs_cpu);
+    if (!table->before || !table->packs || !table->packs_cpu) {
         analyse_table_free(table);
         return helm_fail(err, HELM_E_NOMEM, "no memory for a table of layers");
     }
-    for (uint32_t u = 0; u < units; u++) table->packs[u] = true;
+    host_weights_packing(model, table->packs, table->packs_cpu);
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
         table->total_stored += t->bytes;
         uint32_t unit = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
-        if (t->layer >= 0 && (uint32_t)t->layer < table->layers) {
+        if (t->layer >= 0 && (uint32_t)t->layer < table->layers)
             bytes_add_tensor(&table->before[unit + 1], t);
-            table->packs[unit] &= t->rows == 1 || host_weights_can_pack(t);
-        } else if (t->role == TENSOR_EMBED)
+        else if (t->role == TENSOR_EMBED)
             bytes_add_tensor(&table->embed, t);
         else if (t->role == TENSOR_HEAD)
             bytes_add_tensor(&table->head, t);
@@ -104,6 +104,7 @@ void analyse_table_free(struct analyse_table *table)
 {
     free(table->before);
     free(table->packs);
+    free(table->packs_cpu);
     *table = (struct analyse_table){0};
 }
 

@@ -42,7 +42,9 @@ struct analyse_table {
     uint32_t layers;
     bool tied;
     struct analyse_bytes *before; /* [2 * layers + 1]: of the units 0 .. i-1 */
-    bool *packs; /* [2 * layers]: whose matrices can cross the link packed (host_weights.h) */
+    /* [2 * layers]: whose matrices can cross the link packed, and be computed with by the CPU
+     * (host_weights_packing) */
+    bool *packs, *packs_cpu;
     struct analyse_bytes embed, head, final_norm;
     uint64_t total_stored;
 };

@@ -128,6 +128,7 @@ static int apply(const struct making *m, const struct search_found *found, struc
     plan->head = found->head;
     plan->ring_bytes = found->ring_bytes;
     plan->pack = m->wish.pack;
+    plan->pack_cpu = m->wish.pack_cpu;
     plan->step_tokens = m->wish.step_tokens;
     return 0;
 }

@@ -30,7 +30,7 @@ struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, cons
     bool packed[2 * MODEL_LAYERS_MAX];
     struct analyse_share stream;
     analyse_share(analysed, plan, PLAN_HOME_STREAM, &stream);
-    plan_packed_units(plan, packed);
+    plan_packed_units(plan, analysed->packs, analysed->packs_cpu, packed);
     return (struct cost_crossing){.bytes = stream.token_bytes,
                                   .crossing = stream.token_bytes - cost_packed_saving(analysed, packed)};
 }
@@ -104,7 +104,7 @@ static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err 
     w->done = calloc((size_t)units + 2, sizeof *w->done);
     if (w->home && w->decode && w->kv_cpu && w->packed && w->done) {
         plan_unit_homes(c->plan, 0, w->decode);
-        plan_packed_units(c->plan, w->packed);
+        plan_packed_units(c->plan, c->analysed->packs, c->analysed->packs_cpu, w->packed);
         return 0;
     }
     return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u layers", c->plan->layers);

@@ -96,7 +96,7 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
 {
     const struct plan_phase stages = plan_phase_at(k->plan, phase);
     bool packed[2 * MODEL_LAYERS_MAX];
-    plan_packed_units(k->plan, packed);
+    plan_packed_units(k->plan, k->analysed.packs, k->analysed.packs_cpu, packed);
     const struct cost_step step = {.tokens = list->tokens,
                                    .rows = list->rows,
                                    .samples = list->rows,

@@ -91,12 +91,14 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, uint64_t ring_bytes)
     for (uint32_t i = 0; i < c->model->tensor_count; i++) {
         const struct model_tensor *t = &c->model->tensors[i];
         if (t->layer < 0 || t->rows <= 1 || (uint32_t)t->layer >= c->table->layers) continue;
-        if (!c->table->packs[2 * t->layer + model_role_is_mlp(t->role)]) continue;
+        uint32_t unit = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
+        if (!(c->wish->pack && c->table->packs[unit]) && !(c->wish->pack_cpu && c->table->packs_cpu[unit]))
+            continue;
         uint64_t bytes = t->bytes / t->rows * (t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1);
         if (bytes > row) row = bytes;
         tables += packed_offsets_bytes((uint32_t)t->rows) + SLICE_ALIGN;
     }
-    if (!c->wish->pack || !row || !ring_bytes) return 0;
+    if (!row || !ring_bytes) return 0;
     /* rounded up to whole rows, then to groups of them; parts begin on their own boundaries */
     return slice + (SLICE_ROWS + 1) * row + 4 * SLICE_ALIGN + tables;
 }
@@ -156,15 +158,21 @@ static uint64_t packed_more(const struct ledger_case *c, const struct plan *plan
 {
     bool packed[2 * MODEL_LAYERS_MAX];
     uint64_t sum = 0;
-    plan_packed_units(plan, packed);
+    plan_packed_units(plan, c->table->packs, c->table->packs_cpu, packed);
     for (uint32_t u = 0; u < 2 * plan->layers; u++)
-        if (packed[u] && c->table->packs[u]) sum += analyse_units(c->table, u, u).packed_more;
+        if (packed[u]) sum += analyse_units(c->table, u, u).packed_more;
     return sum;
 }
 
-static bool packs(const struct ledger_case *c, const struct plan *plan)
+/* Whether some phase streams a packed unit, one that the CPU computes in another or not. */
+static bool expands(const struct ledger_case *c, const struct plan *plan)
 {
-    return packed_more(c, plan) > 0;
+    bool packed[2 * MODEL_LAYERS_MAX];
+    plan_packed_units(plan, c->table->packs, c->table->packs_cpu, packed);
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++)
+        for (uint32_t u = 0; u < 2 * plan->layers; u++)
+            if (packed[u] && plan_unit_home(plan, p, u) == PLAN_HOME_STREAM) return true;
+    return false;
 }
 
 static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *plan)
@@ -182,7 +190,7 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
         ledger_add(vram, what, times(gpu.kv_layers, ledger_kv_layer_bytes(c, plan->page_count)));
     }
     if (plan->ring_bytes) ledger_add(vram, "stream ring", plan->ring_bytes);
-    if (packs(c, plan)) ledger_add(vram, "expanded slice", ledger_expanded_bytes(c, plan->ring_bytes));
+    if (expands(c, plan)) ledger_add(vram, "expanded slice", ledger_expanded_bytes(c, plan->ring_bytes));
     if (plan_borrows_kv(plan)) {
         snprintf(what, sizeof what, "borrowed KV, 2 layers of %u pages", plan->page_count);
         ledger_add(vram, what, times(2, ledger_kv_layer_bytes(c, plan->page_count)));

@@ -33,6 +33,7 @@ struct ledger_wish {
     uint32_t batch;             /* contexts that the pool must hold at once at least; 0: 1 */
     uint32_t threads;           /* for the estimate of private buffers */
     bool pack;                  /* streamed weights cross the link packed, where they can be */
+    bool pack_cpu;              /* and those that the CPU computes with are read packed */
     uint64_t host_memory_bytes; /* 0: not stated */
 };
 
@@ -69,8 +70,8 @@ uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count)
 /* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
  * slices: where its weights are streamed. */
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);
-/* What of streamed weights that come packed lies expanded in VRAM: no slice is larger. 0: nothing is packed.
- */
+/* What of streamed weights that come packed lies expanded in VRAM: no slice is larger. 0: nothing is packed
+ * where the wish is granted. */
 uint64_t ledger_expanded_bytes(const struct ledger_case *c, uint64_t ring_bytes);
 /* What is there whatever the plan: processes, and the arena but for lanes, cache and weights. */
 HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes,

@@ -62,9 +62,13 @@ static struct search_bytes on_device(const struct ledger_case *c, uint64_t vram,
     return sum_of(&device, &beside);
 }
 
-static uint64_t packed_more(const struct ledger_case *c, uint32_t unit)
+/* What a unit's matrices take beside their bytes where they are packed: a streamed one's that only crosses
+ * the link or is the CPU's in some prompt, a CPU's. */
+static uint64_t packed_more(const struct ledger_case *c, uint32_t unit, enum plan_home home)
 {
-    return c->wish->pack && c->table->packs[unit] ? analyse_units(c->table, unit, unit).packed_more : 0;
+    bool packs = c->wish->pack_cpu && c->table->packs_cpu[unit];
+    if (home == PLAN_HOME_STREAM) packs |= c->wish->pack && c->table->packs[unit];
+    return packs ? analyse_units(c->table, unit, unit).packed_more : 0;
 }
 
 static void fill_units(const struct ledger_case *c, const struct memory_wish *wish, struct search_bytes *unit)
@@ -74,13 +78,14 @@ static void fill_units(const struct ledger_case *c, const struct memory_wish *wi
     for (uint32_t u = 0; u < 2 * c->table->layers; u++, unit += 3) {
         const struct analyse_bytes bytes = analyse_units(c->table, u, u);
         const struct search_bytes kv = on_device(c, u & 1 ? 0 : layer_kv, 0);
-        unit[PLAN_HOME_CPU] =
-            on_device(c, wish->prefill ? bytes.vram_vectors : 0, bytes.arena + bytes.vector_bytes);
+        unit[PLAN_HOME_CPU] = on_device(c, wish->prefill ? bytes.vram_vectors : 0,
+                                        bytes.arena + bytes.vector_bytes + packed_more(c, u, PLAN_HOME_CPU));
         unit[PLAN_HOME_CPU].host += kv.vram;
         unit[PLAN_HOME_GPU] = on_device(c, bytes.vram + ledger_graph_bytes(c, u, 0), 0);
         unit[PLAN_HOME_GPU] = sum_of(&unit[PLAN_HOME_GPU], &kv);
-        unit[PLAN_HOME_STREAM] = on_device(c, bytes.vram_vectors + ledger_graph_bytes(c, u, ring),
-                                           bytes.arena + bytes.vector_bytes + packed_more(c, u));
+        unit[PLAN_HOME_STREAM] =
+            on_device(c, bytes.vram_vectors + ledger_graph_bytes(c, u, ring),
+                      bytes.arena + bytes.vector_bytes + packed_more(c, u, PLAN_HOME_STREAM));
         unit[PLAN_HOME_STREAM] = sum_of(&unit[PLAN_HOME_STREAM], &kv);
     }
 }

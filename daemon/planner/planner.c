@@ -249,6 +249,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     struct making m = {0};
     r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
     planner_adopt(plan, &r.wish);
+    r.wish.pack_cpu = plan->pack_cpu &= r.wish.pack; /* a daemon that packs nothing packs neither */
     plan->pack = r.wish.pack = plan->pack && r.wish.pack;
     if (!r.wish.step_tokens) r.wish.step_tokens = LEDGER_STEP_TOKENS;
     if (r.refusal) *r.refusal = (struct planner_refusal){0};

@@ -22,8 +22,8 @@ MACHINES = ["thesis-rtx4060-laptop", "thesis-rtx3090", "thesis-l40s"]
 REFUSED = {("qwen3-14b", "thesis-rtx4060-laptop"), ("qwen3-32b", "thesis-rtx4060-laptop")}
 STRATEGIES = ["best", "all-gpu", "all-cpu", "thesis", "stream"]
 MEMBERS = {"layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
-           "ring_bytes", "pack", "embed", "head", "host", "vram", "decode_tok_s", "ttft_ms", "parts", "link",
-           "strategies", "profile", "machine", "assumed"}
+           "ring_bytes", "pack", "pack_cpu", "embed", "head", "host", "vram", "decode_tok_s", "ttft_ms", "parts",
+           "link", "strategies", "profile", "machine", "assumed"}
 LONG_LISTS = {"prefill_from_tokens", "prefill_short_from_tokens"}
 
 

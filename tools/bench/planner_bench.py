@@ -426,7 +426,8 @@ def with_homes(plan, home):
                 stages.append({"layers": [layer, layer], "ops": half, "home": where, "bytes": 0})
     empty = {"limit": None, "lines": [], "total": 0}
     other = {key: plan[key] for key in ("layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count",
-                                        "kv_dtype", "embed", "head", "ring_bytes", "pack") if key in plan}
+                                        "kv_dtype", "embed", "head", "ring_bytes", "pack", "pack_cpu")
+             if key in plan}
     other.update(stages={"decode": stages}, host=empty, vram=empty)
     if all(where != "stream" for where in home.values()):
         other["ring_bytes"] = 0

@@ -241,9 +241,33 @@ static void phases_and_half_layers(void **state)
     json_object_set_new(json, "pack", json_true());
     if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
     assert_true(again.pack);
+    static const bool all[8] = {1, 1, 1, 1, 1, 1, 1, 1}, none[8] = {0};
     bool packed[8]; /* decode streams units 3, 6: of these only 6 in every list */
-    plan_packed_units(&again, packed);
+    plan_packed_units(&again, all, all, packed);
     for (int u = 0; u < 8; u++) assert_int_equal(packed[u], u == 6);
+    plan_packed_units(&again, none, all, packed); /* nothing can be */
+    for (int u = 0; u < 8; u++) assert_false(packed[u]);
+    assert_false(again.pack_cpu);
+    plan_free(&again);
+    json_object_set_new(json, "pack_cpu", json_true());
+    if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
+    assert_true(again.pack_cpu);
+    json_t *written = plan_to_json(&again);
+    assert_true(json_is_true(json_object_get(written, "pack_cpu")));
+    json_decref(written);
+    static const bool third[8] = {1, 1, 1, 0, 1, 1, 1, 1};
+    plan_packed_units(&again, all, third, packed); /* units 0 to 3 are the CPU's somewhere, 3 cannot be */
+    for (int u = 0; u < 8; u++) assert_int_equal(packed[u], u < 3 || u == 6);
+    plan_packed_units(&again, none, all, packed); /* each by its own */
+    for (int u = 0; u < 8; u++) assert_int_equal(packed[u], u < 4);
+    again.pack = false;
+    plan_packed_units(&again, all, all, packed);
+    for (int u = 0; u < 8; u++) assert_int_equal(packed[u], u < 4);
+    json_object_set_new(json, "pack_cpu", json_string("yes"));
+    struct plan wrong;
+    assert_int_equal(plan_from_json(json, &wrong, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "'pack_cpu' is not true or false"));
+    json_object_del(json, "pack_cpu"); /* plans from before it was there */
     plan_free(&again);
     json_object_del(json, "pack"); /* the default */
     if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);

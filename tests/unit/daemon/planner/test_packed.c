@@ -178,7 +178,7 @@ static uint64_t region_of(const struct bench *b, const struct plan *plan)
     bool packed[UNITS];
     uint64_t bytes = 0;
     enum plan_home home[UNITS];
-    plan_packed_units(plan, packed);
+    plan_packed_units(plan, b->made.analysed.packs, b->made.analysed.packs_cpu, packed);
     plan_unit_homes(plan, 0, home);
     for (uint32_t i = 0; i < b->made.model.tensor_count; i++) {
         const struct model_tensor *t = &b->made.tensor[i];
