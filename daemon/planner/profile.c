@@ -66,6 +66,9 @@ static int check_gpu(const struct profile *profile, struct helm_err *err)
         rc = check_order(&profile->link.h2d_beside, "link.h2d_beside", &profile->link.h2d, "link.h2d", err);
     if (!rc)
         rc = check_order(&profile->cpu.gemv_beside, "cpu.gemv_beside", &profile->cpu.gemv, "cpu.gemv", err);
+    if (!rc)
+        rc = check_order(&profile->cpu.gemv_packed_beside, "cpu.gemv_packed_beside",
+                         &profile->cpu.gemv_packed, "cpu.gemv_packed", err);
     return rc;
 }
 
@@ -102,6 +105,8 @@ int profile_check(const struct profile *profile, struct helm_err *err)
     }
     struct profile_value read = profile_table_at(&cpu->read, cpu->threads);
     int rc = check_order(&cpu->gemv, "cpu.gemv", &read, "cpu.read of all threads", err);
+    if (!rc) rc = check_order(&cpu->gemv_packed, "cpu.gemv_packed", &read, "cpu.read of all threads", err);
+    if (!rc) rc = check_order(&cpu->unpack, "cpu.unpack", &read, "cpu.read of all threads", err);
     if (!rc && device) rc = check_gpu(profile, err);
     return rc;
 }

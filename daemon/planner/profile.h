@@ -14,7 +14,7 @@
 #include "common/err.h"
 
 #define PROFILE_VERSION    1
-#define PROFILE_METHOD     6 /* of measuring: a fact of the fingerprint, so a new one measures machines again */
+#define PROFILE_METHOD     7 /* of measuring: a fact of the fingerprint, so a new one measures machines again */
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 
@@ -66,6 +66,10 @@ struct profile_cpu {
      * fewer the columns. Unknown: all are as fast. */
     uint32_t narrow_cols, wide_cols;
     struct profile_table linear_narrow, linear_wide;
+    /* Packed weights (common/packed.h), all rates in bytes of what they are unpacked: one token's products
+     * with them, the same while the link streams; unpacking from memory into threads' own scratch, as a step
+     * of several tokens begins. Unknown of a processor without kernels for them. */
+    struct profile_value gemv_packed, gemv_packed_beside, unpack;
 };
 /* What a layer of one token costs on the CPU beside its weights and its cache is so many times cpu.operation.
  */
@@ -137,7 +141,7 @@ struct profile {
  * Needed of the CPU: threads, read, gemv, linear, attention, attention_flops; with a device: read, gemv,
  * linear, attention and attention_flops of it, h2d and d2h of its link, and both values "beside". Operation
  * costs, launch, hand_over, latency and step may be 0; direct, disk, what is of chains, of waking up and of a
- * chunk's begin, linear_beside, linear by columns and together unknown. */
+ * chunk's begin, linear_beside, linear by columns, what is of packed weights and together unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
 /* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "host_bytes", "cpu": {...}, "gpu": {...} |
  * null, "link": {...} | null, "disk", "step"}; a value is {"value", "low", "high", "source"}, a table [{"x",

@@ -54,6 +54,9 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, wide_cols, KIND_U32, false),
     MEMBER(profile_cpu, linear_narrow, KIND_TABLE, false),
     MEMBER(profile_cpu, linear_wide, KIND_TABLE, false),
+    MEMBER(profile_cpu, gemv_packed, KIND_RATE, false),
+    MEMBER(profile_cpu, gemv_packed_beside, KIND_RATE, false),
+    MEMBER(profile_cpu, unpack, KIND_RATE, false),
 };
 static const struct member gpu_member[] = {
     MEMBER(profile_gpu, device, KIND_DEVICE, true),
