@@ -108,6 +108,7 @@ double forecast_step(const struct forecast *f, const struct cost_step *step)
     uint32_t phase = plan_phase_for(f->c.plan, step->tokens);
     priced.kv_dtype = f->kv_dtype;
     priced.packed = f->packed;
+    priced.packed_cpu = f->c.plan->pack_cpu;
     if (cost_price(f->c.model, f->c.analysed, f->c.profile, &priced, &table, &err)) return 0;
     struct cost_plan plan = f->phase[phase].plan;
     plan.held_bytes = held_bytes(f, phase, &table);

@@ -204,6 +204,7 @@ static int run(const struct options *o, const struct args_spec *spec)
                                          .page_tokens = KV_PAGE_TOKENS_DEFAULT,
                                          .batch = (uint32_t)o->batch,
                                          .pack = strcmp(o->pack, "off") != 0,
+                                         .pack_cpu = true, /* the profile says whether it can */
                                          .host_memory_bytes = o->host_memory_bytes},
                                 .profile = &profile,
                                 .strategy = strategy_of(o->strategy),

@@ -178,15 +178,28 @@ out:
 
 static int price_decode(const struct making *m, uint32_t ctx, struct cost_table *prices, struct helm_err *err)
 {
-    bool packed[2 * MODEL_LAYERS_MAX]; /* whatever will be streamed */
-    for (uint32_t u = 0; u < 2 * m->table.layers; u++) packed[u] = m->wish.pack;
+    bool packed[2 * MODEL_LAYERS_MAX]; /* whatever will be streamed or the CPU's */
+    for (uint32_t u = 0; u < 2 * m->table.layers; u++)
+        packed[u] = m->wish.pack || (m->wish.pack_cpu && m->table.packs_cpu[u]);
     const struct cost_step step = {.tokens = m->batch,
                                    .rows = m->batch,
                                    .samples = m->batch,
                                    .context = planner_typical_context(m->r, ctx),
                                    .kv_dtype = m->wish.kv_dtype,
-                                   .packed = packed};
+                                   .packed = packed,
+                                   .packed_cpu = m->wish.pack_cpu};
     return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
+}
+
+/* Whether plans of this strategy have the CPU compute with packed weights: not the thesis's, whose CPU reads
+ * them as they are in the file; not where several sequences decode at once, whose products unpack them first;
+ * and not where prompts would stream them packed to a device that expanding costs more than the link gains.
+ */
+static bool packs_for_cpu(const struct making *m, enum search_strategy strategy, bool device)
+{
+    const struct ledger_wish *asked = &m->r->wish;
+    return asked->pack && asked->pack_cpu && strategy != SEARCH_THESIS && m->batch == 1 &&
+           (!device || m->wish.pack) && cost_packing_pays_cpu(m->r->profile);
 }
 
 static uint64_t excess(const struct ledger *ledger)
@@ -209,6 +222,7 @@ int attempt_context(struct making *m, enum search_strategy strategy, bool device
     struct arena_spec spec;
     *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
     m->wish.step_tokens = stated ? m->r->wish.step_tokens : LEDGER_STEP_TOKENS;
+    m->wish.pack_cpu = packs_for_cpu(m, strategy, device);
     int rc = 0;
     if (!stated && device && streams)
         rc = prefill_step_tokens(&m->c, m->r->profile, ctx, &m->wish.step_tokens, err);
@@ -291,6 +305,7 @@ int attempt_nearest(struct making *m, enum search_strategy strategy, bool device
     struct arena_spec spec;
     struct attempt again;
     m->wish.step_tokens = m->r->wish.step_tokens ? m->r->wish.step_tokens : LEDGER_STEP_TOKENS;
+    m->wish.pack_cpu = packs_for_cpu(m, strategy, device);
     int rc = price_decode(m, ctx, &prices, err);
     if (rc) return rc;
     rc = grow(m, strategy, &wish, &prices, false, &attempt->host, plan, err);

@@ -22,9 +22,11 @@ static const uint32_t gpu_others[2] = {2, 0};
 
 /* One device at one size of step. Rates are a second's worth, of bytes or operations. */
 struct device_rates {
-    double gemv, gemv_beside; /* weights, each read once a step */
-    double linear;            /* operations, 0 for one token: reading is all there is */
-    double linear_slowed;     /* how many times as long they take while the link streams */
+    double gemv, gemv_beside;     /* weights, each read once a step */
+    double packed, packed_beside; /* the CPU's, one token: the same of packed ones; 0: not known */
+    double unpack, unpack_beside; /* the CPU's, several: from memory to where they are multiplied */
+    double linear;                /* operations, 0 for one token: reading is all there is */
+    double linear_slowed;         /* how many times as long they take while the link streams */
     double attention, attention_beside, attention_flops;
     double read;      /* activations */
     double operation; /* seconds */
@@ -36,6 +38,7 @@ struct pricing {
     const struct model *model;
     const struct profile *profile;
     const struct cost_step *step;
+    const struct analyse_table *analysed;
     int size; /* 0: one token, 1: few, 2: a chunk */
     struct device_rates cpu, gpu;
     struct device_rates kernel; /* the GPU's of operations that are kernels of their own: not chained */
@@ -97,6 +100,11 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     r->gemv = cpu->gemv.value;
     r->gemv_beside = rate_or(&cpu->gemv_beside, r->gemv);
     if (r->gemv_beside > r->gemv) r->gemv_beside = r->gemv; /* noise: company does not help */
+    const double company = r->gemv > 0 ? r->gemv_beside / r->gemv : 1;
+    r->packed = cpu->gemv_packed.value;
+    r->packed_beside = fmin(r->packed, rate_or(&cpu->gemv_packed_beside, r->packed * company));
+    r->unpack = rate_or(&cpu->unpack, r->packed);
+    r->unpack_beside = r->packed > 0 ? r->unpack * (r->packed_beside / r->packed) : 0;
     r->attention = cpu->attention.value;
     r->attention_flops = cpu->attention_flops.value;
     r->read = r->gemv;
@@ -251,6 +259,32 @@ static double activation_bytes(const struct pricing *p, bool mlp)
     return p->step->tokens * (6.0 * c->hidden + (mlp ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
 }
 
+/* Whether the CPU multiplies with this unit's packed weights: a profile that says nothing of that knows no
+ * other price than that of plain ones. */
+static bool is_packed_for_cpu(const struct pricing *p, uint32_t unit)
+{
+    const struct cost_step *step = p->step;
+    return step->packed_cpu && step->packed && step->packed[unit] && p->analysed->packs[unit] &&
+           p->analysed->packs_cpu[unit] && p->cpu.packed > 0;
+}
+
+/* A packed matrix on the CPU. One token's products read it as it is; several tokens' multiply what each
+ * thread unpacked of it, which is priced as if that came from memory once more. */
+static void add_packed(const struct device_rates *r, double bytes, double parameters, double tokens,
+                       struct spent *s)
+{
+    struct device_rates rates = *r;
+    if (tokens > 1) {
+        s->total += bytes / r->unpack;
+        s->beside += bytes / r->unpack_beside;
+        s->memory += bytes / r->unpack;
+    } else {
+        rates.gemv = r->packed;
+        rates.gemv_beside = r->packed_beside;
+    }
+    add_linear(&rates, bytes, parameters, tokens, s);
+}
+
 static const char *bound_of(const struct spent *s)
 {
     if (s->overhead > s->memory && s->overhead > s->compute) return "overhead";
@@ -268,7 +302,9 @@ static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent
         double parameters = t->rows == 1 ? 0 : (double)t->rows * (double)t->cols;
         struct device_rates rates = p->cpu;
         if (parameters > 0) rates.linear = linear_of_cols(p, (double)t->cols);
-        add_linear(&rates, (double)t->bytes, parameters, p->step->tokens, &cpu[unit]);
+        (parameters > 0 && is_packed_for_cpu(p, unit) ? add_packed : add_linear)(&rates, (double)t->bytes,
+                                                                                 parameters, p->step->tokens,
+                                                                                 &cpu[unit]);
         if (!p->device) continue;
         add_linear(&p->gpu, (double)t->bytes, parameters, p->step->tokens, &gpu[unit]);
         add_linear(&p->kernel, (double)t->bytes, parameters, p->step->tokens, &kernel[unit]);
@@ -327,6 +363,11 @@ static double expand_rate(const struct profile *profile)
 bool cost_packing_pays(const struct profile *profile)
 {
     return (1 - COST_PACKED_PART) / profile->link.h2d.value > 1 / expand_rate(profile);
+}
+
+bool cost_packing_pays_cpu(const struct profile *profile)
+{
+    return profile->cpu.gemv_packed.value > COST_PACKED_CPU_GAIN * profile->cpu.gemv.value;
 }
 
 static double expand_seconds(const struct pricing *p, double bytes)
@@ -492,7 +533,7 @@ uint64_t cost_packed_saving(const struct analyse_table *analysed, const bool *pa
 int cost_price(const struct model *model, const struct analyse_table *analysed, const struct profile *profile,
                const struct cost_step *step, struct cost_table *table, struct helm_err *err)
 {
-    struct pricing p = {.model = model, .profile = profile, .step = step};
+    struct pricing p = {.model = model, .profile = profile, .step = step, .analysed = analysed};
     uint32_t units = 2 * model->config.layers;
     memset(table, 0, sizeof *table);
     p.size = step->tokens == 1 ? 0 : step->tokens <= FEW_TOKENS ? 1 : 2;
@@ -516,6 +557,7 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
         unit->bytes = unit->crossing = analyse_units_stored(analysed, u, u);
         unit->packed = step->packed && step->packed[u] && analysed->packs[u];
         if (unit->packed) unit->crossing = crossing_of(unit->bytes);
+        unit->cpu_packed = is_packed_for_cpu(&p, u);
         price_unit(&p, u, &cpu[u], &gpu[u], &kernel[u], &table->unit[u]);
     }
     price_embed(&p, analysed, &table->embed);

@@ -15,7 +15,8 @@ struct cost_step {
     uint32_t samples; /* rows whose logits are needed */
     uint32_t context; /* positions that a row's last token attends to, itself included */
     enum dtype kv_dtype;
-    const bool *packed; /* [units]: whose weights cross the link packed, if they can be; NULL: none's */
+    const bool *packed; /* [units]: whose weights are packed in host memory, if they can be; NULL: none's */
+    bool packed_cpu;    /* the CPU computes with those as they are, where it can */
 };
 
 /* What the ring passes on at once (worker-gpu/ring.h): the GPU computes with a slice as soon as all of it has
@@ -48,6 +49,7 @@ struct cost_unit {
     uint64_t bytes;                    /* of weights */
     uint64_t crossing;                 /* of them over the link, and in the ring */
     bool packed;                       /* so crossing is less than bytes, and the GPU expands them first */
+    bool cpu_packed;                   /* `cpu` and `cpu_beside` are of packed weights */
     const char *cpu_bound, *gpu_bound; /* "memory", "compute", "overhead": for bound_by */
 };
 
@@ -71,6 +73,10 @@ uint64_t cost_packed_saving(const struct analyse_table *analysed, const bool *pa
 /* Whether expanding takes the GPU less than packing saves the link: else weights cross as they are. (On an
  * emulated device it takes more: that is a CPU beside a fast link.) */
 bool cost_packing_pays(const struct profile *profile);
+/* Whether one token's products of the CPU are faster with packed weights by so much that their kernels are
+ * worth it; several tokens' are slower, by what unpacking takes. */
+#define COST_PACKED_CPU_GAIN 1.05
+bool cost_packing_pays_cpu(const struct profile *profile);
 
 /* Without a device in the profile the prices of GPU and link are infinite. HELM_E_FORMAT names a rate that is
  * missing, HELM_E_LIMIT a step that is none. */
@@ -129,6 +135,8 @@ struct cost_crossing {
     uint64_t bytes, crossing;
 };
 struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, const struct plan *plan);
+/* The same of what the CPU reads: its units, and the head if that is there. */
+struct cost_crossing cost_reading_of(const struct analyse_table *analysed, const struct plan *plan);
 
 struct cost_case {
     const struct model *model;

@@ -25,14 +25,27 @@ int cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, 
     return 0;
 }
 
-struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, const struct plan *plan)
+/* Of the bytes that decode steps need of this home's units, and of the head if it is there. */
+static struct cost_crossing bytes_of(const struct analyse_table *analysed, const struct plan *plan,
+                                     enum plan_home home)
 {
     bool packed[2 * MODEL_LAYERS_MAX];
-    struct analyse_share stream;
-    analyse_share(analysed, plan, PLAN_HOME_STREAM, &stream);
+    struct analyse_share share;
+    analyse_share(analysed, plan, home, &share);
     plan_packed_units(plan, analysed->packs, analysed->packs_cpu, packed);
-    return (struct cost_crossing){.bytes = stream.token_bytes,
-                                  .crossing = stream.token_bytes - cost_packed_saving(analysed, packed)};
+    for (uint32_t u = 0; u < 2 * plan->layers; u++) packed[u] &= plan_unit_home(plan, 0, u) == home;
+    return (struct cost_crossing){.bytes = share.token_bytes,
+                                  .crossing = share.token_bytes - cost_packed_saving(analysed, packed)};
+}
+
+struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, const struct plan *plan)
+{
+    return bytes_of(analysed, plan, PLAN_HOME_STREAM);
+}
+
+struct cost_crossing cost_reading_of(const struct analyse_table *analysed, const struct plan *plan)
+{
+    return bytes_of(analysed, plan, PLAN_HOME_CPU);
 }
 
 /* ---- error bars ---- */
@@ -53,14 +66,19 @@ static double spread_at(const struct profile_table *table, uint32_t tokens)
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result)
 {
-    bool one = table->tokens <= 1, streams = false;
+    bool one = table->tokens <= 1, streams = false, packed = false;
     double waited = result->seconds - result->hand_overs - table->step;
     double cpu = one ? spread_of(&profile->cpu.gemv) : spread_at(&profile->cpu.linear, table->tokens);
     const struct profile_value *gemv =
         profile->gpu.chain_gemv.value > 0 ? &profile->gpu.chain_gemv : &profile->gpu.gemv;
     double gpu = one ? spread_of(gemv) : spread_at(&profile->gpu.linear, table->tokens);
-    for (uint32_t u = 0; u < table->units; u++) streams = streams || plan->home[u] == PLAN_HOME_STREAM;
+    for (uint32_t u = 0; u < table->units; u++) {
+        streams = streams || plan->home[u] == PLAN_HOME_STREAM;
+        packed = packed || (plan->home[u] == PLAN_HOME_CPU && table->unit[u].cpu_packed);
+    }
     if (streams && one) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_beside));
+    if (packed && one) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_packed));
+    if (packed && one && streams) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_packed_beside));
     waited -= result->busy[COST_CPU] + result->busy[COST_GPU];
     if (!streams || waited < 0) waited = 0;
     if (result->seconds <= 0) return 0;
@@ -161,7 +179,8 @@ static int walk_step(struct walk *w, uint32_t tokens, uint32_t rows, uint32_t sa
                                    .samples = samples,
                                    .context = context,
                                    .kv_dtype = w->kv_dtype,
-                                   .packed = w->packed};
+                                   .packed = w->packed,
+                                   .packed_cpu = c->plan->pack_cpu};
     struct cost_table table = {0};
     struct cost_result result = {.done = w->done};
     struct cost_plan plan;

@@ -102,7 +102,8 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
                                    .samples = list->rows,
                                    .context = list->context,
                                    .kv_dtype = k->request->wish.kv_dtype,
-                                   .packed = packed};
+                                   .packed = packed,
+                                   .packed_cpu = k->plan->pack_cpu};
     struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
     struct cost_table table = {0};
     struct cost_plan plan;
@@ -329,6 +330,7 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     if (!rc) rc = planner_predict(request, plan, x->batch, x->context, x->prompt, &x->prediction, err);
     const struct cost_case parts = {request->model, &k.analysed, request->profile, plan};
     if (!rc) x->crossing = cost_crossing_of(&k.analysed, plan);
+    if (!rc) x->reading = cost_reading_of(&k.analysed, plan);
     if (!rc) rc = cost_decode(&parts, x->batch, x->context, &x->decode, err);
     if (!rc) rc = cost_ttft(&parts, x->prompt, &x->first, err);
     if (!rc) rc = explain_lists(&k, x, err);

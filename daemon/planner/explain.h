@@ -48,7 +48,8 @@ struct explain {
     const struct plan *plan;
     uint32_t batch, context, prompt; /* context: what a decoded token attends to */
     struct planner_prediction prediction;
-    struct cost_crossing crossing;      /* of a decode step */
+    struct cost_crossing crossing;      /* of a decode step: over the link */
+    struct cost_crossing reading;       /* and by the CPU */
     struct cost_forecast decode, first; /* what it is made of: a step, the steps of the prompt together */
     struct explain_list list[PLAN_PHASES_MAX];
     uint32_t list_count; /* decode first, prefill last: at least these two */

@@ -94,9 +94,19 @@ static const char *how_many(uint32_t n, const char *one, const char *many)
     return n == 1 ? one : many;
 }
 
-void explain_print(const struct explain *x, FILE *out)
+/* What a decode step moves of weights there, and as how much. */
+static void print_moved(const char *name, const struct cost_crossing *moved, FILE *out)
 {
     char text[UNITS_TEXT], packed[UNITS_TEXT];
+    if (moved->bytes == 0) return;
+    fprintf(out, "%-8s %s of weights a decode step%s%s\n", name, units_format_size(moved->bytes, text),
+            moved->crossing < moved->bytes ? ", packed to about " : ", as they are",
+            moved->crossing < moved->bytes ? units_format_size(moved->crossing, packed) : "");
+}
+
+void explain_print(const struct explain *x, FILE *out)
+{
+    char text[UNITS_TEXT];
     const struct planner_prediction *p = &x->prediction;
     const struct model *m = x->request->model;
     const struct profile *profile = x->request->profile;
@@ -108,11 +118,8 @@ void explain_print(const struct explain *x, FILE *out)
             x->context);
     fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft_s,
             1e3 * p->ttft_low_s, 1e3 * p->ttft_high_s, x->prompt, how_many(x->prompt, "token", "tokens"));
-    if (x->crossing.bytes)
-        fprintf(out, "link     %s of weights a decode step%s%s\n", units_format_size(x->crossing.bytes, text),
-                x->crossing.crossing < x->crossing.bytes ? ", packed to about " : ", as they are",
-                x->crossing.crossing < x->crossing.bytes ? units_format_size(x->crossing.crossing, packed)
-                                                         : "");
+    print_moved("link", &x->crossing, out);
+    print_moved("cpu", &x->reading, out);
     fprintf(out, "context  %u tokens, %u pages of %u in %s\n\n", x->plan->context_tokens, x->plan->page_count,
             x->plan->page_tokens, x->plan->kv_dtype);
     for (uint32_t i = 0; i < x->list_count; i++) {

@@ -33,7 +33,8 @@ struct ledger_wish {
     uint32_t batch;             /* contexts that the pool must hold at once at least; 0: 1 */
     uint32_t threads;           /* for the estimate of private buffers */
     bool pack;                  /* streamed weights cross the link packed, where they can be */
-    bool pack_cpu;              /* and those that the CPU computes with are read packed */
+    bool pack_cpu;              /* and those that the CPU computes with are read packed: of a request, that
+                                   the processor has kernels for it */
     uint64_t host_memory_bytes; /* 0: not stated */
 };
 

@@ -148,6 +148,7 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
         if (r->refusal) *r->refusal = (struct planner_refusal){0};
     }
     analyse_fill_stages(&m->table, plan);
+    m->wish.pack_cpu = plan->pack_cpu; /* the last attempt may have been another strategy's */
     rc = ledger_fit(&m->c, ctx, plan, spec, err);
     return rc ? rc : plan_check(plan, err);
 }
@@ -249,7 +250,10 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     struct making m = {0};
     r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
     planner_adopt(plan, &r.wish);
-    r.wish.pack_cpu = plan->pack_cpu &= r.wish.pack; /* a daemon that packs nothing packs neither */
+    if (plan->pack_cpu && r.wish.pack && !r.wish.pack_cpu)
+        log_warn("'pack_cpu' of the plan: this processor has no kernels for packed weights; the CPU computes "
+                 "with them as they are in the file");
+    plan->pack_cpu = r.wish.pack_cpu = plan->pack_cpu && r.wish.pack && r.wish.pack_cpu;
     plan->pack = r.wish.pack = plan->pack && r.wish.pack;
     if (!r.wish.step_tokens) r.wish.step_tokens = LEDGER_STEP_TOKENS;
     if (r.refusal) *r.refusal = (struct planner_refusal){0};

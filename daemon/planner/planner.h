@@ -44,8 +44,8 @@ struct planner_request {
 uint32_t planner_typical_context(const struct planner_request *request, uint32_t ctx);
 
 /* Makes a plan; without a profile there is none (HELM_E_USAGE). Where the wish is to pack, it packs if that
- * pays on the machine of the profile (cost_packing_pays). plan_free on the caller, also after an error.
- */
+ * pays on the machine of the profile (cost_packing_pays), and for its CPU, where the wish allows that
+ * (cost_packing_pays_cpu). plan_free on the caller, also after an error. */
 HELM_MUST_CHECK int planner_make(const struct planner_request *request, struct plan *plan,
                                  struct arena_spec *spec, struct helm_err *err);
 /* The sizes that a plan states, as wishes: what planner_take goes by. Whoever explains or forecasts a plan

@@ -49,14 +49,25 @@ static void log_stages(const struct plan_phase *list, const char *name, bool dec
     log_line(decode, name, line);
 }
 
-static struct cost_crossing crossing_of(const struct planner_request *r, const struct plan *plan)
+/* What decode steps move of weights, and as how much. */
+static void log_moved(const char *who, const struct cost_crossing *moved)
+{
+    char size[2][UNITS_TEXT];
+    if (moved->crossing < moved->bytes)
+        log_info("plan: decode %s %s packed, as about %s", who, units_format_size(moved->bytes, size[0]),
+                 units_format_size(moved->crossing, size[1]));
+    else if (moved->bytes)
+        log_info("plan: decode %s %s as they are", who, units_format_size(moved->bytes, size[0]));
+}
+
+static void log_packing(const struct planner_request *r, const struct plan *plan)
 {
     struct analyse_table table;
-    struct cost_crossing crossing = {0};
-    if (analyse_table_build(r->model, &table, NULL)) return crossing;
-    crossing = cost_crossing_of(&table, plan);
+    if (analyse_table_build(r->model, &table, NULL)) return;
+    const struct cost_crossing link = cost_crossing_of(&table, plan), cpu = cost_reading_of(&table, plan);
+    log_moved("streams", &link);
+    if (cpu.crossing < cpu.bytes) log_moved("computes on the CPU with", &cpu);
     analyse_table_free(&table);
-    return crossing;
 }
 
 static void log_lists(const struct planner_request *r, const struct plan *plan)
@@ -78,12 +89,7 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
     if (plan->ring_bytes)
         log_info("plan: streamed weights pass through a ring of %s",
                  units_format_size(plan->ring_bytes, size[0]));
-    const struct cost_crossing link = crossing_of(r, plan);
-    if (link.crossing < link.bytes)
-        log_info("plan: decode streams %s packed, as about %s", units_format_size(link.bytes, size[0]),
-                 units_format_size(link.crossing, size[1]));
-    else if (link.bytes)
-        log_info("plan: decode streams %s as they are", units_format_size(link.bytes, size[0]));
+    log_packing(r, plan);
     log_info("plan: up to %u tokens a step", plan->step_tokens);
 }
 

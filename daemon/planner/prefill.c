@@ -63,7 +63,8 @@ static int homes_for(const struct choice *choice, uint32_t tokens, enum plan_hom
                                    .samples = 1,
                                    .context = tokens,
                                    .kv_dtype = choice->c->wish->kv_dtype,
-                                   .packed = choice->packed};
+                                   .packed = choice->packed,
+                                   .packed_cpu = choice->c->wish->pack_cpu};
     struct cost_table table;
     double seconds;
     int rc = cost_price(choice->c->model, choice->c->table, choice->profile, &step, &table, err);
@@ -90,6 +91,7 @@ static int append(const struct choice *choice, const enum plan_home *a, const en
                                                .b = b,
                                                .context = 0,
                                                .packed = choice->packed,
+                                               .packed_cpu = choice->c->wish->pack_cpu,
                                                .kv_dtype = choice->c->wish->kv_dtype};
     uint32_t tokens = 0;
     if (from > plan->step_tokens) return 0;
@@ -128,7 +130,9 @@ int prefill_choose(const struct ledger_case *c, const struct profile *profile,
                    *second = first ? first + choice.units : NULL;
     int rc = first ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u units", choice.units);
     for (uint32_t u = 0; u < choice.units; u++)
-        packed[u] = c->wish->pack && decode->home[u] == PLAN_HOME_STREAM;
+        packed[u] =
+            decode->home[u] != PLAN_HOME_GPU && ((c->wish->pack && decode->home[u] == PLAN_HOME_STREAM) ||
+                                                 (c->wish->pack_cpu && c->table->packs_cpu[u]));
     if (!rc) rc = homes_for(&choice, brief, first, err);
     if (!rc) rc = homes_for(&choice, plan->step_tokens, second, err);
     if (rc) goto out;

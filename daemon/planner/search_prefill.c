@@ -87,7 +87,8 @@ static int gain_at(const struct crossing *x, uint32_t tokens, double *gain, stru
                                    .samples = 1,
                                    .context = tokens > c->context ? tokens : c->context,
                                    .kv_dtype = c->kv_dtype,
-                                   .packed = c->packed};
+                                   .packed = c->packed,
+                                   .packed_cpu = c->packed_cpu};
     struct cost_table table;
     int rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;

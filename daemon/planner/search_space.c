@@ -122,8 +122,9 @@ int space_open_prefill(struct space *s, const struct cost_table *prefill, const 
         unsigned allowed = 1u << PLAN_HOME_CPU | 1u << PLAN_HOME_STREAM;
         if (home == PLAN_HOME_GPU) allowed = 1u << PLAN_HOME_GPU;
         if (home == PLAN_HOME_CPU && decode->ring_bytes == 0) allowed = 1u << PLAN_HOME_CPU;
-        /* where the cache is in VRAM; what is there packed is of use to the GPU alone */
-        if (home == PLAN_HOME_STREAM && (!(u & 1) || prefill->unit[u].packed))
+        /* where the cache is in VRAM; what is packed so that only the GPU has a use for it */
+        const struct cost_unit *unit = &prefill->unit[u];
+        if (home == PLAN_HOME_STREAM && (!(u & 1) || (unit->packed && !unit->cpu_packed)))
             allowed = 1u << PLAN_HOME_STREAM;
         s->item[u] = (struct space_item){.first = u, .count = 1, .allowed = allowed};
         add_unit(s, u, &s->item[u]);

@@ -48,7 +48,7 @@ static void bench_close(struct bench *b)
 
 static struct cost_table price(const struct bench *b, uint32_t tokens, const bool *packed)
 {
-    const struct cost_step step = {tokens, 1, 1, 4096, DTYPE_F16, packed};
+    const struct cost_step step = {tokens, 1, 1, 4096, DTYPE_F16, packed, false};
     struct cost_table table;
     struct helm_err err = {0};
     if (cost_price(&b->made.model, &b->made.analysed, &b->profile, &step, &table, &err))

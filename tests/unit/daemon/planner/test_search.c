@@ -365,7 +365,7 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
                     struct helm_err err = {0};
                     struct cost_table table;
                     struct search_found f, simple;
-                    const struct cost_step step = {1, 1, 1, 4096, DTYPE_F16, NULL};
+                    const struct cost_step step = {1, 1, 1, 4096, DTYPE_F16, NULL, false};
                     assert_true(made_up_open(&m, shapes[k]));
                     /* all layers the same; three of four with a window; no two the same */
                     for (uint32_t l = 0; l < shapes[k]->layers && windows; l++)

@@ -1,0 +1,409 @@
+/* Unit tests of planning with packed weights that the CPU computes with: their prices, where they pay, what
+ * lists, ledgers and forecasts make of them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <string.h>
+
+#include "common/host_weights.h"
+#include "common/units.h"
+#include "daemon/planner/cost.h"
+#include "daemon/planner/explain.h"
+#include "daemon/planner/planner.h"
+#include "tests/unit/daemon/planner/made_up_model.h"
+
+#define UNITS         72 /* of the 8B shape */
+#define PACKED_RATE   135e9
+#define PACKED_BESIDE 95e9
+#define UNPACK_RATE   150e9
+
+struct bench {
+    struct made_up made;
+    struct profile profile;
+    struct planner_refusal refusal;
+    struct planner_request r;
+};
+
+static void bench_open(struct bench *b, uint64_t vram)
+{
+    memset(b, 0, sizeof *b);
+    assert_true(made_up_open(&b->made, &shape_8b));
+    b->profile = made_up_profile(&rates_h200);
+    b->profile.cpu.gemv_packed = made_up_value(PACKED_RATE);
+    b->profile.cpu.gemv_packed_beside = made_up_value(PACKED_BESIDE);
+    b->profile.cpu.unpack = made_up_value(UNPACK_RATE);
+    b->r = (struct planner_request){.model = &b->made.model,
+                                    .wish = {.kv_dtype = DTYPE_F16,
+                                             .slots = 8,
+                                             .page_tokens = 32,
+                                             .threads = 16,
+                                             .ctx = 2048,
+                                             .pack = true,
+                                             .pack_cpu = true},
+                                    .machine = {.memory = {.limit_bytes = CGROUP_UNLIMITED,
+                                                           .machine_bytes = 256 * GIB,
+                                                           .available_bytes = 100 * GIB}},
+                                    .no_device = "there is none here",
+                                    .profile = &b->profile,
+                                    .refusal = &b->refusal};
+    if (!vram) return;
+    b->r.device_required = true;
+    b->r.machine.device =
+        (struct ledger_device){.kind = LEDGER_DEVICE_CUDA, .limit = vram, .limit_from = "--vram"};
+}
+
+static void bench_close(struct bench *b)
+{
+    made_up_close(&b->made);
+}
+
+static struct cost_table price(const struct bench *b, uint32_t tokens, const bool *packed, bool packed_cpu)
+{
+    const struct cost_step step = {tokens, 1, 1, 4096, DTYPE_F16, packed, packed_cpu};
+    struct cost_table table;
+    struct helm_err err = {0};
+    if (cost_price(&b->made.model, &b->made.analysed, &b->profile, &step, &table, &err))
+        fail_msg("%s", err.text);
+    return table;
+}
+
+static void close_to(double a, double b)
+{
+    if (fabs(a - b) > 1e-9 * fmax(fabs(a), fabs(b))) fail_msg("%.12g is not %.12g", a, b);
+}
+
+/* Bytes of a unit's matrices: its norms are plain. */
+static double matrices_of(const struct bench *b, uint32_t unit)
+{
+    double bytes = 0;
+    for (uint32_t i = 0; i < b->made.model.tensor_count; i++) {
+        const struct model_tensor *t = &b->made.tensor[i];
+        if (t->layer < 0 || t->rows == 1) continue;
+        if (2 * (uint32_t)t->layer + model_role_is_mlp(t->role) == unit) bytes += (double)t->bytes;
+    }
+    return bytes;
+}
+
+/* One token's products at the rate of packed weights, alone and beside the link; several tokens' unpack
+ * first. What crosses the link is priced as where the CPU has no use for it. */
+static void packed_units_have_their_prices(void **state)
+{
+    (void)state;
+    struct bench b;
+    bool packed[UNITS] = {false};
+    bench_open(&b, 8 * GIB);
+    for (uint32_t u = 0; u < UNITS; u++) packed[u] = u % 3 == 0;
+    for (uint32_t tokens = 1; tokens <= 128; tokens += 127) {
+        struct cost_table raw = price(&b, tokens, packed, false), table = price(&b, tokens, packed, true);
+        for (uint32_t u = 0; u < UNITS; u++) {
+            const struct cost_unit *a = &raw.unit[u], *z = &table.unit[u];
+            const double bytes = matrices_of(&b, u);
+            assert_false(a->cpu_packed);
+            assert_int_equal(z->cpu_packed, packed[u]);
+            assert_int_equal(z->packed, packed[u]);
+            assert_int_equal(z->crossing, a->crossing);
+            close_to(z->link, a->link);
+            close_to(z->stream, a->stream);
+            if (!packed[u]) {
+                close_to(z->cpu, a->cpu);
+                close_to(z->cpu_beside, a->cpu_beside);
+            } else if (tokens == 1) {
+                close_to(z->cpu, a->cpu - bytes / 105e9 + bytes / PACKED_RATE);
+                close_to(z->cpu_beside, a->cpu_beside - bytes / 80e9 + bytes / PACKED_BESIDE);
+            } else {
+                close_to(z->cpu, a->cpu + bytes / UNPACK_RATE);
+                close_to(z->cpu_beside, a->cpu_beside + bytes / UNPACK_RATE * (PACKED_RATE / PACKED_BESIDE));
+            }
+        }
+        cost_table_free(&raw);
+        cost_table_free(&table);
+    }
+    /* A profile that nobody measured that in. */
+    b.profile.cpu.gemv_packed = (struct profile_value){0};
+    struct cost_table raw = price(&b, 1, packed, false), table = price(&b, 1, packed, true);
+    for (uint32_t u = 0; u < UNITS; u++) {
+        assert_false(table.unit[u].cpu_packed);
+        close_to(table.unit[u].cpu, raw.unit[u].cpu);
+    }
+    cost_table_free(&raw);
+    cost_table_free(&table);
+    bench_close(&b);
+}
+
+static void make(struct bench *b, struct plan *plan, struct planner_prediction *prediction)
+{
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    if (planner_make(&b->r, plan, &spec, &err)) fail_msg("%s", err.text);
+    if (planner_predict(&b->r, plan, 1, 1024, 128, prediction, &err)) fail_msg("%s", err.text);
+    assert_true(plan->vram.total <= plan->vram.limit && plan->host.total <= plan->host.limit);
+}
+
+/* Only where the profile says that it gains more than a twentieth, the wish is to pack, and the processor has
+ * kernels for it; not for several sequences at once. */
+static void packing_has_to_pay(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct planner_prediction prediction;
+    const struct {
+        double rate;
+        bool pack, pack_cpu, packs;
+        uint32_t batch;
+    } cases[] = {{105e9 * 1.06, true, true, true, 1},   {105e9 * 1.04, true, true, false, 1},
+                 {105e9 * 1.06, false, true, false, 1}, {105e9 * 1.06, true, false, false, 1},
+                 {105e9 * 1.06, true, true, false, 2},  {0, true, true, false, 1}};
+    for (uint64_t vram = 0; vram <= 8 * GIB; vram += 8 * GIB)
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            bench_open(&b, vram);
+            b.profile.cpu.gemv_packed = made_up_value(cases[i].rate);
+            if (cases[i].rate == 0) b.profile.cpu.gemv_packed = (struct profile_value){0};
+            b.profile.cpu.gemv_packed_beside = b.profile.cpu.gemv_packed;
+            b.r.wish.pack = cases[i].pack;
+            b.r.wish.pack_cpu = cases[i].pack_cpu;
+            b.r.batch = cases[i].batch;
+            assert_int_equal(cost_packing_pays_cpu(&b.profile), cases[i].rate > 105e9 * 1.05);
+            make(&b, &plan, &prediction);
+            if (plan.pack_cpu != cases[i].packs) fail_msg("case %zu at %d GiB", i, (int)(vram / GIB));
+            assert_int_equal(plan.pack, cases[i].pack);
+            plan_free(&plan);
+            bench_close(&b);
+        }
+    /* Where prompts would cross the link packed to a device that takes longer to expand them. */
+    bench_open(&b, 8 * GIB);
+    b.profile.gpu.expand = made_up_value(0.9 * 55e9 / (1 - COST_PACKED_PART));
+    make(&b, &plan, &prediction);
+    assert_false(plan.pack_cpu || plan.pack);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+/* The CPU alone: as much faster as its products are, with the rooms of packed matrices in its ledger; prompts
+ * are slower by what unpacking takes. */
+static void the_cpu_alone_is_faster(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan raw, plan;
+    struct planner_prediction slow, fast;
+    bench_open(&b, 0);
+    b.r.strategy = SEARCH_ALL_CPU;
+    b.r.wish.pack_cpu = false;
+    make(&b, &raw, &slow);
+    b.r.wish.pack_cpu = true;
+    make(&b, &plan, &fast);
+    double bytes = 0;
+    for (uint32_t u = 0; u < UNITS; u++) bytes += matrices_of(&b, u);
+    close_to(slow.decode_s - fast.decode_s, bytes / 105e9 - bytes / PACKED_RATE);
+    close_to(fast.ttft_s - slow.ttft_s, bytes / UNPACK_RATE);
+    const struct cost_crossing before = cost_reading_of(&b.made.analysed, &raw),
+                               after = cost_reading_of(&b.made.analysed, &plan);
+    assert_int_equal(before.bytes, before.crossing);
+    assert_int_equal(after.bytes, before.bytes);
+    double head = (double)b.made.analysed.head.stored, moved = (double)after.crossing - head;
+    assert_true(moved > 0.70 * bytes && moved < 0.72 * bytes);
+    assert_int_equal(cost_crossing_of(&b.made.analysed, &plan).bytes, 0);
+    assert_true(plan.host.total > raw.host.total && plan.host.total < raw.host.total + bytes / 100);
+    plan_free(&raw);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+static uint64_t line_of(const struct ledger *ledger, const char *what)
+{
+    for (uint32_t i = 0; i < ledger->line_count; i++)
+        if (strncmp(ledger->line[i].what, what, strlen(what)) == 0) return ledger->line[i].bytes;
+    return 0;
+}
+
+/* With a device: faster, every half layer that is not in VRAM is packed whatever prompts make of it, and the
+ * ledgers count the room that all of them need and the slice that prompts expand. */
+static void plans_count_on_it(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_open(&b, 8 * GIB);
+    for (uint64_t vram = 4 * GIB; vram <= 12 * GIB; vram += 4 * GIB) {
+        struct plan raw, plan;
+        struct planner_prediction slow, fast;
+        bool packed[UNITS], streams = false;
+        uint64_t cpu_bytes = 0, weights = 0;
+        b.r.machine.device.limit = vram;
+        b.r.wish.pack_cpu = false;
+        make(&b, &raw, &slow);
+        b.r.wish.pack_cpu = true;
+        make(&b, &plan, &fast);
+        print_message("8B at %llu GiB: %.2f token/s, the CPU's packed %.2f\n",
+                      (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s);
+        assert_true(plan.pack && plan.pack_cpu && raw.pack && !raw.pack_cpu);
+        assert_true(fast.decode_s < slow.decode_s);
+        plan_packed_units(&plan, b.made.analysed.packs, b.made.analysed.packs_cpu, packed);
+        for (uint32_t u = 0; u < UNITS; u++) {
+            enum plan_home home = plan_unit_home(&plan, 0, u);
+            assert_int_equal(packed[u], home != PLAN_HOME_GPU);
+            if (home == PLAN_HOME_CPU) cpu_bytes += analyse_units_stored(&b.made.analysed, u, u);
+            for (uint32_t p = 0; p < plan_phase_count(&plan); p++)
+                streams |= plan_unit_home(&plan, p, u) == PLAN_HOME_STREAM;
+        }
+        assert_true(cpu_bytes > 0);
+        for (uint32_t i = 0; i < b.made.model.tensor_count; i++) {
+            const struct model_tensor *t = &b.made.tensor[i];
+            if (t->layer < 0 || t->rows == 1) continue;
+            if (!packed[2 * (uint32_t)t->layer + model_role_is_mlp(t->role)]) continue;
+            weights += (host_weights_room(t, true) + 63) / 64 * 64;
+        }
+        if (plan.embed == PLAN_HOME_CPU) weights += b.made.analysed.embed.stored;
+        if (plan.head == PLAN_HOME_CPU) weights += b.made.analysed.head.stored;
+        assert_in_range(line_of(&plan.host, "weights"), weights, weights + 4096);
+        assert_int_equal(line_of(&plan.vram, "expanded") > 0, streams);
+        const struct cost_crossing cpu = cost_reading_of(&b.made.analysed, &plan);
+        assert_true(cpu.bytes - cpu.crossing > cpu_bytes * 28 / 100);
+        assert_true(cpu.bytes - cpu.crossing < cpu_bytes * 30 / 100);
+        plan_free(&raw);
+        plan_free(&plan);
+    }
+    bench_close(&b);
+}
+
+/* The thesis's split reads weights as they are in the file. */
+static void the_thesis_packs_nothing_for_the_cpu(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct planner_prediction prediction;
+    bench_open(&b, 8 * GIB);
+    b.r.strategy = SEARCH_THESIS;
+    make(&b, &plan, &prediction);
+    assert_false(plan.pack_cpu);
+    const struct cost_crossing cpu = cost_reading_of(&b.made.analysed, &plan);
+    assert_true(cpu.bytes > 0 && cpu.bytes == cpu.crossing);
+    plan_free(&plan);
+    for (enum search_strategy s = SEARCH_BEST; s < SEARCH_STRATEGIES; s++) {
+        if (s == SEARCH_THESIS || s == SEARCH_ALL_GPU) continue;
+        b.r.strategy = s;
+        b.r.device_required = s != SEARCH_ALL_CPU;
+        make(&b, &plan, &prediction);
+        assert_true(plan.pack_cpu);
+        plan_free(&plan);
+    }
+    bench_close(&b);
+}
+
+/* A plan that somebody wrote keeps its flag, but on a machine whose processor has no kernels for it, or where
+ * nothing is to be packed. */
+static void written_plans_keep_their_flag(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    struct planner_prediction prediction;
+    bench_open(&b, 8 * GIB);
+    make(&b, &plan, &prediction);
+    assert_true(plan.pack_cpu);
+    const uint64_t host = plan.host.total, vram = plan.vram.total;
+    b.r.wish.ctx = 0; /* the plan says */
+    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
+    assert_true(plan.pack_cpu && plan.host.total == host && plan.vram.total == vram);
+    b.r.wish.pack_cpu = false;
+    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
+    assert_true(plan.pack && !plan.pack_cpu && plan.host.total < host);
+    b.r.wish.pack_cpu = plan.pack_cpu = true;
+    b.r.wish.pack = false;
+    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
+    assert_false(plan.pack || plan.pack_cpu);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+/* Columns that are no multiple of half a tile, or matrices of another type: plain on the CPU, while the same
+ * units may still cross the link packed. */
+static void columns_have_to_fit(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct helm_err err = {0};
+    bool packed[UNITS];
+    bench_open(&b, 8 * GIB);
+    for (uint32_t i = 0; i < b.made.model.tensor_count; i++) {
+        struct model_tensor *t = &b.made.tensor[i];
+        if (t->role == TENSOR_DOWN && t->layer == 3) t->cols += 256, t->bytes = t->rows * t->cols * 2;
+    }
+    analyse_table_free(&b.made.analysed);
+    assert_int_equal(analyse_table_build(&b.made.model, &b.made.analysed, &err), 0);
+    for (uint32_t u = 0; u < UNITS; u++) {
+        assert_true(b.made.analysed.packs[u]);
+        assert_int_equal(b.made.analysed.packs_cpu[u], u != 7);
+        packed[u] = true;
+    }
+    struct cost_table raw = price(&b, 1, packed, false), table = price(&b, 1, packed, true);
+    assert_true(table.unit[7].packed && !table.unit[7].cpu_packed);
+    close_to(table.unit[7].cpu, raw.unit[7].cpu);
+    assert_true(table.unit[5].cpu_packed && table.unit[5].cpu < raw.unit[5].cpu);
+    cost_table_free(&raw);
+    cost_table_free(&table);
+    /* The plan has it plain where the CPU computes it. */
+    struct plan plan;
+    struct planner_prediction prediction;
+    b.r.machine.device = (struct ledger_device){0};
+    b.r.device_required = false;
+    make(&b, &plan, &prediction);
+    plan_packed_units(&plan, b.made.analysed.packs, b.made.analysed.packs_cpu, packed);
+    for (uint32_t u = 0; u < UNITS; u++) assert_int_equal(packed[u], u != 7);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+/* What helm-plan says of a plan: bytes as they are computed with and as they are read. */
+static void explained_plans_say_what_is_packed(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct planner_prediction prediction;
+    struct explain x;
+    struct helm_err err = {0};
+    char text[1 << 14] = "";
+    bench_open(&b, 8 * GIB);
+    make(&b, &plan, &prediction);
+    assert_int_equal(explain_make(&b.r, &plan, 0, &x, &err), 0);
+    const struct cost_crossing cpu = cost_reading_of(&b.made.analysed, &plan);
+    json_t *json = explain_to_json(&x), *part = json_object_get(json, "cpu");
+    assert_int_equal(json_integer_value(json_object_get(part, "weight_bytes")), cpu.bytes);
+    assert_int_equal(json_integer_value(json_object_get(part, "read_bytes")), cpu.crossing);
+    assert_true(json_is_true(json_object_get(json, "pack_cpu")));
+    json_decref(json);
+    FILE *out = fmemopen(text, sizeof text - 1, "w");
+    assert_non_null(out);
+    explain_print(&x, out);
+    fclose(out);
+    const char *line = strstr(text, "\ncpu      ");
+    assert_non_null(line);
+    assert_non_null(strstr(line, "packed to about"));
+    assert_true(strstr(line, "packed to about") < strstr(line + 1, "\n"));
+    explain_free(&x);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packed_units_have_their_prices),
+        cmocka_unit_test(packing_has_to_pay),
+        cmocka_unit_test(the_cpu_alone_is_faster),
+        cmocka_unit_test(plans_count_on_it),
+        cmocka_unit_test(the_thesis_packs_nothing_for_the_cpu),
+        cmocka_unit_test(written_plans_keep_their_flag),
+        cmocka_unit_test(columns_have_to_fit),
+        cmocka_unit_test(explained_plans_say_what_is_packed),
+    };
+    return cmocka_run_group_tests_name("planner/packed_cpu", tests, NULL, NULL);
+}
