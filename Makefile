@@ -116,6 +116,7 @@ WORKER_CPU_SRC := \
   worker-cpu/pool.c \
   worker-cpu/print.c \
   worker-cpu/program.c \
+  worker-cpu/program_print.c \
   worker-cpu/step.c \
   worker-cpu/weights.c \
   worker-cpu/weights_pack.c
