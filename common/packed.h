@@ -1,10 +1,10 @@
 /* Packed weights: bf16 matrices without loss in about 11.3 of 16 bits, as they lie in the arena and cross the
  * link.
  *
- * Called by whoever loads weights (packs), by the emulated device and tests (unpacks), by the GPU's kernel
- * (worker-gpu/kernels/expand.cu, which reads the layout below) and by tools. Pure functions over caller-owned
- * memory; no state, no allocation; any number of threads may pack different groups at once. Every bit pattern
- * comes back as it was: NaN, Inf, -0 and subnormals too.
+ * Called by whoever loads weights (packs), by the emulated device and tests (unpacks), by kernels that read
+ * the layout below (worker-gpu/kernels/expand.cu and gemv_packed.cu, worker-cpu/kernels/packed_avx512vbmi2.c)
+ * and by tools. Pure functions over caller-owned memory; no state, no allocation; any number of threads may
+ * pack different groups at once. Every bit pattern comes back as it was: NaN, Inf, -0 and subnormals too.
  *
  * A matrix [rows][cols], row-major and dense, is cut into *groups* of PACKED_ROWS rows; the last may have
  * fewer. A group is a run of rows * cols values (shape does not matter within it) and is packed by itself, so
@@ -22,7 +22,7 @@
  *           tiles records of PACKED_TILE_BYTES, values behind the group's last as if they were code 0 and 0:
  *             uint32_t code[3][32]         codes of lane 0 .. 31, below
  *             uint8_t  rest[PACKED_TILE]   sign << 7 | mantissa, in order of values
- *           uint8_t escape[]: exponents in order of tiles, within a tile of lanes, within a lane as below
+ *           uint8_t escape[]: exponents in order of values
  *   raw:    0 up to a multiple of PACKED_ALIGN, then the values
  *   0 up to a multiple of PACKED_ALIGN
  *
@@ -30,8 +30,7 @@
  * 16 bytes; i numbers a run's pairs of values, half the values of a pair. Let u[i] have the code of (k, i,
  * half) at bit 16 * half + 3 * k. The three words are w[i] = u[i] | n[i] << 12, where n[i] has bits 4 * i ..
  * 4 * i + 3 of each half of u[3]: so a shift and a mask give the codes of a pair of values where a pair's
- * exponents stand. A lane's escapes are listed in the order of their bits 16 * half + 3 * k + i for i < 3,
- * then of bits 16 * half + 3 * k for i = 3. */
+ * exponents stand. Escapes are in order of values, so that a CPU can read a tile from its front. */
 #ifndef HELM_COMMON_PACKED_H
 #define HELM_COMMON_PACKED_H
 

@@ -10,17 +10,8 @@
 
 #define CODE_BITS 0x0249u /* bit 3 * k of a half */
 
-/* k * 256 + 2 * i + half */
+/* Of the value's place in its lane: k * 256 + 2 * i + half. */
 #define PLACE(k, i, half) ((k)*256 + 2 * (i) + (half))
-#define NONE              PACKED_TILE
-#define FIRST(k, half)    PLACE(k, 0, half), PLACE(k, 1, half), PLACE(k, 2, half)
-#define LAST(k, half)     PLACE(k, 3, half), NONE, NONE
-#define FOUR_NONE         NONE, NONE, NONE, NONE
-const uint16_t packed_escape_place[64] = {
-    FIRST(0, 0), FIRST(1, 0), FIRST(2, 0), FIRST(3, 0), FOUR_NONE,  FIRST(0, 1), FIRST(1, 1),
-    FIRST(2, 1), FIRST(3, 1), FOUR_NONE,   LAST(0, 0),  LAST(1, 0), LAST(2, 0),  LAST(3, 0),
-    FOUR_NONE,   LAST(0, 1),  LAST(1, 1),  LAST(2, 1),  LAST(3, 1), FOUR_NONE,
-};
 
 static inline uint32_t exponent_of(uint16_t value)
 {
@@ -45,23 +36,21 @@ uint32_t packed_tile_ref(const uint16_t *value, uint8_t base, struct packed_tile
                     u[i] |= code_of(e, base) << (16 * half + 3 * k);
                 }
         for (uint32_t i = 0; i < 3; i++) tile->code[i][lane] = u[i] | (u[3] >> (4 * i) & 0x000f000f) << 12;
-        for (uint32_t bit = 0; bit < 64; bit++) {
-            const uint32_t place = packed_escape_place[bit];
-            if (place == NONE) continue;
-            const uint32_t e = exponent_of(value[8 * lane + place]);
-            if (code_of(e, base) == PACKED_ESCAPE) escape[escapes++] = (uint8_t)e;
-        }
+    }
+    for (uint32_t p = 0; p < PACKED_TILE; p++) {
+        const uint32_t e = exponent_of(value[p]);
+        if (code_of(e, base) == PACKED_ESCAPE) escape[escapes++] = (uint8_t)e;
     }
     return escapes;
 }
 
-/* Lists the escapes of the lane whose first value is value[0]; mask[i] has their bits 16 * half + 3 * k. */
-static inline uint32_t list_escapes(const uint16_t *value, const uint32_t mask[4], uint8_t *escape)
+/* Lists the escapes of a tile; mask[n] has those of values 32 * n and on. */
+static uint32_t list_escapes(const uint16_t *value, const uint32_t mask[PACKED_TILE / 32], uint8_t *escape)
 {
-    uint64_t left = mask[0] | mask[1] << 1 | mask[2] << 2 | (uint64_t)mask[3] << 32;
     uint32_t escapes = 0;
-    for (; left != 0; left &= left - 1)
-        escape[escapes++] = (uint8_t)exponent_of(value[packed_escape_place[__builtin_ctzll(left)]]);
+    for (uint32_t n = 0; n < PACKED_TILE / 32; n++)
+        for (uint32_t left = mask[n]; left != 0; left &= left - 1)
+            escape[escapes++] = (uint8_t)exponent_of(value[32 * n + (uint32_t)__builtin_ctz(left)]);
     return escapes;
 }
 
@@ -80,18 +69,23 @@ __attribute__((target("avx2"))) static inline __m256i rest_avx2(__m256i v)
 __attribute__((target("avx2"))) uint32_t packed_tile_avx2(const uint16_t *value, uint8_t base,
                                                           struct packed_tile *tile, uint8_t *escape)
 {
-    const __m256i bases = _mm256_set1_epi16(base), bits = _mm256_set1_epi16(CODE_BITS),
-                  nibbles = _mm256_set1_epi16(0xf), places = _mm256_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12);
-    uint32_t escapes = 0;
+    const __m256i bases = _mm256_set1_epi16(base), nibbles = _mm256_set1_epi16(0xf),
+                  places = _mm256_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12),
+                  none = _mm256_set1_epi16(PACKED_ESCAPE);
+    uint32_t mask[PACKED_TILE / 32];
     for (uint32_t lane = 0; lane < 32; lane += 4) {
         const uint16_t *first = value + 8 * lane;
         __m256i word[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
         for (int k = 0; k < 4; k++) {
-            __m256i v[2];
+            __m256i v[2], escaped[2];
             for (int n = 0; n < 2; n++) {
                 v[n] = _mm256_loadu_si256((const __m256i *)(const void *)(first + k * 256 + n * 16));
-                word[n] = _mm256_or_si256(word[n], _mm256_slli_epi16(codes_avx2(v[n], bases), 3 * k));
+                const __m256i codes = codes_avx2(v[n], bases);
+                word[n] = _mm256_or_si256(word[n], _mm256_slli_epi16(codes, 3 * k));
+                escaped[n] = _mm256_cmpeq_epi16(codes, none);
             }
+            mask[8 * (uint32_t)k + lane / 4] = (uint32_t)_mm256_movemask_epi8(
+                _mm256_permute4x64_epi64(_mm256_packs_epi16(escaped[0], escaped[1]), 0xd8));
             __m256i rest = _mm256_packus_epi16(rest_avx2(v[0]), rest_avx2(v[1]));
             _mm256_storeu_si256((__m256i *)(void *)(tile->rest + k * 256 + 8 * lane),
                                 _mm256_permute4x64_epi64(rest, 0xd8));
@@ -99,15 +93,6 @@ __attribute__((target("avx2"))) uint32_t packed_tile_avx2(const uint16_t *value,
         __m128 row[4];
         for (int n = 0; n < 2; n++) {
             __m256i u = word[n];
-            __m256i escaped =
-                _mm256_and_si256(_mm256_and_si256(_mm256_srli_epi16(u, 1), _mm256_srli_epi16(u, 2)),
-                                 _mm256_and_si256(u, bits));
-            if (!_mm256_testz_si256(escaped, escaped)) {
-                uint32_t mask[8];
-                _mm256_storeu_si256((__m256i *)(void *)mask, escaped);
-                escapes += list_escapes(first + n * 16, mask, escape + escapes);
-                escapes += list_escapes(first + n * 16 + 8, mask + 4, escape + escapes);
-            }
             __m256i last = _mm256_srlv_epi32(_mm256_shuffle_epi32(u, 0xff), places);
             u = _mm256_or_si256(u, _mm256_slli_epi32(_mm256_and_si256(last, nibbles), 12));
             row[2 * n] = _mm_castsi128_ps(_mm256_castsi256_si128(u));
@@ -116,7 +101,7 @@ __attribute__((target("avx2"))) uint32_t packed_tile_avx2(const uint16_t *value,
         _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
         for (int i = 0; i < 3; i++) memcpy(tile->code[i] + lane, &row[i], sizeof(row[i]));
     }
-    return escapes;
+    return list_escapes(value, mask, escape);
 }
 
 packed_tile_fn *packed_tile_best(void)
@@ -150,22 +135,13 @@ uint32_t packed_tile_escapes(const struct packed_tile *tile)
 
 void packed_tile_read(const struct packed_tile *tile, uint8_t base, const uint8_t *escape, uint16_t *value)
 {
-    for (uint32_t lane = 0; lane < 32; lane++) {
-        uint32_t u[4];
-        lane_codes(tile, lane, u);
-        for (uint32_t k = 0; k < 4; k++)
-            for (uint32_t i = 0; i < 4; i++)
-                for (uint32_t half = 0; half < 2; half++) {
-                    const uint32_t place = 8 * lane + PLACE(k, i, half), rest = tile->rest[place];
-                    const uint32_t exponent = base + (u[i] >> (16 * half + 3 * k) & 7);
-                    value[place] = (uint16_t)((rest & 0x80) << 8 | exponent << 7 | (rest & 0x7f));
-                }
-        uint64_t left = escaped_codes(u[0]) | escaped_codes(u[1]) << 1 | escaped_codes(u[2]) << 2 |
-                        (uint64_t)escaped_codes(u[3]) << 32;
-        for (; left != 0; left &= left - 1) {
-            uint16_t *v = value + 8 * lane + packed_escape_place[__builtin_ctzll(left)];
-            *v = (uint16_t)((*v & 0x807f) | (uint32_t)*escape++ << 7);
-        }
+    uint32_t u[32][4];
+    for (uint32_t lane = 0; lane < 32; lane++) lane_codes(tile, lane, u[lane]);
+    for (uint32_t place = 0; place < PACKED_TILE; place++) {
+        const uint32_t k = place / 256, lane = place / 8 % 32, i = place / 2 % 4, half = place % 2;
+        const uint32_t code = u[lane][i] >> (16 * half + 3 * k) & 7, rest = tile->rest[place];
+        const uint32_t exponent = code == PACKED_ESCAPE ? *escape++ : base + code;
+        value[place] = (uint16_t)((rest & 0x80) << 8 | exponent << 7 | (rest & 0x7f));
     }
 }
 

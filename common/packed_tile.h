@@ -1,7 +1,7 @@
 /* One tile of a packed group (common/packed.h): its record and its escapes.
  *
- * Called by common/packed.c only. Pure functions over caller-owned memory; both versions write the same
- * bytes. */
+ * Called by common/packed.c and by the CPU's plain kernel (worker-cpu/kernels/packed_ref.c). Pure functions
+ * over caller-owned memory; both writers write the same bytes. */
 #ifndef HELM_COMMON_PACKED_TILE_H
 #define HELM_COMMON_PACKED_TILE_H
 
@@ -14,12 +14,8 @@ struct packed_tile {
     uint8_t rest[PACKED_TILE];
 };
 
-/* Of a lane's run of bits in the order in which its escapes are listed (two words: i < 3, then i = 3), the
- * values' places from the lane's first on. Places no value has are PACKED_TILE. */
-extern const uint16_t packed_escape_place[64];
-
-/* Writes the record of value[PACKED_TILE] and its escapes' exponents to escape[PACKED_TILE]; returns how many
- * those are. */
+/* Writes the record of value[PACKED_TILE] and its escapes' exponents, in order of values, to
+ * escape[PACKED_TILE]; returns how many those are. */
 typedef uint32_t packed_tile_fn(const uint16_t *value, uint8_t base, struct packed_tile *tile,
                                 uint8_t *escape);
 packed_tile_fn packed_tile_ref, packed_tile_avx2;

@@ -3,10 +3,11 @@
  *
  * A warp expands a tile: every lane loads three words of codes and four times 8 signs and mantissas, builds
  * pairs of values by a shift and two masks, and stores four times 16 bytes. Escapes are a few in a hundred:
- * each lane counts its own, a sum over the warp says where in the list they begin, and each is written over
- * the value stored before (by the same thread, so behind it). Nothing is shared between warps; any number of
- * blocks may run. */
+ * each lane counts those of each of its runs, sums over the warp say where in the list they stand
+ * (packed_escapes.cuh), and each is written over the value stored before (by the same thread, so behind it).
+ * Nothing is shared between warps; any number of blocks may run. */
 #include "worker-gpu/kernels/device.cuh"
+#include "worker-gpu/kernels/packed_escapes.cuh"
 
 extern "C" {
 #include "common/packed.h"
@@ -57,12 +58,6 @@ static __device__ __forceinline__ void store_run(uint16_t *to, uint32_t place, u
         if (place + i < here) to[place + i] = (uint16_t)(pair[i / 2] >> (i & 1) * 16);
 }
 
-/* Bit 16 * half + 3 * k for each code of a word that is PACKED_ESCAPE. */
-static __device__ __forceinline__ uint32_t escaped(uint32_t codes)
-{
-    return codes & codes >> 1 & codes >> 2 & 0x02490249u;
-}
-
 static __device__ __forceinline__ void expand_tile(const struct gpuk_expand_part &part, uint32_t group,
                                                    uint32_t tile, uint32_t lane)
 {
@@ -110,30 +105,14 @@ static __device__ __forceinline__ void expand_tile(const struct gpuk_expand_part
         store_run(out, k * 256 + lane * 8, here, pair);
     }
 
-    uint32_t first = escaped(codes[0]) | escaped(codes[1]) << 1 | escaped(codes[2]) << 2,
-             last = escaped(codes[3]);
-    const uint32_t count = (uint32_t)__popc(first) + (uint32_t)__popc(last);
-    uint32_t sum = count; /* of this lane and those before it */
-#pragma unroll
-    for (uint32_t distance = 1; distance < 32; distance *= 2) {
-        const uint32_t before = __shfl_sync(0xffffffffu, sum, (int)((lane - distance) & 31));
-        if (lane >= distance) sum += before;
-    }
-    const unsigned char *escape = packed + head + (size_t)tiles * PACKED_TILE_BYTES + start + (sum - count);
+    const uint32_t mask = escape_mask(codes);
+    const escape_ranks ranks = rank_escapes(mask, lane);
+    const unsigned char *escape = packed + head + (size_t)tiles * PACKED_TILE_BYTES + start;
     __syncwarp(); /* stores of other types stay behind those above, for the compiler too */
-    while (first | last) {
-        uint32_t bit, i = 3;
-        if (first) {
-            bit = (uint32_t)__ffs((int)first) - 1;
-            first &= first - 1;
-            i = (bit & 15) % 3;
-        } else {
-            bit = (uint32_t)__ffs((int)last) - 1;
-            last &= last - 1;
-        }
-        /* bits 3 * k + i, in the other word 3 * k */
-        const uint32_t place = (bit & 15) / 3 * 256 + lane * 8 + i * 2 + (bit >> 4);
-        const uint32_t byte = __ldg(rest + place), exponent = __ldg(escape++);
+    uint32_t n = 0;
+    for (uint32_t left = mask; left; left &= left - 1, n++) {
+        const uint32_t bit = (uint32_t)__ffs((int)left) - 1, place = escape_place(bit, lane);
+        const uint32_t byte = __ldg(rest + place), exponent = __ldg(escape + escape_rank(ranks, bit, n));
         out[place] = (uint16_t)((byte & 0x80) << 8 | exponent << 7 | (byte & 0x7f));
     }
 }

@@ -13,6 +13,7 @@
  * wait in shared memory until all are there and are added in order of columns. Groups that are stored raw
  * are loaded as they are. */
 #include "worker-gpu/kernels/linear.cuh"
+#include "worker-gpu/kernels/packed_escapes.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
 extern "C" {
@@ -115,12 +116,6 @@ static __device__ __forceinline__ void load_escapes(escape_list &list, uint32_t 
     if (lane + 32 < list.count) list.high = __ldg(list.at + lane + 32);
 }
 
-/* Bit 16 * half + 3 * k for each code of a word that is PACKED_ESCAPE. */
-static __device__ __forceinline__ uint32_t escaped(uint32_t codes)
-{
-    return codes & codes >> 1 & codes >> 2 & 0x02490249u;
-}
-
 /* A lane's four units of a coded tile. `room`: the warp's plain tile, `listed` its escapes. */
 static __device__ __forceinline__ void decode_tile(const unsigned char *record, uint32_t base2,
                                                    const escape_list &list, unsigned char *room,
@@ -135,16 +130,8 @@ static __device__ __forceinline__ void decode_tile(const unsigned char *record, 
 #pragma unroll
     for (uint32_t k = 0; k < 4; k++) bytes[k] = *reinterpret_cast<const uint2 *>(rest + k * 256 + lane * 8);
     codes[3] = (codes[0] >> 12 & 0x000f000fu) | (codes[1] >> 8 & 0x00f000f0u) | (codes[2] >> 4 & 0x0f000f00u);
-    uint32_t first = escaped(codes[0]) | escaped(codes[1]) << 1 | escaped(codes[2]) << 2,
-             last = escaped(codes[3]);
-    const bool some = (first | last) != 0;
-    const uint32_t count = (uint32_t)__popc(first) + (uint32_t)__popc(last);
-    uint32_t sum = count; /* of this lane and those before it */
-#pragma unroll
-    for (uint32_t distance = 1; distance < 32; distance *= 2) {
-        const uint32_t before = __shfl_sync(0xffffffffu, sum, (int)((lane - distance) & 31));
-        if (lane >= distance) sum += before;
-    }
+    const uint32_t mask = escape_mask(codes);
+    const escape_ranks ranks = rank_escapes(mask, lane);
 #pragma unroll
     for (uint32_t k = 0; k < 4; k++) {
         uint32_t pair[4];
@@ -159,28 +146,20 @@ static __device__ __forceinline__ void decode_tile(const unsigned char *record, 
 
     listed[lane] = (unsigned char)list.low;
     listed[lane + 32] = (unsigned char)list.high;
-    if (some)
+    if (mask)
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++) *reinterpret_cast<uint4 *>(room + k * 512 + lane * 16) = unit[k];
     __syncwarp(); /* and stores of other types stay between those of units, for the compiler too */
-    for (uint32_t n = sum - count; first | last; n++) {
-        uint32_t bit, i = 3;
-        if (first) {
-            bit = (uint32_t)__ffs((int)first) - 1;
-            first &= first - 1;
-            i = (bit & 15) % 3;
-        } else {
-            bit = (uint32_t)__ffs((int)last) - 1;
-            last &= last - 1;
-        }
-        /* bits 3 * k + i, in the other word 3 * k */
-        const uint32_t place = (bit & 15) / 3 * 256 + lane * 8 + i * 2 + (bit >> 4);
-        const uint32_t byte = rest[place], exponent = n < LISTED ? listed[n] : __ldg(list.at + n);
+    uint32_t n = 0;
+    for (uint32_t left = mask; left; left &= left - 1, n++) {
+        const uint32_t bit = (uint32_t)__ffs((int)left) - 1, place = escape_place(bit, lane),
+                       rank = escape_rank(ranks, bit, n);
+        const uint32_t byte = rest[place], exponent = rank < LISTED ? listed[rank] : __ldg(list.at + rank);
         reinterpret_cast<uint16_t *>(room)[place] =
             (uint16_t)((byte & 0x80) << 8 | exponent << 7 | (byte & 0x7f));
     }
     __syncwarp();
-    if (some)
+    if (mask)
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++)
             unit[k] = *reinterpret_cast<const uint4 *>(room + k * 512 + lane * 16);

@@ -153,6 +153,14 @@ static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
     for (int i = 0; i < 4; i++) out |= (uint32_t)(both >> (selector >> (4 * i) & 7) * 8 & 255) << (8 * i);
     return out;
 }
+static inline float __fmul_rn(float a, float b)
+{
+    return a * b; /* what the host compiler may not fuse: -ffp-contract=off */
+}
+static inline float __fmaf_rn(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
 static inline float rsqrtf(float x)
 {
     return 1.0f / sqrtf(x);

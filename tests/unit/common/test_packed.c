@@ -71,26 +71,24 @@ static void read_by_header(const uint8_t *p, uint32_t values, uint16_t *out)
     for (uint32_t t = 0; t < tiles; t++) {
         const uint8_t *record = p + table + (size_t)t * (384 + 1024);
         const uint8_t *escape = list + word_at(p + 16 + 4 * t);
-        for (uint32_t lane = 0; lane < 32; lane++) {
-            uint32_t u[4] = {0, 0, 0, 0};
+        uint32_t u[32][4] = {{0}};
+        for (uint32_t lane = 0; lane < 32; lane++)
             for (uint32_t i = 0; i < 3; i++) {
                 const uint32_t w = word_at(record + i * 128 + lane * 4);
-                u[i] = w & 0x0fff0fff;
-                u[3] |= (w >> 12 & 0xf) << (4 * i) | (w >> 28) << (16 + 4 * i);
+                u[lane][i] = w & 0x0fff0fff;
+                u[lane][3] |= (w >> 12 & 0xf) << (4 * i) | (w >> 28) << (16 + 4 * i);
             }
-            for (uint32_t last = 0; last < 2; last++)
-                for (uint32_t half = 0; half < 2; half++)
-                    for (uint32_t k = 0; k < 4; k++)
-                        for (uint32_t i = last ? 3 : 0; i < (last ? 4u : 3u); i++) {
-                            const uint32_t place = k * 256 + 8 * lane + 2 * i + half;
-                            const uint32_t code = u[i] >> (16 * half + 3 * k) & 7;
-                            const uint32_t e = code == 7 ? *escape++ : base + code;
-                            const uint32_t rest = record[384 + place];
-                            if (t * 1024 + place < values)
-                                out[t * 1024 + place] =
-                                    (uint16_t)((rest >> 7) << 15 | e << 7 | (rest & 0x7f));
-                        }
-        }
+        for (uint32_t k = 0; k < 4; k++)
+            for (uint32_t lane = 0; lane < 32; lane++)
+                for (uint32_t i = 0; i < 4; i++)
+                    for (uint32_t half = 0; half < 2; half++) {
+                        const uint32_t place = k * 256 + 8 * lane + 2 * i + half;
+                        const uint32_t code = u[lane][i] >> (16 * half + 3 * k) & 7;
+                        const uint32_t e = code == 7 ? *escape++ : base + code;
+                        const uint32_t rest = record[384 + place];
+                        if (t * 1024 + place < values)
+                            out[t * 1024 + place] = (uint16_t)((rest >> 7) << 15 | e << 7 | (rest & 0x7f));
+                    }
         assert_int_equal(escape - list, word_at(p + 16 + 4 * (t + 1)));
     }
 }
