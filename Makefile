@@ -176,6 +176,9 @@ KERNEL_SRC := \
   worker-cpu/kernels/linear_avx512bf16.c \
   worker-cpu/kernels/linear_openblas.c \
   worker-cpu/kernels/linear_ref.c \
+  worker-cpu/kernels/packed_avx512vbmi2.c \
+  worker-cpu/kernels/packed_kernels.c \
+  worker-cpu/kernels/packed_ref.c \
   worker-cpu/kernels/probe_amx.c \
   worker-cpu/kernels/probe_avx2.c \
   worker-cpu/kernels/probe_avx512.c \
@@ -288,6 +291,7 @@ PROFILE_SRC := \
   tools/profile/cpu.c \
   tools/profile/device.c \
   tools/profile/host.c \
+  tools/profile/packed.c \
   tools/profile/print.c \
   tools/profile/samples.c \
   tools/profile/wake.c
@@ -323,6 +327,7 @@ PROTO_SRC := $(GEN)/proto/helm.pb-c.c $(GEN)/proto/control.pb-c.c
 ISA_avx2 := -mavx2 -mfma -mf16c
 ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512
 ISA_avx512bf16 := $(ISA_avx512) -mavx512bf16
+ISA_avx512vbmi2 := $(ISA_avx512) -mavx512vbmi -mavx512vbmi2
 ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16
 
 # ---- programs -----------------------------------------------------------------------------------------------

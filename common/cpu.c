@@ -33,7 +33,8 @@ unsigned cpu_decode_features(const struct cpu_id *id)
     const unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;       /* leaf 1 ecx */
     const unsigned avx2 = 1u << 5, f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31; /* leaf 7 ebx */
     const unsigned amx_bf16 = 1u << 22, fp16 = 1u << 23, amx_tile = 1u << 24;                 /* leaf 7 edx */
-    const unsigned bf16 = 1u << 5; /* leaf 7.1 eax */
+    const unsigned bf16 = 1u << 5;                  /* leaf 7.1 eax */
+    const unsigned vbmi = 1u << 1, vbmi2 = 1u << 6; /* leaf 7 ecx */
     unsigned features = 0;
 
     if (!has_bits(id->leaf1_ecx, osxsave | avx | fma | f16c) || !has_bits(id->leaf7_ebx, avx2) ||
@@ -43,6 +44,7 @@ unsigned cpu_decode_features(const struct cpu_id *id)
     if (!has_bits(id->leaf7_ebx, f | dq | bw | vl) || !has_bits(id->xcr0, XCR0_AVX512)) return features;
     features |= CPU_AVX512;
     if (has_bits(id->leaf7_edx, fp16)) features |= CPU_AVX512_FP16;
+    if (has_bits(id->leaf7_ecx, vbmi | vbmi2)) features |= CPU_AVX512_VBMI2;
     if (!has_bits(id->leaf71_eax, bf16)) return features;
     features |= CPU_AVX512_BF16;
     /* Each feature includes the ones above it: the files of the AMX kernels are compiled with all of them. */
@@ -60,6 +62,7 @@ unsigned cpu_features(void)
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
         subleaves = a;
         id.leaf7_ebx = b;
+        id.leaf7_ecx = c;
         id.leaf7_edx = d;
     }
     if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) id.leaf71_eax = a;
@@ -89,11 +92,9 @@ const char *cpu_features_text(unsigned features, char *text, size_t size)
     static const struct {
         unsigned bit;
         const char *name;
-    } names[] = {{CPU_AVX2, "avx2"},
-                 {CPU_AVX512, "avx512"},
-                 {CPU_AVX512_BF16, "avx512-bf16"},
-                 {CPU_AMX_BF16, "amx-bf16"},
-                 {CPU_AVX512_FP16, "avx512-fp16"}};
+    } names[] = {
+        {CPU_AVX2, "avx2"},         {CPU_AVX512, "avx512"},           {CPU_AVX512_BF16, "avx512-bf16"},
+        {CPU_AMX_BF16, "amx-bf16"}, {CPU_AVX512_FP16, "avx512-fp16"}, {CPU_AVX512_VBMI2, "avx512-vbmi2"}};
     if (size == 0) return text;
     text[0] = '\0';
     size_t used = 0;

@@ -17,12 +17,13 @@ enum cpu_feature {
     CPU_AVX512_BF16 = 1u << 2, /* vdpbf16ps */
     CPU_AMX_BF16 = 1u << 3,    /* tiles, tdpbf16ps; usable after cpu_enable_amx() */
     CPU_AVX512_FP16 = 1u << 4,
+    CPU_AVX512_VBMI2 = 1u << 5, /* VBMI and VBMI2: permutes and expansions of bytes and words */
 };
 unsigned cpu_features(void);
 
 /* What cpuid and xgetbv said, and what follows from it: the part of cpu_features() that a test can feed. */
 struct cpu_id {
-    unsigned leaf1_ecx, leaf7_ebx, leaf7_edx, leaf71_eax, xcr0;
+    unsigned leaf1_ecx, leaf7_ebx, leaf7_edx, leaf71_eax, xcr0, leaf7_ecx;
 };
 unsigned cpu_decode_features(const struct cpu_id *id);
 

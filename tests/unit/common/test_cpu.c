@@ -17,28 +17,33 @@
 #define LEAF7_512  (1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31)
 #define EDX_AMX    (1u << 22 | 1u << 24)
 #define EDX_FP16   (1u << 23)
+#define ECX_VBMI   (1u << 1 | 1u << 6)
 #define XCR0_ALL   (0xe6u | 0x60000u)
 
 static void features_need_processor_and_kernel(void **state)
 {
     (void)state;
     const unsigned up_to_512 = CPU_AVX2 | CPU_AVX512;
-    const unsigned all = up_to_512 | CPU_AVX512_BF16 | CPU_AMX_BF16 | CPU_AVX512_FP16;
+    const unsigned all = up_to_512 | CPU_AVX512_BF16 | CPU_AMX_BF16 | CPU_AVX512_FP16 | CPU_AVX512_VBMI2;
     const struct {
         struct cpu_id id;
         unsigned features;
     } cases[] = {
-        {{0, 0, 0, 0, 0}, 0},
-        {{LEAF1_ALL, LEAF7_512, EDX_AMX | EDX_FP16, 1u << 5, XCR0_ALL}, all},
-        {{LEAF1_ALL, LEAF7_512, EDX_AMX | EDX_FP16, 1u << 5, 0xe7u}, all & ~(unsigned)CPU_AMX_BF16},
-        {{LEAF1_ALL, LEAF7_512, EDX_AMX | EDX_FP16, 1u << 5, 0x7u}, CPU_AVX2}, /* kernel saves no zmm */
-        {{LEAF1_ALL, LEAF7_512, EDX_AMX, 1u << 5, 0x3u}, 0},                   /* nor ymm */
-        {{LEAF1_ALL & ~(1u << 27), LEAF7_512, 0, 0, XCR0_ALL}, 0},             /* no xgetbv */
-        {{LEAF1_ALL & ~(1u << 29), LEAF7_512, 0, 0, XCR0_ALL}, 0},             /* no F16C */
-        {{LEAF1_ALL, LEAF7_AVX2, EDX_AMX, 1u << 5, XCR0_ALL}, CPU_AVX2},
-        {{LEAF1_ALL, LEAF7_512 & ~(1u << 31), 0, 1u << 5, XCR0_ALL}, CPU_AVX2},             /* no VL */
-        {{LEAF1_ALL, LEAF7_512, 1u << 24, 1u << 5, XCR0_ALL}, up_to_512 | CPU_AVX512_BF16}, /* tiles only */
-        {{LEAF1_ALL, LEAF7_512, EDX_AMX, 0, XCR0_ALL}, up_to_512},
+        {{0, 0, 0, 0, 0, 0}, 0},
+        {{LEAF1_ALL, LEAF7_512, EDX_AMX | EDX_FP16, 1u << 5, XCR0_ALL, ECX_VBMI}, all},
+        {{LEAF1_ALL, LEAF7_512, EDX_AMX | EDX_FP16, 1u << 5, 0xe7u, ECX_VBMI}, all & ~(unsigned)CPU_AMX_BF16},
+        {{LEAF1_ALL, LEAF7_512, EDX_AMX | EDX_FP16, 1u << 5, 0x7u, ECX_VBMI},
+         CPU_AVX2},                                                          /* kernel saves no zmm */
+        {{LEAF1_ALL, LEAF7_512, EDX_AMX, 1u << 5, 0x3u, ECX_VBMI}, 0},       /* nor ymm */
+        {{LEAF1_ALL & ~(1u << 27), LEAF7_512, 0, 0, XCR0_ALL, ECX_VBMI}, 0}, /* no xgetbv */
+        {{LEAF1_ALL & ~(1u << 29), LEAF7_512, 0, 0, XCR0_ALL, ECX_VBMI}, 0}, /* no F16C */
+        {{LEAF1_ALL, LEAF7_AVX2, EDX_AMX, 1u << 5, XCR0_ALL, ECX_VBMI}, CPU_AVX2},
+        {{LEAF1_ALL, LEAF7_512 & ~(1u << 31), 0, 1u << 5, XCR0_ALL, ECX_VBMI}, CPU_AVX2}, /* no VL */
+        {{LEAF1_ALL, LEAF7_512, 1u << 24, 1u << 5, XCR0_ALL, 0},
+         up_to_512 | CPU_AVX512_BF16},                                      /* tiles only */
+        {{LEAF1_ALL, LEAF7_512, EDX_AMX, 0, XCR0_ALL, 1u << 1}, up_to_512}, /* VBMI without VBMI2 */
+        {{LEAF1_ALL, LEAF7_512, 0, 0, XCR0_ALL, 1u << 6}, up_to_512},
+        {{LEAF1_ALL, LEAF7_512, 0, 0, XCR0_ALL, ECX_VBMI}, up_to_512 | CPU_AVX512_VBMI2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_int_equal(cpu_decode_features(&cases[i].id), cases[i].features);
@@ -55,6 +60,7 @@ static void features_agree_with_the_kernel(void **state)
                  {CPU_AVX512, " avx512vl "},
                  {CPU_AVX512_BF16, " avx512_bf16 "},
                  {CPU_AVX512_FP16, " avx512_fp16 "},
+                 {CPU_AVX512_VBMI2, " avx512_vbmi2 "},
                  {CPU_AMX_BF16, " amx_bf16 "}};
     FILE *file = fopen("/proc/cpuinfo", "re");
     if (!file) skip();

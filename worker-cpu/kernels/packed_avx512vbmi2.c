@@ -1,0 +1,260 @@
+/* Products with packed weights, and unpacking, with AVX-512 VBMI and VBMI2.
+ *
+ * A tile's codes are brought into order of values once; from then on 32 values are a vector: a shift and a
+ * mask give their exponents' codes, an expansion puts the next escapes of the list where codes say so, a byte
+ * permutation doubles the signs and mantissas into words, and one select joins them. The two halves of a
+ * group's rows are read side by side as two streams: their tiles have the same columns, so that x is loaded
+ * once for both, and one does not wait for what the other does. Called through the table of packed_kernels.c
+ * after the CPU check. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "worker-cpu/kernels/packed_variants.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")
+
+#define HALF      PACKED_CPU_COLS
+#define LISTED    32 /* bytes of the list that are read where the next escape stands */
+#define ROOM      (PACKED_TILE + 2 * LISTED) /* of a tile's escapes and what is read behind them */
+#define NEAR      (2 * PACKED_TILE_BYTES)    /* ahead of each stream: whole tiles, so that none is missed */
+#define LIST_NEAR 512                        /* ahead in the list of escapes */
+#define RAW_NEAR  2048
+
+/* A coded group. */
+struct coded {
+    const uint8_t *group, *record, *list, *end;
+    uint32_t values;
+    __m512i base; /* where the exponents of 32 values stand */
+};
+
+INLINE struct coded coded_of(const void *group)
+{
+    struct packed_header header;
+    memcpy(&header, group, sizeof header);
+    struct coded c = {.group = group, .values = header.values};
+    c.record = c.group + packed_table_bytes(header.values);
+    c.list = c.record + (size_t)packed_tiles(header.values) * PACKED_TILE_BYTES;
+    c.end = c.group + (size_t)header.units * PACKED_ALIGN;
+    c.base = _mm512_set1_epi16((short)(header.base << 7));
+    return c;
+}
+
+INLINE bool is_raw(const void *group)
+{
+    return ((const struct packed_header *)group)->kind == PACKED_RAW;
+}
+
+/* A tile while it is read from its front. */
+struct tile {
+    const uint8_t *record, *list;
+    __m512i codes[8]; /* in order of values: 32 of each run k in each */
+};
+
+/* Codes of 16 lanes, 4 words each, to 4 vectors of 4 lanes. */
+INLINE void order_codes(__m512i to[4], const uint8_t *code)
+{
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+                  high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31),
+                  low2 = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11),
+                  high2 = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+    const __m512i a = _mm512_loadu_si512(code), b = _mm512_loadu_si512(code + 128),
+                  c = _mm512_loadu_si512(code + 256);
+    __m512i d = _mm512_and_si512(_mm512_srli_epi32(a, 12), _mm512_set1_epi32(0x000f000f));
+    /* 0xea: first and second, or third */
+    d = _mm512_ternarylogic_epi32(_mm512_srli_epi32(b, 8), _mm512_set1_epi32(0x00f000f0), d, 0xea);
+    d = _mm512_ternarylogic_epi32(_mm512_srli_epi32(c, 4), _mm512_set1_epi32(0x0f000f00), d, 0xea);
+    const __m512i ab_low = _mm512_permutex2var_epi32(a, low, b),
+                  ab_high = _mm512_permutex2var_epi32(a, high, b),
+                  cd_low = _mm512_permutex2var_epi32(c, low, d),
+                  cd_high = _mm512_permutex2var_epi32(c, high, d);
+    to[0] = _mm512_permutex2var_epi64(ab_low, low2, cd_low);
+    to[1] = _mm512_permutex2var_epi64(ab_low, high2, cd_low);
+    to[2] = _mm512_permutex2var_epi64(ab_high, low2, cd_high);
+    to[3] = _mm512_permutex2var_epi64(ab_high, high2, cd_high);
+}
+
+/* room[ROOM]: for escapes behind which less than LISTED bytes may be read. */
+INLINE void tile_open(struct tile *t, const struct coded *c, size_t number, uint8_t *room)
+{
+    uint32_t start[2];
+    memcpy(start, c->group + sizeof(struct packed_header) + number * sizeof *start, sizeof start);
+    t->record = c->record + number * PACKED_TILE_BYTES;
+    t->list = c->list + start[0];
+    if (__builtin_expect(c->list + start[1] + LISTED > c->end, 0)) {
+        memcpy(room, t->list, start[1] - start[0]);
+        t->list = room;
+    }
+    order_codes(t->codes, t->record);
+    order_codes(t->codes + 4, t->record + 64);
+}
+
+/* The next 32 values: of run `k`, with the codes of codes[q] and the bytes of rest[64] that q is in. */
+INLINE __m512i tile_values(struct tile *t, __m512i base, __m512i rest, const unsigned k, const unsigned q)
+{
+    const __m512i codes = _mm512_set1_epi16(PACKED_ESCAPE << 7), bits = _mm512_set1_epi16((short)0x807f);
+    const __m512i twice = _mm512_set_epi8(31, 31, 30, 30, 29, 29, 28, 28, 27, 27, 26, 26, 25, 25, 24, 24, 23,
+                                          23, 22, 22, 21, 21, 20, 20, 19, 19, 18, 18, 17, 17, 16, 16, 15, 15,
+                                          14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6, 6, 5,
+                                          5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0),
+                  twice_high = _mm512_or_si512(twice, _mm512_set1_epi8(32));
+    __m512i e = k == 3 ? _mm512_srli_epi16(t->codes[q], 2) : _mm512_slli_epi16(t->codes[q], 7 - 3 * k);
+    e = _mm512_and_si512(e, codes);
+    const __mmask32 escaped = _mm512_cmpeq_epi16_mask(e, codes);
+    const __m512i escapes = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)t->list));
+    e = _mm512_mask_expand_epi16(_mm512_add_epi16(e, base), escaped, _mm512_slli_epi16(escapes, 7));
+    t->list += (unsigned)__builtin_popcount(escaped);
+    const __m512i words = _mm512_permutexvar_epi8(q & 1 ? twice_high : twice, rest);
+    return _mm512_ternarylogic_epi32(bits, words, e, 0xca); /* of words where bits are set, else of e */
+}
+
+/* sum[s][half of a pair] += 32 weights times x, of which x[0] has the even columns, x[1] the odd ones. */
+INLINE void multiply(__m512 sum[2], __m512i values, const __m512 x[2])
+{
+    const __m512i odd = _mm512_set1_epi32((int)0xffff0000);
+    sum[0] = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(values, 16)), x[0], sum[0]);
+    sum[1] = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(values, odd)), x[1], sum[1]);
+}
+
+INLINE void fetch(const uint8_t *at, size_t lines)
+{
+    UNROLL for (size_t i = 0; i < lines; i++) _mm_prefetch((const char *)at + 64 * i, _MM_HINT_T0);
+}
+
+/* One half of `S` tiles. ahead[s]: from where on what comes later is fetched. */
+INLINE void half_multiply(struct tile *t, __m512i base, const float *x, __m512 sum[2][2],
+                          const uint8_t *const *ahead, const unsigned half, const size_t S)
+{
+    UNROLL for (unsigned n = 0; n < 8; n++)
+    {
+        const unsigned k = 2 * half + n / 4, line = n % 4;
+        __m512i rest[2];
+        UNROLL for (size_t s = 0; s < S; s++)
+        {
+            fetch(ahead[s] + (8 * half + n) * 64, 1);
+            rest[s] = _mm512_loadu_si512(t[s].record + PACKED_CODE_BYTES + k * 256 + line * 64);
+        }
+        UNROLL for (unsigned q = 2 * line; q < 2 * line + 2; q++, x += 32)
+        {
+            const __m512 xs[2] = {_mm512_load_ps(x), _mm512_load_ps(x + 16)};
+            UNROLL for (size_t s = 0; s < S; s++)
+                multiply(sum[s], tile_values(&t[s], base, rest[s], k, q), xs);
+        }
+    }
+}
+
+/* `S` streams of equal parts of a group's rows; every row is summed in the same order whatever S is. */
+INLINE void coded_gemv(float *y, const struct coded *c, uint32_t rows, uint32_t cols, const float *split,
+                       const uint8_t *next, const size_t S)
+{
+    const uint32_t halves = c->values / HALF / (uint32_t)S, tiles = (halves + 1) / 2,
+                   row_halves = cols / HALF;
+    const size_t stream = (size_t)tiles * PACKED_TILE_BYTES, head = (size_t)(c->record - c->group);
+    struct tile t[2];
+    _Alignas(64) uint8_t room[2][ROOM];
+    __m512 sum[2][2];
+    uint32_t at = 0;
+    UNROLL for (size_t s = 0; s < S; s++) sum[s][0] = sum[s][1] = _mm512_setzero_ps();
+    for (uint32_t n = 0; n < tiles; n++) {
+        const uint8_t *ahead[2];
+        UNROLL for (size_t s = 0; s < S; s++)
+        {
+            const size_t to = (size_t)n * PACKED_TILE_BYTES + NEAR;
+            ahead[s] =
+                to < stream || !next ? c->record + s * stream + to : next + head + s * stream + (to - stream);
+            tile_open(&t[s], c, n + s * tiles, room[s]);
+            fetch(ahead[s] + 1024, 6);
+            fetch(t[s].list + LIST_NEAR, 1);
+        }
+        if (n + 1 == tiles &&
+            next) { /* a group as this one: its head, and where its streams' escapes begin */
+            for (size_t i = 0; i < head; i += 64) fetch(next + i, 1);
+            const uint8_t *list = next + (c->list - c->group);
+            fetch(list, 4);
+            fetch(list + (c->end - c->list) / 2, 4);
+        }
+        UNROLL for (unsigned half = 0; half < 2; half++)
+        {
+            if (half == 1 && 2 * n + 1 == halves) break;
+            half_multiply(t, c->base, split + (size_t)at * HALF, sum, ahead, half, S);
+            if (++at < row_halves) continue;
+            UNROLL for (size_t s = 0; s < S; s++)
+            {
+                y[s * (rows / S)] = _mm512_reduce_add_ps(_mm512_add_ps(sum[s][0], sum[s][1]));
+                sum[s][0] = sum[s][1] = _mm512_setzero_ps();
+            }
+            y++;
+            at = 0;
+        }
+    }
+}
+
+static void raw_gemv(float *y, const uint8_t *values, uint32_t rows, uint32_t cols, const float *split)
+{
+    for (uint32_t r = 0; r < rows; r++) {
+        __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (uint32_t c = 0; c < cols; c += 32, values += 64) {
+            const __m512 xs[2] = {_mm512_load_ps(split + c), _mm512_load_ps(split + c + 16)};
+            fetch(values + RAW_NEAR, 1);
+            multiply(sum, _mm512_loadu_si512(values), xs);
+        }
+        y[r] = _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
+    }
+}
+
+static void gemv(float *y, const void *group, uint32_t rows, uint32_t cols, const float *split,
+                 const void *next)
+{
+    if (is_raw(group)) {
+        raw_gemv(y, (const uint8_t *)group + PACKED_ALIGN, rows, cols, split);
+        return;
+    }
+    const struct coded c = coded_of(group);
+    if (rows % 2 == 0 && rows / 2 * cols % PACKED_TILE == 0)
+        coded_gemv(y, &c, rows, cols, split, next, 2);
+    else
+        coded_gemv(y, &c, rows, cols, split, next, 1);
+}
+
+static void split_columns(float *split, const float *x, uint32_t cols)
+{
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+                  odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+    for (uint32_t c = 0; c < cols; c += 32) {
+        const __m512 a = _mm512_loadu_ps(x + c), b = _mm512_loadu_ps(x + c + 16);
+        _mm512_store_ps(split + c, _mm512_permutex2var_ps(a, even, b));
+        _mm512_store_ps(split + c + 16, _mm512_permutex2var_ps(a, odd, b));
+    }
+}
+
+static void unpack(uint16_t *value, const void *group, uint32_t rows, uint32_t cols)
+{
+    if (is_raw(group)) {
+        memcpy(value, (const uint8_t *)group + PACKED_ALIGN, (size_t)rows * cols * sizeof *value);
+        return;
+    }
+    const struct coded c = coded_of(group);
+    const uint32_t halves = c.values / HALF;
+    _Alignas(64) uint8_t room[ROOM];
+    for (uint32_t n = 0; 2 * n < halves; n++) {
+        struct tile t;
+        tile_open(&t, &c, n, room);
+        fetch(t.record + NEAR, PACKED_TILE_BYTES / 64);
+        UNROLL for (unsigned k = 0; k < 4; k++)
+        {
+            if (k == 2 && 2 * n + 1 == halves) break;
+            UNROLL for (unsigned line = 0; line < 4; line++)
+            {
+                const __m512i rest = _mm512_loadu_si512(t.record + PACKED_CODE_BYTES + k * 256 + line * 64);
+                UNROLL for (unsigned q = 2 * line; q < 2 * line + 2; q++, value += 32)
+                    _mm512_store_si512(value, tile_values(&t, c.base, rest, k, q));
+            }
+        }
+    }
+}
+
+const struct packed_kernels packed_avx512vbmi2 = {.name = "avx512-vbmi2",
+                                                  .features = CPU_AVX512 | CPU_AVX512_VBMI2,
+                                                  .split = split_columns,
+                                                  .gemv = gemv,
+                                                  .unpack = unpack};
