@@ -29,7 +29,13 @@
 #define LINEAR_S     0.6  /* of steps of each number of tokens, all visits together */
 #define LINEAR_QUICK 0.25 /* seconds, the same in a hurry */
 #define VISITS       3
-#define STEP_S_MOST  5.0 /* a step expected to take longer is left out */
+/* Of packed weights: a part of the others, but so many times the last-level caches at least. */
+#define PACKED_PART         4
+#define PACKED_CACHES       8
+#define PACKED_CACHES_QUICK 6
+#define UNPACK_S            0.5
+#define UNPACK_QUICK_S      0.1
+#define STEP_S_MOST         5.0 /* a step expected to take longer is left out */
 
 /* In an order in which those that are left out, because they would take too long or the time is over, are
  * between others. */
@@ -59,7 +65,9 @@ struct profile_cpu_run {
     struct profile_reader reader;
     struct profile_samples gemv[2]; /* bytes a second: alone, beside copies */
     struct profile_samples read, operation;
-    struct profile_samples once; /* seconds of a step beside its entries */
+    struct profile_packed *packed;         /* NULL: the processor has no kernels for packed weights */
+    struct profile_samples gemv_packed[2]; /* as gemv, of what they are unpacked */
+    struct profile_samples once;           /* seconds of a step beside its entries */
     struct many many[TOKEN_COUNTS];
     double beside[COUNTS_BESIDE];               /* operations a second in this turn's step beside copies */
     struct profile_samples kept[COUNTS_BESIDE]; /* of a step's speed, beside copies: each turn's */
@@ -193,6 +201,25 @@ static int fill_weights(struct profile_cpu_run *r, struct helm_err *err)
 
 /* ---- opening ---- */
 
+/* A part of what plain weights take is enough: a pass of those is between any two of these. */
+static int open_packed(struct profile_cpu_run *r, struct helm_err *err)
+{
+    const struct engine *engine = &r->local.engine;
+    struct cgroup_memory memory;
+    uint64_t bytes = (r->quick ? PACKED_CACHES_QUICK : PACKED_CACHES) * profile_l3_bytes();
+    if (bytes < r->weight_bytes / PACKED_PART) bytes = r->weight_bytes / PACKED_PART;
+    if (bytes > r->weight_bytes) bytes = r->weight_bytes;
+    int rc = cgroup_read_memory(&memory, err);
+    if (rc) return rc;
+    if (memory.available_bytes / 3 < bytes) bytes = memory.available_bytes / 3;
+    if (bytes < r->weight_bytes / layers_of(r)) {
+        profile_say(r->progress, "CPU: no memory for packed weights: they are not measured");
+        return 0;
+    }
+    return profile_packed_open(&engine->model, engine->pool, engine->base.report.node, bytes, &r->packed,
+                               err);
+}
+
 /* Thread 0 of a pool is the caller, which then has one CPU: that is no way to find out how many there are. */
 static void unpin(const struct profile_cpu_run *r)
 {
@@ -225,6 +252,7 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
     r->weight_bytes = shape.layers * shape.layer_bytes;
     r->params = (double)shape.layer_bytes / 2;
     if (!rc) rc = fill_weights(r, err);
+    if (!rc) rc = open_packed(r, err);
     if (rc || r->weight_bytes >= PROFILE_CACHES_LEAST * profile_l3_bytes()) return rc;
     r->cached = true;
     profile_say(r->progress,
@@ -265,6 +293,7 @@ int profile_cpu_open(const struct profile_cpu_options *options, struct profile_c
 void profile_cpu_close(struct profile_cpu_run *r)
 {
     if (!r) return;
+    profile_packed_close(r->packed);
     if (r->open) local_close(&r->local);
     unpin(r);
     free(r->entry_ns);
@@ -291,10 +320,18 @@ static struct profile_value memory_value(const struct profile_cpu_run *r,
     return v;
 }
 
+/* Bytes of plain weights a second of a pass over the packed ones, less what the pool takes. */
+static double packed_rate(const struct profile_cpu_run *r, double seconds)
+{
+    return (double)profile_packed_bytes(r->packed) /
+           less(seconds, profile_packed_products(r->packed) * r->region_s);
+}
+
 /* Steps of one token for so many seconds. With `read` each is followed by a pass of plain reading, so that
- * both see the same minute of a machine that others use, too. */
+ * both see the same minute of a machine that others use, too; with `packed` by one over packed weights. */
 static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profile_samples *gemv,
-                        struct profile_samples *operation, struct profile_samples *read, struct helm_err *err)
+                        struct profile_samples *packed, struct profile_samples *operation,
+                        struct profile_samples *read, struct helm_err *err)
 {
     const struct run *run = &r->local.engine.run;
     const double layers = layers_of(r);
@@ -309,6 +346,7 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
         profile_samples_add(gemv, layer_bytes(r) / less(linear, LINEARS * r->region_s));
         if (operation)
             profile_samples_add(operation, (rest + LINEARS * r->region_s) / PROFILE_LAYER_OPERATIONS);
+        if (packed) profile_samples_add(packed, packed_rate(r, profile_packed_gemv(r->packed)));
         if (read) profile_samples_add(read, profile_reader_pass(&r->reader, r->local.engine.pool));
     }
     return rc;
@@ -317,14 +355,29 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
 int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, bool beside, struct profile_cpu *cpu,
                      struct helm_err *err)
 {
-    int rc = measure_gemv(r, seconds, &r->gemv[beside], beside ? NULL : &r->operation,
-                          beside ? NULL : &r->read, err);
+    int rc = measure_gemv(r, seconds, &r->gemv[beside], r->packed ? &r->gemv_packed[beside] : NULL,
+                          beside ? NULL : &r->operation, beside ? NULL : &r->read, err);
     if (rc) return rc;
     cpu->gemv = memory_value(r, &r->gemv[0]);
     cpu->gemv_beside = memory_value(r, &r->gemv[1]);
+    cpu->gemv_packed = memory_value(r, &r->gemv_packed[0]);
+    cpu->gemv_packed_beside = memory_value(r, &r->gemv_packed[1]);
     cpu->operation = profile_samples_value(&r->operation);
     profile_table_put(&cpu->read, cpu->threads, memory_value(r, &r->read));
     return 0;
+}
+
+static void measure_unpack(struct profile_cpu_run *r, struct profile_cpu *cpu)
+{
+    struct profile_samples samples = {.count = 0};
+    double end = profile_now_s() + (r->quick ? UNPACK_QUICK_S : UNPACK_S);
+    if (!r->packed) return;
+    (void)profile_packed_unpack(r->packed);
+    while (samples.count < 3 || profile_now_s() < end)
+        profile_samples_add(&samples, packed_rate(r, profile_packed_unpack(r->packed)));
+    cpu->unpack = memory_value(r, &samples);
+    profile_say(r->progress, "CPU: packed to %.3f, one token %.4g GB/s of plain weights; unpacked %.4g GB/s",
+                profile_packed_part(r->packed), cpu->gemv_packed.value * 1e-9, cpu->unpack.value * 1e-9);
 }
 
 /* With fewer threads than the worker's. */
@@ -522,6 +575,7 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     profile_say(r->progress, "CPU: %u threads read %.4g GB/s; one token, %s: %.4g GB/s", cpu->threads,
                 profile_table_at(&cpu->read, cpu->threads).value * 1e-9, report->kernels,
                 cpu->gemv.value * 1e-9);
+    measure_unpack(r, cpu);
     struct profile_value once = profile_samples_value(&r->once), *sum = &profile->step;
     *sum = (struct profile_value){sum->value + once.value, sum->low + once.low, sum->high + once.high,
                                   PROFILE_ESTIMATE};

@@ -47,6 +47,11 @@ void profile_print(const struct profile *p, FILE *out)
     print_value(out, "gemv", &cpu->gemv, UNIT_BYTES, "weights, one token");
     if (gpu->device != PROFILE_DEVICE_NONE)
         print_value(out, "gemv beside", &cpu->gemv_beside, UNIT_BYTES, "while the link streams");
+    print_value(out, "gemv packed", &cpu->gemv_packed, UNIT_BYTES,
+                "the same, of weights that lie there packed");
+    if (gpu->device != PROFILE_DEVICE_NONE)
+        print_value(out, "  beside", &cpu->gemv_packed_beside, UNIT_BYTES, "while the link streams");
+    print_value(out, "unpack", &cpu->unpack, UNIT_BYTES, "as several tokens need them");
     print_table(out, "linear", &cpu->linear, UNIT_FLOPS, "tok", "by tokens");
     snprintf(size, sizeof size, "%u columns", cpu->narrow_cols);
     print_table(out, "  narrow", &cpu->linear_narrow, UNIT_FLOPS, "tok", size);

@@ -1,10 +1,10 @@
 /* helm-profile: what its files share.
  *
  * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
- * measured; cpu.c runs the CPU worker's engine over it; device.c asks helm-worker-gpu to measure the device;
- * host.c measures reads of memory by thread count, reads of a disk and doorbells; wake.c what waking up
- * takes; samples.c turns numbers into values; print.c shows them. docs/profile.md says what each number
- * means. */
+ * measured; cpu.c runs the CPU worker's engine over it, packed.c its kernels over packed weights; device.c
+ * asks helm-worker-gpu to measure the device; host.c measures reads of memory by thread count, reads of a
+ * disk and doorbells; wake.c what waking up takes; samples.c turns numbers into values; print.c shows them.
+ * docs/profile.md says what each number means. */
 #ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
 #define HELM_TOOLS_PROFILE_PROFILE_TOOL_H
 
@@ -90,6 +90,24 @@ HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds
  */
 HELM_MUST_CHECK int profile_cpu_linear_turn(struct profile_cpu_run *run, bool beside, struct profile_cpu *cpu,
                                             struct helm_err *err);
+
+/* ---- packed.c ---- */
+
+struct profile_packed;
+/* About so many bytes of weights of the shape of this model's layers (one layer at least), packed, on a NUMA
+ * node (-1: any). *packed is NULL where the processor has no kernels for them, or the shape's columns are not
+ * for them. The caller is the pool's thread 0. */
+HELM_MUST_CHECK int profile_packed_open(const struct model *model, struct pool *pool, int node,
+                                        uint64_t bytes, struct profile_packed **packed, struct helm_err *err);
+void profile_packed_close(struct profile_packed *packed);
+/* How many they really are, unpacked, and of how many products. */
+uint64_t profile_packed_bytes(const struct profile_packed *packed);
+uint32_t profile_packed_products(const struct profile_packed *packed);
+/* What they come to, as a part of that. */
+double profile_packed_part(const struct profile_packed *packed);
+/* Seconds of multiplying one token with all of them; of unpacking all of them. */
+double profile_packed_gemv(struct profile_packed *packed);
+double profile_packed_unpack(struct profile_packed *packed);
 
 /* ---- host.c ---- */
 
