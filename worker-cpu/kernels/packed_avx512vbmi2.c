@@ -9,16 +9,20 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "worker-cpu/kernels.h"
 #include "worker-cpu/kernels/packed_variants.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 
-#define HALF      PACKED_CPU_COLS
-#define LISTED    32 /* bytes of the list that are read where the next escape stands */
-#define ROOM      (PACKED_TILE + 2 * LISTED) /* of a tile's escapes and what is read behind them */
-#define NEAR      (2 * PACKED_TILE_BYTES)    /* ahead of each stream: whole tiles, so that none is missed */
-#define LIST_NEAR 512                        /* ahead in the list of escapes */
+#define HALF   PACKED_CPU_COLS
+#define LISTED 32                         /* bytes of the list that are read where the next escape stands */
+#define ROOM   (PACKED_TILE + 2 * LISTED) /* of a tile's escapes and what is read behind them */
+/* Tiles ahead of each stream: whole ones, so that none is missed where streams end. Into L1, and where
+ * gemv_reads_choose has a second level also into L2. */
+#define NEAR      3
+#define FAR       6
+#define LIST_NEAR 512 /* bytes ahead in the list of escapes */
 #define RAW_NEAR  2048
 
 /* A coded group. */
@@ -105,7 +109,7 @@ INLINE __m512i tile_values(struct tile *t, __m512i base, __m512i rest, const uns
     e = _mm512_mask_expand_epi16(_mm512_add_epi16(e, base), escaped, _mm512_slli_epi16(escapes, 7));
     t->list += (unsigned)__builtin_popcount(escaped);
     const __m512i words = _mm512_permutexvar_epi8(q & 1 ? twice_high : twice, rest);
-    return _mm512_ternarylogic_epi32(bits, words, e, 0xca); /* of words where bits are set, else of e */
+    return _mm512_ternarylogic_epi32(e, words, bits, 0xd8); /* of words where bits are set, else of e */
 }
 
 /* sum[s][half of a pair] += 32 weights times x, of which x[0] has the even columns, x[1] the odd ones. */
@@ -121,9 +125,31 @@ INLINE void fetch(const uint8_t *at, size_t lines)
     UNROLL for (size_t i = 0; i < lines; i++) _mm_prefetch((const char *)at + 64 * i, _MM_HINT_T0);
 }
 
+/* A group's streams, and where they go on. */
+struct streams {
+    const uint8_t *record, *next; /* this group's records and the next one's, or NULL */
+    size_t bytes;                 /* of each */
+};
+INLINE const uint8_t *stream_at(const struct streams *p, size_t s, size_t tile)
+{
+    const size_t to = tile * PACKED_TILE_BYTES;
+    return to < p->bytes || !p->next ? p->record + s * p->bytes + to
+                                     : p->next + s * p->bytes + (to - p->bytes);
+}
+/* What is fetched while a tile is multiplied, line by line. */
+struct ahead {
+    const uint8_t *near, *far; /* far: NULL without a second level */
+};
+INLINE void ahead_fetch(struct ahead to, size_t line, const bool two_levels)
+{
+    if (two_levels) _mm_prefetch((const char *)to.far + 64 * line, _MM_HINT_T1);
+    _mm_prefetch((const char *)to.near + 64 * line, _MM_HINT_T0);
+}
+
 /* One half of `S` tiles. ahead[s]: from where on what comes later is fetched. */
 INLINE void half_multiply(struct tile *t, __m512i base, const float *x, __m512 sum[2][2],
-                          const uint8_t *const *ahead, const unsigned half, const size_t S)
+                          const struct ahead *ahead, const unsigned half, const size_t S,
+                          const bool two_levels)
 {
     UNROLL for (unsigned n = 0; n < 8; n++)
     {
@@ -131,7 +157,7 @@ INLINE void half_multiply(struct tile *t, __m512i base, const float *x, __m512 s
         __m512i rest[2];
         UNROLL for (size_t s = 0; s < S; s++)
         {
-            fetch(ahead[s] + (8 * half + n) * 64, 1);
+            ahead_fetch(ahead[s], 8 * half + n, two_levels);
             rest[s] = _mm512_loadu_si512(t[s].record + PACKED_CODE_BYTES + k * 256 + line * 64);
         }
         UNROLL for (unsigned q = 2 * line; q < 2 * line + 2; q++, x += 32)
@@ -145,29 +171,30 @@ INLINE void half_multiply(struct tile *t, __m512i base, const float *x, __m512 s
 
 /* `S` streams of equal parts of a group's rows; every row is summed in the same order whatever S is. */
 INLINE void coded_gemv(float *y, const struct coded *c, uint32_t rows, uint32_t cols, const float *split,
-                       const uint8_t *next, const size_t S)
+                       const uint8_t *next, const size_t S, const bool two_levels)
 {
     const uint32_t halves = c->values / HALF / (uint32_t)S, tiles = (halves + 1) / 2,
                    row_halves = cols / HALF;
-    const size_t stream = (size_t)tiles * PACKED_TILE_BYTES, head = (size_t)(c->record - c->group);
+    const size_t head = (size_t)(c->record - c->group);
+    const struct streams streams = {c->record, next ? next + head : NULL, (size_t)tiles * PACKED_TILE_BYTES};
     struct tile t[2];
     _Alignas(64) uint8_t room[2][ROOM];
     __m512 sum[2][2];
     uint32_t at = 0;
     UNROLL for (size_t s = 0; s < S; s++) sum[s][0] = sum[s][1] = _mm512_setzero_ps();
     for (uint32_t n = 0; n < tiles; n++) {
-        const uint8_t *ahead[2];
+        struct ahead ahead[2];
         UNROLL for (size_t s = 0; s < S; s++)
         {
-            const size_t to = (size_t)n * PACKED_TILE_BYTES + NEAR;
-            ahead[s] =
-                to < stream || !next ? c->record + s * stream + to : next + head + s * stream + (to - stream);
+            ahead[s].near = stream_at(&streams, s, n + NEAR);
+            ahead[s].far = two_levels ? stream_at(&streams, s, n + FAR) : NULL;
             tile_open(&t[s], c, n + s * tiles, room[s]);
-            fetch(ahead[s] + 1024, 6);
+            UNROLL for (size_t line = 16; line < PACKED_TILE_BYTES / 64; line++)
+                ahead_fetch(ahead[s], line, two_levels);
             fetch(t[s].list + LIST_NEAR, 1);
         }
-        if (n + 1 == tiles &&
-            next) { /* a group as this one: its head, and where its streams' escapes begin */
+        if (n + 1 == tiles && next) {
+            /* it is one as this: its head, and where about its streams' escapes begin */
             for (size_t i = 0; i < head; i += 64) fetch(next + i, 1);
             const uint8_t *list = next + (c->list - c->group);
             fetch(list, 4);
@@ -176,7 +203,7 @@ INLINE void coded_gemv(float *y, const struct coded *c, uint32_t rows, uint32_t 
         UNROLL for (unsigned half = 0; half < 2; half++)
         {
             if (half == 1 && 2 * n + 1 == halves) break;
-            half_multiply(t, c->base, split + (size_t)at * HALF, sum, ahead, half, S);
+            half_multiply(t, c->base, split + (size_t)at * HALF, sum, ahead, half, S, two_levels);
             if (++at < row_halves) continue;
             UNROLL for (size_t s = 0; s < S; s++)
             {
@@ -210,10 +237,13 @@ static void gemv(float *y, const void *group, uint32_t rows, uint32_t cols, cons
         return;
     }
     const struct coded c = coded_of(group);
-    if (rows % 2 == 0 && rows / 2 * cols % PACKED_TILE == 0)
-        coded_gemv(y, &c, rows, cols, split, next, 2);
+    const bool two_levels = gemv_reads_choose().far != 0;
+    if (rows % 2 || rows / 2 * cols % PACKED_TILE)
+        coded_gemv(y, &c, rows, cols, split, next, 1, false);
+    else if (two_levels)
+        coded_gemv(y, &c, rows, cols, split, next, 2, true);
     else
-        coded_gemv(y, &c, rows, cols, split, next, 1);
+        coded_gemv(y, &c, rows, cols, split, next, 2, false);
 }
 
 static void split_columns(float *split, const float *x, uint32_t cols)
@@ -239,7 +269,7 @@ static void unpack(uint16_t *value, const void *group, uint32_t rows, uint32_t c
     for (uint32_t n = 0; 2 * n < halves; n++) {
         struct tile t;
         tile_open(&t, &c, n, room);
-        fetch(t.record + NEAR, PACKED_TILE_BYTES / 64);
+        fetch(t.record + NEAR * PACKED_TILE_BYTES, PACKED_TILE_BYTES / 64);
         UNROLL for (unsigned k = 0; k < 4; k++)
         {
             if (k == 2 && 2 * n + 1 == halves) break;
