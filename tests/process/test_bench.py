@@ -239,6 +239,39 @@ def share_tests(folder):
     share_refuses("a worker that was restarted", before, state(18, 9000, 1.5, 4.0, 1.25, epoch=2))
 
 
+def bound_tests(folder):
+    """The least time of a token: of the weights as they are in the file, and of the bytes that move of packed ones."""
+    sys.path.insert(0, os.path.abspath("tools/bench"))
+    from plan_bound import bound_seconds, bytes_by_home, moved_bytes
+    from plan_lists import homes_text, random_mixtures, thesis_splits, units_of
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump({"vocab_size": 1000, "hidden_size": 500}, file)
+    stages = [{"layers": [0, 1], "ops": "all", "home": "gpu", "bytes": 4 * 10**9},
+              {"layers": [2, 2], "ops": "attention", "home": "stream", "bytes": 2 * 10**9},
+              {"layers": [2, 2], "ops": "mlp", "home": "cpu", "bytes": 3 * 10**9},
+              {"layers": [3, 3], "ops": "all", "home": "cpu", "bytes": 10**9}]
+    plan = {"layers": 4, "context_tokens": 64, "step_tokens": 16, "slots": 1, "page_tokens": 32, "page_count": 2, "kv_dtype": "f16",
+            "embed": "cpu", "head": "cpu", "ring_bytes": 2**20, "pack": True, "pack_cpu": True, "stages": {"decode": stages},
+            "link": {"weight_bytes": 2 * 10**9, "link_bytes": 1400 * 10**6},
+            "cpu": {"weight_bytes": 4001 * 10**6, "read_bytes": 2801 * 10**6}}
+    total = bytes_by_home(plan, folder)
+    check("bytes by home, the head's with them", total == {"gpu": 4 * 10**9, "stream": 2 * 10**9, "cpu": 4001 * 10**6}, total)
+    moved = moved_bytes(plan, total)
+    check("packed ones that move are fewer", moved == {"gpu": 4 * 10**9, "stream": 1400 * 10**6, "cpu": 2801 * 10**6}, moved)
+    plain = {key: value for key, value in plan.items() if key not in ("link", "cpu")}
+    check("a plan that does not say moves them as they are", moved_bytes(plain, total) == total)
+    seconds = bound_seconds(moved, {"both_gb_s": 100, "vram_gb_s": 4000})
+    check("the bound of these bytes", abs(seconds - (0.04201 + 0.001)) < 1e-12, seconds)
+    check("homes in words", homes_text(plan) == "gpu 4.0 + stream 2.0 + cpu 4.0 GB", homes_text(plan))
+    splits = dict(thesis_splits(plan, 2))
+    check("splits of whole layers, the last ones on the GPU", list(splits) == ["split-4", "split-2", "split-0"] and
+          [(s["layers"], s["home"]) for s in splits["split-2"]["stages"]["decode"]] == [([0, 1], "cpu"), ([2, 3], "gpu")], splits)
+    homes = [units_of(mixture) for _, mixture in random_mixtures(plan, 5, 1)]
+    check("mixtures with as many units on the GPU, packed as the plan is",
+          len(homes) == 5 and all(list(h.values()).count("gpu") == 4 for h in homes) and
+          all(mixture["pack_cpu"] for _, mixture in random_mixtures(plan, 5, 1)), homes)
+
+
 def planner_tests(folder):
     """Cut short by time and by a signal: what was measured is there, and said to be a part."""
     def planner(out, *more):
@@ -283,7 +316,7 @@ def signal_test(folder):
 def main():
     with tempfile.TemporaryDirectory(prefix="helm-bench-test-") as folder:
         os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_CACHE_HOME"] = folder  # measured once, for these tests alone
-        for test in (private_tests, refusal_tests, connect_tests, peer_tests, share_tests, planner_tests, signal_test):
+        for test in (private_tests, refusal_tests, connect_tests, peer_tests, share_tests, bound_tests, planner_tests, signal_test):
             test(folder)
     print("%d passed, %d failed" % (counts[True], counts[False]))
     return 1 if counts[False] else 0

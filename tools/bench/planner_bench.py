@@ -15,7 +15,8 @@
       spread over minutes, in which machines change.
   planner_bench.py reach --bin DIR --out DIR --model DIR --vram SIZE [--prompt N,...] [--limits FILE]
       Runs the chosen plan and the best thesis split, interleaved; gives the ratio, and decode against the bound
-      Wh / B_both + Wg / B_gpu of the profile (or of --limits, JSON with both_gb_s and vram_gb_s).
+      Wh / B_both + Wg / B_gpu of the profile (or of --limits, JSON with both_gb_s and vram_gb_s): of all weights as they are
+      in the file, and, where some are packed, of the bytes that move over the link and to the CPU.
 
 Common: --output N (tokens, default 64), --rounds N, --bench-rounds N (of helm-bench in each run, default 3), --profile FILE,
 --device D, --seconds S (begin no further measurement after so long), and after -- options for helmd.
@@ -27,7 +28,6 @@ only."""
 import argparse
 import json
 import os
-import random
 import signal
 import statistics
 import subprocess
@@ -37,6 +37,8 @@ import time
 import types
 
 import token_path
+from plan_bound import bound_seconds, bytes_by_home, moved_bytes
+from plan_lists import homes_text, random_mixtures, thesis_splits
 
 CONTEXT_SLACK = 16
 PARTS_WARM = 8  # tokens
@@ -252,7 +254,7 @@ def scaled_profile(profile, read_gb_s):
         return None
     factor = read_gb_s * 1e9 / read["value"]
     other = json.loads(json.dumps(profile))
-    for name in ("gemv", "gemv_beside", "attention"):
+    for name in ("gemv", "gemv_beside", "gemv_packed", "gemv_packed_beside", "unpack", "attention"):
         for key in ("value", "low", "high"):
             if name in other["cpu"] and key in other["cpu"][name]:
                 other["cpu"][name][key] *= factor
@@ -391,74 +393,6 @@ def accuracy(b):
     b.finish(result, ended)
 
 
-def homes_text(plan):
-    """Weights by home: "gpu 7.1 + cpu 4.2 + stream 2.8 GB"."""
-    total = {}
-    for stage in plan["stages"]["decode"]:
-        total[stage["home"]] = total.get(stage["home"], 0) + stage["bytes"]
-    return " + ".join(f"{home} {bytes / 1e9:.1f}" for home, bytes in total.items()) + " GB"
-
-
-def units_of(plan):
-    """Homes by half layer, and bytes of each where the plan tells them apart."""
-    home = {}
-    for stage in plan["stages"]["decode"]:
-        for layer in range(stage["layers"][0], stage["layers"][1] + 1):
-            for half in ("attention", "mlp"):
-                if stage["ops"] in ("all", half):
-                    home[layer, half] = stage["home"]
-    return home
-
-
-def with_homes(plan, home):
-    """The same sizes with other homes; prefill as decode: it is the daemon that checks and counts."""
-    stages = []
-    for layer in range(plan["layers"]):
-        pair = home[layer, "attention"], home[layer, "mlp"]
-        if pair[0] == pair[1]:
-            last = stages[-1] if stages else None
-            if last and last["ops"] == "all" and last["home"] == pair[0]:
-                last["layers"][1] = layer
-            else:
-                stages.append({"layers": [layer, layer], "ops": "all", "home": pair[0], "bytes": 0})
-        else:
-            for half, where in zip(("attention", "mlp"), pair):
-                stages.append({"layers": [layer, layer], "ops": half, "home": where, "bytes": 0})
-    empty = {"limit": None, "lines": [], "total": 0}
-    other = {key: plan[key] for key in ("layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count",
-                                        "kv_dtype", "embed", "head", "ring_bytes", "pack", "pack_cpu")
-             if key in plan}
-    other.update(stages={"decode": stages}, host=empty, vram=empty)
-    if all(where != "stream" for where in home.values()):
-        other["ring_bytes"] = 0
-    return other
-
-
-def thesis_splits(plan, every):
-    layers = plan["layers"]
-    for on_gpu in range(layers, -1, -every):
-        home = {(layer, half): "gpu" if layer >= layers - on_gpu else "cpu"
-                for layer in range(layers) for half in ("attention", "mlp")}
-        yield f"split-{on_gpu}", with_homes(plan, home)
-
-
-def random_mixtures(plan, count, seed):
-    """As many units on the GPU as the plan has, chosen at random; the others cpu or stream by a random share. Nothing streams
-    where the plan has no ring for it."""
-    rng = random.Random(seed)
-    chosen = units_of(plan)
-    on_gpu = {half: sum(1 for key, where in chosen.items() if where == "gpu" and key[1] == half)
-              for half in ("attention", "mlp")}
-    for i in range(count):
-        share, home = rng.random() if plan["ring_bytes"] else 0, {}
-        for half in ("attention", "mlp"):
-            layers = list(range(plan["layers"]))
-            rng.shuffle(layers)
-            for rank, layer in enumerate(layers):
-                home[layer, half] = "gpu" if rank < on_gpu[half] else "stream" if rng.random() < share else "cpu"
-        yield f"random-{i}", with_homes(plan, home)
-
-
 def sweep_plans(b):
     """The chosen plan's name and those of the others, each written as NAME.plan.json."""
     o = b.o
@@ -526,22 +460,6 @@ def sweep(b):
     b.finish(result, ended)
 
 
-def bytes_by_home(plan, model):
-    """Weights that a decode step reads, by home, the head's with them."""
-    total = {"cpu": 0, "gpu": 0, "stream": 0}
-    for stage in plan["stages"]["decode"]:
-        total[stage["home"]] += stage["bytes"]
-    with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
-        config = json.load(file)
-    total[plan["head"]] += 2 * config["vocab_size"] * config["hidden_size"]
-    return total
-
-
-def bound_seconds(total, limits):
-    """A token's least time, all of the host's bytes at once by CPU and link, then those in VRAM."""
-    return (total["cpu"] + total["stream"]) / (limits["both_gb_s"] * 1e9) + total["gpu"] / (limits["vram_gb_s"] * 1e9)
-
-
 def limits_of(b):
     """What the bound divides by, in GB/s: --limits, or the profile's rates of CPU and link beside each other."""
     if b.o.limits:
@@ -596,14 +514,15 @@ def reach(b):
         if best and limits:
             plan = plans[f"best-{prompt}"]
             total = bytes_by_home(plan, model)
+            moved = moved_bytes(plan, total)
             bound_s = bound_seconds(total, limits)
             best["of_bound"] = bound_s * best["tok_s"]
-            crossing = plan.get("link", {}).get("link_bytes", total["stream"])
-            if crossing != total["stream"]:  # packed: what cannot be beaten is moving fewer bytes
-                packed_s = bound_seconds(dict(total, stream=crossing), limits)
-                best["of_bound_crossing"] = packed_s * best["tok_s"]
-                b.say(f"prompt {prompt}: {100 * best['of_bound_crossing']:.1f} % of the bound of the bytes that move, "
-                      f"{crossing / 1e9:.2f} GB over the link ({1 / packed_s:.2f} token/s)")
+            if moved != total:  # packed: what cannot be beaten is moving fewer bytes
+                packed_s = bound_seconds(moved, limits)
+                best["of_bound_moved"] = packed_s * best["tok_s"]
+                b.say(f"prompt {prompt}: {100 * best['of_bound_moved']:.1f} % of the bound of the bytes that move, "
+                      f"{moved['stream'] / 1e9:.2f} GB over the link and {moved['cpu'] / 1e9:.2f} GB to the CPU "
+                      f"({1 / packed_s:.2f} token/s)")
             b.say(f"prompt {prompt}: {100 * best['of_bound']:.1f} % of the bound ({1 / bound_s:.2f} token/s)")
     b.finish({"command": "reach", "rows": rows, "raw": got, "limits": limits}, ended)
 

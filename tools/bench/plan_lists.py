@@ -1,0 +1,72 @@
+"""Lists of homes by half layer: of a plan as helm-plan prints it, and plans that differ from it in nothing else.
+
+Imported by planner_bench.py. Pure functions over parsed JSON; standard library only."""
+import random
+
+
+def homes_text(plan):
+    """Weights by home: "gpu 7.1 + cpu 4.2 + stream 2.8 GB"."""
+    total = {}
+    for stage in plan["stages"]["decode"]:
+        total[stage["home"]] = total.get(stage["home"], 0) + stage["bytes"]
+    return " + ".join(f"{home} {bytes / 1e9:.1f}" for home, bytes in total.items()) + " GB"
+
+
+def units_of(plan):
+    """Homes by half layer, and bytes of each where the plan tells them apart."""
+    home = {}
+    for stage in plan["stages"]["decode"]:
+        for layer in range(stage["layers"][0], stage["layers"][1] + 1):
+            for half in ("attention", "mlp"):
+                if stage["ops"] in ("all", half):
+                    home[layer, half] = stage["home"]
+    return home
+
+
+def with_homes(plan, home):
+    """The same sizes with other homes; prefill as decode: it is the daemon that checks and counts."""
+    stages = []
+    for layer in range(plan["layers"]):
+        pair = home[layer, "attention"], home[layer, "mlp"]
+        if pair[0] == pair[1]:
+            last = stages[-1] if stages else None
+            if last and last["ops"] == "all" and last["home"] == pair[0]:
+                last["layers"][1] = layer
+            else:
+                stages.append({"layers": [layer, layer], "ops": "all", "home": pair[0], "bytes": 0})
+        else:
+            for half, where in zip(("attention", "mlp"), pair):
+                stages.append({"layers": [layer, layer], "ops": half, "home": where, "bytes": 0})
+    empty = {"limit": None, "lines": [], "total": 0}
+    other = {key: plan[key] for key in ("layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count",
+                                        "kv_dtype", "embed", "head", "ring_bytes", "pack", "pack_cpu")
+             if key in plan}
+    other.update(stages={"decode": stages}, host=empty, vram=empty)
+    if all(where != "stream" for where in home.values()):
+        other["ring_bytes"] = 0
+    return other
+
+
+def thesis_splits(plan, every):
+    layers = plan["layers"]
+    for on_gpu in range(layers, -1, -every):
+        home = {(layer, half): "gpu" if layer >= layers - on_gpu else "cpu"
+                for layer in range(layers) for half in ("attention", "mlp")}
+        yield f"split-{on_gpu}", with_homes(plan, home)
+
+
+def random_mixtures(plan, count, seed):
+    """As many units on the GPU as the plan has, chosen at random; the others cpu or stream by a random share. Nothing streams
+    where the plan has no ring for it."""
+    rng = random.Random(seed)
+    chosen = units_of(plan)
+    on_gpu = {half: sum(1 for key, where in chosen.items() if where == "gpu" and key[1] == half)
+              for half in ("attention", "mlp")}
+    for i in range(count):
+        share, home = rng.random() if plan["ring_bytes"] else 0, {}
+        for half in ("attention", "mlp"):
+            layers = list(range(plan["layers"]))
+            rng.shuffle(layers)
+            for rank, layer in enumerate(layers):
+                home[layer, half] = "gpu" if rank < on_gpu[half] else "stream" if rng.random() < share else "cpu"
+        yield f"random-{i}", with_homes(plan, home)
