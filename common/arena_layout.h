@@ -98,7 +98,7 @@ struct step_result {
     uint32_t reserved;
     uint64_t compute_ns;                         /* from seeing the step to ringing done */
     uint64_t linear_ns, attention_ns, sample_ns; /* where it went, thread 0's clock */
-    uint64_t weight_bytes;                       /* read from memory for this step */
+    uint64_t weight_bytes; /* read from memory for this step: of packed weights what they take there */
     struct step_result_row row[ARENA_STEP_ROWS];
 };
 

@@ -23,6 +23,12 @@ int engine_choose_kernels(struct engine *engine, const char *name, enum dtype kv
     return kernel_set_choose(features, name, kv_dtype, &engine->kernels, err);
 }
 
+int engine_check_packed(const struct engine *engine, struct helm_err *err)
+{
+    if (!engine->weights.packed_computed) return 0;
+    return kernel_set_need_packed(&engine->kernels, cpu_features(), err);
+}
+
 static int start_pool(struct engine *engine, const struct engine_options *o, struct helm_err *err)
 {
     struct cpu_set *set = malloc(sizeof *set);
@@ -175,7 +181,7 @@ static void log_packed(const struct weights *w)
 {
     char from[UNITS_TEXT], to[UNITS_TEXT];
     if (w->packed_from)
-        log_info("%s of weights that only cross the link are packed as %s, %.1f of 16 bits",
+        log_info("%s of weights in host memory are packed as %s, %.1f of 16 bits",
                  units_format_size(w->packed_from, from), units_format_size(w->packed_to, to),
                  16.0 * (double)w->packed_to / (double)w->packed_from);
 }
@@ -232,7 +238,8 @@ static void fill_report(struct engine *engine, const char *kernels, uint64_t sta
 {
     struct engine_report *report = &engine->base.report;
     char text[UNITS_TEXT];
-    kernel_set_text(&engine->kernels, engine->weights.dtypes, report->kernels, sizeof report->kernels);
+    kernel_set_text(&engine->kernels, engine->weights.dtypes, engine->weights.packed_computed,
+                    report->kernels, sizeof report->kernels);
     if (kernels && *kernels) engine_reduced(report, "kernels: `%.60s` by configuration", kernels);
     if (report->small_bytes)
         engine_reduced(report, "small pages: %s of the arena", units_format_size(report->small_bytes, text));
@@ -256,6 +263,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     if (!rc) rc = bind_regions(engine, err);
     if (!rc) rc = start_pool(engine, o, err);
     if (!rc) rc = weights_plan(&engine->model, &engine->plan, &engine->weights, err);
+    if (!rc) rc = engine_check_packed(engine, err);
     if (!rc) rc = populate_kv(engine, err);
     if (!rc) rc = load_weights(engine, o, err);
     if (!rc) rc = create_activations(engine, err);

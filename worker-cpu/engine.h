@@ -36,6 +36,9 @@ void engine_free(struct engine *engine);
  * phase and tier that occurs, from the engine's plan, weights and activations. */
 HELM_MUST_CHECK int engine_choose_kernels(struct engine *engine, const char *name, enum dtype kv_dtype,
                                           struct helm_err *err);
+/* Before that: HELM_E_UNSUPPORTED where weights that the CPU computes with are packed and there are no
+ * kernels for them. */
+HELM_MUST_CHECK int engine_check_packed(const struct engine *engine, struct helm_err *err);
 HELM_MUST_CHECK int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err);
 
 #endif

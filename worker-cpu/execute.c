@@ -346,6 +346,7 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     const struct program_entry *e = &run->program[run->program_index]->entry[run->entry_index++];
     uint32_t tokens = run_tokens(run, e);
     run->entry = e;
+    run->turn++;
     atomic_store_explicit(&run->ahead, linear_from(run, run->program_index, run->entry_index),
                           memory_order_release);
     if (uses_lane(e)) hand_over_begin(run, e);
@@ -365,7 +366,7 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
                                      .width = e->share};
         else
             *job = (struct pool_job){.run = linear_tokens,
-                                     .chunks = e->chunks * run_ceil_div(tokens, PROGRAM_TILE_TOKENS),
+                                     .chunks = linear_chunks(e, tokens),
                                      .alone = e->alone,
                                      .width = e->share};
         break;
@@ -428,6 +429,25 @@ static size_t scratch_needed(const struct run *run, const struct program *const 
     return (most + 127) / 64 * 64;
 }
 
+/* Of the two for packed weights, which lie behind the scratch. */
+static void packed_needed(const struct program *const *programs, uint32_t count, size_t *split, size_t *rows)
+{
+    *split = *rows = 0;
+    for (uint32_t p = 0; p < count; p++)
+        for (uint32_t i = 0; i < programs[p]->count; i++) {
+            const struct program_entry *e = &programs[p]->entry[i];
+            for (uint32_t s = 0; s < e->segment_count && e->packed; s++) {
+                const struct program_segment *g = &e->segment[s];
+                size_t bytes = programs[p]->packed
+                                   ? (size_t)linear_unpacked_rows(g) * g->cols * sizeof(uint16_t)
+                                   : g->cols * sizeof(float);
+                size_t *most = programs[p]->packed ? rows : split;
+                bytes = (bytes + 127) / 64 * 64;
+                if (bytes > *most) *most = bytes;
+            }
+        }
+}
+
 int execute_create(struct run *run, const struct program *const *programs, uint32_t program_count,
                    struct helm_err *err)
 {
@@ -444,7 +464,9 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
     /* Splits are made only while there are fewer than 2 tasks a thread: at most 4 a thread plus one round up.
      */
     run->parts_max = 8 * run->threads;
-    size_t group = run->kv_heads_group, bytes = scratch_needed(run, programs, program_count);
+    size_t group = run->kv_heads_group, scratch = scratch_needed(run, programs, program_count), split, rows;
+    packed_needed(programs, program_count, &split, &rows);
+    const size_t bytes = scratch + split + rows;
     run->inv_freq = calloc(c->head_dim / 2 + 1, sizeof(float));
     run->batch.token = calloc(step_tokens, sizeof *run->batch.token);
     run->batch.position = calloc(step_tokens, sizeof *run->batch.position);
@@ -459,10 +481,11 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
                run->thread && run->part_out && run->part_max && run->part_sum && run->part_left;
     for (uint32_t i = 0; i < run->threads && all; i++) {
         run->thread[i].scratch = aligned_alloc(64, bytes);
-        if (run->thread[i].scratch)
-            memset(run->thread[i].scratch, 0, bytes);
-        else
-            all = false;
+        all = run->thread[i].scratch != NULL;
+        if (!all) break;
+        memset(run->thread[i].scratch, 0, bytes);
+        run->thread[i].split = (float *)((char *)run->thread[i].scratch + scratch);
+        run->thread[i].rows = (uint16_t *)((char *)run->thread[i].split + split);
     }
     if (!all) {
         execute_destroy(run);

@@ -36,6 +36,11 @@ struct run_reads {
 
 struct run_thread {
     _Alignas(64) void *scratch; /* for gemm, attention or sampling: one at a time */
+    /* with packed weights: one token's input as their gemv reads it, that of entry number `split_turn`; rows
+     * unpacked for a gemm */
+    float *split;
+    uint64_t split_turn;
+    uint16_t *rows;
 };
 
 struct run {
@@ -69,6 +74,7 @@ struct run {
     /* progress */
     const struct program *program[2]; /* layers, then head (NULL: nothing is sampled) */
     uint32_t program_index, entry_index;
+    uint64_t turn; /* of the entry being computed, through all steps: from 1 on */
     uint32_t attend_tasks;
     uint32_t attend_width;                       /* threads that share it */
     const struct program_entry *entry;           /* being computed */

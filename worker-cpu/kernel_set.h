@@ -6,11 +6,13 @@
 
 #include "worker-cpu/attention.h"
 #include "worker-cpu/kernels.h"
+#include "worker-cpu/kernels/packed_kernels.h"
 
 struct kernel_set {
     const struct linear_variant *linear[DTYPE_COUNT]; /* by weight dtype */
     const struct vector_variant *vector;
     const struct attention_variant *attention;
+    const struct packed_kernels *packed; /* NULL: packed weights are not for this processor */
 };
 
 /* name "" or NULL: the fastest for `features`. A name: that variant for each operation and dtype that has one
@@ -19,7 +21,13 @@ struct kernel_set {
 HELM_MUST_CHECK int kernel_set_choose(unsigned features, const char *name, enum dtype kv_dtype,
                                       struct kernel_set *set, struct helm_err *err);
 
-/* "bf16 avx512-bf16 vector avx512 attention avx512", with the dtypes of `used` (bit per enum dtype). */
-const char *kernel_set_text(const struct kernel_set *set, unsigned used, char *text, size_t size);
+/* HELM_E_UNSUPPORTED names what this processor lacks to compute with packed weights. */
+HELM_MUST_CHECK int kernel_set_need_packed(const struct kernel_set *set, unsigned features,
+                                           struct helm_err *err);
+
+/* "bf16 avx512-bf16 vector avx512 attention avx512", with the dtypes of `used` (bit per enum dtype), and what
+ * packed weights are read with where `packed`. */
+const char *kernel_set_text(const struct kernel_set *set, unsigned used, bool packed, char *text,
+                            size_t size);
 
 #endif

@@ -3,7 +3,12 @@
  * Memory has to be busy all the time: what streams fetch past the end of a chunk is the thread's next chunk,
  * and a thread that waits for the others fetches the beginning of its share of the next matrix. Which thread
  * reads what first is known, because the pool gives each the same chunks every time and only their ends to
- * others. */
+ * others.
+ *
+ * Packed weights (common/packed.h) are read group by group. With one token each group is multiplied as it is
+ * by an input in an order of its own, which every thread makes for itself when it begins with an entry: that
+ * is read from memory that another thread wrote in any case. With several tokens a few rows at a time are
+ * unpacked into the thread's scratch, and multiplied with every tile from there. */
 #include "worker-cpu/linear.h"
 
 #include <immintrin.h>
@@ -31,6 +36,7 @@ struct chunk_part {
     const char *w;
     uint64_t run; /* bytes of each of its streams, which lie one after another */
     uint32_t streams;
+    bool packed; /* one stream, which is no part of the next one's run */
 };
 
 /* Segment `s` of a chunk, or the first after it that has rows there. */
@@ -40,7 +46,16 @@ static bool find_part(const struct program_entry *e, uint32_t chunk, uint32_t s,
     for (; s < e->segment_count; s++) {
         const struct program_segment *g = &e->segment[s];
         if (!clip_rows(g, e->bound[chunk], e->bound[chunk + 1], &first, &last)) continue;
+        if (g->offset) {
+            uint64_t from = packed_at(g->offset, first / PACKED_ROWS);
+            part->w = (const char *)g->w + from;
+            part->run = packed_at(g->offset, packed_groups(last)) - from;
+            part->streams = 1;
+            part->packed = true;
+            return true;
+        }
         uint64_t row_bytes = g->cols * dtype_bytes(g->variant->dtype);
+        part->packed = false;
         part->streams = (uint32_t)g->variant->gemv_streams;
         part->run = (last - first) / part->streams * row_bytes;
         part->w = (const char *)g->w + first * row_bytes;
@@ -117,11 +132,40 @@ static void segment_gemv(const struct program_entry *e, const struct program_seg
         for (uint32_t r = 0; r < rows; r++) out[r] += g->bias[first + r];
 }
 
+/* The entry's input as packed kernels read it. */
+static const float *split_input(const struct run *run, const struct program_entry *e, uint32_t thread)
+{
+    struct run_thread *t = &run->thread[thread];
+    if (t->split_turn != run->turn) {
+        run->kernels->packed->split(t->split, e->in, e->segment[0].cols);
+        t->split_turn = run->turn;
+    }
+    return t->split;
+}
+
+/* Rows [first, last), whole groups, of one packed segment, one token. `next`: what is read after them. */
+static void segment_gemv_packed(const struct run *run, const struct program_entry *e,
+                                const struct program_segment *g, uint32_t first, uint32_t last,
+                                const float *split, const void *next)
+{
+    const char *at = (const char *)g->w + packed_at(g->offset, first / PACKED_ROWS);
+    for (uint32_t row = first; row < last; row += PACKED_ROWS) {
+        uint32_t rows = last - row < PACKED_ROWS ? last - row : PACKED_ROWS;
+        const char *behind = (const char *)g->w + packed_at(g->offset, row / PACKED_ROWS + 1);
+        float y[PACKED_ROWS], *out = g->out + row;
+        run->kernels->packed->gemv(y, at, rows, g->cols, split, row + rows < last ? behind : next);
+        for (uint32_t r = 0; r < rows; r++) out[r] = e->accumulate ? out[r] + y[r] : y[r];
+        for (uint32_t r = 0; r < rows && g->bias; r++) out[r] += g->bias[row + r];
+        at = behind;
+    }
+}
+
 void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread)
 {
     struct run *run = ctx;
     const struct program_entry *e = run->entry;
     struct gemv_reads reads = run->reads.gemv;
+    const float *split = e->packed ? split_input(run, e, thread) : NULL;
     uint32_t first, last;
     for (uint32_t s = 0; s < e->segment_count; s++) {
         if (!clip_rows(&e->segment[s], e->bound[chunk], e->bound[chunk + 1], &first, &last)) continue;
@@ -129,9 +173,12 @@ void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread)
         reads.next = NULL;
         if (run->reads.across && part_after(run, e, chunk, s, thread, &next)) {
             reads.next = next.w;
-            reads.next_stride = next.run;
+            reads.next_stride = next.packed ? reads.near : next.run;
         }
-        segment_gemv(e, &e->segment[s], first, last, &reads);
+        if (e->packed)
+            segment_gemv_packed(run, e, &e->segment[s], first, last, split, reads.next);
+        else
+            segment_gemv(e, &e->segment[s], first, last, &reads);
     }
     if (!e->swiglu || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
     float *gate = e->segment[0].out + first;
@@ -146,13 +193,12 @@ size_t linear_packed_bytes(const struct linear_variant *v, size_t tokens, size_t
     return (v->packed_bytes(tile, cols) + 63) / 64 * 64;
 }
 
-/* Rows [first, last) of one segment, the tokens of one tile. */
+/* Rows [first, last) of one segment, which are at w as they are, the tokens of one tile. */
 static void segment_gemm(const struct run *run, const struct program_entry *e,
-                         const struct program_segment *g, uint32_t first, uint32_t last, uint32_t tile,
-                         uint32_t tokens, uint32_t thread)
+                         const struct program_segment *g, const void *w, uint32_t first, uint32_t last,
+                         uint32_t tile, uint32_t tokens, uint32_t thread)
 {
     const struct linear_variant *v = g->variant;
-    const char *w = (const char *)g->w + (size_t)first * g->cols * dtype_bytes(v->dtype);
     uint32_t base = tile * PROGRAM_TILE_TOKENS, rows = last - first;
     uint32_t in_tile = tokens - base < PROGRAM_TILE_TOKENS ? tokens - base : PROGRAM_TILE_TOKENS;
     const char *packed =
@@ -166,21 +212,58 @@ static void segment_gemm(const struct run *run, const struct program_entry *e,
             for (uint32_t r = 0; r < rows; r++) out[(size_t)t * g->out_width + r] += g->bias[first + r];
 }
 
+/* As many as a gemm likes, but no more than stay in the cache from one tile to the next. */
+#define UNPACKED_BYTES (512 * KIB)
+uint32_t linear_unpacked_rows(const struct program_segment *g)
+{
+    uint32_t rows = PACKED_ROWS;
+    const uint64_t group = (uint64_t)PACKED_ROWS * g->cols * sizeof(uint16_t);
+    while (rows < g->variant->row_granule && 2 * rows / PACKED_ROWS * group <= UNPACKED_BYTES) rows *= 2;
+    return rows;
+}
+
+/* Rows [first, last), whole groups, of one packed segment, all tokens. */
+static void segment_gemm_packed(const struct run *run, const struct program_entry *e,
+                                const struct program_segment *g, uint32_t first, uint32_t last,
+                                uint32_t tokens, uint32_t thread)
+{
+    const uint32_t each = linear_unpacked_rows(g), tiles = run_ceil_div(tokens, PROGRAM_TILE_TOKENS);
+    uint16_t *value = run->thread[thread].rows;
+    for (uint32_t from = first; from < last; from += each) {
+        uint32_t to = last - from < each ? last : from + each;
+        for (uint32_t row = from; row < to; row += PACKED_ROWS)
+            run->kernels->packed->unpack(value + (size_t)(row - from) * g->cols,
+                                         (const char *)g->w + packed_at(g->offset, row / PACKED_ROWS),
+                                         to - row < PACKED_ROWS ? to - row : PACKED_ROWS, g->cols);
+        for (uint32_t tile = 0; tile < tiles; tile++)
+            segment_gemm(run, e, g, value, from, to, tile, tokens, thread);
+    }
+}
+
 void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread)
 {
     struct run *run = ctx;
     const struct program_entry *e = run->entry;
     uint32_t tokens = run_tokens(run, e), tiles = run_ceil_div(tokens, PROGRAM_TILE_TOKENS), first, last;
-    uint32_t tile =
-        chunk % tiles; /* the same weights for each tile in turn: they stay in this core's cache */
-    chunk /= tiles;
-    for (uint32_t s = 0; s < e->segment_count; s++)
-        if (clip_rows(&e->segment[s], e->bound[chunk], e->bound[chunk + 1], &first, &last))
-            segment_gemm(run, e, &e->segment[s], first, last, tile, tokens, thread);
+    uint32_t tile = 0, from = 0, to = tokens;
+    if (!e->packed) {
+        tile = chunk % tiles; /* the same weights for each tile in turn: they stay in this core's cache */
+        chunk /= tiles;
+        from = tile * PROGRAM_TILE_TOKENS;
+        if (to > from + PROGRAM_TILE_TOKENS) to = from + PROGRAM_TILE_TOKENS;
+    }
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        const struct program_segment *g = &e->segment[s];
+        if (!clip_rows(g, e->bound[chunk], e->bound[chunk + 1], &first, &last)) continue;
+        if (e->packed)
+            segment_gemm_packed(run, e, g, first, last, tokens, thread);
+        else
+            segment_gemm(run, e, g,
+                         (const char *)g->w + (size_t)first * g->cols * dtype_bytes(g->variant->dtype), first,
+                         last, tile, tokens, thread);
+    }
     if (!e->swiglu || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
     const struct program_segment *g = e->segment;
-    uint32_t from = tile * PROGRAM_TILE_TOKENS, to = from + PROGRAM_TILE_TOKENS;
-    if (to > tokens) to = tokens;
     for (uint32_t t = from; t < to; t++) {
         float *gate = g->out + (size_t)t * g->out_width + first;
         run->kernels->vector->swiglu(gate, gate, g[1].out + (size_t)t * g[1].out_width + first, last - first);

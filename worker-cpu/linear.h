@@ -7,7 +7,8 @@
 
 #include "worker-cpu/execute.h"
 
-/* A chunk of an entry of the one-token tier, and of the others (row chunk * tiles + tile). */
+/* A chunk of an entry of the one-token tier, and of the others: row chunk * tiles + tile, of packed weights
+ * the row chunk alone, which is unpacked once for all tiles. */
 void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread);
 void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread);
 
@@ -21,9 +22,18 @@ struct run_reads linear_reads_choose(void);
 /* Bytes of one tile of so many tokens as the variant packs them. */
 size_t linear_packed_bytes(const struct linear_variant *v, size_t tokens, size_t cols);
 
+/* Rows of a packed segment that are unpacked at a time for a gemm: whole groups. */
+uint32_t linear_unpacked_rows(const struct program_segment *segment);
+
 static inline uint32_t run_ceil_div(uint32_t a, uint32_t b)
 {
     return (a + b - 1) / b;
+}
+
+/* Chunks of a LINEAR of several tokens. */
+static inline uint32_t linear_chunks(const struct program_entry *e, uint32_t tokens)
+{
+    return e->packed ? e->chunks : e->chunks * run_ceil_div(tokens, PROGRAM_TILE_TOKENS);
 }
 
 static inline uint32_t run_tokens(const struct run *run, const struct program_entry *e)

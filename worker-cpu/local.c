@@ -6,6 +6,7 @@
 int local_open(const struct local_options *o, struct local *local, struct helm_err *err)
 {
     struct model model = {0};
+    struct host_weights host = {0};
     struct plan_stage stage = {.home = PLAN_HOME_CPU};
     memset(local, 0, sizeof *local);
     local->arena.fd = -1;
@@ -14,6 +15,8 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     stage.last = model.config.layers - 1;
     const struct plan all = {.layers = model.config.layers, .stages = &stage, .stage_count = 1};
     const struct plan *plan = o->plan ? o->plan : &all;
+    rc = host_weights_plan(&model, plan, &host, err);
+    if (rc) goto out;
     uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
     uint32_t pages_per_slot = (o->context_tokens + page_tokens - 1) / page_tokens;
     struct arena_spec spec = {.slots = o->slots,
@@ -29,7 +32,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                                      .dtype = o->kv_dtype,
                                      .elem_bytes = (uint32_t)dtype_bytes(o->kv_dtype)},
                               .page_count = pages_per_slot * o->slots,
-                              .weight_bytes = model.weight_bytes + 64 * (uint64_t)model.tensor_count};
+                              .weight_bytes = host.region_bytes};
     rc = arena_create(&spec, &local->arena, err);
     if (rc) goto out;
     for (uint32_t s = 0; s < o->slots; s++) {
@@ -48,6 +51,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                                      .pin = o->pin};
     rc = engine_load(&local->engine, &local->arena, &options, err);
 out:
+    host_weights_free(&host);
     model_free(&model);
     if (rc) arena_close(&local->arena);
     return rc;

@@ -36,6 +36,7 @@ static int print_engine(struct engine *engine, const char *folder, uint32_t thre
     size_t bytes = 0;
     int rc = engine_choose_kernels(engine, kernels, DTYPE_F16, err);
     if (!rc) rc = weights_plan(&engine->model, &engine->plan, &engine->weights, err);
+    if (!rc) rc = engine_check_packed(engine, err);
     if (rc) return helm_err_prefix(err, "%s", folder);
     bytes = (size_t)engine->weights.host.region_bytes + 1;
     space = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -26,6 +26,8 @@
 /* Multiply-adds of one gemm chunk of many tokens: about 50 us of one core. */
 #define GEMM_CHUNK_OPS (UINT64_C(12) << 20)
 #define TOKENS_A_CHUNK 8
+/* What packed weights come to of their bytes, for chunk sizes: they vary by group. */
+#define PACKED_SIXTEENTHS 11
 
 enum program_tier program_tier_of(uint32_t tokens)
 {
@@ -118,6 +120,11 @@ static uint64_t gcd(uint64_t a, uint64_t b)
     return a;
 }
 
+static uint64_t common_multiple(uint64_t a, uint64_t b)
+{
+    return a / gcd(a, b) * b;
+}
+
 /* Makes `e`, a NORM, pack for every variant of `linear`; its chunks become multiples of what each packs at
  * once. */
 static void add_packs(struct program_entry *e, const struct program_entry *linear)
@@ -129,7 +136,7 @@ static void add_packs(struct program_entry *e, const struct program_entry *linea
         while (i < e->pack_count && e->pack[i] != v) i++;
         if (i == e->pack_count) e->pack[e->pack_count++] = v;
         uint64_t unit = v->pack_tokens ? v->pack_tokens : 1;
-        granule = granule / gcd(granule, unit) * unit;
+        granule = common_multiple(granule, unit);
     }
     e->chunk = (uint32_t)((TOKENS_A_CHUNK + granule - 1) / granule * granule);
 }
@@ -161,23 +168,39 @@ static uint32_t cut_share(const struct lowering *low, uint64_t rows, uint64_t ro
     return count;
 }
 
+/* What chunks of this segment's rows should be multiples of, and must be where it is packed. */
+static uint64_t granule_of(const struct lowering *low, const struct program_segment *g)
+{
+    uint64_t unit = low->packed || low->source->coarse ? g->variant->row_granule : g->variant->gemv_streams;
+    if (!unit) unit = 1;
+    if (!g->offset) return unit;
+    return low->packed ? common_multiple(unit, PACKED_ROWS) : PACKED_ROWS;
+}
+
+/* Of weights that it reads. */
+static uint64_t segment_bytes(const struct lowering *low, const struct program_segment *g)
+{
+    if (!g->offset) return g->rows * (uint64_t)g->cols * dtype_bytes(g->variant->dtype);
+    if (!low->source->arena) return packed_matrix_bytes_max(g->rows, g->cols);
+    return packed_at(g->offset, packed_groups(g->rows));
+}
+
 /* Cuts the entry's rows into chunks: a share for each thread, in whole row granules, the same cuts in each
  * share. */
 static int cut_rows(struct lowering *low, struct program_entry *e)
 {
-    uint64_t granule = 1, row_bytes = 1, rows_all = 0, cols = 1;
+    uint64_t granule = 1, row_bytes = 1, rows_all = 0, cols = 1, all_bytes = 0;
     uint32_t threads = low->source->threads;
     for (uint32_t s = 0; s < e->segment_count; s++) {
         struct program_segment *g = &e->segment[s];
-        uint64_t unit =
-            low->packed || low->source->coarse ? g->variant->row_granule : g->variant->gemv_streams;
-        if (!unit) unit = 1;
-        granule = granule / gcd(granule, unit) * unit;
+        granule = common_multiple(granule, granule_of(low, g));
         row_bytes = g->cols * dtype_bytes(g->variant->dtype);
+        if (g->offset) row_bytes = row_bytes * PACKED_SIXTEENTHS / 16;
         cols = g->cols;
         g->row_first = e->swiglu ? 0 : (uint32_t)rows_all;
         rows_all += g->rows;
-        e->bytes += g->rows * row_bytes;
+        all_bytes += g->rows * row_bytes;
+        e->bytes += segment_bytes(low, g);
     }
     if (e->swiglu) { /* a chunk computes the same rows of both */
         row_bytes *= 2;
@@ -185,13 +208,13 @@ static int cut_rows(struct lowering *low, struct program_entry *e)
         rows_all = e->segment[0].rows;
     }
     if (!low->packed || low->tokens <= PROGRAM_FEW_TOKENS) {
-        uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
+        uint64_t worth = all_bytes / GEMV_SHARE_BYTES;
         if (worth < threads) threads = worth ? (uint32_t)worth : 1;
         e->share = threads;
         e->alone = threads == 1;
     }
     uint64_t share = (rows_all + threads - 1) / threads;
-    if (low->packed || low->source->coarse) share = (share + granule - 1) / granule * granule;
+    if (low->packed || low->source->coarse || e->packed) share = (share + granule - 1) / granule * granule;
     uint32_t room = (POOL_CHUNKS_MAX / 4) / threads;
     if (room > share) room = (uint32_t)share;
     uint32_t *size = malloc((room + 1) * sizeof *size);
@@ -218,9 +241,13 @@ static int add_segment(struct lowering *low, struct program_entry *e, const stru
     const struct weights_matrix *m = weights_matrix(s->weights, op->weight, layer);
     float *out = buffer_of(s->act, op->out);
     if (!m->data || !out) return unsupported(low, layer, "a linear without weights or output");
+    if (e->segment_count && e->packed != (m->offset != NULL))
+        return unsupported(low, layer, "a linear of packed and plain weights");
+    e->packed = m->offset != NULL;
     struct program_segment *g = &e->segment[e->segment_count++];
     *g = (struct program_segment){.variant = s->kernels->linear[m->dtype],
                                   .w = m->data,
+                                  .offset = m->offset,
                                   .bias = op->bias == TENSOR_NONE
                                               ? NULL
                                               : weights_vector(s->weights, op->bias, layer),

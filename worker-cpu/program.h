@@ -54,7 +54,8 @@ enum program_kind {
 struct program_segment {
     const struct linear_variant *variant;
     const void *w;
-    const float *bias; /* or NULL */
+    const uint32_t *offset; /* of packed weights, whose first group is at w: the table; else NULL */
+    const float *bias;      /* or NULL */
     float *out;
     uint32_t rows, cols;
     uint32_t out_width;
@@ -67,6 +68,7 @@ struct program_entry {
     bool sampled;    /* runs over the sampled rows, not over the tokens */
     bool accumulate; /* LINEAR: adds to out (residual) */
     bool swiglu;     /* LINEAR: segments 0 and 1 are gate and up */
+    bool packed;     /* LINEAR: its weights are, those of every segment; chunks are whole groups of each */
     bool alone;      /* too little work to share */
     bool gather;     /* EMBED: the embedding is ours */
     bool rotates;    /* EMBED: a ROTATE comes later */
@@ -88,7 +90,7 @@ struct program_entry {
     uint32_t pack_count;
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];
     uint32_t segment_count;
-    uint64_t bytes; /* of weights it reads */
+    uint64_t bytes; /* of weights it reads: of packed ones what their groups take */
 };
 
 enum program_tier { PROGRAM_TIER_ONE, PROGRAM_TIER_FEW, PROGRAM_TIER_CHUNK, PROGRAM_TIER_COUNT };
@@ -101,7 +103,7 @@ struct program {
     struct program_entry *entry;
     uint32_t count;
     bool packed;    /* linears take packed inputs (several tokens) */
-    uint64_t bytes; /* of weights read by one run */
+    uint64_t bytes; /* of weights read by one run: packed ones as they lie in memory */
 };
 
 struct program_source {
@@ -112,7 +114,9 @@ struct program_source {
     const struct activations *act;
     uint32_t threads;
     bool coarse; /* one token's chunks in row_granules, as those of many tokens: for comparison */
-    const struct arena *arena; /* for its lanes; NULL: to be printed, not run */
+    /* For its lanes; NULL: to be printed, not run. Packed weights, which are not there to be printed, are
+     * then counted by the most they take. */
+    const struct arena *arena;
 };
 
 /* Our spans of one phase with the hand-overs around them; without the head. Empty when there are none. */
@@ -122,6 +126,7 @@ HELM_MUST_CHECK int program_lower(const struct program_source *source, uint32_t 
 HELM_MUST_CHECK int program_lower_head(const struct program_source *source, bool many,
                                        struct program *program, struct helm_err *err);
 void program_free(struct program *program);
+/* program_print.c: a line for each entry. */
 void program_print(const struct program *program, const char *title, FILE *out);
 
 /* Allocates the buffers (huge pages where the system gives them). */

@@ -54,8 +54,9 @@ void program_print(const struct program *program, const char *title, FILE *out)
             fprintf(out, "linear ");
             for (uint32_t s = 0; s < e->segment_count; s++) {
                 const struct program_segment *g = &e->segment[s];
-                fprintf(out, " %s %ux%u %s %s%s", role_text(g->role), g->rows, g->cols,
-                        dtype_name(g->variant->dtype), g->variant->name, g->bias ? " +bias" : "");
+                fprintf(out, " %s %ux%u %s%s %s%s", role_text(g->role), g->rows, g->cols,
+                        dtype_name(g->variant->dtype), g->offset ? " packed" : "", g->variant->name,
+                        g->bias ? " +bias" : "");
             }
             fprintf(out, "%s%s; %u chunks of %u rows and less", e->swiglu ? ", swiglu" : "",
                     e->accumulate ? ", + residual" : "", e->chunks, e->bound[1] - e->bound[0]);

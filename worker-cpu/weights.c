@@ -13,6 +13,9 @@
 #include "common/file.h"
 #include "common/model/arch.h"
 #include "common/units.h"
+#include "worker-cpu/kernels/packed_kernels.h"
+
+_Static_assert(HOST_WEIGHTS_CPU_COLS == PACKED_CPU_COLS, "what the plan packs, the kernels take");
 
 /* What one thread populates and reads at a time: a multiple of a huge page, small enough that progress is
  * smooth. */
@@ -87,7 +90,10 @@ static void note_computed(struct weights *w, const struct plan *plan)
     w->computed[2 * plan->layers] = plan->embed == PLAN_HOME_CPU;
     w->computed[2 * plan->layers + 1] = plan->head == PLAN_HOME_CPU;
     for (uint32_t i = 0; i < w->host.count; i++)
-        if (is_computed(w, w->host.place[i].tensor)) w->dtypes |= 1u << w->host.place[i].tensor->dtype;
+        if (is_computed(w, w->host.place[i].tensor)) {
+            w->dtypes |= 1u << w->host.place[i].tensor->dtype;
+            w->packed_computed |= w->host.place[i].packed;
+        }
 }
 
 int weights_plan(const struct model *model, const struct plan *plan, struct weights *w, struct helm_err *err)
@@ -241,9 +247,13 @@ out:
 static void fill_matrix_table(struct weights *w, const char *region)
 {
     for (uint32_t i = 0; i < w->host.count; i++) {
-        const struct model_tensor *t = w->host.place[i].tensor;
-        if (w->host.place[i].packed) continue; /* the GPU's alone */
-        struct weights_matrix matrix = {.data = region + w->host.place[i].offset,
+        const struct host_weights_place *p = &w->host.place[i];
+        const struct model_tensor *t = p->tensor;
+        const char *at = region + p->offset;
+        if (p->packed && !is_computed(w, t)) continue;
+        struct weights_matrix matrix = {.data =
+                                            p->packed ? at + host_weights_groups_at((uint32_t)t->rows) : at,
+                                        .offset = p->packed ? (const uint32_t *)(const void *)at : NULL,
                                         .dtype = t->dtype,
                                         .rows = t->rows,
                                         .cols = t->cols};

@@ -20,7 +20,8 @@
 #include "worker-cpu/pool.h"
 
 struct weights_matrix {
-    const void *data; /* NULL: the model has none, or it is not in the region */
+    const void *data; /* NULL: the model has none, or it is not in the region, or packed for the GPU alone */
+    const uint32_t *offset; /* of packed ones, whose first group is at `data`: the table; else NULL */
     enum dtype dtype;
     uint64_t rows, cols;
 };
@@ -31,9 +32,10 @@ struct weights {
     float **vector;                /* same indexing */
     float *vectors;                /* the memory behind them */
     struct host_weights host;      /* what the region holds and where */
-    bool *computed;  /* [2 * layers + 2]: unit u is computed here in some phase; then embedding, head */
-    unsigned dtypes; /* bit per enum dtype of the matrices computed with */
-    uint64_t digest; /* of files and layout: equal digests mean equal bytes in the region */
+    bool *computed;       /* [2 * layers + 2]: unit u is computed here in some phase; then embedding, head */
+    unsigned dtypes;      /* bit per enum dtype of the matrices computed with */
+    bool packed_computed; /* some of those are packed */
+    uint64_t digest;      /* of files and layout: equal digests mean equal bytes in the region */
     uint64_t huge_bytes, small_bytes;
     uint64_t packed_from, packed_to; /* bytes of the matrices that are packed, before and after */
 };

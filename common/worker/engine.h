@@ -51,7 +51,7 @@ struct engine_report {
 /* Of the step that just ran, filled in by `step`; server.c copies it to arena_control.done. */
 struct engine_times {
     uint64_t busy_ns, wait_ns; /* computing; waiting for the other worker */
-    uint64_t weight_bytes;     /* read by this worker's processor */
+    uint64_t weight_bytes;     /* read by this worker's processor; the CPU's packed ones as they lie packed */
     uint64_t link_bytes;       /* copied over the link */
 };
 

@@ -1,0 +1,373 @@
+/* The CPU computing with packed weights: the same model under plans that differ in `pack_cpu` alone, whose
+ * logits must agree; by the CPU alone, and beside an emulated device that streams, in prompts, what the CPU
+ * computes in decode.
+ *
+ * The golden models have rows that packed kernels do not take, so a small one is made here. Compared are
+ * steps of every tier: one token, a few, a chunk, more than a tile; one row and several. What one token reads
+ * is checked against the tables of offsets. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/cpu.h"
+#include "common/units.h"
+#include "tests/unit/common/tree.h"
+#include "tools/mkmodel/mkmodel.h"
+#include "worker-cpu/local.h"
+#include "worker-gpu/engine.h"
+#include "worker-gpu/pair.h"
+
+#define LAYERS      4
+#define UNITS       (2 * LAYERS)
+#define VOCAB       1000
+#define SLOTS       4
+#define CONTEXT     1024
+#define STEP_TOKENS 640
+#define LONG        530 /* more than are multiplied at a time */
+/* q has other rows than k and v; `down` other columns than the rest. */
+#define CONFIG                                                                                               \
+    "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", \"hidden_size\": 512, "          \
+    "\"intermediate_size\": 1536, \"num_hidden_layers\": 4, \"num_attention_heads\": 8, "                    \
+    "\"num_key_value_heads\": 2, \"head_dim\": 64, \"vocab_size\": 1000, \"max_position_embeddings\": "      \
+    "4096, "                                                                                                 \
+    "\"rms_norm_eps\": 1e-6, \"rope_theta\": 1000000.0, \"tie_word_embeddings\": false, "                    \
+    "\"dtype\": \"bfloat16\"}"
+
+static char folder[TREE_PATH];
+
+static int make_model(void **state)
+{
+    (void)state;
+    struct model_config config;
+    struct mkmodel_result result;
+    struct helm_err err = {0};
+    tree_make(folder);
+    tree_write(folder, "config.json", CONFIG);
+    if (model_read_config(folder, &config, &err)) fail_msg("%s", err.text);
+    const struct mkmodel_request request = {.config = &config,
+                                            .folder = folder,
+                                            .dtype = DTYPE_BF16,
+                                            .seed = 3,
+                                            .shard_bytes = 4 * MIB,
+                                            .threads = 2};
+    if (mkmodel_write(&request, &result, &err)) fail_msg("%s", err.text);
+    model_config_free(&config);
+    return 0;
+}
+
+static int remove_model(void **state)
+{
+    (void)state;
+    tree_remove(folder);
+    return 0;
+}
+
+/* ---- the steps ---- */
+
+struct runner {
+    const struct arena *arena;
+    void *engines;
+    int (*step)(void *engines, const struct step_row *rows, uint32_t count, const struct step_result **result,
+                struct helm_err *err);
+    uint64_t one_token_bytes; /* that the CPU read, in the last step of one token */
+};
+
+/* Tokens of each slot in one step: none of more than one; all tiers. */
+struct script {
+    uint32_t steps;
+    uint32_t tokens[16][SLOTS];
+};
+static const struct script one_token = {8, {{1}, {1}, {1}, {0, 1}, {1}, {0, 1}, {0, 1}, {1}}},
+                           all_tiers = {13,
+                                        {{40},         /* a chunk */
+                                         {1},          /* one token */
+                                         {1},          /* and one after it */
+                                         {9},          /* a few */
+                                         {1},          /* one, on what those left */
+                                         {0, LONG},    /* more than a tile */
+                                         {0, 1},       /* one more */
+                                         {0, 0, 3, 5}, /* two rows of a few */
+                                         {1, 1, 1, 1}, /* a batch */
+                                         {1, 0, 17, 1},
+                                         {0, 0, 0, 1},
+                                         {1, 1, 1, 1},
+                                         {0, 0, 1}}};
+/* Rows of logits, one after another. */
+#define SAMPLES 24
+
+static void run_script(struct runner *on, const struct script *script, float *logits)
+{
+    uint32_t done[SLOTS] = {0}, sampled = 0;
+    struct helm_err err = {0};
+    for (uint32_t s = 0; s < SLOTS; s++)
+        for (uint32_t i = 0; i < CONTEXT; i++)
+            arena_history_of(on->arena, s)[i] = (i * 37 + s * 101 + i * i % 89) % VOCAB;
+    for (uint32_t i = 0; i < script->steps; i++) {
+        struct step_row rows[SLOTS];
+        uint32_t count = 0, tokens = 0;
+        const struct step_result *result;
+        for (uint32_t s = 0; s < SLOTS; s++) {
+            if (!script->tokens[i][s]) continue;
+            rows[count++] = (struct step_row){.slot = s,
+                                              .start = done[s],
+                                              .count = script->tokens[i][s],
+                                              .flags = STEP_ROW_SAMPLE};
+            arena_slot_of(on->arena, s)->sampling.logprobs = 5;
+            arena_slot_of(on->arena, s)->prompt_count = done[s] + script->tokens[i][s];
+            done[s] += script->tokens[i][s];
+            tokens += script->tokens[i][s];
+        }
+        if (on->step(on->engines, rows, count, &result, &err)) fail_msg("step %u: %s", i, err.text);
+        assert_int_equal(result->row_count, count);
+        for (uint32_t r = 0; r < count; r++) assert_int_equal(result->row[r].status, STEP_ROW_OK);
+        assert_true(sampled + count <= SAMPLES);
+        memcpy(logits + (size_t)sampled * VOCAB, arena_region_ptr(on->arena, ARENA_REGION_LOGITS),
+               (size_t)count * VOCAB * sizeof *logits);
+        sampled += count;
+        if (tokens == 1) on->one_token_bytes = result->weight_bytes;
+    }
+    while (sampled < SAMPLES) memset(logits + (size_t)sampled++ * VOCAB, 0, VOCAB * sizeof *logits);
+}
+
+/* The largest difference of all, in parts of how far apart logits are. */
+static double compare(const float *a, const float *b)
+{
+    double worst = 0, sum = 0, squares = 0;
+    uint64_t count = 0;
+    for (size_t i = 0; i < (size_t)SAMPLES * VOCAB; i++) {
+        if (a[i] == 0 && b[i] == 0) continue;
+        double difference = fabs((double)a[i] - b[i]);
+        if (!(difference <= worst)) worst = difference;
+        sum += a[i];
+        squares += (double)a[i] * a[i];
+        count++;
+    }
+    assert_true(count >= 5 * VOCAB);
+    double mean = sum / (double)count, spread = sqrt(squares / (double)count - mean * mean);
+    assert_true(spread > 1e-3 && isfinite(worst));
+    return worst / spread;
+}
+
+/* ---- by the CPU alone ---- */
+
+static int step_local(void *local, const struct step_row *rows, uint32_t count,
+                      const struct step_result **result, struct helm_err *err)
+{
+    return local_step(local, rows, count, result, err);
+}
+
+static uint64_t run_local(const char *kernels, bool pack_cpu, uint32_t threads, const struct script *script,
+                          float *logits)
+{
+    struct helm_err err = {0};
+    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+    struct plan_stage stage = {.last = LAYERS - 1, .home = PLAN_HOME_CPU};
+    const struct plan plan = {.layers = LAYERS,
+                              .stages = &stage,
+                              .stage_count = 1,
+                              .step_tokens = STEP_TOKENS,
+                              .pack = true,
+                              .pack_cpu = pack_cpu};
+    const struct local_options options = {.folder = folder,
+                                          .kernels = kernels,
+                                          .plan = &plan,
+                                          .kv_dtype = DTYPE_F32,
+                                          .threads = threads,
+                                          .slots = SLOTS,
+                                          .context_tokens = CONTEXT,
+                                          .step_tokens = STEP_TOKENS};
+    assert_non_null(local);
+    if (local_open(&options, local, &err)) fail_msg("%s", err.text);
+    struct runner on = {.arena = &local->arena, .engines = local, .step = step_local};
+    run_script(&on, script, logits);
+    const struct weights *w = &local->engine.weights;
+    const struct weights_matrix *head = weights_matrix(w, TENSOR_HEAD, -1);
+    const uint64_t head_bytes = head->rows * head->cols * dtype_bytes(head->dtype);
+    assert_null(head->offset);
+    assert_int_equal(w->packed_from > 0, pack_cpu);
+    uint64_t units = w->host.matrix_bytes - 2 * head_bytes; /* the embedding is as large */
+    if (pack_cpu) {
+        assert_int_equal(w->packed_from, units);
+        assert_in_range(w->packed_to, units * 66 / 100, units * 76 / 100);
+        units = w->packed_to;
+        assert_non_null(strstr(local->engine.base.report.kernels, " packed "));
+    } else {
+        assert_null(strstr(local->engine.base.report.kernels, " packed "));
+    }
+    assert_int_equal(on.one_token_bytes, units + head_bytes);
+    local_close(local);
+    free(local);
+    return on.one_token_bytes;
+}
+
+static bool has_kernels(void)
+{
+    return packed_kernels_choose(cpu_features()) != NULL;
+}
+
+static void packed_and_plain_agree(void **state)
+{
+    (void)state;
+    float *logits[2] = {calloc((size_t)SAMPLES * VOCAB, sizeof(float)),
+                        calloc((size_t)SAMPLES * VOCAB, sizeof(float))};
+    /* the plain kernels are slow; those of several tokens round their inputs to 16 bits, unless they are
+     * those
+     */
+    static const struct {
+        const char *kernels;
+        uint32_t threads;
+        const struct script *script;
+        double allowed;
+    } cases[] = {{"ref", 2, &one_token, 1e-4},
+                 {NULL, 1, &one_token, 1e-4},
+                 {NULL, 3, &one_token, 1e-4},
+                 {NULL, 1, &all_tiers, 2e-2},
+                 {NULL, 3, &all_tiers, 2e-2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *kernels = cases[i].kernels;
+        double allowed = cases[i].allowed;
+        if (!kernels && !has_kernels()) kernels = "ref";
+        uint64_t plain = run_local(kernels, false, cases[i].threads, cases[i].script, logits[0]);
+        uint64_t packed = run_local(kernels, true, cases[i].threads, cases[i].script, logits[1]);
+        double worst = compare(logits[0], logits[1]);
+        print_message(
+            "kernels %s, %u threads: worst difference %.2g of the spread; %llu bytes, packed %llu\n",
+            kernels ? kernels : "chosen", cases[i].threads, worst, (unsigned long long)plain,
+            (unsigned long long)packed);
+        assert_true(packed < plain);
+        assert_true(worst < allowed);
+    }
+    free(logits[0]);
+    free(logits[1]);
+}
+
+static void processors_without_kernels_are_told(void **state)
+{
+    (void)state;
+    struct kernel_set set;
+    struct helm_err err = {0};
+    char text[256];
+    assert_int_equal(kernel_set_choose(0, NULL, DTYPE_F16, &set, &err), 0);
+    assert_null(set.packed);
+    assert_int_equal(kernel_set_need_packed(&set, 0, &err), HELM_E_UNSUPPORTED);
+    print_message("%s\n", err.text);
+    assert_non_null(strstr(err.text, "pack_cpu"));
+    assert_non_null(strstr(err.text, "avx512"));
+    assert_null(strstr(kernel_set_text(&set, 1u << DTYPE_BF16, true, text, sizeof text), "packed"));
+    assert_int_equal(kernel_set_choose(0, "ref", DTYPE_F16, &set, &err),
+                     0); /* by name the plain one is there */
+    assert_int_equal(kernel_set_need_packed(&set, 0, &err), 0);
+    assert_non_null(strstr(kernel_set_text(&set, 1u << DTYPE_BF16, true, text, sizeof text), "packed ref"));
+}
+
+/* ---- beside a device ---- */
+
+static int step_pair(void *pair, const struct step_row *rows, uint32_t count,
+                     const struct step_result **result, struct helm_err *err)
+{
+    return pair_step(pair, rows, count, result, err);
+}
+
+struct pair_case {
+    const char *decode, *prefill[PLAN_PREFILLS_MAX];
+    uint32_t from[PLAN_PREFILLS_MAX];
+    bool no_graphs;
+};
+
+static uint32_t stages_of(const char *letters, struct plan_stage *stages)
+{
+    enum plan_home home[UNITS];
+    for (uint32_t u = 0; u < UNITS; u++)
+        home[u] = letters[u] == 'g' ? PLAN_HOME_GPU : letters[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
+    return plan_stages_of(home, LAYERS, stages);
+}
+
+static void run_pair(const struct pair_case *c, bool pack, float *logits, uint64_t *link_bytes)
+{
+    struct plan_stage stages[1 + PLAN_PREFILLS_MAX][UNITS];
+    struct helm_err err = {0};
+    struct pair *pair = calloc(1, sizeof *pair);
+    struct plan plan = {.layers = LAYERS,
+                        .stages = stages[0],
+                        .stage_count = stages_of(c->decode, stages[0]),
+                        .ring_bytes = 2 * MIB,
+                        .pack = pack,
+                        .pack_cpu = pack,
+                        .embed = PLAN_HOME_CPU,
+                        .head = PLAN_HOME_CPU};
+    for (uint32_t p = 0; p < PLAN_PREFILLS_MAX && c->prefill[p]; p++) {
+        plan.prefill[p] = (struct plan_phase){.from_tokens = c->from[p],
+                                              .stages = stages[1 + p],
+                                              .stage_count = stages_of(c->prefill[p], stages[1 + p])};
+        plan.prefill_count++;
+    }
+    const struct pair_options options = {.folder = folder,
+                                         .plan = &plan,
+                                         .device = "emulated",
+                                         .kernels = has_kernels() ? NULL : "ref",
+                                         .kv_dtype = DTYPE_F32,
+                                         .threads = 2,
+                                         .slots = SLOTS,
+                                         .context_tokens = CONTEXT,
+                                         .step_tokens = STEP_TOKENS,
+                                         .vram_bytes = 256 * MIB,
+                                         .peer_wait_ms = 20000,
+                                         .copy_rows = true,
+                                         .no_graphs = c->no_graphs};
+    assert_non_null(pair);
+    if (pair_open(&options, pair, &err)) fail_msg("%s: %s", c->decode, err.text);
+    struct runner on = {.arena = &pair->arena, .engines = pair, .step = step_pair};
+    run_script(&on, &all_tiers, logits);
+    struct gpu_engine *gpu = (struct gpu_engine *)pair->server[PAIR_GPU].engine;
+    struct device_stats stats;
+    device_read_stats(gpu->device, &stats);
+    *link_bytes = stats.copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE];
+    assert_int_equal(gpu->expand.bytes > 0, pack);
+    const struct ledger *vram = &gpu->base.report.vram;
+    assert_true(vram->total <= vram->limit);
+    pair_close(pair);
+    free(pair);
+}
+
+static void plans_of_both_workers_agree(void **state)
+{
+    (void)state;
+    static const struct pair_case cases[] = {
+        {.decode = "ccccgggg", .prefill = {"ssssgggg"}, .from = {20}},
+        {.decode = "ccsscgcc", .prefill = {"sssssgss"}, .from = {17}},
+        {.decode = "cssccgsc", .prefill = {"cssscgss", "sssssgss"}, .from = {17, 100}, .no_graphs = true},
+    };
+    float *logits[2] = {calloc((size_t)SAMPLES * VOCAB, sizeof(float)),
+                        calloc((size_t)SAMPLES * VOCAB, sizeof(float))};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct pair_case c = cases[i];
+        uint64_t link[2];
+        run_pair(&c, false, logits[0], &link[0]);
+        run_pair(&c, true, logits[1], &link[1]);
+        double worst = compare(logits[0], logits[1]);
+        print_message("%s %s: worst difference %.2g of the spread; %llu bytes over the link, packed %llu\n",
+                      c.decode, c.prefill[0], worst, (unsigned long long)link[0],
+                      (unsigned long long)link[1]);
+        assert_true(worst < 5e-2); /* inputs of several tokens are rounded to 16 bits on both sides */
+        assert_true(link[1] < link[0]);
+    }
+    free(logits[0]);
+    free(logits[1]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packed_and_plain_agree),
+        cmocka_unit_test(processors_without_kernels_are_told),
+        cmocka_unit_test(plans_of_both_workers_agree),
+    };
+    return cmocka_run_group_tests_name("golden/packed", tests, make_model, remove_model);
+}
