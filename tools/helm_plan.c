@@ -301,7 +301,7 @@ int main(int argc, char **argv)
         {.name = "pack",
          .kind = ARGS_CHOICE,
          .value = "auto|off",
-         .help = "whether streamed bf16 weights cross the link packed, as helmd's (default auto)",
+         .help = "whether bf16 weights in host memory are packed, as helmd's (default auto)",
          .target = &o.pack,
          .choices = "auto|off"},
         {.name = "plan",

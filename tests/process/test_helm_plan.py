@@ -23,7 +23,7 @@ REFUSED = {("qwen3-14b", "thesis-rtx4060-laptop"), ("qwen3-32b", "thesis-rtx4060
 STRATEGIES = ["best", "all-gpu", "all-cpu", "thesis", "stream"]
 MEMBERS = {"layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
            "ring_bytes", "pack", "pack_cpu", "embed", "head", "host", "vram", "decode_tok_s", "ttft_ms", "parts",
-           "link", "strategies", "profile", "machine", "assumed"}
+           "link", "cpu", "strategies", "profile", "machine", "assumed"}
 LONG_LISTS = {"prefill_from_tokens", "prefill_short_from_tokens"}
 
 
@@ -94,6 +94,11 @@ def check_object(p, layers, strategy="best"):
     check(isinstance(p["pack"], bool), "pack")
     least = streamed * 70 // 100 if p["pack"] else streamed
     check(least <= p["link"]["link_bytes"] <= streamed, f"link: {p['link']}")
+    computed = sum(s["bytes"] for s in p["stages"]["decode"] if s["home"] == "cpu")
+    cpu = p["cpu"]  # with the head, where that is there; it is never packed
+    check(cpu["weight_bytes"] >= computed and (p["head"] == "cpu" or cpu["weight_bytes"] == computed), f"cpu: {cpu}")
+    saved = cpu["weight_bytes"] - cpu["read_bytes"]
+    check(0 <= saved <= computed * 30 // 100 if p["pack_cpu"] else saved == 0, f"cpu: {cpu}")
     check({"decode", "prefill"} <= set(p["stages"]) <= {"decode", "prefill_short", "prefill"}, set(p["stages"]))
     for name, stages in p["stages"].items():
         check_stages(stages, layers, name)
@@ -213,6 +218,41 @@ def test_packed_weights_cross_in_fewer_bytes():
     status, out, _ = run("--model", model("qwen3-8b"), "--profile", profile("thesis-rtx3090"), *options)
     same(status, 0, "the table")
     check(" a decode step, packed to about " in out, out)
+
+
+def test_the_cpu_computes_with_packed_weights_where_that_pays():
+    with open(profile("thesis-rtx3090")) as f:
+        machine = json.load(f)
+    gemv = machine["cpu"]["gemv"]["value"]
+    options = ("--vram", "8GiB", "--ctx", 2048)
+    with tempfile.TemporaryDirectory() as folder:
+        def planned(gain, *more):
+            path = os.path.join(folder, "profile.json")
+            machine["cpu"]["gemv_packed"] = {"value": gain * gemv, "source": "estimate"}
+            with open(path, "w") as f:
+                json.dump(machine, f)
+            status, out, err = run("--model", model("qwen3-8b"), "--profile", path, "--json", *options, *more)
+            same(status, 0, err)
+            p = json.loads(out)
+            if "--plan" not in more:
+                check_object(p, 36, more[1] if "--strategy" in more else "best")
+            return p
+        slow, fast = planned(1.02), planned(1.3)
+        same((slow["pack_cpu"], fast["pack_cpu"]), (False, True), "pack_cpu")
+        check(fast["cpu"]["read_bytes"] < 0.9 * fast["cpu"]["weight_bytes"], fast["cpu"])
+        check(fast["decode_tok_s"]["value"] > 1.03 * slow["decode_tok_s"]["value"],
+              f"{fast['decode_tok_s']} after {slow['decode_tok_s']}")
+        same((planned(1.3, "--pack", "off")["pack_cpu"], planned(1.3, "--strategy", "thesis")["pack_cpu"],
+              planned(1.3, "--batch", 2)["pack_cpu"]), (False, False, False), "not packed")
+        check(planned(1.3, "--strategy", "all-cpu")["pack_cpu"], "all on the CPU")
+        kept = os.path.join(folder, "kept.json")
+        for flag in (True, False):  # a plan that somebody wrote
+            with open(kept, "w") as f:
+                json.dump(dict(fast, pack_cpu=flag), f)
+            same(planned(1.3, "--plan", kept)["pack_cpu"], flag, "taken")
+        status, out, _ = run("--model", model("qwen3-8b"), "--profile", os.path.join(folder, "profile.json"), *options)
+        line = next(line for line in out.splitlines() if line.startswith("cpu "))
+        check(status == 0 and " of weights a decode step, packed to about " in line, out)
 
 
 def test_context_batch_and_prompt():
