@@ -350,7 +350,7 @@ helm-bench_LINK := $(COMMON_SRC) $(LIBHELM_SRC) $(BENCH_SRC) client/cli/output.c
   worker-cpu/kernels/probe_avx2.c worker-cpu/kernels/probe_avx512.c $(GEN)/proto/helm.pb-c.c
 helm-bench_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 helm-bench-kernels_MAIN := tools/helm_bench_kernels.c
-helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) worker-cpu/kernels.c tools/kernels/packed.c
+helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) worker-cpu/kernels.c tools/kernels/packed.c tools/kernels/packed_gemv.c
 helm-bench-kernels_LIBS := -lopenblas -ljansson -lm
 helm-bench-read_MAIN := tools/helm_bench_read.c
 helm-bench-read_LINK := $(COMMON_SRC) tools/bench/read_limit.c worker-cpu/kernels/probe_avx2.c worker-cpu/kernels/probe_avx512.c

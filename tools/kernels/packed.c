@@ -1,4 +1,5 @@
-/* helm-bench-kernels --packed: packed weights' size and the speed of packing, of random weights or a model's.
+/* helm-bench-kernels --packed: packed weights' size and the speed of packing, of random weights or a model's;
+ * what computing with them gains is measured in packed_gemv.c.
  *
  * Called by tools/helm_bench_kernels.c. A group is measured and then written, as a loader does it. Owns its
  * threads and buffers for the length of the call. */
@@ -90,7 +91,7 @@ static int job_check(struct job *j, const char *name, struct helm_err *err)
 
 /* ---- random weights ---- */
 
-static void fill_normal(uint16_t *value, size_t values, double scale)
+void bench_fill_normal(uint16_t *value, size_t values, double scale)
 {
     uint64_t state = 88172645463325252u;
     for (size_t i = 0; i < values; i++) {
@@ -153,7 +154,7 @@ static int bench_random(unsigned threads, struct helm_err *err)
     for (size_t s = 0; s < sizeof(scales) / sizeof(scales[0]) && rc == HELM_OK; s++) {
         struct job j = {.value = value, .rows = RANDOM_ROWS, .cols = RANDOM_COLS};
         double together = 0;
-        fill_normal(value, values, scales[s]);
+        bench_fill_normal(value, values, scales[s]);
         rc = job_room(&j, err);
         if (rc == HELM_OK) {
             job_run(&j);
@@ -252,5 +253,7 @@ static int bench_model(const char *folder, struct helm_err *err)
 
 int bench_packed(const char *folder, unsigned threads, struct helm_err *err)
 {
-    return folder ? bench_model(folder, err) : bench_random(threads, err);
+    if (folder) return bench_model(folder, err);
+    int rc = bench_random(threads, err);
+    return rc == HELM_OK ? bench_packed_gemv(threads, err) : rc;
 }
