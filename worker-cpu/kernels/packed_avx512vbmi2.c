@@ -86,7 +86,12 @@ INLINE void tile_open(struct tile *t, const struct coded *c, size_t number, uint
     t->record = c->record + number * PACKED_TILE_BYTES;
     t->list = c->list + start[0];
     if (__builtin_expect(c->list + start[1] + LISTED > c->end, 0)) {
-        memcpy(room, t->list, start[1] - start[0]);
+        /* not by a call: what is in vector registers would have to be saved around it */
+        const uint32_t count = start[1] - start[0];
+        for (uint32_t i = 0; i < count; i += 64) {
+            const __mmask64 here = ~(__mmask64)0 >> (count - i < 64 ? 64 - (count - i) : 0);
+            _mm512_storeu_si512(room + i, _mm512_maskz_loadu_epi8(here, t->list + i));
+        }
         t->list = room;
     }
     order_codes(t->codes, t->record);
