@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -56,7 +57,8 @@ struct pool_thread {
     int cpu; /* -1: not pinned */
     /* of this thread alone: */
     uint64_t since;             /* when it last had work; 0: it has had some since it last waited */
-    uint64_t looked_ns, cpu_ns; /* when it last looked, and its own CPU time then */
+    uint64_t looked_ns, cpu_ns; /* when it last looked, and its own CPU time then, */
+    long switches;              /* and how often it had been taken off its CPU */
     uint64_t slept_ns;          /* in futex since then */
     uint64_t crowded_until;
 };
@@ -118,11 +120,15 @@ static uint64_t thread_cpu_ns(void)
 /* Whether nothing else has wanted this thread's CPU lately: it had the CPU whenever it wanted it. */
 static bool thread_is_quiet(struct pool_thread *thread, uint64_t now)
 {
+    struct rusage usage;
+    if (getrusage(RUSAGE_THREAD, &usage)) return false;
     uint64_t cpu_ns = thread_cpu_ns(), passed = now - thread->looked_ns;
     uint64_t wanted = passed > thread->slept_ns ? passed - thread->slept_ns : 0;
     uint64_t had = cpu_ns - thread->cpu_ns, lost = wanted > had ? wanted - had : 0;
-    if (thread->looked_ns && lost >= CROWDED_LEAST_NS && lost > wanted / CROWDED_PART)
+    if (thread->looked_ns && usage.ru_nivcsw != thread->switches && lost >= CROWDED_LEAST_NS &&
+        lost > wanted / CROWDED_PART)
         thread->crowded_until = now + CROWDED_NS;
+    thread->switches = usage.ru_nivcsw;
     thread->looked_ns = now;
     thread->cpu_ns = cpu_ns;
     thread->slept_ns = 0;

@@ -162,7 +162,7 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
         if (!rc && head) rc = gpu_draw_finish(g, result, err);
         if (rc) return rc;
         times->wait_ns = watch_end(&watch);
-        times->weight_bytes = g->weights.matrix_bytes + p->stream_bytes;
+        times->weight_bytes = g->weights.step_bytes + p->stream_bytes;
         times->link_bytes =
             p->copy_bytes + g->prefix.copied_bytes + gpu_program_borrowed(&g->source, p, batch);
     }

@@ -35,7 +35,9 @@ static int place(struct gpu_weights *w, enum tensor_role role, int32_t layer, st
     if (units_add(at, bytes, &w->bytes))
         return helm_fail(err, HELM_E_LIMIT, "weights: sizes overflow at %s", tensor->name);
     w->place[w->place_count++] = (struct gpu_weights_place){.tensor = tensor, .offset = at};
-    if (!arch_role_is_vector(role)) w->matrix_bytes += tensor->bytes;
+    if (arch_role_is_vector(role)) return 0;
+    w->matrix_bytes += tensor->bytes;
+    if (role != TENSOR_EMBED) w->step_bytes += tensor->bytes;
     return 0;
 }
 

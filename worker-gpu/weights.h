@@ -30,6 +30,8 @@ struct gpu_weights {
     uint32_t place_count;
     uint64_t bytes; /* of VRAM */
     uint64_t matrix_bytes, vector_at;
+    uint64_t
+        step_bytes; /* of the matrices those that a step reads: not an embedding, of which it takes rows */
     uint64_t host_first, host_end; /* of the weights region: what is streamed lies between; 0, 0: nothing */
     bool offsets_known;            /* tables of packed matrices may be read */
     void *memory;
