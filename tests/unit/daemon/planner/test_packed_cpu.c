@@ -323,6 +323,41 @@ static void written_plans_keep_their_flag(void **state)
     bench_close(&b);
 }
 
+/* Where decode streams MLPs and the link is slow, a short prompt's are the CPU's: of units that it can
+ * compute with as they are packed, and of no others. */
+static void prompts_may_have_them_computed_by_the_cpu(void **state)
+{
+    (void)state;
+    struct bench b;
+    enum plan_home decode[UNITS], home[UNITS];
+    bool packed[UNITS];
+    struct helm_err err = {0};
+    double seconds;
+    bench_open(&b, 8 * GIB);
+    b.profile.link.h2d = b.profile.link.h2d_beside = made_up_value(1e9);
+    for (uint32_t u = 0; u < UNITS; u++) {
+        decode[u] = u & 1 ? PLAN_HOME_STREAM : PLAN_HOME_GPU;
+        packed[u] = u & 1;
+    }
+    b.made.analysed.packs_cpu[5] = false;
+    const struct search_found found = {.feasible = true,
+                                       .home = decode,
+                                       .embed = PLAN_HOME_GPU,
+                                       .head = PLAN_HOME_GPU,
+                                       .ring_bytes = 256 * MIB};
+    for (int packed_cpu = 0; packed_cpu < 2; packed_cpu++) {
+        struct cost_table table = price(&b, 32, packed, packed_cpu);
+        assert_int_equal(search_prefill(&table, &found, home, &seconds, &err), 0);
+        for (uint32_t u = 1; u < UNITS; u += 2)
+            if (u == 5 || !packed_cpu) assert_int_equal(home[u], PLAN_HOME_STREAM);
+        uint32_t on_cpu = 0;
+        for (uint32_t u = 0; u < UNITS; u++) on_cpu += home[u] == PLAN_HOME_CPU;
+        assert_true(packed_cpu ? on_cpu > UNITS / 4 : on_cpu == 0);
+        cost_table_free(&table);
+    }
+    bench_close(&b);
+}
+
 /* Columns that are no multiple of half a tile, or matrices of another type: plain on the CPU, while the same
  * units may still cross the link packed. */
 static void columns_have_to_fit(void **state)
@@ -402,6 +437,7 @@ int main(void)
         cmocka_unit_test(plans_count_on_it),
         cmocka_unit_test(the_thesis_packs_nothing_for_the_cpu),
         cmocka_unit_test(written_plans_keep_their_flag),
+        cmocka_unit_test(prompts_may_have_them_computed_by_the_cpu),
         cmocka_unit_test(columns_have_to_fit),
         cmocka_unit_test(explained_plans_say_what_is_packed),
     };
