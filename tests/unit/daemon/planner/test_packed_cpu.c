@@ -15,6 +15,7 @@
 #include "daemon/planner/explain.h"
 #include "daemon/planner/planner.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
+#include "worker-cpu/kernels/packed_kernels.h"
 
 #define UNITS         72 /* of the 8B shape */
 #define PACKED_RATE   135e9
@@ -428,10 +429,20 @@ static void explained_plans_say_what_is_packed(void **state)
     bench_close(&b);
 }
 
+/* The planner knows of what processors the worker has kernels for. */
+static void kernels_are_where_they_are_planned_for(void **state)
+{
+    (void)state;
+    for (unsigned features = 0; features < 4u * CPU_AVX512_VBMI2; features++)
+        assert_int_equal(packed_cpu_can(features), packed_kernels_choose(features) != NULL);
+    assert_true(packed_cpu_can(~0u) && !packed_cpu_can(~(unsigned)CPU_AVX512_VBMI2));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packed_units_have_their_prices),
+        cmocka_unit_test(kernels_are_where_they_are_planned_for),
         cmocka_unit_test(packing_has_to_pay),
         cmocka_unit_test(the_cpu_alone_is_faster),
         cmocka_unit_test(plans_count_on_it),
