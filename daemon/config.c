@@ -113,11 +113,11 @@ static void table_build(struct option_table *t, struct config *c)
                                       "decode one token on the GPU with chains of operations in one kernel,\n"
                                       "where it has them (default on)",
                                       .target = &c->gpu_chains_name, .choices = "on|off"});
-    table_add(t,
-              (struct args_option){"pack", 0, ARGS_CHOICE, "auto|off",
-                                   "keep bf16 weights that only cross the link packed, without loss: fewer\n"
-                                   "bytes cross, and the GPU expands them (default auto: where that pays)",
-                                   .target = &c->pack_name, .choices = "auto|off"});
+    table_add(
+        t, (struct args_option){"pack", 0, ARGS_CHOICE, "auto|off",
+                                "keep bf16 weights in host memory packed, without loss: fewer bytes cross\n"
+                                "the link or are read by the CPU (default auto: where that pays)",
+                                .target = &c->pack_name, .choices = "auto|off"});
     table_add(t, (struct args_option){"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go",
                                       .target = &c->rundir});
     table_add(t, (struct args_option){"worker-dir", 0, ARGS_TEXT, "DIR",

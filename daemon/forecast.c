@@ -20,7 +20,6 @@ static int open_phase(struct forecast *f, uint32_t phase, struct helm_err *err)
 int forecast_open(const struct model *model, const struct profile *profile, const struct plan *plan,
                   struct forecast *f, struct helm_err *err)
 {
-    struct analyse_share cpu;
     struct cost_forecast first;
     memset(f, 0, sizeof *f);
     f->c = (struct cost_case){.model = model, .analysed = &f->analysed, .profile = profile, .plan = plan};
@@ -35,8 +34,7 @@ int forecast_open(const struct model *model, const struct profile *profile, cons
     f->decode = calloc((size_t)plan->slots * FORECAST_CONTEXTS, sizeof *f->decode);
     f->chunk = calloc((size_t)(plan->slots + 1) * FORECAST_CONTEXTS, sizeof *f->chunk);
     if (!f->decode || !f->chunk) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
-    analyse_share(&f->analysed, plan, PLAN_HOME_CPU, &cpu);
-    f->cpu_bytes = cpu.token_bytes;
+    f->cpu_bytes = cost_reading_of(&f->analysed, plan).crossing;
     f->link_bytes = cost_crossing_of(&f->analysed, plan).crossing;
     return cost_decode(&f->c, 1, 1, &first, err);
 }

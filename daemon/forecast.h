@@ -29,7 +29,7 @@ struct forecast {
     } phase[PLAN_PHASES_MAX];
     bool *packed; /* [2 * layers] */
     enum dtype kv_dtype;
-    uint64_t cpu_bytes, link_bytes; /* of weights that a decode step reads there and copies */
+    uint64_t cpu_bytes, link_bytes; /* of weights, as they lie there, that a decode step reads and copies */
 };
 
 /* Fails where the profile does not say what the plan needs. forecast_close on the caller, also after an

@@ -24,6 +24,7 @@
 #include "daemon/planner/planner.h"
 #include "daemon/profiling.h"
 #include "daemon/worker_process.h"
+#include "worker-cpu/kernels/packed_kernels.h"
 
 #define PLAN_FILE_MAX ((size_t)16 << 20)
 
@@ -93,6 +94,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
                                                                           KV_PAGE_TOKENS_DEFAULT),
                                                .threads = (uint32_t)c->threads,
                                                .pack = c->pack,
+                                               .pack_cpu = packed_cpu_can(cpu_features()),
                                                .host_memory_bytes = c->host_memory_bytes},
                                       .profile = &d->profile,
                                       .strategy = c->strategy,

@@ -416,7 +416,7 @@ int main(int argc, char **argv)
 {
     const char *model = NULL, *kernels = NULL, *kv = "f16";
     uint64_t threads = 0, spin_us = 0, step_tokens = 512;
-    bool as_json = false, busy = false, profiling = false, comparing = false;
+    bool as_json = false, busy = false, packed = false, profiling = false, comparing = false;
     struct helm_err err = {0};
     struct args_parsed parsed;
     struct bench *b = calloc(1, sizeof *b);
@@ -440,6 +440,7 @@ int main(int argc, char **argv)
         {"kv", 0, ARGS_CHOICE, "DTYPE", "of the KV cache (f16)", .target = &kv, .choices = "bf16|f16|f32"},
         {"spin-us", 0, ARGS_U64, "US", "how long waiting threads spin", .target = &spin_us, .min = 1,
          .max = 100000},
+        {"packed", 0, ARGS_FLAG, NULL, "weights packed in memory, where they can be", .target = &packed},
         {"busy", 0, ARGS_FLAG, NULL, "also with one busy process a core", .target = &busy},
         {"profile", 0, ARGS_FLAG, NULL, "the shortest time of each operation", .target = &profiling},
         {"compare", 0, ARGS_FLAG, NULL, "decode with each way of reading ahead switched off in turn, only",
@@ -465,6 +466,7 @@ int main(int argc, char **argv)
                                                 .kv_dtype = kv[0] == 'b'             ? DTYPE_BF16
                                                             : strcmp(kv, "f16") == 0 ? DTYPE_F16
                                                                                      : DTYPE_F32,
+                                                .pack_cpu = packed,
                                                 .threads = (uint32_t)threads,
                                                 .slots = 1,
                                                 .context_tokens = (uint32_t)(b->prompt + b->tokens + 1),

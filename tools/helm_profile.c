@@ -66,20 +66,35 @@ static int measure_chunk_beside(struct tool *t, struct profile_cpu_run *cpu,
     return rc;
 }
 
+/* Decoding beside copies in turns with packed weights. What copies achieve meanwhile is not the plain
+ * weights' company alone, and counts for nothing. */
+static int measure_packed_beside(struct tool *t, struct profile_cpu_run *cpu,
+                                 struct profile_device_run *device, struct profile_samples *ignored,
+                                 struct helm_err *err)
+{
+    if (!profile_cpu_packs(cpu)) return 0;
+    int rc = profile_device_stream_start(device, err);
+    if (!rc)
+        rc = profile_cpu_gemv(cpu, t->options.quick ? BESIDE_QUICK_S : BESIDE_S, true, true, &t->profile.cpu,
+                              err);
+    return rc ? rc : profile_device_stream_stop(device, ignored, err);
+}
+
 /* The pair that the planner lives of: the CPU decodes while the link streams. In turns with decoding alone,
  * so that both see the same minutes of a machine that others use, too. */
 static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct profile_device_run *device,
                           struct helm_err *err)
 {
     struct profile *p = &t->profile;
-    struct profile_samples link = {.count = 0};
+    struct profile_samples link = {.count = 0}, ignored = {.count = 0};
     double seconds = t->options.quick ? BESIDE_QUICK_S : BESIDE_S;
     int rc = 0;
     for (int i = 0; i < (t->options.quick ? 2 : 4) && !rc && (i == 0 || !profile_late(&t->progress)); i++) {
         rc = profile_device_stream_start(device, err);
-        if (!rc) rc = profile_cpu_gemv(cpu, seconds, true, &p->cpu, err);
+        if (!rc) rc = profile_cpu_gemv(cpu, seconds, true, false, &p->cpu, err);
         if (!rc) rc = profile_device_stream_stop(device, &link, err);
-        if (!rc) rc = profile_cpu_gemv(cpu, seconds, false, &p->cpu, err);
+        if (!rc) rc = measure_packed_beside(t, cpu, device, &ignored, err);
+        if (!rc) rc = profile_cpu_gemv(cpu, seconds, false, true, &p->cpu, err);
     }
     if (rc) return rc;
     p->link.h2d_beside = profile_samples_value(&link);

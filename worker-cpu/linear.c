@@ -212,13 +212,15 @@ static void segment_gemm(const struct run *run, const struct program_entry *e,
             for (uint32_t r = 0; r < rows; r++) out[(size_t)t * g->out_width + r] += g->bias[first + r];
 }
 
-/* As many as a gemm likes, but no more than stay in the cache from one tile to the next. */
-#define UNPACKED_BYTES (512 * KIB)
+/* As many as a gemm likes, of which whole tiles of its sums come; half of them where it is content with that
+ * and all would hardly stay in the cache. */
+#define UNPACKED_BYTES (3 * MIB / 2)
 uint32_t linear_unpacked_rows(const struct program_segment *g)
 {
     uint32_t rows = PACKED_ROWS;
-    const uint64_t group = (uint64_t)PACKED_ROWS * g->cols * sizeof(uint16_t);
-    while (rows < g->variant->row_granule && 2 * rows / PACKED_ROWS * group <= UNPACKED_BYTES) rows *= 2;
+    while (rows % g->variant->row_granule) rows += PACKED_ROWS;
+    while (rows % (2 * PACKED_ROWS) == 0 && (uint64_t)rows * g->cols * sizeof(uint16_t) > UNPACKED_BYTES)
+        rows /= 2;
     return rows;
 }
 

@@ -13,7 +13,10 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     int rc = model_read(o->folder, &model, err);
     if (rc) return rc;
     stage.last = model.config.layers - 1;
-    const struct plan all = {.layers = model.config.layers, .stages = &stage, .stage_count = 1};
+    const struct plan all = {.layers = model.config.layers,
+                             .stages = &stage,
+                             .stage_count = 1,
+                             .pack_cpu = o->pack_cpu};
     const struct plan *plan = o->plan ? o->plan : &all;
     rc = host_weights_plan(&model, plan, &host, err);
     if (rc) goto out;

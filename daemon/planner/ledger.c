@@ -28,6 +28,7 @@
 #define STAGING_BYTES      (128 * MIB) /* the emulated device's */
 #define SAMPLERS           4           /* as worker-gpu/engine.h: threads that draw, at most */
 #define SCRATCH_ALIGN      64
+#define UNPACKED_BYTES     (512 * KIB) /* as worker-cpu/linear.c unpacks them, and a group at least */
 /* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
 #define ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
 
@@ -114,10 +115,20 @@ uint64_t ledger_draw_bytes(const struct ledger_case *c)
     return (uint64_t)c->wish->slots * LEDGER_DRAW_SLOT_BYTES + SAMPLERS * scratch;
 }
 
+/* Of each thread, for packed weights: one token's input once more, and rows that are unpacked for several. */
+static uint64_t unpacked_bytes(const struct model_config *m)
+{
+    uint64_t q = (uint64_t)m->heads * m->head_dim, widest = q > m->intermediate ? q : m->intermediate;
+    if (widest < m->hidden) widest = m->hidden;
+    uint64_t rows = PACKED_ROWS * widest * sizeof(uint16_t);
+    return widest * sizeof(float) + (rows > UNPACKED_BYTES ? rows : UNPACKED_BYTES) + 2 * SCRATCH_ALIGN;
+}
+
 uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most)
 {
     const struct model_config *m = &c->model->config;
     uint64_t bytes = analyse_activation_bytes(m, most, c->wish->slots, c->wish->threads);
+    if (c->wish->pack_cpu && most) bytes += c->wish->threads * unpacked_bytes(m);
     /* The residual stream of every token passes through the worker, computed or only embedded. */
     if (c->wish->step_tokens > most)
         bytes += (uint64_t)(c->wish->step_tokens - most) * (m->hidden + 2ull * m->head_dim) * sizeof(float);

@@ -6,8 +6,9 @@ extern "C" {
 #include "common/packed.h"
 }
 
-enum fill { FILL_NORMAL, FILL_WIDE, FILL_BITS, FILL_ONE, FILL_MIXED, FILL_COUNT };
-static const char *const fill_names[] = {"normal", "wide", "random bits", "one exponent", "mixed"};
+enum fill { FILL_NORMAL, FILL_WIDE, FILL_BITS, FILL_ONE, FILL_TILES, FILL_MIXED, FILL_COUNT };
+static const char *const fill_names[] = {"normal",           "wide", "random bits", "one exponent",
+                                         "tiles of escapes", "mixed"};
 
 static uint16_t random_weight(struct test_context *t, double scale)
 {
@@ -30,10 +31,13 @@ struct packed_case {
             const size_t group = i / ((size_t)16 * cols);
             const int kind = fill == FILL_MIXED ? (int)(group % 4) : fill;
             const uint32_t bits = random_below(t, 65536);
-            value[i] = kind == FILL_NORMAL ? random_weight(t, 0.01)
-                       : kind == FILL_WIDE ? (bits % 5 ? random_weight(t, 3.0) : (uint16_t)bits)
-                       : kind == FILL_BITS ? (uint16_t)bits
-                                           : (uint16_t)(0x3f80 | (bits & 0x807f));
+            const bool escape = i % ((size_t)16 * cols) / PACKED_TILE % 4 == 1; /* of FILL_TILES */
+            value[i] = kind == FILL_TILES
+                           ? (uint16_t)((bits & 0x807f) | (escape ? 200 + bits / 128 % 8 : 118) << 7)
+                       : kind == FILL_NORMAL ? random_weight(t, 0.01)
+                       : kind == FILL_WIDE   ? (bits % 5 ? random_weight(t, 3.0) : (uint16_t)bits)
+                       : kind == FILL_BITS   ? (uint16_t)bits
+                                             : (uint16_t)(0x3f80 | (bits & 0x807f));
         }
         std::vector<unsigned char> room(packed_matrix_bytes_max(rows, cols) + PACKED_ALIGN);
         unsigned char *at = room.data();

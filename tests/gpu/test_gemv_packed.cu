@@ -7,7 +7,7 @@ extern "C" {
 #include "common/packed.h"
 }
 
-enum fill { FILL_NORMAL, FILL_WIDE, FILL_BITS, FILL_MIXED, FILL_COUNT };
+enum fill { FILL_NORMAL, FILL_WIDE, FILL_BITS, FILL_TILES, FILL_MIXED, FILL_COUNT };
 
 /* Finite, so that sums can be compared with references; `bits`: of 200 exponents, which is stored raw. */
 static uint16_t weight_of(struct test_context *t, int fill)
@@ -36,6 +36,9 @@ static packed_matrix make_matrix(struct test_context *t, uint32_t rows, uint32_t
     for (size_t i = 0; i < value.size(); i++) {
         const size_t group = i / ((size_t)PACKED_ROWS * cols);
         value[i] = weight_of(t, fill == FILL_MIXED ? (int)(group % 3) : fill);
+        /* whole tiles of escapes between others */
+        if (fill == FILL_TILES && i % ((size_t)PACKED_ROWS * cols) / PACKED_TILE % 4 == 1)
+            value[i] = (uint16_t)((value[i] & 0x807f) | (60 + value[i] % 8) << 7);
     }
     m.offset.resize(packed_groups(rows) + 1);
     std::vector<unsigned char> room(packed_matrix_bytes_max(rows, cols) + PACKED_ALIGN);

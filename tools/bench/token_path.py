@@ -93,7 +93,7 @@ def rows_of(before, after, cell):
             rows.append((f"{name} worker: waiting for the other's hand-over", wait))
         read = mean_bytes.get(name)
         if read and busy > 0:
-            rows.append((f"  its weights, {read / 1e9:.3f} GB a step, in GB/s while it computes", read / 1e3 / busy))
+            rows.append((f"  its weights as they lie there, {read / 1e9:.3f} GB a step, in GB/s while it computes", read / 1e3 / busy))
     for key, what in (("seconds_linear", "linears"), ("seconds_attention", "attention"),
                       ("seconds_sample", "sampling")):
         rows.append((f"  of the worker with the head: {what}", mean(before, after, key)))

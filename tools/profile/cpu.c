@@ -352,10 +352,15 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
     return rc;
 }
 
-int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, bool beside, struct profile_cpu *cpu,
-                     struct helm_err *err)
+bool profile_cpu_packs(const struct profile_cpu_run *r)
 {
-    int rc = measure_gemv(r, seconds, &r->gemv[beside], r->packed ? &r->gemv_packed[beside] : NULL,
+    return r->packed != NULL;
+}
+
+int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, bool beside, bool packed,
+                     struct profile_cpu *cpu, struct helm_err *err)
+{
+    int rc = measure_gemv(r, seconds, &r->gemv[beside], packed && r->packed ? &r->gemv_packed[beside] : NULL,
                           beside ? NULL : &r->operation, beside ? NULL : &r->read, err);
     if (rc) return rc;
     cpu->gemv = memory_value(r, &r->gemv[0]);
@@ -570,7 +575,7 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     profile_reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
                         engine->weights.host.region_bytes, engine->pool, r->quick ? 0.2 : 1.5);
     int rc = measure_read(r, &cpu->read, err);
-    if (!rc) rc = profile_cpu_gemv(r, r->quick ? 0.4 : GEMV_S, false, cpu, err);
+    if (!rc) rc = profile_cpu_gemv(r, r->quick ? 0.4 : GEMV_S, false, true, cpu, err);
     if (rc) return rc;
     profile_say(r->progress, "CPU: %u threads read %.4g GB/s; one token, %s: %.4g GB/s", cpu->threads,
                 profile_table_at(&cpu->read, cpu->threads).value * 1e-9, report->kernels,

@@ -22,6 +22,7 @@
 #define TOUCH_BYTES  (16 * MIB)
 #define ALIGN        64
 #define SPLIT_VALUES 0.25F
+#define TURN_STRIDE  8 /* a cache line each */
 
 struct group {
     uint32_t at;    /* in the region, in PACKED_ALIGN bytes */
@@ -53,8 +54,11 @@ struct profile_packed {
     uint32_t groups;
     struct product *product;
     uint32_t products;
-    float *x, *split;
-    uint16_t *scratch; /* of each thread, a group */
+    float *x;
+    float *split;         /* of each thread, x as the kernels read it: as the worker's threads make it, */
+    uint64_t *split_turn; /* ... when they begin with a product */
+    uint16_t *scratch;    /* of each thread, a group */
+    uint64_t turn;        /* of the product, through all passes: from 1 on */
     /* of a pass */
     const struct product *now;
     uint32_t next;
@@ -184,13 +188,17 @@ static void pass_chunk(void *ctx, uint32_t chunk, uint32_t thread)
     const struct product *product = p->now;
     const uint32_t last = first_group(product, chunk + 1);
     uint16_t *scratch = p->scratch + (size_t)thread * PACKED_ROWS * p->cols_max;
-    float y[PACKED_ROWS];
+    float y[PACKED_ROWS], *split = p->split + (size_t)thread * p->cols_max;
+    if (!p->unpack && p->split_turn[thread * TURN_STRIDE] != p->turn) {
+        p->kernels->split(split, p->x, product->cols);
+        p->split_turn[thread * TURN_STRIDE] = p->turn;
+    }
     for (uint32_t g = first_group(product, chunk); g < last; g++) {
         const void *next = g + 1 < last ? group_at(p, g + 1) : group_after(p, chunk, thread);
         if (p->unpack)
             p->kernels->unpack(scratch, group_at(p, g), PACKED_ROWS, product->cols);
         else
-            p->kernels->gemv(y, group_at(p, g), PACKED_ROWS, product->cols, p->split, next);
+            p->kernels->gemv(y, group_at(p, g), PACKED_ROWS, product->cols, split, next);
         __asm__ volatile("" : : "r"(y), "r"(scratch) : "memory"); /* they are wanted */
     }
 }
@@ -201,7 +209,7 @@ static bool pass_next(void *ctx, uint32_t thread, struct pool_job *job)
     (void)thread;
     if (p->next == p->products) return false;
     p->now = &p->product[p->next++];
-    if (!p->unpack) p->kernels->split(p->split, p->x, p->now->cols);
+    p->turn++;
     *job = (struct pool_job){.run = pass_chunk, .chunks = p->now->chunks};
     return true;
 }
@@ -308,15 +316,17 @@ static int make_region(struct profile_packed *p, int node, struct helm_err *err)
 
 static int make_buffers(struct profile_packed *p, struct helm_err *err)
 {
-    const size_t x = (p->cols_max * sizeof *p->x + ALIGN - 1) / ALIGN * ALIGN,
-                 group = (size_t)PACKED_ROWS * p->cols_max * sizeof *p->scratch;
+    const size_t x = p->cols_max * sizeof *p->x, threads = pool_threads(p->pool), /* x: whole cache lines */
+        group = (size_t)PACKED_ROWS * p->cols_max * sizeof *p->scratch;
     p->x = aligned_alloc(ALIGN, x);
-    p->split = aligned_alloc(ALIGN, x);
-    p->scratch = aligned_alloc(ALIGN, pool_threads(p->pool) * group);
-    if (!p->x || !p->split || !p->scratch)
+    p->split = aligned_alloc(ALIGN, threads * x);
+    p->split_turn = calloc(threads * TURN_STRIDE, sizeof *p->split_turn);
+    p->scratch = aligned_alloc(ALIGN, threads * group);
+    if (!p->x || !p->split || !p->split_turn || !p->scratch)
         return helm_fail(err, HELM_E_NOMEM, "no memory to measure packed weights");
     for (uint32_t c = 0; c < p->cols_max; c++) p->x[c] = c % 2 ? SPLIT_VALUES : -SPLIT_VALUES;
-    memset(p->scratch, 0, pool_threads(p->pool) * group);
+    memset(p->scratch, 0, threads * group);
+    memset(p->split, 0, threads * x);
     return 0;
 }
 
@@ -364,6 +374,7 @@ void profile_packed_close(struct profile_packed *p)
     free(p->product);
     free(p->x);
     free(p->split);
+    free(p->split_turn);
     free(p->scratch);
     free(p);
 }

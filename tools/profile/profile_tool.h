@@ -82,9 +82,11 @@ void profile_cpu_close(struct profile_cpu_run *run);
 HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct profile *profile,
                                         struct helm_err *err);
 /* Decodes for about so many seconds more, alone (in turns with reads) or beside copies: gemv and read, or
- * gemv_beside, are then of all the time in which it did. */
-HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds, bool beside,
+ * gemv_beside, are then of all the time in which it did. With `packed` in turns with packed weights, if those
+ * can be measured: gemv_packed or gemv_packed_beside. */
+HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds, bool beside, bool packed,
                                      struct profile_cpu *cpu, struct helm_err *err);
+bool profile_cpu_packs(const struct profile_cpu_run *run);
 /* Half a turn: steps of some of the numbers of tokens of cpu->linear beside copies, then the same alone.
  * After the second half cpu->linear_beside is cpu->linear times what was kept of it, the median of all turns.
  */

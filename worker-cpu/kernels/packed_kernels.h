@@ -7,9 +7,11 @@
 #ifndef HELM_WORKER_CPU_KERNELS_PACKED_KERNELS_H
 #define HELM_WORKER_CPU_KERNELS_PACKED_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/cpu.h"
 #include "common/packed.h"
 
 #define PACKED_CPU_COLS (PACKED_TILE / 2)
@@ -32,5 +34,11 @@ const struct packed_kernels *const *packed_kernels_all(size_t *count);
 /* The fastest that `features` allows beside the reference; NULL: this processor has none, and packed weights
  * are not for its CPU worker. */
 const struct packed_kernels *packed_kernels_choose(unsigned features);
+/* Whether it would be another than NULL: for who plans and has no kernels. */
+#define PACKED_CPU_FEATURES (CPU_AVX512 | CPU_AVX512_VBMI2)
+static inline bool packed_cpu_can(unsigned features)
+{
+    return !(PACKED_CPU_FEATURES & ~features);
+}
 
 #endif

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/packed.h"
 #include "daemon/observe.h"
 
 #define SLOTS 4
@@ -226,6 +227,50 @@ static void packed_weights_are_forecast(void **state)
     free(s);
 }
 
+/* A plan whose CPU computes with packed weights: it reads fewer bytes, one token is faster by what the
+ * profile says, and a prompt's step slower. */
+static void what_the_cpu_reads_packed_is_forecast(void **state)
+{
+    (void)state;
+    struct setting *s = malloc(sizeof *s);
+    struct helm_err err = {0};
+    assert_non_null(s);
+    struct forecast *f = open_forecast(s);
+    bool fits[2 * MODEL_LAYERS_MAX];
+    forecast_close(f);
+    s->profile.cpu.gemv_packed = s->profile.cpu.unpack = s->profile.cpu.gemv;
+    s->profile.cpu.gemv_packed.value *= 1.4;
+    for (uint32_t i = 0; i < s->model.tensor_count; i++) /* rows as long as kernels for it take */
+        if (s->model.tensors[i].layer >= 0 && s->model.tensors[i].rows > 1) {
+            s->model.tensors[i].cols = 2 * PACKED_TILE;
+            s->model.tensors[i].bytes = s->model.tensors[i].rows * 2 * PACKED_TILE * 2;
+        }
+    uint64_t bytes[2], stored = 0;
+    double decode[2], chunk[2];
+    for (int pack = 0; pack < 2; pack++) {
+        const struct cost_step whole = {.tokens = 512, .rows = 1, .samples = 1, .context = 512};
+        struct cost_forecast one;
+        s->plan.pack_cpu = pack;
+        if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
+        for (uint32_t u = 0; u < 2 * s->plan.layers; u++) fits[u] = f->analysed.packs_cpu[u];
+        forecast_decode(f, 1, 100, &one);
+        bytes[pack] = f->cpu_bytes;
+        decode[pack] = one.seconds;
+        chunk[pack] = forecast_step(f, &whole);
+        stored = analyse_units_stored(&f->analysed, 0, 2 * s->plan.layers - 1);
+        forecast_close(f);
+    }
+    for (uint32_t u = 0; u < 2 * s->plan.layers; u++) assert_true(fits[u]);
+    assert_true(bytes[0] - bytes[1] > stored * 28 / 100 && bytes[0] - bytes[1] < stored * 30 / 100);
+    assert_true(decode[1] < decode[0]);
+    const double gemv = s->profile.cpu.gemv.value;
+    assert_float_equal(decode[0] - decode[1], (double)stored * (1 / gemv - 1 / (1.4 * gemv)),
+                       0.01 * (double)stored / gemv);
+    assert_float_equal(chunk[1] - chunk[0], (double)stored / gemv, 0.01 * (double)stored / gemv);
+    model_free(&s->model);
+    free(s);
+}
+
 static void rows(struct step *step, uint32_t count, const struct step_row *row)
 {
     memset(step, 0, sizeof *step);
@@ -321,6 +366,7 @@ int main(void)
         cmocka_unit_test(a_chunk_that_costs_nothing_more_is_not_cut),
         cmocka_unit_test(the_ring_holds_slices_of_a_prompts_step),
         cmocka_unit_test(packed_weights_are_forecast),
+        cmocka_unit_test(what_the_cpu_reads_packed_is_forecast),
         cmocka_unit_test(steps_are_filed_under_what_they_are),
         cmocka_unit_test(what_cannot_be_forecast_is_refused),
     };

@@ -15,6 +15,7 @@
 #include "daemon/planner/explain.h"
 #include "daemon/planner/planner.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
+#include "worker-cpu/kernels/packed_kernels.h"
 
 #define UNITS         72 /* of the 8B shape */
 #define PACKED_RATE   135e9
@@ -323,6 +324,41 @@ static void written_plans_keep_their_flag(void **state)
     bench_close(&b);
 }
 
+/* Where decode streams MLPs and the link is slow, a short prompt's are the CPU's: of units that it can
+ * compute with as they are packed, and of no others. */
+static void prompts_may_have_them_computed_by_the_cpu(void **state)
+{
+    (void)state;
+    struct bench b;
+    enum plan_home decode[UNITS], home[UNITS];
+    bool packed[UNITS];
+    struct helm_err err = {0};
+    double seconds;
+    bench_open(&b, 8 * GIB);
+    b.profile.link.h2d = b.profile.link.h2d_beside = made_up_value(1e9);
+    for (uint32_t u = 0; u < UNITS; u++) {
+        decode[u] = u & 1 ? PLAN_HOME_STREAM : PLAN_HOME_GPU;
+        packed[u] = u & 1;
+    }
+    b.made.analysed.packs_cpu[5] = false;
+    const struct search_found found = {.feasible = true,
+                                       .home = decode,
+                                       .embed = PLAN_HOME_GPU,
+                                       .head = PLAN_HOME_GPU,
+                                       .ring_bytes = 256 * MIB};
+    for (int packed_cpu = 0; packed_cpu < 2; packed_cpu++) {
+        struct cost_table table = price(&b, 32, packed, packed_cpu);
+        assert_int_equal(search_prefill(&table, &found, home, &seconds, &err), 0);
+        for (uint32_t u = 1; u < UNITS; u += 2)
+            if (u == 5 || !packed_cpu) assert_int_equal(home[u], PLAN_HOME_STREAM);
+        uint32_t on_cpu = 0;
+        for (uint32_t u = 0; u < UNITS; u++) on_cpu += home[u] == PLAN_HOME_CPU;
+        assert_true(packed_cpu ? on_cpu > UNITS / 4 : on_cpu == 0);
+        cost_table_free(&table);
+    }
+    bench_close(&b);
+}
+
 /* Columns that are no multiple of half a tile, or matrices of another type: plain on the CPU, while the same
  * units may still cross the link packed. */
 static void columns_have_to_fit(void **state)
@@ -393,15 +429,26 @@ static void explained_plans_say_what_is_packed(void **state)
     bench_close(&b);
 }
 
+/* The planner knows of what processors the worker has kernels for. */
+static void kernels_are_where_they_are_planned_for(void **state)
+{
+    (void)state;
+    for (unsigned features = 0; features < 4u * CPU_AVX512_VBMI2; features++)
+        assert_int_equal(packed_cpu_can(features), packed_kernels_choose(features) != NULL);
+    assert_true(packed_cpu_can(~0u) && !packed_cpu_can(~(unsigned)CPU_AVX512_VBMI2));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packed_units_have_their_prices),
+        cmocka_unit_test(kernels_are_where_they_are_planned_for),
         cmocka_unit_test(packing_has_to_pay),
         cmocka_unit_test(the_cpu_alone_is_faster),
         cmocka_unit_test(plans_count_on_it),
         cmocka_unit_test(the_thesis_packs_nothing_for_the_cpu),
         cmocka_unit_test(written_plans_keep_their_flag),
+        cmocka_unit_test(prompts_may_have_them_computed_by_the_cpu),
         cmocka_unit_test(columns_have_to_fit),
         cmocka_unit_test(explained_plans_say_what_is_packed),
     };
