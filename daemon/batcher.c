@@ -399,27 +399,15 @@ static int batcher_check_bells(const struct batcher *batcher, bool *done, struct
 }
 
 /* What the step took: from the one before where they follow on each other, so that what helmd itself needs in
- * between counts. What the workers say of themselves is taken for no more than that; and since they take
- * turns, a worker waited at least as long as the other one computed, also one on a device that cannot tell.
- */
+ * between counts. What the workers say of themselves is held against that (observe_settle). */
 static void batcher_observe(struct batcher *batcher, uint64_t now_us)
 {
     const struct arena_control *control = arena_control_of(batcher->arena);
     bool back_to_back = batcher->rung_us < batcher->done_us + BACK_TO_BACK_US;
     uint64_t from_us = back_to_back ? batcher->done_us : batcher->rung_us;
     uint64_t step_ns = now_us > from_us ? (now_us - from_us) * 1000 : 0;
-    for (uint32_t w = 0; w < batcher->workers; w++) {
-        struct arena_done *done = &batcher->done[w];
-        *done = control->done[w];
-        if (done->busy_ns > step_ns) done->busy_ns = step_ns;
-        if (done->wait_ns > step_ns - done->busy_ns) done->wait_ns = step_ns - done->busy_ns;
-    }
-    struct arena_done *cpu = &batcher->done[0], *gpu = &batcher->done[1]; /* in the topology's order */
-    uint64_t gpu_ns = gpu->busy_ns + gpu->wait_ns;
-    if (batcher->workers == WORKERS_MAX && gpu->wait_ns < cpu->busy_ns) {
-        gpu->wait_ns = cpu->busy_ns < gpu_ns ? cpu->busy_ns : gpu_ns;
-        gpu->busy_ns = gpu_ns - gpu->wait_ns;
-    }
+    for (uint32_t w = 0; w < batcher->workers; w++) batcher->done[w] = control->done[w];
+    observe_settle(batcher->done, batcher->workers, step_ns);
     batcher->done_us = now_us;
     metrics_add_step(batcher->metrics, &batcher->result, batcher->done, batcher->workers, step_ns);
     observe_step(batcher->observe, &batcher->step, batcher->done, (double)step_ns / 1e9);

@@ -19,6 +19,22 @@ void observe_lost(struct observe *o)
     memset(o->prompt, 0, sizeof o->prompt);
 }
 
+void observe_settle(struct arena_done *done, uint32_t workers, uint64_t step_ns)
+{
+    for (uint32_t w = 0; w < workers; w++) {
+        if (done[w].busy_ns > step_ns) done[w].busy_ns = step_ns;
+        if (done[w].wait_ns > step_ns - done[w].busy_ns) done[w].wait_ns = step_ns - done[w].busy_ns;
+    }
+    if (workers < 2) return;
+    struct arena_done *gpu = &done[1];
+    uint64_t part_ns = gpu->busy_ns + gpu->wait_ns, beside_ns = step_ns - part_ns;
+    uint64_t least_ns = done[0].busy_ns > beside_ns ? done[0].busy_ns - beside_ns : 0;
+    if (least_ns > part_ns) least_ns = part_ns;
+    if (gpu->wait_ns >= least_ns) return;
+    gpu->wait_ns = least_ns;
+    gpu->busy_ns = part_ns - least_ns;
+}
+
 static bool is_decode(const struct step *step)
 {
     for (uint32_t i = 0; i < step->row_count; i++)

@@ -29,6 +29,11 @@ struct observe {
 void observe_init(struct observe *observe, uint32_t cpu, uint32_t gpu, uint64_t max_stall_ms);
 /* Seconds that a step should take; 0: unknown. */
 double observe_planned(struct observe *observe, const struct step *step);
+/* Holds what the workers say of a step of step_ns against that: no more than all of it; and since they take
+ * turns, the GPU worker waited while the CPU worker computed, also one on a device that cannot tell, but for
+ * what the CPU worker may have done before the GPU worker's part of the step or behind it. done[0] is the CPU
+ * worker's, if there are two. */
+void observe_settle(struct arena_done *done, uint32_t workers, uint64_t step_ns);
 /* Both processors' words on a step (copied out of shared memory) and what it took as a whole. */
 void observe_step(struct observe *observe, const struct step *step, const struct arena_done *done,
                   double seconds);
