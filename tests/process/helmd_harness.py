@@ -115,14 +115,14 @@ def plan_json(layers, homes, embed, head, prefill=None, prefill_from=None, **siz
 
 class Daemon:
     """helmd in a run directory of its own: with fake workers, or with the real ones on the demo model (`real`).
-    `gpu`: there is a GPU worker; `plan`: written to a file and given with --plan; `profile`: given with --profile,
+    `model`: another folder than that; `gpu`: there is a GPU worker; `plan`: written to a file and given with --plan; `profile`: given with --profile,
     None: helmd finds or measures one. `env` is added to the environment."""
 
     def __init__(self, *options, faults="", wait=True, base=None, gpu=False, real=False, plan=None, layers=2,
-                 profile=PROFILE, env=None):
+                 profile=PROFILE, env=None, model=None):
         self.base = base or tempfile.mkdtemp(prefix="helmd-test-")
         self.rundir = os.path.join(self.base, "run")
-        self.model = DEMO if real else os.path.join(self.base, "model")
+        self.model = model or (DEMO if real else os.path.join(self.base, "model"))
         self.endpoint = f"ipc://{self.rundir}/helmd.sock"
         workers = BIN if real else os.path.join(self.base, "workers")
         if not base and not real:

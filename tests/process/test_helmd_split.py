@@ -123,6 +123,45 @@ def test_packed_weights_give_the_same_and_cross_in_fewer_bytes():
     check(0.65 < crossed[1] / crossed[0] < 0.8, f"{crossed[1]} bytes instead of {crossed[0]}")
 
 
+def test_the_cpu_computes_with_packed_weights():
+    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 512, "intermediate_size": 1024,
+              "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 600,
+              "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
+              "dtype": "bfloat16"}
+    with open("/proc/cpuinfo") as f:
+        can = "avx512_vbmi2" in f.read()
+    runs, read, crossed = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "made.json"), "w") as f:
+            json.dump(config, f)
+        model = os.path.join(folder, "model")
+        subprocess.run([os.path.join(BIN, "helm-mkmodel"), "--config", f.name, "--out", model, "--seed", "5"], check=True,
+                       stdout=subprocess.DEVNULL)
+        for pack in False, True:
+            plan = plan_json(4, "ccsc", "c", "c", prefill="ssss", prefill_from=20, ring_bytes=1 << 20, pack=pack, pack_cpu=pack)
+            with running("--device", "emulated", real=True, plan=plan, model=model) as d:
+                c = Client(d.endpoint)
+                s = c.generate([7 * i % 600 for i in range(90)], 24, logprobs=3, ignore_eos=True)
+                c.run(s)
+                runs.append([(t.token, t.logprob) for x in s.first for t in x.top])
+                status, shown = c.ask("status").status, json.loads(c.ask("plan").plan.json)
+                same((shown["pack"], shown["pack_cpu"]), (pack, pack and can), "the plan")
+                same("no kernels for packed weights" in d.log(), pack and not can, "a word of it")
+                same(any(line["what"] == "expanded slice" for line in shown["vram"]["lines"]), pack, "its ledger")
+                same("are packed as" in d.log(), pack, "what the loader says")
+                workers = {w.name: w for w in status.workers}
+                check(workers["gpu"].vram_bytes <= shown["vram"]["total"], "VRAM")
+                read.append(workers["cpu"].weight_bytes_read)
+                crossed.append(workers["gpu"].link_bytes)
+    same(len(runs[0]), 24 * 3, "logprobs")
+    # random weights: near ties everywhere, so only the prompt's last token is compared as numbers
+    off = max(abs(a[1] - b[1]) for a, b in zip(runs[0][:3], runs[1][:3]))
+    check(off < 0.05, f"logprobs are off by {off}: {runs[0][:3]} {runs[1][:3]}")
+    if can:
+        check(0.65 < read[1] / read[0] < 0.85, f"{read[1]} bytes of weights instead of {read[0]}")
+        check(0.65 < crossed[1] / crossed[0] < 0.8, f"{crossed[1]} bytes over the link instead of {crossed[0]}")
+
+
 def test_steps_issued_anew_or_without_chains_give_the_same():
     runs = []
     for graphs, chains in ("on", "on"), ("off", "on"), ("on", "off"):

@@ -224,6 +224,58 @@ static void what_only_crosses_the_link_is_packed(void **state)
     assert_true(host_weights_can_pack(&even));
 }
 
+/* Where the CPU computes, the plan's `pack_cpu` packs units whose rows are whole halves of a tile; it changes
+ * nothing of those that only cross the link, nor of embedding and head. */
+static void what_the_cpu_reads_is_packed_by_shape(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct model m;
+    struct host_weights w;
+    struct plan_stage stages[64], prefill[64];
+    bool link[8], cpu[8];
+    assert_int_equal(model_read("tests/data/golden/qwen3", &m, &err), 0);
+    host_weights_packing(&m, link, cpu);
+    for (uint32_t u = 0; u < 8; u++) assert_true(link[u] && !cpu[u]); /* 256 and 704 columns */
+    /* Attention of layers 0 and 1 and the MLPs of 1 and 2 get such rows; one matrix of the latter does not.
+     */
+    for (uint32_t i = 0; i < m.tensor_count; i++) {
+        struct model_tensor *t = &m.tensors[i];
+        bool mlp = model_role_is_mlp(t->role);
+        if (t->layer < 0 || t->rows <= 1 || !(mlp ? t->layer == 1 || t->layer == 2 : t->layer < 2)) continue;
+        t->cols = mlp && t->layer == 2 && t->role == TENSOR_DOWN ? 768 : 1024;
+        t->bytes = t->rows * t->cols * 2;
+    }
+    host_weights_packing(&m, link, cpu);
+    for (uint32_t u = 0; u < 8; u++) {
+        assert_true(link[u]);
+        assert_int_equal(cpu[u], u == 0 || u == 2 || u == 3);
+    }
+    for (int c = 0; c < 8; c++) { /* pack, pack_cpu, and a list for prompts that streams the CPU's */
+        struct plan plan = plan_of(&m, "cccsccss", PLAN_HOME_CPU, PLAN_HOME_CPU, stages);
+        const struct plan with =
+            plan_of(&m, c & 4 ? "sscsscss" : "cccsccss", PLAN_HOME_CPU, PLAN_HOME_CPU, prefill);
+        plan.pack = c & 1;
+        plan.pack_cpu = c & 2;
+        plan.prefill_count = 1;
+        plan.prefill[0] =
+            (struct plan_phase){.from_tokens = 40, .stages = prefill, .stage_count = with.stage_count};
+        assert_int_equal(host_weights_plan(&m, &plan, &w, &err), 0);
+        uint32_t packed = 0;
+        for (uint32_t i = 0; i < w.count; i++) {
+            const struct model_tensor *t = w.place[i].tensor;
+            uint32_t u = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
+            bool streamed = plan_unit_home(&plan, 0, u) == PLAN_HOME_STREAM;
+            bool expected = t->layer >= 0 && (streamed ? c & 1 : c & 2 && cpu[u]);
+            assert_int_equal(w.place[i].packed, expected);
+            packed += expected;
+        }
+        assert_true((packed > 0) == ((c & 3) > 0));
+        host_weights_free(&w);
+    }
+    model_free(&m);
+}
+
 static void bad_input_is_refused(void **state)
 {
     (void)state;
@@ -250,6 +302,7 @@ int main(void)
         cmocka_unit_test(nothing_is_laid_out_where_all_is_in_vram),
         cmocka_unit_test(prefill_lists_change_nothing),
         cmocka_unit_test(what_only_crosses_the_link_is_packed),
+        cmocka_unit_test(what_the_cpu_reads_is_packed_by_shape),
         cmocka_unit_test(bad_input_is_refused),
     };
     return cmocka_run_group_tests_name("common/host_weights", tests, NULL, NULL);

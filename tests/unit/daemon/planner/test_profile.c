@@ -70,6 +70,9 @@ static struct profile whole(void)
     add_point(&p.cpu.linear_beside, 128, 4e12);
     add_point(&p.cpu.linear_narrow, 32, 2e12);
     add_point(&p.cpu.linear_wide, 32, 2.5e12);
+    p.cpu.gemv_packed = measured(135e9);
+    p.cpu.gemv_packed_beside = measured(95e9);
+    p.cpu.unpack = measured(150e9);
     p.cpu.narrow_cols = 4096;
     p.cpu.wide_cols = 12288;
     p.gpu.issue = measured(5e-6);
@@ -260,6 +263,18 @@ static void check_names_what_is_missing_or_contradicts(void **state)
     assert_non_null(strstr(err.text, "cpu.gemv"));
     assert_non_null(strstr(err.text, "cpu.read"));
     p = whole();
+    p.cpu.gemv_packed = measured(400e9);
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "cpu.gemv_packed"));
+    p = whole();
+    p.cpu.gemv_packed_beside = measured(450e9);
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "cpu.gemv_packed_beside"));
+    p = whole();
+    p.cpu.unpack = measured(400e9);
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "cpu.unpack"));
+    p = whole();
     p.link.h2d_beside = measured(170e9);
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "link.h2d_beside"));
@@ -276,6 +291,7 @@ static void check_names_what_is_missing_or_contradicts(void **state)
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     p = whole(); /* what may be missing */
     p.gpu.chain_gemv = p.gpu.chain_attention = p.gpu.chain_operation = (struct profile_value){0};
+    p.cpu.gemv_packed = p.cpu.gemv_packed_beside = p.cpu.unpack = (struct profile_value){0};
     p.disk = p.link.direct = p.step = p.cpu.operation = (struct profile_value){0};
     p.gpu.operation = p.gpu.launch = p.link.latency = p.link.hand_over = (struct profile_value){0};
     assert_int_equal(profile_check(&p, &err), 0);
@@ -302,6 +318,9 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_true(again.gpu.attention_rows.count == 1 && again.gpu.attention_rows.point[0].x == 4096);
     assert_true(fabs(again.gpu.together.point[0].y.value / 1.06 - 1) < 1e-8);
     assert_true(fabs(again.cpu.linear_beside.point[0].y.value / 4e12 - 1) < 1e-8);
+    assert_true(fabs(again.cpu.gemv_packed.value / 135e9 - 1) < 1e-8);
+    assert_true(fabs(again.cpu.gemv_packed_beside.value / 95e9 - 1) < 1e-8);
+    assert_true(fabs(again.cpu.unpack.value / 150e9 - 1) < 1e-8);
     assert_true(again.cpu.narrow_cols == 4096 && again.cpu.wide_cols == 12288);
     assert_true(fabs(again.cpu.linear_narrow.point[0].y.value / 2e12 - 1) < 1e-8);
     assert_true(fabs(again.cpu.linear_wide.point[0].y.value / 2.5e12 - 1) < 1e-8);
