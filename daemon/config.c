@@ -114,10 +114,11 @@ static void table_build(struct option_table *t, struct config *c)
                                       "where it has them (default on)",
                                       .target = &c->gpu_chains_name, .choices = "on|off"});
     table_add(
-        t, (struct args_option){"pack", 0, ARGS_CHOICE, "auto|off",
+        t, (struct args_option){"pack", 0, ARGS_CHOICE, "auto|all|off",
                                 "keep bf16 weights in host memory packed, without loss: fewer bytes cross\n"
-                                "the link or are read by the CPU (default auto: where that pays)",
-                                .target = &c->pack_name, .choices = "auto|off"});
+                                "the link or are read by the CPU (default auto: where that pays; all:\n"
+                                "the CPU's beside a GPU, too)",
+                                .target = &c->pack_name, .choices = "auto|all|off"});
     table_add(t, (struct args_option){"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go",
                                       .target = &c->rundir});
     table_add(t, (struct args_option){"worker-dir", 0, ARGS_TEXT, "DIR",
@@ -263,6 +264,7 @@ static int config_check(struct config *c, struct helm_err *err)
     c->no_graphs = strcmp(c->gpu_graphs_name, "off") == 0;
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     c->pack = strcmp(c->pack_name, "off") != 0;
+    c->pack_all = strcmp(c->pack_name, "all") == 0;
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(c->kv_dtype_name, dtype_name(types[i])) == 0) c->kv_dtype = types[i];

@@ -95,6 +95,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
                                                .threads = (uint32_t)c->threads,
                                                .pack = c->pack,
                                                .pack_cpu = packed_cpu_can(cpu_features()),
+                                               .pack_all = c->pack_all,
                                                .host_memory_bytes = c->host_memory_bytes},
                                       .profile = &d->profile,
                                       .strategy = c->strategy,

@@ -193,13 +193,14 @@ static int price_decode(const struct making *m, uint32_t ctx, struct cost_table 
 
 /* Whether plans of this strategy have the CPU compute with packed weights: not the thesis's, whose CPU reads
  * them as they are in the file; not where several sequences decode at once, whose products unpack them first;
- * and not where prompts would stream them packed to a device that expanding costs more than the link gains.
- */
+ * and beside a device only when asked to, and where expanding costs it less than the link gains. (Measured,
+ * 16 cores and an H200: a CPU alone is 1.24 times as fast with them; beside a link that copies all the time
+ * it is not, since their kernel keeps fewer lines on their way and waits longer for each.) */
 static bool packs_for_cpu(const struct making *m, enum search_strategy strategy, bool device)
 {
     const struct ledger_wish *asked = &m->r->wish;
     return asked->pack && asked->pack_cpu && strategy != SEARCH_THESIS && m->batch == 1 &&
-           (!device || m->wish.pack) && cost_packing_pays_cpu(m->r->profile);
+           (!device || (asked->pack_all && m->wish.pack)) && cost_packing_pays_cpu(m->r->profile);
 }
 
 static uint64_t excess(const struct ledger *ledger)

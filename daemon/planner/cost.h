@@ -75,7 +75,7 @@ uint64_t cost_packed_saving(const struct analyse_table *analysed, const bool *pa
 bool cost_packing_pays(const struct profile *profile);
 /* Whether one token's products of the CPU are faster with packed weights by so much that their kernels are
  * worth it; several tokens' are slower, by what unpacking takes. */
-#define COST_PACKED_CPU_GAIN 1.05
+#define COST_PACKED_CPU_GAIN 1.1
 bool cost_packing_pays_cpu(const struct profile *profile);
 
 /* Without a device in the profile the prices of GPU and link are infinite. HELM_E_FORMAT names a rate that is

@@ -35,6 +35,7 @@ struct ledger_wish {
     bool pack;                  /* streamed weights cross the link packed, where they can be */
     bool pack_cpu;              /* and those that the CPU computes with are read packed: of a request, that
                                    the processor has kernels for it */
+    bool pack_all;              /* of a request: that also beside a device, where auto leaves it */
     uint64_t host_memory_bytes; /* 0: not stated */
 };
 

@@ -227,6 +227,8 @@ def test_the_cpu_computes_with_packed_weights_where_that_pays():
     options = ("--vram", "8GiB", "--ctx", 2048)
     with tempfile.TemporaryDirectory() as folder:
         def planned(gain, *more):
+            if "--pack" not in more:
+                more = ("--pack", "all", *more)
             path = os.path.join(folder, "profile.json")
             machine["cpu"]["gemv_packed"] = {"value": gain * gemv, "source": "estimate"}
             with open(path, "w") as f:
@@ -235,13 +237,15 @@ def test_the_cpu_computes_with_packed_weights_where_that_pays():
             same(status, 0, err)
             p = json.loads(out)
             if "--plan" not in more:
-                check_object(p, 36, more[1] if "--strategy" in more else "best")
+                check_object(p, 36, more[more.index("--strategy") + 1] if "--strategy" in more else "best")
             return p
         slow, fast = planned(1.02), planned(1.3)
         same((slow["pack_cpu"], fast["pack_cpu"]), (False, True), "pack_cpu")
         check(fast["cpu"]["read_bytes"] < 0.9 * fast["cpu"]["weight_bytes"], fast["cpu"])
         check(fast["decode_tok_s"]["value"] > 1.03 * slow["decode_tok_s"]["value"],
               f"{fast['decode_tok_s']} after {slow['decode_tok_s']}")
+        check(not planned(1.3, "--pack", "auto")["pack_cpu"], "beside a device only when asked to")
+        check(planned(1.3, "--pack", "auto", "--strategy", "all-cpu")["pack_cpu"], "where none takes part")
         same((planned(1.3, "--pack", "off")["pack_cpu"], planned(1.3, "--strategy", "thesis")["pack_cpu"],
               planned(1.3, "--batch", 2)["pack_cpu"]), (False, False, False), "not packed")
         check(planned(1.3, "--strategy", "all-cpu")["pack_cpu"], "all on the CPU")
@@ -250,7 +254,7 @@ def test_the_cpu_computes_with_packed_weights_where_that_pays():
             with open(kept, "w") as f:
                 json.dump(dict(fast, pack_cpu=flag), f)
             same(planned(1.3, "--plan", kept)["pack_cpu"], flag, "taken")
-        status, out, _ = run("--model", model("qwen3-8b"), "--profile", os.path.join(folder, "profile.json"), *options)
+        status, out, _ = run("--model", model("qwen3-8b"), "--profile", os.path.join(folder, "profile.json"), "--pack", "all", *options)
         line = next(line for line in out.splitlines() if line.startswith("cpu "))
         check(status == 0 and " of weights a decode step, packed to about " in line, out)
 

@@ -44,7 +44,8 @@ static void bench_open(struct bench *b, uint64_t vram)
                                              .threads = 16,
                                              .ctx = 2048,
                                              .pack = true,
-                                             .pack_cpu = true},
+                                             .pack_cpu = true,
+                                             .pack_all = true},
                                     .machine = {.memory = {.limit_bytes = CGROUP_UNLIMITED,
                                                            .machine_bytes = 256 * GIB,
                                                            .available_bytes = 100 * GIB}},
@@ -156,9 +157,9 @@ static void packing_has_to_pay(void **state)
         double rate;
         bool pack, pack_cpu, packs;
         uint32_t batch;
-    } cases[] = {{105e9 * 1.06, true, true, true, 1},   {105e9 * 1.04, true, true, false, 1},
-                 {105e9 * 1.06, false, true, false, 1}, {105e9 * 1.06, true, false, false, 1},
-                 {105e9 * 1.06, true, true, false, 2},  {0, true, true, false, 1}};
+    } cases[] = {{105e9 * 1.11, true, true, true, 1},   {105e9 * 1.09, true, true, false, 1},
+                 {105e9 * 1.11, false, true, false, 1}, {105e9 * 1.11, true, false, false, 1},
+                 {105e9 * 1.11, true, true, false, 2},  {0, true, true, false, 1}};
     for (uint64_t vram = 0; vram <= 8 * GIB; vram += 8 * GIB)
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             bench_open(&b, vram);
@@ -168,9 +169,14 @@ static void packing_has_to_pay(void **state)
             b.r.wish.pack = cases[i].pack;
             b.r.wish.pack_cpu = cases[i].pack_cpu;
             b.r.batch = cases[i].batch;
-            assert_int_equal(cost_packing_pays_cpu(&b.profile), cases[i].rate > 105e9 * 1.05);
+            assert_int_equal(cost_packing_pays_cpu(&b.profile), cases[i].rate > 105e9 * 1.1);
             make(&b, &plan, &prediction);
             if (plan.pack_cpu != cases[i].packs) fail_msg("case %zu at %d GiB", i, (int)(vram / GIB));
+            assert_int_equal(plan.pack, cases[i].pack);
+            plan_free(&plan);
+            b.r.wish.pack_all = false; /* beside a device only when asked to */
+            make(&b, &plan, &prediction);
+            assert_int_equal(plan.pack_cpu, cases[i].packs && vram == 0);
             assert_int_equal(plan.pack, cases[i].pack);
             plan_free(&plan);
             bench_close(&b);
