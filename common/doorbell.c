@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/spin.h"
 #include "common/units.h"
 
 #define SPIN_PAUSES 16 /* pauses between two looks at the clock: under a microsecond on every x86-64 */
@@ -42,14 +43,15 @@ void doorbell_ring(struct doorbell *bell, uint32_t value)
 
 static bool spin_until_changed(const struct doorbell *bell, uint32_t seen, uint64_t until_ns, uint32_t *value)
 {
-    do {
+    for (uint64_t now_ns, yield_ns = 0;; spin_yield(now_ns, &yield_ns)) {
         for (int i = 0; i < SPIN_PAUSES; i++) {
             *value = doorbell_read(bell);
             if (*value != seen) return true;
             _mm_pause();
         }
-    } while (units_now_ns() < until_ns);
-    return false;
+        now_ns = units_now_ns();
+        if (now_ns >= until_ns) return false;
+    }
 }
 
 /* Sleeps once; returns false when the deadline (NULL: none) has passed. */

@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "common/spin.h"
 #include "common/units.h"
 
 #define SPIN_PAUSES 16     /* pauses between two looks at the clock */
@@ -29,7 +30,7 @@ bool lane_poll(const _Atomic uint32_t *word, uint32_t value, uint32_t spin_us, i
                const _Atomic bool *cancel, uint32_t *last)
 {
     const struct timespec nap = {.tv_nsec = LANE_NAP_US * 1000};
-    uint64_t start_us = units_now_us(), spin_until = start_us + spin_us;
+    uint64_t start_us = units_now_us(), spin_until = start_us + spin_us, yield_ns = 0;
     bool patient = false;
     uint64_t deadline = timeout_ms < 0 ? UINT64_MAX : start_us + (uint64_t)timeout_ms * 1000u;
     for (;;) {
@@ -43,7 +44,10 @@ bool lane_poll(const _Atomic uint32_t *word, uint32_t value, uint32_t spin_us, i
             *last = atomic_load_explicit(word, memory_order_acquire); /* what came with the deadline counts */
             return *last == value;
         }
-        if (now_us < spin_until) continue;
+        if (now_us < spin_until) {
+            spin_yield(now_us * 1000, &yield_ns);
+            continue;
+        }
         if (!patient) prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
         patient = true;
         nanosleep(&nap, NULL);

@@ -23,6 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/spin.h"
 #include "common/units.h"
 #include "worker-cpu/pin.h"
 
@@ -147,7 +148,7 @@ static void pool_wait(struct pool *pool, uint32_t seen, struct pool_thread *thre
         if (atomic_load_explicit(&pool->serial, memory_order_acquire) != seen) return;
         if (!idle(pool->idle_ctx, thread->index, piece)) break;
     }
-    uint64_t look_ns = 0;
+    uint64_t look_ns = 0, yield_ns = 0;
     for (uint32_t turn = 0;; turn++) {
         if (atomic_load_explicit(&pool->serial, memory_order_acquire) != seen) return;
         _mm_pause();
@@ -156,6 +157,7 @@ static void pool_wait(struct pool *pool, uint32_t seen, struct pool_thread *thre
         if (!thread->since) thread->since = now;
         if (now - thread->since < spin_ns) continue;
         if (now - thread->since >= quiet_ns) break;
+        spin_yield(now, &yield_ns);
         if (now < look_ns) continue;
         if (!thread_is_quiet(thread, now)) break;
         look_ns = now + CROWDED_LOOK_NS;

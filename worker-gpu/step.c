@@ -8,6 +8,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "common/spin.h"
 #include "common/units.h"
 #include "worker-gpu/watch.h"
 
@@ -96,6 +97,7 @@ static void begin_watch(struct watch *w, struct gpu_engine *g, struct gpu_progra
 static int wait_for_end(struct gpu_engine *g, struct watch *w, struct helm_err *err)
 {
     const uint64_t start_ns = units_now_ns();
+    uint64_t yield_ns = 0;
     bool patient = false;
     for (uint64_t checked_ns = start_ns;;) {
         if (atomic_load_explicit(g->source.end, memory_order_acquire) == 1) return 0;
@@ -109,7 +111,10 @@ static int wait_for_end(struct gpu_engine *g, struct watch *w, struct helm_err *
         if (now_ns - start_ns > g->wait_ms * UINT64_C(1000000))
             return helm_fail(err, HELM_E_PEER, "the device has not finished a step within %u ms", g->wait_ms);
         uint64_t nap_ns = watch_nap_ns(w, g->device->spin_us * UINT64_C(1000), now_ns);
-        if (!nap_ns) continue;
+        if (!nap_ns) {
+            spin_yield(now_ns, &yield_ns);
+            continue;
+        }
         const struct timespec nap = {.tv_nsec = (long)nap_ns};
         if (!patient) prctl(PR_SET_TIMERSLACK, NAP_SLACK_NS, 0, 0, 0); /* naps as short as they are meant */
         patient = true;
