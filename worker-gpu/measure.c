@@ -20,8 +20,10 @@
 #define SMALL_COUNT   64
 #define ROUNDS        32 /* hand-overs of one sample */
 #define STREAM_EVENTS 4
-#define STREAM_LEAST  3          /* samples, however soon it is stopped */
-#define STREAM_RATE_S 0.04       /* of copies that one sample covers */
+#define STREAM_LEAST  1          /* samples, however soon it is stopped */
+#define STREAM_RATE_S 0.01       /* of copies that one sample covers, and */
+#define STREAM_PIECES 2          /* at least so many */
+#define STREAM_ALONE  2          /* first samples, which who starts the stream has nothing beside yet */
 #define CONTROL_BYTES (64 * KIB) /* of the host's region: words and lanes of the hand-over */
 #define LINE_TEXT     64
 
@@ -200,11 +202,13 @@ static int stream_loop(struct stream *s, struct device_event **event, struct hel
 {
     struct measure *m = s->m;
     struct device *d = m->device;
-    uint64_t piece = 0, number = 0, copied = 0;
-    double rate = 0;
+    uint64_t piece = 0, number = 0, copied = 0, windows = 0;
+    double rate = 0, window_s = STREAM_RATE_S;
     int rc = d->ops->thread_begin(d, err);
     if (!rc) rc = choose_piece(m, &piece, &rate, err);
     for (int i = 0; i < STREAM_EVENTS && !rc; i++) rc = d->ops->event_create(d, &event[i], err);
+    if (!rc && window_s < STREAM_PIECES * (double)piece / rate)
+        window_s = STREAM_PIECES * (double)piece / rate;
     double start = measure_now_s();
     while (!rc && (!atomic_load(&s->stop) || s->samples.count < STREAM_LEAST)) {
         struct device_event *mine = event[number % STREAM_EVENTS];
@@ -213,8 +217,8 @@ static int stream_loop(struct stream *s, struct device_event **event, struct hel
             copied += piece;
         }
         double now = measure_now_s();
-        if (now - start >= STREAM_RATE_S && copied) {
-            if (number > 2 * STREAM_EVENTS) measure_add(&s->samples, (double)copied / (now - start));
+        if (now - start >= window_s && copied) {
+            if (windows++ >= STREAM_ALONE) measure_add(&s->samples, (double)copied / (now - start));
             start = now;
             copied = 0;
             atomic_store(&s->flows, true);

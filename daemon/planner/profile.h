@@ -14,7 +14,7 @@
 #include "common/err.h"
 
 #define PROFILE_VERSION    1
-#define PROFILE_METHOD     7 /* of measuring: a fact of the fingerprint, so a new one measures machines again */
+#define PROFILE_METHOD     8 /* of measuring: a fact of the fingerprint, so a new one measures machines again */
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 
