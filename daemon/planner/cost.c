@@ -376,8 +376,7 @@ static double expand_seconds(const struct pricing *p, double bytes)
 }
 
 /* Whether one token's products read the unit packed (gpuk_gemv_packed_takes): devices that have chains, whole
- * tiles of every matrix. Their price is then that of plain weights: fewer bytes are read, and what that gains
- * is left for unpacking them. */
+ * tiles of every matrix. */
 static bool is_read_packed(const struct pricing *p, bool mlp)
 {
     const struct model_config *c = &p->model->config;
@@ -407,7 +406,9 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
     double more = fmax(0, slices_of(u->bytes, u->packed) - LINEARS_OF_A_HALF);
     u->stream =
         p->together * fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel));
-    if (u->packed && !is_read_packed(p, mlp)) u->stream += expand_seconds(p, (double)u->bytes);
+    if (u->packed)
+        u->stream +=
+            (is_read_packed(p, mlp) ? COST_READ_PACKED_PART : 1) * expand_seconds(p, (double)u->bytes);
     if (p->size == 2) {
         double calls = gpu_operations[mlp][p->size] * p->kernel.parts;
         u->issue = calls * p->profile->gpu.issue.value;

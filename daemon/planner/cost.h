@@ -30,6 +30,10 @@ struct cost_step {
 /* One token's products read packed rows of a multiple of so many columns as they are (worker-gpu/kernels.h).
  */
 #define COST_PACKED_COLS 512
+/* What that takes longer than with plain weights, of what expanding them first takes. Measured on an H200,
+ * slices of 8B's shapes: 0.57 to 0.61 (helm-bench-gpu-kernels --expand,
+ * docs/results/h200-2026-11-20/awake/expand.txt). */
+#define COST_READ_PACKED_PART 0.6
 /* The GPU computes a chunk of more tokens in parts, each operation for all parts (worker-gpu/program.h). */
 #define COST_SUB_TOKENS 512
 /* A hand-over's price in the profile is one with so few bytes; what is beyond crosses at the link's rate. */
