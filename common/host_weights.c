@@ -36,7 +36,7 @@ void host_weights_packing(const struct model *model, bool *link, bool *cpu)
         uint32_t u = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
         if (t->layer < 0 || u >= units || arch_role_is_vector(t->role)) continue;
         link[u] &= host_weights_can_pack(t);
-        cpu[u] &= host_weights_can_pack(t) && t->cols % HOST_WEIGHTS_CPU_COLS == 0;
+        cpu[u] &= host_weights_can_pack(t) && t->cols % PACKED_CPU_COLS == 0;
     }
 }
 

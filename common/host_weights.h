@@ -21,9 +21,6 @@
 #include "common/plan.h"
 
 #define HOST_WEIGHTS_ALIGN UINT64_C(64)
-/* The CPU computes with packed rows of a multiple of so many columns
- * (worker-cpu/kernels/packed_kernels.h). */
-#define HOST_WEIGHTS_CPU_COLS (PACKED_TILE / 2)
 
 struct host_weights_place {
     const struct model_tensor *tensor; /* borrowed from the model */

@@ -49,6 +49,9 @@
 #define PACKED_ESCAPE     7u   /* the code of exponents in the list */
 #define PACKED_BASE_MAX   248u /* so that base + PACKED_ESCAPE is an exponent */
 #define PACKED_COLS_MAX   ((uint32_t)1 << 20)
+/* The CPU computes with packed rows of a multiple of so many columns
+ * (worker-cpu/kernels/packed_kernels.h). */
+#define PACKED_CPU_COLS (PACKED_TILE / 2)
 
 enum packed_kind { PACKED_RAW, PACKED_CODED };
 struct packed_header {

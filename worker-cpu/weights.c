@@ -13,9 +13,6 @@
 #include "common/file.h"
 #include "common/model/arch.h"
 #include "common/units.h"
-#include "worker-cpu/kernels/packed_kernels.h"
-
-_Static_assert(HOST_WEIGHTS_CPU_COLS == PACKED_CPU_COLS, "what the plan packs, the kernels take");
 
 /* What one thread populates and reads at a time: a multiple of a huge page, small enough that progress is
  * smooth. */

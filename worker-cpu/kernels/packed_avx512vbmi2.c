@@ -289,7 +289,7 @@ static void unpack(uint16_t *value, const void *group, uint32_t rows, uint32_t c
 }
 
 const struct packed_kernels packed_avx512vbmi2 = {.name = "avx512-vbmi2",
-                                                  .features = CPU_AVX512 | CPU_AVX512_VBMI2,
+                                                  .features = PACKED_CPU_FEATURES,
                                                   .split = split_columns,
                                                   .gemv = gemv,
                                                   .unpack = unpack};

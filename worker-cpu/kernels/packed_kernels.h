@@ -14,8 +14,6 @@
 #include "common/cpu.h"
 #include "common/packed.h"
 
-#define PACKED_CPU_COLS (PACKED_TILE / 2)
-
 struct packed_kernels {
     const char *name;  /* "avx512-vbmi2" */
     unsigned features; /* enum cpu_feature bits it needs */
