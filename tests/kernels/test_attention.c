@@ -183,45 +183,71 @@ static const struct attention_variant *reference_of(enum dtype dtype)
     return variant;
 }
 
-static void compare(const struct shape *shape, const struct attention_variant *variant, float logit_size,
-                    double tolerance, uint64_t seed)
+/* One variant on the rig that the reference computed `want` with. */
+static void compare_variant(struct rig *rig, const struct shape *shape,
+                            const struct attention_variant *variant, const float *want, double tolerance)
 {
     char what[200];
-    struct rig rig;
     snprintf(what, sizeof(what),
              "%s %s head_dim %u group %u page %u tokens %u start %u window %u range %u..%u", variant->name,
              dtype_name(variant->kv_dtype), shape->head_dim, shape->group, shape->page_tokens, shape->tokens,
              shape->start, shape->window, shape->kv_first, shape->kv_last);
-    rig_make(&rig, shape, variant->kv_dtype, logit_size, seed);
-    size_t count = rig.rows * rig.kv.head_dim;
-
-    rig_run(&rig, reference_of(variant->kv_dtype), false);
-    float *want = rig_dense(&rig);
-    rig_run(&rig, variant, false);
-    float *got = rig_dense(&rig);
+    size_t count = rig->rows * rig->kv.head_dim;
+    rig_run(rig, variant, false);
+    float *got = rig_dense(rig);
     expect_close(got, want, count, tolerance, what);
-    rig_run(&rig, variant, false);
-    float *again = rig_dense(&rig);
-    assert_memory_equal(got, again, count * sizeof(float)); /* deterministic, whatever was in the scratch */
-    free(again);
+    /* deterministic, whatever was in the scratch; the reference's first run is `want` */
+    if (variant == reference_of(variant->kv_dtype)) {
+        assert_memory_equal(got, want, count * sizeof(float));
+    } else {
+        rig_run(rig, variant, false);
+        float *again = rig_dense(rig);
+        assert_memory_equal(got, again, count * sizeof(float));
+        free(again);
+    }
 
-    rig_run(&rig, variant, true);
-    float *partial = rig_dense(&rig);
-    for (size_t r = 0; r < rig.rows; r++) {
-        assert_false(isnan(rig.m[r]) || isnan(rig.s[r]));
-        if (rig.s[r] == 0) {
-            assert_true(rig.m[r] == -INFINITY);
-            for (size_t d = 0; d < rig.kv.head_dim; d++) assert_true(partial[r * rig.kv.head_dim + d] == 0);
+    rig_run(rig, variant, true);
+    float *partial = rig_dense(rig);
+    for (size_t r = 0; r < rig->rows; r++) {
+        assert_false(isnan(rig->m[r]) || isnan(rig->s[r]));
+        if (rig->s[r] == 0) {
+            assert_true(rig->m[r] == -INFINITY);
+            for (size_t d = 0; d < rig->kv.head_dim; d++) assert_true(partial[r * rig->kv.head_dim + d] == 0);
         } else {
-            assert_true(rig.s[r] > 0);
-            for (size_t d = 0; d < rig.kv.head_dim; d++) partial[r * rig.kv.head_dim + d] /= rig.s[r];
+            assert_true(rig->s[r] > 0);
+            for (size_t d = 0; d < rig->kv.head_dim; d++) partial[r * rig->kv.head_dim + d] /= rig->s[r];
         }
     }
     expect_close(partial, got, count, 1e-6, what);
     free(partial);
-    free(want);
     free(got);
-    rig_free(&rig);
+}
+
+static bool can_run(const struct attention_variant *variant)
+{
+    return (variant->features & ~cpu_features()) == 0;
+}
+
+/* Every variant of every type, against one run of the reference (the slowest of them) a type. `allowed`: the
+ * tolerance of variants that do not round, and of those that do; 0: what each variant is held to. */
+static void compare(const struct shape *shape, float logit_size, const double allowed[2], uint64_t seed)
+{
+    static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+    size_t count;
+    const struct attention_variant *const *all = attention_variants(&count);
+    for (size_t k = 0; k < sizeof(dtypes) / sizeof(*dtypes); k++) {
+        struct rig rig;
+        rig_make(&rig, shape, dtypes[k], logit_size, seed);
+        rig_run(&rig, reference_of(dtypes[k]), false);
+        float *want = rig_dense(&rig);
+        for (size_t i = 0; i < count; i++) {
+            if (all[i]->kv_dtype != dtypes[k] || !can_run(all[i])) continue;
+            const double own = tolerance_of(all[i]);
+            compare_variant(&rig, shape, all[i], want, allowed ? allowed[own > 1e-3] : own);
+        }
+        free(want);
+        rig_free(&rig);
+    }
 }
 
 typedef void variant_test(const struct attention_variant *variant);
@@ -231,7 +257,7 @@ static void each_variant(variant_test *test)
     size_t count;
     const struct attention_variant *const *all = attention_variants(&count);
     for (size_t i = 0; i < count; i++) {
-        if ((all[i]->features & ~cpu_features()) != 0) {
+        if (!can_run(all[i])) {
             print_message("skipped: %s %s, which this processor lacks\n", all[i]->name,
                           dtype_name(all[i]->kv_dtype));
             continue;
@@ -240,8 +266,9 @@ static void each_variant(variant_test *test)
     }
 }
 
-static void odd_shapes(const struct attention_variant *variant)
+static void test_odd_shapes(void **state)
 {
+    (void)state;
     static const uint32_t head_dims[] = {1, 3, 16, 31, 64, 80, 96, 128, 256}, groups[] = {1, 2, 3, 4, 8};
     static const uint32_t pages[] = {8, 16, 32}, tokens[] = {1, 2, 5, 37}, starts[] = {0, 1, 63, 130};
     uint64_t seed = 1;
@@ -250,17 +277,13 @@ static void odd_shapes(const struct attention_variant *variant)
             for (size_t t = 0; t < sizeof(tokens) / sizeof(*tokens); t++, seed++) {
                 struct shape shape = {
                     head_dims[h], groups[g], pages[seed % 3], tokens[t], starts[seed / 2 % 4], 0, 0, 0};
-                compare(&shape, variant, 2, tolerance_of(variant), seed);
+                compare(&shape, 2, NULL, seed);
             }
 }
-static void test_odd_shapes(void **state)
+
+static void test_windows_and_ranges(void **state)
 {
     (void)state;
-    each_variant(odd_shapes);
-}
-
-static void windows_and_ranges(const struct attention_variant *variant)
-{
     static const struct shape shapes[] = {
         {64, 2, 16, 1, 200, 1, 0, 0},     {64, 2, 16, 1, 200, 17, 0, 0},
         {64, 2, 16, 40, 200, 5, 0, 0},    {128, 1, 32, 90, 100, 64, 0, 0},
@@ -273,34 +296,24 @@ static void windows_and_ranges(const struct attention_variant *variant)
         {64, 3, 16, 9, 10, 0, 5, 5},      {64, 1, 16, 300, 0, 0, 0, 0},
         {64, 2, 32, 150, 333, 129, 0, 0}, {128, 2, 32, 193, 65, 0, 3, 250},
     };
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++)
-        compare(&shapes[i], variant, 2, tolerance_of(variant), 1000 + i);
-}
-static void test_windows_and_ranges(void **state)
-{
-    (void)state;
-    each_variant(windows_and_ranges);
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) compare(&shapes[i], 2, NULL, 1000 + i);
 }
 
 /* Logits of size 1e4 and more: the softmax is nearly one-hot; nothing overflows, and the winner's value comes
  * out. Only one key in many is near the top, so the logits' own rounding (1e-7 of 1e4) moves weights by at
  * most 1e-3 or so; rounding queries to bf16 moves the logits themselves, so there only finiteness and the
  * values' range are checked. */
-static void extreme_logits(const struct attention_variant *variant)
-{
-    static const struct shape shapes[] = {{128, 2, 32, 1, 300, 0, 0, 0},
-                                          {128, 2, 32, 50, 150, 0, 0, 0},
-                                          {31, 1, 16, 20, 90, 40, 0, 0}};
-    bool rounded = tolerance_of(variant) > 1e-3;
-    for (size_t i = 0; i < 3; i++) {
-        compare(&shapes[i], variant, 2e4f, rounded ? 2 : 2e-2, 2000 + i);
-        compare(&shapes[i], variant, 1e-30f, tolerance_of(variant), 2100 + i);
-    }
-}
 static void test_extreme_logits(void **state)
 {
     (void)state;
-    each_variant(extreme_logits);
+    static const struct shape shapes[] = {{128, 2, 32, 1, 300, 0, 0, 0},
+                                          {128, 2, 32, 50, 150, 0, 0, 0},
+                                          {31, 1, 16, 20, 90, 40, 0, 0}};
+    static const double allowed[2] = {2e-2, 2};
+    for (size_t i = 0; i < 3; i++) {
+        compare(&shapes[i], 2e4f, allowed, 2000 + i);
+        compare(&shapes[i], 1e-30f, NULL, 2100 + i);
+    }
 }
 
 /* A NaN in a visible key must be seen in the output: a broken cache may not look like an answer. */
@@ -334,14 +347,15 @@ static void splits_merge(const struct attention_variant *variant)
                                           {64, 8, 16, 1, 333, 100, 0, 0}};
     uint64_t random = 77;
     enum { PARTS_MAX = 7 };
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++)
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
+        struct rig rig;
+        rig_make(&rig, &shapes[i], variant->kv_dtype, i == 0 ? 20 : 2, 3000 + i);
+        size_t count = rig.rows * rig.kv.head_dim;
+        uint32_t end = rig.task.kv_last;
+        rig_run(&rig, variant, false);
+        float *want = rig_dense(&rig), *o[PARTS_MAX], *m[PARTS_MAX], *s[PARTS_MAX];
         for (size_t parts = 1; parts <= PARTS_MAX; parts++) {
-            struct rig rig;
-            rig_make(&rig, &shapes[i], variant->kv_dtype, i == 0 ? 20 : 2, 3000 + i);
-            size_t count = rig.rows * rig.kv.head_dim;
-            uint32_t end = rig.task.kv_last, cut[PARTS_MAX + 1] = {0};
-            rig_run(&rig, variant, false);
-            float *want = rig_dense(&rig), *o[PARTS_MAX], *m[PARTS_MAX], *s[PARTS_MAX];
+            uint32_t cut[PARTS_MAX + 1] = {0};
             for (size_t p = 1; p < parts; p++) {
                 cut[p] = random_u32(&random) % (end + 1);
                 for (size_t j = p; j > 1 && cut[j] < cut[j - 1]; j--) {
@@ -371,9 +385,10 @@ static void splits_merge(const struct attention_variant *variant)
                 free(s[p]);
             }
             free(merged);
-            free(want);
-            rig_free(&rig);
         }
+        free(want);
+        rig_free(&rig);
+    }
 }
 static void test_splits_merge(void **state)
 {
