@@ -23,6 +23,9 @@ say = $(if $(filter 1,$(V)),,@printf '  %-5s %s\n' $(1) $(2))
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 
+empty :=
+space := $(empty) $(empty)
+comma := ,
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wundef -Wno-format-truncation -Werror
 BASE := -std=c11 -D_GNU_SOURCE -fno-strict-aliasing -fPIC -g -pthread
 LDFLAGS_MODE :=
@@ -56,8 +59,11 @@ GEN := $(OBJ)/gen
 VERSION := $(shell cat VERSION)
 CPPFLAGS_ALL := -I. -I$(GEN) -DHELM_VERSION='"$(VERSION)"' $(CPPFLAGS)
 CFLAGS_ALL := $(BASE) $(OPT) $(WARN) $(CFLAGS)
-# Sanitized kernels in -O3 take two to three times as long to compile and run no faster.
-KERNEL_OPT := $(if $(filter asan ubsan tsan,$(MODE)),-O1 -g1,-O3) -ffp-contract=off
+# Sanitized kernels in -O3 take two to three times as long to compile and run no faster. In MODE=asan they go without
+# what of -fsanitize=undefined repeats AddressSanitizer at every access (it sees the access itself): half the time to
+# compile. MODE=ubsan has all of it.
+KERNEL_OPT := $(if $(filter asan ubsan tsan,$(MODE)),-O1 -g1,-O3) -ffp-contract=off \
+  $(if $(filter asan,$(MODE)),-fno-sanitize=null$(comma)object-size$(comma)pointer-overflow)
 # DT_RPATH, not DT_RUNPATH: in a `make dist` folder it must also serve the libraries' own dependencies
 LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib' $(LDFLAGS)
 
@@ -153,7 +159,8 @@ WORKER_GPU_SRC := \
   worker-gpu/ring.c \
   worker-gpu/step.c \
   worker-gpu/watch.c \
-  worker-gpu/weights.c
+  worker-gpu/weights.c \
+  worker-gpu/weights_load.c
 WORKER_GPU_DEVICE_SRC := $(if $(CUDA_DEVICE),worker-gpu/cuda_graph.c worker-gpu/cuda_kernels.c worker-gpu/device_cuda.c,worker-gpu/device_no_cuda.c)
 # of the CPU worker: what draws tokens on the host and computes for the emulated device
 WORKER_GPU_HOST_SRC := \
@@ -206,6 +213,9 @@ DAEMON_SRC := \
   daemon/planner/cost_plan.c \
   daemon/planner/ledger.c \
   daemon/planner/memory.c \
+  daemon/planner/packed_choice.c \
+  daemon/planner/packed_look.c \
+  daemon/planner/packed_sample.c \
   daemon/planner/planner.c \
   daemon/planner/planner_log.c \
   daemon/planner/prefill.c \
@@ -455,9 +465,6 @@ CUDA_HAVE := $(shell cat $(CUDA_STAMP) 2>/dev/null)
 CUDA_TEST_ARCHS := $(subst ;, ,$(CUDA_TEST_ARCH))
 CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,CUDA_ARCH='$(if \
   $(filter-out $(CUDA_HAVE),$(CUDA_TEST_ARCHS)),$(CUDA_TEST_ARCH),$(CUDA_HAVE))')
-empty :=
-space := $(empty) $(empty)
-comma := ,
 NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3)
 NVCC_HOST := -Wall -Wextra -Wno-format-truncation -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST)))
@@ -493,7 +500,8 @@ CUDA_BENCH_SRC := \
   tools/gpu/bench_chain.cu \
   tools/gpu/bench_expand.cu \
   tools/gpu/bench_kernels.cu \
-  tools/gpu/bench_model.cu
+  tools/gpu/bench_model.cu \
+  tools/gpu/bench_packed.cu
 CUDA_TEST_HOST_OBJ := $(addprefix $(OBJ)/common/,err.o packed.o packed_tile.o sampling_pass.o)
 CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)
 cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
@@ -527,7 +535,7 @@ $(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	$(call say,NVCC,$<)
 	$(Q)$(NVCC) -I. $(NVCC_FLAGS) $(NVCC_CODE) -MMD -MP -c -o $@ $<
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
-CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/gemm_stream.cu %/gemv_packed.cu,$(CUDA_KERNEL_SRC))
+CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # tests have no kernels of their own: one architecture is as good as five
@@ -544,8 +552,9 @@ ifneq ($(CUDA_DEVICE),)
 $(BIN)/helm-worker-gpu: $(call cuda_obj_of,$(CUDA_KERNEL_SRC))
 endif
 # tests of device and workers with the CUDA device in them: HELM_TEST_DEVICE=cuda $(BIN)/helm-test-gpu-split
-CUDA_DEVICE_TESTS := $(addprefix $(BIN)/helm-test-gpu-,device split stream)
+CUDA_DEVICE_TESTS := $(addprefix $(BIN)/helm-test-gpu-,device home split stream)
 $(BIN)/helm-test-gpu-device: $(OBJ)/tests/gpu/test_device_queues.o
+$(BIN)/helm-test-gpu-home: $(OBJ)/tests/golden/test_golden_home.o
 $(BIN)/helm-test-gpu-split: $(OBJ)/tests/golden/test_golden_split.o
 $(BIN)/helm-test-gpu-stream: $(OBJ)/tests/golden/test_golden_stream.o
 $(CUDA_DEVICE_TESTS): $(OBJ)/worker-gpu/cuda_graph.o $(OBJ)/worker-gpu/cuda_kernels.o $(OBJ)/worker-gpu/device_cuda.o \
@@ -599,9 +608,8 @@ $(PYPROTO)/helm_pb2.py: proto/helm.proto proto/control.proto
 	@mkdir -p $(@D)
 	$(Q)protoc --python_out=$(@D) -Iproto helm.proto control.proto
 
-# in-process tests: unit, kernels, ipc, golden. Those that hold times to bounds or have threads for every core run alone;
-# sanitized, nothing does (above).
-TEST_ALONE := tests/golden/* tests/gpu/* tests/ipc/* tests/unit/common/test_doorbell tests/unit/daemon/planner/* \
+# in-process tests: unit, kernels, ipc, golden. Those that hold times to bounds run alone; sanitized, nothing does (above).
+TEST_ALONE := tests/gpu/* tests/ipc/* tests/unit/common/test_doorbell tests/unit/daemon/planner/test_[!as]* \
   tests/unit/worker-cpu/* tests/unit/worker-gpu/test_device*
 test-units: $(TEST_BIN)
 	$(RUN) $(if $(filter release debug,$(MODE)),--jobs $(shell nproc) $(TEST_ALONE:%=--alone '%')) --label "$(MODE) " $(TEST_BIN)
@@ -612,9 +620,12 @@ test-fuzz-corpora: $(FUZZ_REPLAY)
 # what two processes share, both sides as threads
 test-threads: $(filter $(OBJ)/tests/ipc/%_threads,$(TEST_BIN))
 	$(RUN) --label "$(MODE) " $^
+# these compare what they measured
+SCRIPT_ALONE := process/test_bench.py process/test_helm_profile.py
 test-processes: programs $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
 	HELM_BIN=$(abspath $(BIN)) HELM_TEST_BIN=$(abspath $(OBJ))/tests/process HELM_PYPROTO=$(abspath $(PYPROTO)) \
-	  $(RUN) --label "$(MODE) " --timeout 300 $(TEST_SCRIPT)
+	  $(RUN) $(if $(filter release debug,$(MODE)),--jobs $(shell nproc) $(SCRIPT_ALONE:%=--alone '%')) --label "$(MODE) " \
+	  --timeout 300 $(TEST_SCRIPT)
 test-dist: dist
 	HELM_DIST=$(abspath $(DIST)) $(RUN) tests/process/test_dist.sh
 

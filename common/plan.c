@@ -90,6 +90,16 @@ void plan_packed_units(const struct plan *plan, const bool *link, const bool *cp
     }
 }
 
+uint32_t plan_packed_on_gpu(const struct plan *plan, const bool *can, bool *packed)
+{
+    uint32_t count = 0;
+    for (uint32_t u = 0; u < 2 * plan->layers; u++) {
+        packed[u] = count < plan->pack_gpu && can[u] && plan_unit_home(plan, 0, u) == PLAN_HOME_GPU;
+        count += packed[u];
+    }
+    return count;
+}
+
 uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages)
 {
     uint32_t count = 0;
@@ -217,6 +227,22 @@ static int check_against_decode(const struct plan *plan, uint32_t phase, struct 
     return 0;
 }
 
+static int check_packed_on_gpu(const struct plan *plan, struct helm_err *err)
+{
+    uint32_t units = 0;
+    for (uint32_t u = 0; plan->pack_gpu && u < 2 * plan->layers; u++)
+        units += plan_unit_home(plan, 0, u) == PLAN_HOME_GPU;
+    if (plan->pack_gpu > units)
+        return helm_fail(err, HELM_E_LIMIT, "'pack_gpu' is %u, but %u half layers are at home on 'gpu'",
+                         plan->pack_gpu, units);
+    if (plan->pack_head && plan->head != PLAN_HOME_GPU)
+        return helm_fail(err, HELM_E_FORMAT, "'pack_head' is true, but 'head' is not 'gpu'");
+    if ((plan->pack_gpu || plan->pack_head) && !plan->pack_gpu_bytes)
+        return helm_fail(err, HELM_E_FORMAT,
+                         "weights lie packed in VRAM ('pack_gpu', 'pack_head'), but 'pack_gpu_bytes' is 0");
+    return 0;
+}
+
 int plan_check(const struct plan *plan, struct helm_err *err)
 {
     uint32_t before = 1;
@@ -235,7 +261,7 @@ int plan_check(const struct plan *plan, struct helm_err *err)
     }
     if (plan_has_home(plan, PLAN_HOME_STREAM) && !plan->ring_bytes)
         return helm_fail(err, HELM_E_FORMAT, "there are 'stream' stages, but 'ring_bytes' is 0");
-    return 0;
+    return check_packed_on_gpu(plan, err);
 }
 
 static int copy_stages(const struct plan_stage *from, uint32_t count, struct plan_stage **to,

@@ -83,11 +83,14 @@ struct plan {
     uint32_t stage_count;
     struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
     uint32_t prefill_count;
-    uint64_t ring_bytes;  /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
-    bool pack;            /* `stream` weights cross the link packed, where they can be (host_weights.h) */
-    bool pack_cpu;        /* those that the CPU computes with are packed, too, where its kernels can */
-    enum plan_home embed; /* where the embedding is: `cpu` or `gpu` */
-    enum plan_home head;  /* where final norm, lm_head and sampling are: that worker writes the result */
+    uint64_t ring_bytes;     /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
+    bool pack;               /* `stream` weights cross the link packed, where they can be (host_weights.h) */
+    bool pack_cpu;           /* those that the CPU computes with are packed, too, where its kernels can */
+    uint32_t pack_gpu;       /* so many units at home on `gpu` lie packed in VRAM: plan_packed_on_gpu */
+    bool pack_head;          /* the GPU's head, too; not where it is also the GPU's embedding */
+    uint64_t pack_gpu_bytes; /* of VRAM for them; a worker whose weights pack worse refuses */
+    enum plan_home embed;    /* where the embedding is: `cpu` or `gpu` */
+    enum plan_home head;     /* where final norm, lm_head and sampling are: that worker writes the result */
     struct ledger host, vram;
 };
 
@@ -109,6 +112,10 @@ void plan_unit_homes(const struct plan *plan, uint32_t phase, enum plan_home *ho
  * (host_weights_packing). What every phase streams goes by plan->pack and `link`; what some phase gives to
  * the CPU, and the others to the CPU or the link, by plan->pack_cpu and `cpu`. */
 void plan_packed_units(const struct plan *plan, const bool *link, const bool *cpu, bool *packed);
+/* Writes for each of 2 * plan->layers units whether its weights lie packed in VRAM: of those at home on `gpu`
+ * whose matrices can be packed (`can`, as `link` above) the first plan->pack_gpu. Returns how many there are.
+ */
+uint32_t plan_packed_on_gpu(const struct plan *plan, const bool *can, bool *packed);
 /* The shortest list of stages for these homes; `stages` holds up to 2 * layers. Bytes are left at 0. */
 uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages);
 
@@ -150,6 +157,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *               "prefill_short": the same (optional), "prefill": the same (optional)},
  *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
  *    "ring_bytes": N (default 0), "pack": true (default) | false, "pack_cpu": true | false (default),
+ *    "pack_gpu": N units (default 0), "pack_head": true | false (default), "pack_gpu_bytes": N (default 0),
  *    "embed": "cpu"|"gpu" (default: where the first stage is computed),
  *    "head": "cpu"|"gpu" (default: where the last stage is computed),
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},

@@ -47,15 +47,16 @@ json_t *plan_to_json(const struct plan *plan)
     const struct plan_phase decode = plan_phase_at(plan, 0);
     char key[40];
     json_t *stages = json_pack("{s:o}", "decode", stages_to_json(&decode));
-    json_t *json =
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:s, s:s, s:o, s:o, s:b, s:b}", "layers",
-                  (json_int_t)plan->layers, "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
-                  (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
-                  (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
-                  plan->kv_dtype, "stages", stages, "ring_bytes", number_to_json(plan->ring_bytes), "embed",
-                  plan_home_name(plan->embed), "head", plan_home_name(plan->head), "host",
-                  ledger_to_json(&plan->host), "vram", ledger_to_json(&plan->vram), "pack", plan->pack,
-                  "pack_cpu", plan->pack_cpu);
+    json_t *json = json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:s, s:s, s:o, s:o, s:b, s:b, s:I, s:b, s:o}",
+        "layers", (json_int_t)plan->layers, "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
+        (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
+        (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype", plan->kv_dtype,
+        "stages", stages, "ring_bytes", number_to_json(plan->ring_bytes), "embed",
+        plan_home_name(plan->embed), "head", plan_home_name(plan->head), "host", ledger_to_json(&plan->host),
+        "vram", ledger_to_json(&plan->vram), "pack", plan->pack, "pack_cpu", plan->pack_cpu, "pack_gpu",
+        (json_int_t)plan->pack_gpu, "pack_head", plan->pack_head, "pack_gpu_bytes",
+        number_to_json(plan->pack_gpu_bytes));
     for (uint32_t i = 0; i < plan->prefill_count && json; i++) {
         /* a single prefill list is the one of long prompts */
         const char *name = prefill_names[PLAN_PREFILLS_MAX - plan->prefill_count + i];
@@ -198,7 +199,6 @@ static int parse_stages(const json_t *json, struct plan *plan, struct helm_err *
         if (rc) helm_err_prefix(err, "%s", prefill_names[i]);
     }
     if (!rc) rc = json_get_u64(json, "ring_bytes", false, 0, PLAN_BYTES_MAX, &plan->ring_bytes, err);
-    if (!rc) rc = plan_check(plan, err);
     return rc;
 }
 
@@ -302,6 +302,17 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
     return 0;
 }
 
+static int parse_packed_on_gpu(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    uint64_t units = 0;
+    int rc = json_get_u64(json, "pack_gpu", false, 0, PLAN_STAGES_MAX, &units, err);
+    plan->pack_gpu = (uint32_t)units;
+    if (rc == 0) rc = parse_flag(json, "pack_head", false, &plan->pack_head, err);
+    if (rc == 0)
+        rc = json_get_u64(json, "pack_gpu_bytes", false, 0, PLAN_BYTES_MAX, &plan->pack_gpu_bytes, err);
+    return rc;
+}
+
 int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
 {
     memset(plan, 0, sizeof *plan);
@@ -312,6 +323,8 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     if (rc == 0) rc = parse_end(json, "head", plan->stages[plan->stage_count - 1].home, &plan->head, err);
     if (rc == 0) rc = parse_flag(json, "pack", true, &plan->pack, err);
     if (rc == 0) rc = parse_flag(json, "pack_cpu", false, &plan->pack_cpu, err);
+    if (rc == 0) rc = parse_packed_on_gpu(json, plan, err);
+    if (rc == 0) rc = plan_check(plan, err);
     if (rc == 0) rc = parse_ledger(json, "host", &plan->host, err);
     if (rc == 0) rc = parse_ledger(json, "vram", &plan->vram, err);
     if (rc) {

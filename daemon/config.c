@@ -115,9 +115,9 @@ static void table_build(struct option_table *t, struct config *c)
                                       .target = &c->gpu_chains_name, .choices = "on|off"});
     table_add(
         t, (struct args_option){"pack", 0, ARGS_CHOICE, "auto|all|off",
-                                "keep bf16 weights in host memory packed, without loss: fewer bytes cross\n"
-                                "the link or are read by the CPU (default auto: where that pays; all:\n"
-                                "the CPU's beside a GPU, too)",
+                                "keep bf16 weights packed, without loss: more of them fit VRAM, fewer bytes\n"
+                                "cross the link or are read by the CPU (default auto: where that pays;\n"
+                                "all: the CPU's beside a GPU, too)",
                                 .target = &c->pack_name, .choices = "auto|all|off"});
     table_add(t, (struct args_option){"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go",
                                       .target = &c->rundir});

@@ -28,9 +28,11 @@ int forecast_open(const struct model *model, const struct profile *profile, cons
     int rc = analyse_table_build(model, &f->analysed, err);
     for (uint32_t phase = 0; phase < plan_phase_count(plan) && !rc; phase++) rc = open_phase(f, phase, err);
     if (rc) return rc;
-    f->packed = calloc(2 * (size_t)plan->layers, sizeof *f->packed);
+    f->packed = calloc(4 * (size_t)plan->layers, sizeof *f->packed);
     if (!f->packed) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
+    f->packed_gpu = f->packed + 2 * (size_t)plan->layers;
     plan_packed_units(plan, f->analysed.packs, f->analysed.packs_cpu, f->packed);
+    plan_packed_on_gpu(plan, f->analysed.packs, f->packed_gpu);
     f->decode = calloc((size_t)plan->slots * FORECAST_CONTEXTS, sizeof *f->decode);
     f->chunk = calloc((size_t)(plan->slots + 1) * FORECAST_CONTEXTS, sizeof *f->chunk);
     if (!f->decode || !f->chunk) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
@@ -107,6 +109,8 @@ double forecast_step(const struct forecast *f, const struct cost_step *step)
     priced.kv_dtype = f->kv_dtype;
     priced.packed = f->packed;
     priced.packed_cpu = f->c.plan->pack_cpu;
+    priced.packed_gpu = f->packed_gpu;
+    priced.packed_head = f->c.plan->pack_head;
     if (cost_price(f->c.model, f->c.analysed, f->c.profile, &priced, &table, &err)) return 0;
     struct cost_plan plan = f->phase[phase].plan;
     plan.held_bytes = held_bytes(f, phase, &table);

@@ -27,7 +27,7 @@ struct forecast {
         bool *kv_cpu;
         struct cost_plan plan;
     } phase[PLAN_PHASES_MAX];
-    bool *packed; /* [2 * layers] */
+    bool *packed, *packed_gpu; /* [2 * layers], in host memory and in VRAM; one piece */
     enum dtype kv_dtype;
     uint64_t cpu_bytes, link_bytes; /* of weights, as they lie there, that a decode step reads and copies */
 };

@@ -21,6 +21,7 @@
 #include "daemon/accelerator.h"
 #include "daemon/config.h"
 #include "daemon/loop.h"
+#include "daemon/planner/packed_look.h"
 #include "daemon/planner/planner.h"
 #include "daemon/profiling.h"
 #include "daemon/worker_process.h"
@@ -71,9 +72,21 @@ static int plan_from_file(struct helmd *d, struct planner_request *request, stru
     json_decref(json);
     if (!rc) {
         planner_adopt(&d->plan, &request->wish);
-        rc = planner_take(request, &d->plan, &d->arena_spec, err);
+        rc = packed_look_take(request, &d->plan, &d->arena_spec, err);
     }
     return rc ? helm_err_prefix(err, "--plan %s", d->config.plan_file) : 0;
+}
+
+/* For the room that a plan keeps for packed weights in VRAM. */
+static void look_at_weights(struct planner_request *request)
+{
+    const struct packed_parts *p = &request->wish.parts;
+    const uint64_t bytes = packed_look_first(request);
+    char read[UNITS_TEXT];
+    if (bytes)
+        log_info(
+            "weights come to %.3f (attention), %.3f (MLP), %.3f (head) of their bytes packed, by %s of them",
+            p->attention, p->mlp, p->head, units_format_size(bytes, read));
 }
 
 /* The plan and what it costs, before anything is allocated. */
@@ -96,6 +109,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
                                                .pack = c->pack,
                                                .pack_cpu = packed_cpu_can(cpu_features()),
                                                .pack_all = c->pack_all,
+                                               .pack_gpu = true,
                                                .host_memory_bytes = c->host_memory_bytes},
                                       .profile = &d->profile,
                                       .strategy = c->strategy,
@@ -127,8 +141,9 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     request.machine.device = d->device.ledger;
     request.device_required = d->device.required;
     snprintf(request.no_device, sizeof request.no_device, "%s", d->device.why);
+    look_at_weights(&request);
     rc = c->plan_file ? plan_from_file(d, &request, err)
-                      : planner_make(&request, &d->plan, &d->arena_spec, err);
+                      : packed_look_make(&request, &d->plan, &d->arena_spec, err);
     if (!rc) rc = forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
     if (rc) return rc;
     planner_log(&request, &d->plan);

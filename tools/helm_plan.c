@@ -1,10 +1,10 @@
 /* helm-plan: where the weights of a model would lie on a machine, who would compute, and how fast that would
  * be.
  *
- * Options, model, machine, plan, explanation, printing; the work is in daemon/planner. Reads config.json and
- * the tensors' headers, no weights; with --profile it looks at nothing of the machine it runs on but free
- * memory, and that only where neither profile nor --host-memory says how much there is. docs/helm-plan.md
- * explains the output. */
+ * Options, model, machine, plan, explanation, printing; the work is in daemon/planner. Reads config.json, the
+ * tensors' headers, and a few weights where they are there and may be packed in VRAM; with --profile it looks
+ * at nothing of the machine it runs on but free memory, and that only where neither profile nor --host-memory
+ * says how much there is. docs/helm-plan.md explains the output. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +17,7 @@
 #include "daemon/accelerator.h"
 #include "daemon/kv_pages.h"
 #include "daemon/planner/explain.h"
+#include "daemon/planner/packed_look.h"
 #include "daemon/planner/plot.h"
 #include "daemon/worker_process.h"
 
@@ -159,14 +160,14 @@ static int explain(const struct options *o, const struct planner_request *r, con
 }
 
 /* A plan that was made before, or edited: checked, and its ledgers written anew. */
-static int take_plan(const char *path, const struct planner_request *r, struct plan *plan,
-                     struct arena_spec *arena, struct helm_err *err)
+static int take_plan(const char *path, struct planner_request *r, struct plan *plan, struct arena_spec *arena,
+                     struct helm_err *err)
 {
     json_t *json = NULL;
     int rc = json_read_file(path, PLAN_FILE_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, plan, err);
     json_decref(json);
-    if (!rc) rc = planner_take(r, plan, arena, err);
+    if (!rc) rc = packed_look_take(r, plan, arena, err);
     return rc ? helm_err_prefix(err, "--plan %s", path) : 0;
 }
 
@@ -206,6 +207,7 @@ static int run(const struct options *o, const struct args_spec *spec)
                                          .pack = strcmp(o->pack, "off") != 0,
                                          .pack_cpu = true, /* the profile says whether it can */
                                          .pack_all = strcmp(o->pack, "all") == 0,
+                                         .pack_gpu = true,
                                          .host_memory_bytes = o->host_memory_bytes},
                                 .profile = &profile,
                                 .strategy = strategy_of(o->strategy),
@@ -217,8 +219,9 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc) rc = o->profile ? describe_machine(o, &profile, &r, &err) : find_machine(o, &profile, &r, &err);
     if (rc) goto out;
     r.wish.threads = profile.cpu.threads;
+    if (!derived) (void)packed_look_first(&r);
     r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
-    rc = o->plan ? take_plan(o->plan, &r, &plan, &arena, &err) : planner_make(&r, &plan, &arena, &err);
+    rc = o->plan ? take_plan(o->plan, &r, &plan, &arena, &err) : packed_look_make(&r, &plan, &arena, &err);
     if (rc == HELM_E_CAPACITY) {
         status = refuse(o, &refusal, &err);
         rc = 0;
@@ -302,7 +305,7 @@ int main(int argc, char **argv)
         {.name = "pack",
          .kind = ARGS_CHOICE,
          .value = "auto|all|off",
-         .help = "whether bf16 weights in host memory are packed, as helmd's (default auto)",
+         .help = "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
          .target = &o.pack,
          .choices = "auto|all|off"},
         {.name = "plan",

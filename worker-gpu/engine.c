@@ -28,7 +28,8 @@ static int check_ceiling(struct gpu_engine *g, struct helm_err *err)
         const char *what;
         uint64_t bytes;
         bool shown;
-    } line[] = {{"weights", g->weights.bytes, true},
+    } line[] = {{"weights", g->weights.bytes - g->weights.packed_room, true},
+                {"packed weights", g->weights.packed_room, g->weights.packed_room > 0},
                 {"KV pool", g->kv_bytes, true},
                 {"borrowed KV", g->staging_bytes, g->staging_bytes > 0},
                 {"ring", g->ring_bytes, g->ring_bytes > 0},
@@ -69,6 +70,8 @@ static int plan_rings(struct gpu_engine *g, struct helm_err *err)
     for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) ring_free(&g->ring[p]);
     for (uint32_t p = 0; p < plan_phase_count(&g->plan) && !rc; p++)
         rc = ring_plan(&g->weights, &g->plan, p, p ? &g->ring[0] : NULL, &g->ring[p], err);
+    ring_free(&g->home);
+    if (!rc) rc = ring_plan_home(&g->weights, &g->plan, &g->home, err);
     return rc;
 }
 
@@ -92,7 +95,7 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
                           h->region[ARENA_REGION_WEIGHTS].bytes, &g->weights, err);
     if (!rc) rc = plan_rings(g, err);
     if (rc) return rc;
-    gpu_expand_plan(&g->weights, g->ring, plan_phase_count(&g->plan), &g->expand);
+    gpu_expand_plan(&g->weights, g->ring, plan_phase_count(&g->plan), &g->home, &g->expand);
     atomic_store(&g->base.bytes_total, g->weights.matrix_bytes);
     return check_ceiling(g, err);
 }
@@ -174,6 +177,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .kv = g->kv,
                                     .kv_pool = g->kv_pool,
                                     .ring = g->ring,
+                                    .home = &g->home,
                                     .ring_memory = g->ring_memory,
                                     .expanded = g->expand.memory,
                                     .block_host = pinned,
@@ -319,6 +323,8 @@ static void report_decode(struct gpu_engine *g, const char *device)
     struct engine_report *report = &g->base.report;
     const char *why =
         g->device->no_chains ? g->device->no_chains : "no two neighbours of them can be chained";
+    uint32_t packed = 0;
+    for (uint32_t i = 0; i < p->count; i++) packed += p->entry[i].packed;
     if (p->chains)
         snprintf(report->kernels, sizeof report->kernels,
                  "%.40s, decode: chains (%u operations in %u, %u alone)", device, p->chained, p->chains,
@@ -328,6 +334,9 @@ static void report_decode(struct gpu_engine *g, const char *device)
                  "%.40s, decode: a kernel an operation, because %.96s", device, why);
     else
         snprintf(report->kernels, sizeof report->kernels, "%.40s", device);
+    size_t at = strlen(report->kernels);
+    if (packed)
+        snprintf(report->kernels + at, sizeof report->kernels - at, "; %u with packed weights", packed);
     if (p->unchained && g->device->no_chains)
         engine_reduced(report, "one token is decoded by a kernel an operation instead of chains: %s", why);
 }
@@ -371,6 +380,7 @@ static void gpu_engine_free(struct worker_engine *base)
     free(g->event);
     free(g->prefix.there);
     for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) ring_free(&g->ring[p]);
+    ring_free(&g->home);
     free(g->batch.token);
     free(g->batch.position);
     free(g->batch.token_row);

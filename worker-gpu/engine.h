@@ -31,7 +31,7 @@ struct gpu_engine {
     struct kv_layout kv;
     void *kv_pool, *staging, *ring_memory;
     uint64_t kv_bytes, staging_bytes, ring_bytes;
-    struct ring_schedule ring[PLAN_PHASES_MAX];
+    struct ring_schedule ring[PLAN_PHASES_MAX], home;
     struct device_event **event; /* [events.count] */
     struct gpu_events events;
     struct gpu_prefix prefix;

@@ -15,19 +15,23 @@ static uint32_t cells_of(const struct gpu_weights *w)
     return (w->model->config.layers + 1) * TENSOR_ROLE_COUNT;
 }
 
+static void hold_slices(struct gpu_expand *expand, const struct ring_schedule *slices)
+{
+    for (uint32_t i = 0; i < slices->count; i++)
+        if (slices->slice[i].expanded > expand->slice_bytes) expand->slice_bytes = slices->slice[i].expanded;
+}
+
 void gpu_expand_plan(const struct gpu_weights *w, const struct ring_schedule *ring, uint32_t phases,
-                     struct gpu_expand *expand)
+                     const struct ring_schedule *home, struct gpu_expand *expand)
 {
     *expand = (struct gpu_expand){0};
-    for (uint32_t p = 0; p < phases; p++)
-        for (uint32_t i = 0; i < ring[p].count; i++)
-            if (ring[p].slice[i].expanded > expand->slice_bytes)
-                expand->slice_bytes = ring[p].slice[i].expanded;
+    for (uint32_t p = 0; p < phases; p++) hold_slices(expand, &ring[p]);
+    hold_slices(expand, home);
     if (!expand->slice_bytes) return;
     expand->slice_bytes = (expand->slice_bytes + TABLE_ALIGN - 1) / TABLE_ALIGN * TABLE_ALIGN;
     expand->bytes = expand->slice_bytes;
     for (uint32_t i = 0; i < cells_of(w); i++)
-        if (w->matrix[i].offset) expand->bytes += table_bytes(&w->matrix[i]);
+        if (w->matrix[i].packed && w->matrix[i].host) expand->bytes += table_bytes(&w->matrix[i]);
 }
 
 /* The CPU worker wrote it; what it says decides where copies read. */
@@ -57,7 +61,7 @@ int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu_weights *w, str
     if (!expand->bytes) return 0;
     for (uint32_t i = 0; i < cells_of(w) && !rc; i++) {
         struct gpu_matrix *m = &w->matrix[i];
-        if (!m->offset) continue;
+        if (!m->packed || !m->host) continue;
         rc = check_table(m, err);
         if (!rc)
             rc = device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, expand->memory + at, m->offset,
@@ -78,7 +82,7 @@ void gpu_expand_pretend(struct gpu_expand *expand, struct gpu_weights *w, char *
     uint64_t at = expand->slice_bytes;
     expand->memory = memory;
     for (uint32_t i = 0; i < cells_of(w); i++) {
-        if (!w->matrix[i].offset) continue;
+        if (!w->matrix[i].packed || !w->matrix[i].host) continue;
         w->matrix[i].offset_device = (const uint32_t *)(memory + at);
         at += table_bytes(&w->matrix[i]);
     }

@@ -1,5 +1,5 @@
-/* What packed streamed weights need on the device: their tables of offsets, and the place where one slice of
- * them lies expanded.
+/* What packed weights need on the device: the place where one slice of them lies expanded, and streamed ones
+ * their tables of offsets. (Those at home in VRAM have theirs there: weights.h.)
  *
  * Called by engine.c and print.c. Streamed matrices that are packed (common/host_weights.h) are packed in the
  * ring as well, so a ring holds more of them. The compute queue expands a slice when it has come and just
@@ -17,9 +17,9 @@ struct gpu_expand {
     char *memory;
 };
 
-/* Sizes; `ring`: [phases], by sizes known or bounds. */
+/* Sizes; `ring`: [phases], by sizes known or bounds; `home`: ring_plan_home's. */
 void gpu_expand_plan(const struct gpu_weights *weights, const struct ring_schedule *ring, uint32_t phases,
-                     struct gpu_expand *expand);
+                     const struct ring_schedule *home, struct gpu_expand *expand);
 /* Once host weights are there and known to the device: checks the tables in the arena, copies them into
  * expand->memory and notes in the weights where each is. ring_plan then goes by sizes as they are. */
 HELM_MUST_CHECK int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu_weights *weights,

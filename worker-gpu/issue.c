@@ -132,11 +132,13 @@ static int issue_slice(const struct gpu_source *s, const struct gpu_program *p, 
 static int issue_expand(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_entry *e,
                         struct helm_err *err)
 {
-    const struct ring_slice *slice = &s->ring[p->phase].slice[e->as.stream.slice];
+    const struct ring_schedule *of = e->home ? s->home : &s->ring[p->phase];
+    const struct ring_slice *slice = &of->slice[e->as.stream.slice];
     struct gpuk_expand_part part[RING_PARTS_MAX];
     for (uint32_t i = 0; i < slice->part_count; i++) {
         const struct ring_part *from = &slice->part[i];
-        part[i] = (struct gpuk_expand_part){.packed = s->ring_memory + slice->place + from->at,
+        part[i] = (struct gpuk_expand_part){.packed = e->home ? from->from
+                                                              : s->ring_memory + slice->place + from->at,
                                             .offset = from->offset,
                                             .out = s->expanded + from->out,
                                             .rows = from->rows,
@@ -387,6 +389,7 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
         const struct gpu_entry *e = &p->entry[i];
         step = e->kind == GPU_CHAIN ? 1 + e->as.chain.count : 1;
         if (e->head && e->group * GPUK_BATCH_MAX >= issue->samples) continue;
+        if (e->when != GPU_WHEN_ANY && (e->when == GPU_WHEN_ONE) != (issue->samples == 1)) continue;
         if (e->again && issue->tokens <= GPU_SUB_TOKENS) continue;
         if (issue->alone && is_between_others(s, e)) continue;
         struct span_of_tokens of = span_of(p, e, issue->tokens);

@@ -64,6 +64,9 @@ struct gpuk_device {
     int gemv_slots;       /* tiles in flight a warp; also of chains */
     int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
     bool gemv_contiguous; /* a block's rows are neighbours; else rows go round the blocks */
+    int packed_warps;     /* of a block of the packed gemv, at most: 4, 8, 16 or 24 */
+    int packed_slots;     /* of each warp's ring */
+    int packed_blocks;    /* of a multiprocessor, at most */
     int gemm_slots;       /* of the streamed gemm's ring: groups of 16 rows; default: 96 KiB */
     int gemm_slices;      /* of columns, at least what registers need; default: so many */
     int gemm_producers;   /* warps that copy, 1 or 2 */
@@ -192,14 +195,16 @@ struct gpuk_expand_part {
  * in the stream that reads `out` as its weights must not have GPUK_EARLY (it would fetch them too soon). */
 HELM_MUST_CHECK int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,
                                 uint32_t parts, uint32_t blocks, void *stream, struct helm_err *err);
-/* gpuk_gemv over packed weights: segment[s].weight is where the first group was copied to, offset[s] its
- * entry in the matrix's table, both as gpuk_expand takes them, and rows as there. The same bits as
- * gpuk_expand and then gpuk_gemv (on this device, of an expanded matrix). GPUK_EARLY: as for gpuk_gemv, the
+/* gpuk_gemv over packed weights: segment[s].weight is where the first group lies, offset[s] its entry in the
+ * matrix's table, both as gpuk_expand takes them, and rows as there; whole matrices or slices of them. The
+ * same bits as gpuk_expand and then gpuk_gemv (on this device, of an expanded matrix) where gpuk_gemv streams
+ * weights by bulk copies; elsewhere those that it would have if it did. GPUK_EARLY: as for gpuk_gemv, the
  * packed bytes must be there. */
 HELM_MUST_CHECK int gpuk_gemv_packed(const struct gpuk_device *device, const struct gpuk_linear_args *args,
                                      const uint32_t *const *offset, uint32_t flags, void *stream,
                                      struct helm_err *err);
-/* Whether it takes them: bf16, columns a multiple of 512, bulk copies, 16-byte boundaries of x and norm. */
+/* Whether it takes them: bf16, columns a multiple of 512 that fit shared memory, 16-byte boundaries of x and
+ * norm, compute capability 8.0 or later. */
 bool gpuk_gemv_packed_takes(const struct gpuk_device *device, const struct gpuk_linear_args *args);
 
 /* Attention of one layer. Shapes come from kv.layout. */

@@ -1,8 +1,10 @@
-/* How fast the device expands packed weights. See measure_private.h; called by measure_kernels.c.
+/* How fast the device expands packed weights, and multiplies one token by them. See measure_private.h; called
+ * by measure_kernels.c.
  *
- * As steps do it: a slice of the ring at a time, to one place that all of them take. One group of numbers
- * like weights is made and packed on the host and copied to as many places as slices have groups; slices lie
- * one behind the other, past the caches, as what comes over the link does. */
+ * As steps do it: expanded is a slice of the ring at a time, to one place that all of them take; multiplied
+ * are whole operations of layers. One group of numbers like weights is made and packed on the host and copied
+ * to as many places as matrices have groups; slices and matrices lie one behind the other, past the caches.
+ */
 #include <string.h>
 
 #include "common/packed.h"
@@ -18,10 +20,10 @@
 #define VALUE_DRAWS  4
 
 /* Sums of uniform numbers: nearly normal, of the size of weights, so with exponents like theirs. */
-static void make_values(uint16_t *value)
+static void make_values(uint16_t *value, uint32_t count)
 {
     uint32_t state = 12345;
-    for (uint32_t i = 0; i < GROUP_VALUES; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         float sum = 0;
         uint32_t bits;
         for (int d = 0; d < VALUE_DRAWS; d++) {
@@ -89,7 +91,7 @@ int measure_expand_run(struct measure *m, double operation, struct helm_err *err
     struct measure_samples samples;
     struct packed_measure size;
     struct place p;
-    make_values(value);
+    make_values(value, GROUP_VALUES);
     packed_measure(value, GROUP_VALUES, &size);
     int rc = packed_write(&size, value, GROUP_VALUES, m->host, err);
     place_all(m, size.bytes, &p);
@@ -100,5 +102,128 @@ int measure_expand_run(struct measure *m, double operation, struct helm_err *err
     if (rc) return rc;
     measure_to_rate(&samples, (double)p.slice_bytes * p.slices, operation * p.slices);
     measure_print(m, "gpu.expand", 0, &samples);
+    return 0;
+}
+
+/* ---- products ---- */
+
+#define LAYERS_MAX 6
+
+/* On the device, in its weights: for both widths of a layer's matrices a table, then layers of groups. */
+struct products {
+    const struct measure_shape *shape;
+    uint64_t group_bytes[2]; /* of hidden columns, of inner ones */
+    uint64_t table_at[2], packed_at, layer_bytes;
+    uint32_t layers;
+};
+
+static bool is_wide(const struct measure_shape *s, const struct gpuk_linear_args *args)
+{
+    return args->cols == s->inner;
+}
+
+/* The operation with its matrices packed at `at`; returns where the next one's are. */
+static uint64_t pack_args(const struct measure *m, const struct products *p, uint64_t at,
+                          struct gpuk_linear_args *args, const uint32_t **offset)
+{
+    const bool wide = is_wide(p->shape, args);
+    for (uint32_t s = 0; s < args->segments; s++) {
+        args->segment[s].weight = m->weights + at;
+        offset[s] = (const uint32_t *)(const void *)(m->weights + p->table_at[wide]);
+        at += args->segment[s].rows / PACKED_ROWS * p->group_bytes[wide];
+    }
+    return at;
+}
+
+static int issue_products(const struct measure_work *w, struct helm_err *err)
+{
+    const struct products *p = w->products;
+    uint64_t at = p->packed_at;
+    int rc = 0;
+    for (uint32_t i = 0; i < w->ops && !rc; i++) {
+        struct gpuk_linear_args args = measure_linear_args(w->m, p->shape, i);
+        const uint32_t *offset[GPUK_SEGMENTS_MAX];
+        at = pack_args(w->m, p, at, &args, offset);
+        rc = w->m->device->kernels.gemv_packed(w->m->device, &args, offset, 0, err);
+    }
+    return rc;
+}
+
+/* Whether the device multiplies a layer of this shape packed, and how many fit its memory. */
+static bool place_products(const struct measure *m, struct products *p)
+{
+    const struct measure_shape *s = p->shape;
+    const uint32_t most = s->inner > s->q + 2 * s->kv ? s->inner : s->q + 2 * s->kv;
+    const uint64_t table = ((uint64_t)most / PACKED_ROWS * sizeof(uint32_t) + 8191) / 4096 * 4096;
+    bool takes = s->hidden != s->inner && s->hidden % PACKED_ROWS == 0 && s->kv % PACKED_ROWS == 0;
+    p->table_at[1] = table;
+    p->packed_at = 2 * table;
+    for (uint32_t op = 0; op < MEASURE_LAYER_OPS; op++) {
+        struct gpuk_linear_args args = measure_linear_args(m, s, op);
+        const uint32_t *offset[GPUK_SEGMENTS_MAX];
+        p->layer_bytes = pack_args(m, p, op ? p->layer_bytes : 0, &args, offset);
+        takes &= (args.cols == s->hidden || is_wide(s, &args)) &&
+                 m->device->kernels.gemv_packed_takes(m->device, &args);
+    }
+    uint64_t fit = m->weight_bytes > p->packed_at ? (m->weight_bytes - p->packed_at) / p->layer_bytes : 0;
+    p->layers = m->emulated ? fit > 0 : fit < LAYERS_MAX ? (uint32_t)fit : LAYERS_MAX;
+    return takes && p->layers > 0;
+}
+
+/* Groups of the width that each matrix has, one behind the other, from pinned memory. */
+static int put_products(struct measure *m, const struct products *p, char *const group[2],
+                        struct helm_err *err)
+{
+    uint32_t *table = (uint32_t *)(void *)(m->host + MIB);
+    uint64_t at = p->packed_at, entries = (p->table_at[1] - p->table_at[0]) / sizeof *table;
+    int rc = 0;
+    for (int wide = 0; wide < 2 && !rc; wide++) {
+        for (uint64_t g = 0; g < entries; g++)
+            table[g] = (uint32_t)(g * (p->group_bytes[wide] / PACKED_ALIGN));
+        rc = device_copy(m->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, m->weights + p->table_at[wide], table,
+                         entries * sizeof *table, err);
+        if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
+    }
+    for (uint32_t i = 0; i < p->layers * MEASURE_LAYER_OPS && !rc; i++) {
+        struct gpuk_linear_args args = measure_linear_args(m, p->shape, i % MEASURE_LAYER_OPS);
+        const uint32_t *offset[GPUK_SEGMENTS_MAX];
+        const bool wide = is_wide(p->shape, &args);
+        uint64_t end = pack_args(m, p, at, &args, offset);
+        for (; at < end && !rc; at += p->group_bytes[wide])
+            rc = device_copy(m->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, m->weights + at, group[wide],
+                             p->group_bytes[wide], err);
+    }
+    return rc ? rc : measure_drain(m, DEVICE_COMPUTE, err);
+}
+
+int measure_packed_run(struct measure *m, double operation, struct helm_err *err)
+{
+    const struct measure_shape *s = m->kernels->large;
+    struct products p = {.shape = s};
+    struct measure_samples samples;
+    const uint32_t values[2] = {PACKED_ROWS * s->hidden, PACKED_ROWS * s->inner};
+    const uint64_t narrow_at = 2 * MIB + 2 * (uint64_t)values[1],
+                   wide_at = narrow_at + packed_group_bytes_max(values[0]);
+    uint16_t *value = (uint16_t *)(void *)(m->host + 2 * MIB);
+    char *const group[2] = {m->host + narrow_at, m->host + wide_at};
+    int rc = 0;
+    if (wide_at + packed_group_bytes_max(values[1]) > m->host_bytes) return 0;
+    make_values(value, values[1]);
+    for (int wide = 0; wide < 2 && !rc; wide++) {
+        struct packed_measure size;
+        packed_measure(value, values[wide], &size);
+        p.group_bytes[wide] = size.bytes;
+        rc = packed_write(&size, value, values[wide], group[wide], err);
+    }
+    if (rc || !place_products(m, &p)) return rc;
+    const struct measure_work w = {.m = m,
+                                   .issue = issue_products,
+                                   .ops = p.layers * MEASURE_LAYER_OPS,
+                                   .products = &p};
+    rc = put_products(m, &p, group, err);
+    if (!rc) rc = measure_time_works(&w, 1, true, &samples, err);
+    if (rc) return rc;
+    measure_to_rate(&samples, measure_ops_bytes(s, w.ops), operation * w.ops);
+    measure_print(m, "gpu.gemv_packed", 0, &samples);
     return 0;
 }

@@ -542,5 +542,6 @@ int measure_kernels_run(struct measure *m, struct helm_err *err)
     if (!rc) rc = measure_chunks_run(m, parts, err);
     if (!rc) rc = measure_chains_run(m, operation, err);
     if (!rc) rc = measure_expand_run(m, operation, err);
+    if (!rc) rc = measure_packed_run(m, operation, err);
     return rc ? rc : measure_set_step(m, 0, 1, err);
 }

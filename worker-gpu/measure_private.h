@@ -106,6 +106,7 @@ struct measure_work {
     uint32_t times;        /* read: kernels; a chain: how often; expanding: bytes of a group */
     uint32_t start, heads; /* attention */
     const struct gpuk_chain *chain;
+    const struct products *products; /* of packed weights: measure_expand.c */
 };
 #define MEASURE_WORKS_MAX 3
 /* Samples of the seconds that one run of each of these works takes; in turns, so that what else goes on in
@@ -170,6 +171,10 @@ HELM_MUST_CHECK int measure_chains_run(struct measure *m, double launch, struct 
 /* gpu.expand, in slices as the ring has them; writes over the weights. `operation`: what a kernel in a graph
  * costs. */
 HELM_MUST_CHECK int measure_expand_run(struct measure *m, double operation, struct helm_err *err);
+
+/* gpu.gemv_packed, of the large shape's operations, where the device multiplies packed weights and host
+ * memory holds a group of them; likewise. */
+HELM_MUST_CHECK int measure_packed_run(struct measure *m, double operation, struct helm_err *err);
 
 /* Memory on the device; measure_kernels_open fills the weights with numbers. */
 HELM_MUST_CHECK int measure_kernels_open(struct measure *m, struct helm_err *err);

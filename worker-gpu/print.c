@@ -22,7 +22,7 @@ struct pretence {
     struct device *device;
     struct gpu_weights weights;
     struct gpu_buffers buffers;
-    struct ring_schedule ring[PLAN_PHASES_MAX];
+    struct ring_schedule ring[PLAN_PHASES_MAX], home;
     struct gpu_expand expand;
     char *space; /* addresses that nothing is behind */
     uint64_t space_bytes;
@@ -81,8 +81,9 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                           h->region[ARENA_REGION_WEIGHTS].bytes, &p->weights, err);
     for (uint32_t i = 0; i < plan_phase_count(&p->plan) && !rc; i++)
         rc = ring_plan(&p->weights, &p->plan, i, i ? &p->ring[0] : NULL, &p->ring[i], err);
+    if (!rc) rc = ring_plan_home(&p->weights, &p->plan, &p->home, err);
     if (rc) return rc;
-    gpu_expand_plan(&p->weights, p->ring, plan_phase_count(&p->plan), &p->expand);
+    gpu_expand_plan(&p->weights, p->ring, plan_phase_count(&p->plan), &p->home, &p->expand);
     gpu_buffers_place(&p->model, &p->plan, h, p->device, &p->buffers);
     p->space_bytes = p->weights.bytes + p->buffers.bytes + p->plan.ring_bytes + p->expand.bytes + 4096;
     p->space =
@@ -103,6 +104,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                                   .device = p->device,
                                   .kv = h->kv,
                                   .ring = p->ring,
+                                  .home = &p->home,
                                   .events = gpu_events_place(&p->plan, p->ring),
                                   .ring_memory = p->space + p->weights.bytes + p->buffers.bytes,
                                   .expanded = p->expand.memory};
@@ -143,6 +145,7 @@ static int print(const char *folder, const struct plan *plan, FILE *out, struct 
     for (uint32_t i = 0; !rc && i < plan_phase_count(&p->plan); i++) rc = print_each(&source, i, out, err);
     gpu_weights_free(&p->weights);
     for (uint32_t i = 0; i < PLAN_PHASES_MAX; i++) ring_free(&p->ring[i]);
+    ring_free(&p->home);
     if (p->space) munmap(p->space, (size_t)p->space_bytes);
     device_close(p->device);
     arena_close(&p->arena);

@@ -170,16 +170,27 @@ void lower_arrival(struct lowering *low, uint32_t index)
     lower_copies(low, (int32_t)index);
 }
 
+void lower_expand_home(struct lowering *low, uint32_t index)
+{
+    const struct ring_slice *slice = &low->source->home->slice[index];
+    struct gpu_entry *e =
+        lower_add(low, GPU_EXPAND, slice->op == RING_HEAD ? -1 : (int32_t)(slice->unit / 2));
+    e->as.stream.slice = index;
+    e->home = true;
+}
+
 /* While the CPU computes, the span's first packed slice is expanded: where it will be, nothing is in use any
- * more. By then it has come, unless the link is far behind, and then the span would wait for it all the same.
- */
+ * more, unless what lies packed in VRAM is expanded before it. By then it has come, unless the link is far
+ * behind, and then the span would wait for it all the same. */
 static void expand_ahead(struct lowering *low, const struct plan_span *span)
 {
     if (low->next_slice >= low->ring->count) return;
     const struct ring_slice *slice = &low->ring->slice[low->next_slice];
+    const struct ring_schedule *home = low->source->home;
     if (!slice->expanded || slice->unit >= span->first_unit + span->unit_count ||
         lower_is_read_packed(low, slice))
         return;
+    if (low->next_home < home->count && home->slice[low->next_home].unit < slice->unit) return;
     low->ahead = low->next_slice + 1;
     lower_arrival(low, low->next_slice);
 }
@@ -246,26 +257,69 @@ static bool begins_with_copies(const struct lowering *low)
 
 /* ---- the ends ---- */
 
-static void lower_head(struct lowering *low)
+/* Rows `row` .. row + rows of the head, at `data`, over up to GPUK_BATCH_MAX samples. */
+static struct gpu_entry *add_head(struct lowering *low, const struct gpu_matrix *m, const void *data,
+                                  uint32_t row, uint32_t rows, uint32_t group)
 {
     const struct gpu_source *s = low->source;
     const struct model_config *c = &s->model->config;
     const struct gpu_buffers *b = s->buffers;
+    bool one = low->program->tier == GPU_TIER_1;
+    const float *x = one ? b->x : b->sample + (size_t)group * GPUK_BATCH_MAX * c->hidden;
+    struct gpu_entry *e = lower_linear(low, -1, x, c->hidden);
+    e->head = true;
+    e->group = group;
+    e->as.linear.norm = gpu_vector_of(s->weights, s->model->graph.epilogue[0].weight, -1);
+    lower_segment(low, e, m, data, NULL, b->logits + (size_t)group * GPUK_BATCH_MAX * c->vocab + row, rows,
+                  c->vocab);
+    return e;
+}
+
+/* Packed: by one product of the whole for one sample, if the device does that; else a slice at a time. */
+static void lower_packed_head(struct lowering *low, const struct gpu_matrix *m, uint32_t groups)
+{
+    const struct gpu_source *s = low->source;
+    const struct gpuk_linear_args args = {.dtype = m->dtype,
+                                          .cols = m->cols,
+                                          .segments = 1,
+                                          .segment = {{.weight = m->data, .rows = m->rows}}};
+    enum gpu_when when = GPU_WHEN_ANY;
+    if (s->device->kernels.gemv_packed_takes(s->device, &args)) {
+        struct gpu_entry *e = add_head(low, m, m->data, 0, m->rows, 0);
+        e->kind = GPU_GEMV;
+        e->packed = true;
+        e->offset[0] = m->offset_device;
+        if (low->program->tier == GPU_TIER_1) return;
+        e->when = GPU_WHEN_ONE;
+        when = GPU_WHEN_SEVERAL;
+    }
+    for (uint32_t i = 0; i < s->home->count && !low->rc; i++) {
+        const struct ring_slice *slice = &s->home->slice[i];
+        if (slice->op != RING_HEAD) continue;
+        lower_expand_home(low, i);
+        struct gpu_entry *expand = &low->program->entry[low->program->count - 1];
+        expand->head = true;
+        expand->when = when;
+        for (uint32_t g = 0; g < groups && !low->rc; g++) {
+            const struct ring_part *part = &slice->part[0];
+            struct gpu_entry *e = add_head(low, m, s->expanded + part->out, part->row, part->rows, g);
+            e->slice = true;
+            e->when = when;
+        }
+    }
+}
+
+static void lower_head(struct lowering *low)
+{
     struct gpu_program *p = low->program;
-    enum tensor_role final_norm = s->model->graph.epilogue[0].weight;
     bool one = p->tier == GPU_TIER_1;
     if (!one) lower_add(low, GPU_GATHER, -1)->head = true;
     uint32_t groups = one ? 1 : (p->samples + GPUK_BATCH_MAX - 1) / GPUK_BATCH_MAX;
     const struct gpu_matrix *m = lower_matrix(low, TENSOR_HEAD, -1);
-    for (uint32_t g = 0; g < groups; g++) {
-        const float *x = one ? b->x : b->sample + (size_t)g * GPUK_BATCH_MAX * c->hidden;
-        struct gpu_entry *e = lower_linear(low, -1, x, c->hidden);
-        e->head = true;
-        e->group = g;
-        e->as.linear.norm = gpu_vector_of(s->weights, final_norm, -1);
-        lower_segment(low, e, m, m->data, NULL, b->logits + (size_t)g * GPUK_BATCH_MAX * c->vocab, m->rows,
-                      c->vocab);
-    }
+    if (m->packed)
+        lower_packed_head(low, m, groups);
+    else
+        for (uint32_t g = 0; g < groups; g++) add_head(low, m, m->data, 0, m->rows, g);
     lower_add(low, GPU_ARGMAX, -1)->head = true;
 }
 

@@ -28,6 +28,9 @@
  * never begins early: it would fetch weights that are not there yet. One token's linears that the device
  * multiplies packed (gpuk_gemv_packed_takes) read the slice in the ring instead, and nothing is expanded.
  *
+ * What lies packed in VRAM is multiplied so by one token's products, whole operations at a time, where the
+ * device does that; else it is expanded as streamed slices are, to the same place, a slice at a time.
+ *
  * Chains (kernels.h): of the tier of one token, operations of layers and head with nothing between them are
  * done by one kernel, where the device has it. GPU_CHAIN stands in front of them; they stay in the list, as
  * what the chain consists of. (The head in one is computed in any case, as in every graph.) Events of the
@@ -126,6 +129,8 @@ enum gpu_kind {
     GPU_FOLLOW,
 };
 
+enum gpu_when { GPU_WHEN_ANY, GPU_WHEN_ONE, GPU_WHEN_SEVERAL };
+
 /* Of which tokens: the index of a sub-chunk, or all of the step's. */
 #define GPU_SUB_ALL UINT32_MAX
 
@@ -134,9 +139,11 @@ struct gpu_entry {
     int32_t layer; /* -1 outside the layers */
     bool head;     /* left out of a chunk in which nothing is sampled */
     bool again;    /* what it computes is still there in a step of one sub-chunk */
-    bool slice;    /* its weights are in the ring */
-    bool packed;   /* GEMV of a packed slice that is not expanded; */
-    const uint32_t *offset[GPUK_SEGMENTS_MAX]; /* of each matrix the slice's entry in the table of offsets */
+    bool slice;    /* its weights are in the ring, or expanded */
+    bool home;     /* EXPAND of what is at home in VRAM */
+    bool packed;   /* GEMV of packed rows that are not expanded; */
+    const uint32_t *offset[GPUK_SEGMENTS_MAX]; /* of each matrix their first entry in its table of offsets */
+    enum gpu_when when;                        /* of the head: for how many samples it is issued */
     uint32_t group;                            /* GEMM_SMALL of the head in a chunk: which 16 samples */
     uint32_t sub;
     union {
@@ -260,6 +267,7 @@ struct gpu_source {
     void *kv_pool;
     void *staging[GPU_STAGINGS];      /* [page_count] pages of one layer, the arena's page numbers */
     const struct ring_schedule *ring; /* by phase */
+    const struct ring_schedule *home; /* slices of what lies packed in VRAM */
     char *ring_memory;
     char *expanded; /* where packed slices are expanded to */
     struct device_event *const *event;

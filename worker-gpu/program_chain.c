@@ -24,9 +24,10 @@ static struct gpuk_chain_op operation_of(const struct gpu_entry *e)
     return op;
 }
 
+/* Rows in the ring come and go, expanded ones too; packed ones have a kernel of their own. */
 static bool is_taken(struct device *d, const struct gpu_entry *e)
 {
-    if (!is_operation(e) || e->slice) return false;
+    if (!is_operation(e) || e->slice || e->packed) return false;
     const struct gpuk_chain_op op = operation_of(e);
     return d->kernels.chain_takes(d, &op);
 }

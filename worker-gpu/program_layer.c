@@ -63,10 +63,10 @@ struct piece_part {
 struct piece {
     struct piece_part part[RING_PARTS_MAX];
     uint32_t part_count;
-    uint32_t index; /* of the operation's pieces */
-    bool streamed;
-    bool packed; /* and read as it is */
-    uint32_t slice;
+    uint32_t index;      /* of the operation's pieces */
+    bool streamed, home; /* a slice of the ring, or of what lies packed in VRAM */
+    bool packed;         /* read as it is */
+    uint32_t slice;      /* of the ring */
 };
 
 static enum tensor_role bias_of(const struct layer_shape *s, enum tensor_role weight)
@@ -122,6 +122,47 @@ static void take_resident(struct lowering *low, struct piece *piece, enum ring_o
     }
 }
 
+/* Whole, where one token's product takes it so. */
+static bool take_packed(struct lowering *low, struct piece *piece, enum ring_op op, int32_t layer)
+{
+    struct device *d = low->source->device;
+    const enum tensor_role *role = ring_op_roles(op);
+    struct gpuk_linear_args args = {.swiglu = op == RING_GATE_UP};
+    if (low->program->tier != GPU_TIER_1) return false;
+    for (int i = 0; i < RING_PARTS_MAX && role[i] != TENSOR_NONE; i++) {
+        const struct gpu_matrix *m = lower_matrix(low, role[i], layer);
+        args.dtype = m->dtype;
+        args.cols = m->cols;
+        args.segment[args.segments++] = (struct gpuk_linear){.weight = m->data, .rows = m->rows};
+    }
+    if (low->rc || !d->kernels.gemv_packed_takes(d, &args)) return false;
+    take_resident(low, piece, op, layer);
+    for (uint32_t i = 0; i < piece->part_count; i++)
+        piece->part[i].offset = piece->part[i].matrix->offset_device;
+    piece->packed = true;
+    return true;
+}
+
+/* The next slice of the operation, expanded. */
+static void take_home_slice(struct lowering *low, struct piece *piece, const struct ring_slice *slice,
+                            int32_t layer)
+{
+    for (uint32_t i = 0; i < slice->part_count; i++) {
+        const struct ring_part *p = &slice->part[i];
+        add_part(low, piece, layer, p->role, p->row, p->rows, low->source->expanded + p->out,
+                 output_at(low, p->role) + p->row);
+    }
+    piece->home = true;
+    lower_expand_home(low, low->next_home - 1);
+}
+
+static const struct ring_slice *slice_of(const struct ring_schedule *slices, uint32_t next, uint32_t unit,
+                                         enum ring_op op)
+{
+    const struct ring_slice *slice = next < slices->count ? &slices->slice[next] : NULL;
+    return slice && slice->unit == unit && slice->op == op ? slice : NULL;
+}
+
 static void take_slice(struct lowering *low, struct piece *piece, const struct ring_slice *slice,
                        int32_t layer)
 {
@@ -142,20 +183,27 @@ static void take_slice(struct lowering *low, struct piece *piece, const struct r
  * next call sets it free. */
 static bool next_piece(struct lowering *low, struct piece *piece, uint32_t unit, enum ring_op op)
 {
-    const struct ring_schedule *ring = low->ring;
+    const struct ring_schedule *home = low->source->home;
+    const int32_t layer = (int32_t)(unit / 2);
     bool begun = piece->part_count > 0;
     if (begun && piece->streamed) lower_copies(low, (int32_t)piece->slice);
     if (low->rc) return false;
-    const struct ring_slice *slice = low->next_slice < ring->count ? &ring->slice[low->next_slice] : NULL;
-    bool streamed = slice && slice->unit == unit && slice->op == op;
-    if (begun && !(piece->streamed && streamed)) return false;
-    *piece =
-        (struct piece){.index = begun ? piece->index + 1 : 0, .streamed = streamed, .slice = low->next_slice};
+    const struct ring_slice *streamed = slice_of(low->ring, low->next_slice, unit, op),
+                            *packed = slice_of(home, low->next_home, unit, op);
+    if (begun && !(piece->streamed && streamed) && !(piece->home && packed)) return false;
+    *piece = (struct piece){.index = begun ? piece->index + 1 : 0,
+                            .streamed = streamed != NULL,
+                            .slice = low->next_slice};
     if (streamed) {
         low->next_slice++;
-        take_slice(low, piece, slice, (int32_t)(unit / 2));
+        take_slice(low, piece, streamed, layer);
+    } else if (packed && !begun && take_packed(low, piece, op, layer)) {
+        while (slice_of(home, low->next_home, unit, op)) low->next_home++;
+    } else if (packed) {
+        low->next_home++;
+        take_home_slice(low, piece, packed, layer);
     } else {
-        take_resident(low, piece, op, (int32_t)(unit / 2));
+        take_resident(low, piece, op, layer);
     }
     return !low->rc;
 }
@@ -210,7 +258,7 @@ static void decode_operation(struct lowering *low, uint32_t unit, enum ring_op o
     struct piece piece = {0};
     while (next_piece(low, &piece, unit, op)) {
         struct gpu_entry *e = lower_linear(low, (int32_t)(unit / 2), around->x, around->x_stride);
-        e->slice = piece.streamed;
+        e->slice = piece.streamed || piece.home;
         e->packed = piece.packed;
         e->as.linear.norm = around->norm;
         e->as.linear.swiglu = op == RING_GATE_UP;

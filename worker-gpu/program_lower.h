@@ -24,6 +24,7 @@ struct lowering {
     struct helm_err *err;
     int rc;
     uint32_t next_slice, next_copy; /* of the schedule */
+    uint32_t next_home;             /* of the slices of what lies packed in VRAM */
     uint32_t next_tail;             /* of its tail: what is not yet set free */
     uint32_t ahead;                 /* the slice that is expanded before its turn, from 1 on; 0: none yet */
     uint32_t borrowed, fetched;     /* layers whose cache is borrowed: computed, asked for */
@@ -47,6 +48,8 @@ bool lower_is_read_packed(const struct lowering *low, const struct ring_slice *s
 /* Waits for a slice to come; a packed one is expanded then, and its place in the ring set free, unless it is
  * read packed. */
 void lower_arrival(struct lowering *low, uint32_t slice);
+/* Expands a slice of what lies packed in VRAM. */
+void lower_expand_home(struct lowering *low, uint32_t index);
 /* Whether this slice of the prefix is ever copied again after loading, so that it may be on its way. */
 bool lower_is_copied(const struct lowering *low, uint32_t prefix);
 /* Copies of borrowed layers that have a staging pool to go to. */

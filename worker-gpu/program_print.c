@@ -28,13 +28,14 @@ static const char *const kind_name[] = {[GPU_COPY_BLOCK] = "copy step block",
                                         [GPU_RECORD] = "record",
                                         [GPU_FOLLOW] = "wait for"};
 
-static void print_slice(const struct ring_schedule *ring, uint32_t index, FILE *out)
+static void print_slice(const struct ring_schedule *ring, uint32_t index, bool home, FILE *out)
 {
     const struct ring_slice *slice = &ring->slice[index];
     fprintf(out, " slice %u, %s of unit %u, rows", index, ring_op_name(slice->op), slice->unit);
     for (uint32_t i = 0; i < slice->part_count; i++)
         fprintf(out, "%s %u-%u", i ? "," : "", slice->part[i].row,
                 slice->part[i].row + slice->part[i].rows - 1);
+    if (home) return;
     fprintf(out, ", ring %llu-%llu%s", (unsigned long long)slice->place,
             (unsigned long long)(slice->place + slice->bytes - 1),
             index >= ring->count ? ", for the next step" : "");
@@ -97,7 +98,7 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
             fprintf(out, " %u operations, one kernel", e->as.chain.count);
             chain_end = i + 1 + e->as.chain.count;
         } else if (e->kind == GPU_STREAM_COPY || e->kind == GPU_EXPAND) {
-            print_slice(ring, e->as.stream.slice, out);
+            print_slice(e->home ? source->home : ring, e->as.stream.slice, e->home, out);
         } else if (e->kind == GPU_KV_IN || e->kind == GPU_KV_OUT) {
             fprintf(out, " %u", e->as.borrow.staging);
         } else if (e->kind == GPU_RECORD || e->kind == GPU_FOLLOW) {

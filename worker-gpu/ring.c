@@ -15,6 +15,7 @@ static const enum tensor_role roles[RING_OP_COUNT][RING_PARTS_MAX] = {
     [RING_O] = {TENSOR_O, TENSOR_NONE, TENSOR_NONE},
     [RING_GATE_UP] = {TENSOR_GATE, TENSOR_UP, TENSOR_NONE},
     [RING_DOWN] = {TENSOR_DOWN, TENSOR_NONE, TENSOR_NONE},
+    [RING_HEAD] = {TENSOR_HEAD, TENSOR_NONE, TENSOR_NONE},
 };
 
 const enum tensor_role *ring_op_roles(enum ring_op op)
@@ -24,7 +25,7 @@ const enum tensor_role *ring_op_roles(enum ring_op op)
 
 const char *ring_op_name(enum ring_op op)
 {
-    static const char *const name[RING_OP_COUNT] = {"q k v", "o", "gate up", "down"};
+    static const char *const name[RING_OP_COUNT] = {"q k v", "o", "gate up", "down", "head"};
     return (unsigned)op < RING_OP_COUNT ? name[op] : "unknown";
 }
 
@@ -63,7 +64,7 @@ static void place_packed(const struct gpu_weights *w, const struct gpu_matrix *m
 {
     uint32_t first = part->row / PACKED_ROWS, end = packed_groups(part->row + part->rows);
     part->offset = m->offset_device ? m->offset_device + first : NULL;
-    if (w->offsets_known) {
+    if (m->offset && (!m->host || w->offsets_known)) {
         *from = packed_at(m->offset, first);
         *bytes = packed_at(m->offset, end) - *from;
         return;
@@ -82,12 +83,13 @@ static void add_part(const struct cutting *c, struct ring_slice *slice, enum ten
     c->schedule->weight_bytes += bytes;
     *part =
         (struct ring_part){.role = role, .row = row, .rows = rows, .at = round_up(slice->bytes, RING_ALIGN)};
-    if (m->offset) {
+    if (m->packed) {
         part->out = round_up(slice->expanded, RING_ALIGN);
         slice->expanded = part->out + bytes;
         place_packed(c->weights, m, part, &from, &bytes);
     }
-    part->from = (const char *)m->host + from;
+    const char *first = m->host ? m->host : m->data;
+    part->from = first ? first + from : NULL;
     part->bytes = bytes;
     slice->bytes = part->at + bytes;
 }
@@ -114,15 +116,15 @@ static void fill_slice(const struct cutting *c, struct ring_slice *slice, int32_
 
 static int cut_operation(struct cutting *c, enum ring_op op, uint32_t unit)
 {
-    int32_t layer = (int32_t)(unit / 2);
+    int32_t layer = op == RING_HEAD ? -1 : (int32_t)(unit / 2);
     uint64_t rows = 0, row_bytes = 0, target = c->ring_bytes / RING_SHARE, most = RING_SLICE_BYTES;
     for (int i = 0; i < RING_PARTS_MAX && roles[op][i] != TENSOR_NONE; i++) {
         const struct gpu_matrix *m = gpu_matrix_of(c->weights, roles[op][i], layer);
-        if (!m->host)
+        if (!m->host && !m->packed)
             return helm_fail(c->err, HELM_E_INTERNAL, "layer %d: weights %d are not in the arena", layer,
                              (int)roles[op][i]);
         uint64_t bytes = m->cols * dtype_bytes(m->dtype);
-        if (m->offset) most = RING_PACKED_SLICE_BYTES;
+        if (m->packed) most = RING_PACKED_SLICE_BYTES;
         if (op == RING_GATE_UP) {
             rows = m->rows;
             row_bytes += bytes;
@@ -255,6 +257,25 @@ int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32
     for (uint32_t i = 0; i < schedule->count + schedule->tail && !rc; i++)
         for (uint32_t p = 0; p < schedule->slice[i].part_count && !schedule->slice[i].held; p++)
             schedule->copy_bytes += schedule->slice[i].part[p].bytes;
+    if (rc) ring_free(schedule);
+    return rc;
+}
+
+/* Nothing limits these but the place where they are expanded. */
+int ring_plan_home(const struct gpu_weights *weights, const struct plan *plan, struct ring_schedule *schedule,
+                   struct helm_err *err)
+{
+    struct cutting c = {.weights = weights, .schedule = schedule, .ring_bytes = UINT64_MAX, .err = err};
+    const enum ring_op ops[2][2] = {{RING_QKV, RING_O}, {RING_GATE_UP, RING_DOWN}};
+    int rc = 0;
+    memset(schedule, 0, sizeof *schedule);
+    for (uint32_t u = 0; u < 2 * plan->layers; u++) {
+        const enum tensor_role any = u & 1 ? TENSOR_DOWN : TENSOR_O;
+        if (!gpu_matrix_is_home_packed(gpu_matrix_of(weights, any, (int32_t)(u / 2)))) continue;
+        for (int i = 0; i < 2 && !rc; i++) rc = cut_operation(&c, ops[u & 1][i], u);
+    }
+    if (!rc && gpu_matrix_is_home_packed(gpu_matrix_of(weights, TENSOR_HEAD, -1)))
+        rc = cut_operation(&c, RING_HEAD, 2 * plan->layers);
     if (rc) ring_free(schedule);
     return rc;
 }

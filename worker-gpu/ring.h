@@ -32,7 +32,7 @@
 #define RING_ROWS               16 /* slices begin at a multiple of so many rows, as the kernels like it */
 #define RING_ALIGN              UINT64_C(256)
 
-enum ring_op { RING_QKV, RING_O, RING_GATE_UP, RING_DOWN, RING_OP_COUNT };
+enum ring_op { RING_QKV, RING_O, RING_GATE_UP, RING_DOWN, RING_HEAD, RING_OP_COUNT };
 const char *ring_op_name(enum ring_op op);
 #define RING_PARTS_MAX 3
 /* The matrices of an operation in order; TENSOR_NONE behind the last. */
@@ -43,7 +43,7 @@ struct ring_part {
     enum tensor_role role;
     uint32_t row, rows;
     uint64_t at, bytes; /* from the slice's place on */
-    const char *from;   /* in the arena */
+    const char *from;   /* in the arena; of what is at home packed in VRAM: there */
     /* of packed ones: the first group's entry in the device's table, and where its rows begin when expanded
      */
     const uint32_t *offset;
@@ -74,6 +74,10 @@ struct ring_schedule {
 HELM_MUST_CHECK int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32_t phase,
                               const struct ring_schedule *decode, struct ring_schedule *schedule,
                               struct helm_err *err);
+/* Slices of what lies packed in VRAM (struct gpu_weights), in order of units, the head's last as of unit 2 *
+ * layers: what is expanded at a time where it cannot be multiplied packed. They have no place in the ring. */
+HELM_MUST_CHECK int ring_plan_home(const struct gpu_weights *weights, const struct plan *plan,
+                                   struct ring_schedule *schedule, struct helm_err *err);
 /* How many slices of decode the prefix has. */
 uint32_t ring_prefix(const struct ring_schedule *decode);
 void ring_free(struct ring_schedule *schedule);

@@ -65,6 +65,10 @@ static int stages_table(const struct plan *plan, struct cli_text *out, struct he
     if (rc == 0 && plan->ring_bytes)
         rc = cli_text_printf(out, err, "; streamed weights pass a ring of %s",
                              units_format_size(plan->ring_bytes, text));
+    if (rc == 0 && (plan->pack_gpu || plan->pack_head))
+        rc = cli_text_printf(out, err, "\npacked in VRAM: %u of its half layers, in order%s, in %s at most",
+                             plan->pack_gpu, plan->pack_head ? ", and the head" : "",
+                             units_format_size(plan->pack_gpu_bytes, text));
     if (rc == 0) rc = cli_text_add(out, "\n", 1, err);
     for (uint32_t phase = 0; rc == 0 && phase < plan_phase_count(plan); phase++)
         rc = phase_table(plan, phase, out, err);

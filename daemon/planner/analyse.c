@@ -41,6 +41,16 @@ void analyse_layer(const struct model *model, uint32_t layer, struct analyse_lay
     }
 }
 
+/* What a matrix comes to packed, by its shape: headers and tables of its groups, codes, and some escapes. */
+static uint64_t packed_bytes_of(const struct model_tensor *t)
+{
+    uint32_t values = packed_group_values((uint32_t)t->rows, (uint32_t)t->cols, 0);
+    uint64_t escapes = (uint64_t)(ANALYSE_PACKED_ESCAPES * values) + 1, most = packed_group_bytes_max(values);
+    uint64_t group = packed_table_bytes(values) +
+                     packed_round((uint64_t)packed_tiles(values) * PACKED_TILE_BYTES + escapes);
+    return packed_groups((uint32_t)t->rows) * (group < most ? group : most);
+}
+
 /* Rows of one are norms and biases. */
 static void bytes_add_tensor(struct analyse_bytes *sum, const struct model_tensor *t)
 {
@@ -56,6 +66,11 @@ static void bytes_add_tensor(struct analyse_bytes *sum, const struct model_tenso
         if (t->layer >= 0 && host_weights_can_pack(t))
             sum->packed_more += round_up(host_weights_room(t, true), HOST_WEIGHTS_ALIGN) -
                                 round_up(t->bytes, HOST_WEIGHTS_ALIGN);
+        if (!host_weights_can_pack(t)) return;
+        sum->packable += t->bytes;
+        sum->packed += packed_bytes_of(t);
+        sum->packed_tables +=
+            round_up(packed_offsets_bytes((uint32_t)t->rows), VRAM_WEIGHT_ALIGN) + VRAM_WEIGHT_ALIGN;
     }
 }
 
@@ -67,6 +82,9 @@ static void bytes_add(struct analyse_bytes *sum, const struct analyse_bytes *b)
     sum->vram += b->vram;
     sum->vram_vectors += b->vram_vectors;
     sum->vector_bytes += b->vector_bytes;
+    sum->packable += b->packable;
+    sum->packed += b->packed;
+    sum->packed_tables += b->packed_tables;
 }
 
 int analyse_table_build(const struct model *model, struct analyse_table *table, struct helm_err *err)
@@ -97,6 +115,7 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
     for (uint32_t u = 1; u <= units; u++) bytes_add(&table->before[u], &table->before[u - 1]);
     table->tied = table->head.stored == 0;
     if (table->tied) table->head = table->embed;
+    table->packs_head = table->head.packable > 0;
     return 0;
 }
 
@@ -116,7 +135,10 @@ struct analyse_bytes analyse_units(const struct analyse_table *table, uint32_t f
                                   .packed_more = to->packed_more - from->packed_more,
                                   .vram = to->vram - from->vram,
                                   .vram_vectors = to->vram_vectors - from->vram_vectors,
-                                  .vector_bytes = to->vector_bytes - from->vector_bytes};
+                                  .vector_bytes = to->vector_bytes - from->vector_bytes,
+                                  .packable = to->packable - from->packable,
+                                  .packed = to->packed - from->packed,
+                                  .packed_tables = to->packed_tables - from->packed_tables};
 }
 
 void analyse_share(const struct analyse_table *table, const struct plan *plan, enum plan_home home,

@@ -1,5 +1,9 @@
 /* One strategy with one context. See attempt.h. Called by planner.c and refusal.c; lists belong to the plan.
  *
+ * Where weights may lie packed in VRAM there are two plans to choose from: one with none packed and, unless
+ * that has everything in VRAM, one searched with all of them packed, of which packed_choice.c makes as many
+ * plain again as there is room for.
+ *
  * Prices of the decode step, bytes by unit and home, the search, lists for long prompts, and at last the
  * ledger, which has the last word: where it finds more than the search counted, the search is told to leave
  * so much free and runs again. */
@@ -12,8 +16,9 @@
 #include "common/units.h"
 #include "daemon/planner/prefill.h"
 
-#define TIGHTEN_MAX 8 /* searches for one context until the ledger agrees */
-#define GROW_PARTS  16
+#define TIGHTEN_MAX  8   /* searches for one context until the ledger agrees */
+#define PACKED_WORTH 0.9 /* of their bytes, at most, for weights to be packed in VRAM */
+#define GROW_PARTS   16
 
 /* ---- sizes ---- */
 
@@ -114,6 +119,14 @@ static bool found_uses_device(const struct search_found *found, uint32_t units)
 
 /* ---- one context ---- */
 
+/* Of the units at home on `gpu` those that can be packed. */
+static uint32_t packable_units(const struct making *m, const enum plan_home *home)
+{
+    uint32_t count = 0;
+    for (uint32_t u = 0; u < 2 * m->table.layers; u++) count += home[u] == PLAN_HOME_GPU && m->table.packs[u];
+    return count;
+}
+
 /* The decode list, and what it says of the ends; prefill lists are taken away. */
 static int apply(const struct making *m, const struct search_found *found, struct plan *plan,
                  struct helm_err *err)
@@ -129,6 +142,10 @@ static int apply(const struct making *m, const struct search_found *found, struc
     plan->ring_bytes = found->ring_bytes;
     plan->pack = m->wish.pack;
     plan->pack_cpu = m->wish.pack_cpu;
+    plan->pack_gpu = m->wish.pack_gpu ? packable_units(m, found->home) : 0;
+    plan->pack_head =
+        m->wish.pack_gpu && m->table.packs_head && !m->table.tied && found->head == PLAN_HOME_GPU;
+    plan->pack_gpu_bytes = 0; /* the ledger's to say */
     plan->step_tokens = m->wish.step_tokens;
     return 0;
 }
@@ -176,7 +193,8 @@ out:
     return rc;
 }
 
-static int price_decode(const struct making *m, uint32_t ctx, struct cost_table *prices, struct helm_err *err)
+int attempt_price(const struct making *m, uint32_t ctx, const bool *packed_gpu, bool packed_head,
+                  struct cost_table *prices, struct helm_err *err)
 {
     bool packed[2 * MODEL_LAYERS_MAX]; /* whatever will be streamed or the CPU's */
     for (uint32_t u = 0; u < 2 * m->table.layers; u++)
@@ -187,20 +205,50 @@ static int price_decode(const struct making *m, uint32_t ctx, struct cost_table 
                                    .context = planner_typical_context(m->r, ctx),
                                    .kv_dtype = m->wish.kv_dtype,
                                    .packed = packed,
-                                   .packed_cpu = m->wish.pack_cpu};
+                                   .packed_cpu = m->wish.pack_cpu,
+                                   .packed_gpu = packed_gpu,
+                                   .packed_head = packed_head};
     return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
 }
 
-/* Whether plans of this strategy have the CPU compute with packed weights: not the thesis's, whose CPU reads
- * them as they are in the file; not where several sequences decode at once, whose products unpack them first;
- * and beside a device only when asked to, and where expanding costs it less than the link gains. (Measured,
- * 16 cores and an H200: a CPU alone is 1.24 times as fast with them; beside a link that copies all the time
- * it is not, since their kernel keeps fewer lines on their way and waits longer for each.) */
-static bool packs_for_cpu(const struct making *m, enum search_strategy strategy, bool device)
+/* What a search takes to lie packed in VRAM: nothing; all that can be; that too, but at the prices of plain
+ * weights, as if nearly all could be made plain again. */
+enum packing { PACKING_NONE, PACKING_ALL, PACKING_UNPRICED };
+
+static int price_decode(const struct making *m, uint32_t ctx, enum packing packing, struct cost_table *prices,
+                        struct helm_err *err)
+{
+    const bool *packed = packing == PACKING_ALL ? m->table.packs : NULL;
+    return attempt_price(m, ctx, packed, packed && !m->table.tied, prices, err);
+}
+
+/* Whether plans of this strategy may have the CPU compute with packed weights: not the thesis's, whose CPU
+ * reads them as they are in the file; not where several sequences decode at once, whose products unpack them
+ * first; and beside a device only where expanding costs it less than the link gains. */
+static bool may_pack_for_cpu(const struct making *m, enum search_strategy strategy, bool device)
 {
     const struct ledger_wish *asked = &m->r->wish;
     return asked->pack && asked->pack_cpu && strategy != SEARCH_THESIS && m->batch == 1 &&
-           (!device || (asked->pack_all && m->wish.pack)) && cost_packing_pays_cpu(m->r->profile);
+           (!device || m->wish.pack) && cost_packing_pays_cpu(m->r->profile, device);
+}
+
+/* Whether they do: beside a device where that was asked for, or is being tried. */
+static bool packs_for_cpu(const struct making *m, enum search_strategy strategy, bool device)
+{
+    return may_pack_for_cpu(m, strategy, device) && (!device || m->r->wish.pack_all || m->packs_cpu_beside);
+}
+
+/* Whether plans of this strategy may keep weights packed in VRAM: not the thesis's, see above; nor weights
+ * that hardly become smaller (prices are of such as do). */
+static bool packs_on_gpu(const struct making *m, enum search_strategy strategy, bool device)
+{
+    const struct ledger_wish *asked = &m->r->wish;
+    const struct packed_parts *parts = &asked->parts; /* 0: nobody looked */
+    bool any = m->table.packs_head && !m->table.tied && parts->head < PACKED_WORTH;
+    for (uint32_t u = 0; u < 2 * m->table.layers; u++)
+        any |= m->table.packs[u] && (u & 1 ? parts->mlp : parts->attention) < PACKED_WORTH;
+    return asked->pack && asked->pack_gpu && device && any && strategy != SEARCH_THESIS &&
+           strategy != SEARCH_ALL_CPU;
 }
 
 static uint64_t excess(const struct ledger *ledger)
@@ -208,10 +256,12 @@ static uint64_t excess(const struct ledger *ledger)
     return ledger->total > ledger->limit ? ledger->total - ledger->limit : 0;
 }
 
-/* The best plan with one context and its smallest pool. Wishes for long prompts are given up where nothing
- * fits with them, and where the plan that was found does without: first long chunks, then the ring. */
-int attempt_context(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
-                    struct plan *plan, struct attempt *attempt, struct helm_err *err)
+/* The best plan with one context and its smallest pool, all that can be packed in VRAM or nothing. Wishes for
+ * long prompts are given up where nothing fits with them, and where the plan that was found does without:
+ * first long chunks, then the ring. */
+static int attempt_packing(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
+                           enum packing packing, struct plan *plan, struct attempt *attempt,
+                           struct helm_err *err)
 {
     bool stated = m->r->wish.step_tokens != 0, streams = strategy == SEARCH_BEST || strategy == SEARCH_STREAM;
     struct memory_wish wish = {.ctx = ctx,
@@ -224,11 +274,12 @@ int attempt_context(struct making *m, enum search_strategy strategy, bool device
     *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
     m->wish.step_tokens = stated ? m->r->wish.step_tokens : LEDGER_STEP_TOKENS;
     m->wish.pack_cpu = packs_for_cpu(m, strategy, device);
+    m->wish.pack_gpu = packing != PACKING_NONE;
     int rc = 0;
     if (!stated && device && streams)
         rc = prefill_step_tokens(&m->c, m->r->profile, ctx, &m->wish.step_tokens, err);
     if (rc) return rc;
-    rc = price_decode(m, ctx, &prices, err);
+    rc = price_decode(m, ctx, packing, &prices, err);
     if (rc) return rc;
     for (uint32_t tries = 0; !rc && tries < TIGHTEN_MAX; tries++) {
         bool longer = !stated && m->wish.step_tokens > LEDGER_STEP_TOKENS;
@@ -249,6 +300,108 @@ int attempt_context(struct making *m, enum search_strategy strategy, bool device
         wish.less_host += attempt->host = excess(&plan->host);
     }
     cost_table_free(&prices);
+    attempt->packed = m->wish.pack_gpu;
+    return rc;
+}
+
+static bool all_in_vram(const struct plan *plan)
+{
+    for (uint32_t i = 0; i < plan->stage_count; i++)
+        if (plan->stages[i].home != PLAN_HOME_GPU) return false;
+    return plan->head == PLAN_HOME_GPU;
+}
+
+/* Whether all half layers could be in VRAM if they were packed, as far as their weights go. */
+static bool all_could_be(const struct making *m)
+{
+    uint64_t sum = 0;
+    for (uint32_t u = 0; u < 2 * m->table.layers; u++)
+        sum += m->table.packs[u] ? ledger_packed_unit_bytes(&m->c, u) : analyse_units(&m->table, u, u).vram;
+    return sum <= m->machine.device.limit;
+}
+
+/* Whether `b` is to be made rather than `a`; where neither fits, whether less memory would do for it. */
+static bool better(const struct attempt *b, const struct attempt *a)
+{
+    if (a->fits != b->fits) return b->fits;
+    if (a->fits)
+        return b->seconds < (1 - SEARCH_ALIKE) * a->seconds; /* nothing to pack, nothing to read so */
+    return b->vram < a->vram || (b->vram == a->vram && b->host < a->host);
+}
+
+/* A plan with weights packed in VRAM in the place of this one, if that is better. */
+static int try_packed(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
+                      enum packing packing, struct plan *plan, struct attempt *attempt, struct helm_err *err)
+{
+    struct plan packed = {0};
+    struct attempt other;
+    int rc = attempt_packing(m, strategy, device, ctx, packing, &packed, &other, err);
+    if (!rc && other.fits) rc = packed_choose(m, ctx, &packed, &other.seconds, err);
+    if (!rc && better(&other, attempt)) {
+        struct plan worse = *plan;
+        *plan = packed;
+        packed = worse;
+        *attempt = other;
+    }
+    plan_free(&packed);
+    return rc;
+}
+
+/* With weights packed in VRAM or not, whichever is better. */
+static int attempt_vram(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
+                        struct plan *plan, struct attempt *attempt, struct helm_err *err)
+{
+    int rc = attempt_packing(m, strategy, device, ctx, PACKING_NONE, plan, attempt, err);
+    if (rc || !packs_on_gpu(m, strategy, device)) return rc;
+    /* Nothing is won by packing what is there already, unless it is read faster so. */
+    bool faster = m->batch == 1 && cost_packed_is_faster(m->r->profile);
+    if (attempt->fits && all_in_vram(plan) && !faster) return 0;
+    const uint32_t step_tokens = m->wish.step_tokens;
+    rc = try_packed(m, strategy, device, ctx, PACKING_ALL, plan, attempt, err);
+    if (!rc && attempt->fits && !all_in_vram(plan) && all_could_be(m))
+        rc = try_packed(m, strategy, device, ctx, PACKING_UNPRICED, plan, attempt, err);
+    m->wish.step_tokens = attempt->fits ? plan->step_tokens : step_tokens;
+    m->wish.pack_gpu = attempt->packed;
+    return rc;
+}
+
+static bool has_cpu(const struct plan *plan)
+{
+    for (uint32_t i = 0; i < plan->stage_count; i++)
+        if (plan->stages[i].home == PLAN_HOME_CPU) return true;
+    return false;
+}
+
+/* Beside a device the CPU reads packed what it computes with where the forecast gains so much by it: prompts
+ * unpack what the CPU has of them, and loading packs. (Measured, 16 cores and an H200: decode gains what is
+ * forecast, from nothing to a third, as the machine's memory is.) */
+#define PACKED_CPU_GAIN 0.05
+
+int attempt_context(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
+                    struct plan *plan, struct attempt *attempt, struct helm_err *err)
+{
+    struct plan packed = {0};
+    struct attempt other;
+    m->packs_cpu_beside = false;
+    int rc = attempt_vram(m, strategy, device, ctx, plan, attempt, err);
+    if (rc || !device || !attempt->fits || m->wish.pack_cpu || !has_cpu(plan) ||
+        !may_pack_for_cpu(m, strategy, device))
+        return rc;
+    const struct ledger_wish wish = m->wish;
+    m->packs_cpu_beside = true;
+    rc = attempt_packing(m, strategy, device, ctx, attempt->packed ? PACKING_ALL : PACKING_NONE, &packed,
+                         &other, err);
+    if (!rc && other.fits && attempt->packed) rc = packed_choose(m, ctx, &packed, &other.seconds, err);
+    if (!rc && other.fits && other.seconds < (1 - PACKED_CPU_GAIN) * attempt->seconds) {
+        struct plan plain = *plan;
+        *plan = packed;
+        packed = plain;
+        *attempt = other;
+    } else {
+        m->wish = wish;
+        m->packs_cpu_beside = false;
+    }
+    plan_free(&packed);
     return rc;
 }
 
@@ -307,7 +460,8 @@ int attempt_nearest(struct making *m, enum search_strategy strategy, bool device
     struct attempt again;
     m->wish.step_tokens = m->r->wish.step_tokens ? m->r->wish.step_tokens : LEDGER_STEP_TOKENS;
     m->wish.pack_cpu = packs_for_cpu(m, strategy, device);
-    int rc = price_decode(m, ctx, &prices, err);
+    m->wish.pack_gpu = attempt->packed;
+    int rc = price_decode(m, ctx, attempt->packed ? PACKING_ALL : PACKING_NONE, &prices, err);
     if (rc) return rc;
     rc = grow(m, strategy, &wish, &prices, false, &attempt->host, plan, err);
     if (!rc) rc = grow(m, strategy, &wish, &prices, true, &attempt->vram, plan, err);

@@ -1,6 +1,6 @@
 /* One attempt at a plan: a strategy with one context. And what to say when none succeeds.
  *
- * Internal to planner.c, attempt.c and refusal.c. */
+ * Internal to planner.c, attempt.c, packed_choice.c and refusal.c. */
 #ifndef HELM_DAEMON_PLANNER_ATTEMPT_H
 #define HELM_DAEMON_PLANNER_ATTEMPT_H
 
@@ -15,13 +15,15 @@ struct making {
     struct ledger_case c;          /* of this wish, machine and table */
     struct analyse_table table;
     uint32_t batch;
-    bool required; /* a plan must use the device */
+    bool required;         /* a plan must use the device */
+    bool packs_cpu_beside; /* tried is what the CPU reads packed beside it */
 };
 
 #define NEVER UINT64_MAX
 /* What came of a strategy with one context. */
 struct attempt {
     bool fits;
+    bool packed;         /* made with what lies in VRAM packed, as far as it can be */
     double seconds;      /* of the decode step */
     uint64_t vram, host; /* else: by how much each limit would have to grow, the other as it is; or NEVER */
 };
@@ -34,7 +36,16 @@ uint32_t making_next_ctx(const struct making *m, uint32_t ctx);
 HELM_MUST_CHECK int attempt_context(struct making *m, enum search_strategy strategy, bool device,
                                     uint32_t ctx, struct plan *plan, struct attempt *attempt,
                                     struct helm_err *err);
-/* The same for the largest context for which there is one. *ctx: the last one that was tried. */
+/* Prices of the decode step that plans are made for, with so much packed in VRAM (as cost_step's). */
+HELM_MUST_CHECK int attempt_price(const struct making *m, uint32_t ctx, const bool *packed_gpu,
+                                  bool packed_head, struct cost_table *prices, struct helm_err *err);
+/* packed_choice.c: of a plan with all packed in VRAM that can be, whose ledgers with the smallest pool fit,
+ * makes as many plain again as still fit, and the head if that is faster. *seconds: of its decode step then.
+ */
+HELM_MUST_CHECK int packed_choose(struct making *m, uint32_t ctx, struct plan *plan, double *seconds,
+                                  struct helm_err *err);
+/* The same as attempt_context for the largest context for which there is one. *ctx: the last one that was
+ * tried. */
 HELM_MUST_CHECK int attempt_contexts(struct making *m, enum search_strategy strategy, bool device,
                                      uint32_t *ctx, struct plan *plan, struct attempt *attempt,
                                      struct helm_err *err);

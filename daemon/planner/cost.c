@@ -77,22 +77,6 @@ static double slowed_by_link(const struct profile_cpu *cpu, uint32_t tokens)
     return profile_table_at(&slowed, tokens).value;
 }
 
-/* Operations a second of the step's products with a matrix of so many columns. A thread takes rows in runs,
- * of which each begins with weights that nothing has fetched: what that takes is the same whatever the rows'
- * length, so an operation takes longer by a line in one over the columns, through the two that were measured.
- */
-static double linear_of_cols(const struct pricing *p, double cols)
-{
-    const struct profile_cpu *cpu = &p->profile->cpu;
-    double narrow = profile_table_at(&cpu->linear_narrow, p->step->tokens).value,
-           wide = profile_table_at(&cpu->linear_wide, p->step->tokens).value;
-    if (p->cpu.linear <= 0 || narrow <= 0 || wide <= narrow || cpu->narrow_cols >= cpu->wide_cols)
-        return p->cpu.linear; /* not known, or not so with these kernels */
-    double part = (1 / cols - 1.0 / cpu->wide_cols) / (1.0 / cpu->narrow_cols - 1.0 / cpu->wide_cols);
-    double seconds = 1 / wide + part * (1 / narrow - 1 / wide);
-    return 1 / fmax(seconds, 0.5 / wide); /* of rows much longer still */
-}
-
 static int rates_of_cpu(struct pricing *p, struct helm_err *err)
 {
     const struct profile_cpu *cpu = &p->profile->cpu;
@@ -300,9 +284,7 @@ static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent
         if (t->layer < 0 || (uint32_t)t->layer >= m->config.layers) continue;
         uint32_t unit = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
         double parameters = t->rows == 1 ? 0 : (double)t->rows * (double)t->cols;
-        struct device_rates rates = p->cpu;
-        if (parameters > 0) rates.linear = linear_of_cols(p, (double)t->cols);
-        (parameters > 0 && is_packed_for_cpu(p, unit) ? add_packed : add_linear)(&rates, (double)t->bytes,
+        (parameters > 0 && is_packed_for_cpu(p, unit) ? add_packed : add_linear)(&p->cpu, (double)t->bytes,
                                                                                  parameters, p->step->tokens,
                                                                                  &cpu[unit]);
         if (!p->device) continue;
@@ -365,9 +347,17 @@ bool cost_packing_pays(const struct profile *profile)
     return (1 - COST_PACKED_PART) / profile->link.h2d.value > 1 / expand_rate(profile);
 }
 
-bool cost_packing_pays_cpu(const struct profile *profile)
+bool cost_packing_pays_cpu(const struct profile *profile, bool beside)
 {
-    return profile->cpu.gemv_packed.value > COST_PACKED_CPU_GAIN * profile->cpu.gemv.value;
+    const struct profile_cpu *cpu = &profile->cpu;
+    if (beside && cpu->gemv_packed_beside.value > COST_PACKED_CPU_GAIN * cpu->gemv_beside.value) return true;
+    return cpu->gemv_packed.value > COST_PACKED_CPU_GAIN * cpu->gemv.value;
+}
+
+bool cost_packed_is_faster(const struct profile *profile)
+{
+    const struct profile_gpu *gpu = &profile->gpu;
+    return gpu->gemv_packed.value > fmax(gpu->gemv.value, gpu->chain_gemv.value);
 }
 
 static double expand_seconds(const struct pricing *p, double bytes)
@@ -375,13 +365,39 @@ static double expand_seconds(const struct pricing *p, double bytes)
     return bytes / expand_rate(p->profile) + slices_of((uint64_t)bytes, true) * p->kernel.operation;
 }
 
-/* Whether one token's products read the unit packed (gpuk_gemv_packed_takes): devices that have chains, whole
- * tiles of every matrix. */
-static bool is_read_packed(const struct pricing *p, bool mlp)
+/* Whether one token's products read packed matrices as they are (gpuk_gemv_packed_takes): devices that have
+ * chains, or were measured doing it; whole tiles of every row. */
+static bool reads_packed(const struct pricing *p, uint32_t inner)
+{
+    return p->size == 0 && (p->chained || p->profile->gpu.gemv_packed.value > 0) &&
+           p->model->config.hidden % COST_PACKED_COLS == 0 && inner % COST_PACKED_COLS == 0;
+}
+
+static bool unit_read_packed(const struct pricing *p, bool mlp)
 {
     const struct model_config *c = &p->model->config;
-    const uint32_t inner = mlp ? c->intermediate : c->heads * c->head_dim;
-    return p->chained && c->hidden % COST_PACKED_COLS == 0 && inner % COST_PACKED_COLS == 0;
+    return reads_packed(p, mlp ? c->intermediate : c->heads * c->head_dim);
+}
+
+/* What a product of one token takes longer with whole packed matrices in VRAM than a kernel with plain ones
+ * does; less than nothing where memory is all that counts. Where nobody measured it: as with packed slices.
+ */
+static double longer_packed(const struct pricing *p, double bytes)
+{
+    const double packed = p->profile->gpu.gemv_packed.value;
+    if (packed <= 0) return COST_READ_PACKED_PART * expand_seconds(p, bytes);
+    return bytes / packed - bytes / p->kernel.gemv;
+}
+
+/* A unit that lies packed in VRAM: one token's operations are kernels of their own, each with whole matrices;
+ * several tokens' expand and multiply it slice by slice. */
+static double packed_in_vram(const struct pricing *p, bool mlp, uint64_t bytes, const struct spent *gpu,
+                             const struct spent *kernel)
+{
+    double more = fmax(0, slices_of(bytes, true) - LINEARS_OF_A_HALF);
+    if (unit_read_packed(p, mlp)) return fmax(gpu->total, kernel->total) + longer_packed(p, (double)bytes);
+    return p->together * fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel)) +
+           expand_seconds(p, (double)bytes);
 }
 
 static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu, struct spent *gpu,
@@ -400,7 +416,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
     if (!p->device) return;
     add_rest(p, &p->gpu, mlp, window, gpu);
     add_rest(p, &p->kernel, mlp, window, kernel);
-    u->gpu = p->together * gpu->total;
+    u->gpu = u->gpu_packed ? packed_in_vram(p, mlp, u->bytes, gpu, kernel) : p->together * gpu->total;
     u->gpu_bound = bound_of(gpu);
     /* Between slices there are events: nothing to chain. */
     double more = fmax(0, slices_of(u->bytes, u->packed) - LINEARS_OF_A_HALF);
@@ -408,7 +424,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
         p->together * fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel));
     if (u->packed)
         u->stream +=
-            (is_read_packed(p, mlp) ? COST_READ_PACKED_PART : 1) * expand_seconds(p, (double)u->bytes);
+            (unit_read_packed(p, mlp) ? COST_READ_PACKED_PART : 1) * expand_seconds(p, (double)u->bytes);
     if (p->size == 2) {
         double calls = gpu_operations[mlp][p->size] * p->kernel.parts;
         u->issue = calls * p->profile->gpu.issue.value;
@@ -417,9 +433,27 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu
                                       LINEARS_OF_A_HALF * CALLS_OF_A_SLICE) *
                                          p->profile->gpu.issue.value;
         if (u->packed) u->issue_stream += slices_of(u->bytes, true) * p->profile->gpu.issue.value;
+        if (u->gpu_packed) {
+            double slices = slices_of(u->bytes, true);
+            u->issue += (slices + 2 * fmax(0, slices - LINEARS_OF_A_HALF) * p->kernel.parts) *
+                        p->profile->gpu.issue.value;
+        }
     }
     u->borrow = 0;
     price_link(p, unit, window, u);
+}
+
+/* By how much the head is later where it lies packed in VRAM: one row's product is no part of a chain,
+ * several rows' are of expanded slices. */
+static double head_packed(const struct pricing *p, double bytes)
+{
+    const double few = ceil((double)p->step->samples / FEW_TOKENS);
+    if (p->step->samples > 1 || !reads_packed(p, COST_PACKED_COLS))
+        return expand_seconds(p, bytes) +
+               few * fmax(0, slices_of((uint64_t)bytes, true) - 1) * product_of(&p->kernel);
+    double kernel = fmax(0, bytes / p->kernel.gemv - bytes / p->gpu.gemv) +
+                    fmax(0, p->kernel.operation - product_of(&p->gpu));
+    return kernel + longer_packed(p, bytes);
 }
 
 /* Final norm, lm_head, a token from the logits. The GPU takes 16 rows at a time. */
@@ -458,6 +492,8 @@ static void price_head(const struct pricing *p, const struct analyse_table *anal
     /* and the word that says so, on its way to the host */
     u->gpu = u->stream = gpu.total + p->profile->link.hand_over.value;
     u->gpu_bound = bound_of(&gpu);
+    u->gpu_packed = p->step->packed_head && analysed->packs_head;
+    if (u->gpu_packed) u->gpu = u->stream = u->gpu + head_packed(&head, bytes);
 }
 
 static void price_embed(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u)
@@ -559,6 +595,7 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
         unit->packed = step->packed && step->packed[u] && analysed->packs[u];
         if (unit->packed) unit->crossing = crossing_of(unit->bytes);
         unit->cpu_packed = is_packed_for_cpu(&p, u);
+        unit->gpu_packed = step->packed_gpu && step->packed_gpu[u] && analysed->packs[u];
         price_unit(&p, u, &cpu[u], &gpu[u], &kernel[u], &table->unit[u]);
     }
     price_embed(&p, analysed, &table->embed);

@@ -17,6 +17,9 @@ struct cost_step {
     enum dtype kv_dtype;
     const bool *packed; /* [units]: whose weights are packed in host memory, if they can be; NULL: none's */
     bool packed_cpu;    /* the CPU computes with those as they are, where it can */
+    const bool *packed_gpu; /* [units]: whose weights lie packed in VRAM where they are at home there, if they
+                               can be; NULL: none's */
+    bool packed_head;       /* so does the head */
 };
 
 /* What the ring passes on at once (worker-gpu/ring.h): the GPU computes with a slice as soon as all of it has
@@ -44,7 +47,7 @@ struct cost_step {
 /* Prices in seconds. `beside`: while the link streams (CPU), while the CPU computes (link). */
 struct cost_unit {
     double cpu, cpu_beside; /* T 4.8, 4.10, 4.13: linears and attention, each the slower of bytes and work */
-    double gpu;             /* weights in VRAM */
+    double gpu;             /* weights in VRAM, packed or not */
     double stream;          /* weights in the ring, in slices: gpu, and an operation for each slice more */
     double link, link_beside; /* copying its weights */
     double borrow; /* link: its KV pages in and out, where the cache is the host's and it is computed
@@ -54,6 +57,7 @@ struct cost_unit {
     uint64_t crossing;                 /* of them over the link, and in the ring */
     bool packed;                       /* so crossing is less than bytes, and the GPU expands them first */
     bool cpu_packed;                   /* `cpu` and `cpu_beside` are of packed weights */
+    bool gpu_packed;                   /* `gpu` is */
     const char *cpu_bound, *gpu_bound; /* "memory", "compute", "overhead": for bound_by */
 };
 
@@ -78,9 +82,13 @@ uint64_t cost_packed_saving(const struct analyse_table *analysed, const bool *pa
  * emulated device it takes more: that is a CPU beside a fast link.) */
 bool cost_packing_pays(const struct profile *profile);
 /* Whether one token's products of the CPU are faster with packed weights by so much that their kernels are
- * worth it; several tokens' are slower, by what unpacking takes. */
+ * worth it, alone or, if `beside`, while the link streams; several tokens' are slower, by what unpacking
+ * takes. */
 #define COST_PACKED_CPU_GAIN 1.1
-bool cost_packing_pays_cpu(const struct profile *profile);
+bool cost_packing_pays_cpu(const struct profile *profile, bool beside);
+/* Whether one token's products in VRAM are faster with packed weights than with plain ones, wherever those
+ * fit. */
+bool cost_packed_is_faster(const struct profile *profile);
 
 /* Without a device in the profile the prices of GPU and link are infinite. HELM_E_FORMAT names a rate that is
  * missing, HELM_E_LIMIT a step that is none. */
@@ -139,8 +147,11 @@ struct cost_crossing {
     uint64_t bytes, crossing;
 };
 struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, const struct plan *plan);
-/* The same of what the CPU reads: its units, and the head if that is there. */
+/* The same of what the CPU reads: its units, and the head if that is there; and of what the GPU reads in
+ * VRAM.
+ */
 struct cost_crossing cost_reading_of(const struct analyse_table *analysed, const struct plan *plan);
+struct cost_crossing cost_gpu_reading_of(const struct analyse_table *analysed, const struct plan *plan);
 
 struct cost_case {
     const struct model *model;

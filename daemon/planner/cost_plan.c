@@ -48,6 +48,17 @@ struct cost_crossing cost_reading_of(const struct analyse_table *analysed, const
     return bytes_of(analysed, plan, PLAN_HOME_CPU);
 }
 
+struct cost_crossing cost_gpu_reading_of(const struct analyse_table *analysed, const struct plan *plan)
+{
+    bool packed[2 * MODEL_LAYERS_MAX];
+    struct analyse_share share;
+    analyse_share(analysed, plan, PLAN_HOME_GPU, &share);
+    plan_packed_on_gpu(plan, analysed->packs, packed);
+    uint64_t saving = cost_packed_saving(analysed, packed);
+    if (plan->pack_head) saving += (uint64_t)((1 - COST_PACKED_PART) * (double)analysed->head.stored);
+    return (struct cost_crossing){.bytes = share.token_bytes, .crossing = share.token_bytes - saving};
+}
+
 /* ---- error bars ---- */
 
 static double spread_of(const struct profile_value *v)
@@ -67,6 +78,7 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
                         const struct cost_plan *plan, const struct cost_result *result)
 {
     bool one = table->tokens <= 1, streams = false, packed = false;
+    bool in_vram = table->head.gpu_packed && plan->head == PLAN_HOME_GPU;
     double waited = result->seconds - result->hand_overs - table->step;
     double cpu = one ? spread_of(&profile->cpu.gemv) : spread_at(&profile->cpu.linear, table->tokens);
     const struct profile_value *gemv =
@@ -75,10 +87,13 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
     for (uint32_t u = 0; u < table->units; u++) {
         streams = streams || plan->home[u] == PLAN_HOME_STREAM;
         packed = packed || (plan->home[u] == PLAN_HOME_CPU && table->unit[u].cpu_packed);
+        in_vram = in_vram || (plan->home[u] == PLAN_HOME_GPU && table->unit[u].gpu_packed);
     }
     if (streams && one) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_beside));
     if (packed && one) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_packed));
     if (packed && one && streams) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_packed_beside));
+    if (in_vram && one) gpu = fmax(gpu, spread_of(&profile->gpu.gemv_packed));
+    if (in_vram) gpu = fmax(gpu, spread_of(&profile->gpu.expand));
     waited -= result->busy[COST_CPU] + result->busy[COST_GPU];
     if (!streams || waited < 0) waited = 0;
     if (result->seconds <= 0) return 0;
@@ -99,6 +114,7 @@ struct walk {
     enum plan_home *decode; /* [2 * layers] */
     bool *kv_cpu;           /* [layers] */
     bool *packed;           /* [2 * layers] */
+    bool *packed_gpu;       /* [2 * layers], behind them */
     double *done;           /* [2 * layers + 2] */
     double half_width;      /* seconds, so far */
     double link_late;       /* what the last step left the link to do */
@@ -118,11 +134,13 @@ static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err 
     w->home = calloc(units, sizeof *w->home);
     w->decode = calloc(units, sizeof *w->decode);
     w->kv_cpu = calloc(units, sizeof *w->kv_cpu);
-    w->packed = calloc(units, sizeof *w->packed);
+    w->packed = calloc(2 * (size_t)units, sizeof *w->packed);
     w->done = calloc((size_t)units + 2, sizeof *w->done);
     if (w->home && w->decode && w->kv_cpu && w->packed && w->done) {
         plan_unit_homes(c->plan, 0, w->decode);
+        w->packed_gpu = w->packed + units;
         plan_packed_units(c->plan, c->analysed->packs, c->analysed->packs_cpu, w->packed);
+        plan_packed_on_gpu(c->plan, c->analysed->packs, w->packed_gpu);
         return 0;
     }
     return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u layers", c->plan->layers);
@@ -180,7 +198,9 @@ static int walk_step(struct walk *w, uint32_t tokens, uint32_t rows, uint32_t sa
                                    .context = context,
                                    .kv_dtype = w->kv_dtype,
                                    .packed = w->packed,
-                                   .packed_cpu = c->plan->pack_cpu};
+                                   .packed_cpu = c->plan->pack_cpu,
+                                   .packed_gpu = w->packed_gpu,
+                                   .packed_head = c->plan->pack_head};
     struct cost_table table = {0};
     struct cost_result result = {.done = w->done};
     struct cost_plan plan;

@@ -95,15 +95,18 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
                          struct helm_err *err)
 {
     const struct plan_phase stages = plan_phase_at(k->plan, phase);
-    bool packed[2 * MODEL_LAYERS_MAX];
+    bool packed[2 * MODEL_LAYERS_MAX], packed_gpu[2 * MODEL_LAYERS_MAX];
     plan_packed_units(k->plan, k->analysed.packs, k->analysed.packs_cpu, packed);
+    plan_packed_on_gpu(k->plan, k->analysed.packs, packed_gpu);
     const struct cost_step step = {.tokens = list->tokens,
                                    .rows = list->rows,
                                    .samples = list->rows,
                                    .context = list->context,
                                    .kv_dtype = k->request->wish.kv_dtype,
                                    .packed = packed,
-                                   .packed_cpu = k->plan->pack_cpu};
+                                   .packed_cpu = k->plan->pack_cpu,
+                                   .packed_gpu = packed_gpu,
+                                   .packed_head = k->plan->pack_head};
     struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
     struct cost_table table = {0};
     struct cost_plan plan;
@@ -178,6 +181,17 @@ static int explain_lists(struct reckoning *k, struct explain *x, struct helm_err
                                   .rows = 1,
                                   .context = chunk};
     return explain_phase(k, 0, list, NULL, 0, &ignored, err);
+}
+
+/* Of the weights that lie packed in VRAM, as they are in the files. */
+static uint64_t packed_bytes(const struct reckoning *k)
+{
+    bool packed[2 * MODEL_LAYERS_MAX];
+    uint64_t sum = k->plan->pack_head ? k->analysed.head.stored : 0;
+    plan_packed_on_gpu(k->plan, k->analysed.packs, packed);
+    for (uint32_t u = 0; u < 2 * k->plan->layers; u++)
+        if (packed[u]) sum += analyse_units_stored(&k->analysed, u, u);
+    return sum;
 }
 
 /* ---- what else there was ---- */
@@ -331,6 +345,8 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     const struct cost_case parts = {request->model, &k.analysed, request->profile, plan};
     if (!rc) x->crossing = cost_crossing_of(&k.analysed, plan);
     if (!rc) x->reading = cost_reading_of(&k.analysed, plan);
+    if (!rc) x->gpu_reading = cost_gpu_reading_of(&k.analysed, plan);
+    if (!rc) x->packed_bytes = packed_bytes(&k);
     if (!rc) rc = cost_decode(&parts, x->batch, x->context, &x->decode, err);
     if (!rc) rc = cost_ttft(&parts, x->prompt, &x->first, err);
     if (!rc) rc = explain_lists(&k, x, err);

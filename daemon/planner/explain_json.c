@@ -70,15 +70,18 @@ json_t *explain_to_json(const struct explain *x)
     for (uint32_t i = 0; i < x->list_count; i++)
         if (json_object_set_new(stages, x->list[i].name, list_to_json(&x->list[i]))) goto fail;
     json_t *more =
-        json_pack("{s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:s, s:s, s:{s:I, s:I, s:I}}",
+        json_pack("{s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:s, s:s, s:{s:I, "
+                  "s:I, s:I}}",
                   "decode_tok_s", with_bars(explain_rate(x), explain_rate_low(x), explain_rate_high(x)),
                   "ttft_ms", with_bars(1e3 * p->ttft_s, 1e3 * p->ttft_low_s, 1e3 * p->ttft_high_s), "parts",
                   "decode", parts_to_json(&x->decode), "first", parts_to_json(&x->first), "link",
                   "weight_bytes", size_to_json(x->crossing.bytes), "link_bytes",
                   size_to_json(x->crossing.crossing), "cpu", "weight_bytes", size_to_json(x->reading.bytes),
-                  "read_bytes", size_to_json(x->reading.crossing), "strategies", strategies_to_json(x),
-                  "profile", profile->fingerprint, "machine", profile->machine, "assumed", "batch",
-                  (json_int_t)x->batch, "context", (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
+                  "read_bytes", size_to_json(x->reading.crossing), "gpu", "weight_bytes",
+                  size_to_json(x->gpu_reading.bytes), "read_bytes", size_to_json(x->gpu_reading.crossing),
+                  "strategies", strategies_to_json(x), "profile", profile->fingerprint, "machine",
+                  profile->machine, "assumed", "batch", (json_int_t)x->batch, "context",
+                  (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
     if (!more || json_object_update(json, more)) {
         json_decref(more);
         goto fail;

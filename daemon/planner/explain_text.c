@@ -104,6 +104,19 @@ static void print_moved(const char *name, const struct cost_crossing *moved, FIL
             moved->crossing < moved->bytes ? units_format_size(moved->crossing, packed) : "");
 }
 
+/* What lies packed in VRAM: in how much of it, tables and slack included. */
+static void print_packed(const struct explain *x, FILE *out)
+{
+    const struct plan *plan = x->plan;
+    char text[UNITS_TEXT], room[UNITS_TEXT];
+    uint32_t units = 0;
+    if (!plan->pack_gpu && !plan->pack_head) return;
+    for (uint32_t u = 0; u < 2 * plan->layers; u++) units += plan_unit_home(plan, 0, u) == PLAN_HOME_GPU;
+    fprintf(out, "vram     %u of %u half layers there%s lie packed: %s in %s\n", plan->pack_gpu, units,
+            plan->pack_head ? " and the head" : "", units_format_size(x->packed_bytes, text),
+            units_format_size(plan->pack_gpu_bytes, room));
+}
+
 void explain_print(const struct explain *x, FILE *out)
 {
     char text[UNITS_TEXT];
@@ -120,6 +133,7 @@ void explain_print(const struct explain *x, FILE *out)
             1e3 * p->ttft_low_s, 1e3 * p->ttft_high_s, x->prompt, how_many(x->prompt, "token", "tokens"));
     print_moved("link", &x->crossing, out);
     print_moved("cpu", &x->reading, out);
+    print_packed(x, out);
     fprintf(out, "context  %u tokens, %u pages of %u in %s\n\n", x->plan->context_tokens, x->plan->page_count,
             x->plan->page_tokens, x->plan->kv_dtype);
     for (uint32_t i = 0; i < x->list_count; i++) {

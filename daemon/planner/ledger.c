@@ -9,6 +9,7 @@
  * (plan.h), every page has two more layers' room in VRAM: one is copied in while the other is in use. */
 #include "daemon/planner/ledger.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,7 +26,7 @@
 #define PACKED_SLICE_BYTES (32 * MIB) /* of packed weights, before they are */
 #define SLICE_ROWS         16         /* at least */
 #define SLICE_ALIGN        256
-#define STAGING_BYTES      (128 * MIB) /* the emulated device's */
+#define STAGING_BYTES      (192 * MIB) /* the emulated device's, as worker-gpu/weights_load.c takes it at most */
 #define SAMPLERS           4           /* as worker-gpu/engine.h: threads that draw, at most */
 #define SCRATCH_ALIGN      64
 #define UNPACKED_BYTES     (512 * KIB) /* as worker-cpu/linear.c unpacks them, and a group at least */
@@ -83,25 +84,70 @@ uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t
            (analyse_units_stored(c->table, unit, unit) / (slice ? slice : 1) + 2) * device->graph_slice_bytes;
 }
 
-/* One slice, by rows of its matrices as they are in the files, and the tables of all packed matrices: what
- * worker-gpu/expand.c takes at most. */
-uint64_t ledger_expanded_bytes(const struct ledger_case *c, uint64_t ring_bytes)
+/* Of a slice rounded up to whole rows, then to groups of them; parts begin on their own boundaries. */
+static uint64_t slice_place(uint64_t slice, uint64_t row)
 {
-    uint64_t slice = ring_bytes / SLICES_A_RING, row = 0, tables = 0;
+    return slice + (SLICE_ROWS + 1) * row + 4 * SLICE_ALIGN;
+}
+
+/* One slice, by rows of its matrices as they are in the files, and the tables of all packed matrices that are
+ * streamed: what worker-gpu/expand.c takes at most. */
+uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what)
+{
+    uint64_t slice = what->ring_bytes / SLICES_A_RING, row = 0, there_row = 0, there = 0, tables = 0;
     if (slice > PACKED_SLICE_BYTES) slice = PACKED_SLICE_BYTES;
     for (uint32_t i = 0; i < c->model->tensor_count; i++) {
         const struct model_tensor *t = &c->model->tensors[i];
         if (t->layer < 0 || t->rows <= 1 || (uint32_t)t->layer >= c->table->layers) continue;
         uint32_t unit = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
+        uint64_t bytes = t->bytes / t->rows * (t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1);
+        if (what->units && c->table->packs[unit]) {
+            uint64_t most = analyse_units(c->table, unit, unit).packable; /* of one operation less */
+            if (bytes > there_row) there_row = bytes;
+            if (most > there) there = most;
+        }
         if (!(c->wish->pack && c->table->packs[unit]) && !(c->wish->pack_cpu && c->table->packs_cpu[unit]))
             continue;
-        uint64_t bytes = t->bytes / t->rows * (t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1);
         if (bytes > row) row = bytes;
         tables += packed_offsets_bytes((uint32_t)t->rows) + SLICE_ALIGN;
     }
-    if (!row || !ring_bytes) return 0;
-    /* rounded up to whole rows, then to groups of them; parts begin on their own boundaries */
-    return slice + (SLICE_ROWS + 1) * row + 4 * SLICE_ALIGN + tables;
+    if (what->head && c->table->packs_head) {
+        uint64_t bytes = c->model->config.hidden * dtype_bytes(DTYPE_BF16);
+        if (bytes > there_row) there_row = bytes;
+        if (c->table->head.packable > there) there = c->table->head.packable;
+    }
+    if (there > PACKED_SLICE_BYTES) there = PACKED_SLICE_BYTES;
+    uint64_t streamed = row && what->ring_bytes ? slice_place(slice, row) : 0,
+             place = there ? slice_place(there, there_row) : 0;
+    return (streamed > place ? streamed : place) + (streamed ? tables : 0);
+}
+
+/* `part` 0: nobody looked at them. */
+static uint64_t packed_room(const struct analyse_bytes *bytes, double part)
+{
+    double packed = part > 0 ? part * (double)bytes->packable : (double)bytes->packed;
+    return (uint64_t)ceil(packed * (1 + LEDGER_PACKED_SLACK)) + bytes->packed_tables;
+}
+
+uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit)
+{
+    const struct analyse_bytes bytes = analyse_units(c->table, unit, unit);
+    return packed_room(&bytes, unit & 1 ? c->wish->parts.mlp : c->wish->parts.attention);
+}
+
+uint64_t ledger_packed_head_bytes(const struct ledger_case *c)
+{
+    return packed_room(&c->table->head, c->wish->parts.head);
+}
+
+uint64_t ledger_packed_bytes(const struct ledger_case *c, const struct plan *plan)
+{
+    bool packed[2 * MODEL_LAYERS_MAX];
+    uint64_t sum = plan->pack_head ? ledger_packed_head_bytes(c) : 0;
+    plan_packed_on_gpu(plan, c->table->packs, packed);
+    for (uint32_t u = 0; u < 2 * plan->layers; u++)
+        if (packed[u]) sum += ledger_packed_unit_bytes(c, u);
+    return sum;
 }
 
 uint64_t ledger_gpu_host_bytes(const struct ledger_case *c)
@@ -176,7 +222,7 @@ static uint64_t packed_more(const struct ledger_case *c, const struct plan *plan
 }
 
 /* Whether some phase streams a packed unit, one that the CPU computes in another or not. */
-static bool expands(const struct ledger_case *c, const struct plan *plan)
+static bool streams_packed(const struct ledger_case *c, const struct plan *plan)
 {
     bool packed[2 * MODEL_LAYERS_MAX];
     plan_packed_units(plan, c->table->packs, c->table->packs_cpu, packed);
@@ -186,22 +232,44 @@ static bool expands(const struct ledger_case *c, const struct plan *plan)
     return false;
 }
 
+/* What the matrices that lie packed in VRAM would take there as they are. */
+static uint64_t plain_of_packed(const struct ledger_case *c, const struct plan *plan)
+{
+    bool packed[2 * MODEL_LAYERS_MAX];
+    uint64_t sum = plan->pack_head ? c->table->head.vram : 0;
+    plan_packed_on_gpu(plan, c->table->packs, packed);
+    for (uint32_t u = 0; u < 2 * plan->layers; u++) {
+        const struct analyse_bytes bytes = analyse_units(c->table, u, u);
+        if (packed[u]) sum += bytes.vram - bytes.vram_vectors;
+    }
+    return sum;
+}
+
 static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *plan)
 {
     const struct ledger_device *device = &c->machine->device;
     struct ledger *vram = &plan->vram;
     struct analyse_share gpu;
     char what[48];
+    const uint64_t packed = ledger_packed_bytes(c, plan);
+    if (plan->pack_gpu_bytes < packed || !packed) /* no room for nothing */
+        plan->pack_gpu_bytes = packed;
     analyse_share(c->table, plan, PLAN_HOME_GPU, &gpu);
     vram->limit = device->limit;
     ledger_add(vram, "weights",
-               gpu.bytes.vram - gpu.bytes.vram_vectors + analyse_vectors(c->table, plan, PLAN_HOME_GPU));
+               gpu.bytes.vram - gpu.bytes.vram_vectors - plain_of_packed(c, plan) +
+                   analyse_vectors(c->table, plan, PLAN_HOME_GPU));
+    if (plan->pack_gpu_bytes) ledger_add(vram, "packed weights", plan->pack_gpu_bytes);
     if (gpu.kv_layers) {
         snprintf(what, sizeof what, "KV pool, %u pages of %u tokens", plan->page_count, plan->page_tokens);
         ledger_add(vram, what, times(gpu.kv_layers, ledger_kv_layer_bytes(c, plan->page_count)));
     }
     if (plan->ring_bytes) ledger_add(vram, "stream ring", plan->ring_bytes);
-    if (expands(c, plan)) ledger_add(vram, "expanded slice", ledger_expanded_bytes(c, plan->ring_bytes));
+    const struct ledger_expands expands = {.ring_bytes = streams_packed(c, plan) ? plan->ring_bytes : 0,
+                                           .units = plan->pack_gpu > 0,
+                                           .head = plan->pack_head};
+    const uint64_t expanded = ledger_expanded_bytes(c, &expands);
+    if (expanded) ledger_add(vram, "expanded slice", expanded);
     if (plan_borrows_kv(plan)) {
         snprintf(what, sizeof what, "borrowed KV, 2 layers of %u pages", plan->page_count);
         ledger_add(vram, what, times(2, ledger_kv_layer_bytes(c, plan->page_count)));

@@ -17,6 +17,7 @@
 #include "common/model/model.h"
 #include "common/plan.h"
 #include "daemon/planner/analyse.h"
+#include "daemon/planner/packed_sample.h"
 
 #define LEDGER_CTX_DEFAULT_MAX 8192
 #define LEDGER_CTX_LEAST       256
@@ -35,7 +36,9 @@ struct ledger_wish {
     bool pack;                  /* streamed weights cross the link packed, where they can be */
     bool pack_cpu;              /* and those that the CPU computes with are read packed: of a request, that
                                    the processor has kernels for it */
-    bool pack_all;              /* of a request: that also beside a device, where auto leaves it */
+    bool pack_all;              /* of a request: that also beside a device where the forecast gains little */
+    bool pack_gpu;              /* all that can be lies packed in VRAM; of a request: that it may */
+    struct packed_parts parts;  /* what weights come to packed, where somebody looked at them */
     uint64_t host_memory_bytes; /* 0: not stated */
 };
 
@@ -72,9 +75,21 @@ uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count)
 /* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
  * slices: where its weights are streamed. */
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);
-/* What of streamed weights that come packed lies expanded in VRAM: no slice is larger. 0: nothing is packed
- * where the wish is granted. */
-uint64_t ledger_expanded_bytes(const struct ledger_case *c, uint64_t ring_bytes);
+/* What lies expanded in VRAM of weights that are packed: of streamed ones (a ring of so many bytes; 0: none
+ * are streamed) and of half layers and the head at home there. No slice is larger; all take the same place.
+ * 0: nothing is packed where the wish is granted. */
+struct ledger_expands {
+    uint64_t ring_bytes;
+    bool units, head;
+};
+uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what);
+/* Room in VRAM for a half layer's matrices, or the head, packed: their tables, what they come to, and
+ * LEDGER_PACKED_SLACK of that, since what others come to was looked at. */
+#define LEDGER_PACKED_SLACK 0.005
+uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit);
+uint64_t ledger_packed_head_bytes(const struct ledger_case *c);
+/* Of all that the plan keeps packed there. */
+uint64_t ledger_packed_bytes(const struct ledger_case *c, const struct plan *plan);
 /* What is there whatever the plan: processes, and the arena but for lanes, cache and weights. */
 HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes,
                                             struct helm_err *err);
@@ -89,7 +104,8 @@ uint64_t ledger_draw_bytes(const struct ledger_case *c);
 uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most);
 
 /* Writes both ledgers of the plan's lists with this context and this many pages, the plan's sizes, and the
- * arena's layout. Fails only when the arena cannot be laid out at all. */
+ * arena's layout. A room for packed weights that is too small by what is known here grows. Fails only when
+ * the arena cannot be laid out at all. */
 HELM_MUST_CHECK int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                  struct plan *plan, struct arena_spec *spec, struct helm_err *err);
 bool ledger_fits(const struct plan *plan);

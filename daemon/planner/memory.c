@@ -81,7 +81,10 @@ static void fill_units(const struct ledger_case *c, const struct memory_wish *wi
         unit[PLAN_HOME_CPU] = on_device(c, wish->prefill ? bytes.vram_vectors : 0,
                                         bytes.arena + bytes.vector_bytes + packed_more(c, u, PLAN_HOME_CPU));
         unit[PLAN_HOME_CPU].host += kv.vram;
-        unit[PLAN_HOME_GPU] = on_device(c, bytes.vram + ledger_graph_bytes(c, u, 0), 0);
+        uint64_t weights = c->wish->pack_gpu && c->table->packs[u]
+                               ? bytes.vram_vectors + ledger_packed_unit_bytes(c, u)
+                               : bytes.vram;
+        unit[PLAN_HOME_GPU] = on_device(c, weights + ledger_graph_bytes(c, u, 0), 0);
         unit[PLAN_HOME_GPU] = sum_of(&unit[PLAN_HOME_GPU], &kv);
         unit[PLAN_HOME_STREAM] =
             on_device(c, bytes.vram_vectors + ledger_graph_bytes(c, u, ring),
@@ -102,7 +105,20 @@ static void fill_ends(const struct ledger_case *c, const struct memory_wish *wis
     s->head[PLAN_HOME_CPU] = (struct search_bytes){.host = t->head.arena + t->final_norm.vector_bytes};
     s->head[PLAN_HOME_GPU] =
         on_device(c, t->head.vram + t->final_norm.vram + head_work, ledger_draw_bytes(c));
-    memcpy(s->tied_both, s->head, sizeof s->tied_both);
+    memcpy(s->tied_both, s->head, sizeof s->tied_both); /* as they are: rows of an embedding are looked up */
+    if (c->wish->pack_gpu && t->packs_head)
+        s->head[PLAN_HOME_GPU] =
+            on_device(c, ledger_packed_head_bytes(c) + t->final_norm.vram + head_work, ledger_draw_bytes(c));
+}
+
+/* The place of expanded slices, for the largest ring. Where weights at home in VRAM are packed it comes with
+ * the first of them, and streamed ones take the same. */
+static uint64_t expanded_bytes(const struct ledger_case *c, uint64_t ring_max, bool there)
+{
+    const struct ledger_expands what = {.ring_bytes = ring_max,
+                                        .units = there,
+                                        .head = there && !c->table->tied};
+    return ledger_expanded_bytes(c, &what);
 }
 
 /* What comes with the first unit of a kind. */
@@ -116,9 +132,10 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
         device->library_bytes + device->graph_bytes + device->context_bytes +
         analyse_vram_workspace_bytes(&c->model->config, w->step_tokens, w->slots, wish->ctx, true, false);
     s->cpu_any = (struct search_bytes){.host = ledger_cpu_buffer_bytes(c, w->step_tokens)};
+    if (w->pack_gpu) work += expanded_bytes(c, s->ring_max, true);
     s->gpu_any = on_device(c, work, ledger_gpu_host_bytes(c) + (wish->cpu ? lanes : 0));
     /* Streamed weights are loaded by the CPU worker, which is there for that even if it computes nothing. */
-    s->stream_any = on_device(c, borrowed + ledger_expanded_bytes(c, s->ring_max),
+    s->stream_any = on_device(c, borrowed + (w->pack_gpu ? 0 : expanded_bytes(c, s->ring_max, false)),
                               ledger_cpu_buffer_bytes(c, 0) + (wish->cpu ? 0 : lanes));
     if (device->kind == LEDGER_DEVICE_EMULATED) s->stream_any.host += s->ring_max;
 }

@@ -214,6 +214,23 @@ static int check_ring(const struct making *m, const struct plan *plan, struct he
                      units_format_size(plan->ring_bytes, has), units_format_size(least, needs));
 }
 
+/* Whether what the plan keeps packed in VRAM can be; without the wish to pack nothing is. */
+static int check_packed(const struct making *m, const struct plan *plan, struct helm_err *err)
+{
+    bool packed[2 * MODEL_LAYERS_MAX];
+    const uint32_t can = plan_packed_on_gpu(plan, m->table.packs, packed);
+    if (can < plan->pack_gpu)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "'pack_gpu' is %u, but of the half layers at home on 'gpu' only %u can be packed",
+                         plan->pack_gpu, can);
+    if (plan->pack_head && !m->table.packs_head)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "'pack_head' is true, but this head is no bf16 matrix");
+    if (plan->pack_head && m->table.tied && plan->embed == PLAN_HOME_GPU)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "'pack_head' is true, but the head is the embedding, which is on 'gpu' as well");
+    return 0;
+}
+
 static int check_plan(const struct planner_request *r, const struct plan *plan, struct helm_err *err)
 {
     const struct model_config *m = &r->model->config;
@@ -255,12 +272,18 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
                  "with them as they are in the file");
     plan->pack_cpu = r.wish.pack_cpu = plan->pack_cpu && r.wish.pack && r.wish.pack_cpu;
     plan->pack = r.wish.pack = plan->pack && r.wish.pack;
+    if (!request->wish.pack) {
+        plan->pack_gpu = 0;
+        plan->pack_head = false;
+        plan->pack_gpu_bytes = 0;
+    }
     if (!r.wish.step_tokens) r.wish.step_tokens = LEDGER_STEP_TOKENS;
     if (r.refusal) *r.refusal = (struct planner_refusal){0};
     int rc = check_plan(&r, plan, err);
     if (!rc) rc = open_making(&r, &m, err);
     if (rc) goto out;
     rc = check_ring(&m, plan, err);
+    if (!rc) rc = check_packed(&m, plan, err);
     if (rc) goto out;
     analyse_fill_stages(&m.table, plan);
     rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);

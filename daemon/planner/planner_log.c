@@ -67,6 +67,8 @@ static void log_packing(const struct planner_request *r, const struct plan *plan
     const struct cost_crossing link = cost_crossing_of(&table, plan), cpu = cost_reading_of(&table, plan);
     log_moved("streams", &link);
     if (cpu.crossing < cpu.bytes) log_moved("computes on the CPU with", &cpu);
+    const struct cost_crossing gpu = cost_gpu_reading_of(&table, plan);
+    if (gpu.crossing < gpu.bytes) log_moved("reads in VRAM", &gpu);
     analyse_table_free(&table);
 }
 
@@ -90,6 +92,9 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
         log_info("plan: streamed weights pass through a ring of %s",
                  units_format_size(plan->ring_bytes, size[0]));
     log_packing(r, plan);
+    if (plan->pack_gpu || plan->pack_head)
+        log_info("plan: in VRAM %u half layers%s lie packed, in up to %s", plan->pack_gpu,
+                 plan->pack_head ? " and the head" : "", units_format_size(plan->pack_gpu_bytes, size[0]));
     log_info("plan: up to %u tokens a step", plan->step_tokens);
 }
 

@@ -27,9 +27,12 @@ int prefill_step_tokens(const struct ledger_case *c, const struct profile *profi
                         uint32_t *tokens, struct helm_err *err)
 {
     const struct ledger_device *device = &c->machine->device;
-    uint64_t layers = analyse_units(c->table, 0, 2 * c->table->layers - 1).vram,
+    uint64_t layers = 0,
              fits = device->limit -
                     (device->limit < device->context_bytes ? device->limit : device->context_bytes);
+    for (uint32_t u = 0; u < 2 * c->table->layers; u++)
+        layers += c->wish->pack_gpu && c->table->packs[u] ? ledger_packed_unit_bytes(c, u)
+                                                          : analyse_units(c->table, u, u).vram;
     *tokens = LEDGER_STEP_TOKENS;
     if (device->kind == LEDGER_DEVICE_NONE || layers <= fits) return 0;
     double copying = (double)(layers - fits) / profile->link.h2d.value;
@@ -52,7 +55,8 @@ struct choice {
     const struct profile *profile;
     const struct search_found *decode;
     uint32_t units;
-    const bool *packed;
+    const bool *packed, *packed_gpu;
+    bool packed_head;
 };
 
 /* Homes for a step of one row of so many tokens. */
@@ -64,7 +68,9 @@ static int homes_for(const struct choice *choice, uint32_t tokens, enum plan_hom
                                    .context = tokens,
                                    .kv_dtype = choice->c->wish->kv_dtype,
                                    .packed = choice->packed,
-                                   .packed_cpu = choice->c->wish->pack_cpu};
+                                   .packed_cpu = choice->c->wish->pack_cpu,
+                                   .packed_gpu = choice->packed_gpu,
+                                   .packed_head = choice->packed_head};
     struct cost_table table;
     double seconds;
     int rc = cost_price(choice->c->model, choice->c->table, choice->profile, &step, &table, err);
@@ -92,6 +98,8 @@ static int append(const struct choice *choice, const enum plan_home *a, const en
                                                .context = 0,
                                                .packed = choice->packed,
                                                .packed_cpu = choice->c->wish->pack_cpu,
+                                               .packed_gpu = choice->packed_gpu,
+                                               .packed_head = choice->packed_head,
                                                .kv_dtype = choice->c->wish->kv_dtype};
     uint32_t tokens = 0;
     if (from > plan->step_tokens) return 0;
@@ -118,9 +126,14 @@ void prefill_clear(struct plan *plan)
 int prefill_choose(const struct ledger_case *c, const struct profile *profile,
                    const struct search_found *decode, struct plan *plan, struct helm_err *err)
 {
-    bool packed[2 * MODEL_LAYERS_MAX];
-    struct choice choice = {
-        .c = c, .profile = profile, .decode = decode, .units = 2 * c->table->layers, .packed = packed};
+    bool packed[2 * MODEL_LAYERS_MAX], packed_gpu[2 * MODEL_LAYERS_MAX];
+    struct choice choice = {.c = c,
+                            .profile = profile,
+                            .decode = decode,
+                            .units = 2 * c->table->layers,
+                            .packed = packed,
+                            .packed_gpu = packed_gpu,
+                            .packed_head = plan->pack_head};
     uint32_t brief = plan->step_tokens < PREFILL_SHORT_TOKENS ? plan->step_tokens : PREFILL_SHORT_TOKENS;
     const enum plan_home *before = decode->home;
     uint32_t from = PREFILL_LEAST_TOKENS;
@@ -133,6 +146,7 @@ int prefill_choose(const struct ledger_case *c, const struct profile *profile,
         packed[u] =
             decode->home[u] != PLAN_HOME_GPU && ((c->wish->pack && decode->home[u] == PLAN_HOME_STREAM) ||
                                                  (c->wish->pack_cpu && c->table->packs_cpu[u]));
+    plan_packed_on_gpu(plan, c->table->packs, packed_gpu);
     if (!rc) rc = homes_for(&choice, brief, first, err);
     if (!rc) rc = homes_for(&choice, plan->step_tokens, second, err);
     if (rc) goto out;

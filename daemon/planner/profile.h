@@ -13,8 +13,10 @@
 
 #include "common/err.h"
 
-#define PROFILE_VERSION    1
-#define PROFILE_METHOD     8 /* of measuring: a fact of the fingerprint, so a new one measures machines again */
+#define PROFILE_VERSION 1
+#define PROFILE_METHOD                                                                                       \
+    10 /* of measuring: a fact of the fingerprint, so a new one measures machines again                      \
+        */
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 
@@ -61,11 +63,6 @@ struct profile_cpu {
     struct profile_value wake;
     /* by tokens: `linear` while the link streams; empty: work is as fast then, only reading is slower */
     struct profile_table linear_beside;
-    /* by tokens: `linear` of the matrices with the fewest and of those with the most columns alone, and how
-     * many these are. A run of rows begins with weights that nothing has fetched, and is the shorter the
-     * fewer the columns. Unknown: all are as fast. */
-    uint32_t narrow_cols, wide_cols;
-    struct profile_table linear_narrow, linear_wide;
     /* Packed weights (common/packed.h), all rates in bytes of what they are unpacked: one token's products
      * with them, the same while the link streams; unpacking from memory into threads' own scratch, as a step
      * of several tokens begins. Unknown of a processor without kernels for them. */
@@ -92,8 +89,11 @@ struct profile_gpu {
     struct profile_value attention_flops;
     struct profile_table attention_rows; /* attention_flops by queries x heads: few leave a device half idle;
                                             empty: as attention_flops */
-    struct profile_value expand;    /* bytes a second that packed weights are expanded to; unknown: as `read`
-                                       allows */
+    struct profile_value expand; /* bytes a second that packed weights are expanded to; unknown: as `read`
+                                    allows */
+    /* packed weights in VRAM, whole matrices: one token's products with them, bytes of what they are unpacked
+     * a second; unknown of a device that has no kernel for it, or was measured before there was one */
+    struct profile_value gemv_packed;
     struct profile_value operation; /* a kernel in a captured graph, beside its bytes */
     struct profile_value launch;    /* a kernel outside a graph (steps of many tokens) */
     /* A chunk is put into the queue kernel by kernel: seconds that this takes the host for each of them, with

@@ -84,8 +84,8 @@ struct search_crossover {
     const enum plan_home *a, *b;
     uint32_t context; /* of the step's last token; steps of more tokens begin at 0 */
     enum dtype kv_dtype;
-    const bool *packed; /* as cost_step's, and the next */
-    bool packed_cpu;
+    const bool *packed, *packed_gpu; /* as cost_step's, and the next */
+    bool packed_cpu, packed_head;
 };
 HELM_MUST_CHECK int search_crossing(const struct search_crossover *crossover, uint32_t from, uint32_t to,
                                     uint32_t *tokens, struct helm_err *err);

@@ -88,7 +88,9 @@ static int gain_at(const struct crossing *x, uint32_t tokens, double *gain, stru
                                    .context = tokens > c->context ? tokens : c->context,
                                    .kv_dtype = c->kv_dtype,
                                    .packed = c->packed,
-                                   .packed_cpu = c->packed_cpu};
+                                   .packed_cpu = c->packed_cpu,
+                                   .packed_gpu = c->packed_gpu,
+                                   .packed_head = c->packed_head};
     struct cost_table table;
     int rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;

@@ -27,10 +27,12 @@
 /* Instrumented kernels are many times slower: short cases and few plans reach every line all the same. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define LONG_CASE  20
-#define FEW_SPLITS true
+#define FEW_SPLITS 1
+#define RUNS(mode) ((mode) == MODE_TOGETHER ? 2 : 1)
 #else
 #define LONG_CASE  UINT32_MAX
-#define FEW_SPLITS false
+#define FEW_SPLITS 0
+#define RUNS(mode) 2
 #endif
 #define SHORT_CASE 140
 
@@ -72,7 +74,7 @@ static void lanes_are_empty(const struct pair *pair)
         assert_int_equal(doorbell_read(&arena_lane_of(&pair->arena, i)->bell), 0);
 }
 
-/* One plan: `modes` of it, the first twice to see the same bits. */
+/* One plan: `modes` of it, each twice to see the same bits; instrumented only the cases together. */
 static void run_split(const char *model, const struct golden *golden, const struct split *split,
                       enum dtype kv_dtype, unsigned modes, uint32_t longest)
 {
@@ -87,7 +89,7 @@ static void run_split(const char *model, const struct golden *golden, const stru
     if (pair_open(&options, pair, &err)) fail_msg("%s, %s: %s", model, split->name, err.text);
     for (int mode = 0; mode < MODE_COUNT; mode++) {
         if (!(modes >> mode & 1)) continue;
-        for (int again = 0; again < 2; again++) {
+        for (int again = 0; again < RUNS(mode); again++) {
             struct outcome outcome = {0};
             run_mode(pair, golden, (enum mode)mode, longest, &outcome);
             digest[again] = outcome.digest;
@@ -97,7 +99,7 @@ static void run_split(const char *model, const struct golden *golden, const stru
             all.permitted += outcome.permitted;
             all.wrong += outcome.wrong;
         }
-        assert_true(digest[0] == digest[1]); /* bit-identical run to run */
+        assert_true(RUNS(mode) == 1 || digest[0] == digest[1]); /* bit-identical run to run */
     }
     lanes_are_empty(pair);
     pair_close(pair);
@@ -168,12 +170,14 @@ static void llama3_agrees(void **state)
     need_device();
     run_model("golden/llama3-ropescaled", 4);
 }
+#if !FEW_SPLITS /* qwen3 with more layers and a tied head, as qwen2 has */
 static void demo_agrees(void **state)
 {
     (void)state;
     need_device();
     run_model("demo", 8);
 }
+#endif
 
 static const enum plan_home mixed_home[] = {PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_GPU, PLAN_HOME_CPU};
 
@@ -360,7 +364,7 @@ static void chains_change_nothing(void **state)
     struct golden *golden = calloc(1, sizeof *golden);
     struct pair *pair = calloc(1, sizeof *pair);
     golden_read("golden/qwen3", golden);
-    for (size_t p = 0; p < sizeof plans / sizeof *plans; p++) {
+    for (size_t p = 0; p < (FEW_SPLITS ? 2 : sizeof plans / sizeof *plans); p++) {
         struct split split;
         make_split(&split, plans[p].name, plans[p].home, 4);
         struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
@@ -468,7 +472,7 @@ static void hand_overs_are_timed(void **state)
         const struct step_result *result;
         uint64_t best_ns = UINT64_MAX;
         if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
-        for (uint32_t i = 0; i < 200; i++) {
+        for (uint32_t i = 0; i < (FEW_SPLITS ? 20 : 200); i++) {
             const struct step_row row = {.slot = 0, .start = i, .count = 1, .flags = STEP_ROW_SAMPLE};
             arena_history_of(&pair->arena, 0)[i] = 5 + i;
             uint64_t start_ns = units_now_ns();
@@ -496,7 +500,9 @@ int main(void)
         cmocka_unit_test(qwen3_agrees),
         cmocka_unit_test(qwen2_agrees),
         cmocka_unit_test(llama3_agrees),
+#if !FEW_SPLITS
         cmocka_unit_test(demo_agrees),
+#endif
     };
     return cmocka_run_group_tests_name("golden/split", tests, NULL, NULL);
 }

@@ -76,6 +76,7 @@ if [ "$device" = cuda ]; then
 fi
 run device 120 "$golden" "$bin/helm-test-gpu-device" &&
     grep -aE '^(a ring|a step|copies|a word|128 small)' "$logs/device.log" | sed 's/^/       /'
+run home 120 "$golden" "$bin/helm-test-gpu-home"
 run split 420 "$golden" "$bin/helm-test-gpu-split"
 run stream 420 "$golden" "$bin/helm-test-gpu-stream"
 if [ "$device" = cuda ]; then

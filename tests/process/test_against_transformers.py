@@ -133,7 +133,7 @@ def check_comparison():
 
 
 def check_limits():
-    golden = against.Model("g", "", 4, 10, 1, [{"prompt": [1], "steps": []}])
+    golden = against.Model("g", "", 4, 10, 1, [{"prompt": [1], "steps": []}], True)
     shape = golden._replace(cases=[{"prompt": [1]}])
     far = {"worst": 0.8, "mean": 0.02}
     check("a golden model's limits stand", against.limits_of(golden, far) == against.ROUNDED)
@@ -181,7 +181,14 @@ def check_plans():
     check("every third split", {h.count("g") for h, _ in of36.values() if "gc" not in h} >= set(range(3, 37, 3)), of36)
     check("alternating", of36["alternating, CPU first"] == ("cg" * 18, False) and
           of36["alternating, GPU first"] == ("gc" * 18, False), of36)
+    packed = [p for p in against.plans_of(36, 3, True) if "p" in p[1]]
+    check("packed in VRAM", packed == [("all GPU, packed", "p" * 36, False), ("all GPU, half packed", "p" * 18 + "g" * 18, False)] and
+          len(against.plans_of(36, 3, True)) == len(against.plans_of(36, 3)) + 2, packed)
+    plan = against.plan_json("ppg", 1)
+    check("packed halves are counted", plan["pack_gpu"] == 4 and plan["pack_gpu_bytes"] > 0 and
+          [(s["layers"], s["home"]) for s in plan["stages"]["decode"]] == [([0, 2], "gpu")], plan)
     plan = against.plan_json("ccgcc", 733)
+    check("nothing is packed where nothing says so", "pack_gpu" not in plan, plan)
     check("stages are runs of layers", [(s["layers"], s["home"]) for s in plan["stages"]["decode"]] ==
           [([0, 1], "cpu"), ([2, 2], "gpu"), ([3, 4], "cpu")], plan)
     check("whole pages of context", plan["context_tokens"] == 736 and plan["context_tokens"] % plan["page_tokens"] == 0, plan)
@@ -190,8 +197,8 @@ def check_plans():
 
 
 def check_jobs():
-    small = against.Model("small", "", 4, 100, 1e6, [])
-    large = against.Model("large", "", 36, 100, 16e9, [])
+    small = against.Model("small", "", 4, 100, 1e6, [], False)
+    large = against.Model("large", "", 36, 100, 16e9, [], False)
     jobs = against.jobs_of([small, large], ["cuda", "emulated"], 3)
     check("the emulated device takes small models alone", {(j.model.name, j.device) for j in jobs} ==
           {("small", "cuda"), ("small", "emulated"), ("large", "cuda")}, jobs)

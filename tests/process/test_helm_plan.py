@@ -22,8 +22,8 @@ MACHINES = ["thesis-rtx4060-laptop", "thesis-rtx3090", "thesis-l40s"]
 REFUSED = {("qwen3-14b", "thesis-rtx4060-laptop"), ("qwen3-32b", "thesis-rtx4060-laptop")}
 STRATEGIES = ["best", "all-gpu", "all-cpu", "thesis", "stream"]
 MEMBERS = {"layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
-           "ring_bytes", "pack", "pack_cpu", "embed", "head", "host", "vram", "decode_tok_s", "ttft_ms", "parts",
-           "link", "cpu", "strategies", "profile", "machine", "assumed"}
+           "ring_bytes", "pack", "pack_cpu", "pack_gpu", "pack_head", "pack_gpu_bytes", "embed", "head", "host", "vram",
+           "decode_tok_s", "ttft_ms", "parts", "link", "cpu", "gpu", "strategies", "profile", "machine", "assumed"}
 LONG_LISTS = {"prefill_from_tokens", "prefill_short_from_tokens"}
 
 
@@ -99,6 +99,14 @@ def check_object(p, layers, strategy="best"):
     check(cpu["weight_bytes"] >= computed and (p["head"] == "cpu" or cpu["weight_bytes"] == computed), f"cpu: {cpu}")
     saved = cpu["weight_bytes"] - cpu["read_bytes"]
     check(0 <= saved <= computed * 30 // 100 if p["pack_cpu"] else saved == 0, f"cpu: {cpu}")
+    there = sum(s["bytes"] for s in p["stages"]["decode"] if s["home"] == "gpu")
+    gpu = p["gpu"]  # likewise, and packed if it says so
+    check(gpu["weight_bytes"] >= there and (p["head"] == "gpu" or gpu["weight_bytes"] == there), f"gpu: {gpu}")
+    packs = p["pack_gpu"] > 0 or p["pack_head"]
+    saved = gpu["weight_bytes"] - gpu["read_bytes"]
+    check(0 < saved <= gpu["weight_bytes"] * 30 // 100 if packs else saved == 0, f"gpu: {gpu}")
+    rooms = [line["bytes"] for line in p["vram"]["lines"] if line["what"] == "packed weights"]
+    same(rooms, [p["pack_gpu_bytes"]] if packs else [], "the room of packed weights")
     check({"decode", "prefill"} <= set(p["stages"]) <= {"decode", "prefill_short", "prefill"}, set(p["stages"]))
     for name, stages in p["stages"].items():
         check_stages(stages, layers, name)
@@ -156,9 +164,14 @@ def test_four_models_on_three_machines():
         best = by_name["best"]["decode_tok_s"]
         for s in p["strategies"]:
             check(not s["feasible"] or s["decode_tok_s"] <= 1.002 * best, f"{what}: {s} is faster than best")
-        fits = name == "qwen3-4b" and machine != MACHINES[0] or name == "qwen3-8b" and machine != MACHINES[0] or \
+        plain = name == "qwen3-4b" and machine != MACHINES[0] or name == "qwen3-8b" and machine != MACHINES[0] or \
             machine == MACHINES[2] and name != "qwen3-32b"
-        same(by_name["all-gpu"]["feasible"], fits, f"{what}: all-gpu")
+        packed = (name, machine) in (("qwen3-4b", MACHINES[0]), ("qwen3-14b", MACHINES[1]))
+        same(by_name["all-gpu"]["feasible"], plain or packed, f"{what}: all-gpu")
+        if plain:
+            same((p["pack_gpu"], p["pack_head"]), (0, False), f"{what}: nothing is won by packing")
+        else:
+            check(p["pack_gpu"] > 0 or p["pack_head"], f"{what}: {p['pack_gpu']}")
 
 
 def test_what_does_not_fit_the_gpu_beats_the_thesis():
@@ -172,8 +185,13 @@ def test_what_does_not_fit_the_gpu_beats_the_thesis():
         check(by_name["best"]["decode_tok_s"] > factor * by_name["thesis"]["decode_tok_s"],
               f"{name} on {machine}: {by_name}")
         check(by_name["best"]["ttft_ms"] < 0.6 * by_name["thesis"]["ttft_ms"], f"{name} on {machine}: {by_name}")
+        plain = plan(name, machine, "--pack", "off")  # what is in VRAM packed leaves fewer outside
+        check(by_name["best"]["decode_tok_s"] > 1.2 * plain["decode_tok_s"]["value"], f"{name} on {machine}: {by_name}")
         homes = {s["home"] for s in p["stages"]["decode"]}
-        check("stream" in homes and p["ring_bytes"] > 0, f"{name} on {machine}: {homes}")
+        if name == "qwen3-14b":  # all of it is there packed
+            same((homes, p["pack_gpu"] > 0), ({"gpu"}, True), f"{name} on {machine}")
+        else:
+            check("stream" in homes and p["ring_bytes"] > 0, f"{name} on {machine}: {homes}")
 
 
 def test_every_strategy_can_be_asked_for():
@@ -244,7 +262,13 @@ def test_the_cpu_computes_with_packed_weights_where_that_pays():
         check(fast["cpu"]["read_bytes"] < 0.9 * fast["cpu"]["weight_bytes"], fast["cpu"])
         check(fast["decode_tok_s"]["value"] > 1.03 * slow["decode_tok_s"]["value"],
               f"{fast['decode_tok_s']} after {slow['decode_tok_s']}")
-        check(not planned(1.3, "--pack", "auto")["pack_cpu"], "beside a device only when asked to")
+        plain = planned(1.02, "--pack", "auto")["decode_tok_s"]["value"]
+        for gain in (1.11, 1.3, 1.4):  # beside a device by what is forecast
+            p = planned(gain, "--pack", "auto")
+            won = p["decode_tok_s"]["value"] / plain
+            check(won > 1.04 if p["pack_cpu"] else 0.999 < won < 1.001, f"{gain}: {won}")
+            check(planned(gain)["pack_cpu"], f"{gain}: by the profile alone")
+        check(p["pack_cpu"], "a gain of 1.4 is worth it")
         check(planned(1.3, "--pack", "auto", "--strategy", "all-cpu")["pack_cpu"], "where none takes part")
         same((planned(1.3, "--pack", "off")["pack_cpu"], planned(1.3, "--strategy", "thesis")["pack_cpu"],
               planned(1.3, "--batch", 2)["pack_cpu"]), (False, False, False), "not packed")
@@ -257,6 +281,43 @@ def test_the_cpu_computes_with_packed_weights_where_that_pays():
         status, out, _ = run("--model", model("qwen3-8b"), "--profile", os.path.join(folder, "profile.json"), "--pack", "all", *options)
         line = next(line for line in out.splitlines() if line.startswith("cpu "))
         check(status == 0 and " of weights a decode step, packed to about " in line, out)
+
+
+def test_a_written_plan_that_packs_in_vram():
+    """All in VRAM with half of it packed takes less than it does plain, and is priced."""
+    machine = "h200-sapphire-rapids"  # whose GPU takes longer with packed weights
+    plain = plan("qwen3-8b", machine, "--ctx", 2048, "--strategy", "all-gpu")
+    check_object(plain, 36, "all-gpu")
+    same((plain["pack_gpu"], plain["pack_head"], plain["pack_gpu_bytes"]), (0, False, 0), "plain")
+    with tempfile.TemporaryDirectory() as folder:
+        kept = os.path.join(folder, "kept.json")
+
+        def taken(*options, **changed):
+            with open(kept, "w") as f:
+                json.dump(dict(plain, **changed), f)
+            return run("--model", model("qwen3-8b"), "--profile", profile(machine), "--plan", kept, *options)
+        status, out, err = taken("--json", pack_gpu=36, pack_head=True, pack_gpu_bytes=1)
+        same(status, 0, err)
+        packed = json.loads(out)
+        check_object(packed, 36, None)
+        same((packed["pack_gpu"], packed["pack_head"]), (36, True), "kept")
+        same(sum(s["bytes"] for s in packed["stages"]["decode"]), sum(s["bytes"] for s in plain["stages"]["decode"]),
+             "stages count plain bytes")
+        check(packed["gpu"]["read_bytes"] < 0.87 * packed["gpu"]["weight_bytes"], packed["gpu"])
+        check(packed["vram"]["total"] < plain["vram"]["total"] - (1 << 30), "less VRAM")
+        check(packed["decode_tok_s"]["value"] < plain["decode_tok_s"]["value"], "the GPU takes longer with packed ones")
+        status, out, err = taken(pack_gpu=36, pack_head=True, pack_gpu_bytes=1)
+        line = next(line for line in out.splitlines() if line.startswith("vram "))
+        check(status == 0 and "36 of 72 half layers there and the head lie packed: " in line, f"{line} {err}")
+        status, out, err = taken("--json", pack_gpu_bytes=1 << 30)
+        same((status, json.loads(out)["pack_gpu_bytes"]), (0, 0), f"room for nothing: {err}")
+        status, _, err = taken(pack_gpu=73, pack_gpu_bytes=1)
+        check(status == 1 and "'pack_gpu' is 73, but 72 half layers" in err, f"{status}: {err}")
+        status, out, err = taken("--json", "--pack", "off", pack_gpu=36, pack_gpu_bytes=1)
+        same((status, json.loads(out)["pack_gpu"]), (0, 0), err)
+        status, out, err = taken("--json", "--pack", "off", "--vram", "13GiB", pack_gpu=72, pack_gpu_bytes=1)
+        same(status, 4, err)
+        check(check_refusal(out, "plain in 13 GiB")["needed"] > 15 << 30, out)
 
 
 def test_context_batch_and_prompt():
@@ -419,6 +480,31 @@ def test_headers_are_enough():
         same((status, implied), (0, whole), "config.json alone: " + err)
 
 
+def test_weights_that_are_there_are_looked_at():
+    """The room in VRAM is that of the weights as they are, not of their shapes; without them it is the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(os.path.join(DEMO, name), folder)
+        options = ["--model", folder, "--profile", profile(MACHINES[1]), "--json"]
+        status, out, err = run(*options, "--strategy", "all-gpu", "--pack", "off")
+        same(status, 0, err)
+        kept = os.path.join(folder, "plan.json")
+        with open(kept, "w") as f:
+            json.dump(dict(json.loads(out), pack_gpu=16, pack_gpu_bytes=1), f)
+        rooms = []
+        path = os.path.join(folder, "model.safetensors")
+        for _ in range(2):
+            status, out, err = run(*options, "--plan", kept)
+            same((status, err), (0, ""), "the plan with packed weights")
+            p = json.loads(out)
+            weights = sum(s["bytes"] for s in p["stages"]["decode"])
+            rooms.append(p["pack_gpu_bytes"] / weights)
+            with open(path, "r+b") as f:
+                length, = struct.unpack("<Q", f.read(8))
+                f.truncate(8 + length)
+        check(0.68 < rooms[0] < 0.78 and 0.68 < rooms[1] < 0.8 and rooms[0] != rooms[1], rooms)
+
+
 def test_a_plan_that_was_made_before():
     folder = tempfile.mkdtemp(prefix="helm-plan-test-")
     path = os.path.join(folder, "plan.json")
@@ -453,7 +539,7 @@ def test_a_plan_that_was_edited():
     common = ["--model", model("qwen3-8b"), "--profile", profile("thesis-rtx3090"), "--vram", "8GiB"]
     made = plan("qwen3-8b", "thesis-rtx3090", "--vram", "8GiB")
     edited = dict(made, stages=[{"layers": [0, 35], "home": "cpu", "bytes": 1}], embed="cpu", head="cpu", ring_bytes=0,
-                  prefill_from_tokens=None, prefill_short_from_tokens=None)
+                  prefill_from_tokens=None, prefill_short_from_tokens=None, pack_gpu=0, pack_head=False, pack_gpu_bytes=0)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "plan.json")
 

@@ -203,13 +203,14 @@ def test_refusals(cache):
     rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--force", "--out", "/nonexistent/p.json")
     check("refused: --out where no file can be", rc == 1 and "/nonexistent/p.json" in err and "loading" not in err,
           (rc, err))
-    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--threads", "1", "--force", "--json")
+    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--json")  # measured before
     kept = os.path.join(cache, "helm", "profiles", json.loads(out)["fingerprint"] + ".json")
-    os.unlink(kept)
+    os.rename(kept, kept + ".aside")
     os.mkdir(kept)
-    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--threads", "1")
+    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick")
     check("refused: a folder in the profile's place", rc == 1 and kept in err and "loading" not in err, (rc, err))
     os.rmdir(kept)
+    os.rename(kept + ".aside", kept)
     env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY")}
     run = subprocess.run([PROFILE, "--device", "cpu", "--quick"], capture_output=True, env=env)
     check("refused: nowhere to keep it", run.returncode == 1 and b"HOME" in run.stderr, run.stderr)

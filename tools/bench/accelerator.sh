@@ -74,7 +74,7 @@ need_profile() {
     [ -f "$out/profile.json" ] || step profile "$bin/helm-profile" --force --device cuda --out "$out/profile.json"
 }
 
-stage_check() { step check "$here/../../tests/gpu/check.sh" --need-gpu --only kernels,device,split,stream "$bin"; }
+stage_check() { step check "$here/../../tests/gpu/check.sh" --need-gpu --only kernels,device,home,split,stream "$bin"; }
 stage_sanitize() {
     step sanitize "$here/../../tests/gpu/check.sh" --need-gpu --full-bench \
         --only racecheck-chain,synccheck-chain,racecheck,synccheck,memcheck,initcheck,bench "$bin"

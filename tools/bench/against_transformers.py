@@ -60,7 +60,7 @@ Limits = collections.namedtuple("Limits", "worst mean gap")
 FLOAT32, ROUNDED = Limits(0.02, 0.002, 0.05), Limits(0.4, 0.08, 0.4)
 WIDENED = 1.25
 
-Model = collections.namedtuple("Model", "name folder layers vocab bytes cases")
+Model = collections.namedtuple("Model", "name folder layers vocab bytes cases bf16")
 Job = collections.namedtuple("Job", "model device plan homes further")
 
 
@@ -167,7 +167,8 @@ def read_model(folder, prompts, steps, seed):
         cases = [{"prompt": prompt_ids(seed, n, length, config["vocab_size"])} for n, length in enumerate(prompts)]
     cases = [dict(case, steps=case["steps"][:steps]) if "steps" in case else case for case in cases]
     return Model(os.path.basename(os.path.normpath(folder)), folder, config["num_hidden_layers"], config["vocab_size"],
-                 sum(os.path.getsize(f) for f in glob.glob(os.path.join(folder, "*.safetensors"))), cases)
+                 sum(os.path.getsize(f) for f in glob.glob(os.path.join(folder, "*.safetensors"))), cases,
+                 config.get("dtype", config.get("torch_dtype")) == "bfloat16")
 
 
 def golden_folders(folder):
@@ -181,10 +182,14 @@ def golden_folders(folder):
     return found
 
 
-def plans_of(layers, every):
-    """(name, a letter for each layer's home, whether it is one of the further splits)."""
+def plans_of(layers, every, packed=False):
+    """(name, a letter for each layer's home, whether it is one of the further splits); p: on the GPU and packed there, where
+    weights can be."""
     thirds = sorted({max(1, round(layers / 3)), round(2 * layers / 3)}, reverse=True)
     plans = [("all GPU", "g" * layers, False)]
+    if packed:
+        half = layers // 2
+        plans += [("all GPU, packed", "p" * layers, False), ("all GPU, half packed", "p" * half + "g" * (layers - half), False)]
     plans += [(f"last {k} of {layers} GPU", "c" * (layers - k) + "g" * k, False) for k in thirds if k < layers]
     if layers > 1:
         plans += [(f"alternating, {first} first", (letters * layers)[:layers], False)
@@ -196,14 +201,15 @@ def plans_of(layers, every):
 
 def plan_json(homes, context):
     """A plan as a person writes it: ends on the device of the layers beside them, sizes of stages for helmd to fill in."""
-    names, stages = {"c": "cpu", "g": "gpu"}, []
+    names, stages = {"c": "cpu", "g": "gpu", "p": "gpu"}, []
     for layer, home in enumerate(homes):
         if stages and stages[-1]["home"] == names[home]:
             stages[-1]["layers"][1] = layer
         else:
             stages.append({"layers": [layer, layer], "ops": "all", "home": names[home], "bytes": 0})
     empty = {"limit": None, "lines": [], "total": 0}
-    return {"layers": len(homes), "context_tokens": -(-context // PAGE) * PAGE, "step_tokens": STEP_TOKENS, "slots": 2,
+    packed = {"pack_gpu": 2 * homes.count("p"), "pack_gpu_bytes": 1} if "p" in homes else {}  # helmd raises the room
+    return {**packed, "layers": len(homes), "context_tokens": -(-context // PAGE) * PAGE, "step_tokens": STEP_TOKENS, "slots": 2,
             "page_tokens": PAGE, "page_count": 0, "kv_dtype": "f16", "stages": {"decode": stages},
             "embed": names[homes[0]], "head": names[homes[-1]], "host": empty, "vram": empty}
 
@@ -215,7 +221,8 @@ def jobs_of(models, devices, every):
         for device in devices:
             if device == "emulated" and model.bytes > SMALL:
                 continue
-            plans = [("all CPU", "c" * model.layers, False)] if device == "cpu" else plans_of(model.layers, every)
+            plans = [("all CPU", "c" * model.layers, False)] if device == "cpu" else \
+                plans_of(model.layers, every, model.bf16 and not is_golden(model))
             jobs += [Job(model, device, *plan) for plan in plans]
     return sorted(jobs, key=lambda job: job.further)
 
@@ -295,8 +302,9 @@ class Daemon:
     def homes(self):
         """As the plan that is in use has them."""
         letters = {"cpu": "c", "gpu": "g"}
-        stages = self.cli("plan", "--json")["stages"]["decode"]
-        return "".join(letters.get(s["home"], "?") * (s["layers"][1] - s["layers"][0] + 1) for s in stages)
+        plan = self.cli("plan", "--json")
+        homes = "".join(letters.get(s["home"], "?") * (s["layers"][1] - s["layers"][0] + 1) for s in plan["stages"]["decode"])
+        return homes.replace("g", "p", plan.get("pack_gpu", 0) // 2)
 
 
 class Stored:

@@ -17,10 +17,10 @@ def bytes_by_home(plan, model):
 
 
 def moved_bytes(plan, total):
-    """What of these bytes_by_home really moves where weights are packed: over the link and to the CPU. Plans printed by an
-    older helm-plan say nothing of the CPU: it computes with weights as they are."""
+    """What of these bytes_by_home really moves where weights are packed: over the link, to the CPU, from VRAM. Plans printed by
+    an older helm-plan say nothing of CPU or VRAM: weights lie there as they are."""
     moved = dict(total)
-    for home, name, what in (("stream", "link", "link_bytes"), ("cpu", "cpu", "read_bytes")):
+    for home, name, what in (("stream", "link", "link_bytes"), ("cpu", "cpu", "read_bytes"), ("gpu", "gpu", "read_bytes")):
         part = plan.get(name)
         if part:
             moved[home] -= part["weight_bytes"] - part[what]

@@ -23,8 +23,9 @@ def units_of(plan):
     return home
 
 
-def with_homes(plan, home):
-    """The same sizes with other homes; prefill as decode: it is the daemon that checks and counts."""
+def with_homes(plan, home, packed):
+    """The same sizes with other homes; prefill as decode: it is the daemon that checks and counts. packed: as much in VRAM and
+    for the CPU as the plan has."""
     stages = []
     for layer in range(plan["layers"]):
         pair = home[layer, "attention"], home[layer, "mlp"]
@@ -39,7 +40,8 @@ def with_homes(plan, home):
                 stages.append({"layers": [layer, layer], "ops": half, "home": where, "bytes": 0})
     empty = {"limit": None, "lines": [], "total": 0}
     other = {key: plan[key] for key in ("layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count",
-                                        "kv_dtype", "embed", "head", "ring_bytes", "pack", "pack_cpu")
+                                        "kv_dtype", "embed", "head", "ring_bytes", "pack") +
+             (("pack_cpu", "pack_gpu", "pack_head", "pack_gpu_bytes") if packed else ())
              if key in plan}
     other.update(stages={"decode": stages}, host=empty, vram=empty)
     if all(where != "stream" for where in home.values()):
@@ -52,7 +54,7 @@ def thesis_splits(plan, every):
     for on_gpu in range(layers, -1, -every):
         home = {(layer, half): "gpu" if layer >= layers - on_gpu else "cpu"
                 for layer in range(layers) for half in ("attention", "mlp")}
-        yield f"split-{on_gpu}", with_homes(plan, home)
+        yield f"split-{on_gpu}", with_homes(plan, home, False)
 
 
 def random_mixtures(plan, count, seed):
@@ -69,4 +71,4 @@ def random_mixtures(plan, count, seed):
             rng.shuffle(layers)
             for rank, layer in enumerate(layers):
                 home[layer, half] = "gpu" if rank < on_gpu[half] else "stream" if rng.random() < share else "cpu"
-        yield f"random-{i}", with_homes(plan, home)
+        yield f"random-{i}", with_homes(plan, home, True)

@@ -16,7 +16,7 @@
   planner_bench.py reach --bin DIR --out DIR --model DIR --vram SIZE [--prompt N,...] [--limits FILE]
       Runs the chosen plan and the best thesis split, interleaved; gives the ratio, and decode against the bound
       Wh / B_both + Wg / B_gpu of the profile (or of --limits, JSON with both_gb_s and vram_gb_s): of all weights as they are
-      in the file, and, where some are packed, of the bytes that move over the link and to the CPU.
+      in the file, and, where some are packed, of the bytes that move over the link, to the CPU and from VRAM.
 
 Common: --output N (tokens, default 64), --rounds N, --bench-rounds N (of helm-bench in each run, default 3), --profile FILE,
 --device D, --seconds S (begin no further measurement after so long), and after -- options for helmd.
@@ -521,7 +521,7 @@ def reach(b):
                 packed_s = bound_seconds(moved, limits)
                 best["of_bound_moved"] = packed_s * best["tok_s"]
                 b.say(f"prompt {prompt}: {100 * best['of_bound_moved']:.1f} % of the bound of the bytes that move, "
-                      f"{moved['stream'] / 1e9:.2f} GB over the link and {moved['cpu'] / 1e9:.2f} GB to the CPU "
+                      f"{moved['stream'] / 1e9:.2f} GB over the link, {moved['cpu'] / 1e9:.2f} to the CPU, {moved['gpu'] / 1e9:.2f} from VRAM "
                       f"({1 / packed_s:.2f} token/s)")
             b.say(f"prompt {prompt}: {100 * best['of_bound']:.1f} % of the bound ({1 / bound_s:.2f} token/s)")
     b.finish({"command": "reach", "rows": rows, "raw": got, "limits": limits}, ended)

@@ -111,6 +111,10 @@ int bench_batch_check(struct bench *b, struct bench_model *m);
 
 /* Packed weights expanded, and over the link (bench_expand.cu); returns how many results were wrong. */
 int bench_expand(struct bench *b);
+/* bf16 weights, N(0, 0.02): the same each time. */
+std::vector<uint16_t> bench_weights(size_t count);
+/* Products with whole packed matrices (bench_packed.cu); returns how many results were wrong. */
+int bench_packed(struct bench *b);
 
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t flags);

@@ -32,13 +32,11 @@ struct slice_set {
     cudaStream_t expanding; /* beside the bench's, which copies */
 };
 
-static void open_set(struct slice_set *s, uint32_t rows, uint32_t cols)
+std::vector<uint16_t> bench_weights(size_t count)
 {
-    s->rows = rows, s->cols = cols;
-    s->value.resize((size_t)rows * cols);
-    s->offset.resize(packed_groups(rows) + 1);
+    std::vector<uint16_t> value(count);
     uint64_t state = 88172645463325252u;
-    for (size_t i = 0; i < s->value.size(); i++) {
+    for (uint16_t &v : value) {
         double uniform[2];
         for (double &u : uniform) {
             state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -48,8 +46,16 @@ static void open_set(struct slice_set *s, uint32_t rows, uint32_t cols)
             (float)(0.02 * sqrt(-2 * log(uniform[0] + 1e-18)) * cos(6.283185307179586 * uniform[1]));
         uint32_t bits;
         memcpy(&bits, &x, 4);
-        s->value[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        v = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
+    return value;
+}
+
+static void open_set(struct slice_set *s, uint32_t rows, uint32_t cols)
+{
+    s->rows = rows, s->cols = cols;
+    s->value = bench_weights((size_t)rows * cols);
+    s->offset.resize(packed_groups(rows) + 1);
     s->plain_bytes = s->value.size() * 2;
     CUDA(cudaHostAlloc((void **)&s->host, SLICES * packed_matrix_bytes_max(rows, cols) + s->plain_bytes, 0));
     GPUK(packed_write_matrix(s->value.data(), rows, cols, s->host, s->offset.data(), &err));

@@ -1,6 +1,6 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--expand]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--expand] [--packed]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, each decode kernel over all layers
@@ -8,7 +8,8 @@
  * one chain, steps of 1 to 16 sequences (bench_batch.cu; --batch: nothing but these and, without --quick,
  * ways to run the streamed gemm), decode attention over a long context, prefill. Last, without --quick, the
  * ways the bulk gemv can be run, the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv.cu).
- * --expand: packed weights alone (bench_expand.cu). Times are medians of repeated graph replays by CUDA
+ * --expand: packed weights alone (bench_expand.cu). --packed: products with whole packed matrices alone
+ * (bench_packed.cu). Times are medians of repeated graph replays by CUDA
  * events. Exit 1: the check failed. */
 #include <math.h>
 #include <string.h>
@@ -315,7 +316,7 @@ static void bench_long(struct bench *b, struct bench_model *m)
 int main(int argc, char **argv)
 {
     struct bench b = {};
-    bool quick = false, batch = false, chains = false, expand = false;
+    bool quick = false, batch = false, chains = false, expand = false, packed = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
             quick = true;
@@ -325,11 +326,14 @@ int main(int argc, char **argv)
             chains = true;
         } else if (strcmp(argv[i], "--expand") == 0) {
             expand = true;
+        } else if (strcmp(argv[i], "--packed") == 0) {
+            packed = true;
         } else {
-            fprintf(stderr, "usage: %s [--quick] [--batch] [--chains] [--expand]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--quick] [--batch] [--chains] [--expand] [--packed]\n", argv[0]);
             return 2;
         }
     }
+    int bad = 0;
     b.repeats = quick ? 3 : 7;
     GPUK(gpuk_open(&b.device, &err));
     CUDA(cudaStreamCreateWithFlags(&b.stream, cudaStreamNonBlocking));
@@ -338,17 +342,18 @@ int main(int argc, char **argv)
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
     measure_limits(&b);
-    if (expand) {
+    if (expand || packed) {
         printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
                b.read_gbs);
-        return bench_expand(&b) ? 1 : 0;
+        if (expand) bad += bench_expand(&b);
+        if (packed) bad += bench_packed(&b);
+        return bad ? 1 : 0;
     }
 
     const uint32_t early = early_of(&b);
     const struct bench_shape shapes[] = {{"Qwen3-8B", 36, 4096, 12288, 32, 8, 128, 151936},
                                          {"Qwen3-4B", 36, 2560, 9728, 32, 8, 128, 151936}};
     std::vector<choice> choices = all_choices();
-    int bad = 0;
     for (int i = 0; i < 2; i++) {
         struct bench_model m;
         bench_model_open(&m, shapes[i], &b.device, 16384, 4096, b.stream);

@@ -51,7 +51,6 @@ struct many {
     uint32_t tokens;
     double spent_s, step_s;                   /* of all of them (0: none), of the last one */
     struct profile_samples linear, attention; /* operations a second, alone */
-    struct profile_samples narrow, wide;      /* of products with the fewest columns, with the most */
 };
 
 struct profile_cpu_run {
@@ -425,47 +424,9 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
     return rc;
 }
 
-/* Columns of the linear that an entry of this layer is, 0: it is none. */
-static uint32_t cols_of(const struct program_entry *e, int32_t layer)
-{
-    return e->layer == layer && e->kind == PROGRAM_LINEAR ? e->segment[0].cols : 0;
-}
-
-/* The fewest and the most columns of a layer's matrices: they are alike in all layers. */
-static void find_cols(const struct profile_cpu_run *r, struct profile_cpu *cpu)
-{
-    const struct program *p = r->local.engine.run.program[0];
-    cpu->narrow_cols = cpu->wide_cols = 0;
-    for (uint32_t i = 0; i < p->count; i++) {
-        uint32_t cols = cols_of(&p->entry[i], 0);
-        if (cols == 0) continue;
-        if (cpu->narrow_cols == 0 || cols < cpu->narrow_cols) cpu->narrow_cols = cols;
-        if (cols > cpu->wide_cols) cpu->wide_cols = cols;
-    }
-}
-
-/* Operations a second of a layer's linears of so many columns, each with what is packed before it. */
-static double rate_of_cols(const struct profile_cpu_run *r, int32_t layer, uint32_t cols, uint32_t tokens)
-{
-    const struct program *p = r->local.engine.run.program[0];
-    uint64_t ns = 0, before = 0;
-    double params = 0;
-    for (uint32_t i = 0; i < p->count; i++) {
-        const struct program_entry *e = &p->entry[i];
-        if (e->layer == layer && e->kind == PROGRAM_NORM) before += r->entry_ns[i];
-        uint32_t its = cols_of(e, layer);
-        if (its == cols) {
-            ns += before + r->entry_ns[i];
-            for (uint32_t s = 0; s < e->segment_count; s++) params += (double)e->segment[s].rows * cols;
-        }
-        if (its) before = 0;
-    }
-    return ns ? 2 * params * tokens / ((double)ns * 1e-9) : 0;
-}
-
 /* One step of so many tokens. Returns in *rate what all its linears made of it; with `alone` it counts. */
 static int many_step(struct profile_cpu_run *r, struct many *m, bool alone, double *rate,
-                     struct profile_cpu *cpu, struct helm_err *err)
+                     struct helm_err *err)
 {
     const struct model_config *c = &r->local.engine.model.config;
     const double n = m->tokens, flops = 2 * r->params * n;
@@ -474,15 +435,12 @@ static int many_step(struct profile_cpu_run *r, struct many *m, bool alone, doub
     int rc = step(r, CHUNK_START, m->tokens, &m->step_s, err);
     if (rc) return rc;
     m->spent_s += m->step_s;
-    find_cols(r, cpu);
     for (uint32_t l = 0; l < layers_of(r); l++) {
         double linear = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_LINEAR) | BIT(PROGRAM_NORM)) * 1e-9,
                attend = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_ATTEND)) * 1e-9;
         seconds += linear;
         if (!alone) continue;
         profile_samples_add(&m->linear, flops / linear);
-        profile_samples_add(&m->narrow, rate_of_cols(r, (int32_t)l, cpu->narrow_cols, m->tokens));
-        profile_samples_add(&m->wide, rate_of_cols(r, (int32_t)l, cpu->wide_cols, m->tokens));
         profile_samples_add(&m->attention, 4.0 * c->heads * c->head_dim * pairs / attend);
     }
     *rate = flops * layers_of(r) / seconds;
@@ -493,8 +451,6 @@ static int many_step(struct profile_cpu_run *r, struct many *m, bool alone, doub
 static void many_put(const struct many *m, struct profile_cpu *cpu)
 {
     profile_table_put(&cpu->linear, m->tokens, profile_samples_value(&m->linear));
-    profile_table_put(&cpu->linear_narrow, m->tokens, profile_samples_value(&m->narrow));
-    profile_table_put(&cpu->linear_wide, m->tokens, profile_samples_value(&m->wide));
     if (cpu->linear.count && m->tokens >= cpu->linear.point[cpu->linear.count - 1].x)
         cpu->attention_flops = profile_samples_value(&m->attention);
 }
@@ -506,7 +462,7 @@ static int visit(struct profile_cpu_run *r, struct many *m, double until_s, stru
     double rate;
     int rc = 0;
     while (!rc && (m->spent_s <= 0 || m->spent_s + m->step_s <= until_s))
-        rc = many_step(r, m, true, &rate, cpu, err);
+        rc = many_step(r, m, true, &rate, err);
     if (!rc) many_put(m, cpu);
     return rc;
 }
@@ -549,7 +505,7 @@ int profile_cpu_linear_turn(struct profile_cpu_run *r, bool beside, struct profi
         struct many *m = many_of(r, counts_beside[i]);
         double alone = 0;
         if (!m) continue;
-        rc = many_step(r, m, !beside, beside ? &r->beside[i] : &alone, cpu, err);
+        rc = many_step(r, m, !beside, beside ? &r->beside[i] : &alone, err);
         if (rc || beside) continue;
         many_put(m, cpu);
         profile_samples_add(&r->kept[i], r->beside[i] / alone);

@@ -53,10 +53,6 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "  beside", &cpu->gemv_packed_beside, UNIT_BYTES, "while the link streams");
     print_value(out, "unpack", &cpu->unpack, UNIT_BYTES, "as several tokens need them");
     print_table(out, "linear", &cpu->linear, UNIT_FLOPS, "tok", "by tokens");
-    snprintf(size, sizeof size, "%u columns", cpu->narrow_cols);
-    print_table(out, "  narrow", &cpu->linear_narrow, UNIT_FLOPS, "tok", size);
-    snprintf(size, sizeof size, "%u columns", cpu->wide_cols);
-    print_table(out, "  wide", &cpu->linear_wide, UNIT_FLOPS, "tok", size);
     print_value(out, "attention", &cpu->attention, UNIT_BYTES, "KV cache, one query");
     print_value(out, "attention chunk", &cpu->attention_flops, UNIT_FLOPS, "");
     print_value(out, "operation", &cpu->operation, UNIT_SECONDS, "beside its bytes");
@@ -81,6 +77,7 @@ void profile_print(const struct profile *p, FILE *out)
         print_table(out, "together", &gpu->together, UNIT_FACTOR, "tok",
                     "a prompt's layers by the sum of their parts");
         print_value(out, "expand", &gpu->expand, UNIT_BYTES, "packed weights, as they come out");
+        print_value(out, "gemv packed", &gpu->gemv_packed, UNIT_BYTES, "one token's products, as if plain");
         print_value(out, "chain gemv", &gpu->chain_gemv, UNIT_BYTES, "one token's operations in one kernel");
         print_value(out, "chain attention", &gpu->chain_attention, UNIT_BYTES, "");
         print_value(out, "  two heads", &gpu->chain_attention_pair, UNIT_BYTES, "of a KV head");

@@ -8,10 +8,7 @@
  * Nothing is shared between warps; any number of blocks may run. */
 #include "worker-gpu/kernels/device.cuh"
 #include "worker-gpu/kernels/packed_escapes.cuh"
-
-extern "C" {
-#include "common/packed.h"
-}
+#include "worker-gpu/kernels/packed_tile.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 #define MIN_BLOCKS 4 /* 1,024 threads */
@@ -25,11 +22,6 @@ struct expand_list {
     uint32_t tiles[GPUK_EXPAND_PARTS_MAX]; /* of a group of PACKED_ROWS rows */
     uint32_t end[GPUK_EXPAND_PARTS_MAX];   /* tiles of this part and those before it; of unused ones too */
 };
-
-static __device__ __forceinline__ uint32_t up_to_align(uint32_t bytes)
-{
-    return (bytes + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
-}
 
 /* The first `here` of a tile's values as they are. */
 static __device__ __forceinline__ void copy_raw(const uint16_t *from, uint32_t here, uint32_t lane,
@@ -64,50 +56,36 @@ static __device__ __forceinline__ void expand_tile(const struct gpuk_expand_part
     const uint32_t left = part.rows - group * PACKED_ROWS;
     const uint32_t values = (left < PACKED_ROWS ? left : PACKED_ROWS) * part.cols;
     if (tile * PACKED_TILE >= values) return; /* of a last group with fewer rows */
-    const uint32_t here = values - tile * PACKED_TILE, tiles = (values + PACKED_TILE - 1) / PACKED_TILE;
+    const uint32_t here = values - tile * PACKED_TILE;
     const uint32_t at = __ldg(part.offset + group), units = __ldg(part.offset + group + 1) - at;
     const unsigned char *packed =
         static_cast<const unsigned char *>(part.packed) + (size_t)(at - __ldg(part.offset)) * PACKED_ALIGN;
     uint16_t *out = static_cast<uint16_t *>(part.out) + (size_t)group * PACKED_ROWS * part.cols +
                     (size_t)tile * PACKED_TILE;
 
-    /* a group is coded only if that is smaller, so its size says which it is before its header is here */
-    if (units == (PACKED_ALIGN + up_to_align(values * 2)) / PACKED_ALIGN) {
+    if (is_raw(units, values)) {
         copy_raw(reinterpret_cast<const uint16_t *>(packed + PACKED_ALIGN) + (size_t)tile * PACKED_TILE, here,
                  lane, out);
         return;
     }
-    const uint32_t head = up_to_align((uint32_t)sizeof(struct packed_header) + (tiles + 1) * 4);
+    const uint32_t head = head_of(values);
     const unsigned char *record = packed + head + (size_t)tile * PACKED_TILE_BYTES,
                         *rest = record + PACKED_CODE_BYTES;
-    const uint32_t *code = reinterpret_cast<const uint32_t *>(record);
-    uint32_t codes[4];
-    uint2 bytes[4];
-#pragma unroll
-    for (uint32_t i = 0; i < 3; i++) codes[i] = __ldg(code + i * 32 + lane);
-#pragma unroll
-    for (uint32_t k = 0; k < 4; k++)
-        bytes[k] = __ldg(reinterpret_cast<const uint2 *>(rest + k * 256 + lane * 8));
-    const uint32_t base = __ldg(packed + offsetof(struct packed_header, base));
-    uint32_t start = __ldg(reinterpret_cast<const uint32_t *>(packed + sizeof(struct packed_header)) + tile);
-    codes[3] = (codes[0] >> 12 & 0x000f000fu) | (codes[1] >> 8 & 0x00f000f0u) | (codes[2] >> 4 & 0x0f000f00u);
-
-    const uint32_t base2 = base << 7 | base << 23;
+    const tile_words words = load_words<false>(record, lane);
+    const uint32_t base2 = base_of_pair(__ldg(packed + offsetof(struct packed_header, base)));
+    const uint32_t start =
+        __ldg(reinterpret_cast<const uint32_t *>(packed + sizeof(struct packed_header)) + tile);
 #pragma unroll
     for (uint32_t k = 0; k < 4; k++) {
         uint32_t pair[4];
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t exponents = (k == 3 ? codes[i] >> 2 : codes[i] << (7 - 3 * k)) & 0x03800380u;
-            const uint32_t two = __byte_perm(i < 2 ? bytes[k].x : bytes[k].y, 0, i & 1 ? 0x3322 : 0x1100);
-            pair[i] = exponents + base2 + (two & 0x807f807fu);
-        }
+        for (uint32_t i = 0; i < 4; i++) pair[i] = words_pair(words, base2, k, i);
         store_run(out, k * 256 + lane * 8, here, pair);
     }
 
-    const uint32_t mask = escape_mask(codes);
+    const uint32_t mask = escape_mask(words.codes);
     const escape_ranks ranks = rank_escapes(mask, lane);
-    const unsigned char *escape = packed + head + (size_t)tiles * PACKED_TILE_BYTES + start;
+    const unsigned char *escape = packed + head + (size_t)tiles_of(values) * PACKED_TILE_BYTES + start;
     __syncwarp(); /* stores of other types stay behind those above, for the compiler too */
     uint32_t n = 0;
     for (uint32_t left = mask; left; left &= left - 1, n++) {

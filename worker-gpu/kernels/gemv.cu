@@ -168,26 +168,10 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
         if (w.pair < share.pairs) tile_ask<TILE>(p, share, w);
     }
     /* The norm's weights wait in x's place; x is scaled by the mean square at the very end. */
-    const uint32_t quads = p.cols / 4;
     float4 *x4 = reinterpret_cast<float4 *>(x);
-    if (p.norm)
-        for (uint32_t f = threadIdx.x; f < quads; f += WARPS * 32)
-            x4[x_place<T>(f)] = __ldg(reinterpret_cast<const float4 *>(p.norm) + f);
-
+    x_put_norm<T>(p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
     wait_for_previous();
-    float squares = 0;
-    if (p.norm) {
-#pragma unroll 4
-        for (uint32_t f = threadIdx.x; f < quads; f += WARPS * 32) {
-            float4 v = __ldcg(reinterpret_cast<const float4 *>(p.x) + f), n = x4[x_place<T>(f)];
-            squares = add_squares(squares, v);
-            x4[x_place<T>(f)] = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
-        }
-    } else {
-#pragma unroll 4
-        for (uint32_t f = threadIdx.x; f < quads; f += WARPS * 32)
-            x4[x_place<T>(f)] = __ldcg(reinterpret_cast<const float4 *>(p.x) + f);
-    }
+    float squares = x_put<T>(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
     /* also the barrier after which every warp may read x */
     squares = block_sum(squares, scratch);
     const float scale = p.norm ? rsqrtf(squares / (float)p.cols + p.eps) : 1.0f;

@@ -54,6 +54,44 @@ static __device__ __forceinline__ escape_ranks rank_escapes(uint32_t mask, uint3
     return ranks;
 }
 
+/* ---- the same for lists of at most 255 ------------------------------------------------------------- */
+
+/* Bit 16 * (i / 2) + 4 * k + 2 * (i % 2) + half for each escape: in order of values within each run. */
+static __device__ __forceinline__ uint32_t escape_mask_runs(const uint32_t codes[4])
+{
+    uint32_t two[4]; /* bits 3 * k + half, and others */
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t e = codes[i] & codes[i] >> 1 & codes[i] >> 2; /* bits 16 * half + 3 * k, and others */
+        two[i] = (e & 0x0249u) | (e >> 15 & ~0x0249u);
+    }
+    uint32_t four[2]; /* bits 4 * k + 2 * (i % 2) + half, and others above 15 */
+#pragma unroll
+    for (uint32_t j = 0; j < 2; j++) {
+        uint32_t e = __byte_perm(two[2 * j], two[2 * j + 1], 0x5410); /* i % 2 in halves */
+        e = (e & 0x00ff00ffu) | (e << 2 & 0xff00ff00u);               /* k = 2, 3 two up */
+        e = (e & 0x03030303u) | (e << 1 & 0xfcfcfcfcu);               /* k = 1, 3 one up */
+        four[j] = (e & 0x3333u) | (e >> 14 & ~0x3333u);
+    }
+    return __byte_perm(four[0], four[1], 0x5410);
+}
+/* For each run, a byte each: where in the tile's list the lane's last escape of it stands, and one more. By
+ * the whole warp. */
+static __device__ __forceinline__ uint32_t escape_ends(uint32_t mask)
+{
+    uint32_t count = mask - (mask >> 1 & 0x55555555u);
+    count = (count & 0x33333333u) + (count >> 2 & 0x33333333u);
+    count += count >> 16; /* nibbles: of each run, at most 8 */
+    count = __byte_perm(count, 0, 0x4140);
+    count = (count | count << 4) & 0x0f0f0f0fu;
+    uint32_t sum = count;
+#pragma unroll
+    for (uint32_t distance = 1; distance < 32; distance *= 2) sum = add_of_lane_before(sum, distance);
+    return sum + __shfl_sync(0xffffffffu, sum, 31) * 0x01010100u; /* of runs before */
+}
+
+/* ---- places -------------------------------------------------------------------------------------- */
+
 /* Place in the list of the lane's escape number `n`, which is `bit` of the mask. */
 static __device__ __forceinline__ uint32_t escape_rank(const escape_ranks &ranks, uint32_t bit, uint32_t n)
 {

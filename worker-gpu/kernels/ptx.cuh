@@ -67,6 +67,20 @@ __device__ __forceinline__ uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* v, and that of the lane `distance` before where there is one; by the whole warp. */
+__device__ __forceinline__ uint32_t add_of_lane_before(uint32_t v, uint32_t distance)
+{
+    asm volatile("{\n"
+                 ".reg .pred there;\n"
+                 ".reg .u32 before;\n"
+                 "shfl.sync.up.b32 before|there, %0, %1, 0, 0xffffffff;\n"
+                 "@there add.u32 %0, %0, before;\n"
+                 "}\n"
+                 : "+r"(v)
+                 : "r"(distance));
+    return v;
+}
+
 /* ---- a counter in device memory at which blocks of one launch meet (7.0) ------------------------ */
 
 /* Counts this block in: what it wrote before (all threads', after __syncthreads) is seen by whoever sees the
@@ -156,6 +170,14 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_
                  "[%0], [%1], %2, [%3], %4;" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier), "l"(evict_first)
                  : "memory");
+#endif
+}
+/* What this thread stored to shared memory stays before bulk copies that are started behind it (and a barrier
+ * of the warp). */
+__device__ __forceinline__ void bulk_after_stores()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void bulk_ask_l2(const void *from, uint32_t bytes)

@@ -34,6 +34,37 @@ __device__ __forceinline__ float add_squares(float sum, const float4 &v)
     return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, sum))));
 }
 
+/* x to shared memory, for thread `thread` of `threads`: first, and before x is there, the weights of the norm
+ * in x's place (of a norm alone) ... */
+template <typename T>
+__device__ __forceinline__ void x_put_norm(const float *norm, uint32_t cols, float4 *x4, uint32_t thread,
+                                           uint32_t threads)
+{
+    if (norm)
+        for (uint32_t f = thread; f < cols / 4; f += threads)
+            x4[x_place<T>(f)] = __ldg(reinterpret_cast<const float4 *>(norm) + f);
+}
+/* ... then x, times them; returns the thread's part of the sum of squares, 0 without a norm. */
+template <typename T>
+__device__ __forceinline__ float x_put(const float *x, const float *norm, uint32_t cols, float4 *x4,
+                                       uint32_t thread, uint32_t threads)
+{
+    float squares = 0;
+    if (norm) {
+#pragma unroll 4
+        for (uint32_t f = thread; f < cols / 4; f += threads) {
+            float4 v = __ldcg(reinterpret_cast<const float4 *>(x) + f), n = x4[x_place<T>(f)];
+            squares = add_squares(squares, v);
+            x4[x_place<T>(f)] = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
+        }
+    } else {
+#pragma unroll 4
+        for (uint32_t f = thread; f < cols / 4; f += threads)
+            x4[x_place<T>(f)] = __ldcg(reinterpret_cast<const float4 *>(x) + f);
+    }
+    return squares;
+}
+
 /* One 16-byte unit of two rows against x; even and odd columns apart, for shorter chains of additions. */
 template <typename T>
 __device__ __forceinline__ void unit_add(const uint4 &wa, const uint4 &wb, const float4 *from, float2 &a,

@@ -23,6 +23,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __constant__
 #define __shared__ static /* one block runs at a time; kernels of cooperative launches have none */
 
 /* ---- vectors --------------------------------------------------------------------------------------- */

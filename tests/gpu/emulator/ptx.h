@@ -21,6 +21,13 @@ static inline uint32_t shared_address(const void *p)
     return (uint32_t)((const unsigned char *)p - emulator_shared());
 }
 
+static inline uint32_t add_of_lane_before(uint32_t v, uint32_t distance)
+{
+    const int lane = (int)(threadIdx.x & 31), from = lane - (int)distance;
+    const uint32_t before = __shfl_sync(0xffffffffu, v, from < 0 ? lane : from);
+    return from < 0 ? v : v + before;
+}
+
 struct emulator_meeting {
     const uint64_t *counter;
     uint64_t count;
@@ -109,6 +116,7 @@ static inline void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint
     b->bytes_due -= (int32_t)bytes;
     emulator_barrier_turn(b);
 }
+static inline void bulk_after_stores() {}
 static inline void bulk_ask_l2(const void *, uint32_t) {}
 struct emulator_phase {
     uint32_t barrier, parity;

@@ -179,6 +179,48 @@ static void spans_follow_the_plan(void **state)
     }
 }
 
+/* Of the plan below: units 4, 5 and 7 are at home on `gpu`, the head is, too. */
+static void check_packed_on_gpu(json_t *json)
+{
+    static const bool all[8] = {1, 1, 1, 1, 1, 1, 1, 1}, not_4[8] = {1, 1, 1, 1, 0, 1, 1, 1};
+    struct plan plan;
+    struct helm_err err = {0};
+    bool packed[8];
+    if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
+    assert_int_equal(plan.pack_gpu, 0); /* the default */
+    assert_false(plan.pack_head);
+    assert_int_equal(plan_packed_on_gpu(&plan, all, packed), 0);
+    plan_free(&plan);
+    json_object_set_new(json, "pack_gpu", json_integer(1));
+    assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "'pack_gpu_bytes' is 0"));
+    json_object_set_new(json, "pack_gpu_bytes", json_integer(1000));
+    json_object_set_new(json, "pack_head", json_true());
+    if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
+    json_t *written = plan_to_json(&plan);
+    assert_int_equal(json_integer_value(json_object_get(written, "pack_gpu")), 1);
+    assert_int_equal(json_integer_value(json_object_get(written, "pack_gpu_bytes")), 1000);
+    assert_true(json_is_true(json_object_get(written, "pack_head")));
+    json_decref(written);
+    assert_int_equal(plan_packed_on_gpu(&plan, all, packed), 1); /* the first */
+    for (int u = 0; u < 8; u++) assert_int_equal(packed[u], u == 4);
+    assert_int_equal(plan_packed_on_gpu(&plan, not_4, packed), 1);
+    for (int u = 0; u < 8; u++) assert_int_equal(packed[u], u == 5);
+    plan_free(&plan);
+    json_object_set_new(json, "pack_gpu", json_integer(4));
+    assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "'pack_gpu' is 4, but 3 half layers"));
+    json_object_set_new(json, "pack_gpu", json_integer(2));
+    json_t *head = json_incref(json_object_get(json, "head"));
+    json_object_set_new(json, "head", json_string("cpu"));
+    assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "'pack_head' is true, but 'head' is not 'gpu'"));
+    json_object_set_new(json, "head", head);
+    json_object_del(json, "pack_gpu");
+    json_object_del(json, "pack_gpu_bytes");
+    json_object_del(json, "pack_head");
+}
+
 static void phases_and_half_layers(void **state)
 {
     (void)state;
@@ -277,6 +319,7 @@ static void phases_and_half_layers(void **state)
     assert_int_equal(plan_from_json(json, &again, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "'pack' is not true or false"));
     json_object_set_new(json, "pack", json_false());
+    check_packed_on_gpu(json);
     json_object_set_new(json, "prefill_short_from_tokens", json_null()); /* that list is not used */
     if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
     assert_int_equal(again.prefill_count, 1);

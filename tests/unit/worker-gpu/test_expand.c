@@ -52,10 +52,16 @@ static void bench_open(struct bench *b)
         }
         b->table[i] = (uint32_t *)(void *)at;
         assert_int_equal(packed_write_matrix(b->value[i], ROWS, COLS, at + 4096, b->table[i], &err), 0);
-        b->matrix[TENSOR_ROLE_COUNT + roles[i]] = (struct gpu_matrix){
-            .host = at + 4096, .offset = b->table[i], .dtype = DTYPE_BF16, .rows = ROWS, .cols = COLS};
+        b->matrix[TENSOR_ROLE_COUNT + roles[i]] = (struct gpu_matrix){.host = at + 4096,
+                                                                      .packed = true,
+                                                                      .offset = b->table[i],
+                                                                      .dtype = DTYPE_BF16,
+                                                                      .rows = ROWS,
+                                                                      .cols = COLS};
     }
 }
+
+static const struct ring_schedule none;
 
 static void bench_close(struct bench *b)
 {
@@ -88,9 +94,9 @@ static void a_slice_is_expanded_as_it_was(void **state)
     bench_open(&b);
     struct ring_slice slice = {.expanded = 2 * room + raw};
     const struct ring_schedule schedule[2] = {{.count = 0}, {.slice = &slice, .count = 1}};
-    gpu_expand_plan(&b.weights, schedule, 1, &expand);
+    gpu_expand_plan(&b.weights, schedule, 1, &none, &expand);
     assert_int_equal(expand.bytes, 0); /* nothing packed is streamed */
-    gpu_expand_plan(&b.weights, schedule, 2, &expand);
+    gpu_expand_plan(&b.weights, schedule, 2, &none, &expand);
     assert_true(expand.slice_bytes >= slice.expanded && expand.slice_bytes < slice.expanded + 256);
     assert_int_equal(expand.bytes, expand.slice_bytes + 3 * 256);
     assert_int_equal(device_alloc(b.device, DEVICE_EXPANDED, expand.bytes, &memory, &err), 0);
@@ -145,7 +151,7 @@ static void tables_that_are_none_are_refused(void **state)
         void *memory = NULL;
         bench_open(&b);
         b.table[1][cases[i].entry] = (uint32_t)(b.table[1][cases[i].entry] + cases[i].change);
-        gpu_expand_plan(&b.weights, &schedule, 1, &expand);
+        gpu_expand_plan(&b.weights, &schedule, 1, &none, &expand);
         assert_int_equal(device_alloc(b.device, DEVICE_EXPANDED, expand.bytes, &memory, &err), 0);
         expand.memory = memory;
         assert_int_equal(gpu_expand_take_tables(&expand, &b.weights, b.device, &err), HELM_E_FORMAT);

@@ -48,6 +48,7 @@ static void pack_some(struct setup *s, const enum tensor_role *roles, size_t cou
                     packed_group_bytes_max(packed_group_values(m->rows, m->cols, g)) / PACKED_ALIGN;
                 table[g + 1] = table[g] + 1 + draw(state, (uint32_t)most);
             }
+            m->packed = true;
             m->offset = m->offset_device = table;
         }
     }
@@ -318,6 +319,7 @@ static void slices_fit_the_ring(void **state)
     for (uint32_t u = 0; u < 2 * LAYERS; u++) s->home[0][u] = PLAN_HOME_STREAM;
     s->plan.stage_count = plan_stages_of(s->home[0], LAYERS, s->stages[0]);
     for (int i = 0; i < (LAYERS + 1) * TENSOR_ROLE_COUNT; i++) {
+        s->matrix[i].packed = false;
         s->matrix[i].offset = NULL;
         if (s->matrix[i].host) s->matrix[i].rows = 12288, s->matrix[i].cols = 4096;
     }
@@ -357,6 +359,7 @@ static void unknown_sizes_are_bounds(void **state)
     ring_free(&known);
     ring_free(&bound);
     for (int i = 0; i < (LAYERS + 1) * TENSOR_ROLE_COUNT; i++) {
+        s->matrix[i].packed = true;
         s->matrix[i].offset = s->table[0][0];
         if (s->matrix[i].host) s->matrix[i].rows = 12288, s->matrix[i].cols = 4096;
     }

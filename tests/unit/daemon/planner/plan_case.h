@@ -1,5 +1,5 @@
 /* What the tests of whole plans share: a machine and a model that exist only here, and a plan that is checked
- * in all ways that hold for any. Included by test_planner.c and test_refusals.c. */
+ * in all ways that hold for any. Included by test_planner.c and test_refusals.c, and by packed_case.h. */
 #ifndef HELM_TESTS_UNIT_DAEMON_PLANNER_PLAN_CASE_H
 #define HELM_TESTS_UNIT_DAEMON_PLANNER_PLAN_CASE_H
 

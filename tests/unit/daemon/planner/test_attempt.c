@@ -17,6 +17,13 @@
 #include "daemon/planner/prefill.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
 
+/* Instrumented, a plan takes three times as long. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define MACHINES 50
+#else
+#define MACHINES 150
+#endif
+
 struct drawn {
     uint64_t seed;
     struct made_up made;
@@ -147,7 +154,7 @@ static void answers_hold_on_machines_of_all_kinds(void **state)
     (void)state;
     static struct drawn d;
     uint32_t made = 0, refused = 0, other = 0;
-    for (uint32_t i = 0; i < 150; i++) {
+    for (uint32_t i = 0; i < MACHINES; i++) {
         struct plan plan;
         struct arena_spec spec;
         struct helm_err err = {0};
@@ -169,7 +176,7 @@ static void answers_hold_on_machines_of_all_kinds(void **state)
         made_up_close(&d.made);
     }
     print_message("%u plans, %u refusals, %u contradictions\n", made, refused, other);
-    assert_true(made > 60 && refused > 20);
+    assert_true(made > MACHINES * 2 / 5 && refused > MACHINES / 8);
 }
 
 int main(void)

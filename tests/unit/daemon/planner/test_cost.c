@@ -1,88 +1,12 @@
-/* Unit tests of daemon/planner/cost.c and cost_plan.c: prices against numbers worked out by hand for the 8B
- * shape on a machine of round numbers, forecasts against sums of steps, error bars. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-
+/* Unit tests of daemon/planner/cost.c: prices against numbers worked out by hand for the 8B shape on a
+ * machine of round numbers. */
 #include "common/units.h"
-#include "tests/unit/daemon/planner/made_up_model.h"
-
-/* Bytes of the 8B shape's halves, T 4.1 and 4.2, with their norms. */
-#define ATTENTION (2.0 * (4096.0 * 4096 * 2 + 4096.0 * 1024 * 2 + 4096))
-#define MLP       (2.0 * (3.0 * 4096 * 12288 + 4096))
-#define HEAD      (2.0 * 151936 * 4096)
-#define KV        (2.0 * 8 * 128 * 2) /* a position, a layer: 4,096 c, not 4 c (T 4.5) */
-
-struct priced {
-    struct made_up m;
-    struct profile profile;
-    struct cost_table table;
-    struct helm_err err;
-};
-
-static void price(struct priced *p, struct cost_step step)
-{
-    cost_table_free(&p->table);
-    if (cost_price(&p->m.model, &p->m.analysed, &p->profile, &step, &p->table, &p->err))
-        fail_msg("%s", p->err.text);
-}
-
-/* CPU 100 GB/s (80 beside), GPU 1,000, link 50 (40 beside); operations 10 and 5 us. */
-static struct profile round_numbers(void)
-{
-    const struct made_up_rates rates = {100, 80, 1000, 50, 40, 1, 100};
-    struct profile p = made_up_profile(&rates);
-    p.cpu.attention = made_up_value(50e9);
-    p.cpu.attention_flops = made_up_value(0.5e12);
-    p.cpu.linear.point[0] = (struct profile_point){2, made_up_value(1e12)};
-    p.cpu.linear.count = 1;
-    p.cpu.operation = made_up_value(10e-6);
-    p.gpu.attention = made_up_value(500e9);
-    p.gpu.attention_flops = made_up_value(20e12);
-    p.gpu.read = made_up_value(1000e9);
-    p.gpu.linear.point[0] = (struct profile_point){2, made_up_value(100e12)};
-    p.gpu.linear.count = 1;
-    p.gpu.operation = made_up_value(5e-6);
-    p.gpu.launch = made_up_value(8e-6);
-    p.link.d2h = made_up_value(50e9);
-    p.link.latency = made_up_value(10e-6);
-    p.link.hand_over = made_up_value(7e-6);
-    p.step = made_up_value(30e-6);
-    return p;
-}
-
-static int open_8b(void **state)
-{
-    static struct priced p;
-    memset(&p, 0, sizeof p);
-    p.profile = round_numbers();
-    *state = &p;
-    return made_up_open(&p.m, &shape_8b) ? 0 : -1;
-}
-
-static int close_8b(void **state)
-{
-    struct priced *p = *state;
-    cost_table_free(&p->table);
-    made_up_close(&p->m);
-    return 0;
-}
-
-static void expect(const char *what, double is, double should)
-{
-    if (fabs(is - should) > 1e-9 * should + 1e-12)
-        fail_msg("%s: %.6f us, not %.6f", what, is * 1e6, should * 1e6);
-}
+#include "tests/unit/daemon/planner/cost_case.h"
 
 static void one_token_reads_every_weight_once(void **state)
 {
     struct priced *p = *state;
-    price(p, (struct cost_step){1, 1, 1, 4096, DTYPE_F16, NULL, false});
+    price(p, (struct cost_step){1, 1, 1, 4096, DTYPE_F16, NULL, false, NULL, false});
     const struct cost_unit *a = &p->table.unit[10], *m = &p->table.unit[11], *h = &p->table.head;
     assert_int_equal(p->table.units, 72);
     assert_true((double)a->bytes == ATTENTION && (double)m->bytes == MLP);
@@ -113,7 +37,8 @@ static void one_token_reads_every_weight_once(void **state)
 static void one_token_is_chained_where_the_device_can(void **state)
 {
     struct priced *p = *state;
-    const struct cost_step one = {1, 1, 1, 4096, DTYPE_F16, NULL, false}, few = {4, 4, 4, 1000, DTYPE_F16, NULL, false};
+    const struct cost_step one = {1, 1, 1, 4096, DTYPE_F16, NULL, false, NULL, false},
+                           few = {4, 4, 4, 1000, DTYPE_F16, NULL, false, NULL, false};
     p->profile = round_numbers();
     price(p, few);
     const struct cost_unit before = p->table.unit[10];
@@ -145,7 +70,7 @@ static void one_token_is_chained_where_the_device_can(void **state)
 static void attention_in_chains_counts_query_heads(void **state)
 {
     struct priced *p = *state;
-    const struct cost_step one = {1, 1, 1, 4096, DTYPE_F16, NULL, false};
+    const struct cost_step one = {1, 1, 1, 4096, DTYPE_F16, NULL, false, NULL, false};
     p->profile = round_numbers();
     p->profile.gpu.chain_gemv = made_up_value(1250e9);
     p->profile.gpu.chain_attention = made_up_value(400e9);
@@ -173,8 +98,8 @@ static void attention_in_chains_counts_query_heads(void **state)
 static void products_have_a_price_of_their_own(void **state)
 {
     struct priced *p = *state;
-    const struct cost_step chunk = {128, 1, 1, 128, DTYPE_F16, NULL, false},
-                           long_chunk = {1024, 1, 1, 1024, DTYPE_F16, NULL, false};
+    const struct cost_step chunk = {128, 1, 1, 128, DTYPE_F16, NULL, false, NULL, false},
+                           long_chunk = {1024, 1, 1, 1024, DTYPE_F16, NULL, false, NULL, false};
     const double weights = 3.0 * 4096 * 12288, qkvo = 2.0 * 4096 * 4096 + 2.0 * 4096 * 1024;
     p->profile = round_numbers();
     p->profile.gpu.linear_operation.point[0] = (struct profile_point){128, made_up_value(12e-6)};
@@ -189,7 +114,8 @@ static void products_have_a_price_of_their_own(void **state)
     price(p, long_chunk); /* in two parts */
     expect("MLP of two parts", p->table.unit[1].gpu,
            2 * weights * 1024 / 100e12 + 2 * 2 * 12e-6 + 2 * 8192 / 1000e9);
-    price(p, (struct cost_step){1, 1, 1, 128, DTYPE_F16, NULL, false}); /* one token has no products */
+    price(p, (struct cost_step){1, 1, 1, 128, DTYPE_F16, NULL, false, NULL,
+                                false}); /* one token has no products */
     expect("one token", p->table.unit[1].gpu, MLP / 1000e9 + 2 * 5e-6);
     /* Few queries of few heads leave much of the device idle. */
     price(p, chunk);
@@ -212,14 +138,14 @@ static void several_tokens_share_the_weights(void **state)
 {
     struct priced *p = *state;
     /* Four rows: still bound by memory on the CPU (2 flops a byte and token at 1 T against 100 GB/s: 10). */
-    price(p, (struct cost_step){4, 4, 4, 1000, DTYPE_F16, NULL, false});
+    price(p, (struct cost_step){4, 4, 4, 1000, DTYPE_F16, NULL, false, NULL, false});
     const struct cost_unit *a = &p->table.unit[0], *m = &p->table.unit[1];
     expect("MLP of four", m->cpu, MLP / 100e9 + 4 * (6.0 * 4096 + 6.0 * 12288) / 100e9 + 4 * 10e-6);
     expect("attention of four", a->cpu,
            ATTENTION / 100e9 + 4 * 1000 * KV / 50e9 + 4 * (6.0 * 4096 + 8.0 * 6144) / 100e9 + 6 * 10e-6);
     expect("crossing", p->table.activation, (4 * 16384 - 8192) / 50e9);
     /* Sixteen: bound by work. */
-    price(p, (struct cost_step){16, 16, 16, 1000, DTYPE_F16, NULL, false});
+    price(p, (struct cost_step){16, 16, 16, 1000, DTYPE_F16, NULL, false, NULL, false});
     m = &p->table.unit[1];
     expect("MLP of sixteen", m->cpu,
            8192 / 100e9 + (MLP - 8192) * 16 / 1e12 + 16 * (6.0 * 4096 + 6.0 * 12288) / 100e9 + 4 * 10e-6);
@@ -232,7 +158,7 @@ static void a_chunk_attends_causally(void **state)
 {
     struct priced *p = *state;
     const double seen = 512.0 * 512 + 512.0 * 513 / 2;
-    price(p, (struct cost_step){512, 1, 1, 1024, DTYPE_F16, NULL, false});
+    price(p, (struct cost_step){512, 1, 1, 1024, DTYPE_F16, NULL, false, NULL, false});
     const struct cost_unit *a = &p->table.unit[0], *m = &p->table.unit[1];
     double linear = (ATTENTION - 8192) * 512 / 100e12 + 8192 / 1000e9;
     expect("attention, GPU", a->gpu,
@@ -245,10 +171,10 @@ static void a_chunk_attends_causally(void **state)
     assert_string_equal(a->gpu_bound, "compute");
     /* One sample of 512 tokens is one row of the head. */
     expect("head", p->table.head.cpu, HEAD / 100e9 + 151936 * 4 / 100e9 + 3 * 10e-6);
-    price(p, (struct cost_step){512, 1, 0, 1024, DTYPE_F16, NULL, false});
+    price(p, (struct cost_step){512, 1, 0, 1024, DTYPE_F16, NULL, false, NULL, false});
     assert_true(p->table.head.cpu == 0 && p->table.head.gpu == 0);
     /* 2,048 tokens are four parts to the GPU: four times the launches, and each reads the weights. */
-    price(p, (struct cost_step){2048, 1, 1, 2048, DTYPE_F16, NULL, false});
+    price(p, (struct cost_step){2048, 1, 1, 2048, DTYPE_F16, NULL, false, NULL, false});
     m = &p->table.unit[1];
     expect("MLP of four parts", m->gpu,
            (MLP - 8192) * 2048 / 100e12 + 4 * 8192 / 1000e9 + 2048 * (6.0 * 4096 + 6.0 * 12288) / 1000e9 +
@@ -260,10 +186,10 @@ static void a_chunk_attends_causally(void **state)
 static void a_chunk_costs_what_it_takes_in_a_prompt(void **state)
 {
     struct priced *p = *state;
-    const struct cost_step chunk = {512, 1, 1, 512, DTYPE_F16, NULL, false},
-                           half = {256, 1, 1, 256, DTYPE_F16, NULL, false},
-                           long_chunk = {1024, 1, 1, 1024, DTYPE_F16, NULL, false},
-                           one = {1, 1, 1, 100, DTYPE_F16, NULL, false};
+    const struct cost_step chunk = {512, 1, 1, 512, DTYPE_F16, NULL, false, NULL, false},
+                           half = {256, 1, 1, 256, DTYPE_F16, NULL, false, NULL, false},
+                           long_chunk = {1024, 1, 1, 1024, DTYPE_F16, NULL, false, NULL, false},
+                           one = {1, 1, 1, 100, DTYPE_F16, NULL, false, NULL, false};
     p->profile = round_numbers();
     price(p, one);
     const struct cost_unit decode = p->table.unit[10];
@@ -338,7 +264,7 @@ static void link_slows_by_size(void **state)
     const struct profile alone = p->profile;
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
         const uint32_t n = expected[i].tokens;
-        const struct cost_step step = {n, 1, 1, n, DTYPE_F16, NULL, false};
+        const struct cost_step step = {n, 1, 1, n, DTYPE_F16, NULL, false, NULL, false};
         p->profile = alone;
         price(p, step);
         const struct cost_unit before = p->table.unit[11];
@@ -353,49 +279,16 @@ static void link_slows_by_size(void **state)
     }
 }
 
-/* What a run of rows begins with counts the more the shorter the rows. Here an operation takes 1 ps and, at
- * 4,096 columns, a quarter more: at 12,288 a twelfth. */
-static void short_rows_are_dearer(void **state)
-{
-    struct priced *p = *state;
-    const struct cost_step step = {32, 1, 1, 32, DTYPE_F16, NULL, false};
-    const double half =
-        2 * 4096.0 * 12288 * 32; /* of one of the MLP's matrices: gate and up have 4,096 columns */
-    p->profile = round_numbers();
-    p->profile.cpu.linear.point[0] = (struct profile_point){2, made_up_value(1e12)};
-    price(p, step);
-    const struct cost_unit a = p->table.unit[10], m = p->table.unit[11];
-    p->profile.cpu.narrow_cols = 2048; /* twice a quarter */
-    p->profile.cpu.wide_cols = 8192;
-    p->profile.cpu.linear_narrow.point[0] = (struct profile_point){32, made_up_value(1e12 / 1.5)};
-    p->profile.cpu.linear_wide.point[0] = (struct profile_point){32, made_up_value(1e12 / 1.125)};
-    p->profile.cpu.linear_narrow.count = p->profile.cpu.linear_wide.count = 1;
-    price(p, step);
-    expect("MLP", p->table.unit[11].cpu - m.cpu, half * (2 * 0.25 + 1.0 / 12) / 1e12);
-    expect("attention", p->table.unit[10].cpu - a.cpu, 2 * 4096.0 * (2 * 4096 + 2 * 1024) * 32 * 0.25 / 1e12);
-    /* A steep line: of rows longer than what was measured half of those ones' seconds at least. */
-    p->profile.cpu.narrow_cols = 8000;
-    price(p, step);
-    expect("far outside", p->table.unit[11].cpu - m.cpu, half * (2 * 15.75 + 1.125 / 2 - 1) / 1e12);
-    /* Kernels to which columns do not matter, or the other way round: one rate. */
-    p->profile.cpu.linear_narrow.point[0].y = made_up_value(2e12);
-    price(p, step);
-    assert_true(p->table.unit[11].cpu == m.cpu && p->table.unit[10].cpu == a.cpu);
-    p->profile.cpu.linear_narrow.count = 0;
-    price(p, step);
-    assert_true(p->table.unit[11].cpu == m.cpu);
-}
-
 /* A layer with a window reads and multiplies what the window shows. */
 static void windows_limit_attention(void **state)
 {
     struct priced *p = *state;
     p->m.window[1] = 256;
-    price(p, (struct cost_step){1, 1, 1, 4096, DTYPE_F16, NULL, false});
+    price(p, (struct cost_step){1, 1, 1, 4096, DTYPE_F16, NULL, false, NULL, false});
     expect("window", p->table.unit[2].cpu, ATTENTION / 100e9 + 256 * KV / 50e9 + 4 * 10e-6);
     assert_true(p->table.unit[2].cpu < p->table.unit[0].cpu);
     /* 100 tokens from position 201 to 300: the first 56 see all, the last 44 see 256. */
-    price(p, (struct cost_step){100, 1, 1, 300, DTYPE_F16, NULL, false});
+    price(p, (struct cost_step){100, 1, 1, 300, DTYPE_F16, NULL, false, NULL, false});
     double seen = 0;
     for (int i = 201; i <= 300; i++) seen += i < 256 ? i : 256;
     expect("chunk in a window", p->table.unit[2].cpu - p->table.unit[0].cpu,
@@ -405,15 +298,15 @@ static void windows_limit_attention(void **state)
 static void refusals_say_what_is_missing(void **state)
 {
     struct priced *p = *state;
-    static const struct cost_step bad[] = {{0, 0, 0, 1, DTYPE_F16, NULL, false},
-                                           {1, 2, 1, 1, DTYPE_F16, NULL, false},
-                                           {4, 1, 2, 4, DTYPE_F16, NULL, false},
-                                           {4, 1, 1, 3, DTYPE_F16, NULL, false}};
+    static const struct cost_step bad[] = {{0, 0, 0, 1, DTYPE_F16, NULL, false, NULL, false},
+                                           {1, 2, 1, 1, DTYPE_F16, NULL, false, NULL, false},
+                                           {4, 1, 2, 4, DTYPE_F16, NULL, false, NULL, false},
+                                           {4, 1, 1, 3, DTYPE_F16, NULL, false, NULL, false}};
     struct cost_table table;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(cost_price(&p->m.model, &p->m.analysed, &p->profile, &bad[i], &table, &p->err),
                          HELM_E_LIMIT);
-    const struct cost_step step = {8, 8, 8, 100, DTYPE_F16, NULL, false};
+    const struct cost_step step = {8, 8, 8, 100, DTYPE_F16, NULL, false, NULL, false};
     struct profile lacking = p->profile;
     lacking.gpu.linear.count = 0;
     assert_int_equal(cost_price(&p->m.model, &p->m.analysed, &lacking, &step, &table, &p->err),
@@ -433,9 +326,9 @@ static void refusals_say_what_is_missing(void **state)
 static void better_rates_are_never_dearer(void **state)
 {
     struct priced *p = *state;
-    static const struct cost_step steps[] = {{1, 1, 1, 128, DTYPE_F16, NULL, false},
-                                             {8, 8, 8, 4096, DTYPE_F16, NULL, false},
-                                             {512, 1, 1, 2048, DTYPE_F16, NULL, false}};
+    static const struct cost_step steps[] = {{1, 1, 1, 128, DTYPE_F16, NULL, false, NULL, false},
+                                             {8, 8, 8, 4096, DTYPE_F16, NULL, false, NULL, false},
+                                             {512, 1, 1, 2048, DTYPE_F16, NULL, false, NULL, false}};
     enum plan_home home[72];
     bool kv_cpu[36];
     for (uint32_t u = 0; u < 72; u++) home[u] = (enum plan_home)(u / 3 % 3);
@@ -477,133 +370,8 @@ static void better_rates_are_never_dearer(void **state)
     }
 }
 
-/* ---- whole plans ---- */
-
-static void make_plan(struct plan *plan, struct plan_stage *decode, struct plan_stage *prefill,
-                      uint32_t stream_from)
-{
-    *plan = (struct plan){.layers = 36,
-                          .context_tokens = 8192,
-                          .step_tokens = 512,
-                          .slots = 4,
-                          .kv_dtype = "f16",
-                          .stages = decode,
-                          .ring_bytes = 256 * MIB,
-                          .embed = PLAN_HOME_CPU,
-                          .head = PLAN_HOME_GPU};
-    enum plan_home home[72];
-    for (uint32_t u = 0; u < 72; u++)
-        home[u] = u < 40 ? (u % 4 == 3 ? PLAN_HOME_STREAM : PLAN_HOME_CPU) : PLAN_HOME_GPU;
-    plan->stage_count = plan_stages_of(home, 36, decode);
-    for (uint32_t u = 0; u < 40; u++) home[u] = PLAN_HOME_STREAM;
-    plan->prefill_count = 1;
-    plan->prefill[0] = (struct plan_phase){.from_tokens = stream_from,
-                                           .stages = prefill,
-                                           .stage_count = plan_stages_of(home, 36, prefill)};
-}
-
-static void forecasts_are_the_steps_that_they_are_made_of(void **state)
-{
-    struct priced *p = *state;
-    static struct plan_stage decode[72], prefill[72];
-    struct plan plan;
-    struct cost_forecast f, two, all;
-    p->profile = round_numbers();
-    make_plan(&plan, decode, prefill, 64);
-    const struct cost_case c = {&p->m.model, &p->m.analysed, &p->profile, &plan};
-    assert_int_equal(cost_decode(&c, 1, 1000, &f, &p->err), 0);
-    enum plan_home home[72];
-    bool kv_cpu[36];
-    struct cost_plan list;
-    assert_int_equal(cost_plan_of(&plan, 0, home, kv_cpu, &list, &p->err), 0);
-    assert_false(list.cold);
-    price(p, (struct cost_step){1, 1, 1, 1000, DTYPE_F16, NULL, false});
-    expect("decode", f.seconds, cost_seconds(&p->table, &list, INFINITY));
-    assert_true(f.steps == 1 && f.low < f.seconds && f.high > f.seconds);
-    /* 30 tokens go by decode's list, 100 by the one that streams, 512 + 100 by that in two steps. */
-    assert_int_equal(cost_ttft(&c, 30, &f, &p->err), 0);
-    price(p, (struct cost_step){30, 1, 1, 30, DTYPE_F16, NULL, false});
-    expect("a short prompt", f.seconds, cost_seconds(&p->table, &list, INFINITY));
-    assert_int_equal(cost_plan_of(&plan, 1, home, kv_cpu, &list, &p->err), 0);
-    assert_true(list.cold && kv_cpu[0] && kv_cpu[19] && !kv_cpu[20]);
-    assert_int_equal(cost_ttft(&c, 100, &f, &p->err), 0);
-    price(p, (struct cost_step){100, 1, 1, 100, DTYPE_F16, NULL, false});
-    expect("a prompt", f.seconds, cost_seconds(&p->table, &list, INFINITY));
-    assert_int_equal(cost_ttft(&c, 612, &two, &p->err), 0);
-    price(p, (struct cost_step){512, 1, 0, 512, DTYPE_F16, NULL, false});
-    double sum = cost_seconds(&p->table, &list, INFINITY);
-    price(p, (struct cost_step){100, 1, 1, 612, DTYPE_F16, NULL, false});
-    sum += cost_seconds(&p->table, &list, INFINITY);
-    assert_int_equal(two.steps, 2);
-    expect("a prompt in two chunks", two.seconds, sum);
-    /* Nothing resident behind the last streamed unit that would hide a copy: but the second chunk begins with
-     * other slices than decode, so the first leaves the ring as it is. */
-    for (uint32_t u = 0; u < 72; u++) home[u] = u % 4 == 3 ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
-    plan.stage_count = plan_stages_of(home, 36, decode);
-    for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_STREAM;
-    plan.prefill[0].stage_count = plan_stages_of(home, 36, prefill);
-    assert_int_equal(cost_plan_of(&plan, 1, home, kv_cpu, &list, &p->err), 0);
-    assert_int_equal(cost_ttft(&c, 612, &two, &p->err), 0);
-    sum = cost_seconds(&p->table, &list, INFINITY);
-    price(p, (struct cost_step){512, 1, 0, 512, DTYPE_F16, NULL, false});
-    sum += cost_seconds(&p->table, &list, INFINITY);
-    expect("with nothing behind", two.seconds, sum);
-    make_plan(&plan, decode, prefill, 64);
-    assert_int_equal(cost_ttft(&c, 4096, &all, &p->err), 0);
-    assert_true(all.steps == 8 && all.seconds > 6 * f.seconds);
-    assert_true(all.busy[COST_LINK] > 8 * 36.0 / 36 * 20 * (ATTENTION + MLP) / 50e9 * 0.99);
-    /* Who sleeps: a worker before the first step, helmd at the end of the first two and of one that is
-     * shorter. */
-    struct cost_forecast late;
-    p->profile.wake = made_up_value(50e-6);
-    assert_int_equal(cost_ttft(&c, 100, &late, &p->err), 0);
-    expect("a prompt to sleepers", late.seconds, f.seconds + 2 * 50e-6);
-    assert_int_equal(cost_ttft(&c, 4096, &late, &p->err), 0);
-    expect("a long prompt to sleepers", late.seconds, all.seconds + 3 * 50e-6);
-    assert_int_equal(cost_ttft(&c, 2048 + 100, &two, &p->err), 0);
-    p->profile.wake = (struct profile_value){0};
-    assert_int_equal(cost_ttft(&c, 2048 + 100, &all, &p->err), 0);
-    expect("with a shorter step at its end", two.seconds, all.seconds + 4 * 50e-6);
-    /* What cannot be. */
-    assert_int_equal(cost_ttft(&c, 0, &f, &p->err), HELM_E_LIMIT);
-    p->profile.gpu.device = PROFILE_DEVICE_NONE;
-    assert_int_equal(cost_decode(&c, 1, 1000, &f, &p->err), HELM_E_MISMATCH);
-    strcpy(plan.kv_dtype, "q4");
-    assert_int_equal(cost_decode(&c, 1, 1000, &f, &p->err), HELM_E_FORMAT);
-}
-
-static void error_bars_follow_what_bounds(void **state)
-{
-    struct priced *p = *state;
-    enum plan_home home[72];
-    struct cost_result r = {0};
-    p->profile = round_numbers(); /* every rate to within 3 % */
-    price(p, (struct cost_step){1, 1, 1, 128, DTYPE_F16, NULL, false});
-    for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_CPU;
-    struct cost_plan plan = {.home = home, .embed = PLAN_HOME_CPU, .head = PLAN_HOME_CPU};
-    cost_simulate(&p->table, &plan, &r);
-    double part = cost_uncertainty(&p->profile, &p->table, &plan, &r);
-    assert_true(part > 0.029 && part < 0.0301);
-    for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_STREAM;
-    plan = (struct cost_plan){.home = home,
-                              .embed = PLAN_HOME_GPU,
-                              .head = PLAN_HOME_GPU,
-                              .ring_bytes = 256 * MIB};
-    cost_simulate(&p->table, &plan, &r);
-    p->profile.gpu.chain_gemv = made_up_value(1250e9);
-    p->profile.gpu.chain_gemv.low *= 0.5; /* where operations are chained it is theirs that counts */
-    assert_true(cost_uncertainty(&p->profile, &p->table, &plan, &r) >
-                1.2 * cost_uncertainty(&(struct profile){.link = p->profile.link}, &p->table, &plan, &r));
-    p->profile.gpu.chain_gemv = (struct profile_value){0};
-    p->profile.link.h2d.low *= 0.9; /* the link counts now, and only it */
-    double wider = cost_uncertainty(&p->profile, &p->table, &plan, &r);
-    p->profile.cpu.gemv.low *= 0.5;
-    assert_true(cost_uncertainty(&p->profile, &p->table, &plan, &r) == wider && wider > 0.05);
-}
-
 int main(void)
 {
-#define WITH_8B(test) cmocka_unit_test_setup_teardown(test, open_8b, close_8b)
     const struct CMUnitTest tests[] = {
         WITH_8B(one_token_reads_every_weight_once),
         WITH_8B(one_token_is_chained_where_the_device_can),
@@ -613,12 +381,9 @@ int main(void)
         WITH_8B(a_chunk_attends_causally),
         WITH_8B(a_chunk_costs_what_it_takes_in_a_prompt),
         WITH_8B(link_slows_by_size),
-        WITH_8B(short_rows_are_dearer),
         WITH_8B(windows_limit_attention),
         WITH_8B(refusals_say_what_is_missing),
         WITH_8B(better_rates_are_never_dearer),
-        WITH_8B(forecasts_are_the_steps_that_they_are_made_of),
-        WITH_8B(error_bars_follow_what_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

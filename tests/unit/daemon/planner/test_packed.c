@@ -1,65 +1,10 @@
 /* Unit tests of planning with packed weights: what they cost on the link and the GPU, what they take in both
  * memories, and plans that count on them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
 #include <math.h>
 #include <string.h>
 
-#include "common/host_weights.h"
-#include "common/units.h"
 #include "daemon/planner/cost.h"
-#include "daemon/planner/planner.h"
-#include "tests/unit/daemon/planner/made_up_model.h"
-
-#define UNITS 72 /* of the 8B shape */
-
-struct bench {
-    struct made_up made;
-    struct profile profile;
-    struct planner_refusal refusal;
-    struct planner_request r;
-};
-
-static void bench_open(struct bench *b, uint64_t vram)
-{
-    memset(b, 0, sizeof *b);
-    assert_true(made_up_open(&b->made, &shape_8b));
-    b->profile = made_up_profile(&rates_h200);
-    b->r = (struct planner_request){
-        .model = &b->made.model,
-        .wish = {.kv_dtype = DTYPE_F16, .slots = 8, .page_tokens = 32, .threads = 16, .ctx = 2048},
-        .machine = {.memory = {.limit_bytes = CGROUP_UNLIMITED,
-                               .machine_bytes = 256 * GIB,
-                               .available_bytes = 100 * GIB},
-                    .device = {.kind = LEDGER_DEVICE_CUDA, .limit = vram, .limit_from = "--vram"}},
-        .device_required = true,
-        .profile = &b->profile,
-        .refusal = &b->refusal};
-}
-
-static void bench_close(struct bench *b)
-{
-    made_up_close(&b->made);
-}
-
-static struct cost_table price(const struct bench *b, uint32_t tokens, const bool *packed)
-{
-    const struct cost_step step = {tokens, 1, 1, 4096, DTYPE_F16, packed, false};
-    struct cost_table table;
-    struct helm_err err = {0};
-    if (cost_price(&b->made.model, &b->made.analysed, &b->profile, &step, &table, &err))
-        fail_msg("%s", err.text);
-    return table;
-}
-
-static void close_to(double a, double b)
-{
-    if (fabs(a - b) > 1e-9 * fmax(fabs(a), fabs(b))) fail_msg("%.12g is not %.12g", a, b);
-}
+#include "tests/unit/daemon/planner/packed_case.h"
 
 /* Less on the link by COST_PACKED_PART, more on the GPU by what expanding takes; nothing else changes. */
 static void packed_units_have_their_prices(void **state)
@@ -67,14 +12,14 @@ static void packed_units_have_their_prices(void **state)
     (void)state;
     struct bench b;
     bool packed[UNITS] = {false};
-    bench_open(&b, 8 * GIB);
+    open_8b(&b, 8 * GIB);
     b.profile.gpu.operation = made_up_value(4e-6);
     b.profile.link.latency = made_up_value(3e-6);
     b.profile.gpu.read = made_up_value(3.42e12);
     for (uint32_t u = 0; u < UNITS; u++) packed[u] = u % 3 == 0;
     for (int measured = 0; measured < 2; measured++) {
         if (measured) b.profile.gpu.expand = made_up_value(1e12);
-        struct cost_table raw = price(&b, 1, NULL), table = price(&b, 1, packed);
+        struct cost_table raw = price_8b(&b, 1, NULL, false), table = price_8b(&b, 1, packed, false);
         for (uint32_t u = 0; u < UNITS; u++) {
             const struct cost_unit *a = &raw.unit[u], *z = &table.unit[u];
             assert_int_equal(a->crossing, a->bytes);
@@ -115,7 +60,7 @@ static void packed_units_have_their_prices(void **state)
         assert_int_equal(b.made.analysed.packs[u], u != 6);
         packed[u] = true;
     }
-    struct cost_table table = price(&b, 1, packed);
+    struct cost_table table = price_8b(&b, 1, packed, false);
     assert_int_equal(table.unit[6].crossing, table.unit[6].bytes);
     assert_true(table.unit[7].crossing < table.unit[7].bytes);
     cost_table_free(&table);
@@ -129,7 +74,7 @@ static void one_token_reads_packed(void **state)
     (void)state;
     struct bench b;
     bool packed[UNITS];
-    bench_open(&b, 8 * GIB);
+    open_8b(&b, 8 * GIB);
     b.profile.gpu.operation = b.profile.gpu.chain_operation = made_up_value(4e-6);
     b.profile.gpu.chain_gemv = made_up_value(b.profile.gpu.gemv.value * 1.1);
     b.profile.gpu.chain_attention = b.profile.gpu.attention;
@@ -138,7 +83,8 @@ static void one_token_reads_packed(void **state)
     for (int odd = 0; odd < 2; odd++) {
         if (odd) b.made.model.config.intermediate += 256;
         for (uint32_t tokens = 1; tokens <= 2; tokens++) {
-            struct cost_table raw = price(&b, tokens, NULL), table = price(&b, tokens, packed);
+            struct cost_table raw = price_8b(&b, tokens, NULL, false),
+                              table = price_8b(&b, tokens, packed, false);
             for (uint32_t u = 0; u < UNITS; u++) {
                 const double bytes = (double)raw.unit[u].bytes;
                 const double slices = ceil(bytes / (32 << 20)), small = ceil(bytes / (16 << 20));
@@ -156,57 +102,21 @@ static void one_token_reads_packed(void **state)
     bench_close(&b);
 }
 
-static uint64_t line_of(const struct ledger *ledger, const char *what)
-{
-    for (uint32_t i = 0; i < ledger->line_count; i++)
-        if (strncmp(ledger->line[i].what, what, strlen(what)) == 0) return ledger->line[i].bytes;
-    return 0;
-}
-
-static void make(struct bench *b, struct plan *plan, struct planner_prediction *prediction)
-{
-    struct arena_spec spec;
-    struct helm_err err = {0};
-    if (planner_make(&b->r, plan, &spec, &err)) fail_msg("%s", err.text);
-    if (planner_predict(&b->r, plan, 1, 1024, 128, prediction, &err)) fail_msg("%s", err.text);
-    assert_true(plan->vram.total <= plan->vram.limit && plan->host.total <= plan->host.limit);
-}
-
-/* The place of every matrix in host memory, as the workers lay it out. */
-static uint64_t region_of(const struct bench *b, const struct plan *plan)
-{
-    bool packed[UNITS];
-    uint64_t bytes = 0;
-    enum plan_home home[UNITS];
-    plan_packed_units(plan, b->made.analysed.packs, b->made.analysed.packs_cpu, packed);
-    plan_unit_homes(plan, 0, home);
-    for (uint32_t i = 0; i < b->made.model.tensor_count; i++) {
-        const struct model_tensor *t = &b->made.tensor[i];
-        if (t->layer < 0 || t->rows == 1) continue;
-        uint32_t u = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
-        if (home[u] == PLAN_HOME_GPU) continue;
-        bytes += (host_weights_room(t, packed[u]) + 63) / 64 * 64;
-    }
-    if (plan->embed == PLAN_HOME_CPU) bytes += b->made.analysed.embed.stored;
-    if (plan->head == PLAN_HOME_CPU) bytes += b->made.analysed.head.stored;
-    return bytes;
-}
-
 /* A plan that packs is faster by about what the link gains, streams more, and its ledgers count the rooms.
  * Its prompts leave what is packed to the GPU. */
 static void plans_count_on_it(void **state)
 {
     (void)state;
     struct bench b;
-    bench_open(&b, 8 * GIB);
+    open_8b(&b, 8 * GIB);
     for (uint64_t vram = 6 * GIB; vram <= 12 * GIB; vram += 3 * GIB) {
         struct plan raw, plan;
         struct planner_prediction slow, fast;
         b.r.machine.device.limit = vram;
         b.r.wish.pack = false;
-        make(&b, &raw, &slow);
+        make_predicted(&b, &raw, &slow);
         b.r.wish.pack = true;
-        make(&b, &plan, &fast);
+        make_predicted(&b, &plan, &fast);
         assert_false(raw.pack);
         assert_true(plan.pack);
         const struct cost_crossing before = cost_crossing_of(&b.made.analysed, &raw),
@@ -249,18 +159,18 @@ static void packing_has_to_pay(void **state)
     struct bench b;
     struct plan plan;
     struct planner_prediction prediction;
-    bench_open(&b, 8 * GIB);
+    open_8b(&b, 8 * GIB);
     b.r.wish.pack = true;
     const double least = 55e9 / (1 - COST_PACKED_PART);
     assert_true(cost_packing_pays(&b.profile)); /* nobody measured: as fast as memory allows */
     b.profile.gpu.expand = made_up_value(1.01 * least);
     assert_true(cost_packing_pays(&b.profile));
-    make(&b, &plan, &prediction);
+    make_predicted(&b, &plan, &prediction);
     assert_true(plan.pack);
     plan_free(&plan);
     b.profile.gpu.expand = made_up_value(0.99 * least);
     assert_false(cost_packing_pays(&b.profile));
-    make(&b, &plan, &prediction);
+    make_predicted(&b, &plan, &prediction);
     assert_false(plan.pack);
     assert_true(plan_has_home(&plan, PLAN_HOME_STREAM));
     plan_free(&plan);
@@ -275,7 +185,7 @@ static void units_of_both_workers_cross_as_they_are(void **state)
     struct bench b;
     enum plan_home home[UNITS];
     struct plan_stage stages[2][UNITS];
-    bench_open(&b, 8 * GIB);
+    open_8b(&b, 8 * GIB);
     for (uint32_t u = 0; u < UNITS; u++) home[u] = u < 8 ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
     struct plan plan = {.layers = UNITS / 2,
                         .pack = true,

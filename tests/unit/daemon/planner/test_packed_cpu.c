@@ -1,81 +1,25 @@
 /* Unit tests of planning with packed weights that the CPU computes with: their prices, where they pay, what
  * lists, ledgers and forecasts make of them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
-#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
-#include "common/host_weights.h"
-#include "common/units.h"
 #include "daemon/planner/cost.h"
 #include "daemon/planner/explain.h"
-#include "daemon/planner/planner.h"
-#include "tests/unit/daemon/planner/made_up_model.h"
+#include "tests/unit/daemon/planner/packed_case.h"
 #include "worker-cpu/kernels/packed_kernels.h"
 
-#define UNITS         72 /* of the 8B shape */
 #define PACKED_RATE   135e9
 #define PACKED_BESIDE 95e9
 #define UNPACK_RATE   150e9
 
-struct bench {
-    struct made_up made;
-    struct profile profile;
-    struct planner_refusal refusal;
-    struct planner_request r;
-};
-
-static void bench_open(struct bench *b, uint64_t vram)
+/* As measured on a processor that has kernels for it, and with the wish to pack all. */
+static void open_packing(struct bench *b, uint64_t vram)
 {
-    memset(b, 0, sizeof *b);
-    assert_true(made_up_open(&b->made, &shape_8b));
-    b->profile = made_up_profile(&rates_h200);
+    open_8b(b, vram);
     b->profile.cpu.gemv_packed = made_up_value(PACKED_RATE);
     b->profile.cpu.gemv_packed_beside = made_up_value(PACKED_BESIDE);
     b->profile.cpu.unpack = made_up_value(UNPACK_RATE);
-    b->r = (struct planner_request){.model = &b->made.model,
-                                    .wish = {.kv_dtype = DTYPE_F16,
-                                             .slots = 8,
-                                             .page_tokens = 32,
-                                             .threads = 16,
-                                             .ctx = 2048,
-                                             .pack = true,
-                                             .pack_cpu = true,
-                                             .pack_all = true},
-                                    .machine = {.memory = {.limit_bytes = CGROUP_UNLIMITED,
-                                                           .machine_bytes = 256 * GIB,
-                                                           .available_bytes = 100 * GIB}},
-                                    .no_device = "there is none here",
-                                    .profile = &b->profile,
-                                    .refusal = &b->refusal};
-    if (!vram) return;
-    b->r.device_required = true;
-    b->r.machine.device =
-        (struct ledger_device){.kind = LEDGER_DEVICE_CUDA, .limit = vram, .limit_from = "--vram"};
-}
-
-static void bench_close(struct bench *b)
-{
-    made_up_close(&b->made);
-}
-
-static struct cost_table price(const struct bench *b, uint32_t tokens, const bool *packed, bool packed_cpu)
-{
-    const struct cost_step step = {tokens, 1, 1, 4096, DTYPE_F16, packed, packed_cpu};
-    struct cost_table table;
-    struct helm_err err = {0};
-    if (cost_price(&b->made.model, &b->made.analysed, &b->profile, &step, &table, &err))
-        fail_msg("%s", err.text);
-    return table;
-}
-
-static void close_to(double a, double b)
-{
-    if (fabs(a - b) > 1e-9 * fmax(fabs(a), fabs(b))) fail_msg("%.12g is not %.12g", a, b);
+    b->r.wish.pack = b->r.wish.pack_cpu = b->r.wish.pack_all = true;
 }
 
 /* Bytes of a unit's matrices: its norms are plain. */
@@ -97,10 +41,11 @@ static void packed_units_have_their_prices(void **state)
     (void)state;
     struct bench b;
     bool packed[UNITS] = {false};
-    bench_open(&b, 8 * GIB);
+    open_packing(&b, 8 * GIB);
     for (uint32_t u = 0; u < UNITS; u++) packed[u] = u % 3 == 0;
     for (uint32_t tokens = 1; tokens <= 128; tokens += 127) {
-        struct cost_table raw = price(&b, tokens, packed, false), table = price(&b, tokens, packed, true);
+        struct cost_table raw = price_8b(&b, tokens, packed, false),
+                          table = price_8b(&b, tokens, packed, true);
         for (uint32_t u = 0; u < UNITS; u++) {
             const struct cost_unit *a = &raw.unit[u], *z = &table.unit[u];
             const double bytes = matrices_of(&b, u);
@@ -126,7 +71,7 @@ static void packed_units_have_their_prices(void **state)
     }
     /* A profile that nobody measured that in. */
     b.profile.cpu.gemv_packed = (struct profile_value){0};
-    struct cost_table raw = price(&b, 1, packed, false), table = price(&b, 1, packed, true);
+    struct cost_table raw = price_8b(&b, 1, packed, false), table = price_8b(&b, 1, packed, true);
     for (uint32_t u = 0; u < UNITS; u++) {
         assert_false(table.unit[u].cpu_packed);
         close_to(table.unit[u].cpu, raw.unit[u].cpu);
@@ -134,15 +79,6 @@ static void packed_units_have_their_prices(void **state)
     cost_table_free(&raw);
     cost_table_free(&table);
     bench_close(&b);
-}
-
-static void make(struct bench *b, struct plan *plan, struct planner_prediction *prediction)
-{
-    struct arena_spec spec;
-    struct helm_err err = {0};
-    if (planner_make(&b->r, plan, &spec, &err)) fail_msg("%s", err.text);
-    if (planner_predict(&b->r, plan, 1, 1024, 128, prediction, &err)) fail_msg("%s", err.text);
-    assert_true(plan->vram.total <= plan->vram.limit && plan->host.total <= plan->host.limit);
 }
 
 /* Only where the profile says that it gains more than a twentieth, the wish is to pack, and the processor has
@@ -162,29 +98,53 @@ static void packing_has_to_pay(void **state)
                  {105e9 * 1.11, true, true, false, 2},  {0, true, true, false, 1}};
     for (uint64_t vram = 0; vram <= 8 * GIB; vram += 8 * GIB)
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-            bench_open(&b, vram);
+            open_packing(&b, vram);
             b.profile.cpu.gemv_packed = made_up_value(cases[i].rate);
             if (cases[i].rate == 0) b.profile.cpu.gemv_packed = (struct profile_value){0};
             b.profile.cpu.gemv_packed_beside = b.profile.cpu.gemv_packed;
+            b.profile.cpu.gemv_packed_beside.value *= 80.0 / 105.0; /* as much faster there */
             b.r.wish.pack = cases[i].pack;
             b.r.wish.pack_cpu = cases[i].pack_cpu;
             b.r.batch = cases[i].batch;
-            assert_int_equal(cost_packing_pays_cpu(&b.profile), cases[i].rate > 105e9 * 1.1);
-            make(&b, &plan, &prediction);
+            assert_int_equal(cost_packing_pays_cpu(&b.profile, vram > 0), cases[i].rate > 105e9 * 1.1);
+            make_predicted(&b, &plan, &prediction);
             if (plan.pack_cpu != cases[i].packs) fail_msg("case %zu at %d GiB", i, (int)(vram / GIB));
             assert_int_equal(plan.pack, cases[i].pack);
             plan_free(&plan);
-            b.r.wish.pack_all = false; /* beside a device only when asked to */
-            make(&b, &plan, &prediction);
+            b.r.wish.pack_all = false; /* so little gains too little beside a device */
+            make_predicted(&b, &plan, &prediction);
             assert_int_equal(plan.pack_cpu, cases[i].packs && vram == 0);
             assert_int_equal(plan.pack, cases[i].pack);
             plan_free(&plan);
             bench_close(&b);
         }
+    /* Beside a device by the forecast, where the CPU has a share: what reads faster only while the link
+     * streams counts, too. */
+    const double beside[] = {80e9 * 1.05, 80e9 * 1.2, 80e9 * 1.4, 80e9 * 1.7};
+    for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
+        struct planner_prediction plain;
+        open_packing(&b, 8 * GIB);
+        b.profile.cpu.gemv_packed = made_up_value(fmax(105e9 * 1.05, beside[i]));
+        b.profile.cpu.gemv_packed_beside = made_up_value(beside[i]);
+        b.r.wish.pack_all = b.r.wish.pack_cpu = false;
+        make_predicted(&b, &plan, &plain);
+        assert_false(plan.pack_cpu);
+        plan_free(&plan);
+        b.r.wish.pack_cpu = true;
+        make_predicted(&b, &plan, &prediction);
+        const double gain = plain.decode_s / prediction.decode_s;
+        print_message("packed beside at %.0f GB/s: %s, %.3f times as fast\n", beside[i] / 1e9,
+                      plan.pack_cpu ? "packed" : "plain", gain);
+        assert_true(plan.pack_cpu ? gain > 1.04 : gain > 0.999 && gain < 1.001);
+        if (i == 0) assert_false(plan.pack_cpu);
+        if (i == 3) assert_true(plan.pack_cpu);
+        plan_free(&plan);
+        bench_close(&b);
+    }
     /* Where prompts would cross the link packed to a device that takes longer to expand them. */
-    bench_open(&b, 8 * GIB);
+    open_packing(&b, 8 * GIB);
     b.profile.gpu.expand = made_up_value(0.9 * 55e9 / (1 - COST_PACKED_PART));
-    make(&b, &plan, &prediction);
+    make_predicted(&b, &plan, &prediction);
     assert_false(plan.pack_cpu || plan.pack);
     plan_free(&plan);
     bench_close(&b);
@@ -198,12 +158,12 @@ static void the_cpu_alone_is_faster(void **state)
     struct bench b;
     struct plan raw, plan;
     struct planner_prediction slow, fast;
-    bench_open(&b, 0);
+    open_packing(&b, 0);
     b.r.strategy = SEARCH_ALL_CPU;
     b.r.wish.pack_cpu = false;
-    make(&b, &raw, &slow);
+    make_predicted(&b, &raw, &slow);
     b.r.wish.pack_cpu = true;
-    make(&b, &plan, &fast);
+    make_predicted(&b, &plan, &fast);
     double bytes = 0;
     for (uint32_t u = 0; u < UNITS; u++) bytes += matrices_of(&b, u);
     close_to(slow.decode_s - fast.decode_s, bytes / 105e9 - bytes / PACKED_RATE);
@@ -221,30 +181,23 @@ static void the_cpu_alone_is_faster(void **state)
     bench_close(&b);
 }
 
-static uint64_t line_of(const struct ledger *ledger, const char *what)
-{
-    for (uint32_t i = 0; i < ledger->line_count; i++)
-        if (strncmp(ledger->line[i].what, what, strlen(what)) == 0) return ledger->line[i].bytes;
-    return 0;
-}
-
 /* With a device: faster, every half layer that is not in VRAM is packed whatever prompts make of it, and the
  * ledgers count the room that all of them need and the slice that prompts expand. */
 static void plans_count_on_it(void **state)
 {
     (void)state;
     struct bench b;
-    bench_open(&b, 8 * GIB);
+    open_packing(&b, 8 * GIB);
     for (uint64_t vram = 4 * GIB; vram <= 12 * GIB; vram += 4 * GIB) {
         struct plan raw, plan;
         struct planner_prediction slow, fast;
         bool packed[UNITS], streams = false;
-        uint64_t cpu_bytes = 0, weights = 0;
+        uint64_t cpu_bytes = 0;
         b.r.machine.device.limit = vram;
         b.r.wish.pack_cpu = false;
-        make(&b, &raw, &slow);
+        make_predicted(&b, &raw, &slow);
         b.r.wish.pack_cpu = true;
-        make(&b, &plan, &fast);
+        make_predicted(&b, &plan, &fast);
         print_message("8B at %llu GiB: %.2f token/s, the CPU's packed %.2f\n",
                       (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s);
         assert_true(plan.pack && plan.pack_cpu && raw.pack && !raw.pack_cpu);
@@ -258,14 +211,7 @@ static void plans_count_on_it(void **state)
                 streams |= plan_unit_home(&plan, p, u) == PLAN_HOME_STREAM;
         }
         assert_true(cpu_bytes > 0);
-        for (uint32_t i = 0; i < b.made.model.tensor_count; i++) {
-            const struct model_tensor *t = &b.made.tensor[i];
-            if (t->layer < 0 || t->rows == 1) continue;
-            if (!packed[2 * (uint32_t)t->layer + model_role_is_mlp(t->role)]) continue;
-            weights += (host_weights_room(t, true) + 63) / 64 * 64;
-        }
-        if (plan.embed == PLAN_HOME_CPU) weights += b.made.analysed.embed.stored;
-        if (plan.head == PLAN_HOME_CPU) weights += b.made.analysed.head.stored;
+        const uint64_t weights = region_of(&b, &plan);
         assert_in_range(line_of(&plan.host, "weights"), weights, weights + 4096);
         assert_int_equal(line_of(&plan.vram, "expanded") > 0, streams);
         const struct cost_crossing cpu = cost_reading_of(&b.made.analysed, &plan);
@@ -284,9 +230,9 @@ static void the_thesis_packs_nothing_for_the_cpu(void **state)
     struct bench b;
     struct plan plan;
     struct planner_prediction prediction;
-    bench_open(&b, 8 * GIB);
+    open_packing(&b, 8 * GIB);
     b.r.strategy = SEARCH_THESIS;
-    make(&b, &plan, &prediction);
+    make_predicted(&b, &plan, &prediction);
     assert_false(plan.pack_cpu);
     const struct cost_crossing cpu = cost_reading_of(&b.made.analysed, &plan);
     assert_true(cpu.bytes > 0 && cpu.bytes == cpu.crossing);
@@ -295,7 +241,7 @@ static void the_thesis_packs_nothing_for_the_cpu(void **state)
         if (s == SEARCH_THESIS || s == SEARCH_ALL_GPU) continue;
         b.r.strategy = s;
         b.r.device_required = s != SEARCH_ALL_CPU;
-        make(&b, &plan, &prediction);
+        make_predicted(&b, &plan, &prediction);
         assert_true(plan.pack_cpu);
         plan_free(&plan);
     }
@@ -312,8 +258,8 @@ static void written_plans_keep_their_flag(void **state)
     struct arena_spec spec;
     struct helm_err err = {0};
     struct planner_prediction prediction;
-    bench_open(&b, 8 * GIB);
-    make(&b, &plan, &prediction);
+    open_packing(&b, 8 * GIB);
+    make_predicted(&b, &plan, &prediction);
     assert_true(plan.pack_cpu);
     const uint64_t host = plan.host.total, vram = plan.vram.total;
     b.r.wish.ctx = 0; /* the plan says */
@@ -340,7 +286,7 @@ static void prompts_may_have_them_computed_by_the_cpu(void **state)
     bool packed[UNITS];
     struct helm_err err = {0};
     double seconds;
-    bench_open(&b, 8 * GIB);
+    open_packing(&b, 8 * GIB);
     b.profile.link.h2d = b.profile.link.h2d_beside = made_up_value(1e9);
     for (uint32_t u = 0; u < UNITS; u++) {
         decode[u] = u & 1 ? PLAN_HOME_STREAM : PLAN_HOME_GPU;
@@ -353,7 +299,7 @@ static void prompts_may_have_them_computed_by_the_cpu(void **state)
                                        .head = PLAN_HOME_GPU,
                                        .ring_bytes = 256 * MIB};
     for (int packed_cpu = 0; packed_cpu < 2; packed_cpu++) {
-        struct cost_table table = price(&b, 32, packed, packed_cpu);
+        struct cost_table table = price_8b(&b, 32, packed, packed_cpu);
         assert_int_equal(search_prefill(&table, &found, home, &seconds, &err), 0);
         for (uint32_t u = 1; u < UNITS; u += 2)
             if (u == 5 || !packed_cpu) assert_int_equal(home[u], PLAN_HOME_STREAM);
@@ -373,7 +319,7 @@ static void columns_have_to_fit(void **state)
     struct bench b;
     struct helm_err err = {0};
     bool packed[UNITS];
-    bench_open(&b, 8 * GIB);
+    open_packing(&b, 8 * GIB);
     for (uint32_t i = 0; i < b.made.model.tensor_count; i++) {
         struct model_tensor *t = &b.made.tensor[i];
         if (t->role == TENSOR_DOWN && t->layer == 3) t->cols += 256, t->bytes = t->rows * t->cols * 2;
@@ -385,7 +331,7 @@ static void columns_have_to_fit(void **state)
         assert_int_equal(b.made.analysed.packs_cpu[u], u != 7);
         packed[u] = true;
     }
-    struct cost_table raw = price(&b, 1, packed, false), table = price(&b, 1, packed, true);
+    struct cost_table raw = price_8b(&b, 1, packed, false), table = price_8b(&b, 1, packed, true);
     assert_true(table.unit[7].packed && !table.unit[7].cpu_packed);
     close_to(table.unit[7].cpu, raw.unit[7].cpu);
     assert_true(table.unit[5].cpu_packed && table.unit[5].cpu < raw.unit[5].cpu);
@@ -396,7 +342,7 @@ static void columns_have_to_fit(void **state)
     struct planner_prediction prediction;
     b.r.machine.device = (struct ledger_device){0};
     b.r.device_required = false;
-    make(&b, &plan, &prediction);
+    make_predicted(&b, &plan, &prediction);
     plan_packed_units(&plan, b.made.analysed.packs, b.made.analysed.packs_cpu, packed);
     for (uint32_t u = 0; u < UNITS; u++) assert_int_equal(packed[u], u != 7);
     plan_free(&plan);
@@ -413,8 +359,8 @@ static void explained_plans_say_what_is_packed(void **state)
     struct explain x;
     struct helm_err err = {0};
     char text[1 << 14] = "";
-    bench_open(&b, 8 * GIB);
-    make(&b, &plan, &prediction);
+    open_packing(&b, 8 * GIB);
+    make_predicted(&b, &plan, &prediction);
     assert_int_equal(explain_make(&b.r, &plan, 0, &x, &err), 0);
     const struct cost_crossing cpu = cost_reading_of(&b.made.analysed, &plan);
     json_t *json = explain_to_json(&x), *part = json_object_get(json, "cpu");

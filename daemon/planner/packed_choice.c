@@ -1,0 +1,93 @@
+/* Which weights in VRAM lie packed, where they need not all. See attempt.h. Called by attempt.c; owns
+ * nothing.
+ *
+ * A plan is searched with all packed that can be, since that is what lets more of them be there. What room is
+ * left then is best used for plain ones, which most devices take less time for: the first half layers stay
+ * packed, so many that all fit; or all of them, and with either the head packed or not, whichever is fastest.
+ */
+#include "daemon/planner/attempt.h"
+
+#include <math.h>
+
+struct choosing {
+    struct making *m;
+    uint32_t ctx;
+    struct plan *plan;
+};
+
+static int fits_with(const struct choosing *c, uint32_t units, bool head, bool *fits, struct helm_err *err)
+{
+    struct arena_spec spec;
+    c->plan->pack_gpu = units;
+    c->plan->pack_head = head;
+    c->plan->pack_gpu_bytes = 0;
+    int rc = ledger_write(&c->m->c, c->ctx, ledger_least_pages(&c->m->c, c->ctx), c->plan, &spec, err);
+    *fits = !rc && ledger_fits(c->plan);
+    return rc;
+}
+
+/* The least number of packed units with which the plan fits; UINT32_MAX: not with all of them. */
+static int least_units(const struct choosing *c, uint32_t all, bool head, uint32_t *units,
+                       struct helm_err *err)
+{
+    uint32_t fewer = 0, enough = all;
+    bool fits;
+    *units = UINT32_MAX;
+    int rc = fits_with(c, all, head, &fits, err);
+    if (rc || !fits) return rc;
+    rc = fits_with(c, 0, head, &fits, err); /* without any there may be no place to expand to either */
+    if (rc) return rc;
+    if (fits) enough = 0;
+    while (enough - fewer > 1) {
+        uint32_t middle = fewer + (enough - fewer) / 2;
+        rc = fits_with(c, middle, head, &fits, err);
+        if (rc) return rc;
+        *(fits ? &enough : &fewer) = middle;
+    }
+    *units = enough;
+    return 0;
+}
+
+static int seconds_with(const struct choosing *c, uint32_t units, bool head, double *seconds,
+                        struct helm_err *err)
+{
+    bool packed[2 * MODEL_LAYERS_MAX], kv_cpu[MODEL_LAYERS_MAX];
+    enum plan_home home[2 * MODEL_LAYERS_MAX];
+    struct cost_table prices;
+    struct cost_plan plan;
+    c->plan->pack_gpu = units;
+    plan_packed_on_gpu(c->plan, c->m->table.packs, packed);
+    int rc = attempt_price(c->m, c->ctx, packed, head, &prices, err);
+    if (rc) return rc;
+    rc = cost_plan_of(c->plan, 0, home, kv_cpu, &plan, err);
+    if (!rc) *seconds = cost_seconds(&prices, &plan, INFINITY);
+    cost_table_free(&prices);
+    return rc;
+}
+
+int packed_choose(struct making *m, uint32_t ctx, struct plan *plan, double *seconds, struct helm_err *err)
+{
+    const struct choosing c = {.m = m, .ctx = ctx, .plan = plan};
+    const uint32_t all = plan->pack_gpu;
+    const bool head = plan->pack_head;
+    uint32_t units = all;
+    bool best_head = head, fits;
+    *seconds = INFINITY;
+    for (int h = 0; h <= head; h++) {
+        uint32_t try[2] = {UINT32_MAX, all};
+        int rc = least_units(&c, all, h, &try[0], err);
+        if (rc) return rc;
+        for (int i = 0; i < 2 && try[0] != UINT32_MAX; i++) {
+            double took;
+            rc = seconds_with(&c, try[i], h, &took, err);
+            if (rc) return rc;
+            if (took >= *seconds) continue;
+            *seconds = took;
+            units = try[i];
+            best_head = h;
+        }
+    }
+    int rc = fits_with(&c, units, best_head, &fits, err);
+    if (!rc && !fits) rc = helm_fail(err, HELM_E_INTERNAL, "a plan with packed weights fits no more");
+    return rc;
+}

@@ -1,0 +1,23 @@
+/* Plans whose room for weights packed in VRAM is that of the very weights they pack.
+ *
+ * Called by helmd and helm-plan: packed_look_first, and then the others in the place of planner_make and
+ * planner_take. Layers differ: the few that a plan packs may come to more than the
+ * mean of all, and then a worker could not load them. Owns nothing. */
+#ifndef HELM_DAEMON_PLANNER_PACKED_LOOK_H
+#define HELM_DAEMON_PLANNER_PACKED_LOOK_H
+
+#include "daemon/planner/planner.h"
+
+/* Where the request allows weights to lie packed: looks at some of the model's, and puts what they come to
+ * into request->wish.parts. What cannot be read now will not be loaded either, and is said then: here it is
+ * warned of, and parts stay unknown. Returns how many bytes were read. */
+uint64_t packed_look_first(struct planner_request *request);
+/* As planner_make; looks at what the plan packs, and where that comes to more than was reckoned with, makes
+ * another with the larger parts, which are then in request->wish.parts. */
+HELM_MUST_CHECK int packed_look_make(struct planner_request *request, struct plan *plan,
+                                     struct arena_spec *spec, struct helm_err *err);
+/* As planner_take, likewise: the room grows. */
+HELM_MUST_CHECK int packed_look_take(struct planner_request *request, struct plan *plan,
+                                     struct arena_spec *spec, struct helm_err *err);
+
+#endif

@@ -1,0 +1,161 @@
+/* Weights at home in VRAM that lie packed there: the same bits as plain ones for steps of every tier, fewer
+ * bytes of VRAM, and a refusal that names the numbers where the room is too small. Beside a CPU and a link
+ * in test_golden_stream.c; here of a model whose rows a GPU's kernel multiplies packed.
+ * HELM_TEST_DEVICE=cuda as in test_golden_split.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/packed.h"
+#include "tests/device_choice.h"
+#include "tests/golden/made_model.h"
+#include "worker-gpu/engine.h"
+
+#define ROOM (64 * MIB)
+/* Instrumented, the emulated device takes eight seconds for a plan: the first and the last reach every line. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define NEXT_CASE 3
+#else
+#define NEXT_CASE 1
+#endif
+
+struct home_case {
+    const char *decode;
+    uint32_t pack_gpu;
+    bool pack_head, pack; /* the latter: what is streamed */
+    bool no_graphs, chains;
+};
+
+static int open_home(const struct home_case *c, uint64_t room, struct pair *pair, struct helm_err *err)
+{
+    struct plan_stage stages[UNITS];
+    const struct plan plan = {.layers = LAYERS,
+                              .stages = stages,
+                              .stage_count = stages_of(c->decode, stages),
+                              .ring_bytes = 2 * MIB,
+                              .pack = c->pack,
+                              .pack_gpu = c->pack_gpu,
+                              .pack_head = c->pack_head,
+                              .pack_gpu_bytes = room,
+                              .embed = plan_home_worker(stages[0].home),
+                              .head = PLAN_HOME_GPU};
+    const struct pair_options options = {.folder = folder,
+                                         .plan = &plan,
+                                         .device = device_name(),
+                                         .kv_dtype = DTYPE_F16,
+                                         .threads = 2,
+                                         .slots = SLOTS,
+                                         .context_tokens = CONTEXT,
+                                         .step_tokens = STEP_TOKENS,
+                                         .vram_bytes =
+                                             strcmp(device_name(), "emulated") == 0 ? 256 * MIB : 4 * GIB,
+                                         .peer_wait_ms = 20000,
+                                         .copy_rows = true,
+                                         .no_graphs = c->no_graphs,
+                                         .no_chains = !c->chains};
+    return pair_open(&options, pair, err);
+}
+
+/* Bytes of the matrices that lie packed. */
+static uint64_t plain_bytes(const struct gpu_weights *w)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < (LAYERS + 1) * TENSOR_ROLE_COUNT; i++)
+        if (w->matrix[i].packed && !w->matrix[i].host)
+            bytes += (uint64_t)w->matrix[i].rows * w->matrix[i].cols * 2;
+    return bytes;
+}
+
+static void run_home(const struct home_case *c, float *logits, uint64_t *step_bytes)
+{
+    struct helm_err err = {0};
+    struct pair *pair = calloc(1, sizeof *pair);
+    assert_non_null(pair);
+    if (open_home(c, c->pack_gpu || c->pack_head ? ROOM : 0, pair, &err))
+        fail_msg("%s: %s", c->decode, err.text);
+    struct runner on = {.arena = &pair->arena, .engines = pair, .step = step_pair};
+    run_script(&on, &all_tiers, logits);
+    const struct gpu_engine *gpu = (struct gpu_engine *)pair->server[PAIR_GPU].engine;
+    const struct gpu_weights *w = &gpu->weights;
+    const uint64_t plain = plain_bytes(w);
+    assert_int_equal(gpu->expand.bytes > 0, plain > 0 || c->pack);
+    if (plain) assert_in_range(w->packed_bytes, plain * 66 / 100, plain * 76 / 100);
+    if (c->pack_gpu) { /* groups as the packing of whole matrices has them */
+        const struct gpu_matrix *m = gpu_matrix_of(w, TENSOR_O, 0);
+        assert_true(m->packed && m->offset[0] == 0);
+        assert_true(packed_at(m->offset, packed_groups(m->rows)) < (uint64_t)m->rows * m->cols * 2);
+    }
+    *step_bytes = w->step_bytes;
+    const struct ledger *vram = &gpu->base.report.vram;
+    assert_true(vram->total <= vram->limit);
+    pair_close(pair);
+    free(pair);
+}
+
+static void packed_and_plain_have_the_same_bits(void **state)
+{
+    (void)state;
+    need_device();
+    static const struct home_case cases[] = {
+        {.decode = "gggggggg", .pack_gpu = 8, .pack_head = true},
+        {.decode = "gggggggg", .pack_gpu = 3, .no_graphs = true},
+        {.decode = "ggggggcg", .pack_head = true},
+        {.decode = "gsgcgsgg", .pack_gpu = 4, .pack_head = true, .pack = true},
+    };
+    const size_t bytes = (size_t)SAMPLES * VOCAB * sizeof(float);
+    float *logits[2] = {malloc(bytes), malloc(bytes)};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += NEXT_CASE) {
+        struct home_case c = cases[i];
+        uint64_t read[2];
+        run_home(&c, logits[1], &read[1]);
+        c.pack_gpu = 0;
+        c.pack_head = false;
+        run_home(&c, logits[0], &read[0]);
+        print_message("%s, %u half layers packed%s: a step reads %llu bytes of VRAM, plain %llu\n", c.decode,
+                      cases[i].pack_gpu, cases[i].pack_head ? ", the head" : "", (unsigned long long)read[1],
+                      (unsigned long long)read[0]);
+        assert_memory_equal(logits[0], logits[1], bytes);
+        assert_true(read[1] < read[0]);
+        if (i == 0) { /* and beside chains of what is plain nothing but their rounding differs */
+            const struct home_case chained = {.decode = c.decode, .pack_gpu = 3, .chains = true};
+            run_home(&chained, logits[1], &read[1]);
+            const double worst = compare(logits[0], logits[1]);
+            print_message("beside chains: worst difference %.2g of the spread\n", worst);
+            assert_true(worst < 5e-2);
+        }
+    }
+    free(logits[0]);
+    free(logits[1]);
+}
+
+static void too_little_room_is_refused(void **state)
+{
+    (void)state;
+    need_device();
+    static const struct home_case all = {.decode = "gggggggg", .pack_gpu = 8, .pack_head = true};
+    struct pair *pair = calloc(1, sizeof *pair);
+    struct helm_err err = {0};
+    assert_non_null(pair);
+    assert_int_equal(open_home(&all, 2 * MIB, pair, &err), HELM_E_CAPACITY);
+    print_message("%s\n", err.text);
+    assert_non_null(strstr(err.text, "pack worse than planned: the 2.00 MiB of VRAM"));
+    assert_int_equal(open_home(&all, 64, pair, &err), HELM_E_CAPACITY);
+    print_message("%s\n", err.text);
+    assert_non_null(strstr(err.text, "tables of packed weights take"));
+    free(pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packed_and_plain_have_the_same_bits),
+        cmocka_unit_test(too_little_room_is_refused),
+    };
+    return cmocka_run_group_tests_name("golden/home", tests, make_model, remove_model);
+}

@@ -1,0 +1,75 @@
+/* What the tests of packed weights share: the 8B shape on an H200's machine, a step of it priced, a plan with
+ * its forecast, what its host weights take. Included by test_packed.c and test_packed_cpu.c. */
+#ifndef HELM_TESTS_UNIT_DAEMON_PLANNER_PACKED_CASE_H
+#define HELM_TESTS_UNIT_DAEMON_PLANNER_PACKED_CASE_H
+
+#include "tests/unit/daemon/planner/plan_case.h"
+
+#include <math.h>
+
+#include "common/host_weights.h"
+#include "daemon/planner/cost.h"
+
+#define UNITS 72 /* of the 8B shape */
+
+/* `vram` 0: no device. Closed by bench_close. */
+static inline void open_8b(struct bench *b, uint64_t vram)
+{
+    bench_open(b, &shape_8b, 100 * GIB, vram);
+    b->profile = made_up_profile(&rates_h200);
+    b->r.wish.ctx = 2048;
+    b->r.device_required = vram > 0;
+}
+
+static inline struct cost_table price_8b(const struct bench *b, uint32_t tokens, const bool *packed,
+                                         bool packed_cpu)
+{
+    const struct cost_step step = {tokens, 1, 1, 4096, DTYPE_F16, packed, packed_cpu, NULL, false};
+    struct cost_table table;
+    struct helm_err err = {0};
+    if (cost_price(&b->made.model, &b->made.analysed, &b->profile, &step, &table, &err))
+        fail_msg("%s", err.text);
+    return table;
+}
+
+static inline void close_to(double a, double b)
+{
+    if (fabs(a - b) > 1e-9 * fmax(fabs(a), fabs(b))) fail_msg("%.12g is not %.12g", a, b);
+}
+
+static inline void make_predicted(struct bench *b, struct plan *plan, struct planner_prediction *prediction)
+{
+    struct helm_err err = {0};
+    make(b, plan);
+    if (planner_predict(&b->r, plan, 1, 1024, 128, prediction, &err)) fail_msg("%s", err.text);
+}
+
+/* Bytes of the ledger's line that begins so, 0: there is none. */
+static inline uint64_t line_of(const struct ledger *ledger, const char *what)
+{
+    for (uint32_t i = 0; i < ledger->line_count; i++)
+        if (strncmp(ledger->line[i].what, what, strlen(what)) == 0) return ledger->line[i].bytes;
+    return 0;
+}
+
+/* The place of every matrix in host memory, as the workers lay it out. */
+static inline uint64_t region_of(const struct bench *b, const struct plan *plan)
+{
+    bool packed[UNITS];
+    uint64_t bytes = 0;
+    enum plan_home home[UNITS];
+    plan_packed_units(plan, b->made.analysed.packs, b->made.analysed.packs_cpu, packed);
+    plan_unit_homes(plan, 0, home);
+    for (uint32_t i = 0; i < b->made.model.tensor_count; i++) {
+        const struct model_tensor *t = &b->made.tensor[i];
+        if (t->layer < 0 || t->rows == 1) continue;
+        uint32_t u = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
+        if (home[u] == PLAN_HOME_GPU) continue;
+        bytes += (host_weights_room(t, packed[u]) + 63) / 64 * 64;
+    }
+    if (plan->embed == PLAN_HOME_CPU) bytes += b->made.analysed.embed.stored;
+    if (plan->head == PLAN_HOME_CPU) bytes += b->made.analysed.head.stored;
+    return bytes;
+}
+
+#endif

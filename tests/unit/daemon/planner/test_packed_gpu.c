@@ -1,0 +1,445 @@
+/* Unit tests of planning with weights that lie packed in VRAM: what they cost and take there, which plans
+ * keep how many of them so, plans that somebody wrote. */
+#include <math.h>
+#include <string.h>
+#include <time.h>
+
+#include "daemon/forecast.h"
+#include "tests/unit/daemon/planner/packed_case.h"
+
+#define OPERATION 4e-6
+#define EXPAND    1e12
+#define PACKED    3e12 /* gpu.gemv_packed, where it is known */
+
+/* The 8B shape on an H200's machine, whose GPU reads packed weights. */
+static void open_packing(struct bench *b, const struct made_up_shape *shape, uint64_t vram)
+{
+    open_8b(b, vram);
+    if (shape != &shape_8b) {
+        made_up_close(&b->made);
+        assert_true(made_up_open(&b->made, shape));
+    }
+    b->profile.gpu.operation = made_up_value(OPERATION);
+    b->profile.gpu.expand = made_up_value(EXPAND);
+    b->profile.gpu.gemv_packed = made_up_value(PACKED);
+    b->r.wish.pack = b->r.wish.pack_gpu = true;
+}
+
+static struct cost_table price_step(const struct bench *b, uint32_t tokens, const bool *packed, bool head)
+{
+    const struct cost_step step = {.tokens = tokens,
+                                   .rows = tokens <= 16 ? tokens : 1,
+                                   .samples = tokens <= 16 ? tokens : 1,
+                                   .context = 4096,
+                                   .kv_dtype = DTYPE_F16,
+                                   .packed_gpu = packed,
+                                   .packed_head = head};
+    struct cost_table table;
+    struct helm_err err = {0};
+    if (cost_price(&b->made.model, &b->made.analysed, &b->profile, &step, &table, &err))
+        fail_msg("%s", err.text);
+    return table;
+}
+
+/* One token: the measured rate in the plain one's stead, or a part of expanding; several: all is expanded,
+ * slice by slice. Nothing but `gpu` of packed units changes. */
+static void packed_units_have_their_prices(void **state)
+{
+    (void)state;
+    struct bench b;
+    bool packed[UNITS];
+    open_packing(&b, &shape_8b, 8 * GIB);
+    for (uint32_t u = 0; u < UNITS; u++) packed[u] = u % 3 == 0;
+    for (int way = 0; way < 3; way++) { /* measured; by a part of expanding; expanded */
+        if (way) b.profile.gpu.gemv_packed = (struct profile_value){0};
+        if (way == 1) {
+            b.profile.gpu.chain_gemv = b.profile.gpu.gemv; /* no faster here, and no cheaper to begin */
+            b.profile.gpu.chain_attention = b.profile.gpu.attention;
+            b.profile.gpu.chain_operation = made_up_value(OPERATION);
+        } else {
+            b.profile.gpu.chain_gemv = (struct profile_value){0};
+        }
+        for (uint32_t tokens = 1; tokens <= 4; tokens += 3) {
+            struct cost_table raw = price_step(&b, tokens, NULL, false),
+                              table = price_step(&b, tokens, packed, true);
+            for (uint32_t u = 0; u <= UNITS; u++) {
+                const struct cost_unit *a = u < UNITS ? &raw.unit[u] : &raw.head,
+                                       *z = u < UNITS ? &table.unit[u] : &table.head;
+                close_to(z->cpu, a->cpu);
+                assert_int_equal(z->bytes, a->bytes);
+                assert_false(a->gpu_packed);
+                assert_int_equal(z->gpu_packed, u == UNITS || packed[u]);
+                if (u < UNITS) {
+                    close_to(z->stream, a->stream);
+                    close_to(z->link, a->link);
+                    assert_int_equal(z->crossing, a->bytes);
+                }
+                if (!z->gpu_packed) {
+                    close_to(z->gpu, a->gpu);
+                    continue;
+                }
+                /* the head's norm is in a unit's bytes, not in its matrix' */
+                double bytes = (double)(u < UNITS ? a->bytes : b.made.analysed.head.stored);
+                double slices = ceil(bytes / (32 << 20)), more = slices - (u < UNITS ? 2 : 1);
+                double expand = bytes / EXPAND + slices * OPERATION;
+                double longer = way ? 0.6 * expand : bytes / PACKED - bytes / 3600e9;
+                if (tokens > 1 || way == 2) longer = expand + fmax(0, more) * OPERATION;
+                close_to(z->gpu, a->gpu + longer);
+            }
+            cost_table_free(&raw);
+            cost_table_free(&table);
+        }
+    }
+    bench_close(&b);
+}
+
+/* What does not fit plain fits packed, in about 0.71 of the bytes, or what somebody found; small matrices
+ * take more. */
+static void rooms_are_those_of_packed_matrices(void **state)
+{
+    (void)state;
+    struct bench b;
+    static const struct made_up_shape tiny = {2, 64, 128, 4, 2, 16, 300, false};
+    for (int small = 0; small < 2; small++) {
+        open_packing(&b, small ? &tiny : &shape_8b, 8 * GIB);
+        const struct ledger_case c = {&b.made.model, &b.r.wish, &b.r.machine, &b.made.analysed};
+        for (uint32_t u = 0; u < 2; u++) {
+            const struct analyse_bytes bytes = analyse_units(&b.made.analysed, u, u);
+            uint64_t tables = 0, plain = 0;
+            for (uint32_t i = 0; i < b.made.model.tensor_count; i++) {
+                const struct model_tensor *t = &b.made.tensor[i];
+                if (t->layer != 0 || t->rows == 1 || model_role_is_mlp(t->role) != (u & 1)) continue;
+                plain += t->bytes;
+                tables += (packed_offsets_bytes((uint32_t)t->rows) + 255) / 256 * 256 + 256;
+            }
+            assert_int_equal(bytes.packable, plain);
+            assert_int_equal(bytes.packed_tables, tables);
+            double part = (double)(ledger_packed_unit_bytes(&c, u) - tables) / (double)plain;
+            if (part < (small ? 0.74 : 0.71 * 1.0045) || part > (small ? 1.1 : 0.71 * 1.0065))
+                fail_msg("unit %u of %s comes to %.4f", u, small ? "a tiny model" : "8B", part);
+        }
+        b.r.wish.parts = (struct packed_parts){0.7, 0.6, 0.5};
+        const struct analyse_bytes a = analyse_units(&b.made.analysed, 0, 0),
+                                   m = analyse_units(&b.made.analysed, 1, 1), h = b.made.analysed.head;
+        const double slack = 1 + LEDGER_PACKED_SLACK;
+        assert_int_equal(ledger_packed_unit_bytes(&c, 0),
+                         (uint64_t)ceil(0.7 * slack * (double)a.packable) + a.packed_tables);
+        assert_int_equal(ledger_packed_unit_bytes(&c, 1),
+                         (uint64_t)ceil(0.6 * slack * (double)m.packable) + m.packed_tables);
+        if (!small) /* 300 rows are no whole groups */
+            assert_int_equal(ledger_packed_head_bytes(&c),
+                             (uint64_t)ceil(0.5 * slack * (double)h.packable) + h.packed_tables);
+        assert_int_equal(b.made.analysed.packs_head, !small);
+        bench_close(&b);
+    }
+}
+
+static uint32_t units_at(const struct plan *plan, enum plan_home home)
+{
+    uint32_t count = 0;
+    for (uint32_t u = 0; u < 2 * plan->layers; u++) count += plan_unit_home(plan, 0, u) == home;
+    return count;
+}
+
+/* The ledger has both lines, the room is what its units take, and no unit more could lie plain. */
+static void check_packed(struct bench *b, const struct plan *plan)
+{
+    const struct ledger_case c = {&b->made.model, &b->r.wish, &b->r.machine, &b->made.analysed};
+    bool packed[UNITS * 2];
+    uint64_t room = plan->pack_head ? ledger_packed_head_bytes(&c) : 0, last = 0, plain = 0, more;
+    assert_int_equal(plan_packed_on_gpu(plan, b->made.analysed.packs, packed), plan->pack_gpu);
+    for (uint32_t u = 0; u < 2 * plan->layers; u++) {
+        const struct analyse_bytes bytes = analyse_units(&b->made.analysed, u, u);
+        if (packed[u]) last = bytes.vram - bytes.vram_vectors - ledger_packed_unit_bytes(&c, u);
+        if (packed[u]) room += ledger_packed_unit_bytes(&c, u);
+        if (plan_unit_home(plan, 0, u) == PLAN_HOME_GPU && !packed[u])
+            plain += bytes.vram - bytes.vram_vectors;
+    }
+    assert_int_equal(plan->pack_gpu_bytes, room);
+    assert_int_equal(line_of(&plan->vram, "packed weights"), room);
+    if (plan->head == PLAN_HOME_GPU && !plan->pack_head) plain += b->made.analysed.head.vram;
+    if (plan->embed == PLAN_HOME_GPU) plain += b->made.analysed.embed.vram;
+    more = analyse_vectors(&b->made.analysed, plan, PLAN_HOME_GPU);
+    assert_int_equal(line_of(&plan->vram, "weights"), plain + more);
+    assert_in_range(line_of(&plan->vram, "expanded"), 32 * MIB, 40 * MIB);
+    /* pages of the pool were added with what was left */
+    const uint64_t pool = (plan->page_count - ledger_least_pages(&c, plan->context_tokens)) *
+                          (uint64_t)plan_layers_of(plan, PLAN_HOME_GPU) * ledger_kv_layer_bytes(&c, 1);
+    if (plan->pack_gpu) assert_true(plan->vram.total - pool + last > plan->vram.limit);
+}
+
+/* The same machine with more and more VRAM: packed plans are faster until all is there plain; they keep as
+ * few packed as they must. */
+static void plans_pack_what_they_must(void **state)
+{
+    (void)state;
+    struct bench b;
+    uint32_t before = UINT32_MAX;
+    bool wholly = false;
+    open_packing(&b, &shape_8b, 8 * GIB);
+    for (uint64_t vram = 6 * GIB; vram <= 20 * GIB; vram += GIB) {
+        struct plan plain, plan;
+        struct planner_prediction slow, fast;
+        b.r.machine.device.limit = vram;
+        b.r.wish.pack_gpu = false;
+        make_predicted(&b, &plain, &slow);
+        assert_true(plain.pack_gpu == 0 && !plain.pack_head && plain.pack_gpu_bytes == 0);
+        b.r.wish.pack_gpu = true;
+        make_predicted(&b, &plan, &fast);
+        print_message("8B at %2llu GiB: %.2f token/s, packed %.2f: %u of %u half layers in VRAM%s\n",
+                      (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s, plan.pack_gpu,
+                      units_at(&plan, PLAN_HOME_GPU), plan.pack_head ? ", head" : "");
+        if (units_at(&plain, PLAN_HOME_GPU) == UNITS && plain.head == PLAN_HOME_GPU) {
+            assert_true(plan.pack_gpu == 0 && !plan.pack_head); /* nothing to win */
+            close_to(slow.decode_s, fast.decode_s);
+        } else {
+            assert_true(fast.decode_s < (vram < 15 * GIB ? 0.95 : 0.99) * slow.decode_s);
+            assert_true(plan.pack_gpu > 0);
+            assert_true(units_at(&plan, PLAN_HOME_GPU) > units_at(&plain, PLAN_HOME_GPU));
+            check_packed(&b, &plan);
+        }
+        if (units_at(&plan, PLAN_HOME_GPU) == UNITS) {
+            assert_true(!wholly || plan.pack_gpu < before || plan.pack_gpu == 0);
+            wholly = true;
+            before = plan.pack_gpu;
+        }
+        plan_free(&plain);
+        plan_free(&plan);
+    }
+    assert_true(wholly && before == 0);
+    bench_close(&b);
+}
+
+/* The thesis reads weights as they are in the file; all-gpu packs only what would not fit else; a wish not to
+ * pack is one. Of a tied model with both ends in VRAM the head is rows that are looked up. */
+static void strategies_and_wishes(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct planner_prediction prediction;
+    static const struct made_up_shape tied = {36, 4096, 12288, 32, 8, 128, 151936, true};
+    open_packing(&b, &shape_8b, 13 * GIB);
+    b.r.strategy = SEARCH_THESIS;
+    make_predicted(&b, &plan, &prediction);
+    assert_true(plan.pack_gpu == 0 && !plan.pack_head);
+    plan_free(&plan);
+    b.r.strategy = SEARCH_ALL_GPU;
+    make_predicted(&b, &plan, &prediction);
+    assert_int_equal(units_at(&plan, PLAN_HOME_GPU), UNITS);
+    assert_true(plan.pack_gpu > 0);
+    plan_free(&plan);
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    b.r.wish.pack = false; /* which is how --pack off comes */
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
+    assert_true(b.refusal.refused && b.refusal.needed > 15 * GIB);
+    plan_free(&plan);
+    b.r.wish.pack = true;
+    b.r.machine.device.limit = 9 * GIB; /* not even packed: what is named would do */
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
+    assert_true(b.refusal.needed > 10 * GIB && b.refusal.needed < 13 * GIB);
+    b.r.machine.device.limit = b.refusal.needed;
+    plan_free(&plan);
+    make_predicted(&b, &plan, &prediction);
+    assert_true(plan.pack_gpu > 0);
+    plan_free(&plan);
+    b.r.strategy = SEARCH_STREAM;
+    b.r.machine.device.limit = 8 * GIB;
+    make_predicted(&b, &plan, &prediction);
+    assert_true(plan.pack_gpu > 0 && units_at(&plan, PLAN_HOME_STREAM) > 0);
+    check_packed(&b, &plan);
+    plan_free(&plan);
+    bench_close(&b);
+    open_packing(&b, &tied, 8 * GIB);
+    make_predicted(&b, &plan, &prediction);
+    assert_true(plan.pack_gpu > 0 && !plan.pack_head);
+    assert_true(plan.embed == plan.head);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+/* A device that cannot read packed weights fast enough gets none; several sequences at once are priced with
+ * expanding at each step. */
+static void packing_has_to_pay(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct planner_prediction prediction;
+    open_packing(&b, &shape_8b, 8 * GIB);
+    b.profile.gpu.gemv_packed = made_up_value(60e9);
+    make_predicted(&b, &plan, &prediction);
+    assert_true(plan.pack_gpu == 0 && !plan.pack_head);
+    plan_free(&plan);
+    b.profile.gpu.gemv_packed = made_up_value(PACKED);
+    b.r.batch = 4;
+    make_predicted(&b, &plan, &prediction);
+    assert_true(plan.pack_gpu > 0); /* expanding at 1 TB/s is still faster than the link */
+    plan_free(&plan);
+    b.profile.gpu.expand = made_up_value(60e9);
+    make_predicted(&b, &plan, &prediction);
+    assert_true(plan.pack_gpu == 0 && !plan.pack_head);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+/* Where memory is all that counts packed weights are read faster: then all stay so, wherever there is room.
+ */
+static void faster_packed_than_plain(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plain, plan;
+    struct planner_prediction slow, fast;
+    open_packing(&b, &shape_8b, 40 * GIB);
+    b.profile.gpu.gemv_packed = made_up_value(1.2 * b.profile.gpu.gemv.value);
+    assert_true(cost_packed_is_faster(&b.profile));
+    b.r.wish.pack_gpu = false;
+    make_predicted(&b, &plain, &slow);
+    b.r.wish.pack_gpu = true;
+    make_predicted(&b, &plan, &fast);
+    assert_true(plan.pack_gpu == UNITS && plan.pack_head);
+    const double bytes = (double)cost_gpu_reading_of(&b.made.analysed, &plan).bytes;
+    assert_true(fabs((slow.decode_s - fast.decode_s) / (bytes / 3600e9 * (1 - 1 / 1.2)) - 1) < 0.01);
+    plan_free(&plan);
+    b.r.batch = 2; /* those are expanded first */
+    make_predicted(&b, &plan, &fast);
+    assert_true(plan.pack_gpu == 0 && !plan.pack_head);
+    plan_free(&plain);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+/* Searching twice takes no longer than it may: for 80 layers, prompts' lists included. */
+static void making_is_quick(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_packing(&b, &shape_70b, 64 * GIB);
+    b.r.machine.memory.available_bytes = 200 * GIB;
+    static const uint64_t sizes[] = {16 * GIB, 32 * GIB, 64 * GIB, 96 * GIB, 100 * GIB, 120 * GIB};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const uint64_t vram = sizes[i];
+        struct plan plan;
+        struct arena_spec spec;
+        struct helm_err err = {0};
+        double took[2] = {INFINITY, INFINITY};
+        b.r.machine.device.limit = vram;
+        for (int pack = 0; pack < 2; pack++)
+            for (int again = 0; again < 3; again++) {
+                struct timespec from, to;
+                b.r.wish.pack_gpu = pack;
+                clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &from);
+                if (planner_make(&b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
+                clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
+                took[pack] = fmin(took[pack], (double)(to.tv_sec - from.tv_sec) +
+                                                  1e-9 * (double)(to.tv_nsec - from.tv_nsec));
+                if (again < 2 || !pack) plan_free(&plan);
+            }
+        print_message("70B at %llu GiB: planned in %.0f ms, with packed weights in VRAM %.0f ms\n",
+                      (unsigned long long)(vram / GIB), 1e3 * took[0], 1e3 * took[1]);
+        check_plan(&b.r, &plan);
+        plan_free(&plan);
+        assert_true(took[1] < 4 * took[0] + 0.05);
+    }
+    bench_close(&b);
+}
+
+/* A plan that somebody wrote keeps what it says as far as that can be. */
+static void written_plans_are_checked(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct planner_prediction prediction, again;
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    open_packing(&b, &shape_8b, 8 * GIB);
+    make_predicted(&b, &plan, &prediction);
+    const uint32_t units = plan.pack_gpu;
+    const uint64_t room = plan.pack_gpu_bytes;
+    plan.pack_gpu_bytes = room / 2; /* too little by what is known of them */
+    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
+    assert_true(plan.pack_gpu == units && plan.pack_gpu_bytes == room);
+    plan.pack_gpu_bytes = room + 4 * MIB; /* who wrote that may know more */
+    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
+    b.r.machine.device.limit += 4 * MIB;
+    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
+    assert_int_equal(line_of(&plan.vram, "packed weights"), room + 4 * MIB);
+    assert_int_equal(planner_predict(&b.r, &plan, 1, 1024, 128, &again, &err), 0);
+    close_to(again.decode_s, prediction.decode_s);
+    b.r.machine.device.limit -= 4 * MIB;
+    plan.pack_gpu = units / 2; /* the others then lie plain, which takes more than there is */
+    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
+    assert_true(b.refusal.refused && strcmp(b.refusal.what, "VRAM") == 0);
+    assert_true(b.refusal.needed > b.refusal.available);
+    plan.pack_gpu = units;
+    b.r.wish.pack = false;
+    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
+    assert_true(plan.pack_gpu == 0 && !plan.pack_head && plan.pack_gpu_bytes == 0);
+    b.r.wish.pack = plan.pack_head = true;
+    /* one matrix that is no bf16: its unit cannot be packed */
+    uint32_t unit = 0;
+    while (plan_unit_home(&plan, 0, unit) != PLAN_HOME_GPU) unit++;
+    for (uint32_t i = 0; i < b.made.model.tensor_count; i++)
+        if (b.made.tensor[i].role == (unit & 1 ? TENSOR_DOWN : TENSOR_K) &&
+            b.made.tensor[i].layer == (int32_t)(unit / 2))
+            b.made.tensor[i].dtype = DTYPE_F16;
+    plan.pack_gpu = units_at(&plan, PLAN_HOME_GPU);
+    plan.pack_gpu_bytes = room;
+    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "can be packed"));
+    plan.pack_gpu--;
+    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_CAPACITY); /* it lies plain now */
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+/* What a daemon expects of its steps is what the plan was made with. */
+static void forecasts_price_them_alike(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    struct planner_prediction prediction;
+    struct forecast forecast;
+    struct cost_forecast decode;
+    struct helm_err err = {0};
+    open_packing(&b, &shape_8b, 13 * GIB);
+    make_predicted(&b, &plan, &prediction);
+    assert_true(plan.pack_gpu > 0);
+    assert_int_equal(forecast_open(&b.made.model, &b.profile, &plan, &forecast, &err), 0);
+    forecast_decode(&forecast, 1, 1024, &decode);
+    close_to(decode.seconds, prediction.decode_s);
+    const struct cost_step chunk = {.tokens = 128, .rows = 1, .samples = 1, .context = 128};
+    double packed = forecast_step(&forecast, &chunk);
+    forecast_close(&forecast);
+    const struct cost_crossing reads = cost_gpu_reading_of(&b.made.analysed, &plan);
+    assert_true(reads.crossing < reads.bytes && reads.crossing > reads.bytes * 7 / 10);
+    plan.pack_gpu = 0;
+    plan.pack_head = false;
+    assert_int_equal(cost_gpu_reading_of(&b.made.analysed, &plan).crossing, reads.bytes);
+    assert_int_equal(forecast_open(&b.made.model, &b.profile, &plan, &forecast, &err), 0);
+    double plain = forecast_step(&forecast, &chunk);
+    assert_true(packed > plain + (double)(reads.bytes - reads.crossing) / EXPAND);
+    forecast_close(&forecast);
+    plan_free(&plan);
+    bench_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packed_units_have_their_prices),
+        cmocka_unit_test(rooms_are_those_of_packed_matrices),
+        cmocka_unit_test(plans_pack_what_they_must),
+        cmocka_unit_test(strategies_and_wishes),
+        cmocka_unit_test(packing_has_to_pay),
+        cmocka_unit_test(faster_packed_than_plain),
+        cmocka_unit_test(making_is_quick),
+        cmocka_unit_test(written_plans_are_checked),
+        cmocka_unit_test(forecasts_price_them_alike),
+    };
+    return cmocka_run_group_tests_name("planner/packed_gpu", tests, NULL, NULL);
+}
