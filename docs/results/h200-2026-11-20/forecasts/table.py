@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Prints the table of docs/benchmarks.md, "Forecasts", of the H200, and the medians and worst errors over all of its cells, from
 the result.json files that planner_bench.py wrote. Where a cell was measured twice the later one counts: the two of 14B all on the
-GPU. No arguments; standard library only."""
+GPU. Arguments: the folders of the runs in their order; without any, the runs of 2026-11-20. Standard library only."""
 import json
 import os
 import statistics
+import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # in this order: a later run's cell takes the place of an earlier one's
@@ -22,8 +23,8 @@ def few(value):
 
 
 cells = {}
-for run in RUNS:
-    with open(os.path.join(HERE, run, "result.json"), encoding="utf-8") as file:
+for run in sys.argv[1:] or [os.path.join(HERE, run) for run in RUNS]:
+    with open(os.path.join(run, "result.json"), encoding="utf-8") as file:
         for row in json.load(file)["rows"]:
             cells[row["model"], row["vram"], row["prompt"]] = row
 
