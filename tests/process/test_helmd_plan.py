@@ -265,20 +265,17 @@ def stalled(*options):
         json.dump(profile, f)
         f.flush()
         with running("--device", "cpu", "--step-tokens", 512, *options, profile=f.name, faults="token_us=200") as d:
-            one, other = Client(d.endpoint), Client(d.endpoint)
-            a = one.generate([3], 500, ignore_eos=True)
+            # one connection: helmd's messages come in the order in which it sent them, however late they are read here
+            c = Client(d.endpoint)
+            a = c.generate([3], 500, ignore_eos=True)
             while len(a.tokens) < 10:
-                one.receive()
-            b = other.generate([4] * 400, 2)
+                c.receive()
+            b = c.generate([4] * 400, 2)
             while not b.id:
-                other.receive()
-            while one.socket.poll(0):
-                one.receive()
+                c.receive()
             begin = len(a.tokens)
             while not b.tokens:
-                other.receive()
-            while one.socket.poll(0):
-                one.receive()
+                c.receive()
             same(b.tokens[:1], expected_tokens([4] * 400, 1), "the other's first token")
             return len(a.tokens) - begin
 
@@ -288,7 +285,7 @@ def test_a_prompt_holds_up_others_no_longer_than_told():
     default = stalled()
     short = stalled("--max-stall-ms", 200)
     check(unbounded <= 4, f"{unbounded} tokens while a prompt was computed in one step")
-    check(6 <= default <= 30, f"{default} tokens at 500 ms a step of 10 ms a token: about 32 tokens in each")
+    check(6 <= default <= 30, f"{default} tokens at 500 ms a step of 10 ms a token")
     check(short > 1.5 * default, f"{short} tokens at 200 ms, {default} at 500 ms")
 
 
