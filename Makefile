@@ -211,6 +211,7 @@ DAEMON_SRC := \
   daemon/planner/attempt.c \
   daemon/planner/cost.c \
   daemon/planner/cost_plan.c \
+  daemon/planner/cost_rates.c \
   daemon/planner/ledger.c \
   daemon/planner/memory.c \
   daemon/planner/packed_choice.c \

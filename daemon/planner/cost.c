@@ -1,13 +1,10 @@
-/* Prices of a step's units. See cost.h; the equations are in docs/planner.md. Called by search.c,
- * cost_plan.c and whoever explains a plan; owns nothing but the table that it returns. */
-#include "daemon/planner/cost.h"
+/* Prices of a step's units, by the rates of cost_rates.c. See cost.h; the equations are in docs/planner.md.
+ * Called by search.c, cost_plan.c and whoever explains a plan; owns nothing but the table that it returns. */
+#include "daemon/planner/cost_rates.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Steps of more tokens are chunks: other kernels, launched one by one instead of as a captured graph. */
-#define FEW_TOKENS 16
 
 /* Operations of a half layer, each with a beginning and an end that cost something beside its bytes: on the
  * CPU a barrier of the pool, on the GPU a kernel. By size of step: one token, few, a chunk. */
@@ -20,146 +17,11 @@ static const uint32_t gpu_others[2] = {2, 0};
 #define GPU_FIRST_OPERATIONS 3
 #define CALLS_OF_A_SLICE     3 /* beside its kernels: its copy, an event there, waiting for one here */
 
-/* One device at one size of step. Rates are a second's worth, of bytes or operations. */
-struct device_rates {
-    double gemv, gemv_beside;     /* weights, each read once a step */
-    double packed, packed_beside; /* the CPU's, one token: the same of packed ones; 0: not known */
-    double unpack, unpack_beside; /* the CPU's, several: from memory to where they are multiplied */
-    double linear;                /* operations, 0 for one token: reading is all there is */
-    double linear_slowed;         /* how many times as long they take while the link streams */
-    double attention, attention_beside, attention_flops;
-    double read;      /* activations */
-    double operation; /* seconds */
-    double product;   /* seconds of a product beside its work, 0: an operation as others are */
-    double parts;     /* of the step, each of which reads all weights */
-};
-
-struct pricing {
-    const struct model *model;
-    const struct profile *profile;
-    const struct cost_step *step;
-    const struct analyse_table *analysed;
-    int size; /* 0: one token, 1: few, 2: a chunk */
-    struct device_rates cpu, gpu;
-    struct device_rates kernel; /* the GPU's of operations that are kernels of their own: not chained */
-    double together;            /* the GPU's: how many times as long all takes in a prompt */
-    bool device, chained;       /* one token's operations on the GPU are, where nothing is between them */
-};
-
 /* A unit's time on one device, by what it is spent on. */
 struct spent {
     double total, beside;             /* alone; while the link streams */
     double memory, compute, overhead; /* of total */
 };
-
-static double rate_or(const struct profile_value *value, double otherwise)
-{
-    return value->value > 0 ? value->value : otherwise;
-}
-
-static int require(double rate, const char *name, struct helm_err *err)
-{
-    if (rate > 0) return 0;
-    return helm_fail(err, HELM_E_FORMAT, "the profile lacks %s: a step cannot be priced without it", name);
-}
-
-/* How many times as long a step's products take while the link streams. That is measured at a few numbers of
- * tokens: at one between them the factor is between theirs. (Not the quotient of both rates there: those
- * bend, the rate alone at points that the other one does not have.) Outside, the nearest one's. */
-static double slowed_by_link(const struct profile_cpu *cpu, uint32_t tokens)
-{
-    struct profile_table slowed = cpu->linear_beside;
-    if (slowed.count == 0) return 1;
-    for (uint32_t i = 0; i < slowed.count; i++) {
-        struct profile_point *at = &slowed.point[i];
-        at->y.value = fmax(1, profile_table_at(&cpu->linear, at->x).value / at->y.value);
-    }
-    return profile_table_at(&slowed, tokens).value;
-}
-
-static int rates_of_cpu(struct pricing *p, struct helm_err *err)
-{
-    const struct profile_cpu *cpu = &p->profile->cpu;
-    struct device_rates *r = &p->cpu;
-    r->gemv = cpu->gemv.value;
-    r->gemv_beside = rate_or(&cpu->gemv_beside, r->gemv);
-    if (r->gemv_beside > r->gemv) r->gemv_beside = r->gemv; /* noise: company does not help */
-    const double company = r->gemv > 0 ? r->gemv_beside / r->gemv : 1;
-    r->packed = cpu->gemv_packed.value;
-    r->packed_beside = fmin(r->packed, rate_or(&cpu->gemv_packed_beside, r->packed * company));
-    r->unpack = rate_or(&cpu->unpack, r->packed);
-    r->unpack_beside = r->packed > 0 ? r->unpack * (r->packed_beside / r->packed) : 0;
-    r->attention = cpu->attention.value;
-    r->attention_flops = cpu->attention_flops.value;
-    r->read = r->gemv;
-    r->operation = cpu->operation.value;
-    r->parts = r->linear_slowed = 1;
-    int rc = require(r->gemv, "cpu.gemv", err);
-    if (!rc) rc = require(r->attention, "cpu.attention", err);
-    if (rc) return rc;
-    r->attention_beside = r->attention * (r->gemv_beside / r->gemv);
-    if (p->step->tokens == 1) return 0;
-    r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
-    if (p->size == 2) r->linear_slowed = slowed_by_link(cpu, p->step->tokens);
-    rc = require(r->linear, "cpu.linear", err);
-    if (!rc) rc = require(r->attention_flops, "cpu.attention_flops", err);
-    return rc;
-}
-
-/* Bytes of cache a second of one token's attention in a chain. What it takes grows with the query heads that
- * share a KV head, by a line through the two numbers of them that were measured. */
-static double chain_attention_of(const struct pricing *p)
-{
-    const struct profile_gpu *gpu = &p->profile->gpu;
-    const struct model_config *c = &p->model->config;
-    if (gpu->chain_attention_pair.value <= 0 || c->kv_heads == 0) return gpu->chain_attention.value;
-    double pair = 1 / gpu->chain_attention_pair.value, group = 1 / gpu->chain_attention.value;
-    double more = ((double)c->heads / c->kv_heads - PROFILE_PAIR) / (PROFILE_GROUP - PROFILE_PAIR);
-    double seconds = pair + more * fmax(0, group - pair);
-    return 1 / fmax(seconds, pair / PROFILE_PAIR);
-}
-
-/* What several tokens' attention achieves depends on how many queries of how many heads there are at once. */
-static double attention_flops_of(const struct pricing *p)
-{
-    const struct profile_gpu *gpu = &p->profile->gpu;
-    double rows = fmin(p->step->tokens, COST_SUB_TOKENS) * p->model->config.heads;
-    if (gpu->attention_rows.count == 0) return gpu->attention_flops.value;
-    return profile_table_at(&gpu->attention_rows, (uint32_t)fmin(rows, UINT32_MAX)).value;
-}
-
-static int rates_of_gpu(struct pricing *p, struct helm_err *err)
-{
-    const struct profile_gpu *gpu = &p->profile->gpu;
-    struct device_rates *r = &p->gpu;
-    r->gemv = r->gemv_beside = gpu->gemv.value;
-    r->attention = r->attention_beside = gpu->attention.value;
-    r->attention_flops = gpu->attention_flops.value;
-    r->read = rate_or(&gpu->read, r->gemv);
-    r->operation = p->size == 2 ? rate_or(&gpu->launch, gpu->operation.value) : gpu->operation.value;
-    r->parts = ceil((double)p->step->tokens / COST_SUB_TOKENS);
-    r->linear_slowed = p->together = 1;
-    int rc = require(r->gemv, "gpu.gemv", err);
-    if (!rc) rc = require(r->attention, "gpu.attention", err);
-    if (!rc) rc = require(p->profile->link.h2d.value, "link.h2d", err);
-    p->kernel = *r;
-    p->chained = p->size == 0 && gpu->chain_gemv.value > 0 && gpu->chain_attention.value > 0;
-    if (p->chained) {
-        r->gemv = r->gemv_beside = gpu->chain_gemv.value;
-        r->attention = r->attention_beside = chain_attention_of(p);
-        r->operation = gpu->chain_operation.value;
-    }
-    if (rc || p->step->tokens == 1) return rc;
-    uint32_t part = (uint32_t)fmin(p->step->tokens, COST_SUB_TOKENS);
-    r->linear = profile_table_at(&gpu->linear, part).value;
-    r->product = profile_table_at(&gpu->linear_operation, part).value;
-    r->attention_flops = attention_flops_of(p);
-    if (p->size == 2 && gpu->together.count) p->together = profile_table_at(&gpu->together, part).value;
-    rc = require(r->linear, "gpu.linear", err);
-    if (!rc) rc = require(r->attention_flops, "gpu.attention_flops", err);
-    p->kernel = *r;
-    return rc;
-}
 
 /* T 4.10: the slower of reading the weights, once for each part, and of the work for `tokens`. */
 static void add_linear(const struct device_rates *r, double bytes, double parameters, double tokens,
@@ -243,15 +105,6 @@ static double activation_bytes(const struct pricing *p, bool mlp)
     return p->step->tokens * (6.0 * c->hidden + (mlp ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
 }
 
-/* Whether the CPU multiplies with this unit's packed weights: a profile that says nothing of that knows no
- * other price than that of plain ones. */
-static bool is_packed_for_cpu(const struct pricing *p, uint32_t unit)
-{
-    const struct cost_step *step = p->step;
-    return step->packed_cpu && step->packed && step->packed[unit] && p->analysed->packs[unit] &&
-           p->analysed->packs_cpu[unit] && p->cpu.packed > 0;
-}
-
 /* A packed matrix on the CPU. One token's products read it as it is; several tokens' multiply what each
  * thread unpacked of it, which is priced as if that came from memory once more. */
 static void add_packed(const struct device_rates *r, double bytes, double parameters, double tokens,
@@ -284,9 +137,9 @@ static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent
         if (t->layer < 0 || (uint32_t)t->layer >= m->config.layers) continue;
         uint32_t unit = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
         double parameters = t->rows == 1 ? 0 : (double)t->rows * (double)t->cols;
-        (parameters > 0 && is_packed_for_cpu(p, unit) ? add_packed : add_linear)(&p->cpu, (double)t->bytes,
-                                                                                 parameters, p->step->tokens,
-                                                                                 &cpu[unit]);
+        const bool packed = parameters > 0 && cost_rates_packed_cpu(p, unit);
+        (packed ? add_packed : add_linear)(&p->cpu, (double)t->bytes, parameters, p->step->tokens,
+                                           &cpu[unit]);
         if (!p->device) continue;
         add_linear(&p->gpu, (double)t->bytes, parameters, p->step->tokens, &gpu[unit]);
         add_linear(&p->kernel, (double)t->bytes, parameters, p->step->tokens, &kernel[unit]);
@@ -303,12 +156,9 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
 {
     const struct profile_link *link = &p->profile->link;
     const struct cost_step *step = p->step;
-    double beside = rate_or(&link->h2d_beside, link->h2d.value);
-    if (p->size == 2) beside = rate_or(&link->h2d_beside_chunk, beside);
-    beside = fmin(beside, link->h2d.value);
     /* Copies wait in a queue, so only what starts after a pause pays the latency: once a unit. */
     u->link = (double)u->crossing / link->h2d.value + link->latency.value;
-    u->link_beside = (double)u->crossing / beside + link->latency.value;
+    u->link_beside = (double)u->crossing / p->link_beside + link->latency.value;
     if (unit & 1) return;
     double n = tokens_a_row(step), before = fmax(0, step->context - n);
     if (window > 0) before = fmin(before, window);
@@ -334,35 +184,9 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, bool
     add_operations(r, gpu_operations[mlp][p->size], s);
 }
 
-/* Packed weights are expanded a slice at a time before they are used, once however many tokens there are.
- * Where nobody measured how fast: reading the packed bytes and writing all of them, as memory does. */
-static double expand_rate(const struct profile *profile)
-{
-    double read = rate_or(&profile->gpu.read, profile->gpu.gemv.value);
-    return rate_or(&profile->gpu.expand, read / (1 + COST_PACKED_PART));
-}
-
-bool cost_packing_pays(const struct profile *profile)
-{
-    return (1 - COST_PACKED_PART) / profile->link.h2d.value > 1 / expand_rate(profile);
-}
-
-bool cost_packing_pays_cpu(const struct profile *profile, bool beside)
-{
-    const struct profile_cpu *cpu = &profile->cpu;
-    if (beside && cpu->gemv_packed_beside.value > COST_PACKED_CPU_GAIN * cpu->gemv_beside.value) return true;
-    return cpu->gemv_packed.value > COST_PACKED_CPU_GAIN * cpu->gemv.value;
-}
-
-bool cost_packed_is_faster(const struct profile *profile)
-{
-    const struct profile_gpu *gpu = &profile->gpu;
-    return gpu->gemv_packed.value > fmax(gpu->gemv.value, gpu->chain_gemv.value);
-}
-
 static double expand_seconds(const struct pricing *p, double bytes)
 {
-    return bytes / expand_rate(p->profile) + slices_of((uint64_t)bytes, true) * p->kernel.operation;
+    return bytes / p->expand + slices_of((uint64_t)bytes, true) * p->kernel.operation;
 }
 
 /* Whether one token's products read packed matrices as they are (gpuk_gemv_packed_takes): devices that have
@@ -573,11 +397,8 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     struct pricing p = {.model = model, .profile = profile, .step = step, .analysed = analysed};
     uint32_t units = 2 * model->config.layers;
     memset(table, 0, sizeof *table);
-    p.size = step->tokens == 1 ? 0 : step->tokens <= FEW_TOKENS ? 1 : 2;
-    p.device = profile->gpu.device != PROFILE_DEVICE_NONE;
     int rc = check_step(model, step, err);
-    if (!rc) rc = rates_of_cpu(&p, err);
-    if (!rc && p.device) rc = rates_of_gpu(&p, err);
+    if (!rc) rc = cost_rates_of(&p, err);
     if (rc) return rc;
     struct spent *cpu = calloc(3 * (size_t)units, sizeof *cpu), *gpu = cpu ? cpu + units : NULL,
                  *kernel = gpu ? gpu + units : NULL;
@@ -594,7 +415,7 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
         unit->bytes = unit->crossing = analyse_units_stored(analysed, u, u);
         unit->packed = step->packed && step->packed[u] && analysed->packs[u];
         if (unit->packed) unit->crossing = crossing_of(unit->bytes);
-        unit->cpu_packed = is_packed_for_cpu(&p, u);
+        unit->cpu_packed = cost_rates_packed_cpu(&p, u);
         unit->gpu_packed = step->packed_gpu && step->packed_gpu[u] && analysed->packs[u];
         price_unit(&p, u, &cpu[u], &gpu[u], &kernel[u], &table->unit[u]);
     }

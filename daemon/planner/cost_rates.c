@@ -1,0 +1,163 @@
+/* What a profile says of steps of one size, as rates; where packed weights are worth it. See cost_rates.h and
+ * cost.h; docs/planner.md has what each rate stands for. */
+#include "daemon/planner/cost_rates.h"
+
+#include <math.h>
+
+static int require(double rate, const char *name, struct helm_err *err)
+{
+    if (rate > 0) return 0;
+    return helm_fail(err, HELM_E_FORMAT, "the profile lacks %s: a step cannot be priced without it", name);
+}
+
+/* How many times as long a step's products take while the link streams. That is measured at a few numbers of
+ * tokens: at one between them the factor is between theirs. (Not the quotient of both rates there: those
+ * bend, the rate alone at points that the other one does not have.) Outside, the nearest one's. */
+static double slowed_by_link(const struct profile_cpu *cpu, uint32_t tokens)
+{
+    struct profile_table slowed = cpu->linear_beside;
+    if (slowed.count == 0) return 1;
+    for (uint32_t i = 0; i < slowed.count; i++) {
+        struct profile_point *at = &slowed.point[i];
+        at->y.value = fmax(1, profile_table_at(&cpu->linear, at->x).value / at->y.value);
+    }
+    return profile_table_at(&slowed, tokens).value;
+}
+
+static int rates_of_cpu(struct pricing *p, struct helm_err *err)
+{
+    const struct profile_cpu *cpu = &p->profile->cpu;
+    struct device_rates *r = &p->cpu;
+    r->gemv = cpu->gemv.value;
+    r->gemv_beside = rate_or(&cpu->gemv_beside, r->gemv);
+    if (r->gemv_beside > r->gemv) r->gemv_beside = r->gemv; /* noise: company does not help */
+    const double company = r->gemv > 0 ? r->gemv_beside / r->gemv : 1;
+    r->packed = cpu->gemv_packed.value;
+    r->packed_beside = fmin(r->packed, rate_or(&cpu->gemv_packed_beside, r->packed * company));
+    r->unpack = rate_or(&cpu->unpack, r->packed);
+    r->unpack_beside = r->packed > 0 ? r->unpack * (r->packed_beside / r->packed) : 0;
+    r->attention = cpu->attention.value;
+    r->attention_flops = cpu->attention_flops.value;
+    r->read = r->gemv;
+    r->operation = cpu->operation.value;
+    r->parts = r->linear_slowed = 1;
+    int rc = require(r->gemv, "cpu.gemv", err);
+    if (!rc) rc = require(r->attention, "cpu.attention", err);
+    if (rc) return rc;
+    r->attention_beside = r->attention * (r->gemv_beside / r->gemv);
+    if (p->step->tokens == 1) return 0;
+    r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
+    if (p->size == 2) r->linear_slowed = slowed_by_link(cpu, p->step->tokens);
+    rc = require(r->linear, "cpu.linear", err);
+    if (!rc) rc = require(r->attention_flops, "cpu.attention_flops", err);
+    return rc;
+}
+
+/* Bytes of cache a second of one token's attention in a chain. What it takes grows with the query heads that
+ * share a KV head, by a line through the two numbers of them that were measured. */
+static double chain_attention_of(const struct pricing *p)
+{
+    const struct profile_gpu *gpu = &p->profile->gpu;
+    const struct model_config *c = &p->model->config;
+    if (gpu->chain_attention_pair.value <= 0 || c->kv_heads == 0) return gpu->chain_attention.value;
+    double pair = 1 / gpu->chain_attention_pair.value, group = 1 / gpu->chain_attention.value;
+    double more = ((double)c->heads / c->kv_heads - PROFILE_PAIR) / (PROFILE_GROUP - PROFILE_PAIR);
+    double seconds = pair + more * fmax(0, group - pair);
+    return 1 / fmax(seconds, pair / PROFILE_PAIR);
+}
+
+/* What several tokens' attention achieves depends on how many queries of how many heads there are at once. */
+static double attention_flops_of(const struct pricing *p)
+{
+    const struct profile_gpu *gpu = &p->profile->gpu;
+    double rows = fmin(p->step->tokens, COST_SUB_TOKENS) * p->model->config.heads;
+    if (gpu->attention_rows.count == 0) return gpu->attention_flops.value;
+    return profile_table_at(&gpu->attention_rows, (uint32_t)fmin(rows, UINT32_MAX)).value;
+}
+
+static int rates_of_gpu(struct pricing *p, struct helm_err *err)
+{
+    const struct profile_gpu *gpu = &p->profile->gpu;
+    struct device_rates *r = &p->gpu;
+    r->gemv = r->gemv_beside = gpu->gemv.value;
+    r->attention = r->attention_beside = gpu->attention.value;
+    r->attention_flops = gpu->attention_flops.value;
+    r->read = rate_or(&gpu->read, r->gemv);
+    r->operation = p->size == 2 ? rate_or(&gpu->launch, gpu->operation.value) : gpu->operation.value;
+    r->parts = ceil((double)p->step->tokens / COST_SUB_TOKENS);
+    r->linear_slowed = p->together = 1;
+    int rc = require(r->gemv, "gpu.gemv", err);
+    if (!rc) rc = require(r->attention, "gpu.attention", err);
+    if (!rc) rc = require(p->profile->link.h2d.value, "link.h2d", err);
+    p->kernel = *r;
+    p->chained = p->size == 0 && gpu->chain_gemv.value > 0 && gpu->chain_attention.value > 0;
+    if (p->chained) {
+        r->gemv = r->gemv_beside = gpu->chain_gemv.value;
+        r->attention = r->attention_beside = chain_attention_of(p);
+        r->operation = gpu->chain_operation.value;
+    }
+    if (rc || p->step->tokens == 1) return rc;
+    uint32_t part = (uint32_t)fmin(p->step->tokens, COST_SUB_TOKENS);
+    r->linear = profile_table_at(&gpu->linear, part).value;
+    r->product = profile_table_at(&gpu->linear_operation, part).value;
+    r->attention_flops = attention_flops_of(p);
+    if (p->size == 2 && gpu->together.count) p->together = profile_table_at(&gpu->together, part).value;
+    rc = require(r->linear, "gpu.linear", err);
+    if (!rc) rc = require(r->attention_flops, "gpu.attention_flops", err);
+    p->kernel = *r;
+    return rc;
+}
+
+/* Copies beside the CPU are as fast as alone at most: more is noise. */
+static double link_beside_of(const struct pricing *p)
+{
+    const struct profile_link *link = &p->profile->link;
+    double beside = rate_or(&link->h2d_beside, link->h2d.value);
+    if (p->size == 2) beside = rate_or(&link->h2d_beside_chunk, beside);
+    return fmin(beside, link->h2d.value);
+}
+
+/* Packed weights are expanded a slice at a time before they are used, once however many tokens there are.
+ * Where nobody measured how fast: reading the packed bytes and writing all of them, as memory does. */
+static double expand_rate(const struct profile *profile)
+{
+    double read = rate_or(&profile->gpu.read, profile->gpu.gemv.value);
+    return rate_or(&profile->gpu.expand, read / (1 + COST_PACKED_PART));
+}
+
+bool cost_rates_packed_cpu(const struct pricing *p, uint32_t unit)
+{
+    const struct cost_step *step = p->step;
+    return step->packed_cpu && step->packed && step->packed[unit] && p->analysed->packs[unit] &&
+           p->analysed->packs_cpu[unit] && p->cpu.packed > 0;
+}
+
+int cost_rates_of(struct pricing *p, struct helm_err *err)
+{
+    p->size = p->step->tokens == 1 ? 0 : p->step->tokens <= FEW_TOKENS ? 1 : 2;
+    p->device = p->profile->gpu.device != PROFILE_DEVICE_NONE;
+    int rc = rates_of_cpu(p, err);
+    if (!rc && p->device) rc = rates_of_gpu(p, err);
+    if (rc || !p->device) return rc;
+    p->link_beside = link_beside_of(p);
+    p->expand = expand_rate(p->profile);
+    return 0;
+}
+
+bool cost_packing_pays(const struct profile *profile)
+{
+    return (1 - COST_PACKED_PART) / profile->link.h2d.value > 1 / expand_rate(profile);
+}
+
+bool cost_packing_pays_cpu(const struct profile *profile, bool beside)
+{
+    const struct profile_cpu *cpu = &profile->cpu;
+    if (beside && cpu->gemv_packed_beside.value > COST_PACKED_CPU_GAIN * cpu->gemv_beside.value) return true;
+    return cpu->gemv_packed.value > COST_PACKED_CPU_GAIN * cpu->gemv.value;
+}
+
+bool cost_packed_is_faster(const struct profile *profile)
+{
+    const struct profile_gpu *gpu = &profile->gpu;
+    return gpu->gemv_packed.value > fmax(gpu->gemv.value, gpu->chain_gemv.value);
+}
