@@ -1,10 +1,12 @@
 /* Prices of a step's units, by the rates of cost_rates.c. See cost.h; the equations are in docs/planner.md.
  * Called by search.c, cost_plan.c and whoever explains a plan; owns nothing but the table that it returns. */
-#include "daemon/planner/cost_rates.h"
+#include "daemon/planner/cost.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "daemon/planner/cost_rates.h"
 
 /* Operations of a half layer, each with a beginning and an end that cost something beside its bytes: on the
  * CPU a barrier of the pool, on the GPU a kernel. By size of step: one token, few, a chunk. */
@@ -105,19 +107,24 @@ static double activation_bytes(const struct pricing *p, bool mlp)
     return p->step->tokens * (6.0 * c->hidden + (mlp ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
 }
 
-/* A packed matrix on the CPU. One token's products read it as it is; several tokens' multiply what each
- * thread unpacked of it, which is priced as if that came from memory once more. */
+/* A packed matrix on the CPU. One token's products read it as it is. Several tokens' multiply what each
+ * thread unpacked of it: they take so many times what a plain one's take, whatever bounds those, or where
+ * nobody measured that, as much longer as if they read it from memory once more. */
 static void add_packed(const struct device_rates *r, double bytes, double parameters, double tokens,
                        struct spent *s)
 {
     struct device_rates rates = *r;
-    if (tokens > 1) {
-        s->total += bytes / r->unpack;
-        s->beside += bytes / r->unpack_beside;
-        s->memory += bytes / r->unpack;
-    } else {
+    if (tokens <= 1) {
         rates.gemv = r->packed;
         rates.gemv_beside = r->packed_beside;
+    } else if (r->packed_longer > 0) {
+        rates.gemv /= r->packed_longer;
+        rates.gemv_beside /= r->packed_longer;
+        rates.linear /= r->packed_longer;
+    } else {
+        s->total += bytes / r->packed;
+        s->beside += bytes / r->packed_beside;
+        s->memory += bytes / r->packed;
     }
     add_linear(&rates, bytes, parameters, tokens, s);
 }

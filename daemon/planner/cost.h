@@ -82,8 +82,8 @@ uint64_t cost_packed_saving(const struct analyse_table *analysed, const bool *pa
  * emulated device it takes more: that is a CPU beside a fast link.) */
 bool cost_packing_pays(const struct profile *profile);
 /* Whether one token's products of the CPU are faster with packed weights by so much that their kernels are
- * worth it, alone or, if `beside`, while the link streams; several tokens' are slower, by what unpacking
- * takes. */
+ * worth it, alone or, if `beside`, while the link streams. Says nothing of several tokens', which unpack
+ * first. */
 #define COST_PACKED_CPU_GAIN 1.1
 bool cost_packing_pays_cpu(const struct profile *profile, bool beside);
 /* Whether one token's products in VRAM are faster with packed weights than with plain ones, wherever those

@@ -90,7 +90,9 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
         in_vram = in_vram || (plan->home[u] == PLAN_HOME_GPU && table->unit[u].gpu_packed);
     }
     if (streams && one) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_beside));
-    if (packed && one) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_packed));
+    if (packed)
+        cpu = fmax(cpu, one ? spread_of(&profile->cpu.gemv_packed)
+                            : spread_at(&profile->cpu.linear_packed, table->tokens));
     if (packed && one && streams) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_packed_beside));
     if (in_vram && one) gpu = fmax(gpu, spread_of(&profile->gpu.gemv_packed));
     if (in_vram) gpu = fmax(gpu, spread_of(&profile->gpu.expand));

@@ -10,18 +10,19 @@ static int require(double rate, const char *name, struct helm_err *err)
     return helm_fail(err, HELM_E_FORMAT, "the profile lacks %s: a step cannot be priced without it", name);
 }
 
-/* How many times as long a step's products take while the link streams. That is measured at a few numbers of
+/* How many times as long a step's products on the CPU take where their rates are those of `there` as where
+ * they are cpu.linear's; at least `least`, since less is noise. `there` was measured at a few numbers of
  * tokens: at one between them the factor is between theirs. (Not the quotient of both rates there: those
- * bend, the rate alone at points that the other one does not have.) Outside, the nearest one's. */
-static double slowed_by_link(const struct profile_cpu *cpu, uint32_t tokens)
+ * bend, cpu.linear at points that the other one does not have.) Outside, the nearest one's. */
+static double times_as_long(const struct profile_cpu *cpu, const struct profile_table *there, double least,
+                            uint32_t tokens)
 {
-    struct profile_table slowed = cpu->linear_beside;
-    if (slowed.count == 0) return 1;
-    for (uint32_t i = 0; i < slowed.count; i++) {
-        struct profile_point *at = &slowed.point[i];
-        at->y.value = fmax(1, profile_table_at(&cpu->linear, at->x).value / at->y.value);
+    struct profile_table factor = *there;
+    for (uint32_t i = 0; i < factor.count; i++) {
+        struct profile_point *at = &factor.point[i];
+        at->y.value = fmax(least, profile_table_at(&cpu->linear, at->x).value / at->y.value);
     }
-    return profile_table_at(&slowed, tokens).value;
+    return profile_table_at(&factor, tokens).value;
 }
 
 static int rates_of_cpu(struct pricing *p, struct helm_err *err)
@@ -34,8 +35,6 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     const double company = r->gemv > 0 ? r->gemv_beside / r->gemv : 1;
     r->packed = cpu->gemv_packed.value;
     r->packed_beside = fmin(r->packed, rate_or(&cpu->gemv_packed_beside, r->packed * company));
-    r->unpack = rate_or(&cpu->unpack, r->packed);
-    r->unpack_beside = r->packed > 0 ? r->unpack * (r->packed_beside / r->packed) : 0;
     r->attention = cpu->attention.value;
     r->attention_flops = cpu->attention_flops.value;
     r->read = r->gemv;
@@ -47,7 +46,13 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     r->attention_beside = r->attention * (r->gemv_beside / r->gemv);
     if (p->step->tokens == 1) return 0;
     r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
-    if (p->size == 2) r->linear_slowed = slowed_by_link(cpu, p->step->tokens);
+    /* Company does not help. */
+    if (p->size == 2 && cpu->linear_beside.count)
+        r->linear_slowed = times_as_long(cpu, &cpu->linear_beside, 1, p->step->tokens);
+    /* Few tokens' products wait for memory, and packed weights are fewer bytes by so much. Nothing else about
+     * them is faster: once unpacked they are multiplied as plain ones are. */
+    if (cpu->linear_packed.count)
+        r->packed_longer = times_as_long(cpu, &cpu->linear_packed, COST_PACKED_PART, p->step->tokens);
     rc = require(r->linear, "cpu.linear", err);
     if (!rc) rc = require(r->attention_flops, "cpu.attention_flops", err);
     return rc;
@@ -108,12 +113,22 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     return rc;
 }
 
-/* Copies beside the CPU are as fast as alone at most: more is noise. */
+/* Whether the CPU has packed weights to multiply with in this step, if it has any of its units. */
+static bool any_packed_cpu(const struct pricing *p)
+{
+    for (uint32_t u = 0; u < 2 * p->model->config.layers; u++)
+        if (cost_rates_packed_cpu(p, u)) return true;
+    return false;
+}
+
+/* What the CPU leaves the link of the memory's bandwidth depends on what it computes: packed weights are
+ * fewer bytes, and take it some time to decode. Copies are as fast as alone at most: more is noise. */
 static double link_beside_of(const struct pricing *p)
 {
     const struct profile_link *link = &p->profile->link;
     double beside = rate_or(&link->h2d_beside, link->h2d.value);
     if (p->size == 2) beside = rate_or(&link->h2d_beside_chunk, beside);
+    if (p->size == 0 && any_packed_cpu(p)) beside = rate_or(&link->h2d_beside_packed, beside);
     return fmin(beside, link->h2d.value);
 }
 

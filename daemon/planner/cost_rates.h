@@ -14,7 +14,7 @@
 struct device_rates {
     double gemv, gemv_beside;     /* weights, each read once a step */
     double packed, packed_beside; /* the CPU's, one token: the same of packed ones; 0: not known */
-    double unpack, unpack_beside; /* the CPU's, several: from memory to where they are multiplied */
+    double packed_longer;         /* the CPU's, several: how many times as long as plain ones; 0: not known */
     double linear;                /* operations, 0 for one token: reading is all there is */
     double linear_slowed;         /* how many times as long they take while the link streams */
     double attention, attention_beside, attention_flops;
@@ -35,7 +35,7 @@ struct pricing {
     struct device_rates cpu, gpu;
     struct device_rates kernel; /* the GPU's of operations that are kernels of their own: not chained */
     double together;            /* the GPU's: how many times as long all takes in a prompt */
-    double link_beside;         /* copies to the GPU while the CPU computes */
+    double link_beside;         /* copies to the GPU while the CPU computes, as this step has it do */
     double expand;              /* packed weights on the GPU, bytes of what they are expanded to */
     bool device, chained;       /* one token's operations on the GPU are, where nothing is between them */
 };

@@ -65,6 +65,9 @@ static int check_gpu(const struct profile *profile, struct helm_err *err)
     if (!rc)
         rc = check_order(&profile->link.h2d_beside, "link.h2d_beside", &profile->link.h2d, "link.h2d", err);
     if (!rc)
+        rc = check_order(&profile->link.h2d_beside_packed, "link.h2d_beside_packed", &profile->link.h2d,
+                         "link.h2d", err);
+    if (!rc)
         rc = check_order(&profile->cpu.gemv_beside, "cpu.gemv_beside", &profile->cpu.gemv, "cpu.gemv", err);
     if (!rc)
         rc = check_order(&profile->cpu.gemv_packed_beside, "cpu.gemv_packed_beside",
@@ -106,7 +109,11 @@ int profile_check(const struct profile *profile, struct helm_err *err)
     struct profile_value read = profile_table_at(&cpu->read, cpu->threads);
     int rc = check_order(&cpu->gemv, "cpu.gemv", &read, "cpu.read of all threads", err);
     if (!rc) rc = check_order(&cpu->gemv_packed, "cpu.gemv_packed", &read, "cpu.read of all threads", err);
-    if (!rc) rc = check_order(&cpu->unpack, "cpu.unpack", &read, "cpu.read of all threads", err);
+    for (uint32_t i = 0; i < cpu->linear_packed.count && !rc; i++) {
+        const struct profile_point *at = &cpu->linear_packed.point[i];
+        struct profile_value plain = profile_table_at(&cpu->linear, at->x);
+        rc = check_order(&at->y, "cpu.linear_packed", &plain, "cpu.linear of as many tokens", err);
+    }
     if (!rc && device) rc = check_gpu(profile, err);
     return rc;
 }

@@ -14,9 +14,8 @@
 #include "common/err.h"
 
 #define PROFILE_VERSION 1
-#define PROFILE_METHOD                                                                                       \
-    10 /* of measuring: a fact of the fingerprint, so a new one measures machines again                      \
-        */
+/* Of measuring: a fact of the fingerprint, so a new one measures machines again. */
+#define PROFILE_METHOD     11
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 
@@ -63,10 +62,11 @@ struct profile_cpu {
     struct profile_value wake;
     /* by tokens: `linear` while the link streams; empty: work is as fast then, only reading is slower */
     struct profile_table linear_beside;
-    /* Packed weights (common/packed.h), all rates in bytes of what they are unpacked: one token's products
-     * with them, the same while the link streams; unpacking from memory into threads' own scratch, as a step
-     * of several tokens begins. Unknown of a processor without kernels for them. */
-    struct profile_value gemv_packed, gemv_packed_beside, unpack;
+    /* Packed weights (common/packed.h): one token's products with them, bytes of what they are unpacked a
+     * second, and the same while the link streams. Unknown of a processor without kernels for them. */
+    struct profile_value gemv_packed, gemv_packed_beside;
+    /* by tokens: `linear` with packed weights; empty: nobody measured it */
+    struct profile_table linear_packed;
 };
 /* What a layer of one token costs on the CPU beside its weights and its cache is so many times cpu.operation.
  */
@@ -118,9 +118,11 @@ struct profile_link {
     struct profile_value h2d, d2h;
     struct profile_value h2d_beside;       /* while the CPU reads with all threads */
     struct profile_value h2d_beside_chunk; /* while it computes with many tokens; unknown: as h2d_beside */
-    struct profile_value direct;           /* the GPU's kernels reading host memory */
-    struct profile_value latency;          /* of one small copy */
-    struct profile_value hand_over;        /* activations from one worker to the other, one way */
+    /* while it computes one token with packed weights; unknown: as h2d_beside */
+    struct profile_value h2d_beside_packed;
+    struct profile_value direct;    /* the GPU's kernels reading host memory */
+    struct profile_value latency;   /* of one small copy */
+    struct profile_value hand_over; /* activations from one worker to the other, one way */
 };
 
 struct profile {

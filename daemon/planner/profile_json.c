@@ -52,7 +52,7 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, linear_beside, KIND_TABLE, false),
     MEMBER(profile_cpu, gemv_packed, KIND_RATE, false),
     MEMBER(profile_cpu, gemv_packed_beside, KIND_RATE, false),
-    MEMBER(profile_cpu, unpack, KIND_RATE, false),
+    MEMBER(profile_cpu, linear_packed, KIND_TABLE, false),
 };
 static const struct member gpu_member[] = {
     MEMBER(profile_gpu, device, KIND_DEVICE, true),
@@ -90,6 +90,7 @@ static const struct member link_member[] = {
     MEMBER(profile_link, h2d_beside, KIND_RATE, false),
     MEMBER(profile_link, direct, KIND_RATE, false),
     MEMBER(profile_link, h2d_beside_chunk, KIND_RATE, false),
+    MEMBER(profile_link, h2d_beside_packed, KIND_RATE, false),
     MEMBER(profile_link, latency, KIND_TIME, false),
     MEMBER(profile_link, hand_over, KIND_TIME, false),
 };

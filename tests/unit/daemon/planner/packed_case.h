@@ -1,5 +1,5 @@
 /* What the tests of packed weights share: the 8B shape on an H200's machine, a step of it priced, a plan with
- * its forecast, what its host weights take. Included by test_packed.c and test_packed_cpu.c. */
+ * its forecast, what its host weights take. Included by test_packed*.c. */
 #ifndef HELM_TESTS_UNIT_DAEMON_PLANNER_PACKED_CASE_H
 #define HELM_TESTS_UNIT_DAEMON_PLANNER_PACKED_CASE_H
 
@@ -11,6 +11,9 @@
 #include "daemon/planner/cost.h"
 
 #define UNITS 72 /* of the 8B shape */
+/* One token's products of the CPU with packed weights (105 GB/s with plain ones, 80 beside the link). */
+#define CPU_PACKED        135e9
+#define CPU_PACKED_BESIDE 95e9
 
 /* `vram` 0: no device. Closed by bench_close. */
 static inline void open_8b(struct bench *b, uint64_t vram)
@@ -19,6 +22,28 @@ static inline void open_8b(struct bench *b, uint64_t vram)
     b->profile = made_up_profile(&rates_h200);
     b->r.wish.ctx = 2048;
     b->r.device_required = vram > 0;
+}
+
+/* The same on a processor that has kernels for packed weights, measured with one token, and with the wish to
+ * pack all. */
+static inline void open_packed_cpu(struct bench *b, uint64_t vram)
+{
+    open_8b(b, vram);
+    b->profile.cpu.gemv_packed = made_up_value(CPU_PACKED);
+    b->profile.cpu.gemv_packed_beside = made_up_value(CPU_PACKED_BESIDE);
+    b->r.wish.pack = b->r.wish.pack_cpu = b->r.wish.pack_all = true;
+}
+
+/* Bytes of a unit's matrices: its norms are plain. */
+static inline double matrices_of(const struct bench *b, uint32_t unit)
+{
+    double bytes = 0;
+    for (uint32_t i = 0; i < b->made.model.tensor_count; i++) {
+        const struct model_tensor *t = &b->made.tensor[i];
+        if (t->layer < 0 || t->rows == 1) continue;
+        if (2 * (uint32_t)t->layer + model_role_is_mlp(t->role) == unit) bytes += (double)t->bytes;
+    }
+    return bytes;
 }
 
 static inline struct cost_table price_8b(const struct bench *b, uint32_t tokens, const bool *packed,

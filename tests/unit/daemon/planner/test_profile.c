@@ -71,13 +71,15 @@ static struct profile whole(void)
     add_point(&p.cpu.linear_beside, 128, 4e12);
     p.cpu.gemv_packed = measured(135e9);
     p.cpu.gemv_packed_beside = measured(95e9);
-    p.cpu.unpack = measured(150e9);
+    add_point(&p.cpu.linear_packed, 32, 900e9);
+    add_point(&p.cpu.linear_packed, 512, 1800e9);
     p.gpu.issue = measured(5e-6);
     p.gpu.begin = measured(50e-6);
     p.gpu.begin_graph = measured(30e-6);
     p.cpu.wake = measured(180e-6);
     p.wake = measured(45e-6);
     p.link.h2d_beside_chunk = measured(50e9);
+    p.link.h2d_beside_packed = measured(53e9);
     p.link.generation = 5;
     p.link.width = 16;
     p.link.h2d = measured(55.4e9);
@@ -205,7 +207,9 @@ static void bad_input_is_refused_by_name(void **state)
     refuses(NULL, "machine", NULL, HELM_E_FORMAT, "machine: missing");
     refuses(NULL, "machine", "\"a\\nb\"", HELM_E_FORMAT, "control");
     refuses(NULL, "speling", "1", HELM_E_FORMAT, "speling");
-    refuses("cpu", "linear_wide", "[]", HELM_E_FORMAT, "linear_wide"); /* of a method before this one */
+    refuses("cpu", "linear_wide", "[]", HELM_E_FORMAT, "linear_wide"); /* of methods before this one */
+    refuses("cpu", "unpack", "{\"value\": 1e9, \"source\": \"measured\"}", HELM_E_FORMAT, "unpack");
+    refuses("cpu", "linear_packed", "{}", HELM_E_FORMAT, "linear_packed: not an array");
     refuses(NULL, "note", "1", HELM_E_FORMAT, "note");
     refuses("cpu", "threads", "-1", HELM_E_LIMIT, "threads: -1");
     refuses("cpu", "threads", "1.5", HELM_E_FORMAT, "threads");
@@ -269,9 +273,19 @@ static void check_names_what_is_missing_or_contradicts(void **state)
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "cpu.gemv_packed_beside"));
     p = whole();
-    p.cpu.unpack = measured(400e9);
+    p.cpu.linear_packed.point[0].y = measured(3.2e12); /* plain 1.1 there */
+    assert_int_equal(profile_check(&p, &err), 0);
+    p.cpu.linear_packed.point[0].y = measured(3.4e12);
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
-    assert_non_null(strstr(err.text, "cpu.unpack"));
+    assert_non_null(strstr(err.text, "cpu.linear_packed"));
+    assert_non_null(strstr(err.text, "cpu.linear of"));
+    p = whole();
+    p.cpu.linear_packed.point[1].y = measured(6.1e12); /* 2 there: every point counts */
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    p = whole();
+    p.link.h2d_beside_packed = measured(170e9);
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "link.h2d_beside_packed"));
     p = whole();
     p.link.h2d_beside = measured(170e9);
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
@@ -289,7 +303,8 @@ static void check_names_what_is_missing_or_contradicts(void **state)
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     p = whole(); /* what may be missing */
     p.gpu.chain_gemv = p.gpu.chain_attention = p.gpu.chain_operation = (struct profile_value){0};
-    p.cpu.gemv_packed = p.cpu.gemv_packed_beside = p.cpu.unpack = (struct profile_value){0};
+    p.cpu.gemv_packed = p.cpu.gemv_packed_beside = p.link.h2d_beside_packed = (struct profile_value){0};
+    p.cpu.linear_packed.count = 0;
     p.gpu.gemv_packed = (struct profile_value){0};
     p.disk = p.link.direct = p.step = p.cpu.operation = (struct profile_value){0};
     p.gpu.operation = p.gpu.launch = p.link.latency = p.link.hand_over = (struct profile_value){0};
@@ -320,7 +335,11 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_true(fabs(again.cpu.linear_beside.point[0].y.value / 4e12 - 1) < 1e-8);
     assert_true(fabs(again.cpu.gemv_packed.value / 135e9 - 1) < 1e-8);
     assert_true(fabs(again.cpu.gemv_packed_beside.value / 95e9 - 1) < 1e-8);
-    assert_true(fabs(again.cpu.unpack.value / 150e9 - 1) < 1e-8);
+    assert_int_equal(again.cpu.linear_packed.count, 2);
+    assert_int_equal(again.cpu.linear_packed.point[1].x, 512);
+    assert_true(fabs(again.cpu.linear_packed.point[0].y.value / 900e9 - 1) < 1e-8);
+    assert_true(fabs(again.cpu.linear_packed.point[1].y.high / (1.25 * 1800e9) - 1) < 1e-8);
+    assert_true(fabs(again.link.h2d_beside_packed.value / 53e9 - 1) < 1e-8);
     assert_true(fabs(again.gpu.issue.value / 5e-6 - 1) < 1e-8);
     assert_true(fabs(again.gpu.begin.value / 50e-6 - 1) < 1e-8);
     assert_true(fabs(again.gpu.begin_graph.value / 30e-6 - 1) < 1e-8);
