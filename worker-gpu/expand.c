@@ -55,7 +55,6 @@ static int check_table(const struct gpu_matrix *m, struct helm_err *err)
 int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu_weights *w, struct device *d,
                            struct helm_err *err)
 {
-    struct device_event *event = NULL;
     uint64_t at = expand->slice_bytes;
     int rc = 0;
     if (!expand->bytes) return 0;
@@ -69,10 +68,7 @@ int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu_weights *w, str
         m->offset_device = (const uint32_t *)(expand->memory + at);
         at += table_bytes(m);
     }
-    if (!rc) rc = d->ops->event_create(d, &event, err);
-    if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, event, err);
-    if (!rc) rc = d->ops->event_wait(d, event, err);
-    if (event) d->ops->event_free(d, event);
+    if (!rc) rc = gpu_weights_await_copies(d, err);
     w->offsets_known = !rc;
     return rc;
 }

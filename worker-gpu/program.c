@@ -142,20 +142,32 @@ void lower_copies(struct lowering *low, int32_t used)
     }
 }
 
+bool lower_takes_packed(const struct lowering *low, enum ring_op op, const struct lower_rows *rows,
+                        uint32_t count)
+{
+    struct device *d = low->source->device;
+    struct gpuk_linear_args args = {.segments = count, .swiglu = op == RING_GATE_UP};
+    for (uint32_t i = 0; i < count; i++) {
+        args.dtype = rows[i].matrix->dtype;
+        args.cols = rows[i].matrix->cols;
+        args.segment[i] = (struct gpuk_linear){.weight = rows[i].data, .rows = rows[i].rows};
+    }
+    return d->kernels.gemv_packed_takes(d, &args);
+}
+
 bool lower_is_read_packed(const struct lowering *low, const struct ring_slice *slice)
 {
     const struct gpu_source *s = low->source;
-    struct gpuk_linear_args args = {.segments = slice->part_count, .swiglu = slice->op == RING_GATE_UP};
+    struct lower_rows rows[RING_PARTS_MAX];
     if (!slice->expanded || low->program->tier != GPU_TIER_1) return false;
     for (uint32_t i = 0; i < slice->part_count; i++) {
         const struct ring_part *p = &slice->part[i];
-        const struct gpu_matrix *m = gpu_matrix_of(s->weights, p->role, (int32_t)(slice->unit / 2));
-        args.dtype = m->dtype;
-        args.cols = m->cols;
-        args.segment[i] =
-            (struct gpuk_linear){.weight = s->ring_memory + slice->place + p->at, .rows = p->rows};
+        rows[i] =
+            (struct lower_rows){.matrix = gpu_matrix_of(s->weights, p->role, (int32_t)(slice->unit / 2)),
+                                .data = s->ring_memory + slice->place + p->at,
+                                .rows = p->rows};
     }
-    return s->device->kernels.gemv_packed_takes(s->device, &args);
+    return lower_takes_packed(low, slice->op, rows, slice->part_count);
 }
 
 void lower_arrival(struct lowering *low, uint32_t index)
@@ -279,12 +291,9 @@ static struct gpu_entry *add_head(struct lowering *low, const struct gpu_matrix 
 static void lower_packed_head(struct lowering *low, const struct gpu_matrix *m, uint32_t groups)
 {
     const struct gpu_source *s = low->source;
-    const struct gpuk_linear_args args = {.dtype = m->dtype,
-                                          .cols = m->cols,
-                                          .segments = 1,
-                                          .segment = {{.weight = m->data, .rows = m->rows}}};
+    const struct lower_rows whole = {.matrix = m, .data = m->data, .rows = m->rows};
     enum gpu_when when = GPU_WHEN_ANY;
-    if (s->device->kernels.gemv_packed_takes(s->device, &args)) {
+    if (lower_takes_packed(low, RING_HEAD, &whole, 1)) {
         struct gpu_entry *e = add_head(low, m, m->data, 0, m->rows, 0);
         e->kind = GPU_GEMV;
         e->packed = true;

@@ -125,17 +125,15 @@ static void take_resident(struct lowering *low, struct piece *piece, enum ring_o
 /* Whole, where one token's product takes it so. */
 static bool take_packed(struct lowering *low, struct piece *piece, enum ring_op op, int32_t layer)
 {
-    struct device *d = low->source->device;
     const enum tensor_role *role = ring_op_roles(op);
-    struct gpuk_linear_args args = {.swiglu = op == RING_GATE_UP};
+    struct lower_rows rows[RING_PARTS_MAX];
+    uint32_t count = 0;
     if (low->program->tier != GPU_TIER_1) return false;
-    for (int i = 0; i < RING_PARTS_MAX && role[i] != TENSOR_NONE; i++) {
-        const struct gpu_matrix *m = lower_matrix(low, role[i], layer);
-        args.dtype = m->dtype;
-        args.cols = m->cols;
-        args.segment[args.segments++] = (struct gpuk_linear){.weight = m->data, .rows = m->rows};
+    for (; count < RING_PARTS_MAX && role[count] != TENSOR_NONE; count++) {
+        const struct gpu_matrix *m = lower_matrix(low, role[count], layer);
+        rows[count] = (struct lower_rows){.matrix = m, .data = m->data, .rows = m->rows};
     }
-    if (low->rc || !d->kernels.gemv_packed_takes(d, &args)) return false;
+    if (low->rc || !lower_takes_packed(low, op, rows, count)) return false;
     take_resident(low, piece, op, layer);
     for (uint32_t i = 0; i < piece->part_count; i++)
         piece->part[i].offset = piece->part[i].matrix->offset_device;

@@ -43,6 +43,16 @@ void lower_segment(struct lowering *low, struct gpu_entry *e, const struct gpu_m
 
 /* The copies that may be queued once slice `used` has been (-1: from the beginning on). */
 void lower_copies(struct lowering *low, int32_t used);
+/* Packed rows of a matrix, where they lie. */
+struct lower_rows {
+    const struct gpu_matrix *matrix;
+    const void *data;
+    uint32_t rows;
+};
+/* Whether the device multiplies these, `count` (RING_PARTS_MAX at most) of one operation, as they are by one
+ * token's input. */
+bool lower_takes_packed(const struct lowering *low, enum ring_op op, const struct lower_rows *rows,
+                        uint32_t count);
 /* Whether this slice's operation reads it packed, in the ring. */
 bool lower_is_read_packed(const struct lowering *low, const struct ring_slice *slice);
 /* Waits for a slice to come; a packed one is expanded then, and its place in the ring set free, unless it is

@@ -69,6 +69,8 @@ HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device 
 /* Fills in the tables with matrices and vectors from `base` on, loading none: for printing programs. */
 void gpu_weights_pretend(struct gpu_weights *weights, const void *base);
 void gpu_weights_free(struct gpu_weights *weights);
+/* Returns when every copy that the copy queue was given before has arrived; for expand.c too. */
+HELM_MUST_CHECK int gpu_weights_await_copies(struct device *device, struct helm_err *err);
 
 /* Where groups begin: behind the tables. */
 static inline uint64_t gpu_weights_groups_at(const struct gpu_weights *w)
