@@ -265,6 +265,7 @@ LIBHELM_SRC := \
   client/jinja_functions.c \
   client/jinja_lex.c \
   client/jinja_methods.c \
+  client/jinja_methods_text.c \
   client/jinja_ops.c \
   client/jinja_parse.c \
   client/jinja_parse_expr.c \

@@ -68,8 +68,8 @@ struct jinja_bound {
 };
 
 /* The end of each table is a NULL name. */
-extern const struct jinja_function jinja_text_filters[], jinja_sequence_filters[], jinja_test_table[],
-    jinja_global_table[];
+extern const struct jinja_function jinja_text_filters[], jinja_sequence_filters[], jinja_text_methods[],
+    jinja_test_table[], jinja_global_table[];
 
 /* Calls `function` with its parameters bound and checked. */
 HELM_MUST_CHECK int jinja_invoke(struct jinja_run *run, struct jinja_scope *scope,

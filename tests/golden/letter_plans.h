@@ -1,0 +1,158 @@
+/* Plans written as letters, and golden runs of them through both engines (worker-gpu/pair.h): tokens and
+ * logprobs against the reference, the same bits in a second run. For test_golden_stream.c, which includes it
+ * once. Everything asserts; owns nothing. */
+#ifndef HELM_TESTS_GOLDEN_LETTER_PLANS_H
+#define HELM_TESTS_GOLDEN_LETTER_PLANS_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/device_choice.h"
+#include "tests/golden/pair_walks.h"
+#include "worker-gpu/engine.h"
+
+#define CONTEXT   1100
+#define UNITS_MAX 16
+/* Of the golden models: two slices of 16 rows of the widest matrix, `down` with its 704 columns. */
+#define RING_TWO  UINT64_C(45056)
+#define RING_SOME (300 * KIB)
+#define RING_ALL  (16 * MIB)
+/* Instrumented kernels are many times slower: short cases and few plans reach every line all the same. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define LONG_CASE  40
+#define FEW_PLANS  true
+#define RUNS(mode) ((mode) == MODE_TOGETHER ? 2 : 1)
+#else
+#define LONG_CASE  UINT32_MAX
+#define FEW_PLANS  false
+#define RUNS(mode) 2
+#endif
+
+/* A plan as letters, one a unit: c(pu), g(pu), s(tream). */
+struct case_plan {
+    const char *decode, *prefill[PLAN_PREFILLS_MAX];
+    uint32_t from[PLAN_PREFILLS_MAX];
+    uint64_t ring;
+    uint32_t step_tokens;
+    bool ends_apart, no_graphs;
+    bool pack;
+    uint32_t pack_gpu; /* units at home in VRAM that lie packed; the head, too */
+    bool by_kernels;   /* no chains: they add in another order than the kernels that take slices */
+    enum dtype kv_dtype;
+    uint64_t copy_bytes_per_s; /* of the emulated device */
+};
+
+static enum plan_home home_of(char letter)
+{
+    return letter == 'g' ? PLAN_HOME_GPU : letter == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
+}
+
+static uint32_t read_letters(const char *letters, struct plan_stage *stages)
+{
+    enum plan_home home[UNITS_MAX];
+    uint32_t units = (uint32_t)strlen(letters);
+    assert_true(units <= UNITS_MAX);
+    for (uint32_t u = 0; u < units; u++) home[u] = home_of(letters[u]);
+    return plan_stages_of(home, units / 2, stages);
+}
+
+static void open_pair(const char *folder, const struct case_plan *c, struct pair *pair, uint64_t vram_bytes,
+                      int expected)
+{
+    struct plan_stage stages[1 + PLAN_PREFILLS_MAX][UNITS_MAX];
+    char first = c->decode[0], last = c->decode[strlen(c->decode) - 1];
+    struct plan plan = {.ring_bytes = c->ring,
+                        .pack = c->pack,
+                        .layers = (uint32_t)strlen(c->decode) / 2,
+                        .stages = stages[0],
+                        .stage_count = read_letters(c->decode, stages[0]),
+                        .embed = plan_home_worker(home_of(first)),
+                        .head = plan_home_worker(home_of(last))};
+    plan.pack_gpu = c->pack_gpu;
+    plan.pack_gpu_bytes = c->pack_gpu ? 8 * MIB : 0;
+    if (c->ends_apart) {
+        plan.embed = plan.embed == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+        plan.head = plan.head == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+    }
+    plan.pack_head = c->pack_gpu && plan.head == PLAN_HOME_GPU;
+    for (uint32_t p = 0; p < PLAN_PREFILLS_MAX && c->prefill[p]; p++) {
+        plan.prefill[p] = (struct plan_phase){.from_tokens = c->from[p],
+                                              .stages = stages[1 + p],
+                                              .stage_count = read_letters(c->prefill[p], stages[1 + p])};
+        plan.prefill_count++;
+    }
+    const struct pair_options options = {.folder = folder,
+                                         .copy_rows = true,
+                                         .plan = &plan,
+                                         .device = device_name(),
+                                         .kv_dtype = c->kv_dtype,
+                                         .threads = 2,
+                                         .slots = CASES_MAX,
+                                         .context_tokens = CONTEXT,
+                                         .step_tokens = c->step_tokens ? c->step_tokens : 256,
+                                         .vram_bytes = vram_bytes,
+                                         .copy_bytes_per_s = c->copy_bytes_per_s,
+                                         .peer_wait_ms = 20000,
+                                         .no_graphs = c->no_graphs,
+                                         .no_chains = c->by_kernels};
+    struct helm_err err = {0};
+    int rc = pair_open(&options, pair, &err);
+    if (rc != expected) fail_msg("%s: %s: %d, %s", folder, c->decode, rc, err.text);
+    if (rc) print_message("refused: %s\n", err.text);
+}
+
+static uint64_t vram_of_device(void)
+{
+    return strcmp(device_name(), "emulated") == 0 ? 256 * MIB : 4 * GIB;
+}
+
+/* All modes given, each twice to see the same bits (instrumented only the cases together); returns the digest
+ * of the last. */
+static uint64_t run_plan(const char *model, const struct case_plan *c, unsigned modes, uint32_t longest)
+{
+    char folder[256];
+    struct golden *golden = calloc(1, sizeof *golden);
+    struct pair *pair = calloc(1, sizeof *pair);
+    uint64_t start_us = units_now_us(), digest[2] = {0, 0}, last = 0;
+    struct outcome all = {0};
+    snprintf(folder, sizeof folder, "tests/data/%s", model);
+    golden_read(model, golden);
+    if (longest > LONG_CASE) longest = LONG_CASE;
+    open_pair(folder, c, pair, vram_of_device(), 0);
+    for (int mode = 0; mode < MODE_COUNT; mode++) {
+        if (!(modes >> mode & 1)) continue;
+        for (int again = 0; again < RUNS(mode); again++) {
+            struct outcome outcome = {0};
+            run_mode(pair, golden, (enum mode)mode, longest, &outcome);
+            digest[again] = outcome.digest;
+            last = outcome.digest;
+            if (outcome.worst > all.worst) all.worst = outcome.worst;
+            all.sum += outcome.sum;
+            all.count += outcome.count;
+            all.permitted += outcome.permitted;
+            all.wrong += outcome.wrong;
+        }
+        assert_true(RUNS(mode) == 1 || digest[0] == digest[1]);
+    }
+    for (uint32_t i = 0; i < LANE_COUNT; i++)
+        assert_int_equal(doorbell_read(&arena_lane_of(&pair->arena, i)->bell), 0);
+    const struct ledger *vram = &pair->server[PAIR_GPU].engine->report.vram;
+    assert_true(vram->total <= vram->limit);
+    pair_close(pair);
+    free(pair);
+    print_message("%-24s %s %s %s ring %llu: mean %.5f worst %.4f, %u permitted differences, %.2f s\n", model,
+                  c->decode, c->prefill[0] ? c->prefill[0] : "-", c->prefill[1] ? c->prefill[1] : "-",
+                  (unsigned long long)c->ring, all.count ? all.sum / (double)all.count : 0.0, all.worst,
+                  all.permitted, (double)(units_now_us() - start_us) * 1e-6);
+    assert_int_equal(all.wrong, 0);
+    assert_true(all.worst <= worst_allowed);
+    if (all.count) assert_true(all.sum / (double)all.count <= mean_allowed);
+    golden_free(golden);
+    free(golden);
+    return last;
+}
+
+enum { ALONE = 1u << MODE_ALONE, TOGETHER = 1u << MODE_TOGETHER, GREEDY = 1u << MODE_GREEDY };
+
+#endif
