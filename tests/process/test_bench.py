@@ -3,6 +3,7 @@
 prompts of the peers' scripts, exit statuses; cpu_share.py and planner_bench.py likewise.
 
 HELM_BIN: folder of the programs. Run from the repository's root."""
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 
 sys.path[:0] = ["tools/bench/peers", "tools/bench"]
 sys.dont_write_bytecode = True
@@ -17,6 +19,7 @@ from prompt_ids import prompt_checksum, prompt_ids  # noqa: E402
 import accelerate_bench  # noqa: E402
 import cpu_share  # noqa: E402
 import peer_report  # noqa: E402
+import planner_bench  # noqa: E402
 
 BENCH = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-bench"))
 HELMD = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helmd"))
@@ -272,24 +275,91 @@ def bound_tests(folder):
           all(mixture["pack_cpu"] for _, mixture in random_mixtures(plan, 5, 1)), homes)
 
 
+def scripted_parts(folder, daemons):
+    """Bench.parts with daemons whose requests take what stands here: TTFT, TPOT, the worker's time, in ms."""
+    asked, busy, b = [], [0.0], planner_bench.Bench(types.SimpleNamespace(
+        bin="", out=os.path.join(folder, "scripted"), device="", profile=None, helmd=[], output=5, requests=3))
+    answers = iter([(50, 20, 90), (8, None, 6), (9, 3, 16), (7, None, 5), (6, 2, 13), (5, None, 4), (7, 1, 11)])
+
+    def run_request(_endpoint, _report, _prompt, output):
+        ttft, tpot, took = next(answers)
+        asked.append(output)
+        busy[0] += 1e-3 * took
+        return {"ttft_ms": ttft, "tpot_ms": tpot}
+
+    @contextlib.contextmanager
+    def daemon(_options, _rundir):
+        yield types.SimpleNamespace(endpoint="")
+    b.run_request = run_request
+    daemons.Daemon = daemon
+    daemons.status = lambda _options, _endpoint: {"workers": [{"name": "cpu", "busy_seconds": busy[0], "wait_seconds": 0}]}
+    return b.parts("", "plan", None, 8), asked
+
+
+def parts_tests(folder, row, report):
+    """What a first token and a decoded one are made of, each of one request's time: the one in the middle."""
+    runs = [({"ttft_ms": ttft, "tpot_ms": tpot}, name) for name, ttft, tpot in (("a", 5, 1), ("b", 9, 3), ("c", 7, 2), ("d", 6, 4))]
+    check("the middle request", [planner_bench.middle(runs[:n], key)[1] for n in (1, 2, 3, 4) for key in ("ttft_ms", "tpot_ms")] ==
+          ["a", "a", "b", "b", "c", "c", "c", "b"])
+    real, planner_bench.token_path = planner_bench.token_path, types.SimpleNamespace()
+    try:
+        parts, asked = scripted_parts(folder, planner_bench.token_path)
+    finally:
+        planner_bench.token_path = real
+    check("one token and all in turn, behind one that does not count", asked == [8, 1, 5, 1, 5, 1, 5], asked)
+    expected = {"first": {"ms": 7, "cpu_ms": 5, "outside_ms": 2}, "decode": {"ms": 2, "cpu_ms": (13 - 5) / 4, "outside_ms": 0}}
+    check("parts of the requests whose times they have", all(abs(parts[of][key] - value) < 1e-9 for of in expected
+                                                             for key, value in expected[of].items()), parts)
+    for of in ("first", "decode"):
+        part = row["parts"][of]
+        check("parts of the %s token and what is outside are its time" % of, part["ms"] > 0 and
+              abs(part["cpu_ms"] + part["cpu_waits_ms"] + part["outside_ms"] - part["ms"]) < 1e-9, part)
+        check("the table gives it", "| %s | %.3f | %.3f |" % (of, row["said_parts"][of]["ms"], part["ms"]) in report,
+              (part, report))
+
+
 def planner_tests(folder):
-    """Cut short by time and by a signal: what was measured is there, and said to be a part."""
+    """Figures are medians of several requests. Cut short by time and by a signal: what was measured is there, and said to be a
+    part."""
     def planner(out, *more):
         return [sys.executable, "-B", "tools/bench/planner_bench.py", "accuracy", "--bin", os.environ["HELM_BIN"], "--out",
                 os.path.join(folder, out), "--model", MODEL, "--device", "cpu", "--prompt", "8", "--ttft-prompt", "8,16",
-                "--output", "4", "--bench-rounds", "1", "--no-parts", *more]
+                "--output", "4", *more]
 
     def read(out):
         with open(os.path.join(folder, out, "result.json")) as file:
             return json.load(file)
+
+    def reported(out, prompt):
+        """helm-bench's word of that cell, and the settings that it was given."""
+        with open(os.path.join(folder, out, "demo-all-%d-0.bench.json" % prompt)) as file:
+            report = json.load(file)
+        return report["cells"][0], report["settings"]
     run = subprocess.run(planner("whole"), capture_output=True, text=True, timeout=120)
     whole = read("whole") if run.returncode == 0 else {}
     check("planner_bench.py accuracy", run.returncode == 0 and whole["whole"], (run.returncode, run.stderr))
     check("a prompt for TTFT alone has no decode error", [(r["prompt"], "decode_error" in r) for r in whole["rows"]] ==
           [(8, True), (16, False)] and whole["decode"]["cells"] == 1 and whole["ttft"]["cells"] == 2, whole)
+    for row in whole["rows"]:
+        cell, settings = reported("whole", row["prompt"])
+        name = "of prompt %d " % row["prompt"]
+        check(name + "three requests are measured", row["requests"] == cell["requests"] == settings["requests"] == 3,
+              (row, settings))
+        check(name + "the TTFT is helm-bench's median", row["ttft_ms"] == cell["server"]["ttft_ms"] > 0, (row, cell))
+        check(name + "the speed is by helm-bench's median", "tok_s" not in row or
+              row["tok_s"] == 1000 / cell["server"]["tpot_ms"] > 0, (row, cell))
+    check("the report says of how many", "\nmeasured: medians of 3 requests" in run.stdout, run.stdout)
+    parts_tests(folder, whole["rows"][0], run.stdout)
     check("its short table", "| model | VRAM | decode 8 | TTFT 8 | TTFT 16 |" in run.stdout, run.stdout)
     with open(os.path.join(folder, "whole", "result.md")) as file:
         check("the report is kept", file.read() == run.stdout, run.stdout)
+    run = subprocess.run(planner("more", "--ttft-prompt", "", "--requests", "2", "--bench-rounds", "2", "--no-parts"),
+                         capture_output=True, text=True, timeout=120)
+    row, = read("more")["rows"] if run.returncode == 0 else [{}]
+    check("--requests a round, over --bench-rounds", row.get("requests") == 4 and row["tok_s"] ==
+          1000 / reported("more", 8)[0]["server"]["tpot_ms"] and row["parts"] is None, (run.returncode, row, run.stderr))
+    run = subprocess.run(planner("none", "--requests", "0"), capture_output=True, text=True, timeout=120)
+    check("none at all is refused", run.returncode == 2 and "--requests" in run.stderr, run)
     run = subprocess.run(planner("short", "--seconds", "0.000001"), capture_output=True, text=True, timeout=120)
     check("--seconds ends it early", run.returncode == 0 and "cut short" in run.stdout and not read("short")["whole"], run)
     process = subprocess.Popen(planner("signal", "--rounds", "1000"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -97,7 +97,7 @@ stage_resident() {
 stage_split() {
     need 8b
     need_profile
-    step split-8b planner_bench reach split-8b --model "$models/8b" --vram 8GiB --prompt 128,2048 --rounds 2 --bench-rounds 2 \
+    step split-8b planner_bench reach split-8b --model "$models/8b" --vram 8GiB --prompt 128,2048 --rounds 2 \
         --profile "$out/profile.json"
     step token-path-8gib python3 -B "$here/token_path.py" --bin "$bin" --model "$models/8b" --output 48 -- --device cuda --vram 8GiB --ctx 256 \
         --profile "$out/profile.json"
@@ -105,7 +105,7 @@ stage_split() {
         --vram 8GiB --strategy thesis --ctx 256 --profile "$out/profile.json"
     peer 8b 8GiB 1GiB
     need 14b
-    step split-14b planner_bench reach split-14b --model "$models/14b" --vram 24GiB --prompt 128 --rounds 2 --bench-rounds 2 \
+    step split-14b planner_bench reach split-14b --model "$models/14b" --vram 24GiB --prompt 128 --rounds 2 \
         --profile "$out/profile.json"
     peer 14b 24GiB 3GiB
 }
@@ -137,33 +137,33 @@ accuracy_at() {
     need "$@"
     for model in "$@"; do list+=(--model "$models/$model"); done
     step "$name" planner_bench accuracy "$name" "${list[@]}" --vram "$vram" --prompt 128,4096 --ttft-prompt 32,1024 --output 32 \
-        --refresh --bench-rounds 1 --no-parts --seconds 205
+        --refresh --no-parts --seconds 205
 }
 stage_accuracy4() { accuracy_at accuracy4 4GiB 0.6b 4b 8b; }
 stage_accuracy16() { accuracy_at accuracy16 16GiB 4b 8b 14b; }
 stage_accuracy8() {
     need 0.6b 4b 8b
     step accuracy8 planner_bench accuracy accuracy8 --model "$models/0.6b" --model "$models/4b" --model "$models/8b" \
-        --vram 8GiB,all --prompt 128,4096 --output 48 --refresh --bench-rounds 1
+        --vram 8GiB,all --prompt 128,4096 --output 48 --refresh
 }
 stage_accuracy14() {
     need 8b
     step accuracy8-prompts planner_bench accuracy accuracy8-prompts --model "$models/8b" --vram 8GiB,all --prompt 32,1024 --output 32 \
-        --refresh --bench-rounds 1
+        --refresh
     need 14b
     step accuracy14 planner_bench accuracy accuracy14 --model "$models/14b" --vram 8GiB,24GiB,all --prompt 128,4096 --output 48 \
-        --refresh --bench-rounds 1
+        --refresh
 }
 stage_sweep() {
     need 8b
     need_profile
     step sweep planner_bench sweep sweep --model "$models/8b" --vram 8GiB --prompt 128 --output 32 --every 3 --random 20 \
-        --bench-rounds 1 --profile "$out/profile.json"
+        --requests 1 --profile "$out/profile.json"
 }
 stage_large() {
     need 32b
     need_profile
-    step split-32b planner_bench reach split-32b --model "$models/32b" --vram 48GiB --prompt 128 --output 32 --rounds 2 --bench-rounds 1 \
+    step split-32b planner_bench reach split-32b --model "$models/32b" --vram 48GiB --prompt 128 --output 32 --rounds 2 \
         --profile "$out/profile.json"
 }
 stage_agreement() {

@@ -18,8 +18,10 @@
       Wh / B_both + Wg / B_gpu of the profile (or of --limits, JSON with both_gb_s and vram_gb_s): of all weights as they are
       in the file, and, where some are packed, of the bytes that move over the link, to the CPU and from VRAM.
 
-Common: --output N (tokens, default 64), --rounds N, --bench-rounds N (of helm-bench in each run, default 3), --profile FILE,
---device D, --seconds S (begin no further measurement after so long), and after -- options for helmd.
+Common: --output N (tokens, default 64), --requests N (in each run, one after another behind one that does not count; what is
+measured is their median; default 3), --bench-rounds N (times that in each run, with a read of memory before and after; default
+1), --rounds N (runs, each with a start of its own; their median), --profile FILE, --device D, --seconds S (begin no further
+measurement after so long), and after -- options for helmd.
 Writes every plan and every helm-bench report into --out, Markdown tables to standard output and to result.md there, and after
 every measurement result.json, whose "whole" says whether all was measured. SIGTERM and SIGINT end it early with the tables of
 what there is.
@@ -42,7 +44,6 @@ from plan_lists import homes_text, random_mixtures, thesis_splits
 
 CONTEXT_SLACK = 16
 PARTS_WARM = 8  # tokens
-PARTS_FIRSTS = 3  # requests of one token, of which the middle one counts
 TTFT_OUTPUT = 4  # tokens after a prompt of which only TTFT is compared
 CHOSEN_AGAIN = 8  # of a sweep's plans
 END_S = 5  # for a program that is told to end
@@ -171,7 +172,7 @@ class Bench:
             raise Failed(f"helm-bench: status {status}: {(err or out).strip()[-300:]}") from None
         if cell.get("error"):
             raise Failed(f"helm-bench: {cell['error']}")
-        return {"tpot_ms": cell["server"]["tpot_ms"], "ttft_ms": cell["server"]["ttft_ms"],
+        return {"requests": cell["requests"], "tpot_ms": cell["server"]["tpot_ms"], "ttft_ms": cell["server"]["ttft_ms"],
                 "client_ttft_ms": cell["ttft_ms"]["p50"], "read_gb_s": cell.get("read_gb_s"),
                 "load_seconds": cell.get("load_seconds")}
 
@@ -187,7 +188,8 @@ class Bench:
 
     def parts(self, model, plan_name, vram, prompt):
         """Where the time of a first token and of a decoded one goes, in ms: each worker's computing and waiting, by helmd's
-        counters, and what is outside of both."""
+        counters, and what is outside of both. Of --requests for one token the one with the middle TTFT, and of as many for
+        all tokens, between those, the one with the middle TPOT: a row's parts are of the request whose time it gives."""
         helmd = ["--plan", self.path(plan_name + ".plan.json")] + (["--vram", vram] if vram else [])
         helmd += ["--device", self.o.device] if self.o.device else []
         helmd += ["--profile", self.o.profile] if self.o.profile else []
@@ -195,14 +197,14 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="helm-parts-") as rundir, token_path.Daemon(options, rundir) as daemon:
             report = os.path.join(rundir, "bench.json")
             self.run_request(daemon.endpoint, report, prompt, PARTS_WARM)  # everything touched once
-            runs, before = [], token_path.status(options, daemon.endpoint)
-            for output in PARTS_FIRSTS * (1,) + (self.o.output,):
+            runs, before = {1: [], self.o.output: []}, token_path.status(options, daemon.endpoint)
+            for output in self.o.requests * tuple(runs):
                 said = self.run_request(daemon.endpoint, report, prompt, output)
                 after = token_path.status(options, daemon.endpoint)
-                runs.append((said, worker_seconds(before, after)))
+                runs[output].append((said, worker_seconds(before, after)))
                 before = after
-        *firsts, (said, seconds) = runs
-        first_said, first = sorted(firsts, key=lambda run: run[0]["ttft_ms"])[PARTS_FIRSTS // 2]
+        first_said, first = middle(runs[1], "ttft_ms")
+        said, seconds = middle(runs[self.o.output], "tpot_ms")
         first = {key: 1e3 * value for key, value in first.items()}
         step = {key: (1e3 * value - first[key]) / (self.o.output - 1) for key, value in seconds.items()}
         first["ms"], step["ms"] = first_said["ttft_ms"], said["tpot_ms"]
@@ -282,6 +284,11 @@ def worker_seconds(before, after):
     return difference
 
 
+def middle(runs, key):
+    """Of (what the server said, ...) the one whose figure is the median; of an even number the larger of two, as helm-bench's."""
+    return sorted(runs, key=lambda run: run[0][key])[len(runs) // 2]
+
+
 def print_parts(b, rows):
     """Forecast parts beside measured ones. What nobody computes is the forecast's hand-overs and rest; measured it is a
     worker's waiting (for the other's turn, too: of two workers, one's waiting is mostly the other's computing)."""
@@ -314,7 +321,8 @@ def accuracy_cell(b, model, vram, prompt, whole):
     got = [b.measure(model, name, ceiling and vram, prompt, f"{name}-{r}", output) for r in range(b.o.rounds)]
     ttft = statistics.median(g["ttft_ms"] for g in got)
     row = {"model": name_of(model), "vram": vram, "prompt": prompt, "said_ttft_ms": said["ttft_ms"]["value"], "ttft_ms": ttft,
-           "ttft_error": relative(said["ttft_ms"]["value"], ttft), "homes": homes_text(plan),
+           "ttft_error": relative(said["ttft_ms"]["value"], ttft), "requests": sum(g["requests"] for g in got),
+           "homes": homes_text(plan),
            "load_seconds": got[0]["load_seconds"], "said_parts": said["parts"]}
     if whole:
         tok_s = statistics.median(1000 / g["tpot_ms"] for g in got)
@@ -386,6 +394,8 @@ def accuracy(b):
         b.say(f"| {r['model']} | {r['vram']} | {r['prompt']} | {r['homes']} | {figure(r.get('said_tok_s'), 2)} | "
               f"{figure(r.get('tok_s'), 2)} | {percent(r.get('decode_error'))} | {percent(r.get('decode_error_at_read'))} | "
               f"{r['said_ttft_ms']:.1f} | {r['ttft_ms']:.1f} | {percent(r['ttft_error'])} |")
+    if rows:
+        b.say(f"\nmeasured: medians of {min(r['requests'] for r in rows)} requests, by helmd's own times")
     if not b.o.no_parts:
         print_parts(b, rows)
     result = accuracy_result(rows)
@@ -543,14 +553,16 @@ def main():
     parser.add_argument("--profile")
     parser.add_argument("--limits")
     parser.add_argument("--device", default="")
-    for name, value in (("output", 64), ("rounds", 1), ("requests", 1), ("every", 2), ("random", 20), ("seed", 1),
-                        ("bench-rounds", 3)):
+    for name, value in (("output", 64), ("rounds", 1), ("requests", 3), ("every", 2), ("random", 20), ("seed", 1),
+                        ("bench-rounds", 1)):
         parser.add_argument("--" + name, type=int, default=value)
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--refresh", action="store_true")
     parser.add_argument("--no-parts", action="store_true")
     options = parser.parse_args(argv)
     options.helmd = helmd
+    if options.output < 2 or min(options.requests, options.rounds, options.bench_rounds) < 1:
+        die("--output: 2 at least; --requests, --rounds and --bench-rounds: 1 at least", 2)
     for program in ("helm-plan", "helm-bench", "helmd"):
         if not os.access(os.path.join(options.bin, program), os.X_OK):
             die(f"{options.bin} has no {program}")
