@@ -20,8 +20,8 @@
 #include "daemon/worker_process.h"
 #include "tools/profile/profile_tool.h"
 
-#define BESIDE_S             0.6
-#define BESIDE_QUICK_S       0.15
+#define BESIDE_S             1.0
+#define BESIDE_QUICK_S       0.3
 #define CHUNK_BESIDE_S       2.5
 #define CHUNK_BESIDE_QUICK_S 1.5
 #define ATTEMPTS             2
@@ -49,60 +49,47 @@ static bool has_device(const struct tool *t)
 
 /* A prompt's steps, in turns with the same alone. At least one turn; of a machine on which it takes long, no
  * more. */
-static int measure_chunk_beside(struct tool *t, struct profile_cpu_run *cpu,
-                                struct profile_device_run *device, struct helm_err *err)
+static int measure_chunk_beside(struct tool *t, struct profile_cpu_run *cpu, struct profile_company *company,
+                                struct helm_err *err)
 {
     struct profile *p = &t->profile;
-    struct profile_samples link = {.count = 0};
     double end = profile_now_s() + (t->options.quick ? CHUNK_BESIDE_QUICK_S : CHUNK_BESIDE_S);
     int rc = 0;
     do {
-        rc = profile_device_stream_start(device, err);
-        if (!rc) rc = profile_cpu_linear_turn(cpu, true, &p->cpu, err);
-        if (!rc) rc = profile_device_stream_stop(device, &link, err);
-        if (!rc) rc = profile_cpu_linear_turn(cpu, false, &p->cpu, err);
+        rc = profile_device_stream_start(company->device, err);
+        if (!rc) rc = profile_cpu_linear_turn(cpu, company, &p->cpu, err);
+        if (!rc) rc = profile_device_stream_stop(company->device, err);
+        if (!rc) rc = profile_cpu_linear_turn(cpu, NULL, &p->cpu, err);
     } while (!rc && profile_now_s() < end && !profile_late(&t->progress));
-    if (!rc && p->cpu.linear_beside.count) p->link.h2d_beside_chunk = profile_samples_value(&link);
     return rc;
-}
-
-/* Decoding beside copies in turns with packed weights. What copies achieve meanwhile is not the plain
- * weights' company alone, and counts for nothing. */
-static int measure_packed_beside(struct tool *t, struct profile_cpu_run *cpu,
-                                 struct profile_device_run *device, struct profile_samples *ignored,
-                                 struct helm_err *err)
-{
-    if (!profile_cpu_packs(cpu)) return 0;
-    int rc = profile_device_stream_start(device, err);
-    if (!rc)
-        rc = profile_cpu_gemv(cpu, t->options.quick ? BESIDE_QUICK_S : BESIDE_S, true, true, &t->profile.cpu,
-                              err);
-    return rc ? rc : profile_device_stream_stop(device, ignored, err);
 }
 
 /* The pair that the planner lives of: the CPU decodes while the link streams. In turns with decoding alone,
  * so that both see the same minutes of a machine that others use, too. */
-static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct profile_device_run *device,
+static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct profile_company *company,
                           struct helm_err *err)
 {
     struct profile *p = &t->profile;
-    struct profile_samples link = {.count = 0}, ignored = {.count = 0};
     double seconds = t->options.quick ? BESIDE_QUICK_S : BESIDE_S;
     int rc = 0;
     for (int i = 0; i < (t->options.quick ? 2 : 4) && !rc && (i == 0 || !profile_late(&t->progress)); i++) {
-        rc = profile_device_stream_start(device, err);
-        if (!rc) rc = profile_cpu_gemv(cpu, seconds, true, false, &p->cpu, err);
-        if (!rc) rc = profile_device_stream_stop(device, &link, err);
-        if (!rc) rc = measure_packed_beside(t, cpu, device, &ignored, err);
-        if (!rc) rc = profile_cpu_gemv(cpu, seconds, false, true, &p->cpu, err);
+        rc = profile_device_stream_start(company->device, err);
+        if (!rc) rc = profile_cpu_gemv(cpu, seconds, company, &p->cpu, err);
+        if (!rc) rc = profile_device_stream_stop(company->device, err);
+        if (!rc) rc = profile_cpu_gemv(cpu, seconds, NULL, &p->cpu, err);
     }
+    if (!rc) rc = measure_chunk_beside(t, cpu, company, err);
     if (rc) return rc;
-    p->link.h2d_beside = profile_samples_value(&link);
-    rc = measure_chunk_beside(t, cpu, device, err);
-    if (rc) return rc;
+    p->link.h2d_beside = profile_samples_value(&company->plain);
+    p->link.h2d_beside_packed = profile_samples_value(&company->packed);
+    p->link.h2d_beside_chunk = profile_samples_value(&company->chunk);
     profile_say(&t->progress, "both at once: CPU %.4g GB/s (alone %.4g), link %.4g GB/s (alone %.4g)",
                 p->cpu.gemv_beside.value * 1e-9, p->cpu.gemv.value * 1e-9, p->link.h2d_beside.value * 1e-9,
                 p->link.h2d.value * 1e-9);
+    if (p->cpu.gemv_packed_beside.value > 0)
+        profile_say(&t->progress, "both at once, packed weights: CPU %.4g GB/s (alone %.4g), link %.4g GB/s",
+                    p->cpu.gemv_packed_beside.value * 1e-9, p->cpu.gemv_packed.value * 1e-9,
+                    p->link.h2d_beside_packed.value * 1e-9);
     return 0;
 }
 
@@ -130,6 +117,7 @@ static int measure(struct tool *t, struct helm_err *err)
     struct profile *p = &t->profile;
     struct profile_cpu_run *cpu = NULL;
     struct profile_device_run *device = NULL;
+    struct profile_company *company = NULL;
     const struct profile_cpu_options cpu_options = {.threads = (uint32_t)o->threads,
                                                     .quick = o->quick,
                                                     .progress = &t->progress};
@@ -154,7 +142,13 @@ static int measure(struct tool *t, struct helm_err *err)
     if (!rc) rc = profile_host_wake(o->quick, &p->wake, err);
     if (!rc) rc = profile_cpu_open(&cpu_options, &cpu, err);
     if (!rc) rc = profile_cpu_measure(cpu, p, err);
-    if (!rc && device) rc = measure_beside(t, cpu, device, err);
+    if (!rc && device) {
+        company = calloc(1, sizeof *company);
+        if (company) company->device = device;
+        rc = company ? measure_beside(t, cpu, company, err)
+                     : helm_fail(err, HELM_E_NOMEM, "no memory to measure what is beside copies");
+    }
+    free(company);
     profile_cpu_close(cpu);
     profile_device_close(device);
     return rc;

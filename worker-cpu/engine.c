@@ -207,15 +207,25 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     return rc;
 }
 
-static int create_run(struct engine *engine, const struct engine_options *o, struct helm_err *err)
+#define PROGRAMS (PLAN_PHASES_MAX * PROGRAM_TIER_COUNT + 2)
+
+static uint32_t list_programs(const struct step_programs *programs, const struct program *list[PROGRAMS])
+{
+    uint32_t count = 0;
+    for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
+        for (int t = 0; t < PROGRAM_TIER_COUNT; t++) list[count++] = &programs->tier[p][t];
+    list[count++] = &programs->head_one;
+    list[count++] = &programs->head_many;
+    return count;
+}
+
+static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wait_ms,
+                      const struct step_programs *others, struct helm_err *err)
 {
     const struct arena *arena = engine->base.arena;
-    const struct program *programs[PLAN_PHASES_MAX * PROGRAM_TIER_COUNT + 2];
-    uint32_t count = 0, threads = engine->base.report.threads;
-    for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
-        for (int t = 0; t < PROGRAM_TIER_COUNT; t++) programs[count++] = &engine->programs.tier[p][t];
-    programs[count++] = &engine->programs.head_one;
-    programs[count++] = &engine->programs.head_many;
+    const struct program *programs[2 * PROGRAMS];
+    uint32_t count = list_programs(&engine->programs, programs);
+    if (others) count += list_programs(others, programs + count);
     struct run *run = &engine->run;
     run->arena = arena;
     run->config = &engine->model.config;
@@ -224,13 +234,27 @@ static int create_run(struct engine *engine, const struct engine_options *o, str
     run->act = &engine->act;
     run->pool = engine->pool;
     run->unit_tokens = plan_most_tokens(&engine->plan, PLAN_HOME_CPU);
-    /* One thread that looks for the other worker's hand-over takes nobody's place on a machine of many. */
-    run->spin_us = threads >= LANE_SPIN_THREADS ? LANE_SPIN_US : o->spin_us;
-    run->peer_wait_ms = o->peer_wait_ms ? o->peer_wait_ms : ENGINE_PEER_WAIT_MS;
+    run->spin_us = spin_us;
+    run->peer_wait_ms = peer_wait_ms;
     run->cancel = &engine->base.cancel;
     run->kv = arena_header_of(arena)->kv;
     run->kv_pool = arena_region_ptr(arena, ARENA_REGION_KV);
     return execute_create(run, programs, count, err);
+}
+
+static int create_first_run(struct engine *engine, const struct engine_options *o, struct helm_err *err)
+{
+    /* One thread that looks for the other worker's hand-over takes nobody's place on a machine of many. */
+    uint32_t spin_us = engine->base.report.threads >= LANE_SPIN_THREADS ? LANE_SPIN_US : o->spin_us;
+    uint32_t peer_wait_ms = o->peer_wait_ms ? o->peer_wait_ms : ENGINE_PEER_WAIT_MS;
+    return create_run(engine, spin_us, peer_wait_ms, NULL, err);
+}
+
+int engine_prepare(struct engine *engine, const struct step_programs *others, struct helm_err *err)
+{
+    const uint32_t spin_us = engine->run.spin_us, peer_wait_ms = engine->run.peer_wait_ms;
+    execute_destroy(&engine->run);
+    return create_run(engine, spin_us, peer_wait_ms, others, err);
 }
 
 /* What helmd is told and logs. */
@@ -268,7 +292,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     if (!rc) rc = load_weights(engine, o, err);
     if (!rc) rc = create_activations(engine, err);
     if (!rc) rc = engine_lower(engine, report->threads, err);
-    if (!rc) rc = create_run(engine, o, err);
+    if (!rc) rc = create_first_run(engine, o, err);
     if (rc) goto out;
     fill_report(engine, o->kernels, start_us);
 

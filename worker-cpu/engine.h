@@ -41,4 +41,9 @@ HELM_MUST_CHECK int engine_choose_kernels(struct engine *engine, const char *nam
 HELM_MUST_CHECK int engine_check_packed(const struct engine *engine, struct helm_err *err);
 HELM_MUST_CHECK int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err);
 
+/* Between steps: makes room for running `others` as well, programs that the caller lowered over other
+ * weights and puts in engine->programs' place for some steps (helm-profile). */
+HELM_MUST_CHECK int engine_prepare(struct engine *engine, const struct step_programs *others,
+                                   struct helm_err *err);
+
 #endif

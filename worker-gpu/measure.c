@@ -20,10 +20,6 @@
 #define SMALL_COUNT   64
 #define ROUNDS        32 /* hand-overs of one sample */
 #define STREAM_EVENTS 4
-#define STREAM_LEAST  1          /* samples, however soon it is stopped */
-#define STREAM_RATE_S 0.01       /* of copies that one sample covers, and */
-#define STREAM_PIECES 2          /* at least so many */
-#define STREAM_ALONE  2          /* first samples, which who starts the stream has nothing beside yet */
 #define CONTROL_BYTES (64 * KIB) /* of the host's region: words and lanes of the hand-over */
 #define LINE_TEXT     64
 
@@ -193,35 +189,35 @@ struct stream {
     pthread_t thread;
     bool started;
     _Atomic bool flows, stop;
-    struct measure_samples samples;
+    pthread_mutex_t lock; /* guards the two that follow */
+    double copied, at_s;  /* bytes that had arrived when the last copy that is done was, and that time */
     int rc;
     struct helm_err err;
 };
+
+static void stream_arrived(struct stream *s, uint64_t bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    s->copied += (double)bytes;
+    s->at_s = measure_now_s();
+    pthread_mutex_unlock(&s->lock);
+    atomic_store(&s->flows, true);
+}
 
 static int stream_loop(struct stream *s, struct device_event **event, struct helm_err *err)
 {
     struct measure *m = s->m;
     struct device *d = m->device;
-    uint64_t piece = 0, number = 0, copied = 0, windows = 0;
-    double rate = 0, window_s = STREAM_RATE_S;
+    uint64_t piece = 0, number = 0;
+    double rate = 0;
     int rc = d->ops->thread_begin(d, err);
     if (!rc) rc = choose_piece(m, &piece, &rate, err);
     for (int i = 0; i < STREAM_EVENTS && !rc; i++) rc = d->ops->event_create(d, &event[i], err);
-    if (!rc && window_s < STREAM_PIECES * (double)piece / rate)
-        window_s = STREAM_PIECES * (double)piece / rate;
-    double start = measure_now_s();
-    while (!rc && (!atomic_load(&s->stop) || s->samples.count < STREAM_LEAST)) {
+    while (!rc && !atomic_load(&s->stop)) {
         struct device_event *mine = event[number % STREAM_EVENTS];
         if (number >= STREAM_EVENTS) {
             rc = d->ops->event_wait(d, mine, err);
-            copied += piece;
-        }
-        double now = measure_now_s();
-        if (now - start >= window_s && copied) {
-            if (windows++ >= STREAM_ALONE) measure_add(&s->samples, (double)copied / (now - start));
-            start = now;
-            copied = 0;
-            atomic_store(&s->flows, true);
+            if (!rc) stream_arrived(s, piece);
         }
         if (!rc) rc = copy_next(m, DEVICE_TO_DEVICE, piece, err);
         if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, mine, err);
@@ -248,6 +244,7 @@ static int stream_start(struct stream *s, struct measure *m, struct helm_err *er
     if (s->started) return helm_fail(err, HELM_E_STATE, "copies are flowing already");
     memset(s, 0, sizeof *s);
     s->m = m;
+    pthread_mutex_init(&s->lock, NULL);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = pthread_create(&s->thread, NULL, stream_main, s);
@@ -263,9 +260,20 @@ static int stream_stop(struct stream *s, struct helm_err *err)
     if (!s->started) return helm_fail(err, HELM_E_STATE, "no copies are flowing");
     atomic_store(&s->stop, true);
     pthread_join(s->thread, NULL);
+    pthread_mutex_destroy(&s->lock);
     s->started = false;
     if (s->rc) *err = s->err;
     return s->rc;
+}
+
+static int stream_copied(struct stream *s, struct helm_err *err)
+{
+    if (!s->started) return helm_fail(err, HELM_E_STATE, "no copies are flowing");
+    pthread_mutex_lock(&s->lock);
+    const struct measure_samples samples = {.value = {s->copied, s->at_s}, .count = 2};
+    pthread_mutex_unlock(&s->lock);
+    measure_print(s->m, "link.copied", 0, &samples);
+    return 0;
 }
 
 /* ---- everything ---- */
@@ -372,9 +380,10 @@ static int obey(struct measure *m, struct stream *stream, const char *command, b
         rc = stream_start(stream, m, err);
     } else if (strcmp(command, "stop") == 0) {
         rc = stream_stop(stream, err);
-        if (!rc) measure_print(m, "link.h2d_beside", 0, &stream->samples);
+    } else if (strcmp(command, "copied") == 0) {
+        rc = stream_copied(stream, err);
     } else {
-        rc = helm_fail(err, HELM_E_USAGE, "'%s' is none of measure, stream, stop, quit", command);
+        rc = helm_fail(err, HELM_E_USAGE, "'%s' is none of measure, stream, copied, stop, quit", command);
     }
     if (!rc) print_json(m->out, json_pack("{s:s}", "done", command));
     return rc;

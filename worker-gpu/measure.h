@@ -3,11 +3,12 @@
  * Called by main's way of --measure (common/worker/process.c), by helm-profile as a child process. Talks in
  * lines on two streams; docs/profile.md has the protocol and what each name means:
  *
- *   in    "measure", "stream", "stop", "quit"; the end of the stream is "quit"
+ *   in    "measure", "stream", "copied", "stop", "quit"; the end of the stream is "quit"
  *   out   {"ready": TEXT} once the device is open
  *         to "measure": {"name": "gpu.gemv", "x": 0, "samples": [...]} for each value, {"done": "measure"}
  *         to "stream":  {"done": "stream"} as soon as copies from host memory flow
- *         to "stop":    {"name": "link.h2d_beside", ...} of what flowed since, {"done": "stop"}
+ *         to "copied":  {"name": "link.copied", "x": 0, "samples": [BYTES, SECONDS]}: how many had arrived
+ * when the last copy that is done was, and that time; {"done": "copied"} to "stop":    {"done": "stop"}
  *         {"error": TEXT} and an end when anything fails
  *
  * Samples are bytes a second, operations a second or seconds, as many as there was time for. */

@@ -16,7 +16,7 @@ PROFILE = os.path.join(BIN, "helm-profile")
 WORKER = os.path.join(BIN, "helm-worker-gpu")
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 COPY = 100 * 10**6  # bytes a second
-PACKED = ("cpu.gemv_packed", "cpu.gemv_packed_beside", "cpu.unpack")
+PACKED = ("cpu.gemv_packed", "cpu.gemv_packed_beside", "link.h2d_beside_packed")
 counts = {True: 0, False: 0}
 
 
@@ -85,10 +85,17 @@ def check_cpu(what, p):
           (cpu["gemv"], read))
     check(what + ": weights pass the caches by", cpu["weight_bytes"] >= 3 * cpu["l3_bytes"] and
           cpu["weight_bytes"] >= 256 << 20, cpu["weight_bytes"])
+    linear = {point["x"]: point["value"] for point in cpu["linear"]}
+    packed = {point["x"]: point["value"] for point in cpu["linear_packed"]}
     if has_packed_kernels():  # 0.7 of the bytes are read; twice that gain is no measurement
         check(what + ": packed weights are not read faster than memory", cpu["gemv_packed"]["low"] <= 2.2 *
-              read["high"] and cpu["unpack"]["low"] <= 2.2 * read["high"], (cpu["gemv_packed"], cpu["unpack"], read))
-    linear = {point["x"]: point["value"] for point in cpu["linear"]}
+              read["high"], (cpu["gemv_packed"], read))
+        check(what + ": several tokens with packed weights, where they were with plain ones", packed and
+              set(packed) <= {4, 32, 128} & set(linear), (packed, linear))
+        check(what + ": and at a rate near theirs", all(0.1 * linear[x] < rate < 4 * linear[x]
+                                                        for x, rate in packed.items()), (packed, linear))
+    else:
+        check(what + ": no packed weights", not packed, packed)
     if SLOW == 1:  # instrumented kernels have other speeds
         check(what + ": many tokens at once are worth more than two", linear[tokens[-1]] > linear[2], linear)
     check(what + ": an operation takes microseconds", 1e-8 < cpu["operation"]["value"] < 5e-3, cpu["operation"])
@@ -155,7 +162,7 @@ def test_emulated(cache):
     check("emulated: and they beside it", not chunk or 0.3 * COPY < rate < 1.5 * COPY, rate)
     check("emulated: a chunk with nothing to do takes microseconds", 1e-7 < p["gpu"]["begin"]["value"] < 50e-3,
           p["gpu"]["begin"])
-    for name in ("h2d", "d2h", "h2d_beside"):
+    for name in ("h2d", "d2h", "h2d_beside") + ("h2d_beside_packed",) * has_packed_kernels():
         rate = p["link"][name]["value"]
         check("emulated: link.%s is what copies are held to" % name, 0.6 * COPY < rate < 1.02 * COPY, rate)
     check("emulated: one token's weights are not read faster than VRAM",
@@ -229,18 +236,39 @@ def worker(lines, *args):
     return run.returncode, [json.loads(line) for line in run.stdout.decode().splitlines()]
 
 
+def copies_for(seconds):
+    """Copies that are looked at twice."""
+    run = subprocess.Popen([WORKER, "--measure", "emulated", "--emulated-copy", str(COPY), "--quick"],
+                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    answers = [json.loads(run.stdout.readline())]
+    for command in ("stream", "copied", "copied", "stop"):
+        if len(answers) > 3:
+            time.sleep(seconds)
+            seconds = 0
+        run.stdin.write(command + "\n")
+        run.stdin.flush()
+        while "done" not in answers[-1] or answers[-1]["done"] != command:
+            answers.append(json.loads(run.stdout.readline()))
+    run.stdin.close()
+    return run.wait(60 * SLOW), answers
+
+
 def test_worker():
     rc, answers = worker("", "emulated")
     check("worker: ready, then the end of its input ends it", rc == 0 and list(answers[0]) == ["ready"] and
           len(answers) == 1, (rc, answers))
-    rc, answers = worker("stream\nstop\nquit\n", "emulated", "--emulated-copy", str(COPY))
+    rc, answers = worker("stream\n" + "copied\n" * 200 + "stop\nquit\n", "emulated", "--emulated-copy", str(COPY))
     names = [a.get("done") or a.get("name") for a in answers[1:]]
-    check("worker: copies flow between stream and stop", rc == 0 and names == ["stream", "link.h2d_beside", "stop"],
+    check("worker: copies flow between stream and stop", rc == 0 and names == ["stream"] + ["link.copied", "copied"] * 200 +
+          ["stop"], names)
+    at = [a["samples"] for a in answers if a.get("name") == "link.copied"]
+    check("worker: what was copied rises with time", all(a[0] < b[0] and a[1] < b[1] or a == b for a, b in zip(at, at[1:])),
+          at)
+    rc, answers = copies_for(0.3)
+    (before, start), (after, end) = (a["samples"] for a in answers if a.get("name") == "link.copied")
+    check("worker: at the speed they are held to", rc == 0 and 0.6 * COPY < (after - before) / (end - start) < 1.1 * COPY,
           answers)
-    samples = answers[2]["samples"]
-    check("worker: at the speed they are held to", len(samples) >= 1 and
-          0.6 * COPY < sorted(samples)[len(samples) // 2] < 1.1 * COPY, samples)
-    for lines, said in (("stop\n", "no copies"), ("stream\nstream\n", "already"), ("stream\nmeasure\n", "flowing"),
+    for lines, said in (("stop\n", "no copies"), ("copied\n", "no copies"), ("stream\nstream\n", "already"), ("stream\nmeasure\n", "flowing"),
                         ("dance\n", "dance")):
         rc, answers = worker(lines, "emulated")
         check("worker: '%s' is refused" % lines.strip().replace("\n", ", "), rc == 5 and said in answers[-1]["error"],

@@ -18,24 +18,19 @@
 #include "tools/profile/profile_tool.h"
 #include "worker-cpu/pin.h"
 
-#define STEP_TOKENS  512
-#define CONTEXT      4608
-#define LONG         4096 /* positions that one query attends to */
-#define CHUNK_START  1024 /* positions before a chunk */
-#define FILL_BYTES   (16 * MIB)
-#define REGIONS      64 /* empty regions of the pool, one after another */
-#define LINEARS      4  /* of a decoded layer: q k v; o; gate up; down */
-#define GEMV_S       2.0
-#define LINEAR_S     0.6  /* of steps of each number of tokens, all visits together */
-#define LINEAR_QUICK 0.25 /* seconds, the same in a hurry */
-#define VISITS       3
-/* Of packed weights: a part of the others, but so many times the last-level caches at least. */
-#define PACKED_PART         4
-#define PACKED_CACHES       8
-#define PACKED_CACHES_QUICK 6
-#define UNPACK_S            0.5
-#define UNPACK_QUICK_S      0.1
-#define STEP_S_MOST         5.0 /* a step expected to take longer is left out */
+#define STEP_TOKENS   512
+#define CONTEXT       4608
+#define LONG          4096 /* positions that one query attends to */
+#define CHUNK_START   1024 /* positions before a chunk */
+#define FILL_BYTES    (16 * MIB)
+#define REGIONS       64 /* empty regions of the pool, one after another */
+#define LINEARS       4  /* of a decoded layer: q k v; o; gate up; down */
+#define GEMV_S        2.0
+#define LINEAR_S      0.6  /* of steps of each number of tokens, all visits together */
+#define LINEAR_QUICK  0.25 /* seconds, the same in a hurry */
+#define VISITS        3
+#define STEP_S_MOST   5.0 /* a step expected to take longer is left out, */
+#define PACKED_S_MOST 1.0 /* with packed weights */
 
 /* In an order in which those that are left out, because they would take too long or the time is over, are
  * between others. */
@@ -45,6 +40,9 @@ static const uint32_t token_counts[] = {2, 16, 128, 512, 8, 64, 32, 4, 256};
  * the weights, and one whose steps are work. */
 static const uint32_t counts_beside[] = {32, 128};
 #define COUNTS_BESIDE (sizeof counts_beside / sizeof *counts_beside)
+/* Of steps with packed weights: from those that are reading to those that are work. */
+static const uint32_t counts_packed[] = {4, 32, 128};
+#define COUNTS_PACKED (sizeof counts_packed / sizeof *counts_packed)
 
 /* Steps of one number of tokens. */
 struct many {
@@ -62,24 +60,24 @@ struct profile_cpu_run {
     uint32_t entries;
     uint64_t weight_bytes; /* of the layers */
     struct profile_reader reader;
-    struct profile_samples gemv[2]; /* bytes a second: alone, beside copies */
+    struct profile_packed *packed;     /* NULL: packed weights cannot be measured here */
+    struct profile_samples gemv[2][2]; /* [packed][beside copies]: bytes of plain weights a second */
     struct profile_samples read, operation;
-    struct profile_packed *packed;         /* NULL: the processor has no kernels for packed weights */
-    struct profile_samples gemv_packed[2]; /* as gemv, of what they are unpacked */
-    struct profile_samples once;           /* seconds of a step beside its entries */
+    struct profile_samples once; /* seconds of a step beside its entries */
     struct many many[TOKEN_COUNTS];
     double beside[COUNTS_BESIDE];               /* operations a second in this turn's step beside copies */
     struct profile_samples kept[COUNTS_BESIDE]; /* of a step's speed, beside copies: each turn's */
     double region_s;                            /* that a region of the pool costs, empty */
     double params;                              /* of a layer's matrices */
-    bool cached;                                /* too few weights: caches hold a part of them that counts */
-    cpu_set_t allowed;                          /* the caller's CPUs before it became thread 0 */
+    bool cached[2];    /* [packed]: so few weights that caches hold a part of them that counts */
+    cpu_set_t allowed; /* the caller's CPUs before it became thread 0 */
 };
 
 /* ---- steps ---- */
 
-/* One step of a single row; *run->program[0] and entry_ns say afterwards where the time went. */
-static int step(struct profile_cpu_run *r, uint32_t start, uint32_t tokens, double *seconds,
+/* One step of a single row; *run->program[0] and entry_ns say afterwards where the time went. (Programs over
+ * packed weights have the same entries.) */
+static int step(struct profile_cpu_run *r, bool packed, uint32_t start, uint32_t tokens, double *seconds,
                 struct helm_err *err)
 {
     const struct step_row row = {.start = start, .count = tokens};
@@ -87,9 +85,11 @@ static int step(struct profile_cpu_run *r, uint32_t start, uint32_t tokens, doub
     struct run *run = &r->local.engine.run;
     for (uint32_t i = 0; i < r->entries; i++) r->entry_ns[i] = UINT64_MAX;
     run->entry_ns[0] = r->entry_ns;
+    if (packed) profile_packed_swap(r->packed);
     double begin = profile_now_s();
     int rc = local_step(&r->local, &row, 1, &result, err);
     *seconds = profile_now_s() - begin;
+    if (packed) profile_packed_swap(r->packed);
     run->entry_ns[0] = NULL;
     return rc;
 }
@@ -200,23 +200,22 @@ static int fill_weights(struct profile_cpu_run *r, struct helm_err *err)
 
 /* ---- opening ---- */
 
-/* A part of what plain weights take is enough: a pass of those is between any two of these. */
+/* All layers once more, or as many as a third of what memory is left holds. */
 static int open_packed(struct profile_cpu_run *r, struct helm_err *err)
 {
-    const struct engine *engine = &r->local.engine;
     struct cgroup_memory memory;
-    uint64_t bytes = (r->quick ? PACKED_CACHES_QUICK : PACKED_CACHES) * profile_l3_bytes();
-    if (bytes < r->weight_bytes / PACKED_PART) bytes = r->weight_bytes / PACKED_PART;
-    if (bytes > r->weight_bytes) bytes = r->weight_bytes;
     int rc = cgroup_read_memory(&memory, err);
     if (rc) return rc;
-    if (memory.available_bytes / 3 < bytes) bytes = memory.available_bytes / 3;
-    if (bytes < r->weight_bytes / layers_of(r)) {
+    uint64_t layers = memory.available_bytes / 3 / (r->weight_bytes / layers_of(r));
+    if (layers > layers_of(r)) layers = layers_of(r);
+    if (layers == 0) {
         profile_say(r->progress, "CPU: no memory for packed weights: they are not measured");
         return 0;
     }
-    return profile_packed_open(&engine->model, engine->pool, engine->base.report.node, bytes, &r->packed,
-                               err);
+    rc = profile_packed_open(&r->local.engine, (uint32_t)layers, &r->packed, err);
+    if (!rc && r->packed)
+        r->cached[true] = profile_packed_bytes(r->packed) < PROFILE_CACHES_LEAST * profile_l3_bytes();
+    return rc;
 }
 
 /* Thread 0 of a pool is the caller, which then has one CPU: that is no way to find out how many there are. */
@@ -253,11 +252,19 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
     if (!rc) rc = fill_weights(r, err);
     if (!rc) rc = open_packed(r, err);
     if (rc || r->weight_bytes >= PROFILE_CACHES_LEAST * profile_l3_bytes()) return rc;
-    r->cached = true;
+    r->cached[false] = true;
     profile_say(r->progress,
                 "CPU: %s is all that memory allows, less than %d times the caches: rates are estimates",
                 units_format_size(r->weight_bytes, size), PROFILE_CACHES_LEAST);
     return 0;
+}
+
+static uint32_t entries_of(const struct step_programs *programs)
+{
+    uint32_t most = 0;
+    for (int t = 0; t < PROGRAM_TIER_COUNT; t++)
+        if (programs->tier[0][t].count > most) most = programs->tier[0][t].count;
+    return most;
 }
 
 int profile_cpu_open(const struct profile_cpu_options *options, struct profile_cpu_run **out,
@@ -274,9 +281,7 @@ int profile_cpu_open(const struct profile_cpu_options *options, struct profile_c
         CPU_ZERO(&r->allowed); /* more CPUs than it has room for: none is pinned to */
     rc = open_engine(r, options, err);
     if (!rc) {
-        for (int t = 0; t < PROGRAM_TIER_COUNT; t++)
-            if (r->local.engine.programs.tier[0][t].count > r->entries)
-                r->entries = r->local.engine.programs.tier[0][t].count;
+        r->entries = entries_of(&r->local.engine.programs);
         r->entry_ns = calloc(r->entries, sizeof *r->entry_ns);
         if (!r->entry_ns) rc = helm_fail(err, HELM_E_NOMEM, "no memory to measure the CPU");
     }
@@ -311,77 +316,80 @@ static double less(double seconds, double region)
 }
 
 /* Of a rate of memory. */
-static struct profile_value memory_value(const struct profile_cpu_run *r,
+static struct profile_value memory_value(const struct profile_cpu_run *r, bool packed,
                                          const struct profile_samples *samples)
 {
     struct profile_value v = profile_samples_value(samples);
-    if (r->cached && v.source == PROFILE_MEASURED) v.source = PROFILE_ESTIMATE;
+    if (r->cached[packed] && v.source == PROFILE_MEASURED) v.source = PROFILE_ESTIMATE;
     return v;
 }
 
-/* Bytes of plain weights a second of a pass over the packed ones, less what the pool takes. */
-static double packed_rate(const struct profile_cpu_run *r, double seconds)
+/* How far copies are that flow beside this, if any do. With `samples`: and what they made of the time since
+ * *last. */
+static int look_at_copies(const struct profile_company *company, struct profile_copied *last,
+                          struct profile_samples *samples, struct helm_err *err)
 {
-    return (double)profile_packed_bytes(r->packed) /
-           less(seconds, profile_packed_products(r->packed) * r->region_s);
+    if (!company) return 0;
+    struct profile_copied now;
+    int rc = profile_device_copied(company->device, &now, err);
+    if (rc) return rc;
+    if (samples && now.at_s > last->at_s)
+        profile_samples_add(samples, (now.bytes - last->bytes) / (now.at_s - last->at_s));
+    *last = now;
+    return 0;
 }
 
-/* Steps of one token for so many seconds. With `read` each is followed by a pass of plain reading, so that
- * both see the same minute of a machine that others use, too; with `packed` by one over packed weights. */
-static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profile_samples *gemv,
-                        struct profile_samples *packed, struct profile_samples *operation,
-                        struct profile_samples *read, struct helm_err *err)
+/* One step of one token, which counts. */
+static int one_step(struct profile_cpu_run *r, bool packed, bool beside, struct helm_err *err)
 {
     const struct run *run = &r->local.engine.run;
     const double layers = layers_of(r);
+    double spent = 0;
+    int rc = step(r, packed, 0, 1, &spent, err);
+    if (rc) return rc;
+    const double linear = layers_s(r, BIT(PROGRAM_LINEAR)) / layers,
+                 rest = layers_s(r, BIT(PROGRAM_NORM) | BIT(PROGRAM_ROTATE) | BIT(PROGRAM_ATTEND)) / layers;
+    profile_samples_add(&r->gemv[packed][beside], layer_bytes(r) / less(linear, LINEARS * r->region_s));
+    if (packed) return 0;
+    profile_samples_add(&r->once, spent - (double)(run->linear_ns + run->attention_ns) * 1e-9);
+    if (!beside)
+        profile_samples_add(&r->operation, (rest + LINEARS * r->region_s) / PROFILE_LAYER_OPERATIONS);
+    return 0;
+}
+
+/* Steps of one token in turns: with plain weights, alone a pass of plain reading, with packed weights. All
+ * see the same minute of a machine that others use, too, and each finds the others' memory in the caches. */
+static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profile_company *company,
+                        struct helm_err *err)
+{
+    struct profile_copied copied = {.bytes = 0};
     double end = profile_now_s() + seconds, spent = 0;
-    int rc = step(r, 0, 1, &spent, err); /* what was in caches was other memory */
+    int rc = step(r, false, 0, 1, &spent, err);
+    if (!rc) rc = look_at_copies(company, &copied, NULL, err);
     for (uint32_t steps = 0; !rc && (steps < 3 || profile_now_s() < end); steps++) {
-        rc = step(r, 0, 1, &spent, err);
-        if (rc) break;
-        profile_samples_add(&r->once, spent - (double)(run->linear_ns + run->attention_ns) * 1e-9);
-        double linear = layers_s(r, BIT(PROGRAM_LINEAR)) / layers,
-               rest = layers_s(r, BIT(PROGRAM_NORM) | BIT(PROGRAM_ROTATE) | BIT(PROGRAM_ATTEND)) / layers;
-        profile_samples_add(gemv, layer_bytes(r) / less(linear, LINEARS * r->region_s));
-        if (operation)
-            profile_samples_add(operation, (rest + LINEARS * r->region_s) / PROFILE_LAYER_OPERATIONS);
-        if (packed) profile_samples_add(packed, packed_rate(r, profile_packed_gemv(r->packed)));
-        if (read) profile_samples_add(read, profile_reader_pass(&r->reader, r->local.engine.pool));
+        rc = one_step(r, false, company != NULL, err);
+        if (!rc) rc = look_at_copies(company, &copied, company ? &company->plain : NULL, err);
+        if (!rc && !company)
+            profile_samples_add(&r->read, profile_reader_pass(&r->reader, r->local.engine.pool));
+        if (rc || !r->packed) continue;
+        rc = one_step(r, true, company != NULL, err);
+        if (!rc) rc = look_at_copies(company, &copied, company ? &company->packed : NULL, err);
     }
     return rc;
 }
 
-bool profile_cpu_packs(const struct profile_cpu_run *r)
-{
-    return r->packed != NULL;
-}
-
-int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, bool beside, bool packed,
+int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, struct profile_company *company,
                      struct profile_cpu *cpu, struct helm_err *err)
 {
-    int rc = measure_gemv(r, seconds, &r->gemv[beside], packed && r->packed ? &r->gemv_packed[beside] : NULL,
-                          beside ? NULL : &r->operation, beside ? NULL : &r->read, err);
+    int rc = measure_gemv(r, seconds, company, err);
     if (rc) return rc;
-    cpu->gemv = memory_value(r, &r->gemv[0]);
-    cpu->gemv_beside = memory_value(r, &r->gemv[1]);
-    cpu->gemv_packed = memory_value(r, &r->gemv_packed[0]);
-    cpu->gemv_packed_beside = memory_value(r, &r->gemv_packed[1]);
+    cpu->gemv = memory_value(r, false, &r->gemv[false][false]);
+    cpu->gemv_beside = memory_value(r, false, &r->gemv[false][true]);
+    cpu->gemv_packed = memory_value(r, true, &r->gemv[true][false]);
+    cpu->gemv_packed_beside = memory_value(r, true, &r->gemv[true][true]);
     cpu->operation = profile_samples_value(&r->operation);
-    profile_table_put(&cpu->read, cpu->threads, memory_value(r, &r->read));
+    profile_table_put(&cpu->read, cpu->threads, memory_value(r, false, &r->read));
     return 0;
-}
-
-static void measure_unpack(struct profile_cpu_run *r, struct profile_cpu *cpu)
-{
-    struct profile_samples samples = {.count = 0};
-    double end = profile_now_s() + (r->quick ? UNPACK_QUICK_S : UNPACK_S);
-    if (!r->packed) return;
-    (void)profile_packed_unpack(r->packed);
-    while (samples.count < 3 || profile_now_s() < end)
-        profile_samples_add(&samples, packed_rate(r, profile_packed_unpack(r->packed)));
-    cpu->unpack = memory_value(r, &samples);
-    profile_say(r->progress, "CPU: packed to %.3f, one token %.4g GB/s of plain weights; unpacked %.4g GB/s",
-                profile_packed_part(r->packed), cpu->gemv_packed.value * 1e-9, cpu->unpack.value * 1e-9);
 }
 
 /* With fewer threads than the worker's. */
@@ -401,7 +409,7 @@ static int measure_read(struct profile_cpu_run *r, struct profile_table *table, 
         while (samples.count < 3 || (samples.count < 32 && profile_now_s() < end))
             profile_samples_add(&samples, profile_reader_pass(&r->reader, pool));
         pool_destroy(pool);
-        profile_table_put(table, n, memory_value(r, &samples));
+        profile_table_put(table, n, memory_value(r, false, &samples));
     }
     if (!rc) rc = pin_this_thread(set->cpu[0], err); /* again the engine's thread 0 */
     free(set);
@@ -416,7 +424,7 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
     int rc = 0;
     for (uint32_t i = 0; i < (r->quick || profile_late(r->progress) ? 6 : 17) && !rc; i++) {
         double spent = 0;
-        rc = step(r, LONG - 1, 1, &spent, err);
+        rc = step(r, false, LONG - 1, 1, &spent, err);
         if (i == 0 || rc) continue;
         profile_samples_add(&samples, bytes / less(layers_s(r, BIT(PROGRAM_ATTEND)) / layers, r->region_s));
     }
@@ -424,22 +432,22 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
     return rc;
 }
 
-/* One step of so many tokens. Returns in *rate what all its linears made of it; with `alone` it counts. */
-static int many_step(struct profile_cpu_run *r, struct many *m, bool alone, double *rate,
+/* One step of so many tokens. Returns in *rate what all its linears made of it; with `counts` it does. */
+static int many_step(struct profile_cpu_run *r, struct many *m, bool packed, bool counts, double *rate,
                      struct helm_err *err)
 {
     const struct model_config *c = &r->local.engine.model.config;
     const double n = m->tokens, flops = 2 * r->params * n;
     const double pairs = n * (CHUNK_START + (n + 1) / 2); /* of a query and a position that it sees */
     double seconds = 0;
-    int rc = step(r, CHUNK_START, m->tokens, &m->step_s, err);
+    int rc = step(r, packed, CHUNK_START, m->tokens, &m->step_s, err);
     if (rc) return rc;
     m->spent_s += m->step_s;
     for (uint32_t l = 0; l < layers_of(r); l++) {
         double linear = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_LINEAR) | BIT(PROGRAM_NORM)) * 1e-9,
                attend = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_ATTEND)) * 1e-9;
         seconds += linear;
-        if (!alone) continue;
+        if (!counts) continue;
         profile_samples_add(&m->linear, flops / linear);
         profile_samples_add(&m->attention, 4.0 * c->heads * c->head_dim * pairs / attend);
     }
@@ -462,7 +470,7 @@ static int visit(struct profile_cpu_run *r, struct many *m, double until_s, stru
     double rate;
     int rc = 0;
     while (!rc && (m->spent_s <= 0 || m->spent_s + m->step_s <= until_s))
-        rc = many_step(r, m, true, &rate, err);
+        rc = many_step(r, m, false, true, &rate, err);
     if (!rc) many_put(m, cpu);
     return rc;
 }
@@ -494,25 +502,59 @@ static struct many *many_of(struct profile_cpu_run *r, uint32_t tokens)
     return NULL;
 }
 
-/* What steps beside copies keep of their speed is a turn's own: the step alone that it is compared with
- * follows within a tenth of a second. Two numbers taken a few seconds apart differ by more than copies do to
- * them. */
-int profile_cpu_linear_turn(struct profile_cpu_run *r, bool beside, struct profile_cpu *cpu,
-                            struct helm_err *err)
+/* A rate by what is kept of cpu->linear: the median of turns. */
+static void kept_put(const struct profile_samples *kept, uint32_t tokens, const struct profile_cpu *cpu,
+                     struct profile_table *table)
 {
+    const double linear = profile_table_at(&cpu->linear, tokens).value;
+    struct profile_value value = profile_samples_value(kept);
+    value.value *= linear, value.low *= linear, value.high *= linear;
+    profile_table_put(table, tokens, value);
+}
+
+/* Steps with packed weights, each right after one with plain ones: two numbers taken seconds apart differ by
+ * more than packing does to them. */
+static int measure_linear_packed(struct profile_cpu_run *r, struct profile_cpu *cpu, struct helm_err *err)
+{
+    const double most_s = r->quick ? LINEAR_QUICK : LINEAR_S;
     int rc = 0;
+    for (size_t i = 0; i < COUNTS_PACKED && r->packed && !rc; i++) {
+        struct many *m = many_of(r, counts_packed[i]);
+        struct profile_samples kept = {.count = 0};
+        if (!m || (i > 0 && (profile_late(r->progress) || m->step_s > PACKED_S_MOST))) continue;
+        for (double begin = profile_now_s(); !rc && (kept.count == 0 || profile_now_s() - begin < most_s);) {
+            double plain = 0, packed = 0;
+            rc = many_step(r, m, false, true, &plain, err);
+            if (!rc) rc = many_step(r, m, true, false, &packed, err);
+            if (!rc) profile_samples_add(&kept, packed / plain);
+        }
+        if (rc) break;
+        many_put(m, cpu);
+        kept_put(&kept, m->tokens, cpu, &cpu->linear_packed);
+        profile_say(r->progress, "CPU: %u tokens at once, packed weights, %.4g of %.4g GFLOP/s", m->tokens,
+                    profile_table_at(&cpu->linear_packed, m->tokens).value * 1e-9,
+                    profile_table_at(&cpu->linear, m->tokens).value * 1e-9);
+    }
+    return rc;
+}
+
+/* What steps beside copies keep of their speed is a turn's own: the step alone that it is compared with
+ * follows within a tenth of a second. */
+int profile_cpu_linear_turn(struct profile_cpu_run *r, struct profile_company *company,
+                            struct profile_cpu *cpu, struct helm_err *err)
+{
+    struct profile_copied copied = {.bytes = 0};
+    int rc = look_at_copies(company, &copied, NULL, err);
     for (size_t i = 0; i < COUNTS_BESIDE && !rc; i++) {
         struct many *m = many_of(r, counts_beside[i]);
         double alone = 0;
         if (!m) continue;
-        rc = many_step(r, m, !beside, beside ? &r->beside[i] : &alone, err);
-        if (rc || beside) continue;
+        rc = many_step(r, m, false, !company, company ? &r->beside[i] : &alone, err);
+        if (!rc) rc = look_at_copies(company, &copied, company ? &company->chunk : NULL, err);
+        if (rc || company) continue;
         many_put(m, cpu);
         profile_samples_add(&r->kept[i], r->beside[i] / alone);
-        struct profile_value kept = profile_samples_value(&r->kept[i]);
-        const double linear = profile_table_at(&cpu->linear, m->tokens).value;
-        kept.value *= linear, kept.low *= linear, kept.high *= linear;
-        profile_table_put(&cpu->linear_beside, m->tokens, kept);
+        kept_put(&r->kept[i], m->tokens, cpu, &cpu->linear_beside);
     }
     return rc;
 }
@@ -531,16 +573,19 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     profile_reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
                         engine->weights.host.region_bytes, engine->pool, r->quick ? 0.2 : 1.5);
     int rc = measure_read(r, &cpu->read, err);
-    if (!rc) rc = profile_cpu_gemv(r, r->quick ? 0.4 : GEMV_S, false, true, cpu, err);
+    if (!rc) rc = profile_cpu_gemv(r, r->quick ? 0.4 : GEMV_S, NULL, cpu, err);
     if (rc) return rc;
     profile_say(r->progress, "CPU: %u threads read %.4g GB/s; one token, %s: %.4g GB/s", cpu->threads,
                 profile_table_at(&cpu->read, cpu->threads).value * 1e-9, report->kernels,
                 cpu->gemv.value * 1e-9);
-    measure_unpack(r, cpu);
+    if (r->packed)
+        profile_say(r->progress, "CPU: packed to %.3f, one token %.4g GB/s of plain weights",
+                    profile_packed_part(r->packed), cpu->gemv_packed.value * 1e-9);
     struct profile_value once = profile_samples_value(&r->once), *sum = &profile->step;
     *sum = (struct profile_value){sum->value + once.value, sum->low + once.low, sum->high + once.high,
                                   PROFILE_ESTIMATE};
     rc = profile_pool_wake(&r->reader, engine->pool, &r->allowed, r->quick, &cpu->wake, err);
     if (!rc) rc = measure_attention(r, cpu, err);
-    return rc ? rc : measure_linear(r, cpu, err);
+    if (!rc) rc = measure_linear(r, cpu, err);
+    return rc ? rc : measure_linear_packed(r, cpu, err);
 }

@@ -199,10 +199,10 @@ static int parse_value(const json_t *json, const char **name, uint64_t *x, struc
     return 0;
 }
 
-/* Where values go: a profile, or the samples of the one that comes at the end of a stream. */
+/* Where values go. */
 struct taker {
     struct profile *profile;
-    struct profile_samples *beside;
+    struct profile_copied *copied;
 };
 
 static int take_value(const json_t *json, const struct taker *taker, struct helm_err *err)
@@ -212,8 +212,8 @@ static int take_value(const json_t *json, const struct taker *taker, struct helm
     uint64_t x = 0;
     int rc = parse_value(json, &name, &x, &samples, err);
     if (rc) return rc;
-    if (taker->beside && strcmp(name, "link.h2d_beside") == 0) {
-        for (uint32_t i = 0; i < samples.count; i++) profile_samples_add(taker->beside, samples.value[i]);
+    if (taker->copied && strcmp(name, "link.copied") == 0 && samples.count == 2) {
+        *taker->copied = (struct profile_copied){.bytes = samples.value[0], .at_s = samples.value[1]};
         return 0;
     }
     if (taker->profile && strcmp(name, "gpu.context") == 0 && samples.count == 1) {
@@ -269,8 +269,16 @@ int profile_device_stream_start(struct profile_device_run *d, struct helm_err *e
     return obey(d, "stream", &(struct taker){.profile = NULL}, err);
 }
 
-int profile_device_stream_stop(struct profile_device_run *d, struct profile_samples *samples,
-                               struct helm_err *err)
+int profile_device_stream_stop(struct profile_device_run *d, struct helm_err *err)
 {
-    return obey(d, "stop", &(struct taker){.beside = samples}, err);
+    return obey(d, "stop", &(struct taker){.profile = NULL}, err);
+}
+
+int profile_device_copied(struct profile_device_run *d, struct profile_copied *copied, struct helm_err *err)
+{
+    *copied = (struct profile_copied){.at_s = -1};
+    int rc = obey(d, "copied", &(struct taker){.copied = copied}, err);
+    if (!rc && copied->at_s < 0)
+        rc = helm_fail(err, HELM_E_FORMAT, "helm-worker-gpu --measure says nothing of what was copied");
+    return rc;
 }

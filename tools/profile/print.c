@@ -51,8 +51,8 @@ void profile_print(const struct profile *p, FILE *out)
                 "the same, of weights that lie there packed");
     if (gpu->device != PROFILE_DEVICE_NONE)
         print_value(out, "  beside", &cpu->gemv_packed_beside, UNIT_BYTES, "while the link streams");
-    print_value(out, "unpack", &cpu->unpack, UNIT_BYTES, "as several tokens need them");
     print_table(out, "linear", &cpu->linear, UNIT_FLOPS, "tok", "by tokens");
+    print_table(out, "  packed", &cpu->linear_packed, UNIT_FLOPS, "tok", "the same, of packed weights");
     print_value(out, "attention", &cpu->attention, UNIT_BYTES, "KV cache, one query");
     print_value(out, "attention chunk", &cpu->attention_flops, UNIT_FLOPS, "");
     print_value(out, "operation", &cpu->operation, UNIT_SECONDS, "beside its bytes");
@@ -87,6 +87,8 @@ void profile_print(const struct profile *p, FILE *out)
         fputc('\n', out);
         print_value(out, "to the device", &link->h2d, UNIT_BYTES, "");
         print_value(out, "  beside CPU", &link->h2d_beside, UNIT_BYTES, "while the CPU computes");
+        print_value(out, "  beside packed", &link->h2d_beside_packed, UNIT_BYTES,
+                    "while it does with packed weights");
         print_value(out, "  beside a chunk", &link->h2d_beside_chunk, UNIT_BYTES,
                     "while it computes with many tokens");
         print_value(out, "from the device", &link->d2h, UNIT_BYTES, "");

@@ -1,8 +1,8 @@
 /* helm-profile: what its files share.
  *
  * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
- * measured; cpu.c runs the CPU worker's engine over it, packed.c its kernels over packed weights; device.c
- * asks helm-worker-gpu to measure the device; host.c measures reads of memory by thread count, reads of a
+ * measured; cpu.c runs the CPU worker's engine over it, for which packed.c has packed weights; device.c asks
+ * helm-worker-gpu to measure the device; host.c measures reads of memory by thread count, reads of a
  * disk and doorbells; wake.c what waking up takes; samples.c turns numbers into values; print.c shows them.
  * docs/profile.md says what each number means. */
 #ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
@@ -14,6 +14,8 @@
 
 #include "daemon/planner/profile.h"
 #include "worker-cpu/local.h"
+
+struct profile_device_run;
 
 /* ---- samples.c ---- */
 
@@ -78,38 +80,42 @@ struct profile_cpu_options {
 HELM_MUST_CHECK int profile_cpu_open(const struct profile_cpu_options *options, struct profile_cpu_run **run,
                                      struct helm_err *err);
 void profile_cpu_close(struct profile_cpu_run *run);
-/* Everything of the CPU but gemv_beside; adds the engine's part to profile->step. */
+/* Everything of the CPU that is not beside copies; adds the engine's part to profile->step. */
 HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct profile *profile,
                                         struct helm_err *err);
-/* Decodes for about so many seconds more, alone (in turns with reads) or beside copies: gemv and read, or
- * gemv_beside, are then of all the time in which it did. With `packed` in turns with packed weights, if those
- * can be measured: gemv_packed or gemv_packed_beside. */
-HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds, bool beside, bool packed,
-                                     struct profile_cpu *cpu, struct helm_err *err);
-bool profile_cpu_packs(const struct profile_cpu_run *run);
-/* Half a turn: steps of some of the numbers of tokens of cpu->linear beside copies, then the same alone.
- * After the second half cpu->linear_beside is cpu->linear times what was kept of it, the median of all turns.
- */
-HELM_MUST_CHECK int profile_cpu_linear_turn(struct profile_cpu_run *run, bool beside, struct profile_cpu *cpu,
-                                            struct helm_err *err);
+/* A device whose copies flow beside the CPU, and bytes a second that they made of the time: of steps of one
+ * token with plain weights, with packed ones, of steps of many tokens. */
+struct profile_company {
+    struct profile_device_run *device;
+    struct profile_samples plain, packed, chunk;
+};
+/* Decodes for about so many seconds more, with plain and packed weights in turns: alone (company NULL, in
+ * turns with reads), or beside copies. gemv, gemv_packed and read, or what is beside, are then of all the
+ * time in which it did. */
+HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds,
+                                     struct profile_company *company, struct profile_cpu *cpu,
+                                     struct helm_err *err);
+/* Half a turn: steps of some of the numbers of tokens of cpu->linear beside copies, then (company NULL) the
+ * same alone. After the second half cpu->linear_beside is cpu->linear times what was kept of it, the median
+ * of all turns. */
+HELM_MUST_CHECK int profile_cpu_linear_turn(struct profile_cpu_run *run, struct profile_company *company,
+                                            struct profile_cpu *cpu, struct helm_err *err);
 
 /* ---- packed.c ---- */
 
 struct profile_packed;
-/* About so many bytes of weights of the shape of this model's layers (one layer at least), packed, on a NUMA
- * node (-1: any). *packed is NULL where the processor has no kernels for them, or the shape's columns are not
- * for them. The caller is the pool's thread 0. */
-HELM_MUST_CHECK int profile_packed_open(const struct model *model, struct pool *pool, int node,
-                                        uint64_t bytes, struct profile_packed **packed, struct helm_err *err);
+/* The layers of an engine that holds them plain, packed, in `layers` places (1 and more; further layers share
+ * them), and programs of its first phase over them. *packed is NULL where the processor has no kernels for
+ * packed weights, or the shape's columns are not for them. The caller is thread 0 of the engine's pool; the
+ * engine outlives *packed. */
+HELM_MUST_CHECK int profile_packed_open(struct engine *engine, uint32_t layers,
+                                        struct profile_packed **packed, struct helm_err *err);
 void profile_packed_close(struct profile_packed *packed);
-/* How many they really are, unpacked, and of how many products. */
+/* Between steps: the engine's next ones are with packed weights, or again with plain ones. */
+void profile_packed_swap(struct profile_packed *packed);
+/* What they come to, and that as a part of the plain ones. */
 uint64_t profile_packed_bytes(const struct profile_packed *packed);
-uint32_t profile_packed_products(const struct profile_packed *packed);
-/* What they come to, as a part of that. */
 double profile_packed_part(const struct profile_packed *packed);
-/* Seconds of multiplying one token with all of them; of unpacking all of them. */
-double profile_packed_gemv(struct profile_packed *packed);
-double profile_packed_unpack(struct profile_packed *packed);
 
 /* ---- host.c ---- */
 
@@ -147,7 +153,6 @@ HELM_MUST_CHECK int profile_host_wake(bool quick, struct profile_value *value, s
 
 /* ---- device.c ---- */
 
-struct profile_device_run;
 struct profile_device_options {
     const char *program; /* path of helm-worker-gpu */
     const char *name;    /* "cuda:0", "emulated" */
@@ -164,8 +169,13 @@ HELM_MUST_CHECK int profile_device_measure(struct profile_device_run *device, st
                                            struct helm_err *err);
 /* Between start and stop copies flow from host memory. */
 HELM_MUST_CHECK int profile_device_stream_start(struct profile_device_run *device, struct helm_err *err);
-HELM_MUST_CHECK int profile_device_stream_stop(struct profile_device_run *device,
-                                               struct profile_samples *samples, struct helm_err *err);
+HELM_MUST_CHECK int profile_device_stream_stop(struct profile_device_run *device, struct helm_err *err);
+/* Meanwhile: how many bytes had arrived when the last copy that is done was. */
+struct profile_copied {
+    double bytes, at_s;
+};
+HELM_MUST_CHECK int profile_device_copied(struct profile_device_run *device, struct profile_copied *copied,
+                                          struct helm_err *err);
 
 /* ---- print.c ---- */
 
