@@ -256,7 +256,7 @@ def scaled_profile(profile, read_gb_s):
         return None
     factor = read_gb_s * 1e9 / read["value"]
     other = json.loads(json.dumps(profile))
-    for name in ("gemv", "gemv_beside", "gemv_packed", "gemv_packed_beside", "unpack", "attention"):
+    for name in ("gemv", "gemv_beside", "gemv_packed", "gemv_packed_beside", "attention"):
         for key in ("value", "low", "high"):
             if name in other["cpu"] and key in other["cpu"][name]:
                 other["cpu"][name][key] *= factor
