@@ -119,7 +119,7 @@ static void odd_sizes_agree(void **state)
     (void)state;
     static const size_t rows[] = {1, 15, 16, 17, 31, 33, 63, 64, 65, 80, 100, 129};
     static const size_t cols[] = {1, 3, 31, 32, 33, 64, 65, 100};
-    static const size_t tokens[] = {1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 65};
+    static const size_t tokens[] = {1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 65, 81, 128, 129, 145};
     for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
         for (size_t c = 0; c < sizeof cols / sizeof *cols; c++)
             for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
@@ -133,6 +133,12 @@ static void every_blocking_limit_is_crossed(void **state)
     check(70, AMX_STEPS * 32 + 37, 40, true);
     check(80, AMX_STEPS * 64, 7, false);
     check(20, 70, AMX_TOKENS + 30, false);
+    const size_t few = AMX_FEW * 16, wide = AMX_FEW_BYTES / AMX_TILE * 32 / (AMX_FEW + 1) / 32 * 32;
+    check(AMX_ROWS + 70, 40, 2 * few + 1, false); /* one more than go as few do */
+    check(70, AMX_STEPS * 32 + 37, 2 * few + 40, true);
+    check(80, AMX_STEPS * 64, 2 * few + 7, false);
+    check(33, wide, few + 16, true);
+    check(33, wide + 33, few + 16, false); /* too wide to stay in L2 */
     check(64, 32, 2 * AMX_TOKENS, true);
 }
 
