@@ -521,7 +521,8 @@ static int measure_linear_packed(struct profile_cpu_run *r, struct profile_cpu *
     for (size_t i = 0; i < COUNTS_PACKED && r->packed && !rc; i++) {
         struct many *m = many_of(r, counts_packed[i]);
         struct profile_samples kept = {.count = 0};
-        if (!m || (i > 0 && (profile_late(r->progress) || m->step_s > PACKED_S_MOST))) continue;
+        if (!m) continue;
+        if (cpu->linear_packed.count && (profile_late(r->progress) || m->step_s > PACKED_S_MOST)) continue;
         for (double begin = profile_now_s(); !rc && (kept.count == 0 || profile_now_s() - begin < most_s);) {
             double plain = 0, packed = 0;
             rc = many_step(r, m, false, true, &plain, err);
