@@ -262,6 +262,28 @@ static void split_columns(float *split, const float *x, uint32_t cols)
     }
 }
 
+/* `S` tiles side by side, `apart` from each other: one does not wait for what the other does. */
+INLINE void coded_unpack(uint16_t *value, const struct coded *c, uint32_t number, uint32_t apart,
+                         uint8_t room[2][ROOM], const unsigned halves, const size_t S)
+{
+    struct tile t[2];
+    UNROLL for (size_t s = 0; s < S; s++)
+    {
+        tile_open(&t[s], c, number + s * apart, room[s]);
+        fetch(t[s].record + NEAR * PACKED_TILE_BYTES, PACKED_TILE_BYTES / 64);
+    }
+    UNROLL for (unsigned k = 0; k < 2 * halves; k++) UNROLL for (unsigned line = 0; line < 4; line++)
+    {
+        __m512i rest[2];
+        UNROLL for (size_t s = 0; s < S; s++) rest[s] =
+            _mm512_loadu_si512(t[s].record + PACKED_CODE_BYTES + k * 256 + line * 64);
+        UNROLL for (unsigned q = 2 * line; q < 2 * line + 2; q++, value += 32)
+            UNROLL for (size_t s = 0; s < S; s++)
+                _mm512_store_si512(value + (size_t)s * apart * PACKED_TILE,
+                                   tile_values(&t[s], c->base, rest[s], k, q));
+    }
+}
+
 static void unpack(uint16_t *value, const void *group, uint32_t rows, uint32_t cols)
 {
     if (is_raw(group)) {
@@ -269,23 +291,13 @@ static void unpack(uint16_t *value, const void *group, uint32_t rows, uint32_t c
         return;
     }
     const struct coded c = coded_of(group);
-    const uint32_t halves = c.values / HALF;
-    _Alignas(64) uint8_t room[ROOM];
-    for (uint32_t n = 0; 2 * n < halves; n++) {
-        struct tile t;
-        tile_open(&t, &c, n, room);
-        fetch(t.record + NEAR * PACKED_TILE_BYTES, PACKED_TILE_BYTES / 64);
-        UNROLL for (unsigned k = 0; k < 4; k++)
-        {
-            if (k == 2 && 2 * n + 1 == halves) break;
-            UNROLL for (unsigned line = 0; line < 4; line++)
-            {
-                const __m512i rest = _mm512_loadu_si512(t.record + PACKED_CODE_BYTES + k * 256 + line * 64);
-                UNROLL for (unsigned q = 2 * line; q < 2 * line + 2; q++, value += 32)
-                    _mm512_store_si512(value, tile_values(&t, c.base, rest, k, q));
-            }
-        }
-    }
+    const uint32_t whole = c.values / PACKED_TILE, pairs = whole / 2;
+    _Alignas(64) uint8_t room[2][ROOM];
+    for (uint32_t n = 0; n < pairs; n++)
+        coded_unpack(value + (size_t)n * PACKED_TILE, &c, n, pairs, room, 2, 2);
+    for (uint32_t n = 2 * pairs; n < whole; n++)
+        coded_unpack(value + (size_t)n * PACKED_TILE, &c, n, 0, room, 2, 1);
+    if (c.values % PACKED_TILE) coded_unpack(value + (size_t)whole * PACKED_TILE, &c, whole, 0, room, 1, 1);
 }
 
 const struct packed_kernels packed_avx512vbmi2 = {.name = "avx512-vbmi2",
