@@ -13,6 +13,13 @@
 #define CASES_MAX 16
 #define STEPS_MAX 64
 #define TOP       10 /* how many of the reference's logprobs are compared */
+/* Instrumented kernels are many times slower, and one decode step is like another: so many of them take the
+ * prompt of 16 tokens over the end of its page. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define STEPS_RUN 20
+#else
+#define STEPS_RUN STEPS_MAX
+#endif
 
 struct golden_step {
     uint32_t token;
@@ -52,6 +59,7 @@ static void golden_read(const char *folder, struct golden *golden)
         json_array_foreach(json_object_get(one, "steps"), i, item)
         {
             assert_true(i < STEPS_MAX);
+            if (i == STEPS_RUN) break;
             struct golden_step *step = &out->step[out->step_count++];
             step->token = (uint32_t)json_integer_value(json_object_get(item, "token"));
             step->gap = (float)json_number_value(json_object_get(item, "gap"));

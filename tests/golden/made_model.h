@@ -62,6 +62,7 @@ struct runner {
     int (*step)(void *engines, const struct step_row *rows, uint32_t count, const struct step_result **result,
                 struct helm_err *err);
     uint64_t one_token_bytes; /* that the CPU read, in the last step of one token */
+    uint32_t most;            /* tokens of a row; 0: what the script says */
 };
 
 /* Tokens of each slot in one step: none of more than one; all tiers. */
@@ -99,15 +100,15 @@ static void run_script(struct runner *on, const struct script *script, float *lo
         uint32_t count = 0, tokens = 0;
         const struct step_result *result;
         for (uint32_t s = 0; s < SLOTS; s++) {
-            if (!script->tokens[i][s]) continue;
-            rows[count++] = (struct step_row){.slot = s,
-                                              .start = done[s],
-                                              .count = script->tokens[i][s],
-                                              .flags = STEP_ROW_SAMPLE};
+            uint32_t n = script->tokens[i][s];
+            if (!n) continue;
+            if (on->most && n > on->most) n = on->most;
+            rows[count++] =
+                (struct step_row){.slot = s, .start = done[s], .count = n, .flags = STEP_ROW_SAMPLE};
             arena_slot_of(on->arena, s)->sampling.logprobs = 5;
-            arena_slot_of(on->arena, s)->prompt_count = done[s] + script->tokens[i][s];
-            done[s] += script->tokens[i][s];
-            tokens += script->tokens[i][s];
+            arena_slot_of(on->arena, s)->prompt_count = done[s] + n;
+            done[s] += n;
+            tokens += n;
         }
         if (on->step(on->engines, rows, count, &result, &err)) fail_msg("step %u: %s", i, err.text);
         assert_int_equal(result->row_count, count);

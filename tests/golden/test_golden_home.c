@@ -18,12 +18,17 @@
 #include "worker-gpu/engine.h"
 
 #define ROOM (64 * MIB)
-/* Instrumented, the emulated device takes eight seconds for a plan: the first and the last reach every line. */
+/* Instrumented, the emulated device takes eight seconds for a plan, most of them for the row of more than a
+ * tile: the first and the last plan reach every line, one of them packed with that row, and plain in shorter
+ * ones. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define NEXT_CASE 3
+#define INSTRUMENTED true
+#define NEXT_CASE    3
 #else
-#define NEXT_CASE 1
+#define INSTRUMENTED false
+#define NEXT_CASE    1
 #endif
+#define SHORT_ROW 40
 
 struct home_case {
     const char *decode;
@@ -72,14 +77,14 @@ static uint64_t plain_bytes(const struct gpu_weights *w)
     return bytes;
 }
 
-static void run_home(const struct home_case *c, float *logits, uint64_t *step_bytes)
+static void run_home(const struct home_case *c, uint32_t most, float *logits, uint64_t *step_bytes)
 {
     struct helm_err err = {0};
     struct pair *pair = calloc(1, sizeof *pair);
     assert_non_null(pair);
     if (open_home(c, c->pack_gpu || c->pack_head ? ROOM : 0, pair, &err))
         fail_msg("%s: %s", c->decode, err.text);
-    struct runner on = {.arena = &pair->arena, .engines = pair, .step = step_pair};
+    struct runner on = {.arena = &pair->arena, .engines = pair, .step = step_pair, .most = most};
     run_script(&on, &all_tiers, logits);
     const struct gpu_engine *gpu = (struct gpu_engine *)pair->server[PAIR_GPU].engine;
     const struct gpu_weights *w = &gpu->weights;
@@ -113,10 +118,12 @@ static void packed_and_plain_have_the_same_bits(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += NEXT_CASE) {
         struct home_case c = cases[i];
         uint64_t read[2];
-        run_home(&c, logits[1], &read[1]);
+        const uint32_t most = INSTRUMENTED ? SHORT_ROW : 0;
+        if (INSTRUMENTED && i) run_home(&c, 0, logits[1], &read[1]);
+        run_home(&c, most, logits[1], &read[1]);
         c.pack_gpu = 0;
         c.pack_head = false;
-        run_home(&c, logits[0], &read[0]);
+        run_home(&c, most, logits[0], &read[0]);
         print_message("%s, %u half layers packed%s: a step reads %llu bytes of VRAM, plain %llu\n", c.decode,
                       cases[i].pack_gpu, cases[i].pack_head ? ", the head" : "", (unsigned long long)read[1],
                       (unsigned long long)read[0]);
@@ -124,7 +131,7 @@ static void packed_and_plain_have_the_same_bits(void **state)
         assert_true(read[1] < read[0]);
         if (i == 0) { /* and beside chains of what is plain nothing but their rounding differs */
             const struct home_case chained = {.decode = c.decode, .pack_gpu = 3, .chains = true};
-            run_home(&chained, logits[1], &read[1]);
+            run_home(&chained, most, logits[1], &read[1]);
             const double worst = compare(logits[0], logits[1]);
             print_message("beside chains: worst difference %.2g of the spread\n", worst);
             assert_true(worst < 5e-2);
