@@ -17,6 +17,14 @@
 #include "common/cpu.h"
 #include "worker-cpu/attention.h"
 
+/* Instrumented kernels are many times slower: of the shapes a third, with each head size beside each group
+ * and each number of tokens' tier. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define NEXT_SHAPE 3
+#else
+#define NEXT_SHAPE 1
+#endif
+
 struct shape {
     uint32_t head_dim, group, page_tokens, tokens, start, window, kv_first,
         kv_last; /* kv_last 0: everything */
@@ -275,6 +283,7 @@ static void test_odd_shapes(void **state)
     for (size_t h = 0; h < sizeof(head_dims) / sizeof(*head_dims); h++)
         for (size_t g = 0; g < sizeof(groups) / sizeof(*groups); g++)
             for (size_t t = 0; t < sizeof(tokens) / sizeof(*tokens); t++, seed++) {
+                if ((h + g + 2 * t) % NEXT_SHAPE) continue;
                 struct shape shape = {
                     head_dims[h], groups[g], pages[seed % 3], tokens[t], starts[seed / 2 % 4], 0, 0, 0};
                 compare(&shape, 2, NULL, seed);
