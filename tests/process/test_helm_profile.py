@@ -16,6 +16,8 @@ PROFILE = os.path.join(BIN, "helm-profile")
 WORKER = os.path.join(BIN, "helm-worker-gpu")
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 COPY = 100 * 10**6  # bytes a second
+# instrumented, each thread takes long: one without a device, all of them beside one
+CPU = ["--device", "cpu", "--quick"] + ["--threads", "1"] * (SLOW > 1)
 PACKED = ("cpu.gemv_packed", "cpu.gemv_packed_beside", "link.h2d_beside_packed")
 counts = {True: 0, False: 0}
 
@@ -25,9 +27,14 @@ def check(name, ok, detail=""):
     print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
 
 
-def profile(cache, *args, timeout=120):
+def environment(cache):
     env = dict(os.environ, XDG_CACHE_HOME=cache)
     env.pop("STATE_DIRECTORY", None)
+    return env
+
+
+def profile(cache, *args, timeout=120):
+    env = environment(cache)
     start = time.monotonic()
     run = subprocess.run([PROFILE, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout * SLOW,
                          env=env)
@@ -104,10 +111,24 @@ def check_cpu(what, p):
     check(what + ": a step takes microseconds", 1e-7 < p["step"]["value"] < 50e-3, p["step"])
 
 
+def damage_profile_to_be(cache):
+    """Writes a file that is no profile where this machine's will be, which helm-plan names as what it misses."""
+    run = subprocess.run([os.path.join(BIN, "helm-plan"), "--model", "tests/data/configs/qwen3-4b", "--device", "cpu"],
+                         capture_output=True, text=True, env=environment(cache))
+    path = run.stderr[run.stderr.index("(") + 1:run.stderr.index(".json)") + 5]
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as f:
+        f.write("{\"helm_profile\": 1")
+    return os.path.basename(path)
+
+
 def test_cpu(cache):
-    rc, out, err, spent = profile(cache, "--device", "cpu", "--quick", "--json")
+    damaged = damage_profile_to_be(cache) if SLOW == 1 else None
+    rc, out, err, spent = profile(cache, *CPU, "--json")
     check("cpu: exit status 0", rc == 0, err)
     p = json.loads(out)
+    if damaged:
+        check("cpu: a damaged file is measured again", "cannot be used" in err and damaged == p["fingerprint"] + ".json", err)
     check("cpu: says what it does meanwhile", "CPU: loading" in err and "kept: " in err, err)
     check("cpu: no device, no link", p["gpu"] is None and p["link"] is None)
     check("cpu: marked as quick", p["quick"] is True)
@@ -118,30 +139,24 @@ def test_cpu(cache):
     check("cpu: kept under its fingerprint", files == [p["fingerprint"] + ".json"], files)
     check("cpu: the file is what was printed", json.load(open(os.path.join(cache, "helm", "profiles", files[0]))) == p)
 
-    rc, out, err, again = profile(cache, "--device", "cpu", "--quick", "--json")
+    rc, out, err, again = profile(cache, *CPU, "--json")
     check("cpu: the second time it is cached", rc == 0 and "cached: " in err and json.loads(out) == p, err)
     check("cpu: and takes no time", again < 2 * SLOW, again)
-    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick")
+    rc, out, err, _ = profile(cache, *CPU)
     check("cpu: a table for people", rc == 0 and "gemv" in out and "GFLOP/s" in out and p["fingerprint"] in out, out)
     if SLOW > 1:  # measuring again and again takes a minute when instrumented
         return
     other = os.path.join(cache, "other.json")
-    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--json", "--force", "--out", other)
-    forced = json.loads(out)
-    check("cpu: --force measures again", rc == 0 and "cached: " not in err and forced["cpu"]["gemv"] != p["cpu"]["gemv"],
-          err)
-    check("cpu: the same machine", forced["fingerprint"] == p["fingerprint"])
-    check("cpu: --out", json.load(open(other)) == forced)
-    damaged = os.path.join(cache, "helm", "profiles", files[0])
-    with open(damaged, "w") as f:
-        f.write("{\"helm_profile\": 1")
     rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--threads", "1", "--json")
     one = json.loads(out)
     check("cpu: --threads 1 is measured and kept apart", rc == 0 and one["cpu"]["threads"] == 1 and
           one["fingerprint"] != p["fingerprint"] and len(cached(cache)) == 2, err)
-    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--json")
-    check("cpu: a damaged file is measured again", rc == 0 and "cannot be used" in err and
-          json.loads(out)["fingerprint"] == p["fingerprint"], err)
+    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--threads", "1", "--json", "--force", "--out", other)
+    forced = json.loads(out)
+    check("cpu: --force measures again", rc == 0 and "cached: " not in err and forced["cpu"]["gemv"] != one["cpu"]["gemv"],
+          err)
+    check("cpu: the same machine", forced["fingerprint"] == one["fingerprint"])
+    check("cpu: --out", json.load(open(other)) == forced)
     check("cpu: nothing is left in the temporary folder",
           not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("helm-profile-")])
 
@@ -175,10 +190,19 @@ def test_emulated(cache):
     if SLOW > 1:  # half a minute more, and nothing of it is new
         return
     before = cached(cache)
-    rc, out, err, _ = profile(cache, "--device", "emulated", "--quick", "--emulated-copy", str(2 * COPY), "--json")
-    q = json.loads(out)
-    check("emulated: another speed of copies is another machine", q["fingerprint"] != p["fingerprint"] and
-          len(cached(cache)) == len(before) + 1, cached(cache))
+    args[args.index(str(COPY))] = str(2 * COPY)
+    # --out is a place to keep it
+    out = os.path.join(cache, "out.json")
+    env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY")}
+    run = subprocess.run([PROFILE, *args, "--out", out], capture_output=True, env=env)
+    q = json.load(open(out)) if run.returncode == 0 else p
+    check("--out: needs no other place", run.returncode == 0 and b"kept nowhere but in" in run.stderr and
+          q["cpu"]["gemv"]["value"] > 0 and cached(cache) == before, run.stderr)
+    # measured once more it would be kept beside the other
+    os.rename(out, os.path.join(cache, "helm", "profiles", q["fingerprint"] + ".json"))
+    rc, out, err, again = profile(cache, *args)
+    check("emulated: another speed of copies is another machine", q["fingerprint"] != p["fingerprint"] and rc == 0 and
+          json.loads(out) == q and "cached: " in err and len(cached(cache)) == len(before) + 1, (cached(cache), err))
     check("emulated: with another link", 1.2 * COPY < q["link"]["h2d"]["value"] < 2.04 * COPY, q["link"]["h2d"])
 
 
@@ -187,7 +211,7 @@ def test_disk(cache):
         f.write(os.urandom(1 << 20) * 80)
         f.flush()
         os.fsync(f.fileno())
-        rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--disk", f.name, "--json")
+        rc, out, err, _ = profile(cache, *CPU, "--disk", f.name, "--json")
         if rc == 1 and "direct reads" in err:
             check("disk: a file system without direct reads is named", f.name in err, err)
             return
@@ -210,24 +234,17 @@ def test_refusals(cache):
     rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--force", "--out", "/nonexistent/p.json")
     check("refused: --out where no file can be", rc == 1 and "/nonexistent/p.json" in err and "loading" not in err,
           (rc, err))
-    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--json")  # measured before
+    rc, out, err, _ = profile(cache, *CPU, "--json")  # measured before
     kept = os.path.join(cache, "helm", "profiles", json.loads(out)["fingerprint"] + ".json")
     os.rename(kept, kept + ".aside")
     os.mkdir(kept)
-    rc, out, err, _ = profile(cache, "--device", "cpu", "--quick")
+    rc, out, err, _ = profile(cache, *CPU)
     check("refused: a folder in the profile's place", rc == 1 and kept in err and "loading" not in err, (rc, err))
     os.rmdir(kept)
     os.rename(kept + ".aside", kept)
     env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY")}
     run = subprocess.run([PROFILE, "--device", "cpu", "--quick"], capture_output=True, env=env)
     check("refused: nowhere to keep it", run.returncode == 1 and b"HOME" in run.stderr, run.stderr)
-    if SLOW > 1:
-        return
-    # --out is a place to keep it
-    out = os.path.join(cache, "out.json")
-    run = subprocess.run([PROFILE, "--device", "cpu", "--quick", "--out", out], capture_output=True, env=env)
-    check("--out: needs no other place", run.returncode == 0 and b"kept nowhere but in" in run.stderr and
-          json.load(open(out))["cpu"]["gemv"]["value"] > 0, run.stderr)
 
 
 def worker(lines, *args):
