@@ -16,8 +16,7 @@ PROFILE = os.path.join(BIN, "helm-profile")
 WORKER = os.path.join(BIN, "helm-worker-gpu")
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 COPY = 100 * 10**6  # bytes a second
-# instrumented, each thread takes long: one without a device, all of them beside one
-CPU = ["--device", "cpu", "--quick"] + ["--threads", "1"] * (SLOW > 1)
+CPU = ["--device", "cpu", "--quick"]
 PACKED = ("cpu.gemv_packed", "cpu.gemv_packed_beside", "link.h2d_beside_packed")
 counts = {True: 0, False: 0}
 
