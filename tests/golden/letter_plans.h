@@ -139,11 +139,7 @@ static uint64_t run_plan(const char *model, const struct case_plan *c, unsigned 
             struct outcome outcome = {0};
             run_mode(pair, golden, (enum mode)mode, longest, !!(modes & ODD), 2, &outcome);
             digest[again] = outcome.digest;
-            if (outcome.worst > all.worst) all.worst = outcome.worst;
-            all.sum += outcome.sum;
-            all.count += outcome.count;
-            all.permitted += outcome.permitted;
-            all.wrong += outcome.wrong;
+            outcome_add(&all, &outcome);
         }
         assert_true(runs == 1 || digest[0] == digest[1]);
         last = digest_add(last, digest, sizeof *digest);

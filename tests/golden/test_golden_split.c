@@ -94,11 +94,7 @@ static void run_split(const char *model, const struct golden *golden, const stru
             struct outcome outcome = {0};
             run_mode(pair, golden, (enum mode)mode, longest, split->plan.embed == PLAN_HOME_GPU, 2, &outcome);
             digest[again] = outcome.digest;
-            if (outcome.worst > all.worst) all.worst = outcome.worst;
-            all.sum += outcome.sum;
-            all.count += outcome.count;
-            all.permitted += outcome.permitted;
-            all.wrong += outcome.wrong;
+            outcome_add(&all, &outcome);
         }
         assert_true(RUNS(mode) == 1 || digest[0] == digest[1]); /* bit-identical run to run */
     }

@@ -22,6 +22,15 @@ struct outcome {
     uint64_t count, digest;
     uint32_t permitted, wrong;
 };
+/* Digests are the caller's to compare. */
+static inline void outcome_add(struct outcome *all, const struct outcome *one)
+{
+    if (one->worst > all->worst) all->worst = one->worst;
+    all->sum += one->sum;
+    all->count += one->count;
+    all->permitted += one->permitted;
+    all->wrong += one->wrong;
+}
 
 /* One sequence on its way through a case. */
 struct walk {
