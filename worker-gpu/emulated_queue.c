@@ -70,15 +70,14 @@ static void do_copy(struct queue *q, const struct device_copy_2d *copy)
             unslept = 0;
         }
     }
-    uint64_t spent_ns = units_now_ns() - begun_ns;
-    if (e->copy_bytes_per_s) {
-        uint64_t due_ns = (uint64_t)((double)copied * NS_PER_SECOND / (double)e->copy_bytes_per_s);
-        q->copy_due_ns = start_ns + due_ns;
-        if (spent_ns < due_ns) spent_ns = due_ns; /* the rest went by while the thread before it overslept */
-    }
+    if (e->copy_bytes_per_s)
+        q->copy_due_ns = start_ns + (uint64_t)((double)copied * NS_PER_SECOND / (double)e->copy_bytes_per_s);
+    /* each moment once: where the thread overslept, the copies that make up for it lie in what is counted */
+    const uint64_t ended_ns = units_now_ns(), from_ns = start_ns > q->counted_ns ? start_ns : q->counted_ns;
     pthread_mutex_lock(&e->lock);
-    q->copy_ns += spent_ns;
+    q->copy_ns += ended_ns - from_ns;
     pthread_mutex_unlock(&e->lock);
+    q->counted_ns = ended_ns;
 }
 
 static void do_word_wait(struct queue *q, const struct op *op)

@@ -104,6 +104,7 @@ struct queue {
     uint32_t marks;            /* passed in the graph that is operation number done + 1 */
     uint64_t copy_ns, word_wait_ns;
     uint64_t copy_due_ns; /* the thread's own: when the copy before should have ended; 0: it was idle since */
+    uint64_t counted_ns;  /* likewise: when the copy before ended, up to where copy_ns counts */
 };
 
 struct region {

@@ -186,7 +186,7 @@ static void small_copies_keep_the_speed(void **state)
     device_read_stats(d, &stats);
     assert_true(spent_us >= 194000);
     assert_true(stats.copy_ns[DEVICE_COPY] >= 194000000u);
-    assert_true(stats.copy_ns[DEVICE_COPY] <= spent_us * 1250);
+    assert_true(stats.copy_ns[DEVICE_COPY] <= (spent_us + 1) * 1000); /* no moment twice, however late */
     assert_int_equal(stats.copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE], (uint64_t)PIECE * PIECES);
     assert_int_equal(stats.copied_bytes[DEVICE_COMPUTE][DEVICE_TO_DEVICE], 0);
     assert_int_equal(stats.word_wait_ns, 0);
