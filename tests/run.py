@@ -50,7 +50,7 @@ def run(program, timeout, log_dir):
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--label", default="")
-    ap.add_argument("--timeout", type=float, default=240)
+    ap.add_argument("--timeout", type=float, default=480)
     ap.add_argument("--jobs", type=int, default=1)
     ap.add_argument("--alone", action="append", default=[])
     ap.add_argument("--log-dir")

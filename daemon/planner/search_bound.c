@@ -20,6 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/planner/larger.h"
+
 /* ---- floors ---- */
 
 /* k; k r, at most 1; what the third floor gives for each second of x; the longest x of one unit */
@@ -34,12 +36,12 @@ static struct factors factors_of(const struct space *s, uint64_t ring)
         for (uint32_t n = 0; n < s->item[i].count; n++) {
             const struct cost_unit *u = &s->table->unit[s->item[i].first + n];
             double borrow = s->kv_cpu && !(s->item[i].first & 1) ? u->borrow : 0;
-            double beside = fmax(u->link_beside + borrow, 1e-12);
+            double beside = larger(u->link_beside + borrow, 1e-12);
             if (s->item[i].allowed & 1u << PLAN_HOME_CPU)
-                slow = fmin(slow, u->cpu_beside > u->cpu ? 1 - u->cpu / u->cpu_beside : 0);
+                slow = smaller(slow, u->cpu_beside > u->cpu ? 1 - u->cpu / u->cpu_beside : 0);
             if (!(s->item[i].allowed & 1u << PLAN_HOME_STREAM)) continue;
-            ratio = fmin(ratio, beside / fmax(u->link + borrow, 1e-12));
-            rate = fmin(rate, fmax((double)u->crossing, 1) / beside);
+            ratio = smaller(ratio, beside / larger(u->link + borrow, 1e-12));
+            rate = smaller(rate, larger((double)u->crossing, 1) / beside);
         }
     if (!isfinite(ratio) || ratio < 1) ratio = 1;
     if (slow >= 1) slow = 0; /* nothing may be on the CPU */
@@ -56,7 +58,7 @@ static struct factors factors_of(const struct space *s, uint64_t ring)
 static void floors_of_cpu(const struct factors *f, double c, uint32_t units, double *floor)
 {
     floor[0] = floor[1] = c;
-    floor[2] = c - f->gain * fmin(c / (1 - f->slow), units * f->longest);
+    floor[2] = c - f->gain * smaller(c / (1 - f->slow), units * f->longest);
 }
 
 static void floors_of_gpu(const struct factors *f, double g, double l, double *floor)
@@ -73,7 +75,7 @@ static double least_stream(const struct space *s, const struct space_item *item,
     for (uint32_t n = 0; n < item->count; n++) {
         const struct cost_unit *u = &s->table->unit[item->first + n];
         double rest = u->crossing > ring ? (double)(u->crossing - ring) / (double)u->crossing * u->link : 0;
-        least += fmax(u->stream, rest);
+        least += larger(u->stream, rest);
     }
     return least;
 }
@@ -171,7 +173,7 @@ static double at_price(struct dual *d, struct bound_prices *p, bool host, double
     double both[2], best = -INFINITY;
     *(host ? &p->host : &p->vram) = price;
     if (host) best = best_price(d, p, false);
-    best = fmax(best, dual_value(d, p, &both[0], &both[1]));
+    best = larger(best, dual_value(d, p, &both[0], &both[1]));
     *over = both[host];
     return best;
 }
@@ -183,13 +185,13 @@ static double best_price(struct dual *d, struct bound_prices *p, bool host)
     double over, low = 0, high = PRICE_FIRST, best = at_price(d, p, host, 0, &over);
     if (over <= 0) return best;
     for (; over > 0 && high < PRICE_LAST && best < d->enough; high *= 8) {
-        best = fmax(best, at_price(d, p, host, high, &over));
+        best = larger(best, at_price(d, p, host, high, &over));
         if (over <= 0) break;
         low = high;
     }
     for (int i = 0; i < PRICE_STEPS && over <= 0 && best < d->enough; i++) {
         double middle = (low + high) / 2, over_middle;
-        best = fmax(best, at_price(d, p, host, middle, &over_middle));
+        best = larger(best, at_price(d, p, host, middle, &over_middle));
         *(over_middle > 0 ? &low : &high) = middle;
     }
     return best;
@@ -212,9 +214,9 @@ static double best_mixture(struct dual *d, bool host)
     for (int floor = 0; floor + 1 < SPACE_FLOORS && best < d->enough; floor++) {
         double a = 0, b = 1, x = 1 - golden, y = golden;
         double at_x = at_mixture(d, floor, x, host), at_y = at_mixture(d, floor, y, host);
-        best = fmax(best, fmax(at_mixture(d, floor, 0, host), at_mixture(d, floor, 1, host)));
+        best = larger(best, larger(at_mixture(d, floor, 0, host), at_mixture(d, floor, 1, host)));
         for (int i = 0; i < 9 && best < d->enough; i++) {
-            best = fmax(best, fmax(at_x, at_y));
+            best = larger(best, larger(at_x, at_y));
             if (at_x < at_y) {
                 a = x;
                 x = y;
@@ -229,7 +231,7 @@ static double best_mixture(struct dual *d, bool host)
                 at_x = at_mixture(d, floor, x, host);
             }
         }
-        best = fmax(best, fmax(at_x, at_y));
+        best = larger(best, larger(at_x, at_y));
     }
     return best;
 }
@@ -248,7 +250,7 @@ static bool host_is_scarce(const struct dual *d)
     for (uint32_t k = 0; k < d->kinds; k++) {
         double most = 0;
         for (int h = 0; h < SPACE_HOMES; h++)
-            if (d->kind[k].allowed & d->uses & 1u << h) most = fmax(most, d->kind[k].host[h]);
+            if (d->kind[k].allowed & d->uses & 1u << h) most = larger(most, d->kind[k].host[h]);
         left -= most * d->kind[k].count;
     }
     return left < 0;
@@ -327,7 +329,7 @@ double bound_of_space(struct space *s, double enough)
             for (uint32_t r = 0; r < rings; r++) {
                 uint64_t least = r ? ring[r - 1] + s->memory->ring_granule : ring[0];
                 bound_floors(s, ring[r]);
-                bound = fmin(bound, bound_of_set(s, uses, &s->ends[e], least, bound));
+                bound = smaller(bound, bound_of_set(s, uses, &s->ends[e], least, bound));
             }
         }
     return bound;

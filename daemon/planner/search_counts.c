@@ -9,13 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/planner/larger.h"
+
 #define EXCESS_COST 1e-6 /* seconds a byte over a limit: more than any placement gains */
 
 /* ---- groups ---- */
 
 static bool alike(double a, double b, double tolerance)
 {
-    return a == b || fabs(a - b) <= tolerance * fmax(fabs(a), fabs(b));
+    return a == b || fabs(a - b) <= tolerance * larger(fabs(a), fabs(b));
 }
 
 static bool items_alike(const struct space_item *a, const struct space_item *b, double tolerance)
@@ -57,8 +59,8 @@ bool counts_group(struct mixing *m)
         g->kind.allowed = item->allowed;
         g->bytes += (double)item->crossing;
         for (int h = 0; h < SPACE_HOMES; h++) {
-            g->kind.vram[h] = fmax(g->kind.vram[h], (double)item->vram[h]);
-            g->kind.host[h] = fmax(g->kind.host[h], (double)item->host[h]);
+            g->kind.vram[h] = larger(g->kind.vram[h], (double)item->vram[h]);
+            g->kind.host[h] = larger(g->kind.host[h], (double)item->host[h]);
         }
     }
     for (uint32_t g = 0; g < m->groups; g++) m->group[g].bytes /= m->group[g].kind.count;
@@ -80,77 +82,107 @@ static void group_floors(struct mixing *m, uint64_t ring)
 
 /* ---- how many ---- */
 
-/* What the numbers add up to. */
+/* What the numbers add up to: the floors, bytes, items by home. */
+enum { VRAM = SPACE_FLOORS, HOST, STREAMED, AT, SUMS = AT + SPACE_HOMES };
 struct totals {
-    double floor[SPACE_FLOORS], vram, host, streamed;
-    double at[SPACE_HOMES]; /* items */
+    double sum[SUMS];
 };
 
-static void add_items(const struct mixing *m, uint32_t g, int home, double n, struct totals *t)
+static void add_totals(struct totals *t, const struct totals *more, double times)
+{
+    for (int i = 0; i < SUMS; i++) t->sum[i] += times * more->sum[i];
+}
+
+/* Of one item. */
+static struct totals totals_of_item(const struct mixing *m, uint32_t g, int home)
 {
     const struct bound_kind *kind = &m->group[g].kind;
-    for (int k = 0; k < SPACE_FLOORS; k++) t->floor[k] += n * kind->floor[home][k];
-    t->vram += n * kind->vram[home];
-    t->host += n * kind->host[home];
-    t->at[home] += n;
-    if (home == PLAN_HOME_STREAM) t->streamed += n * m->group[g].bytes;
+    struct totals t = {0};
+    for (int k = 0; k < SPACE_FLOORS; k++) t.sum[k] = kind->floor[home][k];
+    t.sum[VRAM] = kind->vram[home];
+    t.sum[HOST] = kind->host[home];
+    t.sum[AT + home] = 1;
+    if (home == PLAN_HOME_STREAM) t.sum[STREAMED] = m->group[g].bytes;
+    return t;
 }
 
 static struct totals totals_of(const struct mixing *m, const struct counts *c)
 {
-    struct totals t = {{0}, 0, 0, 0, {0}};
+    struct totals t = {0};
     for (uint32_t g = 0; g < m->groups; g++)
-        for (int h = 0; h < SPACE_HOMES; h++) add_items(m, g, h, c->n[g][h], &t);
+        for (int h = 0; h < SPACE_HOMES; h++) {
+            const struct totals item = totals_of_item(m, g, h);
+            add_totals(&t, &item, c->n[g][h]);
+        }
     return t;
 }
 
-/* A plan's seconds by its numbers, memory over its limits priced prohibitively. */
-static double estimate(const struct mixing *m, const struct totals *t, const struct candidate *c)
+/* What an estimate needs of a candidate beside its numbers: by the homes that are used, what there is once.
+ */
+struct frame {
+    double floor[SPACE_FLOORS], weight[SPACE_FLOORS]; /* of the ends; of the hand-overs' time */
+    double hand_over;
+    struct {
+        double vram, host, ring; /* bytes above the limits, 0 or less: below them; the ring's own */
+    } once[SPACE_USES];
+};
+
+static void frame_open(const struct mixing *m, const struct candidate *c, struct frame *f)
 {
     const struct space *s = m->s;
-    double over = 0, most = 0, visits = 0;
-    uint64_t ring = c->ring;
+    *f = (struct frame){.weight = {1, 1 - s->overlap, 0}, .hand_over = 2 * s->hand_over};
+    memcpy(f->floor, c->ends->floor, sizeof f->floor);
+    for (unsigned uses = 0; uses < SPACE_USES; uses++) {
+        uint64_t ring = c->ring, least = space_ring_least(s, uses, c->ends);
+        if (!(uses & 1u << PLAN_HOME_STREAM) || ring < least) ring = least;
+        struct search_bytes once = space_bytes_once(s, uses, c->ends, ring);
+        f->once[uses].ring = (double)ring;
+        f->once[uses].vram = s->memory ? (double)once.vram - (double)s->memory->vram_limit : -INFINITY;
+        f->once[uses].host = s->memory ? (double)once.host - (double)s->memory->host_limit : -INFINITY;
+    }
+}
+
+/* A plan's seconds by its numbers, memory over its limits priced prohibitively. */
+static double estimate(const struct frame *f, const struct totals *t)
+{
+    double most = 0, visits = 0;
     unsigned uses = 0;
     for (int h = 0; h < SPACE_HOMES; h++)
-        uses |= t->at[h] > 0.5 ? 1u << h : 0; /* whole numbers, but for rounding */
-    uint64_t least = space_ring_least(s, uses, c->ends);
-    if (!(uses & 1u << PLAN_HOME_STREAM) || ring < least) ring = least;
-    struct search_bytes once = space_bytes_once(s, uses, c->ends, ring);
-    if (s->memory)
-        over = fmax(0, t->vram + (double)once.vram - (double)s->memory->vram_limit) +
-               fmax(0, t->host + (double)once.host - (double)s->memory->host_limit);
+        uses |= t->sum[AT + h] > 0.5 ? 1u << h : 0; /* whole numbers, but for rounding */
+    const double over =
+        larger(0, t->sum[VRAM] + f->once[uses].vram) + larger(0, t->sum[HOST] + f->once[uses].host);
     /* The GPU is visited whenever the ring is full, and once for what is at home there. */
     if (uses & 1u << PLAN_HOME_CPU) {
         if (uses & 1u << PLAN_HOME_GPU) visits = 1;
-        if (uses & 1u << PLAN_HOME_STREAM) visits = fmax(1, t->streamed / (double)ring);
+        if (uses & 1u << PLAN_HOME_STREAM) visits = larger(1, t->sum[STREAMED] / f->once[uses].ring);
     }
-    const double hand_overs = 2 * visits * s->hand_over;
-    const double weight[SPACE_FLOORS] = {1, 1 - s->overlap, 0};
     for (int k = 0; k < SPACE_FLOORS; k++)
-        most = fmax(most, t->floor[k] + c->ends->floor[k] + weight[k] * hand_overs);
+        most = larger(most, t->sum[k] + f->floor[k] + f->weight[k] * visits * f->hand_over);
     return most + over * EXCESS_COST;
 }
 
 struct move {
     uint32_t g;
     int from, to;
-    int32_t most; /* items that there are to move */
+    int32_t most;      /* items that there are to move */
+    struct totals one; /* what moving one of them changes */
 };
 
-/* False for a number that is no move. */
-static bool decode_move(const struct mixing *m, const struct counts *c, uint32_t number, struct move *move)
-{
-    move->g = number / (SPACE_HOMES * SPACE_HOMES);
-    move->from = (int)(number / SPACE_HOMES % SPACE_HOMES);
-    move->to = (int)(number % SPACE_HOMES);
-    move->most = c->n[move->g][move->from];
-    return move->from != move->to && move->most > 0 && (m->group[move->g].kind.allowed & 1u << move->to);
-}
+#define MOVES_MAX (GROUPS_MAX * SPACE_HOMES * (SPACE_HOMES - 1))
 
-static void shift_totals(const struct mixing *m, const struct move *move, int32_t by, struct totals *t)
+static uint32_t list_moves(const struct mixing *m, const struct counts *c, struct move *move)
 {
-    add_items(m, move->g, move->from, -by, t);
-    add_items(m, move->g, move->to, by, t);
+    uint32_t count = 0;
+    for (uint32_t g = 0; g < m->groups; g++)
+        for (int from = 0; from < SPACE_HOMES; from++)
+            for (int to = 0; to < SPACE_HOMES; to++) {
+                if (from == to || c->n[g][from] <= 0 || !(m->group[g].kind.allowed & 1u << to)) continue;
+                const struct totals less = totals_of_item(m, g, from);
+                struct move *a = &move[count++];
+                *a = (struct move){g, from, to, c->n[g][from], totals_of_item(m, g, to)};
+                add_totals(&a->one, &less, -1);
+            }
+    return count;
 }
 
 static void shift(struct counts *c, const struct move *move, int32_t by)
@@ -161,83 +193,85 @@ static void shift(struct counts *c, const struct move *move, int32_t by)
 
 /* How many moves of the second kind take the VRAM that one of the first kind gives (or the other way round).
  */
-static double vram_ratio(const struct mixing *m, const struct move *a, const struct move *b)
+static double vram_ratio(const struct move *a, const struct move *b)
 {
-    const struct bound_kind *x = &m->group[a->g].kind, *y = &m->group[b->g].kind;
-    double gives = x->vram[a->from] - x->vram[a->to];
-    double takes = y->vram[b->to] - y->vram[b->from];
+    double gives = -a->one.sum[VRAM], takes = b->one.sum[VRAM];
     return takes != 0 && gives / takes > 0 && gives / takes < 4096 ? gives / takes : 0;
 }
 
-/* The best change that was found: up to two moves. */
+/* The best change that was found: up to two moves, NULL: none. */
 struct change {
-    struct move a, b;
+    const struct move *a, *b;
     int32_t x, y;
     double estimate;
 };
 
 static bool make_change(const struct change *change, struct candidate *c)
 {
-    if (change->estimate >= c->estimate * (1 - 1e-9)) return false;
-    shift(&c->counts, &change->a, change->x);
-    if (change->y) shift(&c->counts, &change->b, change->y);
+    if (!change->a || change->estimate >= c->estimate * (1 - 1e-9)) return false;
+    shift(&c->counts, change->a, change->x);
+    if (change->b) shift(&c->counts, change->b, change->y);
     c->estimate = change->estimate;
     return true;
 }
 
 /* Two moves at once: what is exchanged when memory is full. A few items of each, or as many of the second as
  * memory has room for in exchange. */
-static bool exchange(const struct mixing *m, struct candidate *c)
+static void exchange(const struct frame *f, const struct totals *now, const struct move *move, uint32_t moves,
+                     struct change *best)
 {
-    const uint32_t moves = m->groups * SPACE_HOMES * SPACE_HOMES;
-    const struct totals now = totals_of(m, &c->counts);
-    struct change best = {.estimate = c->estimate};
-    struct move a, b;
-    for (uint32_t i = 0; i < moves; i++) {
-        if (!decode_move(m, &c->counts, i, &a)) continue;
-        for (uint32_t j = 0; j < moves; j++) {
-            if (i == j || !decode_move(m, &c->counts, j, &b)) continue;
-            double ratio = vram_ratio(m, &a, &b);
-            bool same = a.g == b.g && a.from == b.from; /* items move once */
-            for (int amounts = 0; amounts < 12; amounts++) {
-                int32_t x = 1 << amounts / 4, y = (int32_t)floor(ratio * x);
-                struct totals then = now;
-                if (amounts % 4) y = 1 << (amounts % 4 - 1);
-                if (y == 0 || x > a.most || y > b.most - (same ? x : 0)) continue;
-                shift_totals(m, &a, x, &then);
-                shift_totals(m, &b, y, &then);
-                double e = estimate(m, &then, c);
-                if (e < best.estimate) best = (struct change){a, b, x, y, e};
+    for (const struct move *a = move; a < move + moves; a++)
+        for (const struct move *b = move; b < move + moves; b++) {
+            if (a == b) continue;
+            const double ratio = vram_ratio(a, b);
+            const bool same = a->g == b->g && a->from == b->from; /* items move once */
+            for (int32_t x = 1; x <= 4 && x <= a->most; x *= 2) {
+                const int32_t amounts[] = {(int32_t)floor(ratio * x), 1, 2, 4},
+                              most = b->most - (same ? x : 0);
+                struct totals part = *now;
+                add_totals(&part, &a->one, x);
+                for (size_t i = 0; i < sizeof amounts / sizeof *amounts; i++) {
+                    const int32_t y = amounts[i];
+                    struct totals then = part;
+                    if (y == 0 || y > most) continue;
+                    add_totals(&then, &b->one, y);
+                    double e = estimate(f, &then);
+                    if (e < best->estimate) *best = (struct change){a, b, x, y, e};
+                }
             }
         }
-    }
-    return make_change(&best, c);
 }
 
-static bool move_some(const struct mixing *m, struct candidate *c)
+static void move_some(const struct frame *f, const struct totals *now, const struct move *move,
+                      uint32_t moves, struct change *best)
 {
-    const uint32_t moves = m->groups * SPACE_HOMES * SPACE_HOMES;
-    const struct totals now = totals_of(m, &c->counts);
-    struct change best = {.estimate = c->estimate};
-    struct move a;
-    for (uint32_t i = 0; i < moves; i++) {
-        if (!decode_move(m, &c->counts, i, &a)) continue;
-        for (int32_t by = 1; by <= a.most; by *= 2) {
-            struct totals then = now;
-            shift_totals(m, &a, by, &then);
-            double e = estimate(m, &then, c);
-            if (e < best.estimate) best = (struct change){.a = a, .x = by, .estimate = e};
+    for (const struct move *a = move; a < move + moves; a++)
+        for (int32_t by = 1; by <= a->most; by *= 2) {
+            struct totals then = *now;
+            add_totals(&then, &a->one, by);
+            double e = estimate(f, &then);
+            if (e < best->estimate) *best = (struct change){.a = a, .x = by, .estimate = e};
         }
-    }
-    return make_change(&best, c);
 }
 
 static void settle_counts(const struct mixing *m, struct candidate *c)
 {
-    const struct totals t = totals_of(m, &c->counts);
-    c->estimate = estimate(m, &t, c);
-    for (int i = 0; i < 200; i++)
-        if (!move_some(m, c) && !exchange(m, c)) return;
+    struct frame f;
+    struct move move[MOVES_MAX];
+    struct totals now = totals_of(m, &c->counts);
+    frame_open(m, c, &f);
+    c->estimate = estimate(&f, &now);
+    for (int i = 0; i < 200; i++) {
+        struct change best = {.estimate = c->estimate};
+        uint32_t moves = list_moves(m, &c->counts, move);
+        move_some(&f, &now, move, moves, &best);
+        if (!make_change(&best, c)) {
+            best = (struct change){.estimate = c->estimate};
+            exchange(&f, &now, move, moves, &best);
+            if (!make_change(&best, c)) return;
+        }
+        now = totals_of(m, &c->counts);
+    }
 }
 
 static void all_at(const struct mixing *m, int home, struct counts *c)

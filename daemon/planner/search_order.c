@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/planner/larger.h"
+
 #define WIDTH  24
 #define NOBODY UINT32_MAX
 
@@ -19,7 +21,7 @@ struct state {
     double cpu_end;       /* seconds at the end of the CPU's last unit */
     double rest[SPACE_FLOORS];
     double judged;
-    uint64_t hash; /* of `left` and the worker: states with the same are alternatives */
+    uint64_t numbers; /* a hash of `left`: states with the same and the same worker are alternatives */
     struct counts left;
     enum plan_home worker;
     uint32_t note;
@@ -33,6 +35,8 @@ struct note {
 
 struct order {
     struct state now[WIDTH], next[WIDTH];
+    uint64_t next_numbers[WIDTH]; /* by what `next` is looked through: the worker's added */
+    double next_judged[WIDTH];
     uint32_t count, next_count;
     struct note *note; /* [items * WIDTH * SPACE_HOMES] */
     uint32_t notes;
@@ -78,13 +82,13 @@ static double judge(const struct order *o, const struct space *s, const struct s
 {
     double behind = o->rate > 0 ? (o->ring - t->fill) / o->rate : 0;
     double least = t->rest[0];
-    least = fmax(least, t->rest[1] + s->overlap * behind);
-    return t->seconds + fmax(least, t->rest[2] + behind);
+    least = larger(least, t->rest[1] + s->overlap * behind);
+    return t->seconds + larger(least, t->rest[2] + behind);
 }
 
 static void pass(const struct order *o, struct state *t, double seconds, double rate)
 {
-    t->fill = fmin(o->ring, t->fill + seconds * rate);
+    t->fill = smaller(o->ring, t->fill + seconds * rate);
     t->seconds += seconds;
 }
 
@@ -100,25 +104,29 @@ static void compute(const struct order *o, const struct space *s, const struct s
         double beside = 0, alone = item->seconds[home], active;
         if (t->seconds - t->cpu_end > COST_CPU_AWAKE_S) pass(o, t, s->table->wake, o->rate);
         for (uint32_t n = 0; n < item->count; n++) beside += s->table->unit[item->first + n].cpu_beside;
-        active = o->rate_beside > 0 ? fmin(beside, (o->ring - t->fill) / o->rate_beside) : 0;
+        active = o->rate_beside > 0 ? smaller(beside, (o->ring - t->fill) / o->rate_beside) : 0;
         t->fill += active * o->rate_beside;
         t->seconds += beside > 0 ? active + (1 - active / beside) * alone : alone;
         t->cpu_end = t->seconds;
     } else {
         double bytes = (double)item->crossing, own = item->seconds[home], late = 0;
-        if (t->fill < bytes && o->rate > 0) late = (bytes - t->fill) / o->rate + fmin(o->slice, own);
-        double seconds = fmax(own, late);
-        t->fill = fmin(o->ring, fmax(0, t->fill + seconds * o->rate - bytes));
+        if (t->fill < bytes && o->rate > 0) late = (bytes - t->fill) / o->rate + smaller(o->slice, own);
+        double seconds = larger(own, late);
+        t->fill = smaller(o->ring, larger(0, t->fill + seconds * o->rate - bytes));
         t->seconds += seconds;
     }
 }
 
-static uint64_t hash_of(const struct state *t, uint32_t groups)
+/* What one item of a group at a home adds to `numbers`. */
+static uint64_t number_of(uint32_t g, int home)
 {
-    uint64_t hash = (uint64_t)t->worker;
-    for (uint32_t g = 0; g < groups; g++)
-        for (int h = 0; h < SPACE_HOMES; h++) hash = hash * 1000003 + (uint64_t)t->left.n[g][h];
-    return hash;
+    static const uint64_t powers[GROUPS_MAX * SPACE_HOMES] = {0x9e3779b97f4a7c15, 0xc2b2ae3d27d4eb4f,
+                                                              0x165667b19e3779f9, 0xd6e8feb86659fd93,
+                                                              0xa0761d6478bd642f, 0xe7037ed1a0b428db,
+                                                              0x8ebc6af09c88c6e3, 0x589965cc75374cc3,
+                                                              0x1d8e4e27c47d124f, 0xeb44accab455d165,
+                                                              0x9c6e6877736c46e3, 0xbf58476d1ce4e5b9};
+    return powers[g * SPACE_HOMES + (uint32_t)home];
 }
 
 /* Keeps the best WIDTH states, and of those with the same numbers left one. */
@@ -126,17 +134,17 @@ static void keep(struct order *o, const struct state *t)
 {
     uint32_t at = NOBODY, worst = 0;
     for (uint32_t i = 0; i < o->next_count; i++) {
-        if (o->next[i].hash == t->hash) at = i;
-        if (o->next[i].judged > o->next[worst].judged) worst = i;
+        if (o->next_numbers[i] == t->numbers + (uint64_t)t->worker) at = i;
+        if (o->next_judged[i] > o->next_judged[worst]) worst = i;
     }
-    if (at == NOBODY && o->next_count < WIDTH)
-        at = o->next_count++;
-    else if (at == NOBODY)
-        at = worst;
-    else if (o->next[at].judged <= t->judged)
+    if (at == NOBODY)
+        at = o->next_count < WIDTH ? o->next_count++ : worst;
+    else if (o->next_judged[at] <= t->judged)
         return;
-    if (at == worst && o->next_count == WIDTH && o->next[at].judged <= t->judged) return;
+    if (at == worst && o->next_count == WIDTH && o->next_judged[at] <= t->judged) return;
     o->next[at] = *t;
+    o->next_numbers[at] = t->numbers + (uint64_t)t->worker;
+    o->next_judged[at] = t->judged;
 }
 
 static void continue_with(struct mixing *m, uint32_t item, const struct state *from)
@@ -151,7 +159,7 @@ static void continue_with(struct mixing *m, uint32_t item, const struct state *f
         compute(o, s, &s->item[item], (enum plan_home)h, &t);
         for (int k = 0; k < SPACE_FLOORS; k++) t.rest[k] -= m->group[g].kind.floor[h][k];
         t.judged = judge(o, s, &t);
-        t.hash = hash_of(&t, m->groups);
+        t.numbers -= number_of(g, h);
         t.note = o->notes;
         o->note[o->notes++] = (struct note){.before = from->note, .home = (enum plan_home)h};
         keep(o, &t);
@@ -172,6 +180,8 @@ void order_find(struct mixing *m, const struct candidate *c)
         for (int h = 0; h < SPACE_HOMES; h++)
             for (int k = 0; k < SPACE_FLOORS; k++)
                 first->rest[k] += c->counts.n[g][h] * m->group[g].kind.floor[h][k];
+    for (uint32_t g = 0; g < m->groups; g++)
+        for (int h = 0; h < SPACE_HOMES; h++) first->numbers += (uint64_t)c->counts.n[g][h] * number_of(g, h);
     for (uint32_t i = 0; i < s->items; i++) {
         o->next_count = 0;
         for (uint32_t j = 0; j < o->count; j++) continue_with(m, i, &o->now[j]);

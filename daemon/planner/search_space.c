@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/planner/larger.h"
+
 static bool same_item(const struct space_item *a, const struct space_item *b)
 {
     return a->count == b->count && a->allowed == b->allowed && a->crossing == b->crossing &&
@@ -244,7 +246,7 @@ double space_try(struct space *s, const enum plan_home *home, const struct space
                                    .head = ends->head,
                                    .ring_bytes = ring,
                                    .cold = s->cold};
-    double limit = fmax(give_up, s->fastest * (1 + SEARCH_ALIKE));
+    double limit = larger(give_up, s->fastest * (1 + SEARCH_ALIKE));
     double seconds = cost_seconds(s->table, &plan, limit);
     s->simulated++;
     if (!isfinite(seconds)) return INFINITY;

@@ -16,9 +16,11 @@
 #include <string.h>
 
 #include "common/model/model.h"
+#include "daemon/planner/larger.h"
 
 #define UNITS_MAX  (2 * MODEL_LAYERS_MAX)
 #define EPS_BYTES  1e-3 /* less is nothing: what rounding leaves */
+#define EPS_PART   1e-8 /* of a step: what such bytes may come to */
 #define RING_LEAST 4096 /* bytes; streaming through no ring at all would never end */
 #define SAME_BYTES 1.0
 #define ROUNDS_MAX 12
@@ -43,6 +45,9 @@ struct simulation {
     double ready;  /* before that the GPU has other things to do */
     double issued; /* until when the host puts the kernels so far into the GPU's queue */
     double busy[COST_RESOURCES], hand_overs;
+    /* What the step's units take at least: computed with and handed over, and copied; `slowest`: of the rates
+     * at which they are. */
+    double least, least_link, slowest;
     struct streamed streamed[UNITS_MAX];
 };
 
@@ -91,7 +96,7 @@ static double link_run(struct simulation *s, double seconds, bool beside)
         if (room <= EPS_BYTES) break;
         const struct streamed *q = &s->streamed[s->at];
         double rate = beside ? q->beside : q->alone;
-        double bytes = fmin(s->left, room), dt = bytes / rate;
+        double bytes = smaller(s->left, room), dt = bytes / rate;
         if (dt > seconds - active) {
             dt = seconds - active;
             bytes = dt * rate;
@@ -160,7 +165,7 @@ static void run_gpu(struct simulation *s, uint32_t unit, double seconds, double 
 static void run_stream(struct simulation *s, const struct streamed *q, double gpu, double issue)
 {
     wait_for_host(s, s->ready);
-    double begin = s->now, came = s->now, left = q->bytes, own = q->bytes / fmax(gpu, 1e-12);
+    double begin = s->now, came = s->now, left = q->bytes, own = q->bytes / larger(gpu, 1e-12);
     bool all_came = s->fill >= left - EPS_BYTES;
     while (left > EPS_BYTES) {
         const struct streamed *next = &s->streamed[s->at];
@@ -168,9 +173,9 @@ static void run_stream(struct simulation *s, const struct streamed *q, double gp
         if (room <= EPS_BYTES && copied > own) copied = own;
         if (s->fill <= EPS_BYTES && copied < own) used = copied;
         double net = copied - used, dt = left / used;
-        if (copied > 0) dt = fmin(dt, s->left / copied);
-        if (net > 0 && room > EPS_BYTES) dt = fmin(dt, room / net);
-        if (net < 0 && !all_came) dt = fmin(dt, s->fill / -net);
+        if (copied > 0) dt = smaller(dt, s->left / copied);
+        if (net > 0 && room > EPS_BYTES) dt = smaller(dt, room / net);
+        if (net < 0 && !all_came) dt = smaller(dt, s->fill / -net);
         left -= used * dt;
         s->fill -= used * dt;
         if (copied > 0) {
@@ -186,7 +191,7 @@ static void run_stream(struct simulation *s, const struct streamed *q, double gp
         }
     }
     /* Where the GPU waited to the end, it still has the last slice before it. */
-    double last = fmin(s->table->slice, gpu), late = came > begin ? came + last - s->now : 0;
+    double last = smaller(s->table->slice, gpu), late = came > begin ? came + last - s->now : 0;
     if (late > 0) run_alone(s, late);
     s->busy[COST_GPU] += gpu;
     s->issued += issue;
@@ -194,9 +199,14 @@ static void run_stream(struct simulation *s, const struct streamed *q, double gp
     note_span(s, COST_GPU, q->unit, begin, s->now);
 }
 
+static double hand_over_s(const struct cost_table *table)
+{
+    return table->hand_over + table->activation;
+}
+
 static void hand_over(struct simulation *s)
 {
-    double seconds = s->table->hand_over + s->table->activation;
+    double seconds = hand_over_s(s->table);
     run_alone(s, seconds);
     s->hand_overs += seconds;
 }
@@ -209,13 +219,34 @@ static void run_end(struct simulation *s, uint32_t name, const struct cost_unit 
         run_gpu(s, name, u->gpu, u->issue);
 }
 
-/* One step from the ring's present state. */
-static void run_step(struct simulation *s)
+static double own_seconds(const struct cost_unit *unit, enum plan_home home)
+{
+    return home == PLAN_HOME_CPU   ? smaller(unit->cpu, unit->cpu_beside)
+           : home == PLAN_HOME_GPU ? unit->gpu
+                                   : unit->stream;
+}
+
+/* What is left of a step. */
+struct rest {
+    double least, link;
+};
+
+/* Whether the step certainly takes longer than `most`: what is left of it takes as long as its units or its
+ * copies do, but those that the ring holds. */
+static bool is_late(const struct simulation *s, const struct rest *rest, double most)
+{
+    double link = rest->link - s->fill / s->slowest;
+    return s->now + larger(rest->least, link) > most;
+}
+
+/* One step from the ring's present state. False: ended early, as it takes longer than `most`. */
+static bool run_step(struct simulation *s, double most)
 {
     const struct cost_table *table = s->table;
     const struct cost_plan *plan = s->plan;
     struct cost_result *r = s->result;
     enum plan_home at = plan->embed;
+    struct rest rest = {s->least, s->least_link};
     uint32_t next = 0;
     s->now = s->hand_overs = 0;
     s->issued = table->begin;
@@ -227,38 +258,57 @@ static void run_step(struct simulation *s)
     for (uint32_t u = 0; u < table->units; u++) {
         enum plan_home home = plan->home[u], worker = plan_home_worker(home);
         const struct cost_unit *unit = &table->unit[u];
-        if (worker != at) hand_over(s);
+        if (worker != at) {
+            hand_over(s);
+            rest.least -= hand_over_s(table);
+        }
         at = worker;
-        if (home == PLAN_HOME_STREAM)
-            run_stream(s, &s->streamed[next++], unit->stream, unit->issue_stream);
-        else if (worker == PLAN_HOME_CPU)
+        if (home == PLAN_HOME_STREAM) {
+            const struct streamed *q = &s->streamed[next++];
+            run_stream(s, q, unit->stream, unit->issue_stream);
+            rest.link -= q->bytes / q->alone;
+        } else if (worker == PLAN_HOME_CPU) {
             run_cpu(s, u, unit->cpu, unit->cpu_beside);
-        else
+        } else {
             run_gpu(s, u, unit->gpu, unit->issue);
+        }
+        rest.least -= own_seconds(unit, home);
         if (r && r->done) r->done[u] = s->now;
+        if (is_late(s, &rest, most)) return false;
     }
     if (plan->head != at) hand_over(s);
     run_end(s, COST_SPAN_HEAD, &table->head, plan->head);
     if (r && r->done) r->done[table->units] = s->now;
     run_alone(s, table->step);
     if (r && r->done) r->done[table->units + 1] = s->now;
+    return true;
 }
 
 /* ---- rounds ---- */
 
-static void list_streamed(struct simulation *s)
+static void list_units(struct simulation *s)
 {
+    enum plan_home at = s->plan->embed;
     s->count = 0;
+    s->least = s->least_link = 0;
+    s->slowest = INFINITY;
     for (uint32_t u = 0; u < s->table->units && s->count < UNITS_MAX; u++) {
         const struct cost_unit *unit = &s->table->unit[u];
-        if (s->plan->home[u] != PLAN_HOME_STREAM) continue;
-        double bytes = fmax((double)unit->crossing, 1);
+        enum plan_home home = s->plan->home[u], worker = plan_home_worker(home);
+        s->least += own_seconds(unit, home) + (worker != at ? hand_over_s(s->table) : 0);
+        at = worker;
+        if (home != PLAN_HOME_STREAM) continue;
+        double bytes = larger((double)unit->crossing, 1);
         double borrow = s->count == 0 && s->plan->cold ? s->plan->link_late : 0; /* what comes first */
         if (!(u & 1) && s->plan->kv_cpu && s->plan->kv_cpu[u / 2]) borrow += unit->borrow;
-        s->streamed[s->count++] = (struct streamed){.bytes = bytes,
-                                                    .alone = bytes / fmax(unit->link + borrow, 1e-12),
-                                                    .beside = bytes / fmax(unit->link_beside + borrow, 1e-12),
-                                                    .unit = u};
+        double link = larger(unit->link + borrow, 1e-12), alone = bytes / link;
+        s->streamed[s->count++] =
+            (struct streamed){.bytes = bytes,
+                              .alone = alone,
+                              .beside = bytes / larger(unit->link_beside + borrow, 1e-12),
+                              .unit = u};
+        s->least_link += link;
+        s->slowest = smaller(s->slowest, alone);
     }
 }
 
@@ -269,17 +319,17 @@ static void begin_with(struct simulation *s, double fill)
     s->left = s->streamed[0].bytes;
     s->ended = false;
     while (fill > EPS_BYTES && !s->ended) {
-        double bytes = fmin(fill, s->left);
+        double bytes = smaller(fill, s->left);
         fill -= bytes;
         copy(s, bytes);
     }
 }
 
-/* Runs a step; whether the ring ended as it began. */
-static bool run_round(struct simulation *s)
+/* Runs a step; whether the ring ended as it began. s->now is above `most` where the step would have been. */
+static bool run_round(struct simulation *s, double most)
 {
     double fill = s->fill;
-    run_step(s);
+    if (!run_step(s, most)) s->now = INFINITY;
     return s->count == 0 || s->plan->cold || fabs(s->fill - fill) < SAME_BYTES;
 }
 
@@ -291,17 +341,18 @@ static bool falls_asleep(const struct simulation *s)
 
 static bool run(struct simulation *s)
 {
-    list_streamed(s);
-    s->ring = fmax((double)s->plan->ring_bytes, RING_LEAST);
-    double held = s->plan->cold ? fmin(s->ring, (double)s->plan->held_bytes) : s->ring;
+    list_units(s);
+    s->ring = larger((double)s->plan->ring_bytes, RING_LEAST);
+    double held = s->plan->cold ? smaller(s->ring, (double)s->plan->held_bytes) : s->ring;
     if (s->count) begin_with(s, held);
     s->fill = s->count ? s->fill : 0;
     s->asleep = s->plan->cold;
     bool known = s->plan->cold || s->table->wake <= 0; /* whether the CPU sleeps when a step begins */
     for (int i = 0; i < ROUNDS_MAX; i++) {
         if (i == 2) begin_with(s, 0);
-        bool same = run_round(s);
         /* From a full ring on, no later step is faster than this one: with a CPU that is awake, the less. */
+        const double most = i < 2 ? s->give_up * (1 + EPS_PART) : INFINITY;
+        bool same = run_round(s, most);
         if (i < 2 && s->now > s->give_up) return false;
         if (!known && falls_asleep(s)) {
             s->asleep = true;

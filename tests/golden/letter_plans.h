@@ -91,7 +91,7 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
                                          .step_tokens = c->step_tokens ? c->step_tokens : 256,
                                          .vram_bytes = vram_bytes,
                                          .copy_bytes_per_s = c->copy_bytes_per_s,
-                                         .peer_wait_ms = 20000,
+                                         .peer_wait_ms = 120000,
                                          .no_graphs = c->no_graphs,
                                          .no_chains = c->by_kernels};
     struct helm_err err = {0};

@@ -60,7 +60,7 @@ static int open_home(const struct home_case *c, uint64_t room, struct pair *pair
                                          .step_tokens = STEP_TOKENS,
                                          .vram_bytes =
                                              strcmp(device_name(), "emulated") == 0 ? 256 * MIB : 4 * GIB,
-                                         .peer_wait_ms = 20000,
+                                         .peer_wait_ms = 120000,
                                          .copy_rows = true,
                                          .no_graphs = c->no_graphs,
                                          .no_chains = !c->chains};

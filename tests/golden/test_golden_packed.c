@@ -183,7 +183,7 @@ static void run_pair(const struct pair_case *c, bool pack, float *logits, uint64
                                          .context_tokens = CONTEXT,
                                          .step_tokens = STEP_TOKENS,
                                          .vram_bytes = 256 * MIB,
-                                         .peer_wait_ms = 20000,
+                                         .peer_wait_ms = 120000,
                                          .copy_rows = true,
                                          .no_graphs = c->no_graphs};
     assert_non_null(pair);

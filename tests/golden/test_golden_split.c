@@ -64,7 +64,7 @@ static struct pair_options options_of(const char *folder, const struct split *sp
                                  .context_tokens = CONTEXT,
                                  .step_tokens = STEP_TOKENS,
                                  .vram_bytes = strcmp(device_name(), "emulated") == 0 ? 256 * MIB : 4 * GIB,
-                                 .peer_wait_ms = 20000,
+                                 .peer_wait_ms = 120000,
                                  .copy_rows = true};
 }
 

@@ -55,7 +55,7 @@ static void run_split(const struct split *split)
                                          .slots = 3,
                                          .context_tokens = 64,
                                          .step_tokens = 32,
-                                         .peer_wait_ms = 60000};
+                                         .peer_wait_ms = 120000};
     struct helm_err err = {0};
     const struct step_result *result;
     struct pair *pair = calloc(1, sizeof *pair);

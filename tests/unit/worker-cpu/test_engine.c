@@ -26,7 +26,7 @@
 #define STEP_TOKENS 64
 #define CONTEXT     96
 #define PAGE_TOKENS 32
-#define WAIT_MS     20000
+#define WAIT_MS     120000
 
 /* One list of a plan: who computes each unit, 'a' or 'b', and where the embedding and the head are. */
 struct cut {

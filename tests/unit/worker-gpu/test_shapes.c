@@ -173,7 +173,7 @@ static void run(const char *folder, const struct shape *shape, const char *decod
                                          .context_tokens = 120,
                                          .step_tokens = 200, /* more than a sequence can have */
                                          .vram_bytes = 64 * MIB,
-                                         .peer_wait_ms = 20000};
+                                         .peer_wait_ms = 120000};
     struct pair *pair = calloc(1, sizeof *pair);
     struct helm_err err = {0};
     const struct step_result *result;
