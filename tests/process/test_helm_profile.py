@@ -83,7 +83,7 @@ def check_cpu(what, p):
     check(what + ": reads at 1, 2, 4, ... and all threads", threads[0] == 1 and threads[-1] == cpu["threads"] and
           threads == sorted(set(threads)), threads)
     tokens = [point["x"] for point in cpu["linear"]]  # what a slow machine has no time for is left out
-    check(what + ": tokens rise from 2", tokens[:1] == [2] and len(tokens) >= 3 and
+    check(what + ": tokens rise from 2", tokens[:1] == [2] and len(tokens) >= (3 if SLOW == 1 else 1) and
           set(tokens) <= {2, 4, 8, 16, 32, 64, 128, 256, 512} and tokens == sorted(set(tokens)), tokens)
     read = cpu["read"][-1]
     # a gemv is a read; what is compared is its slower half with the faster half of reads
@@ -96,7 +96,7 @@ def check_cpu(what, p):
     if has_packed_kernels():  # 0.7 of the bytes are read; twice that gain is no measurement
         check(what + ": packed weights are not read faster than memory", cpu["gemv_packed"]["low"] <= 2.2 *
               read["high"], (cpu["gemv_packed"], read))
-        check(what + ": several tokens with packed weights, where they were with plain ones", packed and
+        check(what + ": several tokens with packed weights, where they were with plain ones", (packed or SLOW != 1) and
               set(packed) <= {4, 32, 128} & set(linear), (packed, linear))
         check(what + ": and at a rate near theirs", all(0.1 * linear[x] < rate < 4 * linear[x]
                                                         for x, rate in packed.items()), (packed, linear))
