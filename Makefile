@@ -123,6 +123,7 @@ WORKER_CPU_SRC := \
   worker-cpu/print.c \
   worker-cpu/program.c \
   worker-cpu/program_print.c \
+  worker-cpu/read_ahead.c \
   worker-cpu/step.c \
   worker-cpu/weights.c \
   worker-cpu/weights_pack.c

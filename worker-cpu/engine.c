@@ -253,8 +253,25 @@ static int create_first_run(struct engine *engine, const struct engine_options *
 int engine_prepare(struct engine *engine, const struct step_programs *others, struct helm_err *err)
 {
     const uint32_t spin_us = engine->run.spin_us, peer_wait_ms = engine->run.peer_wait_ms;
+    const struct run_reads reads = engine->run.reads;
     execute_destroy(&engine->run);
-    return create_run(engine, spin_us, peer_wait_ms, others, err);
+    int rc = create_run(engine, spin_us, peer_wait_ms, others, err);
+    if (!rc) engine->run.reads = reads;
+    return rc;
+}
+
+static void choose_read_ahead(struct engine *engine)
+{
+    struct read_ahead *found = &engine->read_ahead;
+    char near_rate[UNITS_TEXT], far_rate[UNITS_TEXT];
+    read_ahead_choose(&engine->run,
+                      &engine->programs.tier[plan_phase_for(&engine->plan, 1)][PROGRAM_TIER_ONE],
+                      &engine->programs.head_one, READ_AHEAD_LEAST, found);
+    if (found->near_rate <= 0) return;
+    log_info(
+        "one token's weights are fetched into the L1%s: %s/s into the L1 alone, %s/s into the L2 as well",
+        found->far ? " and the L2" : " alone", units_format_size((uint64_t)found->near_rate, near_rate),
+        units_format_size((uint64_t)found->far_rate, far_rate));
 }
 
 /* What helmd is told and logs. */
@@ -294,6 +311,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     if (!rc) rc = engine_lower(engine, report->threads, err);
     if (!rc) rc = create_first_run(engine, o, err);
     if (rc) goto out;
+    choose_read_ahead(engine);
     fill_report(engine, o->kernels, start_us);
 
     const struct arena_region *kv = &h->region[ARENA_REGION_KV];

@@ -6,6 +6,7 @@
 #define HELM_WORKER_CPU_ENGINE_H
 
 #include "worker-cpu/kv_pages.h"
+#include "worker-cpu/read_ahead.h"
 #include "worker-cpu/step.h"
 #include "common/worker/engine.h"
 
@@ -18,6 +19,7 @@ struct engine {
     struct activations act;
     struct step_programs programs;
     struct run run;
+    struct read_ahead read_ahead; /* as tried out with the weights when they were loaded */
     struct pool *pool;
     struct kv_filler kv_filler;
     bool head;                     /* the result is ours to write */

@@ -24,7 +24,9 @@ struct gemv_reads {
     uint32_t near,
         far; /* bytes ahead of each stream's position that are fetched into L1 and into L2; far 0: not */
 };
-/* The distances that suit this processor. */
+#define GEMV_NEAR 2048
+#define GEMV_FAR  8192
+/* What usually suits this processor; worker-cpu/read_ahead.h tries it out. */
 struct gemv_reads gemv_reads_choose(void);
 
 /* y[r] = sum_c w[r][c] * x[c], r in [0, rows). Activations fp32 throughout: a decode step rounds nothing.

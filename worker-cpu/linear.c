@@ -143,17 +143,19 @@ static const float *split_input(const struct run *run, const struct program_entr
     return t->split;
 }
 
-/* Rows [first, last), whole groups, of one packed segment, one token. `next`: what is read after them. */
+/* Rows [first, last), whole groups, of one packed segment, one token. */
 static void segment_gemv_packed(const struct run *run, const struct program_entry *e,
                                 const struct program_segment *g, uint32_t first, uint32_t last,
-                                const float *split, const void *next)
+                                const float *split, const struct gemv_reads *reads)
 {
+    struct gemv_reads group = *reads;
     const char *at = (const char *)g->w + packed_at(g->offset, first / PACKED_ROWS);
     for (uint32_t row = first; row < last; row += PACKED_ROWS) {
         uint32_t rows = last - row < PACKED_ROWS ? last - row : PACKED_ROWS;
         const char *behind = (const char *)g->w + packed_at(g->offset, row / PACKED_ROWS + 1);
         float y[PACKED_ROWS], *out = g->out + row;
-        run->kernels->packed->gemv(y, at, rows, g->cols, split, row + rows < last ? behind : next);
+        group.next = row + rows < last ? behind : reads->next;
+        run->kernels->packed->gemv(y, at, rows, g->cols, split, &group);
         for (uint32_t r = 0; r < rows; r++) out[r] = e->accumulate ? out[r] + y[r] : y[r];
         for (uint32_t r = 0; r < rows && g->bias; r++) out[r] += g->bias[row + r];
         at = behind;
@@ -176,7 +178,7 @@ void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread)
             reads.next_stride = next.packed ? reads.near : next.run;
         }
         if (e->packed)
-            segment_gemv_packed(run, e, &e->segment[s], first, last, split, reads.next);
+            segment_gemv_packed(run, e, &e->segment[s], first, last, split, &reads);
         else
             segment_gemv(e, &e->segment[s], first, last, &reads);
     }

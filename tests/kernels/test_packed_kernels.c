@@ -14,6 +14,7 @@
 #include "common/cpu.h"
 #include "tests/kernels/kernel_buffers.h"
 #include "worker-cpu/kernels/convert.h"
+#include "worker-cpu/kernels.h"
 #include "worker-cpu/kernels/packed_kernels.h"
 
 enum fill { FILL_FEW, FILL_MANY, FILL_NONE, FILL_ENDS, FILL_RAW, FILL_SPECIAL, FILLS };
@@ -77,9 +78,10 @@ static void check_group(const struct packed_kernels *v, uint32_t rows, uint32_t 
     v->unpack(plain.data, group.data, rows, cols);
     assert_memory_equal(plain.data, value, values * sizeof *value);
     v->split(split.data, xs, cols);
-    for (int with_next = 0; with_next < 2; with_next++) {
+    for (int ahead = 0; ahead < 4; ahead++) {
+        const struct gemv_reads reads = {.next = ahead & 1 ? group.data : NULL, .far = ahead & 2 ? 8192 : 0};
         memset(ys, 0xff, rows * sizeof *ys);
-        v->gemv(ys, group.data, rows, cols, split.data, with_next ? group.data : NULL);
+        v->gemv(ys, group.data, rows, cols, split.data, ahead ? &reads : NULL);
         for (uint32_t r = 0; r < rows; r++) {
             double sum = 0, size = 0;
             for (uint32_t c = 0; c < cols; c++) {

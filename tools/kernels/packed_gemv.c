@@ -73,9 +73,12 @@ static void multiply(struct gemv_bench *b, bool packed, uint32_t first, uint32_t
                        (size_t)(last - first) * PACKED_ROWS, b->cols, &b->reads);
         return;
     }
-    for (uint32_t g = first; g < last; g++)
+    for (uint32_t g = first; g < last; g++) {
+        struct gemv_reads reads = b->reads;
+        reads.next = b->bytes + packed_at(b->offset, g + 1 < last ? g + 1 : first);
         b->packed->gemv(b->y + g * PACKED_ROWS, b->bytes + packed_at(b->offset, g), PACKED_ROWS, b->cols,
-                        b->split, b->bytes + packed_at(b->offset, g + 1 < last ? g + 1 : first));
+                        b->split, &reads);
+    }
 }
 
 static void *thread_main(void *arg)

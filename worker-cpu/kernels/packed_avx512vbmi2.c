@@ -19,7 +19,7 @@
 #define LISTED 32                         /* bytes of the list that are read where the next escape stands */
 #define ROOM   (PACKED_TILE + 2 * LISTED) /* of a tile's escapes and what is read behind them */
 /* Tiles ahead of each stream: whole ones, so that none is missed where streams end. Into L1, and where
- * gemv_reads_choose has a second level also into L2. */
+ * reads have a second level also into L2. */
 #define NEAR      3
 #define FAR       6
 #define LIST_NEAR 512 /* bytes ahead in the list of escapes */
@@ -235,14 +235,15 @@ static void raw_gemv(float *y, const uint8_t *values, uint32_t rows, uint32_t co
 }
 
 static void gemv(float *y, const void *group, uint32_t rows, uint32_t cols, const float *split,
-                 const void *next)
+                 const struct gemv_reads *reads)
 {
     if (is_raw(group)) {
         raw_gemv(y, (const uint8_t *)group + PACKED_ALIGN, rows, cols, split);
         return;
     }
     const struct coded c = coded_of(group);
-    const bool two_levels = gemv_reads_choose().far != 0;
+    const void *next = reads ? reads->next : NULL;
+    const bool two_levels = reads && reads->far;
     if (rows % 2 || rows / 2 * cols % PACKED_TILE)
         coded_gemv(y, &c, rows, cols, split, next, 1, false);
     else if (two_levels)

@@ -14,15 +14,17 @@
 #include "common/cpu.h"
 #include "common/packed.h"
 
+struct gemv_reads; /* worker-cpu/kernels.h */
+
 struct packed_kernels {
     const char *name;  /* "avx512-vbmi2" */
     unsigned features; /* enum cpu_feature bits it needs */
     /* x[cols] in the order in which gemv reads it, to split[cols]; 64-byte aligned; once for all groups */
     void (*split)(float *split, const float *x, uint32_t cols);
-    /* y[r] = sum_c w[r][c] * x[c] of one group's rows, sums in fp32. next: what the thread reads after this
-     * group, or NULL. */
+    /* y[r] = sum_c w[r][c] * x[c] of one group's rows, sums in fp32. `reads`: what the thread reads after
+     * this group, and whether to fetch into the L2 too; the distances are the kernel's own. NULL: neither. */
     void (*gemv)(float *y, const void *group, uint32_t rows, uint32_t cols, const float *split,
-                 const void *next);
+                 const struct gemv_reads *reads);
     /* the group's values, row-major; value 64-byte aligned */
     void (*unpack)(uint16_t *value, const void *group, uint32_t rows, uint32_t cols);
 };

@@ -34,9 +34,10 @@ static void split(float *to, const float *x, uint32_t cols)
     memcpy(to, x, cols * sizeof *to);
 }
 
-static void gemv(float *y, const void *group, uint32_t rows, uint32_t cols, const float *x, const void *next)
+static void gemv(float *y, const void *group, uint32_t rows, uint32_t cols, const float *x,
+                 const struct gemv_reads *reads)
 {
-    (void)next;
+    (void)reads;
     uint32_t row = 0, col = 0;
     float sum = 0;
     for (uint32_t n = 0; row < rows; n++) {
