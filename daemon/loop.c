@@ -140,7 +140,9 @@ static void loop_drain(struct loop *loop, const char *why)
         return;
     }
     log_info("%s: going down, %u requests open", why, loop->serve->batcher->seq_count);
-    sd_notify(0, "STOPPING=1\nSTATUS=draining");
+    /* systemd ends a unit that takes longer to stop than TimeoutStopSec, unless it asks for more */
+    sd_notifyf(0, "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=%llu",
+               (unsigned long long)(loop->drain_us + 60000000));
     loop->serve->draining = true;
     loop->drain_end_us = now_us + loop->drain_us;
 }

@@ -194,10 +194,21 @@ static int open_workers(struct helmd *d, struct helm_err *err)
     return rc;
 }
 
+/* Clients on this machine open the folder for its tokenizer, from wherever they are. */
+static int name_folder(struct model *model, struct helm_err *err)
+{
+    char *whole = realpath(model->folder, NULL);
+    if (!whole) return helm_fail_errno(err, "%s: cannot resolve", model->folder);
+    free(model->folder);
+    model->folder = whole;
+    return 0;
+}
+
 static int start(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
     int rc = model_read(c->model, &d->model, err);
+    if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = make_plan(d, err);
     if (!rc) rc = loop_open_signals(&d->signal_fd, err);
     if (!rc) rc = rundir_open(c->rundir, &c->listen, &d->rundir, err);

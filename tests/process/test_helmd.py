@@ -4,7 +4,9 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -293,6 +295,12 @@ def test_queries():
         check(st.kv_pages_total > 0 and st.workers[0].pid > 0, "status numbers")
 
 
+def test_clients_are_told_the_whole_path():
+    folder = os.path.join(tempfile.mkdtemp(prefix="helmd-test-"), "model")
+    with running(model=os.path.relpath(folder)) as d:
+        same(Client(d.endpoint).ask("model_info").model_info.folder, os.path.realpath(folder), "folder")
+
+
 def test_loading_says_not_ready():
     with running(faults="load_ms=600", wait=False) as d:
         c = Client(d.endpoint)
@@ -318,7 +326,10 @@ def test_sigterm_ends_everything_in_order():
 
 
 def test_drain_seconds_let_requests_end():
-    with running("--drain-seconds", 20, faults="step_us=2000") as d:
+    told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    told.bind(os.path.join(tempfile.mkdtemp(prefix="helmd-test-"), "notify"))
+    told.settimeout(5 * SLOW)
+    with running("--drain-seconds", 20, faults="step_us=2000", env={"NOTIFY_SOCKET": told.getsockname()}) as d:
         c = Client(d.endpoint)
         s = c.generate([3], 100, seed=1)
         while len(s.tokens) < 3:
@@ -330,6 +341,10 @@ def test_drain_seconds_let_requests_end():
         same(s.tokens, expected_tokens([3], 100, seed=1), "tokens")
         same(late.error.code, pb.ERROR_NOT_READY, "late code")
         same(d.process.wait(5 * SLOW), 0, "exit status")
+        said = b""
+        while b"STOPPING=1" not in said:
+            said = told.recv(4096)
+        check(b"EXTEND_TIMEOUT_USEC=80000000" in said, said)
 
 
 def test_a_second_daemon_is_refused_and_the_first_goes_on():
