@@ -68,36 +68,47 @@ int jinja_change_case(struct jinja_run *run, struct jinja_value text, enum jinja
     return rc;
 }
 
-static bool in_set(const struct jinja_value *set, const char *c, size_t size)
+/* Whether one character is in the set, or is white space without one. *looked: bytes compared that are not
+ * yet counted as steps; counted here, because what one character costs is up to the template. */
+static int in_set(struct jinja_run *run, const struct jinja_value *set, const char *c, size_t size,
+                  size_t *looked, bool *in)
 {
-    if (!set) {
-        size_t ignored;
-        return jinja_is_space(jinja_utf8_decode(c, &ignored));
+    *looked += size;
+    if (set) {
+        const char *found = memmem(set->as.text.data, set->as.text.bytes, c, size);
+        *looked += found ? (size_t)(found - set->as.text.data) : set->as.text.bytes;
+        *in = found != NULL;
+    } else {
+        *in = jinja_is_space(jinja_utf8_decode(c, &size));
     }
-    return memmem(set->as.text.data, set->as.text.bytes, c, size) != NULL;
+    int rc = jinja_step(run, *looked / 64);
+    *looked %= 64;
+    return rc;
 }
 
 int jinja_strip(struct jinja_run *run, struct jinja_value text, const struct jinja_value *set, bool left,
                 bool right, struct jinja_value *out)
 {
     const char *data = text.as.text.data;
-    size_t start = 0, end = text.as.text.bytes;
+    size_t start = 0, end = text.as.text.bytes, looked = 0;
+    bool in = true;
     if (set && set->type != JINJA_TEXT) set = NULL;
-    while (left && start < end) {
+    int rc = jinja_step(run, end / 64); /* the result's characters are counted */
+    while (!rc && left && start < end) {
         size_t size = jinja_utf8_size((unsigned char)data[start]);
-        if (!in_set(set, data + start, size)) break;
+        rc = in_set(run, set, data + start, size, &looked, &in);
+        if (!in) break;
         start += size;
     }
-    while (right && end > start) {
+    while (!rc && right && end > start) {
         size_t at = end - 1;
         while (at > start && ((unsigned char)data[at] & 0xC0) == 0x80) at--;
-        if (!in_set(set, data + at, end - at)) break;
+        rc = in_set(run, set, data + at, end - at, &looked, &in);
+        if (!in) break;
         end = at;
     }
-    *out = jinja_text(data + start, end - start);
-    size_t set_bytes = set ? set->as.text.bytes : 0;
-    return jinja_step(run,
-                      (text.as.text.bytes - (end - start)) / 64 * (1 + set_bytes) + text.as.text.bytes / 64);
+    if (!rc) *out = jinja_text(data + start, end - start);
+    return rc;
 }
 
 int jinja_replace(struct jinja_run *run, struct jinja_value text, struct jinja_value old,

@@ -15,9 +15,11 @@ static int find_attribute(struct jinja_run *run, const struct jinja_value *item,
     if (path->type != JINJA_TEXT)
         return jinja_fail(run, HELM_E_FORMAT, "an attribute's name is a '%s'", jinja_type_name(path));
     const char *at = path->as.text.data, *end = at + path->as.text.bytes;
-    for (int rc = 0; !rc;) {
+    for (;;) {
         const char *dot = at < end ? memchr(at, '.', (size_t)(end - at)) : NULL;
         size_t length = (size_t)((dot ? dot : end) - at);
+        int rc = jinja_step(run, 1 + length / 64);
+        if (rc) return rc;
         struct jinja_value part = jinja_text(at, length), object = *out;
         bool digits = length > 0 && length < 10;
         int64_t index = 0;

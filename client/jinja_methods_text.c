@@ -91,10 +91,12 @@ static int has_affix(const struct jinja_callable *c, bool at_end, struct jinja_v
         if (affix[i].type != JINJA_TEXT)
             return jinja_fail(c->run, HELM_E_FORMAT, "'%s' expects a text or a tuple of texts, not a '%s'",
                               c->name, jinja_type_name(&affix[i]));
+        rc = jinja_step(c->run, 1 + affix[i].as.text.bytes / 64);
+        if (rc) return rc;
         found |= valid && ends_fit(&part, &affix[i], at_end);
     }
     *out = jinja_bool(found);
-    return jinja_step(c->run, count);
+    return 0;
 }
 
 static int method_startswith(const struct jinja_callable *c, struct jinja_value *out)

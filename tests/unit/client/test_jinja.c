@@ -177,6 +177,31 @@ static void test_limits(void **state)
                  "{%% set ns = namespace(x='a' * 999999) %%}{%% set ns.y = ns.x[1:] + 'b' %%}%s", busy[i]);
         expect_error(source, HELM_E_LIMIT, "2000000 steps");
     }
+    /* nor does it wait with counting until it is done: one of these calls would take from minutes to an hour
+     */
+    const char *const endless[] = {
+        "{{ ns.t.strip(ns.s ~ 'b') }}",
+        "{{ ns.t.lstrip(ns.s ~ 'b') }}",
+        "{{ ns.t.rstrip(ns.s ~ 'b') }}",
+        "{{ ns.t|trim(ns.s ~ 'b') }}",
+        "{{ ns.t.strip(ns.s) }}{{ ns.s.strip('a') }}{{ (ns.e * 8).strip(ns.s ~ '\u00e9') }}",
+        "{{ ns.s.startswith((ns.s,) * 1000000) }}",
+        "{{ ns.s.endswith((ns.s,) * 1000000) }}",
+        "{{ ([0] * 500000)|map(attribute=ns.s)|list }}",
+        "{{ ([0] * 500000)|map(attribute=ns.d, default=0)|list }}",
+    };
+    for (size_t i = 0; i < sizeof endless / sizeof *endless; i++) {
+        char source[512];
+        snprintf(source, sizeof source,
+                 "{%% set ns = namespace(s=('a' * 64) * 100000, t=('b' * 64) * 100000, d='a.' * 3200000, "
+                 "e='\u00e9' * 640000) %%}%s",
+                 endless[i]);
+        expect_error(source, HELM_E_LIMIT, "2000000 steps");
+    }
+    /* what is long but cheap to look at is within the limit */
+    expect_text("{{ ((' ' * 64) * 16000 ~ 'x' ~ '\n' * 64).strip(' \n') }}", NULL, "x");
+    expect_text("{{ ('\u00e9' * 9999 ~ 'x').strip('\u00e8\u00e9') }}", NULL, "x");
+    expect_text("{{ ('x' ~ 'b' * 9999).startswith(('a', 'x' ~ 'b' * 9999)) }}", NULL, "True");
     struct jinja_input small = {.steps_max = 50};
     const char *loop = "{% for i in range(40) %}{{ i }}{% endfor %}";
     assert_int_equal(run(loop, strlen(loop), NULL, &small, &text, &err), HELM_E_LIMIT);
