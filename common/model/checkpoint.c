@@ -97,9 +97,19 @@ static int take_entry(struct model *model, uint32_t capacity, uint32_t shard,
     return add_tensor(model, capacity, &tensor, err);
 }
 
-/* What the index says of a shard's tensor must be this shard; `found` counts the map's tensors met so far. */
-static int check_index(const struct checkpoint_index *index, const struct model_shard *shard,
-                       const char *name, size_t *found, struct helm_err *err)
+/* Tensors that nothing is read from, there or not: computed buffers, and a tied model's head. */
+static bool is_unused(const struct model_config *config, const char *name)
+{
+    enum tensor_role role = TENSOR_NONE;
+    int32_t layer = -1;
+    return arch_ignores_name(name) ||
+           (config->tied_head && arch_match_name(name, &role, &layer) && role == TENSOR_HEAD);
+}
+
+/* What the index says of a shard's tensor must be this shard; `found` counts the map's tensors met so far,
+ * less the unused ones. */
+static int check_index(const struct model_config *config, const struct checkpoint_index *index,
+                       const struct model_shard *shard, const char *name, size_t *found, struct helm_err *err)
 {
     if (!index->map) return 0;
     const char *file = json_string_value(json_object_get(index->map, name));
@@ -109,7 +119,7 @@ static int check_index(const struct checkpoint_index *index, const struct model_
     }
     if (strcmp(file, shard->file) != 0)
         return helm_fail(err, HELM_E_MISMATCH, "tensor '%s': %s says it is in %s", name, INDEX_FILE, file);
-    ++*found;
+    if (!is_unused(config, name)) ++*found;
     return 0;
 }
 
@@ -138,12 +148,22 @@ static int read_shard(struct model *model, uint32_t capacity, uint32_t number, b
     if (rc) return rc;
     if (headers) rc = check_length(&header, shard, err);
     for (uint32_t i = 0; i < header.count && !rc; i++) {
-        rc = check_index(index, shard, header.entries[i].name, found, err);
+        rc = check_index(&model->config, index, shard, header.entries[i].name, found, err);
         if (!rc) rc = take_entry(model, capacity, number, &header, &header.entries[i], err);
     }
     safetensors_free(&header);
     if (rc) helm_err_prefix(err, "%s", shard->file);
     return rc;
+}
+
+/* The map's tensors, less the unused ones. */
+static size_t count_indexed(const struct model_config *config, const struct checkpoint_index *index)
+{
+    const char *name;
+    json_t *file;
+    size_t count = 0;
+    json_object_foreach(index->map, name, file) count += !is_unused(config, name);
+    return count;
 }
 
 /* The first tensor of the map that its shard does not have. Called when some are known to be missing. */
@@ -156,9 +176,8 @@ static int fail_unindexed(const struct model *model, const struct checkpoint_ind
     {
         enum tensor_role role = TENSOR_NONE;
         int32_t layer = -1;
-        bool known = arch_match_name(name, &role, &layer);
-        if (arch_ignores_name(name) || (known && role == TENSOR_HEAD && model->config.tied_head)) continue;
-        if (known && layer < (int32_t)model->config.layers &&
+        if (is_unused(&model->config, name)) continue;
+        if (arch_match_name(name, &role, &layer) && layer < (int32_t)model->config.layers &&
             model->by_role[slot_of(&model->config, role, layer)])
             continue;
         return helm_fail(err, HELM_E_MISMATCH, "%s says tensor '%.150s' is in %s, which does not have it",
@@ -265,7 +284,8 @@ static int read_tensors(const char *folder, bool headers, struct model *model, s
     if (rc) goto out;
     for (uint32_t i = 0; i < model->shard_count && !rc; i++)
         rc = read_shard(model, capacity, i, headers, &index, &found, err);
-    if (!rc && index.map && found != json_object_size(index.map)) rc = fail_unindexed(model, &index, err);
+    if (!rc && index.map && found != count_indexed(&model->config, &index))
+        rc = fail_unindexed(model, &index, err);
     if (!rc) rc = check_complete(model, err);
     if (!rc) sort_and_sum(model);
 out:

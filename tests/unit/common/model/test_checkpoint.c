@@ -233,6 +233,52 @@ static void test_index_contradicts_shards(void **state)
     expect(&b, HELM_E_MISMATCH, "tensor 'model.norm.weight': model.safetensors.index.json says it is in");
 }
 
+/* Names that nothing is read from may stand in the index without a tensor, or with one. */
+static void test_index_lists_unused(void **state)
+{
+    (void)state;
+    static const char *const configs[] = {LLAMA, QWEN2};
+    static const char *const names[] = {"model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"};
+    for (size_t i = 0; i < 2; i++) {
+        struct built b;
+        built_start(&b, configs[i], two_files, 2);
+        start_map(&b);
+        json_object_set_new(b.map, names[i], json_string(two_files[1]));
+        expect(&b, 0, "");
+        /* with it, another that is missing is still noticed, and named */
+        built_start(&b, configs[i], two_files, 2);
+        start_map(&b);
+        json_object_set_new(b.map, names[i], json_string(two_files[1]));
+        built_remove(&b, "model.layers.1.mlp.up_proj.weight");
+        expect(&b, HELM_E_MISMATCH, "says tensor 'model.layers.1.mlp.up_proj.weight' is in model-00002-of-0");
+        /* and one that is there makes up for none that is missing */
+        json_t *shape = i ? json_pack("[i, i]", 16, 8) : json_pack("[i]", 2);
+        built_start(&b, configs[i], two_files, 2);
+        json_array_append_new(b.tensors, built_tensor(names[i], i ? "BF16" : "F32", shape, two_files[1]));
+        start_map(&b);
+        expect(&b, 0, "");
+        built_start(&b, configs[i], two_files, 2);
+        shape = i ? json_pack("[i, i]", 16, 8) : json_pack("[i]", 2);
+        json_array_append_new(b.tensors, built_tensor(names[i], i ? "BF16" : "F32", shape, two_files[1]));
+        start_map(&b);
+        built_remove(&b, "model.layers.1.mlp.up_proj.weight");
+        expect(&b, HELM_E_MISMATCH, "says tensor 'model.layers.1.mlp.up_proj.weight' is in model-00002-of-0");
+        /* but not in another file than the index says */
+        built_start(&b, configs[i], two_files, 2);
+        shape = i ? json_pack("[i, i]", 16, 8) : json_pack("[i]", 2);
+        json_array_append_new(b.tensors, built_tensor(names[i], i ? "BF16" : "F32", shape, two_files[1]));
+        start_map(&b);
+        json_object_set_new(b.map, names[i], json_string(two_files[0]));
+        expect(&b, HELM_E_MISMATCH, "says it is in model-00001-of-00002.safetensors");
+    }
+    /* the head of a model that is not tied is no such tensor */
+    struct built b;
+    built_start(&b, QWEN3, two_files, 2);
+    start_map(&b);
+    built_remove(&b, "lm_head.weight");
+    expect(&b, HELM_E_MISMATCH, "says tensor 'lm_head.weight' is in model-0000");
+}
+
 static void test_hostile_indexes(void **state)
 {
     (void)state;
@@ -437,6 +483,7 @@ int main(void)
         cmocka_unit_test(test_ignored_and_tied),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_index_contradicts_shards),
+        cmocka_unit_test(test_index_lists_unused),
         cmocka_unit_test(test_hostile_indexes),
         cmocka_unit_test(test_nothing_there),
         cmocka_unit_test(test_generation_config),
