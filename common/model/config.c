@@ -5,6 +5,7 @@
  * memory it hands out is config->window (model_config_free). */
 #include "common/model/config.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +90,28 @@ static int read_shape(const json_t *root, const struct arch *arch, struct model_
         return helm_fail(err, HELM_E_FORMAT, "'head_dim' is %u; rotary embeddings need an even one",
                          config->head_dim);
     return 0;
+}
+
+static bool has_number(const json_t *object, const char *key)
+{
+    return json_is_number(json_object_get(object, key));
+}
+
+/* YaRN is made for factor times the original context, and published recipes add those two to a config.json
+ * whose max_position_embeddings stays what the model was trained with: there the product is the model's
+ * context. It says nothing where either is derived from max_position_embeddings itself. */
+static void extend_context(const json_t *root, struct model_config *config)
+{
+    const json_t *parameters = json_object_get(root, "rope_parameters");
+    const json_t *scaling = json_object_get(root, "rope_scaling");
+    const char *original = "original_max_position_embeddings";
+    if (config->rope.kind != ROPE_YARN) return;
+    if (!has_number(parameters, "factor") && !has_number(scaling, "factor")) return;
+    if (!has_number(parameters, original) && !has_number(scaling, original) && !has_number(root, original))
+        return;
+    double context = floor(config->rope.factor * config->rope.original_context);
+    if (context > MODEL_CONTEXT_MAX) context = MODEL_CONTEXT_MAX;
+    if (context > config->max_context) config->max_context = (uint32_t)context;
 }
 
 static int read_dtype(const json_t *root, struct model_config *config, struct helm_err *err)
@@ -251,6 +274,7 @@ int model_config_parse(const char *what, const char *text, size_t length, struct
     if (!rc) rc = read_dtype(root, config, err);
     if (!rc) rc = read_features(root, arch, config, err);
     if (!rc) rc = config_read_rope(root, config, err);
+    if (!rc) extend_context(root, config);
     if (!rc) rc = read_windows(root, arch, config, err);
     if (!rc) rc = read_special_ids(root, config, err);
     json_decref(root);

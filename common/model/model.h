@@ -47,7 +47,7 @@ struct model_config {
     char model_type[32];   /* "qwen3" */
     uint32_t layers, hidden, intermediate, vocab;
     uint32_t heads, kv_heads, head_dim;
-    uint32_t max_context; /* max_position_embeddings */
+    uint32_t max_context; /* max_position_embeddings, or what YaRN extends it to */
     double norm_eps;
     struct rope_config rope;
     bool qk_norm;                        /* RMSNorm over each head of q and k before RoPE (Qwen3) */

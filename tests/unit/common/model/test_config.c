@@ -127,6 +127,39 @@ static void test_older_and_newer_keys(void **state)
     model_config_free(&c);
 }
 
+static void check_context(const char *patch, uint32_t expected)
+{
+    struct model_config c;
+    parse_ok(patch, &c);
+    if (c.max_context != expected) fail_msg("%s: context %u, not %u", patch, c.max_context, expected);
+    model_config_free(&c);
+}
+
+/* The base says 512. */
+static void test_context_of_yarn(void **state)
+{
+    (void)state;
+#define ORIGINAL "\"original_max_position_embeddings\": "
+#define YARN     "\"rope_type\": \"yarn\", \"rope_theta\": 1e6, "
+    check_context("{\"rope_parameters\": {" YARN ORIGINAL "512, \"factor\": 4}}", 2048);
+    check_context("{\"rope_parameters\": {" YARN ORIGINAL "300, \"factor\": 2.501}}", 750);
+    check_context("{\"rope_scaling\": {\"type\": \"yarn\", " ORIGINAL
+                  "512, \"factor\": 4}, \"rope_parameters\": \"DELETE\"}",
+                  2048);
+    check_context("{" ORIGINAL "512, \"rope_parameters\": {" YARN "\"factor\": 4}}", 2048);
+    check_context("{\"rope_parameters\": {" YARN ORIGINAL "128, \"factor\": 2}}", 512); /* never less */
+    check_context("{\"rope_parameters\": {" YARN ORIGINAL "67108864, \"factor\": 4}}", MODEL_CONTEXT_MAX);
+    /* one of the two is not said */
+    check_context("{\"rope_parameters\": {" YARN "\"factor\": 4}}", 512);
+    check_context("{\"rope_parameters\": {" YARN ORIGINAL "128, \"factor\": null}}", 512);
+    check_context("{\"rope_parameters\": {" YARN ORIGINAL "null, \"factor\": 4}}", 512);
+    /* other kinds */
+    check_context("{\"rope_parameters\": {\"rope_type\": \"linear\", " ORIGINAL "512, \"factor\": 4}}", 512);
+    check_context("{\"rope_parameters\": {\"rope_type\": \"llama3\", " ORIGINAL
+                  "512, \"factor\": 4, \"low_freq_factor\": 1, \"high_freq_factor\": 4}}",
+                  512);
+}
+
 static void test_biases_by_architecture(void **state)
 {
     (void)state;
@@ -321,6 +354,7 @@ int main(void)
         cmocka_unit_test(test_base),
         cmocka_unit_test(test_defaults_of_absent_keys),
         cmocka_unit_test(test_older_and_newer_keys),
+        cmocka_unit_test(test_context_of_yarn),
         cmocka_unit_test(test_biases_by_architecture),
         cmocka_unit_test(test_windows),
         cmocka_unit_test(test_special_ids),
