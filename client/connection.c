@@ -86,6 +86,18 @@ void connection_drop_request(struct helm_client *client, uint64_t number)
     *request = client->requests[--client->request_count];
 }
 
+int helm_abandon(struct helm_client *client, uint64_t request, struct helm_err *err)
+{
+    const struct connection_request *entry = connection_find_request(client, request);
+    if (client->dispatching) /* the callers of callbacks are walking through the table */
+        return helm_fail(err, HELM_E_STATE, "helm_abandon may not be called from a callback");
+    if (!entry || entry->question)
+        return helm_fail(err, HELM_E_NOT_FOUND, "no open request %llu on this connection",
+                         (unsigned long long)request);
+    connection_drop_request(client, request);
+    return 0;
+}
+
 size_t helm_open_requests(const struct helm_client *client)
 {
     size_t count = 0;
@@ -172,7 +184,7 @@ int connection_send(struct helm_client *client, Helm__V1__Request *message, uint
 static void deliver(struct helm_client *client, Helm__V1__Response *response)
 {
     struct connection_request *entry = connection_find_request(client, response->request_id);
-    if (!entry) { /* of a request that timed out, or the answer to a Cancel */
+    if (!entry) { /* of a request that timed out or was abandoned, or the answer to a Cancel */
         helm__v1__response__free_unpacked(response, NULL);
         return;
     }

@@ -26,19 +26,28 @@ static int put(char out[HELM_ENDPOINT_MAX], struct helm_err *err, const char *pr
     return 0;
 }
 
-int helm_default_endpoint(char endpoint[HELM_ENDPOINT_MAX], struct helm_err *err)
+int endpoint_default(const char *system_socket, char endpoint[HELM_ENDPOINT_MAX], struct helm_err *err)
 {
-    static const char system_socket[] = "/run/helm/helmd.sock";
     endpoint[0] = 0;
     const char *value = getenv("HELM_ENDPOINT");
     if (value && *value) return put(endpoint, err, value, "", "");
     struct stat st;
     if (stat(system_socket, &st) == 0) return put(endpoint, err, IPC, system_socket, "");
-    value = getenv("XDG_RUNTIME_DIR");
-    if (value && *value) return put(endpoint, err, IPC, value, "/helm/helmd.sock");
+    bool forbidden = errno == EACCES; /* its directory lets in those only who may use the daemon */
     char uid[24];
     snprintf(uid, sizeof uid, "%lu", (unsigned long)getuid());
-    return put(endpoint, err, IPC "/tmp/helm-", uid, "/helmd.sock");
+    value = getenv("XDG_RUNTIME_DIR");
+    int rc = value && *value ? put(endpoint, err, IPC, value, "/helm/helmd.sock")
+                             : put(endpoint, err, IPC "/tmp/helm-", uid, "/helmd.sock");
+    /* with no daemon of one's own either, what keeps this user from the system's is the thing to be told */
+    if (rc == 0 && forbidden && stat(endpoint + strlen(IPC), &st) < 0)
+        rc = put(endpoint, err, IPC, system_socket, "");
+    return rc;
+}
+
+int helm_default_endpoint(char endpoint[HELM_ENDPOINT_MAX], struct helm_err *err)
+{
+    return endpoint_default("/run/helm/helmd.sock", endpoint, err);
 }
 
 int endpoint_check(const char *endpoint, bool has_keys, struct helm_err *err)

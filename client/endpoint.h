@@ -1,10 +1,14 @@
 /* Endpoints as text: which one is the default, which are accepted, and whether anybody listens there.
  *
- * Called by connection.c only (helm_default_endpoint is public, see helm.h). Owns nothing. */
+ * Called by connection.c (helm_default_endpoint is public, see helm.h) and by tests. Owns nothing. */
 #ifndef HELM_CLIENT_ENDPOINT_H
 #define HELM_CLIENT_ENDPOINT_H
 
 #include "client/helm.h"
+
+/* helm_default_endpoint with the path of the system service's socket. */
+HELM_MUST_CHECK int endpoint_default(const char *system_socket, char endpoint[HELM_ENDPOINT_MAX],
+                                     struct helm_err *err);
 
 /* Accepts ipc://PATH (not longer than a socket address holds) and, with keys, tcp://HOST:PORT; anything else
  * is HELM_E_USAGE. */

@@ -37,7 +37,8 @@ struct helm_client; /* opaque */
 
 /* The endpoint that helm_connect(NULL, ...) uses: $HELM_ENDPOINT if set and not empty; else
  * ipc:///run/helm/helmd.sock if that file exists; else ipc://$XDG_RUNTIME_DIR/helm/helmd.sock if that
- * variable is set; else ipc:///tmp/helm-UID/helmd.sock. */
+ * variable is set; else ipc:///tmp/helm-UID/helmd.sock. Where this user may not enter /run/helm and the
+ * other socket is not there, it is the system's: connecting then says HELM_E_PERMISSION. */
 HELM_MUST_CHECK int helm_default_endpoint(char endpoint[HELM_ENDPOINT_MAX], struct helm_err *err);
 
 /* Connects to "ipc://PATH" (NULL: the default endpoint) and waits at most timeout_ms (0:
@@ -163,6 +164,11 @@ HELM_MUST_CHECK int helm_generate(struct helm_client *client, const struct helm_
 /* Asks the daemon to end one of this connection's requests; `done` with HELM_FINISH_CANCELLED follows (or
  * whatever end crossed the cancel on its way). Returns at once. */
 HELM_MUST_CHECK int helm_cancel(struct helm_client *client, uint64_t request, struct helm_err *err);
+
+/* Takes a request off the connection without waiting for its end: none of its callbacks is called any more.
+ * The daemon goes on with it unless helm_cancel came first, which takes effect when the step under way ends.
+ * HELM_E_NOT_FOUND: no such request is open; HELM_E_STATE: called from a callback. */
+HELM_MUST_CHECK int helm_abandon(struct helm_client *client, uint64_t request, struct helm_err *err);
 
 /* Hands out everything that has come, waiting at most timeout_ms (0: not at all, -1: forever) for the first
  * of it. Returns 0 also when nothing came. HELM_E_PEER: the connection is lost (every open request was ended

@@ -21,7 +21,7 @@ struct seen {
     int done, errors, code;
     enum helm_finish finish;
     char text[HELM_ERR_TEXT];
-    int nested_dispatch, nested_ask;
+    int nested_dispatch, nested_ask, nested_abandon;
     struct seen *chain; /* the request to start from on_done */
     uint64_t order;     /* when it ended */
 };
@@ -62,6 +62,7 @@ static inline void on_done(void *user, uint64_t request, const struct helm_done 
         struct helm_status *status = NULL;
         seen->nested_dispatch = helm_dispatch(seen->client, 0, &err);
         seen->nested_ask = helm_status(seen->client, 100, &status, &err);
+        seen->nested_abandon = helm_abandon(seen->client, seen->request, &err);
     }
     if (seen->chain) {
         const uint32_t prompt[2] = {1, 3};

@@ -161,16 +161,47 @@ static void test_callbacks_calling_back(void **state)
     assert_int_equal(helm_wait(client, request, 2000, &err), 0);
     assert_int_equal(first.nested_dispatch, HELM_E_STATE);
     assert_int_equal(first.nested_ask, HELM_E_STATE);
+    assert_int_equal(first.nested_abandon, HELM_E_STATE);
     while (!second.done) assert_int_equal(helm_dispatch(client, 2000, &err), 0);
     assert_int_equal(second.tokens, 3);
+    helm_disconnect(&client);
+}
+
+static void test_abandoned_requests_are_silent(void **state)
+{
+    struct helm_client *client = connect_to(*state);
+    struct helm_err err = {0};
+    struct seen given_up = {0}, kept = {0}, quick = {0};
+    uint64_t number = start(client, 6, 0, 0, &given_up), other = start(client, 6, 0, 0, &kept);
+    while (!given_up.tokens || !kept.id) assert_int_equal(helm_dispatch(client, 1000, &err), 0);
+    assert_int_equal(helm_abandon(client, number, &err), 0);
+    assert_int_equal(helm_open_requests(client), 1);
+    assert_int_equal(helm_abandon(client, number, &err), HELM_E_NOT_FOUND);
+    assert_int_equal(helm_cancel(client, number, &err), HELM_E_NOT_FOUND);
+    uint32_t tokens = given_up.tokens;
+    uint64_t third = start(client, 1, 3, 0, &quick); /* the daemon sends both slow ones a token first */
+    assert_int_equal(helm_wait(client, third, 2000, &err), 0);
+    assert_int_equal(given_up.tokens, tokens);
+    assert_int_equal(kept.tokens, 1);
+    assert_int_equal(quick.tokens, 3);
+    assert_int_equal(helm_cancel_id(client, given_up.id, 2000, &err), 0); /* the daemon still has it */
+    assert_int_equal(helm_cancel(client, other, &err), 0);
+    assert_int_equal(helm_wait(client, other, 2000, &err), 0);
+    assert_int_equal(given_up.done + given_up.errors, 0);
+    assert_int_equal(kept.done, 1);
     helm_disconnect(&client);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        WITH_DAEMON(test_generate),  WITH_DAEMON(test_many_at_once), WITH_DAEMON(test_refusals),
-        WITH_DAEMON(test_questions), WITH_DAEMON(test_event_loop),   WITH_DAEMON(test_callbacks_calling_back),
+        WITH_DAEMON(test_generate),
+        WITH_DAEMON(test_many_at_once),
+        WITH_DAEMON(test_refusals),
+        WITH_DAEMON(test_questions),
+        WITH_DAEMON(test_event_loop),
+        WITH_DAEMON(test_callbacks_calling_back),
+        WITH_DAEMON(test_abandoned_requests_are_silent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,7 +2,12 @@
  * is looked for. */
 #include "tests/unit/client/connection_case.h"
 
+#include <linux/capability.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "client/endpoint.h"
 
 static void test_silence_is_given_up(void **state)
 {
@@ -109,30 +114,112 @@ static void test_no_daemon(void **state)
     assert_non_null(strstr(err.text, "107"));
 }
 
+/* A folder for sockets, where a regular file stands for one. */
+struct sockets {
+    char folder[64], system[128], own[128], endpoint[HELM_ENDPOINT_MAX];
+};
+
+static void touch(const char *path)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fclose(f);
+}
+
+static void make_sockets(struct sockets *s)
+{
+    char path[128];
+    snprintf(s->folder, sizeof s->folder, "/tmp/helm-test-XXXXXX");
+    assert_non_null(mkdtemp(s->folder));
+    snprintf(path, sizeof path, "%s/system", s->folder);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/helm", s->folder);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(s->system, sizeof s->system, "%s/system/helmd.sock", s->folder);
+    snprintf(s->own, sizeof s->own, "%s/helm/helmd.sock", s->folder);
+}
+
+static void remove_sockets(const struct sockets *s)
+{
+    char path[128];
+    unlink(s->system);
+    unlink(s->own);
+    snprintf(path, sizeof path, "%s/system", s->folder);
+    rmdir(path);
+    snprintf(path, sizeof path, "%s/helm", s->folder);
+    rmdir(path);
+    rmdir(s->folder);
+}
+
+static void expect_default(struct sockets *s, const char *path)
+{
+    struct helm_err err = {0};
+    char want[160];
+    snprintf(want, sizeof want, "ipc://%s", path);
+    assert_int_equal(endpoint_default(s->system, s->endpoint, &err), 0);
+    assert_string_equal(s->endpoint, want);
+}
+
 static void test_default_endpoint(void **state)
 {
     (void)state;
     struct helm_err err = {0};
-    char endpoint[HELM_ENDPOINT_MAX];
+    struct sockets s;
+    char endpoint[HELM_ENDPOINT_MAX], lengthy[600], last[64];
+    make_sockets(&s);
     setenv("HELM_ENDPOINT", "tcp://example:1", 1);
     assert_int_equal(helm_default_endpoint(endpoint, &err), 0);
     assert_string_equal(endpoint, "tcp://example:1");
     setenv("HELM_ENDPOINT", "", 1);
-    setenv("XDG_RUNTIME_DIR", "/run/user/7", 1);
-    assert_int_equal(helm_default_endpoint(endpoint, &err), 0);
-    if (access("/run/helm/helmd.sock", F_OK) == 0)
-        assert_string_equal(endpoint, "ipc:///run/helm/helmd.sock");
-    else
-        assert_string_equal(endpoint, "ipc:///run/user/7/helm/helmd.sock");
+    setenv("XDG_RUNTIME_DIR", s.folder, 1);
+    expect_default(&s, s.own);
+    touch(s.system);
+    expect_default(&s, s.system);
+    touch(s.own);
+    expect_default(&s, s.system);
+    unlink(s.system);
     unsetenv("XDG_RUNTIME_DIR");
-    assert_int_equal(helm_default_endpoint(endpoint, &err), 0);
-    if (access("/run/helm/helmd.sock", F_OK) != 0) assert_non_null(strstr(endpoint, "ipc:///tmp/helm-"));
-    char lengthy[600];
+    snprintf(last, sizeof last, "/tmp/helm-%lu/helmd.sock", (unsigned long)getuid());
+    expect_default(&s, last);
     memset(lengthy, 'x', sizeof lengthy - 1);
     lengthy[sizeof lengthy - 1] = 0;
     setenv("HELM_ENDPOINT", lengthy, 1);
     assert_int_equal(helm_default_endpoint(endpoint, &err), HELM_E_LIMIT);
     unsetenv("HELM_ENDPOINT");
+    remove_sockets(&s);
+}
+
+/* Who may not enter the system service's directory is told so, unless a daemon of their own is there. */
+static void test_default_endpoint_forbidden(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct helm_client *client = NULL;
+    struct sockets s;
+    char folder[128];
+    /* root is let in everywhere by its capabilities: without them while this runs */
+    struct __user_cap_header_struct whose = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct full[2], none[2];
+    make_sockets(&s);
+    touch(s.system);
+    snprintf(folder, sizeof folder, "%s/system", s.folder);
+    assert_int_equal(chmod(folder, 0), 0);
+    setenv("XDG_RUNTIME_DIR", s.folder, 1);
+    unsetenv("HELM_ENDPOINT");
+    assert_int_equal(syscall(SYS_capget, &whose, full), 0);
+    memcpy(none, full, sizeof none);
+    none[0].effective = none[1].effective = 0;
+    assert_int_equal(syscall(SYS_capset, &whose, none), 0);
+    expect_default(&s, s.system);
+    assert_int_equal(helm_connect(s.endpoint, 1000, &client, &err), HELM_E_PERMISSION);
+    assert_non_null(strstr(err.text, s.system));
+    assert_non_null(strstr(err.text, "not permitted"));
+    touch(s.own);
+    expect_default(&s, s.own);
+    assert_int_equal(syscall(SYS_capset, &whose, full), 0);
+    unsetenv("XDG_RUNTIME_DIR");
+    assert_int_equal(chmod(folder, 0700), 0);
+    remove_sockets(&s);
 }
 
 int main(void)
@@ -145,6 +232,7 @@ int main(void)
         WITH_DAEMON(test_mute_daemon),
         cmocka_unit_test(test_no_daemon),
         cmocka_unit_test(test_default_endpoint),
+        cmocka_unit_test(test_default_endpoint_forbidden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
