@@ -13,10 +13,13 @@ Make the messages once and put both folders on the path:
         done = helm.last_done                    # finish reason, usage, timings
 
 Token ids in, token ids out: text belongs to a tokenizer (`helm-cli tokenize`, libhelm, or Hugging Face's). One Client
-is one connection; several generations may be open on it at once (`generate` returns a number, `events` yields
-whatever comes). Not safe to share between threads without a lock.
+is one connection; several generations may be open on it at once (`generate` returns a number, `answer` the next Response
+to one, `receive` the next to any). Not safe to share between threads without a lock.
 """
+import collections
 import os
+import socket
+import time
 
 import zmq
 
@@ -27,6 +30,7 @@ except ImportError:
 
 VERSION = 1
 FRAME_BYTES_MAX = 8 << 20
+SYSTEM_SOCKET = "/run/helm/helmd.sock"
 FINISH = {1: "eos", 2: "stop", 3: "length", 4: "cancelled", 5: "error"}
 
 
@@ -39,23 +43,45 @@ class HelmError(Exception):
 
 
 def default_endpoint():
-    """The same rules as helm-cli's: $HELM_ENDPOINT, /run/helm, $XDG_RUNTIME_DIR/helm, /tmp/helm-UID."""
+    """The same rules as helm-cli's: $HELM_ENDPOINT, /run/helm, $XDG_RUNTIME_DIR/helm, /tmp/helm-UID; /run/helm also where
+    this user may not enter it and has no daemon of its own."""
     if os.environ.get("HELM_ENDPOINT"):
         return os.environ["HELM_ENDPOINT"]
-    if os.path.exists("/run/helm/helmd.sock"):
-        return "ipc:///run/helm/helmd.sock"
-    if os.environ.get("XDG_RUNTIME_DIR"):
-        return "ipc://%s/helm/helmd.sock" % os.environ["XDG_RUNTIME_DIR"]
-    return "ipc:///tmp/helm-%d/helmd.sock" % os.getuid()
+    folder = os.environ.get("XDG_RUNTIME_DIR")
+    own = "%s/helm/helmd.sock" % folder if folder else "/tmp/helm-%d/helmd.sock" % os.getuid()
+    try:
+        os.stat(SYSTEM_SOCKET)
+        return "ipc://" + SYSTEM_SOCKET
+    except PermissionError:
+        return "ipc://" + (own if os.path.exists(own) else SYSTEM_SOCKET)
+    except OSError:
+        return "ipc://" + own
+
+
+def check_permission(endpoint):
+    """ZeroMQ would try again and again without a word where this user may not open the socket."""
+    if not endpoint.startswith("ipc:///"):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(endpoint[len("ipc://"):])
+        except PermissionError:
+            raise HelmError(None, "%s: not permitted for this user" % endpoint) from None
+        except OSError:
+            pass  # nobody there yet, or busy: the first answer will tell
 
 
 class Client:
     def __init__(self, endpoint=None, timeout_ms=5000):
         self.endpoint = endpoint or default_endpoint()
+        check_permission(self.endpoint)
         self.timeout_ms = timeout_ms  # longest silence before HelmError
         self.last_done = None
         self._number = 0
-        self._waiting = []  # responses that came while another one was waited for
+        self._arrived = 0
+        self._waiting = {}    # number -> its Responses that came while another one was waited for, each with its arrival
+        self._abandoned = {}  # number that nobody waits for any more -> the kinds of Response that end it
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 250)
@@ -83,26 +109,52 @@ class Client:
     def receive(self, timeout_ms=None):
         """The next Response, whatever it answers."""
         if self._waiting:
-            return self._waiting.pop(0)
+            return self._take(min(self._waiting, key=lambda number: self._waiting[number][0][0]))
         return self._receive(timeout_ms)
 
+    def _take(self, number):
+        """The oldest Response to this number that waits, or None."""
+        waiting = self._waiting.get(number)
+        if not waiting:
+            return None
+        if len(waiting) == 1:
+            del self._waiting[number]
+        return waiting.popleft()[1]
+
     def _receive(self, timeout_ms=None):
-        if not self._socket.poll(self.timeout_ms if timeout_ms is None else timeout_ms):
-            raise HelmError(None, "no answer from %s" % self.endpoint)
-        return pb.Response.FromString(self._socket.recv_multipart()[-1])
+        """The next Response off the socket that anybody may wait for."""
+        timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
+        until = time.monotonic() + timeout_ms / 1000
+        while True:
+            left_ms = -1 if timeout_ms < 0 else max(0, round((until - time.monotonic()) * 1000))
+            if not self._socket.poll(left_ms):
+                raise HelmError(None, "no answer from %s" % self.endpoint)
+            response = pb.Response.FromString(self._socket.recv_multipart()[-1])
+            last_kinds = self._abandoned.get(response.request_id)
+            if last_kinds is None:
+                return response
+            if response.WhichOneof("body") in last_kinds:
+                del self._abandoned[response.request_id]
+
+    def _abandon(self, number, *last_kinds):
+        """Nobody waits for this number any more: what came and what will come for it is dropped, up to a Response of one
+        of these kinds or an Error. False: that was among what had come."""
+        last_kinds += ("error",)
+        if any(response.WhichOneof("body") in last_kinds for _, response in self._waiting.pop(number, ())):
+            return False
+        self._abandoned[number] = last_kinds
+        return True
 
     def answer(self, number, timeout_ms=None):
         """The next Response to this number; others wait for their turn. An Error is raised."""
-        for i, response in enumerate(self._waiting):
-            if response.request_id == number:
-                self._waiting.pop(i)
-                break
-        else:
-            while True:
-                response = self._receive(timeout_ms)
-                if response.request_id == number:
-                    break
-                self._waiting.append(response)
+        response = self._take(number)
+        while response is None:
+            other = self._receive(timeout_ms)
+            if other.request_id == number:
+                response = other
+            else:
+                self._arrived += 1
+                self._waiting.setdefault(other.request_id, collections.deque()).append((self._arrived, other))
         if response.WhichOneof("body") == "error":
             raise HelmError(response.error.code, response.error.message)
         return response
@@ -133,24 +185,35 @@ class Client:
                 elif kind == "token":
                     yield response.token
         finally:
-            if not over:
-                self.cancel_request(number)
+            if not over and self._abandon(number, "done"):
+                self._abandon(self.cancel_request(number), "accepted")
 
     def cancel_request(self, number):
-        """Cancels one of this connection's own generations; its Done still comes."""
+        """Cancels one of this connection's own generations; its Done still comes. Returns the number that the daemon's
+        Accepted will have, or an Error where the generation is over already."""
         return self.send(cancel=pb.Cancel(request_id=number))
 
     def cancel(self, daemon_id):
         """Cancels anybody's generation by the id that `ps` shows."""
-        return self.answer(self.send(cancel=pb.Cancel(id=daemon_id)))
+        return self._ask("accepted", cancel=pb.Cancel(id=daemon_id))
 
     # ---- asking
 
+    def _ask(self, kind, **body):
+        """Sends a question and returns its one answer; one that comes too late is dropped."""
+        number = self.send(**body)
+        try:
+            return self.answer(number)
+        except HelmError as e:
+            if e.code is None:
+                self._abandon(number, kind)
+            raise
+
     def status(self):
-        return self.answer(self.send(status=pb.StatusRequest())).status
+        return self._ask("status", status=pb.StatusRequest()).status
 
     def model_info(self):
-        return self.answer(self.send(model_info=pb.ModelInfoRequest())).model_info
+        return self._ask("model_info", model_info=pb.ModelInfoRequest()).model_info
 
     def plan(self):
         """The plan in force, as JSON text."""
@@ -158,7 +221,7 @@ class Client:
 
     def plan_info(self):
         """The plan with what it should do (forecast) and was seen doing (decode, ttft, resources, drift)."""
-        return self.answer(self.send(plan=pb.PlanRequest())).plan
+        return self._ask("plan", plan=pb.PlanRequest()).plan
 
     def list(self):
-        return list(self.answer(self.send(list=pb.ListRequest())).list.entries)
+        return list(self._ask("list", list=pb.ListRequest()).list.entries)
