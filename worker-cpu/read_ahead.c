@@ -11,8 +11,9 @@
 #define ROUNDS      7
 #define ROUNDS_LESS 3 /* after so long */
 #define ENOUGH_NS   600000000ull
-#define PASS_BYTES  (512ull << 20) /* or three times the L3 */
-#define GAIN        1.02           /* less may be chance */
+#define PASS_BYTES  (512ull << 20) /* or three times the L3, but no more than can be read in */
+#define PASS_S      0.1
+#define GAIN        1.02 /* less may be chance */
 
 struct pass {
     struct run *run;
@@ -87,7 +88,8 @@ void read_ahead_choose(struct run *run, const struct program *layers, const stru
     memset(found, 0, sizeof *found);
     found->far = before != 0;
     if (layers->bytes + head->bytes < least) return;
-    (void)pass(&p, before); /* the first finds pages that nobody has touched */
+    const double most = PASS_S * pass(&p, before); /* the first finds pages that nobody has touched, too */
+    if (most < (double)p.most) p.most = most > (double)READ_AHEAD_LEAST ? (uint64_t)most : READ_AHEAD_LEAST;
     const uint64_t begin = units_now_ns();
     while (rounds < ROUNDS && (rounds < ROUNDS_LESS || units_now_ns() - begin < ENOUGH_NS)) {
         const int first = rounds & 1; /* which may find the caches otherwise than the second */
