@@ -57,13 +57,14 @@ int cli_open(struct cli *cli);
 /* Ends everything cli_open and its like began. */
 void cli_close(struct cli *cli);
 
-/* Opens cli->tok from --tokenizer, --model or, with `ask` (connected or able to), the daemon's model folder.
- * HELM_E_NOT_FOUND: there is no tokenizer.json. */
+/* The folder of what turns text into tokens and back: tokenizer, chat template, sampling defaults. It is
+ * --tokenizer if that is no file, else --model, else the daemon's model folder; malloc'd. Needs cli_open
+ * where neither option is given. HELM_E_NOT_FOUND: the daemon's folder cannot be opened on this machine. */
+HELM_MUST_CHECK int cli_text_folder(struct cli *cli, char **folder, struct helm_err *err);
+/* Opens cli->tok from the file that --tokenizer names, else from cli_text_folder. HELM_E_NOT_FOUND: there is
+ * no tokenizer.json, or no folder. */
 HELM_MUST_CHECK int cli_open_tokenizer(struct cli *cli, struct helm_err *err);
-/* The checkpoint's folder: --model or the daemon's; malloc'd. Needs cli_open where --model is absent. */
-HELM_MUST_CHECK int cli_model_folder(struct cli *cli, char **folder, struct helm_err *err);
-
-/* Opens the checkpoint's chat template into cli->chat. Needs what cli_model_folder needs. */
+/* Opens the chat template in cli_text_folder into cli->chat. */
 HELM_MUST_CHECK int cli_open_chat(struct cli *cli, struct helm_err *err);
 /* The conversation as the model's prompt, ending where the answer begins; *ids is malloc'd. Needs cli->chat
  * and cli->tok. */

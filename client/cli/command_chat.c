@@ -250,7 +250,7 @@ int command_chat(struct cli *cli, int argc, char *const argv[])
     int rc = cli_catch_signals(cli, &err);
     if (rc == 0) rc = cli_open_tokenizer(cli, &err);
     if (rc == 0) rc = cli_open_chat(cli, &err);
-    if (rc == 0) rc = cli_model_folder(cli, &folder, &err);
+    if (rc == 0) rc = cli_text_folder(cli, &folder, &err);
     if (rc == 0) rc = sampling_apply_checkpoint(folder, &chat.sampling, &err);
     if (rc == 0)
         status = converse(&chat);

@@ -46,6 +46,12 @@ static int encode_prompt(const struct cli *cli, const struct run_options *option
 static void print_stats(const struct stream_result *result)
 {
     const struct helm_timings *t = &result->timings;
+    if (!result->reported) {
+        fprintf(stderr,
+                "[%u prompt tokens, %zu tokens; ended by %s; no timings: the daemon had not ended it yet]\n",
+                result->prompt_tokens, result->token_count, result->finish);
+        return;
+    }
     fprintf(stderr,
             "[%u prompt tokens at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s; ended "
             "by %s]\n",
@@ -63,7 +69,7 @@ static int run_prompt(struct cli *cli, struct run_options *options, const char *
     char *folder = NULL;
     int status = CLI_EXIT_DONE;
     int rc = cli_open_tokenizer(cli, &err);
-    if (rc == 0) rc = cli_model_folder(cli, &folder, &err);
+    if (rc == 0) rc = cli_text_folder(cli, &folder, &err);
     if (rc == 0) rc = sampling_apply_checkpoint(folder, &options->sampling, &err);
     if (rc == 0 && options->chat) rc = cli_open_chat(cli, &err);
     if (rc == 0) rc = encode_prompt(cli, options, text, length, &ids, &count, &err);

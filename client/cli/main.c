@@ -29,8 +29,8 @@ static const char epilogue[] =
     "  run [PROMPT|-]         text in, text streamed out\n"
     "  chat                   a conversation, with history\n"
     "  generate               tokens or text in, tokens and text out; for scripts\n"
-    "  tokenize TEXT|-        text to token ids (needs no daemon)\n"
-    "  detokenize IDS         token ids to text (needs no daemon)\n"
+    "  tokenize TEXT|-        text to token ids (with --model or --tokenizer: no daemon)\n"
+    "  detokenize IDS         token ids to text (with --model or --tokenizer: no daemon)\n"
     "  status                 the daemon's state, workers and counters\n"
     "  ps                     open requests of every client\n"
     "  cancel ID              ends a request that ps shows\n"
@@ -55,7 +55,9 @@ int main(int argc, char **argv)
         {"model", 0, ARGS_TEXT, "DIR", "start a private daemon on this checkpoint for the command",
          .target = &cli.model},
         {"tokenizer", 0, ARGS_TEXT, "PATH",
-         "tokenizer.json, or a folder that holds one (default: the model's)", .target = &cli.tokenizer},
+         "tokenizer.json, or a folder with it, the chat template and generation_config.json\n"
+         "(default: the model's folder)",
+         .target = &cli.tokenizer},
         {"device", 0, ARGS_TEXT, "DEVICE",
          "auto, cpu, cuda[:N] or emulated; handed to the private daemon,\nas are all below",
          .target = &cli.device},

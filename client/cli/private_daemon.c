@@ -323,6 +323,19 @@ int private_daemon_start(struct cli *cli, struct private_daemon **out, int *sign
     return rc;
 }
 
+int private_daemon_exit(int code)
+{
+    switch (code) {
+    case HELM_E_USAGE:
+        return CLI_EXIT_USAGE;
+    case HELM_E_PEER:
+    case HELM_E_NOMEM:
+        return CLI_EXIT_FAILED;
+    default:
+        return CLI_EXIT_REFUSED;
+    }
+}
+
 void private_daemon_show_log(const struct private_daemon *daemon)
 {
     char path[PATH_MAX + 8], tail[LOG_TAIL + 1];

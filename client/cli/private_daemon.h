@@ -14,6 +14,10 @@
 HELM_MUST_CHECK int private_daemon_start(struct cli *cli, struct private_daemon **out, int *signal_number,
                                          struct helm_err *err);
 
+/* The exit status that says why private_daemon_start failed with this code, a signal apart: helmd's own
+ * (usage, refused), or failed where it died or could not be run. */
+int private_daemon_exit(int code);
+
 /* "ipc://..."; valid as long as the daemon. */
 const char *private_daemon_endpoint(const struct private_daemon *daemon);
 

@@ -22,8 +22,8 @@ struct sampling_options {
 void sampling_fill_table(struct sampling_options *options, struct args_option table[SAMPLING_OPTION_COUNT]);
 
 /* Takes temperature, top-k, top-p, min-p and repetition penalty from the folder's generation_config.json
- * where the command line did not give them: as published, sampling with do_sample true, greedy otherwise. No
- * such file: greedy. */
+ * where the command line did not give them: as published, sampling with do_sample true, greedy otherwise
+ * (the repetition penalty either way). No such file: greedy. */
 HELM_MUST_CHECK int sampling_apply_checkpoint(const char *folder, struct sampling_options *options,
                                               struct helm_err *err);
 

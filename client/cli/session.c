@@ -3,6 +3,7 @@
  * Called by the commands; everything lands in struct cli and is given back by cli_close. */
 #include "client/cli/cli.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -75,8 +76,7 @@ int cli_open(struct cli *cli)
         if (rc < 0) {
             if (signal_number) return CLI_EXIT_SIGNAL + signal_number;
             cli_complain(err.text);
-            /* died or broke down: failed; every reason that helmd gave for not starting: refused */
-            return rc == HELM_E_PEER || rc == HELM_E_NOMEM ? CLI_EXIT_FAILED : CLI_EXIT_REFUSED;
+            return private_daemon_exit(rc);
         }
         endpoint = private_daemon_endpoint(cli->daemon);
     }
@@ -98,18 +98,36 @@ void cli_close(struct cli *cli)
     cli->signal_fd = -1;
 }
 
-int cli_model_folder(struct cli *cli, char **folder, struct helm_err *err)
+static bool is_file(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
+}
+
+/* The daemon's model folder as it is called on the daemon's machine, which need not be this one. */
+static int ask_model_folder(struct cli *cli, char **folder, struct helm_err *err)
+{
+    struct helm_model_info *info = NULL;
+    int rc = helm_model_info(cli->client, CLI_ANSWER_MS, &info, err);
+    if (rc < 0) return rc;
+    if (access(info->folder, X_OK) != 0)
+        rc = helm_fail(err, HELM_E_NOT_FOUND,
+                       "the daemon's model folder %.200s cannot be opened here (%s): --tokenizer DIR names a "
+                       "folder with the model's tokenizer.json, tokenizer_config.json, "
+                       "generation_config.json and chat template",
+                       info->folder, strerror(errno));
+    else if (!(*folder = strdup(info->folder)))
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for a path");
+    free(info);
+    return rc;
+}
+
+int cli_text_folder(struct cli *cli, char **folder, struct helm_err *err)
 {
     *folder = NULL;
-    if (cli->model) {
-        *folder = strdup(cli->model);
-    } else {
-        struct helm_model_info *info = NULL;
-        int rc = helm_model_info(cli->client, CLI_ANSWER_MS, &info, err);
-        if (rc < 0) return rc;
-        *folder = strdup(info->folder);
-        free(info);
-    }
+    const char *named = cli->tokenizer && !is_file(cli->tokenizer) ? cli->tokenizer : cli->model;
+    if (!named) return ask_model_folder(cli, folder, err);
+    *folder = strdup(named);
     return *folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
 }
 
@@ -126,19 +144,10 @@ static int open_tokenizer_file(struct cli *cli, const char *path, struct helm_er
 int cli_open_tokenizer(struct cli *cli, struct helm_err *err)
 {
     char *folder = NULL;
-    int rc = 0;
-    struct stat st;
     if (cli->tok) return 0;
-    if (cli->tokenizer) {
-        if (stat(cli->tokenizer, &st) == 0 && !S_ISDIR(st.st_mode))
-            return open_tokenizer_file(cli, cli->tokenizer, err);
-        folder = strdup(cli->tokenizer);
-        if (!folder) return helm_fail(err, HELM_E_NOMEM, "no memory for a path");
-    } else {
-        rc = cli_model_folder(cli, &folder, err);
-        if (rc < 0) return rc;
-    }
-    rc = helm_tokenizer_open(folder, &cli->tok, err);
+    if (cli->tokenizer && is_file(cli->tokenizer)) return open_tokenizer_file(cli, cli->tokenizer, err);
+    int rc = cli_text_folder(cli, &folder, err);
+    if (rc == 0) rc = helm_tokenizer_open(folder, &cli->tok, err);
     free(folder);
     return rc;
 }
@@ -146,7 +155,7 @@ int cli_open_tokenizer(struct cli *cli, struct helm_err *err)
 int cli_open_chat(struct cli *cli, struct helm_err *err)
 {
     char *folder = NULL;
-    int rc = cli_model_folder(cli, &folder, err);
+    int rc = cli_text_folder(cli, &folder, err);
     if (rc == 0) rc = helm_chat_open(folder, &cli->chat, err);
     free(folder);
     return rc;

@@ -31,6 +31,7 @@ struct stream_result {
     size_t logprob_count, logprob_space;
     uint32_t *logprob_counts; /* as long as tokens */
     const char *finish;       /* "eos", "stop", "length", "cancelled", "error" */
+    bool reported;            /* the daemon said how it ended: prompt_tokens and timings are its own */
     uint32_t prompt_tokens;
     struct helm_timings timings;
     int signal_number; /* that ended it, or 0 */

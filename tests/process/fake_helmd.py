@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """A stand-in for helmd that speaks the client protocol and does as it is told: the first token of a prompt says how
-to behave. Used by test_cli.py, in a thread (FakeDaemon) or as a program named helmd beside a copy of helm-cli.
+to behave. Used by test_cli.py and test_client.py, in a thread (FakeDaemon) or as a program named helmd beside a copy of helm-cli.
 
     10   answers with the tokens 100, 101, 102, ... up to max_tokens (at most 64)
     11   the prompt's other tokens, then end of sequence
@@ -9,6 +9,8 @@ to behave. Used by test_cli.py, in a thread (FakeDaemon) or as a program named h
     15   two tokens, then a Done with FINISH_ERROR
     16   two tokens, then the daemon goes away without a word
     17   two tokens, then silence
+    18   silence, as in a long prefill: a cancel is accepted, and takes effect when the same client's next Generate comes
+    19   the prompt's other tokens once, then as 18
 As a program, $FAKE_HELMD says how to start: "" as usual, "refuse" reports an error, "die" ends before it is ready,
 "hang" never becomes ready. It writes its arguments to $FAKE_HELMD_ARGS.
 """
@@ -42,6 +44,7 @@ class FakeDaemon(threading.Thread):
         self.going = {}        # daemon's id -> [client, request_id, generate, tokens sent]
         self.generated = []    # every Generate that came
         self.cancelled = []
+        self.late = []         # daemon's ids whose cancel has not taken effect yet
         self.last_id = 6
         self.quit = False
 
@@ -107,8 +110,15 @@ class FakeDaemon(threading.Thread):
                 return
             self.cancelled.append(hits[0])
             self.send(client, number, accepted=pb.Accepted(id=hits[0]))
-            self.finish(hits[0], pb.FINISH_CANCELLED, "cancelled by a client")
+            if self.going[hits[0]][2].prompt[0] in (18, 19):
+                self.late.append(hits[0])
+            else:
+                self.finish(hits[0], pb.FINISH_CANCELLED, "cancelled by a client")
         elif kind == "generate":
+            for key in [k for k in self.late if self.going[k][0] == client]:
+                self.late.remove(key)
+                self.send(client, self.going[key][1], token=pb.Token(id=key, index=self.going[key][3], token=7))
+                self.finish(key, pb.FINISH_CANCELLED, "cancelled by a client")
             self.generated.append(request.generate)
             code = {13: pb.ERROR_BUSY, 14: pb.ERROR_CONTEXT}.get(request.generate.prompt[0])
             if code:
@@ -123,6 +133,8 @@ class FakeDaemon(threading.Thread):
             client, number, generate, sent, at = entry
             how, rest = generate.prompt[0], list(generate.prompt[1:]) or [7]
             if time.monotonic() < at:
+                continue
+            if how == 18 or (how == 19 and sent >= len(rest)):
                 continue
             if how == 10 and sent >= min(generate.max_tokens or 64, 64):
                 self.finish(key, pb.FINISH_LENGTH)

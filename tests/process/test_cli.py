@@ -497,6 +497,8 @@ def helmd_tests(folder):
                                   env=env))
     check("... the same", again["stages"] == plan["stages"], again)
     check_exit("helmd: plan as a table", 0, *at, "plan", text="HOST MEMORY", env=env)
+    check_exit("helmd: a device that is none is a usage error", 2, "--model", MODEL, "--device", "foo", "run", "x",
+               text="foo", env=env)
     check_exit("helmd: --strategy is handed on", 4, *at, "--strategy", "all-gpu", "plan", env=env)
     check_exit("helmd: a strategy that is none", 2, *at, "--strategy", "fast", "plan", text="--strategy", env=env)
     check_exit("helmd: a profile that is none", 4, *at[:-1], saved, "plan", text="--profile", env=env)

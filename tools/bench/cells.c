@@ -100,7 +100,7 @@ static int group_open(struct bench *bench, struct bench_group *group, int *statu
     if (group->model) {
         uint64_t start_us = units_now_us();
         int rc = private_daemon_start(&group->cli, &group->cli.daemon, &bench->signal_number, err);
-        if (rc == HELM_E_PEER || rc == HELM_E_NOMEM) *status = CLI_EXIT_FAILED;
+        if (rc < 0) *status = private_daemon_exit(rc);
         if (rc == 0) rc = samples_add(&group->load_seconds, (double)(units_now_us() - start_us) * 1e-6, err);
         if (rc < 0) return rc;
         endpoint = private_daemon_endpoint(group->cli.daemon);
