@@ -102,12 +102,39 @@ static long live_holder(int fd)
     return pid > 0 && (kill((pid_t)pid, 0) == 0 || errno == EPERM) ? pid : 0;
 }
 
+/* A lock file is empty or holds a pid: a file of that name with anything else in it is not a daemon's. */
+static bool is_lock_file(int fd)
+{
+    char text[24];
+    struct stat st;
+    ssize_t n = pread(fd, text, sizeof text, 0);
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode) || n < 0 || n == (ssize_t)sizeof text) return false;
+    for (ssize_t i = 0; i < n; i++)
+        if (!(text[i] >= '0' && text[i] <= '9') && !(text[i] == '\n' && i == n - 1)) return false;
+    return true;
+}
+
+/* Removes a socket, and nothing else that may have its name. */
+static int remove_socket(const char *path, struct helm_err *err)
+{
+    struct stat st;
+    if (lstat(path, &st)) return 0;
+    if (!S_ISSOCK(st.st_mode))
+        return helm_fail(err, HELM_E_PERMISSION, "%s exists and is not a socket", path);
+    if (unlink(path)) return helm_fail_errno(err, "socket %s", path);
+    return 0;
+}
+
 static int lock_endpoint(struct rundir_lock *lock, struct helm_err *err)
 {
     uint64_t give_up_us = units_now_us() + RUNDIR_LOCK_WAIT_MS * 1000;
     for (;;) {
         int fd = open(lock->file, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0) return helm_fail_errno(err, "lock file %s", lock->file);
+        if (!is_lock_file(fd)) {
+            close(fd);
+            return helm_fail(err, HELM_E_PERMISSION, "lock file %s exists and is not a daemon's", lock->file);
+        }
         if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
             struct stat held, named;
             if (fstat(fd, &held) == 0 && stat(lock->file, &named) == 0 && held.st_ino == named.st_ino) {
@@ -138,14 +165,10 @@ static int lock_endpoint(struct rundir_lock *lock, struct helm_err *err)
         return helm_fail_errno(err, "lock file %s", lock->file);
     /* Nobody holds this endpoint, so a socket file there is a dead daemon's. Anything else is not ours to
      * remove. */
-    struct stat st;
-    if (lstat(lock->socket, &st) == 0) {
-        if (!S_ISSOCK(st.st_mode))
-            return helm_fail(err, HELM_E_PERMISSION, "%s exists and is not a socket", lock->socket);
-        if (unlink(lock->socket)) return helm_fail_errno(err, "stale socket %s", lock->socket);
-        log_info("removed the socket of a daemon that is gone: %s", lock->socket);
-    }
-    return 0;
+    bool stale = access(lock->socket, F_OK) == 0;
+    int rc = remove_socket(lock->socket, err);
+    if (!rc && stale) log_info("removed the socket of a daemon that is gone: %s", lock->socket);
+    return rc;
 }
 
 static int add_endpoint(struct rundir *dir, const char *text, struct helm_err *err)
@@ -224,8 +247,8 @@ void rundir_close(struct rundir *dir)
         dir->private_dir[0] = 0;
     }
     for (uint32_t i = 0; i < dir->lock_count; i++) {
-        if (dir->lock[i].fd < 0) continue; /* somebody else's */
-        unlink(dir->lock[i].socket);
+        if (dir->lock[i].fd < 0) continue;              /* somebody else's */
+        (void)remove_socket(dir->lock[i].socket, NULL); /* not what rundir_open refused to replace */
         unlink(dir->lock[i].file);
         close(dir->lock[i].fd);
     }

@@ -32,8 +32,9 @@ struct rundir {
 };
 
 /* Chooses, makes and checks the directories, resolves `listen` (empty: RUNDIR/helmd.sock), locks every ipc
- * endpoint and removes the socket of a dead daemon. HELM_E_BUSY: a live daemon holds it. rundir_close either
- * way. */
+ * endpoint and removes the socket of a dead daemon. HELM_E_BUSY: a live daemon holds it; HELM_E_PERMISSION:
+ * something that no daemon made has the name of the socket or of its lock, and stays as it is. rundir_close
+ * either way. */
 HELM_MUST_CHECK int rundir_open(const char *option, const struct args_list *listen, struct rundir *dir,
                                 struct helm_err *err);
 /* Removes everything that rundir_open and the sockets made, the locks last. */
