@@ -192,14 +192,19 @@ static void workers_plan_restart(struct workers *workers)
 {
     uint64_t now_us = units_now_us();
     uint32_t ring = sizeof workers->death_us / sizeof *workers->death_us;
+    uint32_t unready = workers->unready_starts;
     workers->falling = false;
     workers->death_us[workers->deaths++ % ring] = now_us;
     uint32_t recent = deaths_within(workers, now_us);
     char text[HELM_ERR_TEXT];
-    if (!workers->ever_ready && (workers->fault_code || workers->deaths >= START_TRIES)) {
+    /* However long each try took: what the workers need is not there, which no rate of deaths has to say. */
+    if (unready >= START_TRIES || (!workers->ever_ready && workers->fault_code)) {
+        snprintf(text, sizeof text, "%s%.400s",
+                 workers->ever_ready ? "workers could not be started again, the last time " : "",
+                 workers->why);
         workers->events.given_up(workers->events.context,
-                                 workers->fault_code ? workers->fault_code : HELM_E_PEER, workers->why,
-                                 false);
+                                 workers->fault_code ? workers->fault_code : HELM_E_PEER, text,
+                                 workers->ever_ready);
         return;
     }
     if (workers->ever_ready && recent > workers->config.restart_limit) {
@@ -210,6 +215,9 @@ static void workers_plan_restart(struct workers *workers)
     }
     uint64_t wait_us = recent <= 1 ? 0 : (uint64_t)50000 << (recent - 2 < 7 ? recent - 2 : 7);
     if (wait_us > 5 * SECOND_US) wait_us = 5 * SECOND_US;
+    /* Few tries, so not all within a moment: what was missing may be given back. */
+    if (workers->ever_ready && unready && wait_us < unready * RETRY_WAIT_US)
+        wait_us = unready * RETRY_WAIT_US;
     workers->start_at_us = now_us + wait_us;
     for (uint32_t i = 0; i < workers->count; i++) workers->worker[i].restarts++;
 }
@@ -319,6 +327,7 @@ void workers_start(struct workers *workers)
     struct helm_err err = {0};
     workers->start_at_us = UINT64_MAX;
     workers->epoch++;
+    workers->unready_starts++;
     quiet_weights_bell(workers);
     workers->events.prepare(workers->events.context, workers->epoch);
     for (uint32_t i = 0; i < workers->count; i++) {
@@ -415,6 +424,7 @@ static void on_ready(struct workers *workers, struct worker *w, const control_ms
     if (w->home == PLAN_HOME_GPU) log_vram(workers, w, ready);
     if (!workers_ready(workers)) return;
     workers->ever_ready = true;
+    workers->unready_starts = 0;
     workers->events.ready(workers->events.context);
 }
 

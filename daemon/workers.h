@@ -6,7 +6,8 @@
  * workers_events`.
  *
  * Workers live and die together: they wait for each other in the arena, so when one ends the others are
- * killed, and all are started again under the next epoch once the last is reaped.
+ * killed, and all are started again under the next epoch once the last is reaped. That ends when it happens
+ * too often within a minute, or when some starts in a row did not come to READY, however long they took.
  *
  * States of one: down (all start at start_at) -> starting (until HELLO) -> loading (until READY) -> ready ->
  * down ... */
@@ -108,6 +109,7 @@ struct workers {
     bool ever_ready, stopping;
     uint64_t death_us[64]; /* ring of the latest deaths */
     uint32_t deaths;
+    uint32_t unready_starts; /* in a row, that never came to READY; with the one under way */
 };
 
 /* Finds the programs of the plan's workers and binds the control socket; starts nothing yet. */

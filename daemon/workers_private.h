@@ -14,7 +14,8 @@
 #define STEP_PING_US      (2 * SECOND_US)  /* for the answer to a PING sent because a step is late */
 #define STEP_LATE_FACTOR  10               /* a worker that answers PING may be this many bounds late */
 #define LAST_WORDS_US     (SECOND_US / 5)  /* for the FAULT of a worker that has exited already */
-#define START_TRIES       3                /* deaths before the first READY */
+#define START_TRIES       3                /* in a row without READY, be it the first or a later one */
+#define RETRY_WAIT_US     SECOND_US        /* after a later one that failed; twice as long after the second */
 #define DEATH_WINDOW_US   (60 * SECOND_US)
 
 typedef Helm__Control__V1__Control control_msg;

@@ -13,10 +13,10 @@
  *
  * Faults: HELM_FAKE_WORKER="key=value ..." in the environment; "gpu.key=value" is for that worker alone.
  * Keys: step_us (time a step takes), token_us (for each token of it besides), load_ms, crash_step=N (abort in
- * step N of each life), crash_epoch=E (only in this epoch), exit_load=1, exit_loaded=1, hang_step=N (never
- * answers, nor PING), slow_pong=1, bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, fault_load=1,
- * ignore_shutdown=1, eos_at=N (the N-th output token is token 1), garbage=1 (a frame that is no message,
- * after READY). */
+ * step N of each life), crash_epoch=E (only in this epoch), exit_load=1, exit_loaded=1, fault_load=1 (these
+ * three from epoch load_from=E to load_to=E, else always), hang_step=N (never answers, nor PING),
+ * slow_pong=1, bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, ignore_shutdown=1, eos_at=N (the N-th
+ * output token is token 1), garbage=1 (a frame that is no message, after READY). */
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -82,6 +82,12 @@ static bool fault_now(const struct fake *f, const char *key)
 {
     long epoch = fault("crash_epoch");
     return fault(key) == (long)f->steps && f->steps && (!epoch || epoch == (long)f->epoch);
+}
+
+static bool fault_loading(const struct fake *f, const char *key)
+{
+    long to = fault("load_to");
+    return fault(key) && (long)f->epoch >= fault("load_from") && (!to || (long)f->epoch <= to);
 }
 
 static void sleep_us(long us)
@@ -194,9 +200,9 @@ static void take_plan(struct fake *f, const Helm__Control__V1__Load *request)
 
 static void load(struct fake *f, const Helm__Control__V1__Load *request)
 {
-    if (fault("exit_load")) _exit(9);
+    if (fault_loading(f, "exit_load")) _exit(9);
     take_plan(f, request);
-    if (fault("fault_load")) {
+    if (fault_loading(f, "fault_load")) {
         send_fault(f, HELM_E_CAPACITY, "the fake weights do not fit");
         leave(f);
     }
@@ -212,7 +218,7 @@ static void load(struct fake *f, const Helm__Control__V1__Load *request)
     }
     if (me() == PLAN_HOME_CPU) doorbell_ring(&arena_control_of(&f->arena)->weights_bell, 1);
     if (strcmp(kind, "cpu") == 0) doorbell_ring(&arena_control_of(&f->arena)->weights_bell, 1);
-    if (fault("exit_loaded")) _exit(9);
+    if (fault_loading(f, "exit_loaded")) _exit(9);
     Helm__Control__V1__Control msg = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Ready ready = HELM__CONTROL__V1__READY__INIT;
     ready.threads = 1;

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -97,6 +98,33 @@ def test_workers_that_never_start_are_refused_with_the_reason():
         d.close()
 
 
+def test_workers_that_never_start_again_end_the_daemon_with_the_reason():
+    """However seldom they die: loading may take minutes, and what it needs be gone for good."""
+    for faults, word in [("fault_load=1", "the fake weights do not fit"), ("exit_load=1", "exited with status 9")]:
+        with running("--restart-limit", 1000, faults=f"crash_step=5 crash_epoch=1 load_from=2 {faults}") as d:
+            c = Client(d.endpoint)
+            s = c.generate([3], 100)
+            c.run(s)
+            same(s.done.finish_reason, pb.FINISH_ERROR, "reason")
+            check("could not be started again" in s.done.detail and word in s.done.detail, s.done.detail)
+            same(d.process.wait(20 * SLOW), 5, "exit status")
+            check("giving up: workers could not be started again" in d.log(), d.log())
+            check("epoch 4" in d.log() and "epoch 5" not in d.log(), d.log())
+            same(d.left_behind(), [], "left behind")
+
+
+def test_starts_that_fail_now_and_then_cost_no_token():
+    """Two fail, the next comes to READY: they are counted anew after that."""
+    with running("--restart-limit", 1000, faults="step_us=1000 crash_step=25 exit_load=1 load_from=2 load_to=3") as d:
+        c = Client(d.endpoint)
+        s = c.generate([3], 40)
+        c.run(s)
+        same(s.tokens, expected_tokens([3], 40), f"tokens ({s.error or s.done})")
+        same(c.ask("status").status.workers[0].epoch, 4, "epoch")
+        os.kill(d.children()["worker"], signal.SIGKILL)
+        check(wait_until(lambda: d.log().count("worker cpu ready:") == 3, 10), d.log())
+
+
 def test_too_many_deaths_end_the_daemon_with_a_reason():
     with running("--restart-limit", 3, faults="step_us=1000") as d:
         c = Client(d.endpoint)
@@ -116,6 +144,21 @@ def test_too_many_deaths_end_the_daemon_with_a_reason():
         check("died 4 times" in s.done.detail, s.done.detail)
         same(d.process.wait(5 * SLOW), 5, "exit status")
         same(d.left_behind(), [], "left behind")
+
+
+def test_a_file_in_the_place_of_the_socket_is_refused_and_stays():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "notes.txt")
+        with open(path, "w") as f:
+            f.write("mine")
+        d = Daemon("--listen", "ipc://" + path)
+        same(d.process.wait(20 * SLOW), 4, f"exit status: {d.log()}")
+        check("exists and is not a socket" in d.ready, d.ready)
+        same(os.listdir(folder), ["notes.txt"], "files")
+        with open(path) as f:
+            same(f.read(), "mine", "its text")
+        same(d.left_behind(), [], "left behind")
+        d.close()
 
 
 def test_helmd_killed_leaves_nothing_and_restarts_at_once():
