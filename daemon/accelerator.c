@@ -1,5 +1,5 @@
-/* Finding the accelerator. See accelerator.h. Called by main.c before any thread or signal descriptor exists;
- * owns the probe's process while it runs. */
+/* Finding the accelerator. See accelerator.h. Called by main.c before any thread exists; owns the probe's
+ * process while it runs. */
 #include "daemon/accelerator.h"
 
 #include <errno.h>
@@ -16,9 +16,12 @@
 #include "common/json.h"
 #include "common/log.h"
 #include "common/units.h"
+#include "daemon/end_request.h"
+#include "daemon/worker_process.h"
 
 #define PROBE_BYTES_MAX ((size_t)64 << 10)
 #define PROBE_MS        30000 /* a driver's first start after boot takes seconds */
+#define LAST_LINE_TEXT  320
 /* Where the probe does not say: a context with the kernels and a library's, on the large side, since a plan
  * that the worker then finds too large is refused. */
 #define CONTEXT_BYTES     (768 * MIB)
@@ -86,70 +89,149 @@ int accelerator_parse(const char *text, size_t length, struct accelerator_info d
     return rc;
 }
 
+struct probe {
+    const char *name; /* of the program */
+    pid_t pid;
+    int out, words;
+    char *text; /* what it has printed, at most PROBE_BYTES_MAX */
+    size_t length;
+    char line[LAST_LINE_TEXT]; /* of its standard error, [used] */
+    size_t used;
+    char last[LAST_LINE_TEXT]; /* its last whole one */
+};
+
 /* In the child, after fork: only async-signal-safe calls. */
-static void probe_become(const char *program, const int out[2], pid_t parent)
+static void probe_become(const char *program, const int out[2], const int words[2], pid_t parent)
 {
     char *const argv[] = {(char *)program, (char *)"--probe", NULL};
+    sigset_t none;
+    sigemptyset(&none);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(127);
     int null = open("/dev/null", O_RDONLY);
     if (null >= 0) dup2(null, STDIN_FILENO);
-    if (dup2(out[1], STDOUT_FILENO) < 0) _exit(126);
+    if (dup2(out[1], STDOUT_FILENO) < 0 || dup2(words[1], STDERR_FILENO) < 0) _exit(126);
+    sigprocmask(SIG_SETMASK, &none, NULL);
     execv(program, argv);
     _exit(127);
 }
 
-/* Reads until the end, PROBE_BYTES_MAX, or the time is over: true at the end. */
-static bool probe_read(int fd, char *text, size_t *length)
+static int probe_start(const char *program, struct probe *p, struct helm_err *err)
 {
-    uint64_t end_us = units_now_us() + (uint64_t)PROBE_MS * 1000;
-    *length = 0;
-    for (;;) {
-        uint64_t now_us = units_now_us();
-        struct pollfd item = {.fd = fd, .events = POLLIN};
-        if (now_us >= end_us || *length == PROBE_BYTES_MAX) return false;
-        if (poll(&item, 1, (int)((end_us - now_us + 999) / 1000)) <= 0) continue;
-        ssize_t n = read(fd, text + *length, PROBE_BYTES_MAX - *length);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return n == 0;
-        *length += (size_t)n;
+    int out[2] = {-1, -1}, words[2] = {-1, -1}, rc = 0;
+    if (pipe2(out, O_CLOEXEC) || pipe2(words, O_CLOEXEC)) {
+        rc = helm_fail_errno(err, "pipe to the probe");
+    } else {
+        pid_t parent = getpid();
+        p->pid = fork();
+        if (p->pid == 0) probe_become(program, out, words, parent);
+        if (p->pid < 0) rc = helm_fail_errno(err, "starting %s", program);
     }
+    if (out[1] >= 0) close(out[1]);
+    if (words[1] >= 0) close(words[1]);
+    p->out = out[0];
+    p->words = words[0];
+    return rc;
+}
+
+/* Keeps what will be read as JSON; false at the end. */
+static bool take_text(struct probe *p)
+{
+    ssize_t n = read(p->out, p->text + p->length, PROBE_BYTES_MAX + 1 - p->length);
+    if (n < 0 && errno == EINTR) return true;
+    if (n > 0) p->length += (size_t)n;
+    return n > 0 && p->length <= PROBE_BYTES_MAX;
+}
+
+static void end_line(struct probe *p)
+{
+    p->line[p->used] = 0;
+    for (char *c = p->line; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = ' ';
+    p->used = 0;
+    if (p->line[strspn(p->line, " ")]) memcpy(p->last, p->line, sizeof p->last);
+}
+
+/* Passes on what it says to people, and keeps its last line; false at the end. */
+static bool take_words(struct probe *p)
+{
+    char text[1024];
+    ssize_t n = read(p->words, text, sizeof text);
+    if (n < 0 && errno == EINTR) return true;
+    if (n > 0 && write(STDERR_FILENO, text, (size_t)n) < 0) log_debug("standard error: %s", strerror(errno));
+    for (ssize_t i = 0; i < n; i++) {
+        if (text[i] == '\n')
+            end_line(p);
+        else if (p->used < sizeof p->line - 1)
+            p->line[p->used++] = text[i];
+    }
+    return n > 0;
+}
+
+/* Reads until both are closed, or standard error alone has been open for a second: others may have inherited
+ * it. */
+static int probe_read(struct probe *p, int end_fd, struct helm_err *err)
+{
+    enum { TEXT, WORDS, END, COUNT };
+    uint64_t end_us = units_now_us() + (uint64_t)PROBE_MS * 1000;
+    struct pollfd item[COUNT] = {[TEXT] = {.fd = p->out, .events = POLLIN},
+                                 [WORDS] = {.fd = p->words, .events = POLLIN},
+                                 [END] = {.fd = end_fd, .events = POLLIN}};
+    while (item[TEXT].fd >= 0 || item[WORDS].fd >= 0) {
+        uint64_t now_us = units_now_us();
+        if (now_us >= end_us && item[TEXT].fd < 0) return 0;
+        if (now_us >= end_us)
+            return helm_fail(err, HELM_E_PEER, "%s --probe did not end within %d s", p->name,
+                             PROBE_MS / 1000);
+        if (poll(item, COUNT, (int)((end_us - now_us + 999) / 1000)) <= 0) continue;
+        int rc = item[END].revents ? end_request_check(err) : 0;
+        if (rc) return rc;
+        if (item[WORDS].revents && !take_words(p)) item[WORDS].fd = -1;
+        if (!item[TEXT].revents || take_text(p)) continue;
+        if (p->length > PROBE_BYTES_MAX)
+            return helm_fail(err, HELM_E_LIMIT, "%s --probe printed more than %zu bytes", p->name,
+                             PROBE_BYTES_MAX);
+        item[TEXT].fd = -1;
+        end_us = units_now_us() + 1000000;
+    }
+    return 0;
+}
+
+/* What it printed, or why that is nothing. */
+static int probe_result(struct probe *p, int status, struct accelerator_info *devices, uint32_t *count,
+                        struct helm_err *err)
+{
+    char how[128];
+    bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    while (p->length && (p->text[p->length - 1] == '\n' || p->text[p->length - 1] == ' ')) p->length--;
+    int rc = p->length ? accelerator_parse(p->text, p->length, devices, count, err) : HELM_E_PEER;
+    if (!rc || rc == HELM_E_NOT_FOUND || (well && p->length)) return rc;
+    if (p->used) end_line(p);
+    worker_process_describe(status, how, sizeof how);
+    return helm_fail(err, HELM_E_PEER, "%s --probe %s and printed nothing%s%s%s", p->name, how,
+                     p->length ? " that can be read" : "", p->last[0] ? ": " : "", p->last);
 }
 
 static int probe_run(const char *program, struct accelerator_info *devices, uint32_t *count,
                      struct helm_err *err)
 {
-    int out[2] = {-1, -1}, status = 0, rc = 0;
-    size_t length = 0;
-    char *text = malloc(PROBE_BYTES_MAX + 1);
-    if (!text) return helm_fail(err, HELM_E_NOMEM, "no memory to probe for devices");
-    if (pipe2(out, O_CLOEXEC)) {
-        rc = helm_fail_errno(err, "pipe to the probe");
-        goto out;
+    const char *slash = strrchr(program, '/');
+    struct probe p = {.name = slash ? slash + 1 : program, .pid = -1, .out = -1, .words = -1};
+    int status = 0, end_fd = end_request_watch();
+    p.text = malloc(PROBE_BYTES_MAX + 1);
+    int rc = p.text ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to probe for devices");
+    if (!rc) rc = probe_start(program, &p, err);
+    if (!rc) {
+        rc = probe_read(&p, end_fd, err);
+        if (rc) kill(p.pid, SIGKILL);
+        while (waitpid(p.pid, &status, 0) < 0 && errno == EINTR) {}
+        if (!rc) rc = end_request_check(err); /* Ctrl-C ends it as well, maybe first */
+        if (!rc) rc = probe_result(&p, status, devices, count, err);
     }
-    pid_t parent = getpid(), child = fork();
-    if (child == 0) probe_become(program, out, parent);
-    if (child < 0) {
-        rc = helm_fail_errno(err, "starting %s", program);
-        goto out;
-    }
-    close(out[1]);
-    out[1] = -1;
-    bool whole = probe_read(out[0], text, &length);
-    if (!whole) kill(child, SIGKILL);
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
-    while (length && (text[length - 1] == '\n' || text[length - 1] == ' ')) length--;
-    if (!whole)
-        rc = helm_fail(err, HELM_E_PEER, "%s --probe did not end within %d s", program, PROBE_MS / 1000);
-    else if (length)
-        rc = accelerator_parse(text, length, devices, count, err);
-    else
-        rc = helm_fail(err, HELM_E_PEER, "%s --probe printed nothing and ended with status %d", program,
-                       WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
-out:
-    for (int i = 0; i < 2; i++)
-        if (out[i] >= 0) close(out[i]);
-    free(text);
+    if (p.out >= 0) close(p.out);
+    if (p.words >= 0) close(p.words);
+    if (end_fd >= 0) close(end_fd);
+    free(p.text);
     return rc;
 }
 
@@ -212,8 +294,7 @@ static void choose_cuda(const struct accelerator_info *device, uint32_t index, u
              units_format_size(device->vram_free, size));
 }
 
-/* The one asked for. `auto` takes none yet: the CUDA kernels have to be verified on hardware first
- * (docs/benchmarks.md says what has run there), so a GPU is used only by whoever asks for it. */
+/* The one asked for: by its number, the first (`cuda`), or the one with the most free memory (`auto`). */
 static int choose_probed(const char *option, uint64_t vram_bytes, const struct accelerator_info *devices,
                          uint32_t count, struct accelerator *choice, struct helm_err *err)
 {
@@ -223,7 +304,7 @@ static int choose_probed(const char *option, uint64_t vram_bytes, const struct a
         if (number >= count)
             return helm_fail(err, HELM_E_NOT_FOUND, "there is no device %lu, only %u", number, count);
         index = (uint32_t)number;
-    } else if (!choice->required) { /* auto: where there is most room */
+    } else if (!choice->required) {
         for (uint32_t i = 1; i < count; i++)
             if (devices[i].vram_free > devices[index].vram_free) index = i;
     }
@@ -253,15 +334,22 @@ int accelerator_choose(const char *option, uint64_t vram_bytes, const char *work
             return helm_fail(err, HELM_E_UNSUPPORTED, "--device emulated: there is no helm-worker-gpu");
         choose_emulated(vram_bytes, choice);
     } else {
-        int rc = access(worker_program, X_OK)
+        int rc = 0;
+        if (access(worker_program, X_OK))
+            rc = errno == ENOENT
                      ? helm_fail(&found, HELM_E_NOT_FOUND, "there is no helm-worker-gpu")
-                     : probe_run(worker_program, devices, &count, &found);
+                     : helm_fail(&found, HELM_E_PERMISSION, "helm-worker-gpu: %s", strerror(errno));
+        if (!rc) rc = probe_run(worker_program, devices, &count, &found);
         if (!rc) rc = choose_probed(option, vram_bytes, devices, count, choice, &found);
+        if (rc == HELM_E_CANCELLED) return helm_fail(err, rc, "%s", found.text);
         if (rc && choice->required)
-            return helm_fail(err, HELM_E_UNSUPPORTED, "--device %s: %.400s", option, found.text);
+            return helm_fail(err, HELM_E_UNSUPPORTED, "--device %s: %.460s", option, found.text);
         if (rc) {
             snprintf(choice->why, sizeof choice->why, "no GPU chosen (%.160s)", found.text);
-            log_info("device: %s: everything is planned on the CPU", choice->why);
+            /* A machine without a GPU is in order; one that could not be asked may have one that lies idle.
+             */
+            log_at(rc == HELM_E_NOT_FOUND ? LOG_LEVEL_INFO : LOG_LEVEL_WARN,
+                   "device: no GPU chosen (%s): everything is planned on the CPU", found.text);
             if (vram_bytes) log_warn("--vram has no effect where no GPU is used");
             return 0;
         }

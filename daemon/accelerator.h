@@ -3,8 +3,8 @@
  * Called by main.c once, before planning. helmd never loads CUDA: it asks `helm-worker-gpu --probe`, which
  * prints one JSON line, {"devices": [{"name", "uuid", "vram_bytes", "vram_free", "numa_node", "compute",
  * "context_bytes", "driver", "link_generation", "link_width" (the last four optional)}, ...], "error": TEXT
- * (optional: why there is none)}. What the probe prints is bounded and checked; a probe that hangs is killed.
- */
+ * (optional: why there is none)}. What the probe prints is bounded and checked; a probe that hangs is killed;
+ * its standard error is passed on. */
 #ifndef HELM_DAEMON_ACCELERATOR_H
 #define HELM_DAEMON_ACCELERATOR_H
 
@@ -35,7 +35,9 @@ struct accelerator {
 };
 
 /* `option`: --device as checked by config.c. `vram_bytes`: --vram, 0 when not given. A device that was asked
- * for and is not there is HELM_E_UNSUPPORTED with the reason; `auto` without one is not an error. */
+ * for and is not there is HELM_E_UNSUPPORTED with the reason; `auto` without one is not an error, and a probe
+ * that failed, other than by finding none, is warned of. HELM_E_CANCELLED: helmd was told to end
+ * (end_request.h). */
 HELM_MUST_CHECK int accelerator_choose(const char *option, uint64_t vram_bytes, const char *worker_program,
                                        struct accelerator *choice, struct helm_err *err);
 

@@ -20,6 +20,7 @@
 #include "common/units.h"
 #include "daemon/accelerator.h"
 #include "daemon/config.h"
+#include "daemon/end_request.h"
 #include "daemon/loop.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/planner/planner.h"
@@ -124,9 +125,9 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     /* That there is none is for the choice of the device to say. */
     int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_HOME_GPU), gpu_program,
                                  sizeof gpu_program, &none);
-    rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, rc ? "" : gpu_program, &d->device,
-                            err);
+    rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, gpu_program, &d->device, err);
     if (!rc) rc = profiling_get(&profiling, &d->profile, err);
+    if (!rc) rc = end_request_check(err);
     if (c->no_chains) /* what they would take is no price to plan with */
         d->profile.gpu.chain_gemv = d->profile.gpu.chain_attention = d->profile.gpu.chain_operation =
             (struct profile_value){0};
@@ -207,9 +208,11 @@ static int name_folder(struct model *model, struct helm_err *err)
 static int start(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
-    int rc = model_read(c->model, &d->model, err);
+    int rc = end_request_block(err);
+    if (!rc) rc = model_read(c->model, &d->model, err);
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = make_plan(d, err);
+    if (!rc) rc = end_request_check(err); /* from here on the loop takes it */
     if (!rc) rc = loop_open_signals(&d->signal_fd, err);
     if (!rc) rc = rundir_open(c->rundir, &c->listen, &d->rundir, err);
     if (!rc) rc = keeper_start(&d->rundir, &d->keeper, err);
@@ -295,12 +298,13 @@ int main(int argc, char **argv)
     if (!rc) status = serve_until_told(&d);
 out:
     if (rc) {
-        log_error("%s", err.text);
+        bool ended = rc == HELM_E_CANCELLED; /* as by the loop: no failure */
+        log_at(ended ? LOG_LEVEL_INFO : LOG_LEVEL_ERROR, "%s", err.text);
         if (d.ready_fd < 0 && d.config.ready_fd <= 65535)
             (void)take_inherited_fd("", d.config.ready_fd, &d.ready_fd, &err);
         loop_tell_ready_fd(&d.ready_fd, "error %s %s", helm_code_name(rc), err.text);
-        sd_notifyf(0, "STATUS=refused: %.300s", err.text);
-        status = rc == HELM_E_USAGE ? 2 : 4;
+        sd_notifyf(0, "STATUS=%s%.300s", ended ? "" : "refused: ", err.text);
+        status = ended ? 0 : rc == HELM_E_USAGE ? 2 : 4;
     }
     stop(&d);
     return status;

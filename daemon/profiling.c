@@ -1,5 +1,5 @@
-/* Which profile is planned with. See profiling.h. Called by main.c before any thread or signal descriptor
- * exists; owns helm-profile's process while it runs. */
+/* Which profile is planned with. See profiling.h. Called by main.c before any thread exists; owns
+ * helm-profile's process while it runs. */
 #include "daemon/profiling.h"
 
 #include <errno.h>
@@ -15,12 +15,12 @@
 
 #include "common/log.h"
 #include "common/units.h"
+#include "daemon/end_request.h"
 #include "daemon/worker_process.h"
 
-#define PROGRAM    "helm-profile"
-#define LIMIT_US   ((uint64_t)300 * 1000000) /* it says itself that it needs one minute at most */
-#define LINE_TEXT  256
-#define REPORT_FDS 2 /* its output; the parent's pipe */
+#define PROGRAM   "helm-profile"
+#define LIMIT_US  ((uint64_t)300 * 1000000) /* it says itself that it needs one minute at most */
+#define LINE_TEXT 256
 
 /* ---- helm-profile as a child -------------------------------------------------------------------------- */
 
@@ -35,6 +35,8 @@ struct child {
 /* In the child, after fork: only async-signal-safe calls. */
 static void child_become(const char *program, char *const argv[], int out, pid_t parent)
 {
+    sigset_t none;
+    sigemptyset(&none);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(127);
     int null = open("/dev/null", O_RDONLY);
@@ -42,6 +44,7 @@ static void child_become(const char *program, char *const argv[], int out, pid_t
     int sink = open("/dev/null", O_WRONLY);
     if (sink >= 0) dup2(sink, STDOUT_FILENO);
     if (dup2(out, STDERR_FILENO) < 0) _exit(126);
+    sigprocmask(SIG_SETMASK, &none, NULL);
     execv(program, argv);
     _exit(127);
 }
@@ -83,22 +86,28 @@ static bool take_output(struct child *child)
     return n > 0;
 }
 
-/* Until it ends, the parent goes, or its time is over. */
-static int child_watch(struct child *child, int parent_fd, struct helm_err *err)
+/* Until it ends, the parent goes, helmd is told to end, or its time is over. */
+static int child_watch(struct child *child, int parent_fd, int end_fd, struct helm_err *err)
 {
+    enum { OUTPUT, PARENT, END, COUNT };
     uint64_t end_us = units_now_us() + LIMIT_US;
     for (;;) {
         uint64_t now_us = units_now_us();
-        struct pollfd item[REPORT_FDS] = {{.fd = child->out, .events = POLLIN},
-                                          {.fd = parent_fd, .events = POLLIN}};
+        /* Of the parent's pipe only the end counts, which needs no asking for: bytes that nobody reads here
+         * would keep poll from sleeping, beside what is measured. */
+        struct pollfd item[COUNT] = {[OUTPUT] = {.fd = child->out, .events = POLLIN},
+                                     [PARENT] = {.fd = parent_fd},
+                                     [END] = {.fd = end_fd, .events = POLLIN}};
         if (now_us >= end_us)
             return helm_fail(err, HELM_E_PEER, PROGRAM " did not end within %.0f s", (double)LIMIT_US / 1e6);
-        int n = poll(item, REPORT_FDS, (int)((end_us - now_us + 999) / 1000));
+        int n = poll(item, COUNT, (int)((end_us - now_us + 999) / 1000));
         if (n < 0 && errno != EINTR) return helm_fail_errno(err, "waiting for " PROGRAM);
         if (n <= 0) continue;
-        if (item[1].revents & (POLLHUP | POLLERR))
+        int rc = item[END].revents ? end_request_check(err) : 0;
+        if (rc) return rc;
+        if (item[PARENT].revents & (POLLHUP | POLLERR))
             return helm_fail(err, HELM_E_CANCELLED, "the parent has gone");
-        if (item[0].revents && !take_output(child)) return 0;
+        if (item[OUTPUT].revents && !take_output(child)) return 0;
     }
 }
 
@@ -111,6 +120,8 @@ static int child_end(struct child *child, int rc, struct helm_err *err)
         ;
     if (child->used) take_line(child);
     if (rc || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) return rc;
+    rc = end_request_check(err); /* Ctrl-C ends it as well, maybe first */
+    if (rc) return rc;
     worker_process_describe(status, how, sizeof how);
     return helm_fail(err, HELM_E_PEER, PROGRAM " %s%s%s", how, child->last[0] ? ": " : "", child->last);
 }
@@ -140,10 +151,12 @@ static int measure(const struct profiling_request *r, bool quick, struct helm_er
     if (quick) argv[n++] = "--quick";
     log_info("profile: measuring it, %s", quick ? "quickly (some seconds)" : "once (up to a minute)");
     sd_notify(0, "STATUS=measuring this machine");
+    int end_fd = end_request_watch();
     rc = child_start(program, (char *const *)argv, &child, err);
-    if (!rc) rc = child_watch(&child, r->parent_fd, err);
+    if (!rc) rc = child_watch(&child, r->parent_fd, end_fd, err);
     if (child.pid > 0) rc = child_end(&child, rc, err);
     if (child.out >= 0) close(child.out);
+    if (end_fd >= 0) close(end_fd);
     return rc;
 }
 

@@ -19,6 +19,7 @@ struct profiling_request {
     int parent_fd;                    /* the measuring ends when its writer closes it; -1: none */
 };
 
+/* HELM_E_CANCELLED: the parent has gone, or helmd was told to end (end_request.h), while it was measured. */
 HELM_MUST_CHECK int profiling_get(const struct profiling_request *request, struct profile *profile,
                                   struct helm_err *err);
 

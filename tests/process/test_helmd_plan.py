@@ -4,6 +4,7 @@ it, and how long a prompt may hold up others."""
 import glob
 import json
 import os
+import signal
 import stat
 import sys
 import tempfile
@@ -146,22 +147,63 @@ def test_a_helm_profile_that_is_not_there_or_fails_is_an_error_with_its_last_lin
     d.close()
 
 
-def test_ending_helmd_ends_a_measurement():
+def running_as(line):
+    """Whether any process has this command line."""
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            if open(path, "rb").read() == line:
+                return True
+        except OSError:
+            pass
+    return False
+
+
+def test_ending_helmd_ends_a_measurement_in_order():
     m = Machine()
     m.helm_profile("echo begun >&2; exec sleep 100.125")
-    d = m.start("--device", "cpu", wait=False)
-    check(wait_until(lambda: "begun" in d.log(), 10), d.log())
-    d.stop()
+    for sig, name in [(signal.SIGTERM, "Terminated"), (signal.SIGINT, "Interrupt"), (signal.SIGHUP, "Hangup")]:
+        d = m.start("--device", "cpu", wait=False)
+        begun = d.log().count("begun")
+        check(wait_until(lambda: d.log().count("begun") > begun and running_as(b"sleep\x00100.125\x00"), 10), d.log())
+        same(d.stop(sig), 0, f"exit status: {d.log()}")
+        ready = d.wait_ready()
+        check(ready.startswith("error cancelled ended on request") and name in ready, ready)
+        check(wait_until(lambda: not running_as(b"sleep\x00100.125\x00"), 5), "the measurement goes on")
+        same(d.left_behind(), [], "left behind")
+    d.close()
 
-    def sleeping():
-        lines = []
-        for path in glob.glob("/proc/[0-9]*/cmdline"):
-            try:
-                lines.append(open(path, "rb").read())
-            except OSError:
-                pass
-        return b"sleep\x00100.125\x00" in lines
-    check(wait_until(lambda: not sleeping(), 5), "the measurement goes on")
+
+def test_ending_helmd_ends_a_probe_in_order():
+    for device in "cuda", "auto":
+        with running("--device", device, gpu=True, faults="probe_hang=1", wait=False) as d:
+            check(wait_until(lambda: "gpu" in d.children(), 10), d.log())
+            same(d.stop(), 0, f"exit status: {d.log()}")
+            check(d.wait_ready().startswith("error cancelled "), d.log())
+            same(d.left_behind(), [], "left behind")
+
+
+def test_a_parents_unread_bytes_do_not_keep_helmd_busy_while_it_measures():
+    m = Machine()
+    m.helm_profile("echo begun >&2; exec sleep 100.25")
+    r, w = os.pipe()
+    os.set_inheritable(r, True)
+    os.write(w, b"nobody reads this yet\n")
+    d = m.start("--device", "cpu", "--parent-fd", r, wait=False)
+    os.close(r)
+
+    def cpu_seconds():
+        with open(f"/proc/{d.pid}/stat") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    check(wait_until(lambda: "begun" in d.log(), 10), d.log())
+    before = cpu_seconds()
+    time.sleep(1.5)
+    used = cpu_seconds() - before
+    check(used < 0.3, f"{used:.2f} s of processor time while waiting")
+    os.close(w)
+    same(d.process.wait(10 * SLOW), 0, f"exit status: {d.log()}")
+    check("the parent has gone" in d.log(), d.log())
+    check(wait_until(lambda: not running_as(b"sleep\x00100.25\x00"), 5), "the measurement goes on")
     d.close()
 
 

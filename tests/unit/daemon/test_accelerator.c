@@ -5,12 +5,14 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/log.h"
 #include "common/units.h"
 #include "daemon/accelerator.h"
 
@@ -75,17 +77,43 @@ static void a_bad_probe_is_refused(void **state)
     }
 }
 
-/* A program that prints `text` for --probe. */
-static const char *program_printing(const char *text)
+/* A program that does so when it is called with --probe. */
+static const char *program_doing(const char *script)
 {
     static char path[64];
     snprintf(path, sizeof path, "/tmp/helm-probe-test-XXXXXX");
     int fd = mkstemp(path);
     assert_true(fd >= 0);
-    dprintf(fd, "#!/bin/sh\n[ \"$1\" = --probe ] && cat <<'END'\n%s\nEND\n", text);
+    dprintf(fd, "#!/bin/sh\n[ \"$1\" = --probe ] || exit 99\n%s\n", script);
     fchmod(fd, 0700);
     close(fd);
     return path;
+}
+
+static const char *program_printing(const char *text)
+{
+    char script[1024];
+    int n = snprintf(script, sizeof script, "cat <<'END'\n%s\nEND", text);
+    assert_true(n > 0 && (size_t)n < sizeof script);
+    return program_doing(script);
+}
+
+/* What accelerator_choose("auto") writes to standard error. */
+static void choose_and_listen(const char *program, struct accelerator *a, char *said, size_t size)
+{
+    struct helm_err err = {0};
+    char path[] = "/tmp/helm-probe-words-XXXXXX";
+    int before = dup(STDERR_FILENO), fd = mkostemp(path, O_CLOEXEC);
+    assert_true(before >= 0 && fd >= 0 && dup2(fd, STDERR_FILENO) >= 0);
+    int rc = accelerator_choose("auto", 0, program, a, &err);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    ssize_t n = pread(fd, said, size - 1, 0);
+    close(fd);
+    unlink(path);
+    assert_int_equal(rc, 0);
+    assert_true(n >= 0);
+    said[n] = 0;
 }
 
 static void devices_are_chosen(void **state)
@@ -139,13 +167,82 @@ static void without_a_gpu_auto_says_why(void **state)
     assert_non_null(strstr(err.text, "printed nothing"));
 }
 
+/* A GPU may be there, and would lie idle. */
+static void a_probe_that_fails_is_warned_of(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *script, *how, *words;
+        bool warned;
+    } cases[] = {
+        {"echo one >&2; echo 'error while loading shared libraries: libcublasLt.so.12' >&2; exit 127",
+         "exited with status 127 and printed nothing", "shared libraries: libcublasLt.so.12", true},
+        {"printf 'half a line' >&2; kill -9 $$", "killed by signal 9", ": half a line", true},
+        {"echo '{\"devices\": ['; echo 'out of paper' >&2; exit 3", "nothing that can be read",
+         "out of paper", true},
+        {"echo '{\"devices\": ['", "probe", "", true},
+        {"head -c 70000 /dev/zero", "more than 65536 bytes", "", true},
+        {"echo 'no driver, they say' >&2; echo '{\"devices\": [], \"error\": \"no driver\"}'", "no driver",
+         "", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct accelerator a;
+        struct helm_err err = {0};
+        char said[4096];
+        const char *program = program_doing(cases[i].script);
+        choose_and_listen(program, &a, said, sizeof said);
+        assert_true(a.ledger.kind == LEDGER_DEVICE_NONE);
+        if (!strstr(said, cases[i].how) || !strstr(said, cases[i].words) ||
+            (strstr(said, " warn: ") != NULL) != cases[i].warned)
+            fail_msg("%s: said '%s'", cases[i].script, said);
+        assert_int_equal(accelerator_choose("cuda", 0, program, &a, &err), HELM_E_UNSUPPORTED);
+        if (!strstr(err.text, cases[i].how) || !strstr(err.text, cases[i].words))
+            fail_msg("%s: '%s'", cases[i].script, err.text);
+        unlink(program);
+    }
+}
+
+static void what_a_probe_says_is_passed_on(void **state)
+{
+    (void)state;
+    struct accelerator a;
+    char said[4096], script[1200];
+    snprintf(script, sizeof script, "echo 'a warning of the driver' >&2\ncat <<'END'\n%s\nEND", two);
+    const char *program = program_doing(script);
+    choose_and_listen(program, &a, said, sizeof said);
+    assert_string_equal(a.name, "cuda:1");
+    assert_non_null(strstr(said, "a warning of the driver\n"));
+    unlink(program);
+}
+
+static void a_worker_that_may_not_be_run_is_warned_of(void **state)
+{
+    (void)state;
+    struct accelerator a;
+    char said[4096];
+    const char *program = program_doing("exit 0");
+    chmod(program, 0600);
+    choose_and_listen(program, &a, said, sizeof said);
+    assert_non_null(strstr(said, " warn: "));
+    assert_non_null(strstr(said, "Permission denied"));
+    unlink(program);
+    choose_and_listen(program, &a, said, sizeof said); /* nothing there: a build without it */
+    assert_non_null(strstr(said, " info: "));
+    assert_null(strstr(said, " warn: "));
+}
+
 int main(void)
 {
+    unsetenv("JOURNAL_STREAM"); /* levels by name */
+    log_init("test", LOG_LEVEL_INFO);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_probe_is_read),
         cmocka_unit_test(a_bad_probe_is_refused),
         cmocka_unit_test(devices_are_chosen),
         cmocka_unit_test(without_a_gpu_auto_says_why),
+        cmocka_unit_test(a_probe_that_fails_is_warned_of),
+        cmocka_unit_test(what_a_probe_says_is_passed_on),
+        cmocka_unit_test(a_worker_that_may_not_be_run_is_warned_of),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
