@@ -198,6 +198,7 @@ KERNEL_SRC := \
 
 DAEMON_SRC := \
   daemon/accelerator.c \
+  daemon/admission.c \
   daemon/batcher.c \
   daemon/client_socket.c \
   daemon/config.c \

@@ -27,15 +27,16 @@ int batcher_init(struct batcher *batcher, const struct model_config *model, stru
     batcher->metrics = metrics;
     batcher->observe = observe;
     batcher->sink = *sink;
-    batcher->queue_limit = queue_limit;
     batcher->seq_capacity = header->slots + queue_limit;
     batcher->next_id = 1;
     batcher->seq = calloc(batcher->seq_capacity, sizeof(struct sequence *));
     batcher->view = calloc(batcher->seq_capacity, sizeof *batcher->view);
     batcher->view_index = calloc(batcher->seq_capacity, sizeof *batcher->view_index);
+    batcher->queue_view = calloc(batcher->seq_capacity, sizeof *batcher->queue_view);
     int rc = 0;
-    if (!batcher->seq || !batcher->view || !batcher->view_index)
+    if (!batcher->seq || !batcher->view || !batcher->view_index || !batcher->queue_view)
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u requests", batcher->seq_capacity);
+    if (!rc) rc = admission_init(&batcher->admission, header->slots, queue_limit, err);
     if (!rc) rc = kv_pages_init(&batcher->pages, header->page_count, err);
     if (rc) batcher_free(batcher);
     return rc;
@@ -47,6 +48,8 @@ void batcher_free(struct batcher *batcher)
     free(batcher->seq);
     free(batcher->view);
     free(batcher->view_index);
+    free(batcher->queue_view);
+    admission_free(&batcher->admission);
     kv_pages_free(&batcher->pages);
     memset(batcher, 0, sizeof *batcher);
 }
@@ -57,20 +60,18 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, ui
                    uint64_t request_id, uint64_t now_us, const struct sequence **out, struct helm_err *err)
 {
     *out = NULL;
-    uint32_t slots = arena_header_of(batcher->arena)->slots;
-    if (batcher->seq_count >= batcher->seq_capacity)
-        return helm_fail(err, HELM_E_BUSY,
-                         "%u requests are open (%u at once and a queue of %u): try again later",
-                         batcher->seq_count, slots, batcher->queue_limit);
+    int rc = admission_check(&batcher->admission, client, err);
+    if (rc) return rc;
     if (!request->has_seed && getrandom(&request->sampling.seed, sizeof request->sampling.seed, 0) < 0)
         return helm_fail_errno(err, "drawing a seed");
     struct sequence *seq;
-    int rc = sequence_create(request, &seq, err);
+    rc = sequence_create(request, &seq, err);
     if (rc) return rc;
     seq->id = batcher->next_id++;
     seq->order = seq->id;
     seq->client = client;
     seq->request_id = request_id;
+    seq->admission = admission_enter(&batcher->admission, client);
     seq->arrived_us = now_us;
     if (request->deadline_ms) seq->deadline_us = now_us + (uint64_t)request->deadline_ms * 1000;
     batcher->seq[batcher->seq_count++] = seq;
@@ -129,13 +130,19 @@ uint32_t batcher_queued(const struct batcher *batcher)
     return batcher->seq_count - batcher_running(batcher);
 }
 
-uint32_t batcher_queue_position(const struct batcher *batcher, const struct sequence *seq)
+uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq)
 {
-    uint32_t before = 0, vacant = arena_header_of(batcher->arena)->slots - batcher_running(batcher);
+    uint32_t n = 0, at = 0;
     if (seq->slot != SEQUENCE_NO_SLOT) return 0;
-    for (uint32_t i = 0; i < batcher->seq_count && batcher->seq[i] != seq; i++)
-        before += batcher->seq[i]->slot == SEQUENCE_NO_SLOT;
-    return before < vacant ? 0 : before - vacant + 1;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        const struct sequence *s = batcher->seq[i];
+        bool running = s->slot != SEQUENCE_NO_SLOT;
+        if (s == seq) at = n;
+        /* one that was cancelled keeps its slot while a step computes it, and waits for none */
+        if (running || s == seq || s->finish == HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED)
+            batcher->queue_view[n++] = (struct admission_request){.entry = s->admission, .running = running};
+    }
+    return admission_ends_before(&batcher->admission, batcher->queue_view, n, at);
 }
 
 uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us)
@@ -220,6 +227,7 @@ static void batcher_reap(struct batcher *batcher)
         }
         batcher_leave_slot(batcher, seq);
         batcher->sink.done(batcher->sink.context, seq);
+        admission_leave(&batcher->admission, seq->admission);
         sequence_free(seq);
     }
     batcher->seq_count = kept;

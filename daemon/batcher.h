@@ -17,6 +17,7 @@
 #include "common/arena.h"
 #include "common/err.h"
 #include "common/model/model.h"
+#include "daemon/admission.h"
 #include "daemon/kv_pages.h"
 #include "daemon/metrics.h"
 #include "daemon/observe.h"
@@ -43,12 +44,13 @@ struct batcher {
     struct metrics *metrics;          /* borrowed */
     struct observe *observe;          /* borrowed */
     struct batcher_sink sink;
-    uint32_t queue_limit;
 
-    struct sequence **seq; /* [seq_count], oldest first */
+    struct admission admission; /* of the clients of these: */
+    struct sequence **seq;      /* [seq_count], oldest first */
     uint32_t seq_count, seq_capacity;
     struct scheduler_seq *view; /* [seq_capacity]: what the scheduler is shown, and which sequence each is */
     uint32_t *view_index;
+    struct admission_request *queue_view; /* [seq_capacity]: what admission is shown */
     struct sequence *slot_owner[ARENA_SLOTS_MAX];
     struct kv_pages pages;
     uint64_t next_id, turn;
@@ -76,7 +78,8 @@ HELM_MUST_CHECK int batcher_init(struct batcher *batcher, const struct model_con
                                  struct observe *observe, struct helm_err *err);
 void batcher_free(struct batcher *batcher);
 
-/* Takes a checked request. HELM_E_BUSY: queue full. The sequence is borrowed (Accepted is made from it). */
+/* Takes a checked request. HELM_E_BUSY: no place in the queue, or none for this client (admission.h). The
+ * sequence is borrowed (Accepted is made from it). */
 HELM_MUST_CHECK int batcher_submit(struct batcher *batcher, struct request_generate *request, uint64_t client,
                                    uint64_t request_id, uint64_t now_us, const struct sequence **out,
                                    struct helm_err *err);
@@ -90,8 +93,8 @@ void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, 
 
 uint32_t batcher_running(const struct batcher *batcher);
 uint32_t batcher_queued(const struct batcher *batcher);
-/* How many requests are before this one; 0 when it has a slot or the next free one is its. */
-uint32_t batcher_queue_position(const struct batcher *batcher, const struct sequence *seq);
+/* How many requests must end before this one gets a slot (admission_ends_before); 0: none. */
+uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq);
 
 /* Applies deadlines; returns the next one, or 0. */
 uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us);

@@ -21,6 +21,7 @@ struct sequence {
     uint64_t order;      /* arrival */
     uint64_t client;     /* client_socket's handle */
     uint64_t request_id; /* the client's */
+    uint32_t admission;  /* entry of its client (admission.h) */
     uint32_t slot;       /* SEQUENCE_NO_SLOT while it waits */
     bool in_step;        /* a worker is computing on its slot: the slot may not be touched or given away */
     uint32_t crashes;    /* workers that died while computing this, since it last got a token */

@@ -212,7 +212,7 @@ static void on_status(struct serve *serve, uint64_t client, struct request *requ
     status.uptime_ms = (now_us - m->started_us) / 1000;
     status.running = batcher_running(serve->batcher);
     status.queued = batcher_queued(serve->batcher);
-    status.queue_limit = serve->batcher->queue_limit;
+    status.queue_limit = serve->batcher->admission.queue_limit;
     status.kv_pages_total = serve->batcher->pages.count;
     status.kv_pages_used = serve->batcher->pages.count - serve->batcher->pages.free_count;
     status.requests_total = m->requests_total;
