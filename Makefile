@@ -283,6 +283,7 @@ LIBHELM_SRC := \
   client/tokenizer_bpe.c \
   client/tokenizer_config.c \
   client/tokenizer_decode.c \
+  client/tokenizer_finder.c \
   client/tokenizer_json.c \
   client/tokenizer_load.c \
   client/tokenizer_normalize.c \

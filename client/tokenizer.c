@@ -127,7 +127,7 @@ static int encode_section(struct encoding *e, const char *text, size_t length, b
         length = e->normalized.length;
         if (dropped) first = false;
     }
-    if (!e->parse_added || !t->added.normalized.count) return encode_plain(e, text, length, first, err);
+    if (!e->parse_added || !t->added.normalized.state_count) return encode_plain(e, text, length, first, err);
     struct tok_pieces pieces = {0};
     rc = tok_added_split(&t->added, &t->added.normalized, text, length, first, &pieces, err);
     for (size_t i = 0; i < pieces.count && !rc; i++) {
@@ -203,6 +203,8 @@ int helm_tokenizer_encode(const struct helm_tokenizer *tokenizer, const char *te
         text = repaired.data;
         length = repaired.length;
     }
+    /* what comes first may be short: the role in front of a long message */
+    e.matcher.text_length = length;
     if (!rc) rc = tok_ids_reserve(&e.ids, length / 4 + 8, err);
     if (!rc) rc = encode_text(&e, text, length, err);
     if (!rc && flags & HELM_TOKENIZER_ENCODE_ADD_SPECIAL) rc = apply_template(&e, err);

@@ -1,11 +1,13 @@
-/* Added tokens: a trie of their spellings, and cutting a text at them.
+/* Added tokens: a trie of their spellings for looking one up, and cutting a text at them.
  *
  * Matching is leftmost, then longest, never overlapping; a match that single_word refuses is passed over
  * whole. lstrip and rstrip widen a match over the white space beside it. Called by tokenizer_load.c (to
- * fill) and tokenizer.c (to cut); struct tok_added owns its tries. */
+ * fill) and tokenizer.c (to cut); struct tok_added owns its trie and its finders. */
 #include "client/tokenizer_internal.h"
 
 #include <stdlib.h>
+
+#define WINDOW 65536u /* bytes that are searched at once */
 
 static void trie_free(struct tok_trie *trie)
 {
@@ -17,8 +19,8 @@ void tok_added_free(struct tok_added *added)
 {
     free(added->tokens);
     trie_free(&added->spelled);
-    trie_free(&added->raw);
-    trie_free(&added->normalized);
+    tok_finder_free(&added->raw);
+    tok_finder_free(&added->normalized);
     *added = (struct tok_added){0};
 }
 
@@ -61,29 +63,16 @@ int tok_trie_insert(struct tok_trie *trie, const char *text, size_t length, uint
     return 0;
 }
 
-uint32_t tok_trie_longest(const struct tok_trie *trie, const char *text, size_t length, size_t *matched)
-{
-    uint32_t value = HELM_TOKENIZER_NO_ID;
-    uint32_t node = length ? trie->root[(uint8_t)text[0]] : 0;
-    for (size_t i = 1; node; i++) {
-        if (trie->nodes[node].value != HELM_TOKENIZER_NO_ID) {
-            value = trie->nodes[node].value;
-            *matched = i;
-        }
-        if (i == length) break;
-        uint8_t byte = (uint8_t)text[i];
-        node = trie->nodes[node].child;
-        while (node && trie->nodes[node].byte != byte) node = trie->nodes[node].sibling;
-    }
-    return value;
-}
-
 uint32_t tok_added_find(const struct tok_added *added, const char *text, size_t length)
 {
-    size_t matched = 0;
-    uint32_t index = tok_trie_longest(&added->spelled, text, length, &matched);
-    return index != HELM_TOKENIZER_NO_ID && matched == length ? added->tokens[index].id
-                                                              : HELM_TOKENIZER_NO_ID;
+    const struct tok_trie *trie = &added->spelled;
+    uint32_t node = length ? trie->root[(uint8_t)text[0]] : 0;
+    for (size_t i = 1; node && i < length; i++) {
+        node = trie->nodes[node].child;
+        while (node && trie->nodes[node].byte != (uint8_t)text[i]) node = trie->nodes[node].sibling;
+    }
+    if (!node || trie->nodes[node].value == HELM_TOKENIZER_NO_ID) return HELM_TOKENIZER_NO_ID;
+    return added->tokens[trie->nodes[node].value].id;
 }
 
 static bool word_before(const char *text, size_t at)
@@ -102,42 +91,78 @@ static bool word_after(const char *text, size_t at, size_t length)
     return tok_char_is_word(codepoint);
 }
 
-int tok_added_split(const struct tok_added *added, const struct tok_trie *trie, const char *text,
-                    size_t length, bool first, struct tok_pieces *pieces, struct helm_err *err)
+/* Where a text is being cut. */
+struct cutting {
+    const struct tok_added *added;
+    const char *text;
+    size_t length;
+    bool first;
+    size_t done;                 /* text[0..done) is in pieces */
+    size_t blank_from, blank_to; /* white space that the last rstrip took */
+    struct tok_pieces *pieces;
+};
+
+/* A token was found at text[start..stop). */
+static int cut_at(struct cutting *cut, const struct tok_added_token *token, size_t start, size_t stop,
+                  struct helm_err *err)
 {
-    size_t done = 0; /* text[0..done) is in pieces */
-    int rc;
-    for (size_t at = 0; trie->count && at < length;) {
-        size_t matched = 0;
-        uint32_t index = tok_trie_longest(trie, text + at, length - at, &matched);
-        if (index == HELM_TOKENIZER_NO_ID) {
-            at++;
-            continue;
-        }
-        const struct tok_added_token *token = &added->tokens[index];
-        size_t start = at, stop = at + matched;
-        at = stop;
-        if (token->single_word && (word_before(text, start) || word_after(text, stop, length))) continue;
-        uint32_t codepoint;
-        while (token->lstrip && start > done) {
-            size_t step = tok_utf8_get_before(text, start, &codepoint);
-            if (!tok_char_is_space(codepoint)) break;
-            start -= step;
-        }
-        while (token->rstrip && stop < length) {
+    const char *text = cut->text;
+    uint32_t codepoint;
+    if (token->single_word && (word_before(text, start) || word_after(text, stop, cut->length))) return 0;
+    while (token->lstrip && start > cut->done) {
+        size_t step = tok_utf8_get_before(text, start, &codepoint);
+        if (!tok_char_is_space(codepoint)) break;
+        start -= step;
+    }
+    if (token->rstrip) {
+        size_t from = stop;
+        /* of a run of white space, tokens in it look at the rest only once */
+        if (stop >= cut->blank_from && stop < cut->blank_to) stop = cut->blank_to;
+        while (stop < cut->length) {
             size_t step = tok_utf8_get(text + stop, &codepoint);
             if (!tok_char_is_space(codepoint)) break;
             stop += step;
         }
-        if (done < start) {
-            rc = tok_pieces_push(pieces, done, start, HELM_TOKENIZER_NO_ID, first && done == 0, err);
-            if (rc) return rc;
-        }
-        /* A token made of spaces that an earlier rstrip took still counts, as in Hugging Face's matcher. */
-        rc = tok_pieces_push(pieces, start < stop ? start : stop, stop, token->id, false, err);
-        if (rc) return rc;
-        done = stop;
+        cut->blank_from = from;
+        cut->blank_to = stop;
     }
-    if (done >= length) return 0;
-    return tok_pieces_push(pieces, done, length, HELM_TOKENIZER_NO_ID, first && done == 0, err);
+    if (cut->done < start) {
+        int rc = tok_pieces_push(cut->pieces, cut->done, start, HELM_TOKENIZER_NO_ID,
+                                 cut->first && cut->done == 0, err);
+        if (rc) return rc;
+    }
+    /* A token made of spaces that an earlier rstrip took still counts, as in Hugging Face's matcher. */
+    cut->done = stop;
+    return tok_pieces_push(cut->pieces, start < stop ? start : stop, stop, token->id, false, err);
+}
+
+static int cut_all(struct cutting *cut, const struct tok_finder *finder, struct helm_err *err)
+{
+    /* not less than the longest spelling, so that looking that far beyond each window does not add up */
+    size_t window = finder->longest > WINDOW ? finder->longest : WINDOW;
+    if (window > cut->length) window = cut->length;
+    uint32_t *states = malloc((window + 1) * sizeof *states);
+    if (!states) return helm_fail(err, HELM_E_NOMEM, "no memory for searching %zu bytes", window);
+    int rc = 0;
+    for (size_t at = 0; !rc && at < cut->length;) {
+        size_t from = at, to = cut->length - at > window ? at + window : cut->length;
+        tok_finder_run(finder, cut->text, cut->length, from, to, states);
+        while (!rc && at < to) {
+            const struct tok_finder_state *state = &finder->states[states[at - from]];
+            size_t start = at;
+            at += state->length ? state->length : 1;
+            if (state->length) rc = cut_at(cut, &cut->added->tokens[state->value], start, at, err);
+        }
+    }
+    free(states);
+    return rc;
+}
+
+int tok_added_split(const struct tok_added *added, const struct tok_finder *finder, const char *text,
+                    size_t length, bool first, struct tok_pieces *pieces, struct helm_err *err)
+{
+    struct cutting cut = {.added = added, .text = text, .length = length, .first = first, .pieces = pieces};
+    int rc = finder->state_count ? cut_all(&cut, finder, err) : 0;
+    if (rc || cut.done >= length) return rc;
+    return tok_pieces_push(pieces, cut.done, length, HELM_TOKENIZER_NO_ID, first && cut.done == 0, err);
 }

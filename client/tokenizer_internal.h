@@ -5,7 +5,8 @@
  * tokenizer_load.c     tokenizer.json as a whole; tokenizer_parse.c: its components, as the structs below
  * tokenizer_config.c   tokenizer_config.json: roles, chat templates
  * tokenizer_vocab.c    spelling <-> id, pair -> merge: the hash tables
- * tokenizer_added.c    added tokens: a trie, and finding them in text
+ * tokenizer_added.c    added tokens: a trie of them, and cutting text at them
+ * tokenizer_finder.c   finding many spellings in text, in linear time
  * tokenizer_normalize.c, tokenizer_pretokenize.c, tokenizer_bpe.c, tokenizer_decode.c: the four steps
  * tokenizer_regex.c    Oniguruma's syntax to PCRE2's; tokenizer_pattern.c: matching within a budget
  * tokenizer_text.c     UTF-8, character classes, growing buffers
@@ -157,6 +158,42 @@ const struct tok_merge_slot *tok_vocab_find_merge(const struct tok_vocab *vocab,
                                                   uint32_t right);
 uint64_t tok_hash(const char *text, size_t length);
 
+/* ---- tokenizer_finder.c ---- */
+
+struct tok_finder_key; /* a spelling, until the states are built */
+
+struct tok_finder_state {
+    uint32_t first;    /* its successors, in order of their bytes */
+    uint32_t fallback; /* where to look for a successor that this one lacks */
+    uint32_t value;    /* of the longest spelling that begins here, or HELM_TOKENIZER_NO_ID */
+    uint32_t length;   /* that spelling's bytes */
+    uint16_t count;
+    uint8_t byte;
+};
+
+/* Add all, build once, then search. */
+struct tok_finder {
+    struct tok_finder_key *keys;
+    uint32_t key_count;
+    uint32_t key_capacity;
+    struct tok_buffer bytes; /* the keys' */
+    struct tok_finder_state *states;
+    uint32_t state_count; /* 0: there is nothing to find */
+    uint32_t state_capacity;
+    uint32_t longest; /* bytes of the longest spelling */
+    uint32_t root[256];
+};
+
+void tok_finder_free(struct tok_finder *finder);
+HELM_MUST_CHECK int tok_finder_add(struct tok_finder *finder, const char *text, size_t length, uint32_t value,
+                                   struct helm_err *err);
+/* Of two spellings that are the same the one with the lower value counts. */
+HELM_MUST_CHECK int tok_finder_build(struct tok_finder *finder, struct helm_err *err);
+/* For each place in text[from..to) the state that says what begins there, to states[0..to - from). Looks at
+ * to - from + longest bytes. */
+void tok_finder_run(const struct tok_finder *finder, const char *text, size_t length, size_t from, size_t to,
+                    uint32_t *states);
+
 /* ---- tokenizer_added.c ---- */
 
 struct tok_trie_node {
@@ -185,9 +222,9 @@ struct tok_added_token {
 struct tok_added {
     struct tok_added_token *tokens;
     uint32_t count;
-    struct tok_trie spelled;    /* every one, by its spelling */
-    struct tok_trie raw;        /* those found before normalizing */
-    struct tok_trie normalized; /* those found after it, by their normalized spelling */
+    struct tok_trie spelled;      /* every one, by its spelling */
+    struct tok_finder raw;        /* those found before normalizing */
+    struct tok_finder normalized; /* those found after it, by their normalized spelling */
 };
 
 struct tok_piece {
@@ -208,12 +245,10 @@ HELM_MUST_CHECK int tok_pieces_push(struct tok_pieces *pieces, size_t start, siz
 void tok_added_free(struct tok_added *added);
 HELM_MUST_CHECK int tok_trie_insert(struct tok_trie *trie, const char *text, size_t length, uint32_t value,
                                     struct helm_err *err);
-/* The value of the longest entry that text begins with, its length to *matched, or HELM_TOKENIZER_NO_ID. */
-uint32_t tok_trie_longest(const struct tok_trie *trie, const char *text, size_t length, size_t *matched);
 /* The id of the added token spelled exactly so, or HELM_TOKENIZER_NO_ID. */
 uint32_t tok_added_find(const struct tok_added *added, const char *text, size_t length);
-/* Cuts text into pieces at the trie's tokens; `first` says that text begins where the whole text begins. */
-HELM_MUST_CHECK int tok_added_split(const struct tok_added *added, const struct tok_trie *trie,
+/* Cuts text into pieces at the finder's tokens; `first` says that text begins where the whole text begins. */
+HELM_MUST_CHECK int tok_added_split(const struct tok_added *added, const struct tok_finder *finder,
                                     const char *text, size_t length, bool first, struct tok_pieces *pieces,
                                     struct helm_err *err);
 
@@ -234,8 +269,11 @@ struct tok_matcher {
     void *match_data;
     void *context;
     void *jit_stack;
+    size_t text_length;    /* of all that this call will match; 0: the first subject's */
+    size_t subject_length; /* that the match limit is set for */
     uint32_t calls;
-    uint64_t deadline_ns; /* of the thread's CPU time; 0: not started */
+    uint64_t budget_ns;   /* of the thread's CPU time, for the call */
+    uint64_t deadline_ns; /* 0: not started */
 };
 
 /* Where a search stands in one subject. Zero it to begin. */

@@ -42,7 +42,7 @@ static int read_added(const json_t *item, size_t index, struct added_spec *spec,
     return rc;
 }
 
-/* Gives the token its id and puts its spelling into the trie that it is searched with. */
+/* Gives the token its id and its spelling to what it is searched with. */
 static int install_added(struct helm_tokenizer *tokenizer, uint32_t index, const struct added_spec *spec,
                          struct tok_matcher *matcher, struct helm_err *err)
 {
@@ -64,7 +64,7 @@ static int install_added(struct helm_tokenizer *tokenizer, uint32_t index, const
     if (spec->token.special) entry->flags |= TOK_ENTRY_SPECIAL;
     rc = tok_trie_insert(&added->spelled, spec->text, spec->length, index, err);
     if (rc || !spec->token.normalized)
-        return rc ? rc : tok_trie_insert(&added->raw, spec->text, spec->length, index, err);
+        return rc ? rc : tok_finder_add(&added->raw, spec->text, spec->length, index, err);
     struct tok_buffer normalized = {0};
     bool dropped;
     const char *text = spec->text;
@@ -77,11 +77,8 @@ static int install_added(struct helm_tokenizer *tokenizer, uint32_t index, const
     }
     if (!rc && length == 0)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "'%.64s' is nothing once normalized", spec->text);
-    /* Of two tokens that normalize alike the first counts. */
-    size_t matched = 0;
-    if (!rc && (tok_trie_longest(&added->normalized, text, length, &matched) == HELM_TOKENIZER_NO_ID ||
-                matched != length))
-        rc = tok_trie_insert(&added->normalized, text, length, index, err);
+    /* Of two tokens that normalize alike the first counts: it has the lower index. */
+    if (!rc) rc = tok_finder_add(&added->normalized, text, length, index, err);
     tok_buffer_free(&normalized);
     return rc;
 }
@@ -117,6 +114,8 @@ static int install_all(struct helm_tokenizer *tokenizer, const json_t *list, str
         }
     }
     tok_matcher_free(&matcher);
+    if (!rc) rc = tok_finder_build(&added->raw, err);
+    if (!rc) rc = tok_finder_build(&added->normalized, err);
     return rc;
 }
 

@@ -18,7 +18,7 @@
 #define HEAP_LIMIT_KIB   65536u
 #define JIT_STACK_MAX    (4u * 1024u * 1024u)
 #define CPU_BUDGET_NS    UINT64_C(10000000000) /* of one call, beside what its text earns */
-#define CPU_BUDGET_BYTE  2000u                 /* more ns for each byte of the subject */
+#define CPU_BUDGET_BYTE  2000u                 /* more ns for each byte of that text */
 #define CALLS_PER_CHECK  128u
 
 static int compile(const char *text, size_t length, void **code, struct helm_err *err)
@@ -76,6 +76,13 @@ static uint64_t cpu_time_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+static void set_match_limit(struct tok_matcher *matcher, size_t length)
+{
+    uint64_t limit = MATCH_LIMIT + (uint64_t)length * MATCH_LIMIT_BYTE;
+    pcre2_set_match_limit(matcher->context, limit < UINT32_MAX ? (uint32_t)limit : UINT32_MAX);
+    matcher->subject_length = length;
+}
+
 static int matcher_prepare(struct tok_matcher *matcher, size_t length, struct helm_err *err)
 {
     if (!matcher->context) {
@@ -85,16 +92,19 @@ static int matcher_prepare(struct tok_matcher *matcher, size_t length, struct he
             return helm_fail(err, HELM_E_NOMEM, "no memory for matching a regular expression");
         pcre2_set_depth_limit(matcher->context, DEPTH_LIMIT);
         pcre2_set_heap_limit(matcher->context, HEAP_LIMIT_KIB);
+        set_match_limit(matcher, length);
     }
+    if (length != matcher->subject_length) set_match_limit(matcher, length);
     if (matcher->calls++ % CALLS_PER_CHECK == 0) {
         uint64_t now = cpu_time_ns();
-        if (!matcher->deadline_ns)
-            matcher->deadline_ns = now + CPU_BUDGET_NS + (uint64_t)length * CPU_BUDGET_BYTE;
+        size_t text_length = matcher->text_length ? matcher->text_length : length;
+        if (!matcher->deadline_ns) {
+            matcher->budget_ns = CPU_BUDGET_NS + (uint64_t)text_length * CPU_BUDGET_BYTE;
+            matcher->deadline_ns = now + matcher->budget_ns;
+        }
         if (now > matcher->deadline_ns)
-            return helm_fail(err, HELM_E_LIMIT,
-                             "regular expressions took more than %llu s of CPU time for %zu bytes",
-                             (unsigned long long)(CPU_BUDGET_NS / 1000000000u), length);
-        pcre2_set_match_limit(matcher->context, MATCH_LIMIT + MATCH_LIMIT_BYTE * (uint32_t)length);
+            return helm_fail(err, HELM_E_LIMIT, "regular expressions took more than %llu s of CPU time",
+                             (unsigned long long)(matcher->budget_ns / 1000000000u));
     }
     return 0;
 }

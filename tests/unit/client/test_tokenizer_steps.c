@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "client/tokenizer_internal.h"
 
@@ -291,6 +292,42 @@ static void test_catastrophe(void **state)
     helm_tokenizer_close(t);
 }
 
+/* Time is earned by the call's whole text, even if the first piece of it is short; a match's steps by what it
+ * is matched against. */
+static void test_budget(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct tok_pattern pattern;
+    static const struct {
+        size_t whole;
+        uint64_t seconds;
+    } cases[] = {{0, 10}, {3, 10}, {30u << 20, 72}};
+    assert_int_equal(tok_pattern_open(&pattern, "b+", 2, true, &err), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static const char *const subjects[] = {"abc", "abbbc", "b"};
+        struct tok_matcher matcher = {.text_length = cases[i].whole};
+        for (size_t k = 0; k < 3; k++) {
+            struct tok_search search = {0};
+            struct timespec now;
+            bool found;
+            size_t start, end;
+            if (k == 0) clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+            assert_int_equal(tok_pattern_next(&pattern, &matcher, subjects[k], strlen(subjects[k]), &search,
+                                              &found, &start, &end, &err),
+                             0);
+            assert_true(found);
+            assert_int_equal(matcher.subject_length, strlen(subjects[k]));
+            assert_int_equal(matcher.budget_ns / 1000000000u, cases[i].seconds);
+            if (k == 0)
+                assert_true(matcher.deadline_ns >=
+                            (uint64_t)now.tv_sec * 1000000000u + cases[i].seconds * 1000000000u);
+        }
+        tok_matcher_free(&matcher);
+    }
+    tok_pattern_free(&pattern);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -298,7 +335,7 @@ int main(void)
         cmocka_unit_test(test_split),       cmocka_unit_test(test_other_pretokenizers),
         cmocka_unit_test(test_metaspace),   cmocka_unit_test(test_byte_level),
         cmocka_unit_test(test_regex),       cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_catastrophe),
+        cmocka_unit_test(test_catastrophe), cmocka_unit_test(test_budget),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
