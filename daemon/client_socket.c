@@ -1,8 +1,8 @@
 /* Frames to and from clients. See client_socket.h. Owns the sockets, the table of clients and their backlogs.
  *
- * Limits: frames of REQUEST_FRAME_MAX (libzmq drops the connection of a peer that sends a larger one before
- * it is read into memory); high-water marks so that libzmq's own queues are short and a slow client is
- * noticed here. */
+ * Limits: frames of client_socket_bounds (libzmq drops the connection of a peer that sends a larger one
+ * before it is read into memory); high-water marks so that libzmq's own queues are short, those to clients so
+ * that a slow one is noticed here, those from clients so that a hasty one waits in its own memory. */
 #include "daemon/client_socket.h"
 
 #include <errno.h>
@@ -13,10 +13,8 @@
 #include "common/file.h"
 #include "common/log.h"
 #include "common/units.h"
-#include "daemon/request.h"
 
 #define SEND_HWM       1024
-#define RECEIVE_HWM    64
 #define ROUTING_ID_MAX 255
 #define KEY_TEXT       40 /* a Z85 key */
 #define ALLOWED_MAX    1024
@@ -43,6 +41,7 @@ struct client {
 };
 
 struct client_socket {
+    struct client_socket_bounds bounds;
     void *local, *secure, *zap;
     void *local_events, *secure_events; /* what happens to their connections */
     uint32_t *fd_life;                  /* [FD_MAX]: how often this number was given to a connection */
@@ -65,17 +64,25 @@ static int set_int(void *socket, int option, int value, struct helm_err *err)
     return helm_fail(err, HELM_E_IO, "client socket: option %d: %s", option, zmq_strerror(errno));
 }
 
-static int open_router(void *zmq, const char *events_name, void **out, void **events, struct helm_err *err)
+struct client_socket_bounds client_socket_bounds(size_t frame_max)
+{
+    size_t taken = 2 * frame_max > CLIENT_FRAME_TAKEN ? 2 * frame_max : CLIENT_FRAME_TAKEN;
+    uint32_t frames = (uint32_t)(CLIENT_RECEIVE_MAX / taken);
+    return (struct client_socket_bounds){.frame_max = taken, .receive_hwm = frames ? frames : 1};
+}
+
+static int open_router(void *zmq, const char *events_name, const struct client_socket_bounds *bounds,
+                       void **out, void **events, struct helm_err *err)
 {
     void *socket = zmq_socket(zmq, ZMQ_ROUTER);
     if (!socket) return helm_fail(err, HELM_E_IO, "client socket: %s", zmq_strerror(errno));
     *out = socket;
-    int64_t frame_max = (int64_t)REQUEST_FRAME_MAX;
+    int64_t frame_max = (int64_t)bounds->frame_max;
     if (zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &frame_max, sizeof frame_max))
         return helm_fail(err, HELM_E_IO, "client socket: ZMQ_MAXMSGSIZE: %s", zmq_strerror(errno));
     int rc = set_int(socket, ZMQ_ROUTER_MANDATORY, 1, err);
     if (!rc) rc = set_int(socket, ZMQ_SNDHWM, SEND_HWM, err);
-    if (!rc) rc = set_int(socket, ZMQ_RCVHWM, RECEIVE_HWM, err);
+    if (!rc) rc = set_int(socket, ZMQ_RCVHWM, (int)bounds->receive_hwm, err);
     if (!rc) rc = set_int(socket, ZMQ_LINGER, 200, err); /* last words to clients when the daemon stops */
     if (!rc) rc = set_int(socket, ZMQ_BACKLOG, 256, err);
     if (!rc) rc = set_int(socket, ZMQ_HANDSHAKE_IVL, 5000, err);
@@ -169,7 +176,8 @@ static int open_secure(void *zmq, struct client_socket *sock, const char *endpoi
     sock->zap = zmq_socket(zmq, ZMQ_REP);
     if (!sock->zap || zmq_bind(sock->zap, "inproc://zeromq.zap.01"))
         return helm_fail(err, HELM_E_IO, "authentication socket: %s", zmq_strerror(errno));
-    rc = open_router(zmq, "inproc://helm.events.secure", &sock->secure, &sock->secure_events, err);
+    rc = open_router(zmq, "inproc://helm.events.secure", &sock->bounds, &sock->secure, &sock->secure_events,
+                     err);
     if (!rc) rc = set_int(sock->secure, ZMQ_CURVE_SERVER, 1, err);
     if (!rc && (zmq_setsockopt(sock->secure, ZMQ_CURVE_SECRETKEY, key, KEY_TEXT + 1) ||
                 zmq_setsockopt(sock->secure, ZMQ_ZAP_DOMAIN, "helm", 4)))
@@ -185,7 +193,8 @@ static int bind_endpoint(void *zmq, struct client_socket *sock, const char *endp
     int rc = 0;
     if (tcp && !sock->secure) rc = open_secure(zmq, sock, endpoint, secret_file, clients_file, err);
     if (!tcp && !sock->local)
-        rc = open_router(zmq, "inproc://helm.events.local", &sock->local, &sock->local_events, err);
+        rc = open_router(zmq, "inproc://helm.events.local", &sock->bounds, &sock->local, &sock->local_events,
+                         err);
     if (rc) return rc;
     /* The socket file must never exist with more rights than it ends with, hence the mask around bind. */
     mode_t mask = umask(0117);
@@ -198,7 +207,8 @@ static int bind_endpoint(void *zmq, struct client_socket *sock, const char *endp
 }
 
 int client_socket_open(void *zmq, const struct args_list *endpoints, const char *curve_secret_key_file,
-                       const char *curve_clients_file, struct client_socket **out, struct helm_err *err)
+                       const char *curve_clients_file, size_t frame_max, struct client_socket **out,
+                       struct helm_err *err)
 {
     *out = NULL;
     int rc = 0;
@@ -207,6 +217,8 @@ int client_socket_open(void *zmq, const struct args_list *endpoints, const char 
     if (sock) sock->fd_life = calloc(FD_MAX, sizeof *sock->fd_life);
     if (!sock || !sock->client || !sock->fd_life)
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for the client table");
+    else
+        sock->bounds = client_socket_bounds(frame_max);
     for (uint32_t i = 0; !rc && i < endpoints->count; i++)
         rc = bind_endpoint(zmq, sock, endpoints->item[i], curve_secret_key_file, curve_clients_file, err);
     if (rc)
@@ -406,6 +418,7 @@ static bool receive_from(struct client_socket *sock, bool secure, struct client_
     zmq_msg_init(&frame->message);
     bool more = zmq_msg_more(&id), delimiter = false;
     int parts = 0;
+    frame->bytes = 0;
     while (more) {
         zmq_msg_t part;
         zmq_msg_init(&part);
@@ -414,6 +427,7 @@ static bool receive_from(struct client_socket *sock, bool secure, struct client_
             break;
         }
         more = zmq_msg_more(&part);
+        frame->bytes += zmq_msg_size(&part);
         if (parts == 0 && !delimiter && more && zmq_msg_size(&part) == 0)
             delimiter = true;
         else if (parts++ == 0)

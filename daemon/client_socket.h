@@ -29,6 +29,8 @@
                               */
 #define CLIENT_BACKLOG_HARD_MAX                                                                              \
     ((size_t)4 << 20) /* with final messages, which are let through the first limit */
+#define CLIENT_FRAME_TAKEN ((size_t)1 << 20)
+#define CLIENT_RECEIVE_MAX ((size_t)4 << 20) /* that wait in libzmq from one connection */
 
 struct client_socket;
 
@@ -36,12 +38,23 @@ struct client_frame {
     uint64_t client;
     zmq_msg_t message; /* client_frame_close */
     bool too_many_parts;
+    size_t bytes; /* of all its parts */
 };
+
+/* What libzmq takes from one connection and holds until it is received here. */
+struct client_socket_bounds {
+    size_t frame_max;     /* a connection that sends a longer one is closed */
+    uint32_t receive_hwm; /* frames; then the connection is not read, and its sender waits */
+};
+/* `frame_max`: of frames that are worth an answer. Up to twice that, and up to CLIENT_FRAME_TAKEN, they are
+ * taken, so that a prompt that is too long is refused with a reason; and no more of them than
+ * CLIENT_RECEIVE_MAX bytes hold, or one. */
+struct client_socket_bounds client_socket_bounds(size_t frame_max);
 
 /* `endpoints`: resolved ipc:// and tcp://; the key files may be NULL when there is no tcp://. */
 HELM_MUST_CHECK int client_socket_open(void *zmq, const struct args_list *endpoints,
                                        const char *curve_secret_key_file, const char *curve_clients_file,
-                                       struct client_socket **out, struct helm_err *err);
+                                       size_t frame_max, struct client_socket **out, struct helm_err *err);
 void client_socket_close(struct client_socket **sock);
 
 /* Fills in items[0 .. return); at most CLIENT_SOCKET_POLL_MAX. */

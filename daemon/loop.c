@@ -19,7 +19,9 @@
 #include "common/log.h"
 #include "common/units.h"
 
-#define FRAMES_A_ROUND 64 /* client frames taken before the batcher is looked after again */
+/* client frames taken before the batcher is looked after again: so many, or so many bytes */
+#define FRAMES_A_ROUND 64
+#define BYTES_A_ROUND  ((size_t)1 << 20)
 #define BACKLOG_WAIT_US                                                                                      \
     10000 /* until a full pipe is tried again: ROUTER sockets do not say when they drain */
 #define SLEEP_MAX_US ((uint64_t)1000000)
@@ -277,13 +279,22 @@ static bool loop_look(struct loop *loop, bool *looks)
     return false;
 }
 
-static void loop_take_clients(struct loop *loop)
+/* A round has at least one frame, so requests are taken also while one short step follows another; and no
+ * more once a step is done, so tokens wait for one frame at most. */
+uint32_t loop_take_clients(struct loop *loop)
 {
     struct client_frame frame;
-    for (int i = 0; i < FRAMES_A_ROUND && client_socket_receive(loop->serve->clients, &frame); i++) {
+    size_t bytes = 0;
+    uint32_t frames = 0;
+    while (frames < FRAMES_A_ROUND && bytes < BYTES_A_ROUND &&
+           client_socket_receive(loop->serve->clients, &frame)) {
+        frames++;
+        bytes += frame.bytes;
         serve_frame(loop->serve, &frame);
         client_frame_close(loop->serve->clients, &frame);
+        if (batcher_step_done(loop->serve->batcher)) break;
     }
+    return frames;
 }
 
 static void earlier(uint64_t *wake_us, uint64_t candidate)

@@ -25,6 +25,7 @@
 #include "daemon/planner/packed_look.h"
 #include "daemon/planner/planner.h"
 #include "daemon/profiling.h"
+#include "daemon/request.h"
 #include "daemon/worker_process.h"
 #include "worker-cpu/kernels/packed_kernels.h"
 
@@ -222,7 +223,7 @@ static int start(struct helmd *d, struct helm_err *err)
     d->zmq = zmq_ctx_new();
     if (!d->zmq) return helm_fail(err, HELM_E_NOMEM, "no ZeroMQ context");
     rc = client_socket_open(d->zmq, &d->rundir.endpoints, c->curve_secret_key_file, c->curve_clients_file,
-                            &d->clients, err);
+                            request_frame_max(d->plan.context_tokens), &d->clients, err);
     const struct batcher_sink sink = {.context = &d->serve, .token = serve_token, .done = serve_done};
     if (!rc) rc = open_workers(d, err);
     if (!rc)

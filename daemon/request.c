@@ -26,7 +26,62 @@ static int HELM_PRINTF(4, 5)
 #define REFUSE_CONTEXT(...)                                                                                  \
     request_refuse(error, HELM_E_LIMIT, HELM__V1__ERROR_CODE__ERROR_CONTEXT, __VA_ARGS__)
 
+/* ---- frames ------------------------------------------------------------------------------------------- */
+
+/* The most that each part takes: a list may be written packed or one tag an entry. */
+enum frame_bytes {
+    FRAME_TAG = 1,
+    FRAME_VARINT = 5, /* of 32 bits; lengths too */
+    FRAME_VARINT64 = 10,
+    FRAME_FLOAT = 4,
+    FRAME_TOKEN = FRAME_TAG + FRAME_VARINT,
+    FRAME_LENGTH = FRAME_TAG + FRAME_VARINT,
+    FRAME_BIAS = FRAME_LENGTH + FRAME_TOKEN + FRAME_TAG + FRAME_FLOAT,
+    FRAME_SAMPLING = FRAME_LENGTH + 6 * (FRAME_TAG + FRAME_FLOAT) + 2 * (FRAME_TAG + FRAME_VARINT) +
+                     FRAME_TAG + FRAME_VARINT64 + SAMPLING_BIAS_MAX * FRAME_BIAS,
+    FRAME_GENERATE = 2 * FRAME_LENGTH /* its own and of a packed prompt */ + 4 * (FRAME_TAG + FRAME_VARINT) +
+                     FRAME_LENGTH + REQUEST_STOP_MAX * FRAME_TOKEN + FRAME_LENGTH + REQUEST_LABEL_MAX,
+    FRAME_REQUEST = FRAME_TAG + FRAME_VARINT + FRAME_TAG + FRAME_VARINT64,
+    FRAME_UNKNOWN = 16 << 10, /* fields of later versions */
+    FRAME_WITHOUT_PROMPT = FRAME_SAMPLING + FRAME_GENERATE + FRAME_REQUEST + FRAME_UNKNOWN
+};
+
+size_t request_frame_max(uint32_t context)
+{
+    size_t bytes = FRAME_WITHOUT_PROMPT + (size_t)context * FRAME_TOKEN;
+    return bytes < REQUEST_FRAME_MAX ? bytes : REQUEST_FRAME_MAX;
+}
+
+/* Of a frame that is not unpacked, so that its sender knows which of its requests was refused: encoders write
+ * the number before the body. 0: it is not there. */
+static uint64_t frame_request_id(const uint8_t *data, size_t size)
+{
+    enum { VERSION = 1 << 3, REQUEST_ID = 2 << 3 }; /* tags of varints */
+    for (size_t at = 0; at < size && (data[at] == VERSION || data[at] == REQUEST_ID);) {
+        uint8_t tag = data[at++];
+        uint64_t value = 0;
+        for (uint32_t shift = 0;; shift += 7) {
+            if (at == size || shift >= 64) return 0;
+            value |= (uint64_t)(data[at] & 127) << shift;
+            if (data[at++] < 128) break;
+        }
+        if (tag == REQUEST_ID) return value;
+    }
+    return 0;
+}
+
 /* ---- memory for unpacking: small frames can claim millions of empty messages --------------------------- */
+
+/* Of a prompt that has a tag for each token protobuf-c keeps an entry of 32 bytes a token, in blocks that
+ * double, beside the token itself. */
+#define UNPACK_TOKEN          80
+#define UNPACK_WITHOUT_PROMPT ((size_t)1 << 20)
+
+static size_t unpack_max(uint32_t context)
+{
+    size_t bytes = UNPACK_WITHOUT_PROMPT + (size_t)context * UNPACK_TOKEN;
+    return bytes < REQUEST_UNPACK_MAX ? bytes : REQUEST_UNPACK_MAX;
+}
 
 struct unpack_budget {
     size_t left;
@@ -222,9 +277,12 @@ int request_parse(const uint8_t *data, size_t size, const struct request_limits 
 {
     memset(request, 0, sizeof *request);
     memset(error, 0, sizeof *error);
-    if (size > REQUEST_FRAME_MAX)
-        return REFUSE_TOO_LARGE("frame has %zu bytes, at most %zu are taken", size, REQUEST_FRAME_MAX);
-    struct unpack_budget budget = {.left = REQUEST_UNPACK_MAX};
+    if (size > request_frame_max(limits->context)) {
+        request->request_id = frame_request_id(data, size);
+        return REFUSE_TOO_LARGE("frame has %zu bytes, at most %zu are taken with a context of %u tokens",
+                                size, request_frame_max(limits->context), limits->context);
+    }
+    struct unpack_budget budget = {.left = unpack_max(limits->context)};
     ProtobufCAllocator allocator = {.alloc = budget_alloc, .free = budget_free, .allocator_data = &budget};
     Helm__V1__Request *in = helm__v1__request__unpack(&allocator, size, data);
     if (!in) return REFUSE_FORMAT("frame of %zu bytes is not a Request", size);

@@ -1,9 +1,10 @@
 /* One client frame, checked: nothing of what a client sent is believed before it has passed here.
  *
- * Called by serve.c for every frame (and by tests/fuzz/fuzz_request.c). Every field is held against its bound
- * in proto/helm.proto; the error names the field and the bound. Unpacking may use REQUEST_UNPACK_MAX bytes
- * and no more, whatever the frame claims. The result is plain data: no protobuf pointer outlives
- * request_parse. */
+ * Called by serve.c for every frame (and by tests/fuzz/fuzz_request.c). A frame longer than the largest
+ * Request that the context allows is refused before it is unpacked; unpacking may use as much memory as that
+ * Request needs and no more, whatever the frame claims. Every field is held against its bound in
+ * proto/helm.proto; the error names the field and the bound. The result is plain data: no protobuf pointer
+ * outlives request_parse. */
 #ifndef HELM_DAEMON_REQUEST_H
 #define HELM_DAEMON_REQUEST_H
 
@@ -16,8 +17,8 @@
 #include "proto/helm.pb-c.h"
 
 #define REQUEST_VERSION    1
-#define REQUEST_FRAME_MAX  ((size_t)8 << 20)
-#define REQUEST_UNPACK_MAX ((size_t)64 << 20)
+#define REQUEST_FRAME_MAX  ((size_t)8 << 20)  /* whatever the context */
+#define REQUEST_UNPACK_MAX ((size_t)64 << 20) /* the same */
 #define REQUEST_PROMPT_MAX ((uint32_t)1 << 21)
 #define REQUEST_STOP_MAX   64
 #define REQUEST_LABEL_MAX  64
@@ -60,6 +61,9 @@ struct request_error {
     char text[HELM_ERR_TEXT];
 };
 
+/* Bytes of the largest Request for a context of so many tokens, whichever way its encoder writes lists and
+ * numbers, with some room for fields that this version does not know. */
+size_t request_frame_max(uint32_t context);
 /* 0, or HELM_E_FORMAT/HELM_E_LIMIT with what to tell the client in *error. request_free either way. */
 HELM_MUST_CHECK int request_parse(const uint8_t *data, size_t size, const struct request_limits *limits,
                                   struct request *request, struct request_error *error);

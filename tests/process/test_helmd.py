@@ -183,8 +183,8 @@ def test_hostile_frames_cost_their_sender_an_error_and_nobody_else_anything():
         for frame in frames:
             bad.socket.send(frame)
         bad.socket.send_multipart([b"one", b"two", b"three"])
-        # a frame that claims a million tiny messages: logit_bias entries of no bytes
-        body = b"\x42\x00" * 1000000
+        # a frame that claims thousands of tiny messages: logit_bias entries of no bytes
+        body = b"\x42\x00" * 8000
         sampling = b"\x1a" + varint(len(body)) + body
         frame = b"\x08\x01\x10\x08\x1a" + varint(len(sampling)) + sampling
         bad.socket.send(frame)
@@ -200,6 +200,44 @@ def test_hostile_frames_cost_their_sender_an_error_and_nobody_else_anything():
         same(s.tokens, expected_tokens([9, 8, 7], 300, seed=5), "the undisturbed client's tokens")
         same(Client(d.endpoint).ask("status").status.workers[0].restarts, 0, "worker restarts")
         check(d.process.poll() is None, "helmd died")
+
+
+def test_a_frame_too_large_is_refused_unread_and_beyond_that_costs_the_connection():
+    with running("--ctx", 256) as d:
+        c, huge = Client(d.endpoint), Client(d.endpoint)
+        longer = c.generate([3] * 300, 4)  # too long for the context, but a Request
+        c.run(longer)
+        same(longer.error.code, pb.ERROR_CONTEXT, "a prompt longer than the context")
+        largest = c.generate([VOCAB - 1] * 255, 1, stop=[VOCAB - 1] * 64, label="x" * 64)
+        c.run(largest)
+        same(largest.done.finish_reason, pb.FINISH_LENGTH, "the longest prompt")
+        for tokens in [30000, 1000000]:
+            s = c.generate([3] * tokens, 4)
+            c.run(s)
+            same(s.error.code, pb.ERROR_TOO_LARGE, f"{tokens} tokens")
+            check("are taken with a context of 256 tokens" in s.error.message, s.error.message)
+        huge.generate([3] * 3000000, 4)
+        check(not huge.socket.poll(500), "an answer to a frame beyond all bounds")
+        status = c.ask("status").status
+        same((status.state, status.workers[0].restarts), ("ready", 0), "state and restarts")
+
+
+def test_one_client_cannot_keep_others_out_of_the_queue():
+    with running("--parallel", 1, "--queue", 16, faults="step_us=20000") as d:
+        greedy, modest = Client(d.endpoint), Client(d.endpoint)
+        many = [greedy.generate([3], 500, seed=n) for n in range(40)]  # ten seconds each: none ends meanwhile
+        while not all(s.id or s.error for s in many):
+            greedy.receive()
+        same(sum(not s.error for s in many), 15, "places of 17 that one client holds")
+        refused = [s.error for s in many if s.error]
+        check(all(e.code == pb.ERROR_BUSY and "its share is" in e.message for e in refused), refused[0])
+        s = modest.generate([4], 5, seed=1)
+        while not (s.id or s.error):
+            modest.receive()
+        check(not s.error, s.error)
+        greedy.close()
+        modest.run(s)
+        same(s.tokens, expected_tokens([4], 5, seed=1), "tokens")
 
 
 def varint(n):

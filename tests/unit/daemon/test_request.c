@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -217,9 +218,110 @@ static void envelopes_are_checked(void **state)
     e.request.body_case = HELM__V1__REQUEST__BODY__NOT_SET;
     refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "body");
     assert_int_equal(request_parse((const uint8_t *)"\xff\xff", 2, &limits, &request, &error), HELM_E_FORMAT);
-    assert_int_equal(request_parse((const uint8_t *)"", REQUEST_FRAME_MAX + 1, &limits, &request, &error),
-                     HELM_E_LIMIT);
+}
+
+/* A Request with all that it may hold. Its prompt and stop ids are written packed, as by protobuf-c, or with
+ * a tag before each, which other encoders may do; numbers take the bytes that they need. */
+static size_t largest_frame(uint32_t context, bool packed, uint8_t **out)
+{
+    uint8_t *body = malloc((size_t)context * 6 + 65536), *frame = malloc((size_t)context * 6 + 65536 + 32);
+    size_t n = 0, head = 0;
+    struct example e;
+    example_init(&e);
+    e.request.request_id = UINT64_MAX;
+    char label[65];
+    memset(label, 'x', 64);
+    label[64] = 0;
+    e.generate.label = label;
+    e.generate.max_tokens = 1;
+    e.generate.logprobs = 20;
+    e.generate.ignore_eos = true;
+    e.generate.deadline_ms = e.sampling.top_k = UINT32_MAX;
+    e.sampling.temperature = e.sampling.top_p = e.sampling.min_p = 0.5F;
+    e.sampling.repetition_penalty = e.sampling.presence_penalty = e.sampling.frequency_penalty = 0.5F;
+    e.sampling.has_seed = true;
+    e.sampling.seed = UINT64_MAX;
+    e.sampling.n_logit_bias = 300;
+    for (uint32_t i = 0; i < 300; i++) e.bias[i].token = UINT32_MAX - 1, e.bias[i].bias = 1;
+    for (uint32_t i = 0; i < 64; i++) e.stop[i] = UINT32_MAX - 1;
+    e.generate.n_stop_token_ids = packed ? 64 : 0;
+    e.generate.n_prompt = 0;
+    uint32_t *prompt = malloc(context * sizeof *prompt);
+    for (uint32_t i = 0; i < context; i++) prompt[i] = UINT32_MAX - 1;
+    if (packed) {
+        e.generate.n_prompt = context - 1;
+        e.generate.prompt = prompt;
+    }
+    n = helm__v1__generate__pack(&e.generate, body);
+    static const uint8_t token[] = {0xfe, 0xff, 0xff, 0xff, 0x0f}; /* UINT32_MAX - 1 */
+    for (uint32_t i = 0; !packed && i < context - 1 + 64; i++) {
+        body[n++] = i < context - 1 ? 0x08 : 0x20; /* prompt, stop_token_ids */
+        memcpy(body + n, token, sizeof token);
+        n += sizeof token;
+    }
+    e.request.body_case = HELM__V1__REQUEST__BODY__NOT_SET;
+    head = helm__v1__request__pack(&e.request, frame);
+    frame[head++] = 0x1a; /* generate */
+    size_t length = n;
+    for (; length >= 128; length >>= 7) frame[head++] = (uint8_t)((length & 127) | 128);
+    frame[head++] = (uint8_t)length;
+    memcpy(frame + head, body, n);
+    free(body);
+    free(prompt);
+    *out = frame;
+    return head + n;
+}
+
+static void the_largest_request_of_any_context_is_taken(void **state)
+{
+    (void)state;
+    static const uint32_t contexts[] = {2, 50, 4096, 131072, 1000000};
+    for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) {
+        for (int packed = 0; packed < 2; packed++) {
+            const struct request_limits large = {.vocab = UINT32_MAX, .context = contexts[i]};
+            struct request request;
+            struct request_error error;
+            uint8_t *frame;
+            size_t size = largest_frame(contexts[i], packed, &frame);
+            assert_true(size <= request_frame_max(contexts[i]));
+            if (request_parse(frame, size, &large, &request, &error)) fail_msg("%s", error.text);
+            assert_int_equal(request.generate.prompt_count, contexts[i] - 1);
+            assert_int_equal(request.generate.stop_count, 64);
+            assert_int_equal(request.generate.sampling.bias_count, 300);
+            request_free(&request);
+            free(frame);
+        }
+    }
+    assert_true(request_frame_max(1u << 21) <= REQUEST_FRAME_MAX);
+    assert_true(request_frame_max(UINT32_MAX) <= REQUEST_FRAME_MAX);
+    assert_true(request_frame_max(50) < 32768); /* little beyond the 8 KiB of the largest */
+}
+
+/* It is refused before it is unpacked, so whether the rest is a Request does not matter; its sender is told
+ * which of its requests it was. */
+static void a_frame_too_large_is_refused_unread(void **state)
+{
+    (void)state;
+    struct request request;
+    struct request_error error;
+    size_t most = request_frame_max(limits.context);
+    uint8_t *frame = malloc(most + 1);
+    memset(frame, 0xff, most + 1);
+    memcpy(frame, "\x08\x01\x10\xac\x02\x1a", 6); /* version 1, request_id 300, generate */
+    assert_int_equal(request_parse(frame, most + 1, &limits, &request, &error), HELM_E_LIMIT);
     assert_int_equal(error.code, HELM__V1__ERROR_CODE__ERROR_TOO_LARGE);
+    assert_int_equal(request.request_id, 300);
+    char bound[64];
+    snprintf(bound, sizeof bound, "at most %zu are taken with a context of 50", most);
+    if (!strstr(error.text, bound)) fail_msg("'%s' does not name '%s'", error.text, bound);
+    assert_int_equal(request_parse(frame, most, &limits, &request, &error), HELM_E_FORMAT);
+    memset(frame, 0xff, 6); /* no number that could be read */
+    assert_int_equal(request_parse(frame, most + 1, &limits, &request, &error), HELM_E_LIMIT);
+    assert_int_equal(request.request_id, 0);
+    memset(frame, 0x10, most + 1); /* a number that is never the right one costs no more than to read it */
+    frame[1] = 0xff;
+    assert_int_equal(request_parse(frame, most + 1, &limits, &request, &error), HELM_E_LIMIT);
+    free(frame);
 }
 
 /* Two bytes of frame for each empty LogitBias, which costs a hundred bytes once unpacked: the budget stops
@@ -228,6 +330,7 @@ static void a_small_frame_cannot_take_much_memory(void **state)
 {
     (void)state;
     enum { ENTRIES = 2000000, BODY = ENTRIES * 2 };
+    const struct request_limits large = {.vocab = 100, .context = 1000000}; /* or it is refused unread */
     uint8_t *frame = malloc(BODY + 32);
     struct request request;
     struct request_error error;
@@ -245,7 +348,7 @@ static void a_small_frame_cannot_take_much_memory(void **state)
         frame[n++] = 0x42; /* logit_bias */
         frame[n++] = 0;
     }
-    assert_int_equal(request_parse(frame, n, &limits, &request, &error), HELM_E_FORMAT);
+    assert_int_equal(request_parse(frame, n, &large, &request, &error), HELM_E_FORMAT);
     free(frame);
 }
 
@@ -276,6 +379,8 @@ int main(void)
         cmocka_unit_test(the_context_holds_prompt_and_output),
         cmocka_unit_test(labels_are_clean_text),
         cmocka_unit_test(envelopes_are_checked),
+        cmocka_unit_test(the_largest_request_of_any_context_is_taken),
+        cmocka_unit_test(a_frame_too_large_is_refused_unread),
         cmocka_unit_test(a_small_frame_cannot_take_much_memory),
         cmocka_unit_test(cancel_names_one),
     };
