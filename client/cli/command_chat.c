@@ -148,7 +148,7 @@ static int answer(struct chat *chat, bool *go_on)
             .prompt = ids,
             .prompt_count = count,
             .options = &chat->sampling,
-            .stop_token = helm_tokenizer_role_id(cli->tok, "eos_token"),
+            .stop_token = sampling_chat_stop(cli, &chat->sampling),
             .print = STREAM_PRINT_TEXT,
             .label = "helm-cli chat",
         };

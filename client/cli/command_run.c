@@ -81,7 +81,7 @@ static int run_prompt(struct cli *cli, struct run_options *options, const char *
         .prompt = ids,
         .prompt_count = count,
         .options = &options->sampling,
-        .stop_token = options->chat ? helm_tokenizer_role_id(cli->tok, "eos_token") : HELM_TOKENIZER_NO_ID,
+        .stop_token = options->chat ? sampling_chat_stop(cli, &options->sampling) : HELM_TOKENIZER_NO_ID,
         .print = options->json ? STREAM_PRINT_NOTHING : STREAM_PRINT_TEXT,
         .label = "helm-cli run",
     };

@@ -1,6 +1,7 @@
 /* Sampling options and the checkpoint's defaults for them. See sampling.h. Keeps no state. */
 #include "client/cli/sampling.h"
 
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,6 +9,10 @@
 #include "common/json.h"
 
 #define GENERATION_CONFIG_MAX ((size_t)1 << 20)
+
+/* On the wire these are floats, and 0 says that they are not given: "off", the opposite of what a tiny value
+ * means. */
+#define ABOVE_ZERO ((double)FLT_MIN)
 
 void sampling_fill_table(struct sampling_options *options, struct args_option table[SAMPLING_OPTION_COUNT])
 {
@@ -18,12 +23,13 @@ void sampling_fill_table(struct sampling_options *options, struct args_option ta
          .max = 100, .given = &options->has_temperature},
         {"top-k", 0, ARGS_U64, "K", "the K likeliest tokens only; 0: off", .target = &options->top_k,
          .min = 0, .max = UINT32_MAX, .given = &options->has_top_k},
-        {"top-p", 0, ARGS_DOUBLE, "P", "the likeliest tokens that together reach P; 1: off",
-         .target = &options->top_p, .min = 0, .max = 1, .given = &options->has_top_p},
+        {"top-p", 0, ARGS_DOUBLE, "P", "the likeliest tokens that together reach P, above 0; 1: off",
+         .target = &options->top_p, .min = ABOVE_ZERO, .max = 1, .given = &options->has_top_p},
         {"min-p", 0, ARGS_DOUBLE, "P", "tokens at least P times as likely as the likeliest; 0: off",
          .target = &options->min_p, .min = 0, .max = 1, .given = &options->has_min_p},
-        {"repetition-penalty", 0, ARGS_DOUBLE, "R", "divides the logits of tokens that came before; 1: off",
-         .target = &options->repetition_penalty, .min = 0, .max = 100,
+        {"repetition-penalty", 0, ARGS_DOUBLE, "R",
+         "divides the logits of tokens that came before, above 0; 1: off",
+         .target = &options->repetition_penalty, .min = ABOVE_ZERO, .max = 100,
          .given = &options->has_repetition_penalty},
         {"presence-penalty", 0, ARGS_DOUBLE, "P", "taken off tokens of the output; -2 to 2",
          .target = &options->presence_penalty, .min = -2, .max = 2},
@@ -58,6 +64,8 @@ static int apply_object(const json_t *object, struct sampling_options *options, 
     if (!options->has_repetition_penalty) options->repetition_penalty = repetition_penalty;
     if (!sample) return 0; /* greedy, unless the command line says otherwise */
     if (!options->has_temperature) options->temperature = temperature;
+    if (!options->has_top_p && top_p < ABOVE_ZERO)
+        return helm_fail(err, HELM_E_LIMIT, "'top_p' is %g, not between %g and 1", top_p, ABOVE_ZERO);
     if (!options->has_top_p) options->top_p = top_p;
     if (!options->has_min_p) options->min_p = min_p;
     if (!options->has_top_k) options->top_k = top_k;
@@ -78,4 +86,9 @@ int sampling_apply_checkpoint(const char *folder, struct sampling_options *optio
     json_decref(object);
     free(text);
     return rc;
+}
+
+uint32_t sampling_chat_stop(const struct cli *cli, const struct sampling_options *options)
+{
+    return options->ignore_eos ? HELM_TOKENIZER_NO_ID : helm_tokenizer_role_id(cli->tok, "eos_token");
 }

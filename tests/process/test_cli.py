@@ -56,6 +56,10 @@ def usage_tests():
     check_exit("generate without -n", 2, "generate", "--tokens", "1", text="-n")
     check_exit("generate with bad ids", 2, "generate", "-n", "3", "--tokens", "1,x", text="--tokens")
     check_exit("temperature out of bounds", 2, "generate", "-n", "3", "--tokens", "1", "--temperature", "-1")
+    for option, limit in (("--top-p", "between 1.17549e-38 and 1"), ("--repetition-penalty", "between 1.17549e-38 and 100")):
+        for value in ("0", "-0", "1e-50"):
+            check_exit("%s %s, which the daemon would take for off" % (option, value), 2, "generate", "-n", "3", "--tokens",
+                       "1", option, value, text="%s: %s is not %s" % (option, value, limit))
     check_exit("logprobs out of bounds", 2, "generate", "-n", "3", "--tokens", "1", "--logprobs", "21")
     check_exit("--connect with --model", 2, "--connect", "ipc:///x", "--model", "x", "status", text="exclude")
     check_exit("helmd's options without --model", 2, "--ctx", "100", "status", text="--model")
@@ -247,6 +251,13 @@ def run_tests(folder, tokenizer):
     check("... sampling from generation_config.json, options first", abs(s.temperature - 0.6) < 1e-6 and
           abs(s.top_p - 0.95) < 1e-6 and s.top_k == 5, s)
     with open(os.path.join(model, "generation_config.json"), "w") as f:
+        f.write('{"do_sample": true, "top_p": 0}')
+    check_exit("top_p 0 in generation_config.json is refused", 4, *at, "run", "Hi", text="'top_p' is 0, not between")
+    check_exit("... unless --top-p says otherwise", 0, *at, "run", "Hi you", "--top-p", "0.5", text=" you\n")
+    with open(os.path.join(model, "generation_config.json"), "w") as f:
+        f.write('{"top_p": 0}')
+    check_exit("... or nothing is drawn", 0, *at, "run", "Hi you", text=" you\n")
+    with open(os.path.join(model, "generation_config.json"), "w") as f:
         f.write('{"do_sample": true, "temperature": "hot"}')
     check_exit("a broken generation_config.json is refused", 4, *at, "run", "Hi", text="generation_config.json")
     with open(os.path.join(model, "tokenizer.json"), "w") as f:
@@ -345,7 +356,7 @@ def chat_tests(folder):
             prompts.append(list(request.generate.prompt))
             stops = list(request.generate.stop_token_ids)
             request.generate.prompt[:] = [daemon.how] + answer
-            daemon.stops = stops
+            daemon.stops, daemon.ignore_eos = stops, request.generate.ignore_eos
         handle(client, request)
     daemon.handle = rewrite
     daemon.how = 11
@@ -356,8 +367,13 @@ def chat_tests(folder):
 
     check_exit("run --chat", 0, *at, "run", "--chat", "--system", "Be brief.", "Hi", text=" fine thanks\n")
     check("... renders the template", text_of(-1) == "[system]Be brief.\n[user]Hi\n[assistant]", text_of(-1))
-    check("... stops at the tokenizer's end token", daemon.stops == [1], daemon.stops)
+    check("... stops at the tokenizer's end token", daemon.stops == [1] and not daemon.ignore_eos, daemon.stops)
+    check_exit("run --chat --ignore-eos", 0, *at, "run", "--chat", "--ignore-eos", "Hi", text=" fine thanks\n")
+    check("... does not stop at it", daemon.stops == [] and daemon.ignore_eos, daemon.stops)
+    check_exit("chat --ignore-eos", 0, *at, "chat", "--ignore-eos", stdin=b"Hi\n", text=" fine thanks\n")
+    check("... does not either", daemon.stops == [] and daemon.ignore_eos, daemon.stops)
     out = check_exit("chat from a pipe", 0, *at, "chat", stdin=b"Hi\n\nAnd you?\n/reset\nNew")
+    check("... stops at it again", daemon.stops == [1], daemon.stops)
     check("... answers each line", out == " fine thanks\n" * 3, out)
     check("... with the history", text_of(-2) == "[user]Hi\n[assistant] fine thanks\n[user]And you?\n[assistant]",
           text_of(-2))
