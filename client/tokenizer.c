@@ -229,7 +229,7 @@ int helm_tokenizer_encode(const struct helm_tokenizer *tokenizer, const char *te
 
 uint32_t helm_tokenizer_token_to_id(const struct helm_tokenizer *tokenizer, const char *token, size_t length)
 {
-    uint32_t id = tok_added_find(&tokenizer->added, token, length);
+    uint32_t id = tok_added_find(&tokenizer->added, &tokenizer->vocab, token, length);
     return id != HELM_TOKENIZER_NO_ID ? id : tok_vocab_find(&tokenizer->vocab, token, length);
 }
 

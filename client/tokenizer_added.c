@@ -1,78 +1,74 @@
-/* Added tokens: a trie of their spellings for looking one up, and cutting a text at them.
+/* Added tokens: a hash table for looking one up by its spelling, and cutting a text at them.
  *
  * Matching is leftmost, then longest, never overlapping; a match that single_word refuses is passed over
  * whole. lstrip and rstrip widen a match over the white space beside it. Called by tokenizer_load.c (to
- * fill) and tokenizer.c (to cut); struct tok_added owns its trie and its finders. */
+ * fill) and tokenizer.c (to cut); struct tok_added owns its table and its finders. */
 #include "client/tokenizer_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define WINDOW 65536u /* bytes that are searched at once */
-
-static void trie_free(struct tok_trie *trie)
-{
-    free(trie->nodes);
-    *trie = (struct tok_trie){0};
-}
 
 void tok_added_free(struct tok_added *added)
 {
     free(added->tokens);
-    trie_free(&added->spelled);
+    free(added->slots);
     tok_finder_free(&added->raw);
     tok_finder_free(&added->normalized);
     *added = (struct tok_added){0};
 }
 
-static int trie_new_node(struct tok_trie *trie, uint8_t byte, uint32_t *index, struct helm_err *err)
+int tok_added_reserve(struct tok_added *added, size_t count, struct helm_err *err)
 {
-    if (trie->count == trie->capacity) {
-        uint32_t capacity = trie->capacity ? trie->capacity * 2 : 256;
-        struct tok_trie_node *nodes = realloc(trie->nodes, capacity * sizeof *nodes);
-        if (!nodes) return helm_fail(err, HELM_E_NOMEM, "no memory for %u trie nodes", capacity);
-        trie->nodes = nodes;
-        trie->capacity = capacity;
-        if (trie->count == 0) trie->nodes[trie->count++] = (struct tok_trie_node){0};
-    }
-    *index = trie->count++;
-    trie->nodes[*index] = (struct tok_trie_node){0, 0, HELM_TOKENIZER_NO_ID, byte};
+    added->slot_bits = 4;
+    while (((size_t)1 << added->slot_bits) < 2 * count) added->slot_bits++;
+    size_t slots = (size_t)1 << added->slot_bits;
+    added->tokens = calloc(count + 1, sizeof *added->tokens);
+    added->slots = malloc(slots * sizeof *added->slots);
+    if (!added->tokens || !added->slots)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %zu added tokens", count);
+    for (size_t i = 0; i < slots; i++) added->slots[i].id = HELM_TOKENIZER_NO_ID;
     return 0;
 }
 
-int tok_trie_insert(struct tok_trie *trie, const char *text, size_t length, uint32_t value,
-                    struct helm_err *err)
+/* The slot of this spelling, or the free one where it belongs. *probes: slots passed over. */
+static struct tok_vocab_slot *slot_of(const struct tok_added *added, const struct tok_vocab *vocab,
+                                      const char *text, size_t length, uint32_t *tag, unsigned *probes)
 {
-    uint32_t node = 0;
-    for (size_t i = 0; i < length; i++) {
-        uint8_t byte = (uint8_t)text[i];
-        uint32_t next = i == 0 ? trie->root[byte] : trie->nodes[node].child;
-        while (i > 0 && next && trie->nodes[next].byte != byte) next = trie->nodes[next].sibling;
-        if (!next) {
-            int rc = trie_new_node(trie, byte, &next, err);
-            if (rc) return rc;
-            if (i == 0) {
-                trie->root[byte] = next;
-            } else {
-                trie->nodes[next].sibling = trie->nodes[node].child;
-                trie->nodes[node].child = next;
-            }
-        }
-        node = next;
+    uint64_t hash = tok_hash(text, length);
+    size_t mask = ((size_t)1 << added->slot_bits) - 1, at = hash & mask;
+    *tag = (uint32_t)(hash >> 32);
+    for (*probes = 0;; ++*probes, at = (at + 1) & mask) {
+        struct tok_vocab_slot *slot = &added->slots[at];
+        if (slot->id == HELM_TOKENIZER_NO_ID) return slot;
+        const struct tok_entry *entry = &vocab->entries[slot->id];
+        if (slot->tag == *tag && entry->length == length &&
+            memcmp(vocab->bytes.data + entry->offset, text, length) == 0)
+            return slot;
     }
-    if (node) trie->nodes[node].value = value;
+}
+
+int tok_added_insert(struct tok_added *added, const struct tok_vocab *vocab, uint32_t id,
+                     struct helm_err *err)
+{
+    const struct tok_entry *entry = &vocab->entries[id];
+    uint32_t tag;
+    unsigned probes;
+    struct tok_vocab_slot *slot =
+        slot_of(added, vocab, vocab->bytes.data + entry->offset, entry->length, &tag, &probes);
+    if (probes > TOK_PROBES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "more than %d tokens with one hash", TOK_PROBES_MAX);
+    *slot = (struct tok_vocab_slot){tag, id};
     return 0;
 }
 
-uint32_t tok_added_find(const struct tok_added *added, const char *text, size_t length)
+uint32_t tok_added_find(const struct tok_added *added, const struct tok_vocab *vocab, const char *text,
+                        size_t length)
 {
-    const struct tok_trie *trie = &added->spelled;
-    uint32_t node = length ? trie->root[(uint8_t)text[0]] : 0;
-    for (size_t i = 1; node && i < length; i++) {
-        node = trie->nodes[node].child;
-        while (node && trie->nodes[node].byte != (uint8_t)text[i]) node = trie->nodes[node].sibling;
-    }
-    if (!node || trie->nodes[node].value == HELM_TOKENIZER_NO_ID) return HELM_TOKENIZER_NO_ID;
-    return added->tokens[trie->nodes[node].value].id;
+    uint32_t tag;
+    unsigned probes;
+    return added->slots ? slot_of(added, vocab, text, length, &tag, &probes)->id : HELM_TOKENIZER_NO_ID;
 }
 
 static bool word_before(const char *text, size_t at)

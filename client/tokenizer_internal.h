@@ -5,7 +5,7 @@
  * tokenizer_load.c     tokenizer.json as a whole; tokenizer_parse.c: its components, as the structs below
  * tokenizer_config.c   tokenizer_config.json: roles, chat templates
  * tokenizer_vocab.c    spelling <-> id, pair -> merge: the hash tables
- * tokenizer_added.c    added tokens: a trie of them, and cutting text at them
+ * tokenizer_added.c    added tokens: looking one up, and cutting text at them
  * tokenizer_finder.c   finding many spellings in text, in linear time
  * tokenizer_normalize.c, tokenizer_pretokenize.c, tokenizer_bpe.c, tokenizer_decode.c: the four steps
  * tokenizer_regex.c    Oniguruma's syntax to PCRE2's; tokenizer_pattern.c: matching within a budget
@@ -196,20 +196,6 @@ void tok_finder_run(const struct tok_finder *finder, const char *text, size_t le
 
 /* ---- tokenizer_added.c ---- */
 
-struct tok_trie_node {
-    uint32_t child;   /* 0: none */
-    uint32_t sibling; /* 0: none */
-    uint32_t value;   /* index of an added token, or HELM_TOKENIZER_NO_ID */
-    uint8_t byte;
-};
-
-struct tok_trie {
-    struct tok_trie_node *nodes; /* nodes[0] is unused */
-    uint32_t count;
-    uint32_t capacity;
-    uint32_t root[256];
-};
-
 struct tok_added_token {
     uint32_t id;
     bool single_word;
@@ -222,7 +208,8 @@ struct tok_added_token {
 struct tok_added {
     struct tok_added_token *tokens;
     uint32_t count;
-    struct tok_trie spelled;      /* every one, by its spelling */
+    struct tok_vocab_slot *slots; /* every one, by its spelling */
+    unsigned slot_bits;
     struct tok_finder raw;        /* those found before normalizing */
     struct tok_finder normalized; /* those found after it, by their normalized spelling */
 };
@@ -243,10 +230,14 @@ HELM_MUST_CHECK int tok_pieces_push(struct tok_pieces *pieces, size_t start, siz
                                     bool first, struct helm_err *err);
 
 void tok_added_free(struct tok_added *added);
-HELM_MUST_CHECK int tok_trie_insert(struct tok_trie *trie, const char *text, size_t length, uint32_t value,
-                                    struct helm_err *err);
+/* Room for `count` tokens. */
+HELM_MUST_CHECK int tok_added_reserve(struct tok_added *added, size_t count, struct helm_err *err);
+/* Lets tok_added_find find this id by the spelling that it has in the vocabulary. */
+HELM_MUST_CHECK int tok_added_insert(struct tok_added *added, const struct tok_vocab *vocab, uint32_t id,
+                                     struct helm_err *err);
 /* The id of the added token spelled exactly so, or HELM_TOKENIZER_NO_ID. */
-uint32_t tok_added_find(const struct tok_added *added, const char *text, size_t length);
+uint32_t tok_added_find(const struct tok_added *added, const struct tok_vocab *vocab, const char *text,
+                        size_t length);
 /* Cuts text into pieces at the finder's tokens; `first` says that text begins where the whole text begins. */
 HELM_MUST_CHECK int tok_added_split(const struct tok_added *added, const struct tok_finder *finder,
                                     const char *text, size_t length, bool first, struct tok_pieces *pieces,

@@ -62,7 +62,7 @@ static int install_added(struct helm_tokenizer *tokenizer, uint32_t index, const
         if (rc) return rc;
     }
     if (spec->token.special) entry->flags |= TOK_ENTRY_SPECIAL;
-    rc = tok_trie_insert(&added->spelled, spec->text, spec->length, index, err);
+    rc = tok_added_insert(added, vocab, spec->token.id, err);
     if (rc || !spec->token.normalized)
         return rc ? rc : tok_finder_add(&added->raw, spec->text, spec->length, index, err);
     struct tok_buffer normalized = {0};
@@ -87,9 +87,8 @@ static int install_all(struct helm_tokenizer *tokenizer, const json_t *list, str
 {
     struct tok_added *added = &tokenizer->added;
     struct tok_matcher matcher = {0};
-    int rc = 0;
-    added->tokens = calloc(json_array_size(list) + 1, sizeof *added->tokens);
-    if (!added->tokens) return helm_fail(err, HELM_E_NOMEM, "no memory for added tokens");
+    int rc = tok_added_reserve(added, json_array_size(list), err);
+    if (rc) return rc;
     /* Special ones first: they win where two normalize alike. */
     for (int pass = 0; pass < 2 && !rc; pass++) {
         size_t i;
@@ -100,7 +99,7 @@ static int install_all(struct helm_tokenizer *tokenizer, const json_t *list, str
             rc = read_added(item, i, &spec, err);
             if (rc) break;
             if (spec.length == 0 || spec.token.special != (pass == 0)) continue;
-            uint32_t other = tok_added_find(added, spec.text, spec.length);
+            uint32_t other = tok_added_find(added, &tokenizer->vocab, spec.text, spec.length);
             if (other == spec.token.id) continue; /* said twice */
             if (other != HELM_TOKENIZER_NO_ID) {
                 rc = helm_fail(err, HELM_E_MISMATCH, "'%.64s' has two ids, %u and %u", spec.text, other,

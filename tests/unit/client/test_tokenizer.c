@@ -194,6 +194,32 @@ static void test_added_tokens(void **state)
     helm_tokenizer_close(t);
 }
 
+/* Enough of them for the table to grow; each begins as others do, and one is the beginning of ten. */
+static void test_many_added_tokens(void **state)
+{
+    (void)state;
+    const uint32_t count = 5000;
+    const size_t space = 64 * count;
+    char *json = malloc(space), name[32];
+    assert_non_null(json);
+    size_t used = (size_t)snprintf(json, space, "{\"model\":{\"vocab\":{},\"merges\":[]},\"added_tokens\":[");
+    for (uint32_t i = 0; i < count; i++)
+        used += (size_t)snprintf(json + used, space - used, "%s{\"id\":%u,\"content\":\"<t%u\"}",
+                                 i ? "," : "", i, i);
+    snprintf(json + used, space - used, "]}");
+    struct helm_tokenizer *t = open_json(json);
+    free(json);
+    for (uint32_t i = 0; i < count; i++) {
+        int length = snprintf(name, sizeof name, "<t%u", i);
+        assert_int_equal(helm_tokenizer_token_to_id(t, name, (size_t)length), i);
+        assert_int_equal(helm_tokenizer_token_to_id(t, name, 2), HELM_TOKENIZER_NO_ID);
+    }
+    assert_int_equal(helm_tokenizer_token_to_id(t, "<t5000", 6), HELM_TOKENIZER_NO_ID);
+    assert_int_equal(helm_tokenizer_token_to_id(t, "", 0), HELM_TOKENIZER_NO_ID);
+    check(t, PARSE, "<t7<t77<t4999<t0", "<t7|<t77|<t4999|<t0");
+    helm_tokenizer_close(t);
+}
+
 static void test_lookups(void **state)
 {
     (void)state;
@@ -431,7 +457,7 @@ int main(void)
         cmocka_unit_test(test_words),         cmocka_unit_test(test_added_tokens),
         cmocka_unit_test(test_lookups),       cmocka_unit_test(test_folder),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_odd_but_valid),
+        cmocka_unit_test(test_odd_but_valid), cmocka_unit_test(test_many_added_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
