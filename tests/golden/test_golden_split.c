@@ -438,14 +438,14 @@ static void a_late_peer_is_a_fault(void **state)
         struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
         const struct step_row row = {.slot = 0, .start = 0, .count = 1, .flags = STEP_ROW_SAMPLE};
         const struct step_result *result;
-        options.peer_wait_ms = 300;
+        options.peer_wait_ms = FEW_SPLITS ? 8000 : 1500; /* longer than a step, also on a busy host */
         if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
         enum pair_worker gone = gpu_waits ? PAIR_CPU : PAIR_GPU;
         server_stop(&pair->server[gone]);
         uint64_t start_us = units_now_us();
         int rc = pair_step(pair, &row, 1, &result, &err);
         assert_int_equal(rc, HELM_E_PEER);
-        assert_true(units_now_us() - start_us < 10000000);
+        assert_true(units_now_us() - start_us < 60000000); /* it ends */
         print_message("%s waits: %s\n", gpu_waits ? "gpu" : "cpu", err.text);
         pair_close(pair);
         free(pair);
