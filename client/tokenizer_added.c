@@ -6,7 +6,6 @@
 #include "client/tokenizer_internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define WINDOW 65536u /* bytes that are searched at once */
 
@@ -32,23 +31,6 @@ int tok_added_reserve(struct tok_added *added, size_t count, struct helm_err *er
     return 0;
 }
 
-/* The slot of this spelling, or the free one where it belongs. *probes: slots passed over. */
-static struct tok_vocab_slot *slot_of(const struct tok_added *added, const struct tok_vocab *vocab,
-                                      const char *text, size_t length, uint32_t *tag, unsigned *probes)
-{
-    uint64_t hash = tok_hash(text, length);
-    size_t mask = ((size_t)1 << added->slot_bits) - 1, at = hash & mask;
-    *tag = (uint32_t)(hash >> 32);
-    for (*probes = 0;; ++*probes, at = (at + 1) & mask) {
-        struct tok_vocab_slot *slot = &added->slots[at];
-        if (slot->id == HELM_TOKENIZER_NO_ID) return slot;
-        const struct tok_entry *entry = &vocab->entries[slot->id];
-        if (slot->tag == *tag && entry->length == length &&
-            memcmp(vocab->bytes.data + entry->offset, text, length) == 0)
-            return slot;
-    }
-}
-
 int tok_added_insert(struct tok_added *added, const struct tok_vocab *vocab, uint32_t id,
                      struct helm_err *err)
 {
@@ -56,7 +38,8 @@ int tok_added_insert(struct tok_added *added, const struct tok_vocab *vocab, uin
     uint32_t tag;
     unsigned probes;
     struct tok_vocab_slot *slot =
-        slot_of(added, vocab, vocab->bytes.data + entry->offset, entry->length, &tag, &probes);
+        tok_slot_of(added->slots, added->slot_bits, vocab, vocab->bytes.data + entry->offset, entry->length,
+                    &tag, &probes);
     if (probes > TOK_PROBES_MAX)
         return helm_fail(err, HELM_E_LIMIT, "more than %d tokens with one hash", TOK_PROBES_MAX);
     *slot = (struct tok_vocab_slot){tag, id};
@@ -68,7 +51,8 @@ uint32_t tok_added_find(const struct tok_added *added, const struct tok_vocab *v
 {
     uint32_t tag;
     unsigned probes;
-    return added->slots ? slot_of(added, vocab, text, length, &tag, &probes)->id : HELM_TOKENIZER_NO_ID;
+    if (!added->slots) return HELM_TOKENIZER_NO_ID;
+    return tok_slot_of(added->slots, added->slot_bits, vocab, text, length, &tag, &probes)->id;
 }
 
 static bool word_before(const char *text, size_t at)

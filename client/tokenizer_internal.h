@@ -157,6 +157,11 @@ uint32_t tok_vocab_find(const struct tok_vocab *vocab, const char *text, size_t 
 const struct tok_merge_slot *tok_vocab_find_merge(const struct tok_vocab *vocab, uint32_t left,
                                                   uint32_t right);
 uint64_t tok_hash(const char *text, size_t length);
+/* In a table of spellings that the vocabulary has, 1 << slot_bits slots of which one at least is free: the
+ * slot of this spelling, or the free one where it belongs. *probes: slots passed over. */
+struct tok_vocab_slot *tok_slot_of(struct tok_vocab_slot *slots, unsigned slot_bits,
+                                   const struct tok_vocab *vocab, const char *text, size_t length,
+                                   uint32_t *tag, unsigned *probes);
 
 /* ---- tokenizer_finder.c ---- */
 

@@ -70,20 +70,29 @@ void tok_vocab_free(struct tok_vocab *vocab)
     *vocab = (struct tok_vocab){0};
 }
 
-uint32_t tok_vocab_find(const struct tok_vocab *vocab, const char *text, size_t length)
+struct tok_vocab_slot *tok_slot_of(struct tok_vocab_slot *slots, unsigned slot_bits,
+                                   const struct tok_vocab *vocab, const char *text, size_t length,
+                                   uint32_t *tag, unsigned *probes)
 {
-    if (!vocab->slots || length > vocab->longest) return HELM_TOKENIZER_NO_ID;
     uint64_t hash = tok_hash(text, length);
-    uint32_t tag = (uint32_t)(hash >> 32);
-    size_t mask = ((size_t)1 << vocab->slot_bits) - 1;
-    for (size_t at = hash & mask;; at = (at + 1) & mask) {
-        const struct tok_vocab_slot *slot = &vocab->slots[at];
-        if (slot->id == HELM_TOKENIZER_NO_ID) return HELM_TOKENIZER_NO_ID;
-        if (slot->tag != tag) continue;
+    size_t mask = ((size_t)1 << slot_bits) - 1, at = hash & mask;
+    *tag = (uint32_t)(hash >> 32);
+    for (*probes = 0;; ++*probes, at = (at + 1) & mask) {
+        struct tok_vocab_slot *slot = &slots[at];
+        if (slot->id == HELM_TOKENIZER_NO_ID) return slot;
+        if (slot->tag != *tag) continue;
         const struct tok_entry *entry = &vocab->entries[slot->id];
         if (entry->length == length && memcmp(vocab->bytes.data + entry->offset, text, length) == 0)
-            return slot->id;
+            return slot;
     }
+}
+
+uint32_t tok_vocab_find(const struct tok_vocab *vocab, const char *text, size_t length)
+{
+    uint32_t tag;
+    unsigned probes;
+    if (!vocab->slots || length > vocab->longest) return HELM_TOKENIZER_NO_ID;
+    return tok_slot_of(vocab->slots, vocab->slot_bits, vocab, text, length, &tag, &probes)->id;
 }
 
 const struct tok_merge_slot *tok_vocab_find_merge(const struct tok_vocab *vocab, uint32_t left,
@@ -143,21 +152,16 @@ static int insert_token(struct tok_vocab *vocab, uint32_t id, struct helm_err *e
 {
     const struct tok_entry *entry = &vocab->entries[id];
     const char *text = vocab->bytes.data + entry->offset;
-    uint64_t hash = tok_hash(text, entry->length);
-    uint32_t tag = (uint32_t)(hash >> 32);
-    size_t mask = ((size_t)1 << vocab->slot_bits) - 1, at = hash & mask;
-    for (unsigned probes = 0; vocab->slots[at].id != HELM_TOKENIZER_NO_ID; probes++, at = (at + 1) & mask) {
-        const struct tok_vocab_slot *slot = &vocab->slots[at];
-        const struct tok_entry *other = &vocab->entries[slot->id];
-        if (slot->tag == tag && other->length == entry->length &&
-            memcmp(vocab->bytes.data + other->offset, text, entry->length) == 0)
-            return helm_fail(err, HELM_E_FORMAT, "model.vocab: token '%.64s' has two ids, %u and %u", text,
-                             slot->id, id);
-        if (probes == TOK_PROBES_MAX)
-            return helm_fail(err, HELM_E_LIMIT, "model.vocab: more than %d tokens with one hash",
-                             TOK_PROBES_MAX);
-    }
-    vocab->slots[at] = (struct tok_vocab_slot){tag, id};
+    uint32_t tag;
+    unsigned probes;
+    struct tok_vocab_slot *slot =
+        tok_slot_of(vocab->slots, vocab->slot_bits, vocab, text, entry->length, &tag, &probes);
+    if (slot->id != HELM_TOKENIZER_NO_ID)
+        return helm_fail(err, HELM_E_FORMAT, "model.vocab: token '%.64s' has two ids, %u and %u", text,
+                         slot->id, id);
+    if (probes > TOK_PROBES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "model.vocab: more than %d tokens with one hash", TOK_PROBES_MAX);
+    *slot = (struct tok_vocab_slot){tag, id};
     return 0;
 }
 
