@@ -270,7 +270,8 @@ static void choose_read_ahead(struct engine *engine)
     if (found->near_rate <= 0) return;
     log_info(
         "one token's weights are fetched into the L1%s: %s/s into the L1 alone, %s/s into the L2 as well",
-        found->far ? " and the L2" : " alone", units_format_size((uint64_t)found->near_rate, near_rate),
+        engine->run.reads.gemv.far ? " and the L2" : " alone",
+        units_format_size((uint64_t)found->near_rate, near_rate),
         units_format_size((uint64_t)found->far_rate, far_rate));
 }
 

@@ -86,7 +86,6 @@ void read_ahead_choose(struct run *run, const struct program *layers, const stru
     double rate[2][ROUNDS];
     uint32_t rounds = 0;
     memset(found, 0, sizeof *found);
-    found->far = before != 0;
     if (layers->bytes + head->bytes < least) return;
     const double most = PASS_S * pass(&p, before); /* the first finds pages that nobody has touched, too */
     if (most < (double)p.most) p.most = most > (double)READ_AHEAD_LEAST ? (uint64_t)most : READ_AHEAD_LEAST;
@@ -98,7 +97,7 @@ void read_ahead_choose(struct run *run, const struct program *layers, const stru
     }
     found->near_rate = median(rate[0], rounds);
     found->far_rate = median(rate[1], rounds);
-    if (found->far_rate > found->near_rate * GAIN) found->far = true;
-    if (found->near_rate > found->far_rate * GAIN) found->far = false;
-    run->reads.gemv.far = found->far ? GEMV_FAR : 0;
+    run->reads.gemv.far = found->far_rate > found->near_rate * GAIN   ? GEMV_FAR
+                          : found->near_rate > found->far_rate * GAIN ? 0
+                                                                      : before;
 }

@@ -15,7 +15,6 @@
 
 struct read_ahead {
     double near_rate, far_rate; /* bytes a second into L1 alone, and into the L2 as well; 0: not tried */
-    bool far;                   /* which it is to be */
 };
 
 /* Tries both with the one-token linears of `layers` and `head` (an empty program: none here) and sets
