@@ -17,6 +17,7 @@
 #include "common/log.h"
 #include "common/units.h"
 #include "daemon/end_request.h"
+#include "daemon/planner/profile.h"
 #include "daemon/worker_process.h"
 
 #define PROBE_BYTES_MAX ((size_t)64 << 10)
@@ -263,6 +264,12 @@ void accelerator_ledger_cuda(const struct accelerator_info *device, uint64_t vra
     else
         snprintf(ledger->limit_from, sizeof ledger->limit_from, "free of the GPU's %s",
                  units_format_size(device->vram_bytes, all));
+}
+
+void accelerator_ledger_measured(const struct profile_gpu *measured, struct ledger_device *ledger)
+{
+    if (ledger->kind == LEDGER_DEVICE_CUDA && measured->context_bytes)
+        ledger->context_bytes = measured->context_bytes;
 }
 
 static void choose_emulated(uint64_t vram_bytes, struct accelerator *choice)

@@ -13,6 +13,8 @@
 #include "common/err.h"
 #include "daemon/planner/ledger.h"
 
+struct profile_gpu; /* daemon/planner/profile.h */
+
 #define ACCELERATOR_COUNT_MAX     16
 #define ACCELERATOR_EMULATED_VRAM ((uint64_t)1 << 30) /* where --vram is not given */
 
@@ -46,6 +48,8 @@ HELM_MUST_CHECK int accelerator_choose(const char *option, uint64_t vram_bytes, 
 void accelerator_ledger_cuda(const struct accelerator_info *device, uint64_t vram_bytes,
                              struct ledger_device *ledger);
 void accelerator_ledger_emulated(uint64_t vram_bytes, struct ledger_device *ledger);
+/* What the profile of a CUDA device measured takes the place of what its probe assumed. */
+void accelerator_ledger_measured(const struct profile_gpu *measured, struct ledger_device *ledger);
 
 /* What a probe printed. HELM_E_NOT_FOUND: no device, with the probe's own reason. */
 HELM_MUST_CHECK int accelerator_parse(const char *text, size_t length,

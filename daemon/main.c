@@ -138,8 +138,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
         request.wish.threads = rc ? 1 : (uint32_t)cpus.suggested;
     }
     if (rc) return rc;
-    if (d->device.ledger.kind == LEDGER_DEVICE_CUDA && d->profile.gpu.context_bytes)
-        d->device.ledger.context_bytes = d->profile.gpu.context_bytes; /* measured, where the probe assumed */
+    accelerator_ledger_measured(&d->profile.gpu, &d->device.ledger);
     request.machine.device = d->device.ledger;
     request.device_required = d->device.required;
     snprintf(request.no_device, sizeof request.no_device, "%s", d->device.why);

@@ -98,8 +98,7 @@ static int find_machine(const struct options *o, struct profile *profile, struct
             "minute, --profile FILE takes another machine's",
             path, device.name[0] ? device.name : "cpu");
     rc = profile_read(path, profile, err);
-    if (!rc && device.ledger.kind == LEDGER_DEVICE_CUDA && profile->gpu.context_bytes)
-        r->machine.device.context_bytes = profile->gpu.context_bytes; /* as helmd: measured, not assumed */
+    if (!rc) accelerator_ledger_measured(&profile->gpu, &r->machine.device);
     return rc ? helm_err_prefix(err, "the profile of this machine cannot be used (helm-profile renews it)")
               : 0;
 }
