@@ -31,6 +31,11 @@ def check(name, ok, detail=""):
     print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
 
 
+def sum_up():
+    print("%d passed, %d failed" % (counts[True], counts[False]))
+    sys.exit(1 if counts[False] else 0)
+
+
 def cli(*args, stdin=None, env=None, program=CLI, timeout=30):
     run = subprocess.run([program, *args], input=stdin, capture_output=True, timeout=timeout,
                          env=dict(os.environ, **(env or {})))
@@ -602,8 +607,7 @@ def main():
         curve_tests(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print("%d passed, %d failed" % (counts[True], counts[False]))
-    sys.exit(1 if counts[False] else 0)
+    sum_up()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
 from fake_helmd import FakeDaemon  # noqa: E402
-from test_cli import CLI, MODEL, TEMPLATE, Terminal, check, check_exit, cli, counts  # noqa: E402
+from test_cli import CLI, MODEL, TEMPLATE, Terminal, check, check_exit, cli, sum_up  # noqa: E402
 import helm_client  # noqa: E402
 
 
@@ -268,8 +268,7 @@ def main():
         permission_tests(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print("%d passed, %d failed" % (counts[True], counts[False]))
-    sys.exit(1 if counts[False] else 0)
+    sum_up()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@
 #include "common/log.h"
 #include "common/units.h"
 #include "daemon/accelerator.h"
+#include "tests/unit/daemon/made_program.h"
 
 static const char *const two =
     "{\"devices\": [{\"name\": \"Small\", \"uuid\": \"GPU-1\", \"vram_bytes\": 8589934592, \"vram_free\": "
@@ -80,14 +81,9 @@ static void a_bad_probe_is_refused(void **state)
 /* A program that does so when it is called with --probe. */
 static const char *program_doing(const char *script)
 {
-    static char path[64];
-    snprintf(path, sizeof path, "/tmp/helm-probe-test-XXXXXX");
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    dprintf(fd, "#!/bin/sh\n[ \"$1\" = --probe ] || exit 99\n%s\n", script);
-    fchmod(fd, 0700);
-    close(fd);
-    return path;
+    char whole[2048];
+    snprintf(whole, sizeof whole, "[ \"$1\" = --probe ] || exit 99\n%s", script);
+    return made_program(whole);
 }
 
 static const char *program_printing(const char *text)

@@ -16,18 +16,7 @@
 
 #include "daemon/accelerator.h"
 #include "daemon/end_request.h"
-
-static const char *program_doing(const char *script)
-{
-    static char path[64];
-    snprintf(path, sizeof path, "/tmp/helm-end-test-XXXXXX");
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    dprintf(fd, "#!/bin/sh\n%s\n", script);
-    fchmod(fd, 0700);
-    close(fd);
-    return path;
-}
+#include "tests/unit/daemon/made_program.h"
 
 static bool readable(int fd)
 {
@@ -71,7 +60,7 @@ static void a_probe_is_not_waited_for(void **state)
     (void)state;
     struct accelerator a;
     struct helm_err err = {0};
-    const char *program = program_doing("exec sleep 600");
+    const char *program = made_program("exec sleep 600");
     raise(SIGTERM);
     static const char *const options[] = {"auto", "cuda"};
     for (size_t i = 0; i < 2; i++)
@@ -85,7 +74,7 @@ static void a_probe_hears_signals_itself(void **state)
     (void)state;
     struct accelerator a;
     struct helm_err err = {0};
-    const char *program = program_doing("kill -TERM $$; echo '{\"devices\": []}'");
+    const char *program = made_program("kill -TERM $$; echo '{\"devices\": []}'");
     assert_int_equal(accelerator_choose("cuda", 0, program, &a, &err), HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "killed by signal 15"));
     unlink(program);
