@@ -60,9 +60,8 @@ VERSION := $(shell cat VERSION)
 CPPFLAGS_ALL := -I. -I$(GEN) -DHELM_VERSION='"$(VERSION)"' $(CPPFLAGS)
 CFLAGS_ALL := $(BASE) $(OPT) $(WARN) $(CFLAGS)
 # Sanitized kernels in -O3 take two to three times as long to compile and run no faster, as does giving out registers
-# loop by loop. In MODE=asan they go without
-# what of -fsanitize=undefined repeats AddressSanitizer at every access (it sees the access itself): half the time to
-# compile. MODE=ubsan has all of it.
+# loop by loop. In MODE=asan they go without what of -fsanitize=undefined repeats AddressSanitizer at every access (it
+# sees the access itself): half the time to compile. MODE=ubsan has all of it.
 KERNEL_OPT := $(if $(filter asan ubsan tsan,$(MODE)),-O1 -g1 -fira-region=one,-O3) -ffp-contract=off \
   $(if $(filter asan,$(MODE)),-fno-sanitize=null$(comma)object-size$(comma)pointer-overflow)
 # DT_RPATH, not DT_RUNPATH: in a `make dist` folder it must also serve the libraries' own dependencies
