@@ -56,6 +56,7 @@ void cuda_graphs_close(struct cuda *c);
 /* Before anything is put into a queue. */
 HELM_MUST_CHECK int cuda_use_queue(struct cuda *c, enum device_queue queue, struct helm_err *err);
 int cuda_event_create(struct device *d, struct device_event **event, struct helm_err *err);
+int cuda_event_create_sleeping(struct device *d, struct device_event **event, struct helm_err *err);
 int cuda_event_create_crossing(struct device *d, struct device_event **event, struct helm_err *err);
 void cuda_event_free(struct device *d, struct device_event *event);
 int cuda_event_record(struct device *d, enum device_queue queue, struct device_event *event,

@@ -66,12 +66,13 @@ int cuda_use_queue(struct cuda *c, enum device_queue queue, struct helm_err *err
 
 /* ---- events ---- */
 
-static int create(bool crossing, struct device_event **event, struct helm_err *err)
+static int create(bool crossing, unsigned flags, struct device_event **event, struct helm_err *err)
 {
     *event = calloc(1, sizeof **event);
     if (!*event) return helm_fail(err, HELM_E_NOMEM, "no memory for an event");
     (*event)->crossing = crossing;
-    int rc = cuda_checked(cudaEventCreateWithFlags(&(*event)->event, cudaEventDisableTiming), "event", err);
+    int rc = cuda_checked(cudaEventCreateWithFlags(&(*event)->event, cudaEventDisableTiming | flags), "event",
+                          err);
     if (rc) {
         free(*event);
         *event = NULL;
@@ -82,13 +83,19 @@ static int create(bool crossing, struct device_event **event, struct helm_err *e
 int cuda_event_create(struct device *d, struct device_event **event, struct helm_err *err)
 {
     (void)d;
-    return create(false, event, err);
+    return create(false, cudaEventDefault, event, err);
+}
+
+int cuda_event_create_sleeping(struct device *d, struct device_event **event, struct helm_err *err)
+{
+    (void)d;
+    return create(false, cudaEventBlockingSync, event, err);
 }
 
 int cuda_event_create_crossing(struct device *d, struct device_event **event, struct helm_err *err)
 {
     (void)d;
-    return create(true, event, err);
+    return create(true, cudaEventDefault, event, err);
 }
 
 void cuda_event_free(struct device *d, struct device_event *event)

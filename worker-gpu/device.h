@@ -28,6 +28,9 @@
  *   followed in the same capture only, by either queue. Recorded outside it is followed and waited for
  *   outside only; never recorded, it is followed outside without waiting. Recording makes it new, so one
  *   event serves any number of captures, and outside between them. Anything else is HELM_E_STATE.
+ *   A plain one made by event_create_sleeping is the same but for the host's wait (event_wait), which takes
+ *   no CPU: the thread sleeps until the point is reached. A wait for another may take one all the while, and
+ *   be over sooner.
  * - Crossing (event_create_crossing). Every launch of a graph in which it is recorded records it. Following
  *   it in a capture means: each launch waits for what was recorded last before that launch was called, by a
  *   call or by a launch; for nothing if there was none. Recorded once in a capture at most, and not also
@@ -176,6 +179,7 @@ struct device_ops {
     int (*event_create)(struct device *d, struct device_event **event, struct helm_err *err);
     int (*event_create_crossing)(struct device *d, struct device_event **event, struct helm_err *err);
     void (*event_free)(struct device *d, struct device_event *event);
+    int (*event_create_sleeping)(struct device *d, struct device_event **event, struct helm_err *err);
     int (*event_record)(struct device *d, enum device_queue queue, struct device_event *event,
                         struct helm_err *err);
     int (*event_follow)(struct device *d, enum device_queue queue, struct device_event *event,

@@ -267,6 +267,7 @@ static const struct device_ops cuda_ops = {
     .copy_2d = cuda_copy_2d,
     .clear = cuda_clear,
     .event_create = cuda_event_create,
+    .event_create_sleeping = cuda_event_create_sleeping,
     .event_create_crossing = cuda_event_create_crossing,
     .event_free = cuda_event_free,
     .event_record = cuda_event_record,

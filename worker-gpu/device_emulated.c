@@ -301,6 +301,7 @@ static const struct device_ops emulated_ops = {
     .copy_2d = emulated_copy_2d,
     .clear = emulated_clear,
     .event_create = emulated_event_create,
+    .event_create_sleeping = emulated_event_create, /* whoever waits for any of them sleeps */
     .event_create_crossing = emulated_event_create_crossing,
     .event_free = emulated_event_free,
     .event_record = emulated_event_record,

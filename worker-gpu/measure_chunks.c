@@ -5,13 +5,15 @@
  * token. Rates come in samples of milliseconds, one operation at a time; a prompt's layers run all of them in
  * turn, from an idle device on, for up to some hundred milliseconds. */
 #include <math.h>
+#include <stdlib.h>
 #include <time.h>
 
+#include "common/units.h"
 #include "worker-gpu/measure_private.h"
 #include "worker-gpu/program.h"
 
-#define PAUSE_MS      2  /* as between requests: caches of the host are others' by then */
-#define IDLE_MS       20 /* before a burst */
+#define IDLE_MS       20        /* the device's, before a burst and between steps that begin from a pause */
+#define OTHERS_BYTES  (4 * MIB) /* twice a large L2 */
 #define LONG_BURST_S  0.15
 #define SHORT_BURST_S 0.02
 #define FIRST_KERNELS 3  /* of a step: its block, the table of rotations, the embedding */
@@ -22,6 +24,15 @@ static void pause_ms(long ms)
 {
     const struct timespec nap = {.tv_nsec = ms * 1000000};
     (void)nanosleep(&nap, NULL);
+}
+
+/* As between requests: the device has been idle for a while, and what the host issues with is in the caches
+ * of its core no more, since others computed there meanwhile. Here it is this thread itself that reads and
+ * writes through a buffer, after it has slept: it may wake on another core. */
+static void pause_of_others(volatile uint64_t *others)
+{
+    pause_ms(IDLE_MS);
+    for (size_t i = 0; i < OTHERS_BYTES / sizeof *others; i += 8) others[i] += i;
 }
 
 static uint32_t samples_of(const struct measure *m)
@@ -38,7 +49,8 @@ static int issue_nothing(struct measure *m, _Atomic uint32_t *word, struct helm_
 }
 
 /* gpu.begin, after a pause as before a prompt; with a graph gpu.begin_graph, one step behind another. */
-static int measure_begin(struct measure *m, struct device_graph *graph, struct helm_err *err)
+static int measure_begin(struct measure *m, uint64_t *others, struct device_graph *graph,
+                         struct helm_err *err)
 {
     struct measure_samples samples = {.count = 0};
     struct device *d = m->device;
@@ -46,7 +58,7 @@ static int measure_begin(struct measure *m, struct device_graph *graph, struct h
     int rc = 0;
     for (uint32_t s = 0; s < (graph ? MEASURE_SAMPLES_MAX : 2 * samples_of(m)) && !rc; s++) {
         atomic_store(word, 0);
-        if (!graph) pause_ms(PAUSE_MS);
+        if (!graph) pause_of_others(others);
         double start = measure_now_s();
         rc = graph ? d->ops->graph_launch(d, graph, err) : issue_nothing(m, word, err);
         if (!rc) rc = device_word_poll(d, word, 1, MEASURE_WAIT_MS, err);
@@ -57,18 +69,18 @@ static int measure_begin(struct measure *m, struct device_graph *graph, struct h
     return rc;
 }
 
-static int measure_begins(struct measure *m, struct helm_err *err)
+static int measure_begins(struct measure *m, uint64_t *others, struct helm_err *err)
 {
     struct device *d = m->device;
     struct device_graph *graph = NULL;
     int rc = measure_set_step(m, 0, 1, err);
-    if (!rc) rc = measure_begin(m, NULL, err);
+    if (!rc) rc = measure_begin(m, others, NULL, err);
     if (!rc) rc = d->ops->capture_begin(d, err);
     if (rc) return rc;
     rc = issue_nothing(m, (_Atomic uint32_t *)(void *)m->host, err);
     int ended = d->ops->capture_end(d, &graph, rc ? NULL : err);
     if (!rc) rc = ended;
-    if (!rc) rc = measure_begin(m, graph, err);
+    if (!rc) rc = measure_begin(m, others, graph, err);
     if (graph) d->ops->graph_free(d, graph);
     return rc;
 }
@@ -93,14 +105,14 @@ static int issue_layers(const struct measure_work *w, struct helm_err *err)
 }
 
 /* What the host needs for a kernel, from a pause on, over as many as a small model's prompt has. */
-static int measure_issue(struct measure *m, struct helm_err *err)
+static int measure_issue(struct measure *m, uint64_t *others, struct helm_err *err)
 {
     struct measure_samples samples = {.count = 0};
     const struct measure_work w = {
         .m = m, .shape = m->kernels->small, .tokens = 128, .heads = MEASURE_HEADS_PAIR, .ops = ISSUED_LAYERS};
     int rc = measure_set_step(m, 0, w.tokens, err);
     for (uint32_t s = 0; s < samples_of(m) + 1 && !rc; s++) {
-        pause_ms(PAUSE_MS);
+        pause_of_others(others);
         double start = measure_now_s();
         rc = issue_layers(&w, err);
         double seconds = measure_now_s() - start;
@@ -140,9 +152,12 @@ static int measure_together(struct measure *m, const struct measure_chunk_parts 
 /* Of a CPU that plays a GPU only how it begins: who issues and who computes share the same processors. */
 int measure_chunks_run(struct measure *m, const struct measure_chunk_parts *parts, struct helm_err *err)
 {
-    int rc = measure_begins(m, err);
+    uint64_t *others = calloc(1, OTHERS_BYTES);
+    if (!others) return helm_fail(err, HELM_E_NOMEM, "no memory to pass the caches with");
+    int rc = measure_begins(m, others, err);
+    if (!rc && !m->emulated) rc = measure_issue(m, others, err);
+    free(others);
     if (rc || m->emulated) return rc;
-    rc = measure_issue(m, err);
     for (int i = 0; i < MEASURE_CHUNK_SIZES && !rc; i++)
         rc = measure_together(m, &parts[i],
                               parts[i].tokens < MEASURE_TOKENS_MAX ? SHORT_BURST_S : LONG_BURST_S, err);

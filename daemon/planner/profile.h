@@ -15,7 +15,7 @@
 
 #define PROFILE_VERSION 1
 /* Of measuring: a fact of the fingerprint, so a new one measures machines again. */
-#define PROFILE_METHOD     11
+#define PROFILE_METHOD     12
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 

@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -399,6 +400,41 @@ static void pages_of_registered_memory(void **state)
     rig_close(&r);
 }
 
+static void *open_gate_later(void *gate)
+{
+    sleep_ms(300);
+    atomic_store((_Atomic uint32_t *)gate, 1);
+    return NULL;
+}
+
+/* Who waits for a sleeping event takes no CPU meanwhile: rates of the CPU are measured beside such a wait. */
+static void a_sleeping_event(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r);
+    struct device *d = r.d;
+    struct device_event *event;
+    OK(d->ops->event_create_sleeping(d, &event, why));
+    for (int round = 0; round < 2; round++) {
+        pthread_t thread;
+        atomic_store(&r.word[2], 0);
+        OK(device_word_wait(d, &r.word[2], 1, DEVICE_EQUAL, why));
+        OK(d->ops->event_record(d, DEVICE_COMPUTE, event, why));
+        const uint64_t start_us = units_now_us(), cpu_us = cpu_time_us();
+        assert_int_equal(pthread_create(&thread, NULL, open_gate_later, (void *)&r.word[2]), 0);
+        OK(d->ops->event_wait(d, event, why));
+        const uint64_t waited_us = units_now_us() - start_us, took_us = cpu_time_us() - cpu_us;
+        pthread_join(thread, NULL);
+        print_message("a wait of %llu us for a sleeping event took %llu us of a CPU\n",
+                      (unsigned long long)waited_us, (unsigned long long)took_us);
+        assert_true(waited_us > 250000);
+        assert_true(took_us < waited_us / 4);
+    }
+    d->ops->event_free(d, event);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -407,6 +443,7 @@ int main(void)
         cmocka_unit_test(copies_beside_a_waiting_queue),
         cmocka_unit_test(times_of_words_and_events),
         cmocka_unit_test(pages_of_registered_memory),
+        cmocka_unit_test(a_sleeping_event),
     };
     return cmocka_run_group_tests_name("the device's queues", tests, NULL, NULL);
 }

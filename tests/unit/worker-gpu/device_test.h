@@ -36,6 +36,14 @@ static inline void drain(struct device *d, enum device_queue queue)
     d->ops->event_free(d, event);
 }
 
+/* What this thread has had of a CPU. */
+static inline uint64_t cpu_time_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
 static inline void sleep_ms(uint32_t ms)
 {
     const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};

@@ -114,6 +114,43 @@ static void copies_are_asynchronous_and_ordered(void **state)
     device_close(d);
 }
 
+/* Who waits for a sleeping event takes no CPU meanwhile; otherwise it is a plain one. */
+static void who_waits_for_a_sleeping_event_sleeps(void **state)
+{
+    (void)state;
+    enum { BYTES = 256 << 10 };
+    struct helm_err err = {0};
+    struct device *d = open_emulated(8 * MIB, MIB, 1000); /* 250 ms */
+    void *vram, *host;
+    struct device_event *copied;
+    OK(device_alloc(d, DEVICE_WEIGHTS, BYTES, &vram, why));
+    OK(device_host_alloc(d, BYTES, &host, why));
+    OK(d->ops->event_create_sleeping(d, &copied, why));
+    OK(d->ops->event_wait(d, copied, why)); /* never recorded: nothing to wait for */
+    for (int round = 0; round < 2; round++) {
+        OK(device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, vram, host, BYTES, why));
+        OK(d->ops->event_record(d, DEVICE_COPY, copied, why));
+        const uint64_t start_us = units_now_us(), cpu_us = cpu_time_us();
+        OK(d->ops->event_wait(d, copied, why));
+        assert_true(cpu_time_us() - cpu_us < 100000);
+        assert_true(units_now_us() - start_us > 200000);
+    }
+    OK(d->ops->event_record(d, DEVICE_COPY, copied, why));
+    OK(d->ops->event_follow(d, DEVICE_COMPUTE, copied, why));
+    drain(d, DEVICE_COMPUTE);
+    struct device_graph *graph;
+    OK(d->ops->capture_begin(d, why));
+    OK(d->ops->event_record(d, DEVICE_COPY, copied, why));
+    OK(d->ops->event_follow(d, DEVICE_COMPUTE, copied, why));
+    OK(d->ops->capture_end(d, &graph, why));
+    assert_int_equal(d->ops->event_wait(d, copied, &err), HELM_E_STATE);
+    d->ops->graph_free(d, graph);
+    d->ops->event_free(d, copied);
+    d->ops->host_free(d, host);
+    device_free(d, DEVICE_WEIGHTS, BYTES, vram);
+    device_close(d);
+}
+
 /* A captured graph does nothing until it is launched, and then the same each time. */
 static void graphs_replay(void **state)
 {
@@ -181,9 +218,13 @@ static void a_full_queue_waits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unknown_devices_are_named),           cmocka_unit_test(the_ceiling_is_enforced),
-        cmocka_unit_test(copies_are_asynchronous_and_ordered), cmocka_unit_test(graphs_replay),
-        cmocka_unit_test(a_wait_without_end_fails_the_device), cmocka_unit_test(a_full_queue_waits),
+        cmocka_unit_test(unknown_devices_are_named),
+        cmocka_unit_test(the_ceiling_is_enforced),
+        cmocka_unit_test(copies_are_asynchronous_and_ordered),
+        cmocka_unit_test(graphs_replay),
+        cmocka_unit_test(a_wait_without_end_fails_the_device),
+        cmocka_unit_test(a_full_queue_waits),
+        cmocka_unit_test(who_waits_for_a_sleeping_event_sleeps),
     };
     return cmocka_run_group_tests_name("worker-gpu/device", tests, NULL, NULL);
 }
