@@ -472,6 +472,9 @@ CUDA_TEST_ARCHS := $(subst ;, ,$(CUDA_TEST_ARCH))
 CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,CUDA_ARCH='$(if \
   $(filter-out $(CUDA_HAVE),$(CUDA_TEST_ARCHS)),$(CUDA_TEST_ARCH),$(CUDA_HAVE))')
 NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3)
+# Defines for GPU sources alone, the emulated ones too: to compare what they choose, each in a BUILD of its own
+# (CUDA_DEFS=-DGEMM_STREAM_EACH_LANE=0), since objects that are there are not made anew for others.
+CUDA_DEFS ?=
 NVCC_HOST := -Wall -Wextra -Wno-format-truncation -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST)))
 CUDA_LIB := $(if $(NVCC),$(abspath $(dir $(NVCC))/../lib64))
@@ -519,8 +522,8 @@ CUDA_EMULATED_OBJ := $(patsubst %,$(OBJ)/emulated/%.o,$(CUDA_EMULATED_SRC))
 $(OBJ)/emulated/%.o: %
 	@mkdir -p $(@D)
 	$(call say,CXX,$<)
-	$(Q)$(CXX) -x c++ -std=c++17 -Itests/gpu/emulator -I. -DHELM_CUDA_EMULATED -g -fno-strict-aliasing -ffp-contract=off $(OPT) \
-	  -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-format-truncation -Wno-unused-function -Wno-unused-variable \
+	$(Q)$(CXX) -x c++ -std=c++17 -Itests/gpu/emulator -I. -DHELM_CUDA_EMULATED $(CUDA_DEFS) -g -fno-strict-aliasing -ffp-contract=off \
+	  $(OPT) -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-format-truncation -Wno-unused-function -Wno-unused-variable \
 	  -MMD -MP -c -o $@ $<
 $(OBJ)/helm-test-gpu-emulated: $(CUDA_EMULATED_OBJ) $(CUDA_TEST_HOST_OBJ)
 	$(call say,LINK,$@)
@@ -539,7 +542,7 @@ $(CUDA_STAMP):
 $(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
-	$(Q)$(NVCC) -I. $(NVCC_FLAGS) $(NVCC_CODE) -MMD -MP -c -o $@ $<
+	$(Q)$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) -MMD -MP -c -o $@ $<
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
 CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \

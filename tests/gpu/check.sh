@@ -4,6 +4,8 @@
 #
 #   check.sh [--need-gpu] [--full-bench] [--only NAME,NAME...] [BIN]
 #
+# NAME: kernels, device, home, split, stream, bench, and of compute-sanitizer TOOL-GROUP (racecheck-linear), or TOOL for
+# all its groups. TOOL: racecheck, memcheck, initcheck, synccheck; GROUP: chain, linear, attention, elementwise, packed.
 # BIN: the folder of the helm-test-gpu-* programs; else bin/ beside this script. Runs in the folder that has
 # tests/data/golden: the one above BIN, above this script, or the current one. Whole outputs go to
 # $HELM_CHECK_LOGS (default: gpu-check-logs). HELM_TEST_DEVICE=emulated runs what needs no GPU.
@@ -25,47 +27,92 @@ done
 bin=$(cd "$bin" 2>/dev/null && pwd) || { echo "check.sh: no folder of programs (BIN)" >&2; exit 2; }
 for root in "$here" "$here/../.." "$bin/.." "$PWD"; do [ -d "$root/tests/data/golden" ] && break; done
 logs=${HELM_CHECK_LOGS:-$PWD/gpu-check-logs}
-mkdir -p "$logs" || exit 2
+mkdir -p "$logs" && logs=$(cd "$logs" && pwd) || exit 2
 cd "$root" || exit 2
 device=${HELM_TEST_DEVICE:-cuda}
+sanitize_limit=${HELM_SANITIZE_SECONDS:-200} # of each tool and group
 export HELM_TEST_DEVICE=$device
 [ -d "$bin/../lib" ] && export LD_LIBRARY_PATH=$(cd "$bin/../lib" && pwd)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 passed=0 failed=0 skipped=0
 
-# verdict WORD NAME SECONDS DETAIL
-verdict() { printf '%-4s %-18s %5.1f s  %s\n' "$1" "$2" "$3" "$4"; }
+# selected NAME: NAME or, of TOOL-GROUP, TOOL alone is in --only, or there is none
+selected() { [ -z "$only" ] || [[ $only == *,$1,* || $only == *,${1%%-*},* ]]; }
 
-# run NAME LIMIT_SECONDS PATTERN COMMAND...: PATTERN finds the line of the output that sums it up
-run() {
+# verdict WORD NAME SECONDS DETAIL
+verdict() { printf '%-4s %-21s %5.1f s  %s\n' "$1" "$2" "$3" "$4"; }
+
+# judge NAME LIMIT_SECONDS PATTERN COMMAND...: runs it and prints the verdict; 0 passed, 1 failed, 2 skipped. PATTERN finds
+# the line of the output that sums it up; an output without one has failed.
+judge() {
     local name=$1 limit=$2 pattern=$3 log=$logs/$1.log began=$EPOCHREALTIME rc detail spent
     shift 3
-    [ -z "$only" ] || [[ $only == *,$name,* ]] || return 1
     if [ ! -x "$(command -v "$1")" ]; then
-        skipped=$((skipped + 1))
         verdict SKIP "$name" 0 "there is no $1"
-        return 1
+        return 2
     fi
-    timeout -k 5 "$limit" "$@" >"$log" 2>&1
+    timeout -k 5 "$limit" "$@" >"$log" 2>&1 </dev/null
     rc=$?
     spent=$(echo "$began $EPOCHREALTIME" | tr , . | awk '{ print $2 - $1 }')
     detail=$(grep -aE "$pattern" "$log" | tail -n 1 | cut -c 1-110)
     if [ $rc -eq 124 ] || [ $rc -eq 137 ]; then
-        failed=$((failed + 1))
         verdict FAIL "$name" "$spent" "not done after $limit s; last: $(tail -n 1 "$log" | cut -c 1-80)"
         return 1
     elif grep -aqE '^skipped: no CUDA|Device not supported|driver version is insufficient|has no CUDA device' "$log" ||
         { [ $rc -eq 0 ] && grep -aqE '^\[  SKIPPED \] [1-9]' "$log" && ! grep -aqE '^\[  PASSED  \] [1-9]' "$log"; }; then
-        skipped=$((skipped + 1))
         verdict SKIP "$name" "$spent" "$(grep -aE 'no CUDA|not supported|insufficient' "$log" | head -n 1 | cut -c 1-100)"
-        return 1
-    elif [ $rc -ne 0 ]; then
-        failed=$((failed + 1))
-        verdict FAIL "$name" "$spent" "exit $rc: ${detail:-$(tail -n 1 "$log" | cut -c 1-110)}"
+        return 2
+    elif [ $rc -ne 0 ] || [ -z "$detail" ]; then
+        verdict FAIL "$name" "$spent" "exit $rc: ${detail:-no summary; last: $(tail -n 1 "$log" | cut -c 1-90)}"
         grep -aE 'FAIL|ERROR|error:|LINE' "$log" | head -n 12 | cut -c 1-160 | sed 's/^/       /'
         return 1
     fi
-    passed=$((passed + 1))
     verdict ok "$name" "$spent" "$detail"
+}
+
+# count STATUS: of judge
+count() {
+    case $1 in
+    0) passed=$((passed + 1)) ;;
+    2) skipped=$((skipped + 1)) ;;
+    *) failed=$((failed + 1)) ;;
+    esac
+}
+
+# run NAME LIMIT_SECONDS PATTERN COMMAND...: 0: it was selected and passed
+run() {
+    local status
+    selected "$1" || return 1
+    judge "$@"
+    status=$?
+    count $status
+    return $status
+}
+
+# sanitize GROUP=TEST,TEST...: each tool of compute-sanitizer over each group of kernel tests, as TOOL-GROUP, few cases. All
+# beside one another, at most as many as there are CPUs (a tool keeps one busy, and the GPU hardly); verdicts as they end.
+# The slowest are first.
+sanitize() {
+    local tool group name names=()
+    for tool in racecheck memcheck initcheck synccheck; do
+        for group in "$@"; do
+            name=$tool-${group%%=*}
+            selected "$name" || continue
+            names+=("$name")
+            rm -f "$logs/$name.status"
+            while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+            {
+                said=$(judge "$name" "$sanitize_limit" 'ERROR SUMMARY|RACECHECK SUMMARY' compute-sanitizer --tool $tool \
+                    --error-exitcode 9 "$bin/helm-test-gpu-kernels" --few --seed 1 --only "${group#*=}")
+                echo $? >"$logs/$name.status"
+                printf '%s\n' "$said"
+            } &
+        done
+    done
+    wait
+    for name in ${names[@]+"${names[@]}"}; do
+        count "$(cat "$logs/$name.status" 2>/dev/null || echo 1)"
+        rm -f "$logs/$name.status"
+    done
 }
 golden='^\[  PASSED  \]|^[0-9]+ passed'
 
@@ -75,23 +122,13 @@ if [ "$device" = cuda ]; then
     run kernels 240 '^[0-9]+ checks' "$bin/helm-test-gpu-kernels"
 fi
 run device 120 "$golden" "$bin/helm-test-gpu-device" &&
-    grep -aE '^(a ring|a step|copies|a word|128 small)' "$logs/device.log" | sed 's/^/       /'
+    grep -aE '^(a ring|a step|copies|a word|128 small|a wait)' "$logs/device.log" | sed 's/^/       /'
 run home 120 "$golden" "$bin/helm-test-gpu-home"
 run split 420 "$golden" "$bin/helm-test-gpu-split"
 run stream 420 "$golden" "$bin/helm-test-gpu-stream"
 if [ "$device" = cuda ]; then
     rm -f "$logs/bench.log"
-    # racecheck and synccheck follow every access to shared memory: few cases, and chains, which are the longest, apart
-    for tool in racecheck synccheck; do
-        run "$tool-chain" 150 'ERROR SUMMARY|RACECHECK SUMMARY' compute-sanitizer --tool $tool --error-exitcode 9 \
-            "$bin/helm-test-gpu-kernels" --few --seed 1 --only chain
-        run "$tool" 200 'ERROR SUMMARY|RACECHECK SUMMARY' compute-sanitizer --tool $tool --error-exitcode 9 \
-            "$bin/helm-test-gpu-kernels" --few --seed 1 --only elementwise,select,linear,attention,expand
-    done
-    for tool in memcheck initcheck; do
-        run "$tool" 300 'ERROR SUMMARY' compute-sanitizer --tool $tool --error-exitcode 9 \
-            "$bin/helm-test-gpu-kernels" --small --seed 1
-    done
+    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand
     run bench 400 'decode check' "$bin/helm-bench-gpu-kernels" $bench
     [ ! -f "$logs/bench.log" ] || cat "$logs/bench.log"
 fi

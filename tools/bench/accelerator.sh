@@ -3,7 +3,7 @@
 # machine with 16 cores and a large card: for machines that are lent by the minute.
 #   accelerator.sh --bin DIR --out DIR [--models DIR] [--peers] STAGE...
 #     check      kernels, queues, split and streamed golden runs on the GPU (tests/gpu/check.sh)
-#     sanitize   compute-sanitizer, the four tools; full kernel benchmark
+#     sanitize   compute-sanitizer, its four tools over every group of kernel tests, all at once; full kernel benchmark
 #     profile    helm-profile of this machine, in full
 #     resident   Qwen3-4B and 8B shapes all on the GPU: decode, TTFT, prefill of 4,096, loading; --peers: transformers
 #     split      8B at 8 GiB and 14B at 24 GiB: chosen plan and best thesis split, prompts 128 and 2,048; --peers: Accelerate
@@ -77,7 +77,7 @@ need_profile() {
 stage_check() { step check "$here/../../tests/gpu/check.sh" --need-gpu --only kernels,device,home,split,stream "$bin"; }
 stage_sanitize() {
     step sanitize "$here/../../tests/gpu/check.sh" --need-gpu --full-bench \
-        --only racecheck-chain,synccheck-chain,racecheck,synccheck,memcheck,initcheck,bench "$bin"
+        --only racecheck,memcheck,initcheck,synccheck,bench "$bin"
 }
 stage_profile() {
     nvidia-smi --query-gpu=name,driver_version,pcie.link.gen.current,pcie.link.width.current --format=csv,noheader

@@ -232,8 +232,7 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
             }
         }
         /* every lane's reads of the slot are over: the products have taken them */
-        __syncwarp();
-        if (lane == 0) barrier_arrive(m.empty + 8 * slot);
+        warp_arrive(m.empty + 8 * slot);
         if (++slot == q.slots) slot = 0, parity ^= 1;
 
         if (i >= q.reducers) bulk_wait(m.sums_free + 8 * reducer, free_parity);
@@ -246,8 +245,7 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
                     total.w *= factor[n][1];
             sums_to[(reducer * CONSUMERS * N + n) * 32] = total;
         }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(m.sums_full + 8 * reducer);
+        warp_arrive(m.sums_full + 8 * reducer);
         if (++reducer == q.reducers) reducer = 0, free_parity ^= 1;
     }
 }
@@ -268,11 +266,11 @@ __global__ void __launch_bounds__(FITTING == 1 ? THREADS_MAX : THREADS_SHARED, F
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < q.slots; i++) {
             barrier_open(m.full + 8 * i, q.producers);
-            barrier_open(m.empty + 8 * i, s.consumers);
+            barrier_open(m.empty + 8 * i, s.consumers * WARP_ARRIVALS);
         }
         for (uint32_t i = 0; i < q.reducers; i++) {
-            barrier_open(m.sums_full + 8 * i, s.consumers);
-            barrier_open(m.sums_free + 8 * i, 1);
+            barrier_open(m.sums_full + 8 * i, s.consumers * WARP_ARRIVALS);
+            barrier_open(m.sums_free + 8 * i, WARP_ARRIVALS);
         }
         barriers_opened();
     }

@@ -72,7 +72,7 @@ static inline void word_late()
  * ----------------------- */
 
 struct emulator_barrier {
-    int8_t phase, arrivals_due, arrivals, unused;
+    uint32_t phase : 1, arrivals_due : 15, arrivals : 16;
     int32_t bytes_due;
 };
 static inline emulator_barrier *emulator_barrier_at(uint32_t address)
@@ -85,12 +85,12 @@ static inline void emulator_barrier_turn(emulator_barrier *b)
 }
 static inline void bulk_barriers_open(uint32_t barrier, uint32_t count)
 {
-    for (uint32_t i = 0; i < count; i++) *emulator_barrier_at(barrier + 8 * i) = {0, 1, 1, 0, 0};
+    for (uint32_t i = 0; i < count; i++) *emulator_barrier_at(barrier + 8 * i) = {0, 1, 1, 0};
 }
 static inline void barrier_open(uint32_t barrier, uint32_t arrivals)
 {
-    if (arrivals < 1 || arrivals > 127) abort();
-    *emulator_barrier_at(barrier) = {0, (int8_t)arrivals, (int8_t)arrivals, 0, 0};
+    if (arrivals < 1 || arrivals > 32767) abort();
+    *emulator_barrier_at(barrier) = {0, arrivals & 32767, arrivals & 32767, 0};
 }
 static inline void barriers_opened() {}
 static inline void barrier_arrive(uint32_t barrier)
@@ -124,7 +124,7 @@ struct emulator_phase {
 static inline bool emulator_phase_over(void *argument)
 {
     const emulator_phase *p = (const emulator_phase *)argument;
-    return emulator_barrier_at(p->barrier)->phase != (int8_t)p->parity;
+    return emulator_barrier_at(p->barrier)->phase != p->parity;
 }
 static inline void bulk_wait(uint32_t barrier, uint32_t parity)
 {
