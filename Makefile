@@ -135,6 +135,7 @@ CUDA_DEVICE := $(if $(NVCC),$(filter release debug,$(MODE)))
 WORKER_GPU_SRC := \
   worker-gpu/device.c \
   worker-gpu/device_emulated.c \
+  worker-gpu/ahead.c \
   worker-gpu/draw.c \
   worker-gpu/emulated_attention.c \
   worker-gpu/emulated_chain.c \
@@ -471,10 +472,10 @@ CUDA_HAVE := $(shell cat $(CUDA_STAMP) 2>/dev/null)
 CUDA_TEST_ARCHS := $(subst ;, ,$(CUDA_TEST_ARCH))
 CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,CUDA_ARCH='$(if \
   $(filter-out $(CUDA_HAVE),$(CUDA_TEST_ARCHS)),$(CUDA_TEST_ARCH),$(CUDA_HAVE))')
-NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3)
 # Defines for GPU sources alone, the emulated ones too: to compare what they choose, each in a BUILD of its own
 # (CUDA_DEFS=-DGEMM_STREAM_EACH_LANE=0), since objects that are there are not made anew for others.
 CUDA_DEFS ?=
+NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3)
 NVCC_HOST := -Wall -Wextra -Wno-format-truncation -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST)))
 CUDA_LIB := $(if $(NVCC),$(abspath $(dir $(NVCC))/../lib64))

@@ -28,7 +28,7 @@
 #include "common/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         2u
+#define ARENA_ABI         3u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -70,7 +70,12 @@ struct arena_header {
 
 /* One sequence's share of a step: tokens history[slot][start .. start + count) are run through the model at
  * those positions; with STEP_ROW_SAMPLE the logits after the last one become a token. */
-enum step_row_flags { STEP_ROW_SAMPLE = 1u << 0 };
+enum step_row_flags {
+    STEP_ROW_SAMPLE = 1u << 0,
+    /* Unless its token ends it, the next step is this row alone with that token, and the page of its position
+     * is in the page table: a worker may begin with it. Of steps of one row. */
+    STEP_ROW_AHEAD = 1u << 1,
+};
 struct step_row {
     uint32_t slot;
     uint32_t start;
@@ -96,7 +101,8 @@ struct step_result {
     uint32_t epoch;
     uint32_t row_count;
     uint32_t reserved;
-    uint64_t compute_ns;                         /* from seeing the step to ringing done */
+    uint64_t compute_ns; /* from seeing the step (or from the end of the one before, where it ran
+                            already) to ringing done */
     uint64_t linear_ns, attention_ns, sample_ns; /* where it went, thread 0's clock */
     uint64_t weight_bytes; /* read from memory for this step: of packed weights what they take there */
     struct step_result_row row[ARENA_STEP_ROWS];

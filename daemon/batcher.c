@@ -281,6 +281,16 @@ static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
     return observe_prompt_tokens(batcher->observe, decoding, (uint32_t)(positions / decoding));
 }
 
+/* Whether the step behind this one is the row's next token, unless this one is its last: nobody else is
+ * there, it may have one more, and there is a page for it. */
+static bool batcher_goes_on(const struct batcher *batcher, const struct step_row *row)
+{
+    const struct sequence *seq = batcher->slot_owner[row->slot];
+    uint64_t room = (uint64_t)seq->pages * arena_header_of(batcher->arena)->kv.page_tokens;
+    return row->count == 1 && row->flags & STEP_ROW_SAMPLE &&
+           sequence_output_count(seq) + 1 < seq->max_tokens && room > (uint64_t)row->start + row->count;
+}
+
 static void batcher_form_step(struct batcher *batcher, uint64_t now_us)
 {
     const struct arena_header *header = arena_header_of(batcher->arena);
@@ -322,6 +332,8 @@ static void batcher_form_step(struct batcher *batcher, uint64_t now_us)
                               .flags = row->sample ? STEP_ROW_SAMPLE : 0};
         batcher->step.token_count += row->count;
     }
+    if (count == 1 && batcher->step.row_count == 1 && batcher_goes_on(batcher, &batcher->step.row[0]))
+        batcher->step.row[0].flags |= STEP_ROW_AHEAD;
     if (batcher->step.row_count) batcher_ring(batcher, now_us);
 }
 

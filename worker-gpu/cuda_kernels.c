@@ -41,6 +41,12 @@ static int cuda_lane_copy(struct device *d, const uint32_t *count, uint32_t toke
     return gpuk_lane_copy(count, tokens, x, hidden, out, flags, STREAM(d), err);
 }
 
+static int cuda_advance(struct device *d, const struct gpuk_token *found, uint32_t *token_id,
+                        uint32_t *position, uint32_t flags, struct helm_err *err)
+{
+    return gpuk_advance(found, token_id, position, flags, STREAM(d), err);
+}
+
 static int cuda_swiglu(struct device *d, const uint32_t *count, uint32_t tokens, const void *in,
                        enum dtype in_dtype, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
                        enum dtype out_dtype, uint32_t out_stride, uint32_t flags, struct helm_err *err)
@@ -149,6 +155,7 @@ const struct device_kernels cuda_kernels = {
     .rmsnorm = cuda_rmsnorm,
     .gather = cuda_gather,
     .lane_copy = cuda_lane_copy,
+    .advance = cuda_advance,
     .swiglu = cuda_swiglu,
     .rope_table = cuda_rope_table,
     .rope_append = cuda_rope_append,

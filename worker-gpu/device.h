@@ -114,6 +114,8 @@ struct device_kernels {
                   uint32_t hidden, float *out, uint32_t flags, struct helm_err *err);
     int (*lane_copy)(struct device *d, const uint32_t *count, uint32_t tokens, const float *x,
                      uint32_t hidden, float *out, uint32_t flags, struct helm_err *err);
+    int (*advance)(struct device *d, const struct gpuk_token *found, uint32_t *token_id, uint32_t *position,
+                   uint32_t flags, struct helm_err *err);
     int (*swiglu)(struct device *d, const uint32_t *count, uint32_t tokens, const void *in,
                   enum dtype in_dtype, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
                   enum dtype out_dtype, uint32_t out_stride, uint32_t flags, struct helm_err *err);
@@ -177,9 +179,9 @@ struct device_ops {
     int (*clear)(struct device *d, enum device_queue queue, void *memory, uint64_t bytes,
                  struct helm_err *err);
     int (*event_create)(struct device *d, struct device_event **event, struct helm_err *err);
+    int (*event_create_sleeping)(struct device *d, struct device_event **event, struct helm_err *err);
     int (*event_create_crossing)(struct device *d, struct device_event **event, struct helm_err *err);
     void (*event_free)(struct device *d, struct device_event *event);
-    int (*event_create_sleeping)(struct device *d, struct device_event **event, struct helm_err *err);
     int (*event_record)(struct device *d, enum device_queue queue, struct device_event *event,
                         struct helm_err *err);
     int (*event_follow)(struct device *d, enum device_queue queue, struct device_event *event,

@@ -173,15 +173,15 @@ static int fetch_wanting(struct gpu_engine *g, const struct job *job, struct hel
     return rc ? rc : d->ops->event_wait(d, g->copied, err);
 }
 
-int gpu_draw_finish(struct gpu_engine *g, struct step_result *result, struct helm_err *err)
+int gpu_draw_finish(struct gpu_engine *g, const struct gpuk_token *found, struct step_result *result,
+                    struct helm_err *err)
 {
     struct gpu_draw *draw = &g->draw;
     struct job job = {.g = g, .result = result, .few = draw->few_count, .rows = draw->row_count};
     for (uint32_t i = 0; i < g->batch.sample_count; i++) { /* those that are drawn get theirs below */
         const struct sample s = sample_of(g, i, result);
-        s.out->sampled.token = g->source.tokens[i].id;
-        s.out->status =
-            g->source.tokens[i].id < g->model.config.vocab ? STEP_ROW_OK : STEP_ROW_NO_FINITE_LOGIT;
+        s.out->sampled.token = found[i].id;
+        s.out->status = found[i].id < g->model.config.vocab ? STEP_ROW_OK : STEP_ROW_NO_FINITE_LOGIT;
     }
     if (job.few + job.rows == 0) return 0;
     int rc = device_word_poll(g->device, draw->done, 1, g->wait_ms, err);

@@ -10,6 +10,7 @@
 #include "worker-gpu/kernels_few.h"
 
 struct gpu_engine;
+struct gpuk_token;
 
 struct gpu_draw {
     struct gpuk_few_room *room; /* pinned, [slots] */
@@ -30,7 +31,8 @@ HELM_MUST_CHECK int gpu_draw_open(struct gpu_engine *g, struct helm_err *err);
 void gpu_draw_close(struct gpu_engine *g);
 /* Behind the step's last operation: asks the device for what the batch's samples need. */
 HELM_MUST_CHECK int gpu_draw_queue(struct gpu_engine *g, struct helm_err *err);
-/* When the step's end word is written: draws. */
-HELM_MUST_CHECK int gpu_draw_finish(struct gpu_engine *g, struct step_result *result, struct helm_err *err);
+/* When the step's end word is written: draws. found: the argmax of each sample. */
+HELM_MUST_CHECK int gpu_draw_finish(struct gpu_engine *g, const struct gpuk_token *found,
+                                    struct step_result *result, struct helm_err *err);
 
 #endif

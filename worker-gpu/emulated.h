@@ -72,6 +72,8 @@ void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention 
 size_t emulated_attention_counters(uint32_t tokens, uint32_t heads);
 size_t emulated_attention_workspace(uint32_t tokens, uint32_t heads, uint32_t head_dim);
 
+int emulated_advance(struct device *d, const struct gpuk_token *found, uint32_t *token_id, uint32_t *position,
+                     uint32_t flags, struct helm_err *err);
 bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op);
 size_t emulated_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 int emulated_chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,

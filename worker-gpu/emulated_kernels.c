@@ -575,6 +575,7 @@ const struct device_kernels emulated_kernels = {
     .rmsnorm = emulated_rmsnorm,
     .gather = emulated_gather,
     .lane_copy = emulated_lane_copy,
+    .advance = emulated_advance,
     .swiglu = emulated_swiglu,
     .rope_table = emulated_rope_table,
     .rope_append = emulated_rope_append,

@@ -162,7 +162,8 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     if (rc) return rc;
     gpu_buffers_place(&g->model, &g->plan, h, d, &g->buffers);
     gpu_block_place(g->buffers.tokens, h->slots, h->pages_per_slot, &block);
-    uint64_t results = (block.bytes + 63) / 64 * 64, inv_freq = results + 64 * sizeof(struct gpuk_token),
+    uint64_t results = (block.bytes + 63) / 64 * 64, /* of a step, and of one ahead of it */
+        inv_freq = results + 2 * ARENA_STEP_ROWS * sizeof(struct gpuk_token),
              end = inv_freq + (c->head_dim * sizeof(float) + 63) / 64 * 64;
     rc = device_host_alloc(d, end + 64, &g->pinned, err);
     if (rc) return rc;
@@ -183,7 +184,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .block_host = pinned,
                                     .tokens = (struct gpuk_token *)(pinned + results),
                                     .end = (_Atomic uint32_t *)(pinned + end),
-                                    .sent = (_Atomic uint32_t *)(pinned + end) + 1};
+                                    .sent = (_Atomic uint32_t *)(pinned + end) + 2};
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
         g->source.staging[i] = (char *)g->staging + i * (g->staging_bytes / GPU_STAGINGS);
     rope_inv_freq(c, (float *)(pinned + inv_freq), &g->source.rope_scale);
@@ -309,6 +310,7 @@ static int prepare_programs(struct gpu_engine *g, bool graphs, struct helm_err *
     before = warm;
     for (int t = 0; t < GPU_TIER_CHUNK && graphs && !rc; t++)
         if (g->program[0][t].count) rc = capture(g, &g->program[0][t], err);
+    if (!rc) rc = gpu_ahead_open(g, err);
     uint64_t after = d->ops->memory_overhead(d), seen = d->used[DEVICE_GRAPHS];
     if (!rc && after > before && after - before > seen)
         rc = device_charge(d, DEVICE_GRAPHS, after - before - seen, err);
@@ -353,6 +355,7 @@ static void gpu_engine_free(struct worker_engine *base)
 {
     struct gpu_engine *g = (struct gpu_engine *)base;
     struct device *d = g->device;
+    if (d && !g->failed && gpu_ahead_settle(g, NULL)) g->failed = true;
     if (d && g->failed)
         gpu_step_abandon(g);
     else if (d)
@@ -360,6 +363,7 @@ static void gpu_engine_free(struct worker_engine *base)
     pool_destroy(g->samplers);
     for (uint32_t i = 0; i < GPU_SAMPLERS_MAX; i++) free(g->scratch[i]);
     if (d) {
+        gpu_ahead_close(g);
         for (uint32_t i = 0; i < PLAN_PHASES_MAX * GPU_TIER_COUNT; i++)
             gpu_program_free(&g->program[i / GPU_TIER_COUNT][i % GPU_TIER_COUNT], d);
         for (uint32_t i = 0; g->event && i < g->events.count; i++)

@@ -7,6 +7,7 @@
 #define HELM_WORKER_GPU_ENGINE_H
 
 #include "worker-cpu/pool.h"
+#include "worker-gpu/ahead.h"
 #include "worker-gpu/draw.h"
 #include "worker-gpu/expand.h"
 #include "worker-gpu/program.h"
@@ -42,6 +43,7 @@ struct gpu_engine {
     struct batch batch;
     struct step_result own_result; /* where the rows are checked when the result is the other worker's */
     struct gpu_draw draw;
+    struct gpu_ahead ahead;
     struct pool *samplers;
     void *scratch[GPU_SAMPLERS_MAX];
     uint32_t sampler_count;

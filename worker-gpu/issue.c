@@ -305,6 +305,8 @@ static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, 
     case GPU_COPY_BLOCK:
     case GPU_READ_BLOCK:
         return issue_block(s, p, e->kind, issue, flags, err);
+    case GPU_ADVANCE:
+        return k->advance(d, e->as.advance.found, e->as.advance.token_id, e->as.advance.position, flags, err);
     case GPU_ROPE_TABLE:
         return k->rope_table(d, &p->step, tokens, b->inv_freq, c->head_dim, s->rope_scale, b->rope_table,
                              flags, err);

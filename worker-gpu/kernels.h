@@ -304,6 +304,10 @@ size_t gpuk_argmax_workspace_bytes(uint32_t rows);
 HELM_MUST_CHECK int gpuk_argmax(const uint32_t *count, uint32_t rows, const float *logits, uint32_t vocab,
                                 struct gpuk_token *result, void *workspace, uint32_t flags, void *stream,
                                 struct helm_err *err);
+/* The step block of one token becomes that of its successor: *token_id what argmax found, *position one
+ * further. Nothing else of the block changes; an id that is none gives an embedding of NaN. */
+HELM_MUST_CHECK int gpuk_advance(const struct gpuk_token *found, uint32_t *token_id, uint32_t *position,
+                                 uint32_t flags, void *stream, struct helm_err *err);
 /* The `k` <= GPUK_TOP_MAX largest finite logits of each row, falling, lowest id first on a tie, as logprobs
  * (log-softmax over the finite logits): top[row][k], unused places GPUK_TOKEN_NONE. Same workspace as argmax.
  */

@@ -1,7 +1,8 @@
 /* Running one step. See step.h.
  *
  * The host's part: check the rows, write the step block into pinned memory, launch one graph (or issue a
- * chunk), put behind it what draws need (draw.c), wait for the end word, and draw. */
+ * chunk), put behind it what draws need (draw.c) and the step that most likely follows (ahead.h), wait for
+ * the end word, and draw. */
 #include "worker-gpu/step.h"
 
 #include <string.h>
@@ -54,13 +55,18 @@ static void fill_sub(const struct gpu_engine *g, const struct gpu_block *b, uint
     fill_counts(array_of(g, at + b->sub_counts), end - first, rows, 0);
 }
 
+/* Pages of a row that a step reads or writes; of the rest nothing is read. */
+static uint32_t pages_of(const struct gpu_engine *g, const struct batch_row *row)
+{
+    return (row->start + row->count - 1) / arena_header_of(g->base.arena)->kv.page_tokens + 1;
+}
+
 /* The checked rows as the kernels read them; row r's pages are line r. */
 static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
 {
     const struct batch *batch = &g->batch;
     const struct gpu_block *b = &p->block;
     uint32_t pages_per_slot = p->step.pages_per_slot;
-    uint32_t page_tokens = arena_header_of(g->base.arena)->kv.page_tokens;
     uint32_t *row_first = array_of(g, b->row_first), *row_slot = array_of(g, b->row_slot);
     uint32_t *sample = array_of(g, b->sample_token), *token_row = array_of(g, b->token_row);
     fill_counts(array_of(g, b->counts), batch->token_count, batch->row_count, batch->sample_count);
@@ -71,8 +77,8 @@ static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
         const struct batch_row *row = &batch->row[r];
         row_first[r] = row->token_first;
         row_slot[r] = r;
-        uint32_t pages = (row->start + row->count - 1) / page_tokens + 1; /* of the rest nothing is read */
-        memcpy(array_of(g, b->page_table) + (size_t)r * pages_per_slot, row->pages, pages * sizeof(uint32_t));
+        memcpy(array_of(g, b->page_table) + (size_t)r * pages_per_slot, row->pages,
+               pages_of(g, row) * sizeof(uint32_t));
     }
     row_first[batch->row_count] = batch->token_count;
     for (uint32_t i = 0; i < batch->sample_count; i++) {
@@ -94,13 +100,14 @@ static void begin_watch(struct watch *w, struct gpu_engine *g, struct gpu_progra
 }
 
 /* Waits for the end word, looking at whose turn it is and after failures meanwhile. */
-static int wait_for_end(struct gpu_engine *g, struct watch *w, struct helm_err *err)
+static int wait_for_end(struct gpu_engine *g, const _Atomic uint32_t *end, struct watch *w,
+                        struct helm_err *err)
 {
     const uint64_t start_ns = units_now_ns();
     uint64_t yield_ns = 0;
     bool patient = false;
     for (uint64_t checked_ns = start_ns;;) {
-        if (atomic_load_explicit(g->source.end, memory_order_acquire) == 1) return 0;
+        if (atomic_load_explicit(end, memory_order_acquire) == 1) return 0;
         uint64_t now_ns = units_now_ns();
         watch_look(w, now_ns);
         if (now_ns - checked_ns > END_CHECK_MS * UINT64_C(1000000)) {
@@ -130,51 +137,77 @@ static bool goes_on(const struct gpu_program *p, const struct batch *batch)
     return p->tier == GPU_TIER_CHUNK && batch->sample_count < batch->row_count;
 }
 
+/* Launches the batch's step, from its block on. */
+static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *err)
+{
+    const struct batch *batch = &g->batch;
+    const struct gpu_issue issue = {.tokens = batch->token_count,
+                                    .rows = batch->row_count,
+                                    .samples = batch->sample_count,
+                                    .batch = batch};
+    fill_block(g, p);
+    g->ahead.at = 0;
+    g->ahead.pages = p->tier == GPU_TIER_1 ? pages_of(g, &batch->row[0]) : 0;
+    atomic_store_explicit(g->source.sent, 0, memory_order_relaxed);
+    atomic_store_explicit(gpu_ahead_end(g, 0), 0, memory_order_release);
+    int rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
+    if (!rc && p->graph) return g->device->ops->graph_launch_beside(g->device, p->graph, err);
+    return rc ? rc : gpu_program_issue(&g->source, p, &issue, err);
+}
+
+/* Computes the batch, or what is left of it where it was launched ahead. */
+static int compute(struct gpu_engine *g, struct gpu_program *p, bool head, uint64_t start_ns,
+                   struct step_result *result, struct helm_err *err)
+{
+    struct engine_times *times = &g->base.times;
+    struct watch watch;
+    bool taken = gpu_ahead_take(g);
+    int rc = taken ? 0 : gpu_ahead_settle(g, err);
+    begin_watch(&watch, g, p);
+    if (!rc && !taken) rc = launch(g, p, err);
+    const uint32_t at = g->ahead.at;
+    const uint64_t before_ns = g->ahead.before_ns;
+    const bool over = taken && atomic_load_explicit(gpu_ahead_end(g, at), memory_order_acquire) == 1;
+    if (!rc && head) rc = gpu_draw_queue(g, err);
+    if (!rc && !taken) rc = gpu_program_issue_tail(&g->source, p, goes_on(p, &g->batch), &g->prefix, err);
+    if (!rc) rc = gpu_ahead_launch(g, err);
+    if (!rc) rc = wait_for_end(g, gpu_ahead_end(g, at), &watch, err);
+    const uint64_t end_ns = units_now_ns();
+    g->ahead.before_ns = end_ns;
+    if (!rc && head) rc = gpu_draw_finish(g, gpu_ahead_tokens(g, at), result, err);
+    if (rc) return rc;
+    /* One that ran ahead began when the step in front of it ended. When it ended nobody saw, if that was
+     * before it was asked for: then it took as long as the last one that was seen. */
+    uint64_t linear_ns = end_ns - start_ns;
+    if (taken) linear_ns = over && g->ahead.usual_ns ? g->ahead.usual_ns : end_ns - before_ns;
+    if (!over) g->ahead.usual_ns = linear_ns;
+    result->linear_ns = linear_ns; /* the device does not tell its kernels apart */
+    result->sample_ns = units_now_ns() - end_ns;
+    times->wait_ns = watch_end(&watch);
+    times->weight_bytes = g->weights.step_bytes + p->stream_bytes;
+    times->link_bytes =
+        p->copy_bytes + g->prefix.copied_bytes + gpu_program_borrowed(&g->source, p, &g->batch);
+    return 0;
+}
+
 int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err *err)
 {
     uint64_t start_ns = units_now_ns();
     bool head = g->plan.head == PLAN_HOME_GPU;
     struct arena_control *control = arena_control_of(g->base.arena);
     struct step_result *result = head ? &control->result[step->serial % ARENA_STEP_RING] : &g->own_result;
-    struct batch *batch = &g->batch;
     struct engine_times *times = &g->base.times;
     memset(times, 0, sizeof *times);
-    int rc = batch_take(g->base.arena, g->model.config.vocab, step, batch, result, err);
+    int rc = batch_take(g->base.arena, g->model.config.vocab, step, &g->batch, result, err);
     if (rc) return rc;
-    uint64_t computed_ns = start_ns;
+    result->linear_ns = result->sample_ns = result->attention_ns = 0;
     g->prefix.copied_bytes = 0;
-    if (batch->row_count) {
-        uint32_t phase = plan_phase_for(&g->plan, batch->token_count);
-        struct gpu_program *p = &g->program[phase][gpu_tier_of(batch->token_count)];
-        const struct gpu_issue issue = {.tokens = batch->token_count,
-                                        .rows = batch->row_count,
-                                        .samples = batch->sample_count,
-                                        .batch = batch};
-        struct watch watch;
-        fill_block(g, p);
-        atomic_store_explicit(g->source.sent, 0, memory_order_relaxed);
-        atomic_store_explicit(g->source.end, 0, memory_order_release);
-        begin_watch(&watch, g, p);
-        rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
-        if (!rc && p->graph)
-            rc = g->device->ops->graph_launch_beside(g->device, p->graph, err);
-        else if (!rc)
-            rc = gpu_program_issue(&g->source, p, &issue, err);
-        if (!rc && head) rc = gpu_draw_queue(g, err);
-        if (!rc) rc = gpu_program_issue_tail(&g->source, p, goes_on(p, batch), &g->prefix, err);
-        if (!rc) rc = wait_for_end(g, &watch, err);
-        computed_ns = units_now_ns();
-        if (!rc && head) rc = gpu_draw_finish(g, result, err);
+    if (g->batch.row_count) {
+        uint32_t phase = plan_phase_for(&g->plan, g->batch.token_count);
+        rc = compute(g, &g->program[phase][gpu_tier_of(g->batch.token_count)], head, start_ns, result, err);
         if (rc) return rc;
-        times->wait_ns = watch_end(&watch);
-        times->weight_bytes = g->weights.step_bytes + p->stream_bytes;
-        times->link_bytes =
-            p->copy_bytes + g->prefix.copied_bytes + gpu_program_borrowed(&g->source, p, batch);
     }
-    result->compute_ns = units_now_ns() - start_ns;
-    result->linear_ns = computed_ns - start_ns; /* the device does not tell its kernels apart */
-    result->attention_ns = 0;
-    result->sample_ns = result->compute_ns - result->linear_ns;
+    result->compute_ns = result->linear_ns + result->sample_ns;
     result->weight_bytes = times->weight_bytes;
     times->busy_ns = result->compute_ns > times->wait_ns ? result->compute_ns - times->wait_ns : 0;
     return 0;

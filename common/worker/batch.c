@@ -29,7 +29,8 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
                               .start = in->start,
                               .count = in->count,
                               .token_first = batch->token_count,
-                              .sample = (in->flags & STEP_ROW_SAMPLE) != 0};
+                              .sample = (in->flags & STEP_ROW_SAMPLE) != 0,
+                              .ahead = (in->flags & STEP_ROW_AHEAD) != 0};
     return true;
 }
 

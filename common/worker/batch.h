@@ -15,6 +15,7 @@ struct batch_row {
     uint32_t token_first; /* index of its first token in the step */
     uint32_t result;      /* row of the step it came from */
     bool sample;
+    bool ahead; /* STEP_ROW_AHEAD */
 };
 
 struct batch {

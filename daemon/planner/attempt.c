@@ -336,7 +336,7 @@ static int try_packed(struct making *m, enum search_strategy strategy, bool devi
     struct plan packed = {0};
     struct attempt other;
     int rc = attempt_packing(m, strategy, device, ctx, packing, &packed, &other, err);
-    if (!rc && other.fits) rc = packed_choose(m, ctx, &packed, &other.seconds, err);
+    if (!rc && other.fits) rc = packed_choose(m, ctx, strategy == SEARCH_BEST, &packed, &other.seconds, err);
     if (!rc && better(&other, attempt)) {
         struct plan worse = *plan;
         *plan = packed;
@@ -391,7 +391,8 @@ int attempt_context(struct making *m, enum search_strategy strategy, bool device
     m->packs_cpu_beside = true;
     rc = attempt_packing(m, strategy, device, ctx, attempt->packed ? PACKING_ALL : PACKING_NONE, &packed,
                          &other, err);
-    if (!rc && other.fits && attempt->packed) rc = packed_choose(m, ctx, &packed, &other.seconds, err);
+    if (!rc && other.fits && attempt->packed)
+        rc = packed_choose(m, ctx, strategy == SEARCH_BEST, &packed, &other.seconds, err);
     if (!rc && other.fits && other.seconds < (1 - PACKED_CPU_GAIN) * attempt->seconds) {
         struct plan plain = *plan;
         *plan = packed;

@@ -40,10 +40,11 @@ HELM_MUST_CHECK int attempt_context(struct making *m, enum search_strategy strat
 HELM_MUST_CHECK int attempt_price(const struct making *m, uint32_t ctx, const bool *packed_gpu,
                                   bool packed_head, struct cost_table *prices, struct helm_err *err);
 /* packed_choice.c: of a plan with all packed in VRAM that can be, whose ledgers with the smallest pool fit,
- * makes as many plain again as still fit, and the head if that is faster. *seconds: of its decode step then.
+ * makes as many plain again as still fit, and the head if that is faster; with `cpu` the embedding may move
+ * to the CPU for that. *seconds: of its decode step then.
  */
-HELM_MUST_CHECK int packed_choose(struct making *m, uint32_t ctx, struct plan *plan, double *seconds,
-                                  struct helm_err *err);
+HELM_MUST_CHECK int packed_choose(struct making *m, uint32_t ctx, bool cpu, struct plan *plan,
+                                  double *seconds, struct helm_err *err);
 /* The same as attempt_context for the largest context for which there is one. *ctx: the last one that was
  * tried. */
 HELM_MUST_CHECK int attempt_contexts(struct making *m, enum search_strategy strategy, bool device,

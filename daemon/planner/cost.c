@@ -332,6 +332,9 @@ static void price_embed(const struct pricing *p, const struct analyse_table *ana
     double row = (double)p->model->config.hidden * (4 + dtype_bytes(p->model->config.dtype));
     u->bytes = analysed->embed.stored;
     u->cpu = u->cpu_beside = p->cpu.operation + p->step->tokens * row / p->cpu.read;
+    /* Beside a GPU worker, which looks for the step, the CPU worker has slept. (Before a prompt both have:
+     * cost_ttft.) */
+    if (p->device && p->size == 0) u->cpu = u->cpu_beside = u->cpu + p->profile->wake.value;
     u->cpu_bound = u->gpu_bound = "overhead";
     /* The launch's way to the device, what a step begins with, the launch of the chain behind it. */
     if (p->device)
@@ -348,6 +351,7 @@ static void price_rest(const struct pricing *p, struct cost_table *table)
     table->step = p->profile->step.value;
     table->wake = p->profile->cpu.wake.value;
     if (!p->device) return;
+    if (p->size == 0) table->launch = link->hand_over.value;
     /* A step that has nothing to do, beside what the ends are priced at: its way there and back, its first
      * kernels. They begin with the step, whoever has the embedding. */
     const struct profile_value *nothing =

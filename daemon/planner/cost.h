@@ -68,6 +68,8 @@ struct cost_table {
     struct cost_unit embed, head; /* link unused */
     double hand_over, step,
         slice;         /* slice: what the last slice of a streamed unit takes the GPU after it came */
+    double launch;     /* that each end of a step costs where it is the GPU's, and that a step which the GPU
+                          computes alone does not wait for: it is launched ahead; 0 of several tokens */
     double wake;       /* by which the CPU is later with a unit when its threads sleep */
     double begin;      /* by which the GPU's first kernels are later than the prices of the ends say */
     double ready;      /* when it is through with them: of use where the embedding is the CPU's */

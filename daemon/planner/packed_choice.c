@@ -3,7 +3,8 @@
  *
  * A plan is searched with all packed that can be, since that is what lets more of them be there. What room is
  * left then is best used for plain ones, which most devices take less time for: the first half layers stay
- * packed, so many that all fit; or all of them, and with either the head packed or not, whichever is fastest.
+ * packed, so many that all fit; or all of them, and with either the head packed or not, and with an embedding
+ * that would be in VRAM there or not, whichever is fastest.
  */
 #include "daemon/planner/attempt.h"
 
@@ -65,29 +66,50 @@ static int seconds_with(const struct choosing *c, uint32_t units, bool head, dou
     return rc;
 }
 
-int packed_choose(struct making *m, uint32_t ctx, struct plan *plan, double *seconds, struct helm_err *err)
+/* The best of what was tried. */
+struct choice {
+    double seconds;
+    uint32_t units;
+    bool head;
+    enum plan_home embed;
+};
+
+static int choose_units(const struct choosing *c, uint32_t all, bool head, struct choice *best,
+                        struct helm_err *err)
+{
+    for (int h = 0; h <= head; h++) {
+        uint32_t try[2] = {UINT32_MAX, all};
+        int rc = least_units(c, all, h, &try[0], err);
+        if (rc) return rc;
+        for (int i = 0; i < 2 && try[0] != UINT32_MAX; i++) {
+            double took;
+            rc = seconds_with(c, try[i], h, &took, err);
+            if (rc) return rc;
+            if (took < best->seconds)
+                *best = (struct choice){.seconds = took, .units = try[i], .head = h, .embed = c->plan->embed};
+        }
+    }
+    return 0;
+}
+
+int packed_choose(struct making *m, uint32_t ctx, bool cpu, struct plan *plan, double *seconds,
+                  struct helm_err *err)
 {
     const struct choosing c = {.m = m, .ctx = ctx, .plan = plan};
     const uint32_t all = plan->pack_gpu;
     const bool head = plan->pack_head;
-    uint32_t units = all;
-    bool best_head = head, fits;
-    *seconds = INFINITY;
-    for (int h = 0; h <= head; h++) {
-        uint32_t try[2] = {UINT32_MAX, all};
-        int rc = least_units(&c, all, h, &try[0], err);
-        if (rc) return rc;
-        for (int i = 0; i < 2 && try[0] != UINT32_MAX; i++) {
-            double took;
-            rc = seconds_with(&c, try[i], h, &took, err);
-            if (rc) return rc;
-            if (took >= *seconds) continue;
-            *seconds = took;
-            units = try[i];
-            best_head = h;
-        }
+    struct choice best = {.seconds = INFINITY, .units = all, .head = head, .embed = plan->embed};
+    bool fits;
+    int rc = choose_units(&c, all, head, &best, err);
+    /* An embedding in VRAM takes the place of weights that could lie there plain. */
+    if (!rc && cpu && plan->embed == PLAN_HOME_GPU && !m->table.tied) {
+        plan->embed = PLAN_HOME_CPU;
+        rc = choose_units(&c, all, head, &best, err);
+        plan->embed = best.embed;
     }
-    int rc = fits_with(&c, units, best_head, &fits, err);
+    if (rc) return rc;
+    *seconds = best.seconds;
+    rc = fits_with(&c, best.units, best.head, &fits, err);
     if (!rc && !fits) rc = helm_fail(err, HELM_E_INTERNAL, "a plan with packed weights fits no more");
     return rc;
 }

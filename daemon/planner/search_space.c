@@ -66,6 +66,8 @@ static void add_ends(struct space *s, enum plan_home embed, enum plan_home head,
     *e = (struct space_ends){.embed = embed, .head = head};
     e->seconds = t->step + (embed == PLAN_HOME_CPU ? t->embed.cpu : t->embed.gpu) +
                  (head == PLAN_HOME_CPU ? t->head.cpu : t->head.gpu);
+    /* what all on the GPU does without, and nothing else: at least so much it takes */
+    if (embed == PLAN_HOME_GPU && head == PLAN_HOME_GPU) e->seconds -= t->step + 2 * t->launch;
     if (!s->memory) return;
     if (tied) {
         e->bytes = s->memory->tied_both[embed];

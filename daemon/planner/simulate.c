@@ -38,6 +38,8 @@ struct simulation {
     /* the link: `fill` bytes of the ring are copied and not yet computed with; `left` of unit `at` to copy */
     double ring, fill, left;
     uint32_t count, at;
+    bool
+        alone; /* the GPU computes all of a step of one token, which is launched ahead (worker-gpu/ahead.h) */
     bool ended; /* cold: everything is copied */
     /* the CPU: whether it sleeps when the step begins, when its first unit came and its last one ended */
     bool asleep, cpu_used;
@@ -216,7 +218,7 @@ static void run_end(struct simulation *s, uint32_t name, const struct cost_unit 
     if (home == PLAN_HOME_CPU)
         run_cpu(s, name, u->cpu, u->cpu_beside);
     else
-        run_gpu(s, name, u->gpu, u->issue);
+        run_gpu(s, name, larger(u->gpu - (s->alone ? s->table->launch : 0), 0), u->issue);
 }
 
 static double own_seconds(const struct cost_unit *unit, enum plan_home home)
@@ -249,8 +251,8 @@ static bool run_step(struct simulation *s, double most)
     struct rest rest = {s->least, s->least_link};
     uint32_t next = 0;
     s->now = s->hand_overs = 0;
-    s->issued = table->begin;
-    s->ready = plan->embed == PLAN_HOME_CPU ? table->ready : table->begin;
+    s->issued = s->alone ? 0 : table->begin;
+    s->ready = s->alone ? 0 : plan->embed == PLAN_HOME_CPU ? table->ready : table->begin;
     s->cpu_used = false;
     memset(s->busy, 0, sizeof s->busy);
     if (r) r->span_count = 0;
@@ -279,7 +281,7 @@ static bool run_step(struct simulation *s, double most)
     if (plan->head != at) hand_over(s);
     run_end(s, COST_SPAN_HEAD, &table->head, plan->head);
     if (r && r->done) r->done[table->units] = s->now;
-    run_alone(s, table->step);
+    if (!s->alone) run_alone(s, table->step);
     if (r && r->done) r->done[table->units + 1] = s->now;
     return true;
 }
@@ -291,12 +293,15 @@ static void list_units(struct simulation *s)
     enum plan_home at = s->plan->embed;
     s->count = 0;
     s->least = s->least_link = 0;
+    s->alone = s->table->tokens == 1 && !s->plan->cold && s->plan->embed == PLAN_HOME_GPU &&
+               s->plan->head == PLAN_HOME_GPU;
     s->slowest = INFINITY;
     for (uint32_t u = 0; u < s->table->units && s->count < UNITS_MAX; u++) {
         const struct cost_unit *unit = &s->table->unit[u];
         enum plan_home home = s->plan->home[u], worker = plan_home_worker(home);
         s->least += own_seconds(unit, home) + (worker != at ? hand_over_s(s->table) : 0);
         at = worker;
+        if (home != PLAN_HOME_GPU) s->alone = false;
         if (home != PLAN_HOME_STREAM) continue;
         double bytes = larger((double)unit->crossing, 1);
         double borrow = s->count == 0 && s->plan->cold ? s->plan->link_late : 0; /* what comes first */

@@ -97,6 +97,15 @@ static void test_width(struct test_context *t, uint32_t hidden)
     check(t,
           memcmp(copied.data(), x.data(), (size_t)count * hidden * 4) == 0 && isnan(copied[count * hidden]),
           "lane copy");
+    struct gpuk_token *found = (struct gpuk_token *)host; /* of the step before */
+    *found = {.id = 1234567, .logit = 3};
+    gpu_buffer next(std::vector<uint32_t>{5, 6}), position(std::vector<uint32_t>{31, 32});
+    GPUK(gpuk_advance(found, next.as<uint32_t>(), position.as<uint32_t>(), 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    check(t,
+          next.read<uint32_t>() == std::vector<uint32_t>{1234567, 6} &&
+              position.read<uint32_t>() == std::vector<uint32_t>{32, 32},
+          "advance");
     CUDA(cudaFreeHost(host));
     bool same = true;
     for (uint32_t i = 0; i < 2 * hidden; i++)

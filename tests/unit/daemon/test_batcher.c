@@ -153,6 +153,35 @@ static void a_greedy_client_does_not_keep_others_out(void **state)
     stage_close(s);
 }
 
+/* A row that goes on is said to, where it is alone, its next position has a page and it may have that token.
+ */
+static void steps_say_what_most_likely_follows(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct stage *s = stage_open();
+    const struct arena_control *control = arena_control_of(&s->arena);
+    uint64_t first = submit(s, 1, &err), second = 0;
+    uint32_t ahead = 0;
+    for (uint32_t i = 0; i < 200; i++) { /* position i */
+        if (i == 50) second = submit(s, 2, &err);
+        if (i == 60) assert_int_equal(batcher_cancel(&s->batcher, second, "enough"), 0);
+        step(s);
+        const struct step *asked = &control->step[s->batcher.serial % ARENA_STEP_RING];
+        bool both = i >= 50 && i < 60;
+        assert_int_equal(asked->row_count, both ? 2 : 1);
+        assert_int_equal(asked->row[0].start, i);
+        bool expected = !both && (i + 1) % 32 != 0 && i < 199;
+        assert_int_equal((asked->row[0].flags & STEP_ROW_AHEAD) != 0, expected);
+        assert_true(asked->row[0].flags & STEP_ROW_SAMPLE);
+        ahead += expected;
+    }
+    assert_int_equal(ahead, 200 - 10 - 6 - 1);
+    step(s);
+    assert_null(batcher_find(&s->batcher, first));
+    stage_close(s);
+}
+
 static void the_queue_position_is_when_its_turn_comes(void **state)
 {
     (void)state;
@@ -188,6 +217,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_greedy_client_does_not_keep_others_out),
+        cmocka_unit_test(steps_say_what_most_likely_follows),
         cmocka_unit_test(the_queue_position_is_when_its_turn_comes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
