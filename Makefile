@@ -142,6 +142,7 @@ WORKER_GPU_SRC := \
   worker-gpu/emulated_graph.c \
   worker-gpu/emulated_kernels.c \
   worker-gpu/emulated_queue.c \
+  worker-gpu/emulated_select.c \
   worker-gpu/engine.c \
   worker-gpu/expand.c \
   worker-gpu/issue.c \

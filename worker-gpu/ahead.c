@@ -52,7 +52,7 @@ static int make_program(struct gpu_engine *g, uint32_t at, struct helm_err *err)
     struct gpu_source source = g->source;
     source.tokens = gpu_ahead_tokens(g, at);
     source.end = gpu_ahead_end(g, at);
-    source.before = gpu_ahead_tokens(g, 1 - at);
+    source.follows = true;
     int rc = gpu_program_lower(&source, 0, GPU_TIER_1, p, err);
     if (!rc) rc = take_chains(decode_of(g), p, err);
     if (!rc) rc = d->ops->capture_begin(d, err);

@@ -4,8 +4,8 @@
  * checked and sent for, the next step rung, its block written, its graph launched. All of that was 20 to
  * 30 us on an H200, a hundredth of a token of 4B. So where helmd says that a row goes on (STEP_ROW_AHEAD),
  * the engine computes everything and nothing is drawn on the host, the successor's graph is put into the
- * queue right behind the step's own: its token is what the argmax before it found, its position one further.
- * When helmd then asks for just that step, it is under way already, or done.
+ * queue right behind the step's own: the argmax has left the step block as the successor's, its token in it
+ * and the position one further. When helmd then asks for just that step, it is under way already, or done.
  *
  * What helmd asks for instead, because the token ended the sequence or somebody else has come, waits for the
  * end of the step that nobody wanted: one step at most. That one has written the KV of a position that the

@@ -41,12 +41,6 @@ static int cuda_lane_copy(struct device *d, const uint32_t *count, uint32_t toke
     return gpuk_lane_copy(count, tokens, x, hidden, out, flags, STREAM(d), err);
 }
 
-static int cuda_advance(struct device *d, const struct gpuk_token *found, uint32_t *token_id,
-                        uint32_t *position, uint32_t flags, struct helm_err *err)
-{
-    return gpuk_advance(found, token_id, position, flags, STREAM(d), err);
-}
-
 static int cuda_swiglu(struct device *d, const uint32_t *count, uint32_t tokens, const void *in,
                        enum dtype in_dtype, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
                        enum dtype out_dtype, uint32_t out_stride, uint32_t flags, struct helm_err *err)
@@ -108,10 +102,10 @@ static int cuda_few(struct device *d, const struct gpuk_few *few, uint32_t count
 }
 
 static int cuda_argmax(struct device *d, const uint32_t *count, uint32_t rows, const float *logits,
-                       uint32_t vocab, struct gpuk_token *result, void *workspace, uint32_t flags,
-                       struct helm_err *err)
+                       uint32_t vocab, struct gpuk_token *result, const struct gpuk_next *next,
+                       void *workspace, uint32_t flags, struct helm_err *err)
 {
-    return gpuk_argmax(count, rows, logits, vocab, result, workspace, flags, STREAM(d), err);
+    return gpuk_argmax(count, rows, logits, vocab, result, next, workspace, flags, STREAM(d), err);
 }
 
 static int cuda_matmul(struct device *d, enum dtype dtype, enum dtype out_dtype, uint32_t tokens,
@@ -143,9 +137,10 @@ static int cuda_chain_write(struct device *d, const struct gpuk_chain_op *op, ui
     return gpuk_chain_write(&cuda_of(d)->caps, op, count, memory, attention_workspace, STREAM(d), chain, err);
 }
 
-static int cuda_chain_run(struct device *d, const struct gpuk_chain *chain, struct helm_err *err)
+static int cuda_chain_run(struct device *d, const struct gpuk_chain *chain, uint32_t flags,
+                          struct helm_err *err)
 {
-    return gpuk_chain_run(chain, STREAM(d), err);
+    return gpuk_chain_run(chain, flags, STREAM(d), err);
 }
 
 const struct device_kernels cuda_kernels = {
@@ -155,7 +150,6 @@ const struct device_kernels cuda_kernels = {
     .rmsnorm = cuda_rmsnorm,
     .gather = cuda_gather,
     .lane_copy = cuda_lane_copy,
-    .advance = cuda_advance,
     .swiglu = cuda_swiglu,
     .rope_table = cuda_rope_table,
     .rope_append = cuda_rope_append,

@@ -114,8 +114,6 @@ struct device_kernels {
                   uint32_t hidden, float *out, uint32_t flags, struct helm_err *err);
     int (*lane_copy)(struct device *d, const uint32_t *count, uint32_t tokens, const float *x,
                      uint32_t hidden, float *out, uint32_t flags, struct helm_err *err);
-    int (*advance)(struct device *d, const struct gpuk_token *found, uint32_t *token_id, uint32_t *position,
-                   uint32_t flags, struct helm_err *err);
     int (*swiglu)(struct device *d, const uint32_t *count, uint32_t tokens, const void *in,
                   enum dtype in_dtype, uint32_t stride, uint32_t up_at, uint32_t n, void *out,
                   enum dtype out_dtype, uint32_t out_stride, uint32_t flags, struct helm_err *err);
@@ -129,7 +127,8 @@ struct device_kernels {
                              uint32_t tokens, uint32_t rows, void *out, enum dtype out_dtype, uint32_t flags,
                              struct helm_err *err);
     int (*argmax)(struct device *d, const uint32_t *count, uint32_t rows, const float *logits, uint32_t vocab,
-                  struct gpuk_token *result, void *workspace, uint32_t flags, struct helm_err *err);
+                  struct gpuk_token *result, const struct gpuk_next *next, void *workspace, uint32_t flags,
+                  struct helm_err *err);
     int (*few)(struct device *d, const struct gpuk_few *few, uint32_t count, const float *logits,
                uint32_t vocab, struct gpuk_few_room *room, void *workspace,
                struct helm_err *err); /* `few` stays until it is done */
@@ -152,7 +151,7 @@ struct device_kernels {
     size_t (*chain_bytes)(const struct gpuk_chain_op *op, uint32_t count);
     int (*chain_write)(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
                        void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err);
-    int (*chain_run)(struct device *d, const struct gpuk_chain *chain, struct helm_err *err);
+    int (*chain_run)(struct device *d, const struct gpuk_chain *chain, uint32_t flags, struct helm_err *err);
     size_t (*gemv_workspace)(uint32_t cols);
     size_t (*gemm_small_workspace)(uint32_t tokens, uint32_t cols);
     size_t (*attention_counters)(uint32_t tokens, uint32_t heads); /* the part that must stay zero */

@@ -72,12 +72,19 @@ void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention 
 size_t emulated_attention_counters(uint32_t tokens, uint32_t heads);
 size_t emulated_attention_workspace(uint32_t tokens, uint32_t heads, uint32_t head_dim);
 
-int emulated_advance(struct device *d, const struct gpuk_token *found, uint32_t *token_id, uint32_t *position,
-                     uint32_t flags, struct helm_err *err);
+int emulated_argmax(struct device *d, const uint32_t *count, uint32_t rows, const float *logits,
+                    uint32_t vocab, struct gpuk_token *result, const struct gpuk_next *next, void *workspace,
+                    uint32_t flags, struct helm_err *err);
+int emulated_few(struct device *d, const struct gpuk_few *few, uint32_t count, const float *logits,
+                 uint32_t vocab, struct gpuk_few_room *room, void *workspace, struct helm_err *err);
+size_t emulated_argmax_workspace(uint32_t rows);
+size_t emulated_few_workspace(uint32_t rows, uint32_t vocab);
+
 bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op);
 size_t emulated_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 int emulated_chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
                          void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err);
-int emulated_chain_run(struct device *d, const struct gpuk_chain *chain, struct helm_err *err);
+int emulated_chain_run(struct device *d, const struct gpuk_chain *chain, uint32_t flags,
+                       struct helm_err *err);
 
 #endif

@@ -106,30 +106,8 @@ static void run_chain(struct emulated_math *math, const void *data)
     }
 }
 
-int emulated_chain_run(struct device *d, const struct gpuk_chain *chain, struct helm_err *err)
-{
-    return emulated_enqueue(d, run_chain, chain, sizeof *chain, err);
-}
-
-/* ---- the next step ---- */
-
-struct advance_call {
-    const struct gpuk_token *found;
-    uint32_t *token_id, *position;
-};
-
-static void run_advance(struct emulated_math *math, const void *data)
-{
-    (void)math;
-    const struct advance_call *c = data;
-    *c->token_id = c->found->id;
-    *c->position += 1;
-}
-
-int emulated_advance(struct device *d, const struct gpuk_token *found, uint32_t *token_id, uint32_t *position,
-                     uint32_t flags, struct helm_err *err)
+int emulated_chain_run(struct device *d, const struct gpuk_chain *chain, uint32_t flags, struct helm_err *err)
 {
     (void)flags;
-    const struct advance_call call = {.found = found, .token_id = token_id, .position = position};
-    return emulated_enqueue(d, run_advance, &call, sizeof call, err);
+    return emulated_enqueue(d, run_chain, chain, sizeof *chain, err);
 }

@@ -10,7 +10,6 @@
 
 #include "common/cpu.h"
 #include "common/packed.h"
-#include "common/sampling_cut.h"
 
 int emulated_math_open(struct emulated_math *math, struct helm_err *err)
 {
@@ -376,101 +375,6 @@ static int emulated_rope_table(struct device *d, const struct gpuk_step *step, u
     return emulated_enqueue(d, run_rope_table, &call, sizeof call, err);
 }
 
-/* ---- argmax ---- */
-
-struct argmax_call {
-    const uint32_t *count;
-    uint32_t rows, vocab;
-    const float *logits;
-    struct gpuk_token *result;
-};
-
-static void run_argmax(struct emulated_math *math, const void *data)
-{
-    (void)math;
-    const struct argmax_call *c = data;
-    for (uint32_t r = 0, n = emulated_count(c->count, c->rows); r < n; r++) {
-        const float *logits = c->logits + (size_t)r * c->vocab;
-        struct gpuk_token best = {.id = GPUK_TOKEN_NONE, .logit = -INFINITY};
-        for (uint32_t i = 0; i < c->vocab; i++)
-            if (isfinite(logits[i]) && (best.id == GPUK_TOKEN_NONE || logits[i] > best.logit))
-                best = (struct gpuk_token){.id = i, .logit = logits[i]};
-        c->result[r] = best;
-    }
-}
-
-static int emulated_argmax(struct device *d, const uint32_t *count, uint32_t rows, const float *logits,
-                           uint32_t vocab, struct gpuk_token *result, void *workspace, uint32_t flags,
-                           struct helm_err *err)
-{
-    (void)workspace, (void)flags;
-    const struct argmax_call call = {
-        .count = count, .rows = rows, .vocab = vocab, .logits = logits, .result = result};
-    return emulated_enqueue(d, run_argmax, &call, sizeof call, err);
-}
-
-/* ---- what a draw needs of a row ---- */
-
-struct few_call {
-    const struct gpuk_few *few;
-    uint32_t count, vocab;
-    const float *logits;
-    struct gpuk_few_room *room;
-};
-
-/* The candidates: from the k-th largest block maximum on, which at least k logits reach; where there are
- * fewer blocks, from the k-th largest logit on. */
-static void find_few(const struct gpuk_few *few, const struct sampling_row *row, const float *block_max,
-                     float *copy, struct gpuk_few_room *room)
-{
-    uint32_t n = 0;
-    float least = -INFINITY;
-    for (uint32_t b = 0; b < row->blocks; b++)
-        if (block_max[b] > -INFINITY) copy[n++] = block_max[b];
-    if (n <= few->candidates) {
-        n = 0;
-        for (uint32_t i = 0; i < row->vocab; i++)
-            if (isfinite(row->x[i])) copy[n++] = row->x[i];
-    }
-    room->all = n <= few->candidates;
-    room->found = 0;
-    if (!room->all) least = sampling_kth_largest(copy, n, few->candidates);
-    for (uint32_t i = 0; i < row->vocab; i++) {
-        if (!isfinite(row->x[i]) || row->x[i] < least) continue;
-        if (room->found < GPUK_FEW_ROOM)
-            room->candidate[room->found] = (struct sampling_logit){.token = i, .logit = row->x[i]};
-        room->found++;
-    }
-}
-
-static void run_few(struct emulated_math *math, const void *data)
-{
-    const struct few_call *c = data;
-    uint32_t blocks = (c->vocab + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK;
-    float *block_max = emulated_scratch(math, SCRATCH_X, (blocks + c->vocab) * sizeof *block_max);
-    if (!block_max) return;
-    for (uint32_t i = 0; i < c->count; i++) {
-        const struct gpuk_few *few = &c->few[i];
-        struct gpuk_few_room *room = &c->room[i];
-        struct sampling_row row = {c->logits + (size_t)few->row * c->vocab, c->vocab, blocks, -INFINITY, 1};
-        sampling_find_maxima(&row, block_max);
-        find_few(few, &row, block_max, block_max + blocks, room);
-        for (uint32_t j = 0; j < few->changed; j++)
-            room->logit[j] = room->token[j] < c->vocab ? row.x[room->token[j]] : NAN;
-        room->model_sum = few->model_sum && room->found ? sampling_find_weights(&row, block_max, NULL) : 0;
-        row.inv_temp = few->inv_temp;
-        room->sum = few->sum && room->found ? sampling_find_weights(&row, block_max, NULL) : 0;
-    }
-}
-
-static int emulated_few(struct device *d, const struct gpuk_few *few, uint32_t count, const float *logits,
-                        uint32_t vocab, struct gpuk_few_room *room, void *workspace, struct helm_err *err)
-{
-    (void)workspace;
-    const struct few_call call = {.few = few, .count = count, .vocab = vocab, .logits = logits, .room = room};
-    return emulated_enqueue(d, run_few, &call, sizeof call, err);
-}
-
 /* ---- packed weights ---- */
 
 struct expand_call {
@@ -559,15 +463,6 @@ static size_t gemm_small_workspace(uint32_t tokens, uint32_t cols)
 {
     return GPUK_LINEAR_COUNTER_BYTES + gpuk_linear_sums_bytes(tokens, cols); /* as a GPU's: for the ledger */
 }
-static size_t argmax_workspace(uint32_t rows)
-{
-    return rows * sizeof(struct gpuk_token);
-}
-static size_t few_workspace(uint32_t rows, uint32_t vocab)
-{
-    return (size_t)rows * ((vocab + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK) * sizeof(float);
-}
-
 const struct device_kernels emulated_kernels = {
     .gemv = emulated_gemv,
     .gemm_small = emulated_gemm_small,
@@ -575,7 +470,6 @@ const struct device_kernels emulated_kernels = {
     .rmsnorm = emulated_rmsnorm,
     .gather = emulated_gather,
     .lane_copy = emulated_lane_copy,
-    .advance = emulated_advance,
     .swiglu = emulated_swiglu,
     .rope_table = emulated_rope_table,
     .rope_append = emulated_rope_append,
@@ -596,7 +490,7 @@ const struct device_kernels emulated_kernels = {
     .gemm_small_workspace = gemm_small_workspace,
     .attention_counters = emulated_attention_counters,
     .attention_workspace = emulated_attention_workspace,
-    .argmax_workspace = argmax_workspace,
-    .few_workspace = few_workspace,
+    .argmax_workspace = emulated_argmax_workspace,
+    .few_workspace = emulated_few_workspace,
     .matmul_workspace = 4096,
 };

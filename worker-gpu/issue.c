@@ -11,7 +11,6 @@ static bool is_launch(enum gpu_kind kind)
     case GPU_WORD_WAIT:
     case GPU_WORD_WRITE:
     case GPU_MATMUL:
-    case GPU_CHAIN:
     case GPU_EXPAND: /* what stands behind it would fetch weights early */
     case GPU_RECORD:
     case GPU_FOLLOW:
@@ -100,6 +99,19 @@ static int issue_attention(const struct gpu_source *s, const struct gpu_program 
         return d->kernels.attention_prefill(d, a, e->as.attention.q, of->tokens, p->block.rows,
                                             e->as.attention.out, e->as.attention.out_dtype, of->flags, err);
     }
+}
+
+/* The block of one token is left as that of the next one: for a step that follows without a block (ahead.h);
+ * any other brings its own. */
+static int issue_argmax(const struct gpu_source *s, const struct gpu_program *p, uint32_t flags,
+                        struct helm_err *err)
+{
+    const struct gpu_buffers *b = s->buffers;
+    const struct gpuk_next next = {.token_id = (uint32_t *)(void *)(b->block + p->block.token_id),
+                                   .position = (uint32_t *)(void *)(b->block + p->block.position)};
+    return s->device->kernels.argmax(s->device, p->step.counts + 2, p->samples, b->logits,
+                                     s->model->config.vocab, s->tokens, p->tier == GPU_TIER_1 ? &next : NULL,
+                                     b->argmax_work, flags, err);
 }
 
 /* ---- the copy queue ---- */
@@ -305,8 +317,6 @@ static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, 
     case GPU_COPY_BLOCK:
     case GPU_READ_BLOCK:
         return issue_block(s, p, e->kind, issue, flags, err);
-    case GPU_ADVANCE:
-        return k->advance(d, e->as.advance.found, e->as.advance.token_id, e->as.advance.position, flags, err);
     case GPU_ROPE_TABLE:
         return k->rope_table(d, &p->step, tokens, b->inv_freq, c->head_dim, s->rope_scale, b->rope_table,
                              flags, err);
@@ -344,10 +354,9 @@ static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, 
     case GPU_GATHER:
         return k->gather(d, &p->step, p->samples, b->x, c->hidden, b->sample, flags, err);
     case GPU_ARGMAX:
-        return k->argmax(d, count + 2, p->samples, b->logits, c->vocab, s->tokens, b->argmax_work, flags,
-                         err);
+        return issue_argmax(s, p, flags, err);
     case GPU_CHAIN:
-        return k->chain_run(d, &e->as.chain.chain, err);
+        return k->chain_run(d, &e->as.chain.chain, flags, err);
     case GPU_EXPAND:
         return issue_expand(s, p, e, err);
     case GPU_STREAM_COPY:

@@ -280,8 +280,9 @@ size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 HELM_MUST_CHECK int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
                                      uint32_t count, void *memory, void *attention_workspace, void *stream,
                                      struct gpuk_chain *chain, struct helm_err *err);
-/* Runs it; may be captured. */
-HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, struct helm_err *err);
+/* Runs it; may be captured. GPUK_EARLY: its weights are fetched while the kernel in front still runs. */
+HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, void *stream,
+                                   struct helm_err *err);
 
 /* Prefill attention: many tokens a sequence, several sequences, over everything in the cache before and in
  * this step, causal and windowed; never tokens x tokens in memory. q: as gpuk_rope_append wrote it, of the
@@ -301,13 +302,15 @@ struct gpuk_token {
 };
 size_t gpuk_argmax_counter_bytes(uint32_t rows);
 size_t gpuk_argmax_workspace_bytes(uint32_t rows);
+/* Of a step block of one token what makes it that of its successor. */
+struct gpuk_next {
+    uint32_t *token_id, *position;
+};
+/* next: row 0's result becomes the token and the position one further; NULL: nobody's. (An id that is none
+ * has an embedding of NaN.) */
 HELM_MUST_CHECK int gpuk_argmax(const uint32_t *count, uint32_t rows, const float *logits, uint32_t vocab,
-                                struct gpuk_token *result, void *workspace, uint32_t flags, void *stream,
-                                struct helm_err *err);
-/* The step block of one token becomes that of its successor: *token_id what argmax found, *position one
- * further. Nothing else of the block changes; an id that is none gives an embedding of NaN. */
-HELM_MUST_CHECK int gpuk_advance(const struct gpuk_token *found, uint32_t *token_id, uint32_t *position,
-                                 uint32_t flags, void *stream, struct helm_err *err);
+                                struct gpuk_token *result, const struct gpuk_next *next, void *workspace,
+                                uint32_t flags, void *stream, struct helm_err *err);
 /* The `k` <= GPUK_TOP_MAX largest finite logits of each row, falling, lowest id first on a tie, as logprobs
  * (log-softmax over the finite logits): top[row][k], unused places GPUK_TOKEN_NONE. Same workspace as argmax.
  */

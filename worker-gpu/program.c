@@ -399,15 +399,7 @@ static void lower_step(struct lowering *low, const struct plan_span *spans, uint
         lower_event(low, GPU_FOLLOW, DEVICE_COPY, GPU_EVENT_BEGIN);
     }
     bool streams = plan_has_home(low->source->plan, PLAN_HOME_STREAM);
-    if (low->source->before) {
-        struct gpu_entry *e = lower_add(low, GPU_ADVANCE, -1);
-        char *block = low->source->buffers->block;
-        e->as.advance.found = low->source->before;
-        e->as.advance.token_id = (uint32_t *)(void *)(block + low->program->block.token_id);
-        e->as.advance.position = (uint32_t *)(void *)(block + low->program->block.position);
-    } else {
-        lower_add(low, streams ? GPU_READ_BLOCK : GPU_COPY_BLOCK, -1);
-    }
+    if (!low->source->follows) lower_add(low, streams ? GPU_READ_BLOCK : GPU_COPY_BLOCK, -1);
     lower_fetches(low);
     lower_copies(low, -1);
     if (layers) lower_add(low, GPU_ROPE_TABLE, -1);

@@ -103,7 +103,6 @@ struct gpu_buffers {
 enum gpu_kind {
     GPU_COPY_BLOCK, /* the step block, from pinned memory: by the copy engine, */
     GPU_READ_BLOCK, /* or by a kernel, where that engine may be busy with a slice */
-    GPU_ADVANCE,    /* or what is there becomes that of the next token (ahead.h) */
     GPU_ROPE_TABLE,
     GPU_EMBED,
     GPU_GEMV,
@@ -189,10 +188,6 @@ struct gpu_entry {
             float *to;
         } move;
         struct {
-            const struct gpuk_token *found;
-            uint32_t *token_id, *position;
-        } advance;
-        struct {
             const void *table;
             enum dtype dtype;
         } embed;
@@ -277,12 +272,11 @@ struct gpu_source {
     char *expanded; /* where packed slices are expanded to */
     struct device_event *const *event;
     struct gpu_events events;
-    char *block_host;                /* pinned, at least as large as the largest block */
-    struct gpuk_token *tokens;       /* pinned: what argmax found, by sample; behind them of one ahead */
-    const struct gpuk_token *before; /* what the step before found, for programs that follow it; NULL: a
-                                        step begins with its block */
-    _Atomic uint32_t *end;  /* pinned: becomes 1 when the step is done; behind it that of one ahead */
-    _Atomic uint32_t *sent; /* pinned: becomes 1 when the last hand-over to the CPU is published */
+    char *block_host;          /* pinned, at least as large as the largest block */
+    struct gpuk_token *tokens; /* pinned: what argmax found, by sample; behind them of one ahead */
+    bool follows;              /* its step has the block that the one before leaves (ahead.h) */
+    _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done; behind it that of one ahead */
+    _Atomic uint32_t *sent;    /* pinned: becomes 1 when the last hand-over to the CPU is published */
     float rope_scale;
 };
 

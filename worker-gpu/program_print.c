@@ -3,7 +3,6 @@
 
 static const char *const kind_name[] = {[GPU_COPY_BLOCK] = "copy step block",
                                         [GPU_READ_BLOCK] = "read step block",
-                                        [GPU_ADVANCE] = "advance step block",
                                         [GPU_ROPE_TABLE] = "rope table",
                                         [GPU_EMBED] = "embed",
                                         [GPU_GEMV] = "gemv",

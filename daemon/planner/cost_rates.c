@@ -58,17 +58,19 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     return rc;
 }
 
-/* Bytes of cache a second of one token's attention in a chain. What it takes grows with the query heads that
- * share a KV head, by a line through the two numbers of them that were measured. */
+/* Bytes of cache a second of one token's attention in a chain. A block takes so many query heads that share a
+ * KV head, at most PROFILE_GROUP, and more of them by as many blocks, each of which reads the cache: 5 as 3
+ * and 2. What a block's takes grows with its heads, by a line through the two numbers that were measured. */
 static double chain_attention_of(const struct pricing *p)
 {
     const struct profile_gpu *gpu = &p->profile->gpu;
     const struct model_config *c = &p->model->config;
     if (gpu->chain_attention_pair.value <= 0 || c->kv_heads == 0) return gpu->chain_attention.value;
     double pair = 1 / gpu->chain_attention_pair.value, group = 1 / gpu->chain_attention.value;
-    double more = ((double)c->heads / c->kv_heads - PROFILE_PAIR) / (PROFILE_GROUP - PROFILE_PAIR);
+    double heads = (double)c->heads / c->kv_heads, blocks = ceil(heads / PROFILE_GROUP);
+    double more = (ceil(heads / blocks) - PROFILE_PAIR) / (PROFILE_GROUP - PROFILE_PAIR);
     double seconds = pair + more * fmax(0, group - pair);
-    return 1 / fmax(seconds, pair / PROFILE_PAIR);
+    return 1 / (blocks * fmax(seconds, pair / PROFILE_PAIR));
 }
 
 /* What several tokens' attention achieves depends on how many queries of how many heads there are at once. */

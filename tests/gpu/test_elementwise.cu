@@ -97,15 +97,6 @@ static void test_width(struct test_context *t, uint32_t hidden)
     check(t,
           memcmp(copied.data(), x.data(), (size_t)count * hidden * 4) == 0 && isnan(copied[count * hidden]),
           "lane copy");
-    struct gpuk_token *found = (struct gpuk_token *)host; /* of the step before */
-    *found = {.id = 1234567, .logit = 3};
-    gpu_buffer next(std::vector<uint32_t>{5, 6}), position(std::vector<uint32_t>{31, 32});
-    GPUK(gpuk_advance(found, next.as<uint32_t>(), position.as<uint32_t>(), 0, t->stream, &err));
-    CUDA(cudaStreamSynchronize(t->stream));
-    check(t,
-          next.read<uint32_t>() == std::vector<uint32_t>{1234567, 6} &&
-              position.read<uint32_t>() == std::vector<uint32_t>{32, 32},
-          "advance");
     CUDA(cudaFreeHost(host));
     bool same = true;
     for (uint32_t i = 0; i < 2 * hidden; i++)
@@ -154,16 +145,21 @@ static void test_logits(struct test_context *t, uint32_t vocab, int kind)
         for (float &x : logits) x = -fabsf(x) - 100;
     gpu_buffer d(logits), result(rows * sizeof(struct gpuk_token)), top(rows * k * sizeof(struct gpuk_token)),
         counter(std::vector<uint32_t>{rows}), workspace(gpuk_argmax_workspace_bytes(rows));
+    gpu_buffer block(
+        std::vector<uint32_t>{7, 8, 31, 32}); /* two tokens and positions, the first of each goes on */
+    const struct gpuk_next next = {block.as<uint32_t>(), block.as<uint32_t>() + 2};
     CUDA(cudaMemset(workspace.at, 0, gpuk_argmax_counter_bytes(rows)));
     CUDA(cudaDeviceSynchronize());
     for (int run = 0; run < 2; run++) { /* the second finds the counters as the first left them */
         GPUK(gpuk_argmax(counter.as<uint32_t>(), rows, d.as<float>(), vocab, result.as<struct gpuk_token>(),
-                         workspace.at, 0, t->stream, &err));
+                         run ? &next : NULL, workspace.at, 0, t->stream, &err));
         GPUK(gpuk_top_logprobs(counter.as<uint32_t>(), rows, d.as<float>(), vocab, k,
                                top.as<struct gpuk_token>(), workspace.at, 0, t->stream, &err));
     }
     CUDA(cudaStreamSynchronize(t->stream));
     auto best = result.read<struct gpuk_token>(), tops = top.read<struct gpuk_token>();
+    check(t, block.read<uint32_t>() == std::vector<uint32_t>{best[0].id, 8, 32, 32},
+          "the next token's block");
     for (uint32_t r = 0; r < rows; r++) {
         const float *from = &logits[(size_t)r * vocab];
         std::vector<uint32_t> order;

@@ -304,9 +304,9 @@ void bench_enqueue_chain(struct bench_model *m)
     const struct bench_shape *s = &m->shape;
     GPUK(gpuk_embed(&m->step, 1, m->embed, DTYPE_BF16, s->vocab, s->hidden, m->x, 0, m->stream, &err));
     GPUK(gpuk_rope_table(&m->step, 1, m->inv_freq, s->head_dim, 1, m->rope_table, 0, m->stream, &err));
-    GPUK(gpuk_chain_run(&m->chain, m->stream, &err));
-    GPUK(gpuk_argmax(m->step.counts + 2, 1, m->logits, s->vocab, m->result, m->argmax_workspace, 0, m->stream,
-                     &err));
+    GPUK(gpuk_chain_run(&m->chain, 0, m->stream, &err));
+    GPUK(gpuk_argmax(m->step.counts + 2, 1, m->logits, s->vocab, m->result, NULL, m->argmax_workspace, 0,
+                     m->stream, &err));
 }
 
 void bench_enqueue_decode(struct bench_model *m, uint32_t flags)
@@ -317,7 +317,7 @@ void bench_enqueue_decode(struct bench_model *m, uint32_t flags)
     for (uint32_t l = 0; l < s->layers; l++)
         for (int part = 0; part < PART_COUNT; part++) bench_enqueue_part(m, (enum bench_part)part, l, flags);
     bench_enqueue_head(m, flags);
-    GPUK(gpuk_argmax(m->step.counts + 2, 1, m->logits, s->vocab, m->result, m->argmax_workspace, flags,
+    GPUK(gpuk_argmax(m->step.counts + 2, 1, m->logits, s->vocab, m->result, NULL, m->argmax_workspace, flags,
                      m->stream, &err));
 }
 
@@ -361,8 +361,8 @@ void bench_enqueue_batch(struct bench_model *m, uint32_t tokens, uint32_t flags)
         for (int part = 0; part < PART_COUNT; part++)
             bench_enqueue_batch_part(m, (enum bench_part)part, l, tokens, flags);
     bench_enqueue_batch_head(m, tokens, flags);
-    GPUK(gpuk_argmax(m->step.counts + 2, tokens, m->logits, s->vocab, m->result, m->argmax_workspace, flags,
-                     m->stream, &err));
+    GPUK(gpuk_argmax(m->step.counts + 2, tokens, m->logits, s->vocab, m->result, NULL, m->argmax_workspace,
+                     flags, m->stream, &err));
 }
 
 static void product(struct bench_model *m, enum dtype out_dtype, uint32_t tokens, uint32_t rows,
@@ -404,6 +404,6 @@ void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flag
     struct gpuk_linear_args head = head_of(m);
     head.x = m->attended;
     GPUK(gpuk_gemv(m->device, &head, m->workspace, flags, m->stream, &err));
-    GPUK(gpuk_argmax(m->step.counts + 2, 1, m->logits, s->vocab, m->result, m->argmax_workspace, flags,
+    GPUK(gpuk_argmax(m->step.counts + 2, 1, m->logits, s->vocab, m->result, NULL, m->argmax_workspace, flags,
                      m->stream, &err));
 }

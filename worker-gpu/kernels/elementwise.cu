@@ -132,17 +132,6 @@ __global__ void copy_rows_kernel(const uint32_t *count, const uint32_t *index, c
         for (uint32_t i = first; i < hidden; i += step) __stcg(to + i, __ldcv(from + i));
 }
 
-/* ---- the next step ------------------------------------------------------------------------------ */
-
-/* What was found lies in host memory, where the kernels before this one put it. */
-__global__ void advance_kernel(const struct gpuk_token *found, uint32_t *token_id, uint32_t *position)
-{
-    let_next_start();
-    wait_for_previous();
-    *token_id = __ldcv(&found->id);
-    *position += 1;
-}
-
 /* ---- launchers ---------------------------------------------------------------------------------- */
 
 static int bad_dtype(const char *what, int dtype, struct helm_err *err)
@@ -228,13 +217,6 @@ extern "C" int gpuk_lane_copy(const uint32_t *count, uint32_t tokens, const floa
     return copy_rows("lane copy", count, tokens, NULL, x, hidden, out, flags, stream, err);
 }
 
-extern "C" int gpuk_advance(const struct gpuk_token *found, uint32_t *token_id, uint32_t *position,
-                            uint32_t flags, void *stream, struct helm_err *err)
-{
-    return gpuk_launch("advance", advance_kernel, dim3(1), dim3(1), 0, flags, stream, err, found, token_id,
-                       position);
-}
-
 template <typename I, typename O>
 static int run_swiglu(const uint32_t *count, uint32_t tokens, const void *in, uint32_t stride, uint32_t up_at,
                       uint32_t n, void *out, uint32_t out_stride, uint32_t flags, void *stream,
@@ -306,7 +288,6 @@ int gpuk_prepare_elementwise(const struct gpuk_device *, struct helm_err *err)
     PREPARE((add_bias_kernel<__half>));
     PREPARE((add_bias_kernel<float>));
     PREPARE(copy_rows_kernel);
-    PREPARE(advance_kernel);
 #undef PREPARE
     return rc;
 }

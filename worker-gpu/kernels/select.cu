@@ -81,7 +81,7 @@ __device__ __forceinline__ slice slice_of(uint32_t vocab)
 
 __global__ void __launch_bounds__(THREADS)
     argmax_kernel(const uint32_t *count, const float *logits, uint32_t vocab, gpuk_token *result,
-                  uint32_t *counters, logit_key *keys)
+                  gpuk_next next, uint32_t *counters, logit_key *keys)
 {
     __shared__ logit_key shared[THREADS / 32];
     let_next_start();
@@ -100,7 +100,9 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) keys[(size_t)row * BLOCKS + blockIdx.x] = best;
     if (!last_block(counters + row)) return;
     best = block_max(threadIdx.x < BLOCKS ? __ldcg(keys + (size_t)row * BLOCKS + threadIdx.x) : 0, shared);
-    if (threadIdx.x == 0) result[row] = {key_id(best), key_logit(best)};
+    if (threadIdx.x > 0) return;
+    result[row] = {key_id(best), key_logit(best)};
+    if (row == 0 && next.token_id) *next.token_id = key_id(best), *next.position += 1;
 }
 
 __global__ void __launch_bounds__(THREADS)
@@ -456,13 +458,14 @@ static int check(const char *what, uint32_t rows, uint32_t vocab, struct helm_er
 }
 
 extern "C" int gpuk_argmax(const uint32_t *count, uint32_t rows, const float *logits, uint32_t vocab,
-                           struct gpuk_token *result, void *workspace, uint32_t flags, void *stream,
-                           struct helm_err *err)
+                           struct gpuk_token *result, const struct gpuk_next *next, void *workspace,
+                           uint32_t flags, void *stream, struct helm_err *err)
 {
+    const struct gpuk_next nobodys = {nullptr, nullptr};
     int rc = check("argmax", rows, vocab, err);
     if (rc) return rc;
     return gpuk_launch("argmax", argmax_kernel, dim3(BLOCKS, rows), dim3(THREADS), 0, flags, stream, err,
-                       count, logits, vocab, result, (uint32_t *)workspace,
+                       count, logits, vocab, result, next ? *next : nobodys, (uint32_t *)workspace,
                        (logit_key *)((char *)workspace + gpuk_argmax_counter_bytes(rows)));
 }
 

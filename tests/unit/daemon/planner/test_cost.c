@@ -82,8 +82,11 @@ static void attention_in_chains_counts_query_heads(void **state)
     price(p, one);
     expect("two heads", p->table.unit[10].gpu, rest + cache / 640e9);
     p->m.model.config.heads = 64;
-    price(p, one);
-    expect("eight heads", p->table.unit[10].gpu, rest + cache * (1 / 640e9 + 3 * (1 / 400e9 - 1 / 640e9)));
+    price(p, one); /* by two blocks */
+    expect("eight heads", p->table.unit[10].gpu, rest + 2 * cache / 400e9);
+    p->m.model.config.heads = 40;
+    price(p, one); /* 3 and 2 */
+    expect("five heads", p->table.unit[10].gpu, rest + cache * (1 / 640e9 + 1 / 400e9));
     p->m.model.config.heads = 8;
     price(p, one); /* the line goes on, not below half */
     expect("one head", p->table.unit[10].gpu, rest + cache * (1.5 / 640e9 - 0.5 / 400e9));
