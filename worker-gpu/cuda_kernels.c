@@ -137,10 +137,9 @@ static int cuda_chain_write(struct device *d, const struct gpuk_chain_op *op, ui
     return gpuk_chain_write(&cuda_of(d)->caps, op, count, memory, attention_workspace, STREAM(d), chain, err);
 }
 
-static int cuda_chain_run(struct device *d, const struct gpuk_chain *chain, uint32_t flags,
-                          struct helm_err *err)
+static int cuda_chain_run(struct device *d, const struct gpuk_chain *chain, struct helm_err *err)
 {
-    return gpuk_chain_run(chain, flags, STREAM(d), err);
+    return gpuk_chain_run(chain, STREAM(d), err);
 }
 
 const struct device_kernels cuda_kernels = {

@@ -151,7 +151,7 @@ struct device_kernels {
     size_t (*chain_bytes)(const struct gpuk_chain_op *op, uint32_t count);
     int (*chain_write)(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
                        void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err);
-    int (*chain_run)(struct device *d, const struct gpuk_chain *chain, uint32_t flags, struct helm_err *err);
+    int (*chain_run)(struct device *d, const struct gpuk_chain *chain, struct helm_err *err);
     size_t (*gemv_workspace)(uint32_t cols);
     size_t (*gemm_small_workspace)(uint32_t tokens, uint32_t cols);
     size_t (*attention_counters)(uint32_t tokens, uint32_t heads); /* the part that must stay zero */

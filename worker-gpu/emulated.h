@@ -84,7 +84,6 @@ bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op);
 size_t emulated_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 int emulated_chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
                          void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err);
-int emulated_chain_run(struct device *d, const struct gpuk_chain *chain, uint32_t flags,
-                       struct helm_err *err);
+int emulated_chain_run(struct device *d, const struct gpuk_chain *chain, struct helm_err *err);
 
 #endif

@@ -106,8 +106,7 @@ static void run_chain(struct emulated_math *math, const void *data)
     }
 }
 
-int emulated_chain_run(struct device *d, const struct gpuk_chain *chain, uint32_t flags, struct helm_err *err)
+int emulated_chain_run(struct device *d, const struct gpuk_chain *chain, struct helm_err *err)
 {
-    (void)flags;
     return emulated_enqueue(d, run_chain, chain, sizeof *chain, err);
 }

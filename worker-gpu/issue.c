@@ -11,6 +11,7 @@ static bool is_launch(enum gpu_kind kind)
     case GPU_WORD_WAIT:
     case GPU_WORD_WRITE:
     case GPU_MATMUL:
+    case GPU_CHAIN:
     case GPU_EXPAND: /* what stands behind it would fetch weights early */
     case GPU_RECORD:
     case GPU_FOLLOW:
@@ -356,7 +357,7 @@ static int issue_entry(const struct gpu_source *s, const struct gpu_program *p, 
     case GPU_ARGMAX:
         return issue_argmax(s, p, flags, err);
     case GPU_CHAIN:
-        return k->chain_run(d, &e->as.chain.chain, flags, err);
+        return k->chain_run(d, &e->as.chain.chain, err);
     case GPU_EXPAND:
         return issue_expand(s, p, e, err);
     case GPU_STREAM_COPY:

@@ -280,9 +280,8 @@ size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 HELM_MUST_CHECK int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
                                      uint32_t count, void *memory, void *attention_workspace, void *stream,
                                      struct gpuk_chain *chain, struct helm_err *err);
-/* Runs it; may be captured. GPUK_EARLY: its weights are fetched while the kernel in front still runs. */
-HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, void *stream,
-                                   struct helm_err *err);
+/* Runs it; may be captured. */
+HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, struct helm_err *err);
 
 /* Prefill attention: many tokens a sequence, several sequences, over everything in the cache before and in
  * this step, causal and windowed; never tokens x tokens in memory. q: as gpuk_rope_append wrote it, of the

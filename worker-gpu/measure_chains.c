@@ -16,7 +16,7 @@ static int issue_chain(const struct measure_work *w, struct helm_err *err)
 {
     int rc = 0;
     for (uint32_t i = 0; i < w->times && !rc; i++)
-        rc = w->m->device->kernels.chain_run(w->m->device, w->chain, 0, err);
+        rc = w->m->device->kernels.chain_run(w->m->device, w->chain, err);
     return rc;
 }
 

@@ -178,8 +178,6 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             copy16_async(shared_address(norm) + 16 * f, from + 4 * f, true);
     };
     fetch(0);
-    /* Weights are on their way while what stands in front still runs; all else waits for that. */
-    wait_for_previous();
     if (threadIdx.x == 0) {
         const uint64_t a_launch = (uint64_t)gridDim.x * (q.count - 1);
         const uint64_t now = q.count > 1 ? meet_count(&header->counter) : 0;
@@ -266,15 +264,6 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
 #endif
 }
 
-/* A chain that begins early is not launched as one whose blocks are promised to run together: the driver
- * takes one or the other. They do all the same: there is one for each multiprocessor, and nothing that still
- * runs then waits for any of them. (The emulator in tests has to be told.) */
-#ifdef HELM_CUDA_EMULATED
-#define CHAIN_EARLY 0
-#elif !defined(CHAIN_EARLY)
-#define CHAIN_EARLY 1
-#endif
-
 /* ---- launchers ------------------------------------------------------------------------------------- */
 
 typedef void (*chain_function)(chain_params);
@@ -295,8 +284,7 @@ int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
     return rc;
 }
 
-extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, void *stream,
-                              struct helm_err *err)
+extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, struct helm_err *err)
 {
     const struct chain_params p = {(unsigned char *)(uintptr_t)chain->list,
                                    chain->count,
@@ -307,7 +295,6 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, vo
                                    chain->region_bytes,
                                    chain->norm_bytes};
     return gpuk_launch("chain", kernels[chain->variant / DTYPE_COUNT][chain->variant % DTYPE_COUNT],
-                       dim3(chain->blocks), dim3(chain->warps * 32), chain->shared_bytes,
-                       flags & GPUK_EARLY && CHAIN_EARLY ? (uint32_t)GPUK_EARLY : GPUK_TOGETHER, stream, err,
-                       p);
+                       dim3(chain->blocks), dim3(chain->warps * 32), chain->shared_bytes, GPUK_TOGETHER,
+                       stream, err, p);
 }

@@ -246,13 +246,13 @@ static void lists_are_run_in_order(void **state)
     assert_true(s.d->kernels.chain_bytes(NULL, 2) <= 16384);
     OK(s.d->kernels.chain_write(s.d, op, 2, s.list, NULL, &chain, why));
     memset(op, 0, sizeof op); /* the list has its own */
-    OK(s.d->kernels.chain_run(s.d, &chain, 0, why));
+    OK(s.d->kernels.chain_run(s.d, &chain, why));
     drain(s.d, DEVICE_COMPUTE);
     for (int i = 0; i < N; i++) assert_true(s.z[(i + 2) % N] == 4.0f * (float)i);
     /* captured like any other operation, and run by each launch */
     struct device_graph *graph;
     OK(s.d->ops->capture_begin(s.d, why));
-    OK(s.d->kernels.chain_run(s.d, &chain, 0, why));
+    OK(s.d->kernels.chain_run(s.d, &chain, why));
     assert_int_equal(s.d->kernels.chain_write(s.d, op, 2, s.list, NULL, &chain, &err), HELM_E_STATE);
     OK(s.d->ops->capture_end(s.d, &graph, why));
     s.x[0] = 100;
@@ -262,7 +262,7 @@ static void lists_are_run_in_order(void **state)
     s.d->ops->graph_free(s.d, graph);
     /* written over: the device fails instead of running something */
     s.list[3] ^= 1;
-    OK(s.d->kernels.chain_run(s.d, &chain, 0, why));
+    OK(s.d->kernels.chain_run(s.d, &chain, why));
     struct device_event *event;
     OK(s.d->ops->event_create(s.d, &event, why));
     (void)s.d->ops->event_record(s.d, DEVICE_COMPUTE, event, NULL);
