@@ -351,7 +351,8 @@ static void profiles_say_where_they_are_from(void **state)
     if (profile_read("profiles/h200-sapphire-rapids.json", &p, &err)) fail_msg("%s", err.text);
     assert_int_equal(p.link.h2d.source, PROFILE_MEASURED);
     assert_int_equal(p.gpu.gemv.source, PROFILE_MEASURED);
-    assert_int_equal(p.gpu.attention.source, PROFILE_ESTIMATE);
+    assert_int_equal(p.gpu.chain_attention.source, PROFILE_MEASURED);
+    assert_int_equal(p.cpu.gemv_packed_beside.source, PROFILE_MEASURED);
 }
 
 /* Table 6.1, measured with 128 tokens of prompt and 128 of output, beside HELM's own planner restricted to
