@@ -241,13 +241,22 @@ static void client_drop_backlog(struct client_socket *sock, struct client *c)
     c->backlog_bytes = 0;
 }
 
+/* Without monitoring first: what libzmq's I/O thread still reports of a socket that is closed is an event whose
+ * message nobody would free. */
+static void close_monitored(void *socket)
+{
+    if (!socket) return;
+    zmq_socket_monitor(socket, NULL, 0);
+    zmq_close(socket);
+}
+
 void client_socket_close(struct client_socket **sock)
 {
     struct client_socket *s = *sock;
     *sock = NULL;
     if (!s) return;
-    if (s->local) zmq_close(s->local);
-    if (s->secure) zmq_close(s->secure);
+    close_monitored(s->local);
+    close_monitored(s->secure);
     if (s->zap) zmq_close(s->zap);
     if (s->local_events) zmq_close(s->local_events);
     if (s->secure_events) zmq_close(s->secure_events);
