@@ -176,6 +176,8 @@ static int open_secure(void *zmq, struct client_socket *sock, const char *endpoi
     sock->zap = zmq_socket(zmq, ZMQ_REP);
     if (!sock->zap || zmq_bind(sock->zap, "inproc://zeromq.zap.01"))
         return helm_fail(err, HELM_E_IO, "authentication socket: %s", zmq_strerror(errno));
+    rc = set_int(sock->zap, ZMQ_LINGER, 0, err);
+    if (rc) return rc;
     rc = open_router(zmq, "inproc://helm.events.secure", &sock->bounds, &sock->secure, &sock->secure_events,
                      err);
     if (!rc) rc = set_int(sock->secure, ZMQ_CURVE_SERVER, 1, err);
@@ -241,8 +243,8 @@ static void client_drop_backlog(struct client_socket *sock, struct client *c)
     c->backlog_bytes = 0;
 }
 
-/* Without monitoring first: what libzmq's I/O thread still reports of a socket that is closed is an event whose
- * message nobody would free. */
+/* Without monitoring first: what libzmq's I/O thread still reports of a socket that is closed is an event
+ * whose message nobody would free. */
 static void close_monitored(void *socket)
 {
     if (!socket) return;

@@ -444,7 +444,10 @@ int main(int argc, char **argv)
     fprintf(stderr, "fake worker %s: weights bell %u\n", kind, doorbell_read(&control->weights_bell));
     f.zmq = zmq_ctx_new();
     f.socket = zmq_socket(f.zmq, ZMQ_DEALER);
-    if (!f.socket || zmq_connect(f.socket, f.control)) return 1;
+    const int linger = 2000; /* ms, for last words; a helmd that has died takes none */
+    if (!f.socket || zmq_setsockopt(f.socket, ZMQ_LINGER, &linger, sizeof linger) ||
+        zmq_connect(f.socket, f.control))
+        return 1;
     send_hello(&f);
     for (bool go_on = true; go_on;) {
         uint32_t now;

@@ -266,6 +266,8 @@ static inline int daemon_start(void **state)
     d->socket = zmq_socket(d->context, ZMQ_ROUTER);
     const int unlimited = 0; /* a ROUTER drops what exceeds its limit */
     zmq_setsockopt(d->socket, ZMQ_SNDHWM, &unlimited, sizeof unlimited);
+    const int linger = 200; /* ms, as helmd: an answer to a client that has gone would be kept for good */
+    zmq_setsockopt(d->socket, ZMQ_LINGER, &linger, sizeof linger);
     if (zmq_bind(d->socket, d->endpoint) < 0) return -1;
     *state = d;
     return pthread_create(&d->thread, NULL, daemon_run, d);
