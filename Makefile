@@ -201,6 +201,7 @@ DAEMON_SRC := \
   daemon/accelerator.c \
   daemon/admission.c \
   daemon/batcher.c \
+  daemon/child_words.c \
   daemon/client_socket.c \
   daemon/config.c \
   daemon/drift.c \
@@ -380,12 +381,12 @@ helm-bench-decode_MAIN := tools/helm_bench_decode.c
 helm-bench-decode_LINK := tools/decode/compare.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 helm-plan_MAIN := tools/helm_plan.c
-helm-plan_LINK := $(COMMON_SRC) $(MODEL_SRC) $(filter daemon/planner/%,$(DAEMON_SRC)) $(EXPLAIN_SRC) daemon/accelerator.c \
+helm-plan_LINK := $(COMMON_SRC) $(MODEL_SRC) $(filter daemon/planner/%,$(DAEMON_SRC)) $(EXPLAIN_SRC) daemon/accelerator.c daemon/child_words.c \
   daemon/end_request.c daemon/kv_pages.c daemon/worker_process.c
 helm-plan_LIBS := -ljansson -lm
 helm-profile_MAIN := tools/helm_profile.c
 helm-profile_LINK := $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(KERNEL_SRC) $(PROFILE_SRC) \
-  daemon/accelerator.c daemon/end_request.c daemon/planner/profile.c daemon/planner/profile_hardware.c daemon/planner/profile_json.c daemon/worker_process.c \
+  daemon/accelerator.c daemon/child_words.c daemon/end_request.c daemon/planner/profile.c daemon/planner/profile_hardware.c daemon/planner/profile_json.c daemon/worker_process.c \
   tools/mkmodel/shape.c $(GEN)/proto/control.pb-c.c
 helm-profile_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 helm-worker-cpu_MAIN := worker-cpu/main.c

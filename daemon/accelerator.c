@@ -16,13 +16,13 @@
 #include "common/json.h"
 #include "common/log.h"
 #include "common/units.h"
+#include "daemon/child_words.h"
 #include "daemon/end_request.h"
 #include "daemon/planner/profile.h"
 #include "daemon/worker_process.h"
 
 #define PROBE_BYTES_MAX ((size_t)64 << 10)
 #define PROBE_MS        30000 /* a driver's first start after boot takes seconds */
-#define LAST_LINE_TEXT  320
 /* Where the probe does not say: a context with the kernels and a library's, on the large side, since a plan
  * that the worker then finds too large is refused. */
 #define CONTEXT_BYTES     (768 * MIB)
@@ -96,9 +96,7 @@ struct probe {
     int out, words;
     char *text; /* what it has printed, at most PROBE_BYTES_MAX */
     size_t length;
-    char line[LAST_LINE_TEXT]; /* of its standard error, [used] */
-    size_t used;
-    char last[LAST_LINE_TEXT]; /* its last whole one */
+    struct child_words said;
 };
 
 /* In the child, after fork: only async-signal-safe calls. */
@@ -144,15 +142,6 @@ static bool take_text(struct probe *p)
     return n > 0 && p->length <= PROBE_BYTES_MAX;
 }
 
-static void end_line(struct probe *p)
-{
-    p->line[p->used] = 0;
-    for (char *c = p->line; *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = ' ';
-    p->used = 0;
-    if (p->line[strspn(p->line, " ")]) memcpy(p->last, p->line, sizeof p->last);
-}
-
 /* Passes on what it says to people, and keeps its last line; false at the end. */
 static bool take_words(struct probe *p)
 {
@@ -160,12 +149,7 @@ static bool take_words(struct probe *p)
     ssize_t n = read(p->words, text, sizeof text);
     if (n < 0 && errno == EINTR) return true;
     if (n > 0 && write(STDERR_FILENO, text, (size_t)n) < 0) log_debug("standard error: %s", strerror(errno));
-    for (ssize_t i = 0; i < n; i++) {
-        if (text[i] == '\n')
-            end_line(p);
-        else if (p->used < sizeof p->line - 1)
-            p->line[p->used++] = text[i];
-    }
+    if (n > 0) child_words_take(&p->said, text, (size_t)n);
     return n > 0;
 }
 
@@ -207,10 +191,10 @@ static int probe_result(struct probe *p, int status, struct accelerator_info *de
     while (p->length && (p->text[p->length - 1] == '\n' || p->text[p->length - 1] == ' ')) p->length--;
     int rc = p->length ? accelerator_parse(p->text, p->length, devices, count, err) : HELM_E_PEER;
     if (!rc || rc == HELM_E_NOT_FOUND || (well && p->length)) return rc;
-    if (p->used) end_line(p);
+    const char *last = child_words_end(&p->said);
     worker_process_describe(status, how, sizeof how);
     return helm_fail(err, HELM_E_PEER, "%s --probe %s and printed nothing%s%s%s", p->name, how,
-                     p->length ? " that can be read" : "", p->last[0] ? ": " : "", p->last);
+                     p->length ? " that can be read" : "", last[0] ? ": " : "", last);
 }
 
 static int probe_run(const char *program, struct accelerator_info *devices, uint32_t *count,

@@ -15,21 +15,19 @@
 
 #include "common/log.h"
 #include "common/units.h"
+#include "daemon/child_words.h"
 #include "daemon/end_request.h"
 #include "daemon/worker_process.h"
 
-#define PROGRAM   "helm-profile"
-#define LIMIT_US  ((uint64_t)300 * 1000000) /* it says itself that it needs one minute at most */
-#define LINE_TEXT 256
+#define PROGRAM  "helm-profile"
+#define LIMIT_US ((uint64_t)300 * 1000000) /* it says itself that it needs one minute at most */
 
 /* ---- helm-profile as a child -------------------------------------------------------------------------- */
 
 struct child {
     pid_t pid;
     int out; /* its standard error; what it prints besides is for people */
-    char line[LINE_TEXT];
-    size_t used;
-    char last[LINE_TEXT]; /* its last line */
+    struct child_words words;
 };
 
 /* In the child, after fork: only async-signal-safe calls. */
@@ -61,28 +59,18 @@ static int child_start(const char *program, char *const argv[], struct child *ch
     return child->pid < 0 ? helm_fail_errno(err, "starting %s", program) : 0;
 }
 
-static void take_line(struct child *child)
+static void log_line(const char *line)
 {
-    child->line[child->used] = 0;
-    for (char *c = child->line; *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = ' ';
-    child->used = 0;
-    if (child->line[strspn(child->line, " ")] == 0) return;
-    log_info(PROGRAM ": %s", child->line);
-    memcpy(child->last, child->line, sizeof child->last);
+    log_info(PROGRAM ": %s", line);
 }
 
-/* What it has printed; false at the end. A line too long for the log comes in pieces. */
+/* What it has said; false at the end. */
 static bool take_output(struct child *child)
 {
     char text[1024];
     ssize_t n = read(child->out, text, sizeof text);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) return true;
-    for (ssize_t i = 0; i < n; i++) {
-        bool end = text[i] == '\n' || text[i] == '\r';
-        if (!end) child->line[child->used++] = text[i];
-        if (end || child->used == LINE_TEXT - 1) take_line(child);
-    }
+    if (n > 0) child_words_take(&child->words, text, (size_t)n);
     return n > 0;
 }
 
@@ -118,12 +106,12 @@ static int child_end(struct child *child, int rc, struct helm_err *err)
     if (rc) kill(child->pid, SIGKILL);
     while (waitpid(child->pid, &status, 0) < 0 && errno == EINTR)
         ;
-    if (child->used) take_line(child);
+    const char *last = child_words_end(&child->words);
     if (rc || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) return rc;
     rc = end_request_check(err); /* Ctrl-C ends it as well, maybe first */
     if (rc) return rc;
     worker_process_describe(status, how, sizeof how);
-    return helm_fail(err, HELM_E_PEER, PROGRAM " %s%s%s", how, child->last[0] ? ": " : "", child->last);
+    return helm_fail(err, HELM_E_PEER, PROGRAM " %s%s%s", how, last[0] ? ": " : "", last);
 }
 
 static int measure(const struct profiling_request *r, bool quick, struct helm_err *err)
@@ -131,7 +119,7 @@ static int measure(const struct profiling_request *r, bool quick, struct helm_er
     char program[4096], threads[16], copies[24];
     const char *argv[12] = {PROGRAM, "--device", r->device->name[0] ? r->device->name : "cpu"};
     size_t n = 3;
-    struct child child = {.pid = -1, .out = -1};
+    struct child child = {.pid = -1, .out = -1, .words.on_line = log_line};
     int rc = worker_process_find(r->program_dir, PROGRAM, program, sizeof program, err);
     if (rc) return rc;
     snprintf(threads, sizeof threads, "%u", r->threads);
