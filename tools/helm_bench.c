@@ -4,6 +4,7 @@
  * Start order only: options, matrix, rounds, reports. The work is in tools/bench. Runs against a daemon, or
  * starts a private one for each (model, VRAM) pair. docs/benchmarking.md says what the numbers mean. */
 #include <errno.h>
+#include <float.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
@@ -186,10 +187,11 @@ int main(int argc, char **argv)
          .max = 100},
         {"top-k", 0, ARGS_U64, "K", "of the K likeliest tokens; 0: off (0)", .target = &o->top_k,
          .max = UINT32_MAX},
-        {"top-p", 0, ARGS_DOUBLE, "P", "of the likeliest that together reach P (1)", .target = &o->top_p,
-         .max = 1},
-        {"repetition-penalty", 0, ARGS_DOUBLE, "R", "on tokens that came before (1)",
-         .target = &o->repetition_penalty, .max = 100},
+        {"top-p", 0, ARGS_DOUBLE, "P", "the likeliest tokens that together reach P, above 0; 1: off (1)",
+         .target = &o->top_p, .min = FLT_MIN, .max = 1},
+        {"repetition-penalty", 0, ARGS_DOUBLE, "R",
+         "divides the logits of tokens that came before, above 0; 1: off (1)",
+         .target = &o->repetition_penalty, .min = FLT_MIN, .max = 100},
         {"warmup", 0, ARGS_U64, "N", "requests before them that do not count (1)", .target = &o->warmup,
          .max = REQUESTS_MAX},
         {"rounds", 0, ARGS_U64, "N", "times over the matrix (3)", .target = &o->rounds, .min = 1,

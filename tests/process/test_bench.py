@@ -106,6 +106,8 @@ def refusal_tests(folder):
     refused("--vram without --model", 2, "--vram", "--vram", "8GiB")
     refused("helmd's options without --", 2, "after --", "--model", MODEL, "fast")
     refused("bad list", 2, "--prompt", "--model", MODEL, "--prompt", "8,,9")
+    for option in ("--top-p", "--repetition-penalty"):
+        refused(option + " 0", 2, option, "--model", MODEL, option, "0")
     refused("a report that cannot be written", 5, "no-folder", "--model", MODEL, "--json", folder + "/no-folder/x")
     refused("no daemon", 3, "no such socket", "--connect", "ipc://%s/none.sock" % folder)
     refused("no such checkpoint", 4, "failed:", "--model", folder + "/none", *QUICK)
