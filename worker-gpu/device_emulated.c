@@ -264,8 +264,7 @@ static void emulated_abandon(struct device *d)
     helm_fail(&error, HELM_E_CANCELLED, "the emulated device was abandoned");
     emulated_fail(e, &error);
     pthread_mutex_lock(&e->lock);
-    for (int i = 0; i < DEVICE_QUEUE_COUNT; i++)
-        while (e->queue[i].done < e->queue[i].put) pthread_cond_wait(&e->changed, &e->lock);
+    emulated_drain_locked(e);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -274,16 +273,16 @@ static void emulated_close(struct device *d)
     struct emulated *e = emulated_of(d);
     pthread_mutex_lock(&e->lock);
     e->stop = true;
-    pthread_cond_broadcast(&e->changed);
+    emulated_wake_all_locked(e);
     pthread_mutex_unlock(&e->lock);
     for (int i = 0; i < DEVICE_QUEUE_COUNT; i++) {
         if (e->queue[i].started) pthread_join(e->queue[i].thread, NULL);
+        if (e->queue[i].ring) pthread_cond_destroy(&e->queue[i].fed);
         free(e->queue[i].ring);
     }
     emulated_capture_drop(e);
     free(e->region);
     emulated_math_close(&e->math);
-    pthread_cond_destroy(&e->changed);
     pthread_mutex_destroy(&e->lock);
     free(e);
 }
@@ -327,7 +326,6 @@ int device_emulated_open(const struct device_options *options, struct device **d
     if (!e) return helm_fail(err, HELM_E_NOMEM, "no memory for the emulated device");
     memset(e, 0, sizeof *e);
     pthread_mutex_init(&e->lock, NULL);
-    pthread_cond_init(&e->changed, NULL);
     e->base.ops = &emulated_ops;
     e->base.kernels = emulated_kernels;
     e->base.ceiling = options->vram_bytes ? options->vram_bytes : MEMORY_DEFAULT;

@@ -147,8 +147,7 @@ int emulated_event_wait(struct device *d, struct device_event *event, struct hel
     int rc = outside(event, err);
     if (rc) return rc;
     pthread_mutex_lock(&e->lock);
-    while (!emulated_reached_locked(e, &event->at) && !atomic_load(&e->failed))
-        pthread_cond_wait(&e->changed, &e->lock);
+    emulated_wait_locked(e, &event->at, true);
     pthread_mutex_unlock(&e->lock);
     return emulated_check(d, err);
 }

@@ -17,6 +17,48 @@
 #define TIMER_SLACK   1000 /* ns: a copy's time is kept better than the kernel's 50 us */
 #define NS_PER_SECOND 1000000000u
 
+/* ---- waiting, and being woken ---- */
+
+static bool is_reached(const struct emulated *e, const struct point *at)
+{
+    const struct queue *q = &e->queue[at->queue];
+    return q->done >= at->op || (at->marks && q->done + 1 == at->op && q->marks >= at->marks);
+}
+
+void emulated_wait_locked(struct emulated *e, const struct point *at, bool or_end)
+{
+    struct waiter me = {.at = at, .reached = PTHREAD_COND_INITIALIZER, .next = e->waiters},
+                  **link = &e->waiters;
+    e->waiters = &me;
+    while (!is_reached(e, at) && !(or_end && (e->stop || atomic_load(&e->failed))))
+        pthread_cond_wait(&me.reached, &e->lock);
+    while (*link != &me) link = &(*link)->next;
+    *link = me.next;
+    pthread_cond_destroy(&me.reached);
+}
+
+/* A queue has moved on. */
+static void wake_waiters_locked(struct emulated *e)
+{
+    for (struct waiter *w = e->waiters; w; w = w->next)
+        if (is_reached(e, w->at)) pthread_cond_signal(&w->reached);
+}
+
+void emulated_wake_all_locked(struct emulated *e)
+{
+    for (struct waiter *w = e->waiters; w; w = w->next) pthread_cond_signal(&w->reached);
+    for (int i = 0; i < DEVICE_QUEUE_COUNT; i++)
+        if (e->queue[i].started) pthread_cond_signal(&e->queue[i].fed);
+}
+
+void emulated_drain_locked(struct emulated *e)
+{
+    for (int i = 0; i < DEVICE_QUEUE_COUNT; i++) {
+        const struct point end = {.queue = (enum device_queue)i, .op = e->queue[i].put};
+        emulated_wait_locked(e, &end, false);
+    }
+}
+
 void emulated_fail(struct emulated *e, const struct helm_err *error)
 {
     pthread_mutex_lock(&e->lock);
@@ -24,7 +66,7 @@ void emulated_fail(struct emulated *e, const struct helm_err *error)
         e->error = *error;
         atomic_store(&e->failed, true);
     }
-    pthread_cond_broadcast(&e->changed);
+    emulated_wake_all_locked(e);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -98,18 +140,12 @@ static void do_word_wait(struct queue *q, const struct op *op)
     emulated_fail(e, &error);
 }
 
-bool emulated_reached_locked(const struct emulated *e, const struct point *at)
-{
-    const struct queue *q = &e->queue[at->queue];
-    return q->done >= at->op || (at->marks && q->done + 1 == at->op && q->marks >= at->marks);
-}
-
 static void do_follow(struct queue *q, const struct point *at)
 {
     struct emulated *e = q->owner;
     pthread_mutex_lock(&e->lock);
-    while (!emulated_reached_locked(e, at) && !e->stop && !atomic_load(&e->failed)) {
-        pthread_cond_wait(&e->changed, &e->lock);
+    if (!is_reached(e, at)) {
+        emulated_wait_locked(e, at, true);
         q->copy_due_ns = 0;
     }
     pthread_mutex_unlock(&e->lock);
@@ -119,7 +155,7 @@ static void do_mark(struct queue *q, uint32_t number)
 {
     pthread_mutex_lock(&q->owner->lock);
     q->marks = number;
-    pthread_cond_broadcast(&q->owner->changed);
+    wake_waiters_locked(q->owner);
     pthread_mutex_unlock(&q->owner->lock);
 }
 
@@ -182,7 +218,9 @@ static void *queue_main(void *arg)
     pthread_mutex_lock(&e->lock);
     for (;;) {
         while (q->taken == q->put && !e->stop) {
-            pthread_cond_wait(&e->changed, &e->lock);
+            q->idle = true;
+            pthread_cond_wait(&q->fed, &e->lock);
+            q->idle = false;
             q->copy_due_ns = 0;
         }
         if (q->taken == q->put) break;
@@ -196,7 +234,7 @@ static void *queue_main(void *arg)
         }
         q->done++;
         q->marks = 0; /* the next operation may be a graph */
-        pthread_cond_broadcast(&e->changed);
+        wake_waiters_locked(e);
     }
     pthread_mutex_unlock(&e->lock);
     return NULL;
@@ -206,8 +244,11 @@ static void *queue_main(void *arg)
 
 void emulated_room_locked(struct emulated *e, enum device_queue queue, uint32_t count)
 {
-    struct queue *q = &e->queue[queue];
-    while (q->put - q->done + count > EMULATED_QUEUE_OPS) pthread_cond_wait(&e->changed, &e->lock);
+    const struct queue *q = &e->queue[queue];
+    while (q->put - q->done + count > EMULATED_QUEUE_OPS) { /* others may put meanwhile */
+        const struct point room = {.queue = queue, .op = q->put + count - EMULATED_QUEUE_OPS};
+        emulated_wait_locked(e, &room, false);
+    }
 }
 
 uint64_t emulated_put_locked(struct emulated *e, enum device_queue queue, const struct op *op, uint32_t count)
@@ -215,7 +256,7 @@ uint64_t emulated_put_locked(struct emulated *e, enum device_queue queue, const 
     struct queue *q = &e->queue[queue];
     uint64_t first = q->put + 1;
     for (uint32_t i = 0; i < count; i++) q->ring[q->put++ % EMULATED_QUEUE_OPS] = op[i];
-    pthread_cond_broadcast(&e->changed);
+    if (q->idle) pthread_cond_signal(&q->fed);
     return first;
 }
 
@@ -239,6 +280,7 @@ int emulated_queue_start(struct emulated *e, enum device_queue queue, struct hel
     q->owner = e;
     q->ring = aligned_alloc(16, EMULATED_QUEUE_OPS * sizeof *q->ring);
     if (!q->ring) return helm_fail(err, HELM_E_NOMEM, "no memory for a queue");
+    pthread_cond_init(&q->fed, NULL);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = pthread_create(&q->thread, NULL, queue_main, q);

@@ -100,11 +100,21 @@ struct queue {
     pthread_t thread;
     bool started;
     struct op *ring;
-    uint64_t put, taken, done; /* guarded by the lock, like what follows */
-    uint32_t marks;            /* passed in the graph that is operation number done + 1 */
+    pthread_cond_t fed; /* something was put, or the device stops */
+    bool idle;          /* the thread waits for that; guarded by the lock, like what follows */
+    uint64_t put, taken, done;
+    uint32_t marks; /* passed in the graph that is operation number done + 1 */
     uint64_t copy_ns, word_wait_ns;
     uint64_t copy_due_ns; /* the thread's own: when the copy before should have ended; 0: it was idle since */
     uint64_t counted_ns;  /* likewise: when the copy before ended, up to where copy_ns counts */
+};
+
+/* Who waits for a point of a queue: a thread of the host or of another queue. On its stack, in a list under
+ * the lock. A condition each: no operation wakes whom it does not concern. */
+struct waiter {
+    const struct point *at;
+    pthread_cond_t reached;
+    struct waiter *next;
 };
 
 struct region {
@@ -118,7 +128,7 @@ struct emulated {
     struct emulated_math math;
     struct queue queue[DEVICE_QUEUE_COUNT];
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* something was put, finished, or failed */
+    struct waiter *waiters;
     uint64_t copy_bytes_per_s;
     uint32_t wait_ms;
     bool stop;
@@ -147,7 +157,13 @@ uint64_t emulated_put_locked(struct emulated *e, enum device_queue queue, const 
                              uint32_t count);
 /* Waits until there is room for `count` more in a queue; lock held. */
 void emulated_room_locked(struct emulated *e, enum device_queue queue, uint32_t count);
-bool emulated_reached_locked(const struct emulated *e, const struct point *at);
+/* Waits until a queue has come to a point; with `or_end`, at most until the device fails or stops. Lock held.
+ */
+void emulated_wait_locked(struct emulated *e, const struct point *at, bool or_end);
+/* Waits until all queues have done what was put into them; lock held. */
+void emulated_drain_locked(struct emulated *e);
+/* Wakes all who wait for something that may not come any more; lock held. */
+void emulated_wake_all_locked(struct emulated *e);
 
 /* emulated_graph.c */
 HELM_MUST_CHECK int emulated_graph_add(struct device_graph *graph, enum device_queue queue,
