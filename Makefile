@@ -27,7 +27,9 @@ empty :=
 space := $(empty) $(empty)
 comma := ,
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wundef -Wno-format-truncation -Werror
-BASE := -std=c11 -D_GNU_SOURCE -fno-strict-aliasing -fPIC -g -pthread
+BASE := -std=c11 -D_GNU_SOURCE -fno-strict-aliasing -fPIC -pthread
+# sanitizers' reports name functions and lines; what a debugger needs besides takes a quarter of the time to compile
+DEBUG_INFO := $(if $(filter asan ubsan tsan,$(MODE)),-g1,-g)
 LDFLAGS_MODE :=
 ifeq ($(MODE),release)
 OPT := -O2 -fno-plt -D_FORTIFY_SOURCE=2 -fstack-protector-strong
@@ -58,11 +60,11 @@ BIN ?= $(OBJ)/bin
 GEN := $(OBJ)/gen
 VERSION := $(shell cat VERSION)
 CPPFLAGS_ALL := -I. -I$(GEN) -DHELM_VERSION='"$(VERSION)"' $(CPPFLAGS)
-CFLAGS_ALL := $(BASE) $(OPT) $(WARN) $(CFLAGS)
+CFLAGS_ALL := $(BASE) $(DEBUG_INFO) $(OPT) $(WARN) $(CFLAGS)
 # Sanitized kernels in -O3 take two to three times as long to compile and run no faster, as does giving out registers
 # loop by loop. In MODE=asan they go without what of -fsanitize=undefined repeats AddressSanitizer at every access (it
 # sees the access itself): half the time to compile. MODE=ubsan has all of it.
-KERNEL_OPT := $(if $(filter asan ubsan tsan,$(MODE)),-O1 -g1 -fira-region=one,-O3) -ffp-contract=off \
+KERNEL_OPT := $(if $(filter asan ubsan tsan,$(MODE)),-O1 -fira-region=one,-O3) -ffp-contract=off \
   $(if $(filter asan,$(MODE)),-fno-sanitize=null$(comma)object-size$(comma)pointer-overflow)
 # DT_RPATH, not DT_RUNPATH: in a `make dist` folder it must also serve the libraries' own dependencies
 LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib' $(LDFLAGS)
@@ -461,23 +463,28 @@ all: cuda-report
 # The GPU's kernels, their tests and their benchmark: helm-test-gpu-kernels, helm-bench-gpu-kernels. Each architecture of
 # CUDA_ARCH gets machine code, the newest also PTX for those to come; CUDA_ARCH=90 alone is quick while developing.
 # `make test` compiles for CUDA_TEST_ARCH only, which is every path there is (sources ask for 8.0 and for 9.0, and machine
-# code for 8.0 runs on 8.6 and 8.9), unless objects for these and more lie there already.
+# code for 8.0 runs on 8.6 and 8.9), unless objects for these and more lie there already; and with CUDA_QUICK=1, code that is
+# correct and slow in a fifth of the time, where nvcc can (12.8 and later).
 CUDA_ARCH ?= 75;80;86;89;90
 CUDA_TEST_ARCH := 75;80;90
 CUDA_ARCHS := $(sort $(subst ;, ,$(CUDA_ARCH)))
 gencode = $(foreach a,$(1),-gencode=arch=compute_$(a),code=sm_$(a)) \
   -gencode=arch=compute_$(lastword $(1)),code=compute_$(lastword $(1))
 NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
-# The objects' architectures, for which all of them are compiled anew when others are asked for.
+# What the objects are compiled for, all of them anew when something else is asked for.
 CUDA_STAMP := $(OBJ)/cuda-arch
+CUDA_QUICK ?=
+CUDA_WANT := $(strip $(CUDA_ARCHS) $(if $(CUDA_QUICK),quick))
 CUDA_HAVE := $(shell cat $(CUDA_STAMP) 2>/dev/null)
 CUDA_TEST_ARCHS := $(subst ;, ,$(CUDA_TEST_ARCH))
-CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,CUDA_ARCH='$(if \
-  $(filter-out $(CUDA_HAVE),$(CUDA_TEST_ARCHS)),$(CUDA_TEST_ARCH),$(CUDA_HAVE))')
+CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,$(if \
+  $(filter-out $(CUDA_HAVE),$(CUDA_TEST_ARCHS))$(filter quick,$(CUDA_HAVE)),CUDA_ARCH='$(CUDA_TEST_ARCH)' CUDA_QUICK=1,\
+  CUDA_ARCH='$(CUDA_HAVE)'))
 # Defines for GPU sources alone, the emulated ones too: to compare what they choose, each in a BUILD of its own
 # (CUDA_DEFS=-DGEMM_STREAM_EACH_LANE=0), since objects that are there are not made anew for others.
 CUDA_DEFS ?=
-NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3)
+NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3) \
+  $(if $(and $(NVCC),$(CUDA_QUICK)),$(shell $(NVCC) --help | grep -q -- --Ofast-compile && echo -Ofc=max))
 NVCC_HOST := -Wall -Wextra -Wno-format-truncation -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST)))
 CUDA_LIB := $(if $(NVCC),$(abspath $(dir $(NVCC))/../lib64))
@@ -519,14 +526,15 @@ CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)
 cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
 
 # The same tests of the same kernels as plain C++ on an emulated device, with or without nvcc: indexing, masks, fragments
-# and barriers' phases are checked (under MODE=asan also every access); races and speed are not.
+# and barriers' phases are checked (under MODE=asan also every access); races and speed are not. In -O1 it takes half the
+# time to compile and as long to run.
 CUDA_EMULATED_SRC := $(CUDA_TEST_SRC) $(filter-out %/matmul.cu,$(CUDA_KERNEL_SRC)) tests/gpu/emulator/emulator.cpp
 CUDA_EMULATED_OBJ := $(patsubst %,$(OBJ)/emulated/%.o,$(CUDA_EMULATED_SRC))
 $(OBJ)/emulated/%.o: %
 	@mkdir -p $(@D)
 	$(call say,CXX,$<)
-	$(Q)$(CXX) -x c++ -std=c++17 -Itests/gpu/emulator -I. -DHELM_CUDA_EMULATED $(CUDA_DEFS) -g -fno-strict-aliasing -ffp-contract=off \
-	  $(OPT) -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-format-truncation -Wno-unused-function -Wno-unused-variable \
+	$(Q)$(CXX) -x c++ -std=c++17 -Itests/gpu/emulator -I. -DHELM_CUDA_EMULATED $(CUDA_DEFS) -fno-strict-aliasing -ffp-contract=off \
+	  -g1 $(filter-out -O%,$(OPT)) -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-format-truncation -Wno-unused-function -Wno-unused-variable \
 	  -MMD -MP -c -o $@ $<
 $(OBJ)/helm-test-gpu-emulated: $(CUDA_EMULATED_OBJ) $(CUDA_TEST_HOST_OBJ)
 	$(call say,LINK,$@)
@@ -536,12 +544,12 @@ test-gpu-emulated: $(OBJ)/helm-test-gpu-emulated
 	ASAN_OPTIONS=detect_stack_use_after_return=0 $< --small
 
 ifneq ($(NVCC),)
-ifneq ($(CUDA_HAVE),$(CUDA_ARCHS))
+ifneq ($(CUDA_HAVE),$(CUDA_WANT))
 .PHONY: $(CUDA_STAMP)
 endif
 $(CUDA_STAMP):
 	@mkdir -p $(@D)
-	@echo "$(CUDA_ARCHS)" >$@
+	@echo "$(CUDA_WANT)" >$@
 $(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
@@ -660,8 +668,8 @@ test-programs-release: $(if $(CUDA_DEVICE),$(call cuda_obj_of,$(CUDA_KERNEL_SRC)
 test-programs-tsan: $(SLOW_OBJ) $(filter $(OBJ)/tests/ipc/%_threads,$(TEST_BIN))
 # everything `make test` runs, its results summed up in one closing line
 # (joined by +: side by side, where neither asserts times)
-CHECKS := release:test-units release:test-fuzz-corpora asan:test-units asan:test-fuzz-corpora \
-  tsan:test-threads+release:test-gpu-emulated release:test-processes asan:test-processes release:test-dist
+CHECKS := release:test-units release:test-fuzz-corpora release:test-gpu-emulated+asan:test-units asan:test-fuzz-corpora \
+  release:test-processes tsan:test-threads+asan:test-processes release:test-dist
 check:
 	@rm -rf $(BUILD)/logs; mkdir -p $(BUILD)/logs; bad=0; \
 	for group in $(CHECKS); do echo "== $$group"; pids=; \
