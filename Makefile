@@ -63,9 +63,13 @@ CPPFLAGS_ALL := -I. -I$(GEN) -DHELM_VERSION='"$(VERSION)"' $(CPPFLAGS)
 CFLAGS_ALL := $(BASE) $(DEBUG_INFO) $(OPT) $(WARN) $(CFLAGS)
 # Sanitized kernels in -O3 take two to three times as long to compile and run no faster, as does giving out registers
 # loop by loop. In MODE=asan they go without what of -fsanitize=undefined repeats AddressSanitizer at every access (it
-# sees the access itself): half the time to compile. MODE=ubsan has all of it.
-KERNEL_OPT := $(if $(filter asan ubsan tsan,$(MODE)),-O1 -fira-region=one,-O3) -ffp-contract=off \
-  $(if $(filter asan,$(MODE)),-fno-sanitize=null$(comma)object-size$(comma)pointer-overflow)
+# sees the access itself; MODE=ubsan has all of it), and without watching scopes: a tile's sums, places in the frame that
+# are known, are then looked up in the shadow at every step. Only so is -O2 worth it, which keeps them in registers.
+KERNEL_OPT_asan := -O2 -fira-region=one -fno-sanitize-address-use-after-scope \
+  -fno-sanitize=null$(comma)object-size$(comma)pointer-overflow
+KERNEL_OPT_ubsan := -O1 -fira-region=one
+KERNEL_OPT_tsan := $(KERNEL_OPT_ubsan)
+KERNEL_OPT := $(or $(KERNEL_OPT_$(MODE)),-O3) -ffp-contract=off
 # DT_RPATH, not DT_RUNPATH: in a `make dist` folder it must also serve the libraries' own dependencies
 LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib' $(LDFLAGS)
 
