@@ -60,7 +60,7 @@ static void table_build(struct option_table *t, struct config *c)
                                       .min = 1, .max = 1024});
     table_add(t, (struct args_option){"node", 0, ARGS_U64, "N",
                                       "NUMA node of memory and threads\n"
-                                      "(default: the GPU's, else the one with the most free memory)",
+                                      "(default: the GPU's, else the one with the most memory available)",
                                       .target = &c->node, .max = 1023});
     table_add(t, (struct args_option){"kv-dtype", 0, ARGS_CHOICE, "TYPE",
                                       "KV cache as f16, bf16 or f32 (default f16)",

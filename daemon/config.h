@@ -8,11 +8,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "common/args.h"
-#include "common/err.h"
-#include "common/log.h"
+#include "common/base/args.h"
+#include "common/base/err.h"
+#include "common/base/log.h"
 #include "common/model/model.h"
-#include "daemon/planner/search.h"
+#include "daemon/planner/search/search.h"
 
 struct config {
     const char *model, *device, *config_file, *kernels, *rundir, *plan_file, *worker_dir, *kv_dtype_name;

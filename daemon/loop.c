@@ -15,9 +15,9 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-#include "common/cpu.h"
-#include "common/log.h"
-#include "common/units.h"
+#include "common/base/cpu.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
 
 /* client frames taken before the batcher is looked after again: so many, or so many bytes */
 #define FRAMES_A_ROUND 64
@@ -79,10 +79,10 @@ static void loop_choose_looking(struct loop *loop)
     bool gpu = false;
     for (uint32_t i = 0; i < workers->count; i++) {
         const struct worker *w = &workers->worker[i];
-        if (w->home == PLAN_HOME_CPU || !loop->real_device) threads += w->threads; /* or on the CPUs, too */
-        gpu = gpu || w->home == PLAN_HOME_GPU;
+        if (w->processor == PLAN_CPU0 || !loop->real_device) threads += w->threads; /* or on the CPUs, too */
+        gpu = gpu || w->processor == PLAN_GPU0;
     }
-    bool last = gpu && loop->real_device && workers->config.plan->head == PLAN_HOME_GPU;
+    bool last = gpu && loop->real_device && workers->config.plan->head == PLAN_GPU0;
     bool may = set && !cpu_usable(-1, set, &err);
     /* of a quota no more counts than that */
     if (may)
@@ -212,20 +212,21 @@ static void loop_client_gone(void *context, uint64_t client)
     batcher_cancel_client(loop->serve->batcher, client, "the client has gone");
 }
 
-/* The next step is rung at once: everything else has the time until that is done. */
+/* A further step is rung at once: everything else has the time until the next one is done. */
 static void loop_take_result(struct loop *loop, uint64_t now_us)
 {
     struct batcher *batcher = loop->serve->batcher;
     struct helm_err err = {0};
-    bool in_flight = batcher->in_flight;
-    workers_take_ring(
-        loop->serve->workers);          /* before: what is written after the next step was rung is of that */
-    if (!batcher->worker_ready) return; /* rung by one that was lost meanwhile */
-    if (batcher_take_result(batcher, now_us, &err)) {
-        batcher->worker_ready = false;
-        workers_kill_head(loop->serve->workers, err.text);
-    } else if (in_flight && !batcher->in_flight) {
-        batcher_pump(batcher, now_us);
+    bool taken = true;
+    workers_take_ring(loop->serve->workers); /* before: what is written after a look is of a later step */
+    /* not while one was lost; no more than are in flight, so that the rest gets its turn */
+    for (int i = 0; i < BATCHER_STEPS && taken && batcher->worker_ready; i++) {
+        if (batcher_take_result(batcher, now_us, &taken, &err)) {
+            batcher->worker_ready = false;
+            workers_kill_head(loop->serve->workers, err.text);
+        } else if (taken) {
+            batcher_pump(batcher, now_us);
+        }
     }
 }
 
@@ -255,7 +256,7 @@ static void loop_quiet_timer(struct loop *loop)
     if (read(loop->timer_fd, &count, sizeof count) == sizeof count) loop->timer_us = 0;
 }
 
-/* At the time when a step should end: whether it does while it is looked at. Sets *looks when looking should
+/* At the time when the oldest step should end: whether it does while it is looked at. Sets *looks when looking should
  * go on, and so nobody may sleep. */
 static bool loop_look(struct loop *loop, bool *looks)
 {
@@ -316,10 +317,11 @@ static uint64_t loop_before_sleep(struct loop *loop)
     /* A step still in flight at the end of the grace period is not waited for. */
     if (loop->serve->draining && (batcher->seq_count == 0 || now_us >= loop->drain_end_us))
         loop->leaving = true;
-    const struct workers_step step = {.rung_us = batcher->rung_us,
-                                      .tokens = batcher->step.token_count,
-                                      .serial = batcher->serial,
-                                      .planned_seconds = batcher->planned_seconds};
+    const struct batcher_flight *oldest = batcher_oldest(batcher);
+    const struct workers_step step = {.begun_us = oldest->begun_us,
+                                      .tokens = oldest->step.token_count,
+                                      .serial = oldest->step.serial,
+                                      .planned_seconds = oldest->planned_seconds};
     earlier(&wake_us, workers_tick(loop->serve->workers, now_us, batcher->in_flight ? &step : NULL));
     loop_mind_keeper(loop, now_us);
     if (client_socket_flush(loop->serve->clients)) earlier(&wake_us, now_us + BACKLOG_WAIT_US);

@@ -8,9 +8,9 @@
 #ifndef HELM_DAEMON_LOOP_H
 #define HELM_DAEMON_LOOP_H
 
-#include "daemon/keeper.h"
-#include "daemon/rundir.h"
-#include "daemon/serve.h"
+#include "daemon/children/keeper.h"
+#include "daemon/children/rundir.h"
+#include "daemon/clients/serve.h"
 
 struct loop {
     struct serve *serve;

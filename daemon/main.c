@@ -14,20 +14,21 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "common/cpu.h"
-#include "common/json.h"
-#include "common/log.h"
-#include "common/units.h"
-#include "daemon/accelerator.h"
+#include "common/base/cpu.h"
+#include "common/base/json.h"
+#include "common/base/node.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "daemon/children/accelerator.h"
 #include "daemon/config.h"
-#include "daemon/end_request.h"
+#include "daemon/children/end_request.h"
 #include "daemon/loop.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/planner/planner.h"
-#include "daemon/profiling.h"
-#include "daemon/request.h"
-#include "daemon/worker_process.h"
-#include "worker-cpu/kernels/packed_kernels.h"
+#include "daemon/children/profiling.h"
+#include "daemon/steps/request.h"
+#include "daemon/children/worker_process.h"
+#include "common/cpu/kernels/linear.h"
 
 #define PLAN_FILE_MAX ((size_t)16 << 20)
 
@@ -42,6 +43,7 @@ struct helmd {
     struct rundir rundir;
     struct keeper keeper;
     struct accelerator device;
+    int node; /* NUMA node of weights, caches and compute threads; -1: none */
     struct profile profile;
     struct observe observe;
     void *zmq;
@@ -92,6 +94,11 @@ static void look_at_weights(struct planner_request *request)
 }
 
 /* The plan and what it costs, before anything is allocated. */
+static int wanted_node(const struct config *c)
+{
+    return c->node == CONFIG_NO_NODE ? -1 : (int)c->node;
+}
+
 static int make_plan(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
@@ -109,7 +116,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
                                                                           KV_PAGE_TOKENS_DEFAULT),
                                                .threads = (uint32_t)c->threads,
                                                .pack = c->pack,
-                                               .pack_cpu = packed_cpu_can(cpu_features()),
+                                               .pack_cpu = linear_pays(FORMAT_BF16_PACKED, cpu_features()),
                                                .pack_all = c->pack_all,
                                                .pack_gpu = true,
                                                .host_memory_bytes = c->host_memory_bytes},
@@ -121,18 +128,20 @@ static int make_plan(struct helmd *d, struct helm_err *err)
                                                 .program_dir = c->worker_dir,
                                                 .device = &d->device,
                                                 .threads = (uint32_t)c->threads,
+                                                .node = wanted_node(c),
                                                 .copy_bytes_per_s = c->emulated_copy_bytes_per_s,
                                                 .parent_fd = d->parent_fd};
     /* That there is none is for the choice of the device to say. */
-    int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_HOME_GPU), gpu_program,
+    int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_GPU0), gpu_program,
                                  sizeof gpu_program, &none);
     rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, gpu_program, &d->device, err);
+    if (!rc) rc = accelerator_choose_node(&d->device, wanted_node(c), &d->node, err);
     if (!rc) rc = profiling_get(&profiling, &d->profile, err);
     if (!rc) rc = end_request_check(err);
     if (c->no_chains) /* what they would take is no price to plan with */
         d->profile.gpu.chain_gemv = d->profile.gpu.chain_attention = d->profile.gpu.chain_operation =
             (struct profile_value){0};
-    if (!rc) rc = cgroup_read_memory(&request.machine.memory, err);
+    if (!rc) rc = node_read_memory(d->node, &request.machine.memory, err);
     if (!rc && !request.wish.threads) {
         rc = cpu_usable(-1, &cpus, err);
         request.wish.threads = rc ? 1 : (uint32_t)cpus.suggested;
@@ -155,10 +164,10 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     return d->plan_json ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the plan as JSON");
 }
 
-static uint32_t worker_index(const struct helmd *d, enum plan_home home)
+static uint32_t worker_index(const struct helmd *d, enum plan_processor processor)
 {
     for (uint32_t i = 0; i < d->workers.count; i++)
-        if (d->workers.worker[i].home == home) return i;
+        if (d->workers.worker[i].processor == processor) return i;
     return OBSERVE_NO_WORKER;
 }
 
@@ -176,8 +185,7 @@ static int open_workers(struct helmd *d, struct helm_err *err)
                                           .copy_bytes_per_s = d->config.emulated_copy_bytes_per_s,
                                           .no_graphs = d->config.no_graphs,
                                           .no_chains = d->config.no_chains,
-                                          .node = d->config.node == CONFIG_NO_NODE ? d->device.numa_node
-                                                                                   : (int)d->config.node,
+                                          .node = d->node,
                                           .threads = (uint32_t)d->config.threads,
                                           .spin_us = (uint32_t)d->config.spin_us,
                                           .restart_limit = (uint32_t)d->config.restart_limit,
@@ -190,8 +198,7 @@ static int open_workers(struct helmd *d, struct helm_err *err)
                                           .lost = loop_on_lost,
                                           .given_up = loop_on_given_up};
     int rc = workers_open(d->zmq, &config, &events, &d->arena, &d->keeper, &d->workers, err);
-    observe_init(&d->observe, worker_index(d, PLAN_HOME_CPU), worker_index(d, PLAN_HOME_GPU),
-                 d->config.max_stall_ms);
+    observe_init(&d->observe, worker_index(d, PLAN_CPU0), worker_index(d, PLAN_GPU0), d->config.max_stall_ms);
     return rc;
 }
 
@@ -223,11 +230,18 @@ static int start(struct helmd *d, struct helm_err *err)
     if (!d->zmq) return helm_fail(err, HELM_E_NOMEM, "no ZeroMQ context");
     rc = client_socket_open(d->zmq, &d->rundir.endpoints, c->curve_secret_key_file, c->curve_clients_file,
                             request_frame_max(d->plan.context_tokens), &d->clients, err);
-    const struct batcher_sink sink = {.context = &d->serve, .token = serve_token, .done = serve_done};
     if (!rc) rc = open_workers(d, err);
-    if (!rc)
-        rc = batcher_init(&d->batcher, &d->model.config, &d->arena, d->workers.count, (uint32_t)c->queue,
-                          &sink, &d->metrics, &d->observe, err);
+    const struct batcher_options batching = {.model = &d->model.config,
+                                             .plan = &d->plan,
+                                             .arena = &d->arena,
+                                             .metrics = &d->metrics,
+                                             .observe = &d->observe,
+                                             .workers = d->workers.count,
+                                             .queue_limit = (uint32_t)c->queue,
+                                             .sink = {.context = &d->serve,
+                                                      .token = serve_token,
+                                                      .done = serve_done}};
+    if (!rc) rc = batcher_init(&d->batcher, &batching, err);
     return rc;
 }
 

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "worker-gpu/device.h"
+#include "worker-gpu/device/device.h"
 
 static inline const char *device_name(void)
 {

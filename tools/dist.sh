@@ -24,7 +24,7 @@ ldd "$root"/bin/* | awk '/=>/ {print $1, $3} /not found/ {print "MISSING " $1 > 
     [[ $name =~ $glibc ]] && continue
     cp -L "$path" "$root/lib/$name"
 done
-cp -r "$here/tests/data/demo" "$root/share/helm/demo"
+cp -r "$here/tools/models/demo" "$root/share/helm/demo"
 cp -r "$here/profiles" "$root/share/helm/profiles"
 cp "$here/README.md" "$here/CHANGELOG.md" "$root/" 2>/dev/null || true
 tar -C "$work" -czf "$out" "helm-$version"

@@ -3,10 +3,11 @@
 
 #include <stdlib.h>
 
-#include "common/cpu.h"
-#include "common/log.h"
-#include "common/units.h"
-#include "worker-cpu/pin.h"
+#include "common/base/cpu.h"
+#include "common/base/log.h"
+#include "common/base/node.h"
+#include "common/base/units.h"
+#include "common/cpu/pin.h"
 #include "worker-cpu/print.h"
 
 #define LANE_SPIN_US      POOL_SPIN_QUIET_US
@@ -23,10 +24,9 @@ int engine_choose_kernels(struct engine *engine, const char *name, enum dtype kv
     return kernel_set_choose(features, name, kv_dtype, &engine->kernels, err);
 }
 
-int engine_check_packed(const struct engine *engine, struct helm_err *err)
+int engine_check_kernels(const struct engine *engine, struct helm_err *err)
 {
-    if (!engine->weights.packed_computed) return 0;
-    return kernel_set_need_packed(&engine->kernels, cpu_features(), err);
+    return kernel_set_need(&engine->kernels, engine->weights.formats, cpu_features(), err);
 }
 
 static int start_pool(struct engine *engine, const struct engine_options *o, struct helm_err *err)
@@ -104,7 +104,7 @@ int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err)
             int rc = program_lower(&source, p, (enum program_tier)t, &engine->programs.tier[p][t], err);
             if (rc) return rc;
         }
-    engine->head = plan->head == PLAN_HOME_CPU;
+    engine->head = plan->head == PLAN_CPU0;
     if (!engine->head) return 0;
     int rc = program_lower_head(&source, false, &engine->programs.head_one, err);
     if (rc) return rc;
@@ -117,12 +117,12 @@ static int create_activations(struct engine *engine, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(engine->base.arena);
     const struct plan *plan = &engine->plan;
-    bool embed = plan->embed == PLAN_HOME_CPU, head = plan->head == PLAN_HOME_CPU;
-    const struct activations_size size = {.unit_tokens = plan_most_tokens(plan, PLAN_HOME_CPU),
-                                          .end_tokens = embed || head ? h->step_tokens : 0,
-                                          .sampled_rows = head ? h->slots : 0,
-                                          .dtypes = engine->weights.dtypes};
-    return activations_create(&engine->model.config, &engine->kernels, &size,
+    bool embed = plan->embed == PLAN_CPU0, head = plan->head == PLAN_CPU0;
+    const struct cpu_activations_case size = {.config = &engine->model.config,
+                                              .unit_tokens = plan_most_tokens(plan, PLAN_CPU0),
+                                              .end_tokens = embed || head ? h->step_tokens : 0,
+                                              .sampled_rows = head ? h->slots : 0};
+    return activations_create(&size, engine->weights.formats, &engine->kernels,
                               arena_region_ptr(engine->base.arena, ARENA_REGION_LOGITS), &engine->act, err);
 }
 
@@ -233,7 +233,7 @@ static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wai
     run->kernels = &engine->kernels;
     run->act = &engine->act;
     run->pool = engine->pool;
-    run->unit_tokens = plan_most_tokens(&engine->plan, PLAN_HOME_CPU);
+    run->unit_tokens = plan_most_tokens(&engine->plan, PLAN_CPU0);
     run->spin_us = spin_us;
     run->peer_wait_ms = peer_wait_ms;
     run->cancel = &engine->base.cancel;
@@ -280,8 +280,7 @@ static void fill_report(struct engine *engine, const char *kernels, uint64_t sta
 {
     struct engine_report *report = &engine->base.report;
     char text[UNITS_TEXT];
-    kernel_set_text(&engine->kernels, engine->weights.dtypes, engine->weights.packed_computed,
-                    report->kernels, sizeof report->kernels);
+    kernel_set_text(&engine->kernels, engine->weights.formats, report->kernels, sizeof report->kernels);
     if (kernels && *kernels) engine_reduced(report, "kernels: `%.60s` by configuration", kernels);
     if (report->small_bytes)
         engine_reduced(report, "small pages: %s of the arena", units_format_size(report->small_bytes, text));
@@ -301,11 +300,11 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     if (!rc) rc = plan_copy(o->plan, &engine->plan, err);
     engine->plan.step_tokens = h->step_tokens; /* of the arena, whose steps these are */
     if (!rc) rc = engine_choose_kernels(engine, o->kernels, (enum dtype)h->kv.dtype, err);
-    if (!rc) rc = pin_choose_node(o->node, &report->node, err);
+    if (!rc) rc = node_choose(o->node, &report->node, err);
     if (!rc) rc = bind_regions(engine, err);
     if (!rc) rc = start_pool(engine, o, err);
     if (!rc) rc = weights_plan(&engine->model, &engine->plan, &engine->weights, err);
-    if (!rc) rc = engine_check_packed(engine, err);
+    if (!rc) rc = engine_check_kernels(engine, err);
     if (!rc) rc = populate_kv(engine, err);
     if (!rc) rc = load_weights(engine, o, err);
     if (!rc) rc = create_activations(engine, err);
@@ -330,11 +329,18 @@ int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err)
     if (!step) return HELM_E_PEER;
     struct step_result *result =
         engine->head ? &control->result[serial % ARENA_STEP_RING] : &engine->own_result;
-    int rc = step_run(&engine->run, &engine->programs, step, result, err);
+    const struct engine_patience patience = {.spin_us = engine->run.spin_us,
+                                             .wait_ms = engine->run.peer_wait_ms};
+    uint64_t waited_ns = 0;
+    int rc = 0;
+    if (!engine->head && engine->plan.embed == PLAN_CPU0)
+        rc = engine_wait_drawn(&engine->base, step, &patience, &waited_ns, err);
+    if (!rc) rc = step_run(&engine->run, &engine->programs, step, result, err);
     if (rc) return rc;
-    engine->base.times = (struct engine_times){.busy_ns = result->compute_ns,
-                                               .wait_ns = engine->run.wait_ns,
-                                               .weight_bytes = result->weight_bytes};
+    if (engine->head) doorbell_ring(&control->drawn_bell, serial);
+    engine->base.times = (struct arena_times){.busy_ns = result->compute_ns,
+                                              .wait_ns = waited_ns + engine->run.wait_ns,
+                                              .weight_bytes = result->weight_bytes};
     return 0;
 }
 

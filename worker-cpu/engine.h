@@ -6,7 +6,7 @@
 #define HELM_WORKER_CPU_ENGINE_H
 
 #include "worker-cpu/kv_pages.h"
-#include "worker-cpu/read_ahead.h"
+#include "worker-cpu/program/read_ahead.h"
 #include "worker-cpu/step.h"
 #include "common/worker/engine.h"
 
@@ -38,9 +38,9 @@ void engine_free(struct engine *engine);
  * phase and tier that occurs, from the engine's plan, weights and activations. */
 HELM_MUST_CHECK int engine_choose_kernels(struct engine *engine, const char *name, enum dtype kv_dtype,
                                           struct helm_err *err);
-/* Before that: HELM_E_UNSUPPORTED where weights that the CPU computes with are packed and there are no
- * kernels for them. */
-HELM_MUST_CHECK int engine_check_packed(const struct engine *engine, struct helm_err *err);
+/* Before that: HELM_E_UNSUPPORTED where weights that the CPU computes with are of a format that it has no
+ * kernels for. */
+HELM_MUST_CHECK int engine_check_kernels(const struct engine *engine, struct helm_err *err);
 HELM_MUST_CHECK int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err);
 
 /* Between steps: makes room for running `others` as well, programs that the caller lowered over other

@@ -4,10 +4,10 @@
 #include <sched.h>
 #include <sys/resource.h>
 
-#include "common/cpu.h"
-#include "common/log.h"
-#include "common/units.h"
-#include "worker-cpu/pin.h"
+#include "common/base/cpu.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "common/cpu/pin.h"
 
 #define KV_PAGES_FIRST (256 * MIB)
 #define KV_PAGES_PIECE ARENA_HUGE_PAGE /* between looks at `stop` */

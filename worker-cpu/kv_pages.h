@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "common/arena.h"
+#include "common/shared/arena.h"
 
 struct kv_filler {
     const struct arena *arena; /* borrowed */

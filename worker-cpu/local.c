@@ -1,7 +1,19 @@
 /* The engine in one process. See local.h. */
 #include "worker-cpu/local.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+/* Every unit that the CPU can compute with packed lies so. */
+static int pack_all(const struct model *model, struct plan *plan, struct helm_err *err)
+{
+    bool link[2 * MODEL_LAYERS_MAX], cpu[2 * MODEL_LAYERS_MAX];
+    int rc = plan_formats_clear(plan, err);
+    host_weights_packing(model, link, cpu);
+    for (uint32_t u = 0; u < unit_count(plan->layers) && !rc; u++)
+        if (cpu[u]) plan_set_unit_format(plan, u, FORMAT_BF16_PACKED);
+    return rc;
+}
 
 int local_open(const struct local_options *o, struct local *local, struct helm_err *err)
 {
@@ -13,11 +25,10 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     int rc = model_read(o->folder, &model, err);
     if (rc) return rc;
     stage.last = model.config.layers - 1;
-    const struct plan all = {.layers = model.config.layers,
-                             .stages = &stage,
-                             .stage_count = 1,
-                             .pack_cpu = o->pack_cpu};
+    struct plan all = {.layers = model.config.layers, .stages = &stage, .stage_count = 1};
     const struct plan *plan = o->plan ? o->plan : &all;
+    if (o->pack_cpu) rc = pack_all(&model, &all, err);
+    if (rc) goto out;
     rc = host_weights_plan(&model, plan, &host, err);
     if (rc) goto out;
     uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
@@ -27,8 +38,8 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                               .step_tokens = o->step_tokens,
                               .hidden = model.config.hidden,
                               .vocab = model.config.vocab,
-                              .lanes = plan_uses(plan, PLAN_HOME_GPU) ? LANE_COUNT : 0,
-                              .kv = {.layers = plan_layers_of(plan, PLAN_HOME_CPU),
+                              .lanes = plan_lanes(plan),
+                              .kv = {.layers = plan_layers_of(plan, PLAN_CPU0),
                                      .kv_heads = model.config.kv_heads,
                                      .head_dim = model.config.head_dim,
                                      .page_tokens = page_tokens,
@@ -48,7 +59,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     struct engine_options options = {.folder = o->folder,
                                      .plan = plan,
                                      .threads = o->threads,
-                                     .node = -1,
+                                     .node = o->node ? *o->node : -1,
                                      .kernels = o->kernels,
                                      .spin_us = o->spin_us ? o->spin_us : POOL_SPIN_US_DEFAULT,
                                      .pin = o->pin};
@@ -56,6 +67,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
 out:
     host_weights_free(&host);
     model_free(&model);
+    free(all.format);
     if (rc) arena_close(&local->arena);
     return rc;
 }

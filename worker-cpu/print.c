@@ -36,18 +36,18 @@ static int print_engine(struct engine *engine, const char *folder, uint32_t thre
     size_t bytes = 0;
     int rc = engine_choose_kernels(engine, kernels, DTYPE_F16, err);
     if (!rc) rc = weights_plan(&engine->model, &engine->plan, &engine->weights, err);
-    if (!rc) rc = engine_check_packed(engine, err);
+    if (!rc) rc = engine_check_kernels(engine, err);
     if (rc) return helm_err_prefix(err, "%s", folder);
     bytes = (size_t)engine->weights.host.region_bytes + 1;
     space = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (space == MAP_FAILED) return helm_fail_errno(err, "cannot reserve %zu bytes of address space", bytes);
-    const struct activations_size size = {.unit_tokens = 1,
-                                          .end_tokens = 1,
-                                          .sampled_rows = 1,
-                                          .dtypes = engine->weights.dtypes};
+    const struct cpu_activations_case size = {.config = &engine->model.config,
+                                              .unit_tokens = 1,
+                                              .end_tokens = 1,
+                                              .sampled_rows = 1};
     rc = weights_place(&engine->weights, space, &engine->kernels, err);
     if (!rc)
-        rc = activations_create(&engine->model.config, &engine->kernels, &size, &logits, &engine->act, err);
+        rc = activations_create(&size, engine->weights.formats, &engine->kernels, &logits, &engine->act, err);
     if (!rc) rc = engine_lower(engine, threads, err);
     if (rc) goto out;
     for (uint32_t p = 0; p < plan_phase_count(&engine->plan); p++) print_phase(engine, p, out);

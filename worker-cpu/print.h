@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "common/plan.h"
+#include "common/plan/plan.h"
 
 /* Lowers the model for `threads` threads without loading its matrices and prints every program: all of it on
  * the CPU, or this worker's share of a plan. */

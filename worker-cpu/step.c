@@ -4,7 +4,7 @@
  * Between the first and the last layer it never allocates, locks or logs. */
 #include "worker-cpu/step.h"
 
-#include "common/units.h"
+#include "common/base/units.h"
 
 int step_run(struct run *run, const struct step_programs *programs, const struct step *step,
              struct step_result *result, struct helm_err *err)
@@ -12,15 +12,18 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
     uint64_t start_ns = units_now_ns(), bytes = 0;
     run->wait_ns = run->linear_ns = run->attention_ns = run->sample_ns = 0;
     struct batch *batch = &run->batch;
+    const bool head = programs->plan->head == PLAN_CPU0;
     int rc = batch_take(run->arena, run->config->vocab, step, batch, result, err);
+    if (!rc && (head || programs->plan->embed == PLAN_CPU0))
+        rc = batch_follow(run->arena, run->config->vocab, step, head, batch, err);
     if (rc) return rc;
     run->result = result;
     for (uint32_t i = 0; i < batch->row_count; i++) run->row[i] = (struct run_row){.in = &batch->row[i]};
     if (batch->row_count) {
-        bool head = programs->head_one.count && batch->sample_count;
+        bool draws = programs->head_one.count && batch->sample_count;
         run->program[0] = &programs->tier[plan_phase_for(programs->plan, batch->token_count)]
                                          [program_tier_of(batch->token_count)];
-        run->program[1] = !head                      ? NULL
+        run->program[1] = !draws                     ? NULL
                           : batch->sample_count == 1 ? &programs->head_one
                                                      : &programs->head_many;
         bytes = run->program[0]->bytes + (run->program[1] ? run->program[1]->bytes : 0);

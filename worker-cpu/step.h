@@ -6,7 +6,7 @@
 #ifndef HELM_WORKER_CPU_STEP_H
 #define HELM_WORKER_CPU_STEP_H
 
-#include "worker-cpu/execute.h"
+#include "worker-cpu/program/execute.h"
 
 struct step_programs {
     const struct plan *plan;                                  /* whose phases these are; borrowed */

@@ -7,6 +7,9 @@
 
 #include "worker-gpu/engine.h"
 
+static_assert(sizeof(struct gpuk_few_room) + SAMPLING_CHANGES_MAX * sizeof(uint32_t) == GPU_DRAW_SLOT_BYTES,
+              "what the planner charges for a slot's draws");
+
 #define ALONE_MAX                                                                                            \
     8 /* draws from candidates take 1 to 10 us: fewer than these are not worth waking threads for */
 
@@ -99,9 +102,12 @@ int gpu_draw_queue(struct gpu_engine *g, struct helm_err *err)
     }
     if (rc || draw->few_count + draw->row_count == 0) return rc;
     atomic_store_explicit(draw->done, 0, memory_order_release);
-    if (draw->few_count)
-        rc = d->kernels.few(d, draw->few, draw->few_count, g->buffers.logits, vocab, draw->room,
-                            g->buffers.few_work, err);
+    const struct op few = {
+        .kind = OP_FEW,
+        .tokens = draw->few_count,
+        .workspace = g->buffers.few_work,
+        .as.few = {.few = draw->few, .logits = g->buffers.logits, .vocab = vocab, .room = draw->room}};
+    if (draw->few_count) rc = device_run(d, &few, err);
     return rc ? rc : device_word_write(d, draw->done, 1, err);
 }
 

@@ -1,13 +1,13 @@
 /* Tokens of a step's sampled rows, from logits that lie on the device.
  *
  * Called by step.c, and by engine.c which owns it. A greedy token is the graph's own argmax. For any other,
- * common/sampling.h says what of the row the draw needs, and that is put into the compute queue behind the
+ * common/sampling/sampling.h says what of the row the draw needs, and that is put into the compute queue behind the
  * step: candidates found by a kernel, or the whole row copied into the arena. */
 #ifndef HELM_WORKER_GPU_DRAW_H
 #define HELM_WORKER_GPU_DRAW_H
 
-#include "common/arena.h"
-#include "worker-gpu/kernels_few.h"
+#include "common/shared/arena.h"
+#include "worker-gpu/kernels/kernels_few.h"
 
 struct gpu_engine;
 struct gpuk_token;

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/cpu.h"
-#include "common/units.h"
-#include "worker-gpu/measure.h"
+#include "common/base/cpu.h"
+#include "common/base/units.h"
+#include "worker-gpu/measure/measure.h"
 #include "worker-gpu/print.h"
 #include "worker-gpu/step.h"
 
@@ -82,7 +82,7 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
     int rc = gpu_program_check_phases(&g->plan, err);
     if (rc) return rc;
     g->kv = h->kv;
-    g->kv.layers = plan_layers_of(&g->plan, PLAN_HOME_GPU);
+    g->kv.layers = plan_layers_of(&g->plan, PLAN_GPU0);
     g->staging_bytes = gpu_staging_bytes(&g->plan, h);
     if ((g->kv.layers || g->staging_bytes) && g->kv.head_dim > GPUK_HEAD_DIM_MAX)
         return helm_fail(err, HELM_E_UNSUPPORTED, "head_dim %u: the GPU's attention takes at most %d",
@@ -91,6 +91,8 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
         return helm_fail(err, HELM_E_LIMIT, "the KV pool of %u pages overflows", h->page_count);
     g->ring_bytes = plan_has_home(&g->plan, PLAN_HOME_STREAM) ? g->plan.ring_bytes : 0;
     gpu_buffers_place(&g->model, &g->plan, h, g->device, &g->buffers);
+    rc = gpu_buffers_check(&g->model.config, g->device, &g->buffers, err);
+    if (rc) return rc;
     rc = gpu_weights_plan(&g->model, &g->plan, arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
                           h->region[ARENA_REGION_WEIGHTS].bytes, &g->weights, err);
     if (!rc) rc = plan_rings(g, err);
@@ -162,8 +164,8 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     if (rc) return rc;
     gpu_buffers_place(&g->model, &g->plan, h, d, &g->buffers);
     gpu_block_place(g->buffers.tokens, h->slots, h->pages_per_slot, &block);
-    uint64_t results = (block.bytes + 63) / 64 * 64, /* of a step, and of one ahead of it */
-        inv_freq = results + 2 * ARENA_STEP_ROWS * sizeof(struct gpuk_token),
+    uint64_t results = (block.bytes + 63) / 64 * 64, /* of a step, and of one behind it */
+        inv_freq = results + GPU_FOLLOW_PLACES * ARENA_STEP_ROWS * sizeof(struct gpuk_token),
              end = inv_freq + (c->head_dim * sizeof(float) + 63) / 64 * 64;
     rc = device_host_alloc(d, end + 64, &g->pinned, err);
     if (rc) return rc;
@@ -184,7 +186,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .block_host = pinned,
                                     .tokens = (struct gpuk_token *)(pinned + results),
                                     .end = (_Atomic uint32_t *)(pinned + end),
-                                    .sent = (_Atomic uint32_t *)(pinned + end) + 2};
+                                    .sent = (_Atomic uint32_t *)(pinned + end) + GPU_FOLLOW_PLACES};
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
         g->source.staging[i] = (char *)g->staging + i * (g->staging_bytes / GPU_STAGINGS);
     rope_inv_freq(c, (float *)(pinned + inv_freq), &g->source.rope_scale);
@@ -196,9 +198,9 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
             rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.attention_work, g->buffers.attention_work_bytes,
                                err);
     }
-    if (!rc && g->plan.head == PLAN_HOME_GPU)
+    if (!rc && g->plan.head == PLAN_GPU0)
         rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.argmax_work, g->buffers.argmax_work_bytes, err);
-    if (!rc && g->plan.head == PLAN_HOME_GPU)
+    if (!rc && g->plan.head == PLAN_GPU0)
         rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.few_work, g->buffers.few_work_bytes, err);
     return rc;
 }
@@ -310,7 +312,7 @@ static int prepare_programs(struct gpu_engine *g, bool graphs, struct helm_err *
     before = warm;
     for (int t = 0; t < GPU_TIER_CHUNK && graphs && !rc; t++)
         if (g->program[0][t].count) rc = capture(g, &g->program[0][t], err);
-    if (!rc) rc = gpu_ahead_open(g, err);
+    if (!rc) rc = gpu_follow_open(g, err);
     uint64_t after = d->ops->memory_overhead(d), seen = d->used[DEVICE_GRAPHS];
     if (!rc && after > before && after - before > seen)
         rc = device_charge(d, DEVICE_GRAPHS, after - before - seen, err);
@@ -326,7 +328,7 @@ static void report_decode(struct gpu_engine *g, const char *device)
     const char *why =
         g->device->no_chains ? g->device->no_chains : "no two neighbours of them can be chained";
     uint32_t packed = 0;
-    for (uint32_t i = 0; i < p->count; i++) packed += p->entry[i].packed;
+    for (uint32_t i = 0; i < p->count; i++) packed += gpu_entry_decodes(&p->entry[i]);
     if (p->chains)
         snprintf(report->kernels, sizeof report->kernels,
                  "%.40s, decode: chains (%u operations in %u, %u alone)", device, p->chained, p->chains,
@@ -355,7 +357,7 @@ static void gpu_engine_free(struct worker_engine *base)
 {
     struct gpu_engine *g = (struct gpu_engine *)base;
     struct device *d = g->device;
-    if (d && !g->failed && gpu_ahead_settle(g, NULL)) g->failed = true;
+    if (d && !g->failed && gpu_follow_settle(g, NULL)) g->failed = true;
     if (d && g->failed)
         gpu_step_abandon(g);
     else if (d)
@@ -363,7 +365,7 @@ static void gpu_engine_free(struct worker_engine *base)
     pool_destroy(g->samplers);
     for (uint32_t i = 0; i < GPU_SAMPLERS_MAX; i++) free(g->scratch[i]);
     if (d) {
-        gpu_ahead_close(g);
+        gpu_follow_close(g);
         for (uint32_t i = 0; i < PLAN_PHASES_MAX * GPU_TIER_COUNT; i++)
             gpu_program_free(&g->program[i / GPU_TIER_COUNT][i % GPU_TIER_COUNT], d);
         for (uint32_t i = 0; g->event && i < g->events.count; i++)
@@ -416,7 +418,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     if (!rc) rc = allocate(g, err);
     if (!rc) rc = gpu_weights_load(&g->weights, g->device, readers, &base->bytes_done, &base->cancel, err);
     if (!rc) rc = take_batch_memory(g, err);
-    if (!rc && g->plan.head == PLAN_HOME_GPU) rc = start_samplers(g, err);
+    if (!rc && g->plan.head == PLAN_GPU0) rc = start_samplers(g, err);
     if (!rc) rc = register_host_memory(g, err);
     if (!rc) rc = schedule_copies(g, err);
     if (!rc) rc = prepare_programs(g, !o->no_graphs, err);

@@ -6,16 +6,13 @@
 #ifndef HELM_WORKER_GPU_ENGINE_H
 #define HELM_WORKER_GPU_ENGINE_H
 
-#include "worker-cpu/pool.h"
-#include "worker-gpu/ahead.h"
+#include "common/cpu/pool.h"
 #include "worker-gpu/draw.h"
-#include "worker-gpu/expand.h"
-#include "worker-gpu/program.h"
+#include "worker-gpu/follow.h"
+#include "worker-gpu/program/expand.h"
+#include "worker-gpu/program/program.h"
 #include "common/worker/batch.h"
 #include "common/worker/engine.h"
-
-/* Host threads that draw tokens when the device's argmax is not enough. */
-#define GPU_SAMPLERS_MAX 4
 
 /* Parts of the arena that the device and its copies use: lanes and what is before them; the host's KV pool
  * where layers of it are borrowed; the streamed part of the weights. */
@@ -43,7 +40,7 @@ struct gpu_engine {
     struct batch batch;
     struct step_result own_result; /* where the rows are checked when the result is the other worker's */
     struct gpu_draw draw;
-    struct gpu_ahead ahead;
+    struct gpu_follow follow;
     struct pool *samplers;
     void *scratch[GPU_SAMPLERS_MAX];
     uint32_t sampler_count;

@@ -6,10 +6,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "common/host_weights.h"
+#include "common/plan/host_weights.h"
 #include "common/worker/engine.h"
-#include "worker-gpu/expand.h"
-#include "worker-gpu/program.h"
+#include "worker-gpu/program/expand.h"
+#include "worker-gpu/program/program.h"
 
 #define PRINT_STEP_TOKENS 512
 #define PRINT_CONTEXT     4096
@@ -44,8 +44,8 @@ static int pretend_arena(struct pretence *p, struct helm_err *err)
                                     .step_tokens = plan->step_tokens ? plan->step_tokens : PRINT_STEP_TOKENS,
                                     .hidden = c->hidden,
                                     .vocab = c->vocab,
-                                    .lanes = LANE_COUNT,
-                                    .kv = {.layers = plan_layers_of(plan, PLAN_HOME_CPU),
+                                    .lanes = PLAN_LINKS,
+                                    .kv = {.layers = plan_layers_of(plan, PLAN_CPU0),
                                            .kv_heads = c->kv_heads,
                                            .head_dim = c->head_dim,
                                            .page_tokens =
@@ -65,11 +65,8 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     if (rc) return rc;
     const struct model_config *c = &p->model.config;
     struct plan_stage stage = {.last = c->layers - 1, .home = PLAN_HOME_GPU};
-    const struct plan all = {.layers = c->layers,
-                             .stages = &stage,
-                             .stage_count = 1,
-                             .embed = PLAN_HOME_GPU,
-                             .head = PLAN_HOME_GPU};
+    const struct plan all = {
+        .layers = c->layers, .stages = &stage, .stage_count = 1, .embed = PLAN_GPU0, .head = PLAN_GPU0};
     rc = plan_copy(plan ? plan : &all, &p->plan, err);
     if (!rc) rc = engine_check_plan(&p->plan, c, err);
     if (!rc) rc = gpu_program_check_phases(&p->plan, err);
@@ -108,7 +105,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                                   .events = gpu_events_place(&p->plan, p->ring),
                                   .ring_memory = p->space + p->weights.bytes + p->buffers.bytes,
                                   .expanded = p->expand.memory};
-    source->kv.layers = plan_layers_of(&p->plan, PLAN_HOME_GPU);
+    source->kv.layers = plan_layers_of(&p->plan, PLAN_GPU0);
     return 0;
 }
 

@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "common/err.h"
-#include "common/plan.h"
+#include "common/base/err.h"
+#include "common/plan/plan.h"
 
 /* Lowers the model with everything on the GPU, on the emulated device, without loading weights, and prints
  * every program; threads and kernels are the CPU worker's and ignored. */

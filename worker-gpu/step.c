@@ -1,21 +1,22 @@
 /* Running one step. See step.h.
  *
  * The host's part: check the rows, write the step block into pinned memory, launch one graph (or issue a
- * chunk), put behind it what draws need (draw.c) and the step that most likely follows (ahead.h), wait for
- * the end word, and draw. */
+ * chunk), put behind it what draws need (draw.c) and the next step if that follows (follow.h), wait for the
+ * end word, and draw. */
 #include "worker-gpu/step.h"
 
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
 
-#include "common/spin.h"
-#include "common/units.h"
+#include "common/base/spin.h"
+#include "common/base/units.h"
 #include "worker-gpu/watch.h"
 
-#define WARM_TOKENS  17 /* of a chunk, where one size is as good as another */
-#define NAP_SLACK_NS 1000ul
-#define END_CHECK_MS 50 /* how often a waiting host thread asks whether the device still works */
+#define WARM_TOKENS   17 /* of a chunk, where one size is as good as another */
+#define NAP_SLACK_NS  1000ul
+#define TOKEN_SPIN_US 200 /* looking for another worker's tokens takes a CPU that it may need for them */
+#define END_CHECK_MS  50  /* how often a waiting host thread asks whether the device still works */
 
 static uint32_t *array_of(const struct gpu_engine *g, uint32_t offset)
 {
@@ -91,27 +92,36 @@ static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
 
 /* ---- waiting for the end ---- */
 
+static _Atomic uint32_t *lane_word(const struct arena *arena, enum plan_processor from,
+                                   enum plan_processor to)
+{
+    return &arena_lane_of(arena, plan_link_of(from, to))->bell.value;
+}
+
 static void begin_watch(struct watch *w, struct gpu_engine *g, struct gpu_program *p)
 {
     const struct arena *arena = g->base.arena;
-    bool two = arena_header_of(arena)->lanes == LANE_COUNT;
-    watch_begin(w, p, g->batch.token_count, two ? &arena_lane_of(arena, LANE_TO_GPU)->bell.value : NULL,
-                two ? &arena_lane_of(arena, LANE_TO_CPU)->bell.value : NULL, g->source.sent, units_now_ns());
+    const bool two = arena_header_of(arena)->lanes != 0;
+    watch_begin(w, p, g->batch.token_count, two ? lane_word(arena, PLAN_CPU0, PLAN_GPU0) : NULL,
+                two ? lane_word(arena, PLAN_GPU0, PLAN_CPU0) : NULL, g->source.sent, units_now_ns());
 }
 
-/* Waits for the end word, looking at whose turn it is and after failures meanwhile. */
-static int wait_for_end(struct gpu_engine *g, const _Atomic uint32_t *end, struct watch *w,
-                        struct helm_err *err)
+/* Waits for the end word. Meanwhile launches the next step when it is rung and follows, and looks at whose
+ * turn it is and after failures. */
+static int wait_for_end(struct gpu_engine *g, const struct step *step, const _Atomic uint32_t *end,
+                        struct watch *w, struct helm_err *err)
 {
     const uint64_t start_ns = units_now_ns();
     uint64_t yield_ns = 0;
-    bool patient = false;
+    bool patient = false, looked = false;
     for (uint64_t checked_ns = start_ns;;) {
+        int rc = looked ? 0 : gpu_follow_launch(g, step, &looked, err);
+        if (rc) return rc;
         if (atomic_load_explicit(end, memory_order_acquire) == 1) return 0;
         uint64_t now_ns = units_now_ns();
         watch_look(w, now_ns);
         if (now_ns - checked_ns > END_CHECK_MS * UINT64_C(1000000)) {
-            int rc = g->device->ops->check(g->device, err);
+            rc = g->device->ops->check(g->device, err);
             if (rc) return rc;
             checked_ns = now_ns;
         }
@@ -146,41 +156,39 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
                                     .samples = batch->sample_count,
                                     .batch = batch};
     fill_block(g, p);
-    g->ahead.at = 0;
-    g->ahead.pages = p->tier == GPU_TIER_1 ? pages_of(g, &batch->row[0]) : 0;
+    g->follow.at = 0;
+    for (uint32_t r = 0; r < batch->row_count; r++) g->follow.pages[r] = pages_of(g, &batch->row[r]);
     atomic_store_explicit(g->source.sent, 0, memory_order_relaxed);
-    atomic_store_explicit(gpu_ahead_end(g, 0), 0, memory_order_release);
+    atomic_store_explicit(g->source.end, 0, memory_order_release);
     int rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
     if (!rc && p->graph) return g->device->ops->graph_launch_beside(g->device, p->graph, err);
     return rc ? rc : gpu_program_issue(&g->source, p, &issue, err);
 }
 
-/* Computes the batch, or what is left of it where it was launched ahead. */
-static int compute(struct gpu_engine *g, struct gpu_program *p, bool head, uint64_t start_ns,
+/* Computes the batch, or what is left of it where it was launched behind the step before. */
+static int compute(struct gpu_engine *g, const struct step *step, struct gpu_program *p, uint64_t start_ns,
                    struct step_result *result, struct helm_err *err)
 {
-    struct engine_times *times = &g->base.times;
+    const bool head = g->plan.head == PLAN_GPU0, taken = gpu_follow_take(g);
+    struct arena_times *times = &g->base.times;
     struct watch watch;
-    bool taken = gpu_ahead_take(g);
-    int rc = taken ? 0 : gpu_ahead_settle(g, err);
     begin_watch(&watch, g, p);
-    if (!rc && !taken) rc = launch(g, p, err);
-    const uint32_t at = g->ahead.at;
-    const uint64_t before_ns = g->ahead.before_ns;
-    const bool over = taken && atomic_load_explicit(gpu_ahead_end(g, at), memory_order_acquire) == 1;
+    int rc = taken ? 0 : launch(g, p, err);
+    const uint32_t at = g->follow.at;
+    const uint64_t before_ns = g->follow.before_ns;
+    const bool over = taken && atomic_load_explicit(gpu_follow_end(g, at), memory_order_acquire) == 1;
     if (!rc && head) rc = gpu_draw_queue(g, err);
     if (!rc && !taken) rc = gpu_program_issue_tail(&g->source, p, goes_on(p, &g->batch), &g->prefix, err);
-    if (!rc) rc = gpu_ahead_launch(g, err);
-    if (!rc) rc = wait_for_end(g, gpu_ahead_end(g, at), &watch, err);
+    if (!rc) rc = wait_for_end(g, step, gpu_follow_end(g, at), &watch, err);
     const uint64_t end_ns = units_now_ns();
-    g->ahead.before_ns = end_ns;
-    if (!rc && head) rc = gpu_draw_finish(g, gpu_ahead_tokens(g, at), result, err);
+    g->follow.before_ns = end_ns;
+    if (!rc && head) rc = gpu_draw_finish(g, gpu_follow_tokens(g, at), result, err);
     if (rc) return rc;
-    /* One that ran ahead began when the step in front of it ended. When it ended nobody saw, if that was
-     * before it was asked for: then it took as long as the last one that was seen. */
+    /* One that was launched behind another began when that one ended. When it ended was not seen, if that was
+     * before its turn came: then it took as long as the last one that was seen. */
     uint64_t linear_ns = end_ns - start_ns;
-    if (taken) linear_ns = over && g->ahead.usual_ns ? g->ahead.usual_ns : end_ns - before_ns;
-    if (!over) g->ahead.usual_ns = linear_ns;
+    if (taken) linear_ns = over && g->follow.usual_ns ? g->follow.usual_ns : end_ns - before_ns;
+    if (!over) g->follow.usual_ns = linear_ns;
     result->linear_ns = linear_ns; /* the device does not tell its kernels apart */
     result->sample_ns = units_now_ns() - end_ns;
     times->wait_ns = watch_end(&watch);
@@ -192,24 +200,33 @@ static int compute(struct gpu_engine *g, struct gpu_program *p, bool head, uint6
 
 int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err *err)
 {
-    uint64_t start_ns = units_now_ns();
-    bool head = g->plan.head == PLAN_HOME_GPU;
+    const bool head = g->plan.head == PLAN_GPU0, looks_up = g->plan.embed == PLAN_GPU0;
+    const struct engine_patience patience = {.spin_us = TOKEN_SPIN_US, .wait_ms = g->wait_ms};
     struct arena_control *control = arena_control_of(g->base.arena);
     struct step_result *result = head ? &control->result[step->serial % ARENA_STEP_RING] : &g->own_result;
-    struct engine_times *times = &g->base.times;
+    struct arena_times *times = &g->base.times;
+    uint64_t waited_ns = 0;
     memset(times, 0, sizeof *times);
-    int rc = batch_take(g->base.arena, g->model.config.vocab, step, &g->batch, result, err);
+    int rc = looks_up && !head ? engine_wait_drawn(&g->base, step, &patience, &waited_ns, err) : 0;
+    const uint64_t start_ns = units_now_ns();
+    if (!rc) rc = batch_take(g->base.arena, g->model.config.vocab, step, &g->batch, result, err);
+    if (!rc && (looks_up || head))
+        rc = batch_follow(g->base.arena, g->model.config.vocab, step, head, &g->batch, err);
     if (rc) return rc;
+    if (g->follow.running && g->batch.row_count != step->row_count)
+        return helm_fail(err, HELM_E_PEER, "step %u changed after it was rung", step->serial);
     result->linear_ns = result->sample_ns = result->attention_ns = 0;
     g->prefix.copied_bytes = 0;
     if (g->batch.row_count) {
         uint32_t phase = plan_phase_for(&g->plan, g->batch.token_count);
-        rc = compute(g, &g->program[phase][gpu_tier_of(g->batch.token_count)], head, start_ns, result, err);
+        rc = compute(g, step, &g->program[phase][gpu_tier_of(g->batch.token_count)], start_ns, result, err);
         if (rc) return rc;
     }
+    if (head) doorbell_ring(&control->drawn_bell, step->serial);
     result->compute_ns = result->linear_ns + result->sample_ns;
     result->weight_bytes = times->weight_bytes;
     times->busy_ns = result->compute_ns > times->wait_ns ? result->compute_ns - times->wait_ns : 0;
+    times->wait_ns += waited_ns;
     return 0;
 }
 
@@ -256,9 +273,9 @@ int gpu_step_warm(struct gpu_engine *g, const struct gpu_program *p, struct helm
 
 void gpu_step_abandon(struct gpu_engine *g)
 {
-    if (arena_header_of(g->base.arena)->lanes == LANE_COUNT) {
-        atomic_store(&arena_lane_of(g->base.arena, LANE_TO_CPU)->bell.value, 0);
-        atomic_store(&arena_lane_of(g->base.arena, LANE_TO_GPU)->bell.value, INT32_MAX);
+    if (arena_header_of(g->base.arena)->lanes) {
+        atomic_store(lane_word(g->base.arena, PLAN_GPU0, PLAN_CPU0), 0);
+        atomic_store(lane_word(g->base.arena, PLAN_CPU0, PLAN_GPU0), INT32_MAX);
     }
     g->device->ops->abandon(g->device);
 }

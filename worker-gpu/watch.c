@@ -13,6 +13,7 @@ void watch_begin(struct watch *w, struct gpu_program *program, uint32_t tokens, 
                         .in = in,
                         .out = out,
                         .sent = sent,
+                        .left = in ? atomic_load_explicit(out, memory_order_relaxed) : 0,
                         .waiting = in && program->turns && program->turn[0].in,
                         .since_ns = now_ns,
                         .seen_ns = now_ns};
@@ -37,6 +38,8 @@ void watch_look(struct watch *w, uint64_t now_ns)
     if (!w->in) return;
     uint32_t in = atomic_load_explicit(w->in, memory_order_relaxed);
     uint32_t out = atomic_load_explicit(w->out, memory_order_relaxed);
+    if (out != w->left) w->left = 0;
+    if (w->left) out = 0;
     bool sent = atomic_load_explicit(w->sent, memory_order_relaxed) == 1;
     while (w->turn < p->turns) {
         struct gpu_turn *turn = &p->turn[w->turn], *next = w->turn + 1 < p->turns ? turn + 1 : NULL;

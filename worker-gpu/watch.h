@@ -13,7 +13,7 @@
 #ifndef HELM_WORKER_GPU_WATCH_H
 #define HELM_WORKER_GPU_WATCH_H
 
-#include "worker-gpu/program.h"
+#include "worker-gpu/program/program.h"
 
 /* Longest and shortest sleep of the host, in ns. */
 #define WATCH_NAP_MAX_NS UINT64_C(10000000)
@@ -23,7 +23,8 @@ struct watch {
     struct gpu_program *program;
     const _Atomic uint32_t *in, *out, *sent; /* NULL: one worker computes everything */
     uint32_t turn;
-    bool waiting;                          /* for the CPU worker */
+    uint32_t left; /* of the step before, what `out` still says: the CPU has not taken it; 0: nothing */
+    bool waiting;  /* for the CPU worker */
     uint64_t since_ns, seen_ns, waited_ns; /* `since` of this turn or of the wait for it */
 };
 

@@ -11,11 +11,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "client/chat.h"
+#include "client/text/chat.h"
 #include "client/helm.h"
-#include "client/tokenizer.h"
-#include "common/args.h"
-#include "common/err.h"
+#include "client/text/tokenizer/tokenizer.h"
+#include "common/base/args.h"
+#include "common/base/err.h"
 
 enum cli_exit {
     CLI_EXIT_DONE = 0,

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "client/cli/stream.h"
-#include "common/file.h"
+#include "common/base/file.h"
 
 struct generate_options {
     const char *prompt, *tokens, *tokens_file;

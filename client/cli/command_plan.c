@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "client/cli/query.h"
-#include "common/json.h"
-#include "common/plan.h"
-#include "common/units.h"
+#include "common/base/json.h"
+#include "common/plan/plan.h"
+#include "common/base/units.h"
 
 #define STEPS_SHOWN 6 /* kinds of steps, the most frequent ones */
 
@@ -60,14 +60,16 @@ static int stages_table(const struct plan *plan, struct cli_text *out, struct he
                              "%u layers, context %u tokens, up to %u sequences, steps of up to %u tokens\n"
                              "KV cache %s, %u pages of %u tokens\nembedding on %s, head on %s",
                              plan->layers, plan->context_tokens, plan->slots, plan->step_tokens,
-                             plan->kv_dtype, plan->page_count, plan->page_tokens, plan_home_name(plan->embed),
-                             plan_home_name(plan->head));
+                             plan->kv_dtype, plan->page_count, plan->page_tokens,
+                             plan_processor_name(plan->embed), plan_processor_name(plan->head));
     if (rc == 0 && plan->ring_bytes)
         rc = cli_text_printf(out, err, "; streamed weights pass a ring of %s",
                              units_format_size(plan->ring_bytes, text));
-    if (rc == 0 && (plan->pack_gpu || plan->pack_head))
+    const uint32_t packed = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
+    const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
+    if (rc == 0 && (packed || head))
         rc = cli_text_printf(out, err, "\npacked in VRAM: %u of its half layers, in order%s, in %s at most",
-                             plan->pack_gpu, plan->pack_head ? ", and the head" : "",
+                             packed, head ? ", and the head" : "",
                              units_format_size(plan->pack_gpu_bytes, text));
     if (rc == 0) rc = cli_text_add(out, "\n", 1, err);
     for (uint32_t phase = 0; rc == 0 && phase < plan_phase_count(plan); phase++)
@@ -210,8 +212,9 @@ static int plan_table(const struct helm_plan_info *info, const struct plan *plan
 {
     int rc = stages_table(plan, out, err);
     if (rc == 0) rc = speed_table(info, out, err);
-    if (rc == 0) rc = ledger_table("HOST MEMORY", &plan->host, out, err);
-    if (rc == 0 && plan->vram.line_count) rc = ledger_table("VRAM", &plan->vram, out, err);
+    if (rc == 0) rc = ledger_table("HOST MEMORY", &plan->memory[PLAN_HOST], out, err);
+    if (rc == 0 && plan->memory[PLAN_VRAM0].line_count)
+        rc = ledger_table("VRAM", &plan->memory[PLAN_VRAM0], out, err);
     return rc;
 }
 

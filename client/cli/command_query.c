@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "client/cli/query.h"
-#include "common/units.h"
+#include "common/base/units.h"
 
 /* Parses the line of a command whose one option is --json. */
 static void parse(struct cli *cli, const struct args_spec *about, int argc, char *const argv[], bool *json,

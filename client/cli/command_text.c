@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "client/cli/cli.h"
-#include "common/json.h"
+#include "common/base/json.h"
 
 /* One line of --jsonl input turned into one line of output. */
 typedef int line_function(const struct cli *cli, const json_t *value, unsigned flags, struct cli_text *out,

@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "common/units.h"
+#include "common/base/units.h"
 
 extern char **environ;
 

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/file.h"
-#include "common/json.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
 
 #define GENERATION_CONFIG_MAX ((size_t)1 << 20)
 

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "client/cli/private_daemon.h"
-#include "common/file.h"
+#include "common/base/file.h"
 
 static bool has_daemon_option(const struct cli *cli)
 {

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/units.h"
+#include "common/base/units.h"
 
 /* For the last word after a cancel. That takes effect when the step under way ends, and a step of a long
  * prompt may take longer than anybody wants to wait. */

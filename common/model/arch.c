@@ -82,38 +82,83 @@ static const struct tensor_rule tensor_rules[TENSOR_ROLE_COUNT] = {
 };
 #define LAYER_PREFIX "model.layers."
 
-/* The operations of a pre-norm decoder with gated MLP. A bias role that the configuration lacks becomes
+/* The operations of a pre-norm decoder with gated MLP. Norms and biases that the configuration lacks become
  * TENSOR_NONE when the list is built. */
-struct op_rule {
-    struct model_op op;
-    enum when when;
+static const struct model_math decoder_math = {
+    .embed = {.kind = MATH_EMBED,
+              .name = "embedding",
+              .norm = TENSOR_NONE,
+              .q_norm = TENSOR_NONE,
+              .k_norm = TENSOR_NONE,
+              .weights = 1,
+              .weight = {TENSOR_EMBED},
+              .bias = {TENSOR_NONE},
+              .out = {BUFFER_X}},
+    .part[UNIT_ATTENTION] = {.ops = 3,
+                             .read_part = 1,
+                             .op = {{.kind = MATH_LINEAR,
+                                     .name = "q k v",
+                                     .in = BUFFER_X,
+                                     .norm = TENSOR_ATTN_NORM,
+                                     .q_norm = TENSOR_NONE,
+                                     .k_norm = TENSOR_NONE,
+                                     .weights = 3,
+                                     .weight = {TENSOR_Q, TENSOR_K, TENSOR_V},
+                                     .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS},
+                                     .out = {BUFFER_Q, BUFFER_K, BUFFER_V}},
+                                    {.kind = MATH_ATTENTION,
+                                     .name = "attention",
+                                     .in = BUFFER_Q,
+                                     .norm = TENSOR_NONE,
+                                     .q_norm = TENSOR_Q_NORM,
+                                     .k_norm = TENSOR_K_NORM,
+                                     .out = {BUFFER_A}},
+                                    {.kind = MATH_LINEAR,
+                                     .name = "o",
+                                     .in = BUFFER_A,
+                                     .norm = TENSOR_NONE,
+                                     .q_norm = TENSOR_NONE,
+                                     .k_norm = TENSOR_NONE,
+                                     .weights = 1,
+                                     .weight = {TENSOR_O},
+                                     .bias = {TENSOR_O_BIAS},
+                                     .out = {BUFFER_X},
+                                     .accumulate = true}}},
+    .part[UNIT_MLP] = {.ops = 2,
+                       .read_part = 1,
+                       .op = {{.kind = MATH_LINEAR,
+                               .name = "gate up",
+                               .in = BUFFER_X,
+                               .norm = TENSOR_MLP_NORM,
+                               .q_norm = TENSOR_NONE,
+                               .k_norm = TENSOR_NONE,
+                               .weights = 2,
+                               .weight = {TENSOR_GATE, TENSOR_UP},
+                               .bias = {TENSOR_GATE_BIAS, TENSOR_UP_BIAS},
+                               .out = {BUFFER_GATE, BUFFER_UP},
+                               .swiglu = true},
+                              {.kind = MATH_LINEAR,
+                               .name = "down",
+                               .in = BUFFER_GATE,
+                               .norm = TENSOR_NONE,
+                               .q_norm = TENSOR_NONE,
+                               .k_norm = TENSOR_NONE,
+                               .weights = 1,
+                               .weight = {TENSOR_DOWN},
+                               .bias = {TENSOR_DOWN_BIAS},
+                               .out = {BUFFER_X},
+                               .accumulate = true}}},
+    .head = {.kind = MATH_LINEAR,
+             .name = "head",
+             .in = BUFFER_X,
+             .norm = TENSOR_FINAL_NORM,
+             .q_norm = TENSOR_NONE,
+             .k_norm = TENSOR_NONE,
+             .weights = 1,
+             .weight = {TENSOR_HEAD},
+             .bias = {TENSOR_NONE},
+             .out = {BUFFER_LOGITS}},
 };
-static const struct op_rule prologue_rules[] = {
-    {{OP_EMBED, BUFFER_NONE, BUFFER_NONE, BUFFER_X, TENSOR_EMBED, TENSOR_NONE, false}, WHEN_ALWAYS},
-};
-static const struct op_rule layer_rules[] = {
-    {{OP_RMSNORM, BUFFER_X, BUFFER_NONE, BUFFER_H, TENSOR_ATTN_NORM, TENSOR_NONE, false}, WHEN_ALWAYS},
-    {{OP_LINEAR, BUFFER_H, BUFFER_NONE, BUFFER_Q, TENSOR_Q, TENSOR_Q_BIAS, false}, WHEN_ALWAYS},
-    {{OP_LINEAR, BUFFER_H, BUFFER_NONE, BUFFER_K, TENSOR_K, TENSOR_K_BIAS, false}, WHEN_ALWAYS},
-    {{OP_LINEAR, BUFFER_H, BUFFER_NONE, BUFFER_V, TENSOR_V, TENSOR_V_BIAS, false}, WHEN_ALWAYS},
-    {{OP_HEAD_NORM, BUFFER_Q, BUFFER_NONE, BUFFER_Q, TENSOR_Q_NORM, TENSOR_NONE, false}, WHEN_QK_NORM},
-    {{OP_HEAD_NORM, BUFFER_K, BUFFER_NONE, BUFFER_K, TENSOR_K_NORM, TENSOR_NONE, false}, WHEN_QK_NORM},
-    {{OP_ROPE, BUFFER_Q, BUFFER_NONE, BUFFER_Q, TENSOR_NONE, TENSOR_NONE, false}, WHEN_ALWAYS},
-    {{OP_ROPE, BUFFER_K, BUFFER_NONE, BUFFER_K, TENSOR_NONE, TENSOR_NONE, false}, WHEN_ALWAYS},
-    {{OP_ATTENTION, BUFFER_Q, BUFFER_NONE, BUFFER_A, TENSOR_NONE, TENSOR_NONE, false}, WHEN_ALWAYS},
-    {{OP_LINEAR, BUFFER_A, BUFFER_NONE, BUFFER_X, TENSOR_O, TENSOR_O_BIAS, true}, WHEN_ALWAYS},
-    {{OP_RMSNORM, BUFFER_X, BUFFER_NONE, BUFFER_H, TENSOR_MLP_NORM, TENSOR_NONE, false}, WHEN_ALWAYS},
-    {{OP_LINEAR, BUFFER_H, BUFFER_NONE, BUFFER_GATE, TENSOR_GATE, TENSOR_GATE_BIAS, false}, WHEN_ALWAYS},
-    {{OP_LINEAR, BUFFER_H, BUFFER_NONE, BUFFER_UP, TENSOR_UP, TENSOR_UP_BIAS, false}, WHEN_ALWAYS},
-    {{OP_SWIGLU, BUFFER_GATE, BUFFER_UP, BUFFER_GATE, TENSOR_NONE, TENSOR_NONE, false}, WHEN_ALWAYS},
-    {{OP_LINEAR, BUFFER_GATE, BUFFER_NONE, BUFFER_X, TENSOR_DOWN, TENSOR_DOWN_BIAS, true}, WHEN_ALWAYS},
-};
-static const struct op_rule epilogue_rules[] = {
-    {{OP_RMSNORM, BUFFER_X, BUFFER_NONE, BUFFER_H, TENSOR_FINAL_NORM, TENSOR_NONE, false}, WHEN_ALWAYS},
-    {{OP_LINEAR, BUFFER_H, BUFFER_NONE, BUFFER_LOGITS, TENSOR_HEAD, TENSOR_NONE, false}, WHEN_ALWAYS},
-};
-#define COUNT(a) ((uint32_t)(sizeof(a) / sizeof *(a)))
-_Static_assert(COUNT(layer_rules) <= MODEL_OPS_MAX, "one layer's operations fit the graph");
 
 const struct arch *arch_find(const char *architecture)
 {
@@ -253,36 +298,33 @@ void model_tensor_name(const struct model_config *config, enum tensor_role role,
         snprintf(name, MODEL_NAME_MAX, "%s", tensor_rules[role].name);
 }
 
-static uint32_t build(const struct model_config *config, const struct op_rule *rules, uint32_t count,
-                      struct model_op *ops)
+/* Sets what the configuration has not to TENSOR_NONE. */
+static void keep_existing(const struct model_config *config, struct math_op *op)
 {
-    uint32_t used = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        if (!holds(config, rules[i].when)) continue;
-        struct model_op op = rules[i].op;
-        if (op.bias != TENSOR_NONE && !holds(config, tensor_rules[op.bias].when)) op.bias = TENSOR_NONE;
-        ops[used++] = op;
-    }
-    return used;
+    enum tensor_role *optional[] = {&op->q_norm, &op->k_norm, &op->bias[0], &op->bias[1], &op->bias[2]};
+    for (uint32_t i = 0; i < 2 + op->weights; i++)
+        if (*optional[i] != TENSOR_NONE && !holds(config, tensor_rules[*optional[i]].when))
+            *optional[i] = TENSOR_NONE;
 }
 
-void model_graph_build(const struct model_config *config, struct model_graph *graph)
+void model_math_build(const struct model_config *config, struct model_math *math)
 {
-    memset(graph, 0, sizeof *graph);
-    graph->prologue_count = build(config, prologue_rules, COUNT(prologue_rules), graph->prologue);
-    graph->layer_count = build(config, layer_rules, COUNT(layer_rules), graph->layer);
-    graph->epilogue_count = build(config, epilogue_rules, COUNT(epilogue_rules), graph->epilogue);
+    *math = decoder_math;
+    for (int p = 0; p < UNIT_PARTS; p++)
+        for (uint32_t i = 0; i < math->part[p].ops; i++) keep_existing(config, &math->part[p].op[i]);
 }
 
-size_t dtype_bytes(enum dtype dtype)
+/* By whose operations it is used. */
+enum unit_part unit_part_of_role(enum tensor_role role)
 {
-    return dtype == DTYPE_F32 ? 4 : 2;
-}
-
-const char *dtype_name(enum dtype dtype)
-{
-    static const char *const names[DTYPE_COUNT] = {"bf16", "f16", "f32"};
-    return (unsigned)dtype < DTYPE_COUNT ? names[dtype] : "unknown";
+    for (int p = 0; p < UNIT_PARTS; p++)
+        for (uint32_t i = 0; i < decoder_math.part[p].ops; i++) {
+            const struct math_op *op = &decoder_math.part[p].op[i];
+            if (op->norm == role || op->q_norm == role || op->k_norm == role) return (enum unit_part)p;
+            for (uint32_t w = 0; w < op->weights; w++)
+                if (op->weight[w] == role || op->bias[w] == role) return (enum unit_part)p;
+        }
+    return UNIT_PARTS;
 }
 
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum dtype kv_dtype)

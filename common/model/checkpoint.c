@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/file.h"
+#include "common/base/file.h"
 #include "common/model/arch.h"
 #include "common/model/safetensors.h"
 
@@ -86,12 +86,12 @@ static int take_entry(struct model *model, uint32_t capacity, uint32_t shard,
                          entry->name, config->architecture);
     int rc = check_shape(entry, tensor.rows, tensor.cols, arch_role_is_vector(tensor.role), err);
     if (rc) return rc;
-    if (entry->dtype == DTYPE_COUNT)
-        return helm_fail(err, HELM_E_UNSUPPORTED,
-                         "tensor '%s' has dtype %s; weights must be BF16, F16 or F32", entry->name,
-                         entry->dtype_text);
+    const bool vector = arch_role_is_vector(tensor.role);
+    if (entry->format == FORMAT_COUNT || (vector && !tensor_format_is_plain(entry->format)))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' has dtype %s, which no %s here can have",
+                         entry->name, entry->dtype_text, vector ? "vector" : "matrix");
     strcpy(tensor.name, entry->name);
-    tensor.dtype = entry->dtype;
+    tensor.format = entry->format;
     tensor.bytes = entry->bytes;
     tensor.offset = header->data_offset + entry->begin;
     return add_tensor(model, capacity, &tensor, err);
@@ -308,7 +308,8 @@ static int read_folder(const char *folder, bool headers, struct model *model, st
         helm_err_prefix(err, "%s", folder);
         goto out;
     }
-    model_graph_build(&model->config, &model->graph);
+    model_math_build(&model->config, &model->math);
+    rc = model_units_build(model, err);
 out:
     if (rc) model_free(model);
     return rc;
@@ -325,10 +326,10 @@ static int add_implied(struct model *model, uint32_t capacity, enum tensor_role 
 {
     struct model_tensor tensor = {.role = role,
                                   .layer = layer,
-                                  .dtype = model->config.dtype,
+                                  .format = tensor_format_plain(model->config.dtype),
                                   .offset = model->shards[0].bytes};
     if (!model_expected_shape(&model->config, role, &tensor.rows, &tensor.cols)) return 0;
-    tensor.bytes = tensor.rows * tensor.cols * dtype_bytes(tensor.dtype);
+    tensor.bytes = tensor_format_bytes(tensor.format, tensor.rows, tensor.cols);
     model_tensor_name(&model->config, role, layer, tensor.name);
     model->shards[0].bytes += tensor.bytes;
     return add_tensor(model, capacity, &tensor, err);
@@ -358,8 +359,10 @@ int model_from_config(struct model_config *config, struct model *model, struct h
         return rc;
     }
     sort_and_sum(model);
-    model_graph_build(&model->config, &model->graph);
-    return 0;
+    model_math_build(&model->config, &model->math);
+    rc = model_units_build(model, err);
+    if (rc) model_free(model);
+    return rc;
 }
 
 /* Whether the folder has a safetensors file of any name, or an index of such. */
@@ -406,6 +409,8 @@ void model_free(struct model *model)
     free(model->tensors);
     free(model->shards);
     free(model->by_role);
+    free(model->unit);
+    free(model->unit_tensor);
     memset(model, 0, sizeof *model);
 }
 

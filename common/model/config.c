@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/file.h"
-#include "common/json.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
 #include "common/model/arch.h"
 
 static int read_architecture(const json_t *root, const struct arch **arch, struct model_config *config,

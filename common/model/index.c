@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/json.h"
+#include "common/base/json.h"
 #include "common/model/checkpoint.h"
 
 static int check_file_name(const char *tensor, const char *file, struct helm_err *err)

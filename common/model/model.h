@@ -1,4 +1,4 @@
-/* A checkpoint as data: its configuration, its table of tensors and its table of operations.
+/* A checkpoint as data: its configuration, its tables of tensors, operations and units.
  *
  * Read by helmd (ledger, plan), by the workers (loading, lowering to programs) and by tools. Everything here
  * was checked when it was read: every size product fits 64 bits, every tensor lies inside its file, every
@@ -11,7 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "common/err.h"
+#include "common/base/err.h"
+#include "common/formats/tensor_format.h"
+#include "common/model/unit.h"
 
 /* Limits on what a file may claim; each is an error that names the value and the limit. */
 #define MODEL_LAYERS_MAX       1024
@@ -25,10 +27,6 @@
 #define MODEL_SHARDS_MAX       4096
 #define MODEL_NAME_MAX         160
 #define MODEL_TENSORS_MAX      (1u << 16)
-
-enum dtype { DTYPE_BF16, DTYPE_F16, DTYPE_F32, DTYPE_COUNT };
-size_t dtype_bytes(enum dtype dtype);
-const char *dtype_name(enum dtype dtype); /* "bf16", "f16", "f32" */
 
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
 struct rope_config {
@@ -61,94 +59,16 @@ struct model_config {
     uint32_t eos_count;
 };
 
-/* What a tensor is for. The names in files are derived from these by the architecture's table (arch.c). */
-enum tensor_role {
-    TENSOR_EMBED,      /* [vocab, hidden] */
-    TENSOR_FINAL_NORM, /* [hidden] */
-    TENSOR_HEAD,       /* [vocab, hidden]; absent when tied */
-    TENSOR_ATTN_NORM,  /* [hidden]; from here on: one a layer */
-    TENSOR_Q,          /* [heads * head_dim, hidden] */
-    TENSOR_K,          /* [kv_heads * head_dim, hidden] */
-    TENSOR_V,
-    TENSOR_O, /* [hidden, heads * head_dim] */
-    TENSOR_Q_BIAS,
-    TENSOR_K_BIAS,
-    TENSOR_V_BIAS,
-    TENSOR_O_BIAS,
-    TENSOR_Q_NORM,
-    TENSOR_K_NORM,   /* [head_dim] */
-    TENSOR_MLP_NORM, /* [hidden] */
-    TENSOR_GATE,
-    TENSOR_UP,   /* [intermediate, hidden] */
-    TENSOR_DOWN, /* [hidden, intermediate] */
-    TENSOR_GATE_BIAS,
-    TENSOR_UP_BIAS,
-    TENSOR_DOWN_BIAS,
-    TENSOR_ROLE_COUNT,
-    TENSOR_NONE = TENSOR_ROLE_COUNT
-};
-
-/* Which half of its layer a tensor belongs to (common/plan.h). */
-static inline bool model_role_is_mlp(enum tensor_role role)
-{
-    return role >= TENSOR_MLP_NORM && role < TENSOR_ROLE_COUNT;
-}
-
 struct model_tensor {
     enum tensor_role role;
     int32_t layer; /* -1 for the three that belong to no layer */
     char name[MODEL_NAME_MAX];
-    enum dtype dtype;
-    uint64_t rows, cols; /* a vector is rows = 1 */
+    enum tensor_format format; /* of a vector: single numbers */
+    uint64_t rows, cols;       /* a vector is rows = 1 */
     uint64_t bytes;
     uint32_t shard;  /* index into model.shards */
     uint64_t offset; /* of the first byte, from the start of the shard file */
 };
-
-/* Operations: the model's arithmetic as a list that planners price and workers lower. One layer's list is
- * repeated `layers` times between `prologue` and `epilogue`. Buffers are logical, per token, fp32. */
-enum model_buffer {
-    BUFFER_NONE,
-    BUFFER_X, /* residual stream [hidden] */
-    BUFFER_H, /* normalised input [hidden] */
-    BUFFER_Q, /* [heads * head_dim] */
-    BUFFER_K, /* [kv_heads * head_dim] */
-    BUFFER_V,
-    BUFFER_A,    /* attention output [heads * head_dim] */
-    BUFFER_GATE, /* [intermediate] */
-    BUFFER_UP,
-    BUFFER_LOGITS, /* [vocab] */
-};
-enum model_op_kind {
-    OP_EMBED,     /* out = embedding row of the token */
-    OP_RMSNORM,   /* out = rmsnorm(in) * weight, eps */
-    OP_HEAD_NORM, /* out = rmsnorm of each head_dim slice of in, in place when out == in */
-    OP_LINEAR,    /* out (+)= weight * in + bias; `accumulate` adds to out (residual) */
-    OP_ROPE, /* rotate every head of in by the token's position, in place; halves layout (GPT-NeoX style) */
-    OP_ATTENTION, /* append K, V to the cache, then out = causal GQA attention of Q over the cache */
-    OP_SWIGLU,    /* out = silu(in) * in2 */
-};
-struct model_op {
-    enum model_op_kind kind;
-    enum model_buffer in, in2, out;
-    enum tensor_role weight, bias; /* TENSOR_NONE when there is none */
-    bool accumulate;
-};
-#define MODEL_OPS_MAX 32
-struct model_graph {
-    struct model_op prologue[4], layer[MODEL_OPS_MAX], epilogue[4];
-    uint32_t prologue_count, layer_count, epilogue_count;
-};
-
-/* Where in `layer` the MLP half begins: with its norm of the residual stream. */
-static inline uint32_t model_graph_mlp_at(const struct model_graph *graph)
-{
-    uint32_t at = 1;
-    while (at < graph->layer_count &&
-           (graph->layer[at].kind != OP_RMSNORM || graph->layer[at].in != BUFFER_X))
-        at++;
-    return at;
-}
 
 struct model_shard {
     char file[MODEL_NAME_MAX];
@@ -158,12 +78,14 @@ struct model_shard {
 struct model {
     char *folder;
     struct model_config config;
-    struct model_graph graph;
+    struct model_math math;
     struct model_tensor *tensors; /* sorted by (shard, offset) */
     uint32_t tensor_count;
     struct model_shard *shards;
     uint32_t shard_count;
-    uint64_t weight_bytes; /* sum over tensors */
+    struct model_unit *unit;                 /* [unit_count(config.layers)] */
+    const struct model_tensor **unit_tensor; /* what unit[].tensor point into */
+    uint64_t weight_bytes;                   /* sum over tensors */
     uint64_t parameter_count;
     uint32_t
         *by_role; /* [TENSOR_ROLE_COUNT * (layers + 1)]: index into tensors + 1, 0 = none; for model_find */
@@ -189,6 +111,11 @@ void model_config_free(struct model_config *config);
 HELM_MUST_CHECK int model_config_parse(const char *what, const char *text, size_t length,
                                        struct model_config *config, struct helm_err *err);
 
+/* The unit that a tensor of a layer belongs to. */
+static inline uint32_t model_tensor_unit(const struct model_tensor *tensor)
+{
+    return unit_of((uint32_t)tensor->layer, unit_part_of_role(tensor->role));
+}
 /* The tensor with this role and layer (-1 where it has none), or NULL. TENSOR_HEAD of a tied model is its
  * EMBED. */
 const struct model_tensor *model_find(const struct model *model, enum tensor_role role, int32_t layer);
@@ -200,7 +127,7 @@ bool model_expected_shape(const struct model_config *config, enum tensor_role ro
 void model_tensor_name(const struct model_config *config, enum tensor_role role, int32_t layer,
                        char name[MODEL_NAME_MAX]);
 /* The operations that `config` implies. */
-void model_graph_build(const struct model_config *config, struct model_graph *graph);
+void model_math_build(const struct model_config *config, struct model_math *math);
 
 /* Bytes of KV cache one token needs over `layers` layers at `kv_dtype`. */
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum dtype kv_dtype);

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "common/json.h"
+#include "common/base/json.h"
 #include "common/model/config.h"
 
 #define ROPE_THETA_MIN     2.0 /* log(theta) divides */

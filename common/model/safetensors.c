@@ -4,22 +4,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/file.h"
-#include "common/json.h"
-#include "common/units.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/units.h"
 
-/* Every whole-byte type of the format, so that buffers HELM ignores can be measured too. */
+/* Bytes of a value of the types that are no format of weights, so that buffers HELM ignores can be measured. */
 static const struct {
     const char *name;
     uint32_t bytes;
-    enum dtype dtype;
-} file_types[] = {
-    {"BF16", 2, DTYPE_BF16},     {"F16", 2, DTYPE_F16},       {"F32", 4, DTYPE_F32},
-    {"F64", 8, DTYPE_COUNT},     {"BOOL", 1, DTYPE_COUNT},    {"I8", 1, DTYPE_COUNT},
-    {"U8", 1, DTYPE_COUNT},      {"I16", 2, DTYPE_COUNT},     {"U16", 2, DTYPE_COUNT},
-    {"I32", 4, DTYPE_COUNT},     {"U32", 4, DTYPE_COUNT},     {"I64", 8, DTYPE_COUNT},
-    {"U64", 8, DTYPE_COUNT},     {"F8_E4M3", 1, DTYPE_COUNT}, {"F8_E5M2", 1, DTYPE_COUNT},
-    {"F8_E8M0", 1, DTYPE_COUNT},
+} other_types[] = {
+    {"F64", 8}, {"BOOL", 1}, {"I8", 1},  {"U8", 1},      {"I16", 2},     {"U16", 2},     {"I32", 4},
+    {"U32", 4}, {"I64", 8},  {"U64", 8}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
+};
+
+/* What a tensor's values take: so many values (of a row) in so many bytes. */
+struct block {
+    uint32_t values, bytes;
 };
 
 /* Names end up in messages and on terminals: printable ASCII without blanks only. */
@@ -38,15 +38,20 @@ static int check_name(const char *name, struct helm_err *err)
     return 0;
 }
 
-static int read_dtype(const json_t *info, struct safetensors_entry *entry, uint32_t *item_bytes,
+static int read_dtype(const json_t *info, struct safetensors_entry *entry, struct block *block,
                       struct helm_err *err)
 {
     int rc = json_get_string(info, "dtype", true, &entry->dtype_text, err);
     if (rc) return rc;
-    for (size_t i = 0; i < sizeof file_types / sizeof *file_types; i++) {
-        if (strcmp(entry->dtype_text, file_types[i].name) != 0) continue;
-        *item_bytes = file_types[i].bytes;
-        entry->dtype = file_types[i].dtype;
+    entry->format = tensor_format_of_file(entry->dtype_text);
+    if (entry->format < FORMAT_COUNT) {
+        const struct tensor_format_traits *traits = tensor_format_of(entry->format);
+        *block = (struct block){traits->block_values, traits->block_bytes};
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof other_types / sizeof *other_types; i++) {
+        if (strcmp(entry->dtype_text, other_types[i].name) != 0) continue;
+        *block = (struct block){1, other_types[i].bytes};
         return 0;
     }
     return helm_fail(err, HELM_E_UNSUPPORTED, "dtype '%.20s' is unknown", entry->dtype_text);
@@ -63,7 +68,7 @@ static int read_number(const json_t *list, size_t index, const char *key, uint64
     return 0;
 }
 
-static int read_shape(const json_t *info, struct safetensors_entry *entry, uint32_t item_bytes,
+static int read_shape(const json_t *info, struct safetensors_entry *entry, struct block block,
                       struct helm_err *err)
 {
     const json_t *shape = json_object_get(info, "shape");
@@ -72,13 +77,18 @@ static int read_shape(const json_t *info, struct safetensors_entry *entry, uint3
         return helm_fail(err, HELM_E_LIMIT, "'shape' has %zu dimensions, the limit is %d",
                          json_array_size(shape), SAFETENSORS_RANK_MAX);
     entry->rank = (uint32_t)json_array_size(shape);
-    entry->bytes = item_bytes;
+    uint64_t row = 1; /* a number without dimensions is a row of one */
+    entry->bytes = block.bytes;
     for (uint32_t i = 0; i < entry->rank; i++) {
         int rc = read_number(shape, i, "shape", &entry->shape[i], err);
         if (rc) return rc;
-        if (units_mul(entry->bytes, entry->shape[i], &entry->bytes))
+        row = entry->shape[i];
+        if (units_mul(entry->bytes, i + 1 < entry->rank ? row : row / block.values, &entry->bytes))
             return helm_fail(err, HELM_E_LIMIT, "the product of 'shape' overflows 64 bits");
     }
+    if (row % block.values)
+        return helm_fail(err, HELM_E_FORMAT, "rows of %llu values are no whole blocks of %u",
+                         (unsigned long long)row, block.values);
     return 0;
 }
 
@@ -108,13 +118,13 @@ static int read_offsets(const json_t *info, struct safetensors_entry *entry, uin
 static int read_entry(const char *name, const json_t *info, uint64_t data_bytes,
                       struct safetensors_entry *entry, struct helm_err *err)
 {
-    uint32_t item_bytes = 0;
+    struct block block = {0};
     int rc = check_name(name, err);
     if (rc) return rc;
     entry->name = name;
     if (!json_is_object(info)) rc = helm_fail(err, HELM_E_FORMAT, "its description is not an object");
-    if (!rc) rc = read_dtype(info, entry, &item_bytes, err);
-    if (!rc) rc = read_shape(info, entry, item_bytes, err);
+    if (!rc) rc = read_dtype(info, entry, &block, err);
+    if (!rc) rc = read_shape(info, entry, block, err);
     if (!rc) rc = read_offsets(info, entry, data_bytes, err);
     if (rc) helm_err_prefix(err, "tensor '%s'", name);
     return rc;

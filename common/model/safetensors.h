@@ -17,7 +17,7 @@
 struct safetensors_entry {
     const char *name;
     const char *dtype_text;
-    enum dtype dtype; /* DTYPE_COUNT: a type HELM does not compute with */
+    enum tensor_format format; /* FORMAT_COUNT: a type HELM does not compute with */
     uint32_t rank;
     uint64_t shape[SAFETENSORS_RANK_MAX];
     uint64_t bytes;

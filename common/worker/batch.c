@@ -3,13 +3,16 @@
 
 #include <string.h>
 
-/* Checks one row and takes its tokens; false leaves the row out of the step. `used` has a bit per slot. */
+/* Checks one row and takes the tokens that are known; false leaves the row out of the step. `used` has a bit
+ * per slot. */
 static bool take_row(const struct arena *arena, uint32_t vocab, const struct step_row *in, uint64_t *used,
                      struct batch *batch, struct batch_row *row)
 {
+    const bool follows = (in->flags & STEP_ROW_FOLLOWS) != 0;
     const struct arena_header *h = arena_header_of(arena);
     if (in->slot >= h->slots || *used >> in->slot & 1) return false;
     if (in->count == 0 || in->count > h->step_tokens - batch->token_count) return false;
+    if (follows && in->count != 1) return false;
     if (in->start >= h->context_tokens || in->count > h->context_tokens - in->start) return false;
     const uint32_t *history = arena_history_of(arena, in->slot);
     const uint32_t *pages = arena_page_table_of(arena, in->slot);
@@ -17,7 +20,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     for (uint32_t i = 0; i <= last_page; i++)
         if (pages[i] >= h->page_count) return false;
     for (uint32_t i = 0; i < in->count; i++) {
-        uint32_t token = history[in->start + i], at = batch->token_count + i;
+        uint32_t token = follows ? 0 : history[in->start + i], at = batch->token_count + i;
         if (token >= vocab) return false;
         batch->token[at] = token;
         batch->position[at] = in->start + i;
@@ -30,7 +33,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
                               .count = in->count,
                               .token_first = batch->token_count,
                               .sample = (in->flags & STEP_ROW_SAMPLE) != 0,
-                              .ahead = (in->flags & STEP_ROW_AHEAD) != 0};
+                              .follows = follows};
     return true;
 }
 
@@ -61,5 +64,35 @@ int batch_take(const struct arena *arena, uint32_t vocab, const struct step *ste
     result->epoch = step->epoch;
     result->row_count = rows;
     result->reserved = 0;
+    return 0;
+}
+
+/* What a step sampled for a slot. */
+static const struct step_result_row *row_of(const struct step_result *result, uint32_t slot)
+{
+    for (uint32_t i = 0; i < result->row_count && i < ARENA_STEP_ROWS; i++)
+        if (result->row[i].slot == slot) return &result->row[i];
+    return NULL;
+}
+
+int batch_follow(const struct arena *arena, uint32_t vocab, const struct step *step, bool head,
+                 struct batch *batch, struct helm_err *err)
+{
+    const uint32_t serial = step->serial - 1;
+    const struct step_result *before = &arena_control_of(arena)->result[serial % ARENA_STEP_RING];
+    for (uint32_t r = 0; r < batch->row_count; r++) {
+        const struct batch_row *row = &batch->row[r];
+        if (!row->follows) continue;
+        const struct step_result_row *got = before->serial == serial ? row_of(before, row->slot) : NULL;
+        if (!got)
+            return helm_fail(err, HELM_E_PEER, "step %u follows step %u in slot %u, which that has not",
+                             step->serial, serial, row->slot);
+        const uint32_t token = got->status == STEP_ROW_OK ? got->sampled.token : 0;
+        if (token >= vocab)
+            return helm_fail(err, HELM_E_PEER, "step %u follows token %u of a vocabulary of %u", step->serial,
+                             token, vocab);
+        batch->token[row->token_first] = token;
+        if (head) arena_history_of(arena, row->slot)[row->start] = token;
+    }
     return 0;
 }

@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-#include "common/arena.h"
+#include "common/shared/arena.h"
 
 struct batch_row {
     const uint32_t *pages;
@@ -15,7 +15,7 @@ struct batch_row {
     uint32_t token_first; /* index of its first token in the step */
     uint32_t result;      /* row of the step it came from */
     bool sample;
-    bool ahead; /* STEP_ROW_AHEAD */
+    bool follows; /* STEP_ROW_FOLLOWS */
 };
 
 struct batch {
@@ -32,5 +32,10 @@ struct batch {
  * index is checked before it is used. HELM_E_LIMIT when the step as a whole is malformed. */
 HELM_MUST_CHECK int batch_take(const struct arena *arena, uint32_t vocab, const struct step *step,
                                struct batch *batch, struct step_result *result, struct helm_err *err);
+/* Behind that, by workers that have the embedding or the head: takes the tokens of rows that follow from the
+ * result of the step before, which must be there by now (engine_wait_drawn). head: they are put into the
+ * history too, which is this worker's to write there. HELM_E_PEER when that result is none. */
+HELM_MUST_CHECK int batch_follow(const struct arena *arena, uint32_t vocab, const struct step *step,
+                                 bool head, struct batch *batch, struct helm_err *err);
 
 #endif

@@ -11,11 +11,11 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "common/json.h"
-#include "common/log.h"
-#include "common/units.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
 #include "proto/control.pb-c.h"
-#include "worker-cpu/pool.h"
+#include "common/cpu/pool.h"
 #include "common/worker/server.h"
 
 #define FRAME_BYTES_MAX     (8 * MIB)

@@ -3,7 +3,10 @@
 
 #include <stdarg.h>
 
+#include "common/base/units.h"
 #include "common/model/model.h"
+
+#define LOOK_MS 100 /* how often a worker that waits for tokens looks whether it should end */
 
 void engine_reduced(struct engine_report *report, const char *fmt, ...)
 {
@@ -23,20 +26,28 @@ const struct step *engine_step_of(const struct arena *arena, uint32_t serial, st
     return NULL;
 }
 
-static int check_homes(const struct plan *plan, uint32_t p, struct helm_err *err)
+int engine_wait_drawn(const struct worker_engine *engine, const struct step *step,
+                      const struct engine_patience *patience, uint64_t *waited_ns, struct helm_err *err)
 {
-    static const char *const list[PLAN_PHASES_MAX] = {"decode", "prefill 1", "prefill 2"};
-    const struct plan_phase phase = plan_phase_at(plan, p);
-    for (uint32_t s = 0; s < phase.stage_count; s++) {
-        const struct plan_stage *stage = &phase.stages[s];
-        if (stage->home == PLAN_HOME_CPU || stage->home == PLAN_HOME_GPU || stage->home == PLAN_HOME_STREAM)
-            continue;
-        return helm_fail(
-            err, HELM_E_UNSUPPORTED,
-            "plan: %s stage %u (layers %u to %u) has home `%s`; the workers compute `cpu`, `gpu` "
-            "and `stream`",
-            list[p], s, stage->first, stage->last, plan_home_name(stage->home));
+    struct doorbell *bell = &arena_control_of(engine->arena)->drawn_bell;
+    const uint64_t start_ns = units_now_ns();
+    bool follows = false;
+    *waited_ns = 0;
+    for (uint32_t i = 0; i < step->row_count && i < ARENA_STEP_ROWS; i++)
+        follows |= (step->row[i].flags & STEP_ROW_FOLLOWS) != 0;
+    if (!follows) return 0;
+    for (;;) {
+        const uint32_t seen = doorbell_read(bell);
+        if (step_reached(seen, step->serial - 1)) break;
+        if (atomic_load_explicit(&engine->cancel, memory_order_relaxed))
+            return helm_fail(err, HELM_E_CANCELLED, "waiting for the tokens of step %u was cancelled",
+                             step->serial - 1);
+        if (units_now_ns() - start_ns > patience->wait_ms * UINT64_C(1000000))
+            return helm_fail(err, HELM_E_PEER, "the tokens of step %u were not there within %u ms",
+                             step->serial - 1, patience->wait_ms);
+        (void)doorbell_wait(bell, seen, patience->spin_us, LOOK_MS, NULL);
     }
+    *waited_ns = units_now_ns() - start_ns;
     return 0;
 }
 
@@ -46,30 +57,24 @@ int engine_check_plan(const struct plan *plan, const struct model_config *c, str
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", plan->layers,
                          c->layers);
     int rc = plan_check(plan, err);
-    if (rc) return helm_err_prefix(err, "plan");
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        rc = check_homes(plan, p, err);
-        if (rc) return rc;
-    }
-    return 0;
+    return rc ? helm_err_prefix(err, "plan") : 0;
 }
 
 int engine_check_arena(const struct arena *arena, const struct plan *plan, const struct model_config *c,
                        struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(arena);
-    bool both = plan_uses(plan, PLAN_HOME_CPU) && plan_uses(plan, PLAN_HOME_GPU);
     int rc = engine_check_plan(plan, c, err);
     if (rc) return rc;
-    if (both && h->lanes < LANE_COUNT)
-        return helm_fail(err, HELM_E_MISMATCH, "the plan needs %d lanes, the arena has %u", LANE_COUNT,
+    if (h->lanes < plan_lanes(plan))
+        return helm_fail(err, HELM_E_MISMATCH, "the plan needs %u lanes, the arena has %u", plan_lanes(plan),
                          h->lanes);
     const struct {
         const char *what;
         uint64_t arena, expected;
     } fields[] = {{"hidden", h->hidden, c->hidden},
                   {"vocab", h->vocab, c->vocab},
-                  {"kv.layers", h->kv.layers, plan_layers_of(plan, PLAN_HOME_CPU)},
+                  {"kv.layers", h->kv.layers, plan_layers_of(plan, PLAN_CPU0)},
                   {"kv.kv_heads", h->kv.kv_heads, c->kv_heads},
                   {"kv.head_dim", h->kv.head_dim, c->head_dim}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)

@@ -10,8 +10,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "common/arena.h"
-#include "common/plan.h"
+#include "common/shared/arena.h"
+#include "common/plan/plan.h"
 
 #define ENGINE_REDUCED_MAX  8
 #define ENGINE_REDUCED_TEXT 200
@@ -48,14 +48,7 @@ struct engine_report {
     struct ledger vram; /* GPU worker: what it took */
 };
 
-/* Of the step that just ran, filled in by `step`; server.c copies it to arena_control.done. */
-struct engine_times {
-    uint64_t busy_ns, wait_ns; /* computing; waiting for the other worker */
-    uint64_t weight_bytes;     /* read by this worker's processor; the CPU's packed ones as they lie packed */
-    uint64_t link_bytes;       /* copied over the link */
-};
-
-/* How a device is measured for helm-profile (worker-gpu/measure.h). */
+/* How a device is measured for helm-profile (worker-gpu/measure/measure.h). */
 struct engine_measure_options {
     const char *device;        /* "cuda", "cuda:1", "emulated" */
     uint64_t vram_bytes;       /* use no more, 0: what is needed */
@@ -72,7 +65,8 @@ struct worker_engine_ops {
     int (*load)(struct worker_engine *engine, const struct arena *arena, const struct engine_options *options,
                 struct helm_err *err);
     /* Runs the step in ring slot serial % ARENA_STEP_RING and, where this worker has the head, fills in its
-     * result; announces nothing. */
+     * result and rings drawn_bell; announces nothing else. May look at the steps behind
+     * it in the ring and begin with them: they are run next. */
     int (*step)(struct worker_engine *engine, uint32_t serial, struct helm_err *err);
     void (*free)(struct worker_engine *engine);
     int (*print_programs)(const char *folder, uint32_t threads, const char *kernels, FILE *out,
@@ -80,7 +74,7 @@ struct worker_engine_ops {
     /* The same of a plan of that checkpoint. NULL: this engine prints none. */
     int (*print_plan)(const char *folder, const struct plan *plan, uint32_t threads, const char *kernels,
                       FILE *out, struct helm_err *err);
-    /* Prints one line of JSON: which devices there are (daemon/accelerator.h). NULL: no such engine. */
+    /* Prints one line of JSON: which devices there are (daemon/children/accelerator.h). NULL: no such engine. */
     void (*probe)(FILE *out);
     /* Measures a device on request, line by line; returns the exit status. NULL: no such engine. */
     int (*measure)(const struct engine_measure_options *options, FILE *in, FILE *out);
@@ -91,7 +85,7 @@ struct worker_engine {
     const struct worker_engine_ops *ops;
     const struct arena *arena; /* borrowed */
     struct engine_report report;
-    struct engine_times times;
+    struct arena_times times; /* of the step that just ran, filled in by `step` */
     /* readable by other threads during load */
     _Atomic uint64_t bytes_done, bytes_total;
     _Atomic bool cancel;
@@ -99,8 +93,17 @@ struct worker_engine {
 
 /* The step of this serial in the ring, or NULL (HELM_E_PEER) when another one is there. */
 const struct step *engine_step_of(const struct arena *arena, uint32_t serial, struct helm_err *err);
-/* What arena and plan say must be what the checkpoint says, and what the workers can do: homes `cpu`, `gpu`
- * and `stream` in every phase. */
+/* How long a worker looks for another one's tokens without pause, and how long it waits for them at all. */
+struct engine_patience {
+    uint32_t spin_us, wait_ms;
+};
+/* Before a step is taken by a worker that has the embedding and not the head: waits until the tokens that its
+ * rows follow are known. *waited_ns: how long. HELM_E_PEER when they do not come,
+ * HELM_E_CANCELLED when the engine is told to end. */
+HELM_MUST_CHECK int engine_wait_drawn(const struct worker_engine *engine, const struct step *step,
+                                      const struct engine_patience *patience, uint64_t *waited_ns,
+                                      struct helm_err *err);
+/* What arena and plan say must be what the checkpoint says. */
 struct model_config;
 HELM_MUST_CHECK int engine_check_plan(const struct plan *plan, const struct model_config *config,
                                       struct helm_err *err);

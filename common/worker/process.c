@@ -9,12 +9,12 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "common/args.h"
-#include "common/file.h"
-#include "common/json.h"
-#include "common/log.h"
-#include "common/units.h"
-#include "worker-cpu/pool.h"
+#include "common/base/args.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "common/cpu/pool.h"
 #include "common/worker/control.h"
 
 #define PLAN_FILE_MAX ((size_t)(4 * MIB))

@@ -6,9 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/cpu.h"
-#include "common/log.h"
-#include "worker-cpu/pin.h"
+#include "common/base/cpu.h"
+#include "common/base/log.h"
+#include "common/cpu/pin.h"
 
 /* How often a thread that sleeps between steps looks whether it should end. */
 #define STOP_CHECK_MS 100
@@ -25,14 +25,10 @@ static void server_report(struct server *server, enum server_state state)
 
 static void server_announce(struct server *server, uint32_t serial)
 {
-    const struct engine_times *times = &server->engine->times;
     struct arena_done *done = &arena_control_of(server->arena)->done[server->worker];
     uint64_t one = 1;
     atomic_store(&server->last_serial, serial);
-    done->busy_ns = times->busy_ns;
-    done->wait_ns = times->wait_ns;
-    done->weight_bytes = times->weight_bytes;
-    done->link_bytes = times->link_bytes;
+    done->times[serial % ARENA_STEP_RING] = server->engine->times;
     doorbell_ring(&done->bell, serial);
     while (write(server->done_fd, &one, sizeof one) < 0 && errno == EINTR) continue;
 }

@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/units.h"
+#include "common/base/units.h"
+#include "daemon/planner/formats.h"
 #include "daemon/planner/prefill.h"
 
 #define TIGHTEN_MAX  8   /* searches for one context until the ledger agrees */
@@ -48,7 +49,7 @@ struct forced {
     uint64_t more_vram, more_host; /* where none fits: by how much a limit would have to grow */
 };
 
-static void force_try(struct forced *f, enum plan_home embed, enum plan_home head)
+static void force_try(struct forced *f, enum plan_processor embed, enum plan_processor head)
 {
     const struct search_memory *limits = &f->memory->search;
     uint32_t units = f->problem->decode->units;
@@ -86,7 +87,7 @@ static void force_try(struct forced *f, enum plan_home embed, enum plan_home hea
 static int force_device(const struct search_problem *problem, const struct memory *memory,
                         struct search_found *found, struct helm_err *err)
 {
-    static const enum plan_home cpu = PLAN_HOME_CPU, gpu = PLAN_HOME_GPU;
+    static const enum plan_processor cpu = PLAN_CPU0, gpu = PLAN_GPU0;
     uint32_t units = problem->decode->units, step = problem->whole_layers ? 2 : 1;
     struct forced f = {
         .problem = problem, .memory = memory, .found = found, .more_vram = NEVER, .more_host = NEVER};
@@ -95,13 +96,13 @@ static int force_device(const struct search_problem *problem, const struct memor
     if (!problem->tied) force_try(&f, cpu, gpu);
     force_try(&f, gpu, gpu);
     for (uint32_t u = 0; u < units; u += step) {
-        for (uint32_t i = 0; i < step; i++) f.home[u + i] = gpu;
+        for (uint32_t i = 0; i < step; i++) f.home[u + i] = PLAN_HOME_GPU;
         force_try(&f, cpu, cpu);
         force_try(&f, gpu, gpu);
         if (!problem->tied) force_try(&f, cpu, gpu);
-        for (uint32_t i = 0; i < step; i++) f.home[u + i] = cpu;
+        for (uint32_t i = 0; i < step; i++) f.home[u + i] = PLAN_HOME_CPU;
     }
-    for (uint32_t u = 0; u < units; u++) f.home[u] = gpu;
+    for (uint32_t u = 0; u < units; u++) f.home[u] = PLAN_HOME_GPU;
     force_try(&f, gpu, gpu);
     free(f.home);
     found->feasible = f.any;
@@ -112,26 +113,18 @@ static int force_device(const struct search_problem *problem, const struct memor
 
 static bool found_uses_device(const struct search_found *found, uint32_t units)
 {
-    bool gpu = found->embed == PLAN_HOME_GPU || found->head == PLAN_HOME_GPU;
+    bool gpu = found->embed == PLAN_GPU0 || found->head == PLAN_GPU0;
     for (uint32_t u = 0; u < units; u++) gpu |= found->home[u] != PLAN_HOME_CPU;
     return gpu;
 }
 
 /* ---- one context ---- */
 
-/* Of the units at home on `gpu` those that can be packed. */
-static uint32_t packable_units(const struct making *m, const enum plan_home *home)
-{
-    uint32_t count = 0;
-    for (uint32_t u = 0; u < 2 * m->table.layers; u++) count += home[u] == PLAN_HOME_GPU && m->table.packs[u];
-    return count;
-}
-
 /* The decode list, and what it says of the ends; prefill lists are taken away. */
 static int apply(const struct making *m, const struct search_found *found, struct plan *plan,
                  struct helm_err *err)
 {
-    uint32_t units = 2 * m->table.layers;
+    uint32_t units = unit_count(m->table.layers);
     prefill_clear(plan);
     if (!plan->stages) plan->stages = calloc(units, sizeof *plan->stages);
     if (!plan->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for a plan of %u units", units);
@@ -140,14 +133,13 @@ static int apply(const struct making *m, const struct search_found *found, struc
     plan->embed = found->embed;
     plan->head = found->head;
     plan->ring_bytes = found->ring_bytes;
-    plan->pack = m->wish.pack;
-    plan->pack_cpu = m->wish.pack_cpu;
-    plan->pack_gpu = m->wish.pack_gpu ? packable_units(m, found->home) : 0;
-    plan->pack_head =
-        m->wish.pack_gpu && m->table.packs_head && !m->table.tied && found->head == PLAN_HOME_GPU;
     plan->pack_gpu_bytes = 0; /* the ledger's to say */
     plan->step_tokens = m->wish.step_tokens;
-    return 0;
+    int rc = plan_formats_clear(plan, err);
+    if (!rc && m->wish.pack_gpu)
+        formats_set_vram(&m->c, formats_packable(&m->c, plan),
+                         !m->table.tied && formats_head_packable(&m->c, plan), plan);
+    return rc;
 }
 
 static uint64_t more_of(uint64_t more, uint64_t missing, uint64_t other_missing)
@@ -182,6 +174,10 @@ static int search_once(const struct making *m, enum search_strategy strategy, co
         rc = apply(m, &found, plan, err);
         if (!rc && wish->prefill) rc = prefill_choose(&m->c, m->r->profile, &found, plan, err);
         if (!rc && !plan_has_home(plan, PLAN_HOME_STREAM)) plan->ring_bytes = 0;
+        if (!rc) {
+            formats_set_host(&m->c, plan);
+            plan_restage(plan);
+        }
     } else {
         uint64_t vram = found.feasible ? 0 : found.more_vram, host = found.feasible ? 0 : found.more_host;
         attempt->vram = more_of(vram, memory.vram_missing, memory.host_missing);
@@ -193,21 +189,15 @@ out:
     return rc;
 }
 
-int attempt_price(const struct making *m, uint32_t ctx, const bool *packed_gpu, bool packed_head,
+int attempt_price(const struct making *m, uint32_t ctx, const enum tensor_format (*format)[PLAN_HOMES],
                   struct cost_table *prices, struct helm_err *err)
 {
-    bool packed[2 * MODEL_LAYERS_MAX]; /* whatever will be streamed or the CPU's */
-    for (uint32_t u = 0; u < 2 * m->table.layers; u++)
-        packed[u] = m->wish.pack || (m->wish.pack_cpu && m->table.packs_cpu[u]);
     const struct cost_step step = {.tokens = m->batch,
                                    .rows = m->batch,
                                    .samples = m->batch,
                                    .context = planner_typical_context(m->r, ctx),
                                    .kv_dtype = m->wish.kv_dtype,
-                                   .packed = packed,
-                                   .packed_cpu = m->wish.pack_cpu,
-                                   .packed_gpu = packed_gpu,
-                                   .packed_head = packed_head};
+                                   .format = format};
     return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
 }
 
@@ -218,8 +208,10 @@ enum packing { PACKING_NONE, PACKING_ALL, PACKING_UNPRICED };
 static int price_decode(const struct making *m, uint32_t ctx, enum packing packing, struct cost_table *prices,
                         struct helm_err *err)
 {
-    const bool *packed = packing == PACKING_ALL ? m->table.packs : NULL;
-    return attempt_price(m, ctx, packed, packed && !m->table.tied, prices, err);
+    enum tensor_format format[FORMATS_ROWS][PLAN_HOMES];
+    formats_wished(&m->c, format);
+    if (packing == PACKING_ALL) formats_all_vram(&m->c, format);
+    return attempt_price(m, ctx, format, prices, err);
 }
 
 /* Whether plans of this strategy may have the CPU compute with packed weights: not the thesis's, whose CPU
@@ -245,8 +237,8 @@ static bool packs_on_gpu(const struct making *m, enum search_strategy strategy, 
     const struct ledger_wish *asked = &m->r->wish;
     const struct packed_parts *parts = &asked->parts; /* 0: nobody looked */
     bool any = m->table.packs_head && !m->table.tied && parts->head < PACKED_WORTH;
-    for (uint32_t u = 0; u < 2 * m->table.layers; u++)
-        any |= m->table.packs[u] && (u & 1 ? parts->mlp : parts->attention) < PACKED_WORTH;
+    for (uint32_t u = 0; u < unit_count(m->table.layers); u++)
+        any |= m->table.packs[u] && (unit_part(u) == UNIT_MLP ? parts->mlp : parts->attention) < PACKED_WORTH;
     return asked->pack && asked->pack_gpu && device && any && strategy != SEARCH_THESIS &&
            strategy != SEARCH_ALL_CPU;
 }
@@ -296,8 +288,8 @@ static int attempt_packing(struct making *m, enum search_strategy strategy, bool
         rc = ledger_write(&m->c, ctx, wish.pages, plan, &spec, err);
         if (rc || ledger_fits(plan)) break;
         attempt->fits = false;
-        wish.less_vram += attempt->vram = excess(&plan->vram);
-        wish.less_host += attempt->host = excess(&plan->host);
+        wish.less_vram += attempt->vram = excess(&plan->memory[PLAN_VRAM0]);
+        wish.less_host += attempt->host = excess(&plan->memory[PLAN_HOST]);
     }
     cost_table_free(&prices);
     attempt->packed = m->wish.pack_gpu;
@@ -308,14 +300,14 @@ static bool all_in_vram(const struct plan *plan)
 {
     for (uint32_t i = 0; i < plan->stage_count; i++)
         if (plan->stages[i].home != PLAN_HOME_GPU) return false;
-    return plan->head == PLAN_HOME_GPU;
+    return plan->head == PLAN_GPU0;
 }
 
 /* Whether all half layers could be in VRAM if they were packed, as far as their weights go. */
 static bool all_could_be(const struct making *m)
 {
     uint64_t sum = 0;
-    for (uint32_t u = 0; u < 2 * m->table.layers; u++)
+    for (uint32_t u = 0; u < unit_count(m->table.layers); u++)
         sum += m->table.packs[u] ? ledger_packed_unit_bytes(&m->c, u) : analyse_units(&m->table, u, u).vram;
     return sum <= m->machine.device.limit;
 }

@@ -4,7 +4,7 @@
 #ifndef HELM_DAEMON_PLANNER_ATTEMPT_H
 #define HELM_DAEMON_PLANNER_ATTEMPT_H
 
-#include "daemon/planner/memory.h"
+#include "daemon/planner/memory/memory.h"
 #include "daemon/planner/planner.h"
 
 /* One plan in the making. */
@@ -36,9 +36,10 @@ uint32_t making_next_ctx(const struct making *m, uint32_t ctx);
 HELM_MUST_CHECK int attempt_context(struct making *m, enum search_strategy strategy, bool device,
                                     uint32_t ctx, struct plan *plan, struct attempt *attempt,
                                     struct helm_err *err);
-/* Prices of the decode step that plans are made for, with so much packed in VRAM (as cost_step's). */
-HELM_MUST_CHECK int attempt_price(const struct making *m, uint32_t ctx, const bool *packed_gpu,
-                                  bool packed_head, struct cost_table *prices, struct helm_err *err);
+/* Prices of the decode step that plans are made for, with weights in these formats (as cost_step's). */
+HELM_MUST_CHECK int attempt_price(const struct making *m, uint32_t ctx,
+                                  const enum tensor_format (*format)[PLAN_HOMES], struct cost_table *prices,
+                                  struct helm_err *err);
 /* packed_choice.c: of a plan with all packed in VRAM that can be, whose ledgers with the smallest pool fit,
  * makes as many plain again as still fit, and the head if that is faster; with `cpu` the embedding may move
  * to the CPU for that. *seconds: of its decode step then.

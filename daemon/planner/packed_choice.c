@@ -10,6 +10,8 @@
 
 #include <math.h>
 
+#include "daemon/planner/formats.h"
+
 struct choosing {
     struct making *m;
     uint32_t ctx;
@@ -19,8 +21,7 @@ struct choosing {
 static int fits_with(const struct choosing *c, uint32_t units, bool head, bool *fits, struct helm_err *err)
 {
     struct arena_spec spec;
-    c->plan->pack_gpu = units;
-    c->plan->pack_head = head;
+    formats_set_vram(&c->m->c, units, head, c->plan);
     c->plan->pack_gpu_bytes = 0;
     int rc = ledger_write(&c->m->c, c->ctx, ledger_least_pages(&c->m->c, c->ctx), c->plan, &spec, err);
     *fits = !rc && ledger_fits(c->plan);
@@ -52,18 +53,20 @@ static int least_units(const struct choosing *c, uint32_t all, bool head, uint32
 static int seconds_with(const struct choosing *c, uint32_t units, bool head, double *seconds,
                         struct helm_err *err)
 {
-    bool packed[2 * MODEL_LAYERS_MAX], kv_cpu[MODEL_LAYERS_MAX];
+    enum tensor_format format[FORMATS_ROWS][PLAN_HOMES];
+    bool kv_cpu[MODEL_LAYERS_MAX];
     enum plan_home home[2 * MODEL_LAYERS_MAX];
     struct cost_table prices;
     struct cost_plan plan;
-    c->plan->pack_gpu = units;
-    plan_packed_on_gpu(c->plan, c->m->table.packs, packed);
-    int rc = attempt_price(c->m, c->ctx, packed, head, &prices, err);
+    formats_set_vram(&c->m->c, units, head, c->plan);
+    formats_wished(&c->m->c, format);
+    formats_plan_vram(c->plan, format);
+    int rc = attempt_price(c->m, c->ctx, format, &prices, err);
     if (rc) return rc;
-    rc = cost_plan_of(c->plan, 0, home, kv_cpu, &plan, err);
-    if (!rc) *seconds = cost_seconds(&prices, &plan, INFINITY);
+    cost_plan_of(c->plan, 0, home, kv_cpu, &plan);
+    *seconds = cost_seconds(&prices, &plan, INFINITY);
     cost_table_free(&prices);
-    return rc;
+    return 0;
 }
 
 /* The best of what was tried. */
@@ -71,7 +74,7 @@ struct choice {
     double seconds;
     uint32_t units;
     bool head;
-    enum plan_home embed;
+    enum plan_processor embed;
 };
 
 static int choose_units(const struct choosing *c, uint32_t all, bool head, struct choice *best,
@@ -96,20 +99,21 @@ int packed_choose(struct making *m, uint32_t ctx, bool cpu, struct plan *plan, d
                   struct helm_err *err)
 {
     const struct choosing c = {.m = m, .ctx = ctx, .plan = plan};
-    const uint32_t all = plan->pack_gpu;
-    const bool head = plan->pack_head;
+    const uint32_t all = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
+    const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
     struct choice best = {.seconds = INFINITY, .units = all, .head = head, .embed = plan->embed};
     bool fits;
     int rc = choose_units(&c, all, head, &best, err);
     /* An embedding in VRAM takes the place of weights that could lie there plain. */
-    if (!rc && cpu && plan->embed == PLAN_HOME_GPU && !m->table.tied) {
-        plan->embed = PLAN_HOME_CPU;
+    if (!rc && cpu && plan->embed == PLAN_GPU0 && !m->table.tied) {
+        plan->embed = PLAN_CPU0;
         rc = choose_units(&c, all, head, &best, err);
         plan->embed = best.embed;
     }
     if (rc) return rc;
     *seconds = best.seconds;
     rc = fits_with(&c, best.units, best.head, &fits, err);
+    plan_restage(plan);
     if (!rc && !fits) rc = helm_fail(err, HELM_E_INTERNAL, "a plan with packed weights fits no more");
     return rc;
 }

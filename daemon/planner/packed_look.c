@@ -1,7 +1,7 @@
 /* Looking at the weights that a plan packs in VRAM. See packed_look.h. Called by helmd and helm-plan. */
 #include "daemon/planner/packed_look.h"
 
-#include "common/log.h"
+#include "common/base/log.h"
 
 #define PLANS_MAX 4
 

@@ -6,11 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/log.h"
-#include "common/units.h"
-#include "daemon/kv_pages.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "common/shared/kv_layout.h"
 #include "daemon/planner/attempt.h"
-#include "daemon/planner/cost.h"
+#include "daemon/planner/cost/cost.h"
+#include "daemon/planner/formats.h"
 #include "daemon/planner/prefill.h"
 
 /* ---- what is asked for ---- */
@@ -83,6 +84,13 @@ static int check_profile(const struct planner_request *r, struct helm_err *err)
 
 /* ---- making ---- */
 
+static bool packed_on_cpu(const struct plan *plan)
+{
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        if (formats_packed_on_cpu(plan, u)) return true;
+    return false;
+}
+
 /* `auto` uses the device only where that is faster than the CPU alone. */
 static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, struct plan *plan,
                             bool *cpu_alone, struct helm_err *err)
@@ -90,7 +98,7 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
     struct plan alone = {0};
     struct attempt cpu, with = {.seconds = seconds};
     uint32_t step_tokens = m->wish.step_tokens;
-    bool used = plan_uses(plan, PLAN_HOME_GPU);
+    bool used = plan_uses(plan, PLAN_GPU0);
     int rc = attempt_context(m, SEARCH_ALL_CPU, false, ctx, &alone, &cpu, err);
     m->wish.step_tokens = step_tokens;
     plan_free(&alone);
@@ -148,7 +156,7 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
         if (r->refusal) *r->refusal = (struct planner_refusal){0};
     }
     analyse_fill_stages(&m->table, plan);
-    m->wish.pack_cpu = plan->pack_cpu; /* the last attempt may have been another strategy's */
+    m->wish.pack_cpu = packed_on_cpu(plan); /* the last attempt may have been another strategy's */
     rc = ledger_fit(&m->c, ctx, plan, spec, err);
     return rc ? rc : plan_check(plan, err);
 }
@@ -179,27 +187,15 @@ int planner_make(const struct planner_request *r, struct plan *plan, struct aren
 
 /* ---- taking ---- */
 
-static int check_stage(const struct plan_phase *list, uint32_t i, struct helm_err *err)
-{
-    enum plan_home home = list->stages[i].home;
-    if (home == PLAN_HOME_CPU || home == PLAN_HOME_GPU || home == PLAN_HOME_STREAM) return 0;
-    return helm_fail(err, HELM_E_UNSUPPORTED,
-                     "stage %u of the plan is at home on '%s'; this build has 'cpu', 'gpu' and 'stream'", i,
-                     plan_home_name(home));
-}
-
 static int check_lists(const struct plan *plan, struct helm_err *err)
 {
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
         const struct plan_phase list = plan_phase_at(plan, p);
-        int rc = 0;
-        for (uint32_t i = 0; i < list.stage_count && !rc; i++) rc = check_stage(&list, i, err);
-        if (!rc && p && list.from_tokens < PREFILL_LEAST_TOKENS)
-            rc = helm_fail(err, HELM_E_LIMIT,
-                           "begins at %u tokens; steps of fewer than %d are captured with the decode list",
-                           list.from_tokens, PREFILL_LEAST_TOKENS);
-        if (rc && p) helm_err_prefix(err, "prefill list %u", p);
-        if (rc) return rc;
+        if (p && list.from_tokens < GPU_CHUNK_TOKENS)
+            return helm_fail(err, HELM_E_LIMIT,
+                             "prefill list %u: begins at %u tokens; steps of fewer than %d are captured with "
+                             "the decode list",
+                             p, list.from_tokens, GPU_CHUNK_TOKENS);
     }
     return plan_check(plan, err);
 }
@@ -212,23 +208,6 @@ static int check_ring(const struct making *m, const struct plan *plan, struct he
     return helm_fail(err, HELM_E_LIMIT,
                      "'ring_bytes' is %s; the 'stream' stages of this model need a ring of at least %s",
                      units_format_size(plan->ring_bytes, has), units_format_size(least, needs));
-}
-
-/* Whether what the plan keeps packed in VRAM can be; without the wish to pack nothing is. */
-static int check_packed(const struct making *m, const struct plan *plan, struct helm_err *err)
-{
-    bool packed[2 * MODEL_LAYERS_MAX];
-    const uint32_t can = plan_packed_on_gpu(plan, m->table.packs, packed);
-    if (can < plan->pack_gpu)
-        return helm_fail(err, HELM_E_LIMIT,
-                         "'pack_gpu' is %u, but of the half layers at home on 'gpu' only %u can be packed",
-                         plan->pack_gpu, can);
-    if (plan->pack_head && !m->table.packs_head)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "'pack_head' is true, but this head is no bf16 matrix");
-    if (plan->pack_head && m->table.tied && plan->embed == PLAN_HOME_GPU)
-        return helm_fail(err, HELM_E_UNSUPPORTED,
-                         "'pack_head' is true, but the head is the embedding, which is on 'gpu' as well");
-    return 0;
 }
 
 static int check_plan(const struct planner_request *r, const struct plan *plan, struct helm_err *err)
@@ -244,7 +223,7 @@ static int check_plan(const struct planner_request *r, const struct plan *plan, 
         return helm_fail(err, HELM_E_LIMIT, "'step_tokens' is %u: not one for each of the %u 'slots'",
                          plan->step_tokens, plan->slots);
     int rc = check_lists(plan, err);
-    if (!rc && plan_uses(plan, PLAN_HOME_GPU) && r->machine.device.kind == LEDGER_DEVICE_NONE)
+    if (!rc && plan_uses(plan, PLAN_GPU0) && r->machine.device.kind == LEDGER_DEVICE_NONE)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "the plan needs a GPU: %s", r->no_device);
     return rc;
 }
@@ -260,6 +239,23 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
         if (strcmp(plan->kv_dtype, dtype_name((enum dtype)t)) == 0) w->kv_dtype = (enum dtype)t;
 }
 
+/* Without the wish to pack all is as stored, and so is what the CPU computes with where it has no kernels for
+ * anything else. */
+static int take_formats(const struct planner_request *r, struct plan *plan, struct helm_err *err)
+{
+    if (!plan->format) return 0;
+    if (!r->wish.pack) {
+        plan->pack_gpu_bytes = 0;
+        return plan_formats_clear(plan, err);
+    }
+    if (r->wish.pack_cpu || !packed_on_cpu(plan)) return 0;
+    log_warn("'format' of the plan: this processor has no kernels for packed weights; the CPU computes with "
+             "them as they are in the file");
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        if (formats_packed_on_cpu(plan, u)) plan_set_unit_format(plan, u, PLAN_AS_STORED);
+    return 0;
+}
+
 int planner_take(const struct planner_request *request, struct plan *plan, struct arena_spec *spec,
                  struct helm_err *err)
 {
@@ -267,29 +263,22 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     struct making m = {0};
     r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
     planner_adopt(plan, &r.wish);
-    if (plan->pack_cpu && r.wish.pack && !r.wish.pack_cpu)
-        log_warn("'pack_cpu' of the plan: this processor has no kernels for packed weights; the CPU computes "
-                 "with them as they are in the file");
-    plan->pack_cpu = r.wish.pack_cpu = plan->pack_cpu && r.wish.pack && r.wish.pack_cpu;
-    plan->pack = r.wish.pack = plan->pack && r.wish.pack;
-    if (!request->wish.pack) {
-        plan->pack_gpu = 0;
-        plan->pack_head = false;
-        plan->pack_gpu_bytes = 0;
-    }
+    int rc = take_formats(&r, plan, err);
+    if (rc) return rc;
+    r.wish.pack_cpu = packed_on_cpu(plan);
     if (!r.wish.step_tokens) r.wish.step_tokens = LEDGER_STEP_TOKENS;
     if (r.refusal) *r.refusal = (struct planner_refusal){0};
-    int rc = check_plan(&r, plan, err);
+    rc = check_plan(&r, plan, err);
     if (!rc) rc = open_making(&r, &m, err);
     if (rc) goto out;
     rc = check_ring(&m, plan, err);
-    if (!rc) rc = check_packed(&m, plan, err);
+    if (!rc) rc = formats_check(&m.c, plan, err);
     if (rc) goto out;
     analyse_fill_stages(&m.table, plan);
     rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);
     if (rc == HELM_E_CAPACITY && r.refusal) {
-        bool host = plan->host.total > plan->host.limit;
-        const struct ledger *ledger = host ? &plan->host : &plan->vram;
+        bool host = plan->memory[PLAN_HOST].total > plan->memory[PLAN_HOST].limit;
+        const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[PLAN_VRAM0];
         *r.refusal = (struct planner_refusal){.refused = true,
                                               .what = host ? "host memory" : "VRAM",
                                               .needed = ledger->total,

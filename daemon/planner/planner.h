@@ -12,9 +12,9 @@
 #ifndef HELM_DAEMON_PLANNER_PLANNER_H
 #define HELM_DAEMON_PLANNER_PLANNER_H
 
-#include "daemon/planner/ledger.h"
-#include "daemon/planner/profile.h"
-#include "daemon/planner/search.h"
+#include "daemon/planner/memory/ledger.h"
+#include "daemon/planner/profile/profile.h"
+#include "daemon/planner/search/search.h"
 
 /* Why there is no plan, in numbers: helm-plan's {error, needed, available, nearest}. */
 struct planner_refusal {

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/planner/formats.h"
+
 #define CHUNK_VRAM_PARTS 32 /* a chunk's buffers may take this part of the device's memory */
 
 /* ---- how many tokens ---- */
@@ -30,15 +32,18 @@ int prefill_step_tokens(const struct ledger_case *c, const struct profile *profi
     uint64_t layers = 0,
              fits = device->limit -
                     (device->limit < device->context_bytes ? device->limit : device->context_bytes);
-    for (uint32_t u = 0; u < 2 * c->table->layers; u++)
+    for (uint32_t u = 0; u < unit_count(c->table->layers); u++)
         layers += c->wish->pack_gpu && c->table->packs[u] ? ledger_packed_unit_bytes(c, u)
                                                           : analyse_units(c->table, u, u).vram;
     *tokens = LEDGER_STEP_TOKENS;
     if (device->kind == LEDGER_DEVICE_NONE || layers <= fits) return 0;
     double copying = (double)(layers - fits) / profile->link.h2d.value;
     while (*tokens < PREFILL_CHUNK_MAX && 2 * *tokens <= ctx) {
-        uint64_t bytes =
-            analyse_vram_workspace_bytes(&c->model->config, 2 * *tokens, c->wish->slots, ctx, true, true);
+        const struct ledger_workspace twice = {.step_tokens = 2 * *tokens,
+                                               .ctx = ctx,
+                                               .layers = true,
+                                               .head = true};
+        uint64_t bytes = ledger_workspace_bytes(c, &twice);
         double computing;
         int rc = gpu_seconds(c, profile, *tokens, &computing, err);
         if (rc) return rc;
@@ -55,8 +60,7 @@ struct choice {
     const struct profile *profile;
     const struct search_found *decode;
     uint32_t units;
-    const bool *packed, *packed_gpu;
-    bool packed_head;
+    const enum tensor_format (*format)[PLAN_HOMES];
 };
 
 /* Homes for a step of one row of so many tokens. */
@@ -67,10 +71,7 @@ static int homes_for(const struct choice *choice, uint32_t tokens, enum plan_hom
                                    .samples = 1,
                                    .context = tokens,
                                    .kv_dtype = choice->c->wish->kv_dtype,
-                                   .packed = choice->packed,
-                                   .packed_cpu = choice->c->wish->pack_cpu,
-                                   .packed_gpu = choice->packed_gpu,
-                                   .packed_head = choice->packed_head};
+                                   .format = choice->format};
     struct cost_table table;
     double seconds;
     int rc = cost_price(choice->c->model, choice->c->table, choice->profile, &step, &table, err);
@@ -96,10 +97,7 @@ static int append(const struct choice *choice, const enum plan_home *a, const en
                                                .a = a,
                                                .b = b,
                                                .context = 0,
-                                               .packed = choice->packed,
-                                               .packed_cpu = choice->c->wish->pack_cpu,
-                                               .packed_gpu = choice->packed_gpu,
-                                               .packed_head = choice->packed_head,
+                                               .format = choice->format,
                                                .kv_dtype = choice->c->wish->kv_dtype};
     uint32_t tokens = 0;
     if (from > plan->step_tokens) return 0;
@@ -108,7 +106,7 @@ static int append(const struct choice *choice, const enum plan_home *a, const en
     struct plan_phase *phase = &plan->prefill[plan->prefill_count];
     phase->stages = calloc(choice->units, sizeof *phase->stages);
     if (!phase->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", choice->units);
-    phase->stage_count = plan_stages_of(b, choice->units / 2, phase->stages);
+    phase->stage_count = plan_stages_of(b, plan->layers, phase->stages);
     phase->from_tokens = tokens;
     plan->prefill_count++;
     return 0;
@@ -126,27 +124,24 @@ void prefill_clear(struct plan *plan)
 int prefill_choose(const struct ledger_case *c, const struct profile *profile,
                    const struct search_found *decode, struct plan *plan, struct helm_err *err)
 {
-    bool packed[2 * MODEL_LAYERS_MAX], packed_gpu[2 * MODEL_LAYERS_MAX];
+    enum tensor_format format[FORMATS_ROWS][PLAN_HOMES];
     struct choice choice = {.c = c,
                             .profile = profile,
                             .decode = decode,
-                            .units = 2 * c->table->layers,
-                            .packed = packed,
-                            .packed_gpu = packed_gpu,
-                            .packed_head = plan->pack_head};
+                            .units = unit_count(c->table->layers),
+                            .format = format};
     uint32_t brief = plan->step_tokens < PREFILL_SHORT_TOKENS ? plan->step_tokens : PREFILL_SHORT_TOKENS;
     const enum plan_home *before = decode->home;
-    uint32_t from = PREFILL_LEAST_TOKENS;
+    uint32_t from = GPU_CHUNK_TOKENS;
     prefill_clear(plan);
-    if (plan->step_tokens < PREFILL_LEAST_TOKENS) return 0;
+    if (plan->step_tokens < GPU_CHUNK_TOKENS) return 0;
     enum plan_home *first = calloc(2 * (size_t)choice.units, sizeof *first),
                    *second = first ? first + choice.units : NULL;
     int rc = first ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u units", choice.units);
-    for (uint32_t u = 0; u < choice.units; u++)
-        packed[u] =
-            decode->home[u] != PLAN_HOME_GPU && ((c->wish->pack && decode->home[u] == PLAN_HOME_STREAM) ||
-                                                 (c->wish->pack_cpu && c->table->packs_cpu[u]));
-    plan_packed_on_gpu(plan, c->table->packs, packed_gpu);
+    formats_wished(c, format);
+    for (uint32_t u = 0; u < choice.units; u++) /* what the CPU has as stored is streamed so, too */
+        if (decode->home[u] == PLAN_HOME_CPU) format[u][PLAN_HOME_STREAM] = format[u][PLAN_HOME_CPU];
+    formats_plan_vram(plan, format);
     if (!rc) rc = homes_for(&choice, brief, first, err);
     if (!rc) rc = homes_for(&choice, plan->step_tokens, second, err);
     if (rc) goto out;

@@ -6,10 +6,9 @@
 #ifndef HELM_DAEMON_PLANNER_PREFILL_H
 #define HELM_DAEMON_PLANNER_PREFILL_H
 
-#include "daemon/planner/ledger.h"
-#include "daemon/planner/search.h"
+#include "daemon/planner/memory/ledger.h"
+#include "daemon/planner/search/search.h"
 
-#define PREFILL_LEAST_TOKENS 17 /* shorter steps are captured as graphs, of the decode list alone */
 #define PREFILL_SHORT_TOKENS 128
 #define PREFILL_CHUNK_MAX    4096
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/units.h"
+#include "common/base/units.h"
 
 /* Whether another strategy (or none of the device) would fit; the plan is scratch. */
 static bool would_fit(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx)
@@ -73,8 +73,8 @@ int refusal_write(struct making *m, enum search_strategy strategy, bool device, 
     if (rc) return rc;
     name_nearest(m, strategy, device, ctx, attempt, &would);
     ledger_describe(&m->c, plan, text, sizeof text);
-    bool host = plan->host.total > plan->host.limit;
-    const struct ledger *ledger = host ? &plan->host : &plan->vram;
+    bool host = plan->memory[PLAN_HOST].total > plan->memory[PLAN_HOST].limit;
+    const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[PLAN_VRAM0];
     uint64_t more = host ? attempt->host : attempt->vram, needed = ledger->total;
     if (more != NEVER && !units_add(ledger->limit, more, &more) && more > needed) needed = more;
     if (refusal) {

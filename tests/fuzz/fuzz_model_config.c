@@ -11,15 +11,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void use(const struct model_config *config)
 {
-    struct model_graph graph;
+    struct model_math math;
     uint64_t rows, cols, bytes;
     float scale, *inv_freq = malloc(config->head_dim / 2 * sizeof *inv_freq);
     if (!inv_freq) return;
     if (config->layers > MODEL_LAYERS_MAX || config->hidden > MODEL_HIDDEN_MAX ||
         config->heads % config->kv_heads || config->eos_count > MODEL_EOS_MAX)
         abort();
-    model_graph_build(config, &graph);
-    if (graph.layer_count > MODEL_OPS_MAX) abort();
+    model_math_build(config, &math);
+    for (int p = 0; p < UNIT_PARTS; p++)
+        if (math.part[p].ops > MATH_OPS_MAX) abort();
     for (int role = 0; role < TENSOR_ROLE_COUNT; role++)
         if (model_expected_shape(config, (enum tensor_role)role, &rows, &cols) &&
             (__builtin_mul_overflow(rows, cols, &bytes) || bytes == 0))

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/packed.h"
+#include "common/formats/packed.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,8 +2,8 @@
  * plan. */
 #include <stdlib.h>
 
-#include "common/json.h"
-#include "common/plan.h"
+#include "common/base/json.h"
+#include "common/plan/plan.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

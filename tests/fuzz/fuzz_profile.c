@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/json.h"
-#include "daemon/planner/profile.h"
+#include "common/base/json.h"
+#include "daemon/planner/profile/profile.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

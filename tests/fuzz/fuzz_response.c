@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/connection.h"
+#include "client/connection/connection.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

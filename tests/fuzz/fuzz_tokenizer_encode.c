@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/tokenizer.h"
-#include "client/tokenizer_internal.h"
-#include "common/file.h"
+#include "client/text/tokenizer/tokenizer.h"
+#include "client/text/tokenizer/internal.h"
+#include "common/base/file.h"
 
 #define TOKENIZERS 4
 

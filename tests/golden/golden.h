@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/json.h"
-#include "common/units.h"
+#include "common/base/json.h"
+#include "common/base/units.h"
 
 #define CASES_MAX 16
 #define STEPS_MAX 64
@@ -37,14 +37,14 @@ struct golden {
     uint32_t count;
 };
 
-/* `folder` in tests/data. */
+/* Of the checkpoint in `folder`. */
 static void golden_read(const char *folder, struct golden *golden)
 {
     char path[256];
     json_t *json = NULL;
     struct helm_err err = {0};
     memset(golden, 0, sizeof *golden);
-    snprintf(path, sizeof path, "tests/data/%s/golden.json", folder);
+    snprintf(path, sizeof path, "%s/golden.json", folder);
     assert_int_equal(json_read_file(path, 64 * MIB, &json, &err), 0);
     size_t c, i, k;
     json_t *one, *item, *pair;

@@ -1,4 +1,4 @@
-/* Plans written as letters, and golden runs of them through both engines (worker-gpu/pair.h): tokens and
+/* Plans written as letters, and golden runs of them through both engines (tests/golden/pair.h): tokens and
  * logprobs against the reference, the same bits in a second run. For test_golden_stream.c, which includes it
  * once. Everything asserts; owns nothing. */
 #ifndef HELM_TESTS_GOLDEN_LETTER_PLANS_H
@@ -9,7 +9,9 @@
 #include <string.h>
 
 #include "tests/device_choice.h"
+#include "common/plan/host_weights.h"
 #include "tests/golden/pair_walks.h"
+#include "tests/written_formats.h"
 #include "worker-gpu/engine.h"
 
 #define CONTEXT   1100
@@ -61,25 +63,35 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
     struct plan_stage stages[1 + PLAN_PREFILLS_MAX][UNITS_MAX];
     char first = c->decode[0], last = c->decode[strlen(c->decode) - 1];
     struct plan plan = {.ring_bytes = c->ring,
-                        .pack = c->pack,
                         .layers = (uint32_t)strlen(c->decode) / 2,
                         .stages = stages[0],
                         .stage_count = read_letters(c->decode, stages[0]),
-                        .embed = plan_home_worker(home_of(first)),
-                        .head = plan_home_worker(home_of(last))};
-    plan.pack_gpu = c->pack_gpu;
+                        .embed = plan_home_processor(home_of(first)),
+                        .head = plan_home_processor(home_of(last))};
     plan.pack_gpu_bytes = c->pack_gpu ? 8 * MIB : 0;
     if (c->ends_apart) {
-        plan.embed = plan.embed == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
-        plan.head = plan.head == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+        plan.embed = plan.embed == PLAN_CPU0 ? PLAN_GPU0 : PLAN_CPU0;
+        plan.head = plan.head == PLAN_CPU0 ? PLAN_GPU0 : PLAN_CPU0;
     }
-    plan.pack_head = c->pack_gpu && plan.head == PLAN_HOME_GPU;
     for (uint32_t p = 0; p < PLAN_PREFILLS_MAX && c->prefill[p]; p++) {
         plan.prefill[p] = (struct plan_phase){.from_tokens = c->from[p],
                                               .stages = stages[1 + p],
                                               .stage_count = read_letters(c->prefill[p], stages[1 + p])};
         plan.prefill_count++;
     }
+    enum tensor_format format[UNITS_MAX + 2];
+    bool can[UNITS_MAX], can_cpu[UNITS_MAX];
+    struct model model;
+    struct helm_err err = {0};
+    if (model_read(folder, &model, &err)) fail_msg("%s", err.text);
+    host_weights_packing(&model, can, can_cpu);
+    model_free(&model);
+    const struct written_formats w = {.link = c->pack,
+                                      .vram = c->pack_gpu,
+                                      .head = c->pack_gpu && plan.head == PLAN_GPU0,
+                                      .can = can,
+                                      .can_cpu = can_cpu};
+    write_formats(&plan, &w, format);
     const struct pair_options options = {.folder = folder,
                                          .copy_rows = true,
                                          .plan = &plan,
@@ -94,7 +106,6 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
                                          .peer_wait_ms = 120000,
                                          .no_graphs = c->no_graphs,
                                          .no_chains = c->by_kernels};
-    struct helm_err err = {0};
     int rc = pair_open(&options, pair, &err);
     if (rc != expected) fail_msg("%s: %s: %d, %s", folder, c->decode, rc, err.text);
     if (rc) print_message("refused: %s\n", err.text);
@@ -128,7 +139,7 @@ static uint64_t run_plan(const char *model, const struct case_plan *c, unsigned 
     struct pair *pair = calloc(1, sizeof *pair);
     uint64_t start_us = units_now_us(), digest[2] = {0, 0}, last = 0;
     struct outcome all = {0};
-    snprintf(folder, sizeof folder, "tests/data/%s", model);
+    snprintf(folder, sizeof folder, "%s", model);
     golden_read(model, golden);
     if (longest > LONG_CASE) longest = LONG_CASE;
     open_pair(folder, c, pair, vram_of_device(), 0);
@@ -144,7 +155,7 @@ static uint64_t run_plan(const char *model, const struct case_plan *c, unsigned 
         assert_true(runs == 1 || digest[0] == digest[1]);
         last = digest_add(last, digest, sizeof *digest);
     }
-    for (uint32_t i = 0; i < LANE_COUNT; i++)
+    for (uint32_t i = 0; i < PLAN_LINKS; i++)
         assert_int_equal(doorbell_read(&arena_lane_of(&pair->arena, i)->bell), 0);
     const struct ledger *vram = &pair->server[PAIR_GPU].engine->report.vram;
     assert_true(vram->total <= vram->limit);

@@ -6,10 +6,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "common/units.h"
-#include "tests/unit/common/tree.h"
+#include "common/base/units.h"
+#include "tests/unit/common/base/tree.h"
 #include "tools/mkmodel/mkmodel.h"
-#include "worker-gpu/pair.h"
+#include "tests/golden/pair.h"
 
 #define LAYERS      4
 #define UNITS       (2 * LAYERS)
@@ -142,13 +142,13 @@ static double compare(const float *a, const float *b)
 }
 
 /* Both engines. */
-static int step_pair(void *pair, const struct step_row *rows, uint32_t count,
-                     const struct step_result **result, struct helm_err *err)
+static inline int step_pair(void *pair, const struct step_row *rows, uint32_t count,
+                            const struct step_result **result, struct helm_err *err)
 {
     return pair_step(pair, rows, count, result, err);
 }
 
-static uint32_t stages_of(const char *letters, struct plan_stage *stages)
+static inline uint32_t stages_of(const char *letters, struct plan_stage *stages)
 {
     enum plan_home home[UNITS];
     for (uint32_t u = 0; u < UNITS; u++)

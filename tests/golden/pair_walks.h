@@ -1,10 +1,10 @@
-/* Golden walks through both engines (worker-gpu/pair.h). For the golden tests of two workers, each of which
+/* Golden walks through both engines (tests/golden/pair.h). For the golden tests of two workers, each of which
  * includes it once. Everything asserts; owns nothing. */
 #ifndef HELM_TESTS_GOLDEN_PAIR_WALKS_H
 #define HELM_TESTS_GOLDEN_PAIR_WALKS_H
 
 #include "tests/golden/walks.h"
-#include "worker-gpu/pair.h"
+#include "tests/golden/pair.h"
 
 /* Of the README's classes the one where activations or cache are rounded to 16 bits. */
 static const double worst_allowed = 0.4, mean_allowed = 0.08, gap_allowed = 0.4;

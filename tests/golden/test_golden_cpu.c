@@ -92,7 +92,7 @@ static void run_variant(const char *model, const struct golden *golden, const ch
                                           .context_tokens = CONTEXT,
                                           .step_tokens = STEP_TOKENS};
     if (local_open(&options, local, &err)) fail_msg("%s on %s: %s", model, kernels, err.text);
-    bool is_exact = kv_dtype == DTYPE_F32 && local->engine.kernels.linear[DTYPE_BF16]->exact_input;
+    bool is_exact = kv_dtype == DTYPE_F32 && local->engine.kernels.linear[FORMAT_BF16].tokens->exact_input;
     const struct tolerance *tolerance = is_exact ? &exact : &rounded;
     for (int mode = 0; mode < MODE_COUNT; mode++) {
         struct outcome error = {0};
@@ -123,13 +123,13 @@ static void run_model(const char *model)
     static const enum dtype kv_dtypes[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
     struct golden *golden = calloc(1, sizeof *golden);
     size_t count;
-    const struct linear_variant *const *table = linear_variants(&count);
+    const struct linear_kernel *const *table = linear_kernels(&count);
     uint32_t variants = 0;
     char folder[64];
-    snprintf(folder, sizeof folder, "golden/%s", model);
+    snprintf(folder, sizeof folder, "tests/data/golden/%s", model);
     golden_read(folder, golden);
     for (size_t i = 0; i < count; i++) {
-        if (table[i]->dtype != DTYPE_BF16) continue;
+        if (table[i]->format != FORMAT_BF16 || table[i]->schedule != LINEAR_TOKENS) continue;
         if ((table[i]->features & cpu_features()) != table[i]->features) {
             print_message("%s: kernels %s left out: this processor lacks what they need\n", model,
                           table[i]->name);

@@ -1,7 +1,7 @@
 /* Weights at home in VRAM that lie packed there: the same bits as plain ones for steps of every tier, fewer
  * bytes of VRAM, and a refusal that names the numbers where the room is too small. Beside a CPU and a link
  * in test_golden_stream.c; here of a model whose rows a GPU's kernel multiplies packed. And what only plans
- * with everything on the GPU have: steps that are launched before they are asked for (worker-gpu/ahead.h).
+ * with everything on the GPU have: steps launched behind the one that runs (worker-gpu/follow.h).
  * HELM_TEST_DEVICE=cuda as in test_golden_split.c. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,8 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/packed.h"
+#include "common/formats/packed.h"
+#include "tests/written_formats.h"
 #include "tests/device_choice.h"
+#include "tests/golden/courses.h"
 #include "tests/golden/made_model.h"
 #include "worker-gpu/engine.h"
 
@@ -36,27 +38,28 @@ struct home_case {
     uint32_t pack_gpu;
     bool pack_head, pack; /* the latter: what is streamed */
     bool no_graphs, chains;
+    uint32_t slots; /* 0: SLOTS */
 };
 
 static int open_home(const struct home_case *c, uint64_t room, struct pair *pair, struct helm_err *err)
 {
     struct plan_stage stages[UNITS];
-    const struct plan plan = {.layers = LAYERS,
-                              .stages = stages,
-                              .stage_count = stages_of(c->decode, stages),
-                              .ring_bytes = 2 * MIB,
-                              .pack = c->pack,
-                              .pack_gpu = c->pack_gpu,
-                              .pack_head = c->pack_head,
-                              .pack_gpu_bytes = room,
-                              .embed = plan_home_worker(stages[0].home),
-                              .head = PLAN_HOME_GPU};
+    enum tensor_format format[UNITS + 2];
+    struct plan plan = {.layers = LAYERS,
+                        .stages = stages,
+                        .stage_count = stages_of(c->decode, stages),
+                        .ring_bytes = 2 * MIB,
+                        .pack_gpu_bytes = room,
+                        .head = PLAN_GPU0};
+    const struct written_formats w = {.link = c->pack, .vram = c->pack_gpu, .head = c->pack_head};
+    plan.embed = plan_home_processor(stages[0].home);
+    write_formats(&plan, &w, format);
     const struct pair_options options = {.folder = folder,
                                          .plan = &plan,
                                          .device = device_name(),
                                          .kv_dtype = DTYPE_F16,
                                          .threads = 2,
-                                         .slots = SLOTS,
+                                         .slots = c->slots ? c->slots : SLOTS,
                                          .context_tokens = CONTEXT,
                                          .step_tokens = STEP_TOKENS,
                                          .vram_bytes =
@@ -159,110 +162,49 @@ static void too_little_room_is_refused(void **state)
     free(pair);
 }
 
-/* ---- steps ahead ---- */
+/* ---- steps launched behind others ---- */
 
-#define AHEAD_PROMPT 21
-#define AHEAD_TOKENS 60 /* passes the ends of two pages of 32 */
-
-struct walk {
-    bool ahead;   /* flagged as helmd flags it */
-    bool sampled; /* drawn on the host */
-    /* before the step of this output token: another sequence comes, two rows in one step; or the token is
-     * another one than what was found. 0: never. */
-    uint32_t other_at, both_at, changed_at;
-};
-
-static uint32_t one_step(struct pair *pair, const struct step_row *rows, uint32_t count)
-{
-    const struct step_result *result;
-    struct helm_err err = {0};
-    if (pair_step(pair, rows, count, &result, &err)) fail_msg("%s", err.text);
-    for (uint32_t r = 0; r < count; r++) assert_int_equal(result->row[r].status, STEP_ROW_OK);
-    return result->row[0].sampled.token;
-}
-
-/* Greedy tokens of slot 0 after its prompt. Slot 1 is whoever comes in between. */
-static void walk_ahead(struct pair *pair, const struct walk *w, uint32_t *tokens)
-{
-    uint32_t *history = arena_history_of(&pair->arena, 0), other = 0;
-    for (uint32_t i = 0; i < AHEAD_PROMPT; i++) history[i] = (i * 31 + 5) % VOCAB;
-    for (uint32_t i = 0; i < 200; i++) arena_history_of(&pair->arena, 1)[i] = (i * 13 + 7) % VOCAB;
-    for (uint32_t slot = 0; slot < 2; slot++) {
-        struct arena_slot *s = arena_slot_of(&pair->arena, slot);
-        *s = (struct arena_slot){.sampling = {.temperature = w->sampled ? 0.8f : 0,
-                                              .top_k = w->sampled ? 20 : 0,
-                                              .top_p = 1,
-                                              .repetition_penalty = 1,
-                                              .seed = 9},
-                                 .prompt_count = AHEAD_PROMPT};
-    }
-    struct step_row row = {.slot = 0, .count = AHEAD_PROMPT, .flags = STEP_ROW_SAMPLE};
-    for (uint32_t i = 0; i < AHEAD_TOKENS; i++) {
-        if (w->other_at && i == w->other_at) {
-            (void)one_step(pair, &(struct step_row){.slot = 1, .count = 40, .flags = STEP_ROW_SAMPLE}, 1);
-            other = 40;
-        }
-        if (w->both_at && i == w->both_at) {
-            const struct step_row both[] = {
-                {.slot = 0, .start = row.start, .count = 1, .flags = STEP_ROW_SAMPLE},
-                {.slot = 1, .start = other, .count = 1, .flags = STEP_ROW_SAMPLE}};
-            tokens[i] = one_step(pair, both, 2);
-        } else {
-            tokens[i] = one_step(pair, &row, 1);
-        }
-        if (w->changed_at == i + 1) tokens[i] = (tokens[i] + 1) % VOCAB;
-        history[AHEAD_PROMPT + i] = tokens[i];
-        row.start = AHEAD_PROMPT + i;
-        row.count = 1;
-        /* helmd gives a page when the step comes: the next position must lie in one that is there */
-        bool room = (row.start + 1) % 32 != 0;
-        row.flags = STEP_ROW_SAMPLE | (w->ahead && room && i + 2 < AHEAD_TOKENS ? STEP_ROW_AHEAD : 0);
-    }
-}
-
-static void steps_ahead_give_the_same_tokens(void **state)
+static void steps_rung_behind_others_give_the_same_tokens(void **state)
 {
     (void)state;
     need_device();
     static const struct home_case plans[] = {{.decode = "gggggggg", .chains = true},
                                              {.decode = "gggggggg", .pack_gpu = 8, .pack_head = true},
                                              {.decode = "gggggggg", .no_graphs = true},
+                                             {.decode = "gggggggg", .slots = COURSE_SLOTS},
                                              {.decode = "ggggggcg", .chains = true}};
     static const struct {
-        struct walk walk;
-        uint32_t taken[2], unwanted; /* at least, at most */
-    } cases[] = {{{.ahead = false}, {0, 0}, 0},
-                 {{.ahead = true}, {AHEAD_TOKENS - 6, AHEAD_TOKENS - 2}, 0},
-                 {{.ahead = true, .other_at = 10}, {AHEAD_TOKENS - 8, AHEAD_TOKENS - 3}, 1},
-                 {{.ahead = true, .other_at = 10, .both_at = 20}, {AHEAD_TOKENS - 9, AHEAD_TOKENS - 4}, 2},
-                 {{.ahead = true, .changed_at = 15}, {AHEAD_TOKENS - 8, AHEAD_TOKENS - 3}, 1},
-                 {{.ahead = true, .sampled = true}, {0, 0}, 0}};
+        struct course course;
+        uint32_t least, most; /* that are launched behind others where the GPU is alone */
+    } cases[] = {{{.rows = 1, .queued = true}, 5, COURSE_TOKENS - 2},
+                 {{.rows = 3, .queued = true}, 5, COURSE_TOKENS - 2},
+                 {{.rows = 3, .queued = true, .other_at = 10, .both_at = 20}, 1, COURSE_TOKENS - 4},
+                 {{.rows = 3, .queued = true, .leaves_at = 15}, 1, COURSE_TOKENS - 2},
+                 {{.rows = 3, .queued = true, .sampled = true}, 0, 0},
+                 {{.rows = 18, .queued = true}, 5, COURSE_TOKENS - 2}}; /* a chunk's tier */
     for (size_t p = 0; p < sizeof plans / sizeof *plans; p += NEXT_CASE) {
-        const bool launches = p < 2;
+        const bool alone = strchr(plans[p].decode, 'c') == NULL;
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-            if (p && i != 3) continue;
-            uint32_t tokens[2][AHEAD_TOKENS];
+            static uint32_t tokens[2][COURSE_SLOTS][COURSE_TOKENS];
+            if (cases[i].course.rows > (plans[p].slots ? plans[p].slots : SLOTS)) continue;
+            if (plans[p].slots && cases[i].course.rows <= SLOTS) continue;
             struct pair *pair = calloc(1, sizeof *pair);
             struct helm_err err = {0};
             assert_non_null(pair);
             if (open_home(&plans[p], plans[p].pack_gpu ? ROOM : 0, pair, &err)) fail_msg("%s", err.text);
-            const struct gpu_ahead *a = &((struct gpu_engine *)pair->server[PAIR_GPU].engine)->ahead;
-            struct walk plain = cases[i].walk;
-            plain.ahead = false;
-            assert_int_equal(a->there, launches);
-            walk_ahead(pair, &plain, tokens[0]);
-            assert_int_equal(a->taken + a->unwanted, 0);
-            walk_ahead(pair, &cases[i].walk, tokens[1]);
+            const struct gpu_follow *f = &((struct gpu_engine *)pair->server[PAIR_GPU].engine)->follow;
+            struct course plain = cases[i].course;
+            plain.queued = false;
+            memset(tokens, 0, sizeof tokens);
+            assert_int_equal(f->there[GPU_TIER_1] && f->there[GPU_TIER_4], alone);
+            run_course(pair, &plain, tokens[0]);
+            assert_int_equal(f->launched, 0);
+            run_course(pair, &cases[i].course, tokens[1]);
             assert_memory_equal(tokens[0], tokens[1], sizeof tokens[0]);
-            assert_in_range(a->taken, launches ? cases[i].taken[0] : 0, launches ? cases[i].taken[1] : 0);
-            assert_int_equal(a->unwanted, launches ? cases[i].unwanted : 0);
-            /* and one that nobody asks for is waited for at the end */
-            const struct step_row last = {.slot = 0,
-                                          .start = 5,
-                                          .count = 1,
-                                          .flags = STEP_ROW_SAMPLE | STEP_ROW_AHEAD};
-            (void)one_step(pair, &last, 1);
-            assert_int_equal(a->running, launches && !cases[i].walk.sampled);
+            assert_in_range(f->launched, alone ? cases[i].least : 0, alone ? cases[i].most : 0);
+            assert_false(f->running);
+            print_message("%s, case %zu: %llu of %llu steps launched behind another\n", plans[p].decode, i,
+                          (unsigned long long)f->launched, (unsigned long long)f->steps);
             pair_close(pair);
             free(pair);
         }
@@ -274,7 +216,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packed_and_plain_have_the_same_bits),
         cmocka_unit_test(too_little_room_is_refused),
-        cmocka_unit_test(steps_ahead_give_the_same_tokens),
+        cmocka_unit_test(steps_rung_behind_others_give_the_same_tokens),
     };
     return cmocka_run_group_tests_name("golden/home", tests, make_model, remove_model);
 }

@@ -15,9 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/cpu.h"
-#include "common/units.h"
+#include "common/base/cpu.h"
+#include "common/base/units.h"
 #include "tests/golden/made_model.h"
+#include "tests/written_formats.h"
 #include "worker-cpu/local.h"
 #include "worker-gpu/engine.h"
 
@@ -48,12 +49,9 @@ static uint64_t run_local(const char *kernels, bool pack_cpu, uint32_t threads, 
     struct helm_err err = {0};
     struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
     struct plan_stage stage = {.last = LAYERS - 1, .home = PLAN_HOME_CPU};
-    const struct plan plan = {.layers = LAYERS,
-                              .stages = &stage,
-                              .stage_count = 1,
-                              .step_tokens = STEP_TOKENS,
-                              .pack = true,
-                              .pack_cpu = pack_cpu};
+    enum tensor_format format[UNITS + 2];
+    struct plan plan = {.layers = LAYERS, .stages = &stage, .stage_count = 1, .step_tokens = STEP_TOKENS};
+    write_formats(&plan, &(struct written_formats){.link = true, .cpu = pack_cpu}, format);
     const struct local_options options = {.folder = folder,
                                           .kernels = kernels,
                                           .plan = &plan,
@@ -67,18 +65,18 @@ static uint64_t run_local(const char *kernels, bool pack_cpu, uint32_t threads, 
     struct runner on = {.arena = &local->arena, .engines = local, .step = step_local};
     run_script(&on, script, logits);
     const struct weights *w = &local->engine.weights;
-    const struct weights_matrix *head = weights_matrix(w, TENSOR_HEAD, -1);
-    const uint64_t head_bytes = head->rows * head->cols * dtype_bytes(head->dtype);
-    assert_null(head->offset);
+    const struct tensor_matrix *head = weights_matrix(w, TENSOR_HEAD, -1);
+    const uint64_t head_bytes = tensor_format_bytes(head->format, head->rows, head->cols);
+    assert_int_equal(head->format, FORMAT_BF16);
     assert_int_equal(w->packed_from > 0, pack_cpu);
     uint64_t units = w->host.matrix_bytes - 2 * head_bytes; /* the embedding is as large */
     if (pack_cpu) {
         assert_int_equal(w->packed_from, units);
         assert_in_range(w->packed_to, units * 66 / 100, units * 76 / 100);
         units = w->packed_to;
-        assert_non_null(strstr(local->engine.base.report.kernels, " packed "));
+        assert_non_null(strstr(local->engine.base.report.kernels, "bf16-packed "));
     } else {
-        assert_null(strstr(local->engine.base.report.kernels, " packed "));
+        assert_null(strstr(local->engine.base.report.kernels, "bf16-packed "));
     }
     assert_int_equal(on.one_token_bytes, units + head_bytes);
     local_close(local);
@@ -88,7 +86,7 @@ static uint64_t run_local(const char *kernels, bool pack_cpu, uint32_t threads, 
 
 static bool has_kernels(void)
 {
-    return packed_kernels_choose(cpu_features()) != NULL;
+    return linear_pays(FORMAT_BF16_PACKED, cpu_features());
 }
 
 static void packed_and_plain_agree(void **state)
@@ -134,16 +132,18 @@ static void processors_without_kernels_are_told(void **state)
     struct helm_err err = {0};
     char text[256];
     assert_int_equal(kernel_set_choose(0, NULL, DTYPE_F16, &set, &err), 0);
-    assert_null(set.packed);
-    assert_int_equal(kernel_set_need_packed(&set, 0, &err), HELM_E_UNSUPPORTED);
+    const unsigned packed = format_bit(FORMAT_BF16_PACKED), plain = format_bit(FORMAT_BF16);
+    assert_null(set.linear[FORMAT_BF16_PACKED].one);
+    assert_int_equal(kernel_set_need(&set, plain, 0, &err), 0);
+    assert_int_equal(kernel_set_need(&set, packed, 0, &err), HELM_E_UNSUPPORTED);
     print_message("%s\n", err.text);
-    assert_non_null(strstr(err.text, "pack_cpu"));
+    assert_non_null(strstr(err.text, "bf16-packed"));
     assert_non_null(strstr(err.text, "avx512"));
-    assert_null(strstr(kernel_set_text(&set, 1u << DTYPE_BF16, true, text, sizeof text), "packed"));
+    assert_null(strstr(kernel_set_text(&set, plain | packed, text, sizeof text), "packed"));
     assert_int_equal(kernel_set_choose(0, "ref", DTYPE_F16, &set, &err),
                      0); /* by name the plain one is there */
-    assert_int_equal(kernel_set_need_packed(&set, 0, &err), 0);
-    assert_non_null(strstr(kernel_set_text(&set, 1u << DTYPE_BF16, true, text, sizeof text), "packed ref"));
+    assert_int_equal(kernel_set_need(&set, packed, 0, &err), 0);
+    assert_non_null(strstr(kernel_set_text(&set, plain | packed, text, sizeof text), "bf16-packed ref"));
 }
 
 /* ---- beside a device ---- */
@@ -163,16 +163,16 @@ static void run_pair(const struct pair_case *c, bool pack, float *logits, uint64
                         .stages = stages[0],
                         .stage_count = stages_of(c->decode, stages[0]),
                         .ring_bytes = 2 * MIB,
-                        .pack = pack,
-                        .pack_cpu = pack,
-                        .embed = PLAN_HOME_CPU,
-                        .head = PLAN_HOME_CPU};
+                        .embed = PLAN_CPU0,
+                        .head = PLAN_CPU0};
     for (uint32_t p = 0; p < PLAN_PREFILLS_MAX && c->prefill[p]; p++) {
         plan.prefill[p] = (struct plan_phase){.from_tokens = c->from[p],
                                               .stages = stages[1 + p],
                                               .stage_count = stages_of(c->prefill[p], stages[1 + p])};
         plan.prefill_count++;
     }
+    enum tensor_format format[UNITS + 2];
+    write_formats(&plan, &(struct written_formats){.link = pack, .cpu = pack}, format);
     const struct pair_options options = {.folder = folder,
                                          .plan = &plan,
                                          .device = "emulated",

@@ -1,6 +1,6 @@
 /* Golden runs over two workers: every split of every reference model between CPU and GPU, and the GPU alone.
  *
- * Both engines run as threads over one arena (worker-gpu/pair.h), with the step protocol and the lanes of the
+ * Both engines run as threads over one arena (tests/golden/pair.h), with the step protocol and the lanes of the
  * real processes. Checked: tokens and logprobs against the reference, the same bits in a second run, lanes
  * left at 0, ceilings refused with numbers, a peer that does not come.
  *
@@ -45,12 +45,12 @@ struct split {
 static void make_split(struct split *split, const char *name, const enum plan_home *home, uint32_t layers)
 {
     enum plan_home unit[32];
-    for (uint32_t u = 0; u < 2 * layers; u++) unit[u] = home[u / 2];
+    for (uint32_t u = 0; u < unit_count(layers); u++) unit[u] = home[unit_layer(u)];
     *split = (struct split){.name = name};
     split->plan = (struct plan){.stages = split->stages,
                                 .stage_count = plan_stages_of(unit, layers, split->stages),
-                                .embed = home[0],
-                                .head = home[layers - 1]};
+                                .embed = plan_home_processor(home[0]),
+                                .head = plan_home_processor(home[layers - 1])};
 }
 
 static struct pair_options options_of(const char *folder, const struct split *split, enum dtype kv_dtype)
@@ -70,7 +70,7 @@ static struct pair_options options_of(const char *folder, const struct split *sp
 
 static void lanes_are_empty(const struct pair *pair)
 {
-    for (uint32_t i = 0; i < LANE_COUNT; i++)
+    for (uint32_t i = 0; i < PLAN_LINKS; i++)
         assert_int_equal(doorbell_read(&arena_lane_of(&pair->arena, i)->bell), 0);
 }
 
@@ -83,7 +83,7 @@ static void run_split(const char *model, const struct golden *golden, const stru
     struct helm_err err = {0};
     struct pair *pair = calloc(1, sizeof *pair);
     uint64_t start_us = units_now_us(), digest[2] = {0, 0};
-    snprintf(folder, sizeof folder, "tests/data/%s", model);
+    snprintf(folder, sizeof folder, "%s", model);
     const struct pair_options options = options_of(folder, split, kv_dtype);
     struct outcome all = {0};
     if (longest > LONG_CASE) longest = LONG_CASE;
@@ -92,7 +92,7 @@ static void run_split(const char *model, const struct golden *golden, const stru
         if (!(modes >> mode & 1)) continue;
         for (int again = 0; again < RUNS(mode); again++) {
             struct outcome outcome = {0};
-            run_mode(pair, golden, (enum mode)mode, longest, split->plan.embed == PLAN_HOME_GPU, 2, &outcome);
+            run_mode(pair, golden, (enum mode)mode, longest, split->plan.embed == PLAN_GPU0, 2, &outcome);
             digest[again] = outcome.digest;
             outcome_add(&all, &outcome);
         }
@@ -134,15 +134,16 @@ static void run_model(const char *model, uint32_t layers)
         }
     }
     /* instrumented, of the models one both ways round */
-    for (int start = 0; start < (FEW_SPLITS && strcmp(model, "golden/qwen3") != 0 ? 1 : 2); start++) {
+    for (int start = 0; start < (FEW_SPLITS && strcmp(model, "tests/data/golden/qwen3") != 0 ? 1 : 2);
+         start++) {
         for (uint32_t l = 0; l < layers; l++)
             home[l] = (l + (uint32_t)start) % 2 ? PLAN_HOME_GPU : PLAN_HOME_CPU;
         struct split split;
         make_split(&split, start ? "alternating, gpu first" : "alternating, cpu first", home, layers);
         run_split(model, golden, &split, start ? DTYPE_BF16 : DTYPE_F32, every, UINT32_MAX);
         /* the ends on the other worker than the layers beside them */
-        split.plan.embed = split.plan.embed == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
-        split.plan.head = split.plan.head == PLAN_HOME_CPU ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+        split.plan.embed = split.plan.embed == PLAN_CPU0 ? PLAN_GPU0 : PLAN_CPU0;
+        split.plan.head = split.plan.head == PLAN_CPU0 ? PLAN_GPU0 : PLAN_CPU0;
         split.name = start ? "alternating, ends cpu" : "alternating, ends gpu";
         run_split(model, golden, &split, DTYPE_F16, together, SHORT_CASE);
     }
@@ -154,26 +155,26 @@ static void qwen3_agrees(void **state)
 {
     (void)state;
     need_device();
-    run_model("golden/qwen3", 4);
+    run_model("tests/data/golden/qwen3", 4);
 }
 static void qwen2_agrees(void **state)
 {
     (void)state;
     need_device();
-    run_model("golden/qwen2-bias", 4);
+    run_model("tests/data/golden/qwen2-bias", 4);
 }
 static void llama3_agrees(void **state)
 {
     (void)state;
     need_device();
-    run_model("golden/llama3-ropescaled", 4);
+    run_model("tests/data/golden/llama3-ropescaled", 4);
 }
 #if !FEW_SPLITS /* qwen3 with more layers and a tied head, as qwen2 has */
 static void demo_agrees(void **state)
 {
     (void)state;
     need_device();
-    run_model("demo", 8);
+    run_model("tools/models/demo", 8);
 }
 #endif
 
@@ -312,10 +313,10 @@ static void slow_copies_change_nothing(void **state)
     struct pair *pair = calloc(1, sizeof *pair);
     struct split split;
     make_split(&split, "slow copies", mixed_home, 4);
-    split.plan.embed = PLAN_HOME_GPU;
+    split.plan.embed = PLAN_GPU0;
     struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
     uint64_t digest[2];
-    golden_read("golden/qwen3", golden);
+    golden_read("tests/data/golden/qwen3", golden);
     for (int slow = 0; slow < 2; slow++) {
         struct outcome outcome = {0};
         options.copy_bytes_per_s = slow ? 20 * MIB : 0;
@@ -328,10 +329,9 @@ static void slow_copies_change_nothing(void **state)
         digest[slow] = outcome.digest;
         /* of an embedding that is not the head as well a step reads only rows */
         const struct model *model = &((struct gpu_engine *)pair->server[PAIR_GPU].engine)->model;
-        if (split.plan.embed == PLAN_HOME_GPU &&
-            !(model->config.tied_head && split.plan.head == PLAN_HOME_GPU))
+        if (split.plan.embed == PLAN_GPU0 && !(model->config.tied_head && split.plan.head == PLAN_GPU0))
             bytes -= model_find(model, TENSOR_EMBED, -1)->bytes;
-        assert_int_equal(arena_control_of(&pair->arena)->done[PAIR_GPU].weight_bytes, bytes);
+        assert_int_equal(pair_times(pair, PAIR_GPU)->weight_bytes, bytes);
         pair_close(pair);
     }
     assert_true(digest[0] == digest[1]);
@@ -361,7 +361,7 @@ static void chains_change_nothing(void **state)
     struct helm_err err = {0};
     struct golden *golden = calloc(1, sizeof *golden);
     struct pair *pair = calloc(1, sizeof *pair);
-    golden_read("golden/qwen3", golden);
+    golden_read("tests/data/golden/qwen3", golden);
     for (size_t p = 0; p < (FEW_SPLITS ? 2 : sizeof plans / sizeof *plans); p++) {
         struct split split;
         make_split(&split, plans[p].name, plans[p].home, 4);
@@ -466,7 +466,7 @@ static void hand_overs_are_timed(void **state)
         struct pair *pair = calloc(1, sizeof *pair);
         struct split split;
         make_split(&split, "timing", plans[p], 8);
-        struct pair_options options = options_of("tests/data/demo", &split, DTYPE_F16);
+        struct pair_options options = options_of("tools/models/demo", &split, DTYPE_F16);
         const struct step_result *result;
         uint64_t best_ns = UINT64_MAX;
         if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/golden/courses.h"
 #include "tests/golden/letter_plans.h"
 
 /* Splits and alternations that end inside a layer, without a ring. */
@@ -27,11 +28,11 @@ static void half_layers_are_split(void **state)
                                         "gggccccc", "cccccggg", "cggccggc"};
     for (size_t i = 0; i < (FEW_PLANS ? 2 : sizeof plans / sizeof *plans); i++) {
         const struct case_plan c = {.decode = plans[i], .kv_dtype = DTYPE_F16, .ends_apart = i % 2};
-        run_plan("golden/qwen3", &c, i == 1 ? ALONE | TOGETHER | GREEDY | TWICE : TOGETHER,
+        run_plan("tests/data/golden/qwen3", &c, i == 1 ? ALONE | TOGETHER | GREEDY | TWICE : TOGETHER,
                  i == 1 ? 300 : 140);
     }
     const struct case_plan bias = {.decode = "gcgcgcgc", .kv_dtype = DTYPE_BF16};
-    run_plan("golden/qwen2-bias", &bias, ALONE | ODD | TOGETHER, 140);
+    run_plan("tests/data/golden/qwen2-bias", &bias, ALONE | ODD | TOGETHER, 140);
 }
 
 /* Everything through the ring, whatever its size: the same bits as with everything in VRAM. */
@@ -39,7 +40,8 @@ static void every_ring_gives_the_same_bits(void **state)
 {
     (void)state;
     need_device();
-    static const char *const models[] = {"golden/qwen3", "golden/qwen2-bias", "golden/llama3-ropescaled"};
+    static const char *const models[] = {"tests/data/golden/qwen3", "tests/data/golden/qwen2-bias",
+                                         "tests/data/golden/llama3-ropescaled"};
     static const uint64_t rings[] = {RING_TWO, 64 * KIB, RING_SOME, 2 * MIB, RING_ALL};
     for (size_t m = 0; m < (FEW_PLANS ? 1 : sizeof models / sizeof *models); m++) {
         const struct case_plan resident = {.decode = "gggggggg", .kv_dtype = DTYPE_F16, .by_kernels = true};
@@ -55,11 +57,11 @@ static void every_ring_gives_the_same_bits(void **state)
                              .from = {30},
                              .ring = RING_SOME,
                              .kv_dtype = DTYPE_F16};
-    uint64_t expected = run_plan("golden/qwen3", &slow, TOGETHER, 33);
+    uint64_t expected = run_plan("tests/data/golden/qwen3", &slow, TOGETHER, 33);
     for (int i = 0; i < (FEW_PLANS ? 2 : 3); i++) {
         slow.copy_bytes_per_s = i < 2 ? 400 * MIB : 0;
         slow.no_graphs = i > 0;
-        assert_true(run_plan("golden/qwen3", &slow, TOGETHER | ONCE, 33) == expected);
+        assert_true(run_plan("tests/data/golden/qwen3", &slow, TOGETHER | ONCE, 33) == expected);
     }
     const struct case_plan anew = {.decode = "ssssssss",
                                    .ring = RING_SOME,
@@ -67,7 +69,8 @@ static void every_ring_gives_the_same_bits(void **state)
                                    .no_graphs = true};
     const struct case_plan graphs = {.decode = "ssssssss", .ring = RING_SOME, .kv_dtype = DTYPE_F16};
     const unsigned modes = ALONE | GREEDY | TOGETHER | ONCE;
-    assert_true(run_plan("golden/qwen3", &anew, modes, 140) == run_plan("golden/qwen3", &graphs, modes, 140));
+    assert_true(run_plan("tests/data/golden/qwen3", &anew, modes, 140) ==
+                run_plan("tests/data/golden/qwen3", &graphs, modes, 140));
 }
 
 /* A plan whose weights cross the link packed against the same one with plain ones. Of sanitized runs the
@@ -109,9 +112,10 @@ static void packed_weights_give_the_same_bits(void **state)
         const unsigned modes =
             i == 3 && !FEW_PLANS ? ALONE | ODD | TOGETHER | GREEDY | ONCE : TOGETHER | ONCE;
         const uint32_t longest = i == 6 ? UINT32_MAX : i < 2 ? 33 : 120;
-        packed_and_plain("golden/qwen3", &plans[i], modes, longest);
+        packed_and_plain("tests/data/golden/qwen3", &plans[i], modes, longest);
     }
-    static const char *const models[] = {"golden/qwen2-bias", "golden/llama3-ropescaled"};
+    static const char *const models[] = {"tests/data/golden/qwen2-bias",
+                                         "tests/data/golden/llama3-ropescaled"};
     for (size_t m = 0; m < (FEW_PLANS ? 1 : sizeof models / sizeof *models); m++) {
         packed_and_plain(models[m], &plans[2], TOGETHER | ONCE, 140);
     }
@@ -142,15 +146,16 @@ static void packed_at_home_gives_the_same_bits(void **state)
         const uint32_t longest = i == 3 ? UINT32_MAX : 60;
         struct case_plan c = plans[i];
         c.by_kernels = true; /* chains of what is plain add in another order */
-        uint64_t packed = run_plan("golden/qwen3", &c, modes, longest);
+        uint64_t packed = run_plan("tests/data/golden/qwen3", &c, modes, longest);
         c.pack_gpu = 0;
-        if (!FEW_PLANS) assert_true(run_plan("golden/qwen3", &c, modes, longest) == packed);
+        if (!FEW_PLANS) assert_true(run_plan("tests/data/golden/qwen3", &c, modes, longest) == packed);
     }
     /* its head is also its embedding, which is the CPU's then */
     struct case_plan bias = {.decode = "cgggcggg", .pack_gpu = 6, .kv_dtype = DTYPE_F16, .by_kernels = true};
-    uint64_t packed = run_plan("golden/qwen2-bias", &bias, TOGETHER, 140);
+    uint64_t packed = run_plan("tests/data/golden/qwen2-bias", &bias, TOGETHER, 140);
     bias.pack_gpu = 0;
-    if (!FEW_PLANS) assert_true(run_plan("golden/qwen2-bias", &bias, TOGETHER | ONCE, 140) == packed);
+    if (!FEW_PLANS)
+        assert_true(run_plan("tests/data/golden/qwen2-bias", &bias, TOGETHER | ONCE, 140) == packed);
 }
 
 /* What crosses the link in a decode step, the second from the same state on, and how long it takes. */
@@ -162,7 +167,6 @@ static uint64_t decode_link_bytes(const struct case_plan *c, uint64_t *weights, 
     uint64_t bytes = 0;
     open_pair("tests/data/golden/qwen3", c, pair, vram_of_device(), 0);
     for (uint32_t i = 0; i < 8; i++) arena_history_of(&pair->arena, 0)[i] = 3 + i;
-    const struct arena_done *done = &arena_control_of(&pair->arena)->done[PAIR_GPU];
     struct device *device = ((struct gpu_engine *)pair->server[PAIR_GPU].engine)->device;
     struct device_stats before, after;
     *seconds = 1e9;
@@ -174,11 +178,14 @@ static uint64_t decode_link_bytes(const struct case_plan *c, uint64_t *weights, 
         double took = (double)(units_now_us() - start_us) * 1e-6;
         if (i && took < *seconds) *seconds = took;
         device_read_stats(device, &after);
-        assert_int_equal(done->link_bytes, after.copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE] -
-                                               before.copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE]);
-        if (i) assert_true(i == 1 || bytes == done->link_bytes); /* every step copies the same */
-        bytes = done->link_bytes;
-        *weights = done->weight_bytes;
+        assert_int_equal(pair_times(pair, PAIR_GPU)->link_bytes,
+                         after.copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE] -
+                             before.copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE]);
+        if (i)
+            assert_true(i == 1 ||
+                        bytes == pair_times(pair, PAIR_GPU)->link_bytes); /* every step copies the same */
+        bytes = pair_times(pair, PAIR_GPU)->link_bytes;
+        *weights = pair_times(pair, PAIR_GPU)->weight_bytes;
     }
     pair_close(pair);
     free(pair);
@@ -225,11 +232,11 @@ static void cpu_and_stream_alternate(void **state)
         {.decode = "cgscsggs", .ring = 100 * KIB, .kv_dtype = DTYPE_F16, .no_graphs = true},
     };
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i += FEW_PLANS ? 2 : 1)
-        run_plan("golden/qwen3", &plans[i],
+        run_plan("tests/data/golden/qwen3", &plans[i],
                  FEW_PLANS ? TOGETHER : ALONE | (i % 2 ? ODD : 0) | TOGETHER | GREEDY,
                  i == 1 ? UINT32_MAX : 140);
     const struct case_plan demo = {.decode = "csgcsgcsgcsgcsgc", .ring = RING_SOME, .kv_dtype = DTYPE_F16};
-    run_plan("demo", &demo, TOGETHER, 300);
+    run_plan("tools/models/demo", &demo, TOGETHER, 300);
 }
 
 /* Prompts are computed by other lists than decode, over the same weights and caches. */
@@ -262,14 +269,14 @@ static void prefill_lists_borrow_caches(void **state)
          .no_graphs = true},
     };
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++)
-        run_plan("golden/qwen3", &plans[i],
+        run_plan("tests/data/golden/qwen3", &plans[i],
                  !FEW_PLANS || i == 2 ? ALONE | (i % 2 ? ODD : 0) | TOGETHER | GREEDY : TOGETHER, UINT32_MAX);
     const struct case_plan bias = {.decode = "cgcscgcs",
                                    .prefill = {"sgsssgss"},
                                    .from = {17},
                                    .ring = RING_SOME,
                                    .kv_dtype = DTYPE_F16};
-    run_plan("golden/qwen2-bias", &bias, ALONE | ODD | TOGETHER, 300);
+    run_plan("tests/data/golden/qwen2-bias", &bias, ALONE | ODD | TOGETHER, 300);
 }
 
 /* A long chunk once, for its token alone. */
@@ -279,7 +286,7 @@ static void one_long_prompt(const struct case_plan *c)
     struct pair *pair = calloc(1, sizeof *pair);
     struct helm_err err = {0};
     const struct step_result *result;
-    golden_read("golden/qwen3", golden);
+    golden_read("tests/data/golden/qwen3", golden);
     open_pair("tests/data/golden/qwen3", c, pair, vram_of_device(), 0);
     for (uint32_t i = 0; i < golden->count; i++) {
         const struct golden_case *one = &golden->cases[i];
@@ -319,10 +326,12 @@ static void long_chunks_are_cut_inside(void **state)
         one_long_prompt(&streamed);
         return;
     }
-    uint64_t expected = run_plan("golden/qwen3", &whole, ALONE | ODD | TOGETHER | ONCE, UINT32_MAX);
-    assert_true(run_plan("golden/qwen3", &streamed, ALONE | ODD | TOGETHER | ONCE, UINT32_MAX) == expected);
-    run_plan("golden/qwen3", &borrowed, ALONE | TOGETHER, UINT32_MAX);
-    run_plan("golden/llama3-ropescaled", &borrowed, ALONE | ODD | TOGETHER, UINT32_MAX);
+    uint64_t expected =
+        run_plan("tests/data/golden/qwen3", &whole, ALONE | ODD | TOGETHER | ONCE, UINT32_MAX);
+    assert_true(run_plan("tests/data/golden/qwen3", &streamed, ALONE | ODD | TOGETHER | ONCE, UINT32_MAX) ==
+                expected);
+    run_plan("tests/data/golden/qwen3", &borrowed, ALONE | TOGETHER, UINT32_MAX);
+    run_plan("tests/data/golden/llama3-ropescaled", &borrowed, ALONE | ODD | TOGETHER, UINT32_MAX);
 }
 
 /* What a step says of itself: bytes over the link, and how they get fewer as the ring holds more. */
@@ -343,21 +352,20 @@ static void times_count_what_crosses_the_link(void **state)
         struct pair *pair = calloc(1, sizeof *pair);
         open_pair("tests/data/golden/qwen3", &c, pair, vram_of_device(), 0);
         for (uint32_t i = 0; i < 100; i++) arena_history_of(&pair->arena, 0)[i] = 3 + i;
-        const struct arena_done *done = &arena_control_of(&pair->arena)->done[PAIR_GPU];
         const struct step_row prompt = {.slot = 0, .start = 0, .count = 40, .flags = STEP_ROW_SAMPLE};
         const struct step_row more = {.slot = 0, .start = 40, .count = 30, .flags = STEP_ROW_SAMPLE};
         const struct step_row next = {.slot = 0, .start = 70, .count = 1, .flags = STEP_ROW_SAMPLE};
         const uint64_t page = kv_layer_bytes(&arena_header_of(&pair->arena)->kv);
         if (pair_step(pair, &prompt, 1, &result, &err)) fail_msg("%s", err.text);
-        uint64_t first = done->link_bytes; /* two pages back from layer 1, none came */
+        uint64_t first = pair_times(pair, PAIR_GPU)->link_bytes; /* two pages back from layer 1, none came */
         if (pair_step(pair, &more, 1, &result, &err)) fail_msg("%s", err.text);
         /* positions 0 to 39 are in two pages, those 40 to 69 in pages 1 and 2 */
-        assert_int_equal(done->link_bytes, first + 2 * page);
+        assert_int_equal(pair_times(pair, PAIR_GPU)->link_bytes, first + 2 * page);
         if (pair_step(pair, &next, 1, &result, &err)) fail_msg("%s", err.text);
-        link[r] = done->link_bytes;
-        if (r) assert_int_equal(weights, done->weight_bytes);
-        weights = done->weight_bytes;
-        assert_true(done->busy_ns > 0);
+        link[r] = pair_times(pair, PAIR_GPU)->link_bytes;
+        if (r) assert_int_equal(weights, pair_times(pair, PAIR_GPU)->weight_bytes);
+        weights = pair_times(pair, PAIR_GPU)->weight_bytes;
+        assert_true(pair_times(pair, PAIR_GPU)->busy_ns > 0);
         pair_close(pair);
         free(pair);
     }
@@ -379,7 +387,6 @@ static void chunks_of_a_prompt_leave_the_ring_alone(void **state)
     open_pair("tests/data/golden/qwen3", &c, pair, vram_of_device(), 0);
     for (uint32_t i = 0; i < 200; i++)
         arena_history_of(&pair->arena, 0)[i] = arena_history_of(&pair->arena, 1)[i] = 3 + i;
-    const struct arena_done *done = &arena_control_of(&pair->arena)->done[PAIR_GPU];
     const uint64_t page = kv_layer_bytes(&arena_header_of(&pair->arena)->kv);
     const struct step_row rows[] = {{.slot = 0, .start = 0, .count = 64},
                                     {.slot = 0, .start = 64, .count = 64},
@@ -389,8 +396,8 @@ static void chunks_of_a_prompt_leave_the_ring_alone(void **state)
     uint64_t link[5], weights[5];
     for (int i = 0; i < 5; i++) {
         if (pair_step(pair, &rows[i], 1, &result, &err)) fail_msg("%s", err.text);
-        link[i] = done->link_bytes;
-        weights[i] = done->weight_bytes;
+        link[i] = pair_times(pair, PAIR_GPU)->link_bytes;
+        weights[i] = pair_times(pair, PAIR_GPU)->weight_bytes;
     }
     /* The first two: six streamed halves each, and of two borrowed layers two pages in and out. */
     assert_int_equal(link[1], link[0] + 2 * 2 * page);
@@ -409,7 +416,7 @@ static void chunks_of_a_prompt_leave_the_ring_alone(void **state)
                                      .count = 179 - at < 16 ? 179 - at : 16,
                                      .flags = STEP_ROW_SAMPLE};
         if (pair_step(pair, &row, 1, &result, &err)) fail_msg("%s", err.text);
-        assert_int_equal(done->link_bytes, 0);
+        assert_int_equal(pair_times(pair, PAIR_GPU)->link_bytes, 0);
     }
     assert_int_equal(result->row[0].sampled.token, token);
     pair_close(pair);
@@ -425,7 +432,7 @@ static void chunks_of_a_prompt_leave_the_ring_alone(void **state)
     for (int i = 0; i < (FEW_PLANS ? 1 : 2); i++) {
         struct case_plan one = slow;
         one.no_graphs = i == 1;
-        run_plan("golden/qwen3", &one, ALONE | (i ? ODD : 0) | TOGETHER, 140);
+        run_plan("tests/data/golden/qwen3", &one, ALONE | (i ? ODD : 0) | TOGETHER, 140);
     }
 }
 
@@ -455,6 +462,50 @@ static void what_cannot_be_run_is_refused(void **state)
     free(pair);
 }
 
+/* Rung behind others, steps give the same tokens whoever has the embedding, the head and what is between,
+ * whether tokens are the device's argmax or drawn, and whatever comes in between. */
+static void steps_rung_behind_others_give_the_same_tokens(void **state)
+{
+    (void)state;
+    need_device();
+    static const struct case_plan plans[] = {
+        {.decode = "cccccccc", .kv_dtype = DTYPE_F16},
+        {.decode = "ccggccgg", .kv_dtype = DTYPE_F16},
+        {.decode = "ccggccgg", .kv_dtype = DTYPE_F16, .ends_apart = true},
+        {.decode = "cgcgcgcg", .kv_dtype = DTYPE_F16, .no_graphs = true},
+        {.decode = "gccccccg", .kv_dtype = DTYPE_F16},
+        {.decode = "cggggggc", .kv_dtype = DTYPE_F16},
+        {.decode = "ssssssss", .ring = RING_SOME, .kv_dtype = DTYPE_F16},
+        {.decode = "csgcscgs",
+         .prefill = {"ccgsscgs", "ssgsssgs"},
+         .from = {17, 100},
+         .ring = RING_SOME,
+         .kv_dtype = DTYPE_F16,
+         .pack = true},
+    };
+    static const struct course courses[] = {{.rows = 3, .queued = true},
+                                            {.rows = 3, .queued = true, .sampled = true},
+                                            {.rows = 3, .queued = true, .other_at = 10, .both_at = 20},
+                                            {.rows = 3, .queued = true, .sampled = true, .leaves_at = 15}};
+    for (size_t p = 0; p < sizeof plans / sizeof *plans; p += FEW_PLANS ? 2 : 1) {
+        struct pair *pair = calloc(1, sizeof *pair);
+        open_pair("tests/data/golden/qwen3", &plans[p], pair, vram_of_device(), 0);
+        for (size_t i = 0; i < sizeof courses / sizeof *courses; i += FEW_PLANS ? 3 : 1) {
+            static uint32_t tokens[2][COURSE_SLOTS][COURSE_TOKENS];
+            struct course plain = courses[i];
+            plain.queued = false;
+            memset(tokens, 0, sizeof tokens);
+            run_course(pair, &plain, tokens[0]);
+            run_course(pair, &courses[i], tokens[1]);
+            assert_memory_equal(tokens[0], tokens[1], sizeof tokens[0]);
+        }
+        for (uint32_t i = 0; i < PLAN_LINKS; i++)
+            assert_int_equal(doorbell_read(&arena_lane_of(&pair->arena, i)->bell), 0);
+        pair_close(pair);
+        free(pair);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -469,6 +520,7 @@ int main(void)
         cmocka_unit_test(prefill_lists_borrow_caches),
         cmocka_unit_test(long_chunks_are_cut_inside),
         cmocka_unit_test(chunks_of_a_prompt_leave_the_ring_alone),
+        cmocka_unit_test(steps_rung_behind_others_give_the_same_tokens),
     };
     return cmocka_run_group_tests_name("golden/stream", tests, NULL, NULL);
 }

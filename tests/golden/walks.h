@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "common/arena.h"
+#include "common/shared/arena.h"
 #include "tests/golden/golden.h"
 
 /* What runs the steps. */

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Everything that needs a GPU, one line of verdict each: `make check-gpu`, or from an unpacked bundle
-# (tools/gpu/bundle.sh) on a machine that has the driver and CUDA's libraries but none of HELM's.
+# (tools/gpu-bundle.sh) on a machine that has the driver and CUDA's libraries but none of HELM's.
 #
 #   check.sh [--need-gpu] [--full-bench] [--only NAME,NAME...] [BIN]
 #

@@ -16,8 +16,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "worker-cpu/kernels/convert.h"
-#include "worker-gpu/kernels.h"
+#include "common/formats/convert.h"
+#include "worker-gpu/kernels/kernels.h"
 
 struct test_context {
     struct gpuk_device device;

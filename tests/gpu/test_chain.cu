@@ -135,7 +135,7 @@ struct chain_test {
     struct gpuk_linear_args linear(struct test_context *t, size_t x, uint32_t cols, bool norm)
     {
         struct gpuk_linear_args a = {};
-        a.dtype = (enum dtype)m.dtype;
+        a.format = (enum tensor_format)m.dtype;
         a.cols = cols;
         a.x = float_at(x);
         a.norm = norm && random_below(t, 4) ? norms->as<float>() + 4 * random_below(t, 4) : nullptr;
@@ -148,7 +148,7 @@ struct chain_test {
             weights->as<char>() + (size_t)random_below(t, 4096 * (uint32_t)bytes_of(m.dtype) / 16) * 16;
         const float *bias = m.bias && random_below(t, 2) ? before->as<float>() + random_below(t, 8) : nullptr;
         if (rows + 8 > state_before.size()) bias = nullptr;
-        a.segment[a.segments++] = {w, bias, float_at(out), rows};
+        a.segment[a.segments++] = {w, nullptr, bias, float_at(out), rows};
     }
     void push(const struct gpuk_linear_args &a)
     {
@@ -282,8 +282,10 @@ static void test_refusals(struct test_context *t)
     check(t, write(linear, linear, 0) == HELM_E_LIMIT, "an empty chain is refused");
     check(t, write(linear, bad, 2) == HELM_E_UNSUPPORTED && strstr(err.text, "operation 1"),
           "the operation that cannot be taken is named");
-    bad = linear, bad.linear.dtype = DTYPE_F16;
-    check(t, write(linear, bad, 2) == HELM_E_UNSUPPORTED, "weights of two dtypes are refused");
+    bad = linear, bad.linear.format = FORMAT_F16;
+    check(t, write(linear, bad, 2) == HELM_E_UNSUPPORTED, "weights of two formats are refused");
+    bad.linear.format = FORMAT_BF16_PACKED;
+    check(t, !gpuk_chain_takes(&t->device, &bad), "packed weights are refused");
     bad = attention, bad.attention.args.kv.layout.dtype = DTYPE_F16;
     check(t, write(attention, bad, 2) == HELM_E_UNSUPPORTED, "caches of two dtypes are refused");
     bad = attention, bad.attention.args.step.position++;

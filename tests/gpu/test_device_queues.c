@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "tests/device_choice.h"
-#include "tests/unit/worker-gpu/device_test.h"
+#include "tests/unit/worker-gpu/device/device_test.h"
 
 enum { SLICES = 16, SLOTS = 4, PREFIX = 3, STEPS = 20, HIDDEN = 1024 };
 
@@ -116,12 +116,21 @@ static void put_copy(struct rig *r, uint32_t slice)
                    r->slice, why));
 }
 
+/* A kernel that reads `rows` rows of the ring. */
+static void put_read(struct rig *r, uint32_t rows, float *from, float *to)
+{
+    const struct op op = {.kind = OP_LANE_READ,
+                          .tokens = rows,
+                          .count = r->count,
+                          .as.move = {.from = from, .to = to, .width = HIDDEN}};
+    OK(device_run(r->d, &op, why));
+}
+
 /* A kernel that reads the slice where it lies in the ring; three times, so that it takes a while. */
 static void put_use(struct rig *r, uint32_t slice)
 {
     for (int i = 0; i < 3; i++)
-        OK(r->d->kernels.lane_copy(r->d, r->count, r->rows, slot_of(r, slice), HIDDEN,
-                                   r->seen + slice * (r->slice / sizeof(float)), 0, why));
+        put_read(r, r->rows, slot_of(r, slice), r->seen + slice * (r->slice / sizeof(float)));
 }
 
 static void put_end(struct rig *r)
@@ -327,7 +336,7 @@ static void times_of_words_and_events(void **state)
             OK(device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, r.ring, r.host, 64, why));
             if (events) OK(d->ops->event_record(d, DEVICE_COPY, r.copied[s], why));
             if (events) OK(d->ops->event_follow(d, DEVICE_COMPUTE, r.copied[s], why));
-            OK(d->kernels.lane_copy(d, r.count, 1, r.ring, HIDDEN, r.seen, 0, why));
+            put_read(&r, 1, r.ring, r.seen);
             if (events) OK(d->ops->event_record(d, DEVICE_COMPUTE, r.used[s], why));
             if (events) OK(d->ops->event_follow(d, DEVICE_COPY, r.used[s], why));
         }

@@ -1,9 +1,9 @@
-/* The kernel that expands packed weights against the plain reference (common/packed.h), bit for bit: whole
+/* The kernel that expands packed weights against the plain reference (common/formats/packed.h), bit for bit: whole
  * matrices, slices of groups, several parts in one launch, few blocks; nothing outside is written. */
 #include "tests/gpu/harness.cuh"
 
 extern "C" {
-#include "common/packed.h"
+#include "common/formats/packed.h"
 }
 
 enum fill { FILL_NORMAL, FILL_WIDE, FILL_BITS, FILL_ONE, FILL_TILES, FILL_MIXED, FILL_COUNT };
@@ -67,8 +67,12 @@ static void check_slice(struct test_context *t, const packed_case &c, uint32_t f
     bool good = memcmp(expected.data(), c.value.data() + start, expected.size() * 2) == 0;
     gpu_buffer packed(std::vector<unsigned char>(c.packed.begin() + from, c.packed.begin() + to)),
         offset(c.offset), out(expected.size() * 2 + 64);
-    struct gpuk_expand_part part = {packed.at, offset.as<uint32_t>() + first, out.at,
-                                    (uint32_t)(expected.size() / c.cols), c.cols};
+    struct gpuk_expand_part part = {FORMAT_BF16_PACKED,
+                                    packed.at,
+                                    offset.as<uint32_t>() + first,
+                                    out.at,
+                                    (uint32_t)(expected.size() / c.cols),
+                                    c.cols};
     GPUK(gpuk_expand(&t->device, &part, 1, blocks, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     const std::vector<uint16_t> got = out.read<uint16_t>();
@@ -91,7 +95,7 @@ static void check_parts(struct test_context *t, uint32_t cols, uint32_t blocks)
         const packed_case &c = cases.back();
         gpu_buffer *packed = new gpu_buffer(c.packed), *offset = new gpu_buffer(c.offset),
                    *out = new gpu_buffer(c.value.size() * 2 + 64);
-        part[i] = {packed->at, offset->as<uint32_t>(), out->at, rows[i], cols};
+        part[i] = {FORMAT_BF16_PACKED, packed->at, offset->as<uint32_t>(), out->at, rows[i], cols};
         owned.push_back(packed), owned.push_back(offset), owned.push_back(out);
     }
     for (uint32_t parts = 1; parts <= 3; parts++) {
@@ -118,7 +122,7 @@ static void check_refusals(struct test_context *t)
     gpu_buffer some(4096);
     struct gpuk_expand_part part[4];
     struct helm_err err = {};
-    for (auto &p : part) p = {some.at, some.as<uint32_t>(), some.at, 16, 8};
+    for (auto &p : part) p = {FORMAT_BF16_PACKED, some.at, some.as<uint32_t>(), some.at, 16, 8};
     check(t, gpuk_expand(&t->device, part, 0, 0, t->stream, &err) == HELM_E_USAGE, "expand of no parts");
     check(t, gpuk_expand(&t->device, part, 4, 0, t->stream, &err) == HELM_E_USAGE, "expand of four parts");
     part[0].cols = 0;
@@ -127,9 +131,15 @@ static void check_refusals(struct test_context *t)
     part[0].cols = PACKED_COLS_MAX + 1;
     check(t, gpuk_expand(&t->device, part, 1, 0, t->stream, &err) == HELM_E_UNSUPPORTED,
           "expand of too many columns");
-    part[0].cols = 8, part[0].packed = some.as<char>() + 4;
+    part[0].cols = 8, part[0].weight = some.as<char>() + 4;
     check(t, gpuk_expand(&t->device, part, 1, 0, t->stream, &err) == HELM_E_USAGE,
           "expand from an address that is not aligned");
+    part[0].weight = some.at, part[0].format = FORMAT_BF16;
+    check(t, gpuk_expand(&t->device, part, 1, 0, t->stream, &err) == HELM_E_UNSUPPORTED,
+          "expand of plain weights");
+    part[0].format = FORMAT_BF16_PACKED, part[1].format = FORMAT_F16;
+    check(t, gpuk_expand(&t->device, part, 2, 0, t->stream, &err) == HELM_E_UNSUPPORTED,
+          "expand of two formats at once");
 }
 
 void test_expand(struct test_context *t)

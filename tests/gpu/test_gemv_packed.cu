@@ -5,7 +5,7 @@
 #include "tests/gpu/harness.cuh"
 
 extern "C" {
-#include "common/packed.h"
+#include "common/formats/packed.h"
 }
 
 enum fill { FILL_NORMAL, FILL_WIDE, FILL_BITS, FILL_TILES, FILL_MIXED, FILL_COUNT };
@@ -80,29 +80,29 @@ static void run_case(struct test_context *t, const std::vector<struct gpuk_devic
              c.rows[0], c.cols, c.first, c.segments, c.fill, device->sm_count, c.norm ? " norm" : "",
              c.bias ? " bias" : "", c.residual ? " residual" : "", c.swiglu ? " swiglu" : "");
     struct gpuk_linear_args args = {};
-    args.dtype = DTYPE_BF16, args.cols = c.cols, args.segments = c.segments;
+    args.format = FORMAT_BF16_PACKED, args.cols = c.cols, args.segments = c.segments;
     args.eps = 1e-6f, args.swiglu = c.swiglu;
     std::vector<gpu_buffer *> owned;
     const auto keep = [&](gpu_buffer *b) {
         owned.push_back(b);
         return b;
     };
-    const uint32_t *offset[GPUK_SEGMENTS_MAX];
     struct gpuk_expand_part part[GPUK_SEGMENTS_MAX];
     struct gpuk_linear_args plain = args;
+    plain.format = FORMAT_BF16;
     std::vector<gpu_buffer *> out;
     for (uint32_t s = 0; s < c.segments; s++) {
         const packed_matrix m = make_matrix(t, c.rows[s] + c.first * PACKED_ROWS, c.cols, c.fill);
         if (c.fill == FILL_BITS) check(t, m.raw_groups == packed_groups(m.rows), what);
         if (c.fill == FILL_WIDE && m.rows >= PACKED_ROWS) /* a short last group may be raw */
             check(t, m.raw_groups <= m.rows % PACKED_ROWS && m.escapes > m.rows / 16 * c.cols, what);
-        offset[s] = keep(m.table)->as<uint32_t>() + c.first;
+        const uint32_t *offset = keep(m.table)->as<uint32_t>() + c.first;
         const char *from = keep(m.packed)->as<char>() + packed_at(m.offset.data(), c.first);
         const float *bias = c.bias ? keep(new gpu_buffer(random_floats(t, c.rows[s])))->as<float>() : nullptr;
         gpu_buffer *weights = keep(new gpu_buffer((size_t)c.rows[s] * c.cols * 2));
-        part[s] = {from, offset[s], weights->at, c.rows[s], c.cols};
+        part[s] = {FORMAT_BF16_PACKED, from, offset, weights->at, c.rows[s], c.cols};
         out.push_back(keep(new gpu_buffer((size_t)(c.rows[s] + 16) * sizeof(float))));
-        args.segment[s] = {from, bias, out[s]->as<float>(), c.rows[s]};
+        args.segment[s] = {from, offset, bias, out[s]->as<float>(), c.rows[s]};
         plain.segment[s] = args.segment[s], plain.segment[s].weight = weights->at;
     }
     args.x = keep(new gpu_buffer(random_floats(t, c.cols)))->as<float>();
@@ -117,8 +117,8 @@ static void run_case(struct test_context *t, const std::vector<struct gpuk_devic
     for (const struct gpuk_device &way : ways) {
         for (gpu_buffer *b : out) CUDA(cudaMemset(b->at, 0xff, b->bytes));
         CUDA(cudaDeviceSynchronize());
-        check(t, gpuk_gemv_packed_takes(&way, &args), what);
-        GPUK(gpuk_gemv_packed(&way, &args, offset, 0, t->stream, &err));
+        check(t, gpuk_linear_takes(&way, &args, GPUK_ONE), what);
+        GPUK(gpuk_gemv(&way, &args, nullptr, 0, t->stream, &err));
         for (uint32_t s = 0; s < (c.swiglu ? 1 : c.segments); s++) {
             const auto got = out[s]->read<uint32_t>();
             size_t wrong = 0, empty = 0;
@@ -140,37 +140,40 @@ static void check_refusals(struct test_context *t)
 {
     gpu_buffer some(4096);
     struct gpuk_linear_args args = {};
-    args.dtype = DTYPE_BF16, args.cols = 512, args.segments = 1, args.x = some.as<float>();
-    args.segment[0] = {some.at, nullptr, some.as<float>(), 16};
-    const uint32_t *offset[] = {some.as<uint32_t>()};
+    args.format = FORMAT_BF16_PACKED, args.cols = 512, args.segments = 1, args.x = some.as<float>();
+    args.segment[0] = {some.at, some.as<uint32_t>(), nullptr, some.as<float>(), 16};
     struct helm_err err = {};
     struct gpuk_device none = t->device, old = t->device, other = t->device;
     none.bulk_copy = old.bulk_copy = false, old.capability = 75, other.gemv_tile_bytes = 2048;
-    check(t, gpuk_gemv_packed_takes(&t->device, &args), "packed gemv of 512 columns");
-    check(t, gpuk_gemv_packed_takes(&none, &args), "packed gemv without bulk copies");
-    check(t, !gpuk_gemv_packed_takes(&old, &args), "packed gemv without asynchronous copies");
-    check(t, !gpuk_gemv_packed_takes(&other, &args), "packed gemv where gemv has other tiles");
+    check(t, gpuk_linear_takes(&t->device, &args, GPUK_ONE), "packed gemv of 512 columns");
+    check(t, gpuk_linear_takes(&none, &args, GPUK_ONE), "packed gemv without bulk copies");
+    check(t, !gpuk_linear_takes(&old, &args, GPUK_ONE), "packed gemv without asynchronous copies");
+    check(t, !gpuk_linear_takes(&other, &args, GPUK_ONE), "packed gemv where gemv has other tiles");
     /* a card with few multiprocessors and 99 KiB a block: all that leaves room for x */
     struct gpuk_device card = none;
     card.capability = 86, card.sm_count = 24, card.shared_bytes_max = 99 << 10;
     for (uint32_t cols : {4096u, 5120u, 9728u, 12288u, 17408u}) {
         args.cols = cols, args.segment[0].rows = 151936;
-        check(t, gpuk_gemv_packed_takes(&card, &args), "packed gemv of a head on a small card");
+        check(t, gpuk_linear_takes(&card, &args, GPUK_ONE), "packed gemv of a head on a small card");
     }
     args.cols = 25600;
-    check(t, !gpuk_gemv_packed_takes(&card, &args), "packed gemv of 25600 columns on a small card");
+    check(t, !gpuk_linear_takes(&card, &args, GPUK_ONE), "packed gemv of 25600 columns on a small card");
     args.segment[0].rows = 16;
     args.cols = 768;
-    check(t, !gpuk_gemv_packed_takes(&t->device, &args), "packed gemv of 768 columns");
-    check(t, gpuk_gemv_packed(&t->device, &args, offset, 0, t->stream, &err) == HELM_E_UNSUPPORTED,
+    check(t, !gpuk_linear_takes(&t->device, &args, GPUK_ONE), "packed gemv of 768 columns");
+    check(t, gpuk_gemv(&t->device, &args, nullptr, 0, t->stream, &err) == HELM_E_UNSUPPORTED,
           "packed gemv of 768 columns is refused");
-    args.cols = 512, args.dtype = DTYPE_F16;
-    check(t, !gpuk_gemv_packed_takes(&t->device, &args), "packed gemv of f16");
-    args.dtype = DTYPE_BF16, args.x = some.as<float>() + 1;
-    check(t, !gpuk_gemv_packed_takes(&t->device, &args), "packed gemv of x that is not aligned");
-    args.x = some.as<float>(), offset[0] = (const uint32_t *)(some.as<char>() + 2);
-    check(t, gpuk_gemv_packed(&t->device, &args, offset, 0, t->stream, &err) == HELM_E_USAGE,
+    args.cols = 512;
+    check(t, !gpuk_linear_takes(&t->device, &args, GPUK_FEW), "packed gemm");
+    check(t, !gpuk_linear_takes(&t->device, &args, GPUK_CHUNK), "packed matrix products");
+    args.x = some.as<float>() + 1;
+    check(t, !gpuk_linear_takes(&t->device, &args, GPUK_ONE), "packed gemv of x that is not aligned");
+    args.x = some.as<float>(), args.segment[0].offset = (const uint32_t *)(some.as<char>() + 2);
+    check(t, gpuk_gemv(&t->device, &args, nullptr, 0, t->stream, &err) == HELM_E_USAGE,
           "packed gemv of a table that is not aligned");
+    args.segment[0].offset = nullptr;
+    check(t, gpuk_gemv(&t->device, &args, nullptr, 0, t->stream, &err) == HELM_E_USAGE,
+          "packed gemv without a table");
 }
 
 void test_gemv_packed(struct test_context *t)

@@ -13,9 +13,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/arena.h"
+#include "common/shared/arena.h"
 #include "common/model/model.h"
-#include "common/units.h"
+#include "common/base/units.h"
 
 #define TICKETS      20000u
 #define TIMEOUT_MS   60000

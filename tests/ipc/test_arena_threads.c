@@ -10,9 +10,9 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "common/arena.h"
+#include "common/shared/arena.h"
 #include "common/model/model.h"
-#include "common/units.h"
+#include "common/base/units.h"
 
 #define THREADS    4
 #define STEPS      5000u

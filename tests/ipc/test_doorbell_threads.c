@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "common/doorbell.h"
+#include "common/shared/doorbell.h"
 
 #define ROUNDS     250000u
 #define TIMEOUT_MS 60000 /* far beyond any scheduling delay: only a lost wake-up reaches it */

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/lane.h"
+#include "common/shared/lane.h"
 
 #define STAGES     3 /* the first writes, the middle one reads and writes, the last reads */
 #define TOKENS     4u

@@ -15,7 +15,7 @@
 #include <time.h>
 
 #include "common/model/model.h"
-#include "common/units.h"
+#include "common/base/units.h"
 #include "worker-gpu/engine.h"
 
 #define FOLDER   "tests/data/golden/qwen3"
@@ -46,13 +46,14 @@ static void sleep_ms(uint32_t ms)
 static void *play_cpu(void *arg)
 {
     struct setup *s = arg;
-    struct lane *in = arena_lane_of(&s->arena, LANE_TO_CPU), *out = arena_lane_of(&s->arena, LANE_TO_GPU);
+    struct lane *in = arena_lane_of(&s->arena, plan_link_of(PLAN_GPU0, PLAN_CPU0)),
+                *out = arena_lane_of(&s->arena, plan_link_of(PLAN_CPU0, PLAN_GPU0));
     for (; atomic_load(&s->steps); atomic_fetch_sub(&s->steps, 1))
         for (uint32_t i = 0; i < s->span_count; i++) {
             const struct plan_span *span = &s->spans[i];
             struct helm_err err = {0};
             int rc = 0;
-            if (span->worker != PLAN_HOME_CPU) continue;
+            if (span->processor != PLAN_CPU0) continue;
             if (span->ticket_in) rc = lane_wait(in, span->ticket_in, 0, 120000, NULL, &err);
             if (!rc && span->ticket_in && span->last_in) lane_release(in);
             if (span->unit_count) sleep_ms(STAGE_MS);
@@ -76,15 +77,15 @@ static void open_setup(struct setup *s, const char *letters, uint64_t ring_bytes
                             .stages = s->stages,
                             .stage_count = plan_stages_of(home, UNITS / 2, s->stages),
                             .ring_bytes = ring_bytes,
-                            .embed = PLAN_HOME_CPU,
-                            .head = PLAN_HOME_GPU};
+                            .embed = PLAN_CPU0,
+                            .head = PLAN_GPU0};
     const struct arena_spec spec = {.slots = 1,
                                     .context_tokens = 64,
                                     .step_tokens = 16,
                                     .hidden = c->hidden,
                                     .vocab = c->vocab,
-                                    .lanes = LANE_COUNT,
-                                    .kv = {.layers = plan_layers_of(&s->plan, PLAN_HOME_CPU),
+                                    .lanes = PLAN_LINKS,
+                                    .kv = {.layers = plan_layers_of(&s->plan, PLAN_CPU0),
                                            .kv_heads = c->kv_heads,
                                            .head_dim = c->head_dim,
                                            .page_tokens = 32,
@@ -123,7 +124,7 @@ static void close_setup(struct setup *s)
 }
 
 /* Milliseconds of a step of one token, the median of some; the first is left out. */
-static double run_steps(struct setup *s, struct engine_times *times)
+static double run_steps(struct setup *s, struct arena_times *times)
 {
     struct arena_control *control = arena_control_of(&s->arena);
     struct helm_err err = {0};
@@ -153,7 +154,7 @@ static double run_steps(struct setup *s, struct engine_times *times)
 
 /* Opens a setup anew and runs its steps, until one run's median is below `most_ms`. Leaves it open. */
 static double run_undisturbed(struct setup *s, const char *letters, uint64_t ring_bytes, bool no_graphs,
-                              double most_ms, struct engine_times *times)
+                              double most_ms, struct arena_times *times)
 {
     double ms = 0;
     for (int i = 0; i < TRIES && (i == 0 || ms >= most_ms); i++) {
@@ -179,7 +180,7 @@ static void the_link_works_while_the_cpu_computes(void **state)
     (void)state;
     for (int anew = 0; anew < 2; anew++) {
         struct setup *s = calloc(1, sizeof *s);
-        struct engine_times times;
+        struct arena_times times;
         double ms = run_undisturbed(s, "cscscscs", 2500 * KIB, anew, 220, &times);
         double link = link_ms(s, times.link_bytes);
         print_message("cpu 160 ms, link %.1f ms: a step takes %.1f ms, of them %.1f waiting\n", link, ms,
@@ -199,7 +200,7 @@ static void the_link_works_between_steps(void **state)
 {
     (void)state;
     struct setup *s = calloc(1, sizeof *s);
-    struct engine_times times;
+    struct arena_times times;
     double ms = run_undisturbed(s, "cccscscc", 8 * MIB, false, 160, &times);
     print_message("both halves stay in the ring: a step takes %.1f ms\n", ms);
     assert_int_equal(times.link_bytes, 0);

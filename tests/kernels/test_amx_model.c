@@ -1,5 +1,5 @@
 /* The AMX GEMM's blocking and addressing on a software model of the tiles: runs on every machine, so that a
- * wrong stride or tail shows where no AMX is. The same text (worker-cpu/kernels/amx_body.h) runs on real
+ * wrong stride or tail shows where no AMX is. The same text (common/cpu/kernels/amx_body.h) runs on real
  * tiles in test_linear.c where the processor has them. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "tests/kernels/kernel_buffers.h"
-#include "worker-cpu/kernels/convert.h"
+#include "common/formats/convert.h"
 
 /* Eight tiles of 16 rows of 64 bytes, as thread_begin configures them. */
 static char model_tiles[8][16][64];
@@ -60,7 +60,7 @@ static void amx_store_transposed(float *y, size_t ldy, const float *c, size_t ro
 #define TILE_STORE(t, address, stride) tile_store(t, address, stride)
 #define TILE_DP(c, a, b)               tile_dp(c, a, b)
 #define TILE_FENCE()                   ((void)0)
-#include "worker-cpu/kernels/amx_body.h"
+#include "common/cpu/kernels/amx_body.h"
 
 /* The packed layout as variants.h states it. */
 static void pack(uint16_t *packed, const float *x, size_t tokens, size_t cols)

@@ -14,8 +14,8 @@
 
 #include <cmocka.h>
 
-#include "common/cpu.h"
-#include "worker-cpu/attention.h"
+#include "common/base/cpu.h"
+#include "common/cpu/kernels/attention.h"
 
 /* Instrumented kernels are many times slower: of the shapes a third, with each head size beside each group
  * and each number of tokens' tier. */

@@ -1,4 +1,5 @@
-/* Every linear variant of the table against the reference: odd sizes, unaligned weights, poisoned outputs. */
+/* Every linear kernel of the table against its format's plain definition: odd sizes, unaligned weights, poisoned
+ * outputs. Those of variable formats have tests of their own (test_bf16_packed.c). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,10 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "common/cpu.h"
+#include "common/base/cpu.h"
 #include "tests/kernels/kernel_buffers.h"
-#include "worker-cpu/kernels.h"
-#include "worker-cpu/kernels/convert.h"
+#include "common/cpu/kernels/linear.h"
+#include "common/formats/convert.h"
 
 static const size_t sizes[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 129};
 #define SIZES (sizeof sizes / sizeof *sizes)
@@ -26,28 +27,26 @@ static double tolerance(double magnitude, size_t cols)
 }
 
 struct problem {
-    enum dtype dtype;
+    enum tensor_format format;
     size_t rows, cols, tokens, ldx, ldy;
     struct guarded w, x;
     double *sum, *magnitude; /* [token][row] */
 };
 
-static size_t dtype_size(enum dtype dtype)
-{
-    return dtype == DTYPE_F32 ? 4 : 2;
-}
-
 /* Weights end at an unreadable page, so their start is aligned to one element at most; x has NaN between its
  * rows. Activations are rounded to bf16 when `rounded`: then a variant that rounds them itself must agree as
  * closely as one that does not. */
-static void problem_make(struct problem *p, enum dtype dtype, size_t rows, size_t cols, size_t tokens,
-                         bool rounded)
+static void problem_make(struct problem *p, enum tensor_format format, size_t rows, size_t cols,
+                         size_t tokens, bool rounded)
 {
+    const uint32_t block = tensor_format_of(format)->block_values;
+    struct helm_err err = {0};
+    cols = (cols + block - 1) / block * block;
     uint64_t seed = 88172645463325252u ^ rows << 40 ^ cols << 20 ^ tokens;
-    *p = (struct problem){.dtype = dtype, .rows = rows, .cols = cols, .tokens = tokens};
+    *p = (struct problem){.format = format, .rows = rows, .cols = cols, .tokens = tokens};
     p->ldx = cols + tokens % 4;
     p->ldy = rows + cols % 5;
-    guarded_make(&p->w, rows * cols * dtype_size(dtype));
+    guarded_make(&p->w, tensor_format_bytes(format, rows, cols));
     guarded_make(&p->x, ((tokens - 1) * p->ldx + cols) * sizeof(float));
     float *x = p->x.data;
     for (size_t t = 0; t < tokens; t++)
@@ -55,21 +54,21 @@ static void problem_make(struct problem *p, enum dtype dtype, size_t rows, size_
             float v = random_float(&seed);
             x[t * p->ldx + c] = rounded ? convert_bf16_f32(convert_f32_bf16(v)) : v;
         }
-    for (size_t i = 0; i < rows * cols; i++) {
-        float v = random_float(&seed);
-        uint16_t half = dtype == DTYPE_BF16 ? convert_f32_bf16(v) : convert_f32_f16(v);
-        if (dtype == DTYPE_F32)
-            memcpy((char *)p->w.data + i * 4, &v, 4);
-        else
-            memcpy((char *)p->w.data + i * 2, &half, 2);
-    }
+    float *values = malloc(rows * cols * sizeof *values);
+    assert_non_null(values);
+    for (size_t i = 0; i < rows * cols; i++) values[i] = random_float(&seed);
+    assert_int_equal(tensor_format_of(format)->write(values, DTYPE_F32, (uint32_t)rows, (uint32_t)cols,
+                                                     p->w.data, NULL, &err),
+                     0);
+    free(values);
     p->sum = calloc(rows * tokens, sizeof *p->sum);
     p->magnitude = calloc(rows * tokens, sizeof *p->magnitude);
     assert_true(p->sum && p->magnitude);
     float *row = malloc(cols * sizeof *row);
     assert_non_null(row);
     for (size_t r = 0; r < rows; r++) {
-        for (size_t c = 0; c < cols; c++) row[c] = convert_load(p->w.data, dtype, r * cols + c);
+        const struct tensor_matrix matrix = {format, p->w.data, p->w.bytes, (uint32_t)rows, (uint32_t)cols};
+        assert_int_equal(tensor_format_read_row(&matrix, (uint32_t)r, row, &err), 0);
         for (size_t t = 0; t < tokens; t++) {
             double sum = 0, magnitude = 0;
             for (size_t c = 0; c < cols; c++) {
@@ -92,14 +91,14 @@ static void problem_free(struct problem *p)
     free(p->magnitude);
 }
 
-static void check(const struct linear_variant *v, const struct problem *p, size_t t, size_t r, float got,
+static void check(const struct linear_kernel *v, const struct problem *p, size_t t, size_t r, float got,
                   double before)
 {
     double want = p->sum[t * p->rows + r] + before;
     double allowed = tolerance(p->magnitude[t * p->rows + r] + fabs(before), p->cols);
     if (!(fabs((double)got - want) <= allowed))
         fail_msg("%s %s rows %zu cols %zu tokens %zu: y[%zu][%zu] = %.9g, reference %.9g, allowed %.3g",
-                 v->name, dtype_name(p->dtype), p->rows, p->cols, p->tokens, t, r, (double)got, want,
+                 v->name, tensor_format_name(p->format), p->rows, p->cols, p->tokens, t, r, (double)got, want,
                  allowed);
 }
 
@@ -112,30 +111,34 @@ static void *aligned_scratch(size_t bytes)
     return scratch;
 }
 
+static const char *row_of(const struct problem *p, size_t row)
+{
+    return (const char *)p->w.data + row * tensor_format_row_bytes(p->format, p->cols);
+}
+
 /* The whole batched path into y (row stride p->ldy), the weights cut into `shares` at uneven places. */
-static void multiply(const struct linear_variant *v, const struct problem *p, float *y, bool accumulate,
+static void multiply(const struct linear_kernel *v, const struct problem *p, float *y, bool accumulate,
                      size_t shares)
 {
-    struct guarded packed;
-    guarded_make(&packed, v->packed_bytes(p->tokens, p->cols));
+    struct guarded tiled;
+    guarded_make(&tiled, v->tiled_bytes(p->tokens, p->cols));
     void *scratch = aligned_scratch(v->scratch_bytes(p->cols, p->tokens));
     if (v->thread_begin) v->thread_begin();
-    size_t middle = p->tokens / 2 / v->pack_tokens * v->pack_tokens;
-    if (middle) v->pack(packed.data, p->x.data, p->ldx, p->tokens, p->cols, 0, middle);
-    v->pack(packed.data, p->x.data, p->ldx, p->tokens, p->cols, middle, p->tokens);
+    size_t middle = p->tokens / 2 / v->tile_tokens * v->tile_tokens;
+    if (middle) v->tile(tiled.data, p->x.data, p->ldx, p->tokens, p->cols, 0, middle);
+    v->tile(tiled.data, p->x.data, p->ldx, p->tokens, p->cols, middle, p->tokens);
     for (size_t s = 0, r = 0; s < shares; s++) {
         size_t end = s + 1 == shares ? p->rows : p->rows * (2 * s + 1) / (2 * shares);
         if (end == r) continue;
-        v->gemm(y + r, p->ldy, (const char *)p->w.data + r * p->cols * dtype_size(p->dtype), packed.data,
-                end - r, p->cols, p->tokens, accumulate, scratch);
+        v->gemm(y + r, p->ldy, row_of(p, r), tiled.data, end - r, p->cols, p->tokens, accumulate, scratch);
         r = end;
     }
     if (v->thread_end) v->thread_end();
     free(scratch);
-    guarded_free(&packed);
+    guarded_free(&tiled);
 }
 
-static void check_gemm(const struct linear_variant *v, const struct problem *p, bool accumulate)
+static void check_gemm(const struct linear_kernel *v, const struct problem *p, bool accumulate)
 {
     /* One row more than written before y, ldy >= rows, and the last written element is the last readable one.
      */
@@ -157,13 +160,13 @@ static void check_gemm(const struct linear_variant *v, const struct problem *p, 
     guarded_free(&out);
 }
 
-static const struct linear_variant *usable(void **state)
+static const struct linear_kernel *usable(void **state)
 {
-    const struct linear_variant *v = *state;
+    const struct linear_kernel *v = *state;
     unsigned missing = v->features & ~cpu_features();
     char text[128];
     if (missing) {
-        print_message("linear %s %s skipped: this machine lacks %s\n", v->name, dtype_name(v->dtype),
+        print_message("linear %s %s skipped: this machine lacks %s\n", v->name, tensor_format_name(v->format),
                       cpu_features_text(missing, text, sizeof text));
         skip();
     }
@@ -174,13 +177,14 @@ static const struct linear_variant *usable(void **state)
 
 static void gemv_agrees(void **state)
 {
-    const struct linear_variant *v = usable(state);
+    const struct linear_kernel *v = usable(state);
     static const size_t more[][2] = {{300, 4099}, {13, 12288}, {1030, 40}};
     for (size_t i = 0; i < SIZES * SIZES + 3; i++) {
         size_t rows = i < SIZES * SIZES ? sizes[i / SIZES] : more[i - SIZES * SIZES][0];
         size_t cols = i < SIZES * SIZES ? sizes[i % SIZES] : more[i - SIZES * SIZES][1];
         struct problem p;
-        problem_make(&p, v->dtype, rows, cols, 1, false);
+        problem_make(&p, v->format, rows, cols, 1, false);
+        cols = p.cols;
         struct guarded out, part;
         guarded_make(&out, (rows + 16) * sizeof(float));
         guarded_make(&part, rows * sizeof(float));
@@ -192,8 +196,7 @@ static void gemv_agrees(void **state)
         /* A row's result does not depend on how rows are shared among threads. */
         size_t cut = rows / 3;
         if (cut) v->gemv(split, p.w.data, p.x.data, cut, cols, NULL);
-        v->gemv(split + cut, (char *)p.w.data + cut * cols * dtype_size(v->dtype), p.x.data, rows - cut, cols,
-                NULL);
+        v->gemv(split + cut, row_of(&p, cut), p.x.data, rows - cut, cols, NULL);
         assert_memory_equal(split, y, rows * sizeof *y);
         /* Nor on how they are read ahead: past the guarded page's end, and of what is nobody's. */
         const struct gemv_reads reads[] = {{.near = 64},
@@ -212,7 +215,7 @@ static void gemv_agrees(void **state)
 
 static void gemm_agrees(void **state)
 {
-    const struct linear_variant *v = usable(state);
+    const struct linear_kernel *v = usable(state);
     /* Every fifth of all combinations, a different fifth in each plane; then shapes past each blocking limit.
      */
     static const size_t more[][3] = {{100, 2081, 33}, {49, 4099, 65},  {300, 70, 20},   {33, 100, 600},
@@ -223,9 +226,10 @@ static void gemm_agrees(void **state)
         if (i < all && (r + 2 * c + t) % 5) continue;
         struct problem p;
         if (i < all)
-            problem_make(&p, v->dtype, sizes[r], sizes[c], sizes[t], !v->exact_input);
+            problem_make(&p, v->format, sizes[r], sizes[c], sizes[t], !v->exact_input);
         else
-            problem_make(&p, v->dtype, more[i - all][0], more[i - all][1], more[i - all][2], !v->exact_input);
+            problem_make(&p, v->format, more[i - all][0], more[i - all][1], more[i - all][2],
+                         !v->exact_input);
         check_gemm(v, &p, (r + c + t) % 2);
         problem_free(&p);
     }
@@ -233,11 +237,11 @@ static void gemm_agrees(void **state)
 
 static void gemm_does_not_depend_on_shares(void **state)
 {
-    const struct linear_variant *v = usable(state);
+    const struct linear_kernel *v = usable(state);
     static const size_t shapes[][3] = {{200, 100, 64}, {131, 65, 5}, {131, 1057, 40}, {97, 129, 8}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         struct problem p;
-        problem_make(&p, v->dtype, shapes[i][0], shapes[i][1], shapes[i][2], !v->exact_input);
+        problem_make(&p, v->format, shapes[i][0], shapes[i][1], shapes[i][2], !v->exact_input);
         float *whole = calloc(p.ldy * p.tokens, sizeof *whole), *cut = calloc(p.ldy * p.tokens, sizeof *cut);
         assert_true(whole && cut);
         multiply(v, &p, whole, false, 1);
@@ -257,11 +261,11 @@ static void gemm_does_not_depend_on_shares(void **state)
 /* Variants that round activations must round to the nearest bf16, ties to even: identity weights show it. */
 static void rounding_is_to_nearest_even(void **state)
 {
-    const struct linear_variant *v = usable(state);
+    const struct linear_kernel *v = usable(state);
     if (v->exact_input) return;
     enum { COLS = 64, TOKENS = 20 };
     struct problem p;
-    problem_make(&p, v->dtype, COLS, COLS, TOKENS, false);
+    problem_make(&p, v->format, COLS, COLS, TOKENS, false);
     static const uint32_t bits[] = {0x3f808000, 0x3f818000, 0x3f808001, 0x3f807fff,
                                     0xbf818000, 0x7f7f0000, 0x3fffffff};
     float *x = p.x.data, y[TOKENS * (COLS + 8)];
@@ -277,36 +281,92 @@ static void rounding_is_to_nearest_even(void **state)
     problem_free(&p);
 }
 
+/* Rows decoded are the definition's, bit for bit, and nothing behind them is written. */
+static void decode_agrees(void **state)
+{
+    const struct linear_kernel *v = usable(state);
+    const enum dtype value = tensor_format_value(v->format);
+    for (size_t i = 0; i < SIZES * SIZES; i++) {
+        struct problem p;
+        struct guarded out;
+        struct helm_err err = {0};
+        problem_make(&p, v->format, sizes[i / SIZES], sizes[i % SIZES], 1, false);
+        const size_t bytes = p.rows * p.cols * dtype_bytes(value);
+        guarded_make(&out, (bytes + 63) / 64 * 64);
+        v->decode(out.data, p.w.data, p.rows, p.cols);
+        float *row = malloc(p.cols * sizeof *row);
+        assert_non_null(row);
+        const struct tensor_matrix matrix = {v->format, p.w.data, p.w.bytes, (uint32_t)p.rows,
+                                             (uint32_t)p.cols};
+        for (size_t r = 0; r < p.rows; r++) {
+            assert_int_equal(tensor_format_read_row(&matrix, (uint32_t)r, row, &err), 0);
+            for (size_t c = 0; c < p.cols; c++)
+                assert_int_equal(convert_f32_bits(convert_load(out.data, value, r * p.cols + c)),
+                                 convert_f32_bits(row[c]));
+        }
+        for (size_t b = bytes; b < out.bytes; b++) assert_int_equal(((unsigned char *)out.data)[b], 0xff);
+        free(row);
+        guarded_free(&out);
+        problem_free(&p);
+    }
+}
+
 static void choice_names_what_is_missing(void **state)
 {
     (void)state;
     const unsigned all = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16;
-    const struct linear_variant *v;
+    const struct linear_kernel *v;
     struct helm_err err = {0};
     static const struct {
-        enum dtype dtype;
+        enum tensor_format format;
         unsigned features;
-        const char *name;
-    } automatic[] = {{DTYPE_BF16, all, "amx-bf16"},
-                     {DTYPE_BF16, CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, "avx512-bf16"},
-                     {DTYPE_BF16, CPU_AVX2 | CPU_AVX512, "avx512"},
-                     {DTYPE_F16, all, "avx512"},
-                     {DTYPE_F32, CPU_AVX2, "avx2"},
-                     {DTYPE_F32, 0, "ref"}};
+        const char *tokens, *one;
+    } automatic[] = {{FORMAT_BF16, all, "amx-bf16", "avx512"},
+                     {FORMAT_BF16, CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, "avx512-bf16", "avx512"},
+                     {FORMAT_BF16, CPU_AVX2 | CPU_AVX512, "avx512", "avx512"},
+                     {FORMAT_F16, all, "avx512", "avx512"},
+                     {FORMAT_F32, CPU_AVX2, "avx2", "avx2"},
+                     {FORMAT_F32, 0, "ref", "ref"}};
     for (size_t i = 0; i < sizeof automatic / sizeof *automatic; i++) {
-        assert_int_equal(linear_choose(automatic[i].dtype, automatic[i].features, NULL, &v, &err), 0);
-        assert_string_equal(v->name, automatic[i].name);
-        assert_int_equal(v->dtype, automatic[i].dtype);
+        const enum tensor_format format = automatic[i].format;
+        assert_int_equal(linear_choose(format, LINEAR_TOKENS, automatic[i].features, NULL, &v, &err), 0);
+        assert_string_equal(v->name, automatic[i].tokens);
+        assert_int_equal(v->format, format);
+        assert_int_equal(linear_choose(format, LINEAR_ONE_TOKEN, automatic[i].features, NULL, &v, &err), 0);
+        assert_string_equal(v->name, automatic[i].one);
+        assert_int_equal(v->format, format);
+        assert_int_equal(linear_rows_format(format), format);
+        assert_false(linear_has(format, LINEAR_DECODE, NULL));
     }
-    assert_int_equal(linear_choose(DTYPE_F16, all, "openblas", &v, &err), 0);
+    assert_int_equal(linear_choose(FORMAT_F16, LINEAR_TOKENS, all, "openblas", &v, &err), 0);
     assert_string_equal(v->name, "openblas");
-    assert_int_equal(linear_choose(DTYPE_BF16, CPU_AVX2, "avx512", &v, &err), HELM_E_UNSUPPORTED);
+    assert_int_equal(linear_choose(FORMAT_BF16, LINEAR_TOKENS, CPU_AVX2, "avx512", &v, &err),
+                     HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "avx512"));
     assert_null(v);
-    assert_int_equal(linear_choose(DTYPE_F16, all, "amx-bf16", &v, &err), HELM_E_UNSUPPORTED);
+    assert_int_equal(linear_choose(FORMAT_F16, LINEAR_TOKENS, all, "amx-bf16", &v, &err), HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "f16"));
-    assert_int_equal(linear_choose(DTYPE_F16, all, "neon", &v, &err), HELM_E_NOT_FOUND);
+    assert_int_equal(linear_choose(FORMAT_F16, LINEAR_TOKENS, all, "neon", &v, &err), HELM_E_NOT_FOUND);
     assert_non_null(strstr(err.text, "neon"));
+}
+
+/* Every format has what computing with it takes: a row of the registry without kernels is found here. */
+static void every_format_is_computed_with(void **state)
+{
+    (void)state;
+    const struct linear_kernel *v;
+    struct helm_err err = {0};
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        const enum tensor_format format = (enum tensor_format)f, rows = linear_rows_format(format);
+        for (unsigned features = 0; features < 2u * CPU_AVX512_VBMI2; features++) {
+            const bool pays = linear_pays(format, features);
+            assert_int_equal(linear_choose(format, LINEAR_ONE_TOKEN, features, NULL, &v, &err) == 0, pays);
+            if (rows != format)
+                assert_int_equal(linear_choose(format, LINEAR_DECODE, features, NULL, &v, &err) == 0, pays);
+            assert_int_equal(linear_choose(rows, LINEAR_TOKENS, features, NULL, &v, &err), 0);
+        }
+        assert_int_equal(linear_choose(format, LINEAR_ONE_TOKEN, 0, "ref", &v, &err), 0);
+    }
 }
 
 static void scalar_conversions_round_trip(void **state)
@@ -334,26 +394,32 @@ static void scalar_conversions_round_trip(void **state)
 int main(void)
 {
     size_t count;
-    const struct linear_variant *const *table = linear_variants(&count);
+    const struct linear_kernel *const *table = linear_kernels(&count);
     static const struct {
         const char *name;
+        enum linear_schedule schedule;
         CMUnitTestFunction run;
-    } kinds[] = {{"gemv", gemv_agrees},
-                 {"gemm", gemm_agrees},
-                 {"shares", gemm_does_not_depend_on_shares},
-                 {"rounding", rounding_is_to_nearest_even}};
-    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 32 };
-    struct CMUnitTest tests[KINDS * MOST + 2];
-    char names[KINDS * MOST][64];
+    } kinds[] = {{"gemv", LINEAR_ONE_TOKEN, gemv_agrees},
+                 {"gemm", LINEAR_TOKENS, gemm_agrees},
+                 {"shares", LINEAR_TOKENS, gemm_does_not_depend_on_shares},
+                 {"rounding", LINEAR_TOKENS, rounding_is_to_nearest_even},
+                 {"decode", LINEAR_DECODE, decode_agrees}};
+    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 128 };
+    struct CMUnitTest tests[MOST + 3];
+    char names[MOST][64];
     size_t n = 0;
-    if (count > MOST) return fprintf(stderr, "more than %d variants\n", MOST), 1;
     for (size_t i = 0; i < count; i++)
-        for (size_t k = 0; k < KINDS; k++, n++) {
-            snprintf(names[n], sizeof names[n], "%s %s %s", table[i]->name, dtype_name(table[i]->dtype),
-                     kinds[k].name);
+        for (size_t k = 0; k < KINDS; k++) {
+            if (kinds[k].schedule != table[i]->schedule || tensor_format_of(table[i]->format)->variable)
+                continue;
+            if (n == MOST) return fprintf(stderr, "more than %d tests\n", MOST), 1;
+            snprintf(names[n], sizeof names[n], "%s %s %s", table[i]->name,
+                     tensor_format_name(table[i]->format), kinds[k].name);
             tests[n] = (struct CMUnitTest){names[n], kinds[k].run, NULL, NULL, (void *)(uintptr_t)table[i]};
+            n++;
         }
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(choice_names_what_is_missing);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test(every_format_is_computed_with);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(scalar_conversions_round_trip);
     return _cmocka_run_group_tests("linear kernels", tests, n, NULL, NULL);
 }

@@ -9,10 +9,10 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "common/cpu.h"
+#include "common/base/cpu.h"
 #include "tests/kernels/kernel_buffers.h"
-#include "worker-cpu/kernels.h"
-#include "worker-cpu/kernels/convert.h"
+#include "common/cpu/kernels/vector.h"
+#include "common/formats/convert.h"
 
 static const size_t lengths[] = {1,  2,  3,  5,  7,  8,   9,   15,  16,  17,   31,
                                  32, 33, 63, 64, 65, 100, 127, 128, 129, 1000, 4099};

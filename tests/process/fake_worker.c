@@ -26,13 +26,13 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "common/arena.h"
-#include "common/args.h"
-#include "common/doorbell.h"
-#include "common/json.h"
-#include "common/log.h"
-#include "common/plan.h"
-#include "common/units.h"
+#include "common/shared/arena.h"
+#include "common/base/args.h"
+#include "common/shared/doorbell.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "common/plan/plan.h"
+#include "common/base/units.h"
 #include "proto/control.pb-c.h"
 
 struct fake {
@@ -131,9 +131,9 @@ static void send_fault(struct fake *f, int code, const char *text)
     send_message(f, &msg);
 }
 
-static enum plan_home me(void)
+static enum plan_processor me(void)
 {
-    return strcmp(kind, "gpu") == 0 ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+    return strcmp(kind, "gpu") == 0 ? PLAN_GPU0 : PLAN_CPU0;
 }
 
 /* The spans of one phase, and whose cells I write in it: a layer's KV goes where decode attends it, whoever
@@ -143,8 +143,8 @@ static int take_phase(struct fake *f, uint32_t p, struct helm_err *err)
     int rc = plan_spans(&f->plan, p, &f->phase[p].spans, &f->phase[p].span_count, err);
     for (uint32_t l = 0; l < f->plan.layers && !rc; l++) {
         uint32_t kv_layer;
-        enum plan_home owner = plan_kv_of(&f->plan, l, &kv_layer);
-        if (kv_layer != 0 || plan_home_worker(plan_unit_home(&f->plan, p, 2 * l)) != me()) continue;
+        enum plan_processor owner = plan_kv_of(&f->plan, l, &kv_layer);
+        if (kv_layer != 0 || plan_home_processor(plan_unit_home(&f->plan, p, 2 * l)) != me()) continue;
         if (owner == me())
             f->phase[p].own = true;
         else
@@ -176,7 +176,7 @@ static void leave(struct fake *f)
 static void take_plan(struct fake *f, const Helm__Control__V1__Load *request)
 {
     const struct arena_header *h = arena_header_of(&f->arena);
-    bool gpu = me() == PLAN_HOME_GPU;
+    bool gpu = me() == PLAN_GPU0;
     struct helm_err err = {0};
     json_t *json = NULL;
     int rc = json_parse_bounded("plan", request->plan_json, strlen(request->plan_json), 1 << 20, &json, &err);
@@ -184,10 +184,10 @@ static void take_plan(struct fake *f, const Helm__Control__V1__Load *request)
     if (!rc) rc = plan_check(&f->plan, &err);
     for (uint32_t p = 0; p < plan_phase_count(&f->plan) && !rc; p++) rc = take_phase(f, p, &err);
     json_decref(json);
-    f->pool[PLAN_HOME_CPU].kv = f->pool[PLAN_HOME_GPU].kv = h->kv;
-    f->pool[PLAN_HOME_CPU].at = arena_region_ptr(&f->arena, ARENA_REGION_KV);
-    f->pool[PLAN_HOME_GPU].kv.layers = plan_layers_of(&f->plan, PLAN_HOME_GPU);
-    if (gpu) f->pool[PLAN_HOME_GPU].at = calloc(h->page_count, kv_page_bytes(&f->pool[PLAN_HOME_GPU].kv) + 1);
+    f->pool[PLAN_CPU0].kv = f->pool[PLAN_GPU0].kv = h->kv;
+    f->pool[PLAN_CPU0].at = arena_region_ptr(&f->arena, ARENA_REGION_KV);
+    f->pool[PLAN_GPU0].kv.layers = plan_layers_of(&f->plan, PLAN_GPU0);
+    if (gpu) f->pool[PLAN_GPU0].at = calloc(h->page_count, kv_page_bytes(&f->pool[PLAN_GPU0].kv) + 1);
     if (!rc && gpu && (request->vram_bytes == 0 || !request->device[0] || request->weights_ready))
         rc = helm_fail(&err, HELM_E_PEER, "LOAD: device '%s', VRAM %llu, weights ready %llu", request->device,
                        (unsigned long long)request->vram_bytes, (unsigned long long)request->weights_ready);
@@ -216,7 +216,7 @@ static void load(struct fake *f, const Helm__Control__V1__Load *request)
         send_message(f, &msg);
         sleep_us(10000);
     }
-    if (me() == PLAN_HOME_CPU) doorbell_ring(&arena_control_of(&f->arena)->weights_bell, 1);
+    if (me() == PLAN_CPU0) doorbell_ring(&arena_control_of(&f->arena)->weights_bell, 1);
     if (strcmp(kind, "cpu") == 0) doorbell_ring(&arena_control_of(&f->arena)->weights_bell, 1);
     if (fault_loading(f, "exit_loaded")) _exit(9);
     Helm__Control__V1__Control msg = HELM__CONTROL__V1__CONTROL__INIT;
@@ -227,15 +227,21 @@ static void load(struct fake *f, const Helm__Control__V1__Load *request)
     ready.weight_bytes = arena_header_of(&f->arena)->region[ARENA_REGION_WEIGHTS].bytes;
     ready.weights_digest = 77;
     ready.device = (char *)(strcmp(kind, "gpu") == 0 ? "a fake" : "");
-    ready.vram_bytes = strcmp(kind, "gpu") == 0 ? f->plan.vram.total : 0;
+    ready.vram_bytes = strcmp(kind, "gpu") == 0 ? f->plan.memory[PLAN_VRAM0].total : 0;
     msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_READY;
     msg.ready = &ready;
     send_message(f, &msg);
     if (fault("garbage")) zmq_send(f->socket, "\xff\xff\xff\xff", 4, 0);
 }
 
+static void fail_step(const char *what)
+{
+    fprintf(stderr, "fake worker %s: %s\n", kind, what);
+    abort();
+}
+
 /* Where position p of this slot keeps its "KV" in that worker's pool. */
-static uint32_t *cell(struct fake *f, enum plan_home pool, uint32_t slot, uint32_t position)
+static uint32_t *cell(struct fake *f, enum plan_processor pool, uint32_t slot, uint32_t position)
 {
     const struct arena_header *h = arena_header_of(&f->arena);
     uint32_t page = arena_page_table_of(&f->arena, slot)[position / h->kv.page_tokens];
@@ -248,7 +254,7 @@ static uint32_t *cell(struct fake *f, enum plan_home pool, uint32_t slot, uint32
            position % h->kv.page_tokens;
 }
 
-static uint64_t hash_of(struct fake *f, enum plan_home pool, const struct step_row *row)
+static uint64_t hash_of(struct fake *f, enum plan_processor pool, const struct step_row *row)
 {
     const struct arena_slot *slot = arena_slot_of(&f->arena, row->slot);
     uint64_t hash = 1469598103934665603u ^ slot->sampling.seed;
@@ -272,23 +278,28 @@ static void sample(struct fake *f, const struct step_row *row, uint64_t hash, st
     out->logprob = -0.5f;
 }
 
+static uint32_t token_at(struct fake *f, const struct step *step, const struct step_row *row,
+                         uint32_t position)
+{
+    const uint32_t serial = step->serial - 1;
+    const struct step_result *before = &arena_control_of(&f->arena)->result[serial % ARENA_STEP_RING];
+    if (!(row->flags & STEP_ROW_FOLLOWS)) return arena_history_of(&f->arena, row->slot)[position];
+    for (uint32_t i = 0; i < before->row_count; i++)
+        if (before->serial == serial && before->row[i].slot == row->slot) return before->row[i].sampled.token;
+    fail_step("a row follows none");
+    return 0;
+}
+
 /* Writes the step's KV into a pool and reads all of it back. */
-static void attend(struct fake *f, enum plan_home pool, const struct step *step, uint64_t *hash)
+static void attend(struct fake *f, enum plan_processor pool, const struct step *step, uint64_t *hash)
 {
     for (uint32_t i = 0; i < step->row_count; i++) {
         const struct step_row *row = &step->row[i];
-        const uint32_t *history = arena_history_of(&f->arena, row->slot);
         for (uint32_t p = row->start; p < row->start + row->count; p++)
-            *cell(f, pool, row->slot, p) = history[p];
+            *cell(f, pool, row->slot, p) = token_at(f, step, row, p);
         if (fault_now(f, "crash_step") && i == step->row_count / 2) abort(); /* half of the KV is written */
         hash[i] = hash_of(f, pool, row);
     }
-}
-
-static void fail_step(const char *what)
-{
-    fprintf(stderr, "fake worker %s: %s\n", kind, what);
-    abort();
 }
 
 /* Every pool this phase gives me; what they hold must be the same. */
@@ -297,7 +308,7 @@ static bool attend_all(struct fake *f, uint32_t phase, const struct step *step, 
     bool own = f->phase[phase].own, borrowed = f->phase[phase].borrowed;
     uint64_t other[ARENA_STEP_ROWS] = {0};
     if (own) attend(f, me(), step, hash);
-    if (borrowed) attend(f, PLAN_HOME_CPU, step, own ? other : hash);
+    if (borrowed) attend(f, PLAN_CPU0, step, own ? other : hash);
     if (own && borrowed && memcmp(hash, other, step->row_count * sizeof *hash) != 0)
         fail_step("the borrowed KV is not mine");
     return own || borrowed;
@@ -307,7 +318,6 @@ static bool attend_all(struct fake *f, uint32_t phase, const struct step *step, 
  * has read any KV. */
 static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
 {
-    enum lane_id in = me() == PLAN_HOME_GPU ? LANE_TO_GPU : LANE_TO_CPU, out = LANE_COUNT - 1 - in;
     uint32_t phase = plan_phase_for(&f->plan, step->token_count);
     size_t bytes = step->row_count * sizeof *hash;
     uint64_t got[ARENA_STEP_ROWS] = {0};
@@ -315,9 +325,9 @@ static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
     bool attended = false;
     for (uint32_t i = 0; i < f->phase[phase].span_count; i++) {
         const struct plan_span *span = &f->phase[phase].spans[i];
-        if (span->worker != me()) continue;
+        if (span->processor != me()) continue;
         if (span->ticket_in) {
-            struct lane *lane = arena_lane_of(&f->arena, in);
+            struct lane *lane = arena_lane_of(&f->arena, span->lane_in);
             if (lane_wait(lane, span->ticket_in, 0, 60000, NULL, &err)) fail_step(err.text);
             memcpy(got, lane->data, bytes);
             if (span->last_in) lane_release(lane);
@@ -329,13 +339,23 @@ static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
         else if (span->ticket_in && got[0] && memcmp(got, hash, bytes) != 0)
             fail_step("the other worker's KV is not mine");
         if (span->ticket_out) {
-            struct lane *lane = arena_lane_of(&f->arena, out);
+            struct lane *lane = arena_lane_of(&f->arena, span->lane_out);
             if (lane_acquire(lane, span->ticket_out, 0, 60000, NULL, &err)) fail_step(err.text);
             memcpy(lane->data, hash, bytes);
             if (lane_publish(lane, span->ticket_out, &err)) fail_step(err.text);
         }
     }
     if (!attended && fault_now(f, "crash_step")) abort();
+}
+
+/* Waits for the tokens that rows follow, which whoever has the head draws. */
+static void wait_for_tokens(struct fake *f, const struct step *step)
+{
+    struct doorbell *bell = &arena_control_of(&f->arena)->drawn_bell;
+    bool follows = false;
+    for (uint32_t i = 0; i < step->row_count; i++) follows |= (step->row[i].flags & STEP_ROW_FOLLOWS) != 0;
+    while (follows && !step_reached(doorbell_read(bell), step->serial - 1))
+        if (!doorbell_wait(bell, doorbell_read(bell), 0, 60000, NULL)) fail_step("no tokens to follow");
 }
 
 static void run_step(struct fake *f, uint32_t serial)
@@ -345,8 +365,10 @@ static void run_step(struct fake *f, uint32_t serial)
     struct step_result *result = &control->result[serial % ARENA_STEP_RING];
     uint64_t hash[ARENA_STEP_ROWS] = {0};
     struct arena_done *done = &control->done[f->worker];
+    struct arena_times *times = &done->times[serial % ARENA_STEP_RING];
     uint64_t begin_us = units_now_us();
     f->steps++;
+    wait_for_tokens(f, step);
     if (fault("token_us")) sleep_us(fault("token_us") * (long)step->token_count);
     if (fault("step_us")) sleep_us(fault("step_us"));
     run_spans(f, step, hash);
@@ -363,13 +385,14 @@ static void run_step(struct fake *f, uint32_t serial)
             if (row->flags & STEP_ROW_SAMPLE) sample(f, row, hash[i], &result->row[i].sampled);
         }
         if (fault_now(f, "bad_result")) result->row[0].sampled.token = UINT32_MAX;
+        doorbell_ring(&control->drawn_bell, serial);
     }
     while (fault_now(f, "hang_step")) sleep_us(1000000);
-    done->busy_ns = (units_now_us() - begin_us) * 1000;
-    done->wait_ns = 1000;
-    done->weight_bytes = 1000;
-    done->link_bytes = strcmp(kind, "gpu") == 0 ? 100 : 0;
-    doorbell_ring(&control->done[f->worker].bell, serial);
+    *times = (struct arena_times){.busy_ns = (units_now_us() - begin_us) * 1000,
+                                  .wait_ns = 1000,
+                                  .weight_bytes = 1000,
+                                  .link_bytes = strcmp(kind, "gpu") == 0 ? 100 : 0};
+    doorbell_ring(&done->bell, serial);
     uint64_t one = 1;
     if (write((int)f->done_fd, &one, sizeof one) != sizeof one) exit(4);
 }
@@ -452,8 +475,7 @@ int main(int argc, char **argv)
     for (bool go_on = true; go_on;) {
         uint32_t now;
         if (doorbell_wait(&control->step_bell, f.serial, 0, 2, &now)) {
-            f.serial = now;
-            run_step(&f, now);
+            while (f.serial != now) run_step(&f, ++f.serial);
         }
         go_on = take_control(&f);
     }
@@ -461,7 +483,7 @@ int main(int argc, char **argv)
     zmq_ctx_term(f.zmq);
     for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) free(f.phase[p].spans);
     plan_free(&f.plan);
-    free(f.pool[PLAN_HOME_GPU].at);
+    free(f.pool[PLAN_GPU0].at);
     arena_close(&f.arena);
     return 0;
 }

@@ -21,7 +21,7 @@ import zmq  # noqa: E402
 BIN = os.environ["HELM_BIN"]
 TEST_BIN = os.environ.get("HELM_TEST_BIN") or os.path.join(os.path.dirname(BIN), "release", "tests", "process")
 DATA = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data")
-DEMO = os.path.join(DATA, "demo")
+DEMO = os.path.join(os.path.dirname(os.path.dirname(DATA)), "tools", "models", "demo")
 PROFILE = os.path.join(DATA, "profiles", "described.json")  # of no machine there is: nothing is measured for it
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 VOCAB = 100
@@ -101,10 +101,14 @@ def stages(layers, homes):
     return out
 
 
-def plan_json(layers, homes, embed, head, prefill=None, prefill_from=None, **sizes):
-    """A plan as a person writes it. `homes`, and `prefill` for steps of `prefill_from` tokens and more, as above."""
+def plan_json(layers, homes, embed, head, prefill=None, prefill_from=None, packed="", **sizes):
+    """A plan as a person writes it. `homes`, and `prefill` for steps of `prefill_from` tokens and more, as above; `packed`: the
+    letters of homes whose weights lie packed."""
     names = {"c": "cpu", "g": "gpu"}
     lists = {"decode": stages(layers, homes)}
+    for stage in lists["decode"]:
+        if stage["home"][0] in packed:
+            stage["format"] = "bf16-packed"
     if prefill:
         lists["prefill"] = stages(layers, prefill)
     empty = {"limit": None, "lines": [], "total": 0}

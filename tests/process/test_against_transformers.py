@@ -185,10 +185,10 @@ def check_plans():
     check("packed in VRAM", packed == [("all GPU, packed", "p" * 36, False), ("all GPU, half packed", "p" * 18 + "g" * 18, False)] and
           len(against.plans_of(36, 3, True)) == len(against.plans_of(36, 3)) + 2, packed)
     plan = against.plan_json("ppg", 1)
-    check("packed halves are counted", plan["pack_gpu"] == 4 and plan["pack_gpu_bytes"] > 0 and
-          [(s["layers"], s["home"]) for s in plan["stages"]["decode"]] == [([0, 2], "gpu")], plan)
+    check("packed layers are stages of their own", [(s["layers"], s["home"], s.get("format")) for s in plan["stages"]["decode"]] ==
+          [([0, 1], "gpu", "bf16-packed"), ([2, 2], "gpu", None)], plan)
     plan = against.plan_json("ccgcc", 733)
-    check("nothing is packed where nothing says so", "pack_gpu" not in plan, plan)
+    check("nothing is packed where nothing says so", not any("format" in s for s in plan["stages"]["decode"]), plan)
     check("stages are runs of layers", [(s["layers"], s["home"]) for s in plan["stages"]["decode"]] ==
           [([0, 1], "cpu"), ([2, 2], "gpu"), ([3, 4], "cpu")], plan)
     check("whole pages of context", plan["context_tokens"] == 736 and plan["context_tokens"] % plan["page_tokens"] == 0, plan)

@@ -24,7 +24,7 @@ import planner_bench  # noqa: E402
 
 BENCH = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-bench"))
 HELMD = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helmd"))
-MODEL = os.path.abspath("tests/data/demo")
+MODEL = os.path.abspath("tools/models/demo")
 QUICK = ["--requests", "2", "--rounds", "2", "--read-buffer", "16MiB"]
 counts = {True: 0, False: 0}
 
@@ -253,11 +253,11 @@ def bound_tests(folder):
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump({"vocab_size": 1000, "hidden_size": 500}, file)
     stages = [{"layers": [0, 1], "ops": "all", "home": "gpu", "bytes": 4 * 10**9},
-              {"layers": [2, 2], "ops": "attention", "home": "stream", "bytes": 2 * 10**9},
-              {"layers": [2, 2], "ops": "mlp", "home": "cpu", "bytes": 3 * 10**9},
-              {"layers": [3, 3], "ops": "all", "home": "cpu", "bytes": 10**9}]
+              {"layers": [2, 2], "ops": "attention", "home": "stream", "bytes": 2 * 10**9, "format": "bf16-packed"},
+              {"layers": [2, 2], "ops": "mlp", "home": "cpu", "bytes": 3 * 10**9, "format": "bf16-packed"},
+              {"layers": [3, 3], "ops": "all", "home": "cpu", "bytes": 10**9, "format": "bf16-packed"}]
     plan = {"layers": 4, "context_tokens": 64, "step_tokens": 16, "slots": 1, "page_tokens": 32, "page_count": 2, "kv_dtype": "f16",
-            "embed": "cpu", "head": "cpu", "ring_bytes": 2**20, "pack": True, "pack_cpu": True, "stages": {"decode": stages},
+            "embed": "cpu", "head": "cpu", "ring_bytes": 2**20, "stages": {"decode": stages},
             "link": {"weight_bytes": 2 * 10**9, "link_bytes": 1400 * 10**6},
             "cpu": {"weight_bytes": 4001 * 10**6, "read_bytes": 2801 * 10**6}}
     total = bytes_by_home(plan, folder)
@@ -272,10 +272,11 @@ def bound_tests(folder):
     splits = dict(thesis_splits(plan, 2))
     check("splits of whole layers, the last ones on the GPU", list(splits) == ["split-4", "split-2", "split-0"] and
           [(s["layers"], s["home"]) for s in splits["split-2"]["stages"]["decode"]] == [([0, 1], "cpu"), ([2, 3], "gpu")], splits)
-    homes = [units_of(mixture) for _, mixture in random_mixtures(plan, 5, 1)]
+    mixtures = [mixture for _, mixture in random_mixtures(plan, 5, 1)]
+    homes = [units_of(mixture) for mixture in mixtures]
     check("mixtures with as many units on the GPU, packed as the plan is",
           len(homes) == 5 and all(list(h.values()).count("gpu") == 4 for h in homes) and
-          all(mixture["pack_cpu"] for _, mixture in random_mixtures(plan, 5, 1)), homes)
+          all((s["home"] == "gpu") == ("format" not in s) for mixture in mixtures for s in mixture["stages"]["decode"]), homes)
 
 
 def scripted_parts(folder, daemons):

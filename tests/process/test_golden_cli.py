@@ -82,7 +82,7 @@ def main():
     flags = open("/proc/cpuinfo").read()
     models = {name: os.path.join("tests/data/golden", name) for name in sorted(os.listdir("tests/data/golden"))
               if os.path.isdir(os.path.join("tests/data/golden", name))}
-    models["demo"] = "tests/data/demo"
+    models["demo"] = "tools/models/demo"
     if "asan" in BIN:  # instrumented processes are slow: some models of each kind reach every line
         models = dict(sorted(models.items())[::3])
     for model, folder in models.items():

@@ -15,6 +15,7 @@ import time
 import xml.dom.minidom
 
 from helmd_harness import BIN, DEMO, PROFILE, SLOW, Daemon, check, run_tests, same, write_checkpoint
+from plan_formats import cpu_packs, packed_units, with_formats
 
 PLAN = os.path.abspath(os.path.join(BIN, "helm-plan"))
 MODELS = {"qwen3-4b": 36, "qwen3-8b": 36, "qwen3-14b": 40, "qwen3-32b": 64}
@@ -24,9 +25,9 @@ STRATEGIES = ["best", "all-gpu", "all-cpu", "thesis", "stream"]
 # searches take many times as long when instrumented: of the machines and models every second then
 STRIDE = 1 if SLOW == 1 else 2
 MEMBERS = {"layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
-           "ring_bytes", "pack", "pack_cpu", "pack_gpu", "pack_head", "pack_gpu_bytes", "embed", "head", "host", "vram",
+           "ring_bytes", "pack_gpu_bytes", "embed", "head", "host", "vram",
            "decode_tok_s", "ttft_ms", "parts", "link", "cpu", "gpu", "strategies", "profile", "machine", "assumed"}
-LONG_LISTS = {"prefill_from_tokens", "prefill_short_from_tokens"}
+MAY_BE = {"prefill_from_tokens", "prefill_short_from_tokens", "head_format"}
 
 
 def model(name):
@@ -73,7 +74,8 @@ def check_stages(stages, layers, what):
     """In order, nothing left out: units of half a layer."""
     unit = 0
     for s in stages:
-        same(set(s), {"layers", "ops", "home", "bytes", "ms", "bound_by"}, what)
+        same(set(s) - {"format"}, {"layers", "ops", "home", "bytes", "ms", "bound_by"}, what)
+        same(s.get("format", "bf16-packed"), "bf16-packed", what)
         check(s["ops"] in ("all", "attention", "mlp") and s["home"] in ("cpu", "gpu", "stream"), f"{what}: {s}")
         check(s["bound_by"] in ("memory", "compute", "overhead", "link", "hand-over"), f"{what}: {s}")
         check(isinstance(s["bytes"], int) and s["bytes"] > 0 and number(s["ms"], what) > 0, f"{what}: {s}")
@@ -85,7 +87,7 @@ def check_stages(stages, layers, what):
 
 
 def check_object(p, layers, strategy="best"):
-    check(MEMBERS <= set(p) <= MEMBERS | LONG_LISTS, f"members: {set(p) ^ MEMBERS}")
+    check(MEMBERS <= set(p) <= MEMBERS | MAY_BE, f"members: {set(p) ^ MEMBERS}")
     same(p["layers"], layers, "layers")
     check_bars(p["decode_tok_s"], "decode_tok_s")
     check_bars(p["ttft_ms"], "ttft_ms")
@@ -93,18 +95,17 @@ def check_object(p, layers, strategy="best"):
         check_ledger(p[where], where)
     streamed = sum(s["bytes"] for s in p["stages"]["decode"] if s["home"] == "stream")
     same(p["link"]["weight_bytes"], streamed, "bytes that decode streams")
-    check(isinstance(p["pack"], bool), "pack")
-    least = streamed * 70 // 100 if p["pack"] else streamed
+    least = streamed * 70 // 100 if packed_units(p, "stream") else streamed
     check(least <= p["link"]["link_bytes"] <= streamed, f"link: {p['link']}")
     computed = sum(s["bytes"] for s in p["stages"]["decode"] if s["home"] == "cpu")
     cpu = p["cpu"]  # with the head, where that is there; it is never packed
     check(cpu["weight_bytes"] >= computed and (p["head"] == "cpu" or cpu["weight_bytes"] == computed), f"cpu: {cpu}")
     saved = cpu["weight_bytes"] - cpu["read_bytes"]
-    check(0 <= saved <= computed * 30 // 100 if p["pack_cpu"] else saved == 0, f"cpu: {cpu}")
+    check(0 <= saved <= computed * 30 // 100 if packed_units(p, "cpu") else saved == 0, f"cpu: {cpu}")
     there = sum(s["bytes"] for s in p["stages"]["decode"] if s["home"] == "gpu")
     gpu = p["gpu"]  # likewise, and packed if it says so
     check(gpu["weight_bytes"] >= there and (p["head"] == "gpu" or gpu["weight_bytes"] == there), f"gpu: {gpu}")
-    packs = p["pack_gpu"] > 0 or p["pack_head"]
+    packs = packed_units(p, "gpu") > 0 or "head_format" in p
     saved = gpu["weight_bytes"] - gpu["read_bytes"]
     check(0 < saved <= gpu["weight_bytes"] * 30 // 100 if packs else saved == 0, f"gpu: {gpu}")
     rooms = [line["bytes"] for line in p["vram"]["lines"] if line["what"] == "packed weights"]
@@ -171,9 +172,9 @@ def test_four_models_on_three_machines():
         packed = (name, machine) in (("qwen3-4b", MACHINES[0]), ("qwen3-14b", MACHINES[1]))
         same(by_name["all-gpu"]["feasible"], plain or packed, f"{what}: all-gpu")
         if plain:
-            same((p["pack_gpu"], p["pack_head"]), (0, False), f"{what}: nothing is won by packing")
+            same((packed_units(p, "gpu"), "head_format" in p), (0, False), f"{what}: nothing is won by packing")
         else:
-            check(p["pack_gpu"] > 0 or p["pack_head"], f"{what}: {p['pack_gpu']}")
+            check(packed_units(p, "gpu") > 0 or "head_format" in p, what)
 
 
 def test_what_does_not_fit_the_gpu_beats_the_thesis():
@@ -191,7 +192,7 @@ def test_what_does_not_fit_the_gpu_beats_the_thesis():
         check(by_name["best"]["decode_tok_s"] > 1.2 * plain["decode_tok_s"]["value"], f"{name} on {machine}: {by_name}")
         homes = {s["home"] for s in p["stages"]["decode"]}
         if name == "qwen3-14b":  # all of it is there packed
-            same((homes, p["pack_gpu"] > 0), ({"gpu"}, True), f"{name} on {machine}")
+            same((homes, packed_units(p, "gpu") > 0), ({"gpu"}, True), f"{name} on {machine}")
         else:
             check("stream" in homes and p["ring_bytes"] > 0, f"{name} on {machine}: {homes}")
 
@@ -228,7 +229,7 @@ def test_packed_weights_cross_in_fewer_bytes():
     raw, packed = (plan("qwen3-8b", "thesis-rtx3090", "--pack", how, *options) for how in ("off", "auto"))
     check_object(raw, 36)
     check_object(packed, 36)
-    same((raw["pack"], packed["pack"]), (False, True), "pack")
+    same((packed_units(raw, "stream"), packed_units(packed, "stream") > 0), (0, True), "what is streamed")
     same(raw["link"]["link_bytes"], raw["link"]["weight_bytes"], "as they are")
     share = packed["link"]["link_bytes"] / packed["link"]["weight_bytes"]
     check(0.70 < share < 0.72, f"packed to {share}")
@@ -260,7 +261,7 @@ def test_the_cpu_computes_with_packed_weights_where_that_pays():
                 check_object(p, 36, more[more.index("--strategy") + 1] if "--strategy" in more else "best")
             return p
         slow, fast = planned(1.02), planned(1.3)
-        same((slow["pack_cpu"], fast["pack_cpu"]), (False, True), "pack_cpu")
+        same((cpu_packs(slow), cpu_packs(fast)), (False, True), "what the CPU computes with")
         check(fast["cpu"]["read_bytes"] < 0.9 * fast["cpu"]["weight_bytes"], fast["cpu"])
         check(fast["decode_tok_s"]["value"] > 1.03 * slow["decode_tok_s"]["value"],
               f"{fast['decode_tok_s']} after {slow['decode_tok_s']}")
@@ -268,18 +269,18 @@ def test_the_cpu_computes_with_packed_weights_where_that_pays():
         for gain in (1.11, 1.3, 1.4)[::STRIDE]:  # beside a device by what is forecast
             p = planned(gain, "--pack", "auto")
             won = p["decode_tok_s"]["value"] / plain
-            check(won > 1.04 if p["pack_cpu"] else 0.999 < won < 1.001, f"{gain}: {won}")
-            check(planned(gain)["pack_cpu"], f"{gain}: by the profile alone")
-        check(p["pack_cpu"], "a gain of 1.4 is worth it")
-        check(planned(1.3, "--pack", "auto", "--strategy", "all-cpu")["pack_cpu"], "where none takes part")
-        same((planned(1.3, "--pack", "off")["pack_cpu"], planned(1.3, "--strategy", "thesis")["pack_cpu"],
-              planned(1.3, "--batch", 2)["pack_cpu"]), (False, False, False), "not packed")
-        check(planned(1.3, "--strategy", "all-cpu")["pack_cpu"], "all on the CPU")
+            check(won > 1.04 if cpu_packs(p) else 0.999 < won < 1.001, f"{gain}: {won}")
+            check(cpu_packs(planned(gain)), f"{gain}: by the profile alone")
+        check(cpu_packs(p), "a gain of 1.4 is worth it")
+        check(cpu_packs(planned(1.3, "--pack", "auto", "--strategy", "all-cpu")), "where none takes part")
+        same((cpu_packs(planned(1.3, "--pack", "off")), cpu_packs(planned(1.3, "--strategy", "thesis")),
+              cpu_packs(planned(1.3, "--batch", 2))), (False, False, False), "not packed")
+        check(cpu_packs(planned(1.3, "--strategy", "all-cpu")), "all on the CPU")
         kept = os.path.join(folder, "kept.json")
         for flag in (True, False):  # a plan that somebody wrote
             with open(kept, "w") as f:
-                json.dump(dict(fast, pack_cpu=flag), f)
-            same(planned(1.3, "--plan", kept)["pack_cpu"], flag, "taken")
+                json.dump(fast if flag else with_formats(fast, lambda unit, home: home == "gpu"), f)
+            same(cpu_packs(planned(1.3, "--plan", kept)), flag, "taken")
         status, out, _ = run("--model", model("qwen3-8b"), "--profile", os.path.join(folder, "profile.json"), "--pack", "all", *options)
         line = next(line for line in out.splitlines() if line.startswith("cpu "))
         check(status == 0 and " of weights a decode step, packed to about " in line, out)
@@ -290,34 +291,37 @@ def test_a_written_plan_that_packs_in_vram():
     machine = "h200-sapphire-rapids"  # whose GPU takes longer with packed weights
     plain = plan("qwen3-8b", machine, "--ctx", 2048, "--strategy", "all-gpu")
     check_object(plain, 36, "all-gpu")
-    same((plain["pack_gpu"], plain["pack_head"], plain["pack_gpu_bytes"]), (0, False, 0), "plain")
+    same((packed_units(plain, "gpu"), "head_format" in plain, plain["pack_gpu_bytes"]), (0, False, 0), "plain")
     with tempfile.TemporaryDirectory() as folder:
         kept = os.path.join(folder, "kept.json")
 
-        def taken(*options, **changed):
+        def taken(*options, units=0, **changed):
             with open(kept, "w") as f:
-                json.dump(dict(plain, **changed), f)
+                json.dump(dict(with_formats(plain, lambda unit, home: unit < units), **changed), f)
             return run("--model", model("qwen3-8b"), "--profile", profile(machine), "--plan", kept, *options)
-        status, out, err = taken("--json", pack_gpu=36, pack_head=True, pack_gpu_bytes=1)
+        status, out, err = taken("--json", units=36, head_format="bf16-packed")
         same(status, 0, err)
         packed = json.loads(out)
         check_object(packed, 36, None)
-        same((packed["pack_gpu"], packed["pack_head"]), (36, True), "kept")
+        same((packed_units(packed, "gpu"), packed["head_format"]), (36, "bf16-packed"), "kept")
         same(sum(s["bytes"] for s in packed["stages"]["decode"]), sum(s["bytes"] for s in plain["stages"]["decode"]),
              "stages count plain bytes")
         check(packed["gpu"]["read_bytes"] < 0.87 * packed["gpu"]["weight_bytes"], packed["gpu"])
         check(packed["vram"]["total"] < plain["vram"]["total"] - (1 << 30), "less VRAM")
         check(packed["decode_tok_s"]["value"] < plain["decode_tok_s"]["value"], "the GPU takes longer with packed ones")
-        status, out, err = taken(pack_gpu=36, pack_head=True, pack_gpu_bytes=1)
+        status, out, err = taken(units=36, head_format="bf16-packed")
         line = next(line for line in out.splitlines() if line.startswith("vram "))
         check(status == 0 and "36 of 72 half layers there and the head lie packed: " in line, f"{line} {err}")
         status, out, err = taken("--json", pack_gpu_bytes=1 << 30)
         same((status, json.loads(out)["pack_gpu_bytes"]), (0, 0), f"room for nothing: {err}")
-        status, _, err = taken(pack_gpu=73, pack_gpu_bytes=1)
-        check(status == 1 and "'pack_gpu' is 73, but 72 half layers" in err, f"{status}: {err}")
-        status, out, err = taken("--json", "--pack", "off", pack_gpu=36, pack_gpu_bytes=1)
-        same((status, json.loads(out)["pack_gpu"]), (0, 0), err)
-        status, out, err = taken("--json", "--pack", "off", "--vram", "13GiB", pack_gpu=72, pack_gpu_bytes=1)
+        for name in "pack", "pack_cpu", "pack_gpu", "pack_head":
+            status, _, err = taken(**{name: 1})
+            check(status == 1 and f"'{name}' is a member of older plans" in err and "bf16-packed" in err, f"{status}: {err}")
+        status, _, err = taken(head_format="f32")
+        check(status == 1 and "'head_format' is 'f32', which this head cannot have" in err, f"{status}: {err}")
+        status, out, err = taken("--json", "--pack", "off", units=36)
+        same((status, packed_units(json.loads(out), "gpu")), (0, 0), err)
+        status, out, err = taken("--json", "--pack", "off", "--vram", "13GiB", units=72)
         same(status, 4, err)
         check(check_refusal(out, "plain in 13 GiB")["needed"] > 15 << 30, out)
 
@@ -492,7 +496,7 @@ def test_weights_that_are_there_are_looked_at():
         same(status, 0, err)
         kept = os.path.join(folder, "plan.json")
         with open(kept, "w") as f:
-            json.dump(dict(json.loads(out), pack_gpu=16, pack_gpu_bytes=1), f)
+            json.dump(with_formats(json.loads(out), lambda unit, home: unit < 16), f)
         rooms = []
         path = os.path.join(folder, "model.safetensors")
         for _ in range(2):
@@ -541,7 +545,8 @@ def test_a_plan_that_was_edited():
     common = ["--model", model("qwen3-8b"), "--profile", profile("thesis-rtx3090"), "--vram", "8GiB"]
     made = plan("qwen3-8b", "thesis-rtx3090", "--vram", "8GiB")
     edited = dict(made, stages=[{"layers": [0, 35], "home": "cpu", "bytes": 1}], embed="cpu", head="cpu", ring_bytes=0,
-                  prefill_from_tokens=None, prefill_short_from_tokens=None, pack_gpu=0, pack_head=False, pack_gpu_bytes=0)
+                  prefill_from_tokens=None, prefill_short_from_tokens=None, pack_gpu_bytes=0)
+    edited.pop("head_format", None)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "plan.json")
 

@@ -56,7 +56,7 @@ def values(part):
 
 
 def has_packed_kernels():
-    """Whether this processor computes with packed weights (worker-cpu/kernels/packed_kernels.h)."""
+    """Whether this processor computes with packed weights (common/cpu/kernels/linear.h)."""
     with open("/proc/cpuinfo") as f:
         flags = next((line.split() for line in f if line.startswith("flags")), [])
     return {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx512_vbmi2"} <= set(flags)

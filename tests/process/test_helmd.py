@@ -311,6 +311,22 @@ def test_eos_stop_length_and_ignore_eos():
                                                         for x in g.first], "logprobs")
 
 
+def test_sequences_that_end_by_themselves_leave_nothing_behind():
+    # their next step is rung already: what it gives is nobody's, and slot and pages go to who waits
+    with running("--parallel", 4, "--step-tokens", 64, faults="step_us=300") as d:
+        c = Client(d.endpoint)
+        streams = []
+        for n in range(24):
+            prompt = [5 + n % 60, 6, 7]
+            want = expected_tokens(prompt, 40, seed=n)
+            stop = want[n % 35]
+            streams.append((c.generate(prompt, 40, seed=n, stop=[stop]), want[:want.index(stop) + 1]))
+        c.run(*[s for s, _ in streams])
+        for n, (s, want) in enumerate(streams):
+            same((s.tokens, s.done.finish_reason), (want, pb.FINISH_STOP), f"stream {n}")
+        wait_until(lambda: c.ask("status").status.kv_pages_used == 0, 5)
+
+
 def test_a_deadline_ends_a_request():
     with running(faults="step_us=5000") as d:
         c = Client(d.endpoint)

@@ -15,6 +15,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helmd_harness import (BIN, Client, DEMO, Daemon, PROFILE, check, plan_json, run_tests, running, same, wait_until,  # noqa: E402
                            SLOW)
+from plan_formats import packed_units, with_formats  # noqa: E402
 
 LAYERS = 8
 SIZES = ["--ctx", 1024, "--parallel", 4, "--step-tokens", 64]
@@ -115,36 +116,36 @@ def test_streamed_weights_half_layers_and_prompt_lists_agree_with_the_golden_run
             check("cpu" in moved, f"{what}: {moved}")
 
 
-def test_steps_are_launched_ahead_for_one_who_is_alone():
+def test_steps_are_launched_behind_others_where_the_gpu_is_alone():
     prompt, tokens = clear_stretch()
     with emulated("gggggggg", "g", "g") as d:
         c = Client(d.endpoint)
         alone = c.generate(prompt, len(tokens), ignore_eos=True)
         c.run(alone)
-        same(alone.tokens, tokens, "greedy tokens, launched ahead")
+        same(alone.tokens, tokens, "greedy tokens, launched behind others")
         both = [c.generate(prompt, len(tokens), ignore_eos=True) for _ in range(2)]
         c.run(*both)
         for s in both:
             same(s.tokens, tokens, "the same beside another request")
         d.stop()
-        said = re.search(r"steps launched ahead: (\d+) were asked for, (\d+) were not", d.log())
-        check(said, "the worker's log says nothing of steps launched ahead")
-        asked, not_asked = int(said[1]), int(said[2])
-        # of one in 32 the position is a page's first; a request that begins or ends leaves at most one unasked
-        check(0.9 * len(tokens) < asked < 2 * len(tokens) and not_asked <= 6, f"{asked} and {not_asked} of {len(tokens)}")
+        said = re.search(r"(\d+) of (\d+) steps were launched behind the one before", d.log())
+        check(said, "the worker's log says nothing of steps launched behind others")
+        launched, steps = int(said[1]), int(said[2])
+        # not the prompt's and the one behind it; on a busy machine helmd is late now and then
+        check(0.1 * steps < launched < steps and steps >= 2 * len(tokens), f"{launched} of {steps}, {len(tokens)} tokens")
 
 
 def test_packed_weights_give_the_same_and_cross_in_fewer_bytes():
     runs, crossed, read = [], [], []
     for pack in "off", "auto":
-        with emulated("csgcsgss", "c", "g", "--pack", pack, ring_bytes=1 << 20) as d:
+        with emulated("csgcsgss", "c", "g", "--pack", pack, packed="s", ring_bytes=1 << 20) as d:
             c = Client(d.endpoint)
             s = c.generate(GOLDEN[4]["prompt"], 60 if SLOW == 1 else 24, logprobs=3)
             c.run(s)
             runs.append([[(t.token, t.logprob) for t in x.top] for x in s.first])
             gpu = c.ask("status").status.workers[-1]
             plan = json.loads(c.ask("plan").plan.json)
-            same((gpu.name, plan["pack"]), ("gpu", pack == "auto"), "the plan")
+            same((gpu.name, packed_units(plan, "stream")), ("gpu", 8 if pack == "auto" else 0), "the plan")
             check(gpu.vram_bytes <= plan["vram"]["total"], f"{gpu.vram_bytes} of {plan['vram']}")
             same(any(line["what"] == "expanded slice" for line in plan["vram"]["lines"]), pack == "auto", "its ledger")
             same("are packed as" in d.log(), pack == "auto", "what the loader says")
@@ -177,14 +178,15 @@ def test_the_cpu_computes_with_packed_weights():
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(folder, layers=4, intermediate=1024, vocab=600)
         for pack in False, True:
-            plan = plan_json(4, "ccsc", "c", "c", prefill="ssss", prefill_from=20, ring_bytes=1 << 20, pack=pack, pack_cpu=pack)
+            plan = plan_json(4, "ccsc", "c", "c", prefill="ssss", prefill_from=20, ring_bytes=1 << 20,
+                             packed="cs" if pack else "")
             with running("--device", "emulated", real=True, plan=plan, model=model) as d:
                 c = Client(d.endpoint)
                 s = c.generate([7 * i % 600 for i in range(90)], 24, logprobs=3, ignore_eos=True)
                 c.run(s)
                 runs.append([(t.token, t.logprob) for x in s.first for t in x.top])
                 status, shown = c.ask("status").status, json.loads(c.ask("plan").plan.json)
-                same((shown["pack"], shown["pack_cpu"]), (pack, pack and can), "the plan")
+                same((packed_units(shown, "stream"), packed_units(shown, "cpu")), (2 * pack, 6 * (pack and can)), "the plan")
                 same("no kernels for packed weights" in d.log(), pack and not can, "a word of it")
                 same(any(line["what"] == "expanded slice" for line in shown["vram"]["lines"]), pack, "its ledger")
                 same("are packed as" in d.log(), pack, "what the loader says")
@@ -296,7 +298,7 @@ def test_layers_that_pack_worse_than_others():
         model = make_model(folder, layers=8, intermediate=1536, vocab=1008)
         scramble_layer(os.path.join(model, "model.safetensors"), 0)
         for pack_gpu in (0, 1, 3) if SLOW == 1 else (0, 3):
-            plan = plan_json(8, "gggggggg", "g", "g", context_tokens=256, slots=1, pack_gpu=pack_gpu, pack_gpu_bytes=1)
+            plan = with_formats(plan_json(8, "gggggggg", "g", "g", context_tokens=256, slots=1), lambda unit, home: unit < pack_gpu)
             with running("--device", "emulated", real=True, model=model, plan=plan) as d:
                 c = Client(d.endpoint)
                 s = c.generate(list(range(2, 40)), 12, logprobs=2, ignore_eos=True)
@@ -309,14 +311,14 @@ def test_layers_that_pack_worse_than_others():
                 # two linear operations of each half layer
                 same(f"; {2 * pack_gpu} with packed weights" in d.log(), pack_gpu > 0, "the worker's line")
         check(len(runs[0]) == 12 and all(run == runs[0] for run in runs), runs)
-        for vram in ("36MiB", "45MiB") if SLOW == 1 else ("36MiB",):  # made plans, too
+        for vram in ("36MiB", "44MiB") if SLOW == 1 else ("36MiB",):  # made plans, too
             with running("--device", "emulated", "--ctx", 256, "--parallel", 1, "--step-tokens", 64, "--strategy", "stream",
                          "--vram", vram, real=True, model=model) as d:
                 check("weights that would lie packed in VRAM come to more than others" in d.log(), vram)
 
 
 def test_either_worker_killed_mid_stream_costs_no_token():
-    plans = [("ccccgggg", "c", "g", {"pack_gpu": 5, "pack_gpu_bytes": 1}), ("csgcsgcs", "c", "g", {"ring_bytes": 1 << 20}),
+    plans = [("ccccgggg", "c", "g", {"packed": "g"}), ("csgcsgcs", "c", "g", {"ring_bytes": 1 << 20}),
              ("cgcgcgcg", "g", "c", {}),
              ("cccccccc", "c", "c", {"prefill": "ssssssss", "prefill_from": 20, "ring_bytes": 1 << 20})]
     for homes, embed, head, more in plans if SLOW == 1 else plans[:2]:

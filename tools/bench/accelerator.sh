@@ -1,7 +1,7 @@
 #!/bin/bash
 # What the tables of docs/benchmarks.md about a GPU come from, in stages that each take less than ten minutes on a
 # machine with 16 cores and a large card: for machines that are lent by the minute.
-#   accelerator.sh --bin DIR --out DIR [--models DIR] [--peers] STAGE...
+#   accelerator.sh --bin DIR --out DIR [--models DIR] [--peers] [--old DIR] STAGE...
 #     check      kernels, queues, split and streamed golden runs on the GPU (tests/gpu/check.sh)
 #     sanitize   compute-sanitizer, its four tools over every group of kernel tests, all at once; full kernel benchmark
 #     profile    helm-profile of this machine, in full
@@ -13,6 +13,8 @@
 #     accuracy8  the same at 8 GiB and all: 0.6B, 4B and 8B; prompts 128 and 4,096
 #     accuracy14 the same of 14B at 8, 24 GiB and all; prompts 32 and 1,024 of 8B
 #     sweep      8B at 8 GiB: the chosen plan beside every third thesis split and 20 random mixtures, one round
+#     compare    another build (--old: its programs) and this one, request by request: 8B all on the GPU, with 8 sequences and at
+#                8 GiB, 14B at 24 GiB; fails where this one is more than 1.5 % slower
 #     large      32B at 48 GiB, where host memory allows
 #     agreement  log probabilities beside those of transformers (PyTorch needed): golden models, 0.6B, 4B, 8B, many plans;
 #                every third split as far as HELM_AGREEMENT_SECONDS (180) go
@@ -23,12 +25,12 @@
 # Exit status: 0, 2 usage, 5 a stage failed (the others went on), 143 cut short.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-bin='' out='' models=/dev/shm/helm-models peers=no
-usage() { sed -n '2,24s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+bin='' out='' models=/dev/shm/helm-models peers=no old=
+usage() { sed -n '2,25s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 while [ $# -gt 0 ] && [[ $1 == --* ]]; do
     case $1 in
     --peers) peers=yes; shift; continue ;;
-    --bin | --out | --models) [ $# -ge 2 ] || usage; printf -v "${1#--}" %s "$2"; shift 2 ;;
+    --bin | --out | --models | --old) [ $# -ge 2 ] || usage; printf -v "${1#--}" %s "$2"; shift 2 ;;
     *) usage ;;
     esac
 done
@@ -123,6 +125,16 @@ peer() {
         --output 8 --requests 1 --markdown - --json "$out/accelerate-$1.json"
     kill "$hold_pid"
     wait "$hold_pid" 2>/dev/null
+}
+stage_compare() {
+    [ -n "$old" ] || { echo "accelerator.sh: compare needs --old" >&2; failed+=(compare); return; }
+    old=$(cd "$old" && pwd)
+    need 8b 14b
+    need_profile
+    local with="--device cuda --profile $out/profile.json --ctx 1024"
+    step compare python3 -B "$here/compare_builds.py" --old "$old" --new "$bin" --json "$out/compare.json" --rounds 4 \
+        --cell "8b-all $models/8b 128 128 1 $with" --cell "8b-all-8 $models/8b 128 128 8 $with --parallel 8 --batch 8" \
+        --cell "8b-8gib $models/8b 128 96 1 $with --vram 8GiB" --cell "14b-24gib $models/14b 128 128 1 $with --vram 24GiB"
 }
 stage_share() {
     need 8b

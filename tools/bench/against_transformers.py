@@ -203,13 +203,14 @@ def plan_json(homes, context):
     """A plan as a person writes it: ends on the device of the layers beside them, sizes of stages for helmd to fill in."""
     names, stages = {"c": "cpu", "g": "gpu", "p": "gpu"}, []
     for layer, home in enumerate(homes):
-        if stages and stages[-1]["home"] == names[home]:
+        if layer and homes[layer - 1] == home:
             stages[-1]["layers"][1] = layer
         else:
             stages.append({"layers": [layer, layer], "ops": "all", "home": names[home], "bytes": 0})
+            if home == "p":
+                stages[-1]["format"] = "bf16-packed"
     empty = {"limit": None, "lines": [], "total": 0}
-    packed = {"pack_gpu": 2 * homes.count("p"), "pack_gpu_bytes": 1} if "p" in homes else {}  # helmd raises the room
-    return {**packed, "layers": len(homes), "context_tokens": -(-context // PAGE) * PAGE, "step_tokens": STEP_TOKENS, "slots": 2,
+    return {"layers": len(homes), "context_tokens": -(-context // PAGE) * PAGE, "step_tokens": STEP_TOKENS, "slots": 2,
             "page_tokens": PAGE, "page_count": 0, "kv_dtype": "f16", "stages": {"decode": stages},
             "embed": names[homes[0]], "head": names[homes[-1]], "host": empty, "vram": empty}
 
@@ -303,8 +304,8 @@ class Daemon:
         """As the plan that is in use has them."""
         letters = {"cpu": "c", "gpu": "g"}
         plan = self.cli("plan", "--json")
-        homes = "".join(letters.get(s["home"], "?") * (s["layers"][1] - s["layers"][0] + 1) for s in plan["stages"]["decode"])
-        return homes.replace("g", "p", plan.get("pack_gpu", 0) // 2)
+        return "".join(("p" if s["home"] == "gpu" and s.get("format") else letters.get(s["home"], "?")) *
+                       (s["layers"][1] - s["layers"][0] + 1) for s in plan["stages"]["decode"])
 
 
 class Stored:

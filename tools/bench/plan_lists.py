@@ -12,36 +12,50 @@ def homes_text(plan):
     return " + ".join(f"{home} {bytes / 1e9:.1f}" for home, bytes in total.items()) + " GB"
 
 
-def units_of(plan):
-    """Homes by half layer, and bytes of each where the plan tells them apart."""
-    home = {}
+HALVES = "attention", "mlp"
+
+
+def units_of(plan, what="home"):
+    """Homes (or formats, None: as stored) by half layer."""
+    found = {}
     for stage in plan["stages"]["decode"]:
         for layer in range(stage["layers"][0], stage["layers"][1] + 1):
-            for half in ("attention", "mlp"):
+            for half in HALVES:
                 if stage["ops"] in ("all", half):
-                    home[layer, half] = stage["home"]
-    return home
+                    found[layer, half] = stage.get(what)
+    return found
+
+
+def formats_for(plan, home):
+    """As much packed as the plan has: of half layers at home on the GPU the first so many; of others all of a home of which it
+    has any packed."""
+    before, packed = units_of(plan), {key for key, form in units_of(plan, "format").items() if form}
+    left, homes = sum(before[key] == "gpu" for key in packed), {before[key] for key in packed} - {"gpu"}
+    formats = {}
+    for key in sorted(home):
+        here = home[key] in homes or (home[key] == "gpu" and left > 0)
+        left -= here and home[key] == "gpu"
+        formats[key] = "bf16-packed" if here else None
+    return formats
 
 
 def with_homes(plan, home, packed):
-    """The same sizes with other homes; prefill as decode: it is the daemon that checks and counts. packed: as much in VRAM and
-    for the CPU as the plan has."""
-    stages = []
+    """The same sizes with other homes; prefill as decode: it is the daemon that checks and counts. packed: as much as the plan
+    has, in VRAM and in host memory."""
+    stages, formats = [], formats_for(plan, home) if packed else dict.fromkeys(home)
     for layer in range(plan["layers"]):
-        pair = home[layer, "attention"], home[layer, "mlp"]
-        if pair[0] == pair[1]:
+        pair = [(home[layer, half], formats[layer, half]) for half in HALVES]
+        for ops, (where, form) in [("all", pair[0])] if pair[0] == pair[1] else zip(HALVES, pair):
             last = stages[-1] if stages else None
-            if last and last["ops"] == "all" and last["home"] == pair[0]:
+            if ops == "all" and last and (last["ops"], last["home"], last.get("format")) == (ops, where, form):
                 last["layers"][1] = layer
-            else:
-                stages.append({"layers": [layer, layer], "ops": "all", "home": pair[0], "bytes": 0})
-        else:
-            for half, where in zip(("attention", "mlp"), pair):
-                stages.append({"layers": [layer, layer], "ops": half, "home": where, "bytes": 0})
+                continue
+            stages.append({"layers": [layer, layer], "ops": ops, "home": where, "bytes": 0})
+            if form:
+                stages[-1]["format"] = form
     empty = {"limit": None, "lines": [], "total": 0}
     other = {key: plan[key] for key in ("layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count",
-                                        "kv_dtype", "embed", "head", "ring_bytes", "pack") +
-             (("pack_cpu", "pack_gpu", "pack_head", "pack_gpu_bytes") if packed else ())
+                                        "kv_dtype", "embed", "head", "ring_bytes") + (("head_format",) if packed else ())
              if key in plan}
     other.update(stages={"decode": stages}, host=empty, vram=empty)
     if all(where != "stream" for where in home.values()):

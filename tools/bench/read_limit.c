@@ -11,10 +11,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "common/cpu.h"
-#include "common/units.h"
-#include "tools/bench/bench.h"
-#include "worker-cpu/kernels/probe.h"
+#include "common/base/cpu.h"
+#include "common/base/units.h"
+#include "tools/bench/serving/bench.h"
+#include "common/cpu/kernels/probe.h"
 
 #define PIECE_BYTES   (2 * MIB)
 #define PASS_NS       40000000.0 /* one measurement takes about this long */

@@ -34,4 +34,4 @@ for size in "$@"; do
 done
 echo
 echo "== demo model (7.3M parameters, bf16)"
-"$bin/helm-bench-decode" --model "$here/tests/data/demo" --prompt 128 --tokens 256 --busy ${threads:+--threads "$threads"}
+"$bin/helm-bench-decode" --model "$here/tools/models/demo" --prompt 128 --tokens 256 --busy ${threads:+--threads "$threads"}

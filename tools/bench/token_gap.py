@@ -4,9 +4,10 @@ than the means of token_path.py.
 
   token_gap.py --bin DIR --model DIR [--output N] [--requests N] [-- helmd options]
 
-Puts uprobes (perf, so as root) where a worker rings that a step is done, where helmd rings the next one and where a worker
-begins it, lets helm-bench decode at batch 1 and prints quantiles of: done to rung (helmd), rung to begun (the last worker to
-begin), both, and the step. Each probe adds one or two microseconds. The probes are removed again.
+Puts uprobes (perf, so as root) where a worker rings that a step is done, where it begins the next one and where helmd rings
+a further one, lets helm-bench decode at batch 1 and prints quantiles of: a worker's end of a step to its next beginning (helmd
+rings steps while others are computed, so this is the worker's own), done to rung (helmd's turn, beside the next step), and the
+step. Each probe adds one or two microseconds. The probes are removed again.
 Standard library only. Exit status: 0; 5 something failed."""
 import os
 import re
@@ -53,31 +54,26 @@ def record(options, rundir):
 
 
 def gaps_of(lines):
-    """Lists: done to rung, rung to begun, both, from begun to done."""
-    helmd, worker, both, steps = [], [], [], []
-    done = rung = begun = None
+    """Lists: a worker's done to its next begun, the last done to rung, begun to done."""
+    between, helmd, steps = [], [], []
+    done, begun, last = {}, {}, None
     for line in lines:
         found = re.search(r"(\d+\.\d+): +\w+:(\w+):", line)
         if not found:
             continue
         at, event = float(found[1]) * 1e6, found[2]
-        if event.startswith("done"):
-            done = at  # of two workers the later one counts
-        elif event == "ring":
-            if done is not None and begun is not None:
-                if rung is not None and begun > rung and done > begun:
-                    steps.append(done - begun)
-                helmd.append(at - done)
-            rung = at
-        elif event.startswith("begin"):
-            begun = at
-            if done is not None and rung is not None and rung > done:
-                if len(worker) == len(helmd):  # the second worker of this step
-                    worker[-1:], both[-1:] = [at - rung], [at - done]
-                elif helmd:
-                    worker.append(at - rung)
-                    both.append(at - done)
-    return helmd, worker, both, steps
+        kind, _, worker = event.partition("_")
+        if kind == "done":
+            done[worker] = last = at  # of a worker's rings, and of two workers, the last one counts
+        elif kind == "ring" and last is not None:
+            helmd.append(at - last)
+            last = None
+        elif kind == "begin":
+            if worker in done and worker in begun and done[worker] > begun[worker]:
+                between.append(at - done[worker])
+                steps.append(done[worker] - begun[worker])
+            begun[worker] = at
+    return between, helmd, steps
 
 
 def quantile(values, q):
@@ -96,10 +92,10 @@ def main():
     if not all(parts):
         die("no step was seen")
     print("| us | 10 % | 25 % | median | 75 % | 90 % |\n| --- | --- | --- | --- | --- | --- |")
-    for what, values in zip(("a worker is done, helmd rings the next step", "rung, the last worker begins", "both",
+    for what, values in zip(("a worker is done, it begins the next step", "the last worker is done, helmd rings a further step",
                              "begun, done"), parts):
         print(f"| {what} | " + " | ".join(f"{quantile(values, q):.1f}" for q in (0.1, 0.25, 0.5, 0.75, 0.9)) + " |")
-    print(f"\n{len(parts[2])} steps")
+    print(f"\n{len(parts[2])} steps, of each worker")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-/* What helm-inspect prints: a checkpoint as text or as JSON. Used by tools/helm_inspect.c.
+/* What helm-inspect prints: a checkpoint as text or as JSON. Used by tools/inspect/helm_inspect.c.
  *
  * A folder that does not load is reported as far as it could be read, with the reason. Owns nothing. */
 #ifndef HELM_TOOLS_INSPECT_INSPECT_H

@@ -70,10 +70,11 @@ static json_t *tensors_json(const struct model *model)
     json_t *list = json_array();
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
-        json_array_append_new(list, json_pack("{s:s, s:o, s:s, s:o, s:o, s:s}", "name", t->name, "shape",
-                                              shape_json(t->role, t->rows, t->cols), "dtype",
-                                              dtype_name(t->dtype), "bytes", number(t->bytes), "offset",
-                                              number(t->offset), "file", model->shards[t->shard].file));
+        json_array_append_new(list,
+                              json_pack("{s:s, s:o, s:s, s:o, s:o, s:s}", "name", t->name, "shape",
+                                        shape_json(t->role, t->rows, t->cols), "dtype",
+                                        tensor_format_name(t->format), "bytes", number(t->bytes), "offset",
+                                        number(t->offset), "file", model->shards[t->shard].file));
     }
     return list;
 }

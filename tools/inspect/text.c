@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "common/model/arch.h"
-#include "common/units.h"
+#include "common/base/units.h"
 #include "tools/inspect/inspect.h"
 
 uint32_t inspect_roles(const struct model *model, struct inspect_role *roles)
@@ -11,7 +11,7 @@ uint32_t inspect_roles(const struct model *model, struct inspect_role *roles)
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *tensor = &model->tensors[i];
         struct inspect_role *role = &all[tensor->role];
-        const char *dtype = dtype_name(tensor->dtype);
+        const char *dtype = tensor_format_name(tensor->format);
         role->dtype = role->count && strcmp(role->dtype, dtype) != 0 ? "mixed" : dtype;
         role->rows = tensor->rows;
         role->cols = tensor->cols;
@@ -127,7 +127,7 @@ static void print_tables(const struct model *model, bool tensors, FILE *out)
         const struct model_tensor *tensor = &model->tensors[i];
         fprintf(out, "%-50s", tensor->name);
         print_shape(out, tensor->role, tensor->rows, tensor->cols);
-        fprintf(out, "  %-5s  %14llu  %16llu  %s\n", dtype_name(tensor->dtype),
+        fprintf(out, "  %-5s  %14llu  %16llu  %s\n", tensor_format_name(tensor->format),
                 (unsigned long long)tensor->bytes, (unsigned long long)tensor->offset,
                 model->shards[tensor->shard].file);
     }

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "common/model/arch.h"
-#include "common/units.h"
+#include "common/base/units.h"
 #include "tools/mkmodel/mkmodel.h"
 
 #define CHUNK_ELEMENTS                                                                                       \

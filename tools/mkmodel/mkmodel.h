@@ -1,4 +1,4 @@
-/* The parts of helm-mkmodel: which shape, which values, which files. Used by tools/helm_mkmodel.c and its
+/* The parts of helm-mkmodel: which shape, which values, which files. Used by tools/mkmodel/helm_mkmodel.c and its
  * tests.
  *
  * A made checkpoint depends only on its configuration and seed: never on the number of threads or on timing.

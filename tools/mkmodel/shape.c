@@ -1,7 +1,7 @@
 /* Configurations: the Qwen3 family's shapes for any architecture, or a file of the user's. See mkmodel.h. */
 #include <string.h>
 
-#include "common/json.h"
+#include "common/base/json.h"
 #include "tools/mkmodel/mkmodel.h"
 
 struct size_preset {

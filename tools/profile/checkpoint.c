@@ -7,10 +7,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/json.h"
+#include "common/base/json.h"
 #include "common/model/arch.h"
 #include "common/model/model.h"
-#include "common/units.h"
+#include "common/base/units.h"
 #include "tools/mkmodel/mkmodel.h"
 #include "tools/profile/profile_tool.h"
 

@@ -12,11 +12,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "common/cgroup.h"
-#include "common/cpu.h"
-#include "common/units.h"
+#include "common/base/node.h"
+#include "common/base/cgroup.h"
+#include "common/base/cpu.h"
+#include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
-#include "worker-cpu/pin.h"
+#include "common/cpu/pin.h"
 
 #define STEP_TOKENS   512
 #define CONTEXT       4608
@@ -204,7 +205,7 @@ static int fill_weights(struct profile_cpu_run *r, struct helm_err *err)
 static int open_packed(struct profile_cpu_run *r, struct helm_err *err)
 {
     struct cgroup_memory memory;
-    int rc = cgroup_read_memory(&memory, err);
+    int rc = node_read_memory(r->local.engine.base.report.node, &memory, err);
     if (rc) return rc;
     uint64_t layers = memory.available_bytes / 3 / (r->weight_bytes / layers_of(r));
     if (layers > layers_of(r)) layers = layers_of(r);
@@ -231,7 +232,7 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
     char folder[PROFILE_FOLDER_TEXT] = "", size[UNITS_TEXT];
     uint32_t cpus = o->threads ? o->threads : (uint32_t)CPU_COUNT(&r->allowed);
     uint64_t wanted = profile_weights_past(profile_l3_bytes(), cpus, o->quick);
-    int rc = cgroup_read_memory(&memory, err);
+    int rc = node_read_memory(o->node, &memory, err);
     if (!rc) rc = profile_shape_choose(wanted, memory.available_bytes / 3, &shape, err);
     if (!rc) rc = profile_checkpoint_make(&shape, folder, err);
     if (rc) return rc;
@@ -240,6 +241,7 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
     const struct local_options options = {.folder = folder,
                                           .kv_dtype = DTYPE_F16,
                                           .threads = o->threads,
+                                          .node = &o->node,
                                           .slots = 1,
                                           .context_tokens = CONTEXT,
                                           .step_tokens = STEP_TOKENS,

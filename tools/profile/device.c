@@ -1,5 +1,5 @@
 /* The device's part, measured by helm-worker-gpu: nobody else touches a device. See profile_tool.h and
- * worker-gpu/measure.h, which has the protocol. Called by helm_profile.c; owns the process while it runs.
+ * worker-gpu/measure/measure.h, which has the protocol. Called by helm_profile.c; owns the process while it runs.
  * What it prints is bounded and checked. */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/json.h"
-#include "common/units.h"
+#include "common/base/json.h"
+#include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
 
 #define LINE_TEXT 16384

@@ -9,12 +9,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/cpu.h"
-#include "common/doorbell.h"
-#include "common/units.h"
+#include "common/base/cpu.h"
+#include "common/shared/doorbell.h"
+#include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
-#include "worker-cpu/kernels/probe.h"
-#include "worker-cpu/pin.h"
+#include "common/cpu/kernels/probe.h"
+#include "common/cpu/pin.h"
 
 /* ---- memory ---- */
 

@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/host_weights.h"
-#include "common/packed.h"
-#include "common/units.h"
+#include "common/plan/host_weights.h"
+#include "common/formats/packed.h"
+#include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
 
 #define VARIANTS    16 /* groups of a shape that differ; placed as if at random */
@@ -28,7 +28,7 @@ struct shape {
 };
 
 struct group {
-    uint32_t at;    /* in the region, in PACKED_ALIGN bytes */
+    uint64_t at;    /* in the region */
     uint32_t shape; /* whose variant it is */
 };
 
@@ -108,28 +108,31 @@ _Static_assert(VARIANTS == 16, "variant_of has four bits");
 
 /* ---- matrices ---- */
 
-static struct weights_matrix *matrix_of(struct profile_packed *p, uint32_t layer, uint32_t role)
+static struct tensor_matrix *matrix_of(struct profile_packed *p, uint32_t layer, uint32_t role)
 {
     return &p->weights.matrix[(size_t)(layer + 1) * TENSOR_ROLE_COUNT + role];
 }
 
-/* Its groups behind all others. */
-static int add_matrix(struct profile_packed *p, struct weights_matrix *m, struct helm_err *err)
+/* Behind all others; its data is the table of offsets until it is placed. */
+static int add_matrix(struct profile_packed *p, struct tensor_matrix *m, struct helm_err *err)
 {
-    const uint32_t cols = (uint32_t)m->cols, groups = packed_groups((uint32_t)m->rows);
+    const uint32_t groups = packed_groups(m->rows);
+    const uint64_t first = p->region_bytes + packed_groups_at(m->rows);
     uint32_t shape, *offset = p->offset + p->offsets;
-    int rc = shape_of(p, cols, &shape, err);
+    int rc = shape_of(p, m->cols, &shape, err);
     if (rc) return rc;
-    p->plain_bytes += m->rows * m->cols * sizeof(uint16_t);
-    m->offset = offset;
-    const uint64_t first = p->region_bytes;
+    p->plain_bytes += m->bytes;
+    uint64_t at = first;
     for (uint32_t g = 0; g < groups; g++, p->groups++) {
-        *offset++ = (uint32_t)((p->region_bytes - first) / PACKED_ALIGN);
-        p->group[p->groups] =
-            (struct group){.at = (uint32_t)(p->region_bytes / PACKED_ALIGN), .shape = shape};
-        p->region_bytes += p->shape[shape].bytes[variant_of(p->groups)];
+        offset[g] = (uint32_t)((at - first) / PACKED_ALIGN);
+        p->group[p->groups] = (struct group){.at = at, .shape = shape};
+        at += p->shape[shape].bytes[variant_of(p->groups)];
     }
-    *offset = (uint32_t)((p->region_bytes - first) / PACKED_ALIGN);
+    offset[groups] = (uint32_t)((at - first) / PACKED_ALIGN);
+    m->format = FORMAT_BF16_PACKED;
+    m->data = offset;
+    m->bytes = at - p->region_bytes;
+    p->region_bytes = at;
     p->offsets += groups + 1;
     return 0;
 }
@@ -143,7 +146,7 @@ static int add_matrices(struct profile_packed *p, struct helm_err *err)
     p->weights.matrix = malloc(count * sizeof *p->weights.matrix);
     if (!p->weights.matrix) return no_memory(err);
     memcpy(p->weights.matrix, p->engine->weights.matrix, count * sizeof *p->weights.matrix);
-    for (uint32_t r = 0; r < roles; r++) groups += packed_groups((uint32_t)matrix_of(p, 0, r)->rows) + 1;
+    for (uint32_t r = 0; r < roles; r++) groups += packed_groups(matrix_of(p, 0, r)->rows) + 1;
     p->group = calloc(p->layers * groups, sizeof *p->group);
     p->offset = calloc(p->layers * groups, sizeof *p->offset);
     if (!p->group || !p->offset) return no_memory(err);
@@ -156,17 +159,18 @@ static int add_matrices(struct profile_packed *p, struct helm_err *err)
 /* Where they are; those of further layers are where those of the first ones are. */
 static void place_matrices(struct profile_packed *p)
 {
-    const char *at = p->region;
+    char *at = p->region;
     for (uint32_t l = 0; l < p->engine->model.config.layers; l++)
         for (uint32_t r = 0; r < TENSOR_ROLE_COUNT; r++) {
-            struct weights_matrix *m = matrix_of(p, l, r);
+            struct tensor_matrix *m = matrix_of(p, l, r);
             if (!m->data) continue;
             if (l >= p->layers) {
                 *m = *matrix_of(p, l % p->layers, r);
                 continue;
             }
+            memcpy(at, m->data, packed_offsets_bytes(m->rows));
             m->data = at;
-            at += packed_at(m->offset, packed_groups((uint32_t)m->rows));
+            at += m->bytes;
         }
 }
 
@@ -197,8 +201,7 @@ static void copy_groups(void *ctx, uint32_t chunk, uint32_t thread)
     (void)thread;
     for (; g < last; g++) {
         const struct shape *shape = &p->shape[p->group[g].shape];
-        memcpy(p->region + (uint64_t)p->group[g].at * PACKED_ALIGN, shape->packed[variant_of(g)],
-               shape->bytes[variant_of(g)]);
+        memcpy(p->region + p->group[g].at, shape->packed[variant_of(g)], shape->bytes[variant_of(g)]);
     }
 }
 
@@ -272,11 +275,11 @@ void profile_packed_swap(struct profile_packed *p)
 /* Whether the CPU computes with all matrices of layers packed. */
 static int takes_packed(const struct engine *engine, bool *takes, struct helm_err *err)
 {
-    const uint32_t units = 2 * engine->model.config.layers;
+    const uint32_t units = unit_count(engine->model.config.layers);
     bool *can = calloc(2 * (size_t)units, sizeof *can);
     if (!can) return no_memory(err);
     host_weights_packing(&engine->model, can, can + units);
-    *takes = engine->kernels.packed != NULL;
+    *takes = engine->kernels.linear[FORMAT_BF16_PACKED].one != NULL;
     for (uint32_t u = 0; u < units; u++) *takes &= can[units + u];
     free(can);
     return 0;

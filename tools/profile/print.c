@@ -1,7 +1,7 @@
 /* A profile for people. See profile_tool.h. Called by helm_profile.c; owns nothing. */
 #include <string.h>
 
-#include "common/units.h"
+#include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
 
 enum unit { UNIT_BYTES, UNIT_FLOPS, UNIT_SECONDS, UNIT_FACTOR };

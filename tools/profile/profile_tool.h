@@ -12,7 +12,7 @@
 #include <sched.h>
 #include <stdio.h>
 
-#include "daemon/planner/profile.h"
+#include "daemon/planner/profile/profile.h"
 #include "worker-cpu/local.h"
 
 struct profile_device_run;
@@ -73,6 +73,7 @@ void profile_checkpoint_remove(const char *folder);
 struct profile_cpu_run;
 struct profile_cpu_options {
     uint32_t threads; /* 0: as the worker chooses */
+    int node;         /* NUMA node, -1: none */
     bool quick;
     const struct profile_progress *progress;
 };

@@ -11,12 +11,12 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "common/doorbell.h"
-#include "common/lane.h"
-#include "common/units.h"
+#include "common/shared/doorbell.h"
+#include "common/shared/lane.h"
+#include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
-#include "worker-cpu/pin.h"
-#include "worker-cpu/pool.h"
+#include "common/cpu/pin.h"
+#include "common/cpu/pool.h"
 
 #define PAUSE_MS      2 /* more than anybody looks for a doorbell without pause */
 #define POOL_PAUSE_MS (2 * POOL_SPIN_QUIET_US / 1000)

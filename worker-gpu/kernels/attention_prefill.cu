@@ -6,7 +6,7 @@
  * flight, by asynchronous copies that follow the page table; scores live in registers only. Rows of shared
  * memory are swizzled by 16-byte units, so that neither the copies nor ldmatrix meet bank conflicts. Tiles of
  * long sequences are taken last first: the longest work starts earliest. Launchers below;
- * worker-gpu/kernels.h says what they mean. */
+ * worker-gpu/kernels/kernels.h says what they mean. */
 #include "worker-gpu/kernels/rope.cuh"
 
 static const uint32_t TILE = 64; /* queries of a block, and positions of a key tile */

@@ -9,9 +9,10 @@
  * (acquire). The counter only grows; a launch adds the same to it each time, so that its beginning, and the
  * launch's number, are known from any reading before a block's own last arrival. Everything that is written
  * in a launch (x, q, k, v, pieces of attention) is read past the L1. Launchers below; chain_list.cu writes
- * the lists. worker-gpu/kernels.h says what they mean. */
+ * the lists. worker-gpu/kernels/kernels.h says what they mean. */
 #include "worker-gpu/kernels/chain.cuh"
 #include "worker-gpu/kernels/chain_attention.cuh"
+#include "worker-gpu/kernels/decode.cuh"
 
 struct chain_params {
     unsigned char *list;
@@ -19,7 +20,7 @@ struct chain_params {
 };
 
 /* x into shared memory, times the norm's weights, which are there; the sum of squares stays in parts. */
-template <typename S, typename T>
+template <typename S, typename D>
 __device__ __forceinline__ void take_x(const linear_params &p, const float4 *norm, float *x, float *squares)
 {
     const uint32_t quads = p.cols / 4, batch = 4096 / S::THREADS; /* loads that are on their way together */
@@ -39,7 +40,7 @@ __device__ __forceinline__ void take_x(const linear_params &p, const float4 *nor
                 sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
                 v[j] = make_float4(v[j].x * n.x, v[j].y * n.y, v[j].z * n.z, v[j].w * n.w);
             }
-            x4[x_place<T>(f)] = v[j];
+            x4[x_place<D>(f)] = v[j];
         }
     }
     if (p.norm) {
@@ -59,11 +60,12 @@ template <typename S> __device__ __forceinline__ float x_scale(const linear_para
 /* The block's rows of one linear operation, x being in shared memory. The warp begins with tile `rest`, and
  * the tile it would go on with, counted from behind the last, is returned. beside(): once for each thread,
  * when it has some time. */
-template <typename S, typename T, typename Beside>
+template <typename S, typename D, typename Beside>
 __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const float *x, const float *squares,
                                                float *partial, uint32_t &which, chain_ring &ring,
                                                uint32_t rest, const Beside &beside)
 {
+    typedef typename D::value T;
     const linear_params &p = item.linear;
     const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks, last = item.where.last_bytes;
     const uint32_t use_chunks = item.where.use_chunks, whole = item.where.tile;
@@ -104,11 +106,11 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                     const float4 *x_part = with + at / (uint32_t)sizeof(T) / 4;
                     float more_a, more_b;
                     if (some == S::PART)
-                        tile_add_as<T, S::PART, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                        tile_add_as<D, S::PART, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
                     else if (some == 2048)
-                        tile_add_as<T, 2048, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                        tile_add_as<D, 2048, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
                     else
-                        tile_add_as<T, S::PART, false>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                        tile_add_as<D, S::PART, false>(from + at, ring.pitch, some, x_part, more_a, more_b);
                     a += more_a, b += more_b;
                 }
                 __syncwarp(); /* all lanes have read the slot */
@@ -138,7 +140,7 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
     return tile - pairs * chunks;
 }
 
-template <typename S, typename T, typename C>
+template <typename S, typename D, typename C>
 __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_constant__ chain_params q)
 {
 #if defined(HELM_CUDA_EMULATED) || __CUDA_ARCH__ >= 900
@@ -226,11 +228,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         if (item.kind == GPUK_CHAIN_LINEAR) {
             wait();
             copies_commit();
-            take_x<S, T>(item.linear, norm, region, squares);
+            take_x<S, D>(item.linear, norm, region, squares);
             copies_wait<0>();
             S::meet();
             hurry(false);
-            rest = chain_rows<S, T>(item, region, squares, partial, which, ring, rest, [&] {
+            rest = chain_rows<S, D>(item, region, squares, partial, which, ring, rest, [&] {
                 fetch_norm(item.next_norm, item.next_norm_quads);
                 const chain_item &next = items[(number + 1) & 1];
                 if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
@@ -267,13 +269,14 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
 /* ---- launchers ------------------------------------------------------------------------------------- */
 
 typedef void (*chain_function)(chain_params);
-#define CHAIN(T)                                                                                             \
+#define CHAIN(D)                                                                                             \
     {                                                                                                        \
-        chain_kernel<chain_shaped, T, __nv_bfloat16>, chain_kernel<chain_shaped, T, __half>,                 \
-            chain_kernel<chain_shaped, T, float>                                                             \
+        chain_kernel<chain_shaped, D, __nv_bfloat16>, chain_kernel<chain_shaped, D, __half>,                 \
+            chain_kernel<chain_shaped, D, float>                                                             \
     }
-static const chain_function kernels[DTYPE_COUNT][DTYPE_COUNT] = {CHAIN(__nv_bfloat16), CHAIN(__half),
-                                                                 CHAIN(float)};
+/* [format of the weights][dtype of the cache] */
+static const chain_function kernels[DTYPE_COUNT][DTYPE_COUNT] = {CHAIN(decode_bf16), CHAIN(decode_f16),
+                                                                 CHAIN(decode_f32)};
 
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
 {

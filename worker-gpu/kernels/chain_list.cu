@@ -1,6 +1,6 @@
 /* Lists of chains (chain.cu): which operations one can take, and how it lies in device memory.
  *
- * Called through worker-gpu/kernels.h when a program is made. */
+ * Called through worker-gpu/kernels/kernels.h when a program is made. */
 #include "worker-gpu/kernels/chain.cuh"
 #include "worker-gpu/kernels/chain_attention.cuh"
 
@@ -27,7 +27,7 @@ static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pi
     for (uint32_t i = 0; i < count; i++) {
         if (op[i].kind != GPUK_CHAIN_LINEAR) continue;
         const struct gpuk_linear_args *a = &op[i].linear;
-        const uint32_t row_bytes = a->cols * (a->dtype == DTYPE_F32 ? 4 : 2);
+        const uint32_t row_bytes = (uint32_t)tensor_format_row_bytes(a->format, a->cols);
         for (uint32_t s = 0; s < a->segments; s++) {
             rows_bytes += (double)a->segment[s].rows * row_bytes;
             taken += (double)a->segment[s].rows * chunks_of(row_bytes, pitch) * pitch;
@@ -50,10 +50,11 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
         const struct gpuk_linear_args *a = &op->linear;
         struct linear_params params;
         if (gpuk_linear_params("chain", a, &params, &unused) || !gpuk_linear_aligned(a)) return 0;
+        if (!tensor_format_is_plain(a->format)) return 0;
         if (((size_t)a->x | (size_t)a->norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
         if (chunks_of((uint32_t)params.row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
         /* x as whole units of a warp */
-        return ((uint32_t)params.row_bytes + 511) / 512 * (a->dtype == DTYPE_F32 ? 512 : 1024);
+        return ((uint32_t)params.row_bytes + 511) / 512 * (a->format == FORMAT_F32 ? 512 : 1024);
     }
     if (op->kind != GPUK_CHAIN_ATTENTION) return 0;
     const struct gpuk_attention *a = &op->attention.args;
@@ -188,7 +189,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     struct chain_header *header = (struct chain_header *)at;
     struct chain_weights *weights = (struct chain_weights *)(at + CHAIN_HEADER_BYTES);
     uint32_t region = 128, norm = 0, linears = 0, start = 0;
-    int dtype = -1, cache = -1;
+    int format = -1, cache = -1;
     for (uint32_t i = 0; i < count; i++) {
         const bool is_linear = op[i].kind == GPUK_CHAIN_LINEAR;
         if (!gpuk_chain_takes(device, &op[i]))
@@ -198,11 +199,11 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
         region = needs > region ? needs : region;
         norm = norm_bytes_of(&op[i]) > norm ? norm_bytes_of(&op[i]) : norm;
         linears += is_linear;
-        int *all = is_linear ? &dtype : &cache;
-        const int own = is_linear ? (int)op[i].linear.dtype : (int)op[i].attention.args.kv.layout.dtype;
+        int *all = is_linear ? &format : &cache;
+        const int own = is_linear ? (int)op[i].linear.format : (int)op[i].attention.args.kv.layout.dtype;
         if (*all >= 0 && *all != own)
             return helm_fail(err, HELM_E_UNSUPPORTED,
-                             "chain: operation %u of %u (%s) has another dtype than those before it", i,
+                             "chain: operation %u of %u (%s) is of another format than those before it", i,
                              count, is_linear ? "linear" : "attention");
         *all = own;
     }
@@ -252,7 +253,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     *chain = {};
     chain->list = memory;
     chain->count = count;
-    chain->variant = (dtype < 0 ? 0 : dtype) * DTYPE_COUNT + (cache < 0 ? 0 : cache);
+    chain->variant = (format < 0 ? 0 : format) * DTYPE_COUNT + (cache < 0 ? 0 : cache);
     chain->warps = chain_shaped::LAUNCHED / 32;
     chain->slots = ring.slots;
     chain->pitch = ring.pitch;

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#include "worker-gpu/kernels.h"
+#include "worker-gpu/kernels/kernels.h"
 #include "worker-gpu/kernels/ptx.cuh"
 
 /* ---- elements ----------------------------------------------------------------------------------- */
@@ -149,9 +149,7 @@ static int gpuk_prepare(const char *what, void (*kernel)(P...), size_t shared, s
 }
 
 /* Each kernel file's share of gpuk_open. */
-int gpuk_prepare_gemv(const struct gpuk_device *device, struct helm_err *err);
-int gpuk_prepare_gemv_packed(const struct gpuk_device *device, struct helm_err *err);
-int gpuk_prepare_gemm_small(const struct gpuk_device *device, struct helm_err *err);
+int gpuk_prepare_linear(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_expand(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_elementwise(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_rope(const struct gpuk_device *device, struct helm_err *err);

@@ -1,8 +1,8 @@
 /* The small kernels of prefill and of a step's ends: embedding, norms, SwiGLU, biases, gathering, lanes.
  *
- * One block or more a token; tokens beyond *count are left alone. Launchers below; worker-gpu/kernels.h says
+ * One block or more a token; tokens beyond *count are left alone. Launchers below; worker-gpu/kernels/kernels.h says
  * what they mean. */
-#include "worker-gpu/kernels/device.cuh"
+#include "worker-gpu/kernels/decode.cuh"
 
 static const uint32_t THREADS = 256;
 
@@ -13,9 +13,9 @@ __device__ __forceinline__ bool beyond(const uint32_t *count, uint32_t token)
 
 /* ---- embedding ---------------------------------------------------------------------------------- */
 
-template <typename T>
-__global__ void embed_kernel(const uint32_t *count, const uint32_t *ids, const T *table, uint32_t vocab,
-                             uint32_t hidden, float *x)
+template <typename D>
+__global__ void embed_kernel(const uint32_t *count, const uint32_t *ids, const unsigned char *table,
+                             uint32_t vocab, uint32_t hidden, float *x)
 {
     let_next_start();
     wait_for_previous();
@@ -24,7 +24,7 @@ __global__ void embed_kernel(const uint32_t *count, const uint32_t *ids, const T
     uint32_t id = ids[t];
     for (uint32_t i = blockIdx.y * THREADS + threadIdx.x; i < hidden; i += gridDim.y * THREADS)
         x[(size_t)t * hidden + i] =
-            id < vocab ? element<T>::load(table[(size_t)id * hidden + i]) : __int_as_float(0x7fc00000);
+            id < vocab ? D::number(table + id * D::bytes(hidden), i) : __int_as_float(0x7fc00000);
 }
 
 /* ---- norm --------------------------------------------------------------------------------------- */
@@ -145,25 +145,25 @@ static int check_shape(const char *what, uint32_t tokens, uint32_t width, struct
     return HELM_OK;
 }
 
-extern "C" int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const void *table, enum dtype dtype,
-                          uint32_t vocab, uint32_t hidden, float *x, uint32_t flags, void *stream,
-                          struct helm_err *err)
+extern "C" int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const void *table,
+                          enum tensor_format format, uint32_t vocab, uint32_t hidden, float *x,
+                          uint32_t flags, void *stream, struct helm_err *err)
 {
     int rc = check_shape("embed", tokens, hidden, err);
     if (rc) return rc;
     dim3 grid(tokens, tokens <= GPUK_BATCH_MAX ? div_up(hidden, THREADS) : 1);
-#define LAUNCH(T)                                                                                            \
-    gpuk_launch("embed", embed_kernel<T>, grid, dim3(THREADS), 0, flags, stream, err, step->counts,          \
-                step->token_id, (const T *)table, vocab, hidden, x)
-    switch (dtype) {
-    case DTYPE_BF16:
-        return LAUNCH(__nv_bfloat16);
-    case DTYPE_F16:
-        return LAUNCH(__half);
-    case DTYPE_F32:
-        return LAUNCH(float);
+#define LAUNCH(D)                                                                                            \
+    gpuk_launch("embed", embed_kernel<D>, grid, dim3(THREADS), 0, flags, stream, err, step->counts,          \
+                step->token_id, (const unsigned char *)table, vocab, hidden, x)
+    switch (format) {
+    case FORMAT_BF16:
+        return LAUNCH(decode_bf16);
+    case FORMAT_F16:
+        return LAUNCH(decode_f16);
+    case FORMAT_F32:
+        return LAUNCH(decode_f32);
     default:
-        return bad_dtype("embed", (int)dtype, err);
+        return helm_fail(err, HELM_E_UNSUPPORTED, "embed: a table of %s", tensor_format_name(format));
     }
 #undef LAUNCH
 }
@@ -273,9 +273,9 @@ int gpuk_prepare_elementwise(const struct gpuk_device *, struct helm_err *err)
     int rc = HELM_OK;
 #define PREPARE(kernel)                                                                                      \
     if (!rc) rc = gpuk_prepare(#kernel, kernel, 0, err)
-    PREPARE((embed_kernel<__nv_bfloat16>));
-    PREPARE((embed_kernel<__half>));
-    PREPARE((embed_kernel<float>));
+    PREPARE((embed_kernel<decode_bf16>));
+    PREPARE((embed_kernel<decode_f16>));
+    PREPARE((embed_kernel<decode_f32>));
     PREPARE((rmsnorm_kernel<__nv_bfloat16>));
     PREPARE((rmsnorm_kernel<__half>));
     PREPARE((rmsnorm_kernel<float>));

@@ -16,8 +16,8 @@
  *              all in order of slices, applies the norm's factor and stores. So the same input gives the same
  *              bits.
  * Reducers, and what a block has of the work and of shared memory, are in gemm_stream_reduce.cuh; launchers
- * below; gemm_small.cu chooses this kernel. */
-#include "worker-gpu/kernels/gemm_stream.cuh"
+ * below. */
+#include "worker-gpu/kernels/decode.cuh"
 #include "worker-gpu/kernels/gemm_stream_reduce.cuh"
 
 /* ---- producers ---------------------------------------------------------------------------------- */
@@ -254,7 +254,7 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
 
 /* N times 8 tokens; where two blocks are FITTING a multiprocessor, one is the next launch's, whose ring fills
  * meanwhile. */
-template <typename T, int N, int FITTING>
+template <typename D, int N, int FITTING>
 __global__ void __launch_bounds__(FITTING == 1 ? THREADS_MAX : THREADS_SHARED, FITTING)
     gemm_stream(const __grid_constant__ stream_params q)
 {
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(FITTING == 1 ? THREADS_MAX : THREADS_SHARED, F
             make_uint4(0, 0, 0, 0);
     __syncthreads();
     if (warp < CONSUMERS) {
-        if (warp < s.consumers) consume<T, N>(q, s, m, warp);
+        if (warp < s.consumers) consume<typename D::value, N>(q, s, m, warp);
     } else if (warp < CONSUMERS + q.reducers) {
         reduce<N>(q, s, m, warp - CONSUMERS);
     } else {
@@ -340,35 +340,31 @@ static size_t fitting(uint32_t tokens, const struct linear_params *params, uint3
            (slices * unit_floats(tokens > 8 ? 2 : 1) * sizeof(float));
 }
 
-extern "C" bool gpuk_gemm_streams(const struct gpuk_device *device, const struct gpuk_linear_args *args,
-                                  uint32_t tokens)
+template <typename D> static bool stream_takes(const struct linear_call &call)
 {
-    struct linear_params params;
-    struct helm_err err = {};
-    if (!device->bulk_copy || !device->tensor_cores || args->dtype == DTYPE_F32) return false;
-    if (gpuk_linear_params("gemm", args, &params, &err) || !gpuk_linear_aligned(args)) return false;
+    const struct gpuk_linear_args *args = call.args;
+    if (!call.device->bulk_copy || !call.device->tensor_cores || !D::takes_pieces(args)) return false;
     if (((size_t)args->x | (size_t)args->norm) % 16 != 0 || args->x_stride % 4 != 0) return false;
-    const struct stream_shape s = shape_of(device, &params, tokens > 8 ? 2 : 1);
+    const struct stream_shape s = shape_of(call.device, &call.params, call.tokens > 8 ? 2 : 1);
     return s.slots > 0 && (uint64_t)s.lines * s.slices <= UINT32_MAX &&
-           fitting(tokens, &params, s.slices) > 0;
+           fitting(call.tokens, &call.params, s.slices) > 0;
 }
 
-/* [bf16, f16][8 tokens, 16 tokens, 8 tokens of which two blocks fit] */
-static void (*const kernels[2][3])(stream_params) = {
-    {gemm_stream<__nv_bfloat16, 1, 1>, gemm_stream<__nv_bfloat16, 2, 1>, gemm_stream<__nv_bfloat16, 1, 2>},
-    {gemm_stream<__half, 1, 1>, gemm_stream<__half, 2, 1>, gemm_stream<__half, 1, 2>}};
+/* [8 tokens, 16 tokens, 8 tokens of which two blocks fit] */
+template <typename D>
+static void (*const stream_kernel[3])(stream_params) = {gemm_stream<D, 1, 1>, gemm_stream<D, 2, 1>,
+                                                        gemm_stream<D, 1, 2>};
 
-int gpuk_gemm_stream(const struct gpuk_device *device, enum dtype dtype, const struct linear_params *params,
-                     uint32_t tokens, const uint32_t *count, uint32_t *counters, float *sums, uint32_t flags,
-                     void *stream, struct helm_err *err)
+template <typename D> static int stream_launch(const struct linear_call &call, struct helm_err *err)
 {
-    const uint32_t tiles = tokens > 8 ? 2 : 1;
-    const struct stream_shape s = shape_of(device, params, tiles);
+    const struct gpuk_device *device = call.device;
+    const uint32_t tiles = call.tokens > 8 ? 2 : 1;
+    const struct stream_shape s = shape_of(device, &call.params, tiles);
     struct stream_params q = {};
-    q.linear = *params;
-    q.count = count;
-    q.counters = counters;
-    q.sums = sums;
+    q.linear = call.params;
+    q.count = call.count;
+    q.counters = (uint32_t *)call.workspace;
+    q.sums = (float *)((char *)call.workspace + GPUK_LINEAR_COUNTER_BYTES);
     q.lines = s.lines, q.slices = s.slices, q.slots = s.slots;
     q.reducers = s.reducers;
     const uint32_t most = s.blocks > 1 || s.reducers + PRODUCERS_MAX > OTHERS_MAX ? 1 : PRODUCERS_MAX;
@@ -378,33 +374,33 @@ int gpuk_gemm_stream(const struct gpuk_device *device, enum dtype dtype, const s
     const uint32_t threads = 32 * (CONSUMERS + q.reducers + q.producers);
     const size_t shared =
         (size_t)s.slots * ROWS * div_up(s.lines, s.slices) * LINE + fixed_bytes(tiles, s.slots, s.reducers);
-    uint32_t parts = 1;
+    uint32_t parts = 1, flags = call.flags;
     if (s.slices > 1) {
-        const size_t fit = fitting(tokens, params, s.slices);
+        const size_t fit = fitting(call.tokens, &call.params, s.slices);
         parts = div_up(s.groups, fit < COUNTERS ? (uint32_t)fit : COUNTERS);
     }
     for (uint32_t part = 0; part < parts; part++) {
         q.first_group = (uint32_t)((uint64_t)s.groups * part / parts);
         q.groups = (uint32_t)((uint64_t)s.groups * (part + 1) / parts) - q.first_group;
         const uint32_t shares = s.shares < q.groups ? s.shares : q.groups;
-        int rc = gpuk_launch("gemm", kernels[dtype == DTYPE_F16][s.blocks > 1 ? 2 : tiles - 1],
-                             dim3(shares * s.slices), dim3(threads), shared, flags, stream, err, q);
+        int rc = gpuk_launch("gemm", stream_kernel<D>[s.blocks > 1 ? 2 : tiles - 1], dim3(shares * s.slices),
+                             dim3(threads), shared, flags, call.stream, err, q);
         if (rc) return rc;
         if (device->early_launch) flags |= GPUK_EARLY; /* the part before is in front */
     }
     return HELM_OK;
 }
 
-int gpuk_prepare_gemm_stream(const struct gpuk_device *device, struct helm_err *err)
+template <typename D> static int stream_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     if (!device->bulk_copy || !device->tensor_cores) return HELM_OK;
     int rc = HELM_OK;
-    for (int i = 0; i < 6 && !rc; i++)
-        rc = gpuk_prepare("gemm", kernels[i / 3][i % 3], (size_t)device->shared_bytes_max, err);
+    for (int i = 0; i < 3 && !rc; i++)
+        rc = gpuk_prepare("gemm", stream_kernel<D>[i], (size_t)device -> shared_bytes_max, err);
 #ifndef HELM_CUDA_EMULATED
     /* blocks of two launches are on a multiprocessor together only where they want the same division */
-    for (int i = 0; i < 6 && !rc; i++) {
-        cudaError_t code = cudaFuncSetAttribute((const void *)kernels[i / 3][i % 3],
+    for (int i = 0; i < 3 && !rc; i++) {
+        cudaError_t code = cudaFuncSetAttribute((const void *)stream_kernel<D>[i],
                                                 cudaFuncAttributePreferredSharedMemoryCarveout,
                                                 cudaSharedmemCarveoutMaxShared);
         if (code != cudaSuccess) rc = gpuk_cuda_fail(err, code, "gemm");
@@ -412,3 +408,9 @@ int gpuk_prepare_gemm_stream(const struct gpuk_device *device, struct helm_err *
 #endif
     return rc;
 }
+
+#define STREAM(D)                                                                                            \
+    {                                                                                                        \
+        "stream", stream_takes<D>, stream_launch<D>, stream_prepare<D>                                       \
+    }
+const struct linear_kernel gemm_stream_bf16 = STREAM(decode_bf16), gemm_stream_f16 = STREAM(decode_f16);

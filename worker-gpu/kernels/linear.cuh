@@ -1,7 +1,7 @@
 /* What the kernels of linear layers share: the argument block on the device and where a row of the
  * concatenated matrices lies.
  *
- * Included by gemv.cu, gemv_packed.cu and gemm_small.cu. Rows are worked on in pairs, so that two weights
+ * Included by linear.cu, which has the table of kernels, and by the files of the schedules. Rows are worked on in pairs, so that two weights
  * meet each x that is read: neighbours of one matrix, or gate and up of one SwiGLU output. */
 #ifndef HELM_WORKER_GPU_KERNELS_LINEAR_CUH
 #define HELM_WORKER_GPU_KERNELS_LINEAR_CUH
@@ -93,12 +93,39 @@ __device__ __forceinline__ void linear_finish(const linear_params &p, uint32_t p
     linear_store(p, pair, t, a + add.x, b + add.y);
 }
 
+/* ---- launches (linear.cu) --------------------------------------------------------------------------- */
+
 /* Checks the arguments and lays them out for the device. */
 int gpuk_linear_params(const char *what, const struct gpuk_linear_args *args, struct linear_params *params,
                        struct helm_err *err);
 /* Whether every row of every matrix starts on a 16-byte boundary. */
 bool gpuk_linear_aligned(const struct gpuk_linear_args *args);
-/* The warps of a block where gpuk_gemv streams these by bulk copies in tiles of 1 KB; else 0. */
-uint32_t gpuk_gemv_bulk_warps(const struct gpuk_device *device, const struct gpuk_linear_args *args);
+
+struct linear_call {
+    const struct gpuk_device *device;
+    const struct gpuk_linear_args *args;
+    struct linear_params params;
+    uint32_t tokens;
+    const uint32_t *count; /* of more than one token: device memory, how many count */
+    void *workspace;
+    uint32_t flags;
+    void *stream;
+};
+/* One schedule's kernel for one format. */
+struct linear_kernel {
+    const char *name;
+    bool (*takes)(const struct linear_call &call); /* reads its arguments, tokens and device */
+    int (*launch)(const struct linear_call &call, struct helm_err *err);
+    int (*prepare)(const struct gpuk_device *device, struct helm_err *err);
+};
+extern const struct linear_kernel gemv_plain_bf16, gemv_plain_f16, gemv_plain_f32;
+extern const struct linear_kernel gemv_bulk_bf16, gemv_bulk_f16, gemv_bulk_f32;
+extern const struct linear_kernel gemv_groups_bf16_packed;
+extern const struct linear_kernel gemm_plain_bf16, gemm_plain_f16, gemm_plain_f32;
+extern const struct linear_kernel gemm_tensor_bf16, gemm_tensor_f16;
+extern const struct linear_kernel gemm_stream_bf16, gemm_stream_f16;
+
+/* The warps of a block where gemv_bulk streams bf16 of this shape in tiles of 1 KB; else 0. */
+uint32_t gemv_bulk_warps(const struct linear_call &call);
 
 #endif

@@ -1,7 +1,7 @@
 /* Rotation tables, and what stands between the q, k, v products and attention for several tokens: head norms,
  * rotation, and the new rows of the cache.
  *
- * One warp a head. Launchers below; worker-gpu/kernels.h says what they mean. */
+ * One warp a head. Launchers below; worker-gpu/kernels/kernels.h says what they mean. */
 #include "worker-gpu/kernels/rope.cuh"
 
 static const uint32_t WARPS = 8;

@@ -1,11 +1,10 @@
-/* From logits to a token on the device: the largest, or the few largest as logprobs; or what a draw on the
- * host needs of a row (kernels_few.h).
+/* From logits to a token on the device: the largest; or what a draw on the host needs of a row (kernels_few.h).
  *
  * A row is cut among BLOCKS blocks; the last of them to finish merges in fixed order. A logit and its id make
  * one 64-bit key (larger logit first, then lower id), so that ties cannot depend on timing. Logits that are
- * not finite have no key. Launchers below; worker-gpu/kernels.h says what they mean. */
+ * not finite have no key. Launchers below; worker-gpu/kernels/kernels.h says what they mean. */
 #include "worker-gpu/kernels/device.cuh"
-#include "worker-gpu/kernels_few.h"
+#include "worker-gpu/kernels/kernels_few.h"
 
 #ifdef HELM_CUDA_EMULATED /* compiled without contraction */
 static inline float __fadd_rn(float a, float b)
@@ -102,65 +101,7 @@ __global__ void __launch_bounds__(THREADS)
     best = block_max(threadIdx.x < BLOCKS ? __ldcg(keys + (size_t)row * BLOCKS + threadIdx.x) : 0, shared);
     if (threadIdx.x > 0) return;
     result[row] = {key_id(best), key_logit(best)};
-    if (row == 0 && next.token_id) *next.token_id = key_id(best), *next.position += 1;
-}
-
-__global__ void __launch_bounds__(THREADS)
-    top_kernel(const uint32_t *count, const float *logits, uint32_t vocab, uint32_t k, gpuk_token *top,
-               uint32_t *counters, logit_key *keys, float *sums)
-{
-    __shared__ logit_key shared[THREADS / 32];
-    __shared__ float scratch[32];
-    let_next_start();
-    wait_for_previous();
-    const uint32_t row = blockIdx.y;
-    if (row >= *count) return;
-    const float *from = logits + (size_t)row * vocab;
-    slice s = slice_of(vocab);
-    logit_key *own = keys + ((size_t)row * BLOCKS + blockIdx.x) * GPUK_TOP_MAX, before = ~(logit_key)0;
-    float most = 0;
-    for (uint32_t n = 0; n < k; n++) {
-        logit_key best = 0;
-        for (uint32_t i = s.first + threadIdx.x; i < s.last; i += THREADS) {
-            logit_key key = key_of(__ldcg(from + i), i);
-            best = key > best && key < before ? key : best;
-        }
-        before = block_max(best, shared);
-        if (n == 0) most = key_logit(before);
-        if (threadIdx.x == 0) own[n] = before;
-    }
-    float sum = 0;
-    for (uint32_t i = s.first + threadIdx.x; i < s.last; i += THREADS) {
-        float x = __ldcg(from + i);
-        if (isfinite(x)) sum += expf(x - most);
-    }
-    sum = block_sum(sum, scratch);
-    float *piece = sums + ((size_t)row * BLOCKS + blockIdx.x) * 2;
-    if (threadIdx.x == 0) piece[0] = most, piece[1] = sum;
-    if (!last_block(counters + row)) return;
-
-    const logit_key *all = keys + (size_t)row * BLOCKS * GPUK_TOP_MAX;
-    float log_sum = 0;
-    before = ~(logit_key)0;
-    for (uint32_t n = 0; n < k; n++) {
-        logit_key best = 0;
-        for (uint32_t i = threadIdx.x; i < BLOCKS * k; i += THREADS) {
-            logit_key key = __ldcg(all + i / k * GPUK_TOP_MAX + i % k);
-            best = key > best && key < before ? key : best;
-        }
-        before = block_max(best, shared);
-        if (n == 0) { /* the largest is known: every thread adds the pieces in order */
-            float total = 0, largest = key_logit(before);
-            for (uint32_t b = 0; b < BLOCKS; b++) {
-                float m = __ldcg(sums + ((size_t)row * BLOCKS + b) * 2),
-                      part = __ldcg(sums + ((size_t)row * BLOCKS + b) * 2 + 1);
-                if (part > 0) total += part * expf(m - largest);
-            }
-            log_sum = largest + logf(total);
-        }
-        if (threadIdx.x == 0)
-            top[(size_t)row * k + n] = {key_id(before), before ? key_logit(before) - log_sum : 0.0f};
-    }
+    if (next.token_id) next.token_id[row] = key_id(best), next.position[row] += 1;
 }
 
 /* ---- what a draw needs of a row -------------------------------------------------------------------------
@@ -358,7 +299,7 @@ __global__ void __launch_bounds__(FEW_THREADS)
     store_few(from, vocab, work.tops, least, all, room);
 }
 
-/* floor(2^40 * exp((x - top) * inv_temp)), the operations of common/sampling_pass.c one by one. */
+/* floor(2^40 * exp((x - top) * inv_temp)), the operations of common/sampling/pass.c one by one. */
 __device__ __forceinline__ unsigned long long weight_of(float x, float top, float inv_temp)
 {
     const float magic = 12582912.0f, scale = 1048576.0f;
@@ -446,8 +387,7 @@ extern "C" size_t gpuk_argmax_counter_bytes(uint32_t rows)
 }
 extern "C" size_t gpuk_argmax_workspace_bytes(uint32_t rows)
 {
-    return gpuk_argmax_counter_bytes(rows) +
-           (size_t)rows * BLOCKS * (GPUK_TOP_MAX * sizeof(logit_key) + 2 * sizeof(float));
+    return gpuk_argmax_counter_bytes(rows) + (size_t)rows * BLOCKS * sizeof(logit_key);
 }
 
 static int check(const char *what, uint32_t rows, uint32_t vocab, struct helm_err *err)
@@ -467,20 +407,6 @@ extern "C" int gpuk_argmax(const uint32_t *count, uint32_t rows, const float *lo
     return gpuk_launch("argmax", argmax_kernel, dim3(BLOCKS, rows), dim3(THREADS), 0, flags, stream, err,
                        count, logits, vocab, result, next ? *next : nobodys, (uint32_t *)workspace,
                        (logit_key *)((char *)workspace + gpuk_argmax_counter_bytes(rows)));
-}
-
-extern "C" int gpuk_top_logprobs(const uint32_t *count, uint32_t rows, const float *logits, uint32_t vocab,
-                                 uint32_t k, struct gpuk_token *top, void *workspace, uint32_t flags,
-                                 void *stream, struct helm_err *err)
-{
-    int rc = check("top logprobs", rows, vocab, err);
-    if (rc) return rc;
-    if (k == 0 || k > GPUK_TOP_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "top logprobs: %u asked for (1 to %d)", k, GPUK_TOP_MAX);
-    logit_key *keys = (logit_key *)((char *)workspace + gpuk_argmax_counter_bytes(rows));
-    return gpuk_launch("top logprobs", top_kernel, dim3(BLOCKS, rows), dim3(THREADS), 0, flags, stream, err,
-                       count, logits, vocab, k, top, (uint32_t *)workspace, keys,
-                       (float *)(keys + (size_t)rows * BLOCKS * GPUK_TOP_MAX));
 }
 
 extern "C" size_t gpuk_few_workspace_bytes(uint32_t rows, uint32_t vocab)
@@ -518,7 +444,6 @@ extern "C" int gpuk_few(const struct gpuk_few *few, uint32_t count, const float 
 int gpuk_prepare_select(const struct gpuk_device *, struct helm_err *err)
 {
     int rc = gpuk_prepare("argmax", argmax_kernel, 0, err);
-    if (!rc) rc = gpuk_prepare("top logprobs", top_kernel, 0, err);
     if (!rc) rc = gpuk_prepare("candidates", few_kernel, 0, err);
     return rc ? rc : gpuk_prepare("sums of weights", few_sums_kernel, 0, err);
 }

@@ -1,7 +1,7 @@
 /* One tile of two rows of weights in shared memory against x: the inner step of every kernel that streams
  * weights through a ring.
  *
- * Included by gemv.cu, gemv_packed.cu and chain.cu. */
+ * Included by gemv_bulk.cu, gemv_groups.cu and chain.cu; templates are over a decoder (decode.cuh). */
 #ifndef HELM_WORKER_GPU_KERNELS_TILE_CUH
 #define HELM_WORKER_GPU_KERNELS_TILE_CUH
 
@@ -19,15 +19,16 @@ __device__ __forceinline__ void walk_next(tile_walk &w, uint32_t chunks, uint32_
     while (w.chunk >= chunks) w.chunk -= chunks, w.pair++;
 }
 
-/* Place of float4 number f of x in shared memory. A lane's 16 bytes of 16-bit weights meet 8 floats; the
- * first and second halves of all lanes' 8 lie apart, so that neither read has bank conflicts. */
-template <typename T> __device__ __forceinline__ uint32_t x_place(uint32_t f)
+/* Place of float4 number f of x in shared memory. A lane's unit meets one to eight of them; the first ones of all
+ * lanes lie together, then the second ones, and so on, so that no read has bank conflicts. */
+template <typename D> __device__ __forceinline__ uint32_t x_place(uint32_t f)
 {
-    if (sizeof(T) == 4) return f;
-    return (f & ~63u) + ((f & 1) << 5) + ((f & 63) >> 1);
+    const uint32_t each = D::UNIT_VALUES / 4, all = 32 * each;
+    if (each == 1) return f;
+    return (f & ~(all - 1)) + (f & (each - 1)) * 32 + (f & (all - 1)) / each;
 }
 
-/* sum + v . v. Spelled out, as is what gemv and gemv_packed do with it: these two have the same bits whatever
+/* sum + v . v. Spelled out, as is what gemv_bulk and gemv_groups do with it: these two have the same bits whatever
  * else the compiler has to do in either. */
 __device__ __forceinline__ float add_squares(float sum, const float4 &v)
 {
@@ -36,16 +37,16 @@ __device__ __forceinline__ float add_squares(float sum, const float4 &v)
 
 /* x to shared memory, for thread `thread` of `threads`: first, and before x is there, the weights of the norm
  * in x's place (of a norm alone) ... */
-template <typename T>
+template <typename D>
 __device__ __forceinline__ void x_put_norm(const float *norm, uint32_t cols, float4 *x4, uint32_t thread,
                                            uint32_t threads)
 {
     if (norm)
         for (uint32_t f = thread; f < cols / 4; f += threads)
-            x4[x_place<T>(f)] = __ldg(reinterpret_cast<const float4 *>(norm) + f);
+            x4[x_place<D>(f)] = __ldg(reinterpret_cast<const float4 *>(norm) + f);
 }
 /* ... then x, times them; returns the thread's part of the sum of squares, 0 without a norm. */
-template <typename T>
+template <typename D>
 __device__ __forceinline__ float x_put(const float *x, const float *norm, uint32_t cols, float4 *x4,
                                        uint32_t thread, uint32_t threads)
 {
@@ -53,68 +54,50 @@ __device__ __forceinline__ float x_put(const float *x, const float *norm, uint32
     if (norm) {
 #pragma unroll 4
         for (uint32_t f = thread; f < cols / 4; f += threads) {
-            float4 v = __ldcg(reinterpret_cast<const float4 *>(x) + f), n = x4[x_place<T>(f)];
+            float4 v = __ldcg(reinterpret_cast<const float4 *>(x) + f), n = x4[x_place<D>(f)];
             squares = add_squares(squares, v);
-            x4[x_place<T>(f)] = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
+            x4[x_place<D>(f)] = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
         }
     } else {
 #pragma unroll 4
         for (uint32_t f = thread; f < cols / 4; f += threads)
-            x4[x_place<T>(f)] = __ldcg(reinterpret_cast<const float4 *>(x) + f);
+            x4[x_place<D>(f)] = __ldcg(reinterpret_cast<const float4 *>(x) + f);
     }
     return squares;
 }
 
-/* One 16-byte unit of two rows against x; even and odd columns apart, for shorter chains of additions. */
-template <typename T>
-__device__ __forceinline__ void unit_add(const uint4 &wa, const uint4 &wb, const float4 *from, float2 &a,
-                                         float2 &b)
-{
-    const uint32_t count = 16 / sizeof(T);
-    float fa[count], fb[count], fx[count];
-#pragma unroll
-    for (uint32_t j = 0; j < count; j += 4) *reinterpret_cast<float4 *>(fx + j) = from[j * 8];
-    unpack16<T>(wa, fa);
-    unpack16<T>(wb, fb);
-#pragma unroll
-    for (uint32_t j = 0; j < count; j += 2) {
-        a.x += fa[j] * fx[j], a.y += fa[j + 1] * fx[j + 1];
-        b.x += fb[j] * fx[j], b.y += fb[j + 1] * fx[j + 1];
-    }
-}
-
 /* A lane's part of the sums of a tile's two rows (of up to TILE bytes, `pitch` apart; the first `bytes` of
  * each count) against their part of x. WHOLE: bytes is TILE. */
-template <typename T, uint32_t TILE, bool WHOLE>
+template <typename D, uint32_t TILE, bool WHOLE>
 __device__ __forceinline__ void tile_add_as(const unsigned char *tile, uint32_t pitch, uint32_t bytes,
                                             const float4 *x, float &sum_a, float &sum_b)
 {
-    const uint32_t units = TILE / 512 /* of 16 bytes a lane */, lane = threadIdx.x & 31;
-    uint4 wa[units], wb[units];
+    const uint32_t all = 32 * D::UNIT_BYTES, units = TILE / all /* a lane */, lane = threadIdx.x & 31;
+    typename D::unit wa[units], wb[units];
 #pragma unroll
     for (uint32_t u = 0; u < units; u++) {
-        const uint32_t at = u * 512 + lane * 16;
+        const uint32_t at = u * all + lane * D::UNIT_BYTES;
         const bool valid = WHOLE || at < bytes;
-        wa[u] = valid ? *reinterpret_cast<const uint4 *>(tile + at) : make_uint4(0, 0, 0, 0);
-        wb[u] = valid ? *reinterpret_cast<const uint4 *>(tile + pitch + at) : make_uint4(0, 0, 0, 0);
+        wa[u] = valid ? D::unit_at(tile + at) : D::unit_none();
+        wb[u] = valid ? D::unit_at(tile + pitch + at) : D::unit_none();
     }
     float2 a = make_float2(0, 0), b = make_float2(0, 0);
 #pragma unroll
     for (uint32_t u = 0; u < units; u++)
-        if (WHOLE || u * 512 + lane * 16 < bytes)
-            unit_add<T>(wa[u], wb[u], x + u * (128 / (uint32_t)sizeof(T)) + lane, a, b);
+        if (WHOLE || u * all + lane * D::UNIT_BYTES < bytes)
+            D::unit_add(wa[u], wb[u], x + u * (8 * D::UNIT_VALUES) + lane, a, b);
     sum_a = a.x + a.y, sum_b = b.x + b.y;
 }
 
 /* The same after the first exchange: the lower half of the warp holds parts of the first row's sum, the upper
  * of the second's. Every lane has taken a sum of what every other read, so the tile's slot may be filled
  * again. */
-template <typename T, uint32_t TILE>
+template <typename D, uint32_t TILE>
 __device__ __forceinline__ float tile_sums(const unsigned char *tile, uint32_t bytes, const float4 *x)
 {
     const uint32_t lane = threadIdx.x & 31;
     float sum_a, sum_b;
-    tile_add_as<T, TILE, false>(tile, TILE, bytes, x, sum_a, sum_b);
+    tile_add_as<D, TILE, false>(tile, TILE, bytes, x, sum_a, sum_b);
     const float keep = lane < 16 ? sum_a : sum_b, give = lane < 16 ? sum_b : sum_a;
     return keep + __shfl_xor_sync(0xffffffffu, give, 16);
 }

@@ -1,12 +1,12 @@
 /* f16 and bf16 for the emulated device: bit patterns with the conversions the kernels use.
  *
- * Included as <cuda_fp16.h> and <cuda_bf16.h>; rounding is worker-cpu/kernels/convert.h's, to nearest even.
+ * Included as <cuda_fp16.h> and <cuda_bf16.h>; rounding is common/formats/convert.h's, to nearest even.
  */
 #ifndef HELM_TESTS_GPU_EMULATOR_CUDA_FP16_H
 #define HELM_TESTS_GPU_EMULATOR_CUDA_FP16_H
 
 extern "C" {
-#include "worker-cpu/kernels/convert.h"
+#include "common/formats/convert.h"
 }
 #include "tests/gpu/emulator/cuda_runtime.h"
 

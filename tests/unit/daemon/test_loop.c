@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/units.h"
+#include "common/base/units.h"
 #include "daemon/loop.h"
 
 #define PATIENCE ((uint64_t)60 * 1000000)
@@ -55,7 +55,7 @@ static struct stage *stage_open(void)
     if (arena_create(&spec, &s->arena, &err) ||
         client_socket_open(s->zmq, &endpoints, NULL, NULL, 1 << 20, &s->serve.clients, &err))
         fail_msg("%s", err.text);
-    s->batcher.arena = &s->arena;
+    s->batcher.with.arena = &s->arena;
     s->model.config.vocab = spec.vocab;
     s->serve.batcher = &s->batcher;
     s->serve.workers = &s->workers;
@@ -126,9 +126,9 @@ static void a_round_ends_when_a_step_is_done(void **state)
 {
     (void)state;
     struct stage *s = stage_open();
-    s->batcher.workers = 1;
+    s->batcher.with.workers = 1;
     s->batcher.serial = 3;
-    s->batcher.in_flight = true;
+    s->batcher.in_flight = 1;
     doorbell_ring(&arena_control_of(&s->arena)->done[0].bell, 3);
     assert_int_equal(most_in_a_round(s, 1, 10), 1); /* requests are taken all the same */
     stage_close(s);

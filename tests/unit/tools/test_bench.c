@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "common/units.h"
-#include "tools/bench/bench.h"
+#include "common/base/units.h"
+#include "tools/bench/serving/bench.h"
 
 static void test_prompt_is_fixed_and_valid(void **state)
 {
@@ -80,9 +80,9 @@ static void test_bytes_by_device(void **state)
                    "\"bytes\": 2},"
                    " {\"home\": \"gpu\", \"bytes\": 3}, {\"home\": \"cpu\", \"bytes\": 4}]}",
                    "gpu=20004 cpu=6 ");
-    expect_devices("{\"stages\": [{\"home\": \"disk\", \"bytes\": 1}, {\"home\": \"stream\", \"bytes\": 2},"
-                   " {\"home\": \"direct\", \"bytes\": 3}]}",
-                   "disk=1 link=5 gpu=20000 ");
+    expect_devices(
+        "{\"stages\": [{\"home\": \"stream\", \"bytes\": 2}, {\"home\": \"stream\", \"bytes\": 3}]}",
+        "link=5 gpu=20000 ");
     info.dtype = "f32";
     expect_devices("{\"stages\": [{\"home\": \"cpu\", \"bytes\": 0}]}", "cpu=40000 ");
     info.dtype = "bf16";
@@ -97,6 +97,7 @@ static void test_bad_plans(void **state)
         "{\"stages\": []}",
         "{\"stages\": [{\"home\": \"cpu\"}]}",
         "{\"stages\": [{\"home\": \"moon\", \"bytes\": 1}]}",
+        "{\"stages\": [{\"home\": \"disk\", \"bytes\": 1}]}",
         "{\"stages\": [{\"home\": \"cpu\", \"bytes\": -1}]}",
         "{\"stages\": [{\"home\": \"cpu\", \"bytes\": 1}], \"head\": 7}",
     };

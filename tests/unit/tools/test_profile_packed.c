@@ -8,9 +8,9 @@
 
 #include <cmocka.h>
 
-#include "common/cpu.h"
+#include "common/base/cpu.h"
 #include "tools/profile/profile_tool.h"
-#include "worker-cpu/kernels/packed_kernels.h"
+#include "common/cpu/kernels/linear.h"
 
 #define THREADS 2
 #define TOKENS  40
@@ -43,8 +43,9 @@ static void check_same_entries(const struct program *a, const struct program *b)
     for (uint32_t i = 0; i < a->count; i++) {
         assert_int_equal(a->entry[i].kind, b->entry[i].kind);
         assert_int_equal(a->entry[i].layer, b->entry[i].layer);
-        assert_false(a->entry[i].packed);
-        assert_int_equal(b->entry[i].packed, b->entry[i].kind == PROGRAM_LINEAR);
+        if (a->entry[i].kind != PROGRAM_LINEAR) continue;
+        assert_int_equal(a->entry[i].segment[0].matrix.format, FORMAT_BF16);
+        assert_int_equal(b->entry[i].segment[0].matrix.format, FORMAT_BF16_PACKED);
     }
 }
 
@@ -62,7 +63,7 @@ static void layers_are_packed(void **state)
     for (uint32_t layers = 1; layers <= shape.layers; layers++) {
         struct profile_packed *packed = NULL;
         if (profile_packed_open(&local.engine, layers, &packed, &err)) fail_msg("%s", err.text);
-        assert_int_equal(packed != NULL, packed_cpu_can(cpu_features()));
+        assert_int_equal(packed != NULL, linear_pays(FORMAT_BF16_PACKED, cpu_features()));
         if (!packed) continue;
         const double part = profile_packed_part(packed);
         assert_true(part > 0.69 && part < 0.72);
@@ -96,7 +97,7 @@ static void shapes_that_do_not_fit_are_left_out(void **state)
     struct local local;
     struct profile_packed *packed = NULL;
     struct helm_err err = {0};
-    open_engine("tests/data/demo", &local);
+    open_engine("tools/models/demo", &local);
     bool fits = true;
     for (uint32_t i = 0; i < local.engine.model.tensor_count; i++)
         fits &= local.engine.model.tensors[i].rows == 1 ||

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "common/units.h"
+#include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
 
 static void test_weights_pass_the_caches(void **state)

@@ -15,8 +15,8 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "common/plan.h"
-#include "common/units.h"
+#include "common/plan/plan.h"
+#include "common/base/units.h"
 #include "proto/control.pb-c.h"
 #include "worker-cpu/engine.h"
 #include "common/worker/control.h"
@@ -52,7 +52,7 @@ static void make_arena(struct stage *s, bool split)
                                     .step_tokens = 64,
                                     .hidden = model.config.hidden,
                                     .vocab = model.config.vocab,
-                                    .lanes = split ? LANE_COUNT : 0,
+                                    .lanes = split ? PLAN_LINKS : 0,
                                     .kv = {.layers = model.config.layers - split,
                                            .kv_heads = model.config.kv_heads,
                                            .head_dim = model.config.head_dim,
@@ -193,9 +193,9 @@ static void send_load(struct stage *s, enum plan_home home, uint64_t weights_rea
                         .kv_dtype = "f16",
                         .stages = split ? stages : stages + 1,
                         .stage_count = 1 + split,
-                        .embed = split ? PLAN_HOME_GPU : PLAN_HOME_CPU,
-                        .host.limit = UINT64_MAX,
-                        .vram.limit = UINT64_MAX};
+                        .embed = split ? PLAN_GPU0 : PLAN_CPU0,
+                        .memory[PLAN_HOST].limit = UINT64_MAX,
+                        .memory[PLAN_VRAM0].limit = UINT64_MAX};
     json_t *json = plan_to_json(&plan);
     Message m = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Load load = HELM__CONTROL__V1__LOAD__INIT;
@@ -282,7 +282,7 @@ static uint32_t run_step(struct stage *s, uint32_t serial, uint32_t epoch)
     assert_int_equal(result->epoch, EPOCH);
     assert_int_equal(result->row[0].status, STEP_ROW_OK);
     assert_true(result->weight_bytes > 0);
-    const struct arena_done *done = &c->done[WORKER];
+    const struct arena_times *done = &c->done[WORKER].times[serial % ARENA_STEP_RING];
     assert_int_equal(done->busy_ns, result->compute_ns);
     assert_int_equal(done->weight_bytes, result->weight_bytes);
     assert_int_equal(done->wait_ns, 0);
@@ -369,8 +369,8 @@ static void another_home_is_refused(void **state)
     struct stage s;
     setup(&s);
     expect_hello(&s);
-    send_load(&s, PLAN_HOME_DISK, 0);
-    expect_fault(&s, HELM_E_UNSUPPORTED, "`disk`");
+    send_load(&s, PLAN_HOMES, 0);
+    expect_fault(&s, HELM_E_FORMAT, "home 'unknown'");
     teardown(&s);
 }
 

@@ -15,7 +15,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "common/units.h"
+#include "common/base/units.h"
 #include "common/worker/server.h"
 #include "worker-cpu/local.h"
 #include "worker-cpu/print.h"
@@ -63,8 +63,8 @@ static struct plan plan_of(const struct cut *cut, char me)
         phase->from_tokens = from[i];
         list_of(lists[i], me, &phase->stages, &phase->stage_count);
     }
-    plan.embed = cut->embed == me ? PLAN_HOME_CPU : PLAN_HOME_GPU;
-    plan.head = cut->head == me ? PLAN_HOME_CPU : PLAN_HOME_GPU;
+    plan.embed = cut->embed == me ? PLAN_CPU0 : PLAN_GPU0;
+    plan.head = cut->head == me ? PLAN_CPU0 : PLAN_GPU0;
     if (plan_check(&plan, &err)) fail_msg("%s", err.text);
     return plan;
 }
@@ -94,8 +94,8 @@ static void side_open_pages(struct side *side, const struct model *model, const 
                                     .step_tokens = STEP_TOKENS,
                                     .hidden = model->config.hidden,
                                     .vocab = model->config.vocab,
-                                    .lanes = LANE_COUNT,
-                                    .kv = {.layers = plan_layers_of(&side->plan, PLAN_HOME_CPU),
+                                    .lanes = PLAN_LINKS,
+                                    .kv = {.layers = plan_layers_of(&side->plan, PLAN_CPU0),
                                            .kv_heads = model->config.kv_heads,
                                            .head_dim = model->config.head_dim,
                                            .page_tokens = PAGE_TOKENS,
@@ -162,9 +162,9 @@ static void carry(struct side *a, struct side *b, uint32_t tokens)
     uint32_t count, hidden = arena_header_of(&a->arena)->hidden;
     assert_int_equal(plan_spans(&a->plan, plan_phase_for(&a->plan, tokens), &spans, &count, &err), 0);
     for (uint32_t i = 0; i + 1 < count; i++) {
-        bool from_a = spans[i].worker == PLAN_HOME_CPU;
-        struct lane *from = arena_lane_of(from_a ? &a->arena : &b->arena, LANE_TO_GPU);
-        struct lane *to = arena_lane_of(from_a ? &b->arena : &a->arena, LANE_TO_CPU);
+        bool from_a = spans[i].processor == PLAN_CPU0;
+        struct lane *from = arena_lane_of(from_a ? &a->arena : &b->arena, plan_link_of(PLAN_CPU0, PLAN_GPU0));
+        struct lane *to = arena_lane_of(from_a ? &b->arena : &a->arena, plan_link_of(PLAN_GPU0, PLAN_CPU0));
         uint32_t ticket = spans[i].ticket_out;
         if (lane_wait(from, ticket, 20, WAIT_MS, NULL, &err)) fail_msg("%s", err.text);
         if (lane_acquire(to, ticket, 20, WAIT_MS, NULL, &err)) fail_msg("%s", err.text);
@@ -254,9 +254,12 @@ static void run_cut(const struct model *model, const struct cut *cut, const floa
             assert_int_equal(control->result[serial % ARENA_STEP_RING].row[r].status, STEP_ROW_OK);
         assert_memory_equal(arena_logits_of(&last->arena, 0), expected + i * SLOTS * vocab,
                             (size_t)sampled_of(i) * vocab * sizeof *expected);
-        assert_int_equal(doorbell_read(&arena_lane_of(&a->arena, LANE_TO_CPU)->bell), 0);
-        assert_int_equal(doorbell_read(&arena_lane_of(&b->arena, LANE_TO_CPU)->bell), 0);
-        const struct arena_done *done = &arena_control_of(&a->arena)->done[0];
+        assert_int_equal(doorbell_read(&arena_lane_of(&a->arena, plan_link_of(PLAN_GPU0, PLAN_CPU0))->bell),
+                         0);
+        assert_int_equal(doorbell_read(&arena_lane_of(&b->arena, plan_link_of(PLAN_GPU0, PLAN_CPU0))->bell),
+                         0);
+        const struct arena_times *done =
+            &arena_control_of(&a->arena)->done[0].times[serial % ARENA_STEP_RING];
         assert_true(done->busy_ns + done->wait_ns <= spent_ns);
         assert_true(done->busy_ns > 0);
         assert_int_equal(done->link_bytes, 0);
@@ -325,10 +328,10 @@ static void halves_add_up_to_layers(void **state)
     struct model model;
     struct plan_stage half[2 * LAYERS], all = {0, LAYERS - 1, PLAN_HOME_CPU, 0, PLAN_OPS_ALL};
     for (uint32_t u = 0; u < 2 * LAYERS; u++)
-        half[u] = (struct plan_stage){.first = u / 2,
-                                      .last = u / 2,
+        half[u] = (struct plan_stage){.first = unit_layer(u),
+                                      .last = unit_layer(u),
                                       .home = PLAN_HOME_CPU,
-                                      .ops = u & 1 ? PLAN_OPS_MLP : PLAN_OPS_ATTENTION};
+                                      .ops = unit_part(u) == UNIT_MLP ? PLAN_OPS_MLP : PLAN_OPS_ATTENTION};
     const struct plan halves = {.layers = LAYERS,
                                 .step_tokens = STEP_TOKENS,
                                 .stages = half,
@@ -377,9 +380,9 @@ static void printing_shows_phases_and_hand_overs(void **state)
     assert_null(strstr(text, "head,"));
     free(text);
     plan_free(&plan);
-    struct plan_stage disk = {.last = LAYERS - 1, .home = PLAN_HOME_DISK};
-    const struct plan on_disk = {.layers = LAYERS, .step_tokens = 1, .stages = &disk, .stage_count = 1};
-    free(printed(&on_disk, HELM_E_UNSUPPORTED));
+    struct plan_stage nowhere = {.last = LAYERS - 1, .home = PLAN_HOMES};
+    const struct plan homeless = {.layers = LAYERS, .step_tokens = 1, .stages = &nowhere, .stage_count = 1};
+    free(printed(&homeless, HELM_E_FORMAT));
 }
 
 /* The bytes of the files, at the places of the layout. */
@@ -420,8 +423,9 @@ static void a_worker_may_only_load(void **state)
     for (uint32_t i = 0; i < STEPS; i++) {
         side_ring(a, i + 1, steps[i], rows_of(i));
         side_wait(a, i + 1);
-        assert_int_equal(arena_control_of(&a->arena)->done[0].weight_bytes, 0);
-        assert_int_equal(arena_control_of(&a->arena)->done[0].wait_ns, 0);
+        const struct arena_times *done = arena_control_of(&a->arena)->done[0].times;
+        assert_int_equal(done[(i + 1) % ARENA_STEP_RING].weight_bytes, 0);
+        assert_int_equal(done[(i + 1) % ARENA_STEP_RING].wait_ns, 0);
     }
     side_close(a);
     free(a);
@@ -467,36 +471,28 @@ static void buffers_follow_the_phases(void **state)
     free(local);
 }
 
-static void what_no_worker_computes_is_refused(void **state)
+static void what_is_no_plan_is_refused(void **state)
 {
     (void)state;
-    static const enum plan_home homes[] = {PLAN_HOME_DIRECT, PLAN_HOME_DISK};
-    for (size_t i = 0; i < sizeof homes / sizeof *homes; i++)
-        for (int prefill = 0; prefill < 2; prefill++) {
-            struct helm_err err = {0};
-            struct plan_stage stage = {.last = LAYERS - 1, .home = homes[i]},
-                              cpu = {.last = LAYERS - 1, .home = PLAN_HOME_CPU};
-            struct plan plan = {.layers = LAYERS, .stages = prefill ? &cpu : &stage, .stage_count = 1};
-            plan.prefill_count = (uint32_t)prefill;
-            plan.prefill[0] = (struct plan_phase){.from_tokens = 9, .stages = &stage, .stage_count = 1};
-            struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
-            const struct local_options options = {.folder = FOLDER,
-                                                  .plan = &plan,
-                                                  .kv_dtype = DTYPE_F16,
-                                                  .threads = 1,
-                                                  .slots = SLOTS,
-                                                  .context_tokens = CONTEXT,
-                                                  .step_tokens = STEP_TOKENS};
-            assert_int_equal(local_open(&options, local, &err), HELM_E_UNSUPPORTED);
-            assert_non_null(strstr(err.text, plan_home_name(homes[i])));
-            assert_non_null(strstr(err.text, prefill ? "prefill 1 stage 0" : "decode stage 0"));
-            plan.stages[0].last--; /* and a list with a hole */
-            if (!prefill) {
-                assert_int_equal(local_open(&options, local, &err), HELM_E_FORMAT);
-                assert_non_null(strstr(err.text, "plan: "));
-            }
-            free(local);
-        }
+    for (int prefill = 0; prefill < 2; prefill++) {
+        struct helm_err err = {0};
+        struct plan_stage hole = {.last = LAYERS - 2, .home = PLAN_HOME_CPU},
+                          cpu = {.last = LAYERS - 1, .home = PLAN_HOME_CPU};
+        struct plan plan = {.layers = LAYERS, .stages = prefill ? &cpu : &hole, .stage_count = 1};
+        plan.prefill_count = (uint32_t)prefill;
+        plan.prefill[0] = (struct plan_phase){.from_tokens = 9, .stages = &hole, .stage_count = 1};
+        struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+        const struct local_options options = {.folder = FOLDER,
+                                              .plan = &plan,
+                                              .kv_dtype = DTYPE_F16,
+                                              .threads = 1,
+                                              .slots = SLOTS,
+                                              .context_tokens = CONTEXT,
+                                              .step_tokens = STEP_TOKENS};
+        assert_int_equal(local_open(&options, local, &err), HELM_E_FORMAT);
+        assert_non_null(strstr(err.text, prefill ? "plan: prefill list 1: " : "plan: layers"));
+        free(local);
+    }
 }
 
 /* A cache that the GPU borrows from is there as a whole before the bell rings: the driver pins its pages as
@@ -542,7 +538,7 @@ int main(void)
         cmocka_unit_test(printing_shows_phases_and_hand_overs),
         cmocka_unit_test(a_worker_may_only_load),
         cmocka_unit_test(buffers_follow_the_phases),
-        cmocka_unit_test(what_no_worker_computes_is_refused),
+        cmocka_unit_test(what_is_no_plan_is_refused),
         cmocka_unit_test(a_borrowed_cache_is_there_at_once),
     };
     return cmocka_run_group_tests_name("worker-cpu/engine", tests, NULL, NULL);

@@ -135,10 +135,34 @@ static void test_other_steps_are_not_slept_through(void **state)
     assert_true(seen <= 20 * MS + 20 * MS / 50);
 }
 
+/* A step begins while the CPU worker has not yet taken the last hand-over of the one before: that word is not
+ * this step's. */
+static void test_words_of_the_step_before(void **state)
+{
+    (void)state;
+    struct gpu_program p = {.turn = turns_of_two, .turns = 2};
+    struct words words = {.out = 1};
+    struct watch w;
+    watch_begin(&w, &p, 1, &words.in, &words.out, &words.sent, 100);
+    watch_look(&w, 200);
+    assert_true(w.waiting && w.turn == 0);
+    words.out = 0; /* taken */
+    watch_look(&w, 300);
+    assert_true(w.waiting && w.turn == 0);
+    words.in = 1;
+    watch_look(&w, 400);
+    assert_true(!w.waiting && w.turn == 0);
+    words.out = 1;
+    watch_look(&w, 500);
+    assert_true(w.waiting && w.turn == 1);
+    assert_int_equal(watch_end(&w), 300);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_turns_and_waits),
+        cmocka_unit_test(test_words_of_the_step_before),
         cmocka_unit_test(test_device_is_looked_for),
         cmocka_unit_test(test_usual_turns_are_slept_through),
         cmocka_unit_test(test_other_steps_are_not_slept_through),

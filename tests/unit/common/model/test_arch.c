@@ -95,26 +95,42 @@ static void test_shapes(void **state)
         assert_false(model_expected_shape(&bare, absent[i], &rows, &cols));
 }
 
-/* Every operation reads buffers that were written before it, and every tensor of the configuration is used
- * once. */
-static void check_graph(const struct model_config *config)
+static void check_op(const struct math_op *op, bool *written, int *used)
 {
-    struct model_graph graph;
+    assert_true(written[op->in]);
+    used[op->norm]++;
+    used[op->q_norm]++;
+    used[op->k_norm]++;
+    for (uint32_t w = 0; w < op->weights; w++) {
+        if (op->accumulate) assert_true(written[op->out[w]]);
+        written[op->out[w]] = true;
+        used[op->weight[w]]++;
+        used[op->bias[w]]++;
+    }
+    if (op->kind == MATH_ATTENTION) {
+        assert_true(written[BUFFER_Q] && written[BUFFER_K] && written[BUFFER_V]);
+        written[op->out[0]] = true;
+    }
+}
+
+/* Every operation reads buffers that were written before it, and every tensor of the configuration is used
+ * once, by a unit of the part that its role says. */
+static void check_math(const struct model_config *config)
+{
+    struct model_math math;
     bool written[16] = {false};
     int used[TENSOR_ROLE_COUNT + 1] = {0};
     written[BUFFER_NONE] = true;
-    model_graph_build(config, &graph);
-    const struct model_op *lists[] = {graph.prologue, graph.layer, graph.epilogue};
-    const uint32_t counts[] = {graph.prologue_count, graph.layer_count, graph.epilogue_count};
-    for (int l = 0; l < 3; l++)
-        for (uint32_t i = 0; i < counts[l]; i++) {
-            const struct model_op *op = &lists[l][i];
-            assert_true(written[op->in] && written[op->in2]);
-            if (op->accumulate) assert_true(written[op->out]);
-            written[op->out] = true;
-            used[op->weight]++;
-            used[op->bias]++;
+    model_math_build(config, &math);
+    check_op(&math.embed, written, used);
+    for (int p = 0; p < UNIT_PARTS; p++)
+        for (uint32_t i = 0; i < math.part[p].ops; i++) {
+            const struct math_op *op = &math.part[p].op[i];
+            check_op(op, written, used);
+            for (uint32_t w = 0; w < op->weights; w++) assert_int_equal(unit_part_of_role(op->weight[w]), p);
+            if (op->norm != TENSOR_NONE) assert_int_equal(unit_part_of_role(op->norm), p);
         }
+    check_op(&math.head, written, used);
     assert_true(written[BUFFER_LOGITS] && written[BUFFER_K] && written[BUFFER_V]);
     for (int r = 0; r < TENSOR_ROLE_COUNT; r++) {
         uint64_t rows, cols;
@@ -124,7 +140,7 @@ static void check_graph(const struct model_config *config)
     }
 }
 
-static void test_graphs(void **state)
+static void test_math(void **state)
 {
     (void)state;
     for (unsigned bits = 0; bits < 128; bits++) {
@@ -136,7 +152,7 @@ static void test_graphs(void **state)
         config.o_bias = bits & 16;
         config.mlp_bias = bits & 32;
         config.tied_head = bits & 64;
-        check_graph(&config);
+        check_math(&config);
     }
 }
 
@@ -158,7 +174,7 @@ int main(void)
         cmocka_unit_test(test_names_and_roles_are_inverses),
         cmocka_unit_test(test_names_no_role_has),
         cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_math),
         cmocka_unit_test(test_dtypes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "common/json.h"
+#include "common/base/json.h"
 #include "common/model/model.h"
 
 static void build_config(const json_t *item, bool older_keys, struct model_config *config)

@@ -33,11 +33,11 @@ static void test_accepts(void **state)
     assert_string_equal(h.entries[1].name, "empty");
     assert_string_equal(h.entries[2].name, "b");
     assert_string_equal(h.entries[3].name, "scalar");
-    assert_int_equal(h.entries[0].dtype, DTYPE_BF16);
+    assert_int_equal(h.entries[0].format, FORMAT_BF16);
     assert_int_equal(h.entries[0].rank, 2);
     assert_int_equal(h.entries[0].shape[1], 3);
     assert_int_equal(h.entries[2].begin, 12);
-    assert_int_equal(h.entries[3].dtype, DTYPE_COUNT);
+    assert_int_equal(h.entries[3].format, FORMAT_COUNT);
     safetensors_free(&h);
     assert_null(h.entries);
     safetensors_free(&h); /* a zeroed one is fine */

@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "daemon/planner/cost.h"
+#include "daemon/planner/cost/cost.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
 
 /* Bytes of the 8B shape's halves, T 4.1 and 4.2, with their norms. */

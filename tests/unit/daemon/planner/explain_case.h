@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/units.h"
-#include "daemon/accelerator.h"
-#include "daemon/planner/explain.h"
+#include "common/base/units.h"
+#include "daemon/children/accelerator.h"
+#include "daemon/planner/report/explain.h"
 
 struct explain_case {
     struct model model;
@@ -66,7 +66,7 @@ static inline void case_make(struct explain_case *c)
 static inline void case_list(struct plan *plan, const enum plan_home *home, struct plan_stage **stages,
                              uint32_t *count)
 {
-    *stages = calloc(2 * (size_t)plan->layers, sizeof **stages);
+    *stages = calloc((size_t)unit_count(plan->layers), sizeof **stages);
     assert_non_null(*stages);
     *count = plan_stages_of(home, plan->layers, *stages);
 }
@@ -88,19 +88,19 @@ static inline void case_write(struct explain_case *c)
                           .page_count = 128,
                           .kv_dtype = "f16",
                           .ring_bytes = 256 * MIB,
-                          .embed = PLAN_HOME_CPU,
-                          .head = PLAN_HOME_GPU,
+                          .embed = PLAN_CPU0,
+                          .head = PLAN_GPU0,
                           .prefill_count = 2,
-                          .host.limit = 64 * GIB,
-                          .vram.limit = 8 * GIB};
-    for (uint32_t u = 0; u < 2 * layers; u++)
-        home[u] = u < 2 * (layers / 3)  ? PLAN_HOME_GPU
-                  : u & 1 && u < layers ? PLAN_HOME_STREAM
-                                        : PLAN_HOME_CPU;
+                          .memory[PLAN_HOST].limit = 64 * GIB,
+                          .memory[PLAN_VRAM0].limit = 8 * GIB};
+    for (uint32_t u = 0; u < unit_count(layers); u++)
+        home[u] = u < 2 * (layers / 3)                     ? PLAN_HOME_GPU
+                  : unit_part(u) == UNIT_MLP && u < layers ? PLAN_HOME_STREAM
+                                                           : PLAN_HOME_CPU;
     case_list(plan, home, &plan->stages, &plan->stage_count);
     plan->prefill[0].from_tokens = 17;
     case_list(plan, home, &plan->prefill[0].stages, &plan->prefill[0].stage_count);
-    for (uint32_t u = 0; u < 2 * layers; u++)
+    for (uint32_t u = 0; u < unit_count(layers); u++)
         if (home[u] == PLAN_HOME_CPU) home[u] = PLAN_HOME_STREAM;
     plan->prefill[1].from_tokens = 96;
     case_list(plan, home, &plan->prefill[1].stages, &plan->prefill[1].stage_count);
@@ -108,8 +108,8 @@ static inline void case_write(struct explain_case *c)
     if (analyse_table_build(&c->model, &table, &err)) fail_msg("%s", err.text);
     analyse_fill_stages(&table, plan);
     analyse_table_free(&table);
-    ledger_add(&plan->host, "weights", 9 * GIB);
-    ledger_add(&plan->vram, "weights & ring", 6 * GIB);
+    ledger_add(&plan->memory[PLAN_HOST], "weights", 9 * GIB);
+    ledger_add(&plan->memory[PLAN_VRAM0], "weights & ring", 6 * GIB);
 }
 
 #endif

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/planner/search.h"
+#include "daemon/planner/search/search.h"
 
 struct made_up {
     struct model model;
@@ -31,7 +31,7 @@ static inline void made_up_add(struct made_up *m, enum tensor_role role, int32_t
 {
     m->tensor[m->model.tensor_count++] = (struct model_tensor){.role = role,
                                                                .layer = layer,
-                                                               .dtype = DTYPE_BF16,
+                                                               .format = FORMAT_BF16,
                                                                .rows = rows,
                                                                .cols = cols,
                                                                .bytes = rows * cols * 2};
@@ -57,6 +57,7 @@ static inline bool made_up_open(struct made_up *m, const struct made_up_shape *s
                                             .tied_head = s->tied,
                                             .dtype = DTYPE_BF16,
                                             .window = m->window};
+    model_math_build(&m->model.config, &m->model.math);
     made_up_add(m, TENSOR_EMBED, -1, s->vocab, s->hidden);
     for (int32_t l = 0; l < (int32_t)s->layers; l++) {
         made_up_add(m, TENSOR_ATTN_NORM, l, 1, s->hidden);
@@ -87,13 +88,15 @@ static inline void made_up_close(struct made_up *m)
 static inline struct search_memory made_up_memory(struct made_up *m, uint64_t vram, uint64_t host,
                                                   uint64_t kv_tokens)
 {
-    uint32_t units = 2 * m->model.config.layers;
+    uint32_t units = unit_count(m->model.config.layers);
     free(m->bytes);
     m->bytes = calloc(3 * (size_t)units, sizeof *m->bytes);
     struct search_memory memory = {.vram_limit = vram, .host_limit = host, .unit = m->bytes};
     for (uint32_t u = 0; u < units && m->bytes; u++) {
         uint64_t weights = analyse_units_stored(&m->analysed, u, u);
-        uint64_t kv = u & 1 ? 0 : kv_tokens * model_kv_bytes_per_token(&m->model.config, 1, DTYPE_F16);
+        uint64_t kv = unit_part(u) == UNIT_MLP
+                          ? 0
+                          : kv_tokens * model_kv_bytes_per_token(&m->model.config, 1, DTYPE_F16);
         m->bytes[3 * u + PLAN_HOME_CPU] = (struct search_bytes){0, weights + kv};
         m->bytes[3 * u + PLAN_HOME_GPU] = (struct search_bytes){weights + kv, 0};
         m->bytes[3 * u + PLAN_HOME_STREAM] = (struct search_bytes){kv, weights};

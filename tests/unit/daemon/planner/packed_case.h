@@ -4,11 +4,12 @@
 #define HELM_TESTS_UNIT_DAEMON_PLANNER_PACKED_CASE_H
 
 #include "tests/unit/daemon/planner/plan_case.h"
+#include "tests/written_formats.h"
 
 #include <math.h>
 
-#include "common/host_weights.h"
-#include "daemon/planner/cost.h"
+#include "common/plan/host_weights.h"
+#include "daemon/planner/cost/cost.h"
 
 #define UNITS 72 /* of the 8B shape */
 /* One token's products of the CPU with packed weights (105 GB/s with plain ones, 80 beside the link). */
@@ -41,7 +42,7 @@ static inline double matrices_of(const struct bench *b, uint32_t unit)
     for (uint32_t i = 0; i < b->made.model.tensor_count; i++) {
         const struct model_tensor *t = &b->made.tensor[i];
         if (t->layer < 0 || t->rows == 1) continue;
-        if (2 * (uint32_t)t->layer + model_role_is_mlp(t->role) == unit) bytes += (double)t->bytes;
+        if (model_tensor_unit(t) == unit) bytes += (double)t->bytes;
     }
     return bytes;
 }
@@ -49,9 +50,17 @@ static inline double matrices_of(const struct bench *b, uint32_t unit)
 static inline struct cost_table price_8b(const struct bench *b, uint32_t tokens, const bool *packed,
                                          bool packed_cpu)
 {
-    const struct cost_step step = {tokens, 1, 1, 4096, DTYPE_F16, packed, packed_cpu, NULL, false};
+    enum tensor_format format[UNITS + 1][PLAN_HOMES];
+    const struct cost_step step = {tokens, 1, 1, 4096, DTYPE_F16, format};
     struct cost_table table;
     struct helm_err err = {0};
+    for (uint32_t u = 0; u <= UNITS; u++) {
+        const bool link = u < UNITS && packed && packed[u] && b->made.analysed.packs[u];
+        format[u][PLAN_HOME_GPU] = PLAN_AS_STORED;
+        format[u][PLAN_HOME_STREAM] = link ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+        format[u][PLAN_HOME_CPU] =
+            link && packed_cpu && b->made.analysed.packs_cpu[u] ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+    }
     if (cost_price(&b->made.model, &b->made.analysed, &b->profile, &step, &table, &err))
         fail_msg("%s", err.text);
     return table;
@@ -77,23 +86,54 @@ static inline uint64_t line_of(const struct ledger *ledger, const char *what)
     return 0;
 }
 
+/* In VRAM: half layers that lie packed there; whether the head does. */
+static inline uint32_t packed_units(const struct plan *plan)
+{
+    return plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
+}
+
+static inline bool packed_head(const struct plan *plan)
+{
+    return plan_head_format(plan) == FORMAT_BF16_PACKED;
+}
+
+/* Whether, of half layers in host memory, all lie packed that every list streams (`link`), all that some list
+ * gives to the CPU (`cpu`), and no others; *found: how many of those. */
+static inline bool host_packs(const struct plan *plan, bool link, bool cpu, uint32_t *found)
+{
+    if (found) *found = 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        const bool packed = plan_unit_format(plan, u) == FORMAT_BF16_PACKED;
+        if (plan_home_memory(plan_unit_home(plan, 0, u)) != PLAN_HOST) continue;
+        if (packed != (is_on_cpu(plan, u) ? cpu : link)) return false;
+        if (found) *found += packed;
+    }
+    return true;
+}
+
+/* Whether the CPU computes with some that are. */
+static inline bool cpu_packs(const struct plan *plan)
+{
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        if (is_on_cpu(plan, u) && plan_unit_format(plan, u) == FORMAT_BF16_PACKED) return true;
+    return false;
+}
+
 /* The place of every matrix in host memory, as the workers lay it out. */
 static inline uint64_t region_of(const struct bench *b, const struct plan *plan)
 {
-    bool packed[UNITS];
     uint64_t bytes = 0;
     enum plan_home home[UNITS];
-    plan_packed_units(plan, b->made.analysed.packs, b->made.analysed.packs_cpu, packed);
     plan_unit_homes(plan, 0, home);
     for (uint32_t i = 0; i < b->made.model.tensor_count; i++) {
         const struct model_tensor *t = &b->made.tensor[i];
         if (t->layer < 0 || t->rows == 1) continue;
-        uint32_t u = 2 * (uint32_t)t->layer + model_role_is_mlp(t->role);
+        uint32_t u = model_tensor_unit(t);
         if (home[u] == PLAN_HOME_GPU) continue;
-        bytes += (host_weights_room(t, packed[u]) + 63) / 64 * 64;
+        bytes += (host_weights_room(t, plan_unit_format(plan, u) == FORMAT_BF16_PACKED) + 63) / 64 * 64;
     }
-    if (plan->embed == PLAN_HOME_CPU) bytes += b->made.analysed.embed.stored;
-    if (plan->head == PLAN_HOME_CPU) bytes += b->made.analysed.head.stored;
+    if (plan->embed == PLAN_CPU0) bytes += b->made.analysed.embed.stored;
+    if (plan->head == PLAN_CPU0) bytes += b->made.analysed.head.stored;
     return bytes;
 }
 

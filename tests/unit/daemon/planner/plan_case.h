@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-#include "common/units.h"
+#include "common/base/units.h"
 #include "daemon/planner/planner.h"
 #include "daemon/planner/prefill.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
@@ -82,7 +82,7 @@ static inline void check_plan(const struct planner_request *r, const struct plan
     struct helm_err err = {0};
     struct plan again;
     struct arena_spec spec;
-    const struct ledger *ledgers[] = {&plan->host, &plan->vram};
+    const struct ledger *ledgers[] = {&plan->memory[PLAN_HOST], &plan->memory[PLAN_VRAM0]};
     assert_int_equal(plan_check(plan, &err), 0);
     for (int l = 0; l < 2; l++) {
         uint64_t sum = 0;
@@ -94,12 +94,13 @@ static inline void check_plan(const struct planner_request *r, const struct plan
     if (plan_from_json(json, &again, &err)) fail_msg("%s", err.text);
     json_decref(json);
     if (planner_take(r, &again, &spec, &err)) fail_msg("%s", err.text);
-    assert_true(same_ledger(&plan->host, &again.host) && same_ledger(&plan->vram, &again.vram));
+    assert_true(same_ledger(&plan->memory[PLAN_HOST], &again.memory[PLAN_HOST]) &&
+                same_ledger(&plan->memory[PLAN_VRAM0], &again.memory[PLAN_VRAM0]));
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
         const struct plan_phase a = plan_phase_at(plan, p), b = plan_phase_at(&again, p);
         assert_true(a.stage_count == b.stage_count && a.from_tokens == b.from_tokens);
         assert_memory_equal(a.stages, b.stages, a.stage_count * sizeof *a.stages);
-        assert_true(p == 0 || a.from_tokens >= PREFILL_LEAST_TOKENS);
+        assert_true(p == 0 || a.from_tokens >= GPU_CHUNK_TOKENS);
         assert_true(p == 0 || a.from_tokens <= plan->step_tokens);
     }
     plan_free(&again);

@@ -10,9 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/log.h"
-#include "common/units.h"
-#include "daemon/kv_pages.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "daemon/steps/kv_pages.h"
 #include "daemon/planner/planner.h"
 #include "daemon/planner/prefill.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
@@ -107,23 +107,23 @@ static void check_made(const struct drawn *d, struct plan *plan, const struct ar
     struct arena_spec again;
     struct helm_err err = {0};
     assert_int_equal(plan_check(plan, &err), 0);
-    check_ledger(&plan->host);
-    check_ledger(&plan->vram);
+    check_ledger(&plan->memory[PLAN_HOST]);
+    check_ledger(&plan->memory[PLAN_VRAM0]);
     assert_int_equal(arena_plan(spec, &header, &err), 0);
-    assert_true(header.total_bytes <= plan->host.total);
+    assert_true(header.total_bytes <= plan->memory[PLAN_HOST].total);
     assert_true(plan->page_count >= d->r.batch * kv_pages_for(plan->context_tokens, plan->page_tokens));
-    assert_true(!d->r.device_required || plan_uses(plan, PLAN_HOME_GPU));
+    assert_true(!d->r.device_required || plan_uses(plan, PLAN_GPU0));
     assert_true((plan->ring_bytes > 0) == plan_has_home(plan, PLAN_HOME_STREAM));
     if (d->r.wish.ctx) assert_int_equal(plan->context_tokens, d->r.wish.ctx);
     if (d->r.wish.step_tokens) assert_int_equal(plan->step_tokens, d->r.wish.step_tokens);
     for (uint32_t i = 0; i < plan->prefill_count; i++)
-        assert_in_range(plan->prefill[i].from_tokens, PREFILL_LEAST_TOKENS, plan->step_tokens);
+        assert_in_range(plan->prefill[i].from_tokens, GPU_CHUNK_TOKENS, plan->step_tokens);
     if (planner_predict(&d->r, plan, d->r.batch, 128, 64, &p, &err)) fail_msg("%s", err.text);
     assert_true(isfinite(p.decode_s) && p.decode_s > 0 && isfinite(p.ttft_s) && p.ttft_s > 0);
-    const struct ledger host = plan->host, vram = plan->vram;
+    const struct ledger host = plan->memory[PLAN_HOST], vram = plan->memory[PLAN_VRAM0];
     if (planner_take(&d->r, plan, &again, &err)) fail_msg("%s", err.text);
-    assert_memory_equal(&host, &plan->host, sizeof host);
-    assert_memory_equal(&vram, &plan->vram, sizeof vram);
+    assert_memory_equal(&host, &plan->memory[PLAN_HOST], sizeof host);
+    assert_memory_equal(&vram, &plan->memory[PLAN_VRAM0], sizeof vram);
     assert_memory_equal(spec, &again, sizeof again);
 }
 

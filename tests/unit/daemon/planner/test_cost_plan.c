@@ -1,5 +1,5 @@
-/* Unit tests of daemon/planner/cost_plan.c: forecasts of whole plans against sums of steps, error bars. */
-#include "common/units.h"
+/* Unit tests of daemon/planner/cost/plan.c: forecasts of whole plans against sums of steps, error bars. */
+#include "common/base/units.h"
 #include "tests/unit/daemon/planner/cost_case.h"
 
 static void make_plan(struct plan *plan, struct plan_stage *decode, struct plan_stage *prefill,
@@ -12,8 +12,8 @@ static void make_plan(struct plan *plan, struct plan_stage *decode, struct plan_
                           .kv_dtype = "f16",
                           .stages = decode,
                           .ring_bytes = 256 * MIB,
-                          .embed = PLAN_HOME_CPU,
-                          .head = PLAN_HOME_GPU};
+                          .embed = PLAN_CPU0,
+                          .head = PLAN_GPU0};
     enum plan_home home[72];
     for (uint32_t u = 0; u < 72; u++)
         home[u] = u < 40 ? (u % 4 == 3 ? PLAN_HOME_STREAM : PLAN_HOME_CPU) : PLAN_HOME_GPU;
@@ -38,24 +38,24 @@ static void forecasts_are_the_steps_that_they_are_made_of(void **state)
     enum plan_home home[72];
     bool kv_cpu[36];
     struct cost_plan list;
-    assert_int_equal(cost_plan_of(&plan, 0, home, kv_cpu, &list, &p->err), 0);
+    cost_plan_of(&plan, 0, home, kv_cpu, &list);
     assert_false(list.cold);
-    price(p, (struct cost_step){1, 1, 1, 1000, DTYPE_F16, NULL, false, NULL, false});
+    price(p, (struct cost_step){1, 1, 1, 1000, DTYPE_F16, NULL});
     expect("decode", f.seconds, cost_seconds(&p->table, &list, INFINITY));
     assert_true(f.steps == 1 && f.low < f.seconds && f.high > f.seconds);
     /* 30 tokens go by decode's list, 100 by the one that streams, 512 + 100 by that in two steps. */
     assert_int_equal(cost_ttft(&c, 30, &f, &p->err), 0);
-    price(p, (struct cost_step){30, 1, 1, 30, DTYPE_F16, NULL, false, NULL, false});
+    price(p, (struct cost_step){30, 1, 1, 30, DTYPE_F16, NULL});
     expect("a short prompt", f.seconds, cost_seconds(&p->table, &list, INFINITY));
-    assert_int_equal(cost_plan_of(&plan, 1, home, kv_cpu, &list, &p->err), 0);
+    cost_plan_of(&plan, 1, home, kv_cpu, &list);
     assert_true(list.cold && kv_cpu[0] && kv_cpu[19] && !kv_cpu[20]);
     assert_int_equal(cost_ttft(&c, 100, &f, &p->err), 0);
-    price(p, (struct cost_step){100, 1, 1, 100, DTYPE_F16, NULL, false, NULL, false});
+    price(p, (struct cost_step){100, 1, 1, 100, DTYPE_F16, NULL});
     expect("a prompt", f.seconds, cost_seconds(&p->table, &list, INFINITY));
     assert_int_equal(cost_ttft(&c, 612, &two, &p->err), 0);
-    price(p, (struct cost_step){512, 1, 0, 512, DTYPE_F16, NULL, false, NULL, false});
+    price(p, (struct cost_step){512, 1, 0, 512, DTYPE_F16, NULL});
     double sum = cost_seconds(&p->table, &list, INFINITY);
-    price(p, (struct cost_step){100, 1, 1, 612, DTYPE_F16, NULL, false, NULL, false});
+    price(p, (struct cost_step){100, 1, 1, 612, DTYPE_F16, NULL});
     sum += cost_seconds(&p->table, &list, INFINITY);
     assert_int_equal(two.steps, 2);
     expect("a prompt in two chunks", two.seconds, sum);
@@ -65,10 +65,10 @@ static void forecasts_are_the_steps_that_they_are_made_of(void **state)
     plan.stage_count = plan_stages_of(home, 36, decode);
     for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_STREAM;
     plan.prefill[0].stage_count = plan_stages_of(home, 36, prefill);
-    assert_int_equal(cost_plan_of(&plan, 1, home, kv_cpu, &list, &p->err), 0);
+    cost_plan_of(&plan, 1, home, kv_cpu, &list);
     assert_int_equal(cost_ttft(&c, 612, &two, &p->err), 0);
     sum = cost_seconds(&p->table, &list, INFINITY);
-    price(p, (struct cost_step){512, 1, 0, 512, DTYPE_F16, NULL, false, NULL, false});
+    price(p, (struct cost_step){512, 1, 0, 512, DTYPE_F16, NULL});
     sum += cost_seconds(&p->table, &list, INFINITY);
     expect("with nothing behind", two.seconds, sum);
     make_plan(&plan, decode, prefill, 64);
@@ -101,17 +101,14 @@ static void error_bars_follow_what_bounds(void **state)
     enum plan_home home[72];
     struct cost_result r = {0};
     p->profile = round_numbers(); /* every rate to within 3 % */
-    price(p, (struct cost_step){1, 1, 1, 128, DTYPE_F16, NULL, false, NULL, false});
+    price(p, (struct cost_step){1, 1, 1, 128, DTYPE_F16, NULL});
     for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_CPU;
-    struct cost_plan plan = {.home = home, .embed = PLAN_HOME_CPU, .head = PLAN_HOME_CPU};
+    struct cost_plan plan = {.home = home, .embed = PLAN_CPU0, .head = PLAN_CPU0};
     cost_simulate(&p->table, &plan, &r);
     double part = cost_uncertainty(&p->profile, &p->table, &plan, &r);
     assert_true(part > 0.029 && part < 0.0301);
     for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_STREAM;
-    plan = (struct cost_plan){.home = home,
-                              .embed = PLAN_HOME_GPU,
-                              .head = PLAN_HOME_GPU,
-                              .ring_bytes = 256 * MIB};
+    plan = (struct cost_plan){.home = home, .embed = PLAN_GPU0, .head = PLAN_GPU0, .ring_bytes = 256 * MIB};
     cost_simulate(&p->table, &plan, &r);
     p->profile.gpu.chain_gemv = made_up_value(1250e9);
     p->profile.gpu.chain_gemv.low *= 0.5; /* where operations are chained it is theirs that counts */

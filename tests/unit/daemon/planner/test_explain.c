@@ -243,7 +243,7 @@ static void every_split_is_reckoned(void **state)
     c.request.device_required = true;
     case_make(&c);
     explain(&c, &x);
-    uint32_t layers = c.plan.layers, on_gpu = plan_layers_of(&c.plan, PLAN_HOME_GPU);
+    uint32_t layers = c.plan.layers, on_gpu = plan_layers_of(&c.plan, PLAN_GPU0);
     double best = INFINITY;
     for (uint32_t g = 0; g <= layers; g++) {
         assert_true(isfinite(x.split[g].decode_s) && x.split[g].decode_s > 0);

@@ -1,4 +1,4 @@
-/* Unit tests of daemon/planner/ledger.c and analyse.c, on machines that exist only here: through planner.c
+/* Unit tests of daemon/planner/memory/ledger.c and analyse.c, on machines that exist only here: through planner.c
  * without an accelerator, with one line by line. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,9 +9,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/host_weights.h"
-#include "common/units.h"
-#include "daemon/kv_pages.h"
+#include "common/plan/host_weights.h"
+#include "common/base/units.h"
+#include "daemon/steps/kv_pages.h"
 #include "daemon/planner/planner.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
 #include "worker-gpu/engine.h"
@@ -71,11 +71,12 @@ static void lines_add_up_and_stay_under_the_limit(void **state)
         struct arena_header header;
         assert_int_equal(fit(&m, &usual, &memory, &plan, &spec, &err), 0);
         uint64_t sum = 0;
-        for (uint32_t i = 0; i < plan.host.line_count; i++) sum += plan.host.line[i].bytes;
-        assert_true(sum == plan.host.total && sum <= mib * MIB);
+        for (uint32_t i = 0; i < plan.memory[PLAN_HOST].line_count; i++)
+            sum += plan.memory[PLAN_HOST].line[i].bytes;
+        assert_true(sum == plan.memory[PLAN_HOST].total && sum <= mib * MIB);
         assert_true(plan.page_count >= kv_pages_for(plan.context_tokens, 32));
         assert_int_equal(arena_plan(&spec, &header, &err), 0);
-        assert_true(header.total_bytes < plan.host.total);
+        assert_true(header.total_bytes < plan.memory[PLAN_HOST].total);
         assert_int_equal(spec.page_count, plan.page_count);
         plan_free(&plan);
     }
@@ -125,6 +126,10 @@ static void what_does_not_fit_is_refused_with_numbers(void **state)
     wish.ctx = 40960;
     assert_int_equal(fit(&m, &wish, &memory, &plan, &spec, &err), HELM_E_CAPACITY);
     assert_non_null(strstr(err.text, "cgroup limit of 3.00 GiB"));
+    memory.node = 1;
+    memory.node_bytes = 32 * GIB;
+    assert_int_equal(fit(&m, &wish, &memory, &plan, &spec, &err), HELM_E_CAPACITY);
+    assert_non_null(strstr(err.text, "has 2.00 GiB (free of NUMA node 1's 32.00 GiB)"));
     wish.host_memory_bytes = GIB;
     assert_int_equal(fit(&m, &wish, &memory, &plan, &spec, &err), HELM_E_CAPACITY);
     assert_non_null(strstr(err.text, "--host-memory"));
@@ -168,7 +173,7 @@ static void totals_count_every_tensor(void **state)
     assert_true(cpu.bytes.vector_bytes == 4096);
     assert_true(cpu.token_bytes == GIB); /* tied: the embedding is read as the head */
     assert_true(cpu.kv_layers == 28 && gpu.kv_layers == 0 && gpu.bytes.vram == 0);
-    plan.head = PLAN_HOME_GPU; /* layers and lookup here, head there: the tied matrix is at both */
+    plan.head = PLAN_GPU0; /* layers and lookup here, head there: the tied matrix is at both */
     analyse_share(&table, &plan, PLAN_HOME_CPU, &cpu);
     analyse_share(&table, &plan, PLAN_HOME_GPU, &gpu);
     assert_true(cpu.bytes.arena == GIB);
@@ -223,8 +228,8 @@ static void open_lined(struct lined *l)
                             .stages = l->decode,
                             .stage_count = stages_of(decode_homes, l->decode),
                             .ring_bytes = 3 * MIB,
-                            .embed = PLAN_HOME_CPU,
-                            .head = PLAN_HOME_GPU};
+                            .embed = PLAN_CPU0,
+                            .head = PLAN_GPU0};
 }
 
 static void write_lined(struct lined *l)
@@ -250,35 +255,38 @@ static void streamed_and_borrowed_have_their_lines(void **state)
                    layer_page = 2ull * 2 * 32 * 64 * 2, head = 1000 * 256 * 2;
     /* VRAM: layer 0, the attention of layer 3 and the head; norms of these, of two streamed halves and the
      * last one. */
-    assert_int_equal(line_of(&l.plan.vram, "weights"), 2 * attention + mlp + 5 * norm + head + norm);
-    assert_int_equal(line_of(&l.plan.vram, "KV pool"), 2 * 100 * layer_page); /* of the layers 0 and 3 */
-    assert_int_equal(line_of(&l.plan.vram, "stream ring"), 3 * MIB);
-    assert_int_equal(line_of(&l.plan.vram, "borrowed KV"), 0);
-    assert_int_equal(line_of(&l.plan.vram, "graphs"),
+    assert_int_equal(line_of(&l.plan.memory[PLAN_VRAM0], "weights"),
+                     2 * attention + mlp + 5 * norm + head + norm);
+    assert_int_equal(line_of(&l.plan.memory[PLAN_VRAM0], "KV pool"),
+                     2 * 100 * layer_page); /* of the layers 0 and 3 */
+    assert_int_equal(line_of(&l.plan.memory[PLAN_VRAM0], "stream ring"), 3 * MIB);
+    assert_int_equal(line_of(&l.plan.memory[PLAN_VRAM0], "borrowed KV"), 0);
+    assert_int_equal(line_of(&l.plan.memory[PLAN_VRAM0], "graphs"),
                      10 * MIB + 5 * MIB / 2 + 2 * 3 * 10 * KIB); /* 5 halves; slices */
-    assert_int_equal(line_of(&l.plan.vram, "context"), 300 * MIB);
+    assert_int_equal(line_of(&l.plan.memory[PLAN_VRAM0], "context"), 300 * MIB);
     /* On the host: embedding, layers 1 and 2 whole, the MLP of layer 3. */
-    assert_int_equal(line_of(&l.plan.host, "weights"), head + 2 * attention + 3 * mlp);
-    assert_int_equal(line_of(&l.plan.host, "KV cache"), 2 * 100 * layer_page);
-    assert_int_equal(line_of(&l.plan.host, "norms"), 3 * norm);
-    uint64_t decode_only = line_of(&l.plan.host, "activations");
+    assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "weights"), head + 2 * attention + 3 * mlp);
+    assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "KV cache"), 2 * 100 * layer_page);
+    assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "norms"), 3 * norm);
+    uint64_t decode_only = line_of(&l.plan.memory[PLAN_HOST], "activations");
     assert_int_equal(decode_only, ledger_cpu_buffer_bytes(&l.c, 256));
-    assert_true(line_of(&l.plan.host, "GPU driver") > 0);
+    assert_true(line_of(&l.plan.memory[PLAN_HOST], "GPU driver") > 0);
 
     /* Long prompts on the GPU: it borrows two caches. */
     l.plan.prefill[0] = (struct plan_phase){.from_tokens = 33,
                                             .stages = l.prefill,
                                             .stage_count = stages_of(mixed_homes, l.prefill)};
     l.plan.prefill_count = 1;
-    uint64_t vram = l.plan.vram.total;
+    uint64_t vram = l.plan.memory[PLAN_VRAM0].total;
     write_lined(&l);
-    assert_int_equal(line_of(&l.plan.vram, "borrowed KV"), 2 * 100 * layer_page);
-    assert_int_equal(l.plan.vram.total, vram + 2 * 100 * layer_page + 2 * norm);
-    assert_int_equal(line_of(&l.plan.host, "activations"), decode_only); /* layer 2's MLP: any length */
+    assert_int_equal(line_of(&l.plan.memory[PLAN_VRAM0], "borrowed KV"), 2 * 100 * layer_page);
+    assert_int_equal(l.plan.memory[PLAN_VRAM0].total, vram + 2 * 100 * layer_page + 2 * norm);
+    assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "activations"),
+                     decode_only); /* layer 2's MLP: any length */
     /* Where it computes every half layer of them, the CPU's buffers end with the shorter steps. */
     l.plan.prefill[0].stage_count = stages_of(streamed_homes, l.prefill);
     write_lined(&l);
-    assert_int_equal(line_of(&l.plan.host, "activations"), ledger_cpu_buffer_bytes(&l.c, 32));
+    assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "activations"), ledger_cpu_buffer_bytes(&l.c, 32));
     assert_true(ledger_cpu_buffer_bytes(&l.c, 32) < decode_only);
     made_up_close(&l.made);
 }
@@ -289,12 +297,14 @@ static void the_emulated_devices_memory_is_the_hosts(void **state)
     struct lined l = {0};
     open_lined(&l);
     write_lined(&l);
-    uint64_t driver = line_of(&l.plan.host, "GPU driver"), host = l.plan.host.total;
+    uint64_t driver = line_of(&l.plan.memory[PLAN_HOST], "GPU driver"), host = l.plan.memory[PLAN_HOST].total;
     l.machine.device.kind = LEDGER_DEVICE_EMULATED;
     write_lined(&l);
-    uint64_t staging = line_of(&l.plan.host, "staging for the emulated");
-    assert_int_equal(line_of(&l.plan.host, "the emulated device's memory"), l.plan.vram.total);
-    assert_int_equal(l.plan.host.total, host - driver + staging + l.plan.vram.total);
+    uint64_t staging = line_of(&l.plan.memory[PLAN_HOST], "staging for the emulated");
+    assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "the emulated device's memory"),
+                     l.plan.memory[PLAN_VRAM0].total);
+    assert_int_equal(l.plan.memory[PLAN_HOST].total,
+                     host - driver + staging + l.plan.memory[PLAN_VRAM0].total);
     made_up_close(&l.made);
 }
 
@@ -306,22 +316,23 @@ static void draws_take_host_memory_where_the_head_is_the_gpus(void **state)
     struct lined l = {0};
     open_lined(&l);
     write_lined(&l);
-    assert_int_equal(LEDGER_DRAW_SLOT_BYTES,
+    assert_int_equal(GPU_DRAW_SLOT_BYTES,
                      sizeof(struct gpuk_few_room) + SAMPLING_CHANGES_MAX * sizeof(uint32_t));
     assert_int_equal(l.plan.head, PLAN_HOME_GPU);
-    const uint64_t draws = line_of(&l.plan.host, "draws"), host = l.plan.host.total;
+    const uint64_t draws = line_of(&l.plan.memory[PLAN_HOST], "draws"), host = l.plan.memory[PLAN_HOST].total;
     const uint64_t scratch = sampling_scratch_bytes(l.made.model.config.vocab);
-    assert_in_range(draws, l.plan.slots * LEDGER_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * scratch,
-                    l.plan.slots * LEDGER_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * (scratch + 128));
+    assert_in_range(draws, l.plan.slots * GPU_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * scratch,
+                    l.plan.slots * GPU_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * (scratch + 128));
     assert_int_equal(draws, ledger_draw_bytes(&l.c));
     l.wish.slots += 10;
     write_lined(&l);
-    assert_int_equal(line_of(&l.plan.host, "draws"), draws + 10 * LEDGER_DRAW_SLOT_BYTES);
+    assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "draws"), draws + 10 * GPU_DRAW_SLOT_BYTES);
     l.wish.slots -= 10;
-    l.plan.head = PLAN_HOME_CPU;
+    l.plan.head = PLAN_CPU0;
     write_lined(&l);
-    assert_int_equal(line_of(&l.plan.host, "draws"), 0);
-    assert_true(l.plan.host.total > host - draws); /* the head's weights and the logits are still there */
+    assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "draws"), 0);
+    assert_true(l.plan.memory[PLAN_HOST].total >
+                host - draws); /* the head's weights and the logits are still there */
     made_up_close(&l.made);
 }
 
@@ -352,8 +363,8 @@ static void weights_have_room_as_they_are_laid_out(void **state)
                             .stages = stages,
                             .stage_count = stages_of(decode_homes, stages),
                             .ring_bytes = MIB,
-                            .embed = ends & 1 ? PLAN_HOME_GPU : PLAN_HOME_CPU,
-                            .head = ends & 2 ? PLAN_HOME_GPU : PLAN_HOME_CPU};
+                            .embed = ends & 1 ? PLAN_GPU0 : PLAN_CPU0,
+                            .head = ends & 2 ? PLAN_GPU0 : PLAN_CPU0};
         struct arena_spec spec;
         struct host_weights weights;
         assert_int_equal(ledger_write(&c, 256, 8, &plan, &spec, &err), 0);

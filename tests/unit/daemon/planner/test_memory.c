@@ -1,4 +1,4 @@
-/* Unit tests of daemon/planner/memory.c: what the search adds up is what the ledger then writes. */
+/* Unit tests of daemon/planner/memory/memory.c: what the search adds up is what the ledger then writes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,8 +7,8 @@
 
 #include <string.h>
 
-#include "common/units.h"
-#include "daemon/planner/memory.h"
+#include "common/base/units.h"
+#include "daemon/planner/memory/memory.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
 
 #define LAYERS 6
@@ -48,8 +48,8 @@ static void random_homes(uint32_t *seed, bool tied, struct search_found *found)
         found->home[u] = (enum plan_home)(next_random(seed) % 3);
         stream |= found->home[u] == PLAN_HOME_STREAM;
     }
-    found->embed = (enum plan_home)(next_random(seed) % 2);
-    found->head = tied ? found->embed : (enum plan_home)(next_random(seed) % 2);
+    found->embed = (enum plan_processor)(next_random(seed) % 2);
+    found->head = tied ? found->embed : (enum plan_processor)(next_random(seed) % 2);
     found->ring_bytes = stream ? 4 * MIB : 0;
 }
 
@@ -59,7 +59,7 @@ static uint64_t host_beside(const struct ledger_case *c, const struct plan *plan
     struct helm_err err = {0};
     uint64_t fixed;
     assert_int_equal(ledger_fixed_host_bytes(c, CTX, &fixed, &err), 0);
-    return plan->host.total > fixed ? plan->host.total - fixed : 0;
+    return plan->memory[PLAN_HOST].total > fixed ? plan->memory[PLAN_HOST].total - fixed : 0;
 }
 
 static void hold_against_ledger(const struct ledger_case *c, struct search_found *found,
@@ -76,22 +76,22 @@ static void hold_against_ledger(const struct ledger_case *c, struct search_found
     struct helm_err err = {0};
     const struct search_bytes sum = memory_sum(memory, found, c->table->tied, UNITS);
     if (ledger_write(c, CTX, PAGES, &plan, &spec, &err)) fail_msg("%s", err.text);
-    bool cpu = plan_uses(&plan, PLAN_HOME_CPU), gpu = plan_uses(&plan, PLAN_HOME_GPU);
+    bool cpu = plan_uses(&plan, PLAN_CPU0), gpu = plan_uses(&plan, PLAN_GPU0);
     /* Never less than the ledger; more only by what does not add up by units: graphs of slices, the
      * workspace of layers where only the head is there, lanes of a plan of one worker. */
-    bool layers = plan_most_tokens(&plan, PLAN_HOME_GPU) > 0;
+    bool layers = plan_most_tokens(&plan, PLAN_GPU0) > 0;
+    const struct ledger_workspace with = {.step_tokens = 256, .ctx = CTX, .layers = true},
+                                  without = {.step_tokens = 256, .ctx = CTX};
     const uint64_t idle =
-        layers || !gpu ? 0
-                       : analyse_vram_workspace_bytes(&c->model->config, 256, 4, CTX, true, false) -
-                             analyse_vram_workspace_bytes(&c->model->config, 256, 4, CTX, false, false);
-    const uint64_t vram = gpu ? plan.vram.total : 0;
+        layers || !gpu ? 0 : ledger_workspace_bytes(c, &with) - ledger_workspace_bytes(c, &without);
+    const uint64_t vram = gpu ? plan.memory[PLAN_VRAM0].total : 0;
     uint64_t slices = 0; /* the search does not know yet how large the ring's will be */
     for (uint32_t u = 0; u < UNITS; u++)
         if (found->home[u] == PLAN_HOME_STREAM)
             slices += ledger_graph_bytes(c, u, memory->search.ring_granule) -
                       ledger_graph_bytes(c, u, found->ring_bytes);
     assert_in_range(sum.vram, vram, vram + idle + slices + 128 * KIB);
-    const uint64_t lanes = cpu && gpu ? 0 : LANE_COUNT * lane_bytes(256, 512);
+    const uint64_t lanes = cpu && gpu ? 0 : PLAN_LINKS * lane_bytes(256, 512);
     const uint64_t emulated =
         c->machine->device.kind == LEDGER_DEVICE_EMULATED ? idle + slices + memory->search.ring_max : 0;
     assert_true(sum.host >= host_beside(c, &plan));

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "daemon/planner/cost.h"
+#include "daemon/planner/cost/cost.h"
 #include "tests/unit/daemon/planner/packed_case.h"
 
 /* Less on the link by COST_PACKED_PART, more on the GPU by what expanding takes; nothing else changes. */
@@ -42,17 +42,24 @@ static void packed_units_have_their_prices(void **state)
             double slices = ceil(bytes / (32 << 20)), small = ceil(bytes / (16 << 20));
             close_to(z->stream, a->stream - (small - slices) * 4e-6 + bytes / rate + slices * 4e-6);
         }
-        close_to(cost_packed_saving(&b.made.analysed, NULL), 0);
+        struct plan_stage stages[UNITS] = {{.last = UNITS / 2 - 1, .home = PLAN_HOME_STREAM}};
+        struct plan plan = {
+            .layers = UNITS / 2, .stages = stages, .stage_count = 1, .embed = PLAN_GPU0, .head = PLAN_GPU0};
+        enum tensor_format format[UNITS + 2];
+        struct cost_crossing moved = cost_crossing_of(&b.made.analysed, &plan);
+        assert_int_equal(moved.bytes, moved.crossing);
         uint64_t saving = 0;
         for (uint32_t u = 0; u < UNITS; u++) saving += table.unit[u].bytes - table.unit[u].crossing;
-        assert_int_equal(cost_packed_saving(&b.made.analysed, packed), saving);
+        write_formats(&plan, &(struct written_formats){.link = true, .can = packed}, format);
+        moved = cost_crossing_of(&b.made.analysed, &plan);
+        assert_int_equal(moved.bytes - moved.crossing, saving);
         cost_table_free(&raw);
         cost_table_free(&table);
     }
     /* What cannot be packed is not, whatever was asked for: a unit with one matrix of another type. */
     for (uint32_t i = 0; i < b.made.model.tensor_count; i++)
         if (b.made.tensor[i].role == TENSOR_K && b.made.tensor[i].layer == 3)
-            b.made.tensor[i].dtype = DTYPE_F16;
+            b.made.tensor[i].format = FORMAT_F16;
     struct helm_err err = {0};
     analyse_table_free(&b.made.analysed);
     assert_int_equal(analyse_table_build(&b.made.model, &b.made.analysed, &err), 0);
@@ -117,8 +124,9 @@ static void plans_count_on_it(void **state)
         make_predicted(&b, &raw, &slow);
         b.r.wish.pack = true;
         make_predicted(&b, &plan, &fast);
-        assert_false(raw.pack);
-        assert_true(plan.pack);
+        uint32_t packs;
+        assert_true(host_packs(&raw, false, false, NULL));
+        assert_true(host_packs(&plan, true, false, &packs) && packs > 0);
         const struct cost_crossing before = cost_crossing_of(&b.made.analysed, &raw),
                                    after = cost_crossing_of(&b.made.analysed, &plan);
         print_message("8B at %llu GiB: %.2f token/s, packed %.2f; %.2f GiB a step, packed %.2f GiB as %.2f\n",
@@ -127,10 +135,13 @@ static void plans_count_on_it(void **state)
         assert_int_equal(before.bytes, before.crossing);
         assert_true(after.bytes > before.bytes && after.crossing < after.bytes * 72 / 100);
         assert_true(fast.decode_s < 0.95 * slow.decode_s);
-        assert_int_equal(line_of(&raw.vram, "expanded"), 0);
-        assert_true(line_of(&plan.vram, "expanded") > 0 && line_of(&plan.vram, "expanded") < 40 * MIB);
-        assert_in_range(line_of(&raw.host, "weights"), region_of(&b, &raw), region_of(&b, &raw) + 4096);
-        assert_in_range(line_of(&plan.host, "weights"), region_of(&b, &plan), region_of(&b, &plan) + 4096);
+        assert_int_equal(line_of(&raw.memory[PLAN_VRAM0], "expanded"), 0);
+        assert_true(line_of(&plan.memory[PLAN_VRAM0], "expanded") > 0 &&
+                    line_of(&plan.memory[PLAN_VRAM0], "expanded") < 40 * MIB);
+        assert_in_range(line_of(&raw.memory[PLAN_HOST], "weights"), region_of(&b, &raw),
+                        region_of(&b, &raw) + 4096);
+        assert_in_range(line_of(&plan.memory[PLAN_HOST], "weights"), region_of(&b, &plan),
+                        region_of(&b, &plan) + 4096);
         for (uint32_t u = 0; u < UNITS; u++)
             for (uint32_t p = 1; p < plan_phase_count(&plan); p++)
                 if (plan_unit_home(&plan, 0, u) == PLAN_HOME_STREAM)
@@ -138,14 +149,14 @@ static void plans_count_on_it(void **state)
         /* Taken by a daemon that packs, and by one that does not. */
         struct arena_spec spec;
         struct helm_err err = {0};
-        const uint64_t expanded = line_of(&plan.vram, "expanded");
+        const uint64_t expanded = line_of(&plan.memory[PLAN_VRAM0], "expanded");
         assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
-        assert_true(plan.pack);
-        assert_int_equal(line_of(&plan.vram, "expanded"), expanded);
+        assert_true(host_packs(&plan, true, false, NULL));
+        assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "expanded"), expanded);
         b.r.wish.pack = false;
         assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
-        assert_false(plan.pack);
-        assert_int_equal(line_of(&plan.vram, "expanded"), 0);
+        assert_true(host_packs(&plan, false, false, NULL));
+        assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "expanded"), 0);
         plan_free(&raw);
         plan_free(&plan);
     }
@@ -166,12 +177,12 @@ static void packing_has_to_pay(void **state)
     b.profile.gpu.expand = made_up_value(1.01 * least);
     assert_true(cost_packing_pays(&b.profile));
     make_predicted(&b, &plan, &prediction);
-    assert_true(plan.pack);
+    assert_true(host_packs(&plan, true, false, NULL));
     plan_free(&plan);
     b.profile.gpu.expand = made_up_value(0.99 * least);
     assert_false(cost_packing_pays(&b.profile));
     make_predicted(&b, &plan, &prediction);
-    assert_false(plan.pack);
+    assert_true(host_packs(&plan, false, false, NULL));
     assert_true(plan_has_home(&plan, PLAN_HOME_STREAM));
     plan_free(&plan);
     bench_close(&b);
@@ -188,7 +199,6 @@ static void units_of_both_workers_cross_as_they_are(void **state)
     open_8b(&b, 8 * GIB);
     for (uint32_t u = 0; u < UNITS; u++) home[u] = u < 8 ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
     struct plan plan = {.layers = UNITS / 2,
-                        .pack = true,
                         .ring_bytes = 256 * MIB,
                         .stages = stages[0],
                         .stage_count = plan_stages_of(home, UNITS / 2, stages[0]),
@@ -197,6 +207,9 @@ static void units_of_both_workers_cross_as_they_are(void **state)
     struct cost_forecast all, some;
     struct helm_err err = {0};
     const struct cost_case c = {&b.made.model, &b.made.analysed, &b.profile, &plan};
+    enum tensor_format format[UNITS + 2];
+    const struct written_formats all_streamed = {.link = true};
+    write_formats(&plan, &all_streamed, format);
     const uint64_t streamed = cost_crossing_of(&b.made.analysed, &plan).bytes;
     assert_int_equal(cost_decode(&c, 1, 100, &all, &err), 0);
     assert_true(cost_crossing_of(&b.made.analysed, &plan).crossing < streamed * 72 / 100);
@@ -205,6 +218,7 @@ static void units_of_both_workers_cross_as_they_are(void **state)
                                           .stages = stages[1],
                                           .stage_count = plan_stages_of(home, UNITS / 2, stages[1])};
     plan.prefill_count = 1;
+    write_formats(&plan, &all_streamed, format);
     assert_int_equal(cost_decode(&c, 1, 100, &some, &err), 0);
     assert_true(cost_crossing_of(&b.made.analysed, &plan).crossing > streamed * 90 / 100);
     assert_true(some.busy[COST_LINK] > 1.2 * all.busy[COST_LINK]);

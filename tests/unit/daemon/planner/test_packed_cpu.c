@@ -3,10 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/planner/cost.h"
-#include "daemon/planner/explain.h"
+#include "daemon/planner/cost/cost.h"
+#include "daemon/planner/report/explain.h"
 #include "tests/unit/daemon/planner/packed_case.h"
-#include "worker-cpu/kernels/packed_kernels.h"
+#include "common/cpu/kernels/linear.h"
 
 /* Only where the profile says that it gains more than a twentieth, the wish is to pack, and the processor has
  * kernels for it; not for several sequences at once. */
@@ -35,13 +35,12 @@ static void packing_has_to_pay(void **state)
             b.r.batch = cases[i].batch;
             assert_int_equal(cost_packing_pays_cpu(&b.profile, vram > 0), cases[i].rate > 105e9 * 1.1);
             make_predicted(&b, &plan, &prediction);
-            if (plan.pack_cpu != cases[i].packs) fail_msg("case %zu at %d GiB", i, (int)(vram / GIB));
-            assert_int_equal(plan.pack, cases[i].pack);
+            if (!host_packs(&plan, cases[i].pack, cases[i].packs, NULL) || cpu_packs(&plan) != cases[i].packs)
+                fail_msg("case %zu at %d GiB", i, (int)(vram / GIB));
             plan_free(&plan);
             b.r.wish.pack_all = false; /* so little gains too little beside a device */
             make_predicted(&b, &plan, &prediction);
-            assert_int_equal(plan.pack_cpu, cases[i].packs && vram == 0);
-            assert_int_equal(plan.pack, cases[i].pack);
+            assert_true(host_packs(&plan, cases[i].pack, cases[i].packs && vram == 0, NULL));
             plan_free(&plan);
             bench_close(&b);
         }
@@ -55,16 +54,16 @@ static void packing_has_to_pay(void **state)
         b.profile.cpu.gemv_packed_beside = made_up_value(beside[i]);
         b.r.wish.pack_all = b.r.wish.pack_cpu = false;
         make_predicted(&b, &plan, &plain);
-        assert_false(plan.pack_cpu);
+        assert_false(cpu_packs(&plan));
         plan_free(&plan);
         b.r.wish.pack_cpu = true;
         make_predicted(&b, &plan, &prediction);
         const double gain = plain.decode_s / prediction.decode_s;
         print_message("packed beside at %.0f GB/s: %s, %.3f times as fast\n", beside[i] / 1e9,
-                      plan.pack_cpu ? "packed" : "plain", gain);
-        assert_true(plan.pack_cpu ? gain > 1.04 : gain > 0.999 && gain < 1.001);
-        if (i == 0) assert_false(plan.pack_cpu);
-        if (i == 3) assert_true(plan.pack_cpu);
+                      cpu_packs(&plan) ? "packed" : "plain", gain);
+        assert_true(cpu_packs(&plan) ? gain > 1.04 : gain > 0.999 && gain < 1.001);
+        if (i == 0) assert_false(cpu_packs(&plan));
+        if (i == 3) assert_true(cpu_packs(&plan));
         plan_free(&plan);
         bench_close(&b);
     }
@@ -72,7 +71,7 @@ static void packing_has_to_pay(void **state)
     open_packed_cpu(&b, 8 * GIB);
     b.profile.gpu.expand = made_up_value(0.9 * 55e9 / (1 - COST_PACKED_PART));
     make_predicted(&b, &plan, &prediction);
-    assert_false(plan.pack_cpu || plan.pack);
+    assert_true(host_packs(&plan, false, false, NULL));
     plan_free(&plan);
     bench_close(&b);
 }
@@ -102,7 +101,8 @@ static void the_cpu_alone_is_faster(void **state)
     double head = (double)b.made.analysed.head.stored, moved = (double)after.crossing - head;
     assert_true(moved > 0.70 * bytes && moved < 0.72 * bytes);
     assert_int_equal(cost_crossing_of(&b.made.analysed, &plan).bytes, 0);
-    assert_true(plan.host.total > raw.host.total && plan.host.total < raw.host.total + bytes / 100);
+    assert_true(plan.memory[PLAN_HOST].total > raw.memory[PLAN_HOST].total &&
+                plan.memory[PLAN_HOST].total < raw.memory[PLAN_HOST].total + bytes / 100);
     plan_free(&raw);
     plan_free(&plan);
     bench_close(&b);
@@ -118,7 +118,7 @@ static void plans_count_on_it(void **state)
     for (uint64_t vram = 4 * GIB; vram <= 12 * GIB; vram += 4 * GIB) {
         struct plan raw, plan;
         struct planner_prediction slow, fast;
-        bool packed[UNITS], streams = false;
+        bool streams = false;
         uint64_t cpu_bytes = 0;
         b.r.machine.device.limit = vram;
         b.r.wish.pack_cpu = false;
@@ -127,20 +127,19 @@ static void plans_count_on_it(void **state)
         make_predicted(&b, &plan, &fast);
         print_message("8B at %llu GiB: %.2f token/s, the CPU's packed %.2f\n",
                       (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s);
-        assert_true(plan.pack && plan.pack_cpu && raw.pack && !raw.pack_cpu);
+        assert_true(host_packs(&plan, true, true, NULL) && host_packs(&raw, true, false, NULL));
         assert_true(fast.decode_s < slow.decode_s);
-        plan_packed_units(&plan, b.made.analysed.packs, b.made.analysed.packs_cpu, packed);
         for (uint32_t u = 0; u < UNITS; u++) {
             enum plan_home home = plan_unit_home(&plan, 0, u);
-            assert_int_equal(packed[u], home != PLAN_HOME_GPU);
+            assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, home != PLAN_HOME_GPU);
             if (home == PLAN_HOME_CPU) cpu_bytes += analyse_units_stored(&b.made.analysed, u, u);
             for (uint32_t p = 0; p < plan_phase_count(&plan); p++)
                 streams |= plan_unit_home(&plan, p, u) == PLAN_HOME_STREAM;
         }
         assert_true(cpu_bytes > 0);
         const uint64_t weights = region_of(&b, &plan);
-        assert_in_range(line_of(&plan.host, "weights"), weights, weights + 4096);
-        assert_int_equal(line_of(&plan.vram, "expanded") > 0, streams);
+        assert_in_range(line_of(&plan.memory[PLAN_HOST], "weights"), weights, weights + 4096);
+        assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "expanded") > 0, streams);
         const struct cost_crossing cpu = cost_reading_of(&b.made.analysed, &plan);
         assert_true(cpu.bytes - cpu.crossing > cpu_bytes * 28 / 100);
         assert_true(cpu.bytes - cpu.crossing < cpu_bytes * 30 / 100);
@@ -160,7 +159,7 @@ static void the_thesis_packs_nothing_for_the_cpu(void **state)
     open_packed_cpu(&b, 8 * GIB);
     b.r.strategy = SEARCH_THESIS;
     make_predicted(&b, &plan, &prediction);
-    assert_false(plan.pack_cpu);
+    assert_false(cpu_packs(&plan));
     const struct cost_crossing cpu = cost_reading_of(&b.made.analysed, &plan);
     assert_true(cpu.bytes > 0 && cpu.bytes == cpu.crossing);
     plan_free(&plan);
@@ -169,15 +168,16 @@ static void the_thesis_packs_nothing_for_the_cpu(void **state)
         b.r.strategy = s;
         b.r.device_required = s != SEARCH_ALL_CPU;
         make_predicted(&b, &plan, &prediction);
-        assert_true(plan.pack_cpu);
+        assert_true(host_packs(&plan, true, true, NULL));
+        assert_true(s == SEARCH_STREAM || cpu_packs(&plan));
         plan_free(&plan);
     }
     bench_close(&b);
 }
 
-/* A plan that somebody wrote keeps its flag, but on a machine whose processor has no kernels for it, or where
+/* A plan that somebody wrote keeps its formats, but on a machine whose processor has no kernels for it, or where
  * nothing is to be packed. */
-static void written_plans_keep_their_flag(void **state)
+static void written_plans_keep_their_formats(void **state)
 {
     (void)state;
     struct bench b;
@@ -187,18 +187,22 @@ static void written_plans_keep_their_flag(void **state)
     struct planner_prediction prediction;
     open_packed_cpu(&b, 8 * GIB);
     make_predicted(&b, &plan, &prediction);
-    assert_true(plan.pack_cpu);
-    const uint64_t host = plan.host.total, vram = plan.vram.total;
+    assert_true(cpu_packs(&plan));
+    const uint64_t host = plan.memory[PLAN_HOST].total, vram = plan.memory[PLAN_VRAM0].total;
     b.r.wish.ctx = 0; /* the plan says */
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
-    assert_true(plan.pack_cpu && plan.host.total == host && plan.vram.total == vram);
+    assert_true(cpu_packs(&plan) && plan.memory[PLAN_HOST].total == host &&
+                plan.memory[PLAN_VRAM0].total == vram);
+    struct plan again;
+    assert_int_equal(plan_copy(&plan, &again, &err), 0);
     b.r.wish.pack_cpu = false;
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
-    assert_true(plan.pack && !plan.pack_cpu && plan.host.total < host);
-    b.r.wish.pack_cpu = plan.pack_cpu = true;
+    assert_true(host_packs(&plan, true, false, NULL) && plan.memory[PLAN_HOST].total < host);
+    b.r.wish.pack_cpu = true;
     b.r.wish.pack = false;
-    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
-    assert_false(plan.pack || plan.pack_cpu);
+    assert_int_equal(planner_take(&b.r, &again, &spec, &err), 0);
+    assert_true(host_packs(&again, false, false, NULL));
+    plan_free(&again);
     plan_free(&plan);
     bench_close(&b);
 }
@@ -216,15 +220,12 @@ static void prompts_may_have_them_computed_by_the_cpu(void **state)
     open_packed_cpu(&b, 8 * GIB);
     b.profile.link.h2d = b.profile.link.h2d_beside = made_up_value(1e9);
     for (uint32_t u = 0; u < UNITS; u++) {
-        decode[u] = u & 1 ? PLAN_HOME_STREAM : PLAN_HOME_GPU;
-        packed[u] = u & 1;
+        decode[u] = unit_part(u) == UNIT_MLP ? PLAN_HOME_STREAM : PLAN_HOME_GPU;
+        packed[u] = unit_part(u) == UNIT_MLP;
     }
     b.made.analysed.packs_cpu[5] = false;
-    const struct search_found found = {.feasible = true,
-                                       .home = decode,
-                                       .embed = PLAN_HOME_GPU,
-                                       .head = PLAN_HOME_GPU,
-                                       .ring_bytes = 256 * MIB};
+    const struct search_found found = {
+        .feasible = true, .home = decode, .embed = PLAN_GPU0, .head = PLAN_GPU0, .ring_bytes = 256 * MIB};
     for (int packed_cpu = 0; packed_cpu < 2; packed_cpu++) {
         struct cost_table table = price_8b(&b, 32, packed, packed_cpu);
         assert_int_equal(search_prefill(&table, &found, home, &seconds, &err), 0);
@@ -270,8 +271,8 @@ static void columns_have_to_fit(void **state)
     b.r.machine.device = (struct ledger_device){0};
     b.r.device_required = false;
     make_predicted(&b, &plan, &prediction);
-    plan_packed_units(&plan, b.made.analysed.packs, b.made.analysed.packs_cpu, packed);
-    for (uint32_t u = 0; u < UNITS; u++) assert_int_equal(packed[u], u != 7);
+    for (uint32_t u = 0; u < UNITS; u++)
+        assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, u != 7);
     plan_free(&plan);
     bench_close(&b);
 }
@@ -293,7 +294,16 @@ static void explained_plans_say_what_is_packed(void **state)
     json_t *json = explain_to_json(&x), *part = json_object_get(json, "cpu");
     assert_int_equal(json_integer_value(json_object_get(part, "weight_bytes")), cpu.bytes);
     assert_int_equal(json_integer_value(json_object_get(part, "read_bytes")), cpu.crossing);
-    assert_true(json_is_true(json_object_get(json, "pack_cpu")));
+    json_t *stage;
+    size_t i;
+    uint32_t cpu_stages = 0;
+    json_array_foreach(json_object_get(json_object_get(json, "stages"), "decode"), i, stage)
+    {
+        if (strcmp(json_string_value(json_object_get(stage, "home")), "cpu") != 0) continue;
+        assert_string_equal(json_string_value(json_object_get(stage, "format")), "bf16-packed");
+        cpu_stages++;
+    }
+    assert_true(cpu_stages > 0);
     json_decref(json);
     FILE *out = fmemopen(text, sizeof text - 1, "w");
     assert_non_null(out);
@@ -312,9 +322,14 @@ static void explained_plans_say_what_is_packed(void **state)
 static void kernels_are_where_they_are_planned_for(void **state)
 {
     (void)state;
-    for (unsigned features = 0; features < 4u * CPU_AVX512_VBMI2; features++)
-        assert_int_equal(packed_cpu_can(features), packed_kernels_choose(features) != NULL);
-    assert_true(packed_cpu_can(~0u) && !packed_cpu_can(~(unsigned)CPU_AVX512_VBMI2));
+    struct helm_err err = {0};
+    for (unsigned features = 0; features < 4u * CPU_AVX512_VBMI2; features++) {
+        const struct linear_kernel *kernel;
+        const int rc = linear_choose(FORMAT_BF16_PACKED, LINEAR_ONE_TOKEN, features, NULL, &kernel, &err);
+        assert_int_equal(linear_pays(FORMAT_BF16_PACKED, features), rc == 0);
+    }
+    assert_true(linear_pays(FORMAT_BF16_PACKED, ~0u) &&
+                !linear_pays(FORMAT_BF16_PACKED, ~(unsigned)CPU_AVX512_VBMI2));
 }
 
 int main(void)
@@ -325,7 +340,7 @@ int main(void)
         cmocka_unit_test(the_cpu_alone_is_faster),
         cmocka_unit_test(plans_count_on_it),
         cmocka_unit_test(the_thesis_packs_nothing_for_the_cpu),
-        cmocka_unit_test(written_plans_keep_their_flag),
+        cmocka_unit_test(written_plans_keep_their_formats),
         cmocka_unit_test(prompts_may_have_them_computed_by_the_cpu),
         cmocka_unit_test(columns_have_to_fit),
         cmocka_unit_test(explained_plans_say_what_is_packed),

@@ -4,7 +4,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "daemon/forecast.h"
+#include "daemon/observe/forecast.h"
+#include "daemon/planner/formats.h"
 #include "tests/unit/daemon/planner/packed_case.h"
 
 #define OPERATION 4e-6
@@ -27,18 +28,30 @@ static void open_packing(struct bench *b, const struct made_up_shape *shape, uin
 
 static struct cost_table price_step(const struct bench *b, uint32_t tokens, const bool *packed, bool head)
 {
+    enum tensor_format format[UNITS + 1][PLAN_HOMES];
     const struct cost_step step = {.tokens = tokens,
                                    .rows = tokens <= 16 ? tokens : 1,
                                    .samples = tokens <= 16 ? tokens : 1,
                                    .context = 4096,
                                    .kv_dtype = DTYPE_F16,
-                                   .packed_gpu = packed,
-                                   .packed_head = head};
+                                   .format = format};
     struct cost_table table;
     struct helm_err err = {0};
+    for (uint32_t u = 0; u <= UNITS; u++) {
+        const bool it = u < UNITS ? packed && packed[u] : head;
+        format[u][PLAN_HOME_CPU] = format[u][PLAN_HOME_STREAM] = PLAN_AS_STORED;
+        format[u][PLAN_HOME_GPU] = it ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+    }
     if (cost_price(&b->made.model, &b->made.analysed, &b->profile, &step, &table, &err))
         fail_msg("%s", err.text);
     return table;
+}
+
+static void repack(const struct bench *b, struct plan *plan, uint32_t units, bool head)
+{
+    const struct ledger_case c = {&b->made.model, &b->r.wish, &b->r.machine, &b->made.analysed};
+    formats_set_vram(&c, units, head, plan);
+    plan_restage(plan);
 }
 
 /* One token: the measured rate in the plain one's stead, or a part of expanding; several: all is expanded,
@@ -108,7 +121,7 @@ static void rooms_are_those_of_packed_matrices(void **state)
             uint64_t tables = 0, plain = 0;
             for (uint32_t i = 0; i < b.made.model.tensor_count; i++) {
                 const struct model_tensor *t = &b.made.tensor[i];
-                if (t->layer != 0 || t->rows == 1 || model_role_is_mlp(t->role) != (u & 1)) continue;
+                if (t->layer != 0 || t->rows == 1 || unit_part_of_role(t->role) != unit_part(u)) continue;
                 plain += t->bytes;
                 tables += (packed_offsets_bytes((uint32_t)t->rows) + 255) / 256 * 256 + 256;
             }
@@ -137,7 +150,7 @@ static void rooms_are_those_of_packed_matrices(void **state)
 static uint32_t units_at(const struct plan *plan, enum plan_home home)
 {
     uint32_t count = 0;
-    for (uint32_t u = 0; u < 2 * plan->layers; u++) count += plan_unit_home(plan, 0, u) == home;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) count += plan_unit_home(plan, 0, u) == home;
     return count;
 }
 
@@ -145,27 +158,39 @@ static uint32_t units_at(const struct plan *plan, enum plan_home home)
 static void check_packed(struct bench *b, const struct plan *plan)
 {
     const struct ledger_case c = {&b->made.model, &b->r.wish, &b->r.machine, &b->made.analysed};
-    bool packed[UNITS * 2];
-    uint64_t room = plan->pack_head ? ledger_packed_head_bytes(&c) : 0, last = 0, plain = 0, more;
-    assert_int_equal(plan_packed_on_gpu(plan, b->made.analysed.packs, packed), plan->pack_gpu);
-    for (uint32_t u = 0; u < 2 * plan->layers; u++) {
+    uint64_t room = packed_head(plan) ? ledger_packed_head_bytes(&c) : 0, last = 0, plain = 0, more;
+    bool plain_before = false;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        const bool there = plan_unit_home(plan, 0, u) == PLAN_HOME_GPU,
+                   packed = there && plan_unit_format(plan, u) == FORMAT_BF16_PACKED;
+        if (!there) continue;
+        assert_false(packed && plain_before); /* the first of those that can be */
+        plain_before |= !packed && b->made.analysed.packs[u];
         const struct analyse_bytes bytes = analyse_units(&b->made.analysed, u, u);
-        if (packed[u]) last = bytes.vram - bytes.vram_vectors - ledger_packed_unit_bytes(&c, u);
-        if (packed[u]) room += ledger_packed_unit_bytes(&c, u);
-        if (plan_unit_home(plan, 0, u) == PLAN_HOME_GPU && !packed[u])
-            plain += bytes.vram - bytes.vram_vectors;
+        if (packed) last = bytes.vram - bytes.vram_vectors - ledger_packed_unit_bytes(&c, u);
+        if (packed) room += ledger_packed_unit_bytes(&c, u);
+        if (!packed) plain += bytes.vram - bytes.vram_vectors;
     }
     assert_int_equal(plan->pack_gpu_bytes, room);
-    assert_int_equal(line_of(&plan->vram, "packed weights"), room);
-    if (plan->head == PLAN_HOME_GPU && !plan->pack_head) plain += b->made.analysed.head.vram;
-    if (plan->embed == PLAN_HOME_GPU) plain += b->made.analysed.embed.vram;
-    more = analyse_vectors(&b->made.analysed, plan, PLAN_HOME_GPU);
-    assert_int_equal(line_of(&plan->vram, "weights"), plain + more);
-    assert_in_range(line_of(&plan->vram, "expanded"), 32 * MIB, 40 * MIB);
+    assert_int_equal(line_of(&plan->memory[PLAN_VRAM0], "packed weights"), room);
+    if (plan->head == PLAN_GPU0 && !packed_head(plan)) plain += b->made.analysed.head.vram;
+    if (plan->embed == PLAN_GPU0) plain += b->made.analysed.embed.vram;
+    more = analyse_vectors(&b->made.analysed, plan, PLAN_GPU0);
+    assert_int_equal(line_of(&plan->memory[PLAN_VRAM0], "weights"), plain + more);
+    assert_in_range(line_of(&plan->memory[PLAN_VRAM0], "expanded"), 32 * MIB, 40 * MIB);
     /* pages of the pool were added with what was left */
     const uint64_t pool = (plan->page_count - ledger_least_pages(&c, plan->context_tokens)) *
-                          (uint64_t)plan_layers_of(plan, PLAN_HOME_GPU) * ledger_kv_layer_bytes(&c, 1);
-    if (plan->pack_gpu) assert_true(plan->vram.total - pool + last > plan->vram.limit);
+                          (uint64_t)plan_layers_of(plan, PLAN_GPU0) * ledger_kv_layer_bytes(&c, 1);
+    if (packed_units(plan))
+        assert_true(plan->memory[PLAN_VRAM0].total - pool + last > plan->memory[PLAN_VRAM0].limit);
+}
+
+/* Of the layers, by their bytes before they are packed. */
+static uint64_t weights_in_vram(const struct bench *b, const struct plan *plan)
+{
+    struct analyse_share share;
+    analyse_share(&b->made.analysed, plan, PLAN_HOME_GPU, &share);
+    return share.token_bytes - (plan->head == PLAN_GPU0 ? b->made.analysed.head.stored : 0);
 }
 
 /* The same machine with more and more VRAM: packed plans are faster until all is there plain; they keep as
@@ -183,25 +208,26 @@ static void plans_pack_what_they_must(void **state)
         b.r.machine.device.limit = vram;
         b.r.wish.pack_gpu = false;
         make_predicted(&b, &plain, &slow);
-        assert_true(plain.pack_gpu == 0 && !plain.pack_head && plain.pack_gpu_bytes == 0);
+        assert_true(packed_units(&plain) == 0 && !packed_head(&plain) && plain.pack_gpu_bytes == 0);
         b.r.wish.pack_gpu = true;
         make_predicted(&b, &plan, &fast);
         print_message("8B at %2llu GiB: %.2f token/s, packed %.2f: %u of %u half layers in VRAM%s\n",
-                      (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s, plan.pack_gpu,
-                      units_at(&plan, PLAN_HOME_GPU), plan.pack_head ? ", head" : "");
-        if (units_at(&plain, PLAN_HOME_GPU) == UNITS && plain.head == PLAN_HOME_GPU) {
-            assert_true(plan.pack_gpu == 0 && !plan.pack_head); /* nothing to win */
+                      (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s,
+                      packed_units(&plan), units_at(&plan, PLAN_HOME_GPU),
+                      packed_head(&plan) ? ", head" : "");
+        if (units_at(&plain, PLAN_HOME_GPU) == UNITS && plain.head == PLAN_GPU0) {
+            assert_true(packed_units(&plan) == 0 && !packed_head(&plan)); /* nothing to win */
             close_to(slow.decode_s, fast.decode_s);
         } else {
             assert_true(fast.decode_s < (vram < 15 * GIB ? 0.95 : 0.99) * slow.decode_s);
-            assert_true(plan.pack_gpu > 0);
-            assert_true(units_at(&plan, PLAN_HOME_GPU) > units_at(&plain, PLAN_HOME_GPU));
+            assert_true(packed_units(&plan) > 0);
+            assert_true(weights_in_vram(&b, &plan) > weights_in_vram(&b, &plain));
             check_packed(&b, &plan);
         }
         if (units_at(&plan, PLAN_HOME_GPU) == UNITS) {
-            assert_true(!wholly || plan.pack_gpu < before || plan.pack_gpu == 0);
+            assert_true(!wholly || packed_units(&plan) < before || packed_units(&plan) == 0);
             wholly = true;
-            before = plan.pack_gpu;
+            before = packed_units(&plan);
         }
         plan_free(&plain);
         plan_free(&plan);
@@ -222,12 +248,12 @@ static void strategies_and_wishes(void **state)
     open_packing(&b, &shape_8b, 13 * GIB);
     b.r.strategy = SEARCH_THESIS;
     make_predicted(&b, &plan, &prediction);
-    assert_true(plan.pack_gpu == 0 && !plan.pack_head);
+    assert_true(packed_units(&plan) == 0 && !packed_head(&plan));
     plan_free(&plan);
     b.r.strategy = SEARCH_ALL_GPU;
     make_predicted(&b, &plan, &prediction);
     assert_int_equal(units_at(&plan, PLAN_HOME_GPU), UNITS);
-    assert_true(plan.pack_gpu > 0);
+    assert_true(packed_units(&plan) > 0);
     plan_free(&plan);
     struct arena_spec spec;
     struct helm_err err = {0};
@@ -242,18 +268,18 @@ static void strategies_and_wishes(void **state)
     b.r.machine.device.limit = b.refusal.needed;
     plan_free(&plan);
     make_predicted(&b, &plan, &prediction);
-    assert_true(plan.pack_gpu > 0);
+    assert_true(packed_units(&plan) > 0);
     plan_free(&plan);
     b.r.strategy = SEARCH_STREAM;
     b.r.machine.device.limit = 8 * GIB;
     make_predicted(&b, &plan, &prediction);
-    assert_true(plan.pack_gpu > 0 && units_at(&plan, PLAN_HOME_STREAM) > 0);
+    assert_true(packed_units(&plan) > 0 && units_at(&plan, PLAN_HOME_STREAM) > 0);
     check_packed(&b, &plan);
     plan_free(&plan);
     bench_close(&b);
     open_packing(&b, &tied, 8 * GIB);
     make_predicted(&b, &plan, &prediction);
-    assert_true(plan.pack_gpu > 0 && !plan.pack_head);
+    assert_true(packed_units(&plan) > 0 && !packed_head(&plan));
     assert_true(plan.embed == plan.head);
     plan_free(&plan);
     bench_close(&b);
@@ -270,16 +296,16 @@ static void packing_has_to_pay(void **state)
     open_packing(&b, &shape_8b, 8 * GIB);
     b.profile.gpu.gemv_packed = made_up_value(60e9);
     make_predicted(&b, &plan, &prediction);
-    assert_true(plan.pack_gpu == 0 && !plan.pack_head);
+    assert_true(packed_units(&plan) == 0 && !packed_head(&plan));
     plan_free(&plan);
     b.profile.gpu.gemv_packed = made_up_value(PACKED);
     b.r.batch = 4;
     make_predicted(&b, &plan, &prediction);
-    assert_true(plan.pack_gpu > 0); /* expanding at 1 TB/s is still faster than the link */
+    assert_true(packed_units(&plan) > 0); /* expanding at 1 TB/s is still faster than the link */
     plan_free(&plan);
     b.profile.gpu.expand = made_up_value(60e9);
     make_predicted(&b, &plan, &prediction);
-    assert_true(plan.pack_gpu == 0 && !plan.pack_head);
+    assert_true(packed_units(&plan) == 0 && !packed_head(&plan));
     plan_free(&plan);
     bench_close(&b);
 }
@@ -299,13 +325,13 @@ static void faster_packed_than_plain(void **state)
     make_predicted(&b, &plain, &slow);
     b.r.wish.pack_gpu = true;
     make_predicted(&b, &plan, &fast);
-    assert_true(plan.pack_gpu == UNITS && plan.pack_head);
+    assert_true(packed_units(&plan) == UNITS && packed_head(&plan));
     const double bytes = (double)cost_gpu_reading_of(&b.made.analysed, &plan).bytes;
     assert_true(fabs((slow.decode_s - fast.decode_s) / (bytes / 3600e9 * (1 - 1 / 1.2)) - 1) < 0.01);
     plan_free(&plan);
     b.r.batch = 2; /* those are expanded first */
     make_predicted(&b, &plan, &fast);
-    assert_true(plan.pack_gpu == 0 && !plan.pack_head);
+    assert_true(packed_units(&plan) == 0 && !packed_head(&plan));
     plan_free(&plain);
     plan_free(&plan);
     bench_close(&b);
@@ -357,40 +383,45 @@ static void written_plans_are_checked(void **state)
     struct helm_err err = {0};
     open_packing(&b, &shape_8b, 8 * GIB);
     make_predicted(&b, &plan, &prediction);
-    const uint32_t units = plan.pack_gpu;
+    const uint32_t units = packed_units(&plan);
+    const bool head = packed_head(&plan);
     const uint64_t room = plan.pack_gpu_bytes;
     plan.pack_gpu_bytes = room / 2; /* too little by what is known of them */
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
-    assert_true(plan.pack_gpu == units && plan.pack_gpu_bytes == room);
+    assert_true(packed_units(&plan) == units && plan.pack_gpu_bytes == room);
     plan.pack_gpu_bytes = room + 4 * MIB; /* who wrote that may know more */
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
     b.r.machine.device.limit += 4 * MIB;
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
-    assert_int_equal(line_of(&plan.vram, "packed weights"), room + 4 * MIB);
+    assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "packed weights"), room + 4 * MIB);
     assert_int_equal(planner_predict(&b.r, &plan, 1, 1024, 128, &again, &err), 0);
     close_to(again.decode_s, prediction.decode_s);
     b.r.machine.device.limit -= 4 * MIB;
-    plan.pack_gpu = units / 2; /* the others then lie plain, which takes more than there is */
+    repack(&b, &plan, units / 2, head); /* the others then lie plain, which takes more than there is */
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
     assert_true(b.refusal.refused && strcmp(b.refusal.what, "VRAM") == 0);
     assert_true(b.refusal.needed > b.refusal.available);
-    plan.pack_gpu = units;
+    repack(&b, &plan, units, head);
     b.r.wish.pack = false;
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
-    assert_true(plan.pack_gpu == 0 && !plan.pack_head && plan.pack_gpu_bytes == 0);
-    b.r.wish.pack = plan.pack_head = true;
+    assert_true(packed_units(&plan) == 0 && !packed_head(&plan) && plan.pack_gpu_bytes == 0);
+    b.r.wish.pack = true;
     /* one matrix that is no bf16: its unit cannot be packed */
     uint32_t unit = 0;
     while (plan_unit_home(&plan, 0, unit) != PLAN_HOME_GPU) unit++;
     for (uint32_t i = 0; i < b.made.model.tensor_count; i++)
-        if (b.made.tensor[i].role == (unit & 1 ? TENSOR_DOWN : TENSOR_K) &&
-            b.made.tensor[i].layer == (int32_t)(unit / 2))
-            b.made.tensor[i].dtype = DTYPE_F16;
-    plan.pack_gpu = units_at(&plan, PLAN_HOME_GPU);
+        if (b.made.tensor[i].role == (unit_part(unit) == UNIT_MLP ? TENSOR_DOWN : TENSOR_K) &&
+            b.made.tensor[i].layer == (int32_t)(unit_layer(unit)))
+            b.made.tensor[i].format = FORMAT_F16;
+    for (uint32_t u = 0; u < UNITS; u++)
+        if (plan_unit_home(&plan, 0, u) == PLAN_HOME_GPU) plan_set_unit_format(&plan, u, FORMAT_BF16_PACKED);
+    plan_set_head_format(&plan, FORMAT_BF16_PACKED);
+    plan_restage(&plan);
     plan.pack_gpu_bytes = room;
-    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_LIMIT);
-    assert_non_null(strstr(err.text, "can be packed"));
-    plan.pack_gpu--;
+    assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "cannot lie as 'bf16-packed'"));
+    plan_set_unit_format(&plan, unit, PLAN_AS_STORED);
+    plan_restage(&plan);
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_CAPACITY); /* it lies plain now */
     plan_free(&plan);
     bench_close(&b);
@@ -408,7 +439,7 @@ static void forecasts_price_them_alike(void **state)
     struct helm_err err = {0};
     open_packing(&b, &shape_8b, 13 * GIB);
     make_predicted(&b, &plan, &prediction);
-    assert_true(plan.pack_gpu > 0);
+    assert_true(packed_units(&plan) > 0);
     assert_int_equal(forecast_open(&b.made.model, &b.profile, &plan, &forecast, &err), 0);
     forecast_decode(&forecast, 1, 1024, &decode);
     close_to(decode.seconds, prediction.decode_s);
@@ -417,8 +448,7 @@ static void forecasts_price_them_alike(void **state)
     forecast_close(&forecast);
     const struct cost_crossing reads = cost_gpu_reading_of(&b.made.analysed, &plan);
     assert_true(reads.crossing < reads.bytes && reads.crossing > reads.bytes * 7 / 10);
-    plan.pack_gpu = 0;
-    plan.pack_head = false;
+    repack(&b, &plan, 0, false);
     assert_int_equal(cost_gpu_reading_of(&b.made.analysed, &plan).crossing, reads.bytes);
     assert_int_equal(forecast_open(&b.made.model, &b.profile, &plan, &forecast, &err), 0);
     double plain = forecast_step(&forecast, &chunk);

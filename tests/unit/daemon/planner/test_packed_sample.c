@@ -1,4 +1,4 @@
-/* Unit tests of daemon/planner/packed_sample.c: what it says of made-up weights in files, held against
+/* Unit tests of daemon/planner/memory/packed_sample.c: what it says of made-up weights in files, held against
  * packing all of them; how much it reads; files that are not whole. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,11 +10,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/host_weights.h"
-#include "common/packed.h"
-#include "common/units.h"
-#include "daemon/planner/packed_sample.h"
-#include "tests/unit/common/tree.h"
+#include "common/plan/host_weights.h"
+#include "common/formats/packed.h"
+#include "common/base/units.h"
+#include "daemon/planner/memory/packed_sample.h"
+#include "tests/written_formats.h"
+#include "tests/unit/common/base/tree.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
 
 #define SHARDS 2
@@ -81,7 +82,7 @@ static void files_open(struct files *f)
     for (uint32_t i = 0; i < f->made.model.tensor_count; i++) {
         struct model_tensor *t = &f->made.tensor[i];
         uint32_t shard = i * SHARDS / f->made.model.tensor_count;
-        int kind = t->layer < 0 ? 2 : model_role_is_mlp(t->role);
+        int kind = t->layer < 0 ? 2 : (unit_part_of_role(t->role) == UNIT_MLP);
         double ignored[2] = {0};
         bool counts = t->rows > 1 && t->role != TENSOR_EMBED;
         if (!file || t[-1].shard != shard) {
@@ -151,7 +152,8 @@ static void scramble(const struct files *f, uint32_t unit)
     char path[TREE_PATH + 32];
     for (uint32_t i = 0; i < f->made.model.tensor_count; i++) {
         const struct model_tensor *t = &f->made.tensor[i];
-        if (t->layer != (int32_t)(unit / 2) || model_role_is_mlp(t->role) != (unit & 1) || t->rows <= 1)
+        if (t->layer != (int32_t)(unit_layer(unit)) || unit_part_of_role(t->role) != unit_part(unit) ||
+            t->rows <= 1)
             continue;
         snprintf(path, sizeof path, "%s/%s", f->root, f->shard[t->shard].file);
         FILE *file = fopen(path, "r+e");
@@ -167,8 +169,8 @@ static void those_of_a_plan_are_looked_at_alone(void **state)
 {
     (void)state;
     static struct files f;
-    struct plan_stage all = {.first = 0, .last = 7, .home = PLAN_HOME_GPU};
-    struct plan plan = {.layers = 8, .stages = &all, .stage_count = 1, .head = PLAN_HOME_GPU};
+    struct plan_stage stages[16] = {{.first = 0, .last = 7, .home = PLAN_HOME_GPU}};
+    struct plan plan = {.layers = 8, .stages = stages, .stage_count = 1, .head = PLAN_GPU0};
     struct packed_sample sample, few;
     struct helm_err err = {0};
     files_open(&f);
@@ -177,11 +179,11 @@ static void those_of_a_plan_are_looked_at_alone(void **state)
     assert_true(sample.parts.mlp < 0.9);
     assert_int_equal(packed_sample_of_plan(&f.made.model, &plan, 8 * MIB, &few, &err), 0);
     assert_true(few.bytes == 0 && few.parts.mlp == 0); /* it packs none */
-    plan.pack_gpu = 2;
+    enum tensor_format format[18];
+    write_formats(&plan, &(struct written_formats){.vram = 2}, format);
     assert_int_equal(packed_sample_of_plan(&f.made.model, &plan, 8 * MIB, &few, &err), 0);
     assert_true(few.parts.mlp > 1 && few.parts.attention < 0.9 && few.parts.head == 0);
-    plan.pack_gpu = 0;
-    plan.pack_head = true;
+    write_formats(&plan, &(struct written_formats){.head = true}, format);
     assert_int_equal(packed_sample_of_plan(&f.made.model, &plan, 8 * MIB, &few, &err), 0);
     assert_true(few.parts.mlp == 0 && few.parts.attention == 0);
     near(few.parts.head, few.spread.head, f.all.head);
@@ -199,10 +201,10 @@ static void what_is_not_there_says_nothing(void **state)
     struct helm_err err = {0};
     char path[TREE_PATH + 32];
     files_open(&f);
-    for (uint32_t i = 0; i < f.made.model.tensor_count; i++) f.made.tensor[i].dtype = DTYPE_F16;
+    for (uint32_t i = 0; i < f.made.model.tensor_count; i++) f.made.tensor[i].format = FORMAT_F16;
     assert_int_equal(packed_sample_take(&f.made.model, 8 * MIB, &sample, &err), 0);
     assert_int_equal(sample.bytes, 0);
-    for (uint32_t i = 0; i < f.made.model.tensor_count; i++) f.made.tensor[i].dtype = DTYPE_BF16;
+    for (uint32_t i = 0; i < f.made.model.tensor_count; i++) f.made.tensor[i].format = FORMAT_BF16;
     snprintf(path, sizeof path, "%s/1.safetensors", f.root); /* the later layers, and the head */
     assert_int_equal(truncate(path, (off_t)(f.shard[1].bytes - 1)), 0);
     assert_int_equal(packed_sample_take(&f.made.model, 8 * MIB, &sample, &err), 0);

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "daemon/planner/memory.h"
+#include "daemon/planner/memory/memory.h"
 #include "tests/unit/daemon/planner/packed_case.h"
 
 #define SMALL_LAYERS 3
@@ -34,10 +34,14 @@ static void try_packing(const struct bench *b, const struct plan *from, uint32_t
     struct planner_request r = b->r;
     r.refusal = NULL;
     for (uint32_t units = 0; units <= gpu; units++)
-        for (int head = 0; head <= (from->head == PLAN_HOME_GPU); head++) {
-            struct plan plan = *from; /* borrows its stages */
-            plan.pack_gpu = units;
-            plan.pack_head = head;
+        for (int head = 0; head <= (from->head == PLAN_GPU0); head++) {
+            struct plan_stage stages[SMALL_UNITS];
+            enum tensor_format format[SMALL_UNITS + 2];
+            const struct written_formats w = {.link = true, .vram = units, .head = head};
+            struct plan plan = *from;
+            memcpy(stages, from->stages, from->stage_count * sizeof *stages);
+            plan.stages = stages;
+            write_formats(&plan, &w, format);
             plan.pack_gpu_bytes = units || head; /* grows to what is needed */
             double seconds = taken_seconds(&r, &plan);
             best->all = fmin(best->all, seconds);
@@ -71,9 +75,8 @@ static struct best brute_force(const struct bench *b, const struct plan *made)
                                       .stages = stages,
                                       .stage_count = plan_stages_of(home, SMALL_LAYERS, stages),
                                       .ring_bytes = stream ? ring : 0,
-                                      .pack = made->pack,
-                                      .embed = PLAN_HOME_GPU,
-                                      .head = PLAN_HOME_GPU};
+                                      .embed = PLAN_GPU0,
+                                      .head = PLAN_GPU0};
             try_packing(b, &plan, gpu, &best);
         }
     }
@@ -104,7 +107,7 @@ static void made_plans_are_near_the_best(void **state)
             make(&b, &plan);
             double seconds = seconds_of(&b.r, &plan);
             const struct best best = brute_force(&b, &plan);
-            const bool packs = plan.pack_gpu || plan.pack_head;
+            const bool packs = packed_units(&plan) || packed_head(&plan);
             double gap = seconds / best.all - 1;
             if (gap > 0.03)
                 print_message("%llu MiB, %.2f of the plain rate: %.3f ms, the best %.3f, plain %.3f\n",

@@ -36,14 +36,15 @@ static void the_issues_case_is_near_its_bound(void **state)
         make(&b, &best);
         double gpu = (double)bytes_at(&best, PLAN_HOME_GPU), best_s = seconds_of(&b.r, &best),
                host = (double)(bytes_at(&best, PLAN_HOME_CPU) + bytes_at(&best, PLAN_HOME_STREAM));
-        *(best.head == PLAN_HOME_GPU ? &gpu : &host) += (double)b.made.analysed.head.stored;
+        *(best.head == PLAN_GPU0 ? &gpu : &host) += (double)b.made.analysed.head.stored;
         double layer_kv = 4096.0 * ctx; /* is read too */
-        host += layer_kv * plan_layers_of(&best, PLAN_HOME_CPU);
-        gpu += layer_kv * plan_layers_of(&best, PLAN_HOME_GPU);
+        host += layer_kv * plan_layers_of(&best, PLAN_CPU0);
+        gpu += layer_kv * plan_layers_of(&best, PLAN_GPU0);
         double bound = host / ((80 + 55) * 1e9) + gpu / 4500e9;
         assert_true(best_s < bound * 1.03);
         assert_true(bytes_at(&best, PLAN_HOME_STREAM) > 0 && bytes_at(&best, PLAN_HOME_CPU) > 0);
-        assert_true(best.ring_bytes > 0 && line_of(&best.vram, "stream ring") == best.ring_bytes);
+        assert_true(best.ring_bytes > 0 &&
+                    line_of(&best.memory[PLAN_VRAM0], "stream ring") == best.ring_bytes);
         b.r.strategy = SEARCH_THESIS;
         make(&b, &thesis);
         double thesis_s = seconds_of(&b.r, &thesis);
@@ -96,7 +97,7 @@ static void long_prompts_are_streamed_and_their_caches_borrowed(void **state)
     for (uint32_t i = 0; i < last.stage_count; i++)
         if (last.stages[i].home == PLAN_HOME_CPU) on_cpu += last.stages[i].bytes;
     assert_true(on_cpu < bytes_at(&plan, PLAN_HOME_CPU));
-    assert_true(plan_borrows_kv(&plan) == (line_of(&plan.vram, "borrowed KV") > 0));
+    assert_true(plan_borrows_kv(&plan) == (line_of(&plan.memory[PLAN_VRAM0], "borrowed KV") > 0));
     assert_true(plan_borrows_kv(&plan));
     /* Weights that are not in VRAM cross the link once a chunk. */
     assert_true(plan.step_tokens >= 1024);
@@ -187,12 +188,12 @@ static void every_strategy_makes_its_kind_of_plan(void **state)
             assert_true(cpu && gpu && stream);
             break;
         case SEARCH_ALL_GPU:
-            assert_true(!cpu && gpu && !stream && plan.embed == PLAN_HOME_GPU && plan.head == PLAN_HOME_GPU);
-            assert_false(plan_uses(&plan, PLAN_HOME_CPU));
+            assert_true(!cpu && gpu && !stream && plan.embed == PLAN_GPU0 && plan.head == PLAN_GPU0);
+            assert_false(plan_uses(&plan, PLAN_CPU0));
             break;
         case SEARCH_ALL_CPU:
-            assert_false(plan_uses(&plan, PLAN_HOME_GPU));
-            assert_int_equal(plan.vram.total, 0);
+            assert_false(plan_uses(&plan, PLAN_GPU0));
+            assert_int_equal(plan.memory[PLAN_VRAM0].total, 0);
             break;
         case SEARCH_THESIS:
             assert_true(cpu && gpu && !stream && plan.stage_count == 2 && plan.prefill_count == 0);
@@ -236,11 +237,11 @@ static void the_best_split_is_found(void **state)
                 struct plan split = {.layers = 36,
                                      .stages = first ? stages : stages + 1,
                                      .stage_count = first && first < 36 ? 2 : 1,
-                                     .embed = variant & 2 ? PLAN_HOME_GPU : PLAN_HOME_CPU,
-                                     .head = variant & 4 ? PLAN_HOME_GPU : PLAN_HOME_CPU};
+                                     .embed = variant & 2 ? PLAN_GPU0 : PLAN_CPU0,
+                                     .head = variant & 4 ? PLAN_GPU0 : PLAN_CPU0};
                 struct arena_spec spec;
                 struct helm_err err = {0};
-                if (!plan_uses(&split, PLAN_HOME_GPU)) continue;
+                if (!plan_uses(&split, PLAN_GPU0)) continue;
                 int rc = planner_take(&b.r, &split, &spec, &err);
                 if (rc == HELM_E_CAPACITY) continue;
                 if (rc) fail_msg("%s", err.text);
@@ -271,7 +272,8 @@ static void a_tied_matrix_exists_once(void **state)
             uint64_t stored = 0;
             for (uint32_t i = 0; i < b.made.model.tensor_count; i++)
                 if (b.made.tensor[i].rows > 1) stored += b.made.tensor[i].bytes;
-            assert_in_range(spec.weight_bytes + plan.vram.line[0].bytes, stored, stored + 4 * MIB);
+            assert_in_range(spec.weight_bytes + plan.memory[PLAN_VRAM0].line[0].bytes, stored,
+                            stored + 4 * MIB);
             plan_free(&plan);
             bench_close(&b);
         }
@@ -288,7 +290,7 @@ static void without_a_device_there_is_the_cpu(void **state)
     b.profile.gpu.device = PROFILE_DEVICE_NONE;
     b.r.device_required = false;
     make(&b, &plan);
-    assert_false(plan_uses(&plan, PLAN_HOME_GPU));
+    assert_false(plan_uses(&plan, PLAN_GPU0));
     assert_true(seconds_of(&b.r, &plan) > 15e9 / 105e9);
     plan_free(&plan);
     b.r.strategy = SEARCH_STREAM;
@@ -311,7 +313,7 @@ static void auto_goes_on_without_the_device_and_others_do_not(void **state)
     bench_open(&b, &shape_8b, 100 * GIB, 600 * MIB); /* too small */
     b.r.device_required = false;
     make(&b, &plan);
-    assert_false(plan_uses(&plan, PLAN_HOME_GPU));
+    assert_false(plan_uses(&plan, PLAN_GPU0));
     plan_free(&plan);
     bench_close(&b);
 
@@ -320,18 +322,18 @@ static void auto_goes_on_without_the_device_and_others_do_not(void **state)
     b.profile = made_up_profile(&slow);
     b.r.device_required = false;
     make(&b, &plan);
-    assert_false(plan_uses(&plan, PLAN_HOME_GPU));
+    assert_false(plan_uses(&plan, PLAN_GPU0));
     double alone = seconds_of(&b.r, &plan);
     plan_free(&plan);
     b.r.device_required = true; /* asked for by name: the best that uses it */
     make(&b, &plan);
-    assert_true(plan_uses(&plan, PLAN_HOME_GPU));
+    assert_true(plan_uses(&plan, PLAN_GPU0));
     double with = seconds_of(&b.r, &plan);
     assert_true(with > alone && with < 1.05 * alone);
     plan_free(&plan);
     b.r.strategy = SEARCH_THESIS;
     make(&b, &plan);
-    assert_true(plan_uses(&plan, PLAN_HOME_GPU));
+    assert_true(plan_uses(&plan, PLAN_GPU0));
     for (uint32_t i = 0; i < plan.stage_count; i++) assert_int_equal(plan.stages[i].ops, PLAN_OPS_ALL);
     plan_free(&plan);
     bench_close(&b);
@@ -346,8 +348,9 @@ static void the_emulated_device_shares_the_hosts_memory(void **state)
     b.r.machine.device.kind = LEDGER_DEVICE_EMULATED;
     b.r.wish.ctx = 1024;
     make(&b, &plan);
-    assert_true(plan_uses(&plan, PLAN_HOME_GPU));
-    assert_int_equal(line_of(&plan.host, "the emulated device's memory"), plan.vram.total);
+    assert_true(plan_uses(&plan, PLAN_GPU0));
+    assert_int_equal(line_of(&plan.memory[PLAN_HOST], "the emulated device's memory"),
+                     plan.memory[PLAN_VRAM0].total);
     plan_free(&plan);
     bench_close(&b);
 }
@@ -411,10 +414,10 @@ static void a_written_plan_is_checked(void **state)
                                    {10, 11, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
                                    {12, 20, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL},
                                    {21, 35, PLAN_HOME_GPU, 0, PLAN_OPS_ALL}};
-    struct plan plan = {.layers = 36, .stages = stages, .stage_count = 4, .head = PLAN_HOME_CPU};
+    struct plan plan = {.layers = 36, .stages = stages, .stage_count = 4, .head = PLAN_CPU0};
     assert_int_equal(take(&b, &plan, &err), 0);
     assert_true(plan.stages[1].bytes == 2 * analyse_units_stored(&b.made.analysed, 0, 1));
-    assert_int_equal(line_of(&plan.vram, "borrowed KV"), 0);
+    assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "borrowed KV"), 0);
 
     plan.prefill[0] = (struct plan_phase){.from_tokens = 64, .stages = prefill, .stage_count = 4};
     plan.prefill_count = 1;
@@ -424,18 +427,17 @@ static void a_written_plan_is_checked(void **state)
     assert_non_null(strstr(err.text, "'ring_bytes' is 128.00 KiB"));
     plan.ring_bytes = 128 * MIB;
     if (take(&b, &plan, &err)) fail_msg("%s", err.text);
-    assert_int_equal(line_of(&plan.vram, "stream ring"), 128 * MIB);
-    assert_true(line_of(&plan.vram, "borrowed KV") > 0);
+    assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "stream ring"), 128 * MIB);
+    assert_true(line_of(&plan.memory[PLAN_VRAM0], "borrowed KV") > 0);
     assert_true(plan.prefill[0].stages[0].bytes == plan.stages[0].bytes);
 
     plan.prefill[0].from_tokens = 16;
     assert_int_equal(take(&b, &plan, &err), HELM_E_LIMIT);
     assert_non_null(strstr(err.text, "prefill list 1: begins at 16 tokens"));
     plan.prefill[0].from_tokens = 64;
-    prefill[2].home = PLAN_HOME_DIRECT;
-    assert_int_equal(take(&b, &plan, &err), HELM_E_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "prefill list 1: stage 2"));
-    assert_non_null(strstr(err.text, "'direct'"));
+    prefill[2].home = PLAN_HOMES;
+    assert_int_equal(take(&b, &plan, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "prefill list 1: stage 2 has no home"));
     prefill[2].home = PLAN_HOME_GPU;
     assert_int_equal(take(&b, &plan, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "prefill list 1"));
@@ -446,10 +448,9 @@ static void a_written_plan_is_checked(void **state)
     assert_int_equal(take(&b, &plan, &err), HELM_E_CAPACITY);
     assert_non_null(strstr(err.text, "of VRAM, has 8.00 GiB"));
     assert_true(b.refusal.refused && b.refusal.needed > 8 * GIB);
-    stages[0].home = PLAN_HOME_DISK;
-    assert_int_equal(take(&b, &plan, &err), HELM_E_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "stage 0"));
-    assert_non_null(strstr(err.text, "'disk'"));
+    stages[0].home = PLAN_HOMES;
+    assert_int_equal(take(&b, &plan, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "stage 0 has no home"));
     stages[0].home = PLAN_HOME_CPU;
     b.r.machine.device.kind = LEDGER_DEVICE_NONE;
     assert_int_equal(take(&b, &plan, &err), HELM_E_UNSUPPORTED);

@@ -1,4 +1,4 @@
-/* Unit tests of daemon/planner/plot.c: the document is well formed, has all its parts, draws what the numbers
+/* Unit tests of daemon/planner/report/plot.c: the document is well formed, has all its parts, draws what the numbers
  * say. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 #include <math.h>
 #include <unistd.h>
 
-#include "daemon/planner/plot.h"
+#include "daemon/planner/report/plot.h"
 #include "tests/unit/daemon/planner/explain_case.h"
 
 /* Elements are closed in order, attributes quoted, characters escaped: enough of XML for what plot.c writes.

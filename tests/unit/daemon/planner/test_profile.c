@@ -13,10 +13,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/cpu.h"
-#include "common/units.h"
-#include "daemon/planner/profile.h"
-#include "tests/unit/common/tree.h"
+#include "common/base/cpu.h"
+#include "common/base/units.h"
+#include "daemon/planner/profile/profile.h"
+#include "tests/unit/common/base/tree.h"
 
 static struct profile_value measured(double value)
 {
@@ -393,9 +393,10 @@ static void the_fingerprint_follows_the_hardware(void **state)
     struct helm_err err = {0};
     char root[TREE_PATH], first[72], other[72], facts[PROFILE_FACTS_TEXT];
     struct profile_hardware hardware = {.device = "cuda GPU-1 driver 570.1 gen 5 x16"};
+    const struct profile_machine machine = {.root = root, .cpus = &four},
+                                 half = {.root = root, .cpus = &four, .quota = 1.5};
     make_machine(root, "0x2b000111");
-    assert_int_equal(profile_fingerprint_under(root, &four, 0, &hardware, first, facts, sizeof facts, &err),
-                     0);
+    assert_int_equal(profile_fingerprint_under(&machine, &hardware, first, facts, sizeof facts, &err), 0);
     assert_int_equal(strlen(first), 32);
     assert_non_null(strstr(facts, "model name: Some CPU @ 2 GHz\n"));
     assert_non_null(strstr(facts, "model: 143\n"));
@@ -405,27 +406,29 @@ static void the_fingerprint_follows_the_hardware(void **state)
     assert_non_null(strstr(facts, "node 1: CPUs 4-7"));
     assert_non_null(strstr(facts, "cache: L3 Unified 32768K"));
     assert_non_null(strstr(facts, "device: cuda GPU-1 driver 570.1 gen 5 x16\n"));
-    assert_int_equal(profile_fingerprint_under(root, &four, 0, &hardware, other, NULL, 0, &err), 0);
+    assert_int_equal(profile_fingerprint_under(&machine, &hardware, other, NULL, 0, &err), 0);
     assert_string_equal(first, other);
 
     const struct profile_hardware changed[] = {{.device = "cuda GPU-1 driver 570.1 gen 4 x16"},
                                                {.device = "cuda GPU-1 driver 580.1 gen 5 x16"},
                                                {.device = "emulated"},
-                                               {.device = ""},
+                                               {.device = "", .node = -1},
+                                               {.device = "cuda GPU-1 driver 570.1 gen 5 x16", .node = 1},
                                                {.device = "cuda GPU-1 driver 570.1 gen 5 x16", .threads = 2}};
     for (size_t i = 0; i < sizeof changed / sizeof *changed; i++) {
-        assert_int_equal(profile_fingerprint_under(root, &four, 0, &changed[i], other, NULL, 0, &err), 0);
+        assert_int_equal(profile_fingerprint_under(&machine, &changed[i], other, NULL, 0, &err), 0);
         assert_string_not_equal(first, other);
     }
-    assert_int_equal(profile_fingerprint_under(root, &four, 1.5, &hardware, other, NULL, 0, &err), 0);
+    assert_int_equal(profile_fingerprint_under(&half, &hardware, other, NULL, 0, &err), 0);
     assert_string_not_equal(first, other);
     struct cpu_set fewer = four;
     fewer.count = fewer.cores = 3;
-    assert_int_equal(profile_fingerprint_under(root, &fewer, 0, &hardware, other, NULL, 0, &err), 0);
+    const struct profile_machine smaller = {.root = root, .cpus = &fewer};
+    assert_int_equal(profile_fingerprint_under(&smaller, &hardware, other, NULL, 0, &err), 0);
     assert_string_not_equal(first, other);
     tree_remove(root);
     make_machine(root, "0x2b000222");
-    assert_int_equal(profile_fingerprint_under(root, &four, 0, &hardware, other, NULL, 0, &err), 0);
+    assert_int_equal(profile_fingerprint_under(&machine, &hardware, other, NULL, 0, &err), 0);
     assert_string_not_equal(first, other);
     tree_remove(root);
 }

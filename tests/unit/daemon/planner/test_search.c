@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "common/units.h"
-#include "daemon/planner/search_space.h"
+#include "common/base/units.h"
+#include "daemon/planner/search/space.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
 
 #define UNITS_MAX 16
@@ -68,16 +68,16 @@ static void make_small(struct small *s, uint32_t layers, bool whole_layers)
     bool packed = made % 2, in_vram = made / 2 % 2;
     made++;
     memset(s, 0, sizeof *s);
-    s->table = (struct cost_table){.units = 2 * layers,
+    s->table = (struct cost_table){.units = unit_count(layers),
                                    .tokens = 1,
                                    .unit = s->unit,
                                    .hand_over = between(0, 1) * 1e-4,
                                    .step = 3e-5,
                                    .slice = 8e6 / gpu_rate};
     if (s->table.hand_over > 0.5e-4) s->table.wake = 3 * s->table.hand_over;
-    for (uint32_t u = 0; u < 2 * layers; u++) {
-        double bytes = (u & 1 ? 300 : 100) * 1e6 * (different ? between(0.5, 1.5) : 1);
-        double kv = u & 1 ? 0 : 40e6 * (different ? between(0, 1) : 1);
+    for (uint32_t u = 0; u < unit_count(layers); u++) {
+        double bytes = (unit_part(u) == UNIT_MLP ? 300 : 100) * 1e6 * (different ? between(0.5, 1.5) : 1);
+        double kv = unit_part(u) == UNIT_MLP ? 0 : 40e6 * (different ? between(0, 1) : 1);
         double crossing = bytes * (packed ? COST_PACKED_PART : 1);
         s->unit[u] =
             (struct cost_unit){.bytes = (uint64_t)bytes,
@@ -131,10 +131,10 @@ static bool on_gpu(enum plan_home home)
 }
 
 static struct search_bytes count_bytes(const struct small *s, const enum plan_home *home,
-                                       enum plan_home embed, enum plan_home head, uint64_t ring)
+                                       enum plan_processor embed, enum plan_processor head, uint64_t ring)
 {
     const struct search_memory *m = &s->memory;
-    bool cpu = embed == PLAN_HOME_CPU || head == PLAN_HOME_CPU, gpu = on_gpu(embed) || on_gpu(head);
+    bool cpu = embed == PLAN_CPU0 || head == PLAN_CPU0, gpu = embed == PLAN_GPU0 || head == PLAN_GPU0;
     struct search_bytes sum = {0, 0};
     for (uint32_t u = 0; u < s->table.units; u++) {
         sum.vram += s->bytes[3 * u + home[u]].vram;
@@ -155,8 +155,8 @@ struct brute {
     uint64_t more_vram, more_host;
 };
 
-static void brute_plan(const struct small *s, const enum plan_home *home, enum plan_home embed,
-                       enum plan_home head, uint64_t ring, struct brute *b)
+static void brute_plan(const struct small *s, const enum plan_home *home, enum plan_processor embed,
+                       enum plan_processor head, uint64_t ring, struct brute *b)
 {
     const struct cost_plan plan = {.home = home, .embed = embed, .head = head, .ring_bytes = ring};
     struct search_bytes bytes = count_bytes(s, home, embed, head, ring);
@@ -186,7 +186,7 @@ static void brute_force(const struct small *s, unsigned homes, unsigned ends, st
         }
         if (!allowed || (stream && s->problem.no_stream)) continue;
         for (int e = 0; e < 4; e++) {
-            enum plan_home embed = (enum plan_home)(e & 1), head = (enum plan_home)(e >> 1);
+            enum plan_processor embed = (enum plan_processor)(e & 1), head = (enum plan_processor)(e >> 1);
             if (!(ends & 1u << embed) || !(ends & 1u << head) || (s->problem.tied && embed != head)) continue;
             if (!s->problem.device && e) continue;
             uint64_t kept = cpu && (gpu || e) ? s->memory.ring_least : 0;
@@ -291,8 +291,9 @@ static void every_thesis_split_is_tried(void **state)
         make_small(&s, 5, draw(2));
         for (uint32_t gpu = 0; gpu <= 5 && (s.problem.device || gpu == 0); gpu++)
             for (int way = 0; way < 8; way++) {
-                enum plan_home home[UNITS_MAX], embed = (enum plan_home)(way >> 1 & 1),
-                                                head = (enum plan_home)(way >> 2);
+                enum plan_home home[UNITS_MAX];
+                enum plan_processor embed = (enum plan_processor)(way >> 1 & 1),
+                                    head = (enum plan_processor)(way >> 2);
                 for (uint32_t u = 0; u < 10; u++)
                     home[u] = (way & 1 ? u < 2 * gpu : u >= 10 - 2 * gpu) ? PLAN_HOME_GPU : PLAN_HOME_CPU;
                 if ((s.problem.tied && embed != head) || (!s.problem.device && way > 1)) continue;
@@ -376,7 +377,8 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
                 for (uint32_t way = 0; way < 4; way++) {
                     if ((way + k + r) % NEXT_WAY) continue;
                     const uint32_t windows = way % 3;
-                    bool packed[2 * MODEL_LAYERS_MAX]; /* in VRAM, once more with all layers the same */
+                    /* once more with all layers the same, packed in VRAM */
+                    enum tensor_format format[2 * MODEL_LAYERS_MAX + 1][PLAN_HOMES];
                     struct made_up m;
                     struct helm_err err = {0};
                     struct cost_table table;
@@ -386,9 +388,11 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
                                                    .samples = 1,
                                                    .context = 4096,
                                                    .kv_dtype = DTYPE_F16,
-                                                   .packed_gpu = way == 3 ? packed : NULL,
-                                                   .packed_head = way == 3};
-                    memset(packed, true, sizeof packed);
+                                                   .format = way == 3 ? format : NULL};
+                    for (size_t u = 0; u < sizeof format / sizeof *format; u++) {
+                        format[u][PLAN_HOME_CPU] = format[u][PLAN_HOME_STREAM] = PLAN_AS_STORED;
+                        format[u][PLAN_HOME_GPU] = FORMAT_BF16_PACKED;
+                    }
                     assert_true(made_up_open(&m, shapes[k]));
                     /* all layers the same; three of four with a window; no two the same */
                     for (uint32_t l = 0; l < shapes[k]->layers && windows; l++)

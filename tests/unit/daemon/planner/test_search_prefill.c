@@ -1,4 +1,4 @@
-/* Unit tests of daemon/planner/search_prefill.c: homes for prefill against brute force, what may not move,
+/* Unit tests of daemon/planner/search/prefill.c: homes for prefill against brute force, what may not move,
  * from how many tokens on they pay. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "common/units.h"
+#include "common/base/units.h"
 #include "tests/unit/daemon/planner/made_up_model.h"
 
 #define UNITS_MAX 160
@@ -40,7 +40,7 @@ static void open_shape(struct shaped *s, const struct made_up_shape *shape, cons
 
 static void price_prompt(struct shaped *s, uint32_t tokens)
 {
-    const struct cost_step step = {tokens, 1, 1, tokens, DTYPE_F16, NULL, false, NULL, false};
+    const struct cost_step step = {tokens, 1, 1, tokens, DTYPE_F16, NULL};
     cost_table_free(&s->table);
     if (cost_price(&s->m.model, &s->m.analysed, &s->profile, &step, &s->table, &s->err))
         fail_msg("%s", s->err.text);
@@ -90,8 +90,8 @@ static void small_ones_are_as_brute_force_finds_them(void **state)
         price_prompt(&s, 17u << draw(7));
         struct search_found decode = {.feasible = true,
                                       .home = at,
-                                      .embed = (enum plan_home)draw(2),
-                                      .head = (enum plan_home)draw(2),
+                                      .embed = (enum plan_processor)draw(2),
+                                      .head = (enum plan_processor)draw(2),
                                       .ring_bytes = draw(5) ? (16 + 16 * draw(8)) * MIB : 0};
         double best = INFINITY, seconds;
         for (uint32_t u = 0; u < 8; u++) at[u] = (enum plan_home)draw(decode.ring_bytes ? 3 : 2);
@@ -189,11 +189,8 @@ static void the_crossing_is_where_it_says(void **state)
             a[u] = u < 40 ? PLAN_HOME_CPU : PLAN_HOME_GPU;
             b[u] = u < 40 ? PLAN_HOME_STREAM : PLAN_HOME_GPU;
         }
-        struct search_found decode = {.feasible = true,
-                                      .home = a,
-                                      .embed = PLAN_HOME_CPU,
-                                      .head = PLAN_HOME_GPU,
-                                      .ring_bytes = 256 * MIB};
+        struct search_found decode = {
+            .feasible = true, .home = a, .embed = PLAN_CPU0, .head = PLAN_GPU0, .ring_bytes = 256 * MIB};
         const struct search_crossover crossover = {.model = &s.m.model,
                                                    .analysed = &s.m.analysed,
                                                    .profile = &s.profile,

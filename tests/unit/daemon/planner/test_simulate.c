@@ -1,4 +1,4 @@
-/* Unit tests of daemon/planner/simulate.c: closed forms, what more of anything must not do, the timeline. */
+/* Unit tests of daemon/planner/cost/simulate.c: closed forms, what more of anything must not do, the timeline. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,8 +10,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "daemon/planner/cost.h"
-#include "worker-cpu/pool.h"
+#include "daemon/planner/cost/cost.h"
+#include "common/cpu/pool.h"
 
 #define UNITS          160
 #define MB             1e6
@@ -31,7 +31,7 @@ struct machine {
 static void make_machine(struct machine *m, uint32_t units)
 {
     memset(m, 0, sizeof *m);
-    m->table = (struct cost_table){.units = units, .tokens = 1, .unit = m->unit};
+    m->table = (struct cost_table){.units = units, .tokens = 1, .follows = true, .unit = m->unit};
     for (uint32_t u = 0; u < units; u++)
         m->unit[u] = (struct cost_unit){.cpu = 10e-3,
                                         .cpu_beside = 10e-3,
@@ -45,7 +45,10 @@ static void make_machine(struct machine *m, uint32_t units)
 
 static double seconds_of(const struct machine *m, const enum plan_home *home, double ring)
 {
-    const struct cost_plan plan = {.home = home, .embed = C, .head = C, .ring_bytes = (uint64_t)ring};
+    const struct cost_plan plan = {.home = home,
+                                   .embed = PLAN_CPU0,
+                                   .head = PLAN_CPU0,
+                                   .ring_bytes = (uint64_t)ring};
     return cost_seconds(&m->table, &plan, INFINITY);
 }
 
@@ -67,7 +70,9 @@ static void one_home_is_a_sum(void **state)
     expect(seconds_of(&m, (enum plan_home[]){C, C, C, C}, 0), 40e-3 + 2.5e-3);
     expect(seconds_of(&m, (enum plan_home[]){G, G, G, G}, 0), 4e-3 + 2.5e-3 + 2.2e-4);
     expect(seconds_of(&m, (enum plan_home[]){G, C, G, C}, 0), 22e-3 + 2.5e-3 + 4.4e-4);
-    const struct cost_plan gpu = {.home = (enum plan_home[]){G, G, C, C}, .embed = G, .head = G};
+    const struct cost_plan gpu = {.home = (enum plan_home[]){G, G, C, C},
+                                  .embed = PLAN_GPU0,
+                                  .head = PLAN_GPU0};
     expect(cost_seconds(&m.table, &gpu, INFINITY), 22e-3 + 2e-4 + 1.1e-4 + 2.2e-4);
 }
 
@@ -84,7 +89,8 @@ static void pure_streaming_is_bound_by_the_link(void **state)
     expect(seconds_of(&m, home, 50 * MB), 16e-3);
     for (uint32_t u = 0; u < 4; u++) m.unit[u].stream = 5e-3;
     expect(seconds_of(&m, home, 50 * MB), 20e-3);
-    const struct cost_plan cold = {.home = home, .embed = C, .head = C, .ring_bytes = 50000000, .cold = true};
+    const struct cost_plan cold = {
+        .home = home, .embed = PLAN_CPU0, .head = PLAN_CPU0, .ring_bytes = 50000000, .cold = true};
     for (uint32_t u = 0; u < 4; u++) m.unit[u].stream = 1e-3;
     expect(cost_seconds(&m.table, &cold, INFINITY), 16e-3 + 0.1e-3);
     m.table.step = 3e-3; /* in steady state the link copies meanwhile, as far as the ring goes */
@@ -155,7 +161,7 @@ static void the_ring_is_filled_across_steps(void **state)
     m.table.step = 1e-3; /* 2 ms beside the GPU's unit and the step, 2 ms while it waits */
     expect(seconds_of(&m, home, 100 * MB), 4e-3);
     const struct cost_plan cold = {
-        .home = home, .embed = G, .head = G, .ring_bytes = 100000000, .cold = true};
+        .home = home, .embed = PLAN_GPU0, .head = PLAN_GPU0, .ring_bytes = 100000000, .cold = true};
     expect(cost_seconds(&m.table, &cold, INFINITY), 6e-3);
 }
 
@@ -167,7 +173,8 @@ static void borrowed_caches_come_over_the_link(void **state)
     for (uint32_t u = 0; u < 4; u += 2) m.unit[u].borrow = 2e-3;
     const enum plan_home home[] = {S, S, S, S};
     const bool caches[] = {true, false};
-    struct cost_plan plan = {.home = home, .kv_cpu = caches, .embed = G, .head = G, .ring_bytes = 1000000};
+    struct cost_plan plan = {
+        .home = home, .kv_cpu = caches, .embed = PLAN_GPU0, .head = PLAN_GPU0, .ring_bytes = 1000000};
     expect(cost_seconds(&m.table, &plan, INFINITY), 18e-3);
     plan.kv_cpu = NULL;
     expect(cost_seconds(&m.table, &plan, INFINITY), 16e-3);
@@ -198,7 +205,7 @@ static void a_cpu_that_slept_is_late(void **state)
     expect(seconds_of(&m, once, 0), 20e-3 + 2 * visit + 0.25e-3);
     /* From its last unit of a step to the first of the next it does not fall asleep. */
     expect(seconds_of(&m, all, 0), 40e-3);
-    const struct cost_plan gpu = {.home = none, .embed = G, .head = G};
+    const struct cost_plan gpu = {.home = none, .embed = PLAN_GPU0, .head = PLAN_GPU0};
     expect(cost_seconds(&m.table, &gpu, INFINITY), 4 * visit);
     /* Nor where a visit of the GPU is short enough, the threads looking for work meanwhile. */
     for (uint32_t u = 0; u < 4; u++) m.unit[u].gpu = 0.9 * COST_CPU_AWAKE_S;
@@ -207,10 +214,10 @@ static void a_cpu_that_slept_is_late(void **state)
     expect(seconds_of(&m, apart, 0), 20e-3 + 2.2 * COST_CPU_AWAKE_S + 2 * 0.25e-3);
     /* A step of its own finds it asleep, whatever its last unit was; what is a row's embedding is one
      * thread's. */
-    const struct cost_plan cold = {.home = all, .embed = C, .head = C, .cold = true};
+    const struct cost_plan cold = {.home = all, .embed = PLAN_CPU0, .head = PLAN_CPU0, .cold = true};
     expect(cost_seconds(&m.table, &cold, INFINITY), 40e-3 + 0.25e-3);
     m.table.embed = (struct cost_unit){.cpu = 1e-5, .cpu_beside = 1e-5};
-    const struct cost_plan row = {.home = none, .embed = C, .head = G, .cold = true};
+    const struct cost_plan row = {.home = none, .embed = PLAN_CPU0, .head = PLAN_GPU0, .cold = true};
     expect(cost_seconds(&m.table, &row, INFINITY), 1e-5 + 4.4 * COST_CPU_AWAKE_S);
     m.table.tokens = 2;
     expect(cost_seconds(&m.table, &row, INFINITY), 1e-5 + 4.4 * COST_CPU_AWAKE_S + 0.25e-3);
@@ -221,8 +228,8 @@ static void a_cpu_that_slept_is_late(void **state)
     expect(seconds_of(&m, (enum plan_home[]){C, S}, 200 * MB), 20e-3);
     struct cost_result r = {0};
     const struct cost_plan mixed = {.home = (enum plan_home[]){C, S},
-                                    .embed = C,
-                                    .head = C,
+                                    .embed = PLAN_CPU0,
+                                    .head = PLAN_CPU0,
                                     .ring_bytes = 200000000};
     cost_simulate(&m.table, &mixed, &r);
     expect(r.busy[COST_CPU], 10.25e-3);
@@ -237,8 +244,8 @@ static void a_chunk_is_no_faster_than_its_kernels_are_issued(void **state)
     make_machine(&m, 4);
     m.table.tokens = 128;
     const enum plan_home gpu[] = {G, G, G, G}, late[] = {C, G, G, G};
-    const struct cost_plan plan = {.home = gpu, .embed = G, .head = G, .cold = true},
-                           after = {.home = late, .embed = C, .head = G, .cold = true};
+    const struct cost_plan plan = {.home = gpu, .embed = PLAN_GPU0, .head = PLAN_GPU0, .cold = true},
+                           after = {.home = late, .embed = PLAN_CPU0, .head = PLAN_GPU0, .cold = true};
     for (uint32_t u = 0; u < 4; u++) m.unit[u].issue = m.unit[u].issue_stream = 0.4e-3;
     expect(cost_seconds(&m.table, &plan, INFINITY), 4e-3);
     m.table.begin = 0.3e-3;
@@ -246,7 +253,7 @@ static void a_chunk_is_no_faster_than_its_kernels_are_issued(void **state)
     /* Where the CPU has the embedding the GPU's own first kernels run beside it. */
     m.table.ready = 0.5e-3;
     m.table.embed = (struct cost_unit){.cpu = 0.2e-3, .cpu_beside = 0.2e-3};
-    const struct cost_plan beside = {.home = gpu, .embed = C, .head = G, .cold = true};
+    const struct cost_plan beside = {.home = gpu, .embed = PLAN_CPU0, .head = PLAN_GPU0, .cold = true};
     expect(cost_seconds(&m.table, &beside, INFINITY), 4.5e-3);
     m.table.embed.cpu = m.table.embed.cpu_beside = 0.6e-3;
     expect(cost_seconds(&m.table, &beside, INFINITY), 4.6e-3);
@@ -256,8 +263,11 @@ static void a_chunk_is_no_faster_than_its_kernels_are_issued(void **state)
     /* While the CPU computes the host is done with it. */
     expect(cost_seconds(&m.table, &after, INFINITY), 13e-3);
     /* Streamed units alike. */
-    const struct cost_plan ring = {
-        .home = (enum plan_home[]){S, S, S, S}, .embed = G, .head = G, .ring_bytes = 400000000, .cold = true};
+    const struct cost_plan ring = {.home = (enum plan_home[]){S, S, S, S},
+                                   .embed = PLAN_GPU0,
+                                   .head = PLAN_GPU0,
+                                   .ring_bytes = 400000000,
+                                   .cold = true};
     for (uint32_t u = 0; u < 4; u++) m.unit[u].issue_stream = 5e-3;
     expect(cost_seconds(&m.table, &ring, INFINITY), 0.3e-3 + 20e-3);
 }
@@ -293,11 +303,11 @@ static void time_is_between_its_bounds(void **state)
         double link = 0, gpu = 0;
         struct cost_result r = {0};
         const struct cost_plan plan = {.home = home,
-                                       .embed = G,
-                                       .head = G,
+                                       .embed = PLAN_GPU0,
+                                       .head = PLAN_GPU0,
                                        .ring_bytes = 8000000 + 1000000ull * draw(1000),
                                        .cold = draw(4) == 0};
-        bool alone = !plan.cold; /* on the GPU: launched ahead of the step's own cost */
+        bool alone = !plan.cold; /* on the GPU: launched behind another, without the step's own cost */
         for (uint32_t u = 0; u < units; u++) alone = alone && home[u] == G;
         double compute = alone ? 0 : m.table.step, slow = compute;
         cost_simulate(&m.table, &plan, &r);
@@ -362,8 +372,8 @@ static void the_timeline_adds_up(void **state)
         make_random(&m, home, units, true);
         struct cost_result r = {.done = done, .span = span, .span_max = COUNTED(span)};
         const struct cost_plan plan = {.home = home,
-                                       .embed = C,
-                                       .head = G,
+                                       .embed = PLAN_CPU0,
+                                       .head = PLAN_GPU0,
                                        .ring_bytes = 8000000 + 1000000ull * draw(600)};
         m.table.embed = m.table.head = (struct cost_unit){.cpu = 1e-4, .cpu_beside = 1e-4, .gpu = 1e-4};
         cost_simulate(&m.table, &plan, &r);

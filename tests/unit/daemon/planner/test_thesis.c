@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/planner/search.h"
+#include "daemon/planner/search/search.h"
 #include "tests/unit/daemon/planner/explain_case.h"
 
 /* The text reserves "about 1 GB" of 8 for context and runtime. All printed splits together allow one reserve
@@ -249,7 +249,7 @@ static void kv_bytes_have_a_unit_slip(void **state)
  */
 static void thesis_prices(const struct thesis *t, int machine, struct cost_table *table)
 {
-    uint32_t units = 2 * t->table.layers;
+    uint32_t units = unit_count(t->table.layers);
     const double cpu = t->profile.cpu.gemv.value, gpu = gpu_rate(t);
     *table = (struct cost_table){.units = units, .tokens = 1, .hand_over = 5e-6};
     table->unit = calloc(units, sizeof *table->unit);
@@ -276,7 +276,7 @@ static void thesis_memory(const struct thesis *t, int machine, struct search_byt
     *memory = (struct search_memory){.vram_limit = (uint64_t)(machines[machine].vram - RESERVED),
                                      .host_limit = (uint64_t)machines[machine].host,
                                      .unit = unit[0]};
-    for (uint32_t u = 0; u < 2 * t->table.layers; u++) {
+    for (uint32_t u = 0; u < unit_count(t->table.layers); u++) {
         uint64_t bytes = analyse_units_stored(&t->table, u, u);
         unit[u][PLAN_HOME_CPU].host = bytes;
         unit[u][PLAN_HOME_GPU].vram = bytes;
@@ -303,7 +303,7 @@ static void the_search_finds_the_same(void **state)
         uint32_t on_cpu = 0;
         open_thesis(rows[i].machine, rows[i].model, &t);
         memset(unit, 0, sizeof unit);
-        assert_true(2 * t.table.layers <= sizeof unit / sizeof *unit);
+        assert_true(unit_count(t.table.layers) <= sizeof unit / sizeof *unit);
         thesis_prices(&t, rows[i].machine, &prices);
         thesis_memory(&t, rows[i].machine, unit, &memory);
         const struct search_problem problem = {
@@ -392,8 +392,7 @@ static void the_planner_forecasts_table_6_1(void **state)
         c.request.wish.ctx = 256;
         case_make(&c);
         if (planner_predict(&c.request, &c.plan, 1, 192, 128, &p, &err)) fail_msg("%s", err.text);
-        if (table[i].gpu_layers)
-            assert_int_equal(plan_layers_of(&c.plan, PLAN_HOME_GPU), table[i].gpu_layers);
+        if (table[i].gpu_layers) assert_int_equal(plan_layers_of(&c.plan, PLAN_GPU0), table[i].gpu_layers);
         double rate = 1 / p.decode_s / table[i].tok_s, ttft = 1e3 * p.ttft_s / table[i].ttft_ms;
         if (rate < table[i].rate[0] || rate > table[i].rate[1] || ttft < table[i].ttft[0] ||
             ttft > table[i].ttft[1])

@@ -1,0 +1,226 @@
+/* Generate and Cancel: from helm.h's structs to messages, from messages to callbacks. See helm.h.
+ *
+ * Called by programs, and by connection.c for each response of a generation. Owns nothing: entries belong to
+ * connection.c, messages to whoever unpacked them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/connection/connection.h"
+#include "common/base/units.h"
+
+#define BIAS_MAX  300
+#define STOP_MAX  64
+#define TOP_MAX   20
+#define LABEL_MAX 64
+
+const char *helm_finish_name(enum helm_finish finish)
+{
+    switch (finish) {
+    case HELM_FINISH_EOS:
+        return "eos";
+    case HELM_FINISH_STOP:
+        return "stop";
+    case HELM_FINISH_LENGTH:
+        return "length";
+    case HELM_FINISH_CANCELLED:
+        return "cancelled";
+    case HELM_FINISH_ERROR:
+        break;
+    }
+    return "error";
+}
+
+int generate_error_code(Helm__V1__ErrorCode code)
+{
+    switch (code) {
+    case HELM__V1__ERROR_CODE__ERROR_MALFORMED:
+        return HELM_E_FORMAT;
+    case HELM__V1__ERROR_CODE__ERROR_TOO_LARGE:
+        return HELM_E_LIMIT;
+    case HELM__V1__ERROR_CODE__ERROR_BUSY:
+        return HELM_E_BUSY;
+    case HELM__V1__ERROR_CODE__ERROR_NOT_FOUND:
+        return HELM_E_NOT_FOUND;
+    case HELM__V1__ERROR_CODE__ERROR_CONTEXT:
+        return HELM_E_CAPACITY;
+    case HELM__V1__ERROR_CODE__ERROR_NOT_READY:
+    case HELM__V1__ERROR_CODE__ERROR_DUPLICATE:
+        return HELM_E_STATE;
+    default:
+        return HELM_E_INTERNAL;
+    }
+}
+
+bool generate_is_last(const Helm__V1__Response *response)
+{
+    return response->body_case != HELM__V1__RESPONSE__BODY_TOKEN &&
+           response->body_case != HELM__V1__RESPONSE__BODY_ACCEPTED;
+}
+
+static void deliver_token(const struct connection_request *request, const Helm__V1__Token *from)
+{
+    struct helm_logprob top[TOP_MAX];
+    struct helm_token token = {
+        .id = from->id, .index = from->index, .token = from->token, .logprob = from->logprob, .top = top};
+    token.top_count = from->n_top < TOP_MAX ? from->n_top : TOP_MAX; /* more than 20 is never asked for */
+    for (size_t i = 0; i < token.top_count; i++)
+        top[i] = (struct helm_logprob){from->top[i]->token, from->top[i]->logprob};
+    if (request->callbacks.token) request->callbacks.token(request->user, request->number, &token);
+}
+
+static void deliver_done(const struct connection_request *request, const Helm__V1__Done *from)
+{
+    struct helm_done done = {.id = from->id,
+                             .finish = HELM_FINISH_ERROR,
+                             .seed = from->seed,
+                             .detail = from->detail};
+    switch (from->finish_reason) {
+    case HELM__V1__FINISH_REASON__FINISH_EOS:
+        done.finish = HELM_FINISH_EOS;
+        break;
+    case HELM__V1__FINISH_REASON__FINISH_STOP:
+        done.finish = HELM_FINISH_STOP;
+        break;
+    case HELM__V1__FINISH_REASON__FINISH_LENGTH:
+        done.finish = HELM_FINISH_LENGTH;
+        break;
+    case HELM__V1__FINISH_REASON__FINISH_CANCELLED:
+        done.finish = HELM_FINISH_CANCELLED;
+        break;
+    default:
+        break;
+    }
+    if (from->usage) {
+        done.prompt_tokens = from->usage->prompt_tokens;
+        done.completion_tokens = from->usage->completion_tokens;
+    }
+    if (from->timings) {
+        const Helm__V1__Timings *t = from->timings;
+        done.timings = (struct helm_timings){t->queue_ms,      t->ttft_ms,      t->tpot_ms,
+                                             t->prefill_tok_s, t->decode_tok_s, t->total_ms};
+    }
+    if (request->callbacks.done) request->callbacks.done(request->user, request->number, &done);
+}
+
+void generate_deliver(const struct connection_request *request, const Helm__V1__Response *response)
+{
+    const struct helm_callbacks *call = &request->callbacks;
+    switch (response->body_case) {
+    case HELM__V1__RESPONSE__BODY_ACCEPTED:
+        if (call->accepted)
+            call->accepted(request->user, request->number, response->accepted->id,
+                           response->accepted->queue_position);
+        break;
+    case HELM__V1__RESPONSE__BODY_TOKEN:
+        deliver_token(request, response->token);
+        break;
+    case HELM__V1__RESPONSE__BODY_DONE:
+        deliver_done(request, response->done);
+        break;
+    case HELM__V1__RESPONSE__BODY_ERROR:
+        if (call->error)
+            call->error(request->user, request->number, generate_error_code(response->error->code),
+                        response->error->message);
+        break;
+    default:
+        if (call->error)
+            call->error(request->user, request->number, HELM_E_PEER,
+                        "the daemon answered with a message of another kind");
+    }
+}
+
+static int check_lists(const struct helm_generate_request *what, struct helm_err *err)
+{
+    if (what->prompt_count == 0)
+        return helm_fail(err, HELM_E_LIMIT, "the prompt is empty: it needs at least one token");
+    if (what->prompt_count > CONNECTION_FRAME_BYTES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "a prompt of %zu tokens exceeds the limit of %zu",
+                         what->prompt_count, CONNECTION_FRAME_BYTES_MAX);
+    if (what->sampling.bias_count > BIAS_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "%zu logit biases exceed the limit of %d",
+                         what->sampling.bias_count, BIAS_MAX);
+    if (what->stop_count > STOP_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "%zu stop tokens exceed the limit of %d", what->stop_count,
+                         STOP_MAX);
+    if (what->label && strlen(what->label) > LABEL_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "a label of %zu bytes exceeds the limit of %d",
+                         strlen(what->label), LABEL_MAX);
+    return 0;
+}
+
+int helm_generate(struct helm_client *client, const struct helm_generate_request *what,
+                  const struct helm_callbacks *callbacks, void *user, int timeout_ms, uint64_t *request,
+                  struct helm_err *err)
+{
+    *request = 0;
+    int rc = check_lists(what, err);
+    if (rc < 0) return rc;
+    const struct helm_sampling *s = &what->sampling;
+    Helm__V1__LogitBias bias[BIAS_MAX], *bias_ptr[BIAS_MAX];
+    for (size_t i = 0; i < s->bias_count; i++) {
+        bias[i] = (Helm__V1__LogitBias)HELM__V1__LOGIT_BIAS__INIT;
+        bias[i].token = s->bias[i].token;
+        bias[i].bias = s->bias[i].bias;
+        bias_ptr[i] = &bias[i];
+    }
+    Helm__V1__Sampling sampling = HELM__V1__SAMPLING__INIT;
+    sampling.temperature = s->temperature;
+    sampling.top_k = s->top_k;
+    sampling.top_p = s->top_p;
+    sampling.min_p = s->min_p;
+    sampling.repetition_penalty = s->repetition_penalty;
+    sampling.presence_penalty = s->presence_penalty;
+    sampling.frequency_penalty = s->frequency_penalty;
+    sampling.has_seed = s->has_seed;
+    sampling.seed = s->seed;
+    sampling.n_logit_bias = s->bias_count;
+    sampling.logit_bias = bias_ptr;
+
+    /* The generated structs are not const-correct; packing only reads. */
+    Helm__V1__Generate generate = HELM__V1__GENERATE__INIT;
+    generate.n_prompt = what->prompt_count;
+    generate.prompt = (uint32_t *)what->prompt;
+    generate.max_tokens = what->max_tokens;
+    generate.sampling = &sampling;
+    generate.n_stop_token_ids = what->stop_count;
+    generate.stop_token_ids = (uint32_t *)what->stop_tokens;
+    generate.logprobs = what->logprobs;
+    generate.ignore_eos = what->ignore_eos;
+    generate.deadline_ms = what->deadline_ms;
+    if (what->label) generate.label = (char *)what->label;
+    Helm__V1__Request message = CONNECTION_REQUEST_INIT;
+    message.body_case = HELM__V1__REQUEST__BODY_GENERATE;
+    message.generate = &generate;
+
+    struct connection_request *entry = NULL;
+    rc = connection_open_request(client, &entry, err);
+    if (rc < 0) return rc;
+    uint64_t number = entry->number;
+    entry->callbacks = *callbacks;
+    entry->user = user;
+    entry->timeout_ms = timeout_ms;
+    if (timeout_ms > 0) {
+        entry->deadline_us = units_now_us() + (uint64_t)timeout_ms * 1000;
+        connection_watch_deadline(client, entry->deadline_us);
+    }
+    rc = connection_send(client, &message, number, err);
+    if (rc < 0)
+        connection_drop_request(client, number);
+    else
+        *request = number;
+    return rc;
+}
+
+int helm_cancel(struct helm_client *client, uint64_t request, struct helm_err *err)
+{
+    const struct connection_request *entry = connection_find_request(client, request);
+    if (!entry || entry->question)
+        return helm_fail(err, HELM_E_NOT_FOUND, "no open request %llu on this connection",
+                         (unsigned long long)request);
+    Helm__V1__Cancel cancel = HELM__V1__CANCEL__INIT;
+    cancel.request_id = request;
+    Helm__V1__Request message = CONNECTION_REQUEST_INIT;
+    message.body_case = HELM__V1__REQUEST__BODY_CANCEL;
+    message.cancel = &cancel;
+    return connection_send(client, &message, connection_next_number(client), err);
+}

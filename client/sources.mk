@@ -1,0 +1,58 @@
+# Sources of client/: libhelm and helm-cli.
+
+# libhelm: connection, tokenizer, chat template. Knows no model, no arena, no daemon.
+LIBHELM_SRC := \
+  client/connection/connection.c \
+  client/connection/endpoint.c \
+  client/connection/generate.c \
+  client/connection/query.c \
+  client/text/chat.c \
+  client/text/jinja/eval.c \
+  client/text/jinja/exec.c \
+  client/text/jinja/filters.c \
+  client/text/jinja/filters_seq.c \
+  client/text/jinja/format.c \
+  client/text/jinja/functions.c \
+  client/text/jinja/lex.c \
+  client/text/jinja/methods.c \
+  client/text/jinja/methods_text.c \
+  client/text/jinja/ops.c \
+  client/text/jinja/parse.c \
+  client/text/jinja/parse_expr.c \
+  client/text/jinja/run.c \
+  client/text/jinja/tests.c \
+  client/text/jinja/text.c \
+  client/text/jinja/value.c \
+  client/text/tokenizer/added.c \
+  client/text/tokenizer/bpe.c \
+  client/text/tokenizer/config.c \
+  client/text/tokenizer/decode.c \
+  client/text/tokenizer/finder.c \
+  client/text/tokenizer/json.c \
+  client/text/tokenizer/load.c \
+  client/text/tokenizer/normalize.c \
+  client/text/tokenizer/parse.c \
+  client/text/tokenizer/pattern.c \
+  client/text/tokenizer/pretokenize.c \
+  client/text/tokenizer/regex.c \
+  client/text/tokenizer/text.c \
+  client/text/tokenizer/tokenizer.c \
+  client/text/tokenizer/vocab.c
+
+CLI_SRC := \
+  client/cli/command_chat.c \
+  client/cli/command_generate.c \
+  client/cli/command_plan.c \
+  client/cli/command_query.c \
+  client/cli/command_run.c \
+  client/cli/command_text.c \
+  client/cli/output.c \
+  client/cli/private_daemon.c \
+  client/cli/sampling.c \
+  client/cli/session.c \
+  client/cli/signals.c \
+  client/cli/stream.c
+
+helm-cli_MAIN := client/cli/main.c
+helm-cli_LINK := $(COMMON_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(GEN)/proto/helm.pb-c.c
+helm-cli_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm

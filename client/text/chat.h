@@ -1,0 +1,58 @@
+/* A checkpoint's chat template, rendered; part of libhelm's public, stable C API.
+ *
+ * Called by helm-cli's chat command and by programs that link libhelm. A template is read from the
+ * checkpoint's folder (chat_template.jinja, else chat_template in tokenizer_config.json) and parsed once;
+ * rendering turns a list of messages into the text that the model was trained on. Give that text to
+ * helm_tokenizer_encode with HELM_TOKENIZER_ENCODE_PARSE_ADDED and without HELM_TOKENIZER_ENCODE_ADD_SPECIAL:
+ * the template writes the special tokens itself. A construct that is not implemented is HELM_E_UNSUPPORTED
+ * and named; depth, steps and output are limited (HELM_E_LIMIT).
+ *
+ * A struct helm_chat is immutable once open: any number of threads may render with one at the same time. */
+#ifndef HELM_CLIENT_TEXT_CHAT_H
+#define HELM_CLIENT_TEXT_CHAT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+struct helm_chat; /* opaque */
+
+/* One message of a conversation. Both strings are UTF-8, NUL-terminated and borrowed for the call. */
+struct helm_chat_message {
+    const char *role; /* "system", "user", "assistant", ... whatever the template knows */
+    const char *content;
+};
+
+/* Reads and parses the template of the checkpoint in `folder`. HELM_E_NOT_FOUND: it has none. */
+HELM_MUST_CHECK int helm_chat_open(const char *folder, struct helm_chat **out, struct helm_err *err);
+
+/* Renders `count` messages, oldest first. With add_generation_prompt the text ends where the assistant's
+ * answer begins. *text is malloc'd (free() it), NUL-terminated, *length bytes. What the template itself
+ * refuses (raise_exception) is HELM_E_MISMATCH with the template's words. */
+HELM_MUST_CHECK int helm_chat_render(const struct helm_chat *chat, const struct helm_chat_message *messages,
+                                     size_t count, int add_generation_prompt, char **text, size_t *length,
+                                     struct helm_err *err);
+
+/* The same with everything a template may be given, as JSON texts (each at most 64 MiB, nested at most 64
+ * deep):
+ *
+ *   messages_json  a list of messages; each may hold whatever the template knows: content as a text or a list
+ *                  of parts, tool_calls, reasoning_content, ...
+ *   tools_json     a list of tools in JSON-schema form, or NULL: the template sees `tools` as none
+ *   extra_json     an object of further variables, for example {"enable_thinking": false}, or NULL
+ *   now_s          what the template's strftime_now() takes for the current time, in seconds since 1970, in
+ *                  the process's time zone; 0: the clock
+ *
+ * Beside these the template sees add_generation_prompt, documents (none), and the checkpoint's special tokens
+ * (bos_token, eos_token, pad_token, unk_token, ...), which extra_json may replace. With tools, a checkpoint
+ * that has a template named "tool_use" is rendered with that one. */
+HELM_MUST_CHECK int helm_chat_render_json(const struct helm_chat *chat, const char *messages_json,
+                                          const char *tools_json, const char *extra_json,
+                                          int add_generation_prompt, int64_t now_s, char **text,
+                                          size_t *length, struct helm_err *err);
+
+/* Frees it and clears *chat; a NULL *chat is allowed. */
+void helm_chat_close(struct helm_chat **chat);
+
+#endif

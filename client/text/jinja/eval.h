@@ -1,0 +1,152 @@
+/* Rendering: scopes, loops, macros, calls, and the tables of what templates may call.
+ *
+ * Called by jinja/exec.c's jinja_render and the files named in jinja.h. A scope's names are looked up from
+ * the innermost outwards; a macro sees the scope that it was defined in. */
+#ifndef HELM_CLIENT_TEXT_JINJA_EVAL_H
+#define HELM_CLIENT_TEXT_JINJA_EVAL_H
+
+#include "client/text/jinja/ast.h"
+
+struct jinja_template {
+    struct jinja_arena arena;
+    struct jinja_nodes body;
+};
+
+struct jinja_scope {
+    struct jinja_scope *outer;
+    struct jinja_value *name, *value;
+    size_t count, space;
+};
+
+struct jinja_macro {
+    const struct jinja_node *node;
+    struct jinja_scope *scope;
+};
+
+/* The loop variable. Items are taken from the source as they are needed, as Jinja does: a test in the loop's
+ * head is evaluated just before its item's turn, or when loop.last or loop.length asks. */
+struct jinja_loop {
+    const struct jinja_node *node;
+    struct jinja_scope *scope; /* around the loop */
+    struct jinja_iterator source;
+    struct jinja_list *taken; /* what passed the test so far */
+    size_t index0;
+    bool ended;
+    struct jinja_value changed; /* arguments of the last loop.changed() */
+};
+
+struct jinja_call {
+    const char *name; /* of what is called, for messages */
+    const struct jinja_value *positional;
+    size_t positional_count;
+    const struct jinja_value *keyword_names, *keyword_values;
+    size_t keyword_count;
+};
+
+#define JINJA_PARAMETERS_MAX 6
+
+/* What a filter, test, method or function is: its parameters by name (NULL ends them; those not given become
+ * JINJA_ABSENT), or, with `raw`, the call as it stands. `self`: what it is applied to. */
+struct jinja_callable {
+    struct jinja_run *run;
+    struct jinja_scope *scope;
+    const char *name;
+    struct jinja_value self;
+    const struct jinja_value *a; /* JINJA_PARAMETERS_MAX of them */
+    const struct jinja_call *raw;
+};
+struct jinja_function {
+    const char *name;
+    int (*call)(const struct jinja_callable *c, struct jinja_value *out);
+    const char *parameters[JINJA_PARAMETERS_MAX];
+    int required; /* of the parameters */
+    bool raw;
+};
+struct jinja_bound {
+    struct jinja_value self;
+    const struct jinja_function *function;
+};
+
+/* The end of each table is a NULL name. */
+extern const struct jinja_function jinja_text_filters[], jinja_sequence_filters[], jinja_text_methods[],
+    jinja_test_table[], jinja_global_table[];
+
+/* Calls `function` with its parameters bound and checked. */
+HELM_MUST_CHECK int jinja_invoke(struct jinja_run *run, struct jinja_scope *scope,
+                                 const struct jinja_function *function, struct jinja_value self,
+                                 const struct jinja_call *call, struct jinja_value *out);
+/* NULL: there is none. */
+const struct jinja_function *jinja_find_function(const struct jinja_function *table,
+                                                 const struct jinja_value *name);
+/* By name; one that does not exist is HELM_E_UNSUPPORTED. */
+HELM_MUST_CHECK int jinja_apply_filter(struct jinja_run *run, struct jinja_scope *scope,
+                                       const struct jinja_value *name, struct jinja_value input,
+                                       const struct jinja_call *call, struct jinja_value *out);
+HELM_MUST_CHECK int jinja_apply_test(struct jinja_run *run, struct jinja_scope *scope,
+                                     const struct jinja_value *name, struct jinja_value input,
+                                     const struct jinja_call *call, bool *out);
+HELM_MUST_CHECK int jinja_call_value(struct jinja_run *run, struct jinja_scope *scope,
+                                     const struct jinja_value *callee, const struct jinja_call *call,
+                                     struct jinja_value *out);
+
+HELM_MUST_CHECK int jinja_eval(struct jinja_run *run, struct jinja_scope *scope,
+                               const struct jinja_node *node, struct jinja_value *out);
+/* The filters of a filter or set block, over the text that its body made. */
+HELM_MUST_CHECK int jinja_eval_piped(struct jinja_run *run, struct jinja_scope *scope,
+                                     const struct jinja_node *node, struct jinja_value piped,
+                                     struct jinja_value *out);
+HELM_MUST_CHECK int jinja_eval_arguments(struct jinja_run *run, struct jinja_scope *scope,
+                                         const struct jinja_arguments *args, struct jinja_call *out);
+
+/* What a statement asks its loop to do, beside going on; errors are negative. */
+enum { JINJA_FLOW_NEXT = 0, JINJA_FLOW_BREAK = 1, JINJA_FLOW_CONTINUE = 2 };
+HELM_MUST_CHECK int jinja_exec(struct jinja_run *run, struct jinja_scope *scope,
+                               const struct jinja_nodes *body, struct jinja_buffer *out);
+HELM_MUST_CHECK int jinja_call_macro(struct jinja_run *run, const struct jinja_macro *macro,
+                                     const struct jinja_call *call, struct jinja_value *out);
+HELM_MUST_CHECK int jinja_assign(struct jinja_run *run, struct jinja_scope *scope,
+                                 const struct jinja_node *target, struct jinja_value value);
+
+HELM_MUST_CHECK int jinja_scope_new(struct jinja_run *run, struct jinja_scope *outer,
+                                    struct jinja_scope **out);
+HELM_MUST_CHECK int jinja_scope_set(struct jinja_run *run, struct jinja_scope *scope, struct jinja_value name,
+                                    struct jinja_value value);
+
+/* Takes items until `count` passed the loop's test, or there are no more. */
+HELM_MUST_CHECK int jinja_loop_fill(struct jinja_run *run, struct jinja_loop *loop, size_t count);
+/* 1: the loop variable has no such attribute. */
+HELM_MUST_CHECK int jinja_loop_attribute(struct jinja_run *run, const struct jinja_value *loop,
+                                         const struct jinja_value *name, struct jinja_value *out);
+/* 0: *out is the method; 1: the value has none of that name; negative: one that is refused. */
+HELM_MUST_CHECK int jinja_method_find(struct jinja_run *run, const struct jinja_value *self,
+                                      const struct jinja_value *name, struct jinja_value *out);
+HELM_MUST_CHECK int jinja_bind_method(struct jinja_run *run, struct jinja_value self,
+                                      const struct jinja_function *function, struct jinja_value *out);
+
+/* ---- shared by filters and methods */
+
+/* What a parameter holds, or `fallback` if it was not given; another type is an error that names it. */
+HELM_MUST_CHECK int jinja_parameter_whole(const struct jinja_callable *c, int index, int64_t fallback,
+                                          int64_t *out);
+HELM_MUST_CHECK int jinja_parameter_text(const struct jinja_callable *c, int index, const char *fallback,
+                                         struct jinja_value *out);
+bool jinja_parameter_truth(const struct jinja_callable *c, int index, bool fallback);
+HELM_MUST_CHECK int jinja_escape(struct jinja_run *run, struct jinja_value in, struct jinja_value *out);
+
+enum jinja_case { JINJA_CASE_UPPER, JINJA_CASE_LOWER, JINJA_CASE_TITLE, JINJA_CASE_CAPITALIZE };
+HELM_MUST_CHECK int jinja_change_case(struct jinja_run *run, struct jinja_value text, enum jinja_case to,
+                                      struct jinja_value *out);
+/* Cuts white space, or the characters of `set`, off the ends. */
+HELM_MUST_CHECK int jinja_strip(struct jinja_run *run, struct jinja_value text, const struct jinja_value *set,
+                                bool left, bool right, struct jinja_value *out);
+HELM_MUST_CHECK int jinja_replace(struct jinja_run *run, struct jinja_value text, struct jinja_value old,
+                                  struct jinja_value fresh, int64_t count, struct jinja_value *out);
+HELM_MUST_CHECK int jinja_split_lines(struct jinja_run *run, struct jinja_value text, bool keep_ends,
+                                      struct jinja_list **out);
+HELM_MUST_CHECK int jinja_join(struct jinja_run *run, struct jinja_value items, struct jinja_value between,
+                               bool strict, struct jinja_value *out);
+/* Every (key, value) of a dict, as tuples. */
+HELM_MUST_CHECK int jinja_dict_items(struct jinja_run *run, const struct jinja_dict *dict,
+                                     enum jinja_list_kind kind, struct jinja_list **out);
+
+#endif

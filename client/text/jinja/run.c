@@ -1,0 +1,185 @@
+/* Memory, limits, errors and UTF-8 of the template interpreter. See jinja/run.h. */
+#include "client/text/jinja/run.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK_BYTES 65536u
+#define ALIGNMENT   16u
+
+struct jinja_chunk {
+    struct jinja_chunk *older;
+    size_t bytes;
+    _Alignas(ALIGNMENT) char data[];
+};
+
+int jinja_fail(struct jinja_run *run, int code, const char *fmt, ...)
+{
+    if (run->code) return run->code;
+    run->code = code;
+    char words[HELM_ERR_TEXT];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(words, sizeof words, fmt, args);
+    va_end(args);
+    return run->line ? helm_fail(run->err, code, "line %u: %s", run->line, words)
+                     : helm_fail(run->err, code, "%s", words);
+}
+
+void *jinja_alloc(struct jinja_run *run, size_t bytes)
+{
+    struct jinja_arena *arena = &run->arena;
+    size_t rounded = bytes > SIZE_MAX / 2 ? bytes : (bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
+    if (rounded > arena->bytes_max || arena->bytes > arena->bytes_max - rounded) {
+        jinja_fail(run, HELM_E_LIMIT, "the template needs more than %zu bytes of memory", arena->bytes_max);
+        return NULL;
+    }
+    if (rounded > arena->free_bytes) {
+        /* chunks grow with what is in use, so that a large rendering does not make thousands of them */
+        size_t space = CHUNK_BYTES + arena->bytes / 4;
+        if (rounded > space) space = rounded;
+        struct jinja_chunk *chunk = malloc(sizeof *chunk + space);
+        if (!chunk) {
+            jinja_fail(run, HELM_E_NOMEM, "no memory for the template's values");
+            return NULL;
+        }
+        *chunk = (struct jinja_chunk){arena->chunks, space};
+        arena->chunks = chunk;
+        arena->free_bytes = space;
+    }
+    char *place = arena->chunks->data + (arena->chunks->bytes - arena->free_bytes);
+    arena->free_bytes -= rounded;
+    arena->bytes += rounded;
+    memset(place, 0, rounded);
+    return place;
+}
+
+void jinja_arena_free(struct jinja_arena *arena)
+{
+    while (arena->chunks) {
+        struct jinja_chunk *older = arena->chunks->older;
+        free(arena->chunks);
+        arena->chunks = older;
+    }
+    *arena = (struct jinja_arena){0};
+}
+
+int jinja_step(struct jinja_run *run, uint64_t steps)
+{
+    run->steps += steps;
+    if (run->steps > run->steps_max || run->steps < steps)
+        return jinja_fail(run, HELM_E_LIMIT, "the template takes more than %llu steps",
+                          (unsigned long long)run->steps_max);
+    return 0;
+}
+
+int jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const char *text, size_t length)
+{
+    if (length == 0) return 0;
+    int rc = jinja_step(run, length / 64);
+    if (rc) return rc;
+    if (length > run->output_max || buffer->length > run->output_max - length)
+        return jinja_fail(run, HELM_E_LIMIT, "the template makes a text of more than %zu bytes",
+                          run->output_max);
+    if (buffer->length + length > buffer->space) {
+        size_t space = buffer->space ? 2 * buffer->space : 256;
+        while (space < buffer->length + length) space *= 2;
+        char *grown = jinja_alloc(run, space);
+        if (!grown) return run->code;
+        if (buffer->length) memcpy(grown, buffer->data, buffer->length);
+        buffer->data = grown;
+        buffer->space = space;
+    }
+    memcpy(buffer->data + buffer->length, text, length);
+    buffer->length += length;
+    return 0;
+}
+
+uint32_t jinja_utf8_decode(const char *text, size_t *size)
+{
+    const unsigned char *t = (const unsigned char *)text;
+    *size = jinja_utf8_size(t[0]);
+    switch (*size) {
+    case 1:
+        return t[0];
+    case 2:
+        return (uint32_t)(t[0] & 0x1F) << 6 | (t[1] & 0x3F);
+    case 3:
+        return (uint32_t)(t[0] & 0x0F) << 12 | (uint32_t)(t[1] & 0x3F) << 6 | (t[2] & 0x3F);
+    default:
+        return (uint32_t)(t[0] & 0x07) << 18 | (uint32_t)(t[1] & 0x3F) << 12 | (uint32_t)(t[2] & 0x3F) << 6 |
+               (t[3] & 0x3F);
+    }
+}
+
+size_t jinja_utf8_encode(uint32_t code, char out[4])
+{
+    if (code < 0x80) {
+        out[0] = (char)code;
+        return 1;
+    }
+    size_t size = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (size_t i = size - 1; i > 0; i--) {
+        out[i] = (char)(0x80 | (code & 0x3F));
+        code >>= 6;
+    }
+    out[0] = (char)((size == 2 ? 0xC0 : size == 3 ? 0xE0 : 0xF0) | code);
+    return size;
+}
+
+size_t jinja_utf8_count(const char *text, size_t bytes)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < bytes; i++) count += ((unsigned char)text[i] & 0xC0) != 0x80;
+    return count;
+}
+
+bool jinja_utf8_valid(const char *text, size_t bytes)
+{
+    const unsigned char *t = (const unsigned char *)text;
+    for (size_t i = 0, size; i < bytes; i += size) {
+        if (t[i] < 0x80) {
+            size = 1;
+            continue;
+        }
+        if (t[i] < 0xC2 || t[i] > 0xF4) return false;
+        size = jinja_utf8_size(t[i]);
+        if (size > bytes - i) return false;
+        for (size_t k = 1; k < size; k++)
+            if ((t[i + k] & 0xC0) != 0x80) return false;
+        uint32_t code = jinja_utf8_decode(text + i, &size);
+        /* no longer than needed, no surrogate, nothing past Unicode's end */
+        if ((size == 3 && code < 0x800) || (size == 4 && (code < 0x10000 || code > 0x10FFFF)) ||
+            (code >= 0xD800 && code < 0xE000))
+            return false;
+    }
+    return true;
+}
+
+bool jinja_is_space(uint32_t code)
+{
+    return (code >= 0x09 && code <= 0x0D) || (code >= 0x1C && code <= 0x20) || code == 0x85 || code == 0xA0 ||
+           code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 ||
+           code == 0x202F || code == 0x205F || code == 0x3000;
+}
+
+size_t jinja_space_before(const char *text, size_t bytes)
+{
+    size_t at = 0, size;
+    while (at < bytes && jinja_is_space(jinja_utf8_decode(text + at, &size))) at += size;
+    return at;
+}
+
+size_t jinja_space_after(const char *text, size_t bytes)
+{
+    size_t end = bytes;
+    while (end > 0) {
+        size_t at = end - 1, size;
+        while (at > 0 && ((unsigned char)text[at] & 0xC0) == 0x80) at--;
+        if (!jinja_is_space(jinja_utf8_decode(text + at, &size))) break;
+        end = at;
+    }
+    return bytes - end;
+}

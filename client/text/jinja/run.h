@@ -1,0 +1,69 @@
+/* The working state of one parse or one rendering: its memory, its limits, its error.
+ *
+ * Called by every jinja_*.c. All memory comes from the arena and goes at once with it; nothing is freed
+ * singly. Every failure passes through jinja_fail, which puts the template's line before the words. */
+#ifndef HELM_CLIENT_TEXT_JINJA_RUN_H
+#define HELM_CLIENT_TEXT_JINJA_RUN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+struct jinja_chunk;
+struct jinja_arena {
+    struct jinja_chunk *chunks;
+    size_t free_bytes; /* left in the newest chunk */
+    size_t bytes, bytes_max;
+};
+
+struct jinja_value;
+struct jinja_run {
+    struct jinja_arena arena;
+    struct helm_err *err;
+    int code;      /* of the first failure */
+    uint32_t line; /* of what is being parsed or evaluated */
+    uint64_t steps, steps_max;
+    size_t output_max;
+    int depth, macro_depth;
+    int64_t now_s;
+    const struct jinja_value *piped; /* into the filters of a filter or set block */
+};
+
+/* Records the failure "line N: ..." and returns code. The first one stands. */
+int jinja_fail(struct jinja_run *run, int code, const char *fmt, ...) HELM_PRINTF(3, 4);
+
+/* Zeroed, aligned for anything; NULL after recording the failure (return run->code). */
+void *jinja_alloc(struct jinja_run *run, size_t bytes);
+void jinja_arena_free(struct jinja_arena *arena);
+
+/* Counts work; HELM_E_LIMIT past steps_max. */
+HELM_MUST_CHECK int jinja_step(struct jinja_run *run, uint64_t steps);
+
+/* Text that grows in the arena. Zero-initialise. */
+struct jinja_buffer {
+    char *data;
+    size_t length, space;
+};
+HELM_MUST_CHECK int jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const char *text,
+                                     size_t length);
+
+/* ---- UTF-8, checked when it came in */
+
+/* Bytes of the character that starts with this byte. */
+static inline size_t jinja_utf8_size(unsigned char first)
+{
+    return first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+}
+uint32_t jinja_utf8_decode(const char *text, size_t *size);
+size_t jinja_utf8_encode(uint32_t code, char out[4]);
+size_t jinja_utf8_count(const char *text, size_t bytes);
+bool jinja_utf8_valid(const char *text, size_t bytes);
+/* What Python's str.isspace and str.strip take for white space. */
+bool jinja_is_space(uint32_t code);
+/* Bytes of white space at the text's start, at its end. */
+size_t jinja_space_before(const char *text, size_t bytes);
+size_t jinja_space_after(const char *text, size_t bytes);
+
+#endif

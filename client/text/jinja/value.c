@@ -1,0 +1,476 @@
+/* Making, asking and comparing values. See jinja/value.h. Called by everything that renders. */
+#include "client/text/jinja/value.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "client/text/jinja/jinja.h"
+
+struct jinja_value jinja_text(const char *data, size_t bytes)
+{
+    return (struct jinja_value){.type = JINJA_TEXT,
+                                .as.text = {data, (uint32_t)bytes, (uint32_t)jinja_utf8_count(data, bytes)}};
+}
+
+int jinja_undefined(struct jinja_run *run, struct jinja_value *out, const char *fmt, ...)
+{
+    char words[256];
+    va_list args;
+    va_start(args, fmt);
+    int length = vsnprintf(words, sizeof words, fmt, args);
+    va_end(args);
+    if (length < 0 || (size_t)length >= sizeof words) length = sizeof words - 1;
+    char *copy = jinja_alloc(run, (size_t)length + 1);
+    if (!copy) return run->code;
+    memcpy(copy, words, (size_t)length);
+    *out = jinja_text(copy, (size_t)length);
+    out->type = JINJA_UNDEFINED;
+    return 0;
+}
+
+int jinja_list_new(struct jinja_run *run, enum jinja_list_kind kind, size_t space, struct jinja_list **out)
+{
+    struct jinja_list *list = jinja_alloc(run, sizeof *list);
+    if (!list) return run->code;
+    list->kind = kind;
+    if (space) {
+        list->item = jinja_alloc(run, space * sizeof *list->item);
+        if (!list->item) return run->code;
+    }
+    list->space = space;
+    *out = list;
+    return 0;
+}
+
+int jinja_list_add(struct jinja_run *run, struct jinja_list *list, struct jinja_value item)
+{
+    if (list->count == list->space) {
+        size_t space = list->space ? 2 * list->space : 8;
+        struct jinja_value *grown = jinja_alloc(run, space * sizeof *grown);
+        if (!grown) return run->code;
+        if (list->count) memcpy(grown, list->item, list->count * sizeof *grown);
+        list->item = grown;
+        list->space = space;
+    }
+    list->item[list->count++] = item;
+    return jinja_step(run, 1);
+}
+
+int jinja_dict_new(struct jinja_run *run, size_t space, struct jinja_dict **out)
+{
+    struct jinja_dict *dict = jinja_alloc(run, sizeof *dict);
+    if (!dict) return run->code;
+    if (space) {
+        dict->key = jinja_alloc(run, space * sizeof *dict->key);
+        dict->value = jinja_alloc(run, space * sizeof *dict->value);
+        if (!dict->key || !dict->value) return run->code;
+    }
+    dict->space = space;
+    *out = dict;
+    return 0;
+}
+
+static int dict_append(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
+                       struct jinja_value value)
+{
+    if (dict->count == dict->space) {
+        size_t space = dict->space ? 2 * dict->space : 8;
+        struct jinja_value *keys = jinja_alloc(run, space * sizeof *keys);
+        struct jinja_value *values = jinja_alloc(run, space * sizeof *values);
+        if (!keys || !values) return run->code;
+        if (dict->count) {
+            memcpy(keys, dict->key, dict->count * sizeof *keys);
+            memcpy(values, dict->value, dict->count * sizeof *values);
+        }
+        dict->key = keys;
+        dict->value = values;
+        dict->space = space;
+    }
+    dict->key[dict->count] = key;
+    dict->value[dict->count++] = value;
+    return jinja_step(run, 1);
+}
+
+/* Each item looked at is a step: tuples that share tuples are small in memory and endless to walk. */
+static int check_key(struct jinja_run *run, const struct jinja_value *key, int depth)
+{
+    bool tuple = key->type == JINJA_LIST && key->as.list->kind == JINJA_LIST_TUPLE;
+    int rc = jinja_step(run, 1);
+    if (rc) return rc;
+    if (key->type == JINJA_DICT ||
+        (key->type == JINJA_LIST && !tuple && key->as.list->kind != JINJA_LIST_GENERATOR))
+        return jinja_fail(run, HELM_E_FORMAT, "a %s cannot be a key", jinja_type_name(key));
+    if (tuple && depth >= JINJA_NESTING_MAX)
+        return jinja_fail(run, HELM_E_LIMIT, "a key nested deeper than %d", JINJA_NESTING_MAX);
+    for (size_t i = 0; tuple && !rc && i < key->as.list->count; i++)
+        rc = check_key(run, &key->as.list->item[i], depth + 1);
+    return rc;
+}
+
+int jinja_dict_find(struct jinja_run *run, const struct jinja_dict *dict, struct jinja_value key,
+                    const struct jinja_value **out)
+{
+    *out = NULL;
+    int rc = check_key(run, &key, 0);
+    if (!rc) rc = jinja_step(run, dict->count / 16);
+    for (size_t i = 0; !rc && i < dict->count; i++) {
+        bool same = false;
+        if ((key.type == JINJA_TEXT) != (dict->key[i].type == JINJA_TEXT)) continue;
+        if (key.type == JINJA_TEXT && key.as.text.bytes != dict->key[i].as.text.bytes) continue;
+        if (key.type == JINJA_TEXT && key.as.text.bytes < 64)
+            same = memcmp(key.as.text.data, dict->key[i].as.text.data, key.as.text.bytes) == 0;
+        else
+            rc = jinja_equal(run, &key, &dict->key[i], &same);
+        if (!rc && same) {
+            *out = &dict->value[i];
+            break;
+        }
+    }
+    return rc;
+}
+
+int jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
+                   struct jinja_value value)
+{
+    const struct jinja_value *old;
+    int rc = jinja_dict_find(run, dict, key, &old);
+    if (rc || !old) return rc ? rc : dict_append(run, dict, key, value);
+    dict->value[old - dict->value] = value;
+    return 0;
+}
+
+int jinja_from_json(struct jinja_run *run, const json_t *json, struct jinja_value *out)
+{
+    int rc = 0;
+    *out = jinja_none();
+    switch (json_typeof(json)) {
+    case JSON_TRUE:
+    case JSON_FALSE:
+        *out = jinja_bool(json_is_true(json));
+        break;
+    case JSON_INTEGER:
+        *out = jinja_int(json_integer_value(json));
+        break;
+    case JSON_REAL:
+        *out = jinja_float(json_real_value(json));
+        break;
+    case JSON_STRING:
+        if (json_string_length(json) > run->arena.bytes_max || json_string_length(json) > UINT32_MAX)
+            return jinja_fail(run, HELM_E_LIMIT, "a text of %zu bytes", json_string_length(json));
+        *out = jinja_text(json_string_value(json), json_string_length(json));
+        break;
+    case JSON_ARRAY: {
+        struct jinja_list *list;
+        struct jinja_value item;
+        rc = jinja_list_new(run, JINJA_LIST_PLAIN, json_array_size(json), &list);
+        for (size_t i = 0; !rc && i < json_array_size(json); i++) {
+            rc = jinja_from_json(run, json_array_get(json, i), &item);
+            if (!rc) rc = jinja_list_add(run, list, item);
+        }
+        if (!rc) *out = jinja_list_value(list);
+        break;
+    }
+    case JSON_OBJECT: {
+        struct jinja_dict *dict;
+        struct jinja_value value;
+        rc = jinja_dict_new(run, json_object_size(json), &dict);
+        json_t *object = (json_t *)json; /* iterating does not change it */
+        for (void *at = json_object_iter(object); !rc && at; at = json_object_iter_next(object, at)) {
+            const char *key = json_object_iter_key(at);
+            rc = jinja_from_json(run, json_object_iter_value(at), &value);
+            if (!rc) rc = dict_append(run, dict, jinja_text(key, strlen(key)), value);
+        }
+        if (!rc) *out = jinja_dict_value(dict);
+        break;
+    }
+    default:
+        break;
+    }
+    return rc;
+}
+
+/* ---- asking */
+
+bool jinja_text_is(const struct jinja_value *value, const char *text)
+{
+    return value->type == JINJA_TEXT && value->as.text.bytes == strlen(text) &&
+           memcmp(value->as.text.data, text, value->as.text.bytes) == 0;
+}
+
+const char *jinja_type_name(const struct jinja_value *value)
+{
+    static const char *const lists[] = {"list",        "tuple",      "range",    "dict_keys",
+                                        "dict_values", "dict_items", "generator"};
+    switch (value->type) {
+    case JINJA_UNDEFINED:
+        return "Undefined";
+    case JINJA_NONE:
+        return "NoneType";
+    case JINJA_BOOL:
+        return "bool";
+    case JINJA_INT:
+        return "int";
+    case JINJA_FLOAT:
+        return "float";
+    case JINJA_TEXT:
+        return "str";
+    case JINJA_LIST:
+        return lists[value->as.list->kind];
+    case JINJA_DICT:
+        return "dict";
+    case JINJA_NAMESPACE:
+        return "namespace";
+    case JINJA_LOOP:
+        return "loop";
+    case JINJA_MACRO:
+        return "macro";
+    case JINJA_METHOD:
+        return "method";
+    default:
+        return "function";
+    }
+}
+
+bool jinja_truth(const struct jinja_value *value)
+{
+    switch (value->type) {
+    case JINJA_UNDEFINED:
+    case JINJA_NONE:
+    case JINJA_ABSENT:
+        return false;
+    case JINJA_BOOL:
+        return value->as.boolean;
+    case JINJA_INT:
+        return value->as.integer != 0;
+    case JINJA_FLOAT:
+        return value->as.number != 0;
+    case JINJA_TEXT:
+        return value->as.text.bytes != 0;
+    case JINJA_LIST:
+        return value->as.list->kind == JINJA_LIST_GENERATOR || value->as.list->count != 0;
+    case JINJA_DICT:
+        return value->as.dict->count != 0;
+    default:
+        return true;
+    }
+}
+
+int64_t jinja_whole(const struct jinja_value *v)
+{
+    return v->type == JINJA_BOOL ? v->as.boolean : v->as.integer;
+}
+
+double jinja_number(const struct jinja_value *v)
+{
+    return v->type == JINJA_FLOAT ? v->as.number : (double)jinja_whole(v);
+}
+
+static int lists_equal(struct jinja_run *run, const struct jinja_list *a, const struct jinja_list *b,
+                       bool *out)
+{
+    *out = a == b;
+    if (*out || a->kind != b->kind || a->count != b->count || a->kind == JINJA_LIST_GENERATOR ||
+        a->kind == JINJA_LIST_VALUES)
+        return 0;
+    bool same = true;
+    int rc = 0;
+    for (size_t i = 0; !rc && same && i < a->count; i++)
+        rc = jinja_equal(run, &a->item[i], &b->item[i], &same);
+    *out = same;
+    return rc;
+}
+
+static int dicts_equal(struct jinja_run *run, const struct jinja_dict *a, const struct jinja_dict *b,
+                       bool *out)
+{
+    bool same = a->count == b->count;
+    int rc = 0;
+    for (size_t i = 0; !rc && same && a != b && i < a->count; i++) {
+        const struct jinja_value *other;
+        rc = jinja_dict_find(run, b, a->key[i], &other);
+        same = other != NULL;
+        if (!rc && same) rc = jinja_equal(run, &a->value[i], other, &same);
+    }
+    *out = same;
+    return rc;
+}
+
+static int enter_value(struct jinja_run *run)
+{
+    /* comparing and printing values that hold values: the same guard as for expressions */
+    if (++run->depth > JINJA_EVAL_DEPTH_MAX)
+        return jinja_fail(run, HELM_E_LIMIT, "values or expressions are nested deeper than %d",
+                          JINJA_EVAL_DEPTH_MAX);
+    return 0;
+}
+
+int jinja_equal(struct jinja_run *run, const struct jinja_value *a, const struct jinja_value *b, bool *out)
+{
+    *out = false;
+    int rc = jinja_step(run, 1);
+    if (rc) return rc;
+    if (jinja_is_number(a) && jinja_is_number(b)) {
+        *out = jinja_is_whole(a) && jinja_is_whole(b) ? jinja_whole(a) == jinja_whole(b)
+                                                      : jinja_number(a) == jinja_number(b);
+        return 0;
+    }
+    if (a->type != b->type) return 0;
+    switch (a->type) {
+    case JINJA_UNDEFINED:
+    case JINJA_NONE:
+        *out = true;
+        return 0;
+    case JINJA_TEXT:
+        *out = a->as.text.bytes == b->as.text.bytes &&
+               memcmp(a->as.text.data, b->as.text.data, a->as.text.bytes) == 0;
+        return jinja_step(run, a->as.text.bytes == b->as.text.bytes ? a->as.text.bytes / 64 : 0);
+    case JINJA_LIST:
+    case JINJA_DICT:
+        rc = enter_value(run);
+        if (!rc)
+            rc = a->type == JINJA_LIST ? lists_equal(run, a->as.list, b->as.list, out)
+                                       : dicts_equal(run, a->as.dict, b->as.dict, out);
+        run->depth--;
+        return rc;
+    case JINJA_METHOD:
+    case JINJA_ABSENT:
+        return 0;
+    default:
+        *out = a->as.dict == b->as.dict; /* the same thing, not one that looks the same */
+        return 0;
+    }
+}
+
+int jinja_order(struct jinja_run *run, const struct jinja_value *a, const struct jinja_value *b,
+                const char *op, int *order)
+{
+    *order = 0;
+    int rc = jinja_step(run, 1);
+    if (rc) return rc;
+    if (jinja_is_whole(a) && jinja_is_whole(b)) {
+        int64_t x = jinja_whole(a), y = jinja_whole(b);
+        *order = (x > y) - (x < y);
+        return 0;
+    }
+    if (jinja_is_number(a) && jinja_is_number(b)) {
+        double x = jinja_number(a), y = jinja_number(b);
+        *order = isnan(x) || isnan(y) ? 2 : (x > y) - (x < y);
+        return 0;
+    }
+    if (a->type == JINJA_TEXT && b->type == JINJA_TEXT) {
+        size_t shorter = a->as.text.bytes < b->as.text.bytes ? a->as.text.bytes : b->as.text.bytes;
+        int bytes = memcmp(a->as.text.data, b->as.text.data, shorter);
+        *order = bytes ? (bytes > 0) - (bytes < 0)
+                       : (a->as.text.bytes > b->as.text.bytes) - (a->as.text.bytes < b->as.text.bytes);
+        return jinja_step(run, shorter / 64);
+    }
+    if (a->type == JINJA_UNDEFINED || b->type == JINJA_UNDEFINED) {
+        const struct jinja_value *u = a->type == JINJA_UNDEFINED ? a : b;
+        return jinja_fail(run, HELM_E_FORMAT, "%.*s", (int)u->as.text.bytes, u->as.text.data);
+    }
+    if (!jinja_is_sequence_kind(a) || !jinja_is_sequence_kind(b) || a->as.list->kind != b->as.list->kind ||
+        a->as.list->kind == JINJA_LIST_RANGE)
+        return jinja_fail(run, HELM_E_FORMAT, "'%s' is not supported between '%s' and '%s'", op,
+                          jinja_type_name(a), jinja_type_name(b));
+    const struct jinja_list *x = a->as.list, *y = b->as.list;
+    rc = enter_value(run);
+    bool same = true;
+    size_t i = 0;
+    for (; !rc && i < x->count && i < y->count; i++) {
+        rc = jinja_equal(run, &x->item[i], &y->item[i], &same);
+        if (!same) break;
+    }
+    if (!rc && !same) rc = jinja_order(run, &x->item[i], &y->item[i], op, order);
+    if (!rc && same) *order = (x->count > y->count) - (x->count < y->count);
+    run->depth--;
+    return rc;
+}
+
+int jinja_contains(struct jinja_run *run, const struct jinja_value *item, const struct jinja_value *container,
+                   bool *out)
+{
+    *out = false;
+    if (container->type == JINJA_TEXT) {
+        if (item->type != JINJA_TEXT)
+            return jinja_fail(run, HELM_E_FORMAT, "'in' a text requires a text, not '%s'",
+                              jinja_type_name(item));
+        *out = !item->as.text.bytes || memmem(container->as.text.data, container->as.text.bytes,
+                                              item->as.text.data, item->as.text.bytes) != NULL;
+        return jinja_step(run, 1 + container->as.text.bytes / 64);
+    }
+    if (container->type == JINJA_DICT) {
+        const struct jinja_value *found;
+        int rc = jinja_dict_find(run, container->as.dict, *item, &found);
+        *out = found != NULL;
+        return rc;
+    }
+    if (container->type != JINJA_LIST && container->type != JINJA_UNDEFINED)
+        return jinja_fail(run, HELM_E_FORMAT, "'in': a '%s' contains nothing", jinja_type_name(container));
+    struct jinja_iterator it;
+    struct jinja_value next;
+    int rc = jinja_iterate(run, *container, &it);
+    while (!rc && !*out && (rc = jinja_next(run, &it, &next)) == 1) rc = jinja_equal(run, item, &next, out);
+    return rc;
+}
+
+int jinja_length(struct jinja_run *run, const struct jinja_value *value, size_t *out)
+{
+    *out = 0;
+    if (value->type == JINJA_TEXT)
+        *out = value->as.text.chars;
+    else if (value->type == JINJA_DICT)
+        *out = value->as.dict->count;
+    else if (value->type == JINJA_LIST && value->as.list->kind != JINJA_LIST_GENERATOR)
+        *out = value->as.list->count;
+    else if (value->type != JINJA_UNDEFINED)
+        return jinja_fail(run, HELM_E_FORMAT, "a '%s' has no length", jinja_type_name(value));
+    return 0;
+}
+
+/* ---- iterating */
+
+int jinja_iterate(struct jinja_run *run, struct jinja_value source, struct jinja_iterator *iterator)
+{
+    *iterator = (struct jinja_iterator){.source = source};
+    if (source.type == JINJA_LIST || source.type == JINJA_DICT || source.type == JINJA_TEXT ||
+        source.type == JINJA_UNDEFINED)
+        return 0;
+    return jinja_fail(run, HELM_E_FORMAT, "a '%s' cannot be iterated over", jinja_type_name(&source));
+}
+
+int jinja_next(struct jinja_run *run, struct jinja_iterator *iterator, struct jinja_value *item)
+{
+    const struct jinja_value *source = &iterator->source;
+    int rc = jinja_step(run, 1);
+    if (rc) return rc;
+    if (source->type == JINJA_LIST) {
+        struct jinja_list *list = source->as.list;
+        size_t *at = list->kind == JINJA_LIST_GENERATOR ? &list->position : &iterator->at;
+        if (*at >= list->count) return 0;
+        *item = list->item[(*at)++];
+        return 1;
+    }
+    if (source->type == JINJA_DICT) {
+        if (iterator->at >= source->as.dict->count) return 0;
+        *item = source->as.dict->key[iterator->at++];
+        return 1;
+    }
+    if (source->type != JINJA_TEXT || iterator->at >= source->as.text.bytes) return 0;
+    const char *c = source->as.text.data + iterator->at;
+    size_t size = jinja_utf8_size((unsigned char)*c);
+    *item = jinja_text(c, size);
+    iterator->at += size;
+    return 1;
+}
+
+int jinja_collect(struct jinja_run *run, struct jinja_value source, enum jinja_list_kind kind,
+                  struct jinja_list **out)
+{
+    struct jinja_iterator it;
+    struct jinja_value item;
+    int rc = jinja_iterate(run, source, &it);
+    if (!rc) rc = jinja_list_new(run, kind, 0, out);
+    while (!rc && (rc = jinja_next(run, &it, &item)) == 1) rc = jinja_list_add(run, *out, item);
+    return rc;
+}

@@ -1,0 +1,216 @@
+/* Values of a template, with Python's meaning: truth, equality, order, membership, text, JSON.
+ *
+ * Called by the parser (constants) and everything that renders. Values are passed by copy; what they point to
+ * lives in an arena or in the caller's variables, and does not change, except a namespace's attributes and
+ * the position of a generator. */
+#ifndef HELM_CLIENT_TEXT_JINJA_VALUE_H
+#define HELM_CLIENT_TEXT_JINJA_VALUE_H
+
+#include <jansson.h>
+#include <string.h>
+
+#include "client/text/jinja/run.h"
+
+enum jinja_type {
+    JINJA_UNDEFINED, /* as.text: what is said when it is used, "'x' is undefined" */
+    JINJA_NONE,
+    JINJA_BOOL,
+    JINJA_INT,
+    JINJA_FLOAT,
+    JINJA_TEXT,
+    JINJA_LIST,
+    JINJA_DICT,
+    JINJA_NAMESPACE, /* as.dict */
+    JINJA_LOOP,
+    JINJA_MACRO,
+    JINJA_METHOD,   /* a method of a value, not yet called */
+    JINJA_FUNCTION, /* range, dict, ... */
+    JINJA_ABSENT,   /* a parameter that was not given; templates never see it */
+};
+
+enum jinja_list_kind {
+    JINJA_LIST_PLAIN,
+    JINJA_LIST_TUPLE,
+    JINJA_LIST_RANGE,
+    JINJA_LIST_KEYS,
+    JINJA_LIST_VALUES,
+    JINJA_LIST_ITEMS,
+    JINJA_LIST_GENERATOR, /* runs once, has no length: what map, select and reverse give */
+};
+
+struct jinja_list;
+struct jinja_dict;
+struct jinja_loop;
+struct jinja_macro;
+struct jinja_bound;
+struct jinja_function;
+
+struct jinja_value {
+    enum jinja_type type;
+    bool markup; /* a text that escape or safe has seen */
+    union {
+        bool boolean;
+        int64_t integer;
+        double number;
+        struct {
+            const char *data; /* not NUL-terminated */
+            uint32_t bytes, chars;
+        } text;
+        struct jinja_list *list;
+        struct jinja_dict *dict;
+        struct jinja_loop *loop;
+        struct jinja_macro *macro;
+        const struct jinja_bound *method;
+        const struct jinja_function *function;
+    } as;
+};
+
+struct jinja_list {
+    enum jinja_list_kind kind;
+    struct jinja_value *item;
+    size_t count, space;
+    size_t position;  /* generator: items already taken */
+    int64_t range[3]; /* range: start, stop, step */
+};
+
+struct jinja_dict {
+    struct jinja_value *key, *value; /* in the order they came */
+    size_t count, space;
+};
+
+/* ---- making */
+
+static inline struct jinja_value jinja_none(void)
+{
+    return (struct jinja_value){.type = JINJA_NONE};
+}
+static inline struct jinja_value jinja_bool(bool b)
+{
+    return (struct jinja_value){.type = JINJA_BOOL, .as.boolean = b};
+}
+static inline struct jinja_value jinja_int(int64_t i)
+{
+    return (struct jinja_value){.type = JINJA_INT, .as.integer = i};
+}
+static inline struct jinja_value jinja_float(double d)
+{
+    return (struct jinja_value){.type = JINJA_FLOAT, .as.number = d};
+}
+static inline struct jinja_value jinja_list_value(struct jinja_list *list)
+{
+    return (struct jinja_value){.type = JINJA_LIST, .as.list = list};
+}
+static inline struct jinja_value jinja_dict_value(struct jinja_dict *dict)
+{
+    return (struct jinja_value){.type = JINJA_DICT, .as.dict = dict};
+}
+/* `data` is borrowed: it must live as long as the run. */
+struct jinja_value jinja_text(const char *data, size_t bytes);
+/* A copy, made from printf's words. */
+HELM_MUST_CHECK int jinja_undefined(struct jinja_run *run, struct jinja_value *out, const char *fmt, ...)
+    HELM_PRINTF(3, 4);
+
+HELM_MUST_CHECK int jinja_list_new(struct jinja_run *run, enum jinja_list_kind kind, size_t space,
+                                   struct jinja_list **out);
+HELM_MUST_CHECK int jinja_list_add(struct jinja_run *run, struct jinja_list *list, struct jinja_value item);
+HELM_MUST_CHECK int jinja_dict_new(struct jinja_run *run, size_t space, struct jinja_dict **out);
+/* Replaces or adds. A key that Python cannot hash is an error. */
+HELM_MUST_CHECK int jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
+                                   struct jinja_value value);
+/* *out is NULL where there is none. */
+HELM_MUST_CHECK int jinja_dict_find(struct jinja_run *run, const struct jinja_dict *dict,
+                                    struct jinja_value key, const struct jinja_value **out);
+HELM_MUST_CHECK int jinja_from_json(struct jinja_run *run, const json_t *json, struct jinja_value *out);
+
+/* ---- asking */
+
+bool jinja_text_is(const struct jinja_value *value, const char *text);
+/* "str", "NoneType", ...: for messages. */
+const char *jinja_type_name(const struct jinja_value *value);
+bool jinja_truth(const struct jinja_value *value);
+static inline bool jinja_is_sequence_kind(const struct jinja_value *v) /* has a length and subscripts */
+{
+    return v->type == JINJA_LIST && v->as.list->kind <= JINJA_LIST_RANGE;
+}
+static inline bool jinja_is_number(const struct jinja_value *v)
+{
+    return v->type == JINJA_BOOL || v->type == JINJA_INT || v->type == JINJA_FLOAT;
+}
+static inline bool jinja_is_whole(const struct jinja_value *v) /* int or bool */
+{
+    return v->type == JINJA_BOOL || v->type == JINJA_INT;
+}
+int64_t jinja_whole(const struct jinja_value *v); /* of one that jinja_is_whole */
+double jinja_number(const struct jinja_value *v); /* of one that jinja_is_number */
+
+HELM_MUST_CHECK int jinja_equal(struct jinja_run *run, const struct jinja_value *a,
+                                const struct jinja_value *b, bool *out);
+/* *order < 0, 0, > 0, or 2 where a NaN makes every comparison false. Types without an order are an error. */
+HELM_MUST_CHECK int jinja_order(struct jinja_run *run, const struct jinja_value *a,
+                                const struct jinja_value *b, const char *op, int *order);
+HELM_MUST_CHECK int jinja_contains(struct jinja_run *run, const struct jinja_value *item,
+                                   const struct jinja_value *container, bool *out);
+HELM_MUST_CHECK int jinja_length(struct jinja_run *run, const struct jinja_value *value, size_t *out);
+
+/* Items of anything a loop runs over: lists, keys of a dict, characters of a text; nothing of undefined. */
+struct jinja_iterator {
+    struct jinja_value source;
+    size_t at;
+};
+HELM_MUST_CHECK int jinja_iterate(struct jinja_run *run, struct jinja_value source,
+                                  struct jinja_iterator *iterator);
+/* 1: *item is the next one; 0: there is none; negative: an error. */
+HELM_MUST_CHECK int jinja_next(struct jinja_run *run, struct jinja_iterator *iterator,
+                               struct jinja_value *item);
+/* All items in a fresh list. */
+HELM_MUST_CHECK int jinja_collect(struct jinja_run *run, struct jinja_value source, enum jinja_list_kind kind,
+                                  struct jinja_list **out);
+
+/* ---- text: jinja/text.c */
+
+/* As str() and as repr() print it. */
+HELM_MUST_CHECK int jinja_print(struct jinja_run *run, struct jinja_buffer *buffer,
+                                const struct jinja_value *value);
+HELM_MUST_CHECK int jinja_repr(struct jinja_run *run, struct jinja_buffer *buffer,
+                               const struct jinja_value *value);
+/* The value itself if it is a text, else a fresh text of what jinja_print says. */
+HELM_MUST_CHECK int jinja_to_text(struct jinja_run *run, struct jinja_value value, struct jinja_value *out);
+static inline struct jinja_value jinja_buffer_text(const struct jinja_buffer *buffer)
+{
+    return jinja_text(buffer->data ? buffer->data : "", buffer->length);
+}
+/* As float.__repr__ prints it. */
+void jinja_float_text(double number, char text[40]);
+
+struct jinja_json_style {
+    bool ascii, sort_keys;
+    struct jinja_value indent;                        /* none, a number of spaces, or a text */
+    struct jinja_value item_separator, key_separator; /* texts */
+};
+HELM_MUST_CHECK int jinja_json(struct jinja_run *run, struct jinja_buffer *buffer,
+                               const struct jinja_value *value, const struct jinja_json_style *style,
+                               int level);
+
+/* ---- operators: jinja/ops.c */
+
+HELM_MUST_CHECK int jinja_binary(struct jinja_run *run, char op, const struct jinja_value *a,
+                                 const struct jinja_value *b, struct jinja_value *out);
+HELM_MUST_CHECK int jinja_compare(struct jinja_run *run, char op, const struct jinja_value *a,
+                                  const struct jinja_value *b, bool *out);
+HELM_MUST_CHECK int jinja_negate(struct jinja_run *run, const struct jinja_value *a, bool minus,
+                                 struct jinja_value *out);
+/* a.name; a method is looked for before a dict's key, as in Python's templates. */
+HELM_MUST_CHECK int jinja_getattr(struct jinja_run *run, const struct jinja_value *a,
+                                  const struct jinja_value *name, struct jinja_value *out);
+HELM_MUST_CHECK int jinja_getitem(struct jinja_run *run, const struct jinja_value *a,
+                                  const struct jinja_value *index, struct jinja_value *out);
+/* a[b:c:d]; none for what is not given. */
+HELM_MUST_CHECK int jinja_slice(struct jinja_run *run, const struct jinja_value *a,
+                                const struct jinja_value bounds[3], struct jinja_value *out);
+/* "text" % arguments */
+HELM_MUST_CHECK int jinja_format(struct jinja_run *run, const struct jinja_value *format,
+                                 const struct jinja_value *arguments, struct jinja_value *out);
+/* Bytes before character `index` of a text. */
+size_t jinja_text_offset(const struct jinja_value *text, size_t index);
+
+#endif

@@ -1,0 +1,233 @@
+/* Table-driven command lines. See args.h. Called by every main; no state. */
+#include "common/base/args.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/units.h"
+
+#ifndef HELM_VERSION
+#define HELM_VERSION "unknown"
+#endif
+
+/* One table's options that were met, so that a repeated one is found. Parent tables have their own. */
+struct seen {
+    bool own[ARGS_OPTIONS_MAX];
+    bool parent[ARGS_OPTIONS_MAX];
+};
+
+static const struct args_option *find_in(const struct args_spec *spec, const char *name, size_t length,
+                                         char letter, bool *seen, bool **mark)
+{
+    for (uint32_t i = 0; i < spec->option_count && i < ARGS_OPTIONS_MAX; i++) {
+        const struct args_option *option = &spec->options[i];
+        bool match = letter ? option->letter == letter
+                            : strlen(option->name) == length && memcmp(option->name, name, length) == 0;
+        if (!match) continue;
+        *mark = &seen[i];
+        return option;
+    }
+    return NULL;
+}
+
+static const struct args_option *find_option(const struct args_spec *spec, const char *name, size_t length,
+                                             char letter, struct seen *seen, bool **mark)
+{
+    const struct args_option *option = find_in(spec, name, length, letter, seen->own, mark);
+    if (!option && spec->parent) option = find_in(spec->parent, name, length, letter, seen->parent, mark);
+    return option;
+}
+
+static int list_add(struct args_list *list, const char *what, const char *text, struct helm_err *err)
+{
+    if (list->count >= ARGS_LIST_MAX)
+        return helm_fail(err, HELM_E_USAGE, "%s given more than %d times", what, ARGS_LIST_MAX);
+    list->item[list->count++] = text;
+    return 0;
+}
+
+static int check_choice(const char *what, const char *choices, const char *text, struct helm_err *err)
+{
+    size_t length = strlen(text);
+    for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL) {
+        size_t word = strcspn(at, "|");
+        if (word == length && memcmp(at, text, length) == 0) return 0;
+    }
+    return helm_fail(err, HELM_E_USAGE, "%s: '%.60s' is none of %s", what, text, choices);
+}
+
+static int store(const struct args_option *option, const char *what, const char *text, struct helm_err *err)
+{
+    bool bounded = option->min != 0 || option->max != 0;
+    int rc;
+    switch (option->kind) {
+    case ARGS_FLAG:
+        *(bool *)option->target = true;
+        return 0;
+    case ARGS_TEXT:
+        *(const char **)option->target = text;
+        return 0;
+    case ARGS_LIST:
+        return list_add(option->target, what, text, err);
+    case ARGS_CHOICE:
+        rc = check_choice(what, option->choices, text, err);
+        if (!rc) *(const char **)option->target = text;
+        return rc;
+    case ARGS_SIZE:
+        return units_parse_size(what, text, option->target, err);
+    case ARGS_U64:
+        return units_parse_u64(what, text, bounded ? (uint64_t)option->min : 0,
+                               bounded ? (uint64_t)option->max : UINT64_MAX, option->target, err);
+    case ARGS_DOUBLE:
+        return units_parse_double(what, text, bounded ? option->min : -1e308, bounded ? option->max : 1e308,
+                                  option->target, err);
+    }
+    return helm_fail(err, HELM_E_INTERNAL, "%s: unknown kind of option", what);
+}
+
+/* Parses the option at argv[*at]; leaves *at on its last word. */
+static int parse_option(const struct args_spec *spec, int argc, char *const argv[], int *at,
+                        struct seen *seen, struct helm_err *err)
+{
+    const char *word = argv[*at], *value = NULL;
+    const struct args_option *option;
+    bool *mark = NULL;
+    char what[80];
+    if (word[1] == '-') {
+        const char *equals = strchr(word, '=');
+        size_t length = equals ? (size_t)(equals - word) - 2 : strlen(word) - 2;
+        snprintf(what, sizeof what, "%.*s", (int)(length > 70 ? 70 : length) + 2, word);
+        option = find_option(spec, word + 2, length, 0, seen, &mark);
+        if (equals) value = equals + 1;
+    } else {
+        snprintf(what, sizeof what, "%.70s", word);
+        option = word[2] ? NULL : find_option(spec, NULL, 0, word[1], seen, &mark);
+    }
+    if (!option) return helm_fail(err, HELM_E_USAGE, "unknown option '%s'", what);
+    if (option->kind != ARGS_LIST && (*mark || (option->given && *option->given)))
+        return helm_fail(err, HELM_E_USAGE, "%s given twice", what);
+    if (option->kind == ARGS_FLAG && value) return helm_fail(err, HELM_E_USAGE, "%s takes no value", what);
+    if (option->kind != ARGS_FLAG && !value) {
+        const char *next = *at + 1 < argc ? argv[*at + 1] : NULL;
+        if (!next || strncmp(next, "--", 2) == 0)
+            return helm_fail(err, HELM_E_USAGE, "%s needs a value (%s)", what,
+                             option->value ? option->value : "VALUE");
+        value = next;
+        ++*at;
+    }
+    int rc = store(option, what, value, err);
+    if (rc) return rc;
+    *mark = true;
+    if (option->given) *option->given = true;
+    return 0;
+}
+
+int args_parse(const struct args_spec *spec, int argc, char *const argv[], struct args_parsed *parsed,
+               struct helm_err *err)
+{
+    struct seen seen = {0};
+    bool options_ended = false;
+    memset(parsed, 0, sizeof *parsed);
+    int i;
+    for (i = 1; i < argc; i++) {
+        const char *word = argv[i];
+        bool is_option = !options_ended && word[0] == '-' && word[1] != '\0';
+        if (is_option && strcmp(word, "--") == 0) {
+            options_ended = true;
+            continue;
+        }
+        if (!is_option) {
+            if (spec->stop_at_operand) break;
+            if (parsed->operand.count >= spec->max_operands)
+                return helm_fail(err, HELM_E_USAGE, "unexpected argument '%.100s'", word);
+            int rc = list_add(&parsed->operand, "arguments", word, err);
+            if (rc) return rc;
+            continue;
+        }
+        if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) parsed->help = true;
+        if (strcmp(word, "--version") == 0) parsed->version = true;
+        if (parsed->help || parsed->version) {
+            parsed->next = argc;
+            return 0;
+        }
+        int rc = parse_option(spec, argc, argv, &i, &seen, err);
+        if (rc) return rc;
+    }
+    parsed->next = i;
+    if (!spec->stop_at_operand && parsed->operand.count < spec->min_operands)
+        return helm_fail(err, HELM_E_USAGE, "an argument is missing (%s)", spec->usage);
+    return 0;
+}
+
+#define HELP_COLUMN 28
+
+static void print_indented(FILE *out, const char *text, int indent)
+{
+    while (*text) {
+        size_t length = strcspn(text, "\n");
+        fprintf(out, "%.*s\n", (int)length, text);
+        text += length + (text[length] == '\n');
+        if (*text) fprintf(out, "%*s", indent, "");
+    }
+}
+
+static void print_option(FILE *out, const struct args_option *option)
+{
+    char left[120];
+    int n = option->letter ? snprintf(left, sizeof left, "  -%c, --%s", option->letter, option->name)
+                           : snprintf(left, sizeof left, "      --%s", option->name);
+    const char *value = option->kind == ARGS_FLAG     ? NULL
+                        : option->kind == ARGS_CHOICE ? option->choices
+                                                      : option->value;
+    if (value && n > 0 && (size_t)n < sizeof left)
+        snprintf(left + n, sizeof left - (size_t)n, " %s%s", value, option->kind == ARGS_LIST ? "..." : "");
+    if (strlen(left) >= HELP_COLUMN)
+        fprintf(out, "%s\n%*s", left, HELP_COLUMN, "");
+    else
+        fprintf(out, "%-*s", HELP_COLUMN, left);
+    print_indented(out, option->help, HELP_COLUMN);
+}
+
+void args_print_help(const struct args_spec *spec, FILE *out)
+{
+    fprintf(out, "usage: ");
+    for (const char *line = spec->usage;;) {
+        size_t length = strcspn(line, "\n");
+        fprintf(out, "%s%s%.*s\n", spec->program, length ? " " : "", (int)length, line);
+        if (!line[length]) break;
+        line += length + 1;
+        fprintf(out, "       ");
+    }
+    if (spec->about) fprintf(out, "\n%s\n", spec->about);
+    fprintf(out, "\noptions:\n");
+    for (uint32_t i = 0; i < spec->option_count; i++) print_option(out, &spec->options[i]);
+    static const struct args_option standard[] = {
+        {.name = "help", .letter = 'h', .kind = ARGS_FLAG, .help = "this text"},
+        {.name = "version", .kind = ARGS_FLAG, .help = "the version"},
+    };
+    for (size_t i = 0; i < sizeof standard / sizeof *standard; i++) print_option(out, &standard[i]);
+    if (spec->parent) {
+        fprintf(out, "\noptions of %s, also accepted here:\n", spec->parent->program);
+        for (uint32_t i = 0; i < spec->parent->option_count; i++)
+            print_option(out, &spec->parent->options[i]);
+    }
+    if (spec->epilogue) fprintf(out, "\n%s\n", spec->epilogue);
+}
+
+int args_usage_error(const struct args_spec *spec, const struct helm_err *err)
+{
+    fprintf(stderr, "%s: %s\ntry '%s --help'\n", spec->program, err->text, spec->program);
+    return 2;
+}
+
+void args_parse_main(const struct args_spec *spec, int argc, char *const argv[], struct args_parsed *parsed)
+{
+    struct helm_err err = {0};
+    if (args_parse(spec, argc, argv, parsed, &err)) exit(args_usage_error(spec, &err));
+    if (parsed->help) args_print_help(spec, stdout);
+    if (parsed->version) {
+        size_t word = strcspn(spec->program, " "); /* a command's version is its program's */
+        printf("%.*s %s\n", (int)word, spec->program, HELM_VERSION);
+    }
+    if (parsed->help || parsed->version) exit(0);
+}

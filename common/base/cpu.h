@@ -1,0 +1,57 @@
+/* What processor this is: instruction-set features and the topology a process may use.
+ *
+ * Called by the CPU worker (kernel choice, pinning), the planner's profile and test programs. No state. */
+#ifndef HELM_COMMON_BASE_CPU_H
+#define HELM_COMMON_BASE_CPU_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "common/base/err.h"
+
+/* Bits of cpu_features(): set only when the processor has them AND the kernel saves their registers
+ * (XCR0; for AMX also the arch_prctl permission, which cpu_enable_amx asks for). */
+enum cpu_feature {
+    CPU_AVX2 = 1u << 0,        /* AVX2 + FMA + F16C */
+    CPU_AVX512 = 1u << 1,      /* F, BW, VL, DQ */
+    CPU_AVX512_BF16 = 1u << 2, /* vdpbf16ps */
+    CPU_AMX_BF16 = 1u << 3,    /* tiles, tdpbf16ps; usable after cpu_enable_amx() */
+    CPU_AVX512_FP16 = 1u << 4,
+    CPU_AVX512_VBMI2 = 1u << 5, /* VBMI and VBMI2: permutes and expansions of bytes and words */
+};
+unsigned cpu_features(void);
+
+/* What cpuid and xgetbv said, and what follows from it: the part of cpu_features() that a test can feed. */
+struct cpu_id {
+    unsigned leaf1_ecx, leaf7_ebx, leaf7_edx, leaf71_eax, xcr0, leaf7_ecx;
+};
+unsigned cpu_decode_features(const struct cpu_id *id);
+
+/* Asks the kernel for AMX tile state for this process (inherited by threads made later). 0 or
+ * HELM_E_UNSUPPORTED. */
+HELM_MUST_CHECK int cpu_enable_amx(struct helm_err *err);
+
+/* "avx2 avx512 avx512-bf16 amx-bf16" into text. */
+const char *cpu_features_text(unsigned features, char *text, size_t size);
+
+#define CPU_MAX 1024
+/* The logical CPUs this process may run on (affinity mask), one per physical core first, SMT siblings after,
+ * and how many to use: one a physical core, no more than the cgroup's CPU quota rounded up. With node >= 0
+ * only the CPUs of that NUMA node. */
+struct cpu_set {
+    int cpu[CPU_MAX]; /* logical numbers; [0, cores) are distinct physical cores, [cores, count) their
+                         siblings */
+    int count;
+    int cores;
+    int suggested; /* threads to use: min(cores, ceil(cgroup quota)), at least 1 */
+};
+HELM_MUST_CHECK int cpu_usable(int node, struct cpu_set *set, struct helm_err *err);
+
+/* The same over a given sysfs root ("/sys"), affinity list (rising) and quota (0: none): for tests. */
+HELM_MUST_CHECK int cpu_usable_under(const char *sys_root, const int *allowed, int allowed_count,
+                                     double quota, int node, struct cpu_set *set, struct helm_err *err);
+
+/* Processor's marketing name from /proc/cpuinfo, "unknown" if absent. */
+void cpu_model_name(char *text, size_t size);
+
+#endif

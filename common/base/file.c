@@ -1,0 +1,142 @@
+/* Bounded reads of regular files. See file.h. */
+#include "common/base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int is_under(const char *path, const char *folder)
+{
+    size_t n = strlen(folder);
+    return strncmp(path, folder, n) == 0 && (path[n] == '/' || (n == 1 && folder[0] == '/'));
+}
+
+/* The Hugging Face cache keeps ".../models--X/snapshots/REV/FILE -> ../../blobs/HASH": the one outside target
+ * allowed. */
+static int is_hub_blob(const char *target, const char *folder)
+{
+    const char *snapshots = strstr(folder, "/snapshots/");
+    if (!snapshots) return 0;
+    const char *last = snapshots;
+    while ((snapshots = strstr(snapshots + 1, "/snapshots/"))) last = snapshots;
+    if (strchr(last + strlen("/snapshots/"), '/')) return 0;
+    char blobs[PATH_MAX + 16];
+    snprintf(blobs, sizeof blobs, "%.*s/blobs", (int)(last - folder), folder);
+    return is_under(target, blobs);
+}
+
+static int open_regular(const char *path, int *fd, uint64_t *bytes, struct helm_err *err)
+{
+    struct stat st;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* non-blocking: a FIFO must not hang the reader */
+    if (*fd < 0) {
+        if (errno == ENOENT) return helm_fail(err, HELM_E_NOT_FOUND, "%s: no such file", path);
+        return helm_fail_errno(err, "%s: cannot open", path);
+    }
+    if (fstat(*fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        close(*fd);
+        *fd = -1;
+        return helm_fail(err, HELM_E_FORMAT, "%s: not a regular file", path);
+    }
+    *bytes = (uint64_t)st.st_size;
+    return 0;
+}
+
+int file_open_inside(const char *folder, const char *name, int *fd, uint64_t *bytes, struct helm_err *err)
+{
+    *fd = -1;
+    *bytes = 0;
+    if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return helm_fail(err, HELM_E_FORMAT, "'%.100s' is not a plain file name inside the model folder",
+                         name);
+    char root[PATH_MAX], joined[PATH_MAX], target[PATH_MAX];
+    if (!realpath(folder, root)) {
+        if (errno == ENOENT) return helm_fail(err, HELM_E_NOT_FOUND, "%s: no such folder", folder);
+        return helm_fail_errno(err, "%s: cannot resolve", folder);
+    }
+    int n = snprintf(joined, sizeof joined, "%s/%s", root, name);
+    if (n < 0 || (size_t)n >= sizeof joined)
+        return helm_fail(err, HELM_E_LIMIT, "path of '%.100s' is longer than %d bytes", name, PATH_MAX - 1);
+    if (!realpath(joined, target)) {
+        if (errno == ENOENT) return helm_fail(err, HELM_E_NOT_FOUND, "%s/%s: no such file", folder, name);
+        return helm_fail_errno(err, "%s/%s: cannot resolve", folder, name);
+    }
+    if (!is_under(target, root) && !is_hub_blob(target, root))
+        return helm_fail(err, HELM_E_PERMISSION, "%s/%s: a link that leaves the model folder (to %.200s)",
+                         folder, name, target);
+    return open_regular(target, fd, bytes, err);
+}
+
+int file_pread_all(int fd, void *buf, size_t bytes, uint64_t offset, const char *what, struct helm_err *err)
+{
+    char *at = buf;
+    while (bytes) {
+        size_t want = bytes < (1u << 30) ? bytes : (1u << 30);
+        ssize_t got = pread(fd, at, want, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0)
+            return helm_fail_errno(err, "%s: read at byte %llu failed", what, (unsigned long long)offset);
+        if (got == 0)
+            return helm_fail(err, HELM_E_FORMAT, "%s: file ends at byte %llu, %zu bytes short", what,
+                             (unsigned long long)offset, bytes);
+        at += got;
+        offset += (uint64_t)got;
+        bytes -= (size_t)got;
+    }
+    return 0;
+}
+
+static int read_fd(int fd, uint64_t bytes, const char *what, size_t max_bytes, char **text, size_t *length,
+                   struct helm_err *err)
+{
+    int rc = 0;
+    char *buf = NULL;
+    if (bytes > max_bytes) {
+        rc = helm_fail(err, HELM_E_LIMIT, "%s: %llu bytes exceed the limit of %zu", what,
+                       (unsigned long long)bytes, max_bytes);
+        goto out;
+    }
+    buf = malloc((size_t)bytes + 1);
+    if (!buf) {
+        rc = helm_fail(err, HELM_E_NOMEM, "%s: no memory for %llu bytes", what, (unsigned long long)bytes);
+        goto out;
+    }
+    rc = file_pread_all(fd, buf, (size_t)bytes, 0, what, err);
+    if (rc) goto out;
+    buf[bytes] = '\0';
+    *text = buf;
+    *length = (size_t)bytes;
+    buf = NULL;
+out:
+    free(buf);
+    close(fd);
+    return rc;
+}
+
+int file_read(const char *path, size_t max_bytes, char **text, size_t *length, struct helm_err *err)
+{
+    int fd;
+    uint64_t bytes;
+    *text = NULL;
+    *length = 0;
+    int rc = open_regular(path, &fd, &bytes, err);
+    if (rc) return rc;
+    return read_fd(fd, bytes, path, max_bytes, text, length, err);
+}
+
+int file_read_inside(const char *folder, const char *name, size_t max_bytes, char **text, size_t *length,
+                     struct helm_err *err)
+{
+    int fd;
+    uint64_t bytes;
+    *text = NULL;
+    *length = 0;
+    int rc = file_open_inside(folder, name, &fd, &bytes, err);
+    if (rc) return rc;
+    return read_fd(fd, bytes, name, max_bytes, text, length, err);
+}

@@ -1,0 +1,32 @@
+/* Reading files that strangers made: regular files only, bounded, never through a link that leaves the
+ * folder.
+ *
+ * Called by the checkpoint and tokenizer readers. Returned buffers and descriptors belong to the caller. */
+#ifndef HELM_COMMON_BASE_FILE_H
+#define HELM_COMMON_BASE_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+/* Opens folder/name for reading. `name` must be a plain file name (no '/'). A symlink is followed only when
+ * its final target lies under the folder itself, or when the folder is a Hugging Face snapshot
+ * (".../models--X/snapshots/REV") and the target lies under the same ".../models--X/blobs". The target must
+ * be a regular file; its size goes to *bytes. */
+HELM_MUST_CHECK int file_open_inside(const char *folder, const char *name, int *fd, uint64_t *bytes,
+                                     struct helm_err *err);
+
+/* The whole of a regular file of at most max_bytes in a fresh NUL-terminated buffer (free()). */
+HELM_MUST_CHECK int file_read(const char *path, size_t max_bytes, char **text, size_t *length,
+                              struct helm_err *err);
+
+/* file_open_inside + read. */
+HELM_MUST_CHECK int file_read_inside(const char *folder, const char *name, size_t max_bytes, char **text,
+                                     size_t *length, struct helm_err *err);
+
+/* pread until `bytes` are in buf; a short file is HELM_E_FORMAT. */
+HELM_MUST_CHECK int file_pread_all(int fd, void *buf, size_t bytes, uint64_t offset, const char *what,
+                                   struct helm_err *err);
+
+#endif

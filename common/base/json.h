@@ -1,0 +1,37 @@
+/* JSON from outside: size and nesting are bounded before jansson parses it; typed getters name what is wrong.
+ *
+ * Called by every reader of JSON files and by tools that print JSON. The returned json_t is owned by the
+ * caller (json_decref). Borrowed strings live as long as the object they came from. */
+#ifndef HELM_COMMON_BASE_JSON_H
+#define HELM_COMMON_BASE_JSON_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+#define JSON_DEPTH_MAX 64 /* deepest nesting accepted from any file or frame */
+
+/* Parses exactly one JSON value of at most max_bytes. Duplicate keys are an error. `what` names the source in
+ * errors. */
+HELM_MUST_CHECK int json_parse_bounded(const char *what, const char *text, size_t length, size_t max_bytes,
+                                       json_t **out, struct helm_err *err);
+
+/* Reads a whole regular file (not a symlink out of its folder: see file_read) and parses it. */
+HELM_MUST_CHECK int json_read_file(const char *path, size_t max_bytes, json_t **out, struct helm_err *err);
+
+/* Members of an object. With `required` false an absent or null member leaves *out untouched and returns 0.
+ */
+HELM_MUST_CHECK int json_get_u64(const json_t *obj, const char *key, bool required, uint64_t min,
+                                 uint64_t max, uint64_t *out, struct helm_err *err);
+HELM_MUST_CHECK int json_get_double(const json_t *obj, const char *key, bool required, double min, double max,
+                                    double *out, struct helm_err *err);
+HELM_MUST_CHECK int json_get_bool(const json_t *obj, const char *key, bool required, bool *out,
+                                  struct helm_err *err);
+/* *out is borrowed from obj. */
+HELM_MUST_CHECK int json_get_string(const json_t *obj, const char *key, bool required, const char **out,
+                                    struct helm_err *err);
+
+#endif

@@ -1,0 +1,46 @@
+/* Sizes and counts as people write them. Called by option parsing, ledgers and reports; owns nothing. */
+#ifndef HELM_COMMON_BASE_UNITS_H
+#define HELM_COMMON_BASE_UNITS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+#define KIB ((uint64_t)1 << 10)
+#define MIB ((uint64_t)1 << 20)
+#define GIB ((uint64_t)1 << 30)
+
+/* "8GiB", "512MiB", "64KiB", "1.5GiB", "1000000" (bytes), "8GB" (powers of ten). `what` names the option in
+ * errors. */
+HELM_MUST_CHECK int units_parse_size(const char *what, const char *text, uint64_t *bytes,
+                                     struct helm_err *err);
+
+/* A whole decimal number in [min, max], nothing after it. */
+HELM_MUST_CHECK int units_parse_u64(const char *what, const char *text, uint64_t min, uint64_t max,
+                                    uint64_t *value, struct helm_err *err);
+
+/* A finite decimal number in [min, max], nothing after it; the C locale's point whatever the process's
+ * locale. */
+HELM_MUST_CHECK int units_parse_double(const char *what, const char *text, double min, double max,
+                                       double *value, struct helm_err *err);
+
+/* Writes e.g. "15.26 GiB" into text and returns text. */
+#define UNITS_TEXT 32
+const char *units_format_size(uint64_t bytes, char text[UNITS_TEXT]);
+
+/* a*b and a+b with overflow reported: return 0 on success, HELM_E_LIMIT on overflow; no detail. */
+static inline int units_mul(uint64_t a, uint64_t b, uint64_t *out)
+{
+    return __builtin_mul_overflow(a, b, out) ? HELM_E_LIMIT : 0;
+}
+static inline int units_add(uint64_t a, uint64_t b, uint64_t *out)
+{
+    return __builtin_add_overflow(a, b, out) ? HELM_E_LIMIT : 0;
+}
+
+/* Monotonic time. */
+uint64_t units_now_us(void);
+uint64_t units_now_ns(void);
+
+#endif

@@ -1,0 +1,63 @@
+/* Attention over paged KV on the CPU: causal, grouped-query, streaming softmax, exact over any page split.
+ *
+ * Called by worker-cpu/step.c for (sequence, kv head, range of pages) tasks; partial results merge exactly
+ * (running maximum m, sum s, unnormalised output o: Rabe & Staats 2021; FlashAttention, Dao et al. 2022, eq.
+ * of section 3.1). Pure functions; the caller owns everything. Variants stand in a table as in kernels.h. */
+#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_H
+#define HELM_COMMON_CPU_KERNELS_ATTENTION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/cpu.h"
+#include "common/base/err.h"
+#include "common/shared/kv_layout.h"
+#include "common/model/model.h"
+
+/* One kv head of one sequence: `group` query heads for each of `tokens` query positions start, start+1, ...
+ * attend to cache positions [kv_first, kv_last), cut to the causal and window limits of each query (a query
+ * at position p sees positions max(0, p - window + 1) .. p; window 0 = all). Keys and values of all those
+ * positions, the step's own included, are already in the cache. */
+struct attention_task {
+    const float *q; /* q[t * q_stride + g * head_dim + d] */
+    size_t q_stride;
+    uint32_t tokens, group;
+    uint32_t start;
+    uint32_t kv_first, kv_last;
+    uint32_t window;
+    float scale; /* 1/sqrt(head_dim) */
+    const struct kv_layout *kv;
+    const void *pool;      /* base of the KV region */
+    const uint32_t *pages; /* the sequence's page table */
+    uint32_t layer;        /* in the layer group */
+    uint32_t kv_head;
+    float *out; /* out[t * out_stride + g * head_dim + d]: normalised if m and s are NULL, else partial o */
+    size_t out_stride;
+    float *m, *s;  /* [tokens * group] partial maxima and sums, or NULL; a query with nothing visible in the
+                      range has m = -INFINITY, s = 0, o = 0 */
+    void *scratch; /* attention_scratch_bytes, 64-byte aligned */
+};
+
+struct attention_variant {
+    const char *name;
+    unsigned features;
+    enum dtype kv_dtype;
+    void (*attend)(const struct attention_task *task);
+    size_t (*scratch_bytes)(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
+};
+const struct attention_variant *const *attention_variants(size_t *count);
+HELM_MUST_CHECK int attention_choose(enum dtype kv_dtype, unsigned features, const char *name,
+                                     const struct attention_variant **variant, struct helm_err *err);
+
+/* Merges `parts` partial results of `n` = tokens * group queries: o[p] = parts' outputs ([n][head_dim] each,
+ * rows out_stride apart as in the task is NOT assumed here: dense), m[p], s[p]; writes normalised out
+ * (dense). */
+void attention_merge(float *out, const float *const *o, const float *const *m, const float *const *s,
+                     size_t parts, size_t n, size_t head_dim);
+
+/* Appends one token's K or V of one head: converts head_dim floats into the page. */
+void kv_append(const struct kv_layout *kv, void *pool, const uint32_t *pages, uint32_t layer, bool is_value,
+               uint32_t kv_head, uint32_t position, const float *x);
+
+#endif

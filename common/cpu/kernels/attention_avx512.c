@@ -1,0 +1,17 @@
+/* Attention for AVX-512 (F, BW, VL, DQ): 16 lanes, fp32 arithmetic whatever the cache holds.
+ *
+ * Called through the table in common/cpu/kernels/attention.c. Pure; works in the task's scratch. The method stands in
+ * attention_simd.h, the register-blocked products in attention_tile_f32.h. */
+#include "common/cpu/kernels/attention_vec512.h"
+#include "common/cpu/kernels/attention_tile_f32.h"
+#include "common/cpu/kernels/attention_simd.h"
+
+void attention_attend_avx512(const struct attention_task *task)
+{
+    attend_any(task);
+}
+
+size_t attention_scratch_avx512(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
+{
+    return simd_scratch_bytes(kv, tokens, group);
+}

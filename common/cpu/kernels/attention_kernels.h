@@ -1,0 +1,22 @@
+/* The attention kernels that stand in the table of common/cpu/kernels/attention.c: one pair of functions per
+ * instruction set, all of the signature in common/cpu/kernels/attention.h. Included by that table and by the files
+ * that define them. */
+#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_KERNELS_H
+#define HELM_COMMON_CPU_KERNELS_ATTENTION_KERNELS_H
+
+#include "common/cpu/kernels/attention.h"
+
+#define KEYS_BLOCK 64 /* positions that the vector variants take at a time */
+#define TILE_ROWS  6  /* query rows that share one register-blocked product */
+
+void attention_attend_ref(const struct attention_task *task);
+void attention_attend_avx2(const struct attention_task *task);
+void attention_attend_avx512(const struct attention_task *task);
+void attention_attend_avx512bf16(const struct attention_task *task); /* KV in bf16 only */
+
+size_t attention_scratch_ref(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
+size_t attention_scratch_avx2(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
+size_t attention_scratch_avx512(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
+size_t attention_scratch_avx512bf16(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
+
+#endif

@@ -1,0 +1,102 @@
+/* Attention, the meaning of it: one query at a time, every sum in double, a two-pass softmax, one scalar
+ * conversion per element read. No blocks, no streaming, nothing clever: tests hold every fast variant against
+ * this file.
+ *
+ * Called through the table in common/cpu/kernels/attention.c. Pure; scratch holds one query's sums. */
+#include "common/cpu/kernels/attention_kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+static float float_of_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+static float half_to_float(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
+    if (exponent == 31) return float_of_bits(sign | 0x7f800000u | fraction << 13);
+    if (exponent != 0) return float_of_bits(sign | (exponent + 112u) << 23 | fraction << 13);
+    float tiny = ldexpf((float)fraction, -24);
+    return sign != 0 ? -tiny : tiny;
+}
+
+/* Element d of the K or V row of one position, found through the page table. */
+static double kv_element(const struct attention_task *task, uint32_t position, uint32_t is_value, uint32_t d)
+{
+    const struct kv_layout *kv = task->kv;
+    uint64_t at =
+        kv_offset(kv, task->pages[position / kv->page_tokens], task->layer, is_value, task->kv_head);
+    at += ((uint64_t)(position % kv->page_tokens) * kv->head_dim + d) * kv->elem_bytes;
+    const char *from = (const char *)task->pool + at;
+    uint16_t half;
+    float value;
+    switch ((enum dtype)kv->dtype) {
+    case DTYPE_BF16:
+        memcpy(&half, from, sizeof(half));
+        return (double)float_of_bits((uint32_t)half << 16);
+    case DTYPE_F16:
+        memcpy(&half, from, sizeof(half));
+        return (double)half_to_float(half);
+    default:
+        memcpy(&value, from, sizeof(value));
+        return (double)value;
+    }
+}
+
+static double score(const struct attention_task *task, const float *q, uint32_t position)
+{
+    double sum = 0;
+    for (uint32_t d = 0; d < task->kv->head_dim; d++) sum += (double)q[d] * kv_element(task, position, 0, d);
+    return sum * (double)task->scale;
+}
+
+static void attend_query(const struct attention_task *task, uint32_t t, uint32_t g)
+{
+    uint32_t head_dim = task->kv->head_dim, position = task->start + t;
+    uint32_t first = task->kv_first, last = task->kv_last;
+    if (last > position + 1) last = position + 1;
+    if (task->window != 0 && position + 1 > task->window && first < position + 1 - task->window)
+        first = position + 1 - task->window;
+    const float *q = task->q + t * task->q_stride + (size_t)g * head_dim;
+    float *out = task->out + t * task->out_stride + (size_t)g * head_dim;
+
+    double maximum = -INFINITY, sum = 0;
+    for (uint32_t p = first; p < last; p++) {
+        double x = score(task, q, p);
+        if (x > maximum) maximum = x;
+    }
+    for (uint32_t p = first; p < last; p++) sum += exp(score(task, q, p) - maximum);
+    /* Partials are relative to the float that is reported, not to the double it was rounded from. */
+    if (task->m != NULL) {
+        float reported = (float)maximum;
+        double shift = first < last ? exp(maximum - (double)reported) : 1;
+        task->m[(size_t)t * task->group + g] = reported;
+        task->s[(size_t)t * task->group + g] = (float)(sum * shift);
+        maximum = (double)reported;
+    }
+    double *o = task->scratch;
+    for (uint32_t d = 0; d < head_dim; d++) o[d] = 0;
+    for (uint32_t p = first; p < last; p++) {
+        double weight = exp(score(task, q, p) - maximum);
+        for (uint32_t d = 0; d < head_dim; d++) o[d] += weight * kv_element(task, p, 1, d);
+    }
+    for (uint32_t d = 0; d < head_dim; d++)
+        out[d] = (float)(task->m == NULL && first < last ? o[d] / sum : o[d]);
+}
+
+void attention_attend_ref(const struct attention_task *task)
+{
+    for (uint32_t t = 0; t < task->tokens; t++)
+        for (uint32_t g = 0; g < task->group; g++) attend_query(task, t, g);
+}
+
+size_t attention_scratch_ref(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
+{
+    (void)tokens;
+    (void)group;
+    return (kv->head_dim * sizeof(double) + 63) / 64 * 64;
+}

@@ -1,0 +1,220 @@
+/* GEMM for bf16 weights with vdpbf16ps: activations rounded to bf16, products summed in fp32, 64 operations
+ * an instruction where fp32 has 32. Decode (GEMV) rounds nothing and stays with the AVX-512 kernel.
+ *
+ * Up to DOT_TOKENS tokens run as dot products at the speed weights arrive; more become vector lanes
+ * (outer.h). Called through the table of linear.c after the CPU check. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "common/cpu/kernels/lanes512.h"
+#include "common/cpu/kernels/variants.h"
+
+#define DOT_TOKENS 8
+
+static size_t padded_cols(size_t cols)
+{
+    return (cols + 31) / 32 * 32;
+}
+
+/* Columns [c, c + 32) of a row of activations, rounded; columns past the end are zero. */
+INLINE __m512i round_columns(const float *row, size_t c, size_t cols)
+{
+    __m512 low = _mm512_maskz_loadu_ps(lanes_mask(cols - c), row + c);
+    __m512 high =
+        c + 16 < cols ? _mm512_maskz_loadu_ps(lanes_mask(cols - c - 16), row + c + 16) : _mm512_setzero_ps();
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
+/* ---- a few tokens: dot products; tiled is [token][padded cols] bf16 ---- */
+
+#define DOT_AHEAD 4096 /* bytes ahead of each stream's position */
+
+INLINE void dot_rows(float *y, size_t ldy, size_t row_stride, const char *w, const char *x, size_t cols,
+                     bool accumulate, const size_t S, const size_t T)
+{
+    const size_t stride = row_stride * cols * 2, x_stride = padded_cols(cols) * 2;
+    __m512 acc[24];
+    UNROLL for (size_t i = 0; i < S * T; i++) acc[i] = _mm512_setzero_ps();
+    size_t c = 0;
+    for (; c + 32 <= cols; c += 32) {
+        __m512i ws[8];
+        UNROLL for (size_t s = 0; s < S; s++)
+        {
+            _mm_prefetch(w + s * stride + c * 2 + DOT_AHEAD, _MM_HINT_T0);
+            ws[s] = _mm512_loadu_si512(w + s * stride + c * 2);
+        }
+        UNROLL for (size_t t = 0; t < T; t++)
+        {
+            __m512bh xs = (__m512bh)_mm512_loadu_si512(x + t * x_stride + c * 2);
+            UNROLL for (size_t s = 0; s < S; s++) acc[t * S + s] =
+                _mm512_dpbf16_ps(acc[t * S + s], (__m512bh)ws[s], xs);
+        }
+    }
+    if (c < cols) {
+        __mmask32 mask = (__mmask32)((1u << (cols - c)) - 1);
+        UNROLL for (size_t s = 0; s < S; s++)
+        {
+            __m512bh ws = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + s * stride + c * 2);
+            UNROLL for (size_t t = 0; t < T; t++) acc[t * S + s] =
+                _mm512_dpbf16_ps(acc[t * S + s], ws, (__m512bh)_mm512_loadu_si512(x + t * x_stride + c * 2));
+        }
+    }
+    UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t s = 0; s < S; s++)
+    {
+        float *out = y + t * ldy + s * row_stride, sum = _mm512_reduce_add_ps(acc[t * S + s]);
+        *out = accumulate ? *out + sum : sum;
+    }
+}
+
+INLINE void dot_gemm(float *y, size_t ldy, const char *w, const void *x, size_t rows, size_t cols,
+                     bool accumulate, const size_t S, const size_t T)
+{
+    const size_t each = rows / S;
+    for (size_t r = 0; r < each; r++) dot_rows(y + r, ldy, each, w + r * cols * 2, x, cols, accumulate, S, T);
+    for (size_t r = each * S; r < rows; r++)
+        dot_rows(y + r, ldy, 1, w + r * cols * 2, x, cols, accumulate, 1, T);
+}
+
+/* ---- more tokens: lanes; a step is a pair of columns ---- */
+
+#define LANES        16
+#define OUTER_ROWS   48
+#define OUTER_STEPS  1024
+#define OUTER_PANELS 4
+typedef __m512 vec;
+INLINE vec vec_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+INLINE vec vec_load(const void *p)
+{
+    return _mm512_loadu_ps(p);
+}
+INLINE void vec_store(void *p, vec v)
+{
+    _mm512_storeu_ps(p, v);
+}
+INLINE vec vec_step(vec acc, vec x, const void *w)
+{
+    int pair;
+    memcpy(&pair, w, sizeof pair);
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_set1_epi32(pair));
+}
+/* The pair's second half lies past the row's end: only the first is read, the other is zero. */
+INLINE vec vec_half_step(vec acc, vec x, const void *w)
+{
+    uint16_t low;
+    memcpy(&low, w, sizeof low);
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_set1_epi32(low));
+}
+#define vec_transpose lanes_store_transposed
+#include "common/cpu/kernels/outer.h"
+
+static void outer_tile(const struct outer_block *b, size_t rows, size_t panels)
+{
+    switch (panels) {
+    case 1:
+        outer_rows(b, rows, 8, 1);
+        return;
+    case 2:
+        outer_rows(b, rows, 12, 2);
+        return;
+    case 3:
+        outer_rows(b, rows, 8, 3);
+        return;
+    default:
+        outer_rows(b, rows, 6, 4);
+        return;
+    }
+}
+
+static size_t tiled_bytes(size_t tokens, size_t cols)
+{
+    return (tokens <= DOT_TOKENS ? tokens : (tokens + LANES - 1) / LANES * LANES) * padded_cols(cols) * 2;
+}
+
+void linear_avx512bf16_tile_panels(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols,
+                                   size_t first, size_t last)
+{
+    (void)tokens;
+    for (size_t t0 = first; t0 < last; t0 += LANES) {
+        char *panel = (char *)tiled + t0 * padded_cols(cols) * 2;
+        for (size_t c = 0; c < cols; c += 32) {
+            __m512i m[16];
+            UNROLL for (size_t t = 0; t < 16; t++) m[t] =
+                t0 + t < last ? round_columns(x + (t0 + t) * ldx, c, cols) : _mm512_setzero_si512();
+            lanes_transpose(m);
+            UNROLL for (size_t i = 0; i < 16; i++) _mm512_storeu_si512(panel + (c / 2 + i) * LANES * 4, m[i]);
+        }
+    }
+}
+
+static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
+                 size_t last)
+{
+    if (tokens > DOT_TOKENS) {
+        linear_avx512bf16_tile_panels(tiled, x, ldx, tokens, cols, first, last);
+        return;
+    }
+    for (size_t t = first; t < last; t++)
+        for (size_t c = 0; c < cols; c += 32)
+            _mm512_storeu_si512((char *)tiled + (t * padded_cols(cols) + c) * 2,
+                                round_columns(x + t * ldx, c, cols));
+}
+
+static void gemm(float *y, size_t ldy, const void *w, const void *tiled, size_t rows, size_t cols,
+                 size_t tokens, bool accumulate, void *scratch)
+{
+    switch (tokens) {
+    case 1:
+        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 1);
+        return;
+    case 2:
+        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 2);
+        return;
+    case 3:
+        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 3);
+        return;
+    case 4:
+        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 4);
+        return;
+    case 5:
+        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 5);
+        return;
+    case 6:
+        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 6);
+        return;
+    case 7:
+        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 3, 7);
+        return;
+    case 8:
+        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 3, 8);
+        return;
+    default:
+        break;
+    }
+    struct outer_gemm g = {.w = w,
+                           .row_bytes = cols * 2,
+                           .steps = cols / 2,
+                           .half = cols % 2,
+                           .panel_bytes = padded_cols(cols) * LANES * 2};
+    outer_multiply(&g, y, ldy, tiled, rows, tokens, accumulate, scratch);
+}
+
+static size_t scratch_bytes(size_t cols, size_t tokens)
+{
+    (void)cols;
+    return outer_scratch_bytes(tokens, false);
+}
+
+const struct linear_kernel linear_avx512bf16_gemm = {.name = "avx512-bf16",
+                                                     .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16,
+                                                     .format = FORMAT_BF16,
+                                                     .schedule = LINEAR_TOKENS,
+                                                     .exact_input = false,
+                                                     .tile_tokens = LANES,
+                                                     .row_granule = OUTER_ROWS,
+                                                     .tiled_bytes = tiled_bytes,
+                                                     .tile = tile,
+                                                     .gemm = gemm,
+                                                     .scratch_bytes = scratch_bytes};

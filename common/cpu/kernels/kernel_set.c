@@ -1,0 +1,92 @@
+/* Choice of kernel variants. See kernel_set.h. */
+#include "common/cpu/kernels/kernel_set.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool vector_has(const char *name)
+{
+    size_t count;
+    const struct vector_variant *const *table = vector_variants(&count);
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(table[i]->name, name) == 0) return true;
+    return false;
+}
+
+static bool attention_has(const char *name, enum dtype kv_dtype)
+{
+    size_t count;
+    const struct attention_variant *const *table = attention_variants(&count);
+    for (size_t i = 0; i < count; i++)
+        if (table[i]->kv_dtype == kv_dtype && strcmp(table[i]->name, name) == 0) return true;
+    return false;
+}
+
+/* The kernel of that name where the format has one in this schedule, else the fastest, which may be none. */
+static int choose_linear(unsigned features, const char *name, enum tensor_format format,
+                         enum linear_schedule schedule, const struct linear_kernel **kernel, bool *known,
+                         struct helm_err *err)
+{
+    const bool has = name && linear_has(format, schedule, name);
+    *known |= has;
+    int rc = linear_choose(format, schedule, features, has ? name : NULL, kernel, err);
+    return has ? rc : 0;
+}
+
+int kernel_set_choose(unsigned features, const char *name, enum dtype kv_dtype, struct kernel_set *set,
+                      struct helm_err *err)
+{
+    memset(set, 0, sizeof *set);
+    if (name && !*name) name = NULL;
+    bool known = !name;
+    int rc = 0;
+    for (int i = 0; i < FORMAT_COUNT && !rc; i++) {
+        const enum tensor_format f = (enum tensor_format)i, rows = linear_rows_format(f);
+        struct linear_set *linear = &set->linear[f];
+        rc = choose_linear(features, name, f, LINEAR_ONE_TOKEN, &linear->one, &known, err);
+        if (!rc) rc = choose_linear(features, name, rows, LINEAR_TOKENS, &linear->tokens, &known, err);
+        if (!rc && rows != f)
+            rc = choose_linear(features, name, f, LINEAR_DECODE, &linear->decode, &known, err);
+    }
+    if (rc) return rc;
+    bool has = name && vector_has(name);
+    known |= has;
+    rc = vector_choose(features, has ? name : NULL, &set->vector, err);
+    if (rc) return rc;
+    has = name && attention_has(name, kv_dtype);
+    known |= has;
+    rc = attention_choose(kv_dtype, features, has ? name : NULL, &set->attention, err);
+    if (rc) return rc;
+    if (!known) return helm_fail(err, HELM_E_NOT_FOUND, "no kernel variant is called '%.60s'", name);
+    return 0;
+}
+
+int kernel_set_need(const struct kernel_set *set, unsigned used, unsigned features, struct helm_err *err)
+{
+    for (int i = 0; i < FORMAT_COUNT; i++) {
+        const enum tensor_format f = (enum tensor_format)i;
+        const struct linear_set *linear = &set->linear[f];
+        const struct linear_kernel *none;
+        if (!(used & format_bit(f))) continue;
+        if (!linear->one) return linear_choose(f, LINEAR_ONE_TOKEN, features, NULL, &none, err);
+        if (linear_rows_format(f) != f && !linear->decode)
+            return linear_choose(f, LINEAR_DECODE, features, NULL, &none, err);
+    }
+    return 0;
+}
+
+const char *kernel_set_text(const struct kernel_set *set, unsigned used, char *text, size_t size)
+{
+    size_t n = 0;
+    text[0] = '\0';
+    for (int f = 0; f < FORMAT_COUNT && n < size; f++) {
+        const struct linear_set *linear = &set->linear[f];
+        if (!(used & format_bit((enum tensor_format)f)) || !linear->one) continue;
+        n += (size_t)snprintf(text + n, size - n, "%s %s%s%s ", tensor_format_name((enum tensor_format)f),
+                              linear->decode ? linear->decode->name : "", linear->decode ? "+" : "",
+                              linear->tokens->name);
+    }
+    if (n < size)
+        snprintf(text + n, size - n, "vector %s attention %s", set->vector->name, set->attention->name);
+    return text;
+}

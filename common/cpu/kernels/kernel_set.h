@@ -1,0 +1,36 @@
+/* Which kernels serve each operation: chosen once at load, named in READY.
+ *
+ * Called by engine.c. Pure data; points into the static tables of linear.h, vector.h and attention.h. */
+#ifndef HELM_COMMON_CPU_KERNELS_KERNEL_SET_H
+#define HELM_COMMON_CPU_KERNELS_KERNEL_SET_H
+
+#include "common/cpu/kernels/attention.h"
+#include "common/cpu/kernels/linear.h"
+#include "common/cpu/kernels/vector.h"
+
+struct kernel_set {
+    struct linear_set linear[FORMAT_COUNT];
+    const struct vector_variant *vector;
+    const struct attention_variant *attention;
+};
+
+/* name "" or NULL: the fastest for `features`. A name: that kernel for each operation and format that has one
+ * so called, the fastest for the others; a name that no operation knows, or that this CPU cannot run, is an
+ * error. */
+HELM_MUST_CHECK int kernel_set_choose(unsigned features, const char *name, enum dtype kv_dtype,
+                                      struct kernel_set *set, struct helm_err *err);
+
+/* Of formats, as a set: one bit each. */
+static inline unsigned format_bit(enum tensor_format format)
+{
+    return 1u << format;
+}
+/* HELM_E_UNSUPPORTED names what this processor lacks to compute with the formats of `used`. */
+HELM_MUST_CHECK int kernel_set_need(const struct kernel_set *set, unsigned used, unsigned features,
+                                    struct helm_err *err);
+
+/* "bf16 avx512-bf16 vector avx512 attention avx512", with the formats of `used`; of one that is decoded also by
+ * what: "bf16-packed avx512-vbmi2+avx512-bf16". */
+const char *kernel_set_text(const struct kernel_set *set, unsigned used, char *text, size_t size);
+
+#endif

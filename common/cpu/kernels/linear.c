@@ -1,0 +1,108 @@
+/* The table of linear kernels and the choice among them.
+ *
+ * Called once by the CPU worker's start, by tests and by the kernel benchmark. Nothing here executes an
+ * instruction that plain x86-64 lacks: choosing looks only at the feature bits. Owns nothing; the table is
+ * constant. */
+#include "common/cpu/kernels/linear.h"
+
+#include <string.h>
+
+#include "common/cpu/kernels/variants.h"
+
+#define PLAIN(kernels) &(kernels)[FORMAT_BF16], &(kernels)[FORMAT_F16], &(kernels)[FORMAT_F32]
+
+/* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen
+ * 5 core, 1536 x 1024, GFLOP/s at 8 / 16 / 128 / 512 tokens (helm-bench-kernels shows it for any machine):
+ *   openblas 0.3.21   f16  40 /  64 / 120 / 129     f32  44 /  68 / 120 / 128     (its kernel there is an AVX2 one)
+ *   avx2              f16  99 / 104 / 132 / 135
+ *   avx512            f16 184 / 199 / 250 / 266     f32  84 / 124 / 273 / 270     (register-only limit: 266 to 274)
+ *   avx512-bf16      bf16 286 / 340 / 507 / 508                                   (register-only limit: 530) */
+static const struct linear_kernel *const table[] = {
+    PLAIN(linear_ref_gemv),
+    PLAIN(linear_avx2_gemv),
+    PLAIN(linear_avx512_gemv),
+    PLAIN(linear_ref_gemm),
+    PLAIN(linear_openblas_gemm),
+    PLAIN(linear_avx2_gemm),
+    PLAIN(linear_avx512_gemm),
+    &linear_avx512bf16_gemm,
+    &linear_amx_gemm,
+    &bf16_packed_ref_gemv,
+    &bf16_packed_ref_decode,
+    &bf16_packed_avx512vbmi2_gemv,
+    &bf16_packed_avx512vbmi2_decode,
+    &q8_0_ref_gemv,
+    &q8_0_ref_decode,
+    &q8_0_avx2_gemv,
+    &q8_0_avx2_decode,
+    &q8_0_avx512_gemv,
+};
+
+const struct linear_kernel *const *linear_kernels(size_t *count)
+{
+    *count = sizeof table / sizeof *table;
+    return table;
+}
+
+bool linear_has(enum tensor_format format, enum linear_schedule schedule, const char *name)
+{
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (table[i]->format == format && table[i]->schedule == schedule &&
+            (!name || strcmp(table[i]->name, name) == 0))
+            return true;
+    return false;
+}
+
+enum tensor_format linear_rows_format(enum tensor_format format)
+{
+    return linear_has(format, LINEAR_TOKENS, NULL) ? format
+                                                   : tensor_format_plain(tensor_format_value(format));
+}
+
+static bool is_known(const char *name)
+{
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (strcmp(table[i]->name, name) == 0) return true;
+    return false;
+}
+
+int linear_choose(enum tensor_format format, enum linear_schedule schedule, unsigned features,
+                  const char *name, const struct linear_kernel **kernel, struct helm_err *err)
+{
+    const bool made = tensor_format_of(format)->from != format;
+    const struct linear_kernel *fastest = NULL;
+    char text[128];
+    *kernel = NULL;
+    for (size_t i = sizeof table / sizeof *table; i-- > 0;) {
+        const struct linear_kernel *k = table[i];
+        if (k->format != format || k->schedule != schedule) continue;
+        if (name ? strcmp(name, k->name) != 0 : made && !k->features) continue;
+        if (!fastest) fastest = k;
+        if (k->features & ~features) continue;
+        *kernel = k;
+        return 0;
+    }
+    if (fastest)
+        return helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "the CPU's kernel \"%s\" for %s weights needs %s, which this processor or kernel lacks",
+            fastest->name, tensor_format_name(format),
+            cpu_features_text(fastest->features & ~features, text, sizeof text));
+    if (!name || is_known(name))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "linear kernel \"%s\" does not exist for %s weights",
+                         name ? name : "", tensor_format_name(format));
+    return helm_fail(err, HELM_E_NOT_FOUND,
+                     "linear kernel \"%s\" is none of ref, openblas, avx2, avx512, avx512-bf16, amx-bf16, "
+                     "avx512-vbmi2",
+                     name);
+}
+
+/* Measured with 16 threads on a Sapphire Rapids (GB/s at 12288 / 4096 columns; plain reads 181 / 182): 3
+ * streams fetching 2 KiB ahead 181 / 173; besides 8 KiB ahead into L2 188 / 184, 16 KiB 192 / 183. Whole
+ * steps of 8B there: without the second level 147, 8 KiB 160, 16 KiB 155 of 173. On one Zen 5 core, which
+ * reads 40 GB/s, the second level costs 7 %, on two cores of an Ice Lake 10 %. */
+struct gemv_reads gemv_reads_choose(void)
+{
+    __builtin_cpu_init();
+    return (struct gemv_reads){.near = GEMV_NEAR, .far = __builtin_cpu_is("intel") ? GEMV_FAR : 0};
+}

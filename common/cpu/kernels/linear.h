@@ -1,0 +1,116 @@
+/* Products with matrices of weights: kernels by format and schedule, chosen at run time from one binary.
+ *
+ * A *decoder* is how a format's blocks become numbers, a *schedule* how the work of a product is laid out. One
+ * token's kernel reads the format as it lies. The kernels of several tokens multiply rows of single numbers;
+ * matrices of other formats are decoded to such rows, a few at a time. So a format has a kernel of one token
+ * and, unless it is single numbers, one that decodes: its decoder in the schedules of gemv_avx2.h and
+ * gemv_avx512.h, or a file of its own (bf16_packed_avx512vbmi2.c). Its rows stand in the table of linear.c.
+ *
+ * Called by worker-cpu/program (through the choice made at start, kernel_set.h), by tests/kernels (which walk
+ * the table, so that an untested kernel cannot be chosen), by the emulated GPU and by the kernel benchmark.
+ * Kernels are pure: they own nothing, allocate nothing, and touch only their arguments. They trust the
+ * weights: who loaded them has checked them. Accumulation is fp32. */
+#ifndef HELM_COMMON_CPU_KERNELS_LINEAR_H
+#define HELM_COMMON_CPU_KERNELS_LINEAR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/cpu.h"
+#include "common/base/err.h"
+#include "common/formats/tensor_format.h"
+
+/* How a gemv reads ahead. Changes no result. */
+struct gemv_reads {
+    const void *next; /* what this thread reads after these rows, in streams next_stride bytes apart; NULL: */
+    size_t next_stride; /* not known */
+    uint32_t near,
+        far; /* bytes ahead of each stream's position that are fetched into L1 and into L2; far 0: not */
+};
+#define GEMV_NEAR 2048
+#define GEMV_FAR  8192
+/* What usually suits this processor; worker-cpu/program/read_ahead.h tries it out. */
+struct gemv_reads gemv_reads_choose(void);
+
+/* y[r] = sum_c w[r][c] * x[c], r in [0, rows). Activations fp32 throughout: a decode step rounds nothing. Of a
+ * variable format the rows are one group. `reads` NULL: 2 KiB near, nothing else. */
+typedef void gemv_fn(float *y, const void *w, const float *x, size_t rows, size_t cols,
+                     const struct gemv_reads *reads);
+/* x[cols] to to[cols] (64-byte aligned) in the order in which a gemv reads its input. */
+typedef void gemv_order_fn(float *to, const float *x, size_t cols);
+
+/* Several tokens: x is first *tiled* (rounded to bf16, blocked: the kernel's own layout) by every thread for
+ * its share of tokens, then each thread multiplies its share of rows. tile: tokens [first, last) of x (row
+ * stride ldx floats) into `tiled`; ranges are multiples of tile_tokens except the last. Zero-fills its own
+ * padding. gemm: y[t * ldy + r] (+)= sum_c w[r][c] * x[t][c] for t < tokens, r < rows. `scratch` is the
+ * calling thread's own, scratch_bytes large, 64-byte aligned. */
+typedef size_t gemm_tiled_bytes_fn(size_t tokens, size_t cols);
+typedef void gemm_tile_fn(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
+                          size_t last);
+typedef void gemm_fn(float *y, size_t ldy, const void *w, const void *tiled, size_t rows, size_t cols,
+                     size_t tokens, bool accumulate, void *scratch);
+
+/* Rows as single numbers of the format's value type: values[rows][cols], 64-byte aligned. Of a variable format
+ * the rows are one group. */
+typedef void decode_fn(void *values, const void *w, size_t rows, size_t cols);
+
+enum linear_schedule { LINEAR_ONE_TOKEN, LINEAR_TOKENS, LINEAR_DECODE };
+
+struct linear_kernel {
+    const char *name;  /* "avx512-bf16" */
+    unsigned features; /* enum cpu_feature bits it needs */
+    enum tensor_format
+        format; /* any rows, cols >= 1 that the format takes; only element alignment is asked */
+    enum linear_schedule schedule;
+    /* ONE_TOKEN */
+    gemv_fn *gemv;
+    size_t streams;  /* rows it reads side by side, each an equal run of a call's rows: which should be a
+                             multiple of it */
+    size_t col_unit; /* it takes only columns of a multiple of this; 0: any */
+    gemv_order_fn
+        *order; /* what its input goes through first, once for all rows; NULL: it is read as it is */
+    /* TOKENS */
+    bool exact_input;   /* activations stay fp32 (golden tolerance class "float32") */
+    size_t tile_tokens; /* granule of tile ranges */
+    size_t row_granule; /* rows a gemm's share should be a multiple of */
+    gemm_tiled_bytes_fn *tiled_bytes;
+    gemm_tile_fn *tile;
+    gemm_fn *gemm;
+    size_t (*scratch_bytes)(size_t cols, size_t tokens);
+    void (*thread_begin)(
+        void); /* per step and thread, before the first gemm (AMX tile configuration); may be NULL */
+    void (*thread_end)(void);
+    /* DECODE */
+    decode_fn *decode;
+};
+
+/* All kernels of all formats compiled in, whatever this processor has; of a format and schedule slowest first,
+ * the plain reference before all. */
+const struct linear_kernel *const *linear_kernels(size_t *count);
+/* Whether there is one; name NULL: of any name. */
+bool linear_has(enum tensor_format format, enum linear_schedule schedule, const char *name);
+/* The fastest that `features` allows, or the one called `name` (NULL: automatic). Errors name what is missing.
+ * The reference of a format that is made of another is chosen by name only: where nothing is faster than it,
+ * that other is better computed with. */
+HELM_MUST_CHECK int linear_choose(enum tensor_format format, enum linear_schedule schedule, unsigned features,
+                                  const char *name, const struct linear_kernel **kernel,
+                                  struct helm_err *err);
+/* What the choice for one token needs, at least, where it is not to be the reference: for the planner, which
+ * links no kernels. */
+static inline bool linear_pays(enum tensor_format format, unsigned features)
+{
+    static const unsigned needs[FORMAT_COUNT] = {[FORMAT_BF16_PACKED] = CPU_AVX512 | CPU_AVX512_VBMI2};
+    return !(needs[format] & ~features);
+}
+
+/* What computes with a format; NULL: this processor has none. */
+struct linear_set {
+    const struct linear_kernel *one;    /* one token */
+    const struct linear_kernel *tokens; /* several, over the format's rows or over those decoded */
+    const struct linear_kernel *decode; /* to what `tokens` multiplies; NULL where that is the format */
+};
+/* Which format's rows several tokens are multiplied with. */
+enum tensor_format linear_rows_format(enum tensor_format format);
+
+#endif

@@ -1,0 +1,33 @@
+/* What each kernel file exports to the tables of linear.c and vector.c. Nothing else includes this but the
+ * kernels. */
+#ifndef HELM_COMMON_CPU_KERNELS_VARIANTS_H
+#define HELM_COMMON_CPU_KERNELS_VARIANTS_H
+
+#include "common/cpu/kernels/linear.h"
+#include "common/cpu/kernels/vector.h"
+
+/* Of single numbers, indexed by format. */
+#define LINEAR_PLAIN DTYPE_COUNT
+extern const struct linear_kernel linear_ref_gemv[LINEAR_PLAIN], linear_ref_gemm[LINEAR_PLAIN];
+extern const struct linear_kernel linear_avx2_gemv[LINEAR_PLAIN], linear_avx2_gemm[LINEAR_PLAIN];
+extern const struct linear_kernel linear_avx512_gemv[LINEAR_PLAIN], linear_avx512_gemm[LINEAR_PLAIN];
+extern const struct linear_kernel linear_openblas_gemm[LINEAR_PLAIN];
+/* bf16 weights only. */
+extern const struct linear_kernel linear_avx512bf16_gemm, linear_amx_gemm;
+extern const struct linear_kernel bf16_packed_ref_gemv, bf16_packed_ref_decode;
+extern const struct linear_kernel bf16_packed_avx512vbmi2_gemv, bf16_packed_avx512vbmi2_decode;
+extern const struct linear_kernel q8_0_ref_gemv, q8_0_ref_decode;
+extern const struct linear_kernel q8_0_avx2_gemv, q8_0_avx2_decode, q8_0_avx512_gemv;
+
+extern const struct vector_variant vector_ref;
+extern const struct vector_variant vector_avx2;
+extern const struct vector_variant vector_avx512;
+
+/* Shared between files. The OpenBLAS kernel converts weights with it. */
+void vector_avx2_load(float *y, const void *x, enum dtype dtype, size_t n);
+/* Activations as [panel of 16 tokens][ceil(cols / 32) * 16 pairs][16 tokens][2] bf16, zero-padded: the
+ * operand of vdpbf16ps with tokens as lanes, and row for row the B tile of tdpbf16ps. */
+void linear_avx512bf16_tile_panels(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols,
+                                   size_t first, size_t last);
+
+#endif

@@ -1,0 +1,34 @@
+/* Elementwise operations over fp32 vectors: one table of variants, slowest first, chosen at run time.
+ *
+ * Called by whoever computes on the CPU, by tests/kernels, which walk the table, and by loaders. Kernels are
+ * pure. Definitions: vector_ref.c. */
+#ifndef HELM_COMMON_CPU_KERNELS_VECTOR_H
+#define HELM_COMMON_CPU_KERNELS_VECTOR_H
+
+#include <stddef.h>
+
+#include "common/base/cpu.h"
+#include "common/base/err.h"
+#include "common/formats/dtype.h"
+
+struct vector_variant {
+    const char *name;
+    unsigned features;
+    /* y[i] = x[i] * w[i] / sqrt(mean(x^2) + eps); y may be x */
+    void (*rmsnorm)(float *y, const float *x, const float *w, size_t n, float eps);
+    /* halves layout: (x[i], x[i + n/2]) rotated by (cos[i], sin[i]), i < n/2, in place */
+    void (*rope)(float *x, const float *cos, const float *sin, size_t n);
+    /* y[i] = g[i] / (1 + exp(-g[i])) * u[i]; y may be g */
+    void (*swiglu)(float *y, const float *g, const float *u, size_t n);
+    void (*add)(float *y, const float *x, size_t n); /* y += x */
+    /* n values of `dtype` to fp32, and fp32 to bf16 / f16 (round to nearest even) */
+    void (*load)(float *y, const void *x, enum dtype dtype, size_t n);
+    void (*store)(void *y, const float *x, enum dtype dtype, size_t n);
+    /* index of the largest element, lowest index on a tie; NaN never wins; n if all are NaN */
+    size_t (*argmax)(const float *x, size_t n);
+};
+const struct vector_variant *const *vector_variants(size_t *count);
+HELM_MUST_CHECK int vector_choose(unsigned features, const char *name, const struct vector_variant **variant,
+                                  struct helm_err *err);
+
+#endif

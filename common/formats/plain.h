@@ -1,0 +1,72 @@
+/* What the formats of single numbers have in common: shapes, sizes, reading and writing rows. Included by
+ * bf16.c, f16.c and f32.c alone. */
+#ifndef HELM_COMMON_FORMATS_PLAIN_H
+#define HELM_COMMON_FORMATS_PLAIN_H
+
+#include <string.h>
+
+#include "common/formats/convert.h"
+#include "common/formats/tensor_format.h"
+
+static inline bool plain_takes(uint64_t rows, uint64_t cols)
+{
+    return rows > 0 && cols > 0 && rows <= UINT64_MAX / sizeof(float) / cols;
+}
+
+static inline int plain_read_row(const struct tensor_matrix *m, uint32_t row, float *out,
+                                 struct helm_err *err)
+{
+    const enum dtype dtype = (enum dtype)m->format;
+    const uint64_t first = (uint64_t)row * m->cols;
+    if (row >= m->rows || (first + m->cols) * dtype_bytes(dtype) > m->bytes)
+        return helm_fail(err, HELM_E_FORMAT, "%s: row %u of %u columns ends behind the matrix's %llu bytes",
+                         dtype_name(dtype), row, m->cols, (unsigned long long)m->bytes);
+    for (uint32_t c = 0; c < m->cols; c++) out[c] = convert_load(m->data, dtype, first + c);
+    return 0;
+}
+
+static inline void plain_write(enum dtype to, const void *values, enum dtype dtype, uint64_t count, void *out,
+                               uint64_t *bytes)
+{
+    if (bytes) *bytes = count * dtype_bytes(to);
+    if (to == dtype) {
+        memcpy(out, values, count * dtype_bytes(to));
+        return;
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        const float value = convert_load(values, dtype, i);
+        const uint16_t half = to == DTYPE_BF16 ? convert_f32_bf16(value) : convert_f32_f16(value);
+        if (to == DTYPE_F32)
+            memcpy((char *)out + i * sizeof value, &value, sizeof value);
+        else
+            memcpy((char *)out + i * sizeof half, &half, sizeof half);
+    }
+}
+
+/* The row of the registry for DTYPE_`TYPE`, and the functions that know their type. */
+#define PLAIN_FORMAT(type, TYPE, file_name)                                                                  \
+    static uint64_t bytes_of(uint64_t rows, uint64_t cols)                                                   \
+    {                                                                                                        \
+        return rows * cols * dtype_bytes(DTYPE_##TYPE);                                                      \
+    }                                                                                                        \
+    static int write(const void *values, enum dtype dtype, uint32_t rows, uint32_t cols, void *out,          \
+                     uint64_t *bytes, struct helm_err *err)                                                  \
+    {                                                                                                        \
+        (void)err;                                                                                           \
+        plain_write(DTYPE_##TYPE, values, dtype, (uint64_t)rows *cols, out, bytes);                          \
+        return 0;                                                                                            \
+    }                                                                                                        \
+    const struct tensor_format_traits tensor_format_##type = {.name = #type,                                 \
+                                                              .file = file_name,                             \
+                                                              .value = DTYPE_##TYPE,                         \
+                                                              .block_values = 1,                             \
+                                                              .block_bytes =                                 \
+                                                                  DTYPE_##TYPE == DTYPE_F32 ? 4 : 2,         \
+                                                              .group_rows = 1,                               \
+                                                              .from = FORMAT_##TYPE,                         \
+                                                              .takes = plain_takes,                          \
+                                                              .bytes = bytes_of,                             \
+                                                              .read_row = plain_read_row,                    \
+                                                              .write = write}
+
+#endif

@@ -1,0 +1,69 @@
+/* Weights as Q8_0 (q8_0.h): 8.5 bits a value, each off by half a 127th of its block's largest at most. See
+ * tensor_format.h. */
+#include "common/formats/q8_0.h"
+
+#include <math.h>
+
+#include "common/formats/tensor_format.h"
+
+static bool takes(uint64_t rows, uint64_t cols)
+{
+    return rows > 0 && cols > 0 && cols % Q8_0_VALUES == 0 && rows <= UINT64_MAX / sizeof(float) / cols;
+}
+
+static uint64_t bytes_of(uint64_t rows, uint64_t cols)
+{
+    return rows * (cols / Q8_0_VALUES) * Q8_0_BYTES;
+}
+
+static int read_row(const struct tensor_matrix *m, uint32_t row, float *out, struct helm_err *err)
+{
+    const uint64_t row_bytes = bytes_of(1, m->cols);
+    if (row >= m->rows || m->cols % Q8_0_VALUES || (row + UINT64_C(1)) * row_bytes > m->bytes)
+        return helm_fail(err, HELM_E_FORMAT, "q8_0: row %u of %u columns ends behind the matrix's %llu bytes",
+                         row, m->cols, (unsigned long long)m->bytes);
+    for (uint32_t c = 0; c < m->cols; c++) out[c] = q8_0_value((const char *)m->data + row * row_bytes, c);
+    return 0;
+}
+
+/* False: values that are not finite, or too large. As llama.cpp's quantize_row_q8_0_ref: numbers by the scale before it is rounded to fp16. */
+static bool write_block(const void *values, enum dtype dtype, uint64_t first, unsigned char *out)
+{
+    float value[Q8_0_VALUES], largest = 0;
+    for (uint32_t i = 0; i < Q8_0_VALUES; i++) {
+        value[i] = convert_load(values, dtype, first + i);
+        if (!isfinite(value[i])) return false;
+        if (fabsf(value[i]) > largest) largest = fabsf(value[i]);
+    }
+    const float scale = largest / 127, inverse = scale >= 0x1p-126f ? 1 / scale : 0;
+    const uint16_t half = convert_f32_f16(scale);
+    if (!isfinite(convert_f16_f32(half))) return false;
+    memcpy(out, &half, sizeof half);
+    for (uint32_t i = 0; i < Q8_0_VALUES; i++)
+        out[sizeof half + i] = (unsigned char)(int8_t)roundf(value[i] * inverse);
+    return true;
+}
+
+static int write(const void *values, enum dtype dtype, uint32_t rows, uint32_t cols, void *out,
+                 uint64_t *bytes, struct helm_err *err)
+{
+    const uint64_t blocks = (uint64_t)rows * (cols / Q8_0_VALUES);
+    for (uint64_t b = 0; b < blocks; b++)
+        if (!write_block(values, dtype, b * Q8_0_VALUES, (unsigned char *)out + b * Q8_0_BYTES))
+            return helm_fail(err, HELM_E_FORMAT, "q8_0: row %llu has values that are not finite or too large",
+                             (unsigned long long)(b / (cols / Q8_0_VALUES)));
+    if (bytes) *bytes = blocks * Q8_0_BYTES;
+    return 0;
+}
+
+const struct tensor_format_traits tensor_format_q8_0 = {.name = "q8_0",
+                                                        .file = "Q8_0",
+                                                        .value = DTYPE_F32,
+                                                        .block_values = Q8_0_VALUES,
+                                                        .block_bytes = Q8_0_BYTES,
+                                                        .group_rows = 1,
+                                                        .from = FORMAT_Q8_0,
+                                                        .takes = takes,
+                                                        .bytes = bytes_of,
+                                                        .read_row = read_row,
+                                                        .write = write};

@@ -1,0 +1,126 @@
+/* Formats of weights: how a matrix's values stand in memory. One row of the registry and one file a format.
+ *
+ * Everything that asks how large a weight is, where its rows begin, or what a value of it is, asks here: the
+ * checkpoint reader, the planner, both workers' loaders, the reference kernels. Fast kernels of a format are
+ * decoders beside the schedules that use them (common/cpu/kernels, worker-gpu/kernels). Pure functions and
+ * constant tables; no state. To add a format: a row and a file here, its decoders, its tests.
+ *
+ * A matrix [rows][cols] is row-major. Along a row, `block_values` neighbouring values make a block of
+ * `block_bytes`. Formats of `group_rows` > 1 lay so many rows down together, and a slice of such a matrix
+ * takes whole groups. In formats that are `variable` the bytes of a group depend on its values: the matrix
+ * begins with a table of offsets, and sizes asked of this file are the most that it can take. */
+#ifndef HELM_COMMON_FORMATS_TENSOR_FORMAT_H
+#define HELM_COMMON_FORMATS_TENSOR_FORMAT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+#include "common/formats/dtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The first three are single numbers, in the order of enum dtype. */
+enum tensor_format {
+    FORMAT_BF16,
+    FORMAT_F16,
+    FORMAT_F32,
+    FORMAT_BF16_PACKED, /* bf16 without loss in 0.7 of its bytes (packed.h) */
+    FORMAT_Q8_0,        /* blocks of 32: a scale of 16 bits, numbers of 8 (q8_0.h) */
+    FORMAT_COUNT
+};
+
+/* A matrix as bytes. */
+struct tensor_matrix {
+    enum tensor_format format;
+    const void *data; /* borrowed */
+    uint64_t bytes;   /* that are there */
+    uint32_t rows, cols;
+};
+
+struct tensor_format_traits {
+    const char *name; /* "bf16", "bf16-packed": in plans, reports and options */
+    const char *file; /* its dtype in a safetensors file, "BF16"; NULL: no file has it */
+    /* What its values decode to: exactly, and what kernels of many tokens compute with. */
+    enum dtype value;
+    uint32_t block_values, block_bytes; /* of a variable format: of the values before */
+    uint32_t group_rows;
+    bool variable;
+    enum tensor_format from; /* the format that it is made of without loss; itself: of none */
+    /* Whether a matrix of this shape can have the format. */
+    bool (*takes)(uint64_t rows, uint64_t cols);
+    /* Of a matrix, the most of a variable format; the shape is one that it takes. */
+    uint64_t (*bytes)(uint64_t rows, uint64_t cols);
+    /* Of a variable format: where group `group` begins, or the matrix ends (group = all), in bytes from the
+     * matrix's first. Trusts the table of offsets. */
+    uint64_t (*group_at)(const struct tensor_matrix *matrix, uint32_t group);
+    /* The plain definition of the format: values of row `row` to out[cols]. Reads nothing outside the matrix's
+     * bytes, whatever they are. HELM_E_FORMAT: they are none of this format, or too few. */
+    int (*read_row)(const struct tensor_matrix *matrix, uint32_t row, float *out, struct helm_err *err);
+    /* Makes a matrix of this format of values of `dtype` ([rows][cols]); `out` has room for bytes(rows, cols).
+     * *bytes: what it has taken. NULL: it is only read. */
+    int (*write)(const void *values, enum dtype dtype, uint32_t rows, uint32_t cols, void *out,
+                 uint64_t *bytes, struct helm_err *err);
+};
+
+/* The registry; `format` < FORMAT_COUNT. */
+const struct tensor_format_traits *tensor_format_of(enum tensor_format format);
+const char *tensor_format_name(enum tensor_format format);
+/* FORMAT_COUNT: no such name. */
+enum tensor_format tensor_format_named(const char *name);
+/* The same by a safetensors file's word for it. */
+enum tensor_format tensor_format_of_file(const char *dtype);
+
+/* Of single numbers: one value a block. */
+static inline bool tensor_format_is_plain(enum tensor_format format)
+{
+    return format <= FORMAT_F32;
+}
+static inline enum tensor_format tensor_format_plain(enum dtype dtype)
+{
+    return (enum tensor_format)dtype;
+}
+static inline enum dtype tensor_format_value(enum tensor_format format)
+{
+    return tensor_format_of(format)->value;
+}
+static inline bool tensor_format_takes(enum tensor_format format, uint64_t rows, uint64_t cols)
+{
+    return tensor_format_of(format)->takes(rows, cols);
+}
+/* Bytes of a matrix, with its table of offsets if it has one: exact, or the most of a variable format. */
+static inline uint64_t tensor_format_bytes(enum tensor_format format, uint64_t rows, uint64_t cols)
+{
+    return tensor_format_of(format)->bytes(rows, cols);
+}
+/* Bytes of one row of a format that is not variable; of a variable one those of the values before. */
+static inline uint64_t tensor_format_row_bytes(enum tensor_format format, uint64_t cols)
+{
+    const struct tensor_format_traits *traits = tensor_format_of(format);
+    return cols / traits->block_values * traits->block_bytes;
+}
+/* Where row `row`, the first of a group, or the end (row = rows), is in bytes from the matrix's first. */
+static inline uint64_t tensor_format_row_at(const struct tensor_matrix *matrix, uint32_t row)
+{
+    const struct tensor_format_traits *traits = tensor_format_of(matrix->format);
+    if (!traits->variable) return row * tensor_format_row_bytes(matrix->format, matrix->cols);
+    return traits->group_at(matrix, (row + traits->group_rows - 1) / traits->group_rows);
+}
+/* The values of one row as numbers: out[cols]. HELM_E_FORMAT as read_row says. */
+HELM_MUST_CHECK static inline int tensor_format_read_row(const struct tensor_matrix *matrix, uint32_t row,
+                                                         float *out, struct helm_err *err)
+{
+    return tensor_format_of(matrix->format)->read_row(matrix, row, out, err);
+}
+
+/* Rows of the registry, one a file. */
+extern const struct tensor_format_traits tensor_format_bf16, tensor_format_f16, tensor_format_f32,
+    tensor_format_bf16_packed, tensor_format_q8_0;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

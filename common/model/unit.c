@@ -1,0 +1,58 @@
+/* The table of units. See unit.h; called by the checkpoint readers in this folder. */
+#include "common/model/unit.h"
+
+#include <stdlib.h>
+
+#include "common/model/arch.h"
+#include "common/model/model.h"
+
+/* Appends a tensor to the unit's list if the model has it. */
+static void add_tensor(const struct model *model, struct model_unit *unit, const struct model_tensor **list,
+                       enum tensor_role role)
+{
+    const struct model_tensor *tensor =
+        role == TENSOR_NONE ? NULL : model_find(model, role, (int32_t)unit->layer);
+    if (!tensor) return;
+    list[unit->tensor_count++] = tensor;
+    unit->bytes += tensor->bytes;
+}
+
+static void fill_unit(const struct model *model, struct model_unit *unit, const struct model_tensor **list)
+{
+    const struct math_part *math = &model->math.part[unit->part];
+    unit->tensor = list;
+    for (uint32_t i = 0; i < math->ops; i++)
+        for (uint32_t w = 0; w < math->op[i].weights; w++)
+            add_tensor(model, unit, list, math->op[i].weight[w]);
+    unit->matrix_count = unit->tensor_count;
+    for (uint32_t i = 0; i < math->ops; i++) {
+        const struct math_op *op = &math->op[i];
+        add_tensor(model, unit, list, op->norm);
+        add_tensor(model, unit, list, op->q_norm);
+        add_tensor(model, unit, list, op->k_norm);
+        for (uint32_t w = 0; w < op->weights; w++) add_tensor(model, unit, list, op->bias[w]);
+    }
+}
+
+const struct math_part *model_unit_math(const struct model *model, uint32_t unit)
+{
+    return &model->math.part[unit_part(unit)];
+}
+
+int model_units_build(struct model *model, struct helm_err *err)
+{
+    const uint32_t units = unit_count(model->config.layers);
+    model->unit = calloc((size_t)units + 1, sizeof *model->unit);
+    model->unit_tensor = calloc((size_t)model->tensor_count + 1, sizeof *model->unit_tensor);
+    if (!model->unit || !model->unit_tensor)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for a table of %u units", units);
+    const struct model_tensor **at = model->unit_tensor;
+    for (uint32_t u = 0; u < units; u++) {
+        struct model_unit *unit = &model->unit[u];
+        unit->part = unit_part(u);
+        unit->layer = unit_layer(u);
+        fill_unit(model, unit, at);
+        at += unit->tensor_count;
+    }
+    return 0;
+}

@@ -1,0 +1,135 @@
+/* Units: what a plan places. Half a layer each, numbered through the model; and the model's arithmetic as the
+ * operations of each kind of unit.
+ *
+ * Between two units only the residual stream passes, so any cut there costs one hand-over. This file is the
+ * only place that knows how units are numbered and which tensors and operations each kind has: planner,
+ * loaders and lowering ask it. A new kind of unit is a part here, a row in arch.c and its operations. Pure
+ * data and functions. */
+#ifndef HELM_COMMON_MODEL_UNIT_H
+#define HELM_COMMON_MODEL_UNIT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+/* What a tensor is for. The names in files are derived from these by the architecture's table (arch.c). */
+enum tensor_role {
+    TENSOR_EMBED,      /* [vocab, hidden] */
+    TENSOR_FINAL_NORM, /* [hidden] */
+    TENSOR_HEAD,       /* [vocab, hidden]; absent when tied */
+    TENSOR_ATTN_NORM,  /* [hidden]; from here on: one a layer */
+    TENSOR_Q,          /* [heads * head_dim, hidden] */
+    TENSOR_K,          /* [kv_heads * head_dim, hidden] */
+    TENSOR_V,
+    TENSOR_O, /* [hidden, heads * head_dim] */
+    TENSOR_Q_BIAS,
+    TENSOR_K_BIAS,
+    TENSOR_V_BIAS,
+    TENSOR_O_BIAS,
+    TENSOR_Q_NORM,
+    TENSOR_K_NORM,   /* [head_dim] */
+    TENSOR_MLP_NORM, /* [hidden] */
+    TENSOR_GATE,
+    TENSOR_UP,   /* [intermediate, hidden] */
+    TENSOR_DOWN, /* [hidden, intermediate] */
+    TENSOR_GATE_BIAS,
+    TENSOR_UP_BIAS,
+    TENSOR_DOWN_BIAS,
+    TENSOR_ROLE_COUNT,
+    TENSOR_NONE = TENSOR_ROLE_COUNT
+};
+
+/* ---- numbering ---- */
+
+enum unit_part { UNIT_ATTENTION, UNIT_MLP, UNIT_PARTS };
+static inline const char *unit_part_name(enum unit_part part)
+{
+    static const char *const names[UNIT_PARTS] = {[UNIT_ATTENTION] = "attention", [UNIT_MLP] = "MLP"};
+    return (unsigned)part < UNIT_PARTS ? names[part] : "unknown";
+}
+
+static inline uint32_t unit_count(uint32_t layers)
+{
+    return layers * UNIT_PARTS;
+}
+static inline uint32_t unit_of(uint32_t layer, enum unit_part part)
+{
+    return layer * UNIT_PARTS + (uint32_t)part;
+}
+static inline uint32_t unit_layer(uint32_t unit)
+{
+    return unit / UNIT_PARTS;
+}
+static inline enum unit_part unit_part(uint32_t unit)
+{
+    return (enum unit_part)(unit % UNIT_PARTS);
+}
+/* Of a tensor that belongs to a layer. */
+enum unit_part unit_part_of_role(enum tensor_role role);
+
+/* ---- operations ---- */
+
+/* Buffers are logical, per token, fp32. */
+enum model_buffer {
+    BUFFER_NONE,
+    BUFFER_X, /* residual stream [hidden] */
+    BUFFER_H, /* normalised input [hidden] */
+    BUFFER_Q, /* [heads * head_dim] */
+    BUFFER_K, /* [kv_heads * head_dim] */
+    BUFFER_V,
+    BUFFER_A,    /* attention output [heads * head_dim] */
+    BUFFER_GATE, /* [intermediate] */
+    BUFFER_UP,
+    BUFFER_LOGITS, /* [vocab] */
+};
+
+enum math_kind {
+    MATH_EMBED, /* out = embedding row of the token */
+    MATH_LINEAR, /* of each weight: out (+)= weight * input + bias; then, with swiglu, out[0] = silu(out[0]) * out[1] */
+    MATH_ATTENTION, /* norm of each head of q and k, RoPE, append k and v to the cache, causal GQA attention of q */
+};
+#define MATH_WEIGHTS_MAX 3
+struct math_op {
+    enum math_kind kind;
+    const char *name; /* "q k v" */
+    enum model_buffer in;
+    enum tensor_role norm; /* LINEAR: the input is rmsnorm(in) * norm; TENSOR_NONE: it is `in` */
+    uint32_t weights;
+    enum tensor_role weight[MATH_WEIGHTS_MAX], bias[MATH_WEIGHTS_MAX]; /* bias TENSOR_NONE: none */
+    enum model_buffer out[MATH_WEIGHTS_MAX];
+    bool accumulate;                 /* adds to out: the residual */
+    bool swiglu;                     /* weights are gate and up, whose rows are used in pairs */
+    enum tensor_role q_norm, k_norm; /* ATTENTION: of each head; TENSOR_NONE: none */
+};
+#define MATH_OPS_MAX 4
+/* One kind of unit: its operations in order. */
+struct math_part {
+    struct math_op op[MATH_OPS_MAX];
+    uint32_t ops;
+    double read_part; /* of its weights' bytes, what one token reads: 1, or less of experts */
+};
+/* The model: embed, then every layer's parts in order, then head. */
+struct model_math {
+    struct math_op embed, head;
+    struct math_part part[UNIT_PARTS];
+};
+
+/* ---- the table ---- */
+
+struct model_tensor;
+struct model_unit {
+    enum unit_part part;
+    uint32_t layer;
+    /* Matrices in the order of use, then vectors (norms, biases). */
+    const struct model_tensor *const *tensor;
+    uint32_t tensor_count, matrix_count;
+    uint64_t bytes; /* of all of them, as stored */
+};
+struct model;
+/* The operations of a unit of the model. */
+const struct math_part *model_unit_math(const struct model *model, uint32_t unit);
+/* Fills in model->unit from its tensors and operations; called once, when they are read. */
+HELM_MUST_CHECK int model_units_build(struct model *model, struct helm_err *err);
+
+#endif

@@ -1,0 +1,79 @@
+/* Limits of both engines that the planner must know: sizes of slices and sub-chunks, tiers of tokens, boundaries.
+ *
+ * Included by the planner and by the workers, so that each stands here once. What follows from them (the bytes of a
+ * workspace) is computed by functions that both call: common/plan/workspace.h. Constants only; read by CUDA C++ too. */
+#ifndef HELM_COMMON_PLAN_ENGINE_LIMITS_H
+#define HELM_COMMON_PLAN_ENGINE_LIMITS_H
+
+#include <stdint.h>
+
+/* ---- tiers of tokens ---- */
+
+/* Steps of 2 to 16 tokens are a tier of their own on both processors; longer ones are chunks. */
+#define ENGINE_FEW_TOKENS 16
+/* The GPU's shortest chunk. A prefill list begins at this many tokens or more: shorter steps are captured graphs. */
+#define GPU_CHUNK_TOKENS (ENGINE_FEW_TOKENS + 1)
+/* A longer chunk is computed in sub-chunks on the GPU, each operation for all of them. */
+#define GPU_SUB_TOKENS 512
+/* Matrix products of a chunk take whole multiples: few shapes, few plans. */
+#define GPU_PAD_TOKENS 64
+/* The CPU's products of several tokens take at most this many at a time. */
+#define CPU_TILE_TOKENS 512
+
+/* ---- memory ---- */
+
+#define VRAM_ALIGN        UINT64_C(256) /* of everything that is placed in VRAM */
+#define HOST_VECTOR_ALIGN 64            /* of the CPU's private vectors */
+
+/* The ring. A slice holds whole groups of RING_ROWS rows and is no larger than 1 / RING_SHARE of the ring, so that
+ * others are on their way while one is computed, nor than the limit: 0.3 ms of a fast link, a kernel worth its launch. */
+#define RING_SHARE       4
+#define RING_ROWS        16
+#define RING_ALIGN       VRAM_ALIGN
+#define RING_SLICE_BYTES (UINT64_C(16) << 20)
+/* Of packed weights, by their bytes before they are packed: the same time of a link, kernels of twice the size. */
+#define RING_PACKED_SLICE_BYTES (UINT64_C(32) << 20)
+
+/* Pools in VRAM, of one layer each, that borrowed layers take turns in. */
+#define GPU_STAGINGS 2
+/* Host memory for reading weights from files, of all readers. */
+#define GPU_LOAD_STAGING_BYTES (UINT64_C(192) << 20)
+/* Threads that draw tokens on the host where the device's argmax is not enough; host memory of a slot's draws: candidates,
+ * logits of changed tokens, and how often each of those occurs. */
+#define GPU_SAMPLERS_MAX    4
+#define GPU_DRAW_SLOT_BYTES UINT64_C(57368)
+
+/* One token's products read packed rows as they are where their columns are a multiple of this, on a CUDA device. */
+#define GPU_PACKED_COLS 512
+/* Rows of a packed matrix that the CPU unpacks at a time, in bytes. A group of rows that takes more is unpacked whole. */
+#define CPU_UNPACKED_BYTES (UINT64_C(3) << 19)
+
+/* ---- workspaces of the GPU's kernels ---- */
+
+/* Products of one and of few tokens: counters, then inputs or sums that wait for those of other columns. */
+#define GPU_LINEAR_COUNTER_BYTES (UINT64_C(32) << 10)
+#define GPU_LINEAR_SUMS_BYTES    (UINT64_C(8) << 20)
+#define GPU_LINEAR_SUMS          40 /* of each input, where they are fewer bytes than that */
+/* Attention of few tokens: pieces of one sequence's context, and of one token's in a chain. */
+#define GPU_ATTENTION_SPLITS 64
+#define GPU_CHAIN_PIECES     4
+/* A chain's list, for each operation: at most. */
+#define GPU_CHAIN_OP_BYTES 1024
+/* At most, a row of logits: the best of each block, and counters; candidates, beside the best of each 64 logits. */
+#define GPU_ARGMAX_ROW_BYTES 8192
+#define GPU_FEW_ROW_BYTES    8192
+#define GPU_FEW_LOGITS       64
+/* Products of chunks: the CUDA libraries', and the emulated device's. */
+#define GPU_MATMUL_WORKSPACE          (UINT64_C(32) << 20)
+#define GPU_MATMUL_WORKSPACE_EMULATED UINT64_C(4096)
+/* What the emulated device's threads and queues count as. */
+#define GPU_CONTEXT_EMULATED (UINT64_C(1) << 20)
+
+/* ---- time ---- */
+
+/* Threads of the CPU's pool spin for this long after their last work, then sleep. */
+#define CPU_SPIN_QUIET_US 5000
+/* The profile's price of a hand-over is measured with this many bytes. */
+#define ENGINE_HAND_OVER_BYTES 8192
+
+#endif

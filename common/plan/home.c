@@ -1,0 +1,66 @@
+/* The tables of memories, processors, links and homes. See home.h. Constant data. */
+#include "common/plan/home.h"
+
+#include <stddef.h>
+#include <string.h>
+
+static const char *const memory_names[PLAN_MEMORIES] = {[PLAN_HOST] = "host", [PLAN_VRAM0] = "vram"};
+
+const struct plan_processor_row plan_processor_rows[PLAN_PROCESSORS] = {
+    [PLAN_CPU0] = {.name = "cpu", .memory = PLAN_HOST},
+    [PLAN_GPU0] = {.name = "gpu", .memory = PLAN_VRAM0},
+};
+
+const struct plan_link_row plan_link_rows[PLAN_LINKS] = {
+    {.from = PLAN_CPU0, .to = PLAN_GPU0},
+    {.from = PLAN_GPU0, .to = PLAN_CPU0},
+};
+
+const struct plan_home_row plan_home_rows[PLAN_HOMES] = {
+    [PLAN_HOME_CPU] = {"cpu", PLAN_HOST, PLAN_CPU0, PLAN_RESIDENT},
+    [PLAN_HOME_GPU] = {"gpu", PLAN_VRAM0, PLAN_GPU0, PLAN_RESIDENT},
+    [PLAN_HOME_STREAM] = {"stream", PLAN_HOST, PLAN_GPU0, PLAN_STREAMED},
+};
+
+enum plan_home plan_processor_home(enum plan_processor processor)
+{
+    int home = 0;
+    while (plan_home_rows[home].processor != processor || plan_home_rows[home].route != PLAN_RESIDENT) home++;
+    return (enum plan_home)home;
+}
+
+uint32_t plan_link_of(enum plan_processor from, enum plan_processor to)
+{
+    uint32_t link = 0;
+    while (plan_link_rows[link].from != from || plan_link_rows[link].to != to) link++;
+    return link;
+}
+
+const char *plan_home_name(enum plan_home home)
+{
+    return (unsigned)home < PLAN_HOMES ? plan_home_rows[home].name : "unknown";
+}
+
+const char *plan_processor_name(enum plan_processor processor)
+{
+    return (unsigned)processor < PLAN_PROCESSORS ? plan_processor_rows[processor].name : "unknown";
+}
+
+const char *plan_memory_name(enum plan_memory memory)
+{
+    return (unsigned)memory < PLAN_MEMORIES ? memory_names[memory] : "unknown";
+}
+
+enum plan_home plan_home_named(const char *name)
+{
+    int home = 0;
+    while (home < PLAN_HOMES && strcmp(name, plan_home_rows[home].name) != 0) home++;
+    return (enum plan_home)home;
+}
+
+enum plan_processor plan_processor_named(const char *name)
+{
+    int processor = 0;
+    while (processor < PLAN_PROCESSORS && strcmp(name, plan_processor_rows[processor].name) != 0) processor++;
+    return (enum plan_processor)processor;
+}

@@ -1,0 +1,73 @@
+/* Where weights lie and what computes with them: memories, processors, lanes between processors, homes of
+ * units. Constant tables, indexed by the enumerations beside them; a further device is a row in each.
+ *
+ * Asked by the planner, by helmd and by the workers: code that wants to know where bytes are or what computes
+ * asks for the memory or the processor of a home, it does not compare homes. Called by everything that reads
+ * a plan; owns nothing.
+ *
+ * A processor's weights and caches are resident in its own memory. A home on another memory has a route by
+ * which weights reach the processor. */
+#ifndef HELM_COMMON_PLAN_HOME_H
+#define HELM_COMMON_PLAN_HOME_H
+
+#include <stdint.h>
+
+enum plan_memory { PLAN_HOST, PLAN_VRAM0, PLAN_MEMORIES };
+enum plan_processor { PLAN_CPU0, PLAN_GPU0, PLAN_PROCESSORS };
+enum plan_route {
+    PLAN_RESIDENT, /* the processor reads the weights where they lie */
+    PLAN_STREAMED  /* they are copied through a ring in the processor's memory */
+};
+/* `cpu` is 0: a plan that says nothing of a home computes there. */
+enum plan_home { PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM, PLAN_HOMES };
+
+struct plan_home_row {
+    const char *name; /* in plans, options and reports */
+    enum plan_memory memory;
+    enum plan_processor processor;
+    enum plan_route route;
+};
+struct plan_processor_row {
+    const char *name;
+    enum plan_memory memory;
+};
+/* By which one processor hands activations to another: the arena's lane of this index. */
+struct plan_link_row {
+    enum plan_processor from, to;
+};
+#define PLAN_LINKS ((uint32_t)PLAN_PROCESSORS * (PLAN_PROCESSORS - 1))
+
+extern const struct plan_home_row plan_home_rows[PLAN_HOMES];
+extern const struct plan_processor_row plan_processor_rows[PLAN_PROCESSORS];
+extern const struct plan_link_row plan_link_rows[PLAN_LINKS];
+
+static inline enum plan_memory plan_home_memory(enum plan_home home)
+{
+    return plan_home_rows[home].memory;
+}
+static inline enum plan_processor plan_home_processor(enum plan_home home)
+{
+    return plan_home_rows[home].processor;
+}
+static inline enum plan_route plan_home_route(enum plan_home home)
+{
+    return plan_home_rows[home].route;
+}
+static inline enum plan_memory plan_processor_memory(enum plan_processor processor)
+{
+    return plan_processor_rows[processor].memory;
+}
+/* The home of what a processor has in its own memory. */
+enum plan_home plan_processor_home(enum plan_processor processor);
+/* The index of the link, and of its lane; the two differ. */
+uint32_t plan_link_of(enum plan_processor from, enum plan_processor to);
+
+/* "unknown" of a number that is none. */
+const char *plan_home_name(enum plan_home home);                /* "cpu", "gpu", "stream" */
+const char *plan_processor_name(enum plan_processor processor); /* "cpu", "gpu" */
+const char *plan_memory_name(enum plan_memory memory);          /* "host", "vram" */
+/* By name; PLAN_HOMES, PLAN_PROCESSORS: there is none. */
+enum plan_home plan_home_named(const char *name);
+enum plan_processor plan_processor_named(const char *name);
+
+#endif

@@ -1,0 +1,192 @@
+/* A plan: which parts of the model are computed where, and the ledger of all memory that follows from it.
+ *
+ * Made by daemon/planner, sent to the workers and to clients as JSON, saved and edited by hand. Pure data.
+ *
+ * The unit of a plan is half a layer: the attention half (norm, q k v, attention, o) or the MLP half (norm,
+ * gate up, down). Between two units only the residual stream passes, so any cut there costs one hand-over.
+ * Units are numbered through the model (common/model/unit.h).
+ *
+ * A plan has one list of stages for decode steps and may have further ones for steps of many tokens (phases).
+ * The decode list says where the bytes are: a unit at home on `gpu` is in VRAM, every other is in the arena.
+ * It also says where the KV cache of a layer is: with the worker that computes its attention half in decode.
+ * A prefill list has the same units on `gpu`, and may compute the others by either worker (`cpu` or
+ * `stream`), with one exception: where the cache is in VRAM the CPU cannot attend.
+ *
+ * Weights lie in their memory as they are stored in the files, or in another format that is made of theirs
+ * without loss (common/formats/tensor_format.h), in which they cross the link, too: of each unit, of the
+ * embedding and of the head the plan says which. */
+#ifndef HELM_COMMON_PLAN_PLAN_H
+#define HELM_COMMON_PLAN_PLAN_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+#include "common/formats/tensor_format.h"
+#include "common/model/unit.h"
+#include "common/plan/home.h"
+
+#define PLAN_STAGES_MAX      2048
+#define PLAN_LINES_MAX       32
+#define PLAN_SLOTS_MAX       64
+#define PLAN_TOKENS_MAX      (1u << 28)
+#define PLAN_PAGE_TOKENS_MAX (1u << 16)
+#define PLAN_BYTES_MAX       ((uint64_t)INT64_MAX) /* what a JSON number holds */
+
+#define PLAN_AS_STORED FORMAT_COUNT
+
+enum plan_ops { PLAN_OPS_ALL, PLAN_OPS_ATTENTION, PLAN_OPS_MLP, PLAN_OPS_COUNT };
+const char *plan_ops_name(enum plan_ops ops); /* "all", "attention", "mlp" */
+
+struct plan_stage {
+    uint32_t first, last; /* layers, inclusive; the same one when ops is not PLAN_OPS_ALL */
+    enum plan_home home;
+    uint64_t bytes; /* of weights */
+    enum plan_ops ops;
+};
+static inline uint32_t plan_stage_first_unit(const struct plan_stage *stage)
+{
+    return unit_of(stage->first, stage->ops == PLAN_OPS_MLP ? UNIT_MLP : UNIT_ATTENTION);
+}
+static inline uint32_t plan_stage_last_unit(const struct plan_stage *stage)
+{
+    return unit_of(stage->last, stage->ops == PLAN_OPS_ATTENTION ? UNIT_ATTENTION : UNIT_MLP);
+}
+
+/* Stages for steps of at least `from_tokens` tokens. */
+struct plan_phase {
+    uint32_t from_tokens;
+    struct plan_stage *stages; /* owned by the plan */
+    uint32_t stage_count;
+};
+#define PLAN_PREFILLS_MAX 2
+#define PLAN_PHASES_MAX   (1 + PLAN_PREFILLS_MAX)
+
+struct ledger_line {
+    char what[48];
+    uint64_t bytes;
+};
+struct ledger {
+    uint64_t limit; /* UINT64_MAX: none */
+    struct ledger_line line[PLAN_LINES_MAX];
+    uint32_t line_count;
+    uint64_t total;
+};
+/* Adds a line and its bytes to the total (saturating). Past PLAN_LINES_MAX lines the last one becomes "other"
+ * and takes the rest, so that the lines always add up. */
+void ledger_add(struct ledger *ledger, const char *what, uint64_t bytes);
+
+struct plan {
+    uint32_t layers;
+    uint32_t context_tokens, step_tokens, slots;
+    uint32_t page_tokens, page_count;
+    char kv_dtype[8];
+    struct plan_stage *stages; /* of decode; every list covers all units in order, no gap, no overlap */
+    uint32_t stage_count;
+    /* [unit_count(layers) + 2]: in which the matrices of each unit lie in their memory, then those of the
+     * embedding and of the head; PLAN_AS_STORED: as in the files. NULL: all are. The units of a stage of the
+     * decode list have one format. */
+    enum tensor_format *format;
+    struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
+    uint32_t prefill_count;
+    uint64_t ring_bytes;       /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
+    uint64_t pack_gpu_bytes;   /* of VRAM for them; a worker whose weights pack worse refuses */
+    enum plan_processor embed; /* where the embedding is */
+    enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
+    struct ledger memory[PLAN_MEMORIES];
+};
+
+/* Phases: 0 is decode, i is prefill[i - 1]. */
+uint32_t plan_phase_count(const struct plan *plan);
+/* The phase of a step of so many tokens. Both workers and helmd ask this function, so they agree. */
+uint32_t plan_phase_for(const struct plan *plan, uint32_t tokens);
+/* The most tokens of any step in which this processor computes a unit, up to plan->step_tokens; 0: of none.
+ * What its buffers for q, k, v, gate and the like have to hold: where the GPU computes every unit of long
+ * prompts, the CPU's are as short as decode. */
+uint32_t plan_most_tokens(const struct plan *plan, enum plan_processor processor);
+/* Its list; the returned stages are the plan's. */
+struct plan_phase plan_phase_at(const struct plan *plan, uint32_t phase);
+enum plan_home plan_unit_home(const struct plan *plan, uint32_t phase, uint32_t unit);
+/* Writes the homes of unit_count(plan->layers) units. */
+void plan_unit_homes(const struct plan *plan, uint32_t phase, enum plan_home *home);
+/* The format in which a unit's matrices lie, or those of the embedding or the head; PLAN_AS_STORED: as in the
+ * files. */
+enum tensor_format plan_unit_format(const struct plan *plan, uint32_t unit);
+enum tensor_format plan_embed_format(const struct plan *plan);
+enum tensor_format plan_head_format(const struct plan *plan);
+static inline bool plan_format_varies(enum tensor_format format)
+{
+    return format != PLAN_AS_STORED && tensor_format_of(format)->variable;
+}
+/* Units at home in this memory whose matrices lie in this format. */
+uint32_t plan_units_in(const struct plan *plan, enum plan_memory memory, enum tensor_format format);
+/* Makes room for formats, all as stored; where there is room, they become that. */
+HELM_MUST_CHECK int plan_formats_clear(struct plan *plan, struct helm_err *err);
+void plan_set_unit_format(struct plan *plan, uint32_t unit, enum tensor_format format);
+void plan_set_head_format(struct plan *plan, enum tensor_format format);
+/* The shortest list of stages for these homes; `stages` holds up to unit_count(layers). Bytes are left at 0. */
+uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages);
+/* Makes the decode list the shortest one of the plan's homes and formats; there is room for it. */
+void plan_restage(struct plan *plan);
+
+/* The way of one step through the processors: spans of one processor each, in order; neighbours differ.
+ * Between two spans the residual stream of all the step's tokens is handed over by the lane of that link
+ * (lane.h). */
+struct plan_span {
+    enum plan_processor processor;
+    bool embed, head;
+    uint32_t first_unit, unit_count; /* the count may be 0 (a span of the embedding or the head alone) */
+    uint32_t ticket_in;              /* 1, 2, ... in its lane and step; 0: the step begins here */
+    uint32_t ticket_out;             /* likewise; 0: it ends here */
+    uint32_t lane_in, lane_out;      /* plan_link_of; of no meaning where the ticket is 0 */
+    bool last_in;                    /* no later hand-over of this step comes by the same lane */
+};
+/* Of one phase, in a fresh array (free()). */
+HELM_MUST_CHECK int plan_spans(const struct plan *plan, uint32_t phase, struct plan_span **spans,
+                               uint32_t *count, struct helm_err *err);
+/* Layers whose KV cache this processor holds: those whose attention it computes in decode. */
+uint32_t plan_layers_of(const struct plan *plan, enum plan_processor processor);
+/* Whose cache a layer is in, and which one it is among that processor's layers. */
+enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer);
+/* Whether this processor has anything to compute in any phase, or its worker weights to load into its
+ * memory. */
+bool plan_uses(const struct plan *plan, enum plan_processor processor);
+/* The arena's lanes for this plan: one a link, or none where one processor is used alone. */
+uint32_t plan_lanes(const struct plan *plan);
+/* Whether some phase has such a home; whether some prefill phase computes the attention of a layer on the
+ * GPU whose cache is the CPU's (and so has to borrow it). */
+bool plan_has_home(const struct plan *plan, enum plan_home home);
+bool plan_borrows_kv(const struct plan *plan);
+/* What the top of this file says of the lists, and the ring's size: HELM_E_FORMAT, HELM_E_LIMIT. */
+HELM_MUST_CHECK int plan_check(const struct plan *plan, struct helm_err *err);
+/* A deep copy. plan_free on the caller. */
+HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err);
+
+/* The JSON form, which people edit and helm-plan prints (it adds members; unknown ones are ignored):
+ *
+ *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
+ *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32",
+ *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
+ *                           "home": "gpu"|"cpu"|"stream", "bytes": N,
+ *                           "format": "bf16-packed" (default: as stored; in this list alone)}, ...],
+ *               "prefill_short": the same (optional), "prefill": the same (optional)},
+ *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
+ *    "ring_bytes": N (default 0), "pack_gpu_bytes": N (default 0),
+ *    "embed": "cpu"|"gpu" (default: where the first stage is computed),
+ *    "head": "cpu"|"gpu" (default: where the last stage is computed),
+ *    "embed_format", "head_format": as a stage's "format",
+ *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},
+ *    "vram": the same}
+ *
+ * "stages" may also be an array: the decode list alone. Every member shown without a default must be there.
+ * Each list covers all layers in order, see plan_check; a ledger's lines
+ * add up to its total (HELM_E_MISMATCH) and the total is within its limit (HELM_E_CAPACITY).
+ *
+ * plan_to_json: a fresh object (json_decref), NULL without memory. plan_from_json leaves *plan empty on an
+ * error. */
+json_t *plan_to_json(const struct plan *plan);
+HELM_MUST_CHECK int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err);
+void plan_free(struct plan *plan);
+
+#endif

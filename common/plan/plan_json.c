@@ -1,0 +1,380 @@
+/* Plans as JSON. See plan.h. Called by helmd, the workers, clients and helm-plan; what is parsed is checked
+ * as a whole before anybody sees it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/json.h"
+#include "common/plan/plan.h"
+
+/* Members of "stages" beside "decode", by index in plan.prefill when both are there. */
+static const char *const prefill_names[PLAN_PREFILLS_MAX] = {"prefill_short", "prefill"};
+
+/* JSON's whole numbers here are signed; a larger one can only be "no limit". */
+static json_t *number_to_json(uint64_t value)
+{
+    return value > PLAN_BYTES_MAX ? json_null() : json_integer((json_int_t)value);
+}
+
+static json_t *ledger_to_json(const struct ledger *ledger)
+{
+    json_t *lines = json_array();
+    for (uint32_t i = 0; i < ledger->line_count; i++) {
+        json_array_append_new(lines, json_pack("{s:s, s:o}", "what", ledger->line[i].what, "bytes",
+                                               number_to_json(ledger->line[i].bytes)));
+    }
+    return json_pack("{s:o, s:o, s:o}", "limit", number_to_json(ledger->limit), "lines", lines, "total",
+                     number_to_json(ledger->total));
+}
+
+static void add_format(json_t *json, const char *key, enum tensor_format format)
+{
+    if (format != PLAN_AS_STORED) json_object_set_new(json, key, json_string(tensor_format_name(format)));
+}
+
+/* `format` NULL: of a list that says nothing of formats. */
+static json_t *stages_to_json(const struct plan_phase *phase, const enum tensor_format *format)
+{
+    json_t *stages = json_array();
+    for (uint32_t i = 0; i < phase->stage_count; i++) {
+        const struct plan_stage *stage = &phase->stages[i];
+        json_t *entry = json_pack("{s:[I, I], s:s, s:s, s:o}", "layers", (json_int_t)stage->first,
+                                  (json_int_t)stage->last, "ops", plan_ops_name(stage->ops), "home",
+                                  plan_home_name(stage->home), "bytes", number_to_json(stage->bytes));
+        if (format) add_format(entry, "format", format[plan_stage_first_unit(stage)]);
+        json_array_append_new(stages, entry);
+    }
+    return stages;
+}
+
+json_t *plan_to_json(const struct plan *plan)
+{
+    const struct plan_phase decode = plan_phase_at(plan, 0);
+    char key[40];
+    json_t *stages = json_pack("{s:o}", "decode", stages_to_json(&decode, plan->format));
+    json_t *json =
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:s, s:s, s:o}", "layers",
+                  (json_int_t)plan->layers, "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
+                  (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
+                  (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
+                  plan->kv_dtype, "stages", stages, "ring_bytes", number_to_json(plan->ring_bytes), "embed",
+                  plan_processor_name(plan->embed), "head", plan_processor_name(plan->head), "pack_gpu_bytes",
+                  number_to_json(plan->pack_gpu_bytes));
+    add_format(json, "embed_format", plan_embed_format(plan));
+    add_format(json, "head_format", plan_head_format(plan));
+    for (int m = 0; m < PLAN_MEMORIES && json; m++)
+        json_object_set_new(json, plan_memory_name((enum plan_memory)m), ledger_to_json(&plan->memory[m]));
+    for (uint32_t i = 0; i < plan->prefill_count && json; i++) {
+        /* a single prefill list is the one of long prompts */
+        const char *name = prefill_names[PLAN_PREFILLS_MAX - plan->prefill_count + i];
+        json_object_set_new(stages, name, stages_to_json(&plan->prefill[i], NULL));
+        snprintf(key, sizeof key, "%s_from_tokens", name);
+        json_object_set_new(json, key, json_integer((json_int_t)plan->prefill[i].from_tokens));
+    }
+    return json;
+}
+
+static int get_u32(const json_t *json, const char *key, uint64_t min, uint64_t max, uint32_t *out,
+                   struct helm_err *err)
+{
+    uint64_t value = 0;
+    int rc = json_get_u64(json, key, true, min, max, &value, err);
+    if (rc == 0) *out = (uint32_t)value;
+    return rc;
+}
+
+/* Text that is printed later: no NUL inside, no control character. */
+static int get_text(const json_t *json, const char *key, char *out, size_t size, struct helm_err *err)
+{
+    const char *text = "";
+    int rc = json_get_string(json, key, true, &text, err);
+    if (rc) return rc;
+    size_t length = json_string_length(json_object_get(json, key));
+    if (length == 0 || length >= size)
+        return helm_fail(err, HELM_E_LIMIT, "'%s' has %zu bytes, not between 1 and %zu", key, length,
+                         size - 1);
+    for (size_t i = 0; i < length; i++) {
+        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
+            return helm_fail(err, HELM_E_FORMAT, "'%s' contains a control character", key);
+    }
+    memcpy(out, text, length + 1);
+    return 0;
+}
+
+static int parse_home(const json_t *json, enum plan_home *home, struct helm_err *err)
+{
+    const char *text = "";
+    int rc = json_get_string(json, "home", true, &text, err);
+    if (rc) return rc;
+    *home = plan_home_named(text);
+    if (*home < PLAN_HOMES) return 0;
+    return helm_fail(err, HELM_E_FORMAT, "home '%.40s' is none of gpu, cpu, stream", text);
+}
+
+static int parse_ops(const json_t *json, enum plan_ops *ops, struct helm_err *err)
+{
+    const char *text = NULL;
+    int rc = json_get_string(json, "ops", false, &text, err);
+    *ops = PLAN_OPS_ALL;
+    if (rc || !text) return rc;
+    for (int i = 0; i < PLAN_OPS_COUNT; i++) {
+        *ops = (enum plan_ops)i;
+        if (strcmp(text, plan_ops_name(*ops)) == 0) return 0;
+    }
+    return helm_fail(err, HELM_E_FORMAT, "ops '%.40s' is none of all, attention, mlp", text);
+}
+
+/* One stage, which must begin with unit `next`. */
+static int parse_stage(const json_t *json, uint32_t next, uint32_t layers, struct plan_stage *stage,
+                       struct helm_err *err)
+{
+    if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "not an object");
+    const json_t *range = json_object_get(json, "layers");
+    if (!json_is_array(range) || json_array_size(range) != 2 || !json_is_integer(json_array_get(range, 0)) ||
+        !json_is_integer(json_array_get(range, 1)))
+        return helm_fail(err, HELM_E_FORMAT, "'layers' is not [first, last]");
+    json_int_t first = json_integer_value(json_array_get(range, 0));
+    json_int_t last = json_integer_value(json_array_get(range, 1));
+    if (first < 0 || last < first || last >= (json_int_t)layers)
+        return helm_fail(err, HELM_E_LIMIT, "layers [%lld, %lld] are no range inside 0 to %u",
+                         (long long)first, (long long)last, layers - 1);
+    int rc = parse_ops(json, &stage->ops, err);
+    if (rc) return rc;
+    if (stage->ops != PLAN_OPS_ALL && first != last)
+        return helm_fail(err, HELM_E_FORMAT, "ops '%s' of more than one layer", plan_ops_name(stage->ops));
+    stage->first = (uint32_t)first;
+    stage->last = (uint32_t)last;
+    uint32_t unit = plan_stage_first_unit(stage);
+    const char *half = unit_part(next) == UNIT_MLP ? "the MLP of layer" : "layer";
+    if (unit < next)
+        return helm_fail(err, HELM_E_FORMAT, "layer %lld belongs to an earlier stage already",
+                         (long long)first);
+    if (unit > next)
+        return helm_fail(err, HELM_E_FORMAT, "%s %u belongs to no stage (this one begins at %s%lld)", half,
+                         unit_layer(next), unit_part(unit) == UNIT_MLP ? "the MLP of " : "",
+                         (long long)first);
+    rc = parse_home(json, &stage->home, err);
+    if (rc) return rc;
+    return json_get_u64(json, "bytes", true, 0, PLAN_BYTES_MAX, &stage->bytes, err);
+}
+
+static int parse_list(const json_t *array, const char *name, uint32_t layers, struct plan_phase *phase,
+                      struct helm_err *err)
+{
+    if (!json_is_array(array))
+        return helm_fail(err, HELM_E_FORMAT, "'%s' is missing or no array of stages", name);
+    size_t count = json_array_size(array);
+    if (count == 0 || count > PLAN_STAGES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "'%s' has %zu entries, not between 1 and %d", name, count,
+                         PLAN_STAGES_MAX);
+    phase->stages = calloc(count, sizeof *phase->stages);
+    if (!phase->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu stages", count);
+    phase->stage_count = (uint32_t)count;
+    uint32_t next = 0;
+    for (size_t i = 0; i < count; i++) {
+        int rc = parse_stage(json_array_get(array, i), next, layers, &phase->stages[i], err);
+        if (rc) return helm_err_prefix(err, "stage %zu", i), rc;
+        next = plan_stage_last_unit(&phase->stages[i]) + 1;
+    }
+    if (next != unit_count(layers))
+        return helm_fail(err, HELM_E_FORMAT, "layers %u to %u belong to no stage", unit_layer(next),
+                         layers - 1);
+    return 0;
+}
+
+/* Where weights lie, and how, is for the decode list to say. */
+static int check_no_format(const json_t *array, struct helm_err *err)
+{
+    size_t i;
+    const json_t *stage;
+    json_array_foreach(array, i, stage) if (json_object_get(stage, "format")) return helm_fail(
+        err, HELM_E_FORMAT, "stage %zu: weights have the \"format\" of the decode list", i);
+    return 0;
+}
+
+static int parse_stages(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const json_t *stages = json_object_get(json, "stages");
+    bool lists = json_is_object(stages);
+    struct plan_phase decode = {0};
+    int rc = parse_list(lists ? json_object_get(stages, "decode") : stages, lists ? "decode" : "stages",
+                        plan->layers, &decode, err);
+    plan->stages = decode.stages;
+    plan->stage_count = decode.stage_count;
+    for (uint32_t i = 0; i < PLAN_PREFILLS_MAX && !rc && lists; i++) {
+        char key[40];
+        uint64_t from = 0;
+        snprintf(key, sizeof key, "%s_from_tokens", prefill_names[i]);
+        rc = json_get_u64(json, key, false, 2, PLAN_TOKENS_MAX, &from, err);
+        if (rc || !from) continue;
+        struct plan_phase *phase = &plan->prefill[plan->prefill_count++];
+        phase->from_tokens = (uint32_t)from;
+        rc =
+            parse_list(json_object_get(stages, prefill_names[i]), prefill_names[i], plan->layers, phase, err);
+        if (!rc) rc = check_no_format(json_object_get(stages, prefill_names[i]), err);
+        if (rc) helm_err_prefix(err, "%s", prefill_names[i]);
+    }
+    if (!rc) rc = json_get_u64(json, "ring_bytes", false, 0, PLAN_BYTES_MAX, &plan->ring_bytes, err);
+    return rc;
+}
+
+/* *format becomes PLAN_AS_STORED where there is none. */
+static int parse_format(const json_t *json, const char *key, enum tensor_format *format, struct helm_err *err)
+{
+    const char *text = NULL;
+    int rc = json_get_string(json, key, false, &text, err);
+    *format = PLAN_AS_STORED;
+    if (rc || !text) return rc;
+    *format = tensor_format_named(text);
+    if (*format < FORMAT_COUNT) return 0;
+    return helm_fail(err, HELM_E_FORMAT, "%s '%.40s' is no format of weights", key, text);
+}
+
+/* Of the decode list's stages and of both ends; there is a table if any is stated. */
+static int parse_formats(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const json_t *list = json_object_get(json, "stages");
+    if (json_is_object(list)) list = json_object_get(list, "decode");
+    const uint32_t units = unit_count(plan->layers);
+    enum tensor_format format;
+    int rc = plan_formats_clear(plan, err);
+    bool any = false;
+    for (uint32_t i = 0; i < plan->stage_count && !rc; i++) {
+        rc = parse_format(json_array_get(list, i), "format", &format, err);
+        if (rc) return helm_err_prefix(err, "stage %u", i), rc;
+        any |= format != PLAN_AS_STORED;
+        for (uint32_t u = plan_stage_first_unit(&plan->stages[i]);
+             u <= plan_stage_last_unit(&plan->stages[i]); u++)
+            plan->format[u] = format;
+    }
+    if (!rc) rc = parse_format(json, "embed_format", &plan->format[units], err);
+    if (!rc) rc = parse_format(json, "head_format", &plan->format[units + 1], err);
+    if (rc) return rc;
+    if (any || plan->format[units] != PLAN_AS_STORED || plan->format[units + 1] != PLAN_AS_STORED) return 0;
+    free(plan->format);
+    plan->format = NULL;
+    return 0;
+}
+
+/* Where the embedding or the head is; `by_default` when the plan does not say. */
+static int parse_end(const json_t *json, const char *key, enum plan_home by_default,
+                     enum plan_processor *processor, struct helm_err *err)
+{
+    const char *text = NULL;
+    int rc = json_get_string(json, key, false, &text, err);
+    if (rc) return rc;
+    *processor = text ? plan_processor_named(text) : plan_home_processor(by_default);
+    if (*processor < PLAN_PROCESSORS) return 0;
+    return helm_fail(err, HELM_E_FORMAT, "'%s' is '%.40s', neither cpu nor gpu", key, text);
+}
+
+static int parse_ledger_lines(const json_t *array, struct ledger *ledger, struct helm_err *err)
+{
+    if (!json_is_array(array)) return helm_fail(err, HELM_E_FORMAT, "'lines' is missing or no array");
+    size_t count = json_array_size(array);
+    if (count > PLAN_LINES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "'lines' has %zu entries, more than %d", count, PLAN_LINES_MAX);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *entry = json_array_get(array, i);
+        struct ledger_line line = {0};
+        int rc = json_is_object(entry) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
+        if (rc == 0) rc = get_text(entry, "what", line.what, sizeof line.what, err);
+        if (rc == 0) rc = json_get_u64(entry, "bytes", true, 0, PLAN_BYTES_MAX, &line.bytes, err);
+        if (rc) return helm_err_prefix(err, "line %zu", i), rc;
+        ledger_add(ledger, line.what, line.bytes);
+    }
+    return 0;
+}
+
+static int parse_ledger_body(const json_t *json, struct ledger *ledger, struct helm_err *err)
+{
+    uint64_t total = 0;
+    if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "missing or not an object");
+    const json_t *limit = json_object_get(json, "limit");
+    if (!limit) return helm_fail(err, HELM_E_FORMAT, "'limit' is missing (null: no limit)");
+    ledger->limit = UINT64_MAX;
+    int rc = json_get_u64(json, "limit", false, 0, PLAN_BYTES_MAX, &ledger->limit, err);
+    if (rc) return rc;
+    rc = parse_ledger_lines(json_object_get(json, "lines"), ledger, err);
+    if (rc) return rc;
+    rc = json_get_u64(json, "total", true, 0, PLAN_BYTES_MAX, &total, err);
+    if (rc) return rc;
+    if (total != ledger->total)
+        return helm_fail(err, HELM_E_MISMATCH, "'total' is %llu, its lines add up to %llu",
+                         (unsigned long long)total, (unsigned long long)ledger->total);
+    if (ledger->total > ledger->limit)
+        return helm_fail(err, HELM_E_CAPACITY, "%llu bytes needed, limit %llu",
+                         (unsigned long long)ledger->total, (unsigned long long)ledger->limit);
+    return 0;
+}
+
+static int parse_ledger(const json_t *json, const char *key, struct ledger *ledger, struct helm_err *err)
+{
+    int rc = parse_ledger_body(json_object_get(json, key), ledger, err);
+    if (rc) helm_err_prefix(err, "%s ledger", key);
+    return rc;
+}
+
+static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const struct {
+        const char *key;
+        uint64_t min, max;
+        uint32_t *out;
+    } fields[] = {
+        {"layers", 1, PLAN_STAGES_MAX, &plan->layers},
+        {"context_tokens", 1, PLAN_TOKENS_MAX, &plan->context_tokens},
+        {"step_tokens", 1, PLAN_TOKENS_MAX, &plan->step_tokens},
+        {"slots", 1, PLAN_SLOTS_MAX, &plan->slots},
+        {"page_tokens", 1, PLAN_PAGE_TOKENS_MAX, &plan->page_tokens},
+        {"page_count", 0, UINT32_MAX, &plan->page_count},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        int rc = get_u32(json, fields[i].key, fields[i].min, fields[i].max, fields[i].out, err);
+        if (rc) return rc;
+    }
+    if (plan->page_tokens & (plan->page_tokens - 1))
+        return helm_fail(err, HELM_E_LIMIT, "'page_tokens' is %u, not a power of two", plan->page_tokens);
+    int rc = get_text(json, "kv_dtype", plan->kv_dtype, sizeof plan->kv_dtype, err);
+    if (rc) return rc;
+    if (strcmp(plan->kv_dtype, "bf16") != 0 && strcmp(plan->kv_dtype, "f16") != 0 &&
+        strcmp(plan->kv_dtype, "f32") != 0)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "'kv_dtype' is '%s', none of bf16, f16, f32",
+                         plan->kv_dtype);
+    return 0;
+}
+
+/* Older plans said by flags and counts what lies packed. */
+static int check_gone(const json_t *json, struct helm_err *err)
+{
+    static const char *const gone[] = {"pack", "pack_cpu", "pack_gpu", "pack_head"};
+    for (size_t i = 0; i < sizeof gone / sizeof *gone; i++)
+        if (json_object_get(json, gone[i]))
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "'%s' is a member of older plans: write \"format\": \"bf16-packed\" into the "
+                             "stages of 'decode' whose weights lie packed, and \"head_format\" for the head",
+                             gone[i]);
+    return 0;
+}
+
+int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    memset(plan, 0, sizeof *plan);
+    int rc = json_is_object(json) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
+    if (rc == 0) rc = check_gone(json, err);
+    if (rc == 0) rc = parse_sizes(json, plan, err);
+    if (rc == 0) rc = parse_stages(json, plan, err);
+    if (rc == 0) rc = parse_end(json, "embed", plan->stages[0].home, &plan->embed, err);
+    if (rc == 0) rc = parse_end(json, "head", plan->stages[plan->stage_count - 1].home, &plan->head, err);
+    if (rc == 0) rc = parse_formats(json, plan, err);
+    if (rc == 0)
+        rc = json_get_u64(json, "pack_gpu_bytes", false, 0, PLAN_BYTES_MAX, &plan->pack_gpu_bytes, err);
+    if (rc == 0) rc = plan_check(plan, err);
+    for (int m = 0; m < PLAN_MEMORIES && rc == 0; m++)
+        rc = parse_ledger(json, plan_memory_name((enum plan_memory)m), &plan->memory[m], err);
+    if (rc) {
+        helm_err_prefix(err, "plan");
+        plan_free(plan);
+    }
+    return rc;
+}

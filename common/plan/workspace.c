@@ -1,0 +1,202 @@
+/* Sizes and places of what workers compute in. See workspace.h. Called by the planner and by both workers; pure. */
+#include "common/plan/workspace.h"
+
+#include <string.h>
+
+#include "common/shared/arena_layout.h"
+
+#define HEAD_GROUPS  (ARENA_STEP_ROWS / ENGINE_FEW_TOKENS)
+#define COUNTS       (3 + HEAD_GROUPS) /* tokens, rows, samples; samples of each group */
+#define CPU_ALIGN    16                /* floats: a cache line */
+#define TILE_TOKENS  16                /* kernels of several tokens pad them to a multiple of this, */
+#define TILE_COLUMNS 64                /* and columns, or less */
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- the GPU's step block ---- */
+
+/* Takes room for `count` numbers at *at. */
+static uint32_t take(uint32_t *at, uint32_t count)
+{
+    uint32_t offset = *at;
+    *at += (count + 3) / 4 * 4 * (uint32_t)sizeof(uint32_t);
+    return offset;
+}
+
+void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, struct gpu_block *b)
+{
+    uint32_t at = 0, sub = 0;
+    memset(b, 0, sizeof *b);
+    b->tokens = tokens;
+    b->rows = rows;
+    b->subs = (tokens + GPU_SUB_TOKENS - 1) / GPU_SUB_TOKENS;
+    b->counts = take(&at, COUNTS);
+    b->token_id = take(&at, tokens);
+    b->position = take(&at, tokens);
+    b->token_row = take(&at, tokens);
+    b->row_first = take(&at, rows + 1);
+    b->row_slot = take(&at, rows);
+    b->sample_token = take(&at, rows);
+    b->sub_counts = take(&sub, COUNTS);
+    b->sub_token_row = take(&sub, GPU_SUB_TOKENS);
+    b->sub_row_first = take(&sub, rows + 1);
+    b->sub_row_slot = take(&sub, rows);
+    b->sub = at;
+    b->sub_stride = sub;
+    if (b->subs > 1) at += b->subs * sub;
+    b->page_table = at;
+    b->bytes = at + (uint64_t)rows * pages_per_slot * sizeof(uint32_t);
+}
+
+/* ---- the GPU's workspace ---- */
+
+static uint64_t linear_bytes(const struct model_config *c)
+{
+    uint64_t widest = larger(larger(c->hidden, c->intermediate), (uint64_t)c->heads * c->head_dim);
+    uint64_t inputs = ENGINE_FEW_TOKENS * widest * sizeof(float);
+    uint64_t sums = larger(smaller(GPU_LINEAR_SUMS * inputs, GPU_LINEAR_SUMS_BYTES), inputs);
+    return GPU_LINEAR_COUNTER_BYTES + round_up(sums, VRAM_ALIGN);
+}
+
+static uint64_t attention_bytes(const struct model_config *c)
+{
+    uint64_t pairs = (uint64_t)ENGINE_FEW_TOKENS * c->heads;
+    return round_up(pairs * sizeof(uint32_t), VRAM_ALIGN) +
+           pairs * GPU_ATTENTION_SPLITS * (2 + c->head_dim) * sizeof(float);
+}
+
+/* Room for the lists of the chains, however they are cut: of at most five operations a layer and the head. Each layer's
+ * attention may be in a chain of its own. */
+static uint64_t chain_bytes(const struct model_config *c)
+{
+    uint64_t words = (uint64_t)c->heads * GPU_CHAIN_PIECES * (c->head_dim + 2);
+    return (5ull * c->layers + 1) * GPU_CHAIN_OP_BYTES +
+           c->layers * round_up(words * sizeof(uint64_t), VRAM_ALIGN);
+}
+
+static void size_always(const struct gpu_workspace_case *c, struct gpu_workspace *w)
+{
+    struct gpu_block block;
+    gpu_block_place(w->tokens, c->slots, c->pages_per_slot, &block);
+    w->area[GPU_AREA_BLOCK].bytes = block.bytes;
+    w->area[GPU_AREA_X].bytes = (uint64_t)w->tokens * c->config->hidden * sizeof(float);
+    w->area[GPU_AREA_LINEAR].bytes = linear_bytes(c->config);
+}
+
+static void size_head(const struct gpu_workspace_case *c, struct gpu_workspace *w)
+{
+    const uint64_t samples = round_up(c->slots, ENGINE_FEW_TOKENS), vocab = c->config->vocab;
+    w->area[GPU_AREA_SAMPLE].bytes = samples * c->config->hidden * sizeof(float);
+    w->area[GPU_AREA_LOGITS].bytes = samples * vocab * sizeof(float);
+    w->area[GPU_AREA_ARGMAX].bytes = samples * GPU_ARGMAX_ROW_BYTES;
+    w->area[GPU_AREA_FEW].bytes = samples * (vocab / GPU_FEW_LOGITS * sizeof(float) + GPU_FEW_ROW_BYTES);
+}
+
+static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace *w)
+{
+    const struct model_config *m = c->config;
+    const uint64_t few = ENGINE_FEW_TOKENS * sizeof(float), q = (uint64_t)m->heads * m->head_dim,
+                   width = q + 2ull * m->kv_heads * m->head_dim, n = m->intermediate, tokens = w->tokens,
+                   sub = w->sub_tokens;
+    w->area[GPU_AREA_H].bytes = sub * m->hidden * c->chunk_bytes;
+    w->area[GPU_AREA_ROPE_TABLE].bytes = tokens * m->head_dim * sizeof(float);
+    w->area[GPU_AREA_INV_FREQ].bytes = m->head_dim * sizeof(float);
+    w->area[GPU_AREA_ATTENTION].bytes = attention_bytes(m);
+    w->area[GPU_AREA_CHAINS].bytes = c->chains ? chain_bytes(m) : 0;
+    w->area[GPU_AREA_MATMUL].bytes = c->matmul;
+    w->area[GPU_AREA_FEW_QKV].bytes = few * width;
+    w->area[GPU_AREA_FEW_Q].bytes = few * q;
+    w->area[GPU_AREA_FEW_A].bytes = few * q;
+    w->area[GPU_AREA_FEW_ACT].bytes = few * n;
+    w->area[GPU_AREA_CHUNK_QKV].bytes = tokens * width * sizeof(float);
+    w->area[GPU_AREA_CHUNK_Q].bytes = sub * q * c->cache_bytes;
+    w->area[GPU_AREA_CHUNK_ACT].bytes = tokens * n * c->chunk_bytes;
+    w->area[GPU_AREA_CHUNK_GATES].bytes = sub * 2 * n * c->chunk_bytes;
+}
+
+/* Areas first .. last one behind the other from `at` on. Returns where they end. */
+static uint64_t place_areas(struct gpu_workspace *w, enum gpu_area first, enum gpu_area last, uint64_t at)
+{
+    for (int a = (int)first; a <= (int)last; a++) {
+        w->area[a].at = at;
+        at += round_up(w->area[a].bytes, VRAM_ALIGN);
+    }
+    return at;
+}
+
+void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspace *w)
+{
+    memset(w, 0, sizeof *w);
+    w->tokens = (uint32_t)round_up(c->step_tokens, GPU_PAD_TOKENS);
+    w->sub_tokens = (uint32_t)smaller(w->tokens, GPU_SUB_TOKENS);
+    size_always(c, w);
+    if (c->head) size_head(c, w);
+    if (c->layers) size_layers(c, w);
+    const uint64_t at = place_areas(w, 0, GPU_AREA_MATMUL, 0);
+    w->bytes = larger(larger(place_areas(w, GPU_AREA_FEW_QKV, GPU_AREA_FEW_ACT, at),
+                             place_areas(w, GPU_AREA_CHUNK_QKV, GPU_AREA_CHUNK_Q, at)),
+                      place_areas(w, GPU_AREA_CHUNK_ACT, GPU_AREA_CHUNK_GATES, at));
+}
+
+uint32_t workspace_chunk_bytes(const struct model *model)
+{
+    size_t most = dtype_bytes(model->config.dtype);
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        const struct model_tensor *t = &model->tensors[i];
+        const size_t bytes = dtype_bytes(tensor_format_value(t->format));
+        if (t->layer >= 0 && t->rows > 1 && bytes > most) most = bytes;
+    }
+    return (uint32_t)most;
+}
+
+/* ---- the CPU's activations ---- */
+
+void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_activations *a)
+{
+    const struct model_config *c = s->config;
+    const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const uint64_t inputs = larger(s->unit_tokens, s->sampled_rows); /* tokens of one product's input */
+    uint64_t at = 0;
+    *a = (struct cpu_activations){.width = {[BUFFER_X] = c->hidden,
+                                            [BUFFER_H] = c->hidden,
+                                            [BUFFER_Q] = q,
+                                            [BUFFER_K] = kv,
+                                            [BUFFER_V] = kv,
+                                            [BUFFER_A] = q,
+                                            [BUFFER_GATE] = c->intermediate,
+                                            [BUFFER_UP] = c->intermediate,
+                                            [BUFFER_LOGITS] = c->vocab},
+                                  .widest = c->hidden};
+    for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) {
+        const uint64_t tokens = b == BUFFER_X   ? larger(s->unit_tokens, s->end_tokens)
+                                : b == BUFFER_H ? inputs
+                                                : s->unit_tokens;
+        a->at[b] = at;
+        at += round_up(tokens * a->width[b], CPU_ALIGN);
+        if (s->unit_tokens && a->width[b] > a->widest) a->widest = a->width[b];
+    }
+    const uint64_t half = round_up((uint64_t)s->unit_tokens * ((c->head_dim + 1) / 2), CPU_ALIGN);
+    a->cosine = at;
+    a->sine = at + half;
+    a->floats = at + 2 * half;
+    a->tile_tokens = (uint32_t)smaller(inputs, CPU_TILE_TOKENS);
+    a->tiles = (uint32_t)((inputs + CPU_TILE_TOKENS - 1) / CPU_TILE_TOKENS);
+}
+
+uint64_t cpu_tile_bytes_max(const struct cpu_activations *a)
+{
+    return round_up(a->tile_tokens, TILE_TOKENS) * round_up(a->widest, TILE_COLUMNS) * sizeof(float);
+}

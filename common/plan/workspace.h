@@ -1,0 +1,98 @@
+/* What a worker's buffers take beside weights, KV cache and ring: the step block, activations, workspaces of kernels.
+ *
+ * Called by the planner, which charges it, and by the workers, which lay their buffers out by it. Pure. What a kernel of
+ * the GPU needs for itself stands here as the most that any device asks for (engine_limits.h); the GPU worker holds its
+ * device against that before it allocates (gpu_buffers_check). */
+#ifndef HELM_COMMON_PLAN_WORKSPACE_H
+#define HELM_COMMON_PLAN_WORKSPACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/model/model.h"
+#include "common/plan/engine_limits.h"
+
+/* ---- the GPU's step block ---- */
+
+/* Offsets of its arrays, the same in pinned and in device memory. A chunk of several sub-chunks has for each of them its
+ * own counts, rows and tokens' rows. */
+struct gpu_block {
+    uint32_t counts, token_id, position, token_row, row_first, row_slot, sample_token, page_table;
+    uint32_t sub, sub_stride; /* the first sub-chunk's arrays, and from one to the next; unless subs is 1 */
+    uint32_t sub_counts, sub_token_row, sub_row_first, sub_row_slot; /* in them */
+    uint32_t subs, tokens, rows;                                     /* capacities */
+    uint64_t bytes; /* of all; a step copies only the lines of the page table it uses */
+};
+void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, struct gpu_block *block);
+
+/* ---- the GPU's workspace ---- */
+
+struct gpu_workspace_case {
+    const struct model_config *config;
+    uint32_t step_tokens, slots, pages_per_slot;
+    uint32_t chunk_bytes; /* of a number in a chunk's activations: workspace_chunk_bytes */
+    uint32_t cache_bytes; /* of a number in the KV cache */
+    bool layers, head;    /* whether the GPU computes some */
+    bool chains;          /* whether the device has them */
+    uint64_t matmul;      /* that the products of chunks take on this device */
+};
+
+enum gpu_area {
+    GPU_AREA_BLOCK,
+    GPU_AREA_X,
+    GPU_AREA_LINEAR,
+    GPU_AREA_SAMPLE, /* from here on: of the head */
+    GPU_AREA_LOGITS,
+    GPU_AREA_ARGMAX,
+    GPU_AREA_FEW,
+    GPU_AREA_H, /* from here on: of layers */
+    GPU_AREA_ROPE_TABLE,
+    GPU_AREA_INV_FREQ,
+    GPU_AREA_ATTENTION,
+    GPU_AREA_CHAINS,
+    GPU_AREA_MATMUL,
+    /* Decode tiers, the attention half and the MLP half of a chunk take the same place in turn. */
+    GPU_AREA_FEW_QKV,
+    GPU_AREA_FEW_Q,
+    GPU_AREA_FEW_A,
+    GPU_AREA_FEW_ACT,
+    GPU_AREA_CHUNK_QKV,
+    GPU_AREA_CHUNK_Q,
+    GPU_AREA_CHUNK_ACT,
+    GPU_AREA_CHUNK_GATES,
+    GPU_AREA_COUNT
+};
+struct gpu_workspace {
+    struct {
+        uint64_t at, bytes; /* 0 bytes: not there */
+    } area[GPU_AREA_COUNT];
+    uint64_t bytes;              /* of all */
+    uint32_t tokens, sub_tokens; /* capacities of a chunk and of a sub-chunk, padded */
+};
+void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspace *workspace);
+
+/* Bytes of a number in the activations of a chunk: of the widest of the layers' matrices. */
+uint32_t workspace_chunk_bytes(const struct model *model);
+
+/* ---- the CPU's activations ---- */
+
+struct cpu_activations_case {
+    const struct model_config *config;
+    uint32_t unit_tokens;  /* most tokens of a step it computes units of */
+    uint32_t end_tokens;   /* of a step it computes embedding or head of; 0: it has neither */
+    uint32_t sampled_rows; /* most rows of logits; 0: the head is not here */
+};
+/* fp32, [tokens][width], one behind the other in the order of enum model_buffer from BUFFER_X on; then cosines and
+ * sines, [unit_tokens][head_dim / 2] each. Offsets count floats. */
+struct cpu_activations {
+    uint32_t width[BUFFER_LOGITS + 1]; /* floats a token */
+    uint64_t at[BUFFER_LOGITS];
+    uint64_t cosine, sine, floats;
+    /* Inputs of products of several tokens, laid out for them: `tiles` of at most `tile_tokens` and `widest` numbers. */
+    uint32_t tile_tokens, tiles, widest;
+};
+void cpu_activations_place(const struct cpu_activations_case *c, struct cpu_activations *activations);
+/* The most that a tile takes, whatever the kernels' layout. */
+uint64_t cpu_tile_bytes_max(const struct cpu_activations *activations);
+
+#endif

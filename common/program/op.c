@@ -1,0 +1,155 @@
+/* Traits of operations, and what the model's arithmetic becomes. See op.h. */
+#include "common/program/op.h"
+
+#include <stddef.h>
+
+#define ALWAYS                                                                                               \
+    {                                                                                                        \
+        true, true, true                                                                                     \
+    }
+#define SEVERAL                                                                                              \
+    {                                                                                                        \
+        false, true, true                                                                                    \
+    }
+#define NEVER                                                                                                \
+    {                                                                                                        \
+        false, false, false                                                                                  \
+    }
+
+static const struct op_traits traits[OP_KIND_COUNT] = {
+    [OP_EMBED] = {"embed", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_NORM] = {"norm", OP_QUEUE_COMPUTE, SEVERAL, .launch = true},
+    [OP_ROPE_APPEND] = {"rope, append", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_LANE_READ] = {"take from lane", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
+    [OP_LANE_WRITE] = {"put in lane", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
+    [OP_LINEAR] = {"linear", OP_QUEUE_COMPUTE, ALWAYS},
+    [OP_ATTEND] = {"attend", OP_QUEUE_COMPUTE, ALWAYS},
+    [OP_SAMPLE] = {"sample", OP_QUEUE_COMPUTE, ALWAYS},
+    [OP_COPY_BLOCK] = {"copy step block", OP_QUEUE_COMPUTE, ALWAYS},
+    [OP_READ_BLOCK] = {"read step block", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_ROPE_TABLE] = {"rope table", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_GEMV] = {"gemv", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_GEMM_SMALL] = {"gemm small", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_MATMUL] = {"matmul", OP_QUEUE_COMPUTE, ALWAYS},
+    [OP_ADD_BIAS] = {"add bias", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_SWIGLU] = {"swiglu", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_ATTEND_DECODE] = {"attend", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_ATTEND_PREFILL] = {"attend", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_GATHER] = {"gather samples", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_ARGMAX] = {"argmax", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_FEW] = {"candidates", OP_QUEUE_COMPUTE, ALWAYS},
+    [OP_CHAIN] = {"chain of", OP_QUEUE_COMPUTE, ALWAYS},
+    /* what stands behind an expansion would fetch weights early: no launch */
+    [OP_EXPAND] = {"expand", OP_QUEUE_COMPUTE, ALWAYS, .outer = true},
+    [OP_STREAM_COPY] = {"  link: copy", OP_QUEUE_LINK, NEVER, .outer = true},
+    [OP_KV_IN] = {"  link: borrow the cache, pool", OP_QUEUE_LINK, NEVER, .outer = true},
+    [OP_KV_OUT] = {"  link: give the cache back, pool", OP_QUEUE_LINK, NEVER, .outer = true},
+    [OP_WORD_WAIT] = {"wait for word", OP_QUEUE_COMPUTE, NEVER, .outer = true},
+    [OP_WORD_WRITE] = {"write word", OP_QUEUE_COMPUTE, NEVER, .outer = true},
+    [OP_RECORD] = {"record", OP_QUEUE_EITHER, NEVER, .outer = true},
+    [OP_FOLLOW] = {"wait for", OP_QUEUE_EITHER, NEVER, .outer = true},
+};
+
+const struct op_traits *op_traits_of(enum op_kind kind)
+{
+    return &traits[kind];
+}
+
+const char *op_name(enum op_kind kind)
+{
+    return (unsigned)kind < OP_KIND_COUNT ? traits[kind].name : "unknown";
+}
+
+/* ---- lists ---- */
+
+struct list {
+    enum op_kind *kinds;
+    uint32_t count;
+};
+
+static void add(struct list *list, enum op_kind kind)
+{
+    list->kinds[list->count++] = kind;
+}
+
+/* The head's rows are those that are sampled. */
+static bool is_sampled(const struct math_op *math)
+{
+    return math->out[0] == BUFFER_LOGITS;
+}
+
+static void add_cpu(struct list *list, const struct math_op *math, enum op_tier tier)
+{
+    if (math->kind == MATH_ATTENTION) {
+        add(list, OP_ROPE_APPEND);
+        add(list, OP_ATTEND);
+    } else {
+        if (math->norm != TENSOR_NONE || tier != OP_TIER_ONE) add(list, OP_NORM);
+        add(list, OP_LINEAR);
+        if (is_sampled(math)) add(list, OP_SAMPLE);
+    }
+}
+
+/* A matrix product of many tokens takes its input ready and leaves the rest to others. */
+static void add_gpu_chunk(struct list *list, const struct math_op *math)
+{
+    if (math->norm != TENSOR_NONE) add(list, OP_NORM);
+    add(list, OP_MATMUL);
+    for (uint32_t w = 0; w < math->weights; w++)
+        if (math->bias[w] != TENSOR_NONE) add(list, OP_ADD_BIAS);
+    if (math->swiglu) add(list, OP_SWIGLU);
+}
+
+static void add_gpu(struct list *list, const struct math_op *math, enum op_tier tier)
+{
+    if (math->kind == MATH_ATTENTION) {
+        if (tier != OP_TIER_ONE) add(list, OP_ROPE_APPEND);
+        add(list, tier == OP_TIER_CHUNK ? OP_ATTEND_PREFILL : OP_ATTEND_DECODE);
+    } else if (is_sampled(math)) {
+        if (tier != OP_TIER_ONE) add(list, OP_GATHER);
+        add(list, tier == OP_TIER_ONE ? OP_GEMV : OP_GEMM_SMALL);
+        add(list, OP_ARGMAX);
+    } else if (tier == OP_TIER_CHUNK) {
+        add_gpu_chunk(list, math);
+    } else {
+        add(list, tier == OP_TIER_ONE ? OP_GEMV : OP_GEMM_SMALL);
+    }
+}
+
+uint32_t program_ops_of(const struct math_op *math, enum processor_kind processor, enum op_tier tier,
+                        enum op_kind kinds[PROGRAM_OPS_MAX])
+{
+    struct list list = {.kinds = kinds};
+    if (math->kind == MATH_EMBED)
+        add(&list, OP_EMBED);
+    else if (processor == PROCESSOR_CPU)
+        add_cpu(&list, math, tier);
+    else
+        add_gpu(&list, math, tier);
+    return list.count;
+}
+
+uint32_t program_ops_first(enum processor_kind processor, enum op_kind kinds[PROGRAM_OPS_MAX])
+{
+    struct list list = {.kinds = kinds};
+    if (processor == PROCESSOR_GPU) {
+        add(&list, OP_COPY_BLOCK);
+        add(&list, OP_ROPE_TABLE);
+    }
+    return list.count;
+}
+
+uint32_t program_ops_count(const struct math_op *math, enum processor_kind processor, enum op_tier tier)
+{
+    enum op_kind kinds[PROGRAM_OPS_MAX];
+    uint32_t ops = program_ops_of(math, processor, tier, kinds), count = 0;
+    for (uint32_t i = 0; i < ops; i++) count += traits[kinds[i]].counts[tier];
+    return count;
+}
+
+uint32_t program_part_count(const struct math_part *part, enum processor_kind processor, enum op_tier tier)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < part->ops; i++) count += program_ops_count(&part->op[i], processor, tier);
+    return count;
+}

@@ -1,0 +1,99 @@
+/* Operations: what the workers' programs consist of, and which of them the model's arithmetic becomes.
+ *
+ * A program is a flat list of operations. program_ops_of says which ones an operation of the model (struct
+ * math_op, common/model/unit.h) becomes on a kind of processor for a number of tokens: both workers' lowerings
+ * follow it, and the planner prices it. What else stands in a program (hand-overs, copies of streamed weights,
+ * events) is the worker's own. Constant tables and pure functions; no state.
+ *
+ *               one token            few tokens                     a chunk
+ *   CPU LINEAR  NORM?, LINEAR        NORM, LINEAR                   NORM, LINEAR
+ *   GPU LINEAR  GEMV                 GEMM_SMALL                     NORM?, MATMUL, a BIAS each, SWIGLU?
+ *   CPU ATTEND  ROPE_APPEND, ATTEND  ROPE_APPEND, ATTEND            ROPE_APPEND, ATTEND
+ *   GPU ATTEND  ATTEND_DECODE        ROPE_APPEND, ATTEND_DECODE     ROPE_APPEND, ATTEND_PREFILL
+ *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
+ *   GPU head    GEMV, ARGMAX         GATHER, GEMM_SMALL, ARGMAX     as few
+ *
+ * To add an operation: a kind and its row here; its arguments (struct op) and its run in each device of a
+ * worker; its lowering. */
+#ifndef HELM_COMMON_PROGRAM_OP_H
+#define HELM_COMMON_PROGRAM_OP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/model/unit.h"
+
+enum processor_kind { PROCESSOR_CPU, PROCESSOR_GPU, PROCESSOR_KINDS };
+
+/* Sizes of step that programs differ by; of the head: sizes by sampled rows. */
+enum op_tier { OP_TIER_ONE, OP_TIER_FEW, OP_TIER_CHUNK, OP_TIER_COUNT };
+
+enum op_kind {
+    /* of both workers */
+    OP_EMBED, /* x[t] = embedding of token t */
+    OP_NORM,  /* out[t] = rmsnorm(x[t]) * norm; on the CPU also puts it into the order that LINEAR takes */
+    OP_ROPE_APPEND, /* norm and rotation of the heads of q and k; k and v go into the cache */
+    OP_LANE_READ,   /* x = what the other worker put into the lane */
+    OP_LANE_WRITE,
+    /* of the CPU */
+    OP_LINEAR,
+    OP_ATTEND,
+    OP_SAMPLE, /* a token from each row of logits */
+    /* of the GPU */
+    OP_COPY_BLOCK, /* the step block, from pinned memory: by the copy engine, */
+    OP_READ_BLOCK, /* or by a kernel, where that engine may be busy with a slice */
+    OP_ROPE_TABLE, /* cos and sin of the step's positions */
+    OP_GEMV,       /* LINEAR of one token, with norm, bias, residual, swiglu */
+    OP_GEMM_SMALL, /* the same of up to 16 */
+    OP_MATMUL,
+    OP_ADD_BIAS,
+    OP_SWIGLU,
+    OP_ATTEND_DECODE,
+    OP_ATTEND_PREFILL,
+    OP_GATHER, /* the rows of x that are sampled */
+    OP_ARGMAX,
+    OP_FEW,         /* the candidates of a draw */
+    OP_CHAIN,       /* the operations behind it as one kernel */
+    OP_EXPAND,      /* a slice of packed weights to plain ones */
+    OP_STREAM_COPY, /* a slice into the ring; records its arrival */
+    OP_KV_IN,       /* a borrowed layer's pages with what came before this step; records its arrival */
+    OP_KV_OUT,      /* those it appended to; records that they are back */
+    OP_WORD_WAIT,
+    OP_WORD_WRITE,
+    OP_RECORD, /* an event */
+    OP_FOLLOW,
+    OP_KIND_COUNT
+};
+
+/* Where it is put. */
+enum op_queue {
+    OP_QUEUE_COMPUTE,
+    OP_QUEUE_LINK, /* copies, beside the former */
+    OP_QUEUE_EITHER
+};
+
+struct op_traits {
+    const char *name; /* in printed programs */
+    enum op_queue queue;
+    /* By tier: it has a beginning and an end that cost time beside its bytes. On the CPU a meeting of the
+     * threads (one token's norm is done by the thread that goes on), on the GPU a kernel. */
+    bool counts[OP_TIER_COUNT];
+    bool launch; /* one of the GPU's launchers, behind which another may begin early */
+    bool outer;  /* works on what others than its program write or wait for: lanes, words, ring, events */
+};
+
+/* `kind` < OP_KIND_COUNT. */
+const struct op_traits *op_traits_of(enum op_kind kind);
+const char *op_name(enum op_kind kind);
+
+#define PROGRAM_OPS_MAX (3 + MATH_WEIGHTS_MAX)
+/* What `math` becomes, in order: how many, each in kinds[]. */
+uint32_t program_ops_of(const struct math_op *math, enum processor_kind processor, enum op_tier tier,
+                        enum op_kind kinds[PROGRAM_OPS_MAX]);
+/* What a step of a processor that computes layers begins with, before all of them. */
+uint32_t program_ops_first(enum processor_kind processor, enum op_kind kinds[PROGRAM_OPS_MAX]);
+/* How many of program_ops_of count in this tier; of all operations of a part. */
+uint32_t program_ops_count(const struct math_op *math, enum processor_kind processor, enum op_tier tier);
+uint32_t program_part_count(const struct math_part *part, enum processor_kind processor, enum op_tier tier);
+
+#endif

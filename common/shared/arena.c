@@ -1,0 +1,393 @@
+/* Creating, checking, mapping and populating the arena. See arena.h. Called by helmd (create) and workers
+ * (attach). Owns the descriptor and the mapping inside struct arena. */
+#include "common/shared/arena.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/mempolicy.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "common/base/file.h"
+#include "common/model/model.h"
+#include "common/base/units.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u
+#endif
+
+#define SMALL_PAGE     ((uint64_t)4096)
+#define ARENA_SEALS    (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define COLLAPSE_TRIES 3
+#define NODE_MAX       1024 /* NUMA nodes in a node mask; the kernel's own limit */
+
+/* No real model or machine comes near these; below them no product of two or three overflows 64 bits unseen.
+ */
+#define TOKENS_MAX   ((uint32_t)1 << 28)
+#define WIDTH_MAX    ((uint32_t)1 << 24)
+#define KV_FIELD_MAX ((uint32_t)1 << 16)
+#define LANES_MAX    4096u
+#define BYTES_MAX    ((uint64_t)1 << 46)
+
+static const char *const region_names[ARENA_REGION_COUNT] = {"control", "slots",  "history", "page_table",
+                                                             "lanes",   "logits", "kv",      "weights"};
+
+static int check_range(const char *what, uint64_t value, uint64_t min, uint64_t max, struct helm_err *err)
+{
+    if (value >= min && value <= max) return 0;
+    return helm_fail(err, HELM_E_LIMIT, "arena: %s is %llu, not between %llu and %llu", what,
+                     (unsigned long long)value, (unsigned long long)min, (unsigned long long)max);
+}
+
+static int check_spec(const struct arena_spec *spec, struct helm_err *err)
+{
+    const struct kv_layout *kv = &spec->kv;
+    const struct {
+        const char *what;
+        uint64_t value, min, max;
+    } fields[] = {
+        {"slots", spec->slots, 1, ARENA_SLOTS_MAX},
+        {"context_tokens", spec->context_tokens, 1, TOKENS_MAX},
+        {"step_tokens", spec->step_tokens, 1, TOKENS_MAX},
+        {"hidden", spec->hidden, 1, WIDTH_MAX},
+        {"vocab", spec->vocab, 1, WIDTH_MAX},
+        {"lanes", spec->lanes, 0, LANES_MAX},
+        {"kv.layers", kv->layers, 0, KV_FIELD_MAX}, /* 0: all layers' pages are in VRAM */
+        {"kv.kv_heads", kv->kv_heads, 1, KV_FIELD_MAX},
+        {"kv.head_dim", kv->head_dim, 1, KV_FIELD_MAX},
+        {"kv.page_tokens", kv->page_tokens, 1, KV_FIELD_MAX},
+        {"kv.dtype", kv->dtype, 0, DTYPE_COUNT - 1},
+        {"weight_bytes", spec->weight_bytes, 0, BYTES_MAX},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        int rc = check_range(fields[i].what, fields[i].value, fields[i].min, fields[i].max, err);
+        if (rc) return rc;
+    }
+    if (kv->page_tokens & (kv->page_tokens - 1))
+        return helm_fail(err, HELM_E_LIMIT, "arena: kv.page_tokens is %u, not a power of two",
+                         kv->page_tokens);
+    uint32_t elem_bytes = kv->dtype == DTYPE_F32 ? 4 : 2;
+    if (kv->elem_bytes != elem_bytes)
+        return helm_fail(err, HELM_E_MISMATCH, "arena: kv.elem_bytes is %u, but its dtype has %u",
+                         kv->elem_bytes, elem_bytes);
+    return 0;
+}
+
+/* layers * 2 * kv_heads * page_tokens * head_dim * elem_bytes * page_count */
+static int kv_pool_bytes(const struct kv_layout *kv, uint32_t page_count, uint64_t *bytes)
+{
+    uint64_t product = kv_head_bytes(kv); /* at most 2^34 */
+    if (units_mul(product, 2ull * kv->kv_heads, &product) || units_mul(product, kv->layers, &product))
+        return -1;
+    return units_mul(product, page_count, bytes);
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+int arena_plan(const struct arena_spec *spec, struct arena_header *header, struct helm_err *err)
+{
+    memset(header, 0, sizeof *header);
+    int rc = check_spec(spec, err);
+    if (rc) return rc;
+
+    uint64_t kv_bytes, lanes_bytes;
+    uint64_t pages_per_slot =
+        ((uint64_t)spec->context_tokens + spec->kv.page_tokens - 1) / spec->kv.page_tokens;
+    if (kv_pool_bytes(&spec->kv, spec->page_count, &kv_bytes) || kv_bytes > BYTES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "arena: the KV pool (%u pages) exceeds %llu bytes",
+                         spec->page_count, (unsigned long long)BYTES_MAX);
+    if (units_mul(lane_bytes(spec->step_tokens, spec->hidden), spec->lanes, &lanes_bytes) ||
+        lanes_bytes > BYTES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "arena: the lanes (%u of %u x %u) exceed %llu bytes", spec->lanes,
+                         spec->step_tokens, spec->hidden, (unsigned long long)BYTES_MAX);
+
+    const uint64_t bytes[ARENA_REGION_COUNT] = {
+        [ARENA_REGION_CONTROL] = sizeof(struct arena_control),
+        [ARENA_REGION_SLOTS] = spec->slots * sizeof(struct arena_slot),
+        [ARENA_REGION_HISTORY] = (uint64_t)spec->slots * spec->context_tokens * sizeof(uint32_t),
+        [ARENA_REGION_PAGE_TABLE] = spec->slots * pages_per_slot * sizeof(uint32_t),
+        [ARENA_REGION_LANES] = lanes_bytes,
+        [ARENA_REGION_LOGITS] = (uint64_t)spec->slots * spec->vocab * sizeof(float),
+        [ARENA_REGION_KV] = kv_bytes,
+        [ARENA_REGION_WEIGHTS] = spec->weight_bytes,
+    };
+    /* Whole pages each, so that regions of different writers share none; huge pages where the bytes are. */
+    uint64_t end = sizeof *header;
+    for (int i = 0; i < ARENA_REGION_COUNT; i++) {
+        bool big = i == ARENA_REGION_KV || i == ARENA_REGION_WEIGHTS;
+        header->region[i].offset = round_up(end, big ? ARENA_HUGE_PAGE : SMALL_PAGE);
+        header->region[i].bytes = bytes[i];
+        end = header->region[i].offset + bytes[i];
+    }
+    header->total_bytes = round_up(end, ARENA_HUGE_PAGE);
+    rc = check_range("total size", header->total_bytes, 0, BYTES_MAX, err);
+    if (rc) return rc;
+
+    header->magic = ARENA_MAGIC;
+    header->abi = ARENA_ABI;
+    header->slots = spec->slots;
+    header->context_tokens = spec->context_tokens;
+    header->step_tokens = spec->step_tokens;
+    header->pages_per_slot = (uint32_t)pages_per_slot;
+    header->page_count = spec->page_count;
+    header->hidden = spec->hidden;
+    header->vocab = spec->vocab;
+    header->lanes = spec->lanes;
+    header->kv = spec->kv;
+    return 0;
+}
+
+/* Maps at a 2 MiB boundary: only then can a 2 MiB extent of the file become one page-table entry. */
+static int map_aligned(int fd, uint64_t bytes, void **base, struct helm_err *err)
+{
+    size_t reserve = bytes + ARENA_HUGE_PAGE;
+    char *space = mmap(NULL, reserve, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED)
+        return helm_fail_errno(err, "arena: cannot reserve %zu bytes of address space", reserve);
+    char *aligned = (char *)round_up((uintptr_t)space, ARENA_HUGE_PAGE);
+    void *mapped = mmap(aligned, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (mapped == MAP_FAILED) {
+        int rc = helm_fail_errno(err, "arena: cannot map %llu bytes", (unsigned long long)bytes);
+        munmap(space, reserve);
+        return rc;
+    }
+    size_t before = (size_t)(aligned - space);
+    if (before) munmap(space, before);
+    if (ARENA_HUGE_PAGE > before) munmap(aligned + bytes, ARENA_HUGE_PAGE - before);
+    *base = mapped;
+    return 0;
+}
+
+static void init_bells(struct arena *arena)
+{
+    struct arena_control *control = arena_control_of(arena);
+    doorbell_init(&control->step_bell, 0);
+    doorbell_init(&control->drawn_bell, 0);
+    for (int i = 0; i < ARENA_WORKERS_MAX; i++) doorbell_init(&control->done[i].bell, 0);
+    doorbell_init(&control->weights_bell, 0);
+    for (uint32_t i = 0; i < arena_header_of(arena)->lanes; i++) lane_init(arena_lane_of(arena, i));
+}
+
+int arena_create(const struct arena_spec *spec, struct arena *arena, struct helm_err *err)
+{
+    struct arena_header header;
+    *arena = (struct arena){.fd = -1};
+    int rc = arena_plan(spec, &header, err);
+    if (rc) return rc;
+
+    arena->fd = memfd_create("helm-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    if (arena->fd < 0 && errno == EINVAL) /* before Linux 6.3 every memfd is executable */
+        arena->fd = memfd_create("helm-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (arena->fd < 0) {
+        rc = helm_fail_errno(err, "arena: memfd_create");
+        goto out;
+    }
+    if (ftruncate(arena->fd, (off_t)header.total_bytes) != 0) {
+        rc = helm_fail_errno(err, "arena: cannot set its size to %llu bytes",
+                             (unsigned long long)header.total_bytes);
+        goto out;
+    }
+    if (fcntl(arena->fd, F_ADD_SEALS, ARENA_SEALS) != 0) {
+        rc = helm_fail_errno(err, "arena: cannot seal its size");
+        goto out;
+    }
+    rc = map_aligned(arena->fd, header.total_bytes, &arena->base, err);
+    if (rc) goto out;
+    arena->bytes = header.total_bytes;
+    memcpy(arena->base, &header, sizeof header);
+    init_bells(arena);
+out:
+    if (rc) arena_close(arena);
+    return rc;
+}
+
+/* Every field of the header must be what arena_plan makes of the others. */
+static int check_header(const struct arena_header *header, uint64_t file_bytes, struct helm_err *err)
+{
+    if (header->magic != ARENA_MAGIC)
+        return helm_fail(err, HELM_E_FORMAT, "arena: magic is 0x%08x, not 0x%08x", header->magic,
+                         ARENA_MAGIC);
+    if (header->abi != ARENA_ABI)
+        return helm_fail(err, HELM_E_MISMATCH, "arena: ABI %u, this program has %u: rebuild or restart helmd",
+                         header->abi, ARENA_ABI);
+    if (header->total_bytes != file_bytes)
+        return helm_fail(err, HELM_E_MISMATCH, "arena: header says %llu bytes, the file has %llu",
+                         (unsigned long long)header->total_bytes, (unsigned long long)file_bytes);
+    const struct arena_spec spec = {.slots = header->slots,
+                                    .context_tokens = header->context_tokens,
+                                    .step_tokens = header->step_tokens,
+                                    .hidden = header->hidden,
+                                    .vocab = header->vocab,
+                                    .lanes = header->lanes,
+                                    .kv = header->kv,
+                                    .page_count = header->page_count,
+                                    .weight_bytes = header->region[ARENA_REGION_WEIGHTS].bytes};
+    struct arena_header expected;
+    int rc = arena_plan(&spec, &expected, err);
+    if (rc) return rc;
+    if (header->pages_per_slot != expected.pages_per_slot)
+        return helm_fail(err, HELM_E_MISMATCH,
+                         "arena: pages_per_slot is %u, %u tokens in pages of %u need %u",
+                         header->pages_per_slot, header->context_tokens, header->kv.page_tokens,
+                         expected.pages_per_slot);
+    for (int i = 0; i < ARENA_REGION_COUNT; i++) {
+        const struct arena_region *has = &header->region[i], *wants = &expected.region[i];
+        if (has->bytes > file_bytes || has->offset > file_bytes - has->bytes)
+            return helm_fail(err, HELM_E_LIMIT,
+                             "arena: region %s (%llu bytes at %llu) lies outside the file of %llu",
+                             region_names[i], (unsigned long long)has->bytes, (unsigned long long)has->offset,
+                             (unsigned long long)file_bytes);
+        /* Equality also means aligned and without overlap: the plan's regions are. */
+        if (has->offset != wants->offset || has->bytes != wants->bytes)
+            return helm_fail(err, HELM_E_MISMATCH,
+                             "arena: region %s is %llu bytes at %llu, its header's sizes give %llu at %llu",
+                             region_names[i], (unsigned long long)has->bytes, (unsigned long long)has->offset,
+                             (unsigned long long)wants->bytes, (unsigned long long)wants->offset);
+    }
+    if (header->total_bytes != expected.total_bytes)
+        return helm_fail(err, HELM_E_MISMATCH, "arena: %llu bytes in all, its header's sizes give %llu",
+                         (unsigned long long)header->total_bytes, (unsigned long long)expected.total_bytes);
+    return 0;
+}
+
+int arena_attach(int fd, struct arena *arena, struct helm_err *err)
+{
+    struct stat st;
+    struct arena_header header; /* a copy: what was checked cannot change afterwards */
+    *arena = (struct arena){.fd = -1};
+    if (fstat(fd, &st) != 0) return helm_fail_errno(err, "arena: descriptor %d", fd);
+    if (!S_ISREG(st.st_mode) || st.st_size < (off_t)sizeof header)
+        return helm_fail(err, HELM_E_FORMAT, "arena: descriptor %d is not an arena (%lld bytes)", fd,
+                         (long long)st.st_size);
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & ARENA_SEALS) != ARENA_SEALS)
+        return helm_fail(err, HELM_E_FORMAT,
+                         "arena: descriptor %d is not sealed against shrinking, growing and more seals", fd);
+    if (seals & F_SEAL_WRITE)
+        return helm_fail(err, HELM_E_FORMAT, "arena: descriptor %d is sealed against writing", fd);
+    int rc = file_pread_all(fd, &header, sizeof header, 0, "arena", err);
+    if (rc) return rc;
+    rc = check_header(&header, (uint64_t)st.st_size, err);
+    if (rc) return rc;
+    rc = map_aligned(fd, header.total_bytes, &arena->base, err);
+    if (rc) return rc;
+    arena->fd = fd;
+    arena->bytes = header.total_bytes;
+    return 0;
+}
+
+void arena_close(struct arena *arena)
+{
+    if (arena->base) {
+        munmap(arena->base, arena->bytes);
+        if (arena->fd >= 0) close(arena->fd);
+    } else if (arena->fd > STDERR_FILENO) { /* a zeroed struct must not close standard input */
+        close(arena->fd);
+    }
+    *arena = (struct arena){.fd = -1};
+}
+
+/* Reading is enough: a fault on a hole of shared memory allocates the page. */
+static void touch(const char *at)
+{
+    (void)__atomic_load_n(at, __ATOMIC_RELAXED);
+}
+
+static void touch_small(const char *from, uint64_t bytes)
+{
+    for (uint64_t at = 0; at < bytes; at += SMALL_PAGE) touch(from + at);
+    if (bytes) touch(from + bytes - 1);
+}
+
+static bool collapse(char *extent)
+{
+    touch(extent); /* an extent without any page cannot be collapsed */
+    for (int i = 0; i < COLLAPSE_TRIES; i++) {
+        if (madvise(extent, ARENA_HUGE_PAGE, MADV_COLLAPSE) == 0) return true;
+        if (errno != EAGAIN && errno != EBUSY) return false; /* those two pass: a page was in use just then */
+    }
+    return false;
+}
+
+void arena_populate(const struct arena *arena, uint64_t offset, uint64_t bytes, uint64_t *huge_bytes,
+                    uint64_t *small_bytes)
+{
+    if (offset > arena->bytes) offset = arena->bytes;
+    if (bytes > arena->bytes - offset) bytes = arena->bytes - offset;
+    char *base = arena->base;
+    uint64_t end = offset + bytes;
+    while (offset < end) {
+        uint64_t extent_end = (offset / ARENA_HUGE_PAGE + 1) * ARENA_HUGE_PAGE;
+        uint64_t next = extent_end < end ? extent_end : end;
+        if (next - offset == ARENA_HUGE_PAGE && collapse(base + offset)) {
+            *huge_bytes += next - offset;
+        } else {
+            touch_small(base + offset, next - offset);
+            *small_bytes += next - offset;
+        }
+        offset = next;
+    }
+}
+
+/* Some containers forbid the memory-policy calls, some kernels lack them. With one node there is nothing to
+ * choose. */
+static bool machine_has_one_node(void)
+{
+    FILE *file = fopen("/sys/devices/system/node/online", "re");
+    if (!file) return errno == ENOENT;
+    char line[64] = "";
+    bool one = fgets(line, sizeof line, file) && (strcmp(line, "0\n") == 0 || strcmp(line, "0") == 0);
+    fclose(file);
+    return one;
+}
+
+int arena_bind(const struct arena *arena, uint64_t offset, uint64_t bytes, int node, struct helm_err *err)
+{
+    if (offset % SMALL_PAGE || offset > arena->bytes || bytes > arena->bytes - offset)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "arena: cannot bind %llu bytes at %llu of %llu (whole pages inside it)",
+                         (unsigned long long)bytes, (unsigned long long)offset,
+                         (unsigned long long)arena->bytes);
+    if (node < 0 || node >= NODE_MAX)
+        return helm_fail(err, HELM_E_NOT_FOUND, "NUMA node %d does not exist", node);
+    if (bytes == 0) return 0;
+
+    const unsigned bits = 8 * sizeof(unsigned long);
+    unsigned long mask[NODE_MAX / (8 * sizeof(unsigned long)) + 1] = {0};
+    mask[(unsigned)node / bits] = 1ul << ((unsigned)node % bits);
+    if (syscall(SYS_mbind, (char *)arena->base + offset, bytes, MPOL_BIND, mask, NODE_MAX + 1ul, 0) == 0)
+        return 0;
+    if (errno == EINVAL)
+        return helm_fail(err, HELM_E_NOT_FOUND,
+                         "NUMA node %d does not exist, has no memory or is not allowed", node);
+    if (node == 0 && (errno == ENOSYS || errno == EPERM) && machine_has_one_node()) return 0;
+    if (errno == ENOSYS)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "NUMA node %d: this kernel has no memory policies", node);
+    return helm_fail_errno(err, "arena: cannot bind to NUMA node %d", node);
+}
+
+int arena_node_of(const struct arena *arena, uint64_t offset, int *node, struct helm_err *err)
+{
+    *node = -1;
+    if (offset >= arena->bytes)
+        return helm_fail(err, HELM_E_LIMIT, "arena: byte %llu lies outside it (%llu)",
+                         (unsigned long long)offset, (unsigned long long)arena->bytes);
+    char *at = (char *)arena->base + offset;
+    if (syscall(SYS_get_mempolicy, node, NULL, 0ul, at, (unsigned long)(MPOL_F_NODE | MPOL_F_ADDR)) == 0)
+        return 0;
+    if ((errno == ENOSYS || errno == EPERM) && machine_has_one_node()) {
+        *node = 0;
+        return 0;
+    }
+    return helm_fail_errno(err, "arena: cannot ask where byte %llu is", (unsigned long long)offset);
+}

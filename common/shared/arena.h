@@ -1,0 +1,95 @@
+/* The arena: one sealed memfd that helmd creates and every worker maps.
+ *
+ * helmd: arena_create -> fill slots/history/... -> hand arena.fd to children. Workers: arena_attach (checks
+ * magic, ABI, sizes, every region inside the file). The mapping belongs to the struct; arena_close unmaps and
+ * closes. Huge pages: shared memory gets none by default on most systems, so ranges are collapsed with
+ * madvise(MADV_COLLAPSE) (Linux 6.1) as they are first touched; where that fails the range stays on small
+ * pages and is counted, and the counts are reported in READY and in the log. Nothing falls back silently. */
+#ifndef HELM_COMMON_SHARED_ARENA_H
+#define HELM_COMMON_SHARED_ARENA_H
+
+#include "common/shared/arena_layout.h"
+#include "common/base/err.h"
+#include "common/shared/lane.h"
+
+struct arena {
+    int fd;
+    void *base;
+    uint64_t bytes;
+};
+
+/* What to lay out. kv.layers etc. describe the host KV pool; weight_bytes may be 0. */
+struct arena_spec {
+    uint32_t slots, context_tokens, step_tokens, hidden, vocab, lanes;
+    struct kv_layout kv;
+    uint32_t page_count;
+    uint64_t weight_bytes;
+};
+
+/* Computes every region's place into *header without creating anything (the ledger uses it too). Overflow is
+ * HELM_E_LIMIT. Regions start on whole pages (kv, weights: on 2 MiB) in the order of their ids; logits has
+ * one row of vocab floats a slot; the total is a multiple of 2 MiB. */
+HELM_MUST_CHECK int arena_plan(const struct arena_spec *spec, struct arena_header *header,
+                               struct helm_err *err);
+
+/* memfd_create + ftruncate + F_SEAL_SHRINK|F_SEAL_GROW|F_SEAL_SEAL + map (2 MiB-aligned) + header. Doorbells
+ * and lanes are at 0; no other page is touched. The descriptor is close-on-exec: dup2 it for a child. */
+HELM_MUST_CHECK int arena_create(const struct arena_spec *spec, struct arena *arena, struct helm_err *err);
+/* Checks seals and the whole header, then maps. The descriptor becomes the arena's on success only. */
+HELM_MUST_CHECK int arena_attach(int fd, struct arena *arena, struct helm_err *err);
+void arena_close(struct arena *arena);
+
+/* Typed views. Pointers are borrowed from the mapping. */
+static inline struct arena_header *arena_header_of(const struct arena *a)
+{
+    return (struct arena_header *)a->base;
+}
+static inline void *arena_region_ptr(const struct arena *a, enum arena_region_id id)
+{
+    return (char *)a->base + arena_header_of(a)->region[id].offset;
+}
+static inline struct arena_control *arena_control_of(const struct arena *a)
+{
+    return (struct arena_control *)arena_region_ptr(a, ARENA_REGION_CONTROL);
+}
+static inline struct arena_slot *arena_slot_of(const struct arena *a, uint32_t slot)
+{
+    return (struct arena_slot *)arena_region_ptr(a, ARENA_REGION_SLOTS) + slot;
+}
+static inline uint32_t *arena_history_of(const struct arena *a, uint32_t slot)
+{
+    return (uint32_t *)arena_region_ptr(a, ARENA_REGION_HISTORY) +
+           (uint64_t)slot * arena_header_of(a)->context_tokens;
+}
+static inline uint32_t *arena_page_table_of(const struct arena *a, uint32_t slot)
+{
+    return (uint32_t *)arena_region_ptr(a, ARENA_REGION_PAGE_TABLE) +
+           (uint64_t)slot * arena_header_of(a)->pages_per_slot;
+}
+
+static inline struct lane *arena_lane_of(const struct arena *a, uint32_t lane)
+{
+    const struct arena_header *h = arena_header_of(a);
+    return (struct lane *)((char *)arena_region_ptr(a, ARENA_REGION_LANES) +
+                           lane * lane_bytes(h->step_tokens, h->hidden));
+}
+static inline float *arena_logits_of(const struct arena *a, uint32_t slot)
+{
+    return (float *)arena_region_ptr(a, ARENA_REGION_LOGITS) + (uint64_t)slot * arena_header_of(a)->vocab;
+}
+
+/* Touches and collapses [offset, offset + bytes) into huge pages, 2 MiB at a time; bind to a NUMA node before
+ * calling. Adds to *huge_bytes and *small_bytes what became of it. Thread-safe on disjoint ranges. Contents
+ * stay as they are. A worker calls it again on pages that another process made huge, to get the huge mapping
+ * too. */
+void arena_populate(const struct arena *arena, uint64_t offset, uint64_t bytes, uint64_t *huge_bytes,
+                    uint64_t *small_bytes);
+
+/* mbind(2) of a range (offset: a multiple of 4096) to a node, before it is touched; arena_node_of verifies
+ * where a touched page really is. */
+HELM_MUST_CHECK int arena_bind(const struct arena *arena, uint64_t offset, uint64_t bytes, int node,
+                               struct helm_err *err);
+HELM_MUST_CHECK int arena_node_of(const struct arena *arena, uint64_t offset, int *node,
+                                  struct helm_err *err);
+
+#endif

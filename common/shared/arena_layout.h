@@ -1,0 +1,183 @@
+/* What lies in the arena: the memory that helmd and its workers share. One definition, checked by every side.
+ *
+ * helmd creates the arena, fills in the header and the regions it writes, and hands the descriptor to the
+ * workers, which refuse another magic, ABI or size. Every region has exactly one writer:
+ *
+ *   region              writer                    readers
+ *   header              helmd (before spawning)   all
+ *   control.step        helmd                     workers   step ring, one doorbell down
+ *   control.done[w]     worker w                  helmd     doorbell up (an eventfd wakes helmd's poll loop)
+ *   control.result      the head's worker         helmd
+ *   control.drawn_bell  the head's worker         workers   the step whose result is written
+ *   slots               helmd                     workers   sampling parameters; only of a slot in no step
+ *   history             helmd, the head's worker  workers   token ids of each slot, see below
+ *   page_table          helmd                     workers   KV page numbers of each slot
+ *   lanes               one worker each           another   activation hand-over, see lane.h
+ *   logits              the head's worker         (debugging)
+ *   kv                  the layer's worker        workers   pages, see kv_layout.h
+ *   weights             the loading worker        workers   read-only after READY
+ *
+ * Steps in flight. helmd may ring a step while the one before it is computed; every worker computes them in
+ * their order. A row whose token the step before samples is flagged STEP_ROW_FOLLOWS: its token is in that
+ * step's result, and a worker that has not the head waits for drawn_bell before it looks there. Hence the
+ * history:
+ *
+ *   position                    writer             when
+ *   of a row that follows       the head's worker  when it takes the row
+ *   every other known token     helmd              when the sequence enters its slot, when a result is taken
+ *                                                  and no row for the token was rung, before workers start
+ *
+ * Two steps share the ring only where no worker's part of the second touches what another worker's part of
+ * the first may still read or write: a step in front of another has one token a row, and both are of the
+ * plan's decode list, in which every cache is used by one worker. Lanes keep their own order.
+ *
+ * A change of anything here raises ARENA_ABI. */
+#ifndef HELM_COMMON_SHARED_ARENA_LAYOUT_H
+#define HELM_COMMON_SHARED_ARENA_LAYOUT_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/shared/doorbell.h"
+#include "common/shared/kv_layout.h"
+#include "common/sampling/sampling.h"
+
+#define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
+#define ARENA_ABI         4u
+#define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
+#define ARENA_WORKERS_MAX 8
+#define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
+#define ARENA_STEP_ROWS   ARENA_SLOTS_MAX
+#define ARENA_HUGE_PAGE   ((uint64_t)2 << 20)
+
+enum arena_region_id {
+    ARENA_REGION_CONTROL,
+    ARENA_REGION_SLOTS,
+    ARENA_REGION_HISTORY,
+    ARENA_REGION_PAGE_TABLE,
+    ARENA_REGION_LANES,
+    ARENA_REGION_LOGITS,
+    ARENA_REGION_KV,
+    ARENA_REGION_WEIGHTS,
+    ARENA_REGION_COUNT
+};
+
+struct arena_region {
+    uint64_t offset; /* from the arena's base; multiple of 64, of ARENA_HUGE_PAGE for kv and weights */
+    uint64_t bytes;
+};
+
+struct arena_header {
+    uint32_t magic, abi;
+    uint64_t total_bytes;
+    uint32_t epoch; /* raised at each respawn of workers; late messages of an older epoch are ignored */
+    uint32_t slots; /* in use, <= ARENA_SLOTS_MAX */
+    uint32_t context_tokens; /* longest sequence: columns of history */
+    uint32_t step_tokens;    /* most tokens in one step over all its rows (prefill chunk) */
+    uint32_t pages_per_slot; /* columns of the page table */
+    uint32_t page_count;     /* pages in the kv region */
+    uint32_t hidden, vocab;
+    uint32_t lanes;
+    uint32_t reserved;
+    struct kv_layout kv;
+    struct arena_region region[ARENA_REGION_COUNT];
+};
+
+/* One sequence's share of a step: tokens history[slot][start .. start + count) are run through the model at
+ * those positions; with STEP_ROW_SAMPLE the logits after the last one become a token. */
+enum step_row_flags {
+    STEP_ROW_SAMPLE = 1u << 0,
+    /* Of a row of one token: it is the one that the step before this one samples for the slot, or 0 if that
+     * found none. If the sequence ends with it, or otherwise meanwhile, helmd ignores what comes of this row. */
+    STEP_ROW_FOLLOWS = 1u << 1,
+};
+struct step_row {
+    uint32_t slot;
+    uint32_t start;
+    uint32_t count;
+    uint32_t flags;
+};
+/* Whether a bell that has come to `serial` is at `step` or further: serials wrap. */
+static inline bool step_reached(uint32_t serial, uint32_t step)
+{
+    return (int32_t)(serial - step) >= 0;
+}
+struct step {
+    uint32_t serial; /* 1, 2, ...; ring slot = serial % ARENA_STEP_RING; the doorbell's value */
+    uint32_t epoch;
+    uint32_t row_count;
+    uint32_t token_count; /* sum of count, <= header.step_tokens */
+    struct step_row row[ARENA_STEP_ROWS];
+};
+
+enum step_row_status { STEP_ROW_OK = 0, STEP_ROW_NO_FINITE_LOGIT = 1, STEP_ROW_BAD = 2 };
+struct step_result_row {
+    uint32_t slot;
+    uint32_t status;                /* enum step_row_status */
+    struct sampling_result sampled; /* of rows with STEP_ROW_SAMPLE */
+};
+struct step_result {
+    uint32_t serial;
+    uint32_t epoch;
+    uint32_t row_count;
+    uint32_t reserved;
+    uint64_t compute_ns; /* from seeing the step (or from the end of the one before, where the device had
+                            it already) to ringing done */
+    uint64_t linear_ns, attention_ns, sample_ns; /* where it went, thread 0's clock */
+    uint64_t weight_bytes; /* read from memory for this step: of packed weights what they take there */
+    struct step_result_row row[ARENA_STEP_ROWS];
+};
+
+/* A worker's part of a step. */
+struct arena_times {
+    uint64_t busy_ns;      /* computing, waits for another worker left out */
+    uint64_t wait_ns;      /* waiting for another worker's hand-overs and tokens */
+    uint64_t weight_bytes; /* weights read by its own processor; the CPU's packed ones as they lie packed */
+    uint64_t link_bytes;   /* copied over the link (GPU worker) */
+};
+struct arena_done {
+    _Alignas(64) struct doorbell bell;                      /* the last step that this worker is done with */
+    _Alignas(64) struct arena_times times[ARENA_STEP_RING]; /* by serial; written before the bell is rung */
+};
+
+struct arena_control {
+    _Alignas(64) struct doorbell step_bell; /* writer: helmd */
+    struct arena_done done[ARENA_WORKERS_MAX];
+    _Alignas(64) struct step step[ARENA_STEP_RING];
+    _Alignas(64) struct step_result result[ARENA_STEP_RING];
+    _Alignas(64) struct doorbell drawn_bell; /* the last step whose result is written */
+    /* 1 once the weights region is filled and its pages will not move any more (huge pages are made). Writer:
+     * the loading worker. The GPU worker waits for it before it registers the region with the driver. */
+    _Alignas(64) struct doorbell weights_bell;
+};
+
+struct arena_slot {
+    struct sampling_params sampling;
+    uint32_t prompt_count; /* of history, how many are the prompt */
+    uint32_t reserved;
+};
+
+static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
+static_assert(sizeof(struct kv_layout) == 24, "header layout");
+static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
+static_assert(offsetof(struct arena_header, kv) == 56, "header layout");
+static_assert(offsetof(struct arena_header, region) == 80, "header layout");
+static_assert(sizeof(struct arena_header) == 80 + 16 * ARENA_REGION_COUNT, "header layout");
+static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
+static_assert(offsetof(struct arena_control, done) == 64, "one cache line per doorbell");
+static_assert(sizeof(struct arena_times) == 32, "times layout");
+static_assert(sizeof(struct arena_done) == 64 + 32 * ARENA_STEP_RING, "one cache line per doorbell");
+static_assert(offsetof(struct arena_control, step) == 64 + sizeof(struct arena_done) * ARENA_WORKERS_MAX,
+              "one cache line per doorbell");
+static_assert(sizeof(struct step_row) == 16, "step row layout");
+static_assert(offsetof(struct step, row) == 16, "step layout");
+static_assert(sizeof(struct step) == 16 + 16 * ARENA_STEP_ROWS, "step layout");
+static_assert(offsetof(struct step_result, row) == 56, "result layout");
+static_assert(sizeof(struct step_result_row) == 20 + 8 * SAMPLING_LOGPROBS_MAX, "result row layout");
+static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX, "slot layout");
+static_assert(sizeof(struct arena_slot) == sizeof(struct sampling_params) + 8, "slot layout");
+static_assert((ARENA_STEP_RING & (ARENA_STEP_RING - 1)) == 0, "serial % ring survives the wrap of serial");
+static_assert(ATOMIC_INT_LOCK_FREE == 2, "doorbells are shared by processes: no lock table");
+
+#endif

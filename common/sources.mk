@@ -1,0 +1,95 @@
+# Sources of common/: what several processes link. Read by the Makefile; one file a line, sorted.
+# No globals, no CUDA, no ZeroMQ.
+
+COMMON_SRC := \
+  common/base/args.c \
+  common/base/cgroup.c \
+  common/base/cpu.c \
+  common/base/err.c \
+  common/base/file.c \
+  common/base/json.c \
+  common/base/log.c \
+  common/base/node.c \
+  common/base/units.c \
+  common/formats/bf16.c \
+  common/formats/bf16_packed.c \
+  common/formats/f16.c \
+  common/formats/f32.c \
+  common/formats/packed.c \
+  common/formats/packed_tile.c \
+  common/formats/q8_0.c \
+  common/formats/tensor_format.c \
+  common/plan/home.c \
+  common/plan/plan.c \
+  common/plan/plan_json.c \
+  common/sampling/changes.c \
+  common/sampling/cut.c \
+  common/sampling/pass.c \
+  common/sampling/sampling.c \
+  common/shared/arena.c \
+  common/shared/doorbell.c \
+  common/shared/lane.c
+
+MODEL_SRC := \
+  common/model/arch.c \
+  common/model/checkpoint.c \
+  common/model/config.c \
+  common/model/index.c \
+  common/model/rope.c \
+  common/model/rope_config.c \
+  common/model/safetensors.c \
+  common/model/unit.c \
+  common/plan/host_weights.c \
+  common/plan/workspace.c \
+  common/program/op.c
+
+# what both workers are around their engines
+WORKER_SRC := \
+  common/worker/batch.c \
+  common/worker/control.c \
+  common/worker/engine.c \
+  common/worker/process.c \
+  common/worker/server.c
+
+# computing on the CPU: threads, and the tables that choose among the kernels below
+CPU_SRC := \
+  common/cpu/kernels/attention.c \
+  common/cpu/kernels/kernel_set.c \
+  common/cpu/kernels/linear.c \
+  common/cpu/kernels/vector.c \
+  common/cpu/pin.c \
+  common/cpu/pool.c
+
+# Kernels: each file is compiled with the instructions in KERNEL_ISA below and chosen at run time.
+KERNEL_SRC := \
+  common/cpu/kernels/attention_avx2.c \
+  common/cpu/kernels/attention_avx512.c \
+  common/cpu/kernels/attention_avx512bf16.c \
+  common/cpu/kernels/attention_ref.c \
+  common/cpu/kernels/bf16_packed_avx512vbmi2.c \
+  common/cpu/kernels/bf16_packed_ref.c \
+  common/cpu/kernels/gemm_amx.c \
+  common/cpu/kernels/gemm_avx2.c \
+  common/cpu/kernels/gemm_avx512.c \
+  common/cpu/kernels/gemm_avx512bf16.c \
+  common/cpu/kernels/gemm_openblas.c \
+  common/cpu/kernels/gemv_avx2.c \
+  common/cpu/kernels/gemv_avx512.c \
+  common/cpu/kernels/linear_ref.c \
+  common/cpu/kernels/probe_amx.c \
+  common/cpu/kernels/probe_avx2.c \
+  common/cpu/kernels/probe_avx512.c \
+  common/cpu/kernels/probe_avx512bf16.c \
+  common/cpu/kernels/q8_0_avx2.c \
+  common/cpu/kernels/q8_0_avx512.c \
+  common/cpu/kernels/q8_0_ref.c \
+  common/cpu/kernels/vector_avx2.c \
+  common/cpu/kernels/vector_avx512.c \
+  common/cpu/kernels/vector_ref.c
+
+# Instruction sets by file name; everything else is plain x86-64.
+ISA_avx2 := -mavx2 -mfma -mf16c
+ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512
+ISA_avx512bf16 := $(ISA_avx512) -mavx512bf16
+ISA_avx512vbmi2 := $(ISA_avx512) -mavx512vbmi -mavx512vbmi2
+ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16

@@ -1,0 +1,363 @@
+/* Finding the accelerator. See accelerator.h. Called by main.c before any thread exists; owns the probe's
+ * process while it runs. */
+#include "daemon/children/accelerator.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "common/base/node.h"
+#include "common/base/units.h"
+#include "common/plan/engine_limits.h"
+#include "daemon/children/child_words.h"
+#include "daemon/children/end_request.h"
+#include "daemon/planner/profile/profile.h"
+#include "daemon/children/worker_process.h"
+
+#define PROBE_BYTES_MAX ((size_t)64 << 10)
+#define PROBE_MS        30000 /* a driver's first start after boot takes seconds */
+/* Where the probe does not say: a context with the kernels and a library's, on the large side, since a plan
+ * that the worker then finds too large is refused. */
+#define CONTEXT_BYTES     (768 * MIB)
+#define GRAPH_BYTES       (24 * MIB) /* 2 to 4 MiB seen of the tiers of 36 layers; drivers differ */
+#define GRAPH_SLICE_BYTES (16 * KIB) /* a copy, its arrival and a kernel in each tier */
+#define ROUNDING_BYTES    (16 * MIB) /* that allocations are rounded up by */
+#define VRAM_LEAST        MIB
+
+static int copy_text(const json_t *json, const char *key, bool required, char *out, size_t size,
+                     struct helm_err *err)
+{
+    const char *text = NULL;
+    int rc = json_get_string(json, key, required, &text, err);
+    if (rc) return rc;
+    snprintf(out, size, "%s", text ? text : "");
+    for (char *c = out; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    return 0;
+}
+
+static int parse_device(const json_t *json, struct accelerator_info *device, struct helm_err *err)
+{
+    const json_t *node = json_object_get(json, "numa_node");
+    uint64_t generation = 0, width = 0;
+    int rc = json_is_object(json) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
+    if (!rc) rc = copy_text(json, "name", true, device->name, sizeof device->name, err);
+    if (!rc) rc = copy_text(json, "uuid", false, device->uuid, sizeof device->uuid, err);
+    if (!rc) rc = copy_text(json, "compute", false, device->compute, sizeof device->compute, err);
+    if (!rc) rc = copy_text(json, "driver", false, device->driver, sizeof device->driver, err);
+    if (!rc) rc = json_get_u64(json, "link_generation", false, 0, 64, &generation, err);
+    if (!rc) rc = json_get_u64(json, "link_width", false, 0, 64, &width, err);
+    if (!rc) rc = json_get_u64(json, "vram_bytes", true, 1, PLAN_BYTES_MAX, &device->vram_bytes, err);
+    if (!rc) rc = json_get_u64(json, "vram_free", true, 0, device->vram_bytes, &device->vram_free, err);
+    if (!rc)
+        rc = json_get_u64(json, "context_bytes", false, 0, device->vram_bytes, &device->context_bytes, err);
+    device->link_generation = (uint32_t)generation;
+    device->link_width = (uint32_t)width;
+    device->numa_node = -1;
+    if (!rc && json_is_integer(node) && json_integer_value(node) >= 0 && json_integer_value(node) < 1024)
+        device->numa_node = (int)json_integer_value(node);
+    return rc;
+}
+
+int accelerator_parse(const char *text, size_t length, struct accelerator_info devices[ACCELERATOR_COUNT_MAX],
+                      uint32_t *count, struct helm_err *err)
+{
+    json_t *json = NULL;
+    char why[160] = "the probe found none";
+    *count = 0;
+    memset(devices, 0, ACCELERATOR_COUNT_MAX * sizeof *devices);
+    int rc = json_parse_bounded("probe", text, length, PROBE_BYTES_MAX, &json, err);
+    if (rc) return rc;
+    const json_t *list = json_object_get(json, "devices");
+    if (json_object_get(json, "error")) rc = copy_text(json, "error", true, why, sizeof why, err);
+    if (!rc && list && !json_is_array(list))
+        rc = helm_fail(err, HELM_E_FORMAT, "probe: 'devices' is no array");
+    size_t n = json_array_size(list);
+    for (size_t i = 0; i < n && i < ACCELERATOR_COUNT_MAX && !rc; i++) {
+        rc = parse_device(json_array_get(list, i), &devices[i], err);
+        if (rc) helm_err_prefix(err, "probe: device %zu", i);
+        if (!rc) *count = (uint32_t)i + 1;
+    }
+    if (!rc && *count == 0) rc = helm_fail(err, HELM_E_NOT_FOUND, "%s", why);
+    json_decref(json);
+    return rc;
+}
+
+struct probe {
+    const char *name; /* of the program */
+    pid_t pid;
+    int out, words;
+    char *text; /* what it has printed, at most PROBE_BYTES_MAX */
+    size_t length;
+    struct child_words said;
+};
+
+/* In the child, after fork: only async-signal-safe calls. */
+static void probe_become(const char *program, const int out[2], const int words[2], pid_t parent)
+{
+    char *const argv[] = {(char *)program, (char *)"--probe", NULL};
+    sigset_t none;
+    sigemptyset(&none);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(127);
+    int null = open("/dev/null", O_RDONLY);
+    if (null >= 0) dup2(null, STDIN_FILENO);
+    if (dup2(out[1], STDOUT_FILENO) < 0 || dup2(words[1], STDERR_FILENO) < 0) _exit(126);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    execv(program, argv);
+    _exit(127);
+}
+
+static int probe_start(const char *program, struct probe *p, struct helm_err *err)
+{
+    int out[2] = {-1, -1}, words[2] = {-1, -1}, rc = 0;
+    if (pipe2(out, O_CLOEXEC) || pipe2(words, O_CLOEXEC)) {
+        rc = helm_fail_errno(err, "pipe to the probe");
+    } else {
+        pid_t parent = getpid();
+        p->pid = fork();
+        if (p->pid == 0) probe_become(program, out, words, parent);
+        if (p->pid < 0) rc = helm_fail_errno(err, "starting %s", program);
+    }
+    if (out[1] >= 0) close(out[1]);
+    if (words[1] >= 0) close(words[1]);
+    p->out = out[0];
+    p->words = words[0];
+    return rc;
+}
+
+/* Keeps what will be read as JSON; false at the end. */
+static bool take_text(struct probe *p)
+{
+    ssize_t n = read(p->out, p->text + p->length, PROBE_BYTES_MAX + 1 - p->length);
+    if (n < 0 && errno == EINTR) return true;
+    if (n > 0) p->length += (size_t)n;
+    return n > 0 && p->length <= PROBE_BYTES_MAX;
+}
+
+/* Passes on what it says to people, and keeps its last line; false at the end. */
+static bool take_words(struct probe *p)
+{
+    char text[1024];
+    ssize_t n = read(p->words, text, sizeof text);
+    if (n < 0 && errno == EINTR) return true;
+    if (n > 0 && write(STDERR_FILENO, text, (size_t)n) < 0) log_debug("standard error: %s", strerror(errno));
+    if (n > 0) child_words_take(&p->said, text, (size_t)n);
+    return n > 0;
+}
+
+/* Reads until both are closed, or standard error alone has been open for a second: others may have inherited
+ * it. */
+static int probe_read(struct probe *p, int end_fd, struct helm_err *err)
+{
+    enum { TEXT, WORDS, END, COUNT };
+    uint64_t end_us = units_now_us() + (uint64_t)PROBE_MS * 1000;
+    struct pollfd item[COUNT] = {[TEXT] = {.fd = p->out, .events = POLLIN},
+                                 [WORDS] = {.fd = p->words, .events = POLLIN},
+                                 [END] = {.fd = end_fd, .events = POLLIN}};
+    while (item[TEXT].fd >= 0 || item[WORDS].fd >= 0) {
+        uint64_t now_us = units_now_us();
+        if (now_us >= end_us && item[TEXT].fd < 0) return 0;
+        if (now_us >= end_us)
+            return helm_fail(err, HELM_E_PEER, "%s --probe did not end within %d s", p->name,
+                             PROBE_MS / 1000);
+        if (poll(item, COUNT, (int)((end_us - now_us + 999) / 1000)) <= 0) continue;
+        int rc = item[END].revents ? end_request_check(err) : 0;
+        if (rc) return rc;
+        if (item[WORDS].revents && !take_words(p)) item[WORDS].fd = -1;
+        if (!item[TEXT].revents || take_text(p)) continue;
+        if (p->length > PROBE_BYTES_MAX)
+            return helm_fail(err, HELM_E_LIMIT, "%s --probe printed more than %zu bytes", p->name,
+                             PROBE_BYTES_MAX);
+        item[TEXT].fd = -1;
+        end_us = units_now_us() + 1000000;
+    }
+    return 0;
+}
+
+/* What it printed, or why that is nothing. */
+static int probe_result(struct probe *p, int status, struct accelerator_info *devices, uint32_t *count,
+                        struct helm_err *err)
+{
+    char how[128];
+    bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    while (p->length && (p->text[p->length - 1] == '\n' || p->text[p->length - 1] == ' ')) p->length--;
+    int rc = p->length ? accelerator_parse(p->text, p->length, devices, count, err) : HELM_E_PEER;
+    if (!rc || rc == HELM_E_NOT_FOUND || (well && p->length)) return rc;
+    const char *last = child_words_end(&p->said);
+    worker_process_describe(status, how, sizeof how);
+    return helm_fail(err, HELM_E_PEER, "%s --probe %s and printed nothing%s%s%s", p->name, how,
+                     p->length ? " that can be read" : "", last[0] ? ": " : "", last);
+}
+
+static int probe_run(const char *program, struct accelerator_info *devices, uint32_t *count,
+                     struct helm_err *err)
+{
+    const char *slash = strrchr(program, '/');
+    struct probe p = {.name = slash ? slash + 1 : program, .pid = -1, .out = -1, .words = -1};
+    int status = 0, end_fd = end_request_watch();
+    p.text = malloc(PROBE_BYTES_MAX + 1);
+    int rc = p.text ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to probe for devices");
+    if (!rc) rc = probe_start(program, &p, err);
+    if (!rc) {
+        rc = probe_read(&p, end_fd, err);
+        if (rc) kill(p.pid, SIGKILL);
+        while (waitpid(p.pid, &status, 0) < 0 && errno == EINTR) {}
+        if (!rc) rc = end_request_check(err); /* Ctrl-C ends it as well, maybe first */
+        if (!rc) rc = probe_result(&p, status, devices, count, err);
+    }
+    if (p.out >= 0) close(p.out);
+    if (p.words >= 0) close(p.words);
+    if (end_fd >= 0) close(end_fd);
+    free(p.text);
+    return rc;
+}
+
+void accelerator_ledger_emulated(uint64_t vram_bytes, struct ledger_device *ledger)
+{
+    *ledger = (struct ledger_device){.kind = LEDGER_DEVICE_EMULATED,
+                                     .limit = vram_bytes ? vram_bytes : ACCELERATOR_EMULATED_VRAM,
+                                     .context_bytes = GPU_CONTEXT_EMULATED,
+                                     .library_bytes = GPU_MATMUL_WORKSPACE_EMULATED,
+                                     .graph_bytes = 256 * KIB,
+                                     .graph_layer_bytes = 64 * KIB,
+                                     .graph_slice_bytes = 12 * KIB};
+    snprintf(ledger->limit_from, sizeof ledger->limit_from, "%s",
+             vram_bytes ? "--vram" : "the emulated device without --vram");
+}
+
+void accelerator_ledger_cuda(const struct accelerator_info *device, uint64_t vram_bytes,
+                             struct ledger_device *ledger)
+{
+    char all[UNITS_TEXT];
+    *ledger =
+        (struct ledger_device){.kind = LEDGER_DEVICE_CUDA,
+                               .limit = vram_bytes ? vram_bytes : device->vram_free,
+                               .context_bytes = device->context_bytes ? device->context_bytes : CONTEXT_BYTES,
+                               .graph_bytes = GRAPH_BYTES,
+                               .graph_slice_bytes = GRAPH_SLICE_BYTES,
+                               .library_bytes = GPU_MATMUL_WORKSPACE + ROUNDING_BYTES};
+    if (vram_bytes)
+        snprintf(ledger->limit_from, sizeof ledger->limit_from, "--vram");
+    else
+        snprintf(ledger->limit_from, sizeof ledger->limit_from, "free of the GPU's %s",
+                 units_format_size(device->vram_bytes, all));
+}
+
+void accelerator_ledger_measured(const struct profile_gpu *measured, struct ledger_device *ledger)
+{
+    if (ledger->kind == LEDGER_DEVICE_CUDA && measured->context_bytes)
+        ledger->context_bytes = measured->context_bytes;
+}
+
+static void choose_emulated(uint64_t vram_bytes, struct accelerator *choice)
+{
+    char size[UNITS_TEXT];
+    accelerator_ledger_emulated(vram_bytes, &choice->ledger);
+    snprintf(choice->name, sizeof choice->name, "emulated");
+    snprintf(choice->hardware, sizeof choice->hardware, "emulated");
+    snprintf(choice->text, sizeof choice->text, "emulated, on the CPU, with %s",
+             units_format_size(choice->ledger.limit, size));
+}
+
+static void choose_cuda(const struct accelerator_info *device, uint32_t index, uint64_t vram_bytes,
+                        struct accelerator *choice)
+{
+    char size[UNITS_TEXT], all[UNITS_TEXT];
+    bool beyond = vram_bytes >= device->vram_free;
+    accelerator_ledger_cuda(device, beyond ? 0 : vram_bytes, &choice->ledger);
+    if (vram_bytes && beyond)
+        log_warn("--vram %s: only %s are free on the GPU", units_format_size(vram_bytes, all),
+                 units_format_size(device->vram_free, size));
+    choice->info = *device;
+    choice->numa_node = device->numa_node;
+    snprintf(choice->name, sizeof choice->name, "cuda:%u", index);
+    snprintf(choice->hardware, sizeof choice->hardware, "cuda %.40s %.40s driver %.20s gen %u x%u",
+             device->name, device->uuid, device->driver[0] ? device->driver : "?", device->link_generation,
+             device->link_width);
+    snprintf(choice->text, sizeof choice->text, "%.60s, %s of VRAM free", device->name,
+             units_format_size(device->vram_free, size));
+}
+
+/* The one asked for: by its number, the first (`cuda`), or the one with the most free memory (`auto`). */
+static int choose_probed(const char *option, uint64_t vram_bytes, const struct accelerator_info *devices,
+                         uint32_t count, struct accelerator *choice, struct helm_err *err)
+{
+    uint32_t index = 0;
+    if (strncmp(option, "cuda:", 5) == 0) {
+        unsigned long number = strtoul(option + 5, NULL, 10); /* digits only: config.c saw to that */
+        if (number >= count)
+            return helm_fail(err, HELM_E_NOT_FOUND, "there is no device %lu, only %u", number, count);
+        index = (uint32_t)number;
+    } else if (!choice->required) {
+        for (uint32_t i = 1; i < count; i++)
+            if (devices[i].vram_free > devices[index].vram_free) index = i;
+    }
+    choose_cuda(&devices[index], index, vram_bytes, choice);
+    return 0;
+}
+
+int accelerator_choose(const char *option, uint64_t vram_bytes, const char *worker_program,
+                       struct accelerator *choice, struct helm_err *err)
+{
+    struct accelerator_info devices[ACCELERATOR_COUNT_MAX];
+    struct helm_err found = {0};
+    uint32_t count = 0;
+    *choice = (struct accelerator){.numa_node = -1,
+                                   .ledger.limit = UINT64_MAX,
+                                   .required = strcmp(option, "auto") != 0 && strcmp(option, "cpu") != 0};
+    if (vram_bytes && vram_bytes < VRAM_LEAST)
+        return helm_fail(err, HELM_E_USAGE, "--vram %llu: less than 1 MiB is no device's memory",
+                         (unsigned long long)vram_bytes);
+    if (strcmp(option, "cpu") == 0) {
+        snprintf(choice->why, sizeof choice->why, "--device cpu was asked for");
+        if (vram_bytes) log_warn("--vram has no effect with --device cpu");
+        return 0;
+    }
+    if (strcmp(option, "emulated") == 0) {
+        if (access(worker_program, X_OK))
+            return helm_fail(err, HELM_E_UNSUPPORTED, "--device emulated: there is no helm-worker-gpu");
+        choose_emulated(vram_bytes, choice);
+    } else {
+        int rc = 0;
+        if (access(worker_program, X_OK))
+            rc = errno == ENOENT
+                     ? helm_fail(&found, HELM_E_NOT_FOUND, "there is no helm-worker-gpu")
+                     : helm_fail(&found, HELM_E_PERMISSION, "helm-worker-gpu: %s", strerror(errno));
+        if (!rc) rc = probe_run(worker_program, devices, &count, &found);
+        if (!rc) rc = choose_probed(option, vram_bytes, devices, count, choice, &found);
+        if (rc == HELM_E_CANCELLED) return helm_fail(err, rc, "%s", found.text);
+        if (rc && choice->required)
+            return helm_fail(err, HELM_E_UNSUPPORTED, "--device %s: %.460s", option, found.text);
+        if (rc) {
+            snprintf(choice->why, sizeof choice->why, "no GPU chosen (%.160s)", found.text);
+            /* A machine without a GPU is in order; one that could not be asked may have one that lies idle.
+             */
+            log_at(rc == HELM_E_NOT_FOUND ? LOG_LEVEL_INFO : LOG_LEVEL_WARN,
+                   "device: no GPU chosen (%s): everything is planned on the CPU", found.text);
+            if (vram_bytes) log_warn("--vram has no effect where no GPU is used");
+            return 0;
+        }
+    }
+    log_info("device: %s (%s)", choice->text, choice->name);
+    return 0;
+}
+
+int accelerator_choose_node(const struct accelerator *accelerator, int wanted, int *node,
+                            struct helm_err *err)
+{
+    struct helm_err far = {0};
+    if (wanted >= 0) return node_choose(wanted, node, err);
+    if (!node_choose(accelerator->numa_node, node, &far)) return 0;
+    log_warn("the node of %s cannot be used: %s", accelerator->name, far.text);
+    return node_choose(-1, node, err);
+}

@@ -1,0 +1,64 @@
+/* Which accelerator there is: --device and --vram turned into something that can be planned for.
+ *
+ * Called by main.c once, before planning. helmd never loads CUDA: it asks `helm-worker-gpu --probe`, which
+ * prints one JSON line, {"devices": [{"name", "uuid", "vram_bytes", "vram_free", "numa_node", "compute",
+ * "context_bytes", "driver", "link_generation", "link_width" (the last four optional)}, ...], "error": TEXT
+ * (optional: why there is none)}. What the probe prints is bounded and checked; a probe that hangs is killed;
+ * its standard error is passed on. */
+#ifndef HELM_DAEMON_CHILDREN_ACCELERATOR_H
+#define HELM_DAEMON_CHILDREN_ACCELERATOR_H
+
+#include <stddef.h>
+
+#include "common/base/err.h"
+#include "daemon/planner/memory/ledger.h"
+
+struct profile_gpu; /* daemon/planner/profile/profile.h */
+
+#define ACCELERATOR_COUNT_MAX     16
+#define ACCELERATOR_EMULATED_VRAM ((uint64_t)1 << 30) /* where --vram is not given */
+
+struct accelerator_info {
+    char name[96], uuid[64], compute[16], driver[24];
+    uint32_t link_generation, link_width;          /* of PCIe; 0 = not stated */
+    uint64_t vram_bytes, vram_free, context_bytes; /* context: 0 = not stated */
+    int numa_node;                                 /* -1: unknown */
+};
+
+struct accelerator {
+    struct ledger_device ledger;  /* kind NONE: plan for the CPU */
+    char name[16];                /* for LOAD: "cuda:0", "emulated" */
+    char text[128];               /* for people */
+    char hardware[128];           /* profile_hardware.device: whatever makes a profile of it outdated */
+    struct accelerator_info info; /* of a CUDA device, else empty */
+    int numa_node;
+    bool required; /* asked for by name */
+    char why[160]; /* kind NONE: the reason */
+};
+
+/* The NUMA node of weights, caches and compute threads: `wanted`; with -1 the device's; without one, or where that is not
+ * known or not allowed, the one with the most memory available. -1: this machine has no NUMA. */
+HELM_MUST_CHECK int accelerator_choose_node(const struct accelerator *accelerator, int wanted, int *node,
+                                            struct helm_err *err);
+
+/* `option`: --device as checked by config.c. `vram_bytes`: --vram, 0 when not given. A device that was asked
+ * for and is not there is HELM_E_UNSUPPORTED with the reason; `auto` without one is not an error, and a probe
+ * that failed, other than by finding none, is warned of. HELM_E_CANCELLED: helmd was told to end
+ * (end_request.h). */
+HELM_MUST_CHECK int accelerator_choose(const char *option, uint64_t vram_bytes, const char *worker_program,
+                                       struct accelerator *choice, struct helm_err *err);
+
+/* What the ledger has to know of a CUDA device that is there or described (helm-plan), respectively of an
+ * emulated one. `vram_bytes`: --vram, 0 when not given. */
+void accelerator_ledger_cuda(const struct accelerator_info *device, uint64_t vram_bytes,
+                             struct ledger_device *ledger);
+void accelerator_ledger_emulated(uint64_t vram_bytes, struct ledger_device *ledger);
+/* What the profile of a CUDA device measured takes the place of what its probe assumed. */
+void accelerator_ledger_measured(const struct profile_gpu *measured, struct ledger_device *ledger);
+
+/* What a probe printed. HELM_E_NOT_FOUND: no device, with the probe's own reason. */
+HELM_MUST_CHECK int accelerator_parse(const char *text, size_t length,
+                                      struct accelerator_info devices[ACCELERATOR_COUNT_MAX], uint32_t *count,
+                                      struct helm_err *err);
+
+#endif

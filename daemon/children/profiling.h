@@ -1,0 +1,27 @@
+/* Which profile is planned with: the file that --profile names, else the cached one of this hardware, else
+ * one that is measured now.
+ *
+ * Called by main.c once, after the device is chosen and before planning. helmd measures nothing itself: it
+ * runs `helm-profile`, beside its own program like the workers', and shows its lines in the log. There is no
+ * plan without a profile: what goes wrong here is an error that names the way out, --profile. */
+#ifndef HELM_DAEMON_CHILDREN_PROFILING_H
+#define HELM_DAEMON_CHILDREN_PROFILING_H
+
+#include "daemon/children/accelerator.h"
+#include "daemon/planner/profile/profile.h"
+
+struct profiling_request {
+    const char *file;                 /* --profile, or NULL */
+    const char *program_dir;          /* where helm-profile is; NULL: beside helmd */
+    const struct accelerator *device; /* that will be planned for */
+    uint32_t threads;                 /* as asked for, 0: the worker's choice */
+    int node;                         /* NUMA node as asked for, -1: as accelerator_choose_node does */
+    uint64_t copy_bytes_per_s;        /* of the emulated device; 0: as fast as memory */
+    int parent_fd;                    /* the measuring ends when its writer closes it; -1: none */
+};
+
+/* HELM_E_CANCELLED: the parent has gone, or helmd was told to end (end_request.h), while it was measured. */
+HELM_MUST_CHECK int profiling_get(const struct profiling_request *request, struct profile *profile,
+                                  struct helm_err *err);
+
+#endif

@@ -1,0 +1,203 @@
+/* Workers over time: what is due, who is late, and the end of all. See workers.h. Called from the one loop.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/shared/doorbell.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "daemon/children/workers_private.h"
+
+#define SHUTDOWN_US      (2 * SECOND_US)
+#define STRANDED_US      (SECOND_US / 10)
+#define PEER_WAIT_MAX_MS UINT64_C(3600000)
+
+static void worker_ping(struct workers *workers, struct worker *w, uint64_t now_us)
+{
+    control_msg msg = HELM__CONTROL__V1__CONTROL__INIT;
+    Helm__Control__V1__Ping ping = HELM__CONTROL__V1__PING__INIT;
+    msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_PING;
+    msg.ping = &ping;
+    w->pinged_us = now_us;
+    worker_send(workers, w, &msg);
+}
+
+#define PLANNED_SLACK 50 /* a profile may be of another machine */
+
+static uint64_t step_bound_us(const struct workers_config *c, uint32_t tokens, double planned_seconds)
+{
+    if (c->step_timeout_ms) return c->step_timeout_ms * 1000;
+    /* As if memory gave 1 GB/s and the processor 20 GFLOP/s, or all were fifty times slower than planned, and
+     * the machine were busy for ten seconds. */
+    double work_us = (double)c->token_bytes / 1e3 + (double)c->token_flops * tokens / 20e3;
+    double planned_us = planned_seconds * PLANNED_SLACK * 1e6;
+    if (planned_us > 0 && planned_us < work_us) work_us = planned_us;
+    return 10 * SECOND_US + (uint64_t)work_us;
+}
+
+uint32_t workers_peer_wait_ms(const struct workers_config *c)
+{
+    uint64_t wait_ms =
+        step_bound_us(c, c->plan->step_tokens, 0) * (STEP_LATE_FACTOR + 1) / 1000 + STEP_PING_US / 1000;
+    return (uint32_t)(wait_ms < PEER_WAIT_MAX_MS ? wait_ms : PEER_WAIT_MAX_MS);
+}
+
+static void watch_step(struct workers *workers, struct worker *w, uint64_t now_us,
+                       const struct workers_step *step)
+{
+    uint64_t bound = step_bound_us(&workers->config, step->tokens, step->planned_seconds);
+    uint64_t begun_us = step->begun_us, late = now_us - begun_us;
+    uint32_t tokens = step->tokens;
+    uint64_t patience = workers->config.step_timeout_ms && bound < STEP_PING_US ? bound : STEP_PING_US;
+    char why[160];
+    if (now_us < begun_us || late < bound) return;
+    if (late > bound * STEP_LATE_FACTOR) {
+        snprintf(why, sizeof why, "a step of %u tokens takes %.1f s, bound %.1f s", tokens,
+                 (double)late / 1e6, (double)bound / 1e6);
+        worker_kill(w, why);
+    } else if (!w->pinged_us) {
+        worker_ping(workers, w, now_us);
+    } else if (now_us > w->pinged_us + patience && w->pinged_us >= begun_us + bound) {
+        snprintf(why, sizeof why, "a step of %u tokens takes %.1f s and PING is not answered", tokens,
+                 (double)late / 1e6);
+        worker_kill(w, why);
+    } else if (w->pinged_us < begun_us + bound) {
+        worker_ping(workers, w, now_us); /* an old one may have been lost in the step itself */
+    }
+}
+
+/* No step is in flight, or this worker has done its part. */
+static void watch_idle(struct workers *workers, struct worker *w, uint64_t now_us)
+{
+    char why[128];
+    if (w->state == WORKER_STARTING) {
+        if (now_us > w->state_since_us + HELLO_WITHIN_US) worker_kill(w, "no HELLO within 30 s");
+    } else if (w->pinged_us && now_us > w->heard_us + SILENCE_MAX_US &&
+               now_us > w->pinged_us + SILENCE_MAX_US) {
+        snprintf(why, sizeof why, "silent for %.0f s while %s", (double)(now_us - w->heard_us) / 1e6,
+                 worker_state_name(workers, w));
+        worker_kill(w, why);
+    } else if (!w->pinged_us && now_us > w->heard_us + PING_EVERY_US) {
+        worker_ping(workers, w, now_us);
+    }
+}
+
+uint64_t workers_tick(struct workers *workers, uint64_t now_us, const struct workers_step *step)
+{
+    const struct arena_control *control = arena_control_of(workers->arena);
+    uint64_t wake_us = now_us + SECOND_US;
+    bool any = false;
+    for (uint32_t i = 0; i < workers->count; i++) {
+        struct worker *w = &workers->worker[i];
+        if (w->ended_at_us && now_us >= w->ended_at_us) worker_end(workers, w);
+        if (w->ended_at_us && w->ended_at_us < wake_us) wake_us = w->ended_at_us;
+    }
+    for (uint32_t i = 0; i < workers->count; i++) {
+        struct worker *w = &workers->worker[i];
+        if (w->state == WORKER_DOWN) continue;
+        any = true;
+        if (w->companion || w->ended_at_us) continue;
+        if (step && w->state == WORKER_READY &&
+            !step_reached(doorbell_read(&control->done[i].bell), step->serial))
+            watch_step(workers, w, now_us, step);
+        else
+            watch_idle(workers, w, now_us);
+    }
+    if (!any) {
+        if (workers->stopping) return UINT64_MAX;
+        if (workers->start_at_us > now_us) return workers->start_at_us;
+        workers_start(workers);
+    } else if (step) {
+        uint64_t look = step->begun_us + step_bound_us(&workers->config, step->tokens, step->planned_seconds);
+        if (look <= now_us) look = now_us + 50000;
+        return look < wake_us ? look : wake_us;
+    }
+    return wake_us;
+}
+
+/* ---- the end, and what Status shows ------------------------------------------------------------------- */
+
+static bool in_a_step(const struct workers *workers, uint32_t index)
+{
+    const struct arena_control *control = arena_control_of(workers->arena);
+    return doorbell_read(&control->done[index].bell) != doorbell_read(&control->step_bell);
+}
+
+void workers_close(struct workers *workers)
+{
+    workers->stopping = true;
+    for (uint32_t i = 0; i < workers->count; i++) {
+        struct worker *w = &workers->worker[i];
+        if (w->pid <= 0) continue;
+        control_msg msg = HELM__CONTROL__V1__CONTROL__INIT;
+        Helm__Control__V1__Shutdown shutdown = HELM__CONTROL__V1__SHUTDOWN__INIT;
+        msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_SHUTDOWN;
+        msg.shutdown = &shutdown;
+        worker_send(workers, w, &msg);
+        if (w->routing_id_size == 0) kill(w->pid, SIGTERM); /* not yet connected: it can hear nothing else */
+    }
+    uint64_t start_us = units_now_us(), first_end_us = 0;
+    for (uint32_t left = workers->count; left;) {
+        uint64_t now_us = units_now_us();
+        left = 0;
+        for (uint32_t i = 0; i < workers->count; i++) {
+            struct worker *w = &workers->worker[i];
+            if (w->pid <= 0) continue;
+            if (waitpid(w->pid, NULL, WNOHANG) != 0) {
+                w->pid = 0;
+                if (!first_end_us) first_end_us = now_us;
+                continue;
+            }
+            left++;
+            /* In the middle of a step whose other half will not come. */
+            bool stranded = first_end_us && now_us > first_end_us + STRANDED_US && in_a_step(workers, i);
+            if (!w->killed_by_us && (stranded || now_us > start_us + SHUTDOWN_US)) {
+                if (!stranded) log_warn("worker %s did not end on SHUTDOWN: killing it", w->name);
+                w->killed_by_us = true;
+                kill(w->pid, SIGKILL);
+            }
+        }
+        if (left) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    for (uint32_t i = 0; i < workers->count; i++) {
+        struct worker *w = &workers->worker[i];
+        if (w->done_fd >= 0) close(w->done_fd);
+        w->done_fd = -1;
+    }
+    if (workers->socket) zmq_close(workers->socket);
+    workers->socket = NULL;
+}
+
+double worker_seconds_left(const struct worker *w, uint64_t now_us)
+{
+    if (w->state != WORKER_LOADING || w->bytes_done == 0 || w->bytes_done >= w->bytes_total) return 0;
+    double seconds = (double)(now_us - w->loading_since_us) / 1e6;
+    return seconds * (double)(w->bytes_total - w->bytes_done) / (double)w->bytes_done;
+}
+
+double workers_seconds_left(const struct workers *workers, uint64_t now_us)
+{
+    double most = 0;
+    for (uint32_t i = 0; i < workers->count; i++) {
+        double left = worker_seconds_left(&workers->worker[i], now_us);
+        if (left > most) most = left;
+    }
+    return most;
+}
+
+const char *worker_state_name(const struct workers *workers, const struct worker *w)
+{
+    switch (w->state) {
+    case WORKER_STARTING:
+        return "starting";
+    case WORKER_LOADING:
+        return "loading";
+    case WORKER_READY:
+        return "ready";
+    default:
+        return workers->ever_ready ? "restarting" : "starting";
+    }
+}

@@ -1,0 +1,342 @@
+/* Requests of clients and the answers to them. See serve.h. Called from the one loop. */
+#include "daemon/clients/serve.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "daemon/steps/request.h"
+#include "daemon/clients/serve_plan.h"
+#include "proto/helm.pb-c.h"
+
+/* ---- packing ------------------------------------------------------------------------------------------ */
+
+static int serve_send(struct serve *serve, uint64_t client, uint64_t request_id, Helm__V1__Response *response,
+                      bool final)
+{
+    uint8_t stack[2048];
+    response->version = REQUEST_VERSION;
+    response->request_id = request_id;
+    size_t size = helm__v1__response__get_packed_size(response);
+    uint8_t *data = size <= sizeof stack ? stack : malloc(size);
+    if (!data) {
+        log_error("no memory for an answer of %zu bytes", size);
+        return HELM_E_BUSY;
+    }
+    helm__v1__response__pack(response, data);
+    int rc = client_socket_send(serve->clients, client, data, size, final);
+    if (data != stack) free(data);
+    return rc;
+}
+
+static void serve_error(struct serve *serve, uint64_t client, uint64_t request_id, Helm__V1__ErrorCode code,
+                        const char *text)
+{
+    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    Helm__V1__Error error = HELM__V1__ERROR__INIT;
+    error.code = code;
+    error.message = (char *)text;
+    response.body_case = HELM__V1__RESPONSE__BODY_ERROR;
+    response.error = &error;
+    log_debug("client %llu request %llu: %s", (unsigned long long)client, (unsigned long long)request_id,
+              text);
+    if (serve_send(serve, client, request_id, &response, true))
+        log_debug("client %llu: its error could not be delivered", (unsigned long long)client);
+}
+
+/* An answer that nothing depends on: a client that does not take it loses it. */
+static void serve_answer(struct serve *serve, uint64_t client, uint64_t request_id,
+                         Helm__V1__Response *response)
+{
+    if (serve_send(serve, client, request_id, response, false))
+        log_debug("client %llu: an answer could not be delivered", (unsigned long long)client);
+}
+
+int serve_token(void *context, const struct sequence *seq, uint32_t index,
+                const struct sampling_result *sampled)
+{
+    struct serve *serve = context;
+    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    Helm__V1__Token token = HELM__V1__TOKEN__INIT;
+    Helm__V1__TokenLogprob top[SAMPLING_LOGPROBS_MAX], *top_list[SAMPLING_LOGPROBS_MAX];
+    token.id = seq->id;
+    token.index = index;
+    token.token = sampled->token;
+    if (seq->sampling.logprobs) {
+        token.logprob = sampled->logprob;
+        for (uint32_t i = 0; i < sampled->top_count; i++) {
+            helm__v1__token_logprob__init(&top[i]);
+            top[i].token = sampled->top[i].token;
+            top[i].logprob = sampled->top[i].logprob;
+            top_list[i] = &top[i];
+        }
+        token.n_top = sampled->top_count;
+        token.top = top_list;
+    }
+    response.body_case = HELM__V1__RESPONSE__BODY_TOKEN;
+    response.token = &token;
+    return serve_send(serve, seq->client, seq->request_id, &response, false);
+}
+
+void serve_done(void *context, const struct sequence *seq)
+{
+    struct serve *serve = context;
+    struct sequence_timings t;
+    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    Helm__V1__Done done = HELM__V1__DONE__INIT;
+    Helm__V1__Usage usage = HELM__V1__USAGE__INIT;
+    Helm__V1__Timings timings = HELM__V1__TIMINGS__INIT;
+    sequence_timings(seq, units_now_us(), &t);
+    timings.queue_ms = t.queue_ms;
+    timings.ttft_ms = t.ttft_ms;
+    timings.tpot_ms = t.tpot_ms;
+    timings.prefill_tok_s = t.prefill_tok_s;
+    timings.decode_tok_s = t.decode_tok_s;
+    timings.total_ms = t.total_ms;
+    usage.prompt_tokens = seq->prompt_count;
+    usage.completion_tokens = sequence_output_count(seq);
+    done.id = seq->id;
+    done.finish_reason = seq->finish;
+    done.usage = &usage;
+    done.timings = &timings;
+    done.seed = seq->sampling.seed;
+    done.detail = (char *)seq->detail;
+    response.body_case = HELM__V1__RESPONSE__BODY_DONE;
+    response.done = &done;
+    if (serve_send(serve, seq->client, seq->request_id, &response, true))
+        log_debug("request %llu ended (%s); its client was not told", (unsigned long long)seq->id,
+                  seq->detail);
+    client_socket_release(serve->clients, seq->client);
+}
+
+/* ---- handlers ----------------------------------------------------------------------------------------- */
+
+static void on_generate(struct serve *serve, uint64_t client, struct request *request)
+{
+    uint64_t id = request->request_id;
+    struct helm_err err = {0};
+    if (serve->draining) {
+        serve_error(serve, client, id, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the daemon is going down");
+        return;
+    }
+    if (!serve->workers->ever_ready) {
+        serve_error(serve, client, id, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the model is still loading");
+        return;
+    }
+    if (batcher_find_request(serve->batcher, client, id)) {
+        serve_error(serve, client, id, HELM__V1__ERROR_CODE__ERROR_DUPLICATE,
+                    "a request with this request_id is open already");
+        return;
+    }
+    const struct sequence *seq;
+    int rc = batcher_submit(serve->batcher, &request->generate, client, id, units_now_us(), &seq, &err);
+    if (rc) {
+        serve_error(serve, client, id,
+                    rc == HELM_E_BUSY ? HELM__V1__ERROR_CODE__ERROR_BUSY : HELM__V1__ERROR_CODE__ERROR_FAILED,
+                    err.text);
+        return;
+    }
+    client_socket_retain(serve->clients, client);
+    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    Helm__V1__Accepted accepted = HELM__V1__ACCEPTED__INIT;
+    accepted.id = seq->id;
+    accepted.queue_position = batcher_queue_position(serve->batcher, seq);
+    response.body_case = HELM__V1__RESPONSE__BODY_ACCEPTED;
+    response.accepted = &accepted;
+    rc = serve_send(serve, client, id, &response, false);
+    if (rc) batcher_cancel_client(serve->batcher, client, "the client does not read its answers");
+}
+
+/* The answer to Cancel is the cancelled request's Done, at its own sender; Cancel's sender gets Accepted. */
+static void on_cancel(struct serve *serve, uint64_t client, struct request *request)
+{
+    uint64_t id = request->cancel_id;
+    char text[96];
+    if (!id) {
+        const struct sequence *seq = batcher_find_request(serve->batcher, client, request->cancel_request_id);
+        if (seq) id = seq->id;
+    }
+    if (!id || batcher_cancel(serve->batcher, id, "cancelled on request")) {
+        snprintf(text, sizeof text, "no open request has %s %llu", request->cancel_id ? "id" : "request_id",
+                 (unsigned long long)(request->cancel_id ? request->cancel_id : request->cancel_request_id));
+        serve_error(serve, client, request->request_id, HELM__V1__ERROR_CODE__ERROR_NOT_FOUND, text);
+        return;
+    }
+    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    Helm__V1__Accepted accepted = HELM__V1__ACCEPTED__INIT;
+    accepted.id = id;
+    response.body_case = HELM__V1__RESPONSE__BODY_ACCEPTED;
+    response.accepted = &accepted;
+    serve_answer(serve, client, request->request_id, &response);
+}
+
+static void fill_worker(const struct workers *workers, const struct metrics *m, uint32_t index,
+                        Helm__V1__WorkerStatus *out)
+{
+    const struct worker *w = &workers->worker[index];
+    helm__v1__worker_status__init(out);
+    out->name = (char *)w->name;
+    out->pid = (uint32_t)w->pid;
+    out->state = (char *)worker_state_name(workers, w);
+    out->epoch = workers->epoch;
+    out->restarts = w->restarts;
+    out->threads = w->threads;
+    out->numa_node = w->node;
+    out->kernels = (char *)w->kernels;
+    out->weight_bytes = w->weight_bytes;
+    out->huge_bytes = w->huge_bytes;
+    out->loaded_bytes = w->bytes_done;
+    out->device = (char *)w->device;
+    out->vram_bytes = w->vram_bytes;
+    out->busy_seconds = (double)m->worker[index].busy_ns / 1e9;
+    out->wait_seconds = (double)m->worker[index].wait_ns / 1e9;
+    out->weight_bytes_read = m->worker[index].weight_bytes;
+    out->link_bytes = m->worker[index].link_bytes;
+}
+
+static void on_status(struct serve *serve, uint64_t client, struct request *request)
+{
+    const struct metrics *m = serve->metrics;
+    uint64_t now_us = units_now_us();
+    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    Helm__V1__Status status = HELM__V1__STATUS__INIT;
+    Helm__V1__WorkerStatus worker[WORKERS_MAX], *workers[WORKERS_MAX];
+    for (uint32_t i = 0; i < serve->workers->count; i++) {
+        fill_worker(serve->workers, m, i, &worker[i]);
+        workers[i] = &worker[i];
+    }
+    status.version = (char *)HELM_VERSION;
+    status.state = (char *)serve_state_name(serve);
+    status.uptime_ms = (now_us - m->started_us) / 1000;
+    status.running = batcher_running(serve->batcher);
+    status.queued = batcher_queued(serve->batcher);
+    status.queue_limit = serve->batcher->admission.queue_limit;
+    status.kv_pages_total = serve->batcher->pages.count;
+    status.kv_pages_used = serve->batcher->pages.count - serve->batcher->pages.free_count;
+    status.requests_total = m->requests_total;
+    status.tokens_prompt_total = m->tokens_prompt_total;
+    status.tokens_output_total = m->tokens_output_total;
+    status.steps_total = m->steps_total;
+    status.n_workers = serve->workers->count;
+    status.workers = workers;
+    status.seconds_linear = (double)m->linear_ns / 1e9;
+    status.seconds_attention = (double)m->attention_ns / 1e9;
+    status.seconds_sample = (double)m->sample_ns / 1e9;
+    status.seconds_idle = metrics_idle_seconds(m);
+    status.seconds_steps = (double)m->step_ns / 1e9;
+    status.load_seconds_left = workers_seconds_left(serve->workers, now_us);
+    response.body_case = HELM__V1__RESPONSE__BODY_STATUS;
+    response.status = &status;
+    serve_answer(serve, client, request->request_id, &response);
+}
+
+static void on_model_info(struct serve *serve, uint64_t client, struct request *request)
+{
+    const struct model_config *c = &serve->model->config;
+    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    Helm__V1__ModelInfo info = HELM__V1__MODEL_INFO__INIT;
+    uint32_t eos[MODEL_EOS_MAX];
+    info.folder = serve->model->folder;
+    info.architecture = (char *)c->architecture;
+    info.layers = c->layers;
+    info.hidden = c->hidden;
+    info.intermediate = c->intermediate;
+    info.heads = c->heads;
+    info.kv_heads = c->kv_heads;
+    info.head_dim = c->head_dim;
+    info.vocab = c->vocab;
+    info.context = serve->context;
+    info.model_context = c->max_context;
+    info.weight_bytes = serve->model->weight_bytes;
+    info.parameters = serve->model->parameter_count;
+    info.dtype = (char *)dtype_name(c->dtype);
+    for (uint32_t i = 0; i < c->eos_count; i++) eos[i] = (uint32_t)c->eos[i];
+    info.n_eos = c->eos_count;
+    info.eos = eos;
+    info.bos = c->bos;
+    response.body_case = HELM__V1__RESPONSE__BODY_MODEL_INFO;
+    response.model_info = &info;
+    serve_answer(serve, client, request->request_id, &response);
+}
+
+static void on_plan(struct serve *serve, uint64_t client, struct request *request)
+{
+    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    struct serve_plan plan;
+    const struct serve_plan_shape shape = {serve->forecast_batch, serve->forecast_context,
+                                           serve->forecast_prompt};
+    serve_plan_fill(&plan, serve->observe, serve->plan_json, &shape);
+    response.body_case = HELM__V1__RESPONSE__BODY_PLAN;
+    response.plan = &plan.plan;
+    serve_answer(serve, client, request->request_id, &response);
+}
+
+static void on_list(struct serve *serve, uint64_t client, struct request *request)
+{
+    const struct batcher *batcher = serve->batcher;
+    uint64_t now_us = units_now_us();
+    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    Helm__V1__List list = HELM__V1__LIST__INIT;
+    Helm__V1__ListEntry *entries = calloc(batcher->seq_count + 1, sizeof *entries);
+    Helm__V1__ListEntry **pointers = calloc(batcher->seq_count + 1, sizeof *pointers);
+    if (entries && pointers) {
+        for (uint32_t i = 0; i < batcher->seq_count; i++) {
+            const struct sequence *seq = batcher->seq[i];
+            Helm__V1__ListEntry *entry = &entries[i];
+            helm__v1__list_entry__init(entry);
+            entry->id = seq->id;
+            entry->state = (char *)sequence_state_name(seq);
+            entry->label = (char *)seq->label;
+            entry->prompt_tokens = seq->prompt_count;
+            entry->prefilled_tokens = seq->cached;
+            entry->output_tokens = sequence_output_count(seq);
+            entry->max_tokens = seq->max_tokens;
+            entry->age_ms = (now_us - seq->arrived_us) / 1000;
+            pointers[i] = entry;
+        }
+        list.n_entries = batcher->seq_count;
+        list.entries = pointers;
+        response.body_case = HELM__V1__RESPONSE__BODY_LIST;
+        response.list = &list;
+        serve_answer(serve, client, request->request_id, &response);
+    } else {
+        serve_error(serve, client, request->request_id, HELM__V1__ERROR_CODE__ERROR_FAILED,
+                    "no memory for the list");
+    }
+    free(entries);
+    free(pointers);
+}
+
+static void (*const handlers[])(struct serve *serve, uint64_t client, struct request *request) = {
+    [REQUEST_GENERATE] = on_generate,     [REQUEST_CANCEL] = on_cancel, [REQUEST_STATUS] = on_status,
+    [REQUEST_MODEL_INFO] = on_model_info, [REQUEST_PLAN] = on_plan,     [REQUEST_LIST] = on_list,
+};
+
+void serve_frame(struct serve *serve, const struct client_frame *frame)
+{
+    if (frame->client == 0) return; /* the table of clients is full of others with open requests */
+    if (frame->too_many_parts) {
+        serve_error(serve, frame->client, 0, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
+                    "a message is one frame, after an empty one at most");
+        return;
+    }
+    struct request request;
+    struct request_error error;
+    const struct request_limits limits = {.vocab = serve->model->config.vocab, .context = serve->context};
+    zmq_msg_t *message = (zmq_msg_t *)&frame->message;
+    int rc = request_parse(zmq_msg_data(message), zmq_msg_size(message), &limits, &request, &error);
+    if (rc)
+        serve_error(serve, frame->client, request.request_id, error.code, error.text);
+    else
+        handlers[request.kind](serve, frame->client, &request);
+    request_free(&request);
+}
+
+const char *serve_state_name(const struct serve *serve)
+{
+    if (serve->draining) return "draining";
+    if (workers_ready(serve->workers)) return "ready";
+    return serve->workers->ever_ready ? "restarting" : "loading";
+}

@@ -1,0 +1,38 @@
+/* Requests of clients and the answers to them: one table of request kind and handler.
+ *
+ * Called by loop.c for every frame, and by batcher.c through the sink for tokens and ends. Owns nothing that
+ * outlives a call; packs each answer into a buffer of its own and hands it to client_socket.c. */
+#ifndef HELM_DAEMON_CLIENTS_SERVE_H
+#define HELM_DAEMON_CLIENTS_SERVE_H
+
+#include <stdbool.h>
+
+#include "common/model/model.h"
+#include "daemon/clients/client_socket.h"
+#include "daemon/steps/batcher.h"
+#include "daemon/observe/metrics.h"
+#include "daemon/children/workers.h"
+
+struct serve {
+    struct client_socket *clients;
+    struct batcher *batcher;
+    struct workers *workers;
+    struct metrics *metrics;
+    struct observe *observe;
+    const struct model *model;
+    const char *plan_json;
+    uint32_t context;
+    uint32_t forecast_batch, forecast_context, forecast_prompt; /* what the forecast in Plan is for */
+    bool draining;
+};
+
+/* Answers one frame; the frame stays the caller's. */
+void serve_frame(struct serve *serve, const struct client_frame *frame);
+/* The batcher's sink. */
+int serve_token(void *context, const struct sequence *seq, uint32_t index,
+                const struct sampling_result *sampled);
+void serve_done(void *context, const struct sequence *seq);
+/* "loading", "ready", "restarting", "draining". */
+const char *serve_state_name(const struct serve *serve);
+
+#endif

@@ -1,0 +1,45 @@
+/* Looks at every step that was done: its time beside the one that the plan forecasts for it.
+ *
+ * Called by batcher.c. Owns the forecast and the drift; writes to the log when a drift begins or ends. */
+#ifndef HELM_DAEMON_OBSERVE_OBSERVE_H
+#define HELM_DAEMON_OBSERVE_OBSERVE_H
+
+#include "common/shared/arena_layout.h"
+#include "daemon/observe/drift.h"
+#include "daemon/observe/forecast.h"
+
+#define OBSERVE_NO_WORKER UINT32_MAX
+
+/* A prompt that is being computed in some slot, for its time to the first token. */
+struct observe_prompt {
+    bool alone; /* so far, no other sequence was in its steps */
+    uint32_t tokens;
+    double measured, planned;
+};
+
+struct observe {
+    struct forecast forecast;
+    struct drift drift;
+    uint32_t cpu, gpu; /* indices of their times; OBSERVE_NO_WORKER */
+    double max_stall;  /* seconds; 0: no bound */
+    struct observe_prompt prompt[ARENA_SLOTS_MAX];
+};
+
+/* The forecast is opened by the caller (forecast_open), before. */
+void observe_init(struct observe *observe, uint32_t cpu, uint32_t gpu, uint64_t max_stall_ms);
+/* Seconds that a step should take; 0: unknown. */
+double observe_planned(struct observe *observe, const struct step *step);
+/* Holds what the workers say of a step of step_ns against that: no more than all of it; and since they take
+ * turns, the GPU worker waited while the CPU worker computed, also one on a device that cannot tell, but for
+ * what the CPU worker may have done before the GPU worker's part of the step or behind it. done[0] is the CPU
+ * worker's, if there are two. */
+void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns);
+/* Both processors' words on a step (copied out of shared memory) and what it took as a whole. */
+void observe_step(struct observe *observe, const struct step *step, const struct arena_times *done,
+                  double seconds);
+/* The workers were lost: what was being computed begins anew. */
+void observe_lost(struct observe *observe);
+/* Tokens of prompts that a step may hold beside so many sequences that decode; 0: no bound. */
+uint32_t observe_prompt_tokens(struct observe *observe, uint32_t decoding, uint32_t context);
+
+#endif

@@ -1,0 +1,429 @@
+/* Prices of a step's units, by the rates of cost/rates.c. See cost.h; the equations are in docs/planner.md.
+ * Called by search.c, cost/plan.c and whoever explains a plan; owns nothing but the table that it returns. */
+#include "daemon/planner/cost/cost.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/planner/cost/rates.h"
+
+#define CALLS_OF_A_SLICE 3 /* beside its kernels: its copy, an event there, waiting for one here */
+
+/* A unit's time on one device, by what it is spent on. */
+struct spent {
+    double total, beside;             /* alone; while the link streams */
+    double memory, compute, overhead; /* of total */
+};
+
+/* T 4.10: the slower of reading the weights, once for each part, and of the work for `tokens`. */
+static void add_linear(const struct device_rates *r, double bytes, double parameters, double tokens,
+                       struct spent *s)
+{
+    double memory = r->parts * bytes / r->gemv, memory_beside = r->parts * bytes / r->gemv_beside;
+    double compute = r->linear > 0 ? 2 * parameters * tokens / r->linear : 0;
+    s->total += fmax(memory, compute);
+    s->beside += fmax(memory_beside, compute * r->linear_slowed);
+    *(compute > memory ? &s->compute : &s->memory) += fmax(memory, compute);
+}
+
+static void add_bytes(const struct device_rates *r, double bytes, double rate, struct spent *s)
+{
+    s->total += bytes / rate;
+    s->memory += bytes / rate;
+    s->beside += bytes / rate * (r->gemv / r->gemv_beside);
+}
+
+static void add_overhead(const struct device_rates *r, double seconds, struct spent *s)
+{
+    s->total += r->parts * seconds;
+    s->beside += r->parts * seconds;
+    s->overhead += r->parts * seconds;
+}
+
+static void add_operations(const struct device_rates *r, double count, struct spent *s)
+{
+    add_overhead(r, count * r->operation, s);
+}
+
+static double product_of(const struct device_rates *r)
+{
+    return r->product > 0 ? r->product : r->operation;
+}
+
+/* Positions that a row's `n` last tokens attend to, all together, in a context of `c` and a window of `w`. */
+static double attended(double n, double c, double w)
+{
+    double in_window = w > 0 && c > w ? fmin(n, c - w) : 0; /* tokens that see no more than the window */
+    double rest = n - in_window;
+    return in_window * w + rest * (c - in_window) - rest * (rest - 1) / 2;
+}
+
+static double tokens_a_row(const struct cost_step *step)
+{
+    return (double)step->tokens / step->rows;
+}
+
+/* Bytes of K and V of one position of one layer. */
+static double kv_bytes(const struct pricing *p)
+{
+    return (double)model_kv_bytes_per_token(&p->model->config, 1, p->step->kv_dtype);
+}
+
+/* T 4.11 to 4.13, with T 4.5's bytes as they are: 4,096 c for 8 heads of 128 in 16 bits, not 4 c. One query a
+ * row reads its context and no more; a chunk's queries share what they read, so that work counts as well. */
+static void add_attention(const struct pricing *p, const struct device_rates *r, double window,
+                          struct spent *s)
+{
+    const struct model_config *c = &p->model->config;
+    double n = tokens_a_row(p->step), context = p->step->context;
+    double positions = window > 0 ? fmin(context, window + n - 1) : context;
+    double memory = p->step->rows * positions * kv_bytes(p) / r->attention;
+    double memory_beside = memory * (r->attention / r->attention_beside);
+    double compute = n > 1 ? 4.0 * c->heads * c->head_dim * p->step->rows * attended(n, context, window) /
+                                 r->attention_flops
+                           : 0;
+    s->total += fmax(memory, compute);
+    s->beside += fmax(memory_beside, compute);
+    *(compute > memory ? &s->compute : &s->memory) += fmax(memory, compute);
+}
+
+/* Norms, rotations and products of several tokens pass through memory on their own; one token's are in the
+ * operations around them. */
+static double activation_bytes(const struct pricing *p, bool mlp)
+{
+    const struct model_config *c = &p->model->config;
+    double q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
+    if (p->tier == OP_TIER_ONE) return 0;
+    return p->step->tokens * (6.0 * c->hidden + (mlp ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
+}
+
+/* A packed matrix on the CPU. One token's products read it as it is. Several tokens' multiply what each
+ * thread unpacked of it: they take so many times what a plain one's take, whatever bounds those, or where
+ * nobody measured that, as much longer as if they read it from memory once more. */
+static void add_packed(const struct device_rates *r, double bytes, double parameters, double tokens,
+                       struct spent *s)
+{
+    struct device_rates rates = *r;
+    if (tokens <= 1) {
+        rates.gemv = r->packed;
+        rates.gemv_beside = r->packed_beside;
+    } else if (r->packed_longer > 0) {
+        rates.gemv /= r->packed_longer;
+        rates.gemv_beside /= r->packed_longer;
+        rates.linear /= r->packed_longer;
+    } else {
+        s->total += bytes / r->packed;
+        s->beside += bytes / r->packed_beside;
+        s->memory += bytes / r->packed;
+    }
+    add_linear(&rates, bytes, parameters, tokens, s);
+}
+
+static const char *bound_of(const struct spent *s)
+{
+    if (s->overhead > s->memory && s->overhead > s->compute) return "overhead";
+    return s->compute > s->memory ? "compute" : "memory";
+}
+
+/* Tensors are walked once, whatever their order: each is an operation of its own to the roofline. */
+static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent *gpu, struct spent *kernel)
+{
+    const struct model *m = p->model;
+    for (uint32_t i = 0; i < m->tensor_count; i++) {
+        const struct model_tensor *t = &m->tensors[i];
+        if (t->layer < 0 || (uint32_t)t->layer >= m->config.layers) continue;
+        uint32_t unit = model_tensor_unit(t);
+        double parameters = t->rows == 1 ? 0 : (double)t->rows * (double)t->cols;
+        const bool packed = parameters > 0 && cost_rates_packed_cpu(p, unit);
+        (packed ? add_packed : add_linear)(&p->cpu, (double)t->bytes, parameters, p->step->tokens,
+                                           &cpu[unit]);
+        if (!p->device) continue;
+        add_linear(&p->gpu, (double)t->bytes, parameters, p->step->tokens, &gpu[unit]);
+        add_linear(&p->kernel, (double)t->bytes, parameters, p->step->tokens, &kernel[unit]);
+    }
+}
+
+static double slices_of(uint64_t bytes, bool packed)
+{
+    uint64_t slice = packed ? RING_PACKED_SLICE_BYTES : RING_SLICE_BYTES;
+    return (double)((bytes + slice - 1) / slice);
+}
+
+static void price_link(const struct pricing *p, uint32_t unit, double window, struct cost_unit *u)
+{
+    const struct profile_link *link = &p->profile->link;
+    const struct cost_step *step = p->step;
+    /* Copies wait in a queue, so only what starts after a pause pays the latency: once a unit. */
+    u->link = (double)u->crossing / link->h2d.value + link->latency.value;
+    u->link_beside = (double)u->crossing / p->link_beside + link->latency.value;
+    if (unit_part(unit) == UNIT_MLP) return;
+    double n = tokens_a_row(step), before = fmax(0, step->context - n);
+    if (window > 0) before = fmin(before, window);
+    u->borrow = step->rows * before * kv_bytes(p) / link->h2d.value +
+                step->tokens * kv_bytes(p) / rate_or(&link->d2h, link->h2d.value) +
+                (before > 0 ? 2 : 1) * link->latency.value;
+}
+
+/* A half layer on the GPU beside its weights. */
+static void add_rest(const struct pricing *p, const struct device_rates *r, bool mlp, double window,
+                     struct spent *s)
+{
+    const struct model_config *c = &p->model->config;
+    const struct part_operations *o = &p->part[mlp ? UNIT_MLP : UNIT_ATTENTION];
+    double rotated = 8.0 * c->head_dim * (c->heads + 2.0 * c->kv_heads);
+    if (!mlp) add_attention(p, r, window, s);
+    if (r->product > 0) { /* norms and activations are in it */
+        add_bytes(r, mlp ? 0 : p->step->tokens * rotated, r->read, s);
+        add_operations(r, o->others, s);
+        add_overhead(r, o->products * r->product, s);
+        return;
+    }
+    add_bytes(r, activation_bytes(p, mlp), r->read, s);
+    add_operations(r, o->gpu, s);
+}
+
+static double expand_seconds(const struct pricing *p, double bytes)
+{
+    return bytes / p->expand + slices_of((uint64_t)bytes, true) * p->kernel.operation;
+}
+
+/* Whether one token's products read packed matrices as they are (gpuk_linear_takes): devices that have
+ * chains, or were measured doing it; whole tiles of every row. */
+static bool reads_packed(const struct pricing *p, uint32_t inner)
+{
+    return p->tier == OP_TIER_ONE && (p->chained || p->profile->gpu.gemv_packed.value > 0) &&
+           p->model->config.hidden % GPU_PACKED_COLS == 0 && inner % GPU_PACKED_COLS == 0;
+}
+
+static bool unit_read_packed(const struct pricing *p, bool mlp)
+{
+    const struct model_config *c = &p->model->config;
+    return reads_packed(p, mlp ? c->intermediate : c->heads * c->head_dim);
+}
+
+/* What a product of one token takes longer with whole packed matrices in VRAM than a kernel with plain ones
+ * does; less than nothing where memory is all that counts. Where nobody measured it: as with packed slices.
+ */
+static double longer_packed(const struct pricing *p, double bytes)
+{
+    const double packed = p->profile->gpu.gemv_packed.value;
+    if (packed <= 0) return COST_READ_PACKED_PART * expand_seconds(p, bytes);
+    return bytes / packed - bytes / p->kernel.gemv;
+}
+
+/* A unit that lies packed in VRAM: one token's operations are kernels of their own, each with whole matrices;
+ * several tokens' expand and multiply it slice by slice. */
+static double packed_in_vram(const struct pricing *p, bool mlp, uint64_t bytes, const struct spent *gpu,
+                             const struct spent *kernel)
+{
+    double more = fmax(0, slices_of(bytes, true) - p->part[mlp ? UNIT_MLP : UNIT_ATTENTION].products);
+    if (unit_read_packed(p, mlp)) return fmax(gpu->total, kernel->total) + longer_packed(p, (double)bytes);
+    return p->together * fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel)) +
+           expand_seconds(p, (double)bytes);
+}
+
+static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu, struct spent *gpu,
+                       struct spent *kernel, struct cost_unit *u)
+{
+    const struct part_operations *o = &p->part[unit_part(unit)];
+    bool mlp = unit_part(unit) == UNIT_MLP;
+    double window = p->model->config.window ? p->model->config.window[unit_layer(unit)] : 0;
+    if (!mlp) add_attention(p, &p->cpu, window, cpu);
+    add_bytes(&p->cpu, activation_bytes(p, mlp), p->cpu.read, cpu);
+    add_operations(&p->cpu, o->cpu, cpu);
+    u->cpu = cpu->total;
+    u->cpu_beside = cpu->beside;
+    u->cpu_bound = bound_of(cpu);
+    u->gpu_bound = "";
+    u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
+    if (!p->device) return;
+    add_rest(p, &p->gpu, mlp, window, gpu);
+    add_rest(p, &p->kernel, mlp, window, kernel);
+    u->gpu = u->gpu_packed ? packed_in_vram(p, mlp, u->bytes, gpu, kernel) : p->together * gpu->total;
+    u->gpu_bound = bound_of(gpu);
+    /* Between slices there are events: nothing to chain. */
+    double more = fmax(0, slices_of(u->bytes, u->packed) - o->products);
+    u->stream =
+        p->together * fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel));
+    if (u->packed)
+        u->stream +=
+            (unit_read_packed(p, mlp) ? COST_READ_PACKED_PART : 1) * expand_seconds(p, (double)u->bytes);
+    if (p->tier == OP_TIER_CHUNK) {
+        double calls = o->gpu * p->kernel.parts;
+        u->issue = calls * p->profile->gpu.issue.value;
+        /* a slice's copy, two events, and its product with a norm before it for each part */
+        u->issue_stream =
+            u->issue + (more * (CALLS_OF_A_SLICE + 2 * p->kernel.parts) + o->products * CALLS_OF_A_SLICE) *
+                           p->profile->gpu.issue.value;
+        if (u->packed) u->issue_stream += slices_of(u->bytes, true) * p->profile->gpu.issue.value;
+        if (u->gpu_packed) {
+            double slices = slices_of(u->bytes, true);
+            u->issue +=
+                (slices + 2 * fmax(0, slices - o->products) * p->kernel.parts) * p->profile->gpu.issue.value;
+        }
+    }
+    u->borrow = 0;
+    price_link(p, unit, window, u);
+}
+
+/* By how much the head is later where it lies packed in VRAM: one row's product is no part of a chain,
+ * several rows' are of expanded slices. */
+static double head_packed(const struct pricing *p, double bytes)
+{
+    const double few = ceil((double)p->step->samples / ENGINE_FEW_TOKENS);
+    if (p->step->samples > 1 || !reads_packed(p, GPU_PACKED_COLS))
+        return expand_seconds(p, bytes) +
+               few * fmax(0, slices_of((uint64_t)bytes, true) - 1) * product_of(&p->kernel);
+    double kernel = fmax(0, bytes / p->kernel.gemv - bytes / p->gpu.gemv) +
+                    fmax(0, p->kernel.operation - product_of(&p->gpu));
+    return kernel + longer_packed(p, bytes);
+}
+
+/* Final norm, lm_head, a token from the logits. The GPU takes 16 rows at a time. */
+static void price_head(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u)
+{
+    const struct model_config *c = &p->model->config;
+    double samples = p->step->samples, logits = samples * c->vocab * sizeof(float);
+    double parameters = (double)c->vocab * c->hidden, bytes = (double)analysed->head.stored;
+    struct pricing head = *p;
+    head.gpu.parts = 1;
+    struct spent cpu = {0}, gpu = {0};
+    u->bytes = analysed->head.stored + analysed->final_norm.stored;
+    if (samples == 0) return;
+    /* Whatever the step's size: only so many rows are multiplied. */
+    head.cpu.linear = samples > 1 ? profile_table_at(&p->profile->cpu.linear, p->step->samples).value : 0;
+    head.gpu.linear = head.gpu.product = 0;
+    if (samples > 1) {
+        uint32_t rows = (uint32_t)fmin(samples, ENGINE_FEW_TOKENS);
+        head.gpu.linear = profile_table_at(&p->profile->gpu.linear, rows).value;
+        head.gpu.product = profile_table_at(&p->profile->gpu.linear_operation, rows).value;
+    }
+    add_linear(&head.cpu, bytes, parameters, samples, &cpu);
+    add_bytes(&head.cpu, logits, p->cpu.read, &cpu);
+    const struct math_op *math = &p->model->math.head;
+    const enum op_tier tier = rates_head_tier(p->step->samples);
+    add_operations(&p->cpu, program_ops_count(math, PROCESSOR_CPU, tier), &cpu);
+    u->cpu = cpu.total;
+    u->cpu_beside = cpu.beside;
+    u->cpu_bound = bound_of(&cpu);
+    if (!p->device) return;
+    for (double left = samples; left > 0; left -= ENGINE_FEW_TOKENS)
+        add_linear(&head.gpu, bytes, parameters, fmin(left, ENGINE_FEW_TOKENS), &gpu);
+    add_bytes(&head.gpu, logits, p->gpu.read, &gpu);
+    /* the matrix (once for every few rows), gathering several rows, choosing the token */
+    add_overhead(&head.gpu, ceil(samples / ENGINE_FEW_TOKENS) * product_of(&head.gpu), &gpu);
+    head.kernel.parts = 1;
+    add_operations(&head.kernel, program_ops_count(math, PROCESSOR_GPU, tier) - 1.0, &gpu);
+    /* and the word that says so, on its way to the host */
+    u->gpu = u->stream = gpu.total + p->profile->link.hand_over.value;
+    u->gpu_bound = bound_of(&gpu);
+    u->gpu_packed = cost_rates_packed(p, unit_count(p->model->config.layers), PLAN_HOME_GPU);
+    if (u->gpu_packed) u->gpu = u->stream = u->gpu + head_packed(&head, bytes);
+}
+
+static void price_embed(const struct pricing *p, const struct analyse_table *analysed, struct cost_unit *u)
+{
+    double row = (double)p->model->config.hidden * (4 + dtype_bytes(p->model->config.dtype));
+    u->bytes = analysed->embed.stored;
+    u->cpu = u->cpu_beside =
+        program_ops_count(&p->model->math.embed, PROCESSOR_CPU, p->tier) * p->cpu.operation +
+        p->step->tokens * row / p->cpu.read;
+    /* Beside a GPU worker, which looks for the step, the CPU worker has slept. (Before a prompt both have:
+     * cost_ttft.) */
+    if (p->device && p->tier == OP_TIER_ONE) u->cpu = u->cpu_beside = u->cpu + p->profile->wake.value;
+    u->cpu_bound = u->gpu_bound = "overhead";
+    /* The launch's way to the device, what a step begins with, the launch of the chain behind it. */
+    if (p->device)
+        u->gpu = u->stream = p->profile->link.hand_over.value +
+                             (p->first + p->chained) * p->kernel.operation +
+                             p->step->tokens * row / p->gpu.read;
+    if (p->device && p->tier == OP_TIER_CHUNK)
+        u->issue = u->issue_stream = p->first * p->profile->gpu.issue.value;
+}
+
+static void price_rest(const struct pricing *p, struct cost_table *table)
+{
+    const struct profile_link *link = &p->profile->link;
+    table->step = p->profile->step.value;
+    table->wake = p->profile->cpu.wake.value;
+    if (!p->device) return;
+    if (table->follows) table->launch = link->hand_over.value;
+    /* A step that has nothing to do, beside what the ends are priced at: its way there and back, its first
+     * kernels. They begin with the step, whoever has the embedding. */
+    const struct profile_value *nothing =
+        p->tier == OP_TIER_CHUNK ? &p->profile->gpu.begin : &p->profile->gpu.begin_graph;
+    double first = p->first * p->kernel.operation;
+    table->begin = fmax(0, nothing->value - 2 * link->hand_over.value - first);
+    if (nothing->value > 0) table->ready = table->begin + link->hand_over.value + first;
+    double crossing = (double)p->step->tokens * p->model->config.hidden * sizeof(float);
+    double rate = fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
+    struct spent slice = {0};
+    /* Each visit of the GPU launches a chain, and has two hand-overs. */
+    table->hand_over = link->hand_over.value + (p->chained ? p->kernel.operation / 2 : 0);
+    table->activation = fmax(0, crossing - ENGINE_HAND_OVER_BYTES) / rate;
+    bool packed = false;
+    for (uint32_t u = 0; u < table->units; u++) packed |= table->unit[u].packed;
+    double bytes = (double)(packed ? RING_PACKED_SLICE_BYTES : RING_SLICE_BYTES);
+    add_linear(&p->kernel, bytes, bytes / 2, p->step->tokens, &slice);
+    add_overhead(&p->kernel, product_of(&p->kernel), &slice);
+    table->slice = slice.total + (packed ? expand_seconds(p, bytes) : 0);
+}
+
+static int check_step(const struct model *model, const struct cost_step *step, struct helm_err *err)
+{
+    if (step->tokens == 0 || step->rows == 0 || step->rows > step->tokens || step->samples > step->rows)
+        return helm_fail(err, HELM_E_LIMIT, "no step: %u tokens in %u rows, %u of them sampled", step->tokens,
+                         step->rows, step->samples);
+    if ((uint64_t)step->context * step->rows < step->tokens)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "no step: %u tokens in %u rows attend to %u positions, not even to "
+                         "themselves",
+                         step->tokens, step->rows, step->context);
+    if (model->config.layers == 0) return helm_fail(err, HELM_E_LIMIT, "a model without layers has no price");
+    return 0;
+}
+
+int cost_price(const struct model *model, const struct analyse_table *analysed, const struct profile *profile,
+               const struct cost_step *step, struct cost_table *table, struct helm_err *err)
+{
+    struct pricing p = {.model = model, .profile = profile, .step = step, .analysed = analysed};
+    uint32_t units = unit_count(model->config.layers);
+    memset(table, 0, sizeof *table);
+    int rc = check_step(model, step, err);
+    if (!rc) rc = cost_rates_of(&p, err);
+    if (rc) return rc;
+    struct spent *cpu = calloc(3 * (size_t)units, sizeof *cpu), *gpu = cpu ? cpu + units : NULL,
+                 *kernel = gpu ? gpu + units : NULL;
+    table->unit = calloc(units, sizeof *table->unit);
+    if (!cpu || !table->unit) {
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for the prices of %u half layers", units);
+        goto out;
+    }
+    table->units = units;
+    table->tokens = step->tokens;
+    table->follows = p.tier != OP_TIER_CHUNK && step->tokens == step->rows && step->tokens == step->samples;
+    add_tensors(&p, cpu, gpu, kernel);
+    for (uint32_t u = 0; u < units; u++) {
+        struct cost_unit *unit = &table->unit[u];
+        unit->bytes = unit->crossing = analyse_units_stored(analysed, u, u);
+        unit->packed = cost_rates_packed(&p, u, PLAN_HOME_STREAM);
+        if (unit->packed) unit->crossing = cost_crossing_bytes(unit->bytes);
+        unit->cpu_packed = cost_rates_packed_cpu(&p, u);
+        unit->gpu_packed = cost_rates_packed(&p, u, PLAN_HOME_GPU);
+        price_unit(&p, u, &cpu[u], &gpu[u], &kernel[u], &table->unit[u]);
+    }
+    price_embed(&p, analysed, &table->embed);
+    price_head(&p, analysed, &table->head);
+    price_rest(&p, table);
+out:
+    free(cpu);
+    if (rc) cost_table_free(table);
+    return rc;
+}
+
+void cost_table_free(struct cost_table *table)
+{
+    free(table->unit);
+    memset(table, 0, sizeof *table);
+}

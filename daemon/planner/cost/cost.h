@@ -1,0 +1,172 @@
+/* What a step costs: prices of every unit on every resource, and a simulation of the three resources.
+ *
+ * Called by search.c and by whoever explains a plan. Pure. docs/planner.md has the equations and their
+ * sources (T: thesis, P: PIPO, C: CPU-GPU distribution). A unit is half a layer (common/plan/plan.h). */
+#ifndef HELM_DAEMON_PLANNER_COST_COST_H
+#define HELM_DAEMON_PLANNER_COST_COST_H
+
+#include "common/plan/engine_limits.h"
+#include "common/plan/plan.h"
+#include "daemon/planner/cost/analyse.h"
+#include "daemon/planner/profile/profile.h"
+
+/* One step: `tokens` over all rows. Decode: one token a row, so tokens == rows == batch. */
+struct cost_step {
+    uint32_t tokens, rows;
+    uint32_t samples; /* rows whose logits are needed */
+    uint32_t context; /* positions that a row's last token attends to, itself included */
+    enum dtype kv_dtype;
+    /* [units + 1]: in which a unit's matrices lie where it has a home, and the head's last; PLAN_AS_STORED: as
+     * in the files, as all are where this is NULL. */
+    const enum tensor_format (*format)[PLAN_HOMES];
+};
+
+/* What of its bytes a packed unit's weights come to on the link (common/formats/packed.h). That is known only when
+ * they are packed, a plan is made before: this is what bf16 weights of language models come to, within a
+ * hundredth (docs/planner.md). */
+#define COST_PACKED_PART 0.71
+/* What that takes longer than with plain weights, of what expanding them first takes. Measured on an H200,
+ * slices of 8B's shapes: 0.57 to 0.61 (helm-bench-gpu-kernels --expand, docs/results/h200-2026-11-20.md). */
+#define COST_READ_PACKED_PART 0.6
+/* Without a unit for this long the CPU's threads sleep. */
+#define COST_CPU_AWAKE_S (CPU_SPIN_QUIET_US * 1e-6)
+
+/* Prices in seconds. `beside`: while the link streams (CPU), while the CPU computes (link). */
+struct cost_unit {
+    double cpu, cpu_beside; /* T 4.8, 4.10, 4.13: linears and attention, each the slower of bytes and work */
+    double gpu;             /* weights in VRAM, packed or not */
+    double stream;          /* weights in the ring, in slices: gpu, and an operation for each slice more */
+    double link, link_beside; /* copying its weights */
+    double borrow; /* link: its KV pages in and out, where the cache is the host's and it is computed
+                      on the GPU (prefill) */
+    double issue, issue_stream;        /* of the host, to put its kernels into the queue: a chunk's */
+    uint64_t bytes;                    /* of weights */
+    uint64_t crossing;                 /* of them over the link, and in the ring */
+    bool packed;                       /* so crossing is less than bytes, and the GPU expands them first */
+    bool cpu_packed;                   /* `cpu` and `cpu_beside` are of packed weights */
+    bool gpu_packed;                   /* `gpu` is */
+    const char *cpu_bound, *gpu_bound; /* "memory", "compute", "overhead": for bound_by */
+};
+
+struct cost_table {
+    uint32_t units;
+    uint32_t tokens;        /* of the step that was priced */
+    bool follows;           /* it decodes: the device can have it before the step in front of it is done */
+    struct cost_unit *unit; /* [units] */
+    struct cost_unit embed, head; /* link unused */
+    double hand_over, step,
+        slice;         /* slice: what the last slice of a streamed unit takes the GPU after it came */
+    double launch;     /* that each end of a step costs where it is the GPU's, and that a step which the GPU
+                          computes alone does not wait for: it is launched behind the one before; 0 of
+                          steps that are not */
+    double wake;       /* by which the CPU is later with a unit when its threads sleep */
+    double begin;      /* by which the GPU's first kernels are later than the prices of the ends say */
+    double ready;      /* when it is through with them: of use where the embedding is the CPU's */
+    double activation; /* seconds for the step's residual streams to cross once, beyond what hand_over's
+                          price holds (T 4.15) */
+};
+
+static inline uint64_t cost_crossing_bytes(uint64_t bytes)
+{
+    return (uint64_t)((double)bytes * COST_PACKED_PART);
+}
+
+/* Whether expanding takes the GPU less than packing saves the link: else weights cross as they are. (On an
+ * emulated device it takes more: that is a CPU beside a fast link.) */
+bool cost_packing_pays(const struct profile *profile);
+/* Whether one token's products of the CPU are faster with packed weights by so much that their kernels are
+ * worth it, alone or, if `beside`, while the link streams. Says nothing of several tokens', which unpack
+ * first. */
+#define COST_PACKED_CPU_GAIN 1.1
+bool cost_packing_pays_cpu(const struct profile *profile, bool beside);
+/* Whether one token's products in VRAM are faster with packed weights than with plain ones, wherever those
+ * fit. */
+bool cost_packed_is_faster(const struct profile *profile);
+
+/* Without a device in the profile the prices of GPU and link are infinite. HELM_E_FORMAT names a rate that is
+ * missing, HELM_E_LIMIT a step that is none. */
+HELM_MUST_CHECK int cost_price(const struct model *model, const struct analyse_table *analysed,
+                               const struct profile *profile, const struct cost_step *step,
+                               struct cost_table *table, struct helm_err *err);
+void cost_table_free(struct cost_table *table);
+
+/* Homes of all units in one phase; which of them hold their KV on the host follows from `kv_cpu`. */
+struct cost_plan {
+    const enum plan_home *home;      /* [units] */
+    const bool *kv_cpu;              /* [units / 2] layers whose cache is the CPU's; NULL: as `home` says */
+    enum plan_processor embed, head; /* cpu or gpu */
+    uint64_t ring_bytes;
+    bool cold; /* prefill: nothing is copied ahead for the next step, and of this one only what follows */
+    uint64_t held_bytes; /* cold: of its first streamed units the ring holds so many bytes already */
+    double link_late;    /* cold: seconds that the link needs first, for what the step before left it */
+};
+
+enum cost_resource { COST_CPU, COST_GPU, COST_LINK, COST_RESOURCES };
+/* For the plot and the table of stages. A link's span may be of a unit of the next step. */
+#define COST_SPAN_EMBED UINT32_MAX
+#define COST_SPAN_HEAD  (UINT32_MAX - 1)
+struct cost_span {
+    enum cost_resource resource;
+    uint32_t unit;
+    double from, to; /* seconds from the step's begin; on the GPU with its waits for the link */
+};
+struct cost_result {
+    double seconds;              /* of the step, in the steady state: every step like the one before */
+    double busy[COST_RESOURCES]; /* of them, each resource was working */
+    double hand_overs;           /* seconds */
+    double *done;           /* [units + 2] caller's or NULL: when each unit was done; then head, then step */
+    struct cost_span *span; /* caller's, [span_max], or NULL: the timeline */
+    uint32_t span_max, span_count;
+};
+/* Never fails. `done` and `span` are filled when given; all else in *result is an output. */
+void cost_simulate(const struct cost_table *table, const struct cost_plan *plan, struct cost_result *result);
+/* The step's seconds alone; INFINITY as soon as it is clear that they are more than `give_up`. */
+double cost_seconds(const struct cost_table *table, const struct cost_plan *plan, double give_up);
+
+/* Relative half-width of what the profile's spreads make of a step's time: for error bars. */
+double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
+                        const struct cost_plan *plan, const struct cost_result *result);
+
+/* ---- whole plans ---- */
+
+/* The formats that a plan's weights have at the homes that its lists give them: cost_step.format, of
+ * unit_count(layers) + 1. */
+void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES]);
+
+/* What a list of the plan says, as the simulation wants it. home: [unit_count(layers)], kv_cpu: [layers], both the
+ * caller's; *out borrows them. Cold when phase is not 0. */
+void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
+                  struct cost_plan *out);
+
+/* Bytes of weights that one decode step's units need from the link: as they are computed with, and as they
+ * cross. */
+struct cost_crossing {
+    uint64_t bytes, crossing;
+};
+struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, const struct plan *plan);
+/* The same of what the CPU reads: its units, and the head if that is there; and of what the GPU reads in
+ * VRAM.
+ */
+struct cost_crossing cost_reading_of(const struct analyse_table *analysed, const struct plan *plan);
+struct cost_crossing cost_gpu_reading_of(const struct analyse_table *analysed, const struct plan *plan);
+
+struct cost_case {
+    const struct model *model;
+    const struct analyse_table *analysed;
+    const struct profile *profile;
+    const struct plan *plan; /* its kv_dtype, step_tokens, lists and ring count */
+};
+struct cost_forecast {
+    double seconds, low, high;
+    double busy[COST_RESOURCES], hand_overs;
+    uint32_t steps;
+};
+/* A decode step of `batch` rows, each with `context` positions. */
+HELM_MUST_CHECK int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context,
+                                struct cost_forecast *forecast, struct helm_err *err);
+/* From a prompt of one row to its first token, on an idle machine: chunks of step_tokens, one after another,
+ * each by the list that its size calls for. */
+HELM_MUST_CHECK int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens,
+                              struct cost_forecast *forecast, struct helm_err *err);
+
+#endif

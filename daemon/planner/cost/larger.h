@@ -1,0 +1,16 @@
+/* The larger and the smaller of two numbers, inline: fmax and fmin are calls, for the sake of what is no
+ * number. For what the search does millions of times a plan. */
+#ifndef HELM_DAEMON_PLANNER_COST_LARGER_H
+#define HELM_DAEMON_PLANNER_COST_LARGER_H
+
+static inline double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static inline double smaller(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+#endif

@@ -1,0 +1,282 @@
+/* What whole plans cost: decode steps, the first token of a prompt, error bars. See cost.h. Called by helmd,
+ * helm-plan and the planner; owns nothing. */
+#include "daemon/planner/cost/cost.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
+                  struct cost_plan *out)
+{
+    *out = (struct cost_plan){.home = home,
+                              .kv_cpu = kv_cpu,
+                              .embed = plan->embed,
+                              .head = plan->head,
+                              .ring_bytes = plan->ring_bytes,
+                              .cold = phase != 0};
+    plan_unit_homes(plan, 0, home); /* decode says where the caches are */
+    for (uint32_t l = 0; l < plan->layers; l++)
+        kv_cpu[l] = plan_home_processor(home[unit_of(l, UNIT_ATTENTION)]) == PLAN_CPU0;
+    if (phase) plan_unit_homes(plan, phase, home);
+}
+
+void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES])
+{
+    const uint32_t units = unit_count(plan->layers);
+    enum plan_home home[2 * MODEL_LAYERS_MAX];
+    for (uint32_t u = 0; u <= units; u++)
+        for (int h = 0; h < PLAN_HOMES; h++) format[u][h] = PLAN_AS_STORED;
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        plan_unit_homes(plan, p, home);
+        for (uint32_t u = 0; u < units; u++) format[u][home[u]] = plan_unit_format(plan, u);
+    }
+    format[units][plan_processor_home(plan->head)] = plan_head_format(plan);
+}
+
+static uint64_t saving_of(uint64_t bytes, enum tensor_format format)
+{
+    return format == FORMAT_BF16_PACKED ? bytes - cost_crossing_bytes(bytes) : 0;
+}
+
+/* Of the bytes that decode steps need of this home's units, and of the head if it is there. */
+static struct cost_crossing bytes_of(const struct analyse_table *analysed, const struct plan *plan,
+                                     enum plan_home home)
+{
+    struct analyse_share share;
+    uint64_t saving = 0;
+    analyse_share(analysed, plan, home, &share);
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct plan_stage *stage = &plan->stages[i];
+        if (stage->home != home) continue;
+        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
+            saving += saving_of(analyse_units_stored(analysed, u, u), plan_unit_format(plan, u));
+    }
+    if (home == plan_processor_home(plan->head))
+        saving += saving_of(analysed->head.stored, plan_head_format(plan));
+    return (struct cost_crossing){.bytes = share.token_bytes, .crossing = share.token_bytes - saving};
+}
+
+struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, const struct plan *plan)
+{
+    return bytes_of(analysed, plan, PLAN_HOME_STREAM);
+}
+
+struct cost_crossing cost_reading_of(const struct analyse_table *analysed, const struct plan *plan)
+{
+    return bytes_of(analysed, plan, PLAN_HOME_CPU);
+}
+
+struct cost_crossing cost_gpu_reading_of(const struct analyse_table *analysed, const struct plan *plan)
+{
+    return bytes_of(analysed, plan, PLAN_HOME_GPU);
+}
+
+/* ---- error bars ---- */
+
+static double spread_of(const struct profile_value *v)
+{
+    return v->value > 0 && v->high > v->low ? (v->high - v->low) / (2 * v->value) : 0;
+}
+
+static double spread_at(const struct profile_table *table, uint32_t tokens)
+{
+    const struct profile_value v = profile_table_at(table, tokens);
+    return spread_of(&v);
+}
+
+/* A processor's seconds of the step are off by its rate's spread; the link's spread counts for the seconds in
+ * which nobody computed, all of which were waited for it. Independent of each other: squares add up. */
+double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
+                        const struct cost_plan *plan, const struct cost_result *result)
+{
+    bool one = table->tokens <= 1, streams = false, packed = false;
+    bool in_vram = table->head.gpu_packed && plan->head == PLAN_GPU0;
+    double waited = result->seconds - result->hand_overs - table->step;
+    double cpu = one ? spread_of(&profile->cpu.gemv) : spread_at(&profile->cpu.linear, table->tokens);
+    const struct profile_value *gemv =
+        profile->gpu.chain_gemv.value > 0 ? &profile->gpu.chain_gemv : &profile->gpu.gemv;
+    double gpu = one ? spread_of(gemv) : spread_at(&profile->gpu.linear, table->tokens);
+    for (uint32_t u = 0; u < table->units; u++) {
+        streams = streams || plan->home[u] == PLAN_HOME_STREAM;
+        packed = packed || (plan->home[u] == PLAN_HOME_CPU && table->unit[u].cpu_packed);
+        in_vram = in_vram || (plan->home[u] == PLAN_HOME_GPU && table->unit[u].gpu_packed);
+    }
+    if (streams && one) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_beside));
+    if (packed)
+        cpu = fmax(cpu, one ? spread_of(&profile->cpu.gemv_packed)
+                            : spread_at(&profile->cpu.linear_packed, table->tokens));
+    if (packed && one && streams) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_packed_beside));
+    if (in_vram && one) gpu = fmax(gpu, spread_of(&profile->gpu.gemv_packed));
+    if (in_vram) gpu = fmax(gpu, spread_of(&profile->gpu.expand));
+    waited -= result->busy[COST_CPU] + result->busy[COST_GPU];
+    if (!streams || waited < 0) waited = 0;
+    if (result->seconds <= 0) return 0;
+    cpu *= result->busy[COST_CPU] / result->seconds;
+    gpu *= result->busy[COST_GPU] / result->seconds;
+    double link = spread_of(&profile->link.h2d) * waited / result->seconds;
+    double hand_over = spread_of(&profile->link.hand_over) * result->hand_overs / result->seconds;
+    double step = spread_of(&profile->step) * table->step / result->seconds;
+    return sqrt(cpu * cpu + gpu * gpu + link * link + hand_over * hand_over + step * step);
+}
+
+/* ---- steps of a plan ---- */
+
+struct walk {
+    const struct cost_case *c;
+    enum dtype kv_dtype;
+    enum plan_home *home;                     /* [unit_count(layers)] */
+    enum plan_home *decode;                   /* [unit_count(layers)] */
+    bool *kv_cpu;                             /* [layers] */
+    enum tensor_format (*format)[PLAN_HOMES]; /* [unit_count(layers) + 1] */
+    double *done;                             /* [unit_count(layers) + 2] */
+    double half_width;                        /* seconds, so far */
+    double link_late;                         /* what the last step left the link to do */
+};
+
+static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err *err)
+{
+    *w = (struct walk){.c = c, .kv_dtype = DTYPE_COUNT};
+    for (int d = 0; d < DTYPE_COUNT; d++)
+        if (strcmp(c->plan->kv_dtype, dtype_name((enum dtype)d)) == 0) w->kv_dtype = (enum dtype)d;
+    if (w->kv_dtype == DTYPE_COUNT)
+        return helm_fail(err, HELM_E_FORMAT, "the plan's kv_dtype '%s' is none", c->plan->kv_dtype);
+    if (c->plan->layers != c->model->config.layers)
+        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", c->plan->layers,
+                         c->model->config.layers);
+    uint32_t units = unit_count(c->plan->layers);
+    w->home = calloc(units, sizeof *w->home);
+    w->decode = calloc(units, sizeof *w->decode);
+    w->kv_cpu = calloc(units, sizeof *w->kv_cpu);
+    w->format = calloc((size_t)units + 1, sizeof *w->format);
+    w->done = calloc((size_t)units + 2, sizeof *w->done);
+    if (w->home && w->decode && w->kv_cpu && w->format && w->done) {
+        plan_unit_homes(c->plan, 0, w->decode);
+        cost_formats_of(c->plan, w->format);
+        return 0;
+    }
+    return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u layers", c->plan->layers);
+}
+
+static void walk_close(struct walk *w)
+{
+    free(w->home);
+    free(w->decode);
+    free(w->kv_cpu);
+    free(w->format);
+    free(w->done);
+}
+
+/* The ring holds decode's first slices whenever a step begins (worker-gpu/program/ring.h): of use to a prefill step
+ * whose first streamed units are the same. What it overwrites of them is copied again behind its last use,
+ * where the prompt goes on only what the next chunk finds there: here is when that is over, from the step's
+ * end on. */
+struct leftover {
+    uint64_t held;
+    double late;
+};
+
+static struct leftover leftover_of(const struct walk *w, const struct cost_table *table,
+                                   const struct cost_result *result, bool goes_on)
+{
+    uint64_t ring = w->c->plan->ring_bytes, prefix = 0, same = 0, streamed = 0;
+    double seconds = 0, used = 0;
+    bool alike = true;
+    for (uint32_t u = 0; u < table->units; u++) {
+        const struct cost_unit *unit = &table->unit[u];
+        bool decode = w->decode[u] == PLAN_HOME_STREAM, here = w->home[u] == PLAN_HOME_STREAM;
+        alike = alike && decode == here;
+        if (decode && prefix < ring) {
+            uint64_t bytes = unit->crossing < ring - prefix ? unit->crossing : ring - prefix;
+            prefix += bytes;
+            if (alike) same += bytes;
+            if (alike || !goes_on) seconds += (double)bytes / (double)unit->crossing * unit->link;
+        }
+        if (here) streamed += unit->crossing;
+        if (here && result) used = result->done[u];
+    }
+    struct leftover l = {.held = same};
+    if (result && streamed > ring) l.late = fmax(0, seconds - (result->seconds - used));
+    return l;
+}
+
+static int walk_step(struct walk *w, uint32_t tokens, uint32_t rows, uint32_t samples, uint32_t context,
+                     struct cost_forecast *f, struct helm_err *err)
+{
+    const struct cost_case *c = w->c;
+    const struct cost_step step = {.tokens = tokens,
+                                   .rows = rows,
+                                   .samples = samples,
+                                   .context = context,
+                                   .kv_dtype = w->kv_dtype,
+                                   .format = w->format};
+    struct cost_table table = {0};
+    struct cost_result result = {.done = w->done};
+    struct cost_plan plan;
+    cost_plan_of(c->plan, plan_phase_for(c->plan, tokens), w->home, w->kv_cpu, &plan);
+    int rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
+    if (rc) return rc;
+    plan.held_bytes = leftover_of(w, &table, NULL, false).held;
+    plan.link_late = w->link_late;
+    cost_simulate(&table, &plan, &result);
+    w->link_late = plan.cold ? leftover_of(w, &table, &result, samples == 0).late : 0;
+    if (isfinite(result.seconds)) {
+        f->seconds += result.seconds;
+        w->half_width += cost_uncertainty(c->profile, &table, &plan, &result) * result.seconds;
+        for (int r = 0; r < COST_RESOURCES; r++) f->busy[r] += result.busy[r];
+        f->hand_overs += result.hand_overs;
+        f->steps++;
+    } else {
+        rc = helm_fail(err, HELM_E_MISMATCH, "the plan uses a GPU, the profile has none");
+    }
+    cost_table_free(&table);
+    return rc;
+}
+
+/* A rate that is low by a part makes a time that is high by the same part. */
+static void finish(const struct walk *w, struct cost_forecast *f)
+{
+    f->low = f->seconds - w->half_width;
+    f->high = f->seconds + w->half_width;
+    if (f->low < 0) f->low = 0;
+}
+
+int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context, struct cost_forecast *forecast,
+                struct helm_err *err)
+{
+    struct walk w;
+    memset(forecast, 0, sizeof *forecast);
+    int rc = walk_open(c, &w, err);
+    if (!rc) rc = walk_step(&w, batch, batch, batch, context, forecast, err);
+    if (!rc) finish(&w, forecast);
+    walk_close(&w);
+    return rc;
+}
+
+/* Of helmd and the workers: they sleep when a prompt comes, and helmd until it knows how long steps like this
+ * take, from the third of a size on (daemon/steps/pace.h). One after another: the workers, then helmd. */
+static uint32_t sleepers_of(uint32_t step, uint32_t like_it)
+{
+    return (step == 0) + (like_it < 2);
+}
+
+int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_forecast *forecast,
+              struct helm_err *err)
+{
+    struct walk w;
+    uint32_t chunk = c->plan->step_tokens;
+    memset(forecast, 0, sizeof *forecast);
+    if (prompt_tokens == 0 || chunk == 0)
+        return helm_fail(err, HELM_E_LIMIT, "no first token after a prompt of %u tokens in steps of %u",
+                         prompt_tokens, chunk);
+    int rc = walk_open(c, &w, err);
+    for (uint32_t done = 0, step = 0; done < prompt_tokens && !rc; step++) {
+        uint32_t tokens = prompt_tokens - done < chunk ? prompt_tokens - done : chunk;
+        forecast->seconds += sleepers_of(step, tokens == chunk ? step : 0) * c->profile->wake.value;
+        done += tokens;
+        rc = walk_step(&w, tokens, 1, done == prompt_tokens, done, forecast, err);
+    }
+    if (!rc) finish(&w, forecast);
+    walk_close(&w);
+    return rc;
+}

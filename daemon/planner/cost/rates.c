@@ -1,0 +1,215 @@
+/* What a profile says of steps of one size, as rates; where packed weights are worth it. See cost/rates.h and
+ * cost.h; docs/planner.md has what each rate stands for. */
+#include "daemon/planner/cost/rates.h"
+
+#include <math.h>
+
+static int require(double rate, const char *name, struct helm_err *err)
+{
+    if (rate > 0) return 0;
+    return helm_fail(err, HELM_E_FORMAT, "the profile lacks %s: a step cannot be priced without it", name);
+}
+
+/* How many times as long a step's products on the CPU take where their rates are those of `there` as where
+ * they are cpu.linear's; at least `least`, since less is noise. `there` was measured at a few numbers of
+ * tokens: at one between them the factor is between theirs. (Not the quotient of both rates there: those
+ * bend, cpu.linear at points that the other one does not have.) Outside, the nearest one's. */
+static double times_as_long(const struct profile_cpu *cpu, const struct profile_table *there, double least,
+                            uint32_t tokens)
+{
+    struct profile_table factor = *there;
+    for (uint32_t i = 0; i < factor.count; i++) {
+        struct profile_point *at = &factor.point[i];
+        at->y.value = fmax(least, profile_table_at(&cpu->linear, at->x).value / at->y.value);
+    }
+    return profile_table_at(&factor, tokens).value;
+}
+
+static int rates_of_cpu(struct pricing *p, struct helm_err *err)
+{
+    const struct profile_cpu *cpu = &p->profile->cpu;
+    struct device_rates *r = &p->cpu;
+    r->gemv = cpu->gemv.value;
+    r->gemv_beside = rate_or(&cpu->gemv_beside, r->gemv);
+    if (r->gemv_beside > r->gemv) r->gemv_beside = r->gemv; /* noise: company does not help */
+    const double company = r->gemv > 0 ? r->gemv_beside / r->gemv : 1;
+    r->packed = cpu->gemv_packed.value;
+    r->packed_beside = fmin(r->packed, rate_or(&cpu->gemv_packed_beside, r->packed * company));
+    r->attention = cpu->attention.value;
+    r->attention_flops = cpu->attention_flops.value;
+    r->read = r->gemv;
+    r->operation = cpu->operation.value;
+    r->parts = r->linear_slowed = 1;
+    int rc = require(r->gemv, "cpu.gemv", err);
+    if (!rc) rc = require(r->attention, "cpu.attention", err);
+    if (rc) return rc;
+    r->attention_beside = r->attention * (r->gemv_beside / r->gemv);
+    if (p->step->tokens == 1) return 0;
+    r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
+    /* Company does not help. */
+    if (p->tier == OP_TIER_CHUNK && cpu->linear_beside.count)
+        r->linear_slowed = times_as_long(cpu, &cpu->linear_beside, 1, p->step->tokens);
+    /* Few tokens' products wait for memory, and packed weights are fewer bytes by so much. Nothing else about
+     * them is faster: once unpacked they are multiplied as plain ones are. */
+    if (cpu->linear_packed.count)
+        r->packed_longer = times_as_long(cpu, &cpu->linear_packed, COST_PACKED_PART, p->step->tokens);
+    rc = require(r->linear, "cpu.linear", err);
+    if (!rc) rc = require(r->attention_flops, "cpu.attention_flops", err);
+    return rc;
+}
+
+/* Bytes of cache a second of one token's attention in a chain. A block takes so many query heads that share a
+ * KV head, at most PROFILE_GROUP, and more of them by as many blocks, each of which reads the cache: 5 as 3
+ * and 2. What a block's takes grows with its heads, by a line through the two numbers that were measured. */
+static double chain_attention_of(const struct pricing *p)
+{
+    const struct profile_gpu *gpu = &p->profile->gpu;
+    const struct model_config *c = &p->model->config;
+    if (gpu->chain_attention_pair.value <= 0 || c->kv_heads == 0) return gpu->chain_attention.value;
+    double pair = 1 / gpu->chain_attention_pair.value, group = 1 / gpu->chain_attention.value;
+    double heads = (double)c->heads / c->kv_heads, blocks = ceil(heads / PROFILE_GROUP);
+    double more = (ceil(heads / blocks) - PROFILE_PAIR) / (PROFILE_GROUP - PROFILE_PAIR);
+    double seconds = pair + more * fmax(0, group - pair);
+    return 1 / (blocks * fmax(seconds, pair / PROFILE_PAIR));
+}
+
+/* What several tokens' attention achieves depends on how many queries of how many heads there are at once. */
+static double attention_flops_of(const struct pricing *p)
+{
+    const struct profile_gpu *gpu = &p->profile->gpu;
+    double rows = fmin(p->step->tokens, GPU_SUB_TOKENS) * p->model->config.heads;
+    if (gpu->attention_rows.count == 0) return gpu->attention_flops.value;
+    return profile_table_at(&gpu->attention_rows, (uint32_t)fmin(rows, UINT32_MAX)).value;
+}
+
+static int rates_of_gpu(struct pricing *p, struct helm_err *err)
+{
+    const struct profile_gpu *gpu = &p->profile->gpu;
+    struct device_rates *r = &p->gpu;
+    r->gemv = r->gemv_beside = gpu->gemv.value;
+    r->attention = r->attention_beside = gpu->attention.value;
+    r->attention_flops = gpu->attention_flops.value;
+    r->read = rate_or(&gpu->read, r->gemv);
+    r->operation =
+        p->tier == OP_TIER_CHUNK ? rate_or(&gpu->launch, gpu->operation.value) : gpu->operation.value;
+    r->parts = ceil((double)p->step->tokens / GPU_SUB_TOKENS);
+    r->linear_slowed = p->together = 1;
+    int rc = require(r->gemv, "gpu.gemv", err);
+    if (!rc) rc = require(r->attention, "gpu.attention", err);
+    if (!rc) rc = require(p->profile->link.h2d.value, "link.h2d", err);
+    p->kernel = *r;
+    p->chained = p->tier == OP_TIER_ONE && gpu->chain_gemv.value > 0 && gpu->chain_attention.value > 0;
+    if (p->chained) {
+        r->gemv = r->gemv_beside = gpu->chain_gemv.value;
+        r->attention = r->attention_beside = chain_attention_of(p);
+        r->operation = gpu->chain_operation.value;
+    }
+    if (rc || p->step->tokens == 1) return rc;
+    uint32_t part = (uint32_t)fmin(p->step->tokens, GPU_SUB_TOKENS);
+    r->linear = profile_table_at(&gpu->linear, part).value;
+    r->product = profile_table_at(&gpu->linear_operation, part).value;
+    r->attention_flops = attention_flops_of(p);
+    if (p->tier == OP_TIER_CHUNK && gpu->together.count)
+        p->together = profile_table_at(&gpu->together, part).value;
+    rc = require(r->linear, "gpu.linear", err);
+    if (!rc) rc = require(r->attention_flops, "gpu.attention_flops", err);
+    p->kernel = *r;
+    return rc;
+}
+
+/* Whether the CPU has packed weights to multiply with in this step, if it has any of its units. */
+static bool any_packed_cpu(const struct pricing *p)
+{
+    for (uint32_t u = 0; u < unit_count(p->model->config.layers); u++)
+        if (cost_rates_packed_cpu(p, u)) return true;
+    return false;
+}
+
+/* What the CPU leaves the link of the memory's bandwidth depends on what it computes: packed weights are
+ * fewer bytes, and take it some time to decode. Copies are as fast as alone at most: more is noise. */
+static double link_beside_of(const struct pricing *p)
+{
+    const struct profile_link *link = &p->profile->link;
+    double beside = rate_or(&link->h2d_beside, link->h2d.value);
+    if (p->tier == OP_TIER_CHUNK) beside = rate_or(&link->h2d_beside_chunk, beside);
+    if (p->tier == OP_TIER_ONE && any_packed_cpu(p)) beside = rate_or(&link->h2d_beside_packed, beside);
+    return fmin(beside, link->h2d.value);
+}
+
+/* Packed weights are expanded a slice at a time before they are used, once however many tokens there are.
+ * Where nobody measured how fast: reading the packed bytes and writing all of them, as memory does. */
+static double expand_rate(const struct profile *profile)
+{
+    double read = rate_or(&profile->gpu.read, profile->gpu.gemv.value);
+    return rate_or(&profile->gpu.expand, read / (1 + COST_PACKED_PART));
+}
+
+bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home home)
+{
+    return p->step->format && p->step->format[unit][home] == FORMAT_BF16_PACKED;
+}
+
+bool cost_rates_packed_cpu(const struct pricing *p, uint32_t unit)
+{
+    return cost_rates_packed(p, unit, PLAN_HOME_CPU) && p->cpu.packed > 0;
+}
+
+/* What a product's own price holds: the norm before it, the activation behind it. */
+static bool is_of_product(enum op_kind kind)
+{
+    return kind == OP_GEMV || kind == OP_GEMM_SMALL || kind == OP_MATMUL || kind == OP_NORM ||
+           kind == OP_SWIGLU;
+}
+
+static void list_operations(struct pricing *p)
+{
+    const struct model_math *math = &p->model->math;
+    enum op_kind kinds[PROGRAM_OPS_MAX];
+    for (int i = 0; i < UNIT_PARTS; i++) {
+        const struct math_part *part = &math->part[i];
+        struct part_operations *o = &p->part[i];
+        *o = (struct part_operations){.cpu = program_part_count(part, PROCESSOR_CPU, p->tier),
+                                      .gpu = program_part_count(part, PROCESSOR_GPU, p->tier)};
+        for (uint32_t n = 0; n < part->ops; n++) {
+            const uint32_t count = program_ops_of(&part->op[n], PROCESSOR_GPU, p->tier, kinds);
+            o->products += part->op[n].kind == MATH_LINEAR;
+            for (uint32_t k = 0; k < count; k++)
+                o->others += op_traits_of(kinds[k])->counts[p->tier] && !is_of_product(kinds[k]);
+        }
+    }
+    p->first =
+        program_ops_first(PROCESSOR_GPU, kinds) + program_ops_count(&math->embed, PROCESSOR_GPU, p->tier);
+}
+
+int cost_rates_of(struct pricing *p, struct helm_err *err)
+{
+    p->tier = p->step->tokens == 1                   ? OP_TIER_ONE
+              : p->step->tokens <= ENGINE_FEW_TOKENS ? OP_TIER_FEW
+                                                     : OP_TIER_CHUNK;
+    list_operations(p);
+    p->device = p->profile->gpu.device != PROFILE_DEVICE_NONE;
+    int rc = rates_of_cpu(p, err);
+    if (!rc && p->device) rc = rates_of_gpu(p, err);
+    if (rc || !p->device) return rc;
+    p->link_beside = link_beside_of(p);
+    p->expand = expand_rate(p->profile);
+    return 0;
+}
+
+bool cost_packing_pays(const struct profile *profile)
+{
+    return (1 - COST_PACKED_PART) / profile->link.h2d.value > 1 / expand_rate(profile);
+}
+
+bool cost_packing_pays_cpu(const struct profile *profile, bool beside)
+{
+    const struct profile_cpu *cpu = &profile->cpu;
+    if (beside && cpu->gemv_packed_beside.value > COST_PACKED_CPU_GAIN * cpu->gemv_beside.value) return true;
+    return cpu->gemv_packed.value > COST_PACKED_CPU_GAIN * cpu->gemv.value;
+}
+
+bool cost_packed_is_faster(const struct profile *profile)
+{
+    const struct profile_gpu *gpu = &profile->gpu;
+    return gpu->gemv_packed.value > fmax(gpu->gemv.value, gpu->chain_gemv.value);
+}

@@ -1,0 +1,74 @@
+/* What a profile says of steps of one size, as rates: what cost.c prices with.
+ *
+ * Called by cost.c alone, where a step is priced. Owns nothing; a `struct pricing` borrows all that it points
+ * to. Rates are a second's worth of bytes or operations, times are seconds. */
+#ifndef HELM_DAEMON_PLANNER_COST_RATES_H
+#define HELM_DAEMON_PLANNER_COST_RATES_H
+
+#include "common/program/op.h"
+#include "daemon/planner/cost/cost.h"
+
+/* One device at one size of step. */
+struct device_rates {
+    double gemv, gemv_beside;     /* weights, each read once a step */
+    double packed, packed_beside; /* the CPU's, one token: the same of packed ones; 0: not known */
+    double packed_longer;         /* the CPU's, several: how many times as long as plain ones; 0: not known */
+    double linear;                /* operations, 0 for one token: reading is all there is */
+    double linear_slowed;         /* how many times as long they take while the link streams */
+    double attention, attention_beside, attention_flops;
+    double read;      /* activations */
+    double operation; /* seconds */
+    double product;   /* seconds of a product beside its work, 0: an operation as others are */
+    double parts;     /* of the step, each of which reads all weights */
+};
+
+/* Operations of a part of the model in the step's tier, each with a beginning and an end that cost something beside its
+ * bytes (common/program/op.h). */
+struct part_operations {
+    uint32_t cpu, gpu;
+    uint32_t
+        products; /* of the GPU's: each is what a slice can be one of, and has a price that holds what it fuses; */
+    uint32_t others; /* without those */
+};
+
+struct pricing {
+    /* the caller's */
+    const struct model *model;
+    const struct profile *profile;
+    const struct cost_step *step;
+    const struct analyse_table *analysed;
+    /* what cost_rates_of makes of them */
+    enum op_tier tier;
+    struct part_operations part[UNIT_PARTS];
+    uint32_t first; /* operations of a step on the GPU, before its layers */
+    struct device_rates cpu, gpu;
+    struct device_rates kernel; /* the GPU's of operations that are kernels of their own: not chained */
+    double together;            /* the GPU's: how many times as long all takes in a prompt */
+    double link_beside;         /* copies to the GPU while the CPU computes, as this step has it do */
+    double expand;              /* packed weights on the GPU, bytes of what they are expanded to */
+    bool device, chained;       /* one token's operations on the GPU are, where nothing is between them */
+};
+
+/* Fills what follows the caller's four. HELM_E_FORMAT names a rate that is missing; without a device in the
+ * profile the rates of GPU and link are 0. */
+HELM_MUST_CHECK int cost_rates_of(struct pricing *p, struct helm_err *err);
+
+/* Whether a unit, or the head behind them, lies packed where it has this home. */
+bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home home);
+/* Whether the CPU multiplies with this unit's packed weights: a profile that says nothing of that knows no
+ * other price than that of plain ones. Asked after cost_rates_of. */
+bool cost_rates_packed_cpu(const struct pricing *p, uint32_t unit);
+
+/* Operations of a step's head of this many sampled rows: sizes of step that it knows are one row and few. */
+static inline enum op_tier rates_head_tier(uint32_t samples)
+{
+    return samples > 1 ? OP_TIER_FEW : OP_TIER_ONE;
+}
+
+/* A value that a profile may lack. */
+static inline double rate_or(const struct profile_value *value, double otherwise)
+{
+    return value->value > 0 ? value->value : otherwise;
+}
+
+#endif

@@ -1,0 +1,123 @@
+/* From prices and homes to a list of resources and of work on them. See schedule.h. Called by simulate.c, as often as
+ * that is. */
+#include "daemon/planner/cost/schedule.h"
+
+#include <math.h>
+
+#include "daemon/planner/cost/larger.h"
+
+#define RING_LEAST 4096 /* bytes; streaming through no ring at all would never end */
+
+/* By home and, of embedding and head, by processor. The link is the first of the list where there is one. */
+static const struct schedule_place place_of[PLAN_HOMES] = {
+    [PLAN_HOME_CPU] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true},
+    [PLAN_HOME_GPU] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK},
+    [PLAN_HOME_STREAM] = {.processor = COST_GPU, .link = 0}};
+
+/* Whether the GPU computes all of a step, which is launched behind the one before (worker-gpu/follow.h). */
+static bool is_ahead(const struct cost_table *table, const struct cost_plan *plan)
+{
+    if (!table->follows || plan->cold || plan->embed != PLAN_GPU0 || plan->head != PLAN_GPU0) return false;
+    for (uint32_t u = 0; u < table->units; u++)
+        if (plan->home[u] != PLAN_HOME_GPU) return false;
+    return true;
+}
+
+static void list_resources(const struct cost_table *table, const struct cost_plan *plan, bool ahead,
+                           struct schedule *s)
+{
+    const double hand_over = table->hand_over + table->activation;
+    s->processors = COST_LINK;
+    s->links = 0;
+    s->processor[COST_CPU] = (struct schedule_processor){.wake = table->wake};
+    s->processor[COST_GPU] = (struct schedule_processor){0};
+    if (!ahead) s->processor[COST_GPU].ready = plan->embed == PLAN_CPU0 ? table->ready : table->begin;
+    s->hand_over[COST_CPU][COST_GPU] = s->hand_over[COST_GPU][COST_CPU] = hand_over;
+    s->ring = larger((double)plan->ring_bytes, RING_LEAST);
+    s->held = plan->cold ? smaller(s->ring, (double)plan->held_bytes) : s->ring;
+    s->begin = ahead ? 0 : table->begin;
+    s->end = ahead ? 0 : table->step;
+    s->cold = plan->cold;
+}
+
+static struct schedule_task end_task(const struct cost_unit *u, enum plan_processor processor, double launch)
+{
+    struct schedule_task task = {.on = place_of[plan_processor_home(processor)]};
+    if (processor == PLAN_CPU0) {
+        task.seconds = u->cpu;
+        task.beside = u->cpu_beside;
+    } else {
+        task.seconds = task.beside = larger(u->gpu - launch, 0);
+        task.issue = u->issue;
+    }
+    return task;
+}
+
+/* What the link copies for a streamed unit: its weights; its borrowed cache in the same time; what comes first. */
+static void put_on_link(const struct cost_table *table, const struct cost_plan *plan, struct schedule *s,
+                        struct schedule_task *task, struct schedule_task **last)
+{
+    struct schedule_link *link = &s->link[0];
+    const uint32_t u = task->unit;
+    const struct cost_unit *unit = &table->unit[u];
+    double borrow = 0;
+    if (s->links == 0) {
+        *link = (struct schedule_link){.resource = COST_LINK,
+                                       .first = task,
+                                       .slowest = INFINITY,
+                                       .last = table->slice};
+        s->links = 1;
+        *last = task;
+        borrow = plan->cold ? plan->link_late : 0;
+    }
+    if (unit_part(u) == UNIT_ATTENTION && plan->kv_cpu && plan->kv_cpu[unit_layer(u)]) borrow += unit->borrow;
+    const double seconds = larger(unit->link + borrow, 1e-12);
+    task->bytes = larger((double)unit->crossing, 1);
+    task->rate = task->bytes / seconds;
+    task->rate_beside = task->bytes / larger(unit->link_beside + borrow, 1e-12);
+    link->least += seconds;
+    link->slowest = smaller(link->slowest, task->rate);
+    (*last)->next = task;
+    task->next = link->first;
+    *last = task;
+}
+
+void schedule_make(const struct cost_table *table, const struct cost_plan *plan, struct schedule *s)
+{
+    const bool ahead = is_ahead(table, plan);
+    const double launch = ahead ? table->launch : 0;
+    struct schedule_task *last = NULL;
+    list_resources(table, plan, ahead, s);
+    s->embed = end_task(&table->embed, plan->embed, launch);
+    s->embed.unit = COST_SPAN_EMBED;
+    s->embed.on.alone = table->tokens == 1;
+    s->head = end_task(&table->head, plan->head, launch);
+    s->head.unit = COST_SPAN_HEAD;
+    s->least = 0;
+    s->tasks = table->units;
+    uint8_t at = s->embed.on.processor;
+    for (uint32_t u = 0; u < s->tasks; u++) {
+        const struct cost_unit *unit = &table->unit[u];
+        const enum plan_home home = plan->home[u];
+        struct schedule_task *task = &s->task[u];
+        task->unit = u;
+        task->on = place_of[home];
+        if (home == PLAN_HOME_CPU) {
+            task->seconds = unit->cpu;
+            task->beside = unit->cpu_beside;
+            task->issue = 0;
+        } else if (home == PLAN_HOME_GPU) {
+            task->seconds = task->beside = unit->gpu;
+            task->issue = unit->issue;
+        } else {
+            task->seconds = task->beside = unit->stream;
+            task->issue = unit->issue_stream;
+            put_on_link(table, plan, s, task, &last);
+        }
+        s->least += smaller(task->seconds, task->beside);
+        if (task->on.processor == at) continue;
+        s->least += s->hand_over[at][task->on.processor];
+        at = task->on.processor;
+    }
+    for (uint32_t i = 0; i < s->links; i++) s->link[i].slowest = 1 / s->link[i].slowest;
+}

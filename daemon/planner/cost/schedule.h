@@ -1,0 +1,65 @@
+/* A step as the simulator takes it: a list of resources, and the units' work on them in order.
+ *
+ * schedule.c makes it of prices and homes: the only place of the simulation that knows CPU, GPU and link by name.
+ * simulate.c runs it. Lives on the caller's stack; nothing is allocated. */
+#ifndef HELM_DAEMON_PLANNER_COST_SCHEDULE_H
+#define HELM_DAEMON_PLANNER_COST_SCHEDULE_H
+
+#include "daemon/planner/cost/cost.h"
+
+#define SCHEDULE_UNITS_MAX (UNIT_PARTS * MODEL_LAYERS_MAX)
+#define SCHEDULE_UNITS_FEW 256 /* of most models: a frame of a few pages */
+#define SCHEDULE_NO_LINK   UINT8_MAX
+
+struct schedule_processor {
+    double ready; /* before this moment of a step it has other things to do */
+    double wake;  /* by which it is later after COST_CPU_AWAKE_S without work; 0: it never sleeps */
+};
+
+/* Where a task is; processor and link are indices of the schedule's lists. */
+struct schedule_place {
+    uint8_t processor, link;
+    bool contends; /* the processor reads the memory that links copy from: each slows the other */
+    bool alone;    /* a single row: too little to wake all threads for */
+};
+
+/* A unit's work: on a processor, and on a link where its weights come by one. */
+struct schedule_task {
+    double seconds,
+        beside;   /* of the processor: alone, and while links copy; the same where it does not contend */
+    double issue; /* of the host, to put its kernels into a queue; 0 where there is none */
+    double bytes, rate,
+        rate_beside; /* over the link: bytes a second, alone and beside a processor that contends */
+    const struct schedule_task *next; /* the task behind it on its link; of the last one the first */
+    uint32_t unit;
+    struct schedule_place on;
+};
+
+/* A link that some task needs. */
+struct schedule_link {
+    enum cost_resource resource;
+    const struct schedule_task *first;
+    double least;   /* seconds in which it copies all at least; */
+    double slowest; /* seconds a byte of the slowest of them */
+    double last;    /* what the last slice of a unit takes the processor after it came */
+};
+
+struct schedule {
+    uint32_t processors, links;
+    struct schedule_processor processor[COST_RESOURCES]; /* by resource: processors are the first of them */
+    struct schedule_link link[COST_RESOURCES];
+    double hand_over[COST_RESOURCES][COST_RESOURCES]; /* seconds, from processor to processor */
+    double ring;                                      /* bytes, of each link's */
+    double held;                                      /* of them, at the first step's begin */
+    double begin;                                     /* the host begins to queue kernels */
+    double end;   /* seconds of a step in which nothing computes, behind all units */
+    double least; /* seconds of tasks and hand-overs at least */
+    bool cold;
+    struct schedule_task embed, head;
+    uint32_t tasks;
+    struct schedule_task *task; /* [units of the table], the caller's */
+};
+/* Fills in all that is used of *schedule but `task`, and what that points at. */
+void schedule_make(const struct cost_table *table, const struct cost_plan *plan, struct schedule *schedule);
+
+#endif

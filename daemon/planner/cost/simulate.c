@@ -1,0 +1,427 @@
+/* One step on a list of resources: processors and links. See cost.h and schedule.h. Called by the search (thousands of
+ * times a plan) and by whoever explains one; owns nothing, allocates nothing.
+ *
+ * No two processors compute at the same time: each unit needs the one before. The links depend on neither: each copies
+ * its streamed units' bytes in order, round and round, as long as its ring has room, and the ring has room again as
+ * units are computed. All are fluids: bytes move at rates, and a rate changes when the ring becomes full or empty, when
+ * the copying reaches the next unit or when a processor that reads the same memory begins or ends (each has a rate alone
+ * and a rate beside the other).
+ *
+ * What the ring holds at a step's begin was copied while the step before ended. How a step changes that
+ * amount, f, is max(low, min(high, f + d)) for some low, high and d: so the state that repeats is reached
+ * after one step, either from a full ring (where d >= 0) or from an empty one. */
+#include <math.h>
+#include <string.h>
+
+#include "daemon/planner/cost/larger.h"
+#include "daemon/planner/cost/schedule.h"
+
+#define EPS_BYTES  1e-3 /* less is nothing: what rounding leaves */
+#define EPS_PART   1e-8 /* of a step: what such bytes may come to */
+#define SAME_BYTES 1.0
+#define ROUNDS_MAX 12
+
+/* `fill` bytes of the ring are copied and not yet computed with; `left` of task `at` to copy. Where no task needs a link,
+ * the first one's state is that of a link that has ended. */
+struct link_state {
+    double fill, left;
+    double slowest;    /* as the schedule says */
+    double busy, rest; /* seconds, of a step: it copied; what is left of its copies at least */
+    const struct schedule_task *at, *first;
+    bool ended; /* cold: everything is copied */
+};
+
+/* Whether it sleeps when the step begins, when its first unit came and its last one ended. */
+struct processor_state {
+    double busy;
+    bool asleep, used;
+    double first, end;
+};
+
+struct simulation {
+    const struct schedule *plan;
+    struct cost_result *result; /* NULL: only the time counts */
+    double now, give_up;
+    uint32_t links; /* copied from the schedule: what is asked most often */
+    bool cold;
+    double ring;
+    double issued; /* until when the host puts the kernels so far into a queue */
+    double least;  /* seconds: what is left of the step's units and hand-overs at least */
+    double hand_overs;
+    struct link_state link[COST_RESOURCES]; /* as the schedule's lists */
+    struct processor_state processor[COST_RESOURCES];
+};
+
+/* ---- the timeline ---- */
+
+static void add_span(struct cost_result *r, const struct cost_span *span, bool link)
+{
+    if (span->to <= span->from) return;
+    for (uint32_t i = link ? r->span_count : 0; i-- > 0;) {
+        struct cost_span *last = &r->span[i]; /* one span for copies of a unit without a pause between them */
+        if (last->resource != span->resource) continue;
+        if (last->unit != span->unit || span->from - last->to > 1e-12) break;
+        last->to = span->to;
+        return;
+    }
+    if (r->span_count < r->span_max) r->span[r->span_count++] = *span;
+}
+
+static inline void note_task(struct simulation *s, const struct schedule_task *task, double from, double to)
+{
+    if (!s->result || !s->result->span) return;
+    const struct cost_span span = {(enum cost_resource)task->on.processor, task->unit, from, to};
+    add_span(s->result, &span, false);
+}
+
+static inline void note_copy(struct simulation *s, uint32_t link, uint32_t unit, double from, double to)
+{
+    if (!s->result || !s->result->span) return;
+    const struct cost_span span = {s->plan->link[link].resource, unit, from, to};
+    add_span(s->result, &span, true);
+}
+
+/* ---- links ---- */
+
+static inline void copy(struct link_state *link, double bytes, bool cold)
+{
+    link->fill += bytes;
+    link->left -= bytes;
+    if (link->left > EPS_BYTES) return;
+    link->fill += link->left;
+    link->at = link->at->next;
+    if (link->at == link->first) link->ended = cold;
+    link->left = link->at->bytes;
+}
+
+/* Copies for `seconds` from s->now on, or until the ring is full. Returns how long. */
+static double run_link(struct simulation *s, uint32_t i, double seconds, bool beside)
+{
+    struct link_state link = s->link[i]; /* a copy, that nothing else points at */
+    const double ring = s->ring;
+    const bool cold = s->cold;
+    double active = 0;
+    while (!link.ended && active < seconds) {
+        double room = ring - link.fill;
+        if (room <= EPS_BYTES) break;
+        const struct schedule_task *task = link.at;
+        double rate = beside ? task->rate_beside : task->rate;
+        double bytes = smaller(link.left, room), dt = bytes / rate;
+        if (dt > seconds - active) {
+            dt = seconds - active;
+            bytes = dt * rate;
+        }
+        note_copy(s, i, task->unit, s->now + active, s->now + active + dt);
+        copy(&link, bytes, cold);
+        active += dt;
+    }
+    link.busy += active;
+    s->link[i] = link;
+    return active;
+}
+
+/* All of them. Returns how long the longest copies. */
+static inline double run_links(struct simulation *s, double seconds, bool beside)
+{
+    double longest = s->link[0].ended || s->ring - s->link[0].fill <= EPS_BYTES /* most are full */
+                         ? 0
+                         : run_link(s, 0, seconds, beside);
+    for (uint32_t i = 1; i < s->links; i++) longest = larger(longest, run_link(s, i, seconds, beside));
+    return longest;
+}
+
+/* ---- processors ---- */
+
+/* A processor with what it has, or none: a hand-over, the step's begin and end. */
+static void run_alone(struct simulation *s, double seconds)
+{
+    run_links(s, seconds, false);
+    s->now += seconds;
+}
+
+/* After a pause a processor's threads sleep, and all of a unit is not under way until they are awake. */
+static void wake(struct simulation *s, struct processor_state *p, double seconds)
+{
+    bool asleep = p->used ? s->now - p->end > COST_CPU_AWAKE_S : p->asleep;
+    if (!p->used) p->first = s->now;
+    p->used = true;
+    if (!asleep) return;
+    run_alone(s, seconds);
+    p->busy += seconds;
+}
+
+/* Slower for as long as a link copies. */
+static void run_contending(struct simulation *s, const struct schedule_task *task)
+{
+    struct processor_state *p = &s->processor[task->on.processor];
+    const double begin = s->now;
+    const double wake_s = s->plan->processor[task->on.processor].wake;
+    if (wake_s > 0 && !task->on.alone) wake(s, p, wake_s);
+    double seconds = task->seconds, active = run_links(s, task->beside, true);
+    if (active > 0)
+        seconds = active + (task->beside > active ? (1 - active / task->beside) * task->seconds : 0);
+    note_task(s, task, begin, s->now + seconds);
+    p->busy += seconds;
+    s->now += seconds;
+    if (!task->on.alone) p->end = s->now;
+}
+
+/* A chunk's kernels are put into the queue one by one, all of them from the step's begin on, whoever computes
+ * meanwhile: a processor cannot be done with what is not in it. */
+static inline void wait_for_host(struct simulation *s, double until)
+{
+    if (s->now < until) run_alone(s, until - s->now);
+}
+
+static void run_queued(struct simulation *s, const struct schedule_task *task)
+{
+    double begin = s->now;
+    wait_for_host(s, s->plan->processor[task->on.processor].ready);
+    s->processor[task->on.processor].busy += task->seconds;
+    run_alone(s, task->seconds);
+    s->issued += task->issue;
+    wait_for_host(s, s->issued);
+    note_task(s, task, begin, s->now);
+}
+
+/* Weights in the ring: computed with no faster than they come; room in the ring as they are done with. */
+static void run_streamed(struct simulation *s, const struct schedule_task *task)
+{
+    const struct schedule *const plan = s->plan;
+    wait_for_host(s, plan->processor[task->on.processor].ready);
+    struct link_state link = s->link[task->on.link]; /* a copy, that nothing else points at */
+    double begin = s->now, came = s->now, left = task->bytes,
+           own = task->bytes / larger(task->seconds, 1e-12);
+    bool all_came = link.fill >= left - EPS_BYTES;
+    while (left > EPS_BYTES) {
+        const struct schedule_task *next = link.at;
+        double room = s->ring - link.fill, copied = link.ended ? 0 : next->rate, used = own;
+        if (room <= EPS_BYTES && copied > own) copied = own;
+        if (link.fill <= EPS_BYTES && copied < own) used = copied;
+        double net = copied - used, dt = left / used;
+        if (copied > 0) dt = smaller(dt, link.left / copied);
+        if (net > 0 && room > EPS_BYTES) dt = smaller(dt, room / net);
+        if (net < 0 && !all_came) dt = smaller(dt, link.fill / -net);
+        left -= used * dt;
+        link.fill -= used * dt;
+        if (copied > 0) {
+            note_copy(s, task->on.link, next->unit, s->now, s->now + dt);
+            /* the rest of dt it waits for room */
+            if (s->result) link.busy += dt * (copied / next->rate);
+            copy(&link, copied * dt, s->cold);
+        }
+        if (link.fill < 0) link.fill = 0;
+        for (uint32_t i = 0; i + 1 < s->links; i++) run_link(s, i < task->on.link ? i : i + 1, dt, false);
+        s->now += dt;
+        if (!all_came && link.fill >= left - EPS_BYTES) {
+            all_came = true;
+            came = s->now;
+        }
+    }
+    s->link[task->on.link] = link;
+    /* A processor that waited to the end still has the last slice before it. */
+    const double last = smaller(plan->link[task->on.link].last, task->seconds);
+    const double late = came > begin ? came + last - s->now : 0;
+    if (late > 0) run_alone(s, late);
+    s->processor[task->on.processor].busy += task->seconds;
+    s->issued += task->issue;
+    wait_for_host(s, s->issued);
+    note_task(s, task, begin, s->now);
+}
+
+static inline void run_task(struct simulation *s, const struct schedule_task *task)
+{
+    if (task->on.link != SCHEDULE_NO_LINK)
+        run_streamed(s, task);
+    else if (task->on.contends)
+        run_contending(s, task);
+    else
+        run_queued(s, task);
+}
+
+static void hand_over(struct simulation *s, double seconds)
+{
+    run_alone(s, seconds);
+    s->hand_overs += seconds;
+}
+
+/* Whether the step certainly takes longer than `most`: what is left of it takes as long as its units or its
+ * copies do, but those that the ring holds. */
+static bool is_late(const struct simulation *s, double most)
+{
+    double least = larger(s->least, s->link[0].rest - s->link[0].fill * s->link[0].slowest);
+    for (uint32_t i = 1; i < s->links; i++)
+        least = larger(least, s->link[i].rest - s->link[i].fill * s->link[i].slowest);
+    return s->now + least > most;
+}
+
+static void begin_step(struct simulation *s)
+{
+    const struct schedule *plan = s->plan;
+    s->now = s->hand_overs = 0;
+    s->issued = plan->begin;
+    s->least = plan->least;
+    for (uint32_t p = 0; p < plan->processors; p++) {
+        s->processor[p].used = false;
+        s->processor[p].busy = 0;
+    }
+    for (uint32_t i = 0; i < plan->links; i++) {
+        s->link[i].rest = plan->link[i].least;
+        s->link[i].busy = 0;
+    }
+    if (s->result) s->result->span_count = 0;
+}
+
+/* One step from the rings' present state. False: ended early, as it takes longer than `most`. */
+static bool run_step(struct simulation *s, double most)
+{
+    const struct schedule *plan = s->plan;
+    double *done = s->result ? s->result->done : NULL;
+    uint8_t at = plan->embed.on.processor;
+    begin_step(s);
+    run_task(s, &plan->embed);
+    for (uint32_t i = 0; i < plan->tasks; i++) {
+        const struct schedule_task *task = &plan->task[i];
+        if (task->on.processor != at) {
+            const double seconds = plan->hand_over[at][task->on.processor];
+            hand_over(s, seconds);
+            s->least -= seconds;
+            at = task->on.processor;
+        }
+        run_task(s, task);
+        if (task->on.link != SCHEDULE_NO_LINK) s->link[task->on.link].rest -= task->bytes / task->rate;
+        s->least -= smaller(task->seconds, task->beside);
+        if (done) done[i] = s->now;
+        if (is_late(s, most)) return false;
+    }
+    if (plan->head.on.processor != at) hand_over(s, plan->hand_over[at][plan->head.on.processor]);
+    run_task(s, &plan->head);
+    if (done) done[plan->tasks] = s->now;
+    run_alone(s, plan->end);
+    if (done) done[plan->tasks + 1] = s->now;
+    return true;
+}
+
+/* ---- rounds ---- */
+
+/* Every link with `fill` bytes in its ring. */
+static void begin_with(struct simulation *s, double fill)
+{
+    const struct schedule *plan = s->plan;
+    for (uint32_t i = 0; i < plan->links; i++) {
+        struct link_state *link = &s->link[i];
+        const struct schedule_task *first = plan->link[i].first;
+        *link = (struct link_state){.at = first,
+                                    .first = first,
+                                    .left = first->bytes,
+                                    .slowest = plan->link[i].slowest};
+        for (double rest = fill; rest > EPS_BYTES && !link->ended;) {
+            double bytes = smaller(rest, link->left);
+            rest -= bytes;
+            copy(link, bytes, s->cold);
+        }
+    }
+}
+
+/* Runs a step; whether the rings ended as they began. s->now is above `most` where the step would have been. */
+static bool run_round(struct simulation *s, double most)
+{
+    double before[COST_RESOURCES];
+    bool same = true;
+    for (uint32_t i = 0; i < s->plan->links; i++) before[i] = s->link[i].fill;
+    if (!run_step(s, most)) s->now = INFINITY;
+    for (uint32_t i = 0; i < s->plan->links; i++)
+        same = same && fabs(s->link[i].fill - before[i]) < SAME_BYTES;
+    return same || s->plan->cold;
+}
+
+/* Puts processors to sleep whose pause between the last unit of a step and the first of the next one is too long.
+ * Whether there are some. */
+static bool fall_asleep(struct simulation *s)
+{
+    bool some = false;
+    for (uint32_t r = 0; r < s->plan->processors; r++) {
+        struct processor_state *p = &s->processor[r];
+        if (!p->used || p->first + (s->now - p->end) <= COST_CPU_AWAKE_S) continue;
+        p->asleep = some = true;
+    }
+    return some;
+}
+
+static bool run(struct simulation *s)
+{
+    const struct schedule *plan = s->plan;
+    s->links = plan->links;
+    s->cold = plan->cold;
+    s->ring = plan->ring;
+    s->link[0] = (struct link_state){.ended = true};
+    bool known = true; /* which processors sleep when a step begins */
+    for (uint32_t r = 0; r < plan->processors; r++) {
+        s->processor[r].asleep = plan->cold;
+        if (plan->processor[r].wake > 0) known = plan->cold;
+    }
+    begin_with(s, plan->held);
+    for (int i = 0; i < ROUNDS_MAX; i++) {
+        if (i == 2) begin_with(s, 0);
+        /* From full rings on, no later step is faster than this one: with processors that are awake, the less. */
+        const double most = i < 2 ? s->give_up * (1 + EPS_PART) : INFINITY;
+        bool same = run_round(s, most);
+        if (i < 2 && s->now > s->give_up) return false;
+        if (!known && fall_asleep(s)) {
+            begin_with(s, plan->held);
+            same = false;
+            i = -1;
+        }
+        known = true;
+        if (same) break;
+    }
+    return s->now <= s->give_up;
+}
+
+/* The list stands in the caller's frame, whose pages are all touched: models of few units get a small one. */
+static bool simulate(struct simulation *s, const struct cost_table *table, const struct cost_plan *plan,
+                     struct schedule_task *task)
+{
+    struct schedule schedule;
+    schedule.task = task;
+    schedule_make(table, plan, &schedule);
+    s->plan = &schedule;
+    bool in_time = run(s);
+    if (!s->result) return in_time;
+    s->result->seconds = s->now;
+    s->result->hand_overs = s->hand_overs;
+    memset(s->result->busy, 0, sizeof s->result->busy);
+    for (uint32_t p = 0; p < schedule.processors; p++) s->result->busy[p] = s->processor[p].busy;
+    for (uint32_t i = 0; i < schedule.links; i++)
+        s->result->busy[schedule.link[i].resource] = s->link[i].busy;
+    return in_time;
+}
+
+static bool simulate_few(struct simulation *s, const struct cost_table *table, const struct cost_plan *plan)
+{
+    struct schedule_task task[SCHEDULE_UNITS_FEW];
+    return simulate(s, table, plan, task);
+}
+
+static bool simulate_many(struct simulation *s, const struct cost_table *table, const struct cost_plan *plan)
+{
+    struct schedule_task task[SCHEDULE_UNITS_MAX];
+    return simulate(s, table, plan, task);
+}
+
+void cost_simulate(const struct cost_table *table, const struct cost_plan *plan, struct cost_result *result)
+{
+    struct simulation s; /* what is used is filled in */
+    s.result = result;
+    s.give_up = INFINITY;
+    (table->units <= SCHEDULE_UNITS_FEW ? simulate_few : simulate_many)(&s, table, plan);
+}
+
+double cost_seconds(const struct cost_table *table, const struct cost_plan *plan, double give_up)
+{
+    struct simulation s;
+    s.result = NULL;
+    s.give_up = give_up;
+    bool in_time = (table->units <= SCHEDULE_UNITS_FEW ? simulate_few : simulate_many)(&s, table, plan);
+    return in_time ? s.now : INFINITY;
+}

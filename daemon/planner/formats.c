@@ -1,0 +1,118 @@
+/* Formats of a plan's weights. See formats.h. Called by attempt.c, packed_choice.c, prefill.c and planner.c. */
+#include "daemon/planner/formats.h"
+
+#include <string.h>
+
+static bool is_resident(const struct plan *plan, uint32_t unit)
+{
+    return plan_home_memory(plan_unit_home(plan, 0, unit)) == PLAN_VRAM0;
+}
+
+uint32_t formats_packable(const struct ledger_case *c, const struct plan *plan)
+{
+    uint32_t count = 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        count += c->table->packs[u] && is_resident(plan, u);
+    return count;
+}
+
+bool formats_head_packable(const struct ledger_case *c, const struct plan *plan)
+{
+    return c->table->packs_head && plan->head == PLAN_GPU0 && !(c->table->tied && plan->embed == PLAN_GPU0);
+}
+
+void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, struct plan *plan)
+{
+    enum plan_home home[2 * MODEL_LAYERS_MAX];
+    plan_unit_homes(plan, 0, home);
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        if (plan_home_memory(home[u]) != PLAN_VRAM0) continue;
+        const bool packed = units && c->table->packs[u];
+        plan_set_unit_format(plan, u, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
+        units -= packed;
+    }
+    plan_set_head_format(plan, head ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
+}
+
+void formats_set_host(const struct ledger_case *c, struct plan *plan)
+{
+    enum plan_home home[PLAN_PHASES_MAX][2 * MODEL_LAYERS_MAX];
+    const uint32_t phases = plan_phase_count(plan);
+    for (uint32_t p = 0; p < phases; p++) plan_unit_homes(plan, p, home[p]);
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        bool on_cpu = false;
+        if (plan_home_memory(home[0][u]) != PLAN_HOST) continue;
+        for (uint32_t p = 0; p < phases; p++) on_cpu |= plan_home_processor(home[p][u]) == PLAN_CPU0;
+        const bool packed =
+            on_cpu ? c->wish->pack_cpu && c->table->packs_cpu[u] : c->wish->pack && c->table->packs[u];
+        plan_set_unit_format(plan, u, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
+    }
+}
+
+void formats_wished(const struct ledger_case *c, enum tensor_format (*format)[PLAN_HOMES])
+{
+    const struct analyse_table *t = c->table;
+    const uint32_t units = unit_count(t->layers);
+    for (uint32_t u = 0; u <= units; u++) {
+        const bool cpu = u < units && c->wish->pack_cpu && t->packs_cpu[u],
+                   link = u < units && t->packs[u] && (c->wish->pack || cpu);
+        format[u][PLAN_HOME_CPU] = cpu ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+        format[u][PLAN_HOME_STREAM] = link ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+        format[u][PLAN_HOME_GPU] = PLAN_AS_STORED;
+    }
+}
+
+void formats_all_vram(const struct ledger_case *c, enum tensor_format (*format)[PLAN_HOMES])
+{
+    const struct analyse_table *t = c->table;
+    const uint32_t units = unit_count(t->layers);
+    for (uint32_t u = 0; u < units; u++)
+        if (t->packs[u]) format[u][PLAN_HOME_GPU] = FORMAT_BF16_PACKED;
+    if (t->packs_head && !t->tied) format[units][PLAN_HOME_GPU] = FORMAT_BF16_PACKED;
+}
+
+void formats_plan_vram(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES])
+{
+    const uint32_t units = unit_count(plan->layers);
+    for (uint32_t u = 0; u < units; u++)
+        if (is_resident(plan, u)) format[u][PLAN_HOME_GPU] = plan_unit_format(plan, u);
+    format[units][PLAN_HOME_GPU] = plan_head_format(plan);
+}
+
+/* ---- plans that somebody wrote ---- */
+
+bool formats_packed_on_cpu(const struct plan *plan, uint32_t unit)
+{
+    if (plan_unit_format(plan, unit) != FORMAT_BF16_PACKED) return false;
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++)
+        if (plan_home_processor(plan_unit_home(plan, p, unit)) == PLAN_CPU0) return true;
+    return false;
+}
+
+int formats_check(const struct ledger_case *c, const struct plan *plan, struct helm_err *err)
+{
+    const struct analyse_table *t = c->table;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        const enum tensor_format format = plan_unit_format(plan, u);
+        if (format == PLAN_AS_STORED) continue;
+        const bool packed = format == FORMAT_BF16_PACKED;
+        if (!packed || !t->packs[u])
+            return helm_fail(err, HELM_E_UNSUPPORTED, "the %s of layer %u cannot lie as '%s'",
+                             unit_part_name(unit_part(u)), unit_layer(u), tensor_format_name(format));
+        if (!t->packs_cpu[u] && formats_packed_on_cpu(plan, u))
+            return helm_fail(err, HELM_E_UNSUPPORTED, "the CPU cannot compute the %s of layer %u as '%s'",
+                             unit_part_name(unit_part(u)), unit_layer(u), tensor_format_name(format));
+    }
+    if (plan_embed_format(plan) != PLAN_AS_STORED)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "the embedding cannot lie as '%s'",
+                         tensor_format_name(plan_embed_format(plan)));
+    if (plan_head_format(plan) == PLAN_AS_STORED) return 0;
+    if (plan_head_format(plan) != FORMAT_BF16_PACKED || !t->packs_head)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "'head_format' is '%s', which this head cannot have",
+                         tensor_format_name(plan_head_format(plan)));
+    if (!formats_head_packable(c, plan))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "'head_format' is '%s', but the head is the embedding, which is on 'gpu' as well",
+                         tensor_format_name(plan_head_format(plan)));
+    return 0;
+}

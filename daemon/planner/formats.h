@@ -1,0 +1,37 @@
+/* In which formats a plan's weights lie.
+ *
+ * Called while a plan is made, searched and priced. Packed bf16 is the one format beside that of the files: it
+ * makes streamed weights cross the link sooner, the CPU read fewer bytes where its kernels are fast enough,
+ * and more weights fit into VRAM. Pure; the tables are the caller's. */
+#ifndef HELM_DAEMON_PLANNER_FORMATS_H
+#define HELM_DAEMON_PLANNER_FORMATS_H
+
+#include "daemon/planner/memory/ledger.h"
+
+/* ---- of a plan; there is room for its formats (plan_formats_clear) ---- */
+
+/* Of units at home in VRAM: packed are the first `units` of those that can be, the others as stored; and the
+ * head where it is there. */
+void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, struct plan *plan);
+/* How many of them can be; whether the head can: it is there, and not as the embedding. */
+uint32_t formats_packable(const struct ledger_case *c, const struct plan *plan);
+bool formats_head_packable(const struct ledger_case *c, const struct plan *plan);
+/* Of units in host memory, once all lists stand: packed is what every list streams, where the wish is to
+ * pack; and what some list gives to the CPU, where that computes with packed weights. */
+void formats_set_host(const struct ledger_case *c, struct plan *plan);
+/* Whether a unit lies packed and some list gives it to the CPU. */
+bool formats_packed_on_cpu(const struct plan *plan, uint32_t unit);
+/* Whether the model's weights, and what computes with them, take the plan's formats: HELM_E_UNSUPPORTED. */
+HELM_MUST_CHECK int formats_check(const struct ledger_case *c, const struct plan *plan, struct helm_err *err);
+
+/* ---- by unit and home, for prices: the units, then the head ---- */
+
+#define FORMATS_ROWS (2 * MODEL_LAYERS_MAX + 1)
+
+/* What the wish is for weights in host memory; as stored in VRAM. */
+void formats_wished(const struct ledger_case *c, enum tensor_format (*format)[PLAN_HOMES]);
+/* In VRAM: packed is all that can be; or as in the plan, where it has them there. */
+void formats_all_vram(const struct ledger_case *c, enum tensor_format (*format)[PLAN_HOMES]);
+void formats_plan_vram(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES]);
+
+#endif

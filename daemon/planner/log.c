@@ -1,0 +1,145 @@
+/* A plan in words, for the log: lists, ring, forecast, every line of the ledgers. See planner.h. Called by
+ * main.c; owns nothing. */
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "common/shared/kv_layout.h"
+#include "daemon/planner/cost/cost.h"
+#include "daemon/planner/planner.h"
+
+#define LINE_TEXT 160 /* stages are printed as many to a line as fit */
+
+static void stage_text(const struct plan_stage *stage, char *text, size_t size)
+{
+    char bytes[UNITS_TEXT];
+    units_format_size(stage->bytes, bytes);
+    if (stage->ops != PLAN_OPS_ALL)
+        snprintf(text, size, "%u's %s %s %s", stage->first, plan_ops_name(stage->ops),
+                 plan_home_name(stage->home), bytes);
+    else if (stage->first == stage->last)
+        snprintf(text, size, "%u %s %s", stage->first, plan_home_name(stage->home), bytes);
+    else
+        snprintf(text, size, "%u to %u %s %s", stage->first, stage->last, plan_home_name(stage->home), bytes);
+}
+
+static void log_line(bool decode, const char *name, const char *line)
+{
+    if (decode)
+        log_info("plan: %s: layers %s", name, line);
+    else
+        log_debug("plan: %s: layers %s", name, line);
+}
+
+/* Those of decode say where everything is; the others' details are for who looks for them. */
+static void log_stages(const struct plan_phase *list, const char *name, bool decode)
+{
+    char line[LINE_TEXT] = "", text[LINE_TEXT];
+    size_t used = 0;
+    for (uint32_t i = 0; i < list->stage_count; i++) {
+        stage_text(&list->stages[i], text, sizeof text);
+        size_t length = strlen(text);
+        if (used && used + length + 3 > sizeof line) {
+            log_line(decode, name, line);
+            used = 0;
+        }
+        used += (size_t)snprintf(line + used, sizeof line - used, "%s%s", used ? ", " : "", text);
+    }
+    log_line(decode, name, line);
+}
+
+/* What decode steps move of weights, and as how much. */
+static void log_moved(const char *who, const struct cost_crossing *moved)
+{
+    char size[2][UNITS_TEXT];
+    if (moved->crossing < moved->bytes)
+        log_info("plan: decode %s %s packed, as about %s", who, units_format_size(moved->bytes, size[0]),
+                 units_format_size(moved->crossing, size[1]));
+    else if (moved->bytes)
+        log_info("plan: decode %s %s as they are", who, units_format_size(moved->bytes, size[0]));
+}
+
+static void log_packing(const struct planner_request *r, const struct plan *plan)
+{
+    struct analyse_table table;
+    if (analyse_table_build(r->model, &table, NULL)) return;
+    const struct cost_crossing link = cost_crossing_of(&table, plan), cpu = cost_reading_of(&table, plan);
+    log_moved("streams", &link);
+    if (cpu.crossing < cpu.bytes) log_moved("computes on the CPU with", &cpu);
+    const struct cost_crossing gpu = cost_gpu_reading_of(&table, plan);
+    if (gpu.crossing < gpu.bytes) log_moved("reads in VRAM", &gpu);
+    analyse_table_free(&table);
+}
+
+static void log_lists(const struct planner_request *r, const struct plan *plan)
+{
+    char name[48] = "decode", size[PLAN_HOME_STREAM + 1][UNITS_TEXT];
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase list = plan_phase_at(plan, p);
+        uint64_t bytes[PLAN_HOME_STREAM + 1] = {0};
+        if (p) snprintf(name, sizeof name, "steps of %u tokens and more", list.from_tokens);
+        for (uint32_t i = 0; i < list.stage_count; i++)
+            if (list.stages[i].home <= PLAN_HOME_STREAM) bytes[list.stages[i].home] += list.stages[i].bytes;
+        log_info("plan: %s: %s on gpu, %s on cpu, %s on stream", name,
+                 units_format_size(bytes[PLAN_HOME_GPU], size[PLAN_HOME_GPU]),
+                 units_format_size(bytes[PLAN_HOME_CPU], size[PLAN_HOME_CPU]),
+                 units_format_size(bytes[PLAN_HOME_STREAM], size[PLAN_HOME_STREAM]));
+        log_stages(&list, name, p == 0);
+    }
+    log_info("plan: embedding on %s, head on %s", plan_processor_name(plan->embed),
+             plan_processor_name(plan->head));
+    if (plan->ring_bytes)
+        log_info("plan: streamed weights pass through a ring of %s",
+                 units_format_size(plan->ring_bytes, size[0]));
+    log_packing(r, plan);
+    const uint32_t packed = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
+    const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
+    if (packed || head)
+        log_info("plan: in VRAM %u half layers%s lie packed, in up to %s", packed,
+                 head ? " and the head" : "", units_format_size(plan->pack_gpu_bytes, size[0]));
+    log_info("plan: up to %u tokens a step", plan->step_tokens);
+}
+
+static void log_context(const struct planner_request *r, const struct plan *plan)
+{
+    uint32_t model_ctx = r->model->config.max_context, ctx = plan->context_tokens;
+    if (r->wish.ctx)
+        log_info("context: %u tokens, as asked (the model's own: %u)", ctx, model_ctx);
+    else if (ctx < model_ctx)
+        log_info("context: %u tokens (the model's own: %u; --ctx raises it as far as memory goes)", ctx,
+                 model_ctx);
+    else
+        log_info("context: %u tokens, the model's own", ctx);
+    log_info("KV cache: %u pages of %u tokens in %s, %.1f whole contexts for %u slots", plan->page_count,
+             plan->page_tokens, plan->kv_dtype,
+             (double)plan->page_count / kv_pages_for(ctx, plan->page_tokens), plan->slots);
+}
+
+/* With what is known of the machine; a plan from a file may come without a profile. */
+static void log_forecast(const struct planner_request *r, const struct plan *plan)
+{
+    struct planner_prediction p;
+    struct helm_err err = {0};
+    uint32_t batch = r->batch ? r->batch : 1, prompt = r->prompt ? r->prompt : PLANNER_PROMPT_TOKENS;
+    uint32_t context = planner_typical_context(r, plan->context_tokens);
+    if (!r->profile) return;
+    if (prompt > plan->context_tokens) prompt = plan->context_tokens;
+    if (planner_predict(r, plan, batch, context, prompt, &p, &err)) {
+        log_warn("forecast: %s", err.text);
+        return;
+    }
+    log_info("forecast: %.3g token/s (%.3g to %.3g) with %u at once and %u tokens behind each; first token "
+             "%.3g ms (%.3g to %.3g) after a prompt of %u",
+             batch / p.decode_s, batch / p.decode_high_s, p.decode_low_s > 0 ? batch / p.decode_low_s : 0,
+             batch, context, p.ttft_s * 1e3, p.ttft_low_s * 1e3, p.ttft_high_s * 1e3, prompt);
+}
+
+void planner_log(const struct planner_request *r, const struct plan *plan)
+{
+    log_lists(r, plan);
+    log_context(r, plan);
+    log_forecast(r, plan);
+    ledger_log("memory", &plan->memory[PLAN_HOST]);
+    if (plan_uses(plan, PLAN_GPU0)) ledger_log("VRAM", &plan->memory[PLAN_VRAM0]);
+}

@@ -1,0 +1,465 @@
+/* All memory of a plan, line by line. See ledger.h. Called by planner.c and memory.c; owns nothing.
+ *
+ * How much KV, unless it was stated: LEDGER_POOL_TOKENS, but no more than every slot can use, at most half of
+ * what the rest leaves free on the host (requests that may never come must not starve the machine's other
+ * users), what is left under the device's ceiling, and always at least one whole context, without which the
+ * longest allowed request could never end. More requests than the pool holds take turns: the scheduler
+ * recomputes the younger ones. A page has a part in each pool: the host's for the layers whose attention the
+ * CPU computes in decode, the device's for the others. Where the GPU borrows the host's part for long prompts
+ * (plan.h), every page has two more layers' room in VRAM: one is copied in while the other is in use. */
+#include "daemon/planner/memory/ledger.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/log.h"
+#include "common/formats/packed.h"
+#include "common/plan/workspace.h"
+#include "common/sampling/sampling.h"
+#include "common/base/units.h"
+#include "common/shared/kv_layout.h"
+
+#define PROCESS_BYTES (128 * MIB) /* helmd, keeper and worker: code, heaps, libraries' own threads */
+#define DRIVER_BYTES  (768 * MIB) /* the GPU worker's driver, libraries and staging memory, on the host */
+#define THREAD_BYTES  MIB         /* of a thread of the CPU worker: stack, partial results */
+#define SCRATCH_ALIGN 64
+/* Pools are rounded up to a huge page in the arena, and allocations on the device to its own granularity. */
+#define ROUNDING_BYTES (2 * ARENA_HUGE_PAGE)
+
+uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TEXT])
+{
+    const struct cgroup_memory *memory = &c->machine->memory;
+    char text[UNITS_TEXT];
+    if (c->wish->host_memory_bytes && c->wish->host_memory_bytes < memory->available_bytes) {
+        snprintf(from, LEDGER_FROM_TEXT, "--host-memory");
+        return c->wish->host_memory_bytes;
+    }
+    if (memory->node_bytes)
+        snprintf(from, LEDGER_FROM_TEXT, "free of NUMA node %d's %s", memory->node,
+                 units_format_size(memory->node_bytes, text));
+    else if (memory->limit_bytes != CGROUP_UNLIMITED)
+        snprintf(from, LEDGER_FROM_TEXT, "free under the cgroup limit of %s",
+                 units_format_size(memory->limit_bytes, text));
+    else
+        snprintf(from, LEDGER_FROM_TEXT, "free of the machine's %s",
+                 units_format_size(memory->machine_bytes, text));
+    return memory->available_bytes;
+}
+
+static struct kv_layout kv_of(const struct ledger_case *c, uint32_t layers)
+{
+    return (struct kv_layout){.layers = layers,
+                              .kv_heads = c->model->config.kv_heads,
+                              .head_dim = c->model->config.head_dim,
+                              .page_tokens = c->wish->page_tokens,
+                              .dtype = c->wish->kv_dtype,
+                              .elem_bytes = (uint32_t)dtype_bytes(c->wish->kv_dtype)};
+}
+
+static uint64_t times(uint64_t count, uint64_t bytes)
+{
+    uint64_t product;
+    return units_mul(count, bytes, &product) ? UINT64_MAX : product;
+}
+
+uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count)
+{
+    const struct kv_layout kv = kv_of(c, 1);
+    return times(page_count, kv_page_bytes(&kv));
+}
+
+uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes)
+{
+    const struct ledger_device *device = &c->machine->device;
+    uint64_t bytes = (device->graph_layer_bytes + 1) / 2, slice = ring_bytes / RING_SHARE;
+    if (!ring_bytes) return bytes;
+    if (slice > RING_SLICE_BYTES) slice = RING_SLICE_BYTES;
+    /* One more for each of the two operations, whose last slice is shorter. Packed slices are twice as large
+     * and have a kernel more. */
+    return bytes +
+           (analyse_units_stored(c->table, unit, unit) / (slice ? slice : 1) + 2) * device->graph_slice_bytes;
+}
+
+/* Of a slice rounded up to whole rows, then to groups of them; parts begin on their own boundaries. */
+static uint64_t slice_place(uint64_t slice, uint64_t row)
+{
+    return slice + (RING_ROWS + 1) * row + 4 * RING_ALIGN;
+}
+
+/* One slice, by rows of its matrices as they are in the files, and the tables of all packed matrices that are
+ * streamed: what worker-gpu/program/expand.c takes at most. */
+uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what)
+{
+    uint64_t slice = what->ring_bytes / RING_SHARE, row = 0, there_row = 0, there = 0, tables = 0;
+    if (slice > RING_PACKED_SLICE_BYTES) slice = RING_PACKED_SLICE_BYTES;
+    for (uint32_t i = 0; i < c->model->tensor_count; i++) {
+        const struct model_tensor *t = &c->model->tensors[i];
+        if (t->layer < 0 || t->rows <= 1 || (uint32_t)t->layer >= c->table->layers) continue;
+        uint32_t unit = model_tensor_unit(t);
+        uint64_t bytes = t->bytes / t->rows * (t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1);
+        if (what->units && c->table->packs[unit]) {
+            uint64_t most = analyse_units(c->table, unit, unit).packable; /* of one operation less */
+            if (bytes > there_row) there_row = bytes;
+            if (most > there) there = most;
+        }
+        if (!(c->wish->pack && c->table->packs[unit]) && !(c->wish->pack_cpu && c->table->packs_cpu[unit]))
+            continue;
+        if (bytes > row) row = bytes;
+        tables += packed_offsets_bytes((uint32_t)t->rows) + RING_ALIGN;
+    }
+    if (what->head && c->table->packs_head) {
+        uint64_t bytes = c->model->config.hidden * dtype_bytes(DTYPE_BF16);
+        if (bytes > there_row) there_row = bytes;
+        if (c->table->head.packable > there) there = c->table->head.packable;
+    }
+    if (there > RING_PACKED_SLICE_BYTES) there = RING_PACKED_SLICE_BYTES;
+    uint64_t streamed = row && what->ring_bytes ? slice_place(slice, row) : 0,
+             place = there ? slice_place(there, there_row) : 0;
+    return (streamed > place ? streamed : place) + (streamed ? tables : 0);
+}
+
+/* `part` 0: nobody looked at them. */
+static uint64_t packed_room(const struct analyse_bytes *bytes, double part)
+{
+    double packed = part > 0 ? part * (double)bytes->packable : (double)bytes->packed;
+    return (uint64_t)ceil(packed * (1 + LEDGER_PACKED_SLACK)) + bytes->packed_tables;
+}
+
+uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit)
+{
+    const struct analyse_bytes bytes = analyse_units(c->table, unit, unit);
+    return packed_room(&bytes, unit_part(unit) == UNIT_MLP ? c->wish->parts.mlp : c->wish->parts.attention);
+}
+
+uint64_t ledger_packed_head_bytes(const struct ledger_case *c)
+{
+    return packed_room(&c->table->head, c->wish->parts.head);
+}
+
+static bool lies_packed(const struct plan *plan, uint32_t unit, enum plan_memory memory)
+{
+    return plan_unit_format(plan, unit) == FORMAT_BF16_PACKED &&
+           plan_home_memory(plan_unit_home(plan, 0, unit)) == memory;
+}
+
+uint64_t ledger_packed_bytes(const struct ledger_case *c, const struct plan *plan)
+{
+    uint64_t sum = plan_head_format(plan) == FORMAT_BF16_PACKED ? ledger_packed_head_bytes(c) : 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        if (lies_packed(plan, u, PLAN_VRAM0)) sum += ledger_packed_unit_bytes(c, u);
+    return sum;
+}
+
+uint64_t ledger_gpu_host_bytes(const struct ledger_case *c)
+{
+    return c->machine->device.kind == LEDGER_DEVICE_EMULATED ? GPU_LOAD_STAGING_BYTES : DRIVER_BYTES;
+}
+
+uint64_t ledger_draw_bytes(const struct ledger_case *c)
+{
+    uint64_t scratch = sampling_scratch_bytes(c->model->config.vocab) + 2 * SCRATCH_ALIGN;
+    return (uint64_t)c->wish->slots * GPU_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * scratch;
+}
+
+/* Of each thread, for packed weights: one token's input once more, and rows that are unpacked for several. */
+static uint64_t unpacked_bytes(const struct model_config *m)
+{
+    uint64_t q = (uint64_t)m->heads * m->head_dim, widest = q > m->intermediate ? q : m->intermediate;
+    if (widest < m->hidden) widest = m->hidden;
+    uint64_t rows = PACKED_ROWS * widest * sizeof(uint16_t);
+    return widest * sizeof(float) + (rows > CPU_UNPACKED_BYTES ? rows : CPU_UNPACKED_BYTES) +
+           2 * SCRATCH_ALIGN;
+}
+
+/* How many layouts of products' inputs there are: one of each type that matrices' values have. */
+static uint64_t value_types(const struct model *model)
+{
+    bool there[DTYPE_COUNT] = {false};
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < model->tensor_count; i++)
+        if (model->tensors[i].rows > 1) there[tensor_format_value(model->tensors[i].format)] = true;
+    for (int d = 0; d < DTYPE_COUNT; d++) count += there[d];
+    return count;
+}
+
+uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most)
+{
+    const struct model_config *m = &c->model->config;
+    const struct cpu_activations_case size = {.config = m,
+                                              .unit_tokens = most,
+                                              .end_tokens = c->wish->step_tokens,
+                                              .sampled_rows = c->wish->slots};
+    struct cpu_activations place;
+    cpu_activations_place(&size, &place);
+    uint64_t thread = sampling_scratch_bytes(m->vocab) + THREAD_BYTES;
+    if (c->wish->pack_cpu && most) thread += unpacked_bytes(m);
+    return place.floats * sizeof(float) + value_types(c->model) * place.tiles * cpu_tile_bytes_max(&place) +
+           ARENA_HUGE_PAGE + c->wish->threads * thread;
+}
+
+uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger_workspace *what)
+{
+    const struct gpu_workspace_case size = {.config = &c->model->config,
+                                            .step_tokens = what->step_tokens,
+                                            .slots = c->wish->slots,
+                                            .pages_per_slot =
+                                                (what->ctx + c->wish->page_tokens - 1) / c->wish->page_tokens,
+                                            .chunk_bytes = workspace_chunk_bytes(c->model),
+                                            .cache_bytes = (uint32_t)dtype_bytes(c->wish->kv_dtype),
+                                            .layers = what->layers,
+                                            .head = what->head,
+                                            .chains = true};
+    struct gpu_workspace workspace;
+    gpu_workspace_place(&size, &workspace);
+    return workspace.bytes;
+}
+
+int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes, struct helm_err *err)
+{
+    const struct model_config *m = &c->model->config;
+    const struct arena_spec spec = {.slots = c->wish->slots,
+                                    .context_tokens = ctx,
+                                    .step_tokens = c->wish->step_tokens,
+                                    .hidden = m->hidden,
+                                    .vocab = m->vocab,
+                                    .kv = kv_of(c, 0)};
+    struct arena_header header;
+    *bytes = 0;
+    int rc = arena_plan(&spec, &header, err);
+    if (!rc) *bytes = header.total_bytes + ROUNDING_BYTES + PROCESS_BYTES;
+    return rc;
+}
+
+static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct plan_stage *stage = &plan->stages[i];
+        uint64_t ring = stage->home == PLAN_HOME_STREAM ? plan->ring_bytes : 0;
+        if (plan_home_processor(stage->home) != PLAN_GPU0) continue;
+        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
+            sum += ledger_graph_bytes(c, u, ring);
+    }
+    return sum;
+}
+
+/* What packed matrices take at most in the arena beside their bytes. */
+static uint64_t packed_more(const struct ledger_case *c, const struct plan *plan)
+{
+    uint64_t sum = 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        if (lies_packed(plan, u, PLAN_HOST)) sum += analyse_units(c->table, u, u).packed_more;
+    return sum;
+}
+
+/* Whether some phase streams a packed unit, one that the CPU computes in another or not. */
+static bool streams_packed(const struct plan *plan)
+{
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase phase = plan_phase_at(plan, p);
+        for (uint32_t i = 0; i < phase.stage_count; i++) {
+            const struct plan_stage *stage = &phase.stages[i];
+            if (plan_home_route(stage->home) != PLAN_STREAMED) continue;
+            for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
+                if (plan_unit_format(plan, u) == FORMAT_BF16_PACKED) return true;
+        }
+    }
+    return false;
+}
+
+/* What the matrices that lie packed in VRAM would take there as they are. */
+static uint64_t plain_of_packed(const struct ledger_case *c, const struct plan *plan)
+{
+    uint64_t sum = plan_head_format(plan) == FORMAT_BF16_PACKED ? c->table->head.vram : 0;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
+        const struct analyse_bytes bytes = analyse_units(c->table, u, u);
+        if (lies_packed(plan, u, PLAN_VRAM0)) sum += bytes.vram - bytes.vram_vectors;
+    }
+    return sum;
+}
+
+static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *plan)
+{
+    const struct ledger_device *device = &c->machine->device;
+    struct ledger *vram = &plan->memory[PLAN_VRAM0];
+    struct analyse_share gpu;
+    char what[48];
+    const uint64_t packed = ledger_packed_bytes(c, plan);
+    if (plan->pack_gpu_bytes < packed || !packed) /* no room for nothing */
+        plan->pack_gpu_bytes = packed;
+    analyse_share(c->table, plan, PLAN_HOME_GPU, &gpu);
+    vram->limit = device->limit;
+    ledger_add(vram, "weights",
+               gpu.bytes.vram - gpu.bytes.vram_vectors - plain_of_packed(c, plan) +
+                   analyse_vectors(c->table, plan, PLAN_GPU0));
+    if (plan->pack_gpu_bytes) ledger_add(vram, "packed weights", plan->pack_gpu_bytes);
+    if (gpu.kv_layers) {
+        snprintf(what, sizeof what, "KV pool, %u pages of %u tokens", plan->page_count, plan->page_tokens);
+        ledger_add(vram, what, times(gpu.kv_layers, ledger_kv_layer_bytes(c, plan->page_count)));
+    }
+    if (plan->ring_bytes) ledger_add(vram, "stream ring", plan->ring_bytes);
+    const struct ledger_expands expands = {.ring_bytes = streams_packed(plan) ? plan->ring_bytes : 0,
+                                           .units = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED) > 0,
+                                           .head = plan_head_format(plan) == FORMAT_BF16_PACKED};
+    const uint64_t expanded = ledger_expanded_bytes(c, &expands);
+    if (expanded) ledger_add(vram, "expanded slice", expanded);
+    if (plan_borrows_kv(plan)) {
+        snprintf(what, sizeof what, "borrowed KV, %d layers of %u pages", GPU_STAGINGS, plan->page_count);
+        ledger_add(vram, what, times(GPU_STAGINGS, ledger_kv_layer_bytes(c, plan->page_count)));
+    }
+    const struct ledger_workspace work = {.step_tokens = plan->step_tokens,
+                                          .ctx = ctx,
+                                          .layers = plan_most_tokens(plan, PLAN_GPU0) > 0,
+                                          .head = plan->head == PLAN_GPU0};
+    ledger_add(vram, "activations, workspace (estimate)",
+               device->library_bytes + ledger_workspace_bytes(c, &work));
+    uint64_t graphs = device->graph_bytes + unit_graphs(c, plan);
+    if (graphs) ledger_add(vram, "graphs (estimate)", graphs);
+    if (device->context_bytes) ledger_add(vram, "context (estimate)", device->context_bytes);
+}
+
+static void write_host(const struct ledger_case *c, const struct arena_header *header, bool on_cpu,
+                       bool on_gpu, struct plan *plan)
+{
+    uint64_t weights = header->region[ARENA_REGION_WEIGHTS].bytes, kv = header->region[ARENA_REGION_KV].bytes;
+    char what[48], from[LEDGER_FROM_TEXT];
+    struct ledger *host = &plan->memory[PLAN_HOST];
+    host->limit = ledger_host_limit(c, from);
+    ledger_add(host, "weights", weights);
+    snprintf(what, sizeof what, "KV cache, %u pages of %u tokens", plan->page_count, plan->page_tokens);
+    if (!on_gpu || kv) ledger_add(host, what, kv);
+    ledger_add(host,
+               on_cpu && on_gpu ? "arena control, history, lanes, logits" : "arena control, history, logits",
+               header->total_bytes - weights - kv);
+    if (on_cpu) {
+        ledger_add(host, "norms and biases in fp32", analyse_vectors(c->table, plan, PLAN_CPU0));
+        ledger_add(host, "activations (estimate)",
+                   ledger_cpu_buffer_bytes(c, plan_most_tokens(plan, PLAN_CPU0)));
+    }
+    if (on_gpu && c->machine->device.kind == LEDGER_DEVICE_EMULATED) {
+        ledger_add(host, "the emulated device's memory", plan->memory[PLAN_VRAM0].total);
+        ledger_add(host, "staging for the emulated device", ledger_gpu_host_bytes(c));
+    } else if (on_gpu) {
+        ledger_add(host, "GPU driver and staging (estimate)", ledger_gpu_host_bytes(c));
+    }
+    if (plan->head == PLAN_GPU0) ledger_add(host, "draws from the GPU's logits", ledger_draw_bytes(c));
+    ledger_add(host, "processes (estimate)", PROCESS_BYTES);
+}
+
+int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count, struct plan *plan,
+                 struct arena_spec *spec, struct helm_err *err)
+{
+    const struct model_config *m = &c->model->config;
+    struct analyse_share cpu, stream;
+    struct arena_header header;
+    plan->context_tokens = ctx;
+    plan->step_tokens = c->wish->step_tokens;
+    plan->slots = c->wish->slots;
+    plan->page_tokens = c->wish->page_tokens;
+    plan->page_count = page_count;
+    snprintf(plan->kv_dtype, sizeof plan->kv_dtype, "%s", dtype_name(c->wish->kv_dtype));
+    memset(&plan->memory[PLAN_VRAM0], 0, sizeof plan->memory[PLAN_VRAM0]);
+    memset(&plan->memory[PLAN_HOST], 0, sizeof plan->memory[PLAN_HOST]);
+    plan->memory[PLAN_VRAM0].limit = UINT64_MAX;
+    analyse_share(c->table, plan, PLAN_HOME_CPU, &cpu);
+    analyse_share(c->table, plan, PLAN_HOME_STREAM, &stream);
+    bool on_cpu = plan_uses(plan, PLAN_CPU0), on_gpu = plan_uses(plan, PLAN_GPU0);
+    /* Every matrix ends on its alignment here, in host_weights.h all but the last. */
+    *spec = (struct arena_spec){.slots = c->wish->slots,
+                                .context_tokens = ctx,
+                                .step_tokens = c->wish->step_tokens,
+                                .hidden = m->hidden,
+                                .vocab = m->vocab,
+                                .lanes = plan_lanes(plan),
+                                .kv = kv_of(c, cpu.kv_layers),
+                                .page_count = page_count,
+                                .weight_bytes = cpu.bytes.arena + stream.bytes.arena + packed_more(c, plan)};
+    int rc = arena_plan(spec, &header, err);
+    if (rc) return rc;
+    if (on_gpu) write_vram(c, ctx, plan);
+    write_host(c, &header, on_cpu, on_gpu, plan);
+    return 0;
+}
+
+bool ledger_fits(const struct plan *plan)
+{
+    return plan->memory[PLAN_HOST].total <= plan->memory[PLAN_HOST].limit &&
+           plan->memory[PLAN_VRAM0].total <= plan->memory[PLAN_VRAM0].limit;
+}
+
+uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx)
+{
+    uint32_t batch = c->wish->batch ? c->wish->batch : 1;
+    return c->wish->page_count ? c->wish->page_count : batch * kv_pages_for(ctx, c->wish->page_tokens);
+}
+
+/* Pages for a pool that may grow: see the top of this file. `plan` holds the ledgers of the smallest. */
+static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const struct plan *plan)
+{
+    uint32_t least = ledger_least_pages(c, ctx);
+    uint64_t layer_page = ledger_kv_layer_bytes(c, 1),
+             host_page = plan_layers_of(plan, PLAN_CPU0) * layer_page,
+             device_page =
+                 (plan_layers_of(plan, PLAN_GPU0) + (plan_borrows_kv(plan) ? 2ull : 0)) * layer_page;
+    if (c->machine->device.kind == LEDGER_DEVICE_EMULATED) host_page += device_page;
+    uint64_t most = (uint64_t)c->wish->slots * kv_pages_for(ctx, c->wish->page_tokens),
+             pages = LEDGER_POOL_TOKENS / c->wish->page_tokens;
+    if (pages > most) pages = most;
+    if (host_page) {
+        uint64_t spare = plan->memory[PLAN_HOST].limit - plan->memory[PLAN_HOST].total;
+        uint64_t half = (spare + least * host_page) / 2 / host_page;
+        if (pages > half) pages = half;
+        if (pages > least && (pages - least) * host_page + ROUNDING_BYTES > spare) pages = least;
+    }
+    if (device_page) {
+        uint64_t spare = plan->memory[PLAN_VRAM0].limit - plan->memory[PLAN_VRAM0].total;
+        uint64_t fits = least + (spare > ROUNDING_BYTES ? (spare - ROUNDING_BYTES) / device_page : 0);
+        if (pages > fits) pages = fits;
+    }
+    return pages > least ? (uint32_t)pages : least;
+}
+
+int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan, struct arena_spec *spec,
+               struct helm_err *err)
+{
+    char text[HELM_ERR_TEXT];
+    uint32_t pages = ledger_least_pages(c, ctx);
+    int rc = ledger_write(c, ctx, pages, plan, spec, err);
+    if (!rc && ledger_fits(plan) && !c->wish->page_count) {
+        pages = choose_pages(c, ctx, plan);
+        rc = ledger_write(c, ctx, pages, plan, spec, err);
+    }
+    if (rc) return rc;
+    if (!ledger_fits(plan)) {
+        ledger_describe(c, plan, text, sizeof text);
+        return helm_fail(err, HELM_E_CAPACITY, "does not fit with a context of %u: %.440s", ctx, text);
+    }
+    return 0;
+}
+
+void ledger_describe(const struct ledger_case *c, const struct plan *plan, char *text, size_t size)
+{
+    char need[UNITS_TEXT], have[UNITS_TEXT], each[UNITS_TEXT], from[LEDGER_FROM_TEXT];
+    bool host = plan->memory[PLAN_HOST].total > plan->memory[PLAN_HOST].limit;
+    const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[PLAN_VRAM0];
+    ledger_host_limit(c, from);
+    int n = snprintf(text, size, "needs %s%s, has %s (%s):", units_format_size(ledger->total, need),
+                     host ? "" : " of VRAM", units_format_size(ledger->limit, have),
+                     host ? from : c->machine->device.limit_from);
+    size_t used = n > 0 ? (size_t)n : 0;
+    for (uint32_t i = 0; i < ledger->line_count && used < size; i++) {
+        n = snprintf(text + used, size - used, "%s %s %s", i ? "," : "", ledger->line[i].what,
+                     units_format_size(ledger->line[i].bytes, each));
+        if (n > 0) used += (size_t)n;
+    }
+}
+
+void ledger_log(const char *where, const struct ledger *ledger)
+{
+    char text[UNITS_TEXT], limit[UNITS_TEXT];
+    for (uint32_t i = 0; i < ledger->line_count; i++)
+        log_info("%s: %12s  %s", where, units_format_size(ledger->line[i].bytes, text), ledger->line[i].what);
+    log_info("%s: %12s  in all, of %s", where, units_format_size(ledger->total, text),
+             units_format_size(ledger->limit, limit));
+}

@@ -1,0 +1,130 @@
+/* All memory of a plan, line by line, before any of it is taken: on the host and on the device.
+ *
+ * Called by planner.c and memory.c. Pure: the machine is passed in, so tests can state any. A plan fits when
+ * both sums stay under their limits: on the host the lowest of --host-memory, the cgroup's and the machine's
+ * free memory, of several NUMA nodes that of the one that weights and cache are bound to; on the device the lower of --vram and what is free there. The limit on locked memory
+ * (RLIMIT_MEMLOCK) is none of them: it counts what mlock(2) holds, and HELM locks nothing that way. The
+ * arena's weights, cache and lanes are pinned by the CUDA driver's registration, which that limit does not
+ * see; they count in full in the host's sum, since pinned pages cannot be swapped out. */
+#ifndef HELM_DAEMON_PLANNER_MEMORY_LEDGER_H
+#define HELM_DAEMON_PLANNER_MEMORY_LEDGER_H
+
+#include <stdbool.h>
+
+#include "common/shared/arena.h"
+#include "common/base/cgroup.h"
+#include "common/base/err.h"
+#include "common/model/model.h"
+#include "common/plan/plan.h"
+#include "daemon/planner/cost/analyse.h"
+#include "daemon/planner/memory/packed_sample.h"
+
+#define LEDGER_CTX_DEFAULT_MAX 8192
+#define LEDGER_CTX_LEAST       256
+#define LEDGER_POOL_TOKENS     16384 /* in the KV pool where nobody asked for more */
+#define LEDGER_STEP_TOKENS     512   /* in a step where no weights are streamed for it */
+
+struct ledger_wish {
+    enum dtype kv_dtype;
+    uint32_t slots;
+    uint32_t step_tokens;       /* 0: choose (planner_make only) */
+    uint32_t ctx;               /* 0: choose */
+    uint32_t page_count;        /* 0: choose (--kv-tokens or a plan from a file states it) */
+    uint32_t page_tokens;       /* a power of two */
+    uint32_t batch;             /* contexts that the pool must hold at once at least; 0: 1 */
+    uint32_t threads;           /* for the estimate of private buffers */
+    bool pack;                  /* streamed weights cross the link packed, where they can be */
+    bool pack_cpu;              /* and those that the CPU computes with are read packed: of a request, that
+                                   the processor has kernels for it */
+    bool pack_all;              /* of a request: that also beside a device where the forecast gains little */
+    bool pack_gpu;              /* all that can be lies packed in VRAM; of a request: that it may */
+    struct packed_parts parts;  /* what weights come to packed, where somebody looked at them */
+    uint64_t host_memory_bytes; /* 0: not stated */
+};
+
+/* The accelerator that may be planned for. */
+enum ledger_device_kind { LEDGER_DEVICE_NONE, LEDGER_DEVICE_CUDA, LEDGER_DEVICE_EMULATED };
+struct ledger_device {
+    enum ledger_device_kind kind;
+    uint64_t limit; /* bytes, for everything the GPU worker allocates there */
+    char limit_from[96];
+    uint64_t context_bytes;                  /* what the driver takes for itself */
+    uint64_t graph_bytes, graph_layer_bytes; /* of captured steps: at all events, and for each layer */
+    uint64_t graph_slice_bytes;              /* and for each slice of streamed weights */
+    uint64_t library_bytes;
+};
+
+struct ledger_machine {
+    struct cgroup_memory memory;
+    struct ledger_device device;
+};
+
+struct ledger_case {
+    const struct model *model;
+    const struct ledger_wish *wish;
+    const struct ledger_machine *machine;
+    const struct analyse_table *table;
+};
+
+/* Where the host's limit comes from: "free of the machine's 23 GiB". Returns the limit. */
+#define LEDGER_FROM_TEXT 96
+uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TEXT]);
+
+/* Of one layer, all pages: its part of a pool, or of the staging memory for a borrowed cache. */
+uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count);
+/* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
+ * slices: where its weights are streamed. */
+uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);
+/* What lies expanded in VRAM of weights that are packed: of streamed ones (a ring of so many bytes; 0: none
+ * are streamed) and of half layers and the head at home there. No slice is larger; all take the same place.
+ * 0: nothing is packed where the wish is granted. */
+struct ledger_expands {
+    uint64_t ring_bytes;
+    bool units, head;
+};
+uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what);
+/* Room in VRAM for a half layer's matrices, or the head, packed: their tables, what they come to, and
+ * LEDGER_PACKED_SLACK of that, since what others come to was looked at. */
+#define LEDGER_PACKED_SLACK 0.005
+uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit);
+uint64_t ledger_packed_head_bytes(const struct ledger_case *c);
+/* Of all that the plan keeps packed there. */
+uint64_t ledger_packed_bytes(const struct ledger_case *c, const struct plan *plan);
+/* What is there whatever the plan: processes, and the arena but for lanes, cache and weights. */
+HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes,
+                                            struct helm_err *err);
+/* The GPU worker's share of host memory: driver and staging. */
+uint64_t ledger_gpu_host_bytes(const struct ledger_case *c);
+/* The GPU worker's host memory for draws, where it has the head: GPU_DRAW_SLOT_BYTES for each slot, then the drawing
+ * threads' scratch. */
+uint64_t ledger_draw_bytes(const struct ledger_case *c);
+/* The CPU worker's private buffers, when it computes units in steps of up to `most` tokens. */
+uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most);
+/* The GPU worker's buffers in VRAM for steps of `step_tokens` tokens (common/plan/workspace.h), without what the device's
+ * libraries take for the products of chunks: that is ledger_device.library_bytes. */
+struct ledger_workspace {
+    uint32_t step_tokens, ctx;
+    bool layers, head; /* whether the GPU computes some */
+};
+uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger_workspace *what);
+
+/* Writes both ledgers of the plan's lists with this context and this many pages, the plan's sizes, and the
+ * arena's layout. A room for packed weights that is too small by what is known here grows. Fails only when
+ * the arena cannot be laid out at all. */
+HELM_MUST_CHECK int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
+                                 struct plan *plan, struct arena_spec *spec, struct helm_err *err);
+bool ledger_fits(const struct plan *plan);
+/* Pages of the smallest pool for a context: as stated, or one whole context for each of the batch. */
+uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx);
+
+/* For a plan whose lists stand, with a context: chooses the pool and fills in plan's sizes and ledgers and
+ * the arena's. HELM_E_CAPACITY names every line and the limit. */
+HELM_MUST_CHECK int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan,
+                               struct arena_spec *spec, struct helm_err *err);
+/* "needs A, has B (from): line, line ..." of the ledger that is over its limit (the host's if both are). */
+void ledger_describe(const struct ledger_case *c, const struct plan *plan, char *text, size_t size);
+
+/* One log line for each line of the ledger. */
+void ledger_log(const char *where, const struct ledger *ledger);
+
+#endif

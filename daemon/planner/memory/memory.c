@@ -1,0 +1,207 @@
+/* Memory by unit and home, for the search. See memory.h. Called by planner.c; owns the table it returns. */
+#include "daemon/planner/memory/memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/units.h"
+#include "common/plan/engine_limits.h"
+
+#define RING_UNIT_PARTS 4 /* the smallest ring: this part of the largest half layer, as a power of two */
+#define RING_STEPS      8 /* the largest one: so many of the smallest */
+#define RING_USUAL      2 /* the one of a plan that streams in prefill only: likewise */
+#define RING_VRAM_PARTS 4 /* and no ring takes more than this part of the device's memory */
+#define RING_LEAST      (64 * KIB)
+
+uint64_t memory_ring_least(const struct model *m)
+{
+    uint64_t slice = 0;
+    for (uint32_t i = 0; i < m->tensor_count; i++) {
+        const struct model_tensor *t = &m->tensors[i];
+        uint64_t matrices = t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1;
+        if (t->layer < 0 || t->rows <= 1) continue;
+        uint64_t rows = t->rows < RING_ROWS ? t->rows : RING_ROWS;
+        uint64_t bytes = matrices * (rows * (t->bytes / t->rows) + RING_ALIGN);
+        if (bytes > slice) slice = bytes;
+    }
+    return 2 * slice;
+}
+
+/* A ring is worth having up to what the link copies while the CPU computes half a layer, and what it copies
+ * beyond the step's end: in the order of the half layer itself. */
+void memory_ring_sizes(const struct ledger_case *c, uint64_t *granule, uint64_t *largest)
+{
+    uint64_t bytes = RING_LEAST, least = memory_ring_least(c->model), unit = 0;
+    for (uint32_t u = 0; u < unit_count(c->table->layers); u++) {
+        uint64_t stored = analyse_units_stored(c->table, u, u);
+        if (stored > unit) unit = stored;
+    }
+    while (2 * bytes * RING_UNIT_PARTS <= unit &&
+           2 * bytes * RING_STEPS * RING_VRAM_PARTS <= c->machine->device.limit)
+        bytes *= 2;
+    while (bytes < least) bytes *= 2;
+    *granule = bytes;
+    *largest = RING_STEPS * bytes;
+}
+
+static struct search_bytes sum_of(const struct search_bytes *a, const struct search_bytes *b)
+{
+    struct search_bytes sum;
+    if (units_add(a->vram, b->vram, &sum.vram)) sum.vram = UINT64_MAX;
+    if (units_add(a->host, b->host, &sum.host)) sum.host = UINT64_MAX;
+    return sum;
+}
+
+/* The emulated device's memory is the host's. */
+static struct search_bytes on_device(const struct ledger_case *c, uint64_t vram, uint64_t host)
+{
+    const struct search_bytes device = {.vram = vram,
+                                        .host = c->machine->device.kind == LEDGER_DEVICE_EMULATED ? vram : 0};
+    const struct search_bytes beside = {.host = host};
+    return sum_of(&device, &beside);
+}
+
+/* What a unit's matrices take beside their bytes where they are packed: a streamed one's that only crosses
+ * the link or is the CPU's in some prompt, a CPU's. */
+static uint64_t packed_more(const struct ledger_case *c, uint32_t unit, enum plan_home home)
+{
+    bool packs = c->wish->pack_cpu && c->table->packs_cpu[unit];
+    if (home == PLAN_HOME_STREAM) packs |= c->wish->pack && c->table->packs[unit];
+    return packs ? analyse_units(c->table, unit, unit).packed_more : 0;
+}
+
+static void fill_units(const struct ledger_case *c, const struct memory_wish *wish, struct search_bytes *unit)
+{
+    uint64_t layer_kv = ledger_kv_layer_bytes(c, wish->pages), ring = 0, largest;
+    if (wish->device) memory_ring_sizes(c, &ring, &largest); /* the smallest has the most slices */
+    for (uint32_t u = 0; u < unit_count(c->table->layers); u++, unit += 3) {
+        const struct analyse_bytes bytes = analyse_units(c->table, u, u);
+        const struct search_bytes kv = on_device(c, unit_part(u) == UNIT_MLP ? 0 : layer_kv, 0);
+        unit[PLAN_HOME_CPU] = on_device(c, wish->prefill ? bytes.vram_vectors : 0,
+                                        bytes.arena + bytes.vector_bytes + packed_more(c, u, PLAN_HOME_CPU));
+        unit[PLAN_HOME_CPU].host += kv.vram;
+        uint64_t weights = c->wish->pack_gpu && c->table->packs[u]
+                               ? bytes.vram_vectors + ledger_packed_unit_bytes(c, u)
+                               : bytes.vram;
+        unit[PLAN_HOME_GPU] = on_device(c, weights + ledger_graph_bytes(c, u, 0), 0);
+        unit[PLAN_HOME_GPU] = sum_of(&unit[PLAN_HOME_GPU], &kv);
+        unit[PLAN_HOME_STREAM] =
+            on_device(c, bytes.vram_vectors + ledger_graph_bytes(c, u, ring),
+                      bytes.arena + bytes.vector_bytes + packed_more(c, u, PLAN_HOME_STREAM));
+        unit[PLAN_HOME_STREAM] = sum_of(&unit[PLAN_HOME_STREAM], &kv);
+    }
+}
+
+/* Of layers, and of the head. */
+static uint64_t workspace_of(const struct ledger_case *c, const struct memory_wish *wish, bool head)
+{
+    const struct ledger_workspace what = {.step_tokens = c->wish->step_tokens,
+                                          .ctx = wish->ctx,
+                                          .layers = true,
+                                          .head = head};
+    return ledger_workspace_bytes(c, &what);
+}
+
+static void fill_ends(const struct ledger_case *c, const struct memory_wish *wish, struct search_memory *s)
+{
+    const struct analyse_table *t = c->table;
+    uint64_t head_work = workspace_of(c, wish, true) - workspace_of(c, wish, false);
+    s->embed[PLAN_HOME_CPU] = (struct search_bytes){.host = t->embed.arena};
+    s->embed[PLAN_HOME_GPU] = on_device(c, t->embed.vram, 0);
+    s->head[PLAN_HOME_CPU] = (struct search_bytes){.host = t->head.arena + t->final_norm.vector_bytes};
+    s->head[PLAN_HOME_GPU] =
+        on_device(c, t->head.vram + t->final_norm.vram + head_work, ledger_draw_bytes(c));
+    memcpy(s->tied_both, s->head, sizeof s->tied_both); /* as they are: rows of an embedding are looked up */
+    if (c->wish->pack_gpu && t->packs_head)
+        s->head[PLAN_HOME_GPU] =
+            on_device(c, ledger_packed_head_bytes(c) + t->final_norm.vram + head_work, ledger_draw_bytes(c));
+}
+
+/* The place of expanded slices, for the largest ring. Where weights at home in VRAM are packed it comes with
+ * the first of them, and streamed ones take the same. */
+static uint64_t expanded_bytes(const struct ledger_case *c, uint64_t ring_max, bool there)
+{
+    const struct ledger_expands what = {.ring_bytes = ring_max,
+                                        .units = there,
+                                        .head = there && !c->table->tied};
+    return ledger_expanded_bytes(c, &what);
+}
+
+/* What comes with the first unit of a kind. */
+static void fill_first(const struct ledger_case *c, const struct memory_wish *wish, struct search_memory *s)
+{
+    const struct ledger_device *device = &c->machine->device;
+    const struct ledger_wish *w = c->wish;
+    uint64_t borrowed = wish->prefill ? GPU_STAGINGS * ledger_kv_layer_bytes(c, wish->pages) : 0;
+    uint64_t lanes = PLAN_LINKS * lane_bytes(w->step_tokens, c->model->config.hidden);
+    uint64_t work =
+        device->library_bytes + device->graph_bytes + device->context_bytes + workspace_of(c, wish, false);
+    s->cpu_any = (struct search_bytes){.host = ledger_cpu_buffer_bytes(c, w->step_tokens)};
+    if (w->pack_gpu) work += expanded_bytes(c, s->ring_max, true);
+    s->gpu_any = on_device(c, work, ledger_gpu_host_bytes(c) + (wish->cpu ? lanes : 0));
+    /* Streamed weights are loaded by the CPU worker, which is there for that even if it computes nothing. */
+    s->stream_any = on_device(c, borrowed + (w->pack_gpu ? 0 : expanded_bytes(c, s->ring_max, false)),
+                              ledger_cpu_buffer_bytes(c, 0) + (wish->cpu ? 0 : lanes));
+    if (device->kind == LEDGER_DEVICE_EMULATED) s->stream_any.host += s->ring_max;
+}
+
+/* What is over a limit in any case is missing beside what the search will say. */
+static uint64_t take_off(uint64_t limit, uint64_t bytes, uint64_t *missing)
+{
+    *missing = bytes > limit ? bytes - limit : 0;
+    return bytes > limit ? 0 : limit - bytes;
+}
+
+int memory_build(const struct ledger_case *c, const struct memory_wish *wish, struct memory *memory,
+                 struct helm_err *err)
+{
+    struct search_memory *s = &memory->search;
+    char from[LEDGER_FROM_TEXT];
+    uint64_t fixed = 0;
+    memset(memory, 0, sizeof *memory);
+    int rc = ledger_fixed_host_bytes(c, wish->ctx, &fixed, err);
+    if (rc) return rc;
+    if (ledger_kv_layer_bytes(c, wish->pages) > PLAN_BYTES_MAX / (4 * MODEL_LAYERS_MAX))
+        return helm_fail(err, HELM_E_LIMIT, "a KV pool of %u pages of %u tokens is no machine's", wish->pages,
+                         c->wish->page_tokens);
+    memory->unit = calloc((size_t)unit_count(c->table->layers) * 3, sizeof *memory->unit);
+    if (!memory->unit)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the sizes of %u half layers",
+                         unit_count(c->table->layers));
+    s->unit = memory->unit;
+    s->host_limit = take_off(ledger_host_limit(c, from), fixed + wish->less_host, &memory->host_missing);
+    s->vram_limit =
+        wish->device ? take_off(c->machine->device.limit, wish->less_vram, &memory->vram_missing) : 0;
+    if (wish->device) memory_ring_sizes(c, &s->ring_granule, &s->ring_max);
+    if (wish->prefill) s->ring_least = RING_USUAL * s->ring_granule;
+    fill_units(c, wish, memory->unit);
+    fill_ends(c, wish, s);
+    fill_first(c, wish, s);
+    return 0;
+}
+
+void memory_free(struct memory *memory)
+{
+    free(memory->unit);
+    memset(memory, 0, sizeof *memory);
+}
+
+struct search_bytes memory_sum(const struct memory *memory, const struct search_found *found, bool tied,
+                               uint32_t units)
+{
+    const struct search_memory *s = &memory->search;
+    bool on[2] = {false, false};
+    struct search_bytes sum = sum_of(&s->embed[found->embed], &s->head[found->head]);
+    const struct search_bytes ring = {.vram = found->ring_bytes};
+    if (tied && found->embed == found->head) sum = s->tied_both[found->head];
+    on[found->embed] = on[found->head] = true;
+    for (uint32_t u = 0; u < units; u++) {
+        sum = sum_of(&sum, &s->unit[3 * u + found->home[u]]);
+        on[plan_home_processor(found->home[u])] = true;
+    }
+    if (on[PLAN_HOME_CPU]) sum = sum_of(&sum, &s->cpu_any);
+    if (on[PLAN_HOME_GPU]) sum = sum_of(&sum, &s->gpu_any);
+    if (!found->ring_bytes) return sum;
+    sum = sum_of(&sum, &s->stream_any);
+    return sum_of(&sum, &ring);
+}

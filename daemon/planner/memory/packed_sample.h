@@ -1,0 +1,42 @@
+/* What a model's weights come to when they are packed, by looking at some of them.
+ *
+ * Called by helmd and helm-plan before a plan is made, where the weights' files are there. Reads some groups
+ * of every kind of matrix, spread over the layers and within them, and measures how they would be packed
+ * (common/formats/packed.h): PACKED_SAMPLE_BYTES at most, a tenth of a second's work. The same files give the same
+ * parts. Owns nothing. */
+#ifndef HELM_DAEMON_PLANNER_MEMORY_PACKED_SAMPLE_H
+#define HELM_DAEMON_PLANNER_MEMORY_PACKED_SAMPLE_H
+
+#include <stdint.h>
+
+#include "common/base/err.h"
+#include "common/model/model.h"
+#include "common/plan/plan.h"
+
+#define PACKED_SAMPLE_BYTES (UINT64_C(64) << 20)
+/* Of fewer groups than that, unless those are all, nothing is said. */
+#define PACKED_SAMPLE_LEAST 8
+/* By how many standard errors a part is above the mean of what was looked at. */
+#define PACKED_SAMPLE_ERRORS 3
+
+/* Packed bytes by bytes, tables of offsets not counted, of the matrices of attention halves, MLP halves and
+ * the head; 0: not known. */
+struct packed_parts {
+    double attention, mlp, head;
+};
+struct packed_sample {
+    struct packed_parts parts;
+    struct packed_parts spread; /* of them: PACKED_SAMPLE_ERRORS standard errors */
+    uint64_t bytes;             /* that were read */
+    uint32_t groups;
+};
+/* Nothing is known (parts are 0) of matrices that cannot be packed and of such as are not there, files being
+ * cut off. About so many bytes are read at most. Fails where a file cannot be. */
+HELM_MUST_CHECK int packed_sample_take(const struct model *model, uint64_t most_bytes,
+                                       struct packed_sample *sample, struct helm_err *err);
+/* The same of nothing but the weights that the plan keeps packed in VRAM: layers differ. */
+HELM_MUST_CHECK int packed_sample_of_plan(const struct model *model, const struct plan *plan,
+                                          uint64_t most_bytes, struct packed_sample *sample,
+                                          struct helm_err *err);
+
+#endif

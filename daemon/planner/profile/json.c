@@ -1,0 +1,370 @@
+/* Profiles as JSON, and what makes one good enough to plan with. See profile.h. Called by everybody who reads
+ * or writes profiles; one list of members serves both ways. */
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/json.h"
+#include "daemon/planner/profile/profile.h"
+
+#define RATE_MAX  1e18  /* bytes or operations a second */
+#define TIME_MAX  60.0  /* seconds that anything small takes */
+#define X_MAX     65536 /* threads, tokens */
+#define BYTES_MAX ((uint64_t)1 << 53)
+#define COUNT_MAX 65536
+
+enum kind { KIND_RATE, KIND_TIME, KIND_TABLE, KIND_TEXT, KIND_U32, KIND_U64, KIND_BOOL, KIND_DEVICE };
+struct member {
+    const char *name;
+    enum kind kind;
+    bool required;
+    size_t at, size; /* in the struct; size of a text */
+};
+#define MEMBER(type, field, kind, required)                                                                  \
+    {                                                                                                        \
+#field, kind, required, offsetof(struct type, field), sizeof((struct type *)0)->field                \
+    }
+struct members {
+    const struct member *member;
+    size_t count;
+};
+
+static const struct member top_member[] = {
+    MEMBER(profile, fingerprint, KIND_TEXT, false), MEMBER(profile, machine, KIND_TEXT, true),
+    MEMBER(profile, made, KIND_TEXT, false),        MEMBER(profile, quick, KIND_BOOL, false),
+    MEMBER(profile, disk, KIND_RATE, false),        MEMBER(profile, step, KIND_TIME, false),
+    MEMBER(profile, host_bytes, KIND_U64, false),   MEMBER(profile, wake, KIND_TIME, false),
+};
+static const struct member cpu_member[] = {
+    MEMBER(profile_cpu, name, KIND_TEXT, true),
+    MEMBER(profile_cpu, threads, KIND_U32, true),
+    MEMBER(profile_cpu, l3_bytes, KIND_U64, false),
+    MEMBER(profile_cpu, weight_bytes, KIND_U64, false),
+    MEMBER(profile_cpu, read, KIND_TABLE, false),
+    MEMBER(profile_cpu, gemv, KIND_RATE, false),
+    MEMBER(profile_cpu, gemv_beside, KIND_RATE, false),
+    MEMBER(profile_cpu, linear, KIND_TABLE, false),
+    MEMBER(profile_cpu, attention, KIND_RATE, false),
+    MEMBER(profile_cpu, attention_flops, KIND_RATE, false),
+    MEMBER(profile_cpu, operation, KIND_TIME, false),
+    MEMBER(profile_cpu, wake, KIND_TIME, false),
+    MEMBER(profile_cpu, linear_beside, KIND_TABLE, false),
+    MEMBER(profile_cpu, gemv_packed, KIND_RATE, false),
+    MEMBER(profile_cpu, gemv_packed_beside, KIND_RATE, false),
+    MEMBER(profile_cpu, linear_packed, KIND_TABLE, false),
+};
+static const struct member gpu_member[] = {
+    MEMBER(profile_gpu, device, KIND_DEVICE, true),
+    MEMBER(profile_gpu, name, KIND_TEXT, true),
+    MEMBER(profile_gpu, uuid, KIND_TEXT, false),
+    MEMBER(profile_gpu, compute, KIND_TEXT, false),
+    MEMBER(profile_gpu, vram_bytes, KIND_U64, true),
+    MEMBER(profile_gpu, vram_free, KIND_U64, true),
+    MEMBER(profile_gpu, context_bytes, KIND_U64, false),
+    MEMBER(profile_gpu, read, KIND_RATE, false),
+    MEMBER(profile_gpu, gemv, KIND_RATE, false),
+    MEMBER(profile_gpu, linear, KIND_TABLE, false),
+    MEMBER(profile_gpu, linear_operation, KIND_TABLE, false),
+    MEMBER(profile_gpu, attention, KIND_RATE, false),
+    MEMBER(profile_gpu, attention_flops, KIND_RATE, false),
+    MEMBER(profile_gpu, attention_rows, KIND_TABLE, false),
+    MEMBER(profile_gpu, expand, KIND_RATE, false),
+    MEMBER(profile_gpu, gemv_packed, KIND_RATE, false),
+    MEMBER(profile_gpu, operation, KIND_TIME, false),
+    MEMBER(profile_gpu, launch, KIND_TIME, false),
+    MEMBER(profile_gpu, issue, KIND_TIME, false),
+    MEMBER(profile_gpu, begin, KIND_TIME, false),
+    MEMBER(profile_gpu, begin_graph, KIND_TIME, false),
+    MEMBER(profile_gpu, together, KIND_TABLE, false),
+    MEMBER(profile_gpu, chain_gemv, KIND_RATE, false),
+    MEMBER(profile_gpu, chain_attention, KIND_RATE, false),
+    MEMBER(profile_gpu, chain_operation, KIND_TIME, false),
+    MEMBER(profile_gpu, chain_attention_pair, KIND_RATE, false),
+};
+static const struct member link_member[] = {
+    MEMBER(profile_link, generation, KIND_U32, false),
+    MEMBER(profile_link, width, KIND_U32, false),
+    MEMBER(profile_link, h2d, KIND_RATE, false),
+    MEMBER(profile_link, d2h, KIND_RATE, false),
+    MEMBER(profile_link, h2d_beside, KIND_RATE, false),
+    MEMBER(profile_link, direct, KIND_RATE, false),
+    MEMBER(profile_link, h2d_beside_chunk, KIND_RATE, false),
+    MEMBER(profile_link, h2d_beside_packed, KIND_RATE, false),
+    MEMBER(profile_link, latency, KIND_TIME, false),
+    MEMBER(profile_link, hand_over, KIND_TIME, false),
+};
+#define MEMBERS(list) ((struct members){list, sizeof(list) / sizeof *(list)})
+
+static const char *const source_name[] = {"unknown", "measured", "text", "sheet", "estimate"};
+#define SOURCE_COUNT (sizeof source_name / sizeof *source_name)
+
+const char *profile_source_name(enum profile_source source)
+{
+    return (size_t)source < SOURCE_COUNT ? source_name[source] : "unknown";
+}
+
+static const char *device_name(enum profile_device device)
+{
+    return device == PROFILE_DEVICE_CUDA ? "cuda" : "emulated";
+}
+
+/* ---- out ---- */
+
+static json_t *value_to_json(const struct profile_value *value)
+{
+    return json_pack("{s:f, s:f, s:f, s:s}", "value", value->value, "low", value->low, "high", value->high,
+                     "source", profile_source_name(value->source));
+}
+
+static json_t *table_to_json(const struct profile_table *table)
+{
+    json_t *array = json_array();
+    for (uint32_t i = 0; i < table->count; i++) {
+        json_t *point = value_to_json(&table->point[i].y);
+        json_object_set_new(point, "x", json_integer(table->point[i].x));
+        json_array_append_new(array, point);
+    }
+    return array;
+}
+
+static json_t *member_to_json(const struct member *m, const void *object)
+{
+    const char *at = (const char *)object + m->at;
+    switch (m->kind) {
+    case KIND_RATE:
+    case KIND_TIME:
+        return value_to_json((const void *)at);
+    case KIND_TABLE:
+        return table_to_json((const void *)at);
+    case KIND_TEXT:
+        return json_string(at);
+    case KIND_U32:
+        return json_integer(*(const uint32_t *)(const void *)at);
+    case KIND_U64:
+        return json_integer((json_int_t) * (const uint64_t *)(const void *)at);
+    case KIND_BOOL:
+        return json_boolean(*(const bool *)(const void *)at);
+    case KIND_DEVICE:
+        return json_string(device_name(*(const enum profile_device *)(const void *)at));
+    }
+    return NULL;
+}
+
+/* False: no memory (or a text that is no UTF-8). */
+static bool members_to_json(struct members list, const void *object, json_t *json)
+{
+    for (size_t i = 0; i < list.count; i++) {
+        if (json_object_set_new(json, list.member[i].name, member_to_json(&list.member[i], object)))
+            return false;
+    }
+    return true;
+}
+
+json_t *profile_to_json(const struct profile *profile)
+{
+    bool device = profile->gpu.device != PROFILE_DEVICE_NONE;
+    json_t *json = json_pack("{s:i}", "helm_profile", PROFILE_VERSION);
+    json_t *cpu = json_object(), *gpu = device ? json_object() : json_null(),
+           *link = device ? json_object() : json_null();
+    bool ok = json && cpu && gpu && link && members_to_json(MEMBERS(top_member), profile, json) &&
+              members_to_json(MEMBERS(cpu_member), &profile->cpu, cpu);
+    if (ok && device)
+        ok = members_to_json(MEMBERS(gpu_member), &profile->gpu, gpu) &&
+             members_to_json(MEMBERS(link_member), &profile->link, link);
+    if (json_object_set_new(json, "cpu", cpu)) ok = false; /* takes it, also when it fails */
+    if (json_object_set_new(json, "gpu", gpu)) ok = false;
+    if (json_object_set_new(json, "link", link)) ok = false;
+    if (ok) return json;
+    json_decref(json);
+    return NULL;
+}
+
+/* ---- in ---- */
+
+/* Members that nobody knows are refused. `extra`: names that are known beside the list's. */
+static int check_names(const json_t *json, struct members list, const char *const *extra,
+                       struct helm_err *err)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)json, key, value)
+    {
+        bool known = strcmp(key, "note") == 0;
+        for (size_t i = 0; i < list.count && !known; i++) known = strcmp(key, list.member[i].name) == 0;
+        for (size_t i = 0; extra && extra[i] && !known; i++) known = strcmp(key, extra[i]) == 0;
+        if (!known) return helm_fail(err, HELM_E_FORMAT, "'%.40s' is no member of a profile", key);
+        if (strcmp(key, "note") == 0 && !json_is_string(value))
+            return helm_fail(err, HELM_E_FORMAT, "'note' is not a string");
+    }
+    return 0;
+}
+
+static int value_from_json(const json_t *json, double max, bool point, struct profile_value *value,
+                           struct helm_err *err)
+{
+    static const char *const value_names[] = {"value", "low", "high", "source", NULL, NULL};
+    static const char *const point_names[] = {"value", "low", "high", "source", "x", NULL};
+    const char *source = NULL;
+    if (!json_is_object(json))
+        return helm_fail(err, HELM_E_FORMAT, "not an object with 'value' and 'source'");
+    int rc = check_names(json, (struct members){0}, point ? point_names : value_names, err);
+    if (!rc) rc = json_get_double(json, "value", true, 0, max, &value->value, err);
+    value->low = value->high = value->value;
+    if (!rc) rc = json_get_double(json, "low", false, 0, max, &value->low, err);
+    if (!rc) rc = json_get_double(json, "high", false, 0, max, &value->high, err);
+    if (!rc) rc = json_get_string(json, "source", true, &source, err);
+    if (rc) return rc;
+    for (size_t i = 0; i < SOURCE_COUNT; i++) {
+        if (strcmp(source, source_name[i])) continue;
+        value->source = (enum profile_source)i;
+        if (value->low > value->value || value->high < value->value)
+            return helm_fail(err, HELM_E_MISMATCH, "'value' %g is not between 'low' %g and 'high' %g",
+                             value->value, value->low, value->high);
+        if (value->source == PROFILE_UNKNOWN && value->high > 0)
+            return helm_fail(err, HELM_E_MISMATCH, "'value' is %g although its source is unknown",
+                             value->value);
+        return 0;
+    }
+    return helm_fail(err, HELM_E_FORMAT, "source '%.40s' is none of measured, text, sheet, estimate, unknown",
+                     source);
+}
+
+static int table_from_json(const json_t *json, struct profile_table *table, struct helm_err *err)
+{
+    if (!json_is_array(json)) return helm_fail(err, HELM_E_FORMAT, "not an array of points");
+    size_t count = json_array_size(json);
+    if (count > PROFILE_POINTS_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "%zu points, more than %d", count, PROFILE_POINTS_MAX);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *entry = json_array_get(json, i);
+        struct profile_point *point = &table->point[i];
+        uint64_t x = 0;
+        int rc = value_from_json(entry, RATE_MAX, true, &point->y, err);
+        if (!rc) rc = json_get_u64(entry, "x", true, 1, X_MAX, &x, err);
+        if (!rc && i > 0 && x <= table->point[i - 1].x)
+            rc = helm_fail(err, HELM_E_FORMAT, "'x' is %u after %u: points rise", (unsigned)x,
+                           table->point[i - 1].x);
+        if (!rc && point->y.value <= 0) rc = helm_fail(err, HELM_E_LIMIT, "'value' is 0");
+        if (rc) return helm_err_prefix(err, "point %zu", i), rc;
+        point->x = (uint32_t)x;
+    }
+    table->count = (uint32_t)count;
+    return 0;
+}
+
+/* Text that is printed later: no NUL inside, no control character. */
+static int text_from_json(const json_t *json, char *out, size_t size, struct helm_err *err)
+{
+    if (!json_is_string(json)) return helm_fail(err, HELM_E_FORMAT, "not a string");
+    const char *text = json_string_value(json);
+    size_t length = json_string_length(json);
+    if (length >= size)
+        return helm_fail(err, HELM_E_LIMIT, "%zu bytes long, more than %zu", length, size - 1);
+    for (size_t i = 0; i < length; i++) {
+        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
+            return helm_fail(err, HELM_E_FORMAT, "contains a control character");
+    }
+    memcpy(out, text, length + 1);
+    return 0;
+}
+
+static int device_from_json(const json_t *json, enum profile_device *device, struct helm_err *err)
+{
+    const char *text = json_is_string(json) ? json_string_value(json) : "";
+    for (int i = PROFILE_DEVICE_CUDA; i <= PROFILE_DEVICE_EMULATED; i++) {
+        *device = (enum profile_device)i;
+        if (strcmp(text, device_name(*device)) == 0) return 0;
+    }
+    return helm_fail(err, HELM_E_FORMAT, "'%.40s' is neither cuda nor emulated", text);
+}
+
+static int number_from_json(const json_t *json, uint64_t max, uint64_t *out, struct helm_err *err)
+{
+    if (!json_is_integer(json)) return helm_fail(err, HELM_E_FORMAT, "not a whole number");
+    json_int_t value = json_integer_value(json);
+    if (value < 0 || (uint64_t)value > max)
+        return helm_fail(err, HELM_E_LIMIT, "%lld is not between 0 and %llu", (long long)value,
+                         (unsigned long long)max);
+    *out = (uint64_t)value;
+    return 0;
+}
+
+static int member_from_json(const struct member *m, const json_t *json, void *object, struct helm_err *err)
+{
+    char *at = (char *)object + m->at;
+    uint64_t number = 0;
+    int rc = 0;
+    switch (m->kind) {
+    case KIND_RATE:
+    case KIND_TIME:
+        return value_from_json(json, m->kind == KIND_RATE ? RATE_MAX : TIME_MAX, false, (void *)at, err);
+    case KIND_TABLE:
+        return table_from_json(json, (void *)at, err);
+    case KIND_TEXT:
+        return text_from_json(json, at, m->size, err);
+    case KIND_U32:
+        rc = number_from_json(json, COUNT_MAX, &number, err);
+        *(uint32_t *)(void *)at = (uint32_t)number;
+        return rc;
+    case KIND_U64:
+        return number_from_json(json, BYTES_MAX, (void *)at, err);
+    case KIND_BOOL:
+        if (!json_is_boolean(json)) return helm_fail(err, HELM_E_FORMAT, "not true or false");
+        *(bool *)(void *)at = json_is_true(json);
+        return 0;
+    case KIND_DEVICE:
+        return device_from_json(json, (void *)at, err);
+    }
+    return HELM_E_INTERNAL;
+}
+
+static int members_from_json(const json_t *json, struct members list, const char *const *extra, void *object,
+                             struct helm_err *err)
+{
+    if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "missing or not an object");
+    int rc = check_names(json, list, extra, err);
+    for (size_t i = 0; i < list.count && !rc; i++) {
+        const struct member *m = &list.member[i];
+        const json_t *value = json_object_get(json, m->name);
+        if (!value && !m->required) continue;
+        rc = value ? member_from_json(m, value, object, err) : helm_fail(err, HELM_E_FORMAT, "missing");
+        if (rc) helm_err_prefix(err, "%s", m->name);
+    }
+    return rc;
+}
+
+int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err)
+{
+    static const char *const extra[] = {"helm_profile", "cpu", "gpu", "link", NULL};
+    const json_t *gpu = json_object_get(json, "gpu"), *link = json_object_get(json, "link");
+    uint64_t version = 0;
+    memset(profile, 0, sizeof *profile);
+    int rc = json_is_object(json) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
+    if (!rc) rc = json_get_u64(json, "helm_profile", true, 1, INT32_MAX, &version, err);
+    if (!rc && version != PROFILE_VERSION)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED, "of version %llu; this HELM reads version %d",
+                       (unsigned long long)version, PROFILE_VERSION);
+    if (!rc) rc = members_from_json(json, MEMBERS(top_member), extra, profile, err);
+    if (!rc) {
+        rc = members_from_json(json_object_get(json, "cpu"), MEMBERS(cpu_member), NULL, &profile->cpu, err);
+        if (rc) helm_err_prefix(err, "cpu");
+    }
+    bool has_gpu = gpu && !json_is_null(gpu), has_link = link && !json_is_null(link);
+    if (!rc && has_gpu != has_link)
+        rc = helm_fail(err, HELM_E_MISMATCH, "'%s' is there and '%s' is not", has_gpu ? "gpu" : "link",
+                       has_gpu ? "link" : "gpu");
+    if (!rc && has_gpu) {
+        rc = members_from_json(gpu, MEMBERS(gpu_member), NULL, &profile->gpu, err);
+        if (rc) helm_err_prefix(err, "gpu");
+    }
+    if (!rc && has_link) {
+        rc = members_from_json(link, MEMBERS(link_member), NULL, &profile->link, err);
+        if (rc) helm_err_prefix(err, "link");
+    }
+    if (rc) {
+        memset(profile, 0, sizeof *profile);
+        helm_err_prefix(err, "profile");
+    }
+    return rc;
+}

@@ -1,0 +1,231 @@
+/* Profiles: tables, what makes one good enough to plan with, files. See profile.h. */
+#include "daemon/planner/profile/profile.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/json.h"
+
+#define FILE_BYTES_MAX ((size_t)1 << 20)
+#define PATH_TEXT      4096
+/* How far two measurements may contradict what cannot be: they were taken after one another, on a machine
+ * that may have been busy with something else during one of them. */
+#define SLACK 3.0
+
+struct profile_value profile_table_at(const struct profile_table *table, uint32_t x)
+{
+    const struct profile_point *point = table->point;
+    uint32_t i = 0;
+    if (table->count == 0) return (struct profile_value){0};
+    while (i < table->count && point[i].x < x) i++;
+    if (i == table->count) return point[i - 1].y;
+    if (i == 0 || point[i].x == x) return point[i].y;
+    const struct profile_value *a = &point[i - 1].y, *b = &point[i].y;
+    double t = log((double)x / point[i - 1].x) / log((double)point[i].x / point[i - 1].x);
+    return (struct profile_value){.value = a->value + t * (b->value - a->value),
+                                  .low = a->low + t * (b->low - a->low),
+                                  .high = a->high + t * (b->high - a->high),
+                                  .source = a->source == b->source ? a->source : PROFILE_ESTIMATE};
+}
+
+static bool known(const struct profile_value *value)
+{
+    return value->source != PROFILE_UNKNOWN && value->value > 0;
+}
+
+/* `fast` cannot be much faster than `limit`. */
+static int check_order(const struct profile_value *fast, const char *fast_name,
+                       const struct profile_value *limit, const char *limit_name, struct helm_err *err)
+{
+    if (!known(fast) || !known(limit) || fast->value <= SLACK * limit->value) return 0;
+    return helm_fail(err, HELM_E_FORMAT,
+                     "profile: %s (%.3g a second) contradicts %s (%.3g): it cannot be faster", fast_name,
+                     fast->value, limit_name, limit->value);
+}
+
+static int check_gpu(const struct profile *profile, struct helm_err *err)
+{
+    const struct profile_gpu *gpu = &profile->gpu;
+    if (gpu->vram_bytes == 0) return helm_fail(err, HELM_E_FORMAT, "profile: gpu.vram_bytes is 0");
+    if (gpu->vram_free > gpu->vram_bytes)
+        return helm_fail(err, HELM_E_FORMAT,
+                         "profile: gpu.vram_free is %llu bytes, more than the %llu there are",
+                         (unsigned long long)gpu->vram_free, (unsigned long long)gpu->vram_bytes);
+    int rc = check_order(&gpu->gemv, "gpu.gemv", &gpu->read, "gpu.read", err);
+    if (!rc) rc = check_order(&gpu->chain_gemv, "gpu.chain_gemv", &gpu->read, "gpu.read", err);
+    if (!rc && known(&gpu->chain_gemv) != known(&gpu->chain_attention))
+        rc = helm_fail(err, HELM_E_FORMAT,
+                       "profile: of gpu.chain_gemv and gpu.chain_attention one is known and one is not");
+    if (!rc)
+        rc = check_order(&profile->link.h2d_beside, "link.h2d_beside", &profile->link.h2d, "link.h2d", err);
+    if (!rc)
+        rc = check_order(&profile->link.h2d_beside_packed, "link.h2d_beside_packed", &profile->link.h2d,
+                         "link.h2d", err);
+    if (!rc)
+        rc = check_order(&profile->cpu.gemv_beside, "cpu.gemv_beside", &profile->cpu.gemv, "cpu.gemv", err);
+    if (!rc)
+        rc = check_order(&profile->cpu.gemv_packed_beside, "cpu.gemv_packed_beside",
+                         &profile->cpu.gemv_packed, "cpu.gemv_packed", err);
+    return rc;
+}
+
+int profile_check(const struct profile *profile, struct helm_err *err)
+{
+    const struct profile_cpu *cpu = &profile->cpu;
+    const struct profile_gpu *gpu = &profile->gpu;
+    const struct profile_link *link = &profile->link;
+    bool device = gpu->device != PROFILE_DEVICE_NONE;
+    const struct {
+        const char *name;
+        bool needed, there;
+    } list[] = {
+        {"cpu.threads", true, cpu->threads > 0},
+        {"cpu.read", true, cpu->read.count > 0},
+        {"cpu.gemv", true, known(&cpu->gemv)},
+        {"cpu.linear", true, cpu->linear.count > 0},
+        {"cpu.attention", true, known(&cpu->attention)},
+        {"cpu.attention_flops", true, known(&cpu->attention_flops)},
+        {"cpu.gemv_beside", device, known(&cpu->gemv_beside)},
+        {"gpu.read", device, known(&gpu->read)},
+        {"gpu.gemv", device, known(&gpu->gemv)},
+        {"gpu.linear", device, gpu->linear.count > 0},
+        {"gpu.attention", device, known(&gpu->attention)},
+        {"gpu.attention_flops", device, known(&gpu->attention_flops)},
+        {"link.h2d", device, known(&link->h2d)},
+        {"link.d2h", device, known(&link->d2h)},
+        {"link.h2d_beside", device, known(&link->h2d_beside)},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        if (list[i].needed && !list[i].there)
+            return helm_fail(err, HELM_E_FORMAT,
+                             "profile: %s is unknown or 0; the planner cannot do without it", list[i].name);
+    }
+    struct profile_value read = profile_table_at(&cpu->read, cpu->threads);
+    int rc = check_order(&cpu->gemv, "cpu.gemv", &read, "cpu.read of all threads", err);
+    if (!rc) rc = check_order(&cpu->gemv_packed, "cpu.gemv_packed", &read, "cpu.read of all threads", err);
+    for (uint32_t i = 0; i < cpu->linear_packed.count && !rc; i++) {
+        const struct profile_point *at = &cpu->linear_packed.point[i];
+        struct profile_value plain = profile_table_at(&cpu->linear, at->x);
+        rc = check_order(&at->y, "cpu.linear_packed", &plain, "cpu.linear of as many tokens", err);
+    }
+    if (!rc && device) rc = check_gpu(profile, err);
+    return rc;
+}
+
+int profile_read(const char *path, struct profile *profile, struct helm_err *err)
+{
+    json_t *json = NULL;
+    memset(profile, 0, sizeof *profile);
+    int rc = json_read_file(path, FILE_BYTES_MAX, &json, err);
+    if (rc) return rc;
+    rc = profile_from_json(json, profile, err);
+    if (!rc) rc = profile_check(profile, err);
+    if (rc) {
+        memset(profile, 0, sizeof *profile);
+        helm_err_prefix(err, "%s", path);
+    }
+    json_decref(json);
+    return rc;
+}
+
+static int write_all(int fd, const char *text, size_t length, const char *path, struct helm_err *err)
+{
+    for (size_t done = 0; done < length;) {
+        ssize_t n = write(fd, text + done, length - done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return helm_fail_errno(err, "writing %s", path);
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+/* A fresh file beside `path`, which takes its place when it is whole. */
+static int open_beside(const char *path, char beside[PATH_TEXT], int *fd, struct helm_err *err)
+{
+    *fd = -1;
+    if (snprintf(beside, PATH_TEXT, "%s.XXXXXX", path) >= PATH_TEXT)
+        return helm_fail(err, HELM_E_LIMIT, "the profile's path is longer than %d bytes", PATH_TEXT - 8);
+    *fd = mkstemp(beside);
+    return *fd < 0 ? helm_fail_errno(err, "creating %s", beside) : 0;
+}
+
+int profile_write_check(const char *path, struct helm_err *err)
+{
+    char beside[PATH_TEXT];
+    struct stat st;
+    int fd;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return helm_fail(err, HELM_E_IO, "%s is a folder", path);
+    int rc = open_beside(path, beside, &fd, err);
+    if (rc) return rc;
+    close(fd);
+    unlink(beside);
+    return 0;
+}
+
+int profile_write(const char *path, const struct profile *profile, struct helm_err *err)
+{
+    char beside[PATH_TEXT];
+    int fd = -1, rc = 0;
+    char *text = NULL;
+    json_t *json = profile_to_json(profile);
+    if (json) text = json_dumps(json, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
+    json_decref(json);
+    if (!text) return helm_fail(err, HELM_E_NOMEM, "no memory to print the profile");
+    rc = open_beside(path, beside, &fd, err);
+    if (rc) goto out;
+    rc = write_all(fd, text, strlen(text), beside, err);
+    if (!rc) rc = write_all(fd, "\n", 1, beside, err);
+    if (!rc && fchmod(fd, 0644)) rc = helm_fail_errno(err, "%s", beside); /* nothing secret; mkstemp: 0600 */
+    if (close(fd) && !rc) rc = helm_fail_errno(err, "writing %s", beside);
+    if (!rc && rename(beside, path)) rc = helm_fail_errno(err, "renaming %s to %s", beside, path);
+    if (rc) unlink(beside);
+out:
+    free(text);
+    return rc;
+}
+
+/* mkdir -p, with the rights that the caller's umask leaves. */
+static int make_folders(char *path, struct helm_err *err)
+{
+    for (char *at = path + 1;; at++) {
+        if (*at && *at != '/') continue;
+        char saved = *at;
+        *at = '\0';
+        if (mkdir(path, 0777) && errno != EEXIST) return helm_fail_errno(err, "making the folder %s", path);
+        *at = saved;
+        if (!saved) return 0;
+    }
+}
+
+int profile_cache_path(const char *fingerprint, char *path, size_t size, struct helm_err *err)
+{
+    const char *state = getenv("STATE_DIRECTORY"), *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    char folder[PATH_TEXT];
+    int n;
+    if (size) path[0] = '\0';
+    if (!*fingerprint || fingerprint[strspn(fingerprint, "0123456789abcdef")])
+        return helm_fail(err, HELM_E_FORMAT, "'%.40s' is no fingerprint", fingerprint);
+    if (state && *state == '/') /* systemd's list, the first folder of it */
+        n = snprintf(folder, sizeof folder, "%.*s/profiles", (int)strcspn(state, ":"), state);
+    else if (cache && *cache == '/')
+        n = snprintf(folder, sizeof folder, "%s/helm/profiles", cache);
+    else if (home && *home == '/')
+        n = snprintf(folder, sizeof folder, "%s/.cache/helm/profiles", home);
+    else
+        return helm_fail(err, HELM_E_NOT_FOUND,
+                         "none of STATE_DIRECTORY, XDG_CACHE_HOME and HOME says where to keep profiles");
+    if (n < 0 || (size_t)n >= sizeof folder ||
+        snprintf(path, size, "%s/%s.json", folder, fingerprint) >= (int)size) {
+        if (size) path[0] = '\0';
+        return helm_fail(err, HELM_E_LIMIT, "the profile's path is longer than %zu bytes", size);
+    }
+    int rc = make_folders(folder, err);
+    if (rc && size) path[0] = '\0';
+    return rc;
+}

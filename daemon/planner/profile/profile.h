@@ -1,0 +1,196 @@
+/* A machine in numbers: what helm-profile measured (or a data sheet says), as the cost model needs it.
+ *
+ * Read and written as JSON by helm-profile, helmd and helm-plan. Pure data. All rates are bytes or
+ * floating-point operations a second, all times seconds. Every value is a median with the spread of its
+ * samples (10th and 90th percentile), and says where it comes from. A value of 0 is one that nobody measured:
+ * profile_check says which ones a profile may lack. */
+#ifndef HELM_DAEMON_PLANNER_PROFILE_PROFILE_H
+#define HELM_DAEMON_PLANNER_PROFILE_PROFILE_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+#define PROFILE_VERSION 1
+/* Of measuring: a fact of the fingerprint, so a new one measures machines again. */
+#define PROFILE_METHOD     12
+#define PROFILE_POINTS_MAX 16
+#define PROFILE_TEXT       128
+
+enum profile_source {
+    PROFILE_UNKNOWN,   /* value is 0 */
+    PROFILE_MEASURED,  /* here, by helm-profile */
+    PROFILE_TEXT_SAYS, /* "text": a publication's measurement */
+    PROFILE_SHEET,     /* "sheet": a data sheet */
+    PROFILE_ESTIMATE,  /* "estimate": reckoned from others */
+};
+
+struct profile_value {
+    double value, low, high;
+    enum profile_source source;
+};
+const char *profile_source_name(enum profile_source source); /* "measured", "text", "sheet", ... */
+/* A function of a number (threads, tokens): points with x rising; between them by interpolation in log x. */
+struct profile_point {
+    uint32_t x;
+    struct profile_value y;
+};
+struct profile_table {
+    struct profile_point point[PROFILE_POINTS_MAX];
+    uint32_t count;
+};
+/* 0 of an empty table; outside the points the nearest one's value. Between a measured and another value:
+ * "estimate". */
+struct profile_value profile_table_at(const struct profile_table *table, uint32_t x);
+
+struct profile_cpu {
+    char name[PROFILE_TEXT];
+    uint32_t threads; /* that the worker would use: what the rates below were measured with */
+    uint64_t l3_bytes;
+    uint64_t weight_bytes;            /* that the rates were measured with, 0: not known */
+    struct profile_table read;        /* by threads: plain reads of memory laid out like weights */
+    struct profile_value gemv;        /* weights a second, one token, the kernels and layout of the worker */
+    struct profile_value gemv_beside; /* the same while the link streams from host memory */
+    struct profile_table linear; /* by tokens (2 and more): operations a second, 2 * rows * cols * tokens */
+    struct profile_value attention;       /* KV bytes a second, one query */
+    struct profile_value attention_flops; /* a chunk's attention: operations a second */
+    struct profile_value operation;       /* seconds that an operation costs beside its bytes: begin, end */
+    /* Seconds by which it is later with a unit that it computes after a pause, since its threads sleep by
+     * then (common/cpu/pool.h). Unknown: nothing. */
+    struct profile_value wake;
+    /* by tokens: `linear` while the link streams; empty: work is as fast then, only reading is slower */
+    struct profile_table linear_beside;
+    /* Packed weights (common/formats/packed.h): one token's products with them, bytes of what they are unpacked a
+     * second, and the same while the link streams. Unknown of a processor without kernels for them. */
+    struct profile_value gemv_packed, gemv_packed_beside;
+    /* by tokens: `linear` with packed weights; empty: nobody measured it */
+    struct profile_table linear_packed;
+};
+/* What a layer of one token costs on the CPU beside its weights and its cache is so many times cpu.operation.
+ */
+#define PROFILE_LAYER_OPERATIONS 6
+
+enum profile_device { PROFILE_DEVICE_NONE, PROFILE_DEVICE_CUDA, PROFILE_DEVICE_EMULATED };
+struct profile_gpu {
+    enum profile_device device;
+    char name[PROFILE_TEXT], uuid[64], compute[16];
+    uint64_t vram_bytes, vram_free;
+    uint64_t context_bytes;
+    struct profile_value read;   /* VRAM reads */
+    struct profile_value gemv;   /* weights a second, one token */
+    struct profile_table linear; /* by tokens (2 and more): operations a second */
+    /* by tokens: seconds that a product costs beside what `linear` says, with the norms and activations
+     * around it. Empty: `linear` is a whole layer's of the 8B shape, products are operations like all others.
+     */
+    struct profile_table linear_operation;
+    struct profile_value attention; /* KV bytes a second, one query */
+    struct profile_value attention_flops;
+    struct profile_table attention_rows; /* attention_flops by queries x heads: few leave a device half idle;
+                                            empty: as attention_flops */
+    struct profile_value expand; /* bytes a second that packed weights are expanded to; unknown: as `read`
+                                    allows */
+    /* packed weights in VRAM, whole matrices: one token's products with them, bytes of what they are unpacked
+     * a second; unknown of a device that has no kernel for it, or was measured before there was one */
+    struct profile_value gemv_packed;
+    struct profile_value operation; /* a kernel in a captured graph, beside its bytes */
+    struct profile_value launch;    /* a kernel outside a graph (steps of many tokens) */
+    /* A chunk is put into the queue kernel by kernel: seconds that this takes the host for each of them, with
+     * a cold start as in a prompt, and seconds from its first kernel to the host's knowing that the last one
+     * is done, for a chunk that has nothing to do. Unknown: nothing beside `launch`. */
+    struct profile_value issue, begin;
+    struct profile_value begin_graph; /* the latter of a captured step; unknown: nothing beside `operation` */
+    /* by tokens: how many times as long a prompt's layers take as their operations measured alone, `linear`
+     * and `attention_flops`: under a load that lasts, beside each other. Empty: 1 */
+    struct profile_table together;
+    /* The same of one token where its operations are chained (worker-gpu/kernels/kernels.h): unknown of a device that
+     * has no chains, which is priced by the values above. An operation in a chain may cost 0. */
+    struct profile_value chain_gemv, chain_attention, chain_operation;
+    /* chain_attention is for PROFILE_GROUP query heads a KV head, this for PROFILE_PAIR; unknown: the same */
+    struct profile_value chain_attention_pair;
+};
+#define PROFILE_GROUP 4
+#define PROFILE_PAIR  2
+
+struct profile_link {
+    uint32_t generation, width; /* of PCIe, 0: unknown */
+    struct profile_value h2d, d2h;
+    struct profile_value h2d_beside;       /* while the CPU reads with all threads */
+    struct profile_value h2d_beside_chunk; /* while it computes with many tokens; unknown: as h2d_beside */
+    /* while it computes one token with packed weights; unknown: as h2d_beside */
+    struct profile_value h2d_beside_packed;
+    struct profile_value direct;    /* the GPU's kernels reading host memory */
+    struct profile_value latency;   /* of one small copy */
+    struct profile_value hand_over; /* activations from one worker to the other, one way */
+};
+
+struct profile {
+    char fingerprint[72]; /* of the hardware; "" for a machine that is described, not measured */
+    char machine[PROFILE_TEXT];
+    char made[32];       /* date, UTC */
+    bool quick;          /* measured in a hurry (helm-profile --quick): wider spreads */
+    uint64_t host_bytes; /* host memory that a program may use; 0: not said (that of the machine at hand) */
+    struct profile_cpu cpu;
+    struct profile_gpu gpu;
+    struct profile_link link;  /* all 0 without a device */
+    struct profile_value disk; /* direct reads of a file */
+    struct profile_value step; /* of helmd and the doorbells, a step */
+    struct profile_value wake; /* from a ring until who slept for some time is there; unknown: nothing */
+};
+
+/* HELM_E_FORMAT naming the first value that the cost model cannot do without, or that contradicts another.
+ * Needed of the CPU: threads, read, gemv, linear, attention, attention_flops; with a device: read, gemv,
+ * linear, attention and attention_flops of it, h2d and d2h of its link, and both values "beside". Operation
+ * costs, launch, hand_over, latency and step may be 0; direct, disk, what is of chains, of waking up and of a
+ * chunk's begin, linear_beside, linear by columns, what is of packed weights and together unknown. */
+HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
+/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "host_bytes", "cpu": {...}, "gpu": {...} |
+ * null, "link": {...} | null, "disk", "step"}; a value is {"value", "low", "high", "source"}, a table [{"x",
+ * "value", ...}, ...]; member names are the fields'. On the way in, low and high may be absent (no spread),
+ * so may a value (unknown), fingerprint, made, quick and host_bytes; members of other names are refused, so
+ * that a typing error cannot pass for an unknown value, except "note" (a text, for people), anywhere. NULL:
+ * no memory. */
+json_t *profile_to_json(const struct profile *profile);
+HELM_MUST_CHECK int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err);
+/* From a file; profile_check has accepted it. */
+HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, struct helm_err *err);
+/* Written beside and renamed, so that a reader never sees half a file. Nine digits of each number. */
+HELM_MUST_CHECK int profile_write(const char *path, const struct profile *profile, struct helm_err *err);
+/* Whether profile_write can, as far as that can be known before: asked by who measures for a minute first. */
+HELM_MUST_CHECK int profile_write_check(const char *path, struct helm_err *err);
+
+/* The hardware as it is now: hex digest of CPU model and microcode, caches, CPUs that may be used and the
+ * cgroup's share of them, memory and NUMA nodes, the device's uuid, driver, link generation and width ("" for
+ * none), and of what else makes a profile outdated: HELM's version, the method of measuring and the threads
+ * that were asked for.
+ * `facts` (may be NULL) gets the text that was digested, one fact a line. */
+struct profile_hardware {
+    char
+        device[PROFILE_TEXT]; /* "cuda GPU-... driver ... gen 5 x16", "emulated", "" (accelerator.hardware) */
+    uint32_t threads;         /* that the worker is told to use; 0: its own choice */
+    int node;                 /* NUMA node that it is told to use; -1: the device's, or the worker's choice */
+};
+#define PROFILE_FACTS_TEXT 4096
+HELM_MUST_CHECK int profile_fingerprint(const struct profile_hardware *hardware, char out[72], char *facts,
+                                        size_t facts_size, struct helm_err *err);
+/* The same of a machine that is stated: for tests. */
+struct cpu_set;
+struct profile_machine {
+    const char *root; /* before every path that is read (/proc, /sys) */
+    const struct cpu_set *cpus;
+    double quota;
+};
+HELM_MUST_CHECK int profile_fingerprint_under(const struct profile_machine *machine,
+                                              const struct profile_hardware *hardware, char out[72],
+                                              char *facts, size_t facts_size, struct helm_err *err);
+/* Where the cached profile of this fingerprint is: helm/profiles/ in $STATE_DIRECTORY (of a service: there
+ * without "helm/"), $XDG_CACHE_HOME or ~/.cache. The folder is made. */
+HELM_MUST_CHECK int profile_cache_path(const char *fingerprint, char *path, size_t size,
+                                       struct helm_err *err);
+/* What is known of the processor without measuring: its last-level caches, all of them together; 0 where the
+ * system does not say. */
+void profile_cpu_name(char name[PROFILE_TEXT]);
+uint64_t profile_l3_bytes(void);
+
+#endif

@@ -1,0 +1,389 @@
+/* What a plan does and what else was possible. See explain.h. Called by helm-plan; what is printed of it is
+ * in report/text.c, as JSON in report/json.c. */
+#include "daemon/planner/report/explain.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/units.h"
+
+#define LINK_WAIT_LEAST 0.02 /* of a stage's time: less waiting for the link than that does not bound it */
+#define BOUNDS          3
+
+/* What the lists, the splits and the timeline are reckoned from. */
+struct reckoning {
+    const struct planner_request *request;
+    const struct plan *plan;
+    struct analyse_table analysed;
+    enum plan_home *home; /* [units] */
+    bool *kv_cpu;         /* [layers] */
+    double *done;         /* [units + 2] */
+};
+
+static int reckoning_open(struct reckoning *k, const struct planner_request *request, const struct plan *plan,
+                          struct helm_err *err)
+{
+    size_t layers = request->model->config.layers;
+    *k = (struct reckoning){.request = request, .plan = plan};
+    if (plan->layers != layers)
+        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %zu", plan->layers, layers);
+    k->home = calloc(unit_count(layers), sizeof *k->home);
+    k->kv_cpu = calloc(layers, sizeof *k->kv_cpu);
+    k->done = calloc(unit_count(layers) + 2, sizeof *k->done);
+    if (!k->home || !k->kv_cpu || !k->done)
+        return helm_fail(err, HELM_E_NOMEM, "no memory to explain a plan of %zu layers", layers);
+    return analyse_table_build(request->model, &k->analysed, err);
+}
+
+static void reckoning_close(struct reckoning *k)
+{
+    free(k->home);
+    free(k->kv_cpu);
+    free(k->done);
+    analyse_table_free(&k->analysed);
+}
+
+static int price(const struct reckoning *k, const struct cost_step *step, struct cost_table *table,
+                 struct helm_err *err)
+{
+    return cost_price(k->request->model, &k->analysed, k->request->profile, step, table, err);
+}
+
+/* ---- stages ---- */
+
+static double unit_seconds(const struct cost_unit *unit, enum plan_home home)
+{
+    if (home == PLAN_HOME_STREAM) return unit->stream;
+    return home == PLAN_HOME_GPU ? unit->gpu : unit->cpu;
+}
+
+/* `hand_over`: seconds of `wall` that the residual stream was under way for. */
+static const char *bound_of(const struct cost_table *table, const struct plan_stage *stage, double wall,
+                            double hand_over)
+{
+    static const char *const names[BOUNDS] = {"memory", "compute", "overhead"};
+    double seconds[BOUNDS] = {0}, all = 0;
+    bool gpu = plan_home_processor(stage->home) == PLAN_GPU0;
+    for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++) {
+        const struct cost_unit *unit = &table->unit[u];
+        const char *bound = gpu ? unit->gpu_bound : unit->cpu_bound;
+        double s = unit_seconds(unit, stage->home);
+        all += s;
+        for (int b = 0; b < BOUNDS; b++)
+            if (bound && strcmp(bound, names[b]) == 0) seconds[b] += s;
+    }
+    if (stage->home == PLAN_HOME_STREAM && wall - hand_over - all > LINK_WAIT_LEAST * wall) return "link";
+    if (hand_over > all) return "hand-over";
+    int most = 0;
+    for (int b = 1; b < BOUNDS; b++)
+        if (seconds[b] > seconds[most]) most = b;
+    return names[most];
+}
+
+static double end_seconds(const struct cost_result *result, uint32_t end, const struct cost_unit *unit,
+                          enum plan_processor processor)
+{
+    for (uint32_t i = 0; i < result->span_count; i++)
+        if (result->span[i].unit == end) return result->span[i].to - result->span[i].from;
+    return processor == PLAN_CPU0 ? unit->cpu : unit->gpu;
+}
+
+/* Prices one step by this phase's list. `span` gets its timeline. */
+static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_list *list,
+                         struct cost_span *span, uint32_t span_max, uint32_t *span_count,
+                         struct helm_err *err)
+{
+    const struct plan_phase stages = plan_phase_at(k->plan, phase);
+    enum tensor_format format[2 * MODEL_LAYERS_MAX + 1][PLAN_HOMES];
+    cost_formats_of(k->plan, format);
+    const struct cost_step step = {.tokens = list->tokens,
+                                   .rows = list->rows,
+                                   .samples = list->rows,
+                                   .context = list->context,
+                                   .kv_dtype = k->request->wish.kv_dtype,
+                                   .format = format};
+    struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
+    struct cost_table table = {0};
+    struct cost_plan plan;
+    list->stage = calloc(stages.stage_count, sizeof *list->stage);
+    if (!list->stage) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", stages.stage_count);
+    cost_plan_of(k->plan, phase, k->home, k->kv_cpu, &plan);
+    int rc = price(k, &step, &table, err);
+    if (rc) return rc;
+    cost_simulate(&table, &plan, &result);
+    *span_count = result.span_count;
+    if (!isfinite(result.seconds)) {
+        cost_table_free(&table);
+        return helm_fail(err, HELM_E_MISMATCH, "the plan uses a GPU, the profile has none");
+    }
+    list->embed = end_seconds(&result, COST_SPAN_EMBED, &table.embed, plan.embed);
+    list->seconds = result.seconds;
+    memcpy(list->busy, result.busy, sizeof list->busy);
+    enum plan_processor at = plan.embed;
+    double before = list->embed;
+    for (uint32_t i = 0; i < stages.stage_count; i++) {
+        struct explain_stage *out = &list->stage[list->stage_count++];
+        out->stage = stages.stages[i];
+        enum plan_processor worker = plan_home_processor(out->stage.home);
+        double end = k->done[plan_stage_last_unit(&out->stage)];
+        out->seconds = end - before;
+        out->bound_by = bound_of(&table, &out->stage, out->seconds,
+                                 worker == at ? 0 : table.hand_over + table.activation);
+        before = end;
+        at = worker;
+    }
+    list->head = k->done[table.units] - before;
+    list->step = result.seconds - k->done[table.units];
+    cost_table_free(&table);
+    return 0;
+}
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Prefill lists are priced at a whole chunk of the prompt, or what comes nearest to it among the steps that
+ * use the list. */
+static int explain_lists(struct reckoning *k, struct explain *x, struct helm_err *err)
+{
+    static const char *const names[PLAN_PHASES_MAX] = {"decode", "prefill_short", "prefill"};
+    const struct plan *plan = k->plan;
+    uint32_t units = unit_count(plan->layers), span_max = 16 * units + 64, ignored = 0;
+    uint32_t chunk = least(x->prompt, plan->step_tokens);
+    x->span = calloc(span_max, sizeof *x->span);
+    if (!x->span) return helm_fail(err, HELM_E_NOMEM, "no memory for a timeline of %u units", units);
+    x->list[0] =
+        (struct explain_list){.name = names[0], .tokens = x->batch, .rows = x->batch, .context = x->context};
+    x->list_count = 1;
+    int rc = explain_phase(k, 0, &x->list[0], x->span, span_max, &x->span_count, err);
+    for (uint32_t i = 0; i < plan->prefill_count && !rc; i++) {
+        uint32_t from = plan->prefill[i].from_tokens, tokens = chunk < from ? from : chunk;
+        if (i + 1 < plan->prefill_count) tokens = least(tokens, plan->prefill[i + 1].from_tokens - 1);
+        struct explain_list *list = &x->list[x->list_count++];
+        *list = (struct explain_list){.name = names[PLAN_PREFILLS_MAX - plan->prefill_count + i + 1],
+                                      .from_tokens = from,
+                                      .tokens = tokens,
+                                      .rows = 1,
+                                      .context = tokens};
+        rc = explain_phase(k, i + 1, list, NULL, 0, &ignored, err);
+    }
+    if (rc || plan->prefill_count) return rc;
+    struct explain_list *list = &x->list[x->list_count++];
+    *list = (struct explain_list){.name = names[PLAN_PREFILLS_MAX],
+                                  .from_tokens = UINT32_MAX,
+                                  .tokens = chunk,
+                                  .rows = 1,
+                                  .context = chunk};
+    return explain_phase(k, 0, list, NULL, 0, &ignored, err);
+}
+
+/* Of the weights that lie packed in VRAM, as they are in the files. */
+static uint64_t packed_bytes(const struct reckoning *k)
+{
+    uint64_t sum = plan_head_format(k->plan) == FORMAT_BF16_PACKED ? k->analysed.head.stored : 0;
+    for (uint32_t u = 0; u < unit_count(k->plan->layers); u++)
+        if (plan_unit_format(k->plan, u) == FORMAT_BF16_PACKED &&
+            plan_home_memory(plan_unit_home(k->plan, 0, u)) == PLAN_VRAM0)
+            sum += analyse_units_stored(&k->analysed, u, u);
+    return sum;
+}
+
+/* ---- what else there was ---- */
+
+static void say_why(const struct planner_refusal *refusal, const struct helm_err *err, char why[200])
+{
+    char needed[UNITS_TEXT], available[UNITS_TEXT];
+    if (refusal->refused)
+        snprintf(why, 200, "needs %s of %s, has %s", units_format_size(refusal->needed, needed),
+                 refusal->what, units_format_size(refusal->available, available));
+    else
+        snprintf(why, 200, "%.199s", err->text);
+}
+
+/* The best plan of another strategy for the same context. That it does not fit is an answer, not an error. */
+static int explain_strategy(const struct reckoning *k, const struct explain *x, struct explain_strategy *out,
+                            struct helm_err *err)
+{
+    struct planner_refusal refusal = {0};
+    struct planner_request r = *k->request;
+    struct planner_prediction prediction = {0};
+    struct helm_err refused = {0};
+    struct plan plan = {0};
+    struct arena_spec spec;
+    if (out->strategy == r.strategy && !r.plan_given) {
+        *out = (struct explain_strategy){.strategy = r.strategy,
+                                         .feasible = true,
+                                         .decode_s = x->prediction.decode_s,
+                                         .ttft_s = x->prediction.ttft_s};
+        return 0;
+    }
+    r.strategy = out->strategy;
+    r.wish.ctx = k->plan->context_tokens;
+    if (r.plan_given) r.wish.page_count = r.wish.step_tokens = 0; /* theirs to choose */
+    r.refusal = &refusal;
+    r.device_required = out->strategy != SEARCH_ALL_CPU && out->strategy != SEARCH_BEST;
+    int rc = planner_make(&r, &plan, &spec, &refused);
+    if (rc == HELM_E_CAPACITY || rc == HELM_E_UNSUPPORTED) {
+        say_why(&refusal, &refused, out->why);
+        rc = 0;
+    } else if (rc) {
+        rc = helm_fail(err, rc, "strategy %s: %s", search_strategy_name(out->strategy), refused.text);
+    } else {
+        rc = planner_predict(&r, &plan, x->batch, x->context, x->prompt, &prediction, err);
+        out->feasible = !rc;
+        out->decode_s = prediction.decode_s;
+        out->ttft_s = prediction.ttft_s;
+    }
+    plan_free(&plan);
+    return rc;
+}
+
+/* ---- every thesis split ---- */
+
+struct split_place {
+    uint32_t gpu_layers;
+    bool first; /* they are the first layers */
+    enum plan_processor embed, head;
+};
+
+static void place_homes(const struct split_place *place, uint32_t layers, enum plan_home *home)
+{
+    for (uint32_t l = 0; l < layers; l++) {
+        bool gpu = place->first ? l < place->gpu_layers : l >= layers - place->gpu_layers;
+        home[unit_of(l, UNIT_ATTENTION)] = home[unit_of(l, UNIT_MLP)] = gpu ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+    }
+}
+
+static int place_fits(const struct ledger_case *c, const struct split_place *place, uint32_t ctx,
+                      const enum plan_home *home, bool *fits, struct helm_err *err)
+{
+    struct plan_stage stages[2];
+    struct plan plan = {.layers = c->table->layers,
+                        .stages = stages,
+                        .embed = place->embed,
+                        .head = place->head};
+    struct arena_spec spec;
+    plan.stage_count = plan_stages_of(home, plan.layers, stages);
+    int rc = ledger_write(c, ctx, ledger_least_pages(c, ctx), &plan, &spec, err);
+    *fits = !rc && ledger_fits(&plan);
+    return rc;
+}
+
+/* The fastest that fits of all places for both ends and the run; where none fits, the fastest of all. */
+static int explain_split(struct reckoning *k, const struct ledger_case *c, const struct cost_table *table,
+                         uint32_t gpu_layers, struct explain_split *out, struct helm_err *err)
+{
+    uint32_t layers = c->table->layers;
+    *out = (struct explain_split){.decode_s = INFINITY};
+    for (uint32_t way = 0; way < 8; way++) {
+        struct split_place place = {.gpu_layers = gpu_layers,
+                                    .first = way & 4,
+                                    .embed = way & 1 ? PLAN_GPU0 : PLAN_CPU0,
+                                    .head = way & 2 ? PLAN_GPU0 : PLAN_CPU0};
+        bool fits = false;
+        if (c->table->tied && place.embed != place.head) continue;
+        if (gpu_layers == 0 && (way & 7)) continue; /* nothing on the GPU */
+        if (gpu_layers == layers && place.first) continue;
+        place_homes(&place, layers, k->home);
+        int rc = place_fits(c, &place, k->plan->context_tokens, k->home, &fits, err);
+        if (rc) return rc;
+        const struct cost_plan plan = {.home = k->home, .embed = place.embed, .head = place.head};
+        double seconds = cost_seconds(table, &plan, INFINITY);
+        if (fits < out->fits || (fits == out->fits && seconds >= out->decode_s)) continue;
+        *out = (struct explain_split){.fits = fits, .decode_s = seconds};
+    }
+    return 0;
+}
+
+static int explain_splits(struct reckoning *k, struct explain *x, struct helm_err *err)
+{
+    const struct planner_request *r = k->request;
+    struct ledger_wish wish = r->wish;
+    const struct ledger_case c = {.model = r->model,
+                                  .wish = &wish,
+                                  .machine = &r->machine,
+                                  .table = &k->analysed};
+    const struct cost_step step = {.tokens = x->batch,
+                                   .rows = x->batch,
+                                   .samples = x->batch,
+                                   .context = x->context,
+                                   .kv_dtype = wish.kv_dtype};
+    struct cost_table table = {0};
+    if (r->machine.device.kind == LEDGER_DEVICE_NONE) return 0;
+    if (!wish.step_tokens) wish.step_tokens = LEDGER_STEP_TOKENS;
+    wish.ctx = k->plan->context_tokens;
+    x->split = calloc((size_t)k->analysed.layers + 1, sizeof *x->split);
+    if (!x->split) return helm_fail(err, HELM_E_NOMEM, "no memory for %u splits", k->analysed.layers);
+    int rc = price(k, &step, &table, err);
+    for (uint32_t g = 0; g <= k->analysed.layers && !rc; g++)
+        rc = explain_split(k, &c, &table, g, &x->split[g], err);
+    cost_table_free(&table);
+    return rc;
+}
+
+/* ---- all of it ---- */
+
+int explain_make(const struct planner_request *request, const struct plan *plan, uint32_t context,
+                 struct explain *x, struct helm_err *err)
+{
+    struct reckoning k;
+    *x = (struct explain){.request = request,
+                          .plan = plan,
+                          .batch = request->batch ? request->batch : 1,
+                          .prompt = request->prompt ? request->prompt : PLANNER_PROMPT_TOKENS};
+    x->prompt = least(x->prompt, plan->context_tokens);
+    if (!context) context = planner_typical_context(request, plan->context_tokens);
+    x->context = least(context, plan->context_tokens);
+    int rc = reckoning_open(&k, request, plan, err);
+    if (!rc) rc = planner_predict(request, plan, x->batch, x->context, x->prompt, &x->prediction, err);
+    const struct cost_case parts = {request->model, &k.analysed, request->profile, plan};
+    if (!rc) x->crossing = cost_crossing_of(&k.analysed, plan);
+    if (!rc) x->reading = cost_reading_of(&k.analysed, plan);
+    if (!rc) x->gpu_reading = cost_gpu_reading_of(&k.analysed, plan);
+    if (!rc) x->packed_bytes = packed_bytes(&k);
+    if (!rc) rc = cost_decode(&parts, x->batch, x->context, &x->decode, err);
+    if (!rc) rc = cost_ttft(&parts, x->prompt, &x->first, err);
+    if (!rc) rc = explain_lists(&k, x, err);
+    if (!rc) rc = explain_splits(&k, x, err);
+    for (int s = 0; s < SEARCH_STRATEGIES && !rc; s++) {
+        x->strategy[s].strategy = (enum search_strategy)s;
+        rc = explain_strategy(&k, x, &x->strategy[s], err);
+    }
+    reckoning_close(&k);
+    if (rc) explain_free(x);
+    return rc;
+}
+
+double explain_rate(const struct explain *x)
+{
+    return x->batch / x->prediction.decode_s;
+}
+
+double explain_rate_low(const struct explain *x)
+{
+    return x->batch / x->prediction.decode_high_s;
+}
+
+double explain_rate_high(const struct explain *x)
+{
+    const struct planner_prediction *p = &x->prediction;
+    if (p->decode_low_s > 0) return x->batch / p->decode_low_s;
+    return explain_rate(x) * (p->decode_high_s / p->decode_s);
+}
+
+const char *explain_model_name(const struct explain *x)
+{
+    const char *folder = x->request->model->folder, *slash = folder ? strrchr(folder, '/') : NULL;
+    const char *name = slash ? slash + 1 : folder;
+    return name && *name && *name != '.' ? name : x->request->model->config.architecture;
+}
+
+void explain_free(struct explain *x)
+{
+    for (int i = 0; i < PLAN_PHASES_MAX; i++) free(x->list[i].stage);
+    free(x->split);
+    free(x->span);
+    memset(x, 0, sizeof *x);
+}

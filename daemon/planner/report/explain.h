@@ -1,0 +1,84 @@
+/* A plan explained: what each stage takes and what bounds it, what the simpler strategies would have done,
+ * every thesis split, one decode step by resource.
+ *
+ * Called by helm-plan. Pure: all of it follows from the request that the plan was made with. Owns its tables
+ * (explain_free); borrows request and plan. */
+#ifndef HELM_DAEMON_PLANNER_REPORT_EXPLAIN_H
+#define HELM_DAEMON_PLANNER_REPORT_EXPLAIN_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "daemon/planner/cost/cost.h"
+#include "daemon/planner/planner.h"
+
+struct explain_stage {
+    struct plan_stage stage;
+    double seconds;       /* from the end of the stage before to its own: hand-over and waits are in it */
+    const char *bound_by; /* "memory", "compute", "overhead", "link", "hand-over" */
+};
+
+/* One list of the plan, with the times of one step by it. */
+struct explain_list {
+    const char *name;     /* "decode", "prefill_short", "prefill", as in the plan's JSON form */
+    uint32_t from_tokens; /* of steps that use it; 0: decode, UINT32_MAX: none does, decode's homes hold */
+    uint32_t tokens, rows, context; /* of the step that was priced */
+    struct explain_stage *stage;
+    uint32_t stage_count;
+    double embed, head, step, seconds; /* stages and the first three add up to the last */
+    double busy[COST_RESOURCES];       /* of the seconds, each resource was working */
+};
+
+struct explain_strategy {
+    enum search_strategy strategy;
+    bool feasible;
+    double decode_s, ttft_s;
+    char why[200]; /* where it is not feasible */
+};
+
+/* So many whole layers on the GPU, the first or the last ones, all others on the CPU: whichever ends are
+ * faster. */
+struct explain_split {
+    bool fits;
+    double decode_s;
+};
+
+struct explain {
+    const struct planner_request *request;
+    const struct plan *plan;
+    uint32_t batch, context, prompt; /* context: what a decoded token attends to */
+    struct planner_prediction prediction;
+    struct cost_crossing crossing;      /* of a decode step: over the link */
+    struct cost_crossing reading;       /* and by the CPU */
+    struct cost_crossing gpu_reading;   /* and by the GPU, in VRAM */
+    uint64_t packed_bytes;              /* of weights that lie packed there, as they are in the files */
+    struct cost_forecast decode, first; /* what it is made of: a step, the steps of the prompt together */
+    struct explain_list list[PLAN_PHASES_MAX];
+    uint32_t list_count; /* decode first, prefill last: at least these two */
+    struct explain_strategy strategy[SEARCH_STRATEGIES];
+    struct explain_split *split; /* [layers + 1]; NULL without a device */
+    struct cost_span *span;      /* of one decode step */
+    uint32_t span_count;
+};
+
+/* `plan` was made with `request`, or taken, whose sizes (planner_adopt) request then has. context: positions
+ * that a decoded token attends to; 0: those that the plan was made for. */
+HELM_MUST_CHECK int explain_make(const struct planner_request *request, const struct plan *plan,
+                                 uint32_t context, struct explain *explain, struct helm_err *err);
+void explain_free(struct explain *explain);
+
+/* The object that helm-plan --json prints: plan_to_json's members and the forecasts (docs/helm-plan.md);
+ * fresh, NULL without memory. */
+json_t *explain_to_json(const struct explain *explain);
+/* {"error", "needed", "available", "nearest"} */
+json_t *explain_refusal_to_json(const struct planner_refusal *refusal, const char *error);
+void explain_print(const struct explain *explain, FILE *out);
+/* Token/s of the whole batch, and the bars around it. A time whose spread leaves nothing below it has a rate
+ * that is as far above as the lower bar is below, in parts. */
+double explain_rate(const struct explain *explain);
+double explain_rate_low(const struct explain *explain);
+double explain_rate_high(const struct explain *explain);
+/* The checkpoint's folder without its path, else the architecture; borrowed from the model. */
+const char *explain_model_name(const struct explain *explain);
+
+#endif

@@ -1,0 +1,109 @@
+/* An explained plan as helm-plan --json prints it. See explain.h. docs/helm-plan.md lists the members. */
+#include <math.h>
+
+#include "daemon/planner/report/explain.h"
+
+static json_t *size_to_json(uint64_t bytes)
+{
+    return bytes > PLAN_BYTES_MAX ? json_null() : json_integer((json_int_t)bytes);
+}
+
+/* null where there is no such number. */
+static json_t *number(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *with_bars(double value, double low, double high)
+{
+    return json_pack("{s:o, s:o, s:o}", "value", number(value), "low", number(low), "high", number(high));
+}
+
+/* As plan_to_json's, with times; `format`: of the decode list, or NULL. */
+static json_t *list_to_json(const struct explain_list *list, const enum tensor_format *format)
+{
+    json_t *array = json_array();
+    for (uint32_t i = 0; i < list->stage_count; i++) {
+        const struct explain_stage *s = &list->stage[i];
+        const enum tensor_format its = format ? format[plan_stage_first_unit(&s->stage)] : PLAN_AS_STORED;
+        json_array_append_new(array,
+                              json_pack("{s:[I, I], s:s, s:s, s:s*, s:o, s:o, s:s}", "layers",
+                                        (json_int_t)s->stage.first, (json_int_t)s->stage.last, "ops",
+                                        plan_ops_name(s->stage.ops), "home", plan_home_name(s->stage.home),
+                                        "format", its == PLAN_AS_STORED ? NULL : tensor_format_name(its),
+                                        "bytes", size_to_json(s->stage.bytes), "ms", number(1e3 * s->seconds),
+                                        "bound_by", s->bound_by));
+    }
+    return array;
+}
+
+static json_t *strategies_to_json(const struct explain *x)
+{
+    json_t *array = json_array();
+    for (int i = 0; i < SEARCH_STRATEGIES; i++) {
+        const struct explain_strategy *s = &x->strategy[i];
+        double none = INFINITY;
+        json_array_append_new(array,
+                              json_pack("{s:s, s:b, s:o, s:o}", "name", search_strategy_name(s->strategy),
+                                        "feasible", s->feasible, "decode_tok_s",
+                                        number(s->feasible ? x->batch / s->decode_s : none), "ttft_ms",
+                                        number(s->feasible ? 1e3 * s->ttft_s : none)));
+    }
+    return array;
+}
+
+/* Milliseconds. The rest is nobody's work: waiting for the link or for the host's putting kernels into the
+ * queue, who sleeps, helmd. */
+static json_t *parts_to_json(const struct cost_forecast *f)
+{
+    double computes = f->busy[COST_CPU] + f->busy[COST_GPU];
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "steps", (int)f->steps, "ms",
+                     number(1e3 * f->seconds), "cpu_ms", number(1e3 * f->busy[COST_CPU]), "gpu_ms",
+                     number(1e3 * f->busy[COST_GPU]), "link_ms", number(1e3 * f->busy[COST_LINK]),
+                     "hand_overs_ms", number(1e3 * f->hand_overs), "rest_ms",
+                     number(1e3 * (f->seconds - computes - f->hand_overs)));
+}
+
+json_t *explain_to_json(const struct explain *x)
+{
+    const struct planner_prediction *p = &x->prediction;
+    const struct profile *profile = x->request->profile;
+    json_t *json = plan_to_json(x->plan), *stages = json_object();
+    if (!json || !stages) goto fail;
+    for (uint32_t i = 0; i < x->list_count; i++)
+        if (json_object_set_new(stages, x->list[i].name,
+                                list_to_json(&x->list[i], i ? NULL : x->plan->format)))
+            goto fail;
+    json_t *more =
+        json_pack("{s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:s, s:s, s:{s:I, "
+                  "s:I, s:I}}",
+                  "decode_tok_s", with_bars(explain_rate(x), explain_rate_low(x), explain_rate_high(x)),
+                  "ttft_ms", with_bars(1e3 * p->ttft_s, 1e3 * p->ttft_low_s, 1e3 * p->ttft_high_s), "parts",
+                  "decode", parts_to_json(&x->decode), "first", parts_to_json(&x->first), "link",
+                  "weight_bytes", size_to_json(x->crossing.bytes), "link_bytes",
+                  size_to_json(x->crossing.crossing), "cpu", "weight_bytes", size_to_json(x->reading.bytes),
+                  "read_bytes", size_to_json(x->reading.crossing), "gpu", "weight_bytes",
+                  size_to_json(x->gpu_reading.bytes), "read_bytes", size_to_json(x->gpu_reading.crossing),
+                  "strategies", strategies_to_json(x), "profile", profile->fingerprint, "machine",
+                  profile->machine, "assumed", "batch", (json_int_t)x->batch, "context",
+                  (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
+    if (!more || json_object_update(json, more)) {
+        json_decref(more);
+        goto fail;
+    }
+    json_decref(more);
+    json_t *moved = stages; /* the call below takes it, also when it fails */
+    stages = NULL;
+    if (json_object_set_new(json, "stages", moved)) goto fail;
+    return json;
+fail:
+    json_decref(stages);
+    json_decref(json);
+    return NULL;
+}
+
+json_t *explain_refusal_to_json(const struct planner_refusal *refusal, const char *error)
+{
+    return json_pack("{s:s, s:o, s:o, s:s}", "error", error, "needed", size_to_json(refusal->needed),
+                     "available", size_to_json(refusal->available), "nearest", refusal->nearest);
+}

@@ -1,0 +1,18 @@
+/* An explained plan as a picture: predicted token/s over every thesis split, and one decode step by resource.
+ *
+ * Called by helm-plan --plot. Writes SVG by hand: text labels, colours for light and dark. Owns nothing. */
+#ifndef HELM_DAEMON_PLANNER_REPORT_PLOT_H
+#define HELM_DAEMON_PLANNER_REPORT_PLOT_H
+
+#include <stdio.h>
+
+#include "daemon/planner/report/explain.h"
+
+/* The whole document. What cannot be written shows in ferror(out). */
+void plot_print(const struct explain *explain, FILE *out);
+/* The same into a file, replaced if it is there. */
+HELM_MUST_CHECK int plot_write(const struct explain *explain, const char *path, struct helm_err *err);
+/* The round step, 1, 2 or 5 times a power of ten, that cuts [0, most] into at most `parts`. */
+double plot_step(double most, int parts);
+
+#endif

@@ -1,0 +1,153 @@
+/* An explained plan as a table, for people. See explain.h. */
+#include <string.h>
+
+#include "common/base/units.h"
+#include "daemon/planner/report/explain.h"
+
+#define WIDTH 72
+
+/* Cut layers make long lists: what each home comes to. */
+static void print_sums(const struct explain_list *list, FILE *out)
+{
+    char text[UNITS_TEXT], stages[32];
+    static const enum plan_home homes[] = {PLAN_HOME_GPU, PLAN_HOME_CPU, PLAN_HOME_STREAM};
+    for (size_t h = 0; h < sizeof homes / sizeof *homes; h++) {
+        uint64_t bytes = 0;
+        uint32_t count = 0;
+        double seconds = 0;
+        for (uint32_t i = 0; i < list->stage_count; i++) {
+            if (list->stage[i].stage.home != homes[h]) continue;
+            bytes += list->stage[i].stage.bytes;
+            seconds += list->stage[i].seconds;
+            count++;
+        }
+        snprintf(stages, sizeof stages, "%u stage%s", count, count == 1 ? "" : "s");
+        if (count)
+            fprintf(out, "  %-10s %-10s %-7s %12s %11.3f\n", "in all", stages, plan_home_name(homes[h]),
+                    units_format_size(bytes, text), 1e3 * seconds);
+    }
+}
+
+static void print_list(const struct explain *x, const struct explain_list *list, FILE *out)
+{
+    char text[UNITS_TEXT], head[96], range[32];
+    const struct plan *plan = x->plan;
+    int n = snprintf(head, sizeof head, "%s, a step of %u token%s", list->name, list->tokens,
+                     list->tokens == 1 ? "" : "s");
+    if (list->rows == 1 && list->tokens == 1)
+        snprintf(head + n, sizeof head - (size_t)n, " at position %u", list->context);
+    if (list->rows > 1)
+        snprintf(head + n, sizeof head - (size_t)n, ", one a sequence, at position %u", list->context);
+    fprintf(out, "%-*s %9.2f ms\n", WIDTH - 13, head, 1e3 * list->seconds);
+    fprintf(out, "  %-10s %-10s %-7s %12s %11s   %s\n", "layers", "ops", "home", "bytes", "ms", "bound by");
+    fprintf(out, "  %-10s %-10s %-7s %12s %11.3f\n", "embedding", "", plan_processor_name(plan->embed), "",
+            1e3 * list->embed);
+    for (uint32_t i = 0; i < list->stage_count; i++) {
+        const struct explain_stage *s = &list->stage[i];
+        snprintf(range, sizeof range, s->stage.first == s->stage.last ? "%u" : "%u-%u", s->stage.first,
+                 s->stage.last);
+        fprintf(out, "  %-10s %-10s %-7s %12s %11.3f   %s\n", range, plan_ops_name(s->stage.ops),
+                plan_home_name(s->stage.home), units_format_size(s->stage.bytes, text), 1e3 * s->seconds,
+                s->bound_by);
+    }
+    fprintf(out, "  %-10s %-10s %-7s %12s %11.3f\n", "head", "", plan_processor_name(plan->head), "",
+            1e3 * list->head);
+    fprintf(out, "  %-10s %-10s %-7s %12s %11.3f\n", "helmd", "", "", "", 1e3 * list->step);
+    print_sums(list, out);
+    fputc('\n', out);
+}
+
+static void print_ledger(const char *name, const struct ledger *ledger, FILE *out)
+{
+    char text[UNITS_TEXT], limit[UNITS_TEXT];
+    if (!ledger->line_count) return;
+    fprintf(out, "%s\n", name);
+    for (uint32_t i = 0; i < ledger->line_count; i++)
+        fprintf(out, "  %12s  %s\n", units_format_size(ledger->line[i].bytes, text), ledger->line[i].what);
+    if (ledger->limit == UINT64_MAX)
+        fprintf(out, "  %12s  in all\n\n", units_format_size(ledger->total, text));
+    else
+        fprintf(out, "  %12s  in all, of %s\n\n", units_format_size(ledger->total, text),
+                units_format_size(ledger->limit, limit));
+}
+
+static void print_strategies(const struct explain *x, FILE *out)
+{
+    fprintf(out, "strategies\n");
+    if (x->request->plan_given)
+        fprintf(out, "  %-9s %8.2f token/s, first token after %10.1f ms   <- this plan\n", "as given",
+                explain_rate(x), 1e3 * x->prediction.ttft_s);
+    for (int i = 0; i < SEARCH_STRATEGIES; i++) {
+        const struct explain_strategy *s = &x->strategy[i];
+        const char *name = search_strategy_name(s->strategy);
+        if (s->feasible)
+            fprintf(out, "  %-9s %8.2f token/s, first token after %10.1f ms%s\n", name,
+                    x->batch / s->decode_s, 1e3 * s->ttft_s,
+                    s->strategy == x->request->strategy && !x->request->plan_given ? "   <- this plan" : "");
+        else
+            fprintf(out, "  %-9s does not fit: %s\n", name, s->why);
+    }
+}
+
+static const char *how_many(uint32_t n, const char *one, const char *many)
+{
+    return n == 1 ? one : many;
+}
+
+/* What a decode step moves of weights there, and as how much. */
+static void print_moved(const char *name, const struct cost_crossing *moved, FILE *out)
+{
+    char text[UNITS_TEXT], packed[UNITS_TEXT];
+    if (moved->bytes == 0) return;
+    fprintf(out, "%-8s %s of weights a decode step%s%s\n", name, units_format_size(moved->bytes, text),
+            moved->crossing < moved->bytes ? ", packed to about " : ", as they are",
+            moved->crossing < moved->bytes ? units_format_size(moved->crossing, packed) : "");
+}
+
+/* What lies packed in VRAM: in how much of it, tables and slack included. */
+static void print_packed(const struct explain *x, FILE *out)
+{
+    const struct plan *plan = x->plan;
+    char text[UNITS_TEXT], room[UNITS_TEXT];
+    const uint32_t packed = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
+    const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
+    uint32_t units = 0;
+    if (!packed && !head) return;
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        units += plan_unit_home(plan, 0, u) == PLAN_HOME_GPU;
+    fprintf(out, "vram     %u of %u half layers there%s lie packed: %s in %s\n", packed, units,
+            head ? " and the head" : "", units_format_size(x->packed_bytes, text),
+            units_format_size(plan->pack_gpu_bytes, room));
+}
+
+void explain_print(const struct explain *x, FILE *out)
+{
+    char text[UNITS_TEXT];
+    const struct planner_prediction *p = &x->prediction;
+    const struct model *m = x->request->model;
+    const struct profile *profile = x->request->profile;
+    fprintf(out, "model    %s (%s), %u layers, %s of weights\n", explain_model_name(x),
+            m->config.architecture, m->config.layers, units_format_size(m->weight_bytes, text));
+    fprintf(out, "machine  %s\n", profile->machine);
+    fprintf(out, "decode   %.2f token/s (%.2f to %.2f): %u %s, %u tokens in\n", explain_rate(x),
+            explain_rate_low(x), explain_rate_high(x), x->batch, how_many(x->batch, "sequence", "sequences"),
+            x->context);
+    fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft_s,
+            1e3 * p->ttft_low_s, 1e3 * p->ttft_high_s, x->prompt, how_many(x->prompt, "token", "tokens"));
+    print_moved("link", &x->crossing, out);
+    print_moved("cpu", &x->reading, out);
+    print_packed(x, out);
+    fprintf(out, "context  %u tokens, %u pages of %u in %s\n\n", x->plan->context_tokens, x->plan->page_count,
+            x->plan->page_tokens, x->plan->kv_dtype);
+    for (uint32_t i = 0; i < x->list_count; i++) {
+        const struct explain_list *list = &x->list[i];
+        if (list->from_tokens == UINT32_MAX)
+            fprintf(out, "(no list of its own for long steps: decode's homes hold)\n");
+        if (list->from_tokens > 1 && list->from_tokens < UINT32_MAX)
+            fprintf(out, "(for steps of %u tokens and more)\n", list->from_tokens);
+        print_list(x, list, out);
+    }
+    print_ledger("VRAM", &x->plan->memory[PLAN_VRAM0], out);
+    print_ledger("host memory", &x->plan->memory[PLAN_HOST], out);
+    print_strategies(x, out);
+}

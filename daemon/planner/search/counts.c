@@ -1,0 +1,366 @@
+/* How many of which items go where, by estimate. See search/mixed.h. Called by search/mixed.c; owns nothing.
+ *
+ * The floors of search/bound.c are sums, so a plan's time can be estimated from the numbers of items of each
+ * group at each home. From several beginnings, for every place of the ends and several sizes of ring, numbers
+ * change as long as the estimate falls. */
+#include "daemon/planner/search/mixed.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/planner/cost/larger.h"
+
+#define EXCESS_COST 1e-6 /* seconds a byte over a limit: more than any placement gains */
+
+/* ---- groups ---- */
+
+static bool alike(double a, double b, double tolerance)
+{
+    return a == b || fabs(a - b) <= tolerance * larger(fabs(a), fabs(b));
+}
+
+static bool items_alike(const struct space_item *a, const struct space_item *b, double tolerance)
+{
+    bool same = a->allowed == b->allowed && a->count == b->count &&
+                alike((double)a->crossing, (double)b->crossing, tolerance);
+    for (int h = 0; h < SPACE_HOMES && same; h++)
+        same = !(a->allowed & 1u << h) || alike(a->seconds[h], b->seconds[h], tolerance);
+    return same;
+}
+
+static bool group_items(struct mixing *m, double tolerance)
+{
+    const struct space *s = m->s;
+    uint32_t first[GROUPS_MAX];
+    m->groups = 0;
+    for (uint32_t i = 0; i < s->items; i++) {
+        uint32_t g = 0;
+        while (g < m->groups && !items_alike(&s->item[first[g]], &s->item[i], tolerance)) g++;
+        if (g == GROUPS_MAX) return false;
+        if (g == m->groups) first[m->groups++] = i;
+        m->group_of[i] = g;
+    }
+    return true;
+}
+
+bool counts_group(struct mixing *m)
+{
+    static const double tolerances[] = {0, 0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1};
+    bool grouped = false;
+    for (size_t t = 0; t < sizeof tolerances / sizeof *tolerances && !grouped; t++)
+        grouped = group_items(m, tolerances[t]);
+    if (!grouped) return false; /* more than GROUPS_MAX sets of allowed homes */
+    memset(m->group, 0, sizeof m->group);
+    for (uint32_t i = 0; i < m->s->items; i++) {
+        const struct space_item *item = &m->s->item[i];
+        struct group *g = &m->group[m->group_of[i]];
+        g->kind.count++;
+        g->kind.allowed = item->allowed;
+        g->bytes += (double)item->crossing;
+        for (int h = 0; h < SPACE_HOMES; h++) {
+            g->kind.vram[h] = larger(g->kind.vram[h], (double)item->vram[h]);
+            g->kind.host[h] = larger(g->kind.host[h], (double)item->host[h]);
+        }
+    }
+    for (uint32_t g = 0; g < m->groups; g++) m->group[g].bytes /= m->group[g].kind.count;
+    return true;
+}
+
+/* The items' floors for this ring, in the groups' mean. */
+static void group_floors(struct mixing *m, uint64_t ring)
+{
+    bound_floors(m->s, ring);
+    for (uint32_t g = 0; g < m->groups; g++) memset(m->group[g].kind.floor, 0, sizeof m->group[g].kind.floor);
+    for (uint32_t i = 0; i < m->s->items; i++) {
+        struct group *g = &m->group[m->group_of[i]];
+        for (int h = 0; h < SPACE_HOMES; h++)
+            for (int k = 0; k < SPACE_FLOORS; k++)
+                g->kind.floor[h][k] += m->s->item[i].floor[h][k] / g->kind.count;
+    }
+}
+
+/* ---- how many ---- */
+
+/* What the numbers add up to: the floors, bytes, items by home. */
+enum { VRAM = SPACE_FLOORS, HOST, STREAMED, AT, SUMS = AT + SPACE_HOMES };
+struct totals {
+    double sum[SUMS];
+};
+
+static void add_totals(struct totals *t, const struct totals *more, double times)
+{
+    for (int i = 0; i < SUMS; i++) t->sum[i] += times * more->sum[i];
+}
+
+/* Of one item. */
+static struct totals totals_of_item(const struct mixing *m, uint32_t g, int home)
+{
+    const struct bound_kind *kind = &m->group[g].kind;
+    struct totals t = {0};
+    for (int k = 0; k < SPACE_FLOORS; k++) t.sum[k] = kind->floor[home][k];
+    t.sum[VRAM] = kind->vram[home];
+    t.sum[HOST] = kind->host[home];
+    t.sum[AT + home] = 1;
+    if (home == PLAN_HOME_STREAM) t.sum[STREAMED] = m->group[g].bytes;
+    return t;
+}
+
+static struct totals totals_of(const struct mixing *m, const struct counts *c)
+{
+    struct totals t = {0};
+    for (uint32_t g = 0; g < m->groups; g++)
+        for (int h = 0; h < SPACE_HOMES; h++) {
+            const struct totals item = totals_of_item(m, g, h);
+            add_totals(&t, &item, c->n[g][h]);
+        }
+    return t;
+}
+
+/* What an estimate needs of a candidate beside its numbers: by the homes that are used, what there is once.
+ */
+struct frame {
+    double floor[SPACE_FLOORS], weight[SPACE_FLOORS]; /* of the ends; of the hand-overs' time */
+    double hand_over;
+    struct {
+        double vram, host, ring; /* bytes above the limits, 0 or less: below them; the ring's own */
+    } once[SPACE_USES];
+};
+
+static void frame_open(const struct mixing *m, const struct candidate *c, struct frame *f)
+{
+    const struct space *s = m->s;
+    *f = (struct frame){.weight = {1, 1 - s->overlap, 0}, .hand_over = 2 * s->hand_over};
+    memcpy(f->floor, c->ends->floor, sizeof f->floor);
+    for (unsigned uses = 0; uses < SPACE_USES; uses++) {
+        uint64_t ring = c->ring, least = space_ring_least(s, uses, c->ends);
+        if (!(uses & 1u << PLAN_HOME_STREAM) || ring < least) ring = least;
+        struct search_bytes once = space_bytes_once(s, uses, c->ends, ring);
+        f->once[uses].ring = (double)ring;
+        f->once[uses].vram = s->memory ? (double)once.vram - (double)s->memory->vram_limit : -INFINITY;
+        f->once[uses].host = s->memory ? (double)once.host - (double)s->memory->host_limit : -INFINITY;
+    }
+}
+
+/* A plan's seconds by its numbers, memory over its limits priced prohibitively. */
+static double estimate(const struct frame *f, const struct totals *t)
+{
+    double most = 0, visits = 0;
+    unsigned uses = 0;
+    for (int h = 0; h < SPACE_HOMES; h++)
+        uses |= t->sum[AT + h] > 0.5 ? 1u << h : 0; /* whole numbers, but for rounding */
+    const double over =
+        larger(0, t->sum[VRAM] + f->once[uses].vram) + larger(0, t->sum[HOST] + f->once[uses].host);
+    /* The GPU is visited whenever the ring is full, and once for what is at home there. */
+    if (uses & 1u << PLAN_HOME_CPU) {
+        if (uses & 1u << PLAN_HOME_GPU) visits = 1;
+        if (uses & 1u << PLAN_HOME_STREAM) visits = larger(1, t->sum[STREAMED] / f->once[uses].ring);
+    }
+    for (int k = 0; k < SPACE_FLOORS; k++)
+        most = larger(most, t->sum[k] + f->floor[k] + f->weight[k] * visits * f->hand_over);
+    return most + over * EXCESS_COST;
+}
+
+struct move {
+    uint32_t g;
+    int from, to;
+    int32_t most;      /* items that there are to move */
+    struct totals one; /* what moving one of them changes */
+};
+
+#define MOVES_MAX (GROUPS_MAX * SPACE_HOMES * (SPACE_HOMES - 1))
+
+static uint32_t list_moves(const struct mixing *m, const struct counts *c, struct move *move)
+{
+    uint32_t count = 0;
+    for (uint32_t g = 0; g < m->groups; g++)
+        for (int from = 0; from < SPACE_HOMES; from++)
+            for (int to = 0; to < SPACE_HOMES; to++) {
+                if (from == to || c->n[g][from] <= 0 || !(m->group[g].kind.allowed & 1u << to)) continue;
+                const struct totals less = totals_of_item(m, g, from);
+                struct move *a = &move[count++];
+                *a = (struct move){g, from, to, c->n[g][from], totals_of_item(m, g, to)};
+                add_totals(&a->one, &less, -1);
+            }
+    return count;
+}
+
+static void shift(struct counts *c, const struct move *move, int32_t by)
+{
+    c->n[move->g][move->from] -= by;
+    c->n[move->g][move->to] += by;
+}
+
+/* How many moves of the second kind take the VRAM that one of the first kind gives (or the other way round).
+ */
+static double vram_ratio(const struct move *a, const struct move *b)
+{
+    double gives = -a->one.sum[VRAM], takes = b->one.sum[VRAM];
+    return takes != 0 && gives / takes > 0 && gives / takes < 4096 ? gives / takes : 0;
+}
+
+/* The best change that was found: up to two moves, NULL: none. */
+struct change {
+    const struct move *a, *b;
+    int32_t x, y;
+    double estimate;
+};
+
+static bool make_change(const struct change *change, struct candidate *c)
+{
+    if (!change->a || change->estimate >= c->estimate * (1 - 1e-9)) return false;
+    shift(&c->counts, change->a, change->x);
+    if (change->b) shift(&c->counts, change->b, change->y);
+    c->estimate = change->estimate;
+    return true;
+}
+
+/* Two moves at once: what is exchanged when memory is full. A few items of each, or as many of the second as
+ * memory has room for in exchange. */
+static void exchange(const struct frame *f, const struct totals *now, const struct move *move, uint32_t moves,
+                     struct change *best)
+{
+    for (const struct move *a = move; a < move + moves; a++)
+        for (const struct move *b = move; b < move + moves; b++) {
+            if (a == b) continue;
+            const double ratio = vram_ratio(a, b);
+            const bool same = a->g == b->g && a->from == b->from; /* items move once */
+            for (int32_t x = 1; x <= 4 && x <= a->most; x *= 2) {
+                const int32_t amounts[] = {(int32_t)floor(ratio * x), 1, 2, 4},
+                              most = b->most - (same ? x : 0);
+                struct totals part = *now;
+                add_totals(&part, &a->one, x);
+                for (size_t i = 0; i < sizeof amounts / sizeof *amounts; i++) {
+                    const int32_t y = amounts[i];
+                    struct totals then = part;
+                    if (y == 0 || y > most) continue;
+                    add_totals(&then, &b->one, y);
+                    double e = estimate(f, &then);
+                    if (e < best->estimate) *best = (struct change){a, b, x, y, e};
+                }
+            }
+        }
+}
+
+static void move_some(const struct frame *f, const struct totals *now, const struct move *move,
+                      uint32_t moves, struct change *best)
+{
+    for (const struct move *a = move; a < move + moves; a++)
+        for (int32_t by = 1; by <= a->most; by *= 2) {
+            struct totals then = *now;
+            add_totals(&then, &a->one, by);
+            double e = estimate(f, &then);
+            if (e < best->estimate) *best = (struct change){.a = a, .x = by, .estimate = e};
+        }
+}
+
+static void settle_counts(const struct mixing *m, struct candidate *c)
+{
+    struct frame f;
+    struct move move[MOVES_MAX];
+    struct totals now = totals_of(m, &c->counts);
+    frame_open(m, c, &f);
+    c->estimate = estimate(&f, &now);
+    for (int i = 0; i < 200; i++) {
+        struct change best = {.estimate = c->estimate};
+        uint32_t moves = list_moves(m, &c->counts, move);
+        move_some(&f, &now, move, moves, &best);
+        if (!make_change(&best, c)) {
+            best = (struct change){.estimate = c->estimate};
+            exchange(&f, &now, move, moves, &best);
+            if (!make_change(&best, c)) return;
+        }
+        now = totals_of(m, &c->counts);
+    }
+}
+
+static void all_at(const struct mixing *m, int home, struct counts *c)
+{
+    memset(c, 0, sizeof *c);
+    for (uint32_t g = 0; g < m->groups; g++) {
+        int at = home;
+        for (int h = 0; h < SPACE_HOMES && !(m->group[g].kind.allowed & 1u << at); h++) at = h;
+        c->n[g][at] = (int32_t)m->group[g].kind.count;
+    }
+}
+
+static int by_estimate(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+    return x->estimate < y->estimate ? -1 : x->estimate > y->estimate;
+}
+
+/* Each group where it costs least at these prices of memory and of the link's time. */
+static void all_by_price(const struct mixing *m, const struct bound_prices *p, struct counts *c)
+{
+    memset(c, 0, sizeof *c);
+    for (uint32_t g = 0; g < m->groups; g++) {
+        const struct bound_kind *kind = &m->group[g].kind;
+        double least = INFINITY;
+        int at = 0;
+        for (int h = 0; h < SPACE_HOMES; h++) {
+            double cost = p->vram * kind->vram[h] + p->host * kind->host[h];
+            for (int k = 0; k < SPACE_FLOORS; k++) cost += p->weight[k] * kind->floor[h][k];
+            if (!(kind->allowed & 1u << h) || cost >= least) continue;
+            least = cost;
+            at = h;
+        }
+        c->n[g][at] = (int32_t)kind->count;
+    }
+}
+
+/* The bound's prices, and a little more or less of each: where it is decided, all of a group changes at once.
+ */
+static void find_by_price(struct mixing *m, struct candidate *best)
+{
+    static const double nudge[] = {0.97, 1.03};
+    struct bound_kind kind[GROUPS_MAX];
+    struct bound_prices p;
+    for (uint32_t g = 0; g < m->groups; g++) kind[g] = m->group[g].kind;
+    bound_prices_of(m->s, kind, m->groups, best->ends, best->ring, &p);
+    for (int i = 0; i < 4; i++) {
+        struct candidate c = {.ends = best->ends, .ring = best->ring};
+        struct bound_prices q = p;
+        q.vram *= nudge[i & 1];
+        q.weight[SPACE_FLOORS - 1] *= nudge[i >> 1];
+        all_by_price(m, &q, &c.counts);
+        settle_counts(m, &c);
+        if (c.estimate < best->estimate) *best = c;
+    }
+}
+
+static void find_from_all(const struct mixing *m, struct candidate *best)
+{
+    best->estimate = INFINITY;
+    for (int h = 0; h < SPACE_HOMES; h++) {
+        struct candidate c = {.ends = best->ends, .ring = best->ring};
+        all_at(m, h, &c.counts);
+        settle_counts(m, &c);
+        if (c.estimate < best->estimate) *best = c;
+    }
+}
+
+void counts_find(struct mixing *m)
+{
+    struct space *s = m->s;
+    unsigned allowed = 0;
+    for (uint32_t i = 0; i < s->items; i++) allowed |= s->item[i].allowed;
+    for (uint32_t e = 0; e < s->ends_count; e++) {
+        uint64_t ring[BOUND_RINGS_MAX];
+        uint32_t rings = bound_rings(s, allowed, &s->ends[e], 3, ring);
+        for (uint32_t r = 0; r < rings; r++) {
+            struct candidate *c = &m->candidate[m->candidates++];
+            group_floors(m, ring[r]);
+            c->ends = &s->ends[e];
+            c->ring = ring[r];
+            if (r > 0) {
+                c->counts = c[-1].counts; /* of the same ends and the ring before */
+                settle_counts(m, c);
+            } else {
+                find_from_all(m, c);
+            }
+            find_by_price(m, c);
+        }
+    }
+    qsort(m->candidate, m->candidates, sizeof *m->candidate, by_estimate);
+}

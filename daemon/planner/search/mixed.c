@@ -1,0 +1,223 @@
+/* Large spaces: candidates, orders, exchanges. See search/space.h. Called by search.c and search/prefill.c;
+ * owns its tables.
+ *
+ * 1. How many of which items go where, by estimate: search/counts.c.
+ * 2. In which order, for the most promising: search/order.c, then the simulation.
+ * 3. Exchanges and moves, simulated, of the best few. */
+#include "daemon/planner/search/mixed.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TRIED_LEAST 8
+#define PASSES      4
+#define IMPROVED    3
+#define WORK        400000 /* item steps of simulation that improving may take */
+
+/* ---- exchanges ---- */
+
+static uint32_t draw(uint64_t *random, uint32_t below)
+{
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    return (uint32_t)((*random >> 33) % below);
+}
+
+static enum plan_home draw_home(const struct space_item *item, uint64_t *random)
+{
+    uint32_t h = draw(random, SPACE_HOMES);
+    while (!(item->allowed & 1u << h)) h = (h + 1) % SPACE_HOMES;
+    return (enum plan_home)h;
+}
+
+/* An item and another one, near it as often as not. */
+static void draw_pair(const struct space *s, uint64_t *random, uint32_t *a, uint32_t *b)
+{
+    *a = draw(random, s->items);
+    if (draw(random, 2)) {
+        *b = draw(random, s->items);
+    } else {
+        uint32_t to = *a + draw(random, 17);
+        *b = to >= 8 && to - 8 < s->items ? to - 8 : *a;
+    }
+}
+
+/* Improves on `home`, `budget` simulations at most. */
+static void improve(struct space *s, enum plan_home *home, const struct space_ends *ends, uint64_t ring,
+                    uint32_t budget)
+{
+    uint64_t random = 0x9e3779b97f4a7c15, end = s->simulated + budget, tries = 20ull * budget;
+    double now = space_try(s, home, ends, ring, INFINITY);
+    uint32_t changes = space_changes(s, home, ends), a, b;
+    while (s->simulated < end && tries-- > 0) {
+        draw_pair(s, &random, &a, &b);
+        const struct space_item *x = &s->item[a], *y = &s->item[b];
+        enum plan_home at_x = home[x->first], at_y = home[y->first], to_x = at_y, to_y = at_x;
+        uint32_t what = draw(&random, 4);
+        if (what == 0) {
+            to_x = draw_home(x, &random);
+            to_y = at_y;
+        } else if (what == 1) {
+            to_x = draw_home(x, &random);
+            to_y = draw_home(y, &random);
+        }
+        if (a == b) to_y = to_x;
+        if ((to_x == at_x && to_y == at_y) || !(x->allowed & 1u << to_x) || !(y->allowed & 1u << to_y))
+            continue;
+        space_put(s, home, a, to_x);
+        space_put(s, home, b, to_y);
+        double then = space_try(s, home, ends, ring, now);
+        uint32_t then_changes = space_changes(s, home, ends);
+        if (then < now * (1 - 1e-9) || (then <= now * (1 + 1e-9) && then_changes <= changes)) {
+            now = then;
+            changes = then_changes;
+        } else {
+            space_put(s, home, a, at_x);
+            space_put(s, home, b, at_y);
+        }
+    }
+}
+
+/* ---- simpler ones ---- */
+
+/* Changes of home at both edges of an item. */
+static uint32_t edges(const struct space *s, const enum plan_home *home, const struct space_ends *ends,
+                      uint32_t item)
+{
+    uint32_t first = s->item[item].first, last = first + s->item[item].count - 1;
+    bool before = first ? home[first - 1] != home[first] : plan_home_processor(home[first]) != ends->embed;
+    bool after = last + 1 < s->table->units ? home[last + 1] != home[last]
+                                            : plan_home_processor(home[last]) != ends->head;
+    return before + after;
+}
+
+/* Puts x and y there if that makes fewer stages of them in no more time than counts as alike. */
+static bool put_simpler(struct space *s, enum plan_home *home, uint32_t a, uint32_t b, enum plan_home to_a,
+                        enum plan_home to_b)
+{
+    const struct space_item *x = &s->item[a], *y = &s->item[b];
+    enum plan_home at_a = home[x->first], at_b = home[y->first];
+    if ((to_a == at_a && to_b == at_b) || !(x->allowed & 1u << to_a) || !(y->allowed & 1u << to_b))
+        return false;
+    uint32_t before = edges(s, home, s->at, a) + edges(s, home, s->at, b), changes = s->changes;
+    space_put(s, home, a, to_a);
+    space_put(s, home, b, to_b);
+    if (edges(s, home, s->at, a) + edges(s, home, s->at, b) < before) {
+        (void)space_try(s, home, s->at, s->ring, 0);
+        if (s->changes < changes) return true;
+    }
+    space_put(s, home, a, at_a);
+    space_put(s, home, b, at_b);
+    return false;
+}
+
+/* Homes moved and exchanged as long as stages become fewer; space_try keeps what is alike and simpler. */
+static void simplify(struct space *s, enum plan_home *home, uint32_t budget)
+{
+    uint64_t end = s->simulated + budget;
+    bool simpler = true;
+    for (int pass = 0; pass < PASSES && simpler && s->simulated < end; pass++) {
+        simpler = false;
+        memcpy(home, s->home, s->table->units * sizeof *home);
+        for (uint32_t a = 0; a < s->items && s->simulated < end; a++) {
+            for (int h = 0; h < SPACE_HOMES; h++)
+                simpler |= put_simpler(s, home, a, a, (enum plan_home)h, (enum plan_home)h);
+            for (uint32_t b = a + 1; b < s->items && s->simulated < end; b++) {
+                enum plan_home at_a = home[s->item[a].first], at_b = home[s->item[b].first];
+                simpler |= put_simpler(s, home, a, b, at_b, at_a);
+            }
+        }
+    }
+}
+
+/* ---- all ---- */
+
+struct start {
+    double seconds;
+    const struct candidate *from;
+};
+
+static int by_seconds(const void *a, const void *b)
+{
+    const struct start *x = a, *y = b;
+    return x->seconds < y->seconds ? -1 : x->seconds > y->seconds;
+}
+
+/* The same homes with every place of the ends and every ring: a smaller one may do, a larger one may fit. */
+static void try_other_rings(struct space *s, const enum plan_home *home)
+{
+    uint64_t ring[BOUND_RINGS_MAX];
+    for (uint32_t e = 0; e < s->ends_count; e++) {
+        uint32_t rings = bound_rings(s, SPACE_USES - 1, &s->ends[e], BOUND_RINGS_MAX, ring);
+        for (uint32_t r = 0; r < rings; r++) (void)space_try(s, home, &s->ends[e], ring[r], 0);
+    }
+}
+
+static void try_orders(struct mixing *m)
+{
+    struct start start[CANDIDATES_MAX];
+    struct space *s = m->s;
+    uint32_t starts = 0, work = WORK / s->table->units;
+    for (uint32_t i = 0; i < m->candidates; i++) {
+        const struct candidate *c = &m->candidate[i];
+        if (c->estimate > s->fastest && i >= TRIED_LEAST) break;
+        bound_floors(s, c->ring);
+        order_find(m, c);
+        start[starts++] =
+            (struct start){.seconds = space_try(s, m->home, c->ends, c->ring, INFINITY), .from = c};
+    }
+    qsort(start, starts, sizeof *start, by_seconds);
+    for (uint32_t i = 0; i < starts && i < IMPROVED; i++) {
+        bound_floors(s, start[i].from->ring);
+        order_find(m, start[i].from);
+        improve(s, m->home, start[i].from->ends, start[i].from->ring, work / (IMPROVED + 1));
+    }
+    if (!s->found) return;
+    memcpy(m->home, s->home, s->table->units * sizeof *m->home);
+    try_other_rings(s, m->home);
+    memcpy(m->home, s->home, s->table->units * sizeof *m->home);
+    improve(s, m->home, s->at, s->ring, work / (IMPROVED + 1));
+    simplify(s, m->home, work);
+}
+
+/* Where memory is so tight that estimates find nothing: what takes least of it. */
+static void try_smallest(struct mixing *m)
+{
+    struct space *s = m->s;
+    for (int vram = 0; vram < 2; vram++) {
+        const struct space_ends *ends = NULL;
+        unsigned uses = 0;
+        if (bound_more(s, vram, m->home, &ends) != 0) continue;
+        for (uint32_t u = 0; u < s->table->units; u++) uses |= 1u << m->home[u];
+        (void)space_try(s, m->home, ends, space_ring_least(s, uses, ends), INFINITY);
+    }
+}
+
+int mixed_search(struct space *s, struct helm_err *err)
+{
+    struct mixing *m = calloc(1, sizeof *m);
+    uint32_t units = s->table->units;
+    int rc = 0;
+    if (m) {
+        m->s = s;
+        m->group_of = malloc(s->items * sizeof *m->group_of);
+        m->home = malloc(units * sizeof *m->home);
+        rc = order_open(&m->order, s->items, err);
+    }
+    if (!m || !m->group_of || !m->home)
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory to search homes of %u half layers", units);
+    if (!rc && s->memory) try_smallest(m);
+    if (!rc && counts_group(m)) {
+        counts_find(m);
+        try_orders(m);
+    }
+    if (m) {
+        order_close(m->order);
+        free(m->group_of);
+        free(m->home);
+    }
+    free(m);
+    return rc;
+}

@@ -1,0 +1,197 @@
+/* In which order a candidate's numbers go along the model. See search/mixed.h. Called by search/mixed.c; owns
+ * its table of states.
+ *
+ * A beam: item by item in the model's order, every state kept so far is continued with each home of which the
+ * item's group has some left. A state is judged by the time that the step cannot be below from there on: its
+ * own so far, and the floors of what is left. The simulation's link is here one rate and its ring one number.
+ */
+#include "daemon/planner/search/mixed.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/planner/cost/larger.h"
+
+#define WIDTH  24
+#define NOBODY UINT32_MAX
+
+struct state {
+    double seconds, fill; /* bytes in the ring */
+    double cpu_end;       /* seconds at the end of the CPU's last unit */
+    double rest[SPACE_FLOORS];
+    double judged;
+    uint64_t numbers; /* a hash of `left`: states with the same and the same worker are alternatives */
+    struct counts left;
+    enum plan_processor worker;
+    uint32_t note;
+};
+
+/* How a state came to be, for reading the order back. */
+struct note {
+    uint32_t before;
+    enum plan_home home;
+};
+
+struct order {
+    struct state now[WIDTH], next[WIDTH];
+    uint64_t next_numbers[WIDTH]; /* by what `next` is looked through: the worker's added */
+    double next_judged[WIDTH];
+    uint32_t count, next_count;
+    struct note *note; /* [items * WIDTH * SPACE_HOMES] */
+    uint32_t notes;
+    /* of the candidate */
+    double ring, rate, rate_beside, slice;
+};
+
+int order_open(struct order **order, uint32_t items, struct helm_err *err)
+{
+    *order = calloc(1, sizeof **order);
+    if (*order) (*order)->note = malloc((size_t)items * WIDTH * SPACE_HOMES * sizeof(struct note));
+    if (*order && (*order)->note) return 0;
+    order_close(*order);
+    *order = NULL;
+    return helm_fail(err, HELM_E_NOMEM, "no memory to order %u items", items);
+}
+
+void order_close(struct order *order)
+{
+    if (order) free(order->note);
+    free(order);
+}
+
+static void set_rates(struct order *o, const struct mixing *m, const struct candidate *c)
+{
+    const struct space *s = m->s;
+    double bytes = 0, link = 0, beside = 0;
+    for (uint32_t i = 0; i < s->items; i++) {
+        if (!c->counts.n[m->group_of[i]][PLAN_HOME_STREAM]) continue;
+        bytes += (double)s->item[i].crossing;
+        link += s->item[i].link;
+        for (uint32_t n = 0; n < s->item[i].count; n++)
+            beside += s->table->unit[s->item[i].first + n].link_beside;
+    }
+    o->ring = (double)c->ring;
+    o->rate = link > 0 ? bytes / link : 0;
+    o->rate_beside = beside > 0 ? bytes / beside : 0;
+    o->slice = s->table->slice;
+}
+
+/* The floors from here on, those of the link with what the ring has more or less than at the begin. */
+static double judge(const struct order *o, const struct space *s, const struct state *t)
+{
+    double behind = o->rate > 0 ? (o->ring - t->fill) / o->rate : 0;
+    double least = t->rest[0];
+    least = larger(least, t->rest[1] + s->overlap * behind);
+    return t->seconds + larger(least, t->rest[2] + behind);
+}
+
+static void pass(const struct order *o, struct state *t, double seconds, double rate)
+{
+    t->fill = smaller(o->ring, t->fill + seconds * rate);
+    t->seconds += seconds;
+}
+
+static void compute(const struct order *o, const struct space *s, const struct space_item *item,
+                    enum plan_home home, struct state *t)
+{
+    enum plan_processor worker = plan_home_processor(home);
+    if (worker != t->worker) pass(o, t, s->hand_over, o->rate);
+    t->worker = worker;
+    if (home == PLAN_HOME_GPU) {
+        pass(o, t, item->seconds[home], o->rate);
+    } else if (home == PLAN_HOME_CPU) {
+        double beside = 0, alone = item->seconds[home], active;
+        if (t->seconds - t->cpu_end > COST_CPU_AWAKE_S) pass(o, t, s->table->wake, o->rate);
+        for (uint32_t n = 0; n < item->count; n++) beside += s->table->unit[item->first + n].cpu_beside;
+        active = o->rate_beside > 0 ? smaller(beside, (o->ring - t->fill) / o->rate_beside) : 0;
+        t->fill += active * o->rate_beside;
+        t->seconds += beside > 0 ? active + (1 - active / beside) * alone : alone;
+        t->cpu_end = t->seconds;
+    } else {
+        double bytes = (double)item->crossing, own = item->seconds[home], late = 0;
+        if (t->fill < bytes && o->rate > 0) late = (bytes - t->fill) / o->rate + smaller(o->slice, own);
+        double seconds = larger(own, late);
+        t->fill = smaller(o->ring, larger(0, t->fill + seconds * o->rate - bytes));
+        t->seconds += seconds;
+    }
+}
+
+/* What one item of a group at a home adds to `numbers`. */
+static uint64_t number_of(uint32_t g, int home)
+{
+    static const uint64_t powers[GROUPS_MAX * SPACE_HOMES] = {0x9e3779b97f4a7c15, 0xc2b2ae3d27d4eb4f,
+                                                              0x165667b19e3779f9, 0xd6e8feb86659fd93,
+                                                              0xa0761d6478bd642f, 0xe7037ed1a0b428db,
+                                                              0x8ebc6af09c88c6e3, 0x589965cc75374cc3,
+                                                              0x1d8e4e27c47d124f, 0xeb44accab455d165,
+                                                              0x9c6e6877736c46e3, 0xbf58476d1ce4e5b9};
+    return powers[g * SPACE_HOMES + (uint32_t)home];
+}
+
+/* Keeps the best WIDTH states, and of those with the same numbers left one. */
+static void keep(struct order *o, const struct state *t)
+{
+    uint32_t at = NOBODY, worst = 0;
+    for (uint32_t i = 0; i < o->next_count; i++) {
+        if (o->next_numbers[i] == t->numbers + (uint64_t)t->worker) at = i;
+        if (o->next_judged[i] > o->next_judged[worst]) worst = i;
+    }
+    if (at == NOBODY)
+        at = o->next_count < WIDTH ? o->next_count++ : worst;
+    else if (o->next_judged[at] <= t->judged)
+        return;
+    if (at == worst && o->next_count == WIDTH && o->next_judged[at] <= t->judged) return;
+    o->next[at] = *t;
+    o->next_numbers[at] = t->numbers + (uint64_t)t->worker;
+    o->next_judged[at] = t->judged;
+}
+
+static void continue_with(struct mixing *m, uint32_t item, const struct state *from)
+{
+    struct order *o = m->order;
+    const struct space *s = m->s;
+    uint32_t g = m->group_of[item];
+    for (int h = 0; h < SPACE_HOMES; h++) {
+        struct state t = *from;
+        if (t.left.n[g][h] == 0) continue;
+        t.left.n[g][h]--;
+        compute(o, s, &s->item[item], (enum plan_home)h, &t);
+        for (int k = 0; k < SPACE_FLOORS; k++) t.rest[k] -= m->group[g].kind.floor[h][k];
+        t.judged = judge(o, s, &t);
+        t.numbers -= number_of(g, h);
+        t.note = o->notes;
+        o->note[o->notes++] = (struct note){.before = from->note, .home = (enum plan_home)h};
+        keep(o, &t);
+    }
+}
+
+void order_find(struct mixing *m, const struct candidate *c)
+{
+    struct order *o = m->order;
+    const struct space *s = m->s;
+    struct state *first = &o->now[0];
+    set_rates(o, m, c);
+    o->notes = 0;
+    o->count = 1;
+    *first = (struct state){.fill = o->ring, .left = c->counts, .worker = c->ends->embed, .note = NOBODY};
+    memcpy(first->rest, c->ends->floor, sizeof first->rest);
+    for (uint32_t g = 0; g < m->groups; g++)
+        for (int h = 0; h < SPACE_HOMES; h++)
+            for (int k = 0; k < SPACE_FLOORS; k++)
+                first->rest[k] += c->counts.n[g][h] * m->group[g].kind.floor[h][k];
+    for (uint32_t g = 0; g < m->groups; g++)
+        for (int h = 0; h < SPACE_HOMES; h++) first->numbers += (uint64_t)c->counts.n[g][h] * number_of(g, h);
+    for (uint32_t i = 0; i < s->items; i++) {
+        o->next_count = 0;
+        for (uint32_t j = 0; j < o->count; j++) continue_with(m, i, &o->now[j]);
+        memcpy(o->now, o->next, o->next_count * sizeof *o->now);
+        o->count = o->next_count;
+    }
+    uint32_t best = 0;
+    for (uint32_t j = 1; j < o->count; j++)
+        if (o->now[j].judged < o->now[best].judged) best = j;
+    uint32_t note = o->now[best].note;
+    for (uint32_t i = s->items; i-- > 0; note = o->note[note].before)
+        space_put(s, m->home, i, o->note[note].home);
+}

@@ -1,0 +1,184 @@
+/* Choosing homes. See search.h. Called by planner.c and helm-plan; owns what it returns. */
+#include "daemon/planner/search/space.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ON_CPU    (1u << PLAN_HOME_CPU)
+#define ON_GPU    (1u << PLAN_HOME_GPU)
+#define ON_STREAM (1u << PLAN_HOME_STREAM)
+
+static const struct {
+    const char *name;
+    unsigned homes, ends;
+} strategies[SEARCH_STRATEGIES] = {
+    [SEARCH_BEST] = {"best", ON_CPU | ON_GPU | ON_STREAM, ON_CPU | ON_GPU},
+    [SEARCH_ALL_GPU] = {"all-gpu", ON_GPU, ON_GPU},
+    [SEARCH_ALL_CPU] = {"all-cpu", ON_CPU, ON_CPU},
+    [SEARCH_THESIS] = {"thesis", ON_CPU | ON_GPU, ON_CPU | ON_GPU},
+    [SEARCH_STREAM] = {"stream", ON_GPU | ON_STREAM, ON_GPU},
+};
+
+const char *search_strategy_name(enum search_strategy strategy)
+{
+    return (unsigned)strategy < SEARCH_STRATEGIES ? strategies[strategy].name : "unknown";
+}
+
+/* ---- the thesis's space: every split ---- */
+
+static void put_split(enum plan_home *home, uint32_t units, uint32_t gpu, bool first)
+{
+    for (uint32_t u = 0; u < units; u++) {
+        bool on_gpu = first ? u < gpu : u >= units - gpu;
+        home[u] = on_gpu ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+    }
+}
+
+/* A split of the layers: the first or the last `gpu` units on the GPU. `items`: bytes of all of them. */
+struct split {
+    uint32_t gpu;
+    bool first;
+    unsigned uses;
+    struct search_bytes items;
+};
+
+/* Units [from, from + 2) from the CPU to the GPU. */
+static void move_bytes(const struct space *s, uint32_t from, struct search_bytes *sum)
+{
+    for (uint32_t i = from * s->items / s->table->units; i < (from + 2) * s->items / s->table->units; i++) {
+        const struct space_item *item = &s->item[i];
+        sum->vram += item->vram[PLAN_HOME_GPU] - item->vram[PLAN_HOME_CPU];
+        sum->host += item->host[PLAN_HOME_GPU] - item->host[PLAN_HOME_CPU];
+    }
+}
+
+/* Calls `visit` for each split and place of the ends; the ring is what prefill keeps. Bytes are kept from one
+ * split to the next: adding them up anew would take most of the time where few splits fit. */
+typedef void (*split_visit)(struct space *s, const struct split *split, const struct space_ends *ends,
+                            uint64_t ring, void *context);
+
+static void each_split(struct space *s, split_visit visit, void *context)
+{
+    uint32_t units = s->table->units;
+    struct search_bytes sum[2] = {{0}};
+    for (uint32_t i = 0; i < s->items; i++) {
+        sum[0].vram += s->item[i].vram[PLAN_HOME_CPU];
+        sum[0].host += s->item[i].host[PLAN_HOME_CPU];
+    }
+    sum[1] = sum[0];
+    for (uint32_t gpu = 0; gpu <= units; gpu += 2) {
+        for (int first = 0; first < 2 && gpu; first++)
+            move_bytes(s, first ? gpu - 2 : units - gpu, &sum[first]);
+        for (int first = 0; first < 2; first++)
+            for (uint32_t e = 0; e < s->ends_count; e++) {
+                const struct split split = {.gpu = gpu,
+                                            .first = first,
+                                            .uses = (gpu ? ON_GPU : 0) | (gpu < units ? ON_CPU : 0),
+                                            .items = sum[first]};
+                if (first && (gpu == 0 || gpu == units)) continue; /* the same twice */
+                if ((split.uses & s->item[0].allowed) != split.uses) continue;
+                visit(s, &split, &s->ends[e], space_ring_least(s, split.uses, &s->ends[e]), context);
+            }
+    }
+}
+
+static struct search_bytes split_bytes(const struct space *s, const struct split *split,
+                                       const struct space_ends *ends, uint64_t ring)
+{
+    struct search_bytes b = space_bytes_once(s, split->uses, ends, ring);
+    b.vram += split->items.vram;
+    b.host += split->items.host;
+    return b;
+}
+
+static void try_split(struct space *s, const struct split *split, const struct space_ends *ends,
+                      uint64_t ring, void *context)
+{
+    (void)context;
+    if (!space_fits(s, split_bytes(s, split, ends, ring))) return;
+    put_split(s->scratch, s->table->units, split->gpu, split->first);
+    (void)space_try(s, s->scratch, ends, ring, 0);
+}
+
+static void need_of_split(struct space *s, const struct split *split, const struct space_ends *ends,
+                          uint64_t ring, void *context)
+{
+    struct search_found *found = context;
+    struct search_bytes b = split_bytes(s, split, ends, ring);
+    uint64_t more_vram = b.vram > s->memory->vram_limit ? b.vram - s->memory->vram_limit : 0;
+    uint64_t more_host = b.host > s->memory->host_limit ? b.host - s->memory->host_limit : 0;
+    if (!more_host && more_vram < found->more_vram) found->more_vram = more_vram;
+    if (!more_vram && more_host < found->more_host) found->more_host = more_host;
+}
+
+/* ---- all ---- */
+
+static int check_problem(const struct search_problem *p, struct helm_err *err)
+{
+    if (p->decode->units < 2 || p->decode->units > 2 * MODEL_LAYERS_MAX || p->decode->units % 2)
+        return helm_fail(err, HELM_E_LIMIT, "%u half layers cannot be placed: 2 to %u, an even number",
+                         p->decode->units, 2 * MODEL_LAYERS_MAX);
+    return 0;
+}
+
+static int take_result(const struct space *s, struct search_found *found, struct helm_err *err)
+{
+    found->simulated = s->simulated;
+    if (!s->found) return 0;
+    size_t bytes = s->table->units * sizeof *found->home;
+    found->home = malloc(bytes);
+    if (!found->home)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u half layers", s->table->units);
+    memcpy(found->home, s->home, bytes);
+    found->feasible = true;
+    found->embed = s->at->embed;
+    found->head = s->at->head;
+    found->ring_bytes = s->ring;
+    found->seconds = s->seconds;
+    found->vram = s->vram;
+    found->host = s->host;
+    return 0;
+}
+
+int search_run(const struct search_problem *problem, enum search_strategy strategy,
+               struct search_found *found, struct helm_err *err)
+{
+    struct space s;
+    memset(found, 0, sizeof *found);
+    found->bound = INFINITY;
+    int rc = check_problem(problem, err);
+    if (rc) return rc;
+    rc = space_open(&s, problem, strategies[strategy].homes, strategies[strategy].ends,
+                    strategies[strategy].ends, err);
+    if (rc) goto out;
+    if (strategy == SEARCH_BEST || strategy == SEARCH_THESIS) each_split(&s, try_split, NULL);
+    if (strategy == SEARCH_THESIS) {
+        found->exact = true;
+    } else {
+        rc = exact_search(&s, &found->exact, err);
+        /* What the sums of memory forbid need not be looked for. */
+        if (!rc && !found->exact && bound_more(&s, true, NULL, NULL) == 0) rc = mixed_search(&s, err);
+    }
+    if (!rc) rc = take_result(&s, found, err);
+    if (rc) goto out;
+    if (found->feasible) {
+        found->bound = found->exact ? s.fastest : bound_of_space(&s, s.fastest);
+    } else if (strategy == SEARCH_THESIS) {
+        found->more_vram = found->more_host = UINT64_MAX;
+        each_split(&s, need_of_split, found);
+    } else {
+        found->more_vram = bound_more(&s, true, NULL, NULL);
+        found->more_host = bound_more(&s, false, NULL, NULL);
+    }
+out:
+    space_close(&s);
+    if (rc) search_found_free(found);
+    return rc;
+}
+
+void search_found_free(struct search_found *found)
+{
+    free(found->home);
+    memset(found, 0, sizeof *found);
+}

@@ -1,0 +1,129 @@
+/* The space of plans that a search walks: items to place, what each costs where, what memory allows, and the
+ * best plan so far.
+ *
+ * Internal to search*.c. An item is what is placed as one: a half layer, or a layer where cuts inside layers
+ * are not wanted. Owns its arrays; prices and memory are borrowed. */
+#ifndef HELM_DAEMON_PLANNER_SEARCH_SPACE_H
+#define HELM_DAEMON_PLANNER_SEARCH_SPACE_H
+
+#include "daemon/planner/search/search.h"
+
+#define SPACE_HOMES  3 /* PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
+#define SPACE_USES   8 /* sets of homes, as bits 1 << home */
+#define SPACE_FLOORS 3
+
+struct space_item {
+    uint32_t first, count; /* units */
+    uint32_t kind;         /* items with the same numbers have the same kind */
+    unsigned allowed;      /* bits 1 << home */
+    double seconds[SPACE_HOMES];
+    double link;       /* seconds of copying, the link alone */
+    uint64_t crossing; /* bytes of it */
+    uint64_t vram[SPACE_HOMES], host[SPACE_HOMES];
+    double floor[SPACE_HOMES][SPACE_FLOORS]; /* what it adds to each lower bound, search/bound.c */
+};
+
+/* A place for both ends. */
+struct space_ends {
+    enum plan_processor embed, head;
+    double seconds; /* both, and the step */
+    double floor[SPACE_FLOORS];
+    struct search_bytes bytes;
+};
+
+struct space {
+    const struct cost_table *table;
+    const struct search_memory *memory; /* NULL: all fits (prefill) */
+    const bool *kv_cpu;                 /* prefill */
+    bool cold;
+    double hand_over;
+    double
+        overlap; /* 0 to 1: what part of a hand-over costs nothing where the link is behind (bound_floors) */
+    uint64_t ring_fixed; /* prefill: the ring that there is */
+    struct space_item *item;
+    uint32_t items, kinds;
+    uint32_t *kind_first, *kind_count; /* [kinds]: an item of each, and how many there are */
+    struct bound_kind *kind;           /* [kinds]: scratch of search/bound.c */
+    struct space_ends ends[4];
+    uint32_t ends_count;
+    /* the best so far */
+    bool found;
+    double fastest; /* of all that were simulated */
+    double seconds; /* of the one that was chosen: not more than SEARCH_ALIKE above it */
+    uint32_t changes;
+    uint64_t vram, host, ring;
+    const struct space_ends *at;
+    enum plan_home *home, *scratch; /* [units] */
+    uint64_t simulated;
+};
+
+/* `allowed`: bits of homes for units; `embeds`, `heads`: of the ends. */
+HELM_MUST_CHECK int space_open(struct space *space, const struct search_problem *problem, unsigned allowed,
+                               unsigned embeds, unsigned heads, struct helm_err *err);
+/* Of a prefill step after `decode`. */
+HELM_MUST_CHECK int space_open_prefill(struct space *space, const struct cost_table *prefill,
+                                       const struct search_found *decode, const bool *kv_cpu,
+                                       struct helm_err *err);
+void space_close(struct space *space);
+
+uint32_t space_changes(const struct space *space, const enum plan_home *home, const struct space_ends *ends);
+/* What memory counts for this plan. *ring becomes what it has to be: none where nothing is streamed, unless
+ * prefill wants one; not less than the least where something is. */
+struct search_bytes space_bytes(const struct space *space, const enum plan_home *home,
+                                const struct space_ends *ends, uint64_t *ring);
+bool space_fits(const struct space *space, struct search_bytes bytes);
+/* The bytes that a plan with this set of homes takes beside its items: ends, what is there once, the ring. */
+struct search_bytes space_bytes_once(const struct space *space, unsigned uses, const struct space_ends *ends,
+                                     uint64_t ring);
+/* The smallest and largest rings for a plan with this set of homes; the same where it does not stream. */
+uint64_t space_ring_least(const struct space *space, unsigned uses, const struct space_ends *ends);
+uint64_t space_ring_most(const struct space *space, unsigned uses, const struct space_ends *ends);
+/* Simulates a plan, its ring as space_bytes has it, and keeps it if it is the best. Returns its seconds;
+ * INFINITY where it does not fit or is certainly slower than `give_up` (and than the best). home: [units]. */
+double space_try(struct space *space, const enum plan_home *home, const struct space_ends *ends,
+                 uint64_t ring, double give_up);
+static inline void space_put(const struct space *space, enum plan_home *home, uint32_t item,
+                             enum plan_home to)
+{
+    for (uint32_t i = 0; i < space->item[item].count; i++) home[space->item[item].first + i] = to;
+}
+
+/* ---- search/bound.c ---- */
+
+/* Fills in every floor, for rings of no more than this. */
+void bound_floors(struct space *space, uint64_t ring);
+/* No plan of the space is faster than this, or than `enough`. Changes the floors. */
+double bound_of_space(struct space *space, double enough);
+/* Items that count as the same. */
+struct bound_kind {
+    double count;
+    unsigned allowed;
+    double vram[SPACE_HOMES], host[SPACE_HOMES];
+    double floor[SPACE_HOMES][SPACE_FLOORS];
+};
+/* What the highest bound over plans of these items with such a ring is made with: how it mixes the floors,
+ * what it charges a byte. */
+struct bound_prices {
+    double weight[SPACE_FLOORS];
+    double vram, host; /* seconds a byte */
+};
+void bound_prices_of(const struct space *space, const struct bound_kind *kind, uint32_t kinds,
+                     const struct space_ends *ends, uint64_t ring, struct bound_prices *prices);
+/* Sizes of ring from the least to the largest, each larger than the one before by a part'th of it. */
+#define BOUND_RINGS_MAX 20
+uint32_t bound_rings(const struct space *space, unsigned uses, const struct space_ends *ends, uint32_t part,
+                     uint64_t ring[BOUND_RINGS_MAX]);
+/* The growth of one limit with which something would fit, the other as it is; 0: it fits as it is. At most an
+ * item's bytes above the least such growth. `home` [units] and `ends` (NULL: not wanted) get what would fit,
+ * unless that is UINT64_MAX: nothing. */
+uint64_t bound_more(const struct space *space, bool vram, enum plan_home *home,
+                    const struct space_ends **ends);
+
+/* ---- search/exact.c, search/mixed.c ---- */
+
+/* Tries every plan that could be the best. *done: it came to the end; false where that is too far. */
+HELM_MUST_CHECK int exact_search(struct space *space, bool *done, struct helm_err *err);
+/* A good plan of a space too large for that. Changes the floors. */
+HELM_MUST_CHECK int mixed_search(struct space *space, struct helm_err *err);
+
+#endif

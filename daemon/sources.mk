@@ -1,0 +1,67 @@
+# Sources and program of daemon/.
+
+DAEMON_SRC := \
+  daemon/children/accelerator.c \
+  daemon/children/child_words.c \
+  daemon/children/end_request.c \
+  daemon/children/keeper.c \
+  daemon/children/profiling.c \
+  daemon/children/rundir.c \
+  daemon/children/worker_process.c \
+  daemon/children/workers.c \
+  daemon/children/workers_watch.c \
+  daemon/clients/client_socket.c \
+  daemon/clients/serve.c \
+  daemon/clients/serve_plan.c \
+  daemon/config.c \
+  daemon/loop.c \
+  daemon/observe/drift.c \
+  daemon/observe/forecast.c \
+  daemon/observe/metrics.c \
+  daemon/observe/observe.c \
+  daemon/planner/attempt.c \
+  daemon/planner/cost/analyse.c \
+  daemon/planner/cost/cost.c \
+  daemon/planner/cost/plan.c \
+  daemon/planner/cost/rates.c \
+  daemon/planner/cost/schedule.c \
+  daemon/planner/cost/simulate.c \
+  daemon/planner/formats.c \
+  daemon/planner/log.c \
+  daemon/planner/memory/ledger.c \
+  daemon/planner/memory/memory.c \
+  daemon/planner/memory/packed_sample.c \
+  daemon/planner/packed_choice.c \
+  daemon/planner/packed_look.c \
+  daemon/planner/planner.c \
+  daemon/planner/prefill.c \
+  daemon/planner/profile/hardware.c \
+  daemon/planner/profile/json.c \
+  daemon/planner/profile/profile.c \
+  daemon/planner/refusal.c \
+  daemon/planner/search/bound.c \
+  daemon/planner/search/counts.c \
+  daemon/planner/search/exact.c \
+  daemon/planner/search/mixed.c \
+  daemon/planner/search/order.c \
+  daemon/planner/search/prefill.c \
+  daemon/planner/search/search.c \
+  daemon/planner/search/space.c \
+  daemon/steps/admission.c \
+  daemon/steps/batcher.c \
+  daemon/steps/kv_pages.c \
+  daemon/steps/pace.c \
+  daemon/steps/request.c \
+  daemon/steps/scheduler.c \
+  daemon/steps/sequence.c
+
+# helm-plan: plans explained and drawn
+EXPLAIN_SRC := \
+  daemon/planner/report/explain.c \
+  daemon/planner/report/json.c \
+  daemon/planner/report/plot.c \
+  daemon/planner/report/text.c
+
+helmd_MAIN := daemon/main.c
+helmd_LINK := $(COMMON_SRC) $(MODEL_SRC) $(DAEMON_SRC) $(PROTO_SRC)
+helmd_LIBS := -lzmq -lprotobuf-c -ljansson -lsystemd -linih -lm

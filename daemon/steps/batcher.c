@@ -1,0 +1,599 @@
+/* The batcher. See batcher.h. Called from the one loop; owns sequences, pages and helmd's regions of the
+ * arena.
+ */
+#include "daemon/steps/batcher.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "common/base/log.h"
+#include "daemon/steps/scheduler.h"
+
+/* A step rung so soon after the one before waited for nothing but helmd. */
+#define BACK_TO_BACK_US 2000
+
+static_assert(BATCHER_STEPS <= ARENA_STEP_RING, "every step in flight has a place in the ring");
+
+int batcher_init(struct batcher *batcher, const struct batcher_options *options, struct helm_err *err)
+{
+    const struct arena_header *header = arena_header_of(options->arena);
+    memset(batcher, 0, sizeof *batcher);
+    batcher->with = *options;
+    batcher->seq_capacity = header->slots + options->queue_limit;
+    batcher->next_id = 1;
+    batcher->seq = calloc(batcher->seq_capacity, sizeof(struct sequence *));
+    batcher->view = calloc(batcher->seq_capacity, sizeof *batcher->view);
+    batcher->view_index = calloc(batcher->seq_capacity, sizeof *batcher->view_index);
+    batcher->queue_view = calloc(batcher->seq_capacity, sizeof *batcher->queue_view);
+    int rc = 0;
+    if (!batcher->seq || !batcher->view || !batcher->view_index || !batcher->queue_view)
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u requests", batcher->seq_capacity);
+    if (!rc) rc = admission_init(&batcher->admission, header->slots, options->queue_limit, err);
+    if (!rc) rc = kv_pages_init(&batcher->pages, header->page_count, err);
+    if (rc) batcher_free(batcher);
+    return rc;
+}
+
+void batcher_free(struct batcher *batcher)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++) sequence_free(batcher->seq[i]);
+    free(batcher->seq);
+    free(batcher->view);
+    free(batcher->view_index);
+    free(batcher->queue_view);
+    admission_free(&batcher->admission);
+    kv_pages_free(&batcher->pages);
+    memset(batcher, 0, sizeof *batcher);
+}
+
+/* ---- requests ----------------------------------------------------------------------------------------- */
+
+int batcher_submit(struct batcher *batcher, struct request_generate *request, uint64_t client,
+                   uint64_t request_id, uint64_t now_us, const struct sequence **out, struct helm_err *err)
+{
+    *out = NULL;
+    int rc = admission_check(&batcher->admission, client, err);
+    if (rc) return rc;
+    if (!request->has_seed && getrandom(&request->sampling.seed, sizeof request->sampling.seed, 0) < 0)
+        return helm_fail_errno(err, "drawing a seed");
+    struct sequence *seq;
+    rc = sequence_create(request, &seq, err);
+    if (rc) return rc;
+    seq->id = batcher->next_id++;
+    seq->order = seq->id;
+    seq->client = client;
+    seq->request_id = request_id;
+    seq->admission = admission_enter(&batcher->admission, client);
+    seq->arrived_us = now_us;
+    if (request->deadline_ms) seq->deadline_us = now_us + (uint64_t)request->deadline_ms * 1000;
+    batcher->seq[batcher->seq_count++] = seq;
+    batcher->with.metrics->requests_total++;
+    *out = seq;
+    return 0;
+}
+
+const struct sequence *batcher_find(const struct batcher *batcher, uint64_t id)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->id == id) return batcher->seq[i];
+    return NULL;
+}
+
+const struct sequence *batcher_find_request(const struct batcher *batcher, uint64_t client,
+                                            uint64_t request_id)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->client == client && batcher->seq[i]->request_id == request_id)
+            return batcher->seq[i];
+    return NULL;
+}
+
+int batcher_cancel(struct batcher *batcher, uint64_t id, const char *detail)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        if (batcher->seq[i]->id != id) continue;
+        sequence_finish(batcher->seq[i], HELM__V1__FINISH_REASON__FINISH_CANCELLED, detail);
+        return 0;
+    }
+    return HELM_E_NOT_FOUND;
+}
+
+void batcher_cancel_client(struct batcher *batcher, uint64_t client, const char *detail)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->client == client)
+            sequence_finish(batcher->seq[i], HELM__V1__FINISH_REASON__FINISH_CANCELLED, detail);
+}
+
+void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, const char *detail)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++) sequence_finish(batcher->seq[i], reason, detail);
+}
+
+uint32_t batcher_running(const struct batcher *batcher)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) n += batcher->seq[i]->slot != SEQUENCE_NO_SLOT;
+    return n;
+}
+
+uint32_t batcher_queued(const struct batcher *batcher)
+{
+    return batcher->seq_count - batcher_running(batcher);
+}
+
+uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq)
+{
+    uint32_t n = 0, at = 0;
+    if (seq->slot != SEQUENCE_NO_SLOT) return 0;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        const struct sequence *s = batcher->seq[i];
+        bool running = s->slot != SEQUENCE_NO_SLOT;
+        if (s == seq) at = n;
+        /* one that was cancelled has its slot until the next step is formed, and waits for none */
+        if (running || s == seq || s->finish == HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED)
+            batcher->queue_view[n++] = (struct admission_request){.entry = s->admission, .running = running};
+    }
+    return admission_ends_before(&batcher->admission, batcher->queue_view, n, at);
+}
+
+uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us)
+{
+    uint64_t next = 0;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        struct sequence *seq = batcher->seq[i];
+        if (seq->deadline_us == 0 || seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
+        if (seq->deadline_us <= now_us)
+            sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "deadline");
+        else if (next == 0 || seq->deadline_us < next)
+            next = seq->deadline_us;
+    }
+    return next;
+}
+
+/* ---- slots -------------------------------------------------------------------------------------------- */
+
+static void batcher_free_left(struct batcher *batcher, uint32_t slot)
+{
+    kv_pages_shrink(&batcher->pages, arena_page_table_of(batcher->with.arena, slot),
+                    &batcher->slot[slot].left_pages, 0);
+}
+
+/* Steps in flight may still compute on the slot: until they are done it stays as it is. */
+static void batcher_leave_slot(struct batcher *batcher, struct sequence *seq)
+{
+    if (seq->slot == SEQUENCE_NO_SLOT) return;
+    struct batcher_slot *slot = &batcher->slot[seq->slot];
+    slot->owner = NULL;
+    slot->left_pages = seq->pages;
+    if (!slot->steps) batcher_free_left(batcher, seq->slot);
+    seq->slot = SEQUENCE_NO_SLOT;
+    seq->pages = seq->cached = seq->rung = seq->asked = 0;
+}
+
+static void batcher_write_history(const struct batcher *batcher, const struct sequence *seq)
+{
+    memcpy(arena_history_of(batcher->with.arena, seq->slot), seq->tokens,
+           seq->token_count * sizeof *seq->tokens);
+}
+
+static void batcher_enter_slot(struct batcher *batcher, struct sequence *seq, uint64_t now_us)
+{
+    uint32_t slot = 0, slots = arena_header_of(batcher->with.arena)->slots;
+    while (slot < slots && (batcher->slot[slot].owner || batcher->slot[slot].steps)) slot++;
+    if (slot == slots) {
+        log_error("batcher: the scheduler admitted more sequences than there are slots: aborting");
+        abort();
+    }
+    struct arena_slot *shared = arena_slot_of(batcher->with.arena, slot);
+    shared->sampling = seq->sampling;
+    shared->prompt_count = seq->prompt_count;
+    batcher->slot[slot].owner = seq;
+    seq->slot = slot;
+    seq->cached = seq->rung = seq->asked = 0;
+    batcher_write_history(batcher, seq);
+    if (seq->started_us == 0) seq->started_us = now_us;
+}
+
+static bool batcher_ended(const struct sequence *seq)
+{
+    return seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED;
+}
+
+/* What ended makes room before the next step is formed. */
+static void batcher_leave_slots(struct batcher *batcher)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher_ended(batcher->seq[i])) batcher_leave_slot(batcher, batcher->seq[i]);
+}
+
+/* Tokens of the last result, in its order. */
+static void batcher_send_tokens(struct batcher *batcher)
+{
+    uint32_t count = batcher->unsent_count;
+    batcher->unsent_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct sequence *seq = batcher->unsent[i].seq;
+        const struct step_result_row *got = &batcher->result.row[batcher->unsent[i].row];
+        int rc = batcher->with.sink.token(batcher->with.sink.context, seq, batcher->unsent[i].index,
+                                          &got->sampled);
+        if (rc == HELM_E_PEER) batcher_cancel_client(batcher, seq->client, "the client has gone");
+        if (rc == HELM_E_BUSY)
+            batcher_cancel_client(batcher, seq->client, "the client does not read its tokens");
+    }
+}
+
+/* Done messages for all that ended. */
+static void batcher_reap(struct batcher *batcher)
+{
+    uint32_t kept = 0, count = batcher->seq_count;
+    for (uint32_t i = 0; i < count; i++) {
+        struct sequence *seq = batcher->seq[i];
+        if (!batcher_ended(seq)) {
+            batcher->seq[kept++] = seq;
+            continue;
+        }
+        batcher_leave_slot(batcher, seq);
+        batcher->with.sink.done(batcher->with.sink.context, seq);
+        admission_leave(&batcher->admission, seq->admission);
+        sequence_free(seq);
+    }
+    batcher->seq_count = kept;
+}
+
+/* ---- steps -------------------------------------------------------------------------------------------- */
+
+static struct batcher_flight *batcher_flight_of(struct batcher *batcher, uint32_t serial)
+{
+    return &batcher->flight[serial % ARENA_STEP_RING];
+}
+
+static uint32_t batcher_oldest_serial(const struct batcher *batcher)
+{
+    return batcher->serial - batcher->in_flight + 1;
+}
+
+const struct batcher_flight *batcher_oldest(const struct batcher *batcher)
+{
+    return &batcher->flight[batcher_oldest_serial(batcher) % ARENA_STEP_RING];
+}
+
+/* Every sequence as it will be when the steps in flight are done, if none of their tokens ends it. One that
+ * then has all its tokens is left out, and keeps its slot. */
+static uint32_t batcher_fill_view(struct batcher *batcher)
+{
+    uint32_t n = 0;
+    struct scheduler_seq *view = batcher->view;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        const struct sequence *seq = batcher->seq[i];
+        if (batcher_ended(seq) || sequence_output_count(seq) + seq->asked >= seq->max_tokens) continue;
+        batcher->view_index[n] = i;
+        view[n++] = (struct scheduler_seq){.order = seq->order,
+                                           .client = seq->client,
+                                           .running = seq->slot != SEQUENCE_NO_SLOT,
+                                           .tokens = seq->token_count + seq->asked,
+                                           .cached = seq->rung,
+                                           .pages = seq->pages};
+    }
+    return n;
+}
+
+/* Slots for those in the view: not those of sequences that have left or are left out. */
+static uint32_t batcher_count_slots(const struct batcher *batcher, uint32_t count)
+{
+    uint32_t slots = arena_header_of(batcher->with.arena)->slots, free_or_seen = slots;
+    for (uint32_t i = 0; i < slots; i++) free_or_seen -= batcher->slot[i].owner || batcher->slot[i].steps;
+    for (uint32_t i = 0; i < count; i++) free_or_seen += batcher->view[i].running;
+    return free_or_seen;
+}
+
+/* Whether the plan's decode list computes a step of so many tokens. */
+static bool batcher_is_decode_list(const struct batcher *batcher, uint32_t tokens)
+{
+    return plan_phase_for(batcher->with.plan, tokens) == 0;
+}
+
+/* Whether another step may be rung now: with none in flight, or behind one that computes no prompt. */
+static bool batcher_may_ring(struct batcher *batcher)
+{
+    if (!batcher->in_flight) return true;
+    const struct step *last = &batcher_flight_of(batcher, batcher->serial)->step;
+    return batcher->in_flight < BATCHER_STEPS && last->token_count == last->row_count &&
+           batcher_is_decode_list(batcher, last->token_count);
+}
+
+/* The oldest in flight is what the workers are at from now on. */
+static void batcher_begin_oldest(struct batcher *batcher, uint64_t now_us)
+{
+    struct batcher_flight *oldest = batcher_flight_of(batcher, batcher_oldest_serial(batcher));
+    oldest->begun_us = now_us;
+    pace_begin(&batcher->pace, oldest->step.row_count, oldest->step.token_count, now_us);
+}
+
+/* Rings the step that was formed in the place of the next serial. */
+static void batcher_ring(struct batcher *batcher, uint64_t now_us)
+{
+    struct arena_control *control = arena_control_of(batcher->with.arena);
+    struct batcher_flight *flight = batcher_flight_of(batcher, ++batcher->serial);
+    flight->step.serial = batcher->serial;
+    flight->step.epoch = arena_header_of(batcher->with.arena)->epoch;
+    flight->planned_seconds = 0;
+    control->step[batcher->serial % ARENA_STEP_RING] = flight->step;
+    doorbell_ring(&control->step_bell, batcher->serial);
+    if (batcher->in_flight++ == 0) batcher_begin_oldest(batcher, now_us);
+}
+
+/* How much of prompts the next step may take, for the sake of those that decode in it. */
+static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
+{
+    uint64_t positions = 0;
+    uint32_t decoding = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct scheduler_seq *s = &batcher->view[i];
+        if (!s->running || s->tokens - s->cached != 1) continue;
+        positions += s->tokens;
+        decoding++;
+    }
+    if (decoding == 0 || decoding == count) return 0;
+    return observe_prompt_tokens(batcher->with.observe, decoding, (uint32_t)(positions / decoding));
+}
+
+/* A row of a sequence, whose pages are grown for it. */
+static void batcher_add_row(struct batcher *batcher, struct step *step, struct sequence *seq,
+                            const struct scheduler_row *row)
+{
+    uint32_t *table = arena_page_table_of(batcher->with.arena, seq->slot);
+    if (kv_pages_grow(&batcher->pages, table, &seq->pages, row->pages)) {
+        log_error("batcher: the scheduler gave away more KV pages than there are: aborting");
+        abort();
+    }
+    batcher->slot[seq->slot].steps++;
+    step->row[step->row_count++] =
+        (struct step_row){.slot = seq->slot,
+                          .start = row->start,
+                          .count = row->count,
+                          .flags = (row->sample ? STEP_ROW_SAMPLE : 0) |
+                                   (row->start >= seq->token_count ? STEP_ROW_FOLLOWS : 0)};
+    step->token_count += row->count;
+    seq->rung = row->start + row->count;
+    seq->asked += row->sample;
+}
+
+/* Forms the next step and rings it. False: there is none to be had now. */
+static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
+{
+    const struct arena_header *header = arena_header_of(batcher->with.arena);
+    struct scheduler_seq *view = batcher->view;
+    const uint32_t *index_of = batcher->view_index;
+    uint32_t count = batcher_fill_view(batcher);
+    if (count == 0) return false;
+    struct scheduler_limits limits = {.slots = batcher_count_slots(batcher, count),
+                                      .step_tokens = header->step_tokens,
+                                      .page_tokens = header->kv.page_tokens,
+                                      .pages_free = batcher->pages.free_count,
+                                      .prompt_tokens = prompt_tokens_of(batcher, count),
+                                      .turn = batcher->turn};
+    struct scheduler_step plan;
+    scheduler_form_step(view, count, &limits, &plan);
+    /* Pages that a step in flight uses cannot be taken, and lists are changed with nothing in flight. */
+    if (batcher->in_flight &&
+        (!plan.row_count || plan.preempt_count || !batcher_is_decode_list(batcher, plan.token_count)))
+        return false;
+    batcher->turn++;
+    for (uint32_t i = 0; i < plan.preempt_count; i++) {
+        struct sequence *seq = batcher->seq[index_of[plan.preempt[i]]];
+        log_debug("request %llu gives its KV pages to an older one", (unsigned long long)seq->id);
+        batcher_leave_slot(batcher, seq);
+        batcher->with.metrics->preemptions_total++;
+    }
+    for (uint32_t i = 0; i < plan.admit_count; i++)
+        batcher_enter_slot(batcher, batcher->seq[index_of[plan.admit[i]]], now_us);
+    struct step *step = &batcher_flight_of(batcher, batcher->serial + 1)->step;
+    step->row_count = step->token_count = 0;
+    for (uint32_t i = 0; i < plan.row_count; i++)
+        batcher_add_row(batcher, step, batcher->seq[index_of[plan.row[i].seq]], &plan.row[i]);
+    if (step->row_count) batcher_ring(batcher, now_us);
+    return step->row_count > 0;
+}
+
+void batcher_pump(struct batcher *batcher, uint64_t now_us)
+{
+    const bool open = batcher->worker_ready && !batcher->paused;
+    uint32_t serial = batcher->serial;
+    batcher_leave_slots(batcher);
+    while (open && batcher_may_ring(batcher) && batcher_form_step(batcher, now_us)) continue;
+    batcher_send_tokens(batcher); /* the workers are at it */
+    batcher_reap(batcher);
+    while (serial != batcher->serial) {
+        struct batcher_flight *flight = batcher_flight_of(batcher, ++serial);
+        flight->planned_seconds = observe_planned(batcher->with.observe, &flight->step);
+    }
+}
+
+/* ---- results ------------------------------------------------------------------------------------------ */
+
+static int batcher_check_result(const struct batcher *batcher, struct helm_err *err)
+{
+    const struct step_result *r = &batcher->result;
+    const struct step *s = &batcher_oldest(batcher)->step;
+    if (r->serial != s->serial || r->epoch != s->epoch || r->row_count != s->row_count)
+        return helm_fail(err, HELM_E_PEER, "answer to step %u of epoch %u with %u rows is marked %u, %u, %u",
+                         s->serial, s->epoch, s->row_count, r->serial, r->epoch, r->row_count);
+    for (uint32_t i = 0; i < s->row_count; i++) {
+        const struct step_result_row *row = &r->row[i];
+        if (row->slot != s->row[i].slot || row->status > STEP_ROW_BAD)
+            return helm_fail(err, HELM_E_PEER,
+                             "row %u of step %u is for slot %u with status %u, expected slot %u", i,
+                             s->serial, row->slot, row->status, s->row[i].slot);
+        if (!(s->row[i].flags & STEP_ROW_SAMPLE) || row->status != STEP_ROW_OK) continue;
+        if (row->sampled.token >= batcher->with.model->vocab ||
+            row->sampled.top_count > SAMPLING_LOGPROBS_MAX)
+            return helm_fail(err, HELM_E_PEER, "row %u of step %u sampled token %u of a vocabulary of %u", i,
+                             s->serial, row->sampled.token, batcher->with.model->vocab);
+    }
+    return 0;
+}
+
+static void batcher_take_token(struct batcher *batcher, struct sequence *seq, uint32_t row, uint64_t now_us)
+{
+    const struct sampling_result *sampled = &batcher->result.row[row].sampled;
+    struct helm_err err = {0};
+    uint32_t index = sequence_output_count(seq);
+    if (index == 0) batcher->with.metrics->tokens_prompt_total += seq->prompt_count;
+    int rc = sequence_append(seq, sampled->token, batcher->with.model->eos, batcher->with.model->eos_count,
+                             now_us, &err);
+    if (rc) {
+        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, err.text);
+        return;
+    }
+    seq->crashes = 0;
+    batcher->with.metrics->tokens_output_total++;
+    if (seq->rung < seq->token_count) /* a row that follows has it from the worker */
+        arena_history_of(batcher->with.arena, seq->slot)[seq->token_count - 1] = sampled->token;
+    batcher->unsent[batcher->unsent_count].seq = seq;
+    batcher->unsent[batcher->unsent_count].index = index;
+    batcher->unsent[batcher->unsent_count++].row = row;
+}
+
+bool batcher_step_done(const struct batcher *batcher)
+{
+    const struct arena_control *control = arena_control_of(batcher->with.arena);
+    if (!batcher->in_flight) return false;
+    for (uint32_t w = 0; w < batcher->with.workers; w++)
+        if (!step_reached(doorbell_read(&control->done[w].bell), batcher_oldest_serial(batcher)))
+            return false;
+    return true;
+}
+
+/* *done: every worker has rung for the oldest step in flight. Bells say a step in flight or the last one that
+ * was taken. */
+static int batcher_check_bells(const struct batcher *batcher, bool *done, struct helm_err *err)
+{
+    const struct arena_control *control = arena_control_of(batcher->with.arena);
+    *done = true;
+    for (uint32_t w = 0; w < batcher->with.workers; w++) {
+        const uint32_t rung = doorbell_read(&control->done[w].bell), behind = batcher->serial - rung;
+        if (behind < batcher->in_flight) continue;
+        if (!batcher->in_flight && behind)
+            return helm_fail(err, HELM_E_PEER, "step %u reported done, but none is in flight", rung);
+        if (behind > batcher->in_flight)
+            return helm_fail(err, HELM_E_PEER, "step %u reported done, %u is in flight", rung,
+                             batcher_oldest_serial(batcher));
+        *done = false;
+    }
+    return 0;
+}
+
+/* What the step took: from the one before where they follow on each other, so that what helmd itself needs in
+ * between counts. What the workers say of themselves is held against that (observe_settle). */
+static void batcher_observe(struct batcher *batcher, const struct batcher_flight *flight, uint64_t now_us)
+{
+    const struct arena_control *control = arena_control_of(batcher->with.arena);
+    const uint32_t workers = batcher->with.workers, at = flight->step.serial % ARENA_STEP_RING;
+    bool back_to_back = flight->begun_us < batcher->done_us + BACK_TO_BACK_US;
+    uint64_t from_us = back_to_back ? batcher->done_us : flight->begun_us;
+    uint64_t step_ns = now_us > from_us ? (now_us - from_us) * 1000 : 0;
+    for (uint32_t w = 0; w < workers; w++) batcher->times[w] = control->done[w].times[at];
+    observe_settle(batcher->times, workers, step_ns);
+    batcher->done_us = now_us;
+    metrics_add_step(batcher->with.metrics, &batcher->result, batcher->times, workers, step_ns);
+    observe_step(batcher->with.observe, &flight->step, batcher->times, (double)step_ns / 1e9);
+}
+
+/* What became of row `i` of a step: its sequence may have left, or have ended, meanwhile. */
+static void batcher_take_row(struct batcher *batcher, const struct step_row *row, uint32_t i, uint64_t now_us)
+{
+    struct batcher_slot *slot = &batcher->slot[row->slot];
+    struct sequence *seq = slot->owner;
+    slot->steps--;
+    if (!seq) {
+        if (!slot->steps) batcher_free_left(batcher, row->slot);
+        return;
+    }
+    seq->cached = row->start + row->count;
+    seq->asked -= (row->flags & STEP_ROW_SAMPLE) != 0;
+    if (batcher_ended(seq)) return;
+    const struct step_result_row *got = &batcher->result.row[i];
+    if (got->status == STEP_ROW_NO_FINITE_LOGIT)
+        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR,
+                        "the model produced no finite logit (weights or activations overflow)");
+    else if (got->status == STEP_ROW_BAD)
+        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, "the worker refused this step");
+    else if (row->flags & STEP_ROW_SAMPLE)
+        batcher_take_token(batcher, seq, i, now_us);
+}
+
+int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, struct helm_err *err)
+{
+    struct arena_control *control = arena_control_of(batcher->with.arena);
+    const struct batcher_flight *flight = batcher_oldest(batcher);
+    bool done;
+    *taken = false;
+    int rc = batcher_check_bells(batcher, &done, err);
+    if (rc || !done || !batcher->in_flight) return rc; /* or the wake-up of a step that was taken already */
+    batcher_send_tokens(batcher);                      /* there are none, but for a caller that never pumps */
+    /* as many rows as were asked for: a result of all has 11 KiB */
+    const struct step_result *written = &control->result[flight->step.serial % ARENA_STEP_RING];
+    memcpy(&batcher->result, written,
+           offsetof(struct step_result, row) + flight->step.row_count * sizeof written->row[0]);
+    rc = batcher_check_result(batcher, err);
+    if (rc) return rc;
+    *taken = true;
+    batcher->in_flight--;
+    pace_end(&batcher->pace, now_us);
+    batcher_observe(batcher, flight, now_us);
+    if (batcher->in_flight) batcher_begin_oldest(batcher, now_us);
+    for (uint32_t i = 0; i < flight->step.row_count; i++)
+        batcher_take_row(batcher, &flight->step.row[i], i, now_us);
+    return 0;
+}
+
+/* ---- workers come and go ------------------------------------------------------------------------------ */
+
+void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch)
+{
+    struct arena_control *control = arena_control_of(batcher->with.arena);
+    arena_header_of(batcher->with.arena)->epoch = epoch;
+    doorbell_init(&control->step_bell, 0);
+    doorbell_init(&control->drawn_bell, 0);
+    for (int w = 0; w < ARENA_WORKERS_MAX; w++) doorbell_init(&control->done[w].bell, 0);
+    for (uint32_t l = 0; l < arena_header_of(batcher->with.arena)->lanes; l++)
+        lane_init(arena_lane_of(batcher->with.arena, l));
+    for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++)
+        if (batcher->slot[i].owner) batcher_write_history(batcher, batcher->slot[i].owner);
+    batcher->serial = 0;
+}
+
+void batcher_worker_ready(struct batcher *batcher)
+{
+    batcher->worker_ready = true;
+}
+
+void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss)
+{
+    batcher->worker_ready = false;
+    batcher->in_flight = 0;
+    pace_lost(&batcher->pace);
+    observe_lost(batcher->with.observe);
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        struct sequence *seq = batcher->seq[i];
+        const bool in_step = seq->slot != SEQUENCE_NO_SLOT && batcher->slot[seq->slot].steps;
+        /* Killed from outside is not the request's doing. */
+        if (in_step && !loss->outside && ++seq->crashes >= BATCHER_CRASHES_MAX) {
+            char detail[HELM_ERR_TEXT];
+            snprintf(detail, sizeof detail, "%d workers died computing this, the last: %.400s",
+                     BATCHER_CRASHES_MAX, loss->why);
+            sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
+        }
+        if (!loss->kv_intact) seq->cached = 0;
+        seq->rung = seq->cached;
+        seq->asked = 0;
+    }
+    for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++) {
+        batcher->slot[i].steps = 0;
+        if (batcher->slot[i].left_pages) batcher_free_left(batcher, i);
+    }
+}

@@ -1,0 +1,145 @@
+/* The batcher: open sequences on one side, the worker's step ring on the other.
+ *
+ * Called by serve.c (submit, cancel), workers.c (worker up, down) and loop.c (pump, result, deadlines); one
+ * thread. Owns the sequences, the page allocator and helmd's regions of the arena (step, slots, history, page
+ * table), of which it writes only what no step in flight reads.
+ *
+ * Steps in flight. While a step of the plan's decode list with one token a row is computed, the one behind it
+ * is rung: its rows are formed as if every token that is being sampled had come, and were none that ends its
+ * sequence. So workers do not wait for helmd between tokens. What it costs: a sequence that ends otherwise
+ * than by its length has a row too many, which is ignored; who comes, or is cancelled, waits for as many
+ * steps as are in flight instead of one. Behind a step that computes prompts nothing is rung: it is long
+ * beside helmd's turn, and others would wait for two. A request that ends is done with at once; its slot and
+ * its pages are free when the last step that has them is done.
+ *
+ * A worker's death costs time, not tokens: the sequences keep their tokens and are computed again by the next
+ * workers. Where all KV lies in the arena it is kept when the worker was killed from outside (nothing can be
+ * wrong with it: the step that was cut off is simply run again); it is recomputed when a worker failed by
+ * itself, or when a part of it was in VRAM.
+ *
+ * A step is done when every worker has rung: one of them writes the result, and none may still be reading
+ * what the next step overwrites. */
+#ifndef HELM_DAEMON_STEPS_BATCHER_H
+#define HELM_DAEMON_STEPS_BATCHER_H
+
+#include "common/shared/arena.h"
+#include "common/base/err.h"
+#include "common/model/model.h"
+#include "daemon/steps/admission.h"
+#include "daemon/steps/kv_pages.h"
+#include "daemon/observe/metrics.h"
+#include "daemon/observe/observe.h"
+#include "daemon/steps/pace.h"
+#include "daemon/steps/request.h"
+#include "daemon/steps/scheduler.h"
+#include "daemon/steps/sequence.h"
+#include "daemon/children/workers.h"
+
+#define BATCHER_STEPS       2 /* in flight at most: one that is computed, one that is next */
+#define BATCHER_CRASHES_MAX 3 /* workers that may die computing one request before it is given up */
+
+/* Where output goes. token: 0, HELM_E_PEER (client gone) or HELM_E_BUSY (too slow): its requests are
+ * cancelled. */
+struct batcher_sink {
+    void *context;
+    int (*token)(void *context, const struct sequence *seq, uint32_t index,
+                 const struct sampling_result *sampled);
+    void (*done)(void *context, const struct sequence *seq);
+};
+
+/* What a batcher works with; all pointers are borrowed. */
+struct batcher_options {
+    const struct model_config *model; /* vocabulary and end-of-sequence ids */
+    const struct plan *plan;          /* which list computes a step */
+    struct arena *arena;
+    struct metrics *metrics;
+    struct observe *observe;
+    uint32_t workers; /* that take part in every step */
+    uint32_t queue_limit;
+    struct batcher_sink sink;
+};
+
+/* A step that was rung. */
+struct batcher_flight {
+    struct step step;       /* as sent */
+    uint64_t begun_us;      /* when it was rung, or the one in front of it was done */
+    double planned_seconds; /* 0: unknown */
+};
+
+struct batcher_slot {
+    struct sequence *owner; /* NULL: none, or it has left */
+    uint32_t steps;         /* in flight with a row of this slot: until then it is not given away */
+    uint32_t left_pages;    /* of the owner that left, free when `steps` is 0 */
+};
+
+struct batcher {
+    struct batcher_options with;
+
+    struct admission admission; /* of the clients of these: */
+    struct sequence **seq;      /* [seq_count], oldest first */
+    uint32_t seq_count, seq_capacity;
+    struct scheduler_seq *view; /* [seq_capacity]: what the scheduler is shown, and which sequence each is */
+    uint32_t *view_index;
+    struct admission_request *queue_view; /* [seq_capacity]: what admission is shown */
+    struct batcher_slot slot[ARENA_SLOTS_MAX];
+    struct kv_pages pages;
+    uint64_t next_id, turn;
+
+    bool worker_ready, paused;
+    uint32_t serial;    /* of the last step rung */
+    uint32_t in_flight; /* steps rung and not taken: serial - in_flight + 1 .. serial */
+    struct batcher_flight flight[ARENA_STEP_RING]; /* by serial */
+    uint64_t done_us;                              /* when the last step taken was done */
+    struct arena_times times[ARENA_WORKERS_MAX];   /* what the workers wrote of it */
+    struct pace pace;                              /* when the oldest in flight should be done */
+    struct step_result result;                     /* copied out of shared memory before it is believed */
+    struct {
+        struct sequence *seq;
+        uint32_t index, row;
+    } unsent[ARENA_STEP_ROWS]; /* tokens of that result that wait until the next step was rung */
+    uint32_t unsent_count;
+};
+
+HELM_MUST_CHECK int batcher_init(struct batcher *batcher, const struct batcher_options *options,
+                                 struct helm_err *err);
+void batcher_free(struct batcher *batcher);
+
+/* Takes a checked request. HELM_E_BUSY: no place in the queue, or none for this client (admission.h). The
+ * sequence is borrowed (Accepted is made from it). */
+HELM_MUST_CHECK int batcher_submit(struct batcher *batcher, struct request_generate *request, uint64_t client,
+                                   uint64_t request_id, uint64_t now_us, const struct sequence **out,
+                                   struct helm_err *err);
+const struct sequence *batcher_find(const struct batcher *batcher, uint64_t id);
+const struct sequence *batcher_find_request(const struct batcher *batcher, uint64_t client,
+                                            uint64_t request_id);
+/* Ends it at once. HELM_E_NOT_FOUND. */
+HELM_MUST_CHECK int batcher_cancel(struct batcher *batcher, uint64_t id, const char *detail);
+void batcher_cancel_client(struct batcher *batcher, uint64_t client, const char *detail);
+void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, const char *detail);
+
+uint32_t batcher_running(const struct batcher *batcher);
+uint32_t batcher_queued(const struct batcher *batcher);
+/* How many requests must end before this one gets a slot (admission_ends_before); 0: none. */
+uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq);
+
+/* Applies deadlines; returns the next one, or 0. */
+uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us);
+/* Rings as many steps as may be in flight; then, while they are computed, sends the tokens of the last one
+ * taken and Done for what has ended. */
+void batcher_pump(struct batcher *batcher, uint64_t now_us);
+/* The oldest step in flight, if there is one. */
+const struct batcher_flight *batcher_oldest(const struct batcher *batcher);
+/* Whether every worker has rung for it. */
+bool batcher_step_done(const struct batcher *batcher);
+/* Takes its result if it is done (*taken); its tokens are sent by batcher_pump. HELM_E_PEER: the answer breaks
+ * the protocol. */
+HELM_MUST_CHECK int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken,
+                                        struct helm_err *err);
+
+/* Before workers are spawned: sets the epoch, silences every bell, empties the lanes, and writes the tokens of
+ * every slot again. */
+void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch);
+void batcher_worker_ready(struct batcher *batcher);
+void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss);
+
+#endif

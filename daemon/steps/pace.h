@@ -1,0 +1,32 @@
+/* When the oldest step in flight should end: as long after it began as the steps like it before.
+ *
+ * Called by batcher.c, which tells it of steps, and by loop.c, which looks for the end without pause around
+ * that time: waking up takes longer than everything else between two steps. Pure; owns nothing. */
+#ifndef HELM_DAEMON_STEPS_PACE_H
+#define HELM_DAEMON_STEPS_PACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* How early and how late looking begins and ends: at least so long, or this part of what a step takes. */
+#define PACE_MARGIN_US 100
+#define PACE_MARGIN    32
+/* Of longer steps the end is not looked for: to wake up takes less than a hundredth of them, and who looks
+ * takes a CPU from workers that compute with all of them, who then wait for the one that was held up. */
+#define PACE_LONGEST_US 8000
+
+struct pace {
+    uint32_t rows, tokens;       /* of the oldest step in flight, or the last one */
+    uint64_t begun_us;           /* when it was rung, or the one before it was done */
+    uint64_t last_us, before_us; /* what the last two steps of this size took; 0: there was none */
+    uint64_t from_us, until_us;  /* the end is looked for between these; both 0: it is not */
+};
+
+/* A step was rung and none was in flight, or the one before it is done. */
+void pace_begin(struct pace *pace, uint32_t rows, uint32_t tokens, uint64_t now_us);
+/* It is done. */
+void pace_end(struct pace *pace, uint64_t now_us);
+/* It will not be. */
+void pace_lost(struct pace *pace);
+
+#endif

@@ -1,0 +1,305 @@
+/* One client frame, checked. See request.h. Called by serve.c and the fuzz target; owns nothing between
+ * calls. */
+#include "daemon/steps/request.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int HELM_PRINTF(4, 5)
+    request_refuse(struct request_error *error, int rc, Helm__V1__ErrorCode code, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    error->code = code;
+    vsnprintf(error->text, sizeof error->text, fmt, ap);
+    va_end(ap);
+    return rc;
+}
+#define REFUSE_BOUND(...)                                                                                    \
+    request_refuse(error, HELM_E_LIMIT, HELM__V1__ERROR_CODE__ERROR_MALFORMED, __VA_ARGS__)
+#define REFUSE_FORMAT(...)                                                                                   \
+    request_refuse(error, HELM_E_FORMAT, HELM__V1__ERROR_CODE__ERROR_MALFORMED, __VA_ARGS__)
+#define REFUSE_TOO_LARGE(...)                                                                                \
+    request_refuse(error, HELM_E_LIMIT, HELM__V1__ERROR_CODE__ERROR_TOO_LARGE, __VA_ARGS__)
+#define REFUSE_CONTEXT(...)                                                                                  \
+    request_refuse(error, HELM_E_LIMIT, HELM__V1__ERROR_CODE__ERROR_CONTEXT, __VA_ARGS__)
+
+/* ---- frames ------------------------------------------------------------------------------------------- */
+
+/* The most that each part takes: a list may be written packed or one tag an entry. */
+enum frame_bytes {
+    FRAME_TAG = 1,
+    FRAME_VARINT = 5, /* of 32 bits; lengths too */
+    FRAME_VARINT64 = 10,
+    FRAME_FLOAT = 4,
+    FRAME_TOKEN = FRAME_TAG + FRAME_VARINT,
+    FRAME_LENGTH = FRAME_TAG + FRAME_VARINT,
+    FRAME_BIAS = FRAME_LENGTH + FRAME_TOKEN + FRAME_TAG + FRAME_FLOAT,
+    FRAME_SAMPLING = FRAME_LENGTH + 6 * (FRAME_TAG + FRAME_FLOAT) + 2 * (FRAME_TAG + FRAME_VARINT) +
+                     FRAME_TAG + FRAME_VARINT64 + SAMPLING_BIAS_MAX * FRAME_BIAS,
+    FRAME_GENERATE = 2 * FRAME_LENGTH /* its own and of a packed prompt */ + 4 * (FRAME_TAG + FRAME_VARINT) +
+                     FRAME_LENGTH + REQUEST_STOP_MAX * FRAME_TOKEN + FRAME_LENGTH + REQUEST_LABEL_MAX,
+    FRAME_REQUEST = FRAME_TAG + FRAME_VARINT + FRAME_TAG + FRAME_VARINT64,
+    FRAME_UNKNOWN = 16 << 10, /* fields of later versions */
+    FRAME_WITHOUT_PROMPT = FRAME_SAMPLING + FRAME_GENERATE + FRAME_REQUEST + FRAME_UNKNOWN
+};
+
+size_t request_frame_max(uint32_t context)
+{
+    size_t bytes = FRAME_WITHOUT_PROMPT + (size_t)context * FRAME_TOKEN;
+    return bytes < REQUEST_FRAME_MAX ? bytes : REQUEST_FRAME_MAX;
+}
+
+/* Of a frame that is not unpacked, so that its sender knows which of its requests was refused: encoders write
+ * the number before the body. 0: it is not there. */
+static uint64_t frame_request_id(const uint8_t *data, size_t size)
+{
+    enum { VERSION = 1 << 3, REQUEST_ID = 2 << 3 }; /* tags of varints */
+    for (size_t at = 0; at < size && (data[at] == VERSION || data[at] == REQUEST_ID);) {
+        uint8_t tag = data[at++];
+        uint64_t value = 0;
+        for (uint32_t shift = 0;; shift += 7) {
+            if (at == size || shift >= 64) return 0;
+            value |= (uint64_t)(data[at] & 127) << shift;
+            if (data[at++] < 128) break;
+        }
+        if (tag == REQUEST_ID) return value;
+    }
+    return 0;
+}
+
+/* ---- memory for unpacking: small frames can claim millions of empty messages --------------------------- */
+
+/* Of a prompt that has a tag for each token protobuf-c keeps an entry of 32 bytes a token, in blocks that
+ * double, beside the token itself. */
+#define UNPACK_TOKEN          80
+#define UNPACK_WITHOUT_PROMPT ((size_t)1 << 20)
+
+static size_t unpack_max(uint32_t context)
+{
+    size_t bytes = UNPACK_WITHOUT_PROMPT + (size_t)context * UNPACK_TOKEN;
+    return bytes < REQUEST_UNPACK_MAX ? bytes : REQUEST_UNPACK_MAX;
+}
+
+struct unpack_budget {
+    size_t left;
+};
+
+static void *budget_alloc(void *data, size_t size)
+{
+    struct unpack_budget *budget = data;
+    /* 32: what the allocator itself adds to a small block, roughly. */
+    size_t cost = size + 32;
+    if (cost < size || cost > budget->left) return NULL;
+    budget->left -= cost;
+    return malloc(size ? size : 1);
+}
+
+static void budget_free(void *data, void *pointer)
+{
+    (void)data;
+    free(pointer);
+}
+
+/* ---- fields ------------------------------------------------------------------------------------------- */
+
+/* NaN fails every comparison, so it is refused as well. */
+static bool in_range(float value, float low, float high)
+{
+    return value >= low && value <= high;
+}
+
+/* Labels are shown on terminals and put into other clients' answers: valid UTF-8, no control characters. */
+static bool label_is_clean(const char *text)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    while (*p) {
+        uint32_t c = *p++, more = 0, low = 0;
+        if (c < 0x80) {
+            if (c < 0x20 || c == 0x7f) return false;
+            continue;
+        }
+        if (c >= 0xc2 && c <= 0xdf) {
+            more = 1, low = 0x80, c &= 0x1f;
+        } else if (c >= 0xe0 && c <= 0xef) {
+            more = 2, low = 0x800, c &= 0x0f;
+        } else if (c >= 0xf0 && c <= 0xf4) {
+            more = 3, low = 0x10000, c &= 0x07;
+        } else {
+            return false;
+        }
+        while (more--) {
+            if ((*p & 0xc0) != 0x80) return false;
+            c = c << 6 | (*p++ & 0x3f);
+        }
+        if (c < low || c > 0x10ffff || (c >= 0xd800 && c <= 0xdfff)) return false;
+        if (c < 0xa0) return false; /* C1 control characters */
+    }
+    return true;
+}
+
+static int parse_sampling(const Helm__V1__Sampling *in, uint32_t logprobs,
+                          const struct request_limits *limits, struct request_generate *out,
+                          struct request_error *error)
+{
+    struct sampling_params *s = &out->sampling;
+    s->top_p = 1;
+    s->repetition_penalty = 1;
+    if (logprobs > SAMPLING_LOGPROBS_MAX)
+        return REFUSE_BOUND("logprobs is %u, at most %d are given", logprobs, SAMPLING_LOGPROBS_MAX);
+    s->logprobs = logprobs;
+    if (!in) return 0;
+    if (!in_range(in->temperature, 0, 100))
+        return REFUSE_BOUND("temperature is %g, must be in [0, 100]", (double)in->temperature);
+    if (!in_range(in->top_p, 0, 1)) return REFUSE_BOUND("top_p is %g, must be in [0, 1]", (double)in->top_p);
+    if (!in_range(in->min_p, 0, 1)) return REFUSE_BOUND("min_p is %g, must be in [0, 1]", (double)in->min_p);
+    if (!in_range(in->repetition_penalty, 0, 100))
+        return REFUSE_BOUND("repetition_penalty is %g, must be in [0, 100]", (double)in->repetition_penalty);
+    if (!in_range(in->presence_penalty, -2, 2))
+        return REFUSE_BOUND("presence_penalty is %g, must be in [-2, 2]", (double)in->presence_penalty);
+    if (!in_range(in->frequency_penalty, -2, 2))
+        return REFUSE_BOUND("frequency_penalty is %g, must be in [-2, 2]", (double)in->frequency_penalty);
+    if (in->n_logit_bias > SAMPLING_BIAS_MAX)
+        return REFUSE_TOO_LARGE("logit_bias has %zu entries, at most %d are taken", in->n_logit_bias,
+                                SAMPLING_BIAS_MAX);
+    s->temperature = in->temperature;
+    s->top_k = in->top_k;
+    if (in->top_p != 0) s->top_p = in->top_p;
+    s->min_p = in->min_p;
+    if (in->repetition_penalty != 0) s->repetition_penalty = in->repetition_penalty;
+    s->presence_penalty = in->presence_penalty;
+    s->frequency_penalty = in->frequency_penalty;
+    for (size_t i = 0; i < in->n_logit_bias; i++) {
+        const Helm__V1__LogitBias *bias = in->logit_bias[i];
+        if (bias->token >= limits->vocab)
+            return REFUSE_BOUND("logit_bias[%zu].token is %u, the vocabulary has %u", i, bias->token,
+                                limits->vocab);
+        if (!in_range(bias->bias, -100, 100))
+            return REFUSE_BOUND("logit_bias[%zu].bias is %g, must be in [-100, 100]", i, (double)bias->bias);
+        s->bias[i].token = bias->token;
+        s->bias[i].bias = bias->bias;
+    }
+    s->bias_count = (uint32_t)in->n_logit_bias;
+    out->has_seed = in->has_seed;
+    s->seed = in->seed;
+    return 0;
+}
+
+static int parse_prompt(const Helm__V1__Generate *in, const struct request_limits *limits,
+                        struct request_generate *out, struct request_error *error)
+{
+    if (in->n_prompt == 0) return REFUSE_BOUND("prompt is empty, at least one token is needed");
+    if (in->n_prompt > REQUEST_PROMPT_MAX)
+        return REFUSE_TOO_LARGE("prompt has %zu tokens, at most %u fit a request", in->n_prompt,
+                                REQUEST_PROMPT_MAX);
+    if (in->n_prompt >= limits->context)
+        return REFUSE_CONTEXT("prompt has %zu tokens, the context of %u must hold it and one token more",
+                              in->n_prompt, limits->context);
+    uint32_t room = limits->context - (uint32_t)in->n_prompt;
+    if (in->max_tokens > room)
+        return REFUSE_CONTEXT("prompt of %zu and max_tokens of %u do not fit the context of %u tokens",
+                              in->n_prompt, in->max_tokens, limits->context);
+    for (size_t i = 0; i < in->n_prompt; i++)
+        if (in->prompt[i] >= limits->vocab)
+            return REFUSE_BOUND("prompt[%zu] is token %u, the vocabulary has %u", i, in->prompt[i],
+                                limits->vocab);
+    out->max_tokens = in->max_tokens ? in->max_tokens : room;
+    out->prompt = malloc(in->n_prompt * sizeof *out->prompt);
+    if (!out->prompt)
+        return request_refuse(error, HELM_E_NOMEM, HELM__V1__ERROR_CODE__ERROR_FAILED,
+                              "no memory for the prompt");
+    memcpy(out->prompt, in->prompt, in->n_prompt * sizeof *out->prompt);
+    out->prompt_count = (uint32_t)in->n_prompt;
+    return 0;
+}
+
+static int parse_generate(const Helm__V1__Generate *in, const struct request_limits *limits,
+                          struct request_generate *out, struct request_error *error)
+{
+    if (in->n_stop_token_ids > REQUEST_STOP_MAX)
+        return REFUSE_TOO_LARGE("stop_token_ids has %zu entries, at most %d are taken", in->n_stop_token_ids,
+                                REQUEST_STOP_MAX);
+    for (size_t i = 0; i < in->n_stop_token_ids; i++) {
+        if (in->stop_token_ids[i] >= limits->vocab)
+            return REFUSE_BOUND("stop_token_ids[%zu] is %u, the vocabulary has %u", i, in->stop_token_ids[i],
+                                limits->vocab);
+        out->stop[i] = in->stop_token_ids[i];
+    }
+    out->stop_count = (uint32_t)in->n_stop_token_ids;
+    size_t label = in->label ? strlen(in->label) : 0;
+    if (label > REQUEST_LABEL_MAX)
+        return REFUSE_TOO_LARGE("label has %zu bytes, at most %d are taken", label, REQUEST_LABEL_MAX);
+    if (label && !label_is_clean(in->label))
+        return REFUSE_BOUND("label is not UTF-8 text without control characters");
+    memcpy(out->label, in->label ? in->label : "", label);
+    out->ignore_eos = in->ignore_eos;
+    out->deadline_ms = in->deadline_ms;
+    int rc = parse_sampling(in->sampling, in->logprobs, limits, out, error);
+    if (rc) return rc;
+    return parse_prompt(in, limits, out, error);
+}
+
+static int parse_body(const Helm__V1__Request *in, const struct request_limits *limits,
+                      struct request *request, struct request_error *error)
+{
+    switch (in->body_case) {
+    case HELM__V1__REQUEST__BODY_GENERATE:
+        request->kind = REQUEST_GENERATE;
+        return parse_generate(in->generate, limits, &request->generate, error);
+    case HELM__V1__REQUEST__BODY_CANCEL:
+        request->kind = REQUEST_CANCEL;
+        request->cancel_id = in->cancel->id;
+        request->cancel_request_id = in->cancel->request_id;
+        if ((request->cancel_id == 0) == (request->cancel_request_id == 0))
+            return REFUSE_BOUND("cancel needs exactly one of id and request_id");
+        return 0;
+    case HELM__V1__REQUEST__BODY_STATUS:
+        request->kind = REQUEST_STATUS;
+        return 0;
+    case HELM__V1__REQUEST__BODY_MODEL_INFO:
+        request->kind = REQUEST_MODEL_INFO;
+        return 0;
+    case HELM__V1__REQUEST__BODY_PLAN:
+        request->kind = REQUEST_PLAN;
+        return 0;
+    case HELM__V1__REQUEST__BODY_LIST:
+        request->kind = REQUEST_LIST;
+        return 0;
+    default:
+        return REFUSE_FORMAT("the request has no body that version %d knows", REQUEST_VERSION);
+    }
+}
+
+int request_parse(const uint8_t *data, size_t size, const struct request_limits *limits,
+                  struct request *request, struct request_error *error)
+{
+    memset(request, 0, sizeof *request);
+    memset(error, 0, sizeof *error);
+    if (size > request_frame_max(limits->context)) {
+        request->request_id = frame_request_id(data, size);
+        return REFUSE_TOO_LARGE("frame has %zu bytes, at most %zu are taken with a context of %u tokens",
+                                size, request_frame_max(limits->context), limits->context);
+    }
+    struct unpack_budget budget = {.left = unpack_max(limits->context)};
+    ProtobufCAllocator allocator = {.alloc = budget_alloc, .free = budget_free, .allocator_data = &budget};
+    Helm__V1__Request *in = helm__v1__request__unpack(&allocator, size, data);
+    if (!in) return REFUSE_FORMAT("frame of %zu bytes is not a Request", size);
+    request->request_id = in->request_id;
+    int rc;
+    if (in->version != REQUEST_VERSION)
+        rc = REFUSE_FORMAT("version is %u, this daemon speaks %d", in->version, REQUEST_VERSION);
+    else if (in->request_id == 0)
+        rc = REFUSE_BOUND("request_id is 0, must be non-zero");
+    else
+        rc = parse_body(in, limits, request, error);
+    helm__v1__request__free_unpacked(in, &allocator);
+    return rc;
+}
+
+void request_free(struct request *request)
+{
+    free(request->generate.prompt);
+    memset(request, 0, sizeof *request);
+}

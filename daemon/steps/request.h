@@ -1,0 +1,72 @@
+/* One client frame, checked: nothing of what a client sent is believed before it has passed here.
+ *
+ * Called by serve.c for every frame (and by tests/fuzz/fuzz_request.c). A frame longer than the largest
+ * Request that the context allows is refused before it is unpacked; unpacking may use as much memory as that
+ * Request needs and no more, whatever the frame claims. Every field is held against its bound in
+ * proto/helm.proto; the error names the field and the bound. The result is plain data: no protobuf pointer
+ * outlives request_parse. */
+#ifndef HELM_DAEMON_STEPS_REQUEST_H
+#define HELM_DAEMON_STEPS_REQUEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+#include "common/sampling/sampling.h"
+#include "proto/helm.pb-c.h"
+
+#define REQUEST_VERSION    1
+#define REQUEST_FRAME_MAX  ((size_t)8 << 20)  /* whatever the context */
+#define REQUEST_UNPACK_MAX ((size_t)64 << 20) /* the same */
+#define REQUEST_PROMPT_MAX ((uint32_t)1 << 21)
+#define REQUEST_STOP_MAX   64
+#define REQUEST_LABEL_MAX  64
+
+enum request_kind {
+    REQUEST_NONE,
+    REQUEST_GENERATE,
+    REQUEST_CANCEL,
+    REQUEST_STATUS,
+    REQUEST_MODEL_INFO,
+    REQUEST_PLAN,
+    REQUEST_LIST
+};
+
+struct request_generate {
+    uint32_t *prompt; /* owned; request_free */
+    uint32_t prompt_count;
+    uint32_t max_tokens; /* resolved, >= 1 */
+    struct sampling_params sampling;
+    bool has_seed;
+    uint32_t stop[REQUEST_STOP_MAX], stop_count;
+    bool ignore_eos;
+    uint32_t deadline_ms;
+    char label[REQUEST_LABEL_MAX + 1];
+};
+
+struct request {
+    enum request_kind kind;
+    uint64_t request_id; /* set as soon as it is known, also when the rest is refused */
+    struct request_generate generate;
+    uint64_t cancel_id, cancel_request_id;
+};
+
+struct request_limits {
+    uint32_t vocab, context;
+};
+
+struct request_error {
+    Helm__V1__ErrorCode code;
+    char text[HELM_ERR_TEXT];
+};
+
+/* Bytes of the largest Request for a context of so many tokens, whichever way its encoder writes lists and
+ * numbers, with some room for fields that this version does not know. */
+size_t request_frame_max(uint32_t context);
+/* 0, or HELM_E_FORMAT/HELM_E_LIMIT with what to tell the client in *error. request_free either way. */
+HELM_MUST_CHECK int request_parse(const uint8_t *data, size_t size, const struct request_limits *limits,
+                                  struct request *request, struct request_error *error);
+void request_free(struct request *request);
+
+#endif

@@ -1,0 +1,236 @@
+/* Which sequences run in the next step. See scheduler.h. Called by batcher.c; pure, allocates nothing.
+ *
+ * All state of one decision is in `struct draft`: the running set (at most SCHEDULER_ROWS_MAX, oldest first),
+ * what each has been given, and the pages left. */
+#include "daemon/steps/scheduler.h"
+
+#include <string.h>
+
+#include "common/shared/kv_layout.h"
+
+struct member {
+    uint32_t seq;
+    uint32_t pages; /* held or promised */
+    uint32_t given; /* tokens in this step */
+    bool out;       /* preempted */
+};
+
+struct draft {
+    const struct scheduler_seq *seqs;
+    uint32_t count;
+    const struct scheduler_limits *limits;
+    struct member member[SCHEDULER_ROWS_MAX]; /* oldest first */
+    uint32_t members, running;                /* running: members that are not out */
+    uint32_t pages_free, tokens_left;
+    struct scheduler_step *step;
+};
+
+static const struct scheduler_seq *seq_of(const struct draft *d, const struct member *m)
+{
+    return &d->seqs[m->seq];
+}
+
+static void draft_insert(struct draft *d, uint32_t seq)
+{
+    uint32_t at = d->members++;
+    while (at > 0 && d->seqs[d->member[at - 1].seq].order > d->seqs[seq].order) {
+        d->member[at] = d->member[at - 1];
+        at--;
+    }
+    d->member[at] = (struct member){.seq = seq, .pages = d->seqs[seq].pages};
+    d->running++;
+}
+
+/* A sequence admitted in this very step leaves again: it never had a slot. */
+static void draft_withdraw(struct draft *d, uint32_t seq)
+{
+    struct scheduler_step *step = d->step;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < step->admit_count; i++)
+        if (step->admit[i] != seq) step->admit[kept++] = step->admit[i];
+    step->admit_count = kept;
+}
+
+/* Takes back what the youngest running member younger than `keep` has. False: there is none. */
+static bool draft_preempt_younger(struct draft *d, uint32_t keep)
+{
+    for (uint32_t i = d->members; i-- > keep + 1;) {
+        struct member *m = &d->member[i];
+        if (m->out) continue;
+        m->out = true;
+        d->running--;
+        d->pages_free += m->pages;
+        d->tokens_left += m->given;
+        m->pages = m->given = 0;
+        if (seq_of(d, m)->running)
+            d->step->preempt[d->step->preempt_count++] = m->seq;
+        else
+            draft_withdraw(d, m->seq);
+        return true;
+    }
+    return false;
+}
+
+/* Gives member `at` up to `want` tokens, as far as the token budget and the pages go. A member that can get
+ * nothing takes the pages of younger ones; the youngest of all simply waits for the next step. */
+static void draft_give(struct draft *d, uint32_t at, uint32_t want)
+{
+    struct member *m = &d->member[at];
+    const struct scheduler_seq *s = seq_of(d, m);
+    uint32_t page_tokens = d->limits->page_tokens;
+    if (want > d->tokens_left) want = d->tokens_left;
+    if (want == 0) return;
+    uint64_t room = (uint64_t)(m->pages + d->pages_free) * page_tokens - s->cached;
+    while (room == 0 && draft_preempt_younger(d, at))
+        room = (uint64_t)(m->pages + d->pages_free) * page_tokens - s->cached;
+    if (want > room) want = (uint32_t)room;
+    if (want == 0) return;
+    uint32_t need = kv_pages_for(s->cached + want, page_tokens);
+    if (need > m->pages) {
+        d->pages_free -= need - m->pages;
+        m->pages = need;
+    }
+    m->given = want;
+    d->tokens_left -= want;
+}
+
+static void draft_give_decodes(struct draft *d)
+{
+    for (uint32_t i = 0; i < d->members; i++) {
+        const struct scheduler_seq *s = seq_of(d, &d->member[i]);
+        if (!d->member[i].out && s->tokens - s->cached == 1) draft_give(d, i, 1);
+    }
+}
+
+static bool draft_decodes(const struct draft *d)
+{
+    for (uint32_t i = 0; i < d->members; i++)
+        if (!d->member[i].out && d->member[i].given) return true;
+    return false;
+}
+
+static uint32_t client_running(const struct draft *d, uint64_t client)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < d->members; i++)
+        if (!d->member[i].out && seq_of(d, &d->member[i])->client == client) n++;
+    return n;
+}
+
+static bool draft_has(const struct draft *d, uint32_t seq)
+{
+    for (uint32_t i = 0; i < d->members; i++)
+        if (d->member[i].seq == seq) return true;
+    return false;
+}
+
+/* Pages that the running members are still to take: the rest of their known tokens, at least one to grow
+ * into. */
+static uint64_t draft_outstanding(const struct draft *d)
+{
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < d->members; i++) {
+        const struct member *m = &d->member[i];
+        if (m->out) continue;
+        uint32_t need = kv_pages_for(seq_of(d, m)->tokens, d->limits->page_tokens);
+        pages += need > m->pages ? need - m->pages : 1;
+    }
+    return pages;
+}
+
+static void draft_admit(struct draft *d)
+{
+    /* After a preemption there is no room by definition; admitting would only preempt again. */
+    if (d->step->preempt_count > 0) return;
+    while (d->running < d->limits->slots && d->members < SCHEDULER_ROWS_MAX) {
+        uint32_t best = d->count, best_running = 0;
+        for (uint32_t i = 0; i < d->count; i++) {
+            const struct scheduler_seq *s = &d->seqs[i];
+            if (s->running || draft_has(d, i)) continue;
+            uint32_t n = client_running(d, s->client);
+            if (best == d->count || n < best_running ||
+                (n == best_running && s->order < d->seqs[best].order)) {
+                best = i;
+                best_running = n;
+            }
+        }
+        if (best == d->count) return;
+        uint32_t need = kv_pages_for(d->seqs[best].tokens, d->limits->page_tokens);
+        if (d->running > 0 && need + draft_outstanding(d) > d->pages_free) return; /* alone it always fits */
+        d->step->admit[d->step->admit_count++] = best;
+        draft_insert(d, best);
+    }
+}
+
+static bool draft_wants_prefill(const struct draft *d, const struct member *m)
+{
+    const struct scheduler_seq *s = seq_of(d, m);
+    return !m->out && m->given == 0 && s->tokens - s->cached > 1;
+}
+
+/* One chunk for each client in turn until the budget is gone. Clients are ranked by their oldest member that
+ * still wants tokens; the rotation starts `turn` places further on. */
+static void draft_give_prefills(struct draft *d)
+{
+    uint64_t clients[SCHEDULER_ROWS_MAX];
+    uint32_t client_count = 0;
+    for (uint32_t i = 0; i < d->members; i++) {
+        if (!draft_wants_prefill(d, &d->member[i])) continue;
+        uint64_t client = seq_of(d, &d->member[i])->client;
+        uint32_t k = 0;
+        while (k < client_count && clients[k] != client) k++;
+        if (k == client_count) clients[client_count++] = client;
+    }
+    if (client_count == 0) return;
+    uint32_t first = (uint32_t)(d->limits->turn % client_count);
+    bool any = true;
+    while (any && d->tokens_left > 0) {
+        any = false;
+        for (uint32_t k = 0; k < client_count && d->tokens_left > 0; k++) {
+            uint64_t client = clients[(first + k) % client_count];
+            for (uint32_t i = 0; i < d->members; i++) {
+                const struct scheduler_seq *s = seq_of(d, &d->member[i]);
+                if (s->client != client || !draft_wants_prefill(d, &d->member[i])) continue;
+                draft_give(d, i, s->tokens - s->cached);
+                if (d->member[i].given == 0) continue;
+                any = true;
+                break;
+            }
+        }
+    }
+}
+
+void scheduler_form_step(const struct scheduler_seq *seqs, uint32_t count,
+                         const struct scheduler_limits *limits, struct scheduler_step *step)
+{
+    memset(step, 0, sizeof *step);
+    struct draft d = {.seqs = seqs,
+                      .count = count,
+                      .limits = limits,
+                      .pages_free = limits->pages_free,
+                      .tokens_left = limits->step_tokens,
+                      .step = step};
+    for (uint32_t i = 0; i < count && d.members < SCHEDULER_ROWS_MAX; i++)
+        if (seqs[i].running) draft_insert(&d, i);
+    draft_give_decodes(&d);
+    draft_admit(&d);
+    /* A request of one token is admitted and decoded at once. */
+    for (uint32_t i = 0; i < d.members; i++) {
+        const struct scheduler_seq *s = seq_of(&d, &d.member[i]);
+        if (!d.member[i].out && !s->running && s->tokens - s->cached == 1) draft_give(&d, i, 1);
+    }
+    if (limits->prompt_tokens && draft_decodes(&d) && d.tokens_left > limits->prompt_tokens)
+        d.tokens_left = limits->prompt_tokens;
+    draft_give_prefills(&d);
+    for (uint32_t i = 0; i < d.members; i++) {
+        const struct member *m = &d.member[i];
+        const struct scheduler_seq *s = seq_of(&d, m);
+        if (m->out || m->given == 0) continue;
+        step->row[step->row_count++] = (struct scheduler_row){.seq = m->seq,
+                                                              .start = s->cached,
+                                                              .count = m->given,
+                                                              .pages = m->pages,
+                                                              .sample = s->cached + m->given == s->tokens};
+        step->token_count += m->given;
+    }
+}

@@ -1,0 +1,62 @@
+/* Which sequences run in the next step, and how many tokens of each: a pure function.
+ *
+ * Called by batcher.c with a view of every open sequence, as it will be when the steps in flight are done;
+ * touches nothing but its output.
+ * Rules:
+ *   1. Decode first: every running sequence with one token to go gets it, oldest first.
+ *   2. The rest of step_tokens goes to prompts, in chunks, clients taking turns (`turn` rotates from step to
+ *      step), within a client the oldest request first. Where others decode in the same step no more than
+ *      prompt_tokens of it do: each of them waits for the whole step.
+ *   3. A waiting sequence gets a slot when one is free and the pages for all its tokens are, beside those
+ *      that the running ones are still to take (at least one each). The client with the fewest running
+ * sequences goes first, then the oldest request. When that one does not fit nobody overtakes it, so nobody
+ * starves.
+ *   4. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
+ * which goes back to waiting and is computed again later (its tokens are kept, so its stream goes on). The
+ * oldest is therefore never stopped, and it fits alone because the pool holds at least one whole context. */
+#ifndef HELM_DAEMON_STEPS_SCHEDULER_H
+#define HELM_DAEMON_STEPS_SCHEDULER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SCHEDULER_ROWS_MAX 64
+
+struct scheduler_seq {
+    uint64_t order;  /* arrival; unique; lower is older and keeps its place after a preemption */
+    uint64_t client; /* whoever sent it: turns are taken between these */
+    bool running;    /* has a slot */
+    uint32_t tokens; /* known tokens: prompt and output so far */
+    uint32_t cached; /* of these, how many have KV; < tokens */
+    uint32_t pages;  /* held now; 0 when not running */
+};
+
+struct scheduler_limits {
+    uint32_t slots;       /* in all */
+    uint32_t step_tokens; /* >= slots */
+    uint32_t page_tokens;
+    uint32_t pages_free;
+    uint32_t prompt_tokens; /* of prompts in a step in which others decode, at most; 0: no such bound */
+    uint64_t turn;          /* grows by one each step */
+};
+
+struct scheduler_row {
+    uint32_t seq; /* index into the input */
+    uint32_t start, count;
+    uint32_t pages; /* that the sequence must hold for this row */
+    bool sample;
+};
+
+/* In the order to be carried out: preempt, admit, then rows. Never is a sequence in two of `preempt` and
+ * `row`. */
+struct scheduler_step {
+    uint32_t preempt[SCHEDULER_ROWS_MAX], preempt_count;
+    uint32_t admit[SCHEDULER_ROWS_MAX], admit_count;
+    struct scheduler_row row[SCHEDULER_ROWS_MAX];
+    uint32_t row_count, token_count;
+};
+
+void scheduler_form_step(const struct scheduler_seq *seqs, uint32_t count,
+                         const struct scheduler_limits *limits, struct scheduler_step *step);
+
+#endif

@@ -1,0 +1,71 @@
+/* A request's life: its tokens, where its KV stands, when what happened, and how it ends.
+ *
+ * Made by batcher.c from a checked request; the tokens here are the truth, the arena's history row is a copy
+ * that the workers use. That is why neither a dead worker nor a preemption loses a token. Owns its token
+ * array. */
+#ifndef HELM_DAEMON_STEPS_SEQUENCE_H
+#define HELM_DAEMON_STEPS_SEQUENCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+#include "common/sampling/sampling.h"
+#include "daemon/steps/request.h"
+#include "proto/helm.pb-c.h"
+
+#define SEQUENCE_NO_SLOT UINT32_MAX
+
+struct sequence {
+    uint64_t id;         /* the daemon's, shown to clients */
+    uint64_t order;      /* arrival */
+    uint64_t client;     /* client_socket's handle */
+    uint64_t request_id; /* the client's */
+    uint32_t admission;  /* entry of its client (admission.h) */
+    uint32_t slot;       /* SEQUENCE_NO_SLOT while it waits */
+    uint32_t crashes;    /* workers that died while computing this, since it last got a token */
+
+    uint32_t *tokens; /* prompt, then output */
+    uint32_t token_count, token_capacity;
+    uint32_t prompt_count, max_tokens;
+    uint32_t cached; /* tokens whose KV is in pages */
+    uint32_t rung;   /* the same once the steps in flight are done */
+    uint32_t asked;  /* tokens that these sample, behind those that are known */
+    uint32_t pages;  /* held */
+
+    struct sampling_params sampling;
+    uint32_t stop[REQUEST_STOP_MAX], stop_count;
+    bool ignore_eos;
+    char label[REQUEST_LABEL_MAX + 1];
+
+    uint64_t arrived_us, deadline_us;       /* 0: no deadline */
+    uint64_t started_us, first_us, last_us; /* first slot, first and latest output token; 0: not yet */
+
+    Helm__V1__FinishReason finish; /* UNSPECIFIED while it lives */
+    char detail[HELM_ERR_TEXT];
+};
+
+/* Takes the prompt out of `request`. */
+HELM_MUST_CHECK int sequence_create(struct request_generate *request, struct sequence **out,
+                                    struct helm_err *err);
+void sequence_free(struct sequence *seq);
+
+static inline uint32_t sequence_output_count(const struct sequence *seq)
+{
+    return seq->token_count - seq->prompt_count;
+}
+
+/* Adds an output token at `now_us` and decides whether it was the last: sets seq->finish. */
+HELM_MUST_CHECK int sequence_append(struct sequence *seq, uint32_t token, const int32_t *eos,
+                                    uint32_t eos_count, uint64_t now_us, struct helm_err *err);
+/* Ends it (first call wins). */
+void sequence_finish(struct sequence *seq, Helm__V1__FinishReason reason, const char *detail);
+
+struct sequence_timings {
+    double queue_ms, ttft_ms, tpot_ms, prefill_tok_s, decode_tok_s, total_ms;
+};
+void sequence_timings(const struct sequence *seq, uint64_t now_us, struct sequence_timings *timings);
+/* "queued", "prefill", "decode". */
+const char *sequence_state_name(const struct sequence *seq);
+
+#endif

@@ -1,0 +1,182 @@
+/* Both engines in one process. See pair.h. */
+#include "tests/golden/pair.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "common/plan/host_weights.h"
+#include "worker-cpu/engine.h"
+#include "worker-gpu/engine.h"
+
+#define PAIR_LOOK_MS 20 /* between two looks whether a worker failed */
+
+static uint32_t pages_per_slot(const struct pair_options *o)
+{
+    uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
+    return (o->context_tokens + page_tokens - 1) / page_tokens;
+}
+
+static int make_arena(const struct pair_options *o, const struct model *model, struct pair *pair,
+                      struct helm_err *err)
+{
+    uint32_t per_slot = pages_per_slot(o);
+    struct host_weights host;
+    int rc = host_weights_plan(model, &pair->plan, &host, err);
+    if (rc) return rc;
+    const uint64_t weight_bytes = host.region_bytes;
+    host_weights_free(&host);
+    const struct arena_spec spec = {.slots = o->slots,
+                                    .context_tokens = o->context_tokens,
+                                    .step_tokens = o->step_tokens,
+                                    .hidden = model->config.hidden,
+                                    .vocab = model->config.vocab,
+                                    .lanes = PLAN_LINKS,
+                                    .kv = {.layers = plan_layers_of(&pair->plan, PLAN_CPU0),
+                                           .kv_heads = model->config.kv_heads,
+                                           .head_dim = model->config.head_dim,
+                                           .page_tokens = pair->plan.page_tokens,
+                                           .dtype = o->kv_dtype,
+                                           .elem_bytes = (uint32_t)dtype_bytes(o->kv_dtype)},
+                                    .page_count = pair->plan.page_count,
+                                    .weight_bytes = weight_bytes};
+    rc = arena_create(&spec, &pair->arena, err);
+    for (uint32_t s = 0; s < o->slots && !rc; s++) {
+        uint32_t *pages = arena_page_table_of(&pair->arena, s);
+        for (uint32_t i = 0; i < per_slot; i++) pages[i] = s * per_slot + i;
+        struct arena_slot *slot = arena_slot_of(&pair->arena, s);
+        memset(slot, 0, sizeof *slot);
+        slot->sampling.top_p = slot->sampling.repetition_penalty = 1;
+    }
+    return rc;
+}
+
+/* Starts one worker and waits until it serves. */
+static int start(const struct pair_options *o, struct pair *pair, enum pair_worker worker,
+                 const struct worker_engine_ops *ops, struct helm_err *err)
+{
+    struct server *server = &pair->server[worker];
+    server->ops = ops;
+    server->options = (struct engine_options){.folder = o->folder,
+                                              .plan = &pair->plan,
+                                              .threads = o->threads,
+                                              .node = -1,
+                                              .kernels = o->kernels,
+                                              .spin_us = POOL_SPIN_US_DEFAULT,
+                                              .peer_wait_ms = o->peer_wait_ms,
+                                              .device = o->device,
+                                              .vram_bytes = o->vram_bytes,
+                                              .copy_bytes_per_s = o->copy_bytes_per_s,
+                                              .no_graphs = o->no_graphs,
+                                              .no_chains = o->no_chains};
+    server->arena = &pair->arena;
+    server->epoch = arena_header_of(&pair->arena)->epoch;
+    server->worker = worker;
+    server->done_fd = pair->done_fd;
+    server->report_fd = eventfd(0, EFD_CLOEXEC);
+    if (server->report_fd < 0) return helm_fail_errno(err, "eventfd");
+    pair->used[worker] = true;
+    int rc = server_start(server, err);
+    if (rc) return rc;
+    uint64_t count;
+    if (read(server->report_fd, &count, sizeof count) < 0) return helm_fail_errno(err, "eventfd");
+    if (atomic_load(&server->state) == SERVER_SERVING) return 0;
+    if (err) *err = server->err;
+    return server->err.code ? server->err.code : HELM_E_INTERNAL;
+}
+
+int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *err)
+{
+    struct model model = {0};
+    memset(pair, 0, sizeof *pair);
+    pair->arena.fd = -1;
+    pair->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int rc = pair->done_fd < 0 ? helm_fail_errno(err, "eventfd") : model_read(o->folder, &model, err);
+    if (rc) goto out;
+    rc = plan_copy(o->plan, &pair->plan, err);
+    if (rc) goto out;
+    pair->plan.layers = model.config.layers;
+    pair->plan.slots = o->slots;
+    pair->plan.context_tokens = o->context_tokens;
+    pair->plan.step_tokens = o->step_tokens;
+    pair->plan.page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
+    pair->plan.page_count = o->slots * pages_per_slot(o);
+    snprintf(pair->plan.kv_dtype, sizeof pair->plan.kv_dtype, "%s", dtype_name(o->kv_dtype));
+    rc = make_arena(o, &model, pair, err);
+    if (!rc && plan_uses(&pair->plan, PLAN_CPU0)) rc = start(o, pair, PAIR_CPU, &cpu_engine_ops, err);
+    if (!rc && plan_uses(&pair->plan, PLAN_GPU0)) rc = start(o, pair, PAIR_GPU, &gpu_engine_ops, err);
+    if (!rc && pair->used[PAIR_GPU])
+        ((struct gpu_engine *)pair->server[PAIR_GPU].engine)->draw.copy_rows = o->copy_rows;
+out:
+    model_free(&model);
+    if (rc) pair_close(pair);
+    return rc;
+}
+
+void pair_close(struct pair *pair)
+{
+    for (int w = 0; w < PAIR_COUNT; w++) {
+        if (!pair->used[w]) continue;
+        server_stop(&pair->server[w]);
+        if (pair->server[w].report_fd >= 0) close(pair->server[w].report_fd);
+    }
+    if (pair->done_fd >= 0) close(pair->done_fd);
+    arena_close(&pair->arena);
+    plan_free(&pair->plan);
+    memset(pair->used, 0, sizeof pair->used);
+    pair->done_fd = -1;
+}
+
+static int wait_done(struct pair *pair, enum pair_worker worker, uint32_t serial, struct helm_err *err)
+{
+    struct doorbell *bell = &arena_control_of(&pair->arena)->done[worker].bell;
+    for (;;) {
+        uint32_t seen = doorbell_read(bell);
+        if (step_reached(seen, serial)) return 0;
+        for (int w = 0; w < PAIR_COUNT; w++) {
+            if (!pair->used[w] || atomic_load(&pair->server[w].state) != SERVER_FAILED) continue;
+            if (err) *err = pair->server[w].err;
+            return pair->server[w].err.code ? pair->server[w].err.code : HELM_E_INTERNAL;
+        }
+        (void)doorbell_wait(bell, seen, POOL_SPIN_US_DEFAULT, PAIR_LOOK_MS, NULL);
+    }
+}
+
+uint32_t pair_ring(struct pair *pair, const struct step_row *rows, uint32_t row_count,
+                   const struct step_result **result)
+{
+    struct arena_control *control = arena_control_of(&pair->arena);
+    uint32_t serial = ++pair->serial, tokens = 0;
+    struct step *step = &control->step[serial % ARENA_STEP_RING];
+    for (uint32_t i = 0; i < row_count; i++) tokens += rows[i].count;
+    step->serial = serial;
+    step->epoch = arena_header_of(&pair->arena)->epoch;
+    step->row_count = row_count;
+    step->token_count = tokens;
+    memcpy(step->row, rows, row_count * sizeof *rows);
+    *result = &control->result[serial % ARENA_STEP_RING];
+    doorbell_ring(&control->step_bell, serial);
+    return serial;
+}
+
+int pair_wait(struct pair *pair, uint32_t serial, struct helm_err *err)
+{
+    int rc = 0;
+    for (int w = 0; w < PAIR_COUNT && !rc; w++)
+        if (pair->used[w]) rc = wait_done(pair, (enum pair_worker)w, serial, err);
+    return rc;
+}
+
+const struct arena_times *pair_times(const struct pair *pair, enum pair_worker worker)
+{
+    return &arena_control_of(&pair->arena)->done[worker].times[pair->serial % ARENA_STEP_RING];
+}
+
+int pair_step(struct pair *pair, const struct step_row *rows, uint32_t row_count,
+              const struct step_result **result, struct helm_err *err)
+{
+    if (row_count > ARENA_STEP_ROWS)
+        return helm_fail(err, HELM_E_LIMIT, "%u rows, a step has at most %d", row_count, ARENA_STEP_ROWS);
+    return pair_wait(pair, pair_ring(pair, rows, row_count, result), err);
+}

@@ -1,0 +1,54 @@
+/* Both engines in one process, over one arena: two step threads, as in the worker processes, without helmd.
+ *
+ * Called by tests. Slot s owns pages s * pages_per_slot ...; every slot is ready to use, greedy. */
+#ifndef HELM_TESTS_GOLDEN_PAIR_H
+#define HELM_TESTS_GOLDEN_PAIR_H
+
+#include "common/model/model.h"
+#include "common/worker/server.h"
+
+enum pair_worker { PAIR_CPU, PAIR_GPU, PAIR_COUNT };
+
+struct pair_options {
+    const char *folder;
+    /* Stages, prefill lists, ring_bytes, embed, head; copied by pair_open, which fills in the sizes below and
+     * the model's layers. */
+    const struct plan *plan;
+    const char *device, *kernels;
+    enum dtype kv_dtype;
+    uint32_t threads, slots, context_tokens, step_tokens;
+    uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
+    uint64_t vram_bytes, copy_bytes_per_s;
+    uint32_t peer_wait_ms;
+    bool no_graphs, no_chains;
+    bool copy_rows; /* the GPU's logits of draws into the arena, as the CPU's are */
+};
+
+struct pair {
+    struct arena arena;
+    struct plan plan;
+    struct server server[PAIR_COUNT];
+    bool used[PAIR_COUNT]; /* the plan gives this worker something to do */
+    int done_fd;
+    uint32_t serial;
+};
+
+/* Zeroes *pair first; on failure everything is released. */
+HELM_MUST_CHECK int pair_open(const struct pair_options *options, struct pair *pair, struct helm_err *err);
+void pair_close(struct pair *pair);
+
+/* Rings one step over `rows`; its result is valid once pair_wait has seen it, until ARENA_STEP_RING steps
+ * later. Returns its serial. */
+uint32_t pair_ring(struct pair *pair, const struct step_row *rows, uint32_t row_count,
+                   const struct step_result **result);
+/* Until every worker is done with that step. */
+HELM_MUST_CHECK int pair_wait(struct pair *pair, uint32_t serial, struct helm_err *err);
+/* What a worker says of its part of the last step rung. */
+const struct arena_times *pair_times(const struct pair *pair, enum pair_worker worker);
+
+/* Runs one step over `rows` with every worker and returns its result, valid until ARENA_STEP_RING steps
+ * later. Tokens must be in arena_history_of before. */
+HELM_MUST_CHECK int pair_step(struct pair *pair, const struct step_row *rows, uint32_t row_count,
+                              const struct step_result **result, struct helm_err *err);
+
+#endif

@@ -1,0 +1,152 @@
+/* Bounded JSON: size, depth, duplicates, what follows the value, and every getter's errors. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/base/json.h"
+
+static int parse(const char *text, json_t **out, struct helm_err *err)
+{
+    return json_parse_bounded("src", text, strlen(text), 1000, out, err);
+}
+
+static void test_parse(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int code;
+        const char *says;
+    } cases[] = {
+        {"{}", 0, ""},
+        {" [1, 2] \n", 0, ""},
+        {"\"[[[[\"", 0, ""},
+        {"{\"a\": \"\\\"[\"}", 0, ""},
+        {"17", 0, ""},
+        {"", HELM_E_FORMAT, "src: not valid JSON at line 1"},
+        {"{} {}", HELM_E_FORMAT, "src: not valid JSON"},
+        {"[1,]", HELM_E_FORMAT, "not valid JSON"},
+        {"{\"a\": 1, \"a\": 1}", HELM_E_FORMAT, "duplicate object key"},
+        {"\"\xff\"", HELM_E_FORMAT, "not valid JSON"},
+        {"nul", HELM_E_FORMAT, "not valid JSON"},
+        {"]]]]", HELM_E_FORMAT, "not valid JSON"},
+        {"\"\\", HELM_E_FORMAT, "not valid JSON"},
+        {"1e999", HELM_E_FORMAT, "not valid JSON"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *value = (json_t *)&value;
+        struct helm_err err = {0};
+        int rc = parse(cases[i].text, &value, &err);
+        if (rc != cases[i].code || !strstr(err.text, cases[i].says))
+            fail_msg("'%s': code %d, '%s'", cases[i].text, rc, err.text);
+        if (rc) assert_null(value);
+        json_decref(value);
+    }
+}
+
+static void test_depth(void **state)
+{
+    (void)state;
+    char text[2 * JSON_DEPTH_MAX + 3] = {0};
+    json_t *value;
+    struct helm_err err = {0};
+    memset(text, '[', JSON_DEPTH_MAX);
+    memset(text + JSON_DEPTH_MAX, ']', JSON_DEPTH_MAX);
+    assert_int_equal(parse(text, &value, &err), 0);
+    json_decref(value);
+    memset(text, '[', JSON_DEPTH_MAX + 1);
+    memset(text + JSON_DEPTH_MAX + 1, ']', JSON_DEPTH_MAX + 1);
+    assert_int_equal(parse(text, &value, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "nested deeper than 64 at byte 64"));
+}
+
+static void test_size(void **state)
+{
+    (void)state;
+    char text[1001];
+    json_t *value;
+    struct helm_err err = {0};
+    memset(text, ' ', sizeof text);
+    text[0] = '1';
+    assert_int_equal(json_parse_bounded("src", text, 1000, 1000, &value, &err), 0);
+    json_decref(value);
+    assert_int_equal(json_parse_bounded("src", text, 1001, 1000, &value, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "1001 bytes of JSON exceed the limit of 1000"));
+}
+
+static void test_getters(void **state)
+{
+    (void)state;
+    json_t *obj;
+    struct helm_err err = {0};
+    uint64_t number = 99;
+    double real = 99;
+    bool flag = true;
+    const char *text = "kept";
+    assert_int_equal(parse("{\"i\": 5, \"r\": 2.5, \"b\": false, \"s\": \"x\", \"n\": null, \"neg\": -1,"
+                           "\"max\": 9223372036854775807}",
+                           &obj, &err),
+                     0);
+    assert_int_equal(json_get_u64(obj, "i", true, 5, 5, &number, &err), 0);
+    assert_int_equal(number, 5);
+    assert_int_equal(json_get_u64(obj, "max", true, 0, UINT64_MAX, &number, &err), 0);
+    assert_true(number == INT64_MAX);
+    number = 99;
+    assert_int_equal(json_get_u64(obj, "i", true, 6, 9, &number, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "'i' is 5, not between 6 and 9"));
+    assert_int_equal(json_get_u64(obj, "neg", true, 0, 9, &number, &err), HELM_E_LIMIT);
+    assert_int_equal(json_get_u64(obj, "r", true, 0, 9, &number, &err), HELM_E_FORMAT);
+    assert_int_equal(json_get_u64(obj, "n", false, 0, 9, &number, &err), 0);
+    assert_int_equal(json_get_u64(obj, "absent", false, 0, 9, &number, &err), 0);
+    assert_int_equal(number, 99);
+    assert_int_equal(json_get_u64(obj, "n", true, 0, 9, &number, &err), HELM_E_FORMAT);
+    assert_string_equal(err.text, "'n' is missing");
+
+    assert_int_equal(json_get_double(obj, "r", true, 0, 9, &real, &err), 0);
+    assert_true(real == 2.5);
+    assert_int_equal(json_get_double(obj, "i", true, 0, 9, &real, &err), 0);
+    assert_true(real == 5);
+    assert_int_equal(json_get_double(obj, "neg", true, 0, 9, &real, &err), HELM_E_LIMIT);
+    assert_int_equal(json_get_double(obj, "s", true, 0, 9, &real, &err), HELM_E_FORMAT);
+    assert_int_equal(json_get_double(obj, "absent", true, 0, 9, &real, &err), HELM_E_FORMAT);
+
+    assert_int_equal(json_get_bool(obj, "b", true, &flag, &err), 0);
+    assert_false(flag);
+    assert_int_equal(json_get_bool(obj, "i", true, &flag, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "'i' is not true or false"));
+
+    assert_int_equal(json_get_string(obj, "absent", false, &text, &err), 0);
+    assert_string_equal(text, "kept");
+    assert_int_equal(json_get_string(obj, "s", true, &text, &err), 0);
+    assert_string_equal(text, "x");
+    assert_int_equal(json_get_string(obj, "i", true, &text, &err), HELM_E_FORMAT);
+    json_decref(obj);
+}
+
+static void test_read_file(void **state)
+{
+    (void)state;
+    json_t *value;
+    struct helm_err err = {0};
+    assert_int_equal(json_read_file("tests/data/golden/qwen3/config.json", 1 << 20, &value, &err), 0);
+    assert_string_equal(json_string_value(json_object_get(value, "model_type")), "qwen3");
+    json_decref(value);
+    assert_int_equal(json_read_file("tests/data/golden/qwen3/config.json", 100, &value, &err), HELM_E_LIMIT);
+    assert_null(value);
+    assert_int_equal(json_read_file("tests/data/absent.json", 100, &value, &err), HELM_E_NOT_FOUND);
+    assert_non_null(strstr(err.text, "tests/data/absent.json: no such file"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_parse),   cmocka_unit_test(test_depth),     cmocka_unit_test(test_size),
+        cmocka_unit_test(test_getters), cmocka_unit_test(test_read_file),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

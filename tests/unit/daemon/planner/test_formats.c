@@ -1,0 +1,163 @@
+/* Unit tests of daemon/planner/formats.c: which half layers lie packed by which lists and wishes, and what a
+ * written plan may say. */
+#include <string.h>
+
+#include "daemon/planner/formats.h"
+#include "tests/unit/daemon/planner/packed_case.h"
+
+#define LAYERS 4
+#define SMALL  (2 * LAYERS)
+
+struct setting {
+    struct bench b;
+    struct ledger_case c;
+    struct plan plan;
+    struct plan_stage stages[3][SMALL];
+    enum tensor_format format[SMALL + 2];
+};
+
+static void read_letters(const char *letters, enum plan_home *home)
+{
+    for (uint32_t u = 0; u < SMALL; u++)
+        home[u] = letters[u] == 'g' ? PLAN_HOME_GPU : letters[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
+}
+
+/* 4 layers: attention and MLP of each, in decode, for short and for long prompts. */
+static struct setting *open_setting(void)
+{
+    static const char *const homes[] = {"cccsggsg", "csccggsg", "sscsggsg"};
+    static const struct made_up_shape shape = {LAYERS, 512, 1024, 8, 2, 64, 1024, false};
+    struct setting *s = calloc(1, sizeof *s);
+    struct helm_err err = {0};
+    enum plan_home home[SMALL];
+    assert_non_null(s);
+    open_8b(&s->b, 8 * GIB);
+    made_up_close(&s->b.made);
+    assert_true(made_up_open(&s->b.made, &shape));
+    s->c = (struct ledger_case){&s->b.made.model, &s->b.r.wish, &s->b.r.machine, &s->b.made.analysed};
+    s->plan = (struct plan){.layers = LAYERS, .embed = PLAN_CPU0, .head = PLAN_GPU0, .ring_bytes = 1};
+    s->plan.format = s->format;
+    s->plan.stages = s->stages[0];
+    for (int p = 0; p < 3; p++) {
+        read_letters(homes[p], home);
+        const uint32_t count = plan_stages_of(home, LAYERS, s->stages[p]);
+        if (p == 0) s->plan.stage_count = count;
+        if (p) s->plan.prefill[p - 1] = (struct plan_phase){20 * (uint32_t)p, s->stages[p], count};
+    }
+    s->plan.prefill_count = 2;
+    assert_int_equal(plan_formats_clear(&s->plan, &err), 0);
+    return s;
+}
+
+static void close_setting(struct setting *s)
+{
+    bench_close(&s->b);
+    free(s);
+}
+
+/* `letters`: p where a unit lies packed. */
+static void lie(const struct plan *plan, const char *letters)
+{
+    char got[SMALL + 1] = "";
+    for (uint32_t u = 0; u < SMALL; u++) got[u] = plan_unit_format(plan, u) == FORMAT_BF16_PACKED ? 'p' : '-';
+    assert_string_equal(got, letters);
+}
+
+/* Decode streams units 3 and 6, of which every list streams 6 alone; 0 to 3 are the CPU's somewhere. */
+static void host_formats_follow_all_lists(void **state)
+{
+    (void)state;
+    struct setting *s = open_setting();
+    struct ledger_wish *wish = &s->b.r.wish;
+    bool *packs = s->b.made.analysed.packs, *packs_cpu = s->b.made.analysed.packs_cpu;
+    for (uint32_t u = 0; u < SMALL; u++) assert_true(packs[u] && packs_cpu[u]);
+    wish->pack = wish->pack_cpu = false;
+    formats_set_host(&s->c, &s->plan);
+    lie(&s->plan, "--------");
+    wish->pack = true;
+    formats_set_host(&s->c, &s->plan);
+    lie(&s->plan, "------p-");
+    wish->pack_cpu = true;
+    packs_cpu[3] = false; /* and 3 cannot be */
+    formats_set_host(&s->c, &s->plan);
+    lie(&s->plan, "ppp---p-");
+    packs_cpu[3] = true;
+    packs[6] = false;
+    formats_set_host(&s->c, &s->plan);
+    lie(&s->plan, "pppp----");
+    packs[6] = true;
+    wish->pack = false;
+    formats_set_host(&s->c, &s->plan);
+    lie(&s->plan, "pppp----");
+    assert_true(formats_packed_on_cpu(&s->plan, 3) && !formats_packed_on_cpu(&s->plan, 6));
+    close_setting(s);
+}
+
+/* Units 4, 5 and 7 are in VRAM, and the head: packed are the first that can be. */
+static void vram_formats_are_the_first(void **state)
+{
+    (void)state;
+    struct setting *s = open_setting();
+    bool *packs = s->b.made.analysed.packs;
+    assert_int_equal(formats_packable(&s->c, &s->plan), 3);
+    assert_true(formats_head_packable(&s->c, &s->plan));
+    plan_set_unit_format(&s->plan, 3, FORMAT_BF16_PACKED); /* is of the host's */
+    formats_set_vram(&s->c, 1, true, &s->plan);
+    lie(&s->plan, "---pp---");
+    assert_int_equal(plan_head_format(&s->plan), FORMAT_BF16_PACKED);
+    packs[4] = false;
+    assert_int_equal(formats_packable(&s->c, &s->plan), 2);
+    formats_set_vram(&s->c, 1, false, &s->plan);
+    lie(&s->plan, "---p-p--");
+    formats_set_vram(&s->c, 3, false, &s->plan);
+    lie(&s->plan, "---p-p-p");
+    assert_int_equal(plan_head_format(&s->plan), PLAN_AS_STORED);
+    s->plan.head = PLAN_CPU0;
+    assert_false(formats_head_packable(&s->c, &s->plan));
+    close_setting(s);
+}
+
+static void refused(struct setting *s, const char *text)
+{
+    struct helm_err err = {0};
+    assert_int_equal(formats_check(&s->c, &s->plan, &err), HELM_E_UNSUPPORTED);
+    if (!strstr(err.text, text)) fail_msg("'%s' does not say '%s'", err.text, text);
+}
+
+static void what_cannot_be_is_named(void **state)
+{
+    (void)state;
+    struct setting *s = open_setting();
+    struct helm_err err = {0};
+    for (uint32_t u = 0; u < SMALL; u++) plan_set_unit_format(&s->plan, u, FORMAT_BF16_PACKED);
+    plan_set_head_format(&s->plan, FORMAT_BF16_PACKED);
+    assert_int_equal(formats_check(&s->c, &s->plan, &err), 0);
+    s->b.made.analysed.packs[5] = false;
+    refused(s, "the MLP of layer 2 cannot lie as 'bf16-packed'");
+    s->b.made.analysed.packs[5] = true;
+    s->b.made.analysed.packs_cpu[6] = false; /* the CPU never computes it */
+    assert_int_equal(formats_check(&s->c, &s->plan, &err), 0);
+    s->b.made.analysed.packs_cpu[2] = false;
+    refused(s, "the CPU cannot compute the attention of layer 1 as 'bf16-packed'");
+    s->b.made.analysed.packs_cpu[2] = true;
+    plan_set_unit_format(&s->plan, 0, FORMAT_F32);
+    refused(s, "the attention of layer 0 cannot lie as 'f32'");
+    plan_set_unit_format(&s->plan, 0, PLAN_AS_STORED);
+    s->b.made.analysed.packs_head = false;
+    refused(s, "'head_format' is 'bf16-packed', which this head cannot have");
+    s->b.made.analysed.packs_head = s->b.made.analysed.tied = true;
+    assert_int_equal(formats_check(&s->c, &s->plan, &err), 0);
+    s->plan.embed = PLAN_GPU0;
+    refused(s, "but the head is the embedding, which is on 'gpu' as well");
+    close_setting(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(host_formats_follow_all_lists),
+        cmocka_unit_test(vram_formats_are_the_first),
+        cmocka_unit_test(what_cannot_be_is_named),
+    };
+    return cmocka_run_group_tests_name("planner/formats", tests, NULL, NULL);
+}

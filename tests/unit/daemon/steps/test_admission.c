@@ -1,0 +1,207 @@
+/* Unit tests of daemon/steps/admission.c: who may queue another request, and that the place which it names is the
+ * one that scheduler.c gives. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "daemon/steps/admission.h"
+#include "daemon/steps/scheduler.h"
+
+enum { GREEDY = 1, MODEST, THIRD };
+
+static struct admission opened(uint32_t slots, uint32_t queue)
+{
+    struct admission admission;
+    struct helm_err err = {0};
+    assert_int_equal(admission_init(&admission, slots, queue, &err), 0);
+    return admission;
+}
+
+/* Opens as many as it may, `most` at most. */
+static uint32_t fill(struct admission *admission, uint64_t client, uint32_t most)
+{
+    struct helm_err err = {0};
+    uint32_t n = 0;
+    while (n < most && admission_check(admission, client, &err) == 0) {
+        admission_enter(admission, client);
+        n++;
+    }
+    return n;
+}
+
+static void one_client_alone_leaves_room_for_the_next(void **state)
+{
+    (void)state;
+    struct admission a = opened(8, 256);
+    assert_int_equal(fill(&a, GREEDY, 1000), 8 + 256 - 32);
+    struct helm_err err = {0};
+    assert_int_equal(admission_check(&a, GREEDY, &err), HELM_E_BUSY);
+    assert_non_null(strstr(err.text, "232 of the 232 open requests are this client's"));
+    assert_non_null(strstr(err.text, "its share is 132"));
+    assert_int_equal(fill(&a, MODEST, 20), 20);
+    assert_int_equal(admission_check(&a, GREEDY, &err), HELM_E_BUSY);
+    assert_int_equal(fill(&a, THIRD, 1000), 12);
+    assert_int_equal(admission_check(&a, THIRD, &err), HELM_E_BUSY);
+    assert_non_null(strstr(err.text, "264 requests are open (8 at once and a queue of 256)"));
+    admission_free(&a);
+}
+
+static void half_the_queue_is_whoever_comes(void **state)
+{
+    (void)state;
+    struct admission a = opened(2, 16);
+    assert_int_equal(fill(&a, MODEST, 1), 1);
+    assert_int_equal(fill(&a, GREEDY, 1000), 10); /* 2 + 8, then one more, which makes it more than half */
+    assert_int_equal(fill(&a, MODEST, 1000), 5);  /* a share of the last two, among three, is 6 */
+    assert_int_equal(fill(&a, THIRD, 1000), 2);
+    struct helm_err err = {0};
+    assert_int_equal(admission_check(&a, 9, &err), HELM_E_BUSY); /* full */
+    admission_free(&a);
+}
+
+static void what_ends_gives_its_share_back(void **state)
+{
+    (void)state;
+    struct admission a = opened(1, 8);
+    struct helm_err err = {0};
+    uint32_t entry[8], other = admission_enter(&a, MODEST);
+    for (int i = 0; i < 5; i++) entry[i] = admission_enter(&a, GREEDY);
+    assert_int_equal(a.clients, 2);
+    assert_int_equal(admission_check(&a, GREEDY, &err), HELM_E_BUSY);
+    admission_leave(&a, other);
+    assert_int_equal(a.clients, 1);
+    assert_int_equal(admission_check(&a, GREEDY, &err), 0); /* half full */
+    assert_int_equal(admission_enter(&a, GREEDY), entry[0]);
+    assert_int_equal(admission_check(&a, GREEDY, &err), 0); /* alone again: its share is all of it */
+    for (int i = 0; i < 5; i++) admission_leave(&a, entry[i]);
+    admission_leave(&a, entry[0]);
+    assert_int_equal(a.open + a.clients + a.used, 0);
+    admission_free(&a);
+}
+
+static void a_queue_of_few_or_none_is_used_to_the_end(void **state)
+{
+    (void)state;
+    for (uint32_t queue = 0; queue < 8; queue++) {
+        struct admission a = opened(1, queue);
+        assert_int_equal(fill(&a, GREEDY, 1000), 1 + queue);
+        admission_free(&a);
+    }
+}
+
+static void everybody_has_a_share_of_one(void **state)
+{
+    (void)state;
+    struct admission a = opened(1, 15);
+    for (uint64_t client = 1; client <= 16; client++) assert_int_equal(fill(&a, client, 1), 1);
+    struct helm_err err = {0};
+    assert_int_equal(admission_check(&a, 17, &err), HELM_E_BUSY);
+    admission_free(&a);
+}
+
+/* ---- places: the scheduler itself, with requests that end one after the other ------------------------- */
+
+enum { SEQS = 24, SLOTS_MAX = 4 };
+
+struct life {
+    struct scheduler_seq seq[SEQS];
+    bool ended[SEQS];
+    uint32_t slot[SLOTS_MAX], slots, running; /* who has slots, in the order in which they got them */
+};
+
+static uint32_t life_view(const struct life *life, struct scheduler_seq *view, uint32_t *index)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < SEQS; i++) {
+        if (life->ended[i]) continue;
+        index[n] = i;
+        view[n++] = life->seq[i];
+    }
+    return n;
+}
+
+/* Lets the scheduler fill the slots. */
+static void life_step(struct life *life)
+{
+    struct scheduler_seq view[SEQS];
+    uint32_t index[SEQS], n = life_view(life, view, index);
+    struct scheduler_limits limits = {.slots = life->slots,
+                                      .step_tokens = 64,
+                                      .page_tokens = 16,
+                                      .pages_free = 1000};
+    struct scheduler_step step;
+    scheduler_form_step(view, n, &limits, &step);
+    for (uint32_t i = 0; i < step.admit_count; i++) {
+        life->seq[index[step.admit[i]]].running = true;
+        life->slot[life->running++] = index[step.admit[i]];
+    }
+}
+
+static void life_end_first(struct life *life)
+{
+    life->ended[life->slot[0]] = true;
+    memmove(life->slot, life->slot + 1, sizeof life->slot - sizeof *life->slot);
+    life->running--;
+}
+
+/* What the scheduler does in the end: how many must end before this one gets a slot. */
+static uint32_t ends_in_truth(struct life life, uint32_t seq)
+{
+    for (uint32_t ends = 0;; ends++) {
+        life_step(&life);
+        if (life.seq[seq].running) return ends;
+        life_end_first(&life);
+    }
+}
+
+static void the_place_is_the_one_that_the_scheduler_gives(void **state)
+{
+    (void)state;
+    uint32_t out_of_turn = 0;
+    for (uint32_t seed = 1; seed <= 200; seed++) {
+        struct life life = {.slots = 1 + seed % SLOTS_MAX};
+        struct admission a = opened(life.slots, SEQS);
+        struct admission_request list[SEQS];
+        uint32_t random = seed, entry[SEQS], clients = 1 + seed % 5;
+        for (uint32_t i = 0; i < SEQS; i++) {
+            random = random * 1664525 + 1013904223;
+            uint64_t client = 1 + (random >> 16) % clients;
+            life.seq[i] = (struct scheduler_seq){.order = i, .client = client, .tokens = 2};
+            entry[i] = admission_enter(&a, client);
+        }
+        /* some of them have slots already, and have them in the order in which they came */
+        for (uint32_t i = 0; i < seed % (life.slots + 1); i++) {
+            life.seq[2 * i].running = true;
+            life.slot[life.running++] = 2 * i;
+        }
+        for (uint32_t i = 0; i < SEQS; i++)
+            list[i] = (struct admission_request){.entry = entry[i], .running = life.seq[i].running};
+        for (uint32_t i = 0; i < SEQS; i++) {
+            uint32_t place = admission_ends_before(&a, list, SEQS, i), waiting = 0;
+            assert_int_equal(place, life.seq[i].running ? 0 : ends_in_truth(life, i));
+            for (uint32_t k = 0; k < i; k++) waiting += !list[k].running;
+            uint32_t vacant = life.slots - life.running;
+            if (!list[i].running) out_of_turn += place != (waiting < vacant ? 0 : waiting - vacant + 1);
+        }
+        admission_free(&a);
+    }
+    assert_true(out_of_turn > 0); /* the order of arrival is not it */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_client_alone_leaves_room_for_the_next),
+        cmocka_unit_test(half_the_queue_is_whoever_comes),
+        cmocka_unit_test(what_ends_gives_its_share_back),
+        cmocka_unit_test(a_queue_of_few_or_none_is_used_to_the_end),
+        cmocka_unit_test(everybody_has_a_share_of_one),
+        cmocka_unit_test(the_place_is_the_one_that_the_scheduler_gives),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

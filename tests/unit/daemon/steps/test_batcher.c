@@ -1,0 +1,445 @@
+/* Unit tests of daemon/steps/batcher.c with a worker that answers at once: who gets a place in the queue, and when
+ * its turn comes; and steps that are rung behind others. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/steps/batcher.h"
+
+enum { GREEDY = 1, MODEST, SLOTS = 2, QUEUE = 16 };
+
+struct stage {
+    struct model model;
+    struct profile profile;
+    struct plan plan, lists; /* the forecast's, the batcher's */
+    struct plan_stage stage;
+    struct observe observe;
+    struct metrics metrics;
+    struct arena arena;
+    struct batcher batcher;
+    uint64_t now_us;
+    uint32_t answer; /* the worker's token */
+    uint32_t tokens, done;
+};
+
+static int on_token(void *context, const struct sequence *seq, uint32_t index,
+                    const struct sampling_result *sampled)
+{
+    struct stage *s = context;
+    (void)seq, (void)index, (void)sampled;
+    s->tokens++;
+    return 0;
+}
+
+static void on_done(void *context, const struct sequence *seq)
+{
+    struct stage *s = context;
+    (void)seq;
+    s->done++;
+}
+
+static struct stage *stage_open(uint32_t pages)
+{
+    struct stage *s = calloc(1, sizeof *s);
+    struct helm_err err = {0};
+    assert_non_null(s);
+    if (model_read("tools/models/demo", &s->model, &err) ||
+        profile_read("tests/data/profiles/described.json", &s->profile, &err))
+        fail_msg("%s", err.text);
+    s->stage = (struct plan_stage){.last = s->model.config.layers - 1, .home = PLAN_HOME_CPU};
+    s->plan = (struct plan){.layers = s->model.config.layers,
+                            .context_tokens = 256,
+                            .step_tokens = 64,
+                            .slots = SLOTS,
+                            .kv_dtype = "f16",
+                            .stages = &s->stage,
+                            .stage_count = 1};
+    const struct arena_spec spec = {.slots = SLOTS,
+                                    .context_tokens = 256,
+                                    .step_tokens = 64,
+                                    .hidden = 16,
+                                    .vocab = s->model.config.vocab,
+                                    .kv = {.layers = 1,
+                                           .kv_heads = 1,
+                                           .head_dim = 8,
+                                           .page_tokens = 32,
+                                           .dtype = DTYPE_F16,
+                                           .elem_bytes = 2},
+                                    .page_count = pages};
+    if (forecast_open(&s->model, &s->profile, &s->plan, &s->observe.forecast, &err) ||
+        arena_create(&spec, &s->arena, &err))
+        fail_msg("%s", err.text);
+    observe_init(&s->observe, 0, OBSERVE_NO_WORKER, 0);
+    metrics_init(&s->metrics);
+    s->lists = s->plan;
+    const struct batcher_options options = {.model = &s->model.config,
+                                            .plan = &s->lists,
+                                            .arena = &s->arena,
+                                            .metrics = &s->metrics,
+                                            .observe = &s->observe,
+                                            .workers = 1,
+                                            .queue_limit = QUEUE,
+                                            .sink = {.context = s, .token = on_token, .done = on_done}};
+    if (batcher_init(&s->batcher, &options, &err)) fail_msg("%s", err.text);
+    s->answer = 5;
+    batcher_prepare_worker(&s->batcher, 1);
+    batcher_worker_ready(&s->batcher);
+    return s;
+}
+
+static void stage_close(struct stage *s)
+{
+    batcher_free(&s->batcher);
+    arena_close(&s->arena);
+    forecast_close(&s->observe.forecast);
+    model_free(&s->model);
+    free(s);
+}
+
+/* A prompt of so many tokens that may have so many more. Its id; 0: busy. */
+static uint64_t submit_sized(struct stage *s, uint64_t client, uint32_t prompt, uint32_t most,
+                             struct helm_err *err)
+{
+    static uint64_t number;
+    struct request_generate request = {.prompt = malloc(prompt * sizeof(uint32_t)),
+                                       .prompt_count = prompt,
+                                       .max_tokens = most,
+                                       .has_seed = true,
+                                       .stop = {7},
+                                       .stop_count = 1,
+                                       .ignore_eos = true};
+    const struct sequence *seq;
+    assert_non_null(request.prompt);
+    for (uint32_t i = 0; i < prompt; i++) request.prompt[i] = 3;
+    int rc = batcher_submit(&s->batcher, &request, client, ++number, s->now_us, &seq, err);
+    free(request.prompt);
+    if (rc) assert_int_equal(rc, HELM_E_BUSY);
+    return rc ? 0 : seq->id;
+}
+
+static uint64_t submit(struct stage *s, uint64_t client, struct helm_err *err)
+{
+    return submit_sized(s, client, 1, 200, err);
+}
+
+/* The worker's part of the oldest step in flight. */
+static void answer(struct stage *s)
+{
+    struct arena_control *control = arena_control_of(&s->arena);
+    const struct step *asked = &batcher_oldest(&s->batcher)->step;
+    struct step_result *result = &control->result[asked->serial % ARENA_STEP_RING];
+    struct helm_err err = {0};
+    bool taken = false;
+    memset(result, 0, sizeof *result);
+    result->serial = asked->serial;
+    result->epoch = asked->epoch;
+    result->row_count = asked->row_count;
+    for (uint32_t i = 0; i < asked->row_count; i++)
+        result->row[i] =
+            (struct step_result_row){.slot = asked->row[i].slot, .sampled = {.token = s->answer}};
+    assert_false(batcher_step_done(&s->batcher));
+    doorbell_ring(&control->done[0].bell, asked->serial);
+    assert_true(batcher_step_done(&s->batcher));
+    if (batcher_take_result(&s->batcher, s->now_us, &taken, &err)) fail_msg("%s", err.text);
+    assert_true(taken);
+}
+
+/* The worker's part, then the batcher's. */
+static void step(struct stage *s)
+{
+    s->now_us += 1000;
+    if (s->batcher.in_flight) answer(s);
+    batcher_pump(&s->batcher, s->now_us);
+}
+
+/* The newest step in flight. */
+static const struct step *newest(const struct stage *s)
+{
+    return &arena_control_of(&s->arena)->step[s->batcher.serial % ARENA_STEP_RING];
+}
+
+static bool has_slot(const struct stage *s, uint64_t id)
+{
+    const struct sequence *seq = batcher_find(&s->batcher, id);
+    return seq && seq->slot != SEQUENCE_NO_SLOT;
+}
+
+static void a_greedy_client_does_not_keep_others_out(void **state)
+{
+    (void)state;
+    struct stage *s = stage_open(16);
+    struct helm_err err = {0};
+    uint32_t held = 0;
+    while (submit(s, GREEDY, &err)) held++;
+    assert_int_equal(held, SLOTS + QUEUE - QUEUE / 8);
+    assert_non_null(strstr(err.text, "its share is"));
+    assert_true(submit(s, MODEST, &err) != 0);
+    assert_true(submit(s, GREEDY, &err) == 0);
+    for (int i = 0; i < 3; i++) step(s);
+    assert_true(submit(s, GREEDY, &err) == 0); /* those that run count as well */
+    batcher_cancel_client(&s->batcher, GREEDY, "enough");
+    for (int i = 0; i < 3; i++) step(s);
+    assert_int_equal(s->batcher.seq_count, 1);
+    for (int i = 0; i < 10; i++) assert_true(submit(s, GREEDY, &err) != 0);
+    stage_close(s);
+}
+
+/* One sequence: while a step is computed the next one is rung, with a page for its position and the token left
+ * open, up to the last token that it may have and no further. */
+static void the_next_step_is_rung_while_one_is_computed(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct stage *s = stage_open(16);
+    uint64_t id = submit(s, 1, &err);
+    batcher_pump(&s->batcher, s->now_us);
+    for (uint32_t i = 0; i < 200; i++) { /* position i is computed */
+        const struct batcher *b = &s->batcher;
+        assert_int_equal(b->in_flight, i < 199 ? 2 : 1);
+        assert_int_equal(b->serial, i < 199 ? i + 2 : 200);
+        const struct step *oldest = &batcher_oldest(b)->step, *last = newest(s);
+        assert_int_equal(oldest->serial, i + 1);
+        assert_int_equal(oldest->row[0].start, i);
+        assert_int_equal(last->row_count, 1);
+        assert_int_equal(last->row[0].start, i < 199 ? i + 1 : 199);
+        assert_int_equal(last->row[0].flags, STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS);
+        const struct sequence *seq = batcher_find(b, id);
+        assert_true(seq->pages * 32 > last->row[0].start);
+        assert_int_equal(seq->cached, i);
+        assert_int_equal(sequence_output_count(seq), i);
+        assert_int_equal(s->tokens, i);
+        step(s);
+    }
+    assert_int_equal(s->tokens, 200);
+    assert_null(batcher_find(&s->batcher, id));
+    assert_int_equal(s->batcher.in_flight, 0);
+    assert_int_equal(s->batcher.pages.free_count, 16);
+    stage_close(s);
+}
+
+/* Whoever comes is in the step behind those that were rung; what it brings is behind a step of decoding, and
+ * nothing is behind its prompt. */
+static void who_comes_waits_for_what_is_rung(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct stage *s = stage_open(16);
+    uint64_t first = submit(s, 1, &err);
+    for (int i = 0; i < 5; i++) step(s);
+    uint64_t second = submit_sized(s, 2, 20, 100, &err);
+    batcher_pump(&s->batcher, s->now_us);
+    assert_int_equal(newest(s)->row_count, 1);
+    step(s);
+    assert_int_equal(newest(s)->row_count, 2);
+    assert_int_equal(newest(s)->token_count, 21);
+    assert_int_equal(newest(s)->row[0].flags, STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS);
+    assert_int_equal(newest(s)->row[1].flags, STEP_ROW_SAMPLE);
+    assert_int_equal(s->batcher.in_flight, 2);
+    step(s);
+    assert_int_equal(s->batcher.in_flight, 1); /* the prompt */
+    step(s);
+    assert_int_equal(s->batcher.in_flight, 2);
+    assert_int_equal(newest(s)->row_count, 2);
+    for (int r = 0; r < 2; r++) assert_int_equal(newest(s)->row[r].flags, STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS);
+    /* the token behind a step with nothing behind it is helmd's to write */
+    const struct sequence *seq = batcher_find(&s->batcher, second);
+    assert_int_equal(arena_history_of(&s->arena, seq->slot)[20], 5);
+    assert_true(batcher_find(&s->batcher, first) != NULL);
+    stage_close(s);
+}
+
+/* A sequence that ends while a step is rung with a further token of it: it is told at once, what was computed
+ * for it is ignored, and its slot and pages are given away when that is over and not before. */
+static void a_row_too_many_is_ignored(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    for (int cancelled = 0; cancelled < 2; cancelled++) {
+        struct stage *s = stage_open(16);
+        uint64_t first = submit(s, 1, &err), second = submit(s, 2, &err), third = submit(s, 3, &err);
+        for (int i = 0; i < 5; i++) step(s);
+        const uint32_t slot = batcher_find(&s->batcher, first)->slot;
+        const uint32_t tokens = s->tokens, used = s->batcher.pages.free_count;
+        assert_int_equal(s->batcher.in_flight, 2);
+        assert_false(has_slot(s, third));
+        if (cancelled) {
+            assert_int_equal(batcher_cancel(&s->batcher, first, "enough"), 0);
+            batcher_pump(&s->batcher, s->now_us);
+        } else {
+            s->answer = 7; /* a stop token, to both */
+            step(s);
+            assert_int_equal(s->tokens, tokens + 2);
+            assert_null(batcher_find(&s->batcher, second));
+            s->answer = 5;
+        }
+        assert_int_equal(s->done, cancelled ? 1 : 2);
+        assert_null(batcher_find(&s->batcher, first));
+        assert_int_equal(s->batcher.slot[slot].steps, cancelled ? 2 : 1);
+        assert_int_equal(s->batcher.pages.free_count, used);
+        assert_false(has_slot(s, third));
+        step(s);
+        if (cancelled) step(s);
+        assert_int_equal(s->batcher.slot[slot].steps, !s->batcher.slot[slot].owner ? 0 : cancelled ? 1 : 2);
+        assert_true(has_slot(s, third));
+        assert_int_equal(s->tokens, tokens + 2); /* of the second; of both, their last */
+        stage_close(s);
+    }
+}
+
+/* Where a page must be taken from a younger sequence nothing is rung before its steps are over. */
+static void preemption_waits_for_the_steps_in_flight(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct stage *s = stage_open(8); /* one context's */
+    uint64_t first = submit(s, 1, &err), second = submit(s, 2, &err);
+    uint32_t drained = 0;
+    for (uint32_t i = 0; i < 199; i++) {
+        step(s);
+        drained += s->batcher.in_flight == 1 && batcher_find(&s->batcher, first) != NULL;
+        for (uint32_t slot = 0; slot < SLOTS; slot++)
+            assert_true(s->batcher.slot[slot].owner || !s->batcher.slot[slot].steps);
+    }
+    assert_int_equal(s->metrics.preemptions_total, 1);
+    assert_true(drained > 0 && drained < 10);
+    assert_false(has_slot(s, second));
+    for (uint32_t i = 0; i < 300 && batcher_find(&s->batcher, second); i++) step(s);
+    assert_int_equal(s->done, 2);
+    assert_int_equal(s->tokens, 400);
+    assert_int_equal(s->batcher.pages.free_count, 8);
+    stage_close(s);
+}
+
+/* Workers that die take the steps in flight with them: they are rung again from the tokens there are, which
+ * the history has again, too. */
+static void steps_in_flight_are_rung_again(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    for (int intact = 0; intact < 2; intact++) {
+        struct stage *s = stage_open(16);
+        uint64_t first = submit(s, 1, &err), second = submit(s, 2, &err);
+        for (int i = 0; i < 40; i++) step(s);
+        const struct sequence *seq = batcher_find(&s->batcher, first);
+        const uint32_t known = seq->token_count, slot = seq->slot;
+        assert_int_equal(batcher_cancel(&s->batcher, second, "enough"), 0);
+        batcher_pump(&s->batcher, s->now_us); /* it has left; two steps still have it */
+        assert_int_equal(s->batcher.in_flight, 2);
+        const struct workers_loss loss = {.kv_intact = intact, .outside = true, .why = "killed"};
+        batcher_worker_lost(&s->batcher, &loss);
+        batcher_pump(&s->batcher, s->now_us);
+        assert_int_equal(s->batcher.in_flight, 0);
+        memset(arena_history_of(&s->arena, slot), 0xff, 256 * sizeof(uint32_t));
+        batcher_prepare_worker(&s->batcher, 2);
+        for (uint32_t i = 0; i < known; i++)
+            assert_int_equal(arena_history_of(&s->arena, slot)[i], seq->tokens[i]);
+        batcher_worker_ready(&s->batcher);
+        batcher_pump(&s->batcher, s->now_us);
+        const struct step *again = &batcher_oldest(&s->batcher)->step;
+        assert_int_equal(again->serial, 1);
+        assert_int_equal(again->row_count, 1);
+        assert_int_equal(again->row[0].flags, STEP_ROW_SAMPLE);
+        assert_int_equal(again->row[0].start, intact ? known - 1 : 0);
+        assert_int_equal(again->row[0].count, intact ? 1 : known);
+        assert_int_equal(s->batcher.in_flight, intact ? 2 : 1);
+        const uint32_t had = s->tokens;
+        for (uint32_t i = 0; i < 300 && batcher_find(&s->batcher, first); i++) step(s);
+        assert_int_equal(s->tokens, had + 201 - known);
+        assert_int_equal(s->batcher.pages.free_count, 16);
+        stage_close(s);
+    }
+}
+
+/* Steps of the plan's other lists are alone: caches of theirs may be used by both workers. */
+static void other_lists_are_not_rung_behind(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct stage *s = stage_open(16);
+    struct plan_phase prefill = {.from_tokens = 17, .stages = &s->stage, .stage_count = 1};
+    s->lists.prefill[s->lists.prefill_count++] = prefill;
+    (void)submit(s, 1, &err);
+    for (int i = 0; i < 5; i++) step(s);
+    (void)submit_sized(s, 2, 20, 100, &err);
+    step(s);
+    assert_int_equal(s->batcher.in_flight, 1); /* not behind decoding */
+    step(s);
+    assert_int_equal(s->batcher.in_flight, 1);
+    assert_int_equal(newest(s)->token_count, 21);
+    step(s);
+    assert_int_equal(s->batcher.in_flight, 2);
+    stage_close(s);
+}
+
+/* What bells may say. */
+static void bells_that_lie_are_found(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct stage *s = stage_open(16);
+    struct doorbell *bell = &arena_control_of(&s->arena)->done[0].bell;
+    bool taken;
+    (void)submit(s, 1, &err);
+    for (int i = 0; i < 5; i++) step(s); /* 4 are taken, 5 and 6 in flight */
+    assert_int_equal(s->batcher.serial, 6);
+    assert_int_equal(batcher_take_result(&s->batcher, s->now_us, &taken, &err), 0);
+    assert_false(taken);
+    doorbell_ring(bell, 3);
+    assert_int_equal(batcher_take_result(&s->batcher, s->now_us, &taken, &err), HELM_E_PEER);
+    assert_non_null(strstr(err.text, "step 3 reported done, 5 is in flight"));
+    doorbell_ring(bell, 7);
+    assert_int_equal(batcher_take_result(&s->batcher, s->now_us, &taken, &err), HELM_E_PEER);
+    stage_close(s);
+}
+
+static void the_queue_position_is_when_its_turn_comes(void **state)
+{
+    (void)state;
+    struct stage *s = stage_open(16);
+    struct helm_err err = {0};
+    static const uint64_t clients[] = {GREEDY, GREEDY, GREEDY, GREEDY, GREEDY, MODEST, MODEST, 3, GREEDY};
+    enum { COUNT = sizeof clients / sizeof *clients };
+    uint64_t id[COUNT], slot_of[COUNT + 1];
+    uint32_t position[COUNT], ran = 0, oldest = 0;
+    bool started[COUNT] = {false};
+    for (uint32_t i = 0; i < COUNT; i++) id[i] = submit(s, clients[i], &err);
+    for (uint32_t i = 0; i < COUNT; i++)
+        position[i] = batcher_queue_position(&s->batcher, batcher_find(&s->batcher, id[i]));
+    assert_int_equal(position[0], 0);
+    assert_true(position[5] < position[2]); /* the modest client came later and goes first */
+    for (uint32_t ends = 0; oldest < COUNT; ends++) {
+        step(s);
+        step(s);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            if (started[i] || !has_slot(s, id[i])) continue;
+            assert_int_equal(position[i], ends);
+            started[i] = true;
+            slot_of[ran++] = id[i];
+        }
+        assert_true(ran > oldest);
+        assert_int_equal(batcher_cancel(&s->batcher, slot_of[oldest++], "its turn is over"), 0);
+    }
+    assert_int_equal(ran, COUNT);
+    stage_close(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_greedy_client_does_not_keep_others_out),
+        cmocka_unit_test(the_next_step_is_rung_while_one_is_computed),
+        cmocka_unit_test(who_comes_waits_for_what_is_rung),
+        cmocka_unit_test(a_row_too_many_is_ignored),
+        cmocka_unit_test(preemption_waits_for_the_steps_in_flight),
+        cmocka_unit_test(steps_in_flight_are_rung_again),
+        cmocka_unit_test(other_lists_are_not_rung_behind),
+        cmocka_unit_test(bells_that_lie_are_found),
+        cmocka_unit_test(the_queue_position_is_when_its_turn_comes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,264 @@
+/* Unit tests of daemon/steps/scheduler.c: each rule of its header, then a long random run that looks for starvation
+ * and for pages given twice. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "common/shared/kv_layout.h"
+#include "daemon/steps/kv_pages.h"
+#include "daemon/steps/scheduler.h"
+
+static const struct scheduler_limits usual = {
+    .slots = 8, .step_tokens = 64, .page_tokens = 16, .pages_free = 100, .turn = 0};
+
+static struct scheduler_seq waiting(uint64_t order, uint64_t client, uint32_t tokens)
+{
+    return (struct scheduler_seq){.order = order, .client = client, .tokens = tokens};
+}
+
+static struct scheduler_seq running(uint64_t order, uint64_t client, uint32_t tokens, uint32_t cached,
+                                    uint32_t pages)
+{
+    return (struct scheduler_seq){.order = order,
+                                  .client = client,
+                                  .running = true,
+                                  .tokens = tokens,
+                                  .cached = cached,
+                                  .pages = pages};
+}
+
+static const struct scheduler_row *row_of(const struct scheduler_step *step, uint32_t seq)
+{
+    for (uint32_t i = 0; i < step->row_count; i++)
+        if (step->row[i].seq == seq) return &step->row[i];
+    return NULL;
+}
+
+static void nothing_to_do_is_an_empty_step(void **state)
+{
+    (void)state;
+    struct scheduler_step step;
+    scheduler_form_step(NULL, 0, &usual, &step);
+    assert_int_equal(step.row_count + step.admit_count + step.preempt_count, 0);
+}
+
+static void decodes_come_before_prompts(void **state)
+{
+    (void)state;
+    const struct scheduler_seq seqs[] = {running(1, 1, 500, 100, 7), running(2, 1, 50, 49, 4),
+                                         running(3, 2, 81, 80, 5)};
+    struct scheduler_step step;
+    scheduler_form_step(seqs, 3, &usual, &step);
+    assert_int_equal(step.row_count, 3);
+    assert_int_equal(row_of(&step, 1)->count, 1);
+    assert_true(row_of(&step, 1)->sample);
+    assert_int_equal(row_of(&step, 2)->count, 1);
+    assert_int_equal(row_of(&step, 2)->pages, 6); /* position 80 is on a new page */
+    assert_int_equal(row_of(&step, 0)->count, 62);
+    assert_int_equal(row_of(&step, 0)->start, 100);
+    assert_false(row_of(&step, 0)->sample);
+    assert_int_equal(step.token_count, 64);
+}
+
+static void a_prompt_holds_up_others_no_longer_than_allowed(void **state)
+{
+    (void)state;
+    const struct scheduler_seq seqs[] = {running(1, 1, 500, 100, 7), running(2, 1, 50, 49, 4),
+                                         running(3, 2, 500, 0, 0)};
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    limits.prompt_tokens = 20;
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_int_equal(row_of(&step, 1)->count, 1);
+    assert_int_equal(row_of(&step, 0)->count, 20); /* of all prompts together */
+    assert_null(row_of(&step, 2));
+    limits.turn = 1; /* the other client's turn */
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_int_equal(row_of(&step, 2)->count, 20);
+    limits.prompt_tokens = 1000; /* no more than a step holds */
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_int_equal(step.token_count, 64);
+    limits.prompt_tokens = 20;
+    scheduler_form_step(seqs, 1, &limits, &step); /* nobody waits: all of it */
+    assert_int_equal(row_of(&step, 0)->count, 64);
+    const struct scheduler_seq new_one[] = {running(1, 1, 500, 100, 7), waiting(2, 2, 1)};
+    scheduler_form_step(new_one, 2, &limits,
+                        &step); /* it decodes at once, so it waits for this step as well */
+    assert_int_equal(row_of(&step, 0)->count, 20);
+    assert_int_equal(row_of(&step, 1)->count, 1);
+}
+
+static void the_last_chunk_samples(void **state)
+{
+    (void)state;
+    const struct scheduler_seq seqs[] = {running(1, 1, 140, 100, 7)};
+    struct scheduler_step step;
+    scheduler_form_step(seqs, 1, &usual, &step);
+    assert_int_equal(row_of(&step, 0)->count, 40);
+    assert_true(row_of(&step, 0)->sample);
+}
+
+static void clients_take_turns_with_prompts(void **state)
+{
+    (void)state;
+    const struct scheduler_seq seqs[] = {running(1, 1, 500, 0, 0), running(2, 1, 500, 0, 0),
+                                         running(3, 2, 500, 0, 0)};
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_non_null(row_of(&step, 0));
+    limits.turn = 1;
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_non_null(row_of(&step, 2));
+    assert_null(row_of(&step, 1)); /* the older request of its client goes first */
+}
+
+static void slots_go_to_the_client_with_the_fewest(void **state)
+{
+    (void)state;
+    const struct scheduler_seq seqs[] = {running(1, 1, 20, 19, 2), waiting(2, 1, 5), waiting(3, 1, 5),
+                                         waiting(4, 2, 5), waiting(5, 3, 5)};
+    struct scheduler_limits limits = usual;
+    limits.slots = 3;
+    struct scheduler_step step;
+    scheduler_form_step(seqs, 5, &limits, &step);
+    assert_int_equal(step.admit_count, 2);
+    assert_int_equal(step.admit[0], 3);
+    assert_int_equal(step.admit[1], 4);
+    assert_int_equal(row_of(&step, 3)->count, 5);
+}
+
+static void nobody_overtakes_one_that_waits_for_pages(void **state)
+{
+    (void)state;
+    const struct scheduler_seq seqs[] = {running(1, 1, 20, 19, 2), waiting(2, 2, 160), waiting(3, 3, 1)};
+    struct scheduler_limits limits = usual;
+    limits.pages_free = 10; /* 10 for the second, 1 for the first to grow */
+    struct scheduler_step step;
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_int_equal(step.admit_count, 0);
+    limits.pages_free = 11;
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_int_equal(step.admit[0], 1);
+}
+
+static void the_youngest_gives_its_pages_to_the_oldest(void **state)
+{
+    (void)state;
+    const struct scheduler_seq seqs[] = {running(7, 1, 33, 32, 2), running(3, 1, 33, 32, 2),
+                                         running(9, 1, 17, 16, 1), waiting(12, 2, 3)};
+    struct scheduler_limits limits = usual;
+    limits.pages_free = 0;
+    struct scheduler_step step;
+    scheduler_form_step(seqs, 4, &limits, &step);
+    assert_int_equal(step.preempt_count, 1);
+    assert_int_equal(step.preempt[0], 2); /* order 9 */
+    assert_int_equal(step.row_count, 1); /* order 7 needs a page too; only older ones are left, so it waits */
+    assert_int_equal(step.row[0].seq, 1);
+    assert_int_equal(step.admit_count, 0);
+}
+
+static void one_token_requests_run_at_once(void **state)
+{
+    (void)state;
+    const struct scheduler_seq seqs[] = {waiting(1, 1, 1)};
+    struct scheduler_step step;
+    scheduler_form_step(seqs, 1, &usual, &step);
+    assert_int_equal(step.admit_count, 1);
+    assert_int_equal(step.row_count, 1);
+    assert_true(step.row[0].sample);
+}
+
+/* ---- a whole life, with the batcher's part played here ------------------------------------------------ */
+
+enum { LIFE_SEQS = 40, LIFE_PAGES = 24, LIFE_PAGE = 8, LIFE_CONTEXT = LIFE_PAGES * LIFE_PAGE };
+
+static void everything_ends_whatever_the_pool(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 1; seed <= 20; seed++) {
+        struct scheduler_seq seqs[LIFE_SEQS];
+        uint32_t want[LIFE_SEQS], alive = LIFE_SEQS, free_pages = LIFE_PAGES, random = seed, steps = 0;
+        for (uint32_t i = 0; i < LIFE_SEQS; i++) {
+            random = random * 1664525 + 1013904223;
+            uint32_t prompt = 1 + (random >> 8) % (LIFE_CONTEXT - 1);
+            want[i] = prompt + 1 + (random >> 20) % (LIFE_CONTEXT - prompt);
+            seqs[i] = waiting(i, (random >> 4) % 5, prompt);
+        }
+        struct scheduler_limits limits = {.slots = 6, .step_tokens = 20, .page_tokens = LIFE_PAGE};
+        while (alive > 0) {
+            assert_in_range(++steps, 1, 50000);
+            uint32_t index[LIFE_SEQS], n = 0, used = 0;
+            struct scheduler_seq view[LIFE_SEQS];
+            for (uint32_t i = 0; i < LIFE_SEQS; i++) {
+                if (seqs[i].tokens >= want[i]) continue;
+                index[n] = i;
+                view[n++] = seqs[i];
+            }
+            limits.pages_free = free_pages;
+            limits.turn = steps;
+            struct scheduler_step step;
+            scheduler_form_step(view, n, &limits, &step);
+            assert_true(step.row_count > 0); /* no deadlock: some step is always possible */
+            for (uint32_t i = 0; i < step.preempt_count; i++) {
+                struct scheduler_seq *s = &seqs[index[step.preempt[i]]];
+                assert_true(s->running);
+                assert_null(row_of(&step, step.preempt[i]));
+                free_pages += s->pages;
+                s->pages = s->cached = 0;
+                s->running = false;
+            }
+            for (uint32_t i = 0; i < step.admit_count; i++) {
+                assert_false(seqs[index[step.admit[i]]].running);
+                seqs[index[step.admit[i]]].running = true;
+            }
+            for (uint32_t i = 0; i < LIFE_SEQS; i++) used += seqs[i].running;
+            assert_in_range(used, 1, limits.slots);
+            uint32_t tokens = 0;
+            for (uint32_t i = 0; i < step.row_count; i++) {
+                const struct scheduler_row *row = &step.row[i];
+                struct scheduler_seq *s = &seqs[index[row->seq]];
+                assert_true(s->running);
+                assert_int_equal(row->start, s->cached);
+                assert_true(row->count > 0 && row->start + row->count <= s->tokens);
+                assert_true(row->pages >= kv_pages_for(row->start + row->count, LIFE_PAGE));
+                assert_true(row->pages >= s->pages && row->pages - s->pages <= free_pages);
+                assert_int_equal(row->sample, row->start + row->count == s->tokens);
+                free_pages -= row->pages - s->pages;
+                s->pages = row->pages;
+                s->cached += row->count;
+                tokens += row->count;
+                if (row->sample && ++s->tokens >= want[index[row->seq]]) {
+                    free_pages += s->pages;
+                    s->running = false;
+                    alive--;
+                }
+            }
+            assert_int_equal(tokens, step.token_count);
+            assert_in_range(tokens, 1, limits.step_tokens);
+        }
+        assert_int_equal(free_pages, LIFE_PAGES);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_to_do_is_an_empty_step),
+        cmocka_unit_test(decodes_come_before_prompts),
+        cmocka_unit_test(a_prompt_holds_up_others_no_longer_than_allowed),
+        cmocka_unit_test(the_last_chunk_samples),
+        cmocka_unit_test(clients_take_turns_with_prompts),
+        cmocka_unit_test(slots_go_to_the_client_with_the_fewest),
+        cmocka_unit_test(nobody_overtakes_one_that_waits_for_pages),
+        cmocka_unit_test(the_youngest_gives_its_pages_to_the_oldest),
+        cmocka_unit_test(one_token_requests_run_at_once),
+        cmocka_unit_test(everything_ends_whatever_the_pool),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,211 @@
+/* Unit tests of worker-cpu/weights/pack.c: what lies in the arena unpacks to what is in the files, beside
+ * weights that lie there as they are; a worker that finds them there leaves them alone. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/cpu.h"
+#include "common/base/file.h"
+#include "tests/written_formats.h"
+#include "worker-cpu/weights/weights.h"
+
+#define FOLDER "tests/data/golden/qwen3"
+#define UNITS  8
+
+struct bench {
+    struct model model;
+    struct plan plan;
+    struct plan_stage stages[UNITS];
+    enum tensor_format format[UNITS + 2];
+    struct arena arena;
+    struct kernel_set kernels;
+    struct pool *pool;
+    struct weights weights;
+    _Atomic uint64_t done;
+    _Atomic bool cancel;
+};
+
+static const enum plan_home homes[UNITS] = {PLAN_HOME_STREAM, PLAN_HOME_CPU, PLAN_HOME_STREAM,
+                                            PLAN_HOME_STREAM, PLAN_HOME_GPU, PLAN_HOME_STREAM,
+                                            PLAN_HOME_CPU,    PLAN_HOME_CPU};
+
+static void bench_open(struct bench *b, bool pack)
+{
+    struct helm_err err = {0};
+    memset(b, 0, sizeof *b);
+    assert_int_equal(model_read(FOLDER, &b->model, &err), 0);
+    b->plan = (struct plan){.layers = UNITS / 2,
+                            .stages = b->stages,
+                            .stage_count = plan_stages_of(homes, UNITS / 2, b->stages),
+                            .ring_bytes = 1 << 20,
+                            .embed = PLAN_CPU0,
+                            .head = PLAN_CPU0};
+    write_formats(&b->plan, &(struct written_formats){.link = pack}, b->format);
+    assert_int_equal(weights_plan(&b->model, &b->plan, &b->weights, &err), 0);
+    const struct arena_spec spec = {.slots = 1,
+                                    .context_tokens = 32,
+                                    .step_tokens = 32,
+                                    .hidden = b->model.config.hidden,
+                                    .vocab = b->model.config.vocab,
+                                    .kv = {.layers = 1,
+                                           .kv_heads = 1,
+                                           .head_dim = 2,
+                                           .page_tokens = 32,
+                                           .dtype = DTYPE_F16,
+                                           .elem_bytes = 2},
+                                    .page_count = 1,
+                                    .weight_bytes = b->weights.host.region_bytes};
+    assert_int_equal(arena_create(&spec, &b->arena, &err), 0);
+    assert_int_equal(kernel_set_choose(cpu_features() & ~(unsigned)CPU_AMX_BF16, NULL, DTYPE_F16, &b->kernels,
+                                       &err),
+                     0);
+    assert_int_equal(pool_create(3, NULL, 0, &b->pool, &err), 0);
+}
+
+static int load(struct bench *b, bool ready, struct helm_err *err)
+{
+    b->done = 0;
+    return weights_load(&b->weights, &b->arena, &b->kernels, b->pool, ready, &b->done, &b->cancel, err);
+}
+
+/* As the next worker has it. */
+static void begin_again(struct bench *b)
+{
+    struct helm_err err = {0};
+    uint64_t digest = b->weights.digest;
+    weights_free(&b->weights);
+    assert_int_equal(weights_plan(&b->model, &b->plan, &b->weights, &err), 0);
+    assert_int_equal(b->weights.digest, digest);
+}
+
+static void bench_close(struct bench *b)
+{
+    weights_free(&b->weights);
+    pool_destroy(b->pool);
+    arena_close(&b->arena);
+    model_free(&b->model);
+}
+
+static uint16_t *values_of(const struct bench *b, const struct model_tensor *t)
+{
+    struct helm_err err = {0};
+    uint64_t bytes;
+    int fd;
+    uint16_t *value = malloc((size_t)t->bytes);
+    assert_non_null(value);
+    assert_int_equal(file_open_inside(b->model.folder, b->model.shards[t->shard].file, &fd, &bytes, &err), 0);
+    assert_int_equal(file_pread_all(fd, value, (size_t)t->bytes, t->offset, t->name, &err), 0);
+    close(fd);
+    return value;
+}
+
+static void check_region(const struct bench *b, bool pack)
+{
+    const char *region = arena_region_ptr(&b->arena, ARENA_REGION_WEIGHTS);
+    uint64_t from = 0, to = 0;
+    uint32_t packed = 0;
+    for (uint32_t i = 0; i < b->weights.host.count; i++) {
+        const struct host_weights_place *p = &b->weights.host.place[i];
+        const struct model_tensor *t = p->tensor;
+        const uint32_t rows = (uint32_t)t->rows, cols = (uint32_t)t->cols, groups = packed_groups(rows);
+        uint16_t *want = values_of(b, t);
+        if (!p->packed) {
+            assert_memory_equal(region + p->offset, want, (size_t)t->bytes);
+            assert_ptr_equal(weights_matrix(&b->weights, t->role, t->layer)->data, region + p->offset);
+        } else {
+            struct helm_err err = {0};
+            const uint32_t *offset = (const uint32_t *)(const void *)(region + p->offset);
+            const char *groups_at = region + p->offset + packed_groups_at(rows);
+            uint16_t *got = malloc((size_t)t->bytes);
+            assert_non_null(got);
+            if (packed_read_groups(groups_at, packed_at(offset, groups), offset, rows, cols, 0, groups, got,
+                                   &err))
+                fail_msg("%s: %s", t->name, err.text);
+            assert_memory_equal(got, want, (size_t)t->bytes);
+            assert_true(packed_groups_at(rows) + packed_at(offset, groups) <= host_weights_room(t, true));
+            assert_null(weights_matrix(&b->weights, t->role, t->layer)->data);
+            free(got);
+            from += t->bytes;
+            to += packed_at(offset, groups);
+            packed++;
+        }
+        free(want);
+    }
+    assert_int_equal(packed, pack ? 4 + 4 + 3 + 3 : 0); /* units 0, 2, 3 and 5 */
+    assert_int_equal(b->weights.packed_from, from);
+    assert_int_equal(b->weights.packed_to, to);
+    if (pack) assert_in_range(to, from * 68 / 100, from * 76 / 100);
+}
+
+static void packed_and_plain_lie_side_by_side(void **state)
+{
+    (void)state;
+    uint64_t digest[2];
+    for (int pack = 0; pack < 2; pack++) {
+        struct bench b;
+        struct helm_err err = {0};
+        bench_open(&b, pack);
+        digest[pack] = b.weights.digest;
+        if (load(&b, false, &err)) fail_msg("%s", err.text);
+        check_region(&b, pack);
+        assert_int_equal(b.done, b.weights.host.matrix_bytes); /* progress counts what is read */
+        bench_close(&b);
+    }
+    assert_true(digest[0] != digest[1]); /* neither takes what the other left */
+}
+
+/* After a worker's death the next one finds everything there: it writes nothing, and knows what it finds. */
+static void what_is_there_is_left_alone(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct helm_err err = {0};
+    bench_open(&b, true);
+    assert_int_equal(load(&b, false, &err), 0);
+    const uint64_t to = b.weights.packed_to;
+    begin_again(&b);
+    if (load(&b, true, &err))
+        fail_msg("%s", err.text); /* the region is read-only: a write would be a fault */
+    assert_int_equal(b.done, 0);
+    assert_int_equal(b.weights.packed_to, to);
+    check_region(&b, true);
+    begin_again(&b);
+    if (load(&b, false, &err)) fail_msg("%s", err.text); /* once more over what was there */
+    check_region(&b, true);
+    bench_close(&b);
+}
+
+static void loading_can_be_cancelled_and_can_fail(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct helm_err err = {0};
+    bench_open(&b, true);
+    b.cancel = true;
+    assert_int_equal(load(&b, false, &err), HELM_E_CANCELLED);
+    b.cancel = false;
+    begin_again(&b);
+    for (uint32_t i = 0; i < b.model.tensor_count; i++) /* of a packed one only */
+        if (b.model.tensors[i].role == TENSOR_DOWN && b.model.tensors[i].layer == 2)
+            b.model.tensors[i].offset = UINT64_C(1) << 40;
+    err = (struct helm_err){0};
+    assert_true(load(&b, false, &err) < 0);
+    assert_non_null(strstr(err.text, "layers.2.mlp.down_proj"));
+    bench_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packed_and_plain_lie_side_by_side),
+        cmocka_unit_test(what_is_there_is_left_alone),
+        cmocka_unit_test(loading_can_be_cancelled_and_can_fail),
+    };
+    return cmocka_run_group_tests_name("worker-cpu/weights_pack", tests, NULL, NULL);
+}

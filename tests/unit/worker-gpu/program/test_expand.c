@@ -1,0 +1,176 @@
+/* Unit tests of worker-gpu/program/expand.c, and of the emulated device's expansion: tables get where slices look for
+ * them, tables that are none are refused, and what is expanded is what was packed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/formats/packed.h"
+#include "common/base/units.h"
+#include "worker-gpu/program/expand.h"
+
+#define ROWS  48
+#define COLS  1000 /* tiles end inside rows */
+#define CELLS (2 * TENSOR_ROLE_COUNT)
+
+struct bench {
+    struct device *device;
+    struct model model;
+    struct gpu_matrix matrix[CELLS];
+    struct gpu_weights weights;
+    uint16_t *value[MATH_WEIGHTS_MAX];
+    uint32_t *table[MATH_WEIGHTS_MAX]; /* in pinned memory, the groups behind them */
+    void *host;
+};
+
+static const enum tensor_role roles[MATH_WEIGHTS_MAX] = {TENSOR_Q, TENSOR_K, TENSOR_V};
+
+static void bench_open(struct bench *b)
+{
+    const struct device_options options = {.name = "emulated", .vram_bytes = 64 * MIB};
+    struct helm_err err = {0};
+    uint32_t state = 7;
+    memset(b, 0, sizeof *b);
+    assert_int_equal(device_open(&options, &b->device, &err), 0);
+    b->model.config.layers = 1;
+    b->weights = (struct gpu_weights){.model = &b->model, .matrix = b->matrix, .device = b->device};
+    const uint64_t each = 4096 + packed_matrix_bytes_max(ROWS, COLS);
+    assert_int_equal(device_host_alloc(b->device, MATH_WEIGHTS_MAX * each, &b->host, &err), 0);
+    for (int i = 0; i < MATH_WEIGHTS_MAX; i++) {
+        char *at = (char *)b->host + (uint64_t)i * each;
+        b->value[i] = calloc(ROWS * COLS, sizeof *b->value[i]);
+        assert_non_null(b->value[i]);
+        for (uint32_t v = 0; v < ROWS * COLS; v++) {
+            state = state * 1664525u + 1013904223u;
+            uint32_t exponent =
+                state >> 28 ? 118 + (state >> 9) % 6 : (state >> 12) & 0xff; /* some far off */
+            b->value[i][v] = (uint16_t)((state & 0x8000) | exponent << 7 | (state >> 20 & 0x7f));
+        }
+        b->table[i] = (uint32_t *)(void *)at;
+        assert_int_equal(packed_write_matrix(b->value[i], ROWS, COLS, at + 4096, b->table[i], &err), 0);
+        b->matrix[TENSOR_ROLE_COUNT + roles[i]] = (struct gpu_matrix){.host = at + 4096,
+                                                                      .packed = true,
+                                                                      .offset = b->table[i],
+                                                                      .dtype = DTYPE_BF16,
+                                                                      .rows = ROWS,
+                                                                      .cols = COLS};
+    }
+}
+
+static const struct ring_schedule none;
+
+static void bench_close(struct bench *b)
+{
+    for (int i = 0; i < MATH_WEIGHTS_MAX; i++) free(b->value[i]);
+    b->device->ops->host_free(b->device, b->host);
+    device_close(b->device);
+}
+
+static void drain(struct bench *b, enum device_queue queue)
+{
+    struct device_event *event;
+    struct device_ops const *ops = b->device->ops;
+    struct helm_err err = {0};
+    assert_int_equal(ops->event_create(b->device, &event, &err), 0);
+    assert_int_equal(ops->event_record(b->device, queue, event, &err), 0);
+    if (ops->event_wait(b->device, event, &err)) fail_msg("%s", err.text);
+    ops->event_free(b->device, event);
+}
+
+/* A slice of the second and third groups of three matrices, as a ring has it. */
+static void a_slice_is_expanded_as_it_was(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct helm_err err = {0};
+    struct gpu_expand expand;
+    void *memory = NULL, *ring = NULL;
+    const uint32_t first = 1, groups = 2, rows = groups * PACKED_ROWS;
+    const uint64_t raw = rows * COLS * 2ull, room = (raw + RING_ALIGN - 1) / RING_ALIGN * RING_ALIGN;
+    bench_open(&b);
+    struct ring_slice slice = {.expanded = 2 * room + raw};
+    const struct ring_schedule schedule[2] = {{.count = 0}, {.slice = &slice, .count = 1}};
+    gpu_expand_plan(&b.weights, schedule, 1, &none, &expand);
+    assert_int_equal(expand.bytes, 0); /* nothing packed is streamed */
+    gpu_expand_plan(&b.weights, schedule, 2, &none, &expand);
+    assert_true(expand.slice_bytes >= slice.expanded && expand.slice_bytes < slice.expanded + 256);
+    assert_int_equal(expand.bytes, expand.slice_bytes + 3 * 256);
+    assert_int_equal(device_alloc(b.device, DEVICE_EXPANDED, expand.bytes, &memory, &err), 0);
+    expand.memory = memory;
+    if (gpu_expand_take_tables(&expand, &b.weights, b.device, &err)) fail_msg("%s", err.text);
+    assert_true(b.weights.offsets_known);
+
+    assert_int_equal(device_alloc(b.device, DEVICE_RING, MIB, &ring, &err), 0);
+    struct op op = {.kind = OP_EXPAND, .as.expand.parts = MATH_WEIGHTS_MAX};
+    struct gpuk_expand_part *part = op.as.expand.part;
+    uint64_t at = 0;
+    for (int i = 0; i < MATH_WEIGHTS_MAX; i++) {
+        const struct gpu_matrix *m = gpu_matrix_of(&b.weights, roles[i], 0);
+        const uint64_t from = packed_at(m->offset, first),
+                       bytes = packed_at(m->offset, first + groups) - from;
+        assert_memory_equal(m->offset_device, m->offset,
+                            packed_offsets_bytes(ROWS)); /* it is host memory here */
+        assert_int_equal(device_copy(b.device, DEVICE_COPY, DEVICE_TO_DEVICE, (char *)ring + at,
+                                     (const char *)m->host + from, bytes, &err),
+                         0);
+        part[i] = (struct gpuk_expand_part){.format = FORMAT_BF16_PACKED,
+                                            .weight = (char *)ring + at,
+                                            .offset = m->offset_device + first,
+                                            .out = expand.memory + (uint64_t)i * room,
+                                            .rows = rows,
+                                            .cols = COLS};
+        at += bytes;
+    }
+    drain(&b, DEVICE_COPY);
+    assert_int_equal(device_run(b.device, &op, &err), 0);
+    drain(&b, DEVICE_COMPUTE);
+    for (int i = 0; i < MATH_WEIGHTS_MAX; i++)
+        assert_memory_equal(part[i].out, b.value[i] + first * PACKED_ROWS * COLS, (size_t)raw);
+    op.as.expand.parts = GPUK_EXPAND_PARTS_MAX + 1;
+    assert_int_equal(device_run(b.device, &op, &err), HELM_E_LIMIT);
+    device_free(b.device, DEVICE_RING, MIB, ring);
+    device_free(b.device, DEVICE_EXPANDED, expand.bytes, memory);
+    bench_close(&b);
+}
+
+/* What the table says decides where copies read: nothing is copied by one that cannot be. */
+static void tables_that_are_none_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t entry;
+        int64_t change;
+    } cases[] = {{0, 1}, {1, 1 << 20}, {2, -4000}, {3, 1 << 20}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct bench b;
+        struct helm_err err = {0};
+        struct ring_slice slice = {.expanded = 1000};
+        const struct ring_schedule schedule = {.slice = &slice, .count = 1};
+        struct gpu_expand expand;
+        void *memory = NULL;
+        bench_open(&b);
+        b.table[1][cases[i].entry] = (uint32_t)(b.table[1][cases[i].entry] + cases[i].change);
+        gpu_expand_plan(&b.weights, &schedule, 1, &none, &expand);
+        assert_int_equal(device_alloc(b.device, DEVICE_EXPANDED, expand.bytes, &memory, &err), 0);
+        expand.memory = memory;
+        assert_int_equal(gpu_expand_take_tables(&expand, &b.weights, b.device, &err), HELM_E_FORMAT);
+        assert_non_null(strstr(err.text, "a packed matrix of 48 x 1000"));
+        assert_false(b.weights.offsets_known);
+        drain(&b, DEVICE_COPY);
+        device_free(b.device, DEVICE_EXPANDED, expand.bytes, memory);
+        bench_close(&b);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_slice_is_expanded_as_it_was),
+        cmocka_unit_test(tables_that_are_none_are_refused),
+    };
+    return cmocka_run_group_tests_name("worker-gpu/expand", tests, NULL, NULL);
+}

@@ -1,0 +1,268 @@
+/* Unit tests of worker-gpu/program*.c and print.c: which programs there are, what they work in, how a plan
+ * reads when it is printed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/units.h"
+#include "daemon/planner/memory/ledger.h"
+#include "worker-gpu/print.h"
+#include "worker-gpu/program/program.h"
+#include "tests/written_formats.h"
+
+static void programs_follow_the_lists(void **state)
+{
+    (void)state;
+    struct plan plan = {.prefill_count = 2, .prefill = {{.from_tokens = 17}, {.from_tokens = 300}}};
+    struct helm_err err = {0};
+    assert_int_equal(gpu_program_check_phases(&plan, &err), 0);
+    for (int t = 0; t < GPU_TIER_CHUNK; t++) {
+        assert_true(gpu_program_exists(&plan, 512, 0, (enum gpu_tier)t));
+        assert_false(gpu_program_exists(&plan, 512, 1, (enum gpu_tier)t));
+    }
+    assert_false(gpu_program_exists(&plan, 512, 0, GPU_TIER_CHUNK));
+    assert_true(gpu_program_exists(&plan, 512, 1, GPU_TIER_CHUNK));
+    assert_true(gpu_program_exists(&plan, 512, 2, GPU_TIER_CHUNK));
+    assert_false(gpu_program_exists(&plan, 299, 2, GPU_TIER_CHUNK));
+    assert_false(gpu_program_exists(&plan, 2, 0, GPU_TIER_4));
+    plan.prefill[0].from_tokens = 18;
+    assert_true(gpu_program_exists(&plan, 512, 0, GPU_TIER_CHUNK));
+    plan.prefill[0].from_tokens = 16;
+    assert_int_equal(gpu_program_check_phases(&plan, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "16"));
+    assert_non_null(strstr(err.text, "17"));
+}
+
+/* The planner charges what the worker takes; no kernel of the device wants more than its place there. */
+static void workspace_is_as_charged(void **state)
+{
+    (void)state;
+    const struct device_options options = {.name = "emulated"};
+    struct device *d;
+    struct helm_err err = {0};
+    struct plan_stage stage = {.last = 35, .home = PLAN_HOME_GPU};
+    const struct plan plan = {
+        .layers = 36, .stages = &stage, .stage_count = 1, .embed = PLAN_GPU0, .head = PLAN_GPU0};
+    static const struct model_config shapes[] = {
+        {.hidden = 4096, .intermediate = 12288, .vocab = 151936, .heads = 32, .kv_heads = 8, .head_dim = 128},
+        {.hidden = 1024, .intermediate = 3072, .vocab = 151936, .heads = 16, .kv_heads = 8, .head_dim = 128},
+        {.hidden = 5120, .intermediate = 25600, .vocab = 151936, .heads = 64, .kv_heads = 8, .head_dim = 128},
+        {.hidden = 256, .intermediate = 704, .vocab = 512, .heads = 8, .kv_heads = 2, .head_dim = 64},
+    };
+    static const uint32_t tokens[] = {1, 64, 512, 2048, 4096};
+    assert_int_equal(device_open(&options, &d, &err), 0);
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++) {
+            struct model model = {.config = shapes[s]};
+            struct gpu_buffers buffers = {0};
+            const struct arena_header h = {.slots = 8,
+                                           .step_tokens = tokens[t],
+                                           .context_tokens = 8192,
+                                           .pages_per_slot = 8192 / 32,
+                                           .kv = {.dtype = DTYPE_BF16}};
+            model.config.dtype = DTYPE_BF16;
+            model.config.layers = 36;
+            gpu_buffers_place(&model, &plan, &h, d, &buffers);
+            const struct ledger_wish wish = {.kv_dtype = DTYPE_BF16, .slots = 8, .page_tokens = 32};
+            const struct ledger_case c = {.model = &model, .wish = &wish};
+            const struct ledger_workspace what = {.step_tokens = tokens[t],
+                                                  .ctx = 8192,
+                                                  .layers = true,
+                                                  .head = true};
+            assert_int_equal(buffers.bytes - d->ask.matmul_workspace, ledger_workspace_bytes(&c, &what));
+            if (gpu_buffers_check(&model.config, d, &buffers, &err)) fail_msg("%s", err.text);
+            buffers.few_work_bytes = 0;
+            assert_int_equal(gpu_buffers_check(&model.config, d, &buffers, &err), HELM_E_INTERNAL);
+            assert_non_null(strstr(err.text, "candidates"));
+        }
+    /* without chains there are no lists */
+    const struct arena_header h = {.slots = 8,
+                                   .step_tokens = 1,
+                                   .pages_per_slot = 1,
+                                   .kv = {.dtype = DTYPE_BF16}};
+    struct model model = {.config = shapes[0]};
+    struct gpu_buffers with = {0}, without = {0};
+    model.config.layers = 36;
+    gpu_buffers_place(&model, &plan, &h, d, &with);
+    d->no_chains = "of this test";
+    gpu_buffers_place(&model, &plan, &h, d, &without);
+    assert_int_equal(without.chain_bytes, 0);
+    assert_true(with.chain_bytes >= d->ask.chain_bytes(NULL, 5 * 36 + 1));
+    assert_int_equal(with.bytes - without.bytes, (with.chain_bytes + 255) / 256 * 256);
+    device_close(d);
+}
+
+/* The sub-chunks' arrays lie apart from each other and from the page table. */
+static void step_blocks_do_not_overlap(void **state)
+{
+    (void)state;
+    static const uint32_t tokens[] = {1, 16, 512, 576, 1088, 4096};
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+        struct gpu_block b;
+        char *base = calloc(1, 1 << 20);
+        gpu_block_place(tokens[i], 9, 7, &b);
+        assert_true(b.bytes < 1 << 20);
+        assert_int_equal(b.subs, (tokens[i] + 511) / 512);
+        const char *last = base;
+        for (uint32_t sub = 0; sub < b.subs; sub++) {
+            const struct gpuk_step step = gpu_block_step(&b, base, 7, sub);
+            assert_ptr_equal(step.token_id, (const uint32_t *)(base + b.token_id) + 512 * sub);
+            assert_ptr_equal(step.page_table, base + b.page_table);
+            assert_true((const char *)step.counts >= last);
+            last = (const char *)(step.row_slot + 9);
+            assert_true((const char *)(step.token_row + (tokens[i] < 512 ? tokens[i] : 512)) <=
+                        (const char *)step.row_first);
+            assert_true((const char *)(step.row_first + 10) <= (const char *)step.row_slot);
+            assert_true(last <= base + b.page_table);
+        }
+        free(base);
+    }
+}
+
+static char *printed(const struct plan *plan, int expected)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    struct helm_err err = {0};
+    FILE *out = open_memstream(&text, &bytes);
+    assert_non_null(out);
+    int rc = plan ? gpu_print_plan("tests/data/golden/qwen3", plan, 1, "", out, &err)
+                  : gpu_print_programs("tests/data/golden/qwen3", 1, "", out, &err);
+    fclose(out);
+    if (rc != expected) fail_msg("%d: %s", rc, err.text);
+    return text;
+}
+
+static void plans_are_printed(void **state)
+{
+    (void)state;
+    struct plan_stage decode[8], prefill[8];
+    const enum plan_home d[] = {0, 2, 1, 2, 0, 0, 2, 2}, p[] = {2, 2, 1, 2, 2, 2, 2, 2};
+    struct plan plan = {.layers = 4,
+                        .stages = decode,
+                        .stage_count = plan_stages_of(d, 4, decode),
+                        .ring_bytes = 300 * KIB,
+                        .step_tokens = 600,
+                        .embed = PLAN_CPU0,
+                        .head = PLAN_GPU0,
+                        .prefill_count = 1};
+    plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
+                                          .stages = prefill,
+                                          .stage_count = plan_stages_of(p, 4, prefill)};
+    char *text = printed(&plan, 0);
+    static const char *const parts[] = {"1 token: ",
+                                        "read step block",
+                                        "9 to 16 tokens: ",
+                                        "a chunk of tokens, prefill from 17 tokens on: ",
+                                        "ring of 307200 bytes",
+                                        "link: copy slice 0, q k v of unit 0, rows 0-",
+                                        "gate up of unit 1",
+                                        "for the next step",
+                                        "wait for arrival of slice",
+                                        "record use of slice",
+                                        "borrow the cache, pool 0",
+                                        "give the cache back, pool 1",
+                                        "sub-chunk 1"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(text, parts[i])) fail_msg("'%s' is missing", parts[i]);
+    assert_null(strstr(text, "copy step block")); /* that would stand in line behind a slice */
+    free(text);
+    text = printed(NULL, 0);
+    assert_non_null(strstr(text, "copy step block"));
+    assert_non_null(strstr(text, "swiglu"));
+    assert_null(strstr(text, "link:"));
+    free(text);
+    plan.prefill[0].from_tokens = 5;
+    free(printed(&plan, HELM_E_UNSUPPORTED));
+    plan.layers = 3;
+    free(printed(&plan, HELM_E_MISMATCH));
+}
+
+static bool is_product(const char *line)
+{
+    return strstr(line, "gemv ") || strstr(line, "gemm small") || strstr(line, "matmul ");
+}
+
+/* Of the units that are packed each slice is expanded once, behind its arrival and in front of its products,
+ * or read by a product of one token where it lies; of others none is. */
+static void packed_slices_are_expanded_before_their_use(void **state)
+{
+    (void)state;
+    struct plan_stage decode[8], prefill[8];
+    const enum plan_home d[] = {0, 2, 1, 2, 0, 0, 2, 2}, p[] = {2, 2, 1, 2, 2, 2, 2, 0};
+    struct plan plan = {.layers = 4,
+                        .stages = decode,
+                        .stage_count = plan_stages_of(d, 4, decode),
+                        .ring_bytes = 300 * KIB,
+                        .step_tokens = 600,
+                        .prefill_count = 1};
+    plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
+                                          .stages = prefill,
+                                          .stage_count = plan_stages_of(p, 4, prefill)};
+    enum tensor_format format[10];
+    write_formats(&plan, &(struct written_formats){.link = true}, format);
+    char *text = printed(&plan, 0), *more = NULL;
+    uint32_t expanded = 0, programs = 0, products = 0, ahead = 0, read = 0;
+    bool arrived = false, ready = false, chunk = false, last_expanded = false, one = false;
+    for (char *line = strtok_r(text, "\n", &more); line; line = strtok_r(NULL, "\n", &more)) {
+        if (strstr(line, " entries")) {
+            programs++;
+            chunk = strstr(line, "a chunk") != NULL;
+            one = strncmp(line, "1 token:", 8) == 0;
+        } else if (strstr(line, "wait for arrival of slice")) {
+            arrived = true;
+            ready = false; /* what was expanded is used no more */
+        } else if (strstr(line, "  expand slice ")) {
+            assert_true(arrived);
+            arrived = false;
+            ready = true;
+            expanded++;
+            assert_true(!one || strstr(line, " down of ")); /* the others' columns are multiples of 256 */
+            /* decode streams units 1, 3, 6 and 7; the CPU computes 7 in prompts, where 0, 4 and 5 cross too
+             */
+            assert_true(strstr(line, "unit 1,") || strstr(line, "unit 3,") || strstr(line, "unit 6,"));
+            last_expanded = true;
+            continue;
+        } else if (strstr(line, "bf16-packed")) { /* by one token, what is read where it arrived */
+            assert_true(one && arrived && strstr(line, "gemv"));
+            arrived = false;
+            read++;
+        } else if (strstr(line, "wait for word")) {
+            ahead += last_expanded;
+        } else if (ready && is_product(line)) {
+            products++;
+        }
+        if (!strstr(line, "(link)") && !strstr(line, "link:") && !strstr(line, "record "))
+            last_expanded = false;
+    }
+    assert_int_equal(programs, 6);
+    assert_true(chunk);
+    /* gate and up, down of two units, q k v and o of one: one slice or more each, in every program; of them
+     * one token has only down expanded */
+    assert_true(expanded >= 5 * 6 + 2 && products >= expanded && read >= 4);
+    /* decode's units 1 and 6 stand behind a hand-over, in prompts it is unit 0: their first slice is expanded
+     * before it, but by one token */
+    assert_int_equal(ahead, 4 * 2);
+    free(text);
+    write_formats(&plan, &(struct written_formats){0}, format);
+    text = printed(&plan, 0);
+    assert_null(strstr(text, "expand"));
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(programs_follow_the_lists),
+        cmocka_unit_test(workspace_is_as_charged),
+        cmocka_unit_test(step_blocks_do_not_overlap),
+        cmocka_unit_test(plans_are_printed),
+        cmocka_unit_test(packed_slices_are_expanded_before_their_use),
+    };
+    return cmocka_run_group_tests_name("worker-gpu/program", tests, NULL, NULL);
+}

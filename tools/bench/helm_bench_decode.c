@@ -1,0 +1,498 @@
+/* helm-bench-decode: how fast the CPU engine decodes and prefills a checkpoint, beside what the memory
+ * allows.
+ *
+ * Runs the engine in this process, without helmd. Every round measures read bandwidth over the very same
+ * weights with the very same threads, then prefill, then decode, so that a machine whose bandwidth varies by
+ * the minute still gives a meaningful ratio; medians over rounds are reported. With --busy idle and busy
+ * windows alternate: in busy ones a spinning process runs on every core that the engine uses. Called by
+ * people and by `make bench`. */
+#include <immintrin.h>
+#include <jansson.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/base/args.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "tools/bench/decode/compare.h"
+#include "worker-cpu/local.h"
+
+#define ROUNDS_MAX 101
+
+struct bench {
+    struct local *local;
+    uint64_t prompt, tokens, rounds;
+    double *read_gbs, *decode_s, *busy_s; /* [rounds][tokens] */
+    double prefill_s[ROUNDS_MAX], kept[ROUNDS_MAX];
+    uint64_t step_bytes; /* of weights read by one decode step */
+    pid_t neighbour[POOL_THREADS_MAX];
+    uint32_t neighbours;
+};
+
+/* ---- read bandwidth ---- */
+
+#define READ_CHUNK (256 * KIB)
+struct read_job {
+    const char *data;
+    uint32_t chunks;
+    bool handed_out;
+    _Atomic uint64_t sink;
+};
+
+__attribute__((target("avx512f"))) static uint64_t read_avx512(const char *data)
+{
+    __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
+    for (size_t i = 0; i < READ_CHUNK; i += 256) {
+        a = _mm512_xor_si512(a, _mm512_load_si512(data + i));
+        b = _mm512_xor_si512(b, _mm512_load_si512(data + i + 64));
+        c = _mm512_xor_si512(c, _mm512_load_si512(data + i + 128));
+        d = _mm512_xor_si512(d, _mm512_load_si512(data + i + 192));
+    }
+    return (uint64_t)_mm512_reduce_add_epi64(
+        _mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d)));
+}
+
+__attribute__((target("avx2"))) static uint64_t read_avx2(const char *data)
+{
+    __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
+    for (size_t i = 0; i < READ_CHUNK; i += 128) {
+        a = _mm256_xor_si256(a, _mm256_load_si256((const __m256i *)(data + i)));
+        b = _mm256_xor_si256(b, _mm256_load_si256((const __m256i *)(data + i + 32)));
+        c = _mm256_xor_si256(c, _mm256_load_si256((const __m256i *)(data + i + 64)));
+        d = _mm256_xor_si256(d, _mm256_load_si256((const __m256i *)(data + i + 96)));
+    }
+    a = _mm256_xor_si256(_mm256_xor_si256(a, b), _mm256_xor_si256(c, d));
+    return (uint64_t)_mm256_extract_epi64(a, 0) + (uint64_t)_mm256_extract_epi64(a, 2);
+}
+
+static void read_chunk(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct read_job *job = ctx;
+    const char *at = job->data + (size_t)chunk * READ_CHUNK;
+    uint64_t sum = __builtin_cpu_supports("avx512f") ? read_avx512(at) : read_avx2(at);
+    if (sum == 1) atomic_fetch_add_explicit(&job->sink, sum, memory_order_relaxed);
+}
+
+static bool read_next(void *ctx, uint32_t thread, struct pool_job *out)
+{
+    (void)thread;
+    struct read_job *job = ctx;
+    if (job->handed_out) return false;
+    job->handed_out = true;
+    *out = (struct pool_job){.run = read_chunk, .chunks = job->chunks};
+    return true;
+}
+
+/* One pass over (at most 2 GiB of) the weights, in GB/s. */
+static double measure_read(struct bench *b)
+{
+    const struct engine *engine = &b->local->engine;
+    uint64_t bytes =
+        engine->weights.host.region_bytes < 2 * GIB ? engine->weights.host.region_bytes : 2 * GIB;
+    struct read_job job = {.data = arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS),
+                           .chunks = (uint32_t)(bytes / READ_CHUNK)};
+    if (!job.chunks) return 0;
+    uint64_t start = units_now_ns();
+    pool_run(engine->pool, read_next, &job);
+    return (double)job.chunks * READ_CHUNK / (double)(units_now_ns() - start);
+}
+
+static double read_for_compare(void *ctx)
+{
+    return measure_read(ctx);
+}
+
+/* ---- busy neighbours ---- */
+
+static int start_neighbours(struct bench *b, struct helm_err *err)
+{
+    struct cpu_set *set = malloc(sizeof *set);
+    if (!set) return helm_fail(err, HELM_E_NOMEM, "no memory");
+    int rc = cpu_usable(b->local->engine.base.report.node, set, err);
+    for (uint32_t i = 0; !rc && i < b->local->engine.base.report.threads; i++) {
+        pid_t pid = fork();
+        if (pid < 0) rc = helm_fail_errno(err, "fork");
+        if (pid == 0) {
+            cpu_set_t one;
+            CPU_ZERO(&one);
+            CPU_SET(set->cpu[i], &one);
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (sched_setaffinity(0, sizeof one, &one)) _exit(1);
+            for (volatile uint64_t n = 0;; n++) continue;
+        }
+        if (pid > 0) {
+            kill(pid, SIGSTOP);
+            b->neighbour[b->neighbours++] = pid;
+        }
+    }
+    free(set);
+    return rc;
+}
+
+static void signal_neighbours(struct bench *b, int number)
+{
+    for (uint32_t i = 0; i < b->neighbours; i++) kill(b->neighbour[i], number);
+    usleep(20000); /* until they have stopped, or have the processor */
+}
+
+static void stop_neighbours(struct bench *b)
+{
+    for (uint32_t i = 0; i < b->neighbours; i++) kill(b->neighbour[i], SIGKILL);
+    for (uint32_t i = 0; i < b->neighbours; i++) waitpid(b->neighbour[i], NULL, 0);
+}
+
+/* ---- rounds ---- */
+
+static int run_prefill(struct bench *b, double *seconds, struct helm_err *err)
+{
+    const struct step_result *result;
+    uint32_t step_tokens = arena_header_of(&b->local->arena)->step_tokens;
+    uint64_t start = units_now_ns();
+    for (uint32_t done = 0; done < b->prompt;) {
+        uint32_t count = (uint32_t)b->prompt - done < step_tokens ? (uint32_t)b->prompt - done : step_tokens;
+        struct step_row row = {.start = done, .count = count};
+        row.flags = done + count == b->prompt ? STEP_ROW_SAMPLE : 0;
+        int rc = local_step(b->local, &row, 1, &result, err);
+        if (rc) return rc;
+        if (result->row[0].status != STEP_ROW_OK)
+            return helm_fail(err, HELM_E_INTERNAL, "a prefill step gave status %u", result->row[0].status);
+        done += count;
+    }
+    *seconds = (double)(units_now_ns() - start) * 1e-9;
+    return 0;
+}
+
+/* One token a time; with `reads` each token is followed by a pass of plain reading, so that both see the same
+ * minute of the machine. Sample i of round r is in [r * tokens + i]. */
+static int run_decode(struct bench *b, double *seconds, double *reads, struct helm_err *err)
+{
+    uint32_t *history = arena_history_of(&b->local->arena, 0);
+    const struct step_result *result;
+    for (uint32_t i = 0; i < b->tokens; i++) {
+        struct step_row row = {.start = (uint32_t)b->prompt + i, .count = 1, .flags = STEP_ROW_SAMPLE};
+        uint64_t start = units_now_ns();
+        int rc = local_step(b->local, &row, 1, &result, err);
+        if (rc) return rc;
+        seconds[i] = (double)(units_now_ns() - start) * 1e-9;
+        if (result->row[0].status != STEP_ROW_OK)
+            return helm_fail(err, HELM_E_INTERNAL, "a decode step gave status %u", result->row[0].status);
+        history[row.start + 1] = result->row[0].sampled.token;
+        b->step_bytes = result->weight_bytes;
+        if (reads) reads[i] = measure_read(b);
+    }
+    return 0;
+}
+
+static double sum_of(const double *values, uint64_t count)
+{
+    double sum = 0;
+    for (uint64_t i = 0; i < count; i++) sum += values[i];
+    return sum;
+}
+
+static int run_rounds(struct bench *b, struct helm_err *err)
+{
+    uint32_t *history = arena_history_of(&b->local->arena, 0);
+    double ignored;
+    for (uint32_t i = 0; i <= b->prompt; i++)
+        history[i] = (i * 7919u + 13u) % arena_header_of(&b->local->arena)->vocab;
+    int rc = run_prefill(b, &ignored, err);
+    for (uint64_t r = 0; r < b->rounds && !rc; r++) {
+        double *decode = b->decode_s + r * b->tokens, *busy = b->busy_s + r * b->tokens;
+        rc = run_prefill(b, &b->prefill_s[r], err);
+        if (!rc && !b->neighbours) rc = run_decode(b, decode, b->read_gbs + r * b->tokens, err);
+        if (rc || !b->neighbours) continue;
+        rc = run_decode(b, decode, NULL, err);
+        if (rc) break;
+        signal_neighbours(b, SIGCONT);
+        rc = run_decode(b, busy, NULL, err);
+        signal_neighbours(b, SIGSTOP);
+        /* Means, not medians: what a neighbour takes comes in slices, and every slice counts. */
+        b->kept[r] = sum_of(decode, b->tokens) / sum_of(busy, b->tokens);
+    }
+    return rc;
+}
+
+static int compare_double(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The value that the fraction `at` of all are below. */
+static double quantile(const double *values, uint64_t count, double at)
+{
+    double *sorted = malloc(count * sizeof *sorted);
+    if (!sorted || !count) {
+        free(sorted);
+        return 0;
+    }
+    memcpy(sorted, values, count * sizeof *values);
+    qsort(sorted, count, sizeof *sorted, compare_double);
+    double value = sorted[(uint64_t)(at * (double)(count - 1) + 0.5)];
+    free(sorted);
+    return value;
+}
+
+static void report(const struct bench *b, bool as_json)
+{
+    const struct engine_report *r = &b->local->engine.base.report;
+    uint64_t samples = b->rounds * b->tokens;
+    double decode = quantile(b->decode_s, samples, 0.5), decode_best = quantile(b->decode_s, samples, 0.1);
+    double prefill = quantile(b->prefill_s, b->rounds, 0.5),
+           prefill_best = quantile(b->prefill_s, b->rounds, 0);
+    double bytes = (double)b->step_bytes * 1e-9, prompt = (double)b->prompt;
+    json_t *out = json_object();
+    json_object_set_new(out, "threads", json_integer(r->threads));
+    json_object_set_new(out, "kernels", json_string(r->kernels));
+    json_object_set_new(out, "weight_bytes", json_integer((json_int_t)r->weight_bytes));
+    json_object_set_new(out, "load_seconds", json_real(r->load_seconds));
+    json_object_set_new(out, "bytes_per_token", json_integer((json_int_t)b->step_bytes));
+    json_object_set_new(out, "decode_tok_s", json_real(1 / decode));
+    json_object_set_new(out, "decode_best_tok_s", json_real(1 / decode_best));
+    json_object_set_new(out, "prompt_tokens", json_integer((json_int_t)b->prompt));
+    json_object_set_new(out, "prefill_tok_s", json_real(prompt / prefill));
+    json_object_set_new(out, "prefill_best_tok_s", json_real(prompt / prefill_best));
+    if (b->neighbours) {
+        json_object_set_new(out, "busy_tok_s", json_real((double)samples / sum_of(b->busy_s, samples)));
+        json_object_set_new(out, "busy_kept", json_real(quantile(b->kept, b->rounds, 0.5)));
+    } else {
+        double read = quantile(b->read_gbs, samples, 0.5), read_best = quantile(b->read_gbs, samples, 0.9);
+        json_object_set_new(out, "achieved_gb_s", json_real(bytes / decode));
+        json_object_set_new(out, "read_gb_s", json_real(read));
+        json_object_set_new(out, "ratio", json_real(bytes / decode / read));
+        json_object_set_new(out, "achieved_best_gb_s", json_real(bytes / decode_best));
+        json_object_set_new(out, "read_best_gb_s", json_real(read_best));
+        json_object_set_new(out, "ratio_best", json_real(bytes / decode_best / read_best));
+    }
+    if (as_json) {
+        json_dumpf(out, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+        putchar('\n');
+        json_decref(out);
+        return;
+    }
+    printf("%u threads, %s; %.2f GB loaded in %.2f s\n", r->threads, r->kernels,
+           (double)r->weight_bytes * 1e-9, r->load_seconds);
+    for (uint32_t i = 0; i < r->reduced_count; i++) printf("reduced: %s\n", r->reduced[i]);
+    const char *key;
+    json_t *value;
+    json_object_foreach(out, key, value)
+    {
+        if (json_is_real(value)) printf("%-20s %12.3f\n", key, json_real_value(value));
+        if (json_is_integer(value)) printf("%-20s %12lld\n", key, (long long)json_integer_value(value));
+    }
+    json_decref(out);
+}
+
+/* ---- profile ---- */
+
+/* Entries with the same operations in different layers are one line. */
+static void entry_label(const struct program_entry *e, char *text, size_t size)
+{
+    static const char *const kind[] = {"embed", "norm", "linear", "rotate", "attend", "sample"};
+    int n = snprintf(text, size, "%s%s", kind[e->kind], e->sampled ? " (head)" : "");
+    for (uint32_t s = 0; s < e->segment_count && n > 0 && (size_t)n < size; s++)
+        n += snprintf(text + n, size - (size_t)n, " %ux%u", e->segment[s].matrix.rows,
+                      e->segment[s].matrix.cols);
+}
+
+static void print_profile(const struct program *program, const uint64_t *shortest)
+{
+    double all_us = 0;
+    for (uint32_t i = 0; i < program->count; i++) {
+        char label[96], other[96];
+        uint64_t ns = 0, bytes = 0, count = 0;
+        bool seen = false;
+        entry_label(&program->entry[i], label, sizeof label);
+        for (uint32_t k = 0; k < program->count; k++) {
+            entry_label(&program->entry[k], other, sizeof other);
+            if (strcmp(label, other) != 0) continue;
+            seen |= k < i;
+            ns += shortest[k];
+            bytes += program->entry[k].bytes;
+            count++;
+        }
+        if (seen) continue;
+        printf("%-44s %4llu x %9.2f us %10.2f us", label, (unsigned long long)count,
+               (double)ns * 1e-3 / (double)count, (double)ns * 1e-3);
+        if (bytes) printf(" %7.1f GB/s", (double)bytes / (double)ns);
+        putchar('\n');
+        all_us += (double)ns * 1e-3;
+    }
+    printf("%-44s %25.2f us", "sum", all_us);
+    if (program->bytes) printf(" %11.1f GB/s", (double)program->bytes / all_us * 1e-3);
+    putchar('\n');
+}
+
+/* Each entry's shortest time over all rounds: what it costs when nothing else runs on this machine, even if
+ * something does. The same for plain reading, in pieces of 16 MiB. */
+static int profile(struct bench *b, struct helm_err *err)
+{
+    struct engine *engine = &b->local->engine;
+    const struct program *layers = &engine->programs.tier[0][PROGRAM_TIER_ONE];
+    const struct program *fill = &engine->programs.tier[0][program_tier_of((uint32_t)b->prompt)];
+    const struct program *head = &engine->programs.head_one;
+    uint64_t *times[3] = {malloc(layers->count * sizeof(uint64_t)), malloc(head->count * sizeof(uint64_t)),
+                          malloc(fill->count * sizeof(uint64_t))};
+    uint64_t pieces = engine->weights.host.region_bytes / (16 * MIB),
+             *piece = calloc(pieces + 1, sizeof *piece);
+    int rc = 0;
+    if (!times[0] || !times[1] || !times[2] || !piece) rc = helm_fail(err, HELM_E_NOMEM, "no memory");
+    if (!rc) {
+        memset(times[0], 0xff, layers->count * sizeof(uint64_t));
+        memset(times[1], 0xff, head->count * sizeof(uint64_t));
+        memset(times[2], 0xff, fill->count * sizeof(uint64_t));
+        memset(piece, 0xff, (pieces + 1) * sizeof *piece);
+    }
+    for (uint64_t r = 0; r < b->rounds && !rc; r++) {
+        double ignored;
+        engine->run.entry_ns[0] = times[2];
+        rc = run_prefill(b, &ignored, err);
+        engine->run.entry_ns[0] = times[0];
+        engine->run.entry_ns[1] = times[1];
+        if (!rc) rc = run_decode(b, b->decode_s, NULL, err);
+        engine->run.entry_ns[0] = engine->run.entry_ns[1] = NULL;
+        for (uint64_t i = 0; i < pieces; i++) {
+            struct read_job job = {.data = (char *)arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS) +
+                                           i * 16 * MIB,
+                                   .chunks = (uint32_t)(16 * MIB / READ_CHUNK)};
+            uint64_t start = units_now_ns(), spent;
+            pool_run(engine->pool, read_next, &job);
+            spent = units_now_ns() - start;
+            if (spent < piece[i]) piece[i] = spent;
+        }
+    }
+    if (!rc) {
+        uint64_t ns = 0;
+        for (uint64_t i = 0; i < pieces; i++) ns += piece[i];
+        printf("decode, one token:\n");
+        print_profile(layers, times[0]);
+        print_profile(head, times[1]);
+        printf("prefill, %llu tokens:\n", (unsigned long long)b->prompt);
+        print_profile(fill, times[2]);
+        if (ns) printf("plain reading: %.1f GB/s\n", (double)(pieces * 16 * MIB) / (double)ns);
+    }
+    for (int i = 0; i < 3; i++) free(times[i]);
+    free(piece);
+    return rc;
+}
+
+/* Decodes the token after the prompt, again and again. */
+static int compare(struct bench *b, struct helm_err *err)
+{
+    uint32_t *history = arena_history_of(&b->local->arena, 0);
+    const struct compare_options options = {.local = b->local,
+                                            .start = (uint32_t)b->prompt,
+                                            .rounds = (uint32_t)b->rounds,
+                                            .read = read_for_compare,
+                                            .read_ctx = b};
+    double ignored;
+    for (uint32_t i = 0; i <= b->prompt; i++)
+        history[i] = (i * 7919u + 13u) % arena_header_of(&b->local->arena)->vocab;
+    int rc = run_prefill(b, &ignored, err);
+    const struct engine_report *r = &b->local->engine.base.report;
+    printf("%u threads, %s\n", r->threads, r->kernels);
+    return rc ? rc : compare_run(&options, stdout, err);
+}
+
+/* Room for every sample. */
+static int make_room(struct bench *b, struct helm_err *err)
+{
+    uint64_t samples = b->rounds * b->tokens;
+    b->read_gbs = calloc(samples, sizeof(double));
+    b->decode_s = calloc(samples, sizeof(double));
+    b->busy_s = calloc(samples, sizeof(double));
+    if (b->read_gbs && b->decode_s && b->busy_s) return 0;
+    return helm_fail(err, HELM_E_NOMEM, "no memory for %llu samples", (unsigned long long)samples);
+}
+
+int main(int argc, char **argv)
+{
+    const char *model = NULL, *kernels = NULL, *kv = "f16";
+    uint64_t threads = 0, spin_us = 0, step_tokens = 512;
+    bool as_json = false, busy = false, packed = false, profiling = false, comparing = false;
+    struct helm_err err = {0};
+    struct args_parsed parsed;
+    struct bench *b = calloc(1, sizeof *b);
+    if (!b) return 5;
+    b->prompt = 128;
+    b->tokens = 32;
+    b->rounds = 5;
+    const struct args_option options[] = {
+        {"model", 0, ARGS_TEXT, "DIR", "checkpoint to run", .target = &model},
+        {"threads", 0, ARGS_U64, "N", "compute threads (one a core)", .target = &threads, .min = 1,
+         .max = POOL_THREADS_MAX},
+        {"prompt", 0, ARGS_U64, "N", "tokens to prefill (128)", .target = &b->prompt, .min = 1,
+         .max = 1 << 20},
+        {"tokens", 0, ARGS_U64, "N", "tokens to decode in a round (32)", .target = &b->tokens, .min = 1,
+         .max = 1 << 20},
+        {"rounds", 0, ARGS_U64, "N", "rounds; medians are reported (5)", .target = &b->rounds, .min = 1,
+         .max = ROUNDS_MAX},
+        {"step-tokens", 0, ARGS_U64, "N", "most tokens a prefill step takes (512)", .target = &step_tokens,
+         .min = 1, .max = 1 << 16},
+        {"kernels", 0, ARGS_TEXT, "NAME", "kernel variant (the fastest)", .target = &kernels},
+        {"kv", 0, ARGS_CHOICE, "DTYPE", "of the KV cache (f16)", .target = &kv, .choices = "bf16|f16|f32"},
+        {"spin-us", 0, ARGS_U64, "US", "how long waiting threads spin", .target = &spin_us, .min = 1,
+         .max = 100000},
+        {"packed", 0, ARGS_FLAG, NULL, "weights packed in memory, where they can be", .target = &packed},
+        {"busy", 0, ARGS_FLAG, NULL, "also with one busy process a core", .target = &busy},
+        {"profile", 0, ARGS_FLAG, NULL, "the shortest time of each operation", .target = &profiling},
+        {"compare", 0, ARGS_FLAG, NULL, "decode with each way of reading ahead switched off in turn, only",
+         .target = &comparing},
+        {"json", 0, ARGS_FLAG, NULL, "one JSON object", .target = &as_json},
+    };
+    const struct args_spec spec = {.program = "helm-bench-decode",
+                                   .usage = "--model DIR [options]",
+                                   .about =
+                                       "Measures decode and prefill on the CPU beside the memory's limit.",
+                                   .options = options,
+                                   .option_count = sizeof options / sizeof *options};
+    args_parse_main(&spec, argc, argv, &parsed);
+    log_init("helm-bench-decode", LOG_LEVEL_INFO);
+    if (!model) {
+        helm_fail(&err, HELM_E_USAGE, "--model is needed");
+        return args_usage_error(&spec, &err);
+    }
+    b->local = aligned_alloc(64, (sizeof *b->local + 63) / 64 * 64);
+    if (!b->local) return 5;
+    const struct local_options local_options = {.folder = model,
+                                                .kernels = kernels,
+                                                .kv_dtype = kv[0] == 'b'             ? DTYPE_BF16
+                                                            : strcmp(kv, "f16") == 0 ? DTYPE_F16
+                                                                                     : DTYPE_F32,
+                                                .pack_cpu = packed,
+                                                .threads = (uint32_t)threads,
+                                                .slots = 1,
+                                                .context_tokens = (uint32_t)(b->prompt + b->tokens + 1),
+                                                .step_tokens = (uint32_t)step_tokens,
+                                                .spin_us = (uint32_t)spin_us,
+                                                .pin = true};
+    int rc = make_room(b, &err);
+    if (!rc) rc = local_open(&local_options, b->local, &err);
+    if (!rc) {
+        if (comparing) {
+            rc = compare(b, &err);
+        } else {
+            if (busy) rc = start_neighbours(b, &err);
+            if (!rc) rc = run_rounds(b, &err);
+            stop_neighbours(b);
+            if (!rc) report(b, as_json);
+        }
+        if (!rc && profiling) rc = profile(b, &err);
+        local_close(b->local);
+    }
+    if (rc) log_error("%s", err.text);
+    free(b->local);
+    free(b->read_gbs);
+    free(b->decode_s);
+    free(b->busy_s);
+    free(b);
+    return rc ? 5 : 0;
+}

@@ -1,0 +1,456 @@
+/* helm-bench-kernels: what each linear kernel reaches on this machine, beside the limits measured in the same
+ * run.
+ *
+ * Threads are pinned one a core. GEMV reads weight copies that together exceed every cache; its limit is the
+ * best of several plain read loops over the same memory, cut among the threads in the same way, run
+ * alternately with it. GEMM (tiling included) is limited by the register-only multiply rate or by reading
+ * its weights once, whichever is longer. Every number is the median of several alternating samples. --packed
+ * measures packed weights instead (tools/bench/kernels/packed.c). */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/args.h"
+#include "common/base/cpu.h"
+#include "tools/bench/kernels/packed.h"
+#include "common/cpu/kernels/linear.h"
+#include "common/cpu/kernels/probe.h"
+
+#define THREADS_MAX 512
+#define SAMPLES_MAX 15
+#define WEIGHTS_MIN ((size_t)640 << 20)
+#define WEIGHTS_MAX ((size_t)4 << 30)
+#define CACHES      8 /* times the last-level cache: what goes round in it is not memory's speed */
+#define COLS_MAX    12288
+#define ROWS_MAX    12288
+#define TOKENS_MAX  512
+
+enum job { JOB_FILL, JOB_READ, JOB_FLOPS, JOB_GEMV, JOB_GEMM, JOB_QUIT };
+
+struct bench {
+    unsigned threads, features;
+    size_t samples;
+    bool json, any_output;
+    struct cpu_set cpus;
+    pthread_t thread[THREADS_MAX];
+    void *scratch[THREADS_MAX];
+    size_t scratch_bytes;
+    char *weights;
+    size_t weights_bytes;
+    float *x, *y;
+    void *tiled;
+    size_t tiled_bytes;
+    /* the job all threads do next */
+    enum job job;
+    const struct linear_kernel *kernel;
+    size_t rows, cols, tokens, copy, copies; /* copies [copy, copy + copies) modulo as many as there are */
+    unsigned streams;
+    size_t ahead;
+    struct gemv_reads reads;
+    probe_read_fn *read;
+    probe_flops_fn *flops;
+    size_t rounds;
+    _Atomic uint64_t sink;
+    _Atomic unsigned arrived, phase;
+    /* limits */
+    double read_gbs;
+};
+
+struct worker {
+    struct bench *bench;
+    unsigned index;
+};
+
+/* Spinning: every thread has a core to itself and jobs are short. Yields now and then for busy machines. */
+static void barrier(struct bench *b)
+{
+    unsigned phase = atomic_load(&b->phase);
+    if (atomic_fetch_add(&b->arrived, 1) + 1 == b->threads) {
+        atomic_store(&b->arrived, 0);
+        atomic_store(&b->phase, phase + 1);
+        return;
+    }
+    for (unsigned spins = 1; atomic_load_explicit(&b->phase, memory_order_acquire) == phase; spins++) {
+        __builtin_ia32_pause();
+        if (spins % 20000 == 0) sched_yield();
+    }
+}
+
+static size_t matrix_bytes(const struct bench *b)
+{
+    return b->rows * tensor_format_row_bytes(b->kernel->format, b->cols);
+}
+
+static size_t copy_bytes(const struct bench *b)
+{
+    return (matrix_bytes(b) + 4095) / 4096 * 4096;
+}
+
+/* Thread `index`'s part of `n` things in multiples of `granule`. */
+static void share(size_t n, size_t granule, unsigned index, unsigned threads, size_t *first, size_t *last)
+{
+    size_t units = (n + granule - 1) / granule;
+    *first = units * index / threads * granule;
+    *last = units * (index + 1) / threads * granule;
+    if (*first > n) *first = n;
+    if (*last > n) *last = n;
+}
+
+static void fill(struct bench *b, unsigned index)
+{
+    size_t first, last;
+    share(b->weights_bytes / 8, 1 << 18, index, b->threads, &first, &last);
+    uint64_t state = 88172645463325252u + index;
+    for (size_t i = first; i < last; i++) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        /* Exponents near one in all formats: no infinities, no subnormals. */
+        ((uint64_t *)(void *)b->weights)[i] = (state & 0x81ff81ff81ff81ffu) | 0x3800380038003800u;
+    }
+}
+
+static void multiply(struct bench *b, unsigned index, const char *w)
+{
+    const struct linear_kernel *k = b->kernel;
+    const size_t row_bytes = tensor_format_row_bytes(k->format, b->cols);
+    size_t first, last;
+    if (b->job == JOB_GEMM) {
+        share(b->tokens, k->tile_tokens, index, b->threads, &first, &last);
+        if (last > first) k->tile(b->tiled, b->x, b->cols, b->tokens, b->cols, first, last);
+        barrier(b);
+        share(b->rows, k->row_granule, index, b->threads, &first, &last);
+        if (last > first)
+            k->gemm(b->y + first, b->rows, w + first * row_bytes, b->tiled, last - first, b->cols, b->tokens,
+                    false, b->scratch[index]);
+        barrier(b);
+        return;
+    }
+    share(b->rows, 1, index, b->threads, &first, &last);
+    if (b->job == JOB_GEMV)
+        k->gemv(b->y + first, w + first * row_bytes, b->x, last - first, b->cols, &b->reads);
+    else
+        b->sink += b->read(w + first * row_bytes, (last - first) * row_bytes, b->streams, b->ahead);
+}
+
+static void do_job(struct bench *b, unsigned index)
+{
+    if (b->job == JOB_FILL) {
+        fill(b, index);
+        return;
+    }
+    if (b->kernel->thread_begin) b->kernel->thread_begin();
+    if (b->job == JOB_FLOPS) {
+        b->flops(b->rounds);
+    } else {
+        size_t all = b->weights_bytes / copy_bytes(b);
+        for (size_t i = 0; i < b->copies; i++)
+            multiply(b, index, b->weights + (b->copy + i) % all * copy_bytes(b));
+    }
+    if (b->kernel->thread_end) b->kernel->thread_end();
+}
+
+static void *worker_main(void *arg)
+{
+    struct worker *w = arg;
+    struct bench *b = w->bench;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(b->cpus.cpu[w->index], &set);
+    (void)pthread_setaffinity_np(pthread_self(), sizeof set,
+                                 &set); /* an unpinned thread only measures worse */
+    while (w->index) {
+        barrier(b);
+        if (b->job == JOB_QUIT) break;
+        do_job(b, w->index);
+        barrier(b);
+    }
+    return NULL;
+}
+
+/* Seconds all threads took for `job`. */
+static double run_job(struct bench *b, enum job job)
+{
+    struct timespec start, end;
+    b->job = job;
+    barrier(b);
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    do_job(b, 0);
+    barrier(b);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    return (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) * 1e-9;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *values, size_t n)
+{
+    qsort(values, n, sizeof *values, compare_doubles);
+    return values[n / 2];
+}
+
+static void report(struct bench *b, const char *what, double achieved, double limit, const char *unit)
+{
+    const struct linear_kernel *k = b->kernel;
+    const char *format = tensor_format_name(k->format);
+    if (b->json) {
+        printf("%s\n  {\"kernel\": \"%s\", \"variant\": \"%s\", \"format\": \"%s\", \"rows\": %zu, \"cols\": "
+               "%zu, "
+               "\"tokens\": %zu, \"achieved\": %.2f, \"limit\": %.2f, \"ratio\": %.4f, \"unit\": \"%s\"}",
+               b->any_output ? "," : "", what, k->name, format, b->rows, b->cols, b->tokens, achieved, limit,
+               achieved / limit, unit);
+    } else {
+        printf("%-5s %-12s %-5s %6zu x %-6zu %4zu  %9.1f %9.1f %-8s %6.1f %%\n", what, k->name, format,
+               b->rows, b->cols, b->tokens, achieved, limit, unit, 100 * achieved / limit);
+    }
+    b->any_output = true;
+    fflush(stdout);
+}
+
+/* Keeps the fastest read loop for the shape set in `b`; each goes on where the one before it ended. */
+static double find_read_loop(struct bench *b)
+{
+    static const unsigned streams[] = {1, 2, 4, 8};
+    static const size_t ahead[] = {0, 512, 1024, 2048, 4096, 8192};
+    const size_t all = b->copies;
+    b->copies = WEIGHTS_MIN / copy_bytes(b);
+    const double bytes = (double)copy_bytes(b) * (double)b->copies;
+    double best = 0;
+    unsigned best_streams = 1;
+    size_t best_ahead = 0;
+    b->read = b->features & CPU_AVX512 ? probe_avx512_read : probe_avx2_read;
+    for (size_t s = 0; s < sizeof streams / sizeof *streams; s++)
+        for (size_t a = 0; a < sizeof ahead / sizeof *ahead; a++) {
+            double seconds[3];
+            b->streams = streams[s];
+            b->ahead = ahead[a];
+            for (int i = 0; i < 3; i++, b->copy = (b->copy + b->copies) % all)
+                seconds[i] = run_job(b, JOB_READ);
+            double rate = bytes / median(seconds, 3) / 1e9;
+            if (rate > best) {
+                best = rate;
+                best_streams = streams[s];
+                best_ahead = ahead[a];
+            }
+        }
+    b->streams = best_streams;
+    b->ahead = best_ahead;
+    b->copies = all, b->copy = 0;
+    return best;
+}
+
+/* What memory gives for this shape, and with a kernel of one token what that reaches. */
+static void bench_reads(struct bench *b, size_t rows, size_t cols)
+{
+    const bool gemv = b->kernel->schedule == LINEAR_ONE_TOKEN;
+    b->rows = rows, b->cols = cols, b->tokens = 1, b->copy = 0;
+    b->copies = b->weights_bytes / copy_bytes(b);
+    find_read_loop(b);
+    double read[SAMPLES_MAX], mine[SAMPLES_MAX];
+    for (size_t i = 0; i < b->samples; i++) {
+        read[i] = run_job(b, JOB_READ);
+        if (gemv) mine[i] = run_job(b, JOB_GEMV);
+    }
+    double bytes = (double)matrix_bytes(b) * (double)b->copies / 1e9;
+    b->read_gbs = bytes / median(read, b->samples);
+    if (gemv) report(b, "gemv", bytes / median(mine, b->samples), b->read_gbs, "GB/s");
+}
+
+/* The register-only rate of the instruction a variant multiplies with. */
+static double peak_gflops(struct bench *b)
+{
+    const struct linear_kernel *k = b->kernel;
+    b->flops = k->features & CPU_AMX_BF16      ? probe_amx_flops
+               : k->features & CPU_AVX512_BF16 ? probe_avx512bf16_flops
+               : k->features & CPU_AVX512      ? probe_avx512_flops
+                                               : probe_avx2_flops;
+    if (strcmp(k->name, "openblas") == 0 && b->features & CPU_AVX512) b->flops = probe_avx512_flops;
+    b->rounds = 1;
+    double seconds[SAMPLES_MAX], work = b->flops == probe_amx_flops ? 65536 : b->flops(1);
+    b->rounds = (size_t)(4e9 / work);
+    for (size_t i = 0; i < b->samples; i++) seconds[i] = run_job(b, JOB_FLOPS);
+    return work * (double)b->rounds * b->threads / median(seconds, b->samples) / 1e9;
+}
+
+static int bench_gemm(struct bench *b, size_t rows, size_t cols, size_t tokens, double peak)
+{
+    const struct linear_kernel *k = b->kernel;
+    b->rows = rows, b->cols = cols, b->tokens = tokens;
+    if (k->tiled_bytes(tokens, cols) > b->tiled_bytes || k->scratch_bytes(cols, tokens) > b->scratch_bytes)
+        return fprintf(stderr, "helm-bench-kernels: buffers too small for %s\n", k->name), 1;
+    const double flop = 2.0 * (double)rows * (double)cols * (double)tokens;
+    const double bytes = (double)matrix_bytes(b);
+    const size_t all = b->weights_bytes / copy_bytes(b);
+    /* About 30 ms a sample at half the limit. */
+    double copies =
+        0.03 / (2 * (flop / peak > bytes / b->read_gbs ? flop / peak : bytes / b->read_gbs) / 1e9);
+    b->copies = copies < 1 ? 1 : copies > (double)all ? all : (size_t)copies;
+    b->copy = 0;
+    double seconds[SAMPLES_MAX];
+    for (size_t i = 0; i < b->samples; i++, b->copy += b->copies) seconds[i] = run_job(b, JOB_GEMM);
+    double limit = peak, at_bandwidth = flop / bytes * b->read_gbs;
+    if (at_bandwidth < limit) limit = at_bandwidth;
+    report(b, "gemm", flop * (double)b->copies / median(seconds, b->samples) / 1e9, limit, "GFLOP/s");
+    return 0;
+}
+
+static int bench_kernel(struct bench *b, bool quick)
+{
+    static const size_t shapes[][2] = {{3072, 1024}, {1024, 3072}, {4096, 12288}};
+    static const size_t tokens[] = {2, 4, 8, 16, 32, 128, 512};
+    static const size_t quick_tokens[] = {8, 128};
+    if (b->kernel->schedule == LINEAR_ONE_TOKEN) bench_reads(b, 4096, 12288);
+    bench_reads(b, 12288, 4096);
+    if (b->kernel->schedule == LINEAR_ONE_TOKEN) return 0;
+    double peak = peak_gflops(b);
+    int failed = 0;
+    for (size_t s = 0; s < (quick ? 1 : 3); s++)
+        for (size_t t = 0; t < (quick ? 2 : 7); t++)
+            failed |= bench_gemm(b, shapes[s][0], shapes[s][1], quick ? quick_tokens[t] : tokens[t], peak);
+    return failed;
+}
+
+static void *map_huge(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* refused: small pages, slower and said by the numbers */
+    return p;
+}
+
+static int prepare(struct bench *b, struct helm_err *err)
+{
+    size_t count;
+    const struct linear_kernel *const *table = linear_kernels(&count);
+    long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE); /* 0 or less: not known */
+    b->weights_bytes = l3 > 0 ? CACHES * (size_t)l3 : WEIGHTS_MIN;
+    if (b->weights_bytes < WEIGHTS_MIN) b->weights_bytes = WEIGHTS_MIN;
+    if (b->weights_bytes > WEIGHTS_MAX) b->weights_bytes = WEIGHTS_MAX;
+    for (size_t i = 0; i < count; i++) {
+        if (table[i]->schedule != LINEAR_TOKENS) continue;
+        size_t tiled = table[i]->tiled_bytes(TOKENS_MAX, COLS_MAX);
+        size_t scratch = table[i]->scratch_bytes(COLS_MAX, TOKENS_MAX);
+        if (tiled > b->tiled_bytes) b->tiled_bytes = tiled;
+        if (scratch > b->scratch_bytes) b->scratch_bytes = scratch;
+    }
+    b->weights = map_huge(b->weights_bytes);
+    b->x = map_huge((size_t)TOKENS_MAX * COLS_MAX * sizeof *b->x);
+    b->y = map_huge((size_t)TOKENS_MAX * ROWS_MAX * sizeof *b->y);
+    b->tiled = map_huge(b->tiled_bytes);
+    for (unsigned i = 0; i < b->threads; i++) b->scratch[i] = map_huge(b->scratch_bytes);
+    if (!b->weights || !b->x || !b->y || !b->tiled || !b->scratch[b->threads - 1])
+        return helm_fail_errno(err, "no memory for %zu MiB of weights", b->weights_bytes >> 20);
+    for (size_t i = 0; i < (size_t)TOKENS_MAX * COLS_MAX; i++)
+        b->x[i] = (float)(int)(i * 2654435761u % 255) / 128 - 1;
+    return 0;
+}
+
+int main(int argc, char *argv[])
+{
+    static struct bench bench;
+    static struct worker workers[THREADS_MAX];
+    struct bench *b = &bench;
+    struct helm_err err = {0};
+    uint64_t threads = 0;
+    const char *format = NULL, *name = NULL, *model = NULL;
+    bool quick = false, packed = false;
+    const struct args_option options[] = {
+        {"threads", 't', ARGS_U64, "N", "threads, one a core (all usable cores)", .target = &threads,
+         .min = 1, .max = THREADS_MAX},
+        {"format", 0, ARGS_TEXT, "NAME", "only weights of this format: bf16, f16, f32", .target = &format},
+        {"variant", 0, ARGS_TEXT, "NAME", "only kernels of this name; all but ref without it",
+         .target = &name},
+        {"packed", 0, ARGS_FLAG, NULL, "packed weights instead: their size, and the speed of packing",
+         .target = &packed},
+        {"model", 0, ARGS_TEXT, "DIR", "with --packed: this model's weights, not random ones",
+         .target = &model},
+        {"quick", 'q', ARGS_FLAG, NULL, "fewer shapes and samples", .target = &quick},
+        {"json", 0, ARGS_FLAG, NULL, "one JSON array instead of a table", .target = &b->json},
+    };
+    const struct args_spec spec = {.program = "helm-bench-kernels",
+                                   .usage = "[options]",
+                                   .about = "Measures the CPU's linear kernels beside this machine's limits.",
+                                   .options = options,
+                                   .option_count = sizeof options / sizeof *options};
+    struct args_parsed parsed;
+    args_parse_main(&spec, argc, argv, &parsed);
+    if (cpu_usable(-1, &b->cpus, &err)) goto fail;
+    b->features = cpu_features();
+    b->reads = gemv_reads_choose();
+    if (!(b->features & CPU_AVX2)) {
+        helm_fail(&err, HELM_E_UNSUPPORTED, "this processor lacks avx2: the limits cannot be measured");
+        goto fail;
+    }
+    if (b->features & CPU_AMX_BF16 && cpu_enable_amx(&err)) goto fail;
+    if (threads > (uint64_t)b->cpus.count) {
+        helm_fail(&err, HELM_E_USAGE, "--threads %lu: this process may use %d CPUs", (unsigned long)threads,
+                  b->cpus.count);
+        return args_usage_error(&spec, &err);
+    }
+    b->threads = threads ? (unsigned)threads : (unsigned)b->cpus.suggested;
+    if (model && !packed) {
+        helm_fail(&err, HELM_E_USAGE, "--model is for --packed");
+        return args_usage_error(&spec, &err);
+    }
+    if (packed) {
+        if (bench_packed(model, b->threads, &err)) goto fail;
+        return 0;
+    }
+    b->samples = quick ? 5 : 11;
+    size_t count, done = 0;
+    const struct linear_kernel *const *table = linear_kernels(&count);
+    if (prepare(b, &err)) goto fail;
+    for (unsigned i = 0; i < b->threads; i++) {
+        workers[i] = (struct worker){b, i};
+        if (i && pthread_create(&b->thread[i], NULL, worker_main, &workers[i])) {
+            helm_fail(&err, HELM_E_IO, "cannot start thread %u", i);
+            goto fail;
+        }
+    }
+    worker_main(&workers[0]); /* pins this thread and returns */
+    run_job(b, JOB_FILL);
+    char text[256];
+    if (b->json) {
+        printf("[");
+    } else {
+        cpu_model_name(text, sizeof text);
+        printf("%s, %u threads\n", text, b->threads);
+        printf("op    kernel       format  rows x cols   tokens  achieved     limit            ratio\n");
+    }
+    int failed = 0;
+    for (size_t i = 0; i < count; i++) {
+        const struct linear_kernel *k = table[i];
+        if (tensor_format_of(k->format)->variable || k->schedule == LINEAR_DECODE) continue;
+        if (format && strcmp(format, tensor_format_name(k->format)) != 0) continue;
+        if (name ? strcmp(name, k->name) != 0 : strcmp("ref", k->name) == 0) continue;
+        done++;
+        if (k->features & ~b->features) {
+            fprintf(stderr, "%s %s: this machine lacks %s\n", k->name, tensor_format_name(k->format),
+                    cpu_features_text(k->features & ~b->features, text, sizeof text));
+            continue;
+        }
+        b->kernel = k;
+        failed |= bench_kernel(b, quick);
+    }
+    if (b->json) printf("\n]\n");
+    b->job = JOB_QUIT;
+    barrier(b);
+    for (unsigned i = 1; i < b->threads; i++) pthread_join(b->thread[i], NULL);
+    if (!done) {
+        helm_fail(&err, HELM_E_USAGE, "no kernel \"%s\" for %s weights", name ? name : "any",
+                  format ? format : "any");
+        return args_usage_error(&spec, &err);
+    }
+    return failed;
+fail:
+    fprintf(stderr, "helm-bench-kernels: %s\n", err.text);
+    return 1;
+}

@@ -1,0 +1,86 @@
+/* Which device reads how many bytes of weights for one token, and how fast it could. See bench.h.
+ *
+ * From the plan as the daemon gives it: the stages' weights by home, and the head (final projection), which
+ * is read for every token too and has the size of the vocabulary. The embedding's one row a token, norms and
+ * the KV cache are not counted. */
+#include <string.h>
+
+#include "common/base/json.h"
+#include "tools/bench/serving/bench.h"
+
+#define PLAN_TEXT_MAX ((size_t)16 << 20)
+
+static void device_add(struct bench_group *group, const char *name, uint64_t bytes)
+{
+    for (uint32_t i = 0; i < group->device_count; i++) {
+        if (strcmp(group->device[i].name, name) != 0) continue;
+        group->device[i].token_bytes += bytes;
+        return;
+    }
+    if (group->device_count < BENCH_DEVICES_MAX)
+        group->device[group->device_count++] = (struct bench_device){.name = name, .token_bytes = bytes};
+}
+
+/* The way by which weights of a home are read. */
+static const char *device_of_home(const char *home)
+{
+    if (strcmp(home, "cpu") == 0) return "cpu";
+    if (strcmp(home, "gpu") == 0) return "gpu";
+    return strcmp(home, "stream") == 0 ? "link" : NULL;
+}
+
+int bytes_read_plan(struct bench_group *group, const char *plan, struct helm_err *err)
+{
+    json_t *root = NULL, *stage;
+    const char *home = NULL, *head = NULL;
+    uint64_t bytes = 0;
+    size_t i;
+    group->device_count = 0;
+    int rc = json_parse_bounded("the daemon's plan", plan, strlen(plan), PLAN_TEXT_MAX, &root, err);
+    if (rc < 0) return rc;
+    const json_t *stages = json_object_get(root, "stages");
+    if (json_is_object(stages)) stages = json_object_get(stages, "decode");
+    if (json_array_size(stages) == 0) rc = helm_fail(err, HELM_E_FORMAT, "the daemon's plan has no stages");
+    json_array_foreach(stages, i, stage)
+    {
+        if (rc < 0) break;
+        rc = json_get_string(stage, "home", true, &home, err);
+        if (rc == 0) rc = json_get_u64(stage, "bytes", true, 0, INT64_MAX, &bytes, err);
+        if (rc < 0) break;
+        const char *device = device_of_home(home);
+        if (device)
+            device_add(group, device, bytes);
+        else
+            rc = helm_fail(err, HELM_E_UNSUPPORTED, "the daemon's plan has a home '%.40s'", home);
+    }
+    if (rc == 0) rc = json_get_string(root, "head", false, &head, err);
+    if (rc == 0) {
+        /* without a word of it the head is where the last stage is computed */
+        if (!head) head = strcmp(home, "cpu") == 0 ? "cpu" : "gpu";
+        uint64_t element = strcmp(group->info->dtype, "f32") == 0 ? 4 : 2;
+        device_add(group, strcmp(head, "cpu") == 0 ? "cpu" : "gpu",
+                   element * group->info->vocab * group->info->hidden);
+        group->stages = json_incref((json_t *)stages);
+    }
+    json_decref(root);
+    return rc;
+}
+
+double bytes_limit(const struct bench *bench, const struct bench_device *device, double read_gb_s)
+{
+    if (strcmp(device->name, "cpu") == 0) return read_gb_s;
+    if (strcmp(device->name, "gpu") == 0) return bench->options.vram_read_gb_s;
+    return strcmp(device->name, "link") == 0 ? bench->options.link_read_gb_s : 0;
+}
+
+double bytes_bound_ms(const struct bench *bench, const struct bench_group *group, double read_gb_s)
+{
+    double ms = 0;
+    for (uint32_t i = 0; i < group->device_count; i++) {
+        double limit = bytes_limit(bench, &group->device[i], read_gb_s);
+        if (!group->device[i].token_bytes) continue;
+        if (limit <= 0) return 0;
+        ms += (double)group->device[i].token_bytes / limit * 1e-6;
+    }
+    return ms;
+}

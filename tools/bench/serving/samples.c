@@ -1,0 +1,49 @@
+/* Numbers that grow by one and are asked for quantiles. See bench.h. Called by drive.c, cells.c and the
+ * reports; the caller owns each struct samples. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/bench/serving/bench.h"
+
+int samples_add(struct samples *samples, double value, struct helm_err *err)
+{
+    if (samples->count == samples->space) {
+        size_t space = samples->space ? 2 * samples->space : 64;
+        double *grown = realloc(samples->value, space * sizeof *grown);
+        if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu samples", space);
+        samples->value = grown;
+        samples->space = space;
+    }
+    samples->value[samples->count++] = value;
+    return 0;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double samples_quantile_from(const struct samples *samples, size_t first, double at)
+{
+    if (first >= samples->count) return 0;
+    size_t count = samples->count - first;
+    double *sorted = malloc(count * sizeof *sorted);
+    if (!sorted) return 0;
+    memcpy(sorted, samples->value + first, count * sizeof *sorted);
+    qsort(sorted, count, sizeof *sorted, compare);
+    double value = sorted[(size_t)(at * (double)(count - 1) + 0.5)];
+    free(sorted);
+    return value;
+}
+
+double samples_quantile(const struct samples *samples, double at)
+{
+    return samples_quantile_from(samples, 0, at);
+}
+
+void samples_free(struct samples *samples)
+{
+    free(samples->value);
+    memset(samples, 0, sizeof *samples);
+}

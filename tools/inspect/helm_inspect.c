@@ -1,0 +1,62 @@
+/* helm-inspect: what is in a checkpoint, and whether and why not HELM would load it.
+ *
+ * Start order only: options, reading, printing. The report is made in tools/inspect. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/base/args.h"
+#include "tools/inspect/inspect.h"
+
+static int print_json(const struct inspect_report *report, bool tensors)
+{
+    json_t *root = inspect_json(report, tensors);
+    char *text = root ? json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(15)) : NULL;
+    json_decref(root);
+    if (!text) {
+        fprintf(stderr, "helm-inspect: the report is not text or does not fit into memory\n");
+        return 1;
+    }
+    puts(text);
+    free(text);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    bool json = false, tensors = false;
+    struct args_parsed parsed;
+    const struct args_option table[] = {
+        {.name = "json", .kind = ARGS_FLAG, .help = "one JSON object instead of text", .target = &json},
+        {.name = "tensors", .kind = ARGS_FLAG, .help = "list every tensor", .target = &tensors},
+    };
+    const struct args_spec spec = {
+        .program = "helm-inspect",
+        .usage = "DIR [--json] [--tensors]",
+        .about = "Prints what is in a Hugging Face checkpoint: configuration, tensors, bytes.",
+        .options = table,
+        .option_count = sizeof table / sizeof *table,
+        .epilogue = "exit status: 0 it loads, 1 it does not, 2 usage",
+        .min_operands = 1,
+        .max_operands = 1};
+    args_parse_main(&spec, argc, argv, &parsed);
+
+    struct model model = {0};
+    struct model_config config = {0};
+    struct helm_err problem = {0}, ignored = {0};
+    struct inspect_report report = {.folder = parsed.operand.item[0], .problem = &problem};
+    if (model_read(report.folder, &model, &problem) == 0) {
+        report.model = &model;
+        report.config = &model.config;
+    } else if (model_read_config(report.folder, &config, &ignored) == 0) {
+        report.config = &config; /* the configuration is sound; the weights are what does not load */
+    }
+    int status = 0;
+    if (json)
+        status = print_json(&report, tensors);
+    else
+        inspect_print(&report, tensors, stdout);
+    if (!report.model) status = 1;
+    model_free(&model);
+    model_config_free(&config);
+    return status;
+}

@@ -1,0 +1,378 @@
+/* helm-plan: where the weights of a model would lie on a machine, who would compute, and how fast that would
+ * be.
+ *
+ * Options, model, machine, plan, explanation, printing; the work is in daemon/planner. Reads config.json, the
+ * tensors' headers, and a few weights where they are there and may be packed in VRAM; with --profile it looks
+ * at nothing of the machine it runs on but free memory, and that only where neither profile nor --host-memory
+ * says how much there is. docs/helm-plan.md explains the output. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/args.h"
+#include "common/base/json.h"
+#include "common/base/node.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "daemon/children/accelerator.h"
+#include "common/shared/kv_layout.h"
+#include "daemon/planner/report/explain.h"
+#include "daemon/planner/packed_look.h"
+#include "daemon/planner/report/plot.h"
+#include "daemon/children/worker_process.h"
+
+#define SLOTS          8 /* as helmd's --parallel */
+#define GPU_WORKER     "helm-worker-gpu"
+#define STATUS_FAILED  1
+#define STATUS_REFUSED 4
+#define JSON_STYLE     (JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9))
+#define PATH_TEXT      4096
+#define PLAN_FILE_MAX  ((size_t)8 << 20)
+
+struct options {
+    const char *model, *profile, *strategy, *device, *plot, *plan, *pack;
+    uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
+    bool json, device_given, node_given, vram_given, prompt_given, strategy_given;
+};
+
+static enum search_strategy strategy_of(const char *name)
+{
+    for (int s = 0; s < SEARCH_STRATEGIES; s++)
+        if (strcmp(name, search_strategy_name((enum search_strategy)s)) == 0) return (enum search_strategy)s;
+    return SEARCH_BEST;
+}
+
+/* The device and the memory of the machine that a profile describes. */
+static int describe_machine(const struct options *o, const struct profile *profile, struct planner_request *r,
+                            struct helm_err *err)
+{
+    struct cgroup_memory *memory = &r->machine.memory;
+    const struct profile_gpu *gpu = &profile->gpu;
+    const struct accelerator_info device = {.vram_bytes = gpu->vram_bytes,
+                                            .vram_free = gpu->vram_free,
+                                            .context_bytes = gpu->context_bytes};
+    r->machine.device.limit = UINT64_MAX;
+    if (gpu->device == PROFILE_DEVICE_CUDA)
+        accelerator_ledger_cuda(&device, o->vram_bytes, &r->machine.device);
+    else if (gpu->device == PROFILE_DEVICE_EMULATED)
+        accelerator_ledger_emulated(o->vram_bytes, &r->machine.device);
+    else if (o->vram_given)
+        return helm_fail(err, HELM_E_USAGE, "--vram: the profile's machine has no GPU");
+    char asked[UNITS_TEXT], there[UNITS_TEXT];
+    if (gpu->device == PROFILE_DEVICE_CUDA && o->vram_bytes > gpu->vram_bytes)
+        log_warn("--vram %s: the profile's GPU has %s", units_format_size(o->vram_bytes, asked),
+                 units_format_size(gpu->vram_bytes, there));
+    snprintf(r->no_device, sizeof r->no_device, "the profile's machine has none");
+    if (!profile->host_bytes && !o->host_memory_bytes) return cgroup_read_memory(memory, err);
+    /* --host-memory alone limits then, and the ledger says so */
+    uint64_t bytes = o->host_memory_bytes ? PLAN_BYTES_MAX : profile->host_bytes;
+    *memory = (struct cgroup_memory){.limit_bytes = CGROUP_UNLIMITED,
+                                     .machine_bytes = bytes,
+                                     .available_bytes = bytes};
+    return 0;
+}
+
+static int wanted_node(const struct options *o)
+{
+    return o->node_given ? (int)o->node : -1;
+}
+
+/* This machine: its device, its memory, and the profile that helm-profile left of it. */
+static int find_machine(const struct options *o, struct profile *profile, struct planner_request *r,
+                        struct helm_err *err)
+{
+    struct profile_hardware hardware = {.threads = 0, .node = wanted_node(o)};
+    int node = -1;
+    struct accelerator device = {0};
+    struct helm_err none = {0};
+    char program[PATH_TEXT] = "", path[PATH_TEXT], fingerprint[72];
+    /* That there is none is for the choice of the device to say. */
+    if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none)) program[0] = 0;
+    int rc = accelerator_choose(o->device, o->vram_bytes, program, &device, err);
+    if (!rc) rc = accelerator_choose_node(&device, wanted_node(o), &node, err);
+    if (!rc) rc = node_read_memory(node, &r->machine.memory, err);
+    if (rc) return rc;
+    r->machine.device = device.ledger;
+    snprintf(r->no_device, sizeof r->no_device, "%s", device.why);
+    snprintf(hardware.device, sizeof hardware.device, "%s", device.hardware);
+    rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
+    if (!rc) rc = profile_cache_path(fingerprint, path, sizeof path, err);
+    if (rc) return rc;
+    if (access(path, F_OK))
+        return helm_fail(
+            err, HELM_E_NOT_FOUND,
+            "there is no profile of this machine (%.250s): `helm-profile --device %s` makes one in a "
+            "minute, --profile FILE takes another machine's",
+            path, device.name[0] ? device.name : "cpu");
+    rc = profile_read(path, profile, err);
+    if (!rc) accelerator_ledger_measured(&profile->gpu, &r->machine.device);
+    return rc ? helm_err_prefix(err, "the profile of this machine cannot be used (helm-profile renews it)")
+              : 0;
+}
+
+static int print_json(json_t *json, struct helm_err *err)
+{
+    char *text = json ? json_dumps(json, JSON_STYLE) : NULL;
+    json_decref(json);
+    if (!text) return helm_fail(err, HELM_E_NOMEM, "no memory to print the plan");
+    puts(text);
+    free(text);
+    return 0;
+}
+
+/* What cannot fit, with its numbers. */
+static int refuse(const struct options *o, const struct planner_refusal *refusal, struct helm_err *err)
+{
+    char text[HELM_ERR_TEXT];
+    memcpy(text, err->text, sizeof text);
+    if (!o->json) {
+        fprintf(stderr, "helm-plan: %s\n", text);
+        return STATUS_REFUSED;
+    }
+    if (!print_json(explain_refusal_to_json(refusal, text), err)) return STATUS_REFUSED;
+    fprintf(stderr, "helm-plan: %s\n", err->text);
+    return STATUS_FAILED;
+}
+
+static int explain(const struct options *o, const struct planner_request *r, const struct plan *plan,
+                   bool derived, struct helm_err *err)
+{
+    struct explain x;
+    if (o->prompt_given && r->prompt > plan->context_tokens)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "--prompt %u: the context is %u tokens (--ctx says how long it is to be)", r->prompt,
+                         plan->context_tokens);
+    if (o->at > plan->context_tokens)
+        return helm_fail(err, HELM_E_LIMIT, "--at %llu: the context is %u tokens", (unsigned long long)o->at,
+                         plan->context_tokens);
+    uint32_t at = o->at ? (uint32_t)o->at : o->prompt_given ? r->prompt + 1 : 0;
+    log_set_level(LOG_LEVEL_ERROR); /* what the other strategies lack is in the table */
+    int rc = explain_make(r, plan, at, &x, err);
+    if (rc) return rc;
+    uint64_t pages = (uint64_t)x.batch * kv_pages_for(x.context, plan->page_tokens);
+    if (pages > plan->page_count)
+        rc = helm_fail(err, HELM_E_LIMIT,
+                       "%u sequences of %u tokens take %llu KV pages: the plan has %u (--at says how many "
+                       "tokens)",
+                       x.batch, x.context, (unsigned long long)pages, plan->page_count);
+    if (!rc && o->plot) rc = plot_write(&x, o->plot, err);
+    if (!rc && o->json) {
+        rc = print_json(explain_to_json(&x), err);
+    } else if (!rc) {
+        if (derived) printf("(no tensors there: their sizes are what config.json implies)\n");
+        explain_print(&x, stdout);
+    }
+    if (!rc && (fflush(stdout) || ferror(stdout))) rc = helm_fail_errno(err, "standard output");
+    explain_free(&x);
+    return rc;
+}
+
+/* A plan that was made before, or edited: checked, and its ledgers written anew. */
+static int take_plan(const char *path, struct planner_request *r, struct plan *plan, struct arena_spec *arena,
+                     struct helm_err *err)
+{
+    json_t *json = NULL;
+    int rc = json_read_file(path, PLAN_FILE_MAX, &json, err);
+    if (!rc) rc = plan_from_json(json, plan, err);
+    json_decref(json);
+    if (!rc) rc = packed_look_take(r, plan, arena, err);
+    return rc ? helm_err_prefix(err, "--plan %s", path) : 0;
+}
+
+/* Its sizes stand; what was asked for beside it has to agree with them. What a token attends to is forecast
+ * as for a context that nobody stated, unless somebody did: the same as when the plan was made. */
+static int agree(const struct options *o, const struct plan *plan, struct planner_request *r,
+                 struct helm_err *err)
+{
+    if (o->ctx && o->ctx != plan->context_tokens)
+        return helm_fail(err, HELM_E_LIMIT, "--ctx %llu: the plan in --plan is for a context of %u tokens",
+                         (unsigned long long)o->ctx, plan->context_tokens);
+    if (o->batch > plan->slots)
+        return helm_fail(err, HELM_E_LIMIT, "--batch %llu: the plan in --plan has %u slots",
+                         (unsigned long long)o->batch, plan->slots);
+    planner_adopt(plan, &r->wish);
+    r->wish.ctx = (uint32_t)o->ctx;
+    r->plan_given = true;
+    return 0;
+}
+
+static int run(const struct options *o, const struct args_spec *spec)
+{
+    static struct profile profile; /* large */
+    struct helm_err err = {0};
+    struct model model = {0};
+    struct plan plan = {0};
+    struct arena_spec arena;
+    struct planner_refusal refusal = {0};
+    bool derived = false;
+    int status = 0;
+    struct planner_request r = {.model = &model,
+                                .wish = {.kv_dtype = DTYPE_F16,
+                                         .slots = o->batch > SLOTS ? (uint32_t)o->batch : SLOTS,
+                                         .ctx = (uint32_t)o->ctx,
+                                         .page_tokens = KV_PAGE_TOKENS_DEFAULT,
+                                         .batch = (uint32_t)o->batch,
+                                         .pack = strcmp(o->pack, "off") != 0,
+                                         .pack_cpu = true, /* the profile says whether it can */
+                                         .pack_all = strcmp(o->pack, "all") == 0,
+                                         .pack_gpu = true,
+                                         .host_memory_bytes = o->host_memory_bytes},
+                                .profile = &profile,
+                                .strategy = strategy_of(o->strategy),
+                                .batch = (uint32_t)o->batch,
+                                .prompt = (uint32_t)o->prompt,
+                                .refusal = &refusal};
+    int rc = model_read_headers(o->model, &model, &derived, &err);
+    if (!rc && o->profile) rc = profile_read(o->profile, &profile, &err);
+    if (!rc) rc = o->profile ? describe_machine(o, &profile, &r, &err) : find_machine(o, &profile, &r, &err);
+    if (rc) goto out;
+    r.wish.threads = profile.cpu.threads;
+    if (!derived) (void)packed_look_first(&r);
+    r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
+    rc = o->plan ? take_plan(o->plan, &r, &plan, &arena, &err) : packed_look_make(&r, &plan, &arena, &err);
+    if (rc == HELM_E_CAPACITY) {
+        status = refuse(o, &refusal, &err);
+        rc = 0;
+    } else {
+        if (!rc && o->plan) rc = agree(o, &plan, &r, &err);
+        if (!rc) rc = explain(o, &r, &plan, derived, &err);
+    }
+out:
+    plan_free(&plan);
+    model_free(&model);
+    if (rc == HELM_E_USAGE) return args_usage_error(spec, &err);
+    if (rc) fprintf(stderr, "helm-plan: %s\n", err.text);
+    return rc ? STATUS_FAILED : status;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = {
+        .strategy = "best", .pack = "auto", .device = "auto", .batch = 1, .prompt = PLANNER_PROMPT_TOKENS};
+    struct args_parsed parsed;
+    const struct args_option table[] = {
+        {.name = "model",
+         .kind = ARGS_TEXT,
+         .value = "DIR",
+         .help = "folder with config.json; headers of its safetensors where they are, no weights",
+         .target = &o.model},
+        {.name = "profile",
+         .kind = ARGS_TEXT,
+         .value = "FILE",
+         .help = "machine to plan for (default: this one, as helm-profile measured it);\n"
+                 "described ones are in PREFIX/share/helm/profiles",
+         .target = &o.profile},
+        {.name = "device",
+         .kind = ARGS_TEXT,
+         .value = "NAME",
+         .help = "of this machine, as helmd's: auto, cpu, cuda[:N], emulated (default auto)",
+         .target = &o.device,
+         .given = &o.device_given},
+        {.name = "node",
+         .kind = ARGS_U64,
+         .value = "N",
+         .help = "NUMA node of this machine's memory and threads, as helmd's\n"
+                 "(default: the GPU's, else the one with the most memory available)",
+         .target = &o.node,
+         .max = 1023,
+         .given = &o.node_given},
+        {.name = "vram",
+         .kind = ARGS_SIZE,
+         .value = "SIZE",
+         .help = "VRAM to use at most (default: what is free)",
+         .target = &o.vram_bytes,
+         .given = &o.vram_given},
+        {.name = "host-memory",
+         .kind = ARGS_SIZE,
+         .value = "SIZE",
+         .help = "host memory to use at most (default: what the profile says, or is free)",
+         .target = &o.host_memory_bytes},
+        {.name = "ctx",
+         .kind = ARGS_U64,
+         .value = "N",
+         .help = "longest sequence in tokens (default: the model's, at most 8192, as memory allows)",
+         .target = &o.ctx,
+         .min = 16,
+         .max = MODEL_CONTEXT_MAX},
+        {.name = "batch",
+         .kind = ARGS_U64,
+         .value = "N",
+         .help = "sequences that decode together, each with a whole context (default 1)",
+         .target = &o.batch,
+         .min = 1,
+         .max = ARENA_SLOTS_MAX},
+        {.name = "prompt",
+         .kind = ARGS_U64,
+         .value = "N",
+         .help = "prompt that the first token is forecast for (default 128); decode is forecast right\n"
+                 "after it (default: half way through the context; with --ctx at its end)",
+         .target = &o.prompt,
+         .min = 1,
+         .max = MODEL_CONTEXT_MAX,
+         .given = &o.prompt_given},
+        {.name = "strategy",
+         .kind = ARGS_CHOICE,
+         .value = "NAME",
+         .help = "what the plan may do. best: anything; thesis: one run of layers on the GPU, the rest\n"
+                 "on the CPU; stream: all computed on the GPU (default best)",
+         .target = &o.strategy,
+         .choices = "best|all-gpu|all-cpu|thesis|stream",
+         .given = &o.strategy_given},
+        {.name = "pack",
+         .kind = ARGS_CHOICE,
+         .value = "auto|all|off",
+         .help = "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
+         .target = &o.pack,
+         .choices = "auto|all|off"},
+        {.name = "plan",
+         .kind = ARGS_TEXT,
+         .value = "FILE",
+         .help = "explain this plan (what --json printed, or edited) instead of making one",
+         .target = &o.plan},
+        {.name = "at",
+         .kind = ARGS_U64,
+         .value = "N",
+         .help = "forecast decode when N tokens are in the context",
+         .target = &o.at,
+         .min = 1,
+         .max = MODEL_CONTEXT_MAX},
+        {.name = "json",
+         .kind = ARGS_FLAG,
+         .help = "one JSON object, which helmd --plan takes too",
+         .target = &o.json},
+        {.name = "plot",
+         .kind = ARGS_TEXT,
+         .value = "FILE.svg",
+         .help = "also draw token/s over every split and one step by resource",
+         .target = &o.plot},
+    };
+    const struct args_spec spec = {
+        .program = "helm-plan",
+        .usage = "--model DIR [--profile FILE] [options]",
+        .about = "Plans a model for a machine and says how fast it will be, before anything is loaded.",
+        .options = table,
+        .option_count = sizeof table / sizeof *table,
+        .epilogue =
+            "exit status: 0 there is a plan, 1 failed, 2 usage, 4 nothing fits: the numbers and what "
+            "would\n\n"
+            "  helm-plan --model Qwen3-8B --profile share/helm/profiles/thesis-rtx3090.json --vram 8GiB\n"
+            "  helm-plan --model Qwen3-8B --json > plan.json && helmd --model Qwen3-8B --plan plan.json"};
+    struct helm_err err = {0};
+    log_init("helm-plan", LOG_LEVEL_WARN);
+    args_parse_main(&spec, argc, argv, &parsed);
+    if (!o.model) {
+        (void)helm_fail(&err, HELM_E_USAGE, "--model DIR is required");
+        return args_usage_error(&spec, &err);
+    }
+    if (o.profile && (o.device_given || o.node_given)) {
+        (void)helm_fail(&err, HELM_E_USAGE, "--%s chooses %s of this machine: a profile names its own",
+                        o.device_given ? "device" : "node", o.device_given ? "a device" : "a node");
+        return args_usage_error(&spec, &err);
+    }
+    if (o.plan && o.strategy_given) {
+        (void)helm_fail(&err, HELM_E_USAGE, "--strategy makes a plan: --plan has one already");
+        return args_usage_error(&spec, &err);
+    }
+    return run(&o, &spec);
+}

@@ -1,0 +1,335 @@
+/* helm-profile: measures this machine for the planner, at most once: the result is kept under a fingerprint
+ * of the hardware (docs/profile.md).
+ *
+ * Run by people, and by helmd at its first start:
+ *   helm-profile --device X [--threads N] [--node N] [--quick]     leaves the profile where profile_cache_path says and
+ *                                                       exits 0; says on stderr what it does
+ * Start order only: options, device, fingerprint, what is cached, or else the measuring. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/args.h"
+#include "common/base/cgroup.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "daemon/children/accelerator.h"
+#include "daemon/children/worker_process.h"
+#include "common/cpu/pin.h"
+#include "tools/profile/profile_tool.h"
+
+#define BESIDE_S             1.0
+#define BESIDE_QUICK_S       0.3
+#define CHUNK_BESIDE_S       2.5
+#define CHUNK_BESIDE_QUICK_S 1.5
+#define ATTEMPTS             2
+#define ATTEMPTS_QUICK       4
+#define PATH_TEXT            4096
+
+struct options {
+    const char *device, *out, *disk, *worker_dir;
+    uint64_t threads, node, copy_bytes_per_s;
+    bool force, json, quick, node_given;
+};
+
+struct tool {
+    struct options options;
+    struct accelerator device;
+    int node;               /* NUMA node, as helmd chooses it; -1: none */
+    char worker[PATH_TEXT]; /* helm-worker-gpu */
+    struct profile_progress progress;
+    struct profile profile;
+};
+
+static bool has_device(const struct tool *t)
+{
+    return t->device.ledger.kind != LEDGER_DEVICE_NONE;
+}
+
+/* A prompt's steps, in turns with the same alone. At least one turn; of a machine on which it takes long, no
+ * more. */
+static int measure_chunk_beside(struct tool *t, struct profile_cpu_run *cpu, struct profile_company *company,
+                                struct helm_err *err)
+{
+    struct profile *p = &t->profile;
+    double end = profile_now_s() + (t->options.quick ? CHUNK_BESIDE_QUICK_S : CHUNK_BESIDE_S);
+    int rc = 0;
+    do {
+        rc = profile_device_stream_start(company->device, err);
+        if (!rc) rc = profile_cpu_linear_turn(cpu, company, &p->cpu, err);
+        if (!rc) rc = profile_device_stream_stop(company->device, err);
+        if (!rc) rc = profile_cpu_linear_turn(cpu, NULL, &p->cpu, err);
+    } while (!rc && profile_now_s() < end && !profile_late(&t->progress));
+    return rc;
+}
+
+/* The pair that the planner lives of: the CPU decodes while the link streams. In turns with decoding alone,
+ * so that both see the same minutes of a machine that others use, too. */
+static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct profile_company *company,
+                          struct helm_err *err)
+{
+    struct profile *p = &t->profile;
+    double seconds = t->options.quick ? BESIDE_QUICK_S : BESIDE_S;
+    int rc = 0;
+    for (int i = 0; i < (t->options.quick ? 2 : 4) && !rc && (i == 0 || !profile_late(&t->progress)); i++) {
+        rc = profile_device_stream_start(company->device, err);
+        if (!rc) rc = profile_cpu_gemv(cpu, seconds, company, &p->cpu, err);
+        if (!rc) rc = profile_device_stream_stop(company->device, err);
+        if (!rc) rc = profile_cpu_gemv(cpu, seconds, NULL, &p->cpu, err);
+    }
+    if (!rc) rc = measure_chunk_beside(t, cpu, company, err);
+    if (rc) return rc;
+    p->link.h2d_beside = profile_samples_value(&company->plain);
+    p->link.h2d_beside_packed = profile_samples_value(&company->packed);
+    p->link.h2d_beside_chunk = profile_samples_value(&company->chunk);
+    profile_say(&t->progress, "both at once: CPU %.4g GB/s (alone %.4g), link %.4g GB/s (alone %.4g)",
+                p->cpu.gemv_beside.value * 1e-9, p->cpu.gemv.value * 1e-9, p->link.h2d_beside.value * 1e-9,
+                p->link.h2d.value * 1e-9);
+    if (p->cpu.gemv_packed_beside.value > 0)
+        profile_say(&t->progress, "both at once, packed weights: CPU %.4g GB/s (alone %.4g), link %.4g GB/s",
+                    p->cpu.gemv_packed_beside.value * 1e-9, p->cpu.gemv_packed.value * 1e-9,
+                    p->link.h2d_beside_packed.value * 1e-9);
+    return 0;
+}
+
+/* What is known of the device without measuring. */
+static void describe_device(struct tool *t)
+{
+    struct profile_gpu *gpu = &t->profile.gpu;
+    const struct accelerator *a = &t->device;
+    bool cuda = a->ledger.kind == LEDGER_DEVICE_CUDA;
+    gpu->device = cuda ? PROFILE_DEVICE_CUDA : PROFILE_DEVICE_EMULATED;
+    snprintf(gpu->name, sizeof gpu->name, "%s", cuda ? a->info.name : "emulated, on the CPU");
+    snprintf(gpu->uuid, sizeof gpu->uuid, "%s", a->info.uuid);
+    snprintf(gpu->compute, sizeof gpu->compute, "%s", a->info.compute);
+    gpu->vram_bytes = cuda ? a->info.vram_bytes : a->ledger.limit;
+    gpu->vram_free = cuda ? a->info.vram_free : a->ledger.limit;
+    gpu->context_bytes = a->ledger.context_bytes;
+    t->profile.link.generation = a->info.link_generation;
+    t->profile.link.width = a->info.link_width;
+}
+
+/* The device first and the CPU after it, each alone, then both. Its process stays, idle, until the end. */
+static int measure(struct tool *t, struct helm_err *err)
+{
+    const struct options *o = &t->options;
+    struct profile *p = &t->profile;
+    struct profile_cpu_run *cpu = NULL;
+    struct profile_device_run *device = NULL;
+    struct profile_company *company = NULL;
+    const struct profile_cpu_options cpu_options = {.threads = (uint32_t)o->threads,
+                                                    .node = t->node,
+                                                    .quick = o->quick,
+                                                    .progress = &t->progress};
+    const struct profile_device_options device_options = {.program = t->worker,
+                                                          .name = t->device.name,
+                                                          .copy_bytes_per_s = o->copy_bytes_per_s,
+                                                          .host_bytes =
+                                                              PROFILE_CACHES_LEAST * profile_l3_bytes(),
+                                                          .quick = o->quick};
+    int rc = 0;
+    p->quick = o->quick;
+    pin_prefer_node(t->node); /* the device's process inherits it */
+    if (has_device(t)) {
+        describe_device(t);
+        profile_say(&t->progress, "device: %s", t->device.text);
+        rc = profile_device_open(&device_options, &device, err);
+        if (!rc) rc = profile_device_measure(device, p, err);
+        if (!rc)
+            profile_say(&t->progress, "device: VRAM %.4g GB/s, one token %.4g GB/s, link %.4g GB/s",
+                        p->gpu.read.value * 1e-9, p->gpu.gemv.value * 1e-9, p->link.h2d.value * 1e-9);
+    }
+    if (!rc) rc = profile_host_doorbell(&p->step, err); /* before this thread is pinned */
+    if (!rc) rc = profile_host_wake(o->quick, &p->wake, err);
+    if (!rc) rc = profile_cpu_open(&cpu_options, &cpu, err);
+    if (!rc) rc = profile_cpu_measure(cpu, p, err);
+    if (!rc && device) {
+        company = calloc(1, sizeof *company);
+        if (company) company->device = device;
+        rc = company ? measure_beside(t, cpu, company, err)
+                     : helm_fail(err, HELM_E_NOMEM, "no memory to measure what is beside copies");
+    }
+    free(company);
+    profile_cpu_close(cpu);
+    profile_device_close(device);
+    return rc;
+}
+
+/* On a machine that does other things, too, two values may contradict each other. */
+static int measure_until_sound(struct tool *t, struct helm_err *err)
+{
+    for (int left = t->options.quick ? ATTEMPTS_QUICK : ATTEMPTS;; left--) {
+        memset(&t->profile, 0, sizeof t->profile);
+        t->progress.attempt_s = profile_now_s();
+        int rc = measure(t, err);
+        if (rc) return rc;
+        rc = profile_check(&t->profile, err);
+        if (!rc || left == 1) return rc;
+        profile_say(&t->progress, "%s: measuring again", err->text);
+    }
+}
+
+static void describe_machine(struct tool *t)
+{
+    struct profile *p = &t->profile;
+    struct utsname host;
+    struct tm date;
+    char size[UNITS_TEXT];
+    struct cgroup_memory memory;
+    struct helm_err ignored;
+    time_t now = time(NULL);
+    gmtime_r(&now, &date);
+    strftime(p->made, sizeof p->made, "%Y-%m-%d %H:%M:%S UTC", &date);
+    if (uname(&host)) snprintf(host.nodename, sizeof host.nodename, "this machine");
+    uint64_t bytes = cgroup_read_memory(&memory, &ignored) ? 0 : memory.machine_bytes;
+    snprintf(p->machine, sizeof p->machine, "%.40s: %u threads of %.50s, %s", host.nodename, p->cpu.threads,
+             p->cpu.name, units_format_size(bytes, size));
+    for (char *c = p->machine; *c; c++)
+        if ((unsigned char)*c < 0x20 || (unsigned char)*c >= 0x7f) *c = '?';
+}
+
+/* Whether the cache has what was asked for: not a quick profile where a careful one is wanted. */
+static bool take_cached(struct tool *t, const char *path)
+{
+    struct helm_err err = {0};
+    if (t->options.force || access(path, F_OK)) return false;
+    if (profile_read(path, &t->profile, &err)) {
+        profile_say(&t->progress, "the cached profile cannot be used: %s", err.text);
+        return false;
+    }
+    if (t->profile.quick && !t->options.quick) {
+        profile_say(&t->progress, "the cached profile was taken quickly: measuring again");
+        return false;
+    }
+    profile_say(&t->progress, "cached: %s, of %s", path, t->profile.made);
+    return true;
+}
+
+static bool is_device(const char *text)
+{
+    static const char *const names[] = {"auto", "cpu", "emulated", "cuda"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(text, names[i]) == 0) return true;
+    size_t digits = strncmp(text, "cuda:", 5) == 0 ? strlen(text + 5) : 0;
+    return digits > 0 && digits <= 3 && strspn(text + 5, "0123456789") == digits;
+}
+
+static int run(struct tool *t, struct helm_err *err)
+{
+    const struct options *o = &t->options;
+    const int wanted = o->node_given ? (int)o->node : -1;
+    struct profile_hardware hardware = {.threads = (uint32_t)o->threads, .node = wanted};
+    struct helm_err none = {0};
+    char fingerprint[72], path[PATH_TEXT];
+    if (!is_device(o->device))
+        return helm_fail(err, HELM_E_USAGE, "--device '%.40s' is none of auto, cpu, cuda[:N], emulated",
+                         o->device);
+    /* That there is none is for the choice of the device to say. */
+    int rc = worker_process_find(o->worker_dir, "helm-worker-gpu", t->worker, sizeof t->worker, &none);
+    rc = accelerator_choose(o->device, 0, rc ? "" : t->worker, &t->device, err);
+    if (!rc) rc = accelerator_choose_node(&t->device, wanted, &t->node, err);
+    if (rc) return rc;
+    snprintf(hardware.device, sizeof hardware.device, "%s", t->device.hardware);
+    if (o->copy_bytes_per_s && t->device.ledger.kind != LEDGER_DEVICE_EMULATED)
+        return helm_fail(err, HELM_E_USAGE, "--emulated-copy is for --device emulated");
+    if (o->copy_bytes_per_s)
+        snprintf(hardware.device, sizeof hardware.device, "%.60s, copies %llu a second", t->device.hardware,
+                 (unsigned long long)o->copy_bytes_per_s);
+    rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
+    if (!rc && o->out) rc = profile_write_check(o->out, err);
+    if (rc) return rc;
+    bool keep = profile_cache_path(fingerprint, path, sizeof path, err) == 0;
+    if (!keep && !o->out) return err->code;
+    if (!keep) profile_say(&t->progress, "kept nowhere but in %s: %s", o->out, err->text);
+    struct profile_value disk = {0};
+    if (o->disk) rc = profile_host_disk(o->disk, o->quick, &disk, err); /* before this thread is pinned */
+    if (rc) return rc;
+    bool cached = keep && take_cached(t, path);
+    if (!cached) {
+        rc = keep ? profile_write_check(path, err) : 0;
+        if (rc && o->out) {
+            profile_say(&t->progress, "kept nowhere but in %s: %s", o->out, err->text);
+            keep = false;
+            rc = 0;
+        }
+        if (!rc) rc = measure_until_sound(t, err);
+        if (rc) return rc;
+        snprintf(t->profile.fingerprint, sizeof t->profile.fingerprint, "%s", fingerprint);
+        describe_machine(t);
+    }
+    if (o->disk) t->profile.disk = disk;
+    if (o->out) rc = profile_write(o->out, &t->profile, err);
+    if (rc) return rc;
+    if (keep && (!cached || o->disk)) {
+        rc = profile_write(path, &t->profile, err);
+        if (rc) return rc;
+        profile_say(&t->progress, "kept: %s", path);
+    }
+    return 0;
+}
+
+static int print(const struct tool *t, struct helm_err *err)
+{
+    if (t->options.json) {
+        json_t *json = profile_to_json(&t->profile);
+        if (!json) return helm_fail(err, HELM_E_NOMEM, "no memory to print the profile");
+        json_dumpf(json, stdout, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
+        putchar('\n');
+        json_decref(json);
+    } else {
+        profile_print(&t->profile, stdout);
+    }
+    return fflush(stdout) ? helm_fail_errno(err, "writing the profile to standard output") : 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct tool *t = calloc(1, sizeof *t);
+    struct helm_err err = {0};
+    if (!t) {
+        fprintf(stderr, "helm-profile: no memory\n");
+        return 1;
+    }
+    struct options *o = &t->options;
+    o->device = "auto";
+    const struct args_option table[] = {
+        {"device", 0, ARGS_TEXT, "DEVICE", "auto, cpu, cuda[:N] or emulated (auto)", .target = &o->device},
+        {"threads", 't', ARGS_U64, "N", "the CPU worker's threads (one a physical core)",
+         .target = &o->threads, .min = 1, .max = POOL_THREADS_MAX},
+        {"node", 0, ARGS_U64, "N",
+         "NUMA node to measure, as helmd's (the GPU's, else the one with the most free)", .target = &o->node,
+         .max = 1023, .given = &o->node_given},
+        {"force", 'f', ARGS_FLAG, NULL, "measure again, whatever is cached", .target = &o->force},
+        {"quick", 'q', ARGS_FLAG, NULL, "some seconds instead of up to a minute; wider spreads",
+         .target = &o->quick},
+        {"out", 'o', ARGS_TEXT, "FILE", "write the profile there, too", .target = &o->out},
+        {"json", 0, ARGS_FLAG, NULL, "print JSON instead of a table", .target = &o->json},
+        {"disk", 0, ARGS_TEXT, "FILE", "measure direct reads of this large file", .target = &o->disk},
+        {"emulated-copy", 0, ARGS_SIZE, "SIZE", "bytes a second that the emulated device copies",
+         .target = &o->copy_bytes_per_s},
+        {"worker-dir", 0, ARGS_TEXT, "DIR", "where helm-worker-gpu is (beside this program)",
+         .target = &o->worker_dir},
+    };
+    const struct args_spec spec = {
+        .program = "helm-profile",
+        .usage = "[--device DEVICE] [--threads N] [--node N] [--quick] [--force] [--out FILE] [--json]",
+        .about =
+            "Measures this machine for the planner. What was measured is kept, and measured again when the\n"
+            "hardware has changed.",
+        .options = table,
+        .option_count = sizeof table / sizeof *table,
+        .epilogue = "exit status: 0 done, 1 failed, 2 usage"};
+    struct args_parsed parsed;
+    args_parse_main(&spec, argc, argv, &parsed);
+    log_init("helm-profile", LOG_LEVEL_WARN);
+    t->progress = (struct profile_progress){.out = stderr, .start_s = profile_now_s()};
+    int rc = run(t, &err);
+    if (!rc) rc = print(t, &err);
+    free(t);
+    if (rc == HELM_E_USAGE) return args_usage_error(&spec, &err);
+    if (rc) fprintf(stderr, "helm-profile: %s\n", err.text);
+    return rc ? 1 : 0;
+}

@@ -1,0 +1,79 @@
+# Sources and programs of tools/.
+
+INSPECT_SRC := \
+  tools/inspect/json.c \
+  tools/inspect/text.c
+
+MKMODEL_SRC := \
+  tools/mkmodel/files.c \
+  tools/mkmodel/shape.c \
+  tools/mkmodel/values.c
+
+PROFILE_SRC := \
+  tools/profile/checkpoint.c \
+  tools/profile/cpu.c \
+  tools/profile/device.c \
+  tools/profile/host.c \
+  tools/profile/packed.c \
+  tools/profile/print.c \
+  tools/profile/samples.c \
+  tools/profile/wake.c
+
+# helm-bench: a client that may start a private daemon, and the loops that measure read bandwidth beside it.
+BENCH_SRC := \
+  tools/bench/read_limit.c \
+  tools/bench/serving/bytes.c \
+  tools/bench/serving/cells.c \
+  tools/bench/serving/drive.c \
+  tools/bench/serving/json.c \
+  tools/bench/serving/prompt.c \
+  tools/bench/serving/samples.c \
+  tools/bench/serving/text.c
+
+CUDA_BENCH_SRC := \
+  tools/bench/gpu/bench_batch.cu \
+  tools/bench/gpu/bench_chain.cu \
+  tools/bench/gpu/bench_expand.cu \
+  tools/bench/gpu/bench_kernels.cu \
+  tools/bench/gpu/bench_model.cu \
+  tools/bench/gpu/bench_packed.cu
+
+helm-bench_MAIN := tools/bench/helm_bench.c
+helm-bench_LINK := $(COMMON_SRC) $(LIBHELM_SRC) $(BENCH_SRC) client/cli/output.c client/cli/private_daemon.c client/cli/signals.c \
+  common/cpu/kernels/probe_avx2.c common/cpu/kernels/probe_avx512.c $(GEN)/proto/helm.pb-c.c
+helm-bench_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
+
+helm-bench-decode_MAIN := tools/bench/helm_bench_decode.c
+helm-bench-decode_LINK := tools/bench/decode/compare.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
+
+helm-bench-kernels_MAIN := tools/bench/helm_bench_kernels.c
+helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/linear.c tools/bench/kernels/packed.c tools/bench/kernels/packed_gemv.c
+helm-bench-kernels_LIBS := -lopenblas -ljansson -lm
+
+helm-bench-read_MAIN := tools/bench/helm_bench_read.c
+helm-bench-read_LINK := $(COMMON_SRC) tools/bench/read_limit.c common/cpu/kernels/probe_avx2.c common/cpu/kernels/probe_avx512.c
+helm-bench-read_LIBS := -ljansson -lm
+
+helm-bench-sampling_MAIN := tools/bench/helm_bench_sampling.c
+helm-bench-sampling_LINK := $(COMMON_SRC)
+helm-bench-sampling_LIBS := -ljansson -lm
+
+helm-inspect_MAIN := tools/inspect/helm_inspect.c
+helm-inspect_LINK := $(COMMON_SRC) $(MODEL_SRC) $(INSPECT_SRC)
+helm-inspect_LIBS := -ljansson -lm
+
+helm-mkmodel_MAIN := tools/mkmodel/helm_mkmodel.c
+helm-mkmodel_LINK := $(COMMON_SRC) $(MODEL_SRC) $(MKMODEL_SRC)
+helm-mkmodel_LIBS := -ljansson -lm
+
+helm-plan_MAIN := tools/plan/helm_plan.c
+helm-plan_LINK := $(COMMON_SRC) $(MODEL_SRC) $(filter daemon/planner/%,$(DAEMON_SRC)) $(EXPLAIN_SRC) daemon/children/accelerator.c daemon/children/child_words.c \
+  daemon/children/end_request.c daemon/children/worker_process.c
+helm-plan_LIBS := -ljansson -lm
+
+helm-profile_MAIN := tools/profile/helm_profile.c
+helm-profile_LINK := $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(PROFILE_SRC) \
+  daemon/children/accelerator.c daemon/children/child_words.c daemon/children/end_request.c daemon/planner/profile/profile.c daemon/planner/profile/hardware.c daemon/planner/profile/json.c daemon/children/worker_process.c \
+  tools/mkmodel/shape.c $(GEN)/proto/control.pb-c.c
+helm-profile_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm

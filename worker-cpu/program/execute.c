@@ -1,0 +1,520 @@
+/* Program entries, chunk by chunk. See execute.h.
+ *
+ * execute_next is the list walk: it is called once per entry, by whichever thread finished the entry before,
+ * and only counts chunks. Each chunk function below computes one chunk of the current entry; which thread
+ * does so changes nothing in the result. */
+#include "worker-cpu/program/execute.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/units.h"
+#include "worker-cpu/program/linear.h"
+
+/* Cache bytes read in one layer's attention for which another thread's joining in is worth while. */
+#define ATTEND_SHARE_BYTES (48 * KIB)
+
+/* ---- embed ---- */
+
+/* A row of the embedding; of a format with blocks by its plain definition, which is no more work than a norm. */
+static void embed_token(const struct run *run, const struct tensor_matrix *m, uint32_t token, float *x)
+{
+    struct helm_err err;
+    if (tensor_format_is_plain(m->format))
+        run->kernels->vector->load(x, (const char *)m->data + tensor_format_row_at(m, token),
+                                   tensor_format_value(m->format), m->cols);
+    else if (tensor_format_read_row(m, token, x, &err))
+        abort(); /* the lowering saw that the matrix has the token's row */
+}
+
+static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct tensor_matrix *m = weights_matrix(run->weights, TENSOR_EMBED, -1);
+    uint32_t first = chunk * run->entry->chunk, last = first + run->entry->chunk;
+    uint32_t hidden = run->config->hidden, half = run->config->head_dim / 2;
+    if (last > run->batch.token_count) last = run->batch.token_count;
+    for (uint32_t t = first; t < last; t++) {
+        if (run->entry->gather) embed_token(run, m, run->batch.token[t], run->act->x + (size_t)t * hidden);
+        if (!run->entry->rotates) continue;
+        float *cosine = run->act->cosine + (size_t)t * half, *sine = run->act->sine + (size_t)t * half;
+        for (uint32_t i = 0; i < half; i++) {
+            float angle = (float)run->batch.position[t] * run->inv_freq[i];
+            cosine[i] = cosf(angle) * run->rope_scale;
+            sine[i] = sinf(angle) * run->rope_scale;
+        }
+    }
+}
+
+/* ---- norm and tile ---- */
+
+static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    uint32_t tokens = run_tokens(run, e), width = e->width;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk;
+    if (last > tokens) last = tokens;
+    const float *tileable = e->in;
+    if (e->norm) {
+        for (uint32_t t = first; t < last; t++) {
+            uint32_t from = t;
+            if (e->sampled) { /* the last token of each sampled row */
+                const struct run_row *row = &run->row[run->batch.sample_row[t]];
+                from = row->in->token_first + row->in->count - 1;
+            }
+            run->kernels->vector->rmsnorm(e->out + (size_t)t * width, e->in + (size_t)from * width, e->norm,
+                                          width, (float)run->config->norm_eps);
+        }
+        tileable = e->out;
+    }
+    for (uint32_t i = 0; i < e->tile_count; i++) {
+        const struct linear_kernel *k = e->tile[i];
+        size_t tile_bytes = linear_tile_bytes(k, tokens, width);
+        for (uint32_t t = first; t < last;) { /* a tile is for one gemm call */
+            uint32_t tile = t / PROGRAM_TILE_TOKENS, base = tile * PROGRAM_TILE_TOKENS;
+            uint32_t in_tile = tokens - base < PROGRAM_TILE_TOKENS ? tokens - base : PROGRAM_TILE_TOKENS;
+            uint32_t end = last - base < in_tile ? last - base : in_tile;
+            k->tile((char *)run->act->tiled[k->format] + tile * tile_bytes, tileable + (size_t)base * width,
+                    width, in_tile, width, t - base, end);
+            t = base + end;
+        }
+    }
+}
+
+/* ---- attention ---- */
+
+/* kv_append with the chosen vector kernel. */
+static void append_head(const struct run *run, const uint32_t *pages, uint32_t kv_layer, uint32_t is_value,
+                        uint32_t head, uint32_t position, const float *x)
+{
+    const struct kv_layout *kv = &run->kv;
+    uint32_t page = pages[position / kv->page_tokens], token = position % kv->page_tokens;
+    char *to = (char *)run->kv_pool + kv_offset(kv, page, kv_layer, is_value, head);
+    run->kernels->vector->store(to + (size_t)token * kv->head_dim * kv->elem_bytes, x, (enum dtype)kv->dtype,
+                                kv->head_dim);
+}
+
+static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const struct model_config *c = run->config;
+    const struct vector_variant *vec = run->kernels->vector;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk, dim = c->head_dim;
+    float eps = (float)c->norm_eps;
+    if (last > run->batch.token_count) last = run->batch.token_count;
+    for (uint32_t t = first; t < last; t++) {
+        const float *cosine = run->act->cosine + (size_t)t * (dim / 2),
+                    *sine = run->act->sine + (size_t)t * (dim / 2);
+        float *q = run->act->q + (size_t)t * c->heads * dim;
+        float *k = run->act->k + (size_t)t * c->kv_heads * dim;
+        const float *v = run->act->v + (size_t)t * c->kv_heads * dim;
+        const uint32_t *pages = run->row[run->batch.token_row[t]].in->pages;
+        for (uint32_t h = 0; h < c->heads; h++) {
+            if (e->norm) vec->rmsnorm(q + h * dim, q + h * dim, e->norm, dim, eps);
+            vec->rope(q + h * dim, cosine, sine, dim);
+        }
+        for (uint32_t h = 0; h < c->kv_heads; h++) {
+            if (e->norm2) vec->rmsnorm(k + h * dim, k + h * dim, e->norm2, dim, eps);
+            vec->rope(k + h * dim, cosine, sine, dim);
+            append_head(run, pages, e->kv_layer, 0, h, run->batch.position[t], k + h * dim);
+            append_head(run, pages, e->kv_layer, 1, h, run->batch.position[t], v + h * dim);
+        }
+    }
+}
+
+static void merge_parts(struct run *run, const struct run_row *row, uint32_t part, float *out)
+{
+    const float *o[POOL_THREADS_MAX], *m[POOL_THREADS_MAX], *s[POOL_THREADS_MAX];
+    uint32_t group = run->kv_heads_group, dim = run->config->head_dim;
+    for (uint32_t i = 0; i < row->splits; i++) {
+        o[i] = run->part_out + (size_t)(part + i) * group * dim;
+        m[i] = run->part_max + (size_t)(part + i) * group;
+        s[i] = run->part_sum + (size_t)(part + i) * group;
+    }
+    attention_merge(out, o, m, s, row->splits, group, dim);
+}
+
+static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const struct model_config *c = run->config;
+    uint32_t r = 0, group = run->kv_heads_group, dim = c->head_dim;
+    while (r + 1 < run->batch.row_count && chunk >= run->row[r + 1].task_first) r++;
+    const struct run_row *row = &run->row[r];
+    uint32_t task = chunk - row->task_first;
+    uint32_t split = task % row->splits, block = task / row->splits % row->blocks;
+    uint32_t head = task / row->splits / row->blocks;
+    uint32_t t0 = block * EXECUTE_QUERY_TOKENS, t1 = t0 + EXECUTE_QUERY_TOKENS;
+    if (t1 > row->in->count) t1 = row->in->count;
+    uint32_t start = row->in->start + t0, kv_last = row->in->start + t1, kv_first = 0;
+    if (e->window && start + 1 > e->window) kv_first = start + 1 - e->window;
+    size_t stride = (size_t)c->heads * dim;
+    size_t at = (row->in->token_first + t0) * stride + (size_t)head * group * dim;
+    struct attention_task a = {.q = run->act->q + at,
+                               .q_stride = stride,
+                               .tokens = t1 - t0,
+                               .group = group,
+                               .start = start,
+                               .kv_first = kv_first,
+                               .kv_last = kv_last,
+                               .window = e->window,
+                               .scale = 1.0f / sqrtf((float)dim),
+                               .kv = &run->kv,
+                               .pool = run->kv_pool,
+                               .pages = row->in->pages,
+                               .layer = e->kv_layer,
+                               .kv_head = head,
+                               .out = run->act->a + at,
+                               .out_stride = stride,
+                               .scratch = run->thread[thread].scratch};
+    if (row->splits == 1) {
+        run->kernels->attention->attend(&a);
+        return;
+    }
+    /* Equal runs of whole pages; the last to finish a head merges its parts in their order. */
+    uint32_t page_first = kv_first / run->kv.page_tokens;
+    uint32_t pages = run_ceil_div(kv_last, run->kv.page_tokens) - page_first;
+    uint32_t part_first = row->part_first + head * row->splits, part = part_first + split;
+    uint32_t from = (page_first + pages * split / row->splits) * run->kv.page_tokens;
+    uint32_t to = (page_first + pages * (split + 1) / row->splits) * run->kv.page_tokens;
+    a.kv_first = from > kv_first ? from : kv_first;
+    a.kv_last = to < kv_last ? to : kv_last;
+    if (a.kv_last < a.kv_first) a.kv_last = a.kv_first; /* a window shorter than its splits: an empty part */
+    a.out = run->part_out + (size_t)part * group * dim;
+    a.out_stride = (size_t)group * dim;
+    a.m = run->part_max + (size_t)part * group;
+    a.s = run->part_sum + (size_t)part * group;
+    run->kernels->attention->attend(&a);
+    if (atomic_fetch_sub_explicit(&run->part_left[part_first], 1, memory_order_acq_rel) != 1) return;
+    atomic_store_explicit(&run->part_left[part_first], row->splits,
+                          memory_order_relaxed); /* for the next layer */
+    merge_parts(run, row, part_first, run->act->a + at);
+}
+
+/* How this step's attention is cut into tasks: the same for every layer. */
+static void plan_attention(struct run *run)
+{
+    uint32_t tasks = 0, parts = 0, whole = 0;
+    uint64_t bytes = 0;
+    for (uint32_t r = 0; r < run->batch.row_count; r++) {
+        run->row[r].blocks = run_ceil_div(run->row[r].in->count, EXECUTE_QUERY_TOKENS);
+        whole += run->config->kv_heads * run->row[r].blocks;
+    }
+    for (uint32_t r = 0; r < run->batch.row_count; r++) {
+        struct run_row *row = &run->row[r];
+        uint32_t length = row->in->start + row->in->count;
+        uint64_t row_bytes = 2 * (uint64_t)length * run->config->head_dim * run->kv.elem_bytes;
+        row->splits = 1;
+        if (row->in->count == 1 && whole < 2 * run->threads) {
+            uint32_t wanted = run_ceil_div(4 * run->threads, whole);
+            uint32_t most = run_ceil_div(length, EXECUTE_SPLIT_POSITIONS);
+            uint32_t pages = run_ceil_div(length, run->kv.page_tokens);
+            row->splits = wanted < most ? wanted : most;
+            if (row->splits > pages) row->splits = pages;
+            if (row->splits > POOL_THREADS_MAX) row->splits = POOL_THREADS_MAX;
+        }
+        row->part_first = parts;
+        if (row->splits > 1) {
+            for (uint32_t h = 0; h < run->config->kv_heads; h++)
+                atomic_store_explicit(&run->part_left[parts + h * row->splits], row->splits,
+                                      memory_order_relaxed);
+            parts += run->config->kv_heads * row->splits;
+        }
+        row->task_first = tasks;
+        tasks += run->config->kv_heads * row->blocks * row->splits;
+        bytes += row_bytes * run->config->kv_heads * row->in->count;
+    }
+    run->attend_tasks = tasks;
+    uint64_t width = bytes / ATTEND_SHARE_BYTES;
+    run->attend_width = width < 1 ? 1 : width > run->threads ? run->threads : (uint32_t)width;
+}
+
+/* ---- sample ---- */
+
+static void chunk_sample(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct run *run = ctx;
+    const struct run_row *row = &run->row[run->batch.sample_row[chunk]];
+    const struct arena_slot *slot = arena_slot_of(run->arena, row->in->slot);
+    struct step_result_row *out = &run->result->row[row->in->result];
+    uint32_t length = row->in->start + row->in->count;
+    uint32_t prompt = slot->prompt_count < length ? slot->prompt_count : length;
+    int rc = sampling_draw(&slot->sampling, run->act->logits + (size_t)chunk * run->config->vocab,
+                           run->config->vocab, arena_history_of(run->arena, row->in->slot), length, prompt,
+                           run->thread[thread].scratch, &out->sampled);
+    out->status = rc ? STEP_ROW_NO_FINITE_LOGIT : STEP_ROW_OK;
+}
+
+/* ---- hand-over ---- */
+
+static void chunk_move(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk, hidden = run->config->hidden;
+    if (last > run->batch.token_count) last = run->batch.token_count;
+    float *x = run->act->x + (size_t)first * hidden, *data = e->lane->data + (size_t)first * hidden;
+    size_t bytes = (size_t)(last - first) * hidden * sizeof(float);
+    if (e->kind == PROGRAM_RECEIVE)
+        memcpy(x, data, bytes);
+    else
+        memcpy(data, x, bytes);
+}
+
+/* Before an entry that uses a lane: waits until it is our turn. */
+static void hand_over_begin(struct run *run, const struct program_entry *e)
+{
+    uint64_t start_ns = units_now_ns();
+    if (e->kind == PROGRAM_RECEIVE)
+        run->rc = lane_wait(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
+    else
+        run->rc =
+            lane_acquire(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
+    run->wait_ns += units_now_ns() - start_ns;
+}
+
+/* After it: every chunk is done. */
+static void hand_over_end(struct run *run, const struct program_entry *e)
+{
+    if (e->kind == PROGRAM_SEND)
+        run->rc = lane_publish(e->lane, e->ticket, &run->err);
+    else if (e->last)
+        lane_release(e->lane);
+}
+
+static bool uses_lane(const struct program_entry *e)
+{
+    return e->kind == PROGRAM_RECEIVE || e->kind == PROGRAM_SEND;
+}
+
+/* ---- the walk ---- */
+
+/* Charges the time since the last entry to what that entry was. */
+static void run_clock(struct run *run)
+{
+    uint64_t now = units_now_ns(), spent = now - run->mark_ns;
+    run->mark_ns = now;
+    if (!run->entry) return;
+    uint64_t *shortest = run->entry_ns[run->program_index];
+    if (shortest && spent < shortest[run->entry_index - 1]) shortest[run->entry_index - 1] = spent;
+    switch (run->entry->kind) {
+    case PROGRAM_ROTATE:
+    case PROGRAM_ATTEND:
+        run->attention_ns += spent;
+        break;
+    case PROGRAM_SAMPLE:
+        run->sample_ns += spent;
+        break;
+    case PROGRAM_EMBED:
+    case PROGRAM_NORM:
+    case PROGRAM_LINEAR:
+        run->linear_ns += spent;
+        break;
+    case PROGRAM_RECEIVE:
+    case PROGRAM_SEND:
+        break; /* its waiting is counted where it waits */
+    }
+}
+
+/* The first one-token LINEAR from here on. */
+static const struct program_entry *linear_from(const struct run *run, uint32_t program, uint32_t entry)
+{
+    for (; program < 2; program++, entry = 0) {
+        const struct program *p = run->program[program];
+        if (!p || p->tiled) continue;
+        for (; entry < p->count; entry++)
+            if (p->entry[entry].kind == PROGRAM_LINEAR) return &p->entry[entry];
+    }
+    return NULL;
+}
+
+static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
+{
+    (void)thread;
+    struct run *run = ctx;
+    run_clock(run);
+    if (run->entry && uses_lane(run->entry)) hand_over_end(run, run->entry);
+    if (run->rc) return false;
+    while (run->program_index < 2) {
+        const struct program *p = run->program[run->program_index];
+        if (p && run->entry_index < p->count) break;
+        run->program_index++;
+        run->entry_index = 0;
+    }
+    if (run->program_index == 2) return false;
+    const struct program_entry *e = &run->program[run->program_index]->entry[run->entry_index++];
+    uint32_t tokens = run_tokens(run, e);
+    run->entry = e;
+    run->turn++;
+    atomic_store_explicit(&run->ahead, linear_from(run, run->program_index, run->entry_index),
+                          memory_order_release);
+    if (uses_lane(e)) hand_over_begin(run, e);
+    if (run->rc) return false;
+    switch (e->kind) {
+    case PROGRAM_EMBED:
+        *job = (struct pool_job){.run = chunk_embed, .chunks = run_ceil_div(tokens, e->chunk)};
+        break;
+    case PROGRAM_NORM:
+        *job = (struct pool_job){.run = chunk_norm, .chunks = run_ceil_div(tokens, e->chunk)};
+        break;
+    case PROGRAM_LINEAR:
+        if (!run->program[run->program_index]->tiled)
+            *job = (struct pool_job){.run = linear_one_token,
+                                     .chunks = e->chunks,
+                                     .alone = e->alone,
+                                     .width = e->share};
+        else
+            *job = (struct pool_job){.run = linear_tokens,
+                                     .chunks = linear_chunks(e, tokens),
+                                     .alone = e->alone,
+                                     .width = e->share};
+        break;
+    case PROGRAM_ROTATE:
+        *job = (struct pool_job){.run = chunk_rotate, .chunks = run_ceil_div(tokens, e->chunk)};
+        break;
+    case PROGRAM_ATTEND:
+        *job = (struct pool_job){.run = chunk_attend,
+                                 .chunks = run->attend_tasks,
+                                 .alone = run->attend_width == 1,
+                                 .width = run->attend_width};
+        break;
+    case PROGRAM_SAMPLE:
+        *job = (struct pool_job){.run = chunk_sample, .chunks = tokens};
+        break;
+    case PROGRAM_RECEIVE:
+    case PROGRAM_SEND:
+        *job = (struct pool_job){.run = chunk_move,
+                                 .chunks = run_ceil_div(tokens, e->chunk),
+                                 .alone = tokens <= e->chunk};
+        break;
+    }
+    return true;
+}
+
+int execute_run(struct run *run, struct helm_err *err)
+{
+    run->rc = 0;
+    run->wait_ns = 0;
+    run->program_index = 0;
+    run->entry_index = 0;
+    run->entry = NULL;
+    run->linear_ns = run->attention_ns = run->sample_ns = 0;
+    run->mark_ns = units_now_ns();
+    plan_attention(run);
+    pool_run(run->pool, execute_next, run);
+    atomic_store_explicit(&run->ahead, NULL, memory_order_relaxed);
+    if (run->rc && err) *err = run->err;
+    return run->rc;
+}
+
+/* ---- set-up ---- */
+
+static size_t most_of(size_t most, size_t bytes)
+{
+    return bytes > most ? bytes : most;
+}
+
+/* A thread's scratch, in bytes: for one thing at a time; behind it what linears keep beside that. */
+struct scratch_size {
+    size_t scratch, ordered, decoded;
+};
+
+static struct scratch_size scratch_needed(const struct run *run, const struct program *const *programs,
+                                          uint32_t count)
+{
+    struct scratch_size size = {
+        .scratch = most_of(sampling_scratch_bytes(run->config->vocab),
+                           run->kernels->attention->scratch_bytes(&run->kv, EXECUTE_QUERY_TOKENS,
+                                                                  run->kv_heads_group))};
+    for (uint32_t p = 0; p < count; p++)
+        for (uint32_t i = 0; i < programs[p]->count; i++) {
+            const struct program_entry *e = &programs[p]->entry[i];
+            for (uint32_t s = 0; s < e->segment_count; s++) {
+                const struct program_segment *g = &e->segment[s];
+                if (!programs[p]->tiled) {
+                    size.ordered = most_of(size.ordered, linear_ordered_bytes(g));
+                    continue;
+                }
+                size.scratch = most_of(size.scratch, g->kernels->tokens->scratch_bytes(g->matrix.cols,
+                                                                                       PROGRAM_TILE_TOKENS));
+                size.decoded = most_of(size.decoded, linear_decoded_bytes(g));
+            }
+        }
+    size.scratch = (size.scratch + 127) / 64 * 64;
+    size.ordered = (size.ordered + 127) / 64 * 64;
+    size.decoded = (size.decoded + 127) / 64 * 64;
+    return size;
+}
+
+int execute_create(struct run *run, const struct program *const *programs, uint32_t program_count,
+                   struct helm_err *err)
+{
+    const struct model_config *c = run->config;
+    uint32_t step_tokens = arena_header_of(run->arena)->step_tokens;
+    uint64_t tasks = (uint64_t)c->kv_heads * (run->unit_tokens / EXECUTE_QUERY_TOKENS + ARENA_STEP_ROWS);
+    run->threads = pool_threads(run->pool);
+    run->kv_heads_group = c->heads / c->kv_heads;
+    tasks += 8 * (uint64_t)run->threads;
+    if (tasks > POOL_CHUNKS_MAX || step_tokens > POOL_CHUNKS_MAX)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "%u kv heads with %u tokens a step make %llu attention tasks, more than %u",
+                         c->kv_heads, run->unit_tokens, (unsigned long long)tasks, POOL_CHUNKS_MAX);
+    /* Splits are made only while there are fewer than 2 tasks a thread: at most 4 a thread plus one round up.
+     */
+    run->parts_max = 8 * run->threads;
+    const size_t group = run->kv_heads_group;
+    const struct scratch_size size = scratch_needed(run, programs, program_count);
+    const size_t bytes = size.scratch + size.ordered + size.decoded;
+    run->inv_freq = calloc(c->head_dim / 2 + 1, sizeof(float));
+    run->batch.token = calloc(step_tokens, sizeof *run->batch.token);
+    run->batch.position = calloc(step_tokens, sizeof *run->batch.position);
+    run->batch.token_row = calloc(step_tokens, sizeof *run->batch.token_row);
+    run->thread = aligned_alloc(64, run->threads * sizeof *run->thread);
+    if (run->thread) memset(run->thread, 0, run->threads * sizeof *run->thread);
+    run->part_out = calloc(run->parts_max * group * c->head_dim, sizeof(float));
+    run->part_max = calloc(run->parts_max * group, sizeof(float));
+    run->part_sum = calloc(run->parts_max * group, sizeof(float));
+    run->part_left = calloc(run->parts_max, sizeof *run->part_left);
+    bool all = run->inv_freq && run->batch.token && run->batch.position && run->batch.token_row &&
+               run->thread && run->part_out && run->part_max && run->part_sum && run->part_left;
+    for (uint32_t i = 0; i < run->threads && all; i++) {
+        run->thread[i].scratch = aligned_alloc(64, bytes);
+        all = run->thread[i].scratch != NULL;
+        if (!all) break;
+        memset(run->thread[i].scratch, 0, bytes);
+        run->thread[i].ordered = (float *)((char *)run->thread[i].scratch + size.scratch);
+        run->thread[i].decoded = (char *)run->thread[i].ordered + size.ordered;
+    }
+    if (!all) {
+        execute_destroy(run);
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the scratch of %u threads (%zu bytes each)",
+                         run->threads, bytes);
+    }
+    rope_inv_freq(c, run->inv_freq, &run->rope_scale);
+    run->reads = linear_reads_choose();
+    pool_set_idle(run->pool, linear_fetch_ahead, run);
+    return 0;
+}
+
+void execute_destroy(struct run *run)
+{
+    for (uint32_t i = 0; run->thread && i < run->threads; i++) free(run->thread[i].scratch);
+    free(run->thread);
+    free(run->inv_freq);
+    free(run->batch.token);
+    free(run->batch.position);
+    free(run->batch.token_row);
+    free(run->part_out);
+    free(run->part_max);
+    free(run->part_sum);
+    free(run->part_left);
+    memset(run, 0, sizeof *run);
+}

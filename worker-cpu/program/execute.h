@@ -1,0 +1,98 @@
+/* Executes a program's entries for one step, chunk by chunk, on the compute pool.
+ *
+ * Called by step.c, which fills in the step's share of `struct run` and calls execute_run. Between the first
+ * and the last entry nothing here allocates, locks or logs. Owns its scratch; everything else is borrowed. */
+#ifndef HELM_WORKER_CPU_PROGRAM_EXECUTE_H
+#define HELM_WORKER_CPU_PROGRAM_EXECUTE_H
+
+#include <stdatomic.h>
+
+#include "common/shared/arena.h"
+#include "common/cpu/pool.h"
+#include "worker-cpu/program/program.h"
+#include "common/worker/batch.h"
+
+/* Query positions of one attention task of a chunk. */
+#define EXECUTE_QUERY_TOKENS 32
+/* The least cache positions worth a task of their own when one sequence's attention is split. */
+#define EXECUTE_SPLIT_POSITIONS 128
+
+/* One sequence's part of a step and how its attention is cut. */
+struct run_row {
+    const struct batch_row *in;
+    uint32_t task_first; /* attention tasks: kv_heads * blocks * splits of them */
+    uint32_t blocks;     /* of EXECUTE_QUERY_TOKENS query positions */
+    uint32_t splits;     /* of the cache positions; above 1 only when count is 1 */
+    uint32_t part_first; /* partial results, when splits > 1 */
+};
+
+/* How weights are read ahead with one token. Changes no result; set between steps, by benchmarks that
+ * compare. */
+struct run_reads {
+    struct gemv_reads gemv; /* but `next`, which every chunk has its own of */
+    uint32_t idle_bytes;    /* of its share of the next linear that a waiting thread fetches; 0: none */
+    bool across;            /* what is fetched past a chunk's end is the thread's next chunk */
+};
+
+struct run_thread {
+    _Alignas(64) void *scratch; /* for gemm, attention or sampling: one at a time */
+    /* one token's input in the order of a kernel, that of entry number `ordered_turn`; rows decoded for a gemm */
+    float *ordered;
+    gemv_order_fn *ordered_by;
+    uint64_t ordered_turn;
+    void *decoded;
+};
+
+struct run {
+    /* fixed after execute_create */
+    const struct arena *arena;
+    const struct model_config *config;
+    const struct weights *weights;
+    const struct kernel_set *kernels;
+    const struct activations *act;
+    struct pool *pool;
+    struct kv_layout kv;
+    void *kv_pool;
+    uint32_t kv_heads_group; /* query heads of one kv head */
+    float *inv_freq;
+    float rope_scale;
+    struct run_thread *thread;
+    uint32_t threads;
+    uint32_t unit_tokens;           /* most tokens of a step that computes layers here */
+    uint32_t spin_us, peer_wait_ms; /* for the other worker's hand-overs */
+    struct run_reads reads;
+    const _Atomic bool *cancel;            /* ends waiting for them; NULL: nobody does */
+    float *part_out, *part_max, *part_sum; /* [parts_max][group] of head_dim, 1, 1 */
+    _Atomic uint32_t *part_left;           /* [parts_max], by the first part of a (row, kv head) */
+    uint32_t parts_max;
+
+    /* of this step; the batch's arrays are ours */
+    struct batch batch;
+    struct run_row row[ARENA_STEP_ROWS];
+    struct step_result *result;
+
+    /* progress */
+    const struct program *program[2]; /* layers, then head (NULL: nothing is sampled) */
+    uint32_t program_index, entry_index;
+    uint64_t turn; /* of the entry being computed, through all steps: from 1 on */
+    uint32_t attend_tasks;
+    uint32_t attend_width;                       /* threads that share it */
+    const struct program_entry *entry;           /* being computed */
+    _Atomic(const struct program_entry *) ahead; /* the next one-token LINEAR after it; NULL: none */
+    int rc;                                      /* of a hand-over that failed: the run ended there */
+    struct helm_err err;
+    uint64_t mark_ns;
+    uint64_t *entry_ns[2]; /* NULL, or a caller's [program->count]: the shortest time of each entry so far */
+    uint64_t linear_ns, attention_ns, sample_ns, wait_ns;
+};
+
+/* The fixed part; `programs` are those that will ever be run (scratch is sized for them). */
+HELM_MUST_CHECK int execute_create(struct run *run, const struct program *const *programs,
+                                   uint32_t program_count, struct helm_err *err);
+void execute_destroy(struct run *run);
+
+/* Runs program[0], then program[1] if any, over the rows of this step. HELM_E_PEER when the other worker's
+ * hand-over did not come, HELM_E_CANCELLED when *cancel ended the wait for it. */
+HELM_MUST_CHECK int execute_run(struct run *run, struct helm_err *err);
+
+#endif

@@ -1,0 +1,269 @@
+/* Chunks of LINEAR entries. See linear.h.
+ *
+ * Memory has to be busy all the time: what streams fetch past the end of a chunk is the thread's next chunk,
+ * and a thread that waits for the others fetches the beginning of its share of the next matrix. Which thread
+ * reads what first is known, because the pool gives each the same chunks every time and only their ends to
+ * others.
+ *
+ * Nothing here knows a format by name. With one token a matrix is multiplied as it lies: a chunk's rows in one
+ * call, of a variable format group by group. A kernel that reads its input in an order of its own gets it from
+ * each thread for itself when it begins with an entry: that is read from memory that another thread wrote in
+ * any case. With several tokens rows of a format that is decoded go to the thread's scratch, a few at a time,
+ * and are multiplied with every tile from there. */
+#include "worker-cpu/program/linear.h"
+
+#include <immintrin.h>
+#include <unistd.h>
+
+#include "common/base/units.h"
+
+/* The part of the entry's rows [from, to) that is segment g's, as its own rows; false when there is none. */
+static bool clip_rows(const struct program_segment *g, uint32_t from, uint32_t to, uint32_t *first,
+                      uint32_t *last)
+{
+    uint32_t end = g->row_first + g->matrix.rows;
+    if (from < g->row_first) from = g->row_first;
+    if (to > end) to = end;
+    if (from >= to) return false;
+    *first = from - g->row_first;
+    *last = to - g->row_first;
+    return true;
+}
+
+/* Where row `row` begins: the first of a group, or the end. */
+static const char *row_at(const struct program_segment *g, uint32_t row)
+{
+    return (const char *)g->matrix.data + tensor_format_row_at(&g->matrix, row);
+}
+
+/* How many rows lie as one run, which one call reads: `rows`, or those of a group. */
+static uint32_t run_rows(const struct program_segment *g, uint32_t rows)
+{
+    const struct tensor_format_traits *format = tensor_format_of(g->matrix.format);
+    return format->variable && format->group_rows < rows ? format->group_rows : rows;
+}
+
+/* ---- what is read next ---- */
+
+/* Part of a chunk, as a gemv reads it. */
+struct chunk_part {
+    const char *w;
+    uint64_t run; /* bytes of each of its streams, which lie one after another */
+    uint32_t streams;
+};
+
+/* Segment `s` of a chunk, or the first after it that has rows there. */
+static bool find_part(const struct program_entry *e, uint32_t chunk, uint32_t s, struct chunk_part *part)
+{
+    uint32_t first, last;
+    for (; s < e->segment_count; s++) {
+        const struct program_segment *g = &e->segment[s];
+        if (!clip_rows(g, e->bound[chunk], e->bound[chunk + 1], &first, &last)) continue;
+        part->streams = (uint32_t)g->kernels->one->streams;
+        part->w = row_at(g, first);
+        part->run = (uint64_t)(row_at(g, first + (last - first) / part->streams) - part->w);
+        return true;
+    }
+    return false;
+}
+
+/* The first that a thread reads of a LINEAR, as the pool hands its chunks out; false when that is nothing. */
+static bool first_part(const struct run *run, const struct program_entry *e, uint32_t thread,
+                       struct chunk_part *part)
+{
+    uint32_t width = e->share && e->share < run->threads ? e->share : run->threads;
+    uint32_t chunk = (uint32_t)((uint64_t)e->chunks * thread / width);
+    return thread < width && !e->alone && chunk < e->chunks && find_part(e, chunk, 0, part);
+}
+
+/* What `thread` reads after segment s of a chunk: of this chunk, of the next in the same share, of its share
+ * of the LINEAR after this one. */
+static bool part_after(const struct run *run, const struct program_entry *e, uint32_t chunk, uint32_t s,
+                       uint32_t thread, struct chunk_part *part)
+{
+    if (find_part(e, chunk, s + 1, part)) return true;
+    if (e->share && (chunk + 1) % (e->chunks / e->share)) return find_part(e, chunk + 1, 0, part);
+    const struct program_entry *ahead = atomic_load_explicit(&run->ahead, memory_order_relaxed);
+    return ahead && first_part(run, ahead, thread, part);
+}
+
+/* In small pieces, the streams in turn: as soon as there is work, it begins. */
+#define IDLE_PIECE 1024
+bool linear_fetch_ahead(void *ctx, uint32_t thread, uint32_t piece)
+{
+    const struct run *run = ctx;
+    const struct program_entry *e = atomic_load_explicit(&run->ahead, memory_order_acquire);
+    struct chunk_part part;
+    if (!e || (uint64_t)piece * IDLE_PIECE >= run->reads.idle_bytes || !first_part(run, e, thread, &part))
+        return false;
+    uint64_t at = (uint64_t)(piece / part.streams) * IDLE_PIECE;
+    if (at >= part.run) return false;
+    const char *w = part.w + piece % part.streams * part.run + at;
+    for (uint64_t i = 0; i < IDLE_PIECE; i += 64) _mm_prefetch(w + i, _MM_HINT_T1);
+    return true;
+}
+
+/* A part of the L2 that the end of what was read before does not miss. */
+static uint32_t idle_bytes(void)
+{
+    long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE); /* 0 or less: not known */
+    return bytes <= 0 ? 64 * KIB : bytes / 2 < (long)MIB ? (uint32_t)bytes / 2 : MIB;
+}
+
+struct run_reads linear_reads_choose(void)
+{
+    return (struct run_reads){.gemv = gemv_reads_choose(), .idle_bytes = idle_bytes(), .across = true};
+}
+
+/* ---- one token ---- */
+
+size_t linear_ordered_bytes(const struct program_segment *g)
+{
+    return g->kernels->one->order ? g->matrix.cols * sizeof(float) : 0;
+}
+
+/* The entry's input as the segment's kernel reads it. */
+static const float *ordered_input(const struct run *run, const struct program_entry *e,
+                                  const struct program_segment *g, uint32_t thread)
+{
+    struct run_thread *t = &run->thread[thread];
+    gemv_order_fn *order = g->kernels->one->order;
+    if (!order) return e->in;
+    if (t->ordered_turn != run->turn || t->ordered_by != order) {
+        order(t->ordered, e->in, g->matrix.cols);
+        t->ordered_turn = run->turn;
+        t->ordered_by = order;
+    }
+    return t->ordered;
+}
+
+/* Rows [first, last), whole groups, of one segment, one token. */
+static void segment_gemv(const struct program_entry *e, const struct program_segment *g, uint32_t first,
+                         uint32_t last, const float *in, const struct gemv_reads *reads)
+{
+    const uint32_t each = run_rows(g, last - first);
+    struct gemv_reads here = *reads;
+    const char *w = row_at(g, first);
+    for (uint32_t row = first; row < last; row += each) {
+        const uint32_t rows = last - row < each ? last - row : each;
+        const char *behind = row_at(g, row + rows);
+        float *out = g->out + row, sum[PROGRAM_ROWS_MAX];
+        here.next = row + rows < last ? behind : reads->next;
+        g->kernels->one->gemv(e->accumulate ? sum : out, w, in, rows, g->matrix.cols, &here);
+        for (uint32_t r = 0; e->accumulate && r < rows; r++) out[r] += sum[r];
+        for (uint32_t r = 0; g->bias && r < rows; r++) out[r] += g->bias[row + r];
+        w = behind;
+    }
+}
+
+void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    struct gemv_reads reads = run->reads.gemv;
+    uint32_t first, last;
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        const struct program_segment *g = &e->segment[s];
+        if (!clip_rows(g, e->bound[chunk], e->bound[chunk + 1], &first, &last)) continue;
+        struct chunk_part next;
+        reads.next = NULL;
+        if (run->reads.across && part_after(run, e, chunk, s, thread, &next)) {
+            reads.next = next.w;
+            reads.next_stride = next.streams == 1 ? reads.near : next.run;
+        }
+        segment_gemv(e, g, first, last, ordered_input(run, e, g, thread), &reads);
+    }
+    if (!e->swiglu || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
+    float *gate = e->segment[0].out + first;
+    run->kernels->vector->swiglu(gate, gate, e->segment[1].out + first, last - first);
+}
+
+/* ---- several tokens ---- */
+
+size_t linear_tile_bytes(const struct linear_kernel *kernel, size_t tokens, size_t cols)
+{
+    size_t tile = tokens < PROGRAM_TILE_TOKENS ? tokens : PROGRAM_TILE_TOKENS;
+    return (kernel->tiled_bytes(tile, cols) + 63) / 64 * 64;
+}
+
+/* Rows [first, last) of one segment, which are at w as the kernel multiplies them, the tokens of one tile. */
+static void segment_gemm(const struct run *run, const struct program_segment *g, const void *w,
+                         uint32_t first, uint32_t last, uint32_t tile, uint32_t thread)
+{
+    const struct program_entry *e = run->entry;
+    const struct linear_kernel *k = g->kernels->tokens;
+    const uint32_t tokens = run_tokens(run, e), base = tile * PROGRAM_TILE_TOKENS, rows = last - first;
+    const uint32_t in_tile = tokens - base < PROGRAM_TILE_TOKENS ? tokens - base : PROGRAM_TILE_TOKENS;
+    const char *tiled =
+        (const char *)run->act->tiled[k->format] + tile * linear_tile_bytes(k, tokens, g->matrix.cols);
+    float *out = g->out + (size_t)base * g->out_width + first;
+    if (k->thread_begin) k->thread_begin();
+    k->gemm(out, g->out_width, w, tiled, rows, g->matrix.cols, in_tile, e->accumulate,
+            run->thread[thread].scratch);
+    if (k->thread_end) k->thread_end();
+    if (g->bias)
+        for (uint32_t t = 0; t < in_tile; t++)
+            for (uint32_t r = 0; r < rows; r++) out[(size_t)t * g->out_width + r] += g->bias[first + r];
+}
+
+static size_t decoded_row_bytes(const struct program_segment *g)
+{
+    return tensor_format_row_bytes(g->kernels->tokens->format, g->matrix.cols);
+}
+
+/* Rows that are decoded at a time, whole groups: as many as a gemm likes, of which whole tiles of its sums
+ * come; half of them where it is content with that and all would hardly stay in the cache. */
+static uint32_t decoded_rows(const struct program_segment *g)
+{
+    const uint32_t group = tensor_format_of(g->matrix.format)->group_rows;
+    uint32_t rows = group;
+    while (rows % g->kernels->tokens->row_granule) rows += group;
+    while (rows % (2 * group) == 0 && rows * decoded_row_bytes(g) > CPU_UNPACKED_BYTES) rows /= 2;
+    return rows;
+}
+
+size_t linear_decoded_bytes(const struct program_segment *g)
+{
+    return g->kernels->decode ? decoded_rows(g) * decoded_row_bytes(g) : 0;
+}
+
+/* Rows [first, last) of one segment, tiles [tile, tile_end). */
+static void segment_tokens(const struct run *run, const struct program_segment *g, uint32_t first,
+                           uint32_t last, uint32_t tile, uint32_t tile_end, uint32_t thread)
+{
+    const struct linear_kernel *decode = g->kernels->decode;
+    const uint32_t each = decode ? decoded_rows(g) : last - first;
+    for (uint32_t from = first; from < last; from += each) {
+        const uint32_t to = last - from < each ? last : from + each, group = run_rows(g, to - from);
+        const char *w = row_at(g, from);
+        for (uint32_t row = from; decode && row < to; row += group)
+            decode->decode((char *)run->thread[thread].decoded + (row - from) * decoded_row_bytes(g),
+                           row_at(g, row), to - row < group ? to - row : group, g->matrix.cols);
+        for (uint32_t t = tile; t < tile_end; t++)
+            segment_gemm(run, g, decode ? run->thread[thread].decoded : w, from, to, t, thread);
+    }
+}
+
+void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const uint32_t tokens = run_tokens(run, e), tiles = run_ceil_div(tokens, PROGRAM_TILE_TOKENS);
+    uint32_t tile = 0, tile_end = tiles, first, last;
+    if (!e->decoded) {
+        tile = chunk % tiles; /* the same weights for each tile in turn: they stay in this core's cache */
+        tile_end = tile + 1;
+        chunk /= tiles;
+    }
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        const struct program_segment *g = &e->segment[s];
+        if (clip_rows(g, e->bound[chunk], e->bound[chunk + 1], &first, &last))
+            segment_tokens(run, g, first, last, tile, tile_end, thread);
+    }
+    if (!e->swiglu || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
+    const struct program_segment *g = e->segment;
+    for (uint32_t t = tile * PROGRAM_TILE_TOKENS; t < tokens && t < tile_end * PROGRAM_TILE_TOKENS; t++) {
+        float *gate = g->out + (size_t)t * g->out_width + first;
+        run->kernels->vector->swiglu(gate, gate, g[1].out + (size_t)t * g[1].out_width + first, last - first);
+    }
+}

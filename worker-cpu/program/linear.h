@@ -1,0 +1,46 @@
+/* What execute.c runs of LINEAR entries, chunk by chunk, and how their weights are read ahead.
+ *
+ * Owns nothing; `ctx` is a struct run. Results do not depend on who computes a chunk or on what was fetched.
+ */
+#ifndef HELM_WORKER_CPU_PROGRAM_LINEAR_H
+#define HELM_WORKER_CPU_PROGRAM_LINEAR_H
+
+#include "worker-cpu/program/execute.h"
+
+/* A chunk of an entry of the one-token tier, and of the others: row chunk * tiles + tile, of a decoded entry
+ * the row chunk alone, whose rows are decoded once for all tiles. */
+void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread);
+void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread);
+
+/* While a thread waits: fetches what it will read first of run->ahead into its L2, so that memory has
+ * something to do meanwhile. A pool_idle_fn. */
+bool linear_fetch_ahead(void *ctx, uint32_t thread, uint32_t piece);
+
+/* What suits this processor. */
+struct run_reads linear_reads_choose(void);
+
+/* Bytes of one tile of so many tokens as the kernel lays it out. */
+size_t linear_tile_bytes(const struct linear_kernel *kernel, size_t tokens, size_t cols);
+
+/* Bytes of a thread's scratch that a segment needs: for its input in the order of its one-token kernel, and for
+ * the rows that are decoded at a time for a gemm. */
+size_t linear_ordered_bytes(const struct program_segment *segment);
+size_t linear_decoded_bytes(const struct program_segment *segment);
+
+static inline uint32_t run_ceil_div(uint32_t a, uint32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Chunks of a LINEAR of several tokens. */
+static inline uint32_t linear_chunks(const struct program_entry *e, uint32_t tokens)
+{
+    return e->decoded ? e->chunks : e->chunks * run_ceil_div(tokens, PROGRAM_TILE_TOKENS);
+}
+
+static inline uint32_t run_tokens(const struct run *run, const struct program_entry *e)
+{
+    return e->sampled ? run->batch.sample_count : run->batch.token_count;
+}
+
+#endif

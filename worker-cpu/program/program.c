@@ -1,0 +1,471 @@
+/* Lowering: the operations of the model's units (common/model/unit.h) to flat programs. See program.h.
+ *
+ *   LINEAR     a NORM of its input where it has one, then one LINEAR with a segment for each weight; swiglu
+ *              combines its rows while they are in the cache
+ *   ATTENTION  one ROTATE for norms and rotations of q and k, which also fills the KV cache; one ATTEND
+ *
+ * With several tokens a NORM, with or without a weight, stands before each LINEAR: it tiles the input for the
+ * matrix kernel. */
+#include "worker-cpu/program/program.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "common/base/units.h"
+
+/* With one token or a few, a thread takes three quarters of what is left of its share at a time: long runs
+ * first, because each run begins with streams that nothing has prefetched; short ones at the end, where
+ * others steal, so that the last chunk of a region keeps nobody waiting long. The longest is 50 to 200 us of
+ * one core's share of the bandwidth, the shortest 1 to 5. */
+#define GEMV_CHUNK_BYTES_MAX (2 * MIB)
+#define GEMV_CHUNK_BYTES_MIN (48 * KIB)
+/* The least that is worth another thread's joining in: a small model on many cores is faster on some of them,
+ * and with busy neighbours much faster, because every thread that takes part can be the one that is not
+ * running. */
+#define GEMV_SHARE_BYTES (192 * KIB)
+/* Multiply-adds of one gemm chunk of many tokens: about 50 us of one core. */
+#define GEMM_CHUNK_OPS (UINT64_C(12) << 20)
+#define TOKENS_A_CHUNK 8
+
+enum program_tier program_tier_of(uint32_t tokens)
+{
+    return tokens == 1                    ? PROGRAM_TIER_ONE
+           : tokens <= PROGRAM_FEW_TOKENS ? PROGRAM_TIER_FEW
+                                          : PROGRAM_TIER_CHUNK;
+}
+
+bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum program_tier tier)
+{
+    static const uint32_t first[PROGRAM_TIER_COUNT] = {1, 2, PROGRAM_FEW_TOKENS + 1},
+                          last[PROGRAM_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, UINT32_MAX};
+    uint32_t from = plan_phase_at(plan, phase).from_tokens, to = plan->step_tokens;
+    if (phase < plan->prefill_count && plan->prefill[phase].from_tokens - 1 < to)
+        to = plan->prefill[phase].from_tokens - 1;
+    if (from < first[tier]) from = first[tier];
+    if (to > last[tier]) to = last[tier];
+    return from <= to;
+}
+
+struct lowering {
+    const struct program_source *source;
+    struct program *program;
+    uint32_t capacity;
+    uint32_t tokens; /* typical of the tier, for chunk sizes */
+    bool tiled;      /* inputs of linears are (several tokens) */
+    struct helm_err *err;
+};
+
+static float *buffer_of(const struct activations *act, enum model_buffer buffer)
+{
+    switch (buffer) {
+    case BUFFER_X:
+        return act->x;
+    case BUFFER_H:
+        return act->h;
+    case BUFFER_Q:
+        return act->q;
+    case BUFFER_K:
+        return act->k;
+    case BUFFER_V:
+        return act->v;
+    case BUFFER_A:
+        return act->a;
+    case BUFFER_GATE:
+        return act->gate;
+    case BUFFER_UP:
+        return act->up;
+    case BUFFER_LOGITS:
+        return act->logits;
+    case BUFFER_NONE:
+        break;
+    }
+    return NULL;
+}
+
+static struct program_entry *add_entry(struct lowering *low, enum program_kind kind, int32_t layer)
+{
+    struct program *p = low->program;
+    if (p->count == low->capacity) {
+        uint32_t capacity = low->capacity ? low->capacity * 2 : 64;
+        struct program_entry *grown = realloc(p->entry, capacity * sizeof *grown);
+        if (!grown) {
+            helm_fail(low->err, HELM_E_NOMEM, "no memory for a program of %u entries", capacity);
+            return NULL;
+        }
+        p->entry = grown;
+        low->capacity = capacity;
+    }
+    struct program_entry *e = &p->entry[p->count++];
+    memset(e, 0, sizeof *e);
+    e->kind = kind;
+    e->layer = layer;
+    e->chunk = TOKENS_A_CHUNK;
+    return e;
+}
+
+static int unsupported(const struct lowering *low, int32_t layer, const char *what)
+{
+    return helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: %s cannot be lowered for the CPU", layer, what);
+}
+
+static uint64_t gcd(uint64_t a, uint64_t b)
+{
+    while (b) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+static uint64_t common_multiple(uint64_t a, uint64_t b)
+{
+    return a / gcd(a, b) * b;
+}
+
+/* Makes `e`, a NORM, tile for every kernel of `linear`; its chunks become multiples of what each tiles at
+ * once. */
+static void add_tiles(struct program_entry *e, const struct program_entry *linear)
+{
+    uint64_t granule = 1;
+    for (uint32_t s = 0; s < linear->segment_count; s++) {
+        const struct linear_kernel *k = linear->segment[s].kernels->tokens;
+        uint32_t i = 0;
+        while (i < e->tile_count && e->tile[i] != k) i++;
+        if (i == e->tile_count) e->tile[e->tile_count++] = k;
+        granule = common_multiple(granule, k->tile_tokens);
+    }
+    e->chunk = (uint32_t)((TOKENS_A_CHUNK + granule - 1) / granule * granule);
+}
+
+/* Chunk sizes of one thread's share of `rows` rows, in rows; returns how many, at most `room`. */
+static uint32_t cut_share(const struct lowering *low, uint64_t rows, uint64_t row_bytes, uint64_t cols,
+                          uint64_t granule, uint32_t *size, uint32_t room)
+{
+    bool many = low->tiled && low->tokens > PROGRAM_FEW_TOKENS;
+    uint32_t count = 0;
+    while (rows && count < room) {
+        uint64_t take;
+        if (many) {
+            take = GEMM_CHUNK_OPS / (cols * low->tokens);
+        } else {
+            uint64_t bytes = rows * row_bytes * 3 / 4;
+            if (bytes > GEMV_CHUNK_BYTES_MAX) bytes = GEMV_CHUNK_BYTES_MAX;
+            if (bytes < GEMV_CHUNK_BYTES_MIN) bytes = GEMV_CHUNK_BYTES_MIN;
+            take = bytes / row_bytes;
+        }
+        take = (take + granule - 1) / granule * granule;
+        if (take > PROGRAM_ROWS_MAX) take = PROGRAM_ROWS_MAX / granule * granule;
+        if (take < granule) take = granule;
+        /* Of a gemv no row is left over for itself: alone it would be read as one stream. */
+        if (take > rows || (!low->tiled && rows - take < granule) || count + 1 == room) take = rows;
+        size[count++] = (uint32_t)take;
+        rows -= take;
+    }
+    return count;
+}
+
+/* What chunks of this segment's rows should be multiples of, and must be of a format with groups of rows. */
+static uint64_t granule_of(const struct lowering *low, const struct program_segment *g)
+{
+    const uint64_t unit =
+        low->tiled || low->source->coarse ? g->kernels->tokens->row_granule : g->kernels->one->streams;
+    return common_multiple(unit, tensor_format_of(g->matrix.format)->group_rows);
+}
+
+/* Of weights that it reads. */
+static uint64_t segment_bytes(const struct lowering *low, const struct tensor_matrix *m)
+{
+    if (!low->source->arena) return tensor_format_bytes(m->format, m->rows, m->cols);
+    return tensor_format_row_at(m, m->rows) - tensor_format_row_at(m, 0);
+}
+
+/* Cuts the entry's rows into chunks: a share for each thread, in whole row granules, the same cuts in each
+ * share. */
+static int cut_rows(struct lowering *low, struct program_entry *e)
+{
+    uint64_t granule = 1, row_bytes = 1, rows_all = 0, cols = 1;
+    uint32_t threads = low->source->threads;
+    bool whole_groups = false;
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        struct program_segment *g = &e->segment[s];
+        granule = common_multiple(granule, granule_of(low, g));
+        whole_groups |= tensor_format_of(g->matrix.format)->group_rows > 1;
+        cols = g->matrix.cols;
+        g->row_first = e->swiglu ? 0 : (uint32_t)rows_all;
+        rows_all += g->matrix.rows;
+        e->bytes += segment_bytes(low, &g->matrix);
+    }
+    row_bytes = e->bytes / rows_all;
+    if (e->swiglu) { /* a chunk computes the same rows of both */
+        row_bytes *= 2;
+        cols *= 2;
+        rows_all = e->segment[0].matrix.rows;
+    }
+    if (!low->tiled || low->tokens <= PROGRAM_FEW_TOKENS) {
+        uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
+        if (worth < threads) threads = worth ? (uint32_t)worth : 1;
+        e->share = threads;
+        e->alone = threads == 1;
+    }
+    uint64_t share = (rows_all + threads - 1) / threads;
+    if (low->tiled || low->source->coarse || whole_groups) share = (share + granule - 1) / granule * granule;
+    uint32_t room = (POOL_CHUNKS_MAX / 4) / threads;
+    if (room > share) room = (uint32_t)share;
+    uint32_t *size = malloc((room + 1) * sizeof *size);
+    if (!size) return helm_fail(low->err, HELM_E_NOMEM, "no memory for %u chunks", room);
+    uint32_t count = cut_share(low, share, row_bytes, cols, granule, size, room);
+    e->chunks = count * threads;
+    e->bound = malloc((e->chunks + 1) * sizeof *e->bound);
+    if (e->bound) {
+        for (uint32_t t = 0; t < threads; t++) {
+            uint64_t at = t * share;
+            for (uint32_t i = 0; i < count; i++, at += size[i - 1])
+                e->bound[t * count + i] = (uint32_t)(at < rows_all ? at : rows_all);
+        }
+        e->bound[e->chunks] = (uint32_t)rows_all;
+    }
+    free(size);
+    return e->bound ? 0 : helm_fail(low->err, HELM_E_NOMEM, "no memory for %u chunks", e->chunks);
+}
+
+static int add_segment(struct lowering *low, struct program_entry *e, const struct math_op *op,
+                       uint32_t weight, int32_t layer)
+{
+    const struct program_source *s = low->source;
+    const struct tensor_matrix *m = weights_matrix(s->weights, op->weight[weight], layer);
+    const struct linear_set *kernels = &s->kernels->linear[m->format];
+    float *out = buffer_of(s->act, op->out[weight]);
+    if (!m->data || !out) return unsupported(low, layer, "a linear without weights or output");
+    if (!kernels->one || (kernels->one->col_unit && m->cols % kernels->one->col_unit))
+        return unsupported(low, layer, "a linear of weights whose format has no kernel here");
+    e->decoded |= low->tiled && kernels->decode;
+    struct program_segment *g = &e->segment[e->segment_count++];
+    *g = (struct program_segment){.matrix = *m,
+                                  .kernels = kernels,
+                                  .bias = op->bias[weight] == TENSOR_NONE
+                                              ? NULL
+                                              : weights_vector(s->weights, op->bias[weight], layer),
+                                  .out = out,
+                                  .out_width = s->act->width[op->out[weight]],
+                                  .role = op->weight[weight]};
+    return 0;
+}
+
+/* A norm of the residual stream into the buffer of normalised inputs; without a weight it only tiles. */
+static struct program_entry *add_norm(struct lowering *low, const struct math_op *op, int32_t layer,
+                                      bool sampled)
+{
+    const struct program_source *s = low->source;
+    struct program_entry *e = add_entry(low, PROGRAM_NORM, layer);
+    if (!e) return NULL;
+    e->in = buffer_of(s->act, op->in);
+    e->width = s->act->width[op->in];
+    e->sampled = sampled;
+    if (op->norm == TENSOR_NONE) return e;
+    e->norm = weights_vector(s->weights, op->norm, layer);
+    e->out = buffer_of(s->act, BUFFER_H);
+    return e;
+}
+
+/* With one token a norm, if there is one, and the linear; with several always a NORM, which tiles what it
+ * wrote while that is in the cache. */
+static int lower_linear(struct lowering *low, const struct math_op *op, int32_t layer, bool sampled)
+{
+    const enum model_buffer in = op->norm == TENSOR_NONE ? op->in : BUFFER_H;
+    struct program_entry linear = {.kind = PROGRAM_LINEAR,
+                                   .layer = layer,
+                                   .sampled = sampled,
+                                   .accumulate = op->accumulate,
+                                   .swiglu = op->swiglu,
+                                   .in = buffer_of(low->source->act, in),
+                                   .width = low->source->act->width[in]};
+    for (uint32_t w = 0; w < op->weights; w++) {
+        int rc = add_segment(low, &linear, op, w, layer);
+        if (rc) return rc;
+    }
+    if (op->norm != TENSOR_NONE || low->tiled) {
+        struct program_entry *norm = add_norm(low, op, layer, sampled);
+        if (!norm) return HELM_E_NOMEM;
+        if (op->norm != TENSOR_NONE && !norm->norm) return unsupported(low, layer, "a norm without weight");
+        if (low->tiled) add_tiles(norm, &linear);
+    }
+    struct program_entry *e = add_entry(low, PROGRAM_LINEAR, layer);
+    if (!e) return HELM_E_NOMEM;
+    *e = linear;
+    int rc = cut_rows(low, e); /* after it is in the program, which owns what this allocates */
+    low->program->bytes += e->bytes;
+    return rc;
+}
+
+/* Head norms and rotations in one pass, and the attention behind them. */
+static int lower_attention(struct lowering *low, const struct math_op *op, int32_t layer)
+{
+    const struct program_source *s = low->source;
+    uint32_t kv_layer = 0;
+    if (plan_kv_of(s->plan, (uint32_t)layer, &kv_layer) != PLAN_CPU0)
+        return unsupported(low, layer, "attention whose KV cache is not the CPU's");
+    struct program_entry *rotate = add_entry(low, PROGRAM_ROTATE, layer);
+    if (!rotate) return HELM_E_NOMEM;
+    rotate->kv_layer = kv_layer;
+    low->program->entry[0].rotates = true;
+    if (op->q_norm != TENSOR_NONE) rotate->norm = weights_vector(s->weights, op->q_norm, layer);
+    if (op->k_norm != TENSOR_NONE) rotate->norm2 = weights_vector(s->weights, op->k_norm, layer);
+    struct program_entry *attend = add_entry(low, PROGRAM_ATTEND, layer);
+    if (!attend) return HELM_E_NOMEM;
+    attend->kv_layer = kv_layer;
+    attend->window = s->model->config.window ? s->model->config.window[layer] : 0;
+    return 0;
+}
+
+static int lower_op(struct lowering *low, const struct math_op *op, int32_t layer, bool sampled)
+{
+    switch (op->kind) {
+    case MATH_EMBED: { /* an entry of its own, first in the program */
+        const struct tensor_matrix *m = weights_matrix(low->source->weights, op->weight[0], -1);
+        if (!m->data || tensor_format_of(m->format)->variable ||
+            m->bytes < tensor_format_bytes(m->format, m->rows, m->cols))
+            return unsupported(low, layer, "an embedding that is not here, or not in rows of one size,");
+        low->program->entry[0].gather = true;
+        return 0;
+    }
+    case MATH_LINEAR:
+        return lower_linear(low, op, layer, sampled);
+    case MATH_ATTENTION:
+        return lower_attention(low, op, layer);
+    }
+    return unsupported(low, layer, op->name);
+}
+
+static int lower_unit(struct lowering *low, uint32_t unit)
+{
+    const struct math_part *math = model_unit_math(low->source->model, unit);
+    int rc = 0;
+    for (uint32_t i = 0; i < math->ops && !rc; i++)
+        rc = lower_op(low, &math->op[i], (int32_t)unit_layer(unit), false);
+    return rc;
+}
+
+/* The other worker's activations in, our half layers, ours out. */
+static int lower_span(struct lowering *low, const struct plan_span *span)
+{
+    const struct program_source *s = low->source;
+    int rc = 0;
+    if (span->ticket_in) {
+        struct program_entry *e = add_entry(low, PROGRAM_RECEIVE, -1);
+        if (!e) return HELM_E_NOMEM;
+        e->lane = s->arena ? arena_lane_of(s->arena, span->lane_in) : NULL;
+        e->ticket = span->ticket_in;
+        e->last = span->last_in;
+    }
+    if (span->embed) rc = lower_op(low, &s->model->math.embed, -1, false);
+    for (uint32_t u = 0; u < span->unit_count && !rc; u++) rc = lower_unit(low, span->first_unit + u);
+    if (rc || !span->ticket_out) return rc;
+    struct program_entry *e = add_entry(low, PROGRAM_SEND, -1);
+    if (!e) return HELM_E_NOMEM;
+    e->lane = s->arena ? arena_lane_of(s->arena, span->lane_out) : NULL;
+    e->ticket = span->ticket_out;
+    return 0;
+}
+
+int program_lower(const struct program_source *source, uint32_t phase, enum program_tier tier,
+                  struct program *program, struct helm_err *err)
+{
+    static const uint32_t typical[PROGRAM_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, 256};
+    struct lowering low = {.source = source,
+                           .program = program,
+                           .tokens = typical[tier],
+                           .tiled = tier != PROGRAM_TIER_ONE,
+                           .err = err};
+    memset(program, 0, sizeof *program);
+    program->tiled = low.tiled;
+    struct plan_span *spans = NULL;
+    uint32_t span_count = 0;
+    int rc = plan_spans(source->plan, phase, &spans, &span_count, err);
+    if (!rc && !add_entry(&low, PROGRAM_EMBED, -1)) rc = HELM_E_NOMEM;
+    for (uint32_t i = 0; i < span_count && !rc; i++)
+        if (spans[i].processor == PLAN_CPU0) rc = lower_span(&low, &spans[i]);
+    free(spans);
+    if (!rc && !program->entry[0].gather && !program->entry[0].rotates) {
+        program->count--;
+        memmove(program->entry, program->entry + 1, program->count * sizeof *program->entry);
+    }
+    if (rc) program_free(program);
+    return rc;
+}
+
+int program_lower_head(const struct program_source *source, bool many, struct program *program,
+                       struct helm_err *err)
+{
+    struct lowering low = {.source = source,
+                           .program = program,
+                           .tokens = many ? PROGRAM_FEW_TOKENS : 1,
+                           .tiled = many,
+                           .err = err};
+    memset(program, 0, sizeof *program);
+    program->tiled = many;
+    int rc = lower_op(&low, &source->model->math.head, -1, true);
+    if (!rc && !add_entry(&low, PROGRAM_SAMPLE, -1)) rc = HELM_E_NOMEM;
+    if (rc)
+        program_free(program);
+    else
+        program->entry[program->count - 1].sampled = true;
+    return rc;
+}
+
+void program_free(struct program *program)
+{
+    for (uint32_t i = 0; i < program->count; i++) free(program->entry[i].bound);
+    free(program->entry);
+    memset(program, 0, sizeof *program);
+}
+
+int activations_create(const struct cpu_activations_case *size, unsigned formats,
+                       const struct kernel_set *kernels, float *logits, struct activations *act,
+                       struct helm_err *err)
+{
+    struct cpu_activations place;
+    uint64_t tiled[FORMAT_COUNT] = {0}, bytes;
+    memset(act, 0, sizeof *act);
+    cpu_activations_place(size, &place);
+    memcpy(act->width, place.width, sizeof act->width);
+    bytes = place.floats * sizeof(float);
+    for (int f = 0; f < FORMAT_COUNT && place.tiles; f++) {
+        const struct linear_kernel *k = kernels->linear[f].tokens;
+        if (!(formats & format_bit((enum tensor_format)f)) || tiled[k->format]) continue;
+        const uint64_t tile = (k->tiled_bytes(place.tile_tokens, place.widest) + 63) / 64 * 64;
+        if (tile > cpu_tile_bytes_max(&place))
+            return helm_fail(err, HELM_E_INTERNAL, "a tile of %u x %u takes %s %llu bytes, planned are %llu",
+                             place.tile_tokens, place.widest, k->name, (unsigned long long)tile,
+                             (unsigned long long)cpu_tile_bytes_max(&place));
+        tiled[k->format] = tile * place.tiles;
+        bytes += tiled[k->format];
+    }
+    bytes = (bytes + ARENA_HUGE_PAGE - 1) / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
+    act->memory = aligned_alloc(ARENA_HUGE_PAGE, (size_t)bytes);
+    if (!act->memory)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of activations",
+                         (unsigned long long)bytes);
+    act->bytes = bytes;
+    madvise(act->memory, (size_t)bytes, MADV_HUGEPAGE);
+    memset(act->memory, 0, (size_t)bytes);
+    float *const base = act->memory;
+    float **const buffer[] = {&act->x, &act->h, &act->q, &act->k, &act->v, &act->a, &act->gate, &act->up};
+    for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) *buffer[b - BUFFER_X] = base + place.at[b];
+    act->cosine = base + place.cosine;
+    act->sine = base + place.sine;
+    char *raw = (char *)(base + place.floats);
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        act->tiled[f] = raw;
+        raw += tiled[f];
+    }
+    act->logits = logits;
+    return 0;
+}
+
+void activations_free(struct activations *act)
+{
+    free(act->memory);
+    memset(act, 0, sizeof *act);
+}

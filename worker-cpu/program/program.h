@@ -1,0 +1,131 @@
+/* A program: the model's arithmetic lowered to a flat list of fused kernel calls with resolved addresses.
+ *
+ * program_lower turns a model graph and this worker's half layers in one phase of the plan into one list per
+ * token tier (1 token; 2 to 16; a chunk); there is one more per head (one sampled row; several). The token
+ * loop (step.c, execute.c) walks a list and decides nothing: what is fused, in which order, in pieces of
+ * which size, alone or shared was settled here. A half layer's entries are the same wherever the halves
+ * beside it are computed. Called by engine.c at load and by --print-program. Owns its entries; addresses
+ * point into weights, arena and activations, which outlive it. */
+#ifndef HELM_WORKER_CPU_PROGRAM_PROGRAM_H
+#define HELM_WORKER_CPU_PROGRAM_PROGRAM_H
+
+#include <stdio.h>
+
+#include "common/cpu/kernels/kernel_set.h"
+#include "common/plan/workspace.h"
+#include "worker-cpu/weights/weights.h"
+
+#define PROGRAM_SEGMENTS_MAX 3    /* q, k, v */
+#define PROGRAM_ROWS_MAX     1024 /* rows of one chunk: what fits a thread's result buffer on its stack */
+#define PROGRAM_TILE_TOKENS  CPU_TILE_TOKENS
+
+/* fp32, [tokens][width], private to the worker. */
+struct activations {
+    float *x;                          /* as enum model_buffer; unit or end tokens */
+    float *h;                          /* unit tokens or sampled rows */
+    float *q, *k, *v, *a, *gate, *up;  /* unit tokens, as are: */
+    float *cosine, *sine;              /* [unit_tokens][head_dim / 2] */
+    float *logits;                     /* [slots][vocab], in the arena */
+    uint32_t width[BUFFER_LOGITS + 1]; /* floats a token, by enum model_buffer */
+    void *tiled[FORMAT_COUNT]; /* one matrix input, tiled for the kernel of several tokens of that format */
+    void *memory;              /* what all but logits lie in */
+    uint64_t bytes;
+};
+
+enum program_kind {
+    PROGRAM_EMBED,  /* x[t] = embedding of token t; cosine and sine of its position: what is needed of both */
+    PROGRAM_NORM,   /* out[t] = rmsnorm(in[t]) if it has a weight; then tiled for the linear that follows */
+    PROGRAM_LINEAR, /* every segment: out[t] (+)= w in[t] + bias; with swiglu the two results are then
+                       combined */
+    PROGRAM_ROTATE, /* q and k: norm of each head, rotation; k and v go into the cache */
+    PROGRAM_ATTEND, /* a = attention of q over the cache */
+    PROGRAM_SAMPLE, /* a token from each row of logits */
+    PROGRAM_RECEIVE, /* x[t] = what the other worker put into the lane */
+    PROGRAM_SEND,    /* the lane's [t] = x[t] */
+};
+
+struct program_segment {
+    struct tensor_matrix matrix;
+    const struct linear_set *kernels; /* of its format */
+    const float *bias;                /* or NULL */
+    float *out;
+    uint32_t out_width;
+    uint32_t row_first;    /* of the entry's rows, where this segment's begin */
+    enum tensor_role role; /* for printing */
+};
+
+struct program_entry {
+    enum program_kind kind;
+    bool sampled;    /* runs over the sampled rows, not over the tokens */
+    bool accumulate; /* LINEAR: adds to out (residual) */
+    bool swiglu;     /* LINEAR: segments 0 and 1 are gate and up */
+    bool
+        decoded; /* LINEAR of several tokens: rows are decoded once for all tiles, of some segment at least */
+    bool alone;  /* too little work to share */
+    bool gather; /* EMBED: the embedding is ours */
+    bool rotates;    /* EMBED: a ROTATE comes later */
+    bool last;       /* RECEIVE: the lane's last hand-over of a step */
+    uint32_t ticket; /* RECEIVE, SEND */
+    struct lane *lane;
+    int32_t layer;     /* of the model; -1 outside the layers */
+    uint32_t kv_layer; /* of the layer group */
+    uint32_t window;
+    uint32_t chunk;  /* EMBED, NORM, ROTATE: tokens of a chunk */
+    uint32_t chunks; /* LINEAR: row chunks, as many for each thread */
+    uint32_t share;  /* LINEAR: threads it is shared by, 0: all */
+    uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
+    const float *norm, *norm2;                              /* NORM: weight or NULL. ROTATE: of q, of k */
+    const float *in;                                        /* NORM, LINEAR of the one-token tier */
+    float *out;                                             /* NORM */
+    uint32_t width;                                         /* of in and out */
+    const struct linear_kernel *tile[PROGRAM_SEGMENTS_MAX]; /* NORM: tile for these */
+    uint32_t tile_count;
+    struct program_segment segment[PROGRAM_SEGMENTS_MAX];
+    uint32_t segment_count;
+    uint64_t bytes; /* of weights it reads: of a variable format what their groups take */
+};
+
+enum program_tier { PROGRAM_TIER_ONE, PROGRAM_TIER_FEW, PROGRAM_TIER_CHUNK, PROGRAM_TIER_COUNT };
+#define PROGRAM_FEW_TOKENS ENGINE_FEW_TOKENS
+enum program_tier program_tier_of(uint32_t tokens);
+/* Whether a step of that phase, of at most step_tokens tokens, can be of this tier. */
+bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum program_tier tier);
+
+struct program {
+    struct program_entry *entry;
+    uint32_t count;
+    bool tiled;     /* linears take tiled inputs (several tokens) */
+    uint64_t bytes; /* of weights read by one run, as they lie in memory */
+};
+
+struct program_source {
+    const struct model *model;
+    const struct plan *plan;
+    const struct weights *weights;
+    const struct kernel_set *kernels;
+    const struct activations *act;
+    uint32_t threads;
+    bool coarse; /* one token's chunks in row_granules, as those of many tokens: for comparison */
+    /* For its lanes; NULL: to be printed, not run. Matrices of variable formats, which are not there to be
+     * printed, are then counted by the most they take. */
+    const struct arena *arena;
+};
+
+/* Our spans of one phase with the hand-overs around them; without the head. Empty when there are none. */
+HELM_MUST_CHECK int program_lower(const struct program_source *source, uint32_t phase, enum program_tier tier,
+                                  struct program *program, struct helm_err *err);
+/* Final norm, head and sampling, for one sampled row or for several. */
+HELM_MUST_CHECK int program_lower_head(const struct program_source *source, bool many,
+                                       struct program *program, struct helm_err *err);
+void program_free(struct program *program);
+/* program/print.c: a line for each entry. */
+void program_print(const struct program *program, const char *title, FILE *out);
+
+/* Allocates the buffers (common/plan/workspace.h; huge pages where the system gives them). formats: format_bit of
+ * the matrices that the worker computes with. */
+HELM_MUST_CHECK int activations_create(const struct cpu_activations_case *size, unsigned formats,
+                                       const struct kernel_set *kernels, float *logits,
+                                       struct activations *act, struct helm_err *err);
+void activations_free(struct activations *act);
+
+#endif

@@ -1,0 +1,19 @@
+# Sources and program of worker-cpu/.
+
+WORKER_CPU_SRC := \
+  worker-cpu/engine.c \
+  worker-cpu/kv_pages.c \
+  worker-cpu/local.c \
+  worker-cpu/print.c \
+  worker-cpu/program/execute.c \
+  worker-cpu/program/linear.c \
+  worker-cpu/program/print.c \
+  worker-cpu/program/program.c \
+  worker-cpu/program/read_ahead.c \
+  worker-cpu/step.c \
+  worker-cpu/weights/pack.c \
+  worker-cpu/weights/weights.c
+
+helm-worker-cpu_MAIN := worker-cpu/main.c
+helm-worker-cpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-worker-cpu_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm

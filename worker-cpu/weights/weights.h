@@ -1,0 +1,73 @@
+/* The worker's weights: matrices in the arena's weights region, small vectors as fp32 in private memory.
+ *
+ * Called by engine.c at load. The region holds every matrix that stays in host memory, at the places of
+ * common/plan/host_weights.h: this worker loads them all, also those that only the GPU computes with, and packs
+ * those that are to be packed (weights/pack.c). Vectors are kept of what this worker computes in some phase.
+ * After loading the region is mapped read-only. `struct weights` owns the vectors and the tables; the
+ * matrices belong to the arena. */
+#ifndef HELM_WORKER_CPU_WEIGHTS_WEIGHTS_H
+#define HELM_WORKER_CPU_WEIGHTS_WEIGHTS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/shared/arena.h"
+#include "common/plan/host_weights.h"
+#include "common/model/model.h"
+#include "common/plan/plan.h"
+#include "common/cpu/kernels/kernel_set.h"
+#include "common/cpu/pool.h"
+
+struct weights {
+    const struct model *model; /* borrowed */
+    /* [layers + 1][TENSOR_ROLE_COUNT]; the first row is for layer -1. data NULL: the model has none, or it is
+     * not in the region, or made for the GPU alone. */
+    struct tensor_matrix *matrix;
+    float **vector;           /* same indexing */
+    float *vectors;           /* the memory behind them */
+    struct host_weights host; /* what the region holds and where */
+    bool
+        *computed; /* [unit_count(layers) + 2]: unit u is computed here in some phase; then embedding, head */
+    unsigned formats; /* format_bit of the matrices computed with */
+    uint64_t digest;  /* of files and layout: equal digests mean equal bytes in the region */
+    uint64_t huge_bytes, small_bytes;
+    uint64_t packed_from, packed_to; /* bytes of the matrices that are packed, before and after */
+};
+
+/* Lays out what stays in host memory and notes what this worker computes with; reads no weights. */
+HELM_MUST_CHECK int weights_plan(const struct model *model, const struct plan *plan, struct weights *weights,
+                                 struct helm_err *err);
+
+/* Reads matrices into the arena (skipped with `ready`) with all threads of the pool, and the vectors into
+ * private memory. *bytes_done counts up as bytes arrive; *cancel set by another thread ends it with
+ * HELM_E_CANCELLED. */
+HELM_MUST_CHECK int weights_load(struct weights *weights, const struct arena *arena,
+                                 const struct kernel_set *kernels, struct pool *pool, bool ready,
+                                 _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
+                                 struct helm_err *err);
+/* Reads the vectors and fills in the table with matrices at `region`, loading none: for printing programs. */
+HELM_MUST_CHECK int weights_place(struct weights *weights, const void *region,
+                                  const struct kernel_set *kernels, struct helm_err *err);
+void weights_free(struct weights *weights);
+
+/* ---- weights/pack.c, for weights.c ---- */
+
+/* Reads and packs the matrices that are to be packed, with all threads of the pool. fd: per shard. */
+HELM_MUST_CHECK int weights_pack(struct weights *weights, char *region, const int *fd, struct pool *pool,
+                                 _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
+                                 struct helm_err *err);
+/* What they have come to, whoever packed them. */
+void weights_count_packed(struct weights *weights, const char *region);
+
+static inline const struct tensor_matrix *weights_matrix(const struct weights *w, enum tensor_role role,
+                                                         int32_t layer)
+{
+    return &w->matrix[(uint32_t)(layer + 1) * TENSOR_ROLE_COUNT + role];
+}
+static inline const float *weights_vector(const struct weights *w, enum tensor_role role, int32_t layer)
+{
+    return w->vector[(uint32_t)(layer + 1) * TENSOR_ROLE_COUNT + role];
+}
+
+#endif

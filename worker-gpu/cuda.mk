@@ -1,0 +1,122 @@
+# How GPU code is compiled, for the device and for the emulator. Read by the Makefile.
+#
+# Looked for in CUDA_HOME, PATH and /usr/local/cuda, and reported in one line; without it everything but the CUDA
+# device is built. CUDA_ARCH (for example "75;80;90") is stated, never guessed from the machine.
+
+.PHONY: cuda-report
+cuda-report:
+	@$(if $(NVCC),echo "cuda: $$($(NVCC) --version | sed -n 's/.*release //p') at $(NVCC)",echo "cuda: absent (no nvcc in CUDA_HOME, PATH or /usr/local/cuda): no CUDA device in this build")
+all: cuda-report
+
+# The GPU's kernels, their tests and their benchmark: helm-test-gpu-kernels, helm-bench-gpu-kernels. Each architecture of
+# CUDA_ARCH gets machine code, the newest also PTX for those to come; CUDA_ARCH=90 alone is quick while developing.
+# `make test` compiles for CUDA_TEST_ARCH only, which is every path there is (sources ask for 8.0 and for 9.0, and machine
+# code for 8.0 runs on 8.6 and 8.9), unless objects for these and more lie there already; and with CUDA_QUICK=1, code that is
+# correct and slow in a fifth of the time, where nvcc can (12.8 and later).
+CUDA_ARCH ?= 75;80;86;89;90
+CUDA_TEST_ARCH := 75;80;90
+CUDA_ARCHS := $(sort $(subst ;, ,$(CUDA_ARCH)))
+gencode = $(foreach a,$(1),-gencode=arch=compute_$(a),code=sm_$(a)) \
+  -gencode=arch=compute_$(lastword $(1)),code=compute_$(lastword $(1))
+NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
+# What the objects are compiled for, all of them anew when something else is asked for.
+CUDA_STAMP := $(OBJ)/cuda-arch
+CUDA_QUICK ?=
+CUDA_WANT := $(strip $(CUDA_ARCHS) $(if $(CUDA_QUICK),quick))
+CUDA_HAVE := $(shell cat $(CUDA_STAMP) 2>/dev/null)
+CUDA_TEST_ARCHS := $(subst ;, ,$(CUDA_TEST_ARCH))
+CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,$(if \
+  $(filter-out $(CUDA_HAVE),$(CUDA_TEST_ARCHS))$(filter quick,$(CUDA_HAVE)),CUDA_ARCH='$(CUDA_TEST_ARCH)' CUDA_QUICK=1,\
+  CUDA_ARCH='$(CUDA_HAVE)'))
+# Defines for GPU sources alone, the emulated ones too: to compare what they choose, each in a BUILD of its own
+# (CUDA_DEFS=-DGEMM_STREAM_EACH_LANE=0), since objects that are there are not made anew for others.
+CUDA_DEFS ?=
+NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3) \
+  $(if $(and $(NVCC),$(CUDA_QUICK)),$(shell $(NVCC) --help | grep -q -- --Ofast-compile && echo -Ofc=max))
+NVCC_HOST := -Wall -Wextra -Wno-format-truncation -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
+NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST)))
+CUDA_LIB := $(if $(NVCC),$(abspath $(dir $(NVCC))/../lib64))
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lrt -ldl -lpthread -lstdc++ -lm
+
+CUDA_TEST_SRC := \
+  tests/gpu/test_attention.cu \
+  tests/gpu/test_chain.cu \
+  tests/gpu/test_elementwise.cu \
+  tests/gpu/test_expand.cu \
+  tests/gpu/test_gemv_packed.cu \
+  tests/gpu/test_linear.cu \
+  tests/gpu/test_main.cu
+CUDA_TEST_HOST_OBJ := $(OBJ)/common/base/err.o $(patsubst %.c,$(OBJ)/%.o,$(filter common/formats/%.c,$(COMMON_SRC))) \
+  $(OBJ)/common/sampling/pass.o
+CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)
+cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
+
+# The same tests of the same kernels as plain C++ on an emulated device, with or without nvcc: indexing, masks, fragments
+# and barriers' phases are checked (under MODE=asan also every access); races and speed are not. In -O1 it takes half the
+# time to compile and as long to run.
+CUDA_EMULATED_SRC := $(CUDA_TEST_SRC) $(filter-out %/matmul.cu,$(CUDA_KERNEL_SRC)) tests/gpu/emulator/emulator.cpp
+CUDA_EMULATED_OBJ := $(patsubst %,$(OBJ)/emulated/%.o,$(CUDA_EMULATED_SRC))
+$(OBJ)/emulated/%.o: %
+	@mkdir -p $(@D)
+	$(call say,CXX,$<)
+	$(Q)$(CXX) -x c++ -std=c++17 -Itests/gpu/emulator -I. -DHELM_CUDA_EMULATED $(CUDA_DEFS) -fno-strict-aliasing -ffp-contract=off \
+	  -g1 $(filter-out -O%,$(OPT)) -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-format-truncation -Wno-unused-function -Wno-unused-variable \
+	  -MMD -MP -c -o $@ $<
+$(OBJ)/helm-test-gpu-emulated: $(CUDA_EMULATED_OBJ) $(CUDA_TEST_HOST_OBJ)
+	$(call say,LINK,$@)
+	$(Q)$(CXX) -o $@ $^ $(LDFLAGS_ALL) -lm
+# The same inputs each time, so that a commit passes or does not; `tests/gpu/check.sh` has fresh ones on every run.
+SEED ?= 1
+.PHONY: test-gpu-emulated
+test-gpu-emulated: $(OBJ)/helm-test-gpu-emulated
+	ASAN_OPTIONS=detect_stack_use_after_return=0 $< --small --seed $(SEED)
+
+CUDA_DEVICE_OBJ := $(addprefix $(OBJ)/worker-gpu/device/cuda/,device.o graph.o kernels.o)
+ifneq ($(NVCC),)
+ifneq ($(CUDA_HAVE),$(CUDA_WANT))
+.PHONY: $(CUDA_STAMP)
+endif
+$(CUDA_STAMP):
+	@mkdir -p $(@D)
+	@echo "$(CUDA_WANT)" >$@
+$(OBJ)/%.o: %.cu $(CUDA_STAMP)
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)
+	$(Q)$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) -MMD -MP -c -o $@ $<
+# 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
+CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
+$(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
+  $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
+# tests have no kernels of their own: one architecture is as good as five
+$(OBJ)/tests/gpu/%.o: NVCC_CODE := \
+  -gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
+$(BIN)/helm-test-gpu-kernels: $(call cuda_obj_of,$(CUDA_TEST_SRC) $(CUDA_KERNEL_SRC)) $(CUDA_TEST_HOST_OBJ)
+$(BIN)/helm-bench-gpu-kernels: $(call cuda_obj_of,$(CUDA_BENCH_SRC) $(CUDA_KERNEL_SRC)) $(CUDA_TEST_HOST_OBJ)
+$(CUDA_PROGRAMS:%=$(BIN)/%):
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CUDA_LIBS)
+$(CUDA_DEVICE_OBJ): CPPFLAGS_ALL += -isystem $(CUDA_LIB)/../include
+ifneq ($(CUDA_DEVICE),)
+$(BIN)/helm-worker-gpu: $(call cuda_obj_of,$(CUDA_KERNEL_SRC))
+endif
+# tests of device and workers with the CUDA device in them: HELM_TEST_DEVICE=cuda $(BIN)/helm-test-gpu-split
+CUDA_DEVICE_TESTS := $(addprefix $(BIN)/helm-test-gpu-,device home split stream)
+$(BIN)/helm-test-gpu-device: $(OBJ)/tests/gpu/test_device_queues.o
+$(BIN)/helm-test-gpu-home: $(OBJ)/tests/golden/test_golden_home.o
+$(BIN)/helm-test-gpu-split: $(OBJ)/tests/golden/test_golden_split.o
+$(BIN)/helm-test-gpu-stream: $(OBJ)/tests/golden/test_golden_stream.o
+$(CUDA_DEVICE_TESTS): $(CUDA_DEVICE_OBJ) \
+  $(call cuda_obj_of,$(CUDA_KERNEL_SRC)) $(OBJ)/libhelm-all.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CC) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS) $(CUDA_LIBS)
+.PHONY: cuda check-gpu gpu-bundle
+cuda: $(CUDA_PROGRAMS:%=$(BIN)/%)
+all: cuda
+# needs a GPU; without one every line says SKIP
+check-gpu: $(CUDA_PROGRAMS:%=$(BIN)/%) $(CUDA_DEVICE_TESTS)
+	HELM_CHECK_LOGS=$(BUILD)/logs/gpu tests/gpu/check.sh $(BIN)
+gpu-bundle: $(CUDA_PROGRAMS:%=$(BIN)/%) $(CUDA_DEVICE_TESTS)
+	tools/gpu-bundle.sh $(BIN) $(BUILD)/helm-gpu-check.tar.xz
+endif

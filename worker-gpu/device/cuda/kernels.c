@@ -1,0 +1,151 @@
+/* The CUDA device's operations: the launchers of kernels.h on its compute stream. See cuda.h. */
+#include "worker-gpu/device/cuda/cuda.h"
+
+#define STREAM(d) ((void *)cuda_of(d)->stream[DEVICE_COMPUTE])
+
+static int run_linear(struct device *d, const struct op *op, struct helm_err *err)
+{
+    const struct gpuk_linear_args *args = &op->as.linear;
+    const struct gpuk_device *caps = &cuda_of(d)->caps;
+    if (op->kind == OP_GEMM_SMALL)
+        return gpuk_gemm_small(caps, args, op->tokens, op->count, op->workspace, op->flags, STREAM(d), err);
+    return gpuk_gemv(caps, args, op->workspace, op->flags, STREAM(d), err);
+}
+
+static int run_attention(struct device *d, const struct op *op, struct helm_err *err)
+{
+    const struct op_attention *a = &op->as.attention;
+    const struct gpuk_device *caps = &cuda_of(d)->caps;
+    if (op->kind == OP_ROPE_APPEND)
+        return gpuk_rope_append(&a->args, op->tokens, a->q, a->q_dtype, op->flags, STREAM(d), err);
+    if (op->kind == OP_ATTEND_DECODE)
+        return gpuk_attention_decode(caps, &a->args, op->tokens, a->fused, a->out, NULL, NULL, op->workspace,
+                                     op->flags, STREAM(d), err);
+    return gpuk_attention_prefill(caps, &a->args, a->q, op->tokens, a->rows, a->out, a->out_dtype, op->flags,
+                                  STREAM(d), err);
+}
+
+static int run_matmul(struct device *d, const struct op *op, struct helm_err *err)
+{
+    const struct op_matmul *m = &op->as.matmul;
+    const struct gpuk_matmul_plan *plan = NULL;
+    int rc = gpuk_matmul_plan(cuda_of(d)->matmul, m->dtype, m->out_dtype, op->tokens, m->rows, m->cols,
+                              m->out_stride, m->accumulate, &plan, err);
+    return rc ? rc : gpuk_matmul_run(plan, m->w, m->x, m->out, op->workspace, STREAM(d), err);
+}
+
+/* What takes its input row by row. */
+static int run_rows(struct device *d, const struct op *op, struct helm_err *err)
+{
+    const struct op_norm *n = &op->as.norm;
+    const struct op_swiglu *g = &op->as.swiglu;
+    const struct op_bias *b = &op->as.bias;
+    const struct op_move *m = &op->as.move;
+    switch (op->kind) {
+    case OP_NORM:
+        return gpuk_rmsnorm(op->count, op->tokens, n->x, n->norm, n->eps, n->width, n->out, n->out_dtype,
+                            op->flags, STREAM(d), err);
+    case OP_SWIGLU:
+        return gpuk_swiglu(op->count, op->tokens, g->in, g->in_dtype, g->stride, g->up_at, g->n, g->out,
+                           g->out_dtype, g->out_stride, op->flags, STREAM(d), err);
+    case OP_ADD_BIAS:
+        return gpuk_add_bias(op->count, op->tokens, b->out, b->dtype, b->stride, b->rows, b->bias, op->flags,
+                             STREAM(d), err);
+    default:
+        return gpuk_lane_copy(op->count, op->tokens, m->from, m->width, m->to, op->flags, STREAM(d), err);
+    }
+}
+
+/* What a step begins and ends with. */
+static int run_ends(struct device *d, const struct op *op, struct helm_err *err)
+{
+    const struct op_embed *e = &op->as.embed;
+    const struct op_rope_table *r = &op->as.rope_table;
+    const struct op_gather *g = &op->as.gather;
+    const struct op_argmax *a = &op->as.argmax;
+    const struct op_few *f = &op->as.few;
+    switch (op->kind) {
+    case OP_EMBED:
+        return gpuk_embed(&e->step, op->tokens, e->table, e->format, e->vocab, e->hidden, e->x, op->flags,
+                          STREAM(d), err);
+    case OP_ROPE_TABLE:
+        return gpuk_rope_table(&r->step, op->tokens, r->inv_freq, r->head_dim, r->scale, r->table, op->flags,
+                               STREAM(d), err);
+    case OP_GATHER:
+        return gpuk_gather(&g->step, op->tokens, g->x, g->width, g->out, op->flags, STREAM(d), err);
+    case OP_ARGMAX:
+        return gpuk_argmax(op->count, op->tokens, a->logits, a->vocab, a->result,
+                           a->next.token_id ? &a->next : NULL, op->workspace, op->flags, STREAM(d), err);
+    default:
+        return gpuk_few(f->few, op->tokens, f->logits, f->vocab, f->room, op->workspace, STREAM(d), err);
+    }
+}
+
+int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
+{
+    switch (op->kind) {
+    case OP_GEMV:
+    case OP_GEMM_SMALL:
+        return run_linear(d, op, err);
+    case OP_ROPE_APPEND:
+    case OP_ATTEND_DECODE:
+    case OP_ATTEND_PREFILL:
+        return run_attention(d, op, err);
+    case OP_MATMUL:
+        return run_matmul(d, op, err);
+    case OP_NORM:
+    case OP_SWIGLU:
+    case OP_ADD_BIAS:
+    case OP_READ_BLOCK:
+    case OP_LANE_READ:
+    case OP_LANE_WRITE:
+        return run_rows(d, op, err);
+    case OP_EMBED:
+    case OP_ROPE_TABLE:
+    case OP_GATHER:
+    case OP_ARGMAX:
+    case OP_FEW:
+        return run_ends(d, op, err);
+    case OP_EXPAND:
+        return gpuk_expand(&cuda_of(d)->caps, op->as.expand.part, op->as.expand.parts, 0, STREAM(d), err);
+    case OP_CHAIN:
+        return gpuk_chain_run(&op->as.chain, STREAM(d), err);
+    case OP_WORD_WAIT:
+        return device_word_wait(d, op->as.word.word, op->as.word.value, op->as.word.compare, err);
+    case OP_WORD_WRITE:
+        return device_word_write(d, op->as.word.word, op->as.word.value, err);
+    default:
+        return helm_fail(err, HELM_E_INTERNAL, "no device computes '%s'", op_name(op->kind));
+    }
+}
+
+static bool linear_takes(struct device *d, const struct gpuk_linear_args *args, enum gpuk_schedule schedule)
+{
+    return gpuk_linear_takes(&cuda_of(d)->caps, args, schedule);
+}
+
+static bool chain_takes(struct device *d, const struct gpuk_chain_op *op)
+{
+    return gpuk_chain_takes(&cuda_of(d)->caps, op);
+}
+
+static int chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
+                       void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err)
+{
+    if (cuda_of(d)->capture.on) return helm_fail(err, HELM_E_STATE, "a chain is written inside a capture");
+    return gpuk_chain_write(&cuda_of(d)->caps, op, count, memory, attention_workspace, STREAM(d), chain, err);
+}
+
+const struct device_asked cuda_asked = {
+    .linear_takes = linear_takes,
+    .chain_takes = chain_takes,
+    .chain_bytes = gpuk_chain_bytes,
+    .chain_write = chain_write,
+    .gemv_workspace = gpuk_gemv_workspace_bytes,
+    .gemm_small_workspace = gpuk_gemm_small_workspace_bytes,
+    .attention_counters = gpuk_attention_counter_bytes,
+    .attention_workspace = gpuk_attention_workspace_bytes,
+    .argmax_workspace = gpuk_argmax_workspace_bytes,
+    .few_workspace = gpuk_few_workspace_bytes,
+    .matmul_workspace = GPUK_MATMUL_WORKSPACE,
+};

@@ -1,0 +1,391 @@
+/* The emulated device's kernels: the operations of kernels.h by the CPU's fp32 kernels. See emulated.h.
+ *
+ * emulated_run checks an operation and queues it; run_X computes it, on the device's thread. They follow
+ * kernels.h to the letter, flags aside, so that the step code above cannot tell. */
+#include "worker-gpu/device/emulated/emulated.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/cpu.h"
+#include "common/formats/packed.h"
+
+int emulated_math_open(struct emulated_math *math, struct helm_err *err)
+{
+    size_t count;
+    unsigned features = cpu_features();
+    const struct linear_kernel *const *table = linear_kernels(&count);
+    memset(math, 0, sizeof *math);
+    for (size_t i = 0; i < count; i++) {
+        if (table[i]->features & ~features) continue;
+        if (table[i]->schedule == LINEAR_ONE_TOKEN) math->gemv[table[i]->format] = table[i];
+        if (table[i]->schedule == LINEAR_TOKENS && table[i]->exact_input &&
+            strcmp(table[i]->name, "openblas") != 0)
+            math->gemm[table[i]->format] = table[i];
+    }
+    int rc = vector_choose(features, NULL, &math->vector, err);
+    for (int d = 0; d < DTYPE_COUNT && !rc; d++)
+        rc = attention_choose((enum dtype)d, features & ~(unsigned)CPU_AVX512_BF16, NULL, &math->attention[d],
+                              err);
+    return rc;
+}
+
+void emulated_math_close(struct emulated_math *math)
+{
+    for (size_t i = 0; i < sizeof math->scratch / sizeof *math->scratch; i++) free(math->scratch[i].memory);
+    memset(math, 0, sizeof *math);
+}
+
+/* At least `bytes` of scratch, kept for the next call; NULL (and broken) when there is none. */
+void *emulated_scratch(struct emulated_math *math, enum scratch_use use, size_t bytes)
+{
+    if (math->scratch[use].bytes < bytes) {
+        free(math->scratch[use].memory);
+        bytes = (bytes + 4095) / 4096 * 4096;
+        math->scratch[use].memory = aligned_alloc(64, bytes);
+        math->scratch[use].bytes = math->scratch[use].memory ? bytes : 0;
+        if (!math->scratch[use].memory) math->broken = "no memory for scratch";
+    }
+    return math->scratch[use].memory;
+}
+
+/* y[token][row] = w[row] x[token], all dense. */
+struct product {
+    enum dtype dtype; /* of w */
+    uint32_t tokens, rows, cols;
+    const void *w;
+    const float *x;
+    float *y;
+};
+
+static bool multiply(struct emulated_math *math, const struct product *p)
+{
+    const struct linear_kernel *k = math->gemm[p->dtype];
+    const uint32_t tokens = p->tokens, rows = p->rows, cols = p->cols;
+    if (tokens == 1) {
+        math->gemv[p->dtype]->gemv(p->y, p->w, p->x, rows, cols, NULL);
+        return true;
+    }
+    void *tiled = emulated_scratch(math, SCRATCH_TILED, k->tiled_bytes(tokens, cols));
+    void *own = emulated_scratch(math, SCRATCH_GEMM, k->scratch_bytes(cols, tokens) + 64);
+    if (!tiled || !own) return false;
+    k->tile(tiled, p->x, cols, tokens, cols, 0, tokens);
+    if (k->thread_begin) k->thread_begin();
+    k->gemm(p->y, rows, p->w, tiled, rows, cols, tokens, false, own);
+    if (k->thread_end) k->thread_end();
+    return true;
+}
+
+/* ---- linears of decode ---- */
+
+/* Packed weights to plain ones. */
+static void expand_part(struct emulated_math *math, const struct gpuk_expand_part *p)
+{
+    const char *packed = p->weight;
+    uint16_t *out = p->out;
+    for (uint32_t g = 0; g < packed_groups(p->rows); g++) {
+        uint32_t values = packed_group_values(p->rows, p->cols, g);
+        uint64_t bytes = (uint64_t)(p->offset[g + 1] - p->offset[g]) * PACKED_ALIGN;
+        if (packed_read(packed, bytes, values, out, NULL)) math->broken = "packed weights that are none";
+        packed += bytes;
+        out += values;
+    }
+}
+
+/* The values of a matrix as what they decode to; NULL (and broken) without memory. */
+static const void *weight_of(struct emulated_math *math, const struct gpuk_linear_args *a,
+                             const struct gpuk_linear *g)
+{
+    if (tensor_format_is_plain(a->format)) return g->weight;
+    const size_t bytes = (size_t)g->rows * a->cols * dtype_bytes(tensor_format_value(a->format));
+    void *out = emulated_scratch(math, SCRATCH_PLAIN, bytes);
+    const struct gpuk_expand_part part = {.format = a->format,
+                                          .weight = g->weight,
+                                          .offset = g->offset,
+                                          .out = out,
+                                          .rows = g->rows,
+                                          .cols = a->cols};
+    if (out) expand_part(math, &part);
+    return out;
+}
+
+static void linear(struct emulated_math *math, const struct gpuk_linear_args *a, uint32_t tokens,
+                   uint32_t x_stride, uint32_t out_stride)
+{
+    if (tokens == 0) return;
+    float *x = emulated_scratch(math, SCRATCH_X, (size_t)tokens * a->cols * sizeof(float));
+    if (!x) return;
+    for (uint32_t t = 0; t < tokens; t++) {
+        float *to = x + (size_t)t * a->cols;
+        memcpy(to, a->x + (size_t)t * x_stride, a->cols * sizeof(float));
+        if (a->norm) math->vector->rmsnorm(to, to, a->norm, a->cols, a->eps);
+    }
+    const enum dtype dtype = tensor_format_value(a->format);
+    for (uint32_t s = 0; s < a->segments; s++) {
+        const struct gpuk_linear *g = &a->segment[s];
+        const void *weight = weight_of(math, a, g);
+        float *y = emulated_scratch(math, a->swiglu && s == 1 ? SCRATCH_Y2 : SCRATCH_Y,
+                                    (size_t)tokens * g->rows * sizeof(float));
+        const struct product product = {
+            .dtype = dtype, .tokens = tokens, .rows = g->rows, .cols = a->cols, .w = weight, .x = x, .y = y};
+        if (!y || !weight || !multiply(math, &product)) return;
+        for (uint32_t t = 0; t < tokens && g->bias; t++)
+            math->vector->add(y + (size_t)t * g->rows, g->bias, g->rows);
+        if (a->swiglu && s == 0) continue;
+        const struct gpuk_linear *to = a->swiglu ? &a->segment[0] : g;
+        for (uint32_t t = 0; t < tokens; t++) {
+            float *row = y + (size_t)t * g->rows;
+            if (a->swiglu) {
+                float *gate = (float *)math->scratch[SCRATCH_Y].memory + (size_t)t * g->rows;
+                math->vector->swiglu(gate, gate, row, g->rows);
+                row = gate;
+            }
+            if (a->residual) math->vector->add(row, a->residual + (size_t)t * out_stride, g->rows);
+            memcpy(to->out + (size_t)t * out_stride, row, g->rows * sizeof(float));
+        }
+    }
+}
+
+void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args)
+{
+    linear(math, args, 1, args->cols, 0);
+}
+
+static void run_gemm_small(struct emulated_math *math, const struct op *op)
+{
+    const struct gpuk_linear_args *a = &op->as.linear;
+    linear(math, a, emulated_count(op->count, op->tokens), a->x_stride, a->out_stride);
+}
+
+static void run_gemv(struct emulated_math *math, const struct op *op)
+{
+    emulated_run_gemv(math, &op->as.linear);
+}
+
+/* ---- matrix products of prefill ---- */
+
+static void run_matmul(struct emulated_math *math, const struct op *op)
+{
+    const struct op_matmul *c = &op->as.matmul;
+    float *x = emulated_scratch(math, SCRATCH_X, (size_t)op->tokens * c->cols * sizeof(float));
+    float *y = emulated_scratch(math, SCRATCH_Y, (size_t)op->tokens * c->rows * sizeof(float));
+    if (!x || !y) return;
+    math->vector->load(x, c->x, c->dtype, (size_t)op->tokens * c->cols);
+    const struct product product = {
+        .dtype = c->dtype, .tokens = op->tokens, .rows = c->rows, .cols = c->cols, .w = c->w, .x = x, .y = y};
+    if (!multiply(math, &product)) return;
+    for (uint32_t t = 0; t < op->tokens; t++) {
+        float *row = y + (size_t)t * c->rows;
+        size_t at = (size_t)t * c->out_stride;
+        if (c->accumulate) math->vector->add(row, (const float *)c->out + at, c->rows);
+        emulated_store(math, c->out, at, c->out_dtype, row, c->rows);
+    }
+}
+
+static void run_add_bias(struct emulated_math *math, const struct op *op)
+{
+    const struct op_bias *c = &op->as.bias;
+    float *row = emulated_scratch(math, SCRATCH_Y, c->rows * sizeof(float));
+    for (uint32_t t = 0, n = emulated_count(op->count, op->tokens); t < n && row; t++) {
+        size_t at = (size_t)t * c->stride;
+        math->vector->load(row, (char *)c->out + at * dtype_bytes(c->dtype), c->dtype, c->rows);
+        math->vector->add(row, c->bias, c->rows);
+        emulated_store(math, c->out, at, c->dtype, row, c->rows);
+    }
+}
+
+static void run_expand(struct emulated_math *math, const struct op *op)
+{
+    const struct op_expand *c = &op->as.expand;
+    for (uint32_t i = 0; i < c->parts; i++) expand_part(math, &c->part[i]);
+}
+
+/* ---- row by row ---- */
+
+static void run_norm(struct emulated_math *math, const struct op *op)
+{
+    const struct op_norm *c = &op->as.norm;
+    float *row = emulated_scratch(math, SCRATCH_Y, c->width * sizeof(float));
+    for (uint32_t t = 0, n = emulated_count(op->count, op->tokens); t < n && row; t++) {
+        const float *x = c->x + (size_t)t * c->width;
+        if (c->norm)
+            math->vector->rmsnorm(row, x, c->norm, c->width, c->eps);
+        else
+            memcpy(row, x, c->width * sizeof(float));
+        emulated_store(math, c->out, (size_t)t * c->width, c->out_dtype, row, c->width);
+    }
+}
+
+static void run_move(struct emulated_math *math, const struct op *op)
+{
+    (void)math;
+    const struct op_move *c = &op->as.move;
+    memcpy(c->to, c->from, (size_t)emulated_count(op->count, op->tokens) * c->width * sizeof(float));
+}
+
+static void run_swiglu(struct emulated_math *math, const struct op *op)
+{
+    const struct op_swiglu *c = &op->as.swiglu;
+    float *gate = emulated_scratch(math, SCRATCH_Y, c->n * sizeof(float));
+    float *up = emulated_scratch(math, SCRATCH_Y2, c->n * sizeof(float));
+    size_t bytes = dtype_bytes(c->in_dtype);
+    for (uint32_t t = 0, n = emulated_count(op->count, op->tokens); t < n && gate && up; t++) {
+        const char *in = (const char *)c->in + (size_t)t * c->stride * bytes;
+        math->vector->load(gate, in, c->in_dtype, c->n);
+        math->vector->load(up, in + c->up_at * bytes, c->in_dtype, c->n);
+        math->vector->swiglu(gate, gate, up, c->n);
+        emulated_store(math, c->out, (size_t)t * c->out_stride, c->out_dtype, gate, c->n);
+    }
+}
+
+/* ---- what reads the step block ---- */
+
+static void run_embed(struct emulated_math *math, const struct op *op)
+{
+    const struct op_embed *c = &op->as.embed;
+    for (uint32_t t = 0, n = emulated_count(c->step.counts, op->tokens); t < n; t++) {
+        float *x = c->x + (size_t)t * c->hidden;
+        uint32_t id = c->step.token_id[t];
+        if (id < c->vocab)
+            math->vector->load(x, (const char *)c->table + id * tensor_format_row_bytes(c->format, c->hidden),
+                               tensor_format_value(c->format), c->hidden);
+        else
+            for (uint32_t i = 0; i < c->hidden; i++) x[i] = NAN;
+    }
+}
+
+static void run_gather(struct emulated_math *math, const struct op *op)
+{
+    (void)math;
+    const struct op_gather *c = &op->as.gather;
+    for (uint32_t i = 0, n = emulated_count(c->step.counts + 2, op->tokens); i < n; i++)
+        memcpy(c->out + (size_t)i * c->width, c->x + (size_t)c->step.sample_token[i] * c->width,
+               c->width * sizeof(float));
+}
+
+static void run_rope_table(struct emulated_math *math, const struct op *op)
+{
+    (void)math;
+    const struct op_rope_table *c = &op->as.rope_table;
+    uint32_t half = c->head_dim / 2;
+    for (uint32_t t = 0, n = emulated_count(c->step.counts, op->tokens); t < n; t++) {
+        float *cosine = c->table + (size_t)t * 2 * half, *sine = cosine + half;
+        for (uint32_t i = 0; i < half; i++) {
+            float angle = (float)c->step.position[t] * c->inv_freq[i];
+            cosine[i] = cosf(angle) * c->scale;
+            sine[i] = sinf(angle) * c->scale;
+        }
+    }
+}
+
+/* ---- the table ---- */
+
+static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
+    [OP_EMBED] = run_embed,
+    [OP_NORM] = run_norm,
+    [OP_ROPE_APPEND] = emulated_run_rope_append,
+    [OP_LANE_READ] = run_move,
+    [OP_LANE_WRITE] = run_move,
+    [OP_READ_BLOCK] = run_move,
+    [OP_ROPE_TABLE] = run_rope_table,
+    [OP_GEMV] = run_gemv,
+    [OP_GEMM_SMALL] = run_gemm_small,
+    [OP_MATMUL] = run_matmul,
+    [OP_ADD_BIAS] = run_add_bias,
+    [OP_SWIGLU] = run_swiglu,
+    [OP_ATTEND_DECODE] = emulated_run_attend_decode,
+    [OP_ATTEND_PREFILL] = emulated_run_attend_prefill,
+    [OP_GATHER] = run_gather,
+    [OP_ARGMAX] = emulated_run_argmax,
+    [OP_FEW] = emulated_run_few,
+    [OP_CHAIN] = emulated_run_chain,
+    [OP_EXPAND] = run_expand,
+};
+
+/* Packed weights by one token only, and narrower ones than a GPU's kernel has, so that small models have some
+ * that are taken and some that are not. */
+static bool linear_takes(struct device *d, const struct gpuk_linear_args *args, enum gpuk_schedule schedule)
+{
+    (void)d;
+    return tensor_format_is_plain(args->format) || (schedule == GPUK_ONE && args->cols % 256 == 0);
+}
+
+static int check_expand(const struct op_expand *expand, struct helm_err *err)
+{
+    if (expand->parts > GPUK_EXPAND_PARTS_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "%u parts are expanded at once, at most %d can be", expand->parts,
+                         GPUK_EXPAND_PARTS_MAX);
+    for (uint32_t i = 0; i < expand->parts; i++)
+        if (expand->part[i].format != FORMAT_BF16_PACKED)
+            return helm_fail(err, HELM_E_UNSUPPORTED, "weights of %s are not expanded",
+                             tensor_format_name(expand->part[i].format));
+    return 0;
+}
+
+/* As a GPU's launchers refuse what they cannot do. */
+static int check(struct device *d, const struct op *op, struct helm_err *err)
+{
+    const struct gpuk_linear_args *linear = &op->as.linear;
+    const uint32_t head_dim = op->as.attention.args.kv.layout.head_dim;
+    switch (op->kind) {
+    case OP_GEMM_SMALL:
+        if (op->tokens > GPUK_BATCH_MAX)
+            return helm_fail(err, HELM_E_LIMIT, "gemm_small: %u tokens, at most %d", op->tokens,
+                             GPUK_BATCH_MAX);
+        /* fall through */
+    case OP_GEMV:
+        if (linear_takes(d, linear, op->kind == OP_GEMV ? GPUK_ONE : GPUK_FEW)) return 0;
+        return helm_fail(err, HELM_E_UNSUPPORTED, "%s: %u columns of %s", op_name(op->kind), linear->cols,
+                         tensor_format_name(linear->format));
+    case OP_EMBED:
+        if (tensor_format_is_plain(op->as.embed.format)) return 0;
+        return helm_fail(err, HELM_E_UNSUPPORTED, "embed: a table of %s",
+                         tensor_format_name(op->as.embed.format));
+    case OP_MATMUL:
+        if (!op->as.matmul.accumulate || op->as.matmul.out_dtype == DTYPE_F32) return 0;
+        return helm_fail(err, HELM_E_UNSUPPORTED, "matmul: sums are kept in f32 only");
+    case OP_ROPE_APPEND:
+        if (head_dim <= GPUK_HEAD_DIM_MAX) return 0;
+        return helm_fail(err, HELM_E_UNSUPPORTED, "head_dim %u, at most %d", head_dim, GPUK_HEAD_DIM_MAX);
+    case OP_EXPAND:
+        return check_expand(&op->as.expand, err);
+    default:
+        return 0;
+    }
+}
+
+int emulated_run(struct device *d, const struct op *op, struct helm_err *err)
+{
+    if (op->kind == OP_WORD_WAIT)
+        return device_word_wait(d, op->as.word.word, op->as.word.value, op->as.word.compare, err);
+    if (op->kind == OP_WORD_WRITE) return device_word_write(d, op->as.word.word, op->as.word.value, err);
+    if (!run_of[op->kind])
+        return helm_fail(err, HELM_E_INTERNAL, "no device computes '%s'", op_name(op->kind));
+    int rc = check(d, op, err);
+    return rc ? rc : emulated_enqueue(d, run_of[op->kind], op, err);
+}
+
+/* Kernels work in host scratch; a little device memory each keeps the ledger's lines alive. */
+static size_t gemv_workspace(uint32_t cols)
+{
+    return cols * sizeof(float);
+}
+static size_t gemm_small_workspace(uint32_t tokens, uint32_t cols)
+{
+    return GPUK_LINEAR_COUNTER_BYTES + gpuk_linear_sums_bytes(tokens, cols); /* as a GPU's: for the ledger */
+}
+
+const struct device_asked emulated_asked = {
+    .linear_takes = linear_takes,
+    .chain_takes = emulated_chain_takes,
+    .chain_bytes = emulated_chain_bytes,
+    .chain_write = emulated_chain_write,
+    .gemv_workspace = gemv_workspace,
+    .gemm_small_workspace = gemm_small_workspace,
+    .attention_counters = emulated_attention_counters,
+    .attention_workspace = emulated_attention_workspace,
+    .argmax_workspace = emulated_argmax_workspace,
+    .few_workspace = emulated_few_workspace,
+    .matmul_workspace = GPU_MATMUL_WORKSPACE_EMULATED,
+};

@@ -1,0 +1,126 @@
+/* What a device computes: an operation with its arguments, as device_run takes it.
+ *
+ * Lowering fills them in (worker-gpu/program), measuring and tests make their own; device/cuda/kernels.c and
+ * device/emulated/ run them, as kernels.h defines each. Pure data; addresses are the device's and must stay
+ * until the operation is done. */
+#ifndef HELM_WORKER_GPU_DEVICE_OP_H
+#define HELM_WORKER_GPU_DEVICE_OP_H
+
+#include <stdatomic.h>
+
+#include "common/program/op.h"
+#include "worker-gpu/kernels/kernels.h"
+#include "worker-gpu/kernels/kernels_few.h"
+
+/* When a waiting queue goes on: word - value, as a signed number, is 0 or more; the word is the value. */
+enum device_compare { DEVICE_AT_LEAST, DEVICE_EQUAL };
+
+struct op_embed {
+    struct gpuk_step step;
+    const void *table;
+    enum tensor_format format;
+    uint32_t vocab, hidden;
+    float *x;
+};
+struct op_norm {
+    const float *x, *norm;
+    float eps;
+    uint32_t width;
+    void *out;
+    enum dtype out_dtype;
+};
+struct op_gather {
+    struct gpuk_step step;
+    const float *x;
+    uint32_t width;
+    float *out;
+};
+/* LANE_READ, LANE_WRITE, READ_BLOCK: rows of `width` floats. */
+struct op_move {
+    const float *from;
+    float *to;
+    uint32_t width;
+};
+struct op_swiglu {
+    const void *in;
+    void *out;
+    enum dtype in_dtype, out_dtype;
+    uint32_t n, stride, up_at, out_stride;
+};
+struct op_rope_table {
+    struct gpuk_step step;
+    const float *inv_freq;
+    uint32_t head_dim;
+    float scale;
+    float *table;
+};
+/* ROPE_APPEND writes q; ATTEND_PREFILL reads it. ATTEND_DECODE of one token is fused or takes args.q as they
+ * left it. */
+struct op_attention {
+    struct gpuk_attention args;
+    bool fused;
+    enum dtype q_dtype, out_dtype; /* of decode's `out`: f32 */
+    void *q, *out;
+    uint32_t rows; /* ATTEND_PREFILL: capacity of the step's */
+};
+struct op_matmul {
+    enum dtype dtype, out_dtype;
+    uint32_t rows, cols, out_stride;
+    bool accumulate;
+    const void *w, *x;
+    void *out;
+};
+struct op_bias {
+    void *out;
+    enum dtype dtype;
+    uint32_t stride, rows;
+    const float *bias;
+};
+struct op_argmax {
+    const float *logits;
+    uint32_t vocab;
+    struct gpuk_token *result;
+    struct gpuk_next next; /* zeros: nobody's */
+};
+struct op_few {
+    const struct gpuk_few *few; /* stays until it is done */
+    const float *logits;
+    uint32_t vocab;
+    struct gpuk_few_room *room;
+};
+struct op_expand {
+    struct gpuk_expand_part part[GPUK_EXPAND_PARTS_MAX];
+    uint32_t parts;
+};
+struct op_word {
+    _Atomic uint32_t *word;
+    uint32_t value;
+    enum device_compare compare; /* WORD_WAIT */
+};
+
+struct op {
+    enum op_kind kind;
+    uint32_t flags;        /* enum gpuk_flags */
+    uint32_t tokens;       /* capacity: of tokens, or of the rows that stand for them; GEMV: one */
+    const uint32_t *count; /* how many of them are there, on the device; where the arguments have no step */
+    void *workspace;       /* of GEMV, GEMM_SMALL, MATMUL, ATTEND_DECODE, ARGMAX, FEW */
+    union {
+        struct gpuk_linear_args linear; /* GEMV, GEMM_SMALL */
+        struct op_embed embed;
+        struct op_norm norm;
+        struct op_gather gather;
+        struct op_move move;
+        struct op_swiglu swiglu;
+        struct op_rope_table rope_table;
+        struct op_attention attention;
+        struct op_matmul matmul;
+        struct op_bias bias;
+        struct op_argmax argmax;
+        struct op_few few;
+        struct op_expand expand;
+        struct op_word word;
+        struct gpuk_chain chain;
+    } as;
+};
+
+#endif

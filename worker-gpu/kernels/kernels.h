@@ -1,0 +1,342 @@
+/* The GPU's kernels: extern "C" launchers over CUDA streams.
+ *
+ * Called by the CUDA device (worker-gpu/device/cuda), by tests/gpu and by tools/bench/gpu. Launchers own
+ * nothing, allocate nothing and never synchronise, so all of them can be captured in a graph; workspace comes
+ * from the caller, sizes from the ..._bytes functions. Arguments are device pointers unless they say
+ * otherwise. Every launch is checked; errors are HELM_E_... with the detail in err.
+ *
+ * What changes from step to step (tokens, positions, page tables, how many of them count) is read from device
+ * memory through `struct gpuk_step`; a launch depends only on shapes and on capacities (the token tier), so a
+ * captured graph is replayed unchanged. The step block may be written by copies before the graph or by the
+ * host, not by a kernel of the same graph: kernels launched early (below) read it before their predecessor
+ * has finished.
+ *
+ * Precision: weights as their format decodes them; the residual stream and decode activations are fp32; sums
+ * are fp32. Batches of 2 to 16 tokens on tensor cores carry activations as a pair (high, low) of 16-bit
+ * numbers, about 2^-16 relative. Prefill activations are 16-bit. No float atomics: the same input gives the
+ * same bits.
+ *
+ * GPUK_EARLY (only where the device says early_launch): the launch may begin before the kernel in
+ * front of it in the stream has finished (programmatic dependent launch). It fetches weights, then waits by
+ * itself for the predecessor's results. Set it only when the operation just before in the stream is one of
+ * these launchers. */
+#ifndef HELM_WORKER_GPU_KERNELS_KERNELS_H
+#define HELM_WORKER_GPU_KERNELS_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "common/base/err.h"
+#include "common/formats/tensor_format.h"
+#include "common/shared/kv_layout.h"
+#include "common/model/model.h"
+#include "common/plan/engine_limits.h"
+
+#define GPUK_BATCH_MAX    ENGINE_FEW_TOKENS /* tokens of the small-batch tier */
+#define GPUK_HEAD_DIM_MAX 256               /* of attention */
+#define GPUK_SEGMENTS_MAX 3
+#define GPUK_SPLITS_MAX   GPU_ATTENTION_SPLITS /* pieces of one sequence's context in decode attention */
+#define GPUK_TOKEN_NONE   0xffffffffu
+
+/* Page numbers with this bit lie in the second pool (host memory that is mapped for the device). */
+#define GPUK_PAGE_HOST 0x80000000u
+/* A page that is elsewhere: its positions are left out (partial results are merged by the caller). */
+#define GPUK_PAGE_ABSENT 0xffffffffu
+
+enum gpuk_flags { GPUK_EARLY = 1u << 0 };
+
+/* What launchers must know of the device; filled in once by gpuk_open. */
+struct gpuk_device {
+    int ordinal;
+    int sm_count;
+    int capability;       /* 75, 80, 86, 89, 90, ... */
+    int shared_bytes_max; /* of one block, after opting in */
+    bool bulk_copy;       /* weights stream through shared memory by the bulk copy engine (9.0 and later) */
+    bool early_launch;    /* GPUK_EARLY may be set (9.0 and later) */
+    bool tensor_cores;    /* bf16 and f16 matrix instructions (8.0 and later) */
+    /* Choices a benchmark may vary; 0 = the built-in default, negative = none. */
+    int gemv_warps;       /* of a block: 8 or 16 */
+    int gemv_tile_bytes;  /* of one row that a copy brings: 1024 or 2048 */
+    int gemv_slots;       /* tiles in flight a warp; also of chains */
+    int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
+    bool gemv_contiguous; /* a block's rows are neighbours; else rows go round the blocks */
+    int packed_warps;     /* of a block of the packed gemv, at most: 4, 8, 16 or 24 */
+    int packed_slots;     /* of each warp's ring */
+    int packed_blocks;    /* of a multiprocessor, at most */
+    int gemm_slots;       /* of the streamed gemm's ring: groups of 16 rows; default: 96 KiB */
+    int gemm_slices;      /* of columns, at least what registers need; default: so many */
+    int gemm_producers;   /* warps that copy, 1 or 2 */
+    int gemm_reducers;    /* warps that add and store, 2 to 6 */
+    int gemm_batch;       /* groups of a reducer that wait for the other slices together */
+    int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */
+    int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
+};
+/* Reads the current device's properties and loads every kernel, so that no launch loads code later (a first
+ * launch would wait for the device, which deadlocks when a stream waits for the host). */
+HELM_MUST_CHECK int gpuk_open(struct gpuk_device *device, struct helm_err *err);
+
+/* The step block: arrays in device memory (or host memory mapped for the device), at fixed addresses. */
+struct gpuk_step {
+    const uint32_t *counts;    /* [3]: tokens, rows (sequences) and samples of this step */
+    const uint32_t *token_id;  /* [tokens] */
+    const uint32_t *position;  /* [tokens] */
+    const uint32_t *token_row; /* [tokens] its row */
+    const uint32_t *row_first; /* [rows + 1] tokens row_first[r] .. row_first[r + 1) are row r's, in order */
+    const uint32_t *row_slot;  /* [rows] line of the page table */
+    const uint32_t *sample_token; /* [samples] whose logits are wanted */
+    const uint32_t *page_table;   /* [slots][pages_per_slot] */
+    uint32_t pages_per_slot;
+};
+
+/* The KV pages of one layer. */
+struct gpuk_kv {
+    struct kv_layout layout;
+    void *pool;      /* VRAM */
+    void *pool_host; /* device address of mapped host memory, or NULL */
+    uint32_t layer;  /* in the layer group */
+};
+
+/* One weight matrix [rows][cols] of one format (common/formats/tensor_format.h), with its output: whole, or a
+ * slice, which is whole groups of rows. Norm weights and biases are fp32 (converted when the model is loaded). */
+struct gpuk_linear {
+    const void *weight; /* of a variable format: where the first group lies, 16-byte aligned */
+    /* Of a variable format the first group's entry in the matrix's table of offsets, in device memory; only
+     * differences to that entry are used, up to the one behind the last group. Otherwise NULL. */
+    const uint32_t *offset;
+    const float *bias; /* [rows] or NULL */
+    float *out;        /* out[token * out_stride + row] */
+    uint32_t rows;
+};
+
+/* y = W x over one to three matrices that share x, with what stands before and after it:
+ *   norm       x is normalised first: x[i] * norm[i] / sqrt(mean(x^2) + eps); NULL: x as it is
+ *   residual   out[r] = residual[r] + (W x + bias)[r]; may be `out` itself; one matrix only
+ *   swiglu     two matrices of equal rows, gate then up: segment[0].out[r] = silu(gate[r]) * up[r]
+ * `out` may be host memory mapped for the device (an activation lane). */
+struct gpuk_linear_args {
+    enum tensor_format format; /* of the weights */
+    uint32_t cols;
+    uint32_t segments;
+    struct gpuk_linear segment[GPUK_SEGMENTS_MAX];
+    const float *x; /* x[token * x_stride + i] */
+    const float *norm;
+    float eps;
+    const float *residual; /* stride as out_stride */
+    bool swiglu;
+    uint32_t x_stride, out_stride; /* floats; gemm only */
+};
+/* The first bytes of a workspace of linear layers: zero before its first launch; launches leave them zero. */
+#define GPUK_LINEAR_COUNTER_BYTES ((size_t)GPU_LINEAR_COUNTER_BYTES)
+/* Behind them, of small batches: inputs, or sums that wait for those of other columns; matrices that need
+ * more are taken a part at a time. */
+static inline size_t gpuk_linear_sums_bytes(uint32_t tokens, uint32_t cols)
+{
+    const size_t x = (size_t)(tokens > 8 ? 16 : 8) * cols * sizeof(float),
+                 most = (size_t)GPU_LINEAR_SUMS_BYTES;
+    return GPU_LINEAR_SUMS * x < most ? GPU_LINEAR_SUMS * x : x > most ? x : most;
+}
+/* How weights are read. Kernels stand in one table by format and schedule (linear.cu); what has no kernel there
+ * is expanded first, to the format's value dtype. */
+enum gpuk_schedule {
+    GPUK_ONE,   /* one token: gpuk_gemv */
+    GPUK_FEW,   /* up to GPUK_BATCH_MAX: gpuk_gemm_small */
+    GPUK_CHUNK, /* more: gpuk_matmul_run, which reads plain formats */
+    GPUK_SCHEDULES
+};
+/* The name of the kernel that would be launched; NULL: the weights must be expanded first. */
+const char *gpuk_linear_kernel(const struct gpuk_device *device, const struct gpuk_linear_args *args,
+                               enum gpuk_schedule schedule);
+static inline bool gpuk_linear_takes(const struct gpuk_device *device, const struct gpuk_linear_args *args,
+                                     enum gpuk_schedule schedule)
+{
+    return gpuk_linear_kernel(device, args, schedule) != NULL;
+}
+/* One token. Packed weights give the same bits as gpuk_expand and then gpuk_gemv would (on this device), where
+ * gpuk_gemv streams plain weights by bulk copies; elsewhere those that it would give if it did. */
+size_t gpuk_gemv_workspace_bytes(uint32_t cols);
+HELM_MUST_CHECK int gpuk_gemv(const struct gpuk_device *device, const struct gpuk_linear_args *args,
+                              void *workspace, uint32_t flags, void *stream, struct helm_err *err);
+/* Up to `tokens` <= GPUK_BATCH_MAX tokens, weights read once; only the first *count are computed and stored
+ * (count: a device pointer, usually step.counts or step.counts + 2). */
+size_t gpuk_gemm_small_workspace_bytes(uint32_t tokens, uint32_t cols);
+HELM_MUST_CHECK int gpuk_gemm_small(const struct gpuk_device *device, const struct gpuk_linear_args *args,
+                                    uint32_t tokens, const uint32_t *count, void *workspace, uint32_t flags,
+                                    void *stream, struct helm_err *err);
+
+/* x[t] = row token_id[t] of table [vocab][hidden], of any format whose rows all have the same bytes; t < tokens
+ * (the tier). An id outside the vocabulary gives NaN, so that it cannot pass for text. */
+HELM_MUST_CHECK int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const void *table,
+                               enum tensor_format format, uint32_t vocab, uint32_t hidden, float *x,
+                               uint32_t flags, void *stream, struct helm_err *err);
+/* out[t] = rmsnorm(x[t]) * norm, out of dtype `out_dtype`, dense rows. norm NULL: only converted. */
+HELM_MUST_CHECK int gpuk_rmsnorm(const uint32_t *count, uint32_t tokens, const float *x, const float *norm,
+                                 float eps, uint32_t hidden, void *out, enum dtype out_dtype, uint32_t flags,
+                                 void *stream, struct helm_err *err);
+/* out[i] = x[sample_token[i]] for the step's samples, at most `samples`. */
+HELM_MUST_CHECK int gpuk_gather(const struct gpuk_step *step, uint32_t samples, const float *x,
+                                uint32_t hidden, float *out, uint32_t flags, void *stream,
+                                struct helm_err *err);
+/* out = x for the first *count rows of `hidden` floats: from or to an activation lane in mapped memory. */
+HELM_MUST_CHECK int gpuk_lane_copy(const uint32_t *count, uint32_t tokens, const float *x, uint32_t hidden,
+                                   float *out, uint32_t flags, void *stream, struct helm_err *err);
+/* out[t * out_stride + i] = silu(gate) * up for i < n, where gate = in[t * stride + i] and up = in[t * stride
+ * + up_at + i]; 16-bit or fp32. */
+HELM_MUST_CHECK int gpuk_swiglu(const uint32_t *count, uint32_t tokens, const void *in, enum dtype in_dtype,
+                                uint32_t stride, uint32_t up_at, uint32_t n, void *out, enum dtype out_dtype,
+                                uint32_t out_stride, uint32_t flags, void *stream, struct helm_err *err);
+
+/* table[t][0 .. half) = cos, [half .. 2 half) = sin of (float)position * inv_freq[i], times scale; half =
+ * head_dim / 2. Once a step; every layer reads it. */
+HELM_MUST_CHECK int gpuk_rope_table(const struct gpuk_step *step, uint32_t tokens, const float *inv_freq,
+                                    uint32_t head_dim, float scale, float *table, uint32_t flags,
+                                    void *stream, struct helm_err *err);
+
+/* Weights of a format that is not plain to those of its value dtype, bit for bit as the registry reads them.
+ * format, weight, offset and rows: as in struct gpuk_linear. out: [rows][cols] dense, 16-byte aligned. Bytes are
+ * trusted: they must be what the format's write wrote. */
+struct gpuk_expand_part {
+    enum tensor_format format; /* the same in all parts */
+    const void *weight;
+    const uint32_t *offset;
+    void *out;
+    uint32_t rows, cols;
+};
+#define GPUK_EXPAND_PARTS_MAX 3
+/* One launch for up to GPUK_EXPAND_PARTS_MAX parts, in small blocks without shared memory, so that it runs
+ * beside others. blocks: at most so many; 0: what is fastest when nothing else runs. A launch just behind it
+ * in the stream that reads `out` as its weights must not have GPUK_EARLY (it would fetch them too soon). */
+HELM_MUST_CHECK int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,
+                                uint32_t parts, uint32_t blocks, void *stream, struct helm_err *err);
+
+/* Attention of one layer. Shapes come from kv.layout. */
+struct gpuk_attention {
+    struct gpuk_step step;
+    struct gpuk_kv kv;
+    uint32_t heads;
+    uint32_t window;              /* 0 = full */
+    float scale;                  /* 1 / sqrt(head_dim) */
+    const float *q_norm, *k_norm; /* [head_dim] or NULL */
+    float eps;
+    const float *rope_table;
+    const float *q, *k, *v; /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise */
+    uint32_t q_stride, kv_stride;
+};
+/* Norms and rotates q and k, appends k and v to the pages, and writes q (normed and rotated) to q_out, dense
+ * [token][heads][head_dim], of q_dtype; q_out may be args->q when q_dtype is f32 and q_stride is dense. */
+HELM_MUST_CHECK int gpuk_rope_append(const struct gpuk_attention *args, uint32_t tokens, void *q_out,
+                                     enum dtype q_dtype, uint32_t flags, void *stream, struct helm_err *err);
+
+/* Decode attention, out[token][head][head_dim] fp32 dense. Each token attends to its sequence's positions 0
+ * .. position (the last `window` of them), all in the cache; the context is cut into up to GPUK_SPLITS_MAX
+ * pieces that are merged in fixed order by the last block to finish. fused: one token (tokens == 1), args->q,
+ * k, v as the linear layers left them; norm, rotation and append are done here. Otherwise args->q is what
+ * gpuk_rope_append wrote as f32. partial_m, partial_s [token][head]: if given, out is not divided by the sum,
+ * and maximum (of scaled scores) and sum are stored: for merging with pages elsewhere. A head that saw
+ * nothing: -inf, 0, and out 0. The workspace's first gpuk_attention_counter_bytes bytes must be zero before
+ * the first launch; launches leave them zero. */
+size_t gpuk_attention_counter_bytes(uint32_t tokens, uint32_t heads);
+size_t gpuk_attention_workspace_bytes(uint32_t tokens, uint32_t heads, uint32_t head_dim);
+HELM_MUST_CHECK int gpuk_attention_decode(const struct gpuk_device *device, const struct gpuk_attention *args,
+                                          uint32_t tokens, bool fused, float *out, float *partial_m,
+                                          float *partial_s, void *workspace, uint32_t flags, void *stream,
+                                          struct helm_err *err);
+/* ---- chains: consecutive operations of one token in one launch ----
+ *
+ * One block a multiprocessor stays for all of them. Between operations the blocks meet at a counter in device
+ * memory; while they do, and while one of them computes attention, the copy engine brings the weights of the
+ * operations behind it into shared memory, so that memory never rests between operations. All blocks must be
+ * resident at once: a cooperative launch, one at a time on the device. Results are those of gpuk_gemv and
+ * gpuk_attention_decode up to the order of sums, and the same bits from run to run. */
+enum gpuk_chain_kind { GPUK_CHAIN_LINEAR, GPUK_CHAIN_ATTENTION };
+struct gpuk_chain_op {
+    enum gpuk_chain_kind kind;
+    union {
+        struct gpuk_linear_args linear; /* as gpuk_gemv takes it */
+        struct {
+            struct gpuk_attention args; /* as gpuk_attention_decode takes it, one token, fused */
+            float *out;
+        } attention;
+    };
+};
+/* A list in device memory, ready to run; addresses in it stay as they were when it was written. */
+struct gpuk_chain {
+    const void *list; /* device */
+    uint32_t count;   /* operations */
+    int variant;      /* of the kernel; the launcher's own */
+    uint32_t warps, askers, slots, pitch, shared_bytes, blocks, linears, region_bytes, norm_bytes;
+};
+/* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
+ * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of
+ * one chain have weights of one plain format and caches of one dtype, and attention of one step block. */
+bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op);
+/* Pieces of a head's context that attention in a chain hands from block to block at most. */
+#define GPUK_CHAIN_PIECES GPU_CHAIN_PIECES
+/* Device memory of a list of `count` operations, counters included; a multiple of 256. With attention in it
+ * also the pieces' words: heads * GPUK_CHAIN_PIECES * (head_dim + 2) * 8 bytes, rounded up to 256. op NULL:
+ * the list alone. */
+size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
+/* Writes the list to `memory` (gpuk_chain_bytes, 256-byte aligned) by a copy on `stream` that is over on
+ * return; not under capture. attention_workspace: as in gpuk_attention_decode, of one token.
+ * HELM_E_UNSUPPORTED names the operation that cannot be taken. */
+HELM_MUST_CHECK int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
+                                     uint32_t count, void *memory, void *attention_workspace, void *stream,
+                                     struct gpuk_chain *chain, struct helm_err *err);
+/* Runs it; may be captured. */
+HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, struct helm_err *err);
+
+/* Prefill attention: many tokens a sequence, several sequences, over everything in the cache before and in
+ * this step, causal and windowed; never tokens x tokens in memory. q: as gpuk_rope_append wrote it, of the
+ * cache's dtype (f32 cache: f32). out[token][heads * head_dim] of out_dtype. rows: capacity of the step's
+ * rows. */
+HELM_MUST_CHECK int gpuk_attention_prefill(const struct gpuk_device *device,
+                                           const struct gpuk_attention *args, const void *q, uint32_t tokens,
+                                           uint32_t rows, void *out, enum dtype out_dtype, uint32_t flags,
+                                           void *stream, struct helm_err *err);
+
+/* Index of the largest finite logit of each of `rows` rows, lowest id on a tie; GPUK_TOKEN_NONE when none is
+ * finite. Only the first *count rows are done. `result` may be mapped host memory. Workspace as in attention:
+ * its counters (gpuk_argmax_counter_bytes) start as zero. */
+struct gpuk_token {
+    uint32_t id;
+    float logit;
+};
+size_t gpuk_argmax_counter_bytes(uint32_t rows);
+size_t gpuk_argmax_workspace_bytes(uint32_t rows);
+/* Of a step block, by row, what makes it that of the same rows one token further. */
+struct gpuk_next {
+    uint32_t *token_id, *position;
+};
+/* next: each row's result becomes its token, and its position is one further; NULL: left alone. (An id that
+ * is none has an embedding of NaN.) */
+HELM_MUST_CHECK int gpuk_argmax(const uint32_t *count, uint32_t rows, const float *logits, uint32_t vocab,
+                                struct gpuk_token *result, const struct gpuk_next *next, void *workspace,
+                                uint32_t flags, void *stream, struct helm_err *err);
+/* Prefill's matrix products, through cuBLASLt: out[t][r] = sum_c x[t][c] * w[r][c] (+ out[t][r] when
+ * accumulate, + bias[r] through gpuk_add_bias). Row-major; x of w's dtype; out f32 or the weights' dtype. A
+ * plan is made once per shape (it asks for the algorithm) and run any number of times, also under capture. */
+struct gpuk_matmul; /* opaque: handle and plans' cache */
+struct gpuk_matmul_plan;
+HELM_MUST_CHECK int gpuk_matmul_open(struct gpuk_matmul **matmul, struct helm_err *err);
+void gpuk_matmul_close(struct gpuk_matmul *matmul); /* frees its plans too */
+#define GPUK_MATMUL_WORKSPACE ((size_t)GPU_MATMUL_WORKSPACE)
+HELM_MUST_CHECK int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, enum dtype out_dtype,
+                                     uint32_t tokens, uint32_t rows, uint32_t cols, uint32_t out_stride,
+                                     bool accumulate, const struct gpuk_matmul_plan **plan,
+                                     struct helm_err *err);
+HELM_MUST_CHECK int gpuk_matmul_run(const struct gpuk_matmul_plan *plan, const void *w, const void *x,
+                                    void *out, void *workspace, void *stream, struct helm_err *err);
+/* out[t * stride + r] += bias[r], fp32 or 16-bit. */
+HELM_MUST_CHECK int gpuk_add_bias(const uint32_t *count, uint32_t tokens, void *out, enum dtype dtype,
+                                  uint32_t stride, uint32_t rows, const float *bias, uint32_t flags,
+                                  void *stream, struct helm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

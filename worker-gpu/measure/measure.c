@@ -1,0 +1,418 @@
+/* Measuring a device: the protocol, the link and the hand-over. See measure.h.
+ *
+ * The thread that keeps copies flowing sleeps while they do: the CPU's rates are taken meanwhile, and of the
+ * CPUs that the workers' threads are pinned to one would be gone with a thread that looks without pause (11
+ * to 16 % of those rates, on 16 CPUs). So it wakes rarely, too: some pieces are looked at as one.
+ *
+ * Owns the device, host memory of the arena's kind (a memfd with huge pages, registered with the driver) and,
+ * while copies flow, the thread that keeps them flowing. Compute rates are measure/kernels.c's. */
+#include <errno.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/cgroup.h"
+#include "common/base/units.h"
+#include "worker-gpu/measure/private.h"
+
+#define PIECE_MAX     (16 * MIB)
+#define PIECE_MIN     (64 * KIB)
+#define PIECE_S       0.02 /* a piece takes about so long where the link is slow */
+#define SMALL_BYTES   (8 * KIB)
+#define SMALL_COUNT   64
+#define ROUNDS        32 /* hand-overs of one sample */
+#define STREAM_EVENTS 4
+#define STREAM_WAKE_S 0.004      /* at the first copy's speed: from one look at them to the next */
+#define STREAM_PIECES 32         /* at most for each */
+#define CONTROL_BYTES (64 * KIB) /* of the host's region: words and lanes of the hand-over */
+#define LINE_TEXT     64
+
+double measure_now_s(void)
+{
+    return (double)units_now_ns() * 1e-9;
+}
+
+/* The oldest give way: what is kept is of the end of a long run. */
+void measure_add(struct measure_samples *samples, double value)
+{
+    if (samples->count == MEASURE_SAMPLES_MAX) {
+        samples->count--;
+        memmove(samples->value, samples->value + 1, samples->count * sizeof *samples->value);
+    }
+    samples->value[samples->count++] = value;
+}
+
+static void print_json(FILE *out, json_t *json)
+{
+    if (json) json_dumpf(json, out, JSON_COMPACT);
+    fputc('\n', out);
+    fflush(out);
+    json_decref(json);
+}
+
+void measure_print(struct measure *m, const char *name, uint32_t x, const struct measure_samples *samples)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < samples->count; i++) json_array_append_new(list, json_real(samples->value[i]));
+    print_json(m->out, json_pack("{s:s, s:i, s:o}", "name", name, "x", (int)x, "samples", list));
+}
+
+int measure_drain(struct measure *m, enum device_queue queue, struct helm_err *err)
+{
+    struct device *d = m->device;
+    int rc = d->ops->event_record(d, queue, m->event, err);
+    return rc ? rc : d->ops->event_wait(d, m->event, err);
+}
+
+/* ---- the link ---- */
+
+/* Copies `bytes`, at most what there is on either side, in pieces. */
+static int copy_pieces(struct measure *m, enum device_direction direction, uint64_t bytes, uint64_t piece,
+                       struct helm_err *err)
+{
+    int rc = 0;
+    for (uint64_t at = 0; at < bytes && !rc; at += piece) {
+        uint64_t size = bytes - at < piece ? bytes - at : piece;
+        char *host = m->host + at, *device = m->weights + at;
+        rc = direction == DEVICE_TO_DEVICE
+                 ? device_copy(m->device, DEVICE_COPY, direction, device, host, size, err)
+                 : device_copy(m->device, DEVICE_COPY, direction, host, device, size, err);
+    }
+    return rc ? rc : measure_drain(m, DEVICE_COPY, err);
+}
+
+/* Copies the next bytes: before the same come again all of either side has passed by, so that none of it is
+ * still in a cache. */
+static int copy_next(struct measure *m, enum device_direction direction, uint64_t size, struct helm_err *err)
+{
+    if (m->host_at + size > m->host_bytes) m->host_at = 0;
+    if (m->device_at + size > m->weight_bytes) m->device_at = 0;
+    char *host = m->host + m->host_at, *device = m->weights + m->device_at;
+    m->host_at += size;
+    m->device_at += size;
+    return direction == DEVICE_TO_DEVICE
+               ? device_copy(m->device, DEVICE_COPY, direction, device, host, size, err)
+               : device_copy(m->device, DEVICE_COPY, direction, host, device, size, err);
+}
+
+static int copy_round(struct measure *m, enum device_direction direction, uint64_t bytes, uint64_t piece,
+                      struct helm_err *err)
+{
+    int rc = 0;
+    for (uint64_t done = 0; done < bytes && !rc; done += piece) rc = copy_next(m, direction, piece, err);
+    return rc ? rc : measure_drain(m, DEVICE_COPY, err);
+}
+
+/* How long a piece should be: the real 16 MiB, or less on a link so slow that nothing else would get done. */
+static int choose_piece(struct measure *m, uint64_t *piece, double *rate, struct helm_err *err)
+{
+    double start = measure_now_s();
+    int rc = copy_pieces(m, DEVICE_TO_DEVICE, MIB, MIB, err);
+    *rate = (double)MIB / (measure_now_s() - start);
+    *piece = PIECE_MAX;
+    while (*piece > PIECE_MIN &&
+           ((double)*piece > *rate * PIECE_S || *piece > m->host_bytes || *piece > m->weight_bytes))
+        *piece /= 2;
+    return rc;
+}
+
+static int measure_copies(struct measure *m, enum device_direction direction, const char *name,
+                          struct helm_err *err)
+{
+    struct measure_samples samples = {.count = 0};
+    uint64_t piece = 0;
+    double rate = 0, end = measure_now_s() + measure_budget_s(m);
+    int rc = choose_piece(m, &piece, &rate, err);
+    double wanted = rate * measure_sample_s(m) * 3;
+    if (wanted > (double)m->host_bytes) wanted = (double)m->host_bytes;
+    uint64_t bytes = ((uint64_t)wanted + piece) / piece * piece;
+    if (!rc) rc = copy_round(m, direction, bytes, piece, err);
+    while (!rc && samples.count < MEASURE_SAMPLES_MAX && (samples.count < 5 || measure_now_s() < end)) {
+        double start = measure_now_s();
+        rc = copy_round(m, direction, bytes, piece, err);
+        measure_add(&samples, (double)bytes / (measure_now_s() - start));
+    }
+    if (!rc) measure_print(m, name, 0, &samples);
+    return rc;
+}
+
+static int measure_latency(struct measure *m, struct helm_err *err)
+{
+    struct measure_samples samples = {.count = 0};
+    int rc = 0;
+    for (uint32_t s = 0; s < 9 && !rc; s++) {
+        double start = measure_now_s();
+        rc = copy_pieces(m, DEVICE_TO_DEVICE, SMALL_COUNT * SMALL_BYTES, SMALL_BYTES, err);
+        if (s) measure_add(&samples, (measure_now_s() - start) / SMALL_COUNT);
+    }
+    if (!rc) measure_print(m, "link.latency", 0, &samples);
+    return rc;
+}
+
+/* ---- the hand-over ---- */
+
+/* As in a step: the queue waits for a word, takes a lane, puts one, writes a word; everything is queued
+ * ahead. What one way takes is half of there and back. */
+static int measure_hand_over(struct measure *m, struct helm_err *err)
+{
+    struct measure_samples samples = {.count = 0};
+    struct device *d = m->device;
+    _Atomic uint32_t *down = (_Atomic uint32_t *)(void *)m->host,
+                     *up = (_Atomic uint32_t *)(void *)(m->host + 64);
+    float *to = (float *)(void *)(m->host + 4096), *from = to + MEASURE_LANE_FLOATS;
+    static const float zero[MEASURE_LANE_FLOATS];
+    atomic_store(down, 0);
+    atomic_store(up, 0);
+    memcpy(to, zero, sizeof zero);
+    int rc = measure_kernels_lane(m, to, from, err); /* code that is loaded now need not be while it waits */
+    if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
+    for (uint32_t s = 0; s < (m->options->quick ? 5 : 17) && !rc; s++) {
+        uint32_t first = s * ROUNDS + 1;
+        for (uint32_t i = first; i < first + ROUNDS && !rc; i++) {
+            rc = device_word_wait(d, down, i, DEVICE_EQUAL, err);
+            if (!rc) rc = measure_kernels_lane(m, to, from, err);
+            if (!rc) rc = device_word_write(d, up, i, err);
+        }
+        double start = measure_now_s();
+        for (uint32_t i = first; i < first + ROUNDS && !rc; i++) {
+            memcpy(to, zero, sizeof zero);
+            atomic_store_explicit(down, i, memory_order_release);
+            rc = device_word_poll(d, up, i, MEASURE_WAIT_MS, err);
+        }
+        if (s) measure_add(&samples, (measure_now_s() - start) / ROUNDS / 2);
+        if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
+    }
+    if (!rc) measure_print(m, "link.hand_over", 0, &samples);
+    return rc;
+}
+
+/* ---- streaming ---- */
+
+struct stream {
+    struct measure *m;
+    pthread_t thread;
+    bool started;
+    _Atomic bool flows, stop;
+    pthread_mutex_t lock; /* guards the two that follow */
+    double copied, at_s;  /* bytes that had arrived when the last copy that is done was, and that time */
+    int rc;
+    struct helm_err err;
+};
+
+static void stream_arrived(struct stream *s, uint64_t bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    s->copied += (double)bytes;
+    s->at_s = measure_now_s();
+    pthread_mutex_unlock(&s->lock);
+    atomic_store(&s->flows, true);
+}
+
+static int stream_loop(struct stream *s, struct device_event **event, struct helm_err *err)
+{
+    struct measure *m = s->m;
+    struct device *d = m->device;
+    uint64_t piece = 0, pieces = 1, number = 0;
+    double rate = 0;
+    int rc = d->ops->thread_begin(d, err);
+    if (!rc) rc = choose_piece(m, &piece, &rate, err);
+    while (pieces < STREAM_PIECES && (double)(piece * (pieces + 1)) < rate * STREAM_WAKE_S) pieces++;
+    for (int i = 0; i < STREAM_EVENTS && !rc; i++) rc = d->ops->event_create_sleeping(d, &event[i], err);
+    while (!rc && !atomic_load(&s->stop)) {
+        struct device_event *mine = event[number % STREAM_EVENTS];
+        if (number >= STREAM_EVENTS) {
+            rc = d->ops->event_wait(d, mine, err);
+            if (!rc) stream_arrived(s, pieces * piece);
+        }
+        for (uint64_t i = 0; i < pieces && !rc; i++) rc = copy_next(m, DEVICE_TO_DEVICE, piece, err);
+        if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, mine, err);
+        number++;
+    }
+    return rc ? rc : measure_drain(m, DEVICE_COPY, err);
+}
+
+static void *stream_main(void *arg)
+{
+    struct stream *s = arg;
+    struct device_event *event[STREAM_EVENTS] = {NULL};
+    s->rc = stream_loop(s, event, &s->err);
+    for (int i = 0; i < STREAM_EVENTS; i++)
+        if (event[i]) s->m->device->ops->event_free(s->m->device, event[i]);
+    atomic_store(&s->flows, true); /* or never will */
+    return NULL;
+}
+
+static int stream_start(struct stream *s, struct measure *m, struct helm_err *err)
+{
+    sigset_t all, before;
+    const struct timespec nap = {.tv_nsec = 2000000};
+    if (s->started) return helm_fail(err, HELM_E_STATE, "copies are flowing already");
+    memset(s, 0, sizeof *s);
+    s->m = m;
+    pthread_mutex_init(&s->lock, NULL);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int code = pthread_create(&s->thread, NULL, stream_main, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (code) return helm_fail(err, HELM_E_NOMEM, "cannot start a thread: %s", strerror(code));
+    s->started = true;
+    while (!atomic_load(&s->flows)) nanosleep(&nap, NULL);
+    return 0;
+}
+
+static int stream_stop(struct stream *s, struct helm_err *err)
+{
+    if (!s->started) return helm_fail(err, HELM_E_STATE, "no copies are flowing");
+    atomic_store(&s->stop, true);
+    pthread_join(s->thread, NULL);
+    pthread_mutex_destroy(&s->lock);
+    s->started = false;
+    if (s->rc) *err = s->err;
+    return s->rc;
+}
+
+static int stream_copied(struct stream *s, struct helm_err *err)
+{
+    if (!s->started) return helm_fail(err, HELM_E_STATE, "no copies are flowing");
+    pthread_mutex_lock(&s->lock);
+    const struct measure_samples samples = {.value = {s->copied, s->at_s}, .count = 2};
+    pthread_mutex_unlock(&s->lock);
+    measure_print(s->m, "link.copied", 0, &samples);
+    return 0;
+}
+
+/* ---- everything ---- */
+
+/* What the device takes for itself with all kernels loaded: the planner's line "context". */
+static void report_context(struct measure *m)
+{
+    struct measure_samples samples = {.count = 0};
+    measure_add(&samples, (double)m->device->used[DEVICE_CONTEXT]);
+    measure_print(m, "gpu.context", 0, &samples);
+}
+
+static int measure_all(struct measure *m, struct helm_err *err)
+{
+    int rc = measure_kernels_run(m, err);
+    if (!rc) rc = measure_copies(m, DEVICE_TO_DEVICE, "link.h2d", err);
+    if (!rc) rc = measure_copies(m, DEVICE_TO_HOST, "link.d2h", err);
+    if (!rc) rc = measure_latency(m, err);
+    if (!rc) rc = measure_hand_over(m, err);
+    if (!rc) report_context(m);
+    return rc;
+}
+
+/* Numbers of a size that no sum of products overflows or vanishes with, in bf16 and in f16. */
+static void fill_numbers(char *at, uint64_t bytes)
+{
+    uint64_t state = 88172645463325252u;
+    for (uint64_t i = 0; i < bytes / 8; i++) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        ((uint64_t *)(void *)at)[i] = (state & 0x81ff81ff81ff81ffu) | 0x3800380038003800u;
+    }
+}
+
+static int measure_open(struct measure *m, struct helm_err *err)
+{
+    const struct engine_measure_options *o = m->options;
+    const struct device_options options = {.name = o->device,
+                                           .vram_bytes = o->vram_bytes,
+                                           .copy_bytes_per_s = o->copy_bytes_per_s,
+                                           .wait_ms = MEASURE_WAIT_MS};
+    struct cgroup_memory memory;
+    uint64_t huge = 0, small = 0;
+    int rc = cgroup_read_memory(&memory, err);
+    if (!rc) rc = device_open(&options, &m->device, err);
+    if (!rc) rc = m->device->ops->event_create(m->device, &m->event, err);
+    if (rc) return rc;
+    m->emulated = strcmp(o->device, "emulated") == 0;
+    /* Past every cache of the host, but no more than a quarter of what is free there. */
+    uint64_t most = memory.available_bytes / 4 / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
+    m->host_bytes = (m->emulated ? 256 : 1024) * MIB;
+    if (o->quick) m->host_bytes /= 4;
+    if (m->host_bytes < o->host_bytes)
+        m->host_bytes = (o->host_bytes + ARENA_HUGE_PAGE - 1) / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
+    if (m->host_bytes > most) m->host_bytes = most;
+    if (m->host_bytes < 4 * MIB)
+        return helm_fail(err, HELM_E_CAPACITY, "%llu bytes of host memory are free: too few to measure with",
+                         (unsigned long long)memory.available_bytes);
+    const struct arena_spec spec = {.slots = 1,
+                                    .context_tokens = 1,
+                                    .step_tokens = 1,
+                                    .hidden = 1,
+                                    .vocab = 1,
+                                    .kv = {.layers = 1,
+                                           .kv_heads = 1,
+                                           .head_dim = 2,
+                                           .page_tokens = 1,
+                                           .dtype = DTYPE_F16,
+                                           .elem_bytes = 2},
+                                    .page_count = 1,
+                                    .weight_bytes = m->host_bytes + CONTROL_BYTES};
+    rc = arena_create(&spec, &m->arena, err);
+    if (rc) return rc;
+    const struct arena_region *region = &arena_header_of(&m->arena)->region[ARENA_REGION_WEIGHTS];
+    arena_populate(&m->arena, region->offset, m->host_bytes, &huge, &small);
+    m->host = arena_region_ptr(&m->arena, ARENA_REGION_WEIGHTS);
+    fill_numbers(m->host, m->host_bytes);
+    rc = m->device->ops->host_register(m->device, "what is copied from", m->host, m->host_bytes, false, err);
+    m->registered = !rc;
+    return rc ? rc : measure_kernels_open(m, err);
+}
+
+static void measure_close(struct measure *m)
+{
+    if (!m->device) return;
+    measure_kernels_close(m);
+    if (m->event) m->device->ops->event_free(m->device, m->event);
+    if (m->registered) m->device->ops->host_unregister(m->device, m->host);
+    device_close(m->device);
+    if (m->arena.fd >= 0) arena_close(&m->arena);
+}
+
+static int obey(struct measure *m, struct stream *stream, const char *command, bool *quit,
+                struct helm_err *err)
+{
+    int rc = 0;
+    if (strcmp(command, "quit") == 0) {
+        *quit = true;
+        return 0;
+    }
+    if (strcmp(command, "measure") == 0) {
+        rc = stream->started ? helm_fail(err, HELM_E_STATE, "'measure' while copies are flowing")
+                             : measure_all(m, err);
+    } else if (strcmp(command, "stream") == 0) {
+        rc = stream_start(stream, m, err);
+    } else if (strcmp(command, "stop") == 0) {
+        rc = stream_stop(stream, err);
+    } else if (strcmp(command, "copied") == 0) {
+        rc = stream_copied(stream, err);
+    } else {
+        rc = helm_fail(err, HELM_E_USAGE, "'%s' is none of measure, stream, copied, stop, quit", command);
+    }
+    if (!rc) print_json(m->out, json_pack("{s:s}", "done", command));
+    return rc;
+}
+
+int measure_serve(const struct engine_measure_options *options, FILE *in, FILE *out)
+{
+    struct measure m = {.options = options, .out = out, .arena = {.fd = -1}};
+    struct stream *stream = calloc(1, sizeof *stream);
+    struct helm_err err = {0}, ignored;
+    char line[LINE_TEXT];
+    bool quit = false;
+    int rc = stream ? measure_open(&m, &err) : helm_fail(&err, HELM_E_NOMEM, "no memory to measure with");
+    if (!rc) print_json(out, json_pack("{s:s}", "ready", m.device->text));
+    while (!rc && !quit && fgets(line, sizeof line, in)) {
+        line[strcspn(line, "\n")] = '\0';
+        rc = obey(&m, stream, line, &quit, &err);
+    }
+    if (stream && stream->started && stream_stop(stream, &ignored) && !rc) rc = HELM_E_DEVICE;
+    if (rc) print_json(out, json_pack("{s:s}", "error", err.text));
+    /* A device that failed may wait for ever in its queue: the end of the process takes care of it. */
+    if (rc != HELM_E_DEVICE && rc != HELM_E_PEER) measure_close(&m);
+    free(stream);
+    return rc ? 5 : 0;
+}

@@ -1,0 +1,24 @@
+/* What a device can do, measured through device.h: for helm-profile, which never touches a device itself.
+ *
+ * Called by main's way of --measure (common/worker/process.c), by helm-profile as a child process. Talks in
+ * lines on two streams; docs/profile.md has the protocol and what each name means:
+ *
+ *   in    "measure", "stream", "copied", "stop", "quit"; the end of the stream is "quit"
+ *   out   {"ready": TEXT} once the device is open
+ *         to "measure": {"name": "gpu.gemv", "x": 0, "samples": [...]} for each value, {"done": "measure"}
+ *         to "stream":  {"done": "stream"} as soon as copies from host memory flow
+ *         to "copied":  {"name": "link.copied", "x": 0, "samples": [BYTES, SECONDS]}: how many had arrived
+ *                       when the last copy that is done was, and that time; {"done": "copied"}
+ *         to "stop":    {"done": "stop"}
+ *         {"error": TEXT} and an end when anything fails
+ *
+ * Samples are bytes a second, operations a second or seconds, as many as there was time for. */
+#ifndef HELM_WORKER_GPU_MEASURE_MEASURE_H
+#define HELM_WORKER_GPU_MEASURE_MEASURE_H
+
+#include "common/worker/engine.h"
+
+/* 0, or 5 after an error (which was printed). */
+int measure_serve(const struct engine_measure_options *options, FILE *in, FILE *out);
+
+#endif

@@ -1,0 +1,207 @@
+/* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure/kernels.c
+ * (rates), measure/chains.c (rates of chains), measure/expand.c (packed weights), measure/chunks.c (chunks as
+ * a whole), measure/buffers.c (what they work on). */
+#ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
+#define HELM_WORKER_GPU_MEASURE_PRIVATE_H
+
+#include "common/shared/arena.h"
+#include "worker-gpu/device/device.h"
+#include "worker-gpu/measure/measure.h"
+
+#define MEASURE_SAMPLES_MAX 64
+#define MEASURE_TOKENS_MAX  512
+#define MEASURE_WAIT_MS     20000 /* anything that takes longer has failed */
+
+struct measure_samples {
+    double value[MEASURE_SAMPLES_MAX];
+    uint32_t count;
+};
+
+struct measure {
+    const struct engine_measure_options *options;
+    FILE *out;
+    struct device *device;
+    struct device_event *event;
+    bool emulated;
+    /* host memory of the arena's kind, registered: its weights region */
+    struct arena arena;
+    bool registered;
+    char *host;
+    uint64_t host_bytes;
+    uint64_t host_at, device_at; /* where the next piece is copied from and to */
+    /* on the device */
+    char *weights;
+    uint64_t weight_bytes;
+    struct measure_kernels *kernels;
+};
+
+/* Waits until the queue is empty. */
+HELM_MUST_CHECK int measure_drain(struct measure *m, enum device_queue queue, struct helm_err *err);
+double measure_now_s(void);
+/* Time to spend on one value, and the least that one sample should take. */
+static inline double measure_budget_s(const struct measure *m)
+{
+    return m->options->quick ? 0.08 : 0.5;
+}
+static inline double measure_sample_s(const struct measure *m)
+{
+    return m->options->quick ? 0.004 : 0.012;
+}
+void measure_add(struct measure_samples *samples, double value);
+void measure_print(struct measure *m, const char *name, uint32_t x, const struct measure_samples *samples);
+
+/* ---- measure/buffers.c, measure/kernels.c ---- */
+
+#define MEASURE_LAYER_OPS   4 /* q k v; o; gate up; down */
+#define MEASURE_TINY        256
+#define MEASURE_TINY_COUNT  256 /* kernels that do nothing worth mentioning */
+#define MEASURE_KV_HEADS    8
+#define MEASURE_HEADS       32 /* a group of 4 a KV head (PROFILE_GROUP) */
+#define MEASURE_HEADS_PAIR  16 /* 2 (PROFILE_PAIR) */
+#define MEASURE_HEAD_DIM    128
+#define MEASURE_PAGE_TOKENS 32
+#define MEASURE_KV_LAYERS   32 /* past the caches: in a step weights come between them */
+#define MEASURE_CONTEXT     4096
+#define MEASURE_PAGES       (MEASURE_CONTEXT / MEASURE_PAGE_TOKENS)
+
+/* A layer's matrices: of 8, 4, 1.7 and 0.6 billion parameters. */
+struct measure_shape {
+    uint32_t hidden, q, kv, inner;
+};
+/* The step block: one row. */
+struct measure_block {
+    uint32_t counts[4], row_first[4], row_slot[4], sample_token[4];
+    uint32_t token_id[MEASURE_TOKENS_MAX], position[MEASURE_TOKENS_MAX], token_row[MEASURE_TOKENS_MAX];
+    uint32_t page_table[MEASURE_PAGES];
+};
+
+struct measure_kernels {
+    const struct measure_shape *large, *small;
+    uint64_t memory_bytes;
+    char *memory;
+    struct measure_block *block_host; /* pinned */
+    struct measure_block *block;
+    float *norm, *x, *a, *act, *qkv, *gate_up, *rope_table, *tiny;
+    void *h, *q;
+    void *linear_work, *attention_work, *matmul_work;
+    uint64_t attention_work_bytes;
+    struct gpuk_step step;
+};
+
+/* Bytes of a layer's matrices. */
+uint64_t measure_layer_bytes(const struct measure_shape *shape);
+/* One row of so many tokens from this position on. */
+HELM_MUST_CHECK int measure_set_step(struct measure *m, uint32_t start, uint32_t tokens,
+                                     struct helm_err *err);
+
+/* ---- measure/kernels.c for measure/chains.c ---- */
+
+/* Something to be timed: what `issue` puts into the compute queue. */
+struct measure_work {
+    struct measure *m;
+    int (*issue)(const struct measure_work *work, struct helm_err *err);
+    const struct measure_shape *shape;
+    uint32_t tokens;
+    uint32_t ops;          /* operations of layers, in order, round and round the weights; read: rows */
+    uint32_t times;        /* read: kernels; a chain: how often; expanding: bytes of a group */
+    uint32_t start, heads; /* attention */
+    const struct gpuk_chain *chain;
+    const struct products *products; /* of packed weights: measure/expand.c */
+};
+#define MEASURE_WORKS_MAX 3
+/* Samples of the seconds that one run of each of these works takes; in turns, so that what else goes on in
+ * the machine meets all of them alike: sample i of one is of about the same time as sample i of another. */
+HELM_MUST_CHECK int measure_time_works(const struct measure_work *works, uint32_t count, bool captured,
+                                       struct measure_samples *samples, struct helm_err *err);
+double measure_median_of(const struct measure_samples *samples);
+/* Replaces seconds by `amount` a second, where each run also took `fixed` seconds that do not count: a
+ * quarter of it at most. */
+void measure_to_rate(struct measure_samples *samples, double amount, double fixed);
+/* The cheapest operation that is believed: what comes out where noise is larger than a difference. */
+#define MEASURE_OPERATION_LEAST 1e-7
+/* What an operation costs beside its bytes, from each pair of samples: about the same bytes in few and in
+ * many operations. False where there is hardly a difference. */
+struct measure_amount {
+    double bytes;
+    uint32_t ops;
+};
+bool measure_fit_operation(const struct measure_amount *large, const struct measure_amount *small,
+                           const struct measure_samples *large_s, const struct measure_samples *small_s,
+                           double least, struct measure_samples *operation);
+/* x, normed, to `out`. */
+static inline struct op measure_norm(const struct measure_kernels *k, uint32_t tokens, uint32_t width,
+                                     void *out, enum dtype dtype)
+{
+    return (struct op){.kind = OP_NORM,
+                       .tokens = tokens,
+                       .count = k->step.counts,
+                       .as.norm = {.x = k->x,
+                                   .norm = k->norm,
+                                   .eps = 1e-6f,
+                                   .width = width,
+                                   .out = out,
+                                   .out_dtype = dtype}};
+}
+/* Operation `index` of decode's linears of one token, in layer order, round and round the weights. */
+struct gpuk_linear_args measure_linear_args(const struct measure *m, const struct measure_shape *shape,
+                                            uint32_t index);
+/* Of the weights that so many operations of this shape read. */
+double measure_ops_bytes(const struct measure_shape *shape, uint32_t ops);
+uint32_t measure_layers_of(const struct measure *m, const struct measure_shape *shape);
+/* A chunk's over cache number `layer`. */
+struct op measure_attend_prefill(const struct measure_work *w, uint32_t layer);
+/* Attention of one token or several over cache number `layer` of measure_kv_layers, which lie in the weights.
+ */
+struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t layer, uint32_t heads);
+uint32_t measure_kv_layers(const struct measure *m);
+/* Bytes of cache that one token's attention reads behind MEASURE_CONTEXT positions. */
+double measure_attention_bytes(void);
+
+/* One operation of a chunk, with what stands before and after it there. */
+HELM_MUST_CHECK int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm_err *err);
+/* w->ops kernels that do nothing worth mentioning. */
+HELM_MUST_CHECK int measure_issue_tiny(const struct measure_work *w, struct helm_err *err);
+
+/* ---- measure/chunks.c ---- */
+
+/* Seconds of what a large layer of a chunk is made of, each measured alone: its products with norms and
+ * activations, attention behind a context, a kernel that does nothing. 0: was not measured. */
+struct measure_chunk_parts {
+    uint32_t tokens;
+    double linears_s, attention_s, launch_s;
+};
+#define MEASURE_CHUNK_SIZES 2
+/* gpu.begin, gpu.begin_graph, gpu.issue, gpu.together */
+HELM_MUST_CHECK int measure_chunks_run(struct measure *m, const struct measure_chunk_parts *parts,
+                                       struct helm_err *err);
+
+/* ---- measure/chains.c ---- */
+
+/* gpu.chain_gemv, gpu.chain_attention, gpu.chain_attention_pair, gpu.chain_operation, where the device has
+ * chains and two shapes fit it, that the two can be told apart. `launch`: what a kernel in a graph costs, and
+ * so a chain before its first operation. */
+HELM_MUST_CHECK int measure_chains_run(struct measure *m, double launch, struct helm_err *err);
+
+/* ---- measure/expand.c ---- */
+
+/* gpu.expand, in slices as the ring has them; writes over the weights. `operation`: what a kernel in a graph
+ * costs. */
+HELM_MUST_CHECK int measure_expand_run(struct measure *m, double operation, struct helm_err *err);
+
+/* gpu.gemv_packed, of the large shape's operations, where the device multiplies packed weights and host
+ * memory holds a group of them; likewise. */
+HELM_MUST_CHECK int measure_packed_run(struct measure *m, double operation, struct helm_err *err);
+
+/* Memory on the device; measure_kernels_open fills the weights with numbers. */
+HELM_MUST_CHECK int measure_kernels_open(struct measure *m, struct helm_err *err);
+void measure_kernels_close(struct measure *m);
+/* gpu.read, gpu.gemv, gpu.operation, gpu.launch, gpu.linear, gpu.linear_operation, gpu.attention,
+ * gpu.attention_flops, gpu.attention_rows, and those of measure/chunks.c and measure/chains.c */
+HELM_MUST_CHECK int measure_kernels_run(struct measure *m, struct helm_err *err);
+/* Puts the two kernels of a hand-over into the compute queue: from a lane in host memory, and back into it.
+ */
+HELM_MUST_CHECK int measure_kernels_lane(struct measure *m, const float *from, float *to,
+                                         struct helm_err *err);
+#define MEASURE_LANE_FLOATS (ENGINE_HAND_OVER_BYTES / sizeof(float)) /* the residual stream of one token */
+
+#endif

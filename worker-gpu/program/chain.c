@@ -1,0 +1,113 @@
+/* Chains of a program: which operations of one token make one, and their lists in device memory. See
+ * program.h; lower_chains is called by program.c, gpu_program_write_chains by engine.c. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "worker-gpu/program/lower.h"
+
+/* ---- lowering ---- */
+
+static bool is_operation(const struct gpu_entry *e)
+{
+    return e->op.kind == OP_GEMV || (e->op.kind == OP_ATTEND_DECODE && e->op.as.attention.fused);
+}
+
+static struct gpuk_chain_op operation_of(const struct gpu_entry *e)
+{
+    const struct op_attention *a = &e->op.as.attention;
+    if (e->op.kind == OP_GEMV)
+        return (struct gpuk_chain_op){.kind = GPUK_CHAIN_LINEAR, .linear = e->op.as.linear};
+    return (struct gpuk_chain_op){.kind = GPUK_CHAIN_ATTENTION,
+                                  .attention = {.args = a->args, .out = a->out}};
+}
+
+/* Rows in the ring come and go, expanded ones too. */
+static bool is_taken(struct device *d, const struct gpu_entry *e)
+{
+    if (!is_operation(e) || e->slice) return false;
+    const struct gpuk_chain_op op = operation_of(e);
+    return d->ask.chain_takes(d, &op);
+}
+
+/* How many entries from `first` on make one chain: neighbours, of weights of one format. (All caches of a
+ * program are of one.) */
+static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t first)
+{
+    const struct gpuk_linear_args *linear = NULL;
+    uint32_t i = first;
+    for (; i < p->tail && is_taken(d, &p->entry[i]); i++) {
+        const struct op *op = &p->entry[i].op;
+        if (op->kind != OP_GEMV) continue;
+        if (linear && linear->format != op->as.linear.format) break;
+        linear = &op->as.linear;
+    }
+    return i - first;
+}
+
+void lower_chains(struct lowering *low)
+{
+    struct gpu_program *p = low->program;
+    struct device *d = low->source->device;
+    if (p->tier != GPU_TIER_1) return;
+    /* no more chains than half the entries */
+    uint32_t capacity = p->count + p->count / 2 + 1, count = 0, tail = 0;
+    struct gpu_entry *entry = malloc(capacity * sizeof *entry);
+    if (!entry) {
+        low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for a program of %u entries", capacity);
+        return;
+    }
+    for (uint32_t i = 0; i < p->count;) {
+        uint32_t run = i < p->tail && !d->no_chains ? run_of(p, d, i) : 0;
+        if (i == p->tail) tail = count;
+        if (run >= 2) {
+            struct gpu_entry *chain = &entry[count++];
+            memset(chain, 0, sizeof *chain);
+            chain->op.kind = OP_CHAIN;
+            chain->layer = -1;
+            chain->sub = GPU_SUB_ALL;
+            chain->op.as.chain.count = run;
+            p->chains++;
+            p->chained += run;
+        } else {
+            p->unchained += is_operation(&p->entry[i]);
+            run = 1;
+        }
+        memcpy(&entry[count], &p->entry[i], run * sizeof *entry);
+        count += run;
+        i += run;
+    }
+    p->tail = p->tail < p->count ? tail : count;
+    free(p->entry);
+    p->entry = entry;
+    p->count = count;
+    p->capacity = capacity;
+}
+
+/* ---- lists ---- */
+
+int gpu_program_write_chains(const struct gpu_source *s, struct gpu_program *p, struct helm_err *err)
+{
+    const struct device_asked *ask = &s->device->ask;
+    struct gpuk_chain_op *op = p->chains ? calloc(p->chained, sizeof *op) : NULL;
+    uint64_t at = 0;
+    int rc = 0;
+    if (!p->chains) return 0;
+    if (!op) return helm_fail(err, HELM_E_NOMEM, "no memory for chains of %u operations", p->chained);
+    for (uint32_t i = 0; i < p->tail && !rc; i++) {
+        struct gpu_entry *e = &p->entry[i];
+        if (e->op.kind != OP_CHAIN) continue;
+        uint32_t count = e->op.as.chain.count;
+        for (uint32_t n = 0; n < count; n++) op[n] = operation_of(&e[1 + n]);
+        uint64_t bytes = ask->chain_bytes(op, count);
+        if (bytes > s->buffers->chain_bytes - at)
+            rc = helm_fail(err, HELM_E_INTERNAL, "%u chains of %u operations take more than %llu bytes",
+                           p->chains, p->chained, (unsigned long long)s->buffers->chain_bytes);
+        if (!rc)
+            rc = ask->chain_write(s->device, op, count, s->buffers->chains + at, gpu_attention_work(s, 1),
+                                  &e->op.as.chain, err);
+        at += bytes;
+        i += count;
+    }
+    free(op);
+    return rc;
+}

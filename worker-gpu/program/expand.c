@@ -1,0 +1,83 @@
+/* Tables and place of packed streamed weights. See expand.h. */
+#include "worker-gpu/program/expand.h"
+
+#include "common/formats/packed.h"
+
+static uint64_t table_bytes(const struct gpu_matrix *m)
+{
+    return (packed_offsets_bytes(m->rows) + VRAM_ALIGN - 1) / VRAM_ALIGN * VRAM_ALIGN;
+}
+
+static uint32_t cells_of(const struct gpu_weights *w)
+{
+    return (w->model->config.layers + 1) * TENSOR_ROLE_COUNT;
+}
+
+static void hold_slices(struct gpu_expand *expand, const struct ring_schedule *slices)
+{
+    for (uint32_t i = 0; i < slices->count; i++)
+        if (slices->slice[i].expanded > expand->slice_bytes) expand->slice_bytes = slices->slice[i].expanded;
+}
+
+void gpu_expand_plan(const struct gpu_weights *w, const struct ring_schedule *ring, uint32_t phases,
+                     const struct ring_schedule *home, struct gpu_expand *expand)
+{
+    *expand = (struct gpu_expand){0};
+    for (uint32_t p = 0; p < phases; p++) hold_slices(expand, &ring[p]);
+    hold_slices(expand, home);
+    if (!expand->slice_bytes) return;
+    expand->slice_bytes = (expand->slice_bytes + VRAM_ALIGN - 1) / VRAM_ALIGN * VRAM_ALIGN;
+    expand->bytes = expand->slice_bytes;
+    for (uint32_t i = 0; i < cells_of(w); i++)
+        if (w->matrix[i].packed && w->matrix[i].host) expand->bytes += table_bytes(&w->matrix[i]);
+}
+
+/* The CPU worker wrote it; what it says decides where copies read. */
+static int check_table(const struct gpu_matrix *m, struct helm_err *err)
+{
+    uint32_t groups = packed_groups(m->rows);
+    for (uint32_t g = 0; g < groups; g++) {
+        uint64_t most = packed_group_bytes_max(packed_group_values(m->rows, m->cols, g));
+        if (m->offset[g + 1] <= m->offset[g] ||
+            (uint64_t)(m->offset[g + 1] - m->offset[g]) * PACKED_ALIGN > most)
+            return helm_fail(err, HELM_E_FORMAT,
+                             "a packed matrix of %u x %u: group %u lies from %llu to %llu", m->rows, m->cols,
+                             g, (unsigned long long)packed_at(m->offset, g),
+                             (unsigned long long)packed_at(m->offset, g + 1));
+    }
+    if (m->offset[0] == 0) return 0;
+    return helm_fail(err, HELM_E_FORMAT, "a packed matrix of %u x %u begins at %llu", m->rows, m->cols,
+                     (unsigned long long)packed_at(m->offset, 0));
+}
+
+int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu_weights *w, struct device *d,
+                           struct helm_err *err)
+{
+    uint64_t at = expand->slice_bytes;
+    int rc = 0;
+    if (!expand->bytes) return 0;
+    for (uint32_t i = 0; i < cells_of(w) && !rc; i++) {
+        struct gpu_matrix *m = &w->matrix[i];
+        if (!m->packed || !m->host) continue;
+        rc = check_table(m, err);
+        if (!rc)
+            rc = device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, expand->memory + at, m->offset,
+                             packed_offsets_bytes(m->rows), err);
+        m->offset_device = (const uint32_t *)(expand->memory + at);
+        at += table_bytes(m);
+    }
+    if (!rc) rc = gpu_weights_await_copies(d, err);
+    w->offsets_known = !rc;
+    return rc;
+}
+
+void gpu_expand_pretend(struct gpu_expand *expand, struct gpu_weights *w, char *memory)
+{
+    uint64_t at = expand->slice_bytes;
+    expand->memory = memory;
+    for (uint32_t i = 0; i < cells_of(w); i++) {
+        if (!w->matrix[i].packed || !w->matrix[i].host) continue;
+        w->matrix[i].offset_device = (const uint32_t *)(memory + at);
+        at += table_bytes(&w->matrix[i]);
+    }
+}

@@ -1,0 +1,316 @@
+/* Issuing a program: its entries, one after another, into the device's queues. See program.h.
+ *
+ * Run once per decode tier, under capture, and once per step for a chunk (for every program where graphs are
+ * not wanted). Called by step.c and engine.c. */
+#include "worker-gpu/program/program.h"
+
+/* The copy queue's, which stand between the compute queue's without being part of it. */
+static bool is_copy(const struct gpu_entry *e)
+{
+    const enum op_queue queue = op_traits_of(e->op.kind)->queue;
+    return queue == OP_QUEUE_EITHER ? e->supply.queue == DEVICE_COPY : queue == OP_QUEUE_LINK;
+}
+
+/* What a program that runs alone leaves out: hand-overs, and what trusts the bytes that come from elsewhere.
+ * Weights that are no plain numbers are trusted too. */
+static bool is_between_others(const struct gpu_source *s, const struct gpu_entry *e)
+{
+    if (e->op.kind == OP_WORD_WRITE) return e->op.as.word.word != s->end;
+    return op_traits_of(e->op.kind)->outer || gpu_entry_decodes(e);
+}
+
+/* What an entry is issued for. */
+struct issuing {
+    const struct gpu_source *source;
+    const struct gpu_program *program;
+    const struct gpu_issue *issue;
+    uint32_t tokens;       /* of the step, or of the entry's sub-chunk; */
+    const uint32_t *count; /* on the device */
+    uint32_t flags;
+};
+
+/* ---- the copy queue ---- */
+
+static int copy_slice(const struct gpu_source *s, const struct ring_slice *slice, struct helm_err *err)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < slice->part_count && !rc;) {
+        const struct ring_part *first = &slice->part[i];
+        uint64_t bytes = first->bytes;
+        /* one copy of what lies one behind the other on both sides */
+        for (i++; i < slice->part_count && slice->part[i].from == first->from + bytes &&
+                  slice->part[i].at == first->at + bytes;
+             i++)
+            bytes += slice->part[i].bytes;
+        rc = device_copy(s->device, DEVICE_COPY, DEVICE_TO_DEVICE, s->ring_memory + slice->place + first->at,
+                         first->from, bytes, err);
+    }
+    return rc;
+}
+
+static int issue_slice(const struct issuing *i, const struct gpu_entry *e, struct helm_err *err)
+{
+    const struct gpu_source *s = i->source;
+    int rc = copy_slice(s, &s->ring[i->program->phase].slice[e->supply.slice], err);
+    if (rc) return rc;
+    return s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->supply.event], err);
+}
+
+/* The pages of a row that an entry copies: those with a position before this step, or those appended to. */
+static void borrowed_pages(const struct gpu_source *s, const struct batch_row *row, bool out, uint32_t *first,
+                           uint32_t *end)
+{
+    uint32_t page = s->kv.page_tokens;
+    *first = out ? row->start / page : 0;
+    *end = out ? (row->start + row->count + page - 1) / page : (row->start + page - 1) / page;
+}
+
+static int issue_borrow(const struct issuing *i, const struct gpu_entry *e, struct helm_err *err)
+{
+    const struct gpu_source *s = i->source;
+    const struct batch *batch = i->issue->batch;
+    const struct kv_layout *host = &arena_header_of(s->arena)->kv;
+    const uint64_t layer_bytes = kv_layer_bytes(host), page_bytes = kv_page_bytes(host);
+    char *pool = (char *)arena_region_ptr(s->arena, ARENA_REGION_KV) + e->supply.kv_layer * layer_bytes;
+    char *staging = s->staging[e->supply.staging];
+    bool out = e->op.kind == OP_KV_OUT;
+    int rc = 0;
+    for (uint32_t r = 0; r < batch->row_count && !rc; r++) {
+        const struct batch_row *row = &batch->row[r];
+        uint32_t at, end;
+        borrowed_pages(s, row, out, &at, &end);
+        while (at < end && !rc) {
+            uint32_t page = row->pages[at], run = 1; /* neighbours in the pool go in one copy */
+            while (at + run < end && row->pages[at + run] == page + run) run++;
+            struct device_copy_2d copy = {.to = staging + page * layer_bytes,
+                                          .from = pool + page * page_bytes,
+                                          .to_stride = layer_bytes,
+                                          .from_stride = page_bytes,
+                                          .width = layer_bytes,
+                                          .height = run};
+            if (out)
+                copy = (struct device_copy_2d){.to = pool + page * page_bytes,
+                                               .from = staging + page * layer_bytes,
+                                               .to_stride = page_bytes,
+                                               .from_stride = layer_bytes,
+                                               .width = layer_bytes,
+                                               .height = run};
+            rc = device_copy_2d(s->device, DEVICE_COPY, out ? DEVICE_TO_HOST : DEVICE_TO_DEVICE, &copy, err);
+            at += run;
+        }
+    }
+    if (rc) return rc;
+    return s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->supply.event], err);
+}
+
+uint64_t gpu_program_borrowed(const struct gpu_source *s, const struct gpu_program *p,
+                              const struct batch *batch)
+{
+    uint64_t pages = 0, layers = 0;
+    for (uint32_t i = 0; i < p->count; i++) layers += p->entry[i].op.kind == OP_KV_OUT;
+    for (uint32_t r = 0; r < batch->row_count && layers; r++)
+        for (int out = 0; out < 2; out++) {
+            uint32_t first, end;
+            borrowed_pages(s, &batch->row[r], out, &first, &end);
+            pages += end - first;
+        }
+    return layers * pages * kv_layer_bytes(&s->kv);
+}
+
+/* The first pages of a borrowed layer, there and back, so that a driver that has something to load for such
+ * copies does it before a queue waits for the host. Nobody has used the caches yet. */
+static int try_borrowing(const struct gpu_source *s, struct helm_err *err)
+{
+    const struct arena_header *h = arena_header_of(s->arena);
+    const uint64_t layer_bytes = kv_layer_bytes(&h->kv), page_bytes = kv_page_bytes(&h->kv);
+    char *pool = arena_region_ptr(s->arena, ARENA_REGION_KV);
+    struct device_copy_2d copy = {.to = s->staging[0],
+                                  .from = pool,
+                                  .to_stride = layer_bytes,
+                                  .from_stride = page_bytes,
+                                  .width = layer_bytes,
+                                  .height = h->page_count < 2 ? h->page_count : 2};
+    if (!s->staging[0]) return 0;
+    int rc = device_copy_2d(s->device, DEVICE_COPY, DEVICE_TO_DEVICE, &copy, err);
+    copy = (struct device_copy_2d){.to = pool,
+                                   .from = s->staging[0],
+                                   .to_stride = page_bytes,
+                                   .from_stride = layer_bytes,
+                                   .width = layer_bytes,
+                                   .height = copy.height};
+    if (!rc) rc = device_copy_2d(s->device, DEVICE_COPY, DEVICE_TO_HOST, &copy, err);
+    return rc;
+}
+
+/* ---- the prefix ---- */
+
+static int copy_prefix(const struct gpu_source *s, uint32_t index, struct gpu_prefix *prefix,
+                       struct helm_err *err)
+{
+    const struct ring_slice *slice = &s->ring[0].slice[index];
+    int rc = copy_slice(s, slice, err);
+    if (!rc)
+        rc = s->device->ops->event_record(s->device, DEVICE_COPY, s->event[s->events.prefix + index], err);
+    if (rc) return rc;
+    prefix->there[index] = true;
+    for (uint32_t i = 0; i < slice->part_count; i++) prefix->copied_bytes += slice->part[i].bytes;
+    return 0;
+}
+
+/* Whether a phase finds this slice of the prefix in the ring. */
+static bool holds(const struct ring_schedule *ring, uint32_t index)
+{
+    return index < ring->count && ring->slice[index].held;
+}
+
+/* What the step before used of these places is behind it, and this program's copies come behind these. */
+int gpu_program_issue_missing(const struct gpu_source *s, const struct gpu_program *p,
+                              struct gpu_prefix *prefix, struct helm_err *err)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < prefix->count && !rc; i++)
+        if (!prefix->there[i] && holds(&s->ring[p->phase], i)) rc = copy_prefix(s, i, prefix, err);
+    return rc;
+}
+
+int gpu_program_prime(const struct gpu_source *s, struct gpu_prefix *prefix, struct helm_err *err)
+{
+    struct device *d = s->device;
+    int rc = try_borrowing(s, err);
+    for (uint32_t i = 0; i < prefix->count && !rc; i++) rc = copy_prefix(s, i, prefix, err);
+    if (rc || !s->events.count) return rc;
+    rc = d->ops->event_record(d, DEVICE_COPY, s->event[GPU_EVENT_BEGIN], err);
+    if (!rc) rc = d->ops->event_wait(d, s->event[GPU_EVENT_BEGIN], err);
+    return rc;
+}
+
+/* ---- entries ---- */
+
+/* Up to the last line of the page table that is used. The link takes one copy at a time: behind a slice on
+ * its way the block would come up to 0.3 ms late, so where weights are streamed a kernel reads it: as one row,
+ * whole vectors; there is room behind the block on both sides. Of the step's number of tokens it matters that
+ * it is not 0. */
+static int issue_block(const struct issuing *i, const struct gpu_entry *e, struct helm_err *err)
+{
+    const struct gpu_source *s = i->source;
+    const struct gpu_program *p = i->program;
+    uint64_t words =
+        p->block.page_table / sizeof(uint32_t) + (uint64_t)i->issue->rows * p->step.pages_per_slot;
+    if (e->op.kind == OP_COPY_BLOCK)
+        return device_copy(s->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, s->buffers->block, s->block_host,
+                           words * sizeof(uint32_t), err);
+    const struct op read = {.kind = OP_READ_BLOCK,
+                            .flags = i->flags,
+                            .tokens = 1,
+                            .count = (const uint32_t *)(s->block_host + p->block.counts),
+                            .as.move = {.from = (const float *)s->block_host,
+                                        .to = (float *)s->buffers->block,
+                                        .width = (uint32_t)((words + 3) / 4 * 4)}};
+    return device_run(s->device, &read, err);
+}
+
+static int issue_event(const struct issuing *i, const struct gpu_entry *e, struct helm_err *err)
+{
+    const struct gpu_source *s = i->source;
+    const struct device_ops *ops = s->device->ops;
+    return (e->op.kind == OP_RECORD ? ops->event_record : ops->event_follow)(s->device, e->supply.queue,
+                                                                             s->event[e->supply.event], err);
+}
+
+/* Operations that are the program's and not the device's own. */
+static int (*const issue_of[OP_KIND_COUNT])(const struct issuing *i, const struct gpu_entry *e,
+                                            struct helm_err *err) = {
+    [OP_COPY_BLOCK] = issue_block, [OP_READ_BLOCK] = issue_block, [OP_STREAM_COPY] = issue_slice,
+    [OP_KV_IN] = issue_borrow,     [OP_KV_OUT] = issue_borrow,    [OP_RECORD] = issue_event,
+    [OP_FOLLOW] = issue_event,
+};
+
+static uint32_t pad(uint32_t tokens)
+{
+    return (tokens + GPU_PAD_TOKENS - 1) / GPU_PAD_TOKENS * GPU_PAD_TOKENS;
+}
+
+/* Tokens of an entry; none when the step ends before its sub-chunk. */
+static void set_tokens(struct issuing *i, const struct gpu_entry *e)
+{
+    const struct gpu_block *b = &i->program->block;
+    i->tokens = i->issue->tokens;
+    i->count = i->program->step.counts;
+    if (e->sub == GPU_SUB_ALL || b->subs <= 1) return;
+    uint32_t before = e->sub * GPU_SUB_TOKENS, left = i->tokens > before ? i->tokens - before : 0;
+    i->tokens = left < GPU_SUB_TOKENS ? left : GPU_SUB_TOKENS;
+    i->count += (b->sub + e->sub * b->sub_stride + b->sub_counts - b->counts) / sizeof(uint32_t);
+}
+
+/* A chunk's head knows how many samples there are, since its list is issued anew each step; mostly it is one,
+ * and then the head's matrix is read at the speed of decode. */
+static void set_samples(const struct issuing *i, const struct gpu_entry *e, struct op *op)
+{
+    const struct gpu_program *p = i->program;
+    uint32_t samples = p->tier == GPU_TIER_CHUNK ? i->issue->samples : p->samples;
+    samples -= e->group * GPUK_BATCH_MAX;
+    op->tokens = samples < GPUK_BATCH_MAX ? samples : GPUK_BATCH_MAX;
+    if (op->tokens == 1) op->kind = OP_GEMV;
+}
+
+static int issue_entry(const struct issuing *i, const struct gpu_entry *e, struct helm_err *err)
+{
+    if (issue_of[e->op.kind]) return issue_of[e->op.kind](i, e, err);
+    struct op op = e->op;
+    op.flags = i->flags;
+    if (!op.count) op.count = i->count;
+    if (!op.tokens) op.tokens = i->tokens;
+    if (op.kind == OP_MATMUL) op.tokens = pad(op.tokens);
+    if (op.kind == OP_GEMM_SMALL && e->head) set_samples(i, e, &op);
+    if (op.kind == OP_GEMM_SMALL && op.tokens > GPUK_BATCH_MAX) op.tokens = GPUK_BATCH_MAX;
+    if (op.kind == OP_ATTEND_DECODE) op.workspace = gpu_attention_work(i->source, op.tokens);
+    return device_run(i->source->device, &op, err);
+}
+
+int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_issue *issue,
+                      struct helm_err *err)
+{
+    struct issuing of = {.source = s, .program = p, .issue = issue};
+    bool after_launch = false; /* only behind another kernel may one start early */
+    int rc = 0;
+    for (uint32_t i = 0, step; i < p->tail && !rc; i += step) {
+        const struct gpu_entry *e = &p->entry[i];
+        step = e->op.kind == OP_CHAIN ? 1 + e->op.as.chain.count : 1;
+        if (e->head && e->group * GPUK_BATCH_MAX >= issue->samples) continue;
+        if (e->when != GPU_WHEN_ANY && (e->when == GPU_WHEN_ONE) != (issue->samples == 1)) continue;
+        if (e->again && issue->tokens <= GPU_SUB_TOKENS) continue;
+        if (issue->alone && is_between_others(s, e)) continue;
+        set_tokens(&of, e);
+        if (of.tokens == 0) continue;
+        of.flags = after_launch && s->device->early_launch ? GPUK_EARLY : 0;
+        rc = issue_entry(&of, e, err);
+        if (!is_copy(e)) after_launch = op_traits_of(e->op.kind)->launch;
+    }
+    return rc;
+}
+
+int gpu_program_issue_tail(const struct gpu_source *s, const struct gpu_program *p, bool again,
+                           struct gpu_prefix *prefix, struct helm_err *err)
+{
+    const struct ring_schedule *ring = &s->ring[p->phase];
+    const struct gpu_entry *follow = NULL; /* for what is overwritten by the copies behind it */
+    int rc = 0;
+    for (uint32_t i = p->tail; i < p->count && !rc; i++) {
+        const struct gpu_entry *e = &p->entry[i];
+        if (e->op.kind == OP_FOLLOW) {
+            follow = e;
+            continue;
+        }
+        uint32_t index = ring->slice[e->supply.slice].prefix;
+        prefix->there[index] = false;
+        if (again && !holds(ring, index)) continue;
+        if (follow)
+            rc = s->device->ops->event_follow(s->device, DEVICE_COPY, s->event[follow->supply.event], err);
+        follow = NULL;
+        if (!rc) rc = copy_prefix(s, index, prefix, err);
+    }
+    /* what an earlier step left out: this one does not touch it */
+    for (uint32_t i = 0; i < prefix->count && !again && !rc; i++)
+        if (!prefix->there[i]) rc = copy_prefix(s, i, prefix, err);
+    return rc;
+}

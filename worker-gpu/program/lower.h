@@ -1,0 +1,97 @@
+/* Inside lowering: what program.c (spans, phases), math.c (what is computed), supply.c (where weights and
+ * caches come from) and chain.c (chains) share.
+ *
+ * Entries are added to one list in the order in which they are issued. An error is kept in `rc`; what is
+ * added after it goes nowhere. */
+#ifndef HELM_WORKER_GPU_PROGRAM_LOWER_H
+#define HELM_WORKER_GPU_PROGRAM_LOWER_H
+
+#include "worker-gpu/program/program.h"
+
+struct lowering {
+    const struct gpu_source *source;
+    struct gpu_program *program;
+    const struct ring_schedule *ring; /* the phase's */
+    struct helm_err *err;
+    int rc;
+    uint32_t next_slice, next_copy; /* of the schedule */
+    uint32_t next_home;             /* of the slices of what lies packed in VRAM */
+    uint32_t next_tail;             /* of its tail: what is not yet set free */
+    uint32_t ahead;                 /* the slice that is expanded before its turn, from 1 on; 0: none yet */
+    uint32_t borrowed, fetched;     /* layers whose cache is borrowed: computed, asked for */
+    struct gpu_entry nowhere;       /* where an entry goes that found no memory: never issued, rc is set */
+};
+
+struct gpu_entry *lower_add(struct lowering *low, enum op_kind kind, int32_t layer);
+const struct gpu_matrix *lower_matrix(struct lowering *low, enum tensor_role role, int32_t layer);
+
+/* An operation of the model: of a unit, or the head's, which stands behind the last unit. */
+struct lower_at {
+    uint32_t unit, op;
+    const struct math_op *math;
+    int32_t layer; /* -1: the head */
+};
+struct lower_at lower_at(const struct lowering *low, uint32_t unit, uint32_t op);
+static inline uint32_t lower_head_unit(const struct lowering *low)
+{
+    return unit_count(low->source->model->config.layers);
+}
+
+/* ---- supply ---- */
+
+/* An operation's weights, or one slice of them: rows of up to three matrices, all of `format`. */
+struct piece_part {
+    uint32_t weight; /* which of the operation's */
+    const struct gpu_matrix *matrix;
+    const char *data;
+    const uint32_t *offset; /* of a variable format: its first group's entry in the table of offsets */
+    uint32_t row, rows;
+};
+struct piece {
+    struct piece_part part[MATH_WEIGHTS_MAX];
+    uint32_t part_count;
+    enum tensor_format format; /* as it is multiplied by */
+    uint32_t index;            /* of the operation's pieces */
+    bool streamed, home;       /* a slice of the ring, or of what lies packed in VRAM */
+    uint32_t slice;            /* of the ring */
+};
+/* The operation's next piece, ready to be computed with; false behind the last. *piece begins as zeros. What
+ * the ring needs behind the use of a piece is added by the call for the next one. */
+bool lower_next_piece(struct lowering *low, const struct lower_at *at, struct piece *piece);
+/* All of an operation's weights where they are at home, in their format. */
+void lower_whole_piece(struct lowering *low, const struct lower_at *at, struct piece *piece);
+/* Whether the device multiplies by a piece in the format that it has. */
+bool lower_reads(const struct lowering *low, const struct math_op *math, const struct piece *piece,
+                 enum gpuk_schedule schedule);
+/* Expands a slice of what lies packed in VRAM. */
+struct gpu_entry *lower_expand_home(struct lowering *low, uint32_t index);
+
+/* The first of a step: its copies begin behind what the step before used. */
+void lower_begin_copies(struct lowering *low);
+/* Behind the step block: what may be copied before anything is computed. */
+void lower_first_copies(struct lowering *low);
+/* Where a span waits for the CPU: its first slice is expanded meanwhile. Where it goes nothing is in use any
+ * more, unless what lies packed in VRAM is expanded before it. By then it has come, unless the link is far
+ * behind, and then the span would wait for it all the same. */
+void lower_expand_ahead(struct lowering *low, const struct plan_span *span);
+/* Behind all spans: what was borrowed is back. Behind the end word: the tail. */
+void lower_end_caches(struct lowering *low);
+void lower_tail(struct lowering *low);
+
+/* The cache of a layer, the host's in its staging pool; what brings that there before the layer's attention,
+ * and back behind it. */
+void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_kv *kv);
+void lower_cache_begin(struct lowering *low, uint32_t layer);
+void lower_cache_end(struct lowering *low, uint32_t layer);
+
+/* ---- math ---- */
+
+/* A unit; `out` of the decode tiers: where the residual stream goes, x or a lane. */
+void lower_unit(struct lowering *low, uint32_t unit, float *out);
+void lower_embed(struct lowering *low);
+void lower_head(struct lowering *low);
+
+/* What may be chained of a whole list is (chain.c). */
+void lower_chains(struct lowering *low);
+
+#endif

@@ -1,0 +1,495 @@
+/* Lowering: what is computed. See program.h and lower.h; called by program.c.
+ *
+ * Walks the model's operations (common/model/unit.h) and makes of each those that program_ops_of names, over
+ * every piece of its weights that supply.c has and every sub-chunk. For each kind of operation there is one
+ * function here that fills in its arguments, and one row of the table that finds it. */
+#include "worker-gpu/program/lower.h"
+
+#include <math.h>
+
+static enum op_tier tier_of(const struct lowering *low)
+{
+    const enum gpu_tier tier = low->program->tier;
+    return tier == GPU_TIER_1 ? OP_TIER_ONE : tier == GPU_TIER_CHUNK ? OP_TIER_CHUNK : OP_TIER_FEW;
+}
+
+/* What an operation is made for. */
+struct making {
+    const struct lower_at *at;
+    enum op_kind kind;
+    const struct piece *piece; /* LINEAR */
+    uint32_t sub;              /* GPU_SUB_ALL in the decode tiers */
+    enum dtype dtype;          /* of what a chunk normalises and multiplies */
+    uint32_t bias;             /* ADD_BIAS: which of the operation's */
+    float *x_out;              /* where the residual stream goes */
+};
+
+/* ---- buffers ---- */
+
+/* Row 0 of a sub-chunk in an array of rows of `width` numbers of `elem` bytes. */
+static char *sub_row(void *base, uint32_t sub, uint64_t width, uint64_t elem)
+{
+    return (char *)base + (sub == GPU_SUB_ALL ? 0 : sub) * (uint64_t)GPU_SUB_TOKENS * width * elem;
+}
+
+struct place {
+    char *at;
+    uint32_t stride; /* in numbers, from token to token */
+    enum dtype dtype;
+};
+
+/* Where a buffer's rows are. q k v stand side by side; of a chunk the attention's output takes their place. */
+static struct place place_of(const struct lowering *low, const struct making *m, enum model_buffer buffer)
+{
+    const struct gpu_buffers *b = low->source->buffers;
+    const struct model_config *c = &low->source->model->config;
+    const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, width = q + 2 * kv;
+    const bool chunk = tier_of(low) == OP_TIER_CHUNK;
+    float *qkv = (float *)sub_row(chunk ? b->chunk.qkv : b->few.qkv, m->sub, width, sizeof(float));
+    switch (buffer) {
+    case BUFFER_X:
+        return (struct place){sub_row(b->x, m->sub, c->hidden, sizeof(float)), c->hidden, DTYPE_F32};
+    case BUFFER_Q:
+        return (struct place){(char *)qkv, width, DTYPE_F32};
+    case BUFFER_K:
+        return (struct place){(char *)(qkv + q), width, DTYPE_F32};
+    case BUFFER_V:
+        return (struct place){(char *)(qkv + q + kv), width, DTYPE_F32};
+    case BUFFER_A:
+        return chunk ? (struct place){(char *)qkv, q, m->dtype}
+                     : (struct place){(char *)b->few.a, q, DTYPE_F32};
+    default: /* GATE; UP is combined with it */
+        if (!chunk) return (struct place){(char *)b->few.act, c->intermediate, DTYPE_F32};
+        return (struct place){sub_row(b->chunk.act, m->sub, c->intermediate, dtype_bytes(m->dtype)),
+                              c->intermediate, m->dtype};
+    }
+}
+
+/* Where the product of a piece's part goes. */
+static struct place output_of(const struct lowering *low, const struct making *m,
+                              const struct piece_part *part)
+{
+    const struct math_op *math = m->at->math;
+    if (math->swiglu && tier_of(low) == OP_TIER_CHUNK) { /* gate and up side by side, as many as there are */
+        char *gates = low->source->buffers->chunk.gates;
+        return (struct place){gates + (uint64_t)part->weight * part->rows * dtype_bytes(m->dtype),
+                              2 * part->rows, m->dtype};
+    }
+    struct place out = place_of(low, m, math->out[part->weight]);
+    if (math->out[part->weight] == BUFFER_X && tier_of(low) != OP_TIER_CHUNK) out.at = (char *)m->x_out;
+    out.at += part->row * dtype_bytes(out.dtype);
+    return out;
+}
+
+static const float *vector_of(const struct lowering *low, const struct making *m, enum tensor_role role)
+{
+    return gpu_vector_of(low->source->weights, role, m->at->layer);
+}
+
+static const float *bias_of(const struct lowering *low, const struct making *m, const struct piece_part *part)
+{
+    const float *bias = vector_of(low, m, m->at->math->bias[part->weight]);
+    return bias ? bias + part->row : NULL;
+}
+
+static struct op *add_op(struct lowering *low, const struct making *m)
+{
+    struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
+    e->sub = m->sub;
+    return &e->op;
+}
+
+/* ---- linears of the decode tiers ---- */
+
+static struct gpu_entry *add_linear(struct lowering *low, const struct making *m, const float *x,
+                                    uint32_t x_stride)
+{
+    struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
+    e->op.workspace = low->source->buffers->linear_work;
+    e->slice = m->piece->streamed || m->piece->home;
+    e->op.as.linear = (struct gpuk_linear_args){.format = m->piece->format,
+                                                .x = x,
+                                                .x_stride = x_stride,
+                                                .norm = vector_of(low, m, m->at->math->norm),
+                                                .eps = (float)low->source->model->config.norm_eps,
+                                                .swiglu = m->at->math->swiglu};
+    return e;
+}
+
+static void add_segment(struct lowering *low, const struct making *m, struct gpu_entry *e,
+                        const struct piece_part *part, const struct place *out)
+{
+    struct gpuk_linear_args *a = &e->op.as.linear;
+    if (gpu_matrix_format(part->matrix) != gpu_matrix_format(m->piece->part[0].matrix) && !low->rc)
+        low->rc = helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: matrices of one input have two formats",
+                            e->layer);
+    a->cols = part->matrix->cols;
+    a->out_stride = out->stride;
+    a->segment[a->segments++] = (struct gpuk_linear){.weight = part->data,
+                                                     .offset = part->offset,
+                                                     .bias = bias_of(low, m, part),
+                                                     .out = (float *)(void *)out->at,
+                                                     .rows = part->rows};
+}
+
+/* With all its arguments the device still takes it; of plain numbers it takes any. */
+static void check_linear(struct lowering *low, const struct making *m, const struct gpuk_linear_args *args)
+{
+    struct device *d = low->source->device;
+    if (tensor_format_is_plain(args->format) || low->rc ||
+        d->ask.linear_takes(d, args, m->kind == OP_GEMV ? GPUK_ONE : GPUK_FEW))
+        return;
+    low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: %s cannot be multiplied as %s", m->at->layer,
+                        m->at->math->name, tensor_format_name(args->format));
+}
+
+static void make_linear(struct lowering *low, const struct making *m)
+{
+    const struct math_op *math = m->at->math;
+    const struct piece *piece = m->piece;
+    const struct place in = place_of(low, m, math->in);
+    struct gpu_entry *e = add_linear(low, m, (const float *)(void *)in.at, in.stride);
+    if (math->accumulate)
+        e->op.as.linear.residual =
+            (const float *)(void *)place_of(low, m, math->out[0]).at + piece->part[0].row;
+    for (uint32_t i = 0; i < piece->part_count; i++) {
+        const struct place out = output_of(low, m, &piece->part[i]);
+        add_segment(low, m, e, &piece->part[i], &out);
+    }
+    check_linear(low, m, &e->op.as.linear);
+}
+
+/* ---- linears of a chunk ---- */
+
+static void make_norm(struct lowering *low, const struct making *m)
+{
+    const struct model_config *c = &low->source->model->config;
+    struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
+    e->sub = m->sub;
+    e->again = m->piece->index > 0;
+    e->op.as.norm = (struct op_norm){.x = (const float *)(void *)place_of(low, m, m->at->math->in).at,
+                                     .norm = vector_of(low, m, m->at->math->norm),
+                                     .eps = (float)c->norm_eps,
+                                     .width = c->hidden,
+                                     .out = low->source->buffers->chunk.h,
+                                     .out_dtype = m->dtype};
+}
+
+/* A piece's matrices over one sub-chunk: one product where they and their outputs lie one behind the other. */
+static void make_matmul(struct lowering *low, const struct making *m)
+{
+    const struct math_op *math = m->at->math;
+    const struct gpu_buffers *b = low->source->buffers;
+    const void *x = math->norm != TENSOR_NONE ? b->chunk.h : place_of(low, m, math->in).at;
+    const char *end = NULL, *out_end = NULL;
+    struct op_matmul *last = NULL;
+    for (uint32_t i = 0; i < m->piece->part_count; i++) {
+        const struct piece_part *p = &m->piece->part[i];
+        const struct place out = output_of(low, m, p);
+        const uint32_t cols = p->matrix->cols;
+        if (last && p->data == end && out.at == out_end) {
+            last->rows += p->rows;
+        } else {
+            struct op *op = add_op(low, m);
+            op->workspace = b->matmul_work;
+            last = &op->as.matmul;
+            *last = (struct op_matmul){.dtype = tensor_format_value(m->piece->format),
+                                       .out_dtype = out.dtype,
+                                       .rows = p->rows,
+                                       .cols = cols,
+                                       .out_stride = out.stride,
+                                       .accumulate = math->accumulate,
+                                       .w = p->data,
+                                       .x = x,
+                                       .out = out.at};
+        }
+        end = p->data + tensor_format_bytes(m->piece->format, p->rows, cols);
+        out_end = out.at + p->rows * dtype_bytes(out.dtype);
+    }
+}
+
+/* The operation's bias number m->bias, where the piece has its weight. */
+static void make_bias(struct lowering *low, const struct making *m)
+{
+    const struct math_op *math = m->at->math;
+    uint32_t weight = 0;
+    for (uint32_t left = m->bias; math->bias[weight] == TENSOR_NONE || left > 0; weight++)
+        left -= math->bias[weight] != TENSOR_NONE;
+    for (uint32_t i = 0; i < m->piece->part_count; i++) {
+        const struct piece_part *p = &m->piece->part[i];
+        const struct place out = output_of(low, m, p);
+        if (p->weight != weight) continue;
+        add_op(low, m)->as.bias = (struct op_bias){.out = out.at,
+                                                   .dtype = out.dtype,
+                                                   .stride = out.stride,
+                                                   .rows = p->rows,
+                                                   .bias = bias_of(low, m, p)};
+    }
+}
+
+static void make_swiglu(struct lowering *low, const struct making *m)
+{
+    const struct piece_part *gate = &m->piece->part[0];
+    const struct place in = output_of(low, m, gate), out = place_of(low, m, m->at->math->out[0]);
+    add_op(low, m)->as.swiglu = (struct op_swiglu){.in = in.at,
+                                                   .out = out.at + gate->row * dtype_bytes(out.dtype),
+                                                   .in_dtype = in.dtype,
+                                                   .out_dtype = out.dtype,
+                                                   .n = gate->rows,
+                                                   .stride = in.stride,
+                                                   .up_at = gate->rows,
+                                                   .out_stride = out.stride};
+}
+
+/* ---- attention ---- */
+
+static struct gpuk_attention attention_of(const struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    const struct gpu_program *p = low->program;
+    const struct place q = place_of(low, m, BUFFER_Q);
+    struct gpuk_attention a = {.step = gpu_block_step(&p->block, s->buffers->block, p->step.pages_per_slot,
+                                                      m->sub),
+                               .heads = c->heads,
+                               .window = c->window ? c->window[m->at->layer] : 0,
+                               .scale = 1.0f / sqrtf((float)c->head_dim),
+                               .q_norm = vector_of(low, m, m->at->math->q_norm),
+                               .k_norm = vector_of(low, m, m->at->math->k_norm),
+                               .eps = (float)c->norm_eps,
+                               .rope_table = (float *)sub_row(s->buffers->rope_table, m->sub,
+                                                              c->head_dim / 2 * 2, sizeof(float)),
+                               .q = (const float *)(void *)q.at,
+                               .k = (const float *)(void *)place_of(low, m, BUFFER_K).at,
+                               .v = (const float *)(void *)place_of(low, m, BUFFER_V).at,
+                               .q_stride = q.stride,
+                               .kv_stride = q.stride};
+    lower_cache(low, (uint32_t)m->at->layer, &a.kv);
+    return a;
+}
+
+static void make_rope_append(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const bool chunk = tier_of(low) == OP_TIER_CHUNK;
+    add_op(low, m)->as.attention =
+        (struct op_attention){.args = attention_of(low, m),
+                              .q_dtype = chunk ? (enum dtype)s->kv.dtype : DTYPE_F32,
+                              .q = chunk ? s->buffers->chunk.q : s->buffers->few.q};
+}
+
+/* Of one token with rotation and append in it; of several q is what ROPE_APPEND has left. */
+static void make_attend_decode(struct lowering *low, const struct making *m)
+{
+    const struct model_config *c = &low->source->model->config;
+    struct op_attention a = {.args = attention_of(low, m),
+                             .fused = tier_of(low) == OP_TIER_ONE,
+                             .out = place_of(low, m, BUFFER_A).at};
+    if (!a.fused) {
+        a.args.q = low->source->buffers->few.q;
+        a.args.q_stride = c->heads * c->head_dim;
+    }
+    add_op(low, m)->as.attention = a;
+}
+
+static void make_attend_prefill(struct lowering *low, const struct making *m)
+{
+    const struct place out = place_of(low, m, BUFFER_A);
+    add_op(low, m)->as.attention = (struct op_attention){.args = attention_of(low, m),
+                                                         .q = low->source->buffers->chunk.q,
+                                                         .out = out.at,
+                                                         .out_dtype = out.dtype,
+                                                         .rows = low->program->block.rows};
+}
+
+/* ---- the ends ---- */
+
+static void make_embed(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct gpu_matrix *table = lower_matrix(low, m->at->math->weight[0], -1);
+    add_op(low, m)->as.embed = (struct op_embed){.step = low->program->step,
+                                                 .table = table->data,
+                                                 .format = gpu_matrix_format(table),
+                                                 .vocab = s->model->config.vocab,
+                                                 .hidden = s->model->config.hidden,
+                                                 .x = s->buffers->x};
+}
+
+static void make_gather(struct lowering *low, const struct making *m)
+{
+    const struct gpu_buffers *b = low->source->buffers;
+    struct op *op = add_op(low, m);
+    op->tokens = low->program->samples;
+    op->as.gather = (struct op_gather){.step = low->program->step,
+                                       .x = b->x,
+                                       .width = low->source->model->config.hidden,
+                                       .out = b->sample};
+}
+
+/* The block is left as that of the same rows one token further: for a step that follows without a block
+ * (follow.h); any other brings its own. */
+static void make_argmax(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct gpu_program *p = low->program;
+    char *block = s->buffers->block;
+    struct op *op = add_op(low, m);
+    op->tokens = p->samples;
+    op->count = p->step.counts + 2;
+    op->workspace = s->buffers->argmax_work;
+    op->as.argmax = (struct op_argmax){.logits = s->buffers->logits,
+                                       .vocab = s->model->config.vocab,
+                                       .result = s->tokens,
+                                       .next = {.token_id = (uint32_t *)(void *)(block + p->block.token_id),
+                                                .position = (uint32_t *)(void *)(block + p->block.position)}};
+}
+
+/* A piece of the head over up to GPUK_BATCH_MAX samples. */
+static void add_head(struct lowering *low, const struct making *m, uint32_t group)
+{
+    const struct gpu_buffers *b = low->source->buffers;
+    const struct model_config *c = &low->source->model->config;
+    const size_t row = (size_t)group * GPUK_BATCH_MAX;
+    const struct piece_part *part = &m->piece->part[0];
+    const struct place out = {(char *)(b->logits + row * c->vocab + part->row), c->vocab, DTYPE_F32};
+    const bool one = low->program->tier == GPU_TIER_1;
+    struct gpu_entry *e = add_linear(low, m, one ? b->x : b->sample + row * c->hidden, c->hidden);
+    e->op.count = low->program->step.counts + 3 + group;
+    e->group = group;
+    add_segment(low, m, e, part, &out);
+}
+
+/* In a program of several tokens: the whole matrix in the format in which it lies, for a step that samples one
+ * row. False where that is no other than what every step does, or the device does not take it. */
+static bool add_head_of_one(struct lowering *low, const struct making *m)
+{
+    struct piece whole = {0};
+    struct making one = *m;
+    lower_whole_piece(low, m->at, &whole);
+    if (low->rc || low->program->tier == GPU_TIER_1 || lower_reads(low, m->at->math, &whole, GPUK_FEW) ||
+        !lower_reads(low, m->at->math, &whole, GPUK_ONE))
+        return false;
+    one.kind = OP_GEMV;
+    one.piece = &whole;
+    add_head(low, &one, 0);
+    return true;
+}
+
+/* One token's head is a linear like others, of x itself; other tiers' is over the sampled rows, group by
+ * group. */
+static void make_head(struct lowering *low, const struct making *m)
+{
+    struct gpu_program *p = low->program;
+    const uint32_t groups = p->tier == GPU_TIER_1 ? 1 : (p->samples + GPUK_BATCH_MAX - 1) / GPUK_BATCH_MAX;
+    struct making piecewise = *m;
+    struct piece piece = {0};
+    uint32_t first = p->count;
+    const bool one = add_head_of_one(low, m);
+    for (; one && first < p->count; first++) p->entry[first].when = GPU_WHEN_ONE;
+    piecewise.piece = &piece;
+    while (lower_next_piece(low, m->at, &piece))
+        for (uint32_t g = 0; g < groups; g++) add_head(low, &piecewise, g);
+    for (; one && first < p->count; first++) p->entry[first].when = GPU_WHEN_SEVERAL;
+}
+
+static void make_product(struct lowering *low, const struct making *m)
+{
+    (m->at->layer < 0 ? make_head : make_linear)(low, m);
+}
+
+/* ---- the walk ---- */
+
+static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct making *m) = {
+    [OP_EMBED] = make_embed,
+    [OP_GEMV] = make_product,
+    [OP_GEMM_SMALL] = make_product,
+    [OP_NORM] = make_norm,
+    [OP_MATMUL] = make_matmul,
+    [OP_ADD_BIAS] = make_bias,
+    [OP_SWIGLU] = make_swiglu,
+    [OP_ROPE_APPEND] = make_rope_append,
+    [OP_ATTEND_DECODE] = make_attend_decode,
+    [OP_ATTEND_PREFILL] = make_attend_prefill,
+    [OP_GATHER] = make_gather,
+    [OP_ARGMAX] = make_argmax,
+};
+
+/* What the operation becomes, over m->sub. */
+static void make(struct lowering *low, struct making *m)
+{
+    enum op_kind kinds[PROGRAM_OPS_MAX];
+    const uint32_t count = program_ops_of(m->at->math, PROCESSOR_GPU, tier_of(low), kinds);
+    m->bias = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        m->kind = kinds[i];
+        make_of[m->kind](low, m);
+        m->bias += m->kind == OP_ADD_BIAS;
+    }
+}
+
+static void make_subs(struct lowering *low, struct making *m)
+{
+    m->sub = GPU_SUB_ALL;
+    if (tier_of(low) != OP_TIER_CHUNK) make(low, m);
+    for (uint32_t sub = 0; sub < low->program->block.subs && tier_of(low) == OP_TIER_CHUNK; sub++) {
+        m->sub = sub;
+        make(low, m);
+    }
+}
+
+/* What a chunk's activations of a unit are of: the one type of its matrices' values. */
+static enum dtype unit_dtype(struct lowering *low, uint32_t unit)
+{
+    const struct math_part *part = model_unit_math(low->source->model, unit);
+    const int32_t layer = (int32_t)unit_layer(unit);
+    enum dtype dtype = DTYPE_F32;
+    bool any = false;
+    for (uint32_t i = 0; i < part->ops; i++)
+        for (uint32_t w = 0; w < part->op[i].weights; w++) {
+            const struct gpu_matrix *m = gpu_matrix_of(low->source->weights, part->op[i].weight[w], layer);
+            const enum dtype value = tensor_format_value(gpu_matrix_format(m));
+            if (any && value != dtype && !low->rc)
+                low->rc =
+                    helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: its matrices have two dtypes", layer);
+            dtype = value;
+            any = true;
+        }
+    return dtype;
+}
+
+void lower_unit(struct lowering *low, uint32_t unit, float *out)
+{
+    const struct math_part *part = model_unit_math(low->source->model, unit);
+    const bool chunk = tier_of(low) == OP_TIER_CHUNK;
+    struct making m = {.x_out = out, .dtype = chunk ? unit_dtype(low, unit) : DTYPE_F32};
+    for (uint32_t i = 0; i < part->ops; i++) {
+        const struct lower_at at = lower_at(low, unit, i);
+        struct piece piece = {0};
+        m.at = &at;
+        m.piece = &piece;
+        if (at.math->kind == MATH_ATTENTION) {
+            lower_cache_begin(low, (uint32_t)at.layer);
+            make_subs(low, &m);
+            lower_cache_end(low, (uint32_t)at.layer);
+        } else {
+            while (lower_next_piece(low, &at, &piece)) make_subs(low, &m);
+        }
+    }
+}
+
+void lower_embed(struct lowering *low)
+{
+    const struct lower_at at = {.math = &low->source->model->math.embed, .layer = -1};
+    struct making m = {.at = &at, .sub = GPU_SUB_ALL};
+    make(low, &m);
+}
+
+void lower_head(struct lowering *low)
+{
+    const struct lower_at at = lower_at(low, lower_head_unit(low), 0);
+    struct making m = {.at = &at, .sub = GPU_SUB_ALL};
+    const uint32_t first = low->program->count;
+    make(low, &m);
+    for (uint32_t i = first; i < low->program->count; i++) low->program->entry[i].head = true;
+}

@@ -1,0 +1,145 @@
+/* Sizes and places of what programs work in: the step block, buffers, staging pools, events. See program.h.
+ * Called by engine.c, print.c and lowering; allocates nothing. */
+#include "worker-gpu/program/program.h"
+
+#include <string.h>
+
+struct gpuk_step gpu_block_step(const struct gpu_block *b, const char *base, uint32_t pages_per_slot,
+                                uint32_t sub)
+{
+    struct gpuk_step step = {
+        .counts = (const void *)(base + b->counts),
+        .token_id = (const void *)(base + b->token_id),
+        .position = (const void *)(base + b->position),
+        .token_row = (const void *)(base + b->token_row),
+        .row_first = (const void *)(base + b->row_first),
+        .row_slot = (const void *)(base + b->row_slot),
+        .sample_token = (const void *)(base + b->sample_token),
+        .page_table = (const void *)(base + b->page_table),
+        .pages_per_slot = pages_per_slot,
+    };
+    if (sub == GPU_SUB_ALL || b->subs <= 1) return step;
+    const char *own = base + b->sub + (uint64_t)sub * b->sub_stride;
+    step.token_id += sub * GPU_SUB_TOKENS;
+    step.position += sub * GPU_SUB_TOKENS;
+    step.counts = (const void *)(own + b->sub_counts);
+    step.token_row = (const void *)(own + b->sub_token_row);
+    step.row_first = (const void *)(own + b->sub_row_first);
+    step.row_slot = (const void *)(own + b->sub_row_slot);
+    return step;
+}
+
+/* ---- buffers ---- */
+
+void *gpu_attention_work(const struct gpu_source *s, uint32_t tokens)
+{
+    const struct device_asked *ask = &s->device->ask;
+    uint32_t heads = s->model->config.heads;
+    return (char *)s->buffers->attention_work + ask->attention_counters(GPUK_BATCH_MAX, heads) -
+           ask->attention_counters(tokens, heads);
+}
+
+static bool computes_layers(const struct plan *plan)
+{
+    return plan_has_home(plan, PLAN_HOME_GPU) || plan_has_home(plan, PLAN_HOME_STREAM);
+}
+
+void gpu_buffers_place(const struct model *model, const struct plan *plan, const struct arena_header *arena,
+                       const struct device *device, struct gpu_buffers *b)
+{
+    const struct gpu_workspace_case c = {.config = &model->config,
+                                         .step_tokens = arena->step_tokens,
+                                         .slots = arena->slots,
+                                         .pages_per_slot = arena->pages_per_slot,
+                                         .chunk_bytes = workspace_chunk_bytes(model),
+                                         .cache_bytes = (uint32_t)dtype_bytes((enum dtype)arena->kv.dtype),
+                                         .layers = computes_layers(plan),
+                                         .head = plan->head == PLAN_GPU0,
+                                         .chains = !device->no_chains,
+                                         .matmul = device->ask.matmul_workspace};
+    struct gpu_workspace w;
+    char *base = b->memory;
+    gpu_workspace_place(&c, &w);
+    memset(b, 0, sizeof *b);
+    b->memory = base;
+    b->bytes = w.bytes;
+    b->tokens = w.tokens;
+    b->sub_tokens = w.sub_tokens;
+    b->chain_bytes = w.area[GPU_AREA_CHAINS].bytes;
+    b->attention_work_bytes = w.area[GPU_AREA_ATTENTION].bytes;
+    b->linear_work_bytes = w.area[GPU_AREA_LINEAR].bytes;
+    b->argmax_work_bytes = w.area[GPU_AREA_ARGMAX].bytes;
+    b->few_work_bytes = w.area[GPU_AREA_FEW].bytes;
+    void **const at[GPU_AREA_COUNT] = {[GPU_AREA_BLOCK] = (void **)&b->block,
+                                       [GPU_AREA_X] = (void **)&b->x,
+                                       [GPU_AREA_LINEAR] = &b->linear_work,
+                                       [GPU_AREA_SAMPLE] = (void **)&b->sample,
+                                       [GPU_AREA_LOGITS] = (void **)&b->logits,
+                                       [GPU_AREA_ARGMAX] = &b->argmax_work,
+                                       [GPU_AREA_FEW] = &b->few_work,
+                                       [GPU_AREA_H] = &b->chunk.h,
+                                       [GPU_AREA_ROPE_TABLE] = (void **)&b->rope_table,
+                                       [GPU_AREA_INV_FREQ] = (void **)&b->inv_freq,
+                                       [GPU_AREA_ATTENTION] = &b->attention_work,
+                                       [GPU_AREA_CHAINS] = (void **)&b->chains,
+                                       [GPU_AREA_MATMUL] = &b->matmul_work,
+                                       [GPU_AREA_FEW_QKV] = (void **)&b->few.qkv,
+                                       [GPU_AREA_FEW_Q] = (void **)&b->few.q,
+                                       [GPU_AREA_FEW_A] = (void **)&b->few.a,
+                                       [GPU_AREA_FEW_ACT] = (void **)&b->few.act,
+                                       [GPU_AREA_CHUNK_QKV] = (void **)&b->chunk.qkv,
+                                       [GPU_AREA_CHUNK_Q] = &b->chunk.q,
+                                       [GPU_AREA_CHUNK_ACT] = &b->chunk.act,
+                                       [GPU_AREA_CHUNK_GATES] = &b->chunk.gates};
+    for (int a = 0; a < GPU_AREA_COUNT && base; a++)
+        if (w.area[a].bytes) *at[a] = base + w.area[a].at;
+}
+
+int gpu_buffers_check(const struct model_config *c, const struct device *device, const struct gpu_buffers *b,
+                      struct helm_err *err)
+{
+    const struct device_asked *ask = &device->ask;
+    const uint64_t q = (uint64_t)c->heads * c->head_dim, inner = q > c->intermediate ? q : c->intermediate;
+    const uint32_t widest = (uint32_t)(inner > c->hidden ? inner : c->hidden), slots = GPUK_BATCH_MAX;
+    const uint32_t rows = (uint32_t)(b->argmax_work_bytes / GPU_ARGMAX_ROW_BYTES);
+    const struct {
+        const char *what;
+        uint64_t wanted, there;
+    } work[] = {{"a product of one token", ask->gemv_workspace(widest), b->linear_work_bytes},
+                {"products of few tokens", ask->gemm_small_workspace(slots, widest), b->linear_work_bytes},
+                {"attention",
+                 b->attention_work_bytes ? ask->attention_workspace(slots, c->heads, c->head_dim) : 0,
+                 b->attention_work_bytes},
+                {"argmax", rows ? ask->argmax_workspace(rows) : 0, b->argmax_work_bytes},
+                {"candidates", rows ? ask->few_workspace(rows, c->vocab) : 0, b->few_work_bytes},
+                {"an operation of a chain", b->chain_bytes ? (ask->chain_bytes(NULL, 2) * 2 + 2) / 3 : 0,
+                 GPU_CHAIN_OP_BYTES}};
+    for (size_t i = 0; i < sizeof work / sizeof *work; i++)
+        if (work[i].wanted > work[i].there)
+            return helm_fail(err, HELM_E_INTERNAL,
+                             "workspace of %s: the device wants %llu bytes, there are %llu", work[i].what,
+                             (unsigned long long)work[i].wanted, (unsigned long long)work[i].there);
+    return 0;
+}
+
+/* ---- beside them ---- */
+
+uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena)
+{
+    if (!plan_borrows_kv(plan)) return 0;
+    return (uint64_t)GPU_STAGINGS * arena->page_count * kv_layer_bytes(&arena->kv);
+}
+
+struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_schedule *ring)
+{
+    uint32_t slices = 0, tail = 0;
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        if (ring[p].count > slices) slices = ring[p].count;
+        if (ring[p].tail > tail) tail = ring[p].tail;
+    }
+    struct gpu_events events = {.prefix = gpu_event_arrived(slices)};
+    events.tail = events.prefix + ring_prefix(&ring[0]);
+    events.count = events.tail + tail;
+    if (slices == 0 && !plan_borrows_kv(plan)) events.count = 0;
+    return events;
+}

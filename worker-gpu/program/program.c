@@ -1,0 +1,193 @@
+/* Lowering the GPU's spans: phases and tiers, the order of a step, hand-overs. See
+ * program.h; what units, embedding and head consist of is in math.c, where their weights come from in
+ * supply.c, issuing in issue.c. */
+#include "worker-gpu/program/program.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "worker-gpu/program/lower.h"
+
+static const uint32_t tier_tokens[GPU_TIER_COUNT] = {1, 2, 4, 8, GPUK_BATCH_MAX, UINT32_MAX};
+
+enum gpu_tier gpu_tier_of(uint32_t tokens)
+{
+    enum gpu_tier tier = GPU_TIER_1;
+    while (tokens > tier_tokens[tier]) tier++;
+    return tier;
+}
+
+/* ---- phases ---- */
+
+int gpu_program_check_phases(const struct plan *plan, struct helm_err *err)
+{
+    for (uint32_t p = 1; p < plan_phase_count(plan); p++)
+        if (plan_phase_at(plan, p).from_tokens < GPU_CHUNK_TOKENS)
+            return helm_fail(
+                err, HELM_E_UNSUPPORTED,
+                "prefill list %u begins at %u tokens; the GPU worker takes such lists from %d on", p,
+                plan_phase_at(plan, p).from_tokens, GPU_CHUNK_TOKENS);
+    return 0;
+}
+
+bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t phase, enum gpu_tier tier)
+{
+    uint32_t first = plan_phase_at(plan, phase).from_tokens, last = step_tokens;
+    if (phase < plan->prefill_count && plan->prefill[phase].from_tokens - 1 < last)
+        last = plan->prefill[phase].from_tokens - 1;
+    if (tier > GPU_TIER_1 && tier_tokens[tier - 1] + 1 > first) first = tier_tokens[tier - 1] + 1;
+    if (tier_tokens[tier] < last) last = tier_tokens[tier];
+    return first <= last;
+}
+
+/* ---- entries ---- */
+
+struct gpu_entry *lower_add(struct lowering *low, enum op_kind kind, int32_t layer)
+{
+    struct gpu_program *p = low->program;
+    if (p->count == p->capacity) {
+        uint32_t capacity = p->capacity ? p->capacity * 2 : 64;
+        struct gpu_entry *grown = realloc(p->entry, capacity * sizeof *grown);
+        if (!grown) {
+            low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for a program of %u entries", capacity);
+            return &low->nowhere;
+        }
+        p->entry = grown;
+        p->capacity = capacity;
+    }
+    struct gpu_entry *e = &p->entry[p->count++];
+    memset(e, 0, sizeof *e);
+    e->op.kind = kind;
+    e->layer = layer;
+    e->sub = GPU_SUB_ALL;
+    return e;
+}
+
+bool gpu_entry_decodes(const struct gpu_entry *e)
+{
+    const bool linear = e->op.kind == OP_GEMV || e->op.kind == OP_GEMM_SMALL;
+    return linear && !tensor_format_is_plain(e->op.as.linear.format);
+}
+
+static void add_word(struct lowering *low, enum op_kind kind, _Atomic uint32_t *word, uint32_t value,
+                     enum device_compare compare)
+{
+    lower_add(low, kind, -1)->op.as.word = (struct op_word){.word = word, .value = value, .compare = compare};
+}
+
+static void add_move(struct lowering *low, enum op_kind kind, const float *from, float *to)
+{
+    lower_add(low, kind, -1)->op.as.move =
+        (struct op_move){.from = from, .to = to, .width = low->source->model->config.hidden};
+}
+
+const struct gpu_matrix *lower_matrix(struct lowering *low, enum tensor_role role, int32_t layer)
+{
+    const struct gpu_matrix *m = gpu_matrix_of(low->source->weights, role, layer);
+    if (!m->data && !low->rc)
+        low->rc =
+            helm_fail(low->err, HELM_E_INTERNAL, "layer %d: weights %d are not in VRAM", layer, (int)role);
+    return m;
+}
+
+struct lower_at lower_at(const struct lowering *low, uint32_t unit, uint32_t op)
+{
+    const struct model *model = low->source->model;
+    return (struct lower_at){.unit = unit,
+                             .op = op,
+                             .math = ring_math_of(model, unit, op),
+                             .layer = ring_layer_of(model, unit)};
+}
+
+/* ---- spans ---- */
+
+static void lower_span(struct lowering *low, const struct plan_span *span, bool last_out)
+{
+    const struct gpu_source *s = low->source;
+    float *x = s->buffers->x;
+    if (span->ticket_in) {
+        lower_expand_ahead(low, span);
+        struct lane *in = arena_lane_of(s->arena, span->lane_in);
+        add_word(low, OP_WORD_WAIT, &in->bell.value, span->ticket_in, DEVICE_AT_LEAST);
+        add_move(low, OP_LANE_READ, in->data, x);
+    }
+    if (span->embed) lower_embed(low);
+    struct lane *out = span->ticket_out ? arena_lane_of(s->arena, span->lane_out) : NULL;
+    if (span->ticket_out == 1) add_word(low, OP_WORD_WAIT, &out->bell.value, 0, DEVICE_EQUAL);
+    bool direct = out && span->unit_count && low->program->tier != GPU_TIER_CHUNK && !span->head;
+    for (uint32_t u = 0; u < span->unit_count && !low->rc; u++)
+        lower_unit(low, span->first_unit + u, direct && u + 1 == span->unit_count ? out->data : x);
+    if (span->head) lower_head(low);
+    /* Taken long ago; but as long as the word stands, the host sees whose turn it is (step.c). */
+    if (span->ticket_in && span->last_in)
+        add_word(low, OP_WORD_WRITE, &arena_lane_of(s->arena, span->lane_in)->bell.value, 0, DEVICE_EQUAL);
+    low->program->turn[low->program->turns++] =
+        (struct gpu_turn){.in = span->ticket_in, .out = span->ticket_out, .last_out = last_out};
+    if (!out) return;
+    if (!direct) add_move(low, OP_LANE_WRITE, x, out->data);
+    add_word(low, OP_WORD_WRITE, &out->bell.value, span->ticket_out, DEVICE_EQUAL);
+    if (last_out) add_word(low, OP_WORD_WRITE, s->sent, 1, DEVICE_EQUAL);
+}
+
+static void add_rope_table(struct lowering *low)
+{
+    const struct gpu_source *s = low->source;
+    lower_add(low, OP_ROPE_TABLE, -1)->op.as.rope_table =
+        (struct op_rope_table){.step = low->program->step,
+                               .inv_freq = s->buffers->inv_freq,
+                               .head_dim = s->model->config.head_dim,
+                               .scale = s->rope_scale,
+                               .table = s->buffers->rope_table};
+}
+
+/* All spans, between beginning and end of what the copy queue does for them. The step is done when the
+ * compute queue is and what was borrowed is back. */
+static void lower_step(struct lowering *low, const struct plan_span *spans, uint32_t count)
+{
+    bool layers = false;
+    for (uint32_t i = 0; i < count; i++) layers |= spans[i].processor == PLAN_GPU0 && spans[i].unit_count > 0;
+    lower_begin_copies(low);
+    bool streams = plan_has_home(low->source->plan, PLAN_HOME_STREAM);
+    if (!low->source->follows) lower_add(low, streams ? OP_READ_BLOCK : OP_COPY_BLOCK, -1);
+    lower_first_copies(low);
+    if (layers) add_rope_table(low);
+    for (uint32_t i = 0; i < count && !low->rc; i++)
+        if (spans[i].processor == PLAN_GPU0) /* where we have another turn after the CPU's last */
+            lower_span(low, &spans[i], i + 2 < count && spans[i + 1].last_in);
+    lower_end_caches(low);
+    add_word(low, OP_WORD_WRITE, low->source->end, 1, DEVICE_EQUAL);
+    lower_tail(low);
+}
+
+int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_tier tier,
+                      struct gpu_program *program, struct helm_err *err)
+{
+    const struct arena_header *h = arena_header_of(source->arena);
+    struct lowering low = {.source = source, .program = program, .ring = &source->ring[phase], .err = err};
+    struct plan_span *spans = NULL;
+    uint32_t span_count = 0;
+    memset(program, 0, sizeof *program);
+    program->phase = phase;
+    program->tier = tier;
+    program->tokens = tier == GPU_TIER_CHUNK ? source->buffers->tokens : tier_tokens[tier];
+    program->samples = program->tokens < h->slots ? program->tokens : h->slots;
+    program->stream_bytes = source->ring[phase].weight_bytes;
+    gpu_block_place(program->tokens, program->samples, h->pages_per_slot, &program->block);
+    program->step = gpu_block_step(&program->block, source->buffers->block, h->pages_per_slot, GPU_SUB_ALL);
+    low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
+    if (!low.rc && !(program->turn = calloc((size_t)span_count + 1, sizeof *program->turn)))
+        low.rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", span_count);
+    if (!low.rc) lower_step(&low, spans, span_count);
+    if (!low.rc) lower_chains(&low);
+    free(spans);
+    if (low.rc) gpu_program_free(program, source->device);
+    return low.rc;
+}
+
+void gpu_program_free(struct gpu_program *program, struct device *device)
+{
+    if (program->graph) device->ops->graph_free(device, program->graph);
+    free(program->entry);
+    free(program->turn);
+    memset(program, 0, sizeof *program);
+}

@@ -1,0 +1,249 @@
+/* A program of the GPU worker: its spans of a step lowered to a flat list of operations with resolved
+ * addresses.
+ *
+ * gpu_program_lower makes one for each phase of the plan and token tier that a step can meet: of the decode
+ * phase 1 token; up to 2, 4, 8, 16; a chunk; of a prefill phase a chunk alone, which is why a prefill list
+ * begins at GPU_CHUNK_TOKENS or more (gpu_program_check_phases refuses others). The first tiers have fixed
+ * shapes (what varies is read from the step block in device memory) and are captured: a step is one graph,
+ * hand-overs and copies included, however often the plan alternates. A chunk's list is issued anew each step,
+ * with its number of tokens.
+ *
+ * A chunk is computed in sub-chunks of GPU_SUB_TOKENS: each operation, or each slice of it where weights are
+ * streamed, does all sub-chunks one after the other, so weights cross the link once however long the chunk.
+ * Of all its tokens only the residual stream, q k v (later the attention's output, in the same place) and
+ * the product of gate and up are kept; everything else is as large as a sub-chunk.
+ *
+ * Streamed weights: the copy queue fills the ring (ring.h) behind events that the compute queue records when
+ * what is overwritten has been used, and the compute queue waits for each slice's arrival; the host waits for
+ * nothing. The list's order is one in which every event is recorded before it is followed. Its last part, the
+ * tail, copies the next step's first slices: it is put into the copy queue behind the graph, not into it,
+ * since a graph is not done before its copies are; events that cross lead from the graph to the tail and from
+ * there to the next step's graph. Between two chunks of one prompt it is left out as far as the second would
+ * only overwrite it (struct gpu_prefix). Borrowed caches (a layer whose KV is the host's, computed here in a
+ * prefill phase) pass through two staging pools of one layer each, turn by turn, by the same queue; a step
+ * counts as done when what it appended is back.
+ *
+ * A packed slice is expanded (expand.h) between its arrival and its use, and its place in the ring is free
+ * from then on; the first one of a span while that still waits for the CPU. The kernel behind an expansion
+ * never begins early: it would fetch weights that are not there yet. One token's linears that the device
+ * multiplies packed (gpuk_linear_takes) read the slice in the ring instead, and nothing is expanded.
+ *
+ * What lies packed in VRAM is multiplied so by one token's products, whole operations at a time, where the
+ * device does that; else it is expanded as streamed slices are, to the same place, a slice at a time.
+ *
+ * Chains (kernels.h): of the tier of one token, operations of layers and head with nothing between them are
+ * done by one kernel, where the device has it. OP_CHAIN stands in front of them; they stay in the list, as
+ * what the chain consists of. (The head in one is computed in any case, as in every graph.) Events of the
+ * ring, words and lanes end a chain; slices of streamed weights, each between two events, stay kernels of
+ * their own.
+ *
+ * Called by engine.c. Owns entries and graph; addresses point into device memory and the arena, which outlive
+ * it. */
+#ifndef HELM_WORKER_GPU_PROGRAM_PROGRAM_H
+#define HELM_WORKER_GPU_PROGRAM_PROGRAM_H
+
+#include <stdio.h>
+
+#include "common/plan/workspace.h"
+#include "common/shared/arena.h"
+#include "common/worker/batch.h"
+#include "worker-gpu/program/ring.h"
+#include "worker-gpu/weights/weights.h"
+
+#define GPU_HEAD_GROUPS (ARENA_STEP_ROWS / GPUK_BATCH_MAX)
+
+enum gpu_tier { GPU_TIER_1, GPU_TIER_2, GPU_TIER_4, GPU_TIER_8, GPU_TIER_16, GPU_TIER_CHUNK, GPU_TIER_COUNT };
+enum gpu_tier gpu_tier_of(uint32_t tokens);
+
+/* Device memory of a worker beside weights, KV pool and ring, one allocation. What only one kind of program
+ * or one half of a layer uses lies in one place. */
+struct gpu_buffers {
+    char *memory;
+    uint64_t bytes;
+    char *block;       /* step block */
+    float *x, *sample; /* [tokens][hidden], [slots][hidden] */
+    struct {           /* decode tiers: [GPUK_BATCH_MAX] tokens */
+        float *qkv;    /* [q | k | v] */
+        float *q, *a, *act;
+    } few;
+    struct {         /* a chunk */
+        void *h;     /* [sub]: normalised input, of the weights' dtype */
+        float *qkv;  /* [tokens][q | k | v]; a sub-chunk's attention output, of the weights' dtype, takes the
+                        place of its q k v */
+        void *q;     /* [sub]: rotated, of the cache's dtype */
+        void *gates; /* [sub][gate | up] */
+        void *act;   /* [tokens][intermediate] */
+    } chunk;
+    float *logits; /* [slots][vocab] */
+    float *rope_table;
+    float *inv_freq;
+    void *linear_work, *attention_work, *argmax_work, *matmul_work;
+    uint64_t linear_work_bytes, attention_work_bytes, argmax_work_bytes;
+    void *few_work; /* of draws from candidates */
+    uint64_t few_work_bytes;
+    char *chains; /* lists of the chains, one behind the other */
+    uint64_t chain_bytes;
+    uint32_t tokens, sub_tokens; /* capacities of a chunk and of a sub-chunk, padded */
+};
+
+enum gpu_when { GPU_WHEN_ANY, GPU_WHEN_ONE, GPU_WHEN_SEVERAL };
+
+/* Of which tokens: the index of a sub-chunk, or all of the step's. */
+#define GPU_SUB_ALL UINT32_MAX
+
+/* What the operations that bring weights and caches are about, by number. */
+struct gpu_supply {
+    uint32_t slice;             /* STREAM_COPY: of the phase's schedule; EXPAND: of that, or of `home` */
+    enum device_queue queue;    /* RECORD, FOLLOW */
+    uint32_t event;             /* of these; what STREAM_COPY, KV_IN and KV_OUT record */
+    uint32_t kv_layer, staging; /* KV_IN, KV_OUT */
+};
+
+struct gpu_entry {
+    struct op op; /* tokens 0, count NULL: the step's, or its sub-chunk's; filled in when it is issued */
+    struct gpu_supply supply;
+    int32_t layer;      /* -1 outside the layers */
+    bool head;          /* left out of a chunk in which nothing is sampled */
+    bool again;         /* what it computes is still there in a step of one sub-chunk */
+    bool slice;         /* its weights are in the ring, or expanded */
+    bool home;          /* EXPAND of what is at home in VRAM */
+    enum gpu_when when; /* of the head: for how many samples it is issued */
+    uint32_t group;     /* GEMM_SMALL of the head in a chunk: which 16 samples */
+    uint32_t sub;
+};
+/* Whether it decodes its weights while it multiplies by them: their format is not plain. */
+bool gpu_entry_decodes(const struct gpu_entry *entry);
+
+/* Events by number. Of a program: a few of its own, then arrival and use of each slice of the longest
+ * schedule. Crossing ones, between programs: arrival of each slice of the prefix; what a tail waits for, in
+ * its order. */
+enum gpu_event {
+    GPU_EVENT_BEGIN,
+    GPU_EVENT_KV_IN,                                    /* one a staging pool */
+    GPU_EVENT_KV_USED = GPU_EVENT_KV_IN + GPU_STAGINGS, /* likewise */
+    GPU_EVENT_KV_BACK = GPU_EVENT_KV_USED + GPU_STAGINGS,
+    GPU_EVENT_SLICES
+};
+struct gpu_events {
+    uint32_t prefix, tail, count; /* where the crossing ones begin; of all */
+};
+static inline uint32_t gpu_event_arrived(uint32_t slice)
+{
+    return GPU_EVENT_SLICES + 2 * slice;
+}
+static inline uint32_t gpu_event_used(uint32_t slice)
+{
+    return GPU_EVENT_SLICES + 2 * slice + 1;
+}
+struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_schedule *ring);
+
+/* One span: the ticket it waits for and the one it publishes; 0: none. */
+struct gpu_turn {
+    uint32_t in, out;
+    bool last_out;     /* the CPU takes it and clears the word: that it was published, `sent` says */
+    uint64_t usual_ns; /* how long `in` was waited for in the steps before (watch.c); 0: not known */
+};
+
+struct gpu_program {
+    uint32_t phase;
+    enum gpu_tier tier;
+    uint32_t tokens, samples; /* capacities */
+    struct gpu_block block;
+    struct gpuk_step step; /* device addresses, of all tokens */
+    struct gpu_entry *entry;
+    uint32_t count, capacity;
+    uint32_t tail;                       /* where it begins: behind what the graph has */
+    uint32_t chains, chained, unchained; /* how many; operations in them; of layers and head, beside them */
+    uint64_t stream_bytes;               /* of weights that come through the ring */
+    uint64_t copy_bytes;                 /* what a step copies into the ring before its tail */
+    struct gpu_turn *turn;               /* [turns], in order */
+    uint32_t turns, turn_tokens;         /* of the steps whose usual times they have */
+    struct device_graph *graph;          /* NULL: issued anew each step */
+};
+
+struct gpu_source {
+    const struct model *model;
+    const struct plan *plan;
+    const struct gpu_weights *weights;
+    const struct gpu_buffers *buffers;
+    const struct arena *arena;
+    struct device *device;
+    struct kv_layout kv;
+    void *kv_pool;
+    void *staging[GPU_STAGINGS];      /* [page_count] pages of one layer, the arena's page numbers */
+    const struct ring_schedule *ring; /* by phase */
+    const struct ring_schedule *home; /* slices of what lies packed in VRAM */
+    char *ring_memory;
+    char *expanded; /* where packed slices are expanded to */
+    struct device_event *const *event;
+    struct gpu_events events;
+    char *block_host;          /* pinned, at least as large as the largest block */
+    struct gpuk_token *tokens; /* pinned: what argmax found, by sample; behind them the other place's */
+    bool follows;              /* its step has the block that the one before leaves (follow.h) */
+    _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done; behind it the other place's */
+    _Atomic uint32_t *sent;    /* pinned: becomes 1 when the last hand-over to the CPU is published */
+    float rope_scale;
+};
+
+/* Sizes every buffer for this plan (common/plan/workspace.h); with `memory` set also their addresses. */
+void gpu_buffers_place(const struct model *model, const struct plan *plan, const struct arena_header *arena,
+                       const struct device *device, struct gpu_buffers *buffers);
+/* HELM_E_INTERNAL names the kernel that wants more on this device than the plan charges. */
+HELM_MUST_CHECK int gpu_buffers_check(const struct model_config *config, const struct device *device,
+                                      const struct gpu_buffers *buffers, struct helm_err *err);
+/* Where attention of so many tokens (of the decode tiers) works. Counters, which must stay zero, then partial
+ * results: for every tier the latter begin at the same place, so that none writes over another's counters. */
+void *gpu_attention_work(const struct gpu_source *source, uint32_t tokens);
+/* The arrays of sub-chunk `sub` at `base`, which is the block's own address. */
+struct gpuk_step gpu_block_step(const struct gpu_block *block, const char *base, uint32_t pages_per_slot,
+                                uint32_t sub);
+/* What borrowed layers need in VRAM: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed. */
+uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena);
+
+/* Refuses prefill lists that begin below GPU_CHUNK_TOKENS. */
+HELM_MUST_CHECK int gpu_program_check_phases(const struct plan *plan, struct helm_err *err);
+/* Whether a step of at most `step_tokens` tokens can need this program. */
+bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t phase, enum gpu_tier tier);
+HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_tier tier,
+                                      struct gpu_program *program, struct helm_err *err);
+/* Puts the lists of its chains into the buffers: once, before the program is issued, not under capture. */
+HELM_MUST_CHECK int gpu_program_write_chains(const struct gpu_source *source, struct gpu_program *program,
+                                             struct helm_err *err);
+/* Which slices of the prefix are in the ring or on their way, and what their copies came to in this step.
+ *
+ * Where a prompt goes on in the next step, a chunk's tail leaves out what that chunk would only overwrite;
+ * whichever step then uses what is missing copies it at its beginning. */
+struct gpu_prefix {
+    bool *there; /* [count] */
+    uint32_t count;
+    uint64_t copied_bytes;
+};
+
+/* A step as a program is issued for it. */
+struct gpu_issue {
+    uint32_t tokens, rows, samples; /* rows: lines of the page table that are copied */
+    const struct batch *batch;      /* whose pages are borrowed */
+    bool alone;                     /* without hand-overs and copies, to have all code loaded before a wait */
+};
+/* Puts into the copy queue what this program finds in the ring and is missing there. Before its graph or
+ * list, when the step before is done. */
+HELM_MUST_CHECK int gpu_program_issue_missing(const struct gpu_source *source,
+                                              const struct gpu_program *program, struct gpu_prefix *prefix,
+                                              struct helm_err *err);
+/* Puts the list into the device's queues: what stands before the tail, and the tail. again: the next step is
+ * expected to be of the same phase, so that only what this one finds in the ring is worth copying. */
+HELM_MUST_CHECK int gpu_program_issue(const struct gpu_source *source, const struct gpu_program *program,
+                                      const struct gpu_issue *issue, struct helm_err *err);
+HELM_MUST_CHECK int gpu_program_issue_tail(const struct gpu_source *source, const struct gpu_program *program,
+                                           bool again, struct gpu_prefix *prefix, struct helm_err *err);
+/* Copies the prefix into the ring: once, before the first step and before anything is in a cache. */
+HELM_MUST_CHECK int gpu_program_prime(const struct gpu_source *source, struct gpu_prefix *prefix,
+                                      struct helm_err *err);
+/* Bytes that this step copies over the link for borrowed layers. */
+uint64_t gpu_program_borrowed(const struct gpu_source *source, const struct gpu_program *program,
+                              const struct batch *batch);
+void gpu_program_free(struct gpu_program *program, struct device *device);
+void gpu_program_print(const struct gpu_source *source, const struct gpu_program *program, const char *title,
+                       FILE *out);
+
+#endif

@@ -1,0 +1,303 @@
+/* Cutting `stream` units into slices and laying these into the ring. See ring.h. */
+#include "worker-gpu/program/ring.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/formats/packed.h"
+#include "common/base/units.h"
+
+const struct math_op *ring_math_of(const struct model *model, uint32_t unit, uint32_t op)
+{
+    if (unit == unit_count(model->config.layers)) return &model->math.head;
+    return &model_unit_math(model, unit)->op[op];
+}
+
+int32_t ring_layer_of(const struct model *model, uint32_t unit)
+{
+    return unit == unit_count(model->config.layers) ? -1 : (int32_t)unit_layer(unit);
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+struct cutting {
+    const struct gpu_weights *weights;
+    struct ring_schedule *schedule;
+    uint32_t capacity;
+    uint64_t ring_bytes;
+    struct helm_err *err;
+};
+
+static struct ring_slice *add_slice(struct cutting *c)
+{
+    struct ring_schedule *s = c->schedule;
+    if (s->count == c->capacity) {
+        uint32_t capacity = c->capacity ? 2 * c->capacity : 64;
+        struct ring_slice *grown = realloc(s->slice, capacity * sizeof *grown);
+        if (!grown) return NULL;
+        s->slice = grown;
+        c->capacity = capacity;
+    }
+    struct ring_slice *slice = &s->slice[s->count++];
+    memset(slice, 0, sizeof *slice);
+    slice->after = -1;
+    return slice;
+}
+
+/* Where a part's groups are from the matrix's first on, and their bytes; before they are there: at most. */
+static void place_packed(const struct gpu_weights *w, const struct gpu_matrix *m, struct ring_part *part,
+                         uint64_t *from, uint64_t *bytes)
+{
+    uint32_t first = part->row / PACKED_ROWS, end = packed_groups(part->row + part->rows);
+    part->offset = m->offset_device ? m->offset_device + first : NULL;
+    if (m->offset && (!m->host || w->offsets_known)) {
+        *from = packed_at(m->offset, first);
+        *bytes = packed_at(m->offset, end) - *from;
+        return;
+    }
+    uint64_t most = packed_group_bytes_max(PACKED_ROWS * m->cols);
+    *from = first * most;
+    *bytes = (end - first) * most;
+}
+
+/* The matrix of weight `weight` of an operation. */
+static const struct gpu_matrix *matrix_of(const struct cutting *c, uint32_t unit, uint32_t op,
+                                          uint32_t weight)
+{
+    const struct model *model = c->weights->model;
+    return gpu_matrix_of(c->weights, ring_math_of(model, unit, op)->weight[weight],
+                         ring_layer_of(model, unit));
+}
+
+static void add_part(const struct cutting *c, struct ring_slice *slice, uint32_t weight, uint32_t row,
+                     uint32_t rows)
+{
+    const struct gpu_matrix *m = matrix_of(c, slice->unit, slice->op, weight);
+    uint64_t row_bytes = m->cols * dtype_bytes(m->dtype), from = row * row_bytes, bytes = rows * row_bytes;
+    struct ring_part *part = &slice->part[slice->part_count++];
+    c->schedule->weight_bytes += bytes;
+    *part = (struct ring_part){.weight = weight,
+                               .row = row,
+                               .rows = rows,
+                               .at = round_up(slice->bytes, RING_ALIGN)};
+    if (m->packed) {
+        part->out = round_up(slice->expanded, RING_ALIGN);
+        slice->expanded = part->out + bytes;
+        place_packed(c->weights, m, part, &from, &bytes);
+    }
+    const char *first = m->host ? m->host : m->data;
+    part->from = first ? first + from : NULL;
+    part->bytes = bytes;
+    slice->bytes = part->at + bytes;
+}
+
+/* Rows first .. first + rows of the matrices one below the other; of those used in pairs: of each. */
+static void fill_slice(const struct cutting *c, struct ring_slice *slice, uint32_t first, uint32_t rows)
+{
+    const struct math_op *math = ring_math_of(c->weights->model, slice->unit, slice->op);
+    uint32_t before = 0;
+    for (uint32_t w = 0; w < math->weights; w++) {
+        uint32_t have = matrix_of(c, slice->unit, slice->op, w)->rows;
+        if (math->swiglu) {
+            add_part(c, slice, w, first, rows);
+            continue;
+        }
+        uint32_t from = first > before ? first - before : 0;
+        uint32_t to = first + rows > before ? first + rows - before : 0;
+        if (to > have) to = have;
+        if (from < to) add_part(c, slice, w, from, to - from);
+        before += have;
+    }
+}
+
+/* How many rows a slice of an operation has, of how many. */
+static int choose_rows(const struct cutting *c, uint32_t unit, uint32_t op, uint64_t *rows, uint64_t *each)
+{
+    const struct math_op *math = ring_math_of(c->weights->model, unit, op);
+    uint64_t row_bytes = 0, target = c->ring_bytes / RING_SHARE, most = RING_SLICE_BYTES;
+    *rows = 0;
+    for (uint32_t w = 0; w < math->weights; w++) {
+        const struct gpu_matrix *m = matrix_of(c, unit, op, w);
+        if (!m->host && !m->packed)
+            return helm_fail(c->err, HELM_E_INTERNAL, "layer %d: weights %d are not in the arena",
+                             ring_layer_of(c->weights->model, unit), (int)math->weight[w]);
+        uint64_t bytes = m->cols * dtype_bytes(m->dtype);
+        if (m->packed) most = RING_PACKED_SLICE_BYTES;
+        *rows = math->swiglu ? m->rows : *rows + m->rows;
+        row_bytes = math->swiglu ? row_bytes + bytes : bytes;
+    }
+    if (target > most) target = most;
+    uint64_t slices = (*rows * row_bytes + target - 1) / (target ? target : 1);
+    *each = round_up((*rows + slices - 1) / slices, RING_ROWS);
+    /* rounding must not make two slices larger than the ring */
+    while (*each > RING_ROWS && *each * row_bytes > c->ring_bytes / 2) *each -= RING_ROWS;
+    if (*each > *rows) *each = *rows;
+    return 0;
+}
+
+static int cut_operation(struct cutting *c, uint32_t unit, uint32_t op)
+{
+    const struct model *model = c->weights->model;
+    uint64_t rows = 0, each = 0;
+    int rc = choose_rows(c, unit, op, &rows, &each);
+    for (uint64_t first = 0; !rc && first < rows; first += each) {
+        struct ring_slice *slice = add_slice(c);
+        if (!slice) return helm_fail(c->err, HELM_E_NOMEM, "no memory for %u slices", c->schedule->count);
+        slice->unit = unit;
+        slice->op = op;
+        fill_slice(c, slice, (uint32_t)first, (uint32_t)(rows - first < each ? rows - first : each));
+        if (slice->bytes > c->ring_bytes) {
+            char want[UNITS_TEXT], have[UNITS_TEXT];
+            return helm_fail(c->err, HELM_E_CAPACITY,
+                             "the ring of %s is too small: %u rows of layer %d's %s take %s",
+                             units_format_size(c->ring_bytes, have), (unsigned)each,
+                             ring_layer_of(model, unit), ring_math_of(model, unit, op)->name,
+                             units_format_size(slice->bytes, want));
+        }
+    }
+    return rc;
+}
+
+/* All operations of a unit that have weights. */
+static int cut_unit(struct cutting *c, uint32_t unit)
+{
+    const struct math_part *math = model_unit_math(c->weights->model, unit);
+    int rc = 0;
+    for (uint32_t i = 0; i < math->ops && !rc; i++)
+        if (math->op[i].weights) rc = cut_operation(c, unit, i);
+    return rc;
+}
+
+static int cut_phase(struct cutting *c, const struct plan *plan, uint32_t phase)
+{
+    const struct plan_phase list = plan_phase_at(plan, phase);
+    int rc = 0;
+    for (uint32_t i = 0; i < list.stage_count; i++) {
+        const struct plan_stage *stage = &list.stages[i];
+        if (stage->home != PLAN_HOME_STREAM) continue;
+        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage) && !rc; u++)
+            rc = cut_unit(c, u);
+    }
+    return rc;
+}
+
+static bool overlap(const struct ring_slice *a, const struct ring_slice *b)
+{
+    return a->place < b->place + b->bytes && b->place < a->place + a->bytes;
+}
+
+static bool same(const struct ring_slice *a, const struct ring_slice *b)
+{
+    return a->unit == b->unit && a->op == b->op && a->place == b->place && a->bytes == b->bytes &&
+           a->part[0].from == b->part[0].from;
+}
+
+/* Places, and after whose use each may be copied. Copies are done in order, so `after` never falls; what was
+ * used before a slice that must have been used needs no look. */
+static void lay_out(struct ring_schedule *s, uint64_t ring_bytes)
+{
+    uint64_t at = 0;
+    int32_t after = -1;
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct ring_slice *slice = &s->slice[i];
+        if (at + slice->bytes > ring_bytes) at = 0;
+        slice->place = at;
+        at = round_up(at + slice->bytes, RING_ALIGN);
+        for (int32_t j = (int32_t)i - 1; j > after; j--)
+            if (overlap(&s->slice[j], slice)) after = j;
+        slice->after = after;
+    }
+}
+
+uint32_t ring_prefix(const struct ring_schedule *decode)
+{
+    uint32_t count = 0;
+    while (count < decode->count && decode->slice[count].after < 0) count++;
+    return count;
+}
+
+/* What of the prefix this phase overwrites, in the order in which its place becomes free. */
+static int add_tail(struct cutting *c, const struct ring_schedule *decode)
+{
+    struct ring_schedule *s = c->schedule;
+    uint32_t own = s->count, prefix = ring_prefix(decode);
+    for (uint32_t k = 0; k < prefix; k++) {
+        const struct ring_slice wanted = decode->slice[k];
+        int32_t after = -1;
+        for (uint32_t j = 0; j < own; j++)
+            if (!(s->slice[j].held && same(&s->slice[j], &wanted)) && overlap(&s->slice[j], &wanted))
+                after = (int32_t)j;
+        if (after < 0) continue;
+        struct ring_slice *slice = add_slice(c);
+        if (!slice) return helm_fail(c->err, HELM_E_NOMEM, "no memory for %u slices", s->count);
+        *slice = wanted;
+        slice->held = false;
+        slice->prefix = k;
+        slice->after = after;
+        struct ring_slice moved = *slice;
+        uint32_t to = s->count - 1;
+        for (; to > own && s->slice[to - 1].after > after; to--) s->slice[to] = s->slice[to - 1];
+        s->slice[to] = moved;
+    }
+    s->tail = s->count - own;
+    s->count = own;
+    for (uint32_t i = own; i < own + s->tail; i++) /* behind the phase's own copies */
+        if (i && s->slice[i].after < s->slice[i - 1].after) s->slice[i].after = s->slice[i - 1].after;
+    return 0;
+}
+
+int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32_t phase,
+              const struct ring_schedule *decode, struct ring_schedule *schedule, struct helm_err *err)
+{
+    struct cutting c = {.weights = weights, .schedule = schedule, .ring_bytes = plan->ring_bytes, .err = err};
+    memset(schedule, 0, sizeof *schedule);
+    int rc = cut_phase(&c, plan, phase);
+    if (!rc) {
+        lay_out(schedule, plan->ring_bytes);
+        if (!decode) decode = schedule;
+        uint32_t prefix = ring_prefix(decode);
+        for (uint32_t i = 0; i < schedule->count && i < prefix; i++) {
+            /* behind a lap of this phase's own it would be overwritten before it is used */
+            schedule->slice[i].held =
+                schedule->slice[i].after < 0 && same(&schedule->slice[i], &decode->slice[i]);
+            schedule->slice[i].prefix = i;
+        }
+        rc = add_tail(&c, decode);
+    }
+    for (uint32_t i = 0; i < schedule->count + schedule->tail && !rc; i++)
+        for (uint32_t p = 0; p < schedule->slice[i].part_count && !schedule->slice[i].held; p++)
+            schedule->copy_bytes += schedule->slice[i].part[p].bytes;
+    if (rc) ring_free(schedule);
+    return rc;
+}
+
+/* All matrices of a unit lie the same way: the first one's says how. */
+static bool is_home_packed(const struct gpu_weights *weights, const struct math_op *math, int32_t layer)
+{
+    return gpu_matrix_is_home_packed(gpu_matrix_of(weights, math->weight[0], layer));
+}
+
+/* Nothing limits these but the place where they are expanded. */
+int ring_plan_home(const struct gpu_weights *weights, const struct plan *plan, struct ring_schedule *schedule,
+                   struct helm_err *err)
+{
+    struct cutting c = {.weights = weights, .schedule = schedule, .ring_bytes = UINT64_MAX, .err = err};
+    const uint32_t units = unit_count(plan->layers);
+    int rc = 0;
+    memset(schedule, 0, sizeof *schedule);
+    for (uint32_t u = 0; u < units && !rc; u++)
+        if (is_home_packed(weights, &model_unit_math(weights->model, u)->op[0], (int32_t)unit_layer(u)))
+            rc = cut_unit(&c, u);
+    if (!rc && is_home_packed(weights, &weights->model->math.head, -1)) rc = cut_operation(&c, units, 0);
+    if (rc) ring_free(schedule);
+    return rc;
+}
+
+void ring_free(struct ring_schedule *schedule)
+{
+    free(schedule->slice);
+    memset(schedule, 0, sizeof *schedule);
+}

@@ -1,0 +1,75 @@
+/* The ring: a small piece of VRAM that `stream` weights pass through, and the schedule of what lies where
+ * when.
+ *
+ * Called by program lowering (program*.c) and the engine; pure arithmetic. Each operation of a `stream` unit
+ * that has weights (q k v; o; gate and up; down) is cut into slices of some rows. Slices stand in the ring in order of use,
+ * one behind the other, and begin again at its start where one does not fit before the end. So the place of
+ * every slice, and after whose use it may be overwritten, is known when programs are lowered; every step
+ * begins the same way.
+ *
+ * Packed matrices (common/formats/packed.h) are cut into the same slices and lie in the ring as they are in the
+ * arena: whole groups of rows, whose sizes differ and are known once the arena's weights are there; until
+ * then the schedule goes by what they are at most. expand.h says what becomes of them.
+ *
+ * One schedule a phase. Whatever phase a step was of, what is to be in the ring behind it are the first
+ * slices of the decode phase, as many as lie there without one overwriting another (the prefix): its tail
+ * copies those that it has overwritten, after the last use of what is overwritten. So a step finds the prefix
+ * there, or on its way, and the link works while head, sampling and helmd have their turn. A phase that
+ * begins with the same slices has them too (`held`). What a tail leaves out, before a step that would not use
+ * it, is copied at the beginning of the one that does (struct gpu_prefix). */
+#ifndef HELM_WORKER_GPU_PROGRAM_RING_H
+#define HELM_WORKER_GPU_PROGRAM_RING_H
+
+#include "common/model/model.h"
+#include "common/plan/plan.h"
+#include "common/plan/engine_limits.h"
+#include "worker-gpu/weights/weights.h"
+
+/* Operation `op` of a unit, or of the head, which stands behind the last unit; and its layer. */
+const struct math_op *ring_math_of(const struct model *model, uint32_t unit, uint32_t op);
+int32_t ring_layer_of(const struct model *model, uint32_t unit);
+
+/* Rows of one matrix. */
+struct ring_part {
+    uint32_t weight; /* of its operation's, which one */
+    uint32_t row, rows;
+    uint64_t at, bytes; /* from the slice's place on */
+    const char *from;   /* in the arena; of what is at home packed in VRAM: there */
+    /* of packed ones: the first group's entry in the device's table, and where its rows begin when expanded
+     */
+    const uint32_t *offset;
+    uint64_t out;
+};
+
+struct ring_slice {
+    uint32_t unit, op; /* which operation of the unit's (struct math_part) */
+    struct ring_part part[MATH_WEIGHTS_MAX];
+    uint32_t part_count;
+    uint64_t place, bytes; /* in the ring; with padding between parts */
+    uint64_t expanded;     /* bytes, likewise, of packed ones' rows; 0: they are in the ring as they are */
+    int32_t after;         /* the slice whose use must be over before this one is copied; -1: none */
+    bool held;             /* there when the step begins, or on its way: slice `prefix` of decode */
+    uint32_t prefix;       /* of held ones and of the tail */
+};
+
+struct ring_schedule {
+    struct ring_slice *slice; /* [count + tail]: the phase's own, then what it copies for the next step */
+    uint32_t count, tail;
+    uint64_t weight_bytes; /* of its own slices, held or not; as they are computed with */
+    uint64_t copy_bytes;   /* what a step of this phase copies */
+};
+
+/* The schedule of a phase; `decode` is that of phase 0, NULL when this is it. Tables of `weights` must have
+ * the addresses of host weights. HELM_E_CAPACITY: a slice of RING_ROWS rows does not fit. */
+HELM_MUST_CHECK int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32_t phase,
+                              const struct ring_schedule *decode, struct ring_schedule *schedule,
+                              struct helm_err *err);
+/* Slices of what lies packed in VRAM (struct gpu_weights), in order of units, the head's last: what is expanded
+ * at a time where it cannot be multiplied as it is. They have no place in the ring. */
+HELM_MUST_CHECK int ring_plan_home(const struct gpu_weights *weights, const struct plan *plan,
+                                   struct ring_schedule *schedule, struct helm_err *err);
+/* How many slices of decode the prefix has. */
+uint32_t ring_prefix(const struct ring_schedule *decode);
+void ring_free(struct ring_schedule *schedule);
+
+#endif

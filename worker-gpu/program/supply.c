@@ -1,0 +1,352 @@
+/* Lowering: where the weights and caches that operations work with come from. See program.h and lower.h;
+ * called by program.c and math.c.
+ *
+ *   weights   at home in VRAM: whole; streamed: slices of the ring, between waiting for each and setting its
+ *             place free; of a format that the device does not multiply by: expanded, slice by slice
+ *   copies    of the phase's schedule, each as soon as what it overwrites has been used; the tail's last
+ *   caches    of the host's layers: into a staging pool before attention, and back */
+#include "worker-gpu/program/lower.h"
+
+static void add_event(struct lowering *low, enum op_kind kind, enum device_queue queue, uint32_t event)
+{
+    struct gpu_entry *e = lower_add(low, kind, -1);
+    e->supply.queue = queue;
+    e->supply.event = event;
+}
+
+/* ---- copies ---- */
+
+static void add_copy(struct lowering *low, uint32_t index, uint32_t event)
+{
+    const struct ring_slice *slice = &low->ring->slice[index];
+    struct gpu_entry *e = lower_add(low, OP_STREAM_COPY, (int32_t)unit_layer(slice->unit));
+    e->supply.slice = index;
+    e->supply.event = event;
+    for (uint32_t i = 0; i < slice->part_count && index < low->ring->count; i++)
+        low->program->copy_bytes += slice->part[i].bytes;
+}
+
+/* The copies that may be queued once slice `used` has been (-1: from the beginning on). */
+static void add_copies(struct lowering *low, int32_t used)
+{
+    const struct ring_schedule *ring = low->ring;
+    bool first = true;
+    for (; low->next_copy < ring->count && ring->slice[low->next_copy].after <= used; low->next_copy++) {
+        if (ring->slice[low->next_copy].held) continue;
+        if (first && used >= 0) {
+            add_event(low, OP_RECORD, DEVICE_COMPUTE, gpu_event_used((uint32_t)used));
+            add_event(low, OP_FOLLOW, DEVICE_COPY, gpu_event_used((uint32_t)used));
+        }
+        first = false;
+        add_copy(low, low->next_copy, gpu_event_arrived(low->next_copy));
+    }
+    if (low->next_copy < ring->count) return;
+    /* Those of the tail stand at the end of the list; here their way is set free. */
+    for (first = true; low->next_tail < ring->tail; low->next_tail++, first = false) {
+        if (ring->slice[ring->count + low->next_tail].after > used) break;
+        if (first) add_event(low, OP_RECORD, DEVICE_COMPUTE, low->source->events.tail + low->next_tail);
+    }
+}
+
+/* ---- pieces ---- */
+
+void lower_whole_piece(struct lowering *low, const struct lower_at *at, struct piece *piece)
+{
+    for (uint32_t w = 0; w < at->math->weights; w++) {
+        const struct gpu_matrix *m = lower_matrix(low, at->math->weight[w], at->layer);
+        piece->format = gpu_matrix_format(m);
+        piece->part[piece->part_count++] = (struct piece_part){
+            .weight = w, .matrix = m, .data = m->data, .offset = m->offset_device, .rows = m->rows};
+    }
+}
+
+/* A slice where it lies: in the ring, or at home. */
+static void take_slice(const struct lowering *low, const struct lower_at *at, const struct ring_slice *slice,
+                       struct piece *piece)
+{
+    const struct gpu_source *s = low->source;
+    for (uint32_t i = 0; i < slice->part_count; i++) {
+        const struct ring_part *p = &slice->part[i];
+        const struct gpu_matrix *m = gpu_matrix_of(s->weights, at->math->weight[p->weight], at->layer);
+        piece->format = gpu_matrix_format(m);
+        piece->part[piece->part_count++] =
+            (struct piece_part){.weight = p->weight,
+                                .matrix = m,
+                                .data = m->host ? s->ring_memory + slice->place + p->at : p->from,
+                                .offset = p->offset,
+                                .row = p->row,
+                                .rows = p->rows};
+    }
+}
+
+/* The same where its rows are once it is expanded. */
+static void take_expanded(const struct lowering *low, const struct ring_slice *slice, struct piece *piece)
+{
+    for (uint32_t i = 0; i < slice->part_count; i++) {
+        piece->part[i].data = low->source->expanded + slice->part[i].out;
+        piece->part[i].offset = NULL;
+    }
+    piece->format = tensor_format_plain(tensor_format_value(piece->format));
+}
+
+bool lower_reads(const struct lowering *low, const struct math_op *math, const struct piece *piece,
+                 enum gpuk_schedule schedule)
+{
+    struct device *d = low->source->device;
+    struct gpuk_linear_args args = {.format = piece->format,
+                                    .segments = piece->part_count,
+                                    .swiglu = math->swiglu};
+    for (uint32_t i = 0; i < piece->part_count; i++) {
+        const struct piece_part *p = &piece->part[i];
+        args.cols = p->matrix->cols;
+        args.segment[i] = (struct gpuk_linear){.weight = p->data, .offset = p->offset, .rows = p->rows};
+    }
+    return tensor_format_is_plain(piece->format) || d->ask.linear_takes(d, &args, schedule);
+}
+
+/* How the tier multiplies by the operation's weights. A chunk's head is of few rows. */
+static enum gpuk_schedule schedule_of(const struct lowering *low, const struct lower_at *at)
+{
+    if (low->program->tier == GPU_TIER_1) return GPUK_ONE;
+    return low->program->tier == GPU_TIER_CHUNK && at->layer >= 0 ? GPUK_CHUNK : GPUK_FEW;
+}
+
+/* Whether this slice of the ring is multiplied by as it lies there. */
+static bool reads_slice(const struct lowering *low, const struct ring_slice *slice)
+{
+    const struct lower_at at = lower_at(low, slice->unit, slice->op);
+    struct piece piece = {0};
+    take_slice(low, &at, slice, &piece);
+    return lower_reads(low, at.math, &piece, schedule_of(low, &at));
+}
+
+static struct gpu_entry *add_expand(struct lowering *low, const struct ring_slice *slice, uint32_t index)
+{
+    const struct lower_at at = lower_at(low, slice->unit, slice->op);
+    struct gpu_entry *e = lower_add(low, OP_EXPAND, at.layer);
+    struct op_expand *expand = &e->op.as.expand;
+    struct piece from = {0};
+    take_slice(low, &at, slice, &from);
+    e->supply.slice = index;
+    for (uint32_t i = 0; i < from.part_count; i++)
+        expand->part[i] = (struct gpuk_expand_part){.format = from.format,
+                                                    .weight = from.part[i].data,
+                                                    .offset = from.part[i].offset,
+                                                    .out = low->source->expanded + slice->part[i].out,
+                                                    .rows = from.part[i].rows,
+                                                    .cols = from.part[i].matrix->cols};
+    expand->parts = from.part_count;
+    return e;
+}
+
+struct gpu_entry *lower_expand_home(struct lowering *low, uint32_t index)
+{
+    struct gpu_entry *e = add_expand(low, &low->source->home->slice[index], index);
+    e->home = true;
+    return e;
+}
+
+/* Whether this slice of the prefix is ever copied again after loading, so that it may be on its way. */
+static bool is_copied(const struct lowering *low, uint32_t prefix)
+{
+    const struct gpu_source *s = low->source;
+    for (uint32_t p = 0; p < plan_phase_count(s->plan); p++)
+        for (uint32_t t = 0; t < s->ring[p].tail; t++)
+            if (s->ring[p].slice[s->ring[p].count + t].prefix == prefix) return true;
+    return false;
+}
+
+/* Waits for a slice to come. Where it is not read as it is it is expanded then, and its place in the ring set
+ * free. */
+static void add_arrival(struct lowering *low, uint32_t index)
+{
+    const struct ring_slice *slice = &low->ring->slice[index];
+    if (!slice->held)
+        add_event(low, OP_FOLLOW, DEVICE_COMPUTE, gpu_event_arrived(index));
+    else if (is_copied(low, slice->prefix))
+        add_event(low, OP_FOLLOW, DEVICE_COMPUTE, low->source->events.prefix + slice->prefix);
+    if (reads_slice(low, slice)) return;
+    add_expand(low, slice, index);
+    add_copies(low, (int32_t)index);
+}
+
+/* The slice at `next`, if it is of this operation. */
+static const struct ring_slice *slice_of(const struct ring_schedule *slices, uint32_t next,
+                                         const struct lower_at *at)
+{
+    const struct ring_slice *slice = next < slices->count ? &slices->slice[next] : NULL;
+    return slice && slice->unit == at->unit && slice->op == at->op ? slice : NULL;
+}
+
+static void next_streamed(struct lowering *low, const struct lower_at *at, const struct ring_slice *slice,
+                          struct piece *piece)
+{
+    low->next_slice++;
+    piece->streamed = true;
+    take_slice(low, at, slice, piece);
+    if (!reads_slice(low, slice)) take_expanded(low, slice, piece);
+    if (low->ahead != piece->slice + 1) add_arrival(low, piece->slice);
+}
+
+/* At home in a format that may have to be expanded: whole where the tier's product takes it so. */
+static void next_home(struct lowering *low, const struct lower_at *at, const struct ring_slice *slice,
+                      struct piece *piece)
+{
+    if (piece->index == 0) {
+        struct piece whole = *piece;
+        lower_whole_piece(low, at, &whole);
+        if (!low->rc && lower_reads(low, at->math, &whole, schedule_of(low, at))) {
+            *piece = whole;
+            while (slice_of(low->source->home, low->next_home, at)) low->next_home++;
+            return;
+        }
+    }
+    piece->home = true;
+    take_slice(low, at, slice, piece);
+    take_expanded(low, slice, piece);
+    lower_expand_home(low, low->next_home++);
+}
+
+bool lower_next_piece(struct lowering *low, const struct lower_at *at, struct piece *piece)
+{
+    const bool begun = piece->part_count > 0, was_streamed = piece->streamed, was_home = piece->home;
+    if (was_streamed) add_copies(low, (int32_t)piece->slice);
+    if (low->rc) return false;
+    const struct ring_slice *streamed = slice_of(low->ring, low->next_slice, at),
+                            *home = slice_of(low->source->home, low->next_home, at);
+    if (begun && !(was_streamed && streamed) && !(was_home && home)) return false;
+    *piece = (struct piece){.index = begun ? piece->index + 1 : 0, .slice = low->next_slice};
+    if (streamed)
+        next_streamed(low, at, streamed, piece);
+    else if (home)
+        next_home(low, at, home, piece);
+    else
+        lower_whole_piece(low, at, piece);
+    return !low->rc;
+}
+
+void lower_expand_ahead(struct lowering *low, const struct plan_span *span)
+{
+    if (low->next_slice >= low->ring->count) return;
+    const struct ring_slice *slice = &low->ring->slice[low->next_slice];
+    const struct ring_schedule *home = low->source->home;
+    if (slice->unit >= span->first_unit + span->unit_count || reads_slice(low, slice)) return;
+    if (low->next_home < home->count && home->slice[low->next_home].unit < slice->unit) return;
+    low->ahead = low->next_slice + 1;
+    add_arrival(low, low->next_slice);
+}
+
+/* ---- caches ---- */
+
+/* Whether the layer's cache is the host's; else *kv_layer is its place in VRAM. */
+static bool is_borrowed(const struct lowering *low, uint32_t layer, uint32_t *kv_layer)
+{
+    return plan_kv_of(low->source->plan, layer, kv_layer) != PLAN_GPU0;
+}
+
+/* The `index`th layer whose cache this phase borrows; false where there are fewer. */
+static bool borrowed_layer(const struct lowering *low, uint32_t index, uint32_t *layer, uint32_t *kv_layer)
+{
+    const struct plan *plan = low->source->plan;
+    for (*layer = 0; *layer < plan->layers; ++*layer) {
+        const uint32_t unit = unit_of(*layer, UNIT_ATTENTION);
+        if (plan_home_processor(plan_unit_home(plan, low->program->phase, unit)) == PLAN_GPU0 &&
+            is_borrowed(low, *layer, kv_layer) && index-- == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Copies of borrowed layers that have a staging pool to go to. */
+static void add_fetches(struct lowering *low)
+{
+    uint32_t layer, kv_layer;
+    while (low->fetched < low->borrowed + GPU_STAGINGS &&
+           borrowed_layer(low, low->fetched, &layer, &kv_layer)) {
+        uint32_t staging = low->fetched++ % GPU_STAGINGS;
+        lower_add(low, OP_KV_IN, (int32_t)layer)->supply =
+            (struct gpu_supply){.kv_layer = kv_layer, .staging = staging, .event = GPU_EVENT_KV_IN + staging};
+    }
+}
+
+void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_kv *kv)
+{
+    const struct gpu_source *s = low->source;
+    uint32_t kv_layer;
+    *kv = (struct gpuk_kv){.layout = s->kv, .pool = s->kv_pool};
+    if (!is_borrowed(low, layer, &kv_layer)) {
+        kv->layer = kv_layer;
+        return;
+    }
+    kv->layout.layers = 1;
+    kv->pool = s->staging[low->borrowed % GPU_STAGINGS];
+}
+
+void lower_cache_begin(struct lowering *low, uint32_t layer)
+{
+    uint32_t kv_layer;
+    if (is_borrowed(low, layer, &kv_layer))
+        add_event(low, OP_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_KV_IN + low->borrowed % GPU_STAGINGS);
+}
+
+void lower_cache_end(struct lowering *low, uint32_t layer)
+{
+    uint32_t kv_layer, staging = low->borrowed % GPU_STAGINGS;
+    if (!is_borrowed(low, layer, &kv_layer)) return;
+    add_event(low, OP_RECORD, DEVICE_COMPUTE, GPU_EVENT_KV_USED + staging);
+    add_event(low, OP_FOLLOW, DEVICE_COPY, GPU_EVENT_KV_USED + staging);
+    lower_add(low, OP_KV_OUT, (int32_t)layer)->supply =
+        (struct gpu_supply){.kv_layer = kv_layer, .staging = staging, .event = GPU_EVENT_KV_BACK};
+    low->borrowed++;
+    add_fetches(low);
+}
+
+/* ---- a step ---- */
+
+/* Whether this program copies something before it has used anything of the ring: it must not overtake the
+ * use that the step before made of the same places. */
+static bool begins_with_copies(const struct lowering *low)
+{
+    const struct ring_schedule *ring = low->ring;
+    uint32_t layer, kv_layer;
+    for (uint32_t i = 0; i < ring->count && ring->slice[i].after < 0; i++)
+        if (!ring->slice[i].held) return true;
+    return borrowed_layer(low, 0, &layer, &kv_layer);
+}
+
+void lower_begin_copies(struct lowering *low)
+{
+    if (!begins_with_copies(low)) return;
+    add_event(low, OP_RECORD, DEVICE_COMPUTE, GPU_EVENT_BEGIN);
+    add_event(low, OP_FOLLOW, DEVICE_COPY, GPU_EVENT_BEGIN);
+}
+
+void lower_first_copies(struct lowering *low)
+{
+    add_fetches(low);
+    add_copies(low, -1);
+}
+
+void lower_end_caches(struct lowering *low)
+{
+    if (low->borrowed) add_event(low, OP_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_KV_BACK);
+}
+
+/* The tail: behind the program's own copies, each as soon as what it overwrites has been used. Several that
+ * wait for the same use follow one event. */
+void lower_tail(struct lowering *low)
+{
+    const struct ring_schedule *ring = low->ring;
+    low->program->tail = low->program->count;
+    for (uint32_t t = 0; t < ring->tail; t++) {
+        const struct ring_slice *slice = &ring->slice[ring->count + t];
+        if (t == 0 || slice[-1].after < slice->after)
+            add_event(low, OP_FOLLOW, DEVICE_COPY, low->source->events.tail + t);
+        add_copy(low, ring->count + t, low->source->events.prefix + slice->prefix);
+    }
+    if (!low->rc &&
+        (low->next_slice != ring->count || low->next_copy != ring->count || low->next_tail != ring->tail))
+        low->rc =
+            helm_fail(low->err, HELM_E_INTERNAL, "of %u slices %u are used, %u copied, and %u of %u more",
+                      ring->count, low->next_slice, low->next_copy, low->next_tail, ring->tail);
+}

@@ -1,0 +1,420 @@
+/* Weights into VRAM. See weights.h; called by engine.c.
+ *
+ * A few threads each take the next piece, read it into one of their two pinned slots and queue its copy; a
+ * slot is read into again once its copy is done. So disk, host memory and link work at the same time.
+ *
+ * Of packed matrices a piece is a run of groups: a thread reads it and measures how small it becomes, waits
+ * until the pieces before it have their places, takes the next, and packs it into a slot. Pieces are taken in
+ * order, so whoever is waited for is at work. */
+#include <assert.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/cpu.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
+#include "common/model/arch.h"
+#include "common/plan/engine_limits.h"
+#include "common/formats/packed.h"
+#include "common/base/units.h"
+#include "common/cpu/kernels/vector.h"
+#include "worker-gpu/weights/weights.h"
+
+#define WEIGHTS_PIECE   (4 * MIB)
+#define WEIGHTS_SLOTS   2 /* a reader */
+#define WEIGHTS_READERS 16
+/* As many as GPU_LOAD_STAGING_BYTES has room for, in pieces of the usual size. Those of matrices with very many columns,
+ * whose groups are larger than a piece, are fewer. */
+static_assert(WEIGHTS_READERS * (WEIGHTS_SLOTS + 1) * WEIGHTS_PIECE <= GPU_LOAD_STAGING_BYTES,
+              "the planner's staging memory");
+
+struct piece {
+    uint32_t place;
+    uint32_t group, groups; /* of packed ones; else 0 */
+    uint64_t from, bytes;   /* of the tensor */
+};
+
+struct load_job {
+    struct gpu_weights *w;
+    const int *fd; /* per shard */
+    struct piece *piece;
+    uint64_t piece_count, packed_count; /* those of packed matrices are the first */
+    uint64_t slot_bytes, values_bytes;  /* of a reader: a slot, and what it packs */
+    uint32_t groups;                    /* the most of a piece */
+    _Atomic uint64_t next;
+    _Atomic uint64_t *bytes_done;
+    const _Atomic bool *cancel;
+    _Atomic bool failed;
+    pthread_mutex_t lock; /* guards what follows, places and tables of packed matrices */
+    pthread_cond_t placed;
+    uint64_t turn; /* the piece that is placed next */
+    int rc;
+    struct helm_err err;
+};
+
+struct reader {
+    struct load_job *job;
+    pthread_t thread;
+    bool started;
+    void *slot[WEIGHTS_SLOTS];
+    struct device_event *event[WEIGHTS_SLOTS];
+    bool busy[WEIGHTS_SLOTS];
+    uint16_t *value; /* of packed matrices: a piece, and how it packs */
+    struct packed_measure *measure;
+};
+
+static void job_fail(struct load_job *job, int rc, const struct helm_err *err)
+{
+    pthread_mutex_lock(&job->lock);
+    if (!job->rc) {
+        job->rc = rc;
+        job->err = *err;
+    }
+    atomic_store(&job->failed, true);
+    pthread_cond_broadcast(&job->placed);
+    pthread_mutex_unlock(&job->lock);
+}
+
+/* Queues the copy of a slot's bytes; the slot is busy until it is done. */
+static int send_slot(struct reader *r, uint32_t slot, uint64_t to, uint64_t bytes, struct helm_err *err)
+{
+    struct gpu_weights *w = r->job->w;
+    struct device *d = w->device;
+    int rc = device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, (char *)w->memory + to, r->slot[slot], bytes, err);
+    if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, r->event[slot], err);
+    r->busy[slot] = !rc;
+    return rc;
+}
+
+static int wait_for_slot(struct reader *r, uint32_t slot, struct helm_err *err)
+{
+    struct device *d = r->job->w->device;
+    int rc = r->busy[slot] ? d->ops->event_wait(d, r->event[slot], err) : 0;
+    r->busy[slot] = false;
+    return rc;
+}
+
+/* The piece's groups behind all before them: their entries in the table, and in *at where the first is. */
+static int place_groups(struct load_job *job, const struct piece *piece, const struct packed_measure *measure,
+                        uint64_t *at, struct helm_err *err)
+{
+    struct gpu_weights *w = job->w;
+    struct gpu_weights_place *p = &w->place[piece->place];
+    uint32_t *offset = w->packed_table + p->table / sizeof *offset + piece->group;
+    if (piece->group == 0) {
+        p->offset = w->packed_bytes;
+        *offset = 0;
+    }
+    *at = gpu_weights_groups_at(w) + w->packed_bytes;
+    for (uint32_t g = 0; g < piece->groups; g++) {
+        offset[g + 1] = offset[g] + measure[g].bytes / PACKED_ALIGN;
+        w->packed_bytes += measure[g].bytes;
+    }
+    if (w->packed_bytes <= w->packed_room - w->packed_table_bytes) return 0;
+    char room[UNITS_TEXT];
+    return helm_fail(err, HELM_E_CAPACITY,
+                     "weights pack worse than planned: the %s of VRAM for packed ones ('pack_gpu_bytes') are "
+                     "full at %s; plan with --pack off",
+                     units_format_size(w->packed_room, room), p->tensor->name);
+}
+
+static int wait_for_turn(struct load_job *job, const struct piece *piece,
+                         const struct packed_measure *measure, uint64_t *at, struct helm_err *err)
+{
+    const uint64_t index = (uint64_t)(piece - job->piece);
+    int rc = 0;
+    pthread_mutex_lock(&job->lock);
+    while (job->turn != index && !atomic_load(&job->failed)) pthread_cond_wait(&job->placed, &job->lock);
+    if (job->turn != index)
+        rc = helm_fail(err, HELM_E_CANCELLED, "another reader failed"); /* which is what will be said */
+    else
+        rc = place_groups(job, piece, measure, at, err);
+    if (!rc) job->turn++;
+    pthread_cond_broadcast(&job->placed);
+    pthread_mutex_unlock(&job->lock);
+    return rc;
+}
+
+static int load_packed_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
+{
+    struct load_job *job = r->job;
+    const struct model_tensor *t = job->w->place[piece->place].tensor;
+    const uint32_t rows = (uint32_t)t->rows, cols = (uint32_t)t->cols;
+    uint64_t at = 0, bytes = 0;
+    int rc = file_pread_all(job->fd[t->shard], r->value, (size_t)piece->bytes, t->offset + piece->from,
+                            t->name, err);
+    if (rc) return rc;
+    const uint16_t *value = r->value;
+    for (uint32_t g = 0; g < piece->groups; g++) {
+        uint32_t values = packed_group_values(rows, cols, piece->group + g);
+        packed_measure(value, values, &r->measure[g]);
+        value += values;
+    }
+    rc = wait_for_turn(job, piece, r->measure, &at, err);
+    if (!rc) rc = wait_for_slot(r, slot, err);
+    value = r->value;
+    for (uint32_t g = 0; g < piece->groups && !rc; g++) {
+        uint32_t values = packed_group_values(rows, cols, piece->group + g);
+        rc = packed_write(&r->measure[g], value, values, (char *)r->slot[slot] + bytes, err);
+        value += values;
+        bytes += r->measure[g].bytes;
+    }
+    return rc ? rc : send_slot(r, slot, at, bytes, err);
+}
+
+static int load_plain_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
+{
+    struct load_job *job = r->job;
+    const struct gpu_weights_place *p = &job->w->place[piece->place];
+    const struct model_tensor *t = p->tensor;
+    int rc = wait_for_slot(r, slot, err);
+    if (!rc)
+        rc = file_pread_all(job->fd[t->shard], r->slot[slot], (size_t)piece->bytes, t->offset + piece->from,
+                            t->name, err);
+    return rc ? rc : send_slot(r, slot, p->offset + piece->from, piece->bytes, err);
+}
+
+static int load_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
+{
+    int rc = piece->groups ? load_packed_piece(r, slot, piece, err) : load_plain_piece(r, slot, piece, err);
+    if (!rc && r->job->bytes_done)
+        atomic_fetch_add_explicit(r->job->bytes_done, piece->bytes, memory_order_relaxed);
+    return rc;
+}
+
+static void *reader_main(void *arg)
+{
+    struct reader *r = arg;
+    struct load_job *job = r->job;
+    struct device *d = job->w->device;
+    struct helm_err err = {0};
+    int rc = d->ops->thread_begin(d, &err);
+    for (uint32_t slot = 0; !rc && !atomic_load(&job->failed); slot = (slot + 1) % WEIGHTS_SLOTS) {
+        uint64_t at = atomic_fetch_add(&job->next, 1);
+        if (at >= job->piece_count) break;
+        if (job->cancel && atomic_load_explicit(job->cancel, memory_order_relaxed))
+            rc = helm_fail(&err, HELM_E_CANCELLED, "loading was cancelled");
+        else
+            rc = load_piece(r, slot, &job->piece[at], &err);
+    }
+    for (uint32_t s = 0; s < WEIGHTS_SLOTS && !rc; s++)
+        if (r->busy[s]) rc = d->ops->event_wait(d, r->event[s], &err);
+    if (rc) job_fail(job, rc, &err);
+    return NULL;
+}
+
+static int reader_open(struct reader *r, struct load_job *job, struct helm_err *err)
+{
+    struct device *d = job->w->device;
+    int rc = 0;
+    r->job = job;
+    for (uint32_t s = 0; s < WEIGHTS_SLOTS && !rc; s++) {
+        rc = device_host_alloc(d, job->slot_bytes, &r->slot[s], err);
+        if (!rc) rc = d->ops->event_create(d, &r->event[s], err);
+    }
+    if (rc || !job->packed_count) return rc;
+    r->value = malloc((size_t)job->values_bytes);
+    r->measure = calloc(job->groups, sizeof *r->measure);
+    if (r->value && r->measure) return 0;
+    return helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes to pack",
+                     (unsigned long long)job->values_bytes);
+}
+
+static void reader_close(struct reader *r, struct device *d)
+{
+    for (uint32_t s = 0; s < WEIGHTS_SLOTS; s++) {
+        if (r->event[s]) d->ops->event_free(d, r->event[s]);
+        if (r->slot[s]) d->ops->host_free(d, r->slot[s]);
+    }
+    free(r->value);
+    free(r->measure);
+}
+
+static void add_piece(struct load_job *job, const struct piece *piece)
+{
+    job->piece[job->piece_count++] = *piece;
+    if (piece->bytes > job->values_bytes) job->values_bytes = piece->bytes;
+}
+
+static void cut_plain(struct load_job *job, uint32_t place)
+{
+    const struct model_tensor *t = job->w->place[place].tensor;
+    for (uint64_t from = 0; from < t->bytes; from += WEIGHTS_PIECE)
+        add_piece(job, &(struct piece){.place = place,
+                                       .from = from,
+                                       .bytes = t->bytes - from < WEIGHTS_PIECE ? t->bytes - from
+                                                                                : WEIGHTS_PIECE});
+}
+
+/* As many groups as a slot holds however they pack; one at least. */
+static void cut_packed(struct load_job *job, uint32_t place)
+{
+    const struct model_tensor *t = job->w->place[place].tensor;
+    const uint32_t all = packed_groups((uint32_t)t->rows);
+    const uint64_t row = t->cols * sizeof(uint16_t),
+                   most = packed_group_bytes_max(PACKED_ROWS * (uint32_t)t->cols);
+    const uint32_t each = most < WEIGHTS_PIECE ? (uint32_t)(WEIGHTS_PIECE / most) : 1;
+    if (each * most > job->slot_bytes) job->slot_bytes = each * most;
+    if (each > job->groups) job->groups = each;
+    for (uint32_t g = 0; g < all; g += each) {
+        const uint64_t from = (uint64_t)g * PACKED_ROWS * row;
+        const uint32_t groups = all - g < each ? all - g : each;
+        const uint64_t whole = (uint64_t)groups * PACKED_ROWS * row;
+        add_piece(job, &(struct piece){.place = place,
+                                       .group = g,
+                                       .groups = groups,
+                                       .from = from,
+                                       .bytes = t->bytes - from < whole ? t->bytes - from : whole});
+    }
+}
+
+static int cut_pieces(struct load_job *job, struct helm_err *err)
+{
+    const struct gpu_weights *w = job->w;
+    uint64_t most = w->place_count + 1;
+    for (uint32_t i = 0; i < w->place_count; i++) {
+        const struct model_tensor *t = w->place[i].tensor;
+        most += t->bytes / WEIGHTS_PIECE + (w->place[i].packed ? packed_groups((uint32_t)t->rows) : 0);
+    }
+    job->slot_bytes = WEIGHTS_PIECE;
+    job->piece = calloc(most, sizeof *job->piece);
+    if (!job->piece)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %llu pieces", (unsigned long long)most);
+    for (uint32_t i = 0; i < w->place_count; i++)
+        if (w->place[i].packed) cut_packed(job, i);
+    job->packed_count = job->piece_count;
+    for (uint32_t i = 0; i < w->place_count; i++)
+        if (!w->place[i].packed && !arch_role_is_vector(w->place[i].tensor->role)) cut_plain(job, i);
+    return 0;
+}
+
+static int load_matrices(struct gpu_weights *w, const int *fd, uint32_t threads, _Atomic uint64_t *bytes_done,
+                         const _Atomic bool *cancel, struct helm_err *err)
+{
+    struct load_job job = {.w = w,
+                           .fd = fd,
+                           .bytes_done = bytes_done,
+                           .cancel = cancel,
+                           .lock = PTHREAD_MUTEX_INITIALIZER,
+                           .placed = PTHREAD_COND_INITIALIZER};
+    struct reader reader[WEIGHTS_READERS] = {0};
+    if (threads < 1) threads = 1;
+    if (threads > WEIGHTS_READERS) threads = WEIGHTS_READERS;
+    int rc = cut_pieces(&job, err);
+    const uint64_t each = WEIGHTS_SLOTS * job.slot_bytes + (job.packed_count ? job.values_bytes : 0);
+    if (!rc && threads * each > GPU_LOAD_STAGING_BYTES)
+        threads = each > GPU_LOAD_STAGING_BYTES ? 1 : (uint32_t)(GPU_LOAD_STAGING_BYTES / each);
+    if (!rc && threads > job.piece_count) threads = job.piece_count ? (uint32_t)job.piece_count : 1;
+    for (uint32_t i = 0; i < threads && !rc; i++) rc = reader_open(&reader[i], &job, err);
+    for (uint32_t i = 1; i < threads && !rc; i++)
+        reader[i].started = pthread_create(&reader[i].thread, NULL, reader_main, &reader[i]) == 0;
+    if (!rc) { /* fewer threads than wanted only make it slower; this one is always there */
+        reader_main(&reader[0]);
+        for (uint32_t i = 1; i < threads; i++)
+            if (reader[i].started) pthread_join(reader[i].thread, NULL);
+        rc = job.rc;
+        if (rc && err) *err = job.err;
+    }
+    if (rc) w->device->ops->abandon(w->device); /* copies out of the slots may still run */
+    for (uint32_t i = 0; i < threads; i++) reader_close(&reader[i], w->device);
+    pthread_cond_destroy(&job.placed);
+    pthread_mutex_destroy(&job.lock);
+    free(job.piece);
+    return rc;
+}
+
+static int open_tables(struct gpu_weights *w, struct helm_err *err)
+{
+    void *memory = NULL;
+    if (!w->packed_table_bytes) return 0;
+    int rc = device_host_alloc(w->device, w->packed_table_bytes, &memory, err);
+    w->packed_table = memory;
+    if (!rc) memset(memory, 0, (size_t)w->packed_table_bytes);
+    return rc;
+}
+
+int gpu_weights_await_copies(struct device *d, struct helm_err *err)
+{
+    struct device_event *event = NULL;
+    int rc = d->ops->event_create(d, &event, err);
+    if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, event, err);
+    if (!rc) rc = d->ops->event_wait(d, event, err);
+    if (event) d->ops->event_free(d, event);
+    return rc;
+}
+
+/* Copies from pinned memory to this place in VRAM, and waits until it is there. */
+static int copy_whole(struct gpu_weights *w, uint64_t to, const void *from, uint64_t bytes,
+                      struct helm_err *err)
+{
+    int rc = device_copy(w->device, DEVICE_COPY, DEVICE_TO_DEVICE, (char *)w->memory + to, from, bytes, err);
+    return rc ? rc : gpu_weights_await_copies(w->device, err);
+}
+
+/* Once all groups have their places. */
+static int send_tables(struct gpu_weights *w, struct helm_err *err)
+{
+    uint64_t plain = 0;
+    char before[UNITS_TEXT], after[UNITS_TEXT];
+    if (!w->packed_table) return 0;
+    for (uint32_t i = 0; i < w->place_count; i++)
+        if (w->place[i].packed) plain += w->place[i].tensor->bytes;
+    w->step_bytes += w->packed_bytes;
+    log_info("%s of weights in VRAM are packed as %s, %.1f of 16 bits", units_format_size(plain, before),
+             units_format_size(w->packed_bytes, after), 16.0 * (double)w->packed_bytes / (double)plain);
+    return copy_whole(w, w->packed_at, w->packed_table, w->packed_table_bytes, err);
+}
+
+/* Norm weights and biases: few and small, so read one after another, made fp32, copied at once. */
+static int load_vectors(struct gpu_weights *w, const int *fd, struct helm_err *err)
+{
+    struct device *d = w->device;
+    const struct vector_variant *vector;
+    uint64_t bytes = w->vector_bytes, largest = 0;
+    void *raw = NULL, *host = NULL;
+    if (!bytes) return 0;
+    for (uint32_t i = 0; i < w->place_count; i++)
+        if (arch_role_is_vector(w->place[i].tensor->role) && w->place[i].tensor->bytes > largest)
+            largest = w->place[i].tensor->bytes;
+    int rc = vector_choose(cpu_features(), NULL, &vector, err);
+    if (!rc) rc = device_host_alloc(d, bytes, &host, err);
+    if (!rc && !(raw = malloc((size_t)largest + 1)))
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes", (unsigned long long)largest);
+    for (uint32_t i = 0; i < w->place_count && !rc; i++) {
+        const struct model_tensor *t = w->place[i].tensor;
+        if (!arch_role_is_vector(t->role)) continue;
+        rc = file_pread_all(fd[t->shard], raw, (size_t)t->bytes, t->offset, t->name, err);
+        if (!rc)
+            vector->load((float *)((char *)host + (w->place[i].offset - w->vector_at)), raw,
+                         tensor_format_value(t->format), (size_t)(t->rows * t->cols));
+    }
+    if (!rc) rc = copy_whole(w, w->vector_at, host, bytes, err);
+    if (host) d->ops->host_free(d, host);
+    free(raw);
+    return rc;
+}
+
+int gpu_weights_load(struct gpu_weights *w, struct device *device, uint32_t threads,
+                     _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
+{
+    uint32_t open_count = 0, shards = w->model->shard_count;
+    int *fd = malloc((shards + 1) * sizeof *fd), rc = 0;
+    if (!fd) return helm_fail(err, HELM_E_NOMEM, "no memory for %u file descriptors", shards);
+    w->device = device;
+    for (; open_count < shards && !rc; open_count += !rc) {
+        uint64_t bytes;
+        rc = file_open_inside(w->model->folder, w->model->shards[open_count].file, &fd[open_count], &bytes,
+                              err);
+    }
+    if (!rc) rc = device_alloc(device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
+    if (!rc) rc = load_vectors(w, fd, err);
+    if (!rc) rc = open_tables(w, err);
+    if (!rc) rc = load_matrices(w, fd, threads, bytes_done, cancel, err);
+    if (!rc) rc = send_tables(w, err);
+    if (!rc) gpu_weights_fill_tables(w, w->memory);
+    while (open_count) close(fd[--open_count]);
+    free(fd);
+    return rc;
+}
