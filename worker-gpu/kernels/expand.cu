@@ -59,20 +59,21 @@ static int expand(const struct gpuk_device *device, const struct gpuk_expand_par
                        stream, err, list);
 }
 
-static const struct expander {
+struct expander {
     bool (*takes)(const struct gpuk_expand_part &part);   /* its shape */
     bool (*aligned)(const struct gpuk_expand_part &part); /* its addresses */
     int (*expand)(const struct gpuk_device *device, const struct gpuk_expand_part *part, uint32_t parts,
                   uint32_t blocks, void *stream, struct helm_err *err);
     void (*kernel)(struct expand_list);
-} plain = {};
+};
 template <typename D>
 static const struct expander expander_of = {D::takes, D::aligned, expand<D>, expand_kernel<D>};
 
+/* nullptr: none, products read such weights as they lie, or not at all. */
 static const struct expander *const expanders[FORMAT_COUNT] = {
-    /* bf16, f16, f32 */ &plain,
-    &plain,
-    &plain,
+    /* bf16, f16, f32 */ nullptr,
+    nullptr,
+    nullptr,
     /* bf16-packed */ &expander_of<decode_bf16_packed>,
 };
 
@@ -83,7 +84,7 @@ extern "C" int gpuk_expand(const struct gpuk_device *device, const struct gpuk_e
         return helm_fail(err, HELM_E_USAGE, "expand: %u parts (1 to %d)", parts, GPUK_EXPAND_PARTS_MAX);
     const enum tensor_format format = part[0].format;
     for (uint32_t i = 0; i < parts; i++) {
-        if ((unsigned)format >= FORMAT_COUNT || part[i].format != format || !expanders[format]->takes)
+        if ((unsigned)format >= FORMAT_COUNT || part[i].format != format || !expanders[format])
             return helm_fail(err, HELM_E_UNSUPPORTED, "expand: weights of %s and %s",
                              tensor_format_name(format), tensor_format_name(part[i].format));
         if (!expanders[format]->takes(part[i]))
@@ -99,6 +100,6 @@ int gpuk_prepare_expand(const struct gpuk_device *, struct helm_err *err)
 {
     int rc = HELM_OK;
     for (const struct expander *e : expanders)
-        if (!rc && e->kernel) rc = gpuk_prepare("expand", e->kernel, 0, err);
+        if (!rc && e) rc = gpuk_prepare("expand", e->kernel, 0, err);
     return rc;
 }
