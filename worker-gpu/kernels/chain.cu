@@ -65,7 +65,6 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                                                uint32_t rest, const Beside &beside)
 {
     typedef chain_lines_of<D> L;
-    const auto quads_of = [](uint32_t bytes) { return bytes / D::UNIT_BYTES * (D::UNIT_VALUES / 4); };
     const linear_params &p = item.linear;
     const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks, last = item.where.last_bytes;
     const uint32_t use_chunks = item.where.use_chunks, whole = item.where.tile;
@@ -99,11 +98,11 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                 bulk_wait(ring.full + 8 * ring.slot, ring.parity);
                 const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
                 const uint32_t bytes = chunk + 1 == chunks ? last : whole;
-                const float4 *with = x4 + chunk * quads_of(whole);
+                const float4 *with = x4 + chunk * L::quads(whole);
 #pragma unroll 1
                 for (uint32_t at = 0; at < bytes; at += item.where.part) {
                     const uint32_t some = bytes - at < item.where.part ? bytes - at : item.where.part;
-                    const float4 *x_part = with + quads_of(at);
+                    const float4 *x_part = with + L::quads(at);
                     float more_a, more_b;
                     if (some == L::PART)
                         tile_add_as<D, L::PART, true>(from + at, ring.pitch, some, x_part, more_a, more_b);

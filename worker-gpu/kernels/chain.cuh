@@ -271,6 +271,13 @@ struct chain_lines {
 template <typename D> struct chain_lines_of {
     static constexpr chain_lines lines = {32 * D::UNIT_BYTES, 32 * D::UNIT_VALUES};
     static constexpr uint32_t PART = lines.within(chain_shaped::PART), SMALL = lines.within(2048);
+    /* float4s of x that whole units meet */
+    static __device__ __forceinline__ uint32_t quads(uint32_t bytes)
+    {
+        if constexpr (4 * D::UNIT_BYTES % D::UNIT_VALUES == 0)
+            return bytes / (4 * D::UNIT_BYTES / D::UNIT_VALUES);
+        return bytes / D::UNIT_BYTES * (D::UNIT_VALUES / 4);
+    }
 };
 
 static const uint32_t CHAIN_SUMS = 768; /* sums of tiles that wait for the end of their rows */
