@@ -57,6 +57,7 @@ static int write(const void *values, enum dtype dtype, uint32_t rows, uint32_t c
 
 const struct tensor_format_traits tensor_format_bf16_packed = {.name = "bf16-packed",
                                                                .value = DTYPE_BF16,
+                                                               .product = DTYPE_BF16,
                                                                .block_values = 1,
                                                                .block_bytes = 2,
                                                                .group_rows = PACKED_ROWS,

@@ -59,6 +59,7 @@ static inline void plain_write(enum dtype to, const void *values, enum dtype dty
     const struct tensor_format_traits tensor_format_##type = {.name = #type,                                 \
                                                               .file = file_name,                             \
                                                               .value = DTYPE_##TYPE,                         \
+                                                              .product = DTYPE_##TYPE,                       \
                                                               .block_values = 1,                             \
                                                               .block_bytes =                                 \
                                                                   DTYPE_##TYPE == DTYPE_F32 ? 4 : 2,         \

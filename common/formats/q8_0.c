@@ -59,6 +59,7 @@ static int write(const void *values, enum dtype dtype, uint32_t rows, uint32_t c
 const struct tensor_format_traits tensor_format_q8_0 = {.name = "q8_0",
                                                         .file = "Q8_0",
                                                         .value = DTYPE_F32,
+                                                        .product = DTYPE_BF16,
                                                         .block_values = Q8_0_VALUES,
                                                         .block_bytes = Q8_0_BYTES,
                                                         .group_rows = 1,

@@ -43,8 +43,9 @@ struct tensor_matrix {
 struct tensor_format_traits {
     const char *name; /* "bf16", "bf16-packed": in plans, reports and options */
     const char *file; /* its dtype in a safetensors file, "BF16"; NULL: no file has it */
-    /* What its values decode to: exactly, and what kernels of many tokens compute with. */
-    enum dtype value;
+    enum dtype value; /* what its values decode to, exactly */
+    enum dtype
+        product; /* what a GPU's matrix products of many tokens take them as: rounded, where not `value` */
     uint32_t block_values, block_bytes; /* of a variable format: of the values before */
     uint32_t group_rows;
     bool variable;
@@ -85,6 +86,10 @@ static inline enum tensor_format tensor_format_plain(enum dtype dtype)
 static inline enum dtype tensor_format_value(enum tensor_format format)
 {
     return tensor_format_of(format)->value;
+}
+static inline enum dtype tensor_format_product(enum tensor_format format)
+{
+    return tensor_format_of(format)->product;
 }
 static inline bool tensor_format_takes(enum tensor_format format, uint64_t rows, uint64_t cols)
 {

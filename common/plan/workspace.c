@@ -156,7 +156,7 @@ uint32_t workspace_chunk_bytes(const struct model *model)
     size_t most = dtype_bytes(model->config.dtype);
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
-        const size_t bytes = dtype_bytes(tensor_format_value(t->format));
+        const size_t bytes = dtype_bytes(tensor_format_product(t->format));
         if (t->layer >= 0 && t->rows > 1 && bytes > most) most = bytes;
     }
     return (uint32_t)most;

@@ -100,14 +100,22 @@ static inline size_t bytes_of(int dtype)
 {
     return dtype == DTYPE_F32 ? 4 : 2;
 }
-static inline const char *name_of(int dtype)
+static inline const char *name_of(int format)
 {
-    return dtype == DTYPE_BF16 ? "bf16" : dtype == DTYPE_F16 ? "f16" : "f32";
+    return tensor_format_name((enum tensor_format)format);
 }
-/* n random elements of dtype, as bytes. */
+/* n random elements of a dtype, or of blocks (n whole ones), as bytes. */
 static inline std::vector<unsigned char> random_elements(struct test_context *t, size_t n, int dtype,
                                                          float scale = 1.0f)
 {
+    if (dtype >= DTYPE_COUNT) {
+        const enum tensor_format format = (enum tensor_format)dtype;
+        const auto values = random_floats(t, n, scale);
+        std::vector<unsigned char> blocks(tensor_format_bytes(format, 1, n));
+        GPUK(tensor_format_of(format)->write(values.data(), DTYPE_F32, 1, (uint32_t)n, blocks.data(), nullptr,
+                                             &err));
+        return blocks;
+    }
     std::vector<unsigned char> v(n * bytes_of(dtype));
     for (size_t i = 0; i < n; i++) {
         float x = (float)(random_uniform(t) * scale);
@@ -121,6 +129,15 @@ static inline std::vector<unsigned char> random_elements(struct test_context *t,
 }
 static inline std::vector<double> to_double(const std::vector<unsigned char> &v, int dtype)
 {
+    if (dtype >= DTYPE_COUNT) {
+        const enum tensor_format format = (enum tensor_format)dtype;
+        const struct tensor_format_traits *traits = tensor_format_of(format);
+        const uint32_t n = (uint32_t)(v.size() / traits->block_bytes * traits->block_values);
+        const struct tensor_matrix matrix = {format, v.data(), v.size(), 1, n};
+        std::vector<float> values(n);
+        GPUK(tensor_format_read_row(&matrix, 0, values.data(), &err));
+        return std::vector<double>(values.begin(), values.end());
+    }
     std::vector<double> out(v.size() / bytes_of(dtype));
     for (size_t i = 0; i < out.size(); i++) out[i] = convert_load(v.data(), (enum dtype)dtype, i);
     return out;
@@ -191,6 +208,7 @@ struct test_step {
 };
 
 void test_linear(struct test_context *t);
+void test_q8_0(struct test_context *t);
 void test_elementwise(struct test_context *t);
 void test_select(struct test_context *t);
 void test_attention(struct test_context *t);

@@ -63,8 +63,11 @@ struct chain_test {
         for (size_t n : {(size_t)m.inner * m.hidden, (size_t)(m.vocab + 1) * m.hidden})
             most = std::max(most, n);
         const size_t spread = 1 << 12, period = 999983;
-        std::vector<unsigned char> bank = random_elements(t, std::min(most + spread, period), m.dtype, 0.06f);
-        const size_t bank_bytes = (most + spread) * bytes_of(m.dtype), some = bank.size();
+        const enum tensor_format format = (enum tensor_format)m.dtype;
+        const size_t block = tensor_format_of(format)->block_values;
+        std::vector<unsigned char> bank =
+            random_elements(t, std::min(most + spread, period) / block * block, m.dtype, 0.06f);
+        const size_t bank_bytes = tensor_format_row_bytes(format, most + spread + block), some = bank.size();
         bank.resize(bank_bytes);
         for (size_t i = some; i < bank_bytes; i++) bank[i] = bank[i - some];
         weights = new gpu_buffer(bank);
@@ -144,8 +147,10 @@ struct chain_test {
     }
     void add(struct test_context *t, struct gpuk_linear_args &a, size_t out, uint32_t rows)
     {
-        const char *w =
-            weights->as<char>() + (size_t)random_below(t, 4096 * (uint32_t)bytes_of(m.dtype) / 16) * 16;
+        const size_t line =
+            16 / bytes_of(m.dtype) * tensor_format_of(a.format)->block_values; /* on 16 bytes */
+        const char *w = weights->as<char>() +
+                        tensor_format_row_bytes(a.format, random_below(t, (uint32_t)(4096 / line)) * line);
         const float *bias = m.bias && random_below(t, 2) ? before->as<float>() + random_below(t, 8) : nullptr;
         if (rows + 8 > state_before.size()) bias = nullptr;
         a.segment[a.segments++] = {w, nullptr, bias, float_at(out), rows};
@@ -340,12 +345,27 @@ void test_chain(struct test_context *t)
         {DTYPE_BF16, DTYPE_BF16, 2560, 9728, 32, 8, 128, 2, 1001, 32, 0, 199, true, false, false, false},
         {DTYPE_BF16, DTYPE_BF16, 4096, 12288, 32, 8, 128, 1, 1001, 32, 0, 1999, true, false, false, false},
         {DTYPE_F32, DTYPE_F16, 4096, 12288, 32, 8, 128, 1, 75, 32, 300, 1500, false, true, false, false},
+        {FORMAT_Q8_0, DTYPE_BF16, 2560, 9728, 32, 8, 128, 2, 1001, 32, 0, 199, true, false, false, false},
         {DTYPE_F16, DTYPE_F32, 896, 4864, 14, 2, 64, 2, 1001, 32, 0, 700, false, true, false, false},
     };
     for (const chain_model &m : real) {
         if (t->small) break;
         chain_test c(t, m);
         test_cut(t, c, &t->device, 0, c.ops.size(), t->stress ? 3000 : 30);
+    }
+    for (uint32_t i = 0; i < (t->few     ? 1u
+                              : t->small ? 4u
+                                         : 16u);
+         i++) { /* blocks: rows of whole 256 columns */
+        const uint32_t hidden = 256 * (1 + random_below(t, i % 4 == 3 ? 12 : 4)),
+                       inner = 256 * (1 + random_below(t, i % 4 == 3 ? 16 : 6)), heads = 4 << i % 2;
+        chain_test c(t, {FORMAT_Q8_0, (int)(i % 3), hidden, inner, heads, 1 + i % 2, 64, 1 + i % 3,
+                         1 + random_below(t, 300), 16, 0, random_below(t, 200), i % 2 == 0, i % 3 == 0, false,
+                         false});
+        struct gpuk_device few = t->device;
+        few.sm_count = (int)(2 + random_below(t, 5)), few.gemv_slots = (int)random_below(t, 6);
+        test_cut(t, c, &few, 0, c.ops.size(), 2);
+        if (!t->few) test_cut(t, c, &t->device, 0, c.ops.size(), 2);
     }
     if (t->few) return;
     chain_model narrow = real[0];

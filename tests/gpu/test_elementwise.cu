@@ -143,21 +143,23 @@ static void test_logits(struct test_context *t, uint32_t vocab, int kind)
             if (i % 3 == 0 || i >= 2 * (size_t)vocab) logits[i] = i % 2 ? NAN : i % 4 ? INFINITY : -INFINITY;
     if (kind == 3)
         for (float &x : logits) x = -fabsf(x) - 100;
-    gpu_buffer d(logits), result(rows * sizeof(struct gpuk_token)), counter(std::vector<uint32_t>{rows}),
-        workspace(gpuk_argmax_workspace_bytes(rows));
-    gpu_buffer block(
-        std::vector<uint32_t>{7, 8, 31, 32}); /* two tokens and positions, the first of each goes on */
-    const struct gpuk_next next = {block.as<uint32_t>(), block.as<uint32_t>() + 2};
-    CUDA(cudaMemset(workspace.at, 0, gpuk_argmax_counter_bytes(rows)));
+    const uint32_t room = rows + 1; /* of the launch; only `rows` of them count */
+    gpu_buffer d(logits), result(std::vector<struct gpuk_token>(room, {7, 8})),
+        counter(std::vector<uint32_t>{rows}), workspace(gpuk_argmax_workspace_bytes(room));
+    std::vector<uint32_t> expected = {7, 8, 9, 10, 31, 32, 33, 34}; /* tokens, then positions */
+    gpu_buffer block(expected);
+    const struct gpuk_next next = {block.as<uint32_t>(), block.as<uint32_t>() + room};
+    CUDA(cudaMemset(workspace.at, 0, gpuk_argmax_counter_bytes(room)));
     CUDA(cudaDeviceSynchronize());
     for (int run = 0; run < 2; run++) { /* the second finds the counters as the first left them */
-        GPUK(gpuk_argmax(counter.as<uint32_t>(), rows, d.as<float>(), vocab, result.as<struct gpuk_token>(),
+        GPUK(gpuk_argmax(counter.as<uint32_t>(), room, d.as<float>(), vocab, result.as<struct gpuk_token>(),
                          run ? &next : NULL, workspace.at, 0, t->stream, &err));
     }
     CUDA(cudaStreamSynchronize(t->stream));
     auto best = result.read<struct gpuk_token>();
-    check(t, block.read<uint32_t>() == std::vector<uint32_t>{best[0].id, 8, 32, 32},
-          "the next token's block");
+    for (uint32_t r = 0; r < rows; r++) expected[r] = best[r].id, expected[room + r] += 1;
+    check(t, block.read<uint32_t>() == expected, "argmax: every row's next token and position");
+    check(t, best[rows].id == 7 && best[rows].logit == 8, "argmax: a row that does not count is left alone");
     for (uint32_t r = 0; r < rows; r++) {
         const float *from = &logits[(size_t)r * vocab];
         std::vector<uint32_t> order;

@@ -69,7 +69,7 @@ static void run_case(struct test_context *t, const linear_case &c, const struct 
     std::vector<std::vector<float>> bias;
     std::vector<gpu_buffer *> weights, biases, outs;
     /* A slice's neighbours are NaN: whoever reads one of their rows shows it. */
-    const size_t before = (size_t)c.row * c.cols * bytes_of(c.dtype);
+    const size_t before = c.row * (size_t)tensor_format_row_bytes((enum tensor_format)c.dtype, c.cols);
     const size_t shift = before + (c.misaligned ? bytes_of(c.dtype) : 0);
     for (uint32_t s = 0; s < c.segments; s++) {
         auto elements = random_elements(t, (size_t)c.rows[s] * c.cols, c.dtype);
@@ -164,7 +164,8 @@ static void test_shapes(struct test_context *t, int dtype, uint32_t rows, uint32
             if (t->small && tier[1] != 5 && (tier[1] != 9 || t->few)) continue;
             /* three matrices of different rows share one stride */
             c.tokens = tier[0], c.count = tier[1];
-            run_case(t, c, &t->device, dtype == DTYPE_F32 || c.misaligned ? 1e-5 : 5e-5, "gemm");
+            run_case(t, c, &t->device,
+                     dtype == DTYPE_F32 || (c.misaligned && dtype < DTYPE_COUNT) ? 1e-5 : 5e-5, "gemm");
             if (!mode.misaligned && tier[1] == 5) run_case(t, c, &plain, 1e-5, "gemm plain");
             if (!mode.misaligned && dtype != DTYPE_F32) run_case(t, c, &tensor, 5e-5, "gemm tensor");
         }
@@ -178,7 +179,9 @@ static void test_slices(struct test_context *t, int dtype)
     plain.bulk_copy = plain.tensor_cores = false;
     few_threads.sm_count = 3;                 /* several tiles a warp, and a batch of sums */
     small_blocks.shared_bytes_max = 99 << 10; /* as 8.6, 8.9 and 12.0 have it */
-    const uint32_t cols = t->small ? 264 : 4096, long_cols = t->small ? 2056 : 12288;
+    const uint32_t block = tensor_format_of((enum tensor_format)dtype)->block_values;
+    const uint32_t cols = t->small ? 264 / block * block : 4096,
+                   long_cols = t->small ? 2056 / block * block : 12288;
     const uint32_t rows[] = {16, 48, 128, 1040, 4096};
     for (uint32_t n : rows) {
         if (t->small && n > (t->few ? 16 : 48)) break;
@@ -347,4 +350,75 @@ void test_linear(struct test_context *t)
     bad.segments = 1, bad.segment[0].rows = 8;
     check(t, gpuk_gemm_small(&t->device, &bad, 17, NULL, NULL, 0, t->stream, &err) == HELM_E_LIMIT,
           "17 tokens are refused");
+}
+
+/* ---- blocks of Q8_0 --------------------------------------------------------------------------------------- */
+
+/* A slice of a matrix expanded, in two parts; rows of its neighbours stand for an embedding. */
+static void test_blocks_read(struct test_context *t, uint32_t rows, uint32_t cols)
+{
+    const enum tensor_format format = FORMAT_Q8_0;
+    const uint32_t first = rows / 3, row_bytes = (uint32_t)tensor_format_row_bytes(format, cols);
+    const auto blocks = random_elements(t, (size_t)rows * cols, format);
+    const auto values = to_double(blocks, format);
+    gpu_buffer weights(blocks), out((size_t)rows * cols * 2 + 64), x((size_t)rows * cols * 4);
+    struct gpuk_expand_part part[2] = {{format, weights.at, nullptr, out.at, first, cols},
+                                       {format, weights.as<char>() + first * row_bytes, nullptr,
+                                        out.as<uint16_t>() + (size_t)first * cols, rows - first, cols}};
+    GPUK(gpuk_expand(&t->device, first ? part : part + 1, first ? 2 : 1, 2, t->stream, &err));
+    std::vector<uint32_t> ids(rows);
+    for (uint32_t r = 0; r < rows; r++) ids[r] = rows - 1 - r;
+    gpu_buffer count(std::vector<uint32_t>{rows}), tokens(ids);
+    struct gpuk_step step = {};
+    step.counts = count.as<uint32_t>(), step.token_id = tokens.as<uint32_t>();
+    GPUK(gpuk_embed(&step, rows, weights.at, format, rows, cols, x.as<float>(), 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    const auto got = out.read<uint16_t>();
+    const auto embedded = x.read<float>();
+    size_t wrong = 0;
+    for (size_t i = 0; i < got.size(); i++)
+        wrong += got[i] != (i < values.size() ? convert_f32_bf16((float)values[i]) : 0xffff);
+    char what[120];
+    snprintf(what, sizeof what, "expand q8_0 %u x %u: %zu values wrong", rows, cols, wrong);
+    check(t, wrong == 0, what);
+    wrong = 0;
+    for (size_t i = 0; i < values.size(); i++)
+        wrong += embedded[i] != (float)values[(size_t)ids[i / cols] * cols + i % cols];
+    snprintf(what, sizeof what, "embed q8_0 %u x %u: %zu values wrong", rows, cols, wrong);
+    check(t, wrong == 0, what);
+}
+
+/* Rows on 16-byte boundaries (multiples of 256 columns) and not; one block and many; the ways of the bulk kernel. */
+void test_q8_0(struct test_context *t)
+{
+    const uint32_t shapes[][2] = {{1, 32},    {17, 2560}, {3, 64},    {65, 96},
+                                  {30, 1280}, {130, 544}, {300, 4096}};
+    const uint32_t shapes_small = 5, count = t->small ? shapes_small : 7;
+    struct gpuk_device few = t->device;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!t->few || i == 1) test_shapes(t, FORMAT_Q8_0, shapes[i][0], shapes[i][1]);
+        test_blocks_read(t, shapes[i][0], shapes[i][1]);
+    }
+    test_slices(t, FORMAT_Q8_0);
+    few.sm_count = 2;
+    for (int way = 0; way < 4; way++) {
+        few.gemv_warps = way & 1 ? 16 : 8, few.gemv_tile_bytes = way & 2 ? 2048 : 1024,
+        few.gemv_slots = 1 + way;
+        run_case(t, {FORMAT_Q8_0, 8448, 2, {71, 71}, 1, 1, true, true, false, true, false}, &few, 1e-5,
+                 "gemv, 2 blocks");
+    }
+    struct gpuk_linear_args args = {};
+    args.format = FORMAT_Q8_0, args.cols = 256, args.segments = 1, args.segment[0].rows = 64;
+    check(t,
+          strcmp(gpuk_linear_kernel(&t->device, &args, GPUK_ONE), t->device.bulk_copy ? "bulk" : "plain") ==
+              0,
+          "q8_0 in rows of whole 16 bytes is streamed by bulk copies");
+    check(t, !gpuk_linear_takes(&t->device, &args, GPUK_CHUNK), "q8_0 is expanded for a chunk");
+    args.cols = 40;
+    check(t, !gpuk_linear_takes(&t->device, &args, GPUK_ONE), "q8_0 has no rows of 40 columns");
+    if (t->small) return;
+    run_case(t, {FORMAT_Q8_0, 12288, 1, {67}, 1, 1, false, false, true, false, false}, &t->device, 1e-5,
+             "gemv");
+    run_case(t, {FORMAT_Q8_0, 9728, 1, {2560}, 1, 1, false, false, true, false, false}, &t->device, 1e-5,
+             "gemv");
 }

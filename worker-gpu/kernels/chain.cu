@@ -12,7 +12,6 @@
  * the lists. worker-gpu/kernels/kernels.h says what they mean. */
 #include "worker-gpu/kernels/chain.cuh"
 #include "worker-gpu/kernels/chain_attention.cuh"
-#include "worker-gpu/kernels/decode.cuh"
 
 struct chain_params {
     unsigned char *list;
@@ -65,7 +64,7 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                                                float *partial, uint32_t &which, chain_ring &ring,
                                                uint32_t rest, const Beside &beside)
 {
-    typedef typename D::value T;
+    typedef chain_lines_of<D> L;
     const linear_params &p = item.linear;
     const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks, last = item.where.last_bytes;
     const uint32_t use_chunks = item.where.use_chunks, whole = item.where.tile;
@@ -99,18 +98,18 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                 bulk_wait(ring.full + 8 * ring.slot, ring.parity);
                 const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
                 const uint32_t bytes = chunk + 1 == chunks ? last : whole;
-                const float4 *with = x4 + chunk * (whole / (uint32_t)sizeof(T) / 4);
+                const float4 *with = x4 + chunk * L::quads(whole);
 #pragma unroll 1
                 for (uint32_t at = 0; at < bytes; at += item.where.part) {
                     const uint32_t some = bytes - at < item.where.part ? bytes - at : item.where.part;
-                    const float4 *x_part = with + at / (uint32_t)sizeof(T) / 4;
+                    const float4 *x_part = with + L::quads(at);
                     float more_a, more_b;
-                    if (some == S::PART)
-                        tile_add_as<D, S::PART, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
-                    else if (some == 2048)
-                        tile_add_as<D, 2048, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                    if (some == L::PART)
+                        tile_add_as<D, L::PART, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                    else if (some == L::SMALL)
+                        tile_add_as<D, L::SMALL, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
                     else
-                        tile_add_as<D, S::PART, false>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                        tile_add_as<D, L::PART, false>(from + at, ring.pitch, some, x_part, more_a, more_b);
                     a += more_a, b += more_b;
                 }
                 __syncwarp(); /* all lanes have read the slot */
@@ -275,15 +274,17 @@ typedef void (*chain_function)(chain_params);
             chain_kernel<chain_shaped, D, float>                                                             \
     }
 /* [format of the weights][dtype of the cache] */
-static const chain_function kernels[DTYPE_COUNT][DTYPE_COUNT] = {CHAIN(decode_bf16), CHAIN(decode_f16),
-                                                                 CHAIN(decode_f32)};
+static const chain_function kernels[FORMAT_COUNT][DTYPE_COUNT] = {CHAIN(decode_bf16), CHAIN(decode_f16),
+                                                                  CHAIN(decode_f32), /* bf16-packed */ {},
+                                                                  CHAIN(decode_q8_0)};
 
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (int i = 0; i < DTYPE_COUNT * DTYPE_COUNT && !rc && device->bulk_copy; i++)
-        rc = gpuk_prepare("chain", kernels[i / DTYPE_COUNT][i % DTYPE_COUNT],
-                          (size_t)device->shared_bytes_max, err);
+    for (const auto &format : kernels)
+        for (const chain_function kernel : format)
+            if (kernel && !rc && device->bulk_copy)
+                rc = gpuk_prepare("chain", kernel, (size_t)device->shared_bytes_max, err);
     return rc;
 }
 

@@ -6,7 +6,7 @@
 #define HELM_WORKER_GPU_KERNELS_CHAIN_CUH
 
 #include "worker-gpu/kernels/attention_decode.cuh"
-#include "worker-gpu/kernels/linear.cuh"
+#include "worker-gpu/kernels/decode.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
 /* A block's warps: W that compute, P that ask for weights. B: bytes of one row of a tile, which is that of a
@@ -29,8 +29,8 @@ struct alignas(16) chain_weights {
     uint32_t pair_bytes;
     uint32_t end[GPUK_SEGMENTS_MAX]; /* pairs of this and the matrices before it */
     uint32_t chunks, last_bytes;     /* tiles of a row; bytes of the last */
-    uint32_t tile, part;             /* and of the others, in multiples of 512; taken in parts of so many */
-    uint32_t odd;                    /* bit s: the last pair of matrix s has one row */
+    uint32_t tile, part; /* and of the others, in lines of chain_lines; taken in parts of so many */
+    uint32_t odd;        /* bit s: the last pair of matrix s has one row */
     uint32_t start;
     uint32_t whole, extra;          /* pairs of every block; blocks from the start that have one more */
     uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
@@ -261,6 +261,24 @@ static inline uint32_t chain_askers(uint32_t pitch)
 {
     return pitch < 4096 ? chain_shaped::ASKERS : chain_shaped::ASKERS / 2;
 }
+
+/* A line: what a warp reads at once of a row. The bytes of tiles are whole lines, those that registers hold the
+ * same ones in any kernel of the format. */
+struct chain_lines {
+    uint32_t bytes, values; /* 0: no chain takes the format */
+    __host__ __device__ constexpr uint32_t within(uint32_t most) const { return most / bytes * bytes; }
+};
+template <typename D> struct chain_lines_of {
+    static constexpr chain_lines lines = {32 * D::UNIT_BYTES, 32 * D::UNIT_VALUES};
+    static constexpr uint32_t PART = lines.within(chain_shaped::PART), SMALL = lines.within(2048);
+    /* float4s of x that whole units meet */
+    static __device__ __forceinline__ uint32_t quads(uint32_t bytes)
+    {
+        if constexpr (4 * D::UNIT_BYTES % D::UNIT_VALUES == 0)
+            return bytes / (4 * D::UNIT_BYTES / D::UNIT_VALUES);
+        return bytes / D::UNIT_BYTES * (D::UNIT_VALUES / 4);
+    }
+};
 
 static const uint32_t CHAIN_SUMS = 768; /* sums of tiles that wait for the end of their rows */
 

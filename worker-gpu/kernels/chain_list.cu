@@ -9,16 +9,19 @@
 
 static const uint32_t SLOTS_MAX = 64; /* of a ring */
 
-/* Tiles of a row: as few as a tile of so many bytes allows, and all but the last of one size, in units that a
- * warp reads at once. */
-static uint32_t chunks_of(uint32_t row_bytes, uint32_t most)
+template <typename D> static constexpr struct chain_lines lines_of = chain_lines_of<D>::lines;
+static const struct chain_lines lines_by_format[FORMAT_COUNT] = {lines_of<decode_bf16>, lines_of<decode_f16>,
+                                                                 lines_of<decode_f32>, /* bf16-packed */ {},
+                                                                 lines_of<decode_q8_0>};
+
+/* Tiles of a row: as few as a tile of so many bytes allows, and all but the last of one size, in whole lines. */
+static uint32_t chunks_of(const struct chain_lines &lines, uint32_t row_bytes, uint32_t most)
 {
-    return (row_bytes + most - 1) / most;
+    return div_up(row_bytes, lines.within(most));
 }
-static uint32_t tile_of(uint32_t row_bytes, uint32_t most)
+static uint32_t tile_of(const struct chain_lines &lines, uint32_t row_bytes, uint32_t most)
 {
-    const uint32_t chunks = chunks_of(row_bytes, most), units = (row_bytes + 511) / 512;
-    return (units + chunks - 1) / chunks * 512;
+    return div_up(div_up(row_bytes, lines.bytes), chunks_of(lines, row_bytes, most)) * lines.bytes;
 }
 /* Bytes of rows that tiles of at most `pitch` hold, of those they take. */
 static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pitch)
@@ -30,7 +33,8 @@ static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pi
         const uint32_t row_bytes = (uint32_t)tensor_format_row_bytes(a->format, a->cols);
         for (uint32_t s = 0; s < a->segments; s++) {
             rows_bytes += (double)a->segment[s].rows * row_bytes;
-            taken += (double)a->segment[s].rows * chunks_of(row_bytes, pitch) * pitch;
+            taken +=
+                (double)a->segment[s].rows * chunks_of(lines_by_format[a->format], row_bytes, pitch) * pitch;
         }
     }
     return taken > 0 ? rows_bytes / taken : 1;
@@ -50,11 +54,12 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
         const struct gpuk_linear_args *a = &op->linear;
         struct linear_params params;
         if (gpuk_linear_params("chain", a, &params, &unused) || !gpuk_linear_aligned(a)) return 0;
-        if (!tensor_format_is_plain(a->format)) return 0;
+        const struct chain_lines &lines = lines_by_format[a->format];
+        if (!lines.bytes) return 0;
         if (((size_t)a->x | (size_t)a->norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
-        if (chunks_of((uint32_t)params.row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
-        /* x as whole units of a warp */
-        return ((uint32_t)params.row_bytes + 511) / 512 * (a->format == FORMAT_F32 ? 512 : 1024);
+        if (chunks_of(lines, (uint32_t)params.row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
+        /* x as whole lines */
+        return div_up((uint32_t)params.row_bytes, lines.bytes) * lines.values * (uint32_t)sizeof(float);
     }
     if (op->kind != GPUK_CHAIN_ATTENTION) return 0;
     const struct gpuk_attention *a = &op->attention.args;
@@ -105,6 +110,7 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
                                        uint32_t blocks, uint32_t start, uint32_t pitch)
 {
     struct chain_weights w = {};
+    const struct chain_lines &lines = lines_by_format[args->format];
     const uint32_t row_bytes = (uint32_t)p->row_bytes;
     w.pair_bytes = args->swiglu ? row_bytes : 2 * row_bytes;
     for (uint32_t s = 0; s < GPUK_SEGMENTS_MAX; s++) {
@@ -118,10 +124,10 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
     }
     w.to_second =
         args->swiglu ? (uintptr_t)p->segment[1].weight - (uintptr_t)p->segment[0].weight : row_bytes;
-    w.chunks = chunks_of(row_bytes, pitch);
-    w.tile = tile_of(row_bytes, pitch);
+    w.chunks = chunks_of(lines, row_bytes, pitch);
+    w.tile = tile_of(lines, row_bytes, pitch);
     w.last_bytes = row_bytes - (w.chunks - 1) * w.tile;
-    w.part = w.tile % 2048 == 0 ? 2048 : chain_shaped::PART; /* whole parts are quickest */
+    w.part = w.tile % 2048 == 0 ? 2048 : lines.within(chain_shaped::PART); /* whole parts are quickest */
     w.start = start;
     w.whole = p->pairs / blocks;
     w.extra = p->pairs % blocks;
@@ -158,13 +164,15 @@ static bool same_step(const struct gpuk_step *a, const struct gpuk_step *b)
 struct ring_shape {
     uint32_t pitch, slots;
 };
-static struct ring_shape ring_of(const struct gpuk_device *device, const struct gpuk_chain_op *op,
-                                 uint32_t count, uint32_t region, uint32_t norm)
+static struct ring_shape ring_of(const struct gpuk_device *device, const struct chain_lines &lines,
+                                 const struct gpuk_chain_op *op, uint32_t count, uint32_t region,
+                                 uint32_t norm)
 {
     const uint32_t pitches[] = {2048, 2560, chain_shaped::TILE};
     struct ring_shape best = {2048, 0};
     double most = 0;
-    for (const uint32_t pitch : pitches) {
+    for (const uint32_t at_most : pitches) {
+        const uint32_t pitch = lines.within(at_most);
         uint32_t slots =
             device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * chain_shaped::WARPS : SLOTS_MAX;
         if (slots > SLOTS_MAX) slots = SLOTS_MAX;
@@ -215,7 +223,8 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     const bool holds = chain_shared_bytes(2 * chain_shaped::WARPS, 2048, with_held, norm) <=
                        (size_t)device->shared_bytes_max;
     if (holds) region = with_held;
-    const struct ring_shape ring = ring_of(device, op, count, region, norm);
+    if (format < 0) format = FORMAT_BF16; /* none: any kernel will do */
+    const struct ring_shape ring = ring_of(device, lines_by_format[format], op, count, region, norm);
     if (ring.slots == 0)
         return helm_fail(err, HELM_E_UNSUPPORTED, "chain: %u operations take too much shared memory together",
                          count);
@@ -253,7 +262,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     *chain = {};
     chain->list = memory;
     chain->count = count;
-    chain->variant = (format < 0 ? 0 : format) * DTYPE_COUNT + (cache < 0 ? 0 : cache);
+    chain->variant = format * DTYPE_COUNT + (cache < 0 ? 0 : cache);
     chain->warps = chain_shaped::LAUNCHED / 32;
     chain->slots = ring.slots;
     chain->pitch = ring.pitch;

@@ -4,7 +4,7 @@
  * a decoder: schedules move bytes and add up, decoders know formats. To add a format: a decoder here, a line in the
  * files of the schedules that it shall have, its cells in linear.cu. A decoder is a struct of what these ask for:
  *
- *   value                what tensor cores multiply, and gpuk_expand writes: the registry's value dtype
+ *   value                what tensor cores multiply, and gpuk_expand writes: the registry's product dtype
  *   bytes(c)             of a row, in front of column c
  *   number(row, c)       one number                                           any schedule's slowest way, embedding
  *   piece                PIECE_VALUES neighbours, one lane's, from device memory       gemv_plain, gemm_tensor
@@ -22,6 +22,7 @@
 #define HELM_WORKER_GPU_KERNELS_DECODE_CUH
 
 #include "worker-gpu/kernels/decode_plain.cuh"
+#include "worker-gpu/kernels/decode_q8_0.cuh"
 
 typedef decode_plain<__nv_bfloat16> decode_bf16;
 typedef decode_plain<__half> decode_f16;

@@ -3,8 +3,8 @@
  *
  * A warp expands a tile, which its decoder knows how to (D::expand). Nothing is shared between warps; any number of
  * blocks may run. */
+#include "worker-gpu/kernels/decode.cuh"
 #include "worker-gpu/kernels/decode_bf16_packed.cuh"
-#include "worker-gpu/kernels/device.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 #define MIN_BLOCKS 4 /* 1,024 threads */
@@ -75,6 +75,7 @@ static const struct expander *const expanders[FORMAT_COUNT] = {
     nullptr,
     nullptr,
     /* bf16-packed */ &expander_of<decode_bf16_packed>,
+    /* q8_0 */ &expander_of<decode_q8_0>,
 };
 
 extern "C" int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,

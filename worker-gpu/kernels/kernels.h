@@ -141,7 +141,7 @@ static inline size_t gpuk_linear_sums_bytes(uint32_t tokens, uint32_t cols)
     return GPU_LINEAR_SUMS * x < most ? GPU_LINEAR_SUMS * x : x > most ? x : most;
 }
 /* How weights are read. Kernels stand in one table by format and schedule (linear.cu); what has no kernel there
- * is expanded first, to the format's value dtype. */
+ * is expanded first, to the format's product dtype. */
 enum gpuk_schedule {
     GPUK_ONE,   /* one token: gpuk_gemv */
     GPUK_FEW,   /* up to GPUK_BATCH_MAX: gpuk_gemm_small */
@@ -196,7 +196,7 @@ HELM_MUST_CHECK int gpuk_rope_table(const struct gpuk_step *step, uint32_t token
                                     uint32_t head_dim, float scale, float *table, uint32_t flags,
                                     void *stream, struct helm_err *err);
 
-/* Weights of a format that is not plain to those of its value dtype, bit for bit as the registry reads them.
+/* Weights of a format that is not plain to those of its product dtype: as the registry reads them, rounded.
  * format, weight, offset and rows: as in struct gpuk_linear. out: [rows][cols] dense, 16-byte aligned. Bytes are
  * trusted: they must be what the format's write wrote. */
 struct gpuk_expand_part {
@@ -272,7 +272,7 @@ struct gpuk_chain {
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
  * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of
- * one chain have weights of one plain format and caches of one dtype, and attention of one step block. */
+ * one chain have weights of one format and caches of one dtype, and attention of one step block. */
 bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op);
 /* Pieces of a head's context that attention in a chain hands from block to block at most. */
 #define GPUK_CHAIN_PIECES GPU_CHAIN_PIECES

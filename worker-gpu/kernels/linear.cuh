@@ -118,11 +118,11 @@ struct linear_kernel {
     int (*launch)(const struct linear_call &call, struct helm_err *err);
     int (*prepare)(const struct gpuk_device *device, struct helm_err *err);
 };
-extern const struct linear_kernel gemv_plain_bf16, gemv_plain_f16, gemv_plain_f32;
-extern const struct linear_kernel gemv_bulk_bf16, gemv_bulk_f16, gemv_bulk_f32;
+extern const struct linear_kernel gemv_plain_bf16, gemv_plain_f16, gemv_plain_f32, gemv_plain_q8_0;
+extern const struct linear_kernel gemv_bulk_bf16, gemv_bulk_f16, gemv_bulk_f32, gemv_bulk_q8_0;
 extern const struct linear_kernel gemv_groups_bf16_packed;
-extern const struct linear_kernel gemm_plain_bf16, gemm_plain_f16, gemm_plain_f32;
-extern const struct linear_kernel gemm_tensor_bf16, gemm_tensor_f16;
+extern const struct linear_kernel gemm_plain_bf16, gemm_plain_f16, gemm_plain_f32, gemm_plain_q8_0;
+extern const struct linear_kernel gemm_tensor_bf16, gemm_tensor_f16, gemm_tensor_q8_0;
 extern const struct linear_kernel gemm_stream_bf16, gemm_stream_f16;
 
 /* The warps of a block where gemv_bulk streams bf16 of this shape in tiles of 1 KB; else 0. */

@@ -8,6 +8,12 @@ static uint64_t table_bytes(const struct gpu_matrix *m)
     return (packed_offsets_bytes(m->rows) + VRAM_ALIGN - 1) / VRAM_ALIGN * VRAM_ALIGN;
 }
 
+/* Streamed ones of a variable format. */
+static bool has_table(const struct gpu_matrix *m)
+{
+    return m->host && tensor_format_of(gpu_matrix_format(m))->variable;
+}
+
 static uint32_t cells_of(const struct gpu_weights *w)
 {
     return (w->model->config.layers + 1) * TENSOR_ROLE_COUNT;
@@ -29,7 +35,7 @@ void gpu_expand_plan(const struct gpu_weights *w, const struct ring_schedule *ri
     expand->slice_bytes = (expand->slice_bytes + VRAM_ALIGN - 1) / VRAM_ALIGN * VRAM_ALIGN;
     expand->bytes = expand->slice_bytes;
     for (uint32_t i = 0; i < cells_of(w); i++)
-        if (w->matrix[i].packed && w->matrix[i].host) expand->bytes += table_bytes(&w->matrix[i]);
+        if (has_table(&w->matrix[i])) expand->bytes += table_bytes(&w->matrix[i]);
 }
 
 /* The CPU worker wrote it; what it says decides where copies read. */
@@ -58,7 +64,7 @@ int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu_weights *w, str
     if (!expand->bytes) return 0;
     for (uint32_t i = 0; i < cells_of(w) && !rc; i++) {
         struct gpu_matrix *m = &w->matrix[i];
-        if (!m->packed || !m->host) continue;
+        if (!has_table(m)) continue;
         rc = check_table(m, err);
         if (!rc)
             rc = device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, expand->memory + at, m->offset,
@@ -76,7 +82,7 @@ void gpu_expand_pretend(struct gpu_expand *expand, struct gpu_weights *w, char *
     uint64_t at = expand->slice_bytes;
     expand->memory = memory;
     for (uint32_t i = 0; i < cells_of(w); i++) {
-        if (!w->matrix[i].packed || !w->matrix[i].host) continue;
+        if (!has_table(&w->matrix[i])) continue;
         w->matrix[i].offset_device = (const uint32_t *)(memory + at);
         at += table_bytes(&w->matrix[i]);
     }

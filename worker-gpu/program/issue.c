@@ -11,12 +11,12 @@ static bool is_copy(const struct gpu_entry *e)
     return queue == OP_QUEUE_EITHER ? e->supply.queue == DEVICE_COPY : queue == OP_QUEUE_LINK;
 }
 
-/* What a program that runs alone leaves out: hand-overs, and what trusts the bytes that come from elsewhere.
- * Weights that are no plain numbers are trusted too. */
+/* What a program that runs alone leaves out: hand-overs, and what trusts the bytes that come from elsewhere,
+ * weights among them. */
 static bool is_between_others(const struct gpu_source *s, const struct gpu_entry *e)
 {
     if (e->op.kind == OP_WORD_WRITE) return e->op.as.word.word != s->end;
-    return op_traits_of(e->op.kind)->outer || gpu_entry_decodes(e);
+    return op_traits_of(e->op.kind)->outer || gpu_entry_trusts(e);
 }
 
 /* What an entry is issued for. */

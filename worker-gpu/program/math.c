@@ -193,7 +193,7 @@ static void make_matmul(struct lowering *low, const struct making *m)
             struct op *op = add_op(low, m);
             op->workspace = b->matmul_work;
             last = &op->as.matmul;
-            *last = (struct op_matmul){.dtype = tensor_format_value(m->piece->format),
+            *last = (struct op_matmul){.dtype = tensor_format_product(m->piece->format),
                                        .out_dtype = out.dtype,
                                        .rows = p->rows,
                                        .cols = cols,
@@ -448,7 +448,7 @@ static enum dtype unit_dtype(struct lowering *low, uint32_t unit)
     for (uint32_t i = 0; i < part->ops; i++)
         for (uint32_t w = 0; w < part->op[i].weights; w++) {
             const struct gpu_matrix *m = gpu_matrix_of(low->source->weights, part->op[i].weight[w], layer);
-            const enum dtype value = tensor_format_value(gpu_matrix_format(m));
+            const enum dtype value = tensor_format_product(gpu_matrix_format(m));
             if (any && value != dtype && !low->rc)
                 low->rc =
                     helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: its matrices have two dtypes", layer);

@@ -63,10 +63,10 @@ struct gpu_entry *lower_add(struct lowering *low, enum op_kind kind, int32_t lay
     return e;
 }
 
-bool gpu_entry_decodes(const struct gpu_entry *e)
+bool gpu_entry_trusts(const struct gpu_entry *e)
 {
     const bool linear = e->op.kind == OP_GEMV || e->op.kind == OP_GEMM_SMALL;
-    return linear && !tensor_format_is_plain(e->op.as.linear.format);
+    return linear && tensor_format_of(e->op.as.linear.format)->variable;
 }
 
 static void add_word(struct lowering *low, enum op_kind kind, _Atomic uint32_t *word, uint32_t value,

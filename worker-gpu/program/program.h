@@ -111,8 +111,8 @@ struct gpu_entry {
     uint32_t group;     /* GEMM_SMALL of the head in a chunk: which 16 samples */
     uint32_t sub;
 };
-/* Whether it decodes its weights while it multiplies by them: their format is not plain. */
-bool gpu_entry_decodes(const struct gpu_entry *entry);
+/* Whether it multiplies by weights of a variable format as they are: it trusts their bytes. */
+bool gpu_entry_trusts(const struct gpu_entry *entry);
 
 /* Events by number. Of a program: a few of its own, then arrival and use of each slice of the longest
  * schedule. Crossing ones, between programs: arrival of each slice of the prefix; what a tail waits for, in

@@ -47,10 +47,15 @@ static struct ring_slice *add_slice(struct cutting *c)
     return slice;
 }
 
-/* Where a part's groups are from the matrix's first on, and their bytes; before they are there: at most. */
-static void place_packed(const struct gpu_weights *w, const struct gpu_matrix *m, struct ring_part *part,
-                         uint64_t *from, uint64_t *bytes)
+/* Where a part's rows are from the matrix's first on, and their bytes: of a variable format its groups', and
+ * before they are there at most. */
+static void place_part(const struct gpu_weights *w, const struct gpu_matrix *m, struct ring_part *part,
+                       uint64_t *from, uint64_t *bytes)
 {
+    const enum tensor_format format = gpu_matrix_format(m);
+    *from = part->row * tensor_format_row_bytes(format, m->cols);
+    *bytes = part->rows * tensor_format_row_bytes(format, m->cols);
+    if (!tensor_format_of(format)->variable) return;
     uint32_t first = part->row / PACKED_ROWS, end = packed_groups(part->row + part->rows);
     part->offset = m->offset_device ? m->offset_device + first : NULL;
     if (m->offset && (!m->host || w->offsets_known)) {
@@ -72,21 +77,28 @@ static const struct gpu_matrix *matrix_of(const struct cutting *c, uint32_t unit
                          ring_layer_of(model, unit));
 }
 
+/* Of what a chunk multiplies by. */
+static uint64_t expanded_row_bytes(const struct gpu_matrix *m)
+{
+    return m->cols * dtype_bytes(tensor_format_product(gpu_matrix_format(m)));
+}
+
 static void add_part(const struct cutting *c, struct ring_slice *slice, uint32_t weight, uint32_t row,
                      uint32_t rows)
 {
     const struct gpu_matrix *m = matrix_of(c, slice->unit, slice->op, weight);
-    uint64_t row_bytes = m->cols * dtype_bytes(m->dtype), from = row * row_bytes, bytes = rows * row_bytes;
+    const enum tensor_format format = gpu_matrix_format(m);
     struct ring_part *part = &slice->part[slice->part_count++];
-    c->schedule->weight_bytes += bytes;
+    uint64_t from, bytes;
+    c->schedule->weight_bytes += rows * tensor_format_row_bytes(format, m->cols);
     *part = (struct ring_part){.weight = weight,
                                .row = row,
                                .rows = rows,
                                .at = round_up(slice->bytes, RING_ALIGN)};
-    if (m->packed) {
+    place_part(c->weights, m, part, &from, &bytes);
+    if (!tensor_format_is_plain(format)) {
         part->out = round_up(slice->expanded, RING_ALIGN);
-        slice->expanded = part->out + bytes;
-        place_packed(c->weights, m, part, &from, &bytes);
+        slice->expanded = part->out + rows * expanded_row_bytes(m);
     }
     const char *first = m->host ? m->host : m->data;
     part->from = first ? first + from : NULL;
@@ -121,11 +133,12 @@ static int choose_rows(const struct cutting *c, uint32_t unit, uint32_t op, uint
     *rows = 0;
     for (uint32_t w = 0; w < math->weights; w++) {
         const struct gpu_matrix *m = matrix_of(c, unit, op, w);
-        if (!m->host && !m->packed)
+        const bool is_plain = tensor_format_is_plain(gpu_matrix_format(m));
+        if (!m->host && is_plain)
             return helm_fail(c->err, HELM_E_INTERNAL, "layer %d: weights %d are not in the arena",
                              ring_layer_of(c->weights->model, unit), (int)math->weight[w]);
-        uint64_t bytes = m->cols * dtype_bytes(m->dtype);
-        if (m->packed) most = RING_PACKED_SLICE_BYTES;
+        uint64_t bytes = expanded_row_bytes(m);
+        if (!is_plain) most = RING_PACKED_SLICE_BYTES;
         *rows = math->swiglu ? m->rows : *rows + m->rows;
         row_bytes = math->swiglu ? row_bytes + bytes : bytes;
     }
@@ -274,10 +287,12 @@ int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32
     return rc;
 }
 
-/* All matrices of a unit lie the same way: the first one's says how. */
-static bool is_home_packed(const struct gpu_weights *weights, const struct math_op *math, int32_t layer)
+/* Whether it lies in VRAM in a format that some step expands. All matrices of a unit lie the same way: the
+ * first one's says how. */
+static bool is_expanded(const struct gpu_weights *weights, const struct math_op *math, int32_t layer)
 {
-    return gpu_matrix_is_home_packed(gpu_matrix_of(weights, math->weight[0], layer));
+    const struct gpu_matrix *m = gpu_matrix_of(weights, math->weight[0], layer);
+    return !m->host && !tensor_format_is_plain(gpu_matrix_format(m));
 }
 
 /* Nothing limits these but the place where they are expanded. */
@@ -289,9 +304,9 @@ int ring_plan_home(const struct gpu_weights *weights, const struct plan *plan, s
     int rc = 0;
     memset(schedule, 0, sizeof *schedule);
     for (uint32_t u = 0; u < units && !rc; u++)
-        if (is_home_packed(weights, &model_unit_math(weights->model, u)->op[0], (int32_t)unit_layer(u)))
+        if (is_expanded(weights, &model_unit_math(weights->model, u)->op[0], (int32_t)unit_layer(u)))
             rc = cut_unit(&c, u);
-    if (!rc && is_home_packed(weights, &weights->model->math.head, -1)) rc = cut_operation(&c, units, 0);
+    if (!rc && is_expanded(weights, &weights->model->math.head, -1)) rc = cut_operation(&c, units, 0);
     if (rc) ring_free(schedule);
     return rc;
 }

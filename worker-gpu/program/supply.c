@@ -86,7 +86,7 @@ static void take_expanded(const struct lowering *low, const struct ring_slice *s
         piece->part[i].data = low->source->expanded + slice->part[i].out;
         piece->part[i].offset = NULL;
     }
-    piece->format = tensor_format_plain(tensor_format_value(piece->format));
+    piece->format = tensor_format_plain(tensor_format_product(piece->format));
 }
 
 bool lower_reads(const struct lowering *low, const struct math_op *math, const struct piece *piece,

@@ -26,7 +26,8 @@ static bool in_bulk(const void *at)
 static bool takes_linear(const struct gpuk_linear_args *a)
 {
     bool ok = a->segments >= 1 && a->segments <= GPUK_SEGMENTS_MAX && in_bulk(a->x) && in_bulk(a->norm) &&
-              tensor_format_is_plain(a->format) && tensor_format_row_bytes(a->format, a->cols) % BULK == 0;
+              !tensor_format_of(a->format)->variable &&
+              tensor_format_row_bytes(a->format, a->cols) % BULK == 0;
     for (uint32_t s = 0; s < a->segments && ok; s++) ok = in_bulk(a->segment[s].weight);
     return ok;
 }

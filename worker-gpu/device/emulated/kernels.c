@@ -79,10 +79,22 @@ static bool multiply(struct emulated_math *math, const struct product *p)
 
 /* ---- linears of decode ---- */
 
-/* Packed weights to plain ones. */
-static void expand_part(struct emulated_math *math, const struct gpuk_expand_part *p)
+/* Weights of a format that is not plain to single numbers: packed ones to bf16, others to `dtype`. */
+static void expand_part(struct emulated_math *math, const struct gpuk_expand_part *p, enum dtype dtype)
 {
     const char *packed = p->weight;
+    const struct tensor_matrix blocks = {.format = p->format,
+                                         .data = p->weight,
+                                         .bytes = tensor_format_bytes(p->format, p->rows, p->cols),
+                                         .rows = p->rows,
+                                         .cols = p->cols};
+    const bool in_groups = tensor_format_of(p->format)->variable;
+    float *row = emulated_scratch(math, SCRATCH_GEMM, p->cols * sizeof *row);
+    for (uint32_t r = 0; r < p->rows && row && !in_groups; r++) {
+        if (tensor_format_read_row(&blocks, r, row, NULL)) math->broken = "weights of no such format";
+        emulated_store(math, p->out, (size_t)r * p->cols, dtype, row, p->cols);
+    }
+    if (!in_groups) return;
     uint16_t *out = p->out;
     for (uint32_t g = 0; g < packed_groups(p->rows); g++) {
         uint32_t values = packed_group_values(p->rows, p->cols, g);
@@ -106,7 +118,7 @@ static const void *weight_of(struct emulated_math *math, const struct gpuk_linea
                                           .out = out,
                                           .rows = g->rows,
                                           .cols = a->cols};
-    if (out) expand_part(math, &part);
+    if (out) expand_part(math, &part, tensor_format_value(a->format));
     return out;
 }
 
@@ -198,7 +210,8 @@ static void run_add_bias(struct emulated_math *math, const struct op *op)
 static void run_expand(struct emulated_math *math, const struct op *op)
 {
     const struct op_expand *c = &op->as.expand;
-    for (uint32_t i = 0; i < c->parts; i++) expand_part(math, &c->part[i]);
+    for (uint32_t i = 0; i < c->parts; i++)
+        expand_part(math, &c->part[i], tensor_format_product(c->part[i].format));
 }
 
 /* ---- row by row ---- */
@@ -243,14 +256,17 @@ static void run_swiglu(struct emulated_math *math, const struct op *op)
 
 static void run_embed(struct emulated_math *math, const struct op *op)
 {
+    (void)math;
     const struct op_embed *c = &op->as.embed;
     for (uint32_t t = 0, n = emulated_count(c->step.counts, op->tokens); t < n; t++) {
         float *x = c->x + (size_t)t * c->hidden;
         uint32_t id = c->step.token_id[t];
-        if (id < c->vocab)
-            math->vector->load(x, (const char *)c->table + id * tensor_format_row_bytes(c->format, c->hidden),
-                               tensor_format_value(c->format), c->hidden);
-        else
+        const struct tensor_matrix table = {.format = c->format,
+                                            .data = c->table,
+                                            .bytes = tensor_format_bytes(c->format, c->vocab, c->hidden),
+                                            .rows = c->vocab,
+                                            .cols = c->hidden};
+        if (id >= c->vocab || tensor_format_read_row(&table, id, x, NULL))
             for (uint32_t i = 0; i < c->hidden; i++) x[i] = NAN;
     }
 }
@@ -303,12 +319,14 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_EXPAND] = run_expand,
 };
 
-/* Packed weights by one token only, and narrower ones than a GPU's kernel has, so that small models have some
- * that are taken and some that are not. */
+/* As the table of linear.cu: blocks by one and few tokens; packed weights by one token only, and narrower ones
+ * than a GPU's kernel has, so that small models have some that are taken and some that are not. */
 static bool linear_takes(struct device *d, const struct gpuk_linear_args *args, enum gpuk_schedule schedule)
 {
     (void)d;
-    return tensor_format_is_plain(args->format) || (schedule == GPUK_ONE && args->cols % 256 == 0);
+    if (tensor_format_is_plain(args->format)) return true;
+    if (!tensor_format_of(args->format)->variable) return schedule != GPUK_CHUNK;
+    return schedule == GPUK_ONE && args->cols % 256 == 0;
 }
 
 static int check_expand(const struct op_expand *expand, struct helm_err *err)
@@ -317,7 +335,7 @@ static int check_expand(const struct op_expand *expand, struct helm_err *err)
         return helm_fail(err, HELM_E_LIMIT, "%u parts are expanded at once, at most %d can be", expand->parts,
                          GPUK_EXPAND_PARTS_MAX);
     for (uint32_t i = 0; i < expand->parts; i++)
-        if (expand->part[i].format != FORMAT_BF16_PACKED)
+        if (tensor_format_is_plain(expand->part[i].format))
             return helm_fail(err, HELM_E_UNSUPPORTED, "weights of %s are not expanded",
                              tensor_format_name(expand->part[i].format));
     return 0;
@@ -339,7 +357,7 @@ static int check(struct device *d, const struct op *op, struct helm_err *err)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: %u columns of %s", op_name(op->kind), linear->cols,
                          tensor_format_name(linear->format));
     case OP_EMBED:
-        if (tensor_format_is_plain(op->as.embed.format)) return 0;
+        if (!tensor_format_of(op->as.embed.format)->variable) return 0;
         return helm_fail(err, HELM_E_UNSUPPORTED, "embed: a table of %s",
                          tensor_format_name(op->as.embed.format));
     case OP_MATMUL:
