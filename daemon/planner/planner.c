@@ -244,10 +244,7 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
 static int take_formats(const struct planner_request *r, struct plan *plan, struct helm_err *err)
 {
     if (!plan->format) return 0;
-    if (!r->wish.pack) {
-        plan->pack_gpu_bytes = 0;
-        return plan_formats_clear(plan, err);
-    }
+    if (!r->wish.pack) return plan_formats_clear(plan, err);
     if (r->wish.pack_cpu || !packed_on_cpu(plan)) return 0;
     log_warn("'format' of the plan: this processor has no kernels for packed weights; the CPU computes with "
              "them as they are in the file");
@@ -273,6 +270,8 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     if (rc) goto out;
     rc = check_ring(&m, plan, err);
     if (!rc) rc = formats_check(&m.c, plan, err);
+    if (!rc && plan->placement && (rc = placement_check(r.model, plan, err)))
+        helm_err_prefix(err, "where a plan has no 'placements' they are made anew");
     if (rc) goto out;
     analyse_fill_stages(&m.table, plan);
     rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);
