@@ -10,7 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/base/cpu.h"
 #include "common/base/file.h"
 #include "common/formats/packed.h"
 #include "tests/written_formats.h"
@@ -25,7 +24,6 @@ struct bench {
     struct plan_stage stages[UNITS];
     enum tensor_format format[UNITS + 2];
     struct arena arena;
-    struct kernel_set kernels;
     struct pool *pool;
     struct weights weights;
     _Atomic uint64_t done;
@@ -70,9 +68,6 @@ static void bench_open(struct bench *b, bool pack)
     assert_int_equal(placement_make(&b->model, NULL, &b->plan, &err), 0);
     assert_int_equal(weights_plan(&b->model, &b->plan, &b->weights, &err), 0);
     open_arena(b);
-    assert_int_equal(kernel_set_choose(cpu_features() & ~(unsigned)CPU_AMX_BF16, NULL, DTYPE_F16, &b->kernels,
-                                       &err),
-                     0);
     assert_int_equal(pool_create(3, NULL, 0, &b->pool, &err), 0);
 }
 
@@ -80,7 +75,6 @@ static int load(struct bench *b, bool ready, struct helm_err *err)
 {
     b->done = 0;
     const struct weights_loading loading = {.arena = &b->arena,
-                                            .kernels = &b->kernels,
                                             .pool = b->pool,
                                             .ready = ready,
                                             .bytes_done = &b->done,
