@@ -33,8 +33,7 @@ int model_shards_read_rows(const struct model_shards *shards, const struct model
 {
     const struct model_tensor *t = what->tensor;
     const uint64_t row_bytes = tensor_format_row_bytes(t->format, t->cols), bytes = what->rows * row_bytes;
-    if (what->format == t->format)
-        return model_shards_read(shards, t, what->row * row_bytes, bytes, to, err);
+    if (what->format == t->format) return model_shards_read(shards, t, what->row * row_bytes, bytes, to, err);
     struct tensor_rows rows = {.from = t->format,
                                .to = what->format,
                                .rows = what->rows,

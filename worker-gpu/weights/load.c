@@ -288,8 +288,8 @@ static int cut_pieces(struct load_job *job, struct helm_err *err)
     return 0;
 }
 
-static int load_matrices(struct gpu_weights *w, const struct model_shards *shards, uint32_t threads, _Atomic uint64_t *bytes_done,
-                         const _Atomic bool *cancel, struct helm_err *err)
+static int load_matrices(struct gpu_weights *w, const struct model_shards *shards, uint32_t threads,
+                         _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
 {
     struct load_job job = {.w = w,
                            .shards = *shards,

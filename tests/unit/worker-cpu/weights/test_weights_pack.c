@@ -74,11 +74,8 @@ static void bench_open(struct bench *b, bool pack)
 static int load(struct bench *b, bool ready, struct helm_err *err)
 {
     b->done = 0;
-    const struct weights_loading loading = {.arena = &b->arena,
-                                            .pool = b->pool,
-                                            .ready = ready,
-                                            .bytes_done = &b->done,
-                                            .cancel = &b->cancel};
+    const struct weights_loading loading = {
+        .arena = &b->arena, .pool = b->pool, .ready = ready, .bytes_done = &b->done, .cancel = &b->cancel};
     return weights_load(&b->weights, &loading, err);
 }
 
