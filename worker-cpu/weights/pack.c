@@ -8,36 +8,33 @@
 #include "common/formats/packed.h"
 #include "worker-cpu/weights/weights.h"
 
-static int pack_group(const struct weights_packing *p, uint32_t group, uint16_t *value, struct helm_err *err)
+int weights_pack(const struct weights_loading *l, const struct model_shards *shards,
+                 const struct model_tensor *t, void *to, struct helm_err *err)
 {
-    const struct model_tensor *t = p->tensor;
-    const struct weights_loading *l = p->loading;
-    const uint32_t rows = (uint32_t)t->rows, cols = (uint32_t)t->cols,
-                   values = packed_group_values(rows, cols, group);
-    const uint64_t bytes = (uint64_t)values * sizeof *value,
-                   from = (uint64_t)group * PACKED_ROWS * cols * sizeof *value;
-    uint32_t *offset = p->to;
-    struct packed_measure measure;
-    if (l->cancel && atomic_load_explicit(l->cancel, memory_order_relaxed))
-        return helm_fail(err, HELM_E_CANCELLED, "loading was cancelled");
-    int rc = model_shards_read(p->shards, t, from, bytes, value, err);
-    if (rc) return rc;
-    packed_measure(value, values, &measure);
-    offset[group + 1] = offset[group] + measure.bytes / PACKED_ALIGN;
-    char *groups = (char *)p->to + packed_groups_at(rows);
-    rc = packed_write(&measure, value, values, groups + packed_at(offset, group), err);
-    if (rc) return helm_err_prefix(err, "%s", t->name), rc;
-    if (l->bytes_done) atomic_fetch_add_explicit(l->bytes_done, bytes, memory_order_relaxed);
-    return 0;
-}
-
-int weights_pack(const struct weights_packing *p, struct helm_err *err)
-{
-    const struct model_tensor *t = p->tensor;
-    uint16_t *value = malloc(PACKED_ROWS * (size_t)t->cols * sizeof *value);
+    const uint32_t rows = (uint32_t)t->rows, cols = (uint32_t)t->cols;
+    uint16_t *value = malloc(packed_group_values(rows, cols, 0) * sizeof *value);
     int rc = value ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to pack %s", t->name);
-    *(uint32_t *)p->to = 0;
-    for (uint32_t g = 0; g < packed_groups((uint32_t)t->rows) && !rc; g++) rc = pack_group(p, g, value, err);
+    uint32_t *offset = to;
+    char *groups = (char *)to + packed_groups_at(rows);
+    offset[0] = 0;
+    for (uint32_t g = 0; g < packed_groups(rows) && !rc; g++) {
+        const uint32_t values = packed_group_values(rows, cols, g);
+        const struct model_rows all = {.tensor = t,
+                                       .row = g * PACKED_ROWS,
+                                       .rows = values / cols,
+                                       .format = t->format};
+        struct packed_measure measure;
+        if (l->cancel && atomic_load_explicit(l->cancel, memory_order_relaxed))
+            rc = helm_fail(err, HELM_E_CANCELLED, "loading was cancelled");
+        if (!rc) rc = model_shards_read_rows(shards, &all, value, err);
+        if (rc) break;
+        packed_measure(value, values, &measure);
+        offset[g + 1] = offset[g] + measure.bytes / PACKED_ALIGN;
+        rc = packed_write(&measure, value, values, groups + packed_at(offset, g), err);
+        if (rc) helm_err_prefix(err, "%s", t->name);
+        if (l->bytes_done)
+            atomic_fetch_add_explicit(l->bytes_done, values * sizeof *value, memory_order_relaxed);
+    }
     free(value);
     return rc;
 }

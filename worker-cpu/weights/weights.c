@@ -214,14 +214,10 @@ static void pack_matrix(void *ctx, uint32_t chunk, uint32_t thread)
     (void)thread;
     struct weights_job *job = ctx;
     const struct placement *p = &job->w->host.place[chunk];
-    const struct model_tensor *t = placement_tensor(job->w->model, p);
-    const struct weights_packing packing = {.loading = job->loading,
-                                            .tensor = t,
-                                            .shards = &job->shards,
-                                            .to = job->region + p->offset};
     struct helm_err err = {0};
     if (p->format != FORMAT_BF16_PACKED || atomic_load_explicit(&job->failed, memory_order_relaxed)) return;
-    int rc = weights_pack(&packing, &err);
+    int rc = weights_pack(job->loading, &job->shards, placement_tensor(job->w->model, p),
+                          job->region + p->offset, &err);
     if (rc) job_fail(job, rc, &err);
 }
 

@@ -57,14 +57,9 @@ void weights_free(struct weights *weights);
 
 /* ---- weights/pack.c, for weights.c ---- */
 
-/* Reads and packs one matrix. */
-struct weights_packing {
-    const struct weights_loading *loading;
-    const struct model_tensor *tensor;
-    const struct model_shards *shards;
-    void *to; /* its place */
-};
-HELM_MUST_CHECK int weights_pack(const struct weights_packing *packing, struct helm_err *err);
+/* Reads one matrix and packs it into its place. */
+HELM_MUST_CHECK int weights_pack(const struct weights_loading *loading, const struct model_shards *shards,
+                                 const struct model_tensor *tensor, void *to, struct helm_err *err);
 /* What they have come to, whoever packed them. */
 void weights_count_packed(struct weights *weights, const char *region);
 
