@@ -187,6 +187,23 @@ static void what_is_there_is_left_alone(void **state)
     bench_close(&b);
 }
 
+static void without_placements_nothing_is_planned(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct weights w;
+    struct helm_err err = {0};
+    bench_open(&b, false);
+    b.plan.placement[0].bytes--;
+    assert_int_equal(weights_plan(&b.model, &b.plan, &w, &err), HELM_E_MISMATCH);
+    assert_non_null(strstr(err.text, "placements: model.embed_tokens.weight has "));
+    struct plan without = b.plan;
+    without.placement = NULL;
+    without.placement_count = 0;
+    assert_int_equal(weights_plan(&b.model, &without, &w, &err), HELM_E_FORMAT);
+    bench_close(&b);
+}
+
 static void loading_can_be_cancelled_and_can_fail(void **state)
 {
     (void)state;
@@ -251,6 +268,7 @@ int main(void)
         cmocka_unit_test(packed_and_plain_lie_side_by_side),
         cmocka_unit_test(what_is_there_is_left_alone),
         cmocka_unit_test(other_formats_are_converted),
+        cmocka_unit_test(without_placements_nothing_is_planned),
         cmocka_unit_test(loading_can_be_cancelled_and_can_fail),
     };
     return cmocka_run_group_tests_name("worker-cpu/weights_pack", tests, NULL, NULL);
