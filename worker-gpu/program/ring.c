@@ -287,12 +287,13 @@ int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32
     return rc;
 }
 
-/* Whether it lies in VRAM in a format that some step expands. All matrices of a unit lie the same way: the
- * first one's says how. */
+/* Whether it lies in VRAM in a format that some step expands; for the head, of which few rows are wanted, that
+ * is one of variable size. All matrices of a unit lie the same way: the first one's says how. */
 static bool is_expanded(const struct gpu_weights *weights, const struct math_op *math, int32_t layer)
 {
     const struct gpu_matrix *m = gpu_matrix_of(weights, math->weight[0], layer);
-    return !m->host && !tensor_format_is_plain(gpu_matrix_format(m));
+    const enum tensor_format format = gpu_matrix_format(m);
+    return !m->host && (layer < 0 ? tensor_format_of(format)->variable : !tensor_format_is_plain(format));
 }
 
 /* Nothing limits these but the place where they are expanded. */
