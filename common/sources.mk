@@ -20,8 +20,6 @@ COMMON_SRC := \
   common/formats/q8_0.c \
   common/formats/tensor_format.c \
   common/plan/home.c \
-  common/plan/plan.c \
-  common/plan/plan_json.c \
   common/sampling/changes.c \
   common/sampling/cut.c \
   common/sampling/pass.c \
@@ -39,7 +37,9 @@ MODEL_SRC := \
   common/model/rope_config.c \
   common/model/safetensors.c \
   common/model/unit.c \
-  common/plan/host_weights.c \
+  common/plan/placement.c \
+  common/plan/plan.c \
+  common/plan/plan_json.c \
   common/plan/workspace.c \
   common/program/op.c
 

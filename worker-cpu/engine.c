@@ -191,13 +191,18 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     struct engine_report *report = &engine->base.report;
     struct doorbell *bell = &arena_control_of(engine->base.arena)->weights_bell;
     bool ready = o->weights_ready && o->weights_ready == engine->weights.digest;
-    atomic_store(&engine->base.bytes_total, ready ? 0 : engine->weights.host.matrix_bytes);
+    atomic_store(&engine->base.bytes_total, ready ? 0 : engine->weights.matrix_bytes);
     if (!ready) doorbell_ring(bell, 0); /* whatever another worker left here is about to change */
-    int rc = weights_load(&engine->weights, engine->base.arena, &engine->kernels, engine->pool, ready,
-                          &engine->base.bytes_done, &engine->base.cancel, err);
+    const struct weights_loading loading = {.arena = engine->base.arena,
+                                            .kernels = &engine->kernels,
+                                            .pool = engine->pool,
+                                            .ready = ready,
+                                            .bytes_done = &engine->base.bytes_done,
+                                            .cancel = &engine->base.cancel};
+    int rc = weights_load(&engine->weights, &loading, err);
     if (rc) return rc;
     report->loaded = !ready;
-    report->weight_bytes = engine->weights.host.matrix_bytes;
+    report->weight_bytes = engine->weights.matrix_bytes;
     report->weights_digest = engine->weights.digest;
     report->huge_bytes += engine->weights.huge_bytes;
     report->small_bytes += engine->weights.small_bytes;

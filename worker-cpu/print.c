@@ -69,6 +69,7 @@ int print_plan(const char *folder, const struct plan *plan, uint32_t threads, co
     int rc = model_read(folder, &engine->model, err);
     if (!rc) rc = engine_check_plan(plan, &engine->model.config, err);
     if (!rc) rc = plan_copy(plan, &engine->plan, err);
+    if (!rc && !plan->placement) rc = placement_make(&engine->model, NULL, &engine->plan, err);
     if (!rc) rc = print_engine(engine, folder, threads, kernels, out, err);
     engine_free(engine);
     free(engine);

@@ -8,7 +8,7 @@
 
 #include "client/cli/query.h"
 #include "common/base/json.h"
-#include "common/plan/plan.h"
+#include "common/plan/placement.h"
 #include "common/base/units.h"
 
 #define STEPS_SHOWN 6 /* kinds of steps, the most frequent ones */
@@ -70,7 +70,7 @@ static int stages_table(const struct plan *plan, struct cli_text *out, struct he
     if (rc == 0 && (packed || head))
         rc = cli_text_printf(out, err, "\npacked in VRAM: %u of its half layers, in order%s, in %s at most",
                              packed, head ? ", and the head" : "",
-                             units_format_size(plan->pack_gpu_bytes, text));
+                             units_format_size(placements_in(plan, PLAN_VRAM0).varying, text));
     if (rc == 0) rc = cli_text_add(out, "\n", 1, err);
     for (uint32_t phase = 0; rc == 0 && phase < plan_phase_count(plan); phase++)
         rc = phase_table(plan, phase, out, err);

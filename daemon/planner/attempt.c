@@ -133,7 +133,6 @@ static int apply(const struct making *m, const struct search_found *found, struc
     plan->embed = found->embed;
     plan->head = found->head;
     plan->ring_bytes = found->ring_bytes;
-    plan->pack_gpu_bytes = 0; /* the ledger's to say */
     plan->step_tokens = m->wish.step_tokens;
     int rc = plan_formats_clear(plan, err);
     if (!rc && m->wish.pack_gpu)
@@ -204,6 +203,12 @@ int attempt_price(const struct making *m, uint32_t ctx, const enum tensor_format
 /* What a search takes to lie packed in VRAM: nothing; all that can be; that too, but at the prices of plain
  * weights, as if nearly all could be made plain again. */
 enum packing { PACKING_NONE, PACKING_ALL, PACKING_UNPRICED };
+struct trying {
+    enum search_strategy strategy;
+    bool device;
+    uint32_t ctx;
+    enum packing packing;
+};
 
 static int price_decode(const struct making *m, uint32_t ctx, enum packing packing, struct cost_table *prices,
                         struct helm_err *err)
@@ -251,10 +256,12 @@ static uint64_t excess(const struct ledger *ledger)
 /* The best plan with one context and its smallest pool, all that can be packed in VRAM or nothing. Wishes for
  * long prompts are given up where nothing fits with them, and where the plan that was found does without:
  * first long chunks, then the ring. */
-static int attempt_packing(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
-                           enum packing packing, struct plan *plan, struct attempt *attempt,
-                           struct helm_err *err)
+static int attempt_packing(struct making *m, const struct trying *t, struct plan *plan,
+                           struct attempt *attempt, struct helm_err *err)
 {
+    const enum search_strategy strategy = t->strategy;
+    const uint32_t ctx = t->ctx;
+    const bool device = t->device;
     bool stated = m->r->wish.step_tokens != 0, streams = strategy == SEARCH_BEST || strategy == SEARCH_STREAM;
     struct memory_wish wish = {.ctx = ctx,
                                .pages = ledger_least_pages(&m->c, ctx),
@@ -266,12 +273,12 @@ static int attempt_packing(struct making *m, enum search_strategy strategy, bool
     *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
     m->wish.step_tokens = stated ? m->r->wish.step_tokens : LEDGER_STEP_TOKENS;
     m->wish.pack_cpu = packs_for_cpu(m, strategy, device);
-    m->wish.pack_gpu = packing != PACKING_NONE;
+    m->wish.pack_gpu = t->packing != PACKING_NONE;
     int rc = 0;
     if (!stated && device && streams)
         rc = prefill_step_tokens(&m->c, m->r->profile, ctx, &m->wish.step_tokens, err);
     if (rc) return rc;
-    rc = price_decode(m, ctx, packing, &prices, err);
+    rc = price_decode(m, ctx, t->packing, &prices, err);
     if (rc) return rc;
     for (uint32_t tries = 0; !rc && tries < TIGHTEN_MAX; tries++) {
         bool longer = !stated && m->wish.step_tokens > LEDGER_STEP_TOKENS;
@@ -322,13 +329,14 @@ static bool better(const struct attempt *b, const struct attempt *a)
 }
 
 /* A plan with weights packed in VRAM in the place of this one, if that is better. */
-static int try_packed(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
-                      enum packing packing, struct plan *plan, struct attempt *attempt, struct helm_err *err)
+static int try_packed(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
+                      struct helm_err *err)
 {
     struct plan packed = {0};
     struct attempt other;
-    int rc = attempt_packing(m, strategy, device, ctx, packing, &packed, &other, err);
-    if (!rc && other.fits) rc = packed_choose(m, ctx, strategy == SEARCH_BEST, &packed, &other.seconds, err);
+    int rc = attempt_packing(m, t, &packed, &other, err);
+    if (!rc && other.fits)
+        rc = packed_choose(m, t->ctx, t->strategy == SEARCH_BEST, &packed, &other.seconds, err);
     if (!rc && better(&other, attempt)) {
         struct plan worse = *plan;
         *plan = packed;
@@ -343,15 +351,18 @@ static int try_packed(struct making *m, enum search_strategy strategy, bool devi
 static int attempt_vram(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
                         struct plan *plan, struct attempt *attempt, struct helm_err *err)
 {
-    int rc = attempt_packing(m, strategy, device, ctx, PACKING_NONE, plan, attempt, err);
+    struct trying t = {.strategy = strategy, .device = device, .ctx = ctx, .packing = PACKING_NONE};
+    int rc = attempt_packing(m, &t, plan, attempt, err);
     if (rc || !packs_on_gpu(m, strategy, device)) return rc;
     /* Nothing is won by packing what is there already, unless it is read faster so. */
     bool faster = m->batch == 1 && cost_packed_is_faster(m->r->profile);
     if (attempt->fits && all_in_vram(plan) && !faster) return 0;
     const uint32_t step_tokens = m->wish.step_tokens;
-    rc = try_packed(m, strategy, device, ctx, PACKING_ALL, plan, attempt, err);
+    t.packing = PACKING_ALL;
+    rc = try_packed(m, &t, plan, attempt, err);
+    t.packing = PACKING_UNPRICED;
     if (!rc && attempt->fits && !all_in_vram(plan) && all_could_be(m))
-        rc = try_packed(m, strategy, device, ctx, PACKING_UNPRICED, plan, attempt, err);
+        rc = try_packed(m, &t, plan, attempt, err);
     m->wish.step_tokens = attempt->fits ? plan->step_tokens : step_tokens;
     m->wish.pack_gpu = attempt->packed;
     return rc;
@@ -381,8 +392,11 @@ int attempt_context(struct making *m, enum search_strategy strategy, bool device
         return rc;
     const struct ledger_wish wish = m->wish;
     m->packs_cpu_beside = true;
-    rc = attempt_packing(m, strategy, device, ctx, attempt->packed ? PACKING_ALL : PACKING_NONE, &packed,
-                         &other, err);
+    const struct trying t = {.strategy = strategy,
+                             .device = device,
+                             .ctx = ctx,
+                             .packing = attempt->packed ? PACKING_ALL : PACKING_NONE};
+    rc = attempt_packing(m, &t, &packed, &other, err);
     if (!rc && other.fits && attempt->packed)
         rc = packed_choose(m, ctx, strategy == SEARCH_BEST, &packed, &other.seconds, err);
     if (!rc && other.fits && other.seconds < (1 - PACKED_CPU_GAIN) * attempt->seconds) {
@@ -422,16 +436,22 @@ static void raise_limits(struct making *m, uint64_t vram, uint64_t host)
     m->machine.memory.available_bytes = limit + host;
 }
 
+struct growing {
+    struct making *m;
+    enum search_strategy strategy;
+    const struct memory_wish *wish;
+    const struct cost_table *prices;
+    struct plan *plan; /* what is found */
+};
+
 /* By how much one limit has to grow: at least what the search said, and as much more as it still asks for;
  * where that is nothing though it found no plan (its number is a bound), a part of what it was. */
-static int grow(struct making *m, enum search_strategy strategy, const struct memory_wish *wish,
-                const struct cost_table *prices, bool vram, uint64_t *more, struct plan *plan,
-                struct helm_err *err)
+static int grow(const struct growing *g, bool vram, uint64_t *more, struct helm_err *err)
 {
     for (uint32_t tries = 0; tries < TIGHTEN_MAX && *more != NEVER; tries++) {
         struct attempt again;
-        raise_limits(m, vram ? *more : 0, vram ? 0 : *more);
-        int rc = search_once(m, strategy, wish, prices, plan, &again, err);
+        raise_limits(g->m, vram ? *more : 0, vram ? 0 : *more);
+        int rc = search_once(g->m, g->strategy, g->wish, g->prices, g->plan, &again, err);
         if (rc || again.fits) return rc;
         uint64_t next = vram ? again.vram : again.host;
         if (next == 0) next = *more / GROW_PARTS + MIB;
@@ -456,10 +476,11 @@ int attempt_nearest(struct making *m, enum search_strategy strategy, bool device
     m->wish.pack_gpu = attempt->packed;
     int rc = price_decode(m, ctx, attempt->packed ? PACKING_ALL : PACKING_NONE, &prices, err);
     if (rc) return rc;
-    rc = grow(m, strategy, &wish, &prices, false, &attempt->host, plan, err);
-    if (!rc) rc = grow(m, strategy, &wish, &prices, true, &attempt->vram, plan, err);
+    const struct growing g = {.m = m, .strategy = strategy, .wish = &wish, .prices = &prices, .plan = plan};
+    rc = grow(&g, false, &attempt->host, err);
+    if (!rc) rc = grow(&g, true, &attempt->vram, err);
     if (!rc && attempt->vram > attempt->host) /* the plan that is described is that of the lesser growth */
-        rc = grow(m, strategy, &wish, &prices, false, &attempt->host, plan, err);
+        rc = grow(&g, false, &attempt->host, err);
     if (!rc && attempt->vram == NEVER && attempt->host == NEVER) {
         raise_limits(m, device ? PLAN_BYTES_MAX / 4 : 0, PLAN_BYTES_MAX / 4);
         rc = search_once(m, strategy, &wish, &prices, plan, &again, err);

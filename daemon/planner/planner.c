@@ -248,7 +248,6 @@ static void take_formats(const struct planner_request *r, struct plan *plan)
 {
     if (!plan->format) return;
     if (!r->wish.pack) {
-        plan->pack_gpu_bytes = 0;
         for (uint32_t u = 0; u < unit_count(plan->layers); u++)
             if (plan_unit_format(plan, u) == FORMAT_BF16_PACKED)
                 plan_set_unit_format(plan, u, PLAN_AS_STORED);
@@ -280,6 +279,8 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     rc = check_ring(&m, plan, err);
     if (!rc) rc = formats_name_laid(r.model, plan, err);
     if (!rc) rc = formats_check(&m.c, plan, err);
+    if (!rc && plan->placement && (rc = placement_check(r.model, plan, err)))
+        helm_err_prefix(err, "where a plan has no 'placements' they are made anew");
     if (rc) goto out;
     analyse_fill_stages(&m.table, plan);
     rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/plan/host_weights.h"
+#include "common/plan/placement.h"
 #include "common/formats/packed.h"
 #include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
@@ -278,7 +278,7 @@ static int takes_packed(const struct engine *engine, bool *takes, struct helm_er
     const uint32_t units = unit_count(engine->model.config.layers);
     bool *can = calloc(2 * (size_t)units, sizeof *can);
     if (!can) return no_memory(err);
-    host_weights_packing(&engine->model, can, can + units);
+    placement_packing(&engine->model, can, can + units);
     *takes = engine->kernels.linear[FORMAT_BF16_PACKED].one != NULL;
     for (uint32_t u = 0; u < units; u++) *takes &= can[units + u];
     free(can);

@@ -1,5 +1,5 @@
 /* Weights that are packed in host memory: read, packed and written to their places in the arena. See
- * weights.h and common/plan/host_weights.h. Called by weights.c with the pool that loads the others.
+ * weights.h and common/plan/placement.h. Called by weights.c with the pool that loads the others.
  *
  * Groups of a matrix stand one behind the other and differ in size. So matrices are taken some at a time, in
  * two rounds: all groups are measured, then their offsets added up, then all are written. A chunk of the
@@ -10,6 +10,7 @@
 
 #include "common/base/file.h"
 #include "common/base/units.h"
+#include "common/formats/packed.h"
 #include "worker-cpu/weights/weights.h"
 
 /* Of files: a piece of a matrix (no less than a group), and what is measured before it is written. */
@@ -18,7 +19,8 @@
 
 /* Whole groups of one matrix. */
 struct piece {
-    const struct host_weights_place *place;
+    const struct placement *place;
+    const struct model_tensor *tensor;
     uint32_t group, count;
     uint64_t measure; /* of its first group, in the round's list */
 };
@@ -41,7 +43,7 @@ struct packing {
     struct helm_err err;
 };
 
-static uint32_t *offsets_of(const struct packing *p, const struct host_weights_place *place)
+static uint32_t *offsets_of(const struct packing *p, const struct placement *place)
 {
     return (uint32_t *)(void *)(p->region + place->offset);
 }
@@ -49,7 +51,7 @@ static uint32_t *offsets_of(const struct packing *p, const struct host_weights_p
 static int do_group(struct packing *p, const struct piece *piece, uint32_t i, uint16_t *value,
                     struct helm_err *err)
 {
-    const struct model_tensor *t = piece->place->tensor;
+    const struct model_tensor *t = piece->tensor;
     const uint32_t rows = (uint32_t)t->rows, cols = (uint32_t)t->cols, group = piece->group + i;
     const uint32_t values = packed_group_values(rows, cols, group);
     const uint64_t bytes = (uint64_t)values * sizeof *value,
@@ -134,9 +136,9 @@ static int cut_pieces(struct packing *p, uint64_t *groups, uint64_t *values, str
     uint32_t capacity = 0;
     *groups = *values = 0;
     for (uint32_t i = 0; i < p->w->host.count; i++) {
-        const struct host_weights_place *place = &p->w->host.place[i];
-        if (!place->packed) continue;
-        const struct model_tensor *t = place->tensor;
+        const struct placement *place = &p->w->host.place[i];
+        if (place->format != FORMAT_BF16_PACKED) continue;
+        const struct model_tensor *t = placement_tensor(p->w->model, place);
         const uint32_t all = packed_groups((uint32_t)t->rows);
         const uint64_t group = PACKED_ROWS * t->cols;
         uint32_t each = (uint32_t)(PIECE_BYTES / (group * sizeof(uint16_t)));
@@ -153,7 +155,7 @@ static int cut_pieces(struct packing *p, uint64_t *groups, uint64_t *values, str
             }
             const uint32_t count = all - g < each ? all - g : each;
             p->piece[p->pieces++] =
-                (struct piece){.place = place, .group = g, .count = count, .measure = measure};
+                (struct piece){.place = place, .tensor = t, .group = g, .count = count, .measure = measure};
             measure += count;
         }
         if (measure > *groups) *groups = measure;
@@ -173,21 +175,21 @@ static int take_memory(struct packing *p, uint32_t threads, uint64_t groups, uin
     return helm_fail(err, HELM_E_NOMEM, "no memory to pack weights with %u threads", threads);
 }
 
-int weights_pack(struct weights *w, char *region, const int *fd, struct pool *pool,
-                 _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
+int weights_pack(struct weights *w, const struct weights_loading *loading, char *region, const int *fd,
+                 struct helm_err *err)
 {
     struct packing p = {.w = w,
                         .region = region,
                         .fd = fd,
-                        .bytes_done = bytes_done,
-                        .cancel = cancel,
+                        .bytes_done = loading->bytes_done,
+                        .cancel = loading->cancel,
                         .lock = PTHREAD_MUTEX_INITIALIZER};
     uint64_t groups, values;
-    const uint32_t threads = pool_threads(pool);
+    const uint32_t threads = pool_threads(loading->pool);
     int rc = cut_pieces(&p, &groups, &values, err);
     if (!rc && p.pieces) rc = take_memory(&p, threads, groups, values, err);
     if (!rc && p.pieces) {
-        pool_run(pool, pack_next, &p);
+        pool_run(loading->pool, pack_next, &p);
         rc = p.rc;
         if (rc && err) *err = p.err;
     }
@@ -203,10 +205,11 @@ void weights_count_packed(struct weights *w, const char *region)
 {
     w->packed_from = w->packed_to = 0;
     for (uint32_t i = 0; i < w->host.count; i++) {
-        const struct host_weights_place *place = &w->host.place[i];
+        const struct placement *place = &w->host.place[i];
         const uint32_t *offset = (const uint32_t *)(region + place->offset);
-        if (!place->packed) continue;
-        w->packed_from += place->tensor->bytes;
-        w->packed_to += packed_at(offset, packed_groups((uint32_t)place->tensor->rows));
+        if (place->format != FORMAT_BF16_PACKED) continue;
+        const struct model_tensor *t = placement_tensor(w->model, place);
+        w->packed_from += t->bytes;
+        w->packed_to += packed_at(offset, packed_groups((uint32_t)t->rows));
     }
 }

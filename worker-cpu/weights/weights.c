@@ -1,4 +1,4 @@
-/* Weights: layout, parallel loading. See weights.h. */
+/* Weights: parallel loading. See weights.h. */
 #include "worker-cpu/weights/weights.h"
 
 #include <errno.h>
@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "common/base/file.h"
-#include "common/model/arch.h"
 #include "common/base/units.h"
+#include "common/plan/engine_limits.h"
 
 /* What one thread populates and reads at a time: a multiple of a huge page, small enough that progress is
  * smooth. */
@@ -28,12 +28,13 @@ static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
 static void weights_digest_places(struct weights *w)
 {
     for (uint32_t i = 0; i < w->host.count; i++) {
-        const struct host_weights_place *p = &w->host.place[i];
+        const struct placement *p = &w->host.place[i];
+        const struct model_tensor *t = placement_tensor(w->model, p);
         w->digest = digest_add(w->digest, &p->offset, sizeof p->offset);
-        w->digest = digest_add(w->digest, &p->tensor->offset, sizeof p->tensor->offset);
-        w->digest = digest_add(w->digest, &p->tensor->bytes, sizeof p->tensor->bytes);
-        w->digest = digest_add(w->digest, &p->packed, sizeof p->packed);
-        w->digest = digest_add(w->digest, p->tensor->name, strlen(p->tensor->name));
+        w->digest = digest_add(w->digest, &t->offset, sizeof t->offset);
+        w->digest = digest_add(w->digest, &t->bytes, sizeof t->bytes);
+        w->digest = digest_add(w->digest, &p->format, sizeof p->format);
+        w->digest = digest_add(w->digest, t->name, strlen(t->name));
     }
 }
 
@@ -75,22 +76,15 @@ static bool is_computed(const struct weights *w, const struct model_tensor *t)
 
 static void note_computed(struct weights *w, const struct plan *plan)
 {
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        for (uint32_t i = 0; i < phase.stage_count; i++) {
-            const struct plan_stage *stage = &phase.stages[i];
-            if (plan_home_processor(stage->home) != PLAN_CPU0) continue;
-            for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
-                w->computed[u] = true;
-        }
-    }
+    plan_units_of(plan, PLAN_CPU0, w->computed);
     w->computed[unit_count(plan->layers)] = plan->embed == PLAN_CPU0;
     w->computed[unit_count(plan->layers) + 1] = plan->head == PLAN_CPU0;
-    for (uint32_t i = 0; i < w->host.count; i++)
-        if (is_computed(w, w->host.place[i].tensor)) {
-            const struct host_weights_place *p = &w->host.place[i];
-            w->formats |= format_bit(p->packed ? FORMAT_BF16_PACKED : p->tensor->format);
-        }
+    for (uint32_t i = 0; i < w->host.count; i++) {
+        const struct model_tensor *t = placement_tensor(w->model, &w->host.place[i]);
+        w->matrix_bytes += t->bytes;
+        if (is_computed(w, t)) w->formats |= format_bit(w->host.place[i].format);
+    }
+    w->vector_bytes = placement_vectors(w->model, plan, PLAN_CPU0, w->vector_place, &w->vector_count);
 }
 
 int weights_plan(const struct model *model, const struct plan *plan, struct weights *w, struct helm_err *err)
@@ -102,31 +96,29 @@ int weights_plan(const struct model *model, const struct plan *plan, struct weig
     w->matrix = calloc(cells, sizeof *w->matrix);
     w->vector = calloc(cells, sizeof *w->vector);
     w->computed = calloc((size_t)unit_count(c->layers) + 2, sizeof *w->computed);
-    int rc = 0;
-    if (!w->matrix || !w->vector || !w->computed) {
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for the table of weights");
-        goto out;
-    }
-    rc = host_weights_plan(model, plan, &w->host, err);
+    w->vector_place = calloc((size_t)model->tensor_count + 1, sizeof *w->vector_place);
+    int rc = w->matrix && w->vector && w->computed && w->vector_place
+                 ? placement_check(model, plan, err)
+                 : helm_fail(err, HELM_E_NOMEM, "no memory for the table of weights");
     if (!rc) rc = weights_digest_files(w, err);
-    if (rc) goto out;
+    if (rc) {
+        weights_free(w);
+        return rc;
+    }
+    w->host = placements_in(plan, PLAN_HOST);
     weights_digest_places(w);
     note_computed(w, plan);
-out:
-    if (rc) weights_free(w);
-    return rc;
+    return 0;
 }
 
 struct weights_job {
     struct weights *w;
-    const struct arena *arena;
+    const struct weights_loading *loading;
     char *region;
     uint64_t region_offset;
     uint32_t pieces;
     bool handed_out;
     const int *fd; /* per shard */
-    _Atomic uint64_t *bytes_done;
-    const _Atomic bool *cancel;
     _Atomic bool failed;
     pthread_mutex_t lock; /* guards what follows */
     int rc;
@@ -145,18 +137,67 @@ static void job_fail(struct weights_job *job, int rc, const struct helm_err *err
     atomic_store(&job->failed, true);
 }
 
-/* The first tensor that ends after `offset`. */
+/* The first matrix that ends after `offset`. */
 static uint32_t place_find(const struct weights *w, uint64_t offset)
 {
     uint32_t low = 0, high = w->host.count;
     while (low < high) {
         uint32_t mid = low + (high - low) / 2;
-        if (w->host.place[mid].offset + w->host.place[mid].tensor->bytes <= offset)
+        if (w->host.place[mid].offset + w->host.place[mid].bytes <= offset)
             low = mid + 1;
         else
             high = mid;
     }
     return low;
+}
+
+/* Bytes of a tensor from its byte `from` on. */
+static int read_file(const struct weights_job *job, const struct model_tensor *t, uint64_t from,
+                     uint64_t bytes, void *to, struct helm_err *err)
+{
+    _Atomic uint64_t *done = job->loading->bytes_done;
+    int rc = file_pread_all(job->fd[t->shard], to, (size_t)bytes, t->offset + from, t->name, err);
+    if (!rc && done) atomic_fetch_add_explicit(done, bytes, memory_order_relaxed);
+    return rc;
+}
+
+/* Rows of a matrix that lies in another format than in the file: those that begin from `first` to `last`, in
+ * bytes from the matrix's place on. */
+static int load_converted(const struct weights_job *job, const struct placement *p, uint64_t first,
+                          uint64_t last, struct helm_err *err)
+{
+    const struct model_tensor *t = placement_tensor(job->w->model, p);
+    const uint64_t row_bytes = tensor_format_row_bytes(p->format, t->cols),
+                   stored = tensor_format_row_bytes(t->format, t->cols),
+                   row = (first + row_bytes - 1) / row_bytes, end = (last + row_bytes - 1) / row_bytes;
+    if (row == end) return 0;
+    void *values = malloc((size_t)((end - row) * stored));
+    if (!values)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %llu rows of %s", (unsigned long long)(end - row),
+                         t->name);
+    const struct tensor_rows what = {.from = t->format,
+                                     .to = p->format,
+                                     .rows = (uint32_t)(end - row),
+                                     .cols = (uint32_t)t->cols,
+                                     .values = values};
+    int rc = read_file(job, t, row * stored, (end - row) * stored, values, err);
+    if (!rc) {
+        rc = tensor_format_convert(&what, job->region + p->offset + row * row_bytes, err);
+        if (rc) helm_err_prefix(err, "%s", t->name);
+    }
+    free(values);
+    return rc;
+}
+
+/* What of a matrix lies in the region's bytes from `first` to `last`. */
+static int load_part(const struct weights_job *job, const struct placement *p, uint64_t first, uint64_t last,
+                     struct helm_err *err)
+{
+    const struct model_tensor *t = placement_tensor(job->w->model, p);
+    const uint64_t from = first > p->offset ? first - p->offset : 0,
+                   to = last < p->offset + p->bytes ? last - p->offset : p->bytes;
+    if (p->format != t->format) return load_converted(job, p, from, to, err);
+    return read_file(job, t, from, to - from, job->region + p->offset + from, err);
 }
 
 /* Huge pages first, so that data lands in them at once and is never moved. */
@@ -165,29 +206,25 @@ static void load_piece(void *ctx, uint32_t chunk, uint32_t thread)
     (void)thread;
     struct weights_job *job = ctx;
     const struct weights *w = job->w;
+    const struct weights_loading *l = job->loading;
     uint64_t first = (uint64_t)chunk * WEIGHTS_PIECE, last = first + WEIGHTS_PIECE;
     uint64_t huge = 0, small = 0;
     struct helm_err err = {0};
+    int rc = 0;
     if (atomic_load_explicit(&job->failed, memory_order_relaxed)) return;
-    if (job->cancel && atomic_load_explicit(job->cancel, memory_order_relaxed)) {
+    if (l->cancel && atomic_load_explicit(l->cancel, memory_order_relaxed)) {
         helm_fail(&err, HELM_E_CANCELLED, "loading was cancelled");
         job_fail(job, HELM_E_CANCELLED, &err);
         return;
     }
     if (last > w->host.region_bytes) last = w->host.region_bytes;
-    arena_populate(job->arena, job->region_offset + first, last - first, &huge, &small);
-    for (uint32_t i = place_find(w, first); i < w->host.count && w->host.place[i].offset < last; i++) {
-        const struct host_weights_place *p = &w->host.place[i];
-        if (p->packed) continue;
-        uint64_t from = p->offset > first ? p->offset : first;
-        uint64_t to = p->offset + p->tensor->bytes < last ? p->offset + p->tensor->bytes : last;
-        int rc = file_pread_all(job->fd[p->tensor->shard], job->region + from, (size_t)(to - from),
-                                p->tensor->offset + (from - p->offset), p->tensor->name, &err);
-        if (rc) {
-            job_fail(job, rc, &err);
-            return;
-        }
-        if (job->bytes_done) atomic_fetch_add_explicit(job->bytes_done, to - from, memory_order_relaxed);
+    arena_populate(l->arena, job->region_offset + first, last - first, &huge, &small);
+    for (uint32_t i = place_find(w, first); i < w->host.count && w->host.place[i].offset < last && !rc; i++)
+        if (!tensor_format_of(w->host.place[i].format)->variable)
+            rc = load_part(job, &w->host.place[i], first, last, &err);
+    if (rc) {
+        job_fail(job, rc, &err);
+        return;
     }
     pthread_mutex_lock(&job->lock);
     job->huge_bytes += huge;
@@ -210,33 +247,19 @@ static bool load_next(void *ctx, uint32_t thread, struct pool_job *out)
 static int load_vectors(struct weights *w, const int *fd, const struct kernel_set *kernels,
                         struct helm_err *err)
 {
-    const struct model *m = w->model;
-    uint64_t floats = 0, largest = 0;
-    for (uint32_t i = 0; i < m->tensor_count; i++) {
-        if (!arch_role_is_vector(m->tensors[i].role) || !is_computed(w, &m->tensors[i])) continue;
-        floats += (m->tensors[i].rows * m->tensors[i].cols + 15) / 16 * 16;
-        if (m->tensors[i].bytes > largest) largest = m->tensors[i].bytes;
-    }
-    void *raw = malloc((size_t)largest + 1);
-    w->vectors = aligned_alloc(64, (size_t)(floats + 16) * sizeof(float));
+    w->vectors = aligned_alloc(HOST_ALIGN, (size_t)(w->vector_bytes + HOST_ALIGN));
+    void *raw = malloc((size_t)w->vector_bytes + 1); /* no vector is longer in a file than as fp32 */
     int rc = 0;
-    if (!raw || !w->vectors) {
+    if (!raw || !w->vectors)
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of norm weights and biases",
-                       (unsigned long long)(floats * sizeof(float)));
-        goto out;
-    }
-    float *at = w->vectors;
-    for (uint32_t i = 0; i < m->tensor_count; i++) {
-        const struct model_tensor *t = &m->tensors[i];
-        if (!arch_role_is_vector(t->role) || !is_computed(w, t)) continue;
-        size_t n = (size_t)(t->rows * t->cols);
+                       (unsigned long long)w->vector_bytes);
+    for (uint32_t i = 0; i < w->vector_count && !rc; i++) {
+        const struct model_tensor *t = placement_tensor(w->model, &w->vector_place[i]);
+        float *at = w->vectors + w->vector_place[i].offset / sizeof *at;
         rc = file_pread_all(fd[t->shard], raw, (size_t)t->bytes, t->offset, t->name, err);
-        if (rc) goto out;
-        kernels->vector->load(at, raw, tensor_format_value(t->format), n);
+        if (!rc) kernels->vector->load(at, raw, tensor_format_value(t->format), (size_t)(t->rows * t->cols));
         w->vector[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role] = at;
-        at += (n + 15) / 16 * 16;
     }
-out:
     free(raw);
     return rc;
 }
@@ -244,13 +267,12 @@ out:
 static void fill_matrix_table(struct weights *w, const char *region)
 {
     for (uint32_t i = 0; i < w->host.count; i++) {
-        const struct host_weights_place *p = &w->host.place[i];
-        const struct model_tensor *t = p->tensor;
-        const char *at = region + p->offset;
-        if (p->packed && !is_computed(w, t)) continue;
-        const struct tensor_matrix matrix = {.format = p->packed ? FORMAT_BF16_PACKED : t->format,
-                                             .data = at,
-                                             .bytes = host_weights_room(t, p->packed),
+        const struct placement *p = &w->host.place[i];
+        const struct model_tensor *t = placement_tensor(w->model, p);
+        if (p->format != t->format && !is_computed(w, t)) continue;
+        const struct tensor_matrix matrix = {.format = p->format,
+                                             .data = region + p->offset,
+                                             .bytes = p->bytes,
                                              .rows = (uint32_t)t->rows,
                                              .cols = (uint32_t)t->cols};
         w->matrix[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role] = matrix;
@@ -258,10 +280,10 @@ static void fill_matrix_table(struct weights *w, const char *region)
     }
 }
 
-static int load_matrices(struct weights *w, const struct arena *arena, const int *fd, struct pool *pool,
-                         _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
+static int load_matrices(struct weights *w, const struct weights_loading *loading, const int *fd,
+                         struct helm_err *err)
 {
-    const struct arena_region *region = &arena_header_of(arena)->region[ARENA_REGION_WEIGHTS];
+    const struct arena_region *region = &arena_header_of(loading->arena)->region[ARENA_REGION_WEIGHTS];
     uint64_t pieces = (w->host.region_bytes + WEIGHTS_PIECE - 1) / WEIGHTS_PIECE;
     if (pieces == 0) return 0;
     if (pieces > POOL_CHUNKS_MAX)
@@ -269,15 +291,13 @@ static int load_matrices(struct weights *w, const struct arena *arena, const int
                          (unsigned long long)w->host.region_bytes,
                          (unsigned long long)(POOL_CHUNKS_MAX * WEIGHTS_PIECE));
     struct weights_job job = {.w = w,
-                              .arena = arena,
-                              .region = arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
+                              .loading = loading,
+                              .region = arena_region_ptr(loading->arena, ARENA_REGION_WEIGHTS),
                               .region_offset = region->offset,
                               .pieces = (uint32_t)pieces,
                               .fd = fd,
-                              .bytes_done = bytes_done,
-                              .cancel = cancel,
                               .lock = PTHREAD_MUTEX_INITIALIZER};
-    pool_run(pool, load_next, &job);
+    pool_run(loading->pool, load_next, &job);
     w->huge_bytes = job.huge_bytes;
     w->small_bytes = job.small_bytes;
     pthread_mutex_destroy(&job.lock);
@@ -317,12 +337,10 @@ int weights_place(struct weights *w, const void *region, const struct kernel_set
     return rc;
 }
 
-int weights_load(struct weights *w, const struct arena *arena, const struct kernel_set *kernels,
-                 struct pool *pool, bool ready, _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
-                 struct helm_err *err)
+int weights_load(struct weights *w, const struct weights_loading *l, struct helm_err *err)
 {
-    const struct arena_region *region = &arena_header_of(arena)->region[ARENA_REGION_WEIGHTS];
-    char *base = arena_region_ptr(arena, ARENA_REGION_WEIGHTS);
+    const struct arena_region *region = &arena_header_of(l->arena)->region[ARENA_REGION_WEIGHTS];
+    char *base = arena_region_ptr(l->arena, ARENA_REGION_WEIGHTS);
     int *fd;
     uint32_t open_count;
     if (w->host.region_bytes > region->bytes)
@@ -330,17 +348,17 @@ int weights_load(struct weights *w, const struct arena *arena, const struct kern
                          (unsigned long long)w->host.region_bytes, (unsigned long long)region->bytes);
     int rc = open_shards(w, &fd, &open_count, err);
     if (rc) goto out;
-    rc = load_vectors(w, fd, kernels, err);
+    rc = load_vectors(w, fd, l->kernels, err);
     if (rc) goto out;
     uint64_t bytes = (region->bytes + 4095) / 4096 * 4096;
-    if (!ready) {
+    if (!l->ready) {
         /* An engine before this one in the same process left it read-only. */
         if (bytes && mprotect(base, (size_t)bytes, PROT_READ | PROT_WRITE) != 0) {
             rc = helm_fail_errno(err, "cannot make the weights region writable");
             goto out;
         }
-        rc = load_matrices(w, arena, fd, pool, bytes_done, cancel, err);
-        if (!rc) rc = weights_pack(w, base, fd, pool, bytes_done, cancel, err);
+        rc = load_matrices(w, l, fd, err);
+        if (!rc) rc = weights_pack(w, l, base, fd, err);
         if (rc) goto out;
     }
     weights_count_packed(w, base);
@@ -358,7 +376,7 @@ void weights_free(struct weights *w)
     free(w->matrix);
     free(w->vector);
     free(w->vectors);
+    free(w->vector_place);
     free(w->computed);
-    host_weights_free(&w->host);
     memset(w, 0, sizeof *w);
 }

@@ -1,7 +1,8 @@
 /* Weights into VRAM. See weights.h; called by engine.c.
  *
  * A few threads each take the next piece, read it into one of their two pinned slots and queue its copy; a
- * slot is read into again once its copy is done. So disk, host memory and link work at the same time.
+ * slot is read into again once its copy is done. So disk, host memory and link work at the same time. A piece is
+ * some rows of a matrix; what lies in VRAM in another format is read beside and converted into the slot.
  *
  * Of packed matrices a piece is a run of groups: a thread reads it and measures how small it becomes, waits
  * until the pieces before it have their places, takes the next, and packs it into a slot. Pieces are taken in
@@ -32,8 +33,8 @@ static_assert(WEIGHTS_READERS * (WEIGHTS_SLOTS + 1) * WEIGHTS_PIECE <= GPU_LOAD_
 
 struct piece {
     uint32_t place;
-    uint32_t group, groups; /* of packed ones; else 0 */
-    uint64_t from, bytes;   /* of the tensor */
+    uint32_t row, rows; /* of packed ones whole groups */
+    uint64_t bytes;     /* in the file */
 };
 
 struct load_job {
@@ -41,7 +42,7 @@ struct load_job {
     const int *fd; /* per shard */
     struct piece *piece;
     uint64_t piece_count, packed_count; /* those of packed matrices are the first */
-    uint64_t slot_bytes, values_bytes;  /* of a reader: a slot, and what it packs */
+    uint64_t slot_bytes, values_bytes;  /* of a reader: a slot, and what it converts or packs */
     uint32_t groups;                    /* the most of a piece */
     _Atomic uint64_t next;
     _Atomic uint64_t *bytes_done;
@@ -61,8 +62,8 @@ struct reader {
     void *slot[WEIGHTS_SLOTS];
     struct device_event *event[WEIGHTS_SLOTS];
     bool busy[WEIGHTS_SLOTS];
-    uint16_t *value; /* of packed matrices: a piece, and how it packs */
-    struct packed_measure *measure;
+    void *value;                    /* a piece of a matrix that is converted or packed */
+    struct packed_measure *measure; /* and how it packs */
 };
 
 static void job_fail(struct load_job *job, int rc, const struct helm_err *err)
@@ -96,28 +97,37 @@ static int wait_for_slot(struct reader *r, uint32_t slot, struct helm_err *err)
     return rc;
 }
 
+static int read_piece(const struct load_job *job, const struct piece *piece, void *to, struct helm_err *err)
+{
+    const struct model_tensor *t = job->w->place[piece->place].tensor;
+    return file_pread_all(job->fd[t->shard], to, (size_t)piece->bytes,
+                          t->offset + piece->row * tensor_format_row_bytes(t->format, t->cols), t->name, err);
+}
+
 /* The piece's groups behind all before them: their entries in the table, and in *at where the first is. */
 static int place_groups(struct load_job *job, const struct piece *piece, const struct packed_measure *measure,
                         uint64_t *at, struct helm_err *err)
 {
     struct gpu_weights *w = job->w;
     struct gpu_weights_place *p = &w->place[piece->place];
-    uint32_t *offset = w->packed_table + p->table / sizeof *offset + piece->group;
-    if (piece->group == 0) {
+    uint32_t *offset = w->packed_table + p->table / sizeof *offset + piece->row / PACKED_ROWS;
+    if (piece->row == 0) {
         p->offset = w->packed_bytes;
         *offset = 0;
     }
     *at = gpu_weights_groups_at(w) + w->packed_bytes;
-    for (uint32_t g = 0; g < piece->groups; g++) {
+    for (uint32_t g = 0; g < packed_groups(piece->rows); g++) {
         offset[g + 1] = offset[g] + measure[g].bytes / PACKED_ALIGN;
         w->packed_bytes += measure[g].bytes;
     }
     if (w->packed_bytes <= w->packed_room - w->packed_table_bytes) return 0;
     char room[UNITS_TEXT];
-    return helm_fail(err, HELM_E_CAPACITY,
-                     "weights pack worse than planned: the %s of VRAM for packed ones ('pack_gpu_bytes') are "
-                     "full at %s; plan with --pack off",
-                     units_format_size(w->packed_room, room), p->tensor->name);
+    return helm_fail(
+        err, HELM_E_CAPACITY,
+        "weights pack worse than planned: the %s of VRAM that the placements have for packed ones "
+        "are full at %s (%llu of %llu bytes); plan with --pack off",
+        units_format_size(w->packed_room, room), p->tensor->name,
+        (unsigned long long)(w->packed_bytes + w->packed_table_bytes), (unsigned long long)w->packed_room);
 }
 
 static int wait_for_turn(struct load_job *job, const struct piece *piece,
@@ -140,23 +150,21 @@ static int wait_for_turn(struct load_job *job, const struct piece *piece,
 static int load_packed_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
 {
     struct load_job *job = r->job;
-    const struct model_tensor *t = job->w->place[piece->place].tensor;
-    const uint32_t rows = (uint32_t)t->rows, cols = (uint32_t)t->cols;
+    const uint32_t cols = (uint32_t)job->w->place[piece->place].tensor->cols;
     uint64_t at = 0, bytes = 0;
-    int rc = file_pread_all(job->fd[t->shard], r->value, (size_t)piece->bytes, t->offset + piece->from,
-                            t->name, err);
+    int rc = read_piece(job, piece, r->value, err);
     if (rc) return rc;
     const uint16_t *value = r->value;
-    for (uint32_t g = 0; g < piece->groups; g++) {
-        uint32_t values = packed_group_values(rows, cols, piece->group + g);
+    for (uint32_t g = 0; g < packed_groups(piece->rows); g++) {
+        uint32_t values = packed_group_values(piece->rows, cols, g);
         packed_measure(value, values, &r->measure[g]);
         value += values;
     }
     rc = wait_for_turn(job, piece, r->measure, &at, err);
     if (!rc) rc = wait_for_slot(r, slot, err);
     value = r->value;
-    for (uint32_t g = 0; g < piece->groups && !rc; g++) {
-        uint32_t values = packed_group_values(rows, cols, piece->group + g);
+    for (uint32_t g = 0; g < packed_groups(piece->rows) && !rc; g++) {
+        uint32_t values = packed_group_values(piece->rows, cols, g);
         rc = packed_write(&r->measure[g], value, values, (char *)r->slot[slot] + bytes, err);
         value += values;
         bytes += r->measure[g].bytes;
@@ -164,21 +172,33 @@ static int load_packed_piece(struct reader *r, uint32_t slot, const struct piece
     return rc ? rc : send_slot(r, slot, at, bytes, err);
 }
 
-static int load_plain_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
+static int load_fixed_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
 {
     struct load_job *job = r->job;
     const struct gpu_weights_place *p = &job->w->place[piece->place];
     const struct model_tensor *t = p->tensor;
+    const struct tensor_rows what = {.from = t->format,
+                                     .to = p->format,
+                                     .rows = piece->rows,
+                                     .cols = (uint32_t)t->cols,
+                                     .values = r->value};
+    const bool converts = p->format != t->format;
     int rc = wait_for_slot(r, slot, err);
-    if (!rc)
-        rc = file_pread_all(job->fd[t->shard], r->slot[slot], (size_t)piece->bytes, t->offset + piece->from,
-                            t->name, err);
-    return rc ? rc : send_slot(r, slot, p->offset + piece->from, piece->bytes, err);
+    if (!rc) rc = read_piece(job, piece, converts ? r->value : r->slot[slot], err);
+    if (!rc && converts) {
+        rc = tensor_format_convert(&what, r->slot[slot], err);
+        if (rc) helm_err_prefix(err, "%s", t->name);
+    }
+    if (rc) return rc;
+    return send_slot(r, slot, p->offset + piece->row * tensor_format_row_bytes(p->format, t->cols),
+                     tensor_format_bytes(p->format, piece->rows, t->cols), err);
 }
 
 static int load_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
 {
-    int rc = piece->groups ? load_packed_piece(r, slot, piece, err) : load_plain_piece(r, slot, piece, err);
+    int rc = r->job->w->place[piece->place].format == FORMAT_BF16_PACKED
+                 ? load_packed_piece(r, slot, piece, err)
+                 : load_fixed_piece(r, slot, piece, err);
     if (!rc && r->job->bytes_done)
         atomic_fetch_add_explicit(r->job->bytes_done, piece->bytes, memory_order_relaxed);
     return rc;
@@ -214,11 +234,11 @@ static int reader_open(struct reader *r, struct load_job *job, struct helm_err *
         rc = device_host_alloc(d, job->slot_bytes, &r->slot[s], err);
         if (!rc) rc = d->ops->event_create(d, &r->event[s], err);
     }
-    if (rc || !job->packed_count) return rc;
-    r->value = malloc((size_t)job->values_bytes);
-    r->measure = calloc(job->groups, sizeof *r->measure);
+    if (rc) return rc;
+    r->value = malloc((size_t)job->values_bytes + 1);
+    r->measure = calloc(job->groups + 1, sizeof *r->measure);
     if (r->value && r->measure) return 0;
-    return helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes to pack",
+    return helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes to pack or convert",
                      (unsigned long long)job->values_bytes);
 }
 
@@ -232,61 +252,54 @@ static void reader_close(struct reader *r, struct device *d)
     free(r->measure);
 }
 
-static void add_piece(struct load_job *job, const struct piece *piece)
+/* The most rows of a piece, one group or row at least: as many as a slot holds however they pack. */
+static uint32_t rows_of_piece(struct load_job *job, const struct gpu_weights_place *p)
 {
-    job->piece[job->piece_count++] = *piece;
-    if (piece->bytes > job->values_bytes) job->values_bytes = piece->bytes;
-}
-
-static void cut_plain(struct load_job *job, uint32_t place)
-{
-    const struct model_tensor *t = job->w->place[place].tensor;
-    for (uint64_t from = 0; from < t->bytes; from += WEIGHTS_PIECE)
-        add_piece(job, &(struct piece){.place = place,
-                                       .from = from,
-                                       .bytes = t->bytes - from < WEIGHTS_PIECE ? t->bytes - from
-                                                                                : WEIGHTS_PIECE});
-}
-
-/* As many groups as a slot holds however they pack; one at least. */
-static void cut_packed(struct load_job *job, uint32_t place)
-{
-    const struct model_tensor *t = job->w->place[place].tensor;
-    const uint32_t all = packed_groups((uint32_t)t->rows);
-    const uint64_t row = t->cols * sizeof(uint16_t),
-                   most = packed_group_bytes_max(PACKED_ROWS * (uint32_t)t->cols);
-    const uint32_t each = most < WEIGHTS_PIECE ? (uint32_t)(WEIGHTS_PIECE / most) : 1;
+    const uint32_t cols = (uint32_t)p->tensor->cols;
+    const bool packed = p->format == FORMAT_BF16_PACKED;
+    const uint64_t stored = tensor_format_row_bytes(p->tensor->format, cols),
+                   most = packed ? packed_group_bytes_max(PACKED_ROWS * cols)
+                                 : tensor_format_row_bytes(p->format, cols),
+                   larger = most > stored ? most : stored;
+    uint32_t each = larger < WEIGHTS_PIECE ? (uint32_t)(WEIGHTS_PIECE / larger) : 1;
     if (each * most > job->slot_bytes) job->slot_bytes = each * most;
+    if (!packed) return each;
     if (each > job->groups) job->groups = each;
-    for (uint32_t g = 0; g < all; g += each) {
-        const uint64_t from = (uint64_t)g * PACKED_ROWS * row;
-        const uint32_t groups = all - g < each ? all - g : each;
-        const uint64_t whole = (uint64_t)groups * PACKED_ROWS * row;
-        add_piece(job, &(struct piece){.place = place,
-                                       .group = g,
-                                       .groups = groups,
-                                       .from = from,
-                                       .bytes = t->bytes - from < whole ? t->bytes - from : whole});
+    return each * PACKED_ROWS;
+}
+
+static void cut(struct load_job *job, uint32_t place)
+{
+    const struct gpu_weights_place *p = &job->w->place[place];
+    const struct model_tensor *t = p->tensor;
+    const uint32_t each = rows_of_piece(job, p), all = (uint32_t)t->rows;
+    for (uint32_t row = 0; row < all; row += each) {
+        const uint32_t rows = all - row < each ? all - row : each;
+        const uint64_t bytes = tensor_format_bytes(t->format, rows, t->cols);
+        if (p->format != t->format && bytes > job->values_bytes) job->values_bytes = bytes;
+        job->piece[job->piece_count++] =
+            (struct piece){.place = place, .row = row, .rows = rows, .bytes = bytes};
     }
 }
 
 static int cut_pieces(struct load_job *job, struct helm_err *err)
 {
     const struct gpu_weights *w = job->w;
-    uint64_t most = w->place_count + 1;
-    for (uint32_t i = 0; i < w->place_count; i++) {
-        const struct model_tensor *t = w->place[i].tensor;
-        most += t->bytes / WEIGHTS_PIECE + (w->place[i].packed ? packed_groups((uint32_t)t->rows) : 0);
-    }
+    uint64_t most = 1;
     job->slot_bytes = WEIGHTS_PIECE;
+    for (uint32_t i = 0; i < w->place_count; i++) {
+        const uint32_t each = rows_of_piece(job, &w->place[i]);
+        most += (w->place[i].tensor->rows + each - 1) / each;
+    }
     job->piece = calloc(most, sizeof *job->piece);
     if (!job->piece)
         return helm_fail(err, HELM_E_NOMEM, "no memory for %llu pieces", (unsigned long long)most);
     for (uint32_t i = 0; i < w->place_count; i++)
-        if (w->place[i].packed) cut_packed(job, i);
+        if (w->place[i].format == FORMAT_BF16_PACKED) cut(job, i);
     job->packed_count = job->piece_count;
     for (uint32_t i = 0; i < w->place_count; i++)
-        if (!w->place[i].packed && !arch_role_is_vector(w->place[i].tensor->role)) cut_plain(job, i);
+        if (w->place[i].format != FORMAT_BF16_PACKED && !arch_role_is_vector(w->place[i].tensor->role))
+            cut(job, i);
     return 0;
 }
 
@@ -303,7 +316,7 @@ static int load_matrices(struct gpu_weights *w, const int *fd, uint32_t threads,
     if (threads < 1) threads = 1;
     if (threads > WEIGHTS_READERS) threads = WEIGHTS_READERS;
     int rc = cut_pieces(&job, err);
-    const uint64_t each = WEIGHTS_SLOTS * job.slot_bytes + (job.packed_count ? job.values_bytes : 0);
+    const uint64_t each = WEIGHTS_SLOTS * job.slot_bytes + job.values_bytes;
     if (!rc && threads * each > GPU_LOAD_STAGING_BYTES)
         threads = each > GPU_LOAD_STAGING_BYTES ? 1 : (uint32_t)(GPU_LOAD_STAGING_BYTES / each);
     if (!rc && threads > job.piece_count) threads = job.piece_count ? (uint32_t)job.piece_count : 1;
@@ -360,7 +373,7 @@ static int send_tables(struct gpu_weights *w, struct helm_err *err)
     char before[UNITS_TEXT], after[UNITS_TEXT];
     if (!w->packed_table) return 0;
     for (uint32_t i = 0; i < w->place_count; i++)
-        if (w->place[i].packed) plain += w->place[i].tensor->bytes;
+        if (w->place[i].format == FORMAT_BF16_PACKED) plain += w->place[i].tensor->bytes;
     w->step_bytes += w->packed_bytes;
     log_info("%s of weights in VRAM are packed as %s, %.1f of 16 bits", units_format_size(plain, before),
              units_format_size(w->packed_bytes, after), 16.0 * (double)w->packed_bytes / (double)plain);
@@ -372,16 +385,13 @@ static int load_vectors(struct gpu_weights *w, const int *fd, struct helm_err *e
 {
     struct device *d = w->device;
     const struct vector_variant *vector;
-    uint64_t bytes = w->vector_bytes, largest = 0;
+    uint64_t bytes = w->vector_bytes;
     void *raw = NULL, *host = NULL;
     if (!bytes) return 0;
-    for (uint32_t i = 0; i < w->place_count; i++)
-        if (arch_role_is_vector(w->place[i].tensor->role) && w->place[i].tensor->bytes > largest)
-            largest = w->place[i].tensor->bytes;
     int rc = vector_choose(cpu_features(), NULL, &vector, err);
     if (!rc) rc = device_host_alloc(d, bytes, &host, err);
-    if (!rc && !(raw = malloc((size_t)largest + 1)))
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes", (unsigned long long)largest);
+    if (!rc && !(raw = malloc((size_t)bytes))) /* no vector is longer in a file than as fp32 */
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes", (unsigned long long)bytes);
     for (uint32_t i = 0; i < w->place_count && !rc; i++) {
         const struct model_tensor *t = w->place[i].tensor;
         if (!arch_role_is_vector(t->role)) continue;

@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/plan/host_weights.h"
 #include "common/formats/packed.h"
 
 #define PATH_TEXT 4096
@@ -46,7 +45,7 @@ static bool is_sampled(const struct taking *k, const struct model_tensor *t)
     if (t->layer < 0 && !(head && (k->head || !k->units))) return false;
     if (t->layer >= 0 && (uint32_t)t->layer >= m->config.layers) return false;
     if (t->layer >= 0 && k->units && !k->units[model_tensor_unit(t)]) return false;
-    if (t->rows <= 1 || !host_weights_can_pack(t) || t->shard >= m->shard_count) return false;
+    if (t->rows <= 1 || !placement_takes(t, FORMAT_BF16_PACKED) || t->shard >= m->shard_count) return false;
     return t->offset <= k->file_bytes[t->shard] && t->bytes <= k->file_bytes[t->shard] - t->offset;
 }
 

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "common/base/cpu.h"
+#include "common/formats/packed.h"
 #include "tools/profile/profile_tool.h"
 #include "common/cpu/kernels/linear.h"
 

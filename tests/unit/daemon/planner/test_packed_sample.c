@@ -10,7 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/plan/host_weights.h"
 #include "common/formats/packed.h"
 #include "common/base/units.h"
 #include "daemon/planner/memory/packed_sample.h"
