@@ -7,14 +7,14 @@
 
 #include "worker-cpu/engine.h"
 
-static const char *const tier_title[PROGRAM_TIER_COUNT] = {"1 token", "2 to 16 tokens", "a chunk of tokens"};
+static const char *const tier_title[OP_TIER_COUNT] = {"1 token", "2 to 16 tokens", "a chunk of tokens"};
 
 static void print_phase(const struct engine *engine, uint32_t phase, FILE *out)
 {
     const struct plan *plan = &engine->plan;
-    for (int t = 0; t < PROGRAM_TIER_COUNT; t++) {
+    for (int t = 0; t < OP_TIER_COUNT; t++) {
         char title[96];
-        if (!program_tier_occurs(plan, phase, (enum program_tier)t)) continue;
+        if (!program_tier_occurs(plan, phase, (enum op_tier)t)) continue;
         if (plan->prefill_count == 0)
             snprintf(title, sizeof title, "%s", tier_title[t]);
         else if (phase == 0)

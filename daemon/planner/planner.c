@@ -158,8 +158,11 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
         if (refused.code) log_warn("device: planned on the CPU alone: %s", refused.text);
         if (r->refusal) *r->refusal = (struct planner_refusal){0};
     }
-    analyse_fill_stages(&m->table, plan);
     m->wish.pack_cpu = packed_on_cpu(plan); /* the last attempt may have been another strategy's */
+    rc = formats_name_laid(r->model, plan, err);
+    if (rc) return rc;
+    plan_restage(plan);
+    analyse_fill_stages(&m->table, plan);
     rc = ledger_fit(&m->c, t.ctx, plan, spec, err);
     return rc ? rc : plan_check(plan, err);
 }
@@ -242,18 +245,23 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
         if (strcmp(plan->kv_dtype, dtype_name((enum dtype)t)) == 0) w->kv_dtype = (enum dtype)t;
 }
 
-/* Without the wish to pack all is as stored, and so is what the CPU computes with where it has no kernels for
+/* Without the wish to pack nothing is packed, and so is what the CPU computes with where it has no kernels for
  * anything else. */
-static int take_formats(const struct planner_request *r, struct plan *plan, struct helm_err *err)
+static void take_formats(const struct planner_request *r, struct plan *plan)
 {
-    if (!plan->format) return 0;
-    if (!r->wish.pack) return plan_formats_clear(plan, err);
-    if (r->wish.pack_cpu || !packed_on_cpu(plan)) return 0;
+    if (!plan->format) return;
+    if (!r->wish.pack) {
+        for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+            if (plan_unit_format(plan, u) == FORMAT_BF16_PACKED)
+                plan_set_unit_format(plan, u, PLAN_AS_STORED);
+        if (plan_head_format(plan) == FORMAT_BF16_PACKED) plan_set_head_format(plan, PLAN_AS_STORED);
+        return;
+    }
+    if (r->wish.pack_cpu || !packed_on_cpu(plan)) return;
     log_warn("'format' of the plan: this processor has no kernels for packed weights; the CPU computes with "
              "them as they are in the file");
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
         if (formats_packed_on_cpu(plan, u)) plan_set_unit_format(plan, u, PLAN_AS_STORED);
-    return 0;
 }
 
 int planner_take(const struct planner_request *request, struct plan *plan, struct arena_spec *spec,
@@ -263,8 +271,8 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     struct making m = {0};
     r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
     planner_adopt(plan, &r.wish);
-    int rc = take_formats(&r, plan, err);
-    if (rc) return rc;
+    int rc;
+    take_formats(&r, plan);
     r.wish.pack_cpu = packed_on_cpu(plan);
     if (!r.wish.step_tokens) r.wish.step_tokens = LEDGER_STEP_TOKENS;
     if (r.refusal) *r.refusal = (struct planner_refusal){0};
@@ -272,6 +280,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     if (!rc) rc = open_making(&r, &m, err);
     if (rc) goto out;
     rc = check_ring(&m, plan, err);
+    if (!rc) rc = formats_name_laid(r.model, plan, err);
     if (!rc) rc = formats_check(&m.c, plan, err);
     if (!rc && plan->placement && (rc = placement_check(r.model, plan, err)))
         helm_err_prefix(err, "where a plan has no 'placements' they are made anew");

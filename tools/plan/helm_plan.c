@@ -17,6 +17,7 @@
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
 #include "common/shared/kv_layout.h"
+#include "daemon/planner/formats.h"
 #include "daemon/planner/report/explain.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/planner/report/plot.h"
@@ -31,7 +32,7 @@
 #define PLAN_FILE_MAX  ((size_t)8 << 20)
 
 struct options {
-    const char *model, *profile, *strategy, *device, *plot, *plan, *pack;
+    const char *model, *profile, *strategy, *device, *plot, *plan, *pack, *weights;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
     bool json, device_given, node_given, vram_given, prompt_given, strategy_given;
 };
@@ -169,13 +170,14 @@ static int explain(const struct options *o, const struct planner_request *r, con
 }
 
 /* A plan that was made before, or edited: checked, and its ledgers written anew. */
-static int take_plan(const char *path, struct planner_request *r, struct plan *plan, struct arena_spec *arena,
-                     struct helm_err *err)
+static int take_plan(const char *path, struct planner_request *r, struct model *model, struct plan *plan,
+                     struct arena_spec *arena, struct helm_err *err)
 {
     json_t *json = NULL;
     int rc = json_read_file(path, PLAN_FILE_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, plan, err);
     json_decref(json);
+    if (!rc) formats_lay_as_planned(model, plan);
     if (!rc) rc = packed_look_take(r, plan, arena, err);
     return rc ? helm_err_prefix(err, "--plan %s", path) : 0;
 }
@@ -228,9 +230,11 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc) rc = o->profile ? describe_machine(o, &profile, &r, &err) : find_machine(o, &profile, &r, &err);
     if (rc) goto out;
     r.wish.threads = profile.cpu.threads;
+    formats_lay(&model, tensor_format_named(o->weights));
     if (!derived) (void)packed_look_first(&r);
     r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
-    rc = o->plan ? take_plan(o->plan, &r, &plan, &arena, &err) : packed_look_make(&r, &plan, &arena, &err);
+    rc = o->plan ? take_plan(o->plan, &r, &model, &plan, &arena, &err)
+                 : packed_look_make(&r, &plan, &arena, &err);
     if (rc == HELM_E_CAPACITY) {
         status = refuse(o, &refusal, &err);
         rc = 0;
@@ -248,8 +252,12 @@ out:
 
 int main(int argc, char **argv)
 {
-    struct options o = {
-        .strategy = "best", .pack = "auto", .device = "auto", .batch = 1, .prompt = PLANNER_PROMPT_TOKENS};
+    struct options o = {.strategy = "best",
+                        .pack = "auto",
+                        .weights = "stored",
+                        .device = "auto",
+                        .batch = 1,
+                        .prompt = PLANNER_PROMPT_TOKENS};
     struct args_parsed parsed;
     const struct args_option table[] = {
         {.name = "model",
@@ -325,6 +333,12 @@ int main(int argc, char **argv)
          .help = "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
          .target = &o.pack,
          .choices = "auto|all|off"},
+        {.name = "weights",
+         .kind = ARGS_CHOICE,
+         .value = FORMATS_WEIGHTS,
+         .help = "how weights lie in memory, as helmd's (default stored)",
+         .target = &o.weights,
+         .choices = FORMATS_WEIGHTS},
         {.name = "plan",
          .kind = ARGS_TEXT,
          .value = "FILE",

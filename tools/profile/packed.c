@@ -255,15 +255,15 @@ static int lower(struct profile_packed *p, struct helm_err *err)
                                           .arena = engine->base.arena};
     int rc = 0;
     p->programs.plan = &engine->plan;
-    for (int t = 0; t < PROGRAM_TIER_COUNT && !rc; t++)
-        if (program_tier_occurs(&engine->plan, 0, (enum program_tier)t))
-            rc = program_lower(&source, 0, (enum program_tier)t, &p->programs.tier[0][t], err);
+    for (int t = 0; t < OP_TIER_COUNT && !rc; t++)
+        if (program_tier_occurs(&engine->plan, 0, (enum op_tier)t))
+            rc = program_lower(&source, 0, (enum op_tier)t, &p->programs.tier[0][t], err);
     return rc ? rc : engine_prepare(engine, &p->programs, err);
 }
 
 void profile_packed_swap(struct profile_packed *p)
 {
-    for (int t = 0; t < PROGRAM_TIER_COUNT; t++) {
+    for (int t = 0; t < OP_TIER_COUNT; t++) {
         struct program *own = &p->engine->programs.tier[0][t], program = *own;
         *own = p->programs.tier[0][t];
         p->programs.tier[0][t] = program;
@@ -322,7 +322,7 @@ void profile_packed_close(struct profile_packed *p)
     if (p->open) arena_close(&p->arena);
     for (uint32_t s = 0; s < p->shapes; s++)
         for (uint32_t v = 0; v < VARIANTS; v++) free(p->shape[s].packed[v]);
-    for (int t = 0; t < PROGRAM_TIER_COUNT; t++) program_free(&p->programs.tier[0][t]);
+    for (int t = 0; t < OP_TIER_COUNT; t++) program_free(&p->programs.tier[0][t]);
     free(p->group);
     free(p->offset);
     free(p->weights.matrix);

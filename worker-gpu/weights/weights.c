@@ -22,13 +22,10 @@ static struct gpu_matrix *matrix_of_place(struct gpu_weights *w, const struct gp
 
 static struct gpu_matrix matrix_in(const struct model_tensor *t, enum tensor_format format)
 {
-    return (struct gpu_matrix){.packed = format == FORMAT_BF16_PACKED,
-                               .dtype = tensor_format_value(format),
-                               .rows = (uint32_t)t->rows,
-                               .cols = (uint32_t)t->cols};
+    return (struct gpu_matrix){.format = format, .rows = (uint32_t)t->rows, .cols = (uint32_t)t->cols};
 }
 
-/* Matrices, then vectors. Until they are loaded the table says of packed ones only that they are. */
+/* Matrices, then vectors. Until they are loaded the table says only what they are. */
 static int take_vram(struct gpu_weights *w, const struct plan *plan, struct helm_err *err)
 {
     const struct placements vram = placements_in(plan, PLAN_VRAM0);
@@ -44,11 +41,11 @@ static int take_vram(struct gpu_weights *w, const struct plan *plan, struct helm
         struct gpu_weights_place *place = &w->place[w->place_count];
         *place = (struct gpu_weights_place){.tensor = t, .format = p->format, .offset = p->offset};
         w->matrix_bytes += t->bytes;
+        *matrix_of_place(w, place) = matrix_in(t, p->format);
         if (p->format == FORMAT_BF16_PACKED) {
             if (!w->packed_table_bytes) w->packed_at = p->offset;
             place->table = w->packed_table_bytes;
             w->packed_table_bytes += placement_rounded(PLAN_VRAM0, packed_offsets_bytes((uint32_t)t->rows));
-            *matrix_of_place(w, place) = matrix_in(t, p->format);
         } else if (t->role != TENSOR_EMBED || (w->model->config.tied_head && plan->head == PLAN_GPU0)) {
             w->step_bytes += p->bytes;
         }
@@ -85,8 +82,9 @@ static int take_streamed(struct gpu_weights *w, const struct plan *plan, const v
         const char *at = (const char *)region + p->offset;
         struct gpu_matrix *m = &w->matrix[cell_of(t)];
         *m = matrix_in(t, p->format);
-        m->host = m->packed ? at + packed_groups_at(m->rows) : at;
-        if (m->packed) m->offset = (const uint32_t *)(const void *)at;
+        const bool packed = p->format == FORMAT_BF16_PACKED;
+        m->host = packed ? at + packed_groups_at(m->rows) : at;
+        if (packed) m->offset = (const uint32_t *)(const void *)at;
         if (w->host_end == 0) w->host_first = p->offset;
         w->host_end = p->offset + p->bytes;
     }
@@ -122,14 +120,14 @@ void gpu_weights_fill_tables(struct gpu_weights *w, const char *base)
         }
         struct gpu_matrix matrix = matrix_in(t, p->format);
         matrix.data = base + p->offset;
-        if (matrix.packed) {
+        const bool packed = p->format == FORMAT_BF16_PACKED;
+        if (packed) {
             matrix.data = base + gpu_weights_groups_at(w) + p->offset;
             if (w->packed_table) matrix.offset = w->packed_table + p->table / sizeof(uint32_t);
             matrix.offset_device = (const uint32_t *)(const void *)(base + w->packed_at + p->table);
         }
         *matrix_of_place(w, p) = matrix;
-        if (!matrix.packed && t->role == TENSOR_EMBED && w->model->config.tied_head)
-            w->matrix[TENSOR_HEAD] = matrix;
+        if (!packed && t->role == TENSOR_EMBED && w->model->config.tied_head) w->matrix[TENSOR_HEAD] = matrix;
     }
 }
 

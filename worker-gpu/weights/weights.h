@@ -18,11 +18,10 @@
 struct gpu_matrix {
     const void *data; /* device; NULL: the model has none, or it is not this worker's, or it is streamed */
     const void *host; /* in the arena, of `stream` units; else NULL */
-    bool packed;      /* at `data` or `host` are its groups */
-    /* Of those that are packed: the table of offsets in host memory, and on the device. A streamed one's is
+    enum tensor_format format;
+    /* Of a variable format, whose groups are at `data` or `host`: the table of offsets in host memory, and on the device. A streamed one's is
      * in the arena, and there with it; expand.h brings it to the device. Others' are there once loaded. */
     const uint32_t *offset, *offset_device;
-    enum dtype dtype;
     uint32_t rows, cols;
 };
 
@@ -77,16 +76,6 @@ static inline uint64_t gpu_weights_groups_at(const struct gpu_weights *w)
 /* Notes in the tables where matrices and vectors are, from `base` on; for printing programs, too, which load none. */
 void gpu_weights_fill_tables(struct gpu_weights *w, const char *base);
 
-/* In which format it lies, at `data` or `host`. */
-static inline enum tensor_format gpu_matrix_format(const struct gpu_matrix *m)
-{
-    return m->packed ? FORMAT_BF16_PACKED : tensor_format_plain(m->dtype);
-}
-/* Whether it is packed in VRAM (or will be). */
-static inline bool gpu_matrix_is_home_packed(const struct gpu_matrix *m)
-{
-    return m->packed && !m->host;
-}
 static inline const struct gpu_matrix *gpu_matrix_of(const struct gpu_weights *w, enum tensor_role role,
                                                      int32_t layer)
 {

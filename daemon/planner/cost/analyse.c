@@ -52,6 +52,7 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
         table->total_stored += t->bytes;
+        table->blocks |= t->layer >= 0 && !tensor_format_is_plain(t->format);
         uint32_t unit = model_tensor_unit(t);
         if (t->layer >= 0 && (uint32_t)t->layer < table->layers)
             bytes_add_tensor(&table->before[unit + 1], t);

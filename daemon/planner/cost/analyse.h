@@ -31,6 +31,7 @@ struct analyse_table {
      * (placement_packing) */
     bool *packs, *packs_cpu;
     bool packs_head; /* the head can lie packed in VRAM */
+    bool blocks;     /* matrices of layers lie as blocks, which chunks expand */
     struct analyse_bytes embed, head, final_norm;
     uint64_t total_stored;
 };

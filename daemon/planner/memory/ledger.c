@@ -86,7 +86,7 @@ static uint64_t slice_place(uint64_t slice, uint64_t row)
     return slice + (RING_ROWS + 1) * row + 4 * RING_ALIGN;
 }
 
-/* One slice, by rows of its matrices as they are in the files, and the tables of all packed matrices that are
+/* One slice, by rows of its matrices as they are expanded, and the tables of all packed matrices that are
  * streamed: what worker-gpu/program/expand.c takes at most. */
 uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what)
 {
@@ -96,12 +96,16 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
         const struct model_tensor *t = &c->model->tensors[i];
         if (t->layer < 0 || t->rows <= 1 || (uint32_t)t->layer >= c->table->layers) continue;
         uint32_t unit = model_tensor_unit(t);
-        uint64_t bytes = t->bytes / t->rows * (t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1);
-        if (what->units && c->table->packs[unit]) {
-            uint64_t most = analyse_units(c->table, unit, unit).packable; /* of one operation less */
+        const bool blocks = !tensor_format_is_plain(t->format);
+        uint64_t bytes = t->cols * dtype_bytes(tensor_format_product(t->format)) *
+                         (t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1);
+        if (what->units && (blocks || c->table->packs[unit])) {
+            uint64_t most = blocks ? MATH_WEIGHTS_MAX * t->rows * bytes /* of an operation, at most */
+                                   : analyse_units(c->table, unit, unit).packable;
             if (bytes > there_row) there_row = bytes;
             if (most > there) there = most;
         }
+        if (blocks && bytes > row) row = bytes;
         if (!(c->wish->pack && c->table->packs[unit]) && !(c->wish->pack_cpu && c->table->packs_cpu[unit]))
             continue;
         if (bytes > row) row = bytes;
@@ -254,9 +258,11 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
         ledger_add(vram, what, times(kv_layers, ledger_kv_layer_bytes(c, plan->page_count)));
     }
     if (plan->ring_bytes) ledger_add(vram, "stream ring", plan->ring_bytes);
-    const struct ledger_expands expands = {.ring_bytes = streams_packed(plan) ? plan->ring_bytes : 0,
-                                           .units = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED) > 0,
-                                           .head = plan_head_format(plan) == FORMAT_BF16_PACKED};
+    const struct ledger_expands expands = {
+        .ring_bytes = c->table->blocks || streams_packed(plan) ? plan->ring_bytes : 0,
+        .units = (c->table->blocks && plan_has_home(plan, PLAN_HOME_GPU)) ||
+                 plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED) > 0,
+        .head = plan_head_format(plan) == FORMAT_BF16_PACKED};
     const uint64_t expanded = ledger_expanded_bytes(c, &expands);
     if (expanded) ledger_add(vram, "expanded slice", expanded);
     if (plan_borrows_kv(plan)) {

@@ -75,7 +75,7 @@ uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count)
 /* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
  * slices: where its weights are streamed. */
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);
-/* What lies expanded in VRAM of weights that are packed: of streamed ones (a ring of so many bytes; 0: none
+/* What lies expanded in VRAM of weights that are packed, or blocks: of streamed ones (a ring of so many bytes; 0: none
  * are streamed) and of half layers and the head at home there. No slice is larger; all take the same place.
  * 0: nothing is packed where the wish is granted. */
 struct ledger_expands {

@@ -376,8 +376,8 @@ static void printing_shows_phases_and_hand_overs(void **state)
     assert_null(strstr(text, "prefill of 33 tokens and more, 2 to 16 tokens: "));
     /* the embedding alone: no positions, one hand-over */
     assert_non_null(strstr(text, "prefill of 33 tokens and more, a chunk of tokens: 2 entries"));
-    assert_non_null(strstr(text, "embed   x; "));
-    assert_non_null(strstr(text, "receive hand-over 1, the last"));
+    assert_non_null(strstr(text, "embed x\n"));
+    assert_non_null(strstr(text, "take from lane hand-over 1, the last"));
     assert_null(strstr(text, "head,"));
     free(text);
     plan_free(&plan);

@@ -67,7 +67,7 @@ static void list_variants(struct compare *c)
 
 static enum kind kind_of(const struct program_entry *e)
 {
-    if (e->kind != PROGRAM_LINEAR) return KIND_REST;
+    if (e->kind != OP_LINEAR) return KIND_REST;
     switch (e->segment[0].role) {
     case TENSOR_Q:
     case TENSOR_K:
@@ -88,8 +88,8 @@ static enum kind kind_of(const struct program_entry *e)
 static void swap_programs(struct compare *c)
 {
     struct step_programs *programs = &c->o->local->engine.programs;
-    struct program layers = programs->tier[0][PROGRAM_TIER_ONE], head = programs->head_one;
-    programs->tier[0][PROGRAM_TIER_ONE] = c->coarse[0], programs->head_one = c->coarse[1];
+    struct program layers = programs->tier[0][OP_TIER_ONE], head = programs->head_one;
+    programs->tier[0][OP_TIER_ONE] = c->coarse[0], programs->head_one = c->coarse[1];
     c->coarse[0] = layers, c->coarse[1] = head;
 }
 
@@ -102,7 +102,7 @@ static int measure(struct compare *c, uint32_t variant, uint32_t round, struct h
     const struct program *program[2];
     const struct run_reads before = engine->run.reads;
     if (v->coarse) swap_programs(c);
-    program[0] = &engine->programs.tier[0][PROGRAM_TIER_ONE], program[1] = &engine->programs.head_one;
+    program[0] = &engine->programs.tier[0][OP_TIER_ONE], program[1] = &engine->programs.head_one;
     for (int p = 0; p < 2; p++) {
         memset(c->entry_ns[p], 0xff, program[p]->count * sizeof *c->entry_ns[p]);
         engine->run.entry_ns[p] = c->entry_ns[p];
@@ -181,7 +181,7 @@ static int prepare(struct compare *c, struct helm_err *err)
                                           .threads = pool_threads(engine->pool),
                                           .coarse = true,
                                           .arena = engine->base.arena};
-    int rc = program_lower(&source, 0, PROGRAM_TIER_ONE, &c->coarse[0], err);
+    int rc = program_lower(&source, 0, OP_TIER_ONE, &c->coarse[0], err);
     if (!rc) rc = program_lower_head(&source, false, &c->coarse[1], err);
     if (rc) return rc;
     bool all = true;

@@ -117,15 +117,16 @@ static void check_matrix(const struct gpu_weights *w, const struct gpu_weights_p
     if (t->rows == 1) return;
     const struct gpu_matrix *m = gpu_matrix_of(w, t->role, t->layer);
     uint16_t *wanted = read_tensor(t);
-    assert_int_equal(m->packed, place->format == FORMAT_BF16_PACKED);
-    if (!m->packed) {
+    assert_int_equal(m->format, place->format);
+    if (m->format != FORMAT_BF16_PACKED) {
         assert_memory_equal(m->data, wanted, t->bytes);
     } else {
         const uint32_t groups = packed_groups(m->rows);
         uint16_t *value = malloc(t->bytes);
         assert_non_null(value);
         assert_memory_equal(m->offset, m->offset_device, packed_offsets_bytes(m->rows));
-        OK(packed_read_groups(m->data, packed_at(m->offset, groups), m->offset, m->rows, m->cols, 0, groups,
+        OK(packed_read_groups(&(struct packed_run){m->data, packed_at(m->offset, groups), m->offset, m->rows,
+                                                   m->cols, 0, groups},
                               value, why));
         assert_memory_equal(value, wanted, t->bytes);
         free(value);
