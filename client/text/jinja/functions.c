@@ -156,10 +156,10 @@ static int call_strftime_now(const struct jinja_callable *c, struct jinja_value 
 }
 
 const struct jinja_function jinja_global_table[] = {
-    {"dict", call_dict, {NULL}, 0, true},
-    {"namespace", call_namespace, {NULL}, 0, true},
-    {"raise_exception", call_raise_exception, {"message"}, 1, false},
-    {"range", call_range, {NULL}, 0, true},
-    {"strftime_now", call_strftime_now, {"format"}, 1, false},
-    {NULL, NULL, {NULL}, 0, false},
+    {.name = "dict", .call = call_dict, .raw = true},
+    {.name = "namespace", .call = call_namespace, .raw = true},
+    {.name = "raise_exception", .call = call_raise_exception, .parameters = {"message"}, .required = 1},
+    {.name = "range", .call = call_range, .raw = true},
+    {.name = "strftime_now", .call = call_strftime_now, .parameters = {"format"}, .required = 1},
+    {.name = NULL},
 };

@@ -23,16 +23,9 @@ struct jinja_node *jinja_parse_node(struct jinja_parser *p, enum jinja_node_kind
 
 int jinja_parse_add(struct jinja_parser *p, struct jinja_nodes *list, struct jinja_node *node)
 {
-    if (list->count == list->space) {
-        size_t space = list->space ? 2 * list->space : 4;
-        struct jinja_node **grown = jinja_alloc(p->run, space * sizeof *grown);
-        if (!grown) return p->run->code;
-        if (list->count) memcpy(grown, list->item, list->count * sizeof *grown);
-        list->item = grown;
-        list->space = space;
-    }
-    list->item[list->count++] = node;
-    return 0;
+    int rc = jinja_grow(p->run, &list->item, sizeof node, list->count, &list->space);
+    if (!rc) list->item[list->count++] = node;
+    return rc;
 }
 
 bool jinja_parse_is_op(const struct jinja_parser *p, char op)
@@ -66,39 +59,18 @@ int jinja_parse_expect_op(struct jinja_parser *p, char op)
     return jinja_parse_skip_op(p, op) ? 0 : jinja_parse_unexpected(p, wanted);
 }
 
-static const char *op_text(char op, char text[2])
-{
-    switch (op) {
-    case JINJA_OP_EQ:
-        return "==";
-    case JINJA_OP_NE:
-        return "!=";
-    case JINJA_OP_LE:
-        return "<=";
-    case JINJA_OP_GE:
-        return ">=";
-    case JINJA_OP_POW:
-        return "**";
-    case JINJA_OP_FLOORDIV:
-        return "//";
-    default:
-        text[0] = op;
-        return text;
-    }
-}
-
 int jinja_parse_unexpected(struct jinja_parser *p, const char *wanted)
 {
     const struct jinja_token *token = p->token;
-    char text[2] = {0};
+    char text[2];
     p->run->line = token->line;
     switch (token->kind) {
     case JINJA_TOKEN_NAME:
         return jinja_fail(p->run, HELM_E_FORMAT, "unexpected '%.*s', expected %s",
                           (int)(token->length < 64 ? token->length : 64), token->text, wanted);
     case JINJA_TOKEN_OPERATOR:
-        return jinja_fail(p->run, HELM_E_FORMAT, "unexpected '%s', expected %s", op_text(token->op, text),
-                          wanted);
+        return jinja_fail(p->run, HELM_E_FORMAT, "unexpected '%s', expected %s",
+                          jinja_op_text(token->op, text), wanted);
     case JINJA_TOKEN_STRING:
         return jinja_fail(p->run, HELM_E_FORMAT, "unexpected string, expected %s", wanted);
     case JINJA_TOKEN_INTEGER:

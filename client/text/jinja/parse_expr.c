@@ -80,15 +80,10 @@ static int parse_arguments(struct jinja_parser *p, struct jinja_arguments **out)
         if (!rc) rc = jinja_parse_add(p, keyword ? &args->keyword_values : &args->positional, value);
         if (rc) return rc;
         if (!keyword) continue;
-        size_t names = args->keyword_values.count;
-        if (names > name_space) {
-            name_space = 2 * names + 2;
-            struct jinja_value *grown = jinja_alloc(p->run, name_space * sizeof *grown);
-            if (!grown) return p->run->code;
-            if (names > 1) memcpy(grown, args->keyword_names, (names - 1) * sizeof *grown);
-            args->keyword_names = grown;
-        }
-        args->keyword_names[names - 1] = name;
+        size_t names = args->keyword_values.count - 1;
+        rc = jinja_grow(p->run, &args->keyword_names, sizeof name, names, &name_space);
+        if (rc) return rc;
+        args->keyword_names[names] = name;
     }
     return jinja_parse_expect_op(p, ')');
 }
@@ -329,6 +324,19 @@ static int parse_filters_and_tests(struct jinja_parser *p, struct jinja_node *no
 
 /* ---- operators, tightest first */
 
+/* *out = *out `op` what `operand` reads. */
+static int parse_right(struct jinja_parser *p, enum jinja_node_kind kind, char op,
+                       int (*operand)(struct jinja_parser *, struct jinja_node **), struct jinja_node **out)
+{
+    struct jinja_node *right;
+    int rc = operand(p, &right);
+    if (rc) return rc;
+    *out = pair(p, kind, *out, right);
+    if (!*out) return p->run->code;
+    (*out)->op = op;
+    return 0;
+}
+
 static int parse_signed(struct jinja_parser *p, struct jinja_node **out)
 {
     struct jinja_node *node =
@@ -351,17 +359,16 @@ static int parse_unary(struct jinja_parser *p, bool filters, struct jinja_node *
     return rc;
 }
 
+static int parse_filtered(struct jinja_parser *p, struct jinja_node **out)
+{
+    return parse_unary(p, true, out);
+}
+
 static int parse_pow(struct jinja_parser *p, struct jinja_node **out)
 {
-    struct jinja_node *right;
-    int rc = parse_unary(p, true, out);
-    while (!rc && jinja_parse_skip_op(p, JINJA_OP_POW)) {
-        rc = parse_unary(p, true, &right);
-        if (rc) break;
-        *out = pair(p, JINJA_NODE_BINARY, *out, right);
-        if (!*out) return p->run->code;
-        (*out)->op = JINJA_OP_POW;
-    }
+    int rc = parse_filtered(p, out);
+    while (!rc && jinja_parse_skip_op(p, JINJA_OP_POW))
+        rc = parse_right(p, JINJA_NODE_BINARY, JINJA_OP_POW, parse_filtered, out);
     return rc;
 }
 
@@ -370,15 +377,8 @@ static int parse_chain(struct jinja_parser *p, const char *ops,
                        int (*operand)(struct jinja_parser *, struct jinja_node **), struct jinja_node **out)
 {
     int rc = operand(p, out);
-    while (!rc && p->token->kind == JINJA_TOKEN_OPERATOR && strchr(ops, p->token->op)) {
-        struct jinja_node *right;
-        char op = (p->token++)->op;
-        rc = operand(p, &right);
-        if (rc) break;
-        *out = pair(p, JINJA_NODE_BINARY, *out, right);
-        if (!*out) return p->run->code;
-        (*out)->op = op;
-    }
+    while (!rc && p->token->kind == JINJA_TOKEN_OPERATOR && strchr(ops, p->token->op))
+        rc = parse_right(p, JINJA_NODE_BINARY, (p->token++)->op, operand, out);
     return rc;
 }
 
@@ -452,23 +452,15 @@ static int parse_not(struct jinja_parser *p, struct jinja_node **out)
 
 static int parse_and(struct jinja_parser *p, struct jinja_node **out)
 {
-    struct jinja_node *right;
     int rc = parse_not(p, out);
-    while (!rc && jinja_parse_skip_name(p, "and")) {
-        rc = parse_not(p, &right);
-        if (!rc && !(*out = pair(p, JINJA_NODE_AND, *out, right))) return p->run->code;
-    }
+    while (!rc && jinja_parse_skip_name(p, "and")) rc = parse_right(p, JINJA_NODE_AND, '\0', parse_not, out);
     return rc;
 }
 
 static int parse_or(struct jinja_parser *p, struct jinja_node **out)
 {
-    struct jinja_node *right;
     int rc = parse_and(p, out);
-    while (!rc && jinja_parse_skip_name(p, "or")) {
-        rc = parse_and(p, &right);
-        if (!rc && !(*out = pair(p, JINJA_NODE_OR, *out, right))) return p->run->code;
-    }
+    while (!rc && jinja_parse_skip_name(p, "or")) rc = parse_right(p, JINJA_NODE_OR, '\0', parse_and, out);
     return rc;
 }
 
