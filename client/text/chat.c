@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client/text/jinja/jinja.h"
+#include "client/text/jinja/run.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 
@@ -167,24 +168,20 @@ void helm_chat_close(struct helm_chat **chat)
 
 /* ---- rendering */
 
-/* Takes `messages` and `tools` (NULL: none); `extra` is borrowed and may be NULL. */
-static int render(const struct helm_chat *chat, json_t *messages, json_t *tools, json_t *extra,
-                  int add_generation_prompt, int64_t now_s, char **text, size_t *length, struct helm_err *err)
+/* Takes `variables`: messages, tools and add_generation_prompt; `extra` is borrowed and may be NULL. */
+static int render(const struct helm_chat *chat, json_t *variables, json_t *extra, int64_t now_s, char **text,
+                  size_t *length, struct helm_err *err)
 {
-    bool with_tools = tools && !json_is_null(tools);
-    json_t *variables = json_object();
-    int bad = json_object_set_new(variables, "messages", messages);
-    bad |= json_object_set_new(variables, "tools", tools ? tools : json_null());
-    bad |= json_object_set_new(variables, "documents", json_null());
-    bad |= json_object_set_new(variables, "add_generation_prompt", json_boolean(add_generation_prompt));
+    const json_t *tools = json_object_get(variables, "tools");
+    int bad = json_object_set_new(variables, "documents", json_null());
     for (size_t i = 0; !bad && i < chat->token_count; i++)
         bad |= json_object_set_new(variables, chat->tokens[i].name, json_string(chat->tokens[i].text));
     if (!bad && extra) bad = json_object_update(variables, extra);
     int rc = bad ? helm_fail(err, HELM_E_NOMEM, "no memory for the chat template's variables") : 0;
     if (!rc) {
         const struct jinja_input input = {.variables = variables, .now_s = now_s};
-        rc =
-            jinja_render(with_tools && chat->tools ? chat->tools : chat->standard, &input, text, length, err);
+        const bool with_tools = chat->tools && !json_is_null(tools);
+        rc = jinja_render(with_tools ? chat->tools : chat->standard, &input, text, length, err);
         if (rc && err) helm_err_prefix(err, "chat template");
     }
     json_decref(variables);
@@ -198,25 +195,18 @@ int helm_chat_render(const struct helm_chat *chat, const struct helm_chat_messag
     *length = 0;
     json_t *list = json_array();
     for (size_t i = 0; i < count; i++) {
-        json_t *role = json_string(messages[i].role), *content = json_string(messages[i].content);
-        json_t *item = role && content ? json_object() : NULL;
-        /* each of these takes what it is given, also when it fails */
-        if (!item) {
-            json_decref(role);
-            json_decref(content);
-            json_decref(list);
-            return helm_fail(err, HELM_E_FORMAT, "message %zu: its %s is not UTF-8", i,
-                             role ? "content" : "role");
-        }
-        int bad = json_object_set_new(item, "role", role);
-        bad |= json_object_set_new(item, "content", content);
-        bad |= json_array_append_new(list, item);
-        if (bad) {
-            json_decref(list);
-            return helm_fail(err, HELM_E_NOMEM, "no memory for the conversation");
-        }
+        const struct helm_chat_message *m = &messages[i];
+        json_t *item = json_pack("{s:s, s:s}", "role", m->role, "content", m->content);
+        if (json_array_append_new(list, item) == 0) continue; /* takes it, also when it fails */
+        json_decref(list);
+        if (item) return helm_fail(err, HELM_E_NOMEM, "no memory for the conversation");
+        return helm_fail(err, HELM_E_FORMAT, "message %zu: its %s is not UTF-8", i,
+                         jinja_utf8_valid(m->role, strlen(m->role)) ? "content" : "role");
     }
-    return render(chat, list, NULL, NULL, add_generation_prompt, 0, text, length, err);
+    return render(chat,
+                  json_pack("{s:o, s:n, s:b}", "messages", list, "tools", "add_generation_prompt",
+                            add_generation_prompt),
+                  NULL, 0, text, length, err);
 }
 
 /* NULL text: *out stays NULL. */
@@ -232,28 +222,26 @@ static int parse_part(const char *what, const char *text, json_type type, json_t
     return helm_fail(err, HELM_E_FORMAT, "%s: not %s", what, type == JSON_ARRAY ? "a list" : "an object");
 }
 
-int helm_chat_render_json(const struct helm_chat *chat, const char *messages_json, const char *tools_json,
-                          const char *extra_json, int add_generation_prompt, int64_t now_s, char **text,
+int helm_chat_render_json(const struct helm_chat *chat, const struct helm_chat_input *input, char **text,
                           size_t *length, struct helm_err *err)
 {
     static const char *const reserved[] = {"messages", "tools", "add_generation_prompt"};
     json_t *messages = NULL, *tools = NULL, *extra = NULL;
     *text = NULL;
     *length = 0;
-    int rc = messages_json ? parse_part("messages", messages_json, JSON_ARRAY, &messages, err)
-                           : helm_fail(err, HELM_E_FORMAT, "messages: missing");
-    if (!rc) rc = parse_part("tools", tools_json, JSON_ARRAY, &tools, err);
-    if (!rc) rc = parse_part("extra variables", extra_json, JSON_OBJECT, &extra, err);
+    int rc = input->messages ? parse_part("messages", input->messages, JSON_ARRAY, &messages, err)
+                             : helm_fail(err, HELM_E_FORMAT, "messages: missing");
+    if (!rc) rc = parse_part("tools", input->tools, JSON_ARRAY, &tools, err);
+    if (!rc) rc = parse_part("extra variables", input->extra, JSON_OBJECT, &extra, err);
     for (size_t i = 0; !rc && i < sizeof reserved / sizeof *reserved; i++)
         if (json_object_get(extra, reserved[i]))
             rc = helm_fail(err, HELM_E_FORMAT, "extra variables: '%s' has a parameter of its own",
                            reserved[i]);
-    if (!rc) {
-        json_t *given_messages = messages, *given_tools = tools;
-        messages = tools = NULL;
-        rc =
-            render(chat, given_messages, given_tools, extra, add_generation_prompt, now_s, text, length, err);
-    }
+    if (!rc)
+        rc = render(chat,
+                    json_pack("{s:O, s:O?, s:b}", "messages", messages, "tools", tools,
+                              "add_generation_prompt", input->add_generation_prompt),
+                    extra, input->now_s, text, length, err);
     json_decref(messages);
     json_decref(tools);
     json_decref(extra);

@@ -93,11 +93,12 @@ static double time_draws(struct bench *b, const struct setting *setting)
     static uint64_t ns[ROUNDS_MAX];
     struct sampling_params params = setting->params;
     struct sampling_result result;
+    const struct sampling_tokens tokens = {b->history, HISTORY, HISTORY / 2};
     for (uint32_t r = 0; r < b->rounds + ROWS; r++) {
         params.seed = r;
         uint64_t start = units_now_ns();
-        if (sampling_draw(&params, b->rows + (size_t)(r % ROWS) * b->vocab, b->vocab, b->history, HISTORY,
-                          HISTORY / 2, b->scratch, &result))
+        if (sampling_draw(&params, b->rows + (size_t)(r % ROWS) * b->vocab, b->vocab, &tokens, b->scratch,
+                          &result))
             exit(1);
         if (r >= ROWS) ns[r - ROWS] = units_now_ns() - start;
         b->drawn += result.token;
@@ -126,11 +127,12 @@ static double time_few(struct bench *b, const struct setting *setting)
     struct sampling_changes changes = {.token = b->token, .times = b->times};
     struct sampling_params params = setting->params;
     struct sampling_result result;
+    const struct sampling_tokens tokens = {b->history, HISTORY, HISTORY / 2};
     struct sampling_ask ask;
     for (uint32_t r = 0; r < b->rounds + ROWS; r++) {
         const float *row = b->rows + (size_t)(r % ROWS) * b->vocab;
         params.seed = r;
-        sampling_ask(&params, b->vocab, b->history, HISTORY, HISTORY / 2, b->scratch, &changes, &ask);
+        sampling_ask(&params, b->vocab, &tokens, b->scratch, &changes, &ask);
         if (ask.need != SAMPLING_NEEDS_FEW) return -1;
         struct sampling_few few = {.candidate = b->falling + (size_t)(r % ROWS) * b->vocab,
                                    .count = ask.candidates < b->vocab ? ask.candidates : b->vocab,

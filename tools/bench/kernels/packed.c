@@ -80,8 +80,13 @@ static int job_check(struct job *j, const char *name, struct helm_err *err)
     if (!back) return helm_fail(err, HELM_E_NOMEM, "no memory to read back into");
     memset(back, 0, values * sizeof(*back));
     const double begin = now();
-    int rc = packed_read_groups(j->packed, job_bytes(j), j->offset, j->rows, j->cols, 0,
-                                packed_groups(j->rows), back, err);
+    const struct packed_part all = {.packed = j->packed,
+                                    .bytes = job_bytes(j),
+                                    .offset = j->offset,
+                                    .rows = j->rows,
+                                    .cols = j->cols,
+                                    .groups = packed_groups(j->rows)};
+    int rc = packed_read_groups(&all, back, err);
     j->read_seconds = now() - begin;
     if (rc == HELM_OK && memcmp(back, j->value, values * sizeof(*back)) != 0)
         rc = helm_fail(err, HELM_E_INTERNAL, "%s: does not come back bit for bit", name);
