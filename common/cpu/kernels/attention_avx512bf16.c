@@ -97,88 +97,14 @@ static void tile_pack_values(float *packed, const char *const *keys, size_t dist
         }
 }
 
-INLINE void scores_of(float *p, const float *q, const float *keys, size_t pairs, const size_t vecs)
-{
-    vec acc[TILE_ROWS][TILE_VECS];
-    UNROLL for (size_t r = 0; r < TILE_ROWS; r++) UNROLL for (size_t v = 0; v < vecs; v++) acc[r][v] =
-        vec_set1(0);
-    for (size_t d = 0; d < pairs; d++) {
-        __m512bh k[TILE_VECS];
-        UNROLL for (size_t v = 0; v < vecs; v++) k[v] = pairs_of(vec_load(keys + d * KEYS_BLOCK + v * LANES));
-        UNROLL for (size_t r = 0; r < TILE_ROWS; r++)
-        {
-            __m512bh x = broadcast_pair(q + d * TILE_ROWS + r);
-            UNROLL for (size_t v = 0; v < vecs; v++) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], x, k[v]);
-        }
-    }
-    UNROLL for (size_t r = 0; r < TILE_ROWS; r++) UNROLL for (size_t v = 0; v < vecs; v++)
-        vec_store(p + r * KEYS_BLOCK + v * LANES, acc[r][v]);
-}
-
-/* p[row][key] for the keys below hi (and those that share a vector with them). */
-static void tile_scores(float *p, const float *q, const float *keys, size_t head_dim, size_t stride,
-                        uint32_t lo, uint32_t hi)
-{
-    size_t pairs = (head_dim + 1) / 2;
-    (void)lo;
-    (void)stride;
-    switch ((hi + LANES - 1) / LANES) {
-    case 1:
-        scores_of(p, q, keys, pairs, 1);
-        break;
-    case 2:
-        scores_of(p, q, keys, pairs, 2);
-        break;
-    case 3:
-        scores_of(p, q, keys, pairs, 3);
-        break;
-    default:
-        scores_of(p, q, keys, pairs, 4);
-        break;
-    }
-}
-
-INLINE void values_of(float *o, size_t stride, const float *p, const float *fix, const float *values,
-                      size_t pair_lo, size_t pair_hi, const size_t vecs)
-{
-    vec acc[TILE_ROWS][TILE_VECS];
-    UNROLL for (size_t r = 0; r < TILE_ROWS; r++) UNROLL for (size_t v = 0; v < vecs; v++) acc[r][v] =
-        vec_mul(vec_load(o + r * stride + v * LANES), vec_set1(fix[r]));
-    for (size_t k = pair_lo; k < pair_hi; k++) {
-        __m512bh x[TILE_VECS];
-        UNROLL for (size_t v = 0; v < vecs; v++) x[v] = pairs_of(vec_load(values + k * stride + v * LANES));
-        UNROLL for (size_t r = 0; r < TILE_ROWS; r++)
-        {
-            __m512bh w = broadcast_pair(p + r * KEYS_BLOCK + k);
-            UNROLL for (size_t v = 0; v < vecs; v++) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], w, x[v]);
-        }
-    }
-    UNROLL for (size_t r = 0; r < TILE_ROWS; r++) UNROLL for (size_t v = 0; v < vecs; v++)
-        vec_store(o + r * stride + v * LANES, acc[r][v]);
-}
-
-/* o[row] = o[row] * fix[row] + sum over keys [lo, hi) of p[row][key] * value; the weights of a pair's other
- * key are 0. */
-static void tile_values(float *o, size_t stride, const float *p, const float *fix, const float *values,
-                        uint32_t lo, uint32_t hi)
-{
-    size_t d = 0, from = lo / 2, to = (hi + 1) / 2;
-    for (; d + 4 * LANES <= stride; d += 4 * LANES) values_of(o + d, stride, p, fix, values + d, from, to, 4);
-    switch ((stride - d) / LANES) {
-    case 3:
-        values_of(o + d, stride, p, fix, values + d, from, to, 3);
-        break;
-    case 2:
-        values_of(o + d, stride, p, fix, values + d, from, to, 2);
-        break;
-    case 1:
-        values_of(o + d, stride, p, fix, values + d, from, to, 1);
-        break;
-    default:
-        break;
-    }
-}
-
+#define CHUNK ((size_t)TILE_VECS * LANES)
+_Static_assert(TILE_VECS *LANES == KEYS_BLOCK, "a block of keys is one chunk");
+typedef __m512bh tile_operand;
+#define tile_operand_at(p)       pairs_of(vec_load(p))
+#define tile_broadcast(p)        broadcast_pair(p)
+#define tile_multiply(acc, x, y) _mm512_dpbf16_ps(acc, x, y)
+#define TILE_TOGETHER            2
+#include "common/cpu/kernels/attention_tile.h"
 #include "common/cpu/kernels/attention_simd.h"
 
 void attention_attend_avx512bf16(const struct attention_task *task)
