@@ -95,7 +95,7 @@ static uint64_t plain_bytes(const struct gpu_weights *w)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < (LAYERS + 1) * TENSOR_ROLE_COUNT; i++)
-        if (w->matrix[i].packed && !w->matrix[i].host)
+        if (w->matrix[i].format == FORMAT_BF16_PACKED && !w->matrix[i].host)
             bytes += (uint64_t)w->matrix[i].rows * w->matrix[i].cols * 2;
     return bytes;
 }
@@ -115,7 +115,7 @@ static void run_home(const struct home_case *c, uint32_t most, float *logits, ui
     if (plain) assert_in_range(w->packed_bytes, plain * 66 / 100, plain * 76 / 100);
     if (c->pack_gpu) { /* groups as the packing of whole matrices has them */
         const struct gpu_matrix *m = gpu_matrix_of(w, TENSOR_O, 0);
-        assert_true(m->packed && m->offset[0] == 0);
+        assert_true(m->format == FORMAT_BF16_PACKED && m->offset[0] == 0);
         assert_true(packed_at(m->offset, packed_groups(m->rows)) < (uint64_t)m->rows * m->cols * 2);
     }
     *step_bytes = w->step_bytes;

@@ -130,8 +130,8 @@ static void check_region(const struct bench *b, bool pack)
             const char *groups_at = region + p->offset + packed_groups_at(rows);
             uint16_t *got = malloc((size_t)t->bytes);
             assert_non_null(got);
-            if (packed_read_groups(&(struct packed_run){groups_at, packed_at(offset, groups), offset, rows,
-                                                        cols, 0, groups},
+            if (packed_read_groups(&(struct packed_part){groups_at, packed_at(offset, groups), offset, rows,
+                                                         cols, 0, groups},
                                    got, &err))
                 fail_msg("%s: %s", t->name, err.text);
             assert_memory_equal(got, want, (size_t)t->bytes);
