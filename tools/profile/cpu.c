@@ -24,6 +24,7 @@
 #define LONG          4096 /* positions that one query attends to */
 #define CHUNK_START   1024 /* positions before a chunk */
 #define FILL_BYTES    (16 * MIB)
+#define READ_CHUNK    (256 * KIB)
 #define REGIONS       64 /* empty regions of the pool, one after another */
 #define LINEARS       4  /* of a decoded layer: q k v; o; gate up; down */
 #define GEMV_S        2.0
@@ -60,7 +61,7 @@ struct profile_cpu_run {
     uint64_t *entry_ns;
     uint32_t entries;
     uint64_t weight_bytes; /* of the layers */
-    struct profile_reader reader;
+    struct reader reader;
     struct profile_packed *packed;     /* NULL: packed weights cannot be measured here */
     struct profile_samples gemv[2][2]; /* [packed][beside copies]: bytes of plain weights a second */
     struct profile_samples read, operation;
@@ -359,6 +360,11 @@ static int one_step(struct profile_cpu_run *r, bool packed, bool beside, struct 
     return 0;
 }
 
+static double read_rate(struct profile_cpu_run *r, struct pool *pool)
+{
+    return reader_bytes(&r->reader) / reader_pass(&r->reader, pool);
+}
+
 /* Steps of one token in turns: with plain weights, alone a pass of plain reading, with packed weights. All
  * see the same minute of a machine that others use, too, and each finds the others' memory in the caches. */
 static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profile_company *company,
@@ -371,8 +377,7 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
     for (uint32_t steps = 0; !rc && (steps < 3 || profile_now_s() < end); steps++) {
         rc = one_step(r, false, company != NULL, err);
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->plain : NULL, err);
-        if (!rc && !company)
-            profile_samples_add(&r->read, profile_reader_pass(&r->reader, r->local.engine.pool));
+        if (!rc && !company) profile_samples_add(&r->read, read_rate(r, r->local.engine.pool));
         if (rc || !r->packed) continue;
         rc = one_step(r, true, company != NULL, err);
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->packed : NULL, err);
@@ -409,7 +414,7 @@ static int measure_read(struct profile_cpu_run *r, struct profile_table *table, 
         if (rc) break;
         double end = profile_now_s() + (r->quick ? 0.1 : 0.4);
         while (samples.count < 3 || (samples.count < 32 && profile_now_s() < end))
-            profile_samples_add(&samples, profile_reader_pass(&r->reader, pool));
+            profile_samples_add(&samples, read_rate(r, pool));
         pool_destroy(pool);
         profile_table_put(table, n, memory_value(r, false, &samples));
     }
@@ -573,8 +578,9 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     cpu->weight_bytes = r->weight_bytes;
     for (uint32_t i = 0; i < report->reduced_count; i++)
         profile_say(r->progress, "CPU: %s", report->reduced[i]);
-    profile_reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
-                        engine->weights.host.region_bytes, engine->pool, r->quick ? 0.2 : 1.5);
+    reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
+                engine->weights.host.region_bytes, READ_CHUNK);
+    reader_choose(&r->reader, engine->pool, r->quick ? 0.2 : 1.5);
     int rc = measure_read(r, &cpu->read, err);
     if (!rc) rc = profile_cpu_gemv(r, r->quick ? 0.4 : GEMV_S, NULL, cpu, err);
     if (rc) return rc;

@@ -55,7 +55,7 @@ HELM_MUST_CHECK int read_limit_open(uint32_t threads, int node, uint64_t bytes, 
 HELM_MUST_CHECK int read_limit_open_over(uint32_t threads, int node, const void *memory, uint64_t bytes,
                                          struct read_limit **out, struct helm_err *err);
 /* GB/s just now. */
-double read_limit_measure(struct read_limit *limit);
+HELM_MUST_CHECK int read_limit_measure(struct read_limit *limit, double *gb_s, struct helm_err *err);
 void read_limit_close(struct read_limit **limit);
 
 /* ---- the matrix ---- */
