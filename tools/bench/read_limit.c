@@ -27,7 +27,6 @@ struct read_limit {
     char *own; /* NULL: the caller's memory is read */
     uint64_t bytes;
     uint32_t passes, threads;
-    bool touched;
     double gb_s;
     int rc;
     struct helm_err err;
@@ -40,16 +39,6 @@ static void touch_chunk(void *ctx, uint32_t chunk, uint32_t thread)
     memset(limit->own + chunk * PIECE_BYTES, 1 + (int)thread % 100, PIECE_BYTES);
 }
 
-static bool touch_next(void *ctx, uint32_t thread, struct pool_job *out)
-{
-    struct read_limit *limit = ctx;
-    (void)thread;
-    if (limit->touched) return false;
-    limit->touched = true;
-    *out = (struct pool_job){.run = touch_chunk, .chunks = limit->reader.chunks};
-    return true;
-}
-
 /* The first call prepares, all others measure. */
 static void *pool_main(void *arg)
 {
@@ -57,9 +46,9 @@ static void *pool_main(void *arg)
     struct pool *pool = NULL;
     limit->rc = pool_create(limit->threads, limit->cpu, POOL_SPIN_US_DEFAULT, &pool, &limit->err);
     if (limit->rc) return NULL;
-    if (limit->own) pool_run(pool, touch_next, limit);
     (void)reader_pass(&limit->reader, pool); /* all threads are there now */
     if (!limit->passes) {
+        if (limit->own) pool_run_region(pool, touch_chunk, limit, limit->reader.chunks);
         reader_choose(&limit->reader, pool, CHOICE_S);
         double passes = PASS_S / reader_pass(&limit->reader, pool);
         limit->passes = passes < 1 ? 1 : passes > PASSES_MAX ? PASSES_MAX : (uint32_t)passes;

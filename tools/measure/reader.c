@@ -24,16 +24,6 @@ static void read_chunk(void *ctx, uint32_t chunk, uint32_t thread)
     if (sum == 1) atomic_fetch_add_explicit(&r->sink, sum, memory_order_relaxed);
 }
 
-static bool read_next(void *ctx, uint32_t thread, struct pool_job *out)
-{
-    struct reader *r = ctx;
-    (void)thread;
-    if (r->handed_out) return false;
-    r->handed_out = true;
-    *out = (struct pool_job){.run = read_chunk, .chunks = r->chunks};
-    return true;
-}
-
 void reader_open(struct reader *r, const void *data, uint64_t bytes, size_t chunk_bytes)
 {
     unsigned features = cpu_features();
@@ -49,8 +39,7 @@ void reader_open(struct reader *r, const void *data, uint64_t bytes, size_t chun
 double reader_pass(struct reader *r, struct pool *pool)
 {
     uint64_t begin = units_now_ns();
-    r->handed_out = false;
-    pool_run(pool, read_next, r);
+    pool_run_region(pool, read_chunk, r, r->chunks);
     return (double)(units_now_ns() - begin) * 1e-9;
 }
 

@@ -16,7 +16,6 @@ struct reader {
     probe_read_fn *read;
     unsigned streams;
     size_t ahead;
-    bool handed_out;
     _Atomic uint64_t sink;
 };
 /* With one stream and nothing fetched ahead; a rest of less than a chunk is left out. */

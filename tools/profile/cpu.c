@@ -161,7 +161,6 @@ static void measure_region(struct profile_cpu_run *r)
 struct fill {
     char *at;
     uint64_t bytes;
-    bool handed_out;
 };
 
 /* Numbers that no sum of products overflows or vanishes with. */
@@ -177,17 +176,6 @@ static void fill_chunk(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-static bool fill_next(void *ctx, uint32_t thread, struct pool_job *job)
-{
-    struct fill *f = ctx;
-    (void)thread;
-    if (f->handed_out) return false;
-    f->handed_out = true;
-    *job =
-        (struct pool_job){.run = fill_chunk, .chunks = (uint32_t)((f->bytes + FILL_BYTES - 1) / FILL_BYTES)};
-    return true;
-}
-
 /* The holes were read as zeros, which some processors multiply with less power. */
 static int fill_weights(struct profile_cpu_run *r, struct helm_err *err)
 {
@@ -196,7 +184,8 @@ static int fill_weights(struct profile_cpu_run *r, struct helm_err *err)
                      .bytes = r->local.engine.weights.host.region_bytes};
     if (mprotect(f.at, (size_t)region->bytes, PROT_READ | PROT_WRITE))
         return helm_fail_errno(err, "making the weights writable");
-    pool_run(r->local.engine.pool, fill_next, &f);
+    pool_run_region(r->local.engine.pool, fill_chunk, &f,
+                    (uint32_t)((f.bytes + FILL_BYTES - 1) / FILL_BYTES));
     return 0;
 }
 
