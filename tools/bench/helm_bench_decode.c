@@ -42,19 +42,15 @@ struct bench {
 #define READ_CHUNK (256 * KIB)
 
 /* One pass over (at most 2 GiB of) the weights, in GB/s. */
-static double measure_read(struct bench *b)
+static double measure_read(void *bench)
 {
+    struct bench *b = bench;
     const struct engine *engine = &b->local->engine;
     uint64_t bytes =
         engine->weights.host.region_bytes < 2 * GIB ? engine->weights.host.region_bytes : 2 * GIB;
     struct reader reader;
     reader_open(&reader, arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS), bytes, READ_CHUNK);
     return reader.chunks ? reader_bytes(&reader) * 1e-9 / reader_pass(&reader, engine->pool) : 0;
-}
-
-static double read_for_compare(void *ctx)
-{
-    return measure_read(ctx);
 }
 
 /* ---- busy neighbours ---- */
@@ -318,7 +314,7 @@ static int compare(struct bench *b, struct helm_err *err)
     const struct compare_options options = {.local = b->local,
                                             .start = (uint32_t)b->prompt,
                                             .rounds = (uint32_t)b->rounds,
-                                            .read = read_for_compare,
+                                            .read = measure_read,
                                             .read_ctx = b};
     double ignored;
     for (uint32_t i = 0; i <= b->prompt; i++)

@@ -103,8 +103,7 @@ int main(int argc, char *argv[])
     }
     if (fill_in(&threads, (int)node, memory ? 0 : bytes, &err) < 0) return fail(&err);
     struct read_limit *limit;
-    if (read_limit_open_over((uint32_t)threads, (int)node, memory, bytes, &limit, &err) < 0)
-        return fail(&err);
+    if (read_limit_open((uint32_t)threads, (int)node, memory, bytes, &limit, &err) < 0) return fail(&err);
     printf("ready %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", threads, bytes, huge_bytes);
     fflush(stdout);
     for (uint64_t i = 0; count == 0 || i < count; i++) {

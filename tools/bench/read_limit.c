@@ -75,8 +75,8 @@ static int run(struct read_limit *limit, struct helm_err *err)
     return limit->rc;
 }
 
-int read_limit_open_over(uint32_t threads, int node, const void *memory, uint64_t bytes,
-                         struct read_limit **out, struct helm_err *err)
+int read_limit_open(uint32_t threads, int node, const void *memory, uint64_t bytes, struct read_limit **out,
+                    struct helm_err *err)
 {
     struct cpu_set *set = malloc(sizeof *set);
     struct read_limit *limit = calloc(1, sizeof *limit + threads * sizeof limit->cpu[0]);
@@ -102,11 +102,6 @@ out:
     read_limit_close(&limit);
     free(set);
     return rc;
-}
-
-int read_limit_open(uint32_t threads, int node, uint64_t bytes, struct read_limit **out, struct helm_err *err)
-{
-    return read_limit_open_over(threads, node, NULL, bytes, out, err);
 }
 
 int read_limit_measure(struct read_limit *limit, double *gb_s, struct helm_err *err)

@@ -133,7 +133,7 @@ static int limit_prepare(struct bench *bench, const struct bench_group *group, s
     if (bytes > memory.available_bytes / 4) bytes = memory.available_bytes / 4;
     bench->limit_threads = group->threads;
     bench->limit_node = group->node;
-    return read_limit_open(group->threads, group->node, bytes, &bench->limit, err);
+    return read_limit_open(group->threads, group->node, NULL, bytes, &bench->limit, err);
 }
 
 /* GB/s, or 0 where it cannot be measured: the daemon is on another machine, or has no CPU worker. */
