@@ -245,11 +245,12 @@ template <typename D> static int tensor_prepare(const struct gpuk_device *device
     {                                                                                                        \
         "plain", plain_takes<D>, plain_launch<D>, plain_prepare<D>                                           \
     }
-const struct linear_kernel gemm_plain_bf16 = PLAIN(decode_bf16), gemm_plain_f16 = PLAIN(decode_f16),
-                           gemm_plain_f32 = PLAIN(decode_f32), gemm_plain_q8_0 = PLAIN(decode_q8_0);
-#define TENSOR(D)                                                                                            \
-    {                                                                                                        \
-        "tensor", tensor_takes<D>, tensor_launch<D>, tensor_prepare<D>                                       \
-    }
-const struct linear_kernel gemm_tensor_bf16 = TENSOR(decode_bf16), gemm_tensor_f16 = TENSOR(decode_f16),
-                           gemm_tensor_q8_0 = TENSOR(decode_q8_0);
+linear_kernels gemm_plain_kernels = BY_FORMAT(PLAIN, {});
+template <typename D> static constexpr struct linear_kernel tensor_of()
+{
+    if constexpr (sizeof(typename D::value) == 2)
+        return {"tensor", tensor_takes<D>, tensor_launch<D>, tensor_prepare<D>};
+    return {};
+}
+#define TENSOR(D) tensor_of<D>()
+linear_kernels gemm_tensor_kernels = BY_FORMAT(TENSOR, {});
