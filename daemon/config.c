@@ -119,11 +119,11 @@ static void table_build(struct option_table *t, struct config *c)
                                 "cross the link or are read by the CPU (default auto: where that pays;\n"
                                 "all: the CPU's beside a GPU, too)",
                                 .target = &c->pack_name, .choices = "auto|all|off"});
-    table_add(
-        t, (struct args_option){"weights", 0, ARGS_CHOICE, FORMATS_WEIGHTS,
-                                "how weights lie in memory: as stored, or converted at load, with the loss\n"
-                                "that blocks of 8 bits have (default stored)",
-                                .target = &c->weights_name, .choices = FORMATS_WEIGHTS});
+    table_add(t,
+              (struct args_option){"weights", 0, ARGS_TEXT, "FORMAT",
+                                   "how weights lie in memory: stored, or converted at load to blocks, with\n"
+                                   "their loss: q8_0 (default stored)",
+                                   .target = &c->weights_name});
     table_add(t, (struct args_option){"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go",
                                       .target = &c->rundir});
     table_add(t, (struct args_option){"worker-dir", 0, ARGS_TEXT, "DIR",
@@ -270,7 +270,8 @@ static int config_check(struct config *c, struct helm_err *err)
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     c->pack = strcmp(c->pack_name, "off") != 0;
     c->pack_all = strcmp(c->pack_name, "all") == 0;
-    c->weights = tensor_format_named(c->weights_name);
+    int rc = formats_read(c->weights_name, &c->weights, err);
+    if (rc) return rc;
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(c->kv_dtype_name, dtype_name(types[i])) == 0) c->kv_dtype = types[i];

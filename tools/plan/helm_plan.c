@@ -230,7 +230,10 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc) rc = o->profile ? describe_machine(o, &profile, &r, &err) : find_machine(o, &profile, &r, &err);
     if (rc) goto out;
     r.wish.threads = profile.cpu.threads;
-    formats_lay(&model, tensor_format_named(o->weights));
+    enum tensor_format weights;
+    rc = formats_read(o->weights, &weights, &err);
+    if (rc) goto out;
+    formats_lay(&model, weights);
     if (!derived) (void)packed_look_first(&r);
     r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
     rc = o->plan ? take_plan(o->plan, &r, &model, &plan, &arena, &err)
@@ -334,11 +337,10 @@ int main(int argc, char **argv)
          .target = &o.pack,
          .choices = "auto|all|off"},
         {.name = "weights",
-         .kind = ARGS_CHOICE,
-         .value = FORMATS_WEIGHTS,
-         .help = "how weights lie in memory, as helmd's (default stored)",
-         .target = &o.weights,
-         .choices = FORMATS_WEIGHTS},
+         .kind = ARGS_TEXT,
+         .value = "FORMAT",
+         .help = "how weights lie in memory, as helmd's: stored, q8_0 (default stored)",
+         .target = &o.weights},
         {.name = "plan",
          .kind = ARGS_TEXT,
          .value = "FILE",
