@@ -36,6 +36,7 @@ MODEL_SRC := \
   common/model/rope.c \
   common/model/rope_config.c \
   common/model/safetensors.c \
+  common/model/shards.c \
   common/model/unit.c \
   common/plan/placement.c \
   common/plan/plan.c \

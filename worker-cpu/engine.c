@@ -194,7 +194,6 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     atomic_store(&engine->base.bytes_total, ready ? 0 : engine->weights.matrix_bytes);
     if (!ready) doorbell_ring(bell, 0); /* whatever another worker left here is about to change */
     const struct weights_loading loading = {.arena = engine->base.arena,
-                                            .kernels = &engine->kernels,
                                             .pool = engine->pool,
                                             .ready = ready,
                                             .bytes_done = &engine->base.bytes_done,

@@ -45,7 +45,7 @@ static int print_engine(struct engine *engine, const char *folder, uint32_t thre
                                               .unit_tokens = 1,
                                               .end_tokens = 1,
                                               .sampled_rows = 1};
-    rc = weights_place(&engine->weights, space, &engine->kernels, err);
+    rc = weights_place(&engine->weights, space, err);
     if (!rc)
         rc = activations_create(&size, engine->weights.formats, &engine->kernels, &logits, &engine->act, err);
     if (!rc) rc = engine_lower(engine, threads, err);

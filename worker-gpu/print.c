@@ -84,7 +84,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
         p->space = NULL;
         return helm_fail_errno(err, "cannot reserve address space");
     }
-    gpu_weights_pretend(&p->weights, p->space);
+    gpu_weights_fill_tables(&p->weights, p->space);
     gpu_expand_pretend(&p->expand, &p->weights, p->space + p->space_bytes - 4096 - p->expand.bytes);
     p->buffers.memory = p->space + p->weights.bytes;
     gpu_buffers_place(&p->model, &p->plan, h, p->device, &p->buffers);

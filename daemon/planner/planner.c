@@ -97,15 +97,17 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
 {
     struct plan alone = {0};
     struct attempt cpu, with = {.seconds = seconds};
+    const struct trying on_cpu = {.strategy = SEARCH_ALL_CPU, .ctx = ctx},
+                        on_device = {.strategy = SEARCH_BEST, .device = true, .ctx = ctx};
     uint32_t step_tokens = m->wish.step_tokens;
     bool used = plan_uses(plan, PLAN_GPU0);
-    int rc = attempt_context(m, SEARCH_ALL_CPU, false, ctx, &alone, &cpu, err);
+    int rc = attempt_context(m, &on_cpu, &alone, &cpu, err);
     m->wish.step_tokens = step_tokens;
     plan_free(&alone);
     *cpu_alone = !rc && cpu.fits && (!used || cpu.seconds <= seconds);
     if (!*cpu_alone) return rc;
     m->required = true; /* what the device would have given: for the log */
-    if (!used) rc = attempt_context(m, SEARCH_BEST, true, ctx, plan, &with, err);
+    if (!used) rc = attempt_context(m, &on_device, plan, &with, err);
     m->required = false;
     if (!rc && (used || with.fits))
         log_warn("device: planned on the CPU alone, %.3g token/s; the best plan that uses the device "
@@ -125,14 +127,14 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     struct attempt attempt;
     struct helm_err refused = {0};
     struct planner_refusal refusal = {0};
-    uint32_t ctx = 0;
+    struct trying t = {.strategy = r->strategy, .device = true};
     int rc = 0;
     if (device) {
-        rc = attempt_contexts(m, r->strategy, true, &ctx, plan, &attempt, err);
+        rc = attempt_contexts(m, &t, plan, &attempt, err);
         if (!rc && attempt.fits && free_choice)
-            rc = compare_with_cpu(m, ctx, attempt.seconds, plan, &cpu_alone, err);
+            rc = compare_with_cpu(m, t.ctx, attempt.seconds, plan, &cpu_alone, err);
         if (!rc && !attempt.fits) {
-            rc = refusal_write(m, r->strategy, true, ctx, &attempt, plan, err);
+            rc = refusal_write(m, &t, &attempt, plan, err);
             if (rc == HELM_E_CAPACITY && free_choice) {
                 refused = *err;
                 if (r->refusal) refusal = *r->refusal;
@@ -144,13 +146,14 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     }
     if (!device || cpu_alone) {
         m->required = false;
-        rc = attempt_contexts(m, SEARCH_ALL_CPU, false, &ctx, plan, &attempt, err);
+        t = (struct trying){.strategy = SEARCH_ALL_CPU};
+        rc = attempt_contexts(m, &t, plan, &attempt, err);
         if (!rc && !attempt.fits && refused.code) { /* what is missing beside the device is less */
             *err = refused;
             if (r->refusal) *r->refusal = refusal;
             return refused.code;
         }
-        if (!rc && !attempt.fits) rc = refusal_write(m, SEARCH_ALL_CPU, false, ctx, &attempt, plan, err);
+        if (!rc && !attempt.fits) rc = refusal_write(m, &t, &attempt, plan, err);
         if (rc) return rc;
         if (refused.code) log_warn("device: planned on the CPU alone: %s", refused.text);
         if (r->refusal) *r->refusal = (struct planner_refusal){0};
@@ -160,7 +163,7 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     if (rc) return rc;
     plan_restage(plan);
     analyse_fill_stages(&m->table, plan);
-    rc = ledger_fit(&m->c, ctx, plan, spec, err);
+    rc = ledger_fit(&m->c, t.ctx, plan, spec, err);
     return rc ? rc : plan_check(plan, err);
 }
 

@@ -621,11 +621,14 @@ def test_helmd_takes_what_it_prints():
         same(status, 0, err)
         p = json.loads(out)
         device = ["--device", "cpu"] if strategy == "all-cpu" else ["--device", "emulated", "--vram", "1GiB"]
-        daemon = Daemon(*device, real=True, plan=p)
-        try:
-            check(daemon.ready.startswith("ready"), f"{strategy}: {daemon.ready}\n{daemon.log()[-2000:]}")
-        finally:
-            daemon.stop()
+        apart = dict(p, placements=[[name, form, memory, offset + (i + 1) * {"host": 64, "vram": 256}[memory], size]
+                                    for i, (name, form, memory, offset, size) in enumerate(p["placements"])])
+        for taken in p, apart:
+            daemon = Daemon(*device, real=True, plan=taken)
+            try:
+                check(daemon.ready.startswith("ready"), f"{strategy}: {daemon.ready}\n{daemon.log()[-2000:]}")
+            finally:
+                daemon.stop()
             daemon.close()
 
 

@@ -273,32 +273,27 @@ void profile_packed_swap(struct profile_packed *p)
 /* ---- opening ---- */
 
 /* Whether the CPU computes with all matrices of layers packed. */
-static int takes_packed(const struct engine *engine, bool *takes, struct helm_err *err)
+static bool takes_packed(const struct engine *engine)
 {
-    const uint32_t units = unit_count(engine->model.config.layers);
-    bool *can = calloc(2 * (size_t)units, sizeof *can);
-    if (!can) return no_memory(err);
-    placement_packing(&engine->model, can, can + units);
-    *takes = engine->kernels.linear[FORMAT_BF16_PACKED].one != NULL;
-    for (uint32_t u = 0; u < units; u++) *takes &= can[units + u];
-    free(can);
-    return 0;
+    bool link[UNIT_PARTS * MODEL_LAYERS_MAX], cpu[UNIT_PARTS * MODEL_LAYERS_MAX],
+        takes = engine->kernels.linear[FORMAT_BF16_PACKED].one != NULL;
+    placement_packing(&engine->model, link, cpu);
+    for (uint32_t u = 0; u < unit_count(engine->model.config.layers); u++) takes &= cpu[u];
+    return takes;
 }
 
 int profile_packed_open(struct engine *engine, uint32_t layers, struct profile_packed **out,
                         struct helm_err *err)
 {
-    bool takes = false;
-    int rc = takes_packed(engine, &takes, err);
     *out = NULL;
-    if (rc || !takes) return rc;
+    if (!takes_packed(engine)) return 0;
     struct profile_packed *p = calloc(1, sizeof *p);
     if (!p) return no_memory(err);
     p->engine = engine;
     p->layers = layers;
     p->weights = engine->weights;
     p->weights.matrix = NULL;
-    rc = add_matrices(p, err);
+    int rc = add_matrices(p, err);
     if (!rc) rc = make_region(p, err);
     if (!rc) {
         place_matrices(p);

@@ -245,10 +245,10 @@ static void chunk_sample(void *ctx, uint32_t chunk, uint32_t thread)
     const struct arena_slot *slot = arena_slot_of(run->arena, row->in->slot);
     struct step_result_row *out = &run->result->row[row->in->result];
     uint32_t length = row->in->start + row->in->count;
-    uint32_t prompt = slot->prompt_count < length ? slot->prompt_count : length;
+    const struct sampling_tokens tokens = {arena_history_of(run->arena, row->in->slot), length,
+                                           slot->prompt_count < length ? slot->prompt_count : length};
     int rc = sampling_draw(&slot->sampling, run->act->logits + (size_t)chunk * run->config->vocab,
-                           run->config->vocab, arena_history_of(run->arena, row->in->slot), length, prompt,
-                           run->thread[thread].scratch, &out->sampled);
+                           run->config->vocab, &tokens, run->thread[thread].scratch, &out->sampled);
     out->status = rc ? STEP_ROW_NO_FINITE_LOGIT : STEP_ROW_OK;
 }
 

@@ -8,10 +8,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include "common/base/file.h"
 #include "common/base/units.h"
+#include "common/cpu/kernels/kernel_set.h"
 #include "common/plan/engine_limits.h"
 
 /* What one thread populates and reads at a time: a multiple of a huge page, small enough that progress is
@@ -42,26 +41,24 @@ static void weights_digest_places(struct weights *w)
 static int weights_digest_files(struct weights *w, struct helm_err *err)
 {
     char root[PATH_MAX];
+    struct model_shards shards;
     if (!realpath(w->model->folder, root))
         return helm_fail_errno(err, "%s: cannot resolve", w->model->folder);
     w->digest = digest_add(UINT64_C(0xcbf29ce484222325), root, strlen(root));
-    for (uint32_t i = 0; i < w->model->shard_count; i++) {
-        int fd;
-        uint64_t bytes;
-        struct stat st;
-        int rc = file_open_inside(w->model->folder, w->model->shards[i].file, &fd, &bytes, err);
-        if (rc) return rc;
-        int failed = fstat(fd, &st);
-        close(fd);
-        if (failed) return helm_fail_errno(err, "%s: cannot stat", w->model->shards[i].file);
-        if (bytes != w->model->shards[i].bytes)
-            return helm_fail(err, HELM_E_MISMATCH, "%s changed its size while it was read",
-                             w->model->shards[i].file);
+    int rc = model_shards_open(w->model, &shards, err);
+    for (uint32_t i = 0; i < w->model->shard_count && !rc; i++) {
+        const char *file = w->model->shards[i].file;
+        struct stat st = {0};
+        if (fstat(shards.fd[i], &st))
+            rc = helm_fail_errno(err, "%s: cannot stat", file);
+        else if (shards.bytes[i] != w->model->shards[i].bytes)
+            rc = helm_fail(err, HELM_E_MISMATCH, "%s changed its size while it was read", file);
         w->digest = digest_add(w->digest, &st.st_ino, sizeof st.st_ino);
         w->digest = digest_add(w->digest, &st.st_size, sizeof st.st_size);
         w->digest = digest_add(w->digest, &st.st_mtim, sizeof st.st_mtim);
     }
-    return 0;
+    model_shards_close(&shards);
+    return rc;
 }
 
 /* Whether this worker computes with a tensor. */
@@ -117,8 +114,8 @@ struct weights_job {
     char *region;
     uint64_t region_offset;
     uint32_t pieces;
-    bool handed_out;
-    const int *fd; /* per shard */
+    uint32_t rounds; /* that were begun */
+    struct model_shards shards;
     _Atomic bool failed;
     pthread_mutex_t lock; /* guards what follows */
     int rc;
@@ -151,53 +148,32 @@ static uint32_t place_find(const struct weights *w, uint64_t offset)
     return low;
 }
 
-/* Bytes of a tensor from its byte `from` on. */
-static int read_file(const struct weights_job *job, const struct model_tensor *t, uint64_t from,
-                     uint64_t bytes, void *to, struct helm_err *err)
-{
-    _Atomic uint64_t *done = job->loading->bytes_done;
-    int rc = file_pread_all(job->fd[t->shard], to, (size_t)bytes, t->offset + from, t->name, err);
-    if (!rc && done) atomic_fetch_add_explicit(done, bytes, memory_order_relaxed);
-    return rc;
-}
-
-/* Rows of a matrix that lies in another format than in the file: those that begin from `first` to `last`, in
- * bytes from the matrix's place on. */
-static int load_converted(const struct weights_job *job, const struct placement *p, uint64_t first,
-                          uint64_t last, struct helm_err *err)
-{
-    const struct model_tensor *t = placement_tensor(job->w->model, p);
-    const uint64_t row_bytes = tensor_format_row_bytes(p->format, t->cols),
-                   stored = tensor_format_row_bytes(t->format, t->cols),
-                   row = (first + row_bytes - 1) / row_bytes, end = (last + row_bytes - 1) / row_bytes;
-    if (row == end) return 0;
-    void *values = malloc((size_t)((end - row) * stored));
-    if (!values)
-        return helm_fail(err, HELM_E_NOMEM, "no memory for %llu rows of %s", (unsigned long long)(end - row),
-                         t->name);
-    const struct tensor_rows what = {.from = t->format,
-                                     .to = p->format,
-                                     .rows = (uint32_t)(end - row),
-                                     .cols = (uint32_t)t->cols,
-                                     .values = values};
-    int rc = read_file(job, t, row * stored, (end - row) * stored, values, err);
-    if (!rc) {
-        rc = tensor_format_convert(&what, job->region + p->offset + row * row_bytes, err);
-        if (rc) helm_err_prefix(err, "%s", t->name);
-    }
-    free(values);
-    return rc;
-}
-
-/* What of a matrix lies in the region's bytes from `first` to `last`. */
+/* What of a matrix lies in the region's bytes from `first` to `last`: of one that lies in another format than in the
+ * file the rows that begin there. */
 static int load_part(const struct weights_job *job, const struct placement *p, uint64_t first, uint64_t last,
                      struct helm_err *err)
 {
     const struct model_tensor *t = placement_tensor(job->w->model, p);
+    _Atomic uint64_t *done = job->loading->bytes_done;
+    uint64_t bytes;
     const uint64_t from = first > p->offset ? first - p->offset : 0,
-                   to = last < p->offset + p->bytes ? last - p->offset : p->bytes;
-    if (p->format != t->format) return load_converted(job, p, from, to, err);
-    return read_file(job, t, from, to - from, job->region + p->offset + from, err);
+                   to = last < p->offset + p->bytes ? last - p->offset : p->bytes,
+                   row_bytes = tensor_format_row_bytes(p->format, t->cols),
+                   row = (from + row_bytes - 1) / row_bytes, end = (to + row_bytes - 1) / row_bytes;
+    const struct model_rows rows = {.tensor = t,
+                                    .row = (uint32_t)row,
+                                    .rows = (uint32_t)(end - row),
+                                    .format = p->format};
+    int rc;
+    if (p->format == t->format) {
+        bytes = to - from;
+        rc = model_shards_read(&job->shards, t, from, bytes, job->region + p->offset + from, err);
+    } else {
+        bytes = (end - row) * tensor_format_row_bytes(t->format, t->cols);
+        rc = model_shards_read_rows(&job->shards, &rows, job->region + p->offset + row * row_bytes, err);
+    }
+    if (!rc && done) atomic_fetch_add_explicit(done, bytes, memory_order_relaxed);
+    return rc;
 }
 
 /* Huge pages first, so that data lands in them at once and is never moved. */
@@ -232,35 +208,46 @@ static void load_piece(void *ctx, uint32_t chunk, uint32_t thread)
     pthread_mutex_unlock(&job->lock);
 }
 
+/* One matrix, if its size varies. */
+static void pack_matrix(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct weights_job *job = ctx;
+    const struct placement *p = &job->w->host.place[chunk];
+    struct helm_err err = {0};
+    if (p->format != FORMAT_BF16_PACKED || atomic_load_explicit(&job->failed, memory_order_relaxed)) return;
+    int rc = weights_pack(job->loading, &job->shards, placement_tensor(job->w->model, p),
+                          job->region + p->offset, &err);
+    if (rc) job_fail(job, rc, &err);
+}
+
+/* Pieces of the region, whose pages are then there; and what is packed into it. */
 static bool load_next(void *ctx, uint32_t thread, struct pool_job *out)
 {
     (void)thread;
     struct weights_job *job = ctx;
-    if (job->handed_out) return false;
-    job->handed_out = true;
-    *out = (struct pool_job){.run = load_piece, .chunks = job->pieces};
+    if (job->rounds == 2) return false;
+    *out = job->rounds++ ? (struct pool_job){.run = pack_matrix, .chunks = job->w->host.count}
+                         : (struct pool_job){.run = load_piece, .chunks = job->pieces};
     return true;
 }
 
 /* Norm weights and biases of what is computed here: few and small, so read one after another and kept as
  * fp32. */
-static int load_vectors(struct weights *w, const int *fd, const struct kernel_set *kernels,
-                        struct helm_err *err)
+static int load_vectors(struct weights *w, const struct model_shards *shards, struct helm_err *err)
 {
     w->vectors = aligned_alloc(HOST_ALIGN, (size_t)(w->vector_bytes + HOST_ALIGN));
-    void *raw = malloc((size_t)w->vector_bytes + 1); /* no vector is longer in a file than as fp32 */
-    int rc = 0;
-    if (!raw || !w->vectors)
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of norm weights and biases",
-                       (unsigned long long)w->vector_bytes);
+    int rc = w->vectors ? 0
+                        : helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of norm weights and biases",
+                                    (unsigned long long)w->vector_bytes);
     for (uint32_t i = 0; i < w->vector_count && !rc; i++) {
-        const struct model_tensor *t = placement_tensor(w->model, &w->vector_place[i]);
-        float *at = w->vectors + w->vector_place[i].offset / sizeof *at;
-        rc = file_pread_all(fd[t->shard], raw, (size_t)t->bytes, t->offset, t->name, err);
-        if (!rc) kernels->vector->load(at, raw, tensor_format_value(t->format), (size_t)(t->rows * t->cols));
+        const struct placement *p = &w->vector_place[i];
+        const struct model_tensor *t = placement_tensor(w->model, p);
+        const struct model_rows all = {.tensor = t, .rows = 1, .format = p->format};
+        float *at = w->vectors + p->offset / sizeof *at;
+        rc = model_shards_read_rows(shards, &all, at, err);
         w->vector[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role] = at;
     }
-    free(raw);
     return rc;
 }
 
@@ -280,8 +267,8 @@ static void fill_matrix_table(struct weights *w, const char *region)
     }
 }
 
-static int load_matrices(struct weights *w, const struct weights_loading *loading, const int *fd,
-                         struct helm_err *err)
+static int load_matrices(struct weights *w, const struct weights_loading *loading,
+                         const struct model_shards *shards, struct helm_err *err)
 {
     const struct arena_region *region = &arena_header_of(loading->arena)->region[ARENA_REGION_WEIGHTS];
     uint64_t pieces = (w->host.region_bytes + WEIGHTS_PIECE - 1) / WEIGHTS_PIECE;
@@ -295,7 +282,7 @@ static int load_matrices(struct weights *w, const struct weights_loading *loadin
                               .region = arena_region_ptr(loading->arena, ARENA_REGION_WEIGHTS),
                               .region_offset = region->offset,
                               .pieces = (uint32_t)pieces,
-                              .fd = fd,
+                              .shards = *shards,
                               .lock = PTHREAD_MUTEX_INITIALIZER};
     pool_run(loading->pool, load_next, &job);
     w->huge_bytes = job.huge_bytes;
@@ -305,35 +292,13 @@ static int load_matrices(struct weights *w, const struct weights_loading *loadin
     return job.rc;
 }
 
-static int open_shards(const struct weights *w, int **fd, uint32_t *open_count, struct helm_err *err)
+int weights_place(struct weights *w, const void *region, struct helm_err *err)
 {
-    *open_count = 0;
-    *fd = malloc((w->model->shard_count + 1) * sizeof **fd);
-    if (!*fd) return helm_fail(err, HELM_E_NOMEM, "no memory for %u file descriptors", w->model->shard_count);
-    for (; *open_count < w->model->shard_count; ++*open_count) {
-        uint64_t bytes;
-        int rc = file_open_inside(w->model->folder, w->model->shards[*open_count].file, &(*fd)[*open_count],
-                                  &bytes, err);
-        if (rc) return rc;
-    }
-    return 0;
-}
-
-static void close_shards(int *fd, uint32_t open_count)
-{
-    while (open_count) close(fd[--open_count]);
-    free(fd);
-}
-
-int weights_place(struct weights *w, const void *region, const struct kernel_set *kernels,
-                  struct helm_err *err)
-{
-    int *fd;
-    uint32_t open_count;
-    int rc = open_shards(w, &fd, &open_count, err);
-    if (!rc) rc = load_vectors(w, fd, kernels, err);
+    struct model_shards shards;
+    int rc = model_shards_open(w->model, &shards, err);
+    if (!rc) rc = load_vectors(w, &shards, err);
     if (!rc) fill_matrix_table(w, region);
-    close_shards(fd, open_count);
+    model_shards_close(&shards);
     return rc;
 }
 
@@ -341,34 +306,25 @@ int weights_load(struct weights *w, const struct weights_loading *l, struct helm
 {
     const struct arena_region *region = &arena_header_of(l->arena)->region[ARENA_REGION_WEIGHTS];
     char *base = arena_region_ptr(l->arena, ARENA_REGION_WEIGHTS);
-    int *fd;
-    uint32_t open_count;
+    const size_t bytes = (size_t)((region->bytes + 4095) / 4096 * 4096);
+    struct model_shards shards;
     if (w->host.region_bytes > region->bytes)
         return helm_fail(err, HELM_E_CAPACITY, "weights need %llu bytes, the arena's region has %llu",
                          (unsigned long long)w->host.region_bytes, (unsigned long long)region->bytes);
-    int rc = open_shards(w, &fd, &open_count, err);
-    if (rc) goto out;
-    rc = load_vectors(w, fd, l->kernels, err);
-    if (rc) goto out;
-    uint64_t bytes = (region->bytes + 4095) / 4096 * 4096;
-    if (!l->ready) {
-        /* An engine before this one in the same process left it read-only. */
-        if (bytes && mprotect(base, (size_t)bytes, PROT_READ | PROT_WRITE) != 0) {
-            rc = helm_fail_errno(err, "cannot make the weights region writable");
-            goto out;
-        }
-        rc = load_matrices(w, l, fd, err);
-        if (!rc) rc = weights_pack(w, l, base, fd, err);
-        if (rc) goto out;
-    }
+    int rc = model_shards_open(w->model, &shards, err);
+    if (!rc) rc = load_vectors(w, &shards, err);
+    /* An engine before this one in the same process left it read-only. */
+    if (!rc && !l->ready && bytes && mprotect(base, bytes, PROT_READ | PROT_WRITE))
+        rc = helm_fail_errno(err, "cannot make the weights region writable");
+    if (!rc && !l->ready) rc = load_matrices(w, l, &shards, err);
+    model_shards_close(&shards);
+    if (rc) return rc;
     weights_count_packed(w, base);
     fill_matrix_table(w, base);
     /* From here on a stray write is a fault, not a silently different model. */
-    if (bytes && mprotect(base, (size_t)bytes, PROT_READ) != 0)
-        rc = helm_fail_errno(err, "cannot make the weights read-only");
-out:
-    close_shards(fd, open_count);
-    return rc;
+    if (bytes && mprotect(base, bytes, PROT_READ))
+        return helm_fail_errno(err, "cannot make the weights read-only");
+    return 0;
 }
 
 void weights_free(struct weights *w)

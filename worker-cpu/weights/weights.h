@@ -13,8 +13,8 @@
 #include <stdint.h>
 
 #include "common/shared/arena.h"
+#include "common/model/shards.h"
 #include "common/plan/placement.h"
-#include "common/cpu/kernels/kernel_set.h"
 #include "common/cpu/pool.h"
 
 struct weights {
@@ -43,7 +43,6 @@ HELM_MUST_CHECK int weights_plan(const struct model *model, const struct plan *p
 
 struct weights_loading {
     const struct arena *arena;
-    const struct kernel_set *kernels;
     struct pool *pool;
     bool ready;                   /* the matrices are there already */
     _Atomic uint64_t *bytes_done; /* counts up as bytes are read; or NULL */
@@ -53,15 +52,14 @@ struct weights_loading {
 HELM_MUST_CHECK int weights_load(struct weights *weights, const struct weights_loading *loading,
                                  struct helm_err *err);
 /* Reads the vectors and fills in the table with matrices at `region`, loading none: for printing programs. */
-HELM_MUST_CHECK int weights_place(struct weights *weights, const void *region,
-                                  const struct kernel_set *kernels, struct helm_err *err);
+HELM_MUST_CHECK int weights_place(struct weights *weights, const void *region, struct helm_err *err);
 void weights_free(struct weights *weights);
 
 /* ---- weights/pack.c, for weights.c ---- */
 
-/* Reads and packs the matrices that are to be packed, with all threads of the pool. fd: per shard. */
-HELM_MUST_CHECK int weights_pack(struct weights *weights, const struct weights_loading *loading, char *region,
-                                 const int *fd, struct helm_err *err);
+/* Reads one matrix and packs it into its place. */
+HELM_MUST_CHECK int weights_pack(const struct weights_loading *loading, const struct model_shards *shards,
+                                 const struct model_tensor *tensor, void *to, struct helm_err *err);
 /* What they have come to, whoever packed them. */
 void weights_count_packed(struct weights *weights, const char *region);
 

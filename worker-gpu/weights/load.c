@@ -11,16 +11,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "common/base/cpu.h"
-#include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/model/arch.h"
+#include "common/model/shards.h"
 #include "common/plan/engine_limits.h"
 #include "common/formats/packed.h"
 #include "common/base/units.h"
-#include "common/cpu/kernels/vector.h"
 #include "worker-gpu/weights/weights.h"
 
 #define WEIGHTS_PIECE   (4 * MIB)
@@ -39,10 +36,10 @@ struct piece {
 
 struct load_job {
     struct gpu_weights *w;
-    const int *fd; /* per shard */
+    struct model_shards shards;
     struct piece *piece;
     uint64_t piece_count, packed_count; /* those of packed matrices are the first */
-    uint64_t slot_bytes, values_bytes;  /* of a reader: a slot, and what it converts or packs */
+    uint64_t slot_bytes, values_bytes;  /* of a reader: a slot, and what it packs or converts */
     uint32_t groups;                    /* the most of a piece */
     _Atomic uint64_t next;
     _Atomic uint64_t *bytes_done;
@@ -62,8 +59,8 @@ struct reader {
     void *slot[WEIGHTS_SLOTS];
     struct device_event *event[WEIGHTS_SLOTS];
     bool busy[WEIGHTS_SLOTS];
-    void *value;                    /* a piece of a matrix that is converted or packed */
-    struct packed_measure *measure; /* and how it packs */
+    uint16_t *value; /* of packed matrices: a piece, and how it packs */
+    struct packed_measure *measure;
 };
 
 static void job_fail(struct load_job *job, int rc, const struct helm_err *err)
@@ -95,13 +92,6 @@ static int wait_for_slot(struct reader *r, uint32_t slot, struct helm_err *err)
     int rc = r->busy[slot] ? d->ops->event_wait(d, r->event[slot], err) : 0;
     r->busy[slot] = false;
     return rc;
-}
-
-static int read_piece(const struct load_job *job, const struct piece *piece, void *to, struct helm_err *err)
-{
-    const struct model_tensor *t = job->w->place[piece->place].tensor;
-    return file_pread_all(job->fd[t->shard], to, (size_t)piece->bytes,
-                          t->offset + piece->row * tensor_format_row_bytes(t->format, t->cols), t->name, err);
 }
 
 /* The piece's groups behind all before them: their entries in the table, and in *at where the first is. */
@@ -150,9 +140,11 @@ static int wait_for_turn(struct load_job *job, const struct piece *piece,
 static int load_packed_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
 {
     struct load_job *job = r->job;
-    const uint32_t cols = (uint32_t)job->w->place[piece->place].tensor->cols;
+    const struct model_tensor *t = job->w->place[piece->place].tensor;
+    const uint32_t cols = (uint32_t)t->cols;
+    const struct model_rows rows = {.tensor = t, .row = piece->row, .rows = piece->rows, .format = t->format};
     uint64_t at = 0, bytes = 0;
-    int rc = read_piece(job, piece, r->value, err);
+    int rc = model_shards_read_rows(&job->shards, &rows, r->value, err);
     if (rc) return rc;
     const uint16_t *value = r->value;
     for (uint32_t g = 0; g < packed_groups(piece->rows); g++) {
@@ -174,24 +166,17 @@ static int load_packed_piece(struct reader *r, uint32_t slot, const struct piece
 
 static int load_fixed_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
 {
-    struct load_job *job = r->job;
-    const struct gpu_weights_place *p = &job->w->place[piece->place];
-    const struct model_tensor *t = p->tensor;
-    const struct tensor_rows what = {.from = t->format,
-                                     .to = p->format,
-                                     .rows = piece->rows,
-                                     .cols = (uint32_t)t->cols,
-                                     .values = r->value};
-    const bool converts = p->format != t->format;
+    const struct gpu_weights_place *p = &r->job->w->place[piece->place];
+    const uint64_t cols = p->tensor->cols;
+    const struct model_rows rows = {.tensor = p->tensor,
+                                    .row = piece->row,
+                                    .rows = piece->rows,
+                                    .format = p->format};
     int rc = wait_for_slot(r, slot, err);
-    if (!rc) rc = read_piece(job, piece, converts ? r->value : r->slot[slot], err);
-    if (!rc && converts) {
-        rc = tensor_format_convert(&what, r->slot[slot], err);
-        if (rc) helm_err_prefix(err, "%s", t->name);
-    }
+    if (!rc) rc = model_shards_read_rows(&r->job->shards, &rows, r->slot[slot], err);
     if (rc) return rc;
-    return send_slot(r, slot, p->offset + piece->row * tensor_format_row_bytes(p->format, t->cols),
-                     tensor_format_bytes(p->format, piece->rows, t->cols), err);
+    return send_slot(r, slot, p->offset + piece->row * tensor_format_row_bytes(p->format, cols),
+                     tensor_format_bytes(p->format, piece->rows, cols), err);
 }
 
 static int load_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
@@ -234,11 +219,11 @@ static int reader_open(struct reader *r, struct load_job *job, struct helm_err *
         rc = device_host_alloc(d, job->slot_bytes, &r->slot[s], err);
         if (!rc) rc = d->ops->event_create(d, &r->event[s], err);
     }
-    if (rc) return rc;
-    r->value = malloc((size_t)job->values_bytes + 1);
-    r->measure = calloc(job->groups + 1, sizeof *r->measure);
+    if (rc || !job->packed_count) return rc;
+    r->value = malloc((size_t)job->values_bytes);
+    r->measure = calloc(job->groups, sizeof *r->measure);
     if (r->value && r->measure) return 0;
-    return helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes to pack or convert",
+    return helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes to pack",
                      (unsigned long long)job->values_bytes);
 }
 
@@ -303,11 +288,11 @@ static int cut_pieces(struct load_job *job, struct helm_err *err)
     return 0;
 }
 
-static int load_matrices(struct gpu_weights *w, const int *fd, uint32_t threads, _Atomic uint64_t *bytes_done,
-                         const _Atomic bool *cancel, struct helm_err *err)
+static int load_matrices(struct gpu_weights *w, const struct model_shards *shards, uint32_t threads,
+                         _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
 {
     struct load_job job = {.w = w,
-                           .fd = fd,
+                           .shards = *shards,
                            .bytes_done = bytes_done,
                            .cancel = cancel,
                            .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -381,50 +366,34 @@ static int send_tables(struct gpu_weights *w, struct helm_err *err)
 }
 
 /* Norm weights and biases: few and small, so read one after another, made fp32, copied at once. */
-static int load_vectors(struct gpu_weights *w, const int *fd, struct helm_err *err)
+static int load_vectors(struct gpu_weights *w, const struct model_shards *shards, struct helm_err *err)
 {
-    struct device *d = w->device;
-    const struct vector_variant *vector;
-    uint64_t bytes = w->vector_bytes;
-    void *raw = NULL, *host = NULL;
-    if (!bytes) return 0;
-    int rc = vector_choose(cpu_features(), NULL, &vector, err);
-    if (!rc) rc = device_host_alloc(d, bytes, &host, err);
-    if (!rc && !(raw = malloc((size_t)bytes))) /* no vector is longer in a file than as fp32 */
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes", (unsigned long long)bytes);
+    void *host = NULL;
+    if (!w->vector_bytes) return 0;
+    int rc = device_host_alloc(w->device, w->vector_bytes, &host, err);
     for (uint32_t i = 0; i < w->place_count && !rc; i++) {
-        const struct model_tensor *t = w->place[i].tensor;
-        if (!arch_role_is_vector(t->role)) continue;
-        rc = file_pread_all(fd[t->shard], raw, (size_t)t->bytes, t->offset, t->name, err);
-        if (!rc)
-            vector->load((float *)((char *)host + (w->place[i].offset - w->vector_at)), raw,
-                         tensor_format_value(t->format), (size_t)(t->rows * t->cols));
+        const struct gpu_weights_place *p = &w->place[i];
+        const struct model_rows all = {.tensor = p->tensor, .rows = 1, .format = p->format};
+        if (arch_role_is_vector(p->tensor->role))
+            rc = model_shards_read_rows(shards, &all, (char *)host + (p->offset - w->vector_at), err);
     }
-    if (!rc) rc = copy_whole(w, w->vector_at, host, bytes, err);
-    if (host) d->ops->host_free(d, host);
-    free(raw);
+    if (!rc) rc = copy_whole(w, w->vector_at, host, w->vector_bytes, err);
+    if (host) w->device->ops->host_free(w->device, host);
     return rc;
 }
 
 int gpu_weights_load(struct gpu_weights *w, struct device *device, uint32_t threads,
                      _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
 {
-    uint32_t open_count = 0, shards = w->model->shard_count;
-    int *fd = malloc((shards + 1) * sizeof *fd), rc = 0;
-    if (!fd) return helm_fail(err, HELM_E_NOMEM, "no memory for %u file descriptors", shards);
+    struct model_shards shards;
     w->device = device;
-    for (; open_count < shards && !rc; open_count += !rc) {
-        uint64_t bytes;
-        rc = file_open_inside(w->model->folder, w->model->shards[open_count].file, &fd[open_count], &bytes,
-                              err);
-    }
+    int rc = model_shards_open(w->model, &shards, err);
     if (!rc) rc = device_alloc(device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
-    if (!rc) rc = load_vectors(w, fd, err);
+    if (!rc) rc = load_vectors(w, &shards, err);
     if (!rc) rc = open_tables(w, err);
-    if (!rc) rc = load_matrices(w, fd, threads, bytes_done, cancel, err);
+    if (!rc) rc = load_matrices(w, &shards, threads, bytes_done, cancel, err);
     if (!rc) rc = send_tables(w, err);
     if (!rc) gpu_weights_fill_tables(w, w->memory);
-    while (open_count) close(fd[--open_count]);
-    free(fd);
+    model_shards_close(&shards);
     return rc;
 }

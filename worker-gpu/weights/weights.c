@@ -131,11 +131,6 @@ void gpu_weights_fill_tables(struct gpu_weights *w, const char *base)
     }
 }
 
-void gpu_weights_pretend(struct gpu_weights *w, const void *base)
-{
-    gpu_weights_fill_tables(w, base);
-}
-
 void gpu_weights_free(struct gpu_weights *w)
 {
     if (w->memory) device_free(w->device, DEVICE_WEIGHTS, w->bytes, w->memory);

@@ -64,8 +64,6 @@ HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct pla
 HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device *device, uint32_t threads,
                                      _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
                                      struct helm_err *err);
-/* Fills in the tables with matrices and vectors from `base` on, loading none: for printing programs. */
-void gpu_weights_pretend(struct gpu_weights *weights, const void *base);
 void gpu_weights_free(struct gpu_weights *weights);
 /* Returns when every copy that the copy queue was given before has arrived; for expand.c too. */
 HELM_MUST_CHECK int gpu_weights_await_copies(struct device *device, struct helm_err *err);
@@ -75,7 +73,7 @@ static inline uint64_t gpu_weights_groups_at(const struct gpu_weights *w)
 {
     return w->packed_at + w->packed_table_bytes;
 }
-/* Notes where matrices and vectors are, from `base` on, for weights.c and weights/load.c. */
+/* Notes in the tables where matrices and vectors are, from `base` on; for printing programs, too, which load none. */
 void gpu_weights_fill_tables(struct gpu_weights *w, const char *base);
 
 static inline const struct gpu_matrix *gpu_matrix_of(const struct gpu_weights *w, enum tensor_role role,

@@ -233,16 +233,12 @@ static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan
 /* Whether some phase streams a packed unit, one that the CPU computes in another or not. */
 static bool streams_packed(const struct plan *plan)
 {
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        for (uint32_t i = 0; i < phase.stage_count; i++) {
-            const struct plan_stage *stage = &phase.stages[i];
-            if (plan_home_route(stage->home) != PLAN_STREAMED) continue;
-            for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
-                if (plan_unit_format(plan, u) == FORMAT_BF16_PACKED) return true;
-        }
-    }
-    return false;
+    bool streamed[UNIT_PARTS * MODEL_LAYERS_MAX], any = false;
+    plan_units_of(plan, PLAN_GPU0, streamed);
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        any |= streamed[u] && plan_unit_format(plan, u) == FORMAT_BF16_PACKED &&
+               plan_home_memory(plan_unit_home(plan, 0, u)) == PLAN_HOST;
+    return any;
 }
 
 static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *plan)

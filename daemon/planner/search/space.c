@@ -30,8 +30,9 @@ static void number_kinds(struct space *s)
     }
 }
 
-static void add_unit(const struct space *s, uint32_t unit, struct space_item *item)
+static void add_unit(struct space *s, uint32_t unit, struct space_item *item)
 {
+    struct search_bytes *bytes = &s->bytes[SPACE_HOMES * (item - s->item)];
     const struct cost_unit *u = &s->table->unit[unit];
     item->seconds[PLAN_HOME_CPU] += u->cpu;
     item->seconds[PLAN_HOME_GPU] += u->gpu;
@@ -43,6 +44,7 @@ static void add_unit(const struct space *s, uint32_t unit, struct space_item *it
     for (int h = 0; h < SPACE_HOMES && s->memory; h++) {
         item->vram[h] += s->memory->unit[SPACE_HOMES * unit + (uint32_t)h].vram;
         item->host[h] += s->memory->unit[SPACE_HOMES * unit + (uint32_t)h].host;
+        bytes[h] = (struct search_bytes){.vram = item->vram[h], .host = item->host[h]};
     }
 }
 
@@ -54,7 +56,8 @@ static int allocate(struct space *s, uint32_t items, struct helm_err *err)
     s->kind_first = calloc(2 * (size_t)items, sizeof *s->kind_first);
     s->kind = calloc(items, sizeof *s->kind);
     s->home = calloc(2 * (size_t)units, sizeof *s->home);
-    if (!s->item || !s->kind_first || !s->kind || !s->home)
+    s->bytes = calloc(SPACE_HOMES * (size_t)items, sizeof *s->bytes);
+    if (!s->item || !s->kind_first || !s->kind || !s->home || !s->bytes)
         return helm_fail(err, HELM_E_NOMEM, "no memory to search homes of %u half layers", units);
     s->kind_count = s->kind_first + items;
     s->scratch = s->home + units;
@@ -148,6 +151,7 @@ void space_close(struct space *s)
     free(s->kind_first);
     free(s->kind);
     free(s->home);
+    free(s->bytes);
     memset(s, 0, sizeof *s);
 }
 
@@ -211,16 +215,17 @@ struct search_bytes space_bytes(const struct space *s, const enum plan_home *hom
 {
     /* One pass, over the densest table there is: searches come here for each list that they look at, and
      * what takes the time is reading it. */
-    const struct search_bytes *unit = s->memory ? s->memory->unit : NULL;
+    const uint32_t step = s->table->units / s->items;
+    const struct search_bytes *bytes = s->bytes;
     struct search_bytes items = {0};
+    bool used[SPACE_HOMES] = {false};
     unsigned uses = 0;
-    for (uint32_t u = 0; u < s->table->units; u++) {
-        const uint32_t h = home[u];
-        uses |= 1u << h;
-        if (!unit) continue;
-        items.vram += unit[SPACE_HOMES * u + h].vram;
-        items.host += unit[SPACE_HOMES * u + h].host;
+    for (uint32_t u = 0; u < s->table->units; u += step, bytes += SPACE_HOMES) {
+        used[home[u]] = true;
+        items.vram += bytes[home[u]].vram;
+        items.host += bytes[home[u]].host;
     }
+    for (unsigned h = 0; h < SPACE_HOMES; h++) uses |= (unsigned)used[h] << h;
     uint64_t least = space_ring_least(s, uses, ends);
     if (!(uses & 1u << PLAN_HOME_STREAM) || *ring < least) *ring = least;
     struct search_bytes b = space_bytes_once(s, uses, ends, *ring);

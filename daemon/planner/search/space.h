@@ -41,6 +41,7 @@ struct space {
         overlap; /* 0 to 1: what part of a hand-over costs nothing where the link is behind (bound_floors) */
     uint64_t ring_fixed; /* prefill: the ring that there is */
     struct space_item *item;
+    struct search_bytes *bytes; /* [items][SPACE_HOMES]: those of the items, dense */
     uint32_t items, kinds;
     uint32_t *kind_first, *kind_count; /* [kinds]: an item of each, and how many there are */
     struct bound_kind *kind;           /* [kinds]: scratch of search/bound.c */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "tools/measure/stats.h"
 
 struct variant {
     const char *name;
@@ -129,19 +130,6 @@ static int measure(struct compare *c, uint32_t variant, uint32_t round, struct h
     return rc;
 }
 
-static int compare_double(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* The value that the fraction `at` of them are below; sorts them. */
-static double quantile(double *values, uint32_t count, double at)
-{
-    qsort(values, count, sizeof *values, compare_double);
-    return values[(uint32_t)(at * (count - 1) + 0.5)];
-}
-
 static void print(struct compare *c, const char *title, double at, FILE *out)
 {
     const uint32_t n = c->o->rounds;
@@ -153,11 +141,11 @@ static void print(struct compare *c, const char *title, double at, FILE *out)
     for (uint32_t v = 0; v < c->variants; v++) {
         double all = 0, linear_s = 0, part[KIND_COUNT];
         for (int k = 0; k < KIND_COUNT; k++) {
-            part[k] = quantile(c->seconds[v][k], n, at);
+            part[k] = stats_quantile(c->seconds[v][k], n, at);
             if (k == KIND_REST) continue;
             all += c->bytes[k], linear_s += part[k];
         }
-        double step = quantile(c->step[v], n, at), read = quantile(c->read[v], n, 1 - at);
+        double step = stats_quantile(c->step[v], n, at), read = stats_quantile(c->read[v], n, 1 - at);
         fprintf(out, "%-26s %8.3f %7.1f %7.1f %5.1f %%", c->variant[v].name, step * 1e3, all / step * 1e-9,
                 all / linear_s * 1e-9, all / step * 1e-7 / read);
         for (int k = 0; k < KIND_REST; k++)

@@ -134,6 +134,23 @@ static void placements_are_read_and_written(void **state)
         assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_FORMAT);
         if (!strstr(err.text, cases[i].text)) fail_msg("case %zu: %s", i, err.text);
     }
+    /* the longest list fits a message to a worker (common/worker/control.c: 4 MiB) */
+    json_t *list = json_array();
+    for (int i = 0; i < (int)PLAN_PLACEMENTS_MAX; i++)
+        json_array_append_new(list, json_pack("[s, s, s, I, I]", "model.layers.27.self_attn.q_proj.weight",
+                                              "bf16-packed", "host", (json_int_t)PLAN_BYTES_MAX,
+                                              (json_int_t)PLAN_BYTES_MAX));
+    json_object_set(json, "placements", list);
+    assert_int_equal(plan_from_json(json, &plan, &err), 0);
+    assert_int_equal(plan.placement_count, PLAN_PLACEMENTS_MAX);
+    char *text = json_dumps(json, JSON_COMPACT);
+    assert_in_range(strlen(text), 1u << 20, 2u << 20);
+    free(text);
+    plan_free(&plan);
+    json_array_append_new(list, json_array());
+    assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "no array of 1 to 16384 entries"));
+    json_decref(list);
     edit(json, "placements", "[]");
     assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_FORMAT);
     edit(json, "placements", "null");

@@ -10,7 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/base/cpu.h"
 #include "common/base/file.h"
 #include "common/formats/packed.h"
 #include "tests/written_formats.h"
@@ -25,7 +24,6 @@ struct bench {
     struct plan_stage stages[UNITS];
     enum tensor_format format[UNITS + 2];
     struct arena arena;
-    struct kernel_set kernels;
     struct pool *pool;
     struct weights weights;
     _Atomic uint64_t done;
@@ -70,21 +68,14 @@ static void bench_open(struct bench *b, bool pack)
     assert_int_equal(placement_make(&b->model, NULL, &b->plan, &err), 0);
     assert_int_equal(weights_plan(&b->model, &b->plan, &b->weights, &err), 0);
     open_arena(b);
-    assert_int_equal(kernel_set_choose(cpu_features() & ~(unsigned)CPU_AMX_BF16, NULL, DTYPE_F16, &b->kernels,
-                                       &err),
-                     0);
     assert_int_equal(pool_create(3, NULL, 0, &b->pool, &err), 0);
 }
 
 static int load(struct bench *b, bool ready, struct helm_err *err)
 {
     b->done = 0;
-    const struct weights_loading loading = {.arena = &b->arena,
-                                            .kernels = &b->kernels,
-                                            .pool = b->pool,
-                                            .ready = ready,
-                                            .bytes_done = &b->done,
-                                            .cancel = &b->cancel};
+    const struct weights_loading loading = {
+        .arena = &b->arena, .pool = b->pool, .ready = ready, .bytes_done = &b->done, .cancel = &b->cancel};
     return weights_load(&b->weights, &loading, err);
 }
 
@@ -139,8 +130,8 @@ static void check_region(const struct bench *b, bool pack)
             const char *groups_at = region + p->offset + packed_groups_at(rows);
             uint16_t *got = malloc((size_t)t->bytes);
             assert_non_null(got);
-            if (packed_read_groups(&(struct packed_run){groups_at, packed_at(offset, groups), offset, rows,
-                                                        cols, 0, groups},
+            if (packed_read_groups(&(struct packed_part){groups_at, packed_at(offset, groups), offset, rows,
+                                                         cols, 0, groups},
                                    got, &err))
                 fail_msg("%s: %s", t->name, err.text);
             assert_memory_equal(got, want, (size_t)t->bytes);
@@ -194,6 +185,23 @@ static void what_is_there_is_left_alone(void **state)
     begin_again(&b);
     if (load(&b, false, &err)) fail_msg("%s", err.text); /* once more over what was there */
     check_region(&b, true);
+    bench_close(&b);
+}
+
+static void without_placements_nothing_is_planned(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct weights w;
+    struct helm_err err = {0};
+    bench_open(&b, false);
+    b.plan.placement[0].bytes--;
+    assert_int_equal(weights_plan(&b.model, &b.plan, &w, &err), HELM_E_MISMATCH);
+    assert_non_null(strstr(err.text, "placements: model.embed_tokens.weight has "));
+    struct plan without = b.plan;
+    without.placement = NULL;
+    without.placement_count = 0;
+    assert_int_equal(weights_plan(&b.model, &without, &w, &err), HELM_E_FORMAT);
     bench_close(&b);
 }
 
@@ -261,6 +269,7 @@ int main(void)
         cmocka_unit_test(packed_and_plain_lie_side_by_side),
         cmocka_unit_test(what_is_there_is_left_alone),
         cmocka_unit_test(other_formats_are_converted),
+        cmocka_unit_test(without_placements_nothing_is_planned),
         cmocka_unit_test(loading_can_be_cancelled_and_can_fail),
     };
     return cmocka_run_group_tests_name("worker-cpu/weights_pack", tests, NULL, NULL);

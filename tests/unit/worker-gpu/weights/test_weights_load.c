@@ -125,8 +125,8 @@ static void check_matrix(const struct gpu_weights *w, const struct gpu_weights_p
         uint16_t *value = malloc(t->bytes);
         assert_non_null(value);
         assert_memory_equal(m->offset, m->offset_device, packed_offsets_bytes(m->rows));
-        OK(packed_read_groups(&(struct packed_run){m->data, packed_at(m->offset, groups), m->offset, m->rows,
-                                                   m->cols, 0, groups},
+        OK(packed_read_groups(&(struct packed_part){m->data, packed_at(m->offset, groups), m->offset, m->rows,
+                                                    m->cols, 0, groups},
                               value, why));
         assert_memory_equal(value, wanted, t->bytes);
         free(value);
