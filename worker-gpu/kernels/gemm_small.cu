@@ -2,7 +2,7 @@
  * token's.
  *
  *   plain    A warp takes a pair of rows and keeps a sum for each token. Any shape, dtype and device.
- *   tensor   (8.0 and later; 16-bit formats with rows of whole 16-byte units, q8_0) m16n8k16. The 8 warps of a block share
+ *   tensor   (8.0 and later; values of 16 bits, where addresses allow pieces) m16n8k16. The 8 warps of a block share
  *            its rows and split the columns 64 at a time; sums meet in shared memory. Which k a fragment's
  *            element is does not matter as long as A and B agree, so a thread's 16 bytes of a row, as loaded,
  *            are the fragments of two instructions: no shuffles, no shared memory. Rows g and g + 8 of a
