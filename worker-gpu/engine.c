@@ -453,7 +453,6 @@ const struct worker_engine_ops gpu_engine_ops = {.kind = "gpu",
                                                  .load = gpu_engine_load,
                                                  .step = gpu_engine_step,
                                                  .free = gpu_engine_free,
-                                                 .print_programs = gpu_print_programs,
                                                  .print_plan = gpu_print_plan,
                                                  .probe = gpu_print_devices,
                                                  .measure = measure_serve};

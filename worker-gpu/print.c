@@ -127,8 +127,10 @@ static int print_each(const struct gpu_source *source, uint32_t phase, FILE *out
     return rc;
 }
 
-static int print(const char *folder, const struct plan *plan, FILE *out, struct helm_err *err)
+int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads, const char *kernels,
+                   FILE *out, struct helm_err *err)
 {
+    (void)threads, (void)kernels;
     struct gpu_source source;
     struct pretence *p = calloc(1, sizeof *p);
     if (!p) return helm_fail(err, HELM_E_NOMEM, "no memory");
@@ -145,20 +147,6 @@ static int print(const char *folder, const struct plan *plan, FILE *out, struct 
     model_free(&p->model);
     free(p);
     return rc;
-}
-
-int gpu_print_programs(const char *folder, uint32_t threads, const char *kernels, FILE *out,
-                       struct helm_err *err)
-{
-    (void)threads, (void)kernels;
-    return print(folder, NULL, out, err);
-}
-
-int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads, const char *kernels,
-                   FILE *out, struct helm_err *err)
-{
-    (void)threads, (void)kernels;
-    return print(folder, plan, out, err);
 }
 
 void gpu_print_devices(FILE *out)

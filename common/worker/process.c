@@ -72,12 +72,11 @@ static int print(const struct worker_engine_ops *engine, const char *folder, con
 {
     struct plan plan = {0};
     json_t *json = NULL;
-    if (!plan_file) return engine->print_programs(folder, threads, kernels, stdout, err);
-    int rc = json_read_file(plan_file, PLAN_FILE_MAX, &json, err);
+    int rc = plan_file ? json_read_file(plan_file, PLAN_FILE_MAX, &json, err) : 0;
     if (rc) return rc;
-    rc = plan_from_json(json, &plan, err);
+    if (plan_file) rc = plan_from_json(json, &plan, err);
     if (rc) rc = helm_err_prefix(err, "%s", plan_file);
-    if (!rc) rc = engine->print_plan(folder, &plan, threads, kernels, stdout, err);
+    if (!rc) rc = engine->print_plan(folder, plan_file ? &plan : NULL, threads, kernels, stdout, err);
     json_decref(json);
     plan_free(&plan);
     return rc;
@@ -147,9 +146,8 @@ int process_main(const char *program, const char *about, const struct worker_eng
         return args_usage_error(&spec, &err);
     }
     if (measure.device) return engine->measure(&measure, stdin, stdout);
-    if (plan && (!folder || !engine->print_plan)) {
-        helm_fail(&err, HELM_E_USAGE,
-                  folder ? "--plan: this worker prints no plans" : "--plan needs --print-program");
+    if (plan && !folder) {
+        helm_fail(&err, HELM_E_USAGE, "--plan needs --print-program");
         return args_usage_error(&spec, &err);
     }
     if (folder) {

@@ -131,8 +131,7 @@ static char *printed(const struct plan *plan, int expected)
     struct helm_err err = {0};
     FILE *out = open_memstream(&text, &bytes);
     assert_non_null(out);
-    int rc = plan ? gpu_print_plan("tests/data/golden/qwen3", plan, 1, "", out, &err)
-                  : gpu_print_programs("tests/data/golden/qwen3", 1, "", out, &err);
+    int rc = gpu_print_plan("tests/data/golden/qwen3", plan, 1, "", out, &err);
     fclose(out);
     if (rc != expected) fail_msg("%d: %s", rc, err.text);
     return text;
