@@ -64,10 +64,11 @@ static void log_packing(const struct planner_request *r, const struct plan *plan
 {
     struct analyse_table table;
     if (analyse_table_build(r->model, &table, NULL)) return;
-    const struct cost_crossing link = cost_crossing_of(&table, plan), cpu = cost_reading_of(&table, plan);
+    const struct cost_crossing link = cost_bytes_of(&table, plan, PLAN_HOME_STREAM),
+                               cpu = cost_bytes_of(&table, plan, PLAN_HOME_CPU);
     log_moved("streams", &link);
     if (cpu.crossing < cpu.bytes) log_moved("computes on the CPU with", &cpu);
-    const struct cost_crossing gpu = cost_gpu_reading_of(&table, plan);
+    const struct cost_crossing gpu = cost_bytes_of(&table, plan, PLAN_HOME_GPU);
     if (gpu.crossing < gpu.bytes) log_moved("reads in VRAM", &gpu);
     analyse_table_free(&table);
 }

@@ -339,9 +339,9 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     int rc = reckoning_open(&k, request, plan, err);
     if (!rc) rc = planner_predict(request, plan, x->batch, x->context, x->prompt, &x->prediction, err);
     const struct cost_case parts = {request->model, &k.analysed, request->profile, plan};
-    if (!rc) x->crossing = cost_crossing_of(&k.analysed, plan);
-    if (!rc) x->reading = cost_reading_of(&k.analysed, plan);
-    if (!rc) x->gpu_reading = cost_gpu_reading_of(&k.analysed, plan);
+    if (!rc) x->crossing = cost_bytes_of(&k.analysed, plan, PLAN_HOME_STREAM);
+    if (!rc) x->reading = cost_bytes_of(&k.analysed, plan, PLAN_HOME_CPU);
+    if (!rc) x->gpu_reading = cost_bytes_of(&k.analysed, plan, PLAN_HOME_GPU);
     if (!rc) x->packed_bytes = packed_bytes(&k);
     if (!rc) rc = cost_decode(&parts, x->batch, x->context, &x->decode, err);
     if (!rc) rc = cost_ttft(&parts, x->prompt, &x->first, err);

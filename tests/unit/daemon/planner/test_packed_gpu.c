@@ -333,7 +333,7 @@ static void faster_packed_than_plain(void **state)
     b.r.wish.pack_gpu = true;
     make_predicted(&b, &plan, &fast);
     assert_true(packed_units(&plan) == UNITS && packed_head(&plan));
-    const double bytes = (double)cost_gpu_reading_of(&b.made.analysed, &plan).bytes;
+    const double bytes = (double)cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_GPU).bytes;
     assert_true(fabs((slow.decode_s - fast.decode_s) / (bytes / 3600e9 * (1 - 1 / 1.2)) - 1) < 0.01);
     plan_free(&plan);
     b.r.batch = 2; /* those are expanded first */
@@ -449,10 +449,10 @@ static void forecasts_price_them_alike(void **state)
     const struct cost_step chunk = {.tokens = 128, .rows = 1, .samples = 1, .context = 128};
     double packed = forecast_step(&forecast, &chunk);
     forecast_close(&forecast);
-    const struct cost_crossing reads = cost_gpu_reading_of(&b.made.analysed, &plan);
+    const struct cost_crossing reads = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_GPU);
     assert_true(reads.crossing < reads.bytes && reads.crossing > reads.bytes * 7 / 10);
     repack(&b, &plan, 0, false);
-    assert_int_equal(cost_gpu_reading_of(&b.made.analysed, &plan).crossing, reads.bytes);
+    assert_int_equal(cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_GPU).crossing, reads.bytes);
     assert_int_equal(forecast_open(&b.made.model, &b.profile, &plan, &forecast, &err), 0);
     double plain = forecast_step(&forecast, &chunk);
     assert_true(packed > plain + (double)(reads.bytes - reads.crossing) / EXPAND);
