@@ -199,7 +199,7 @@ static int choose_probed(const char *option, uint64_t vram_bytes, const struct a
 {
     uint32_t index = 0;
     if (strncmp(option, "cuda:", 5) == 0) {
-        unsigned long number = strtoul(option + 5, NULL, 10); /* digits only: config.c saw to that */
+        unsigned long number = strtoul(option + 5, NULL, 10); /* digits only, by accelerator_check_option */
         if (number >= count)
             return helm_fail(err, HELM_E_NOT_FOUND, "there is no device %lu, only %u", number, count);
         index = (uint32_t)number;
@@ -209,6 +209,16 @@ static int choose_probed(const char *option, uint64_t vram_bytes, const struct a
     }
     choose_cuda(&devices[index], index, vram_bytes, choice);
     return 0;
+}
+
+int accelerator_check_option(const char *option, struct helm_err *err)
+{
+    static const char *const names[] = {"auto", "cpu", "emulated", "cuda"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(option, names[i]) == 0) return 0;
+    const size_t digits = strncmp(option, "cuda:", 5) == 0 ? strlen(option + 5) : 0;
+    if (digits > 0 && strspn(option + 5, "0123456789") == digits) return 0;
+    return helm_fail(err, HELM_E_USAGE, "--device '%.40s': is auto, cpu, cuda, cuda:N or emulated", option);
 }
 
 int accelerator_choose(const char *option, uint64_t vram_bytes, const char *worker_program,

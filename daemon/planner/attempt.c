@@ -316,25 +316,24 @@ static bool all_could_be(const struct making *m)
     return sum <= m->machine.device.limit;
 }
 
-/* Whether `b` is to be made rather than `a`; where neither fits, whether less memory would do for it. */
-static bool better(const struct attempt *b, const struct attempt *a)
+/* Whether `b` is to be made rather than `a`, as what it gains of the time is more than `gain`; where neither fits, whether less memory would do for it. */
+static bool better(const struct attempt *b, const struct attempt *a, double gain)
 {
     if (a->fits != b->fits) return b->fits;
-    if (a->fits)
-        return b->seconds < (1 - SEARCH_ALIKE) * a->seconds; /* nothing to pack, nothing to read so */
+    if (a->fits) return b->seconds < (1 - gain) * a->seconds; /* nothing to pack, nothing to read so */
     return b->vram < a->vram || (b->vram == a->vram && b->host < a->host);
 }
 
-/* A plan with weights packed in VRAM in the place of this one, if that is better. */
-static int try_packed(struct making *m, const struct trying *t, enum packing packing, struct plan *plan,
-                      struct attempt *attempt, struct helm_err *err)
+/* A plan with more weights packed in the place of this one, if that is better. */
+static int try_packed(struct making *m, const struct trying *t, enum packing packing, double gain,
+                      struct plan *plan, struct attempt *attempt, struct helm_err *err)
 {
     struct plan packed = {0};
     struct attempt other;
     int rc = attempt_packing(m, t, packing, &packed, &other, err);
-    if (!rc && other.fits)
+    if (!rc && other.fits && packing != PACKING_NONE)
         rc = packed_choose(m, t->ctx, t->strategy == SEARCH_BEST, &packed, &other.seconds, err);
-    if (!rc && better(&other, attempt)) {
+    if (!rc && better(&other, attempt, gain)) {
         struct plan worse = *plan;
         *plan = packed;
         packed = worse;
@@ -354,9 +353,9 @@ static int attempt_vram(struct making *m, const struct trying *t, struct plan *p
     bool faster = m->batch == 1 && cost_packed_is_faster(m->r->profile);
     if (attempt->fits && all_in_vram(plan) && !faster) return 0;
     const uint32_t step_tokens = m->wish.step_tokens;
-    rc = try_packed(m, t, PACKING_ALL, plan, attempt, err);
+    rc = try_packed(m, t, PACKING_ALL, SEARCH_ALIKE, plan, attempt, err);
     if (!rc && attempt->fits && !all_in_vram(plan) && all_could_be(m))
-        rc = try_packed(m, t, PACKING_UNPRICED, plan, attempt, err);
+        rc = try_packed(m, t, PACKING_UNPRICED, SEARCH_ALIKE, plan, attempt, err);
     m->wish.step_tokens = attempt->fits ? plan->step_tokens : step_tokens;
     m->wish.pack_gpu = attempt->packed;
     return rc;
@@ -377,27 +376,18 @@ static bool has_cpu(const struct plan *plan)
 int attempt_context(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
                     struct helm_err *err)
 {
-    struct plan packed = {0};
-    struct attempt other;
     m->packs_cpu_beside = false;
     int rc = attempt_vram(m, t, plan, attempt, err);
     if (rc || !t->device || !attempt->fits || m->wish.pack_cpu || !has_cpu(plan) || !may_pack_for_cpu(m, t))
         return rc;
     const struct ledger_wish wish = m->wish;
+    const double seconds = attempt->seconds;
     m->packs_cpu_beside = true;
-    rc = attempt_packing(m, t, attempt->packed ? PACKING_ALL : PACKING_NONE, &packed, &other, err);
-    if (!rc && other.fits && attempt->packed)
-        rc = packed_choose(m, t->ctx, t->strategy == SEARCH_BEST, &packed, &other.seconds, err);
-    if (!rc && other.fits && other.seconds < (1 - PACKED_CPU_GAIN) * attempt->seconds) {
-        struct plan plain = *plan;
-        *plan = packed;
-        packed = plain;
-        *attempt = other;
-    } else {
+    rc = try_packed(m, t, attempt->packed ? PACKING_ALL : PACKING_NONE, PACKED_CPU_GAIN, plan, attempt, err);
+    if (rc || attempt->seconds >= seconds) {
         m->wish = wish;
         m->packs_cpu_beside = false;
     }
-    plan_free(&packed);
     return rc;
 }
 

@@ -78,8 +78,8 @@ json_t *explain_to_json(const struct explain *x)
         json_pack("{s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:s, s:s, s:{s:I, "
                   "s:I, s:I}}",
                   "decode_tok_s", with_bars(explain_rate(x), explain_rate_low(x), explain_rate_high(x)),
-                  "ttft_ms", with_bars(1e3 * p->ttft_s, 1e3 * p->ttft_low_s, 1e3 * p->ttft_high_s), "parts",
-                  "decode", parts_to_json(&x->decode), "first", parts_to_json(&x->first), "link",
+                  "ttft_ms", with_bars(1e3 * p->ttft.seconds, 1e3 * p->ttft.low, 1e3 * p->ttft.high), "parts",
+                  "decode", parts_to_json(&p->decode), "first", parts_to_json(&p->ttft), "link",
                   "weight_bytes", size_to_json(x->crossing.bytes), "link_bytes",
                   size_to_json(x->crossing.crossing), "cpu", "weight_bytes", size_to_json(x->reading.bytes),
                   "read_bytes", size_to_json(x->reading.crossing), "gpu", "weight_bytes",

@@ -108,7 +108,7 @@ static void print_head(const struct explain *x, FILE *out)
           out);
     fprintf(out, "<rect class=\"page\" width=\"%d\" height=\"%d\"/>\n", PAGE_WIDTH, PAGE_HEIGHT);
     snprintf(text, sizeof text, "%s: %.2f token/s, first token after %.0f ms", explain_model_name(x),
-             explain_rate(x), 1e3 * x->prediction.ttft_s);
+             explain_rate(x), 1e3 * x->prediction.ttft.seconds);
     label(out, LEFT, 32, "big", "start", text);
     snprintf(text, sizeof text, "%.120s; batch %u, %u tokens in, context %u", x->request->profile->machine,
              x->batch, x->context, x->plan->context_tokens);

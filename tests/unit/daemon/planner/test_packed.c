@@ -130,11 +130,11 @@ static void plans_count_on_it(void **state)
         const struct cost_crossing before = cost_bytes_of(&b.made.analysed, &raw, PLAN_HOME_STREAM),
                                    after = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM);
         print_message("8B at %llu GiB: %.2f token/s, packed %.2f; %.2f GiB a step, packed %.2f GiB as %.2f\n",
-                      (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s,
+                      (unsigned long long)(vram / GIB), 1 / slow.decode.seconds, 1 / fast.decode.seconds,
                       (double)before.bytes / GIB, (double)after.bytes / GIB, (double)after.crossing / GIB);
         assert_int_equal(before.bytes, before.crossing);
         assert_true(after.bytes > before.bytes && after.crossing < after.bytes * 72 / 100);
-        assert_true(fast.decode_s < 0.95 * slow.decode_s);
+        assert_true(fast.decode.seconds < 0.95 * slow.decode.seconds);
         assert_int_equal(line_of(&raw.memory[PLAN_VRAM0], "expanded"), 0);
         assert_true(line_of(&plan.memory[PLAN_VRAM0], "expanded") > 0 &&
                     line_of(&plan.memory[PLAN_VRAM0], "expanded") < 40 * MIB);

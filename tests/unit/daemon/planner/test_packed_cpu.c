@@ -58,7 +58,7 @@ static void packing_has_to_pay(void **state)
         plan_free(&plan);
         b.r.wish.pack_cpu = true;
         make_predicted(&b, &plan, &prediction);
-        const double gain = plain.decode_s / prediction.decode_s;
+        const double gain = plain.decode.seconds / prediction.decode.seconds;
         print_message("packed beside at %.0f GB/s: %s, %.3f times as fast\n", beside[i] / 1e9,
                       cpu_packs(&plan) ? "packed" : "plain", gain);
         assert_true(cpu_packs(&plan) ? gain > 1.04 : gain > 0.999 && gain < 1.001);
@@ -92,8 +92,8 @@ static void the_cpu_alone_is_faster(void **state)
     make_predicted(&b, &plan, &fast);
     double bytes = 0;
     for (uint32_t u = 0; u < UNITS; u++) bytes += matrices_of(&b, u);
-    close_to(slow.decode_s - fast.decode_s, bytes / 105e9 - bytes / CPU_PACKED);
-    close_to(fast.ttft_s - slow.ttft_s, bytes / CPU_PACKED); /* nobody measured several tokens */
+    close_to(slow.decode.seconds - fast.decode.seconds, bytes / 105e9 - bytes / CPU_PACKED);
+    close_to(fast.ttft.seconds - slow.ttft.seconds, bytes / CPU_PACKED); /* nobody measured several tokens */
     const struct cost_crossing before = cost_bytes_of(&b.made.analysed, &raw, PLAN_HOME_CPU),
                                after = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_CPU);
     assert_int_equal(before.bytes, before.crossing);
@@ -126,9 +126,9 @@ static void plans_count_on_it(void **state)
         b.r.wish.pack_cpu = true;
         make_predicted(&b, &plan, &fast);
         print_message("8B at %llu GiB: %.2f token/s, the CPU's packed %.2f\n",
-                      (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s);
+                      (unsigned long long)(vram / GIB), 1 / slow.decode.seconds, 1 / fast.decode.seconds);
         assert_true(host_packs(&plan, true, true, NULL) && host_packs(&raw, true, false, NULL));
-        assert_true(fast.decode_s < slow.decode_s);
+        assert_true(fast.decode.seconds < slow.decode.seconds);
         for (uint32_t u = 0; u < UNITS; u++) {
             enum plan_home home = plan_unit_home(&plan, 0, u);
             assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, home != PLAN_HOME_GPU);
