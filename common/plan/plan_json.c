@@ -139,9 +139,8 @@ static int parse_ops(const json_t *json, enum plan_ops *ops, struct helm_err *er
     return helm_fail(err, HELM_E_FORMAT, "ops '%.40s' is none of all, attention, mlp", text);
 }
 
-/* One stage, which must begin with unit `next`. */
-static int parse_stage(const json_t *json, uint32_t next, uint32_t layers, struct plan_stage *stage,
-                       struct helm_err *err)
+/* One stage; that it goes on where the one before ends is plan_check's to say. */
+static int parse_stage(const json_t *json, uint32_t layers, struct plan_stage *stage, struct helm_err *err)
 {
     if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "not an object");
     const json_t *range = json_object_get(json, "layers");
@@ -159,15 +158,6 @@ static int parse_stage(const json_t *json, uint32_t next, uint32_t layers, struc
         return helm_fail(err, HELM_E_FORMAT, "ops '%s' of more than one layer", plan_ops_name(stage->ops));
     stage->first = (uint32_t)first;
     stage->last = (uint32_t)last;
-    uint32_t unit = plan_stage_first_unit(stage);
-    const char *half = unit_part(next) == UNIT_MLP ? "the MLP of layer" : "layer";
-    if (unit < next)
-        return helm_fail(err, HELM_E_FORMAT, "layer %lld belongs to an earlier stage already",
-                         (long long)first);
-    if (unit > next)
-        return helm_fail(err, HELM_E_FORMAT, "%s %u belongs to no stage (this one begins at %s%lld)", half,
-                         unit_layer(next), unit_part(unit) == UNIT_MLP ? "the MLP of " : "",
-                         (long long)first);
     rc = parse_home(json, &stage->home, err);
     if (rc) return rc;
     return json_get_u64(json, "bytes", true, 0, PLAN_BYTES_MAX, &stage->bytes, err);
@@ -185,15 +175,10 @@ static int parse_list(const json_t *array, const char *name, uint32_t layers, st
     phase->stages = calloc(count, sizeof *phase->stages);
     if (!phase->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu stages", count);
     phase->stage_count = (uint32_t)count;
-    uint32_t next = 0;
     for (size_t i = 0; i < count; i++) {
-        int rc = parse_stage(json_array_get(array, i), next, layers, &phase->stages[i], err);
+        int rc = parse_stage(json_array_get(array, i), layers, &phase->stages[i], err);
         if (rc) return helm_err_prefix(err, "stage %zu", i), rc;
-        next = plan_stage_last_unit(&phase->stages[i]) + 1;
     }
-    if (next != unit_count(layers))
-        return helm_fail(err, HELM_E_FORMAT, "layers %u to %u belong to no stage", unit_layer(next),
-                         layers - 1);
     return 0;
 }
 

@@ -133,23 +133,19 @@ int process_main(const char *program, const char *about, const struct worker_eng
     int rc = log_level_parse(level_text, &level, &err);
     if (rc) return args_usage_error(&spec, &err);
     log_init(program, level);
-    if (probe && !engine->probe) {
-        helm_fail(&err, HELM_E_USAGE, "--probe: this worker computes on no device");
+    const char *wrong = probe && !engine->probe              ? "--probe: this worker computes on no device"
+                        : measure.device && !engine->measure ? "--measure: this worker computes on no device"
+                        : plan && !folder                    ? "--plan needs --print-program"
+                                                             : NULL;
+    if (wrong) {
+        helm_fail(&err, HELM_E_USAGE, "%s", wrong);
         return args_usage_error(&spec, &err);
     }
     if (probe) {
         engine->probe(stdout);
         return 0;
     }
-    if (measure.device && !engine->measure) {
-        helm_fail(&err, HELM_E_USAGE, "--measure: this worker computes on no device");
-        return args_usage_error(&spec, &err);
-    }
     if (measure.device) return engine->measure(&measure, stdin, stdout);
-    if (plan && !folder) {
-        helm_fail(&err, HELM_E_USAGE, "--plan needs --print-program");
-        return args_usage_error(&spec, &err);
-    }
     if (folder) {
         rc = print(engine, folder, plan, (uint32_t)threads, kernels, &err);
         if (rc) log_error("%s", err.text);

@@ -43,8 +43,8 @@ uint32_t making_next_ctx(const struct making *m, uint32_t ctx)
 struct forced {
     const struct search_problem *problem;
     const struct memory *memory;
-    struct search_found *found; /* the best so far */
-    enum plan_home *home;       /* scratch */
+    struct search_found *found;                         /* the best so far */
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX]; /* scratch */
     bool any;
     uint64_t more_vram, more_host; /* where none fits: by how much a limit would have to grow */
 };
@@ -84,15 +84,17 @@ static void force_try(struct forced *f, enum plan_processor embed, enum plan_pro
 /* Where the CPU alone is fastest (or the emulated device computes on the same CPU) but the device was asked
  * for by name: the fastest of head and embedding on it, of one unit (or layer) on it with or without them,
  * and of all. */
-static int force_device(const struct search_problem *problem, const struct memory *memory,
-                        struct search_found *found, struct helm_err *err)
+static void force_device(const struct search_problem *problem, const struct memory *memory,
+                         struct search_found *found)
 {
     static const enum plan_processor cpu = PLAN_CPU0, gpu = PLAN_GPU0;
     uint32_t units = problem->decode->units, step = problem->whole_layers ? 2 : 1;
-    struct forced f = {
-        .problem = problem, .memory = memory, .found = found, .more_vram = NEVER, .more_host = NEVER};
-    f.home = calloc(units, sizeof *f.home); /* all on the CPU */
-    if (!f.home) return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u units", units);
+    struct forced f = {/* all on the CPU */
+                       .problem = problem,
+                       .memory = memory,
+                       .found = found,
+                       .more_vram = NEVER,
+                       .more_host = NEVER};
     if (!problem->tied) force_try(&f, cpu, gpu);
     force_try(&f, gpu, gpu);
     for (uint32_t u = 0; u < units; u += step) {
@@ -104,11 +106,9 @@ static int force_device(const struct search_problem *problem, const struct memor
     }
     for (uint32_t u = 0; u < units; u++) f.home[u] = PLAN_HOME_GPU;
     force_try(&f, gpu, gpu);
-    free(f.home);
     found->feasible = f.any;
     found->more_vram = f.more_vram;
     found->more_host = f.more_host;
-    return 0;
 }
 
 static bool found_uses_device(const struct search_found *found, uint32_t units)
@@ -165,7 +165,7 @@ static int search_once(const struct making *m, enum search_strategy strategy, co
     if (rc) return rc;
     rc = search_run(&problem, strategy, &found, err);
     if (!rc && found.feasible && wish->device && m->required && !found_uses_device(&found, prices->units))
-        rc = force_device(&problem, &memory, &found, err);
+        force_device(&problem, &memory, &found);
     if (rc) goto out;
     attempt->fits = found.feasible && !memory.vram_missing && !memory.host_missing;
     attempt->seconds = found.seconds;

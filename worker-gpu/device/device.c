@@ -87,6 +87,16 @@ int device_copy_2d(struct device *d, enum device_queue queue, enum device_direct
     return d->ops->copy_2d(d, queue, direction, copy, err);
 }
 
+int device_await(struct device *d, enum device_queue queue, struct helm_err *err)
+{
+    struct device_event *event = NULL;
+    int rc = d->ops->event_create(d, &event, err);
+    if (!rc) rc = d->ops->event_record(d, queue, event, err);
+    if (!rc) rc = d->ops->event_wait(d, event, err);
+    if (event) d->ops->event_free(d, event);
+    return rc;
+}
+
 int device_word_poll(struct device *d, const _Atomic uint32_t *word, uint32_t value, uint32_t timeout_ms,
                      struct helm_err *err)
 {

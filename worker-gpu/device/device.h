@@ -218,6 +218,8 @@ static inline int device_word_write(struct device *d, _Atomic uint32_t *word, ui
 {
     return d->ops->word_write(d, word, value, err);
 }
+/* Host: waits until what was put into this queue is done. Not under capture. */
+HELM_MUST_CHECK int device_await(struct device *d, enum device_queue queue, struct helm_err *err);
 /* Host: waits until a word has this value, as device_word_write leaves it; looks for failures meanwhile.
  * HELM_E_PEER after timeout_ms. */
 HELM_MUST_CHECK int device_word_poll(struct device *d, const _Atomic uint32_t *word, uint32_t value,

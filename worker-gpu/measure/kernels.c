@@ -143,32 +143,23 @@ struct gpuk_linear_args measure_linear_args(const struct measure *m, const struc
                                                                                                       k->x,
                                                                                                       k->act,
                                                                                                       k->x};
-    const uint32_t stride[MEASURE_LAYER_OPS] = {s->q + 2 * s->kv, s->hidden, s->inner, s->hidden};
+    const uint32_t stride[MEASURE_LAYER_OPS] = {s->q + 2 * s->kv, s->hidden, s->inner, s->hidden},
+                   parts[MEASURE_LAYER_OPS][GPUK_SEGMENTS_MAX + 1] = {{s->q, s->kv, s->kv},
+                                                                      {s->hidden},
+                                                                      {s->inner, s->inner},
+                                                                      {s->hidden}};
     struct gpuk_linear_args args = {.format = FORMAT_BF16,
                                     .cols = cols,
-                                    .segments = 1,
                                     .x = in[op],
                                     .eps = 1e-6f,
+                                    .swiglu = op == 2,
                                     .x_stride = cols,
                                     .out_stride = stride[op]};
-    args.segment[0] = (struct gpuk_linear){.weight = weight, .out = out[op], .rows = rows};
-    if (op == 0) {
-        args.segments = 3;
-        args.segment[0].rows = s->q;
-        args.segment[1] = (struct gpuk_linear){.weight = weight + 2 * (uint64_t)s->q * cols,
-                                               .out = k->qkv + s->q,
-                                               .rows = s->kv};
-        args.segment[2] = (struct gpuk_linear){.weight = weight + 2 * (uint64_t)(s->q + s->kv) * cols,
-                                               .out = k->qkv + s->q + s->kv,
-                                               .rows = s->kv};
-    }
-    if (op == 2) {
-        args.segments = 2;
-        args.swiglu = true;
-        args.segment[0].rows = s->inner;
-        args.segment[1] = (struct gpuk_linear){.weight = weight + 2 * (uint64_t)s->inner * cols,
-                                               .out = k->act,
-                                               .rows = s->inner};
+    for (uint32_t row = 0; parts[op][args.segments]; args.segments++) {
+        args.segment[args.segments] = (struct gpuk_linear){.weight = weight + 2 * (uint64_t)row * cols,
+                                                           .out = out[op] + (op == 0 ? row : 0),
+                                                           .rows = parts[op][args.segments]};
+        row += parts[op][args.segments];
     }
     if (op == 0 || op == 2) args.norm = k->norm;
     if (op == 1 || op == 3) args.residual = k->x;

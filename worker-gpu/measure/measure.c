@@ -233,7 +233,6 @@ static void *stream_main(void *arg)
 static int stream_start(struct stream *s, struct measure *m, struct helm_err *err)
 {
     sigset_t all, before;
-    const struct timespec nap = {.tv_nsec = 2000000};
     if (s->started) return helm_fail(err, HELM_E_STATE, "copies are flowing already");
     memset(s, 0, sizeof *s);
     s->m = m;
@@ -244,7 +243,7 @@ static int stream_start(struct stream *s, struct measure *m, struct helm_err *er
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (code) return helm_fail(err, HELM_E_NOMEM, "cannot start a thread: %s", strerror(code));
     s->started = true;
-    while (!atomic_load(&s->flows)) nanosleep(&nap, NULL);
+    while (!atomic_load(&s->flows)) units_sleep_ms(2);
     return 0;
 }
 

@@ -108,18 +108,19 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
 struct walk {
     const struct cost_case *c;
     enum dtype kv_dtype;
-    enum plan_home *home;                     /* [unit_count(layers)] */
-    enum plan_home *decode;                   /* [unit_count(layers)] */
-    bool *kv_cpu;                             /* [layers] */
-    enum tensor_format (*format)[PLAN_HOMES]; /* [unit_count(layers) + 1] */
-    double *done;                             /* [unit_count(layers) + 2] */
-    double half_width;                        /* seconds, so far */
-    double link_late;                         /* what the last step left the link to do */
+    double half_width; /* seconds, so far */
+    double link_late;  /* what the last step left the link to do */
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX], decode[UNIT_PARTS * MODEL_LAYERS_MAX];
+    bool kv_cpu[MODEL_LAYERS_MAX];
+    enum tensor_format format[UNIT_PARTS * MODEL_LAYERS_MAX + 1][PLAN_HOMES];
+    double done[UNIT_PARTS * MODEL_LAYERS_MAX + 2];
 };
 
 static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err *err)
 {
-    *w = (struct walk){.c = c, .kv_dtype = DTYPE_COUNT};
+    w->c = c;
+    w->kv_dtype = DTYPE_COUNT;
+    w->half_width = w->link_late = 0;
     for (int d = 0; d < DTYPE_COUNT; d++)
         if (strcmp(c->plan->kv_dtype, dtype_name((enum dtype)d)) == 0) w->kv_dtype = (enum dtype)d;
     if (w->kv_dtype == DTYPE_COUNT)
@@ -127,27 +128,9 @@ static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err 
     if (c->plan->layers != c->model->config.layers)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", c->plan->layers,
                          c->model->config.layers);
-    uint32_t units = unit_count(c->plan->layers);
-    w->home = calloc(units, sizeof *w->home);
-    w->decode = calloc(units, sizeof *w->decode);
-    w->kv_cpu = calloc(units, sizeof *w->kv_cpu);
-    w->format = calloc((size_t)units + 1, sizeof *w->format);
-    w->done = calloc((size_t)units + 2, sizeof *w->done);
-    if (w->home && w->decode && w->kv_cpu && w->format && w->done) {
-        plan_unit_homes(c->plan, 0, w->decode);
-        cost_formats_of(c->plan, w->format);
-        return 0;
-    }
-    return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u layers", c->plan->layers);
-}
-
-static void walk_close(struct walk *w)
-{
-    free(w->home);
-    free(w->decode);
-    free(w->kv_cpu);
-    free(w->format);
-    free(w->done);
+    plan_unit_homes(c->plan, 0, w->decode);
+    cost_formats_of(c->plan, w->format);
+    return 0;
 }
 
 /* The ring holds decode's first slices whenever a step begins (worker-gpu/program/ring.h): of use to a prefill step
@@ -230,7 +213,6 @@ int cost_one(const struct cost_case *c, const struct cost_step *step, struct cos
     int rc = walk_open(c, &w, err);
     if (!rc) rc = walk_step(&w, step, forecast, err);
     if (!rc) finish(&w, forecast);
-    walk_close(&w);
     return rc;
 }
 
@@ -269,6 +251,5 @@ int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_for
         rc = walk_step(&w, &one, forecast, err);
     }
     if (!rc) finish(&w, forecast);
-    walk_close(&w);
     return rc;
 }

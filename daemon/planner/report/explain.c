@@ -16,32 +16,19 @@ struct reckoning {
     const struct planner_request *request;
     const struct plan *plan;
     struct analyse_table analysed;
-    enum plan_home *home; /* [units] */
-    bool *kv_cpu;         /* [layers] */
-    double *done;         /* [units + 2] */
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
+    bool kv_cpu[MODEL_LAYERS_MAX];
+    double done[UNIT_PARTS * MODEL_LAYERS_MAX + 2];
 };
 
 static int reckoning_open(struct reckoning *k, const struct planner_request *request, const struct plan *plan,
                           struct helm_err *err)
 {
-    size_t layers = request->model->config.layers;
+    const uint32_t layers = request->model->config.layers;
     *k = (struct reckoning){.request = request, .plan = plan};
     if (plan->layers != layers)
-        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %zu", plan->layers, layers);
-    k->home = calloc(unit_count(layers), sizeof *k->home);
-    k->kv_cpu = calloc(layers, sizeof *k->kv_cpu);
-    k->done = calloc(unit_count(layers) + 2, sizeof *k->done);
-    if (!k->home || !k->kv_cpu || !k->done)
-        return helm_fail(err, HELM_E_NOMEM, "no memory to explain a plan of %zu layers", layers);
+        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", plan->layers, layers);
     return analyse_table_build(request->model, &k->analysed, err);
-}
-
-static void reckoning_close(struct reckoning *k)
-{
-    free(k->home);
-    free(k->kv_cpu);
-    free(k->done);
-    analyse_table_free(&k->analysed);
 }
 
 static int price(const struct reckoning *k, const struct cost_step *step, struct cost_table *table,
@@ -343,7 +330,7 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
         x->strategy[s].strategy = (enum search_strategy)s;
         rc = explain_strategy(&k, x, &x->strategy[s], err);
     }
-    reckoning_close(&k);
+    analyse_table_free(&k.analysed);
     if (rc) explain_free(x);
     return rc;
 }
