@@ -12,7 +12,7 @@
 static const char *const prefill_names[PLAN_PREFILLS_MAX] = {"prefill_short", "prefill"};
 
 /* JSON's whole numbers here are signed; a larger one can only be "no limit". */
-static json_t *number_to_json(uint64_t value)
+json_t *plan_bytes_to_json(uint64_t value)
 {
     return value > PLAN_BYTES_MAX ? json_null() : json_integer((json_int_t)value);
 }
@@ -22,10 +22,10 @@ static json_t *ledger_to_json(const struct ledger *ledger)
     json_t *lines = json_array();
     for (uint32_t i = 0; i < ledger->line_count; i++) {
         json_array_append_new(lines, json_pack("{s:s, s:o}", "what", ledger->line[i].what, "bytes",
-                                               number_to_json(ledger->line[i].bytes)));
+                                               plan_bytes_to_json(ledger->line[i].bytes)));
     }
-    return json_pack("{s:o, s:o, s:o}", "limit", number_to_json(ledger->limit), "lines", lines, "total",
-                     number_to_json(ledger->total));
+    return json_pack("{s:o, s:o, s:o}", "limit", plan_bytes_to_json(ledger->limit), "lines", lines, "total",
+                     plan_bytes_to_json(ledger->total));
 }
 
 static void add_format(json_t *json, const char *key, enum tensor_format format)
@@ -33,18 +33,20 @@ static void add_format(json_t *json, const char *key, enum tensor_format format)
     if (format != PLAN_AS_STORED) json_object_set_new(json, key, json_string(tensor_format_name(format)));
 }
 
-/* `format` NULL: of a list that says nothing of formats. */
+json_t *plan_stage_to_json(const struct plan_stage *stage, const enum tensor_format *format)
+{
+    json_t *json = json_pack("{s:[I, I], s:s, s:s, s:o}", "layers", (json_int_t)stage->first,
+                             (json_int_t)stage->last, "ops", plan_ops_name(stage->ops), "home",
+                             plan_home_name(stage->home), "bytes", plan_bytes_to_json(stage->bytes));
+    if (format) add_format(json, "format", format[plan_stage_first_unit(stage)]);
+    return json;
+}
+
 static json_t *stages_to_json(const struct plan_phase *phase, const enum tensor_format *format)
 {
     json_t *stages = json_array();
-    for (uint32_t i = 0; i < phase->stage_count; i++) {
-        const struct plan_stage *stage = &phase->stages[i];
-        json_t *entry = json_pack("{s:[I, I], s:s, s:s, s:o}", "layers", (json_int_t)stage->first,
-                                  (json_int_t)stage->last, "ops", plan_ops_name(stage->ops), "home",
-                                  plan_home_name(stage->home), "bytes", number_to_json(stage->bytes));
-        if (format) add_format(entry, "format", format[plan_stage_first_unit(stage)]);
-        json_array_append_new(stages, entry);
-    }
+    for (uint32_t i = 0; i < phase->stage_count; i++)
+        json_array_append_new(stages, plan_stage_to_json(&phase->stages[i], format));
     return stages;
 }
 
@@ -72,8 +74,8 @@ json_t *plan_to_json(const struct plan *plan)
                   (json_int_t)plan->layers, "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
                   (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
                   (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
-                  plan->kv_dtype, "stages", stages, "ring_bytes", number_to_json(plan->ring_bytes), "embed",
-                  plan_processor_name(plan->embed), "head", plan_processor_name(plan->head));
+                  plan->kv_dtype, "stages", stages, "ring_bytes", plan_bytes_to_json(plan->ring_bytes),
+                  "embed", plan_processor_name(plan->embed), "head", plan_processor_name(plan->head));
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
     for (int m = 0; m < PLAN_MEMORIES && json; m++)
