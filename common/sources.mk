@@ -34,6 +34,8 @@ MODEL_SRC := \
   common/model/arch.c \
   common/model/checkpoint.c \
   common/model/config.c \
+  common/model/gguf.c \
+  common/model/gguf_value.c \
   common/model/index.c \
   common/model/rope.c \
   common/model/rope_config.c \
