@@ -20,22 +20,13 @@ static const struct {
                        [GGUF_F64] = {"f64", 8}};
 
 /* Types of tensors by their numbers in files. */
-static const struct {
-    uint32_t number;
-    const char *name;
-    enum tensor_format format; /* FORMAT_COUNT: HELM does not compute with it */
-} tensor_types[] = {
-    {0, "F32", FORMAT_F32},        {1, "F16", FORMAT_F16},       {30, "BF16", FORMAT_BF16},
-    {8, "Q8_0", FORMAT_Q8_0},      {2, "Q4_0", FORMAT_COUNT},    {3, "Q4_1", FORMAT_COUNT},
-    {6, "Q5_0", FORMAT_COUNT},     {7, "Q5_1", FORMAT_COUNT},    {10, "Q2_K", FORMAT_COUNT},
-    {11, "Q3_K", FORMAT_COUNT},    {12, "Q4_K", FORMAT_COUNT},   {13, "Q5_K", FORMAT_COUNT},
-    {14, "Q6_K", FORMAT_COUNT},    {20, "IQ4_NL", FORMAT_COUNT}, {23, "IQ4_XS", FORMAT_COUNT},
-    {39, "MXFP4", FORMAT_COUNT},   {9, "Q8_1", FORMAT_COUNT},    {15, "Q8_K", FORMAT_COUNT},
-    {16, "IQ2_XXS", FORMAT_COUNT}, {17, "IQ2_XS", FORMAT_COUNT}, {18, "IQ3_XXS", FORMAT_COUNT},
-    {19, "IQ1_S", FORMAT_COUNT},   {21, "IQ3_S", FORMAT_COUNT},  {22, "IQ2_S", FORMAT_COUNT},
-    {24, "I8", FORMAT_COUNT},      {25, "I16", FORMAT_COUNT},    {26, "I32", FORMAT_COUNT},
-    {27, "I64", FORMAT_COUNT},     {28, "F64", FORMAT_COUNT},    {29, "IQ1_M", FORMAT_COUNT},
-    {34, "TQ1_0", FORMAT_COUNT},   {35, "TQ2_0", FORMAT_COUNT}};
+static const char *const tensor_types[] = {
+    [0] = "F32",     [1] = "F16",    [2] = "Q4_0",     [3] = "Q4_1",    [6] = "Q5_0",     [7] = "Q5_1",
+    [8] = "Q8_0",    [9] = "Q8_1",   [10] = "Q2_K",    [11] = "Q3_K",   [12] = "Q4_K",    [13] = "Q5_K",
+    [14] = "Q6_K",   [15] = "Q8_K",  [16] = "IQ2_XXS", [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S",
+    [20] = "IQ4_NL", [21] = "IQ3_S", [22] = "IQ2_S",   [23] = "IQ4_XS", [24] = "I8",      [25] = "I16",
+    [26] = "I32",    [27] = "I64",   [28] = "F64",     [29] = "IQ1_M",  [30] = "BF16",    [34] = "TQ1_0",
+    [35] = "TQ2_0",  [39] = "MXFP4"};
 #define TENSOR_TYPES (sizeof tensor_types / sizeof *tensor_types)
 
 /* Where the parser is. */
@@ -163,21 +154,17 @@ static int take_value(struct cursor *c, struct gguf_value *value)
 static int take_tensor_type(struct cursor *c, struct safetensors_entry *entry)
 {
     uint64_t number = 0;
-    char known[160] = "";
+    char known[256] = "";
+    size_t used = 0;
     int rc = take_number(c, 4, "its type", &number);
     if (rc) return rc;
-    size_t used = 0;
-    entry->dtype_text = "unknown";
-    for (size_t i = 0; i < TENSOR_TYPES; i++) {
-        const bool supported = tensor_types[i].format != FORMAT_COUNT;
-        if (supported && used < sizeof known)
+    entry->dtype_text = number < TENSOR_TYPES && tensor_types[number] ? tensor_types[number] : "unknown";
+    entry->format = tensor_format_of_file(entry->dtype_text);
+    if (entry->format != FORMAT_COUNT) return 0;
+    for (size_t i = 0; i < TENSOR_TYPES; i++)
+        if (tensor_types[i] && tensor_format_of_file(tensor_types[i]) != FORMAT_COUNT && used < sizeof known)
             used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "",
-                                     tensor_types[i].name);
-        if (tensor_types[i].number != number) continue;
-        entry->dtype_text = tensor_types[i].name;
-        entry->format = tensor_types[i].format;
-        if (supported) return 0;
-    }
+                                     tensor_types[i]);
     return helm_fail(c->err, HELM_E_UNSUPPORTED, "type %s (%llu) is not supported (supported: %s)",
                      entry->dtype_text, (unsigned long long)number, known);
 }
