@@ -36,11 +36,14 @@ MODEL_SRC := \
   common/model/checkpoint.c \
   common/model/config.c \
   common/model/gguf.c \
+  common/model/gguf_config.c \
+  common/model/gguf_model.c \
   common/model/gguf_value.c \
   common/model/index.c \
   common/model/rope.c \
   common/model/rope_config.c \
   common/model/safetensors.c \
+  common/model/tensor_read.c \
   common/model/unit.c \
   common/plan/host_weights.c \
   common/plan/workspace.c \

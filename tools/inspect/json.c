@@ -9,7 +9,7 @@ static json_t *number(uint64_t value)
 
 static json_t *rope_json(const struct rope_config *rope)
 {
-    static const char *const names[] = {"default", "linear", "llama3", "yarn"};
+    static const char *const names[] = {"default", "linear", "llama3", "yarn", "factors"};
     json_t *root =
         json_pack("{s:s, s:f, s:f}", "kind", names[rope->kind], "theta", rope->theta, "factor", rope->factor);
     if (root && rope->kind == ROPE_LLAMA3) {

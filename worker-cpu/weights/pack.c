@@ -57,7 +57,7 @@ static int do_group(struct packing *p, const struct piece *piece, uint32_t i, ui
     struct packed_measure *measure = &p->measure[piece->measure + i];
     if (p->cancel && atomic_load_explicit(p->cancel, memory_order_relaxed))
         return helm_fail(err, HELM_E_CANCELLED, "loading was cancelled");
-    int rc = file_pread_all(p->fd[t->shard], value, (size_t)bytes, t->offset + from, t->name, err);
+    int rc = model_tensor_read(t, p->fd[t->shard], from, bytes, value, err);
     if (rc) return rc;
     if (!p->writing) {
         packed_measure(value, values, measure);

@@ -181,8 +181,8 @@ static void load_piece(void *ctx, uint32_t chunk, uint32_t thread)
         if (p->packed) continue;
         uint64_t from = p->offset > first ? p->offset : first;
         uint64_t to = p->offset + p->tensor->bytes < last ? p->offset + p->tensor->bytes : last;
-        int rc = file_pread_all(job->fd[p->tensor->shard], job->region + from, (size_t)(to - from),
-                                p->tensor->offset + (from - p->offset), p->tensor->name, &err);
+        int rc = model_tensor_read(p->tensor, job->fd[p->tensor->shard], from - p->offset, to - from,
+                                   job->region + from, &err);
         if (rc) {
             job_fail(job, rc, &err);
             return;
@@ -230,7 +230,7 @@ static int load_vectors(struct weights *w, const int *fd, const struct kernel_se
         const struct model_tensor *t = &m->tensors[i];
         if (!arch_role_is_vector(t->role) || !is_computed(w, t)) continue;
         size_t n = (size_t)(t->rows * t->cols);
-        rc = file_pread_all(fd[t->shard], raw, (size_t)t->bytes, t->offset, t->name, err);
+        rc = model_tensor_read(t, fd[t->shard], 0, t->bytes, raw, err);
         if (rc) goto out;
         kernels->vector->load(at, raw, tensor_format_value(t->format), n);
         w->vector[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role] = at;

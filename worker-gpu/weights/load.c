@@ -143,8 +143,7 @@ static int load_packed_piece(struct reader *r, uint32_t slot, const struct piece
     const struct model_tensor *t = job->w->place[piece->place].tensor;
     const uint32_t rows = (uint32_t)t->rows, cols = (uint32_t)t->cols;
     uint64_t at = 0, bytes = 0;
-    int rc = file_pread_all(job->fd[t->shard], r->value, (size_t)piece->bytes, t->offset + piece->from,
-                            t->name, err);
+    int rc = model_tensor_read(t, job->fd[t->shard], piece->from, piece->bytes, r->value, err);
     if (rc) return rc;
     const uint16_t *value = r->value;
     for (uint32_t g = 0; g < piece->groups; g++) {
@@ -170,9 +169,7 @@ static int load_plain_piece(struct reader *r, uint32_t slot, const struct piece 
     const struct gpu_weights_place *p = &job->w->place[piece->place];
     const struct model_tensor *t = p->tensor;
     int rc = wait_for_slot(r, slot, err);
-    if (!rc)
-        rc = file_pread_all(job->fd[t->shard], r->slot[slot], (size_t)piece->bytes, t->offset + piece->from,
-                            t->name, err);
+    if (!rc) rc = model_tensor_read(t, job->fd[t->shard], piece->from, piece->bytes, r->slot[slot], err);
     return rc ? rc : send_slot(r, slot, p->offset + piece->from, piece->bytes, err);
 }
 
@@ -385,7 +382,7 @@ static int load_vectors(struct gpu_weights *w, const int *fd, struct helm_err *e
     for (uint32_t i = 0; i < w->place_count && !rc; i++) {
         const struct model_tensor *t = w->place[i].tensor;
         if (!arch_role_is_vector(t->role)) continue;
-        rc = file_pread_all(fd[t->shard], raw, (size_t)t->bytes, t->offset, t->name, err);
+        rc = model_tensor_read(t, fd[t->shard], 0, t->bytes, raw, err);
         if (!rc)
             vector->load((float *)((char *)host + (w->place[i].offset - w->vector_at)), raw,
                          tensor_format_value(t->format), (size_t)(t->rows * t->cols));

@@ -188,7 +188,7 @@ static int add_tensor(const struct model *model, const struct model_tensor *tens
     if (rc != HELM_OK) return rc;
     uint16_t *value = malloc(tensor->bytes);
     struct job j = {.value = value, .rows = (uint32_t)tensor->rows, .cols = (uint32_t)tensor->cols};
-    rc = value ? file_pread_all(fd, value, tensor->bytes, tensor->offset, tensor->name, err)
+    rc = value ? model_tensor_read(tensor, fd, 0, tensor->bytes, value, err)
                : helm_fail(err, HELM_E_NOMEM, "no memory for %s", tensor->name);
     if (rc == HELM_OK) rc = job_room(&j, err);
     if (rc == HELM_OK) {
