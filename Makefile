@@ -167,6 +167,7 @@ install: programs lib
 	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/helm/demo $(filter-out %.md,$(wildcard tools/models/demo/*))
 	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/helm/profiles $(wildcard profiles/*.json)
 	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm README.md CHANGELOG.md $(wildcard docs/*.md)
+	for d in images notes results; do $(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm/$$d docs/$$d/*; done
 	mkdir -p $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|@PREFIX@|$(PREFIX)|g' systemd/helmd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/helmd.service
 	$(INSTALL) -m 644 systemd/helm.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/helm.conf

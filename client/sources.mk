@@ -54,5 +54,5 @@ CLI_SRC := \
   client/cli/stream.c
 
 helm-cli_MAIN := client/cli/main.c
-helm-cli_LINK := $(COMMON_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(GEN)/proto/helm.pb-c.c
+helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(GEN)/proto/helm.pb-c.c
 helm-cli_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm

@@ -21,8 +21,6 @@ COMMON_SRC := \
   common/formats/q8_0.c \
   common/formats/tensor_format.c \
   common/plan/home.c \
-  common/plan/plan.c \
-  common/plan/plan_json.c \
   common/sampling/changes.c \
   common/sampling/cut.c \
   common/sampling/pass.c \
@@ -43,9 +41,11 @@ MODEL_SRC := \
   common/model/rope.c \
   common/model/rope_config.c \
   common/model/safetensors.c \
-  common/model/tensor_read.c \
+  common/model/shards.c \
   common/model/unit.c \
-  common/plan/host_weights.c \
+  common/plan/placement.c \
+  common/plan/plan.c \
+  common/plan/plan_json.c \
   common/plan/workspace.c \
   common/program/op.c
 

@@ -18,145 +18,122 @@ struct option_table {
     uint32_t count;
 };
 
-static void table_add(struct option_table *t, struct args_option option)
-{
-    option.given = &t->given[t->count];
-    t->option[t->count++] = option;
-}
-
 /* The table; targets point into `c`. */
 static void table_build(struct option_table *t, struct config *c)
 {
+    const struct args_option options[] = {
+        {"model", 'm', ARGS_TEXT, "DIR", "checkpoint folder (Hugging Face layout); required",
+         .target = &c->model},
+        {"listen", 0, ARGS_LIST, "ENDPOINT",
+         "ipc:///PATH, or tcp://ADDRESS:PORT with CURVE keys; repeatable\n"
+         "(default ipc://RUNDIR/helmd.sock)",
+         .target = &c->listen},
+        {"device", 0, ARGS_TEXT, "DEVICE",
+         "auto, cpu, cuda[:N] or emulated (default auto: a usable GPU, else cpu)", .target = &c->device},
+        {"vram", 0, ARGS_SIZE, "SIZE",
+         "ceiling for everything allocated on the device\n"
+         "(default: what is free there; emulated: 1 GiB)",
+         .target = &c->vram_bytes},
+        {"emulated-copy", 0, ARGS_SIZE, "SIZE",
+         "bytes a second that the emulated device copies\n"
+         "(default: as fast as memory)",
+         .target = &c->emulated_copy_bytes_per_s},
+        {"host-memory", 0, ARGS_SIZE, "SIZE",
+         "host memory to use at most (default: what the machine and cgroup leave)",
+         .target = &c->host_memory_bytes},
+        {"ctx", 0, ARGS_U64, "TOKENS",
+         "longest sequence (default: the model's, at most 8192, as memory allows)", .target = &c->ctx,
+         .min = 16, .max = MODEL_CONTEXT_MAX},
+        {"threads", 't', ARGS_U64, "N", "compute threads (default: one a physical core)",
+         .target = &c->threads, .min = 1, .max = 1024},
+        {"node", 0, ARGS_U64, "N",
+         "NUMA node of memory and threads\n"
+         "(default: the GPU's, else the one with the most memory available)",
+         .target = &c->node, .max = 1023},
+        {"kv-dtype", 0, ARGS_CHOICE, "TYPE", "KV cache as f16, bf16 or f32 (default f16)",
+         .target = &c->kv_dtype_name, .choices = "f16|bf16|f32"},
+        {"kv-tokens", 0, ARGS_U64, "TOKENS",
+         "tokens the KV pool holds, all sequences together\n"
+         "(default 16384, or one context if that is longer, as memory allows)",
+         .target = &c->kv_tokens, .min = 16, .max = 1u << 28},
+        {"parallel", 0, ARGS_U64, "N", "sequences computed on at once (default 8, at most 64)",
+         .target = &c->parallel, .min = 1, .max = CONFIG_SLOTS_MAX},
+        {"queue", 0, ARGS_U64, "N", "requests that may wait beside those (default 256)", .target = &c->queue,
+         .min = 0, .max = CONFIG_QUEUE_MAX},
+        {"step-tokens", 0, ARGS_U64, "N",
+         "most tokens in one step: the prefill chunk\n"
+         "(default: the planner's choice, 512 to 4096)",
+         .target = &c->step_tokens, .min = 16, .max = 8192},
+        {"spin-us", 0, ARGS_U64, "US", "how long waiting threads spin before they sleep (default 8)",
+         .target = &c->spin_us, .max = 1000000},
+        {"kernels", 0, ARGS_TEXT, "NAME", "use this kernel variant wherever it exists",
+         .target = &c->kernels},
+        {"plan", 0, ARGS_TEXT, "FILE", "use this plan (JSON) instead of making one", .target = &c->plan_file},
+        {"profile", 0, ARGS_TEXT, "FILE",
+         "plan for the machine in this profile (JSON)\n"
+         "(default: this one's, measured at the first start)",
+         .target = &c->profile_file},
+        {"strategy", 0, ARGS_CHOICE, "NAME",
+         "best, or the best of a simpler kind: all-gpu, all-cpu, thesis (one\n"
+         "run of whole layers on the GPU), stream (no CPU) (default best)",
+         .target = &c->strategy_name, .choices = "best|all-gpu|all-cpu|thesis|stream"},
+        {"batch", 0, ARGS_U64, "N",
+         "sequences decoding together that the plan is made fastest for\n"
+         "(default 1)",
+         .target = &c->batch, .min = 1, .max = CONFIG_SLOTS_MAX},
+        {"prompt", 0, ARGS_U64, "TOKENS", "prompt whose time to first token is forecast (default 128)",
+         .target = &c->prompt, .min = 1, .max = MODEL_CONTEXT_MAX},
+        {"max-stall-ms", 0, ARGS_U64, "MS",
+         "how long a step may get through a prompt's tokens while other\n"
+         "sequences decode (default 500; 0: no bound)",
+         .target = &c->max_stall_ms, .max = 3600000},
+        {"gpu-graphs", 0, ARGS_CHOICE, "on|off", "replay captured steps on the GPU (default on)",
+         .target = &c->gpu_graphs_name, .choices = "on|off"},
+        {"gpu-chains", 0, ARGS_CHOICE, "on|off",
+         "decode one token on the GPU with chains of operations in one kernel,\n"
+         "where it has them (default on)",
+         .target = &c->gpu_chains_name, .choices = "on|off"},
+        {"pack", 0, ARGS_CHOICE, "auto|all|off",
+         "keep bf16 weights packed, without loss: more of them fit VRAM, fewer bytes\n"
+         "cross the link or are read by the CPU (default auto: where that pays;\n"
+         "all: the CPU's beside a GPU, too)",
+         .target = &c->pack_name, .choices = "auto|all|off"},
+        {"weights", 0, ARGS_CHOICE, FORMATS_WEIGHTS,
+         "how weights lie in memory: as stored, or converted at load, with the loss\n"
+         "that blocks of 8 bits have (default stored)",
+         .target = &c->weights_name, .choices = FORMATS_WEIGHTS},
+        {"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go", .target = &c->rundir},
+        {"worker-dir", 0, ARGS_TEXT, "DIR", "where the workers' programs are (default: beside helmd)",
+         .target = &c->worker_dir},
+        {"drain-seconds", 0, ARGS_U64, "S", "on SIGTERM, how long open requests may go on (default 0)",
+         .target = &c->drain_seconds, .max = 86400},
+        {"step-timeout-ms", 0, ARGS_U64, "MS",
+         "a worker silent for longer in one step is replaced\n"
+         "(default: from the forecast and the model's size)",
+         .target = &c->step_timeout_ms, .min = 100, .max = 86400000},
+        {"restart-limit", 0, ARGS_U64, "N",
+         "workers that may die within a minute before helmd gives up (default 8)",
+         .target = &c->restart_limit, .max = 1000},
+        {"curve-secret-key-file", 0, ARGS_TEXT, "FILE",
+         "the daemon's CURVE secret key (Z85, mode 0600), for tcp://", .target = &c->curve_secret_key_file},
+        {"curve-clients-file", 0, ARGS_TEXT, "FILE",
+         "public keys (Z85, one a line) of TCP clients that may connect", .target = &c->curve_clients_file},
+        {"parent-fd", 0, ARGS_U64, "FD", "end when this descriptor (a pipe) is closed by its writer",
+         .target = &c->parent_fd, .max = 65535},
+        {"die-with-parent", 0, ARGS_FLAG, NULL, "end when the process that started this one ends",
+         .target = &c->die_with_parent},
+        {"ready-fd", 0, ARGS_U64, "FD",
+         "write \"ready ENDPOINT\" or \"error CODE TEXT\" there when it is known", .target = &c->ready_fd,
+         .max = 65535},
+        {"log-level", 0, ARGS_CHOICE, "LEVEL", "error, warn, info or debug (default info)",
+         .target = &c->log_level_name, .choices = "error|warn|info|debug"},
+        {"config", 0, ARGS_TEXT, "FILE", "read options from here: KEY = VALUE lines, same names",
+         .target = &c->config_file},
+    };
     memset(t, 0, sizeof *t);
-    table_add(t,
-              (struct args_option){"model", 'm', ARGS_TEXT, "DIR",
-                                   "checkpoint folder (Hugging Face layout); required", .target = &c->model});
-    table_add(t, (struct args_option){"listen", 0, ARGS_LIST, "ENDPOINT",
-                                      "ipc:///PATH, or tcp://ADDRESS:PORT with CURVE keys; repeatable\n"
-                                      "(default ipc://RUNDIR/helmd.sock)",
-                                      .target = &c->listen});
-    table_add(t,
-              (struct args_option){"device", 0, ARGS_TEXT, "DEVICE",
-                                   "auto, cpu, cuda[:N] or emulated (default auto: a usable GPU, else cpu)",
-                                   .target = &c->device});
-    table_add(t, (struct args_option){"vram", 0, ARGS_SIZE, "SIZE",
-                                      "ceiling for everything allocated on the device\n"
-                                      "(default: what is free there; emulated: 1 GiB)",
-                                      .target = &c->vram_bytes});
-    table_add(t, (struct args_option){"emulated-copy", 0, ARGS_SIZE, "SIZE",
-                                      "bytes a second that the emulated device copies\n"
-                                      "(default: as fast as memory)",
-                                      .target = &c->emulated_copy_bytes_per_s});
-    table_add(t,
-              (struct args_option){"host-memory", 0, ARGS_SIZE, "SIZE",
-                                   "host memory to use at most (default: what the machine and cgroup leave)",
-                                   .target = &c->host_memory_bytes});
-    table_add(t,
-              (struct args_option){"ctx", 0, ARGS_U64, "TOKENS",
-                                   "longest sequence (default: the model's, at most 8192, as memory allows)",
-                                   .target = &c->ctx, .min = 16, .max = MODEL_CONTEXT_MAX});
-    table_add(t, (struct args_option){"threads", 't', ARGS_U64, "N",
-                                      "compute threads (default: one a physical core)", .target = &c->threads,
-                                      .min = 1, .max = 1024});
-    table_add(t, (struct args_option){"node", 0, ARGS_U64, "N",
-                                      "NUMA node of memory and threads\n"
-                                      "(default: the GPU's, else the one with the most memory available)",
-                                      .target = &c->node, .max = 1023});
-    table_add(t, (struct args_option){"kv-dtype", 0, ARGS_CHOICE, "TYPE",
-                                      "KV cache as f16, bf16 or f32 (default f16)",
-                                      .target = &c->kv_dtype_name, .choices = "f16|bf16|f32"});
-    table_add(t, (struct args_option){"kv-tokens", 0, ARGS_U64, "TOKENS",
-                                      "tokens the KV pool holds, all sequences together\n"
-                                      "(default 16384, or one context if that is longer, as memory allows)",
-                                      .target = &c->kv_tokens, .min = 16, .max = 1u << 28});
-    table_add(t, (struct args_option){"parallel", 0, ARGS_U64, "N",
-                                      "sequences computed on at once (default 8, at most 64)",
-                                      .target = &c->parallel, .min = 1, .max = CONFIG_SLOTS_MAX});
-    table_add(t, (struct args_option){"queue", 0, ARGS_U64, "N",
-                                      "requests that may wait beside those (default 256)",
-                                      .target = &c->queue, .min = 0, .max = CONFIG_QUEUE_MAX});
-    table_add(t, (struct args_option){"step-tokens", 0, ARGS_U64, "N",
-                                      "most tokens in one step: the prefill chunk\n"
-                                      "(default: the planner's choice, 512 to 4096)",
-                                      .target = &c->step_tokens, .min = 16, .max = 8192});
-    table_add(t, (struct args_option){"spin-us", 0, ARGS_U64, "US",
-                                      "how long waiting threads spin before they sleep (default 8)",
-                                      .target = &c->spin_us, .max = 1000000});
-    table_add(t, (struct args_option){"kernels", 0, ARGS_TEXT, "NAME",
-                                      "use this kernel variant wherever it exists", .target = &c->kernels});
-    table_add(t, (struct args_option){"plan", 0, ARGS_TEXT, "FILE",
-                                      "use this plan (JSON) instead of making one", .target = &c->plan_file});
-    table_add(t, (struct args_option){"profile", 0, ARGS_TEXT, "FILE",
-                                      "plan for the machine in this profile (JSON)\n"
-                                      "(default: this one's, measured at the first start)",
-                                      .target = &c->profile_file});
-    table_add(t, (struct args_option){"strategy", 0, ARGS_CHOICE, "NAME",
-                                      "best, or the best of a simpler kind: all-gpu, all-cpu, thesis (one\n"
-                                      "run of whole layers on the GPU), stream (no CPU) (default best)",
-                                      .target = &c->strategy_name,
-                                      .choices = "best|all-gpu|all-cpu|thesis|stream"});
-    table_add(t, (struct args_option){"batch", 0, ARGS_U64, "N",
-                                      "sequences decoding together that the plan is made fastest for\n"
-                                      "(default 1)",
-                                      .target = &c->batch, .min = 1, .max = CONFIG_SLOTS_MAX});
-    table_add(t, (struct args_option){"prompt", 0, ARGS_U64, "TOKENS",
-                                      "prompt whose time to first token is forecast (default 128)",
-                                      .target = &c->prompt, .min = 1, .max = MODEL_CONTEXT_MAX});
-    table_add(t, (struct args_option){"max-stall-ms", 0, ARGS_U64, "MS",
-                                      "how long a step may get through a prompt's tokens while other\n"
-                                      "sequences decode (default 500; 0: no bound)",
-                                      .target = &c->max_stall_ms, .max = 3600000});
-    table_add(t, (struct args_option){"gpu-graphs", 0, ARGS_CHOICE, "on|off",
-                                      "replay captured steps on the GPU (default on)",
-                                      .target = &c->gpu_graphs_name, .choices = "on|off"});
-    table_add(t, (struct args_option){"gpu-chains", 0, ARGS_CHOICE, "on|off",
-                                      "decode one token on the GPU with chains of operations in one kernel,\n"
-                                      "where it has them (default on)",
-                                      .target = &c->gpu_chains_name, .choices = "on|off"});
-    table_add(
-        t, (struct args_option){"pack", 0, ARGS_CHOICE, "auto|all|off",
-                                "keep bf16 weights packed, without loss: more of them fit VRAM, fewer bytes\n"
-                                "cross the link or are read by the CPU (default auto: where that pays;\n"
-                                "all: the CPU's beside a GPU, too)",
-                                .target = &c->pack_name, .choices = "auto|all|off"});
-    table_add(t, (struct args_option){"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go",
-                                      .target = &c->rundir});
-    table_add(t, (struct args_option){"worker-dir", 0, ARGS_TEXT, "DIR",
-                                      "where the workers' programs are (default: beside helmd)",
-                                      .target = &c->worker_dir});
-    table_add(t, (struct args_option){"drain-seconds", 0, ARGS_U64, "S",
-                                      "on SIGTERM, how long open requests may go on (default 0)",
-                                      .target = &c->drain_seconds, .max = 86400});
-    table_add(t, (struct args_option){"step-timeout-ms", 0, ARGS_U64, "MS",
-                                      "a worker silent for longer in one step is replaced\n"
-                                      "(default: from the forecast and the model's size)",
-                                      .target = &c->step_timeout_ms, .min = 100, .max = 86400000});
-    table_add(t,
-              (struct args_option){"restart-limit", 0, ARGS_U64, "N",
-                                   "workers that may die within a minute before helmd gives up (default 8)",
-                                   .target = &c->restart_limit, .max = 1000});
-    table_add(t, (struct args_option){"curve-secret-key-file", 0, ARGS_TEXT, "FILE",
-                                      "the daemon's CURVE secret key (Z85, mode 0600), for tcp://",
-                                      .target = &c->curve_secret_key_file});
-    table_add(t, (struct args_option){"curve-clients-file", 0, ARGS_TEXT, "FILE",
-                                      "public keys (Z85, one a line) of TCP clients that may connect",
-                                      .target = &c->curve_clients_file});
-    table_add(t, (struct args_option){"parent-fd", 0, ARGS_U64, "FD",
-                                      "end when this descriptor (a pipe) is closed by its writer",
-                                      .target = &c->parent_fd, .max = 65535});
-    table_add(t, (struct args_option){"die-with-parent", 0, ARGS_FLAG, NULL,
-                                      "end when the process that started this one ends",
-                                      .target = &c->die_with_parent});
-    table_add(t,
-              (struct args_option){"ready-fd", 0, ARGS_U64, "FD",
-                                   "write \"ready ENDPOINT\" or \"error CODE TEXT\" there when it is known",
-                                   .target = &c->ready_fd, .max = 65535});
-    table_add(t, (struct args_option){"log-level", 0, ARGS_CHOICE, "LEVEL",
-                                      "error, warn, info or debug (default info)",
-                                      .target = &c->log_level_name, .choices = "error|warn|info|debug"});
-    table_add(t, (struct args_option){"config", 0, ARGS_TEXT, "FILE",
-                                      "read options from here: KEY = VALUE lines, same names",
-                                      .target = &c->config_file});
+    t->count = sizeof options / sizeof *options;
+    memcpy(t->option, options, sizeof options);
+    for (uint32_t i = 0; i < t->count; i++) t->option[i].given = &t->given[i];
 }
 
 static const char *config_keep(struct config *c, const char *text)
@@ -265,6 +242,7 @@ static int config_check(struct config *c, struct helm_err *err)
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     c->pack = strcmp(c->pack_name, "off") != 0;
     c->pack_all = strcmp(c->pack_name, "all") == 0;
+    c->weights = tensor_format_named(c->weights_name);
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(c->kv_dtype_name, dtype_name(types[i])) == 0) c->kv_dtype = types[i];
@@ -284,6 +262,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .gpu_graphs_name = "on",
                               .gpu_chains_name = "on",
                               .pack_name = "auto",
+                              .weights_name = "stored",
                               .batch = 1,
                               .prompt = 128,
                               .max_stall_ms = CONFIG_STALL_MS,

@@ -75,6 +75,7 @@ static int plan_from_file(struct helmd *d, struct planner_request *request, stru
     if (!rc) rc = plan_from_json(json, &d->plan, err);
     json_decref(json);
     if (!rc) {
+        formats_lay_as_planned(&d->model, &d->plan);
         planner_adopt(&d->plan, &request->wish);
         rc = packed_look_take(request, &d->plan, &d->arena_spec, err);
     }
@@ -151,6 +152,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     request.machine.device = d->device.ledger;
     request.device_required = d->device.required;
     snprintf(request.no_device, sizeof request.no_device, "%s", d->device.why);
+    formats_lay(&d->model, c->weights);
     look_at_weights(&request);
     rc = c->plan_file ? plan_from_file(d, &request, err)
                       : packed_look_make(&request, &d->plan, &d->arena_spec, err);

@@ -99,9 +99,9 @@ int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err)
                                           .arena = engine->base.arena};
     engine->programs.plan = plan;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++)
-        for (int t = 0; t < PROGRAM_TIER_COUNT; t++) {
-            if (!program_tier_occurs(plan, p, (enum program_tier)t)) continue;
-            int rc = program_lower(&source, p, (enum program_tier)t, &engine->programs.tier[p][t], err);
+        for (int t = 0; t < OP_TIER_COUNT; t++) {
+            if (!program_tier_occurs(plan, p, (enum op_tier)t)) continue;
+            int rc = program_lower(&source, p, (enum op_tier)t, &engine->programs.tier[p][t], err);
             if (rc) return rc;
         }
     engine->head = plan->head == PLAN_CPU0;
@@ -191,13 +191,17 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     struct engine_report *report = &engine->base.report;
     struct doorbell *bell = &arena_control_of(engine->base.arena)->weights_bell;
     bool ready = o->weights_ready && o->weights_ready == engine->weights.digest;
-    atomic_store(&engine->base.bytes_total, ready ? 0 : engine->weights.host.matrix_bytes);
+    atomic_store(&engine->base.bytes_total, ready ? 0 : engine->weights.matrix_bytes);
     if (!ready) doorbell_ring(bell, 0); /* whatever another worker left here is about to change */
-    int rc = weights_load(&engine->weights, engine->base.arena, &engine->kernels, engine->pool, ready,
-                          &engine->base.bytes_done, &engine->base.cancel, err);
+    const struct weights_loading loading = {.arena = engine->base.arena,
+                                            .pool = engine->pool,
+                                            .ready = ready,
+                                            .bytes_done = &engine->base.bytes_done,
+                                            .cancel = &engine->base.cancel};
+    int rc = weights_load(&engine->weights, &loading, err);
     if (rc) return rc;
     report->loaded = !ready;
-    report->weight_bytes = engine->weights.host.matrix_bytes;
+    report->weight_bytes = engine->weights.matrix_bytes;
     report->weights_digest = engine->weights.digest;
     report->huge_bytes += engine->weights.huge_bytes;
     report->small_bytes += engine->weights.small_bytes;
@@ -207,13 +211,13 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     return rc;
 }
 
-#define PROGRAMS (PLAN_PHASES_MAX * PROGRAM_TIER_COUNT + 2)
+#define PROGRAMS (PLAN_PHASES_MAX * OP_TIER_COUNT + 2)
 
 static uint32_t list_programs(const struct step_programs *programs, const struct program *list[PROGRAMS])
 {
     uint32_t count = 0;
     for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
-        for (int t = 0; t < PROGRAM_TIER_COUNT; t++) list[count++] = &programs->tier[p][t];
+        for (int t = 0; t < OP_TIER_COUNT; t++) list[count++] = &programs->tier[p][t];
     list[count++] = &programs->head_one;
     list[count++] = &programs->head_many;
     return count;
@@ -264,8 +268,7 @@ static void choose_read_ahead(struct engine *engine)
 {
     struct read_ahead *found = &engine->read_ahead;
     char near_rate[UNITS_TEXT], far_rate[UNITS_TEXT];
-    read_ahead_choose(&engine->run,
-                      &engine->programs.tier[plan_phase_for(&engine->plan, 1)][PROGRAM_TIER_ONE],
+    read_ahead_choose(&engine->run, &engine->programs.tier[plan_phase_for(&engine->plan, 1)][OP_TIER_ONE],
                       &engine->programs.head_one, READ_AHEAD_LEAST, found);
     if (found->near_rate <= 0) return;
     log_info(
@@ -351,7 +354,7 @@ void engine_free(struct engine *engine)
     engine->pool = NULL;
     execute_destroy(&engine->run);
     for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
-        for (int t = 0; t < PROGRAM_TIER_COUNT; t++) program_free(&engine->programs.tier[p][t]);
+        for (int t = 0; t < OP_TIER_COUNT; t++) program_free(&engine->programs.tier[p][t]);
     program_free(&engine->programs.head_one);
     program_free(&engine->programs.head_many);
     activations_free(&engine->act);

@@ -9,7 +9,7 @@ static int pack_all(const struct model *model, struct plan *plan, struct helm_er
 {
     bool link[2 * MODEL_LAYERS_MAX], cpu[2 * MODEL_LAYERS_MAX];
     int rc = plan_formats_clear(plan, err);
-    host_weights_packing(model, link, cpu);
+    placement_packing(model, link, cpu);
     for (uint32_t u = 0; u < unit_count(plan->layers) && !rc; u++)
         if (cpu[u]) plan_set_unit_format(plan, u, FORMAT_BF16_PACKED);
     return rc;
@@ -18,7 +18,7 @@ static int pack_all(const struct model *model, struct plan *plan, struct helm_er
 int local_open(const struct local_options *o, struct local *local, struct helm_err *err)
 {
     struct model model = {0};
-    struct host_weights host = {0};
+    struct plan plan = {0};
     struct plan_stage stage = {.home = PLAN_HOME_CPU};
     memset(local, 0, sizeof *local);
     local->arena.fd = -1;
@@ -26,10 +26,9 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     if (rc) return rc;
     stage.last = model.config.layers - 1;
     struct plan all = {.layers = model.config.layers, .stages = &stage, .stage_count = 1};
-    const struct plan *plan = o->plan ? o->plan : &all;
     if (o->pack_cpu) rc = pack_all(&model, &all, err);
-    if (rc) goto out;
-    rc = host_weights_plan(&model, plan, &host, err);
+    if (!rc) rc = plan_copy(o->plan ? o->plan : &all, &plan, err);
+    if (!rc) rc = placement_make(&model, NULL, &plan, err);
     if (rc) goto out;
     uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
     uint32_t pages_per_slot = (o->context_tokens + page_tokens - 1) / page_tokens;
@@ -38,15 +37,15 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                               .step_tokens = o->step_tokens,
                               .hidden = model.config.hidden,
                               .vocab = model.config.vocab,
-                              .lanes = plan_lanes(plan),
-                              .kv = {.layers = plan_layers_of(plan, PLAN_CPU0),
+                              .lanes = plan_lanes(&plan),
+                              .kv = {.layers = plan_layers_of(&plan, PLAN_CPU0),
                                      .kv_heads = model.config.kv_heads,
                                      .head_dim = model.config.head_dim,
                                      .page_tokens = page_tokens,
                                      .dtype = o->kv_dtype,
                                      .elem_bytes = (uint32_t)dtype_bytes(o->kv_dtype)},
                               .page_count = pages_per_slot * o->slots,
-                              .weight_bytes = host.region_bytes};
+                              .weight_bytes = placements_in(&plan, PLAN_HOST).region_bytes};
     rc = arena_create(&spec, &local->arena, err);
     if (rc) goto out;
     for (uint32_t s = 0; s < o->slots; s++) {
@@ -57,7 +56,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
         slot->sampling.top_p = slot->sampling.repetition_penalty = 1;
     }
     struct engine_options options = {.folder = o->folder,
-                                     .plan = plan,
+                                     .plan = &plan,
                                      .threads = o->threads,
                                      .node = o->node ? *o->node : -1,
                                      .kernels = o->kernels,
@@ -65,7 +64,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                                      .pin = o->pin};
     rc = engine_load(&local->engine, &local->arena, &options, err);
 out:
-    host_weights_free(&host);
+    plan_free(&plan);
     model_free(&model);
     free(all.format);
     if (rc) arena_close(&local->arena);

@@ -7,14 +7,14 @@
 
 #include "worker-cpu/engine.h"
 
-static const char *const tier_title[PROGRAM_TIER_COUNT] = {"1 token", "2 to 16 tokens", "a chunk of tokens"};
+static const char *const tier_title[OP_TIER_COUNT] = {"1 token", "2 to 16 tokens", "a chunk of tokens"};
 
 static void print_phase(const struct engine *engine, uint32_t phase, FILE *out)
 {
     const struct plan *plan = &engine->plan;
-    for (int t = 0; t < PROGRAM_TIER_COUNT; t++) {
+    for (int t = 0; t < OP_TIER_COUNT; t++) {
         char title[96];
-        if (!program_tier_occurs(plan, phase, (enum program_tier)t)) continue;
+        if (!program_tier_occurs(plan, phase, (enum op_tier)t)) continue;
         if (plan->prefill_count == 0)
             snprintf(title, sizeof title, "%s", tier_title[t]);
         else if (phase == 0)
@@ -45,7 +45,7 @@ static int print_engine(struct engine *engine, const char *folder, uint32_t thre
                                               .unit_tokens = 1,
                                               .end_tokens = 1,
                                               .sampled_rows = 1};
-    rc = weights_place(&engine->weights, space, &engine->kernels, err);
+    rc = weights_place(&engine->weights, space, err);
     if (!rc)
         rc = activations_create(&size, engine->weights.formats, &engine->kernels, &logits, &engine->act, err);
     if (!rc) rc = engine_lower(engine, threads, err);
@@ -69,6 +69,7 @@ int print_plan(const char *folder, const struct plan *plan, uint32_t threads, co
     int rc = model_read(folder, &engine->model, err);
     if (!rc) rc = engine_check_plan(plan, &engine->model.config, err);
     if (!rc) rc = plan_copy(plan, &engine->plan, err);
+    if (!rc && !plan->placement) rc = placement_make(&engine->model, NULL, &engine->plan, err);
     if (!rc) rc = print_engine(engine, folder, threads, kernels, out, err);
     engine_free(engine);
     free(engine);

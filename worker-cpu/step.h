@@ -9,8 +9,8 @@
 #include "worker-cpu/program/execute.h"
 
 struct step_programs {
-    const struct plan *plan;                                  /* whose phases these are; borrowed */
-    struct program tier[PLAN_PHASES_MAX][PROGRAM_TIER_COUNT]; /* empty: nothing to do, or it cannot occur */
+    const struct plan *plan;                             /* whose phases these are; borrowed */
+    struct program tier[PLAN_PHASES_MAX][OP_TIER_COUNT]; /* empty: nothing to do, or it cannot occur */
     struct program head_one, head_many;
 };
 

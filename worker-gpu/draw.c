@@ -50,8 +50,7 @@ void gpu_draw_close(struct gpu_engine *g)
 /* What a draw takes of a sampled row's sequence. */
 struct sample {
     const struct sampling_params *params;
-    const uint32_t *history;
-    uint32_t length, prompt;
+    struct sampling_tokens tokens;
     struct step_result_row *out;
 };
 
@@ -62,9 +61,8 @@ static struct sample sample_of(const struct gpu_engine *g, uint32_t i, struct st
     const struct arena_slot *slot = arena_slot_of(arena, row->slot);
     uint32_t length = row->start + row->count;
     return (struct sample){.params = &slot->sampling,
-                           .history = arena_history_of(arena, row->slot),
-                           .length = length,
-                           .prompt = slot->prompt_count < length ? slot->prompt_count : length,
+                           .tokens = {arena_history_of(arena, row->slot), length,
+                                      slot->prompt_count < length ? slot->prompt_count : length},
                            .out = result ? &result->row[row->result] : NULL};
 }
 
@@ -86,7 +84,7 @@ int gpu_draw_queue(struct gpu_engine *g, struct helm_err *err)
         const struct sample s = sample_of(g, i, NULL);
         struct sampling_changes *changes = &draw->changes[draw->few_count];
         struct sampling_ask ask;
-        sampling_ask(s.params, vocab, s.history, s.length, s.prompt, g->scratch[0], changes, &ask);
+        sampling_ask(s.params, vocab, &s.tokens, g->scratch[0], changes, &ask);
         if (ask.need == SAMPLING_NEEDS_FEW) {
             draw->few[draw->few_count++] = (struct gpuk_few){.row = i,
                                                              .candidates = ask.candidates,
@@ -138,13 +136,14 @@ static void draw_one(void *ctx, uint32_t chunk, uint32_t thread)
                                          .changed = room->logit,
                                          .sum = room->sum,
                                          .model_sum = room->model_sum};
-        rc = room->found > GPUK_FEW_ROOM ? 1
-                                         : sampling_draw_few(s.params, &few, vocab, &draw->changes[chunk],
-                                                             s.length, g->scratch[thread], &s.out->sampled);
+        rc = room->found > GPUK_FEW_ROOM
+                 ? 1
+                 : sampling_draw_few(s.params, &few, vocab, &draw->changes[chunk], s.tokens.count,
+                                     g->scratch[thread], &s.out->sampled);
         job->wanting[chunk] = rc == 1;
     } else {
-        rc = sampling_draw(s.params, arena_logits_of(g->base.arena, i), vocab, s.history, s.length, s.prompt,
-                           g->scratch[thread], &s.out->sampled);
+        rc = sampling_draw(s.params, arena_logits_of(g->base.arena, i), vocab, &s.tokens, g->scratch[thread],
+                           &s.out->sampled);
     }
     s.out->status = rc ? STEP_ROW_NO_FINITE_LOGIT : STEP_ROW_OK;
 }

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "common/plan/host_weights.h"
 #include "common/worker/engine.h"
 #include "worker-gpu/program/expand.h"
 #include "worker-gpu/program/program.h"
@@ -33,11 +32,6 @@ static int pretend_arena(struct pretence *p, struct helm_err *err)
 {
     const struct model_config *c = &p->model.config;
     const struct plan *plan = &p->plan;
-    struct host_weights host;
-    int rc = host_weights_plan(&p->model, plan, &host, err);
-    if (rc) return rc;
-    const uint64_t weight_bytes = host.region_bytes;
-    host_weights_free(&host);
     const struct arena_spec spec = {.slots = plan->slots ? plan->slots : GPUK_BATCH_MAX,
                                     .context_tokens =
                                         plan->context_tokens ? plan->context_tokens : PRINT_CONTEXT,
@@ -53,7 +47,7 @@ static int pretend_arena(struct pretence *p, struct helm_err *err)
                                            .dtype = DTYPE_F16,
                                            .elem_bytes = 2},
                                     .page_count = 1,
-                                    .weight_bytes = weight_bytes};
+                                    .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
     return arena_create(&spec, &p->arena, err);
 }
 
@@ -70,6 +64,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     rc = plan_copy(plan ? plan : &all, &p->plan, err);
     if (!rc) rc = engine_check_plan(&p->plan, c, err);
     if (!rc) rc = gpu_program_check_phases(&p->plan, err);
+    if (!rc && !p->plan.placement) rc = placement_make(&p->model, NULL, &p->plan, err);
     if (!rc) rc = pretend_arena(p, err);
     if (!rc) rc = device_open(&options, &p->device, err);
     if (rc) return rc;
@@ -89,7 +84,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
         p->space = NULL;
         return helm_fail_errno(err, "cannot reserve address space");
     }
-    gpu_weights_pretend(&p->weights, p->space);
+    gpu_weights_fill_tables(&p->weights, p->space);
     gpu_expand_pretend(&p->expand, &p->weights, p->space + p->space_bytes - 4096 - p->expand.bytes);
     p->buffers.memory = p->space + p->weights.bytes;
     gpu_buffers_place(&p->model, &p->plan, h, p->device, &p->buffers);

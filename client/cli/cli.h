@@ -97,21 +97,21 @@ HELM_MUST_CHECK int cli_read_all(int fd, const char *what, char **text, size_t *
 /* Ids separated by commas or white space, with or without [ ]; *ids is malloc'd. */
 HELM_MUST_CHECK int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **ids,
                                   size_t *count, struct helm_err *err);
-/* Text growing in memory. */
+/* Text growing in memory. Once memory was short nothing is added any more; cli_text_check says so. */
 struct cli_text {
     char *data; /* NUL-terminated once something was added */
     size_t length, space;
+    bool failed;
 };
-HELM_MUST_CHECK int cli_text_add(struct cli_text *text, const char *data, size_t length,
-                                 struct helm_err *err);
-HELM_MUST_CHECK int cli_text_printf(struct cli_text *text, struct helm_err *err, const char *fmt, ...)
-    HELM_PRINTF(3, 4);
+void cli_text_add(struct cli_text *text, const char *data, size_t length);
+void cli_text_printf(struct cli_text *text, const char *fmt, ...) HELM_PRINTF(2, 3);
 /* A JSON string with its quotes. */
-HELM_MUST_CHECK int cli_text_json(struct cli_text *text, const char *data, size_t length,
-                                  struct helm_err *err);
+void cli_text_json(struct cli_text *text, const char *data, size_t length);
 /* "[1,2,3]", or without brackets "1,2,3". */
-HELM_MUST_CHECK int cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets,
-                                 struct helm_err *err);
+void cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets);
+HELM_MUST_CHECK int cli_text_check(const struct cli_text *text, struct helm_err *err);
+/* cli_write of all of it. */
+HELM_MUST_CHECK int cli_text_write(const struct cli_text *text, struct helm_err *err);
 void cli_text_free(struct cli_text *text);
 
 /* ---- commands ---- */

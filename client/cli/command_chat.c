@@ -83,7 +83,8 @@ static int read_more(struct chat *chat, struct helm_err *err)
     if (n == 0) chat->end_of_input = true;
     if (chat->input.length + (size_t)n > CLI_TEXT_MAX)
         return helm_fail(err, HELM_E_LIMIT, "a message is longer than %zu bytes", CLI_TEXT_MAX);
-    return cli_text_add(&chat->input, buffer, (size_t)n, err);
+    cli_text_add(&chat->input, buffer, (size_t)n);
+    return cli_text_check(&chat->input, err);
 }
 
 /* Bytes of the buffer that make one message, newline included; 0: not complete. */

@@ -8,73 +8,65 @@
 
 #include "client/cli/query.h"
 #include "common/base/json.h"
-#include "common/plan/plan.h"
+#include "common/plan/placement.h"
 #include "common/base/units.h"
 
 #define STEPS_SHOWN 6 /* kinds of steps, the most frequent ones */
 
 /* ---- table: stages and memory ------------------------------------------------------------------------- */
 
-static int ledger_table(const char *title, const struct ledger *ledger, struct cli_text *out,
-                        struct helm_err *err)
+static void ledger_table(const char *title, const struct ledger *ledger, struct cli_text *out)
 {
     char text[UNITS_TEXT];
-    int rc = cli_text_printf(out, err, "\n%-40s %12s\n", title, "BYTES");
-    for (uint32_t i = 0; rc == 0 && i < ledger->line_count; i++)
-        rc = cli_text_printf(out, err, "%-40s %12s\n", ledger->line[i].what,
-                             units_format_size(ledger->line[i].bytes, text));
-    if (rc == 0)
-        rc = cli_text_printf(out, err, "%-40s %12s\n", "total", units_format_size(ledger->total, text));
-    if (rc == 0 && ledger->limit < INT64_MAX)
-        rc = cli_text_printf(out, err, "%-40s %12s\n", "limit", units_format_size(ledger->limit, text));
-    return rc;
+    cli_text_printf(out, "\n%-40s %12s\n", title, "BYTES");
+    for (uint32_t i = 0; i < ledger->line_count; i++)
+        cli_text_printf(out, "%-40s %12s\n", ledger->line[i].what,
+                        units_format_size(ledger->line[i].bytes, text));
+    cli_text_printf(out, "%-40s %12s\n", "total", units_format_size(ledger->total, text));
+    if (ledger->limit < INT64_MAX)
+        cli_text_printf(out, "%-40s %12s\n", "limit", units_format_size(ledger->limit, text));
 }
 
-static int phase_table(const struct plan *plan, uint32_t phase, struct cli_text *out, struct helm_err *err)
+static void phase_table(const struct plan *plan, uint32_t phase, struct cli_text *out)
 {
     const struct plan_phase list = plan_phase_at(plan, phase);
     char text[UNITS_TEXT];
-    int rc;
     if (phase == 0)
-        rc = cli_text_printf(out, err, "\n%s\n",
-                             plan->prefill_count ? "DECODE, and steps of few tokens" : "EVERY STEP");
+        cli_text_printf(out, "\n%s\n",
+                        plan->prefill_count ? "DECODE, and steps of few tokens" : "EVERY STEP");
     else
-        rc = cli_text_printf(out, err, "\nPREFILL, steps of %u tokens and more\n", list.from_tokens);
-    if (rc == 0)
-        rc = cli_text_printf(out, err, "%10s  %-9s  %-8s %14s\n", "LAYERS", "OPS", "HOME", "WEIGHTS");
-    for (uint32_t i = 0; rc == 0 && i < list.stage_count; i++) {
+        cli_text_printf(out, "\nPREFILL, steps of %u tokens and more\n", list.from_tokens);
+    cli_text_printf(out, "%10s  %-9s  %-8s %14s\n", "LAYERS", "OPS", "HOME", "WEIGHTS");
+    for (uint32_t i = 0; i < list.stage_count; i++) {
         const struct plan_stage *stage = &list.stages[i];
         char layers[32];
         snprintf(layers, sizeof layers, stage->first == stage->last ? "%u" : "%u-%u", stage->first,
                  stage->last);
-        rc = cli_text_printf(out, err, "%10s  %-9s  %-8s %14s\n", layers, plan_ops_name(stage->ops),
-                             plan_home_name(stage->home), units_format_size(stage->bytes, text));
+        cli_text_printf(out, "%10s  %-9s  %-8s %14s\n", layers, plan_ops_name(stage->ops),
+                        plan_home_name(stage->home), units_format_size(stage->bytes, text));
     }
-    return rc;
 }
 
-static int stages_table(const struct plan *plan, struct cli_text *out, struct helm_err *err)
+static void stages_table(const struct plan *plan, struct cli_text *out)
 {
     char text[UNITS_TEXT];
-    int rc = cli_text_printf(out, err,
-                             "%u layers, context %u tokens, up to %u sequences, steps of up to %u tokens\n"
-                             "KV cache %s, %u pages of %u tokens\nembedding on %s, head on %s",
-                             plan->layers, plan->context_tokens, plan->slots, plan->step_tokens,
-                             plan->kv_dtype, plan->page_count, plan->page_tokens,
-                             plan_processor_name(plan->embed), plan_processor_name(plan->head));
-    if (rc == 0 && plan->ring_bytes)
-        rc = cli_text_printf(out, err, "; streamed weights pass a ring of %s",
-                             units_format_size(plan->ring_bytes, text));
+    cli_text_printf(out,
+                    "%u layers, context %u tokens, up to %u sequences, steps of up to %u tokens\n"
+                    "KV cache %s, %u pages of %u tokens\nembedding on %s, head on %s",
+                    plan->layers, plan->context_tokens, plan->slots, plan->step_tokens, plan->kv_dtype,
+                    plan->page_count, plan->page_tokens, plan_processor_name(plan->embed),
+                    plan_processor_name(plan->head));
+    if (plan->ring_bytes)
+        cli_text_printf(out, "; streamed weights pass a ring of %s",
+                        units_format_size(plan->ring_bytes, text));
     const uint32_t packed = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
-    if (rc == 0 && (packed || head))
-        rc = cli_text_printf(out, err, "\npacked in VRAM: %u of its half layers, in order%s, in %s at most",
-                             packed, head ? ", and the head" : "",
-                             units_format_size(plan->pack_gpu_bytes, text));
-    if (rc == 0) rc = cli_text_add(out, "\n", 1, err);
-    for (uint32_t phase = 0; rc == 0 && phase < plan_phase_count(plan); phase++)
-        rc = phase_table(plan, phase, out, err);
-    return rc;
+    if (packed || head)
+        cli_text_printf(out, "\npacked in VRAM: %u of its half layers, in order%s, in %s at most", packed,
+                        head ? ", and the head" : "",
+                        units_format_size(placements_in(plan, PLAN_VRAM0).varying, text));
+    cli_text_add(out, "\n", 1);
+    for (uint32_t phase = 0; phase < plan_phase_count(plan); phase++) phase_table(plan, phase, out);
 }
 
 /* ---- table: planned and measured ---------------------------------------------------------------------- */
@@ -95,12 +87,12 @@ static const char *difference(double measured, double planned, char text[24])
     return text;
 }
 
-static int row(const char *what, const char *unit, double planned, double measured, const char *note,
-               struct cli_text *out, struct helm_err *err)
+static void row(const char *what, const char *unit, double planned, double measured, const char *note,
+                struct cli_text *out)
 {
     char a[24], b[24], c[24];
-    return cli_text_printf(out, err, "%-36s %9s %9s %-7s %10s  %s\n", what, number(planned, a),
-                           number(measured, b), unit, difference(measured, planned, c), note);
+    cli_text_printf(out, "%-36s %9s %9s %-7s %10s  %s\n", what, number(planned, a), number(measured, b), unit,
+                    difference(measured, planned, c), note);
 }
 
 static double per_second(double count, double seconds)
@@ -135,87 +127,74 @@ static const char *between(double low, double high, char text[64])
     return text;
 }
 
-static int forecast_rows(const struct helm_plan_info *p, struct cli_text *out, struct helm_err *err)
+static void forecast_rows(const struct helm_plan_info *p, struct cli_text *out)
 {
     char what[64], note[64];
-    int rc = 0;
     snprintf(what, sizeof what, "forecast: %u at once, context %u", p->batch, p->context);
     between(per_second(p->batch, p->decode_seconds_high), per_second(p->batch, p->decode_seconds_low), note);
-    if (p->decode_seconds > 0)
-        rc = row(what, "token/s", per_second(p->batch, p->decode_seconds), 0, note, out, err);
+    if (p->decode_seconds > 0) row(what, "token/s", per_second(p->batch, p->decode_seconds), 0, note, out);
     snprintf(what, sizeof what, "forecast: first token after %u", p->prompt);
     between(p->ttft_seconds_low * 1e3, p->ttft_seconds_high * 1e3, note);
-    if (rc == 0 && p->ttft_seconds > 0) rc = row(what, "ms", p->ttft_seconds * 1e3, 0, note, out, err);
-    return rc;
+    if (p->ttft_seconds > 0) row(what, "ms", p->ttft_seconds * 1e3, 0, note, out);
 }
 
-static int measured_rows(const struct helm_plan_info *p, struct cli_text *out, struct helm_err *err)
+static void measured_rows(const struct helm_plan_info *p, struct cli_text *out)
 {
     char what[64], note[64];
-    int rc = 0;
     uint64_t least = least_count_shown(p->decode, p->decode_count);
-    for (size_t i = 0; rc == 0 && i < p->decode_count; i++) {
+    for (size_t i = 0; i < p->decode_count; i++) {
         const struct helm_plan_steps *s = &p->decode[i];
         if (s->count < least) continue;
         snprintf(what, sizeof what, "decode, %u at once, context %u", s->batch, s->tokens);
         snprintf(note, sizeof note, "%" PRIu64 " step%s", s->count, s->count == 1 ? "" : "s");
-        rc = row(what, "token/s", per_second(s->batch, s->planned_seconds),
-                 per_second(s->batch, s->measured_seconds), note, out, err);
+        row(what, "token/s", per_second(s->batch, s->planned_seconds),
+            per_second(s->batch, s->measured_seconds), note, out);
     }
     least = least_count_shown(p->ttft, p->ttft_count);
-    for (size_t i = 0; rc == 0 && i < p->ttft_count; i++) {
+    for (size_t i = 0; i < p->ttft_count; i++) {
         const struct helm_plan_steps *s = &p->ttft[i];
         if (s->count < least) continue;
         snprintf(what, sizeof what, "first token after a prompt of %u", s->tokens);
         snprintf(note, sizeof note, "%" PRIu64 " prompt%s", s->count, s->count == 1 ? "" : "s");
-        rc = row(what, "ms", s->planned_seconds * 1e3, s->measured_seconds * 1e3, note, out, err);
+        row(what, "ms", s->planned_seconds * 1e3, s->measured_seconds * 1e3, note, out);
     }
-    return rc;
 }
 
-static int resource_rows(const struct helm_plan_info *p, struct cli_text *out, struct helm_err *err)
+static void resource_rows(const struct helm_plan_info *p, struct cli_text *out)
 {
     char what[64];
-    int rc = 0;
-    for (size_t i = 0; rc == 0 && i < p->resource_count; i++) {
+    for (size_t i = 0; i < p->resource_count; i++) {
         const struct helm_plan_resource *r = &p->resources[i];
         struct cli_text name = {0};
-        rc = query_add_clean(&name, r->name, err);
+        query_add_clean(&name, r->name);
         snprintf(what, sizeof what, "%.20s busy while decoding", name.data ? name.data : "");
-        if (rc == 0) rc = row(what, "%", 100 * r->busy_planned, 100 * r->busy, "", out, err);
+        row(what, "%", 100 * r->busy_planned, 100 * r->busy, "", out);
         snprintf(what, sizeof what, "%.20s weights", name.data ? name.data : "");
-        if (rc == 0 && r->bytes_per_second_planned > 0)
-            rc =
-                row(what, "GB/s", r->bytes_per_second_planned / 1e9, r->bytes_per_second / 1e9, "", out, err);
+        if (r->bytes_per_second_planned > 0)
+            row(what, "GB/s", r->bytes_per_second_planned / 1e9, r->bytes_per_second / 1e9, "", out);
         cli_text_free(&name);
     }
-    return rc;
 }
 
-static int speed_table(const struct helm_plan_info *p, struct cli_text *out, struct helm_err *err)
+static void speed_table(const struct helm_plan_info *p, struct cli_text *out)
 {
-    int rc = cli_text_printf(out, err, "\n%-36s %9s %9s %-7s %10s\n", "SPEED", "PLANNED", "MEASURED", "",
-                             "DIFFERENCE");
-    if (rc == 0) rc = forecast_rows(p, out, err);
-    if (rc == 0) rc = measured_rows(p, out, err);
-    if (rc == 0) rc = resource_rows(p, out, err);
-    if (rc == 0 && p->drift[0]) {
-        rc = cli_text_printf(out, err, p->drifting ? "drift: " : "last drift: ");
-        if (rc == 0) rc = query_add_clean(out, p->drift, err);
-        if (rc == 0) rc = cli_text_add(out, "\n", 1, err);
+    cli_text_printf(out, "\n%-36s %9s %9s %-7s %10s\n", "SPEED", "PLANNED", "MEASURED", "", "DIFFERENCE");
+    forecast_rows(p, out);
+    measured_rows(p, out);
+    resource_rows(p, out);
+    if (p->drift[0]) {
+        cli_text_printf(out, p->drifting ? "drift: " : "last drift: ");
+        query_add_clean(out, p->drift);
+        cli_text_add(out, "\n", 1);
     }
-    return rc;
 }
 
-static int plan_table(const struct helm_plan_info *info, const struct plan *plan, struct cli_text *out,
-                      struct helm_err *err)
+static void plan_table(const struct helm_plan_info *info, const struct plan *plan, struct cli_text *out)
 {
-    int rc = stages_table(plan, out, err);
-    if (rc == 0) rc = speed_table(info, out, err);
-    if (rc == 0) rc = ledger_table("HOST MEMORY", &plan->memory[PLAN_HOST], out, err);
-    if (rc == 0 && plan->memory[PLAN_VRAM0].line_count)
-        rc = ledger_table("VRAM", &plan->memory[PLAN_VRAM0], out, err);
-    return rc;
+    stages_table(plan, out);
+    speed_table(info, out);
+    ledger_table("HOST MEMORY", &plan->memory[PLAN_HOST], out);
+    if (plan->memory[PLAN_VRAM0].line_count) ledger_table("VRAM", &plan->memory[PLAN_VRAM0], out);
 }
 
 /* ---- JSON --------------------------------------------------------------------------------------------- */
@@ -290,10 +269,10 @@ static int plan_json(const struct helm_plan_info *info, json_t *object, struct c
     json_decref(forecast);
     json_decref(measured);
     char *text = added ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
-    int rc = text ? cli_text_printf(out, err, "%s\n", text)
-                  : helm_fail(err, HELM_E_NOMEM, "no memory for the plan as JSON");
+    if (!text) return helm_fail(err, HELM_E_NOMEM, "no memory for the plan as JSON");
+    cli_text_printf(out, "%s\n", text);
     free(text);
-    return rc;
+    return 0;
 }
 
 int command_plan(struct cli *cli, int argc, char *const argv[])
@@ -317,7 +296,8 @@ int command_plan(struct cli *cli, int argc, char *const argv[])
     if (rc == 0)
         rc = json_parse_bounded("the plan", info->json, strlen(info->json), CLI_TEXT_MAX, &object, &err);
     if (rc == 0) rc = plan_from_json(object, &plan, &err);
-    if (rc == 0) rc = json ? plan_json(info, object, &out, &err) : plan_table(info, &plan, &out, &err);
+    if (rc == 0 && json) rc = plan_json(info, object, &out, &err);
+    if (rc == 0 && !json) plan_table(info, &plan, &out);
     exit_status = query_finish(&out, rc, &err);
     plan_free(&plan);
     json_decref(object);

@@ -18,7 +18,7 @@ static int encode(const struct cli *cli, const char *text, size_t length, unsign
     uint32_t *ids = NULL;
     size_t count = 0;
     int rc = helm_tokenizer_encode(cli->tok, text, length, flags, &ids, &count, err);
-    if (rc == 0) rc = cli_text_ids(out, ids, count, brackets, err);
+    if (rc == 0) cli_text_ids(out, ids, count, brackets);
     free(ids);
     return rc;
 }
@@ -29,7 +29,7 @@ static int decode(const struct cli *cli, const uint32_t *ids, size_t count, unsi
     char *text = NULL;
     size_t length = 0;
     int rc = helm_tokenizer_decode(cli->tok, ids, count, flags, &text, &length, err);
-    if (rc == 0) rc = json ? cli_text_json(out, text, length, err) : cli_text_add(out, text, length, err);
+    if (rc == 0) (json ? cli_text_json : cli_text_add)(out, text, length);
     free(text);
     return rc;
 }
@@ -81,8 +81,8 @@ static int run_lines(const struct cli *cli, line_function *line_of, unsigned fla
         if (rc == 0) rc = line_of(cli, value, flags, &out, &err);
         if (rc < 0) helm_err_prefix(&err, "standard input, line %llu", (unsigned long long)number);
         json_decref(value);
-        if (rc == 0) rc = cli_text_add(&out, "\n", 1, &err);
-        if (rc == 0) rc = cli_write(out.data, out.length, &err);
+        cli_text_add(&out, "\n", 1);
+        if (rc == 0) rc = cli_text_write(&out, &err);
     }
     if (rc == 0 && ferror(stdin)) rc = helm_fail_errno(&err, "reading standard input");
     free(line);
@@ -145,8 +145,8 @@ int command_tokenize(struct cli *cli, int argc, char *const argv[])
         text = input;
     }
     if (rc == 0) rc = encode(cli, text, length, flags, json, &out, &err);
-    if (rc == 0) rc = cli_text_add(&out, "\n", 1, &err);
-    if (rc == 0) rc = cli_write(out.data, out.length, &err);
+    cli_text_add(&out, "\n", 1);
+    if (rc == 0) rc = cli_text_write(&out, &err);
     cli_text_free(&out);
     free(input);
     return rc < 0 ? cli_fail(&err, false) : CLI_EXIT_DONE;
@@ -161,8 +161,9 @@ static int read_ids(const struct args_list *operand, uint32_t **ids, size_t *cou
     if (operand->count == 1 && strcmp(operand->item[0], "-") == 0) {
         rc = cli_read_all(STDIN_FILENO, "standard input", &joined.data, &joined.length, err);
     } else {
-        for (uint32_t i = 0; rc == 0 && i < operand->count; i++)
-            rc = cli_text_printf(&joined, err, "%s%s", i ? " " : "", operand->item[i]);
+        for (uint32_t i = 0; i < operand->count; i++)
+            cli_text_printf(&joined, "%s%s", i ? " " : "", operand->item[i]);
+        rc = cli_text_check(&joined, err);
     }
     if (rc == 0) rc = cli_parse_ids("IDS", joined.data, joined.length, ids, count, err);
     cli_text_free(&joined);
@@ -204,8 +205,8 @@ int command_detokenize(struct cli *cli, int argc, char *const argv[])
     } else if (status == CLI_EXIT_DONE) {
         struct cli_text out = {0};
         int rc = decode(cli, ids, count, flags, json, &out, &err);
-        if (rc == 0) rc = cli_text_add(&out, "\n", 1, &err);
-        if (rc == 0) rc = cli_write(out.data, out.length, &err);
+        cli_text_add(&out, "\n", 1);
+        if (rc == 0) rc = cli_text_write(&out, &err);
         cli_text_free(&out);
         if (rc < 0) status = cli_fail(&err, false);
     }

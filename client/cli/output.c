@@ -148,92 +148,73 @@ int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **
     return 0;
 }
 
-static int text_reserve(struct cli_text *text, size_t more, struct helm_err *err)
+/* Room for `more` bytes and a NUL behind what is there; NULL: none. */
+static char *text_reserve(struct cli_text *text, size_t more)
 {
-    if (text->space - text->length > more) return 0;
-    size_t space = 2 * text->space + more + 64;
-    char *grown = realloc(text->data, space);
-    if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu bytes of text", space);
-    text->data = grown;
-    text->space = space;
-    return 0;
+    if (text->space - text->length <= more && !text->failed) {
+        size_t space = 2 * text->space + more + 64;
+        char *grown = realloc(text->data, space);
+        text->failed = !grown;
+        if (grown) text->data = grown;
+        if (grown) text->space = space;
+    }
+    return text->failed ? NULL : text->data + text->length;
 }
 
-int cli_text_add(struct cli_text *text, const char *data, size_t length, struct helm_err *err)
+/* What was written ends at `end`. */
+static void text_end(struct cli_text *text, char *end)
 {
-    int rc = text_reserve(text, length, err);
-    if (rc < 0) return rc;
-    if (length) memcpy(text->data + text->length, data, length);
-    text->length += length;
-    text->data[text->length] = 0;
-    return 0;
+    *end = 0;
+    text->length = (size_t)(end - text->data);
 }
 
-int cli_text_printf(struct cli_text *text, struct helm_err *err, const char *fmt, ...)
+void cli_text_add(struct cli_text *text, const char *data, size_t length)
+{
+    char *to = text_reserve(text, length);
+    if (!to) return;
+    if (length) memcpy(to, data, length);
+    text_end(text, to + length);
+}
+
+void cli_text_printf(struct cli_text *text, const char *fmt, ...)
 {
     va_list ap, again;
     va_start(ap, fmt);
     va_copy(again, ap);
     int n = vsnprintf(NULL, 0, fmt, ap);
-    int rc =
-        n < 0 ? helm_fail(err, HELM_E_INTERNAL, "formatting failed") : text_reserve(text, (size_t)n, err);
-    if (rc == 0) {
-        vsnprintf(text->data + text->length, (size_t)n + 1, fmt, again);
-        text->length += (size_t)n;
-    }
+    char *to = n < 0 ? NULL : text_reserve(text, (size_t)n);
+    text->failed |= n < 0;
+    if (to) text_end(text, to + vsnprintf(to, (size_t)n + 1, fmt, again));
     va_end(ap);
     va_end(again);
-    return rc;
 }
 
-int cli_text_json(struct cli_text *text, const char *data, size_t length, struct helm_err *err)
+void cli_text_json(struct cli_text *text, const char *data, size_t length)
 {
-    int rc = text_reserve(text, 6 * length + 2, err); /* every byte may become \u00XX */
-    if (rc < 0) return rc;
-    static const char hex[] = "0123456789abcdef";
-    char *to = text->data + text->length;
+    static const char plain[] = "\"\\\n\r\t", escaped[] = "\"\\nrt";
+    char *to = text_reserve(text, 6 * length + 2); /* every byte may become \u00XX */
+    if (!to) return;
     *to++ = '"';
     for (size_t i = 0; i < length; i++) {
-        unsigned char c = (unsigned char)data[i];
-        switch (c) {
-        case '"':
-            *to++ = '\\', *to++ = '"';
-            break;
-        case '\\':
-            *to++ = '\\', *to++ = '\\';
-            break;
-        case '\n':
-            *to++ = '\\', *to++ = 'n';
-            break;
-        case '\r':
-            *to++ = '\\', *to++ = 'r';
-            break;
-        case '\t':
-            *to++ = '\\', *to++ = 't';
-            break;
-        default:
-            if (c < 32 || c == 127) {
-                memcpy(to, "\\u00", 4);
-                to[4] = hex[c >> 4];
-                to[5] = hex[c & 15];
-                to += 6;
-            } else {
-                *to++ = (char)c;
-            }
+        const unsigned char c = (unsigned char)data[i];
+        const char *found = c ? strchr(plain, c) : NULL;
+        if (found) {
+            *to++ = '\\';
+            *to++ = escaped[found - plain];
+        } else if (c < 32 || c == 127) {
+            to += sprintf(to, "\\u%04x", c);
+        } else {
+            *to++ = (char)c;
         }
     }
     *to++ = '"';
-    *to = 0;
-    text->length = (size_t)(to - text->data);
-    return 0;
+    text_end(text, to);
 }
 
-int cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets,
-                 struct helm_err *err)
+void cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets)
 {
-    int rc = text_reserve(text, 11 * count + 2, err); /* ten digits and a comma each */
-    if (rc < 0) return rc;
-    char *to = text->data + text->length;
+    char *to = text_reserve(text, 11 * count + 2); /* ten digits and a comma each */
+    if (!to) return;
     if (brackets) *to++ = '[';
     for (size_t i = 0; i < count; i++) {
         char digits[10];
@@ -245,9 +226,20 @@ int cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool 
         while (n) *to++ = digits[--n];
     }
     if (brackets) *to++ = ']';
-    *to = 0;
-    text->length = (size_t)(to - text->data);
-    return 0;
+    text_end(text, to);
+}
+
+int cli_text_check(const struct cli_text *text, struct helm_err *err)
+{
+    return text->failed
+               ? helm_fail(err, HELM_E_NOMEM, "no memory for a text of more than %zu bytes", text->space)
+               : 0;
+}
+
+int cli_text_write(const struct cli_text *text, struct helm_err *err)
+{
+    int rc = cli_text_check(text, err);
+    return rc ? rc : cli_write(text->data, text->length, err);
 }
 
 void cli_text_free(struct cli_text *text)

@@ -8,9 +8,9 @@
 /* Parses the line of a command whose one option is --json, and connects. CLI_EXIT_DONE or another status. */
 int query_begin(struct cli *cli, const struct args_spec *about, int argc, char *const argv[], bool *json,
                 struct args_parsed *parsed);
-/* Prints what was formatted, and frees it; the command's status. */
+/* Prints what was formatted unless rc says that something failed, and frees it; the command's status. */
 int query_finish(struct cli_text *out, int rc, struct helm_err *err);
 /* Names, states and labels come from other programs: as text, without what a terminal would obey. */
-HELM_MUST_CHECK int query_add_clean(struct cli_text *out, const char *text, struct helm_err *err);
+void query_add_clean(struct cli_text *out, const char *text);
 
 #endif

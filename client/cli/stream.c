@@ -86,7 +86,8 @@ static void add_text(struct stream *s, const char *data, size_t length, bool las
     struct cli_text *text = &s->result->text;
     const struct args_list *stop = &s->request->options->stop;
     struct helm_err err = {0};
-    if (cli_text_add(text, data, length, &err) < 0) {
+    cli_text_add(text, data, length);
+    if (cli_text_check(text, &err)) {
         fail(s, &err);
         return;
     }
@@ -316,38 +317,37 @@ static double finite_value(double value)
     return isfinite(value) ? value : value > 0 ? 3.4e38 : -3.4e38;
 }
 
-static int add_logprobs(const struct stream_result *r, struct cli_text *line, struct helm_err *err)
+static void add_logprobs(const struct stream_result *r, struct cli_text *line)
 {
     size_t next = 0;
-    int rc = cli_text_printf(line, err, ",\"logprobs\":[");
-    for (size_t i = 0; rc == 0 && r->logprob_count && i < r->token_count; i++) {
-        rc = cli_text_printf(line, err, "%s[", i ? "," : "");
-        for (uint32_t k = 0; rc == 0 && k < r->logprob_counts[i]; k++, next++)
-            rc = cli_text_printf(line, err, "%s{\"token\":%u,\"logprob\":%.9g}", k ? "," : "",
-                                 r->logprobs[next].token, finite_value((double)r->logprobs[next].logprob));
-        if (rc == 0) rc = cli_text_add(line, "]", 1, err);
+    cli_text_printf(line, ",\"logprobs\":[");
+    for (size_t i = 0; r->logprob_count && i < r->token_count; i++) {
+        cli_text_printf(line, "%s[", i ? "," : "");
+        for (uint32_t k = 0; k < r->logprob_counts[i]; k++, next++)
+            cli_text_printf(line, "%s{\"token\":%u,\"logprob\":%.9g}", k ? "," : "", r->logprobs[next].token,
+                            finite_value((double)r->logprobs[next].logprob));
+        cli_text_printf(line, "]");
     }
-    return rc == 0 ? cli_text_add(line, "]", 1, err) : rc;
+    cli_text_printf(line, "]");
 }
 
 int stream_print_json(const struct stream_result *r, struct helm_err *err)
 {
     struct cli_text line = {0};
     const struct helm_timings *t = &r->timings;
-    int rc = cli_text_printf(&line, err, "{\"id\":%llu,\"tokens\":", (unsigned long long)r->id);
-    if (rc == 0) rc = cli_text_ids(&line, r->tokens, r->token_count, true, err);
-    if (rc == 0) rc = cli_text_printf(&line, err, ",\"text\":");
-    if (rc == 0) rc = cli_text_json(&line, r->text.data, r->text.length, err);
-    if (rc == 0) rc = cli_text_printf(&line, err, ",\"finish_reason\":\"%s\"", r->finish);
-    if (rc == 0) rc = add_logprobs(r, &line, err);
-    if (rc == 0)
-        rc = cli_text_printf(
-            &line, err,
-            ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu},\"timings\":{\"ttft_ms\":%.3f,"
-            "\"tpot_ms\":%.3f,\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}\n",
-            r->prompt_tokens, r->token_count, finite_value(t->ttft_ms), finite_value(t->tpot_ms),
-            finite_value(t->prefill_tok_s), finite_value(t->decode_tok_s));
-    if (rc == 0) rc = cli_write(line.data, line.length, err);
+    cli_text_printf(&line, "{\"id\":%llu,\"tokens\":", (unsigned long long)r->id);
+    cli_text_ids(&line, r->tokens, r->token_count, true);
+    cli_text_printf(&line, ",\"text\":");
+    cli_text_json(&line, r->text.data, r->text.length);
+    cli_text_printf(&line, ",\"finish_reason\":\"%s\"", r->finish);
+    add_logprobs(r, &line);
+    cli_text_printf(
+        &line,
+        ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu},\"timings\":{\"ttft_ms\":%.3f,"
+        "\"tpot_ms\":%.3f,\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}\n",
+        r->prompt_tokens, r->token_count, finite_value(t->ttft_ms), finite_value(t->tpot_ms),
+        finite_value(t->prefill_tok_s), finite_value(t->decode_tok_s));
+    int rc = cli_text_write(&line, err);
     cli_text_free(&line);
     return rc;
 }

@@ -15,40 +15,24 @@
 
 const char *helm_finish_name(enum helm_finish finish)
 {
-    switch (finish) {
-    case HELM_FINISH_EOS:
-        return "eos";
-    case HELM_FINISH_STOP:
-        return "stop";
-    case HELM_FINISH_LENGTH:
-        return "length";
-    case HELM_FINISH_CANCELLED:
-        return "cancelled";
-    case HELM_FINISH_ERROR:
-        break;
-    }
-    return "error";
+    static const char *const names[] = {[HELM_FINISH_EOS] = "eos",
+                                        [HELM_FINISH_STOP] = "stop",
+                                        [HELM_FINISH_LENGTH] = "length",
+                                        [HELM_FINISH_CANCELLED] = "cancelled"};
+    return finish >= HELM_FINISH_EOS && finish <= HELM_FINISH_CANCELLED ? names[finish] : "error";
 }
 
 int generate_error_code(Helm__V1__ErrorCode code)
 {
-    switch (code) {
-    case HELM__V1__ERROR_CODE__ERROR_MALFORMED:
-        return HELM_E_FORMAT;
-    case HELM__V1__ERROR_CODE__ERROR_TOO_LARGE:
-        return HELM_E_LIMIT;
-    case HELM__V1__ERROR_CODE__ERROR_BUSY:
-        return HELM_E_BUSY;
-    case HELM__V1__ERROR_CODE__ERROR_NOT_FOUND:
-        return HELM_E_NOT_FOUND;
-    case HELM__V1__ERROR_CODE__ERROR_CONTEXT:
-        return HELM_E_CAPACITY;
-    case HELM__V1__ERROR_CODE__ERROR_NOT_READY:
-    case HELM__V1__ERROR_CODE__ERROR_DUPLICATE:
-        return HELM_E_STATE;
-    default:
-        return HELM_E_INTERNAL;
-    }
+    static const int codes[] = {[HELM__V1__ERROR_CODE__ERROR_MALFORMED] = HELM_E_FORMAT,
+                                [HELM__V1__ERROR_CODE__ERROR_TOO_LARGE] = HELM_E_LIMIT,
+                                [HELM__V1__ERROR_CODE__ERROR_BUSY] = HELM_E_BUSY,
+                                [HELM__V1__ERROR_CODE__ERROR_NOT_FOUND] = HELM_E_NOT_FOUND,
+                                [HELM__V1__ERROR_CODE__ERROR_CONTEXT] = HELM_E_CAPACITY,
+                                [HELM__V1__ERROR_CODE__ERROR_NOT_READY] = HELM_E_STATE,
+                                [HELM__V1__ERROR_CODE__ERROR_DUPLICATE] = HELM_E_STATE};
+    const bool known = code >= 0 && (size_t)code < sizeof codes / sizeof *codes;
+    return known && codes[code] ? codes[code] : HELM_E_INTERNAL;
 }
 
 bool generate_is_last(const Helm__V1__Response *response)
@@ -74,22 +58,11 @@ static void deliver_done(const struct connection_request *request, const Helm__V
                              .finish = HELM_FINISH_ERROR,
                              .seed = from->seed,
                              .detail = from->detail};
-    switch (from->finish_reason) {
-    case HELM__V1__FINISH_REASON__FINISH_EOS:
-        done.finish = HELM_FINISH_EOS;
-        break;
-    case HELM__V1__FINISH_REASON__FINISH_STOP:
-        done.finish = HELM_FINISH_STOP;
-        break;
-    case HELM__V1__FINISH_REASON__FINISH_LENGTH:
-        done.finish = HELM_FINISH_LENGTH;
-        break;
-    case HELM__V1__FINISH_REASON__FINISH_CANCELLED:
-        done.finish = HELM_FINISH_CANCELLED;
-        break;
-    default:
-        break;
-    }
+    _Static_assert((int)HELM_FINISH_CANCELLED == (int)HELM__V1__FINISH_REASON__FINISH_CANCELLED,
+                   "same numbers");
+    if (from->finish_reason >= HELM__V1__FINISH_REASON__FINISH_EOS &&
+        from->finish_reason <= HELM__V1__FINISH_REASON__FINISH_CANCELLED)
+        done.finish = (enum helm_finish)from->finish_reason;
     if (from->usage) {
         done.prompt_tokens = from->usage->prompt_tokens;
         done.completion_tokens = from->usage->completion_tokens;

@@ -213,68 +213,37 @@ int query_copy(const Helm__V1__Response *answer, void **out, struct helm_err *er
     return 0;
 }
 
-/* Asks, and copies the answer of kind `expected` into one block. */
-static int ask_copy(struct helm_client *client, Helm__V1__Request *message,
+/* Asks `question`, whose body is empty, and copies the answer into one block. */
+static int ask_copy(struct helm_client *client, Helm__V1__Request__BodyCase question,
                     Helm__V1__Response__BodyCase expected, int timeout_ms, void **out, struct helm_err *err)
 {
+    /* The bodies are one union of pointers, and no body has members: any of them packs as any other. */
+    Helm__V1__StatusRequest body = HELM__V1__STATUS_REQUEST__INIT;
+    Helm__V1__Request message = CONNECTION_REQUEST_INIT;
     Helm__V1__Response *answer = NULL;
+    message.body_case = question;
+    message.status = &body;
     *out = NULL;
-    int rc = connection_ask(client, message, expected, timeout_ms, &answer, err);
+    int rc = connection_ask(client, &message, expected, timeout_ms, &answer, err);
     if (rc < 0) return rc;
     rc = query_copy(answer, out, err);
     helm__v1__response__free_unpacked(answer, NULL);
     return rc;
 }
 
-int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out, struct helm_err *err)
-{
-    Helm__V1__StatusRequest body = HELM__V1__STATUS_REQUEST__INIT;
-    Helm__V1__Request message = CONNECTION_REQUEST_INIT;
-    message.body_case = HELM__V1__REQUEST__BODY_STATUS;
-    message.status = &body;
-    void *copy;
-    int rc = ask_copy(client, &message, HELM__V1__RESPONSE__BODY_STATUS, timeout_ms, &copy, err);
-    *out = copy;
-    return rc;
-}
-
-int helm_model_info(struct helm_client *client, int timeout_ms, struct helm_model_info **out,
-                    struct helm_err *err)
-{
-    Helm__V1__ModelInfoRequest body = HELM__V1__MODEL_INFO_REQUEST__INIT;
-    Helm__V1__Request message = CONNECTION_REQUEST_INIT;
-    message.body_case = HELM__V1__REQUEST__BODY_MODEL_INFO;
-    message.model_info = &body;
-    void *copy;
-    int rc = ask_copy(client, &message, HELM__V1__RESPONSE__BODY_MODEL_INFO, timeout_ms, &copy, err);
-    *out = copy;
-    return rc;
-}
-
-int helm_list(struct helm_client *client, int timeout_ms, struct helm_list **out, struct helm_err *err)
-{
-    Helm__V1__ListRequest body = HELM__V1__LIST_REQUEST__INIT;
-    Helm__V1__Request message = CONNECTION_REQUEST_INIT;
-    message.body_case = HELM__V1__REQUEST__BODY_LIST;
-    message.list = &body;
-    void *copy;
-    int rc = ask_copy(client, &message, HELM__V1__RESPONSE__BODY_LIST, timeout_ms, &copy, err);
-    *out = copy;
-    return rc;
-}
-
-int helm_plan_info(struct helm_client *client, int timeout_ms, struct helm_plan_info **out,
-                   struct helm_err *err)
-{
-    Helm__V1__PlanRequest body = HELM__V1__PLAN_REQUEST__INIT;
-    Helm__V1__Request message = CONNECTION_REQUEST_INIT;
-    message.body_case = HELM__V1__REQUEST__BODY_PLAN;
-    message.plan = &body;
-    void *copy;
-    int rc = ask_copy(client, &message, HELM__V1__RESPONSE__BODY_PLAN, timeout_ms, &copy, err);
-    *out = copy;
-    return rc;
-}
+#define QUESTION(function, type, kind)                                                                       \
+    int function(struct helm_client *client, int timeout_ms, struct type **out, struct helm_err *err)        \
+    {                                                                                                        \
+        void *copy;                                                                                          \
+        int rc = ask_copy(client, HELM__V1__REQUEST__BODY_##kind, HELM__V1__RESPONSE__BODY_##kind,           \
+                          timeout_ms, &copy, err);                                                           \
+        *out = copy;                                                                                         \
+        return rc;                                                                                           \
+    }
+QUESTION(helm_status, helm_status, STATUS)
+QUESTION(helm_model_info, helm_model_info, MODEL_INFO)
+QUESTION(helm_list, helm_list, LIST)
+QUESTION(helm_plan_info, helm_plan_info, PLAN)
 
 int helm_plan(struct helm_client *client, int timeout_ms, char **json, struct helm_err *err)
 {

@@ -6,112 +6,47 @@
 #include <string.h>
 
 #include "client/text/jinja/jinja.h"
+#include "client/text/jinja/run.h"
+#include "client/text/tokenizer/internal.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 
-#define CONFIG_BYTES_MAX  (64u << 20)
 #define REQUEST_BYTES_MAX (64u << 20)
-#define TOKENS_MAX        64
-
-struct special_token {
-    char *name, *text; /* "bos_token", "<s>" */
-};
 
 struct helm_chat {
     struct jinja_template *standard,
         *tools; /* tools: a template of its own for requests with tools, or NULL */
-    struct special_token tokens[TOKENS_MAX];
-    size_t token_count;
+    struct tok_config config;
 };
 
 /* ---- opening */
 
-/* A role's value is the token's text, or an object that has it as "content". */
-static int read_token(struct helm_chat *chat, const char *name, const json_t *value, struct helm_err *err)
+static int parse_template(const struct helm_chat *chat, const char *name, struct jinja_template **out,
+                          struct helm_err *err)
 {
-    const json_t *text = json_is_object(value) ? json_object_get(value, "content") : value;
-    if (!text || json_is_null(text)) return 0;
-    if (!json_is_string(text))
-        return helm_fail(err, HELM_E_FORMAT, "'%.64s' is neither a text nor a token", name);
-    if (chat->token_count == TOKENS_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "more than %d special tokens", TOKENS_MAX);
-    struct special_token token = {strdup(name), strdup(json_string_value(text))};
-    if (!token.name || !token.text) {
-        free(token.name);
-        free(token.text);
-        return helm_fail(err, HELM_E_NOMEM, "no memory for special tokens");
-    }
-    chat->tokens[chat->token_count++] = token;
-    return 0;
-}
-
-static int read_tokens(struct helm_chat *chat, json_t *config, struct helm_err *err)
-{
-    const char *key;
-    json_t *value;
-    json_object_foreach(config, key, value)
-    {
-        size_t n = strlen(key);
-        /* add_bos_token and its like are switches */
-        if (n <= 6 || strcmp(key + n - 6, "_token") != 0 || json_is_boolean(value)) continue;
-        int rc = read_token(chat, key, value, err);
-        if (rc) return rc;
-    }
-    return 0;
-}
-
-static int parse_template(const json_t *text, struct jinja_template **out, struct helm_err *err)
-{
-    if (*out) return helm_fail(err, HELM_E_FORMAT, "chat_template has two templates of one name");
-    int rc = jinja_parse(json_string_value(text), json_string_length(text), out, err);
-    if (rc && err) helm_err_prefix(err, "chat_template");
-    return rc;
-}
-
-/* chat_template in tokenizer_config.json: a text, or a list of named ones. */
-static int read_templates(struct helm_chat *chat, const json_t *value, struct helm_err *err)
-{
-    if (!value || json_is_null(value)) return 0;
-    if (json_is_string(value)) return parse_template(value, &chat->standard, err);
-    if (!json_is_array(value))
-        return helm_fail(err, HELM_E_FORMAT, "chat_template is neither a text nor a list of named templates");
-    size_t i;
-    json_t *item;
-    json_array_foreach(value, i, item)
-    {
-        const json_t *name = json_object_get(item, "name"), *text = json_object_get(item, "template");
-        if (!json_is_string(name) || !json_is_string(text))
-            return helm_fail(err, HELM_E_FORMAT, "chat_template: entry %zu has no name or no template", i);
-        bool standard = strcmp(json_string_value(name), "default") == 0;
-        if (!standard && strcmp(json_string_value(name), "tool_use") != 0) continue;
-        int rc = parse_template(text, standard ? &chat->standard : &chat->tools, err);
-        if (rc) return rc;
-    }
-    if (!chat->standard)
-        return helm_fail(err, HELM_E_NOT_FOUND, "chat_template: none of its templates is named 'default'");
-    return 0;
+    const char *text = tok_config_find(chat->config.templates, chat->config.template_count, name);
+    int rc = text ? jinja_parse(text, strlen(text), out, err) : 0;
+    return rc && err ? helm_err_prefix(err, "tokenizer_config.json: chat_template") : rc;
 }
 
 /* tokenizer_config.json: special tokens, and, unless a file of its own has it, the template. */
-static int read_config(struct helm_chat *chat, const char *folder, bool templates, struct helm_err *err)
+static int read_config(struct helm_chat *chat, const char *folder, struct helm_err *err)
 {
     char *text = NULL;
     size_t length = 0;
-    json_t *config = NULL;
-    int rc = file_read_inside(folder, "tokenizer_config.json", CONFIG_BYTES_MAX, &text, &length, err);
+    int rc = file_read_inside(folder, "tokenizer_config.json", TOK_CONFIG_BYTES_MAX, &text, &length, err);
     if (rc == HELM_E_NOT_FOUND) {
         if (err) *err = (struct helm_err){0};
         return 0;
     }
-    if (rc) return rc;
-    rc = json_parse_bounded("tokenizer_config.json", text, length, CONFIG_BYTES_MAX, &config, err);
+    if (!rc) rc = tok_config_parse(&chat->config, text, length, err);
     free(text);
-    if (rc) return rc;
-    if (!json_is_object(config)) rc = helm_fail(err, HELM_E_FORMAT, "not an object");
-    if (!rc) rc = read_tokens(chat, config, err);
-    if (!rc && templates) rc = read_templates(chat, json_object_get(config, "chat_template"), err);
-    if (rc && err) helm_err_prefix(err, "tokenizer_config.json");
-    json_decref(config);
+    if (rc || chat->standard) return rc;
+    rc = parse_template(chat, "default", &chat->standard, err);
+    if (!rc) rc = parse_template(chat, "tool_use", &chat->tools, err);
+    if (!rc && chat->config.template_count && !chat->standard)
+        rc = helm_fail(err, HELM_E_NOT_FOUND,
+                       "tokenizer_config.json: chat_template: none of its templates is named 'default'");
     return rc;
 }
 
@@ -138,7 +73,7 @@ int helm_chat_open(const char *folder, struct helm_chat **out, struct helm_err *
     struct helm_chat *chat = calloc(1, sizeof *chat);
     if (!chat) return helm_fail(err, HELM_E_NOMEM, "no memory for the chat template");
     int rc = read_template_file(chat, folder, err);
-    if (!rc) rc = read_config(chat, folder, chat->standard == NULL, err);
+    if (!rc) rc = read_config(chat, folder, err);
     if (!rc && !chat->standard)
         rc = helm_fail(err, HELM_E_NOT_FOUND,
                        "%s has no chat template: no chat_template.jinja, and no chat_template in "
@@ -155,10 +90,7 @@ int helm_chat_open(const char *folder, struct helm_chat **out, struct helm_err *
 void helm_chat_close(struct helm_chat **chat)
 {
     if (!*chat) return;
-    for (size_t i = 0; i < (*chat)->token_count; i++) {
-        free((*chat)->tokens[i].name);
-        free((*chat)->tokens[i].text);
-    }
+    tok_config_free(&(*chat)->config);
     jinja_free((*chat)->standard);
     jinja_free((*chat)->tools);
     free(*chat);
@@ -167,24 +99,21 @@ void helm_chat_close(struct helm_chat **chat)
 
 /* ---- rendering */
 
-/* Takes `messages` and `tools` (NULL: none); `extra` is borrowed and may be NULL. */
-static int render(const struct helm_chat *chat, json_t *messages, json_t *tools, json_t *extra,
-                  int add_generation_prompt, int64_t now_s, char **text, size_t *length, struct helm_err *err)
+/* Takes `variables`: messages, tools and add_generation_prompt; `extra` is borrowed and may be NULL. */
+static int render(const struct helm_chat *chat, json_t *variables, json_t *extra, int64_t now_s, char **text,
+                  size_t *length, struct helm_err *err)
 {
-    bool with_tools = tools && !json_is_null(tools);
-    json_t *variables = json_object();
-    int bad = json_object_set_new(variables, "messages", messages);
-    bad |= json_object_set_new(variables, "tools", tools ? tools : json_null());
-    bad |= json_object_set_new(variables, "documents", json_null());
-    bad |= json_object_set_new(variables, "add_generation_prompt", json_boolean(add_generation_prompt));
-    for (size_t i = 0; !bad && i < chat->token_count; i++)
-        bad |= json_object_set_new(variables, chat->tokens[i].name, json_string(chat->tokens[i].text));
+    const json_t *tools = json_object_get(variables, "tools");
+    int bad = json_object_set_new(variables, "documents", json_null());
+    for (size_t i = 0; !bad && i < chat->config.role_count; i++)
+        bad |= json_object_set_new(variables, chat->config.roles[i].name,
+                                   json_string(chat->config.roles[i].text));
     if (!bad && extra) bad = json_object_update(variables, extra);
     int rc = bad ? helm_fail(err, HELM_E_NOMEM, "no memory for the chat template's variables") : 0;
     if (!rc) {
         const struct jinja_input input = {.variables = variables, .now_s = now_s};
-        rc =
-            jinja_render(with_tools && chat->tools ? chat->tools : chat->standard, &input, text, length, err);
+        const bool with_tools = chat->tools && !json_is_null(tools);
+        rc = jinja_render(with_tools ? chat->tools : chat->standard, &input, text, length, err);
         if (rc && err) helm_err_prefix(err, "chat template");
     }
     json_decref(variables);
@@ -198,25 +127,18 @@ int helm_chat_render(const struct helm_chat *chat, const struct helm_chat_messag
     *length = 0;
     json_t *list = json_array();
     for (size_t i = 0; i < count; i++) {
-        json_t *role = json_string(messages[i].role), *content = json_string(messages[i].content);
-        json_t *item = role && content ? json_object() : NULL;
-        /* each of these takes what it is given, also when it fails */
-        if (!item) {
-            json_decref(role);
-            json_decref(content);
-            json_decref(list);
-            return helm_fail(err, HELM_E_FORMAT, "message %zu: its %s is not UTF-8", i,
-                             role ? "content" : "role");
-        }
-        int bad = json_object_set_new(item, "role", role);
-        bad |= json_object_set_new(item, "content", content);
-        bad |= json_array_append_new(list, item);
-        if (bad) {
-            json_decref(list);
-            return helm_fail(err, HELM_E_NOMEM, "no memory for the conversation");
-        }
+        const struct helm_chat_message *m = &messages[i];
+        json_t *item = json_pack("{s:s, s:s}", "role", m->role, "content", m->content);
+        if (json_array_append_new(list, item) == 0) continue; /* takes it, also when it fails */
+        json_decref(list);
+        if (item) return helm_fail(err, HELM_E_NOMEM, "no memory for the conversation");
+        return helm_fail(err, HELM_E_FORMAT, "message %zu: its %s is not UTF-8", i,
+                         jinja_utf8_valid(m->role, strlen(m->role)) ? "content" : "role");
     }
-    return render(chat, list, NULL, NULL, add_generation_prompt, 0, text, length, err);
+    return render(chat,
+                  json_pack("{s:o, s:n, s:b}", "messages", list, "tools", "add_generation_prompt",
+                            add_generation_prompt),
+                  NULL, 0, text, length, err);
 }
 
 /* NULL text: *out stays NULL. */
@@ -232,28 +154,26 @@ static int parse_part(const char *what, const char *text, json_type type, json_t
     return helm_fail(err, HELM_E_FORMAT, "%s: not %s", what, type == JSON_ARRAY ? "a list" : "an object");
 }
 
-int helm_chat_render_json(const struct helm_chat *chat, const char *messages_json, const char *tools_json,
-                          const char *extra_json, int add_generation_prompt, int64_t now_s, char **text,
+int helm_chat_render_json(const struct helm_chat *chat, const struct helm_chat_input *input, char **text,
                           size_t *length, struct helm_err *err)
 {
     static const char *const reserved[] = {"messages", "tools", "add_generation_prompt"};
     json_t *messages = NULL, *tools = NULL, *extra = NULL;
     *text = NULL;
     *length = 0;
-    int rc = messages_json ? parse_part("messages", messages_json, JSON_ARRAY, &messages, err)
-                           : helm_fail(err, HELM_E_FORMAT, "messages: missing");
-    if (!rc) rc = parse_part("tools", tools_json, JSON_ARRAY, &tools, err);
-    if (!rc) rc = parse_part("extra variables", extra_json, JSON_OBJECT, &extra, err);
+    int rc = input->messages ? parse_part("messages", input->messages, JSON_ARRAY, &messages, err)
+                             : helm_fail(err, HELM_E_FORMAT, "messages: missing");
+    if (!rc) rc = parse_part("tools", input->tools, JSON_ARRAY, &tools, err);
+    if (!rc) rc = parse_part("extra variables", input->extra, JSON_OBJECT, &extra, err);
     for (size_t i = 0; !rc && i < sizeof reserved / sizeof *reserved; i++)
         if (json_object_get(extra, reserved[i]))
             rc = helm_fail(err, HELM_E_FORMAT, "extra variables: '%s' has a parameter of its own",
                            reserved[i]);
-    if (!rc) {
-        json_t *given_messages = messages, *given_tools = tools;
-        messages = tools = NULL;
-        rc =
-            render(chat, given_messages, given_tools, extra, add_generation_prompt, now_s, text, length, err);
-    }
+    if (!rc)
+        rc = render(chat,
+                    json_pack("{s:O, s:O?, s:b}", "messages", messages, "tools", tools,
+                              "add_generation_prompt", input->add_generation_prompt),
+                    extra, input->now_s, text, length, err);
     json_decref(messages);
     json_decref(tools);
     json_decref(extra);

@@ -34,23 +34,23 @@ HELM_MUST_CHECK int helm_chat_render(const struct helm_chat *chat, const struct 
                                      size_t count, int add_generation_prompt, char **text, size_t *length,
                                      struct helm_err *err);
 
-/* The same with everything a template may be given, as JSON texts (each at most 64 MiB, nested at most 64
- * deep):
- *
- *   messages_json  a list of messages; each may hold whatever the template knows: content as a text or a list
- *                  of parts, tool_calls, reasoning_content, ...
- *   tools_json     a list of tools in JSON-schema form, or NULL: the template sees `tools` as none
- *   extra_json     an object of further variables, for example {"enable_thinking": false}, or NULL
- *   now_s          what the template's strftime_now() takes for the current time, in seconds since 1970, in
- *                  the process's time zone; 0: the clock
- *
- * Beside these the template sees add_generation_prompt, documents (none), and the checkpoint's special tokens
- * (bos_token, eos_token, pad_token, unk_token, ...), which extra_json may replace. With tools, a checkpoint
- * that has a template named "tool_use" is rendered with that one. */
-HELM_MUST_CHECK int helm_chat_render_json(const struct helm_chat *chat, const char *messages_json,
-                                          const char *tools_json, const char *extra_json,
-                                          int add_generation_prompt, int64_t now_s, char **text,
-                                          size_t *length, struct helm_err *err);
+/* Everything a template may be given, as JSON texts (each at most 64 MiB, nested at most 64 deep). */
+struct helm_chat_input {
+    const char
+        *messages; /* a list of messages; each may hold whatever the template knows: content as a text or a
+                             list of parts, tool_calls, reasoning_content, ... */
+    const char *tools; /* a list of tools in JSON-schema form, or NULL: the template sees `tools` as none */
+    const char *extra; /* an object of further variables, for example {"enable_thinking": false}, or NULL */
+    int add_generation_prompt;
+    int64_t
+        now_s; /* what the template's strftime_now() takes for the current time, in seconds since 1970, in the
+                      process's time zone; 0: the clock */
+};
+/* The same with all of that. Beside it the template sees documents (none), and the checkpoint's special tokens
+ * (bos_token, eos_token, pad_token, unk_token, ...), which `extra` may replace. With tools, a checkpoint that has a
+ * template named "tool_use" is rendered with that one. */
+HELM_MUST_CHECK int helm_chat_render_json(const struct helm_chat *chat, const struct helm_chat_input *input,
+                                          char **text, size_t *length, struct helm_err *err);
 
 /* Frees it and clears *chat; a NULL *chat is allowed. */
 void helm_chat_close(struct helm_chat **chat);

@@ -6,30 +6,31 @@
 #include <stdio.h>
 #include <string.h>
 
+static void fill(struct helm_err *err, int code, const char *fmt, va_list ap)
+{
+    if (!err) return;
+    err->code = code;
+    vsnprintf(err->text, sizeof err->text, fmt, ap);
+}
+
 int helm_fail(struct helm_err *err, int code, const char *fmt, ...)
 {
-    if (err) {
-        va_list ap;
-        va_start(ap, fmt);
-        err->code = code;
-        vsnprintf(err->text, sizeof err->text, fmt, ap);
-        va_end(ap);
-    }
+    va_list ap;
+    va_start(ap, fmt);
+    fill(err, code, fmt, ap);
+    va_end(ap);
     return code;
 }
 
 int helm_fail_errno(struct helm_err *err, const char *fmt, ...)
 {
     int saved = errno;
-    if (err) {
-        va_list ap;
-        va_start(ap, fmt);
-        err->code = HELM_E_IO;
-        vsnprintf(err->text, sizeof err->text, fmt, ap);
-        va_end(ap);
-        size_t used = strlen(err->text);
-        snprintf(err->text + used, sizeof err->text - used, ": %s", strerror(saved));
-    }
+    va_list ap;
+    va_start(ap, fmt);
+    fill(err, HELM_E_IO, fmt, ap);
+    va_end(ap);
+    size_t used = err ? strlen(err->text) : 0;
+    if (err) snprintf(err->text + used, sizeof err->text - used, ": %s", strerror(saved));
     return HELM_E_IO;
 }
 
@@ -51,42 +52,25 @@ int helm_err_prefix(struct helm_err *err, const char *fmt, ...)
 
 const char *helm_code_name(int code)
 {
-    switch (code) {
-    case HELM_OK:
-        return "ok";
-    case HELM_E_USAGE:
-        return "usage";
-    case HELM_E_NOMEM:
-        return "no-memory";
-    case HELM_E_IO:
-        return "io";
-    case HELM_E_NOT_FOUND:
-        return "not-found";
-    case HELM_E_FORMAT:
-        return "format";
-    case HELM_E_LIMIT:
-        return "limit";
-    case HELM_E_UNSUPPORTED:
-        return "unsupported";
-    case HELM_E_MISMATCH:
-        return "mismatch";
-    case HELM_E_CAPACITY:
-        return "capacity";
-    case HELM_E_BUSY:
-        return "busy";
-    case HELM_E_STATE:
-        return "state";
-    case HELM_E_PEER:
-        return "peer";
-    case HELM_E_CANCELLED:
-        return "cancelled";
-    case HELM_E_PERMISSION:
-        return "permission";
-    case HELM_E_INTERNAL:
-        return "internal";
-    case HELM_E_DEVICE:
-        return "device";
-    default:
-        return "unknown";
-    }
+    static const char *const names[] = {
+        [HELM_OK] = "ok",
+        [-HELM_E_USAGE] = "usage",
+        [-HELM_E_NOMEM] = "no-memory",
+        [-HELM_E_IO] = "io",
+        [-HELM_E_NOT_FOUND] = "not-found",
+        [-HELM_E_FORMAT] = "format",
+        [-HELM_E_LIMIT] = "limit",
+        [-HELM_E_UNSUPPORTED] = "unsupported",
+        [-HELM_E_MISMATCH] = "mismatch",
+        [-HELM_E_CAPACITY] = "capacity",
+        [-HELM_E_BUSY] = "busy",
+        [-HELM_E_STATE] = "state",
+        [-HELM_E_PEER] = "peer",
+        [-HELM_E_CANCELLED] = "cancelled",
+        [-HELM_E_PERMISSION] = "permission",
+        [-HELM_E_INTERNAL] = "internal",
+        [-HELM_E_DEVICE] = "device",
+    };
+    const size_t count = sizeof names / sizeof *names;
+    return code <= 0 && code > -(int)count ? names[-code] : "unknown";
 }

@@ -183,20 +183,21 @@ int packed_read(const void *packed, uint64_t bytes, uint32_t values, uint16_t *v
     return HELM_OK;
 }
 
-int packed_read_groups(const void *packed, uint64_t bytes, const uint32_t *offset, uint32_t rows,
-                       uint32_t cols, uint32_t first, uint32_t groups, uint16_t *value, struct helm_err *err)
+int packed_read_groups(const struct packed_part *part, uint16_t *value, struct helm_err *err)
 {
+    const uint32_t *offset = part->offset, rows = part->rows, cols = part->cols, first = part->first,
+                   groups = part->groups;
     if (!packed_takes(DTYPE_BF16, rows, cols) || groups > packed_groups(rows) ||
         first > packed_groups(rows) - groups)
         return helm_fail(err, HELM_E_UNSUPPORTED, "packed matrix: groups %u to %u of %u rows of %u columns",
                          first, first + groups, rows, cols);
     for (uint32_t g = first; g < first + groups; g++) {
         if (offset[g] < offset[first] || offset[g + 1] < offset[g] ||
-            packed_at(offset, g + 1) - packed_at(offset, first) > bytes)
+            packed_at(offset, g + 1) - packed_at(offset, first) > part->bytes)
             return helm_fail(err, HELM_E_FORMAT, "packed matrix: group %u lies at units %u to %u", g,
                              offset[g], offset[g + 1]);
         const uint64_t at = packed_at(offset, g) - packed_at(offset, first);
-        int rc = packed_read((const char *)packed + at, packed_at(offset, g + 1) - packed_at(offset, g),
+        int rc = packed_read((const char *)part->packed + at, packed_at(offset, g + 1) - packed_at(offset, g),
                              packed_group_values(rows, cols, g), value, err);
         if (rc != HELM_OK) return helm_err_prefix(err, "group %u", g);
         value += packed_group_values(rows, cols, g);

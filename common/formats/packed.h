@@ -138,11 +138,15 @@ HELM_MUST_CHECK int packed_write_matrix(const uint16_t *value, uint32_t rows, ui
  * with what is wrong with them. The plain reference for the GPU's kernel. */
 HELM_MUST_CHECK int packed_read(const void *packed, uint64_t bytes, uint32_t values, uint16_t *value,
                                 struct helm_err *err);
-/* Groups first .. first + groups - 1 of a matrix, from `packed`, where group `first` lies, to value[] (rows
- * of those groups only). offset: the matrix's table. bytes: there are so many at `packed`. */
-HELM_MUST_CHECK int packed_read_groups(const void *packed, uint64_t bytes, const uint32_t *offset,
-                                       uint32_t rows, uint32_t cols, uint32_t first, uint32_t groups,
-                                       uint16_t *value, struct helm_err *err);
+/* Groups `first` .. first + groups - 1 of a matrix. */
+struct packed_part {
+    const void *packed;     /* where group `first` lies */
+    uint64_t bytes;         /* there are so many at `packed` */
+    const uint32_t *offset; /* the matrix's table */
+    uint32_t rows, cols, first, groups;
+};
+/* To value[], rows of those groups only. */
+HELM_MUST_CHECK int packed_read_groups(const struct packed_part *part, uint16_t *value, struct helm_err *err);
 
 /* The same bytes by plain C, whatever the processor has: for tests. */
 HELM_MUST_CHECK int packed_write_ref(const struct packed_measure *measure, const uint16_t *value,

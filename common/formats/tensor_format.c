@@ -39,3 +39,23 @@ enum tensor_format tensor_format_of_file(const char *dtype)
         if (formats[f]->file && strcmp(formats[f]->file, dtype) == 0) return (enum tensor_format)f;
     return FORMAT_COUNT;
 }
+
+bool tensor_format_converts(enum tensor_format from, enum tensor_format to)
+{
+    const struct tensor_format_traits *traits = formats[to];
+    if (from == to) return true;
+    return tensor_format_is_plain(from) && traits->write && (traits->from == to || traits->from == from);
+}
+
+int tensor_format_convert(const struct tensor_rows *what, void *out, struct helm_err *err)
+{
+    if (!tensor_format_converts(what->from, what->to))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "values of %s cannot be laid down as %s",
+                         tensor_format_name(what->from), tensor_format_name(what->to));
+    if (what->from == what->to && !formats[what->to]->variable) {
+        memcpy(out, what->values, tensor_format_bytes(what->to, what->rows, what->cols));
+        return 0;
+    }
+    return formats[what->to]->write(what->values, tensor_format_value(what->from), what->rows, what->cols,
+                                    out, NULL, err);
+}

@@ -132,6 +132,19 @@ HELM_MUST_CHECK static inline int tensor_format_read_row(const struct tensor_mat
     return tensor_format_of(matrix->format)->read_row(matrix, row, out, err);
 }
 
+/* Whether matrices of one format can be laid down in another: as they are, by the format's writer from single
+ * numbers, or without loss from the format that it is made of. */
+bool tensor_format_converts(enum tensor_format from, enum tensor_format to);
+/* Rows of a matrix; of formats of `group_rows` > 1 whole groups. */
+struct tensor_rows {
+    enum tensor_format from, to;
+    uint32_t rows, cols;
+    const void *values;
+};
+/* Lays them down at `out`, which has room for tensor_format_bytes(to, rows, cols). HELM_E_UNSUPPORTED where
+ * tensor_format_converts says no. */
+HELM_MUST_CHECK int tensor_format_convert(const struct tensor_rows *what, void *out, struct helm_err *err);
+
 /* Rows of the registry, one a file. */
 extern const struct tensor_format_traits tensor_format_bf16, tensor_format_f16, tensor_format_f32,
     tensor_format_bf16_packed, tensor_format_q8_0, tensor_format_q4_0, tensor_format_q4_1, tensor_format_q5_0,

@@ -262,46 +262,23 @@ bool arch_ignores_name(const char *name)
 
 static bool holds(const struct model_config *config, enum when when)
 {
-    switch (when) {
-    case WHEN_ALWAYS:
-        return true;
-    case WHEN_UNTIED:
-        return !config->tied_head;
-    case WHEN_QK_NORM:
-        return config->qk_norm;
-    case WHEN_Q_BIAS:
-        return config->q_bias;
-    case WHEN_K_BIAS:
-        return config->k_bias;
-    case WHEN_V_BIAS:
-        return config->v_bias;
-    case WHEN_O_BIAS:
-        return config->o_bias;
-    case WHEN_MLP_BIAS:
-        return config->mlp_bias;
-    }
-    return false;
+    const bool value[] = {
+        [WHEN_ALWAYS] = true,           [WHEN_UNTIED] = !config->tied_head, [WHEN_QK_NORM] = config->qk_norm,
+        [WHEN_Q_BIAS] = config->q_bias, [WHEN_K_BIAS] = config->k_bias,     [WHEN_V_BIAS] = config->v_bias,
+        [WHEN_O_BIAS] = config->o_bias, [WHEN_MLP_BIAS] = config->mlp_bias};
+    return value[when];
 }
 
 static uint64_t dim_of(const struct model_config *config, enum dim dim)
 {
-    switch (dim) {
-    case DIM_ONE:
-        return 1;
-    case DIM_VOCAB:
-        return config->vocab;
-    case DIM_HIDDEN:
-        return config->hidden;
-    case DIM_Q:
-        return (uint64_t)config->heads * config->head_dim;
-    case DIM_KV:
-        return (uint64_t)config->kv_heads * config->head_dim;
-    case DIM_HEAD:
-        return config->head_dim;
-    case DIM_INTERMEDIATE:
-        return config->intermediate;
-    }
-    return 0;
+    const uint64_t value[] = {[DIM_ONE] = 1,
+                              [DIM_VOCAB] = config->vocab,
+                              [DIM_HIDDEN] = config->hidden,
+                              [DIM_Q] = (uint64_t)config->heads * config->head_dim,
+                              [DIM_KV] = (uint64_t)config->kv_heads * config->head_dim,
+                              [DIM_HEAD] = config->head_dim,
+                              [DIM_INTERMEDIATE] = config->intermediate};
+    return value[dim];
 }
 
 bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,

@@ -71,7 +71,7 @@ struct model_tensor {
     uint32_t shard;  /* index into model.shards */
     uint64_t offset; /* of the first byte, from the start of the shard file */
     /* Heads whose rows (of a bias: values) lie interleaved in the file: rows 2i and 2i + 1 of a head are its rows i and
-     * i + half of it; 0: rows are in order. model_tensor_read brings them in order. */
+     * i + half of it; 0: rows are in order. model_shards_read brings them in order. */
     uint32_t interleaved_heads;
 };
 
@@ -110,10 +110,6 @@ HELM_MUST_CHECK int model_read_headers(const char *path, struct model *model, bo
  * configuration (*config is zeroed, also on failure). */
 HELM_MUST_CHECK int model_from_config(struct model_config *config, struct model *model, struct helm_err *err);
 void model_free(struct model *model);
-
-/* `bytes` of a tensor in the order of its rows, from `from` on, out of its shard's file. */
-HELM_MUST_CHECK int model_tensor_read(const struct model_tensor *tensor, int fd, uint64_t from,
-                                      uint64_t bytes, void *to, struct helm_err *err);
 
 /* Just the configuration (for planning a machine one does not have): of a folder no tensors are read or required. */
 HELM_MUST_CHECK int model_read_config(const char *path, struct model_config *config, struct helm_err *err);

@@ -22,8 +22,8 @@
 
 /* ---- memory ---- */
 
-#define VRAM_ALIGN        UINT64_C(256) /* of everything that is placed in VRAM */
-#define HOST_VECTOR_ALIGN 64            /* of the CPU's private vectors */
+#define VRAM_ALIGN UINT64_C(256) /* of everything that is placed in VRAM */
+#define HOST_ALIGN UINT64_C(64)  /* of weights in host memory */
 
 /* The ring. A slice holds whole groups of RING_ROWS rows and is no larger than 1 / RING_SHARE of the ring, so that
  * others are on their way while one is computed, nor than the limit: 0.3 ms of a fast link, a kernel worth its launch. */

@@ -64,3 +64,10 @@ enum plan_processor plan_processor_named(const char *name)
     while (processor < PLAN_PROCESSORS && strcmp(name, plan_processor_rows[processor].name) != 0) processor++;
     return (enum plan_processor)processor;
 }
+
+enum plan_memory plan_memory_named(const char *name)
+{
+    int memory = 0;
+    while (memory < PLAN_MEMORIES && strcmp(name, memory_names[memory]) != 0) memory++;
+    return (enum plan_memory)memory;
+}

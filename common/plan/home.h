@@ -66,8 +66,9 @@ uint32_t plan_link_of(enum plan_processor from, enum plan_processor to);
 const char *plan_home_name(enum plan_home home);                /* "cpu", "gpu", "stream" */
 const char *plan_processor_name(enum plan_processor processor); /* "cpu", "gpu" */
 const char *plan_memory_name(enum plan_memory memory);          /* "host", "vram" */
-/* By name; PLAN_HOMES, PLAN_PROCESSORS: there is none. */
+/* By name; PLAN_HOMES, PLAN_PROCESSORS, PLAN_MEMORIES: there is none. */
 enum plan_home plan_home_named(const char *name);
 enum plan_processor plan_processor_named(const char *name);
+enum plan_memory plan_memory_named(const char *name);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "common/plan/placement.h"
 
 const char *plan_ops_name(enum plan_ops ops)
 {
@@ -46,6 +47,20 @@ uint32_t plan_most_tokens(const struct plan *plan, enum plan_processor processor
             if (plan_home_processor(phase.stages[i].home) == processor && last > most) most = last;
     }
     return most;
+}
+
+void plan_units_of(const struct plan *plan, enum plan_processor processor, bool *its)
+{
+    memset(its, 0, unit_count(plan->layers) * sizeof *its);
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase phase = plan_phase_at(plan, p);
+        for (uint32_t i = 0; i < phase.stage_count; i++) {
+            const struct plan_stage *stage = &phase.stages[i];
+            if (plan_home_processor(stage->home) != processor) continue;
+            for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
+                its[u] = true;
+        }
+    }
 }
 
 enum plan_home plan_unit_home(const struct plan *plan, uint32_t phase, uint32_t unit)
@@ -103,9 +118,17 @@ uint32_t plan_units_in(const struct plan *plan, enum plan_memory memory, enum te
     return count;
 }
 
+void plan_drop_placements(struct plan *plan)
+{
+    free(plan->placement);
+    plan->placement = NULL;
+    plan->placement_count = 0;
+}
+
 int plan_formats_clear(struct plan *plan, struct helm_err *err)
 {
     const uint32_t count = head_at(plan) + 1;
+    plan_drop_placements(plan);
     if (!plan->format) plan->format = calloc(count, sizeof *plan->format);
     if (!plan->format) return helm_fail(err, HELM_E_NOMEM, "no memory for the formats of %u units", count);
     for (uint32_t i = 0; i < count; i++) plan->format[i] = PLAN_AS_STORED;
@@ -114,12 +137,13 @@ int plan_formats_clear(struct plan *plan, struct helm_err *err)
 
 void plan_set_unit_format(struct plan *plan, uint32_t unit, enum tensor_format format)
 {
+    plan_drop_placements(plan);
     plan->format[unit] = format;
 }
 
 void plan_set_head_format(struct plan *plan, enum tensor_format format)
 {
-    plan->format[head_at(plan)] = format;
+    plan_set_unit_format(plan, head_at(plan), format);
 }
 
 /* ---- lists ---- */
@@ -329,14 +353,13 @@ int plan_check(const struct plan *plan, struct helm_err *err)
     return check_formats(plan, err);
 }
 
-static int copy_stages(const struct plan_stage *from, uint32_t count, struct plan_stage **to,
-                       struct helm_err *err)
+/* `count` things of `each` bytes; *to: a pointer to them. */
+static int copy_list(const void *from, uint32_t count, size_t each, void *to, struct helm_err *err)
 {
-    *to = NULL;
-    if (!count) return 0;
-    *to = malloc(count * sizeof **to);
-    if (!*to) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", count);
-    memcpy(*to, from, count * sizeof **to);
+    void *copy = count ? malloc(count * each) : NULL;
+    if (count && !copy) return helm_fail(err, HELM_E_NOMEM, "no memory for a list of %u", count);
+    if (count) memcpy(copy, from, count * each);
+    memcpy(to, &copy, sizeof copy);
     return 0;
 }
 
@@ -345,12 +368,16 @@ int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
     *to = *from;
     to->stages = NULL;
     to->format = NULL;
+    to->placement = NULL;
     for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) to->prefill[i].stages = NULL;
-    int rc = copy_stages(from->stages, from->stage_count, &to->stages, err);
+    int rc = copy_list(from->stages, from->stage_count, sizeof *from->stages, &to->stages, err);
     for (uint32_t i = 0; i < from->prefill_count && !rc; i++)
-        rc = copy_stages(from->prefill[i].stages, from->prefill[i].stage_count, &to->prefill[i].stages, err);
-    if (!rc && from->format) rc = plan_formats_clear(to, err);
-    if (!rc && from->format) memcpy(to->format, from->format, (head_at(from) + 1) * sizeof *to->format);
+        rc = copy_list(from->prefill[i].stages, from->prefill[i].stage_count, sizeof *from->stages,
+                       &to->prefill[i].stages, err);
+    if (!rc && from->format)
+        rc = copy_list(from->format, head_at(from) + 1, sizeof *from->format, &to->format, err);
+    if (!rc)
+        rc = copy_list(from->placement, from->placement_count, sizeof *from->placement, &to->placement, err);
     if (rc) plan_free(to);
     return rc;
 }
@@ -359,6 +386,7 @@ void plan_free(struct plan *plan)
 {
     free(plan->stages);
     free(plan->format);
+    free(plan->placement);
     for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) free(plan->prefill[i].stages);
     memset(plan, 0, sizeof *plan);
 }

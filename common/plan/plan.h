@@ -32,6 +32,7 @@
 #define PLAN_SLOTS_MAX       64
 #define PLAN_TOKENS_MAX      (1u << 28)
 #define PLAN_PAGE_TOKENS_MAX (1u << 16)
+#define PLAN_PLACEMENTS_MAX  (1u << 14)
 #define PLAN_BYTES_MAX       ((uint64_t)INT64_MAX) /* what a JSON number holds */
 
 #define PLAN_AS_STORED FORMAT_COUNT
@@ -77,6 +78,7 @@ struct ledger {
  * and takes the rest, so that the lines always add up. */
 void ledger_add(struct ledger *ledger, const char *what, uint64_t bytes);
 
+struct placement;
 struct plan {
     uint32_t layers;
     uint32_t context_tokens, step_tokens, slots;
@@ -91,9 +93,11 @@ struct plan {
     struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
     uint32_t prefill_count;
     uint64_t ring_bytes;       /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
-    uint64_t pack_gpu_bytes;   /* of VRAM for them; a worker whose weights pack worse refuses */
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
+    /* Where every matrix lies, by the lists and formats above (placement.h); NULL: nobody laid them out yet. */
+    struct placement *placement;
+    uint32_t placement_count;
     struct ledger memory[PLAN_MEMORIES];
 };
 
@@ -105,6 +109,8 @@ uint32_t plan_phase_for(const struct plan *plan, uint32_t tokens);
  * What its buffers for q, k, v, gate and the like have to hold: where the GPU computes every unit of long
  * prompts, the CPU's are as short as decode. */
 uint32_t plan_most_tokens(const struct plan *plan, enum plan_processor processor);
+/* Which of the unit_count(plan->layers) units it computes in some phase. */
+void plan_units_of(const struct plan *plan, enum plan_processor processor, bool *its);
 /* Its list; the returned stages are the plan's. */
 struct plan_phase plan_phase_at(const struct plan *plan, uint32_t phase);
 enum plan_home plan_unit_home(const struct plan *plan, uint32_t phase, uint32_t unit);
@@ -121,10 +127,13 @@ static inline bool plan_format_varies(enum tensor_format format)
 }
 /* Units at home in this memory whose matrices lie in this format. */
 uint32_t plan_units_in(const struct plan *plan, enum plan_memory memory, enum tensor_format format);
-/* Makes room for formats, all as stored; where there is room, they become that. */
+/* Makes room for formats, all as stored; where there is room, they become that. Here and below the plan's
+ * placements go: they are to be made anew. */
 HELM_MUST_CHECK int plan_formats_clear(struct plan *plan, struct helm_err *err);
 void plan_set_unit_format(struct plan *plan, uint32_t unit, enum tensor_format format);
 void plan_set_head_format(struct plan *plan, enum tensor_format format);
+/* The same for whoever changes what memory weights are in. */
+void plan_drop_placements(struct plan *plan);
 /* The shortest list of stages for these homes; `stages` holds up to unit_count(layers). Bytes are left at 0. */
 uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages);
 /* Makes the decode list the shortest one of the plan's homes and formats; there is room for it. */
@@ -172,10 +181,11 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *                           "format": "bf16-packed" (default: as stored; in this list alone)}, ...],
  *               "prefill_short": the same (optional), "prefill": the same (optional)},
  *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
- *    "ring_bytes": N (default 0), "pack_gpu_bytes": N (default 0),
+ *    "ring_bytes": N (default 0),
  *    "embed": "cpu"|"gpu" (default: where the first stage is computed),
  *    "head": "cpu"|"gpu" (default: where the last stage is computed),
  *    "embed_format", "head_format": as a stage's "format",
+ *    "placements": [[TENSOR, FORMAT, "host" | "vram", OFFSET, BYTES], ...] (default: helmd makes them),
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},
  *    "vram": the same}
  *

@@ -5,7 +5,8 @@
 #include <string.h>
 
 #include "common/base/json.h"
-#include "common/plan/plan.h"
+#include "common/model/arch.h"
+#include "common/plan/placement.h"
 
 /* Members of "stages" beside "decode", by index in plan.prefill when both are there. */
 static const char *const prefill_names[PLAN_PREFILLS_MAX] = {"prefill_short", "prefill"};
@@ -47,19 +48,32 @@ static json_t *stages_to_json(const struct plan_phase *phase, const enum tensor_
     return stages;
 }
 
+static json_t *placements_to_json(const struct plan *plan)
+{
+    char name[MODEL_NAME_MAX];
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < plan->placement_count; i++) {
+        const struct placement *p = &plan->placement[i];
+        model_tensor_name(NULL, p->role, p->layer, name);
+        json_array_append_new(list, json_pack("[s, s, s, I, I]", name, tensor_format_name(p->format),
+                                              plan_memory_name(p->memory), (json_int_t)p->offset,
+                                              (json_int_t)p->bytes));
+    }
+    return list;
+}
+
 json_t *plan_to_json(const struct plan *plan)
 {
     const struct plan_phase decode = plan_phase_at(plan, 0);
     char key[40];
     json_t *stages = json_pack("{s:o}", "decode", stages_to_json(&decode, plan->format));
     json_t *json =
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:s, s:s, s:o}", "layers",
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:s, s:s}", "layers",
                   (json_int_t)plan->layers, "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
                   (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
                   (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
                   plan->kv_dtype, "stages", stages, "ring_bytes", number_to_json(plan->ring_bytes), "embed",
-                  plan_processor_name(plan->embed), "head", plan_processor_name(plan->head), "pack_gpu_bytes",
-                  number_to_json(plan->pack_gpu_bytes));
+                  plan_processor_name(plan->embed), "head", plan_processor_name(plan->head));
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
     for (int m = 0; m < PLAN_MEMORIES && json; m++)
@@ -71,6 +85,7 @@ json_t *plan_to_json(const struct plan *plan)
         snprintf(key, sizeof key, "%s_from_tokens", name);
         json_object_set_new(json, key, json_integer((json_int_t)plan->prefill[i].from_tokens));
     }
+    if (plan->placement && json) json_object_set_new(json, "placements", placements_to_json(plan));
     return json;
 }
 
@@ -256,6 +271,47 @@ static int parse_formats(const json_t *json, struct plan *plan, struct helm_err 
     return 0;
 }
 
+/* One entry; that it is where it has to be is placement_check's to say, who has the model. */
+static int parse_placement(json_t *json, const struct plan *plan, struct placement *place,
+                           struct helm_err *err)
+{
+    const char *name, *format, *memory;
+    json_int_t offset, bytes;
+    if (json_unpack(json, "[s, s, s, I, I!]", &name, &format, &memory, &offset, &bytes) || offset < 0 ||
+        bytes <= 0)
+        return helm_fail(err, HELM_E_FORMAT, "not [tensor, format, memory, offset, bytes]");
+    if (!arch_match_name(name, &place->role, &place->layer) || place->layer >= (int32_t)plan->layers)
+        return helm_fail(err, HELM_E_FORMAT, "'%.80s' is no tensor of a model of %u layers", name,
+                         plan->layers);
+    place->format = tensor_format_named(format);
+    place->memory = plan_memory_named(memory);
+    place->offset = (uint64_t)offset;
+    place->bytes = (uint64_t)bytes;
+    if (place->format == FORMAT_COUNT)
+        return helm_fail(err, HELM_E_FORMAT, "%s: '%.40s' is no format of weights", name, format);
+    if (place->memory == PLAN_MEMORIES)
+        return helm_fail(err, HELM_E_FORMAT, "%s: '%.40s' is no memory", name, memory);
+    return 0;
+}
+
+static int parse_placements(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const json_t *list = json_object_get(json, "placements");
+    const size_t count = json_array_size(list);
+    if (!list || json_is_null(list)) return 0;
+    if (!json_is_array(list) || count == 0 || count > PLAN_PLACEMENTS_MAX)
+        return helm_fail(err, HELM_E_FORMAT, "'placements' is no array of 1 to %u entries",
+                         PLAN_PLACEMENTS_MAX);
+    plan->placement = calloc(count, sizeof *plan->placement);
+    if (!plan->placement) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu placements", count);
+    for (; plan->placement_count < count; plan->placement_count++) {
+        const uint32_t i = plan->placement_count;
+        int rc = parse_placement(json_array_get(list, i), plan, &plan->placement[i], err);
+        if (rc) return helm_err_prefix(err, "placement %u", i), rc;
+    }
+    return 0;
+}
+
 /* Where the embedding or the head is; `by_default` when the plan does not say. */
 static int parse_end(const json_t *json, const char *key, enum plan_home by_default,
                      enum plan_processor *processor, struct helm_err *err)
@@ -347,12 +403,13 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
 /* Older plans said by flags and counts what lies packed. */
 static int check_gone(const json_t *json, struct helm_err *err)
 {
-    static const char *const gone[] = {"pack", "pack_cpu", "pack_gpu", "pack_head"};
+    static const char *const gone[] = {"pack", "pack_cpu", "pack_gpu", "pack_head", "pack_gpu_bytes"};
     for (size_t i = 0; i < sizeof gone / sizeof *gone; i++)
         if (json_object_get(json, gone[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED,
                              "'%s' is a member of older plans: write \"format\": \"bf16-packed\" into the "
-                             "stages of 'decode' whose weights lie packed, and \"head_format\" for the head",
+                             "stages of 'decode' whose weights lie packed, and \"head_format\" for the head; "
+                             "helmd makes room for them",
                              gone[i]);
     return 0;
 }
@@ -367,9 +424,8 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     if (rc == 0) rc = parse_end(json, "embed", plan->stages[0].home, &plan->embed, err);
     if (rc == 0) rc = parse_end(json, "head", plan->stages[plan->stage_count - 1].home, &plan->head, err);
     if (rc == 0) rc = parse_formats(json, plan, err);
-    if (rc == 0)
-        rc = json_get_u64(json, "pack_gpu_bytes", false, 0, PLAN_BYTES_MAX, &plan->pack_gpu_bytes, err);
     if (rc == 0) rc = plan_check(plan, err);
+    if (rc == 0) rc = parse_placements(json, plan, err);
     for (int m = 0; m < PLAN_MEMORIES && rc == 0; m++)
         rc = parse_ledger(json, plan_memory_name((enum plan_memory)m), &plan->memory[m], err);
     if (rc) {

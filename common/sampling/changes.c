@@ -22,12 +22,12 @@ bool sampling_changes_logits(const struct sampling_params *p)
     return has_penalties(p) || p->bias_count != 0;
 }
 
-bool sampling_list_changes(const struct sampling_params *p, const uint32_t *history, uint32_t history_count,
-                           uint32_t prompt_count, uint32_t vocab, uint32_t capacity, uint32_t *seen,
+bool sampling_list_changes(const struct sampling_params *p, const struct sampling_tokens *tokens,
+                           uint32_t vocab, uint32_t capacity, uint32_t *seen,
                            struct sampling_changes *changes)
 {
+    const uint32_t *history = tokens->history, history_count = has_penalties(p) ? tokens->count : 0;
     uint32_t n = 0, biases = bias_count(p);
-    if (!has_penalties(p)) history_count = 0;
     for (uint32_t i = 0; i < history_count; i++)
         if (history[i] < vocab) seen[history[i]] = NOT_LISTED;
     for (uint32_t i = 0; i < biases; i++)
@@ -41,7 +41,7 @@ bool sampling_list_changes(const struct sampling_params *p, const uint32_t *hist
             changes->times[n] = 0;
             seen[token] = n++;
         }
-        changes->times[seen[token]] += i >= prompt_count;
+        changes->times[seen[token]] += i >= tokens->prompt;
     }
     for (uint32_t i = 0; i < biases; i++) {
         uint32_t token = p->bias[i].token;

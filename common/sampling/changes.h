@@ -10,9 +10,9 @@
 bool sampling_changes_logits(const struct sampling_params *params);
 /* Lists the distinct tokens that change, in order of their first place; `seen` [vocab] needs no content
  * before and holds their indices afterwards. False: more than `capacity`. */
-bool sampling_list_changes(const struct sampling_params *params, const uint32_t *history,
-                           uint32_t history_count, uint32_t prompt_count, uint32_t vocab, uint32_t capacity,
-                           uint32_t *seen, struct sampling_changes *changes);
+bool sampling_list_changes(const struct sampling_params *params, const struct sampling_tokens *tokens,
+                           uint32_t vocab, uint32_t capacity, uint32_t *seen,
+                           struct sampling_changes *changes);
 /* Fills `seen` for a list made before. */
 void sampling_index_changes(const struct sampling_changes *changes, uint32_t *seen);
 /* Whether the list has this token: `seen` may hold anything for those it has not. */

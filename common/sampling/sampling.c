@@ -232,8 +232,7 @@ static uint32_t logprobs_wanted(const struct sampling_params *p, uint32_t vocab)
 /* ---- from a row -------------------------------------------------------------------------------- */
 
 int sampling_draw(const struct sampling_params *params, float *logits, uint32_t vocab,
-                  const uint32_t *history, uint32_t history_count, uint32_t prompt_count, void *scratch,
-                  struct sampling_result *result)
+                  const struct sampling_tokens *tokens, void *scratch, struct sampling_result *result)
 {
     struct workspace w;
     uint32_t blocks = (uint32_t)(((uint64_t)vocab + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK);
@@ -243,8 +242,7 @@ int sampling_draw(const struct sampling_params *params, float *logits, uint32_t 
     memset(result, 0, sizeof(*result));
     lay_out(&w, scratch, vocab);
     if (changed) {
-        (void)sampling_list_changes(params, history, history_count, prompt_count, vocab, vocab, w.seen,
-                                    &w.changes);
+        (void)sampling_list_changes(params, tokens, vocab, vocab, w.seen, &w.changes);
         for (uint32_t i = 0; i < w.changes.count; i++) w.raw[i] = w.changed[i] = logits[w.changes.token[i]];
         sampling_apply_changes(params, vocab, &w.changes, w.seen, w.changed);
         for (uint32_t i = 0; i < w.changes.count; i++) logits[w.changes.token[i]] = w.changed[i];
@@ -256,7 +254,7 @@ int sampling_draw(const struct sampling_params *params, float *logits, uint32_t 
         result->token = argmax(&row, w.block_max);
     } else {
         row.inv_temp = inverse_of(params->temperature);
-        result->token = draw_token(&w, &row, params, history_count);
+        result->token = draw_token(&w, &row, params, tokens->count);
     }
     for (uint32_t i = 0; changed && i < w.changes.count; i++) logits[w.changes.token[i]] = w.raw[i];
     if (!rc && params->logprobs > 0) {
@@ -271,9 +269,8 @@ int sampling_draw(const struct sampling_params *params, float *logits, uint32_t 
 
 /* ---- from less --------------------------------------------------------------------------------- */
 
-void sampling_ask(const struct sampling_params *p, uint32_t vocab, const uint32_t *history,
-                  uint32_t history_count, uint32_t prompt_count, void *scratch,
-                  struct sampling_changes *changes, struct sampling_ask *ask)
+void sampling_ask(const struct sampling_params *p, uint32_t vocab, const struct sampling_tokens *tokens,
+                  void *scratch, struct sampling_changes *changes, struct sampling_ask *ask)
 {
     bool changed = sampling_changes_logits(p), top_k = has_top_k(p, vocab);
     struct workspace w;
@@ -294,8 +291,7 @@ void sampling_ask(const struct sampling_params *p, uint32_t vocab, const uint32_
     if (ask->candidates < logprobs_wanted(p, vocab)) ask->candidates = logprobs_wanted(p, vocab);
     if (ask->need != SAMPLING_NEEDS_FEW || !changed) return;
     lay_out(&w, scratch, vocab);
-    if (!sampling_list_changes(p, history, history_count, prompt_count, vocab, SAMPLING_CHANGES_MAX, w.seen,
-                               changes))
+    if (!sampling_list_changes(p, tokens, vocab, SAMPLING_CHANGES_MAX, w.seen, changes))
         ask->need = SAMPLING_NEEDS_ROW;
 }
 
@@ -369,7 +365,7 @@ static bool report_few(const struct workspace *w, const struct sampling_params *
 }
 
 int sampling_draw_few(const struct sampling_params *p, const struct sampling_few *few, uint32_t vocab,
-                      const struct sampling_changes *changes, uint32_t history_count, void *scratch,
+                      const struct sampling_changes *changes, uint32_t index, void *scratch,
                       struct sampling_result *result)
 {
     struct workspace w;
@@ -395,7 +391,7 @@ int sampling_draw_few(const struct sampling_params *p, const struct sampling_few
         }
         n = narrow(&w, &row, p, n, sum);
         sort_by_id(w.candidate, n);
-        result->token = draw_from(w.candidate, n, p, history_count);
+        result->token = draw_from(w.candidate, n, p, index);
     }
     return p->logprobs > 0 && !report_few(&w, p, few, vocab, changes, result) ? 1 : 0;
 }

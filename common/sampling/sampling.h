@@ -63,13 +63,17 @@ struct sampling_result {
 /* Bytes of scratch that a draw needs for this vocabulary; 64-byte aligned. Its content means nothing. */
 size_t sampling_scratch_bytes(uint32_t vocab);
 
-/* Draws one token. history[0..history_count) are the sequence's tokens so far, of which the first
- * prompt_count are the prompt; index of the new token = history_count. logits[vocab] are as before on return;
+/* A sequence's tokens so far: history[0..count), of which the first `prompt` are the prompt. */
+struct sampling_tokens {
+    const uint32_t *history;
+    uint32_t count, prompt;
+};
+
+/* Draws one token, whose index is tokens->count. logits[vocab] are as before on return;
  * meanwhile those that penalties and bias change are changed. If no logit is finite returns -1 (the caller
  * reports a failed step), else 0. */
 int sampling_draw(const struct sampling_params *params, float *logits, uint32_t vocab,
-                  const uint32_t *history, uint32_t history_count, uint32_t prompt_count, void *scratch,
-                  struct sampling_result *result);
+                  const struct sampling_tokens *tokens, void *scratch, struct sampling_result *result);
 
 /* ---- the same draw from less than a row ----
  *
@@ -121,12 +125,11 @@ struct sampling_few {
 
 /* Arguments as for sampling_draw. Lists in `changes` (room for SAMPLING_CHANGES_MAX) whose logits are needed.
  */
-void sampling_ask(const struct sampling_params *params, uint32_t vocab, const uint32_t *history,
-                  uint32_t history_count, uint32_t prompt_count, void *scratch,
-                  struct sampling_changes *changes, struct sampling_ask *ask);
-/* 0: drawn; -1: no logit is finite; 1: that was not enough, use sampling_draw. */
+void sampling_ask(const struct sampling_params *params, uint32_t vocab, const struct sampling_tokens *tokens,
+                  void *scratch, struct sampling_changes *changes, struct sampling_ask *ask);
+/* index: of the new token. 0: drawn; -1: no logit is finite; 1: that was not enough, use sampling_draw. */
 int sampling_draw_few(const struct sampling_params *params, const struct sampling_few *few, uint32_t vocab,
-                      const struct sampling_changes *changes, uint32_t history_count, void *scratch,
+                      const struct sampling_changes *changes, uint32_t index, void *scratch,
                       struct sampling_result *result);
 
 #endif

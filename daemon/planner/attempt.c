@@ -133,7 +133,6 @@ static int apply(const struct making *m, const struct search_found *found, struc
     plan->embed = found->embed;
     plan->head = found->head;
     plan->ring_bytes = found->ring_bytes;
-    plan->pack_gpu_bytes = 0; /* the ledger's to say */
     plan->step_tokens = m->wish.step_tokens;
     int rc = plan_formats_clear(plan, err);
     if (!rc && m->wish.pack_gpu)
@@ -217,30 +216,30 @@ static int price_decode(const struct making *m, uint32_t ctx, enum packing packi
 /* Whether plans of this strategy may have the CPU compute with packed weights: not the thesis's, whose CPU
  * reads them as they are in the file; not where several sequences decode at once, whose products unpack them
  * first; and beside a device only where expanding costs it less than the link gains. */
-static bool may_pack_for_cpu(const struct making *m, enum search_strategy strategy, bool device)
+static bool may_pack_for_cpu(const struct making *m, const struct trying *t)
 {
     const struct ledger_wish *asked = &m->r->wish;
-    return asked->pack && asked->pack_cpu && strategy != SEARCH_THESIS && m->batch == 1 &&
-           (!device || m->wish.pack) && cost_packing_pays_cpu(m->r->profile, device);
+    return asked->pack && asked->pack_cpu && t->strategy != SEARCH_THESIS && m->batch == 1 &&
+           (!t->device || m->wish.pack) && cost_packing_pays_cpu(m->r->profile, t->device);
 }
 
 /* Whether they do: beside a device where that was asked for, or is being tried. */
-static bool packs_for_cpu(const struct making *m, enum search_strategy strategy, bool device)
+static bool packs_for_cpu(const struct making *m, const struct trying *t)
 {
-    return may_pack_for_cpu(m, strategy, device) && (!device || m->r->wish.pack_all || m->packs_cpu_beside);
+    return may_pack_for_cpu(m, t) && (!t->device || m->r->wish.pack_all || m->packs_cpu_beside);
 }
 
 /* Whether plans of this strategy may keep weights packed in VRAM: not the thesis's, see above; nor weights
  * that hardly become smaller (prices are of such as do). */
-static bool packs_on_gpu(const struct making *m, enum search_strategy strategy, bool device)
+static bool packs_on_gpu(const struct making *m, const struct trying *t)
 {
     const struct ledger_wish *asked = &m->r->wish;
     const struct packed_parts *parts = &asked->parts; /* 0: nobody looked */
     bool any = m->table.packs_head && !m->table.tied && parts->head < PACKED_WORTH;
     for (uint32_t u = 0; u < unit_count(m->table.layers); u++)
         any |= m->table.packs[u] && (unit_part(u) == UNIT_MLP ? parts->mlp : parts->attention) < PACKED_WORTH;
-    return asked->pack && asked->pack_gpu && device && any && strategy != SEARCH_THESIS &&
-           strategy != SEARCH_ALL_CPU;
+    return asked->pack && asked->pack_gpu && t->device && any && t->strategy != SEARCH_THESIS &&
+           t->strategy != SEARCH_ALL_CPU;
 }
 
 static uint64_t excess(const struct ledger *ledger)
@@ -248,34 +247,39 @@ static uint64_t excess(const struct ledger *ledger)
     return ledger->total > ledger->limit ? ledger->total - ledger->limit : 0;
 }
 
+static struct memory_wish memory_wish_of(const struct making *m, const struct trying *t)
+{
+    return (struct memory_wish){.ctx = t->ctx,
+                                .pages = ledger_least_pages(&m->c, t->ctx),
+                                .device = t->device,
+                                .cpu = t->strategy != SEARCH_ALL_GPU && t->strategy != SEARCH_STREAM};
+}
+
 /* The best plan with one context and its smallest pool, all that can be packed in VRAM or nothing. Wishes for
  * long prompts are given up where nothing fits with them, and where the plan that was found does without:
  * first long chunks, then the ring. */
-static int attempt_packing(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
-                           enum packing packing, struct plan *plan, struct attempt *attempt,
-                           struct helm_err *err)
+static int attempt_packing(struct making *m, const struct trying *t, enum packing packing, struct plan *plan,
+                           struct attempt *attempt, struct helm_err *err)
 {
-    bool stated = m->r->wish.step_tokens != 0, streams = strategy == SEARCH_BEST || strategy == SEARCH_STREAM;
-    struct memory_wish wish = {.ctx = ctx,
-                               .pages = ledger_least_pages(&m->c, ctx),
-                               .device = device,
-                               .cpu = strategy != SEARCH_ALL_GPU && strategy != SEARCH_STREAM,
-                               .prefill = device && strategy == SEARCH_BEST};
+    const uint32_t ctx = t->ctx;
+    bool stated = m->r->wish.step_tokens != 0;
+    struct memory_wish wish = memory_wish_of(m, t);
+    wish.prefill = t->device && t->strategy == SEARCH_BEST;
     struct cost_table prices;
     struct arena_spec spec;
     *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
     m->wish.step_tokens = stated ? m->r->wish.step_tokens : LEDGER_STEP_TOKENS;
-    m->wish.pack_cpu = packs_for_cpu(m, strategy, device);
+    m->wish.pack_cpu = packs_for_cpu(m, t);
     m->wish.pack_gpu = packing != PACKING_NONE;
     int rc = 0;
-    if (!stated && device && streams)
+    if (!stated && t->device && (t->strategy == SEARCH_BEST || t->strategy == SEARCH_STREAM))
         rc = prefill_step_tokens(&m->c, m->r->profile, ctx, &m->wish.step_tokens, err);
     if (rc) return rc;
     rc = price_decode(m, ctx, packing, &prices, err);
     if (rc) return rc;
     for (uint32_t tries = 0; !rc && tries < TIGHTEN_MAX; tries++) {
         bool longer = !stated && m->wish.step_tokens > LEDGER_STEP_TOKENS;
-        rc = search_once(m, strategy, &wish, &prices, plan, attempt, err);
+        rc = search_once(m, t->strategy, &wish, &prices, plan, attempt, err);
         if (rc) break;
         bool idle = attempt->fits && !plan_has_home(plan, PLAN_HOME_STREAM);
         if ((!attempt->fits || idle) && (longer || wish.prefill)) {
@@ -322,13 +326,14 @@ static bool better(const struct attempt *b, const struct attempt *a)
 }
 
 /* A plan with weights packed in VRAM in the place of this one, if that is better. */
-static int try_packed(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
-                      enum packing packing, struct plan *plan, struct attempt *attempt, struct helm_err *err)
+static int try_packed(struct making *m, const struct trying *t, enum packing packing, struct plan *plan,
+                      struct attempt *attempt, struct helm_err *err)
 {
     struct plan packed = {0};
     struct attempt other;
-    int rc = attempt_packing(m, strategy, device, ctx, packing, &packed, &other, err);
-    if (!rc && other.fits) rc = packed_choose(m, ctx, strategy == SEARCH_BEST, &packed, &other.seconds, err);
+    int rc = attempt_packing(m, t, packing, &packed, &other, err);
+    if (!rc && other.fits)
+        rc = packed_choose(m, t->ctx, t->strategy == SEARCH_BEST, &packed, &other.seconds, err);
     if (!rc && better(&other, attempt)) {
         struct plan worse = *plan;
         *plan = packed;
@@ -340,18 +345,18 @@ static int try_packed(struct making *m, enum search_strategy strategy, bool devi
 }
 
 /* With weights packed in VRAM or not, whichever is better. */
-static int attempt_vram(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
-                        struct plan *plan, struct attempt *attempt, struct helm_err *err)
+static int attempt_vram(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
+                        struct helm_err *err)
 {
-    int rc = attempt_packing(m, strategy, device, ctx, PACKING_NONE, plan, attempt, err);
-    if (rc || !packs_on_gpu(m, strategy, device)) return rc;
+    int rc = attempt_packing(m, t, PACKING_NONE, plan, attempt, err);
+    if (rc || !packs_on_gpu(m, t)) return rc;
     /* Nothing is won by packing what is there already, unless it is read faster so. */
     bool faster = m->batch == 1 && cost_packed_is_faster(m->r->profile);
     if (attempt->fits && all_in_vram(plan) && !faster) return 0;
     const uint32_t step_tokens = m->wish.step_tokens;
-    rc = try_packed(m, strategy, device, ctx, PACKING_ALL, plan, attempt, err);
+    rc = try_packed(m, t, PACKING_ALL, plan, attempt, err);
     if (!rc && attempt->fits && !all_in_vram(plan) && all_could_be(m))
-        rc = try_packed(m, strategy, device, ctx, PACKING_UNPRICED, plan, attempt, err);
+        rc = try_packed(m, t, PACKING_UNPRICED, plan, attempt, err);
     m->wish.step_tokens = attempt->fits ? plan->step_tokens : step_tokens;
     m->wish.pack_gpu = attempt->packed;
     return rc;
@@ -369,22 +374,20 @@ static bool has_cpu(const struct plan *plan)
  * forecast, from nothing to a third, as the machine's memory is.) */
 #define PACKED_CPU_GAIN 0.05
 
-int attempt_context(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
-                    struct plan *plan, struct attempt *attempt, struct helm_err *err)
+int attempt_context(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
+                    struct helm_err *err)
 {
     struct plan packed = {0};
     struct attempt other;
     m->packs_cpu_beside = false;
-    int rc = attempt_vram(m, strategy, device, ctx, plan, attempt, err);
-    if (rc || !device || !attempt->fits || m->wish.pack_cpu || !has_cpu(plan) ||
-        !may_pack_for_cpu(m, strategy, device))
+    int rc = attempt_vram(m, t, plan, attempt, err);
+    if (rc || !t->device || !attempt->fits || m->wish.pack_cpu || !has_cpu(plan) || !may_pack_for_cpu(m, t))
         return rc;
     const struct ledger_wish wish = m->wish;
     m->packs_cpu_beside = true;
-    rc = attempt_packing(m, strategy, device, ctx, attempt->packed ? PACKING_ALL : PACKING_NONE, &packed,
-                         &other, err);
+    rc = attempt_packing(m, t, attempt->packed ? PACKING_ALL : PACKING_NONE, &packed, &other, err);
     if (!rc && other.fits && attempt->packed)
-        rc = packed_choose(m, ctx, strategy == SEARCH_BEST, &packed, &other.seconds, err);
+        rc = packed_choose(m, t->ctx, t->strategy == SEARCH_BEST, &packed, &other.seconds, err);
     if (!rc && other.fits && other.seconds < (1 - PACKED_CPU_GAIN) * attempt->seconds) {
         struct plan plain = *plan;
         *plan = packed;
@@ -398,12 +401,12 @@ int attempt_context(struct making *m, enum search_strategy strategy, bool device
     return rc;
 }
 
-int attempt_contexts(struct making *m, enum search_strategy strategy, bool device, uint32_t *ctx,
-                     struct plan *plan, struct attempt *attempt, struct helm_err *err)
+int attempt_contexts(struct making *m, struct trying *t, struct plan *plan, struct attempt *attempt,
+                     struct helm_err *err)
 {
     for (uint32_t next = making_first_ctx(m); next; next = making_next_ctx(m, next)) {
-        *ctx = next;
-        int rc = attempt_context(m, strategy, device, next, plan, attempt, err);
+        t->ctx = next;
+        int rc = attempt_context(m, t, plan, attempt, err);
         if (rc || attempt->fits) return rc;
     }
     return 0;
@@ -422,16 +425,22 @@ static void raise_limits(struct making *m, uint64_t vram, uint64_t host)
     m->machine.memory.available_bytes = limit + host;
 }
 
+struct growing {
+    struct making *m;
+    enum search_strategy strategy;
+    const struct memory_wish *wish;
+    const struct cost_table *prices;
+    struct plan *plan; /* what is found */
+};
+
 /* By how much one limit has to grow: at least what the search said, and as much more as it still asks for;
  * where that is nothing though it found no plan (its number is a bound), a part of what it was. */
-static int grow(struct making *m, enum search_strategy strategy, const struct memory_wish *wish,
-                const struct cost_table *prices, bool vram, uint64_t *more, struct plan *plan,
-                struct helm_err *err)
+static int grow(const struct growing *g, bool vram, uint64_t *more, struct helm_err *err)
 {
     for (uint32_t tries = 0; tries < TIGHTEN_MAX && *more != NEVER; tries++) {
         struct attempt again;
-        raise_limits(m, vram ? *more : 0, vram ? 0 : *more);
-        int rc = search_once(m, strategy, wish, prices, plan, &again, err);
+        raise_limits(g->m, vram ? *more : 0, vram ? 0 : *more);
+        int rc = search_once(g->m, g->strategy, g->wish, g->prices, g->plan, &again, err);
         if (rc || again.fits) return rc;
         uint64_t next = vram ? again.vram : again.host;
         if (next == 0) next = *more / GROW_PARTS + MIB;
@@ -441,28 +450,28 @@ static int grow(struct making *m, enum search_strategy strategy, const struct me
     return 0;
 }
 
-int attempt_nearest(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
-                    struct attempt *attempt, struct plan *plan, struct helm_err *err)
+int attempt_nearest(struct making *m, const struct trying *t, struct attempt *attempt, struct plan *plan,
+                    struct helm_err *err)
 {
-    const struct memory_wish wish = {.ctx = ctx,
-                                     .pages = ledger_least_pages(&m->c, ctx),
-                                     .device = device,
-                                     .cpu = strategy != SEARCH_ALL_GPU && strategy != SEARCH_STREAM};
+    const uint32_t ctx = t->ctx;
+    const struct memory_wish wish = memory_wish_of(m, t);
     struct cost_table prices;
     struct arena_spec spec;
     struct attempt again;
     m->wish.step_tokens = m->r->wish.step_tokens ? m->r->wish.step_tokens : LEDGER_STEP_TOKENS;
-    m->wish.pack_cpu = packs_for_cpu(m, strategy, device);
+    m->wish.pack_cpu = packs_for_cpu(m, t);
     m->wish.pack_gpu = attempt->packed;
     int rc = price_decode(m, ctx, attempt->packed ? PACKING_ALL : PACKING_NONE, &prices, err);
     if (rc) return rc;
-    rc = grow(m, strategy, &wish, &prices, false, &attempt->host, plan, err);
-    if (!rc) rc = grow(m, strategy, &wish, &prices, true, &attempt->vram, plan, err);
+    const struct growing g = {
+        .m = m, .strategy = t->strategy, .wish = &wish, .prices = &prices, .plan = plan};
+    rc = grow(&g, false, &attempt->host, err);
+    if (!rc) rc = grow(&g, true, &attempt->vram, err);
     if (!rc && attempt->vram > attempt->host) /* the plan that is described is that of the lesser growth */
-        rc = grow(m, strategy, &wish, &prices, false, &attempt->host, plan, err);
+        rc = grow(&g, false, &attempt->host, err);
     if (!rc && attempt->vram == NEVER && attempt->host == NEVER) {
-        raise_limits(m, device ? PLAN_BYTES_MAX / 4 : 0, PLAN_BYTES_MAX / 4);
-        rc = search_once(m, strategy, &wish, &prices, plan, &again, err);
+        raise_limits(m, t->device ? PLAN_BYTES_MAX / 4 : 0, PLAN_BYTES_MAX / 4);
+        rc = search_once(m, t->strategy, &wish, &prices, plan, &again, err);
         if (!rc && !again.fits)
             rc = helm_fail(err, HELM_E_INTERNAL, "no plan fits, however much memory there were");
     }

@@ -19,6 +19,13 @@ struct making {
     bool packs_cpu_beside; /* tried is what the CPU reads packed beside it */
 };
 
+/* What is attempted. */
+struct trying {
+    enum search_strategy strategy;
+    bool device; /* may be used */
+    uint32_t ctx;
+};
+
 #define NEVER UINT64_MAX
 /* What came of a strategy with one context. */
 struct attempt {
@@ -33,9 +40,8 @@ uint32_t making_first_ctx(const struct making *m);
 uint32_t making_next_ctx(const struct making *m, uint32_t ctx);
 
 /* The best plan with one context and its smallest pool: its lists, and sizes and ledgers for them. */
-HELM_MUST_CHECK int attempt_context(struct making *m, enum search_strategy strategy, bool device,
-                                    uint32_t ctx, struct plan *plan, struct attempt *attempt,
-                                    struct helm_err *err);
+HELM_MUST_CHECK int attempt_context(struct making *m, const struct trying *t, struct plan *plan,
+                                    struct attempt *attempt, struct helm_err *err);
 /* Prices of the decode step that plans are made for, with weights in these formats (as cost_step's). */
 HELM_MUST_CHECK int attempt_price(const struct making *m, uint32_t ctx,
                                   const enum tensor_format (*format)[PLAN_HOMES], struct cost_table *prices,
@@ -46,20 +52,18 @@ HELM_MUST_CHECK int attempt_price(const struct making *m, uint32_t ctx,
  */
 HELM_MUST_CHECK int packed_choose(struct making *m, uint32_t ctx, bool cpu, struct plan *plan,
                                   double *seconds, struct helm_err *err);
-/* The same as attempt_context for the largest context for which there is one. *ctx: the last one that was
- * tried. */
-HELM_MUST_CHECK int attempt_contexts(struct making *m, enum search_strategy strategy, bool device,
-                                     uint32_t *ctx, struct plan *plan, struct attempt *attempt,
-                                     struct helm_err *err);
+/* The same as attempt_context for the largest context for which there is one. t->ctx becomes the last one that
+ * was tried. */
+HELM_MUST_CHECK int attempt_contexts(struct making *m, struct trying *t, struct plan *plan,
+                                     struct attempt *attempt, struct helm_err *err);
 /* Where nothing fits: by how much each limit really would have to grow, and the ledgers of the plan that
  * would be made then. */
-HELM_MUST_CHECK int attempt_nearest(struct making *m, enum search_strategy strategy, bool device,
-                                    uint32_t ctx, struct attempt *attempt, struct plan *plan,
-                                    struct helm_err *err);
+HELM_MUST_CHECK int attempt_nearest(struct making *m, const struct trying *t, struct attempt *attempt,
+                                    struct plan *plan, struct helm_err *err);
 
 /* HELM_E_CAPACITY with every number and the nearest that would fit; fills in the request's refusal. `plan` is
  * scratch. */
-HELM_MUST_CHECK int refusal_write(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
-                                  struct attempt *attempt, struct plan *plan, struct helm_err *err);
+HELM_MUST_CHECK int refusal_write(struct making *m, const struct trying *t, struct attempt *attempt,
+                                  struct plan *plan, struct helm_err *err);
 
 #endif

@@ -3,6 +3,71 @@
 
 #include <string.h>
 
+#include "common/model/arch.h"
+
+/* ---- all weights ---- */
+
+/* Whether a matrix is of what number `at` of a plan's formats is about: units, the embedding, the head. */
+static bool is_of(const struct model *model, const struct model_tensor *t, uint32_t at)
+{
+    const uint32_t units = unit_count(model->config.layers);
+    if (arch_role_is_vector(t->role)) return false;
+    if (at < units) return t->layer >= 0 && model_tensor_unit(t) == at;
+    return t->role == (at == units || model->config.tied_head ? TENSOR_EMBED : TENSOR_HEAD);
+}
+
+static void lay(struct model *model, uint32_t at, enum tensor_format format)
+{
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        const struct model_tensor *t = &model->tensors[i];
+        if (is_of(model, t, at) &&
+            !(tensor_format_is_plain(t->format) && tensor_format_takes(format, t->rows, t->cols)))
+            return;
+    }
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        struct model_tensor *t = &model->tensors[i];
+        if (!is_of(model, t, at)) continue;
+        model->weight_bytes -= t->bytes;
+        t->format = format;
+        t->bytes = tensor_format_bytes(format, t->rows, t->cols);
+        model->weight_bytes += t->bytes;
+    }
+}
+
+void formats_lay(struct model *model, enum tensor_format format)
+{
+    const uint32_t units = unit_count(model->config.layers);
+    for (uint32_t at = 0; at < units + 2 && format != FORMAT_COUNT; at++)
+        if (at != units) lay(model, at, format); /* an embedding is read a few rows at a time */
+}
+
+void formats_lay_as_planned(struct model *model, const struct plan *plan)
+{
+    for (uint32_t at = 0; at < unit_count(plan->layers) + 2 && plan->layers == model->config.layers; at++)
+        if (plan->format && plan->format[at] != PLAN_AS_STORED && !plan_format_varies(plan->format[at]))
+            lay(model, at, plan->format[at]);
+}
+
+/* In which blocks the matrices lie that number `at` is about; single numbers: as stored. */
+static enum tensor_format as_laid(const struct model *model, uint32_t at)
+{
+    for (uint32_t i = 0; i < model->tensor_count; i++)
+        if (is_of(model, &model->tensors[i], at) && !tensor_format_is_plain(model->tensors[i].format))
+            return model->tensors[i].format;
+    return PLAN_AS_STORED;
+}
+
+int formats_name_laid(const struct model *model, struct plan *plan, struct helm_err *err)
+{
+    for (uint32_t at = 0; at < unit_count(plan->layers) + 2; at++) {
+        const enum tensor_format laid = as_laid(model, at);
+        int rc = laid != PLAN_AS_STORED && !plan->format ? plan_formats_clear(plan, err) : 0;
+        if (rc) return rc;
+        if (laid != PLAN_AS_STORED && plan->format[at] == PLAN_AS_STORED) plan->format[at] = laid;
+    }
+    return 0;
+}
+
 static bool is_resident(const struct plan *plan, uint32_t unit)
 {
     return plan_home_memory(plan_unit_home(plan, 0, unit)) == PLAN_VRAM0;
@@ -94,7 +159,7 @@ int formats_check(const struct ledger_case *c, const struct plan *plan, struct h
     const struct analyse_table *t = c->table;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         const enum tensor_format format = plan_unit_format(plan, u);
-        if (format == PLAN_AS_STORED) continue;
+        if (format == PLAN_AS_STORED || format == as_laid(c->model, u)) continue;
         const bool packed = format == FORMAT_BF16_PACKED;
         if (!packed || !t->packs[u])
             return helm_fail(err, HELM_E_UNSUPPORTED, "the %s of layer %u cannot lie as '%s'",
@@ -103,10 +168,13 @@ int formats_check(const struct ledger_case *c, const struct plan *plan, struct h
             return helm_fail(err, HELM_E_UNSUPPORTED, "the CPU cannot compute the %s of layer %u as '%s'",
                              unit_part_name(unit_part(u)), unit_layer(u), tensor_format_name(format));
     }
-    if (plan_embed_format(plan) != PLAN_AS_STORED)
+    if (plan_embed_format(plan) != PLAN_AS_STORED &&
+        plan_embed_format(plan) != as_laid(c->model, unit_count(plan->layers)))
         return helm_fail(err, HELM_E_UNSUPPORTED, "the embedding cannot lie as '%s'",
                          tensor_format_name(plan_embed_format(plan)));
-    if (plan_head_format(plan) == PLAN_AS_STORED) return 0;
+    if (plan_head_format(plan) == PLAN_AS_STORED ||
+        plan_head_format(plan) == as_laid(c->model, unit_count(plan->layers) + 1))
+        return 0;
     if (plan_head_format(plan) != FORMAT_BF16_PACKED || !t->packs_head)
         return helm_fail(err, HELM_E_UNSUPPORTED, "'head_format' is '%s', which this head cannot have",
                          tensor_format_name(plan_head_format(plan)));

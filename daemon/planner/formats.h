@@ -1,12 +1,24 @@
 /* In which formats a plan's weights lie.
  *
- * Called while a plan is made, searched and priced. Packed bf16 is the one format beside that of the files: it
- * makes streamed weights cross the link sooner, the CPU read fewer bytes where its kernels are fast enough,
- * and more weights fit into VRAM. Pure; the tables are the caller's. */
+ * Called while a plan is made, searched and priced. Weights lie as they are in the files, or as --weights says;
+ * of those the planner makes some packed bf16: streamed weights cross the link sooner so, the CPU reads fewer
+ * bytes where its kernels are fast enough, and more weights fit into VRAM. Pure; the tables are the caller's. */
 #ifndef HELM_DAEMON_PLANNER_FORMATS_H
 #define HELM_DAEMON_PLANNER_FORMATS_H
 
 #include "daemon/planner/memory/ledger.h"
+
+/* ---- of all weights: --weights ---- */
+
+/* What the option takes, and as which format it has weights laid down; FORMAT_COUNT: as in the files. */
+#define FORMATS_WEIGHTS "stored|q8_0"
+/* Has the model's matrices of single numbers lie as `format`, with the bytes of that: those of every unit whose
+ * matrices all take it, and the head. Sizes and prices are of them from then on; workers convert at load. */
+void formats_lay(struct model *model, enum tensor_format format);
+/* The same of what a plan has so. */
+void formats_lay_as_planned(struct model *model, const struct plan *plan);
+/* Of a plan whose lists stand: names the blocks that nothing else is said of, so that workers know. */
+HELM_MUST_CHECK int formats_name_laid(const struct model *model, struct plan *plan, struct helm_err *err);
 
 /* ---- of a plan; there is room for its formats (plan_formats_clear) ---- */
 

@@ -97,7 +97,8 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
     if (packed || head)
         log_info("plan: in VRAM %u half layers%s lie packed, in up to %s", packed,
-                 head ? " and the head" : "", units_format_size(plan->pack_gpu_bytes, size[0]));
+                 head ? " and the head" : "",
+                 units_format_size(placements_in(plan, PLAN_VRAM0).varying, size[0]));
     log_info("plan: up to %u tokens a step", plan->step_tokens);
 }
 

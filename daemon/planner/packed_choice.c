@@ -22,7 +22,6 @@ static int fits_with(const struct choosing *c, uint32_t units, bool head, bool *
 {
     struct arena_spec spec;
     formats_set_vram(&c->m->c, units, head, c->plan);
-    c->plan->pack_gpu_bytes = 0;
     int rc = ledger_write(&c->m->c, c->ctx, ledger_least_pages(&c->m->c, c->ctx), c->plan, &spec, err);
     *fits = !rc && ledger_fits(c->plan);
     return rc;

@@ -5,10 +5,10 @@
 
 #define PLANS_MAX 4
 
-/* What LEDGER_PACKED_SLACK allows for needs no other plan. */
+/* What PLACEMENT_PACKED_SLACK allows for needs no other plan. */
 static bool raise_part(double *part, double of)
 {
-    if (of <= *part * (1 + LEDGER_PACKED_SLACK)) return false;
+    if (of <= *part * (1 + PLACEMENT_PACKED_SLACK)) return false;
     *part = of;
     return true;
 }

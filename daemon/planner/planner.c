@@ -97,15 +97,17 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
 {
     struct plan alone = {0};
     struct attempt cpu, with = {.seconds = seconds};
+    const struct trying on_cpu = {.strategy = SEARCH_ALL_CPU, .ctx = ctx},
+                        on_device = {.strategy = SEARCH_BEST, .device = true, .ctx = ctx};
     uint32_t step_tokens = m->wish.step_tokens;
     bool used = plan_uses(plan, PLAN_GPU0);
-    int rc = attempt_context(m, SEARCH_ALL_CPU, false, ctx, &alone, &cpu, err);
+    int rc = attempt_context(m, &on_cpu, &alone, &cpu, err);
     m->wish.step_tokens = step_tokens;
     plan_free(&alone);
     *cpu_alone = !rc && cpu.fits && (!used || cpu.seconds <= seconds);
     if (!*cpu_alone) return rc;
     m->required = true; /* what the device would have given: for the log */
-    if (!used) rc = attempt_context(m, SEARCH_BEST, true, ctx, plan, &with, err);
+    if (!used) rc = attempt_context(m, &on_device, plan, &with, err);
     m->required = false;
     if (!rc && (used || with.fits))
         log_warn("device: planned on the CPU alone, %.3g token/s; the best plan that uses the device "
@@ -125,14 +127,14 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     struct attempt attempt;
     struct helm_err refused = {0};
     struct planner_refusal refusal = {0};
-    uint32_t ctx = 0;
+    struct trying t = {.strategy = r->strategy, .device = true};
     int rc = 0;
     if (device) {
-        rc = attempt_contexts(m, r->strategy, true, &ctx, plan, &attempt, err);
+        rc = attempt_contexts(m, &t, plan, &attempt, err);
         if (!rc && attempt.fits && free_choice)
-            rc = compare_with_cpu(m, ctx, attempt.seconds, plan, &cpu_alone, err);
+            rc = compare_with_cpu(m, t.ctx, attempt.seconds, plan, &cpu_alone, err);
         if (!rc && !attempt.fits) {
-            rc = refusal_write(m, r->strategy, true, ctx, &attempt, plan, err);
+            rc = refusal_write(m, &t, &attempt, plan, err);
             if (rc == HELM_E_CAPACITY && free_choice) {
                 refused = *err;
                 if (r->refusal) refusal = *r->refusal;
@@ -144,20 +146,24 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     }
     if (!device || cpu_alone) {
         m->required = false;
-        rc = attempt_contexts(m, SEARCH_ALL_CPU, false, &ctx, plan, &attempt, err);
+        t = (struct trying){.strategy = SEARCH_ALL_CPU};
+        rc = attempt_contexts(m, &t, plan, &attempt, err);
         if (!rc && !attempt.fits && refused.code) { /* what is missing beside the device is less */
             *err = refused;
             if (r->refusal) *r->refusal = refusal;
             return refused.code;
         }
-        if (!rc && !attempt.fits) rc = refusal_write(m, SEARCH_ALL_CPU, false, ctx, &attempt, plan, err);
+        if (!rc && !attempt.fits) rc = refusal_write(m, &t, &attempt, plan, err);
         if (rc) return rc;
         if (refused.code) log_warn("device: planned on the CPU alone: %s", refused.text);
         if (r->refusal) *r->refusal = (struct planner_refusal){0};
     }
-    analyse_fill_stages(&m->table, plan);
     m->wish.pack_cpu = packed_on_cpu(plan); /* the last attempt may have been another strategy's */
-    rc = ledger_fit(&m->c, ctx, plan, spec, err);
+    rc = formats_name_laid(r->model, plan, err);
+    if (rc) return rc;
+    plan_restage(plan);
+    analyse_fill_stages(&m->table, plan);
+    rc = ledger_fit(&m->c, t.ctx, plan, spec, err);
     return rc ? rc : plan_check(plan, err);
 }
 
@@ -239,21 +245,23 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
         if (strcmp(plan->kv_dtype, dtype_name((enum dtype)t)) == 0) w->kv_dtype = (enum dtype)t;
 }
 
-/* Without the wish to pack all is as stored, and so is what the CPU computes with where it has no kernels for
+/* Without the wish to pack nothing is packed, and so is what the CPU computes with where it has no kernels for
  * anything else. */
-static int take_formats(const struct planner_request *r, struct plan *plan, struct helm_err *err)
+static void take_formats(const struct planner_request *r, struct plan *plan)
 {
-    if (!plan->format) return 0;
+    if (!plan->format) return;
     if (!r->wish.pack) {
-        plan->pack_gpu_bytes = 0;
-        return plan_formats_clear(plan, err);
+        for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+            if (plan_unit_format(plan, u) == FORMAT_BF16_PACKED)
+                plan_set_unit_format(plan, u, PLAN_AS_STORED);
+        if (plan_head_format(plan) == FORMAT_BF16_PACKED) plan_set_head_format(plan, PLAN_AS_STORED);
+        return;
     }
-    if (r->wish.pack_cpu || !packed_on_cpu(plan)) return 0;
+    if (r->wish.pack_cpu || !packed_on_cpu(plan)) return;
     log_warn("'format' of the plan: this processor has no kernels for packed weights; the CPU computes with "
              "them as they are in the file");
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
         if (formats_packed_on_cpu(plan, u)) plan_set_unit_format(plan, u, PLAN_AS_STORED);
-    return 0;
 }
 
 int planner_take(const struct planner_request *request, struct plan *plan, struct arena_spec *spec,
@@ -263,8 +271,8 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     struct making m = {0};
     r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
     planner_adopt(plan, &r.wish);
-    int rc = take_formats(&r, plan, err);
-    if (rc) return rc;
+    int rc;
+    take_formats(&r, plan);
     r.wish.pack_cpu = packed_on_cpu(plan);
     if (!r.wish.step_tokens) r.wish.step_tokens = LEDGER_STEP_TOKENS;
     if (r.refusal) *r.refusal = (struct planner_refusal){0};
@@ -272,7 +280,10 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     if (!rc) rc = open_making(&r, &m, err);
     if (rc) goto out;
     rc = check_ring(&m, plan, err);
+    if (!rc) rc = formats_name_laid(r.model, plan, err);
     if (!rc) rc = formats_check(&m.c, plan, err);
+    if (!rc && plan->placement && (rc = placement_check(r.model, plan, err)))
+        helm_err_prefix(err, "where a plan has no 'placements' they are made anew");
     if (rc) goto out;
     analyse_fill_stages(&m.table, plan);
     rc = ledger_fit(&m.c, r.wish.ctx, plan, spec, err);

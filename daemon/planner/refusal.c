@@ -10,12 +10,13 @@
 /* Whether another strategy (or none of the device) would fit; the plan is scratch. */
 static bool would_fit(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx)
 {
+    const struct trying t = {.strategy = strategy, .device = device, .ctx = ctx};
     struct plan plan = {0};
     struct attempt attempt;
     struct helm_err none = {0};
     bool required = m->required;
     m->required = required && device;
-    int rc = attempt_context(m, strategy, device, ctx, &plan, &attempt, &none);
+    int rc = attempt_context(m, &t, &plan, &attempt, &none);
     m->required = required;
     plan_free(&plan);
     return !rc && attempt.fits;
@@ -39,14 +40,14 @@ static void add_words(struct words *w, const char *fmt, ...)
 }
 
 /* What is nearest to what was asked for and would do. */
-static void name_nearest(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
-                         const struct attempt *attempt, struct words *would)
+static void name_nearest(struct making *m, const struct trying *t, const struct attempt *attempt,
+                         struct words *would)
 {
     char size[UNITS_TEXT], from[LEDGER_FROM_TEXT];
     uint64_t bytes;
     if (m->r->wish.ctx && !m->r->wish.page_count)
-        for (uint32_t smaller = ctx / 2; smaller >= LEDGER_CTX_LEAST; smaller /= 2) {
-            if (!would_fit(m, strategy, device, smaller)) continue;
+        for (uint32_t smaller = t->ctx / 2; smaller >= LEDGER_CTX_LEAST; smaller /= 2) {
+            if (!would_fit(m, t->strategy, t->device, smaller)) continue;
             add_words(would, "--ctx %u", smaller);
             break;
         }
@@ -56,22 +57,22 @@ static void name_nearest(struct making *m, enum search_strategy strategy, bool d
     if (attempt->host != NEVER && attempt->host &&
         !units_add(ledger_host_limit(&m->c, from), attempt->host, &bytes))
         add_words(would, "%s of host memory", units_format_size(bytes, size));
-    if (device && strategy != SEARCH_BEST && would_fit(m, SEARCH_BEST, true, ctx))
+    if (t->device && t->strategy != SEARCH_BEST && would_fit(m, SEARCH_BEST, true, t->ctx))
         add_words(would, "--strategy best");
-    if (device && would_fit(m, SEARCH_ALL_CPU, false, ctx))
+    if (t->device && would_fit(m, SEARCH_ALL_CPU, false, t->ctx))
         add_words(would, "--device cpu (helm-plan: --strategy all-cpu)");
     if (!would->used) add_words(would, "a smaller model");
 }
 
-int refusal_write(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx,
-                  struct attempt *attempt, struct plan *plan, struct helm_err *err)
+int refusal_write(struct making *m, const struct trying *t, struct attempt *attempt, struct plan *plan,
+                  struct helm_err *err)
 {
     struct planner_refusal *refusal = m->r->refusal;
     struct words would = {.used = 0};
     char text[HELM_ERR_TEXT];
-    int rc = attempt_nearest(m, strategy, device, ctx, attempt, plan, err);
+    int rc = attempt_nearest(m, t, attempt, plan, err);
     if (rc) return rc;
-    name_nearest(m, strategy, device, ctx, attempt, &would);
+    name_nearest(m, t, attempt, &would);
     ledger_describe(&m->c, plan, text, sizeof text);
     bool host = plan->memory[PLAN_HOST].total > plan->memory[PLAN_HOST].limit;
     const struct ledger *ledger = host ? &plan->memory[PLAN_HOST] : &plan->memory[PLAN_VRAM0];
@@ -84,11 +85,11 @@ int refusal_write(struct making *m, enum search_strategy strategy, bool device, 
                                             .available = ledger->limit};
         snprintf(refusal->nearest, sizeof refusal->nearest, "%s", would.text);
     }
-    if (!device)
+    if (!t->device)
         return helm_fail(err, HELM_E_CAPACITY,
                          "does not fit with a context of %u; nearest would be %s. All on the CPU: %.330s",
-                         ctx, would.text, text);
+                         t->ctx, would.text, text);
     return helm_fail(err, HELM_E_CAPACITY,
                      "no plan (%s) fits with a context of %u; nearest would be %s. It %.330s",
-                     search_strategy_name(strategy), ctx, would.text, text);
+                     search_strategy_name(t->strategy), t->ctx, would.text, text);
 }

@@ -244,32 +244,24 @@ static int parse_generate(const Helm__V1__Generate *in, const struct request_lim
 static int parse_body(const Helm__V1__Request *in, const struct request_limits *limits,
                       struct request *request, struct request_error *error)
 {
-    switch (in->body_case) {
-    case HELM__V1__REQUEST__BODY_GENERATE:
-        request->kind = REQUEST_GENERATE;
-        return parse_generate(in->generate, limits, &request->generate, error);
-    case HELM__V1__REQUEST__BODY_CANCEL:
-        request->kind = REQUEST_CANCEL;
-        request->cancel_id = in->cancel->id;
-        request->cancel_request_id = in->cancel->request_id;
-        if ((request->cancel_id == 0) == (request->cancel_request_id == 0))
-            return REFUSE_BOUND("cancel needs exactly one of id and request_id");
-        return 0;
-    case HELM__V1__REQUEST__BODY_STATUS:
-        request->kind = REQUEST_STATUS;
-        return 0;
-    case HELM__V1__REQUEST__BODY_MODEL_INFO:
-        request->kind = REQUEST_MODEL_INFO;
-        return 0;
-    case HELM__V1__REQUEST__BODY_PLAN:
-        request->kind = REQUEST_PLAN;
-        return 0;
-    case HELM__V1__REQUEST__BODY_LIST:
-        request->kind = REQUEST_LIST;
-        return 0;
-    default:
+    static const enum request_kind kinds[] = {[HELM__V1__REQUEST__BODY_GENERATE] = REQUEST_GENERATE,
+                                              [HELM__V1__REQUEST__BODY_CANCEL] = REQUEST_CANCEL,
+                                              [HELM__V1__REQUEST__BODY_STATUS] = REQUEST_STATUS,
+                                              [HELM__V1__REQUEST__BODY_MODEL_INFO] = REQUEST_MODEL_INFO,
+                                              [HELM__V1__REQUEST__BODY_PLAN] = REQUEST_PLAN,
+                                              [HELM__V1__REQUEST__BODY_LIST] = REQUEST_LIST};
+    request->kind =
+        (size_t)in->body_case < sizeof kinds / sizeof *kinds ? kinds[in->body_case] : REQUEST_NONE;
+    if (request->kind == REQUEST_NONE)
         return REFUSE_FORMAT("the request has no body that version %d knows", REQUEST_VERSION);
-    }
+    if (request->kind == REQUEST_GENERATE)
+        return parse_generate(in->generate, limits, &request->generate, error);
+    if (request->kind != REQUEST_CANCEL) return 0;
+    request->cancel_id = in->cancel->id;
+    request->cancel_request_id = in->cancel->request_id;
+    if ((request->cancel_id == 0) == (request->cancel_request_id == 0))
+        return REFUSE_BOUND("cancel needs exactly one of id and request_id");
+    return 0;
 }
 
 int request_parse(const uint8_t *data, size_t size, const struct request_limits *limits,

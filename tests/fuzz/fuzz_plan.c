@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "common/base/json.h"
-#include "common/plan/plan.h"
+#include "common/plan/placement.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -14,6 +14,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     json_t *json = NULL;
     if (json_parse_bounded("plan", (const char *)data, size, 1u << 20, &json, &err)) return 0;
     if (plan_from_json(json, &plan, &err) == 0) {
+        uint32_t there = 0;
+        for (int m = 0; m < PLAN_MEMORIES; m++) there += placements_in(&plan, (enum plan_memory)m).count;
+        if (there > plan.placement_count) abort();
         json_t *printed = plan_to_json(&plan);
         if (!printed || plan_from_json(printed, &again, &err)) abort();
         json_t *reprinted = plan_to_json(&again);

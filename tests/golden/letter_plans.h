@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "tests/device_choice.h"
-#include "common/plan/host_weights.h"
 #include "tests/golden/pair_walks.h"
 #include "tests/written_formats.h"
 #include "worker-gpu/engine.h"
@@ -68,7 +67,6 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
                         .stage_count = read_letters(c->decode, stages[0]),
                         .embed = plan_home_processor(home_of(first)),
                         .head = plan_home_processor(home_of(last))};
-    plan.pack_gpu_bytes = c->pack_gpu ? 8 * MIB : 0;
     if (c->ends_apart) {
         plan.embed = plan.embed == PLAN_CPU0 ? PLAN_GPU0 : PLAN_CPU0;
         plan.head = plan.head == PLAN_CPU0 ? PLAN_GPU0 : PLAN_CPU0;
@@ -84,7 +82,7 @@ static void open_pair(const char *folder, const struct case_plan *c, struct pair
     struct model model;
     struct helm_err err = {0};
     if (model_read(folder, &model, &err)) fail_msg("%s", err.text);
-    host_weights_packing(&model, can, can_cpu);
+    placement_packing(&model, can, can_cpu);
     model_free(&model);
     const struct written_formats w = {.link = c->pack,
                                       .vram = c->pack_gpu,

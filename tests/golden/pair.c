@@ -6,11 +6,11 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "common/plan/host_weights.h"
 #include "worker-cpu/engine.h"
 #include "worker-gpu/engine.h"
 
-#define PAIR_LOOK_MS 20 /* between two looks whether a worker failed */
+#define PACKED_PART_ANY 1.2 /* groups that do not become smaller have a header, too */
+#define PAIR_LOOK_MS    20  /* between two looks whether a worker failed */
 
 static uint32_t pages_per_slot(const struct pair_options *o)
 {
@@ -22,11 +22,10 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                       struct helm_err *err)
 {
     uint32_t per_slot = pages_per_slot(o);
-    struct host_weights host;
-    int rc = host_weights_plan(model, &pair->plan, &host, err);
+    const double part = o->packed_part > 0 ? o->packed_part : PACKED_PART_ANY;
+    const struct packed_parts parts = {part, part, part};
+    int rc = pair->plan.placement ? 0 : placement_make(model, &parts, &pair->plan, err);
     if (rc) return rc;
-    const uint64_t weight_bytes = host.region_bytes;
-    host_weights_free(&host);
     const struct arena_spec spec = {.slots = o->slots,
                                     .context_tokens = o->context_tokens,
                                     .step_tokens = o->step_tokens,
@@ -40,7 +39,7 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                                            .dtype = o->kv_dtype,
                                            .elem_bytes = (uint32_t)dtype_bytes(o->kv_dtype)},
                                     .page_count = pair->plan.page_count,
-                                    .weight_bytes = weight_bytes};
+                                    .weight_bytes = placements_in(&pair->plan, PLAN_HOST).region_bytes};
     rc = arena_create(&spec, &pair->arena, err);
     for (uint32_t s = 0; s < o->slots && !rc; s++) {
         uint32_t *pages = arena_page_table_of(&pair->arena, s);

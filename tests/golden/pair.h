@@ -4,7 +4,7 @@
 #ifndef HELM_TESTS_GOLDEN_PAIR_H
 #define HELM_TESTS_GOLDEN_PAIR_H
 
-#include "common/model/model.h"
+#include "common/plan/placement.h"
 #include "common/worker/server.h"
 
 enum pair_worker { PAIR_CPU, PAIR_GPU, PAIR_COUNT };
@@ -12,8 +12,9 @@ enum pair_worker { PAIR_CPU, PAIR_GPU, PAIR_COUNT };
 struct pair_options {
     const char *folder;
     /* Stages, prefill lists, ring_bytes, embed, head; copied by pair_open, which fills in the sizes below and
-     * the model's layers. */
+     * the model's layers; placements where it has none. */
     const struct plan *plan;
+    double packed_part; /* room in VRAM for packed weights, by their bytes; 0: enough for any */
     const char *device, *kernels;
     enum dtype kv_dtype;
     uint32_t threads, slots, context_tokens, step_tokens;

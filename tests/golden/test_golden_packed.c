@@ -69,7 +69,7 @@ static uint64_t run_local(const char *kernels, bool pack_cpu, uint32_t threads, 
     const uint64_t head_bytes = tensor_format_bytes(head->format, head->rows, head->cols);
     assert_int_equal(head->format, FORMAT_BF16);
     assert_int_equal(w->packed_from > 0, pack_cpu);
-    uint64_t units = w->host.matrix_bytes - 2 * head_bytes; /* the embedding is as large */
+    uint64_t units = w->matrix_bytes - 2 * head_bytes; /* the embedding is as large */
     if (pack_cpu) {
         assert_int_equal(w->packed_from, units);
         assert_in_range(w->packed_to, units * 66 / 100, units * 76 / 100);

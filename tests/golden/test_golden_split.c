@@ -282,8 +282,8 @@ static void draws_are_those_of_rows(void **state)
             struct sampling_result wanted;
             assert_int_equal(result->row[i].status, STEP_ROW_OK);
             if (i % 8 != 7) {
-                assert_int_equal(sampling_draw(&p, arena_logits_of(&pair->arena, i), vocab,
-                                               arena_history_of(&pair->arena, i), length[i], PROMPT, scratch,
+                const struct sampling_tokens tokens = {arena_history_of(&pair->arena, i), length[i], PROMPT};
+                assert_int_equal(sampling_draw(&p, arena_logits_of(&pair->arena, i), vocab, &tokens, scratch,
                                                &wanted),
                                  0);
                 assert_memory_equal(&result->row[i].sampled, &wanted, sizeof wanted);

@@ -52,8 +52,8 @@ struct packed_case {
         std::vector<uint16_t> out((size_t)(std::min(rows, (first + n) * 16) - first * 16) * cols);
         std::vector<uint32_t> aligned((to - from) / 4);
         memcpy(aligned.data(), packed.data() + from, to - from);
-        GPUK(packed_read_groups(aligned.data(), to - from, offset.data(), rows, cols, first, n, out.data(),
-                                &err));
+        const struct packed_part part = {aligned.data(), to - from, offset.data(), rows, cols, first, n};
+        GPUK(packed_read_groups(&part, out.data(), &err));
         return out;
     }
 };

@@ -262,9 +262,15 @@ static void test_streams(struct test_context *t, int dtype)
 }
 
 #ifndef HELM_CUDA_EMULATED
+struct matmul_case {
+    uint32_t tokens, rows, cols;
+    bool accumulate;
+};
 static void test_matmul(struct test_context *t, struct gpuk_matmul *matmul, int dtype, int out_dtype,
-                        uint32_t tokens, uint32_t rows, uint32_t cols, bool accumulate)
+                        const struct matmul_case &c)
 {
+    const uint32_t tokens = c.tokens, rows = c.rows, cols = c.cols;
+    const bool accumulate = c.accumulate;
     char what[160];
     snprintf(what, sizeof what, "matmul %s to %s, %u x %u, %u tokens%s", name_of(dtype), name_of(out_dtype),
              rows, cols, tokens, accumulate ? ", accumulate" : "");
@@ -335,9 +341,9 @@ void test_linear(struct test_context *t)
     for (int dtype = 0; dtype < DTYPE_COUNT && !t->small; dtype++)
         for (int wide = 0; wide < 2; wide++) {
             int out = wide ? DTYPE_F32 : dtype;
-            test_matmul(t, matmul, dtype, out, 33, 72, 136, false);
-            test_matmul(t, matmul, dtype, out, 128, 256, 512, true);
-            test_matmul(t, matmul, dtype, out, 17, 64, 66, false);
+            test_matmul(t, matmul, dtype, out, {33, 72, 136, false});
+            test_matmul(t, matmul, dtype, out, {128, 256, 512, true});
+            test_matmul(t, matmul, dtype, out, {17, 64, 66, false});
         }
     gpuk_matmul_close(matmul);
 #endif

@@ -79,6 +79,7 @@ static void open_setup(struct setup *s, const char *letters, uint64_t ring_bytes
                             .ring_bytes = ring_bytes,
                             .embed = PLAN_CPU0,
                             .head = PLAN_GPU0};
+    if (placement_make(&s->model, NULL, &s->plan, &err)) fail_msg("%s", err.text);
     const struct arena_spec spec = {.slots = 1,
                                     .context_tokens = 64,
                                     .step_tokens = 16,
@@ -118,6 +119,7 @@ static void close_setup(struct setup *s)
     gpu_engine_ops.free(s->engine);
     free(s->engine);
     free(s->spans);
+    plan_drop_placements(&s->plan);
     arena_close(&s->arena);
     model_free(&s->model);
     assert_int_equal(atomic_load(&s->errors), 0);

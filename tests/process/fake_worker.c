@@ -354,8 +354,10 @@ static void wait_for_tokens(struct fake *f, const struct step *step)
     struct doorbell *bell = &arena_control_of(&f->arena)->drawn_bell;
     bool follows = false;
     for (uint32_t i = 0; i < step->row_count; i++) follows |= (step->row[i].flags & STEP_ROW_FOLLOWS) != 0;
-    while (follows && !step_reached(doorbell_read(bell), step->serial - 1))
-        if (!doorbell_wait(bell, doorbell_read(bell), 0, 60000, NULL)) fail_step("no tokens to follow");
+    uint32_t seen =
+        doorbell_read(bell); /* what was looked at is what has to change: a ring in between counts */
+    while (follows && !step_reached(seen, step->serial - 1))
+        if (!doorbell_wait(bell, seen, 0, 60000, &seen)) fail_step("no tokens to follow");
 }
 
 static void run_step(struct fake *f, uint32_t serial)

@@ -37,4 +37,4 @@ def with_formats(plan, chosen):
             stages.append({"layers": [layer, layer], "ops": ops, "home": unit[0], "bytes": 1})
             if unit[1]:
                 stages[-1]["format"] = unit[1]
-    return dict(plan, stages={**(plan["stages"] if isinstance(plan["stages"], dict) else {}), "decode": stages})
+    return dict(plan, stages={**(plan["stages"] if isinstance(plan["stages"], dict) else {}), "decode": stages}, placements=None)

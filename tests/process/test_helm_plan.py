@@ -25,7 +25,7 @@ STRATEGIES = ["best", "all-gpu", "all-cpu", "thesis", "stream"]
 # searches take many times as long when instrumented: of the machines and models every second then
 STRIDE = 1 if SLOW == 1 else 2
 MEMBERS = {"layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
-           "ring_bytes", "pack_gpu_bytes", "embed", "head", "host", "vram",
+           "ring_bytes", "placements", "embed", "head", "host", "vram",
            "decode_tok_s", "ttft_ms", "parts", "link", "cpu", "gpu", "strategies", "profile", "machine", "assumed"}
 MAY_BE = {"prefill_from_tokens", "prefill_short_from_tokens", "head_format"}
 
@@ -70,6 +70,31 @@ def check_ledger(ledger, what):
         check(ledger["total"] <= ledger["limit"], f"{what}: {ledger['total']} of {ledger['limit']}")
 
 
+def packed_room(p):
+    return sum(size for _, form, memory, _, size in p["placements"] if (form, memory) == ("bf16-packed", "vram"))
+
+
+def check_placements(p, layers):
+    """In order and without overlap, each matrix of a stage in the stage's memory and format; ends where the plan says."""
+    where, ends = {}, {"host": 0, "vram": 0}
+    for name, form, memory, offset, size in p["placements"]:
+        check(offset % {"host": 64, "vram": 256}[memory] == 0 and offset >= ends[memory] and size > 0, f"{name} at {offset}")
+        check((name, memory) not in where, f"{name} is there twice")
+        ends[memory] = offset + size
+        where[name, memory] = form
+    for s in p["stages"]["decode"]:
+        memory = "vram" if s["home"] == "gpu" else "host"
+        roles = {"all": "qkvogud", "attention": "qkvo", "mlp": "gud"}[s["ops"]]
+        for layer, role in itertools.product(range(s["layers"][0], s["layers"][1] + 1), roles):
+            part = "self_attn.%s_proj" % role if role in "qkvo" else "mlp.%s_proj" % {"g": "gate", "u": "up", "d": "down"}[role]
+            form = where.pop((f"model.layers.{layer}.{part}.weight", memory), None)
+            same(form, s.get("format", "bf16"), f"{part} of layer {layer}")
+    ends_in = {"vram" if p[end] == "gpu" else "host" for end in ("embed", "head")}
+    check(1 <= len(where) <= 2 and {memory for _, memory in where} == ends_in, f"beside the layers: {where}")
+    lines = {line["what"]: line["bytes"] for line in p["host"]["lines"]}
+    check(0 <= lines.get("weights", 0) - ends["host"] < 4096, f"host weights: {lines} for {ends}")
+
+
 def check_stages(stages, layers, what):
     """In order, nothing left out: units of half a layer."""
     unit = 0
@@ -109,7 +134,8 @@ def check_object(p, layers, strategy="best"):
     saved = gpu["weight_bytes"] - gpu["read_bytes"]
     check(0 < saved <= gpu["weight_bytes"] * 30 // 100 if packs else saved == 0, f"gpu: {gpu}")
     rooms = [line["bytes"] for line in p["vram"]["lines"] if line["what"] == "packed weights"]
-    same(rooms, [p["pack_gpu_bytes"]] if packs else [], "the room of packed weights")
+    same(rooms, [packed_room(p)] if packs else [], "the room of packed weights")
+    check_placements(p, layers)
     check({"decode", "prefill"} <= set(p["stages"]) <= {"decode", "prefill_short", "prefill"}, set(p["stages"]))
     for name, stages in p["stages"].items():
         check_stages(stages, layers, name)
@@ -291,7 +317,7 @@ def test_a_written_plan_that_packs_in_vram():
     machine = "h200-sapphire-rapids"  # whose GPU takes longer with packed weights
     plain = plan("qwen3-8b", machine, "--ctx", 2048, "--strategy", "all-gpu")
     check_object(plain, 36, "all-gpu")
-    same((packed_units(plain, "gpu"), "head_format" in plain, plain["pack_gpu_bytes"]), (0, False, 0), "plain")
+    same((packed_units(plain, "gpu"), "head_format" in plain, packed_room(plain)), (0, False, 0), "plain")
     with tempfile.TemporaryDirectory() as folder:
         kept = os.path.join(folder, "kept.json")
 
@@ -312,9 +338,7 @@ def test_a_written_plan_that_packs_in_vram():
         status, out, err = taken(units=36, head_format="bf16-packed")
         line = next(line for line in out.splitlines() if line.startswith("vram "))
         check(status == 0 and "36 of 72 half layers there and the head lie packed: " in line, f"{line} {err}")
-        status, out, err = taken("--json", pack_gpu_bytes=1 << 30)
-        same((status, json.loads(out)["pack_gpu_bytes"]), (0, 0), f"room for nothing: {err}")
-        for name in "pack", "pack_cpu", "pack_gpu", "pack_head":
+        for name in "pack", "pack_cpu", "pack_gpu", "pack_head", "pack_gpu_bytes":
             status, _, err = taken(**{name: 1})
             check(status == 1 and f"'{name}' is a member of older plans" in err and "bf16-packed" in err, f"{status}: {err}")
         status, _, err = taken(head_format="f32")
@@ -504,7 +528,7 @@ def test_weights_that_are_there_are_looked_at():
             same((status, err), (0, ""), "the plan with packed weights")
             p = json.loads(out)
             weights = sum(s["bytes"] for s in p["stages"]["decode"])
-            rooms.append(p["pack_gpu_bytes"] / weights)
+            rooms.append(packed_room(p) / weights)
             with open(path, "r+b") as f:
                 length, = struct.unpack("<Q", f.read(8))
                 f.truncate(8 + length)
@@ -545,7 +569,7 @@ def test_a_plan_that_was_edited():
     common = ["--model", model("qwen3-8b"), "--profile", profile("thesis-rtx3090"), "--vram", "8GiB"]
     made = plan("qwen3-8b", "thesis-rtx3090", "--vram", "8GiB")
     edited = dict(made, stages=[{"layers": [0, 35], "home": "cpu", "bytes": 1}], embed="cpu", head="cpu", ring_bytes=0,
-                  prefill_from_tokens=None, prefill_short_from_tokens=None, pack_gpu_bytes=0)
+                  prefill_from_tokens=None, prefill_short_from_tokens=None, placements=None)
     edited.pop("head_format", None)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "plan.json")
@@ -576,6 +600,10 @@ def test_a_plan_that_was_edited():
         for change, options, expected, words in (
                 ({"step_tokens": 2}, [], 1, ["'step_tokens' is 2", "8 'slots'"]),
                 ({"context_tokens": 50000}, [], 1, ["'context_tokens' is 50000", "40960"]),
+                ({"placements": made["placements"]}, [], 1, ["are made anew: placements: model.", "where no stage of the plan"]),
+                ({"placements": made["placements"][1:] + made["placements"][:1]}, [], 1, ["in host is listed behind"]),
+                ({"placements": [["model.layers.36.mlp.up_proj.weight", "bf16", "host", 0, 1]]}, [], 1,
+                 ["placement 0: 'model.layers.36.mlp.up_proj.weight' is no tensor of a model of 36 layers"]),
                 ({}, ["--ctx", 8192], 0, []),
                 ({}, ["--ctx", 100], 1, ["--ctx 100", "8192"]),
                 ({}, ["--batch", 9], 1, ["--batch 9", "8 slots"]),
@@ -593,11 +621,14 @@ def test_helmd_takes_what_it_prints():
         same(status, 0, err)
         p = json.loads(out)
         device = ["--device", "cpu"] if strategy == "all-cpu" else ["--device", "emulated", "--vram", "1GiB"]
-        daemon = Daemon(*device, real=True, plan=p)
-        try:
-            check(daemon.ready.startswith("ready"), f"{strategy}: {daemon.ready}\n{daemon.log()[-2000:]}")
-        finally:
-            daemon.stop()
+        apart = dict(p, placements=[[name, form, memory, offset + (i + 1) * {"host": 64, "vram": 256}[memory], size]
+                                    for i, (name, form, memory, offset, size) in enumerate(p["placements"])])
+        for taken in p, apart:
+            daemon = Daemon(*device, real=True, plan=taken)
+            try:
+                check(daemon.ready.startswith("ready"), f"{strategy}: {daemon.ready}\n{daemon.log()[-2000:]}")
+            finally:
+                daemon.stop()
             daemon.close()
 
 

@@ -51,7 +51,7 @@ class Options:
 
 
 def compare(doc, cell):
-    rows = {"old": [], "new": []}
+    rows, chosen = {"old": [], "new": []}, {"old": [], "new": []}
     with tempfile.TemporaryDirectory() as work:
         for start in range(doc.starts):
             order = ["old", "new"] if start % 2 == 0 else ["new", "old"]
@@ -68,9 +68,11 @@ def compare(doc, cell):
             finally:
                 for daemon in daemons.values():
                     daemon.process.terminate()
-                for daemon in daemons.values():
+                for which, daemon in daemons.items():
                     daemon.process.wait()
-    return rows
+                    with open(daemon.log, encoding="utf-8") as log: # a choice made by trying may differ from start to start
+                        chosen[which] += [line.strip() for line in log if "fetched into the L1" in line]
+    return rows, chosen
 
 
 def main():
@@ -86,8 +88,8 @@ def main():
     results, slower = [], 0
     print(f"{'cell':24} {'decode old':>11} {'new':>9} {'ratio':>7}   {'TTFT ms old':>11} {'new':>9} {'ratio':>7}", flush=True)
     for cell in doc.cell:
-        rows = compare(doc, cell)
-        line = {"cell": cell, "rows": rows}
+        rows, chosen = compare(doc, cell)
+        line = {"cell": cell, "rows": rows, "read_ahead": chosen}
         several = int(cell["concurrency"]) > 1
         for key, name, invert in (("throughput_tok_s" if several else "decode_tok_s", "decode", False), ("ttft_ms", "ttft", True)):
             old, new = ([figure(r, key) for r in rows[w]] for w in ("old", "new"))

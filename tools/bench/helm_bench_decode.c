@@ -6,7 +6,6 @@
  * the minute still gives a meaningful ratio; medians over rounds are reported. With --busy idle and busy
  * windows alternate: in busy ones a spinning process runs on every core that the engine uses. Called by
  * people and by `make bench`. */
-#include <immintrin.h>
 #include <jansson.h>
 #include <sched.h>
 #include <signal.h>
@@ -18,9 +17,12 @@
 #include <unistd.h>
 
 #include "common/base/args.h"
+#include "common/base/cpu.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
+#include "common/cpu/kernels/probe.h"
 #include "tools/bench/decode/compare.h"
+#include "tools/measure/stats.h"
 #include "worker-cpu/local.h"
 
 #define ROUNDS_MAX 101
@@ -41,42 +43,17 @@ struct bench {
 struct read_job {
     const char *data;
     uint32_t chunks;
+    probe_read_fn *read;
     bool handed_out;
     _Atomic uint64_t sink;
 };
-
-__attribute__((target("avx512f"))) static uint64_t read_avx512(const char *data)
-{
-    __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
-    for (size_t i = 0; i < READ_CHUNK; i += 256) {
-        a = _mm512_xor_si512(a, _mm512_load_si512(data + i));
-        b = _mm512_xor_si512(b, _mm512_load_si512(data + i + 64));
-        c = _mm512_xor_si512(c, _mm512_load_si512(data + i + 128));
-        d = _mm512_xor_si512(d, _mm512_load_si512(data + i + 192));
-    }
-    return (uint64_t)_mm512_reduce_add_epi64(
-        _mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d)));
-}
-
-__attribute__((target("avx2"))) static uint64_t read_avx2(const char *data)
-{
-    __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
-    for (size_t i = 0; i < READ_CHUNK; i += 128) {
-        a = _mm256_xor_si256(a, _mm256_load_si256((const __m256i *)(data + i)));
-        b = _mm256_xor_si256(b, _mm256_load_si256((const __m256i *)(data + i + 32)));
-        c = _mm256_xor_si256(c, _mm256_load_si256((const __m256i *)(data + i + 64)));
-        d = _mm256_xor_si256(d, _mm256_load_si256((const __m256i *)(data + i + 96)));
-    }
-    a = _mm256_xor_si256(_mm256_xor_si256(a, b), _mm256_xor_si256(c, d));
-    return (uint64_t)_mm256_extract_epi64(a, 0) + (uint64_t)_mm256_extract_epi64(a, 2);
-}
 
 static void read_chunk(void *ctx, uint32_t chunk, uint32_t thread)
 {
     (void)thread;
     struct read_job *job = ctx;
     const char *at = job->data + (size_t)chunk * READ_CHUNK;
-    uint64_t sum = __builtin_cpu_supports("avx512f") ? read_avx512(at) : read_avx2(at);
+    uint64_t sum = job->read(at, READ_CHUNK, 1, 0);
     if (sum == 1) atomic_fetch_add_explicit(&job->sink, sum, memory_order_relaxed);
 }
 
@@ -90,18 +67,27 @@ static bool read_next(void *ctx, uint32_t thread, struct pool_job *out)
     return true;
 }
 
+/* One pass over `bytes` at `data` by all threads: nanoseconds. */
+static uint64_t read_once(struct bench *b, const char *data, uint64_t bytes)
+{
+    struct read_job job = {.data = data,
+                           .chunks = (uint32_t)(bytes / READ_CHUNK),
+                           .read = cpu_features() & CPU_AVX512 ? probe_avx512_read : probe_avx2_read};
+    uint64_t start = units_now_ns();
+    pool_run(b->local->engine.pool, read_next, &job);
+    return units_now_ns() - start;
+}
+
 /* One pass over (at most 2 GiB of) the weights, in GB/s. */
 static double measure_read(struct bench *b)
 {
     const struct engine *engine = &b->local->engine;
     uint64_t bytes =
         engine->weights.host.region_bytes < 2 * GIB ? engine->weights.host.region_bytes : 2 * GIB;
-    struct read_job job = {.data = arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS),
-                           .chunks = (uint32_t)(bytes / READ_CHUNK)};
-    if (!job.chunks) return 0;
-    uint64_t start = units_now_ns();
-    pool_run(engine->pool, read_next, &job);
-    return (double)job.chunks * READ_CHUNK / (double)(units_now_ns() - start);
+    bytes -= bytes % READ_CHUNK;
+    if (!bytes) return 0;
+    return (double)bytes /
+           (double)read_once(b, arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS), bytes);
 }
 
 static double read_for_compare(void *ctx)
@@ -220,34 +206,14 @@ static int run_rounds(struct bench *b, struct helm_err *err)
     return rc;
 }
 
-static int compare_double(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* The value that the fraction `at` of all are below. */
-static double quantile(const double *values, uint64_t count, double at)
-{
-    double *sorted = malloc(count * sizeof *sorted);
-    if (!sorted || !count) {
-        free(sorted);
-        return 0;
-    }
-    memcpy(sorted, values, count * sizeof *values);
-    qsort(sorted, count, sizeof *sorted, compare_double);
-    double value = sorted[(uint64_t)(at * (double)(count - 1) + 0.5)];
-    free(sorted);
-    return value;
-}
-
-static void report(const struct bench *b, bool as_json)
+static void report(struct bench *b, bool as_json)
 {
     const struct engine_report *r = &b->local->engine.base.report;
     uint64_t samples = b->rounds * b->tokens;
-    double decode = quantile(b->decode_s, samples, 0.5), decode_best = quantile(b->decode_s, samples, 0.1);
-    double prefill = quantile(b->prefill_s, b->rounds, 0.5),
-           prefill_best = quantile(b->prefill_s, b->rounds, 0);
+    double decode = stats_quantile(b->decode_s, samples, 0.5),
+           decode_best = stats_quantile(b->decode_s, samples, 0.1);
+    double prefill = stats_quantile(b->prefill_s, b->rounds, 0.5),
+           prefill_best = stats_quantile(b->prefill_s, b->rounds, 0);
     double bytes = (double)b->step_bytes * 1e-9, prompt = (double)b->prompt;
     json_t *out = json_object();
     json_object_set_new(out, "threads", json_integer(r->threads));
@@ -262,9 +228,10 @@ static void report(const struct bench *b, bool as_json)
     json_object_set_new(out, "prefill_best_tok_s", json_real(prompt / prefill_best));
     if (b->neighbours) {
         json_object_set_new(out, "busy_tok_s", json_real((double)samples / sum_of(b->busy_s, samples)));
-        json_object_set_new(out, "busy_kept", json_real(quantile(b->kept, b->rounds, 0.5)));
+        json_object_set_new(out, "busy_kept", json_real(stats_quantile(b->kept, b->rounds, 0.5)));
     } else {
-        double read = quantile(b->read_gbs, samples, 0.5), read_best = quantile(b->read_gbs, samples, 0.9);
+        double read = stats_quantile(b->read_gbs, samples, 0.5),
+               read_best = stats_quantile(b->read_gbs, samples, 0.9);
         json_object_set_new(out, "achieved_gb_s", json_real(bytes / decode));
         json_object_set_new(out, "read_gb_s", json_real(read));
         json_object_set_new(out, "ratio", json_real(bytes / decode / read));
@@ -336,7 +303,7 @@ static void print_profile(const struct program *program, const uint64_t *shortes
 static int profile(struct bench *b, struct helm_err *err)
 {
     struct engine *engine = &b->local->engine;
-    const struct program *layers = &engine->programs.tier[0][PROGRAM_TIER_ONE];
+    const struct program *layers = &engine->programs.tier[0][OP_TIER_ONE];
     const struct program *fill = &engine->programs.tier[0][program_tier_of((uint32_t)b->prompt)];
     const struct program *head = &engine->programs.head_one;
     uint64_t *times[3] = {malloc(layers->count * sizeof(uint64_t)), malloc(head->count * sizeof(uint64_t)),
@@ -360,12 +327,8 @@ static int profile(struct bench *b, struct helm_err *err)
         if (!rc) rc = run_decode(b, b->decode_s, NULL, err);
         engine->run.entry_ns[0] = engine->run.entry_ns[1] = NULL;
         for (uint64_t i = 0; i < pieces; i++) {
-            struct read_job job = {.data = (char *)arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS) +
-                                           i * 16 * MIB,
-                                   .chunks = (uint32_t)(16 * MIB / READ_CHUNK)};
-            uint64_t start = units_now_ns(), spent;
-            pool_run(engine->pool, read_next, &job);
-            spent = units_now_ns() - start;
+            const char *weights = arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS);
+            uint64_t spent = read_once(b, weights + i * 16 * MIB, 16 * MIB);
             if (spent < piece[i]) piece[i] = spent;
         }
     }

@@ -12,13 +12,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/base/args.h"
 #include "common/base/cpu.h"
+#include "common/base/units.h"
 #include "tools/bench/kernels/packed.h"
+#include "tools/measure/stats.h"
 #include "common/cpu/kernels/linear.h"
 #include "common/cpu/kernels/probe.h"
 
@@ -175,26 +175,12 @@ static void *worker_main(void *arg)
 /* Seconds all threads took for `job`. */
 static double run_job(struct bench *b, enum job job)
 {
-    struct timespec start, end;
     b->job = job;
     barrier(b);
-    clock_gettime(CLOCK_MONOTONIC, &start);
+    const uint64_t start = units_now_ns();
     do_job(b, 0);
     barrier(b);
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    return (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) * 1e-9;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, size_t n)
-{
-    qsort(values, n, sizeof *values, compare_doubles);
-    return values[n / 2];
+    return (double)(units_now_ns() - start) * 1e-9;
 }
 
 static void report(struct bench *b, const char *what, double achieved, double limit, const char *unit)
@@ -234,7 +220,7 @@ static double find_read_loop(struct bench *b)
             b->ahead = ahead[a];
             for (int i = 0; i < 3; i++, b->copy = (b->copy + b->copies) % all)
                 seconds[i] = run_job(b, JOB_READ);
-            double rate = bytes / median(seconds, 3) / 1e9;
+            double rate = bytes / stats_quantile(seconds, 3, 0.5) / 1e9;
             if (rate > best) {
                 best = rate;
                 best_streams = streams[s];
@@ -260,8 +246,8 @@ static void bench_reads(struct bench *b, size_t rows, size_t cols)
         if (gemv) mine[i] = run_job(b, JOB_GEMV);
     }
     double bytes = (double)matrix_bytes(b) * (double)b->copies / 1e9;
-    b->read_gbs = bytes / median(read, b->samples);
-    if (gemv) report(b, "gemv", bytes / median(mine, b->samples), b->read_gbs, "GB/s");
+    b->read_gbs = bytes / stats_quantile(read, b->samples, 0.5);
+    if (gemv) report(b, "gemv", bytes / stats_quantile(mine, b->samples, 0.5), b->read_gbs, "GB/s");
 }
 
 /* The register-only rate of the instruction a variant multiplies with. */
@@ -277,7 +263,7 @@ static double peak_gflops(struct bench *b)
     double seconds[SAMPLES_MAX], work = b->flops == probe_amx_flops ? 65536 : b->flops(1);
     b->rounds = (size_t)(4e9 / work);
     for (size_t i = 0; i < b->samples; i++) seconds[i] = run_job(b, JOB_FLOPS);
-    return work * (double)b->rounds * b->threads / median(seconds, b->samples) / 1e9;
+    return work * (double)b->rounds * b->threads / stats_quantile(seconds, b->samples, 0.5) / 1e9;
 }
 
 static int bench_gemm(struct bench *b, size_t rows, size_t cols, size_t tokens, double peak)
@@ -298,7 +284,8 @@ static int bench_gemm(struct bench *b, size_t rows, size_t cols, size_t tokens, 
     for (size_t i = 0; i < b->samples; i++, b->copy += b->copies) seconds[i] = run_job(b, JOB_GEMM);
     double limit = peak, at_bandwidth = flop / bytes * b->read_gbs;
     if (at_bandwidth < limit) limit = at_bandwidth;
-    report(b, "gemm", flop * (double)b->copies / median(seconds, b->samples) / 1e9, limit, "GFLOP/s");
+    report(b, "gemm", flop * (double)b->copies / stats_quantile(seconds, b->samples, 0.5) / 1e9, limit,
+           "GFLOP/s");
     return 0;
 }
 
@@ -318,14 +305,6 @@ static int bench_kernel(struct bench *b, bool quick)
     return failed;
 }
 
-static void *map_huge(size_t bytes)
-{
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return NULL;
-    (void)madvise(p, bytes, MADV_HUGEPAGE); /* refused: small pages, slower and said by the numbers */
-    return p;
-}
-
 static int prepare(struct bench *b, struct helm_err *err)
 {
     size_t count;
@@ -341,11 +320,11 @@ static int prepare(struct bench *b, struct helm_err *err)
         if (tiled > b->tiled_bytes) b->tiled_bytes = tiled;
         if (scratch > b->scratch_bytes) b->scratch_bytes = scratch;
     }
-    b->weights = map_huge(b->weights_bytes);
-    b->x = map_huge((size_t)TOKENS_MAX * COLS_MAX * sizeof *b->x);
-    b->y = map_huge((size_t)TOKENS_MAX * ROWS_MAX * sizeof *b->y);
-    b->tiled = map_huge(b->tiled_bytes);
-    for (unsigned i = 0; i < b->threads; i++) b->scratch[i] = map_huge(b->scratch_bytes);
+    b->weights = stats_map_huge(b->weights_bytes);
+    b->x = stats_map_huge((size_t)TOKENS_MAX * COLS_MAX * sizeof *b->x);
+    b->y = stats_map_huge((size_t)TOKENS_MAX * ROWS_MAX * sizeof *b->y);
+    b->tiled = stats_map_huge(b->tiled_bytes);
+    for (unsigned i = 0; i < b->threads; i++) b->scratch[i] = stats_map_huge(b->scratch_bytes);
     if (!b->weights || !b->x || !b->y || !b->tiled || !b->scratch[b->threads - 1])
         return helm_fail_errno(err, "no memory for %zu MiB of weights", b->weights_bytes >> 20);
     for (size_t i = 0; i < (size_t)TOKENS_MAX * COLS_MAX; i++)

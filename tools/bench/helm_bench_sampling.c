@@ -15,6 +15,7 @@
 #include "common/sampling/sampling.h"
 #include "common/sampling/pass.h"
 #include "common/base/units.h"
+#include "tools/measure/stats.h"
 
 #define ROWS       8
 #define HISTORY    2000
@@ -63,12 +64,6 @@ static void make_row(float *x, uint32_t vocab, double fall, uint64_t *random)
     free(rank);
 }
 
-static int by_size(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 struct bench {
     uint32_t vocab, rounds;
     float *rows;
@@ -90,20 +85,20 @@ static int by_fall(const void *a, const void *b)
 /* Microseconds of one draw, the median. */
 static double time_draws(struct bench *b, const struct setting *setting)
 {
-    static uint64_t ns[ROUNDS_MAX];
+    static double us[ROUNDS_MAX];
     struct sampling_params params = setting->params;
     struct sampling_result result;
+    const struct sampling_tokens tokens = {b->history, HISTORY, HISTORY / 2};
     for (uint32_t r = 0; r < b->rounds + ROWS; r++) {
         params.seed = r;
         uint64_t start = units_now_ns();
-        if (sampling_draw(&params, b->rows + (size_t)(r % ROWS) * b->vocab, b->vocab, b->history, HISTORY,
-                          HISTORY / 2, b->scratch, &result))
+        if (sampling_draw(&params, b->rows + (size_t)(r % ROWS) * b->vocab, b->vocab, &tokens, b->scratch,
+                          &result))
             exit(1);
-        if (r >= ROWS) ns[r - ROWS] = units_now_ns() - start;
+        if (r >= ROWS) us[r - ROWS] = (double)(units_now_ns() - start) * 1e-3;
         b->drawn += result.token;
     }
-    qsort(ns, b->rounds, sizeof *ns, by_size);
-    return (double)ns[b->rounds / 2] * 1e-3;
+    return stats_quantile(us, b->rounds, 0.5);
 }
 
 static uint64_t sum_of(const float *x, uint32_t vocab, float inv_temp)
@@ -122,15 +117,16 @@ static uint64_t sum_of(const float *x, uint32_t vocab, float inv_temp)
  * or not enough. */
 static double time_few(struct bench *b, const struct setting *setting)
 {
-    static uint64_t ns[ROUNDS_MAX];
+    static double us[ROUNDS_MAX];
     struct sampling_changes changes = {.token = b->token, .times = b->times};
     struct sampling_params params = setting->params;
     struct sampling_result result;
+    const struct sampling_tokens tokens = {b->history, HISTORY, HISTORY / 2};
     struct sampling_ask ask;
     for (uint32_t r = 0; r < b->rounds + ROWS; r++) {
         const float *row = b->rows + (size_t)(r % ROWS) * b->vocab;
         params.seed = r;
-        sampling_ask(&params, b->vocab, b->history, HISTORY, HISTORY / 2, b->scratch, &changes, &ask);
+        sampling_ask(&params, b->vocab, &tokens, b->scratch, &changes, &ask);
         if (ask.need != SAMPLING_NEEDS_FEW) return -1;
         struct sampling_few few = {.candidate = b->falling + (size_t)(r % ROWS) * b->vocab,
                                    .count = ask.candidates < b->vocab ? ask.candidates : b->vocab,
@@ -141,11 +137,10 @@ static double time_few(struct bench *b, const struct setting *setting)
         for (uint32_t i = 0; i < changes.count; i++) b->changed[i] = row[changes.token[i]];
         uint64_t start = units_now_ns();
         if (sampling_draw_few(&params, &few, b->vocab, &changes, HISTORY, b->scratch, &result)) return -1;
-        if (r >= ROWS) ns[r - ROWS] = units_now_ns() - start;
+        if (r >= ROWS) us[r - ROWS] = (double)(units_now_ns() - start) * 1e-3;
         b->drawn += result.token;
     }
-    qsort(ns, b->rounds, sizeof *ns, by_size);
-    return (double)ns[b->rounds / 2] * 1e-3;
+    return stats_quantile(us, b->rounds, 0.5);
 }
 
 static void make_rows(struct bench *b, double fall, uint64_t *random)

@@ -26,8 +26,8 @@ int main(int argc, char **argv)
     bool json = false, tensors = false;
     struct args_parsed parsed;
     const struct args_option table[] = {
-        {.name = "json", .kind = ARGS_FLAG, .help = "one JSON object instead of text", .target = &json},
-        {.name = "tensors", .kind = ARGS_FLAG, .help = "list every tensor", .target = &tensors},
+        {"json", 0, ARGS_FLAG, NULL, "one JSON object instead of text", .target = &json},
+        {"tensors", 0, ARGS_FLAG, NULL, "list every tensor", .target = &tensors},
     };
     const struct args_spec spec = {
         .program = "helm-inspect",

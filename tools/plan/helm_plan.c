@@ -17,6 +17,7 @@
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
 #include "common/shared/kv_layout.h"
+#include "daemon/planner/formats.h"
 #include "daemon/planner/report/explain.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/planner/report/plot.h"
@@ -31,7 +32,7 @@
 #define PLAN_FILE_MAX  ((size_t)8 << 20)
 
 struct options {
-    const char *model, *profile, *strategy, *device, *plot, *plan, *pack;
+    const char *model, *profile, *strategy, *device, *plot, *plan, *pack, *weights;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
     bool json, device_given, node_given, vram_given, prompt_given, strategy_given;
 };
@@ -169,13 +170,14 @@ static int explain(const struct options *o, const struct planner_request *r, con
 }
 
 /* A plan that was made before, or edited: checked, and its ledgers written anew. */
-static int take_plan(const char *path, struct planner_request *r, struct plan *plan, struct arena_spec *arena,
-                     struct helm_err *err)
+static int take_plan(const char *path, struct planner_request *r, struct model *model, struct plan *plan,
+                     struct arena_spec *arena, struct helm_err *err)
 {
     json_t *json = NULL;
     int rc = json_read_file(path, PLAN_FILE_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, plan, err);
     json_decref(json);
+    if (!rc) formats_lay_as_planned(model, plan);
     if (!rc) rc = packed_look_take(r, plan, arena, err);
     return rc ? helm_err_prefix(err, "--plan %s", path) : 0;
 }
@@ -228,9 +230,11 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc) rc = o->profile ? describe_machine(o, &profile, &r, &err) : find_machine(o, &profile, &r, &err);
     if (rc) goto out;
     r.wish.threads = profile.cpu.threads;
+    formats_lay(&model, tensor_format_named(o->weights));
     if (!derived) (void)packed_look_first(&r);
     r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
-    rc = o->plan ? take_plan(o->plan, &r, &plan, &arena, &err) : packed_look_make(&r, &plan, &arena, &err);
+    rc = o->plan ? take_plan(o->plan, &r, &model, &plan, &arena, &err)
+                 : packed_look_make(&r, &plan, &arena, &err);
     if (rc == HELM_E_CAPACITY) {
         status = refuse(o, &refusal, &err);
         rc = 0;
@@ -248,103 +252,57 @@ out:
 
 int main(int argc, char **argv)
 {
-    struct options o = {
-        .strategy = "best", .pack = "auto", .device = "auto", .batch = 1, .prompt = PLANNER_PROMPT_TOKENS};
+    struct options o = {.strategy = "best",
+                        .pack = "auto",
+                        .weights = "stored",
+                        .device = "auto",
+                        .batch = 1,
+                        .prompt = PLANNER_PROMPT_TOKENS};
     struct args_parsed parsed;
     const struct args_option table[] = {
-        {.name = "model",
-         .kind = ARGS_TEXT,
-         .value = "DIR",
-         .help = "folder with config.json; headers of its safetensors where they are, no weights",
+        {"model", 0, ARGS_TEXT, "DIR",
+         "folder with config.json; headers of its safetensors where they are, no weights",
          .target = &o.model},
-        {.name = "profile",
-         .kind = ARGS_TEXT,
-         .value = "FILE",
-         .help = "machine to plan for (default: this one, as helm-profile measured it);\n"
-                 "described ones are in PREFIX/share/helm/profiles",
+        {"profile", 0, ARGS_TEXT, "FILE",
+         "machine to plan for (default: this one, as helm-profile measured it);\n"
+         "described ones are in PREFIX/share/helm/profiles",
          .target = &o.profile},
-        {.name = "device",
-         .kind = ARGS_TEXT,
-         .value = "NAME",
-         .help = "of this machine, as helmd's: auto, cpu, cuda[:N], emulated (default auto)",
-         .target = &o.device,
+        {"device", 0, ARGS_TEXT, "NAME",
+         "of this machine, as helmd's: auto, cpu, cuda[:N], emulated (default auto)", .target = &o.device,
          .given = &o.device_given},
-        {.name = "node",
-         .kind = ARGS_U64,
-         .value = "N",
-         .help = "NUMA node of this machine's memory and threads, as helmd's\n"
-                 "(default: the GPU's, else the one with the most memory available)",
-         .target = &o.node,
-         .max = 1023,
-         .given = &o.node_given},
-        {.name = "vram",
-         .kind = ARGS_SIZE,
-         .value = "SIZE",
-         .help = "VRAM to use at most (default: what is free)",
-         .target = &o.vram_bytes,
+        {"node", 0, ARGS_U64, "N",
+         "NUMA node of this machine's memory and threads, as helmd's\n"
+         "(default: the GPU's, else the one with the most memory available)",
+         .target = &o.node, .max = 1023, .given = &o.node_given},
+        {"vram", 0, ARGS_SIZE, "SIZE", "VRAM to use at most (default: what is free)", .target = &o.vram_bytes,
          .given = &o.vram_given},
-        {.name = "host-memory",
-         .kind = ARGS_SIZE,
-         .value = "SIZE",
-         .help = "host memory to use at most (default: what the profile says, or is free)",
+        {"host-memory", 0, ARGS_SIZE, "SIZE",
+         "host memory to use at most (default: what the profile says, or is free)",
          .target = &o.host_memory_bytes},
-        {.name = "ctx",
-         .kind = ARGS_U64,
-         .value = "N",
-         .help = "longest sequence in tokens (default: the model's, at most 8192, as memory allows)",
-         .target = &o.ctx,
-         .min = 16,
-         .max = MODEL_CONTEXT_MAX},
-        {.name = "batch",
-         .kind = ARGS_U64,
-         .value = "N",
-         .help = "sequences that decode together, each with a whole context (default 1)",
-         .target = &o.batch,
-         .min = 1,
-         .max = ARENA_SLOTS_MAX},
-        {.name = "prompt",
-         .kind = ARGS_U64,
-         .value = "N",
-         .help = "prompt that the first token is forecast for (default 128); decode is forecast right\n"
-                 "after it (default: half way through the context; with --ctx at its end)",
-         .target = &o.prompt,
-         .min = 1,
-         .max = MODEL_CONTEXT_MAX,
-         .given = &o.prompt_given},
-        {.name = "strategy",
-         .kind = ARGS_CHOICE,
-         .value = "NAME",
-         .help = "what the plan may do. best: anything; thesis: one run of layers on the GPU, the rest\n"
-                 "on the CPU; stream: all computed on the GPU (default best)",
-         .target = &o.strategy,
-         .choices = "best|all-gpu|all-cpu|thesis|stream",
-         .given = &o.strategy_given},
-        {.name = "pack",
-         .kind = ARGS_CHOICE,
-         .value = "auto|all|off",
-         .help = "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
-         .target = &o.pack,
-         .choices = "auto|all|off"},
-        {.name = "plan",
-         .kind = ARGS_TEXT,
-         .value = "FILE",
-         .help = "explain this plan (what --json printed, or edited) instead of making one",
-         .target = &o.plan},
-        {.name = "at",
-         .kind = ARGS_U64,
-         .value = "N",
-         .help = "forecast decode when N tokens are in the context",
-         .target = &o.at,
-         .min = 1,
-         .max = MODEL_CONTEXT_MAX},
-        {.name = "json",
-         .kind = ARGS_FLAG,
-         .help = "one JSON object, which helmd --plan takes too",
-         .target = &o.json},
-        {.name = "plot",
-         .kind = ARGS_TEXT,
-         .value = "FILE.svg",
-         .help = "also draw token/s over every split and one step by resource",
+        {"ctx", 0, ARGS_U64, "N",
+         "longest sequence in tokens (default: the model's, at most 8192, as memory allows)",
+         .target = &o.ctx, .min = 16, .max = MODEL_CONTEXT_MAX},
+        {"batch", 0, ARGS_U64, "N", "sequences that decode together, each with a whole context (default 1)",
+         .target = &o.batch, .min = 1, .max = ARENA_SLOTS_MAX},
+        {"prompt", 0, ARGS_U64, "N",
+         "prompt that the first token is forecast for (default 128); decode is forecast right\n"
+         "after it (default: half way through the context; with --ctx at its end)",
+         .target = &o.prompt, .min = 1, .max = MODEL_CONTEXT_MAX, .given = &o.prompt_given},
+        {"strategy", 0, ARGS_CHOICE, "NAME",
+         "what the plan may do. best: anything; thesis: one run of layers on the GPU, the rest\n"
+         "on the CPU; stream: all computed on the GPU (default best)",
+         .target = &o.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream", .given = &o.strategy_given},
+        {"pack", 0, ARGS_CHOICE, "auto|all|off",
+         "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
+         .target = &o.pack, .choices = "auto|all|off"},
+        {"weights", 0, ARGS_CHOICE, FORMATS_WEIGHTS, "how weights lie in memory, as helmd's (default stored)",
+         .target = &o.weights, .choices = FORMATS_WEIGHTS},
+        {"plan", 0, ARGS_TEXT, "FILE",
+         "explain this plan (what --json printed, or edited) instead of making one", .target = &o.plan},
+        {"at", 0, ARGS_U64, "N", "forecast decode when N tokens are in the context", .target = &o.at,
+         .min = 1, .max = MODEL_CONTEXT_MAX},
+        {"json", 0, ARGS_FLAG, NULL, "one JSON object, which helmd --plan takes too", .target = &o.json},
+        {"plot", 0, ARGS_TEXT, "FILE.svg", "also draw token/s over every split and one step by resource",
          .target = &o.plot},
     };
     const struct args_spec spec = {

@@ -264,7 +264,7 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
 static uint32_t entries_of(const struct step_programs *programs)
 {
     uint32_t most = 0;
-    for (int t = 0; t < PROGRAM_TIER_COUNT; t++)
+    for (int t = 0; t < OP_TIER_COUNT; t++)
         if (programs->tier[0][t].count > most) most = programs->tier[0][t].count;
     return most;
 }
@@ -349,8 +349,8 @@ static int one_step(struct profile_cpu_run *r, bool packed, bool beside, struct 
     double spent = 0;
     int rc = step(r, packed, 0, 1, &spent, err);
     if (rc) return rc;
-    const double linear = layers_s(r, BIT(PROGRAM_LINEAR)) / layers,
-                 rest = layers_s(r, BIT(PROGRAM_NORM) | BIT(PROGRAM_ROTATE) | BIT(PROGRAM_ATTEND)) / layers;
+    const double linear = layers_s(r, BIT(OP_LINEAR)) / layers,
+                 rest = layers_s(r, BIT(OP_NORM) | BIT(OP_ROPE_APPEND) | BIT(OP_ATTEND)) / layers;
     profile_samples_add(&r->gemv[packed][beside], layer_bytes(r) / less(linear, LINEARS * r->region_s));
     if (packed) return 0;
     profile_samples_add(&r->once, spent - (double)(run->linear_ns + run->attention_ns) * 1e-9);
@@ -428,7 +428,7 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
         double spent = 0;
         rc = step(r, false, LONG - 1, 1, &spent, err);
         if (i == 0 || rc) continue;
-        profile_samples_add(&samples, bytes / less(layers_s(r, BIT(PROGRAM_ATTEND)) / layers, r->region_s));
+        profile_samples_add(&samples, bytes / less(layers_s(r, BIT(OP_ATTEND)) / layers, r->region_s));
     }
     cpu->attention = profile_samples_value(&samples);
     return rc;
@@ -446,8 +446,8 @@ static int many_step(struct profile_cpu_run *r, struct many *m, bool packed, boo
     if (rc) return rc;
     m->spent_s += m->step_s;
     for (uint32_t l = 0; l < layers_of(r); l++) {
-        double linear = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_LINEAR) | BIT(PROGRAM_NORM)) * 1e-9,
-               attend = (double)layer_ns(r, (int32_t)l, BIT(PROGRAM_ATTEND)) * 1e-9;
+        double linear = (double)layer_ns(r, (int32_t)l, BIT(OP_LINEAR) | BIT(OP_NORM)) * 1e-9,
+               attend = (double)layer_ns(r, (int32_t)l, BIT(OP_ATTEND)) * 1e-9;
         seconds += linear;
         if (!counts) continue;
         profile_samples_add(&m->linear, flops / linear);

@@ -6,7 +6,6 @@
 #include <math.h>
 #include <poll.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -144,40 +143,6 @@ static int say(const struct profile_device_run *d, const char *command, struct h
 
 /* ---- values ---- */
 
-struct place {
-    const char *name;
-    size_t at; /* in struct profile */
-    bool table;
-};
-#define PLACE(name, field, table)                                                                            \
-    {                                                                                                        \
-        name, offsetof(struct profile, field), table                                                         \
-    }
-static const struct place places[] = {PLACE("gpu.read", gpu.read, false),
-                                      PLACE("gpu.gemv", gpu.gemv, false),
-                                      PLACE("gpu.linear", gpu.linear, true),
-                                      PLACE("gpu.linear_operation", gpu.linear_operation, true),
-                                      PLACE("gpu.attention", gpu.attention, false),
-                                      PLACE("gpu.attention_flops", gpu.attention_flops, false),
-                                      PLACE("gpu.attention_rows", gpu.attention_rows, true),
-                                      PLACE("gpu.expand", gpu.expand, false),
-                                      PLACE("gpu.gemv_packed", gpu.gemv_packed, false),
-                                      PLACE("gpu.operation", gpu.operation, false),
-                                      PLACE("gpu.launch", gpu.launch, false),
-                                      PLACE("gpu.issue", gpu.issue, false),
-                                      PLACE("gpu.begin", gpu.begin, false),
-                                      PLACE("gpu.begin_graph", gpu.begin_graph, false),
-                                      PLACE("gpu.together", gpu.together, true),
-                                      PLACE("gpu.chain_gemv", gpu.chain_gemv, false),
-                                      PLACE("gpu.chain_attention", gpu.chain_attention, false),
-                                      PLACE("gpu.chain_operation", gpu.chain_operation, false),
-                                      PLACE("gpu.chain_attention_pair", gpu.chain_attention_pair, false),
-                                      PLACE("link.h2d", link.h2d, false),
-                                      PLACE("link.d2h", link.d2h, false),
-                                      PLACE("link.direct", link.direct, false),
-                                      PLACE("link.latency", link.latency, false),
-                                      PLACE("link.hand_over", link.hand_over, false)};
-
 /* One value, {"name", "x", "samples"}; the name lives as long as the object. */
 static int parse_value(const json_t *json, const char **name, uint64_t *x, struct profile_samples *samples,
                        struct helm_err *err)
@@ -222,17 +187,15 @@ static int take_value(const json_t *json, const struct taker *taker, struct helm
             taker->profile->gpu.context_bytes = (uint64_t)(samples.value[0] * 17 / 16);
         return 0;
     }
-    for (size_t i = 0; i < sizeof places / sizeof *places && taker->profile; i++) {
-        if (strcmp(places[i].name, name) != 0) continue;
-        struct profile_value value = profile_samples_value(&samples);
-        void *at = (char *)taker->profile + places[i].at;
-        if (places[i].table)
-            profile_table_put(at, (uint32_t)x, value);
-        else
-            *(struct profile_value *)at = value;
-        return 0;
-    }
-    return helm_fail(err, HELM_E_FORMAT, "helm-worker-gpu --measure: '%.40s' was not asked for", name);
+    bool table = false;
+    void *place = taker->profile ? profile_find(taker->profile, name, &table) : NULL;
+    if (place && table)
+        profile_table_put(place, (uint32_t)x, profile_samples_value(&samples));
+    else if (place)
+        *(struct profile_value *)place = profile_samples_value(&samples);
+    return place
+               ? 0
+               : helm_fail(err, HELM_E_FORMAT, "helm-worker-gpu --measure: '%.40s' was not asked for", name);
 }
 
 /* Gives a command and takes values until it is done. */

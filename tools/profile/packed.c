@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/plan/host_weights.h"
+#include "common/plan/placement.h"
 #include "common/formats/packed.h"
 #include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
@@ -255,15 +255,15 @@ static int lower(struct profile_packed *p, struct helm_err *err)
                                           .arena = engine->base.arena};
     int rc = 0;
     p->programs.plan = &engine->plan;
-    for (int t = 0; t < PROGRAM_TIER_COUNT && !rc; t++)
-        if (program_tier_occurs(&engine->plan, 0, (enum program_tier)t))
-            rc = program_lower(&source, 0, (enum program_tier)t, &p->programs.tier[0][t], err);
+    for (int t = 0; t < OP_TIER_COUNT && !rc; t++)
+        if (program_tier_occurs(&engine->plan, 0, (enum op_tier)t))
+            rc = program_lower(&source, 0, (enum op_tier)t, &p->programs.tier[0][t], err);
     return rc ? rc : engine_prepare(engine, &p->programs, err);
 }
 
 void profile_packed_swap(struct profile_packed *p)
 {
-    for (int t = 0; t < PROGRAM_TIER_COUNT; t++) {
+    for (int t = 0; t < OP_TIER_COUNT; t++) {
         struct program *own = &p->engine->programs.tier[0][t], program = *own;
         *own = p->programs.tier[0][t];
         p->programs.tier[0][t] = program;
@@ -273,32 +273,27 @@ void profile_packed_swap(struct profile_packed *p)
 /* ---- opening ---- */
 
 /* Whether the CPU computes with all matrices of layers packed. */
-static int takes_packed(const struct engine *engine, bool *takes, struct helm_err *err)
+static bool takes_packed(const struct engine *engine)
 {
-    const uint32_t units = unit_count(engine->model.config.layers);
-    bool *can = calloc(2 * (size_t)units, sizeof *can);
-    if (!can) return no_memory(err);
-    host_weights_packing(&engine->model, can, can + units);
-    *takes = engine->kernels.linear[FORMAT_BF16_PACKED].one != NULL;
-    for (uint32_t u = 0; u < units; u++) *takes &= can[units + u];
-    free(can);
-    return 0;
+    bool link[UNIT_PARTS * MODEL_LAYERS_MAX], cpu[UNIT_PARTS * MODEL_LAYERS_MAX],
+        takes = engine->kernels.linear[FORMAT_BF16_PACKED].one != NULL;
+    placement_packing(&engine->model, link, cpu);
+    for (uint32_t u = 0; u < unit_count(engine->model.config.layers); u++) takes &= cpu[u];
+    return takes;
 }
 
 int profile_packed_open(struct engine *engine, uint32_t layers, struct profile_packed **out,
                         struct helm_err *err)
 {
-    bool takes = false;
-    int rc = takes_packed(engine, &takes, err);
     *out = NULL;
-    if (rc || !takes) return rc;
+    if (!takes_packed(engine)) return 0;
     struct profile_packed *p = calloc(1, sizeof *p);
     if (!p) return no_memory(err);
     p->engine = engine;
     p->layers = layers;
     p->weights = engine->weights;
     p->weights.matrix = NULL;
-    rc = add_matrices(p, err);
+    int rc = add_matrices(p, err);
     if (!rc) rc = make_region(p, err);
     if (!rc) {
         place_matrices(p);
@@ -327,7 +322,7 @@ void profile_packed_close(struct profile_packed *p)
     if (p->open) arena_close(&p->arena);
     for (uint32_t s = 0; s < p->shapes; s++)
         for (uint32_t v = 0; v < VARIANTS; v++) free(p->shape[s].packed[v]);
-    for (int t = 0; t < PROGRAM_TIER_COUNT; t++) program_free(&p->programs.tier[0][t]);
+    for (int t = 0; t < OP_TIER_COUNT; t++) program_free(&p->programs.tier[0][t]);
     free(p->group);
     free(p->offset);
     free(p->weights.matrix);

@@ -3,10 +3,10 @@
 #include "tools/profile/profile_tool.h"
 
 #include <stdarg.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/units.h"
+#include "tools/measure/stats.h"
 
 #define LATE_S 38.0
 
@@ -19,22 +19,15 @@ void profile_samples_add(struct profile_samples *samples, double value)
     samples->value[samples->count++] = value;
 }
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 struct profile_value profile_samples_value(const struct profile_samples *samples)
 {
     double sorted[PROFILE_SAMPLES_MAX];
     uint32_t n = samples->count;
     if (n == 0) return (struct profile_value){0};
     memcpy(sorted, samples->value, n * sizeof *sorted);
-    qsort(sorted, n, sizeof *sorted, compare);
+    double low = stats_quantile(sorted, n, 0.1), high = stats_quantile(sorted, n, 0.9);
     double middle = n & 1 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
-    uint32_t low = (uint32_t)(0.1 * (n - 1) + 0.5), high = (uint32_t)(0.9 * (n - 1) + 0.5);
-    return (struct profile_value){middle, sorted[low], sorted[high], PROFILE_MEASURED};
+    return (struct profile_value){middle, low, high, PROFILE_MEASURED};
 }
 
 void profile_table_put(struct profile_table *table, uint32_t x, struct profile_value value)

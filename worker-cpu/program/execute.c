@@ -245,10 +245,10 @@ static void chunk_sample(void *ctx, uint32_t chunk, uint32_t thread)
     const struct arena_slot *slot = arena_slot_of(run->arena, row->in->slot);
     struct step_result_row *out = &run->result->row[row->in->result];
     uint32_t length = row->in->start + row->in->count;
-    uint32_t prompt = slot->prompt_count < length ? slot->prompt_count : length;
+    const struct sampling_tokens tokens = {arena_history_of(run->arena, row->in->slot), length,
+                                           slot->prompt_count < length ? slot->prompt_count : length};
     int rc = sampling_draw(&slot->sampling, run->act->logits + (size_t)chunk * run->config->vocab,
-                           run->config->vocab, arena_history_of(run->arena, row->in->slot), length, prompt,
-                           run->thread[thread].scratch, &out->sampled);
+                           run->config->vocab, &tokens, run->thread[thread].scratch, &out->sampled);
     out->status = rc ? STEP_ROW_NO_FINITE_LOGIT : STEP_ROW_OK;
 }
 
@@ -263,7 +263,7 @@ static void chunk_move(void *ctx, uint32_t chunk, uint32_t thread)
     if (last > run->batch.token_count) last = run->batch.token_count;
     float *x = run->act->x + (size_t)first * hidden, *data = e->lane->data + (size_t)first * hidden;
     size_t bytes = (size_t)(last - first) * hidden * sizeof(float);
-    if (e->kind == PROGRAM_RECEIVE)
+    if (e->kind == OP_LANE_READ)
         memcpy(x, data, bytes);
     else
         memcpy(data, x, bytes);
@@ -273,7 +273,7 @@ static void chunk_move(void *ctx, uint32_t chunk, uint32_t thread)
 static void hand_over_begin(struct run *run, const struct program_entry *e)
 {
     uint64_t start_ns = units_now_ns();
-    if (e->kind == PROGRAM_RECEIVE)
+    if (e->kind == OP_LANE_READ)
         run->rc = lane_wait(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
     else
         run->rc =
@@ -284,7 +284,7 @@ static void hand_over_begin(struct run *run, const struct program_entry *e)
 /* After it: every chunk is done. */
 static void hand_over_end(struct run *run, const struct program_entry *e)
 {
-    if (e->kind == PROGRAM_SEND)
+    if (e->kind == OP_LANE_WRITE)
         run->rc = lane_publish(e->lane, e->ticket, &run->err);
     else if (e->last)
         lane_release(e->lane);
@@ -292,7 +292,7 @@ static void hand_over_end(struct run *run, const struct program_entry *e)
 
 static bool uses_lane(const struct program_entry *e)
 {
-    return e->kind == PROGRAM_RECEIVE || e->kind == PROGRAM_SEND;
+    return op_traits_of(e->kind)->outer;
 }
 
 /* ---- the walk ---- */
@@ -305,23 +305,13 @@ static void run_clock(struct run *run)
     if (!run->entry) return;
     uint64_t *shortest = run->entry_ns[run->program_index];
     if (shortest && spent < shortest[run->entry_index - 1]) shortest[run->entry_index - 1] = spent;
-    switch (run->entry->kind) {
-    case PROGRAM_ROTATE:
-    case PROGRAM_ATTEND:
+    const enum op_kind kind = run->entry->kind;
+    if (kind == OP_ROPE_APPEND || kind == OP_ATTEND)
         run->attention_ns += spent;
-        break;
-    case PROGRAM_SAMPLE:
+    else if (kind == OP_SAMPLE)
         run->sample_ns += spent;
-        break;
-    case PROGRAM_EMBED:
-    case PROGRAM_NORM:
-    case PROGRAM_LINEAR:
+    else if (!uses_lane(run->entry)) /* a hand-over's waiting is counted where it waits */
         run->linear_ns += spent;
-        break;
-    case PROGRAM_RECEIVE:
-    case PROGRAM_SEND:
-        break; /* its waiting is counted where it waits */
-    }
 }
 
 /* The first one-token LINEAR from here on. */
@@ -331,9 +321,32 @@ static const struct program_entry *linear_from(const struct run *run, uint32_t p
         const struct program *p = run->program[program];
         if (!p || p->tiled) continue;
         for (; entry < p->count; entry++)
-            if (p->entry[entry].kind == PROGRAM_LINEAR) return &p->entry[entry];
+            if (p->entry[entry].kind == OP_LINEAR) return &p->entry[entry];
     }
     return NULL;
+}
+
+static struct pool_job job_of(const struct run *run, const struct program_entry *e, uint32_t tokens)
+{
+    static pool_chunk_fn *const by_tokens[OP_KIND_COUNT] = {
+        [OP_EMBED] = chunk_embed,   [OP_NORM] = chunk_norm,      [OP_ROPE_APPEND] = chunk_rotate,
+        [OP_SAMPLE] = chunk_sample, [OP_LANE_READ] = chunk_move, [OP_LANE_WRITE] = chunk_move,
+    };
+    if (e->kind == OP_ATTEND)
+        return (struct pool_job){.run = chunk_attend,
+                                 .chunks = run->attend_tasks,
+                                 .alone = run->attend_width == 1,
+                                 .width = run->attend_width};
+    if (e->kind == OP_LINEAR) {
+        const bool tiled = run->program[run->program_index]->tiled;
+        return (struct pool_job){.run = tiled ? linear_tokens : linear_one_token,
+                                 .chunks = tiled ? linear_chunks(e, tokens) : e->chunks,
+                                 .alone = e->alone,
+                                 .width = e->share};
+    }
+    return (struct pool_job){.run = by_tokens[e->kind],
+                             .chunks = run_ceil_div(tokens, e->chunk),
+                             .alone = uses_lane(e) && tokens <= e->chunk};
 }
 
 static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
@@ -358,44 +371,7 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
                           memory_order_release);
     if (uses_lane(e)) hand_over_begin(run, e);
     if (run->rc) return false;
-    switch (e->kind) {
-    case PROGRAM_EMBED:
-        *job = (struct pool_job){.run = chunk_embed, .chunks = run_ceil_div(tokens, e->chunk)};
-        break;
-    case PROGRAM_NORM:
-        *job = (struct pool_job){.run = chunk_norm, .chunks = run_ceil_div(tokens, e->chunk)};
-        break;
-    case PROGRAM_LINEAR:
-        if (!run->program[run->program_index]->tiled)
-            *job = (struct pool_job){.run = linear_one_token,
-                                     .chunks = e->chunks,
-                                     .alone = e->alone,
-                                     .width = e->share};
-        else
-            *job = (struct pool_job){.run = linear_tokens,
-                                     .chunks = linear_chunks(e, tokens),
-                                     .alone = e->alone,
-                                     .width = e->share};
-        break;
-    case PROGRAM_ROTATE:
-        *job = (struct pool_job){.run = chunk_rotate, .chunks = run_ceil_div(tokens, e->chunk)};
-        break;
-    case PROGRAM_ATTEND:
-        *job = (struct pool_job){.run = chunk_attend,
-                                 .chunks = run->attend_tasks,
-                                 .alone = run->attend_width == 1,
-                                 .width = run->attend_width};
-        break;
-    case PROGRAM_SAMPLE:
-        *job = (struct pool_job){.run = chunk_sample, .chunks = tokens};
-        break;
-    case PROGRAM_RECEIVE:
-    case PROGRAM_SEND:
-        *job = (struct pool_job){.run = chunk_move,
-                                 .chunks = run_ceil_div(tokens, e->chunk),
-                                 .alone = tokens <= e->chunk};
-        break;
-    }
+    *job = job_of(run, e, tokens);
     return true;
 }
 

@@ -27,6 +27,61 @@ static const char *role_text(enum tensor_role role)
     }
 }
 
+static void print_embed(const struct program_entry *e, bool tiled, FILE *out)
+{
+    (void)tiled;
+    fprintf(out, " %s%s%s", e->gather ? "x" : "", e->gather && e->rotates ? ", " : "",
+            e->rotates ? "cosine, sine" : "");
+}
+
+static void print_norm(const struct program_entry *e, bool tiled, FILE *out)
+{
+    (void)tiled;
+    fprintf(out, "%s%s, width %u", e->norm ? "" : " without a weight", e->sampled ? " of sampled rows" : "",
+            e->width);
+    for (uint32_t t = 0; t < e->tile_count; t++) fprintf(out, ", tile %s", e->tile[t]->name);
+}
+
+static void print_linear(const struct program_entry *e, bool tiled, FILE *out)
+{
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        const struct program_segment *g = &e->segment[s];
+        const struct linear_kernel *kernel = tiled ? g->kernels->tokens : g->kernels->one;
+        fprintf(out, " %s %ux%u %s %s%s", role_text(g->role), g->matrix.rows, g->matrix.cols,
+                tensor_format_name(g->matrix.format), kernel->name, g->bias ? " +bias" : "");
+    }
+    fprintf(out, "%s%s; %u chunks of %u rows and less", e->swiglu ? ", swiglu" : "",
+            e->accumulate ? ", + residual" : "", e->chunks, e->bound[1] - e->bound[0]);
+    if (e->share) fprintf(out, ", %u thread%s", e->share, e->share == 1 ? "" : "s");
+}
+
+static void print_rope_append(const struct program_entry *e, bool tiled, FILE *out)
+{
+    (void)tiled;
+    fprintf(out, " q%s, k%s", e->norm ? " normed" : "", e->norm2 ? " normed" : "");
+}
+
+static void print_attend(const struct program_entry *e, bool tiled, FILE *out)
+{
+    (void)tiled;
+    fprintf(out, " kv layer %u", e->kv_layer);
+    if (e->window) fprintf(out, ", window %u", e->window);
+}
+
+static void print_lane(const struct program_entry *e, bool tiled, FILE *out)
+{
+    (void)tiled;
+    fprintf(out, " hand-over %u%s", e->ticket, e->last ? ", the last" : "");
+}
+
+/* What an entry says beside its name. */
+static void (*const print_of[OP_KIND_COUNT])(const struct program_entry *e, bool tiled, FILE *out) = {
+    [OP_EMBED] = print_embed,     [OP_NORM] = print_norm,
+    [OP_LINEAR] = print_linear,   [OP_ROPE_APPEND] = print_rope_append,
+    [OP_ATTEND] = print_attend,   [OP_LANE_READ] = print_lane,
+    [OP_LANE_WRITE] = print_lane,
+};
+
 void program_print(const struct program *program, const char *title, FILE *out)
 {
     char text[UNITS_TEXT];
@@ -39,47 +94,8 @@ void program_print(const struct program *program, const char *title, FILE *out)
             fprintf(out, "layer %-4d ", e->layer);
         else
             fprintf(out, "%-11s", "");
-        switch (e->kind) {
-        case PROGRAM_EMBED:
-            fprintf(out, "embed   %s%s%s; %u tokens a chunk", e->gather ? "x" : "",
-                    e->gather && e->rotates ? ", " : "", e->rotates ? "cosine, sine" : "", e->chunk);
-            break;
-        case PROGRAM_NORM:
-            fprintf(out, "%s %s", e->norm ? "norm   " : "tile   ", e->sampled ? "sampled rows, " : "");
-            fprintf(out, "width %u", e->width);
-            for (uint32_t t = 0; t < e->tile_count; t++) fprintf(out, ", tile %s", e->tile[t]->name);
-            fprintf(out, "; %u tokens a chunk", e->chunk);
-            break;
-        case PROGRAM_LINEAR:
-            fprintf(out, "linear ");
-            for (uint32_t s = 0; s < e->segment_count; s++) {
-                const struct program_segment *g = &e->segment[s];
-                const struct linear_kernel *kernel = program->tiled ? g->kernels->tokens : g->kernels->one;
-                fprintf(out, " %s %ux%u %s %s%s", role_text(g->role), g->matrix.rows, g->matrix.cols,
-                        tensor_format_name(g->matrix.format), kernel->name, g->bias ? " +bias" : "");
-            }
-            fprintf(out, "%s%s; %u chunks of %u rows and less", e->swiglu ? ", swiglu" : "",
-                    e->accumulate ? ", + residual" : "", e->chunks, e->bound[1] - e->bound[0]);
-            if (e->share) fprintf(out, ", %u thread%s", e->share, e->share == 1 ? "" : "s");
-            break;
-        case PROGRAM_ROTATE:
-            fprintf(out, "rotate  q%s, k%s; append k, v; %u tokens a chunk", e->norm ? " normed" : "",
-                    e->norm2 ? " normed" : "", e->chunk);
-            break;
-        case PROGRAM_ATTEND:
-            fprintf(out, "attend  kv layer %u", e->kv_layer);
-            if (e->window) fprintf(out, ", window %u", e->window);
-            break;
-        case PROGRAM_SAMPLE:
-            fprintf(out, "sample");
-            break;
-        case PROGRAM_RECEIVE:
-            fprintf(out, "receive hand-over %u%s", e->ticket, e->last ? ", the last" : "");
-            break;
-        case PROGRAM_SEND:
-            fprintf(out, "send    hand-over %u", e->ticket);
-            break;
-        }
+        fprintf(out, "%s", op_name(e->kind));
+        if (print_of[e->kind]) print_of[e->kind](e, program->tiled, out);
         fputc('\n', out);
     }
 }

@@ -1,11 +1,8 @@
 /* Lowering: the operations of the model's units (common/model/unit.h) to flat programs. See program.h.
  *
- *   LINEAR     a NORM of its input where it has one, then one LINEAR with a segment for each weight; swiglu
- *              combines its rows while they are in the cache
- *   ATTENTION  one ROTATE for norms and rotations of q and k, which also fills the KV cache; one ATTEND
- *
- * With several tokens a NORM, with or without a weight, stands before each LINEAR: it tiles the input for the
- * matrix kernel. */
+ * Makes of each those that program_ops_of names, by one function for each kind. A LINEAR has a segment for each
+ * weight; swiglu combines its rows while they are in the cache. With several tokens the NORM before it, with or
+ * without a weight, tiles the input for the matrix kernel. */
 #include "worker-cpu/program/program.h"
 
 #include <stdlib.h>
@@ -28,17 +25,15 @@
 #define GEMM_CHUNK_OPS (UINT64_C(12) << 20)
 #define TOKENS_A_CHUNK 8
 
-enum program_tier program_tier_of(uint32_t tokens)
+enum op_tier program_tier_of(uint32_t tokens)
 {
-    return tokens == 1                    ? PROGRAM_TIER_ONE
-           : tokens <= PROGRAM_FEW_TOKENS ? PROGRAM_TIER_FEW
-                                          : PROGRAM_TIER_CHUNK;
+    return tokens == 1 ? OP_TIER_ONE : tokens <= PROGRAM_FEW_TOKENS ? OP_TIER_FEW : OP_TIER_CHUNK;
 }
 
-bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum program_tier tier)
+bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum op_tier tier)
 {
-    static const uint32_t first[PROGRAM_TIER_COUNT] = {1, 2, PROGRAM_FEW_TOKENS + 1},
-                          last[PROGRAM_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, UINT32_MAX};
+    static const uint32_t first[OP_TIER_COUNT] = {1, 2, PROGRAM_FEW_TOKENS + 1},
+                          last[OP_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, UINT32_MAX};
     uint32_t from = plan_phase_at(plan, phase).from_tokens, to = plan->step_tokens;
     if (phase < plan->prefill_count && plan->prefill[phase].from_tokens - 1 < to)
         to = plan->prefill[phase].from_tokens - 1;
@@ -51,6 +46,7 @@ struct lowering {
     const struct program_source *source;
     struct program *program;
     uint32_t capacity;
+    enum op_tier tier;
     uint32_t tokens; /* typical of the tier, for chunk sizes */
     bool tiled;      /* inputs of linears are (several tokens) */
     struct helm_err *err;
@@ -83,7 +79,7 @@ static float *buffer_of(const struct activations *act, enum model_buffer buffer)
     return NULL;
 }
 
-static struct program_entry *add_entry(struct lowering *low, enum program_kind kind, int32_t layer)
+static struct program_entry *add_entry(struct lowering *low, enum op_kind kind, int32_t layer)
 {
     struct program *p = low->program;
     if (p->count == low->capacity) {
@@ -253,89 +249,106 @@ static int add_segment(struct lowering *low, struct program_entry *e, const stru
     return 0;
 }
 
-/* A norm of the residual stream into the buffer of normalised inputs; without a weight it only tiles. */
-static struct program_entry *add_norm(struct lowering *low, const struct math_op *op, int32_t layer,
-                                      bool sampled)
+/* What an operation is made of. */
+struct making {
+    const struct math_op *op;
+    int32_t layer;
+    bool sampled;
+};
+
+/* An entry of its own, first in the program. */
+static int make_embed(struct lowering *low, const struct making *m)
 {
-    const struct program_source *s = low->source;
-    struct program_entry *e = add_entry(low, PROGRAM_NORM, layer);
-    if (!e) return NULL;
-    e->in = buffer_of(s->act, op->in);
-    e->width = s->act->width[op->in];
-    e->sampled = sampled;
-    if (op->norm == TENSOR_NONE) return e;
-    e->norm = weights_vector(s->weights, op->norm, layer);
-    e->out = buffer_of(s->act, BUFFER_H);
-    return e;
+    const struct tensor_matrix *table = weights_matrix(low->source->weights, m->op->weight[0], -1);
+    if (!table->data || tensor_format_of(table->format)->variable ||
+        table->bytes < tensor_format_bytes(table->format, table->rows, table->cols))
+        return unsupported(low, m->layer, "an embedding that is not here, or not in rows of one size,");
+    low->program->entry[0].gather = true;
+    return 0;
 }
 
-/* With one token a norm, if there is one, and the linear; with several always a NORM, which tiles what it
- * wrote while that is in the cache. */
-static int lower_linear(struct lowering *low, const struct math_op *op, int32_t layer, bool sampled)
+/* A norm of the residual stream into the buffer of normalised inputs; without a weight it only tiles. */
+static int make_norm(struct lowering *low, const struct making *m)
 {
-    const enum model_buffer in = op->norm == TENSOR_NONE ? op->in : BUFFER_H;
-    struct program_entry linear = {.kind = PROGRAM_LINEAR,
-                                   .layer = layer,
-                                   .sampled = sampled,
-                                   .accumulate = op->accumulate,
-                                   .swiglu = op->swiglu,
-                                   .in = buffer_of(low->source->act, in),
-                                   .width = low->source->act->width[in]};
-    for (uint32_t w = 0; w < op->weights; w++) {
-        int rc = add_segment(low, &linear, op, w, layer);
-        if (rc) return rc;
-    }
-    if (op->norm != TENSOR_NONE || low->tiled) {
-        struct program_entry *norm = add_norm(low, op, layer, sampled);
-        if (!norm) return HELM_E_NOMEM;
-        if (op->norm != TENSOR_NONE && !norm->norm) return unsupported(low, layer, "a norm without weight");
-        if (low->tiled) add_tiles(norm, &linear);
-    }
-    struct program_entry *e = add_entry(low, PROGRAM_LINEAR, layer);
+    const struct program_source *s = low->source;
+    struct program_entry *e = add_entry(low, OP_NORM, m->layer);
     if (!e) return HELM_E_NOMEM;
-    *e = linear;
-    int rc = cut_rows(low, e); /* after it is in the program, which owns what this allocates */
+    e->in = buffer_of(s->act, m->op->in);
+    e->width = s->act->width[m->op->in];
+    e->sampled = m->sampled;
+    if (m->op->norm == TENSOR_NONE) return 0;
+    e->norm = weights_vector(s->weights, m->op->norm, m->layer);
+    e->out = buffer_of(s->act, BUFFER_H);
+    return e->norm ? 0 : unsupported(low, m->layer, "a norm without weight");
+}
+
+/* Of several tokens the norm in front tiles what it wrote while that is in the cache. */
+static int make_linear(struct lowering *low, const struct making *m)
+{
+    const enum model_buffer in = m->op->norm == TENSOR_NONE ? m->op->in : BUFFER_H;
+    struct program_entry *e = add_entry(low, OP_LINEAR, m->layer);
+    int rc = e ? 0 : HELM_E_NOMEM;
+    if (rc) return rc;
+    e->sampled = m->sampled;
+    e->accumulate = m->op->accumulate;
+    e->swiglu = m->op->swiglu;
+    e->in = buffer_of(low->source->act, in);
+    e->width = low->source->act->width[in];
+    for (uint32_t w = 0; w < m->op->weights && !rc; w++) rc = add_segment(low, e, m->op, w, m->layer);
+    if (rc) return rc;
+    if (low->tiled) add_tiles(e - 1, e);
+    rc = cut_rows(low, e);
     low->program->bytes += e->bytes;
     return rc;
 }
 
-/* Head norms and rotations in one pass, and the attention behind them. */
-static int lower_attention(struct lowering *low, const struct math_op *op, int32_t layer)
+/* Head norms and rotations in one pass, which also fills the cache. */
+static int make_rope_append(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
-    uint32_t kv_layer = 0;
-    if (plan_kv_of(s->plan, (uint32_t)layer, &kv_layer) != PLAN_CPU0)
-        return unsupported(low, layer, "attention whose KV cache is not the CPU's");
-    struct program_entry *rotate = add_entry(low, PROGRAM_ROTATE, layer);
-    if (!rotate) return HELM_E_NOMEM;
-    rotate->kv_layer = kv_layer;
+    struct program_entry *e = add_entry(low, OP_ROPE_APPEND, m->layer);
+    if (!e) return HELM_E_NOMEM;
+    if (plan_kv_of(s->plan, (uint32_t)m->layer, &e->kv_layer) != PLAN_CPU0)
+        return unsupported(low, m->layer, "attention whose KV cache is not the CPU's");
     low->program->entry[0].rotates = true;
-    if (op->q_norm != TENSOR_NONE) rotate->norm = weights_vector(s->weights, op->q_norm, layer);
-    if (op->k_norm != TENSOR_NONE) rotate->norm2 = weights_vector(s->weights, op->k_norm, layer);
-    struct program_entry *attend = add_entry(low, PROGRAM_ATTEND, layer);
-    if (!attend) return HELM_E_NOMEM;
-    attend->kv_layer = kv_layer;
-    attend->window = s->model->config.window ? s->model->config.window[layer] : 0;
+    if (m->op->q_norm != TENSOR_NONE) e->norm = weights_vector(s->weights, m->op->q_norm, m->layer);
+    if (m->op->k_norm != TENSOR_NONE) e->norm2 = weights_vector(s->weights, m->op->k_norm, m->layer);
     return 0;
 }
 
-static int lower_op(struct lowering *low, const struct math_op *op, int32_t layer, bool sampled)
+static int make_attend(struct lowering *low, const struct making *m)
 {
-    switch (op->kind) {
-    case MATH_EMBED: { /* an entry of its own, first in the program */
-        const struct tensor_matrix *m = weights_matrix(low->source->weights, op->weight[0], -1);
-        if (!m->data || tensor_format_of(m->format)->variable ||
-            m->bytes < tensor_format_bytes(m->format, m->rows, m->cols))
-            return unsupported(low, layer, "an embedding that is not here, or not in rows of one size,");
-        low->program->entry[0].gather = true;
-        return 0;
-    }
-    case MATH_LINEAR:
-        return lower_linear(low, op, layer, sampled);
-    case MATH_ATTENTION:
-        return lower_attention(low, op, layer);
-    }
-    return unsupported(low, layer, op->name);
+    const struct model_config *c = &low->source->model->config;
+    struct program_entry *e = add_entry(low, OP_ATTEND, m->layer);
+    if (!e) return HELM_E_NOMEM;
+    (void)plan_kv_of(low->source->plan, (uint32_t)m->layer, &e->kv_layer);
+    e->window = c->window ? c->window[m->layer] : 0;
+    return 0;
+}
+
+static int make_sample(struct lowering *low, const struct making *m)
+{
+    struct program_entry *e = add_entry(low, OP_SAMPLE, m->layer);
+    if (!e) return HELM_E_NOMEM;
+    e->sampled = m->sampled;
+    e->chunk = 1;
+    return 0;
+}
+
+static int (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct making *m) = {
+    [OP_EMBED] = make_embed,   [OP_NORM] = make_norm,
+    [OP_LINEAR] = make_linear, [OP_ROPE_APPEND] = make_rope_append,
+    [OP_ATTEND] = make_attend, [OP_SAMPLE] = make_sample,
+};
+
+static int lower_op(struct lowering *low, const struct math_op *op, int32_t layer)
+{
+    const struct making making = {.op = op, .layer = layer, .sampled = op == &low->source->model->math.head};
+    enum op_kind kinds[PROGRAM_OPS_MAX];
+    const uint32_t count = program_ops_of(op, PROCESSOR_CPU, low->tier, kinds);
+    int rc = 0;
+    for (uint32_t i = 0; i < count && !rc; i++) rc = make_of[kinds[i]](low, &making);
+    return rc;
 }
 
 static int lower_unit(struct lowering *low, uint32_t unit)
@@ -343,7 +356,7 @@ static int lower_unit(struct lowering *low, uint32_t unit)
     const struct math_part *math = model_unit_math(low->source->model, unit);
     int rc = 0;
     for (uint32_t i = 0; i < math->ops && !rc; i++)
-        rc = lower_op(low, &math->op[i], (int32_t)unit_layer(unit), false);
+        rc = lower_op(low, &math->op[i], (int32_t)unit_layer(unit));
     return rc;
 }
 
@@ -353,37 +366,38 @@ static int lower_span(struct lowering *low, const struct plan_span *span)
     const struct program_source *s = low->source;
     int rc = 0;
     if (span->ticket_in) {
-        struct program_entry *e = add_entry(low, PROGRAM_RECEIVE, -1);
+        struct program_entry *e = add_entry(low, OP_LANE_READ, -1);
         if (!e) return HELM_E_NOMEM;
         e->lane = s->arena ? arena_lane_of(s->arena, span->lane_in) : NULL;
         e->ticket = span->ticket_in;
         e->last = span->last_in;
     }
-    if (span->embed) rc = lower_op(low, &s->model->math.embed, -1, false);
+    if (span->embed) rc = lower_op(low, &s->model->math.embed, -1);
     for (uint32_t u = 0; u < span->unit_count && !rc; u++) rc = lower_unit(low, span->first_unit + u);
     if (rc || !span->ticket_out) return rc;
-    struct program_entry *e = add_entry(low, PROGRAM_SEND, -1);
+    struct program_entry *e = add_entry(low, OP_LANE_WRITE, -1);
     if (!e) return HELM_E_NOMEM;
     e->lane = s->arena ? arena_lane_of(s->arena, span->lane_out) : NULL;
     e->ticket = span->ticket_out;
     return 0;
 }
 
-int program_lower(const struct program_source *source, uint32_t phase, enum program_tier tier,
+int program_lower(const struct program_source *source, uint32_t phase, enum op_tier tier,
                   struct program *program, struct helm_err *err)
 {
-    static const uint32_t typical[PROGRAM_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, 256};
+    static const uint32_t typical[OP_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, 256};
     struct lowering low = {.source = source,
                            .program = program,
+                           .tier = tier,
                            .tokens = typical[tier],
-                           .tiled = tier != PROGRAM_TIER_ONE,
+                           .tiled = tier != OP_TIER_ONE,
                            .err = err};
     memset(program, 0, sizeof *program);
     program->tiled = low.tiled;
     struct plan_span *spans = NULL;
     uint32_t span_count = 0;
     int rc = plan_spans(source->plan, phase, &spans, &span_count, err);
-    if (!rc && !add_entry(&low, PROGRAM_EMBED, -1)) rc = HELM_E_NOMEM;
+    if (!rc && !add_entry(&low, OP_EMBED, -1)) rc = HELM_E_NOMEM;
     for (uint32_t i = 0; i < span_count && !rc; i++)
         if (spans[i].processor == PLAN_CPU0) rc = lower_span(&low, &spans[i]);
     free(spans);
@@ -400,17 +414,14 @@ int program_lower_head(const struct program_source *source, bool many, struct pr
 {
     struct lowering low = {.source = source,
                            .program = program,
+                           .tier = many ? OP_TIER_FEW : OP_TIER_ONE,
                            .tokens = many ? PROGRAM_FEW_TOKENS : 1,
                            .tiled = many,
                            .err = err};
     memset(program, 0, sizeof *program);
     program->tiled = many;
-    int rc = lower_op(&low, &source->model->math.head, -1, true);
-    if (!rc && !add_entry(&low, PROGRAM_SAMPLE, -1)) rc = HELM_E_NOMEM;
-    if (rc)
-        program_free(program);
-    else
-        program->entry[program->count - 1].sampled = true;
+    int rc = lower_op(&low, &source->model->math.head, -1);
+    if (rc) program_free(program);
     return rc;
 }
 

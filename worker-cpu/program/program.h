@@ -13,6 +13,7 @@
 
 #include "common/cpu/kernels/kernel_set.h"
 #include "common/plan/workspace.h"
+#include "common/program/op.h"
 #include "worker-cpu/weights/weights.h"
 
 #define PROGRAM_SEGMENTS_MAX 3    /* q, k, v */
@@ -32,18 +33,6 @@ struct activations {
     uint64_t bytes;
 };
 
-enum program_kind {
-    PROGRAM_EMBED,  /* x[t] = embedding of token t; cosine and sine of its position: what is needed of both */
-    PROGRAM_NORM,   /* out[t] = rmsnorm(in[t]) if it has a weight; then tiled for the linear that follows */
-    PROGRAM_LINEAR, /* every segment: out[t] (+)= w in[t] + bias; with swiglu the two results are then
-                       combined */
-    PROGRAM_ROTATE, /* q and k: norm of each head, rotation; k and v go into the cache */
-    PROGRAM_ATTEND, /* a = attention of q over the cache */
-    PROGRAM_SAMPLE, /* a token from each row of logits */
-    PROGRAM_RECEIVE, /* x[t] = what the other worker put into the lane */
-    PROGRAM_SEND,    /* the lane's [t] = x[t] */
-};
-
 struct program_segment {
     struct tensor_matrix matrix;
     const struct linear_set *kernels; /* of its format */
@@ -55,7 +44,7 @@ struct program_segment {
 };
 
 struct program_entry {
-    enum program_kind kind;
+    enum op_kind kind;
     bool sampled;    /* runs over the sampled rows, not over the tokens */
     bool accumulate; /* LINEAR: adds to out (residual) */
     bool swiglu;     /* LINEAR: segments 0 and 1 are gate and up */
@@ -63,21 +52,21 @@ struct program_entry {
         decoded; /* LINEAR of several tokens: rows are decoded once for all tiles, of some segment at least */
     bool alone;  /* too little work to share */
     bool gather; /* EMBED: the embedding is ours */
-    bool rotates;    /* EMBED: a ROTATE comes later */
-    bool last;       /* RECEIVE: the lane's last hand-over of a step */
-    uint32_t ticket; /* RECEIVE, SEND */
+    bool rotates;    /* EMBED: a ROPE_APPEND comes later */
+    bool last;       /* LANE_READ: the lane's last hand-over of a step */
+    uint32_t ticket; /* LANE_READ, LANE_WRITE */
     struct lane *lane;
     int32_t layer;     /* of the model; -1 outside the layers */
     uint32_t kv_layer; /* of the layer group */
     uint32_t window;
-    uint32_t chunk;  /* EMBED, NORM, ROTATE: tokens of a chunk */
+    uint32_t chunk;  /* of those that are not cut by rows: tokens of a chunk */
     uint32_t chunks; /* LINEAR: row chunks, as many for each thread */
     uint32_t share;  /* LINEAR: threads it is shared by, 0: all */
     uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
-    const float *norm, *norm2;                              /* NORM: weight or NULL. ROTATE: of q, of k */
-    const float *in;                                        /* NORM, LINEAR of the one-token tier */
-    float *out;                                             /* NORM */
-    uint32_t width;                                         /* of in and out */
+    const float *norm, *norm2; /* NORM: weight or NULL. ROPE_APPEND: of q, of k */
+    const float *in;           /* NORM, LINEAR of the one-token tier */
+    float *out;                /* NORM */
+    uint32_t width;            /* of in and out */
     const struct linear_kernel *tile[PROGRAM_SEGMENTS_MAX]; /* NORM: tile for these */
     uint32_t tile_count;
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];
@@ -85,11 +74,10 @@ struct program_entry {
     uint64_t bytes; /* of weights it reads: of a variable format what their groups take */
 };
 
-enum program_tier { PROGRAM_TIER_ONE, PROGRAM_TIER_FEW, PROGRAM_TIER_CHUNK, PROGRAM_TIER_COUNT };
 #define PROGRAM_FEW_TOKENS ENGINE_FEW_TOKENS
-enum program_tier program_tier_of(uint32_t tokens);
+enum op_tier program_tier_of(uint32_t tokens);
 /* Whether a step of that phase, of at most step_tokens tokens, can be of this tier. */
-bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum program_tier tier);
+bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum op_tier tier);
 
 struct program {
     struct program_entry *entry;
@@ -112,7 +100,7 @@ struct program_source {
 };
 
 /* Our spans of one phase with the hand-overs around them; without the head. Empty when there are none. */
-HELM_MUST_CHECK int program_lower(const struct program_source *source, uint32_t phase, enum program_tier tier,
+HELM_MUST_CHECK int program_lower(const struct program_source *source, uint32_t phase, enum op_tier tier,
                                   struct program *program, struct helm_err *err);
 /* Final norm, head and sampling, for one sampled row or for several. */
 HELM_MUST_CHECK int program_lower_head(const struct program_source *source, bool many,

@@ -35,7 +35,7 @@ static bool next_linear(void *ctx, uint32_t thread, struct pool_job *job)
     for (; p->index < 2; p->index++, p->entry = 0)
         while (p->entry < p->program[p->index]->count) {
             const struct program_entry *e = &p->program[p->index]->entry[p->entry++];
-            if (e->kind != PROGRAM_LINEAR) continue;
+            if (e->kind != OP_LINEAR) continue;
             if (p->bytes >= p->most) return false;
             p->bytes += e->bytes;
             p->run->entry = e;

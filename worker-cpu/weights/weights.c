@@ -1,4 +1,4 @@
-/* Weights: layout, parallel loading. See weights.h. */
+/* Weights: parallel loading. See weights.h. */
 #include "worker-cpu/weights/weights.h"
 
 #include <errno.h>
@@ -8,11 +8,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include "common/base/file.h"
-#include "common/model/arch.h"
 #include "common/base/units.h"
+#include "common/cpu/kernels/kernel_set.h"
+#include "common/plan/engine_limits.h"
 
 /* What one thread populates and reads at a time: a multiple of a huge page, small enough that progress is
  * smooth. */
@@ -28,12 +27,13 @@ static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
 static void weights_digest_places(struct weights *w)
 {
     for (uint32_t i = 0; i < w->host.count; i++) {
-        const struct host_weights_place *p = &w->host.place[i];
+        const struct placement *p = &w->host.place[i];
+        const struct model_tensor *t = placement_tensor(w->model, p);
         w->digest = digest_add(w->digest, &p->offset, sizeof p->offset);
-        w->digest = digest_add(w->digest, &p->tensor->offset, sizeof p->tensor->offset);
-        w->digest = digest_add(w->digest, &p->tensor->bytes, sizeof p->tensor->bytes);
-        w->digest = digest_add(w->digest, &p->packed, sizeof p->packed);
-        w->digest = digest_add(w->digest, p->tensor->name, strlen(p->tensor->name));
+        w->digest = digest_add(w->digest, &t->offset, sizeof t->offset);
+        w->digest = digest_add(w->digest, &t->bytes, sizeof t->bytes);
+        w->digest = digest_add(w->digest, &p->format, sizeof p->format);
+        w->digest = digest_add(w->digest, t->name, strlen(t->name));
     }
 }
 
@@ -41,26 +41,24 @@ static void weights_digest_places(struct weights *w)
 static int weights_digest_files(struct weights *w, struct helm_err *err)
 {
     char root[PATH_MAX];
+    struct model_shards shards;
     if (!realpath(w->model->folder, root))
         return helm_fail_errno(err, "%s: cannot resolve", w->model->folder);
     w->digest = digest_add(UINT64_C(0xcbf29ce484222325), root, strlen(root));
-    for (uint32_t i = 0; i < w->model->shard_count; i++) {
-        int fd;
-        uint64_t bytes;
-        struct stat st;
-        int rc = file_open_inside(w->model->folder, w->model->shards[i].file, &fd, &bytes, err);
-        if (rc) return rc;
-        int failed = fstat(fd, &st);
-        close(fd);
-        if (failed) return helm_fail_errno(err, "%s: cannot stat", w->model->shards[i].file);
-        if (bytes != w->model->shards[i].bytes)
-            return helm_fail(err, HELM_E_MISMATCH, "%s changed its size while it was read",
-                             w->model->shards[i].file);
+    int rc = model_shards_open(w->model, &shards, err);
+    for (uint32_t i = 0; i < w->model->shard_count && !rc; i++) {
+        const char *file = w->model->shards[i].file;
+        struct stat st = {0};
+        if (fstat(shards.fd[i], &st))
+            rc = helm_fail_errno(err, "%s: cannot stat", file);
+        else if (shards.bytes[i] != w->model->shards[i].bytes)
+            rc = helm_fail(err, HELM_E_MISMATCH, "%s changed its size while it was read", file);
         w->digest = digest_add(w->digest, &st.st_ino, sizeof st.st_ino);
         w->digest = digest_add(w->digest, &st.st_size, sizeof st.st_size);
         w->digest = digest_add(w->digest, &st.st_mtim, sizeof st.st_mtim);
     }
-    return 0;
+    model_shards_close(&shards);
+    return rc;
 }
 
 /* Whether this worker computes with a tensor. */
@@ -75,22 +73,15 @@ static bool is_computed(const struct weights *w, const struct model_tensor *t)
 
 static void note_computed(struct weights *w, const struct plan *plan)
 {
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        for (uint32_t i = 0; i < phase.stage_count; i++) {
-            const struct plan_stage *stage = &phase.stages[i];
-            if (plan_home_processor(stage->home) != PLAN_CPU0) continue;
-            for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
-                w->computed[u] = true;
-        }
-    }
+    plan_units_of(plan, PLAN_CPU0, w->computed);
     w->computed[unit_count(plan->layers)] = plan->embed == PLAN_CPU0;
     w->computed[unit_count(plan->layers) + 1] = plan->head == PLAN_CPU0;
-    for (uint32_t i = 0; i < w->host.count; i++)
-        if (is_computed(w, w->host.place[i].tensor)) {
-            const struct host_weights_place *p = &w->host.place[i];
-            w->formats |= format_bit(p->packed ? FORMAT_BF16_PACKED : p->tensor->format);
-        }
+    for (uint32_t i = 0; i < w->host.count; i++) {
+        const struct model_tensor *t = placement_tensor(w->model, &w->host.place[i]);
+        w->matrix_bytes += t->bytes;
+        if (is_computed(w, t)) w->formats |= format_bit(w->host.place[i].format);
+    }
+    w->vector_bytes = placement_vectors(w->model, plan, PLAN_CPU0, w->vector_place, &w->vector_count);
 }
 
 int weights_plan(const struct model *model, const struct plan *plan, struct weights *w, struct helm_err *err)
@@ -102,31 +93,29 @@ int weights_plan(const struct model *model, const struct plan *plan, struct weig
     w->matrix = calloc(cells, sizeof *w->matrix);
     w->vector = calloc(cells, sizeof *w->vector);
     w->computed = calloc((size_t)unit_count(c->layers) + 2, sizeof *w->computed);
-    int rc = 0;
-    if (!w->matrix || !w->vector || !w->computed) {
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for the table of weights");
-        goto out;
-    }
-    rc = host_weights_plan(model, plan, &w->host, err);
+    w->vector_place = calloc((size_t)model->tensor_count + 1, sizeof *w->vector_place);
+    int rc = w->matrix && w->vector && w->computed && w->vector_place
+                 ? placement_check(model, plan, err)
+                 : helm_fail(err, HELM_E_NOMEM, "no memory for the table of weights");
     if (!rc) rc = weights_digest_files(w, err);
-    if (rc) goto out;
+    if (rc) {
+        weights_free(w);
+        return rc;
+    }
+    w->host = placements_in(plan, PLAN_HOST);
     weights_digest_places(w);
     note_computed(w, plan);
-out:
-    if (rc) weights_free(w);
-    return rc;
+    return 0;
 }
 
 struct weights_job {
     struct weights *w;
-    const struct arena *arena;
+    const struct weights_loading *loading;
     char *region;
     uint64_t region_offset;
     uint32_t pieces;
-    bool handed_out;
-    const int *fd; /* per shard */
-    _Atomic uint64_t *bytes_done;
-    const _Atomic bool *cancel;
+    uint32_t rounds; /* that were begun */
+    struct model_shards shards;
     _Atomic bool failed;
     pthread_mutex_t lock; /* guards what follows */
     int rc;
@@ -145,18 +134,46 @@ static void job_fail(struct weights_job *job, int rc, const struct helm_err *err
     atomic_store(&job->failed, true);
 }
 
-/* The first tensor that ends after `offset`. */
+/* The first matrix that ends after `offset`. */
 static uint32_t place_find(const struct weights *w, uint64_t offset)
 {
     uint32_t low = 0, high = w->host.count;
     while (low < high) {
         uint32_t mid = low + (high - low) / 2;
-        if (w->host.place[mid].offset + w->host.place[mid].tensor->bytes <= offset)
+        if (w->host.place[mid].offset + w->host.place[mid].bytes <= offset)
             low = mid + 1;
         else
             high = mid;
     }
     return low;
+}
+
+/* What of a matrix lies in the region's bytes from `first` to `last`: of one that lies in another format than in the
+ * file the rows that begin there. */
+static int load_part(const struct weights_job *job, const struct placement *p, uint64_t first, uint64_t last,
+                     struct helm_err *err)
+{
+    const struct model_tensor *t = placement_tensor(job->w->model, p);
+    _Atomic uint64_t *done = job->loading->bytes_done;
+    uint64_t bytes;
+    const uint64_t from = first > p->offset ? first - p->offset : 0,
+                   to = last < p->offset + p->bytes ? last - p->offset : p->bytes,
+                   row_bytes = tensor_format_row_bytes(p->format, t->cols),
+                   row = (from + row_bytes - 1) / row_bytes, end = (to + row_bytes - 1) / row_bytes;
+    const struct model_rows rows = {.tensor = t,
+                                    .row = (uint32_t)row,
+                                    .rows = (uint32_t)(end - row),
+                                    .format = p->format};
+    int rc;
+    if (p->format == t->format) {
+        bytes = to - from;
+        rc = model_shards_read(&job->shards, t, from, bytes, job->region + p->offset + from, err);
+    } else {
+        bytes = (end - row) * tensor_format_row_bytes(t->format, t->cols);
+        rc = model_shards_read_rows(&job->shards, &rows, job->region + p->offset + row * row_bytes, err);
+    }
+    if (!rc && done) atomic_fetch_add_explicit(done, bytes, memory_order_relaxed);
+    return rc;
 }
 
 /* Huge pages first, so that data lands in them at once and is never moved. */
@@ -165,29 +182,25 @@ static void load_piece(void *ctx, uint32_t chunk, uint32_t thread)
     (void)thread;
     struct weights_job *job = ctx;
     const struct weights *w = job->w;
+    const struct weights_loading *l = job->loading;
     uint64_t first = (uint64_t)chunk * WEIGHTS_PIECE, last = first + WEIGHTS_PIECE;
     uint64_t huge = 0, small = 0;
     struct helm_err err = {0};
+    int rc = 0;
     if (atomic_load_explicit(&job->failed, memory_order_relaxed)) return;
-    if (job->cancel && atomic_load_explicit(job->cancel, memory_order_relaxed)) {
+    if (l->cancel && atomic_load_explicit(l->cancel, memory_order_relaxed)) {
         helm_fail(&err, HELM_E_CANCELLED, "loading was cancelled");
         job_fail(job, HELM_E_CANCELLED, &err);
         return;
     }
     if (last > w->host.region_bytes) last = w->host.region_bytes;
-    arena_populate(job->arena, job->region_offset + first, last - first, &huge, &small);
-    for (uint32_t i = place_find(w, first); i < w->host.count && w->host.place[i].offset < last; i++) {
-        const struct host_weights_place *p = &w->host.place[i];
-        if (p->packed) continue;
-        uint64_t from = p->offset > first ? p->offset : first;
-        uint64_t to = p->offset + p->tensor->bytes < last ? p->offset + p->tensor->bytes : last;
-        int rc = model_tensor_read(p->tensor, job->fd[p->tensor->shard], from - p->offset, to - from,
-                                   job->region + from, &err);
-        if (rc) {
-            job_fail(job, rc, &err);
-            return;
-        }
-        if (job->bytes_done) atomic_fetch_add_explicit(job->bytes_done, to - from, memory_order_relaxed);
+    arena_populate(l->arena, job->region_offset + first, last - first, &huge, &small);
+    for (uint32_t i = place_find(w, first); i < w->host.count && w->host.place[i].offset < last && !rc; i++)
+        if (!tensor_format_of(w->host.place[i].format)->variable)
+            rc = load_part(job, &w->host.place[i], first, last, &err);
+    if (rc) {
+        job_fail(job, rc, &err);
+        return;
     }
     pthread_mutex_lock(&job->lock);
     job->huge_bytes += huge;
@@ -195,62 +208,58 @@ static void load_piece(void *ctx, uint32_t chunk, uint32_t thread)
     pthread_mutex_unlock(&job->lock);
 }
 
+/* One matrix, if its size varies. */
+static void pack_matrix(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct weights_job *job = ctx;
+    const struct placement *p = &job->w->host.place[chunk];
+    struct helm_err err = {0};
+    if (p->format != FORMAT_BF16_PACKED || atomic_load_explicit(&job->failed, memory_order_relaxed)) return;
+    int rc = weights_pack(job->loading, &job->shards, placement_tensor(job->w->model, p),
+                          job->region + p->offset, &err);
+    if (rc) job_fail(job, rc, &err);
+}
+
+/* Pieces of the region, whose pages are then there; and what is packed into it. */
 static bool load_next(void *ctx, uint32_t thread, struct pool_job *out)
 {
     (void)thread;
     struct weights_job *job = ctx;
-    if (job->handed_out) return false;
-    job->handed_out = true;
-    *out = (struct pool_job){.run = load_piece, .chunks = job->pieces};
+    if (job->rounds == 2) return false;
+    *out = job->rounds++ ? (struct pool_job){.run = pack_matrix, .chunks = job->w->host.count}
+                         : (struct pool_job){.run = load_piece, .chunks = job->pieces};
     return true;
 }
 
 /* Norm weights and biases of what is computed here: few and small, so read one after another and kept as
  * fp32. */
-static int load_vectors(struct weights *w, const int *fd, const struct kernel_set *kernels,
-                        struct helm_err *err)
+static int load_vectors(struct weights *w, const struct model_shards *shards, struct helm_err *err)
 {
-    const struct model *m = w->model;
-    uint64_t floats = 0, largest = 0;
-    for (uint32_t i = 0; i < m->tensor_count; i++) {
-        if (!arch_role_is_vector(m->tensors[i].role) || !is_computed(w, &m->tensors[i])) continue;
-        floats += (m->tensors[i].rows * m->tensors[i].cols + 15) / 16 * 16;
-        if (m->tensors[i].bytes > largest) largest = m->tensors[i].bytes;
-    }
-    void *raw = malloc((size_t)largest + 1);
-    w->vectors = aligned_alloc(64, (size_t)(floats + 16) * sizeof(float));
-    int rc = 0;
-    if (!raw || !w->vectors) {
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of norm weights and biases",
-                       (unsigned long long)(floats * sizeof(float)));
-        goto out;
-    }
-    float *at = w->vectors;
-    for (uint32_t i = 0; i < m->tensor_count; i++) {
-        const struct model_tensor *t = &m->tensors[i];
-        if (!arch_role_is_vector(t->role) || !is_computed(w, t)) continue;
-        size_t n = (size_t)(t->rows * t->cols);
-        rc = model_tensor_read(t, fd[t->shard], 0, t->bytes, raw, err);
-        if (rc) goto out;
-        kernels->vector->load(at, raw, tensor_format_value(t->format), n);
+    w->vectors = aligned_alloc(HOST_ALIGN, (size_t)(w->vector_bytes + HOST_ALIGN));
+    int rc = w->vectors ? 0
+                        : helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of norm weights and biases",
+                                    (unsigned long long)w->vector_bytes);
+    for (uint32_t i = 0; i < w->vector_count && !rc; i++) {
+        const struct placement *p = &w->vector_place[i];
+        const struct model_tensor *t = placement_tensor(w->model, p);
+        const struct model_rows all = {.tensor = t, .rows = 1, .format = p->format};
+        float *at = w->vectors + p->offset / sizeof *at;
+        rc = model_shards_read_rows(shards, &all, at, err);
         w->vector[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role] = at;
-        at += (n + 15) / 16 * 16;
     }
-out:
-    free(raw);
     return rc;
 }
 
 static void fill_matrix_table(struct weights *w, const char *region)
 {
     for (uint32_t i = 0; i < w->host.count; i++) {
-        const struct host_weights_place *p = &w->host.place[i];
-        const struct model_tensor *t = p->tensor;
-        const char *at = region + p->offset;
-        if (p->packed && !is_computed(w, t)) continue;
-        const struct tensor_matrix matrix = {.format = p->packed ? FORMAT_BF16_PACKED : t->format,
-                                             .data = at,
-                                             .bytes = host_weights_room(t, p->packed),
+        const struct placement *p = &w->host.place[i];
+        const struct model_tensor *t = placement_tensor(w->model, p);
+        if (p->format != t->format && !is_computed(w, t)) continue;
+        const struct tensor_matrix matrix = {.format = p->format,
+                                             .data = region + p->offset,
+                                             .bytes = p->bytes,
                                              .rows = (uint32_t)t->rows,
                                              .cols = (uint32_t)t->cols};
         w->matrix[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role] = matrix;
@@ -258,10 +267,10 @@ static void fill_matrix_table(struct weights *w, const char *region)
     }
 }
 
-static int load_matrices(struct weights *w, const struct arena *arena, const int *fd, struct pool *pool,
-                         _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
+static int load_matrices(struct weights *w, const struct weights_loading *loading,
+                         const struct model_shards *shards, struct helm_err *err)
 {
-    const struct arena_region *region = &arena_header_of(arena)->region[ARENA_REGION_WEIGHTS];
+    const struct arena_region *region = &arena_header_of(loading->arena)->region[ARENA_REGION_WEIGHTS];
     uint64_t pieces = (w->host.region_bytes + WEIGHTS_PIECE - 1) / WEIGHTS_PIECE;
     if (pieces == 0) return 0;
     if (pieces > POOL_CHUNKS_MAX)
@@ -269,15 +278,13 @@ static int load_matrices(struct weights *w, const struct arena *arena, const int
                          (unsigned long long)w->host.region_bytes,
                          (unsigned long long)(POOL_CHUNKS_MAX * WEIGHTS_PIECE));
     struct weights_job job = {.w = w,
-                              .arena = arena,
-                              .region = arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
+                              .loading = loading,
+                              .region = arena_region_ptr(loading->arena, ARENA_REGION_WEIGHTS),
                               .region_offset = region->offset,
                               .pieces = (uint32_t)pieces,
-                              .fd = fd,
-                              .bytes_done = bytes_done,
-                              .cancel = cancel,
+                              .shards = *shards,
                               .lock = PTHREAD_MUTEX_INITIALIZER};
-    pool_run(pool, load_next, &job);
+    pool_run(loading->pool, load_next, &job);
     w->huge_bytes = job.huge_bytes;
     w->small_bytes = job.small_bytes;
     pthread_mutex_destroy(&job.lock);
@@ -285,72 +292,39 @@ static int load_matrices(struct weights *w, const struct arena *arena, const int
     return job.rc;
 }
 
-static int open_shards(const struct weights *w, int **fd, uint32_t *open_count, struct helm_err *err)
+int weights_place(struct weights *w, const void *region, struct helm_err *err)
 {
-    *open_count = 0;
-    *fd = malloc((w->model->shard_count + 1) * sizeof **fd);
-    if (!*fd) return helm_fail(err, HELM_E_NOMEM, "no memory for %u file descriptors", w->model->shard_count);
-    for (; *open_count < w->model->shard_count; ++*open_count) {
-        uint64_t bytes;
-        int rc = file_open_inside(w->model->folder, w->model->shards[*open_count].file, &(*fd)[*open_count],
-                                  &bytes, err);
-        if (rc) return rc;
-    }
-    return 0;
-}
-
-static void close_shards(int *fd, uint32_t open_count)
-{
-    while (open_count) close(fd[--open_count]);
-    free(fd);
-}
-
-int weights_place(struct weights *w, const void *region, const struct kernel_set *kernels,
-                  struct helm_err *err)
-{
-    int *fd;
-    uint32_t open_count;
-    int rc = open_shards(w, &fd, &open_count, err);
-    if (!rc) rc = load_vectors(w, fd, kernels, err);
+    struct model_shards shards;
+    int rc = model_shards_open(w->model, &shards, err);
+    if (!rc) rc = load_vectors(w, &shards, err);
     if (!rc) fill_matrix_table(w, region);
-    close_shards(fd, open_count);
+    model_shards_close(&shards);
     return rc;
 }
 
-int weights_load(struct weights *w, const struct arena *arena, const struct kernel_set *kernels,
-                 struct pool *pool, bool ready, _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
-                 struct helm_err *err)
+int weights_load(struct weights *w, const struct weights_loading *l, struct helm_err *err)
 {
-    const struct arena_region *region = &arena_header_of(arena)->region[ARENA_REGION_WEIGHTS];
-    char *base = arena_region_ptr(arena, ARENA_REGION_WEIGHTS);
-    int *fd;
-    uint32_t open_count;
+    const struct arena_region *region = &arena_header_of(l->arena)->region[ARENA_REGION_WEIGHTS];
+    char *base = arena_region_ptr(l->arena, ARENA_REGION_WEIGHTS);
+    const size_t bytes = (size_t)((region->bytes + 4095) / 4096 * 4096);
+    struct model_shards shards;
     if (w->host.region_bytes > region->bytes)
         return helm_fail(err, HELM_E_CAPACITY, "weights need %llu bytes, the arena's region has %llu",
                          (unsigned long long)w->host.region_bytes, (unsigned long long)region->bytes);
-    int rc = open_shards(w, &fd, &open_count, err);
-    if (rc) goto out;
-    rc = load_vectors(w, fd, kernels, err);
-    if (rc) goto out;
-    uint64_t bytes = (region->bytes + 4095) / 4096 * 4096;
-    if (!ready) {
-        /* An engine before this one in the same process left it read-only. */
-        if (bytes && mprotect(base, (size_t)bytes, PROT_READ | PROT_WRITE) != 0) {
-            rc = helm_fail_errno(err, "cannot make the weights region writable");
-            goto out;
-        }
-        rc = load_matrices(w, arena, fd, pool, bytes_done, cancel, err);
-        if (!rc) rc = weights_pack(w, base, fd, pool, bytes_done, cancel, err);
-        if (rc) goto out;
-    }
+    int rc = model_shards_open(w->model, &shards, err);
+    if (!rc) rc = load_vectors(w, &shards, err);
+    /* An engine before this one in the same process left it read-only. */
+    if (!rc && !l->ready && bytes && mprotect(base, bytes, PROT_READ | PROT_WRITE))
+        rc = helm_fail_errno(err, "cannot make the weights region writable");
+    if (!rc && !l->ready) rc = load_matrices(w, l, &shards, err);
+    model_shards_close(&shards);
+    if (rc) return rc;
     weights_count_packed(w, base);
     fill_matrix_table(w, base);
     /* From here on a stray write is a fault, not a silently different model. */
-    if (bytes && mprotect(base, (size_t)bytes, PROT_READ) != 0)
-        rc = helm_fail_errno(err, "cannot make the weights read-only");
-out:
-    close_shards(fd, open_count);
-    return rc;
+    if (bytes && mprotect(base, bytes, PROT_READ))
+        return helm_fail_errno(err, "cannot make the weights read-only");
+    return 0;
 }
 
 void weights_free(struct weights *w)
@@ -358,7 +332,7 @@ void weights_free(struct weights *w)
     free(w->matrix);
     free(w->vector);
     free(w->vectors);
+    free(w->vector_place);
     free(w->computed);
-    host_weights_free(&w->host);
     memset(w, 0, sizeof *w);
 }

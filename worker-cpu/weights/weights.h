@@ -1,8 +1,8 @@
 /* The worker's weights: matrices in the arena's weights region, small vectors as fp32 in private memory.
  *
- * Called by engine.c at load. The region holds every matrix that stays in host memory, at the places of
- * common/plan/host_weights.h: this worker loads them all, also those that only the GPU computes with, and packs
- * those that are to be packed (weights/pack.c). Vectors are kept of what this worker computes in some phase.
+ * Called by engine.c at load. The region holds every matrix that stays in host memory, where the plan's
+ * placements say: this worker loads them all, also those that only the GPU computes with, in the format that
+ * they say; weights/pack.c those of variable size. Vectors are kept of what this worker computes in some phase.
  * After loading the region is mapped read-only. `struct weights` owns the vectors and the tables; the
  * matrices belong to the arena. */
 #ifndef HELM_WORKER_CPU_WEIGHTS_WEIGHTS_H
@@ -13,20 +13,22 @@
 #include <stdint.h>
 
 #include "common/shared/arena.h"
-#include "common/plan/host_weights.h"
-#include "common/model/model.h"
-#include "common/plan/plan.h"
-#include "common/cpu/kernels/kernel_set.h"
+#include "common/model/shards.h"
+#include "common/plan/placement.h"
 #include "common/cpu/pool.h"
 
 struct weights {
-    const struct model *model; /* borrowed */
+    const struct model *model; /* borrowed, as is the plan, which `host` is of */
     /* [layers + 1][TENSOR_ROLE_COUNT]; the first row is for layer -1. data NULL: the model has none, or it is
      * not in the region, or made for the GPU alone. */
     struct tensor_matrix *matrix;
-    float **vector;           /* same indexing */
-    float *vectors;           /* the memory behind them */
-    struct host_weights host; /* what the region holds and where */
+    float **vector;                 /* same indexing */
+    float *vectors;                 /* the memory behind them */
+    struct placement *vector_place; /* [vector_count]: in that memory */
+    uint32_t vector_count;
+    uint64_t vector_bytes;
+    struct placements host; /* what the region holds and where */
+    uint64_t matrix_bytes;  /* of it, as they are in the files */
     bool
         *computed; /* [unit_count(layers) + 2]: unit u is computed here in some phase; then embedding, head */
     unsigned formats; /* format_bit of the matrices computed with */
@@ -35,28 +37,29 @@ struct weights {
     uint64_t packed_from, packed_to; /* bytes of the matrices that are packed, before and after */
 };
 
-/* Lays out what stays in host memory and notes what this worker computes with; reads no weights. */
+/* Checks the plan's placements and notes what this worker computes with; reads no weights. */
 HELM_MUST_CHECK int weights_plan(const struct model *model, const struct plan *plan, struct weights *weights,
                                  struct helm_err *err);
 
-/* Reads matrices into the arena (skipped with `ready`) with all threads of the pool, and the vectors into
- * private memory. *bytes_done counts up as bytes arrive; *cancel set by another thread ends it with
- * HELM_E_CANCELLED. */
-HELM_MUST_CHECK int weights_load(struct weights *weights, const struct arena *arena,
-                                 const struct kernel_set *kernels, struct pool *pool, bool ready,
-                                 _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
+struct weights_loading {
+    const struct arena *arena;
+    struct pool *pool;
+    bool ready;                   /* the matrices are there already */
+    _Atomic uint64_t *bytes_done; /* counts up as bytes are read; or NULL */
+    const _Atomic bool *cancel;   /* set by another thread ends it with HELM_E_CANCELLED; or NULL */
+};
+/* Reads matrices into the arena with all threads of the pool, and the vectors into private memory. */
+HELM_MUST_CHECK int weights_load(struct weights *weights, const struct weights_loading *loading,
                                  struct helm_err *err);
 /* Reads the vectors and fills in the table with matrices at `region`, loading none: for printing programs. */
-HELM_MUST_CHECK int weights_place(struct weights *weights, const void *region,
-                                  const struct kernel_set *kernels, struct helm_err *err);
+HELM_MUST_CHECK int weights_place(struct weights *weights, const void *region, struct helm_err *err);
 void weights_free(struct weights *weights);
 
 /* ---- weights/pack.c, for weights.c ---- */
 
-/* Reads and packs the matrices that are to be packed, with all threads of the pool. fd: per shard. */
-HELM_MUST_CHECK int weights_pack(struct weights *weights, char *region, const int *fd, struct pool *pool,
-                                 _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
-                                 struct helm_err *err);
+/* Reads one matrix and packs it into its place. */
+HELM_MUST_CHECK int weights_pack(const struct weights_loading *loading, const struct model_shards *shards,
+                                 const struct model_tensor *tensor, void *to, struct helm_err *err);
 /* What they have come to, whoever packed them. */
 void weights_count_packed(struct weights *weights, const char *region);
 

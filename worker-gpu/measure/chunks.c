@@ -16,9 +16,21 @@
 #define OTHERS_BYTES  (4 * MIB) /* twice a large L2 */
 #define LONG_BURST_S  0.15
 #define SHORT_BURST_S 0.02
-#define FIRST_KERNELS 3  /* of a step: its block, the table of rotations, the embedding */
-#define LAYER_KERNELS 9  /* five of the attention half, four of the MLP half */
 #define ISSUED_LAYERS 28 /* less than a queue holds: whoever puts them into it never waits */
+
+/* Of a chunk's list, as models without biases have it: what a step begins with, or a layer. */
+static uint32_t kernels_of(bool layer)
+{
+    const struct model_config plain = {0};
+    enum op_kind first[PROGRAM_OPS_MAX];
+    struct model_math math;
+    model_math_build(&plain, &math);
+    if (!layer)
+        return program_ops_first(PROCESSOR_GPU, first) +
+               program_ops_count(&math.embed, PROCESSOR_GPU, OP_TIER_CHUNK);
+    return program_part_count(&math.part[UNIT_ATTENTION], PROCESSOR_GPU, OP_TIER_CHUNK) +
+           program_part_count(&math.part[UNIT_MLP], PROCESSOR_GPU, OP_TIER_CHUNK);
+}
 
 static void pause_ms(long ms)
 {
@@ -43,7 +55,7 @@ static uint32_t samples_of(const struct measure *m)
 /* A step that has nothing to do: its first kernels and the word that says that it is done. */
 static int issue_nothing(struct measure *m, _Atomic uint32_t *word, struct helm_err *err)
 {
-    const struct measure_work first = {.m = m, .tokens = 1, .ops = FIRST_KERNELS};
+    const struct measure_work first = {.m = m, .tokens = 1, .ops = kernels_of(false)};
     int rc = measure_issue_tiny(&first, err);
     return rc ? rc : device_word_write(m->device, word, 1, err);
 }
@@ -114,7 +126,7 @@ static int measure_issue(struct measure *m, uint64_t *others, struct helm_err *e
         double start = measure_now_s();
         rc = issue_layers(&w, err);
         double seconds = measure_now_s() - start;
-        if (s) measure_add(&samples, seconds / (w.ops * LAYER_KERNELS)); /* the first loads code */
+        if (s) measure_add(&samples, seconds / (w.ops * kernels_of(true))); /* the first loads code */
         if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
     }
     if (!rc) measure_print(m, "gpu.issue", 0, &samples);

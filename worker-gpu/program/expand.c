@@ -11,7 +11,7 @@ static uint64_t table_bytes(const struct gpu_matrix *m)
 /* Streamed ones of a variable format. */
 static bool has_table(const struct gpu_matrix *m)
 {
-    return m->host && tensor_format_of(gpu_matrix_format(m))->variable;
+    return m->host && tensor_format_of(m->format)->variable;
 }
 
 static uint32_t cells_of(const struct gpu_weights *w)

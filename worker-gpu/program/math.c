@@ -120,7 +120,7 @@ static void add_segment(struct lowering *low, const struct making *m, struct gpu
                         const struct piece_part *part, const struct place *out)
 {
     struct gpuk_linear_args *a = &e->op.as.linear;
-    if (gpu_matrix_format(part->matrix) != gpu_matrix_format(m->piece->part[0].matrix) && !low->rc)
+    if (part->matrix->format != m->piece->part[0].matrix->format && !low->rc)
         low->rc = helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: matrices of one input have two formats",
                             e->layer);
     a->cols = part->matrix->cols;
@@ -310,7 +310,7 @@ static void make_embed(struct lowering *low, const struct making *m)
     const struct gpu_matrix *table = lower_matrix(low, m->at->math->weight[0], -1);
     add_op(low, m)->as.embed = (struct op_embed){.step = low->program->step,
                                                  .table = table->data,
-                                                 .format = gpu_matrix_format(table),
+                                                 .format = table->format,
                                                  .vocab = s->model->config.vocab,
                                                  .hidden = s->model->config.hidden,
                                                  .x = s->buffers->x};
@@ -448,7 +448,7 @@ static enum dtype unit_dtype(struct lowering *low, uint32_t unit)
     for (uint32_t i = 0; i < part->ops; i++)
         for (uint32_t w = 0; w < part->op[i].weights; w++) {
             const struct gpu_matrix *m = gpu_matrix_of(low->source->weights, part->op[i].weight[w], layer);
-            const enum dtype value = tensor_format_product(gpu_matrix_format(m));
+            const enum dtype value = tensor_format_product(m->format);
             if (any && value != dtype && !low->rc)
                 low->rc =
                     helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: its matrices have two dtypes", layer);

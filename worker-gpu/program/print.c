@@ -1,10 +1,17 @@
 /* Printing a program, entry by entry. See program.h; called by print.c. */
 #include "worker-gpu/program/program.h"
 
-static void print_slice(const struct gpu_source *source, const struct gpu_program *program,
-                        const struct gpu_entry *e, FILE *out)
+struct gpu_printing {
+    const struct gpu_source *source;
+    const struct gpu_program *program;
+    FILE *out;
+};
+
+static void print_slice(const struct gpu_printing *p, const struct gpu_entry *e)
 {
-    const struct ring_schedule *ring = e->home ? source->home : &source->ring[program->phase];
+    const struct gpu_source *source = p->source;
+    FILE *out = p->out;
+    const struct ring_schedule *ring = e->home ? source->home : &source->ring[p->program->phase];
     const uint32_t index = e->supply.slice;
     const struct ring_slice *slice = &ring->slice[index];
     fprintf(out, " slice %u, %s of unit %u, rows", index,
@@ -18,9 +25,10 @@ static void print_slice(const struct gpu_source *source, const struct gpu_progra
             index >= ring->count ? ", for the next step" : "");
 }
 
-static void print_event(const struct gpu_source *source, const struct gpu_entry *e, FILE *out)
+static void print_event(const struct gpu_printing *p, const struct gpu_entry *e)
 {
-    const struct gpu_events *events = &source->events;
+    FILE *out = p->out;
+    const struct gpu_events *events = &p->source->events;
     uint32_t event = e->supply.event;
     const char *queue = e->supply.queue == DEVICE_COPY ? "link" : "compute";
     if (event == GPU_EVENT_BEGIN)
@@ -41,57 +49,48 @@ static void print_event(const struct gpu_source *source, const struct gpu_entry 
     fprintf(out, " (%s)", queue);
 }
 
-static void print_linear(const struct gpuk_linear_args *a, FILE *out)
+static void print_linear(const struct gpu_printing *p, const struct gpu_entry *e)
 {
-    for (uint32_t s = 0; s < a->segments; s++) fprintf(out, " %ux%u", a->segment[s].rows, a->cols);
-    fprintf(out, " %s%s%s%s", tensor_format_name(a->format), a->norm ? ", normed" : "",
+    const struct gpuk_linear_args *a = &e->op.as.linear;
+    for (uint32_t s = 0; s < a->segments; s++) fprintf(p->out, " %ux%u", a->segment[s].rows, a->cols);
+    fprintf(p->out, " %s%s%s%s", tensor_format_name(a->format), a->norm ? ", normed" : "",
             a->swiglu ? ", swiglu" : "", a->residual ? ", + residual" : "");
 }
 
-static void print_matmul(const struct op_matmul *m, FILE *out)
+static void print_matmul(const struct gpu_printing *p, const struct gpu_entry *e)
 {
-    fprintf(out, " %ux%u %s%s", m->rows, m->cols, dtype_name(m->dtype), m->accumulate ? ", + residual" : "");
+    const struct op_matmul *m = &e->op.as.matmul;
+    fprintf(p->out, " %ux%u %s%s", m->rows, m->cols, dtype_name(m->dtype),
+            m->accumulate ? ", + residual" : "");
+}
+
+static void print_word(const struct gpu_printing *p, const struct gpu_entry *e)
+{
+    fprintf(p->out, " %u", e->op.as.word.value);
+}
+
+static void print_chain(const struct gpu_printing *p, const struct gpu_entry *e)
+{
+    fprintf(p->out, " %u operations, one kernel", e->op.as.chain.count);
+}
+
+static void print_pool(const struct gpu_printing *p, const struct gpu_entry *e)
+{
+    fprintf(p->out, " %u", e->supply.staging);
 }
 
 /* What an entry says beside its name. */
-static void print_arguments(const struct gpu_source *source, const struct gpu_program *program,
-                            const struct gpu_entry *e, FILE *out)
-{
-    switch (e->op.kind) {
-    case OP_GEMV:
-    case OP_GEMM_SMALL:
-        print_linear(&e->op.as.linear, out);
-        break;
-    case OP_MATMUL:
-        print_matmul(&e->op.as.matmul, out);
-        break;
-    case OP_WORD_WAIT:
-    case OP_WORD_WRITE:
-        fprintf(out, " %u", e->op.as.word.value);
-        break;
-    case OP_CHAIN:
-        fprintf(out, " %u operations, one kernel", e->op.as.chain.count);
-        break;
-    case OP_STREAM_COPY:
-    case OP_EXPAND:
-        print_slice(source, program, e, out);
-        break;
-    case OP_KV_IN:
-    case OP_KV_OUT:
-        fprintf(out, " %u", e->supply.staging);
-        break;
-    case OP_RECORD:
-    case OP_FOLLOW:
-        print_event(source, e, out);
-        break;
-    default: /* its name says all */
-        break;
-    }
-}
+static void (*const print_of[OP_KIND_COUNT])(const struct gpu_printing *p, const struct gpu_entry *e) = {
+    [OP_GEMV] = print_linear,       [OP_GEMM_SMALL] = print_linear, [OP_MATMUL] = print_matmul,
+    [OP_WORD_WAIT] = print_word,    [OP_WORD_WRITE] = print_word,   [OP_CHAIN] = print_chain,
+    [OP_STREAM_COPY] = print_slice, [OP_EXPAND] = print_slice,      [OP_KV_IN] = print_pool,
+    [OP_KV_OUT] = print_pool,       [OP_RECORD] = print_event,      [OP_FOLLOW] = print_event,
+};
 
 void gpu_program_print(const struct gpu_source *source, const struct gpu_program *program, const char *title,
                        FILE *out)
 {
+    const struct gpu_printing printing = {source, program, out};
     const struct ring_schedule *ring = &source->ring[program->phase];
     uint32_t held = 0, chain_end = 0;
     while (held < ring->count && ring->slice[held].held) held++;
@@ -109,7 +108,7 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
             fprintf(out, "%-11s", "");
         fprintf(out, "%s%s", i < chain_end ? "| " : "", op_name(e->op.kind));
         if (e->op.kind == OP_CHAIN) chain_end = i + 1 + e->op.as.chain.count;
-        print_arguments(source, program, e, out);
+        if (print_of[e->op.kind]) print_of[e->op.kind](&printing, e);
         if (e->sub != GPU_SUB_ALL && program->block.subs > 1) fprintf(out, ", sub-chunk %u", e->sub);
         fputc('\n', out);
     }

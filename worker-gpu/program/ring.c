@@ -52,7 +52,7 @@ static struct ring_slice *add_slice(struct cutting *c)
 static void place_part(const struct gpu_weights *w, const struct gpu_matrix *m, struct ring_part *part,
                        uint64_t *from, uint64_t *bytes)
 {
-    const enum tensor_format format = gpu_matrix_format(m);
+    const enum tensor_format format = m->format;
     *from = part->row * tensor_format_row_bytes(format, m->cols);
     *bytes = part->rows * tensor_format_row_bytes(format, m->cols);
     if (!tensor_format_of(format)->variable) return;
@@ -80,14 +80,14 @@ static const struct gpu_matrix *matrix_of(const struct cutting *c, uint32_t unit
 /* Of what a chunk multiplies by. */
 static uint64_t expanded_row_bytes(const struct gpu_matrix *m)
 {
-    return m->cols * dtype_bytes(tensor_format_product(gpu_matrix_format(m)));
+    return m->cols * dtype_bytes(tensor_format_product(m->format));
 }
 
 static void add_part(const struct cutting *c, struct ring_slice *slice, uint32_t weight, uint32_t row,
                      uint32_t rows)
 {
     const struct gpu_matrix *m = matrix_of(c, slice->unit, slice->op, weight);
-    const enum tensor_format format = gpu_matrix_format(m);
+    const enum tensor_format format = m->format;
     struct ring_part *part = &slice->part[slice->part_count++];
     uint64_t from, bytes;
     c->schedule->weight_bytes += rows * tensor_format_row_bytes(format, m->cols);
@@ -133,7 +133,7 @@ static int choose_rows(const struct cutting *c, uint32_t unit, uint32_t op, uint
     *rows = 0;
     for (uint32_t w = 0; w < math->weights; w++) {
         const struct gpu_matrix *m = matrix_of(c, unit, op, w);
-        const bool is_plain = tensor_format_is_plain(gpu_matrix_format(m));
+        const bool is_plain = tensor_format_is_plain(m->format);
         if (!m->host && is_plain)
             return helm_fail(c->err, HELM_E_INTERNAL, "layer %d: weights %d are not in the arena",
                              ring_layer_of(c->weights->model, unit), (int)math->weight[w]);
@@ -287,12 +287,13 @@ int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32
     return rc;
 }
 
-/* Whether it lies in VRAM in a format that some step expands. All matrices of a unit lie the same way: the
- * first one's says how. */
+/* Whether it lies in VRAM in a format that some step expands; for the head, of which few rows are wanted, that
+ * is one of variable size. All matrices of a unit lie the same way: the first one's says how. */
 static bool is_expanded(const struct gpu_weights *weights, const struct math_op *math, int32_t layer)
 {
     const struct gpu_matrix *m = gpu_matrix_of(weights, math->weight[0], layer);
-    return !m->host && !tensor_format_is_plain(gpu_matrix_format(m));
+    const enum tensor_format format = m->format;
+    return !m->host && (layer < 0 ? tensor_format_of(format)->variable : !tensor_format_is_plain(format));
 }
 
 /* Nothing limits these but the place where they are expanded. */

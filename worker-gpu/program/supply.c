@@ -54,7 +54,7 @@ void lower_whole_piece(struct lowering *low, const struct lower_at *at, struct p
 {
     for (uint32_t w = 0; w < at->math->weights; w++) {
         const struct gpu_matrix *m = lower_matrix(low, at->math->weight[w], at->layer);
-        piece->format = gpu_matrix_format(m);
+        piece->format = m->format;
         piece->part[piece->part_count++] = (struct piece_part){
             .weight = w, .matrix = m, .data = m->data, .offset = m->offset_device, .rows = m->rows};
     }
@@ -68,7 +68,7 @@ static void take_slice(const struct lowering *low, const struct lower_at *at, co
     for (uint32_t i = 0; i < slice->part_count; i++) {
         const struct ring_part *p = &slice->part[i];
         const struct gpu_matrix *m = gpu_matrix_of(s->weights, at->math->weight[p->weight], at->layer);
-        piece->format = gpu_matrix_format(m);
+        piece->format = m->format;
         piece->part[piece->part_count++] =
             (struct piece_part){.weight = p->weight,
                                 .matrix = m,

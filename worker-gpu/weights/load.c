@@ -1,7 +1,8 @@
 /* Weights into VRAM. See weights.h; called by engine.c.
  *
  * A few threads each take the next piece, read it into one of their two pinned slots and queue its copy; a
- * slot is read into again once its copy is done. So disk, host memory and link work at the same time.
+ * slot is read into again once its copy is done. So disk, host memory and link work at the same time. A piece is
+ * some rows of a matrix; what lies in VRAM in another format is read beside and converted into the slot.
  *
  * Of packed matrices a piece is a run of groups: a thread reads it and measures how small it becomes, waits
  * until the pieces before it have their places, takes the next, and packs it into a slot. Pieces are taken in
@@ -10,16 +11,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "common/base/cpu.h"
-#include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/model/arch.h"
+#include "common/model/shards.h"
 #include "common/plan/engine_limits.h"
 #include "common/formats/packed.h"
 #include "common/base/units.h"
-#include "common/cpu/kernels/vector.h"
 #include "worker-gpu/weights/weights.h"
 
 #define WEIGHTS_PIECE   (4 * MIB)
@@ -32,16 +30,16 @@ static_assert(WEIGHTS_READERS * (WEIGHTS_SLOTS + 1) * WEIGHTS_PIECE <= GPU_LOAD_
 
 struct piece {
     uint32_t place;
-    uint32_t group, groups; /* of packed ones; else 0 */
-    uint64_t from, bytes;   /* of the tensor */
+    uint32_t row, rows; /* of packed ones whole groups */
+    uint64_t bytes;     /* in the file */
 };
 
 struct load_job {
     struct gpu_weights *w;
-    const int *fd; /* per shard */
+    struct model_shards shards;
     struct piece *piece;
     uint64_t piece_count, packed_count; /* those of packed matrices are the first */
-    uint64_t slot_bytes, values_bytes;  /* of a reader: a slot, and what it packs */
+    uint64_t slot_bytes, values_bytes;  /* of a reader: a slot, and what it packs or converts */
     uint32_t groups;                    /* the most of a piece */
     _Atomic uint64_t next;
     _Atomic uint64_t *bytes_done;
@@ -102,22 +100,24 @@ static int place_groups(struct load_job *job, const struct piece *piece, const s
 {
     struct gpu_weights *w = job->w;
     struct gpu_weights_place *p = &w->place[piece->place];
-    uint32_t *offset = w->packed_table + p->table / sizeof *offset + piece->group;
-    if (piece->group == 0) {
+    uint32_t *offset = w->packed_table + p->table / sizeof *offset + piece->row / PACKED_ROWS;
+    if (piece->row == 0) {
         p->offset = w->packed_bytes;
         *offset = 0;
     }
     *at = gpu_weights_groups_at(w) + w->packed_bytes;
-    for (uint32_t g = 0; g < piece->groups; g++) {
+    for (uint32_t g = 0; g < packed_groups(piece->rows); g++) {
         offset[g + 1] = offset[g] + measure[g].bytes / PACKED_ALIGN;
         w->packed_bytes += measure[g].bytes;
     }
     if (w->packed_bytes <= w->packed_room - w->packed_table_bytes) return 0;
     char room[UNITS_TEXT];
-    return helm_fail(err, HELM_E_CAPACITY,
-                     "weights pack worse than planned: the %s of VRAM for packed ones ('pack_gpu_bytes') are "
-                     "full at %s; plan with --pack off",
-                     units_format_size(w->packed_room, room), p->tensor->name);
+    return helm_fail(
+        err, HELM_E_CAPACITY,
+        "weights pack worse than planned: the %s of VRAM that the placements have for packed ones "
+        "are full at %s (%llu of %llu bytes); plan with --pack off",
+        units_format_size(w->packed_room, room), p->tensor->name,
+        (unsigned long long)(w->packed_bytes + w->packed_table_bytes), (unsigned long long)w->packed_room);
 }
 
 static int wait_for_turn(struct load_job *job, const struct piece *piece,
@@ -141,21 +141,22 @@ static int load_packed_piece(struct reader *r, uint32_t slot, const struct piece
 {
     struct load_job *job = r->job;
     const struct model_tensor *t = job->w->place[piece->place].tensor;
-    const uint32_t rows = (uint32_t)t->rows, cols = (uint32_t)t->cols;
+    const uint32_t cols = (uint32_t)t->cols;
+    const struct model_rows rows = {.tensor = t, .row = piece->row, .rows = piece->rows, .format = t->format};
     uint64_t at = 0, bytes = 0;
-    int rc = model_tensor_read(t, job->fd[t->shard], piece->from, piece->bytes, r->value, err);
+    int rc = model_shards_read_rows(&job->shards, &rows, r->value, err);
     if (rc) return rc;
     const uint16_t *value = r->value;
-    for (uint32_t g = 0; g < piece->groups; g++) {
-        uint32_t values = packed_group_values(rows, cols, piece->group + g);
+    for (uint32_t g = 0; g < packed_groups(piece->rows); g++) {
+        uint32_t values = packed_group_values(piece->rows, cols, g);
         packed_measure(value, values, &r->measure[g]);
         value += values;
     }
     rc = wait_for_turn(job, piece, r->measure, &at, err);
     if (!rc) rc = wait_for_slot(r, slot, err);
     value = r->value;
-    for (uint32_t g = 0; g < piece->groups && !rc; g++) {
-        uint32_t values = packed_group_values(rows, cols, piece->group + g);
+    for (uint32_t g = 0; g < packed_groups(piece->rows) && !rc; g++) {
+        uint32_t values = packed_group_values(piece->rows, cols, g);
         rc = packed_write(&r->measure[g], value, values, (char *)r->slot[slot] + bytes, err);
         value += values;
         bytes += r->measure[g].bytes;
@@ -163,19 +164,26 @@ static int load_packed_piece(struct reader *r, uint32_t slot, const struct piece
     return rc ? rc : send_slot(r, slot, at, bytes, err);
 }
 
-static int load_plain_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
+static int load_fixed_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
 {
-    struct load_job *job = r->job;
-    const struct gpu_weights_place *p = &job->w->place[piece->place];
-    const struct model_tensor *t = p->tensor;
+    const struct gpu_weights_place *p = &r->job->w->place[piece->place];
+    const uint64_t cols = p->tensor->cols;
+    const struct model_rows rows = {.tensor = p->tensor,
+                                    .row = piece->row,
+                                    .rows = piece->rows,
+                                    .format = p->format};
     int rc = wait_for_slot(r, slot, err);
-    if (!rc) rc = model_tensor_read(t, job->fd[t->shard], piece->from, piece->bytes, r->slot[slot], err);
-    return rc ? rc : send_slot(r, slot, p->offset + piece->from, piece->bytes, err);
+    if (!rc) rc = model_shards_read_rows(&r->job->shards, &rows, r->slot[slot], err);
+    if (rc) return rc;
+    return send_slot(r, slot, p->offset + piece->row * tensor_format_row_bytes(p->format, cols),
+                     tensor_format_bytes(p->format, piece->rows, cols), err);
 }
 
 static int load_piece(struct reader *r, uint32_t slot, const struct piece *piece, struct helm_err *err)
 {
-    int rc = piece->groups ? load_packed_piece(r, slot, piece, err) : load_plain_piece(r, slot, piece, err);
+    int rc = r->job->w->place[piece->place].format == FORMAT_BF16_PACKED
+                 ? load_packed_piece(r, slot, piece, err)
+                 : load_fixed_piece(r, slot, piece, err);
     if (!rc && r->job->bytes_done)
         atomic_fetch_add_explicit(r->job->bytes_done, piece->bytes, memory_order_relaxed);
     return rc;
@@ -229,69 +237,62 @@ static void reader_close(struct reader *r, struct device *d)
     free(r->measure);
 }
 
-static void add_piece(struct load_job *job, const struct piece *piece)
+/* The most rows of a piece, one group or row at least: as many as a slot holds however they pack. */
+static uint32_t rows_of_piece(struct load_job *job, const struct gpu_weights_place *p)
 {
-    job->piece[job->piece_count++] = *piece;
-    if (piece->bytes > job->values_bytes) job->values_bytes = piece->bytes;
-}
-
-static void cut_plain(struct load_job *job, uint32_t place)
-{
-    const struct model_tensor *t = job->w->place[place].tensor;
-    for (uint64_t from = 0; from < t->bytes; from += WEIGHTS_PIECE)
-        add_piece(job, &(struct piece){.place = place,
-                                       .from = from,
-                                       .bytes = t->bytes - from < WEIGHTS_PIECE ? t->bytes - from
-                                                                                : WEIGHTS_PIECE});
-}
-
-/* As many groups as a slot holds however they pack; one at least. */
-static void cut_packed(struct load_job *job, uint32_t place)
-{
-    const struct model_tensor *t = job->w->place[place].tensor;
-    const uint32_t all = packed_groups((uint32_t)t->rows);
-    const uint64_t row = t->cols * sizeof(uint16_t),
-                   most = packed_group_bytes_max(PACKED_ROWS * (uint32_t)t->cols);
-    const uint32_t each = most < WEIGHTS_PIECE ? (uint32_t)(WEIGHTS_PIECE / most) : 1;
+    const uint32_t cols = (uint32_t)p->tensor->cols;
+    const bool packed = p->format == FORMAT_BF16_PACKED;
+    const uint64_t stored = tensor_format_row_bytes(p->tensor->format, cols),
+                   most = packed ? packed_group_bytes_max(PACKED_ROWS * cols)
+                                 : tensor_format_row_bytes(p->format, cols),
+                   larger = most > stored ? most : stored;
+    uint32_t each = larger < WEIGHTS_PIECE ? (uint32_t)(WEIGHTS_PIECE / larger) : 1;
     if (each * most > job->slot_bytes) job->slot_bytes = each * most;
+    if (!packed) return each;
     if (each > job->groups) job->groups = each;
-    for (uint32_t g = 0; g < all; g += each) {
-        const uint64_t from = (uint64_t)g * PACKED_ROWS * row;
-        const uint32_t groups = all - g < each ? all - g : each;
-        const uint64_t whole = (uint64_t)groups * PACKED_ROWS * row;
-        add_piece(job, &(struct piece){.place = place,
-                                       .group = g,
-                                       .groups = groups,
-                                       .from = from,
-                                       .bytes = t->bytes - from < whole ? t->bytes - from : whole});
+    return each * PACKED_ROWS;
+}
+
+static void cut(struct load_job *job, uint32_t place)
+{
+    const struct gpu_weights_place *p = &job->w->place[place];
+    const struct model_tensor *t = p->tensor;
+    const uint32_t each = rows_of_piece(job, p), all = (uint32_t)t->rows;
+    for (uint32_t row = 0; row < all; row += each) {
+        const uint32_t rows = all - row < each ? all - row : each;
+        const uint64_t bytes = tensor_format_bytes(t->format, rows, t->cols);
+        if (p->format != t->format && bytes > job->values_bytes) job->values_bytes = bytes;
+        job->piece[job->piece_count++] =
+            (struct piece){.place = place, .row = row, .rows = rows, .bytes = bytes};
     }
 }
 
 static int cut_pieces(struct load_job *job, struct helm_err *err)
 {
     const struct gpu_weights *w = job->w;
-    uint64_t most = w->place_count + 1;
-    for (uint32_t i = 0; i < w->place_count; i++) {
-        const struct model_tensor *t = w->place[i].tensor;
-        most += t->bytes / WEIGHTS_PIECE + (w->place[i].packed ? packed_groups((uint32_t)t->rows) : 0);
-    }
+    uint64_t most = 1;
     job->slot_bytes = WEIGHTS_PIECE;
+    for (uint32_t i = 0; i < w->place_count; i++) {
+        const uint32_t each = rows_of_piece(job, &w->place[i]);
+        most += (w->place[i].tensor->rows + each - 1) / each;
+    }
     job->piece = calloc(most, sizeof *job->piece);
     if (!job->piece)
         return helm_fail(err, HELM_E_NOMEM, "no memory for %llu pieces", (unsigned long long)most);
     for (uint32_t i = 0; i < w->place_count; i++)
-        if (w->place[i].packed) cut_packed(job, i);
+        if (w->place[i].format == FORMAT_BF16_PACKED) cut(job, i);
     job->packed_count = job->piece_count;
     for (uint32_t i = 0; i < w->place_count; i++)
-        if (!w->place[i].packed && !arch_role_is_vector(w->place[i].tensor->role)) cut_plain(job, i);
+        if (w->place[i].format != FORMAT_BF16_PACKED && !arch_role_is_vector(w->place[i].tensor->role))
+            cut(job, i);
     return 0;
 }
 
-static int load_matrices(struct gpu_weights *w, const int *fd, uint32_t threads, _Atomic uint64_t *bytes_done,
-                         const _Atomic bool *cancel, struct helm_err *err)
+static int load_matrices(struct gpu_weights *w, const struct model_shards *shards, uint32_t threads,
+                         _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
 {
     struct load_job job = {.w = w,
-                           .fd = fd,
+                           .shards = *shards,
                            .bytes_done = bytes_done,
                            .cancel = cancel,
                            .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -300,7 +301,7 @@ static int load_matrices(struct gpu_weights *w, const int *fd, uint32_t threads,
     if (threads < 1) threads = 1;
     if (threads > WEIGHTS_READERS) threads = WEIGHTS_READERS;
     int rc = cut_pieces(&job, err);
-    const uint64_t each = WEIGHTS_SLOTS * job.slot_bytes + (job.packed_count ? job.values_bytes : 0);
+    const uint64_t each = WEIGHTS_SLOTS * job.slot_bytes + job.values_bytes;
     if (!rc && threads * each > GPU_LOAD_STAGING_BYTES)
         threads = each > GPU_LOAD_STAGING_BYTES ? 1 : (uint32_t)(GPU_LOAD_STAGING_BYTES / each);
     if (!rc && threads > job.piece_count) threads = job.piece_count ? (uint32_t)job.piece_count : 1;
@@ -357,7 +358,7 @@ static int send_tables(struct gpu_weights *w, struct helm_err *err)
     char before[UNITS_TEXT], after[UNITS_TEXT];
     if (!w->packed_table) return 0;
     for (uint32_t i = 0; i < w->place_count; i++)
-        if (w->place[i].packed) plain += w->place[i].tensor->bytes;
+        if (w->place[i].format == FORMAT_BF16_PACKED) plain += w->place[i].tensor->bytes;
     w->step_bytes += w->packed_bytes;
     log_info("%s of weights in VRAM are packed as %s, %.1f of 16 bits", units_format_size(plain, before),
              units_format_size(w->packed_bytes, after), 16.0 * (double)w->packed_bytes / (double)plain);
@@ -365,53 +366,34 @@ static int send_tables(struct gpu_weights *w, struct helm_err *err)
 }
 
 /* Norm weights and biases: few and small, so read one after another, made fp32, copied at once. */
-static int load_vectors(struct gpu_weights *w, const int *fd, struct helm_err *err)
+static int load_vectors(struct gpu_weights *w, const struct model_shards *shards, struct helm_err *err)
 {
-    struct device *d = w->device;
-    const struct vector_variant *vector;
-    uint64_t bytes = w->vector_bytes, largest = 0;
-    void *raw = NULL, *host = NULL;
-    if (!bytes) return 0;
-    for (uint32_t i = 0; i < w->place_count; i++)
-        if (arch_role_is_vector(w->place[i].tensor->role) && w->place[i].tensor->bytes > largest)
-            largest = w->place[i].tensor->bytes;
-    int rc = vector_choose(cpu_features(), NULL, &vector, err);
-    if (!rc) rc = device_host_alloc(d, bytes, &host, err);
-    if (!rc && !(raw = malloc((size_t)largest + 1)))
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes", (unsigned long long)largest);
+    void *host = NULL;
+    if (!w->vector_bytes) return 0;
+    int rc = device_host_alloc(w->device, w->vector_bytes, &host, err);
     for (uint32_t i = 0; i < w->place_count && !rc; i++) {
-        const struct model_tensor *t = w->place[i].tensor;
-        if (!arch_role_is_vector(t->role)) continue;
-        rc = model_tensor_read(t, fd[t->shard], 0, t->bytes, raw, err);
-        if (!rc)
-            vector->load((float *)((char *)host + (w->place[i].offset - w->vector_at)), raw,
-                         tensor_format_value(t->format), (size_t)(t->rows * t->cols));
+        const struct gpu_weights_place *p = &w->place[i];
+        const struct model_rows all = {.tensor = p->tensor, .rows = 1, .format = p->format};
+        if (arch_role_is_vector(p->tensor->role))
+            rc = model_shards_read_rows(shards, &all, (char *)host + (p->offset - w->vector_at), err);
     }
-    if (!rc) rc = copy_whole(w, w->vector_at, host, bytes, err);
-    if (host) d->ops->host_free(d, host);
-    free(raw);
+    if (!rc) rc = copy_whole(w, w->vector_at, host, w->vector_bytes, err);
+    if (host) w->device->ops->host_free(w->device, host);
     return rc;
 }
 
 int gpu_weights_load(struct gpu_weights *w, struct device *device, uint32_t threads,
                      _Atomic uint64_t *bytes_done, const _Atomic bool *cancel, struct helm_err *err)
 {
-    uint32_t open_count = 0, shards = w->model->shard_count;
-    int *fd = malloc((shards + 1) * sizeof *fd), rc = 0;
-    if (!fd) return helm_fail(err, HELM_E_NOMEM, "no memory for %u file descriptors", shards);
+    struct model_shards shards;
     w->device = device;
-    for (; open_count < shards && !rc; open_count += !rc) {
-        uint64_t bytes;
-        rc = file_open_inside(w->model->folder, w->model->shards[open_count].file, &fd[open_count], &bytes,
-                              err);
-    }
+    int rc = model_shards_open(w->model, &shards, err);
     if (!rc) rc = device_alloc(device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
-    if (!rc) rc = load_vectors(w, fd, err);
+    if (!rc) rc = load_vectors(w, &shards, err);
     if (!rc) rc = open_tables(w, err);
-    if (!rc) rc = load_matrices(w, fd, threads, bytes_done, cancel, err);
+    if (!rc) rc = load_matrices(w, &shards, threads, bytes_done, cancel, err);
     if (!rc) rc = send_tables(w, err);
     if (!rc) gpu_weights_fill_tables(w, w->memory);
-    while (open_count) close(fd[--open_count]);
-    free(fd);
+    model_shards_close(&shards);
     return rc;
 }

@@ -1,122 +1,12 @@
-/* What of the weights lies in VRAM where. See weights.h; weights/load.c fills it. */
+/* What of the weights lies in VRAM where: by the plan's placements. See weights.h; weights/load.c fills it. */
 #include "worker-gpu/weights/weights.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/plan/engine_limits.h"
-#include "common/plan/host_weights.h"
-#include "common/model/arch.h"
 #include "common/base/units.h"
-
-static uint64_t aligned(uint64_t bytes)
-{
-    return (bytes + VRAM_ALIGN - 1) / VRAM_ALIGN * VRAM_ALIGN;
-}
-
-/* Their groups are placed as they come out; here only their table is. */
-static void place_packed(struct gpu_weights *w, const struct model_tensor *tensor)
-{
-    w->place[w->place_count++] =
-        (struct gpu_weights_place){.tensor = tensor, .packed = true, .table = w->packed_table_bytes};
-    w->packed_table_bytes += aligned(packed_offsets_bytes((uint32_t)tensor->rows));
-    w->matrix_bytes += tensor->bytes;
-}
-
-static int place(struct gpu_weights *w, enum tensor_role role, int32_t layer, bool packed,
-                 struct helm_err *err)
-{
-    const struct model_tensor *tensor = model_find(w->model, role, layer);
-    if (!tensor) return 0; /* an optional one: the checkpoint reader saw to the others */
-    if (packed && !arch_role_is_vector(role)) {
-        place_packed(w, tensor);
-        return 0;
-    }
-    uint64_t bytes = !arch_role_is_vector(role) ? tensor->bytes : tensor->rows * tensor->cols * sizeof(float);
-    uint64_t at = aligned(w->bytes);
-    if (units_add(at, bytes, &w->bytes))
-        return helm_fail(err, HELM_E_LIMIT, "weights: sizes overflow at %s", tensor->name);
-    w->place[w->place_count++] = (struct gpu_weights_place){.tensor = tensor, .offset = at};
-    if (arch_role_is_vector(role)) return 0;
-    w->matrix_bytes += tensor->bytes;
-    if (role != TENSOR_EMBED) w->step_bytes += tensor->bytes;
-    return 0;
-}
-
-static const enum tensor_role of_layer[] = {TENSOR_Q,         TENSOR_K,         TENSOR_V,
-                                            TENSOR_O,         TENSOR_GATE,      TENSOR_UP,
-                                            TENSOR_DOWN,      TENSOR_ATTN_NORM, TENSOR_Q_BIAS,
-                                            TENSOR_K_BIAS,    TENSOR_V_BIAS,    TENSOR_O_BIAS,
-                                            TENSOR_Q_NORM,    TENSOR_K_NORM,    TENSOR_MLP_NORM,
-                                            TENSOR_GATE_BIAS, TENSOR_UP_BIAS,   TENSOR_DOWN_BIAS};
-#define OF_LAYER_COUNT (sizeof of_layer / sizeof *of_layer)
-
-/* What the GPU does with a unit: weights at home in VRAM, or streamed in some phase. */
-enum unit_use { UNIT_NONE, UNIT_STREAMED, UNIT_RESIDENT };
-
-static int read_uses(const struct plan *plan, enum unit_use **uses, struct helm_err *err)
-{
-    size_t units = (size_t)unit_count(plan->layers);
-    enum plan_home *home = calloc(units + 1, sizeof *home);
-    enum unit_use *use = calloc(units + 1, sizeof *use);
-    *uses = use;
-    if (!home || !use) {
-        free(home);
-        return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %zu units", units);
-    }
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        plan_unit_homes(plan, p, home);
-        for (size_t u = 0; u < units; u++) {
-            if (home[u] == PLAN_HOME_GPU) use[u] = UNIT_RESIDENT;
-            if (home[u] == PLAN_HOME_STREAM) use[u] = UNIT_STREAMED;
-        }
-    }
-    free(home);
-    return 0;
-}
-
-/* Refuses a plan that wants more packed than can be. */
-static int check_formats(const struct gpu_weights *w, const struct plan *plan, struct helm_err *err)
-{
-    for (uint32_t i = 0; i < w->model->tensor_count; i++) {
-        const struct model_tensor *t = &w->model->tensors[i];
-        if (t->layer < 0 || arch_role_is_vector(t->role)) continue;
-        if (plan_unit_format(plan, model_tensor_unit(t)) == FORMAT_BF16_PACKED && !host_weights_can_pack(t))
-            return helm_fail(err, HELM_E_UNSUPPORTED, "the plan has %s packed, which cannot be", t->name);
-    }
-    const struct model_tensor *head = model_find(w->model, TENSOR_HEAD, -1);
-    if (plan_head_format(plan) != FORMAT_BF16_PACKED) return 0;
-    if (!(head && host_weights_can_pack(head)))
-        return helm_fail(err, HELM_E_UNSUPPORTED,
-                         "the plan has the head packed, but it is not of bf16 in a multiple of %d rows",
-                         PACKED_ROWS);
-    if (w->model->config.tied_head && plan->embed == PLAN_GPU0)
-        return helm_fail(err, HELM_E_UNSUPPORTED,
-                         "the plan has the head packed, but it is also the embedding on the GPU");
-    return 0;
-}
-
-/* Matrices at home in VRAM, or the vectors of everything the GPU computes. */
-static int place_all(struct gpu_weights *w, const struct plan *plan, const enum unit_use *use, bool matrices,
-                     struct helm_err *err)
-{
-    bool embed = plan->embed == PLAN_GPU0, head = plan->head == PLAN_GPU0;
-    bool tied = w->model->config.tied_head;
-    int rc = 0;
-    if (matrices && embed && !(tied && head)) rc = place(w, TENSOR_EMBED, -1, false, err);
-    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
-        if (use[u] == UNIT_NONE || (matrices && use[u] == UNIT_STREAMED)) continue;
-        for (size_t i = 0; i < OF_LAYER_COUNT && !rc; i++)
-            if (arch_role_is_vector(of_layer[i]) != matrices &&
-                (unit_part_of_role(of_layer[i]) == UNIT_MLP) == (unit_part(u) == UNIT_MLP))
-                rc = place(w, of_layer[i], (int32_t)unit_layer(u),
-                           plan_unit_format(plan, u) == FORMAT_BF16_PACKED, err);
-    }
-    if (!rc && head)
-        rc = place(w, matrices ? TENSOR_HEAD : TENSOR_FINAL_NORM, -1,
-                   plan_head_format(plan) == FORMAT_BF16_PACKED, err);
-    return rc;
-}
+#include "common/formats/packed.h"
+#include "common/model/arch.h"
 
 static uint32_t cell_of(const struct model_tensor *t)
 {
@@ -126,89 +16,95 @@ static uint32_t cell_of(const struct model_tensor *t)
 /* A packed one that is an embedding in the files is the head here. */
 static struct gpu_matrix *matrix_of_place(struct gpu_weights *w, const struct gpu_weights_place *place)
 {
-    bool head = place->packed && place->tensor->role == TENSOR_EMBED;
+    bool head = place->format == FORMAT_BF16_PACKED && place->tensor->role == TENSOR_EMBED;
     return &w->matrix[head ? (uint32_t)TENSOR_HEAD : cell_of(place->tensor)];
 }
 
-static struct gpu_matrix packed_matrix(const struct gpu_weights_place *place)
+static struct gpu_matrix matrix_in(const struct model_tensor *t, enum tensor_format format)
 {
-    const struct model_tensor *t = place->tensor;
-    return (struct gpu_matrix){.packed = true,
-                               .dtype = tensor_format_value(t->format),
-                               .rows = (uint32_t)t->rows,
-                               .cols = (uint32_t)t->cols};
+    return (struct gpu_matrix){.format = format, .rows = (uint32_t)t->rows, .cols = (uint32_t)t->cols};
 }
 
-/* Where the matrices of streamed units are in the arena. */
-static int place_streamed(struct gpu_weights *w, const struct plan *plan, const enum unit_use *use,
-                          const void *region, uint64_t region_bytes, struct helm_err *err)
+/* Matrices, then vectors. Until they are loaded the table says only what they are. */
+static int take_vram(struct gpu_weights *w, const struct plan *plan, struct helm_err *err)
 {
-    struct host_weights host;
-    int rc = host_weights_plan(w->model, plan, &host, err);
-    if (rc) return rc;
-    for (uint32_t i = 0; i < host.count; i++) {
-        const struct host_weights_place *p = &host.place[i];
-        const struct model_tensor *t = p->tensor;
-        if (t->layer < 0 || use[model_tensor_unit(t)] != UNIT_STREAMED) continue;
-        const char *at = (const char *)region + p->offset;
-        w->matrix[cell_of(t)] =
-            (struct gpu_matrix){.host = p->packed ? at + packed_groups_at((uint32_t)t->rows) : at,
-                                .packed = p->packed,
-                                .offset = p->packed ? (const uint32_t *)at : NULL,
-                                .dtype = tensor_format_value(t->format),
-                                .rows = (uint32_t)t->rows,
-                                .cols = (uint32_t)t->cols};
-        if (w->host_end == 0) w->host_first = p->offset;
-        w->host_end = p->offset + host_weights_room(t, p->packed);
+    const struct placements vram = placements_in(plan, PLAN_VRAM0);
+    struct placement *vector = calloc((size_t)w->model->tensor_count + 1, sizeof *vector);
+    w->place = calloc((size_t)w->model->tensor_count + vram.count + 1, sizeof *w->place);
+    if (!vector || !w->place) {
+        free(vector);
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the table of weights");
     }
-    if (w->host_end > region_bytes)
-        rc = helm_fail(err, HELM_E_MISMATCH, "the arena's weights region has %llu bytes, the plan needs %llu",
-                       (unsigned long long)region_bytes, (unsigned long long)host.region_bytes);
-    host_weights_free(&host);
-    return rc;
+    for (; w->place_count < vram.count; w->place_count++) {
+        const struct placement *p = &vram.place[w->place_count];
+        const struct model_tensor *t = placement_tensor(w->model, p);
+        struct gpu_weights_place *place = &w->place[w->place_count];
+        *place = (struct gpu_weights_place){.tensor = t, .format = p->format, .offset = p->offset};
+        w->matrix_bytes += t->bytes;
+        *matrix_of_place(w, place) = matrix_in(t, p->format);
+        if (p->format == FORMAT_BF16_PACKED) {
+            if (!w->packed_table_bytes) w->packed_at = p->offset;
+            place->table = w->packed_table_bytes;
+            w->packed_table_bytes += placement_rounded(PLAN_VRAM0, packed_offsets_bytes((uint32_t)t->rows));
+        } else if (t->role != TENSOR_EMBED || (w->model->config.tied_head && plan->head == PLAN_GPU0)) {
+            w->step_bytes += p->bytes;
+        }
+    }
+    uint32_t vectors;
+    w->vector_at = vram.region_bytes;
+    w->vector_bytes = placement_vectors(w->model, plan, PLAN_GPU0, vector, &vectors);
+    w->bytes = w->vector_at + w->vector_bytes;
+    w->packed_room = vram.varying;
+    for (uint32_t i = 0; i < vectors; i++)
+        w->place[w->place_count++] =
+            (struct gpu_weights_place){.tensor = placement_tensor(w->model, &vector[i]),
+                                       .format = vector[i].format,
+                                       .offset = w->vector_at + vector[i].offset};
+    free(vector);
+    if (w->packed_table_bytes <= w->packed_room) return 0;
+    return helm_fail(
+        err, HELM_E_CAPACITY,
+        "tables of packed weights take %llu bytes of VRAM, the plan's placements have %llu for them",
+        (unsigned long long)w->packed_table_bytes, (unsigned long long)w->packed_room);
 }
 
-/* The room behind the rest. Until they are loaded tables of matrices say only that these are packed. */
-static int reserve_packed(struct gpu_weights *w, const struct plan *plan, struct helm_err *err)
+/* Where the matrices of units that are computed here but lie in the arena are. */
+static int take_streamed(struct gpu_weights *w, const struct plan *plan, const void *region,
+                         uint64_t region_bytes, struct helm_err *err)
 {
-    if (w->bytes >= w->vector_at) w->vector_bytes = w->bytes - w->vector_at;
-    if (!w->packed_table_bytes) return 0;
-    w->packed_at = aligned(w->bytes);
-    w->packed_room = plan->pack_gpu_bytes;
-    if (units_add(w->packed_at, w->packed_room, &w->bytes))
-        return helm_fail(err, HELM_E_LIMIT, "weights: sizes overflow at those that are packed");
-    if (w->packed_table_bytes > w->packed_room)
-        return helm_fail(
-            err, HELM_E_CAPACITY,
-            "tables of packed weights take %llu bytes of VRAM, the plan's 'pack_gpu_bytes' is %llu",
-            (unsigned long long)w->packed_table_bytes, (unsigned long long)w->packed_room);
-    for (uint32_t i = 0; i < w->place_count; i++)
-        if (w->place[i].packed) *matrix_of_place(w, &w->place[i]) = packed_matrix(&w->place[i]);
-    return 0;
+    const struct placements host = placements_in(plan, PLAN_HOST);
+    bool its[UNIT_PARTS * MODEL_LAYERS_MAX];
+    plan_units_of(plan, PLAN_GPU0, its);
+    for (uint32_t i = 0; i < host.count; i++) {
+        const struct placement *p = &host.place[i];
+        const struct model_tensor *t = placement_tensor(w->model, p);
+        if (t->layer < 0 || !its[model_tensor_unit(t)]) continue;
+        const char *at = (const char *)region + p->offset;
+        struct gpu_matrix *m = &w->matrix[cell_of(t)];
+        *m = matrix_in(t, p->format);
+        const bool packed = p->format == FORMAT_BF16_PACKED;
+        m->host = packed ? at + packed_groups_at(m->rows) : at;
+        if (packed) m->offset = (const uint32_t *)(const void *)at;
+        if (w->host_end == 0) w->host_first = p->offset;
+        w->host_end = p->offset + p->bytes;
+    }
+    if (w->host_end <= region_bytes) return 0;
+    return helm_fail(err, HELM_E_MISMATCH, "the arena's weights region has %llu bytes, the plan needs %llu",
+                     (unsigned long long)region_bytes, (unsigned long long)host.region_bytes);
 }
 
 int gpu_weights_plan(const struct model *model, const struct plan *plan, const void *region,
                      uint64_t region_bytes, struct gpu_weights *w, struct helm_err *err)
 {
-    enum unit_use *use = NULL;
     memset(w, 0, sizeof *w);
     w->model = model;
     size_t cells = ((size_t)model->config.layers + 1) * TENSOR_ROLE_COUNT;
     w->matrix = calloc(cells, sizeof *w->matrix);
     w->vector = calloc(cells, sizeof *w->vector);
-    w->place = calloc((size_t)model->tensor_count + 2, sizeof *w->place);
-    int rc = w->matrix && w->vector && w->place
-                 ? 0
-                 : helm_fail(err, HELM_E_NOMEM, "no memory for the table of weights");
-    if (!rc) rc = read_uses(plan, &use, err);
-    if (!rc) rc = check_formats(w, plan, err);
-    if (!rc) rc = place_all(w, plan, use, true, err);
-    if (!rc) w->vector_at = aligned(w->bytes);
-    if (!rc) rc = place_all(w, plan, use, false, err);
-    if (!rc && w->bytes < w->vector_at) w->bytes = w->vector_at;
-    if (!rc) rc = reserve_packed(w, plan, err);
-    if (!rc) rc = place_streamed(w, plan, use, region, region_bytes, err);
-    free(use);
+    int rc = w->matrix && w->vector ? placement_check(model, plan, err)
+                                    : helm_fail(err, HELM_E_NOMEM, "no memory for the table of weights");
+    if (!rc) rc = take_vram(w, plan, err);
+    if (!rc) rc = take_streamed(w, plan, region, region_bytes, err);
     if (rc) gpu_weights_free(w);
     return rc;
 }
@@ -222,21 +118,17 @@ void gpu_weights_fill_tables(struct gpu_weights *w, const char *base)
             w->vector[cell_of(t)] = (const float *)(const void *)(base + p->offset);
             continue;
         }
-        struct gpu_matrix matrix = packed_matrix(p);
-        matrix.packed = p->packed;
-        matrix.data = base + p->offset + (p->packed ? gpu_weights_groups_at(w) : 0);
-        if (p->packed && w->packed_table) matrix.offset = w->packed_table + p->table / sizeof(uint32_t);
-        if (p->packed)
+        struct gpu_matrix matrix = matrix_in(t, p->format);
+        matrix.data = base + p->offset;
+        const bool packed = p->format == FORMAT_BF16_PACKED;
+        if (packed) {
+            matrix.data = base + gpu_weights_groups_at(w) + p->offset;
+            if (w->packed_table) matrix.offset = w->packed_table + p->table / sizeof(uint32_t);
             matrix.offset_device = (const uint32_t *)(const void *)(base + w->packed_at + p->table);
+        }
         *matrix_of_place(w, p) = matrix;
-        if (!p->packed && t->role == TENSOR_EMBED && w->model->config.tied_head)
-            w->matrix[TENSOR_HEAD] = matrix;
+        if (!packed && t->role == TENSOR_EMBED && w->model->config.tied_head) w->matrix[TENSOR_HEAD] = matrix;
     }
-}
-
-void gpu_weights_pretend(struct gpu_weights *w, const void *base)
-{
-    gpu_weights_fill_tables(w, base);
 }
 
 void gpu_weights_free(struct gpu_weights *w)

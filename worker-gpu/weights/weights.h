@@ -1,29 +1,27 @@
 /* The GPU worker's weights: in VRAM, read in parallel through a few pieces of pinned memory.
  *
- * Called by engine.c at load. Matrices of units at home on `gpu` stand in order of use, each on a 256-byte
- * boundary, q k v and gate up one behind the other (a matrix product can take them as one); norm weights and
- * biases of every unit that the GPU computes in any phase follow as fp32. Matrices of `stream` units stay in
- * the arena, where the CPU worker puts them: here are only their addresses. There is never a second whole
- * copy in host memory.
+ * Called by engine.c at load. Matrices lie where the plan's placements say (common/plan/placement.h); norm
+ * weights and biases of every unit that the GPU computes in any phase follow as fp32. Matrices of `stream`
+ * units stay in the arena, where the CPU worker puts them: here are only their addresses. There is never a
+ * second whole copy in host memory.
  *
- * Where the plan says so (plan_packed_on_gpu, plan->pack_head) matrices lie in VRAM packed (common/formats/packed.h),
- * behind the vectors: plan->pack_gpu_bytes of room for their tables of offsets and then their groups, one
- * matrix behind the other as they come out. Loading fails with HELM_E_CAPACITY where that is not enough.
- * `struct gpu_weights` owns tables and device memory. weights.c lays out, weights/load.c loads. */
+ * Matrices of variable size (packed, common/formats/packed.h) are stacked in the rooms of all of them: their
+ * tables of offsets and then their groups, one matrix behind the other as they come out. Loading fails with
+ * HELM_E_CAPACITY where the rooms are not enough. `struct gpu_weights` owns tables and device memory. weights.c
+ * finds places, weights/load.c loads. */
 #ifndef HELM_WORKER_GPU_WEIGHTS_WEIGHTS_H
 #define HELM_WORKER_GPU_WEIGHTS_WEIGHTS_H
 
-#include "common/model/model.h"
+#include "common/plan/placement.h"
 #include "worker-gpu/device/device.h"
 
 struct gpu_matrix {
     const void *data; /* device; NULL: the model has none, or it is not this worker's, or it is streamed */
     const void *host; /* in the arena, of `stream` units; else NULL */
-    bool packed;      /* at `data` or `host` are its groups */
-    /* Of those that are packed: the table of offsets in host memory, and on the device. A streamed one's is
+    enum tensor_format format;
+    /* Of a variable format, whose groups are at `data` or `host`: the table of offsets in host memory, and on the device. A streamed one's is
      * in the arena, and there with it; expand.h brings it to the device. Others' are there once loaded. */
     const uint32_t *offset, *offset_device;
-    enum dtype dtype;
     uint32_t rows, cols;
 };
 
@@ -51,12 +49,12 @@ struct gpu_weights {
 /* One matrix or vector in VRAM. */
 struct gpu_weights_place {
     const struct model_tensor *tensor;
+    enum tensor_format format;
     uint64_t offset; /* of packed ones among the groups, known once it is loaded */
-    bool packed;
-    uint64_t table; /* of packed ones, in bytes among the tables */
+    uint64_t table;  /* of packed ones, in bytes among the tables */
 };
 
-/* Lays out what the plan gives the GPU; reads and allocates nothing on the device. `region` is where the
+/* Checks the plan's placements and takes them; reads and allocates nothing on the device. `region` is where the
  * arena's weights lie and its size (they need not be there yet). */
 HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct plan *plan, const void *region,
                                      uint64_t region_bytes, struct gpu_weights *weights,
@@ -66,8 +64,6 @@ HELM_MUST_CHECK int gpu_weights_plan(const struct model *model, const struct pla
 HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device *device, uint32_t threads,
                                      _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
                                      struct helm_err *err);
-/* Fills in the tables with matrices and vectors from `base` on, loading none: for printing programs. */
-void gpu_weights_pretend(struct gpu_weights *weights, const void *base);
 void gpu_weights_free(struct gpu_weights *weights);
 /* Returns when every copy that the copy queue was given before has arrived; for expand.c too. */
 HELM_MUST_CHECK int gpu_weights_await_copies(struct device *device, struct helm_err *err);
@@ -77,19 +73,9 @@ static inline uint64_t gpu_weights_groups_at(const struct gpu_weights *w)
 {
     return w->packed_at + w->packed_table_bytes;
 }
-/* Notes where matrices and vectors are, from `base` on, for weights.c and weights/load.c. */
+/* Notes in the tables where matrices and vectors are, from `base` on; for printing programs, too, which load none. */
 void gpu_weights_fill_tables(struct gpu_weights *w, const char *base);
 
-/* In which format it lies, at `data` or `host`. */
-static inline enum tensor_format gpu_matrix_format(const struct gpu_matrix *m)
-{
-    return m->packed ? FORMAT_BF16_PACKED : tensor_format_plain(m->dtype);
-}
-/* Whether it is packed in VRAM (or will be). */
-static inline bool gpu_matrix_is_home_packed(const struct gpu_matrix *m)
-{
-    return m->packed && !m->host;
-}
 static inline const struct gpu_matrix *gpu_matrix_of(const struct gpu_weights *w, enum tensor_role role,
                                                      int32_t layer)
 {

@@ -85,27 +85,26 @@ struct jinja_parser {
     char macro_uses; /* of the innermost macro being parsed */
 };
 
-struct jinja_node *jinja_parse_node(struct jinja_parser *p, enum jinja_node_kind kind); /* NULL: run->code */
-HELM_MUST_CHECK int jinja_parse_add(struct jinja_parser *p, struct jinja_nodes *list,
-                                    struct jinja_node *node);
+/* What fails records why in the run and gives NULL or false; given NULL as a part, so does what follows. */
+struct jinja_node *jinja_parse_node(struct jinja_parser *p, enum jinja_node_kind kind);
+HELM_MUST_CHECK bool jinja_parse_add(struct jinja_parser *p, struct jinja_nodes *list,
+                                     struct jinja_node *node);
 bool jinja_parse_is_op(const struct jinja_parser *p, char op);
 bool jinja_parse_is_name(const struct jinja_parser *p, const char *name);
 bool jinja_parse_skip_op(struct jinja_parser *p, char op);
 bool jinja_parse_skip_name(struct jinja_parser *p, const char *name);
-HELM_MUST_CHECK int jinja_parse_expect_op(struct jinja_parser *p, char op);
+HELM_MUST_CHECK bool jinja_parse_expect_op(struct jinja_parser *p, char op);
 /* "unexpected X, expected `wanted`" */
-HELM_MUST_CHECK int jinja_parse_unexpected(struct jinja_parser *p, const char *wanted);
-HELM_MUST_CHECK int jinja_parse_enter(struct jinja_parser *p); /* one level deeper; leave with p->depth-- */
+bool jinja_parse_unexpected(struct jinja_parser *p, const char *wanted);
+HELM_MUST_CHECK bool jinja_parse_enter(struct jinja_parser *p); /* one level deeper; leave with p->depth-- */
 
-/* Each puts its node into *out. `condition`: "x if y" may follow. */
-HELM_MUST_CHECK int jinja_parse_expression(struct jinja_parser *p, bool condition, struct jinja_node **out);
+/* `condition`: "x if y" may follow. */
+struct jinja_node *jinja_parse_expression(struct jinja_parser *p, bool condition);
 /* An expression, or a tuple without parentheses. It ends before the name `end` (NULL: none). */
-HELM_MUST_CHECK int jinja_parse_tuple(struct jinja_parser *p, bool condition, const char *end,
-                                      struct jinja_node **out);
+struct jinja_node *jinja_parse_tuple(struct jinja_parser *p, bool condition, const char *end);
 /* A name, ns.attribute if `attributes`, or a tuple of such. */
-HELM_MUST_CHECK int jinja_parse_target(struct jinja_parser *p, bool attributes, struct jinja_node **out);
+struct jinja_node *jinja_parse_target(struct jinja_parser *p, bool attributes);
 /* Filters after `node`; with `inline_first` the first one has no | before it (filter and set blocks). */
-HELM_MUST_CHECK int jinja_parse_filters(struct jinja_parser *p, struct jinja_node *node, bool inline_first,
-                                        struct jinja_node **out);
+struct jinja_node *jinja_parse_filters(struct jinja_parser *p, struct jinja_node *node, bool inline_first);
 
 #endif

@@ -18,10 +18,10 @@ int jinja_scope_new(struct jinja_run *run, struct jinja_scope *outer, struct jin
 
 static struct jinja_value *scope_find(const struct jinja_scope *scope, const struct jinja_value *name)
 {
-    for (size_t i = 0; i < scope->count; i++)
-        if (scope->name[i].as.text.bytes == name->as.text.bytes &&
-            memcmp(scope->name[i].as.text.data, name->as.text.data, name->as.text.bytes) == 0)
-            return &scope->value[i];
+    for (size_t i = 0; i < scope->names.count; i++)
+        if (scope->names.key[i].as.text.bytes == name->as.text.bytes &&
+            memcmp(scope->names.key[i].as.text.data, name->as.text.data, name->as.text.bytes) == 0)
+            return &scope->names.value[i];
     return NULL;
 }
 
@@ -29,26 +29,9 @@ int jinja_scope_set(struct jinja_run *run, struct jinja_scope *scope, struct jin
                     struct jinja_value value)
 {
     struct jinja_value *old = scope_find(scope, &name);
-    if (old) {
-        *old = value;
-        return jinja_step(run, scope->count / 16 + name.as.text.bytes / 64);
-    }
-    if (scope->count == scope->space) {
-        size_t space = scope->space ? 2 * scope->space : 4;
-        struct jinja_value *names = jinja_alloc(run, space * sizeof *names);
-        struct jinja_value *values = jinja_alloc(run, space * sizeof *values);
-        if (!names || !values) return run->code;
-        if (scope->count) {
-            memcpy(names, scope->name, scope->count * sizeof *names);
-            memcpy(values, scope->value, scope->count * sizeof *values);
-        }
-        scope->name = names;
-        scope->value = values;
-        scope->space = space;
-    }
-    scope->name[scope->count] = name;
-    scope->value[scope->count++] = value;
-    return jinja_step(run, scope->count / 16 + name.as.text.bytes / 64);
+    int rc = old ? 0 : jinja_dict_append(run, &scope->names, name, value);
+    if (old) *old = value;
+    return rc ? rc : jinja_step(run, scope->names.count / 16 + name.as.text.bytes / 64);
 }
 
 static int lookup(struct jinja_run *run, const struct jinja_scope *scope, const struct jinja_value *name,
@@ -57,7 +40,7 @@ static int lookup(struct jinja_run *run, const struct jinja_scope *scope, const 
     static const char *const known[] = {"cycler", "joiner", "lipsum", "self"};
     for (const struct jinja_scope *s = scope; s; s = s->outer) {
         const struct jinja_value *found = scope_find(s, name);
-        int rc = jinja_step(run, s->count / 16 + name->as.text.bytes / 64);
+        int rc = jinja_step(run, s->names.count / 16 + name->as.text.bytes / 64);
         if (rc) return rc;
         if (!found) continue;
         *out = *found;
@@ -97,8 +80,7 @@ int jinja_invoke(struct jinja_run *run, struct jinja_scope *scope, const struct 
     static const struct jinja_call no_call = {0};
     struct jinja_value a[JINJA_PARAMETERS_MAX];
     if (!call) call = &no_call;
-    struct jinja_callable c = {
-        .run = run, .scope = scope, .name = function->name, .self = self, .a = a, .raw = call};
+    struct jinja_callable c = {run, scope, function->name, function->which, self, a, call};
     int known = 0;
     for (int i = 0; i < JINJA_PARAMETERS_MAX; i++) {
         a[i] = (struct jinja_value){.type = JINJA_ABSENT};
@@ -203,7 +185,7 @@ int jinja_call_value(struct jinja_run *run, struct jinja_scope *scope, const str
     case JINJA_MACRO:
         return jinja_call_macro(run, callee->as.macro, call, out);
     case JINJA_UNDEFINED:
-        return jinja_fail(run, HELM_E_FORMAT, "%.*s", (int)callee->as.text.bytes, callee->as.text.data);
+        return jinja_fail_undefined(run, callee);
     case JINJA_LOOP:
         return jinja_fail(run, HELM_E_UNSUPPORTED, "a recursive loop ('loop()')");
     default:
@@ -321,30 +303,9 @@ static int eval_slice(struct jinja_run *run, struct jinja_scope *scope, const st
     return rc ? rc : jinja_slice(run, &object, bounds, out);
 }
 
-static int eval_call(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                     struct jinja_value *out)
-{
-    struct jinja_value callee;
-    struct jinja_call call;
-    int rc = jinja_eval(run, scope, node->a, &callee);
-    if (!rc) rc = jinja_eval_arguments(run, scope, node->args, &call);
-    run->line = node->line;
-    return rc ? rc : jinja_call_value(run, scope, &callee, &call, out);
-}
-
-static int eval_filter(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                       struct jinja_value *out)
-{
-    struct jinja_value input;
-    struct jinja_call call;
-    int rc = jinja_eval(run, scope, node->a, &input);
-    if (!rc) rc = jinja_eval_arguments(run, scope, node->args, &call);
-    run->line = node->line;
-    return rc ? rc : jinja_apply_filter(run, scope, &node->value, input, &call, out);
-}
-
-static int eval_test(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
-                     struct jinja_value *out)
+/* A call, a filter or a test: `a` with its arguments. */
+static int eval_applied(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *node,
+                        struct jinja_value *out)
 {
     struct jinja_value input;
     struct jinja_call call;
@@ -352,7 +313,11 @@ static int eval_test(struct jinja_run *run, struct jinja_scope *scope, const str
     int rc = jinja_eval(run, scope, node->a, &input);
     if (!rc) rc = jinja_eval_arguments(run, scope, node->args, &call);
     run->line = node->line;
-    if (!rc) rc = jinja_apply_test(run, scope, &node->value, input, &call, &holds);
+    if (rc) return rc;
+    if (node->kind == JINJA_NODE_CALL) return jinja_call_value(run, scope, &input, &call, out);
+    if (node->kind == JINJA_NODE_FILTER)
+        return jinja_apply_filter(run, scope, &node->value, input, &call, out);
+    rc = jinja_apply_test(run, scope, &node->value, input, &call, &holds);
     *out = jinja_bool(holds != (node->op == 'n'));
     return rc;
 }
@@ -417,11 +382,9 @@ static int eval_node(struct jinja_run *run, struct jinja_scope *scope, const str
     case JINJA_NODE_SLICE:
         return eval_slice(run, scope, node, out);
     case JINJA_NODE_CALL:
-        return eval_call(run, scope, node, out);
     case JINJA_NODE_FILTER:
-        return eval_filter(run, scope, node, out);
     case JINJA_NODE_TEST:
-        return eval_test(run, scope, node, out);
+        return eval_applied(run, scope, node, out);
     default:
         return jinja_fail(run, HELM_E_INTERNAL, "a statement where an expression should be");
     }

@@ -14,8 +14,7 @@ struct jinja_template {
 
 struct jinja_scope {
     struct jinja_scope *outer;
-    struct jinja_value *name, *value;
-    size_t count, space;
+    struct jinja_dict names; /* keys are texts */
 };
 
 struct jinja_macro {
@@ -51,6 +50,7 @@ struct jinja_callable {
     struct jinja_run *run;
     struct jinja_scope *scope;
     const char *name;
+    int which;
     struct jinja_value self;
     const struct jinja_value *a; /* JINJA_PARAMETERS_MAX of them */
     const struct jinja_call *raw;
@@ -58,6 +58,7 @@ struct jinja_callable {
 struct jinja_function {
     const char *name;
     int (*call)(const struct jinja_callable *c, struct jinja_value *out);
+    int which; /* of those that share `call`: whatever tells it them apart */
     const char *parameters[JINJA_PARAMETERS_MAX];
     int required; /* of the parameters */
     bool raw;

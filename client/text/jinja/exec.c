@@ -96,6 +96,20 @@ static int exec_for(struct jinja_run *run, struct jinja_scope *scope, const stru
     return rc ? rc : jinja_exec(run, inner, &node->other, out);
 }
 
+enum loop_attribute {
+    INDEX,
+    INDEX0,
+    FIRST,
+    LAST,
+    LENGTH,
+    REVINDEX,
+    REVINDEX0,
+    PREVITEM,
+    NEXTITEM,
+    DEPTH,
+    DEPTH0
+};
+
 int jinja_loop_attribute(struct jinja_run *run, const struct jinja_value *value,
                          const struct jinja_value *name, struct jinja_value *out)
 {
@@ -103,44 +117,31 @@ int jinja_loop_attribute(struct jinja_run *run, const struct jinja_value *value,
                                         "revindex0", "previtem", "nextitem", "depth", "depth0"};
     struct jinja_loop *loop = value->as.loop;
     size_t which = 0, at = loop->index0, ahead;
-    for (; which < sizeof names / sizeof *names; which++)
-        if (jinja_text_is(name, names[which])) break;
-    if (which == sizeof names / sizeof *names) return jinja_method_find(run, value, name, out);
+    while (which <= DEPTH0 && !jinja_text_is(name, names[which])) which++;
+    if (which > DEPTH0) return jinja_method_find(run, value, name, out);
     /* these look ahead: one item, or all */
-    ahead = which == 3 || which == 8 ? at + 2 : which >= 4 && which <= 6 ? SIZE_MAX : 0;
+    ahead = which == LAST || which == NEXTITEM      ? at + 2
+            : which >= LENGTH && which <= REVINDEX0 ? SIZE_MAX
+                                                    : 0;
     int rc = jinja_loop_fill(run, loop, ahead);
     if (rc) return rc;
     const struct jinja_list *taken = loop->taken;
-    switch (which) {
-    case 0:
-        *out = jinja_int((int64_t)at + 1);
-        break;
-    case 1:
-        *out = jinja_int((int64_t)at);
-        break;
-    case 2:
-        *out = jinja_bool(at == 0);
-        break;
-    case 3:
-        *out = jinja_bool(taken->count <= at + 1);
-        break;
-    case 4:
-        *out = jinja_int((int64_t)taken->count);
-        break;
-    case 5:
-    case 6:
-        *out = jinja_int((int64_t)(taken->count - at) - (which == 6));
-        break;
-    case 7:
-        if (at == 0) return jinja_undefined(run, out, "there is no previous item");
-        *out = taken->item[at - 1];
-        break;
-    case 8:
-        if (taken->count <= at + 1) return jinja_undefined(run, out, "there is no next item");
-        *out = taken->item[at + 1];
-        break;
-    default:
-        *out = jinja_int(which == 9);
+    const size_t count = taken->count;
+    if (which == FIRST || which == LAST) {
+        *out = jinja_bool(which == FIRST ? at == 0 : count <= at + 1);
+    } else if (which == PREVITEM || which == NEXTITEM) {
+        if (which == PREVITEM && at == 0) return jinja_undefined(run, out, "there is no previous item");
+        if (which == NEXTITEM && count <= at + 1) return jinja_undefined(run, out, "there is no next item");
+        *out = taken->item[which == PREVITEM ? at - 1 : at + 1];
+    } else {
+        const size_t number[] = {[INDEX] = at + 1,
+                                 [INDEX0] = at,
+                                 [LENGTH] = count,
+                                 [REVINDEX] = count - at,
+                                 [REVINDEX0] = count - at - 1,
+                                 [DEPTH] = 1,
+                                 [DEPTH0] = 0};
+        *out = jinja_int((int64_t)number[which]);
     }
     return 0;
 }

@@ -160,26 +160,11 @@ int jinja_split_lines(struct jinja_run *run, struct jinja_value text, bool keep_
 
 /* ---- filters; each has the parameters that the table names */
 
-static int filter_case(const struct jinja_callable *c, enum jinja_case to, struct jinja_value *out)
+static int filter_case(const struct jinja_callable *c, struct jinja_value *out)
 {
     struct jinja_value text;
     int rc = jinja_to_text(c->run, c->self, &text);
-    return rc ? rc : jinja_change_case(c->run, text, to, out);
-}
-
-static int filter_upper(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return filter_case(c, JINJA_CASE_UPPER, out);
-}
-
-static int filter_lower(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return filter_case(c, JINJA_CASE_LOWER, out);
-}
-
-static int filter_capitalize(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return filter_case(c, JINJA_CASE_CAPITALIZE, out);
+    return rc ? rc : jinja_change_case(c->run, text, (enum jinja_case)c->which, out);
 }
 
 /* Jinja's own rule, not str.title: words begin after white space, '-' or an opening bracket. */
@@ -228,15 +213,11 @@ static int filter_safe(const struct jinja_callable *c, struct jinja_value *out)
     return rc;
 }
 
+/* `which`: even where it is escaped already. */
 static int filter_escape(const struct jinja_callable *c, struct jinja_value *out)
 {
     *out = c->self;
-    return c->self.type == JINJA_TEXT && c->self.markup ? 0 : jinja_escape(c->run, c->self, out);
-}
-
-static int filter_forceescape(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return jinja_escape(c->run, c->self, out);
+    return c->self.type == JINJA_TEXT && c->self.markup && !c->which ? 0 : jinja_escape(c->run, c->self, out);
 }
 
 static int filter_indent(const struct jinja_callable *c, struct jinja_value *out)
@@ -337,8 +318,7 @@ static int filter_int(const struct jinja_callable *c, struct jinja_value *out)
     if (base != 0 && (base < 2 || base > 36))
         return jinja_fail(c->run, HELM_E_FORMAT, "'int': a base of %lld", (long long)base);
     *out = c->a[0].type == JINJA_ABSENT ? jinja_int(0) : c->a[0];
-    if (v->type == JINJA_UNDEFINED)
-        return jinja_fail(c->run, HELM_E_FORMAT, "%.*s", (int)v->as.text.bytes, v->as.text.data);
+    if (v->type == JINJA_UNDEFINED) return jinja_fail_undefined(c->run, v);
     if (jinja_is_whole(v)) {
         *out = jinja_int(jinja_whole(v));
     } else if (v->type == JINJA_FLOAT) {
@@ -358,8 +338,7 @@ static int filter_float(const struct jinja_callable *c, struct jinja_value *out)
     int64_t i;
     double d;
     *out = c->a[0].type == JINJA_ABSENT ? jinja_float(0) : c->a[0];
-    if (c->self.type == JINJA_UNDEFINED)
-        return jinja_fail(c->run, HELM_E_FORMAT, "%.*s", (int)c->self.as.text.bytes, c->self.as.text.data);
+    if (c->self.type == JINJA_UNDEFINED) return jinja_fail_undefined(c->run, &c->self);
     if (c->self.type == JINJA_TEXT) {
         int rc = jinja_step(c->run, c->self.as.text.bytes / 64);
         if (rc) return rc;
@@ -443,26 +422,28 @@ static int filter_format(const struct jinja_callable *c, struct jinja_value *out
 }
 
 const struct jinja_function jinja_text_filters[] = {
-    {"abs", filter_abs, {NULL}, 0, false},
-    {"capitalize", filter_capitalize, {NULL}, 0, false},
-    {"d", filter_default, {"default_value", "boolean"}, 0, false},
-    {"default", filter_default, {"default_value", "boolean"}, 0, false},
-    {"e", filter_escape, {NULL}, 0, false},
-    {"escape", filter_escape, {NULL}, 0, false},
-    {"float", filter_float, {"default"}, 0, false},
-    {"forceescape", filter_forceescape, {NULL}, 0, false},
-    {"format", filter_format, {NULL}, 0, true},
-    {"indent", filter_indent, {"width", "first", "blank"}, 0, false},
-    {"int", filter_int, {"default", "base"}, 0, false},
-    {"lower", filter_lower, {NULL}, 0, false},
-    {"replace", filter_replace, {"old", "new", "count"}, 2, false},
-    {"round", filter_round, {"precision", "method"}, 0, false},
-    {"safe", filter_safe, {NULL}, 0, false},
-    {"string", filter_string, {NULL}, 0, false},
-    {"title", filter_title, {NULL}, 0, false},
-    {"tojson", filter_tojson, {"ensure_ascii", "indent", "separators", "sort_keys"}, 0, false},
-    {"trim", filter_trim, {"chars"}, 0, false},
-    {"upper", filter_upper, {NULL}, 0, false},
-    {"wordcount", filter_wordcount, {NULL}, 0, false},
-    {NULL, NULL, {NULL}, 0, false},
+    {.name = "abs", .call = filter_abs},
+    {.name = "capitalize", .call = filter_case, .which = JINJA_CASE_CAPITALIZE},
+    {.name = "d", .call = filter_default, .parameters = {"default_value", "boolean"}},
+    {.name = "default", .call = filter_default, .parameters = {"default_value", "boolean"}},
+    {.name = "e", .call = filter_escape},
+    {.name = "escape", .call = filter_escape},
+    {.name = "float", .call = filter_float, .parameters = {"default"}},
+    {.name = "forceescape", .call = filter_escape, .which = true},
+    {.name = "format", .call = filter_format, .raw = true},
+    {.name = "indent", .call = filter_indent, .parameters = {"width", "first", "blank"}},
+    {.name = "int", .call = filter_int, .parameters = {"default", "base"}},
+    {.name = "lower", .call = filter_case, .which = JINJA_CASE_LOWER},
+    {.name = "replace", .call = filter_replace, .parameters = {"old", "new", "count"}, .required = 2},
+    {.name = "round", .call = filter_round, .parameters = {"precision", "method"}},
+    {.name = "safe", .call = filter_safe},
+    {.name = "string", .call = filter_string},
+    {.name = "title", .call = filter_title},
+    {.name = "tojson",
+     .call = filter_tojson,
+     .parameters = {"ensure_ascii", "indent", "separators", "sort_keys"}},
+    {.name = "trim", .call = filter_trim, .parameters = {"chars"}},
+    {.name = "upper", .call = filter_case, .which = JINJA_CASE_UPPER},
+    {.name = "wordcount", .call = filter_wordcount},
+    {.name = NULL},
 };

@@ -257,8 +257,9 @@ static int filter_unique(const struct jinja_callable *c, struct jinja_value *out
     return rc;
 }
 
-static int filter_extreme(const struct jinja_callable *c, int wanted, struct jinja_value *out)
+static int filter_extreme(const struct jinja_callable *c, struct jinja_value *out)
 {
+    int wanted = c->which;
     struct jinja_list *items;
     struct jinja_value best_key;
     bool case_sensitive = jinja_parameter_truth(c, 0, false);
@@ -274,16 +275,6 @@ static int filter_extreme(const struct jinja_callable *c, int wanted, struct jin
         *out = items->item[i];
     }
     return rc;
-}
-
-static int filter_min(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return filter_extreme(c, -1, out);
-}
-
-static int filter_max(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return filter_extreme(c, 1, out);
 }
 
 static int filter_sum(const struct jinja_callable *c, struct jinja_value *out)
@@ -357,14 +348,16 @@ static int filter_map(const struct jinja_callable *c, struct jinja_value *out)
     return rc;
 }
 
-/* select and reject, with `by_attribute` selectattr and rejectattr: ([attribute,] [test, arguments...]) */
-static int pick(const struct jinja_callable *c, bool keep, bool by_attribute, struct jinja_value *out)
+/* select and reject, with PICK_BY_ATTRIBUTE selectattr and rejectattr: ([attribute,] [test, arguments...]) */
+enum { PICK_KEEPS = 1, PICK_BY_ATTRIBUTE = 2 };
+static int filter_pick(const struct jinja_callable *c, struct jinja_value *out)
 {
+    bool keep = c->which & PICK_KEEPS;
     struct jinja_call inner = *c->raw;
     struct jinja_value path = {.type = JINJA_ABSENT};
     const struct jinja_value *test = NULL;
     struct jinja_list *items, *result;
-    if (by_attribute) {
+    if (c->which & PICK_BY_ATTRIBUTE) {
         if (!inner.positional_count)
             return jinja_fail(c->run, HELM_E_FORMAT, "'%s' needs an attribute", c->name);
         path = inner.positional[0];
@@ -392,46 +385,26 @@ static int pick(const struct jinja_callable *c, bool keep, bool by_attribute, st
     return rc;
 }
 
-static int filter_select(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return pick(c, true, false, out);
-}
-
-static int filter_reject(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return pick(c, false, false, out);
-}
-
-static int filter_selectattr(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return pick(c, true, true, out);
-}
-
-static int filter_rejectattr(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return pick(c, false, true, out);
-}
-
 const struct jinja_function jinja_sequence_filters[] = {
-    {"attr", filter_attr, {"name"}, 1, false},
-    {"count", filter_length, {NULL}, 0, false},
-    {"dictsort", filter_dictsort, {"case_sensitive", "by", "reverse"}, 0, false},
-    {"first", filter_first, {NULL}, 0, false},
-    {"items", filter_items, {NULL}, 0, false},
-    {"join", filter_join, {"d", "attribute"}, 0, false},
-    {"last", filter_last, {NULL}, 0, false},
-    {"length", filter_length, {NULL}, 0, false},
-    {"list", filter_list, {NULL}, 0, false},
-    {"map", filter_map, {NULL}, 0, true},
-    {"max", filter_max, {"case_sensitive", "attribute"}, 0, false},
-    {"min", filter_min, {"case_sensitive", "attribute"}, 0, false},
-    {"reject", filter_reject, {NULL}, 0, true},
-    {"rejectattr", filter_rejectattr, {NULL}, 0, true},
-    {"reverse", filter_reverse, {NULL}, 0, false},
-    {"select", filter_select, {NULL}, 0, true},
-    {"selectattr", filter_selectattr, {NULL}, 0, true},
-    {"sort", filter_sort, {"reverse", "case_sensitive", "attribute"}, 0, false},
-    {"sum", filter_sum, {"attribute", "start"}, 0, false},
-    {"unique", filter_unique, {"case_sensitive", "attribute"}, 0, false},
-    {NULL, NULL, {NULL}, 0, false},
+    {.name = "attr", .call = filter_attr, .parameters = {"name"}, .required = 1},
+    {.name = "count", .call = filter_length},
+    {.name = "dictsort", .call = filter_dictsort, .parameters = {"case_sensitive", "by", "reverse"}},
+    {.name = "first", .call = filter_first},
+    {.name = "items", .call = filter_items},
+    {.name = "join", .call = filter_join, .parameters = {"d", "attribute"}},
+    {.name = "last", .call = filter_last},
+    {.name = "length", .call = filter_length},
+    {.name = "list", .call = filter_list},
+    {.name = "map", .call = filter_map, .raw = true},
+    {.name = "max", .call = filter_extreme, .which = 1, .parameters = {"case_sensitive", "attribute"}},
+    {.name = "min", .call = filter_extreme, .which = -1, .parameters = {"case_sensitive", "attribute"}},
+    {.name = "reject", .call = filter_pick, .which = 0, .raw = true},
+    {.name = "rejectattr", .call = filter_pick, .which = PICK_BY_ATTRIBUTE, .raw = true},
+    {.name = "reverse", .call = filter_reverse},
+    {.name = "select", .call = filter_pick, .which = PICK_KEEPS, .raw = true},
+    {.name = "selectattr", .call = filter_pick, .which = PICK_KEEPS | PICK_BY_ATTRIBUTE, .raw = true},
+    {.name = "sort", .call = filter_sort, .parameters = {"reverse", "case_sensitive", "attribute"}},
+    {.name = "sum", .call = filter_sum, .parameters = {"attribute", "start"}},
+    {.name = "unique", .call = filter_unique, .parameters = {"case_sensitive", "attribute"}},
+    {.name = NULL},
 };

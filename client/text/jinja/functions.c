@@ -1,6 +1,6 @@
 /* Functions that templates find by name: Jinja's range, dict and namespace, transformers' raise_exception and
  * strftime_now. See jinja/eval.h. Called through the table at the end. */
-#include <stdio.h>
+#include <locale.h>
 #include <time.h>
 
 #include "client/text/jinja/jinja.h"
@@ -77,55 +77,16 @@ static int call_raise_exception(const struct jinja_callable *c, struct jinja_val
     return jinja_fail(c->run, HELM_E_MISMATCH, "%.*s", (int)length, words.as.text.data);
 }
 
-/* One conversion of strftime in the C locale, whatever the process has set. 0: not known. */
-static int format_time(char kind, bool plain, const struct tm *t, char text[64])
+/* One conversion of strftime in the C locale, whatever the process has set; `plain`: without leading zeros. 0: not
+ * known. */
+static size_t format_time(char kind, bool plain, const struct tm *t, char text[64])
 {
-    static const char *const days[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
-                                       "Thursday", "Friday", "Saturday"};
-    static const char *const months[] = {"January",   "February", "March",    "April",
-                                         "May",       "June",     "July",     "August",
-                                         "September", "October",  "November", "December"};
-    int width = plain ? 1 : 2, hour12 = t->tm_hour % 12 ? t->tm_hour % 12 : 12, year = t->tm_year + 1900;
-    switch (kind) {
-    case 'a':
-        return snprintf(text, 64, "%.3s", days[t->tm_wday]);
-    case 'A':
-        return snprintf(text, 64, "%s", days[t->tm_wday]);
-    case 'b':
-        return snprintf(text, 64, "%.3s", months[t->tm_mon]);
-    case 'B':
-        return snprintf(text, 64, "%s", months[t->tm_mon]);
-    case 'd':
-        return snprintf(text, 64, "%0*d", width, t->tm_mday);
-    case 'e':
-        return snprintf(text, 64, "%2d", t->tm_mday);
-    case 'F':
-        return snprintf(text, 64, "%d-%02d-%02d", year, t->tm_mon + 1, t->tm_mday);
-    case 'H':
-        return snprintf(text, 64, "%0*d", width, t->tm_hour);
-    case 'I':
-        return snprintf(text, 64, "%0*d", width, hour12);
-    case 'j':
-        return snprintf(text, 64, "%0*d", plain ? 1 : 3, t->tm_yday + 1);
-    case 'm':
-        return snprintf(text, 64, "%0*d", width, t->tm_mon + 1);
-    case 'M':
-        return snprintf(text, 64, "%0*d", width, t->tm_min);
-    case 'p':
-        return snprintf(text, 64, "%s", t->tm_hour < 12 ? "AM" : "PM");
-    case 'S':
-        return snprintf(text, 64, "%0*d", width, t->tm_sec);
-    case 'T':
-        return snprintf(text, 64, "%02d:%02d:%02d", t->tm_hour, t->tm_min, t->tm_sec);
-    case 'y':
-        return snprintf(text, 64, "%0*d", width, year % 100);
-    case 'Y':
-        return snprintf(text, 64, "%d", year);
-    case '%':
-        return snprintf(text, 64, "%%");
-    default:
-        return 0;
-    }
+    const char format[] = {'%', plain ? '-' : kind, plain ? kind : '\0', '\0'};
+    if (!kind || !strchr("aAbBdeFHIjmMpSTyY%", kind)) return 0;
+    locale_t locale = newlocale(LC_ALL_MASK, "C", NULL);
+    size_t length = locale ? strftime_l(text, 64, format, t, locale) : 0;
+    if (locale) freelocale(locale);
+    return length;
 }
 
 static int call_strftime_now(const struct jinja_callable *c, struct jinja_value *out)
@@ -139,27 +100,27 @@ static int call_strftime_now(const struct jinja_callable *c, struct jinja_value 
         rc = jinja_fail(c->run, HELM_E_FORMAT, "'strftime_now': no such time as %lld", (long long)now);
     for (size_t i = 0; !rc && i < format.as.text.bytes; i++) {
         char text[64], kind = format.as.text.data[i];
-        int length = 1;
+        size_t length = 1;
         text[0] = kind;
         if (kind == '%') {
             bool plain = i + 1 < format.as.text.bytes && format.as.text.data[i + 1] == '-';
             i += 1 + plain;
             kind = i < format.as.text.bytes ? format.as.text.data[i] : '\0';
             length = format_time(kind, plain, &local, text);
-            if (length <= 0)
+            if (length == 0)
                 return jinja_fail(c->run, HELM_E_UNSUPPORTED, "'strftime_now' with '%%%c'", kind);
         }
-        rc = jinja_buffer_add(c->run, &buffer, text, (size_t)length);
+        rc = jinja_buffer_add(c->run, &buffer, text, length);
     }
     *out = jinja_buffer_text(&buffer);
     return rc;
 }
 
 const struct jinja_function jinja_global_table[] = {
-    {"dict", call_dict, {NULL}, 0, true},
-    {"namespace", call_namespace, {NULL}, 0, true},
-    {"raise_exception", call_raise_exception, {"message"}, 1, false},
-    {"range", call_range, {NULL}, 0, true},
-    {"strftime_now", call_strftime_now, {"format"}, 1, false},
-    {NULL, NULL, {NULL}, 0, false},
+    {.name = "dict", .call = call_dict, .raw = true},
+    {.name = "namespace", .call = call_namespace, .raw = true},
+    {.name = "raise_exception", .call = call_raise_exception, .parameters = {"message"}, .required = 1},
+    {.name = "range", .call = call_range, .raw = true},
+    {.name = "strftime_now", .call = call_strftime_now, .parameters = {"format"}, .required = 1},
+    {.name = NULL},
 };

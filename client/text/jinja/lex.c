@@ -22,16 +22,9 @@ struct lexer {
 
 static int add_token(struct lexer *lx, struct jinja_token token)
 {
-    if (lx->count == lx->space) {
-        size_t space = lx->space ? 2 * lx->space : 256;
-        struct jinja_token *grown = jinja_alloc(lx->run, space * sizeof *grown);
-        if (!grown) return lx->run->code;
-        if (lx->count) memcpy(grown, lx->tokens, lx->count * sizeof *grown);
-        lx->tokens = grown;
-        lx->space = space;
-    }
-    lx->tokens[lx->count++] = token;
-    return 0;
+    int rc = jinja_grow(lx->run, &lx->tokens, sizeof token, lx->count, &lx->space);
+    if (!rc) lx->tokens[lx->count++] = token;
+    return rc;
 }
 
 static int add_kind(struct lexer *lx, enum jinja_token_kind kind)

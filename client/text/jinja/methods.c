@@ -48,24 +48,16 @@ static int dict_items(const struct jinja_callable *c, struct jinja_value *out)
     return rc;
 }
 
-static int dict_side(const struct jinja_callable *c, const struct jinja_value *side,
-                     enum jinja_list_kind kind, struct jinja_value *out)
+static int dict_side(const struct jinja_callable *c, struct jinja_value *out)
 {
+    enum jinja_list_kind kind = (enum jinja_list_kind)c->which;
+    const struct jinja_dict *dict = c->self.as.dict;
     struct jinja_list *list;
-    int rc = jinja_list_new(c->run, kind, c->self.as.dict->count, &list);
-    for (size_t i = 0; !rc && i < c->self.as.dict->count; i++) rc = jinja_list_add(c->run, list, side[i]);
+    int rc = jinja_list_new(c->run, kind, dict->count, &list);
+    for (size_t i = 0; !rc && i < dict->count; i++)
+        rc = jinja_list_add(c->run, list, kind == JINJA_LIST_KEYS ? dict->key[i] : dict->value[i]);
     if (!rc) *out = jinja_list_value(list);
     return rc;
-}
-
-static int dict_keys(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return dict_side(c, c->self.as.dict->key, JINJA_LIST_KEYS, out);
-}
-
-static int dict_values(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return dict_side(c, c->self.as.dict->value, JINJA_LIST_VALUES, out);
 }
 
 static int itself(const struct jinja_callable *c, struct jinja_value *out)
@@ -99,48 +91,66 @@ static int loop_changed(const struct jinja_callable *c, struct jinja_value *out)
     return rc;
 }
 
-/* ---- tables; a NULL function: the method exists in Python and is not offered here */
+/* ---- tables, and the names of methods that exist in Python and are not offered here */
+
+static const char *const refused_of_list[] = {"append", "clear",   "extend", "insert", "pop",
+                                              "remove", "reverse", "sort",   NULL};
+static const char *const refused_of_dict[] = {"clear",      "fromkeys", "pop", "popitem",
+                                              "setdefault", "update",   NULL};
+static const char *const refused_of_text[] = {"casefold",     "center",     "encode",      "expandtabs",
+                                              "format",       "format_map", "isascii",     "isdecimal",
+                                              "isidentifier", "isnumeric",  "isprintable", "istitle",
+                                              "ljust",        "maketrans",  "rindex",      "rjust",
+                                              "swapcase",     "translate",  "zfill",       NULL};
 
 static const struct jinja_function list_methods[] = {
-    {"append", NULL, {NULL}, 0, false}, {"clear", NULL, {NULL}, 0, false},
-    {"copy", itself, {NULL}, 0, false}, {"count", list_count, {"value"}, 1, false},
-    {"extend", NULL, {NULL}, 0, false}, {"index", list_index, {"value"}, 1, false},
-    {"insert", NULL, {NULL}, 0, false}, {"pop", NULL, {NULL}, 0, false},
-    {"remove", NULL, {NULL}, 0, false}, {"reverse", NULL, {NULL}, 0, false},
-    {"sort", NULL, {NULL}, 0, false},   {NULL, NULL, {NULL}, 0, false},
+    {.name = "copy", .call = itself},
+    {.name = "count", .call = list_count, .parameters = {"value"}, .required = 1},
+    {.name = "index", .call = list_index, .parameters = {"value"}, .required = 1},
+    {.name = NULL},
 };
 
 static const struct jinja_function dict_methods[] = {
-    {"clear", NULL, {NULL}, 0, false},         {"copy", itself, {NULL}, 0, false},
-    {"fromkeys", NULL, {NULL}, 0, false},      {"get", dict_get, {"key", "default"}, 1, false},
-    {"items", dict_items, {NULL}, 0, false},   {"keys", dict_keys, {NULL}, 0, false},
-    {"pop", NULL, {NULL}, 0, false},           {"popitem", NULL, {NULL}, 0, false},
-    {"setdefault", NULL, {NULL}, 0, false},    {"update", NULL, {NULL}, 0, false},
-    {"values", dict_values, {NULL}, 0, false}, {NULL, NULL, {NULL}, 0, false},
+    {.name = "copy", .call = itself},
+    {.name = "get", .call = dict_get, .parameters = {"key", "default"}, .required = 1},
+    {.name = "items", .call = dict_items},
+    {.name = "keys", .call = dict_side, .which = JINJA_LIST_KEYS},
+    {.name = "values", .call = dict_side, .which = JINJA_LIST_VALUES},
+    {.name = NULL},
 };
 
 static const struct jinja_function loop_methods[] = {
-    {"changed", loop_changed, {NULL}, 0, true},
-    {"cycle", loop_cycle, {NULL}, 0, true},
-    {NULL, NULL, {NULL}, 0, false},
+    {.name = "changed", .call = loop_changed, .raw = true},
+    {.name = "cycle", .call = loop_cycle, .raw = true},
+    {.name = NULL},
+};
+
+struct methods {
+    const struct jinja_function *offered;
+    const char *const *refused;
 };
 
 int jinja_method_find(struct jinja_run *run, const struct jinja_value *self, const struct jinja_value *name,
                       struct jinja_value *out)
 {
-    const struct jinja_function *table = self->type == JINJA_TEXT   ? jinja_text_methods
-                                         : self->type == JINJA_DICT ? dict_methods
-                                         : self->type == JINJA_LOOP ? loop_methods
-                                         : self->type == JINJA_LIST && self->as.list->kind <= JINJA_LIST_RANGE
-                                             ? list_methods
-                                             : NULL;
-    const struct jinja_function *method = table ? jinja_find_function(table, name) : NULL;
-    if (!method) return 1;
-    if (method->call) return jinja_bind_method(run, *self, method, out);
+    static const char *const none[] = {NULL};
+    static const struct methods of_text = {jinja_text_methods, refused_of_text},
+                                of_dict = {dict_methods, refused_of_dict},
+                                of_list = {list_methods, refused_of_list}, of_loop = {loop_methods, none};
+    const struct methods *methods = self->type == JINJA_TEXT       ? &of_text
+                                    : self->type == JINJA_DICT     ? &of_dict
+                                    : self->type == JINJA_LOOP     ? &of_loop
+                                    : jinja_is_sequence_kind(self) ? &of_list
+                                                                   : NULL;
+    if (!methods) return 1;
+    const struct jinja_function *method = jinja_find_function(methods->offered, name);
+    if (method) return jinja_bind_method(run, *self, method, out);
+    const char *const *refused = methods->refused;
+    while (*refused && !jinja_text_is(name, *refused)) refused++;
+    if (!*refused) return 1;
     /* the sandbox's way: what would change a value is not there, and says so when it is used */
     if (self->type != JINJA_TEXT)
         return jinja_undefined(run, out, "templates may not change a %s with '%s'", jinja_type_name(self),
-                               method->name);
-    return jinja_fail(run, HELM_E_UNSUPPORTED, "the method '%s' of a %s", method->name,
-                      jinja_type_name(self));
+                               *refused);
+    return jinja_fail(run, HELM_E_UNSUPPORTED, "the method '%s' of a %s", *refused, jinja_type_name(self));
 }

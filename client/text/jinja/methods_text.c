@@ -4,48 +4,21 @@
 #include "client/text/jinja/jinja.h"
 #include "client/text/jinja/eval.h"
 
-static int method_upper(const struct jinja_callable *c, struct jinja_value *out)
+/* The `which` of most methods: the end that they begin at, or cut off. */
+enum { LEFT = 1, RIGHT = 2, FIND_MUST = 4 /* as LEFT, and it is an error to find nothing */ };
+
+static int method_case(const struct jinja_callable *c, struct jinja_value *out)
 {
-    return jinja_change_case(c->run, c->self, JINJA_CASE_UPPER, out);
+    return jinja_change_case(c->run, c->self, (enum jinja_case)c->which, out);
 }
 
-static int method_lower(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return jinja_change_case(c->run, c->self, JINJA_CASE_LOWER, out);
-}
-
-static int method_title(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return jinja_change_case(c->run, c->self, JINJA_CASE_TITLE, out);
-}
-
-static int method_capitalize(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return jinja_change_case(c->run, c->self, JINJA_CASE_CAPITALIZE, out);
-}
-
-static int strip(const struct jinja_callable *c, bool left, bool right, struct jinja_value *out)
+static int method_strip(const struct jinja_callable *c, struct jinja_value *out)
 {
     const struct jinja_value *set = &c->a[0];
     if (set->type != JINJA_ABSENT && set->type != JINJA_NONE && set->type != JINJA_TEXT)
         return jinja_fail(c->run, HELM_E_FORMAT, "'%s': the characters are a '%s'", c->name,
                           jinja_type_name(set));
-    return jinja_strip(c->run, c->self, set, left, right, out);
-}
-
-static int method_strip(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return strip(c, true, true, out);
-}
-
-static int method_lstrip(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return strip(c, true, false, out);
-}
-
-static int method_rstrip(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return strip(c, false, true, out);
+    return jinja_strip(c->run, c->self, set, c->which & LEFT, c->which & RIGHT, out);
 }
 
 /* The part of a text between the optional start and end arguments (a[1], a[2]); *skipped: characters before
@@ -74,8 +47,9 @@ static bool ends_fit(const struct jinja_value *text, const struct jinja_value *a
     return memcmp(text->as.text.data + (at_end ? text->as.text.bytes - n : 0), affix->as.text.data, n) == 0;
 }
 
-static int has_affix(const struct jinja_callable *c, bool at_end, struct jinja_value *out)
+static int method_has_affix(const struct jinja_callable *c, struct jinja_value *out)
 {
+    bool at_end = c->which == RIGHT;
     struct jinja_value part;
     int64_t skipped;
     bool valid, found = false;
@@ -99,18 +73,9 @@ static int has_affix(const struct jinja_callable *c, bool at_end, struct jinja_v
     return 0;
 }
 
-static int method_startswith(const struct jinja_callable *c, struct jinja_value *out)
+static int method_remove_affix(const struct jinja_callable *c, struct jinja_value *out)
 {
-    return has_affix(c, false, out);
-}
-
-static int method_endswith(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return has_affix(c, true, out);
-}
-
-static int remove_affix(const struct jinja_callable *c, bool at_end, struct jinja_value *out)
-{
+    bool at_end = c->which == RIGHT;
     struct jinja_value affix;
     int rc = jinja_parameter_text(c, 0, NULL, &affix);
     if (rc) return rc;
@@ -118,16 +83,6 @@ static int remove_affix(const struct jinja_callable *c, bool at_end, struct jinj
     size_t n = ends_fit(&c->self, &affix, at_end) ? affix.as.text.bytes : 0;
     *out = jinja_text(data + (at_end ? 0 : n), c->self.as.text.bytes - n);
     return jinja_step(c->run, c->self.as.text.bytes / 64);
-}
-
-static int method_removeprefix(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return remove_affix(c, false, out);
-}
-
-static int method_removesuffix(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return remove_affix(c, true, out);
 }
 
 static const char *find_last(const char *data, size_t bytes, const struct jinja_value *what)
@@ -145,8 +100,9 @@ static int charge_last(struct jinja_run *run, const struct jinja_value *text, co
     return jinja_step(run, (uint64_t)text->as.text.bytes / 64 * (1 + what->as.text.bytes / 64));
 }
 
-static int find(const struct jinja_callable *c, bool last, bool must, struct jinja_value *out)
+static int method_find(const struct jinja_callable *c, struct jinja_value *out)
 {
+    bool last = c->which == RIGHT;
     struct jinja_value part, what;
     int64_t skipped;
     bool valid;
@@ -160,24 +116,10 @@ static int find(const struct jinja_callable *c, bool last, bool must, struct jin
     else if (valid)
         found = what.as.text.bytes ? memmem(data, part.as.text.bytes, what.as.text.data, what.as.text.bytes)
                                    : data;
-    if (!found && must) return jinja_fail(c->run, HELM_E_FORMAT, "'%s': substring not found", c->name);
+    if (!found && c->which == FIND_MUST)
+        return jinja_fail(c->run, HELM_E_FORMAT, "'%s': substring not found", c->name);
     *out = jinja_int(found ? skipped + (int64_t)jinja_utf8_count(data, (size_t)(found - data)) : -1);
     return 0;
-}
-
-static int method_find(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return find(c, false, false, out);
-}
-
-static int method_rfind(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return find(c, true, false, out);
-}
-
-static int method_index(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return find(c, false, true, out);
 }
 
 static int method_count(const struct jinja_callable *c, struct jinja_value *out)
@@ -281,8 +223,9 @@ static int split_by(struct jinja_run *run, struct jinja_value text, const struct
     return rc ? rc : jinja_list_add(run, list, jinja_text(data + start, end - start));
 }
 
-static int split(const struct jinja_callable *c, bool from_right, struct jinja_value *out)
+static int method_split(const struct jinja_callable *c, struct jinja_value *out)
 {
+    bool from_right = c->which == RIGHT;
     struct jinja_list *list;
     int64_t most;
     const struct jinja_value *by = &c->a[0];
@@ -309,18 +252,9 @@ static int split(const struct jinja_callable *c, bool from_right, struct jinja_v
     return rc;
 }
 
-static int method_split(const struct jinja_callable *c, struct jinja_value *out)
+static int method_partition(const struct jinja_callable *c, struct jinja_value *out)
 {
-    return split(c, false, out);
-}
-
-static int method_rsplit(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return split(c, true, out);
-}
-
-static int partition(const struct jinja_callable *c, bool last, struct jinja_value *out)
-{
+    bool last = c->which == RIGHT;
     struct jinja_value by;
     struct jinja_list *list;
     int rc = jinja_parameter_text(c, 0, NULL, &by);
@@ -341,21 +275,12 @@ static int partition(const struct jinja_callable *c, bool last, struct jinja_val
     return rc;
 }
 
-static int method_partition(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return partition(c, false, out);
-}
-
-static int method_rpartition(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return partition(c, true, out);
-}
-
 enum character_class { CLASS_DIGIT, CLASS_LETTER, CLASS_ALNUM, CLASS_SPACE };
 
 /* Are all characters of that class, and is there one? */
-static int all_are(const struct jinja_callable *c, enum character_class wanted, struct jinja_value *out)
+static int method_all_are(const struct jinja_callable *c, struct jinja_value *out)
 {
+    enum character_class wanted = (enum character_class)c->which;
     bool all = c->self.as.text.bytes > 0;
     for (size_t i = 0, size; all && i < c->self.as.text.bytes; i += size) {
         uint32_t code = jinja_utf8_decode(c->self.as.text.data + i, &size);
@@ -372,28 +297,9 @@ static int all_are(const struct jinja_callable *c, enum character_class wanted, 
     return jinja_step(c->run, c->self.as.text.bytes / 64);
 }
 
-static int method_isdigit(const struct jinja_callable *c, struct jinja_value *out)
+static int method_is_case(const struct jinja_callable *c, struct jinja_value *out)
 {
-    return all_are(c, CLASS_DIGIT, out);
-}
-
-static int method_isalpha(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return all_are(c, CLASS_LETTER, out);
-}
-
-static int method_isalnum(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return all_are(c, CLASS_ALNUM, out);
-}
-
-static int method_isspace(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return all_are(c, CLASS_SPACE, out);
-}
-
-static int test_as_method(const struct jinja_callable *c, const char *test, struct jinja_value *out)
-{
+    const char *test = c->which == JINJA_CASE_UPPER ? "upper" : "lower";
     struct jinja_value name = jinja_text(test, strlen(test));
     bool holds = false;
     int rc = jinja_apply_test(c->run, c->scope, &name, c->self, NULL, &holds);
@@ -401,64 +307,62 @@ static int test_as_method(const struct jinja_callable *c, const char *test, stru
     return rc;
 }
 
-static int method_isupper(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return test_as_method(c, "upper", out);
-}
-
-static int method_islower(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return test_as_method(c, "lower", out);
-}
-
-/* A NULL function: the method exists in Python and is not offered here. */
 const struct jinja_function jinja_text_methods[] = {
-    {"capitalize", method_capitalize, {NULL}, 0, false},
-    {"casefold", NULL, {NULL}, 0, false},
-    {"center", NULL, {NULL}, 0, false},
-    {"count", method_count, {"sub", "start", "end"}, 1, false},
-    {"encode", NULL, {NULL}, 0, false},
-    {"endswith", method_endswith, {"suffix", "start", "end"}, 1, false},
-    {"expandtabs", NULL, {NULL}, 0, false},
-    {"find", method_find, {"sub", "start", "end"}, 1, false},
-    {"format", NULL, {NULL}, 0, false},
-    {"format_map", NULL, {NULL}, 0, false},
-    {"index", method_index, {"sub", "start", "end"}, 1, false},
-    {"isalnum", method_isalnum, {NULL}, 0, false},
-    {"isalpha", method_isalpha, {NULL}, 0, false},
-    {"isascii", NULL, {NULL}, 0, false},
-    {"isdecimal", NULL, {NULL}, 0, false},
-    {"isdigit", method_isdigit, {NULL}, 0, false},
-    {"isidentifier", NULL, {NULL}, 0, false},
-    {"islower", method_islower, {NULL}, 0, false},
-    {"isnumeric", NULL, {NULL}, 0, false},
-    {"isprintable", NULL, {NULL}, 0, false},
-    {"isspace", method_isspace, {NULL}, 0, false},
-    {"istitle", NULL, {NULL}, 0, false},
-    {"isupper", method_isupper, {NULL}, 0, false},
-    {"join", method_join, {"items"}, 1, false},
-    {"ljust", NULL, {NULL}, 0, false},
-    {"lower", method_lower, {NULL}, 0, false},
-    {"lstrip", method_lstrip, {"chars"}, 0, false},
-    {"maketrans", NULL, {NULL}, 0, false},
-    {"partition", method_partition, {"sep"}, 1, false},
-    {"removeprefix", method_removeprefix, {"prefix"}, 1, false},
-    {"removesuffix", method_removesuffix, {"suffix"}, 1, false},
-    {"replace", method_replace, {"old", "new", "count"}, 2, false},
-    {"rfind", method_rfind, {"sub", "start", "end"}, 1, false},
-    {"rindex", NULL, {NULL}, 0, false},
-    {"rjust", NULL, {NULL}, 0, false},
-    {"rpartition", method_rpartition, {"sep"}, 1, false},
-    {"rsplit", method_rsplit, {"sep", "maxsplit"}, 0, false},
-    {"rstrip", method_rstrip, {"chars"}, 0, false},
-    {"split", method_split, {"sep", "maxsplit"}, 0, false},
-    {"splitlines", method_splitlines, {"keepends"}, 0, false},
-    {"startswith", method_startswith, {"prefix", "start", "end"}, 1, false},
-    {"strip", method_strip, {"chars"}, 0, false},
-    {"swapcase", NULL, {NULL}, 0, false},
-    {"title", method_title, {NULL}, 0, false},
-    {"translate", NULL, {NULL}, 0, false},
-    {"upper", method_upper, {NULL}, 0, false},
-    {"zfill", NULL, {NULL}, 0, false},
-    {NULL, NULL, {NULL}, 0, false},
+    {.name = "capitalize", .call = method_case, .which = JINJA_CASE_CAPITALIZE},
+    {.name = "count", .call = method_count, .parameters = {"sub", "start", "end"}, .required = 1},
+    {.name = "endswith",
+     .call = method_has_affix,
+     .which = RIGHT,
+     .parameters = {"suffix", "start", "end"},
+     .required = 1},
+    {.name = "find",
+     .call = method_find,
+     .which = LEFT,
+     .parameters = {"sub", "start", "end"},
+     .required = 1},
+    {.name = "index",
+     .call = method_find,
+     .which = FIND_MUST,
+     .parameters = {"sub", "start", "end"},
+     .required = 1},
+    {.name = "isalnum", .call = method_all_are, .which = CLASS_ALNUM},
+    {.name = "isalpha", .call = method_all_are, .which = CLASS_LETTER},
+    {.name = "isdigit", .call = method_all_are, .which = CLASS_DIGIT},
+    {.name = "islower", .call = method_is_case, .which = JINJA_CASE_LOWER},
+    {.name = "isspace", .call = method_all_are, .which = CLASS_SPACE},
+    {.name = "isupper", .call = method_is_case, .which = JINJA_CASE_UPPER},
+    {.name = "join", .call = method_join, .parameters = {"items"}, .required = 1},
+    {.name = "lower", .call = method_case, .which = JINJA_CASE_LOWER},
+    {.name = "lstrip", .call = method_strip, .which = LEFT, .parameters = {"chars"}},
+    {.name = "partition", .call = method_partition, .which = LEFT, .parameters = {"sep"}, .required = 1},
+    {.name = "removeprefix",
+     .call = method_remove_affix,
+     .which = LEFT,
+     .parameters = {"prefix"},
+     .required = 1},
+    {.name = "removesuffix",
+     .call = method_remove_affix,
+     .which = RIGHT,
+     .parameters = {"suffix"},
+     .required = 1},
+    {.name = "replace", .call = method_replace, .parameters = {"old", "new", "count"}, .required = 2},
+    {.name = "rfind",
+     .call = method_find,
+     .which = RIGHT,
+     .parameters = {"sub", "start", "end"},
+     .required = 1},
+    {.name = "rpartition", .call = method_partition, .which = RIGHT, .parameters = {"sep"}, .required = 1},
+    {.name = "rsplit", .call = method_split, .which = RIGHT, .parameters = {"sep", "maxsplit"}},
+    {.name = "rstrip", .call = method_strip, .which = RIGHT, .parameters = {"chars"}},
+    {.name = "split", .call = method_split, .which = LEFT, .parameters = {"sep", "maxsplit"}},
+    {.name = "splitlines", .call = method_splitlines, .parameters = {"keepends"}},
+    {.name = "startswith",
+     .call = method_has_affix,
+     .which = LEFT,
+     .parameters = {"prefix", "start", "end"},
+     .required = 1},
+    {.name = "strip", .call = method_strip, .which = LEFT | RIGHT, .parameters = {"chars"}},
+    {.name = "title", .call = method_case, .which = JINJA_CASE_TITLE},
+    {.name = "upper", .call = method_case, .which = JINJA_CASE_UPPER},
+    {.name = NULL},
 };

@@ -6,35 +6,27 @@
 #include "client/text/jinja/jinja.h"
 #include "client/text/jinja/eval.h"
 
-static const char *op_name(char op, char text[2])
+const char *jinja_op_text(char op, char text[2])
 {
-    switch (op) {
-    case JINJA_OP_POW:
-        return "**";
-    case JINJA_OP_FLOORDIV:
-        return "//";
-    case JINJA_OP_LE:
-        return "<=";
-    case JINJA_OP_GE:
-        return ">=";
-    default:
-        text[0] = op;
-        return text;
-    }
+    static const char codes[] = "ENLGPD", *const texts[] = {"==", "!=", "<=", ">=", "**", "//"};
+    const char *found = strchr(codes, op);
+    text[0] = op;
+    text[1] = '\0';
+    return op && found ? texts[found - codes] : text;
 }
 
-static int fail_undefined(struct jinja_run *run, const struct jinja_value *v)
+int jinja_fail_undefined(struct jinja_run *run, const struct jinja_value *undefined)
 {
-    return jinja_fail(run, HELM_E_FORMAT, "%.*s", (int)v->as.text.bytes, v->as.text.data);
+    return jinja_fail(run, HELM_E_FORMAT, "%.*s", (int)undefined->as.text.bytes, undefined->as.text.data);
 }
 
 static int fail_operands(struct jinja_run *run, char op, const struct jinja_value *a,
                          const struct jinja_value *b)
 {
-    char text[2] = {0};
-    if (a->type == JINJA_UNDEFINED) return fail_undefined(run, a);
-    if (b->type == JINJA_UNDEFINED) return fail_undefined(run, b);
-    return jinja_fail(run, HELM_E_FORMAT, "'%s' cannot be applied to '%s' and '%s'", op_name(op, text),
+    char text[2];
+    if (a->type == JINJA_UNDEFINED) return jinja_fail_undefined(run, a);
+    if (b->type == JINJA_UNDEFINED) return jinja_fail_undefined(run, b);
+    return jinja_fail(run, HELM_E_FORMAT, "'%s' cannot be applied to '%s' and '%s'", jinja_op_text(op, text),
                       jinja_type_name(a), jinja_type_name(b));
 }
 
@@ -236,14 +228,14 @@ int jinja_negate(struct jinja_run *run, const struct jinja_value *a, bool minus,
         return 0;
     }
     if (jinja_is_whole(a)) return whole_binary(run, minus ? '-' : '+', 0, jinja_whole(a), out);
-    if (a->type == JINJA_UNDEFINED) return fail_undefined(run, a);
+    if (a->type == JINJA_UNDEFINED) return jinja_fail_undefined(run, a);
     return jinja_fail(run, HELM_E_FORMAT, "a sign before a '%s'", jinja_type_name(a));
 }
 
 int jinja_compare(struct jinja_run *run, char op, const struct jinja_value *a, const struct jinja_value *b,
                   bool *out)
 {
-    char text[2] = {0};
+    char text[2];
     int rc, order;
     switch (op) {
     case JINJA_OP_EQ:
@@ -257,7 +249,7 @@ int jinja_compare(struct jinja_run *run, char op, const struct jinja_value *a, c
         *out ^= op == JINJA_OP_NOT_IN;
         return rc;
     default:
-        rc = jinja_order(run, a, b, op_name(op, text), &order);
+        rc = jinja_order(run, a, b, jinja_op_text(op, text), &order);
         *out = order != 2 && (op == '<'           ? order < 0
                               : op == '>'         ? order > 0
                               : op == JINJA_OP_LE ? order <= 0
@@ -283,7 +275,7 @@ int jinja_getattr(struct jinja_run *run, const struct jinja_value *a, const stru
 {
     const struct jinja_value *found = NULL;
     int rc = 0;
-    if (a->type == JINJA_UNDEFINED) return fail_undefined(run, a);
+    if (a->type == JINJA_UNDEFINED) return jinja_fail_undefined(run, a);
     if (a->type == JINJA_LOOP) {
         rc = jinja_loop_attribute(run, a, name, out);
         return rc == 1 ? no_attribute(run, a, name, out) : rc;
@@ -315,7 +307,7 @@ size_t jinja_text_offset(const struct jinja_value *text, size_t index)
 int jinja_getitem(struct jinja_run *run, const struct jinja_value *a, const struct jinja_value *index,
                   struct jinja_value *out)
 {
-    if (a->type == JINJA_UNDEFINED) return fail_undefined(run, a);
+    if (a->type == JINJA_UNDEFINED) return jinja_fail_undefined(run, a);
     if (a->type == JINJA_DICT) {
         const struct jinja_value *found = NULL;
         int rc = index->type == JINJA_LIST && index->as.list->kind != JINJA_LIST_TUPLE
@@ -372,7 +364,7 @@ int jinja_slice(struct jinja_run *run, const struct jinja_value *a, const struct
                 struct jinja_value *out)
 {
     size_t count;
-    if (a->type == JINJA_UNDEFINED) return fail_undefined(run, a);
+    if (a->type == JINJA_UNDEFINED) return jinja_fail_undefined(run, a);
     if (a->type != JINJA_TEXT && !jinja_is_sequence_kind(a))
         return jinja_fail(run, HELM_E_FORMAT, "a '%s' cannot be sliced", jinja_type_name(a));
     int rc = jinja_length(run, a, &count);

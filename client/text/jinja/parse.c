@@ -2,13 +2,14 @@
  * jinja/parse_expr.c. */
 #include "client/text/jinja/ast.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/text/jinja/jinja.h"
 #include "client/text/jinja/eval.h"
 
-static int parse_body(struct jinja_parser *p, const char *const *ends, struct jinja_nodes *list);
+static bool parse_body(struct jinja_parser *p, const char *const *ends, struct jinja_nodes *list);
 
 /* ---- what both parser files use */
 
@@ -21,18 +22,11 @@ struct jinja_node *jinja_parse_node(struct jinja_parser *p, enum jinja_node_kind
     return node;
 }
 
-int jinja_parse_add(struct jinja_parser *p, struct jinja_nodes *list, struct jinja_node *node)
+bool jinja_parse_add(struct jinja_parser *p, struct jinja_nodes *list, struct jinja_node *node)
 {
-    if (list->count == list->space) {
-        size_t space = list->space ? 2 * list->space : 4;
-        struct jinja_node **grown = jinja_alloc(p->run, space * sizeof *grown);
-        if (!grown) return p->run->code;
-        if (list->count) memcpy(grown, list->item, list->count * sizeof *grown);
-        list->item = grown;
-        list->space = space;
-    }
+    if (!node || jinja_grow(p->run, &list->item, sizeof node, list->count, &list->space)) return false;
     list->item[list->count++] = node;
-    return 0;
+    return true;
 }
 
 bool jinja_parse_is_op(const struct jinja_parser *p, char op)
@@ -60,237 +54,190 @@ bool jinja_parse_skip_name(struct jinja_parser *p, const char *name)
     return found;
 }
 
-int jinja_parse_expect_op(struct jinja_parser *p, char op)
+bool jinja_parse_expect_op(struct jinja_parser *p, char op)
 {
     char wanted[4] = {'\'', op, '\'', '\0'};
-    return jinja_parse_skip_op(p, op) ? 0 : jinja_parse_unexpected(p, wanted);
+    return jinja_parse_skip_op(p, op) || jinja_parse_unexpected(p, wanted);
 }
 
-static const char *op_text(char op, char text[2])
-{
-    switch (op) {
-    case JINJA_OP_EQ:
-        return "==";
-    case JINJA_OP_NE:
-        return "!=";
-    case JINJA_OP_LE:
-        return "<=";
-    case JINJA_OP_GE:
-        return ">=";
-    case JINJA_OP_POW:
-        return "**";
-    case JINJA_OP_FLOORDIV:
-        return "//";
-    default:
-        text[0] = op;
-        return text;
-    }
-}
-
-int jinja_parse_unexpected(struct jinja_parser *p, const char *wanted)
+bool jinja_parse_unexpected(struct jinja_parser *p, const char *wanted)
 {
     const struct jinja_token *token = p->token;
-    char text[2] = {0};
+    char what[80], op[2];
     p->run->line = token->line;
-    switch (token->kind) {
-    case JINJA_TOKEN_NAME:
-        return jinja_fail(p->run, HELM_E_FORMAT, "unexpected '%.*s', expected %s",
-                          (int)(token->length < 64 ? token->length : 64), token->text, wanted);
-    case JINJA_TOKEN_OPERATOR:
-        return jinja_fail(p->run, HELM_E_FORMAT, "unexpected '%s', expected %s", op_text(token->op, text),
-                          wanted);
-    case JINJA_TOKEN_STRING:
-        return jinja_fail(p->run, HELM_E_FORMAT, "unexpected string, expected %s", wanted);
-    case JINJA_TOKEN_INTEGER:
-    case JINJA_TOKEN_FLOAT:
-        return jinja_fail(p->run, HELM_E_FORMAT, "unexpected number, expected %s", wanted);
-    default:
-        return jinja_fail(p->run, HELM_E_FORMAT, "unexpected end of %s, expected %s",
-                          token->kind == JINJA_TOKEN_END ? "the template" : "a tag", wanted);
-    }
+    if (token->kind == JINJA_TOKEN_NAME)
+        snprintf(what, sizeof what, "'%.*s'", (int)(token->length < 64 ? token->length : 64), token->text);
+    else if (token->kind == JINJA_TOKEN_OPERATOR)
+        snprintf(what, sizeof what, "'%s'", jinja_op_text(token->op, op));
+    else
+        snprintf(what, sizeof what, "%s",
+                 token->kind == JINJA_TOKEN_STRING                                        ? "string"
+                 : token->kind == JINJA_TOKEN_INTEGER || token->kind == JINJA_TOKEN_FLOAT ? "number"
+                 : token->kind == JINJA_TOKEN_END ? "end of the template"
+                                                  : "end of a tag");
+    return !jinja_fail(p->run, HELM_E_FORMAT, "unexpected %s, expected %s", what, wanted);
 }
 
-int jinja_parse_enter(struct jinja_parser *p)
+bool jinja_parse_enter(struct jinja_parser *p)
 {
-    if (++p->depth <= JINJA_NESTING_MAX) return 0;
+    if (++p->depth <= JINJA_NESTING_MAX) return true;
     p->run->line = p->token->line;
-    return jinja_fail(p->run, HELM_E_LIMIT, "nested deeper than %d", JINJA_NESTING_MAX);
+    return !jinja_fail(p->run, HELM_E_LIMIT, "nested deeper than %d", JINJA_NESTING_MAX);
 }
 
 /* ---- statements: each is called with the token after the tag's name, and ends before or after its own %} as
  * its comment says */
 
-static int expect_block_end(struct jinja_parser *p)
+static bool expect_block_end(struct jinja_parser *p)
 {
     if (p->token->kind != JINJA_TOKEN_BLOCK_END) return jinja_parse_unexpected(p, "'%}'");
     p->token++;
-    return 0;
+    return true;
 }
 
 /* %} body {% end... : leaves the end tag's name as the current token. */
-static int parse_block(struct jinja_parser *p, const char *const *ends, struct jinja_nodes *list)
+static bool parse_block(struct jinja_parser *p, const char *const *ends, struct jinja_nodes *list)
 {
-    int rc = expect_block_end(p);
-    return rc ? rc : parse_body(p, ends, list);
+    return expect_block_end(p) && parse_body(p, ends, list);
 }
 
 /* The same for a body with one possible end, whose name is consumed. */
-static int parse_whole(struct jinja_parser *p, const char *end, struct jinja_nodes *list)
+static bool parse_whole(struct jinja_parser *p, const char *end, struct jinja_nodes *list)
 {
     const char *const ends[] = {end, NULL};
-    int rc = parse_block(p, ends, list);
-    p->token += !rc;
-    return rc;
+    bool ok = parse_block(p, ends, list);
+    p->token += ok;
+    return ok;
 }
 
-static int parse_if(struct jinja_parser *p, struct jinja_node *node)
+static bool parse_if(struct jinja_parser *p, struct jinja_node *node)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
     for (bool last = false;;) {
         struct jinja_node *branch = jinja_parse_node(p, JINJA_NODE_BRANCH);
-        if (!branch) return p->run->code;
-        int rc = last ? 0 : jinja_parse_tuple(p, false, NULL, &branch->a);
-        if (!rc) rc = parse_block(p, last ? ends + 2 : ends, &branch->list);
-        if (!rc) rc = jinja_parse_add(p, &node->list, branch);
-        if (rc) return rc;
-        if (jinja_parse_skip_name(p, "endif")) return 0;
+        if (!branch || (!last && !(branch->a = jinja_parse_tuple(p, false, NULL))) ||
+            !parse_block(p, last ? ends + 2 : ends, &branch->list) ||
+            !jinja_parse_add(p, &node->list, branch))
+            return false;
+        if (jinja_parse_skip_name(p, "endif")) return true;
         last = jinja_parse_is_name(p, "else");
         p->token++;
     }
 }
 
-static int parse_for(struct jinja_parser *p, struct jinja_node *node)
+static bool parse_for(struct jinja_parser *p, struct jinja_node *node)
 {
     static const char *const ends[] = {"endfor", "else", NULL};
-    int rc = jinja_parse_target(p, false, &node->a);
-    if (rc) return rc;
+    node->a = jinja_parse_target(p, false);
+    if (!node->a) return false;
     if (!jinja_parse_skip_name(p, "in")) return jinja_parse_unexpected(p, "'in'");
-    rc = jinja_parse_tuple(p, false, "recursive", &node->b);
-    if (!rc && jinja_parse_skip_name(p, "if")) rc = jinja_parse_expression(p, true, &node->c);
-    if (rc) return rc;
+    node->b = jinja_parse_tuple(p, false, "recursive");
+    if (!node->b) return false;
+    if (jinja_parse_skip_name(p, "if") && !(node->c = jinja_parse_expression(p, true))) return false;
     if (jinja_parse_is_name(p, "recursive"))
-        return jinja_fail(p->run, HELM_E_UNSUPPORTED, "a recursive loop ('recursive')");
+        return !jinja_fail(p->run, HELM_E_UNSUPPORTED, "a recursive loop ('recursive')");
     p->loop_depth++;
-    rc = parse_block(p, ends, &node->list);
+    bool ok = parse_block(p, ends, &node->list);
     p->loop_depth--;
-    if (rc || jinja_parse_skip_name(p, "endfor")) return rc;
+    if (!ok || jinja_parse_skip_name(p, "endfor")) return ok;
     p->token++;
     return parse_whole(p, "endfor", &node->other);
 }
 
-static int parse_set(struct jinja_parser *p, struct jinja_node *node)
+static bool parse_set(struct jinja_parser *p, struct jinja_node *node)
 {
-    int rc = jinja_parse_target(p, true, &node->a);
-    if (rc) return rc;
-    if (jinja_parse_skip_op(p, '=')) return jinja_parse_tuple(p, true, NULL, &node->b);
+    node->a = jinja_parse_target(p, true);
+    if (!node->a) return false;
+    if (jinja_parse_skip_op(p, '=')) return (node->b = jinja_parse_tuple(p, true, NULL)) != NULL;
     node->kind = JINJA_NODE_SETBLOCK;
-    if (jinja_parse_is_op(p, '|')) {
-        struct jinja_node *piped = jinja_parse_node(p, JINJA_NODE_PIPED);
-        if (!piped) return p->run->code;
-        rc = jinja_parse_filters(p, piped, false, &node->b);
-    }
-    return rc ? rc : parse_whole(p, "endset", &node->list);
+    if (jinja_parse_is_op(p, '|') &&
+        !(node->b = jinja_parse_filters(p, jinja_parse_node(p, JINJA_NODE_PIPED), false)))
+        return false;
+    return parse_whole(p, "endset", &node->list);
 }
 
-static int parse_filter_block(struct jinja_parser *p, struct jinja_node *node)
+static bool parse_filter_block(struct jinja_parser *p, struct jinja_node *node)
 {
-    struct jinja_node *piped = jinja_parse_node(p, JINJA_NODE_PIPED);
-    if (!piped) return p->run->code;
-    int rc = jinja_parse_filters(p, piped, true, &node->b);
-    return rc ? rc : parse_whole(p, "endfilter", &node->list);
+    node->b = jinja_parse_filters(p, jinja_parse_node(p, JINJA_NODE_PIPED), true);
+    return node->b && parse_whole(p, "endfilter", &node->list);
 }
 
-static int parse_with(struct jinja_parser *p, struct jinja_node *node)
+static bool parse_with(struct jinja_parser *p, struct jinja_node *node)
 {
     while (p->token->kind != JINJA_TOKEN_BLOCK_END) {
-        struct jinja_node *target, *value;
-        int rc = node->other.count ? jinja_parse_expect_op(p, ',') : 0;
-        if (!rc) rc = jinja_parse_target(p, false, &target);
-        if (!rc) rc = jinja_parse_expect_op(p, '=');
-        if (!rc) rc = jinja_parse_expression(p, true, &value);
-        if (!rc) rc = jinja_parse_add(p, &node->other, target);
-        if (!rc) rc = jinja_parse_add(p, &node->other, value);
-        if (rc) return rc;
+        if (node->other.count && !jinja_parse_expect_op(p, ',')) return false;
+        if (!jinja_parse_add(p, &node->other, jinja_parse_target(p, false)) ||
+            !jinja_parse_expect_op(p, '=') ||
+            !jinja_parse_add(p, &node->other, jinja_parse_expression(p, true)))
+            return false;
     }
     return parse_whole(p, "endwith", &node->list);
 }
 
 /* (a, b=1) */
-static int parse_signature(struct jinja_parser *p, struct jinja_node *node)
+static bool parse_signature(struct jinja_parser *p, struct jinja_node *node)
 {
-    int rc = jinja_parse_expect_op(p, '(');
     node->args = jinja_alloc(p->run, sizeof *node->args);
-    if (!node->args) return p->run->code;
-    while (!rc && !jinja_parse_is_op(p, ')')) {
-        struct jinja_node *name, *value;
-        if (node->other.count) rc = jinja_parse_expect_op(p, ',');
-        if (rc || jinja_parse_is_op(p, ')')) break;
+    if (!node->args || !jinja_parse_expect_op(p, '(')) return false;
+    while (!jinja_parse_is_op(p, ')')) {
+        if (node->other.count && !jinja_parse_expect_op(p, ',')) return false;
+        if (jinja_parse_is_op(p, ')')) break;
         if (p->token->kind != JINJA_TOKEN_NAME) return jinja_parse_unexpected(p, "a parameter's name");
-        name = jinja_parse_node(p, JINJA_NODE_NAME);
-        if (!name) return p->run->code;
+        struct jinja_node *name = jinja_parse_node(p, JINJA_NODE_NAME);
+        if (!jinja_parse_add(p, &node->other, name)) return false;
         name->value = jinja_text(p->token->text, p->token->length);
         p->token++;
-        rc = jinja_parse_add(p, &node->other, name);
-        if (rc) break;
         if (jinja_parse_skip_op(p, '=')) {
-            rc = jinja_parse_expression(p, true, &value);
-            if (!rc) rc = jinja_parse_add(p, &node->args->positional, value);
+            if (!jinja_parse_add(p, &node->args->positional, jinja_parse_expression(p, true))) return false;
         } else if (node->args->positional.count) {
-            return jinja_fail(p->run, HELM_E_FORMAT,
-                              "a parameter without a default follows one with a default");
+            return !jinja_fail(p->run, HELM_E_FORMAT,
+                               "a parameter without a default follows one with a default");
         }
     }
-    return rc ? rc : jinja_parse_expect_op(p, ')');
+    return jinja_parse_expect_op(p, ')');
 }
 
-static int parse_macro_body(struct jinja_parser *p, struct jinja_node *node, const char *end)
+static bool parse_macro_body(struct jinja_parser *p, struct jinja_node *node, const char *end)
 {
     char outer = p->macro_uses;
     int loops = p->loop_depth;
     p->macro_uses = 0;
     p->loop_depth = 0;
-    int rc = parse_whole(p, end, &node->list);
+    bool ok = parse_whole(p, end, &node->list);
     node->op = p->macro_uses;
     p->macro_uses = outer;
     p->loop_depth = loops;
-    return rc;
+    return ok;
 }
 
-static int parse_macro(struct jinja_parser *p, struct jinja_node *node)
+static bool parse_macro(struct jinja_parser *p, struct jinja_node *node)
 {
     if (p->token->kind != JINJA_TOKEN_NAME) return jinja_parse_unexpected(p, "the macro's name");
     node->value = jinja_text(p->token->text, p->token->length);
     p->token++;
-    int rc = parse_signature(p, node);
-    return rc ? rc : parse_macro_body(p, node, "endmacro");
+    return parse_signature(p, node) && parse_macro_body(p, node, "endmacro");
 }
 
-static int parse_call_block(struct jinja_parser *p, struct jinja_node *node)
+static bool parse_call_block(struct jinja_parser *p, struct jinja_node *node)
 {
     struct jinja_node *body = node->b = jinja_parse_node(p, JINJA_NODE_MACRO);
-    if (!body) return p->run->code;
+    if (!body) return false;
     body->value = jinja_text("caller", 6);
-    int rc = 0;
-    if (jinja_parse_is_op(p, '(')) {
-        rc = parse_signature(p, body);
-    } else {
-        body->args = jinja_alloc(p->run, sizeof *body->args);
-        if (!body->args) return p->run->code;
-    }
-    if (!rc) rc = jinja_parse_expression(p, true, &node->a);
-    if (rc) return rc;
-    if (node->a->kind != JINJA_NODE_CALL) return jinja_fail(p->run, HELM_E_FORMAT, "'call' without a call");
+    body->args = jinja_alloc(p->run, sizeof *body->args);
+    if (!body->args || (jinja_parse_is_op(p, '(') && !parse_signature(p, body))) return false;
+    node->a = jinja_parse_expression(p, true);
+    if (!node->a) return false;
+    if (node->a->kind != JINJA_NODE_CALL) return !jinja_fail(p->run, HELM_E_FORMAT, "'call' without a call");
     return parse_macro_body(p, body, "endcall");
 }
 
-static int parse_jump(struct jinja_parser *p, struct jinja_node *node)
+static bool parse_jump(struct jinja_parser *p, struct jinja_node *node)
 {
-    if (p->loop_depth) return 0;
-    return jinja_fail(p->run, HELM_E_FORMAT, "'%s' outside a loop",
-                      node->kind == JINJA_NODE_BREAK ? "break" : "continue");
+    return p->loop_depth || !jinja_fail(p->run, HELM_E_FORMAT, "'%s' outside a loop",
+                                        node->kind == JINJA_NODE_BREAK ? "break" : "continue");
 }
 
-static int parse_generation(struct jinja_parser *p, struct jinja_node *node)
+static bool parse_generation(struct jinja_parser *p, struct jinja_node *node)
 {
     return parse_whole(p, "endgeneration", &node->list);
 }
@@ -298,7 +245,7 @@ static int parse_generation(struct jinja_parser *p, struct jinja_node *node)
 static const struct {
     const char *name;
     enum jinja_node_kind kind;
-    int (*parse)(struct jinja_parser *p, struct jinja_node *node);
+    bool (*parse)(struct jinja_parser *p, struct jinja_node *node);
 } statements[] = {
     {"if", JINJA_NODE_IF, parse_if},
     {"for", JINJA_NODE_FOR, parse_for},
@@ -313,24 +260,22 @@ static const struct {
 };
 
 /* After {% : one statement with its end tag. */
-static int parse_statement(struct jinja_parser *p, struct jinja_nodes *list)
+static bool parse_statement(struct jinja_parser *p, struct jinja_nodes *list)
 {
     static const char *const known[] = {"autoescape", "block",   "do",    "extends", "from",
                                         "import",     "include", "trans", "debug"};
     struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_IF);
-    if (!node) return p->run->code;
+    if (!node) return false;
     for (size_t i = 0; i < sizeof statements / sizeof *statements; i++) {
         if (!jinja_parse_skip_name(p, statements[i].name)) continue;
         node->kind = statements[i].kind;
-        int rc = jinja_parse_enter(p);
-        if (!rc) rc = statements[i].parse(p, node);
+        bool ok = jinja_parse_enter(p) && statements[i].parse(p, node);
         p->depth--;
-        if (!rc) rc = jinja_parse_add(p, list, node);
-        return rc ? rc : expect_block_end(p);
+        return ok && jinja_parse_add(p, list, node) && expect_block_end(p);
     }
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (jinja_parse_is_name(p, known[i]))
-            return jinja_fail(p->run, HELM_E_UNSUPPORTED, "the tag '%s'", known[i]);
+            return !jinja_fail(p->run, HELM_E_UNSUPPORTED, "the tag '%s'", known[i]);
     return jinja_parse_unexpected(p, "a tag's name");
 }
 
@@ -342,41 +287,37 @@ static bool at_end_tag(struct jinja_parser *p, const char *const *ends)
 }
 
 /* Up to {% and one of `ends`, which becomes the current token; with no ends, up to the template's end. */
-static int parse_body(struct jinja_parser *p, const char *const *ends, struct jinja_nodes *list)
+static bool parse_body(struct jinja_parser *p, const char *const *ends, struct jinja_nodes *list)
 {
     uint32_t line = p->token->line;
-    for (int rc = 0; !rc;) {
+    for (bool ok = true; ok;) {
         struct jinja_node *node;
         switch (p->token->kind) {
         case JINJA_TOKEN_DATA:
             node = jinja_parse_node(p, JINJA_NODE_DATA);
-            if (!node) return p->run->code;
-            node->value = jinja_text(p->token->text, p->token->length);
+            ok = jinja_parse_add(p, list, node);
+            if (ok) node->value = jinja_text(p->token->text, p->token->length);
             p->token++;
-            rc = jinja_parse_add(p, list, node);
             break;
         case JINJA_TOKEN_PRINT_BEGIN:
             p->token++;
             node = jinja_parse_node(p, JINJA_NODE_PRINT);
-            if (!node) return p->run->code;
-            rc = jinja_parse_tuple(p, true, NULL, &node->a);
-            if (!rc && p->token->kind != JINJA_TOKEN_PRINT_END) rc = jinja_parse_unexpected(p, "'}}'");
-            if (!rc) rc = jinja_parse_add(p, list, node);
+            ok = jinja_parse_add(p, list, node) && (node->a = jinja_parse_tuple(p, true, NULL));
+            if (ok && p->token->kind != JINJA_TOKEN_PRINT_END) ok = jinja_parse_unexpected(p, "'}}'");
             p->token++;
             break;
         case JINJA_TOKEN_BLOCK_BEGIN:
             p->token++;
-            if (at_end_tag(p, ends)) return 0;
-            rc = parse_statement(p, list);
+            if (at_end_tag(p, ends)) return true;
+            ok = parse_statement(p, list);
             break;
         default: /* JINJA_TOKEN_END: the lexer pairs all others */
-            if (!*ends) return 0;
+            if (!*ends) return true;
             p->run->line = line;
-            return jinja_fail(p->run, HELM_E_FORMAT, "'%s' is missing", ends[0]);
+            return !jinja_fail(p->run, HELM_E_FORMAT, "'%s' is missing", ends[0]);
         }
-        if (rc) return rc;
     }
-    return 0;
+    return false;
 }
 
 int jinja_parse(const char *text, size_t length, struct jinja_template **out, struct helm_err *err)
@@ -396,7 +337,7 @@ int jinja_parse(const char *text, size_t length, struct jinja_template **out, st
     int rc = jinja_lex(&run, text, length, &tokens, &count);
     if (!rc) {
         struct jinja_parser parser = {.run = &run, .token = tokens};
-        rc = parse_body(&parser, no_ends, &template->body);
+        rc = parse_body(&parser, no_ends, &template->body) ? 0 : run.code;
     }
     template->arena = run.arena;
     if (rc) {

@@ -4,13 +4,15 @@
 
 #include <string.h>
 
-static int parse_or(struct jinja_parser *p, struct jinja_node **out);
-static int parse_unary(struct jinja_parser *p, bool filters, struct jinja_node **out);
+typedef struct jinja_node *operand_fn(struct jinja_parser *p);
+static operand_fn parse_or, parse_primary;
+static struct jinja_node *parse_unary(struct jinja_parser *p, bool filters);
 
+/* NULL `a`: it failed. */
 static struct jinja_node *pair(struct jinja_parser *p, enum jinja_node_kind kind, struct jinja_node *a,
                                struct jinja_node *b)
 {
-    struct jinja_node *node = jinja_parse_node(p, kind);
+    struct jinja_node *node = a ? jinja_parse_node(p, kind) : NULL;
     if (!node) return NULL;
     node->a = a;
     node->b = b;
@@ -24,71 +26,53 @@ static struct jinja_value token_text(const struct jinja_token *token)
 
 /* ---- brackets */
 
-static int parse_items(struct jinja_parser *p, char close, struct jinja_nodes *list)
+static bool parse_items(struct jinja_parser *p, char close, struct jinja_nodes *list)
 {
     while (!jinja_parse_is_op(p, close)) {
-        struct jinja_node *item;
-        int rc = list->count ? jinja_parse_expect_op(p, ',') : 0;
-        if (!rc && jinja_parse_is_op(p, close)) break;
-        if (!rc) rc = jinja_parse_expression(p, true, &item);
-        if (!rc) rc = jinja_parse_add(p, list, item);
-        if (rc) return rc;
+        if (list->count && !jinja_parse_expect_op(p, ',')) return false;
+        if (jinja_parse_is_op(p, close)) break;
+        if (!jinja_parse_add(p, list, jinja_parse_expression(p, true))) return false;
     }
     return jinja_parse_expect_op(p, close);
 }
 
-static int parse_dict(struct jinja_parser *p, struct jinja_nodes *list)
+static bool parse_dict(struct jinja_parser *p, struct jinja_nodes *list)
 {
     while (!jinja_parse_is_op(p, '}')) {
-        struct jinja_node *key, *value;
-        int rc = list->count ? jinja_parse_expect_op(p, ',') : 0;
-        if (!rc && jinja_parse_is_op(p, '}')) break;
-        if (!rc) rc = jinja_parse_expression(p, true, &key);
-        if (!rc) rc = jinja_parse_expect_op(p, ':');
-        if (!rc) rc = jinja_parse_expression(p, true, &value);
-        if (!rc) rc = jinja_parse_add(p, list, key);
-        if (!rc) rc = jinja_parse_add(p, list, value);
-        if (rc) return rc;
+        if (list->count && !jinja_parse_expect_op(p, ',')) return false;
+        if (jinja_parse_is_op(p, '}')) break;
+        if (!jinja_parse_add(p, list, jinja_parse_expression(p, true)) || !jinja_parse_expect_op(p, ':') ||
+            !jinja_parse_add(p, list, jinja_parse_expression(p, true)))
+            return false;
     }
     return jinja_parse_expect_op(p, '}');
 }
 
 /* The arguments of a call, a filter or a test, after its '('. */
-static int parse_arguments(struct jinja_parser *p, struct jinja_arguments **out)
+static bool parse_arguments(struct jinja_parser *p, struct jinja_arguments **out)
 {
-    struct jinja_arguments *args = jinja_alloc(p->run, sizeof *args);
-    if (!args) return p->run->code;
+    struct jinja_arguments *args = *out = jinja_alloc(p->run, sizeof *args);
     size_t name_space = 0, count = 0;
-    *out = args;
+    if (!args) return false;
     while (!jinja_parse_is_op(p, ')')) {
-        struct jinja_node *value;
-        int rc = count++ ? jinja_parse_expect_op(p, ',') : 0;
-        if (rc) return rc;
+        if (count++ && !jinja_parse_expect_op(p, ',')) return false;
         if (jinja_parse_is_op(p, ')')) break;
         if (jinja_parse_is_op(p, '*') || jinja_parse_is_op(p, JINJA_OP_POW))
-            return jinja_fail(p->run, HELM_E_UNSUPPORTED, "unpacking arguments with * or **");
+            return !jinja_fail(p->run, HELM_E_UNSUPPORTED, "unpacking arguments with * or **");
         bool keyword = p->token->kind == JINJA_TOKEN_NAME && p->token[1].kind == JINJA_TOKEN_OPERATOR &&
                        p->token[1].op == '=';
-        struct jinja_value name = jinja_none();
-        if (keyword) {
-            name = token_text(p->token);
+        const struct jinja_value name = token_text(p->token);
+        if (keyword)
             p->token += 2;
-        } else if (args->keyword_values.count) {
-            return jinja_fail(p->run, HELM_E_FORMAT, "an argument without a name follows one with a name");
-        }
-        rc = jinja_parse_expression(p, true, &value);
-        if (!rc) rc = jinja_parse_add(p, keyword ? &args->keyword_values : &args->positional, value);
-        if (rc) return rc;
+        else if (args->keyword_values.count)
+            return !jinja_fail(p->run, HELM_E_FORMAT, "an argument without a name follows one with a name");
+        if (!jinja_parse_add(p, keyword ? &args->keyword_values : &args->positional,
+                             jinja_parse_expression(p, true)))
+            return false;
         if (!keyword) continue;
-        size_t names = args->keyword_values.count;
-        if (names > name_space) {
-            name_space = 2 * names + 2;
-            struct jinja_value *grown = jinja_alloc(p->run, name_space * sizeof *grown);
-            if (!grown) return p->run->code;
-            if (names > 1) memcpy(grown, args->keyword_names, (names - 1) * sizeof *grown);
-            args->keyword_names = grown;
-        }
-        args->keyword_names[names - 1] = name;
+        size_t names = args->keyword_values.count - 1;
+        if (jinja_grow(p->run, &args->keyword_names, sizeof name, names, &name_space)) return false;
+        args->keyword_names[names] = name;
     }
     return jinja_parse_expect_op(p, ')');
 }
@@ -111,300 +95,270 @@ static bool constant_name(const struct jinja_token *token, struct jinja_value *v
 }
 
 /* 'one' 'two' is one text, as in Python. */
-static int parse_strings(struct jinja_parser *p, struct jinja_value *value)
+static bool parse_strings(struct jinja_parser *p, struct jinja_value *value)
 {
     struct jinja_buffer joined = {0};
     *value = token_text(p->token++);
-    if (p->token->kind != JINJA_TOKEN_STRING) return 0;
+    if (p->token->kind != JINJA_TOKEN_STRING) return true;
     int rc = jinja_buffer_add(p->run, &joined, value->as.text.data, value->as.text.bytes);
-    while (!rc && p->token->kind == JINJA_TOKEN_STRING) {
+    for (; !rc && p->token->kind == JINJA_TOKEN_STRING; p->token++)
         rc = jinja_buffer_add(p->run, &joined, p->token->text, p->token->length);
-        p->token++;
-    }
     *value = jinja_buffer_text(&joined);
-    return rc;
+    return !rc;
 }
 
-static int parse_primary(struct jinja_parser *p, struct jinja_node **out)
+static struct jinja_node *parse_name(struct jinja_parser *p, struct jinja_node *node)
+{
+    const struct jinja_token *token = p->token++;
+    if (constant_name(token, &node->value)) return node;
+    node->kind = JINJA_NODE_NAME;
+    node->value = token_text(token);
+    if (jinja_text_is(&node->value, "varargs")) p->macro_uses |= JINJA_MACRO_USES_VARARGS;
+    if (jinja_text_is(&node->value, "kwargs")) p->macro_uses |= JINJA_MACRO_USES_KWARGS;
+    if (jinja_text_is(&node->value, "caller")) p->macro_uses |= JINJA_MACRO_USES_CALLER;
+    return node;
+}
+
+static struct jinja_node *parse_primary(struct jinja_parser *p)
 {
     const struct jinja_token *token = p->token;
     struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_CONST);
-    if (!node) return p->run->code;
-    *out = node;
-    switch (token->kind) {
-    case JINJA_TOKEN_NAME:
+    if (!node) return NULL;
+    if (token->kind == JINJA_TOKEN_NAME) return parse_name(p, node);
+    if (token->kind == JINJA_TOKEN_STRING) return parse_strings(p, &node->value) ? node : NULL;
+    if (token->kind == JINJA_TOKEN_INTEGER || token->kind == JINJA_TOKEN_FLOAT) {
+        node->value =
+            token->kind == JINJA_TOKEN_INTEGER ? jinja_int(token->integer) : jinja_float(token->number);
         p->token++;
-        if (constant_name(token, &node->value)) return 0;
-        node->kind = JINJA_NODE_NAME;
-        node->value = token_text(token);
-        if (jinja_text_is(&node->value, "varargs")) p->macro_uses |= JINJA_MACRO_USES_VARARGS;
-        if (jinja_text_is(&node->value, "kwargs")) p->macro_uses |= JINJA_MACRO_USES_KWARGS;
-        if (jinja_text_is(&node->value, "caller")) p->macro_uses |= JINJA_MACRO_USES_CALLER;
-        return 0;
-    case JINJA_TOKEN_STRING:
-        return parse_strings(p, &node->value);
-    case JINJA_TOKEN_INTEGER:
-        node->value = jinja_int(token->integer);
-        p->token++;
-        return 0;
-    case JINJA_TOKEN_FLOAT:
-        node->value = jinja_float(token->number);
-        p->token++;
-        return 0;
-    case JINJA_TOKEN_OPERATOR:
-        break;
-    default:
-        return jinja_parse_unexpected(p, "an expression");
+        return node;
     }
     if (jinja_parse_skip_op(p, '[')) {
         node->kind = JINJA_NODE_LIST;
-        return parse_items(p, ']', &node->list);
+        return parse_items(p, ']', &node->list) ? node : NULL;
     }
     if (jinja_parse_skip_op(p, '{')) {
         node->kind = JINJA_NODE_DICT;
-        return parse_dict(p, &node->list);
+        return parse_dict(p, &node->list) ? node : NULL;
     }
-    if (!jinja_parse_skip_op(p, '(')) return jinja_parse_unexpected(p, "an expression");
+    if (!jinja_parse_skip_op(p, '(')) {
+        jinja_parse_unexpected(p, "an expression");
+        return NULL;
+    }
     if (jinja_parse_skip_op(p, ')')) {
         node->kind = JINJA_NODE_TUPLE;
-        return 0;
+        return node;
     }
-    int rc = jinja_parse_tuple(p, true, NULL, out);
-    return rc ? rc : jinja_parse_expect_op(p, ')');
+    node = jinja_parse_tuple(p, true, NULL);
+    return node && jinja_parse_expect_op(p, ')') ? node : NULL;
 }
 
 /* What stands between '[' and ']' after `object`. */
-static int parse_subscript(struct jinja_parser *p, struct jinja_node *object, struct jinja_node **out)
+static struct jinja_node *parse_subscript(struct jinja_parser *p, struct jinja_node *object)
 {
     struct jinja_node *part[3] = {NULL, NULL, NULL};
-    int rc = 0, at = 0;
-    bool slice = false;
-    while (!rc && !jinja_parse_is_op(p, ']')) {
+    int at = 0;
+    bool slice = false, ok = true;
+    while (ok && !jinja_parse_is_op(p, ']')) {
         if (jinja_parse_skip_op(p, ':')) {
             slice = true;
-            if (++at > 2) return jinja_parse_unexpected(p, "']'");
+            if (++at > 2) ok = jinja_parse_unexpected(p, "']'");
         } else if (part[at]) {
-            return jinja_parse_is_op(p, ',')
-                       ? jinja_fail(p->run, HELM_E_UNSUPPORTED, "several subscripts in one pair of brackets")
-                       : jinja_parse_unexpected(p, "']'");
+            ok = jinja_parse_is_op(p, ',')
+                     ? !jinja_fail(p->run, HELM_E_UNSUPPORTED, "several subscripts in one pair of brackets")
+                     : jinja_parse_unexpected(p, "']'");
         } else {
-            rc = jinja_parse_expression(p, true, &part[at]);
+            ok = (part[at] = jinja_parse_expression(p, true)) != NULL;
         }
     }
-    if (rc) return rc;
-    if (!slice && !part[0]) return jinja_parse_unexpected(p, "a subscript");
-    struct jinja_node *node = pair(p, slice ? JINJA_NODE_SLICE : JINJA_NODE_GETITEM, object, part[0]);
-    if (!node) return p->run->code;
+    if (ok && !slice && !part[0]) ok = jinja_parse_unexpected(p, "a subscript");
+    struct jinja_node *node =
+        pair(p, slice ? JINJA_NODE_SLICE : JINJA_NODE_GETITEM, ok ? object : NULL, part[0]);
+    if (!node) return NULL;
     node->c = part[1];
     node->d = part[2];
-    *out = node;
-    return jinja_parse_expect_op(p, ']');
+    return jinja_parse_expect_op(p, ']') ? node : NULL;
 }
 
-static int parse_call(struct jinja_parser *p, struct jinja_node *callee, struct jinja_node **out)
+static struct jinja_node *parse_call(struct jinja_parser *p, struct jinja_node *callee)
 {
     struct jinja_node *node = pair(p, JINJA_NODE_CALL, callee, NULL);
-    if (!node) return p->run->code;
-    *out = node;
-    return parse_arguments(p, &node->args);
+    return node && parse_arguments(p, &node->args) ? node : NULL;
 }
 
-static int parse_attribute(struct jinja_parser *p, struct jinja_node *object, struct jinja_node **out)
+static struct jinja_node *parse_attribute(struct jinja_parser *p, struct jinja_node *object)
 {
     struct jinja_node *node = pair(p, JINJA_NODE_GETATTR, object, NULL);
-    if (!node) return p->run->code;
+    if (!node) return NULL;
     if (p->token->kind == JINJA_TOKEN_NAME) {
         node->value = token_text(p->token);
     } else if (p->token->kind == JINJA_TOKEN_INTEGER) {
-        struct jinja_node *index = jinja_parse_node(p, JINJA_NODE_CONST);
-        if (!index) return p->run->code;
-        index->value = jinja_int(p->token->integer);
         node->kind = JINJA_NODE_GETITEM;
-        node->b = index;
+        node->b = jinja_parse_node(p, JINJA_NODE_CONST);
+        if (!node->b) return NULL;
+        node->b->value = jinja_int(p->token->integer);
     } else {
-        return jinja_parse_unexpected(p, "a name or a number after '.'");
+        jinja_parse_unexpected(p, "a name or a number after '.'");
+        return NULL;
     }
     p->token++;
-    *out = node;
-    return 0;
+    return node;
 }
 
-static int parse_postfix(struct jinja_parser *p, struct jinja_node *node, struct jinja_node **out)
+static struct jinja_node *parse_postfix(struct jinja_parser *p, struct jinja_node *node)
 {
-    int rc = 0;
-    while (!rc) {
-        if (jinja_parse_skip_op(p, '.'))
-            rc = parse_attribute(p, node, &node);
-        else if (jinja_parse_skip_op(p, '['))
-            rc = parse_subscript(p, node, &node);
-        else if (jinja_parse_skip_op(p, '('))
-            rc = parse_call(p, node, &node);
+    for (;;) {
+        if (node && jinja_parse_skip_op(p, '.'))
+            node = parse_attribute(p, node);
+        else if (node && jinja_parse_skip_op(p, '['))
+            node = parse_subscript(p, node);
+        else if (node && jinja_parse_skip_op(p, '('))
+            node = parse_call(p, node);
         else
-            break;
+            return node;
     }
-    *out = node;
-    return rc;
 }
 
 /* The name of a filter or test; dots are part of it. */
-static int parse_dotted_name(struct jinja_parser *p, const char *wanted, struct jinja_value *out)
+static bool parse_dotted_name(struct jinja_parser *p, const char *wanted, struct jinja_value *out)
 {
     struct jinja_buffer name = {0};
-    if (p->token->kind != JINJA_TOKEN_NAME) return jinja_parse_unexpected(p, wanted);
-    *out = token_text(p->token++);
-    if (!jinja_parse_is_op(p, '.')) return 0;
-    int rc = jinja_buffer_add(p->run, &name, out->as.text.data, out->as.text.bytes);
-    while (!rc && jinja_parse_skip_op(p, '.')) {
+    int rc = 0;
+    do {
         if (p->token->kind != JINJA_TOKEN_NAME) return jinja_parse_unexpected(p, wanted);
-        rc = jinja_buffer_add(p->run, &name, ".", 1);
+        if (name.length) rc = jinja_buffer_add(p->run, &name, ".", 1);
         if (!rc) rc = jinja_buffer_add(p->run, &name, p->token->text, p->token->length);
         p->token++;
-    }
+    } while (!rc && jinja_parse_skip_op(p, '.'));
     *out = jinja_buffer_text(&name);
-    return rc;
+    return !rc;
 }
 
-static int parse_filter(struct jinja_parser *p, struct jinja_node *input, struct jinja_node **out)
+static struct jinja_node *parse_filter(struct jinja_parser *p, struct jinja_node *input)
 {
     struct jinja_node *node = pair(p, JINJA_NODE_FILTER, input, NULL);
-    if (!node) return p->run->code;
-    *out = node;
-    int rc = parse_dotted_name(p, "a filter's name", &node->value);
-    if (rc) return rc;
-    return jinja_parse_skip_op(p, '(') ? parse_arguments(p, &node->args) : 0;
+    if (!node || !parse_dotted_name(p, "a filter's name", &node->value)) return NULL;
+    return !jinja_parse_skip_op(p, '(') || parse_arguments(p, &node->args) ? node : NULL;
 }
 
-static int parse_test(struct jinja_parser *p, struct jinja_node *input, struct jinja_node **out)
+static struct jinja_node *parse_test(struct jinja_parser *p, struct jinja_node *input)
 {
     struct jinja_node *node = pair(p, JINJA_NODE_TEST, input, NULL);
-    if (!node) return p->run->code;
-    if (jinja_parse_skip_name(p, "not")) node->op = 'n';
-    *out = node;
-    int rc = parse_dotted_name(p, "a test's name", &node->value);
-    if (rc) return rc;
-    if (jinja_parse_skip_op(p, '(')) return parse_arguments(p, &node->args);
+    if (node && jinja_parse_skip_name(p, "not")) node->op = 'n';
+    if (!node || !parse_dotted_name(p, "a test's name", &node->value)) return NULL;
+    if (jinja_parse_skip_op(p, '(')) return parse_arguments(p, &node->args) ? node : NULL;
     enum jinja_token_kind kind = p->token->kind;
     bool starts = kind == JINJA_TOKEN_NAME || kind == JINJA_TOKEN_STRING || kind == JINJA_TOKEN_INTEGER ||
                   kind == JINJA_TOKEN_FLOAT || jinja_parse_is_op(p, '[') || jinja_parse_is_op(p, '{');
     if (!starts || jinja_parse_is_name(p, "else") || jinja_parse_is_name(p, "or") ||
         jinja_parse_is_name(p, "and"))
-        return 0;
-    if (jinja_parse_is_name(p, "is")) return jinja_parse_unexpected(p, "one test (\"is\" cannot be chained)");
-    struct jinja_node *argument;
-    node->args = jinja_alloc(p->run, sizeof *node->args);
-    if (!node->args) return p->run->code;
-    rc = jinja_parse_enter(p);
-    if (!rc) rc = parse_primary(p, &argument);
-    if (!rc) rc = parse_postfix(p, argument, &argument);
-    if (!rc) rc = jinja_parse_add(p, &node->args->positional, argument);
-    p->depth--;
-    return rc;
-}
-
-int jinja_parse_filters(struct jinja_parser *p, struct jinja_node *node, bool inline_first,
-                        struct jinja_node **out)
-{
-    int rc = inline_first ? parse_filter(p, node, &node) : 0;
-    while (!rc && jinja_parse_skip_op(p, '|')) rc = parse_filter(p, node, &node);
-    *out = node;
-    return rc;
-}
-
-static int parse_filters_and_tests(struct jinja_parser *p, struct jinja_node *node, struct jinja_node **out)
-{
-    int rc = 0;
-    while (!rc) {
-        if (jinja_parse_skip_op(p, '|'))
-            rc = parse_filter(p, node, &node);
-        else if (jinja_parse_skip_name(p, "is"))
-            rc = parse_test(p, node, &node);
-        else if (jinja_parse_skip_op(p, '('))
-            rc = parse_call(p, node, &node);
-        else
-            break;
+        return node;
+    if (jinja_parse_is_name(p, "is")) {
+        jinja_parse_unexpected(p, "one test (\"is\" cannot be chained)");
+        return NULL;
     }
-    *out = node;
-    return rc;
+    node->args = jinja_alloc(p->run, sizeof *node->args);
+    bool ok = node->args && jinja_parse_enter(p) &&
+              jinja_parse_add(p, &node->args->positional, parse_postfix(p, parse_primary(p)));
+    p->depth--;
+    return ok ? node : NULL;
+}
+
+struct jinja_node *jinja_parse_filters(struct jinja_parser *p, struct jinja_node *node, bool inline_first)
+{
+    if (inline_first) node = parse_filter(p, node);
+    while (node && jinja_parse_skip_op(p, '|')) node = parse_filter(p, node);
+    return node;
+}
+
+static struct jinja_node *parse_filters_and_tests(struct jinja_parser *p, struct jinja_node *node)
+{
+    for (;;) {
+        if (node && jinja_parse_skip_op(p, '|'))
+            node = parse_filter(p, node);
+        else if (node && jinja_parse_skip_name(p, "is"))
+            node = parse_test(p, node);
+        else if (node && jinja_parse_skip_op(p, '('))
+            node = parse_call(p, node);
+        else
+            return node;
+    }
 }
 
 /* ---- operators, tightest first */
 
-static int parse_signed(struct jinja_parser *p, struct jinja_node **out)
+/* `op` between `left` and what `operand` reads. */
+static struct jinja_node *binary(struct jinja_parser *p, enum jinja_node_kind kind, char op,
+                                 struct jinja_node *left, operand_fn *operand)
 {
-    struct jinja_node *node =
-        jinja_parse_node(p, jinja_parse_is_op(p, '-') ? JINJA_NODE_NEG : JINJA_NODE_POS);
-    if (!node) return p->run->code;
+    struct jinja_node *right = operand(p), *node = right ? pair(p, kind, left, right) : NULL;
+    if (node) node->op = op;
+    return node;
+}
+
+/* `kind` before what `operand` reads, one level deeper; the token is the operator. */
+static struct jinja_node *prefix(struct jinja_parser *p, enum jinja_node_kind kind, operand_fn *operand)
+{
+    struct jinja_node *node = jinja_parse_node(p, kind);
+    if (!node) return NULL;
     p->token++;
-    *out = node;
-    int rc = jinja_parse_enter(p);
-    if (!rc) rc = parse_unary(p, false, &node->a);
+    node->a = jinja_parse_enter(p) ? operand(p) : NULL;
     p->depth--;
-    return rc;
+    return node->a ? node : NULL;
 }
 
-static int parse_unary(struct jinja_parser *p, bool filters, struct jinja_node **out)
+static struct jinja_node *parse_signed(struct jinja_parser *p)
 {
-    bool sign = jinja_parse_is_op(p, '-') || jinja_parse_is_op(p, '+');
-    int rc = sign ? parse_signed(p, out) : parse_primary(p, out);
-    if (!rc) rc = parse_postfix(p, *out, out);
-    if (!rc && filters) rc = parse_filters_and_tests(p, *out, out);
-    return rc;
+    return parse_unary(p, false);
 }
 
-static int parse_pow(struct jinja_parser *p, struct jinja_node **out)
+static struct jinja_node *parse_unary(struct jinja_parser *p, bool filters)
 {
-    struct jinja_node *right;
-    int rc = parse_unary(p, true, out);
-    while (!rc && jinja_parse_skip_op(p, JINJA_OP_POW)) {
-        rc = parse_unary(p, true, &right);
-        if (rc) break;
-        *out = pair(p, JINJA_NODE_BINARY, *out, right);
-        if (!*out) return p->run->code;
-        (*out)->op = JINJA_OP_POW;
-    }
-    return rc;
+    struct jinja_node *node = jinja_parse_is_op(p, '-')   ? prefix(p, JINJA_NODE_NEG, parse_signed)
+                              : jinja_parse_is_op(p, '+') ? prefix(p, JINJA_NODE_POS, parse_signed)
+                                                          : parse_primary(p);
+    node = parse_postfix(p, node);
+    return filters ? parse_filters_and_tests(p, node) : node;
+}
+
+static struct jinja_node *parse_filtered(struct jinja_parser *p)
+{
+    return parse_unary(p, true);
 }
 
 /* Operators of one rank, from the left. */
-static int parse_chain(struct jinja_parser *p, const char *ops,
-                       int (*operand)(struct jinja_parser *, struct jinja_node **), struct jinja_node **out)
+static struct jinja_node *parse_chain(struct jinja_parser *p, const char *ops, operand_fn *operand)
 {
-    int rc = operand(p, out);
-    while (!rc && p->token->kind == JINJA_TOKEN_OPERATOR && strchr(ops, p->token->op)) {
-        struct jinja_node *right;
+    struct jinja_node *node = operand(p);
+    while (node && p->token->kind == JINJA_TOKEN_OPERATOR && strchr(ops, p->token->op)) {
         char op = (p->token++)->op;
-        rc = operand(p, &right);
-        if (rc) break;
-        *out = pair(p, JINJA_NODE_BINARY, *out, right);
-        if (!*out) return p->run->code;
-        (*out)->op = op;
+        node = binary(p, JINJA_NODE_BINARY, op, node, operand);
     }
-    return rc;
+    return node;
 }
 
-static int parse_product(struct jinja_parser *p, struct jinja_node **out)
+static struct jinja_node *parse_pow(struct jinja_parser *p)
 {
-    return parse_chain(p, "*/D%", parse_pow, out);
+    return parse_chain(p, "P", parse_filtered);
 }
 
-static int parse_concat(struct jinja_parser *p, struct jinja_node **out)
+static struct jinja_node *parse_product(struct jinja_parser *p)
 {
-    int rc = parse_product(p, out);
-    if (rc || !jinja_parse_is_op(p, '~')) return rc;
-    struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_CONCAT), *next;
-    if (!node) return p->run->code;
-    rc = jinja_parse_add(p, &node->list, *out);
-    while (!rc && jinja_parse_skip_op(p, '~')) {
-        rc = parse_product(p, &next);
-        if (!rc) rc = jinja_parse_add(p, &node->list, next);
-    }
-    *out = node;
-    return rc;
+    return parse_chain(p, "*/D%", parse_pow);
 }
 
-static int parse_sum(struct jinja_parser *p, struct jinja_node **out)
+static struct jinja_node *parse_concat(struct jinja_parser *p)
 {
-    return parse_chain(p, "+-", parse_concat, out);
+    struct jinja_node *first = parse_product(p);
+    if (!first || !jinja_parse_is_op(p, '~')) return first;
+    struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_CONCAT);
+    bool ok = node && jinja_parse_add(p, &node->list, first);
+    while (ok && jinja_parse_skip_op(p, '~')) ok = jinja_parse_add(p, &node->list, parse_product(p));
+    return ok ? node : NULL;
+}
+
+static struct jinja_node *parse_sum(struct jinja_parser *p)
+{
+    return parse_chain(p, "+-", parse_concat);
 }
 
 /* The comparison operator that stands here, consumed; 0 if none. */
@@ -419,79 +373,55 @@ static char take_comparison(struct jinja_parser *p)
     return '\0';
 }
 
-static int parse_compare(struct jinja_parser *p, struct jinja_node **out)
+static struct jinja_node *parse_compare(struct jinja_parser *p)
 {
-    int rc = parse_sum(p, out);
-    struct jinja_node *node = NULL;
-    for (char op; !rc && (op = take_comparison(p));) {
+    struct jinja_node *first = parse_sum(p), *node = NULL;
+    for (char op; first && (op = take_comparison(p));) {
         struct jinja_node *step = jinja_parse_node(p, JINJA_NODE_STEP);
-        if (!node && step) {
-            node = pair(p, JINJA_NODE_COMPARE, *out, NULL);
-            *out = node;
-        }
-        if (!step || !node) return p->run->code;
+        if (!node) node = pair(p, JINJA_NODE_COMPARE, first, NULL);
+        if (!step || !node) return NULL;
         step->op = op;
-        rc = parse_sum(p, &step->a);
-        if (!rc) rc = jinja_parse_add(p, &node->list, step);
+        step->a = parse_sum(p);
+        if (!step->a || !jinja_parse_add(p, &node->list, step)) return NULL;
     }
-    return rc;
+    return node ? node : first;
 }
 
-static int parse_not(struct jinja_parser *p, struct jinja_node **out)
+static struct jinja_node *parse_not(struct jinja_parser *p)
 {
-    if (!jinja_parse_is_name(p, "not")) return parse_compare(p, out);
-    struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_NOT);
-    if (!node) return p->run->code;
-    p->token++;
-    *out = node;
-    int rc = jinja_parse_enter(p);
-    if (!rc) rc = parse_not(p, &node->a);
+    return jinja_parse_is_name(p, "not") ? prefix(p, JINJA_NODE_NOT, parse_not) : parse_compare(p);
+}
+
+static struct jinja_node *parse_and(struct jinja_parser *p)
+{
+    struct jinja_node *node = parse_not(p);
+    while (node && jinja_parse_skip_name(p, "and")) node = binary(p, JINJA_NODE_AND, '\0', node, parse_not);
+    return node;
+}
+
+static struct jinja_node *parse_or(struct jinja_parser *p)
+{
+    struct jinja_node *node = parse_and(p);
+    while (node && jinja_parse_skip_name(p, "or")) node = binary(p, JINJA_NODE_OR, '\0', node, parse_and);
+    return node;
+}
+
+static struct jinja_node *parse_condition(struct jinja_parser *p)
+{
+    struct jinja_node *node = parse_or(p);
+    while (node && jinja_parse_skip_name(p, "if")) {
+        node = pair(p, JINJA_NODE_COND, node, NULL);
+        if (!node || !(node->b = parse_or(p))) return NULL;
+        if (jinja_parse_skip_name(p, "else") && !(node->c = jinja_parse_expression(p, true))) return NULL;
+    }
+    return node;
+}
+
+struct jinja_node *jinja_parse_expression(struct jinja_parser *p, bool condition)
+{
+    struct jinja_node *node = !jinja_parse_enter(p) ? NULL : condition ? parse_condition(p) : parse_or(p);
     p->depth--;
-    return rc;
-}
-
-static int parse_and(struct jinja_parser *p, struct jinja_node **out)
-{
-    struct jinja_node *right;
-    int rc = parse_not(p, out);
-    while (!rc && jinja_parse_skip_name(p, "and")) {
-        rc = parse_not(p, &right);
-        if (!rc && !(*out = pair(p, JINJA_NODE_AND, *out, right))) return p->run->code;
-    }
-    return rc;
-}
-
-static int parse_or(struct jinja_parser *p, struct jinja_node **out)
-{
-    struct jinja_node *right;
-    int rc = parse_and(p, out);
-    while (!rc && jinja_parse_skip_name(p, "or")) {
-        rc = parse_and(p, &right);
-        if (!rc && !(*out = pair(p, JINJA_NODE_OR, *out, right))) return p->run->code;
-    }
-    return rc;
-}
-
-static int parse_condition(struct jinja_parser *p, struct jinja_node **out)
-{
-    int rc = parse_or(p, out);
-    while (!rc && jinja_parse_skip_name(p, "if")) {
-        struct jinja_node *node = pair(p, JINJA_NODE_COND, *out, NULL);
-        if (!node) return p->run->code;
-        *out = node;
-        rc = parse_or(p, &node->b);
-        if (!rc && jinja_parse_skip_name(p, "else")) rc = jinja_parse_expression(p, true, &node->c);
-    }
-    return rc;
-}
-
-int jinja_parse_expression(struct jinja_parser *p, bool condition, struct jinja_node **out)
-{
-    *out = NULL;
-    int rc = jinja_parse_enter(p);
-    if (!rc) rc = condition ? parse_condition(p, out) : parse_or(p, out);
-    p->depth--;
-    return rc;
+    return node;
 }
 
 static bool at_tuple_end(const struct jinja_parser *p, const char *end)
@@ -500,55 +430,48 @@ static bool at_tuple_end(const struct jinja_parser *p, const char *end)
            jinja_parse_is_op(p, ')') || (end && jinja_parse_is_name(p, end));
 }
 
-int jinja_parse_tuple(struct jinja_parser *p, bool condition, const char *end, struct jinja_node **out)
+struct jinja_node *jinja_parse_tuple(struct jinja_parser *p, bool condition, const char *end)
 {
-    *out = NULL;
-    if (at_tuple_end(p, end)) return jinja_parse_unexpected(p, "an expression");
-    int rc = jinja_parse_expression(p, condition, out);
-    if (rc || !jinja_parse_is_op(p, ',')) return rc;
-    struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_TUPLE), *item;
-    if (!node) return p->run->code;
-    rc = jinja_parse_add(p, &node->list, *out);
-    *out = node;
-    while (!rc && jinja_parse_skip_op(p, ',') && !at_tuple_end(p, end)) {
-        rc = jinja_parse_expression(p, condition, &item);
-        if (!rc) rc = jinja_parse_add(p, &node->list, item);
+    if (at_tuple_end(p, end)) {
+        jinja_parse_unexpected(p, "an expression");
+        return NULL;
     }
-    return rc;
+    struct jinja_node *first = jinja_parse_expression(p, condition);
+    if (!first || !jinja_parse_is_op(p, ',')) return first;
+    struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_TUPLE);
+    bool ok = node && jinja_parse_add(p, &node->list, first);
+    while (ok && jinja_parse_skip_op(p, ',') && !at_tuple_end(p, end))
+        ok = jinja_parse_add(p, &node->list, jinja_parse_expression(p, condition));
+    return ok ? node : NULL;
 }
 
-static int parse_one_target(struct jinja_parser *p, bool attributes, struct jinja_node **out)
+static struct jinja_node *parse_one_target(struct jinja_parser *p, bool attributes)
 {
-    if (jinja_parse_skip_op(p, '(')) {
-        int rc = jinja_parse_enter(p);
-        if (!rc) rc = jinja_parse_target(p, attributes, out);
-        p->depth--;
-        return rc ? rc : jinja_parse_expect_op(p, ')');
-    }
     struct jinja_value constant;
-    if (p->token->kind != JINJA_TOKEN_NAME || constant_name(p->token, &constant))
-        return jinja_parse_unexpected(p, "a name to assign to");
-    int rc = parse_primary(p, out);
-    if (!rc && attributes && jinja_parse_skip_op(p, '.')) {
-        if (p->token->kind != JINJA_TOKEN_NAME) return jinja_parse_unexpected(p, "an attribute's name");
-        rc = parse_attribute(p, *out, out);
+    struct jinja_node *node = NULL;
+    if (jinja_parse_skip_op(p, '(')) {
+        if (jinja_parse_enter(p)) node = jinja_parse_target(p, attributes);
+        p->depth--;
+        return node && jinja_parse_expect_op(p, ')') ? node : NULL;
     }
-    return rc;
+    if (p->token->kind != JINJA_TOKEN_NAME || constant_name(p->token, &constant))
+        jinja_parse_unexpected(p, "a name to assign to");
+    else
+        node = parse_primary(p);
+    if (!node || !attributes || !jinja_parse_skip_op(p, '.')) return node;
+    if (p->token->kind == JINJA_TOKEN_NAME) return parse_attribute(p, node);
+    jinja_parse_unexpected(p, "an attribute's name");
+    return NULL;
 }
 
-int jinja_parse_target(struct jinja_parser *p, bool attributes, struct jinja_node **out)
+struct jinja_node *jinja_parse_target(struct jinja_parser *p, bool attributes)
 {
-    int rc = parse_one_target(p, attributes, out);
-    if (rc || !jinja_parse_is_op(p, ',')) return rc;
-    struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_TUPLE), *item;
-    if (!node) return p->run->code;
-    rc = jinja_parse_add(p, &node->list, *out);
-    *out = node;
-    while (!rc && jinja_parse_skip_op(p, ',') &&
-           (p->token->kind == JINJA_TOKEN_NAME || jinja_parse_is_op(p, '(')) &&
-           !jinja_parse_is_name(p, "in")) {
-        rc = parse_one_target(p, attributes, &item);
-        if (!rc) rc = jinja_parse_add(p, &node->list, item);
-    }
-    return rc;
+    struct jinja_node *first = parse_one_target(p, attributes);
+    if (!first || !jinja_parse_is_op(p, ',')) return first;
+    struct jinja_node *node = jinja_parse_node(p, JINJA_NODE_TUPLE);
+    bool ok = node && jinja_parse_add(p, &node->list, first);
+    while (ok && jinja_parse_skip_op(p, ',') &&
+           (p->token->kind == JINJA_TOKEN_NAME || jinja_parse_is_op(p, '(')) && !jinja_parse_is_name(p, "in"))
+        ok = jinja_parse_add(p, &node->list, parse_one_target(p, attributes));
+    return ok ? node : NULL;
 }

@@ -56,6 +56,19 @@ void *jinja_alloc(struct jinja_run *run, size_t bytes)
     return place;
 }
 
+int jinja_grow(struct jinja_run *run, void *array, size_t item_bytes, size_t count, size_t *space)
+{
+    if (count < *space) return 0;
+    size_t wanted = *space ? 2 * *space : 4;
+    void *old, *grown = jinja_alloc(run, wanted * item_bytes);
+    if (!grown) return run->code;
+    memcpy(&old, array, sizeof old);
+    if (count) memcpy(grown, old, count * item_bytes);
+    memcpy(array, &grown, sizeof grown);
+    *space = wanted;
+    return 0;
+}
+
 void jinja_arena_free(struct jinja_arena *arena)
 {
     while (arena->chunks) {

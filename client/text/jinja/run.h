@@ -36,6 +36,9 @@ int jinja_fail(struct jinja_run *run, int code, const char *fmt, ...) HELM_PRINT
 
 /* Zeroed, aligned for anything; NULL after recording the failure (return run->code). */
 void *jinja_alloc(struct jinja_run *run, size_t bytes);
+/* Room for one more item in the array that the pointer at `array` names: `count` of `*space` are in use. */
+HELM_MUST_CHECK int jinja_grow(struct jinja_run *run, void *array, size_t item_bytes, size_t count,
+                               size_t *space);
 void jinja_arena_free(struct jinja_arena *arena);
 
 /* Counts work; HELM_E_LIMIT past steps_max. */

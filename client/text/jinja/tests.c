@@ -9,66 +9,15 @@ static int say(struct jinja_value *out, bool holds)
     return 0;
 }
 
-static int test_defined(const struct jinja_callable *c, struct jinja_value *out)
+/* Is the value of one of the types whose bits `which` has? */
+static int test_type(const struct jinja_callable *c, struct jinja_value *out)
 {
-    return say(out, c->self.type != JINJA_UNDEFINED);
+    return say(out, c->which >> c->self.type & 1);
 }
 
-static int test_undefined(const struct jinja_callable *c, struct jinja_value *out)
+static int test_truth(const struct jinja_callable *c, struct jinja_value *out)
 {
-    return say(out, c->self.type == JINJA_UNDEFINED);
-}
-
-static int test_none(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return say(out, c->self.type == JINJA_NONE);
-}
-
-static int test_boolean(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return say(out, c->self.type == JINJA_BOOL);
-}
-
-static int test_true(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return say(out, c->self.type == JINJA_BOOL && c->self.as.boolean);
-}
-
-static int test_false(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return say(out, c->self.type == JINJA_BOOL && !c->self.as.boolean);
-}
-
-static int test_integer(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return say(out, c->self.type == JINJA_INT);
-}
-
-static int test_float(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return say(out, c->self.type == JINJA_FLOAT);
-}
-
-static int test_number(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return say(out, jinja_is_number(&c->self));
-}
-
-static int test_string(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return say(out, c->self.type == JINJA_TEXT);
-}
-
-static int test_mapping(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return say(out, c->self.type == JINJA_DICT);
-}
-
-static int test_iterable(const struct jinja_callable *c, struct jinja_value *out)
-{
-    enum jinja_type t = c->self.type;
-    return say(out, t == JINJA_TEXT || t == JINJA_LIST || t == JINJA_DICT || t == JINJA_UNDEFINED ||
-                        t == JINJA_LOOP);
+    return say(out, c->self.type == JINJA_BOOL && c->self.as.boolean == c->which);
 }
 
 static int test_sequence(const struct jinja_callable *c, struct jinja_value *out)
@@ -76,14 +25,6 @@ static int test_sequence(const struct jinja_callable *c, struct jinja_value *out
     enum jinja_type t = c->self.type;
     return say(out, t == JINJA_TEXT || t == JINJA_DICT || t == JINJA_UNDEFINED ||
                         jinja_is_sequence_kind(&c->self));
-}
-
-static int test_callable(const struct jinja_callable *c, struct jinja_value *out)
-{
-    enum jinja_type t = c->self.type;
-    /* an undefined value has a __call__, which fails */
-    return say(out, t == JINJA_METHOD || t == JINJA_FUNCTION || t == JINJA_MACRO || t == JINJA_UNDEFINED ||
-                        t == JINJA_LOOP);
 }
 
 static int test_escaped(const struct jinja_callable *c, struct jinja_value *out)
@@ -101,82 +42,32 @@ static int test_sameas(const struct jinja_callable *c, struct jinja_value *out)
     return rc;
 }
 
-static int remainder_of(const struct jinja_callable *c, const struct jinja_value *divisor, int64_t wanted,
-                        struct jinja_value *out)
+/* Is `which` the rest of a division by the argument, or by 2? */
+static int test_remainder(const struct jinja_callable *c, struct jinja_value *out)
 {
-    struct jinja_value rest, compared = jinja_int(wanted);
+    const struct jinja_value two = jinja_int(2), wanted = jinja_int(c->which);
+    struct jinja_value rest;
     bool same = false;
     if (c->self.type == JINJA_TEXT)
         return jinja_fail(c->run, HELM_E_FORMAT, "'%s': a text is no number", c->name);
-    int rc = jinja_binary(c->run, '%', &c->self, divisor, &rest);
-    if (!rc) rc = jinja_equal(c->run, &rest, &compared, &same);
+    int rc = jinja_binary(c->run, '%', &c->self, c->a[0].type == JINJA_ABSENT ? &two : &c->a[0], &rest);
+    if (!rc) rc = jinja_equal(c->run, &rest, &wanted, &same);
     *out = jinja_bool(same);
     return rc;
 }
 
-static int test_odd(const struct jinja_callable *c, struct jinja_value *out)
-{
-    struct jinja_value two = jinja_int(2);
-    return remainder_of(c, &two, 1, out);
-}
-
-static int test_even(const struct jinja_callable *c, struct jinja_value *out)
-{
-    struct jinja_value two = jinja_int(2);
-    return remainder_of(c, &two, 0, out);
-}
-
-static int test_divisibleby(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return remainder_of(c, &c->a[0], 0, out);
-}
-
-static int compare(const struct jinja_callable *c, char op, struct jinja_value *out)
+static int test_compare(const struct jinja_callable *c, struct jinja_value *out)
 {
     bool holds = false;
-    int rc = jinja_compare(c->run, op, &c->self, &c->a[0], &holds);
+    int rc = jinja_compare(c->run, (char)c->which, &c->self, &c->a[0], &holds);
     *out = jinja_bool(holds);
     return rc;
 }
 
-static int test_eq(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return compare(c, JINJA_OP_EQ, out);
-}
-
-static int test_ne(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return compare(c, JINJA_OP_NE, out);
-}
-
-static int test_lt(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return compare(c, '<', out);
-}
-
-static int test_le(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return compare(c, JINJA_OP_LE, out);
-}
-
-static int test_gt(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return compare(c, '>', out);
-}
-
-static int test_ge(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return compare(c, JINJA_OP_GE, out);
-}
-
-static int test_in(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return compare(c, JINJA_OP_IN, out);
-}
-
 /* str.islower and str.isupper: cased letters, all of one case, at least one. */
-static int one_case(const struct jinja_callable *c, bool upper, struct jinja_value *out)
+static int test_case(const struct jinja_callable *c, struct jinja_value *out)
 {
+    bool upper = c->which == JINJA_CASE_UPPER;
     struct jinja_value text;
     bool any = false, other = false;
     int rc = jinja_to_text(c->run, c->self, &text);
@@ -192,16 +83,6 @@ static int one_case(const struct jinja_callable *c, bool upper, struct jinja_val
     return rc;
 }
 
-static int test_lower(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return one_case(c, false, out);
-}
-
-static int test_upper(const struct jinja_callable *c, struct jinja_value *out)
-{
-    return one_case(c, true, out);
-}
-
 static int test_filter(const struct jinja_callable *c, struct jinja_value *out)
 {
     return say(out, c->self.type == JINJA_TEXT && (jinja_find_function(jinja_text_filters, &c->self) ||
@@ -213,39 +94,45 @@ static int test_test(const struct jinja_callable *c, struct jinja_value *out)
     return say(out, c->self.type == JINJA_TEXT && jinja_find_function(jinja_test_table, &c->self));
 }
 
+#define ITERABLE                                                                                             \
+    (1 << JINJA_TEXT | 1 << JINJA_LIST | 1 << JINJA_DICT | 1 << JINJA_UNDEFINED | 1 << JINJA_LOOP)
+/* an undefined value has a __call__, which fails */
+#define CALLABLE                                                                                             \
+    (1 << JINJA_METHOD | 1 << JINJA_FUNCTION | 1 << JINJA_MACRO | 1 << JINJA_UNDEFINED | 1 << JINJA_LOOP)
+
 const struct jinja_function jinja_test_table[] = {
-    {"boolean", test_boolean, {NULL}, 0, false},
-    {"callable", test_callable, {NULL}, 0, false},
-    {"defined", test_defined, {NULL}, 0, false},
-    {"divisibleby", test_divisibleby, {"num"}, 1, false},
-    {"eq", test_eq, {"other"}, 1, false},
-    {"equalto", test_eq, {"other"}, 1, false},
-    {"escaped", test_escaped, {NULL}, 0, false},
-    {"even", test_even, {NULL}, 0, false},
-    {"false", test_false, {NULL}, 0, false},
-    {"filter", test_filter, {NULL}, 0, false},
-    {"float", test_float, {NULL}, 0, false},
-    {"ge", test_ge, {"other"}, 1, false},
-    {"greaterthan", test_gt, {"other"}, 1, false},
-    {"gt", test_gt, {"other"}, 1, false},
-    {"in", test_in, {"seq"}, 1, false},
-    {"integer", test_integer, {NULL}, 0, false},
-    {"iterable", test_iterable, {NULL}, 0, false},
-    {"le", test_le, {"other"}, 1, false},
-    {"lessthan", test_lt, {"other"}, 1, false},
-    {"lower", test_lower, {NULL}, 0, false},
-    {"lt", test_lt, {"other"}, 1, false},
-    {"mapping", test_mapping, {NULL}, 0, false},
-    {"ne", test_ne, {"other"}, 1, false},
-    {"none", test_none, {NULL}, 0, false},
-    {"number", test_number, {NULL}, 0, false},
-    {"odd", test_odd, {NULL}, 0, false},
-    {"sameas", test_sameas, {"other"}, 1, false},
-    {"sequence", test_sequence, {NULL}, 0, false},
-    {"string", test_string, {NULL}, 0, false},
-    {"test", test_test, {NULL}, 0, false},
-    {"true", test_true, {NULL}, 0, false},
-    {"undefined", test_undefined, {NULL}, 0, false},
-    {"upper", test_upper, {NULL}, 0, false},
-    {NULL, NULL, {NULL}, 0, false},
+    {.name = "boolean", .call = test_type, .which = 1 << JINJA_BOOL},
+    {.name = "callable", .call = test_type, .which = CALLABLE},
+    {.name = "defined", .call = test_type, .which = ~(1 << JINJA_UNDEFINED)},
+    {.name = "divisibleby", .call = test_remainder, .which = 0, .parameters = {"num"}, .required = 1},
+    {.name = "eq", .call = test_compare, .which = JINJA_OP_EQ, .parameters = {"other"}, .required = 1},
+    {.name = "equalto", .call = test_compare, .which = JINJA_OP_EQ, .parameters = {"other"}, .required = 1},
+    {.name = "escaped", .call = test_escaped},
+    {.name = "even", .call = test_remainder, .which = 0},
+    {.name = "false", .call = test_truth, .which = false},
+    {.name = "filter", .call = test_filter},
+    {.name = "float", .call = test_type, .which = 1 << JINJA_FLOAT},
+    {.name = "ge", .call = test_compare, .which = JINJA_OP_GE, .parameters = {"other"}, .required = 1},
+    {.name = "greaterthan", .call = test_compare, .which = '>', .parameters = {"other"}, .required = 1},
+    {.name = "gt", .call = test_compare, .which = '>', .parameters = {"other"}, .required = 1},
+    {.name = "in", .call = test_compare, .which = JINJA_OP_IN, .parameters = {"seq"}, .required = 1},
+    {.name = "integer", .call = test_type, .which = 1 << JINJA_INT},
+    {.name = "iterable", .call = test_type, .which = ITERABLE},
+    {.name = "le", .call = test_compare, .which = JINJA_OP_LE, .parameters = {"other"}, .required = 1},
+    {.name = "lessthan", .call = test_compare, .which = '<', .parameters = {"other"}, .required = 1},
+    {.name = "lower", .call = test_case, .which = JINJA_CASE_LOWER},
+    {.name = "lt", .call = test_compare, .which = '<', .parameters = {"other"}, .required = 1},
+    {.name = "mapping", .call = test_type, .which = 1 << JINJA_DICT},
+    {.name = "ne", .call = test_compare, .which = JINJA_OP_NE, .parameters = {"other"}, .required = 1},
+    {.name = "none", .call = test_type, .which = 1 << JINJA_NONE},
+    {.name = "number", .call = test_type, .which = 1 << JINJA_BOOL | 1 << JINJA_INT | 1 << JINJA_FLOAT},
+    {.name = "odd", .call = test_remainder, .which = 1},
+    {.name = "sameas", .call = test_sameas, .parameters = {"other"}, .required = 1},
+    {.name = "sequence", .call = test_sequence},
+    {.name = "string", .call = test_type, .which = 1 << JINJA_TEXT},
+    {.name = "test", .call = test_test},
+    {.name = "true", .call = test_truth, .which = true},
+    {.name = "undefined", .call = test_type, .which = 1 << JINJA_UNDEFINED},
+    {.name = "upper", .call = test_case, .which = JINJA_CASE_UPPER},
+    {.name = NULL},
 };

@@ -39,19 +39,11 @@ void jinja_float_text(double number, char text[40])
 static bool is_printable(uint32_t code)
 {
     if (code < 0x80) return code >= 0x20 && code != 0x7F;
-    switch (utf8proc_category((utf8proc_int32_t)code)) {
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-    case UTF8PROC_CATEGORY_ZS:
-        return false;
-    default:
-        return true;
-    }
+    static const uint32_t hidden = 1u << UTF8PROC_CATEGORY_CC | 1u << UTF8PROC_CATEGORY_CF |
+                                   1u << UTF8PROC_CATEGORY_CS | 1u << UTF8PROC_CATEGORY_CO |
+                                   1u << UTF8PROC_CATEGORY_CN | 1u << UTF8PROC_CATEGORY_ZL |
+                                   1u << UTF8PROC_CATEGORY_ZP | 1u << UTF8PROC_CATEGORY_ZS;
+    return !(hidden >> utf8proc_category((utf8proc_int32_t)code) & 1);
 }
 
 static int repr_text(struct jinja_run *run, struct jinja_buffer *buffer, const char *data, size_t bytes)

@@ -45,14 +45,8 @@ int jinja_list_new(struct jinja_run *run, enum jinja_list_kind kind, size_t spac
 
 int jinja_list_add(struct jinja_run *run, struct jinja_list *list, struct jinja_value item)
 {
-    if (list->count == list->space) {
-        size_t space = list->space ? 2 * list->space : 8;
-        struct jinja_value *grown = jinja_alloc(run, space * sizeof *grown);
-        if (!grown) return run->code;
-        if (list->count) memcpy(grown, list->item, list->count * sizeof *grown);
-        list->item = grown;
-        list->space = space;
-    }
+    int rc = jinja_grow(run, &list->item, sizeof item, list->count, &list->space);
+    if (rc) return rc;
     list->item[list->count++] = item;
     return jinja_step(run, 1);
 }
@@ -71,25 +65,23 @@ int jinja_dict_new(struct jinja_run *run, size_t space, struct jinja_dict **out)
     return 0;
 }
 
-static int dict_append(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
-                       struct jinja_value value)
+int jinja_dict_append(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
+                      struct jinja_value value)
 {
-    if (dict->count == dict->space) {
-        size_t space = dict->space ? 2 * dict->space : 8;
-        struct jinja_value *keys = jinja_alloc(run, space * sizeof *keys);
-        struct jinja_value *values = jinja_alloc(run, space * sizeof *values);
-        if (!keys || !values) return run->code;
-        if (dict->count) {
-            memcpy(keys, dict->key, dict->count * sizeof *keys);
-            memcpy(values, dict->value, dict->count * sizeof *values);
-        }
-        dict->key = keys;
-        dict->value = values;
-        dict->space = space;
-    }
+    size_t space = dict->space;
+    int rc = jinja_grow(run, &dict->key, sizeof key, dict->count, &space);
+    if (!rc) rc = jinja_grow(run, &dict->value, sizeof value, dict->count, &dict->space);
+    if (rc) return rc;
     dict->key[dict->count] = key;
     dict->value[dict->count++] = value;
-    return jinja_step(run, 1);
+    return 0;
+}
+
+static int dict_add(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
+                    struct jinja_value value)
+{
+    int rc = jinja_dict_append(run, dict, key, value);
+    return rc ? rc : jinja_step(run, 1);
 }
 
 /* Each item looked at is a step: tuples that share tuples are small in memory and endless to walk. */
@@ -135,7 +127,7 @@ int jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, struct jinja_
 {
     const struct jinja_value *old;
     int rc = jinja_dict_find(run, dict, key, &old);
-    if (rc || !old) return rc ? rc : dict_append(run, dict, key, value);
+    if (rc || !old) return rc ? rc : dict_add(run, dict, key, value);
     dict->value[old - dict->value] = value;
     return 0;
 }
@@ -179,7 +171,7 @@ int jinja_from_json(struct jinja_run *run, const json_t *json, struct jinja_valu
         for (void *at = json_object_iter(object); !rc && at; at = json_object_iter_next(object, at)) {
             const char *key = json_object_iter_key(at);
             rc = jinja_from_json(run, json_object_iter_value(at), &value);
-            if (!rc) rc = dict_append(run, dict, jinja_text(key, strlen(key)), value);
+            if (!rc) rc = dict_add(run, dict, jinja_text(key, strlen(key)), value);
         }
         if (!rc) *out = jinja_dict_value(dict);
         break;
@@ -202,34 +194,14 @@ const char *jinja_type_name(const struct jinja_value *value)
 {
     static const char *const lists[] = {"list",        "tuple",      "range",    "dict_keys",
                                         "dict_values", "dict_items", "generator"};
-    switch (value->type) {
-    case JINJA_UNDEFINED:
-        return "Undefined";
-    case JINJA_NONE:
-        return "NoneType";
-    case JINJA_BOOL:
-        return "bool";
-    case JINJA_INT:
-        return "int";
-    case JINJA_FLOAT:
-        return "float";
-    case JINJA_TEXT:
-        return "str";
-    case JINJA_LIST:
-        return lists[value->as.list->kind];
-    case JINJA_DICT:
-        return "dict";
-    case JINJA_NAMESPACE:
-        return "namespace";
-    case JINJA_LOOP:
-        return "loop";
-    case JINJA_MACRO:
-        return "macro";
-    case JINJA_METHOD:
-        return "method";
-    default:
-        return "function";
-    }
+    static const char *const names[] = {[JINJA_UNDEFINED] = "Undefined", [JINJA_NONE] = "NoneType",
+                                        [JINJA_BOOL] = "bool",           [JINJA_INT] = "int",
+                                        [JINJA_FLOAT] = "float",         [JINJA_TEXT] = "str",
+                                        [JINJA_DICT] = "dict",           [JINJA_NAMESPACE] = "namespace",
+                                        [JINJA_LOOP] = "loop",           [JINJA_MACRO] = "macro",
+                                        [JINJA_METHOD] = "method",       [JINJA_FUNCTION] = "function",
+                                        [JINJA_ABSENT] = "function"};
+    return value->type == JINJA_LIST ? lists[value->as.list->kind] : names[value->type];
 }
 
 bool jinja_truth(const struct jinja_value *value)
@@ -365,10 +337,8 @@ int jinja_order(struct jinja_run *run, const struct jinja_value *a, const struct
                        : (a->as.text.bytes > b->as.text.bytes) - (a->as.text.bytes < b->as.text.bytes);
         return jinja_step(run, shorter / 64);
     }
-    if (a->type == JINJA_UNDEFINED || b->type == JINJA_UNDEFINED) {
-        const struct jinja_value *u = a->type == JINJA_UNDEFINED ? a : b;
-        return jinja_fail(run, HELM_E_FORMAT, "%.*s", (int)u->as.text.bytes, u->as.text.data);
-    }
+    if (a->type == JINJA_UNDEFINED || b->type == JINJA_UNDEFINED)
+        return jinja_fail_undefined(run, a->type == JINJA_UNDEFINED ? a : b);
     if (!jinja_is_sequence_kind(a) || !jinja_is_sequence_kind(b) || a->as.list->kind != b->as.list->kind ||
         a->as.list->kind == JINJA_LIST_RANGE)
         return jinja_fail(run, HELM_E_FORMAT, "'%s' is not supported between '%s' and '%s'", op,

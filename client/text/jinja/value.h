@@ -114,6 +114,9 @@ HELM_MUST_CHECK int jinja_list_new(struct jinja_run *run, enum jinja_list_kind k
                                    struct jinja_list **out);
 HELM_MUST_CHECK int jinja_list_add(struct jinja_run *run, struct jinja_list *list, struct jinja_value item);
 HELM_MUST_CHECK int jinja_dict_new(struct jinja_run *run, size_t space, struct jinja_dict **out);
+/* Adds a key that is not there yet. Counts no step. */
+HELM_MUST_CHECK int jinja_dict_append(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
+                                      struct jinja_value value);
 /* Replaces or adds. A key that Python cannot hash is an error. */
 HELM_MUST_CHECK int jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, struct jinja_value key,
                                    struct jinja_value value);
@@ -192,6 +195,11 @@ HELM_MUST_CHECK int jinja_json(struct jinja_run *run, struct jinja_buffer *buffe
                                int level);
 
 /* ---- operators: jinja/ops.c */
+
+/* As templates spell it. `text` holds those of one character. */
+const char *jinja_op_text(char op, char text[2]);
+/* Fails with what an undefined value says. */
+int jinja_fail_undefined(struct jinja_run *run, const struct jinja_value *undefined);
 
 HELM_MUST_CHECK int jinja_binary(struct jinja_run *run, char op, const struct jinja_value *a,
                                  const struct jinja_value *b, struct jinja_value *out);

@@ -38,6 +38,10 @@ struct cached_word {
 };
 
 struct tok_bpe_work {
+    const struct tok_bpe *bpe;
+    const struct tok_vocab *vocab;
+    bool plain;
+    struct tok_ids *ids;
     struct symbol *symbols;
     size_t symbol_count;
     size_t symbol_capacity;
@@ -48,10 +52,16 @@ struct tok_bpe_work {
     struct tok_buffer spelled; /* a word in the byte-level alphabet */
 };
 
-int tok_bpe_work_open(struct tok_bpe_work **out, struct helm_err *err)
+int tok_bpe_work_open(const struct helm_tokenizer *tokenizer, bool plain, struct tok_ids *ids,
+                      struct tok_bpe_work **out, struct helm_err *err)
 {
     *out = calloc(1, sizeof **out);
-    return *out ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to encode");
+    if (!*out) return helm_fail(err, HELM_E_NOMEM, "no memory to encode");
+    (*out)->bpe = &tokenizer->bpe;
+    (*out)->vocab = &tokenizer->vocab;
+    (*out)->plain = plain;
+    (*out)->ids = ids;
+    return 0;
 }
 
 void tok_bpe_work_free(struct tok_bpe_work *work)
@@ -122,9 +132,10 @@ static int push_symbol(struct tok_bpe_work *work, uint32_t id, struct helm_err *
 
 /* A character that is no token: its bytes' tokens, or the unknown token, or nothing. *unknown: one is
  * waiting. */
-static int push_unknown(const struct tok_bpe *bpe, const char *text, size_t length, struct tok_bpe_work *work,
-                        bool *unknown, struct helm_err *err)
+static int push_unknown(struct tok_bpe_work *work, const char *text, size_t length, bool *unknown,
+                        struct helm_err *err)
 {
+    const struct tok_bpe *bpe = work->bpe;
     bool all = bpe->byte_fallback;
     for (size_t i = 0; i < length && all; i++) all = bpe->fallback_ids[(uint8_t)text[i]] != NONE;
     if (all) {
@@ -147,9 +158,9 @@ static int push_unknown(const struct tok_bpe *bpe, const char *text, size_t leng
     return 0;
 }
 
-static int split_word(const struct tok_bpe *bpe, const struct tok_vocab *vocab, const char *text,
-                      size_t length, struct tok_bpe_work *work, struct helm_err *err)
+static int split_word(struct tok_bpe_work *work, const char *text, size_t length, struct helm_err *err)
 {
+    const struct tok_bpe *bpe = work->bpe;
     bool unknown = false;
     work->symbol_count = 0;
     for (size_t at = 0; at < length;) {
@@ -167,12 +178,12 @@ static int split_word(const struct tok_bpe *bpe, const struct tok_vocab *vocab, 
             id = bpe->ascii_ids[(uint8_t)text[at]];
         } else {
             step = width = tok_utf8_get(text + at, &codepoint);
-            id = tok_vocab_find(vocab, character, width);
+            id = tok_vocab_find(work->vocab, character, width);
         }
         at += step;
         int rc = 0;
         if (id == NONE) {
-            rc = push_unknown(bpe, character, width, work, &unknown, err);
+            rc = push_unknown(work, character, width, &unknown, err);
         } else {
             if (unknown) rc = push_symbol(work, bpe->unk_id, err);
             unknown = false;
@@ -237,15 +248,16 @@ static int heap_reserve(struct tok_bpe_work *work, struct helm_err *err)
     return 0;
 }
 
-static void consider(const struct tok_vocab *vocab, struct tok_bpe_work *work, uint32_t left, uint32_t right)
+static void consider(struct tok_bpe_work *work, uint32_t left, uint32_t right)
 {
     const struct tok_merge_slot *merge =
-        tok_vocab_find_merge(vocab, work->symbols[left].id, work->symbols[right].id);
+        tok_vocab_find_merge(work->vocab, work->symbols[left].id, work->symbols[right].id);
     if (merge) heap_push(work, (struct candidate){(uint64_t)merge->rank << 32 | left, merge->id});
 }
 
-static int merge_word(const struct tok_vocab *vocab, struct tok_bpe_work *work, struct helm_err *err)
+static int merge_word(struct tok_bpe_work *work, struct helm_err *err)
 {
+    const struct tok_vocab *vocab = work->vocab;
     struct symbol *symbols = work->symbols;
     int rc = heap_reserve(work, err);
     if (rc) return rc;
@@ -267,20 +279,20 @@ static int merge_word(const struct tok_vocab *vocab, struct tok_bpe_work *work, 
         symbols[left].next = symbols[right].next;
         symbols[right].id = NONE;
         if (symbols[left].next != NONE) symbols[symbols[left].next].previous = left;
-        if (symbols[left].previous != NONE) consider(vocab, work, symbols[left].previous, left);
-        if (symbols[left].next != NONE) consider(vocab, work, left, symbols[left].next);
+        if (symbols[left].previous != NONE) consider(work, symbols[left].previous, left);
+        if (symbols[left].next != NONE) consider(work, left, symbols[left].next);
     }
     return 0;
 }
 
 /* The token spelled exactly as the word, for ignore_merges; NONE to *id if there is none. */
-static int find_whole(const struct tok_bpe *bpe, const struct tok_vocab *vocab, const char *text,
-                      size_t length, bool plain, struct tok_bpe_work *work, uint32_t *id,
+static int find_whole(struct tok_bpe_work *work, const char *text, size_t length, uint32_t *id,
                       struct helm_err *err)
 {
+    const struct tok_vocab *vocab = work->vocab;
     *id = NONE;
     if (length > vocab->longest) return 0;
-    if (bpe->byte_level) {
+    if (work->bpe->byte_level) {
         work->spelled.length = 0;
         int rc = tok_buffer_reserve(&work->spelled, 2 * length, err);
         if (rc) return rc;
@@ -291,32 +303,24 @@ static int find_whole(const struct tok_bpe *bpe, const struct tok_vocab *vocab, 
         length = work->spelled.length;
     }
     *id = tok_vocab_find(vocab, text, length);
-    if (*id != NONE && plain && vocab->entries[*id].flags & TOK_ENTRY_SPECIAL) *id = NONE;
+    if (*id != NONE && work->plain && vocab->entries[*id].flags & TOK_ENTRY_SPECIAL) *id = NONE;
     return 0;
 }
 
-static int encode_word(const struct tok_bpe *bpe, const struct tok_vocab *vocab, const char *text,
-                       size_t length, bool plain, struct tok_bpe_work *work, struct tok_ids *ids,
-                       struct helm_err *err)
+static int encode_word(struct tok_bpe_work *work, const char *text, size_t length, struct helm_err *err)
 {
-    if (bpe->ignore_merges) {
+    if (work->bpe->ignore_merges) {
         uint32_t id;
-        int rc = find_whole(bpe, vocab, text, length, plain, work, &id, err);
+        int rc = find_whole(work, text, length, &id, err);
         if (rc) return rc;
-        if (id != NONE) return tok_ids_push(ids, id, err);
+        if (id != NONE) return tok_ids_push(work->ids, id, err);
     }
-    int rc = split_word(bpe, vocab, text, length, work, err);
-    if (rc) return rc;
-    if (work->symbol_count == 0) return 0;
-    if (work->symbol_count > 1) {
-        rc = merge_word(vocab, work, err);
-        if (rc) return rc;
-    }
-    for (uint32_t at = 0; at != NONE; at = work->symbols[at].next) {
-        rc = tok_ids_push(ids, work->symbols[at].id, err);
-        if (rc) return rc;
-    }
-    return 0;
+    int rc = split_word(work, text, length, err);
+    if (rc || work->symbol_count == 0) return rc;
+    if (work->symbol_count > 1) rc = merge_word(work, err);
+    for (uint32_t at = 0; !rc && at != NONE; at = work->symbols[at].next)
+        rc = tok_ids_push(work->ids, work->symbols[at].id, err);
+    return rc;
 }
 
 /* Words of one text repeat; the cache refers to their places in it and in ids, and lasts for one call. */
@@ -349,13 +353,12 @@ static size_t next_cut(const struct tok_bpe *bpe, const struct tok_vocab *vocab,
     return length;
 }
 
-static int encode_cached(const struct tok_bpe *bpe, const struct tok_vocab *vocab, const char *text,
-                         size_t offset, size_t length, bool plain, struct tok_bpe_work *work,
-                         struct tok_ids *ids, struct helm_err *err)
+static int encode_cached(struct tok_bpe_work *work, const char *text, size_t offset, size_t length,
+                         struct helm_err *err)
 {
     const char *word = text + offset;
-    if (length < 2 || length > CACHE_WORD_BYTES)
-        return encode_word(bpe, vocab, word, length, plain, work, ids, err);
+    struct tok_ids *ids = work->ids;
+    if (length < 2 || length > CACHE_WORD_BYTES) return encode_word(work, word, length, err);
     uint64_t hash = tok_hash(word, length);
     struct cached_word *slot = &work->cache[hash >> (64 - CACHE_BITS)];
     int rc;
@@ -367,27 +370,28 @@ static int encode_cached(const struct tok_bpe *bpe, const struct tok_vocab *voca
         return 0;
     }
     size_t before = ids->count;
-    rc = encode_word(bpe, vocab, word, length, plain, work, ids, err);
+    rc = encode_word(work, word, length, err);
     *slot = (struct cached_word){hash, (uint32_t)offset, (uint32_t)length, (uint32_t)before,
                                  (uint32_t)(ids->count - before)};
     return rc;
 }
 
-int tok_bpe_encode(const struct tok_bpe *bpe, const struct tok_vocab *vocab, const char *text,
-                   const struct tok_piece *words, size_t count, bool plain, struct tok_bpe_work *work,
-                   struct tok_ids *ids, struct helm_err *err)
+int tok_bpe_encode(struct tok_bpe_work *work, const struct tok_words *words, struct helm_err *err)
 {
+    const struct tok_pieces *pieces = &words->pieces;
+    const char *text = words->source;
     size_t bytes = 0;
     int rc = 0;
-    for (size_t i = 0; i < count && bytes < CACHE_MIN_BYTES; i++) bytes += words[i].length;
+    for (size_t i = 0; i < pieces->count && bytes < CACHE_MIN_BYTES; i++) bytes += pieces->data[i].length;
     bool cached = bytes >= CACHE_MIN_BYTES;
     if (cached) rc = prepare_cache(work, err);
-    for (size_t i = 0; i < count && !rc; i++) {
-        size_t offset = words[i].offset, end = offset + words[i].length;
+    for (size_t i = 0; i < pieces->count && !rc; i++) {
+        size_t offset = pieces->data[i].offset, end = offset + pieces->data[i].length;
         while (offset < end && !rc) {
-            size_t length = bpe->cuts ? next_cut(bpe, vocab, text + offset, end - offset) : end - offset;
-            rc = cached ? encode_cached(bpe, vocab, text, offset, length, plain, work, ids, err)
-                        : encode_word(bpe, vocab, text + offset, length, plain, work, ids, err);
+            size_t length = end - offset;
+            if (work->bpe->cuts) length = next_cut(work->bpe, work->vocab, text + offset, length);
+            rc = cached ? encode_cached(work, text, offset, length, err)
+                        : encode_word(work, text + offset, length, err);
             offset += length;
         }
     }

@@ -73,15 +73,11 @@ static int read_templates(struct tok_config *config, const json_t *value, struct
     json_t *item;
     json_array_foreach(value, i, item)
     {
-        const char *name, *text;
-        int rc = json_is_object(item) ? json_get_string(item, "name", true, &name, err)
-                                      : helm_fail(err, HELM_E_FORMAT, "entry %zu is not an object", i);
-        if (!rc) rc = json_get_string(item, "template", true, &text, err);
-        if (rc) {
-            helm_err_prefix(err, "tokenizer_config.json: chat_template");
-            return rc;
-        }
-        rc = tok_config_set_template(config, name, text, err);
+        const json_t *name = json_object_get(item, "name"), *text = json_object_get(item, "template");
+        if (!json_is_string(name) || !json_is_string(text))
+            return helm_fail(err, HELM_E_FORMAT,
+                             "tokenizer_config.json: chat_template: entry %zu has no name or no template", i);
+        int rc = tok_config_set_template(config, json_string_value(name), json_string_value(text), err);
         if (rc) return rc;
     }
     return 0;

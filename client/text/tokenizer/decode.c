@@ -194,26 +194,12 @@ static int end_byte_fallback(struct helm_detokenizer *d, size_t at, struct helm_
 static int end_replace(struct helm_detokenizer *d, size_t at, struct helm_err *err)
 {
     struct stage *stage = &d->stages[at];
-    const struct tok_decoder *decoder = stage->decoder;
-    struct tok_search search = {0};
-    size_t done = 0;
+    const struct tok_slice token = {stage->token.data, stage->token.length};
+    bool dropped;
     stage->result.length = 0;
-    for (;;) {
-        bool found;
-        size_t start, end;
-        if (stage->token.length == 0) break;
-        int rc = tok_pattern_next(&decoder->pattern, &d->matcher, stage->token.data, stage->token.length,
-                                  &search, &found, &start, &end, err);
-        if (rc) return rc;
-        if (!found) break;
-        rc = tok_buffer_append(&stage->result, stage->token.data + done, start - done, err);
-        if (!rc) rc = tok_buffer_append(&stage->result, decoder->content.data, decoder->content.length, err);
-        if (rc) return rc;
-        done = end;
-    }
-    int rc = stage->token.length ? tok_buffer_append(&stage->result, stage->token.data + done,
-                                                     stage->token.length - done, err)
-                                 : 0;
+    int rc = token.length ? tok_pattern_replace(&stage->decoder->pattern, &stage->decoder->content,
+                                                &d->matcher, token, &stage->result, &dropped, err)
+                          : 0;
     return rc ? rc : feed_token(d, at + 1, stage->result.data, stage->result.length, err);
 }
 

@@ -272,19 +272,26 @@ struct tok_matcher {
     uint64_t deadline_ns; /* 0: not started */
 };
 
-/* Where a search stands in one subject. Zero it to begin. */
+/* Where a search stands in one subject; to begin, zero but for that. */
 struct tok_search {
+    struct tok_slice subject;
     size_t at;
     size_t last_end;
     bool matched;
+    bool found; /* what tok_pattern_next found, and where */
+    size_t start, end;
 };
 
 HELM_MUST_CHECK int tok_pattern_open(struct tok_pattern *pattern, const char *text, size_t length, bool regex,
                                      struct helm_err *err);
 void tok_pattern_free(struct tok_pattern *pattern);
 HELM_MUST_CHECK int tok_pattern_next(const struct tok_pattern *pattern, struct tok_matcher *matcher,
-                                     const char *subject, size_t length, struct tok_search *search,
-                                     bool *found, size_t *start, size_t *end, struct helm_err *err);
+                                     struct tok_search *search, struct helm_err *err);
+/* Appends the text with `content` in place of each match. *dropped_start is set if the text's beginning has no
+ * successor. */
+HELM_MUST_CHECK int tok_pattern_replace(const struct tok_pattern *pattern, const struct tok_buffer *content,
+                                        struct tok_matcher *matcher, struct tok_slice text,
+                                        struct tok_buffer *out, bool *dropped_start, struct helm_err *err);
 void tok_matcher_free(struct tok_matcher *matcher);
 
 /* ---- tokenizer/normalize.c ---- */
@@ -309,11 +316,11 @@ struct tok_normalizer {
     bool strip_right;
 };
 
-/* Runs the normalizers over text. The result is out->data unless there are none. *dropped_start: the text's
+/* Runs the tokenizer's normalizers over text. The result is out->data unless there are none. *dropped_start: the text's
  * first character has no successor in the result. */
-HELM_MUST_CHECK int tok_normalize(const struct tok_normalizer *list, size_t count, const char *text,
-                                  size_t length, struct tok_matcher *matcher, struct tok_buffer *out,
-                                  bool *dropped_start, struct helm_err *err);
+HELM_MUST_CHECK int tok_normalize(const struct helm_tokenizer *tokenizer, struct tok_slice text,
+                                  struct tok_matcher *matcher, struct tok_buffer *out, bool *dropped_start,
+                                  struct helm_err *err);
 
 /* ---- tokenizer/pretokenize.c ---- */
 
@@ -353,6 +360,7 @@ struct tok_pretokenizer {
 
 /* Text and its cuts, and the spares that rewriting steps swap with. */
 struct tok_words {
+    const char *source; /* that pieces point into: the text that was given, or text.data */
     struct tok_buffer text;
     struct tok_pieces pieces;
     struct tok_buffer spare_text;
@@ -360,10 +368,10 @@ struct tok_words {
 };
 void tok_words_free(struct tok_words *words);
 
-/* Cuts text into words. words->pieces point into *source, which is text itself or words->text.data. */
-HELM_MUST_CHECK int tok_pretokenize(const struct tok_pretokenizer *list, size_t count, const char *text,
-                                    size_t length, bool first, struct tok_matcher *matcher,
-                                    struct tok_words *words, const char **source, struct helm_err *err);
+/* Cuts text into words. */
+HELM_MUST_CHECK int tok_pretokenize(const struct helm_tokenizer *tokenizer, struct tok_slice text, bool first,
+                                    struct tok_matcher *matcher, struct tok_words *words,
+                                    struct helm_err *err);
 
 /* ---- tokenizer/bpe.c ---- */
 
@@ -383,15 +391,16 @@ struct tok_bpe {
 };
 
 struct tok_bpe_work; /* scratch memory and word cache of one encode */
-HELM_MUST_CHECK int tok_bpe_work_open(struct tok_bpe_work **out, struct helm_err *err);
+/* `plain`: a word that spells a special token is still cut up. Ids are appended to `ids`. */
+HELM_MUST_CHECK int tok_bpe_work_open(const struct helm_tokenizer *tokenizer, bool plain, struct tok_ids *ids,
+                                      struct tok_bpe_work **out, struct helm_err *err);
 void tok_bpe_work_free(struct tok_bpe_work *work);
 
 /* Fills the tables from the vocabulary. */
 void tok_bpe_prepare(struct tok_bpe *bpe, const struct tok_vocab *vocab);
-/* Appends the ids of the words. `plain`: a word that spells a special token is still cut up. */
-HELM_MUST_CHECK int tok_bpe_encode(const struct tok_bpe *bpe, const struct tok_vocab *vocab, const char *text,
-                                   const struct tok_piece *words, size_t count, bool plain,
-                                   struct tok_bpe_work *work, struct tok_ids *ids, struct helm_err *err);
+/* Appends the ids of the words. */
+HELM_MUST_CHECK int tok_bpe_encode(struct tok_bpe_work *work, const struct tok_words *words,
+                                   struct helm_err *err);
 
 /* ---- tokenizer/decode.c ---- */
 

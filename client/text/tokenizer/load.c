@@ -70,8 +70,7 @@ static int install_added(struct helm_tokenizer *tokenizer, uint32_t index, const
     const char *text = spec->text;
     size_t length = spec->length;
     if (tokenizer->normalizer_count) {
-        rc = tok_normalize(tokenizer->normalizers, tokenizer->normalizer_count, text, length, matcher,
-                           &normalized, &dropped, err);
+        rc = tok_normalize(tokenizer, (struct tok_slice){text, length}, matcher, &normalized, &dropped, err);
         text = normalized.data;
         length = normalized.length;
     }

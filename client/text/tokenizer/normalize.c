@@ -136,28 +136,6 @@ static int run_form(int options, const char *text, size_t length, struct tok_buf
     return rc;
 }
 
-static int run_replace(const struct tok_normalizer *step, const char *text, size_t length,
-                       struct tok_matcher *matcher, struct tok_buffer *out, bool *dropped,
-                       struct helm_err *err)
-{
-    struct tok_search search = {0};
-    size_t done = 0;
-    for (;;) {
-        bool found;
-        size_t start, end;
-        int rc = tok_pattern_next(&step->pattern, matcher, text, length, &search, &found, &start, &end, err);
-        if (rc) return rc;
-        if (!found) break;
-        if (start == 0 && end > 0 && step->content.length == 0) *dropped = true;
-        rc = tok_buffer_append(out, text + done, start - done, err);
-        if (rc) return rc;
-        rc = tok_buffer_append(out, step->content.data, step->content.length, err);
-        if (rc) return rc;
-        done = end;
-    }
-    return tok_buffer_append(out, text + done, length - done, err);
-}
-
 static int run_lowercase(const char *text, size_t length, struct tok_buffer *out, struct helm_err *err)
 {
     for (size_t i = 0; i < length;) {
@@ -228,7 +206,8 @@ static int run_one(const struct tok_normalizer *step, const char *text, size_t l
         }
         return tok_buffer_append(out, text, length, err);
     case TOK_NORMALIZER_REPLACE:
-        return run_replace(step, text, length, matcher, out, dropped, err);
+        return tok_pattern_replace(&step->pattern, &step->content, matcher, (struct tok_slice){text, length},
+                                   out, dropped, err);
     case TOK_NORMALIZER_LOWERCASE:
         return run_lowercase(text, length, out, err);
     case TOK_NORMALIZER_STRIP_ACCENTS:
@@ -239,23 +218,23 @@ static int run_one(const struct tok_normalizer *step, const char *text, size_t l
     return helm_fail(err, HELM_E_INTERNAL, "no such normalizer");
 }
 
-int tok_normalize(const struct tok_normalizer *list, size_t count, const char *text, size_t length,
-                  struct tok_matcher *matcher, struct tok_buffer *out, bool *dropped_start,
-                  struct helm_err *err)
+int tok_normalize(const struct helm_tokenizer *tokenizer, struct tok_slice text, struct tok_matcher *matcher,
+                  struct tok_buffer *out, bool *dropped_start, struct helm_err *err)
 {
     struct tok_buffer next = {.limit = HELM_TOKENIZER_TEXT_LIMIT};
     int rc = 0;
     *dropped_start = false;
     out->limit = HELM_TOKENIZER_TEXT_LIMIT;
-    for (size_t i = 0; i < count && !rc; i++) {
+    for (size_t i = 0; i < tokenizer->normalizer_count && !rc; i++) {
         next.length = 0;
-        rc = tok_buffer_reserve(&next, length, err);
-        if (!rc) rc = run_one(&list[i], text, length, matcher, &next, dropped_start, err);
+        rc = tok_buffer_reserve(&next, text.length, err);
+        if (!rc)
+            rc = run_one(&tokenizer->normalizers[i], text.text, text.length, matcher, &next, dropped_start,
+                         err);
         struct tok_buffer swap = *out;
         *out = next;
         next = swap;
-        text = out->data;
-        length = out->length;
+        text = (struct tok_slice){out->data, out->length};
     }
     tok_buffer_free(&next);
     return rc;

@@ -53,6 +53,15 @@ static int grow(void **list, size_t count, size_t size, struct helm_err *err)
     return 0;
 }
 
+/* The index of `name`, or `count`. */
+static size_t index_of(const char *name, const char *const *names, size_t count)
+{
+    size_t i = 0;
+    while (i < count && strcmp(names[i], name) != 0) i++;
+    return i;
+}
+#define INDEX_OF(name, names) index_of(name, names, sizeof(names) / sizeof *(names))
+
 static int unsupported(const char *what, struct helm_err *err)
 {
     return helm_fail(err, HELM_E_UNSUPPORTED, "this %s is not supported", what);
@@ -108,8 +117,7 @@ static int read_prepend_scheme(const json_t *item, enum tok_prepend *prepend, st
     if (rc) return rc;
     *prepend = TOK_PREPEND_ALWAYS;
     if (scheme) {
-        size_t i = 0;
-        while (i < 3 && strcmp(scheme, names[i]) != 0) i++;
+        size_t i = INDEX_OF(scheme, names);
         if (i == 3) return helm_fail(err, HELM_E_UNSUPPORTED, "prepend_scheme '%.32s'", scheme);
         *prepend = (enum tok_prepend)i;
     }
@@ -137,9 +145,8 @@ static int add_normalizer(struct helm_tokenizer *tokenizer, const json_t *item, 
         [TOK_NORMALIZER_STRIP_ACCENTS] = "StripAccents",
         [TOK_NORMALIZER_STRIP] = "Strip",
     };
-    size_t kind = 0, kinds = sizeof names / sizeof *names;
-    while (kind < kinds && strcmp(names[kind], type) != 0) kind++;
-    if (kind == kinds) return unsupported("normalizer", err);
+    size_t kind = INDEX_OF(type, names);
+    if (kind == sizeof names / sizeof *names) return unsupported("normalizer", err);
     int rc = grow((void **)&tokenizer->normalizers, tokenizer->normalizer_count,
                   sizeof *tokenizer->normalizers, err);
     if (rc) return rc;
@@ -182,11 +189,8 @@ static int read_behavior(const json_t *item, bool required, enum tok_split_behav
     const char *name = "Isolated";
     int rc = json_get_string(item, "behavior", required, &name, err);
     if (rc) return rc;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (strcmp(name, names[i]) != 0) continue;
-        *behavior = (enum tok_split_behavior)i;
-        return 0;
-    }
+    *behavior = (enum tok_split_behavior)INDEX_OF(name, names);
+    if (*behavior <= TOK_SPLIT_CONTIGUOUS) return 0;
     return helm_fail(err, HELM_E_UNSUPPORTED, "behavior '%.32s'", name);
 }
 
@@ -223,9 +227,8 @@ static int add_pretokenizer(struct helm_tokenizer *tokenizer, const json_t *item
         [TOK_PRETOKENIZER_WHITESPACE_SPLIT] = "WhitespaceSplit",
         [TOK_PRETOKENIZER_PUNCTUATION] = "Punctuation",
     };
-    size_t kind = 0, kinds = sizeof names / sizeof *names;
-    while (kind < kinds && strcmp(names[kind], type) != 0) kind++;
-    if (kind == kinds) return unsupported("pre-tokenizer", err);
+    size_t kind = INDEX_OF(type, names);
+    if (kind == sizeof names / sizeof *names) return unsupported("pre-tokenizer", err);
     int rc = grow((void **)&tokenizer->pretokenizers, tokenizer->pretokenizer_count,
                   sizeof *tokenizer->pretokenizers, err);
     if (rc) return rc;
@@ -281,9 +284,8 @@ static int add_decoder(struct helm_tokenizer *tokenizer, const json_t *item, con
         [TOK_DECODER_STRIP] = "Strip",
         [TOK_DECODER_METASPACE] = "Metaspace",
     };
-    size_t kind = 0, kinds = sizeof names / sizeof *names;
-    while (kind < kinds && strcmp(names[kind], type) != 0) kind++;
-    if (kind == kinds) return unsupported("decoder", err);
+    size_t kind = INDEX_OF(type, names);
+    if (kind == sizeof names / sizeof *names) return unsupported("decoder", err);
     int rc = grow((void **)&tokenizer->decoders, tokenizer->decoder_count, sizeof *tokenizer->decoders, err);
     if (rc) return rc;
     struct tok_decoder *decoder = &tokenizer->decoders[tokenizer->decoder_count++];

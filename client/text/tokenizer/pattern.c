@@ -117,15 +117,15 @@ void tok_matcher_free(struct tok_matcher *matcher)
     *matcher = (struct tok_matcher){0};
 }
 
-static int match_once(const struct tok_pattern *pattern, struct tok_matcher *matcher, const char *subject,
-                      size_t length, size_t from, bool *found, size_t *start, size_t *end,
-                      struct helm_err *err)
+static int match_once(const struct tok_pattern *pattern, struct tok_matcher *matcher,
+                      struct tok_search *search, struct helm_err *err)
 {
+    const size_t length = search->subject.length, from = search->at;
     int rc = matcher_prepare(matcher, length, err);
     if (rc) return rc;
     int count;
     for (;;) {
-        count = pcre2_match(pattern->code, (PCRE2_SPTR)subject, length, from, PCRE2_NO_UTF_CHECK,
+        count = pcre2_match(pattern->code, (PCRE2_SPTR)search->subject.text, length, from, PCRE2_NO_UTF_CHECK,
                             matcher->match_data, matcher->context);
         if (count != PCRE2_ERROR_JIT_STACKLIMIT || matcher->jit_stack) break;
         /* The 32 KiB that compiled code has by itself are enough for nearly every match. */
@@ -134,13 +134,13 @@ static int match_once(const struct tok_pattern *pattern, struct tok_matcher *mat
             return helm_fail(err, HELM_E_NOMEM, "no memory for matching a regular expression");
         pcre2_jit_stack_assign(matcher->context, NULL, matcher->jit_stack);
     }
-    *found = count >= 0;
-    if (*found) {
+    search->found = count >= 0;
+    if (search->found) {
         const PCRE2_SIZE *span = pcre2_get_ovector_pointer(matcher->match_data);
-        *start = span[0];
-        *end = span[1];
+        search->start = span[0];
+        search->end = span[1];
         /* \K in a lookahead may start a match behind its end or before the last one. */
-        if (*start < from || *end < *start)
+        if (search->start < from || search->end < search->start)
             return helm_fail(err, HELM_E_UNSUPPORTED,
                              "regular expression: a match that ends before it starts");
         return 0;
@@ -151,35 +151,50 @@ static int match_once(const struct tok_pattern *pattern, struct tok_matcher *mat
     return helm_fail(err, HELM_E_LIMIT, "regular expression: %s, on %zu bytes of text", message, length);
 }
 
-int tok_pattern_next(const struct tok_pattern *pattern, struct tok_matcher *matcher, const char *subject,
-                     size_t length, struct tok_search *search, bool *found, size_t *start, size_t *end,
-                     struct helm_err *err)
+int tok_pattern_next(const struct tok_pattern *pattern, struct tok_matcher *matcher,
+                     struct tok_search *search, struct helm_err *err)
 {
-    *found = false;
+    const char *subject = search->subject.text;
+    const size_t length = search->subject.length;
+    search->found = false;
     if (!pattern->code) {
         const char *hit = search->at < length ? memmem(subject + search->at, length - search->at,
                                                        pattern->literal.data, pattern->literal.length)
                                               : NULL;
         if (!hit) return 0;
-        *found = true;
-        *start = (size_t)(hit - subject);
-        *end = *start + pattern->literal.length;
-        search->at = *end;
+        search->found = true;
+        search->start = (size_t)(hit - subject);
+        search->at = search->end = search->start + pattern->literal.length;
         return 0;
     }
     while (search->at <= length) {
-        int rc = match_once(pattern, matcher, subject, length, search->at, found, start, end, err);
-        if (rc || !*found) return rc;
-        if (*start != *end || !search->matched || search->last_end != *end) {
-            search->at = *end;
-            search->last_end = *end;
+        int rc = match_once(pattern, matcher, search, err);
+        if (rc || !search->found) return rc;
+        if (search->start != search->end || !search->matched || search->last_end != search->end) {
+            search->at = search->last_end = search->end;
             search->matched = true;
             return 0;
         }
         /* An empty match just behind the last match does not count: look on from the next character. */
         uint32_t codepoint;
-        *found = false;
+        search->found = false;
         search->at += search->at < length ? tok_utf8_get(subject + search->at, &codepoint) : 1;
     }
     return 0;
+}
+
+int tok_pattern_replace(const struct tok_pattern *pattern, const struct tok_buffer *content,
+                        struct tok_matcher *matcher, struct tok_slice text, struct tok_buffer *out,
+                        bool *dropped_start, struct helm_err *err)
+{
+    struct tok_search search = {.subject = text};
+    for (size_t done = 0;; done = search.end) {
+        int rc = tok_pattern_next(pattern, matcher, &search, err);
+        if (rc) return rc;
+        if (!search.found) return tok_buffer_append(out, text.text + done, text.length - done, err);
+        if (search.start == 0 && search.end > 0 && content->length == 0) *dropped_start = true;
+        rc = tok_buffer_append(out, text.text + done, search.start - done, err);
+        if (!rc) rc = tok_buffer_append(out, content->data, content->length, err);
+        if (rc) return rc;
+    }
 }

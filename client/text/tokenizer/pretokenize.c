@@ -63,23 +63,15 @@ static int cut_span(struct cutter *cut, size_t start, size_t end, bool match)
 static int cut_by_pattern(struct cutter *cut, const struct tok_pretokenizer *step,
                           struct tok_matcher *matcher, const char *text, const struct tok_piece *piece)
 {
-    struct tok_search search = {0};
-    const char *subject = text + piece->offset;
+    struct tok_search search = {.subject = {text + piece->offset, piece->length}};
     size_t done = 0, base = piece->offset;
-    for (;;) {
-        bool found;
-        size_t start, end;
-        int rc = tok_pattern_next(&step->pattern, matcher, subject, piece->length, &search, &found, &start,
-                                  &end, cut->err);
+    for (;; done = search.end) {
+        int rc = tok_pattern_next(&step->pattern, matcher, &search, cut->err);
         if (rc) return rc;
-        if (!found) break;
-        if (done != start) {
-            rc = cut_span(cut, base + done, base + start, false);
-            if (rc) return rc;
-        }
-        rc = cut_span(cut, base + start, base + end, true);
+        if (!search.found) break;
+        if (done != search.start) rc = cut_span(cut, base + done, base + search.start, false);
+        if (!rc) rc = cut_span(cut, base + search.start, base + search.end, true);
         if (rc) return rc;
-        done = end;
     }
     return done == piece->length ? 0 : cut_span(cut, base + done, base + piece->length, false);
 }
@@ -131,84 +123,6 @@ static void drop_empty(struct tok_pieces *pieces)
     pieces->count = kept;
 }
 
-static int run_cutting(const struct tok_pretokenizer *step, const char *text, struct tok_matcher *matcher,
-                       const struct tok_pieces *in, struct tok_pieces *out, struct helm_err *err)
-{
-    out->count = 0;
-    for (size_t i = 0; i < in->count; i++) {
-        const struct tok_piece *piece = &in->data[i];
-        struct cutter cut = {out,   out->count,   step->behavior, step->invert,
-                             false, piece->first, piece->offset,  err};
-        bool by_pattern = step->kind == TOK_PRETOKENIZER_SPLIT || step->kind == TOK_PRETOKENIZER_BYTE_LEVEL;
-        int rc = by_pattern ? cut_by_pattern(&cut, step, matcher, text, piece)
-                            : cut_by_class(&cut, step->kind, text, piece);
-        if (rc) return rc;
-    }
-    drop_empty(out);
-    return 0;
-}
-
-static int run_metaspace(const struct tok_pretokenizer *step, const char *text, const struct tok_pieces *in,
-                         struct tok_buffer *out_text, struct tok_pieces *out, struct helm_err *err)
-{
-    out->count = 0;
-    for (size_t i = 0; i < in->count; i++) {
-        const struct tok_piece *piece = &in->data[i];
-        const char *from = text + piece->offset;
-        size_t start = out_text->length;
-        bool has = from[0] == ' ' || (piece->length >= step->replacement_length &&
-                                      memcmp(from, step->replacement, step->replacement_length) == 0);
-        bool wants =
-            step->prepend == TOK_PREPEND_ALWAYS || (step->prepend == TOK_PREPEND_FIRST && piece->first);
-        int rc = 0;
-        if (wants && !has) rc = tok_buffer_append(out_text, step->replacement, step->replacement_length, err);
-        for (size_t at = 0; at < piece->length && !rc;) {
-            const char *space = memchr(from + at, ' ', piece->length - at);
-            size_t run = space ? (size_t)(space - from) - at : piece->length - at;
-            rc = tok_buffer_append(out_text, from + at, run, err);
-            if (!rc && space)
-                rc = tok_buffer_append(out_text, step->replacement, step->replacement_length, err);
-            at += run + (space != NULL);
-        }
-        if (!rc) rc = tok_pieces_push(out, start, out_text->length, HELM_TOKENIZER_NO_ID, piece->first, err);
-        if (rc) return rc;
-    }
-    return 0;
-}
-
-static int run_prefix_space(const char *text, const struct tok_pieces *in, struct tok_buffer *out_text,
-                            struct tok_pieces *out, struct helm_err *err)
-{
-    out->count = 0;
-    for (size_t i = 0; i < in->count; i++) {
-        const struct tok_piece *piece = &in->data[i];
-        size_t start = out_text->length;
-        int rc = text[piece->offset] == ' ' ? 0 : tok_buffer_append(out_text, " ", 1, err);
-        if (!rc) rc = tok_buffer_append(out_text, text + piece->offset, piece->length, err);
-        if (!rc) rc = tok_pieces_push(out, start, out_text->length, HELM_TOKENIZER_NO_ID, piece->first, err);
-        if (rc) return rc;
-    }
-    return 0;
-}
-
-static int run_byte_alphabet(const char *text, const struct tok_pieces *in, struct tok_buffer *out_text,
-                             struct tok_pieces *out, struct helm_err *err)
-{
-    out->count = 0;
-    for (size_t i = 0; i < in->count; i++) {
-        const struct tok_piece *piece = &in->data[i];
-        size_t start = out_text->length;
-        for (size_t k = 0; k < piece->length; k++) {
-            int rc =
-                tok_buffer_append_char(out_text, tok_bytelevel_char((uint8_t)text[piece->offset + k]), err);
-            if (rc) return rc;
-        }
-        int rc = tok_pieces_push(out, start, out_text->length, HELM_TOKENIZER_NO_ID, piece->first, err);
-        if (rc) return rc;
-    }
-    return 0;
-}
-
 static void swap_pieces(struct tok_words *words)
 {
     struct tok_pieces swap = words->pieces;
@@ -216,20 +130,94 @@ static void swap_pieces(struct tok_words *words)
     words->spare_pieces = swap;
 }
 
-static void swap_text(struct tok_words *words, const char **source)
+static int run_cutting(const struct tok_pretokenizer *step, struct tok_matcher *matcher,
+                       struct tok_words *words, struct helm_err *err)
 {
-    struct tok_buffer swap = words->text;
+    struct tok_pieces *out = &words->spare_pieces;
+    out->count = 0;
+    for (size_t i = 0; i < words->pieces.count; i++) {
+        const struct tok_piece *piece = &words->pieces.data[i];
+        struct cutter cut = {out,   out->count,   step->behavior, step->invert,
+                             false, piece->first, piece->offset,  err};
+        bool by_pattern = step->kind == TOK_PRETOKENIZER_SPLIT || step->kind == TOK_PRETOKENIZER_BYTE_LEVEL;
+        int rc = by_pattern ? cut_by_pattern(&cut, step, matcher, words->source, piece)
+                            : cut_by_class(&cut, step->kind, words->source, piece);
+        if (rc) return rc;
+    }
+    drop_empty(out);
+    swap_pieces(words);
+    return 0;
+}
+
+/* Appends what becomes of one piece. */
+typedef int rewrite_fn(const struct tok_pretokenizer *step, const char *from, const struct tok_piece *piece,
+                       struct tok_buffer *out, struct helm_err *err);
+
+static int rewrite_metaspace(const struct tok_pretokenizer *step, const char *from,
+                             const struct tok_piece *piece, struct tok_buffer *out, struct helm_err *err)
+{
+    bool has = from[0] == ' ' || (piece->length >= step->replacement_length &&
+                                  memcmp(from, step->replacement, step->replacement_length) == 0);
+    bool wants = step->prepend == TOK_PREPEND_ALWAYS || (step->prepend == TOK_PREPEND_FIRST && piece->first);
+    int rc = 0;
+    if (wants && !has) rc = tok_buffer_append(out, step->replacement, step->replacement_length, err);
+    for (size_t at = 0; at < piece->length && !rc;) {
+        const char *space = memchr(from + at, ' ', piece->length - at);
+        size_t run = space ? (size_t)(space - from) - at : piece->length - at;
+        rc = tok_buffer_append(out, from + at, run, err);
+        if (!rc && space) rc = tok_buffer_append(out, step->replacement, step->replacement_length, err);
+        at += run + (space != NULL);
+    }
+    return rc;
+}
+
+static int rewrite_prefix_space(const struct tok_pretokenizer *step, const char *from,
+                                const struct tok_piece *piece, struct tok_buffer *out, struct helm_err *err)
+{
+    (void)step;
+    int rc = from[0] == ' ' ? 0 : tok_buffer_append(out, " ", 1, err);
+    return rc ? rc : tok_buffer_append(out, from, piece->length, err);
+}
+
+static int rewrite_byte_alphabet(const struct tok_pretokenizer *step, const char *from,
+                                 const struct tok_piece *piece, struct tok_buffer *out, struct helm_err *err)
+{
+    (void)step;
+    int rc = 0;
+    for (size_t k = 0; k < piece->length && !rc; k++)
+        rc = tok_buffer_append_char(out, tok_bytelevel_char((uint8_t)from[k]), err);
+    return rc;
+}
+
+/* Rewrites every piece; the new text is the source from then on. */
+static int run_rewriting(const struct tok_pretokenizer *step, rewrite_fn *rewrite, struct tok_words *words,
+                         struct helm_err *err)
+{
+    struct tok_buffer *text = &words->spare_text, swap;
+    words->spare_pieces.count = 0;
+    for (size_t i = 0; i < words->pieces.count; i++) {
+        const struct tok_piece *piece = &words->pieces.data[i];
+        size_t start = text->length;
+        int rc = rewrite(step, words->source + piece->offset, piece, text, err);
+        if (!rc)
+            rc = tok_pieces_push(&words->spare_pieces, start, text->length, HELM_TOKENIZER_NO_ID,
+                                 piece->first, err);
+        if (rc) return rc;
+    }
+    swap = words->text;
     words->text = words->spare_text;
     words->spare_text = swap;
     words->spare_text.length = 0;
-    *source = words->text.data;
+    words->source = words->text.data;
     swap_pieces(words);
+    return 0;
 }
 
 /* Metaspace with split: every replacement character begins a word. */
 static int split_at_replacement(const struct tok_pretokenizer *step, struct tok_words *words,
-                                const char *text, struct helm_err *err)
+                                struct helm_err *err)
 {
+    const char *text = words->source;
     struct tok_pieces *out = &words->spare_pieces;
     size_t width = step->replacement_length;
     out->count = 0;
@@ -253,51 +241,34 @@ static int split_at_replacement(const struct tok_pretokenizer *step, struct tok_
 }
 
 static int run_one(const struct tok_pretokenizer *step, struct tok_matcher *matcher, struct tok_words *words,
-                   const char **source, struct helm_err *err)
+                   struct helm_err *err)
 {
-    int rc;
+    int rc = 0;
     switch (step->kind) {
     case TOK_PRETOKENIZER_METASPACE:
-        rc = run_metaspace(step, *source, &words->pieces, &words->spare_text, &words->spare_pieces, err);
-        if (rc) return rc;
-        swap_text(words, source);
-        return step->split ? split_at_replacement(step, words, *source, err) : 0;
+        rc = run_rewriting(step, rewrite_metaspace, words, err);
+        return rc || !step->split ? rc : split_at_replacement(step, words, err);
     case TOK_PRETOKENIZER_BYTE_LEVEL:
-        if (step->add_prefix_space) {
-            rc = run_prefix_space(*source, &words->pieces, &words->spare_text, &words->spare_pieces, err);
-            if (rc) return rc;
-            swap_text(words, source);
-        }
-        if (step->use_regex) {
-            rc = run_cutting(step, *source, matcher, &words->pieces, &words->spare_pieces, err);
-            if (rc) return rc;
-            swap_pieces(words);
-        }
-        if (step->last_byte_level) return 0;
-        rc = run_byte_alphabet(*source, &words->pieces, &words->spare_text, &words->spare_pieces, err);
-        if (rc) return rc;
-        swap_text(words, source);
-        return 0;
+        if (step->add_prefix_space) rc = run_rewriting(step, rewrite_prefix_space, words, err);
+        if (!rc && step->use_regex) rc = run_cutting(step, matcher, words, err);
+        return rc || step->last_byte_level ? rc : run_rewriting(step, rewrite_byte_alphabet, words, err);
     default:
-        rc = run_cutting(step, *source, matcher, &words->pieces, &words->spare_pieces, err);
-        if (rc) return rc;
-        swap_pieces(words);
-        return 0;
+        return run_cutting(step, matcher, words, err);
     }
 }
 
-int tok_pretokenize(const struct tok_pretokenizer *list, size_t count, const char *text, size_t length,
-                    bool first, struct tok_matcher *matcher, struct tok_words *words, const char **source,
-                    struct helm_err *err)
+int tok_pretokenize(const struct helm_tokenizer *tokenizer, struct tok_slice text, bool first,
+                    struct tok_matcher *matcher, struct tok_words *words, struct helm_err *err)
 {
     words->pieces.count = 0;
     words->text.length = 0;
     words->spare_text.length = 0;
     words->text.limit = HELM_TOKENIZER_TEXT_LIMIT;
     words->spare_text.limit = HELM_TOKENIZER_TEXT_LIMIT;
-    *source = text;
-    if (length == 0) return 0;
-    int rc = tok_pieces_push(&words->pieces, 0, length, HELM_TOKENIZER_NO_ID, first, err);
-    for (size_t i = 0; i < count && !rc; i++) rc = run_one(&list[i], matcher, words, source, err);
+    words->source = text.text;
+    if (text.length == 0) return 0;
+    int rc = tok_pieces_push(&words->pieces, 0, text.length, HELM_TOKENIZER_NO_ID, first, err);
+    for (size_t i = 0; i < tokenizer->pretokenizer_count && !rc; i++)
+        rc = run_one(&tokenizer->pretokenizers[i], matcher, words, err);
     return rc;
 }

@@ -126,71 +126,41 @@ static int translate_code(struct translation *t)
     return put(t, text);
 }
 
-static int replace_escape(struct translation *t, const char *text)
-{
-    t->at += 2;
-    return put(t, text);
-}
+/* What a letter behind a backslash becomes outside of a class and inside; NULL: it has no equal there. */
+struct escape {
+    char letter;
+    const char *outside, *inside;
+};
+#define BOUNDARY(before, after)                                                                              \
+    "(?:(?<=[" WORD_BODY "])(?" before "[" WORD_BODY "])|(?<![" WORD_BODY "])(?" after "[" WORD_BODY "]))"
+static const struct escape escapes[] = {
+    {'s', "[" SPACE_BODY "]", SPACE_BODY},
+    {'S', "[^" SPACE_BODY "]", NOT_SPACE_BODY},
+    {'w', "[" WORD_BODY "]", WORD_BODY},
+    {'W', "[^" WORD_BODY "]", NULL},
+    {'h', "[" HEX_BODY "]", HEX_BODY},
+    {'H', "[^" HEX_BODY "]", NULL},
+    {'v', "\\x0b", "\\x0b"},
+    {'b', BOUNDARY("!", "="), "\\b"},
+    {'B', BOUNDARY("=", "!"), NULL},
+    {'O', "(?s:.)", NULL},
+};
 
 static int translate_escape(struct translation *t, bool in_class)
 {
-    char c = peek(t, 1);
-    switch (c) {
-    case '\0':
-        return refuse(t, 2);
-    case 's':
-        return replace_escape(t, in_class ? SPACE_BODY : "[" SPACE_BODY "]");
-    case 'S':
-        return replace_escape(t, in_class ? NOT_SPACE_BODY : "[^" SPACE_BODY "]");
-    case 'w':
-        return replace_escape(t, in_class ? WORD_BODY : "[" WORD_BODY "]");
-    case 'W':
-        return in_class ? refuse(t, 2) : replace_escape(t, "[^" WORD_BODY "]");
-    case 'h':
-        return replace_escape(t, in_class ? HEX_BODY : "[" HEX_BODY "]");
-    case 'H':
-        return in_class ? refuse(t, 2) : replace_escape(t, "[^" HEX_BODY "]");
-    case 'v':
-        return replace_escape(t, "\\x0b");
-    case 'p':
-    case 'P':
-        return translate_property(t);
-    case 'x':
-    case 'u':
-        return translate_code(t);
-    case 'd':
-    case 'D':
-    case 'n':
-    case 't':
-    case 'r':
-    case 'f':
-    case 'a':
-    case 'e':
-        return copy(t, 2);
-    case 'b':
-        if (in_class) return copy(t, 2);
-        return replace_escape(t, "(?:(?<=[" WORD_BODY "])(?![" WORD_BODY "])|(?<![" WORD_BODY
-                                 "])(?=[" WORD_BODY "]))");
-    case 'B':
-        if (in_class) return refuse(t, 2);
-        return replace_escape(t, "(?:(?<=[" WORD_BODY "])(?=[" WORD_BODY "])|(?<![" WORD_BODY
-                                 "])(?![" WORD_BODY "]))");
-    case 'A':
-    case 'z':
-    case 'Z':
-    case 'G':
-    case 'K':
-    case 'R':
-    case 'X':
-    case 'k':
-    case 'g':
-    case 'N':
-        return in_class ? refuse(t, 2) : copy(t, 2);
-    case 'O':
-        return in_class ? refuse(t, 2) : replace_escape(t, "(?s:.)");
-    default:
-        break;
+    const char c = peek(t, 1);
+    if (!c) return refuse(t, 2);
+    for (size_t i = 0; i < sizeof escapes / sizeof *escapes; i++) {
+        if (escapes[i].letter != c) continue;
+        const char *text = in_class ? escapes[i].inside : escapes[i].outside;
+        if (!text) return refuse(t, 2);
+        t->at += 2;
+        return put(t, text);
     }
+    if (c == 'p' || c == 'P') return translate_property(t);
+    if (c == 'x' || c == 'u') return translate_code(t);
+    if (strchr("dDntrfae", c) || (!in_class && strchr("AzZGKRXkgN", c)))
+        return copy(t, 2); /* the same in both */
     if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')) return refuse(t, 2);
     if ((uint8_t)c >= 0x80) { /* an escaped character beyond ASCII is itself */
         uint32_t codepoint;

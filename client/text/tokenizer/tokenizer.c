@@ -103,13 +103,9 @@ struct encoding {
 /* Text without added tokens. */
 static int encode_plain(struct encoding *e, const char *text, size_t length, bool first, struct helm_err *err)
 {
-    const struct helm_tokenizer *t = e->tokenizer;
-    const char *source;
-    int rc = tok_pretokenize(t->pretokenizers, t->pretokenizer_count, text, length, first, &e->matcher,
-                             &e->words, &source, err);
-    if (rc) return rc;
-    return tok_bpe_encode(&t->bpe, &t->vocab, source, e->words.pieces.data, e->words.pieces.count,
-                          !e->parse_added, e->work, &e->ids, err);
+    int rc =
+        tok_pretokenize(e->tokenizer, (struct tok_slice){text, length}, first, &e->matcher, &e->words, err);
+    return rc ? rc : tok_bpe_encode(e->work, &e->words, err);
 }
 
 /* Text between added tokens that are matched as written. */
@@ -120,8 +116,7 @@ static int encode_section(struct encoding *e, const char *text, size_t length, b
     int rc;
     if (t->normalizer_count) {
         bool dropped;
-        rc = tok_normalize(t->normalizers, t->normalizer_count, text, length, &e->matcher, &e->normalized,
-                           &dropped, err);
+        rc = tok_normalize(t, (struct tok_slice){text, length}, &e->matcher, &e->normalized, &dropped, err);
         if (rc) return rc;
         text = e->normalized.data;
         length = e->normalized.length;
@@ -195,7 +190,7 @@ int helm_tokenizer_encode(const struct helm_tokenizer *tokenizer, const char *te
     if (length > HELM_TOKENIZER_TEXT_LIMIT)
         return helm_fail(err, HELM_E_LIMIT, "encode: %zu bytes of text exceed the limit of %u", length,
                          HELM_TOKENIZER_TEXT_LIMIT);
-    int rc = tok_bpe_work_open(&e.work, err);
+    int rc = tok_bpe_work_open(tokenizer, !e.parse_added, &e.ids, &e.work, err);
     if (rc) return rc;
     if (!tok_utf8_is_valid(text, length)) {
         size_t taken;

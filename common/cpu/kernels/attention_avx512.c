@@ -2,7 +2,11 @@
  *
  * Called through the table in common/cpu/kernels/attention.c. Pure; works in the task's scratch. The method stands in
  * attention_simd.h, the register-blocked products in attention_tile_f32.h. */
-#include "common/cpu/kernels/attention_vec512.h"
+#include "common/cpu/kernels/attention_kernels.h"
+#include "common/cpu/kernels/lanes512.h"
+
+#define TILE_VECS 4 /* 6 x 4 accumulators, 4 keys' vectors and a broadcast: 29 of 32 registers */
+#define FEW_ROWS  4 /* 4 x 4 accumulators in the few-rows kernels */
 #include "common/cpu/kernels/attention_tile_f32.h"
 #include "common/cpu/kernels/attention_simd.h"
 

@@ -11,7 +11,11 @@
  * Called through the table in common/cpu/kernels/attention.c. Pure; works in the task's scratch. */
 #include <string.h>
 
-#include "common/cpu/kernels/attention_vec512.h"
+#include "common/cpu/kernels/attention_kernels.h"
+#include "common/cpu/kernels/lanes512.h"
+
+#define TILE_VECS 4 /* 6 x 4 accumulators, 4 keys' vectors and a broadcast: 29 of 32 registers */
+#define FEW_ROWS  4 /* 4 x 4 accumulators in the few-rows kernels */
 
 static inline __m512bh pairs_of(__m512 x)
 {
@@ -42,13 +46,13 @@ static void tile_pack_queries(float *packed, const struct attention_task *task, 
             (uint16_t *)(void *)(packed + r / TILE_ROWS * TILE_ROWS * stride) + 2 * (r % TILE_ROWS);
         size_t row = first + r;
         const float *from = task->q + row / task->group * task->q_stride + row % task->group * head_dim;
-        for (size_t d = 0; d < pairs * 2; d += VEC_LANES) {
+        for (size_t d = 0; d < pairs * 2; d += LANES) {
             size_t left = r >= rows || d >= head_dim ? 0 : head_dim - d;
-            vec x = left > 0 ? kv_load((const char *)from, d, left, DTYPE_F32) : vec_set1(0);
-            uint16_t sixteen[VEC_LANES];
+            vec x = left > 0 ? vec_load_part(from + d, left) : vec_set1(0);
+            uint16_t sixteen[LANES];
             _mm256_storeu_si256((__m256i *)(void *)sixteen,
                                 (__m256i)_mm512_cvtneps_pbh(vec_mul(x, vec_set1(task->scale))));
-            for (size_t i = 0; i < VEC_LANES; i++) to[(d + i) / 2 * 2 * TILE_ROWS + i % 2] = sixteen[i];
+            for (size_t i = 0; i < LANES; i++) to[(d + i) / 2 * 2 * TILE_ROWS + i % 2] = sixteen[i];
         }
     }
 }
@@ -56,7 +60,7 @@ static void tile_pack_queries(float *packed, const struct attention_task *task, 
 /* Elements [d, d + 32) of a row as 16 pairs; past `left` they are 0. */
 static inline vec load_pairs(const char *row, size_t d, size_t left)
 {
-    if (left >= 2 * VEC_LANES) return _mm512_loadu_ps((const void *)(row + 2 * d));
+    if (left >= 2 * LANES) return _mm512_loadu_ps((const void *)(row + 2 * d));
     return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16((__mmask32)((1ull << left) - 1), row + 2 * d));
 }
 
@@ -67,14 +71,12 @@ static void tile_pack_keys(float *packed, const char *const *keys, size_t head_d
 {
     (void)stride;
     (void)dtype;
-    for (size_t k = 0; k < KEYS_BLOCK; k += VEC_LANES)
-        for (size_t d = 0; d < head_dim; d += 2 * VEC_LANES) {
-            vec x[VEC_LANES];
-#pragma GCC unroll 16
-            for (size_t i = 0; i < VEC_LANES; i++) x[i] = load_pairs(keys[k + i], d, head_dim - d);
+    for (size_t k = 0; k < KEYS_BLOCK; k += LANES)
+        for (size_t d = 0; d < head_dim; d += 2 * LANES) {
+            vec x[LANES];
+            UNROLL for (size_t i = 0; i < LANES; i++) x[i] = load_pairs(keys[k + i], d, head_dim - d);
             vec_transpose(x);
-#pragma GCC unroll 16
-            for (size_t i = 0; i < VEC_LANES; i++) vec_store(packed + (d / 2 + i) * KEYS_BLOCK + k, x[i]);
+            UNROLL for (size_t i = 0; i < LANES; i++) vec_store(packed + (d / 2 + i) * KEYS_BLOCK + k, x[i]);
         }
 }
 
@@ -83,9 +85,9 @@ static void tile_pack_values(float *packed, const char *const *keys, size_t dist
 {
     (void)dtype;
     for (size_t k = 0; k < count; k += 2)
-        for (size_t d = 0; d < head_dim; d += VEC_LANES) {
+        for (size_t d = 0; d < head_dim; d += LANES) {
             size_t left = head_dim - d;
-            __mmask16 mask = left >= VEC_LANES ? 0xffff : (__mmask16)((1u << left) - 1);
+            __mmask16 mask = left >= LANES ? 0xffff : (__mmask16)((1u << left) - 1);
             __m512i even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, keys[k] + distance + 2 * d));
             __m512i odd = _mm512_setzero_si512(); /* past the last key: zero, whatever its weight */
             if (k + 1 < count)
@@ -95,104 +97,14 @@ static void tile_pack_values(float *packed, const char *const *keys, size_t dist
         }
 }
 
-static inline __attribute__((always_inline)) void scores_of(float *p, const float *q, const float *keys,
-                                                            size_t pairs, const size_t vecs)
-{
-    vec acc[TILE_ROWS][TILE_VECS];
-#pragma GCC unroll 8
-    for (size_t r = 0; r < TILE_ROWS; r++)
-#pragma GCC unroll 4
-        for (size_t v = 0; v < vecs; v++) acc[r][v] = vec_set1(0);
-    for (size_t d = 0; d < pairs; d++) {
-        __m512bh k[TILE_VECS];
-#pragma GCC unroll 4
-        for (size_t v = 0; v < vecs; v++) k[v] = pairs_of(vec_load(keys + d * KEYS_BLOCK + v * VEC_LANES));
-#pragma GCC unroll 8
-        for (size_t r = 0; r < TILE_ROWS; r++) {
-            __m512bh x = broadcast_pair(q + d * TILE_ROWS + r);
-#pragma GCC unroll 4
-            for (size_t v = 0; v < vecs; v++) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], x, k[v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (size_t r = 0; r < TILE_ROWS; r++)
-#pragma GCC unroll 4
-        for (size_t v = 0; v < vecs; v++) vec_store(p + r * KEYS_BLOCK + v * VEC_LANES, acc[r][v]);
-}
-
-/* p[row][key] for the keys below hi (and those that share a vector with them). */
-static void tile_scores(float *p, const float *q, const float *keys, size_t head_dim, size_t stride,
-                        uint32_t lo, uint32_t hi)
-{
-    size_t pairs = (head_dim + 1) / 2;
-    (void)lo;
-    (void)stride;
-    switch ((hi + VEC_LANES - 1) / VEC_LANES) {
-    case 1:
-        scores_of(p, q, keys, pairs, 1);
-        break;
-    case 2:
-        scores_of(p, q, keys, pairs, 2);
-        break;
-    case 3:
-        scores_of(p, q, keys, pairs, 3);
-        break;
-    default:
-        scores_of(p, q, keys, pairs, 4);
-        break;
-    }
-}
-
-static inline __attribute__((always_inline)) void values_of(float *o, size_t stride, const float *p,
-                                                            const float *fix, const float *values,
-                                                            size_t pair_lo, size_t pair_hi, const size_t vecs)
-{
-    vec acc[TILE_ROWS][TILE_VECS];
-#pragma GCC unroll 8
-    for (size_t r = 0; r < TILE_ROWS; r++)
-#pragma GCC unroll 4
-        for (size_t v = 0; v < vecs; v++)
-            acc[r][v] = vec_mul(vec_load(o + r * stride + v * VEC_LANES), vec_set1(fix[r]));
-    for (size_t k = pair_lo; k < pair_hi; k++) {
-        __m512bh x[TILE_VECS];
-#pragma GCC unroll 4
-        for (size_t v = 0; v < vecs; v++) x[v] = pairs_of(vec_load(values + k * stride + v * VEC_LANES));
-#pragma GCC unroll 8
-        for (size_t r = 0; r < TILE_ROWS; r++) {
-            __m512bh w = broadcast_pair(p + r * KEYS_BLOCK + k);
-#pragma GCC unroll 4
-            for (size_t v = 0; v < vecs; v++) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], w, x[v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (size_t r = 0; r < TILE_ROWS; r++)
-#pragma GCC unroll 4
-        for (size_t v = 0; v < vecs; v++) vec_store(o + r * stride + v * VEC_LANES, acc[r][v]);
-}
-
-/* o[row] = o[row] * fix[row] + sum over keys [lo, hi) of p[row][key] * value; the weights of a pair's other
- * key are 0. */
-static void tile_values(float *o, size_t stride, const float *p, const float *fix, const float *values,
-                        uint32_t lo, uint32_t hi)
-{
-    size_t d = 0, from = lo / 2, to = (hi + 1) / 2;
-    for (; d + 4 * VEC_LANES <= stride; d += 4 * VEC_LANES)
-        values_of(o + d, stride, p, fix, values + d, from, to, 4);
-    switch ((stride - d) / VEC_LANES) {
-    case 3:
-        values_of(o + d, stride, p, fix, values + d, from, to, 3);
-        break;
-    case 2:
-        values_of(o + d, stride, p, fix, values + d, from, to, 2);
-        break;
-    case 1:
-        values_of(o + d, stride, p, fix, values + d, from, to, 1);
-        break;
-    default:
-        break;
-    }
-}
-
+#define CHUNK ((size_t)TILE_VECS * LANES)
+_Static_assert(TILE_VECS *LANES == KEYS_BLOCK, "a block of keys is one chunk");
+typedef __m512bh tile_operand;
+#define tile_operand_at(p)       pairs_of(vec_load(p))
+#define tile_broadcast(p)        broadcast_pair(p)
+#define tile_multiply(acc, x, y) _mm512_dpbf16_ps(acc, x, y)
+#define TILE_TOGETHER            2
+#include "common/cpu/kernels/attention_tile.h"
 #include "common/cpu/kernels/attention_simd.h"
 
 void attention_attend_avx512bf16(const struct attention_task *task)

@@ -1,6 +1,6 @@
 /* Attention's shape for any vector width: which keys meet which queries, the streaming softmax, and the two
- * ways to run a task. Included once by each attention_<isa>.c, after it has defined the vector primitives
- * (VEC_LANES, vec, vec_*, kv_load) and the tile kernels (attention_tile_f32.h or its own).
+ * ways to run a task. Included once by each attention_<isa>.c, after it has the vectors of
+ * lanes256.h or lanes512.h, TILE_VECS, FEW_ROWS and the tile kernels (attention_tile_f32.h or its own).
  *
  * - Few rows (tokens * group <= FEW_ROWS_MAX: decode): K and V rows are read where they lie, once, each
  *   converted in registers and used by every query row. Memory is the limit, so the next rows are prefetched
@@ -87,7 +87,7 @@ static inline vec vec_exp(vec x)
 /* One row's streaming-softmax state: running maximum, and the sum kept per lane until the end. */
 struct row_state {
     float *m;   /* [row] */
-    float *s;   /* [row][VEC_LANES] */
+    float *s;   /* [row][LANES] */
     float *fix; /* [row]: what the row's o must be multiplied with before this block is added */
 };
 
@@ -106,20 +106,18 @@ static inline struct seen row_seen(const struct attention_task *task, size_t row
 /* Turns the scores p[row][KEYS_BLOCK] of `rows` rows (at most 8, from row `first` of the state) into weights
  * exp(score - m), 0 for keys that a row does not see; updates the rows. Weights are stored by `put`, which
  * returns the value that was stored (a tile may round it). The rows' corrections are one vector exp. */
-static inline __attribute__((always_inline)) void softmax_rows(float *p, const struct seen *seen,
-                                                               size_t first, const size_t rows,
-                                                               const struct row_state *state,
-                                                               vec (*put)(float *p, size_t at, vec w))
+INLINE void softmax_rows(float *p, const struct seen *seen, size_t first, const size_t rows,
+                         const struct row_state *state, vec (*put)(float *p, size_t at, vec w))
 {
     const vec none = vec_set1(-INFINITY);
-    _Alignas(64) float before[VEC_LANES] = {0}, shift[VEC_LANES] = {0}, fix[VEC_LANES];
+    _Alignas(64) float before[LANES] = {0}, shift[LANES] = {0}, fix[LANES];
     for (size_t r = 0; r < rows; r++) {
         float *x = p + r * KEYS_BLOCK;
         vec top = none;
         if (seen[r].lo == 0 && seen[r].hi == KEYS_BLOCK) {
-            for (size_t at = 0; at < KEYS_BLOCK; at += VEC_LANES) top = vec_max(top, vec_load(x + at));
+            for (size_t at = 0; at < KEYS_BLOCK; at += LANES) top = vec_max(top, vec_load(x + at));
         } else {
-            for (int at = 0; at < seen[r].hi; at += VEC_LANES) {
+            for (int at = 0; at < seen[r].hi; at += LANES) {
                 vec kept = vec_keep(vec_load(x + at), seen[r].lo - at, seen[r].hi - at, none);
                 vec_store(x + at, kept);
                 top = vec_max(top, kept);
@@ -134,10 +132,10 @@ static inline __attribute__((always_inline)) void softmax_rows(float *p, const s
     }
     vec_store(fix, vec_exp(vec_sub(vec_load(before), vec_load(shift))));
     for (size_t r = 0; r < rows; r++) {
-        float *x = p + r * KEYS_BLOCK, *s = state->s + (first + r) * VEC_LANES;
+        float *x = p + r * KEYS_BLOCK, *s = state->s + (first + r) * LANES;
         vec sum = vec_mul(vec_load(s), vec_set1(fix[r])), m = vec_set1(shift[r]);
         int end = seen[r].hi;
-        for (int at = 0; at < KEYS_BLOCK; at += VEC_LANES) {
+        for (int at = 0; at < KEYS_BLOCK; at += LANES) {
             vec w = at < end ? vec_exp(vec_sub(vec_load(x + at), m)) : vec_set1(0);
             sum = vec_add(sum, put(x, (size_t)at, w));
         }
@@ -159,7 +157,7 @@ static void finish_rows(const struct attention_task *task, size_t first, size_t 
     size_t head_dim = task->kv->head_dim;
     for (size_t r = 0; r < count; r++) {
         size_t row = first + r;
-        float sum = vec_reduce_add(vec_load(state->s + r * VEC_LANES));
+        float sum = vec_reduce_add(vec_load(state->s + r * LANES));
         float *out = task->out + row / task->group * task->out_stride + row % task->group * head_dim;
         float factor = 1;
         if (task->m != NULL) {
@@ -169,7 +167,7 @@ static void finish_rows(const struct attention_task *task, size_t first, size_t 
             factor = sum == 0 ? 0 : 1 / sum; /* no key visible: o is 0 and stays 0 */
         }
         size_t d = 0;
-        for (; d + VEC_LANES <= head_dim; d += VEC_LANES)
+        for (; d + LANES <= head_dim; d += LANES)
             vec_store(out + d, vec_mul(vec_load(o + r * stride + d), vec_set1(factor)));
         for (; d < head_dim; d++) out[d] = o[r * stride + d] * factor;
     }
@@ -178,31 +176,29 @@ static void finish_rows(const struct attention_task *task, size_t first, size_t 
 static void reset_rows(size_t count, float *o, size_t stride, const struct row_state *state)
 {
     memset(o, 0, count * stride * sizeof(float));
-    memset(state->s, 0, count * VEC_LANES * sizeof(float));
+    memset(state->s, 0, count * LANES * sizeof(float));
     for (size_t r = 0; r < count; r++) state->m[r] = -INFINITY;
 }
 
 /* ---- few rows ---------------------------------------------------------------------------------- */
 
-static inline __attribute__((always_inline)) void prefetch_row(const char *row, size_t bytes)
+INLINE void prefetch_row(const char *row, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
 }
 
 /* p[r][k .. k + 3] = q[r] . keys[k .. k + 3] for `rows` rows. */
-static inline __attribute__((always_inline)) void few_scores(float *p, const float *q, size_t stride,
-                                                             const char *const *keys, size_t head_dim,
-                                                             const size_t rows, const enum dtype dtype)
+INLINE void few_scores(float *p, const float *q, size_t stride, const char *const *keys, size_t head_dim,
+                       const size_t rows, const enum dtype dtype)
 {
     vec acc[FEW_ROWS][4];
-#pragma GCC unroll 8
-    for (size_t r = 0; r < rows; r++) acc[r][0] = acc[r][1] = acc[r][2] = acc[r][3] = vec_set1(0);
-    for (size_t d = 0; d < head_dim; d += VEC_LANES) {
+    UNROLL for (size_t r = 0; r < rows; r++) acc[r][0] = acc[r][1] = acc[r][2] = acc[r][3] = vec_set1(0);
+    for (size_t d = 0; d < head_dim; d += LANES) {
         size_t left = head_dim - d;
-        vec k0 = kv_load(keys[0], d, left, dtype), k1 = kv_load(keys[1], d, left, dtype);
-        vec k2 = kv_load(keys[2], d, left, dtype), k3 = kv_load(keys[3], d, left, dtype);
-#pragma GCC unroll 8
-        for (size_t r = 0; r < rows; r++) {
+        vec k0 = lanes_widen(keys[0], d, left, dtype), k1 = lanes_widen(keys[1], d, left, dtype);
+        vec k2 = lanes_widen(keys[2], d, left, dtype), k3 = lanes_widen(keys[3], d, left, dtype);
+        UNROLL for (size_t r = 0; r < rows; r++)
+        {
             vec x = vec_load(q + r * stride + d);
             acc[r][0] = vec_fmadd(x, k0, acc[r][0]);
             acc[r][1] = vec_fmadd(x, k1, acc[r][1]);
@@ -210,8 +206,7 @@ static inline __attribute__((always_inline)) void few_scores(float *p, const flo
             acc[r][3] = vec_fmadd(x, k3, acc[r][3]);
         }
     }
-#pragma GCC unroll 8
-    for (size_t r = 0; r < rows; r++)
+    UNROLL for (size_t r = 0; r < rows; r++)
         _mm_storeu_ps(p + r * KEYS_BLOCK, vec_reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
 }
 
@@ -226,57 +221,47 @@ struct few_block {
 
 /* o[r][d .. ) = o * fix[r] + sum over k of p[r][k] * value k, for `rows` rows and `vecs` vectors of
  * dimensions. */
-static inline __attribute__((always_inline)) void few_values(float *o, size_t stride, const float *p,
-                                                             const float *fix, const struct few_block *block,
-                                                             size_t next_count, size_t d, size_t left,
-                                                             const size_t rows, const size_t vecs,
-                                                             const enum dtype dtype)
+INLINE void few_values(float *o, size_t stride, const float *p, const float *fix,
+                       const struct few_block *block, size_t next_count, size_t d, size_t left,
+                       const size_t rows, const size_t vecs, const enum dtype dtype)
 {
     vec acc[FEW_ROWS][4];
-#pragma GCC unroll 8
-    for (size_t r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (size_t v = 0; v < vecs; v++)
-            acc[r][v] = vec_mul(vec_load(o + r * stride + d + v * VEC_LANES), vec_set1(fix[r]));
+    UNROLL for (size_t r = 0; r < rows; r++) UNROLL for (size_t v = 0; v < vecs; v++) acc[r][v] =
+        vec_mul(vec_load(o + r * stride + d + v * LANES), vec_set1(fix[r]));
     for (size_t k = 0; k < block->count; k++) {
         vec x[4];
         if (k < next_count) prefetch_row(block->next[k], block->row_bytes);
-#pragma GCC unroll 4
-        for (size_t v = 0; v < vecs; v++)
-            x[v] = kv_load(block->keys[k] + block->distance, d + v * VEC_LANES, left - v * VEC_LANES, dtype);
-#pragma GCC unroll 8
-        for (size_t r = 0; r < rows; r++) {
+        UNROLL for (size_t v = 0; v < vecs; v++) x[v] =
+            lanes_widen(block->keys[k] + block->distance, d + v * LANES, left - v * LANES, dtype);
+        UNROLL for (size_t r = 0; r < rows; r++)
+        {
             vec w = vec_set1(p[r * KEYS_BLOCK + k]);
-#pragma GCC unroll 4
-            for (size_t v = 0; v < vecs; v++) acc[r][v] = vec_fmadd(w, x[v], acc[r][v]);
+            UNROLL for (size_t v = 0; v < vecs; v++) acc[r][v] = vec_fmadd(w, x[v], acc[r][v]);
         }
     }
-#pragma GCC unroll 8
-    for (size_t r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (size_t v = 0; v < vecs; v++) vec_store(o + r * stride + d + v * VEC_LANES, acc[r][v]);
+    UNROLL for (size_t r = 0; r < rows; r++) UNROLL for (size_t v = 0; v < vecs; v++)
+        vec_store(o + r * stride + d + v * LANES, acc[r][v]);
 }
 
-static inline __attribute__((always_inline)) void
-few_values_rows(float *o, size_t stride, const float *p, const float *fix, const struct few_block *block,
-                size_t next_count, size_t head_dim, const size_t rows, const enum dtype dtype)
+INLINE void few_values_rows(float *o, size_t stride, const float *p, const float *fix,
+                            const struct few_block *block, size_t next_count, size_t head_dim,
+                            const size_t rows, const enum dtype dtype)
 {
     size_t d = 0;
-    for (; d + 4 * VEC_LANES <= head_dim; d += 4 * VEC_LANES)
+    for (; d + 4 * LANES <= head_dim; d += 4 * LANES)
         few_values(o, stride, p, fix, block, d == 0 ? next_count : 0, d, head_dim - d, rows, 4, dtype);
-    for (; d < head_dim; d += VEC_LANES)
+    for (; d < head_dim; d += LANES)
         few_values(o, stride, p, fix, block, d == 0 ? next_count : 0, d, head_dim - d, rows, 1, dtype);
 }
 
-static inline __attribute__((always_inline)) void attend_few(const struct attention_task *task,
-                                                             const enum dtype dtype)
+INLINE void attend_few(const struct attention_task *task, const enum dtype dtype)
 {
     const struct kv_layout *kv = task->kv;
-    size_t head_dim = kv->head_dim, stride = round_up(head_dim, VEC_LANES),
+    size_t head_dim = kv->head_dim, stride = round_up(head_dim, LANES),
            rows = (size_t)task->tokens * task->group;
     size_t distance = value_distance(kv), row_bytes = head_dim * kv->elem_bytes;
     float m[FEW_ROWS_MAX], fix[FEW_ROWS_MAX];
-    _Alignas(64) float s[FEW_ROWS_MAX * VEC_LANES], p[FEW_ROWS_MAX * KEYS_BLOCK];
+    _Alignas(64) float s[FEW_ROWS_MAX * LANES], p[FEW_ROWS_MAX * KEYS_BLOCK];
     const struct row_state state = {m, s, fix};
     float *q = task->scratch, *o = q + rows * stride;
     const char *keys[2][KEYS_BLOCK];
@@ -339,7 +324,7 @@ struct tile_scratch {
     float *q;      /* [tile][...]: as tile_pack_queries lays it */
     float *p;      /* [row][KEYS_BLOCK] */
     float *o;      /* [row][stride] */
-    float *keys;   /* as tile_pack_keys lays it, at most KEYS_BLOCK * round_up(head_dim, VEC_LANES) floats */
+    float *keys;   /* as tile_pack_keys lays it, at most KEYS_BLOCK * round_up(head_dim, LANES) floats */
     float *values; /* likewise */
     struct row_state state;
 };
@@ -349,7 +334,7 @@ static size_t tile_scratch_lay(struct tile_scratch *scratch, float *base, size_t
     size_t at = 0;
     const size_t size[8] = {
         rows * stride, rows * KEYS_BLOCK, rows * stride, KEYS_BLOCK * stride, KEYS_BLOCK * stride, rows,
-        rows,          rows * VEC_LANES};
+        rows,          rows * LANES};
     float **const place[8] = {&scratch->q,      &scratch->p,       &scratch->o,         &scratch->keys,
                               &scratch->values, &scratch->state.m, &scratch->state.fix, &scratch->state.s};
     for (size_t i = 0; i < 8; i++) {
@@ -410,7 +395,7 @@ static void attend_row_block(const struct attention_task *task, size_t first, si
 
 static void attend_tiles(const struct attention_task *task)
 {
-    size_t rows = (size_t)task->tokens * task->group, stride = round_up(task->kv->head_dim, VEC_LANES);
+    size_t rows = (size_t)task->tokens * task->group, stride = round_up(task->kv->head_dim, LANES);
     size_t block = rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX;
     struct tile_scratch scratch;
     tile_scratch_lay(&scratch, task->scratch, block, stride);
@@ -433,7 +418,7 @@ static void attend_any(const struct attention_task *task)
 
 static inline size_t simd_scratch_bytes(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
 {
-    size_t rows = (size_t)tokens * group, stride = round_up(kv->head_dim, VEC_LANES);
+    size_t rows = (size_t)tokens * group, stride = round_up(kv->head_dim, LANES);
     if (rows <= FEW_ROWS_MAX) return round_up(2 * rows * stride * sizeof(float), 64);
     struct tile_scratch unused;
     return tile_scratch_lay(&unused, NULL, rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX,

@@ -19,9 +19,8 @@ static size_t padded_cols(size_t cols)
 /* Columns [c, c + 32) of a row of activations, rounded; columns past the end are zero. */
 INLINE __m512i round_columns(const float *row, size_t c, size_t cols)
 {
-    __m512 low = _mm512_maskz_loadu_ps(lanes_mask(cols - c), row + c);
-    __m512 high =
-        c + 16 < cols ? _mm512_maskz_loadu_ps(lanes_mask(cols - c - 16), row + c + 16) : _mm512_setzero_ps();
+    vec low = vec_load_part(row + c, cols - c);
+    vec high = c + 16 < cols ? vec_load_part(row + c + 16, cols - c - 16) : vec_zero();
     return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
@@ -77,60 +76,25 @@ INLINE void dot_gemm(float *y, size_t ldy, const char *w, const void *x, size_t 
 
 /* ---- more tokens: lanes; a step is a pair of columns ---- */
 
-#define LANES        16
-#define OUTER_ROWS   48
-#define OUTER_STEPS  1024
 #define OUTER_PANELS 4
-typedef __m512 vec;
-INLINE vec vec_zero(void)
-{
-    return _mm512_setzero_ps();
-}
-INLINE vec vec_load(const void *p)
-{
-    return _mm512_loadu_ps(p);
-}
-INLINE void vec_store(void *p, vec v)
-{
-    _mm512_storeu_ps(p, v);
-}
-INLINE vec vec_step(vec acc, vec x, const void *w)
+INLINE vec outer_step(vec acc, vec x, const void *w)
 {
     int pair;
     memcpy(&pair, w, sizeof pair);
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_set1_epi32(pair));
 }
 /* The pair's second half lies past the row's end: only the first is read, the other is zero. */
-INLINE vec vec_half_step(vec acc, vec x, const void *w)
+INLINE vec outer_half_step(vec acc, vec x, const void *w)
 {
     uint16_t low;
     memcpy(&low, w, sizeof low);
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_set1_epi32(low));
 }
-#define vec_transpose lanes_store_transposed
 #include "common/cpu/kernels/outer.h"
-
-static void outer_tile(const struct outer_block *b, size_t rows, size_t panels)
-{
-    switch (panels) {
-    case 1:
-        outer_rows(b, rows, 8, 1);
-        return;
-    case 2:
-        outer_rows(b, rows, 12, 2);
-        return;
-    case 3:
-        outer_rows(b, rows, 8, 3);
-        return;
-    default:
-        outer_rows(b, rows, 6, 4);
-        return;
-    }
-}
 
 static size_t tiled_bytes(size_t tokens, size_t cols)
 {
-    return (tokens <= DOT_TOKENS ? tokens : (tokens + LANES - 1) / LANES * LANES) * padded_cols(cols) * 2;
+    return (tokens <= DOT_TOKENS ? tokens : lanes_round_up(tokens)) * padded_cols(cols) * 2;
 }
 
 void linear_avx512bf16_tile_panels(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols,
@@ -140,11 +104,11 @@ void linear_avx512bf16_tile_panels(void *tiled, const float *x, size_t ldx, size
     for (size_t t0 = first; t0 < last; t0 += LANES) {
         char *panel = (char *)tiled + t0 * padded_cols(cols) * 2;
         for (size_t c = 0; c < cols; c += 32) {
-            __m512i m[16];
-            UNROLL for (size_t t = 0; t < 16; t++) m[t] =
-                t0 + t < last ? round_columns(x + (t0 + t) * ldx, c, cols) : _mm512_setzero_si512();
-            lanes_transpose(m);
-            UNROLL for (size_t i = 0; i < 16; i++) _mm512_storeu_si512(panel + (c / 2 + i) * LANES * 4, m[i]);
+            vec m[LANES];
+            UNROLL for (size_t t = 0; t < LANES; t++) m[t] =
+                t0 + t < last ? _mm512_castsi512_ps(round_columns(x + (t0 + t) * ldx, c, cols)) : vec_zero();
+            vec_transpose(m);
+            UNROLL for (size_t i = 0; i < LANES; i++) vec_store(panel + (c / 2 + i) * LANES * 4, m[i]);
         }
     }
 }
@@ -165,31 +129,19 @@ static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t 
 static void gemm(float *y, size_t ldy, const void *w, const void *tiled, size_t rows, size_t cols,
                  size_t tokens, bool accumulate, void *scratch)
 {
+#define DOT_CASE(T)                                                                                          \
+    case T:                                                                                                  \
+        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, T <= 6 ? 4 : 3, T);                               \
+        return
     switch (tokens) {
-    case 1:
-        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 1);
-        return;
-    case 2:
-        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 2);
-        return;
-    case 3:
-        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 3);
-        return;
-    case 4:
-        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 4);
-        return;
-    case 5:
-        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 5);
-        return;
-    case 6:
-        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 4, 6);
-        return;
-    case 7:
-        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 3, 7);
-        return;
-    case 8:
-        dot_gemm(y, ldy, w, tiled, rows, cols, accumulate, 3, 8);
-        return;
+        DOT_CASE(1);
+        DOT_CASE(2);
+        DOT_CASE(3);
+        DOT_CASE(4);
+        DOT_CASE(5);
+        DOT_CASE(6);
+        DOT_CASE(7);
+        DOT_CASE(8);
     default:
         break;
     }

@@ -30,7 +30,7 @@ static inline void gemm(float *y, size_t ldy, const char *w, enum dtype dtype, c
         size_t count = rows - r0 < BLOCK_ROWS ? rows - r0 : BLOCK_ROWS;
         /* fp32 goes through scratch too: the caller promises no more than element alignment, as BLAS wants,
          * but a weight mapped from a file need not even be aligned to that. */
-        vector_avx2_load(scratch, w + r0 * cols * (dtype == DTYPE_F32 ? 4 : 2), dtype, count * cols);
+        vector_avx2.load(scratch, w + r0 * cols * (dtype == DTYPE_F32 ? 4 : 2), dtype, count * cols);
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)tokens, (int)count, (int)cols, 1.0f, x,
                     (int)cols, scratch, (int)cols, accumulate ? 1.0f : 0.0f, y + r0, (int)ldy);
     }

@@ -1,70 +1,146 @@
-/* AVX-512 pieces that several linear kernels share: masks, a 16 x 16 transpose and the stores around it.
+/* Sixteen floats at once, with AVX-512 F, BW, VL, DQ and F16C: the names of lanes256.h, which explains them.
  *
- * Included only by files compiled with AVX-512; static inline so that no object shares code with another
- * ISA's. */
+ * Included only by files compiled with AVX-512; static inline so that no object shares code with another ISA's. */
 #ifndef HELM_COMMON_CPU_KERNELS_LANES512_H
 #define HELM_COMMON_CPU_KERNELS_LANES512_H
 
 #include <immintrin.h>
-#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "common/formats/dtype.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
+#define LANES  16
+typedef __m512 vec;
 
-static inline __mmask16 lanes_mask(size_t left)
+#define vec_zero       _mm512_setzero_ps
+#define vec_set1       _mm512_set1_ps
+#define vec_add        _mm512_add_ps
+#define vec_sub        _mm512_sub_ps
+#define vec_mul        _mm512_mul_ps
+#define vec_div        _mm512_div_ps
+#define vec_min        _mm512_min_ps
+#define vec_max        _mm512_max_ps /* the second if either is NaN */
+#define vec_fmadd      _mm512_fmadd_ps
+#define vec_fmsub      _mm512_fmsub_ps
+#define vec_fnmadd     _mm512_fnmadd_ps
+#define vec_scale2     _mm512_scalef_ps
+#define vec_scale2_far _mm512_scalef_ps
+#define vec_reduce_max _mm512_reduce_max_ps
+#define vec_reduce_add _mm512_reduce_add_ps
+
+INLINE vec vec_load(const void *p)
 {
-    return left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1);
+    return _mm512_loadu_ps(p);
+}
+INLINE void vec_store(void *p, vec v)
+{
+    _mm512_storeu_ps(p, v);
+}
+INLINE __mmask16 lanes_mask(size_t left)
+{
+    return left >= LANES ? 0xffff : (__mmask16)((1u << left) - 1);
+}
+INLINE vec vec_load_part(const void *p, size_t left)
+{
+    return _mm512_maskz_loadu_ps(lanes_mask(left), p);
+}
+INLINE void vec_store_part(void *p, size_t left, vec v)
+{
+    _mm512_mask_storeu_ps(p, lanes_mask(left), v);
+}
+INLINE vec vec_round(vec x)
+{
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE vec vec_zero_below(vec y, vec x, vec limit)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), y, vec_zero());
+}
+INLINE __m128 vec_reduce_add4(vec a, vec b, vec c, vec d)
+{
+    __m256 a8 = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m256 b8 = _mm256_add_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1));
+    __m256 c8 = _mm256_add_ps(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1));
+    __m256 d8 = _mm256_add_ps(_mm512_castps512_ps256(d), _mm512_extractf32x8_ps(d, 1));
+    __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(a8, b8), _mm256_hadd_ps(c8, d8));
+    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+}
+INLINE vec vec_keep(vec x, int lo, int hi, vec other)
+{
+    unsigned below_hi = lanes_mask(hi > 0 ? (size_t)hi : 0), below_lo = lanes_mask(lo > 0 ? (size_t)lo : 0);
+    return _mm512_mask_blend_ps((__mmask16)(below_hi & ~below_lo), other, x);
+}
+INLINE unsigned vec_equal(vec a, vec b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+
+INLINE vec vec_widen_part(const void *p, size_t left, const enum dtype dtype)
+{
+    if (dtype == DTYPE_F32) return vec_load_part(p, left);
+    __m256i half = left >= LANES ? _mm256_loadu_si256(p) : _mm256_maskz_loadu_epi16(lanes_mask(left), p);
+    if (dtype == DTYPE_F16) return _mm512_cvtph_ps(half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+INLINE __m256i vec_to_bf16(vec v)
+{
+    __m512i bits = _mm512_castps_si512(v);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+
+INLINE void vec_narrow_part(void *p, size_t left, vec v, const enum dtype dtype)
+{
+    if (dtype == DTYPE_F32)
+        vec_store_part(p, left, v);
+    else
+        _mm256_mask_storeu_epi16(p, lanes_mask(left),
+                                 dtype == DTYPE_BF16 ? vec_to_bf16(v)
+                                                     : _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
 /* m[i][j] becomes m[j][i]: 32-bit pairs, 64-bit pairs, then 128-bit quarters twice. */
-INLINE void lanes_transpose(__m512i m[16])
+INLINE void vec_transpose(vec m[LANES])
 {
-    __m512i t[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(m[i], m[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(m[i], m[i + 1]);
+    vec t[16];
+    UNROLL for (int i = 0; i < 16; i += 2)
+    {
+        t[i] = _mm512_unpacklo_ps(m[i], m[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(m[i], m[i + 1]);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i += 4) {
-        m[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        m[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        m[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        m[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    UNROLL for (int i = 0; i < 16; i += 4)
+    {
+        __m512d a = _mm512_castps_pd(t[i]), b = _mm512_castps_pd(t[i + 1]);
+        __m512d c = _mm512_castps_pd(t[i + 2]), d = _mm512_castps_pd(t[i + 3]);
+        m[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+        m[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+        m[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+        m[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(m[i], m[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(m[i], m[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(m[i + 8], m[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(m[i + 8], m[i + 12], 0xdd);
+    UNROLL for (int i = 0; i < 4; i++)
+    {
+        t[i] = _mm512_shuffle_f32x4(m[i], m[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_f32x4(m[i], m[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_f32x4(m[i + 8], m[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_f32x4(m[i + 8], m[i + 12], 0xdd);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
-        m[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        m[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        m[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        m[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    UNROLL for (int i = 0; i < 4; i++)
+    {
+        m[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+        m[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+        m[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+        m[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
     }
 }
 
-/* y[t * ldy + r] (+)= c[r * 16 + t] for r < rows <= 16, t < tokens <= 16; c is 64-byte aligned. */
-static inline void lanes_store_transposed(float *y, size_t ldy, const float *c, size_t rows, size_t tokens,
-                                          bool accumulate)
-{
-    __m512i m[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) m[i] = _mm512_load_si512(c + i * 16);
-    lanes_transpose(m);
-    __mmask16 mask = lanes_mask(rows);
-#pragma GCC unroll 16
-    for (size_t t = 0; t < 16; t++) {
-        if (t >= tokens) return;
-        __m512 v = _mm512_castsi512_ps(m[t]);
-        if (accumulate) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, y + t * ldy));
-        _mm512_mask_storeu_ps(y + t * ldy, mask, v);
-    }
-}
+#include "common/cpu/kernels/lanes.h"
 
 #endif

@@ -10,24 +10,18 @@
  * OUTER_TOKENS tokens; inside, a register tile of R rows x V panels. Partial sums rest in scratch as
  * [panel][row][LANES] and are transposed into y at the end.
  *
- * The including file defines before: LANES, vec, OUTER_ROWS (a multiple of LANES and of every R),
- * OUTER_STEPS, OUTER_PANELS (the largest V), and these static inline functions (no alignment beyond elements
- * is promised to them):
+ * The including file has the vectors of lanes256.h or lanes512.h, and defines OUTER_PANELS (the largest V) and these
+ * inline functions (no alignment beyond elements is promised to them):
  *
- *   vec vec_zero(void); vec vec_load(const void *); void vec_store(void *, vec)
- *   vec vec_step(vec acc, vec x, const void *w)        acc + x * broadcast of the four bytes at w
- *   vec vec_half_step(vec acc, vec x, const void *w)   the same with only the first two bytes (pairs, odd cols)
- *   void vec_transpose(float *y, size_t ldy, const float *c, size_t rows, size_t tokens, bool accumulate)
- *                                                      y[t * ldy + r] (+)= c[r * LANES + t], rows, tokens <=
- *                                                      LANES
- *   void outer_tile(b, rows, panels)                   calls outer_rows with constant R and V for
- *                                                      1..OUTER_PANELS */
+ *   vec outer_step(vec acc, vec x, const void *w)        acc + x * broadcast of the four bytes at w
+ *   vec outer_half_step(vec acc, vec x, const void *w)   the same with only the first two bytes (pairs, odd cols) */
 #ifndef HELM_COMMON_CPU_KERNELS_OUTER_H
 #define HELM_COMMON_CPU_KERNELS_OUTER_H
 
+#define OUTER_ROWS   48 /* a multiple of LANES and of every R */
+#define OUTER_STEPS  1024
 #define OUTER_TOKENS 512
 #define OUTER_AHEAD  128 /* steps ahead of each row's position that fresh weights are fetched */
-#define OUTER_UNROLL _Pragma("GCC unroll 32")
 
 struct outer_block {
     const char *w; /* first row, first step of the block */
@@ -41,14 +35,13 @@ struct outer_block {
     bool fresh; /* weights come from memory: ask for the next tile's ahead of time */
 };
 
-static inline __attribute__((always_inline)) void outer_micro(const struct outer_block *b, size_t row,
-                                                              const size_t R, const size_t V)
+INLINE void outer_micro(const struct outer_block *b, size_t row, const size_t R, const size_t V)
 {
     vec acc[24]; /* the most any variant keeps: R * V <= 24 */
     float *c = b->c + row * LANES;
     const char *w = b->w + row * b->row_bytes, *x = b->x;
     const size_t row_bytes = b->row_bytes, panel_bytes = b->panel_bytes;
-    OUTER_UNROLL for (size_t r = 0; r < R; r++) OUTER_UNROLL for (size_t v = 0; v < V; v++) acc[r * V + v] =
+    UNROLL for (size_t r = 0; r < R; r++) UNROLL for (size_t v = 0; v < V; v++) acc[r * V + v] =
         b->first ? vec_zero() : vec_load(c + (v * OUTER_ROWS + r) * LANES);
     size_t s = 0;
     const char *ahead = w + R * row_bytes;
@@ -57,33 +50,53 @@ static inline __attribute__((always_inline)) void outer_micro(const struct outer
         if (b->fresh) {
             const char *at = s + OUTER_AHEAD < b->steps ? w + (s + OUTER_AHEAD) * 4
                                                         : ahead + (s + OUTER_AHEAD - b->steps) * 4;
-            OUTER_UNROLL for (size_t r = 0; r < R; r++) __builtin_prefetch(at + r * row_bytes, 0, 3);
+            UNROLL for (size_t r = 0; r < R; r++) __builtin_prefetch(at + r * row_bytes, 0, 3);
         }
         for (; s < stop; s++) {
             vec xs[4];
-            OUTER_UNROLL for (size_t v = 0; v < V; v++) xs[v] = vec_load(x + v * panel_bytes + s * LANES * 4);
-            OUTER_UNROLL for (size_t r = 0; r < R; r++) OUTER_UNROLL for (size_t v = 0; v < V; v++)
-                acc[r * V + v] = vec_step(acc[r * V + v], xs[v], w + r * row_bytes + s * 4);
+            UNROLL for (size_t v = 0; v < V; v++) xs[v] = vec_load(x + v * panel_bytes + s * LANES * 4);
+            UNROLL for (size_t r = 0; r < R; r++) UNROLL for (size_t v = 0; v < V; v++) acc[r * V + v] =
+                outer_step(acc[r * V + v], xs[v], w + r * row_bytes + s * 4);
         }
     }
     if (b->half)
-        OUTER_UNROLL for (size_t r = 0; r < R; r++) OUTER_UNROLL for (size_t v = 0; v < V; v++)
-            acc[r * V + v] = vec_half_step(acc[r * V + v], vec_load(x + v * panel_bytes + s * LANES * 4),
-                                           w + r * row_bytes + s * 4);
-    OUTER_UNROLL for (size_t r = 0; r < R; r++) OUTER_UNROLL for (size_t v = 0; v < V; v++)
+        UNROLL for (size_t r = 0; r < R; r++) UNROLL for (size_t v = 0; v < V; v++) acc[r * V + v] =
+            outer_half_step(acc[r * V + v], vec_load(x + v * panel_bytes + s * LANES * 4),
+                            w + r * row_bytes + s * 4);
+    UNROLL for (size_t r = 0; r < R; r++) UNROLL for (size_t v = 0; v < V; v++)
         vec_store(c + (v * OUTER_ROWS + r) * LANES, acc[r * V + v]);
 }
 
 /* All `rows` (<= OUTER_ROWS) of a block with V panels; those left over after whole tiles go one by one. */
-static inline __attribute__((always_inline)) void outer_rows(const struct outer_block *b, size_t rows,
-                                                             const size_t R, const size_t V)
+INLINE void outer_rows(const struct outer_block *b, size_t rows, const size_t R, const size_t V)
 {
     size_t row = 0;
     for (; row + R <= rows; row += R) outer_micro(b, row, R, V);
     for (; row < rows; row++) outer_micro(b, row, 1, V);
 }
 
-static void outer_tile(const struct outer_block *b, size_t rows, size_t panels);
+/* As many sums as registers hold beside the vectors of one step. */
+static void outer_tile(const struct outer_block *b, size_t rows, size_t panels)
+{
+    switch (panels) {
+    case 1:
+        outer_rows(b, rows, OUTER_PANELS == 2 ? 12 : 8, 1);
+        return;
+    case 2:
+        outer_rows(b, rows, OUTER_PANELS == 2 ? 6 : 12, 2);
+        return;
+#if OUTER_PANELS > 2
+    case 3:
+        outer_rows(b, rows, 8, 3);
+        return;
+    case 4:
+        outer_rows(b, rows, 6, 4);
+        return;
+#endif
+    default:
+        __builtin_unreachable();
+    }
+}
 
 /* Steps [first, first + count) of `rows` rows of w as fp32 into out, rows OUTER_STRIDE apart. */
 typedef void outer_convert_fn(float *out, const char *w, size_t row_bytes, size_t rows, size_t first,
@@ -139,9 +152,10 @@ static void outer_multiply(const struct outer_gemm *g, float *y, size_t ldy, con
             for (size_t p = 0; p < panels; p++) {
                 size_t left = chunk - p * LANES;
                 for (size_t r = 0; r < block_rows; r += LANES)
-                    vec_transpose(y + (t0 + p * LANES) * ldy + r0 + r, ldy, c + (p * OUTER_ROWS + r) * LANES,
-                                  block_rows - r < LANES ? block_rows - r : LANES,
-                                  left < LANES ? left : LANES, accumulate);
+                    lanes_store_transposed(y + (t0 + p * LANES) * ldy + r0 + r, ldy,
+                                           c + (p * OUTER_ROWS + r) * LANES,
+                                           block_rows - r < LANES ? block_rows - r : LANES,
+                                           left < LANES ? left : LANES, accumulate);
             }
         }
     }

@@ -24,11 +24,9 @@ extern const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2], blocks_avx2
     blocks_avx512[BLOCK_FORMAT_COUNT][2];
 
 extern const struct vector_variant vector_ref;
-extern const struct vector_variant vector_avx2;
+extern const struct vector_variant vector_avx2; /* the OpenBLAS kernel converts weights with it */
 extern const struct vector_variant vector_avx512;
 
-/* Shared between files. The OpenBLAS kernel converts weights with it. */
-void vector_avx2_load(float *y, const void *x, enum dtype dtype, size_t n);
 /* Activations as [panel of 16 tokens][ceil(cols / 32) * 16 pairs][16 tokens][2] bf16, zero-padded: the
  * operand of vdpbf16ps with tokens as lanes, and row for row the B tile of tdpbf16ps. */
 void linear_avx512bf16_tile_panels(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols,

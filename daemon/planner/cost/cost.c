@@ -126,6 +126,28 @@ static const char *bound_of(const struct spent *s)
     return s->compute > s->memory ? "compute" : "memory";
 }
 
+static double slices_of(uint64_t bytes, bool packed)
+{
+    uint64_t slice = packed ? RING_PACKED_SLICE_BYTES : RING_SLICE_BYTES;
+    return (double)((bytes + slice - 1) / slice);
+}
+
+static double expand_seconds(const struct pricing *p, double bytes)
+{
+    return bytes / p->expand + slices_of((uint64_t)bytes, true) * p->kernel.operation;
+}
+
+/* Blocks that a chunk is multiplied by are expanded first, once. */
+static void add_expanded(const struct pricing *p, const struct model_tensor *t, struct spent *s)
+{
+    const double bytes =
+        (double)t->rows * (double)t->cols * (double)dtype_bytes(tensor_format_product(t->format));
+    if (p->tier != OP_TIER_CHUNK || tensor_format_is_plain(t->format)) return;
+    s->total += expand_seconds(p, bytes);
+    s->beside += expand_seconds(p, bytes);
+    s->memory += expand_seconds(p, bytes);
+}
+
 /* Tensors are walked once, whatever their order: each is an operation of its own to the roofline. */
 static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent *gpu, struct spent *kernel)
 {
@@ -141,13 +163,9 @@ static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent
         if (!p->device) continue;
         add_linear(&p->gpu, (double)t->bytes, parameters, p->step->tokens, &gpu[unit]);
         add_linear(&p->kernel, (double)t->bytes, parameters, p->step->tokens, &kernel[unit]);
+        add_expanded(p, t, &gpu[unit]);
+        add_expanded(p, t, &kernel[unit]);
     }
-}
-
-static double slices_of(uint64_t bytes, bool packed)
-{
-    uint64_t slice = packed ? RING_PACKED_SLICE_BYTES : RING_SLICE_BYTES;
-    return (double)((bytes + slice - 1) / slice);
 }
 
 static void price_link(const struct pricing *p, uint32_t unit, double window, struct cost_unit *u)
@@ -181,11 +199,6 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, bool
     }
     add_bytes(r, activation_bytes(p, mlp), r->read, s);
     add_operations(r, o->gpu, s);
-}
-
-static double expand_seconds(const struct pricing *p, double bytes)
-{
-    return bytes / p->expand + slices_of((uint64_t)bytes, true) * p->kernel.operation;
 }
 
 /* Whether one token's products read packed matrices as they are (gpuk_linear_takes): devices that have

@@ -43,9 +43,8 @@ static uint64_t saving_of(uint64_t bytes, enum tensor_format format)
 static struct cost_crossing bytes_of(const struct analyse_table *analysed, const struct plan *plan,
                                      enum plan_home home)
 {
-    struct analyse_share share;
+    const uint64_t bytes = analyse_token_bytes(analysed, plan, home);
     uint64_t saving = 0;
-    analyse_share(analysed, plan, home, &share);
     for (uint32_t i = 0; i < plan->stage_count; i++) {
         const struct plan_stage *stage = &plan->stages[i];
         if (stage->home != home) continue;
@@ -54,7 +53,7 @@ static struct cost_crossing bytes_of(const struct analyse_table *analysed, const
     }
     if (home == plan_processor_home(plan->head))
         saving += saving_of(analysed->head.stored, plan_head_format(plan));
-    return (struct cost_crossing){.bytes = share.token_bytes, .crossing = share.token_bytes - saving};
+    return (struct cost_crossing){.bytes = bytes, .crossing = bytes - saving};
 }
 
 struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, const struct plan *plan)

@@ -9,7 +9,6 @@
  * (plan.h), every page has two more layers' room in VRAM: one is copied in while the other is in use. */
 #include "daemon/planner/memory/ledger.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -87,7 +86,7 @@ static uint64_t slice_place(uint64_t slice, uint64_t row)
     return slice + (RING_ROWS + 1) * row + 4 * RING_ALIGN;
 }
 
-/* One slice, by rows of its matrices as they are in the files, and the tables of all packed matrices that are
+/* One slice, by rows of its matrices as they are expanded, and the tables of all packed matrices that are
  * streamed: what worker-gpu/program/expand.c takes at most. */
 uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what)
 {
@@ -97,12 +96,16 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
         const struct model_tensor *t = &c->model->tensors[i];
         if (t->layer < 0 || t->rows <= 1 || (uint32_t)t->layer >= c->table->layers) continue;
         uint32_t unit = model_tensor_unit(t);
-        uint64_t bytes = t->bytes / t->rows * (t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1);
-        if (what->units && c->table->packs[unit]) {
-            uint64_t most = analyse_units(c->table, unit, unit).packable; /* of one operation less */
+        const bool blocks = !tensor_format_is_plain(t->format);
+        uint64_t bytes = t->cols * dtype_bytes(tensor_format_product(t->format)) *
+                         (t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1);
+        if (what->units && (blocks || c->table->packs[unit])) {
+            uint64_t most = blocks ? MATH_WEIGHTS_MAX * t->rows * bytes /* of an operation, at most */
+                                   : analyse_units(c->table, unit, unit).packable;
             if (bytes > there_row) there_row = bytes;
             if (most > there) there = most;
         }
+        if (blocks && bytes > row) row = bytes;
         if (!(c->wish->pack && c->table->packs[unit]) && !(c->wish->pack_cpu && c->table->packs_cpu[unit]))
             continue;
         if (bytes > row) row = bytes;
@@ -119,36 +122,19 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
     return (streamed > place ? streamed : place) + (streamed ? tables : 0);
 }
 
-/* `part` 0: nobody looked at them. */
-static uint64_t packed_room(const struct analyse_bytes *bytes, double part)
-{
-    double packed = part > 0 ? part * (double)bytes->packable : (double)bytes->packed;
-    return (uint64_t)ceil(packed * (1 + LEDGER_PACKED_SLACK)) + bytes->packed_tables;
-}
-
 uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit)
 {
-    const struct analyse_bytes bytes = analyse_units(c->table, unit, unit);
-    return packed_room(&bytes, unit_part(unit) == UNIT_MLP ? c->wish->parts.mlp : c->wish->parts.attention);
+    const struct model_unit *u = &c->model->unit[unit];
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < u->matrix_count; i++)
+        sum += placement_room(u->tensor[i], FORMAT_BF16_PACKED, PLAN_VRAM0, &c->wish->parts);
+    return sum;
 }
 
 uint64_t ledger_packed_head_bytes(const struct ledger_case *c)
 {
-    return packed_room(&c->table->head, c->wish->parts.head);
-}
-
-static bool lies_packed(const struct plan *plan, uint32_t unit, enum plan_memory memory)
-{
-    return plan_unit_format(plan, unit) == FORMAT_BF16_PACKED &&
-           plan_home_memory(plan_unit_home(plan, 0, unit)) == memory;
-}
-
-uint64_t ledger_packed_bytes(const struct ledger_case *c, const struct plan *plan)
-{
-    uint64_t sum = plan_head_format(plan) == FORMAT_BF16_PACKED ? ledger_packed_head_bytes(c) : 0;
-    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        if (lies_packed(plan, u, PLAN_VRAM0)) sum += ledger_packed_unit_bytes(c, u);
-    return sum;
+    return placement_room(model_find(c->model, TENSOR_HEAD, -1), FORMAT_BF16_PACKED, PLAN_VRAM0,
+                          &c->wish->parts);
 }
 
 uint64_t ledger_gpu_host_bytes(const struct ledger_case *c)
@@ -244,64 +230,39 @@ static uint64_t unit_graphs(const struct ledger_case *c, const struct plan *plan
     return sum;
 }
 
-/* What packed matrices take at most in the arena beside their bytes. */
-static uint64_t packed_more(const struct ledger_case *c, const struct plan *plan)
-{
-    uint64_t sum = 0;
-    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        if (lies_packed(plan, u, PLAN_HOST)) sum += analyse_units(c->table, u, u).packed_more;
-    return sum;
-}
-
 /* Whether some phase streams a packed unit, one that the CPU computes in another or not. */
 static bool streams_packed(const struct plan *plan)
 {
-    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
-        const struct plan_phase phase = plan_phase_at(plan, p);
-        for (uint32_t i = 0; i < phase.stage_count; i++) {
-            const struct plan_stage *stage = &phase.stages[i];
-            if (plan_home_route(stage->home) != PLAN_STREAMED) continue;
-            for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
-                if (plan_unit_format(plan, u) == FORMAT_BF16_PACKED) return true;
-        }
-    }
-    return false;
-}
-
-/* What the matrices that lie packed in VRAM would take there as they are. */
-static uint64_t plain_of_packed(const struct ledger_case *c, const struct plan *plan)
-{
-    uint64_t sum = plan_head_format(plan) == FORMAT_BF16_PACKED ? c->table->head.vram : 0;
-    for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
-        const struct analyse_bytes bytes = analyse_units(c->table, u, u);
-        if (lies_packed(plan, u, PLAN_VRAM0)) sum += bytes.vram - bytes.vram_vectors;
-    }
-    return sum;
+    bool streamed[UNIT_PARTS * MODEL_LAYERS_MAX], any = false;
+    plan_units_of(plan, PLAN_GPU0, streamed);
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        any |= streamed[u] && plan_unit_format(plan, u) == FORMAT_BF16_PACKED &&
+               plan_home_memory(plan_unit_home(plan, 0, u)) == PLAN_HOST;
+    return any;
 }
 
 static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *plan)
 {
     const struct ledger_device *device = &c->machine->device;
     struct ledger *vram = &plan->memory[PLAN_VRAM0];
-    struct analyse_share gpu;
+    const struct placements weights = placements_in(plan, PLAN_VRAM0);
+    const uint32_t kv_layers = plan_layers_of(plan, PLAN_GPU0);
     char what[48];
-    const uint64_t packed = ledger_packed_bytes(c, plan);
-    if (plan->pack_gpu_bytes < packed || !packed) /* no room for nothing */
-        plan->pack_gpu_bytes = packed;
-    analyse_share(c->table, plan, PLAN_HOME_GPU, &gpu);
     vram->limit = device->limit;
     ledger_add(vram, "weights",
-               gpu.bytes.vram - gpu.bytes.vram_vectors - plain_of_packed(c, plan) +
-                   analyse_vectors(c->table, plan, PLAN_GPU0));
-    if (plan->pack_gpu_bytes) ledger_add(vram, "packed weights", plan->pack_gpu_bytes);
-    if (gpu.kv_layers) {
+               weights.region_bytes - weights.varying +
+                   placement_vectors(c->model, plan, PLAN_GPU0, NULL, NULL));
+    if (weights.varying) ledger_add(vram, "packed weights", weights.varying);
+    if (kv_layers) {
         snprintf(what, sizeof what, "KV pool, %u pages of %u tokens", plan->page_count, plan->page_tokens);
-        ledger_add(vram, what, times(gpu.kv_layers, ledger_kv_layer_bytes(c, plan->page_count)));
+        ledger_add(vram, what, times(kv_layers, ledger_kv_layer_bytes(c, plan->page_count)));
     }
     if (plan->ring_bytes) ledger_add(vram, "stream ring", plan->ring_bytes);
-    const struct ledger_expands expands = {.ring_bytes = streams_packed(plan) ? plan->ring_bytes : 0,
-                                           .units = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED) > 0,
-                                           .head = plan_head_format(plan) == FORMAT_BF16_PACKED};
+    const struct ledger_expands expands = {
+        .ring_bytes = c->table->blocks || streams_packed(plan) ? plan->ring_bytes : 0,
+        .units = (c->table->blocks && plan_has_home(plan, PLAN_HOME_GPU)) ||
+                 plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED) > 0,
+        .head = plan_head_format(plan) == FORMAT_BF16_PACKED};
     const uint64_t expanded = ledger_expanded_bytes(c, &expands);
     if (expanded) ledger_add(vram, "expanded slice", expanded);
     if (plan_borrows_kv(plan)) {
@@ -333,7 +294,8 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
                on_cpu && on_gpu ? "arena control, history, lanes, logits" : "arena control, history, logits",
                header->total_bytes - weights - kv);
     if (on_cpu) {
-        ledger_add(host, "norms and biases in fp32", analyse_vectors(c->table, plan, PLAN_CPU0));
+        ledger_add(host, "norms and biases in fp32",
+                   placement_vectors(c->model, plan, PLAN_CPU0, NULL, NULL));
         ledger_add(host, "activations (estimate)",
                    ledger_cpu_buffer_bytes(c, plan_most_tokens(plan, PLAN_CPU0)));
     }
@@ -351,8 +313,9 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                  struct arena_spec *spec, struct helm_err *err)
 {
     const struct model_config *m = &c->model->config;
-    struct analyse_share cpu, stream;
     struct arena_header header;
+    int rc = plan->placement ? 0 : placement_make(c->model, &c->wish->parts, plan, err);
+    if (rc) return rc;
     plan->context_tokens = ctx;
     plan->step_tokens = c->wish->step_tokens;
     plan->slots = c->wish->slots;
@@ -362,20 +325,17 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     memset(&plan->memory[PLAN_VRAM0], 0, sizeof plan->memory[PLAN_VRAM0]);
     memset(&plan->memory[PLAN_HOST], 0, sizeof plan->memory[PLAN_HOST]);
     plan->memory[PLAN_VRAM0].limit = UINT64_MAX;
-    analyse_share(c->table, plan, PLAN_HOME_CPU, &cpu);
-    analyse_share(c->table, plan, PLAN_HOME_STREAM, &stream);
     bool on_cpu = plan_uses(plan, PLAN_CPU0), on_gpu = plan_uses(plan, PLAN_GPU0);
-    /* Every matrix ends on its alignment here, in host_weights.h all but the last. */
     *spec = (struct arena_spec){.slots = c->wish->slots,
                                 .context_tokens = ctx,
                                 .step_tokens = c->wish->step_tokens,
                                 .hidden = m->hidden,
                                 .vocab = m->vocab,
                                 .lanes = plan_lanes(plan),
-                                .kv = kv_of(c, cpu.kv_layers),
+                                .kv = kv_of(c, plan_layers_of(plan, PLAN_CPU0)),
                                 .page_count = page_count,
-                                .weight_bytes = cpu.bytes.arena + stream.bytes.arena + packed_more(c, plan)};
-    int rc = arena_plan(spec, &header, err);
+                                .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
+    rc = arena_plan(spec, &header, err);
     if (rc) return rc;
     if (on_gpu) write_vram(c, ctx, plan);
     write_host(c, &header, on_cpu, on_gpu, plan);

@@ -15,7 +15,7 @@
 #include "common/base/cgroup.h"
 #include "common/base/err.h"
 #include "common/model/model.h"
-#include "common/plan/plan.h"
+#include "common/plan/placement.h"
 #include "daemon/planner/cost/analyse.h"
 #include "daemon/planner/memory/packed_sample.h"
 
@@ -75,7 +75,7 @@ uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count)
 /* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
  * slices: where its weights are streamed. */
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);
-/* What lies expanded in VRAM of weights that are packed: of streamed ones (a ring of so many bytes; 0: none
+/* What lies expanded in VRAM of weights that are packed, or blocks: of streamed ones (a ring of so many bytes; 0: none
  * are streamed) and of half layers and the head at home there. No slice is larger; all take the same place.
  * 0: nothing is packed where the wish is granted. */
 struct ledger_expands {
@@ -83,13 +83,9 @@ struct ledger_expands {
     bool units, head;
 };
 uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what);
-/* Room in VRAM for a half layer's matrices, or the head, packed: their tables, what they come to, and
- * LEDGER_PACKED_SLACK of that, since what others come to was looked at. */
-#define LEDGER_PACKED_SLACK 0.005
+/* Room in VRAM for a half layer's matrices, or the head, packed (placement_room). */
 uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit);
 uint64_t ledger_packed_head_bytes(const struct ledger_case *c);
-/* Of all that the plan keeps packed there. */
-uint64_t ledger_packed_bytes(const struct ledger_case *c, const struct plan *plan);
 /* What is there whatever the plan: processes, and the arena but for lanes, cache and weights. */
 HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes,
                                             struct helm_err *err);
@@ -109,8 +105,8 @@ struct ledger_workspace {
 uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger_workspace *what);
 
 /* Writes both ledgers of the plan's lists with this context and this many pages, the plan's sizes, and the
- * arena's layout. A room for packed weights that is too small by what is known here grows. Fails only when
- * the arena cannot be laid out at all. */
+ * arena's layout. Weights take what the plan's placements say, which are made where it has none. Fails only
+ * when weights or arena cannot be laid out at all. */
 HELM_MUST_CHECK int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                  struct plan *plan, struct arena_spec *spec, struct helm_err *err);
 bool ledger_fits(const struct plan *plan);

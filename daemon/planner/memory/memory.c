@@ -137,10 +137,11 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
     uint64_t work =
         device->library_bytes + device->graph_bytes + device->context_bytes + workspace_of(c, wish, false);
     s->cpu_any = (struct search_bytes){.host = ledger_cpu_buffer_bytes(c, w->step_tokens)};
-    if (w->pack_gpu) work += expanded_bytes(c, s->ring_max, true);
+    const bool there = w->pack_gpu || c->table->blocks;
+    if (there) work += expanded_bytes(c, s->ring_max, true);
     s->gpu_any = on_device(c, work, ledger_gpu_host_bytes(c) + (wish->cpu ? lanes : 0));
     /* Streamed weights are loaded by the CPU worker, which is there for that even if it computes nothing. */
-    s->stream_any = on_device(c, borrowed + (w->pack_gpu ? 0 : expanded_bytes(c, s->ring_max, false)),
+    s->stream_any = on_device(c, borrowed + (there ? 0 : expanded_bytes(c, s->ring_max, false)),
                               ledger_cpu_buffer_bytes(c, 0) + (wish->cpu ? 0 : lanes));
     if (device->kind == LEDGER_DEVICE_EMULATED) s->stream_any.host += s->ring_max;
 }

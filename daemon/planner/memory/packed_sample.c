@@ -1,20 +1,14 @@
 /* What weights come to packed. See packed_sample.h. Called by helmd and helm-plan. */
 #include "daemon/planner/memory/packed_sample.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "common/plan/host_weights.h"
 #include "common/formats/packed.h"
+#include "common/model/shards.h"
 
-#define PATH_TEXT 4096
-#define KINDS     3
+#define KINDS 3
 /* Groups are taken where its multiples fall in a matrix: spread evenly, however many there will be. */
 #define GOLDEN 0.6180339887498949
 
@@ -28,14 +22,12 @@ struct taking {
     const struct model *model;
     const bool *units; /* [unit_count(layers)]: whose matrices are looked at; NULL: all, and the head */
     bool head;
-    uint64_t *file_bytes; /* [shards] */
+    struct model_shards shards;
     struct tally tally[KINDS];
     double due[TENSOR_ROLE_COUNT]; /* groups of matrices of this role that wait for being taken */
     uint64_t taken[TENSOR_ROLE_COUNT];
     double rate; /* of all groups */
     uint16_t *value;
-    int fd;
-    uint32_t shard; /* that fd is open for */
 };
 
 /* A file may end after its header, or anywhere: only what is there is looked at. */
@@ -46,8 +38,9 @@ static bool is_sampled(const struct taking *k, const struct model_tensor *t)
     if (t->layer < 0 && !(head && (k->head || !k->units))) return false;
     if (t->layer >= 0 && (uint32_t)t->layer >= m->config.layers) return false;
     if (t->layer >= 0 && k->units && !k->units[model_tensor_unit(t)]) return false;
-    if (t->rows <= 1 || !host_weights_can_pack(t) || t->shard >= m->shard_count) return false;
-    return t->offset <= k->file_bytes[t->shard] && t->bytes <= k->file_bytes[t->shard] - t->offset;
+    if (t->rows <= 1 || !placement_takes(t, FORMAT_BF16_PACKED) || t->shard >= m->shard_count) return false;
+    const uint64_t there = k->shards.bytes[t->shard];
+    return t->offset <= there && t->bytes <= there - t->offset;
 }
 
 static int kind_of(const struct model_tensor *t)
@@ -56,63 +49,13 @@ static int kind_of(const struct model_tensor *t)
     return (unit_part_of_role(t->role) == UNIT_MLP);
 }
 
-static int path_of(const struct model *m, uint32_t shard, char path[PATH_TEXT], struct helm_err *err)
-{
-    if (snprintf(path, PATH_TEXT, "%s/%s", m->folder, m->shards[shard].file) < PATH_TEXT) return 0;
-    return helm_fail(err, HELM_E_LIMIT, "a path of more than %d bytes: %.100s", PATH_TEXT - 1, path);
-}
-
-static int find_sizes(struct taking *k, struct helm_err *err)
-{
-    char path[PATH_TEXT];
-    struct stat st;
-    k->file_bytes = calloc((size_t)k->model->shard_count + 1, sizeof *k->file_bytes);
-    if (!k->file_bytes) return helm_fail(err, HELM_E_NOMEM, "no memory for %u sizes", k->model->shard_count);
-    for (uint32_t i = 0; i < k->model->shard_count; i++) {
-        int rc = path_of(k->model, i, path, err);
-        if (!rc && stat(path, &st)) rc = helm_fail_errno(err, "%s", path);
-        if (rc) return rc;
-        k->file_bytes[i] = (uint64_t)st.st_size;
-    }
-    return 0;
-}
-
-static int open_shard(struct taking *k, uint32_t shard, struct helm_err *err)
-{
-    char path[PATH_TEXT];
-    if (k->fd >= 0 && k->shard == shard) return 0;
-    if (k->fd >= 0) close(k->fd);
-    k->fd = -1;
-    int rc = path_of(k->model, shard, path, err);
-    if (rc) return rc;
-    k->fd = open(path, O_RDONLY | O_CLOEXEC);
-    k->shard = shard;
-    return k->fd < 0 ? helm_fail_errno(err, "opening %s", path) : 0;
-}
-
-static int read_group(struct taking *k, const struct model_tensor *t, uint32_t group, uint32_t values,
-                      struct helm_err *err)
-{
-    size_t bytes = values * sizeof *k->value, have = 0;
-    uint64_t at = t->offset + (uint64_t)group * PACKED_ROWS * t->cols * sizeof *k->value;
-    int rc = open_shard(k, t->shard, err);
-    while (!rc && have < bytes) {
-        ssize_t n = pread(k->fd, (char *)k->value + have, bytes - have, (off_t)(at + have));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) rc = helm_fail_errno(err, "reading %s", k->model->shards[t->shard].file);
-        if (n == 0)
-            rc = helm_fail(err, HELM_E_IO, "%s ends before its tensors do", k->model->shards[t->shard].file);
-        if (n > 0) have += (size_t)n;
-    }
-    return rc;
-}
-
 static int take_group(struct taking *k, const struct model_tensor *t, uint32_t group, struct helm_err *err)
 {
     uint32_t values = packed_group_values((uint32_t)t->rows, (uint32_t)t->cols, group);
     struct tally *tally = &k->tally[kind_of(t)];
     struct packed_measure measure;
-    int rc = read_group(k, t, group, values, err);
+    int rc = model_shards_read(&k->shards, t, (uint64_t)group * PACKED_ROWS * t->cols * sizeof *k->value,
+                               values * sizeof *k->value, k->value, err);
     if (rc) return rc;
     packed_measure(k->value, values, &measure);
     double plain = (double)values * sizeof *k->value, packed = measure.bytes;
@@ -175,13 +118,12 @@ static int take_all(struct taking *k, uint64_t most_bytes, struct helm_err *err)
 static int take(const struct model *model, const bool *units, bool head, uint64_t most_bytes,
                 struct packed_sample *sample, struct helm_err *err)
 {
-    struct taking k = {.model = model, .units = units, .head = head, .fd = -1};
+    struct taking k = {.model = model, .units = units, .head = head};
     memset(sample, 0, sizeof *sample);
     if (!model->folder) return 0;
-    int rc = find_sizes(&k, err);
+    int rc = model_shards_open(model, &k.shards, err);
     if (!rc) rc = take_all(&k, most_bytes, err);
-    if (k.fd >= 0) close(k.fd);
-    free(k.file_bytes);
+    model_shards_close(&k.shards);
     free(k.value);
     if (rc) return rc;
     finish(&k.tally[0], &sample->parts.attention, &sample->spread.attention);

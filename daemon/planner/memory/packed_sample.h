@@ -11,7 +11,7 @@
 
 #include "common/base/err.h"
 #include "common/model/model.h"
-#include "common/plan/plan.h"
+#include "common/plan/placement.h"
 
 #define PACKED_SAMPLE_BYTES (UINT64_C(64) << 20)
 /* Of fewer groups than that, unless those are all, nothing is said. */
@@ -19,11 +19,6 @@
 /* By how many standard errors a part is above the mean of what was looked at. */
 #define PACKED_SAMPLE_ERRORS 3
 
-/* Packed bytes by bytes, tables of offsets not counted, of the matrices of attention halves, MLP halves and
- * the head; 0: not known. */
-struct packed_parts {
-    double attention, mlp, head;
-};
 struct packed_sample {
     struct packed_parts parts;
     struct packed_parts spread; /* of them: PACKED_SAMPLE_ERRORS standard errors */

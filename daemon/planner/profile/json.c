@@ -109,6 +109,20 @@ static const char *device_name(enum profile_device device)
     return device == PROFILE_DEVICE_CUDA ? "cuda" : "emulated";
 }
 
+void *profile_find(struct profile *profile, const char *name, bool *table)
+{
+    const bool gpu = strncmp(name, "gpu.", 4) == 0;
+    const struct members list = gpu ? MEMBERS(gpu_member) : MEMBERS(link_member);
+    if (!gpu && strncmp(name, "link.", 5) != 0) return NULL;
+    for (size_t i = 0; i < list.count; i++) {
+        const struct member *m = &list.member[i];
+        if (m->kind > KIND_TABLE || strcmp(m->name, strchr(name, '.') + 1) != 0) continue;
+        *table = m->kind == KIND_TABLE;
+        return (gpu ? (char *)&profile->gpu : (char *)&profile->link) + m->at;
+    }
+    return NULL;
+}
+
 /* ---- out ---- */
 
 static json_t *value_to_json(const struct profile_value *value)

@@ -153,6 +153,9 @@ HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err
  * no memory. */
 json_t *profile_to_json(const struct profile *profile);
 HELM_MUST_CHECK int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err);
+/* What is measured under this name ("gpu.read", "link.h2d"): a struct profile_table, or (*table false) a
+ * struct profile_value; NULL: no such name. */
+void *profile_find(struct profile *profile, const char *name, bool *table);
 /* From a file; profile_check has accepted it. */
 HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, struct helm_err *err);
 /* Written beside and renamed, so that a reader never sees half a file. Nine digits of each number. */

@@ -117,7 +117,7 @@ static void print_packed(const struct explain *x, FILE *out)
         units += plan_unit_home(plan, 0, u) == PLAN_HOME_GPU;
     fprintf(out, "vram     %u of %u half layers there%s lie packed: %s in %s\n", packed, units,
             head ? " and the head" : "", units_format_size(x->packed_bytes, text),
-            units_format_size(plan->pack_gpu_bytes, room));
+            units_format_size(placements_in(plan, PLAN_VRAM0).varying, room));
 }
 
 void explain_print(const struct explain *x, FILE *out)

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "common/base/cpu.h"
+#include "common/formats/packed.h"
 #include "tools/profile/profile_tool.h"
 #include "common/cpu/kernels/linear.h"
 
@@ -43,7 +44,7 @@ static void check_same_entries(const struct program *a, const struct program *b)
     for (uint32_t i = 0; i < a->count; i++) {
         assert_int_equal(a->entry[i].kind, b->entry[i].kind);
         assert_int_equal(a->entry[i].layer, b->entry[i].layer);
-        if (a->entry[i].kind != PROGRAM_LINEAR) continue;
+        if (a->entry[i].kind != OP_LINEAR) continue;
         assert_int_equal(a->entry[i].segment[0].matrix.format, FORMAT_BF16);
         assert_int_equal(b->entry[i].segment[0].matrix.format, FORMAT_BF16_PACKED);
     }
@@ -70,10 +71,10 @@ static void layers_are_packed(void **state)
         assert_float_equal((double)profile_packed_bytes(packed), part * (double)(layers * shape.layer_bytes),
                            1);
         for (int turn = 0; turn < 2; turn++) { /* again and again */
-            struct program own[PROGRAM_TIER_COUNT];
-            for (int t = 0; t < PROGRAM_TIER_COUNT; t++) own[t] = local.engine.programs.tier[0][t];
+            struct program own[OP_TIER_COUNT];
+            for (int t = 0; t < OP_TIER_COUNT; t++) own[t] = local.engine.programs.tier[0][t];
             profile_packed_swap(packed);
-            for (int t = 0; t < PROGRAM_TIER_COUNT; t++)
+            for (int t = 0; t < OP_TIER_COUNT; t++)
                 check_same_entries(&own[t], &local.engine.programs.tier[0][t]);
             const uint64_t bytes = step(&local, 1);
             assert_true((double)bytes > 0.69 * (double)plain[0] && (double)bytes < 0.75 * (double)plain[0]);

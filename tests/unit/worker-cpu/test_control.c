@@ -196,7 +196,14 @@ static void send_load(struct stage *s, enum plan_home home, uint64_t weights_rea
                         .embed = split ? PLAN_GPU0 : PLAN_CPU0,
                         .memory[PLAN_HOST].limit = UINT64_MAX,
                         .memory[PLAN_VRAM0].limit = UINT64_MAX};
+    struct model model;
+    struct helm_err err = {0};
+    assert_int_equal(model_read(FOLDER, &model, &err), 0);
+    if (plan.layers == model.config.layers && home < PLAN_HOMES)
+        assert_int_equal(placement_make(&model, NULL, &plan, &err), 0);
+    model_free(&model);
     json_t *json = plan_to_json(&plan);
+    plan_drop_placements(&plan);
     Message m = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Load load = HELM__CONTROL__V1__LOAD__INIT;
     load.folder = FOLDER;

@@ -89,6 +89,7 @@ static void side_open_pages(struct side *side, const struct model *model, const 
     uint64_t count;
     memset(side, 0, sizeof *side);
     side->plan = plan_of(cut, me);
+    if (placement_make(model, NULL, &side->plan, &err)) fail_msg("%s", err.text);
     const struct arena_spec spec = {.slots = SLOTS,
                                     .context_tokens = CONTEXT,
                                     .step_tokens = STEP_TOKENS,
@@ -375,8 +376,8 @@ static void printing_shows_phases_and_hand_overs(void **state)
     assert_null(strstr(text, "prefill of 33 tokens and more, 2 to 16 tokens: "));
     /* the embedding alone: no positions, one hand-over */
     assert_non_null(strstr(text, "prefill of 33 tokens and more, a chunk of tokens: 2 entries"));
-    assert_non_null(strstr(text, "embed   x; "));
-    assert_non_null(strstr(text, "receive hand-over 1, the last"));
+    assert_non_null(strstr(text, "embed x\n"));
+    assert_non_null(strstr(text, "take from lane hand-over 1, the last"));
     assert_null(strstr(text, "head,"));
     free(text);
     plan_free(&plan);
@@ -389,12 +390,12 @@ static void printing_shows_phases_and_hand_overs(void **state)
 static void check_region(const struct arena *arena, const struct model *model, const struct plan *plan)
 {
     struct helm_err err = {0};
-    struct host_weights w;
+    const struct placements w = placements_in(plan, PLAN_HOST);
     const char *region = arena_region_ptr(arena, ARENA_REGION_WEIGHTS);
-    assert_int_equal(host_weights_plan(model, plan, &w, &err), 0);
+    assert_int_equal(placement_check(model, plan, &err), 0);
     assert_true(w.count > 0);
     for (uint32_t i = 0; i < w.count; i++) {
-        const struct model_tensor *t = w.place[i].tensor;
+        const struct model_tensor *t = placement_tensor(model, &w.place[i]);
         char path[512];
         snprintf(path, sizeof path, "%s/%s", FOLDER, model->shards[t->shard].file);
         int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -405,7 +406,6 @@ static void check_region(const struct arena *arena, const struct model *model, c
         free(bytes);
         close(fd);
     }
-    host_weights_free(&w);
 }
 
 /* A worker whose weights only the other one computes with: it loads them, and is done with every step at

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "tools/measure/stats.h"
 
 struct variant {
     const char *name;
@@ -67,7 +68,7 @@ static void list_variants(struct compare *c)
 
 static enum kind kind_of(const struct program_entry *e)
 {
-    if (e->kind != PROGRAM_LINEAR) return KIND_REST;
+    if (e->kind != OP_LINEAR) return KIND_REST;
     switch (e->segment[0].role) {
     case TENSOR_Q:
     case TENSOR_K:
@@ -88,8 +89,8 @@ static enum kind kind_of(const struct program_entry *e)
 static void swap_programs(struct compare *c)
 {
     struct step_programs *programs = &c->o->local->engine.programs;
-    struct program layers = programs->tier[0][PROGRAM_TIER_ONE], head = programs->head_one;
-    programs->tier[0][PROGRAM_TIER_ONE] = c->coarse[0], programs->head_one = c->coarse[1];
+    struct program layers = programs->tier[0][OP_TIER_ONE], head = programs->head_one;
+    programs->tier[0][OP_TIER_ONE] = c->coarse[0], programs->head_one = c->coarse[1];
     c->coarse[0] = layers, c->coarse[1] = head;
 }
 
@@ -102,7 +103,7 @@ static int measure(struct compare *c, uint32_t variant, uint32_t round, struct h
     const struct program *program[2];
     const struct run_reads before = engine->run.reads;
     if (v->coarse) swap_programs(c);
-    program[0] = &engine->programs.tier[0][PROGRAM_TIER_ONE], program[1] = &engine->programs.head_one;
+    program[0] = &engine->programs.tier[0][OP_TIER_ONE], program[1] = &engine->programs.head_one;
     for (int p = 0; p < 2; p++) {
         memset(c->entry_ns[p], 0xff, program[p]->count * sizeof *c->entry_ns[p]);
         engine->run.entry_ns[p] = c->entry_ns[p];
@@ -129,19 +130,6 @@ static int measure(struct compare *c, uint32_t variant, uint32_t round, struct h
     return rc;
 }
 
-static int compare_double(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* The value that the fraction `at` of them are below; sorts them. */
-static double quantile(double *values, uint32_t count, double at)
-{
-    qsort(values, count, sizeof *values, compare_double);
-    return values[(uint32_t)(at * (count - 1) + 0.5)];
-}
-
 static void print(struct compare *c, const char *title, double at, FILE *out)
 {
     const uint32_t n = c->o->rounds;
@@ -153,11 +141,11 @@ static void print(struct compare *c, const char *title, double at, FILE *out)
     for (uint32_t v = 0; v < c->variants; v++) {
         double all = 0, linear_s = 0, part[KIND_COUNT];
         for (int k = 0; k < KIND_COUNT; k++) {
-            part[k] = quantile(c->seconds[v][k], n, at);
+            part[k] = stats_quantile(c->seconds[v][k], n, at);
             if (k == KIND_REST) continue;
             all += c->bytes[k], linear_s += part[k];
         }
-        double step = quantile(c->step[v], n, at), read = quantile(c->read[v], n, 1 - at);
+        double step = stats_quantile(c->step[v], n, at), read = stats_quantile(c->read[v], n, 1 - at);
         fprintf(out, "%-26s %8.3f %7.1f %7.1f %5.1f %%", c->variant[v].name, step * 1e3, all / step * 1e-9,
                 all / linear_s * 1e-9, all / step * 1e-7 / read);
         for (int k = 0; k < KIND_REST; k++)
@@ -181,7 +169,7 @@ static int prepare(struct compare *c, struct helm_err *err)
                                           .threads = pool_threads(engine->pool),
                                           .coarse = true,
                                           .arena = engine->base.arena};
-    int rc = program_lower(&source, 0, PROGRAM_TIER_ONE, &c->coarse[0], err);
+    int rc = program_lower(&source, 0, OP_TIER_ONE, &c->coarse[0], err);
     if (!rc) rc = program_lower_head(&source, false, &c->coarse[1], err);
     if (rc) return rc;
     bool all = true;

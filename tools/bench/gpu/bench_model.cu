@@ -365,13 +365,20 @@ void bench_enqueue_batch(struct bench_model *m, uint32_t tokens, uint32_t flags)
                      flags, m->stream, &err));
 }
 
-static void product(struct bench_model *m, enum dtype out_dtype, uint32_t tokens, uint32_t rows,
-                    uint32_t cols, bool accumulate, const void *w, const void *x, void *out)
+struct product {
+    const void *w, *x;
+    void *out;
+    uint32_t rows, cols;
+    enum dtype out_dtype;
+    bool accumulate;
+};
+
+static void enqueue_product(struct bench_model *m, uint32_t tokens, const struct product &p)
 {
     const struct gpuk_matmul_plan *plan;
-    GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, out_dtype, tokens, rows, cols, rows, accumulate, &plan,
-                          &err));
-    GPUK(gpuk_matmul_run(plan, w, x, out, m->matmul_workspace, m->stream, &err));
+    GPUK(gpuk_matmul_plan(m->matmul, DTYPE_BF16, p.out_dtype, tokens, p.rows, p.cols, p.rows, p.accumulate,
+                          &plan, &err));
+    GPUK(gpuk_matmul_run(plan, p.w, p.x, p.out, m->matmul_workspace, m->stream, &err));
 }
 
 void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flags)
@@ -387,18 +394,19 @@ void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flag
         struct gpuk_attention a = attention_of(m, l);
         GPUK(gpuk_rmsnorm(count, tokens, m->x, m->ones, 1e-6f, s->hidden, m->h, DTYPE_BF16, 0, m->stream,
                           &err));
-        product(m, DTYPE_F32, tokens, qkv, s->hidden, false, w->qkv, m->h, m->q);
+        enqueue_product(m, tokens, {w->qkv, m->h, m->q, qkv, s->hidden, DTYPE_F32, false});
         GPUK(gpuk_rope_append(&a, tokens, m->q16, DTYPE_BF16, 0, m->stream, &err));
         GPUK(gpuk_attention_prefill(m->device, &a, m->q16, tokens, 1, m->a16, DTYPE_BF16, flags, m->stream,
                                     &err));
-        product(m, DTYPE_F32, tokens, s->hidden, q, true, w->o, m->a16, m->x);
+        enqueue_product(m, tokens, {w->o, m->a16, m->x, s->hidden, q, DTYPE_F32, true});
         GPUK(gpuk_rmsnorm(count, tokens, m->x, m->ones, 1e-6f, s->hidden, m->h, DTYPE_BF16, 0, m->stream,
                           &err));
-        product(m, DTYPE_BF16, tokens, 2 * s->intermediate, s->hidden, false, w->gate_up, m->h,
-                m->gate_up_out);
+        enqueue_product(m, tokens,
+                        {w->gate_up, m->h, m->gate_up_out, 2 * s->intermediate, s->hidden, DTYPE_BF16,
+                         false});
         GPUK(gpuk_swiglu(count, tokens, m->gate_up_out, DTYPE_BF16, 2 * s->intermediate, s->intermediate,
                          s->intermediate, m->inner16, DTYPE_BF16, s->intermediate, 0, m->stream, &err));
-        product(m, DTYPE_F32, tokens, s->hidden, s->intermediate, true, w->down, m->inner16, m->x);
+        enqueue_product(m, tokens, {w->down, m->inner16, m->x, s->hidden, s->intermediate, DTYPE_F32, true});
     }
     GPUK(gpuk_gather(&m->step, 1, m->x, s->hidden, m->attended, 0, m->stream, &err));
     struct gpuk_linear_args head = head_of(m);

@@ -10,23 +10,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/base/file.h"
+#include "common/base/units.h"
 #include "common/model/model.h"
 #include "common/formats/packed.h"
 
 #define RANDOM_ROWS 4096u
 #define RANDOM_COLS 4096u
 #define ROUNDS      5 /* of which the fastest counts */
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* A matrix, room for it packed, and how long that took. */
 struct job {
@@ -64,9 +57,9 @@ static void *job_run(void *arg)
     struct job *j = arg;
     for (int round = 0; round < ROUNDS && j->rc == HELM_OK; round++) {
         if (j->start) pthread_barrier_wait(j->start);
-        const double begin = now();
+        const uint64_t begin = units_now_ns();
         j->rc = packed_write_matrix(j->value, j->rows, j->cols, j->packed, j->offset, &j->err);
-        const double seconds = now() - begin;
+        const double seconds = (double)(units_now_ns() - begin) * 1e-9;
         if (round == 0 || seconds < j->pack_seconds) j->pack_seconds = seconds;
     }
     return NULL;
@@ -79,10 +72,15 @@ static int job_check(struct job *j, const char *name, struct helm_err *err)
     uint16_t *back = malloc(values * sizeof(*back));
     if (!back) return helm_fail(err, HELM_E_NOMEM, "no memory to read back into");
     memset(back, 0, values * sizeof(*back));
-    const double begin = now();
-    int rc = packed_read_groups(j->packed, job_bytes(j), j->offset, j->rows, j->cols, 0,
-                                packed_groups(j->rows), back, err);
-    j->read_seconds = now() - begin;
+    const uint64_t begin = units_now_ns();
+    const struct packed_part all = {.packed = j->packed,
+                                    .bytes = job_bytes(j),
+                                    .offset = j->offset,
+                                    .rows = j->rows,
+                                    .cols = j->cols,
+                                    .groups = packed_groups(j->rows)};
+    int rc = packed_read_groups(&all, back, err);
+    j->read_seconds = (double)(units_now_ns() - begin) * 1e-9;
     if (rc == HELM_OK && memcmp(back, j->value, values * sizeof(*back)) != 0)
         rc = helm_fail(err, HELM_E_INTERNAL, "%s: does not come back bit for bit", name);
     free(back);
@@ -188,7 +186,7 @@ static int add_tensor(const struct model *model, const struct model_tensor *tens
     if (rc != HELM_OK) return rc;
     uint16_t *value = malloc(tensor->bytes);
     struct job j = {.value = value, .rows = (uint32_t)tensor->rows, .cols = (uint32_t)tensor->cols};
-    rc = value ? model_tensor_read(tensor, fd, 0, tensor->bytes, value, err)
+    rc = value ? file_pread_all(fd, value, tensor->bytes, tensor->offset, tensor->name, err)
                : helm_fail(err, HELM_E_NOMEM, "no memory for %s", tensor->name);
     if (rc == HELM_OK) rc = job_room(&j, err);
     if (rc == HELM_OK) {

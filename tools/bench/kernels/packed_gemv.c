@@ -9,17 +9,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include "common/base/cpu.h"
+#include "common/base/units.h"
 #include "common/formats/packed.h"
 #include "tools/bench/kernels/packed.h"
+#include "tools/measure/stats.h"
 #include "common/cpu/kernels/linear.h"
 
-#define ROUNDS        9
-#define CACHE_SECONDS 0.05                /* of a round in cache */
-#define MATRIX_BYTES  ((size_t)512 << 20) /* of the plain matrix in memory */
-#define BLOCK_ROWS    256u                /* of random rows, which a matrix repeats */
+#define ROUNDS       9
+#define CACHE_NS     50000000u           /* of a round in cache */
+#define MATRIX_BYTES ((size_t)512 << 20) /* of the plain matrix in memory */
+#define BLOCK_ROWS   256u                /* of random rows, which a matrix repeats */
 
 struct gemv_bench {
     const struct linear_kernel *packed, *plain;
@@ -38,31 +39,6 @@ struct gemv_thread {
     struct gemv_bench *bench;
     unsigned index;
 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-static int by_size(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-static double median(double *seconds)
-{
-    qsort(seconds, ROUNDS, sizeof *seconds, by_size);
-    return seconds[ROUNDS / 2];
-}
-
-static void *map_huge(size_t bytes)
-{
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return NULL;
-    (void)madvise(p, bytes, MADV_HUGEPAGE); /* refused: small pages, slower and said by the numbers */
-    return p;
-}
 
 static void multiply(struct gemv_bench *b, bool packed, uint32_t first, uint32_t last)
 {
@@ -93,10 +69,10 @@ static void *thread_main(void *arg)
     for (int round = 0; round < ROUNDS; round++)
         for (int packed = 0; packed < 2; packed++) {
             pthread_barrier_wait(&b->turn);
-            const double begin = now();
+            const uint64_t begin = units_now_ns();
             multiply(b, packed, first, last);
             pthread_barrier_wait(&b->turn);
-            if (t->index == 0) b->seconds[packed][round] = now() - begin;
+            if (t->index == 0) b->seconds[packed][round] = (double)(units_now_ns() - begin) * 1e-9;
         }
     return NULL;
 }
@@ -122,19 +98,19 @@ static void in_cache(struct gemv_bench *b)
 {
     uint32_t times = 1;
     multiply(b, true, 0, 1);
-    for (double begin = now(); now() - begin < CACHE_SECONDS; times++) multiply(b, true, 0, 1);
+    for (uint64_t begin = units_now_ns(); units_now_ns() - begin < CACHE_NS; times++) multiply(b, true, 0, 1);
     for (int round = 0; round < ROUNDS; round++)
         for (int packed = 0; packed < 2; packed++) {
-            const double begin = now();
+            const uint64_t begin = units_now_ns();
             for (uint32_t n = 0; n < times; n++) multiply(b, packed, 0, 1);
-            b->seconds[packed][round] = (now() - begin) / times;
+            b->seconds[packed][round] = (double)(units_now_ns() - begin) * 1e-9 / times;
         }
 }
 
 static void print_row(struct gemv_bench *b, const char *where, unsigned threads, double values, double part)
 {
-    const double plain = 2e-9 * values / median(b->seconds[0]),
-                 packed = 2e-9 * values / median(b->seconds[1]);
+    const double plain = 2e-9 * values / stats_quantile(b->seconds[0], ROUNDS, 0.5),
+                 packed = 2e-9 * values / stats_quantile(b->seconds[1], ROUNDS, 0.5);
     printf("%-10s %3u %9u %9.2f GB/s %9.2f GB/s %9.2f GB/s %8.3f\n", where, threads, b->cols, plain, packed,
            part * packed, packed / plain);
 }
@@ -145,8 +121,8 @@ static int measure(struct gemv_bench *b, struct helm_err *err)
     b->rows = (uint32_t)(MATRIX_BYTES / row_bytes) / BLOCK_ROWS * BLOCK_ROWS;
     b->groups = packed_groups(b->rows);
     const size_t value_bytes = b->rows * row_bytes, room = packed_matrix_bytes_max(b->rows, b->cols);
-    b->value = map_huge(value_bytes);
-    b->bytes = map_huge(room);
+    b->value = stats_map_huge(value_bytes);
+    b->bytes = stats_map_huge(room);
     b->offset = malloc(packed_offsets_bytes(b->rows));
     b->x = aligned_alloc(64, b->cols * sizeof(float));
     b->ordered = aligned_alloc(64, b->cols * sizeof(float));

@@ -182,19 +182,10 @@ static int cell_measure(struct bench *bench, struct bench_group *group, struct b
 
 static int status_of(int code)
 {
-    switch (code) {
-    case HELM_E_BUSY:
-    case HELM_E_CAPACITY:
-    case HELM_E_LIMIT:
-    case HELM_E_FORMAT:
-    case HELM_E_STATE:
-    case HELM_E_NOT_FOUND:
-    case HELM_E_UNSUPPORTED:
-    case HELM_E_PERMISSION:
-        return CLI_EXIT_REFUSED;
-    default:
-        return CLI_EXIT_FAILED;
-    }
+    static const unsigned refused = 1u << -HELM_E_BUSY | 1u << -HELM_E_CAPACITY | 1u << -HELM_E_LIMIT |
+                                    1u << -HELM_E_FORMAT | 1u << -HELM_E_STATE | 1u << -HELM_E_NOT_FOUND |
+                                    1u << -HELM_E_UNSUPPORTED | 1u << -HELM_E_PERMISSION;
+    return code < 0 && code >= HELM_E_DEVICE && refused >> -code & 1 ? CLI_EXIT_REFUSED : CLI_EXIT_FAILED;
 }
 
 static void cell_fail(struct bench_cell *cell, int status, const struct helm_err *err)

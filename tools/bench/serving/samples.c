@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tools/bench/serving/bench.h"
+#include "tools/measure/stats.h"
 
 int samples_add(struct samples *samples, double value, struct helm_err *err)
 {
@@ -18,12 +19,6 @@ int samples_add(struct samples *samples, double value, struct helm_err *err)
     return 0;
 }
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 double samples_quantile_from(const struct samples *samples, size_t first, double at)
 {
     if (first >= samples->count) return 0;
@@ -31,8 +26,7 @@ double samples_quantile_from(const struct samples *samples, size_t first, double
     double *sorted = malloc(count * sizeof *sorted);
     if (!sorted) return 0;
     memcpy(sorted, samples->value + first, count * sizeof *sorted);
-    qsort(sorted, count, sizeof *sorted, compare);
-    double value = sorted[(size_t)(at * (double)(count - 1) + 0.5)];
+    double value = stats_quantile(sorted, count, at);
     free(sorted);
     return value;
 }

@@ -58,8 +58,8 @@ static void expect_json(const struct helm_chat *chat, const char *messages, cons
     struct helm_err err = {0};
     char *text;
     size_t length;
-    if (helm_chat_render_json(chat, messages, tools, extra, prompt, 1753500000, &text, &length, &err))
-        fail_msg("%s", err.text);
+    const struct helm_chat_input input = {messages, tools, extra, prompt, 1753500000};
+    if (helm_chat_render_json(chat, &input, &text, &length, &err)) fail_msg("%s", err.text);
     assert_string_equal(text, expected);
     assert_int_equal(length, strlen(expected));
     free(text);
@@ -188,8 +188,8 @@ static void test_json(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         err = (struct helm_err){0};
-        int rc = helm_chat_render_json(chat, cases[i].messages, cases[i].tools, cases[i].extra, 0, 0, &text,
-                                       &length, &err);
+        const struct helm_chat_input input = {cases[i].messages, cases[i].tools, cases[i].extra, 0, 0};
+        int rc = helm_chat_render_json(chat, &input, &text, &length, &err);
         if (rc != cases[i].code || !strstr(err.text, cases[i].words))
             fail_msg("case %zu: %d (%s)", i, rc, err.text);
         assert_null(text);

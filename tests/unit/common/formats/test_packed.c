@@ -266,15 +266,21 @@ static void matrices_and_their_slices(void **state)
                 const size_t at = (size_t)first * 16 * cols,
                              end = first + n == groups ? values : at + (size_t)n * 16 * cols;
                 memset(back, 0xff, values * sizeof(*back));
-                assert_int_equal(packed_read_groups(packed + packed_at(offset, first), bytes, offset, rows,
-                                                    cols, first, n, back, &err),
+                assert_int_equal(packed_read_groups(&(struct packed_part){packed + packed_at(offset, first),
+                                                                          bytes, offset, rows, cols, first,
+                                                                          n},
+                                                    back, &err),
                                  HELM_OK);
                 assert_memory_equal(back, v + at, (end - at) * sizeof(*back));
-                assert_int_equal(packed_read_groups(packed + packed_at(offset, first), bytes - 1, offset,
-                                                    rows, cols, first, n, back, &err),
+                assert_int_equal(packed_read_groups(&(struct packed_part){packed + packed_at(offset, first),
+                                                                          bytes - 1, offset, rows, cols,
+                                                                          first, n},
+                                                    back, &err),
                                  HELM_E_FORMAT);
             }
-        assert_int_equal(packed_read_groups(packed, room, offset, rows, cols, 1, groups, back, &err),
+        assert_int_equal(packed_read_groups(&(struct packed_part){packed, room, offset, rows, cols, 1,
+                                                                  groups},
+                                            back, &err),
                          HELM_E_UNSUPPORTED);
         free(offset);
         free_room(packed, packed_round(room));
@@ -402,9 +408,13 @@ static void offsets_that_are_wrong(void **state)
                                  {0, offset[1] - 1, offset[2], offset[3]}};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         memcpy(bad, wrong[i], sizeof(bad));
-        assert_int_equal(packed_read_groups(packed, bytes, bad, rows, cols, 0, 3, back, &err), HELM_E_FORMAT);
+        assert_int_equal(packed_read_groups(&(struct packed_part){packed, bytes, bad, rows, cols, 0, 3}, back,
+                                            &err),
+                         HELM_E_FORMAT);
     }
-    assert_int_equal(packed_read_groups(packed, bytes, offset, rows, cols, 0, 3, back, &err), HELM_OK);
+    assert_int_equal(packed_read_groups(&(struct packed_part){packed, bytes, offset, rows, cols, 0, 3}, back,
+                                        &err),
+                     HELM_OK);
     assert_memory_equal(back, v, rows * cols * sizeof(*v));
     free_room(packed, packed_round(packed_matrix_bytes_max(rows, cols)));
     free(back);

@@ -113,9 +113,41 @@ static void test_refused_shapes(void **state)
     assert_false(tensor_format_takes(FORMAT_BF16_PACKED, 17, 64));
 }
 
+/* What a loader may lay down as what: exactly what the format's own writer makes. */
+static void test_conversions(void **state)
+{
+    (void)state;
+    enum { ROWS = 16, COLS = 64 };
+    struct helm_err err = {0};
+    for (int f = 0; f < FORMAT_COUNT; f++)
+        for (int t = 0; t < FORMAT_COUNT; t++) {
+            const enum tensor_format from = (enum tensor_format)f, to = (enum tensor_format)t;
+            const bool plain = tensor_format_is_plain(from),
+                       converts = from == to || (plain && (to != FORMAT_BF16_PACKED || from == FORMAT_BF16));
+            assert_int_equal(tensor_format_converts(from, to), converts);
+            if (converts && !plain) continue;
+            const uint64_t bytes = tensor_format_bytes(to, ROWS, COLS);
+            uint32_t values[ROWS * COLS]; /* as many bits as the widest has */
+            uint8_t *out = calloc(2, bytes);
+            assert_non_null(out);
+            for (uint32_t i = 0; i < ROWS * COLS; i++) values[i] = 0x3c003c00u + (i & 0xff);
+            const struct tensor_rows what = {
+                .from = from, .to = to, .rows = ROWS, .cols = COLS, .values = values};
+            assert_int_equal(tensor_format_convert(&what, out, &err), converts ? 0 : HELM_E_UNSUPPORTED);
+            if (converts) {
+                int rc = tensor_format_of(to)->write(values, (enum dtype)from, ROWS, COLS, out + bytes, NULL,
+                                                     &err);
+                assert_int_equal(rc, 0);
+                assert_memory_equal(out, out + bytes, bytes);
+            }
+            free(out);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_names), cmocka_unit_test(test_round_trips),
-                                       cmocka_unit_test(test_refused_shapes)};
+                                       cmocka_unit_test(test_refused_shapes),
+                                       cmocka_unit_test(test_conversions)};
     return cmocka_run_group_tests_name("formats/tensor_format", tests, NULL, NULL);
 }

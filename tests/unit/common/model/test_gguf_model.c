@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 
 #include "common/model/model.h"
+#include "common/model/shards.h"
 #include "tests/unit/common/base/tree.h"
 #include "tests/unit/common/model/build_gguf.h"
 
@@ -512,6 +513,7 @@ static void test_interleaved_rows(void **state)
     assert_true(fd >= 0);
     unlink(path);
     assert_int_equal(write(fd, file, sizeof file), sizeof file);
+    const struct model_shards shards = {.fd = &fd, .count = 1};
     const struct model_tensor matrix = {.name = "q",
                                         .rows = ROWS,
                                         .cols = WIDTH,
@@ -522,18 +524,18 @@ static void test_interleaved_rows(void **state)
     for (uint64_t from = 0; from <= sizeof wanted; from++)
         for (uint64_t bytes = 0; from + bytes <= sizeof wanted; bytes += 1 + from % 3) {
             memset(got, 0xee, sizeof got);
-            assert_int_equal(model_tensor_read(&matrix, fd, from, bytes, got, &err), 0);
+            assert_int_equal(model_shards_read(&shards, &matrix, from, bytes, got, &err), 0);
             assert_memory_equal(got, wanted + from, bytes);
             if (bytes < sizeof got) assert_int_equal(got[bytes], 0xee);
         }
     straight.interleaved_heads = 0;
-    assert_int_equal(model_tensor_read(&straight, fd, 5, 100, got, &err), 0);
+    assert_int_equal(model_shards_read(&shards, &straight, 5, 100, got, &err), 0);
     assert_memory_equal(got, file + 12, 100);
     bias.rows = 1, bias.cols = ROWS; /* values of WIDTH bytes */
-    assert_int_equal(model_tensor_read(&bias, fd, 0, sizeof got, got, &err), 0);
+    assert_int_equal(model_shards_read(&shards, &bias, 0, sizeof got, got, &err), 0);
     assert_memory_equal(got, wanted, sizeof got);
     assert_int_equal(ftruncate(fd, sizeof file - 1), 0);
-    assert_int_equal(model_tensor_read(&matrix, fd, 0, sizeof got, got, &err), HELM_E_FORMAT);
+    assert_int_equal(model_shards_read(&shards, &matrix, 0, sizeof got, got, &err), HELM_E_FORMAT);
     close(fd);
 }
 

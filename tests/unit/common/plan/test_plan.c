@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
-#include "common/plan/plan.h"
+#include "common/plan/placement.h"
 
 static const char good_text[] =
     "{'layers':28,'context_tokens':4096,'step_tokens':512,'slots':8,'page_tokens':32,'page_count':1024,"
@@ -90,6 +90,74 @@ static void a_plan_survives_the_round_trip(void **state)
     plan_free(&again);
     plan_free(&plan);
     plan_free(&plan);
+}
+
+/* Which tensor lies where: as it is written, and copied with the plan. */
+static void placements_are_read_and_written(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *entry, *text;
+    } cases[] = {
+        {"['model.layers.3.mlp.up_proj.weight','bf16','host',64]", "placement 1: not [tensor, format, "},
+        {"['model.layers.3.mlp.up_proj.weight','bf16','host',64,8,9]", "placement 1: not [tensor, format, "},
+        {"['model.layers.3.mlp.up_proj.weight','bf16','host',64,0]", "placement 1: not [tensor, format, "},
+        {"['model.layers.3.mlp.up_proj.weight','bf16','host',-64,8]", "placement 1: not [tensor, format, "},
+        {"['model.layers.3.mlp.up_proj.weight','bf16','host','64',8]", "placement 1: not [tensor, format, "},
+        {"{}", "placement 1: not [tensor, format, "},
+        {"['model.layers.28.mlp.up_proj.weight','bf16','host',64,8]", "is no tensor of a model of 28 layers"},
+        {"['the.head','bf16','host',64,8]", "'the.head' is no tensor of a model of 28 layers"},
+        {"['lm_head.weight','zip','host',64,8]", "lm_head.weight: 'zip' is no format of weights"},
+        {"['lm_head.weight','bf16','disk',64,8]", "lm_head.weight: 'disk' is no memory"},
+    };
+    json_t *json = json_of(good_text);
+    struct plan plan, again;
+    struct helm_err err = {0};
+    edit(json, "placements",
+         "[['model.embed_tokens.weight','bf16','host',0,8],['lm_head.weight','bf16-packed','vram',256,512]]");
+    if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
+    assert_int_equal(plan.placement_count, 2);
+    assert_int_equal(plan.placement[0].role, TENSOR_EMBED);
+    assert_int_equal(plan.placement[1].memory, PLAN_VRAM0);
+    assert_int_equal(plan.placement[1].format, FORMAT_BF16_PACKED);
+    assert_int_equal(placements_in(&plan, PLAN_VRAM0).region_bytes, 768);
+    assert_int_equal(plan_copy(&plan, &again, &err), 0);
+    json_t *written = plan_to_json(&again);
+    assert_true(json_equal(json_object_get(written, "placements"), json_object_get(json, "placements")));
+    json_decref(written);
+    plan_free(&again);
+    assert_int_equal(plan_formats_clear(&plan, &err), 0); /* they go with what they were made of */
+    assert_null(plan.placement);
+    plan_free(&plan);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        edit(json, "placements/1", cases[i].entry);
+        assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_FORMAT);
+        if (!strstr(err.text, cases[i].text)) fail_msg("case %zu: %s", i, err.text);
+    }
+    /* the longest list fits a message to a worker (common/worker/control.c: 4 MiB) */
+    json_t *list = json_array();
+    for (int i = 0; i < (int)PLAN_PLACEMENTS_MAX; i++)
+        json_array_append_new(list, json_pack("[s, s, s, I, I]", "model.layers.27.self_attn.q_proj.weight",
+                                              "bf16-packed", "host", (json_int_t)PLAN_BYTES_MAX,
+                                              (json_int_t)PLAN_BYTES_MAX));
+    json_object_set(json, "placements", list);
+    assert_int_equal(plan_from_json(json, &plan, &err), 0);
+    assert_int_equal(plan.placement_count, PLAN_PLACEMENTS_MAX);
+    char *text = json_dumps(json, JSON_COMPACT);
+    assert_in_range(strlen(text), 1u << 20, 2u << 20);
+    free(text);
+    plan_free(&plan);
+    json_array_append_new(list, json_array());
+    assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "no array of 1 to 16384 entries"));
+    json_decref(list);
+    edit(json, "placements", "[]");
+    assert_int_equal(plan_from_json(json, &plan, &err), HELM_E_FORMAT);
+    edit(json, "placements", "null");
+    assert_int_equal(plan_from_json(json, &plan, &err), 0);
+    assert_null(plan.placement);
+    plan_free(&plan);
+    json_decref(json);
 }
 
 /* Where the ends are: as said, or with the stages beside them; nothing but cpu and gpu. */
@@ -209,7 +277,6 @@ static void check_formats(json_t *json)
     plan_free(&plan);
     edit(json, "stages/decode/3/format", "'bf16-packed'");
     edit(json, "head_format", "'bf16-packed'");
-    edit(json, "pack_gpu_bytes", "1000");
     if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
     assert_int_equal(plan_units_in(&plan, PLAN_VRAM0, FORMAT_BF16_PACKED), 2);
     assert_int_equal(plan_head_format(&plan), FORMAT_BF16_PACKED);
@@ -247,11 +314,10 @@ static void check_formats(json_t *json)
     size_t i;
     json_t *stage;
     json_array_foreach(decode, i, stage) json_object_del(stage, "format");
-    json_object_del(json, "pack_gpu_bytes");
     edit(json, "stages/prefill/0/format", "'bf16-packed'");
     refuses(json, HELM_E_FORMAT, "prefill: stage 0: weights have the \"format\" of the decode list");
     edit(json, "stages/prefill/0/format", NULL);
-    static const char *const gone[] = {"pack", "pack_cpu", "pack_gpu", "pack_head"};
+    static const char *const gone[] = {"pack", "pack_cpu", "pack_gpu", "pack_head", "pack_gpu_bytes"};
     for (size_t g = 0; g < sizeof gone / sizeof *gone; g++) {
         json_object_set_new(json, gone[g], json_true());
         refuses(json, HELM_E_UNSUPPORTED, gone[g]);
@@ -516,6 +582,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plan_survives_the_round_trip),
+        cmocka_unit_test(placements_are_read_and_written),
         cmocka_unit_test(the_ends_have_homes),
         cmocka_unit_test(spans_follow_the_plan),
         cmocka_unit_test(phases_and_half_layers),

@@ -25,13 +25,6 @@ static const struct {
     {"1 token:", OP_TIER_ONE},  {"2 to 16 tokens:", OP_TIER_FEW}, {"17 or more tokens", OP_TIER_CHUNK},
     {"2 tokens:", OP_TIER_FEW}, {"9 to 16 tokens:", OP_TIER_FEW}, {"a chunk of tokens:", OP_TIER_CHUNK}};
 
-/* The CPU's names of its own. */
-static const char *name_of(enum op_kind kind, enum processor_kind processor, bool normed)
-{
-    if (processor == PROCESSOR_CPU && kind == OP_NORM) return normed ? "norm" : "tile";
-    return processor == PROCESSOR_CPU && kind == OP_ROPE_APPEND ? "rotate" : op_name(kind);
-}
-
 /* The lines of layer 1 from `line` on are these operations; returns the line behind them. */
 static const char *check_layer(const char *line, const struct model *model, enum processor_kind processor,
                                enum op_tier tier)
@@ -43,7 +36,7 @@ static const char *check_layer(const char *line, const struct model *model, enum
             const uint32_t count = program_ops_of(&part->op[i], processor, tier, kinds);
             for (uint32_t k = 0; k < count; k++) {
                 const char *at = strstr(line, "layer 1    "), *end = strchr(line, '\n');
-                const char *wanted = name_of(kinds[k], processor, part->op[i].norm != TENSOR_NONE);
+                const char *wanted = op_name(kinds[k]);
                 assert_true(at && at < end);
                 at += strlen("layer 1    ");
                 if (strncmp(at, "| ", 2) == 0) at += 2;

@@ -29,19 +29,23 @@ struct few_case {
     uint32_t *token, *times;
     float *changed;
     void *scratch;
+    const float *row;
+    uint32_t vocab;
 };
 
 /* What a device would send, with `more` candidates than were asked for, in some order; draws from that. 2:
  * the row is needed. */
-static int draw_few(const struct few_case *c, const struct sampling_params *p, const float *x, uint32_t vocab,
-                    const uint32_t *history, uint32_t count, uint32_t prompt, uint32_t more, uint64_t *random,
+static int draw_few(const struct few_case *c, const struct sampling_params *p,
+                    const struct sampling_tokens *tokens, uint32_t more, uint64_t *random,
                     struct sampling_result *result)
 {
+    const float *x = c->row;
+    const uint32_t vocab = c->vocab;
     struct sampling_changes changes = {c->token, c->times, 0};
     struct sampling_ask ask;
     struct sampling_few few = {.candidate = c->all, .changed = c->changed};
     uint32_t finite = 0;
-    sampling_ask(p, vocab, history, count, prompt, c->scratch, &changes, &ask);
+    sampling_ask(p, vocab, tokens, c->scratch, &changes, &ask);
     if (ask.need != SAMPLING_NEEDS_FEW) return 2;
     assert_true(ask.candidates <= SAMPLING_FEW_MAX && changes.count <= SAMPLING_CHANGES_MAX);
     for (uint32_t i = 0; i < vocab; i++)
@@ -58,7 +62,7 @@ static int draw_few(const struct few_case *c, const struct sampling_params *p, c
     for (uint32_t i = 0; i < changes.count; i++) c->changed[i] = x[changes.token[i]];
     if (ask.sum) few.sum = weigh_row(x, vocab, ask.inv_temp);
     if (ask.model_sum) few.model_sum = weigh_row(x, vocab, 1);
-    return sampling_draw_few(p, &few, vocab, &changes, count, c->scratch, result);
+    return sampling_draw_few(p, &few, vocab, &changes, tokens->count, c->scratch, result);
 }
 
 static void test_few_draw_as_the_row(void **state)
@@ -109,9 +113,11 @@ static void test_few_draw_as_the_row(void **state)
             }
         }
         struct sampling_result whole, less;
+        c.row = x;
+        c.vocab = vocab;
         int rc = run(&p, x, vocab, history, count, prompt, &whole);
-        int few =
-            draw_few(&c, &p, x, vocab, history, count, prompt, random_u32(&random) % 20, &random, &less);
+        int few = draw_few(&c, &p, &(struct sampling_tokens){history, count, prompt},
+                           random_u32(&random) % 20, &random, &less);
         if (few == 2) rows++;
         if (few == 1) wanting++;
         if (few > 0) continue;
@@ -147,7 +153,8 @@ static void test_what_is_asked_for(void **state)
     struct sampling_params p = plain_params();
     struct sampling_ask ask;
     for (uint32_t i = 0; i < LONG; i++) history[i] = i;
-#define ASK(length) sampling_ask(&p, VOCAB, history, length, 1, scratch, &changes, &ask)
+#define ASK(length)                                                                                          \
+    sampling_ask(&p, VOCAB, &(struct sampling_tokens){history, length, 1}, scratch, &changes, &ask)
     ASK(9);
     assert_int_equal(ask.need, SAMPLING_NEEDS_ROW);
     p.temperature = 0;

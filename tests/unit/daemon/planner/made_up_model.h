@@ -37,6 +37,17 @@ static inline void made_up_add(struct made_up *m, enum tensor_role role, int32_t
                                                                .bytes = rows * cols * 2};
 }
 
+/* The model's tables, from its tensors. */
+static inline bool made_up_index(struct model *m)
+{
+    struct helm_err err = {0};
+    model_math_build(&m->config, &m->math);
+    m->by_role = calloc(TENSOR_ROLE_COUNT * (size_t)(m->config.layers + 1), sizeof *m->by_role);
+    for (uint32_t i = 0; i < m->tensor_count && m->by_role; i++)
+        m->by_role[m->tensors[i].role * (m->config.layers + 1) + (uint32_t)(m->tensors[i].layer + 1)] = i + 1;
+    return m->by_role && model_units_build(m, &err) == 0;
+}
+
 static inline bool made_up_open(struct made_up *m, const struct made_up_shape *s)
 {
     uint32_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
@@ -57,7 +68,6 @@ static inline bool made_up_open(struct made_up *m, const struct made_up_shape *s
                                             .tied_head = s->tied,
                                             .dtype = DTYPE_BF16,
                                             .window = m->window};
-    model_math_build(&m->model.config, &m->model.math);
     made_up_add(m, TENSOR_EMBED, -1, s->vocab, s->hidden);
     for (int32_t l = 0; l < (int32_t)s->layers; l++) {
         made_up_add(m, TENSOR_ATTN_NORM, l, 1, s->hidden);
@@ -72,12 +82,15 @@ static inline bool made_up_open(struct made_up *m, const struct made_up_shape *s
     }
     made_up_add(m, TENSOR_FINAL_NORM, -1, 1, s->hidden);
     if (!s->tied) made_up_add(m, TENSOR_HEAD, -1, s->vocab, s->hidden);
-    return analyse_table_build(&m->model, &m->analysed, &err) == 0;
+    return made_up_index(&m->model) && analyse_table_build(&m->model, &m->analysed, &err) == 0;
 }
 
 static inline void made_up_close(struct made_up *m)
 {
     analyse_table_free(&m->analysed);
+    free(m->model.by_role);
+    free(m->model.unit);
+    free((void *)m->model.unit_tensor);
     free(m->tensor);
     free(m->window);
     free(m->bytes);

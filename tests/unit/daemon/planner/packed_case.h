@@ -8,7 +8,6 @@
 
 #include <math.h>
 
-#include "common/plan/host_weights.h"
 #include "daemon/planner/cost/cost.h"
 
 #define UNITS 72 /* of the 8B shape */
@@ -130,7 +129,9 @@ static inline uint64_t region_of(const struct bench *b, const struct plan *plan)
         if (t->layer < 0 || t->rows == 1) continue;
         uint32_t u = model_tensor_unit(t);
         if (home[u] == PLAN_HOME_GPU) continue;
-        bytes += (host_weights_room(t, plan_unit_format(plan, u) == FORMAT_BF16_PACKED) + 63) / 64 * 64;
+        const enum tensor_format format = plan_unit_format(plan, u);
+        bytes += (placement_room(t, format == PLAN_AS_STORED ? t->format : format, PLAN_HOST, NULL) + 63) /
+                 64 * 64;
     }
     if (plan->embed == PLAN_CPU0) bytes += b->made.analysed.embed.stored;
     if (plan->head == PLAN_CPU0) bytes += b->made.analysed.head.stored;

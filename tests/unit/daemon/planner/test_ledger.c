@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/plan/host_weights.h"
 #include "common/base/units.h"
 #include "daemon/steps/kv_pages.h"
 #include "daemon/planner/planner.h"
@@ -33,7 +32,14 @@ static struct model model_06b(uint32_t max_context)
     m.config.kv_heads = 8;
     m.config.head_dim = 128;
     m.config.max_context = max_context;
-    return m;
+    m.config.tied_head = true;
+    static struct model tables; /* the same of every context */
+    if (!tables.by_role) {
+        tables = m;
+        assert_true(made_up_index(&tables));
+    }
+    tables.config.max_context = max_context;
+    return tables;
 }
 
 static const struct ledger_wish usual = {
@@ -155,30 +161,43 @@ static void a_stated_pool_is_taken_as_stated(void **state)
     assert_non_null(strstr(err.text, "one context of 1000"));
 }
 
+static uint64_t line_of(const struct ledger *ledger, const char *what)
+{
+    for (uint32_t i = 0; i < ledger->line_count; i++)
+        if (strncmp(ledger->line[i].what, what, strlen(what)) == 0) return ledger->line[i].bytes;
+    return 0;
+}
+
 static void totals_count_every_tensor(void **state)
 {
     (void)state;
     struct model m = model_06b(40960);
     struct analyse_table table;
-    struct analyse_share cpu, gpu;
     struct helm_err err = {0};
+    struct arena_spec spec;
     struct plan_stage stage = {.first = 0, .last = 27, .home = PLAN_HOME_CPU};
     struct plan plan = {.layers = 28, .stages = &stage, .stage_count = 1};
     assert_int_equal(analyse_table_build(&m, &table, &err), 0);
     assert_true(table.total_stored == GIB + 2048);
     assert_true(table.tied);
-    analyse_share(&table, &plan, PLAN_HOME_CPU, &cpu);
-    analyse_share(&table, &plan, PLAN_HOME_GPU, &gpu);
-    assert_true(cpu.bytes.arena == GIB); /* matrices; the final norm is private */
-    assert_true(cpu.bytes.vector_bytes == 4096);
-    assert_true(cpu.token_bytes == GIB); /* tied: the embedding is read as the head */
-    assert_true(cpu.kv_layers == 28 && gpu.kv_layers == 0 && gpu.bytes.vram == 0);
+    const struct ledger_machine there = {.memory = machine(8 * GIB),
+                                         .device = {.kind = LEDGER_DEVICE_CUDA, .limit = GIB}};
+    const struct ledger_case c = {.model = &m, .wish = &usual, .machine = &there, .table = &table};
+    const uint64_t head = (uint64_t)151936 * 1024 * 2;
+    assert_int_equal(ledger_write(&c, 256, 8, &plan, &spec, &err), 0);
+    assert_true(line_of(&plan.memory[PLAN_HOST], "weights") == GIB); /* matrices; the final norm is private */
+    assert_int_equal(line_of(&plan.memory[PLAN_HOST], "norms"), 4096);
+    /* tied: the embedding is read as the head */
+    assert_true(analyse_token_bytes(&table, &plan, PLAN_HOME_CPU) == GIB);
+    assert_true(analyse_token_bytes(&table, &plan, PLAN_HOME_GPU) == 0);
     plan.head = PLAN_GPU0; /* layers and lookup here, head there: the tied matrix is at both */
-    analyse_share(&table, &plan, PLAN_HOME_CPU, &cpu);
-    analyse_share(&table, &plan, PLAN_HOME_GPU, &gpu);
-    assert_true(cpu.bytes.arena == GIB);
-    assert_true(gpu.bytes.vram == (uint64_t)151936 * 1024 * 2 + 4096);
-    assert_true(cpu.token_bytes + gpu.token_bytes == GIB);
+    plan_drop_placements(&plan);
+    assert_int_equal(ledger_write(&c, 256, 8, &plan, &spec, &err), 0);
+    assert_true(line_of(&plan.memory[PLAN_HOST], "weights") == GIB);
+    assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "weights"), head + 4096);
+    assert_true(analyse_token_bytes(&table, &plan, PLAN_HOME_CPU) == GIB - head);
+    assert_true(analyse_token_bytes(&table, &plan, PLAN_HOME_GPU) == head);
+    plan_drop_placements(&plan);
     analyse_table_free(&table);
 }
 
@@ -235,14 +254,8 @@ static void open_lined(struct lined *l)
 static void write_lined(struct lined *l)
 {
     struct helm_err err = {0};
+    plan_drop_placements(&l->plan);
     if (ledger_write(&l->c, 1024, 100, &l->plan, &l->spec, &err)) fail_msg("%s", err.text);
-}
-
-static uint64_t line_of(const struct ledger *ledger, const char *what)
-{
-    for (uint32_t i = 0; i < ledger->line_count; i++)
-        if (strncmp(ledger->line[i].what, what, strlen(what)) == 0) return ledger->line[i].bytes;
-    return 0;
 }
 
 static void streamed_and_borrowed_have_their_lines(void **state)
@@ -288,6 +301,7 @@ static void streamed_and_borrowed_have_their_lines(void **state)
     write_lined(&l);
     assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "activations"), ledger_cpu_buffer_bytes(&l.c, 32));
     assert_true(ledger_cpu_buffer_bytes(&l.c, 32) < decode_only);
+    plan_drop_placements(&l.plan);
     made_up_close(&l.made);
 }
 
@@ -305,6 +319,7 @@ static void the_emulated_devices_memory_is_the_hosts(void **state)
                      l.plan.memory[PLAN_VRAM0].total);
     assert_int_equal(l.plan.memory[PLAN_HOST].total,
                      host - driver + staging + l.plan.memory[PLAN_VRAM0].total);
+    plan_drop_placements(&l.plan);
     made_up_close(&l.made);
 }
 
@@ -333,6 +348,7 @@ static void draws_take_host_memory_where_the_head_is_the_gpus(void **state)
     assert_int_equal(line_of(&l.plan.memory[PLAN_HOST], "draws"), 0);
     assert_true(l.plan.memory[PLAN_HOST].total >
                 host - draws); /* the head's weights and the logits are still there */
+    plan_drop_placements(&l.plan);
     made_up_close(&l.made);
 }
 
@@ -366,12 +382,14 @@ static void weights_have_room_as_they_are_laid_out(void **state)
                             .embed = ends & 1 ? PLAN_GPU0 : PLAN_CPU0,
                             .head = ends & 2 ? PLAN_GPU0 : PLAN_CPU0};
         struct arena_spec spec;
-        struct host_weights weights;
         assert_int_equal(ledger_write(&c, 256, 8, &plan, &spec, &err), 0);
-        assert_int_equal(host_weights_plan(&model, &plan, &weights, &err), 0);
-        assert_in_range(spec.weight_bytes, weights.region_bytes,
-                        weights.region_bytes + HOST_WEIGHTS_ALIGN - 1);
-        host_weights_free(&weights);
+        assert_int_equal(placement_check(&model, &plan, &err), 0);
+        const struct placements host = placements_in(&plan, PLAN_HOST),
+                                vram = placements_in(&plan, PLAN_VRAM0);
+        assert_int_equal(spec.weight_bytes, host.region_bytes);
+        assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "weights"),
+                         vram.region_bytes + placement_vectors(&model, &plan, PLAN_GPU0, NULL, NULL));
+        plan_drop_placements(&plan);
     }
     analyse_table_free(&table);
     model_free(&model);
@@ -388,6 +406,7 @@ static void a_batch_has_as_many_contexts_of_pages(void **state)
     l.wish.page_count = 50;
     assert_int_equal(ledger_least_pages(&l.c, 1000), 50);
     assert_true(ledger_kv_layer_bytes(&l.c, UINT32_MAX) == UINT32_MAX * (2ull * 2 * 32 * 64 * 2));
+    plan_drop_placements(&l.plan);
     made_up_close(&l.made);
 }
 

@@ -76,6 +76,7 @@ static void hold_against_ledger(const struct ledger_case *c, struct search_found
     struct helm_err err = {0};
     const struct search_bytes sum = memory_sum(memory, found, c->table->tied, UNITS);
     if (ledger_write(c, CTX, PAGES, &plan, &spec, &err)) fail_msg("%s", err.text);
+    plan_drop_placements(&plan);
     bool cpu = plan_uses(&plan, PLAN_CPU0), gpu = plan_uses(&plan, PLAN_GPU0);
     /* Never less than the ledger; more only by what does not add up by units: graphs of slices, the
      * workspace of layers where only the head is there, lanes of a plan of one worker. */

@@ -42,8 +42,9 @@ static void try_packing(const struct bench *b, const struct plan *from, uint32_t
             memcpy(stages, from->stages, from->stage_count * sizeof *stages);
             plan.stages = stages;
             write_formats(&plan, &w, format);
-            plan.pack_gpu_bytes = units || head; /* grows to what is needed */
+            plan.placement = NULL; /* made for these formats */
             double seconds = taken_seconds(&r, &plan);
+            plan_drop_placements(&plan);
             best->all = fmin(best->all, seconds);
             if (!units && !head) best->plain = fmin(best->plain, seconds);
         }

@@ -243,6 +243,7 @@ static void the_best_split_is_found(void **state)
                 struct helm_err err = {0};
                 if (!plan_uses(&split, PLAN_GPU0)) continue;
                 int rc = planner_take(&b.r, &split, &spec, &err);
+                plan_drop_placements(&split);
                 if (rc == HELM_E_CAPACITY) continue;
                 if (rc) fail_msg("%s", err.text);
                 double seconds = seconds_of(&b.r, &split);
@@ -391,6 +392,7 @@ static int take(struct bench *b, struct plan *plan, struct helm_err *err)
 {
     struct arena_spec spec;
     memset(err, 0, sizeof *err);
+    plan_drop_placements(plan);
     plan->context_tokens = 4096; /* sizes are the plan's */
     plan->step_tokens = 512;
     plan->slots = 8;
@@ -457,6 +459,7 @@ static void a_written_plan_is_checked(void **state)
     assert_non_null(strstr(err.text, "none here"));
     plan.layers = 12;
     assert_int_equal(take(&b, &plan, &err), HELM_E_MISMATCH);
+    plan_drop_placements(&plan);
     bench_close(&b);
 }
 

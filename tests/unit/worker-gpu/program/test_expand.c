@@ -53,9 +53,8 @@ static void bench_open(struct bench *b)
         b->table[i] = (uint32_t *)(void *)at;
         assert_int_equal(packed_write_matrix(b->value[i], ROWS, COLS, at + 4096, b->table[i], &err), 0);
         b->matrix[TENSOR_ROLE_COUNT + roles[i]] = (struct gpu_matrix){.host = at + 4096,
-                                                                      .packed = true,
+                                                                      .format = FORMAT_BF16_PACKED,
                                                                       .offset = b->table[i],
-                                                                      .dtype = DTYPE_BF16,
                                                                       .rows = ROWS,
                                                                       .cols = COLS};
     }

@@ -48,7 +48,7 @@ static void pack_some(struct setup *s, const enum tensor_role *roles, size_t cou
                     packed_group_bytes_max(packed_group_values(m->rows, m->cols, g)) / PACKED_ALIGN;
                 table[g + 1] = table[g] + 1 + draw(state, (uint32_t)most);
             }
-            m->packed = true;
+            m->format = FORMAT_BF16_PACKED;
             m->offset = m->offset_device = table;
         }
     }
@@ -87,7 +87,7 @@ static void make_setup(struct setup *s, uint64_t seed)
             at = (at + 63) / 64 * 64;
             s->matrix[(uint32_t)(l + 1) * TENSOR_ROLE_COUNT + roles[i]] =
                 (struct gpu_matrix){.host = (const char *)(uintptr_t)at, /* never read */
-                                    .dtype = DTYPE_BF16,
+                                    .format = FORMAT_BF16,
                                     .rows = rows[i],
                                     .cols = cols[i]};
             at += (uint64_t)rows[i] * cols[i] * 2;
@@ -271,7 +271,7 @@ static void what_a_lap_overwrites_is_not_held(void **state)
         for (uint32_t i = 0; i < 3; i++)
             s->matrix[(l + 1) * TENSOR_ROLE_COUNT + roles[i]] =
                 (struct gpu_matrix){.host = (const char *)(uintptr_t)((3 * l + i + 1) * MIB),
-                                    .dtype = DTYPE_BF16,
+                                    .format = FORMAT_BF16,
                                     .rows = 16,
                                     .cols = cols[l]};
     static const enum plan_home homes[2][6] = {{0, 2, 0, 0, 0, 2}, {0, 0, 0, 2, 0, 2}};
@@ -329,7 +329,7 @@ static void slices_fit_the_ring(void **state)
     for (uint32_t u = 0; u < 2 * LAYERS; u++) s->home[0][u] = PLAN_HOME_STREAM;
     s->plan.stage_count = plan_stages_of(s->home[0], LAYERS, s->stages[0]);
     for (int i = 0; i < (LAYERS + 1) * TENSOR_ROLE_COUNT; i++) {
-        s->matrix[i].packed = false;
+        s->matrix[i].format = FORMAT_BF16;
         s->matrix[i].offset = NULL;
         if (s->matrix[i].host) s->matrix[i].rows = 12288, s->matrix[i].cols = 4096;
     }
@@ -369,7 +369,7 @@ static void unknown_sizes_are_bounds(void **state)
     ring_free(&known);
     ring_free(&bound);
     for (int i = 0; i < (LAYERS + 1) * TENSOR_ROLE_COUNT; i++) {
-        s->matrix[i].packed = true;
+        s->matrix[i].format = FORMAT_BF16_PACKED;
         s->matrix[i].offset = s->table[0][0];
         if (s->matrix[i].host) s->matrix[i].rows = 12288, s->matrix[i].cols = 4096;
     }

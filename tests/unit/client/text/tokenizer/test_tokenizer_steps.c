@@ -36,8 +36,7 @@ static void check_normalizer(const char *spec, const char *text, const char *exp
     int rc;
     struct helm_tokenizer *t = open_with(spec, "null", &rc, &err);
     if (rc) fail_msg("%s: %s", spec, err.text);
-    assert_int_equal(tok_normalize(t->normalizers, t->normalizer_count, text, strlen(text), &matcher, &out,
-                                   &dropped, &err),
+    assert_int_equal(tok_normalize(t, (struct tok_slice){text, strlen(text)}, &matcher, &out, &dropped, &err),
                      0);
     if (out.length != strlen(expected) || memcmp(out.data, expected, out.length) != 0)
         fail_msg("%s of '%s': '%.*s', not '%s'", spec, text, (int)out.length, out.data, expected);
@@ -51,18 +50,17 @@ static void check_pretokenizer(const char *spec, const char *text, bool first, c
     struct helm_err err = {0};
     struct tok_matcher matcher = {0};
     struct tok_words words = {0};
-    const char *source;
     char joined[1024] = "";
     size_t used = 0;
     int rc;
     struct helm_tokenizer *t = open_with("null", spec, &rc, &err);
     if (rc) fail_msg("%s: %s", spec, err.text);
-    rc = tok_pretokenize(t->pretokenizers, t->pretokenizer_count, text, strlen(text), first, &matcher, &words,
-                         &source, &err);
+    rc = tok_pretokenize(t, (struct tok_slice){text, strlen(text)}, first, &matcher, &words, &err);
     if (rc) fail_msg("%s on '%s': %s", spec, text, err.text);
     for (size_t i = 0; i < words.pieces.count; i++)
-        used += (size_t)snprintf(joined + used, sizeof joined - used, "%s%.*s", i ? "|" : "",
-                                 (int)words.pieces.data[i].length, source + words.pieces.data[i].offset);
+        used +=
+            (size_t)snprintf(joined + used, sizeof joined - used, "%s%.*s", i ? "|" : "",
+                             (int)words.pieces.data[i].length, words.source + words.pieces.data[i].offset);
     if (strcmp(joined, expected) != 0) fail_msg("%s of '%s': '%s', not '%s'", spec, text, joined, expected);
     tok_words_free(&words);
     tok_matcher_free(&matcher);
@@ -111,7 +109,8 @@ static void test_many_marks(void **state)
     assert_int_equal(rc, 0);
     char *text = malloc(pairs * 4);
     for (size_t i = 0; i < pairs; i++) memcpy(text + 4 * i, "\u0301\u0323", 4);
-    assert_int_equal(tok_normalize(t->normalizers, 1, text, pairs * 4, &matcher, &out, &dropped, &err), 0);
+    assert_int_equal(tok_normalize(t, (struct tok_slice){text, pairs * 4}, &matcher, &out, &dropped, &err),
+                     0);
     assert_int_equal(out.length, pairs * 4);
     assert_memory_equal(out.data, "\u0323\u0323", 4);
     assert_memory_equal(out.data + out.length - 4, "\u0301\u0301", 4);
@@ -308,15 +307,11 @@ static void test_budget(void **state)
         static const char *const subjects[] = {"abc", "abbbc", "b"};
         struct tok_matcher matcher = {.text_length = cases[i].whole};
         for (size_t k = 0; k < 3; k++) {
-            struct tok_search search = {0};
+            struct tok_search search = {.subject = {subjects[k], strlen(subjects[k])}};
             struct timespec now;
-            bool found;
-            size_t start, end;
             if (k == 0) clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-            assert_int_equal(tok_pattern_next(&pattern, &matcher, subjects[k], strlen(subjects[k]), &search,
-                                              &found, &start, &end, &err),
-                             0);
-            assert_true(found);
+            assert_int_equal(tok_pattern_next(&pattern, &matcher, &search, &err), 0);
+            assert_true(search.found);
             assert_int_equal(matcher.subject_length, strlen(subjects[k]));
             assert_int_equal(matcher.budget_ns / 1000000000u, cases[i].seconds);
             if (k == 0)

@@ -1,21 +1,22 @@
-/* One token with AVX-512: a chunk's rows are read as several long streams, because one core draws the memory's
- * full bandwidth only with enough lines in flight.
+/* One token: a chunk's rows are read as several long streams, because one core draws the memory's full bandwidth
+ * only with enough lines in flight.
  *
- * Included behind lanes512.h and a decoder, which defines of its format (a constant wherever it is inlined):
- *   size_t decode_bytes(values, format)            bytes of neighbouring values of a row, whole blocks of them
- *   __m512 decode_values(row, i, format)           values i .. i + 15 as fp32; i is a multiple of 16
- *   __m512 decode_tail(row, i, mask, format)       those of them that the mask has, the others 0
- * Blocks are of 128 values or a part of that. */
-#ifndef HELM_COMMON_CPU_KERNELS_GEMV_AVX512_H
-#define HELM_COMMON_CPU_KERNELS_GEMV_AVX512_H
+ * Included behind lanes256.h or lanes512.h and a decoder, which defines of its format (a constant wherever it is
+ * inlined):
+ *   size_t decode_bytes(values, format)        bytes of neighbouring values of a row, whole blocks of them
+ *   vec decode_part(row, i, left, format)      values i .. i + LANES - 1 as fp32, those from `left` on as 0;
+ *                                              i is a multiple of LANES
+ * Blocks are of 8 * LANES values or a part of that. */
+#ifndef HELM_COMMON_CPU_KERNELS_GEMV_SIMD_H
+#define HELM_COMMON_CPU_KERNELS_GEMV_SIMD_H
 
 #include "common/cpu/kernels/variants.h"
 
-/* Measured on one Zen 5 core, which reads 45 GB/s with plain loads, bf16 at 12288 / 4096 columns: 3 streams 2
- * KiB ahead 41.8 / 42.6 GB/s, 2 streams 39.4 / 41.4, 4 streams 38.2 / 39.9, 1 stream 31 / 40; two cores
- * together are limited by memory (50 GB/s) long before that. 128 columns an iteration beat 32 by 4 %. */
+/* Measured on one Zen 5 core, which reads 45 GB/s with plain loads, AVX-512, bf16 at 12288 / 4096 columns: 3 streams
+ * 2 KiB ahead 41.8 / 42.6 GB/s, 2 streams 39.4 / 41.4, 4 streams 38.2 / 39.9, 1 stream 31 / 40; two cores together
+ * are limited by memory (50 GB/s) long before that. 128 columns an iteration beat 32 by 4 %. */
 #define GEMV_STREAMS 3
-#define GEMV_BLOCK   128
+#define GEMV_BLOCK   ((size_t)8 * LANES)
 
 /* Where streams fetch: `near` and `far` bytes ahead, and past their ends, which are `left` bytes from the
  * row's beginning, `jump` bytes further and next_stride bytes from each other: what this thread reads next.
@@ -31,8 +32,8 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
 {
     const size_t stride = row_stride * decode_bytes(cols, format);
     const uintptr_t begin = (uintptr_t)w;
-    __m512 even[8], odd[8];
-    UNROLL for (size_t s = 0; s < S; s++) even[s] = odd[s] = _mm512_setzero_ps();
+    vec even[GEMV_STREAMS], odd[GEMV_STREAMS];
+    UNROLL for (size_t s = 0; s < S; s++) even[s] = odd[s] = vec_zero();
     size_t c = 0;
     for (; c + GEMV_BLOCK <= cols; c += GEMV_BLOCK) {
         const size_t to = decode_bytes(c, format);
@@ -49,30 +50,29 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
                 if (two_levels) _mm_prefetch((const char *)(far_at + s * far_stride + i), _MM_HINT_T1);
                 _mm_prefetch((const char *)(near_at + s * near_stride + i), _MM_HINT_T0);
             }
-            UNROLL for (size_t i = 0; i < GEMV_BLOCK; i += 32)
+            UNROLL for (size_t i = 0; i < GEMV_BLOCK; i += 2 * LANES)
             {
-                even[s] = _mm512_fmadd_ps(decode_values(at, i, format), _mm512_loadu_ps(x + c + i), even[s]);
-                odd[s] = _mm512_fmadd_ps(decode_values(at, i + 16, format), _mm512_loadu_ps(x + c + i + 16),
-                                         odd[s]);
+                even[s] = vec_fmadd(decode_part(at, i, LANES, format), vec_load(x + c + i), even[s]);
+                odd[s] =
+                    vec_fmadd(decode_part(at, i + LANES, LANES, format), vec_load(x + c + i + LANES), odd[s]);
             }
         }
     }
-    for (; c + 32 <= cols; c += 32) {
+    for (; c + 2 * LANES <= cols; c += 2 * LANES) {
         UNROLL for (size_t s = 0; s < S; s++)
         {
             const char *row = w + s * stride;
-            even[s] = _mm512_fmadd_ps(decode_values(row, c, format), _mm512_loadu_ps(x + c), even[s]);
-            odd[s] = _mm512_fmadd_ps(decode_values(row, c + 16, format), _mm512_loadu_ps(x + c + 16), odd[s]);
+            even[s] = vec_fmadd(decode_part(row, c, LANES, format), vec_load(x + c), even[s]);
+            odd[s] = vec_fmadd(decode_part(row, c + LANES, LANES, format), vec_load(x + c + LANES), odd[s]);
         }
     }
-    for (; c < cols; c += 16) {
-        __mmask16 mask = lanes_mask(cols - c);
-        __m512 xs = _mm512_maskz_loadu_ps(mask, x + c);
+    for (; c < cols; c += LANES) {
+        const size_t left = cols - c;
+        const vec xs = vec_load_part(x + c, left);
         UNROLL for (size_t s = 0; s < S; s++) even[s] =
-            _mm512_fmadd_ps(decode_tail(w + s * stride, c, mask, format), xs, even[s]);
+            vec_fmadd(decode_part(w + s * stride, c, left, format), xs, even[s]);
     }
-    UNROLL for (size_t s = 0; s < S; s++) y[s * row_stride] =
-        _mm512_reduce_add_ps(_mm512_add_ps(even[s], odd[s]));
+    UNROLL for (size_t s = 0; s < S; s++) y[s * row_stride] = vec_reduce_add(vec_add(even[s], odd[s]));
 }
 
 INLINE void gemv_streams(float *y, const char *w, const float *x, size_t rows, size_t cols,

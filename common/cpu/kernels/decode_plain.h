@@ -1,0 +1,20 @@
+/* Decoder of single numbers: LANES neighbouring values of a row as fp32. Included behind lanes256.h or lanes512.h;
+ * `format` is a constant wherever these are inlined. */
+#ifndef HELM_COMMON_CPU_KERNELS_DECODE_PLAIN_H
+#define HELM_COMMON_CPU_KERNELS_DECODE_PLAIN_H
+
+#include "common/formats/tensor_format.h"
+
+/* Of `values` neighbouring ones. */
+INLINE size_t decode_bytes(size_t values, const enum tensor_format format)
+{
+    return values * (format == FORMAT_F32 ? 4 : 2);
+}
+
+/* Values i .. i + LANES - 1 of a row, `left` of them that count. */
+INLINE vec decode_part(const char *row, size_t i, size_t left, const enum tensor_format format)
+{
+    return lanes_widen(row, i, left, (enum dtype)format);
+}
+
+#endif

@@ -1,0 +1,24 @@
+/* One token's products with single numbers. Included once by gemv_avx2.c and gemv_avx512.c behind their vectors, which
+ * define NAME, FEATURES and ENTRIES, the table that linear.c knows. */
+#include "common/cpu/kernels/decode_plain.h"
+#include "common/cpu/kernels/gemv_simd.h"
+
+#define FOR_FORMAT(suffix, format)                                                                           \
+    static void gemv_##suffix(float *y, const void *w, const float *x, size_t rows, size_t cols,             \
+                              const struct gemv_reads *reads)                                                \
+    {                                                                                                        \
+        gemv(y, w, x, rows, cols, reads, format);                                                            \
+    }
+FOR_FORMAT(bf16, FORMAT_BF16)
+FOR_FORMAT(f16, FORMAT_F16)
+FOR_FORMAT(f32, FORMAT_F32)
+
+#define ENTRY(suffix, id)                                                                                    \
+    [id] = {.name = NAME,                                                                                    \
+            .features = FEATURES,                                                                            \
+            .format = id,                                                                                    \
+            .schedule = LINEAR_ONE_TOKEN,                                                                    \
+            .gemv = gemv_##suffix,                                                                           \
+            .streams = GEMV_STREAMS}
+const struct linear_kernel ENTRIES[LINEAR_PLAIN] = {ENTRY(bf16, FORMAT_BF16), ENTRY(f16, FORMAT_F16),
+                                                    ENTRY(f32, FORMAT_F32)};

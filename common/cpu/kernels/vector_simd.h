@@ -1,0 +1,138 @@
+/* Elementwise operations on vectors of any width. Included once by vector_avx2.c and vector_avx512.c behind their
+ * vectors. An operation is written for `left` lanes: whole vectors pass the constant LANES, the rest of an array what
+ * it has, so that any length takes one path. */
+#include <math.h>
+
+#include "common/cpu/kernels/variants.h"
+
+/* Does `step`, which uses i and left, for all of n. */
+#define EACH(n, step)                                                                                        \
+    do {                                                                                                     \
+        size_t i = 0;                                                                                        \
+        for (const size_t left = LANES; i + LANES <= (n); i += LANES) step;                                  \
+        if (i < (n)) {                                                                                       \
+            const size_t left = (n)-i;                                                                       \
+            step;                                                                                            \
+        }                                                                                                    \
+    } while (0)
+
+static void rmsnorm(float *y, const float *x, const float *w, size_t n, float eps)
+{
+    vec sum[4] = {vec_zero(), vec_zero(), vec_zero(), vec_zero()};
+    size_t at = 0;
+    for (; at + 4 * LANES <= n; at += 4 * LANES) UNROLL for (size_t j = 0; j < 4; j++)
+        {
+            const vec v = vec_load(x + at + j * LANES);
+            sum[j] = vec_fmadd(v, v, sum[j]);
+        }
+    for (size_t j = 0; at < n; at += LANES, j++) {
+        const vec v = vec_load_part(x + at, n - at);
+        sum[j] = vec_fmadd(v, v, sum[j]);
+    }
+    float total = vec_reduce_add(vec_add(vec_add(sum[0], sum[1]), vec_add(sum[2], sum[3])));
+    const vec scale = vec_set1(1.0f / sqrtf(total / (float)n + eps));
+    EACH(n, vec_store_part(y + i, left,
+                           vec_mul(vec_mul(vec_load_part(x + i, left), scale), vec_load_part(w + i, left))));
+}
+
+INLINE void rope_part(float *x, float *far, const float *cosine, const float *sine, size_t left)
+{
+    const vec a = vec_load_part(x, left), b = vec_load_part(far, left);
+    const vec c = vec_load_part(cosine, left), s = vec_load_part(sine, left);
+    vec_store_part(x, left, vec_fmsub(a, c, vec_mul(b, s)));
+    vec_store_part(far, left, vec_fmadd(b, c, vec_mul(a, s)));
+}
+
+static void rope(float *x, const float *cosine, const float *sine, size_t n)
+{
+    const size_t half = n / 2;
+    EACH(half, rope_part(x + i, x + half + i, cosine + i, sine + i, left));
+}
+
+/* e^v to about 1 ulp for finite v: v = n ln2 + r, |r| <= ln2 / 2, e^r by its Taylor polynomial of degree 7 (remainder
+ * 6e-9), scaled by 2^n. Beyond the limits e^v is 0 or infinite; without them r would be inf - inf. A NaN stays one. */
+INLINE vec vec_exp(vec v)
+{
+    v = vec_min(vec_set1(90.0f), vec_max(vec_set1(-110.0f), v));
+    const vec n = vec_round(vec_mul(v, vec_set1(1.44269504f)));
+    vec r = vec_fnmadd(n, vec_set1(0.693145752f), v); /* ln2 in two parts: the high one is short */
+    r = vec_fnmadd(n, vec_set1(1.42860677e-6f), r);
+    vec p = vec_set1(1.0f / 5040);
+    p = vec_fmadd(p, r, vec_set1(1.0f / 720));
+    p = vec_fmadd(p, r, vec_set1(1.0f / 120));
+    p = vec_fmadd(p, r, vec_set1(1.0f / 24));
+    p = vec_fmadd(p, r, vec_set1(1.0f / 6));
+    p = vec_fmadd(p, r, vec_set1(0.5f));
+    p = vec_fmadd(p, r, vec_set1(1.0f));
+    p = vec_fmadd(p, r, vec_set1(1.0f));
+    return vec_scale2_far(p, n);
+}
+
+INLINE void swiglu_part(float *y, const float *g, const float *u, size_t left)
+{
+    const vec gate = vec_load_part(g, left), e = vec_exp(vec_sub(vec_zero(), gate));
+    vec_store_part(y, left, vec_mul(vec_div(gate, vec_add(vec_set1(1.0f), e)), vec_load_part(u, left)));
+}
+
+static void swiglu(float *y, const float *g, const float *u, size_t n)
+{
+    EACH(n, swiglu_part(y + i, g + i, u + i, left));
+}
+
+static void add(float *y, const float *x, size_t n)
+{
+    EACH(n, vec_store_part(y + i, left, vec_add(vec_load_part(y + i, left), vec_load_part(x + i, left))));
+}
+
+static void load(float *y, const void *x, enum dtype dtype, size_t n)
+{
+    if (dtype == DTYPE_F32)
+        memcpy(y, x, n * sizeof *y);
+    else if (dtype == DTYPE_BF16)
+        EACH(n, vec_store_part(y + i, left, lanes_widen(x, i, left, DTYPE_BF16)));
+    else
+        EACH(n, vec_store_part(y + i, left, lanes_widen(x, i, left, DTYPE_F16)));
+}
+
+static void store(void *y, const float *x, enum dtype dtype, size_t n)
+{
+    uint16_t *to = y;
+    if (dtype == DTYPE_F32)
+        memcpy(y, x, n * sizeof *x);
+    else if (dtype == DTYPE_BF16)
+        EACH(n, vec_narrow_part(to + i, left, vec_load_part(x + i, left), DTYPE_BF16));
+    else
+        EACH(n, vec_narrow_part(to + i, left, vec_load_part(x + i, left), DTYPE_F16));
+}
+
+/* First the largest value (vec_max returns its second operand when one is NaN, so NaN never enters), then the
+ * first place that holds it. */
+static size_t argmax(const float *x, size_t n)
+{
+    const vec low = vec_set1(-INFINITY);
+    vec max[4] = {low, low, low, low};
+    size_t i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        UNROLL for (size_t j = 0; j < 4; j++) max[j] = vec_max(vec_load(x + i + j * LANES), max[j]);
+    for (; i < n; i += LANES) {
+        const int left = n - i < LANES ? (int)(n - i) : LANES;
+        max[0] = vec_max(vec_keep(vec_load_part(x + i, n - i), 0, left, low), max[0]);
+    }
+    const vec top = vec_set1(vec_reduce_max(vec_max(vec_max(max[0], max[1]), vec_max(max[2], max[3]))));
+    for (i = 0; i < n; i += LANES) {
+        unsigned hit = vec_equal(vec_load_part(x + i, n - i), top);
+        if (n - i < LANES) hit &= (1u << (n - i)) - 1;
+        if (hit) return i + (size_t)__builtin_ctz(hit);
+    }
+    return n;
+}
+
+const struct vector_variant VARIANT = {.name = NAME,
+                                       .features = FEATURES,
+                                       .rmsnorm = rmsnorm,
+                                       .rope = rope,
+                                       .swiglu = swiglu,
+                                       .add = add,
+                                       .load = load,
+                                       .store = store,
+                                       .argmax = argmax};

@@ -1,0 +1,69 @@
+/* Reading tensors. See shards.h. */
+#include "common/model/shards.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "common/base/file.h"
+
+int model_shards_open(const struct model *model, struct model_shards *shards, struct helm_err *err)
+{
+    const size_t count = (size_t)model->shard_count + 1;
+    *shards = (struct model_shards){.fd = calloc(count, sizeof *shards->fd),
+                                    .bytes = calloc(count, sizeof *shards->bytes)};
+    int rc = shards->fd && shards->bytes
+                 ? 0
+                 : helm_fail(err, HELM_E_NOMEM, "no memory for %u file descriptors", model->shard_count);
+    for (uint32_t i = 0; i < model->shard_count && !rc; i++) {
+        rc = file_open_inside(model->folder, model->shards[i].file, &shards->fd[i], &shards->bytes[i], err);
+        shards->count += !rc;
+    }
+    if (rc) model_shards_close(shards);
+    return rc;
+}
+
+int model_shards_read(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
+                      uint64_t bytes, void *to, struct helm_err *err)
+{
+    const int fd = shards->fd[t->shard];
+    if (!t->interleaved_heads) return file_pread_all(fd, to, (size_t)bytes, t->offset + from, t->name, err);
+    const uint64_t rows = t->rows > 1 ? t->rows : t->cols, row_bytes = t->bytes / rows;
+    const uint64_t head = rows / t->interleaved_heads;
+    int rc = 0;
+    for (uint64_t at = from, part; at < from + bytes && !rc; at += part) {
+        const uint64_t row = at / row_bytes, i = row % head, inside = at % row_bytes;
+        const uint64_t there = row - i + (i < head / 2 ? 2 * i : 2 * (i - head / 2) + 1);
+        part = row_bytes - inside;
+        if (part > from + bytes - at) part = from + bytes - at;
+        rc = file_pread_all(fd, (char *)to + (at - from), (size_t)part,
+                            t->offset + there * row_bytes + inside, t->name, err);
+    }
+    return rc;
+}
+
+int model_shards_read_rows(const struct model_shards *shards, const struct model_rows *what, void *to,
+                           struct helm_err *err)
+{
+    const struct model_tensor *t = what->tensor;
+    const uint64_t row_bytes = tensor_format_row_bytes(t->format, t->cols), bytes = what->rows * row_bytes;
+    if (what->format == t->format) return model_shards_read(shards, t, what->row * row_bytes, bytes, to, err);
+    struct tensor_rows rows = {.from = t->format,
+                               .to = what->format,
+                               .rows = what->rows,
+                               .cols = (uint32_t)t->cols};
+    void *stored = malloc((size_t)bytes);
+    if (!stored) return helm_fail(err, HELM_E_NOMEM, "no memory for %u rows of %s", what->rows, t->name);
+    int rc = model_shards_read(shards, t, what->row * row_bytes, bytes, stored, err);
+    rows.values = stored;
+    if (!rc && (rc = tensor_format_convert(&rows, to, err))) helm_err_prefix(err, "%s", t->name);
+    free(stored);
+    return rc;
+}
+
+void model_shards_close(struct model_shards *shards)
+{
+    while (shards->count) close(shards->fd[--shards->count]);
+    free(shards->fd);
+    free(shards->bytes);
+    *shards = (struct model_shards){0};
+}

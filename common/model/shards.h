@@ -1,0 +1,32 @@
+/* The files behind a model, open for reading its tensors.
+ *
+ * Called by both workers' loaders, which read all of them, and by the planner, which looks at some. Any number of
+ * threads may read. */
+#ifndef HELM_COMMON_MODEL_SHARDS_H
+#define HELM_COMMON_MODEL_SHARDS_H
+
+#include "common/model/model.h"
+
+struct model_shards {
+    int *fd;         /* [count] */
+    uint64_t *bytes; /* that each has now */
+    uint32_t count;
+};
+/* On failure nothing is open. */
+HELM_MUST_CHECK int model_shards_open(const struct model *model, struct model_shards *shards,
+                                      struct helm_err *err);
+/* Bytes of a tensor from its byte `from` on. */
+HELM_MUST_CHECK int model_shards_read(const struct model_shards *shards, const struct model_tensor *tensor,
+                                      uint64_t from, uint64_t bytes, void *to, struct helm_err *err);
+/* Rows of a tensor, laid down in a format that its own can be converted to (tensor_format_converts). */
+struct model_rows {
+    const struct model_tensor *tensor;
+    uint32_t row, rows;
+    enum tensor_format format;
+};
+HELM_MUST_CHECK int model_shards_read_rows(const struct model_shards *shards, const struct model_rows *what,
+                                           void *to, struct helm_err *err);
+/* Accepts a zeroed struct. */
+void model_shards_close(struct model_shards *shards);
+
+#endif

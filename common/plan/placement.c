@@ -1,0 +1,340 @@
+/* Placements of matrices. See placement.h. Called by the planner, both workers and tests; reads no file and no
+ * arena. */
+#include "common/plan/placement.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/units.h"
+#include "common/formats/packed.h"
+#include "common/model/arch.h"
+#include "common/plan/engine_limits.h"
+
+/* ---- sizes ---- */
+
+uint64_t placement_align(enum plan_memory memory)
+{
+    return memory == PLAN_HOST ? HOST_ALIGN : VRAM_ALIGN;
+}
+
+uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes)
+{
+    const uint64_t align = placement_align(memory);
+    return (bytes + align - 1) / align * align;
+}
+
+bool placement_takes(const struct model_tensor *t, enum tensor_format format)
+{
+    return tensor_format_converts(t->format, format) && tensor_format_takes(format, t->rows, t->cols);
+}
+
+void placement_packing(const struct model *model, bool *link, bool *cpu)
+{
+    const uint32_t units = unit_count(model->config.layers);
+    for (uint32_t u = 0; u < units; u++) link[u] = cpu[u] = true;
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        const struct model_tensor *t = &model->tensors[i];
+        const uint32_t u = model_tensor_unit(t);
+        if (t->layer < 0 || u >= units || arch_role_is_vector(t->role)) continue;
+        link[u] &= placement_takes(t, FORMAT_BF16_PACKED);
+        cpu[u] &= placement_takes(t, FORMAT_BF16_PACKED) && t->cols % PACKED_CPU_COLS == 0;
+    }
+}
+
+/* What a matrix comes to packed, by its shape: headers and tables of its groups, codes, and some escapes. */
+static double packed_by_shape(const struct model_tensor *t)
+{
+    const uint32_t values = packed_group_values((uint32_t)t->rows, (uint32_t)t->cols, 0);
+    const uint64_t escapes = (uint64_t)(PLACEMENT_PACKED_ESCAPES * values) + 1,
+                   most = packed_group_bytes_max(values),
+                   group = packed_table_bytes(values) +
+                           packed_round((uint64_t)packed_tiles(values) * PACKED_TILE_BYTES + escapes);
+    return (double)(packed_groups((uint32_t)t->rows) * (group < most ? group : most));
+}
+
+uint64_t placement_room(const struct model_tensor *t, enum tensor_format format, enum plan_memory memory,
+                        const struct packed_parts *parts)
+{
+    if (format == t->format) return t->bytes;
+    if (memory == PLAN_HOST || !tensor_format_of(format)->variable)
+        return tensor_format_bytes(format, t->rows, t->cols);
+    double part = 0;
+    if (parts)
+        part = t->layer < 0                             ? parts->head
+               : unit_part_of_role(t->role) == UNIT_MLP ? parts->mlp
+                                                        : parts->attention;
+    const double packed = part > 0 ? part * (double)t->bytes : packed_by_shape(t);
+    return placement_rounded(memory, (uint64_t)ceil(packed * (1 + PLACEMENT_PACKED_SLACK))) +
+           placement_rounded(memory, packed_offsets_bytes((uint32_t)t->rows));
+}
+
+uint64_t placement_vector_room(const struct model_tensor *t, enum plan_memory memory)
+{
+    return placement_rounded(memory, t->rows * t->cols * sizeof(float));
+}
+
+/* ---- the list ---- */
+
+enum which { FIXED = 1, VARYING = 2 };
+
+struct laying {
+    const struct model *model;
+    const struct plan *plan;
+    const struct packed_parts *parts;
+    enum plan_memory memory;
+    unsigned which;
+    uint64_t end; /* of what lies in that memory */
+    struct placement *place;
+    uint32_t count;
+};
+
+static int lay(struct laying *l, const struct model_tensor *t, enum tensor_format format,
+               struct helm_err *err)
+{
+    if (format == PLAN_AS_STORED) format = t->format;
+    if (!(l->which & (tensor_format_of(format)->variable ? VARYING : FIXED))) return 0;
+    if (!placement_takes(t, format))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "the plan has %s as %s: its %llu x %llu values of %s cannot lie so", t->name,
+                         tensor_format_name(format), (unsigned long long)t->rows, (unsigned long long)t->cols,
+                         tensor_format_name(t->format));
+    const uint64_t align = placement_align(l->memory), bytes = placement_room(t, format, l->memory, l->parts);
+    uint64_t at = l->end;
+    if (units_add(at, align - 1, &at) || units_add(at - at % align, bytes, &l->end) ||
+        l->end > PLAN_BYTES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "weights: sizes overflow at %s", t->name);
+    l->place[l->count++] = (struct placement){.role = t->role,
+                                              .layer = t->layer,
+                                              .format = format,
+                                              .memory = l->memory,
+                                              .offset = at - at % align,
+                                              .bytes = bytes};
+    return 0;
+}
+
+static int lay_memory(struct laying *l, enum plan_memory memory, unsigned which, struct helm_err *err)
+{
+    const struct plan *plan = l->plan;
+    const bool embed = plan_processor_memory(plan->embed) == memory,
+               head = plan_processor_memory(plan->head) == memory,
+               same = embed && head && l->model->config.tied_head;
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX] = {PLAN_HOME_CPU};
+    int rc = 0;
+    l->memory = memory;
+    l->which = which;
+    if (same && plan_head_format(plan) != plan_embed_format(plan))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "the plan has the head as %s, but it is also the embedding in %s",
+                         plan_head_format(plan) == PLAN_AS_STORED
+                             ? "it is stored"
+                             : tensor_format_name(plan_head_format(plan)),
+                         plan_memory_name(memory));
+    plan_unit_homes(plan, 0, home);
+    if (embed && !same) rc = lay(l, model_find(l->model, TENSOR_EMBED, -1), plan_embed_format(plan), err);
+    for (uint32_t u = 0; u < unit_count(plan->layers) && !rc; u++) {
+        const struct model_unit *unit = &l->model->unit[u];
+        if (plan_home_memory(home[u]) != memory) continue;
+        for (uint32_t i = 0; i < unit->matrix_count && !rc; i++)
+            rc = lay(l, unit->tensor[i], plan_unit_format(plan, u), err);
+    }
+    if (!rc && head) rc = lay(l, model_find(l->model, TENSOR_HEAD, -1), plan_head_format(plan), err);
+    return rc;
+}
+
+/* The list, in a fresh array. */
+static int lay_all(struct laying *l, struct helm_err *err)
+{
+    const struct model *model = l->model;
+    if (l->plan->layers != model->config.layers)
+        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", l->plan->layers,
+                         model->config.layers);
+    /* An embedding that is a head elsewhere is there twice. */
+    l->place = calloc((size_t)model->tensor_count + 2, sizeof *l->place);
+    if (!l->place) return helm_fail(err, HELM_E_NOMEM, "no memory for %u placements", model->tensor_count);
+    int rc = lay_memory(l, PLAN_HOST, FIXED | VARYING, err);
+    l->end = 0;
+    if (!rc) rc = lay_memory(l, PLAN_VRAM0, FIXED, err);
+    if (!rc) rc = lay_memory(l, PLAN_VRAM0, VARYING, err);
+    return rc;
+}
+
+int placement_make(const struct model *model, const struct packed_parts *parts, struct plan *plan,
+                   struct helm_err *err)
+{
+    struct laying l = {.model = model, .plan = plan, .parts = parts};
+    plan_drop_placements(plan);
+    int rc = lay_all(&l, err);
+    if (rc) {
+        free(l.place);
+        return rc;
+    }
+    plan->placement = l.place;
+    plan->placement_count = l.count;
+    return 0;
+}
+
+/* ---- finding ---- */
+
+struct placements placements_in(const struct plan *plan, enum plan_memory memory)
+{
+    struct placements in = {.place = plan->placement};
+    uint32_t i = 0;
+    while (i < plan->placement_count && plan->placement[i].memory != memory) i++;
+    if (plan->placement) in.place = plan->placement + i;
+    for (; i < plan->placement_count && plan->placement[i].memory == memory; i++, in.count++) {
+        const struct placement *p = &plan->placement[i];
+        in.region_bytes = placement_rounded(memory, p->offset + p->bytes);
+        if (tensor_format_of(p->format)->variable) in.varying += p->bytes;
+    }
+    return in;
+}
+
+const struct placement *placement_find(const struct placements *in, enum tensor_role role, int32_t layer)
+{
+    for (uint32_t i = 0; i < in->count; i++)
+        if (in->place[i].role == role && in->place[i].layer == layer) return &in->place[i];
+    return NULL;
+}
+
+const struct model_tensor *placement_tensor(const struct model *model, const struct placement *place)
+{
+    return model_find(model, place->role, place->layer);
+}
+
+/* ---- checking one that somebody sent or wrote ---- */
+
+static const char *name_of(const struct placement *p, char name[MODEL_NAME_MAX])
+{
+    model_tensor_name(NULL, p->role, p->layer, name);
+    return name;
+}
+
+/* A placement beside what it has to be. */
+static int check_one(const struct placement *p, const struct placement *wanted, struct helm_err *err)
+{
+    char name[MODEL_NAME_MAX];
+    const bool varies = tensor_format_of(wanted->format)->variable;
+    if (p->format != wanted->format)
+        return helm_fail(err, HELM_E_MISMATCH, "%s lies as %s, by the plan's stages as %s", name_of(p, name),
+                         tensor_format_name(p->format), tensor_format_name(wanted->format));
+    if (varies && p->memory != PLAN_HOST) return 0; /* the planner's to know; loading sees */
+    if (varies ? p->bytes >= wanted->bytes : p->bytes == wanted->bytes) return 0;
+    return helm_fail(err, HELM_E_MISMATCH, "%s has %llu bytes; as %s it takes %s%llu", name_of(p, name),
+                     (unsigned long long)p->bytes, tensor_format_name(p->format), varies ? "up to " : "",
+                     (unsigned long long)wanted->bytes);
+}
+
+/* Behind the one before it, on a boundary; in VRAM nothing of fixed size is behind what is stacked. */
+static int check_place(const struct plan *plan, uint32_t i, struct helm_err *err)
+{
+    char name[MODEL_NAME_MAX], other[MODEL_NAME_MAX];
+    const struct placement *p = &plan->placement[i], *before = i ? p - 1 : NULL;
+    const uint64_t align = placement_align(p->memory);
+    uint64_t end;
+    if (p->offset % align)
+        return helm_fail(err, HELM_E_MISMATCH, "%s begins at %llu, which is no multiple of %llu",
+                         name_of(p, name), (unsigned long long)p->offset, (unsigned long long)align);
+    if (units_add(p->offset, p->bytes, &end) || end > PLAN_BYTES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "%s: %llu bytes from %llu on are too many", name_of(p, name),
+                         (unsigned long long)p->bytes, (unsigned long long)p->offset);
+    if (!before || before->memory < p->memory) return 0;
+    if (before->memory > p->memory)
+        return helm_fail(err, HELM_E_FORMAT, "%s in %s is listed behind %s in %s", name_of(p, name),
+                         plan_memory_name(p->memory), name_of(before, other),
+                         plan_memory_name(before->memory));
+    if (p->offset < before->offset + before->bytes)
+        return helm_fail(err, HELM_E_MISMATCH, "%s begins at %llu of %s, before %s ends at %llu",
+                         name_of(p, name), (unsigned long long)p->offset, plan_memory_name(p->memory),
+                         name_of(before, other), (unsigned long long)(before->offset + before->bytes));
+    if (p->memory != PLAN_HOST && tensor_format_of(before->format)->variable &&
+        !tensor_format_of(p->format)->variable)
+        return helm_fail(err, HELM_E_MISMATCH, "%s at %llu of %s is behind %s, whose size varies",
+                         name_of(p, name), (unsigned long long)p->offset, plan_memory_name(p->memory),
+                         name_of(before, other));
+    return 0;
+}
+
+/* Every one that is wanted is there; one that is missing may be in another memory. */
+static int check_all_there(const struct plan *plan, const struct laying *wanted, struct helm_err *err)
+{
+    char name[MODEL_NAME_MAX];
+    for (uint32_t i = 0; i < wanted->count; i++) {
+        const struct placement *w = &wanted->place[i];
+        const struct placements in = placements_in(plan, w->memory);
+        const struct placement *p = placement_find(&in, w->role, w->layer);
+        if (!p)
+            return helm_fail(err, HELM_E_MISMATCH,
+                             "%s is missing in %s, where the plan's stages have its %llu bytes",
+                             name_of(w, name), plan_memory_name(w->memory), (unsigned long long)w->bytes);
+        int rc = check_one(p, w, err);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+/* And nothing else. */
+static int check_none_other(const struct plan *plan, const struct laying *wanted, struct helm_err *err)
+{
+    char name[MODEL_NAME_MAX];
+    const struct plan list = {.placement = wanted->place, .placement_count = wanted->count};
+    for (uint32_t i = 0; i < plan->placement_count; i++) {
+        const struct placement *p = &plan->placement[i];
+        const struct placements given = placements_in(plan, p->memory), in = placements_in(&list, p->memory);
+        if (placement_find(&given, p->role, p->layer) == p && placement_find(&in, p->role, p->layer))
+            continue;
+        return helm_fail(err, HELM_E_MISMATCH, "%s has %llu bytes at %llu of %s, where %s", name_of(p, name),
+                         (unsigned long long)p->bytes, (unsigned long long)p->offset,
+                         plan_memory_name(p->memory),
+                         placement_find(&in, p->role, p->layer) ? "it is already"
+                                                                : "no stage of the plan has it");
+    }
+    return 0;
+}
+
+int placement_check(const struct model *model, const struct plan *plan, struct helm_err *err)
+{
+    struct laying wanted = {.model = model, .plan = plan};
+    if (!plan->placement) return helm_fail(err, HELM_E_FORMAT, "the plan says not where weights lie");
+    int rc = lay_all(&wanted, err);
+    for (uint32_t i = 0; i < plan->placement_count && !rc; i++) rc = check_place(plan, i, err);
+    if (!rc) rc = check_none_other(plan, &wanted, err);
+    if (!rc) rc = check_all_there(plan, &wanted, err);
+    free(wanted.place);
+    return rc ? helm_err_prefix(err, "placements"), rc : 0;
+}
+
+/* ---- vectors ---- */
+
+uint64_t placement_vectors(const struct model *model, const struct plan *plan, enum plan_processor processor,
+                           struct placement *out, uint32_t *count)
+{
+    const enum plan_memory memory = plan_processor_memory(processor);
+    const struct model_tensor *last =
+        plan->head == processor ? model_find(model, TENSOR_FINAL_NORM, -1) : NULL;
+    bool its[UNIT_PARTS * MODEL_LAYERS_MAX];
+    uint64_t end = 0;
+    uint32_t n = 0;
+    plan_units_of(plan, processor, its);
+    for (uint32_t u = 0; u <= unit_count(plan->layers); u++) {
+        const bool ends = u == unit_count(plan->layers);
+        const struct model_tensor *const *tensor = ends ? &last : model->unit[u].tensor;
+        const uint32_t first = ends ? 0 : model->unit[u].matrix_count, all = ends ? last != NULL
+                                                                             : its[u]
+                                                                                 ? model->unit[u].tensor_count
+                                                                                 : first;
+        for (uint32_t i = first; i < all; i++, n++) {
+            const uint64_t bytes = placement_vector_room(tensor[i], memory);
+            if (out)
+                out[n] = (struct placement){.role = tensor[i]->role,
+                                            .layer = tensor[i]->layer,
+                                            .format = FORMAT_F32,
+                                            .memory = memory,
+                                            .offset = end,
+                                            .bytes = bytes};
+            end += bytes;
+        }
+    }
+    if (count) *count = n;
+    return end;
+}

@@ -1,0 +1,87 @@
+/* Where every matrix lies: which memory, in which format, from which byte on. This file is the only place that
+ * knows the layout.
+ *
+ * helmd makes the list from model and plan, once, and ships it with the plan; workers check it and obey it.
+ * The planner's ledger takes its sizes from it. Pure functions of model and plan; the list belongs to the plan.
+ *
+ * Order: host memory, then VRAM, each in order of use: the embedding (unless it is also the head there), of
+ * every unit that is at home in the memory its matrices (q k v o, gate up down), the head. Each begins at a
+ * multiple of placement_align. q k v, and gate up, lie one behind the other, so that a product can take them
+ * as one. Of a tied model the embedding's matrix is named, for the head too.
+ *
+ * Formats of variable size: how small a matrix becomes is known when it is loaded, so `bytes` is its room. In
+ * host memory it has room for the most, and lies where its room begins. In VRAM the room is what the planner
+ * reserves by what weights come to; such matrices are the last there, and stacked: from the first one's
+ * offset on lie the tables of all of them, then their groups as they come out of loading. Loading fails
+ * with HELM_E_CAPACITY where the stack takes more than the sum of their rooms.
+ *
+ * Vectors (norms, biases) are in no list: each worker has those of the units that it computes as fp32, laid one
+ * behind the other by placement_vectors, which the ledger asks too; in VRAM behind the matrices. */
+#ifndef HELM_COMMON_PLAN_PLACEMENT_H
+#define HELM_COMMON_PLAN_PLACEMENT_H
+
+#include "common/model/model.h"
+#include "common/plan/plan.h"
+
+struct placement {
+    enum tensor_role role; /* of the tensor in the files */
+    int32_t layer;
+    enum tensor_format format;
+    enum plan_memory memory;
+    uint64_t offset, bytes;
+};
+
+/* What weights come to packed, where somebody looked at them: packed bytes by bytes, tables of offsets not
+ * counted, of the matrices of attention halves, MLP halves and the head; 0: not known. */
+struct packed_parts {
+    double attention, mlp, head;
+};
+/* Added to it for the room in VRAM, since others were looked at. */
+#define PLACEMENT_PACKED_SLACK 0.005
+/* Where nobody looked: of bf16 weights so many have an exponent of their own in packed groups
+ * (common/formats/packed.h). With it large matrices come to 0.71 of their bytes, what those of language models
+ * come to within a hundredth; small ones to more. */
+#define PLACEMENT_PACKED_ESCAPES 0.041
+
+/* Where everything that is placed in a memory begins. */
+uint64_t placement_align(enum plan_memory memory);
+/* `bytes` up to the next such boundary. */
+uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes);
+/* Whether a matrix can lie in a format, by how it is stored and by its shape. */
+bool placement_takes(const struct model_tensor *tensor, enum tensor_format format);
+/* Of each of the model's units (unit_count(layers)) whether all its matrices can lie packed to cross the link,
+ * and for the CPU to compute with. */
+void placement_packing(const struct model *model, bool *link, bool *cpu);
+/* `bytes` of a matrix's placement; of a vector what it takes as fp32, rounded up. parts: or NULL. */
+uint64_t placement_room(const struct model_tensor *tensor, enum tensor_format format, enum plan_memory memory,
+                        const struct packed_parts *parts);
+uint64_t placement_vector_room(const struct model_tensor *tensor, enum plan_memory memory);
+
+/* Makes the plan's list, in the stead of any that it has. parts: for rooms in VRAM, or NULL. HELM_E_UNSUPPORTED:
+ * a matrix cannot lie as the plan says. */
+HELM_MUST_CHECK int placement_make(const struct model *model, const struct packed_parts *parts,
+                                   struct plan *plan, struct helm_err *err);
+/* Whether the plan's list has what model and plan need, each tensor once, in its memory and format, with as many
+ * bytes as it takes, in order and without overlap; nothing else. The tensor and the numbers are named:
+ * HELM_E_FORMAT, HELM_E_MISMATCH, HELM_E_LIMIT. */
+HELM_MUST_CHECK int placement_check(const struct model *model, const struct plan *plan, struct helm_err *err);
+
+/* What of a plan lies in one memory. */
+struct placements {
+    const struct placement *place; /* of the plan's list, in order of offset */
+    uint32_t count;
+    uint64_t region_bytes; /* up to the end of the last, rounded up */
+    uint64_t varying;      /* of them the rooms of formats of variable size */
+};
+struct placements placements_in(const struct plan *plan, enum plan_memory memory);
+/* NULL: not there. */
+const struct placement *placement_find(const struct placements *in, enum tensor_role role, int32_t layer);
+/* The model's tensor; the list was made for it or checked. */
+const struct model_tensor *placement_tensor(const struct model *model, const struct placement *place);
+
+/* The vectors of the units that a processor computes in any phase, and of the head: out[model->tensor_count],
+ * offsets from 0 on, or NULL. Returns their bytes. */
+uint64_t placement_vectors(const struct model *model, const struct plan *plan, enum plan_processor processor,
+                           struct placement *out, uint32_t *count);
+
+#endif
