@@ -294,9 +294,10 @@ bool model_expected_shape(const struct model_config *config, enum tensor_role ro
 void model_tensor_name(const struct model_config *config, enum tensor_role role, int32_t layer,
                        char name[MODEL_NAME_MAX])
 {
-    const char *own = config->gguf ? gguf_names[role] : tensor_rules[role].name;
+    const bool gguf = config && config->gguf;
+    const char *own = gguf ? gguf_names[role] : tensor_rules[role].name;
     if (tensor_rules[role].per_layer)
-        snprintf(name, MODEL_NAME_MAX, "%s%d.%s", config->gguf ? GGUF_PREFIX : LAYER_PREFIX, layer, own);
+        snprintf(name, MODEL_NAME_MAX, "%s%d.%s", gguf ? GGUF_PREFIX : LAYER_PREFIX, layer, own);
     else
         snprintf(name, MODEL_NAME_MAX, "%s", own);
 }

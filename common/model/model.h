@@ -130,7 +130,7 @@ const struct model_tensor *model_find(const struct model *model, enum tensor_rol
 /* Shape that `config` implies for a role; returns false when the configuration has no such tensor. */
 bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
                           uint64_t *cols);
-/* The file's name of a role ("model.layers.3.mlp.up_proj.weight") into name. */
+/* The file's name of a role ("model.layers.3.mlp.up_proj.weight") into name; config NULL: that of safetensors files. */
 void model_tensor_name(const struct model_config *config, enum tensor_role role, int32_t layer,
                        char name[MODEL_NAME_MAX]);
 /* The operations that `config` implies. */
