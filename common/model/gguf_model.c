@@ -227,6 +227,21 @@ static int read_tensors(struct model *model, const struct gguf_files *files, boo
     return rc ? rc : checkpoint_finish(model, err);
 }
 
+int gguf_open(const char *path, struct gguf *header, struct helm_err *err)
+{
+    char *folder, file[MODEL_NAME_MAX];
+    int fd = -1;
+    uint64_t bytes = 0;
+    memset(header, 0, sizeof *header);
+    int rc = find_file(path, &folder, file, err);
+    if (rc || !folder) return rc;
+    rc = file_open_inside(folder, file, &fd, &bytes, err);
+    if (!rc) rc = gguf_read(fd, bytes, file, true, header, err);
+    if (fd >= 0) close(fd);
+    free(folder);
+    return rc;
+}
+
 int gguf_model_read(const char *path, bool headers, bool *found, struct model *model, struct helm_err *err)
 {
     struct gguf_files files = {0};

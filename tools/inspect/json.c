@@ -102,6 +102,7 @@ json_t *inspect_json(const struct inspect_report *report, bool tensors)
                                       "f32",
                                       number(model_kv_bytes_per_token(config, config->layers, DTYPE_F32))));
     }
+    if (report->gguf) json_object_set_new(root, "keys", inspect_gguf_json(report->gguf));
     if (model) {
         json_object_set_new(root, "weight_bytes", number(model->weight_bytes));
         json_object_set_new(root, "parameters", number(model->parameter_count));

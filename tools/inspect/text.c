@@ -137,6 +137,7 @@ void inspect_print(const struct inspect_report *report, bool tensors, FILE *out)
 {
     fprintf(out, "folder         %s\n", report->folder);
     if (report->config) print_config(report->config, out);
+    if (report->gguf) inspect_print_gguf(report->gguf, tensors && !report->model, out);
     if (report->model) print_tables(report->model, tensors, out);
     if (report->model)
         fprintf(out, "\nloads          yes\n");
