@@ -38,7 +38,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool more;
     uint64_t at = 0;
     for (int headers = 0; headers < 2; headers++) {
-        if (gguf_parse("fuzz", data, size, size, headers, &header, &more, &err)) {
+        const struct gguf_source source = {"fuzz", data, size, size, headers};
+        if (gguf_parse(&source, &header, &more, &err)) {
             if (!err.code || !err.text[0]) abort();
         } else {
             at = header.data_offset;

@@ -274,9 +274,7 @@ typedef void (*chain_function)(chain_params);
             chain_kernel<chain_shaped, D, float>                                                             \
     }
 /* [format of the weights][dtype of the cache] */
-static const chain_function kernels[FORMAT_COUNT][DTYPE_COUNT] = {CHAIN(decode_bf16), CHAIN(decode_f16),
-                                                                  CHAIN(decode_f32), /* bf16-packed */ {},
-                                                                  CHAIN(decode_q8_0)};
+static const chain_function kernels[FORMAT_COUNT][DTYPE_COUNT] = BY_FORMAT(CHAIN, {});
 
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
 {

@@ -1,8 +1,9 @@
 /* Decoders: how a format's bytes become numbers, for every schedule of linear layers.
  *
  * Included by the schedules (gemv_*.cu, gemm_*.cu, chain.cu, expand.cu, elementwise.cu), which are templates over
- * a decoder: schedules move bytes and add up, decoders know formats. To add a format: a decoder here, a line in the
- * files of the schedules that it shall have, its cells in linear.cu. A decoder is a struct of what these ask for:
+ * a decoder: schedules move bytes and add up, decoders know formats. To add a format: a decoder in a file of its own, included
+ * here, and its place in BY_FORMAT, from which every schedule has its kernels. A decoder is a struct of what these
+ * ask for:
  *
  *   value                what tensor cores multiply, and gpuk_expand writes: the registry's product dtype
  *   bytes(c)             of a row, in front of column c
@@ -27,5 +28,12 @@
 typedef decode_plain<__nv_bfloat16> decode_bf16;
 typedef decode_plain<__half> decode_f16;
 typedef decode_plain<float> decode_f32;
+
+/* A table by enum tensor_format: OF(decoder) for each, PACKED for bf16-packed, whose groups have schedules of their
+ * own. Where OF has nothing for a decoder, and PACKED may be the same: zeros. */
+#define BY_FORMAT(OF, ...)                                                                                   \
+    {                                                                                                        \
+        OF(decode_bf16), OF(decode_f16), OF(decode_f32), __VA_ARGS__, OF(decode_q8_0)                        \
+    }
 
 #endif

@@ -130,6 +130,7 @@ struct decode_q8_0 {
 
     /* ---- for gpuk_expand: 32 pieces of a row at a time, four times */
 
+    static const bool EXPANDS = true;
     static const uint32_t GROUP_ROWS = 1, TILE_VALUES = 4 * 32 * PIECE_VALUES;
     static bool takes(const struct gpuk_expand_part &part)
     {

@@ -111,19 +111,16 @@ struct linear_call {
     uint32_t flags;
     void *stream;
 };
-/* One schedule's kernel for one format. */
+/* One schedule's kernel for one format; zeros: it has none. */
 struct linear_kernel {
     const char *name;
     bool (*takes)(const struct linear_call &call); /* reads its arguments, tokens and device */
     int (*launch)(const struct linear_call &call, struct helm_err *err);
     int (*prepare)(const struct gpuk_device *device, struct helm_err *err);
 };
-extern const struct linear_kernel gemv_plain_bf16, gemv_plain_f16, gemv_plain_f32, gemv_plain_q8_0;
-extern const struct linear_kernel gemv_bulk_bf16, gemv_bulk_f16, gemv_bulk_f32, gemv_bulk_q8_0;
-extern const struct linear_kernel gemv_groups_bf16_packed;
-extern const struct linear_kernel gemm_plain_bf16, gemm_plain_f16, gemm_plain_f32, gemm_plain_q8_0;
-extern const struct linear_kernel gemm_tensor_bf16, gemm_tensor_f16, gemm_tensor_q8_0;
-extern const struct linear_kernel gemm_stream_bf16, gemm_stream_f16;
+typedef const struct linear_kernel linear_kernels[FORMAT_COUNT];
+extern linear_kernels gemv_plain_kernels, gemv_bulk_kernels, gemv_groups_kernels, gemm_plain_kernels,
+    gemm_tensor_kernels, gemm_stream_kernels;
 
 /* The warps of a block where gemv_bulk streams bf16 of this shape in tiles of 1 KB; else 0. */
 uint32_t gemv_bulk_warps(const struct linear_call &call);
