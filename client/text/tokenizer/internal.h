@@ -508,6 +508,13 @@ struct tok_added_spec {
 };
 HELM_MUST_CHECK int tok_install_added(struct helm_tokenizer *tokenizer, const struct tok_added_spec *specs,
                                       size_t count, struct helm_err *err);
+/* tokenizer/gguf.c: a tokenizer, or only its roles and chat templates, from a file's key/values. */
+struct gguf;
+HELM_MUST_CHECK int tok_open_gguf(const struct gguf *header, struct helm_tokenizer **out,
+                                  struct helm_err *err);
+HELM_MUST_CHECK int tok_config_read_gguf(struct tok_config *config, const struct gguf *header,
+                                         struct helm_err *err);
+
 /* tokenizer/load.c: fills everything but config from tokenizer.json's text. */
 HELM_MUST_CHECK int tok_load(struct helm_tokenizer *tokenizer, const char *text, size_t length,
                              struct helm_err *err);
