@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/base/file.h"
@@ -56,11 +55,10 @@ static int find_in_folder(const char *folder, char file[MODEL_NAME_MAX], struct 
 
 int gguf_find_file(const char *path, char **folder, char file[MODEL_NAME_MAX], struct helm_err *err)
 {
-    struct stat st;
     *folder = NULL;
     *file = '\0';
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+    if (file_is_folder(path)) {
         int rc = find_in_folder(path, file, err);
         if (rc || !*file) return rc;
         *folder = strdup(path);

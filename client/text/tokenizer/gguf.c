@@ -374,14 +374,13 @@ static int read_role(struct tok_config *config, const struct gguf *header, const
                      struct helm_err *err)
 {
     char key[GGUF_KEY_MAX];
-    uint64_t id = UINT64_MAX, length = 0;
+    uint64_t id = 0, length = 0;
+    snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", name);
+    if (!gguf_find(header, key)) return 0;
     int rc;
     const struct gguf_value *tokens = find_list(header, TOKENS, true, 0, true, &rc, err);
+    if (!rc) rc = gguf_get_u64(header, key, true, 0, tokens->count ? tokens->count - 1 : 0, &id, err);
     if (rc) return rc;
-    snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", name);
-    const uint64_t most = tokens->count ? tokens->count - 1 : 0;
-    rc = gguf_get_u64(header, key, false, 0, most, &id, err);
-    if (rc || id == UINT64_MAX) return rc;
     const uint8_t *at = tokens->data;
     const char *text = "";
     for (uint64_t i = 0; i <= id && i < tokens->count; i++) text = gguf_string(&at, &length);

@@ -7,7 +7,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "common/base/file.h"
 #include "common/model/gguf.h"
@@ -79,12 +78,11 @@ int helm_tokenizer_open(const char *path, struct helm_tokenizer **out, struct he
     char *json = NULL;
     size_t length = 0;
     bool found = true;
-    struct stat st;
-    *out = NULL;
-    const bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
     struct helm_err absent = {0};
-    int rc = folder ? file_read_inside(path, "tokenizer.json", TOK_JSON_BYTES_MAX, &json, &length, &absent)
-                    : helm_fail(&absent, HELM_E_NOT_FOUND, "neither a folder nor a GGUF file");
+    *out = NULL;
+    int rc = file_is_folder(path)
+                 ? file_read_inside(path, "tokenizer.json", TOK_JSON_BYTES_MAX, &json, &length, &absent)
+                 : helm_fail(&absent, HELM_E_NOT_FOUND, "neither a folder nor a GGUF file");
     if (rc == 0)
         rc = open_folder(path, json, length, out, err);
     else if (rc != HELM_E_NOT_FOUND)
