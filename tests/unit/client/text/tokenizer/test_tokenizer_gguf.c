@@ -67,11 +67,12 @@ static void spm_file(struct vocab_file *f, const char *without)
 /* Ends the file, frees it. */
 static int open_file(struct vocab_file *f, struct helm_tokenizer **t, struct helm_err *err)
 {
+    const struct gguf_source source = {"test", f->bytes, f->length, f->length, true};
     struct gguf header;
     bool more;
     *t = NULL;
     vocab_end(f);
-    int rc = gguf_parse("test", f->bytes, f->length, f->length, true, &header, &more, err);
+    int rc = gguf_parse(&source, &header, &more, err);
     if (!rc) rc = tok_open_gguf(&header, t, err);
     gguf_free(&header);
     free(f->bytes);
