@@ -15,24 +15,31 @@
 
 #include "client/text/tokenizer/tokenizer.h"
 #include "common/base/file.h"
+#include "common/base/json.h"
 
 #define SEPARATOR "\n__ggml_vocab_test__\n"
 
-static char *read_shared(const char *name, const char *suffix, size_t *length)
+/* The text of a shared file, or, where `length` is NULL, its path. */
+static char *read_shared(const char *name, size_t *length)
 {
     struct helm_err err = {0};
     const char *shared = getenv("HELM_SHARED");
     char path[512], *text;
-    snprintf(path, sizeof path, "%s/golden-gguf/vocab/ggml-vocab-%s.gguf%s", shared ? shared : "../shared",
-             name, suffix);
+    snprintf(path, sizeof path, "%s/%s", shared ? shared : "../shared", name);
     if (access(path, R_OK) != 0) {
-        print_message("SKIPPED: %s is not there; set HELM_SHARED to the folder that has golden-gguf/\n",
-                      path);
+        print_message("SKIPPED: %s is not there; set HELM_SHARED to the folder that has it\n", path);
         skip();
     }
     if (!length) return strdup(path);
-    if (file_read(path, 1u << 20, &text, length, &err)) fail_msg("%s", err.text);
+    if (file_read(path, 64u << 20, &text, length, &err)) fail_msg("%s", err.text);
     return text;
+}
+
+static char *read_vocabulary(const char *name, const char *suffix, size_t *length)
+{
+    char file[128];
+    snprintf(file, sizeof file, "golden-gguf/vocab/ggml-vocab-%s.gguf%s", name, suffix);
+    return read_shared(file, length);
 }
 
 /* The ids of a line, and whether these are what `text` gives; then back again. */
@@ -71,9 +78,9 @@ static void check_vocabulary(const char *name)
     struct helm_err err = {0};
     struct helm_tokenizer *t;
     size_t input_length, output_length, number = 0;
-    char *path = read_shared(name, "", NULL);
-    char *input = read_shared(name, ".inp", &input_length),
-         *output = read_shared(name, ".out", &output_length);
+    char *path = read_vocabulary(name, "", NULL);
+    char *input = read_vocabulary(name, ".inp", &input_length),
+         *output = read_vocabulary(name, ".out", &output_length);
     int bad = 0;
     if (helm_tokenizer_open(path, &t, &err)) fail_msg("%s", err.text);
     char *line = output, *text = input, *end;
@@ -101,6 +108,48 @@ static void test_qwen2(void **state)
     check_vocabulary("qwen2");
 }
 
+/* The texts recorded with Qwen 3's tokenizer.json, whose vocabulary is Qwen 2's and a few added tokens behind it. */
+static void test_qwen3_texts(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct helm_tokenizer *t;
+    size_t length, equal = 0, newer = 0;
+    char *path = read_shared("golden-gguf/vocab/ggml-vocab-qwen2.gguf", NULL);
+    char *lines = read_shared("tokenizers/qwen3.jsonl", &length);
+    if (helm_tokenizer_open(path, &t, &err)) fail_msg("%s", err.text);
+    const uint32_t tokens = helm_tokenizer_token_to_id(t, "<|im_end|>", 10) + 1; /* the last that both have */
+    assert_int_equal(tokens, 151646);
+    for (char *line = lines, *end; (end = strchr(line, '\n')); line = end + 1) {
+        json_t *value;
+        if (json_parse_bounded(path, line, (size_t)(end - line), 1u << 20, &value, &err))
+            fail_msg("%s", err.text);
+        const json_t *text = json_object_get(value, "text"), *ids = json_object_get(value, "ids");
+        uint32_t *got;
+        size_t count;
+        bool both = true, same;
+        for (size_t i = 0; i < json_array_size(ids); i++)
+            both &= json_integer_value(json_array_get(ids, i)) < tokens;
+        if (helm_tokenizer_encode(t, json_string_value(text), json_string_length(text),
+                                  HELM_TOKENIZER_ENCODE_PARSE_ADDED, &got, &count, &err))
+            fail_msg("%s", err.text);
+        same = count == json_array_size(ids);
+        for (size_t i = 0; i < count && same; i++)
+            same = got[i] == json_integer_value(json_array_get(ids, i));
+        if (both && !same) fail_msg("ids differ for '%s'", json_string_value(text));
+        equal += same;
+        newer += !both;
+        free(got);
+        json_decref(value);
+    }
+    print_message("qwen2 with texts of qwen3: %zu cases equal, %zu have tokens of Qwen 3 alone\n", equal,
+                  newer);
+    assert_true(equal >= 700 && newer < 10);
+    helm_tokenizer_close(t);
+    free(path);
+    free(lines);
+}
+
 static void test_llama(void **state)
 {
     (void)state;
@@ -117,6 +166,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_qwen2),
+        cmocka_unit_test(test_qwen3_texts),
         cmocka_unit_test(test_llama),
         cmocka_unit_test(test_deepseek),
     };
