@@ -1,6 +1,6 @@
 # Sources of client/: libhelm and helm-cli.
 
-# libhelm: connection, tokenizer, chat template. Knows no model, no arena, no daemon.
+# libhelm: connection, tokenizer, chat template. Knows no model but for the keys of GGUF files, no arena, no daemon.
 LIBHELM_SRC := \
   client/connection/connection.c \
   client/connection/endpoint.c \
@@ -28,6 +28,8 @@ LIBHELM_SRC := \
   client/text/tokenizer/config.c \
   client/text/tokenizer/decode.c \
   client/text/tokenizer/finder.c \
+  client/text/tokenizer/gguf.c \
+  client/text/tokenizer/gguf_kinds.c \
   client/text/tokenizer/json.c \
   client/text/tokenizer/load.c \
   client/text/tokenizer/normalize.c \
@@ -37,7 +39,10 @@ LIBHELM_SRC := \
   client/text/tokenizer/regex.c \
   client/text/tokenizer/text.c \
   client/text/tokenizer/tokenizer.c \
-  client/text/tokenizer/vocab.c
+  client/text/tokenizer/vocab.c \
+  common/model/gguf.c \
+  common/model/gguf_file.c \
+  common/model/gguf_value.c
 
 CLI_SRC := \
   client/cli/command_chat.c \

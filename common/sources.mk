@@ -35,6 +35,7 @@ MODEL_SRC := \
   common/model/config.c \
   common/model/gguf.c \
   common/model/gguf_config.c \
+  common/model/gguf_file.c \
   common/model/gguf_model.c \
   common/model/gguf_value.c \
   common/model/index.c \

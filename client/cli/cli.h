@@ -57,8 +57,8 @@ int cli_open(struct cli *cli);
 /* Ends everything cli_open and its like began. */
 void cli_close(struct cli *cli);
 
-/* The folder of what turns text into tokens and back: tokenizer, chat template, sampling defaults. It is
- * --tokenizer if that is no file, else --model, else the daemon's model folder; malloc'd. Needs cli_open
+/* The folder or GGUF file of what turns text into tokens and back: tokenizer, chat template, sampling defaults. It is
+ * --tokenizer if that is no tokenizer.json, else --model, else the daemon's model folder; malloc'd. Needs cli_open
  * where neither option is given. HELM_E_NOT_FOUND: the daemon's folder cannot be opened on this machine. */
 HELM_MUST_CHECK int cli_text_folder(struct cli *cli, char **folder, struct helm_err *err);
 /* Opens cli->tok from the file that --tokenizer names, else from cli_text_folder. HELM_E_NOT_FOUND: there is

@@ -52,11 +52,12 @@ int main(int argc, char **argv)
          .target = &cli.daemon_key_file},
         {"curve-secret-key-file", 0, ARGS_TEXT, "FILE", "tcp: one's own secret CURVE key (Z85, mode 0600)",
          .target = &cli.secret_key_file},
-        {"model", 0, ARGS_TEXT, "DIR", "start a private daemon on this checkpoint for the command",
+        {"model", 0, ARGS_TEXT, "PATH",
+         "start a private daemon on this checkpoint, a folder or a GGUF file, for the command",
          .target = &cli.model},
         {"tokenizer", 0, ARGS_TEXT, "PATH",
-         "tokenizer.json, or a folder with it, the chat template and generation_config.json\n"
-         "(default: the model's folder)",
+         "tokenizer.json, or a folder with it, the chat template and generation_config.json,\n"
+         "or a GGUF file (default: the model's)",
          .target = &cli.tokenizer},
         {"device", 0, ARGS_TEXT, "DEVICE",
          "auto, cpu, cuda[:N] or emulated; handed to the private daemon,\nas are all below",

@@ -7,6 +7,7 @@
 
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/model/gguf.h"
 
 #define GENERATION_CONFIG_MAX ((size_t)1 << 20)
 
@@ -72,17 +73,48 @@ static int apply_object(const json_t *object, struct sampling_options *options, 
     return 0;
 }
 
-int sampling_apply_checkpoint(const char *folder, struct sampling_options *options, struct helm_err *err)
+/* What a GGUF file says of sampling, by generation_config.json's names. */
+static int apply_gguf(const char *path, struct sampling_options *options, struct helm_err *err)
+{
+    static const struct {
+        const char *key, *name;
+    } keys[] = {{"general.sampling.temp", "temperature"},
+                {"general.sampling.top_p", "top_p"},
+                {"general.sampling.min_p", "min_p"},
+                {"general.sampling.top_k", "top_k"},
+                {"general.sampling.penalty_repeat", "repetition_penalty"}};
+    struct gguf header;
+    json_t *object = json_object();
+    int rc = gguf_open(path, &header, err);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && !rc; i++) {
+        double number = -1;
+        rc = gguf_get_double(&header, keys[i].key, false, 0, UINT32_MAX, &number, err);
+        if (rc || number < 0) continue;
+        const bool whole = strcmp(keys[i].name, "top_k") == 0;
+        json_object_set_new(object, keys[i].name,
+                            whole ? json_integer((json_int_t)number) : json_real(number));
+        if (strcmp(keys[i].name, "repetition_penalty") != 0)
+            json_object_set_new(object, "do_sample", json_true());
+    }
+    if (!rc) rc = apply_object(object, options, err);
+    if (rc < 0) rc = helm_err_prefix(err, "%s", path);
+    json_decref(object);
+    gguf_free(&header);
+    return rc;
+}
+
+int sampling_apply_checkpoint(const char *path, struct sampling_options *options, struct helm_err *err)
 {
     static const char name[] = "generation_config.json";
     char *text = NULL;
     size_t length = 0;
     json_t *object = NULL;
-    int rc = file_read_inside(folder, name, GENERATION_CONFIG_MAX, &text, &length, err);
-    if (rc == HELM_E_NOT_FOUND) return 0;
+    if (!file_is_folder(path)) return apply_gguf(path, options, err);
+    int rc = file_read_inside(path, name, GENERATION_CONFIG_MAX, &text, &length, err);
+    if (rc == HELM_E_NOT_FOUND) return apply_gguf(path, options, err);
     if (rc == 0) rc = json_parse_bounded(name, text, length, GENERATION_CONFIG_MAX, &object, err);
     if (rc == 0) rc = apply_object(object, options, err);
-    if (rc < 0 && !strstr(err->text, name)) rc = helm_err_prefix(err, "%s/%s", folder, name);
+    if (rc < 0 && !strstr(err->text, name)) rc = helm_err_prefix(err, "%s/%s", path, name);
     json_decref(object);
     free(text);
     return rc;

@@ -21,10 +21,10 @@ struct sampling_options {
 /* Writes the table's rows, which fill in *options. */
 void sampling_fill_table(struct sampling_options *options, struct args_option table[SAMPLING_OPTION_COUNT]);
 
-/* Takes temperature, top-k, top-p, min-p and repetition penalty from the folder's generation_config.json
+/* Takes temperature, top-k, top-p, min-p and repetition penalty from the generation_config.json or GGUF file at `path`
  * where the command line did not give them: as published, sampling with do_sample true, greedy otherwise
  * (the repetition penalty either way). No such file: greedy. */
-HELM_MUST_CHECK int sampling_apply_checkpoint(const char *folder, struct sampling_options *options,
+HELM_MUST_CHECK int sampling_apply_checkpoint(const char *path, struct sampling_options *options,
                                               struct helm_err *err);
 
 /* The token that ends an answer beside the model's own end of sequence: the tokenizer's eos_token, which for

@@ -98,23 +98,25 @@ void cli_close(struct cli *cli)
     cli->signal_fd = -1;
 }
 
-static bool is_file(const char *path)
+/* A tokenizer.json, by whatever name: neither a folder nor a GGUF file, which have more than a tokenizer. */
+static bool is_tokenizer_json(const char *path)
 {
-    struct stat st;
-    return stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
+    const size_t length = strlen(path);
+    return access(path, F_OK) == 0 && !file_is_folder(path) &&
+           (length < 5 || strcmp(path + length - 5, ".gguf") != 0);
 }
 
-/* The daemon's model folder as it is called on the daemon's machine, which need not be this one. */
+/* The daemon's model, a folder or a GGUF file, as it is called on the daemon's machine, which need not be this one. */
 static int ask_model_folder(struct cli *cli, char **folder, struct helm_err *err)
 {
     struct helm_model_info *info = NULL;
     int rc = helm_model_info(cli->client, CLI_ANSWER_MS, &info, err);
     if (rc < 0) return rc;
-    if (access(info->folder, X_OK) != 0)
+    if (access(info->folder, R_OK) != 0)
         rc = helm_fail(err, HELM_E_NOT_FOUND,
-                       "the daemon's model folder %.200s cannot be opened here (%s): --tokenizer DIR names a "
+                       "the daemon's model %.200s cannot be opened here (%s): --tokenizer DIR names a "
                        "folder with the model's tokenizer.json, tokenizer_config.json, "
-                       "generation_config.json and chat template",
+                       "generation_config.json and chat template, or its GGUF file",
                        info->folder, strerror(errno));
     else if (!(*folder = strdup(info->folder)))
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for a path");
@@ -125,7 +127,7 @@ static int ask_model_folder(struct cli *cli, char **folder, struct helm_err *err
 int cli_text_folder(struct cli *cli, char **folder, struct helm_err *err)
 {
     *folder = NULL;
-    const char *named = cli->tokenizer && !is_file(cli->tokenizer) ? cli->tokenizer : cli->model;
+    const char *named = cli->tokenizer && !is_tokenizer_json(cli->tokenizer) ? cli->tokenizer : cli->model;
     if (!named) return ask_model_folder(cli, folder, err);
     *folder = strdup(named);
     return *folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
@@ -145,7 +147,8 @@ int cli_open_tokenizer(struct cli *cli, struct helm_err *err)
 {
     char *folder = NULL;
     if (cli->tok) return 0;
-    if (cli->tokenizer && is_file(cli->tokenizer)) return open_tokenizer_file(cli, cli->tokenizer, err);
+    if (cli->tokenizer && is_tokenizer_json(cli->tokenizer))
+        return open_tokenizer_file(cli, cli->tokenizer, err);
     int rc = cli_text_folder(cli, &folder, err);
     if (rc == 0) rc = helm_tokenizer_open(folder, &cli->tok, err);
     free(folder);

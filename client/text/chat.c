@@ -10,6 +10,7 @@
 #include "client/text/tokenizer/internal.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/model/gguf.h"
 
 #define REQUEST_BYTES_MAX (64u << 20)
 
@@ -25,8 +26,17 @@ static int parse_template(const struct helm_chat *chat, const char *name, struct
                           struct helm_err *err)
 {
     const char *text = tok_config_find(chat->config.templates, chat->config.template_count, name);
-    int rc = text ? jinja_parse(text, strlen(text), out, err) : 0;
-    return rc && err ? helm_err_prefix(err, "tokenizer_config.json: chat_template") : rc;
+    return text ? jinja_parse(text, strlen(text), out, err) : 0;
+}
+
+/* The templates of chat->config, which come from what `what` names. */
+static int parse_templates(struct helm_chat *chat, const char *what, struct helm_err *err)
+{
+    int rc = parse_template(chat, "default", &chat->standard, err);
+    if (!rc) rc = parse_template(chat, "tool_use", &chat->tools, err);
+    if (!rc && chat->config.template_count && !chat->standard)
+        rc = helm_fail(err, HELM_E_NOT_FOUND, "none of its templates is named 'default'");
+    return rc && err ? helm_err_prefix(err, "%s", what) : rc;
 }
 
 /* tokenizer_config.json: special tokens, and, unless a file of its own has it, the template. */
@@ -41,13 +51,17 @@ static int read_config(struct helm_chat *chat, const char *folder, struct helm_e
     }
     if (!rc) rc = tok_config_parse(&chat->config, text, length, err);
     free(text);
-    if (rc || chat->standard) return rc;
-    rc = parse_template(chat, "default", &chat->standard, err);
-    if (!rc) rc = parse_template(chat, "tool_use", &chat->tools, err);
-    if (!rc && chat->config.template_count && !chat->standard)
-        rc = helm_fail(err, HELM_E_NOT_FOUND,
-                       "tokenizer_config.json: chat_template: none of its templates is named 'default'");
-    return rc;
+    return rc || chat->standard ? rc : parse_templates(chat, "tokenizer_config.json: chat_template", err);
+}
+
+/* A GGUF file: special tokens, and, unless a file beside it has it, the template. */
+static int read_gguf(struct helm_chat *chat, const char *path, struct helm_err *err)
+{
+    struct gguf header;
+    int rc = gguf_open(path, &header, err);
+    if (!rc && header.values) rc = tok_config_read_gguf(&chat->config, &header, err);
+    gguf_free(&header);
+    return rc || chat->standard ? rc : parse_templates(chat, "tokenizer.chat_template", err);
 }
 
 /* chat_template.jinja, which wins over tokenizer_config.json. */
@@ -67,18 +81,21 @@ static int read_template_file(struct helm_chat *chat, const char *folder, struct
     return rc;
 }
 
-int helm_chat_open(const char *folder, struct helm_chat **out, struct helm_err *err)
+int helm_chat_open(const char *path, struct helm_chat **out, struct helm_err *err)
 {
     *out = NULL;
     struct helm_chat *chat = calloc(1, sizeof *chat);
     if (!chat) return helm_fail(err, HELM_E_NOMEM, "no memory for the chat template");
-    int rc = read_template_file(chat, folder, err);
-    if (!rc) rc = read_config(chat, folder, err);
+    const bool folder = file_is_folder(path);
+    int rc = folder ? read_template_file(chat, path, err) : 0;
+    if (!rc && folder) rc = read_config(chat, path, err);
+    if (!rc && !chat->config.role_count && !chat->config.template_count) rc = read_gguf(chat, path, err);
     if (!rc && !chat->standard)
-        rc = helm_fail(err, HELM_E_NOT_FOUND,
-                       "%s has no chat template: no chat_template.jinja, and no chat_template in "
-                       "tokenizer_config.json",
-                       folder);
+        rc = helm_fail(
+            err, HELM_E_NOT_FOUND,
+            "%s has no chat template: no chat_template.jinja, no chat_template in tokenizer_config.json, "
+            "and no GGUF file with tokenizer.chat_template",
+            path);
     if (rc) {
         helm_chat_close(&chat);
         return rc;

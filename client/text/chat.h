@@ -1,7 +1,8 @@
 /* A checkpoint's chat template, rendered; part of libhelm's public, stable C API.
  *
  * Called by helm-cli's chat command and by programs that link libhelm. A template is read from the
- * checkpoint's folder (chat_template.jinja, else chat_template in tokenizer_config.json) and parsed once;
+ * checkpoint's folder (chat_template.jinja, else chat_template in tokenizer_config.json), or from its GGUF file
+ * (tokenizer.chat_template), and parsed once;
  * rendering turns a list of messages into the text that the model was trained on. Give that text to
  * helm_tokenizer_encode with HELM_TOKENIZER_ENCODE_PARSE_ADDED and without HELM_TOKENIZER_ENCODE_ADD_SPECIAL:
  * the template writes the special tokens itself. A construct that is not implemented is HELM_E_UNSUPPORTED
@@ -24,8 +25,8 @@ struct helm_chat_message {
     const char *content;
 };
 
-/* Reads and parses the template of the checkpoint in `folder`. HELM_E_NOT_FOUND: it has none. */
-HELM_MUST_CHECK int helm_chat_open(const char *folder, struct helm_chat **out, struct helm_err *err);
+/* Reads and parses the template of the checkpoint at `path`, a folder or a GGUF file. HELM_E_NOT_FOUND: it has none. */
+HELM_MUST_CHECK int helm_chat_open(const char *path, struct helm_chat **out, struct helm_err *err);
 
 /* Renders `count` messages, oldest first. With add_generation_prompt the text ends where the assistant's
  * answer begins. *text is malloc'd (free() it), NUL-terminated, *length bytes. What the template itself

@@ -47,6 +47,12 @@ static int open_regular(const char *path, int *fd, uint64_t *bytes, struct helm_
     return 0;
 }
 
+bool file_is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 int file_open_inside(const char *folder, const char *name, int *fd, uint64_t *bytes, struct helm_err *err)
 {
     *fd = -1;

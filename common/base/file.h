@@ -5,6 +5,7 @@
 #ifndef HELM_COMMON_BASE_FILE_H
 #define HELM_COMMON_BASE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,6 +21,9 @@ HELM_MUST_CHECK int file_open_inside(const char *folder, const char *name, int *
 /* The whole of a regular file of at most max_bytes in a fresh NUL-terminated buffer (free()). */
 HELM_MUST_CHECK int file_read(const char *path, size_t max_bytes, char **text, size_t *length,
                               struct helm_err *err);
+
+/* A folder, or a link to one. */
+bool file_is_folder(const char *path);
 
 /* file_open_inside + read. */
 HELM_MUST_CHECK int file_read_inside(const char *folder, const char *name, size_t max_bytes, char **text,

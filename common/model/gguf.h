@@ -64,7 +64,7 @@ struct gguf {
 HELM_MUST_CHECK int gguf_read(int fd, uint64_t bytes, const char *what, bool headers, struct gguf *header,
                               struct helm_err *err);
 /* The header behind a path that a model is read by, of the first file of several; zeroed: there is no GGUF file. Its
- * data may be missing. (gguf_model.c) */
+ * data may be missing. (gguf_file.c) */
 HELM_MUST_CHECK int gguf_open(const char *path, struct gguf *header, struct helm_err *err);
 /* The same from a file's first bytes. *more: they are too few, which is also an error. */
 struct gguf_source {

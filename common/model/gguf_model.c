@@ -17,81 +17,11 @@
 #include "common/model/arch.h"
 #include "common/model/checkpoint.h"
 
-#define SUFFIX "-00001-of-00000.gguf" /* of the first of several: so long */
-
-static bool ends_with(const char *text, const char *end)
-{
-    const size_t length = strlen(text), tail = strlen(end);
-    return length > tail && strcmp(text + length - tail, end) == 0;
-}
-
-/* Whether this is one of several files: which (from 1) and of how many. */
-static bool is_part(const char *file, uint32_t *number, uint32_t *count)
-{
-    const size_t length = strlen(file), tail = sizeof SUFFIX - 1;
-    int used = 0;
-    if (length <= tail) return false;
-    return sscanf(file + length - tail, "-%5u-of-%5u.gguf%n", number, count, &used) == 2 &&
-           (size_t)used == tail;
-}
-
-/* A folder's only model: not several GGUF files, nor one beside safetensors files. */
-static int find_in_folder(const char *folder, char file[MODEL_NAME_MAX], struct helm_err *err)
-{
-    int rc = 0;
-    DIR *dir = opendir(folder);
-    *file = '\0';
-    if (!dir) return 0; /* who reads folders says why */
-    for (const struct dirent *entry; !rc && (entry = readdir(dir));) {
-        const char *name = entry->d_name;
-        uint32_t number = 1, count = 1;
-        if (ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json")) {
-            *file = '\0';
-            break;
-        }
-        if (!ends_with(name, ".gguf") || strncmp(name, "mmproj", 6) == 0) continue;
-        if (is_part(name, &number, &count) && number != 1) continue;
-        if (*file)
-            rc = helm_fail(err, HELM_E_USAGE, "%s has several GGUF files, such as %s and %.150s: name one",
-                           folder, file, name);
-        else if (strlen(name) >= MODEL_NAME_MAX)
-            rc = helm_fail(err, HELM_E_LIMIT, "%s: a file name of %zu bytes, the limit is %d", folder,
-                           strlen(name), MODEL_NAME_MAX - 1);
-        else
-            strcpy(file, name);
-    }
-    closedir(dir);
-    return rc;
-}
-
-/* *folder is the caller's; NULL: `path` names no GGUF file. */
-static int find_file(const char *path, char **folder, char file[MODEL_NAME_MAX], struct helm_err *err)
-{
-    struct stat st;
-    *folder = NULL;
-    *file = '\0';
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
-        int rc = find_in_folder(path, file, err);
-        if (rc || !*file) return rc;
-        *folder = strdup(path);
-    } else if (!ends_with(name, ".gguf")) {
-        return 0;
-    } else if (strlen(name) >= MODEL_NAME_MAX) {
-        return helm_fail(err, HELM_E_LIMIT, "a file name of %zu bytes, the limit is %d", strlen(name),
-                         MODEL_NAME_MAX - 1);
-    } else {
-        strcpy(file, name);
-        *folder = !slash ? strdup(".") : slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
-    }
-    return *folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
-}
-
 /* The files' names into model->shards. */
 static int name_files(const char *file, struct model *model, struct helm_err *err)
 {
     uint32_t number = 1, count = 1;
-    const bool split = is_part(file, &number, &count);
+    const bool split = gguf_is_part(file, &number, &count);
     if (split && number != 1)
         return helm_fail(err, HELM_E_USAGE, "%s is number %u of %u files: name the first", file, number,
                          count);
@@ -104,8 +34,8 @@ static int name_files(const char *file, struct model *model, struct helm_err *er
     for (uint32_t i = 0; i < count; i++) {
         strcpy(model->shards[i].file, file);
         if (split) {
-            char *tail = model->shards[i].file + strlen(file) - (sizeof SUFFIX - 1);
-            snprintf(tail, sizeof SUFFIX, "-%05u-of-%05u.gguf", i + 1, count);
+            char *tail = model->shards[i].file + strlen(file) - (sizeof GGUF_PART_SUFFIX - 1);
+            snprintf(tail, sizeof GGUF_PART_SUFFIX, "-%05u-of-%05u.gguf", i + 1, count);
         }
     }
     return 0;
@@ -227,28 +157,13 @@ static int read_tensors(struct model *model, const struct gguf_files *files, boo
     return rc ? rc : checkpoint_finish(model, err);
 }
 
-int gguf_open(const char *path, struct gguf *header, struct helm_err *err)
-{
-    char *folder, file[MODEL_NAME_MAX];
-    int fd = -1;
-    uint64_t bytes = 0;
-    memset(header, 0, sizeof *header);
-    int rc = find_file(path, &folder, file, err);
-    if (rc || !folder) return rc;
-    rc = file_open_inside(folder, file, &fd, &bytes, err);
-    if (!rc) rc = gguf_read(fd, bytes, file, true, header, err);
-    if (fd >= 0) close(fd);
-    free(folder);
-    return rc;
-}
-
 int gguf_model_read(const char *path, bool headers, bool *found, struct model *model, struct helm_err *err)
 {
     struct gguf_files files = {0};
     char file[MODEL_NAME_MAX];
     bool interleaved = false;
     memset(model, 0, sizeof *model);
-    int rc = find_file(path, &model->folder, file, err);
+    int rc = gguf_find_file(path, &model->folder, file, err);
     *found = rc || model->folder;
     if (rc || !*found) return rc;
     rc = checkpoint_name(model, path, err);

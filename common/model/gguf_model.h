@@ -9,6 +9,13 @@ struct gguf_files {
     uint32_t count;
 };
 
+#define GGUF_PART_SUFFIX "-00001-of-00000.gguf" /* of the first of several: so long */
+/* gguf_file.c: whether this is one of several files: which (from 1) and of how many. */
+bool gguf_is_part(const char *file, uint32_t *number, uint32_t *count);
+/* gguf_file.c. *folder is the caller's; NULL: `path` names no GGUF file. */
+HELM_MUST_CHECK int gguf_find_file(const char *path, char **folder, char file[MODEL_NAME_MAX],
+                                   struct helm_err *err);
+
 /* Key/values are those of the first file; tensors are in any. NULL: no such tensor. */
 const struct safetensors_entry *gguf_files_tensor(const struct gguf_files *files, const char *name,
                                                   uint32_t *part);

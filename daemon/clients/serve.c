@@ -228,7 +228,7 @@ static void on_model_info(struct serve *serve, struct asker asker, struct reques
     const struct model_config *c = &serve->model->config;
     Helm__V1__ModelInfo info = HELM__V1__MODEL_INFO__INIT;
     uint32_t eos[MODEL_EOS_MAX];
-    info.folder = serve->model->folder;
+    info.folder = serve->model->path; /* clients find the tokenizer there */
     info.architecture = (char *)c->architecture;
     info.layers = c->layers;
     info.hidden = c->hidden;

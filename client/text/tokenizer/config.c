@@ -15,15 +15,15 @@ static int add_named(struct tok_named **list, size_t *count, size_t max, const c
                      struct helm_err *err)
 {
     if (*count >= max)
-        return helm_fail(err, HELM_E_LIMIT, "tokenizer_config.json: more than %zu of a kind", max);
+        return helm_fail(err, HELM_E_LIMIT, "more than %zu special tokens or chat templates", max);
     struct tok_named *grown = realloc(*list, (*count + 1) * sizeof *grown);
-    if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for tokenizer_config.json");
+    if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for special tokens or chat templates");
     *list = grown;
     struct tok_named named = {strdup(name), strdup(text)};
     if (!named.name || !named.text) {
         free(named.name);
         free(named.text);
-        return helm_fail(err, HELM_E_NOMEM, "no memory for tokenizer_config.json");
+        return helm_fail(err, HELM_E_NOMEM, "no memory for special tokens or chat templates");
     }
     grown[(*count)++] = named;
     return 0;
@@ -50,6 +50,11 @@ int tok_config_set_template(struct tok_config *config, const char *name, const c
     return add_named(&config->templates, &config->template_count, TEMPLATES_MAX, name, text, err);
 }
 
+int tok_config_add_role(struct tok_config *config, const char *role, const char *text, struct helm_err *err)
+{
+    return add_named(&config->roles, &config->role_count, ROLES_MAX, role, text, err);
+}
+
 /* A role's value is the token's text, or an object that has it as "content". */
 static int read_role(struct tok_config *config, const char *key, const json_t *value, struct helm_err *err)
 {
@@ -58,7 +63,7 @@ static int read_role(struct tok_config *config, const char *key, const json_t *v
     if (!json_is_string(text))
         return helm_fail(err, HELM_E_FORMAT, "tokenizer_config.json: '%.64s' is neither a text nor a token",
                          key);
-    return add_named(&config->roles, &config->role_count, ROLES_MAX, key, json_string_value(text), err);
+    return tok_config_add_role(config, key, json_string_value(text), err);
 }
 
 static int read_templates(struct tok_config *config, const json_t *value, struct helm_err *err)

@@ -3,6 +3,7 @@
  * tokenizer.c          open, close, encode, queries: the order in which the parts below run
  * tokenizer/json.c     finds vocab and merges in tokenizer.json and reads their strings and numbers
  * tokenizer/load.c     tokenizer.json as a whole; tokenizer/parse.c: its components, as the structs below
+ * tokenizer/gguf.c     the same from a GGUF file's key/values; tokenizer/gguf_kinds.c: the kinds it names
  * tokenizer/config.c   tokenizer_config.json: roles, chat templates
  * tokenizer/vocab.c    spelling <-> id, pair -> merge: the hash tables
  * tokenizer/added.c    added tokens: looking one up, and cutting text at them
@@ -142,12 +143,33 @@ struct tok_vocab {
 };
 
 void tok_vocab_free(struct tok_vocab *vocab);
-/* The model's own tokens. Room is made for ids below extra_id_end and for extra_bytes of spellings (added
- * tokens). */
+/* The model's own tokens. Room is made for ids below extra_id_end (added tokens). */
 HELM_MUST_CHECK int tok_vocab_load(struct tok_vocab *vocab, const struct tok_slice *json,
                                    uint32_t extra_id_end, struct helm_err *err);
 HELM_MUST_CHECK int tok_vocab_load_merges(struct tok_vocab *vocab, const struct tok_slice *json,
                                           struct helm_err *err);
+/* The same from elsewhere: each token's text is appended to vocab->bytes and then named, from `offset` on; then all are
+ * indexed. */
+struct tok_listed {
+    uint32_t id, offset, length;
+};
+struct tok_token_list {
+    struct tok_listed *items;
+    size_t count, capacity;
+};
+void tok_token_list_free(struct tok_token_list *list);
+HELM_MUST_CHECK int tok_vocab_spell(struct tok_vocab *vocab, struct tok_token_list *list, uint32_t id,
+                                    size_t offset, struct helm_err *err);
+HELM_MUST_CHECK int tok_vocab_index(struct tok_vocab *vocab, const struct tok_token_list *list,
+                                    uint32_t extra_id_end, struct helm_err *err);
+/* Room for `count` merges; merges by their ids, or by their spelling, the first part of which is `split` bytes. */
+HELM_MUST_CHECK int tok_vocab_reserve_merges(struct tok_vocab *vocab, size_t count, struct helm_err *err);
+HELM_MUST_CHECK int tok_vocab_add_merge(struct tok_vocab *vocab, uint32_t left, uint32_t right, uint32_t rank,
+                                        uint32_t id, struct helm_err *err);
+HELM_MUST_CHECK int tok_vocab_merge_spelled(struct tok_vocab *vocab, const struct tok_buffer *joined,
+                                            size_t split, uint32_t rank, struct helm_err *err);
+/* "a b" without its space, whose place is *split; false: it is no such text. */
+bool tok_merge_cut(struct tok_buffer *joined, size_t *split);
 /* Gives an id that the model lacks its spelling: for added tokens; the model never finds it. */
 HELM_MUST_CHECK int tok_vocab_name_id(struct tok_vocab *vocab, uint32_t id, const char *text, size_t length,
                                       struct helm_err *err);
@@ -443,7 +465,9 @@ struct tok_config {
 
 HELM_MUST_CHECK int tok_config_parse(struct tok_config *config, const char *text, size_t length,
                                      struct helm_err *err);
-/* Replaces the default chat template. */
+HELM_MUST_CHECK int tok_config_add_role(struct tok_config *config, const char *role, const char *text,
+                                        struct helm_err *err);
+/* Replaces the template of that name. */
 HELM_MUST_CHECK int tok_config_set_template(struct tok_config *config, const char *name, const char *text,
                                             struct helm_err *err);
 const char *tok_config_find(const struct tok_named *list, size_t count, const char *name);
@@ -475,6 +499,21 @@ HELM_MUST_CHECK int tok_parse_decoder(struct helm_tokenizer *tokenizer, const js
                                       struct helm_err *err);
 HELM_MUST_CHECK int tok_parse_processor(struct helm_tokenizer *tokenizer, const json_t *item,
                                         struct helm_err *err);
+
+/* tokenizer/load.c: added tokens, once vocabulary and normalizers are there; ids are below the vocabulary's id_end. */
+struct tok_added_spec {
+    const char *text;
+    size_t length;
+    struct tok_added_token token;
+};
+HELM_MUST_CHECK int tok_install_added(struct helm_tokenizer *tokenizer, const struct tok_added_spec *specs,
+                                      size_t count, struct helm_err *err);
+/* tokenizer/gguf.c: a tokenizer, or only its roles and chat templates, from a file's key/values. */
+struct gguf;
+HELM_MUST_CHECK int tok_open_gguf(const struct gguf *header, struct helm_tokenizer **out,
+                                  struct helm_err *err);
+HELM_MUST_CHECK int tok_config_read_gguf(struct tok_config *config, const struct gguf *header,
+                                         struct helm_err *err);
 
 /* tokenizer/load.c: fills everything but config from tokenizer.json's text. */
 HELM_MUST_CHECK int tok_load(struct helm_tokenizer *tokenizer, const char *text, size_t length,

@@ -2,7 +2,7 @@
  * read.
  *
  * Added tokens come last: those that are matched in normalized text need the normalizers. Called by
- * tokenizer.c at open; what it builds belongs to the struct helm_tokenizer it is given, also when it fails
+ * tokenizer.c and tokenizer/gguf.c at open; what it builds belongs to the struct helm_tokenizer it is given, also when it fails
  * halfway. */
 #include "client/text/tokenizer/internal.h"
 
@@ -13,13 +13,7 @@
 
 /* ---- added tokens ---- */
 
-struct added_spec {
-    const char *text;
-    size_t length;
-    struct tok_added_token token;
-};
-
-static int read_added(const json_t *item, size_t index, struct added_spec *spec, struct helm_err *err)
+static int read_added(const json_t *item, size_t index, struct tok_added_spec *spec, struct helm_err *err)
 {
     struct tok_added_token *token = &spec->token;
     const json_t *content = json_object_get(item, "content");
@@ -43,7 +37,7 @@ static int read_added(const json_t *item, size_t index, struct added_spec *spec,
 }
 
 /* Gives the token its id and its spelling to what it is searched with. */
-static int install_added(struct helm_tokenizer *tokenizer, uint32_t index, const struct added_spec *spec,
+static int install_added(struct helm_tokenizer *tokenizer, uint32_t index, const struct tok_added_spec *spec,
                          struct tok_matcher *matcher, struct helm_err *err)
 {
     struct tok_vocab *vocab = &tokenizer->vocab;
@@ -82,33 +76,28 @@ static int install_added(struct helm_tokenizer *tokenizer, uint32_t index, const
     return rc;
 }
 
-static int install_all(struct helm_tokenizer *tokenizer, const json_t *list, struct helm_err *err)
+int tok_install_added(struct helm_tokenizer *tokenizer, const struct tok_added_spec *specs, size_t count,
+                      struct helm_err *err)
 {
     struct tok_added *added = &tokenizer->added;
     struct tok_matcher matcher = {0};
-    int rc = tok_added_reserve(added, json_array_size(list), err);
+    int rc = tok_added_reserve(added, count, err);
     if (rc) return rc;
     /* Special ones first: they win where two normalize alike. */
     for (int pass = 0; pass < 2 && !rc; pass++) {
-        size_t i;
-        json_t *item;
-        json_array_foreach(list, i, item)
-        {
-            struct added_spec spec = {0};
-            rc = read_added(item, i, &spec, err);
-            if (rc) break;
-            if (spec.length == 0 || spec.token.special != (pass == 0)) continue;
-            uint32_t other = tok_added_find(added, &tokenizer->vocab, spec.text, spec.length);
-            if (other == spec.token.id) continue; /* said twice */
+        for (size_t i = 0; i < count && !rc; i++) {
+            const struct tok_added_spec *spec = &specs[i];
+            if (spec->length == 0 || spec->token.special != (pass == 0)) continue;
+            uint32_t other = tok_added_find(added, &tokenizer->vocab, spec->text, spec->length);
+            if (other == spec->token.id) continue; /* said twice */
             if (other != HELM_TOKENIZER_NO_ID) {
-                rc = helm_fail(err, HELM_E_MISMATCH, "'%.64s' has two ids, %u and %u", spec.text, other,
-                               spec.token.id);
+                rc = helm_fail(err, HELM_E_MISMATCH, "'%.64s' has two ids, %u and %u", spec->text, other,
+                               spec->token.id);
                 break;
             }
-            added->tokens[added->count] = spec.token;
-            rc = install_added(tokenizer, added->count, &spec, &matcher, err);
-            if (rc) break;
-            added->count++;
+            added->tokens[added->count] = spec->token;
+            rc = install_added(tokenizer, added->count, spec, &matcher, err);
+            if (!rc) added->count++;
         }
     }
     tok_matcher_free(&matcher);
@@ -117,23 +106,26 @@ static int install_all(struct helm_tokenizer *tokenizer, const json_t *list, str
     return rc;
 }
 
-/* How far the added tokens' ids reach. */
-static int measure_added(const json_t *list, uint32_t *id_end, struct helm_err *err)
+/* *specs, which point into `list`, are the caller's; *id_end: how far their ids reach. */
+static int read_all_added(const json_t *list, struct tok_added_spec **specs, uint32_t *id_end,
+                          struct helm_err *err)
 {
+    *specs = NULL;
     *id_end = 0;
     if (!list || json_is_null(list)) return 0;
     if (!json_is_array(list)) return helm_fail(err, HELM_E_FORMAT, "not a list");
     if (json_array_size(list) > TOK_ADDED_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%zu added tokens, more than %d", json_array_size(list),
                          TOK_ADDED_MAX);
+    *specs = calloc(json_array_size(list) + 1, sizeof **specs);
+    if (!*specs) return helm_fail(err, HELM_E_NOMEM, "no memory for added tokens");
     size_t i;
     json_t *item;
     json_array_foreach(list, i, item)
     {
-        struct added_spec spec = {0};
-        int rc = read_added(item, i, &spec, err);
+        int rc = read_added(item, i, &(*specs)[i], err);
         if (rc) return rc;
-        if (spec.token.id >= *id_end) *id_end = spec.token.id + 1;
+        if ((*specs)[i].token.id >= *id_end) *id_end = (*specs)[i].token.id + 1;
     }
     return 0;
 }
@@ -185,6 +177,7 @@ int tok_load(struct helm_tokenizer *tokenizer, const char *text, size_t length, 
     struct tok_slice vocab, merges;
     json_t *root = NULL;
     uint32_t extra_id_end = 0;
+    struct tok_added_spec *added = NULL;
     const char *part = "tokenizer.json";
     int rc;
     if (length > TOK_JSON_BYTES_MAX)
@@ -199,7 +192,7 @@ int tok_load(struct helm_tokenizer *tokenizer, const char *text, size_t length, 
         goto out;
     }
     part = "tokenizer.json: added_tokens";
-    rc = measure_added(json_object_get(root, "added_tokens"), &extra_id_end, err);
+    rc = read_all_added(json_object_get(root, "added_tokens"), &added, &extra_id_end, err);
     if (rc) goto out;
     part = "tokenizer.json: model";
     rc = read_model(tokenizer, json_object_get(root, "model"), &vocab, &merges, extra_id_end, err);
@@ -218,9 +211,10 @@ int tok_load(struct helm_tokenizer *tokenizer, const char *text, size_t length, 
     rc = tok_parse_processor(tokenizer, json_object_get(root, "post_processor"), err);
     if (rc) goto out;
     part = "tokenizer.json: added_tokens";
-    rc = install_all(tokenizer, json_object_get(root, "added_tokens"), err);
+    rc = tok_install_added(tokenizer, added, json_array_size(json_object_get(root, "added_tokens")), err);
 out:
     if (rc) helm_err_prefix(err, "%s", part);
+    free(added);
     json_decref(root);
     tok_buffer_free(&rest);
     return rc;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/base/file.h"
+#include "common/model/gguf.h"
 
 /* ---- opening ---- */
 
@@ -38,13 +39,12 @@ static int read_optional(const char *folder, const char *name, char **text, size
     return helm_fail(err, rc, "%s", local.text);
 }
 
-int helm_tokenizer_open(const char *folder, struct helm_tokenizer **out, struct helm_err *err)
+static int open_folder(const char *folder, const char *json, size_t json_length, struct helm_tokenizer **out,
+                       struct helm_err *err)
 {
-    char *json = NULL, *config = NULL, *chat = NULL;
-    size_t json_length = 0, config_length = 0, chat_length = 0;
-    *out = NULL;
-    int rc = file_read_inside(folder, "tokenizer.json", TOK_JSON_BYTES_MAX, &json, &json_length, err);
-    if (!rc) rc = read_optional(folder, "tokenizer_config.json", &config, &config_length, err);
+    char *config = NULL, *chat = NULL;
+    size_t config_length = 0, chat_length = 0;
+    int rc = read_optional(folder, "tokenizer_config.json", &config, &config_length, err);
     if (!rc) rc = read_optional(folder, "chat_template.jinja", &chat, &chat_length, err);
     if (!rc) rc = helm_tokenizer_open_memory(json, json_length, config, config_length, out, err);
     if (!rc && chat) {
@@ -57,10 +57,40 @@ int helm_tokenizer_open(const char *folder, struct helm_tokenizer **out, struct 
             *out = NULL;
         }
     }
-    if (rc) helm_err_prefix(err, "%s", folder);
-    free(json);
     free(config);
     free(chat);
+    return rc;
+}
+
+/* *found: `path` means a GGUF file. */
+static int open_gguf(const char *path, bool *found, struct helm_tokenizer **out, struct helm_err *err)
+{
+    struct gguf header;
+    int rc = gguf_open(path, &header, err);
+    *found = rc || header.values;
+    if (!rc && *found) rc = tok_open_gguf(&header, out, err);
+    gguf_free(&header);
+    return rc;
+}
+
+int helm_tokenizer_open(const char *path, struct helm_tokenizer **out, struct helm_err *err)
+{
+    char *json = NULL;
+    size_t length = 0;
+    bool found = true;
+    struct helm_err absent = {0};
+    *out = NULL;
+    int rc = file_is_folder(path)
+                 ? file_read_inside(path, "tokenizer.json", TOK_JSON_BYTES_MAX, &json, &length, &absent)
+                 : helm_fail(&absent, HELM_E_NOT_FOUND, "neither a folder nor a GGUF file");
+    if (rc == 0)
+        rc = open_folder(path, json, length, out, err);
+    else if (rc != HELM_E_NOT_FOUND)
+        rc = helm_fail(err, rc, "%s", absent.text);
+    else if ((rc = open_gguf(path, &found, out, err)) == 0 && !found)
+        rc = helm_fail(err, HELM_E_NOT_FOUND, "%s", absent.text);
+    if (rc) helm_err_prefix(err, "%s", path);
+    free(json);
     return rc;
 }
 

@@ -1,9 +1,10 @@
-/* Text to token ids and back, from a Hugging Face tokenizer.json; part of libhelm's public, stable C API.
+/* Text to token ids and back, from a Hugging Face tokenizer.json or a GGUF file; part of libhelm's public, stable C API.
  *
  * Called by helm-cli, the gateway, tests and programs that link libhelm. helmd never uses it: it sees ids
  * only. The results are those of the Hugging Face `tokenizers` library for BPE models (byte-level, and
  * SentencePiece style with byte fallback). What a tokenizer.json asks for and is not implemented fails at
- * open with HELM_E_UNSUPPORTED and a name, never later and never approximately.
+ * open with HELM_E_UNSUPPORTED and a name, never later and never approximately. Of GGUF files the models `gpt2`
+ * (byte-level BPE) and `llama` (SentencePiece's BPE) are read; control and user-defined tokens are the added ones.
  *
  * A struct helm_tokenizer is immutable once open: any number of threads may use one at the same time. A
  * struct helm_detokenizer belongs to one thread at a time and must be closed before its tokenizer.
@@ -50,10 +51,10 @@ enum helm_tokenizer_decode_flag {
 
 /* ---- opening ---- */
 
-/* Reads folder/tokenizer.json and, where they exist, folder/tokenizer_config.json and
- * folder/chat_template.jinja. */
-HELM_MUST_CHECK int helm_tokenizer_open(const char *folder, struct helm_tokenizer **out,
-                                        struct helm_err *err);
+/* Of a folder: reads its tokenizer.json and, where they exist, tokenizer_config.json and chat_template.jinja; where it has
+ * no tokenizer.json, its only GGUF file. Of a GGUF file, the first of several that a model is split into: what it says
+ * itself. */
+HELM_MUST_CHECK int helm_tokenizer_open(const char *path, struct helm_tokenizer **out, struct helm_err *err);
 
 /* The same from memory: tokenizer_json is the text of tokenizer.json; config_json (NULL: none) of
  * tokenizer_config.json. Nothing of either is kept. */
@@ -96,9 +97,9 @@ uint32_t helm_tokenizer_vocab_size(const struct helm_tokenizer *tokenizer);
  * out. */
 bool helm_tokenizer_is_special(const struct helm_tokenizer *tokenizer, uint32_t id);
 
-/* ---- tokenizer_config.json ---- */
+/* ---- tokenizer_config.json, or what a GGUF file says ---- */
 
-/* The text of a named token of tokenizer_config.json: role is "bos_token", "eos_token", "unk_token",
+/* The text of a named token: role is "bos_token", "eos_token", "unk_token",
  * "pad_token", ... NULL where the file has none. Valid as long as the tokenizer. */
 const char *helm_tokenizer_role_token(const struct helm_tokenizer *tokenizer, const char *role);
 

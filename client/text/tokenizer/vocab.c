@@ -1,22 +1,13 @@
-/* The model's vocabulary and merges: read from their JSON, kept in hash tables sized before they are filled.
+/* The model's vocabulary and merges: read from their JSON or handed over one by one, kept in hash tables sized before
+ * they are filled.
  *
  * Spellings lie back to back in one buffer; nothing is allocated per token. Tables are at most half full and
- * probed linearly; a file made to collide runs into TOK_PROBES_MAX. Called by tokenizer/load.c,
+ * probed linearly; a file made to collide runs into TOK_PROBES_MAX. Called by tokenizer/load.c, tokenizer/gguf.c,
  * tokenizer/bpe.c and the queries; struct tok_vocab owns its four arrays. */
 #include "client/text/tokenizer/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-struct vocab_list {
-    struct {
-        uint32_t id;
-        uint32_t offset;
-        uint32_t length;
-    } * items;
-    size_t count;
-    size_t capacity;
-};
 
 uint64_t tok_hash(const char *text, size_t length)
 {
@@ -107,7 +98,14 @@ const struct tok_merge_slot *tok_vocab_find_merge(const struct tok_vocab *vocab,
     }
 }
 
-static int list_push(struct vocab_list *list, uint32_t id, size_t offset, size_t length, struct helm_err *err)
+void tok_token_list_free(struct tok_token_list *list)
+{
+    free(list->items);
+    *list = (struct tok_token_list){0};
+}
+
+int tok_vocab_spell(struct tok_vocab *vocab, struct tok_token_list *list, uint32_t id, size_t offset,
+                    struct helm_err *err)
 {
     if (list->count == list->capacity) {
         size_t capacity = list->capacity ? list->capacity * 2 : 4096;
@@ -116,15 +114,13 @@ static int list_push(struct vocab_list *list, uint32_t id, size_t offset, size_t
         list->items = items;
         list->capacity = capacity;
     }
-    list->items[list->count].id = id;
-    list->items[list->count].offset = (uint32_t)offset;
-    list->items[list->count].length = (uint32_t)length;
-    list->count++;
-    return 0;
+    list->items[list->count++] =
+        (struct tok_listed){id, (uint32_t)offset, (uint32_t)(vocab->bytes.length - offset)};
+    return tok_buffer_append(&vocab->bytes, "", 1, err);
 }
 
 /* Reads {"spelling": id, ...} into bytes and list. */
-static int read_vocab(struct tok_vocab *vocab, const struct tok_slice *json, struct vocab_list *list,
+static int read_vocab(struct tok_vocab *vocab, const struct tok_slice *json, struct tok_token_list *list,
                       struct helm_err *err)
 {
     struct tok_scan scan = {json->text, json->text, json->text + json->length, "model.vocab"};
@@ -134,14 +130,11 @@ static int read_vocab(struct tok_vocab *vocab, const struct tok_slice *json, str
         size_t offset = vocab->bytes.length;
         int rc = tok_scan_string(&scan, &vocab->bytes, err);
         if (rc) return rc;
-        size_t length = vocab->bytes.length - offset;
-        rc = tok_buffer_append(&vocab->bytes, "", 1, err);
-        if (rc) return rc;
         uint32_t id;
         if (!tok_scan_take(&scan, ':')) return tok_scan_fail(&scan, "':'", err);
         rc = tok_scan_id(&scan, &id, err);
         if (rc) return rc;
-        rc = list_push(list, id, offset, length, err);
+        rc = tok_vocab_spell(vocab, list, id, offset, err);
         if (rc) return rc;
     } while (tok_scan_take(&scan, ','));
     if (!tok_scan_take(&scan, '}')) return tok_scan_fail(&scan, "',' or '}'", err);
@@ -157,53 +150,52 @@ static int insert_token(struct tok_vocab *vocab, uint32_t id, struct helm_err *e
     struct tok_vocab_slot *slot =
         tok_slot_of(vocab->slots, vocab->slot_bits, vocab, text, entry->length, &tag, &probes);
     if (slot->id != HELM_TOKENIZER_NO_ID)
-        return helm_fail(err, HELM_E_FORMAT, "model.vocab: token '%.64s' has two ids, %u and %u", text,
-                         slot->id, id);
+        return helm_fail(err, HELM_E_FORMAT, "token '%.64s' has two ids, %u and %u", text, slot->id, id);
     if (probes > TOK_PROBES_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "model.vocab: more than %d tokens with one hash", TOK_PROBES_MAX);
+        return helm_fail(err, HELM_E_LIMIT, "more than %d tokens with one hash", TOK_PROBES_MAX);
     *slot = (struct tok_vocab_slot){tag, id};
+    return 0;
+}
+
+int tok_vocab_index(struct tok_vocab *vocab, const struct tok_token_list *list, uint32_t extra_id_end,
+                    struct helm_err *err)
+{
+    vocab->id_end = extra_id_end;
+    for (size_t i = 0; i < list->count; i++) {
+        if (list->items[i].id >= vocab->id_end) vocab->id_end = list->items[i].id + 1;
+        if (list->items[i].length > vocab->longest) vocab->longest = list->items[i].length;
+    }
+    vocab->slot_bits = bits_for(list->count);
+    size_t slots = (size_t)1 << vocab->slot_bits;
+    vocab->entries = calloc((size_t)vocab->id_end + 1, sizeof *vocab->entries);
+    vocab->slots = malloc(slots * sizeof *vocab->slots);
+    if (!vocab->entries || !vocab->slots)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for a vocabulary of %zu tokens, ids below %u",
+                         list->count, vocab->id_end);
+    for (size_t i = 0; i < slots; i++) vocab->slots[i] = (struct tok_vocab_slot){0, HELM_TOKENIZER_NO_ID};
+    for (size_t i = 0; i < list->count; i++) {
+        const struct tok_listed *item = &list->items[i];
+        struct tok_entry *entry = &vocab->entries[item->id];
+        if (entry->flags & TOK_ENTRY_PRESENT)
+            return helm_fail(err, HELM_E_FORMAT, "id %u is both '%.64s' and '%.64s'", item->id,
+                             vocab->bytes.data + entry->offset, vocab->bytes.data + item->offset);
+        entry->offset = item->offset;
+        entry->length = item->length;
+        entry->flags = TOK_ENTRY_PRESENT;
+        int rc = insert_token(vocab, item->id, err);
+        if (rc) return rc;
+    }
     return 0;
 }
 
 int tok_vocab_load(struct tok_vocab *vocab, const struct tok_slice *json, uint32_t extra_id_end,
                    struct helm_err *err)
 {
-    struct vocab_list list = {0};
+    struct tok_token_list list = {0};
     int rc = tok_buffer_reserve(&vocab->bytes, json->length, err);
-    if (rc) goto out;
-    rc = read_vocab(vocab, json, &list, err);
-    if (rc) goto out;
-    vocab->id_end = extra_id_end;
-    for (size_t i = 0; i < list.count; i++) {
-        if (list.items[i].id >= vocab->id_end) vocab->id_end = list.items[i].id + 1;
-        if (list.items[i].length > vocab->longest) vocab->longest = list.items[i].length;
-    }
-    vocab->slot_bits = bits_for(list.count);
-    size_t slots = (size_t)1 << vocab->slot_bits;
-    vocab->entries = calloc((size_t)vocab->id_end + 1, sizeof *vocab->entries);
-    vocab->slots = malloc(slots * sizeof *vocab->slots);
-    if (!vocab->entries || !vocab->slots) {
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for a vocabulary of %zu tokens, ids below %u",
-                       list.count, vocab->id_end);
-        goto out;
-    }
-    for (size_t i = 0; i < slots; i++) vocab->slots[i] = (struct tok_vocab_slot){0, HELM_TOKENIZER_NO_ID};
-    for (size_t i = 0; i < list.count; i++) {
-        struct tok_entry *entry = &vocab->entries[list.items[i].id];
-        if (entry->flags & TOK_ENTRY_PRESENT) {
-            rc = helm_fail(err, HELM_E_FORMAT, "model.vocab: id %u is both '%.64s' and '%.64s'",
-                           list.items[i].id, vocab->bytes.data + entry->offset,
-                           vocab->bytes.data + list.items[i].offset);
-            goto out;
-        }
-        entry->offset = list.items[i].offset;
-        entry->length = list.items[i].length;
-        entry->flags = TOK_ENTRY_PRESENT;
-        rc = insert_token(vocab, list.items[i].id, err);
-        if (rc) goto out;
-    }
-out:
-    free(list.items);
+    if (!rc) rc = read_vocab(vocab, json, &list, err);
+    if (!rc && (rc = tok_vocab_index(vocab, &list, extra_id_end, err))) helm_err_prefix(err, "model.vocab");
+    tok_token_list_free(&list);
     return rc;
 }
 
@@ -220,7 +212,17 @@ int tok_vocab_name_id(struct tok_vocab *vocab, uint32_t id, const char *text, si
     return 0;
 }
 
-static int insert_merge(struct tok_vocab *vocab, uint32_t left, uint32_t right, uint32_t rank, uint32_t id,
+int tok_vocab_reserve_merges(struct tok_vocab *vocab, size_t count, struct helm_err *err)
+{
+    vocab->merge_bits = bits_for(count);
+    size_t slots = (size_t)1 << vocab->merge_bits;
+    vocab->merges = malloc(slots * sizeof *vocab->merges);
+    if (!vocab->merges) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu merges", count);
+    memset(vocab->merges, 0xFF, slots * sizeof *vocab->merges);
+    return 0;
+}
+
+int tok_vocab_add_merge(struct tok_vocab *vocab, uint32_t left, uint32_t right, uint32_t rank, uint32_t id,
                         struct helm_err *err)
 {
     uint64_t pair = (uint64_t)left << 32 | right;
@@ -228,11 +230,36 @@ static int insert_merge(struct tok_vocab *vocab, uint32_t left, uint32_t right, 
     for (unsigned probes = 0; vocab->merges[at].pair != UINT64_MAX && vocab->merges[at].pair != pair;
          probes++, at = (at + 1) & mask) {
         if (probes == TOK_PROBES_MAX)
-            return helm_fail(err, HELM_E_LIMIT, "model.merges: more than %d merges with one hash",
-                             TOK_PROBES_MAX);
+            return helm_fail(err, HELM_E_LIMIT, "more than %d merges with one hash", TOK_PROBES_MAX);
     }
     vocab->merges[at] = (struct tok_merge_slot){pair, rank, id}; /* of two equal pairs the later counts */
     return 0;
+}
+
+int tok_vocab_merge_spelled(struct tok_vocab *vocab, const struct tok_buffer *joined, size_t split,
+                            uint32_t rank, struct helm_err *err)
+{
+    uint32_t left = tok_vocab_find(vocab, joined->data, split);
+    uint32_t right = tok_vocab_find(vocab, joined->data + split, joined->length - split);
+    uint32_t whole = tok_vocab_find(vocab, joined->data, joined->length);
+    if (left != HELM_TOKENIZER_NO_ID && right != HELM_TOKENIZER_NO_ID && whole != HELM_TOKENIZER_NO_ID)
+        return tok_vocab_add_merge(vocab, left, right, rank, whole, err);
+    size_t from = left == HELM_TOKENIZER_NO_ID ? 0 : right == HELM_TOKENIZER_NO_ID ? split : 0;
+    size_t to = left == HELM_TOKENIZER_NO_ID ? split : joined->length;
+    int shown = (int)(to - from > 64 ? 64 : to - from);
+    return helm_fail(err, HELM_E_FORMAT, "merge %u needs token '%.*s', which is not in the vocabulary", rank,
+                     shown, joined->data + from);
+}
+
+/* Cuts "a b" at its space: out of the text, its place to *split. */
+bool tok_merge_cut(struct tok_buffer *joined, size_t *split)
+{
+    char *space = joined->length ? memchr(joined->data, ' ', joined->length) : NULL;
+    if (!space || memchr(space + 1, ' ', joined->length - (size_t)(space + 1 - joined->data))) return false;
+    *split = (size_t)(space - joined->data);
+    memmove(space, space + 1, joined->length - *split - 1);
+    joined->length--;
+    return true;
 }
 
 /* Reads "a b" or ["a", "b"]: the concatenation goes to `joined`, the length of the first part to *split. */
@@ -256,13 +283,7 @@ static int read_merge(struct tok_scan *scan, struct tok_buffer *joined, size_t *
         *ignored = true; /* the first line of a merges.txt that was copied in */
         return 0;
     }
-    char *space = memchr(joined->data, ' ', joined->length);
-    if (!space || memchr(space + 1, ' ', joined->length - (size_t)(space + 1 - joined->data)))
-        return tok_scan_fail(scan, "a merge of two parts with one space", err);
-    *split = (size_t)(space - joined->data);
-    memmove(space, space + 1, joined->length - *split - 1);
-    joined->length--;
-    return 0;
+    return tok_merge_cut(joined, split) ? 0 : tok_scan_fail(scan, "a merge of two parts with one space", err);
 }
 
 /* An upper bound for the number of merges: every one has at least two quotes and a comma or bracket. */
@@ -281,15 +302,8 @@ int tok_vocab_load_merges(struct tok_vocab *vocab, const struct tok_slice *json,
     /* Pairs of strings have four quotes each; looking at the first entry avoids a table twice too large. */
     const char *first = json->length > 1 ? memchr(json->text + 1, '"', json->length - 1) : NULL;
     if (first && memchr(json->text + 1, '[', (size_t)(first - json->text - 1))) bound /= 2;
-    vocab->merge_bits = bits_for(bound);
-    size_t slots = (size_t)1 << vocab->merge_bits;
-    int rc = 0;
-    vocab->merges = malloc(slots * sizeof *vocab->merges);
-    if (!vocab->merges) {
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %zu merges", bound);
-        goto out;
-    }
-    memset(vocab->merges, 0xFF, slots * sizeof *vocab->merges);
+    int rc = tok_vocab_reserve_merges(vocab, bound, err);
+    if (rc) goto out;
     if (!tok_scan_take(&scan, '[')) {
         rc = tok_scan_fail(&scan, "'['", err);
         goto out;
@@ -309,20 +323,11 @@ int tok_vocab_load_merges(struct tok_vocab *vocab, const struct tok_slice *json,
             rc = helm_fail(err, HELM_E_FORMAT, "model.merges: entries of both forms");
             goto out;
         }
-        uint32_t left = tok_vocab_find(vocab, joined.data, split);
-        uint32_t right = tok_vocab_find(vocab, joined.data + split, joined.length - split);
-        uint32_t whole = tok_vocab_find(vocab, joined.data, joined.length);
-        if (left == HELM_TOKENIZER_NO_ID || right == HELM_TOKENIZER_NO_ID || whole == HELM_TOKENIZER_NO_ID) {
-            size_t from = left == HELM_TOKENIZER_NO_ID ? 0 : right == HELM_TOKENIZER_NO_ID ? split : 0;
-            size_t to = left == HELM_TOKENIZER_NO_ID ? split : joined.length;
-            int shown = (int)(to - from > 64 ? 64 : to - from);
-            rc = helm_fail(err, HELM_E_FORMAT,
-                           "model.merges: merge %u needs token '%.*s', which is not in the vocabulary", rank,
-                           shown, joined.data + from);
+        rc = tok_vocab_merge_spelled(vocab, &joined, split, rank, err);
+        if (rc) {
+            helm_err_prefix(err, "model.merges");
             goto out;
         }
-        rc = insert_merge(vocab, left, right, rank, whole, err);
-        if (rc) goto out;
         rank++;
     } while (tok_scan_take(&scan, ','));
     if (!tok_scan_take(&scan, ']')) rc = tok_scan_fail(&scan, "',' or ']'", err);
