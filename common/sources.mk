@@ -13,6 +13,7 @@ COMMON_SRC := \
   common/base/units.c \
   common/formats/bf16.c \
   common/formats/bf16_packed.c \
+  common/formats/blocks.c \
   common/formats/f16.c \
   common/formats/f32.c \
   common/formats/packed.c \
@@ -32,6 +33,8 @@ MODEL_SRC := \
   common/model/arch.c \
   common/model/checkpoint.c \
   common/model/config.c \
+  common/model/gguf.c \
+  common/model/gguf_value.c \
   common/model/index.c \
   common/model/rope.c \
   common/model/rope_config.c \
@@ -69,6 +72,9 @@ KERNEL_SRC := \
   common/cpu/kernels/attention_ref.c \
   common/cpu/kernels/bf16_packed_avx512vbmi2.c \
   common/cpu/kernels/bf16_packed_ref.c \
+  common/cpu/kernels/blocks_avx2.c \
+  common/cpu/kernels/blocks_avx512.c \
+  common/cpu/kernels/blocks_ref.c \
   common/cpu/kernels/gemm_amx.c \
   common/cpu/kernels/gemm_avx2.c \
   common/cpu/kernels/gemm_avx512.c \

@@ -29,6 +29,18 @@ enum tensor_format {
     FORMAT_F32,
     FORMAT_BF16_PACKED, /* bf16 without loss in 0.7 of its bytes (packed.h) */
     FORMAT_Q8_0,        /* blocks of 32: a scale of 16 bits, numbers of 8 (q8_0.h) */
+    FORMAT_Q4_0,        /* from here on: blocks of fewer bits (blocks.h) */
+    FORMAT_Q4_1,
+    FORMAT_Q5_0,
+    FORMAT_Q5_1,
+    FORMAT_Q2_K,
+    FORMAT_Q3_K,
+    FORMAT_Q4_K,
+    FORMAT_Q5_K,
+    FORMAT_Q6_K,
+    FORMAT_IQ4_NL,
+    FORMAT_IQ4_XS,
+    FORMAT_MXFP4,
     FORMAT_COUNT
 };
 
@@ -135,7 +147,9 @@ HELM_MUST_CHECK int tensor_format_convert(const struct tensor_rows *what, void *
 
 /* Rows of the registry, one a file. */
 extern const struct tensor_format_traits tensor_format_bf16, tensor_format_f16, tensor_format_f32,
-    tensor_format_bf16_packed, tensor_format_q8_0;
+    tensor_format_bf16_packed, tensor_format_q8_0, tensor_format_q4_0, tensor_format_q4_1, tensor_format_q5_0,
+    tensor_format_q5_1, tensor_format_q2_k, tensor_format_q3_k, tensor_format_q4_k, tensor_format_q5_k,
+    tensor_format_q6_k, tensor_format_iq4_nl, tensor_format_iq4_xs, tensor_format_mxfp4;
 
 #ifdef __cplusplus
 }

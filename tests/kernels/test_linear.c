@@ -33,6 +33,51 @@ struct problem {
     double *sum, *magnitude; /* [token][row] */
 };
 
+/* Blocks of a format that is only read: any bytes, of which no value is large. */
+static void fill_blocks(struct problem *p, uint64_t *seed)
+{
+    const struct tensor_format_traits *traits = tensor_format_of(p->format);
+    struct helm_err err = {0};
+    float value[256];
+    assert_true(traits->block_values <= 256);
+    for (size_t at = 0; at < p->w.bytes; at += traits->block_bytes) {
+        unsigned char *block = (unsigned char *)p->w.data + at;
+        const struct tensor_matrix one = {p->format, block, traits->block_bytes, 1, traits->block_values};
+        bool small = false;
+        while (!small) {
+            for (uint32_t i = 0; i < traits->block_bytes; i++)
+                block[i] = (unsigned char)(int)(random_float(seed) * 1024);
+            assert_int_equal(tensor_format_read_row(&one, 0, value, &err), 0);
+            small = true;
+            for (uint32_t i = 0; i < traits->block_values; i++) small &= fabsf(value[i]) <= 1e6f;
+        }
+    }
+}
+
+static void fill_weights(struct problem *p, uint64_t *seed)
+{
+    const size_t count = p->rows * p->cols;
+    struct helm_err err = {0};
+    if (!tensor_format_of(p->format)->write) {
+        fill_blocks(p, seed);
+        return;
+    }
+    float *values = malloc(count * sizeof *values);
+    assert_non_null(values);
+    for (size_t i = 0; i < count; i++) values[i] = random_float(seed);
+    assert_int_equal(tensor_format_of(p->format)->write(values, DTYPE_F32, (uint32_t)p->rows,
+                                                        (uint32_t)p->cols, p->w.data, NULL, &err),
+                     0);
+    free(values);
+}
+
+/* Whether rounding up to whole blocks makes these sizes[] columns the same as those before. */
+static bool is_repeated(enum tensor_format format, size_t size)
+{
+    const uint32_t block = tensor_format_of(format)->block_values;
+    return size > 0 && (sizes[size] + block - 1) / block == (sizes[size - 1] + block - 1) / block;
+}
+
 /* Weights end at an unreadable page, so their start is aligned to one element at most; x has NaN between its
  * rows. Activations are rounded to bf16 when `rounded`: then a variant that rounds them itself must agree as
  * closely as one that does not. */
@@ -54,13 +99,7 @@ static void problem_make(struct problem *p, enum tensor_format format, size_t ro
             float v = random_float(&seed);
             x[t * p->ldx + c] = rounded ? convert_bf16_f32(convert_f32_bf16(v)) : v;
         }
-    float *values = malloc(rows * cols * sizeof *values);
-    assert_non_null(values);
-    for (size_t i = 0; i < rows * cols; i++) values[i] = random_float(&seed);
-    assert_int_equal(tensor_format_of(format)->write(values, DTYPE_F32, (uint32_t)rows, (uint32_t)cols,
-                                                     p->w.data, NULL, &err),
-                     0);
-    free(values);
+    fill_weights(p, &seed);
     p->sum = calloc(rows * tokens, sizeof *p->sum);
     p->magnitude = calloc(rows * tokens, sizeof *p->magnitude);
     assert_true(p->sum && p->magnitude);
@@ -182,6 +221,7 @@ static void gemv_agrees(void **state)
     for (size_t i = 0; i < SIZES * SIZES + 3; i++) {
         size_t rows = i < SIZES * SIZES ? sizes[i / SIZES] : more[i - SIZES * SIZES][0];
         size_t cols = i < SIZES * SIZES ? sizes[i % SIZES] : more[i - SIZES * SIZES][1];
+        if (i < SIZES * SIZES && is_repeated(v->format, i % SIZES)) continue;
         struct problem p;
         problem_make(&p, v->format, rows, cols, 1, false);
         cols = p.cols;
@@ -290,6 +330,7 @@ static void decode_agrees(void **state)
         struct problem p;
         struct guarded out;
         struct helm_err err = {0};
+        if (is_repeated(v->format, i % SIZES)) continue;
         problem_make(&p, v->format, sizes[i / SIZES], sizes[i % SIZES], 1, false);
         const size_t bytes = p.rows * p.cols * dtype_bytes(value);
         guarded_make(&out, (bytes + 63) / 64 * 64);
@@ -404,7 +445,7 @@ int main(void)
                  {"shares", LINEAR_TOKENS, gemm_does_not_depend_on_shares},
                  {"rounding", LINEAR_TOKENS, rounding_is_to_nearest_even},
                  {"decode", LINEAR_DECODE, decode_agrees}};
-    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 128 };
+    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 192 };
     struct CMUnitTest tests[MOST + 3];
     char names[MOST][64];
     size_t n = 0;

@@ -9,6 +9,10 @@
 
 #include "common/cpu/kernels/variants.h"
 
+#define BLOCKS(format, FORMAT_NAME, values, bytes, group)                                                    \
+    &blocks_ref[BLOCK_##FORMAT_NAME][0], &blocks_ref[BLOCK_##FORMAT_NAME][1],                                \
+        &blocks_avx2[BLOCK_##FORMAT_NAME][0], &blocks_avx2[BLOCK_##FORMAT_NAME][1],                          \
+        &blocks_avx512[BLOCK_##FORMAT_NAME][0], &blocks_avx512[BLOCK_##FORMAT_NAME][1],
 #define PLAIN(kernels) &(kernels)[FORMAT_BF16], &(kernels)[FORMAT_F16], &(kernels)[FORMAT_F32]
 
 /* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen
@@ -17,26 +21,25 @@
  *   avx2              f16  99 / 104 / 132 / 135
  *   avx512            f16 184 / 199 / 250 / 266     f32  84 / 124 / 273 / 270     (register-only limit: 266 to 274)
  *   avx512-bf16      bf16 286 / 340 / 507 / 508                                   (register-only limit: 530) */
-static const struct linear_kernel *const table[] = {
-    PLAIN(linear_ref_gemv),
-    PLAIN(linear_avx2_gemv),
-    PLAIN(linear_avx512_gemv),
-    PLAIN(linear_ref_gemm),
-    PLAIN(linear_openblas_gemm),
-    PLAIN(linear_avx2_gemm),
-    PLAIN(linear_avx512_gemm),
-    &linear_avx512bf16_gemm,
-    &linear_amx_gemm,
-    &bf16_packed_ref_gemv,
-    &bf16_packed_ref_decode,
-    &bf16_packed_avx512vbmi2_gemv,
-    &bf16_packed_avx512vbmi2_decode,
-    &q8_0_ref_gemv,
-    &q8_0_ref_decode,
-    &q8_0_avx2_gemv,
-    &q8_0_avx2_decode,
-    &q8_0_avx512_gemv,
-};
+static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
+                                                    PLAIN(linear_avx2_gemv),
+                                                    PLAIN(linear_avx512_gemv),
+                                                    PLAIN(linear_ref_gemm),
+                                                    PLAIN(linear_openblas_gemm),
+                                                    PLAIN(linear_avx2_gemm),
+                                                    PLAIN(linear_avx512_gemm),
+                                                    &linear_avx512bf16_gemm,
+                                                    &linear_amx_gemm,
+                                                    &bf16_packed_ref_gemv,
+                                                    &bf16_packed_ref_decode,
+                                                    &bf16_packed_avx512vbmi2_gemv,
+                                                    &bf16_packed_avx512vbmi2_decode,
+                                                    &q8_0_ref_gemv,
+                                                    &q8_0_ref_decode,
+                                                    &q8_0_avx2_gemv,
+                                                    &q8_0_avx2_decode,
+                                                    &q8_0_avx512_gemv,
+                                                    BLOCK_FORMATS(BLOCKS)};
 
 const struct linear_kernel *const *linear_kernels(size_t *count)
 {

@@ -5,6 +5,7 @@
 
 #include "common/cpu/kernels/linear.h"
 #include "common/cpu/kernels/vector.h"
+#include "common/formats/blocks.h"
 
 /* Of single numbers, indexed by format. */
 #define LINEAR_PLAIN DTYPE_COUNT
@@ -18,6 +19,9 @@ extern const struct linear_kernel bf16_packed_ref_gemv, bf16_packed_ref_decode;
 extern const struct linear_kernel bf16_packed_avx512vbmi2_gemv, bf16_packed_avx512vbmi2_decode;
 extern const struct linear_kernel q8_0_ref_gemv, q8_0_ref_decode;
 extern const struct linear_kernel q8_0_avx2_gemv, q8_0_avx2_decode, q8_0_avx512_gemv;
+/* Of GGUF's blocks, by their numbers in blocks.h: of one token, decoding. */
+extern const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2], blocks_avx2[BLOCK_FORMAT_COUNT][2],
+    blocks_avx512[BLOCK_FORMAT_COUNT][2];
 
 extern const struct vector_variant vector_ref;
 extern const struct vector_variant vector_avx2; /* the OpenBLAS kernel converts weights with it */

@@ -92,6 +92,7 @@ static void test_round_trips(void **state)
     (void)state;
     for (int f = 0; f < FORMAT_COUNT; f++) {
         uint32_t checked = 0;
+        if (!tensor_format_of((enum tensor_format)f)->write) continue; /* only read: test_blocks.c */
         for (size_t s = 0; s < SHAPES; s++) {
             if (!tensor_format_takes((enum tensor_format)f, shapes[s][0], shapes[s][1])) continue;
             check_shape((enum tensor_format)f, shapes[s][0], shapes[s][1]);

@@ -1,0 +1,51 @@
+/* Weights in GGUF's blocks of few bits (blocks.h): only read. See tensor_format.h. */
+#include "common/formats/blocks.h"
+
+#include "common/formats/tensor_format.h"
+
+static int check_row(const struct tensor_matrix *m, uint32_t row, struct helm_err *err)
+{
+    const struct tensor_format_traits *traits = tensor_format_of(m->format);
+    const uint64_t row_bytes = traits->bytes(1, m->cols);
+    if (row < m->rows && m->cols % traits->block_values == 0 && (row + UINT64_C(1)) * row_bytes <= m->bytes)
+        return 0;
+    return helm_fail(err, HELM_E_FORMAT, "%s: row %u of %u columns ends behind the matrix's %llu bytes",
+                     traits->name, row, m->cols, (unsigned long long)m->bytes);
+}
+
+#define FORMAT(format, FORMAT_NAME, VALUES, BYTES, GROUP)                                                    \
+    static bool format##_takes(uint64_t rows, uint64_t cols)                                                 \
+    {                                                                                                        \
+        return rows > 0 && cols > 0 && cols % (VALUES) == 0 && rows <= UINT64_MAX / sizeof(float) / cols;    \
+    }                                                                                                        \
+    static uint64_t format##_bytes(uint64_t rows, uint64_t cols)                                             \
+    {                                                                                                        \
+        return rows * (cols / (VALUES)) * (BYTES);                                                           \
+    }                                                                                                        \
+    static int format##_read_row(const struct tensor_matrix *m, uint32_t row, float *out,                    \
+                                 struct helm_err *err)                                                       \
+    {                                                                                                        \
+        const uint8_t *block = (const uint8_t *)m->data + row * format##_bytes(1, m->cols);                  \
+        float scale[BLOCK_GROUPS_MAX], least[BLOCK_GROUPS_MAX];                                              \
+        int8_t number[VALUES];                                                                               \
+        int rc = check_row(m, row, err);                                                                     \
+        for (uint32_t c = 0; c < m->cols && !rc; c += (VALUES), block += (BYTES)) {                          \
+            format##_numbers(block, number);                                                                 \
+            format##_scales(block, scale, least);                                                            \
+            for (uint32_t i = 0; i < (VALUES); i++)                                                          \
+                out[c + i] = scale[i / (GROUP)] * (float)number[i] - least[i / (GROUP)];                     \
+        }                                                                                                    \
+        return rc;                                                                                           \
+    }                                                                                                        \
+    const struct tensor_format_traits tensor_format_##format = {.name = #format,                             \
+                                                                .file = #FORMAT_NAME,                        \
+                                                                .value = DTYPE_F32,                          \
+                                                                .product = DTYPE_BF16,                       \
+                                                                .block_values = (VALUES),                    \
+                                                                .block_bytes = (BYTES),                      \
+                                                                .group_rows = 1,                             \
+                                                                .from = FORMAT_##FORMAT_NAME,                \
+                                                                .takes = format##_takes,                     \
+                                                                .bytes = format##_bytes,                     \
+                                                                .read_row = format##_read_row};
+BLOCK_FORMATS(FORMAT)
