@@ -103,13 +103,14 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                 for (uint32_t at = 0; at < bytes; at += item.where.part) {
                     const uint32_t some = bytes - at < item.where.part ? bytes - at : item.where.part;
                     const float4 *x_part = with + L::quads(at);
+                    const tile_place part = {from + at, from + ring.pitch + at};
                     float more_a, more_b;
                     if (some == L::PART)
-                        tile_add_as<D, L::PART, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                        tile_add_as<D, L::PART, true>(part, some, x_part, more_a, more_b);
                     else if (some == L::SMALL)
-                        tile_add_as<D, L::SMALL, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                        tile_add_as<D, L::SMALL, true>(part, some, x_part, more_a, more_b);
                     else
-                        tile_add_as<D, L::PART, false>(from + at, ring.pitch, some, x_part, more_a, more_b);
+                        tile_add_as<D, L::PART, false>(part, some, x_part, more_a, more_b);
                     a += more_a, b += more_b;
                 }
                 __syncwarp(); /* all lanes have read the slot */
@@ -276,7 +277,10 @@ typedef void (*chain_function)(chain_params);
 /* [format of the weights][dtype of the cache] */
 static const chain_function kernels[FORMAT_COUNT][DTYPE_COUNT] = {CHAIN(decode_bf16), CHAIN(decode_f16),
                                                                   CHAIN(decode_f32), /* bf16-packed */ {},
-                                                                  CHAIN(decode_q8_0)};
+#define BLOCKS(name) CHAIN(decode_##name),
+                                                                  DECODE_BLOCKS(BLOCKS)
+#undef BLOCKS
+};
 
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
 {

@@ -269,14 +269,16 @@ struct chain_lines {
     __host__ __device__ constexpr uint32_t within(uint32_t most) const { return most / bytes * bytes; }
 };
 template <typename D> struct chain_lines_of {
-    static constexpr chain_lines lines = {32 * D::UNIT_BYTES, 32 * D::UNIT_VALUES};
+    /* so many that they end on 16 bytes */
+    static constexpr uint32_t EACH = D::LINE_BYTES % 16 ? 2 : 1;
+    static constexpr chain_lines lines = {EACH * D::LINE_BYTES, EACH * 32 * D::UNIT_VALUES};
     static constexpr uint32_t PART = lines.within(chain_shaped::PART), SMALL = lines.within(2048);
-    /* float4s of x that whole units meet */
+    /* float4s of x that whole lines meet */
     static __device__ __forceinline__ uint32_t quads(uint32_t bytes)
     {
-        if constexpr (4 * D::UNIT_BYTES % D::UNIT_VALUES == 0)
-            return bytes / (4 * D::UNIT_BYTES / D::UNIT_VALUES);
-        return bytes / D::UNIT_BYTES * (D::UNIT_VALUES / 4);
+        if constexpr (D::LINE_BYTES % (8 * D::UNIT_VALUES) == 0)
+            return bytes / (D::LINE_BYTES / (8 * D::UNIT_VALUES));
+        return bytes / D::LINE_BYTES * (8 * D::UNIT_VALUES);
     }
 };
 

@@ -162,8 +162,11 @@ extern "C" int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const v
         return LAUNCH(decode_f16);
     case FORMAT_F32:
         return LAUNCH(decode_f32);
-    case FORMAT_Q8_0:
-        return LAUNCH(decode_q8_0);
+#define BLOCKS(name)                                                                                         \
+    case BLOCK_FORMAT_##name:                                                                                \
+        return LAUNCH(decode_##name);
+        DECODE_BLOCKS(BLOCKS)
+#undef BLOCKS
     default:
         return helm_fail(err, HELM_E_UNSUPPORTED, "embed: a table of %s", tensor_format_name(format));
     }
@@ -278,7 +281,9 @@ int gpuk_prepare_elementwise(const struct gpuk_device *, struct helm_err *err)
     PREPARE((embed_kernel<decode_bf16>));
     PREPARE((embed_kernel<decode_f16>));
     PREPARE((embed_kernel<decode_f32>));
-    PREPARE((embed_kernel<decode_q8_0>));
+#define BLOCKS(name) PREPARE((embed_kernel<decode_##name>));
+    DECODE_BLOCKS(BLOCKS)
+#undef BLOCKS
     PREPARE((rmsnorm_kernel<__nv_bfloat16>));
     PREPARE((rmsnorm_kernel<__half>));
     PREPARE((rmsnorm_kernel<float>));

@@ -75,7 +75,9 @@ static const struct expander *const expanders[FORMAT_COUNT] = {
     nullptr,
     nullptr,
     /* bf16-packed */ &expander_of<decode_bf16_packed>,
-    /* q8_0 */ &expander_of<decode_q8_0>,
+#define BLOCKS(name) &expander_of<decode_##name>,
+    DECODE_BLOCKS(BLOCKS)
+#undef BLOCKS
 };
 
 extern "C" int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,

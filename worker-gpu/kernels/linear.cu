@@ -25,8 +25,9 @@ static const struct linear_kernel *const table[FORMAT_COUNT][GPUK_SCHEDULES][KER
     {{&gemv_bulk_f32, &gemv_plain_f32}, {&gemm_plain_f32}, {&matmul}},
     /* bf16-packed */
     {{&gemv_groups_bf16_packed}, {}, {}},
-    /* q8_0 */
-    {{&gemv_bulk_q8_0, &gemv_plain_q8_0}, {&gemm_tensor_q8_0, &gemm_plain_q8_0}, {}},
+#define BLOCKS(name) {{&gemv_bulk_##name, &gemv_plain_##name}, {&gemm_tensor_##name, &gemm_plain_##name}, {}},
+    DECODE_BLOCKS(BLOCKS)
+#undef BLOCKS
 };
 
 static const struct linear_kernel *choose(const struct linear_call &call, enum gpuk_schedule schedule)
