@@ -119,7 +119,7 @@ static inline std::vector<unsigned char> random_blocks(struct test_context *t, s
     for (unsigned char *block = v.data(); block < v.data() + v.size(); block += traits->block_bytes)
         switch (format) {
         case FORMAT_Q2_K:
-            put(block + 80, 1 / 16.0f), put(block + 82, 1 / 16.0f);
+            put(block + 80, 1 / 64.0f), put(block + 82, 1 / 32.0f);
             break;
         case FORMAT_Q3_K:
             put(block + 108, 1 / 64.0f);

@@ -16,6 +16,15 @@ struct chain_model {
     bool head_norm, bias, absent, no_token;
 };
 
+/* Rows of so many columns, and of multiples, begin on 16 bytes. */
+static uint32_t columns_on_16_bytes(enum tensor_format format)
+{
+    const struct tensor_format_traits *traits = tensor_format_of(format);
+    uint32_t blocks = 1;
+    while (blocks * traits->block_bytes % 16) blocks *= 2;
+    return blocks * traits->block_values;
+}
+
 /* One model's memory, and the list of its operations. */
 struct chain_test {
     const chain_model m;
@@ -147,8 +156,7 @@ struct chain_test {
     }
     void add(struct test_context *t, struct gpuk_linear_args &a, size_t out, uint32_t rows)
     {
-        const size_t line =
-            16 / bytes_of(m.dtype) * tensor_format_of(a.format)->block_values; /* on 16 bytes */
+        const size_t line = columns_on_16_bytes(a.format);
         const char *w = weights->as<char>() +
                         tensor_format_row_bytes(a.format, random_below(t, (uint32_t)(4096 / line)) * line);
         const float *bias = m.bias && random_below(t, 2) ? before->as<float>() + random_below(t, 8) : nullptr;
@@ -353,13 +361,14 @@ void test_chain(struct test_context *t)
         chain_test c(t, m);
         test_cut(t, c, &t->device, 0, c.ops.size(), t->stress ? 3000 : 30);
     }
-    for (uint32_t i = 0; i < (t->few     ? 1u
-                              : t->small ? 4u
-                                         : 16u);
-         i++) { /* blocks: rows of whole 256 columns */
-        const uint32_t hidden = 256 * (1 + random_below(t, i % 4 == 3 ? 12 : 4)),
-                       inner = 256 * (1 + random_below(t, i % 4 == 3 ? 16 : 6)), heads = 4 << i % 2;
-        chain_test c(t, {FORMAT_Q8_0, (int)(i % 3), hidden, inner, heads, 1 + i % 2, 64, 1 + i % 3,
+    const uint32_t blocks = FORMAT_COUNT - FORMAT_Q8_0;
+    for (uint32_t i = 0; i < (t->few ? 1 : t->small ? blocks : 3 * blocks); i++) {
+        const int format = FORMAT_Q8_0 + (int)(i % blocks);
+        const uint32_t unit = columns_on_16_bytes((enum tensor_format)format),
+                       most = unit < 1024 ? (i % 4 == 3 ? 3072 : 1024) / unit : 1,
+                       hidden = unit * (1 + random_below(t, most)), inner = unit * (1 + random_below(t, most + 1)),
+                       heads = std::max(4u << i % 2, unit / 64);
+        chain_test c(t, {format, (int)(i % 3), hidden, inner, heads, 1 + i % 2, 64, 1 + i % 3,
                          1 + random_below(t, 300), 16, 0, random_below(t, 200), i % 2 == 0, i % 3 == 0, false,
                          false});
         struct gpuk_device few = t->device;
