@@ -34,6 +34,8 @@ MODEL_SRC := \
   common/model/checkpoint.c \
   common/model/config.c \
   common/model/gguf.c \
+  common/model/gguf_config.c \
+  common/model/gguf_model.c \
   common/model/gguf_value.c \
   common/model/index.c \
   common/model/rope.c \

@@ -22,7 +22,7 @@ struct option_table {
 static void table_build(struct option_table *t, struct config *c)
 {
     const struct args_option options[] = {
-        {"model", 'm', ARGS_TEXT, "DIR", "checkpoint folder (Hugging Face layout); required",
+        {"model", 'm', ARGS_TEXT, "DIR", "checkpoint folder (Hugging Face layout) or GGUF file; required",
          .target = &c->model},
         {"listen", 0, ARGS_LIST, "ENDPOINT",
          "ipc:///PATH, or tcp://ADDRESS:PORT with CURVE keys; repeatable\n"

@@ -178,7 +178,7 @@ static int open_workers(struct helmd *d, struct helm_err *err)
     const struct workers_config config = {.control = d->rundir.control,
                                           .worker_dir = d->config.worker_dir,
                                           .log_level = log_level_name(d->config.log_level),
-                                          .folder = d->model.folder,
+                                          .folder = d->model.path,
                                           .plan = &d->plan,
                                           .plan_json = d->plan_json,
                                           .kernels = d->config.kernels,
@@ -204,13 +204,20 @@ static int open_workers(struct helmd *d, struct helm_err *err)
     return rc;
 }
 
-/* Clients on this machine open the folder for its tokenizer, from wherever they are. */
+/* Clients on this machine open the folder for its tokenizer, workers the model, from wherever they are. */
 static int name_folder(struct model *model, struct helm_err *err)
 {
-    char *whole = realpath(model->folder, NULL);
+    char *path = NULL, *whole = realpath(model->folder, NULL);
+    const bool gguf = model->config.gguf;
     if (!whole) return helm_fail_errno(err, "%s: cannot resolve", model->folder);
+    if (asprintf(&path, "%s%s%s", whole, gguf ? "/" : "", gguf ? model->shards[0].file : "") < 0) {
+        free(whole);
+        return helm_fail(err, HELM_E_NOMEM, "no memory for a path");
+    }
     free(model->folder);
+    free(model->path);
     model->folder = whole;
+    model->path = path;
     return 0;
 }
 

@@ -1,6 +1,7 @@
 # Sources and programs of tools/.
 
 INSPECT_SRC := \
+  tools/inspect/gguf.c \
   tools/inspect/json.c \
   tools/inspect/text.c
 

@@ -5,16 +5,31 @@
 
 #include "common/formats/blocks32.h"
 
-/* 64 bytes to 256 numbers of 2 bits: of each half of them 32 bytes have four runs of 32. */
-static inline void block_two_bits(const uint8_t *restrict from, int8_t *restrict to)
+/* Sixteen numbers after another: at `at` in their run of 32, of 8. Shifts become constants. */
+#define BLOCK_SIXTEENS                                                                                       \
+    _Pragma("GCC unroll 8") for (int run = 0; run < 8; run++)                                                \
+        _Pragma("GCC unroll 2") for (int at = 0; at < 32; at += 16)
+
+/* 64 bytes have 256 numbers of 2 bits: of each half of them 32 bytes have four runs. */
+static inline block_bytes block_two_bits(const uint8_t *from, int run, int at)
 {
-    for (int run = 0; run < 8; run++)
-        for (int i = 0; i < 32; i++) to[run * 32 + i] = (int8_t)(from[run / 4 * 32 + i] >> run % 4 * 2 & 3);
+    return block_bits(block_load(from + run / 4 * 32 + at), run % 4 * 2, 3);
+}
+/* 32 bytes have 64 numbers of 4 bits: their low halves a run, their high halves the next. */
+static inline block_bytes block_four_bits(const uint8_t *from, int run, int at)
+{
+    return block_bits(block_load(from + run / 2 * 32 + at), run % 2 * 4, 15);
+}
+/* 32 bytes have a further bit of all: bit `run` of byte i is that of number i of the run. */
+static inline block_bytes block_further_bit(const uint8_t *from, int run, int at, uint8_t value)
+{
+    const block_bytes bit = (block_bytes){0} + (uint8_t)(1 << run);
+    return block_where(block_load(from + at), bit, value);
 }
 
-static inline void q2_k_numbers(const uint8_t *restrict block, int8_t *restrict number)
+static inline void q2_k_numbers(const uint8_t *block, int8_t *number)
 {
-    block_two_bits(block + 16, number);
+    BLOCK_SIXTEENS block_store(number + run * 32 + at, block_two_bits(block + 16, run, at));
 }
 static inline void q2_k_scales(const uint8_t *block, float *scale, float *least)
 {
@@ -23,13 +38,10 @@ static inline void q2_k_scales(const uint8_t *block, float *scale, float *least)
         scale[g] = d * (float)(block[g] & 15), least[g] = dmin * (float)(block[g] >> 4);
 }
 
-/* Bit `run` of byte i of the mask is the third bit of number i of the run. */
-static inline void q3_k_numbers(const uint8_t *restrict block, int8_t *restrict number)
+static inline void q3_k_numbers(const uint8_t *block, int8_t *number)
 {
-    block_two_bits(block + 32, number);
-    for (int run = 0; run < 8; run++)
-        for (int i = 0; i < 32; i++)
-            number[run * 32 + i] = (int8_t)(number[run * 32 + i] + ((block[i] >> run & 1) << 2) - 4);
+    BLOCK_SIXTEENS block_store(number + run * 32 + at, block_two_bits(block + 32, run, at) +
+                                                           block_further_bit(block, run, at, 4) - 4);
 }
 /* 16 scales of 6 bits in 12 bytes: four bits of two in each of the first 8, two bits of four in the others. */
 static inline void q3_k_scales(const uint8_t *block, float *scale, float *least)
@@ -43,52 +55,47 @@ static inline void q3_k_scales(const uint8_t *block, float *scale, float *least)
     }
 }
 
+static inline void q4_k_numbers(const uint8_t *block, int8_t *number)
+{
+    BLOCK_SIXTEENS block_store(number + run * 32 + at, block_four_bits(block + 16, run, at));
+}
 /* 8 scales and 8 smallest values of 6 bits in 12 bytes: of the first four of each whole in the first 8 bytes, whose
  * two upper bits are those of the others. */
 static inline void q4_k_scales(const uint8_t *block, float *scale, float *least)
 {
     const uint8_t *packed = block + 4;
     const float d = block_half(block), dmin = block_half(block + 2);
-    for (int g = 0; g < 4; g++) {
-        scale[g] = d * (float)(packed[g] & 63);
-        least[g] = dmin * (float)(packed[g + 4] & 63);
-        scale[g + 4] = d * (float)((packed[g + 8] & 15) + (packed[g] >> 6) * 16);
-        least[g + 4] = dmin * (float)((packed[g + 8] >> 4) + (packed[g + 4] >> 6) * 16);
-    }
-}
-/* 32 bytes to 64 numbers: the low halves are the first 32. */
-static inline void block_four_bits(const uint8_t *restrict from, int8_t *restrict to)
-{
-    for (int pair = 0; pair < 4; pair++) {
-        for (int i = 0; i < 32; i++) to[pair * 64 + i] = (int8_t)(from[pair * 32 + i] & 15);
-        for (int i = 0; i < 32; i++) to[pair * 64 + 32 + i] = (int8_t)(from[pair * 32 + i] >> 4);
-    }
-}
-static inline void q4_k_numbers(const uint8_t *restrict block, int8_t *restrict number)
-{
-    block_four_bits(block + 16, number);
+    uint32_t word[3];
+    uint8_t six[16]; /* scales, then smallest values */
+    memcpy(word, packed, sizeof word);
+    const uint32_t all[4] = {word[0] & 0x3f3f3f3fu, (word[2] & 0x0f0f0f0fu) | (word[0] >> 2 & 0x30303030u),
+                             word[1] & 0x3f3f3f3fu,
+                             (word[2] >> 4 & 0x0f0f0f0fu) | (word[1] >> 2 & 0x30303030u)};
+    memcpy(six, all, sizeof six);
+    for (int g = 0; g < 8; g++) scale[g] = d * (float)six[g];
+    for (int g = 0; g < 8; g++) least[g] = dmin * (float)six[8 + g];
 }
 
-static inline void q5_k_numbers(const uint8_t *restrict block, int8_t *restrict number)
+static inline void q5_k_numbers(const uint8_t *block, int8_t *number)
 {
-    block_four_bits(block + 48, number);
-    for (int run = 0; run < 8; run++)
-        for (int i = 0; i < 32; i++)
-            number[run * 32 + i] = (int8_t)(number[run * 32 + i] + ((block[16 + i] >> run & 1) << 4));
+    BLOCK_SIXTEENS block_store(number + run * 32 + at, block_four_bits(block + 48, run, at) +
+                                                           block_further_bit(block + 16, run, at, 16));
 }
 static inline void q5_k_scales(const uint8_t *block, float *scale, float *least)
 {
     q4_k_scales(block, scale, least);
 }
 
-/* Of each half of the numbers 64 bytes have the four low bits: in their low halves the first two runs of 32. */
-static inline void q6_k_numbers(const uint8_t *restrict block, int8_t *restrict number)
+/* Of each half of the numbers 64 bytes have the four low bits: in their low halves the first two runs. */
+static inline void q6_k_numbers(const uint8_t *block, int8_t *number)
 {
-    for (int run = 0; run < 8; run++) {
-        const uint8_t *low = block + run / 4 * 64 + run % 2 * 32, *high = block + 128 + run / 4 * 32;
-        const int by = run % 4 / 2 * 4, high_by = run % 4 * 2;
-        for (int i = 0; i < 32; i++)
-            number[run * 32 + i] = (int8_t)((low[i] >> by & 15) + ((high[i] >> high_by & 3) << 4) - 32);
+    BLOCK_SIXTEENS
+    {
+        const block_bytes low = block_load(block + run / 4 * 64 + run % 2 * 32 + at),
+                          high = block_load(block + 128 + run / 4 * 32 + at);
+        block_store(number + run * 32 + at,
+                    block_bits(low, run % 4 / 2 * 4, 15) +
+                        (block_bytes)((block_words)block_bits(high, run % 4 * 2, 3) << 4) - 32);
     }
 }
 static inline void q6_k_scales(const uint8_t *block, float *scale, float *least)
@@ -97,9 +104,10 @@ static inline void q6_k_scales(const uint8_t *block, float *scale, float *least)
     for (int g = 0; g < 16; g++) scale[g] = d * (float)(int8_t)block[192 + g], least[g] = 0;
 }
 
-static inline void iq4_xs_numbers(const uint8_t *restrict block, int8_t *restrict number)
+static inline void iq4_xs_numbers(const uint8_t *block, int8_t *number)
 {
-    for (int run = 0; run < 8; run++) block_lookup(block + 8 + run * 16, number + run * 32, iq4_table);
+    _Pragma("GCC unroll 8") for (int run = 0; run < 8; run++)
+        block_lookup(block + 8 + run * 16, number + run * 32, iq4_table);
 }
 static inline void iq4_xs_scales(const uint8_t *block, float *scale, float *least)
 {

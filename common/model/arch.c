@@ -82,6 +82,22 @@ static const struct tensor_rule tensor_rules[TENSOR_ROLE_COUNT] = {
 };
 #define LAYER_PREFIX "model.layers."
 
+/* The same tensors in GGUF files. */
+#define GGUF_PREFIX "blk."
+static const char *const gguf_names[TENSOR_ROLE_COUNT] = {
+    [TENSOR_EMBED] = "token_embd.weight",   [TENSOR_FINAL_NORM] = "output_norm.weight",
+    [TENSOR_HEAD] = "output.weight",        [TENSOR_ATTN_NORM] = "attn_norm.weight",
+    [TENSOR_Q] = "attn_q.weight",           [TENSOR_K] = "attn_k.weight",
+    [TENSOR_V] = "attn_v.weight",           [TENSOR_O] = "attn_output.weight",
+    [TENSOR_Q_BIAS] = "attn_q.bias",        [TENSOR_K_BIAS] = "attn_k.bias",
+    [TENSOR_V_BIAS] = "attn_v.bias",        [TENSOR_O_BIAS] = "attn_output.bias",
+    [TENSOR_Q_NORM] = "attn_q_norm.weight", [TENSOR_K_NORM] = "attn_k_norm.weight",
+    [TENSOR_MLP_NORM] = "ffn_norm.weight",  [TENSOR_GATE] = "ffn_gate.weight",
+    [TENSOR_UP] = "ffn_up.weight",          [TENSOR_DOWN] = "ffn_down.weight",
+    [TENSOR_GATE_BIAS] = "ffn_gate.bias",   [TENSOR_UP_BIAS] = "ffn_up.bias",
+    [TENSOR_DOWN_BIAS] = "ffn_down.bias",
+};
+
 /* The operations of a pre-norm decoder with gated MLP. Norms and biases that the configuration lacks become
  * TENSOR_NONE when the list is built. */
 static const struct model_math decoder_math = {
@@ -202,10 +218,10 @@ const char *arch_role_name(enum tensor_role role)
 
 /* "model.layers.12.rest" -> 12 and "rest". Exactly the digits that would be printed: no sign, no leading
  * zero. */
-static const char *split_layer(const char *name, int32_t *layer)
+static const char *split_layer(const char *name, const char *before, int32_t *layer)
 {
-    size_t prefix = strlen(LAYER_PREFIX);
-    if (strncmp(name, LAYER_PREFIX, prefix) != 0) return NULL;
+    size_t prefix = strlen(before);
+    if (strncmp(name, before, prefix) != 0) return NULL;
     const char *digits = name + prefix;
     size_t count = strspn(digits, "0123456789");
     if (count == 0 || count > 6 || digits[count] != '.' || (digits[0] == '0' && count > 1)) return NULL;
@@ -213,18 +229,28 @@ static const char *split_layer(const char *name, int32_t *layer)
     return digits + count + 1;
 }
 
-bool arch_match_name(const char *name, enum tensor_role *role, int32_t *layer)
+static bool match_name(bool gguf, const char *name, enum tensor_role *role, int32_t *layer)
 {
     int32_t number = -1;
-    const char *rest = split_layer(name, &number);
+    const char *rest = split_layer(name, gguf ? GGUF_PREFIX : LAYER_PREFIX, &number);
     for (int r = 0; r < TENSOR_ROLE_COUNT; r++) {
         const char *tail = tensor_rules[r].per_layer ? rest : name;
-        if (!tail || strcmp(tail, tensor_rules[r].name) != 0) continue;
+        if (!tail || strcmp(tail, gguf ? gguf_names[r] : tensor_rules[r].name) != 0) continue;
         *role = (enum tensor_role)r;
         *layer = tensor_rules[r].per_layer ? number : -1;
         return true;
     }
     return false;
+}
+
+bool arch_match_name(const char *name, enum tensor_role *role, int32_t *layer)
+{
+    return match_name(false, name, role, layer);
+}
+
+bool arch_match_gguf(const char *name, enum tensor_role *role, int32_t *layer)
+{
+    return match_name(true, name, role, layer);
 }
 
 bool arch_ignores_name(const char *name)
@@ -268,11 +294,12 @@ bool model_expected_shape(const struct model_config *config, enum tensor_role ro
 void model_tensor_name(const struct model_config *config, enum tensor_role role, int32_t layer,
                        char name[MODEL_NAME_MAX])
 {
-    (void)config; /* every architecture in the table names its tensors alike */
+    const bool gguf = config && config->gguf;
+    const char *own = gguf ? gguf_names[role] : tensor_rules[role].name;
     if (tensor_rules[role].per_layer)
-        snprintf(name, MODEL_NAME_MAX, LAYER_PREFIX "%d.%s", layer, tensor_rules[role].name);
+        snprintf(name, MODEL_NAME_MAX, "%s%d.%s", gguf ? GGUF_PREFIX : LAYER_PREFIX, layer, own);
     else
-        snprintf(name, MODEL_NAME_MAX, "%s", tensor_rules[role].name);
+        snprintf(name, MODEL_NAME_MAX, "%s", own);
 }
 
 /* Sets what the configuration has not to TENSOR_NONE. */

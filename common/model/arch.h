@@ -37,7 +37,10 @@ const char *arch_names(char *text, size_t size);
 /* Role and layer of a tensor's name in the file (layer -1 where the role has none), whether or not the
  * configuration has such a tensor. Returns false for a name no role has. */
 bool arch_match_name(const char *name, enum tensor_role *role, int32_t *layer);
+bool arch_match_gguf(const char *name, enum tensor_role *role, int32_t *layer);
 
+/* What the inverse frequencies of a GGUF file are divided by. */
+#define ARCH_ROPE_FACTORS "rope_freqs.weight"
 /* Buffers that old files carry although they are computed ("...rotary_emb.inv_freq"). */
 bool arch_ignores_name(const char *name);
 

@@ -24,19 +24,27 @@ static size_t slot_of(const struct model_config *config, enum tensor_role role, 
     return (size_t)role * (config->layers + 1u) + (size_t)(layer + 1);
 }
 
-static int add_tensor(struct model *model, uint32_t capacity, const struct model_tensor *tensor,
-                      struct helm_err *err)
+static int add_tensor(struct model *model, const struct model_tensor *tensor, struct helm_err *err)
 {
     uint32_t *slot = &model->by_role[slot_of(&model->config, tensor->role, tensor->layer)];
     if (*slot)
         return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' is also in %s", tensor->name,
                          model->shards[model->tensors[*slot - 1].shard].file);
-    if (model->tensor_count == capacity)
-        return helm_fail(err, HELM_E_INTERNAL, "more than the %u tensors the configuration implies",
-                         capacity);
     model->tensors[model->tensor_count++] = *tensor;
     *slot = model->tensor_count;
     return 0;
+}
+
+/* Who says so, in messages. */
+static const char *source_of(const struct model_config *config)
+{
+    return config->gguf ? "the file" : "config.json";
+}
+
+static bool match_name(const struct model_config *config, const char *name, enum tensor_role *role,
+                       int32_t *layer)
+{
+    return (config->gguf ? arch_match_gguf : arch_match_name)(name, role, layer);
 }
 
 static const char *shape_text(const struct safetensors_entry *entry, char *text, size_t size)
@@ -50,8 +58,8 @@ static const char *shape_text(const struct safetensors_entry *entry, char *text,
 }
 
 /* Vectors are stored with one dimension, matrices with two. */
-static int check_shape(const struct safetensors_entry *entry, uint64_t rows, uint64_t cols, bool vector,
-                       struct helm_err *err)
+static int check_shape(const struct model_config *config, const struct safetensors_entry *entry,
+                       uint64_t rows, uint64_t cols, bool vector, struct helm_err *err)
 {
     char found[SAFETENSORS_RANK_MAX * 24];
     bool fits = vector ? entry->rank == 1 && entry->shape[0] == cols
@@ -59,32 +67,33 @@ static int check_shape(const struct safetensors_entry *entry, uint64_t rows, uin
     if (fits) return 0;
     shape_text(entry, found, sizeof found);
     if (vector)
-        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, config.json implies [%llu]",
-                         entry->name, found, (unsigned long long)cols);
-    return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, config.json implies [%llu, %llu]",
-                     entry->name, found, (unsigned long long)rows, (unsigned long long)cols);
+        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies [%llu]", entry->name,
+                         found, source_of(config), (unsigned long long)cols);
+    return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies [%llu, %llu]", entry->name,
+                     found, source_of(config), (unsigned long long)rows, (unsigned long long)cols);
 }
 
-static int take_entry(struct model *model, uint32_t capacity, uint32_t shard,
-                      const struct safetensors *header, const struct safetensors_entry *entry,
-                      struct helm_err *err)
+int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
+                    const struct safetensors_entry *entry, struct helm_err *err)
 {
     struct model_tensor tensor = {.role = TENSOR_NONE, .shard = shard};
     const struct model_config *config = &model->config;
     if (arch_ignores_name(entry->name)) return 0;
-    if (!arch_match_name(entry->name, &tensor.role, &tensor.layer))
+    if (config->gguf && strcmp(entry->name, ARCH_ROPE_FACTORS) == 0)
+        return 0; /* the configuration has them */
+    if (!match_name(config, entry->name, &tensor.role, &tensor.layer))
         return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': no part of a %s uses it", entry->name,
                          config->architecture);
     if (tensor.layer >= (int32_t)config->layers)
-        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': config.json has %u layers", entry->name,
-                         config->layers);
+        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s has %u layers", entry->name,
+                         source_of(config), config->layers);
     /* A tied model may still store its head; as in the reference, the embedding is used. */
     if (tensor.role == TENSOR_HEAD && config->tied_head)
-        return check_shape(entry, config->vocab, config->hidden, false, err);
+        return check_shape(config, entry, config->vocab, config->hidden, false, err);
     if (!model_expected_shape(config, tensor.role, &tensor.rows, &tensor.cols))
-        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': config.json says this %s has none",
-                         entry->name, config->architecture);
-    int rc = check_shape(entry, tensor.rows, tensor.cols, arch_role_is_vector(tensor.role), err);
+        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s says this %s has none", entry->name,
+                         source_of(config), config->architecture);
+    int rc = check_shape(config, entry, tensor.rows, tensor.cols, arch_role_is_vector(tensor.role), err);
     if (rc) return rc;
     const bool vector = arch_role_is_vector(tensor.role);
     if (entry->format == FORMAT_COUNT || (vector && !tensor_format_is_plain(entry->format)))
@@ -93,8 +102,8 @@ static int take_entry(struct model *model, uint32_t capacity, uint32_t shard,
     strcpy(tensor.name, entry->name);
     tensor.format = entry->format;
     tensor.bytes = entry->bytes;
-    tensor.offset = header->data_offset + entry->begin;
-    return add_tensor(model, capacity, &tensor, err);
+    tensor.offset = data_offset + entry->begin;
+    return add_tensor(model, &tensor, err);
 }
 
 /* Tensors that nothing is read from, there or not: computed buffers, and a tied model's head. */
@@ -135,7 +144,7 @@ static int check_length(const struct safetensors *header, struct model_shard *sh
     return 0;
 }
 
-static int read_shard(struct model *model, uint32_t capacity, uint32_t number, bool headers,
+static int read_shard(struct model *model, uint32_t number, bool headers,
                       const struct checkpoint_index *index, size_t *found, struct helm_err *err)
 {
     struct model_shard *shard = &model->shards[number];
@@ -149,7 +158,7 @@ static int read_shard(struct model *model, uint32_t capacity, uint32_t number, b
     if (headers) rc = check_length(&header, shard, err);
     for (uint32_t i = 0; i < header.count && !rc; i++) {
         rc = check_index(&model->config, index, shard, header.entries[i].name, found, err);
-        if (!rc) rc = take_entry(model, capacity, number, &header, &header.entries[i], err);
+        if (!rc) rc = checkpoint_take(model, number, header.data_offset, &header.entries[i], err);
     }
     safetensors_free(&header);
     if (rc) helm_err_prefix(err, "%s", shard->file);
@@ -265,8 +274,9 @@ static int list_shards(const char *folder, struct model *model, struct checkpoin
     return 0;
 }
 
-static int make_table(struct model *model, uint32_t capacity, struct helm_err *err)
+int checkpoint_start(struct model *model, struct helm_err *err)
 {
+    const uint32_t capacity = expected_count(&model->config);
     model->tensors = calloc(capacity, sizeof *model->tensors);
     model->by_role = calloc((size_t)TENSOR_ROLE_COUNT * (model->config.layers + 1u), sizeof *model->by_role);
     if (model->tensors && model->by_role) return 0;
@@ -276,40 +286,47 @@ static int make_table(struct model *model, uint32_t capacity, struct helm_err *e
 static int read_tensors(const char *folder, bool headers, struct model *model, struct helm_err *err)
 {
     struct checkpoint_index index = {0};
-    uint32_t capacity = expected_count(&model->config);
     size_t found = 0;
     int rc = list_shards(folder, model, &index, err);
     if (rc) goto out;
-    rc = make_table(model, capacity, err);
+    rc = checkpoint_start(model, err);
     if (rc) goto out;
     for (uint32_t i = 0; i < model->shard_count && !rc; i++)
-        rc = read_shard(model, capacity, i, headers, &index, &found, err);
+        rc = read_shard(model, i, headers, &index, &found, err);
     if (!rc && index.map && found != count_indexed(&model->config, &index))
         rc = fail_unindexed(model, &index, err);
-    if (!rc) rc = check_complete(model, err);
-    if (!rc) sort_and_sum(model);
 out:
     checkpoint_index_free(&index);
     return rc;
 }
 
+int checkpoint_finish(struct model *model, struct helm_err *err)
+{
+    int rc = check_complete(model, err);
+    if (rc) return rc;
+    sort_and_sum(model);
+    model_math_build(&model->config, &model->math);
+    return model_units_build(model, err);
+}
+
+int checkpoint_name(struct model *model, const char *path, struct helm_err *err)
+{
+    model->path = strdup(path);
+    if (!model->folder) model->folder = strdup(path);
+    return model->path && model->folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
+}
+
 static int read_folder(const char *folder, bool headers, struct model *model, struct helm_err *err)
 {
-    memset(model, 0, sizeof *model);
-    int rc = model_read_config(folder, &model->config, err);
-    if (rc) return rc;
-    model->folder = strdup(folder);
-    if (!model->folder) {
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for a path");
-        goto out;
-    }
+    bool found;
+    int rc = gguf_model_read(folder, headers, &found, model, err);
+    if (rc || found) return rc;
+    rc = model_read_config(folder, &model->config, err);
+    if (!rc) rc = checkpoint_name(model, folder, err);
+    if (rc) goto out;
     rc = read_tensors(folder, headers, model, err);
-    if (rc) {
-        helm_err_prefix(err, "%s", folder);
-        goto out;
-    }
-    model_math_build(&model->config, &model->math);
-    rc = model_units_build(model, err);
+    if (!rc) rc = checkpoint_finish(model, err);
+    if (rc) helm_err_prefix(err, "%s", folder);
 out:
     if (rc) model_free(model);
     return rc;
@@ -321,8 +338,7 @@ int model_read(const char *folder, struct model *model, struct helm_err *err)
 }
 
 /* One tensor more at the end of the only shard. */
-static int add_implied(struct model *model, uint32_t capacity, enum tensor_role role, int32_t layer,
-                       struct helm_err *err)
+static int add_implied(struct model *model, enum tensor_role role, int32_t layer, struct helm_err *err)
 {
     struct model_tensor tensor = {.role = role,
                                   .layer = layer,
@@ -332,35 +348,27 @@ static int add_implied(struct model *model, uint32_t capacity, enum tensor_role 
     tensor.bytes = tensor_format_bytes(tensor.format, tensor.rows, tensor.cols);
     model_tensor_name(&model->config, role, layer, tensor.name);
     model->shards[0].bytes += tensor.bytes;
-    return add_tensor(model, capacity, &tensor, err);
+    return add_tensor(model, &tensor, err);
 }
 
 int model_from_config(struct model_config *config, struct model *model, struct helm_err *err)
 {
-    uint32_t capacity = expected_count(config);
     memset(model, 0, sizeof *model);
     model->config = *config;
     memset(config, 0, sizeof *config);
     model->shards = calloc(1, sizeof *model->shards);
     model->shard_count = model->shards ? 1 : 0;
-    int rc = model->shards ? make_table(model, capacity, err)
+    int rc = model->shards ? checkpoint_start(model, err)
                            : helm_fail(err, HELM_E_NOMEM, "no memory for the list of shards");
     if (!rc) strcpy(model->shards[0].file, SINGLE_FILE);
-    if (!rc) rc = add_implied(model, capacity, TENSOR_EMBED, -1, err);
+    if (!rc) rc = add_implied(model, TENSOR_EMBED, -1, err);
     for (int32_t layer = 0; layer < (int32_t)model->config.layers && !rc; layer++)
         for (int role = 0; role < TENSOR_ROLE_COUNT && !rc; role++)
             if (arch_role_per_layer((enum tensor_role)role))
-                rc = add_implied(model, capacity, (enum tensor_role)role, layer, err);
-    if (!rc) rc = add_implied(model, capacity, TENSOR_FINAL_NORM, -1, err);
-    if (!rc) rc = add_implied(model, capacity, TENSOR_HEAD, -1, err);
-    if (!rc) rc = check_complete(model, err);
-    if (rc) {
-        model_free(model);
-        return rc;
-    }
-    sort_and_sum(model);
-    model_math_build(&model->config, &model->math);
-    rc = model_units_build(model, err);
+                rc = add_implied(model, (enum tensor_role)role, layer, err);
+    if (!rc) rc = add_implied(model, TENSOR_FINAL_NORM, -1, err);
+    if (!rc) rc = add_implied(model, TENSOR_HEAD, -1, err);
+    if (!rc) rc = checkpoint_finish(model, err);
     if (rc) model_free(model);
     return rc;
 }
@@ -388,24 +396,23 @@ int model_read_headers(const char *folder, struct model *model, bool *derived, s
     bool found = false;
     memset(model, 0, sizeof *model);
     *derived = false;
-    int rc = has_safetensors(folder, &found, err);
+    int rc = gguf_model_read(folder, true, &found, model, err);
+    if (rc || found) return rc;
+    rc = has_safetensors(folder, &found, err);
     if (rc || found) return rc ? rc : read_folder(folder, true, model, err);
     rc = model_read_config(folder, &config, err);
     if (!rc) rc = model_from_config(&config, model, err);
-    if (rc) return rc;
-    model->folder = strdup(folder);
-    if (!model->folder) {
-        model_free(model);
-        return helm_fail(err, HELM_E_NOMEM, "no memory for a path");
-    }
-    *derived = true;
-    return 0;
+    if (!rc) rc = checkpoint_name(model, folder, err);
+    if (rc) model_free(model);
+    *derived = !rc;
+    return rc;
 }
 
 void model_free(struct model *model)
 {
     model_config_free(&model->config);
     free(model->folder);
+    free(model->path);
     free(model->tensors);
     free(model->shards);
     free(model->by_role);

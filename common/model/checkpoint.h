@@ -20,4 +20,19 @@ HELM_MUST_CHECK int checkpoint_parse_index(const char *what, const char *text, s
                                            struct checkpoint_index *index, struct helm_err *err);
 void checkpoint_index_free(struct checkpoint_index *index);
 
+/* The table of tensors, of a model that has its configuration and shards: empty; with one tensor of a file more, whose
+ * data begin at data_offset; complete. */
+struct safetensors_entry;
+HELM_MUST_CHECK int checkpoint_start(struct model *model, struct helm_err *err);
+HELM_MUST_CHECK int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
+                                    const struct safetensors_entry *entry, struct helm_err *err);
+HELM_MUST_CHECK int checkpoint_finish(struct model *model, struct helm_err *err);
+/* The path as given; also the folder, unless that is known. */
+HELM_MUST_CHECK int checkpoint_name(struct model *model, const char *path, struct helm_err *err);
+
+/* *found: `path` names a GGUF file, the first of several, or a folder with one and no safetensors file; else *model is
+ * zeroed. `headers`: its data may be missing. On failure *model is zeroed. */
+HELM_MUST_CHECK int gguf_model_read(const char *path, bool headers, bool *found, struct model *model,
+                                    struct helm_err *err);
+
 #endif

@@ -13,6 +13,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/model/arch.h"
+#include "common/model/checkpoint.h"
 
 static int read_architecture(const json_t *root, const struct arch **arch, struct model_config *config,
                              struct helm_err *err)
@@ -302,8 +303,18 @@ int model_read_config(const char *folder, struct model_config *config, struct he
 {
     char *text = NULL, what[512];
     size_t length = 0;
+    struct model model;
+    bool found = false;
     memset(config, 0, sizeof *config);
-    int rc = file_read_inside(folder, "config.json", CONFIG_BYTES_MAX, &text, &length, err);
+    int rc = gguf_model_read(folder, true, &found, &model, err);
+    if (rc) return rc;
+    if (found) {
+        *config = model.config;
+        memset(&model.config, 0, sizeof model.config);
+        model_free(&model);
+        return 0;
+    }
+    rc = file_read_inside(folder, "config.json", CONFIG_BYTES_MAX, &text, &length, err);
     if (rc) return rc;
     snprintf(what, sizeof what, "%s/config.json", folder);
     rc = model_config_parse(what, text, length, config, err);
@@ -324,5 +335,6 @@ int model_read_config(const char *folder, struct model_config *config, struct he
 void model_config_free(struct model_config *config)
 {
     free(config->window);
+    free(config->rope_factors);
     memset(config, 0, sizeof *config);
 }

@@ -63,6 +63,9 @@ struct gguf {
 /* From an open file of `bytes`; `what` names it in errors. `headers`: its data may be missing, in part or all. */
 HELM_MUST_CHECK int gguf_read(int fd, uint64_t bytes, const char *what, bool headers, struct gguf *header,
                               struct helm_err *err);
+/* The header behind a path that a model is read by, of the first file of several; zeroed: there is no GGUF file. Its
+ * data may be missing. (gguf_model.c) */
+HELM_MUST_CHECK int gguf_open(const char *path, struct gguf *header, struct helm_err *err);
 /* The same from a file's first `length` bytes. *more: they are too few, which is also an error. */
 HELM_MUST_CHECK int gguf_parse(const char *what, const uint8_t *bytes, uint64_t length, uint64_t file_bytes,
                                bool headers, struct gguf *header, bool *more, struct helm_err *err);

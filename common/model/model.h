@@ -28,7 +28,7 @@
 #define MODEL_NAME_MAX         160
 #define MODEL_TENSORS_MAX      (1u << 16)
 
-enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_FACTORS };
 struct rope_config {
     enum rope_kind kind;
     double theta;
@@ -51,10 +51,12 @@ struct model_config {
     bool qk_norm;                        /* RMSNorm over each head of q and k before RoPE (Qwen3) */
     bool q_bias, k_bias, v_bias, o_bias; /* attention biases */
     bool mlp_bias;
-    bool tied_head;   /* lm_head is embed_tokens */
-    enum dtype dtype; /* as config.json says; each tensor has its own */
-    uint32_t *window; /* [layers]: 0 = full attention; w = a token sees itself and the w - 1 before it */
-    int32_t bos;      /* -1: none */
+    bool tied_head;      /* lm_head is embed_tokens */
+    enum dtype dtype;    /* as config.json says; each tensor has its own */
+    bool gguf;           /* tensors are called as in GGUF files */
+    float *rope_factors; /* [head_dim / 2], of ROPE_FACTORS: what each inverse frequency is divided by */
+    uint32_t *window;    /* [layers]: 0 = full attention; w = a token sees itself and the w - 1 before it */
+    int32_t bos;         /* -1: none */
     int32_t eos[MODEL_EOS_MAX]; /* config.json and generation_config.json together */
     uint32_t eos_count;
 };
@@ -68,6 +70,9 @@ struct model_tensor {
     uint64_t bytes;
     uint32_t shard;  /* index into model.shards */
     uint64_t offset; /* of the first byte, from the start of the shard file */
+    /* Heads whose rows (of a bias: values) lie interleaved in the file: rows 2i and 2i + 1 of a head are its rows i and
+     * i + half of it; 0: rows are in order. model_shards_read brings them in order. */
+    uint32_t interleaved_heads;
 };
 
 struct model_shard {
@@ -76,7 +81,8 @@ struct model_shard {
 };
 
 struct model {
-    char *folder;
+    char *folder; /* that the shards are in */
+    char *path;   /* as it was given: what another process reads the same model by */
     struct model_config config;
     struct model_math math;
     struct model_tensor *tensors; /* sorted by (shard, offset) */
@@ -91,21 +97,22 @@ struct model {
         *by_role; /* [TENSOR_ROLE_COUNT * (layers + 1)]: index into tensors + 1, 0 = none; for model_find */
 };
 
-/* Reads config.json, generation_config.json (optional), the index or model.safetensors, and every shard's
- * header; never the weights. On failure *model is zeroed. model_free accepts a zeroed struct. */
-HELM_MUST_CHECK int model_read(const char *folder, struct model *model, struct helm_err *err);
+/* Of a folder: config.json, generation_config.json (optional), the index or model.safetensors, and every shard's
+ * header; never the weights. Of a GGUF file, or the first of several that it is split into, or a folder with one and
+ * no safetensors file: its header. On failure *model is zeroed. model_free accepts a zeroed struct. */
+HELM_MUST_CHECK int model_read(const char *path, struct model *model, struct helm_err *err);
 /* For planning, which needs no weights: a shard may end after its header, and of a folder without any
  * safetensors file the tensors are those that config.json implies, in its dtype (*derived is then true). The
  * model can be planned for, not loaded. */
-HELM_MUST_CHECK int model_read_headers(const char *folder, struct model *model, bool *derived,
+HELM_MUST_CHECK int model_read_headers(const char *path, struct model *model, bool *derived,
                                        struct helm_err *err);
 /* The tensors that a configuration implies, as if one file held them in the order of use. Takes the
  * configuration (*config is zeroed, also on failure). */
 HELM_MUST_CHECK int model_from_config(struct model_config *config, struct model *model, struct helm_err *err);
 void model_free(struct model *model);
 
-/* Just the configuration (for planning a machine one does not have): no tensors are read or required. */
-HELM_MUST_CHECK int model_read_config(const char *folder, struct model_config *config, struct helm_err *err);
+/* Just the configuration (for planning a machine one does not have): of a folder no tensors are read or required. */
+HELM_MUST_CHECK int model_read_config(const char *path, struct model_config *config, struct helm_err *err);
 void model_config_free(struct model_config *config);
 /* The same from memory; `what` names the source. The fuzz target's entry. */
 HELM_MUST_CHECK int model_config_parse(const char *what, const char *text, size_t length,
@@ -123,7 +130,7 @@ const struct model_tensor *model_find(const struct model *model, enum tensor_rol
 /* Shape that `config` implies for a role; returns false when the configuration has no such tensor. */
 bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
                           uint64_t *cols);
-/* The file's name of a role ("model.layers.3.mlp.up_proj.weight") into name. */
+/* The file's name of a role ("model.layers.3.mlp.up_proj.weight") into name; config NULL: that of safetensors files. */
 void model_tensor_name(const struct model_config *config, enum tensor_role role, int32_t layer,
                        char name[MODEL_NAME_MAX]);
 /* The operations that `config` implies. */

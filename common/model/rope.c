@@ -81,8 +81,9 @@ void rope_inv_freq(const struct model_config *config, float *inv_freq, float *sc
     }
     for (uint32_t i = 0; i < dim / 2; i++) {
         float plain = 1.0f / pos_freq(rope->theta, i, dim);
-        inv_freq[i] = rope->kind == ROPE_LINEAR   ? plain / (float)rope->factor
-                      : rope->kind == ROPE_LLAMA3 ? llama3_scale(rope, plain)
-                                                  : plain;
+        inv_freq[i] = rope->kind == ROPE_LINEAR    ? plain / (float)rope->factor
+                      : rope->kind == ROPE_LLAMA3  ? llama3_scale(rope, plain)
+                      : rope->kind == ROPE_FACTORS ? plain / config->rope_factors[i]
+                                                   : plain;
     }
 }

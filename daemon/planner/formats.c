@@ -48,13 +48,18 @@ void formats_lay_as_planned(struct model *model, const struct plan *plan)
             lay(model, at, plan->format[at]);
 }
 
-/* In which blocks the matrices lie that number `at` is about; single numbers: as stored. */
+/* In which blocks the matrices lie that number `at` is about; single numbers and mixtures: as stored. */
 static enum tensor_format as_laid(const struct model *model, uint32_t at)
 {
-    for (uint32_t i = 0; i < model->tensor_count; i++)
-        if (is_of(model, &model->tensors[i], at) && !tensor_format_is_plain(model->tensors[i].format))
-            return model->tensors[i].format;
-    return PLAN_AS_STORED;
+    enum tensor_format laid = PLAN_AS_STORED;
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        const struct model_tensor *t = &model->tensors[i];
+        if (!is_of(model, t, at)) continue;
+        if (tensor_format_is_plain(t->format) || (laid != PLAN_AS_STORED && laid != t->format))
+            return PLAN_AS_STORED;
+        laid = t->format;
+    }
+    return laid;
 }
 
 int formats_name_laid(const struct model *model, struct plan *plan, struct helm_err *err)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""The whole way of a token, against transformers: helm-cli generate --tokens --json on every golden checkpoint and on
-the demo model, compared by the rules of tests/data/golden/README.md.
+"""The whole way of a token, against transformers: helm-cli generate --tokens --json on every golden checkpoint and
+GGUF file and on the demo model, compared by the rules of tests/data/golden/README.md.
 
 Two settings: the machine's fastest kernels with a 16-bit cache (class bf16: top-10 log probabilities within 0.4, mean
 0.08; the token is the same wherever the reference's gap exceeds 0.4), and the avx2 kernels with a float32 cache (class
@@ -49,7 +49,8 @@ def compare(case, answer, gap_limit):
 def run_class(model, name, folder, work):
     options, worst_limit, mean_limit, gap_limit = CLASSES[name]
     endpoint = "ipc://" + os.path.join(work, "s")
-    daemon = subprocess.Popen([os.path.join(BIN, "helmd"), "--model", folder, "--device", "cpu", "--listen", endpoint,
+    given = os.path.join(folder, "model.gguf") if model.startswith("llama-") else folder  # a file, or the folder with one
+    daemon = subprocess.Popen([os.path.join(BIN, "helmd"), "--model", given, "--device", "cpu", "--listen", endpoint,
                                "--rundir", os.path.join(work, "r"), "--log-level", "warn",
                                "--profile", os.path.abspath("tests/data/profiles/described.json")] + options,
                               stdin=subprocess.DEVNULL)
@@ -83,6 +84,9 @@ def main():
     models = {name: os.path.join("tests/data/golden", name) for name in sorted(os.listdir("tests/data/golden"))
               if os.path.isdir(os.path.join("tests/data/golden", name))}
     models["demo"] = "tools/models/demo"
+    for name in sorted(os.listdir("tests/data/golden-gguf")):
+        if os.path.isdir(os.path.join("tests/data/golden-gguf", name)):
+            models[name] = os.path.join("tests/data/golden-gguf", name)
     if "asan" in BIN:  # instrumented processes are slow: some models of each kind reach every line
         models = dict(sorted(models.items())[::3])
     for model, folder in models.items():

@@ -31,8 +31,8 @@ int main(int argc, char **argv)
     };
     const struct args_spec spec = {
         .program = "helm-inspect",
-        .usage = "DIR [--json] [--tensors]",
-        .about = "Prints what is in a Hugging Face checkpoint: configuration, tensors, bytes.",
+        .usage = "DIR|FILE.gguf [--json] [--tensors]",
+        .about = "Prints what is in a checkpoint or GGUF file: configuration, tensors, bytes.",
         .options = table,
         .option_count = sizeof table / sizeof *table,
         .epilogue = "exit status: 0 it loads, 1 it does not, 2 usage",
@@ -42,6 +42,7 @@ int main(int argc, char **argv)
 
     struct model model = {0};
     struct model_config config = {0};
+    struct gguf header = {0};
     struct helm_err problem = {0}, ignored = {0};
     struct inspect_report report = {.folder = parsed.operand.item[0], .problem = &problem};
     if (model_read(report.folder, &model, &problem) == 0) {
@@ -50,6 +51,7 @@ int main(int argc, char **argv)
     } else if (model_read_config(report.folder, &config, &ignored) == 0) {
         report.config = &config; /* the configuration is sound; the weights are what does not load */
     }
+    if (gguf_open(report.folder, &header, &ignored) == 0 && header.bytes) report.gguf = &header;
     int status = 0;
     if (json)
         status = print_json(&report, tensors);
@@ -58,5 +60,6 @@ int main(int argc, char **argv)
     if (!report.model) status = 1;
     model_free(&model);
     model_config_free(&config);
+    gguf_free(&header);
     return status;
 }

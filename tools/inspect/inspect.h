@@ -8,13 +8,15 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "common/model/gguf.h"
 #include "common/model/model.h"
 
 struct inspect_report {
     const char *folder;
-    const struct model_config *config; /* NULL when not even config.json could be read */
+    const struct model_config *config; /* NULL when not even the configuration could be read */
     const struct model *model;         /* NULL when the folder does not load */
     const struct helm_err *problem;    /* why, when model is NULL */
+    const struct gguf *gguf; /* its header, of the first file of several; NULL: it is no GGUF file */
 };
 
 /* Tensors of one role, over all layers. */
@@ -29,6 +31,9 @@ struct inspect_role {
 uint32_t inspect_roles(const struct model *model, struct inspect_role *roles);
 
 void inspect_print(const struct inspect_report *report, bool tensors, FILE *out);
+/* Keys, and tensors as the file has them. */
+void inspect_print_gguf(const struct gguf *header, bool tensors, FILE *out);
+json_t *inspect_gguf_json(const struct gguf *header);
 /* A fresh object; NULL when out of memory. */
 json_t *inspect_json(const struct inspect_report *report, bool tensors);
 

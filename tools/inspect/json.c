@@ -9,7 +9,7 @@ static json_t *number(uint64_t value)
 
 static json_t *rope_json(const struct rope_config *rope)
 {
-    static const char *const names[] = {"default", "linear", "llama3", "yarn"};
+    static const char *const names[] = {"default", "linear", "llama3", "yarn", "factors"};
     json_t *root =
         json_pack("{s:s, s:f, s:f}", "kind", names[rope->kind], "theta", rope->theta, "factor", rope->factor);
     if (root && rope->kind == ROPE_LLAMA3) {
@@ -102,6 +102,7 @@ json_t *inspect_json(const struct inspect_report *report, bool tensors)
                                       "f32",
                                       number(model_kv_bytes_per_token(config, config->layers, DTYPE_F32))));
     }
+    if (report->gguf) json_object_set_new(root, "keys", inspect_gguf_json(report->gguf));
     if (model) {
         json_object_set_new(root, "weight_bytes", number(model->weight_bytes));
         json_object_set_new(root, "parameters", number(model->parameter_count));

@@ -39,9 +39,9 @@ static void print_shape(FILE *out, enum tensor_role role, uint64_t rows, uint64_
 
 static void print_rope(const struct rope_config *rope, FILE *out)
 {
-    static const char *const names[] = {"default", "linear", "llama3", "yarn"};
+    static const char *const names[] = {"default", "linear", "llama3", "yarn", "factors"};
     fprintf(out, "rope           %s, theta %g", names[rope->kind], rope->theta);
-    if (rope->kind != ROPE_DEFAULT) fprintf(out, ", factor %g", rope->factor);
+    if (rope->kind != ROPE_DEFAULT && rope->kind != ROPE_FACTORS) fprintf(out, ", factor %g", rope->factor);
     if (rope->kind == ROPE_LLAMA3)
         fprintf(out, ", low %g, high %g", rope->low_freq_factor, rope->high_freq_factor);
     if (rope->kind == ROPE_YARN)
@@ -137,6 +137,7 @@ void inspect_print(const struct inspect_report *report, bool tensors, FILE *out)
 {
     fprintf(out, "folder         %s\n", report->folder);
     if (report->config) print_config(report->config, out);
+    if (report->gguf) inspect_print_gguf(report->gguf, tensors && !report->model, out);
     if (report->model) print_tables(report->model, tensors, out);
     if (report->model)
         fprintf(out, "\nloads          yes\n");

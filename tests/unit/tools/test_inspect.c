@@ -89,8 +89,42 @@ static void test_does_not_load(void **state)
     model_config_free(&config);
 }
 
+/* Keys of every kind; of a file that HELM does not load also the tensors. */
+static void test_gguf(void **state)
+{
+    (void)state;
+    struct gguf header;
+    struct helm_err err = {0};
+    if (gguf_open("tests/data/golden-gguf/llama-Q4_K_M/model.gguf", &header, &err)) fail_msg("%s", err.text);
+    struct inspect_report report = {.folder = "f", .problem = &err, .gguf = &header};
+    char *text = text_of(&report, true);
+    static const char *const parts[] = {
+        "general.architecture                          string            \"llama\"",
+        "llama.block_count                             u32               3",
+        "llama.rope.freq_base                          f32               500000",
+        "tokenizer.ggml.add_bos_token                  bool              false",
+        "string[2048]      \"<|bos|>\", \"<|eos|>\"",
+        "i32[2048]         3, 3, 3, 1, ...",
+        "blk.0.attn_k.weight                                 256 x 512",
+        "rope_freqs.weight                                   32  "};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(text, parts[i])) fail_msg("'%s' is not in\n%s", parts[i], text);
+    free(text);
+    json_t *root = inspect_json(&report, true);
+    const json_t *keys = json_object_get(root, "keys");
+    assert_int_equal(json_integer_value(json_object_get(keys, "llama.block_count")), 3);
+    assert_int_equal(json_array_size(json_object_get(keys, "tokenizer.ggml.tokens")), 2048);
+    assert_true(json_is_false(json_object_get(keys, "tokenizer.ggml.add_bos_token")));
+    json_decref(root);
+    gguf_free(&header);
+    assert_int_equal(gguf_open("tests/data/golden/qwen3", &header, &err), 0);
+    assert_null(header.bytes);
+    assert_int_equal(gguf_open("/nonexistent.gguf", &header, &err), HELM_E_NOT_FOUND);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_loads), cmocka_unit_test(test_does_not_load)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_loads), cmocka_unit_test(test_does_not_load),
+                                       cmocka_unit_test(test_gguf)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

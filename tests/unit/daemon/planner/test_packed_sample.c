@@ -178,7 +178,7 @@ static void those_of_a_plan_are_looked_at_alone(void **state)
     assert_true(sample.parts.mlp < 0.9);
     assert_int_equal(packed_sample_of_plan(&f.made.model, &plan, 8 * MIB, &few, &err), 0);
     assert_true(few.bytes == 0 && few.parts.mlp == 0); /* it packs none */
-    enum tensor_format format[20]; /* for 9 layers */
+    enum tensor_format format[20];                     /* for 9 layers */
     write_formats(&plan, &(struct written_formats){.vram = 2}, format);
     assert_int_equal(packed_sample_of_plan(&f.made.model, &plan, 8 * MIB, &few, &err), 0);
     assert_true(few.parts.mlp > 1 && few.parts.attention < 0.9 && few.parts.head == 0);

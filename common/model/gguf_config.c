@@ -1,0 +1,239 @@
+/* The configuration of a model in GGUF files: its key/values, checked, become the members that a config.json would
+ * have, so that what follows from them is read in one place (config.c). Called by gguf_model.c. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/model/arch.h"
+#include "common/model/config.h"
+#include "common/model/gguf_model.h"
+
+#define ARCH_TEXT 40
+
+static const struct {
+    const char *name, *architecture;
+    bool interleaved; /* rows of q and k */
+} archs[] = {{"llama", "LlamaForCausalLM", true},
+             {"mistral3", "MistralForCausalLM", true},
+             {"qwen2", "Qwen2ForCausalLM", false},
+             {"qwen3", "Qwen3ForCausalLM", false}};
+#define ARCHS (sizeof archs / sizeof *archs)
+
+/* Whole numbers of an architecture and what config.json calls them. */
+static const struct {
+    const char *key, *member;
+    uint64_t most;
+    bool required;
+} numbers[] = {{"block_count", "num_hidden_layers", MODEL_LAYERS_MAX, true},
+               {"embedding_length", "hidden_size", MODEL_HIDDEN_MAX, true},
+               {"feed_forward_length", "intermediate_size", MODEL_INTERMEDIATE_MAX, true},
+               {"attention.head_count", "num_attention_heads", MODEL_HEADS_MAX, true},
+               {"attention.head_count_kv", "num_key_value_heads", MODEL_HEADS_MAX, false},
+               {"attention.key_length", "head_dim", MODEL_HEAD_DIM_MAX, false},
+               {"context_length", "max_position_embeddings", MODEL_CONTEXT_MAX, true}};
+
+/* What HELM does not compute, where it is there and not 0. */
+static const struct {
+    const char *key, *why;
+} refused[] = {{"expert_count", "experts come later"},
+               {"attention.temperature_scale", "scaling attention by position is not supported"},
+               {"rope.scaling.yarn_log_multiplier", "YaRN with a multiplier of its own is not supported"},
+               {"rope.scaling.attn_factor", "YaRN with an attention factor of its own is not supported"},
+               {"rope.scale_linear", "the old key of linear RoPE scaling is not supported"},
+               {"attention.scale", "attention with a scale of its own is not supported"},
+               {"logit_scale", "scaled logits are not supported"},
+               {"residual_scale", "a scaled residual is not supported"},
+               {"embedding_scale", "scaled embeddings are not supported"}};
+
+struct reading {
+    const struct gguf *header;
+    char arch[ARCH_TEXT];
+    char key[ARCH_TEXT + GGUF_KEY_MAX]; /* key_of's */
+    json_t *json;
+    struct helm_err *err;
+};
+
+static const char *key_of(struct reading *r, const char *name)
+{
+    snprintf(r->key, sizeof r->key, "%s.%s", r->arch, name);
+    return r->key;
+}
+
+static int set(struct reading *r, json_t *object, const char *member, json_t *value)
+{
+    return json_object_set_new(object, member, value)
+               ? helm_fail(r->err, HELM_E_NOMEM, "no memory for the configuration")
+               : 0;
+}
+
+static int read_architecture(struct reading *r, bool *interleaved)
+{
+    char known[128];
+    size_t used = 0;
+    uint64_t window = 0;
+    int rc = gguf_get_string(r->header, "general.architecture", true, r->arch, sizeof r->arch, r->err);
+    if (rc) return rc;
+    for (size_t i = 0; i < ARCHS; i++) {
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", archs[i].name);
+        if (strcmp(r->arch, archs[i].name) != 0) continue;
+        *interleaved = archs[i].interleaved;
+        /* Mistral's files are called llama; what tells them apart is the window. */
+        rc = gguf_get_u64(r->header, key_of(r, "attention.sliding_window"), false, 0, MODEL_CONTEXT_MAX,
+                          &window, r->err);
+        const bool windowed = archs[i].interleaved && window;
+        if (!rc)
+            rc = set(r, r->json, "sliding_window", windowed ? json_integer((json_int_t)window) : json_null());
+        return rc ? rc
+                  : set(r, r->json, "architectures",
+                        json_pack("[s]", windowed ? "MistralForCausalLM" : archs[i].architecture));
+    }
+    return helm_fail(r->err, HELM_E_UNSUPPORTED, "architecture '%s' is not supported (supported: %s)",
+                     r->arch, known);
+}
+
+static int refuse(struct reading *r)
+{
+    double number = 0;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        int rc = gguf_get_double(r->header, key_of(r, refused[i].key), false, -1e300, 1e300, &number, r->err);
+        if (rc) return rc;
+        if (number != 0)
+            return helm_fail(r->err, HELM_E_UNSUPPORTED, "key '%s' is %g: %s", r->key, number,
+                             refused[i].why);
+    }
+    return 0;
+}
+
+static int read_numbers(struct reading *r)
+{
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        uint64_t number = 0;
+        int rc = gguf_get_u64(r->header, key_of(r, numbers[i].key), numbers[i].required, 1, numbers[i].most,
+                              &number, r->err);
+        if (!rc && number) rc = set(r, r->json, numbers[i].member, json_integer((json_int_t)number));
+        if (rc) return rc;
+    }
+    double eps = 0;
+    int rc = gguf_get_double(r->header, key_of(r, "attention.layer_norm_rms_epsilon"), true, 1e-12, 1, &eps,
+                             r->err);
+    return rc ? rc : set(r, r->json, "rms_norm_eps", json_real(eps));
+}
+
+/* The same key of config.json and of RoPE's scaling, both numbers. */
+static int copy_number(struct reading *r, const char *key, bool required, json_t *to, const char *member)
+{
+    double number = 0;
+    int rc = gguf_get_double(r->header, key_of(r, key), required, 0, 1e12, &number, r->err);
+    if (rc || !gguf_find(r->header, r->key)) return rc;
+    return set(r, to, member, json_real(number));
+}
+
+static int read_scaling(struct reading *r)
+{
+    char type[ARCH_TEXT] = "none";
+    uint64_t context = 0;
+    int rc = gguf_get_string(r->header, key_of(r, "rope.scaling.type"), false, type, sizeof type, r->err);
+    if (rc || strcmp(type, "none") == 0) return rc;
+    if (strcmp(type, "linear") != 0 && strcmp(type, "yarn") != 0)
+        return helm_fail(r->err, HELM_E_UNSUPPORTED,
+                         "key '%s': RoPE scaling '%s' is not supported (supported: none, linear, yarn)",
+                         r->key, type);
+    json_t *scaling = json_pack("{s:s}", "rope_type", type);
+    rc = set(r, r->json, "rope_scaling", scaling);
+    if (!rc) rc = copy_number(r, "rope.scaling.factor", true, scaling, "factor");
+    if (!rc) rc = copy_number(r, "rope.scaling.yarn_beta_fast", false, scaling, "beta_fast");
+    if (!rc) rc = copy_number(r, "rope.scaling.yarn_beta_slow", false, scaling, "beta_slow");
+    if (!rc)
+        rc = gguf_get_u64(r->header, key_of(r, "rope.scaling.original_context_length"), false, 1,
+                          MODEL_CONTEXT_MAX, &context, r->err);
+    if (!rc && context)
+        rc = set(r, scaling, "original_max_position_embeddings", json_integer((json_int_t)context));
+    return rc;
+}
+
+/* Ids that end a text. */
+static int read_ids(struct reading *r)
+{
+    static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    json_t *eos = json_array();
+    uint64_t id = 0;
+    int rc = set(r, r->json, "eos_token_id", eos);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends && !rc; i++) {
+        rc = gguf_get_u64(r->header, ends[i], false, 0, MODEL_VOCAB_MAX - 1, &id, r->err);
+        if (!rc && gguf_find(r->header, ends[i])) json_array_append_new(eos, json_integer((json_int_t)id));
+    }
+    if (!rc)
+        rc = gguf_get_u64(r->header, "tokenizer.ggml.bos_token_id", false, 0, MODEL_VOCAB_MAX - 1, &id,
+                          r->err);
+    if (!rc && gguf_find(r->header, "tokenizer.ggml.bos_token_id"))
+        rc = set(r, r->json, "bos_token_id", json_integer((json_int_t)id));
+    return rc;
+}
+
+/* What only the tensors say. */
+static int read_tensors(struct reading *r, const struct gguf_files *files)
+{
+    const struct safetensors_entry *embed = gguf_files_tensor(files, "token_embd.weight", NULL);
+    if (!embed || embed->rank != 2)
+        return helm_fail(r->err, HELM_E_NOT_FOUND, "there is no matrix 'token_embd.weight'");
+    int rc = set(r, r->json, "vocab_size", json_integer((json_int_t)embed->shape[0]));
+    if (rc) return rc;
+    return set(r, r->json, "tie_word_embeddings",
+               json_boolean(!gguf_files_tensor(files, "output.weight", NULL)));
+}
+
+static int check_heads(struct reading *r, const struct model_config *config)
+{
+    static const char *const keys[] = {"attention.value_length", "rope.dimension_count"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        uint64_t number = config->head_dim;
+        int rc = gguf_get_u64(r->header, key_of(r, keys[i]), false, 0, UINT32_MAX, &number, r->err);
+        if (!rc && number != config->head_dim)
+            rc = helm_fail(r->err, HELM_E_UNSUPPORTED, "key '%s' is %llu, but heads have %u values", r->key,
+                           (unsigned long long)number, config->head_dim);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+static int read_all(struct reading *r, const struct gguf_files *files, bool *interleaved)
+{
+    int rc = read_architecture(r, interleaved);
+    if (!rc) rc = refuse(r);
+    if (!rc) rc = read_numbers(r);
+    if (!rc) rc = copy_number(r, "rope.freq_base", false, r->json, "rope_theta");
+    if (!rc) rc = read_scaling(r);
+    if (!rc) rc = read_ids(r);
+    if (!rc) rc = read_tensors(r, files);
+    if (!rc)
+        rc = set(r, r->json, "dtype", json_string("bfloat16")); /* of tensors that are none of this file */
+    return rc;
+}
+
+int gguf_config_read(const struct gguf_files *files, struct model_config *config, bool *interleaved,
+                     struct helm_err *err)
+{
+    struct reading r = {.header = &files->part[0], .json = json_object(), .err = err};
+    char *text = NULL;
+    memset(config, 0, sizeof *config);
+    int rc = read_all(&r, files, interleaved);
+    if (!rc && !(text = json_dumps(r.json, JSON_COMPACT)))
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for the configuration");
+    if (!rc) rc = model_config_parse("its keys as config.json", text, strlen(text), config, err);
+    if (!rc) rc = check_heads(&r, config);
+    free(text);
+    json_decref(r.json);
+    if (rc) {
+        model_config_free(config);
+        return rc;
+    }
+    config->gguf = true;
+    config->q_bias = gguf_files_tensor(files, "blk.0.attn_q.bias", NULL);
+    config->k_bias = gguf_files_tensor(files, "blk.0.attn_k.bias", NULL);
+    config->v_bias = gguf_files_tensor(files, "blk.0.attn_v.bias", NULL);
+    config->o_bias = gguf_files_tensor(files, "blk.0.attn_output.bias", NULL);
+    config->mlp_bias = gguf_files_tensor(files, "blk.0.ffn_up.bias", NULL);
+    return 0;
+}

@@ -1,0 +1,267 @@
+/* A model in GGUF files: which files they are, their headers, and from them the table of tensors.
+ *
+ * Called through model.h (model_read and the like) and by config.c. Order: the file, or the folder's only one -> the
+ * header of each that it is split into -> the configuration -> each tensor against its role's shape. Of the data only
+ * RoPE's factors are read. */
+#include "common/model/gguf_model.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/file.h"
+#include "common/model/arch.h"
+#include "common/model/checkpoint.h"
+
+#define SUFFIX "-00001-of-00000.gguf" /* of the first of several: so long */
+
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t length = strlen(text), tail = strlen(end);
+    return length > tail && strcmp(text + length - tail, end) == 0;
+}
+
+/* Whether this is one of several files: which (from 1) and of how many. */
+static bool is_part(const char *file, uint32_t *number, uint32_t *count)
+{
+    const size_t length = strlen(file), tail = sizeof SUFFIX - 1;
+    int used = 0;
+    if (length <= tail) return false;
+    return sscanf(file + length - tail, "-%5u-of-%5u.gguf%n", number, count, &used) == 2 &&
+           (size_t)used == tail;
+}
+
+/* A folder's only model: not several GGUF files, nor one beside safetensors files. */
+static int find_in_folder(const char *folder, char file[MODEL_NAME_MAX], struct helm_err *err)
+{
+    int rc = 0;
+    DIR *dir = opendir(folder);
+    *file = '\0';
+    if (!dir) return 0; /* who reads folders says why */
+    for (const struct dirent *entry; !rc && (entry = readdir(dir));) {
+        const char *name = entry->d_name;
+        uint32_t number = 1, count = 1;
+        if (ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json")) {
+            *file = '\0';
+            break;
+        }
+        if (!ends_with(name, ".gguf") || strncmp(name, "mmproj", 6) == 0) continue;
+        if (is_part(name, &number, &count) && number != 1) continue;
+        if (*file)
+            rc = helm_fail(err, HELM_E_USAGE, "%s has several GGUF files, such as %s and %.150s: name one",
+                           folder, file, name);
+        else if (strlen(name) >= MODEL_NAME_MAX)
+            rc = helm_fail(err, HELM_E_LIMIT, "%s: a file name of %zu bytes, the limit is %d", folder,
+                           strlen(name), MODEL_NAME_MAX - 1);
+        else
+            strcpy(file, name);
+    }
+    closedir(dir);
+    return rc;
+}
+
+/* *folder is the caller's; NULL: `path` names no GGUF file. */
+static int find_file(const char *path, char **folder, char file[MODEL_NAME_MAX], struct helm_err *err)
+{
+    struct stat st;
+    *folder = NULL;
+    *file = '\0';
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+        int rc = find_in_folder(path, file, err);
+        if (rc || !*file) return rc;
+        *folder = strdup(path);
+    } else if (!ends_with(name, ".gguf")) {
+        return 0;
+    } else if (strlen(name) >= MODEL_NAME_MAX) {
+        return helm_fail(err, HELM_E_LIMIT, "a file name of %zu bytes, the limit is %d", strlen(name),
+                         MODEL_NAME_MAX - 1);
+    } else {
+        strcpy(file, name);
+        *folder = !slash ? strdup(".") : slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
+    }
+    return *folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
+}
+
+/* The files' names into model->shards. */
+static int name_files(const char *file, struct model *model, struct helm_err *err)
+{
+    uint32_t number = 1, count = 1;
+    const bool split = is_part(file, &number, &count);
+    if (split && number != 1)
+        return helm_fail(err, HELM_E_USAGE, "%s is number %u of %u files: name the first", file, number,
+                         count);
+    if (count < 1 || count > MODEL_SHARDS_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "%s: %u files, not between 1 and %d", file, count,
+                         MODEL_SHARDS_MAX);
+    model->shards = calloc(count, sizeof *model->shards);
+    if (!model->shards) return helm_fail(err, HELM_E_NOMEM, "no memory for %u files", count);
+    model->shard_count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        strcpy(model->shards[i].file, file);
+        if (split) {
+            char *tail = model->shards[i].file + strlen(file) - (sizeof SUFFIX - 1);
+            snprintf(tail, sizeof SUFFIX, "-%05u-of-%05u.gguf", i + 1, count);
+        }
+    }
+    return 0;
+}
+
+/* What a file says of itself as one of several. */
+static int check_split(const struct model *model, const struct gguf *header, uint32_t index,
+                       struct helm_err *err)
+{
+    uint64_t number = 0, count = 1;
+    int rc = gguf_get_u64(header, "split.no", false, 0, UINT32_MAX, &number, err);
+    if (!rc) rc = gguf_get_u64(header, "split.count", false, 0, UINT32_MAX, &count, err);
+    if (rc) return rc;
+    if (count == 0) count = 1;
+    if (number != index || count != model->shard_count)
+        return helm_fail(err, HELM_E_MISMATCH,
+                         "'split.no' and 'split.count' say number %llu of %llu (from 0), the names %u of %u",
+                         (unsigned long long)number, (unsigned long long)count, index, model->shard_count);
+    return 0;
+}
+
+static int read_headers(struct model *model, bool headers, struct gguf_files *files, struct helm_err *err)
+{
+    uint64_t tensors = 0, said = 0;
+    files->part = calloc(model->shard_count, sizeof *files->part);
+    if (!files->part) return helm_fail(err, HELM_E_NOMEM, "no memory for %u files", model->shard_count);
+    for (uint32_t i = 0; i < model->shard_count; i++) {
+        struct model_shard *shard = &model->shards[i];
+        int fd = -1;
+        int rc = file_open_inside(model->folder, shard->file, &fd, &shard->bytes, err);
+        if (rc) return rc;
+        rc = gguf_read(fd, shard->bytes, shard->file, headers, &files->part[i], err);
+        close(fd);
+        if (rc) return rc;
+        files->count++;
+        rc = check_split(model, &files->part[i], i, err);
+        if (rc) return helm_err_prefix(err, "%s", shard->file);
+        tensors += files->part[i].count;
+    }
+    said = tensors;
+    int rc = gguf_get_u64(&files->part[0], "split.tensors.count", false, 0, UINT64_MAX, &said, err);
+    if (!rc && said != tensors)
+        rc = helm_fail(err, HELM_E_MISMATCH, "'split.tensors.count' is %llu, the files have %llu tensors",
+                       (unsigned long long)said, (unsigned long long)tensors);
+    return rc;
+}
+
+const struct safetensors_entry *gguf_files_tensor(const struct gguf_files *files, const char *name,
+                                                  uint32_t *part)
+{
+    for (uint32_t i = 0; i < files->count; i++) {
+        const struct safetensors_entry *entry = gguf_find_tensor(&files->part[i], name);
+        if (part) *part = i;
+        if (entry) return entry;
+    }
+    return NULL;
+}
+
+/* RoPE's factors are a vector of the file, but part of the configuration. */
+static int read_factors(struct model *model, bool headers, const struct gguf_files *files,
+                        struct helm_err *err)
+{
+    struct model_config *config = &model->config;
+    const uint32_t count = config->head_dim / 2;
+    uint32_t part = 0;
+    const struct safetensors_entry *entry = gguf_files_tensor(files, ARCH_ROPE_FACTORS, &part);
+    if (!entry) return 0;
+    if (entry->rank != 1 || entry->shape[0] != count || entry->format != FORMAT_F32)
+        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' is no vector of %u numbers of type F32",
+                         entry->name, count);
+    if (config->rope.kind != ROPE_DEFAULT)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' beside RoPE scaling by keys", entry->name);
+    int fd = -1;
+    uint64_t bytes;
+    const uint64_t at = files->part[part].data_offset + entry->begin;
+    int rc = file_open_inside(model->folder, model->shards[part].file, &fd, &bytes, err);
+    if (rc) return rc;
+    config->rope.kind = ROPE_FACTORS;
+    config->rope_factors = calloc(count, sizeof *config->rope_factors);
+    if (!config->rope_factors)
+        rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u factors", count);
+    else if (headers && bytes < at + entry->bytes) /* planning asks for no angles */
+        for (uint32_t i = 0; i < count; i++) config->rope_factors[i] = 1;
+    else
+        rc = file_pread_all(fd, config->rope_factors, entry->bytes, at, entry->name, err);
+    close(fd);
+    for (uint32_t i = 0; i < count && !rc; i++)
+        if (!(config->rope_factors[i] >= 1e-3f && config->rope_factors[i] <= 1e6f))
+            rc = helm_fail(err, HELM_E_LIMIT, "tensor '%s': factor %u is %g, not between 0.001 and 1000000",
+                           entry->name, i, (double)config->rope_factors[i]);
+    return rc;
+}
+
+static void mark_interleaved(struct model *model)
+{
+    const struct model_config *c = &model->config;
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        struct model_tensor *t = &model->tensors[i];
+        if (t->role == TENSOR_Q || t->role == TENSOR_Q_BIAS) t->interleaved_heads = c->heads;
+        if (t->role == TENSOR_K || t->role == TENSOR_K_BIAS) t->interleaved_heads = c->kv_heads;
+    }
+}
+
+static int read_tensors(struct model *model, const struct gguf_files *files, bool interleaved,
+                        struct helm_err *err)
+{
+    int rc = checkpoint_start(model, err);
+    for (uint32_t p = 0; p < files->count && !rc; p++) {
+        const struct gguf *part = &files->part[p];
+        for (uint32_t i = 0; i < part->count && !rc; i++)
+            rc = checkpoint_take(model, p, part->data_offset, &part->entries[i], err);
+        if (rc) helm_err_prefix(err, "%s", model->shards[p].file);
+        /* Of a file that may end after its header: as long as that says. */
+        const struct safetensors_entry *last = part->count ? &part->entries[part->count - 1] : NULL;
+        const uint64_t end = part->data_offset + (last ? last->begin + last->bytes : 0);
+        if (model->shards[p].bytes < end) model->shards[p].bytes = end;
+    }
+    if (!rc && interleaved) mark_interleaved(model);
+    return rc ? rc : checkpoint_finish(model, err);
+}
+
+int gguf_open(const char *path, struct gguf *header, struct helm_err *err)
+{
+    char *folder, file[MODEL_NAME_MAX];
+    int fd = -1;
+    uint64_t bytes = 0;
+    memset(header, 0, sizeof *header);
+    int rc = find_file(path, &folder, file, err);
+    if (rc || !folder) return rc;
+    rc = file_open_inside(folder, file, &fd, &bytes, err);
+    if (!rc) rc = gguf_read(fd, bytes, file, true, header, err);
+    if (fd >= 0) close(fd);
+    free(folder);
+    return rc;
+}
+
+int gguf_model_read(const char *path, bool headers, bool *found, struct model *model, struct helm_err *err)
+{
+    struct gguf_files files = {0};
+    char file[MODEL_NAME_MAX];
+    bool interleaved = false;
+    memset(model, 0, sizeof *model);
+    int rc = find_file(path, &model->folder, file, err);
+    *found = rc || model->folder;
+    if (rc || !*found) return rc;
+    rc = checkpoint_name(model, path, err);
+    if (!rc) rc = name_files(file, model, err);
+    if (!rc) rc = read_headers(model, headers, &files, err);
+    if (!rc) rc = gguf_config_read(&files, &model->config, &interleaved, err);
+    if (!rc) rc = read_factors(model, headers, &files, err);
+    if (!rc) rc = read_tensors(model, &files, interleaved, err);
+    for (uint32_t i = 0; i < files.count; i++) gguf_free(&files.part[i]);
+    free(files.part);
+    if (rc) {
+        helm_err_prefix(err, "%s", model->folder);
+        model_free(model);
+    }
+    return rc;
+}

@@ -1,0 +1,162 @@
+/* Golden runs of GGUF files by the CPU engine: tokens and logprobs of files that llama.cpp has quantised, on every
+ * kernel variant that this machine has, against what exact decoding of their blocks gives. Three files are in
+ * tests/data/golden-gguf; all others of the collection are run where HELM_GOLDEN_GGUF names its folder. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/golden/walks.h"
+#include "worker-cpu/local.h"
+
+#define STEP_TOKENS 1024
+#define CONTEXT     1100
+#define SHORT_CASE  64 /* longest prompt for the scalar reference, which is slow */
+/* Of the README, for activations in fp32. */
+#define WORST 0.02
+#define MEAN  0.002
+#define GAP   0.05
+
+static int step_local(void *local, const struct step_row *rows, uint32_t count,
+                      const struct step_result **result, struct helm_err *err)
+{
+    return local_step(local, rows, count, result, err);
+}
+
+/* Cases together in mixed steps, or each alone with its prompt at once. */
+static void run_cases(struct local *local, const struct golden *golden, bool together, uint32_t longest,
+                      struct outcome *outcome)
+{
+    static const uint32_t whole[] = {0}, mixed[] = {13, 0, 5, 40, 1, 200, 3};
+    const struct walker on = {.arena = &local->arena,
+                              .engines = local,
+                              .step = step_local,
+                              .gap_allowed = GAP};
+    struct walk walks[CASES_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < golden->count; i++)
+        if (golden->cases[i].prompt_count <= longest) {
+            walk_start(&on, &walks[count], &golden->cases[i], count, 5);
+            count++;
+        }
+    assert_true(count > 0);
+    if (together) {
+        run_walks(&on, walks, count, mixed, sizeof mixed / sizeof *mixed, outcome);
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++) run_walks(&on, &walks[i], 1, whole, 1, outcome);
+}
+
+static void run_file(const char *path, const char *kernels, const struct golden *golden)
+{
+    struct helm_err err = {0};
+    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+    const bool is_ref = strcmp(kernels, "ref") == 0;
+    const struct local_options options = {.folder = path,
+                                          .kernels = kernels,
+                                          .kv_dtype = DTYPE_F32,
+                                          .threads = 2,
+                                          .slots = CASES_MAX,
+                                          .context_tokens = CONTEXT,
+                                          .step_tokens = STEP_TOKENS};
+    assert_non_null(local);
+    if (local_open(&options, local, &err)) fail_msg("%s on %s: %s", path, kernels, err.text);
+    for (int together = is_ref; together < 2; together++) {
+        struct outcome error = {0};
+        run_cases(local, golden, together, is_ref ? SHORT_CASE : UINT32_MAX, &error);
+        const double mean = error.sum / (double)error.count;
+        print_message("%s, %s, %s: mean %.2g worst %.2g, %u permitted differences\n", path, kernels,
+                      together ? "together" : "alone", mean, error.worst, error.permitted);
+        assert_int_equal(error.wrong, 0);
+        assert_true(error.worst <= WORST);
+        assert_true(mean <= MEAN);
+    }
+    local_close(local);
+    free(local);
+}
+
+static void run_folder(const char *folder)
+{
+    static const struct {
+        const char *name;
+        unsigned features;
+    } variants[] = {{"ref", 0}, {"avx2", CPU_AVX2}, {"avx512", CPU_AVX2 | CPU_AVX512}};
+    struct golden *golden = calloc(1, sizeof *golden);
+    char path[512];
+    assert_non_null(golden);
+    golden_read(folder, golden);
+    snprintf(path, sizeof path, "%s/model.gguf", folder);
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+        if (variants[i].features & ~cpu_features()) {
+            print_message("%s: kernels %s left out: this processor lacks what they need\n", folder,
+                          variants[i].name);
+            continue;
+        }
+        run_file(path, variants[i].name, golden);
+    }
+    golden_free(golden);
+    free(golden);
+}
+
+static void llama_agrees(void **state) /* interleaved rows, RoPE's factors, a tied head */
+{
+    (void)state;
+    run_folder("tests/data/golden-gguf/llama-Q4_K_M");
+}
+static void qwen2_agrees(void **state) /* biases, rows that are no multiple of 256: Q5_1, IQ4_NL, Q8_0 */
+{
+    (void)state;
+    run_folder("tests/data/golden-gguf/qwen2-oddrows-IQ4_XS");
+}
+static void qwen3_agrees(void **state) /* Q2_K, Q3_K, Q4_K and Q6_K in one */
+{
+    (void)state;
+    run_folder("tests/data/golden-gguf/qwen3-Q2_K");
+}
+
+/* Models with experts are refused by name, all others computed. */
+static void collection_agrees(void **state)
+{
+    (void)state;
+    const char *collection = getenv("HELM_GOLDEN_GGUF");
+    uint32_t ran = 0;
+    if (!collection) {
+        print_message("skipped: HELM_GOLDEN_GGUF does not name the collection of GGUF files\n");
+        skip();
+    }
+    DIR *dir = opendir(collection);
+    if (!dir) fail_msg("HELM_GOLDEN_GGUF: %s cannot be opened", collection);
+    for (const struct dirent *entry; (entry = readdir(dir));) {
+        char folder[400], path[450];
+        snprintf(folder, sizeof folder, "%s/%.100s", collection, entry->d_name);
+        snprintf(path, sizeof path, "%s/golden.json", folder);
+        if (access(path, R_OK) != 0) continue;
+        ran++;
+        if (!strstr(entry->d_name, "moe") && !strstr(entry->d_name, "mixtral")) {
+            run_folder(folder);
+            continue;
+        }
+        struct model model;
+        struct helm_err err = {0};
+        assert_int_equal(model_read(folder, &model, &err), HELM_E_UNSUPPORTED);
+        print_message("%s: %s\n", folder, err.text);
+        assert_non_null(strstr(err.text, strstr(entry->d_name, "moe") ? "'qwen3moe'" : "experts come later"));
+    }
+    closedir(dir);
+    assert_true(ran > 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(llama_agrees), cmocka_unit_test(qwen2_agrees),
+                                       cmocka_unit_test(qwen3_agrees), cmocka_unit_test(collection_agrees)};
+    return cmocka_run_group_tests_name("golden/gguf", tests, NULL, NULL);
+}

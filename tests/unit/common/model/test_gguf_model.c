@@ -1,0 +1,551 @@
+/* Models in GGUF files: configuration from keys, tensors by name, one file, a folder with one, several files; and what
+ * must be refused, by name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "common/model/model.h"
+#include "common/model/shards.h"
+#include "tests/unit/common/base/tree.h"
+#include "tests/unit/common/model/build_gguf.h"
+
+#define GOLDEN "tests/data/golden-gguf/"
+#define HIDDEN 64
+#define HEADS  4
+#define VOCAB  96
+#define INNER  32
+
+/* What a made model has besides what every one has. */
+struct recipe {
+    const char *arch;
+    void (*keys)(struct built *b, const char *arch); /* more of them; NULL: none */
+    uint32_t key_count;
+    bool tied, biases, factors;
+    const char *leave_out, *add; /* a tensor */
+    uint32_t kv_heads;           /* 0: 2 */
+};
+
+static struct built built;
+static uint64_t tensor_count, data_bytes;
+static struct built infos;
+
+static void add_tensor(const struct recipe *r, const char *name, uint64_t cols, uint64_t rows)
+{
+    if (r->leave_out && strcmp(r->leave_out, name) == 0) return;
+    put_tensor(&infos, name, cols, rows, 0, data_bytes);
+    data_bytes += (cols * (rows ? rows : 1) * 4 + 31) / 32 * 32;
+    tensor_count++;
+}
+
+static void key(char text[128], const char *arch, const char *name)
+{
+    snprintf(text, 128, "%s.%s", arch, name);
+}
+static void arch_u32(struct built *b, const char *arch, const char *name, uint32_t number)
+{
+    char text[128];
+    key(text, arch, name);
+    put_u32(b, text, number);
+}
+static void arch_f32(struct built *b, const char *arch, const char *name, float number)
+{
+    char text[128];
+    key(text, arch, name);
+    put_f32(b, text, number);
+}
+
+static void make_file(const struct recipe *r, struct built *b)
+{
+    const uint32_t kv_heads = r->kv_heads ? r->kv_heads : 2;
+    infos.length = tensor_count = data_bytes = 0;
+    add_tensor(r, "token_embd.weight", HIDDEN, VOCAB);
+    if (r->factors) add_tensor(r, "rope_freqs.weight", HIDDEN / HEADS / 2, 0);
+    add_tensor(r, "output_norm.weight", HIDDEN, 0);
+    if (!r->tied) add_tensor(r, "output.weight", HIDDEN, VOCAB);
+    add_tensor(r, "blk.0.attn_norm.weight", HIDDEN, 0);
+    add_tensor(r, "blk.0.attn_q.weight", HIDDEN, HIDDEN);
+    add_tensor(r, "blk.0.attn_k.weight", HIDDEN, kv_heads * HIDDEN / HEADS);
+    add_tensor(r, "blk.0.attn_v.weight", HIDDEN, kv_heads * HIDDEN / HEADS);
+    add_tensor(r, "blk.0.attn_output.weight", HIDDEN, HIDDEN);
+    if (r->biases) {
+        add_tensor(r, "blk.0.attn_q.bias", HIDDEN, 0);
+        add_tensor(r, "blk.0.attn_k.bias", kv_heads * HIDDEN / HEADS, 0);
+        add_tensor(r, "blk.0.attn_v.bias", kv_heads * HIDDEN / HEADS, 0);
+    }
+    add_tensor(r, "blk.0.ffn_norm.weight", HIDDEN, 0);
+    add_tensor(r, "blk.0.ffn_gate.weight", HIDDEN, INNER);
+    add_tensor(r, "blk.0.ffn_up.weight", HIDDEN, INNER);
+    add_tensor(r, "blk.0.ffn_down.weight", INNER, HIDDEN);
+    if (r->add) add_tensor(r, r->add, HIDDEN, 0);
+    put_start(b, tensor_count, 8 + r->key_count);
+    put_text(b, "general.architecture", r->arch);
+    arch_u32(b, r->arch, "block_count", 1);
+    arch_u32(b, r->arch, "embedding_length", HIDDEN);
+    arch_u32(b, r->arch, "feed_forward_length", INNER);
+    arch_u32(b, r->arch, "attention.head_count", HEADS);
+    arch_u32(b, r->arch, "attention.head_count_kv", kv_heads);
+    arch_u32(b, r->arch, "context_length", 512);
+    arch_f32(b, r->arch, "attention.layer_norm_rms_epsilon", 1e-5f);
+    if (r->keys) r->keys(b, r->arch);
+    memcpy(b->bytes + b->length, infos.bytes, infos.length);
+    b->length += infos.length;
+    while (b->length % 32) put(b, 0, 1);
+}
+
+/* The header, then data_bytes bytes that are all 1.0f. */
+static void write_file(const char *folder, const char *name, const struct built *b)
+{
+    char path[TREE_PATH + 64];
+    const float one = 1;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(b->bytes, 1, b->length, file), b->length);
+    for (uint64_t i = 0; i < data_bytes; i += 4) assert_int_equal(fwrite(&one, 1, 4, file), 4);
+    assert_int_equal(fclose(file), 0);
+}
+
+static int read_recipe(const struct recipe *r, struct model *model, struct helm_err *err)
+{
+    char folder[TREE_PATH], path[TREE_PATH + 16];
+    tree_make(folder);
+    make_file(r, &built);
+    write_file(folder, "m.gguf", &built);
+    snprintf(path, sizeof path, "%s/m.gguf", folder);
+    int rc = model_read(path, model, err);
+    tree_remove(folder);
+    return rc;
+}
+
+static void accept(const struct recipe *r, struct model *model)
+{
+    struct helm_err err = {0};
+    if (read_recipe(r, model, &err)) fail_msg("%s", err.text);
+}
+
+static void refuse(const struct recipe *r, int code, const char *text)
+{
+    struct model model;
+    struct helm_err err = {0};
+    int rc = read_recipe(r, &model, &err);
+    if (rc != code || !strstr(err.text, text)) fail_msg("'%s': %d, \"%s\"", text, rc, err.text);
+    assert_null(model.folder);
+    assert_null(model.tensors);
+}
+
+static void test_golden_files(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *architecture;
+        bool tied, q_bias, qk_norm;
+        enum rope_kind rope;
+        double theta;
+        uint32_t interleaved;
+    } files[] = {{"llama-Q4_K_M", "LlamaForCausalLM", true, false, false, ROPE_FACTORS, 5e5, 8},
+                 {"qwen2-oddrows-IQ4_XS", "Qwen2ForCausalLM", false, true, false, ROPE_DEFAULT, 1e6, 0},
+                 {"qwen3-Q2_K", "Qwen3ForCausalLM", false, false, true, ROPE_DEFAULT, 1e6, 0}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        struct model m;
+        struct model_config c;
+        struct helm_err err = {0};
+        char folder[128], path[160];
+        bool derived = true;
+        snprintf(folder, sizeof folder, GOLDEN "%s", files[i].name);
+        snprintf(path, sizeof path, "%s/model.gguf", folder);
+        if (model_read(path, &m, &err)) fail_msg("%s", err.text);
+        assert_string_equal(m.folder, folder);
+        assert_string_equal(m.path, path);
+        assert_string_equal(m.shards[0].file, "model.gguf");
+        assert_string_equal(m.config.architecture, files[i].architecture);
+        assert_true(m.config.gguf);
+        assert_int_equal(m.config.layers, 3);
+        assert_int_equal(m.config.vocab, 2048);
+        assert_int_equal(m.config.head_dim, 64);
+        assert_int_equal(m.config.max_context, 4096);
+        assert_int_equal(m.config.tied_head, files[i].tied);
+        assert_int_equal(m.config.q_bias, files[i].q_bias);
+        assert_int_equal(m.config.qk_norm, files[i].qk_norm);
+        assert_int_equal(m.config.rope.kind, files[i].rope);
+        assert_true(m.config.rope.theta == files[i].theta);
+        assert_int_equal(m.config.bos, 0);
+        assert_int_equal(m.config.eos_count, 1);
+        assert_int_equal(m.config.eos[0], 1);
+        assert_int_equal(model_find(&m, TENSOR_Q, 1)->interleaved_heads, files[i].interleaved);
+        assert_int_equal(model_find(&m, TENSOR_K, 1)->interleaved_heads, files[i].interleaved / 2);
+        assert_int_equal(model_find(&m, TENSOR_V, 1)->interleaved_heads, 0);
+        assert_string_equal(model_find(&m, TENSOR_DOWN, 2)->name, "blk.2.ffn_down.weight");
+        uint64_t bytes = m.weight_bytes;
+        model_free(&m);
+        if (model_read(folder, &m, &err)) fail_msg("%s", err.text);
+        assert_string_equal(m.folder, folder);
+        assert_string_equal(m.path, folder);
+        assert_int_equal(m.weight_bytes, bytes);
+        model_free(&m);
+        if (model_read_headers(path, &m, &derived, &err)) fail_msg("%s", err.text);
+        assert_false(derived);
+        model_free(&m);
+        if (model_read_config(folder, &c, &err)) fail_msg("%s", err.text);
+        assert_string_equal(c.architecture, files[i].architecture);
+        model_config_free(&c);
+    }
+}
+
+static void test_architectures(void **state)
+{
+    (void)state;
+    struct model m;
+    static const char *const interleaved[] = {"llama", "mistral3"};
+    for (int i = 0; i < 2; i++) {
+        accept(&(struct recipe){.arch = interleaved[i], .biases = true}, &m);
+        assert_string_equal(m.config.architecture, i ? "MistralForCausalLM" : "LlamaForCausalLM");
+        assert_int_equal(model_find(&m, TENSOR_Q, 0)->interleaved_heads, HEADS);
+        assert_int_equal(model_find(&m, TENSOR_K_BIAS, 0)->interleaved_heads, 2);
+        assert_false(m.config.tied_head);
+        assert_int_equal(m.config.window[0], 0);
+        assert_int_equal(m.config.bos, -1);
+        assert_int_equal(m.config.eos_count, 0);
+        assert_true(m.config.rope.theta == 10000);
+        model_free(&m);
+    }
+    accept(&(struct recipe){.arch = "qwen2", .tied = true}, &m);
+    assert_true(m.config.tied_head);
+    assert_false(m.config.q_bias);
+    assert_ptr_equal(model_find(&m, TENSOR_HEAD, -1), model_find(&m, TENSOR_EMBED, -1));
+    model_free(&m);
+    refuse(&(struct recipe){.arch = "qwen3"}, HELM_E_NOT_FOUND,
+           "tensor 'blk.0.attn_q_norm.weight' is missing");
+    refuse(&(struct recipe){.arch = "gemma3"}, HELM_E_UNSUPPORTED,
+           "architecture 'gemma3' is not supported (supported: llama, mistral3, qwen2, qwen3)");
+    refuse(&(struct recipe){.arch = "llama", .leave_out = "token_embd.weight"}, HELM_E_NOT_FOUND,
+           "no matrix 'token_embd.weight'");
+    refuse(&(struct recipe){.arch = "llama", .leave_out = "blk.0.ffn_up.weight"}, HELM_E_NOT_FOUND,
+           "tensor 'blk.0.ffn_up.weight' is missing");
+    refuse(&(struct recipe){.arch = "llama", .add = "blk.0.attn_q_norm.weight"}, HELM_E_MISMATCH,
+           "surplus tensor 'blk.0.attn_q_norm.weight': the file says this LlamaForCausalLM has none");
+    refuse(&(struct recipe){.arch = "llama", .add = "blk.1.attn_norm.weight"}, HELM_E_MISMATCH,
+           "the file has 1 layers");
+    refuse(&(struct recipe){.arch = "llama", .add = "model.norm.weight"}, HELM_E_MISMATCH,
+           "surplus tensor 'model.norm.weight'");
+    refuse(&(struct recipe){.arch = "llama", .kv_heads = 3}, HELM_E_FORMAT, "not a multiple");
+}
+
+#define KEYS(name, body)                                                                                     \
+    static void name(struct built *b, const char *arch)                                                      \
+    {                                                                                                        \
+        (void)b, (void)arch;                                                                                 \
+        body;                                                                                                \
+    }
+static void text_key(struct built *b, const char *arch, const char *name, const char *value)
+{
+    char text[128];
+    key(text, arch, name);
+    put_text(b, text, value);
+}
+KEYS(experts, arch_u32(b, arch, "expert_count", 8))
+KEYS(no_experts, arch_u32(b, arch, "expert_count", 0))
+KEYS(temperature, arch_f32(b, arch, "attention.temperature_scale", 0.1f))
+KEYS(part_of_head, arch_u32(b, arch, "rope.dimension_count", 8))
+KEYS(value_length, arch_u32(b, arch, "attention.value_length", 32))
+KEYS(many_layers, arch_u32(b, arch, "attention.key_length", 1u << 30))
+KEYS(longrope, text_key(b, arch, "rope.scaling.type", "longrope"))
+KEYS(window, arch_u32(b, arch, "attention.sliding_window", 128))
+KEYS(linear, text_key(b, arch, "rope.scaling.type", "linear"); arch_f32(b, arch, "rope.scaling.factor", 4))
+KEYS(yarn, text_key(b, arch, "rope.scaling.type", "yarn"); arch_f32(b, arch, "rope.scaling.factor", 4);
+     arch_u32(b, arch, "rope.scaling.original_context_length", 256))
+KEYS(bare_yarn, text_key(b, arch, "rope.scaling.type", "yarn"))
+KEYS(ids, put_u32(b, "tokenizer.ggml.eos_token_id", 7); put_u32(b, "tokenizer.ggml.eot_token_id", 9);
+     put_u32(b, "tokenizer.ggml.bos_token_id", 5))
+KEYS(bad_id, put_u32(b, "tokenizer.ggml.eos_token_id", UINT32_MAX))
+KEYS(theta, arch_f32(b, arch, "rope.freq_base", 1.5f))
+KEYS(twice_scaled, linear(b, arch))
+
+static void test_keys(void **state)
+{
+    (void)state;
+    struct model m;
+    refuse(&(struct recipe){.arch = "llama", .keys = experts, .key_count = 1}, HELM_E_UNSUPPORTED,
+           "key 'llama.expert_count' is 8: experts come later");
+    refuse(&(struct recipe){.arch = "mistral3", .keys = temperature, .key_count = 1}, HELM_E_UNSUPPORTED,
+           "key 'mistral3.attention.temperature_scale'");
+    refuse(&(struct recipe){.arch = "qwen2", .keys = part_of_head, .key_count = 1}, HELM_E_UNSUPPORTED,
+           "key 'qwen2.rope.dimension_count' is 8, but heads have 16 values");
+    refuse(&(struct recipe){.arch = "qwen2", .keys = value_length, .key_count = 1}, HELM_E_UNSUPPORTED,
+           "attention.value_length' is 32");
+    refuse(&(struct recipe){.arch = "qwen2", .keys = many_layers, .key_count = 1}, HELM_E_LIMIT,
+           "key 'qwen2.attention.key_length'");
+    refuse(&(struct recipe){.arch = "llama", .keys = longrope, .key_count = 1}, HELM_E_UNSUPPORTED,
+           "'longrope' is not supported");
+    refuse(&(struct recipe){.arch = "llama", .keys = bare_yarn, .key_count = 1}, HELM_E_NOT_FOUND,
+           "key 'llama.rope.scaling.factor'");
+    refuse(&(struct recipe){.arch = "llama", .keys = bad_id, .key_count = 1}, HELM_E_LIMIT,
+           "key 'tokenizer.ggml.eos_token_id'");
+    refuse(&(struct recipe){.arch = "llama", .keys = theta, .key_count = 1}, HELM_E_LIMIT, "rope_theta");
+    refuse(&(struct recipe){.arch = "llama", .keys = twice_scaled, .key_count = 2, .factors = true},
+           HELM_E_UNSUPPORTED, "'rope_freqs.weight' beside RoPE scaling");
+    accept(&(struct recipe){.arch = "llama", .keys = no_experts, .key_count = 1}, &m);
+    model_free(&m);
+    accept(&(struct recipe){.arch = "llama", .keys = window, .key_count = 1}, &m);
+    assert_string_equal(m.config.architecture, "MistralForCausalLM");
+    assert_int_equal(m.config.window[0], 128);
+    model_free(&m);
+    accept(&(struct recipe){.arch = "qwen2", .keys = window, .key_count = 1}, &m);
+    assert_int_equal(m.config.window[0], 0);
+    model_free(&m);
+    accept(&(struct recipe){.arch = "llama", .keys = linear, .key_count = 2}, &m);
+    assert_int_equal(m.config.rope.kind, ROPE_LINEAR);
+    assert_true(m.config.rope.factor == 4);
+    model_free(&m);
+    accept(&(struct recipe){.arch = "qwen2", .keys = yarn, .key_count = 3}, &m);
+    assert_int_equal(m.config.rope.kind, ROPE_YARN);
+    assert_int_equal(m.config.rope.original_context, 256);
+    assert_int_equal(m.config.max_context, 1024);
+    model_free(&m);
+    accept(&(struct recipe){.arch = "llama", .keys = ids, .key_count = 3}, &m);
+    assert_int_equal(m.config.eos_count, 2);
+    assert_int_equal(m.config.eos[0], 7);
+    assert_int_equal(m.config.eos[1], 9);
+    assert_int_equal(m.config.bos, 5);
+    model_free(&m);
+}
+
+static void test_factors(void **state)
+{
+    (void)state;
+    struct model m;
+    float plain[HIDDEN / HEADS / 2], scaled[HIDDEN / HEADS / 2], scale;
+    accept(&(struct recipe){.arch = "llama", .factors = true}, &m);
+    assert_int_equal(m.config.rope.kind, ROPE_FACTORS);
+    for (uint32_t i = 0; i < HIDDEN / HEADS / 2; i++) assert_true(m.config.rope_factors[i] == 1);
+    rope_inv_freq(&m.config, plain, &scale);
+    for (uint32_t i = 0; i < HIDDEN / HEADS / 2; i++) m.config.rope_factors[i] = (float)(1u << i % 4);
+    rope_inv_freq(&m.config, scaled, &scale);
+    assert_true(scale == 1);
+    for (uint32_t i = 0; i < HIDDEN / HEADS / 2; i++)
+        assert_true(scaled[i] == plain[i] / (float)(1u << i % 4));
+    model_free(&m);
+    /* A file whose factors are none: 0. */
+    char folder[TREE_PATH];
+    struct helm_err err = {0};
+    tree_make(folder);
+    make_file(&(struct recipe){.arch = "llama", .factors = true}, &built);
+    put_data(&built, 32, HIDDEN * VOCAB * 4);
+    for (uint32_t i = 0; i < 32; i++) put(&built, 0, 1);
+    data_bytes -= HIDDEN * VOCAB * 4 + 32;
+    write_file(folder, "m.gguf", &built);
+    assert_int_equal(model_read(folder, &m, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "factor 0 is 0"));
+    tree_remove(folder);
+}
+
+static void test_which_file(void **state)
+{
+    (void)state;
+    struct model m;
+    struct helm_err err = {0};
+    char folder[TREE_PATH], path[TREE_PATH + 64];
+    tree_make(folder);
+    make_file(&(struct recipe){.arch = "llama"}, &built);
+    assert_int_equal(model_read(folder, &m, &err), HELM_E_NOT_FOUND);
+    write_file(folder, "one.gguf", &built);
+    write_file(folder, "mmproj-one.gguf", &built);
+    if (model_read(folder, &m, &err)) fail_msg("%s", err.text);
+    assert_string_equal(m.shards[0].file, "one.gguf");
+    model_free(&m);
+    write_file(folder, "two.gguf", &built);
+    assert_int_equal(model_read(folder, &m, &err), HELM_E_USAGE);
+    assert_non_null(strstr(err.text, "several GGUF files"));
+    assert_null(m.folder);
+    snprintf(path, sizeof path, "%s/two.gguf", folder);
+    if (model_read(path, &m, &err)) fail_msg("%s", err.text);
+    model_free(&m);
+    tree_write(folder, "model.safetensors", "no"); /* a checkpoint with GGUF files beside it */
+    assert_int_equal(model_read(folder, &m, &err), HELM_E_NOT_FOUND);
+    assert_non_null(strstr(err.text, "config.json"));
+    snprintf(path, sizeof path, "%s/three.gguf", folder);
+    assert_int_equal(model_read(path, &m, &err), HELM_E_NOT_FOUND);
+    assert_int_equal(symlink("/etc/hostname", path), 0);
+    assert_int_equal(model_read(path, &m, &err), HELM_E_PERMISSION);
+    /* In the working folder, without a slash. */
+    char before[TREE_PATH * 4];
+    assert_non_null(getcwd(before, sizeof before));
+    assert_int_equal(chdir(folder), 0);
+    int rc = model_read("two.gguf", &m, &err);
+    assert_int_equal(chdir(before), 0);
+    if (rc) fail_msg("%s", err.text);
+    assert_string_equal(m.folder, ".");
+    model_free(&m);
+    tree_remove(folder);
+}
+
+/* For planning the data may be missing; loading refuses. */
+static void test_headers_only(void **state)
+{
+    (void)state;
+    struct model m;
+    struct helm_err err = {0};
+    char folder[TREE_PATH];
+    bool derived = true;
+    tree_make(folder);
+    make_file(&(struct recipe){.arch = "llama", .factors = true}, &built);
+    const uint64_t bytes = built.length + data_bytes;
+    data_bytes = 0;
+    write_file(folder, "m.gguf", &built);
+    if (model_read_headers(folder, &m, &derived, &err)) fail_msg("%s", err.text);
+    assert_false(derived);
+    assert_int_equal(m.shards[0].bytes, bytes);
+    model_free(&m);
+    assert_int_equal(model_read(folder, &m, &err), HELM_E_FORMAT);
+    tree_remove(folder);
+}
+
+/* A model of the golden collection cut into two files by hand. */
+static void write_split(const char *folder, uint16_t number, uint16_t count, uint32_t all, bool first)
+{
+    char name[64];
+    const struct recipe none = {0};
+    infos.length = tensor_count = data_bytes = 0;
+    if (first) {
+        add_tensor(&none, "token_embd.weight", HIDDEN, VOCAB);
+        add_tensor(&none, "blk.0.attn_norm.weight", HIDDEN, 0);
+        add_tensor(&none, "blk.0.attn_q.weight", HIDDEN, HIDDEN);
+        add_tensor(&none, "blk.0.attn_k.weight", HIDDEN, HIDDEN);
+        add_tensor(&none, "blk.0.attn_v.weight", HIDDEN, HIDDEN);
+    } else {
+        add_tensor(&none, "output_norm.weight", HIDDEN, 0);
+        add_tensor(&none, "blk.0.attn_output.weight", HIDDEN, HIDDEN);
+        add_tensor(&none, "blk.0.ffn_norm.weight", HIDDEN, 0);
+        add_tensor(&none, "blk.0.ffn_gate.weight", HIDDEN, INNER);
+        add_tensor(&none, "blk.0.ffn_up.weight", HIDDEN, INNER);
+        add_tensor(&none, "blk.0.ffn_down.weight", INNER, HIDDEN);
+    }
+    put_start(&built, tensor_count, first ? 10 : 3);
+    put_key(&built, "split.no", GGUF_U16);
+    put(&built, number, 2);
+    put_key(&built, "split.count", GGUF_U16);
+    put(&built, count, 2);
+    put_key(&built, "split.tensors.count", GGUF_I32);
+    put(&built, all, 4);
+    if (first) {
+        put_text(&built, "general.architecture", "llama");
+        put_u32(&built, "llama.block_count", 1);
+        put_u32(&built, "llama.embedding_length", HIDDEN);
+        put_u32(&built, "llama.feed_forward_length", INNER);
+        put_u32(&built, "llama.attention.head_count", HEADS);
+        put_u32(&built, "llama.context_length", 512);
+        put_f32(&built, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    }
+    memcpy(built.bytes + built.length, infos.bytes, infos.length);
+    built.length += infos.length;
+    while (built.length % 32) put(&built, 0, 1);
+    snprintf(name, sizeof name, "m-%05d-of-00002.gguf", first ? 1 : 2);
+    write_file(folder, name, &built);
+}
+
+static void test_splits(void **state)
+{
+    (void)state;
+    struct model m;
+    struct helm_err err = {0};
+    char folder[TREE_PATH], path[TREE_PATH + 64];
+    tree_make(folder);
+    write_split(folder, 0, 2, 11, true);
+    assert_int_equal(model_read(folder, &m, &err), HELM_E_NOT_FOUND);
+    assert_non_null(strstr(err.text, "m-00002-of-00002.gguf"));
+    write_split(folder, 1, 2, 11, false);
+    if (model_read(folder, &m, &err)) fail_msg("%s", err.text);
+    assert_int_equal(m.shard_count, 2);
+    assert_int_equal(m.tensor_count, 11);
+    assert_int_equal(model_find(&m, TENSOR_DOWN, 0)->shard, 1);
+    assert_int_equal(model_find(&m, TENSOR_EMBED, -1)->shard, 0);
+    model_free(&m);
+    snprintf(path, sizeof path, "%s/m-00001-of-00002.gguf", folder);
+    if (model_read(path, &m, &err)) fail_msg("%s", err.text);
+    model_free(&m);
+    snprintf(path, sizeof path, "%s/m-00002-of-00002.gguf", folder);
+    assert_int_equal(model_read(path, &m, &err), HELM_E_USAGE);
+    assert_non_null(strstr(err.text, "name the first"));
+    static const struct {
+        uint16_t number, count;
+        uint32_t all;
+        const char *text;
+    } bad[] = {{0, 2, 11, "'split.no' and 'split.count' say number 0 of 2"},
+               {1, 3, 11, "say number 1 of 3"},
+               {2, 2, 11, "say number 2 of 2"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        write_split(folder, bad[i].number, bad[i].count, bad[i].all, false);
+        assert_int_equal(model_read(folder, &m, &err), HELM_E_MISMATCH);
+        assert_non_null(strstr(err.text, bad[i].text));
+    }
+    write_split(folder, 1, 2, 11, false);
+    write_split(folder, 0, 2, 12, true);
+    assert_int_equal(model_read(folder, &m, &err), HELM_E_MISMATCH);
+    assert_non_null(strstr(err.text, "'split.tensors.count' is 12, the files have 11 tensors"));
+    tree_remove(folder);
+}
+
+/* Rows that lie interleaved come in order, whatever part of them is asked for. */
+static void test_interleaved_rows(void **state)
+{
+    (void)state;
+    enum { ROWS = 24, WIDTH = 10, HEAD = 8 };
+    char path[] = "/tmp/helm-test-rows-XXXXXX";
+    uint8_t file[7 + ROWS * WIDTH], wanted[ROWS * WIDTH], got[ROWS * WIDTH];
+    struct helm_err err = {0};
+    for (size_t i = 0; i < sizeof file; i++) file[i] = (uint8_t)(i * 7 + 3);
+    for (int r = 0; r < ROWS; r++) {
+        const int head = r / HEAD, i = r % HEAD;
+        /* The file's row 2i is row i, its row 2i + 1 row i + HEAD / 2. */
+        const int there = head * HEAD + (i < HEAD / 2 ? 2 * i : 2 * (i - HEAD / 2) + 1);
+        memcpy(wanted + r * WIDTH, file + 7 + there * WIDTH, WIDTH);
+    }
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    unlink(path);
+    assert_int_equal(write(fd, file, sizeof file), sizeof file);
+    const struct model_shards shards = {.fd = &fd, .count = 1};
+    const struct model_tensor matrix = {.name = "q",
+                                        .rows = ROWS,
+                                        .cols = WIDTH,
+                                        .bytes = ROWS * WIDTH,
+                                        .offset = 7,
+                                        .interleaved_heads = ROWS / HEAD};
+    struct model_tensor straight = matrix, bias = matrix;
+    for (uint64_t from = 0; from <= sizeof wanted; from++)
+        for (uint64_t bytes = 0; from + bytes <= sizeof wanted; bytes += 1 + from % 3) {
+            memset(got, 0xee, sizeof got);
+            assert_int_equal(model_shards_read(&shards, &matrix, from, bytes, got, &err), 0);
+            assert_memory_equal(got, wanted + from, bytes);
+            if (bytes < sizeof got) assert_int_equal(got[bytes], 0xee);
+        }
+    straight.interleaved_heads = 0;
+    assert_int_equal(model_shards_read(&shards, &straight, 5, 100, got, &err), 0);
+    assert_memory_equal(got, file + 12, 100);
+    bias.rows = 1, bias.cols = ROWS; /* values of WIDTH bytes */
+    assert_int_equal(model_shards_read(&shards, &bias, 0, sizeof got, got, &err), 0);
+    assert_memory_equal(got, wanted, sizeof got);
+    assert_int_equal(ftruncate(fd, sizeof file - 1), 0);
+    assert_int_equal(model_shards_read(&shards, &matrix, 0, sizeof got, got, &err), HELM_E_FORMAT);
+    close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden_files), cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_keys),         cmocka_unit_test(test_factors),
+        cmocka_unit_test(test_which_file),   cmocka_unit_test(test_headers_only),
+        cmocka_unit_test(test_splits),       cmocka_unit_test(test_interleaved_rows),
+    };
+    return cmocka_run_group_tests_name("model/gguf_model", tests, NULL, NULL);
+}
