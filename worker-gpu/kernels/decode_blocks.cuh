@@ -47,12 +47,7 @@ template <typename F, enum tensor_format FORMAT> struct decode_block {
     {
         return (c & ~31u) + (c & 31u) / 2;
     }
-    static bool takes_pieces(const struct gpuk_linear_args *args)
-    {
-        size_t bits = 0;
-        for (uint32_t s = 0; s < args->segments; s++) bits |= (size_t)args->segment[s].weight;
-        return bits % (F::ALIGN < 4 ? F::ALIGN : 4) == 0;
-    }
+    static bool takes_pieces(const struct gpuk_linear_args *args) { return gpuk_linear_begins(args); }
     static __device__ __forceinline__ piece piece_at(const unsigned char *row, uint32_t c)
     {
         const words w(row + bytes(c) + F::ORIGIN);

@@ -45,19 +45,13 @@ __device__ __forceinline__ uint32_t tile_bytes(const linear_params &p, uint32_t 
     return left < TILE ? (uint32_t)left : TILE;
 }
 
-/* From a tile's first row in its slot to its second. Loose rows are copied with what is beside them in their
- * first and last 16 bytes. */
-template <typename D, uint32_t TILE> static const uint32_t tile_pitch = TILE + (D::LOOSE ? 32 : 0);
-struct tile_window {
-    const unsigned char *from;
-    uint32_t bytes;
-};
+/* From a tile's first row in its slot to its second. */
+template <typename D, uint32_t TILE> static const uint32_t tile_pitch = TILE + (D::LOOSE ? TILE_SLACK : 0);
 template <typename D>
 __device__ __forceinline__ tile_window window_of(const unsigned char *first, uint32_t bytes)
 {
-    if (!D::LOOSE) return {first, bytes};
-    const uint32_t beside = (uint32_t)((size_t)first & 15);
-    return {first - beside, (beside + bytes + 15) & ~15u};
+    if (D::LOOSE) return tile_window_of(first, bytes);
+    return {first, bytes};
 }
 
 /* Starts the copy of a tile of both rows; one lane. */

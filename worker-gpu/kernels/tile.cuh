@@ -66,6 +66,17 @@ __device__ __forceinline__ float x_put(const float *x, const float *norm, uint32
     return squares;
 }
 
+/* Rows that begin anywhere are copied with what is beside them in their first and last 16 bytes. */
+struct tile_window {
+    const unsigned char *from;
+    uint32_t bytes;
+};
+static const uint32_t TILE_SLACK = 32; /* bytes more than a row's, at most */
+__device__ __forceinline__ tile_window tile_window_of(const unsigned char *first, uint32_t bytes)
+{
+    const uint32_t beside = (uint32_t)((size_t)first & 15);
+    return {first - beside, (beside + bytes + 15) & ~15u};
+}
 /* A tile in shared memory: where its two rows begin. */
 struct tile_place {
     const unsigned char *a, *b;
