@@ -71,21 +71,21 @@ __device__ __forceinline__ void chain_tile(const chain_weights &w, const unsigne
     }
     if constexpr (D::SCALED) {
         tile_add_as<D, L::lines.within(chain_shaped::TILE), false>(tile, bytes, with, a, b);
-        return;
-    }
+    } else {
 #pragma unroll 1
-    for (uint32_t at = 0; at < bytes; at += w.part) {
-        const uint32_t some = bytes - at < w.part ? bytes - at : w.part;
-        const float4 *x_part = with + L::quads(at);
-        const tile_place part = {tile.a + at, tile.b + at};
-        float more_a, more_b;
-        if (some == L::PART)
-            tile_add_as<D, L::PART, true>(part, some, x_part, more_a, more_b);
-        else if (some == L::SMALL)
-            tile_add_as<D, L::SMALL, true>(part, some, x_part, more_a, more_b);
-        else
-            tile_add_as<D, L::PART, false>(part, some, x_part, more_a, more_b);
-        a += more_a, b += more_b;
+        for (uint32_t at = 0; at < bytes; at += w.part) {
+            const uint32_t some = bytes - at < w.part ? bytes - at : w.part;
+            const float4 *x_part = with + L::quads(at);
+            const tile_place part = {tile.a + at, tile.b + at};
+            float more_a, more_b;
+            if (some == L::PART)
+                tile_add_as<D, L::PART, true>(part, some, x_part, more_a, more_b);
+            else if (some == L::SMALL)
+                tile_add_as<D, L::SMALL, true>(part, some, x_part, more_a, more_b);
+            else
+                tile_add_as<D, L::PART, false>(part, some, x_part, more_a, more_b);
+            a += more_a, b += more_b;
+        }
     }
 }
 template <>
