@@ -66,8 +66,7 @@ static void open_pair(const char *path, const char *homes, struct pair *pair)
 static void run_few(struct pair *pair, const struct golden *golden, struct outcome *outcome)
 {
     static const uint32_t few[] = {16, 1, 9, 2, 16, 16};
-    const struct walker on = {
-        .arena = &pair->arena, .engines = pair, .step = step_pair, .gap_allowed = GAP};
+    const struct walker on = {.arena = &pair->arena, .engines = pair, .step = step_pair, .gap_allowed = GAP};
     struct walk walk;
     uint32_t ran = 0;
     for (uint32_t i = 0; i < golden->count; i++) {
@@ -78,8 +77,8 @@ static void run_few(struct pair *pair, const struct golden *golden, struct outco
     assert_true(ran > 0);
 }
 
-static void agree(const char *path, const char *homes, const char *what, const struct outcome *o, double worst,
-                  double mean)
+static void agree(const char *path, const char *homes, const char *what, const struct outcome *o,
+                  double worst, double mean)
 {
     print_message("%s, %s, %s: mean %.2g worst %.2g, %u permitted differences\n", path, homes, what,
                   o->sum / (double)o->count, o->worst, o->permitted);

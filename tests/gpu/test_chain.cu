@@ -36,7 +36,8 @@ struct chain_test {
     std::vector<buffer_place> places; /* in the state */
     std::vector<float> state_before;
     std::vector<unsigned char> pool_before[2];
-    gpu_buffer *state, *before, *weights, *others, *norms, *table, *pools[2], *pools_before[2], *workspace, *attention;
+    gpu_buffer *state, *before, *weights, *others, *norms, *table, *pools[2], *pools_before[2], *workspace,
+        *attention;
     uint32_t most_cols;
     std::vector<struct gpuk_chain_op> ops;
 
@@ -143,8 +144,8 @@ struct chain_test {
     chain_test(const chain_test &) = delete;
     ~chain_test()
     {
-        for (gpu_buffer *b : {state, before, weights, others, norms, table, pools[0], pools[1], pools_before[0],
-                              pools_before[1], workspace, attention})
+        for (gpu_buffer *b : {state, before, weights, others, norms, table, pools[0], pools[1],
+                              pools_before[0], pools_before[1], workspace, attention})
             delete b;
     }
     struct gpuk_linear_args linear(struct test_context *t, size_t x, uint32_t cols, bool norm)
@@ -371,11 +372,23 @@ void test_chain(struct test_context *t)
     for (uint32_t i = 0; i < (t->few ? 1 : t->small ? blocks : 3 * blocks); i++) {
         const int format = FORMAT_Q8_0 + (int)(i % blocks);
         const uint32_t unit = columns_of((enum tensor_format)format),
-                       most = (i % 4 == 3 ? 3072 : 1024) / unit,
-                       hidden = unit * (1 + random_below(t, most)), inner = unit * (1 + random_below(t, most + 1)),
-                       heads = 4 << i % 2;
-        chain_model m = {format, (int)(i % 3), hidden, inner, heads, 1 + i % 2, 64, 1 + i % 3,
-                         1 + random_below(t, 300), 16, 0, random_below(t, 200), i % 2 == 0, i % 3 == 0, false,
+                       most = (i % 4 == 3 ? 3072 : 1024) / unit, hidden = unit * (1 + random_below(t, most)),
+                       inner = unit * (1 + random_below(t, most + 1)), heads = 4 << i % 2;
+        chain_model m = {format,
+                         (int)(i % 3),
+                         hidden,
+                         inner,
+                         heads,
+                         1 + i % 2,
+                         64,
+                         1 + i % 3,
+                         1 + random_below(t, 300),
+                         16,
+                         0,
+                         random_below(t, 200),
+                         i % 2 == 0,
+                         i % 3 == 0,
+                         false,
                          false};
         if (i % 2) { /* of two formats, as files have them */
             m.other = unit < 256 ? FORMAT_Q8_0 : format == FORMAT_Q6_K ? FORMAT_Q4_K : FORMAT_Q6_K;

@@ -92,8 +92,7 @@ struct block_mxfp4 {
     BLOCK_FOUR
     {
         /* mxfp4_table, each 12 more */
-        const block_table t = {
-            {0x0f0e0d0cu << UP, 0x18141210u << UP, 0x090a0b0cu << UP, 0x00040608u << UP}};
+        const block_table t = {{0x0f0e0d0cu << UP, 0x18141210u << UP, 0x090a0b0cu << UP, 0x00040608u << UP}};
         return (void)run, block_lookup(t, w.word(0, i % 4), i >= 4);
     }
     BLOCK_SCALES
@@ -119,10 +118,7 @@ template <typename W> __device__ __forceinline__ block_scales block_scales_k(con
 struct block_q4_k {
     static const uint32_t VALUES = 256, BYTES = 144, ALIGN = 16, ORIGIN = 0, BITS = 4, ZERO = 0, GROUPS = 1;
     static const bool LEAST = true;
-    BLOCK_FOUR
-    {
-        return block_bits<UP>(w.word(16 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu);
-    }
+    BLOCK_FOUR { return block_bits<UP>(w.word(16 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu); }
     BLOCK_SCALES { return block_scales_k(w, run); }
 };
 struct block_q5_k {
@@ -172,10 +168,7 @@ struct block_q3_k {
 struct block_q2_k {
     static const uint32_t VALUES = 256, BYTES = 84, ALIGN = 4, ORIGIN = 0, BITS = 2, ZERO = 0, GROUPS = 2;
     static const bool LEAST = true;
-    BLOCK_FOUR
-    {
-        return block_bits<UP>(w.word(16 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u);
-    }
+    BLOCK_FOUR { return block_bits<UP>(w.word(16 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u); }
     BLOCK_SCALES
     {
         const uint32_t two = w.half(2 * (int)run);
@@ -191,8 +184,7 @@ struct block_iq4_xs {
     BLOCK_FOUR { return block_lookup(block_iq4_table(), w.word(8 + run * 16, i % 4), i >= 4); }
     BLOCK_SCALES
     {
-        const uint32_t low = w.byte(4 + (int)(run / 2)) >> run % 2 * 4 & 15,
-                       high = w.half(2) >> 2 * run & 3;
+        const uint32_t low = w.byte(4 + (int)(run / 2)) >> run % 2 * 4 & 15, high = w.half(2) >> 2 * run & 3;
         return block_scale(block_half(w.half(0)) * (block_whole(low | high << 4) - 32));
     }
 };

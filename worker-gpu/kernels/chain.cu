@@ -59,7 +59,8 @@ template <typename S> __device__ __forceinline__ float x_scale(const linear_para
 /* A lane's part of the sums of tile `chunk` of pair `pair`, in a slot. */
 template <typename D>
 __device__ __forceinline__ void chain_tile(const chain_weights &w, const unsigned char *slot, uint32_t pitch,
-                                           uint32_t pair, uint32_t chunk, const float4 *x4, float &a, float &b)
+                                           uint32_t pair, uint32_t chunk, const float4 *x4, float &a,
+                                           float &b)
 {
     typedef chain_lines_of<D> L;
     tile_place tile = {slot, slot + pitch};
@@ -89,14 +90,16 @@ __device__ __forceinline__ void chain_tile(const chain_weights &w, const unsigne
     }
 }
 template <>
-__device__ __forceinline__ void
-chain_tile<decode_blocks>(const chain_weights &w, const unsigned char *slot, uint32_t pitch, uint32_t pair,
-                          uint32_t chunk, const float4 *x4, float &a, float &b)
+__device__ __forceinline__ void chain_tile<decode_blocks>(const chain_weights &w, const unsigned char *slot,
+                                                          uint32_t pitch, uint32_t pair, uint32_t chunk,
+                                                          const float4 *x4, float &a, float &b)
 {
 #define BLOCKS(name)                                                                                         \
     case BLOCK_FORMAT_##name:                                                                                \
         return chain_tile<decode_##name>(w, slot, pitch, pair, chunk, x4, a, b);
-    switch (w.format) { DECODE_BLOCKS(BLOCKS) }
+    switch (w.format) {
+        DECODE_BLOCKS(BLOCKS)
+    }
 #undef BLOCKS
 }
 
@@ -140,7 +143,8 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                 if (tile >= end_tile) continue;
                 bulk_wait(ring.full + 8 * ring.slot, ring.parity);
                 const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
-                chain_tile<D>(item.where, from, ring.pitch, first + use.pair * gridDim.x, use.chunk, x4, a, b);
+                chain_tile<D>(item.where, from, ring.pitch, first + use.pair * gridDim.x, use.chunk, x4, a,
+                              b);
                 __syncwarp(); /* all lanes have read the slot */
                 barrier_arrive(ring.free + 8 * ring.slot);
                 ring_next(ring, S::WARPS);

@@ -211,8 +211,8 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
         norm = norm_bytes_of(&op[i]) > norm ? norm_bytes_of(&op[i]) : norm;
         linears += is_linear;
         int *all = is_linear ? &family : &cache;
-        const int own = is_linear ? chain_family(op[i].linear.format)
-                                  : (int)op[i].attention.args.kv.layout.dtype;
+        const int own =
+            is_linear ? chain_family(op[i].linear.format) : (int)op[i].attention.args.kv.layout.dtype;
         if (*all >= 0 && *all != own)
             return helm_fail(err, HELM_E_UNSUPPORTED,
                              "chain: operation %u of %u (%s) is of another format than those before it", i,

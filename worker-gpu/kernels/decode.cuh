@@ -32,7 +32,7 @@
 typedef decode_plain<__nv_bfloat16> decode_bf16;
 typedef decode_plain<__half> decode_f16;
 typedef decode_plain<float> decode_f32;
-#define DECODE_BLOCK(name) typedef decode_block<block_##name, BLOCK_FORMAT_##name> decode_##name;
+#define DECODE_BLOCK(name) typedef decode_block<block_##name> decode_##name;
 DECODE_BLOCKS(DECODE_BLOCK)
 /* Any of them, in chains: which one is known there. */
 struct decode_blocks;

@@ -11,7 +11,7 @@
 #include "worker-gpu/kernels/blocks_formats.cuh"
 #include "worker-gpu/kernels/linear.cuh"
 
-template <typename F, enum tensor_format FORMAT> struct decode_block {
+template <typename F> struct decode_block {
     typedef __nv_bfloat16 value; /* holds numbers as they are; what gpuk_expand writes is rounded to it */
     static const uint32_t VALUES = F::VALUES, RUNS = VALUES / 32;
     typedef block_words<1, false> any_words;
@@ -83,7 +83,10 @@ template <typename F, enum tensor_format FORMAT> struct decode_block {
     static const bool LOOSE = F::BYTES % 16 != 0;
     static const uint32_t UNIT_VALUES = 32, LINE_BYTES = 32 / RUNS * F::BYTES,
                           TILE = LINE_BYTES < 1024 ? 2 * LINE_BYTES : LINE_BYTES, TILE_LARGE = TILE;
-    static __device__ __forceinline__ uint32_t unit_offset(uint32_t lane) { return lane / RUNS * F::BYTES; }
+    static __device__ __forceinline__ uint32_t unit_offset(uint32_t lane)
+    {
+        return lane / RUNS * F::BYTES;
+    }
     static __device__ __forceinline__ unit unit_at(const unsigned char *line, uint32_t lane)
     {
         return {line + unit_offset(lane) + F::ORIGIN, lane % RUNS};
@@ -133,7 +136,7 @@ template <typename F, enum tensor_format FORMAT> struct decode_block {
     static const uint32_t GROUP_ROWS = 1, TILE_VALUES = 4 * 32 * PIECE_VALUES;
     static bool takes(const struct gpuk_expand_part &part)
     {
-        return tensor_format_takes(FORMAT, part.rows, part.cols);
+        return tensor_format_takes(part.format, part.rows, part.cols);
     }
     static bool aligned(const struct gpuk_expand_part &part)
     {
@@ -153,8 +156,9 @@ template <typename F, enum tensor_format FORMAT> struct decode_block {
             unpack(piece_at(from, c), f);
 #pragma unroll
             for (uint32_t j = 0; j < PIECE_VALUES; j += 4)
-                *reinterpret_cast<uint2 *>(to + piece_column(c) + j / 4 * PIECE_APART) = make_uint2(
-                    element<value>::pack(f[j], f[j + 1]), element<value>::pack(f[j + 2], f[j + 3]));
+                *reinterpret_cast<uint2 *>(to + piece_column(c) + j / 4 * PIECE_APART) =
+                    make_uint2(element<value>::pack(f[j], f[j + 1]),
+                               element<value>::pack(f[j + 2], f[j + 3]));
         }
     }
 };

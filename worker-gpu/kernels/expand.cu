@@ -71,9 +71,7 @@ static const struct expander expander_of = {D::takes, D::aligned, expand<D>, exp
 
 /* nullptr: none, products read such weights as they lie, or not at all. */
 static const struct expander *const expanders[FORMAT_COUNT] = {
-    /* bf16, f16, f32 */ nullptr,
-    nullptr,
-    nullptr,
+    /* bf16, f16, f32 */ nullptr, nullptr, nullptr,
     /* bf16-packed */ &expander_of<decode_bf16_packed>,
 #define BLOCKS(name) &expander_of<decode_##name>,
     DECODE_BLOCKS(BLOCKS)

@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
              * of its own. Here it costs nothing and says the order to tools that look for races. */
             __syncwarp();
             if (lane == 0 && ask.pair < share.pairs)
-                tile_copy<D, TILE>(p, share, ask, ring_address + slot * 2 * pitch, barrier_address + 8 * slot);
+                tile_copy<D, TILE>(p, share, ask, ring_address + slot * 2 * pitch,
+                                   barrier_address + 8 * slot);
             walk_next(ask, q.chunks, WARPS);
             keep = tile_fold(keep);
             if ((lane & 15) == 0) sums[((use.pair - batch) * q.chunks + use.chunk) * 2 + (lane >> 4)] = keep;
@@ -231,9 +232,8 @@ uint32_t gemv_bulk_warps(const struct linear_call &call)
 typedef void (*bulk_function)(bulk_params);
 /* [of 16 warps][of twice as large tiles] */
 template <typename D>
-static const bulk_function bulk_kernel[2][2] = {
-    {gemv_bulk<D, 8, D::TILE>, gemv_bulk<D, 8, D::TILE_LARGE>},
-    {gemv_bulk<D, 16, D::TILE>, gemv_bulk<D, 16, D::TILE_LARGE>}};
+static const bulk_function bulk_kernel[2][2] = {{gemv_bulk<D, 8, D::TILE>, gemv_bulk<D, 8, D::TILE_LARGE>},
+                                                {gemv_bulk<D, 16, D::TILE>, gemv_bulk<D, 16, D::TILE_LARGE>}};
 template <typename D> static int bulk_launch(const struct linear_call &call, struct helm_err *err)
 {
     struct bulk_shape s;

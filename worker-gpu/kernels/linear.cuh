@@ -134,7 +134,8 @@ extern const struct linear_kernel gemm_stream_bf16, gemm_stream_f16;
 #define BLOCK_NUMBER(name) BLOCK_NUMBER_##name,
 enum { DECODE_BLOCKS(BLOCK_NUMBER) BLOCK_NUMBERS };
 #undef BLOCK_NUMBER
-static_assert(FORMAT_Q8_0 + BLOCK_NUMBERS == FORMAT_COUNT && FORMAT_Q8_0 + BLOCK_NUMBER_mxfp4 == FORMAT_MXFP4 &&
+static_assert(FORMAT_Q8_0 + BLOCK_NUMBERS == FORMAT_COUNT &&
+                  FORMAT_Q8_0 + BLOCK_NUMBER_mxfp4 == FORMAT_MXFP4 &&
                   FORMAT_Q8_0 + BLOCK_NUMBER_q4_k == FORMAT_Q4_K,
               "tables by format are in the registry's order");
 #define BLOCK_FORMAT_NUMBER(name)                                                                            \
@@ -143,7 +144,8 @@ static_assert(FORMAT_Q8_0 + BLOCK_NUMBERS == FORMAT_COUNT && FORMAT_Q8_0 + BLOCK
 DECODE_BLOCKS(BLOCK_FORMAT_NUMBER)
 #undef BLOCK_FORMAT_NUMBER
 #define BLOCK_KERNELS(name)                                                                                  \
-    extern const struct linear_kernel gemv_plain_##name, gemv_bulk_##name, gemm_plain_##name, gemm_tensor_##name;
+    extern const struct linear_kernel gemv_plain_##name, gemv_bulk_##name, gemm_plain_##name,                \
+        gemm_tensor_##name;
 DECODE_BLOCKS(BLOCK_KERNELS)
 #undef BLOCK_KERNELS
 

@@ -44,7 +44,8 @@ static void row_of(const struct formats_bench *f, const char *what, double secon
     char name[96];
     snprintf(name, sizeof name, "%ux%u %s", f->rows, f->cols, what);
     const double each = seconds / f->matrices;
-    bench_row(tensor_format_name(f->format), name, each, (double)f->bytes / each / 1e9, "GB/s ", f->b->read_gbs);
+    bench_row(tensor_format_name(f->format), name, each, (double)f->bytes / each / 1e9, "GB/s ",
+              f->b->read_gbs);
 }
 
 static void bench_few(const struct formats_bench *f, uint32_t tokens)
@@ -58,7 +59,8 @@ static void bench_few(const struct formats_bench *f, uint32_t tokens)
     row_of(f, what, bench_time_graph(f->b, 2, [&] {
                for (uint32_t i = 0; i < f->matrices; i++) {
                    const struct gpuk_linear_args a = product_of(f, i);
-                   GPUK(gpuk_gemm_small(&f->b->device, &a, tokens, f->count, f->workspace, 0, f->b->stream, &err));
+                   GPUK(gpuk_gemm_small(&f->b->device, &a, tokens, f->count, f->workspace, 0, f->b->stream,
+                                        &err));
                }
            }));
 }
@@ -73,7 +75,8 @@ static void bench_chained(const struct formats_bench *f)
         if (!gpuk_chain_takes(&f->b->device, &op)) return;
         ops.push_back(op);
     }
-    GPUK(gpuk_chain_write(&f->b->device, ops.data(), f->matrices, f->list, nullptr, f->b->stream, &chain, &err));
+    GPUK(gpuk_chain_write(&f->b->device, ops.data(), f->matrices, f->list, nullptr, f->b->stream, &chain,
+                          &err));
     row_of(f, "chain", bench_time_graph(f->b, 2, [&] { GPUK(gpuk_chain_run(&chain, f->b->stream, &err)); }));
 }
 
@@ -100,9 +103,12 @@ static void bench_shape_of(struct formats_bench *f, uint32_t rows, uint32_t cols
     row_of(f, "expanded", bench_time_graph(f->b, 2, [&] {
                for (uint32_t i = 0; i < f->matrices; i++) {
                    const struct gpuk_linear_args a = product_of(f, i);
-                   const struct gpuk_expand_part part = {
-                       f->format, a.segment[0].weight, nullptr,
-                       f->expanded + i % (EXPANDED / out_bytes) * out_bytes, rows, cols};
+                   const struct gpuk_expand_part part = {f->format,
+                                                         a.segment[0].weight,
+                                                         nullptr,
+                                                         f->expanded + i % (EXPANDED / out_bytes) * out_bytes,
+                                                         rows,
+                                                         cols};
                    GPUK(gpuk_expand(&f->b->device, &part, 1, 0, f->b->stream, &err));
                }
            }));

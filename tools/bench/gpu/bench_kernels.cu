@@ -338,7 +338,9 @@ int main(int argc, char **argv)
                 return 2;
             }
         } else {
-            fprintf(stderr, "usage: %s [--quick] [--batch] [--chains] [--expand] [--packed] [--formats [NAME]]\n", argv[0]);
+            fprintf(stderr,
+                    "usage: %s [--quick] [--batch] [--chains] [--expand] [--packed] [--formats [NAME]]\n",
+                    argv[0]);
             return 2;
         }
     }
