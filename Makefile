@@ -157,6 +157,7 @@ check-style:
 	@clang-format --dry-run -Werror $(STYLE_SRC)
 	@tools/check-style.sh $(STYLE_SRC)
 	@tools/check-includes.py
+	@tools/check-parameters.py
 format:
 	@clang-format -i $(STYLE_SRC)
 

@@ -98,10 +98,10 @@ static void table_build(struct option_table *t, struct config *c)
          "cross the link or are read by the CPU (default auto: where that pays;\n"
          "all: the CPU's beside a GPU, too)",
          .target = &c->pack_name, .choices = "auto|all|off"},
-        {"weights", 0, ARGS_CHOICE, FORMATS_WEIGHTS,
-         "how weights lie in memory: as stored, or converted at load, with the loss\n"
-         "that blocks of 8 bits have (default stored)",
-         .target = &c->weights_name, .choices = FORMATS_WEIGHTS},
+        {"weights", 0, ARGS_TEXT, "FORMAT",
+         "how weights lie in memory: stored, or the format of blocks that they are\n"
+         "converted to at load, with the loss that it has (default stored)",
+         .target = &c->weights_name},
         {"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go", .target = &c->rundir},
         {"worker-dir", 0, ARGS_TEXT, "DIR", "where the workers' programs are (default: beside helmd)",
          .target = &c->worker_dir},
@@ -242,7 +242,8 @@ static int config_check(struct config *c, struct helm_err *err)
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     c->pack = strcmp(c->pack_name, "off") != 0;
     c->pack_all = strcmp(c->pack_name, "all") == 0;
-    c->weights = tensor_format_named(c->weights_name);
+    int rc = formats_read(c->weights_name, &c->weights, err);
+    if (rc) return rc;
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(c->kv_dtype_name, dtype_name(types[i])) == 0) c->kv_dtype = types[i];

@@ -11,6 +11,7 @@ MKMODEL_SRC := \
   tools/mkmodel/values.c
 
 PROFILE_SRC := \
+  tools/measure/reader.c \
   tools/profile/checkpoint.c \
   tools/profile/cpu.c \
   tools/profile/device.c \
@@ -19,6 +20,14 @@ PROFILE_SRC := \
   tools/profile/print.c \
   tools/profile/samples.c \
   tools/profile/wake.c
+
+# plain reads of memory, beside which everything else is set
+READER_SRC := \
+  common/cpu/kernels/probe_avx2.c \
+  common/cpu/kernels/probe_avx512.c \
+  common/cpu/pin.c \
+  common/cpu/pool.c \
+  tools/measure/reader.c
 
 # helm-bench: a client that may start a private daemon, and the loops that measure read bandwidth beside it.
 BENCH_SRC := \
@@ -41,21 +50,21 @@ CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_packed.cu
 
 helm-bench_MAIN := tools/bench/helm_bench.c
-helm-bench_LINK := $(COMMON_SRC) $(LIBHELM_SRC) $(BENCH_SRC) client/cli/output.c client/cli/private_daemon.c client/cli/signals.c \
-  common/cpu/kernels/probe_avx2.c common/cpu/kernels/probe_avx512.c $(GEN)/proto/helm.pb-c.c
-helm-bench_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
+helm-bench_LINK := $(COMMON_SRC) $(LIBHELM_SRC) $(BENCH_SRC) $(READER_SRC) client/cli/output.c client/cli/private_daemon.c client/cli/signals.c \
+  $(GEN)/proto/helm.pb-c.c
+helm-bench_LIBS := -lnuma -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 
 helm-bench-decode_MAIN := tools/bench/helm_bench_decode.c
-helm-bench-decode_LINK := tools/bench/decode/compare.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-bench-decode_LINK := tools/bench/decode/compare.c tools/measure/reader.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/engine.c $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
 helm-bench-kernels_MAIN := tools/bench/helm_bench_kernels.c
-helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/linear.c tools/bench/kernels/packed.c tools/bench/kernels/packed_gemv.c
-helm-bench-kernels_LIBS := -lopenblas -ljansson -lm
+helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c tools/bench/kernels/packed.c tools/bench/kernels/packed_gemv.c
+helm-bench-kernels_LIBS := -lnuma -lopenblas -ljansson -lm
 
 helm-bench-read_MAIN := tools/bench/helm_bench_read.c
-helm-bench-read_LINK := $(COMMON_SRC) tools/bench/read_limit.c common/cpu/kernels/probe_avx2.c common/cpu/kernels/probe_avx512.c
-helm-bench-read_LIBS := -ljansson -lm
+helm-bench-read_LINK := $(COMMON_SRC) $(READER_SRC) tools/bench/read_limit.c
+helm-bench-read_LIBS := -lnuma -ljansson -lm
 
 helm-bench-sampling_MAIN := tools/bench/helm_bench_sampling.c
 helm-bench-sampling_LINK := $(COMMON_SRC)

@@ -130,7 +130,6 @@ struct touch_job {
     const struct arena *arena;
     uint64_t offset, bytes;
     _Atomic uint64_t huge, small;
-    bool handed_out;
 };
 
 static void touch_piece(void *ctx, uint32_t chunk, uint32_t thread)
@@ -142,17 +141,6 @@ static void touch_piece(void *ctx, uint32_t chunk, uint32_t thread)
     arena_populate(job->arena, job->offset + at, bytes, &huge, &small);
     atomic_fetch_add(&job->huge, huge);
     atomic_fetch_add(&job->small, small);
-}
-
-static bool touch_next(void *ctx, uint32_t thread, struct pool_job *out)
-{
-    (void)thread;
-    struct touch_job *job = ctx;
-    if (job->handed_out) return false;
-    job->handed_out = true;
-    *out =
-        (struct pool_job){.run = touch_piece, .chunks = (uint32_t)((job->bytes + 16 * MIB - 1) / (16 * MIB))};
-    return true;
 }
 
 /* What of the cache is there before the first token needs it; kv_filler does the rest. All of it where the
@@ -171,7 +159,7 @@ static int populate_kv(struct engine *engine, struct helm_err *err)
     struct touch_job job = {.arena = engine->base.arena,
                             .offset = r->offset,
                             .bytes = kv_first_bytes(engine)};
-    pool_run(engine->pool, touch_next, &job);
+    pool_run_region(engine->pool, touch_piece, &job, (uint32_t)((job.bytes + 16 * MIB - 1) / (16 * MIB)));
     engine->base.report.huge_bytes += job.huge;
     engine->base.report.small_bytes += job.small;
     return verify_node(engine, ARENA_REGION_KV, job.bytes, err);

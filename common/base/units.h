@@ -1,4 +1,4 @@
-/* Sizes and counts as people write them. Called by option parsing, ledgers and reports; owns nothing. */
+/* Sizes, counts and digits as people write them. Called by option parsing, ledgers and reports; owns nothing. */
 #ifndef HELM_COMMON_BASE_UNITS_H
 #define HELM_COMMON_BASE_UNITS_H
 
@@ -24,6 +24,15 @@ HELM_MUST_CHECK int units_parse_u64(const char *what, const char *text, uint64_t
  * locale. */
 HELM_MUST_CHECK int units_parse_double(const char *what, const char *text, double min, double max,
                                        double *value, struct helm_err *err);
+
+/* -1: no hexadecimal digit. */
+static inline int units_hex_digit(char c)
+{
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
 
 /* Writes e.g. "15.26 GiB" into text and returns text. */
 #define UNITS_TEXT 32

@@ -275,6 +275,35 @@ void pool_run(struct pool *pool, pool_next_fn *next, void *ctx)
     }
 }
 
+struct region {
+    pool_chunk_fn *run;
+    void *ctx;
+    uint32_t chunks;
+    bool handed_out;
+};
+
+static void region_chunk(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    const struct region *r = ctx;
+    r->run(r->ctx, chunk, thread);
+}
+
+static bool region_next(void *ctx, uint32_t thread, struct pool_job *job)
+{
+    struct region *r = ctx;
+    (void)thread;
+    if (r->handed_out) return false;
+    r->handed_out = true;
+    *job = (struct pool_job){.run = region_chunk, .chunks = r->chunks};
+    return true;
+}
+
+void pool_run_region(struct pool *pool, pool_chunk_fn *run, void *ctx, uint32_t chunks)
+{
+    struct region region = {run, ctx, chunks, false};
+    pool_run(pool, region_next, &region);
+}
+
 void pool_set_idle(struct pool *pool, pool_idle_fn *idle, void *ctx)
 {
     pool->idle_ctx = ctx;

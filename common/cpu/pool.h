@@ -65,5 +65,7 @@ uint32_t pool_threads(const struct pool *pool);
 /* Runs the list from its first region to its last. Called by thread 0 only; returns when `next` said false.
  */
 void pool_run(struct pool *pool, pool_next_fn *next, void *ctx);
+/* The same for a list of one region (chunks >= 1). */
+void pool_run_region(struct pool *pool, pool_chunk_fn *run, void *ctx, uint32_t chunks);
 
 #endif

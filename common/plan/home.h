@@ -49,10 +49,6 @@ static inline enum plan_processor plan_home_processor(enum plan_home home)
 {
     return plan_home_rows[home].processor;
 }
-static inline enum plan_route plan_home_route(enum plan_home home)
-{
-    return plan_home_rows[home].route;
-}
 static inline enum plan_memory plan_processor_memory(enum plan_processor processor)
 {
     return plan_processor_rows[processor].memory;

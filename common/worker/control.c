@@ -43,15 +43,25 @@ struct control {
 
 typedef Helm__Control__V1__Control Message;
 
-static int send_message(struct control *c, Message *message)
+/* `body`: the message that `kind` says. */
+static int send_message(struct control *c, Helm__Control__V1__Control__BodyCase kind, void *body)
 {
-    message->version = CONTROL_VERSION;
-    message->epoch = c->options->epoch;
-    message->worker = c->options->worker;
-    size_t bytes = helm__control__v1__control__get_packed_size(message);
+    Message message = HELM__CONTROL__V1__CONTROL__INIT;
+    unsigned char secret[CONTROL_SECRET_BYTES];
+    message.version = CONTROL_VERSION;
+    message.epoch = c->options->epoch;
+    message.worker = c->options->worker;
+    message.body_case = kind;
+    message.hello = body; /* a union of pointers */
+    if (kind == HELM__CONTROL__V1__CONTROL__BODY_HELLO) {
+        memcpy(secret, c->options->secret, sizeof secret);
+        message.secret.data = secret;
+        message.secret.len = sizeof secret;
+    }
+    size_t bytes = helm__control__v1__control__get_packed_size(&message);
     unsigned char *frame = malloc(bytes + 1);
     if (!frame) return helm_fail(c->err, HELM_E_NOMEM, "no memory for a control message");
-    helm__control__v1__control__pack(message, frame);
+    helm__control__v1__control__pack(&message, frame);
     int sent = zmq_send(c->socket, frame, bytes, ZMQ_DONTWAIT);
     free(frame);
     if (sent < 0) return helm_fail(c->err, HELM_E_PEER, "cannot send to helmd: %s", zmq_strerror(errno));
@@ -60,35 +70,24 @@ static int send_message(struct control *c, Message *message)
 
 static int send_hello(struct control *c)
 {
-    Message message = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Hello hello = HELM__CONTROL__V1__HELLO__INIT;
-    unsigned char secret[CONTROL_SECRET_BYTES];
-    memcpy(secret, c->options->secret, sizeof secret);
     hello.pid = (uint32_t)getpid();
     hello.arena_abi = ARENA_ABI;
     hello.kind = (char *)c->options->engine->kind;
-    message.secret.data = secret;
-    message.secret.len = sizeof secret;
-    message.body_case = HELM__CONTROL__V1__CONTROL__BODY_HELLO;
-    message.hello = &hello;
-    return send_message(c, &message);
+    return send_message(c, HELM__CONTROL__V1__CONTROL__BODY_HELLO, &hello);
 }
 
 static int send_progress(struct control *c)
 {
-    Message message = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Progress progress = HELM__CONTROL__V1__PROGRESS__INIT;
     progress.bytes_done = atomic_load(&c->server->engine->bytes_done);
     progress.bytes_total = atomic_load(&c->server->engine->bytes_total);
-    message.body_case = HELM__CONTROL__V1__CONTROL__BODY_PROGRESS;
-    message.progress = &progress;
-    return send_message(c, &message);
+    return send_message(c, HELM__CONTROL__V1__CONTROL__BODY_PROGRESS, &progress);
 }
 
 static int send_ready(struct control *c)
 {
     struct engine_report *r = &c->server->engine->report;
-    Message message = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Ready ready = HELM__CONTROL__V1__READY__INIT;
     char *reduced[ENGINE_REDUCED_MAX];
     for (uint32_t i = 0; i < r->reduced_count; i++) reduced[i] = r->reduced[i];
@@ -114,27 +113,23 @@ static int send_ready(struct control *c)
     ready.vram_limit = r->vram.limit;
     ready.n_reduced = r->reduced_count;
     ready.reduced = reduced;
-    message.body_case = HELM__CONTROL__V1__CONTROL__BODY_READY;
-    message.ready = &ready;
     log_info("ready: %u threads on %s%d, %s; %s weights in %.2f s", r->threads,
              r->node < 0 ? "no NUMA " : "node ", r->node, r->kernels, r->loaded ? "loaded" : "found",
              r->load_seconds);
-    return send_message(c, &message);
+    return send_message(c, HELM__CONTROL__V1__CONTROL__BODY_READY, &ready);
 }
 
 static void send_fault(struct control *c, int code, const char *text)
 {
-    Message message = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Fault fault = HELM__CONTROL__V1__FAULT__INIT;
     char copy[HELM_ERR_TEXT];
     struct helm_err ignored = {0}, *err = c->err;
     snprintf(copy, sizeof copy, "%s", text);
     fault.code = code;
     fault.text = copy;
-    message.body_case = HELM__CONTROL__V1__CONTROL__BODY_FAULT;
-    message.fault = &fault;
     c->err = &ignored; /* a fault that cannot be sent must not hide the fault */
-    if (send_message(c, &message)) log_error("helmd could not be told: %s", ignored.text);
+    if (send_message(c, HELM__CONTROL__V1__CONTROL__BODY_FAULT, &fault))
+        log_error("helmd could not be told: %s", ignored.text);
     c->err = err;
 }
 
@@ -193,12 +188,9 @@ static int handle_load(struct control *c, const Message *message)
 static int handle_ping(struct control *c, const Message *message)
 {
     (void)message;
-    Message answer = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Pong pong = HELM__CONTROL__V1__PONG__INIT;
     pong.last_serial = c->server ? atomic_load(&c->server->last_serial) : 0;
-    answer.body_case = HELM__CONTROL__V1__CONTROL__BODY_PONG;
-    answer.pong = &pong;
-    return send_message(c, &answer);
+    return send_message(c, HELM__CONTROL__V1__CONTROL__BODY_PONG, &pong);
 }
 
 static int handle_shutdown(struct control *c, const Message *message)

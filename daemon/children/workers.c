@@ -120,16 +120,20 @@ static void worker_close_fd(struct worker *w)
 
 /* ---- sending ------------------------------------------------------------------------------------------ */
 
-void worker_send(struct workers *workers, struct worker *w, control_msg *msg)
+void worker_send(struct workers *workers, struct worker *w, Helm__Control__V1__Control__BodyCase kind,
+                 void *body)
 {
-    msg->version = CONTROL_VERSION;
-    msg->epoch = workers->epoch;
-    msg->worker = (uint32_t)(w - workers->worker);
-    size_t size = helm__control__v1__control__get_packed_size(msg);
+    control_msg msg = HELM__CONTROL__V1__CONTROL__INIT;
+    msg.version = CONTROL_VERSION;
+    msg.epoch = workers->epoch;
+    msg.worker = (uint32_t)(w - workers->worker);
+    msg.body_case = kind;
+    msg.load = body; /* a union of pointers */
+    size_t size = helm__control__v1__control__get_packed_size(&msg);
     zmq_msg_t frame;
     if (w->routing_id_size == 0) return;
     if (zmq_msg_init_size(&frame, size)) return;
-    helm__control__v1__control__pack(msg, zmq_msg_data(&frame));
+    helm__control__v1__control__pack(&msg, zmq_msg_data(&frame));
     if (zmq_send(workers->socket, w->routing_id, w->routing_id_size, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 ||
         zmq_msg_send(&frame, workers->socket, ZMQ_DONTWAIT) < 0) {
         log_debug("worker %s: cannot send: %s", w->name, zmq_strerror(errno));
@@ -140,7 +144,6 @@ void worker_send(struct workers *workers, struct worker *w, control_msg *msg)
 static void worker_send_load(struct workers *workers, struct worker *w)
 {
     const struct workers_config *c = &workers->config;
-    control_msg msg = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Load load = HELM__CONTROL__V1__LOAD__INIT;
     bool gpu = w->processor == PLAN_GPU0;
     load.folder = (char *)c->folder;
@@ -157,9 +160,7 @@ static void worker_send_load(struct workers *workers, struct worker *w)
     load.copy_bytes_per_s = gpu ? c->copy_bytes_per_s : 0;
     load.no_graphs = gpu && c->no_graphs;
     load.no_chains = gpu && c->no_chains;
-    msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_LOAD;
-    msg.load = &load;
-    worker_send(workers, w, &msg);
+    worker_send(workers, w, HELM__CONTROL__V1__CONTROL__BODY_LOAD, &load);
 }
 
 /* ---- ends --------------------------------------------------------------------------------------------- */

@@ -22,7 +22,8 @@ typedef Helm__Control__V1__Control control_msg;
 
 /* workers.c */
 void workers_start(struct workers *workers);
-void worker_send(struct workers *workers, struct worker *worker, control_msg *msg);
+void worker_send(struct workers *workers, struct worker *worker, Helm__Control__V1__Control__BodyCase kind,
+                 void *body);
 /* It has ended, and no word of it is to come. */
 void worker_end(struct workers *workers, struct worker *worker);
 /* Breaks the protocol, or hangs. */

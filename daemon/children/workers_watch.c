@@ -17,12 +17,9 @@
 
 static void worker_ping(struct workers *workers, struct worker *w, uint64_t now_us)
 {
-    control_msg msg = HELM__CONTROL__V1__CONTROL__INIT;
     Helm__Control__V1__Ping ping = HELM__CONTROL__V1__PING__INIT;
-    msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_PING;
-    msg.ping = &ping;
     w->pinged_us = now_us;
-    worker_send(workers, w, &msg);
+    worker_send(workers, w, HELM__CONTROL__V1__CONTROL__BODY_PING, &ping);
 }
 
 #define PLANNED_SLACK 50 /* a profile may be of another machine */
@@ -132,11 +129,8 @@ void workers_close(struct workers *workers)
     for (uint32_t i = 0; i < workers->count; i++) {
         struct worker *w = &workers->worker[i];
         if (w->pid <= 0) continue;
-        control_msg msg = HELM__CONTROL__V1__CONTROL__INIT;
         Helm__Control__V1__Shutdown shutdown = HELM__CONTROL__V1__SHUTDOWN__INIT;
-        msg.body_case = HELM__CONTROL__V1__CONTROL__BODY_SHUTDOWN;
-        msg.shutdown = &shutdown;
-        worker_send(workers, w, &msg);
+        worker_send(workers, w, HELM__CONTROL__V1__CONTROL__BODY_SHUTDOWN, &shutdown);
         if (w->routing_id_size == 0) kill(w->pid, SIGTERM); /* not yet connected: it can hear nothing else */
     }
     uint64_t start_us = units_now_us(), first_end_us = 0;

@@ -13,52 +13,61 @@
 
 /* ---- packing ------------------------------------------------------------------------------------------ */
 
-static int serve_send(struct serve *serve, uint64_t client, uint64_t request_id, Helm__V1__Response *response,
-                      bool final)
+/* Whose answer this is. */
+struct asker {
+    uint64_t client, request_id;
+};
+
+/* `body`: the message that `kind` says. */
+static int serve_send(struct serve *serve, struct asker asker, Helm__V1__Response__BodyCase kind, void *body)
 {
     uint8_t stack[2048];
-    response->version = REQUEST_VERSION;
-    response->request_id = request_id;
-    size_t size = helm__v1__response__get_packed_size(response);
+    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    const bool final = kind == HELM__V1__RESPONSE__BODY_DONE || kind == HELM__V1__RESPONSE__BODY_ERROR;
+    response.version = REQUEST_VERSION;
+    response.request_id = asker.request_id;
+    response.body_case = kind;
+    response.error = body; /* a union of pointers */
+    size_t size = helm__v1__response__get_packed_size(&response);
     uint8_t *data = size <= sizeof stack ? stack : malloc(size);
     if (!data) {
         log_error("no memory for an answer of %zu bytes", size);
         return HELM_E_BUSY;
     }
-    helm__v1__response__pack(response, data);
-    int rc = client_socket_send(serve->clients, client, data, size, final);
+    helm__v1__response__pack(&response, data);
+    int rc = client_socket_send(serve->clients, asker.client, data, size, final);
     if (data != stack) free(data);
     return rc;
 }
 
-static void serve_error(struct serve *serve, uint64_t client, uint64_t request_id, Helm__V1__ErrorCode code,
-                        const char *text)
+static void serve_error(struct serve *serve, struct asker asker, Helm__V1__ErrorCode code, const char *text)
 {
-    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
     Helm__V1__Error error = HELM__V1__ERROR__INIT;
     error.code = code;
     error.message = (char *)text;
-    response.body_case = HELM__V1__RESPONSE__BODY_ERROR;
-    response.error = &error;
-    log_debug("client %llu request %llu: %s", (unsigned long long)client, (unsigned long long)request_id,
-              text);
-    if (serve_send(serve, client, request_id, &response, true))
-        log_debug("client %llu: its error could not be delivered", (unsigned long long)client);
+    log_debug("client %llu request %llu: %s", (unsigned long long)asker.client,
+              (unsigned long long)asker.request_id, text);
+    if (serve_send(serve, asker, HELM__V1__RESPONSE__BODY_ERROR, &error))
+        log_debug("client %llu: its error could not be delivered", (unsigned long long)asker.client);
 }
 
 /* An answer that nothing depends on: a client that does not take it loses it. */
-static void serve_answer(struct serve *serve, uint64_t client, uint64_t request_id,
-                         Helm__V1__Response *response)
+static void serve_answer(struct serve *serve, struct asker asker, Helm__V1__Response__BodyCase kind,
+                         void *body)
 {
-    if (serve_send(serve, client, request_id, response, false))
-        log_debug("client %llu: an answer could not be delivered", (unsigned long long)client);
+    if (serve_send(serve, asker, kind, body))
+        log_debug("client %llu: an answer could not be delivered", (unsigned long long)asker.client);
+}
+
+static struct asker asker_of(const struct sequence *seq)
+{
+    return (struct asker){seq->client, seq->request_id};
 }
 
 int serve_token(void *context, const struct sequence *seq, uint32_t index,
                 const struct sampling_result *sampled)
 {
     struct serve *serve = context;
-    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
     Helm__V1__Token token = HELM__V1__TOKEN__INIT;
     Helm__V1__TokenLogprob top[SAMPLING_LOGPROBS_MAX], *top_list[SAMPLING_LOGPROBS_MAX];
     token.id = seq->id;
@@ -75,16 +84,13 @@ int serve_token(void *context, const struct sequence *seq, uint32_t index,
         token.n_top = sampled->top_count;
         token.top = top_list;
     }
-    response.body_case = HELM__V1__RESPONSE__BODY_TOKEN;
-    response.token = &token;
-    return serve_send(serve, seq->client, seq->request_id, &response, false);
+    return serve_send(serve, asker_of(seq), HELM__V1__RESPONSE__BODY_TOKEN, &token);
 }
 
 void serve_done(void *context, const struct sequence *seq)
 {
     struct serve *serve = context;
     struct sequence_timings t;
-    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
     Helm__V1__Done done = HELM__V1__DONE__INIT;
     Helm__V1__Usage usage = HELM__V1__USAGE__INIT;
     Helm__V1__Timings timings = HELM__V1__TIMINGS__INIT;
@@ -103,9 +109,7 @@ void serve_done(void *context, const struct sequence *seq)
     done.timings = &timings;
     done.seed = seq->sampling.seed;
     done.detail = (char *)seq->detail;
-    response.body_case = HELM__V1__RESPONSE__BODY_DONE;
-    response.done = &done;
-    if (serve_send(serve, seq->client, seq->request_id, &response, true))
+    if (serve_send(serve, asker_of(seq), HELM__V1__RESPONSE__BODY_DONE, &done))
         log_debug("request %llu ended (%s); its client was not told", (unsigned long long)seq->id,
                   seq->detail);
     client_socket_release(serve->clients, seq->client);
@@ -113,63 +117,58 @@ void serve_done(void *context, const struct sequence *seq)
 
 /* ---- handlers ----------------------------------------------------------------------------------------- */
 
-static void on_generate(struct serve *serve, uint64_t client, struct request *request)
+static void on_generate(struct serve *serve, struct asker asker, struct request *request)
 {
-    uint64_t id = request->request_id;
     struct helm_err err = {0};
     if (serve->draining) {
-        serve_error(serve, client, id, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the daemon is going down");
+        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the daemon is going down");
         return;
     }
     if (!serve->workers->ever_ready) {
-        serve_error(serve, client, id, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the model is still loading");
+        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the model is still loading");
         return;
     }
-    if (batcher_find_request(serve->batcher, client, id)) {
-        serve_error(serve, client, id, HELM__V1__ERROR_CODE__ERROR_DUPLICATE,
+    if (batcher_find_request(serve->batcher, asker.client, asker.request_id)) {
+        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_DUPLICATE,
                     "a request with this request_id is open already");
         return;
     }
     const struct sequence *seq;
-    int rc = batcher_submit(serve->batcher, &request->generate, client, id, units_now_us(), &seq, &err);
+    int rc = batcher_submit(serve->batcher, &request->generate, asker.client, asker.request_id,
+                            units_now_us(), &seq, &err);
     if (rc) {
-        serve_error(serve, client, id,
+        serve_error(serve, asker,
                     rc == HELM_E_BUSY ? HELM__V1__ERROR_CODE__ERROR_BUSY : HELM__V1__ERROR_CODE__ERROR_FAILED,
                     err.text);
         return;
     }
-    client_socket_retain(serve->clients, client);
-    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    client_socket_retain(serve->clients, asker.client);
     Helm__V1__Accepted accepted = HELM__V1__ACCEPTED__INIT;
     accepted.id = seq->id;
     accepted.queue_position = batcher_queue_position(serve->batcher, seq);
-    response.body_case = HELM__V1__RESPONSE__BODY_ACCEPTED;
-    response.accepted = &accepted;
-    rc = serve_send(serve, client, id, &response, false);
-    if (rc) batcher_cancel_client(serve->batcher, client, "the client does not read its answers");
+    if (serve_send(serve, asker, HELM__V1__RESPONSE__BODY_ACCEPTED, &accepted))
+        batcher_cancel_client(serve->batcher, asker.client, "the client does not read its answers");
 }
 
 /* The answer to Cancel is the cancelled request's Done, at its own sender; Cancel's sender gets Accepted. */
-static void on_cancel(struct serve *serve, uint64_t client, struct request *request)
+static void on_cancel(struct serve *serve, struct asker asker, struct request *request)
 {
     uint64_t id = request->cancel_id;
     char text[96];
     if (!id) {
-        const struct sequence *seq = batcher_find_request(serve->batcher, client, request->cancel_request_id);
+        const struct sequence *seq =
+            batcher_find_request(serve->batcher, asker.client, request->cancel_request_id);
         if (seq) id = seq->id;
     }
     if (!id || batcher_cancel(serve->batcher, id, "cancelled on request")) {
         snprintf(text, sizeof text, "no open request has %s %llu", request->cancel_id ? "id" : "request_id",
                  (unsigned long long)(request->cancel_id ? request->cancel_id : request->cancel_request_id));
-        serve_error(serve, client, request->request_id, HELM__V1__ERROR_CODE__ERROR_NOT_FOUND, text);
+        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_FOUND, text);
         return;
     }
-    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
     Helm__V1__Accepted accepted = HELM__V1__ACCEPTED__INIT;
     accepted.id = id;
-    response.body_case = HELM__V1__RESPONSE__BODY_ACCEPTED;
-    response.accepted = &accepted;
-    serve_answer(serve, client, request->request_id, &response);
+    serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_ACCEPTED, &accepted);
 }
 
 static void fill_worker(const struct workers *workers, const struct metrics *m, uint32_t index,
@@ -196,11 +195,11 @@ static void fill_worker(const struct workers *workers, const struct metrics *m, 
     out->link_bytes = m->worker[index].link_bytes;
 }
 
-static void on_status(struct serve *serve, uint64_t client, struct request *request)
+static void on_status(struct serve *serve, struct asker asker, struct request *request)
 {
+    (void)request;
     const struct metrics *m = serve->metrics;
     uint64_t now_us = units_now_us();
-    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
     Helm__V1__Status status = HELM__V1__STATUS__INIT;
     Helm__V1__WorkerStatus worker[WORKERS_MAX], *workers[WORKERS_MAX];
     for (uint32_t i = 0; i < serve->workers->count; i++) {
@@ -227,15 +226,13 @@ static void on_status(struct serve *serve, uint64_t client, struct request *requ
     status.seconds_idle = metrics_idle_seconds(m);
     status.seconds_steps = (double)m->step_ns / 1e9;
     status.load_seconds_left = workers_seconds_left(serve->workers, now_us);
-    response.body_case = HELM__V1__RESPONSE__BODY_STATUS;
-    response.status = &status;
-    serve_answer(serve, client, request->request_id, &response);
+    serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_STATUS, &status);
 }
 
-static void on_model_info(struct serve *serve, uint64_t client, struct request *request)
+static void on_model_info(struct serve *serve, struct asker asker, struct request *request)
 {
+    (void)request;
     const struct model_config *c = &serve->model->config;
-    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
     Helm__V1__ModelInfo info = HELM__V1__MODEL_INFO__INIT;
     uint32_t eos[MODEL_EOS_MAX];
     info.folder = serve->model->folder;
@@ -256,28 +253,24 @@ static void on_model_info(struct serve *serve, uint64_t client, struct request *
     info.n_eos = c->eos_count;
     info.eos = eos;
     info.bos = c->bos;
-    response.body_case = HELM__V1__RESPONSE__BODY_MODEL_INFO;
-    response.model_info = &info;
-    serve_answer(serve, client, request->request_id, &response);
+    serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_MODEL_INFO, &info);
 }
 
-static void on_plan(struct serve *serve, uint64_t client, struct request *request)
+static void on_plan(struct serve *serve, struct asker asker, struct request *request)
 {
-    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
+    (void)request;
     struct serve_plan plan;
     const struct serve_plan_shape shape = {serve->forecast_batch, serve->forecast_context,
                                            serve->forecast_prompt};
     serve_plan_fill(&plan, serve->observe, serve->plan_json, &shape);
-    response.body_case = HELM__V1__RESPONSE__BODY_PLAN;
-    response.plan = &plan.plan;
-    serve_answer(serve, client, request->request_id, &response);
+    serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_PLAN, &plan.plan);
 }
 
-static void on_list(struct serve *serve, uint64_t client, struct request *request)
+static void on_list(struct serve *serve, struct asker asker, struct request *request)
 {
+    (void)request;
     const struct batcher *batcher = serve->batcher;
     uint64_t now_us = units_now_us();
-    Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
     Helm__V1__List list = HELM__V1__LIST__INIT;
     Helm__V1__ListEntry *entries = calloc(batcher->seq_count + 1, sizeof *entries);
     Helm__V1__ListEntry **pointers = calloc(batcher->seq_count + 1, sizeof *pointers);
@@ -298,18 +291,15 @@ static void on_list(struct serve *serve, uint64_t client, struct request *reques
         }
         list.n_entries = batcher->seq_count;
         list.entries = pointers;
-        response.body_case = HELM__V1__RESPONSE__BODY_LIST;
-        response.list = &list;
-        serve_answer(serve, client, request->request_id, &response);
+        serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_LIST, &list);
     } else {
-        serve_error(serve, client, request->request_id, HELM__V1__ERROR_CODE__ERROR_FAILED,
-                    "no memory for the list");
+        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_FAILED, "no memory for the list");
     }
     free(entries);
     free(pointers);
 }
 
-static void (*const handlers[])(struct serve *serve, uint64_t client, struct request *request) = {
+static void (*const handlers[])(struct serve *serve, struct asker asker, struct request *request) = {
     [REQUEST_GENERATE] = on_generate,     [REQUEST_CANCEL] = on_cancel, [REQUEST_STATUS] = on_status,
     [REQUEST_MODEL_INFO] = on_model_info, [REQUEST_PLAN] = on_plan,     [REQUEST_LIST] = on_list,
 };
@@ -318,7 +308,7 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
 {
     if (frame->client == 0) return; /* the table of clients is full of others with open requests */
     if (frame->too_many_parts) {
-        serve_error(serve, frame->client, 0, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
+        serve_error(serve, (struct asker){frame->client, 0}, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
                     "a message is one frame, after an empty one at most");
         return;
     }
@@ -327,10 +317,11 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
     const struct request_limits limits = {.vocab = serve->model->config.vocab, .context = serve->context};
     zmq_msg_t *message = (zmq_msg_t *)&frame->message;
     int rc = request_parse(zmq_msg_data(message), zmq_msg_size(message), &limits, &request, &error);
+    const struct asker asker = {frame->client, request.request_id};
     if (rc)
-        serve_error(serve, frame->client, request.request_id, error.code, error.text);
+        serve_error(serve, asker, error.code, error.text);
     else
-        handlers[request.kind](serve, frame->client, &request);
+        handlers[request.kind](serve, asker, &request);
     request_free(&request);
 }
 

@@ -1,11 +1,31 @@
 /* Formats of a plan's weights. See formats.h. Called by attempt.c, packed_choice.c, prefill.c and planner.c. */
 #include "daemon/planner/formats.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common/model/arch.h"
 
 /* ---- all weights ---- */
+
+static bool is_block(enum tensor_format format)
+{
+    return !tensor_format_is_plain(format) && !tensor_format_of(format)->variable &&
+           tensor_format_converts(FORMAT_F32, format);
+}
+
+int formats_read(const char *name, enum tensor_format *format, struct helm_err *err)
+{
+    char names[64] = "stored";
+    *format = tensor_format_named(name);
+    if (strcmp(name, "stored") == 0 || (*format < FORMAT_COUNT && is_block(*format))) return 0;
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        const size_t at = strlen(names);
+        if (is_block((enum tensor_format)f))
+            snprintf(names + at, sizeof names - at, ", %s", tensor_format_name((enum tensor_format)f));
+    }
+    return helm_fail(err, HELM_E_USAGE, "--weights %s: there are %s", name, names);
+}
 
 /* Whether a matrix is of what number `at` of a plan's formats is about: units, the embedding, the head. */
 static bool is_of(const struct model *model, const struct model_tensor *t, uint32_t at)

@@ -10,8 +10,9 @@
 
 /* ---- of all weights: --weights ---- */
 
-/* What the option takes, and as which format it has weights laid down; FORMAT_COUNT: as in the files. */
-#define FORMATS_WEIGHTS "stored|q8_0"
+/* What the option says: "stored" (FORMAT_COUNT), or the name of a format of blocks. HELM_E_USAGE says which
+ * there are. */
+HELM_MUST_CHECK int formats_read(const char *name, enum tensor_format *format, struct helm_err *err);
 /* Has the model's matrices of single numbers lie as `format`, with the bytes of that: those of every unit whose
  * matrices all take it, and the head. Sizes and prices are of them from then on; workers convert at load. */
 void formats_lay(struct model *model, enum tensor_format format);

@@ -245,8 +245,7 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
         if (strcmp(plan->kv_dtype, dtype_name((enum dtype)t)) == 0) w->kv_dtype = (enum dtype)t;
 }
 
-/* Without the wish to pack nothing is packed, and so is what the CPU computes with where it has no kernels for
- * anything else. */
+/* Without the wish to pack nothing is packed, nor what the CPU computes with where it has no kernels for that. */
 static void take_formats(const struct planner_request *r, struct plan *plan)
 {
     if (!plan->format) return;
@@ -271,12 +270,11 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     struct making m = {0};
     r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
     planner_adopt(plan, &r.wish);
-    int rc;
     take_formats(&r, plan);
     r.wish.pack_cpu = packed_on_cpu(plan);
     if (!r.wish.step_tokens) r.wish.step_tokens = LEDGER_STEP_TOKENS;
     if (r.refusal) *r.refusal = (struct planner_refusal){0};
-    rc = check_plan(&r, plan, err);
+    int rc = check_plan(&r, plan, err);
     if (!rc) rc = open_making(&r, &m, err);
     if (rc) goto out;
     rc = check_ring(&m, plan, err);

@@ -1,10 +1,11 @@
 #!/usr/bin/python3
-"""helmd --weights: a made bf16 model whose matrices are converted to blocks at load, against a checkpoint that has the same
-blocks' values written out as fp32. On the CPU, on the emulated device, on both, streamed; plans that are saved and read again."""
+"""Blocks: helmd --weights converts a made bf16 model at load, or a checkpoint has them, against one that has the same blocks'
+values written out as fp32. On the CPU, on the emulated device, on both, streamed; plans that are saved and read again."""
 import array
 import json
 import math
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -39,40 +40,48 @@ def f32(x):
 
 
 def through_blocks(data):
-    """bf16 values as what blocks of 32 with a scale in fp16 make of them, in fp32. The definition, written down again."""
+    """bf16 values as blocks of 32 with a scale in fp16, and what those make of them, in fp32. The definition, written down
+    again."""
+    blocks = b""
     values = array.array("f", b"".join(bytes(2) + data[i:i + 2] for i in range(0, len(data), 2)))
     for first in range(0, len(values), 32):
         block = values[first:first + 32]
         scale = f32(max(abs(v) for v in block) / 127)
         inverse = f32(1 / scale) if scale else 0
         half = struct.unpack("<e", struct.pack("<e", scale))[0]
-        for i, v in enumerate(block):
-            number = f32(v * inverse)
-            values[first + i] = half * math.copysign(math.floor(abs(number) + 0.5), number)
-    return values.tobytes()
+        numbers = [int(math.copysign(math.floor(abs(v) + 0.5), v)) for v in (f32(v * inverse) for v in block)]
+        for i, number in enumerate(numbers):
+            values[first + i] = half * number
+        blocks += struct.pack("<e32b", scale, *numbers)
+    return blocks, values.tobytes()
 
 
 def make_models(folder, tied):
-    """The model, and the one that --weights q8_0 is to compute with. An embedding that is no head stays as it is."""
+    """The model, and the one that --weights q8_0 is to compute with: as files of blocks, and of their values. An embedding
+    that is no head stays as it is."""
     with open(os.path.join(folder, "made.json"), "w") as f:
         json.dump(dict(CONFIG, tie_word_embeddings=tied), f)
-    model, wide = os.path.join(folder, "model"), os.path.join(folder, "wide")
+    model = os.path.join(folder, "model")
     subprocess.run([os.path.join(BIN, "helm-mkmodel"), "--config", f.name, "--out", model, "--seed", "11"], check=True,
                    stdout=subprocess.DEVNULL)
-    header, body = {}, b""
+    files = {"blocks": ({}, []), "wide": ({}, [])}
     for file in sorted(n for n in os.listdir(model) if n.endswith(".safetensors")):
         for name, dtype, shape, data in tensors_of(os.path.join(model, file)):
+            made = {"blocks": (dtype, data), "wide": (dtype, data)}
             if len(shape) == 2 and (tied or "embed_tokens" not in name):
-                dtype, data = "F32", through_blocks(data)
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
-            body += data
-    os.mkdir(wide)
-    text = json.dumps(header).encode()
-    with open(os.path.join(wide, "model.safetensors"), "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + body)
-    with open(os.path.join(model, "config.json")) as f, open(os.path.join(wide, "config.json"), "w") as to:
-        to.write(f.read())
-    return model, wide
+                blocks, values = through_blocks(data)
+                made = {"blocks": ("Q8_0", blocks), "wide": ("F32", values)}
+            for to, (header, body) in files.items():
+                start = sum(map(len, body))
+                body.append(made[to][1])
+                header[name] = {"dtype": made[to][0], "shape": shape, "data_offsets": [start, start + len(made[to][1])]}
+    for to, (header, body) in files.items():
+        os.mkdir(os.path.join(folder, to))
+        text = json.dumps(header).encode()
+        with open(os.path.join(folder, to, "model.safetensors"), "wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text + b"".join(body))
+        shutil.copy(os.path.join(model, "config.json"), os.path.join(folder, to))
+    return [model] + [os.path.join(folder, to) for to in files]
 
 
 def decode(d, prompt=PROMPT):
@@ -113,7 +122,7 @@ SHAPES = [("cc", "c", "c", EXACT, {}), ("gg", "g", "g", ROUNDED, {}), ("cg", "c"
 
 def run_all(tied):
     with tempfile.TemporaryDirectory() as folder:
-        model, wide = make_models(folder, tied)
+        model, blocks, wide = make_models(folder, tied)
         with running("--device", "cpu", *SIZES, real=True, model=wide) as d:
             expected, _ = decode(d)
             expected_few, _ = decode(d, FEW)
@@ -137,6 +146,10 @@ def run_all(tied):
                 same(formats_of(plan), {"q8_0"}, f"{homes}: formats")
                 lines = [line["what"] for line in plan["vram"]["lines"]]
                 same("expanded slice" in lines, "s" in homes or "g" in homes, f"{homes}: {lines}")
+        for homes in "cc", "gg", "ss":  # of a file that has them nothing is converted
+            embed = homes[0].replace("s", "g")
+            with running("--device", "emulated", real=True, model=blocks, plan=plan_of(homes, embed, embed, ring_bytes=1 << 20)) as d:
+                agrees(decode(d, FEW)[0], expected_few, EXACT, f"{homes}, a file of blocks")
         # the plan says it all: read again it needs no option
         with running("--device", "emulated", real=True, model=model, plan=plan) as d:
             got, c = decode(d)

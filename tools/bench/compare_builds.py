@@ -71,7 +71,7 @@ def compare(doc, cell):
                 for which, daemon in daemons.items():
                     daemon.process.wait()
                     with open(daemon.log, encoding="utf-8") as log: # a choice made by trying may differ from start to start
-                        chosen[which] += [line.strip() for line in log if "fetched into the L1" in line]
+                        chosen[which] += [line.strip() for line in log if "fetched into the L1" in line or " ready: " in line]
     return rows, chosen
 
 
@@ -89,7 +89,7 @@ def main():
     print(f"{'cell':24} {'decode old':>11} {'new':>9} {'ratio':>7}   {'TTFT ms old':>11} {'new':>9} {'ratio':>7}", flush=True)
     for cell in doc.cell:
         rows, chosen = compare(doc, cell)
-        line = {"cell": cell, "rows": rows, "read_ahead": chosen}
+        line = {"cell": cell, "rows": rows, "said": chosen}
         several = int(cell["concurrency"]) > 1
         for key, name, invert in (("throughput_tok_s" if several else "decode_tok_s", "decode", False), ("ttft_ms", "ttft", True)):
             old, new = ([figure(r, key) for r in rows[w]] for w in ("old", "new"))

@@ -20,8 +20,8 @@
 #include "common/base/cpu.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
-#include "common/cpu/kernels/probe.h"
 #include "tools/bench/decode/compare.h"
+#include "tools/measure/reader.h"
 #include "tools/measure/stats.h"
 #include "worker-cpu/local.h"
 
@@ -40,59 +40,17 @@ struct bench {
 /* ---- read bandwidth ---- */
 
 #define READ_CHUNK (256 * KIB)
-struct read_job {
-    const char *data;
-    uint32_t chunks;
-    probe_read_fn *read;
-    bool handed_out;
-    _Atomic uint64_t sink;
-};
-
-static void read_chunk(void *ctx, uint32_t chunk, uint32_t thread)
-{
-    (void)thread;
-    struct read_job *job = ctx;
-    const char *at = job->data + (size_t)chunk * READ_CHUNK;
-    uint64_t sum = job->read(at, READ_CHUNK, 1, 0);
-    if (sum == 1) atomic_fetch_add_explicit(&job->sink, sum, memory_order_relaxed);
-}
-
-static bool read_next(void *ctx, uint32_t thread, struct pool_job *out)
-{
-    (void)thread;
-    struct read_job *job = ctx;
-    if (job->handed_out) return false;
-    job->handed_out = true;
-    *out = (struct pool_job){.run = read_chunk, .chunks = job->chunks};
-    return true;
-}
-
-/* One pass over `bytes` at `data` by all threads: nanoseconds. */
-static uint64_t read_once(struct bench *b, const char *data, uint64_t bytes)
-{
-    struct read_job job = {.data = data,
-                           .chunks = (uint32_t)(bytes / READ_CHUNK),
-                           .read = cpu_features() & CPU_AVX512 ? probe_avx512_read : probe_avx2_read};
-    uint64_t start = units_now_ns();
-    pool_run(b->local->engine.pool, read_next, &job);
-    return units_now_ns() - start;
-}
 
 /* One pass over (at most 2 GiB of) the weights, in GB/s. */
-static double measure_read(struct bench *b)
+static double measure_read(void *bench)
 {
+    struct bench *b = bench;
     const struct engine *engine = &b->local->engine;
     uint64_t bytes =
         engine->weights.host.region_bytes < 2 * GIB ? engine->weights.host.region_bytes : 2 * GIB;
-    bytes -= bytes % READ_CHUNK;
-    if (!bytes) return 0;
-    return (double)bytes /
-           (double)read_once(b, arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS), bytes);
-}
-
-static double read_for_compare(void *ctx)
-{
-    return measure_read(ctx);
+    struct reader reader;
+    reader_open(&reader, arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS), bytes, READ_CHUNK);
+    return reader.chunks ? reader_bytes(&reader) * 1e-9 / reader_pass(&reader, engine->pool) : 0;
 }
 
 /* ---- busy neighbours ---- */
@@ -328,7 +286,9 @@ static int profile(struct bench *b, struct helm_err *err)
         engine->run.entry_ns[0] = engine->run.entry_ns[1] = NULL;
         for (uint64_t i = 0; i < pieces; i++) {
             const char *weights = arena_region_ptr(&b->local->arena, ARENA_REGION_WEIGHTS);
-            uint64_t spent = read_once(b, weights + i * 16 * MIB, 16 * MIB);
+            struct reader reader;
+            reader_open(&reader, weights + i * 16 * MIB, 16 * MIB, READ_CHUNK);
+            uint64_t spent = (uint64_t)(reader_pass(&reader, engine->pool) * 1e9);
             if (spent < piece[i]) piece[i] = spent;
         }
     }
@@ -354,7 +314,7 @@ static int compare(struct bench *b, struct helm_err *err)
     const struct compare_options options = {.local = b->local,
                                             .start = (uint32_t)b->prompt,
                                             .rounds = (uint32_t)b->rounds,
-                                            .read = read_for_compare,
+                                            .read = measure_read,
                                             .read_ctx = b};
     double ignored;
     for (uint32_t i = 0; i <= b->prompt; i++)

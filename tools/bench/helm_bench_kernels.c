@@ -1,13 +1,11 @@
 /* helm-bench-kernels: what each linear kernel reaches on this machine, beside the limits measured in the same
  * run.
  *
- * Threads are pinned one a core. GEMV reads weight copies that together exceed every cache; its limit is the
+ * The threads are a pool, pinned one a core. GEMV reads weight copies that together exceed every cache; its limit is the
  * best of several plain read loops over the same memory, cut among the threads in the same way, run
  * alternately with it. GEMM (tiling included) is limited by the register-only multiply rate or by reading
  * its weights once, whichever is longer. Every number is the median of several alternating samples. --packed
  * measures packed weights instead (tools/bench/kernels/packed.c). */
-#include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +19,8 @@
 #include "tools/measure/stats.h"
 #include "common/cpu/kernels/linear.h"
 #include "common/cpu/kernels/probe.h"
+#include "common/cpu/pool.h"
 
-#define THREADS_MAX 512
 #define SAMPLES_MAX 15
 #define WEIGHTS_MIN ((size_t)640 << 20)
 #define WEIGHTS_MAX ((size_t)4 << 30)
@@ -31,15 +29,15 @@
 #define ROWS_MAX    12288
 #define TOKENS_MAX  512
 
-enum job { JOB_FILL, JOB_READ, JOB_FLOPS, JOB_GEMV, JOB_GEMM, JOB_QUIT };
+enum job { JOB_FILL, JOB_READ, JOB_FLOPS, JOB_GEMV, JOB_GEMM };
 
 struct bench {
     unsigned threads, features;
     size_t samples;
     bool json, any_output;
     struct cpu_set cpus;
-    pthread_t thread[THREADS_MAX];
-    void *scratch[THREADS_MAX];
+    struct pool *pool;
+    void *scratch[POOL_THREADS_MAX];
     size_t scratch_bytes;
     char *weights;
     size_t weights_bytes;
@@ -57,30 +55,10 @@ struct bench {
     probe_flops_fn *flops;
     size_t rounds;
     _Atomic uint64_t sink;
-    _Atomic unsigned arrived, phase;
+    size_t regions; /* of JOB_GEMM that were handed out: tiling and product in turn */
     /* limits */
     double read_gbs;
 };
-
-struct worker {
-    struct bench *bench;
-    unsigned index;
-};
-
-/* Spinning: every thread has a core to itself and jobs are short. Yields now and then for busy machines. */
-static void barrier(struct bench *b)
-{
-    unsigned phase = atomic_load(&b->phase);
-    if (atomic_fetch_add(&b->arrived, 1) + 1 == b->threads) {
-        atomic_store(&b->arrived, 0);
-        atomic_store(&b->phase, phase + 1);
-        return;
-    }
-    for (unsigned spins = 1; atomic_load_explicit(&b->phase, memory_order_acquire) == phase; spins++) {
-        __builtin_ia32_pause();
-        if (spins % 20000 == 0) sched_yield();
-    }
-}
 
 static size_t matrix_bytes(const struct bench *b)
 {
@@ -114,72 +92,67 @@ static void fill(struct bench *b, unsigned index)
     }
 }
 
-static void multiply(struct bench *b, unsigned index, const char *w)
+/* Of copy `copy` of the weights, this thread's part. */
+static void multiply(struct bench *b, unsigned index, size_t copy)
 {
     const struct linear_kernel *k = b->kernel;
-    const size_t row_bytes = tensor_format_row_bytes(k->format, b->cols);
+    const size_t row_bytes = tensor_format_row_bytes(k->format, b->cols),
+                 all = b->weights_bytes / copy_bytes(b);
+    const char *w = b->weights + (b->copy + copy) % all * copy_bytes(b);
     size_t first, last;
-    if (b->job == JOB_GEMM) {
-        share(b->tokens, k->tile_tokens, index, b->threads, &first, &last);
-        if (last > first) k->tile(b->tiled, b->x, b->cols, b->tokens, b->cols, first, last);
-        barrier(b);
-        share(b->rows, k->row_granule, index, b->threads, &first, &last);
-        if (last > first)
-            k->gemm(b->y + first, b->rows, w + first * row_bytes, b->tiled, last - first, b->cols, b->tokens,
-                    false, b->scratch[index]);
-        barrier(b);
-        return;
-    }
-    share(b->rows, 1, index, b->threads, &first, &last);
+    share(b->rows, b->job == JOB_GEMM ? k->row_granule : 1, index, b->threads, &first, &last);
+    w += first * row_bytes;
     if (b->job == JOB_GEMV)
-        k->gemv(b->y + first, w + first * row_bytes, b->x, last - first, b->cols, &b->reads);
-    else
-        b->sink += b->read(w + first * row_bytes, (last - first) * row_bytes, b->streams, b->ahead);
+        k->gemv(b->y + first, w, b->x, last - first, b->cols, &b->reads);
+    else if (b->job == JOB_READ)
+        b->sink += b->read(w, (last - first) * row_bytes, b->streams, b->ahead);
+    else if (last > first)
+        k->gemm(b->y + first, b->rows, w, b->tiled, last - first, b->cols, b->tokens, false,
+                b->scratch[index]);
 }
 
-static void do_job(struct bench *b, unsigned index)
+/* A chunk is a thread's part. */
+static void do_part(void *ctx, uint32_t index, uint32_t thread)
 {
+    struct bench *b = ctx;
+    const struct linear_kernel *k = b->kernel;
+    size_t first, last;
+    (void)thread;
     if (b->job == JOB_FILL) {
         fill(b, index);
         return;
     }
-    if (b->kernel->thread_begin) b->kernel->thread_begin();
+    if (k->thread_begin) k->thread_begin();
     if (b->job == JOB_FLOPS) {
         b->flops(b->rounds);
+    } else if (b->job != JOB_GEMM) {
+        for (size_t i = 0; i < b->copies; i++) multiply(b, index, i);
+    } else if (b->regions % 2 == 0) {
+        multiply(b, index, b->regions / 2 - 1);
     } else {
-        size_t all = b->weights_bytes / copy_bytes(b);
-        for (size_t i = 0; i < b->copies; i++)
-            multiply(b, index, b->weights + (b->copy + i) % all * copy_bytes(b));
+        share(b->tokens, k->tile_tokens, index, b->threads, &first, &last);
+        if (last > first) k->tile(b->tiled, b->x, b->cols, b->tokens, b->cols, first, last);
     }
-    if (b->kernel->thread_end) b->kernel->thread_end();
+    if (k->thread_end) k->thread_end();
 }
 
-static void *worker_main(void *arg)
+static bool next_region(void *ctx, uint32_t thread, struct pool_job *job)
 {
-    struct worker *w = arg;
-    struct bench *b = w->bench;
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(b->cpus.cpu[w->index], &set);
-    (void)pthread_setaffinity_np(pthread_self(), sizeof set,
-                                 &set); /* an unpinned thread only measures worse */
-    while (w->index) {
-        barrier(b);
-        if (b->job == JOB_QUIT) break;
-        do_job(b, w->index);
-        barrier(b);
-    }
-    return NULL;
+    struct bench *b = ctx;
+    (void)thread;
+    if (b->regions == (b->job == JOB_GEMM ? 2 * b->copies : 1)) return false;
+    b->regions++;
+    *job = (struct pool_job){.run = do_part, .chunks = b->threads};
+    return true;
 }
 
 /* Seconds all threads took for `job`. */
 static double run_job(struct bench *b, enum job job)
 {
     b->job = job;
-    barrier(b);
+    b->regions = 0;
     const uint64_t start = units_now_ns();
-    do_job(b, 0);
-    barrier(b);
+    pool_run(b->pool, next_region, b);
     return (double)(units_now_ns() - start) * 1e-9;
 }
 
@@ -335,7 +308,6 @@ static int prepare(struct bench *b, struct helm_err *err)
 int main(int argc, char *argv[])
 {
     static struct bench bench;
-    static struct worker workers[THREADS_MAX];
     struct bench *b = &bench;
     struct helm_err err = {0};
     uint64_t threads = 0;
@@ -343,7 +315,7 @@ int main(int argc, char *argv[])
     bool quick = false, packed = false;
     const struct args_option options[] = {
         {"threads", 't', ARGS_U64, "N", "threads, one a core (all usable cores)", .target = &threads,
-         .min = 1, .max = THREADS_MAX},
+         .min = 1, .max = POOL_THREADS_MAX},
         {"format", 0, ARGS_TEXT, "NAME", "only weights of this format: bf16, f16, f32", .target = &format},
         {"variant", 0, ARGS_TEXT, "NAME", "only kernels of this name; all but ref without it",
          .target = &name},
@@ -387,14 +359,7 @@ int main(int argc, char *argv[])
     size_t count, done = 0;
     const struct linear_kernel *const *table = linear_kernels(&count);
     if (prepare(b, &err)) goto fail;
-    for (unsigned i = 0; i < b->threads; i++) {
-        workers[i] = (struct worker){b, i};
-        if (i && pthread_create(&b->thread[i], NULL, worker_main, &workers[i])) {
-            helm_fail(&err, HELM_E_IO, "cannot start thread %u", i);
-            goto fail;
-        }
-    }
-    worker_main(&workers[0]); /* pins this thread and returns */
+    if (pool_create(b->threads, b->cpus.cpu, POOL_SPIN_US_DEFAULT, &b->pool, &err)) goto fail;
     run_job(b, JOB_FILL);
     char text[256];
     if (b->json) {
@@ -420,9 +385,7 @@ int main(int argc, char *argv[])
         failed |= bench_kernel(b, quick);
     }
     if (b->json) printf("\n]\n");
-    b->job = JOB_QUIT;
-    barrier(b);
-    for (unsigned i = 1; i < b->threads; i++) pthread_join(b->thread[i], NULL);
+    pool_destroy(b->pool);
     if (!done) {
         helm_fail(&err, HELM_E_USAGE, "no kernel \"%s\" for %s weights", name ? name : "any",
                   format ? format : "any");

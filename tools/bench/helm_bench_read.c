@@ -15,9 +15,9 @@
 #include "common/base/cgroup.h"
 #include "common/base/cpu.h"
 #include "common/base/units.h"
+#include "common/cpu/pool.h"
 #include "tools/bench/serving/bench.h"
 
-#define THREADS_MAX    1024
 #define AVAILABLE_PART 4 /* of the memory that is free, at most one part in so many */
 
 static int fail(const struct helm_err *err)
@@ -70,7 +70,7 @@ int main(int argc, char *argv[])
     const char *arena_path = NULL;
     const struct args_option options[] = {
         {"threads", 't', ARGS_U64, "N", "threads that read (0: as many as the CPU worker takes by itself)",
-         .target = &threads, .min = 0, .max = THREADS_MAX},
+         .target = &threads, .min = 0, .max = POOL_THREADS_MAX},
         {"node", 0, ARGS_DOUBLE, "N", "NUMA node of the CPUs (-1: any)", .target = &node, .min = -1,
          .max = 1023},
         {"buffer", 0, ARGS_SIZE, "SIZE", "memory to read (4GiB): much more than the caches",
@@ -103,14 +103,15 @@ int main(int argc, char *argv[])
     }
     if (fill_in(&threads, (int)node, memory ? 0 : bytes, &err) < 0) return fail(&err);
     struct read_limit *limit;
-    if (read_limit_open_over((uint32_t)threads, (int)node, memory, bytes, &limit, &err) < 0)
-        return fail(&err);
+    if (read_limit_open((uint32_t)threads, (int)node, memory, bytes, &limit, &err) < 0) return fail(&err);
     printf("ready %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", threads, bytes, huge_bytes);
     fflush(stdout);
     for (uint64_t i = 0; count == 0 || i < count; i++) {
         char line[64];
         if (count == 0 && !fgets(line, sizeof line, stdin)) break;
-        printf("%.3f\n", read_limit_measure(limit));
+        double gb_s;
+        if (read_limit_measure(limit, &gb_s, &err)) return fail(&err);
+        printf("%.3f\n", gb_s);
         if (fflush(stdout)) break;
     }
     read_limit_close(&limit);

@@ -230,7 +230,10 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc) rc = o->profile ? describe_machine(o, &profile, &r, &err) : find_machine(o, &profile, &r, &err);
     if (rc) goto out;
     r.wish.threads = profile.cpu.threads;
-    formats_lay(&model, tensor_format_named(o->weights));
+    enum tensor_format weights;
+    rc = formats_read(o->weights, &weights, &err);
+    if (rc) goto out;
+    formats_lay(&model, weights);
     if (!derived) (void)packed_look_first(&r);
     r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
     rc = o->plan ? take_plan(o->plan, &r, &model, &plan, &arena, &err)
@@ -295,8 +298,8 @@ int main(int argc, char **argv)
         {"pack", 0, ARGS_CHOICE, "auto|all|off",
          "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
          .target = &o.pack, .choices = "auto|all|off"},
-        {"weights", 0, ARGS_CHOICE, FORMATS_WEIGHTS, "how weights lie in memory, as helmd's (default stored)",
-         .target = &o.weights, .choices = FORMATS_WEIGHTS},
+        {"weights", 0, ARGS_TEXT, "FORMAT", "how weights lie in memory, as helmd's (default stored)",
+         .target = &o.weights},
         {"plan", 0, ARGS_TEXT, "FILE",
          "explain this plan (what --json printed, or edited) instead of making one", .target = &o.plan},
         {"at", 0, ARGS_U64, "N", "forecast decode when N tokens are in the context", .target = &o.at,

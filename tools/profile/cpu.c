@@ -24,6 +24,7 @@
 #define LONG          4096 /* positions that one query attends to */
 #define CHUNK_START   1024 /* positions before a chunk */
 #define FILL_BYTES    (16 * MIB)
+#define READ_CHUNK    (256 * KIB)
 #define REGIONS       64 /* empty regions of the pool, one after another */
 #define LINEARS       4  /* of a decoded layer: q k v; o; gate up; down */
 #define GEMV_S        2.0
@@ -60,7 +61,7 @@ struct profile_cpu_run {
     uint64_t *entry_ns;
     uint32_t entries;
     uint64_t weight_bytes; /* of the layers */
-    struct profile_reader reader;
+    struct reader reader;
     struct profile_packed *packed;     /* NULL: packed weights cannot be measured here */
     struct profile_samples gemv[2][2]; /* [packed][beside copies]: bytes of plain weights a second */
     struct profile_samples read, operation;
@@ -160,7 +161,6 @@ static void measure_region(struct profile_cpu_run *r)
 struct fill {
     char *at;
     uint64_t bytes;
-    bool handed_out;
 };
 
 /* Numbers that no sum of products overflows or vanishes with. */
@@ -176,17 +176,6 @@ static void fill_chunk(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-static bool fill_next(void *ctx, uint32_t thread, struct pool_job *job)
-{
-    struct fill *f = ctx;
-    (void)thread;
-    if (f->handed_out) return false;
-    f->handed_out = true;
-    *job =
-        (struct pool_job){.run = fill_chunk, .chunks = (uint32_t)((f->bytes + FILL_BYTES - 1) / FILL_BYTES)};
-    return true;
-}
-
 /* The holes were read as zeros, which some processors multiply with less power. */
 static int fill_weights(struct profile_cpu_run *r, struct helm_err *err)
 {
@@ -195,7 +184,8 @@ static int fill_weights(struct profile_cpu_run *r, struct helm_err *err)
                      .bytes = r->local.engine.weights.host.region_bytes};
     if (mprotect(f.at, (size_t)region->bytes, PROT_READ | PROT_WRITE))
         return helm_fail_errno(err, "making the weights writable");
-    pool_run(r->local.engine.pool, fill_next, &f);
+    pool_run_region(r->local.engine.pool, fill_chunk, &f,
+                    (uint32_t)((f.bytes + FILL_BYTES - 1) / FILL_BYTES));
     return 0;
 }
 
@@ -359,6 +349,11 @@ static int one_step(struct profile_cpu_run *r, bool packed, bool beside, struct 
     return 0;
 }
 
+static double read_rate(struct profile_cpu_run *r, struct pool *pool)
+{
+    return reader_bytes(&r->reader) / reader_pass(&r->reader, pool);
+}
+
 /* Steps of one token in turns: with plain weights, alone a pass of plain reading, with packed weights. All
  * see the same minute of a machine that others use, too, and each finds the others' memory in the caches. */
 static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profile_company *company,
@@ -371,8 +366,7 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
     for (uint32_t steps = 0; !rc && (steps < 3 || profile_now_s() < end); steps++) {
         rc = one_step(r, false, company != NULL, err);
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->plain : NULL, err);
-        if (!rc && !company)
-            profile_samples_add(&r->read, profile_reader_pass(&r->reader, r->local.engine.pool));
+        if (!rc && !company) profile_samples_add(&r->read, read_rate(r, r->local.engine.pool));
         if (rc || !r->packed) continue;
         rc = one_step(r, true, company != NULL, err);
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->packed : NULL, err);
@@ -409,7 +403,7 @@ static int measure_read(struct profile_cpu_run *r, struct profile_table *table, 
         if (rc) break;
         double end = profile_now_s() + (r->quick ? 0.1 : 0.4);
         while (samples.count < 3 || (samples.count < 32 && profile_now_s() < end))
-            profile_samples_add(&samples, profile_reader_pass(&r->reader, pool));
+            profile_samples_add(&samples, read_rate(r, pool));
         pool_destroy(pool);
         profile_table_put(table, n, memory_value(r, false, &samples));
     }
@@ -573,8 +567,9 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     cpu->weight_bytes = r->weight_bytes;
     for (uint32_t i = 0; i < report->reduced_count; i++)
         profile_say(r->progress, "CPU: %s", report->reduced[i]);
-    profile_reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
-                        engine->weights.host.region_bytes, engine->pool, r->quick ? 0.2 : 1.5);
+    reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
+                engine->weights.host.region_bytes, READ_CHUNK);
+    reader_choose(&r->reader, engine->pool, r->quick ? 0.2 : 1.5);
     int rc = measure_read(r, &cpu->read, err);
     if (!rc) rc = profile_cpu_gemv(r, r->quick ? 0.4 : GEMV_S, NULL, cpu, err);
     if (rc) return rc;

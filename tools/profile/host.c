@@ -1,4 +1,4 @@
-/* What the host itself does: reads of memory by thread count, doorbells, direct reads of a disk. See
+/* What the host itself does: doorbells, direct reads of a disk. See
  * profile_tool.h. Called by cpu.c and helm_profile.c; owns its threads while it measures. */
 #include <errno.h>
 #include <fcntl.h>
@@ -9,80 +9,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/base/cpu.h"
 #include "common/shared/doorbell.h"
 #include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
-#include "common/cpu/kernels/probe.h"
 #include "common/cpu/pin.h"
-
-/* ---- memory ---- */
-
-/* For processors without AVX2. */
-static uint64_t plain_read(const void *data, size_t bytes, unsigned streams, size_t ahead)
-{
-    const uint64_t *at = data;
-    uint64_t a = 0, b = 0, c = 0, d = 0;
-    (void)streams, (void)ahead;
-    for (size_t i = 0; i + 4 <= bytes / 8; i += 4) a ^= at[i], b ^= at[i + 1], c ^= at[i + 2], d ^= at[i + 3];
-    return a ^ b ^ c ^ d;
-}
-
-static void read_chunk(void *ctx, uint32_t chunk, uint32_t thread)
-{
-    struct profile_reader *r = ctx;
-    (void)thread;
-    uint64_t sum =
-        r->read(r->data + (size_t)chunk * PROFILE_READ_CHUNK, PROFILE_READ_CHUNK, r->streams, r->ahead);
-    if (sum == 1) atomic_fetch_add_explicit(&r->sink, sum, memory_order_relaxed);
-}
-
-static bool read_next(void *ctx, uint32_t thread, struct pool_job *out)
-{
-    struct profile_reader *r = ctx;
-    (void)thread;
-    if (r->handed_out) return false;
-    r->handed_out = true;
-    *out = (struct pool_job){.run = read_chunk, .chunks = r->chunks};
-    return true;
-}
-
-double profile_reader_pass(struct profile_reader *r, struct pool *pool)
-{
-    double begin = profile_now_s();
-    r->handed_out = false;
-    pool_run(pool, read_next, r);
-    return (double)r->chunks * PROFILE_READ_CHUNK / (profile_now_s() - begin);
-}
-
-void profile_reader_open(struct profile_reader *r, const void *data, uint64_t bytes, struct pool *pool,
-                         double seconds)
-{
-    static const unsigned streams[] = {1, 2, 4, 8};
-    static const size_t ahead[] = {0, 2048};
-    unsigned features = cpu_features(), best_streams = 1;
-    size_t best_ahead = 0;
-    double most = 0, end = profile_now_s() + seconds;
-    *r = (struct profile_reader){.data = data,
-                                 .chunks = (uint32_t)(bytes / PROFILE_READ_CHUNK),
-                                 .read = features & CPU_AVX512 ? probe_avx512_read
-                                         : features & CPU_AVX2 ? probe_avx2_read
-                                                               : plain_read};
-    for (size_t s = 0; s < sizeof streams / sizeof *streams; s++)
-        for (size_t a = 0; a < sizeof ahead / sizeof *ahead; a++) {
-            if (most > 0 && profile_now_s() > end) break;
-            r->streams = streams[s];
-            r->ahead = ahead[a];
-            double first = profile_reader_pass(r, pool), second = profile_reader_pass(r, pool);
-            double rate = first > second ? first : second;
-            if (rate <= most) continue;
-            most = rate;
-            best_streams = streams[s];
-            best_ahead = ahead[a];
-        }
-    r->streams = best_streams;
-    r->ahead = best_ahead;
-}
 
 /* ---- doorbells ---- */
 

@@ -178,14 +178,12 @@ static void place_matrices(struct profile_packed *p)
 
 struct fill {
     struct profile_packed *p;
-    uint64_t pieces;
     uint32_t chunks;
-    int state; /* 0: pages, 1: groups, 2: over */
 };
 
 static void touch_piece(void *ctx, uint32_t chunk, uint32_t thread)
 {
-    const struct profile_packed *p = ((struct fill *)ctx)->p;
+    const struct profile_packed *p = ctx;
     const struct arena_region *region = &arena_header_of(&p->arena)->region[ARENA_REGION_WEIGHTS];
     uint64_t at = chunk * TOUCH_BYTES, left = p->region_bytes - at, huge = 0, small = 0;
     (void)thread;
@@ -203,16 +201,6 @@ static void copy_groups(void *ctx, uint32_t chunk, uint32_t thread)
         const struct shape *shape = &p->shape[p->group[g].shape];
         memcpy(p->region + p->group[g].at, shape->packed[variant_of(g)], shape->bytes[variant_of(g)]);
     }
-}
-
-static bool fill_next(void *ctx, uint32_t thread, struct pool_job *job)
-{
-    struct fill *f = ctx;
-    (void)thread;
-    if (f->state == 2) return false;
-    *job = f->state++ == 0 ? (struct pool_job){.run = touch_piece, .chunks = (uint32_t)f->pieces}
-                           : (struct pool_job){.run = copy_groups, .chunks = f->chunks};
-    return true;
 }
 
 static int make_region(struct profile_packed *p, struct helm_err *err)
@@ -234,10 +222,9 @@ static int make_region(struct profile_packed *p, struct helm_err *err)
     const struct arena_region *region = &arena_header_of(&p->arena)->region[ARENA_REGION_WEIGHTS];
     if (node >= 0) rc = arena_bind(&p->arena, region->offset, region->bytes, node, err);
     if (rc) return rc;
-    struct fill fill = {.p = p,
-                        .pieces = (p->region_bytes + TOUCH_BYTES - 1) / TOUCH_BYTES,
-                        .chunks = CHUNKS * pool_threads(pool)};
-    pool_run(pool, fill_next, &fill);
+    struct fill fill = {.p = p, .chunks = CHUNKS * pool_threads(pool)};
+    pool_run_region(pool, touch_piece, p, (uint32_t)((p->region_bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
+    pool_run_region(pool, copy_groups, &fill, fill.chunks);
     return 0;
 }
 

@@ -2,8 +2,7 @@
  *
  * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
  * measured; cpu.c runs the CPU worker's engine over it, for which packed.c has packed weights; device.c asks
- * helm-worker-gpu to measure the device; host.c measures reads of memory by thread count, reads of a
- * disk and doorbells; wake.c what waking up takes; samples.c turns numbers into values; print.c shows them.
+ * helm-worker-gpu to measure the device; host.c measures reads of a disk and doorbells; wake.c what waking up takes; samples.c turns numbers into values; print.c shows them.
  * docs/profile.md says what each number means. */
 #ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
 #define HELM_TOOLS_PROFILE_PROFILE_TOOL_H
@@ -13,6 +12,7 @@
 #include <stdio.h>
 
 #include "daemon/planner/profile/profile.h"
+#include "tools/measure/reader.h"
 #include "worker-cpu/local.h"
 
 struct profile_device_run;
@@ -120,22 +120,6 @@ double profile_packed_part(const struct profile_packed *packed);
 
 /* ---- host.c ---- */
 
-#define PROFILE_READ_CHUNK (256 * KIB)
-/* Plain reads of memory by the threads of a pool, with the loop that was fastest. */
-struct profile_reader {
-    const char *data;
-    uint32_t chunks;
-    uint64_t (*read)(const void *data, size_t bytes, unsigned streams, size_t ahead);
-    unsigned streams;
-    size_t ahead;
-    bool handed_out;
-    _Atomic uint64_t sink;
-};
-/* Looks for that loop for about so many seconds. */
-void profile_reader_open(struct profile_reader *reader, const void *data, uint64_t bytes, struct pool *pool,
-                         double seconds);
-/* One pass over all of it: bytes a second. */
-double profile_reader_pass(struct profile_reader *reader, struct pool *pool);
 /* There and back between two threads; from a thread that is not pinned, like the one for disks. */
 HELM_MUST_CHECK int profile_host_doorbell(struct profile_value *value, struct helm_err *err);
 /* Direct reads of a file of at least 64 MiB. */
@@ -146,9 +130,8 @@ HELM_MUST_CHECK int profile_host_disk(const char *path, bool quick, struct profi
 
 /* By how much a pool is later with a piece of work that comes from elsewhere after a pause than with one that
  * follows another: for its threads sleep. The caller is its thread 0; `cpus`: that the process may use. */
-HELM_MUST_CHECK int profile_pool_wake(const struct profile_reader *reader, struct pool *pool,
-                                      const cpu_set_t *cpus, bool quick, struct profile_value *value,
-                                      struct helm_err *err);
+HELM_MUST_CHECK int profile_pool_wake(const struct reader *reader, struct pool *pool, const cpu_set_t *cpus,
+                                      bool quick, struct profile_value *value, struct helm_err *err);
 /* From a ring until a thread that slept in futex is there. */
 HELM_MUST_CHECK int profile_host_wake(bool quick, struct profile_value *value, struct helm_err *err);
 

@@ -100,20 +100,19 @@ static void *peer_main(void *arg)
 }
 
 /* Pieces one behind another, round and round all that there is, so that each comes from memory. */
-static void next_piece(const struct profile_reader *all, uint32_t *at, struct profile_reader *piece,
-                       uint32_t chunks)
+static void next_piece(const struct reader *all, uint32_t *at, struct reader *piece, uint32_t chunks)
 {
     if (*at + chunks > all->chunks) *at = 0;
-    piece->data = all->data + (uint64_t)*at * PROFILE_READ_CHUNK;
+    piece->data = all->data + *at * all->chunk_bytes;
     *at += chunks;
 }
 
-int profile_pool_wake(const struct profile_reader *reader, struct pool *pool, const cpu_set_t *cpus,
-                      bool quick, struct profile_value *value, struct helm_err *err)
+int profile_pool_wake(const struct reader *reader, struct pool *pool, const cpu_set_t *cpus, bool quick,
+                      struct profile_value *value, struct helm_err *err)
 {
     struct profile_samples samples = {.count = 0};
-    struct profile_reader piece = {.read = reader->read, .streams = reader->streams, .ahead = reader->ahead};
-    uint32_t at = 0, rounds = quick ? 20 : 60, chunks = PIECE_BYTES / PROFILE_READ_CHUNK;
+    struct reader piece = *reader;
+    uint32_t at = 0, rounds = quick ? 20 : 60, chunks = PIECE_BYTES / (uint32_t)reader->chunk_bytes;
     pthread_t thread;
     struct sleeper *s = calloc(1, sizeof *s);
     if (!s) return helm_fail(err, HELM_E_NOMEM, "no memory to measure waking up");
@@ -131,11 +130,11 @@ int profile_pool_wake(const struct profile_reader *reader, struct pool *pool, co
         if (!lane_poll(&s->word, i + 1, POOL_SPIN_US_DEFAULT, WAIT_MS, NULL, &seen))
             rc = helm_fail(err, HELM_E_PEER, "a word was not written within %d ms", WAIT_MS);
         next_piece(reader, &at, &piece, chunks);
-        if (!rc) (void)profile_reader_pass(&piece, pool);
+        if (!rc) (void)reader_pass(&piece, pool);
         double asleep = profile_now_s() - atomic_load(&s->then_s);
         next_piece(reader, &at, &piece, chunks); /* the pool looks for work: it is rung only now and then */
         double begin = profile_now_s();
-        if (!rc) (void)profile_reader_pass(&piece, pool);
+        if (!rc) (void)reader_pass(&piece, pool);
         double awake = profile_now_s() - begin;
         if (i && !rc) profile_samples_add(&samples, fmax(asleep - awake, LEAST_S));
     }

@@ -94,8 +94,8 @@ __device__ __forceinline__ void chain_tile<decode_blocks>(const chain_weights &w
                                                           uint32_t pitch, uint32_t pair, uint32_t chunk,
                                                           const float4 *x4, float &a, float &b)
 {
-#define BLOCKS(name)                                                                                         \
-    case BLOCK_FORMAT_##name:                                                                                \
+#define BLOCKS(name, NAME)                                                                                   \
+    case FORMAT_##NAME:                                                                                      \
         return chain_tile<decode_##name>(w, slot, pitch, pair, chunk, x4, a, b);
     switch (w.format) {
         DECODE_BLOCKS(BLOCKS)

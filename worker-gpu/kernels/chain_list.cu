@@ -9,13 +9,8 @@
 
 static const uint32_t SLOTS_MAX = 64; /* of a ring */
 
-template <typename D> static constexpr struct chain_lines lines_of = chain_lines_of<D>::lines;
-static const struct chain_lines lines_by_format[FORMAT_COUNT] = {lines_of<decode_bf16>, lines_of<decode_f16>,
-                                                                 lines_of<decode_f32>, /* bf16-packed */ {},
-#define BLOCKS(name) lines_of<decode_##name>,
-                                                                 DECODE_BLOCKS(BLOCKS)
-#undef BLOCKS
-};
+#define LINES(D) chain_lines_of<D>::lines
+static const struct chain_lines lines_by_format[FORMAT_COUNT] = BY_FORMAT(LINES, {});
 
 /* Tiles of a row: as few as a tile of so many bytes allows, and all but the last of one size, in whole lines. */
 static uint32_t chunks_of(const struct chain_lines &lines, uint32_t row_bytes, uint32_t most)

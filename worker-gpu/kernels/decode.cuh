@@ -1,8 +1,9 @@
 /* Decoders: how a format's bytes become numbers, for every schedule of linear layers.
  *
  * Included by the schedules (gemv_*.cu, gemm_*.cu, chain.cu, expand.cu, elementwise.cu), which are templates over
- * a decoder: schedules move bytes and add up, decoders know formats. To add a format: a decoder here, a line in the
- * files of the schedules that it shall have, its cells in linear.cu. A decoder is a struct of what these ask for:
+ * a decoder: schedules move bytes and add up, decoders know formats. To add a format: a decoder in a file of its own, included
+ * here, and its place in BY_FORMAT, from which every schedule has its kernels. A decoder is a struct of what these
+ * ask for:
  *
  *   value                what tensor cores multiply, and gpuk_expand writes: the registry's product dtype
  *   bytes(c)             of a row, in front of column c
@@ -32,9 +33,34 @@
 typedef decode_plain<__nv_bfloat16> decode_bf16;
 typedef decode_plain<__half> decode_f16;
 typedef decode_plain<float> decode_f32;
-#define DECODE_BLOCK(name) typedef decode_block<block_##name> decode_##name;
+/* Of each format of blocks: its name, and in enum tensor_format; in that one's order. */
+#define DECODE_BLOCKS(X)                                                                                     \
+    X(q8_0, Q8_0)                                                                                            \
+    X(q4_0, Q4_0)                                                                                            \
+    X(q4_1, Q4_1)                                                                                            \
+    X(q5_0, Q5_0)                                                                                            \
+    X(q5_1, Q5_1)                                                                                            \
+    X(q2_k, Q2_K)                                                                                            \
+    X(q3_k, Q3_K)                                                                                            \
+    X(q4_k, Q4_K)                                                                                            \
+    X(q5_k, Q5_K)                                                                                            \
+    X(q6_k, Q6_K)                                                                                            \
+    X(iq4_nl, IQ4_NL)                                                                                        \
+    X(iq4_xs, IQ4_XS)                                                                                        \
+    X(mxfp4, MXFP4)
+#define DECODE_BLOCK(name, NAME) typedef decode_block<block_##name> decode_##name;
 DECODE_BLOCKS(DECODE_BLOCK)
-/* Any of them, in chains: which one is known there. */
+/* Any of them, in chains, where an operation says which. */
 struct decode_blocks;
+
+/* A table by enum tensor_format: OF(decoder) for each, PACKED for bf16-packed, whose groups have schedules of their
+ * own. Where OF has nothing for a decoder, and PACKED may be the same: zeros. */
+#define BY_FORMAT(OF, ...)                                                                                   \
+    {                                                                                                        \
+        OF(decode_bf16), OF(decode_f16), OF(decode_f32), __VA_ARGS__, OF(decode_q8_0), OF(decode_q4_0),      \
+            OF(decode_q4_1), OF(decode_q5_0), OF(decode_q5_1), OF(decode_q2_k), OF(decode_q3_k),             \
+            OF(decode_q4_k), OF(decode_q5_k), OF(decode_q6_k), OF(decode_iq4_nl), OF(decode_iq4_xs),         \
+            OF(decode_mxfp4)                                                                                 \
+    }
 
 #endif

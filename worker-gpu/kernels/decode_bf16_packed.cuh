@@ -209,6 +209,7 @@ static __device__ __forceinline__ void store_run(uint16_t *to, uint32_t place, u
 }
 
 struct decode_bf16_packed {
+    static const bool EXPANDS = true;
     static const uint32_t GROUP_ROWS = PACKED_ROWS, TILE_VALUES = PACKED_TILE;
     static bool takes(const struct gpuk_expand_part &part)
     {

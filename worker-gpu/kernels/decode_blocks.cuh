@@ -133,6 +133,7 @@ template <typename F> struct decode_block {
 
     /* ---- for gpuk_expand: 32 pieces of a row at a time, four times */
 
+    static const bool EXPANDS = true;
     static const uint32_t GROUP_ROWS = 1, TILE_VALUES = 4 * 32 * PIECE_VALUES;
     static bool takes(const struct gpuk_expand_part &part)
     {

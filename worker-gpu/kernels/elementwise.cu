@@ -145,6 +145,11 @@ static int check_shape(const char *what, uint32_t tokens, uint32_t width, struct
     return HELM_OK;
 }
 
+typedef void (*embed_function)(const uint32_t *, const uint32_t *, const unsigned char *, uint32_t, uint32_t,
+                               float *);
+#define EMBED(D) embed_kernel<D>
+static const embed_function embed_kernels[FORMAT_COUNT] = BY_FORMAT(EMBED, nullptr);
+
 extern "C" int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const void *table,
                           enum tensor_format format, uint32_t vocab, uint32_t hidden, float *x,
                           uint32_t flags, void *stream, struct helm_err *err)
@@ -152,25 +157,10 @@ extern "C" int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const v
     int rc = check_shape("embed", tokens, hidden, err);
     if (rc) return rc;
     dim3 grid(tokens, tokens <= GPUK_BATCH_MAX ? div_up(hidden, THREADS) : 1);
-#define LAUNCH(D)                                                                                            \
-    gpuk_launch("embed", embed_kernel<D>, grid, dim3(THREADS), 0, flags, stream, err, step->counts,          \
-                step->token_id, (const unsigned char *)table, vocab, hidden, x)
-    switch (format) {
-    case FORMAT_BF16:
-        return LAUNCH(decode_bf16);
-    case FORMAT_F16:
-        return LAUNCH(decode_f16);
-    case FORMAT_F32:
-        return LAUNCH(decode_f32);
-#define BLOCKS(name)                                                                                         \
-    case BLOCK_FORMAT_##name:                                                                                \
-        return LAUNCH(decode_##name);
-        DECODE_BLOCKS(BLOCKS)
-#undef BLOCKS
-    default:
+    if ((unsigned)format >= FORMAT_COUNT || !embed_kernels[format])
         return helm_fail(err, HELM_E_UNSUPPORTED, "embed: a table of %s", tensor_format_name(format));
-    }
-#undef LAUNCH
+    return gpuk_launch("embed", embed_kernels[format], grid, dim3(THREADS), 0, flags, stream, err,
+                       step->counts, step->token_id, (const unsigned char *)table, vocab, hidden, x);
 }
 
 extern "C" int gpuk_rmsnorm(const uint32_t *count, uint32_t tokens, const float *x, const float *norm,
@@ -276,14 +266,9 @@ extern "C" int gpuk_add_bias(const uint32_t *count, uint32_t tokens, void *out, 
 int gpuk_prepare_elementwise(const struct gpuk_device *, struct helm_err *err)
 {
     int rc = HELM_OK;
-#define PREPARE(kernel)                                                                                      \
-    if (!rc) rc = gpuk_prepare(#kernel, kernel, 0, err)
-    PREPARE((embed_kernel<decode_bf16>));
-    PREPARE((embed_kernel<decode_f16>));
-    PREPARE((embed_kernel<decode_f32>));
-#define BLOCKS(name) PREPARE((embed_kernel<decode_##name>));
-    DECODE_BLOCKS(BLOCKS)
-#undef BLOCKS
+#define PREPARE(kernel) rc = rc ? rc : gpuk_prepare(#kernel, kernel, 0, err)
+    for (const embed_function kernel : embed_kernels)
+        if (kernel) PREPARE(kernel);
     PREPARE((rmsnorm_kernel<__nv_bfloat16>));
     PREPARE((rmsnorm_kernel<__half>));
     PREPARE((rmsnorm_kernel<float>));

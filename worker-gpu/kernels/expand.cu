@@ -66,17 +66,13 @@ struct expander {
                   uint32_t blocks, void *stream, struct helm_err *err);
     void (*kernel)(struct expand_list);
 };
-template <typename D>
-static const struct expander expander_of = {D::takes, D::aligned, expand<D>, expand_kernel<D>};
-
-/* nullptr: none, products read such weights as they lie, or not at all. */
-static const struct expander *const expanders[FORMAT_COUNT] = {
-    /* bf16, f16, f32 */ nullptr, nullptr, nullptr,
-    /* bf16-packed */ &expander_of<decode_bf16_packed>,
-#define BLOCKS(name) &expander_of<decode_##name>,
-    DECODE_BLOCKS(BLOCKS)
-#undef BLOCKS
-};
+template <typename D> static constexpr struct expander expander_of()
+{
+    if constexpr (D::EXPANDS) return {D::takes, D::aligned, expand<D>, expand_kernel<D>};
+    return {};
+}
+#define EXPANDER(D) expander_of<D>()
+static const struct expander expanders[FORMAT_COUNT] = BY_FORMAT(EXPANDER, EXPANDER(decode_bf16_packed));
 
 extern "C" int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,
                            uint32_t parts, uint32_t blocks, void *stream, struct helm_err *err)
@@ -85,22 +81,22 @@ extern "C" int gpuk_expand(const struct gpuk_device *device, const struct gpuk_e
         return helm_fail(err, HELM_E_USAGE, "expand: %u parts (1 to %d)", parts, GPUK_EXPAND_PARTS_MAX);
     const enum tensor_format format = part[0].format;
     for (uint32_t i = 0; i < parts; i++) {
-        if ((unsigned)format >= FORMAT_COUNT || part[i].format != format || !expanders[format])
+        if ((unsigned)format >= FORMAT_COUNT || part[i].format != format || !expanders[format].takes)
             return helm_fail(err, HELM_E_UNSUPPORTED, "expand: weights of %s and %s",
                              tensor_format_name(format), tensor_format_name(part[i].format));
-        if (!expanders[format]->takes(part[i]))
+        if (!expanders[format].takes(part[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "expand: %u rows of %u columns of %s", part[i].rows,
                              part[i].cols, tensor_format_name(format));
-        if (!expanders[format]->aligned(part[i]) || (uintptr_t)part[i].out % 16)
+        if (!expanders[format].aligned(part[i]) || (uintptr_t)part[i].out % 16)
             return helm_fail(err, HELM_E_USAGE, "expand: addresses are not aligned");
     }
-    return expanders[format]->expand(device, part, parts, blocks, stream, err);
+    return expanders[format].expand(device, part, parts, blocks, stream, err);
 }
 
 int gpuk_prepare_expand(const struct gpuk_device *, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (const struct expander *e : expanders)
-        if (!rc && e) rc = gpuk_prepare("expand", e->kernel, 0, err);
+    for (const struct expander &e : expanders)
+        if (!rc && e.kernel) rc = gpuk_prepare("expand", e.kernel, 0, err);
     return rc;
 }

@@ -2,8 +2,7 @@
  * token's.
  *
  *   plain    A warp takes a pair of rows and keeps a sum for each token. Any shape, dtype and device.
- *   tensor   (8.0 and later; 16-bit formats with rows of whole 16-byte units, blocks)
- *            m16n8k16. The 8 warps of a block share
+ *   tensor   (8.0 and later; values of 16 bits, where addresses allow pieces) m16n8k16. The 8 warps of a block share
  *            its rows and split the columns 64 at a time; sums meet in shared memory. Which k a fragment's
  *            element is does not matter as long as A and B agree, so a thread's 16 bytes of a row, as loaded,
  *            are the fragments of two instructions: no shuffles, no shared memory. Rows g and g + 8 of a
@@ -285,14 +284,12 @@ template <typename D> static int tensor_prepare(const struct gpuk_device *device
     {                                                                                                        \
         "plain", plain_takes<D>, plain_launch<D>, plain_prepare<D>                                           \
     }
-const struct linear_kernel gemm_plain_bf16 = PLAIN(decode_bf16), gemm_plain_f16 = PLAIN(decode_f16),
-                           gemm_plain_f32 = PLAIN(decode_f32);
-#define TENSOR(D)                                                                                            \
-    {                                                                                                        \
-        "tensor", tensor_takes<D>, tensor_launch<D>, tensor_prepare<D>                                       \
-    }
-const struct linear_kernel gemm_tensor_bf16 = TENSOR(decode_bf16), gemm_tensor_f16 = TENSOR(decode_f16);
-#define KERNELS(name)                                                                                        \
-    const struct linear_kernel gemm_plain_##name = PLAIN(decode_##name),                                     \
-                               gemm_tensor_##name = TENSOR(decode_##name);
-DECODE_BLOCKS(KERNELS)
+linear_kernels gemm_plain_kernels = BY_FORMAT(PLAIN, {});
+template <typename D> static constexpr struct linear_kernel tensor_of()
+{
+    if constexpr (sizeof(typename D::value) == 2)
+        return {"tensor", tensor_takes<D>, tensor_launch<D>, tensor_prepare<D>};
+    return {};
+}
+#define TENSOR(D) tensor_of<D>()
+linear_kernels gemm_tensor_kernels = BY_FORMAT(TENSOR, {});

@@ -409,8 +409,11 @@ template <typename D> static int stream_prepare(const struct gpuk_device *device
     return rc;
 }
 
-#define STREAM(D)                                                                                            \
-    {                                                                                                        \
-        "stream", stream_takes<D>, stream_launch<D>, stream_prepare<D>                                       \
-    }
-const struct linear_kernel gemm_stream_bf16 = STREAM(decode_bf16), gemm_stream_f16 = STREAM(decode_f16);
+template <typename D> static constexpr struct linear_kernel stream_of()
+{
+    if constexpr (sizeof(typename D::value) == 2 && !D::SCALED)
+        return {"stream", stream_takes<D>, stream_launch<D>, stream_prepare<D>};
+    return {};
+}
+#define STREAM(D) stream_of<D>()
+linear_kernels gemm_stream_kernels = BY_FORMAT(STREAM, {});

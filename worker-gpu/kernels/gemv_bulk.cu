@@ -258,7 +258,4 @@ template <typename D> static int bulk_prepare(const struct gpuk_device *device, 
     {                                                                                                        \
         "bulk", bulk_takes<D>, bulk_launch<D>, bulk_prepare<D>                                               \
     }
-const struct linear_kernel gemv_bulk_bf16 = BULK(decode_bf16), gemv_bulk_f16 = BULK(decode_f16),
-                           gemv_bulk_f32 = BULK(decode_f32);
-#define KERNEL(name) const struct linear_kernel gemv_bulk_##name = BULK(decode_##name);
-DECODE_BLOCKS(KERNEL)
+linear_kernels gemv_bulk_kernels = BY_FORMAT(BULK, {});

@@ -10,6 +10,7 @@
  * warps. Each warp keeps a ring of slots in shared memory that the bulk copy engine fills (9.0), or asynchronous
  * copies of its lanes (8.0). Sums of tiles wait in shared memory until those of a batch of runs are there and are
  * added in order of columns; meanwhile the rings are filled for the next. */
+#include "worker-gpu/kernels/decode.cuh"
 #include "worker-gpu/kernels/decode_bf16_packed_step.cuh"
 #include "worker-gpu/kernels/gemv_groups.cuh"
 #include "worker-gpu/kernels/tile.cuh"
@@ -298,8 +299,11 @@ template <typename D> static int groups_prepare(const struct gpuk_device *device
     return rc;
 }
 
+#define NONE(D)                                                                                              \
+    {                                                                                                        \
+    }
 #define GROUPS(D)                                                                                            \
     {                                                                                                        \
         "groups", groups_takes<D>, groups_launch<D>, groups_prepare<D>                                       \
     }
-const struct linear_kernel gemv_groups_bf16_packed = GROUPS(decode_bf16_packed_step);
+linear_kernels gemv_groups_kernels = BY_FORMAT(NONE, GROUPS(decode_bf16_packed_step));

@@ -100,7 +100,4 @@ template <typename D> static int plain_prepare(const struct gpuk_device *, struc
     {                                                                                                        \
         "plain", plain_takes<D>, plain_launch<D>, plain_prepare<D>                                           \
     }
-const struct linear_kernel gemv_plain_bf16 = PLAIN(decode_bf16), gemv_plain_f16 = PLAIN(decode_f16),
-                           gemv_plain_f32 = PLAIN(decode_f32);
-#define KERNEL(name) const struct linear_kernel gemv_plain_##name = PLAIN(decode_##name);
-DECODE_BLOCKS(KERNEL)
+linear_kernels gemv_plain_kernels = BY_FORMAT(PLAIN, {});

@@ -1,50 +1,43 @@
-/* Linear layers: the table of kernels by format and schedule, and the launchers that choose from it.
+/* Linear layers: the kernels by format and schedule, and the launchers that choose from them.
  *
- * A row of the table is a schedule's kernel for a format: whether it takes a layer, and its launch. The first of a
- * cell that takes it is launched. To add a format: a decoder (decode_*.cuh), its kernels in the files of the
- * schedules that it shall have, its cells here. worker-gpu/kernels/kernels.h says what the launchers mean. */
-#include "worker-gpu/kernels/linear.cuh"
+ * A schedule has a kernel for each format that it takes, and says whether that takes a layer. The first that does is
+ * launched. To add a format: decode.cuh. worker-gpu/kernels/kernels.h says what the launchers mean. */
+#include "worker-gpu/kernels/decode.cuh"
 
 /* The library multiplies what lies there as plain values. */
-static bool takes_chunk(const struct linear_call &)
+static bool takes_chunk(const struct linear_call &call)
 {
-    return true;
+    return tensor_format_is_plain(call.args->format);
 }
-static const struct linear_kernel matmul = {"matmul", takes_chunk, nullptr, nullptr};
+#define MATMUL(D)                                                                                            \
+    {                                                                                                        \
+        "matmul", takes_chunk, nullptr, nullptr                                                              \
+    }
+static linear_kernels matmul_kernels = BY_FORMAT(MATMUL, {});
 
-/* Fastest first; nullptr ends a cell. */
-static const int KERNELS_MAX = 4;
-static const struct linear_kernel *const table[FORMAT_COUNT][GPUK_SCHEDULES][KERNELS_MAX] = {
-    /* bf16 */
-    {{&gemv_bulk_bf16, &gemv_plain_bf16},
-     {&gemm_stream_bf16, &gemm_tensor_bf16, &gemm_plain_bf16},
-     {&matmul}},
-    /* f16 */
-    {{&gemv_bulk_f16, &gemv_plain_f16}, {&gemm_stream_f16, &gemm_tensor_f16, &gemm_plain_f16}, {&matmul}},
-    /* f32 */
-    {{&gemv_bulk_f32, &gemv_plain_f32}, {&gemm_plain_f32}, {&matmul}},
-    /* bf16-packed */
-    {{&gemv_groups_bf16_packed}, {}, {}},
-#define BLOCKS(name) {{&gemv_bulk_##name, &gemv_plain_##name}, {&gemm_tensor_##name, &gemm_plain_##name}, {}},
-    DECODE_BLOCKS(BLOCKS)
-#undef BLOCKS
-};
+/* Fastest first. */
+static const int KERNELS_MAX = 3;
+static const struct linear_kernel *const table[GPUK_SCHEDULES][KERNELS_MAX] = {
+    {gemv_bulk_kernels, gemv_groups_kernels, gemv_plain_kernels},
+    {gemm_stream_kernels, gemm_tensor_kernels, gemm_plain_kernels},
+    {matmul_kernels}};
 
 static const struct linear_kernel *choose(const struct linear_call &call, enum gpuk_schedule schedule)
 {
-    const struct linear_kernel *const *cell = table[call.args->format][schedule];
-    for (int i = 0; i < KERNELS_MAX && cell[i]; i++)
-        if (cell[i]->takes(call)) return cell[i];
+    for (const struct linear_kernel *kernels : table[schedule]) {
+        const struct linear_kernel *kernel = kernels ? &kernels[call.args->format] : nullptr;
+        if (kernel && kernel->takes && kernel->takes(call)) return kernel;
+    }
     return nullptr;
 }
 
 int gpuk_prepare_linear(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (const auto &format : table)
-        for (const auto &cell : format)
-            for (const struct linear_kernel *kernel : cell)
-                if (!rc && kernel && kernel->prepare) rc = kernel->prepare(device, err);
+    for (const auto &schedule : table)
+        for (const struct linear_kernel *kernels : schedule)
+            for (int f = 0; kernels && f < FORMAT_COUNT && !rc; f++)
+                if (kernels[f].prepare) rc = kernels[f].prepare(device, err);
     return rc;
 }
 

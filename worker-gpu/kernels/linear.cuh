@@ -113,41 +113,16 @@ struct linear_call {
     uint32_t flags;
     void *stream;
 };
-/* One schedule's kernel for one format. */
+/* One schedule's kernel for one format; zeros: it has none. */
 struct linear_kernel {
     const char *name;
     bool (*takes)(const struct linear_call &call); /* reads its arguments, tokens and device */
     int (*launch)(const struct linear_call &call, struct helm_err *err);
     int (*prepare)(const struct gpuk_device *device, struct helm_err *err);
 };
-extern const struct linear_kernel gemv_plain_bf16, gemv_plain_f16, gemv_plain_f32;
-extern const struct linear_kernel gemv_bulk_bf16, gemv_bulk_f16, gemv_bulk_f32;
-extern const struct linear_kernel gemv_groups_bf16_packed;
-extern const struct linear_kernel gemm_plain_bf16, gemm_plain_f16, gemm_plain_f32;
-extern const struct linear_kernel gemm_tensor_bf16, gemm_tensor_f16;
-extern const struct linear_kernel gemm_stream_bf16, gemm_stream_f16;
-
-/* Formats of blocks, in the registry's order; they come last in it. */
-#define DECODE_BLOCKS(X)                                                                                     \
-    X(q8_0)                                                                                                  \
-    X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(mxfp4)
-#define BLOCK_NUMBER(name) BLOCK_NUMBER_##name,
-enum { DECODE_BLOCKS(BLOCK_NUMBER) BLOCK_NUMBERS };
-#undef BLOCK_NUMBER
-static_assert(FORMAT_Q8_0 + BLOCK_NUMBERS == FORMAT_COUNT &&
-                  FORMAT_Q8_0 + BLOCK_NUMBER_mxfp4 == FORMAT_MXFP4 &&
-                  FORMAT_Q8_0 + BLOCK_NUMBER_q4_k == FORMAT_Q4_K,
-              "tables by format are in the registry's order");
-#define BLOCK_FORMAT_NUMBER(name)                                                                            \
-    static const enum tensor_format BLOCK_FORMAT_##name =                                                    \
-        (enum tensor_format)(FORMAT_Q8_0 + BLOCK_NUMBER_##name);
-DECODE_BLOCKS(BLOCK_FORMAT_NUMBER)
-#undef BLOCK_FORMAT_NUMBER
-#define BLOCK_KERNELS(name)                                                                                  \
-    extern const struct linear_kernel gemv_plain_##name, gemv_bulk_##name, gemm_plain_##name,                \
-        gemm_tensor_##name;
-DECODE_BLOCKS(BLOCK_KERNELS)
-#undef BLOCK_KERNELS
+typedef const struct linear_kernel linear_kernels[FORMAT_COUNT];
+extern linear_kernels gemv_plain_kernels, gemv_bulk_kernels, gemv_groups_kernels, gemm_plain_kernels,
+    gemm_tensor_kernels, gemm_stream_kernels;
 
 /* The warps of a block where gemv_bulk streams bf16 of this shape in tiles of 1 KB; else 0. */
 uint32_t gemv_bulk_warps(const struct linear_call &call);

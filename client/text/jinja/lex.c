@@ -1,6 +1,7 @@
 /* Template text to tokens: tags, white space control (-, +, trim_blocks, lstrip_blocks), raw blocks,
  * comments, literals. See jinja/lex.h. Called by jinja_parse. */
 #include "client/text/jinja/lex.h"
+#include "common/base/units.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -134,14 +135,6 @@ static int lex_comment(struct lexer *lx)
 
 /* ---- literals */
 
-static int hex_value(char c)
-{
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
 /* One escape of a string literal: text[*at] is what follows the backslash. */
 static int lex_escape(struct lexer *lx, const char *text, size_t length, size_t *at, char *out, size_t *used)
 {
@@ -161,7 +154,7 @@ static int lex_escape(struct lexer *lx, const char *text, size_t length, size_t 
     } else if (c == 'x' || c == 'u' || c == 'U') {
         int digits = c == 'x' ? 2 : c == 'u' ? 4 : 8;
         for (int i = 0; i < digits; i++) {
-            int digit = *at < length ? hex_value(text[*at]) : -1;
+            int digit = *at < length ? units_hex_digit(text[*at]) : -1;
             if (digit < 0)
                 return jinja_fail(lx->run, HELM_E_FORMAT, "a truncated \\%c escape in a string", c);
             code = code * 16 + (uint32_t)digit;
@@ -209,7 +202,7 @@ static int lex_string(struct lexer *lx)
 
 static bool is_digit(char c, int base)
 {
-    int value = hex_value(c);
+    int value = units_hex_digit(c);
     return value >= 0 && value < base;
 }
 

@@ -7,6 +7,7 @@
  * one token of all, that is the end of the list. Called by clients; struct helm_detokenizer owns its stages.
  */
 #include "client/text/tokenizer/internal.h"
+#include "common/base/units.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -149,20 +150,13 @@ static int flush_characters(struct helm_detokenizer *d, size_t at, bool final, s
     return feed(d, at + 1, stage->result.data, stage->result.length, err);
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
-}
-
 /* The byte of "<0x41>", or -1. */
 static int byte_of_token(const struct tok_buffer *token)
 {
     if (token->length != 6 || memcmp(token->data, "<0x", 3) != 0 || token->data[5] != '>') return -1;
-    int high = token->data[3] == '+' ? 0 : hex_digit(token->data[3]); /* a sign is a number to Hugging Face */
-    int low = hex_digit(token->data[4]);
+    int high =
+        token->data[3] == '+' ? 0 : units_hex_digit(token->data[3]); /* a sign is a number to Hugging Face */
+    int low = units_hex_digit(token->data[4]);
     return high < 0 || low < 0 ? -1 : high << 4 | low;
 }
 

@@ -6,6 +6,7 @@
  * wrong on bytes that are not JSON, the parser or the readers below then refuse. Called by tokenizer/load.c
  * and tokenizer/vocab.c; owns nothing. */
 #include "client/text/tokenizer/internal.h"
+#include "common/base/units.h"
 
 #include <string.h>
 
@@ -134,20 +135,12 @@ bool tok_scan_take(struct tok_scan *scan, char wanted)
     return true;
 }
 
-static int hex_value(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
-}
-
 static bool scan_hex4(struct tok_scan *scan, uint32_t *value)
 {
     *value = 0;
     if (scan->end - scan->at < 4) return false;
     for (int i = 0; i < 4; i++) {
-        int digit = hex_value(scan->at[i]);
+        int digit = units_hex_digit(scan->at[i]);
         if (digit < 0) return false;
         *value = *value << 4 | (uint32_t)digit;
     }

@@ -8,14 +8,5 @@
 #define TILE_VECS 2 /* 6 x 2 accumulators, 2 keys' vectors and a broadcast: 15 of 16 registers */
 #define FEW_ROWS  2 /* 2 x 4 accumulators in the few-rows kernels */
 #include "common/cpu/kernels/attention_tile_f32.h"
+#define VARIANT(name) attention_##name##_avx2
 #include "common/cpu/kernels/attention_simd.h"
-
-void attention_attend_avx2(const struct attention_task *task)
-{
-    attend_any(task);
-}
-
-size_t attention_scratch_avx2(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
-{
-    return simd_scratch_bytes(kv, tokens, group);
-}

@@ -8,14 +8,5 @@
 #define TILE_VECS 4 /* 6 x 4 accumulators, 4 keys' vectors and a broadcast: 29 of 32 registers */
 #define FEW_ROWS  4 /* 4 x 4 accumulators in the few-rows kernels */
 #include "common/cpu/kernels/attention_tile_f32.h"
+#define VARIANT(name) attention_##name##_avx512
 #include "common/cpu/kernels/attention_simd.h"
-
-void attention_attend_avx512(const struct attention_task *task)
-{
-    attend_any(task);
-}
-
-size_t attention_scratch_avx512(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
-{
-    return simd_scratch_bytes(kv, tokens, group);
-}

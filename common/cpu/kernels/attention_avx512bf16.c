@@ -105,14 +105,5 @@ typedef __m512bh tile_operand;
 #define tile_multiply(acc, x, y) _mm512_dpbf16_ps(acc, x, y)
 #define TILE_TOGETHER            2
 #include "common/cpu/kernels/attention_tile.h"
+#define VARIANT(name) attention_##name##_avx512bf16
 #include "common/cpu/kernels/attention_simd.h"
-
-void attention_attend_avx512bf16(const struct attention_task *task)
-{
-    attend_any(task);
-}
-
-size_t attention_scratch_avx512bf16(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
-{
-    return simd_scratch_bytes(kv, tokens, group);
-}

@@ -1,6 +1,7 @@
 /* Attention's shape for any vector width: which keys meet which queries, the streaming softmax, and the two
  * ways to run a task. Included once by each attention_<isa>.c, after it has the vectors of
- * lanes256.h or lanes512.h, TILE_VECS, FEW_ROWS and the tile kernels (attention_tile_f32.h or its own).
+ * lanes256.h or lanes512.h, TILE_VECS, FEW_ROWS, VARIANT(name) of what it exports and the tile kernels
+ * (attention_tile_f32.h or its own).
  *
  * - Few rows (tokens * group <= FEW_ROWS_MAX: decode): K and V rows are read where they lie, once, each
  *   converted in registers and used by every query row. Memory is the limit, so the next rows are prefetched
@@ -403,7 +404,7 @@ static void attend_tiles(const struct attention_task *task)
         attend_row_block(task, first, rows - first < block ? rows - first : block, stride, &scratch);
 }
 
-static void attend_any(const struct attention_task *task)
+void VARIANT(attend)(const struct attention_task *task)
 {
     if (task->tokens == 0 || task->group == 0) return;
     if ((size_t)task->tokens * task->group > FEW_ROWS_MAX)
@@ -416,7 +417,7 @@ static void attend_any(const struct attention_task *task)
         attend_few(task, DTYPE_F32);
 }
 
-static inline size_t simd_scratch_bytes(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
+size_t VARIANT(scratch)(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
 {
     size_t rows = (size_t)tokens * group, stride = round_up(kv->head_dim, LANES);
     if (rows <= FEW_ROWS_MAX) return round_up(2 * rows * stride * sizeof(float), 64);

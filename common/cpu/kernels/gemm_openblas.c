@@ -4,24 +4,10 @@
  *
  * Parallelism is the caller's: OpenBLAS itself runs one thread. */
 #include <cblas.h>
-#include <string.h>
 
 #include "common/cpu/kernels/variants.h"
 
 #define BLOCK_ROWS 128
-
-static size_t tiled_bytes(size_t tokens, size_t cols)
-{
-    return tokens * cols * sizeof(float);
-}
-
-static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
-                 size_t last)
-{
-    (void)tokens;
-    for (size_t t = first; t < last; t++)
-        memcpy((float *)tiled + t * cols, x + t * ldx, cols * sizeof(float));
-}
 
 static inline void gemm(float *y, size_t ldy, const char *w, enum dtype dtype, const float *x, size_t rows,
                         size_t cols, size_t tokens, bool accumulate, float *scratch)
@@ -66,8 +52,8 @@ FOR_DTYPE(f32, DTYPE_F32)
             .exact_input = true,                                                                             \
             .tile_tokens = 1,                                                                                \
             .row_granule = 16,                                                                               \
-            .tiled_bytes = tiled_bytes,                                                                      \
-            .tile = tile,                                                                                    \
+            .tiled_bytes = linear_ref_tiled_bytes,                                                           \
+            .tile = linear_ref_tile,                                                                         \
             .gemm = gemm_##suffix,                                                                           \
             .scratch_bytes = scratch_bytes,                                                                  \
             .thread_begin = thread_begin}

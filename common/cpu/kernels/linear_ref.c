@@ -16,13 +16,13 @@ static inline void gemv(float *y, const void *w, enum dtype dtype, const float *
         y[r] = (float)dot_product((const char *)w + r * cols * dtype_bytes(dtype), dtype, x, cols);
 }
 
-static size_t tiled_bytes(size_t tokens, size_t cols)
+size_t linear_ref_tiled_bytes(size_t tokens, size_t cols)
 {
     return tokens * cols * sizeof(float);
 }
 
-static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
-                 size_t last)
+void linear_ref_tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
+                     size_t last)
 {
     (void)tokens;
     for (size_t t = first; t < last; t++)
@@ -76,8 +76,8 @@ const struct linear_kernel linear_ref_gemv[LINEAR_PLAIN] = {GEMV(bf16, FORMAT_BF
             .exact_input = true,                                                                             \
             .tile_tokens = 1,                                                                                \
             .row_granule = 1,                                                                                \
-            .tiled_bytes = tiled_bytes,                                                                      \
-            .tile = tile,                                                                                    \
+            .tiled_bytes = linear_ref_tiled_bytes,                                                           \
+            .tile = linear_ref_tile,                                                                         \
             .gemm = gemm_##suffix,                                                                           \
             .scratch_bytes = scratch_bytes}
 const struct linear_kernel linear_ref_gemm[LINEAR_PLAIN] = {GEMM(bf16, FORMAT_BF16), GEMM(f16, FORMAT_F16),

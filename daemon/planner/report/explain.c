@@ -268,6 +268,7 @@ static int place_fits(const struct ledger_case *c, const struct split_place *pla
     plan.stage_count = plan_stages_of(home, plan.layers, stages);
     int rc = ledger_write(c, ctx, ledger_least_pages(c, ctx), &plan, &spec, err);
     *fits = !rc && ledger_fits(&plan);
+    plan_drop_placements(&plan);
     return rc;
 }
 

@@ -130,10 +130,11 @@ static void test_read_limit(void **state)
     struct helm_err err = {0};
     for (uint32_t threads = 1; threads <= 3; threads++) {
         struct read_limit *limit = NULL;
-        int rc = read_limit_open(threads, -1, 5 * MIB, &limit, &err); /* no multiple of a piece */
+        int rc = read_limit_open(threads, -1, NULL, 5 * MIB, &limit, &err); /* no multiple of a piece */
         if (rc == HELM_E_UNSUPPORTED) skip();
         assert_int_equal(rc, 0);
-        double gb_s = read_limit_measure(limit);
+        double gb_s = 0;
+        assert_int_equal(read_limit_measure(limit, &gb_s, &err), 0);
         assert_true(gb_s > 0.01 && gb_s < 1e5);
         read_limit_close(&limit);
         assert_null(limit);

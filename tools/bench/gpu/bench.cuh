@@ -38,6 +38,12 @@ struct bench {
     double read_gbs, peak_tflops;
     int repeats;
 };
+static inline uint32_t early_of(const struct bench *b)
+{
+    return b->device.early_launch ? GPUK_EARLY : 0;
+}
+/* How far two results are from each other, by the first one's length. */
+double bench_apart(const std::vector<float> &first, const std::vector<float> &other);
 /* One row of the table; limit 0: none to compare with. */
 void bench_row(const char *model, const char *what, double seconds, double rate, const char *unit,
                double limit);
@@ -82,10 +88,11 @@ void bench_model_close(struct bench_model *m);
  * one row. */
 void bench_model_step(struct bench_model *m, uint32_t tokens, uint32_t start, bool spread);
 
-/* Parts of one token's layer, for timing alone. */
+/* Parts of a layer for one token or a few, for timing alone. */
 enum bench_part { PART_QKV, PART_ATTENTION, PART_O, PART_GATE_UP, PART_DOWN, PART_COUNT };
-void bench_enqueue_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t flags);
-void bench_enqueue_head(struct bench_model *m, uint32_t flags);
+void bench_enqueue_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t tokens,
+                        uint32_t flags);
+void bench_enqueue_head(struct bench_model *m, uint32_t tokens, uint32_t flags);
 double bench_part_bytes(const struct bench_model *m, enum bench_part part);
 
 /* The logits of the last step, once it is over. */
@@ -100,10 +107,6 @@ void bench_enqueue_chain(struct bench_model *m);
 void bench_chains(struct bench *b, struct bench_model *m);
 int bench_chain_check(struct bench_model *m);
 
-/* The same parts, and the head, for several tokens. */
-void bench_enqueue_batch_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t tokens,
-                              uint32_t flags);
-void bench_enqueue_batch_head(struct bench_model *m, uint32_t tokens, uint32_t flags);
 /* Rows of the table about batches (bench_batch.cu), with `ways` also those that may be chosen; the check
  * prints lines and returns 1 when it failed. */
 void bench_batches(struct bench *b, struct bench_model *m, bool ways);
@@ -119,8 +122,7 @@ int bench_packed(struct bench *b);
 void bench_formats(struct bench *b, const char *only);
 
 /* Whole steps. */
-void bench_enqueue_decode(struct bench_model *m, uint32_t flags);
-void bench_enqueue_batch(struct bench_model *m, uint32_t tokens, uint32_t flags);
+void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags);
 void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flags);
 
 #endif

@@ -1,21 +1,15 @@
 /* Rows of helm-bench-gpu-kernels about steps of 2 to 16 sequences: whole steps, each operation alone over all
  * layers (cold, as bench_kernels.cu says), what the streamed gemm reaches beside the one that loads, and with
  * other rings, slices and warps. Called by bench_kernels.cu. */
-#include <math.h>
 #include <string.h>
 
 #include <algorithm>
 
 #include "tools/bench/gpu/bench.cuh"
 
-static uint32_t early_of(const struct bench *b)
-{
-    return b->device.early_launch ? GPUK_EARLY : 0;
-}
-
 static double step_seconds(struct bench *b, struct bench_model *m, uint32_t tokens)
 {
-    return bench_time_graph(b, 5, [&] { bench_enqueue_batch(m, tokens, early_of(b)); });
+    return bench_time_graph(b, 5, [&] { bench_enqueue_decode(m, tokens, early_of(b)); });
 }
 
 /* Seconds of one layer's part, in a graph of all layers'. */
@@ -24,7 +18,7 @@ static double part_seconds(struct bench *b, struct bench_model *m, enum bench_pa
     return bench_time_graph(b, 5,
                             [&] {
                                 for (uint32_t l = 0; l < m->shape.layers; l++)
-                                    bench_enqueue_batch_part(m, part, l, tokens, l ? early_of(b) : 0);
+                                    bench_enqueue_part(m, part, l, tokens, l ? early_of(b) : 0);
                             }) /
            m->shape.layers;
 }
@@ -52,7 +46,7 @@ static void bench_size(struct bench *b, struct bench_model *m, uint32_t tokens)
     for (int part = 0; part < PART_COUNT; part++)
         row_of(b, m, names[part], tokens, part_seconds(b, m, (enum bench_part)part, tokens),
                bench_part_bytes(m, (enum bench_part)part));
-    const double head = bench_time_graph(b, 5, [&] { bench_enqueue_batch_head(m, tokens, 0); });
+    const double head = bench_time_graph(b, 5, [&] { bench_enqueue_head(m, tokens, 0); });
     row_of(b, m, "norm+head", tokens, head, head_bytes);
 }
 
@@ -78,7 +72,7 @@ static void bench_ways(struct bench *b, struct bench_model *m, uint32_t tokens, 
                w.early ? "early" : "     ", step_seconds(b, m, tokens) * 1e3);
         for (enum bench_part part : {PART_QKV, PART_O, PART_GATE_UP, PART_DOWN})
             printf(" %6.2f", part_seconds(b, m, part, tokens) * 1e6);
-        printf(" %7.2f\n", bench_time_graph(b, 5, [&] { bench_enqueue_batch_head(m, tokens, 0); }) * 1e6);
+        printf(" %7.2f\n", bench_time_graph(b, 5, [&] { bench_enqueue_head(m, tokens, 0); }) * 1e6);
         fflush(stdout);
         *d = before;
     }
@@ -121,7 +115,7 @@ static std::vector<float> batch_logits(struct bench *b, struct bench_model *m, u
 {
     std::vector<float> v((size_t)tokens * m->shape.vocab);
     CUDA(cudaMemsetAsync(m->logits, 0xff, v.size() * 4, b->stream));
-    bench_enqueue_batch(m, tokens, flags);
+    bench_enqueue_decode(m, tokens, flags);
     CUDA(cudaDeviceSynchronize());
     CUDA(cudaMemcpy(v.data(), m->logits, v.size() * 4, cudaMemcpyDeviceToHost));
     return v;
@@ -143,10 +137,7 @@ int bench_batch_check(struct bench *b, struct bench_model *m)
         b->device.bulk_copy = false;
         const auto other = batch_logits(b, m, tokens, 0);
         b->device.bulk_copy = bulk_copy;
-        double difference = 0, norm = 0;
-        for (size_t i = 0; i < first.size(); i++)
-            difference += pow((double)other[i] - first[i], 2), norm += pow((double)first[i], 2);
-        const double apart = sqrt(difference / norm);
+        const double apart = bench_apart(first, other);
         const bool good = bad == 0 && apart < 1e-2; /* not so where anything is not a number */
         printf("%-8s batch check, %u tokens: %s; other bits in %d of %d runs, %.1e apart when not streamed\n",
                m->shape.name, tokens, good ? "ok" : "FAILED", bad, RUNS, apart);

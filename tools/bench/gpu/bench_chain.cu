@@ -2,7 +2,6 @@
  * parts, by slots of the ring, and a check of its logits.
  *
  * Called by bench_kernels.cu. */
-#include <math.h>
 #include <string.h>
 
 #include <algorithm>
@@ -15,11 +14,10 @@ int bench_chain_check(struct bench_model *m)
 {
     const int RUNS = 40;
     bench_model_step(m, 1, 200, false);
-    bench_enqueue_decode(m, 0);
+    bench_enqueue_decode(m, 1, 0);
     const auto plain = bench_logits(m);
     std::vector<float> first;
     int bad = 0;
-    double difference = 0, norm = 0;
     bench_chain_write(m, ALL, true, 0);
     for (int i = 0; i < RUNS; i++) {
         CUDA(cudaMemsetAsync(m->logits, 0xff, m->shape.vocab * 4, m->stream));
@@ -28,9 +26,7 @@ int bench_chain_check(struct bench_model *m)
         if (i == 0) first = again;
         bad += memcmp(first.data(), again.data(), first.size() * 4) != 0;
     }
-    for (size_t i = 0; i < plain.size(); i++)
-        difference += pow((double)first[i] - plain[i], 2), norm += pow((double)plain[i], 2);
-    const double apart = sqrt(difference / norm);
+    const double apart = bench_apart(plain, first);
     const bool good = bad == 0 && apart < 1e-2; /* false for NaN */
     printf("%-8s decode check, chain: %s; other bits in %d of %d runs, %.1e apart from kernel by kernel; %u "
            "slots, %u KiB of shared memory\n",

@@ -3,10 +3,10 @@
  *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--expand] [--packed] [--formats [NAME]]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
- * shape a check that the decode step gives the same bits again and again, each decode kernel over all layers
- * (cold: every layer has its own weights), whole decode steps as one captured graph, kernel by kernel and as
- * one chain, steps of 1 to 16 sequences (bench_batch.cu; --batch: nothing but these and, without --quick,
- * ways to run the streamed gemm), decode attention over a long context, prefill. Last, without --quick, the
+ * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
+ * graph, kernel by kernel and as one chain, steps of 1 to 16 sequences and each of their kernels over all
+ * layers (cold: every layer has its own weights; bench_batch.cu; --batch: nothing but these and, without
+ * --quick, ways to run the streamed gemm), decode attention over a long context, prefill. Last, without --quick, the
  * ways the bulk gemv can be run, the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv_bulk.cu).
  * --expand: packed weights alone (bench_expand.cu). --packed: products with whole packed matrices alone
  * (bench_packed.cu). --formats: products with weights of each format, or of one, alone (bench_formats.cu). Times are medians of repeated graph replays by CUDA
@@ -43,9 +43,12 @@ void bench_row(const char *model, const char *what, double seconds, double rate,
     printf("\n");
 }
 
-static uint32_t early_of(const struct bench *b)
+double bench_apart(const std::vector<float> &first, const std::vector<float> &other)
 {
-    return b->device.early_launch ? GPUK_EARLY : 0;
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < first.size(); i++)
+        difference += pow((double)other[i] - first[i], 2), norm += pow((double)first[i], 2);
+    return sqrt(difference / norm);
 }
 
 double bench_time_graph(struct bench *b, int replays, const std::function<void()> &enqueue)
@@ -118,31 +121,10 @@ std::vector<float> bench_logits(struct bench_model *m)
     return v;
 }
 
-static void bench_parts(struct bench *b, struct bench_model *m)
-{
-    const char *names[PART_COUNT] = {"norm+qkv", "attention", "o+residual", "norm+gate+up+SwiGLU",
-                                     "down+residual"};
-    bench_model_step(m, 1, 200, false);
-    for (int part = 0; part < PART_COUNT; part++) {
-        double s =
-            bench_time_graph(b, 5,
-                             [&] {
-                                 for (uint32_t l = 0; l < m->shape.layers; l++)
-                                     bench_enqueue_part(m, (enum bench_part)part, l, l ? early_of(b) : 0);
-                             }) /
-            m->shape.layers;
-        double gbs = bench_part_bytes(m, (enum bench_part)part) / s / 1e9;
-        bench_row(m->shape.name, names[part], s, gbs, "GB/s ", gbs > 0 ? b->read_gbs : 0);
-    }
-    double s = bench_time_graph(b, 5, [&] { bench_enqueue_head(m, 0); });
-    bench_row(m->shape.name, "norm+head", s, 2.0 * m->shape.vocab * m->shape.hidden / s / 1e9, "GB/s ",
-              b->read_gbs);
-}
-
 static void bench_decode(struct bench *b, struct bench_model *m, const char *what, uint32_t flags)
 {
     bench_model_step(m, 1, 200, false);
-    double s = bench_time_graph(b, 10, [&] { bench_enqueue_decode(m, flags); });
+    double s = bench_time_graph(b, 10, [&] { bench_enqueue_decode(m, 1, flags); });
     bench_row(m->shape.name, what, s, m->decode_bytes / s / 1e9, "GB/s ", b->read_gbs);
 }
 
@@ -176,7 +158,7 @@ static void bench_choices(struct bench *b, struct bench_model *m, std::vector<ch
     for (choice &c : all) {
         d->gemv_warps = c.warps, d->gemv_tile_bytes = c.tile, d->gemv_slots = c.slots;
         d->gemv_ahead_bytes = c.ahead, d->gemv_contiguous = c.contiguous;
-        c.seconds[model] = bench_time_graph(b, 3, [&] { bench_enqueue_decode(m, early_of(b)); });
+        c.seconds[model] = bench_time_graph(b, 3, [&] { bench_enqueue_decode(m, 1, early_of(b)); });
         best = std::min(best, c.seconds[model]);
     }
     for (choice &c : all) c.score += c.seconds[model] / best;
@@ -238,13 +220,13 @@ static int check_decode(struct bench *b, struct bench_model *m)
 {
     const int RUNS = 40;
     bench_model_step(m, 1, 200, false);
-    bench_enqueue_decode(m, 0);
+    bench_enqueue_decode(m, 1, 0);
     auto plain = bench_logits(m);
     int bad[2] = {0, 0};
     for (int i = 0; i < RUNS; i++) {
         const int early = i & 1 && b->device.early_launch;
         CUDA(cudaMemsetAsync(m->logits, 0xff, m->shape.vocab * 4, b->stream));
-        bench_enqueue_decode(m, early ? GPUK_EARLY : 0);
+        bench_enqueue_decode(m, 1, early ? GPUK_EARLY : 0);
         auto again = bench_logits(m);
         bad[early] += memcmp(plain.data(), again.data(), plain.size() * 4) != 0;
     }
@@ -253,12 +235,9 @@ static int check_decode(struct bench *b, struct bench_model *m)
     bool finite = true;
     for (float x : plain) finite = finite && isfinite(x);
     /* the small-batch path computes the same token's logits another way */
-    bench_enqueue_batch(m, 2, b->device.early_launch ? GPUK_EARLY : 0);
+    bench_enqueue_decode(m, 2, early_of(b));
     auto batch = bench_logits(m);
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < plain.size(); i++)
-        difference += pow((double)batch[i] - plain[i], 2), norm += pow((double)plain[i], 2);
-    const double apart = sqrt(difference / norm);
+    const double apart = bench_apart(plain, batch);
     const bool good = bad[0] + bad[1] == 0 && finite && apart < 1e-2;
     printf(
         "%-8s decode check: %s; logits %s, other bits in %d plain and %d early runs of %d, token %u, batch "
@@ -304,7 +283,7 @@ static void bench_long(struct bench *b, struct bench_model *m)
         double t = bench_time_graph(b, 3,
                                     [&] {
                                         for (uint32_t l = 0; l < s->layers; l++)
-                                            bench_enqueue_part(m, PART_ATTENTION, l, l ? early_of(b) : 0);
+                                            bench_enqueue_part(m, PART_ATTENTION, l, 1, l ? early_of(b) : 0);
                                     }) /
                    s->layers;
         double bytes = (double)context * 2 * s->kv_heads * s->head_dim * 2;
@@ -394,7 +373,6 @@ int main(int argc, char **argv)
         bench_decode(&b, &m, "decode step, not early", 0);
         if (b.device.bulk_copy) bench_chains(&b, &m);
         if (!quick && b.device.bulk_copy) bench_choices(&b, &m, choices, i);
-        bench_parts(&b, &m);
         bench_slices(&b, &m);
         bench_batches(&b, &m, false);
         bench_long(&b, &m);

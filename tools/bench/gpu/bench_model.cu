@@ -253,24 +253,6 @@ double bench_part_bytes(const struct bench_model *m, enum bench_part part)
     return rows * a.cols * 2;
 }
 
-void bench_enqueue_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t flags)
-{
-    if (part == PART_ATTENTION) {
-        struct gpuk_attention a = attention_of(m, layer);
-        GPUK(gpuk_attention_decode(m->device, &a, 1, true, m->attended, NULL, NULL, m->attention_workspace,
-                                   flags, m->stream, &err));
-        return;
-    }
-    struct gpuk_linear_args a = linear_of(m, part, layer);
-    GPUK(gpuk_gemv(m->device, &a, m->workspace, flags, m->stream, &err));
-}
-
-void bench_enqueue_head(struct bench_model *m, uint32_t flags)
-{
-    struct gpuk_linear_args a = head_of(m);
-    GPUK(gpuk_gemv(m->device, &a, m->workspace, flags, m->stream, &err));
-}
-
 void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_t rows)
 {
     std::vector<struct gpuk_chain_op> ops;
@@ -309,49 +291,37 @@ void bench_enqueue_chain(struct bench_model *m)
                      m->stream, &err));
 }
 
-void bench_enqueue_decode(struct bench_model *m, uint32_t flags)
+static void linear(struct bench_model *m, struct gpuk_linear_args a, uint32_t tokens, uint32_t flags)
 {
-    const struct bench_shape *s = &m->shape;
-    GPUK(gpuk_embed(&m->step, 1, m->embed, FORMAT_BF16, s->vocab, s->hidden, m->x, 0, m->stream, &err));
-    GPUK(gpuk_rope_table(&m->step, 1, m->inv_freq, s->head_dim, 1, m->rope_table, flags, m->stream, &err));
-    for (uint32_t l = 0; l < s->layers; l++)
-        for (int part = 0; part < PART_COUNT; part++) bench_enqueue_part(m, (enum bench_part)part, l, flags);
-    bench_enqueue_head(m, flags);
-    GPUK(gpuk_argmax(m->step.counts + 2, 1, m->logits, s->vocab, m->result, NULL, m->argmax_workspace, flags,
-                     m->stream, &err));
-}
-
-void bench_enqueue_batch_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t tokens,
-                              uint32_t flags)
-{
-    const struct bench_shape *s = &m->shape;
-    if (tokens == 1) {
-        bench_enqueue_part(m, part, layer, flags);
-        return;
-    }
-    if (part != PART_ATTENTION) {
-        struct gpuk_linear_args a = linear_of(m, part, layer);
-        GPUK(gpuk_gemm_small(m->device, &a, tokens, m->step.counts, m->workspace, flags, m->stream, &err));
-        return;
-    }
-    struct gpuk_attention a = attention_of(m, layer);
-    GPUK(gpuk_rope_append(&a, tokens, m->attended, DTYPE_F32, flags, m->stream, &err));
-    a.q = m->attended;
-    a.q_stride = s->heads * s->head_dim;
-    GPUK(gpuk_attention_decode(m->device, &a, tokens, false, m->attended, NULL, NULL, m->attention_workspace,
-                               flags, m->stream, &err));
-}
-
-void bench_enqueue_batch_head(struct bench_model *m, uint32_t tokens, uint32_t flags)
-{
-    struct gpuk_linear_args a = head_of(m);
     if (tokens == 1)
         GPUK(gpuk_gemv(m->device, &a, m->workspace, flags, m->stream, &err));
     else
         GPUK(gpuk_gemm_small(m->device, &a, tokens, m->step.counts, m->workspace, flags, m->stream, &err));
 }
 
-void bench_enqueue_batch(struct bench_model *m, uint32_t tokens, uint32_t flags)
+void bench_enqueue_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t tokens,
+                        uint32_t flags)
+{
+    if (part != PART_ATTENTION) {
+        linear(m, linear_of(m, part, layer), tokens, flags);
+        return;
+    }
+    struct gpuk_attention a = attention_of(m, layer);
+    if (tokens > 1) {
+        GPUK(gpuk_rope_append(&a, tokens, m->attended, DTYPE_F32, flags, m->stream, &err));
+        a.q = m->attended;
+        a.q_stride = m->shape.heads * m->shape.head_dim;
+    }
+    GPUK(gpuk_attention_decode(m->device, &a, tokens, tokens == 1, m->attended, NULL, NULL,
+                               m->attention_workspace, flags, m->stream, &err));
+}
+
+void bench_enqueue_head(struct bench_model *m, uint32_t tokens, uint32_t flags)
+{
+    linear(m, head_of(m), tokens, flags);
+}
+
+void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags)
 {
     const struct bench_shape *s = &m->shape;
     GPUK(gpuk_embed(&m->step, tokens, m->embed, FORMAT_BF16, s->vocab, s->hidden, m->x, 0, m->stream, &err));
@@ -359,8 +329,8 @@ void bench_enqueue_batch(struct bench_model *m, uint32_t tokens, uint32_t flags)
                          &err));
     for (uint32_t l = 0; l < s->layers; l++)
         for (int part = 0; part < PART_COUNT; part++)
-            bench_enqueue_batch_part(m, (enum bench_part)part, l, tokens, flags);
-    bench_enqueue_batch_head(m, tokens, flags);
+            bench_enqueue_part(m, (enum bench_part)part, l, tokens, flags);
+    bench_enqueue_head(m, tokens, flags);
     GPUK(gpuk_argmax(m->step.counts + 2, tokens, m->logits, s->vocab, m->result, NULL, m->argmax_workspace,
                      flags, m->stream, &err));
 }

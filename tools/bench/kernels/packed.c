@@ -6,7 +6,6 @@
 #include "tools/bench/kernels/packed.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 
 #include "common/base/file.h"
 #include "common/base/units.h"
+#include "common/cpu/pool.h"
 #include "common/model/model.h"
 #include "common/formats/packed.h"
 
@@ -28,7 +28,6 @@ struct job {
     void *packed;
     uint32_t *offset;
     double pack_seconds, read_seconds;
-    pthread_barrier_t *start; /* NULL: alone */
     int rc;
     struct helm_err err;
 };
@@ -52,17 +51,28 @@ static uint64_t job_bytes(const struct job *j)
     return packed_at(j->offset, packed_groups(j->rows));
 }
 
-static void *job_run(void *arg)
+static void pack_one(void *ctx, uint32_t index, uint32_t thread)
 {
-    struct job *j = arg;
-    for (int round = 0; round < ROUNDS && j->rc == HELM_OK; round++) {
-        if (j->start) pthread_barrier_wait(j->start);
-        const uint64_t begin = units_now_ns();
+    struct job *j = (struct job *)ctx + index;
+    (void)thread;
+    if (j->rc == HELM_OK)
         j->rc = packed_write_matrix(j->value, j->rows, j->cols, j->packed, j->offset, &j->err);
+}
+
+/* Seconds of the fastest round in which all jobs are packed, one a thread of the pool (NULL: here). */
+static double pack_jobs(struct job *job, uint32_t count, struct pool *pool)
+{
+    double fastest = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        const uint64_t begin = units_now_ns();
+        if (pool)
+            pool_run_region(pool, pack_one, job, count);
+        else
+            pack_one(job, 0, 0);
         const double seconds = (double)(units_now_ns() - begin) * 1e-9;
-        if (round == 0 || seconds < j->pack_seconds) j->pack_seconds = seconds;
+        if (round == 0 || seconds < fastest) fastest = seconds;
     }
-    return NULL;
+    return fastest;
 }
 
 /* Reads it back and compares. */
@@ -106,37 +116,24 @@ void bench_fill_normal(uint16_t *value, size_t values, double scale)
     }
 }
 
-/* GB/s of plain weights that `threads` pack at once, by the slowest of them. */
+/* GB/s of plain weights that `threads` pack at once. */
 static int pack_together(const uint16_t *value, unsigned threads, double *gbs, struct helm_err *err)
 {
     struct job *job = calloc(threads, sizeof(*job));
-    pthread_t *thread = calloc(threads, sizeof(*thread));
-    pthread_barrier_t start;
-    int rc = job && thread ? HELM_OK : helm_fail(err, HELM_E_NOMEM, "no memory for %u threads", threads);
-    double slowest = 0;
-    unsigned made = 0;
+    struct pool *pool = NULL;
+    int rc = job ? pool_create(threads, NULL, POOL_SPIN_US_DEFAULT, &pool, err)
+                 : helm_fail(err, HELM_E_NOMEM, "no memory for %u threads", threads);
+    double seconds = 0;
     for (unsigned t = 0; t < threads && rc == HELM_OK; t++) {
-        job[t] = (struct job){.value = value, .rows = RANDOM_ROWS, .cols = RANDOM_COLS, .start = &start};
+        job[t] = (struct job){.value = value, .rows = RANDOM_ROWS, .cols = RANDOM_COLS};
         rc = job_room(&job[t], err);
     }
-    if (rc == HELM_OK) {
-        pthread_barrier_init(&start, NULL, threads);
-        for (; made < threads; made++)
-            if (pthread_create(&thread[made], NULL, job_run, &job[made])) {
-                /* those that wait at the barrier would wait for ever */
-                fprintf(stderr, "helm-bench-kernels: cannot start thread %u\n", made);
-                exit(1);
-            }
-        for (unsigned t = 0; t < made; t++) {
-            pthread_join(thread[t], NULL);
-            if (job[t].rc != HELM_OK) rc = helm_fail(err, job[t].rc, "%s", job[t].err.text);
-            if (job[t].pack_seconds > slowest) slowest = job[t].pack_seconds;
-        }
-        pthread_barrier_destroy(&start);
-    }
-    *gbs = slowest > 0 ? 2e-9 * RANDOM_ROWS * RANDOM_COLS * threads / slowest : 0;
+    if (rc == HELM_OK) seconds = pack_jobs(job, threads, pool);
+    for (unsigned t = 0; t < threads && rc == HELM_OK; t++)
+        if (job[t].rc != HELM_OK) rc = helm_fail(err, job[t].rc, "%s", job[t].err.text);
+    *gbs = seconds > 0 ? 2e-9 * RANDOM_ROWS * RANDOM_COLS * threads / seconds : 0;
     for (unsigned t = 0; job && t < threads; t++) job_free(&job[t]);
-    free(thread);
+    pool_destroy(pool);
     free(job);
     return rc;
 }
@@ -155,7 +152,7 @@ static int bench_random(unsigned threads, struct helm_err *err)
         bench_fill_normal(value, values, scales[s]);
         rc = job_room(&j, err);
         if (rc == HELM_OK) {
-            job_run(&j);
+            j.pack_seconds = pack_jobs(&j, 1, NULL);
             rc = j.rc == HELM_OK ? job_check(&j, "N(0, scale)", err) : helm_fail(err, j.rc, "%s", j.err.text);
         }
         if (rc == HELM_OK) rc = pack_together(value, threads, &together, err);
@@ -190,7 +187,7 @@ static int add_tensor(const struct model *model, const struct model_tensor *tens
                : helm_fail(err, HELM_E_NOMEM, "no memory for %s", tensor->name);
     if (rc == HELM_OK) rc = job_room(&j, err);
     if (rc == HELM_OK) {
-        job_run(&j);
+        j.pack_seconds = pack_jobs(&j, 1, NULL);
         rc = j.rc == HELM_OK ? job_check(&j, tensor->name, err) : helm_fail(err, j.rc, "%s", j.err.text);
     }
     if (rc == HELM_OK) {

@@ -2,15 +2,14 @@
  *
  * Called by tools/bench/kernels/packed.c. In cache: one thread, one group again and again, which is what decoding
  * and multiplying cost. From memory: all threads, a matrix far beyond caches, each its run of groups. Packed
- * and plain take turns; numbers are medians. Owns its threads and buffers for the length of the call. */
-#include <pthread.h>
-#include <sched.h>
+ * and plain take turns; numbers are medians. Owns its pool and buffers for the length of the call. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "common/base/cpu.h"
+#include "common/cpu/pool.h"
 #include "common/base/units.h"
 #include "common/formats/packed.h"
 #include "tools/bench/kernels/packed.h"
@@ -32,12 +31,8 @@ struct gemv_bench {
     char *bytes;
     uint32_t *offset;
     float *x, *ordered, *y;
-    pthread_barrier_t turn;
+    bool now_packed;
     double seconds[2][ROUNDS]; /* plain, packed */
-};
-struct gemv_thread {
-    struct gemv_bench *bench;
-    unsigned index;
 };
 
 static void multiply(struct gemv_bench *b, bool packed, uint32_t first, uint32_t last)
@@ -55,43 +50,27 @@ static void multiply(struct gemv_bench *b, bool packed, uint32_t first, uint32_t
     }
 }
 
-static void *thread_main(void *arg)
+static void multiply_part(void *ctx, uint32_t part, uint32_t thread)
 {
-    const struct gemv_thread *t = arg;
-    struct gemv_bench *b = t->bench;
-    const uint32_t first = (uint32_t)((uint64_t)b->groups * t->index / b->threads),
-                   last = (uint32_t)((uint64_t)b->groups * (t->index + 1) / b->threads);
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(b->cpus.cpu[t->index], &set);
-    /* an unpinned thread only measures worse */
-    (void)pthread_setaffinity_np(pthread_self(), sizeof set, &set);
-    for (int round = 0; round < ROUNDS; round++)
-        for (int packed = 0; packed < 2; packed++) {
-            pthread_barrier_wait(&b->turn);
-            const uint64_t begin = units_now_ns();
-            multiply(b, packed, first, last);
-            pthread_barrier_wait(&b->turn);
-            if (t->index == 0) b->seconds[packed][round] = (double)(units_now_ns() - begin) * 1e-9;
-        }
-    return NULL;
+    struct gemv_bench *b = ctx;
+    (void)thread;
+    multiply(b, b->now_packed, (uint32_t)((uint64_t)b->groups * part / b->threads),
+             (uint32_t)((uint64_t)b->groups * (part + 1) / b->threads));
 }
 
-static void from_memory(struct gemv_bench *b)
+static int from_memory(struct gemv_bench *b, struct helm_err *err)
 {
-    pthread_t thread[CPU_MAX];
-    struct gemv_thread of[CPU_MAX];
-    pthread_barrier_init(&b->turn, NULL, b->threads);
-    for (unsigned t = 0; t < b->threads; t++) {
-        of[t] = (struct gemv_thread){b, t};
-        if (pthread_create(&thread[t], NULL, thread_main, &of[t])) {
-            /* those that wait at the barrier would wait for ever */
-            fprintf(stderr, "helm-bench-kernels: cannot start thread %u\n", t);
-            exit(1);
+    struct pool *pool;
+    int rc = pool_create(b->threads, b->cpus.cpu, POOL_SPIN_US_DEFAULT, &pool, err);
+    for (int round = 0; round < ROUNDS && !rc; round++)
+        for (int packed = 0; packed < 2; packed++) {
+            b->now_packed = packed;
+            const uint64_t begin = units_now_ns();
+            pool_run_region(pool, multiply_part, b, b->threads);
+            b->seconds[packed][round] = (double)(units_now_ns() - begin) * 1e-9;
         }
-    }
-    for (unsigned t = 0; t < b->threads; t++) pthread_join(thread[t], NULL);
-    pthread_barrier_destroy(&b->turn);
+    if (!rc) pool_destroy(pool);
+    return rc;
 }
 
 static void in_cache(struct gemv_bench *b)
@@ -143,7 +122,8 @@ static int measure(struct gemv_bench *b, struct helm_err *err)
     in_cache(b);
     print_row(b, "in cache", 1, (double)PACKED_ROWS * b->cols,
               (double)packed_at(b->offset, 1) / (double)(PACKED_ROWS * row_bytes));
-    from_memory(b);
+    rc = from_memory(b, err);
+    if (rc != HELM_OK) goto out;
     print_row(b, "memory", b->threads, (double)b->rows * b->cols,
               (double)packed_at(b->offset, b->groups) / (double)value_bytes);
 out:

@@ -47,15 +47,13 @@ uint64_t prompt_checksum(const uint32_t *ids, size_t count);
 /* ---- read_limit.c ---- */
 
 struct read_limit;
-/* `threads` threads, one a core of `node` (-1: any), over `bytes` of memory of their own. */
-HELM_MUST_CHECK int read_limit_open(uint32_t threads, int node, uint64_t bytes, struct read_limit **out,
-                                    struct helm_err *err);
-/* Over `memory` of the caller, which stays his, is touched already and is only read; a rest of less than 2
- * MiB is left out. Its bytes should be far beyond the caches. */
-HELM_MUST_CHECK int read_limit_open_over(uint32_t threads, int node, const void *memory, uint64_t bytes,
-                                         struct read_limit **out, struct helm_err *err);
+/* `threads` threads, one a core of `node` (-1: any), over `bytes` of memory of their own (`memory` NULL), or of
+ * the caller's, which stays his, is touched already and is only read; a rest of less than 2 MiB is left out.
+ * Its bytes should be far beyond the caches. */
+HELM_MUST_CHECK int read_limit_open(uint32_t threads, int node, const void *memory, uint64_t bytes,
+                                    struct read_limit **out, struct helm_err *err);
 /* GB/s just now. */
-double read_limit_measure(struct read_limit *limit);
+HELM_MUST_CHECK int read_limit_measure(struct read_limit *limit, double *gb_s, struct helm_err *err);
 void read_limit_close(struct read_limit **limit);
 
 /* ---- the matrix ---- */

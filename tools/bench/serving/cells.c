@@ -133,17 +133,17 @@ static int limit_prepare(struct bench *bench, const struct bench_group *group, s
     if (bytes > memory.available_bytes / 4) bytes = memory.available_bytes / 4;
     bench->limit_threads = group->threads;
     bench->limit_node = group->node;
-    return read_limit_open(group->threads, group->node, bytes, &bench->limit, err);
+    return read_limit_open(group->threads, group->node, NULL, bytes, &bench->limit, err);
 }
 
 /* GB/s, or 0 where it cannot be measured: the daemon is on another machine, or has no CPU worker. */
-static double measure_read(struct bench *bench, const struct bench_group *group)
+static int measure_read(struct bench *bench, const struct bench_group *group, double *gb_s,
+                        struct helm_err *err)
 {
-    struct helm_err ignored = {0};
+    *gb_s = 0;
     if (!bench->limit || !group->local || !group->has_cpu) return 0;
-    double gb_s = read_limit_measure(bench->limit);
-    (void)!samples_add(&bench->read_gb_s, gb_s, &ignored);
-    return gb_s;
+    int rc = read_limit_measure(bench->limit, gb_s, err);
+    return rc ? rc : samples_add(&bench->read_gb_s, *gb_s, err);
 }
 
 /* ---- one cell, one round ---- */
@@ -166,12 +166,13 @@ static int cell_measure(struct bench *bench, struct bench_group *group, struct b
     if (rc == 0)
         rc =
             drive_requests(bench, group, cell, PROMPT_WARMUP_FIRST + round * o->warmup, o->warmup, true, err);
-    if (rc < 0) return rc;
     size_t before_count = cell->server_tpot_ms.count;
-    double before = measure_read(bench, group);
-    rc = drive_requests(bench, group, cell, round * o->requests, o->requests, false, err);
+    double before = 0, after = 0;
+    if (rc == 0) rc = measure_read(bench, group, &before, err);
+    if (rc == 0) rc = drive_requests(bench, group, cell, round * o->requests, o->requests, false, err);
+    if (rc == 0) rc = measure_read(bench, group, &after, err);
     if (rc < 0) return rc;
-    double read_gb_s = (before + measure_read(bench, group)) / 2;
+    double read_gb_s = (before + after) / 2;
     if (read_gb_s > 0) rc = samples_add(&cell->read_gb_s, read_gb_s, err);
     double bound_ms = bytes_bound_ms(bench, group, read_gb_s);
     double tpot_ms = samples_quantile_from(&cell->server_tpot_ms, before_count, 0.5);

@@ -247,6 +247,7 @@ static void a_plan_of_other_places_is_refused(void **state)
     assert_int_equal(gpu_weights_plan(&model, &all.plan, NULL, 0, &w, &err), HELM_E_CAPACITY);
     assert_non_null(strstr(err.text, "tables of packed weights take "));
     assert_non_null(strstr(err.text, " have 64 for them"));
+    plan_drop_placements(&all.plan);
     plan_weights(&all, FULL, 0);
     all.plan.placement[1].offset = all.plan.placement[0].offset;
     assert_int_equal(gpu_weights_plan(&model, &all.plan, NULL, 0, &w, &err), HELM_E_MISMATCH);
