@@ -12,20 +12,23 @@
 #define BLOCK_VALUES_MAX 256
 #define BLOCK_GROUPS_MAX 16
 
-/* Of each: name, its name in files, values and bytes of a block, values of a group. */
-#define BLOCK_FORMATS(X)                                                                                     \
+/* Of each: name, its name in files, values and bytes of a block, values of a group. First those whose numbers are the
+ * halves of bytes. */
+#define BLOCK_NIBBLE_FORMATS(X)                                                                              \
     X(q4_0, Q4_0, 32, 18, 32)                                                                                \
     X(q4_1, Q4_1, 32, 20, 32)                                                                                \
+    X(q4_k, Q4_K, 256, 144, 32)                                                                              \
+    X(iq4_nl, IQ4_NL, 32, 18, 32)                                                                            \
+    X(iq4_xs, IQ4_XS, 256, 136, 32)                                                                          \
+    X(mxfp4, MXFP4, 32, 17, 32)
+#define BLOCK_OTHER_FORMATS(X)                                                                               \
     X(q5_0, Q5_0, 32, 22, 32)                                                                                \
     X(q5_1, Q5_1, 32, 24, 32)                                                                                \
     X(q2_k, Q2_K, 256, 84, 16)                                                                               \
     X(q3_k, Q3_K, 256, 110, 16)                                                                              \
-    X(q4_k, Q4_K, 256, 144, 32)                                                                              \
     X(q5_k, Q5_K, 256, 176, 32)                                                                              \
-    X(q6_k, Q6_K, 256, 210, 16)                                                                              \
-    X(iq4_nl, IQ4_NL, 32, 18, 32)                                                                            \
-    X(iq4_xs, IQ4_XS, 256, 136, 32)                                                                          \
-    X(mxfp4, MXFP4, 32, 17, 32)
+    X(q6_k, Q6_K, 256, 210, 16)
+#define BLOCK_FORMATS(X)                                        BLOCK_NIBBLE_FORMATS(X) BLOCK_OTHER_FORMATS(X)
 #define BLOCK_NUMBER(format, FORMAT_NAME, values, bytes, group) BLOCK_##FORMAT_NAME,
 enum { BLOCK_FORMATS(BLOCK_NUMBER) BLOCK_FORMAT_COUNT };
 

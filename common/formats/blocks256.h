@@ -10,6 +10,28 @@
     _Pragma("GCC unroll 8") for (int run = 0; run < 8; run++)                                                \
         _Pragma("GCC unroll 2") for (int at = 0; at < 32; at += 16)
 
+typedef uint64_t block_pair __attribute__((vector_size(16)));
+
+/* Eight signed bytes times the scale of scales. */
+static inline void block_scaled8(float *to, uint64_t numbers, float by)
+{
+#ifdef __AVX2__
+    const __m256 wide = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128((long long)numbers)));
+    _mm256_storeu_ps(to, _mm256_mul_ps(wide, _mm256_set1_ps(by)));
+#else
+    for (int i = 0; i < 8; i++) to[i] = by * (float)(int8_t)(numbers >> 8 * i);
+#endif
+}
+static inline void block_scaled(float *to, block_bytes numbers, float by)
+{
+    block_scaled8(to, ((block_pair)numbers)[0], by);
+    block_scaled8(to + 8, ((block_pair)numbers)[1], by);
+}
+static inline uint64_t block_join(uint32_t low, uint32_t high)
+{
+    return low | (uint64_t)high << 32;
+}
+
 /* 64 bytes have 256 numbers of 2 bits: of each half of them 32 bytes have four runs. */
 static inline block_bytes block_two_bits(const uint8_t *from, int run, int at)
 {
@@ -33,9 +55,9 @@ static inline void q2_k_numbers(const uint8_t *block, int8_t *number)
 }
 static inline void q2_k_scales(const uint8_t *block, float *scale, float *least)
 {
-    const float d = block_half(block + 80), dmin = block_half(block + 82);
-    for (int g = 0; g < 16; g++)
-        scale[g] = d * (float)(block[g] & 15), least[g] = dmin * (float)(block[g] >> 4);
+    const block_bytes both = block_load(block);
+    block_scaled(scale, both & 15, block_half(block + 80));
+    block_scaled(least, block_bits(both, 4, 15), block_half(block + 82));
 }
 
 static inline void q3_k_numbers(const uint8_t *block, int8_t *number)
@@ -46,13 +68,15 @@ static inline void q3_k_numbers(const uint8_t *block, int8_t *number)
 /* 16 scales of 6 bits in 12 bytes: four bits of two in each of the first 8, two bits of four in the others. */
 static inline void q3_k_scales(const uint8_t *block, float *scale, float *least)
 {
-    const uint8_t *packed = block + 96;
-    const float d = block_half(block + 108);
-    for (int g = 0; g < 16; g++) {
-        const int low = packed[g % 8] >> g / 8 * 4 & 15, high = packed[8 + g % 4] >> g / 4 * 2 & 3;
-        scale[g] = d * (float)(low + high * 16 - 32);
-        least[g] = 0;
-    }
+    uint64_t low;
+    uint32_t high;
+    memcpy(&low, block + 96, sizeof low);
+    memcpy(&high, block + 104, sizeof high);
+    const block_pair fours = {block_join((high & 0x03030303u) << 4, (high & 0x0c0c0c0cu) << 2),
+                              block_join(high & 0x30303030u, (high & 0xc0c0c0c0u) >> 2)};
+    const block_pair halves = {low & UINT64_C(0x0f0f0f0f0f0f0f0f), low >> 4 & UINT64_C(0x0f0f0f0f0f0f0f0f)};
+    block_scaled(scale, (block_bytes)(fours | halves) - 32, block_half(block + 108));
+    memset(least, 0, 16 * sizeof *least);
 }
 
 static inline void q4_k_numbers(const uint8_t *block, int8_t *number)
@@ -63,17 +87,12 @@ static inline void q4_k_numbers(const uint8_t *block, int8_t *number)
  * two upper bits are those of the others. */
 static inline void q4_k_scales(const uint8_t *block, float *scale, float *least)
 {
-    const uint8_t *packed = block + 4;
-    const float d = block_half(block), dmin = block_half(block + 2);
     uint32_t word[3];
-    uint8_t six[16]; /* scales, then smallest values */
-    memcpy(word, packed, sizeof word);
-    const uint32_t all[4] = {word[0] & 0x3f3f3f3fu, (word[2] & 0x0f0f0f0fu) | (word[0] >> 2 & 0x30303030u),
-                             word[1] & 0x3f3f3f3fu,
-                             (word[2] >> 4 & 0x0f0f0f0fu) | (word[1] >> 2 & 0x30303030u)};
-    memcpy(six, all, sizeof six);
-    for (int g = 0; g < 8; g++) scale[g] = d * (float)six[g];
-    for (int g = 0; g < 8; g++) least[g] = dmin * (float)six[8 + g];
+    memcpy(word, block + 4, sizeof word);
+    const uint32_t low = (word[2] & 0x0f0f0f0fu) | (word[0] >> 2 & 0x30303030u),
+                   high = (word[2] >> 4 & 0x0f0f0f0fu) | (word[1] >> 2 & 0x30303030u);
+    block_scaled8(scale, block_join(word[0] & 0x3f3f3f3fu, low), block_half(block));
+    block_scaled8(least, block_join(word[1] & 0x3f3f3f3fu, high), block_half(block + 2));
 }
 
 static inline void q5_k_numbers(const uint8_t *block, int8_t *number)
@@ -100,8 +119,8 @@ static inline void q6_k_numbers(const uint8_t *block, int8_t *number)
 }
 static inline void q6_k_scales(const uint8_t *block, float *scale, float *least)
 {
-    const float d = block_half(block + 208);
-    for (int g = 0; g < 16; g++) scale[g] = d * (float)(int8_t)block[192 + g], least[g] = 0;
+    block_scaled(scale, block_load(block + 192), block_half(block + 208));
+    memset(least, 0, 16 * sizeof *least);
 }
 
 static inline void iq4_xs_numbers(const uint8_t *block, int8_t *number)
@@ -109,15 +128,24 @@ static inline void iq4_xs_numbers(const uint8_t *block, int8_t *number)
     _Pragma("GCC unroll 8") for (int run = 0; run < 8; run++)
         block_lookup(block + 8 + run * 16, number + run * 32, iq4_table);
 }
+/* 8 scales of 6 bits: four bits of each in 4 bytes, two in 2. */
 static inline void iq4_xs_scales(const uint8_t *block, float *scale, float *least)
 {
-    const float d = block_half(block);
-    const int high = block[2] | block[3] << 8;
-    for (int g = 0; g < 8; g++) {
-        const int low = block[4 + g / 2] >> g % 2 * 4 & 15;
-        scale[g] = d * (float)(low + (high >> 2 * g & 3) * 16 - 32);
-        least[g] = 0;
-    }
+    uint32_t halves;
+    uint16_t quarters;
+    memcpy(&halves, block + 4, sizeof halves);
+    memcpy(&quarters, block + 2, sizeof quarters);
+    uint64_t low = halves, high = quarters; /* spread to a byte each */
+    low = (low | low << 16) & UINT64_C(0x0000ffff0000ffff);
+    low = (low | low << 8) & UINT64_C(0x00ff00ff00ff00ff);
+    low = (low | low << 4) & UINT64_C(0x0f0f0f0f0f0f0f0f);
+    high = (high | high << 24) & UINT64_C(0x000000ff000000ff);
+    high = (high | high << 12) & UINT64_C(0x000f000f000f000f);
+    high = (high | high << 6) & UINT64_C(0x0303030303030303);
+    /* Less 32 in each byte: with its top bit set none borrows of its neighbour. */
+    const uint64_t top = UINT64_C(0x8080808080808080);
+    block_scaled8(scale, (((low | high << 4) | top) - UINT64_C(0x2020202020202020)) ^ top, block_half(block));
+    memset(least, 0, 8 * sizeof *least);
 }
 
 #endif

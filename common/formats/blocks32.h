@@ -119,8 +119,8 @@ static inline void q5_1_scales(const uint8_t *block, float *scale, float *least)
     q4_1_scales(block, scale, least);
 }
 
-static const int8_t iq4_table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                     1,    13,   25,  38,  53,  69,  89,  113};
+#define IQ4_CODES -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+static const int8_t iq4_table[16] = {IQ4_CODES};
 static inline void iq4_nl_numbers(const uint8_t *block, int8_t *number)
 {
     block_lookup(block + 2, number, iq4_table);
@@ -131,7 +131,8 @@ static inline void iq4_nl_scales(const uint8_t *block, float *scale, float *leas
 }
 
 /* Twice the values of E2M1, with half the scale. */
-static const int8_t mxfp4_table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+#define MXFP4_CODES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
+static const int8_t mxfp4_table[16] = {MXFP4_CODES};
 static inline void mxfp4_numbers(const uint8_t *block, int8_t *number)
 {
     block_lookup(block + 1, number, mxfp4_table);

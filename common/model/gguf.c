@@ -307,7 +307,7 @@ static int take_tensors(struct cursor *c, struct gguf *header, uint64_t count)
     return 0;
 }
 
-static int take_all(struct cursor *c, uint64_t length, uint64_t file_bytes, bool headers, struct gguf *header)
+static int take_all(struct cursor *c, const struct gguf_source *source, struct gguf *header)
 {
     uint64_t version = 0, tensors = 0, values = 0;
     const uint8_t *magic = take(c, 4, 1, "the first word");
@@ -323,22 +323,24 @@ static int take_all(struct cursor *c, uint64_t length, uint64_t file_bytes, bool
     if (!rc) rc = take_values(c, header, values);
     if (!rc) rc = take_tensors(c, header, tensors);
     if (rc) return rc;
-    const uint64_t end = length - c->left;
+    const uint64_t end = source->length - c->left, file_bytes = source->file_bytes;
     header->data_offset = (end + header->alignment - 1) / header->alignment * header->alignment;
     uint64_t data_bytes = file_bytes > header->data_offset ? file_bytes - header->data_offset : 0;
-    return check_tiling(header, headers ? SAFETENSORS_BYTES_UNKNOWN : data_bytes, c->err);
+    return check_tiling(header, source->headers ? SAFETENSORS_BYTES_UNKNOWN : data_bytes, c->err);
 }
 
-int gguf_parse(const char *what, const uint8_t *bytes, uint64_t length, uint64_t file_bytes, bool headers,
-               struct gguf *header, bool *more, struct helm_err *err)
+int gguf_parse(const struct gguf_source *source, struct gguf *header, bool *more, struct helm_err *err)
 {
     struct helm_err detail = {0};
-    struct cursor c = {.at = bytes, .left = length, .behind = file_bytes - length, .err = &detail};
+    struct cursor c = {.at = source->bytes,
+                       .left = source->length,
+                       .behind = source->file_bytes - source->length,
+                       .err = &detail};
     memset(header, 0, sizeof *header);
-    int rc = take_all(&c, length, file_bytes, headers, header);
+    int rc = take_all(&c, source, header);
     *more = c.more;
     if (!rc) return 0;
-    helm_err_prefix(&detail, "%s", what);
+    helm_err_prefix(&detail, "%s", source->what);
     if (err) *err = detail;
     gguf_free(header);
     return rc;
@@ -355,9 +357,10 @@ int gguf_read(int fd, uint64_t bytes, const char *what, bool headers, struct ggu
         if (!text)
             return helm_fail(err, HELM_E_NOMEM, "%s: no memory for a header of %llu bytes", what,
                              (unsigned long long)length);
+        const struct gguf_source source = {what, text, length, bytes, headers};
         bool more = false;
         int rc = file_pread_all(fd, text, (size_t)length, 0, what, err);
-        if (!rc) rc = gguf_parse(what, text, length, bytes, headers, header, &more, err);
+        if (!rc) rc = gguf_parse(&source, header, &more, err);
         header->bytes = rc ? NULL : text;
         if (!rc) return 0;
         free(text);

@@ -66,9 +66,15 @@ HELM_MUST_CHECK int gguf_read(int fd, uint64_t bytes, const char *what, bool hea
 /* The header behind a path that a model is read by, of the first file of several; zeroed: there is no GGUF file. Its
  * data may be missing. (gguf_model.c) */
 HELM_MUST_CHECK int gguf_open(const char *path, struct gguf *header, struct helm_err *err);
-/* The same from a file's first `length` bytes. *more: they are too few, which is also an error. */
-HELM_MUST_CHECK int gguf_parse(const char *what, const uint8_t *bytes, uint64_t length, uint64_t file_bytes,
-                               bool headers, struct gguf *header, bool *more, struct helm_err *err);
+/* The same from a file's first bytes. *more: they are too few, which is also an error. */
+struct gguf_source {
+    const char *what;
+    const uint8_t *bytes;
+    uint64_t length, file_bytes; /* that are here, that the file has */
+    bool headers;
+};
+HELM_MUST_CHECK int gguf_parse(const struct gguf_source *source, struct gguf *header, bool *more,
+                               struct helm_err *err);
 void gguf_free(struct gguf *header);
 
 /* NULL: the file has no such key. */

@@ -1,10 +1,10 @@
 /* Fuzz target: a GGUF file's header. The input is a whole file. What is accepted must lie in the file, aligned, one
- * tensor behind the other; every value is read. */
+ * tensor behind the other; every value is read, and the configuration that the keys make. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/model/gguf.h"
+#include "common/model/gguf_model.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -31,6 +31,23 @@ static void read_value(const struct gguf *header, const struct gguf_value *value
     if (gguf_get_string(header, value->key, true, text, sizeof text, &err) == 0) sum += (double)strlen(text);
 }
 
+/* A configuration that is accepted is within the limits that all others rely on. */
+static void read_config(struct gguf *header)
+{
+    const struct gguf_files files = {.part = header, .count = 1};
+    struct model_config config;
+    struct helm_err err = {0};
+    bool interleaved = false;
+    if (gguf_config_read(&files, &config, &interleaved, &err)) {
+        if (!err.code || !err.text[0]) abort();
+        return;
+    }
+    if (!config.gguf || config.layers < 1 || config.layers > MODEL_LAYERS_MAX) abort();
+    if (config.heads % config.kv_heads || config.head_dim % 2 || config.vocab > MODEL_VOCAB_MAX) abort();
+    for (uint32_t i = 0; i < config.layers; i++) sum += config.window[i];
+    model_config_free(&config);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct gguf header;
@@ -38,7 +55,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool more;
     uint64_t at = 0;
     for (int headers = 0; headers < 2; headers++) {
-        if (gguf_parse("fuzz", data, size, size, headers, &header, &more, &err)) {
+        const struct gguf_source source = {"fuzz", data, size, size, headers};
+        if (gguf_parse(&source, &header, &more, &err)) {
             if (!err.code || !err.text[0]) abort();
         } else {
             at = header.data_offset;
@@ -49,6 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                 at += header.data_offset;
                 if (!headers && at > size) abort();
             }
+            read_config(&header);
             for (uint32_t i = 0; i < header.value_count; i++) read_value(&header, &header.values[i]);
         }
         if (more) abort(); /* it was the whole file */

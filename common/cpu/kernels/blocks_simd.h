@@ -4,7 +4,8 @@
  * Included behind lanes256.h or lanes512.h by files that define
  *   vec block_numbers(const void *at)    LANES numbers of 8 bits as floats
  *   NAME, FEATURES                       of the kernels
- *   KERNELS                              their table, by the formats' numbers in blocks.h */
+ *   KERNELS                              their table, by the formats' numbers in blocks.h
+ * and may define NIBBLES, the gemvs of BLOCK_NIBBLE_FORMATS in their own way. */
 #ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_SIMD_H
 #define HELM_COMMON_CPU_KERNELS_BLOCKS_SIMD_H
 
@@ -17,6 +18,21 @@
         return vec_fmsub(block_numbers(number + i), vec_set1(scale[i / (GROUP)]),                            \
                          vec_set1(least[i / (GROUP)]));                                                      \
     }                                                                                                        \
+    static void format_##_decode(void *values, const void *w, size_t rows, size_t cols)                      \
+    {                                                                                                        \
+        const uint8_t *block = w;                                                                            \
+        float scale[BLOCK_GROUPS_MAX], least[BLOCK_GROUPS_MAX], *to = values;                                \
+        _Alignas(64) int8_t number[VALUES];                                                                  \
+        for (size_t at = 0; at < rows * cols; at += (VALUES), block += (BYTES)) {                            \
+            format_##_numbers(block, number);                                                                \
+            format_##_scales(block, scale, least);                                                           \
+            UNROLL for (size_t i = 0; i < (VALUES); i += LANES)                                              \
+                vec_store(to + at + i, format_##_part(number, scale, least, i));                             \
+        }                                                                                                    \
+    }
+BLOCK_FORMATS(FUNCTIONS)
+
+#define GEMV(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                     \
     static void format_##_gemv(float *y, const void *w, const float *x, size_t rows, size_t cols,            \
                                const struct gemv_reads *reads)                                               \
     {                                                                                                        \
@@ -37,20 +53,13 @@
             }                                                                                                \
             y[r] = vec_reduce_add(vec_add(sum[0], sum[1]));                                                  \
         }                                                                                                    \
-    }                                                                                                        \
-    static void format_##_decode(void *values, const void *w, size_t rows, size_t cols)                      \
-    {                                                                                                        \
-        const uint8_t *block = w;                                                                            \
-        float scale[BLOCK_GROUPS_MAX], least[BLOCK_GROUPS_MAX], *to = values;                                \
-        _Alignas(64) int8_t number[VALUES];                                                                  \
-        for (size_t at = 0; at < rows * cols; at += (VALUES), block += (BYTES)) {                            \
-            format_##_numbers(block, number);                                                                \
-            format_##_scales(block, scale, least);                                                           \
-            UNROLL for (size_t i = 0; i < (VALUES); i += LANES)                                              \
-                vec_store(to + at + i, format_##_part(number, scale, least, i));                             \
-        }                                                                                                    \
     }
-BLOCK_FORMATS(FUNCTIONS)
+BLOCK_OTHER_FORMATS(GEMV)
+#ifndef NIBBLES
+BLOCK_NIBBLE_FORMATS(GEMV)
+#else
+NIBBLES
+#endif
 
 #define ROW(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                      \
     [BLOCK_##FORMAT_NAME] = {{.name = NAME,                                                                  \

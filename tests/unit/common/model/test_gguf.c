@@ -20,7 +20,7 @@ static int parse_part(const struct built *b, size_t length, struct gguf *header,
     uint8_t *copy = malloc(length ? length : 1);
     assert_non_null(copy);
     memcpy(copy, b->bytes, length);
-    int rc = gguf_parse("f.gguf", copy, length, length, false, header, more, err);
+    int rc = gguf_parse(&(struct gguf_source){"f.gguf", copy, length, length, false}, header, more, err);
     if (rc)
         free(copy);
     else
@@ -149,12 +149,13 @@ static void test_truncated(void **state)
         uint8_t *copy = malloc(length + 1);
         memcpy(copy, built.bytes, length);
         err = (struct helm_err){0};
-        int rc = gguf_parse("f.gguf", copy, length, built.length, false, &h, &more, &err);
+        int rc =
+            gguf_parse(&(struct gguf_source){"f.gguf", copy, length, built.length, false}, &h, &more, &err);
         assert_int_equal(rc != 0, more);
         if (length >= header) assert_int_equal(rc, 0);
         gguf_free(&h);
         /* For planning the data may be missing. */
-        rc = gguf_parse("f.gguf", copy, length, length, true, &h, &more, &err);
+        rc = gguf_parse(&(struct gguf_source){"f.gguf", copy, length, length, true}, &h, &more, &err);
         if (length >= header) assert_int_equal(rc, 0);
         gguf_free(&h);
         free(copy);
