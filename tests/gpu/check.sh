@@ -128,7 +128,7 @@ run split 420 "$golden" "$bin/helm-test-gpu-split"
 run stream 420 "$golden" "$bin/helm-test-gpu-stream"
 if [ "$device" = cuda ]; then
     rm -f "$logs/bench.log"
-    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=q8_0
+    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks
     run bench 400 'decode check' "$bin/helm-bench-gpu-kernels" $bench
     [ ! -f "$logs/bench.log" ] || cat "$logs/bench.log"
 fi

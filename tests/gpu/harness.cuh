@@ -56,7 +56,7 @@ struct gpu_buffer {
     size_t bytes;
     explicit gpu_buffer(size_t size) : at(nullptr), bytes(size ? size : 1)
     {
-        CUDA(cudaMalloc(&at, bytes));
+        CUDA(cudaMalloc(&at, (bytes + 15) / 16 * 16)); /* copies of weights end on 16 bytes */
         CUDA(cudaMemset(at, 0xff, bytes));
         CUDA(cudaDeviceSynchronize());
     }
@@ -104,18 +104,52 @@ static inline const char *name_of(int format)
 {
     return tensor_format_name((enum tensor_format)format);
 }
-/* n random elements of a dtype, or of blocks (n whole ones), as bytes. */
+/* Any bytes as blocks (n values, whole blocks), but for what all of a block's values are multiplied by: values are of
+ * `scale`'s size. */
+static inline std::vector<unsigned char> random_blocks(struct test_context *t, size_t n,
+                                                       enum tensor_format format, float scale)
+{
+    const struct tensor_format_traits *traits = tensor_format_of(format);
+    std::vector<unsigned char> v(n / traits->block_values * traits->block_bytes);
+    const auto put = [&](unsigned char *at, float most) {
+        const uint16_t half = convert_f32_f16((float)(random_uniform(t) * most * scale));
+        memcpy(at, &half, 2);
+    };
+    for (unsigned char &byte : v) byte = (unsigned char)random_below(t, 256);
+    for (unsigned char *block = v.data(); block < v.data() + v.size(); block += traits->block_bytes)
+        switch (format) {
+        case FORMAT_Q2_K:
+            put(block + 80, 1 / 64.0f), put(block + 82, 1 / 32.0f);
+            break;
+        case FORMAT_Q3_K:
+            put(block + 108, 1 / 64.0f);
+            break;
+        case FORMAT_Q6_K:
+            put(block + 208, 1 / 2048.0f);
+            break;
+        case FORMAT_Q4_K:
+        case FORMAT_Q5_K:
+            put(block, 1 / 512.0f), put(block + 2, 1 / 128.0f);
+            break;
+        case FORMAT_Q4_1:
+        case FORMAT_Q5_1:
+            put(block, 1 / 16.0f), put(block + 2, 1);
+            break;
+        case FORMAT_MXFP4:
+            block[0] = (unsigned char)(120 + random_below(t, 5) + (scale < 1 ? -4 : 0));
+            break;
+        default:
+            put(block, format == FORMAT_Q8_0 || format == FORMAT_IQ4_NL ? 1 / 128.0f
+                       : format == FORMAT_IQ4_XS                        ? 1 / 4096.0f
+                                                                        : 1 / 16.0f);
+        }
+    return v;
+}
+/* n random elements of a dtype, or of blocks, as bytes. */
 static inline std::vector<unsigned char> random_elements(struct test_context *t, size_t n, int dtype,
                                                          float scale = 1.0f)
 {
-    if (dtype >= DTYPE_COUNT) {
-        const enum tensor_format format = (enum tensor_format)dtype;
-        const auto values = random_floats(t, n, scale);
-        std::vector<unsigned char> blocks(tensor_format_bytes(format, 1, n));
-        GPUK(tensor_format_of(format)->write(values.data(), DTYPE_F32, 1, (uint32_t)n, blocks.data(), nullptr,
-                                             &err));
-        return blocks;
-    }
+    if (dtype >= DTYPE_COUNT) return random_blocks(t, n, (enum tensor_format)dtype, scale);
     std::vector<unsigned char> v(n * bytes_of(dtype));
     for (size_t i = 0; i < n; i++) {
         float x = (float)(random_uniform(t) * scale);
@@ -208,7 +242,7 @@ struct test_step {
 };
 
 void test_linear(struct test_context *t);
-void test_q8_0(struct test_context *t);
+void test_blocks(struct test_context *t);
 void test_elementwise(struct test_context *t);
 void test_select(struct test_context *t);
 void test_attention(struct test_context *t);

@@ -14,7 +14,15 @@ struct chain_model {
     int dtype, cache;
     uint32_t hidden, inner, heads, kv_heads, head_dim, layers, vocab, page_tokens, window, position;
     bool head_norm, bias, absent, no_token;
+    int other = -1; /* the format of some operations, of as many columns a block */
 };
+
+/* Rows that a chain takes have multiples of so many columns: of plain formats whole 16 bytes. */
+static uint32_t columns_of(enum tensor_format format)
+{
+    const struct tensor_format_traits *traits = tensor_format_of(format);
+    return tensor_format_is_plain(format) ? 16 / traits->block_bytes : traits->block_values;
+}
 
 /* One model's memory, and the list of its operations. */
 struct chain_test {
@@ -28,7 +36,8 @@ struct chain_test {
     std::vector<buffer_place> places; /* in the state */
     std::vector<float> state_before;
     std::vector<unsigned char> pool_before[2];
-    gpu_buffer *state, *before, *weights, *norms, *table, *pools[2], *pools_before[2], *workspace, *attention;
+    gpu_buffer *state, *before, *weights, *others, *norms, *table, *pools[2], *pools_before[2], *workspace,
+        *attention;
     uint32_t most_cols;
     std::vector<struct gpuk_chain_op> ops;
 
@@ -63,14 +72,18 @@ struct chain_test {
         for (size_t n : {(size_t)m.inner * m.hidden, (size_t)(m.vocab + 1) * m.hidden})
             most = std::max(most, n);
         const size_t spread = 1 << 12, period = 999983;
-        const enum tensor_format format = (enum tensor_format)m.dtype;
-        const size_t block = tensor_format_of(format)->block_values;
-        std::vector<unsigned char> bank =
-            random_elements(t, std::min(most + spread, period) / block * block, m.dtype, 0.06f);
-        const size_t bank_bytes = tensor_format_row_bytes(format, most + spread + block), some = bank.size();
-        bank.resize(bank_bytes);
-        for (size_t i = some; i < bank_bytes; i++) bank[i] = bank[i - some];
-        weights = new gpu_buffer(bank);
+        const auto bank_of = [&](enum tensor_format format) {
+            const size_t block = tensor_format_of(format)->block_values;
+            std::vector<unsigned char> bank =
+                random_elements(t, std::min(most + spread, period) / block * block, format, 0.06f);
+            const size_t bank_bytes = tensor_format_row_bytes(format, most + spread + block),
+                         some = bank.size();
+            bank.resize(bank_bytes);
+            for (size_t i = some; i < bank_bytes; i++) bank[i] = bank[i - some];
+            return new gpu_buffer(bank);
+        };
+        weights = bank_of((enum tensor_format)m.dtype);
+        others = m.other < 0 ? nullptr : bank_of((enum tensor_format)m.other);
         norms = new gpu_buffer(random_floats(t, most_cols + 64, 2));
         std::vector<float> inv(m.head_dim / 2);
         for (uint32_t i = 0; i < m.head_dim / 2; i++) inv[i] = (float)pow(10000, -2.0 * i / m.head_dim);
@@ -131,14 +144,14 @@ struct chain_test {
     chain_test(const chain_test &) = delete;
     ~chain_test()
     {
-        for (gpu_buffer *b : {state, before, weights, norms, table, pools[0], pools[1], pools_before[0],
-                              pools_before[1], workspace, attention})
+        for (gpu_buffer *b : {state, before, weights, others, norms, table, pools[0], pools[1],
+                              pools_before[0], pools_before[1], workspace, attention})
             delete b;
     }
     struct gpuk_linear_args linear(struct test_context *t, size_t x, uint32_t cols, bool norm)
     {
         struct gpuk_linear_args a = {};
-        a.format = (enum tensor_format)m.dtype;
+        a.format = (enum tensor_format)(others && random_below(t, 2) ? m.other : m.dtype);
         a.cols = cols;
         a.x = float_at(x);
         a.norm = norm && random_below(t, 4) ? norms->as<float>() + 4 * random_below(t, 4) : nullptr;
@@ -147,9 +160,8 @@ struct chain_test {
     }
     void add(struct test_context *t, struct gpuk_linear_args &a, size_t out, uint32_t rows)
     {
-        const size_t line =
-            16 / bytes_of(m.dtype) * tensor_format_of(a.format)->block_values; /* on 16 bytes */
-        const char *w = weights->as<char>() +
+        const size_t line = columns_of(a.format);
+        const char *w = ((int)a.format == m.dtype ? weights : others)->as<char>() +
                         tensor_format_row_bytes(a.format, random_below(t, (uint32_t)(4096 / line)) * line);
         const float *bias = m.bias && random_below(t, 2) ? before->as<float>() + random_below(t, 8) : nullptr;
         if (rows + 8 > state_before.size()) bias = nullptr;
@@ -287,6 +299,9 @@ static void test_refusals(struct test_context *t)
     check(t, write(linear, linear, 0) == HELM_E_LIMIT, "an empty chain is refused");
     check(t, write(linear, bad, 2) == HELM_E_UNSUPPORTED && strstr(err.text, "operation 1"),
           "the operation that cannot be taken is named");
+    bad = linear, bad.linear.format = FORMAT_Q8_0;
+    check(t, gpuk_chain_takes(&t->device, &bad) && write(linear, bad, 2) == HELM_E_UNSUPPORTED,
+          "plain weights and blocks are refused together");
     bad = linear, bad.linear.format = FORMAT_F16;
     check(t, write(linear, bad, 2) == HELM_E_UNSUPPORTED, "weights of two formats are refused");
     bad.linear.format = FORMAT_BF16_PACKED;
@@ -353,15 +368,32 @@ void test_chain(struct test_context *t)
         chain_test c(t, m);
         test_cut(t, c, &t->device, 0, c.ops.size(), t->stress ? 3000 : 30);
     }
-    for (uint32_t i = 0; i < (t->few     ? 1u
-                              : t->small ? 4u
-                                         : 16u);
-         i++) { /* blocks: rows of whole 256 columns */
-        const uint32_t hidden = 256 * (1 + random_below(t, i % 4 == 3 ? 12 : 4)),
-                       inner = 256 * (1 + random_below(t, i % 4 == 3 ? 16 : 6)), heads = 4 << i % 2;
-        chain_test c(t, {FORMAT_Q8_0, (int)(i % 3), hidden, inner, heads, 1 + i % 2, 64, 1 + i % 3,
-                         1 + random_below(t, 300), 16, 0, random_below(t, 200), i % 2 == 0, i % 3 == 0, false,
-                         false});
+    const uint32_t blocks = FORMAT_COUNT - FORMAT_Q8_0;
+    for (uint32_t i = 0; i < (t->few ? 1 : t->small ? blocks : 3 * blocks); i++) {
+        const int format = FORMAT_Q8_0 + (int)(i % blocks);
+        const uint32_t unit = columns_of((enum tensor_format)format),
+                       most = (i % 4 == 3 ? 3072 : 1024) / unit, hidden = unit * (1 + random_below(t, most)),
+                       inner = unit * (1 + random_below(t, most + 1)), heads = 4 << i % 2;
+        chain_model m = {format,
+                         (int)(i % 3),
+                         hidden,
+                         inner,
+                         heads,
+                         1 + i % 2,
+                         64,
+                         1 + i % 3,
+                         1 + random_below(t, 300),
+                         16,
+                         0,
+                         random_below(t, 200),
+                         i % 2 == 0,
+                         i % 3 == 0,
+                         false,
+                         false};
+        if (i % 2) { /* of two formats, as files have them */
+            m.other = unit < 256 ? FORMAT_Q8_0 : format == FORMAT_Q6_K ? FORMAT_Q4_K : FORMAT_Q6_K;
+        }
+        chain_test c(t, m);
         struct gpuk_device few = t->device;
         few.sm_count = (int)(2 + random_below(t, 5)), few.gemv_slots = (int)random_below(t, 6);
         test_cut(t, c, &few, 0, c.ops.size(), 2);

@@ -358,12 +358,11 @@ void test_linear(struct test_context *t)
           "17 tokens are refused");
 }
 
-/* ---- blocks of Q8_0 --------------------------------------------------------------------------------------- */
+/* ---- formats of blocks ---------------------------------------------------------------------------------- */
 
 /* A slice of a matrix expanded, in two parts; rows of its neighbours stand for an embedding. */
-static void test_blocks_read(struct test_context *t, uint32_t rows, uint32_t cols)
+static void test_blocks_read(struct test_context *t, enum tensor_format format, uint32_t rows, uint32_t cols)
 {
-    const enum tensor_format format = FORMAT_Q8_0;
     const uint32_t first = rows / 3, row_bytes = (uint32_t)tensor_format_row_bytes(format, cols);
     const auto blocks = random_elements(t, (size_t)rows * cols, format);
     const auto values = to_double(blocks, format);
@@ -385,46 +384,54 @@ static void test_blocks_read(struct test_context *t, uint32_t rows, uint32_t col
     for (size_t i = 0; i < got.size(); i++)
         wrong += got[i] != (i < values.size() ? convert_f32_bf16((float)values[i]) : 0xffff);
     char what[120];
-    snprintf(what, sizeof what, "expand q8_0 %u x %u: %zu values wrong", rows, cols, wrong);
+    snprintf(what, sizeof what, "expand %s %u x %u: %zu values wrong", name_of(format), rows, cols, wrong);
     check(t, wrong == 0, what);
     wrong = 0;
     for (size_t i = 0; i < values.size(); i++)
         wrong += embedded[i] != (float)values[(size_t)ids[i / cols] * cols + i % cols];
-    snprintf(what, sizeof what, "embed q8_0 %u x %u: %zu values wrong", rows, cols, wrong);
+    snprintf(what, sizeof what, "embed %s %u x %u: %zu values wrong", name_of(format), rows, cols, wrong);
     check(t, wrong == 0, what);
 }
 
-/* Rows on 16-byte boundaries (multiples of 256 columns) and not; one block and many; the ways of the bulk kernel. */
-void test_q8_0(struct test_context *t)
+/* Rows that begin on 16 bytes and that do not, of part of a line and of several; one block and many; the ways of the
+ * bulk kernel. */
+static void test_format(struct test_context *t, enum tensor_format format)
 {
-    const uint32_t shapes[][2] = {{1, 32},    {17, 2560}, {3, 64},    {65, 96},
-                                  {30, 1280}, {130, 544}, {300, 4096}};
-    const uint32_t shapes_small = 5, count = t->small ? shapes_small : 7;
+    const uint32_t block = tensor_format_of(format)->block_values;
+    const uint32_t shapes[][2] = {{17, 2560}, {1, block},      {3, 2 * block},
+                                  {30, 1280}, {65, 3 * block}, {300, 4096}};
+    const bool loose = tensor_format_of(format)->block_bytes % 16 != 0;
     struct gpuk_device few = t->device;
-    for (uint32_t i = 0; i < count; i++) {
-        if (!t->few || i == 1) test_shapes(t, FORMAT_Q8_0, shapes[i][0], shapes[i][1]);
-        test_blocks_read(t, shapes[i][0], shapes[i][1]);
+    char what[120];
+    for (uint32_t i = 0; i < (t->few ? 1u : t->small ? 3u : 6u); i++) {
+        test_shapes(t, format, shapes[i][0], shapes[i][1]);
+        test_blocks_read(t, format, shapes[i][0], shapes[i][1]);
     }
-    test_slices(t, FORMAT_Q8_0);
+    if (!t->few) test_slices(t, format);
     few.sm_count = 2;
-    for (int way = 0; way < 4; way++) {
-        few.gemv_warps = way & 1 ? 16 : 8, few.gemv_tile_bytes = way & 2 ? 2048 : 1024,
-        few.gemv_slots = 1 + way;
-        run_case(t, {FORMAT_Q8_0, 8448, 2, {71, 71}, 1, 1, true, true, false, true, false}, &few, 1e-5,
-                 "gemv, 2 blocks");
+    for (int way = 0; way < (t->few ? 1 : 4); way++) {
+        few.gemv_warps = way & 1 ? 16 : 8, few.gemv_slots = 1 + way;
+        run_case(t, {format, way & 2 ? 8448u : 4864u, 2, {71, 71}, 1, 1, true, true, false, true, false},
+                 &few, 1e-5, "gemv, 2 blocks");
     }
     struct gpuk_linear_args args = {};
-    args.format = FORMAT_Q8_0, args.cols = 256, args.segments = 1, args.segment[0].rows = 64;
-    check(t,
-          strcmp(gpuk_linear_kernel(&t->device, &args, GPUK_ONE), t->device.bulk_copy ? "bulk" : "plain") ==
-              0,
-          "q8_0 in rows of whole 16 bytes is streamed by bulk copies");
-    check(t, !gpuk_linear_takes(&t->device, &args, GPUK_CHUNK), "q8_0 is expanded for a chunk");
+    args.format = format, args.cols = 256, args.segments = 1, args.segment[0].rows = 64;
+    snprintf(what, sizeof what, "%s is streamed by bulk copies", name_of(format));
+    for (int word = 0; word < 2; word++) {
+        const bool bulk = t->device.bulk_copy && (loose || word == 0);
+        args.segment[0].weight = (const void *)(uintptr_t)(256 + 4 * word);
+        check(t, strcmp(gpuk_linear_kernel(&t->device, &args, GPUK_ONE), bulk ? "bulk" : "plain") == 0, what);
+    }
+    snprintf(what, sizeof what, "%s is expanded for a chunk, and has no rows of 40 columns", name_of(format));
+    check(t, !gpuk_linear_takes(&t->device, &args, GPUK_CHUNK), what);
     args.cols = 40;
-    check(t, !gpuk_linear_takes(&t->device, &args, GPUK_ONE), "q8_0 has no rows of 40 columns");
+    check(t, !gpuk_linear_takes(&t->device, &args, GPUK_ONE), what);
     if (t->small) return;
-    run_case(t, {FORMAT_Q8_0, 12288, 1, {67}, 1, 1, false, false, true, false, false}, &t->device, 1e-5,
-             "gemv");
-    run_case(t, {FORMAT_Q8_0, 9728, 1, {2560}, 1, 1, false, false, true, false, false}, &t->device, 1e-5,
-             "gemv");
+    run_case(t, {format, 12288, 1, {67}, 1, 1, false, false, true, false, false}, &t->device, 1e-5, "gemv");
+    run_case(t, {format, 9728, 1, {2560}, 1, 1, false, false, true, false, false}, &t->device, 1e-5, "gemv");
+}
+void test_blocks(struct test_context *t)
+{
+    for (int format = FORMAT_Q8_0; format < FORMAT_COUNT; format++)
+        test_format(t, (enum tensor_format)format);
 }

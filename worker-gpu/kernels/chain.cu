@@ -56,6 +56,53 @@ template <typename S> __device__ __forceinline__ float x_scale(const linear_para
     return rsqrtf(sum / (float)p.cols + p.eps);
 }
 
+/* A lane's part of the sums of tile `chunk` of pair `pair`, in a slot. */
+template <typename D>
+__device__ __forceinline__ void chain_tile(const chain_weights &w, const unsigned char *slot, uint32_t pitch,
+                                           uint32_t pair, uint32_t chunk, const float4 *x4, float &a,
+                                           float &b)
+{
+    typedef chain_lines_of<D> L;
+    tile_place tile = {slot, slot + pitch};
+    const uint32_t bytes = tile_length(w, chunk);
+    const float4 *with = x4 + chunk * L::quads(w.tile);
+    if constexpr (D::LOOSE) {
+        const linear_pair rows = tile_rows(w, pair, chunk);
+        tile.a += (size_t)rows.a & 15, tile.b += (size_t)rows.b & 15;
+    }
+    if constexpr (D::SCALED) {
+        tile_add_as<D, L::lines.within(chain_shaped::TILE), false>(tile, bytes, with, a, b);
+    } else {
+#pragma unroll 1
+        for (uint32_t at = 0; at < bytes; at += w.part) {
+            const uint32_t some = bytes - at < w.part ? bytes - at : w.part;
+            const float4 *x_part = with + L::quads(at);
+            const tile_place part = {tile.a + at, tile.b + at};
+            float more_a, more_b;
+            if (some == L::PART)
+                tile_add_as<D, L::PART, true>(part, some, x_part, more_a, more_b);
+            else if (some == L::SMALL)
+                tile_add_as<D, L::SMALL, true>(part, some, x_part, more_a, more_b);
+            else
+                tile_add_as<D, L::PART, false>(part, some, x_part, more_a, more_b);
+            a += more_a, b += more_b;
+        }
+    }
+}
+template <>
+__device__ __forceinline__ void chain_tile<decode_blocks>(const chain_weights &w, const unsigned char *slot,
+                                                          uint32_t pitch, uint32_t pair, uint32_t chunk,
+                                                          const float4 *x4, float &a, float &b)
+{
+#define BLOCKS(name, NAME)                                                                                   \
+    case FORMAT_##NAME:                                                                                      \
+        return chain_tile<decode_##name>(w, slot, pitch, pair, chunk, x4, a, b);
+    switch (w.format) {
+        DECODE_BLOCKS(BLOCKS)
+    }
+#undef BLOCKS
+}
+
 /* The block's rows of one linear operation, x being in shared memory. The warp begins with tile `rest`, and
  * the tile it would go on with, counted from behind the last, is returned. beside(): once for each thread,
  * when it has some time. */
@@ -64,16 +111,15 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                                                float *partial, uint32_t &which, chain_ring &ring,
                                                uint32_t rest, const Beside &beside)
 {
-    typedef chain_lines_of<D> L;
     const linear_params &p = item.linear;
-    const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks, last = item.where.last_bytes;
-    const uint32_t use_chunks = item.where.use_chunks, whole = item.where.tile;
+    const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks;
     const float4 *x4 = reinterpret_cast<const float4 *>(x);
     uint32_t first, pairs;
     share_of_block(item.where, first, pairs);
     /* a thread finishes one pair of a batch */
     const uint32_t fit = CHAIN_SUMS / 2 / chunks, batch_pairs = fit < S::THREADS ? fit : S::THREADS;
-    uint32_t tile = rest, chunk = walk_to(rest, chunks).chunk;
+    uint32_t tile = rest;
+    tile_walk use = walk_to(rest, chunks);
     bool had_time = false;
     uint32_t batch = 0;
     do {
@@ -97,27 +143,14 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                 if (tile >= end_tile) continue;
                 bulk_wait(ring.full + 8 * ring.slot, ring.parity);
                 const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
-                const uint32_t bytes = chunk + 1 == chunks ? last : whole;
-                const float4 *with = x4 + chunk * L::quads(whole);
-#pragma unroll 1
-                for (uint32_t at = 0; at < bytes; at += item.where.part) {
-                    const uint32_t some = bytes - at < item.where.part ? bytes - at : item.where.part;
-                    const float4 *x_part = with + L::quads(at);
-                    float more_a, more_b;
-                    if (some == L::PART)
-                        tile_add_as<D, L::PART, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
-                    else if (some == L::SMALL)
-                        tile_add_as<D, L::SMALL, true>(from + at, ring.pitch, some, x_part, more_a, more_b);
-                    else
-                        tile_add_as<D, L::PART, false>(from + at, ring.pitch, some, x_part, more_a, more_b);
-                    a += more_a, b += more_b;
-                }
+                chain_tile<D>(item.where, from, ring.pitch, first + use.pair * gridDim.x, use.chunk, x4, a,
+                              b);
                 __syncwarp(); /* all lanes have read the slot */
                 barrier_arrive(ring.free + 8 * ring.slot);
                 ring_next(ring, S::WARPS);
                 tile += S::WARPS;
-                chunk += use_chunks;
-                if (chunk >= chunks) chunk -= chunks;
+                use.pair += item.where.use_pairs, use.chunk += item.where.use_chunks;
+                if (use.chunk >= chunks) use.chunk -= chunks, use.pair++;
             }
             const float total = tiles_fold(sum);
             const uint32_t of = begin + (lane >> 3) * S::WARPS;
@@ -227,7 +260,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         if (item.kind == GPUK_CHAIN_LINEAR) {
             wait();
             copies_commit();
-            take_x<S, D>(item.linear, norm, region, squares);
+            take_x<S, typename chain_x_of<D>::decoder>(item.linear, norm, region, squares);
             copies_wait<0>();
             S::meet();
             hurry(false);
@@ -273,15 +306,16 @@ typedef void (*chain_function)(chain_params);
         chain_kernel<chain_shaped, D, __nv_bfloat16>, chain_kernel<chain_shaped, D, __half>,                 \
             chain_kernel<chain_shaped, D, float>                                                             \
     }
-/* [format of the weights][dtype of the cache] */
-static const chain_function kernels[FORMAT_COUNT][DTYPE_COUNT] = BY_FORMAT(CHAIN, {});
+/* [chain_family][dtype of the cache] */
+static const chain_function kernels[CHAIN_FAMILIES][DTYPE_COUNT] = {CHAIN(decode_bf16), CHAIN(decode_f16),
+                                                                    CHAIN(decode_f32), CHAIN(decode_blocks)};
 
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (const auto &format : kernels)
-        for (const chain_function kernel : format)
-            if (kernel && !rc && device->bulk_copy)
+    for (const auto &family : kernels)
+        for (const chain_function kernel : family)
+            if (!rc && device->bulk_copy)
                 rc = gpuk_prepare("chain", kernel, (size_t)device->shared_bytes_max, err);
     return rc;
 }

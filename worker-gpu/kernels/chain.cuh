@@ -34,7 +34,8 @@ struct alignas(16) chain_weights {
     uint32_t start;
     uint32_t whole, extra;          /* pairs of every block; blocks from the start that have one more */
     uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
-    uint32_t use_chunks;            /* the chunk WARPS tiles on, of the first row */
+    uint32_t use_pairs, use_chunks; /* and as warps that compute take */
+    uint32_t format;
 };
 
 struct alignas(16) chain_item {
@@ -182,16 +183,15 @@ __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const 
     __syncwarp();
     ask_settle(k);
 }
-/* First bytes of tile `at` of both rows; the second NULL where there is none. */
-__device__ __forceinline__ linear_pair tile_rows(const ask_walk &k, tile_walk at)
+/* First bytes of tile `chunk` of both rows of pair `pair`; the second NULL where there is none. */
+__device__ __forceinline__ linear_pair tile_rows(const chain_weights &w, uint32_t pair, uint32_t chunk)
 {
-    const uint32_t pair = k.w->start + at.pair * gridDim.x;
-    const uint32_t s = (pair >= k.w->end[0] ? 1 : 0) + (pair >= k.w->end[1] ? 1 : 0);
-    const unsigned char *base = s == 0 ? k.w->base[0] : s == 1 ? k.w->base[1] : k.w->base[2];
-    const unsigned char *a = base + (uint64_t)pair * k.w->pair_bytes + (uint64_t)at.chunk * k.w->tile;
-    const uint32_t end = s == 0 ? k.w->end[0] : s == 1 ? k.w->end[1] : k.w->end[2];
-    const bool alone = (k.w->odd >> s & 1) && pair + 1 == end;
-    return {a, alone ? nullptr : a + k.w->to_second};
+    const uint32_t s = (pair >= w.end[0] ? 1 : 0) + (pair >= w.end[1] ? 1 : 0);
+    const unsigned char *base = s == 0 ? w.base[0] : s == 1 ? w.base[1] : w.base[2];
+    const unsigned char *a = base + (uint64_t)pair * w.pair_bytes + (uint64_t)chunk * w.tile;
+    const uint32_t end = s == 0 ? w.end[0] : s == 1 ? w.end[1] : w.end[2];
+    const bool alone = (w.odd >> s & 1) && pair + 1 == end;
+    return {a, alone ? nullptr : a + w.to_second};
 }
 __device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t chunk)
 {
@@ -201,11 +201,12 @@ __device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t
 __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pitch, uint32_t full)
 {
     if ((threadIdx.x & 31) == 0) {
-        const linear_pair rows = tile_rows(k, k.at);
+        const linear_pair rows = tile_rows(*k.w, k.w->start + k.at.pair * gridDim.x, k.at.chunk);
         const uint32_t bytes = tile_length(*k.w, k.at.chunk);
-        bulk_expect(full, rows.b ? 2 * bytes : bytes);
-        bulk_copy(slot, rows.a, bytes, full);
-        if (rows.b) bulk_copy(slot + pitch, rows.b, bytes, full);
+        const tile_window a = tile_window_of(rows.a, bytes), b = tile_window_of(rows.b, bytes);
+        bulk_expect(full, rows.b ? a.bytes + b.bytes : a.bytes);
+        bulk_copy(slot, a.from, a.bytes, full);
+        if (rows.b) bulk_copy(slot + pitch, b.from, b.bytes, full);
     }
     k.at.pair += k.w->ask_pairs;
     k.at.chunk += k.w->ask_chunks;
@@ -266,19 +267,38 @@ static inline uint32_t chain_askers(uint32_t pitch)
  * same ones in any kernel of the format. */
 struct chain_lines {
     uint32_t bytes, values; /* 0: no chain takes the format */
-    __host__ __device__ constexpr uint32_t within(uint32_t most) const { return most / bytes * bytes; }
-};
-template <typename D> struct chain_lines_of {
-    static constexpr chain_lines lines = {32 * D::UNIT_BYTES, 32 * D::UNIT_VALUES};
-    static constexpr uint32_t PART = lines.within(chain_shaped::PART), SMALL = lines.within(2048);
-    /* float4s of x that whole units meet */
-    static __device__ __forceinline__ uint32_t quads(uint32_t bytes)
+    bool loose;             /* rows begin anywhere */
+    /* Bytes of a tile in a place of so many. */
+    __host__ __device__ constexpr uint32_t within(uint32_t most) const
     {
-        if constexpr (4 * D::UNIT_BYTES % D::UNIT_VALUES == 0)
-            return bytes / (4 * D::UNIT_BYTES / D::UNIT_VALUES);
-        return bytes / D::UNIT_BYTES * (D::UNIT_VALUES / 4);
+        return (most - (loose ? TILE_SLACK : 0)) / bytes * bytes;
     }
 };
+template <typename D> struct chain_lines_of {
+    static constexpr chain_lines lines = {D::LINE_BYTES, 32 * D::UNIT_VALUES, D::LOOSE};
+    static constexpr uint32_t PART = lines.within(chain_shaped::PART), SMALL = lines.within(2048);
+    /* float4s of x that whole lines meet */
+    static __device__ __forceinline__ uint32_t quads(uint32_t bytes)
+    {
+        if constexpr (D::LINE_BYTES % (8 * D::UNIT_VALUES) == 0)
+            return bytes / (D::LINE_BYTES / (8 * D::UNIT_VALUES));
+        return bytes / D::LINE_BYTES * (8 * D::UNIT_VALUES);
+    }
+};
+
+/* How x lies for a format: for all formats of blocks alike. */
+template <typename D> struct chain_x_of {
+    typedef D decoder;
+};
+template <> struct chain_x_of<decode_blocks> {
+    typedef decode_q8_0 decoder;
+};
+/* Formats that one kernel takes. */
+enum { CHAIN_BLOCKS = FORMAT_F32 + 1, CHAIN_FAMILIES };
+static inline int chain_family(enum tensor_format format)
+{
+    return tensor_format_is_plain(format) ? (int)format : (int)CHAIN_BLOCKS;
+}
 
 static const uint32_t CHAIN_SUMS = 768; /* sums of tiles that wait for the end of their rows */
 

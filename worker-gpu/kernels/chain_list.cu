@@ -51,9 +51,9 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
     if (op->kind == GPUK_CHAIN_LINEAR) {
         const struct gpuk_linear_args *a = &op->linear;
         struct linear_params params;
-        if (gpuk_linear_params("chain", a, &params, &unused) || !gpuk_linear_aligned(a)) return 0;
+        if (gpuk_linear_params("chain", a, &params, &unused)) return 0;
         const struct chain_lines &lines = lines_by_format[a->format];
-        if (!lines.bytes) return 0;
+        if (!lines.bytes || !(lines.loose ? gpuk_linear_begins(a) : gpuk_linear_aligned(a))) return 0;
         if (((size_t)a->x | (size_t)a->norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
         if (chunks_of(lines, (uint32_t)params.row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
         /* x as whole lines */
@@ -131,7 +131,9 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
     w.extra = p->pairs % blocks;
     w.ask_pairs = chain_askers(pitch) / w.chunks;
     w.ask_chunks = chain_askers(pitch) % w.chunks;
+    w.use_pairs = chain_shaped::WARPS / w.chunks;
     w.use_chunks = chain_shaped::WARPS % w.chunks;
+    w.format = args->format;
     return w;
 }
 
@@ -162,15 +164,13 @@ static bool same_step(const struct gpuk_step *a, const struct gpuk_step *b)
 struct ring_shape {
     uint32_t pitch, slots;
 };
-static struct ring_shape ring_of(const struct gpuk_device *device, const struct chain_lines &lines,
-                                 const struct gpuk_chain_op *op, uint32_t count, uint32_t region,
-                                 uint32_t norm)
+static struct ring_shape ring_of(const struct gpuk_device *device, const struct gpuk_chain_op *op,
+                                 uint32_t count, uint32_t region, uint32_t norm)
 {
     const uint32_t pitches[] = {2048, 2560, chain_shaped::TILE};
     struct ring_shape best = {2048, 0};
     double most = 0;
-    for (const uint32_t at_most : pitches) {
-        const uint32_t pitch = lines.within(at_most);
+    for (const uint32_t pitch : pitches) {
         uint32_t slots =
             device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * chain_shaped::WARPS : SLOTS_MAX;
         if (slots > SLOTS_MAX) slots = SLOTS_MAX;
@@ -195,7 +195,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     struct chain_header *header = (struct chain_header *)at;
     struct chain_weights *weights = (struct chain_weights *)(at + CHAIN_HEADER_BYTES);
     uint32_t region = 128, norm = 0, linears = 0, start = 0;
-    int format = -1, cache = -1;
+    int family = -1, cache = -1;
     for (uint32_t i = 0; i < count; i++) {
         const bool is_linear = op[i].kind == GPUK_CHAIN_LINEAR;
         if (!gpuk_chain_takes(device, &op[i]))
@@ -205,8 +205,9 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
         region = needs > region ? needs : region;
         norm = norm_bytes_of(&op[i]) > norm ? norm_bytes_of(&op[i]) : norm;
         linears += is_linear;
-        int *all = is_linear ? &format : &cache;
-        const int own = is_linear ? (int)op[i].linear.format : (int)op[i].attention.args.kv.layout.dtype;
+        int *all = is_linear ? &family : &cache;
+        const int own =
+            is_linear ? chain_family(op[i].linear.format) : (int)op[i].attention.args.kv.layout.dtype;
         if (*all >= 0 && *all != own)
             return helm_fail(err, HELM_E_UNSUPPORTED,
                              "chain: operation %u of %u (%s) is of another format than those before it", i,
@@ -221,8 +222,8 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     const bool holds = chain_shared_bytes(2 * chain_shaped::WARPS, 2048, with_held, norm) <=
                        (size_t)device->shared_bytes_max;
     if (holds) region = with_held;
-    if (format < 0) format = FORMAT_BF16; /* none: any kernel will do */
-    const struct ring_shape ring = ring_of(device, lines_by_format[format], op, count, region, norm);
+    if (family < 0) family = FORMAT_BF16; /* no linears: any kernel will do */
+    const struct ring_shape ring = ring_of(device, op, count, region, norm);
     if (ring.slots == 0)
         return helm_fail(err, HELM_E_UNSUPPORTED, "chain: %u operations take too much shared memory together",
                          count);
@@ -260,7 +261,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     *chain = {};
     chain->list = memory;
     chain->count = count;
-    chain->variant = format * DTYPE_COUNT + (cache < 0 ? 0 : cache);
+    chain->variant = family * DTYPE_COUNT + (cache < 0 ? 0 : cache);
     chain->warps = chain_shaped::LAUNCHED / 32;
     chain->slots = ring.slots;
     chain->pitch = ring.pitch;

@@ -17,8 +17,9 @@ template <typename T> struct decode_plain {
     /* ---- from device memory: 16 bytes */
 
     typedef uint4 piece;
-    static const uint32_t PIECE_VALUES = 16 / sizeof(T);
+    static const uint32_t PIECE_VALUES = 16 / sizeof(T), PIECE_APART = 4;
     static const bool SCALED = false;
+    static __host__ __device__ __forceinline__ uint32_t piece_column(uint32_t c) { return c; }
     static bool takes_pieces(const struct gpuk_linear_args *args) { return gpuk_linear_aligned(args); }
     static __device__ __forceinline__ piece piece_at(const unsigned char *row, uint32_t c)
     {
@@ -30,10 +31,12 @@ template <typename T> struct decode_plain {
     /* ---- of a tile in shared memory: 16 bytes */
 
     typedef uint4 unit;
-    static const uint32_t UNIT_BYTES = 16, UNIT_VALUES = 16 / sizeof(T), TILE = 1024;
-    static __device__ __forceinline__ unit unit_at(const unsigned char *tile)
+    static const bool LOOSE = false;
+    static const uint32_t UNIT_VALUES = 16 / sizeof(T), LINE_BYTES = 512, TILE = 1024, TILE_LARGE = 2048;
+    static __device__ __forceinline__ uint32_t unit_offset(uint32_t lane) { return lane * 16; }
+    static __device__ __forceinline__ unit unit_at(const unsigned char *line, uint32_t lane)
     {
-        return *reinterpret_cast<const uint4 *>(tile);
+        return *reinterpret_cast<const uint4 *>(line + unit_offset(lane));
     }
     static __device__ __forceinline__ unit unit_none() { return make_uint4(0, 0, 0, 0); }
     /* Of two rows against x, whose float4 number j lies at from[32 * j]; even and odd columns apart, for shorter

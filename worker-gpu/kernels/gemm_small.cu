@@ -88,6 +88,32 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- tensor ------------------------------------------------------------------------------------- */
 
+/* A token's values that meet a piece, the 16-bit ones from its columns on; `there`: they are within the row. */
+template <typename D, typename T> __device__ __forceinline__ uint4 piece_tokens(const T *from, bool there)
+{
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (!there) return v;
+    if constexpr (D::PIECE_APART == 4) return __ldcg(reinterpret_cast<const uint4 *>(from));
+    const uint2 first = __ldcg(reinterpret_cast<const uint2 *>(from)),
+                second = __ldcg(reinterpret_cast<const uint2 *>(from + D::PIECE_APART));
+    return make_uint4(first.x, first.y, second.x, second.y);
+}
+/* The sums of a fragment's two rows, of which u and v are pieces: products of 16 columns have a scale of their own.
+ * tokens: sums of the tokens over the same columns. */
+template <typename D>
+__device__ __forceinline__ void add_scaled(float sum[4], const float (*part)[4], const float (*tokens)[4],
+                                           const typename D::piece &u, const typename D::piece &v)
+{
+#pragma unroll
+    for (uint32_t group = 0; group < D::GROUPS; group++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const block_scales &s = i < 2 ? u.scales : v.scales;
+            sum[i] += part[group][i] * s.scale[group];
+            if (D::LEAST) sum[i] -= tokens[group][i] * s.least[group];
+        }
+}
+
 /* M fragments of 8 pairs and N of 8 tokens a warp. */
 template <typename D, int M, int N>
 __global__ void __launch_bounds__(THREADS)
@@ -120,7 +146,6 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int i = 0; i < 4; i++) sum[m][n][i] = 0;
 
-    const uint4 zero = make_uint4(0, 0, 0, 0);
     const typename D::piece nothing = {};
     for (uint32_t base = warp * 64; base < p.cols; base += WARPS * 64) {
         typename D::piece a[M][2], b[M][2];
@@ -138,21 +163,35 @@ __global__ void __launch_bounds__(THREADS)
             const uint32_t c = base + h * 32 + (lane & 3) * 8;
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                const size_t at = (size_t)(n * 8 + g) * p.cols + c;
-                uint4 x = c < p.cols ? __ldcg(reinterpret_cast<const uint4 *>(high + at)) : zero;
-                uint4 y = c < p.cols ? __ldcg(reinterpret_cast<const uint4 *>(low + at)) : zero;
+                const size_t at = (size_t)(n * 8 + g) * p.cols + D::piece_column(c);
+                const uint4 x = piece_tokens<D>(high + at, c < p.cols),
+                            y = piece_tokens<D>(low + at, c < p.cols);
+                float tokens[2][4] = {};
+                if constexpr (D::SCALED) {
+                    if constexpr (D::LEAST) { /* sums of tokens, as products with ones */
+                        const uint32_t one = element<T>::pack(1, 1);
+                        matrix_unit<T>::add(tokens[0], one, one, one, one, x.x, x.y);
+                        matrix_unit<T>::add(tokens[0], one, one, one, one, y.x, y.y);
+                        matrix_unit<T>::add(tokens[D::GROUPS - 1], one, one, one, one, x.z, x.w);
+                        matrix_unit<T>::add(tokens[D::GROUPS - 1], one, one, one, one, y.z, y.w);
+                    }
+                }
 #pragma unroll
                 for (int m = 0; m < M; m++) {
                     const uint4 u = D::halves(a[m][h]), v = D::halves(b[m][h]);
-                    float part[4] = {0, 0, 0, 0}, *to = D::SCALED ? part : sum[m][n];
-                    matrix_unit<T>::add(to, u.x, v.x, u.y, v.y, x.x, x.y);
-                    matrix_unit<T>::add(to, u.z, v.z, u.w, v.w, x.z, x.w);
-                    matrix_unit<T>::add(to, u.x, v.x, u.y, v.y, y.x, y.y);
-                    matrix_unit<T>::add(to, u.z, v.z, u.w, v.w, y.z, y.w);
-                    if constexpr (D::SCALED)
-#pragma unroll
-                        for (int i = 0; i < 4; i++)
-                            sum[m][n][i] += part[i] * (i < 2 ? D::scale(a[m][h]) : D::scale(b[m][h]));
+                    if constexpr (D::SCALED) {
+                        float part[2][4] = {};
+                        matrix_unit<T>::add(part[0], u.x, v.x, u.y, v.y, x.x, x.y);
+                        matrix_unit<T>::add(part[D::GROUPS - 1], u.z, v.z, u.w, v.w, x.z, x.w);
+                        matrix_unit<T>::add(part[0], u.x, v.x, u.y, v.y, y.x, y.y);
+                        matrix_unit<T>::add(part[D::GROUPS - 1], u.z, v.z, u.w, v.w, y.z, y.w);
+                        add_scaled<D>(sum[m][n], part, tokens, a[m][h], b[m][h]);
+                    } else {
+                        matrix_unit<T>::add(sum[m][n], u.x, v.x, u.y, v.y, x.x, x.y);
+                        matrix_unit<T>::add(sum[m][n], u.z, v.z, u.w, v.w, x.z, x.w);
+                        matrix_unit<T>::add(sum[m][n], u.x, v.x, u.y, v.y, y.x, y.y);
+                        matrix_unit<T>::add(sum[m][n], u.z, v.z, u.w, v.w, y.z, y.w);
+                    }
                 }
             }
         }

@@ -45,43 +45,66 @@ __device__ __forceinline__ uint32_t tile_bytes(const linear_params &p, uint32_t 
     return left < TILE ? (uint32_t)left : TILE;
 }
 
+/* From a tile's first row in its slot to its second. */
+template <typename D, uint32_t TILE> static const uint32_t tile_pitch = TILE + (D::LOOSE ? TILE_SLACK : 0);
+template <typename D>
+__device__ __forceinline__ tile_window window_of(const unsigned char *first, uint32_t bytes)
+{
+    if (D::LOOSE) return tile_window_of(first, bytes);
+    return {first, bytes};
+}
+
 /* Starts the copy of a tile of both rows; one lane. */
-template <uint32_t TILE>
+template <typename D, uint32_t TILE>
 __device__ __forceinline__ void tile_copy(const linear_params &p, const block_share &share, tile_walk w,
                                           uint32_t slot, uint32_t barrier)
 {
     const linear_pair rows = linear_locate(p, share.first + w.pair * share.step);
     const uint32_t bytes = tile_bytes<TILE>(p, w.chunk);
     const uint64_t at = (uint64_t)w.chunk * TILE;
-    bulk_expect(barrier, rows.b ? 2 * bytes : bytes);
-    bulk_copy(slot, rows.a + at, bytes, barrier);
-    if (rows.b) bulk_copy(slot + TILE, rows.b + at, bytes, barrier);
+    const tile_window a = window_of<D>(rows.a + at, bytes), b = window_of<D>(rows.b + at, bytes);
+    bulk_expect(barrier, rows.b ? a.bytes + b.bytes : a.bytes);
+    bulk_copy(slot, a.from, a.bytes, barrier);
+    if (rows.b) bulk_copy(slot + tile_pitch<D, TILE>, b.from, b.bytes, barrier);
+}
+/* Where its rows lie then. */
+template <typename D, uint32_t TILE>
+__device__ __forceinline__ tile_place tile_at(const linear_params &p, const block_share &share, tile_walk w,
+                                              const unsigned char *slot)
+{
+    tile_place tile = {slot, slot + tile_pitch<D, TILE>};
+    if (!D::LOOSE) return tile;
+    const linear_pair rows = linear_locate(p, share.first + w.pair * share.step);
+    tile.a += ((size_t)rows.a + w.chunk * TILE) & 15;
+    tile.b += ((size_t)rows.b + w.chunk * TILE) & 15;
+    return tile;
 }
 
-template <uint32_t TILE>
+template <typename D, uint32_t TILE>
 __device__ __forceinline__ void tile_ask(const linear_params &p, const block_share &share, tile_walk w)
 {
     const linear_pair rows = linear_locate(p, share.first + w.pair * share.step);
     const uint32_t bytes = tile_bytes<TILE>(p, w.chunk);
     const uint64_t at = (uint64_t)w.chunk * TILE;
-    bulk_ask_l2(rows.a + at, bytes);
-    if (rows.b) bulk_ask_l2(rows.b + at, bytes);
+    const tile_window a = window_of<D>(rows.a + at, bytes), b = window_of<D>(rows.b + at, bytes);
+    bulk_ask_l2(a.from, a.bytes);
+    if (rows.b) bulk_ask_l2(b.from, b.bytes);
 }
 
-/* Shared memory: ring [warp][slot][2][TILE], x [chunks * elements of a tile], partial [2][PARTIAL_FLOATS],
+/* Shared memory: ring [warp][slot][2][tile_pitch], x [chunks * elements of a tile], partial [2][PARTIAL_FLOATS],
  * 32 floats for reductions, barriers [warp][slot]. */
 template <typename D, uint32_t WARPS, uint32_t TILE>
 __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ bulk_params q)
 {
     const linear_params &p = q.linear;
     SHARED_DYNAMIC(unsigned char, shared);
-    const uint32_t tile_elements = TILE / D::UNIT_BYTES * D::UNIT_VALUES;
+    const uint32_t tile_elements = TILE / D::LINE_BYTES * 32 * D::UNIT_VALUES, pitch = tile_pitch<D, TILE>;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    float *x = reinterpret_cast<float *>(shared + (size_t)WARPS * q.slots * 2 * TILE);
+    float *x = reinterpret_cast<float *>(shared + (size_t)WARPS * q.slots * 2 * pitch);
     float *partial = x + (size_t)q.chunks * tile_elements;
     float *scratch = partial + 2 * PARTIAL_FLOATS;
     uint64_t *barriers = reinterpret_cast<uint64_t *>(scratch + 32);
-    const unsigned char *ring = shared + (size_t)warp * q.slots * 2 * TILE;
+    const unsigned char *ring = shared + (size_t)warp * q.slots * 2 * pitch;
     const uint32_t ring_address = shared_address(ring);
     const uint32_t barrier_address = shared_address(barriers + warp * q.slots);
     const block_share share = share_of(q);
@@ -93,13 +116,13 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
     __syncwarp();
     for (uint32_t s = 0; s < q.slots; s++) {
         if (ask.pair < share.pairs && lane == 0)
-            tile_copy<TILE>(p, share, ask, ring_address + s * 2 * TILE, barrier_address + 8 * s);
+            tile_copy<D, TILE>(p, share, ask, ring_address + s * 2 * pitch, barrier_address + 8 * s);
         walk_next(ask, q.chunks, WARPS);
     }
     if (lane < q.ahead_tiles) {
         tile_walk w = ask;
         walk_far(w, q.chunks, WARPS * lane);
-        if (w.pair < share.pairs) tile_ask<TILE>(p, share, w);
+        if (w.pair < share.pairs) tile_ask<D, TILE>(p, share, w);
     }
     /* The norm's weights wait in x's place; x is scaled by the mean square at the very end. */
     float4 *x4 = reinterpret_cast<float4 *>(x);
@@ -119,7 +142,7 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
         const uint32_t end = batch + batch_pairs < share.pairs ? batch + batch_pairs : share.pairs;
         while (use.pair < end) {
             bulk_wait(barrier_address + 8 * slot, parity);
-            const unsigned char *tile = ring + (size_t)slot * 2 * TILE;
+            const tile_place tile = tile_at<D, TILE>(p, share, use, ring + (size_t)slot * 2 * pitch);
             const uint32_t bytes = tile_bytes<TILE>(p, use.chunk);
             float keep = tile_sums<D, TILE>(tile, bytes, x4 + use.chunk * (tile_elements / 4));
             /* What every lane read of the slot is in its registers, since the exchange took sums of it: the
@@ -128,7 +151,8 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
              * of its own. Here it costs nothing and says the order to tools that look for races. */
             __syncwarp();
             if (lane == 0 && ask.pair < share.pairs)
-                tile_copy<TILE>(p, share, ask, ring_address + slot * 2 * TILE, barrier_address + 8 * slot);
+                tile_copy<D, TILE>(p, share, ask, ring_address + slot * 2 * pitch,
+                                   barrier_address + 8 * slot);
             walk_next(ask, q.chunks, WARPS);
             keep = tile_fold(keep);
             if ((lane & 15) == 0) sums[((use.pair - batch) * q.chunks + use.chunk) * 2 + (lane >> 4)] = keep;
@@ -157,11 +181,11 @@ struct bulk_shape {
 template <typename D>
 static struct bulk_shape bulk_shape_of(const struct gpuk_device *device, const struct linear_params *params)
 {
-    struct bulk_shape s = {16, D::TILE, 2, 64 * 1024, device->gemv_contiguous};
+    struct bulk_shape s = {16, D::TILE, div_up(2048, D::TILE), 64 * 1024, device->gemv_contiguous};
     const uint64_t pairs_a_block = div_up(params->pairs, (uint32_t)device->sm_count);
     if (pairs_a_block * ((params->row_bytes + s.tile - 1) / s.tile) <= 8) s.warps = 8;
     if (device->gemv_warps) s.warps = device->gemv_warps <= 8 ? 8 : 16;
-    if (device->gemv_tile_bytes) s.tile = device->gemv_tile_bytes <= 1024 ? D::TILE : 2 * D::TILE;
+    if (device->gemv_tile_bytes) s.tile = device->gemv_tile_bytes <= 1024 ? D::TILE : D::TILE_LARGE;
     if (device->gemv_slots > 0) s.slots = device->gemv_slots < 12 ? (uint32_t)device->gemv_slots : 12;
     if (device->gemv_ahead_bytes)
         s.ahead_bytes = device->gemv_ahead_bytes > 0 ? (uint32_t)device->gemv_ahead_bytes : 0;
@@ -170,8 +194,9 @@ static struct bulk_shape bulk_shape_of(const struct gpuk_device *device, const s
 
 template <typename D> static size_t bulk_shared_bytes(const struct bulk_shape *s, uint32_t chunks)
 {
-    const size_t tile_elements = s->tile / D::UNIT_BYTES * D::UNIT_VALUES;
-    return (size_t)s->warps * s->slots * (2 * s->tile + 8) +
+    const size_t tile_elements = s->tile / D::LINE_BYTES * 32 * D::UNIT_VALUES,
+                 pitch = tile_pitch<D, D::TILE> - D::TILE + s->tile;
+    return (size_t)s->warps * s->slots * (2 * pitch + 8) +
            (chunks * tile_elements + 2 * PARTIAL_FLOATS + 32) * sizeof(float);
 }
 
@@ -187,7 +212,7 @@ static bool bulk_shape_fits(const struct linear_call &call, struct bulk_shape *s
     while (s->slots > 2 && bulk_shared_bytes<D>(s, *chunks) > limit) s->slots--;
     /* devices with 99 KiB a block: long rows leave room for half the warps */
     if (s->warps > 8 && bulk_shared_bytes<D>(s, *chunks) > limit) s->warps = 8;
-    return device->bulk_copy && gpuk_linear_aligned(args) &&
+    return device->bulk_copy && (D::LOOSE ? D::takes_pieces(args) : gpuk_linear_aligned(args)) &&
            ((size_t)args->x | (size_t)args->norm) % 16 == 0 && *chunks <= PARTIAL_FLOATS / 2 &&
            bulk_shared_bytes<D>(s, *chunks) <= limit;
 }
@@ -207,8 +232,8 @@ uint32_t gemv_bulk_warps(const struct linear_call &call)
 typedef void (*bulk_function)(bulk_params);
 /* [of 16 warps][of twice as large tiles] */
 template <typename D>
-static const bulk_function bulk_kernel[2][2] = {{gemv_bulk<D, 8, D::TILE>, gemv_bulk<D, 8, 2 * D::TILE>},
-                                                {gemv_bulk<D, 16, D::TILE>, gemv_bulk<D, 16, 2 * D::TILE>}};
+static const bulk_function bulk_kernel[2][2] = {{gemv_bulk<D, 8, D::TILE>, gemv_bulk<D, 8, D::TILE_LARGE>},
+                                                {gemv_bulk<D, 16, D::TILE>, gemv_bulk<D, 16, D::TILE_LARGE>}};
 template <typename D> static int bulk_launch(const struct linear_call &call, struct helm_err *err)
 {
     struct bulk_shape s;

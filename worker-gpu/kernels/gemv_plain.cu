@@ -16,7 +16,7 @@ __device__ __forceinline__ void add_pieces(const typename D::piece &wa, const ty
     D::unpack(wb, fb);
 #pragma unroll
     for (uint32_t j = 0; j < values; j += 4)
-        *reinterpret_cast<float4 *>(x + j) = *reinterpret_cast<const float4 *>(from + j);
+        *reinterpret_cast<float4 *>(x + j) = *reinterpret_cast<const float4 *>(from + j / 4 * D::PIECE_APART);
 #pragma unroll
     for (uint32_t j = 0; j < values; j++) a += fa[j] * x[j], b += fb[j] * x[j];
 }
@@ -43,10 +43,11 @@ __global__ void __launch_bounds__(PLAIN_THREADS) gemv_plain(const __grid_constan
                     wb[j] = D::piece_at(row_b, c + j * step);
                 }
 #pragma unroll
-                for (int j = 0; j < 4; j++) add_pieces<D>(wa[j], wb[j], p.x + c + j * step, a, b);
+                for (int j = 0; j < 4; j++)
+                    add_pieces<D>(wa[j], wb[j], p.x + D::piece_column(c) + j * step, a, b);
             }
             for (; c < p.cols; c += step)
-                add_pieces<D>(D::piece_at(rows.a, c), D::piece_at(row_b, c), p.x + c, a, b);
+                add_pieces<D>(D::piece_at(rows.a, c), D::piece_at(row_b, c), p.x + D::piece_column(c), a, b);
         } else {
 #pragma unroll 4
             for (uint32_t c = lane; c < p.cols; c += 32) {

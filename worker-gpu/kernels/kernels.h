@@ -272,7 +272,11 @@ struct gpuk_chain {
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
  * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of
- * one chain have weights of one format and caches of one dtype, and attention of one step block. */
+ * one chain have caches of one dtype, attention of one step block, and weights of one plain format or of blocks of any. */
+static inline bool gpuk_chain_mixes(enum tensor_format a, enum tensor_format b)
+{
+    return a == b || (!tensor_format_is_plain(a) && !tensor_format_is_plain(b));
+}
 bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op);
 /* Pieces of a head's context that attention in a chain hands from block to block at most. */
 #define GPUK_CHAIN_PIECES GPU_CHAIN_PIECES

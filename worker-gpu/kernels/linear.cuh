@@ -100,6 +100,8 @@ int gpuk_linear_params(const char *what, const struct gpuk_linear_args *args, st
                        struct helm_err *err);
 /* Whether every row of every matrix starts on a 16-byte boundary. */
 bool gpuk_linear_aligned(const struct gpuk_linear_args *args);
+/* Whether every matrix of blocks starts where the format's blocks may, in words of memory. */
+bool gpuk_linear_begins(const struct gpuk_linear_args *args);
 
 struct linear_call {
     const struct gpuk_device *device;

@@ -66,26 +66,48 @@ __device__ __forceinline__ float x_put(const float *x, const float *norm, uint32
     return squares;
 }
 
-/* A lane's part of the sums of a tile's two rows (of up to TILE bytes, `pitch` apart; the first `bytes` of
- * each count) against their part of x. WHOLE: bytes is TILE. */
-template <typename D, uint32_t TILE, bool WHOLE>
-__device__ __forceinline__ void tile_add_as(const unsigned char *tile, uint32_t pitch, uint32_t bytes,
-                                            const float4 *x, float &sum_a, float &sum_b)
+/* Rows that begin anywhere are copied with what is beside them in their first and last 16 bytes. */
+struct tile_window {
+    const unsigned char *from;
+    uint32_t bytes;
+};
+static const uint32_t TILE_SLACK = 32; /* bytes more than a row's, at most */
+__device__ __forceinline__ tile_window tile_window_of(const unsigned char *first, uint32_t bytes)
 {
-    const uint32_t all = 32 * D::UNIT_BYTES, units = TILE / all /* a lane */, lane = threadIdx.x & 31;
-    typename D::unit wa[units], wb[units];
-#pragma unroll
-    for (uint32_t u = 0; u < units; u++) {
-        const uint32_t at = u * all + lane * D::UNIT_BYTES;
-        const bool valid = WHOLE || at < bytes;
-        wa[u] = valid ? D::unit_at(tile + at) : D::unit_none();
-        wb[u] = valid ? D::unit_at(tile + pitch + at) : D::unit_none();
-    }
+    const uint32_t beside = (uint32_t)((size_t)first & 15);
+    return {first - beside, (beside + bytes + 15) & ~15u};
+}
+/* A tile in shared memory: where its two rows begin. */
+struct tile_place {
+    const unsigned char *a, *b;
+};
+/* A lane's part of the sums of a tile's two rows (of up to TILE bytes; the first `bytes` of each count) against
+ * their part of x. WHOLE: bytes is TILE. */
+template <typename D, uint32_t TILE, bool WHOLE>
+__device__ __forceinline__ void tile_add_as(const tile_place &tile, uint32_t bytes, const float4 *x,
+                                            float &sum_a, float &sum_b)
+{
+    const uint32_t all = D::LINE_BYTES, units = TILE / all /* a lane */, lane = threadIdx.x & 31;
     float2 a = make_float2(0, 0), b = make_float2(0, 0);
+    if constexpr (D::SCALED) { /* units are read while they are added; code of several would not be at hand */
+#pragma unroll 1
+        for (uint32_t u = 0; u < units; u++)
+            if (WHOLE || u * all + D::unit_offset(lane) < bytes)
+                D::unit_add(D::unit_at(tile.a + u * all, lane), D::unit_at(tile.b + u * all, lane),
+                            x + u * (8 * D::UNIT_VALUES) + lane, a, b);
+    } else {
+        typename D::unit wa[units], wb[units];
 #pragma unroll
-    for (uint32_t u = 0; u < units; u++)
-        if (WHOLE || u * all + lane * D::UNIT_BYTES < bytes)
-            D::unit_add(wa[u], wb[u], x + u * (8 * D::UNIT_VALUES) + lane, a, b);
+        for (uint32_t u = 0; u < units; u++) {
+            const bool valid = WHOLE || u * all + D::unit_offset(lane) < bytes;
+            wa[u] = valid ? D::unit_at(tile.a + u * all, lane) : D::unit_none();
+            wb[u] = valid ? D::unit_at(tile.b + u * all, lane) : D::unit_none();
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < units; u++)
+            if (WHOLE || u * all + D::unit_offset(lane) < bytes)
+                D::unit_add(wa[u], wb[u], x + u * (8 * D::UNIT_VALUES) + lane, a, b);
+    }
     sum_a = a.x + a.y, sum_b = b.x + b.y;
 }
 
@@ -93,11 +115,11 @@ __device__ __forceinline__ void tile_add_as(const unsigned char *tile, uint32_t 
  * of the second's. Every lane has taken a sum of what every other read, so the tile's slot may be filled
  * again. */
 template <typename D, uint32_t TILE>
-__device__ __forceinline__ float tile_sums(const unsigned char *tile, uint32_t bytes, const float4 *x)
+__device__ __forceinline__ float tile_sums(const tile_place &tile, uint32_t bytes, const float4 *x)
 {
     const uint32_t lane = threadIdx.x & 31;
     float sum_a, sum_b;
-    tile_add_as<D, TILE, false>(tile, TILE, bytes, x, sum_a, sum_b);
+    tile_add_as<D, TILE, false>(tile, bytes, x, sum_a, sum_b);
     const float keep = lane < 16 ? sum_a : sum_b, give = lane < 16 ? sum_b : sum_a;
     return keep + __shfl_xor_sync(0xffffffffu, give, 16);
 }

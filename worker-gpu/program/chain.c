@@ -29,8 +29,8 @@ static bool is_taken(struct device *d, const struct gpu_entry *e)
     return d->ask.chain_takes(d, &op);
 }
 
-/* How many entries from `first` on make one chain: neighbours, of weights of one format. (All caches of a
- * program are of one.) */
+/* How many entries from `first` on make one chain: neighbours, of weights of formats that go together. (All
+ * caches of a program are of one.) */
 static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t first)
 {
     const struct gpuk_linear_args *linear = NULL;
@@ -38,7 +38,7 @@ static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t f
     for (; i < p->tail && is_taken(d, &p->entry[i]); i++) {
         const struct op *op = &p->entry[i].op;
         if (op->kind != OP_GEMV) continue;
-        if (linear && linear->format != op->as.linear.format) break;
+        if (linear && !gpuk_chain_mixes(linear->format, op->as.linear.format)) break;
         linear = &op->as.linear;
     }
     return i - first;

@@ -39,7 +39,8 @@ static inline uint32_t lower_head_unit(const struct lowering *low)
 
 /* ---- supply ---- */
 
-/* An operation's weights, or one slice of them: rows of up to three matrices, all of `format`. */
+/* An operation's weights, or one slice of them: rows of up to three matrices, all of `format`. Weights of several
+ * formats make several pieces. */
 struct piece_part {
     uint32_t weight; /* which of the operation's */
     const struct gpu_matrix *matrix;
@@ -50,6 +51,7 @@ struct piece_part {
 struct piece {
     struct piece_part part[MATH_WEIGHTS_MAX];
     uint32_t part_count;
+    uint32_t first, end;       /* of the operation's weights: the run that it is of (ring_run_end) */
     enum tensor_format format; /* as it is multiplied by */
     uint32_t index;            /* of the operation's pieces */
     bool streamed, home;       /* a slice of the ring, or of what lies packed in VRAM */
@@ -58,7 +60,7 @@ struct piece {
 /* The operation's next piece, ready to be computed with; false behind the last. *piece begins as zeros. What
  * the ring needs behind the use of a piece is added by the call for the next one. */
 bool lower_next_piece(struct lowering *low, const struct lower_at *at, struct piece *piece);
-/* All of an operation's weights where they are at home, in their format. */
+/* All of the run from piece->first on where it is at home, in its format. */
 void lower_whole_piece(struct lowering *low, const struct lower_at *at, struct piece *piece);
 /* Whether the device multiplies by a piece in the format that it has. */
 bool lower_reads(const struct lowering *low, const struct math_op *math, const struct piece *piece,

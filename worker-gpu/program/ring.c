@@ -18,6 +18,17 @@ int32_t ring_layer_of(const struct model *model, uint32_t unit)
     return unit == unit_count(model->config.layers) ? -1 : (int32_t)unit_layer(unit);
 }
 
+uint32_t ring_run_end(const struct gpu_weights *weights, const struct math_op *math, int32_t layer,
+                      uint32_t first)
+{
+    uint32_t end = first + 1;
+    while (end < math->weights &&
+           (math->swiglu || gpu_matrix_of(weights, math->weight[end], layer)->format ==
+                                gpu_matrix_of(weights, math->weight[first], layer)->format))
+        end++;
+    return end;
+}
+
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
     return (bytes + unit - 1) / unit * unit;
@@ -28,7 +39,12 @@ struct cutting {
     struct ring_schedule *schedule;
     uint32_t capacity;
     uint64_t ring_bytes;
+    bool home; /* what lies in VRAM and some step expands, instead of what is in the arena */
     struct helm_err *err;
+};
+/* Weights of an operation that are cut together. */
+struct run {
+    uint32_t unit, op, first, end;
 };
 
 static struct ring_slice *add_slice(struct cutting *c)
@@ -107,11 +123,12 @@ static void add_part(const struct cutting *c, struct ring_slice *slice, uint32_t
 }
 
 /* Rows first .. first + rows of the matrices one below the other; of those used in pairs: of each. */
-static void fill_slice(const struct cutting *c, struct ring_slice *slice, uint32_t first, uint32_t rows)
+static void fill_slice(const struct cutting *c, const struct run *run, struct ring_slice *slice,
+                       uint32_t first, uint32_t rows)
 {
     const struct math_op *math = ring_math_of(c->weights->model, slice->unit, slice->op);
     uint32_t before = 0;
-    for (uint32_t w = 0; w < math->weights; w++) {
+    for (uint32_t w = run->first; w < run->end; w++) {
         uint32_t have = matrix_of(c, slice->unit, slice->op, w)->rows;
         if (math->swiglu) {
             add_part(c, slice, w, first, rows);
@@ -125,18 +142,18 @@ static void fill_slice(const struct cutting *c, struct ring_slice *slice, uint32
     }
 }
 
-/* How many rows a slice of an operation has, of how many. */
-static int choose_rows(const struct cutting *c, uint32_t unit, uint32_t op, uint64_t *rows, uint64_t *each)
+/* How many rows a slice of a run has, of how many. */
+static int choose_rows(const struct cutting *c, const struct run *run, uint64_t *rows, uint64_t *each)
 {
-    const struct math_op *math = ring_math_of(c->weights->model, unit, op);
+    const struct math_op *math = ring_math_of(c->weights->model, run->unit, run->op);
     uint64_t row_bytes = 0, target = c->ring_bytes / RING_SHARE, most = RING_SLICE_BYTES;
     *rows = 0;
-    for (uint32_t w = 0; w < math->weights; w++) {
-        const struct gpu_matrix *m = matrix_of(c, unit, op, w);
+    for (uint32_t w = run->first; w < run->end; w++) {
+        const struct gpu_matrix *m = matrix_of(c, run->unit, run->op, w);
         const bool is_plain = tensor_format_is_plain(m->format);
         if (!m->host && is_plain)
             return helm_fail(c->err, HELM_E_INTERNAL, "layer %d: weights %d are not in the arena",
-                             ring_layer_of(c->weights->model, unit), (int)math->weight[w]);
+                             ring_layer_of(c->weights->model, run->unit), (int)math->weight[w]);
         uint64_t bytes = expanded_row_bytes(m);
         if (!is_plain) most = RING_PACKED_SLICE_BYTES;
         *rows = math->swiglu ? m->rows : *rows + m->rows;
@@ -151,25 +168,45 @@ static int choose_rows(const struct cutting *c, uint32_t unit, uint32_t op, uint
     return 0;
 }
 
-static int cut_operation(struct cutting *c, uint32_t unit, uint32_t op)
+static int cut_run(struct cutting *c, const struct run *run)
 {
     const struct model *model = c->weights->model;
     uint64_t rows = 0, each = 0;
-    int rc = choose_rows(c, unit, op, &rows, &each);
+    int rc = choose_rows(c, run, &rows, &each);
     for (uint64_t first = 0; !rc && first < rows; first += each) {
         struct ring_slice *slice = add_slice(c);
         if (!slice) return helm_fail(c->err, HELM_E_NOMEM, "no memory for %u slices", c->schedule->count);
-        slice->unit = unit;
-        slice->op = op;
-        fill_slice(c, slice, (uint32_t)first, (uint32_t)(rows - first < each ? rows - first : each));
+        slice->unit = run->unit;
+        slice->op = run->op;
+        fill_slice(c, run, slice, (uint32_t)first, (uint32_t)(rows - first < each ? rows - first : each));
         if (slice->bytes > c->ring_bytes) {
             char want[UNITS_TEXT], have[UNITS_TEXT];
             return helm_fail(c->err, HELM_E_CAPACITY,
                              "the ring of %s is too small: %u rows of layer %d's %s take %s",
                              units_format_size(c->ring_bytes, have), (unsigned)each,
-                             ring_layer_of(model, unit), ring_math_of(model, unit, op)->name,
+                             ring_layer_of(model, run->unit), ring_math_of(model, run->unit, run->op)->name,
                              units_format_size(slice->bytes, want));
         }
+    }
+    return rc;
+}
+
+/* Whether a matrix lies in VRAM in a format that some step expands; for the head, of which few rows are wanted,
+ * that is one of variable size. */
+static bool is_expanded(const struct gpu_matrix *m, int32_t layer)
+{
+    return !m->host &&
+           (layer < 0 ? tensor_format_of(m->format)->variable : !tensor_format_is_plain(m->format));
+}
+
+static int cut_operation(struct cutting *c, uint32_t unit, uint32_t op)
+{
+    const struct math_op *math = ring_math_of(c->weights->model, unit, op);
+    const int32_t layer = ring_layer_of(c->weights->model, unit);
+    int rc = 0;
+    for (struct run run = {.unit = unit, .op = op}; run.first < math->weights && !rc; run.first = run.end) {
+        run.end = ring_run_end(c->weights, math, layer, run.first);
+        if (!c->home || is_expanded(matrix_of(c, unit, op, run.first), layer)) rc = cut_run(c, &run);
     }
     return rc;
 }
@@ -287,27 +324,17 @@ int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32
     return rc;
 }
 
-/* Whether it lies in VRAM in a format that some step expands; for the head, of which few rows are wanted, that
- * is one of variable size. All matrices of a unit lie the same way: the first one's says how. */
-static bool is_expanded(const struct gpu_weights *weights, const struct math_op *math, int32_t layer)
-{
-    const struct gpu_matrix *m = gpu_matrix_of(weights, math->weight[0], layer);
-    const enum tensor_format format = m->format;
-    return !m->host && (layer < 0 ? tensor_format_of(format)->variable : !tensor_format_is_plain(format));
-}
-
 /* Nothing limits these but the place where they are expanded. */
 int ring_plan_home(const struct gpu_weights *weights, const struct plan *plan, struct ring_schedule *schedule,
                    struct helm_err *err)
 {
-    struct cutting c = {.weights = weights, .schedule = schedule, .ring_bytes = UINT64_MAX, .err = err};
+    struct cutting c = {
+        .weights = weights, .schedule = schedule, .ring_bytes = UINT64_MAX, .home = true, .err = err};
     const uint32_t units = unit_count(plan->layers);
     int rc = 0;
     memset(schedule, 0, sizeof *schedule);
-    for (uint32_t u = 0; u < units && !rc; u++)
-        if (is_expanded(weights, &model_unit_math(weights->model, u)->op[0], (int32_t)unit_layer(u)))
-            rc = cut_unit(&c, u);
-    if (!rc && is_expanded(weights, &weights->model->math.head, -1)) rc = cut_operation(&c, units, 0);
+    for (uint32_t u = 0; u < units && !rc; u++) rc = cut_unit(&c, u);
+    if (!rc) rc = cut_operation(&c, units, 0);
     if (rc) ring_free(schedule);
     return rc;
 }

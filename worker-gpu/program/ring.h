@@ -29,6 +29,11 @@
 const struct math_op *ring_math_of(const struct model *model, uint32_t unit, uint32_t op);
 int32_t ring_layer_of(const struct model *model, uint32_t unit);
 
+/* An operation's weights from `first` on whose format is one: behind the last of them. They are multiplied by
+ * together; files may have others in other formats. Those that are used in pairs are always together. */
+uint32_t ring_run_end(const struct gpu_weights *weights, const struct math_op *math, int32_t layer,
+                      uint32_t first);
+
 /* Rows of one matrix. */
 struct ring_part {
     uint32_t weight; /* of its operation's, which one */
@@ -42,7 +47,7 @@ struct ring_part {
 };
 
 struct ring_slice {
-    uint32_t unit, op; /* which operation of the unit's (struct math_part) */
+    uint32_t unit, op; /* which operation of the unit's (struct math_part); its parts are of one run */
     struct ring_part part[MATH_WEIGHTS_MAX];
     uint32_t part_count;
     uint64_t place, bytes; /* in the ring; with padding between parts */

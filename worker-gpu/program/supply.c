@@ -52,7 +52,8 @@ static void add_copies(struct lowering *low, int32_t used)
 
 void lower_whole_piece(struct lowering *low, const struct lower_at *at, struct piece *piece)
 {
-    for (uint32_t w = 0; w < at->math->weights; w++) {
+    piece->end = ring_run_end(low->source->weights, at->math, at->layer, piece->first);
+    for (uint32_t w = piece->first; w < piece->end; w++) {
         const struct gpu_matrix *m = lower_matrix(low, at->math->weight[w], at->layer);
         piece->format = m->format;
         piece->part[piece->part_count++] = (struct piece_part){
@@ -170,12 +171,13 @@ static void add_arrival(struct lowering *low, uint32_t index)
     add_copies(low, (int32_t)index);
 }
 
-/* The slice at `next`, if it is of this operation. */
+/* The slice at `next`, if it is of this operation, and of the piece's run. */
 static const struct ring_slice *slice_of(const struct ring_schedule *slices, uint32_t next,
-                                         const struct lower_at *at)
+                                         const struct lower_at *at, const struct piece *piece)
 {
     const struct ring_slice *slice = next < slices->count ? &slices->slice[next] : NULL;
-    return slice && slice->unit == at->unit && slice->op == at->op ? slice : NULL;
+    const bool own = slice && slice->unit == at->unit && slice->op == at->op;
+    return own && slice->part[0].weight >= piece->first && slice->part[0].weight < piece->end ? slice : NULL;
 }
 
 static void next_streamed(struct lowering *low, const struct lower_at *at, const struct ring_slice *slice,
@@ -192,12 +194,12 @@ static void next_streamed(struct lowering *low, const struct lower_at *at, const
 static void next_home(struct lowering *low, const struct lower_at *at, const struct ring_slice *slice,
                       struct piece *piece)
 {
-    if (piece->index == 0) {
+    if (slice->part[0].weight == piece->first && slice->part[0].row == 0) {
         struct piece whole = *piece;
         lower_whole_piece(low, at, &whole);
         if (!low->rc && lower_reads(low, at->math, &whole, schedule_of(low, at))) {
             *piece = whole;
-            while (slice_of(low->source->home, low->next_home, at)) low->next_home++;
+            while (slice_of(low->source->home, low->next_home, at, piece)) low->next_home++;
             return;
         }
     }
@@ -212,10 +214,18 @@ bool lower_next_piece(struct lowering *low, const struct lower_at *at, struct pi
     const bool begun = piece->part_count > 0, was_streamed = piece->streamed, was_home = piece->home;
     if (was_streamed) add_copies(low, (int32_t)piece->slice);
     if (low->rc) return false;
-    const struct ring_slice *streamed = slice_of(low->ring, low->next_slice, at),
-                            *home = slice_of(low->source->home, low->next_home, at);
-    if (begun && !(was_streamed && streamed) && !(was_home && home)) return false;
-    *piece = (struct piece){.index = begun ? piece->index + 1 : 0, .slice = low->next_slice};
+    struct piece next = {.index = begun ? piece->index + 1 : 0,
+                         .slice = low->next_slice,
+                         .first = piece->first,
+                         .end = piece->end};
+    if (begun && !(was_streamed && slice_of(low->ring, low->next_slice, at, piece)) &&
+        !(was_home && slice_of(low->source->home, low->next_home, at, piece)))
+        next.first = piece->end;
+    if (next.first >= at->math->weights) return false;
+    next.end = ring_run_end(low->source->weights, at->math, at->layer, next.first);
+    *piece = next;
+    const struct ring_slice *streamed = slice_of(low->ring, low->next_slice, at, piece),
+                            *home = slice_of(low->source->home, low->next_home, at, piece);
     if (streamed)
         next_streamed(low, at, streamed, piece);
     else if (home)

@@ -52,6 +52,10 @@ static inline float4 make_float4(float x, float y, float z, float w)
 {
     return {x, y, z, w};
 }
+static inline uint2 make_uint2(unsigned x, unsigned y)
+{
+    return {x, y};
+}
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)
 {
     return {x, y, z, w};
@@ -153,6 +157,14 @@ static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
     uint32_t out = 0;
     for (int i = 0; i < 4; i++) out |= (uint32_t)(both >> (selector >> (4 * i) & 7) * 8 & 255) << (8 * i);
     return out;
+}
+static inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, uint32_t by)
+{
+    return (uint32_t)(((uint64_t)high << 32 | low) << (by & 31) >> 32);
+}
+static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by)
+{
+    return (uint32_t)(((uint64_t)high << 32 | low) >> (by & 31));
 }
 static inline float __fmul_rn(float a, float b)
 {

@@ -118,6 +118,8 @@ int bench_expand(struct bench *b);
 std::vector<uint16_t> bench_weights(size_t count);
 /* Products with whole packed matrices (bench_packed.cu); returns how many results were wrong. */
 int bench_packed(struct bench *b);
+/* Products with weights of each format (bench_formats.cu), or of the one that is named. */
+void bench_formats(struct bench *b, const char *only);
 
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags);

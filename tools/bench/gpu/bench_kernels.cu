@@ -1,6 +1,6 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--expand] [--packed]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--expand] [--packed] [--formats [NAME]]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
@@ -9,7 +9,7 @@
  * --quick, ways to run the streamed gemm), decode attention over a long context, prefill. Last, without --quick, the
  * ways the bulk gemv can be run, the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv_bulk.cu).
  * --expand: packed weights alone (bench_expand.cu). --packed: products with whole packed matrices alone
- * (bench_packed.cu). Times are medians of repeated graph replays by CUDA
+ * (bench_packed.cu). --formats: products with weights of each format, or of one, alone (bench_formats.cu). Times are medians of repeated graph replays by CUDA
  * events. Exit 1: the check failed. */
 #include <math.h>
 #include <string.h>
@@ -296,7 +296,8 @@ static void bench_long(struct bench *b, struct bench_model *m)
 int main(int argc, char **argv)
 {
     struct bench b = {};
-    bool quick = false, batch = false, chains = false, expand = false, packed = false;
+    bool quick = false, batch = false, chains = false, expand = false, packed = false, formats = false;
+    const char *format = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
             quick = true;
@@ -308,8 +309,17 @@ int main(int argc, char **argv)
             expand = true;
         } else if (strcmp(argv[i], "--packed") == 0) {
             packed = true;
+        } else if (strcmp(argv[i], "--formats") == 0) {
+            formats = true;
+            if (i + 1 < argc && argv[i + 1][0] != '-') format = argv[++i];
+            if (format && tensor_format_named(format) == FORMAT_COUNT) {
+                fprintf(stderr, "--formats %s: no such format\n", format);
+                return 2;
+            }
         } else {
-            fprintf(stderr, "usage: %s [--quick] [--batch] [--chains] [--expand] [--packed]\n", argv[0]);
+            fprintf(stderr,
+                    "usage: %s [--quick] [--batch] [--chains] [--expand] [--packed] [--formats [NAME]]\n",
+                    argv[0]);
             return 2;
         }
     }
@@ -322,11 +332,12 @@ int main(int argc, char **argv)
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
     measure_limits(&b);
-    if (expand || packed) {
+    if (expand || packed || formats) {
         printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
                b.read_gbs);
         if (expand) bad += bench_expand(&b);
         if (packed) bad += bench_packed(&b);
+        if (formats) bench_formats(&b, format);
         return bad ? 1 : 0;
     }
 

@@ -25,10 +25,11 @@ static bool in_bulk(const void *at)
 
 static bool takes_linear(const struct gpuk_linear_args *a)
 {
+    const struct tensor_format_traits *traits = tensor_format_of(a->format);
+    const bool loose = !tensor_format_is_plain(a->format) && traits->block_bytes % BULK;
     bool ok = a->segments >= 1 && a->segments <= GPUK_SEGMENTS_MAX && in_bulk(a->x) && in_bulk(a->norm) &&
-              !tensor_format_of(a->format)->variable &&
-              tensor_format_row_bytes(a->format, a->cols) % BULK == 0;
-    for (uint32_t s = 0; s < a->segments && ok; s++) ok = in_bulk(a->segment[s].weight);
+              !traits->variable && (loose || tensor_format_row_bytes(a->format, a->cols) % BULK == 0);
+    for (uint32_t s = 0; s < a->segments && ok; s++) ok = loose || in_bulk(a->segment[s].weight);
     return ok;
 }
 
@@ -59,7 +60,7 @@ static int check_list(struct device *d, const struct gpuk_chain_op *op, uint32_t
         const struct gpuk_chain_op **like = &first[op[i].kind == GPUK_CHAIN_ATTENTION];
         if (!emulated_chain_takes(d, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "operation %u of a chain cannot be taken", i);
-        if (*like && format_of(*like) != format_of(&op[i]))
+        if (*like && !gpuk_chain_mixes(format_of(*like), format_of(&op[i])))
             return helm_fail(err, HELM_E_UNSUPPORTED, "operation %u of a chain is of another format", i);
         *like = &op[i];
     }

@@ -1,0 +1,126 @@
+/* Golden runs of GGUF files by both engines: on the GPU, streamed to it, and on the CPU beside it. Steps of up to 16
+ * tokens decode blocks exactly and are held to the README's bounds; chunks multiply by what is expanded to 16 bits.
+ *
+ * The device is the emulated one; HELM_TEST_DEVICE=cuda as in test_golden_split.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/units.h"
+#include "common/model/unit.h"
+#include "tests/device_choice.h"
+#include "tests/golden/pair_walks.h"
+#include "worker-gpu/engine.h"
+
+#define STEP_TOKENS 256
+#define CONTEXT     1100
+#define SHORT_CASE  140
+/* Of the README, for activations and cache in fp32. */
+#define WORST 0.02
+#define MEAN  0.002
+#define GAP   0.05
+
+/* `homes`: of the units in turn, over and over. */
+static void open_pair(const char *path, const char *homes, struct pair *pair)
+{
+    struct model model;
+    struct helm_err err = {0};
+    enum plan_home home[64];
+    struct plan_stage stages[64];
+    if (model_read(path, &model, &err)) fail_msg("%s", err.text);
+    const uint32_t layers = model.config.layers;
+    model_free(&model);
+    assert_in_range(layers, 1, 32);
+    for (uint32_t u = 0; u < unit_count(layers); u++) {
+        const char letter = homes[u % strlen(homes)];
+        home[u] = letter == 'g' ? PLAN_HOME_GPU : letter == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
+    }
+    const struct plan plan = {.layers = layers,
+                              .stages = stages,
+                              .stage_count = plan_stages_of(home, layers, stages),
+                              .ring_bytes = 2 * MIB,
+                              .embed = plan_home_processor(home[0]),
+                              .head = plan_home_processor(home[unit_count(layers) - 1])};
+    const struct pair_options options = {.folder = path,
+                                         .plan = &plan,
+                                         .device = device_name(),
+                                         .kv_dtype = DTYPE_F32,
+                                         .threads = 2,
+                                         .slots = CASES_MAX,
+                                         .context_tokens = CONTEXT,
+                                         .step_tokens = STEP_TOKENS,
+                                         .vram_bytes =
+                                             strcmp(device_name(), "emulated") == 0 ? 256 * MIB : 4 * GIB,
+                                         .peer_wait_ms = 120000,
+                                         .copy_rows = true};
+    if (pair_open(&options, pair, &err)) fail_msg("%s, %s: %s", path, homes, err.text);
+}
+
+/* Cases one by one, a few tokens a step. */
+static void run_few(struct pair *pair, const struct golden *golden, struct outcome *outcome)
+{
+    static const uint32_t few[] = {16, 1, 9, 2, 16, 16};
+    const struct walker on = {.arena = &pair->arena, .engines = pair, .step = step_pair, .gap_allowed = GAP};
+    struct walk walk;
+    uint32_t ran = 0;
+    for (uint32_t i = 0; i < golden->count; i++) {
+        if (golden->cases[i].prompt_count > SHORT_CASE) continue;
+        walk_start(&on, &walk, &golden->cases[i], ran++, 5);
+        run_walks(&on, &walk, 1, few, sizeof few / sizeof *few, outcome);
+    }
+    assert_true(ran > 0);
+}
+
+static void agree(const char *path, const char *homes, const char *what, const struct outcome *o,
+                  double worst, double mean)
+{
+    print_message("%s, %s, %s: mean %.2g worst %.2g, %u permitted differences\n", path, homes, what,
+                  o->sum / (double)o->count, o->worst, o->permitted);
+    assert_int_equal(o->wrong, 0);
+    assert_true(o->worst <= worst);
+    assert_true(o->sum / (double)o->count <= mean);
+}
+
+static void run_file(const char *folder, const char *homes)
+{
+    struct golden *golden = calloc(1, sizeof *golden);
+    struct pair *pair = calloc(1, sizeof *pair);
+    struct outcome few = {0}, chunks = {0};
+    char path[256];
+    assert_true(golden && pair);
+    golden_read(folder, golden);
+    snprintf(path, sizeof path, "%s/model.gguf", folder);
+    open_pair(path, homes, pair);
+    run_few(pair, golden, &few);
+    run_mode(pair, golden, MODE_TOGETHER, SHORT_CASE, 0, 1, &chunks);
+    pair_close(pair);
+    agree(folder, homes, "few tokens", &few, WORST, MEAN);
+    agree(folder, homes, "chunks", &chunks, worst_allowed, mean_allowed);
+    golden_free(golden);
+    free(golden);
+    free(pair);
+}
+
+static void files_agree(void **state)
+{
+    (void)state;
+    static const char *const folders[] = {"tests/data/golden-gguf/llama-Q4_K_M",
+                                          "tests/data/golden-gguf/qwen2-oddrows-IQ4_XS",
+                                          "tests/data/golden-gguf/qwen3-Q2_K"};
+    static const char *const homes[] = {"g", "s", "gsc"};
+    need_device();
+    for (size_t f = 0; f < sizeof folders / sizeof *folders; f++)
+        for (size_t h = 0; h < sizeof homes / sizeof *homes; h++) run_file(folders[f], homes[h]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(files_agree)};
+    return cmocka_run_group_tests_name("golden/gguf-gpu", tests, NULL, NULL);
+}

@@ -1,0 +1,167 @@
+/* The decoder of blocks of few bits, over a format of blocks_formats.cuh. See decode.cuh.
+ *
+ * A run, 32 neighbouring values, is one lane's unit of a tile, and its scales are applied to sums of its products.
+ * In formats with a least value a number n (2 to 5 bits) becomes 8 + n / 2^k by one byte permutation, and the 8 goes
+ * with the least, which is taken off by the run's sum of x; in others a number becomes itself by a permutation and a
+ * subtraction. A piece is 8 values of a run, 4 of its first and 4 of its last 16, which is what tensor cores'
+ * fragments and scales of 16 values ask for. */
+#ifndef HELM_WORKER_GPU_KERNELS_DECODE_BLOCKS_CUH
+#define HELM_WORKER_GPU_KERNELS_DECODE_BLOCKS_CUH
+
+#include "worker-gpu/kernels/blocks_formats.cuh"
+#include "worker-gpu/kernels/linear.cuh"
+
+template <typename F> struct decode_block {
+    typedef __nv_bfloat16 value; /* holds numbers as they are; what gpuk_expand writes is rounded to it */
+    static const uint32_t VALUES = F::VALUES, RUNS = VALUES / 32;
+    typedef block_words<1, false> any_words;
+    typedef block_words<(F::ALIGN < 4 ? F::ALIGN : 4), false> words;
+    typedef block_words<F::ALIGN, true> shared_words;
+
+    static __device__ __forceinline__ size_t bytes(uint32_t c) { return (size_t)(c / VALUES) * F::BYTES; }
+    /* Number k of four as it is. */
+    static __device__ __forceinline__ float exact(uint32_t four, uint32_t k)
+    {
+        return __uint_as_float(__byte_perm(four, 0x4b000000u, 0x7540u | k)) - (float)(0x800000u + F::ZERO);
+    }
+    static __device__ __forceinline__ float number(const unsigned char *row, uint32_t c)
+    {
+        const any_words w(row + bytes(c) + F::ORIGIN);
+        const uint32_t run = c % VALUES / 32, four = F::template four<0>(w, run, c % 32 / 4);
+        const block_scales s = F::scales(w, run);
+        const bool second = c % 32 >= 16;
+        const float n = (float)(int)((four >> c % 4 * 8 & 255) - F::ZERO), least = s.least[second];
+        return F::LEAST ? s.scale[second] * n - least : s.scale[second] * n;
+    }
+
+    /* ---- from device memory: a quarter of a run */
+
+    struct piece {
+        uint32_t four[2];
+        block_scales scales;
+    };
+    static const uint32_t PIECE_VALUES = 8, PIECE_APART = 16;
+    static const bool SCALED = true, LEAST = F::LEAST;
+    static const uint32_t GROUPS = F::GROUPS;
+    static __host__ __device__ __forceinline__ uint32_t piece_column(uint32_t c)
+    {
+        return (c & ~31u) + (c & 31u) / 2;
+    }
+    static bool takes_pieces(const struct gpuk_linear_args *args) { return gpuk_linear_begins(args); }
+    static __device__ __forceinline__ piece piece_at(const unsigned char *row, uint32_t c)
+    {
+        const words w(row + bytes(c) + F::ORIGIN);
+        const uint32_t run = c % VALUES / 32, i = c % 32 / 8;
+        return {{F::template four<0>(w, run, i), F::template four<0>(w, run, i + 4)}, F::scales(w, run)};
+    }
+    static __device__ __forceinline__ void unpack(const piece &p, float *f)
+    {
+#pragma unroll
+        for (uint32_t j = 0; j < PIECE_VALUES; j++) {
+            const float n = exact(p.four[j / 4], j % 4);
+            f[j] = p.scales.scale[j / 4] * n;
+            if (LEAST) f[j] -= p.scales.least[j / 4];
+        }
+    }
+    static __device__ __forceinline__ uint2 halves4(uint32_t four)
+    {
+        return make_uint2(element<value>::pack(exact(four, 0), exact(four, 1)),
+                          element<value>::pack(exact(four, 2), exact(four, 3)));
+    }
+    static __device__ __forceinline__ uint4 halves(const piece &p)
+    {
+        const uint2 first = halves4(p.four[0]), second = halves4(p.four[1]);
+        return make_uint4(first.x, first.y, second.x, second.y);
+    }
+
+    /* ---- of a tile in shared memory: a run */
+
+    struct unit {
+        const unsigned char *block;
+        uint32_t run;
+    };
+    static const bool LOOSE = F::BYTES % 16 != 0;
+    static const uint32_t UNIT_VALUES = 32, LINE_BYTES = 32 / RUNS * F::BYTES,
+                          TILE = LINE_BYTES < 1024 ? 2 * LINE_BYTES : LINE_BYTES, TILE_LARGE = TILE;
+    static __device__ __forceinline__ uint32_t unit_offset(uint32_t lane)
+    {
+        return lane / RUNS * F::BYTES;
+    }
+    static __device__ __forceinline__ unit unit_at(const unsigned char *line, uint32_t lane)
+    {
+        return {line + unit_offset(lane) + F::ORIGIN, lane % RUNS};
+    }
+    static_assert(!F::LEAST || (F::BITS <= 5 && F::ZERO == 0), "");
+    static const bool OFFSET = F::LEAST; /* numbers are taken as 8 + n / 2^k */
+    static const int UP = OFFSET ? 7 - (int)F::BITS : 0;
+    static __device__ __forceinline__ float term(uint32_t four, uint32_t k)
+    {
+        if constexpr (OFFSET) return __uint_as_float(__byte_perm(four, 0x41000000u, 0x7044u | k << 8));
+        return exact(four, k);
+    }
+    /* A group's part of the values' sum, of its sums of terms and of x. */
+    static __device__ __forceinline__ float group_sum(const block_scales &s, uint32_t group,
+                                                      const float2 &terms, const float2 &x)
+    {
+        if (!OFFSET) return s.scale[group] * (terms.x + terms.y);
+        const float times = 16.0f / (1 << UP), scale = s.scale[group] * times;
+        return scale * (terms.x + terms.y) - (scale * 8 + s.least[group]) * (x.x + x.y);
+    }
+    static __device__ __forceinline__ void unit_add(const unit &ua, const unit &ub, const float4 *from,
+                                                    float2 &a, float2 &b)
+    {
+        const shared_words wa(ua.block), wb(ub.block);
+        const block_scales scales_a = F::scales(wa, ua.run), scales_b = F::scales(wb, ub.run);
+#pragma unroll
+        for (uint32_t g = 0; g < GROUPS; g++) {
+            float2 sa = make_float2(0, 0), sb = sa, sx = sa;
+#pragma unroll
+            for (uint32_t i = g * 8 / GROUPS; i < (g + 1) * 8 / GROUPS; i++) {
+                const float4 x = from[i * 32];
+                const uint32_t fa = F::template four<UP>(wa, ua.run, i),
+                               fb = F::template four<UP>(wb, ub.run, i);
+                sa.x += term(fa, 0) * x.x, sa.y += term(fa, 1) * x.y;
+                sa.x += term(fa, 2) * x.z, sa.y += term(fa, 3) * x.w;
+                sb.x += term(fb, 0) * x.x, sb.y += term(fb, 1) * x.y;
+                sb.x += term(fb, 2) * x.z, sb.y += term(fb, 3) * x.w;
+                if (OFFSET) sx.x += x.x, sx.y += x.y, sx.x += x.z, sx.y += x.w;
+            }
+            a.x += group_sum(scales_a, g, sa, sx);
+            b.x += group_sum(scales_b, g, sb, sx);
+        }
+    }
+
+    /* ---- for gpuk_expand: 32 pieces of a row at a time, four times */
+
+    static const bool EXPANDS = true;
+    static const uint32_t GROUP_ROWS = 1, TILE_VALUES = 4 * 32 * PIECE_VALUES;
+    static bool takes(const struct gpuk_expand_part &part)
+    {
+        return tensor_format_takes(part.format, part.rows, part.cols);
+    }
+    static bool aligned(const struct gpuk_expand_part &part)
+    {
+        return (uintptr_t)part.weight % (F::ALIGN < 4 ? F::ALIGN : 4) == 0;
+    }
+    static __device__ __forceinline__ void expand(const struct gpuk_expand_part &part, uint32_t row,
+                                                  uint32_t tile, uint32_t lane)
+    {
+        const unsigned char *from = static_cast<const unsigned char *>(part.weight) + row * bytes(part.cols);
+        value *to = static_cast<value *>(part.out) + (size_t)row * part.cols;
+        const uint32_t first = tile * TILE_VALUES + lane * PIECE_VALUES, step = 32 * PIECE_VALUES;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t c = first + i * step;
+            float f[PIECE_VALUES];
+            if (c >= part.cols) break;
+            unpack(piece_at(from, c), f);
+#pragma unroll
+            for (uint32_t j = 0; j < PIECE_VALUES; j += 4)
+                *reinterpret_cast<uint2 *>(to + piece_column(c) + j / 4 * PIECE_APART) =
+                    make_uint2(element<value>::pack(f[j], f[j + 1]),
+                               element<value>::pack(f[j + 2], f[j + 3]));
+        }
+    }
+};
+
+#endif
