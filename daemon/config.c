@@ -3,6 +3,7 @@
  * A line of the file is turned into "--key=value" and goes through the same parser as the command line, so
  * both know the same options, bounds and messages. */
 #include "daemon/config.h"
+#include "daemon/children/accelerator.h"
 
 #include <ini.h>
 #include <stdio.h>
@@ -222,12 +223,10 @@ static int config_check(struct config *c, struct helm_err *err)
 {
     if (!c->model) return helm_fail(err, HELM_E_USAGE, "--model DIR is required");
     const char *d = c->device;
-    bool cuda = strcmp(d, "cuda") == 0 ||
-                (strncmp(d, "cuda:", 5) == 0 && d[5] && strspn(d + 5, "0123456789") == strlen(d + 5));
     if (c->emulated_copy_bytes_per_s && strcmp(d, "emulated") != 0)
         return helm_fail(err, HELM_E_USAGE, "--emulated-copy is for --device emulated, not '%s'", d);
-    if (strcmp(d, "auto") != 0 && strcmp(d, "cpu") != 0 && strcmp(d, "emulated") != 0 && !cuda)
-        return helm_fail(err, HELM_E_USAGE, "--device '%s': is auto, cpu, cuda, cuda:N or emulated", d);
+    int rc = accelerator_check_option(d, err);
+    if (rc) return rc;
     /* Every running sequence must get its token in each step, or a full house would stall. */
     if (c->step_tokens && c->step_tokens < c->parallel)
         return helm_fail(err, HELM_E_USAGE, "--step-tokens %llu is less than --parallel %llu",
@@ -242,7 +241,7 @@ static int config_check(struct config *c, struct helm_err *err)
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     c->pack = strcmp(c->pack_name, "off") != 0;
     c->pack_all = strcmp(c->pack_name, "all") == 0;
-    int rc = formats_read(c->weights_name, &c->weights, err);
+    rc = formats_read(c->weights_name, &c->weights, err);
     if (rc) return rc;
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)

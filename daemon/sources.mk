@@ -2,6 +2,7 @@
 
 DAEMON_SRC := \
   daemon/children/accelerator.c \
+  daemon/children/child_run.c \
   daemon/children/child_words.c \
   daemon/children/end_request.c \
   daemon/children/keeper.c \

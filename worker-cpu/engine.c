@@ -374,5 +374,4 @@ const struct worker_engine_ops cpu_engine_ops = {.kind = "cpu",
                                                  .load = cpu_load,
                                                  .step = cpu_step,
                                                  .free = cpu_free,
-                                                 .print_programs = print_programs,
                                                  .print_plan = print_plan};

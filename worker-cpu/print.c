@@ -67,6 +67,10 @@ int print_plan(const char *folder, const struct plan *plan, uint32_t threads, co
     if (!engine) return helm_fail(err, HELM_E_NOMEM, "no memory");
     memset(engine, 0, sizeof *engine);
     int rc = model_read(folder, &engine->model, err);
+    const uint32_t layers = engine->model.config.layers;
+    struct plan_stage stage = {.last = layers - 1, .home = PLAN_HOME_CPU};
+    const struct plan all = {.layers = layers, .step_tokens = UINT32_MAX, .stages = &stage, .stage_count = 1};
+    if (!plan) plan = &all;
     if (!rc) rc = engine_check_plan(plan, &engine->model.config, err);
     if (!rc) rc = plan_copy(plan, &engine->plan, err);
     if (!rc && !plan->placement) rc = placement_make(&engine->model, NULL, &engine->plan, err);
@@ -74,18 +78,4 @@ int print_plan(const char *folder, const struct plan *plan, uint32_t threads, co
     engine_free(engine);
     free(engine);
     return rc;
-}
-
-int print_programs(const char *folder, uint32_t threads, const char *kernels, FILE *out, struct helm_err *err)
-{
-    struct model_config config;
-    int rc = model_read_config(folder, &config, err);
-    if (rc) return rc;
-    struct plan_stage stage = {.last = config.layers - 1, .home = PLAN_HOME_CPU};
-    const struct plan plan = {.layers = config.layers,
-                              .step_tokens = UINT32_MAX,
-                              .stages = &stage,
-                              .stage_count = 1};
-    model_config_free(&config);
-    return print_plan(folder, &plan, threads, kernels, out, err);
 }

@@ -8,10 +8,8 @@
 
 #include "common/plan/plan.h"
 
-/* Lowers the model for `threads` threads without loading its matrices and prints every program: all of it on
- * the CPU, or this worker's share of a plan. */
-HELM_MUST_CHECK int print_programs(const char *folder, uint32_t threads, const char *kernels, FILE *out,
-                                   struct helm_err *err);
+/* Lowers the model for `threads` threads without loading its matrices and prints every program: this worker's
+ * share of a plan, or (plan NULL) all of it on the CPU. */
 HELM_MUST_CHECK int print_plan(const char *folder, const struct plan *plan, uint32_t threads,
                                const char *kernels, FILE *out, struct helm_err *err);
 

@@ -70,7 +70,8 @@ static int copy_row(struct gpu_engine *g, uint32_t i, struct helm_err *err)
 {
     uint32_t vocab = g->model.config.vocab;
     return device_copy(g->device, DEVICE_COMPUTE, DEVICE_TO_HOST, arena_logits_of(g->base.arena, i),
-                       g->buffers.logits + (size_t)i * vocab, vocab * sizeof(float), err);
+                       (float *)gpu_area(&g->buffers, GPU_AREA_LOGITS) + (size_t)i * vocab,
+                       vocab * sizeof(float), err);
 }
 
 int gpu_draw_queue(struct gpu_engine *g, struct helm_err *err)
@@ -100,11 +101,13 @@ int gpu_draw_queue(struct gpu_engine *g, struct helm_err *err)
     }
     if (rc || draw->few_count + draw->row_count == 0) return rc;
     atomic_store_explicit(draw->done, 0, memory_order_release);
-    const struct op few = {
-        .kind = OP_FEW,
-        .tokens = draw->few_count,
-        .workspace = g->buffers.few_work,
-        .as.few = {.few = draw->few, .logits = g->buffers.logits, .vocab = vocab, .room = draw->room}};
+    const struct op few = {.kind = OP_FEW,
+                           .tokens = draw->few_count,
+                           .workspace = gpu_area(&g->buffers, GPU_AREA_FEW),
+                           .as.few = {.few = draw->few,
+                                      .logits = gpu_area(&g->buffers, GPU_AREA_LOGITS),
+                                      .vocab = vocab,
+                                      .room = draw->room}};
     if (draw->few_count) rc = device_run(d, &few, err);
     return rc ? rc : device_word_write(d, draw->done, 1, err);
 }

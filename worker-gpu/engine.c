@@ -34,7 +34,7 @@ static int check_ceiling(struct gpu_engine *g, struct helm_err *err)
                 {"borrowed KV", g->staging_bytes, g->staging_bytes > 0},
                 {"ring", g->ring_bytes, g->ring_bytes > 0},
                 {"expanded slice", g->expand.bytes, g->expand.bytes > 0},
-                {"workspace", g->buffers.bytes, true},
+                {"workspace", g->buffers.work.bytes, true},
                 {"graphs", d->used[DEVICE_GRAPHS], true},
                 {"context", d->used[DEVICE_CONTEXT], true}};
     for (size_t i = 0; i < sizeof line / sizeof *line; i++) {
@@ -128,26 +128,34 @@ static int make_events(struct gpu_engine *g, struct helm_err *err)
     return rc;
 }
 
-/* VRAM beside the weights. What is read before it was ever written has to be finite: positions that are
- * masked still meet a weight of 0 in some kernels, and programs run over an empty ring while code is loaded.
- */
+/* VRAM of which the first `cleared` bytes are read before they were ever written, and so have to be finite: positions
+ * that are masked still meet a weight of 0 in some kernels, and programs run over an empty ring while code is loaded. */
+static int take_vram(struct gpu_engine *g, enum device_use use, uint64_t bytes, uint64_t cleared,
+                     void **memory, struct helm_err *err)
+{
+    int rc = bytes ? device_alloc(g->device, use, bytes, memory, err) : 0;
+    return rc || !cleared ? rc : g->device->ops->clear(g->device, DEVICE_COMPUTE, *memory, cleared, err);
+}
+
+/* VRAM beside the weights. */
 static int allocate_device(struct gpu_engine *g, struct helm_err *err)
 {
+    static const enum gpu_area cleared[] = {GPU_AREA_LINEAR, GPU_AREA_ATTENTION, GPU_AREA_ARGMAX,
+                                            GPU_AREA_FEW};
     struct device *d = g->device;
     void *memory = NULL, *expanded = NULL;
-    int rc = 0;
-    if (g->kv_bytes) rc = device_alloc(d, DEVICE_KV, g->kv_bytes, &g->kv_pool, err);
-    if (!rc && g->kv_bytes) rc = d->ops->clear(d, DEVICE_COMPUTE, g->kv_pool, g->kv_bytes, err);
-    if (!rc && g->staging_bytes) rc = device_alloc(d, DEVICE_KV, g->staging_bytes, &g->staging, err);
-    if (!rc && g->staging_bytes) rc = d->ops->clear(d, DEVICE_COMPUTE, g->staging, g->staging_bytes, err);
-    if (!rc && g->ring_bytes) rc = device_alloc(d, DEVICE_RING, g->ring_bytes, &g->ring_memory, err);
-    if (!rc && g->ring_bytes) rc = d->ops->clear(d, DEVICE_COMPUTE, g->ring_memory, g->ring_bytes, err);
-    if (!rc && g->expand.bytes) rc = device_alloc(d, DEVICE_EXPANDED, g->expand.bytes, &expanded, err);
-    g->expand.memory = expanded;
+    int rc = take_vram(g, DEVICE_KV, g->kv_bytes, g->kv_bytes, &g->kv_pool, err);
+    if (!rc) rc = take_vram(g, DEVICE_KV, g->staging_bytes, g->staging_bytes, &g->staging, err);
+    if (!rc) rc = take_vram(g, DEVICE_RING, g->ring_bytes, g->ring_bytes, &g->ring_memory, err);
     /* not the tables behind it: the other queue fills those, and waits for nothing */
-    if (!rc && expanded) rc = d->ops->clear(d, DEVICE_COMPUTE, expanded, g->expand.slice_bytes, err);
-    if (!rc) rc = device_alloc(d, DEVICE_WORKSPACE, g->buffers.bytes, &memory, err);
+    if (!rc) rc = take_vram(g, DEVICE_EXPANDED, g->expand.bytes, g->expand.slice_bytes, &expanded, err);
+    g->expand.memory = expanded;
+    if (!rc) rc = take_vram(g, DEVICE_WORKSPACE, g->buffers.work.bytes, 0, &memory, err);
     g->buffers.memory = memory;
+    for (size_t i = 0; i < sizeof cleared / sizeof *cleared && !rc; i++)
+        if (gpu_area(&g->buffers, cleared[i]))
+            rc = d->ops->clear(d, DEVICE_COMPUTE, gpu_area(&g->buffers, cleared[i]),
+                               g->buffers.work.area[cleared[i]].bytes, err);
     return rc;
 }
 
@@ -162,8 +170,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     int rc = register_region(g, GPU_REGION_FRONT, 0, h->region[ARENA_REGION_KV].offset, false, err);
     if (!rc) rc = allocate_device(g, err);
     if (rc) return rc;
-    gpu_buffers_place(&g->model, &g->plan, h, d, &g->buffers);
-    gpu_block_place(g->buffers.tokens, h->slots, h->pages_per_slot, &block);
+    gpu_block_place(g->buffers.work.tokens, h->slots, h->pages_per_slot, &block);
     uint64_t results = (block.bytes + 63) / 64 * 64, /* of a step, and of one behind it */
         inv_freq = results + GPU_FOLLOW_PLACES * ARENA_STEP_ROWS * sizeof(struct gpuk_token),
              end = inv_freq + (c->head_dim * sizeof(float) + 63) / 64 * 64;
@@ -190,18 +197,9 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
         g->source.staging[i] = (char *)g->staging + i * (g->staging_bytes / GPU_STAGINGS);
     rope_inv_freq(c, (float *)(pinned + inv_freq), &g->source.rope_scale);
-    if (!rc) rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.linear_work, g->buffers.linear_work_bytes, err);
-    if (!rc && g->buffers.inv_freq) {
-        rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, g->buffers.inv_freq, pinned + inv_freq,
-                         c->head_dim / 2 * sizeof(float), err);
-        if (!rc)
-            rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.attention_work, g->buffers.attention_work_bytes,
-                               err);
-    }
-    if (!rc && g->plan.head == PLAN_GPU0)
-        rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.argmax_work, g->buffers.argmax_work_bytes, err);
-    if (!rc && g->plan.head == PLAN_GPU0)
-        rc = d->ops->clear(d, DEVICE_COMPUTE, g->buffers.few_work, g->buffers.few_work_bytes, err);
+    if (gpu_area(&g->buffers, GPU_AREA_INV_FREQ))
+        rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, gpu_area(&g->buffers, GPU_AREA_INV_FREQ),
+                         pinned + inv_freq, c->head_dim / 2 * sizeof(float), err);
     return rc;
 }
 
@@ -277,17 +275,6 @@ static int take_batch_memory(struct gpu_engine *g, struct helm_err *err)
     return helm_fail(err, HELM_E_NOMEM, "no memory for a step of %u tokens", tokens);
 }
 
-static int capture(struct gpu_engine *g, struct gpu_program *p, struct helm_err *err)
-{
-    struct device *d = g->device;
-    const struct gpu_issue issue = {.tokens = p->tokens, .rows = p->samples, .samples = p->samples};
-    int rc = d->ops->capture_begin(d, err);
-    if (rc) return rc;
-    rc = gpu_program_issue(&g->source, p, &issue, err);
-    int ended = d->ops->capture_end(d, &p->graph, rc ? NULL : err);
-    return rc ? rc : ended;
-}
-
 /* Lowers every phase and tier; runs each alone, so that all code is loaded (a load under a queue that waits
  * for the host would never end); captures those of fixed shape, unless graphs are not wanted; fills the ring
  * for the first step. */
@@ -311,7 +298,7 @@ static int prepare_programs(struct gpu_engine *g, bool graphs, struct helm_err *
     if (!rc && warm > before) rc = device_charge(d, DEVICE_CONTEXT, warm - before, err);
     before = warm;
     for (int t = 0; t < GPU_TIER_CHUNK && graphs && !rc; t++)
-        if (g->program[0][t].count) rc = capture(g, &g->program[0][t], err);
+        if (g->program[0][t].count) rc = gpu_program_capture(&g->source, &g->program[0][t], err);
     if (!rc) rc = gpu_follow_open(g, err);
     uint64_t after = d->ops->memory_overhead(d), seen = d->used[DEVICE_GRAPHS];
     if (!rc && after > before && after - before > seen)
@@ -375,7 +362,7 @@ static void gpu_engine_free(struct worker_engine *base)
         device_free(d, DEVICE_KV, g->staging_bytes, g->staging);
         device_free(d, DEVICE_RING, g->ring_bytes, g->ring_memory);
         device_free(d, DEVICE_EXPANDED, g->expand.bytes, g->expand.memory);
-        device_free(d, DEVICE_WORKSPACE, g->buffers.bytes, g->buffers.memory);
+        device_free(d, DEVICE_WORKSPACE, g->buffers.work.bytes, g->buffers.memory);
         gpu_weights_free(&g->weights);
         if (g->pinned) d->ops->host_free(d, g->pinned);
         gpu_draw_close(g);
@@ -453,7 +440,6 @@ const struct worker_engine_ops gpu_engine_ops = {.kind = "gpu",
                                                  .load = gpu_engine_load,
                                                  .step = gpu_engine_step,
                                                  .free = gpu_engine_free,
-                                                 .print_programs = gpu_print_programs,
                                                  .print_plan = gpu_print_plan,
                                                  .probe = gpu_print_devices,
                                                  .measure = measure_serve};

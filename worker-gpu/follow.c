@@ -44,7 +44,6 @@ static int take_chains(const struct gpu_program *from, struct gpu_program *to, s
 /* Without a block, into a place of its own; captured where the decode step is. */
 static int make_program(struct gpu_engine *g, enum gpu_tier tier, uint32_t at, struct helm_err *err)
 {
-    struct device *d = g->device;
     const struct gpu_program *decode = &g->program[0][tier];
     struct gpu_program *p = &g->follow.program[tier][at];
     struct gpu_source source = g->source;
@@ -54,12 +53,7 @@ static int make_program(struct gpu_engine *g, enum gpu_tier tier, uint32_t at, s
     int rc = gpu_program_lower(&source, 0, tier, p, err);
     if (!rc) rc = take_chains(decode, p, err);
     if (rc || !decode->graph) return rc;
-    rc = d->ops->capture_begin(d, err);
-    if (rc) return rc;
-    const struct gpu_issue issue = {.tokens = p->tokens, .rows = p->samples, .samples = p->samples};
-    rc = gpu_program_issue(&source, p, &issue, err);
-    int ended = d->ops->capture_end(d, &p->graph, rc ? NULL : err);
-    return rc ? rc : ended;
+    return gpu_program_capture(&source, p, err);
 }
 
 int gpu_follow_open(struct gpu_engine *g, struct helm_err *err)
@@ -136,8 +130,9 @@ static int add_pages(struct gpu_engine *g, const struct gpu_program *p, struct h
                             ((uint64_t)r * p->step.pages_per_slot + *have) * sizeof(uint32_t),
                        bytes = (need - *have) * sizeof(uint32_t);
         memcpy(g->source.block_host + at, row->pages + *have, bytes);
-        rc = device_copy(g->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, g->source.buffers->block + at,
-                         g->source.block_host + at, bytes, err);
+        rc = device_copy(g->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE,
+                         (char *)gpu_area(g->source.buffers, GPU_AREA_BLOCK) + at, g->source.block_host + at,
+                         bytes, err);
         *have = need;
     }
     return rc;

@@ -77,7 +77,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     if (rc) return rc;
     gpu_expand_plan(&p->weights, p->ring, plan_phase_count(&p->plan), &p->home, &p->expand);
     gpu_buffers_place(&p->model, &p->plan, h, p->device, &p->buffers);
-    p->space_bytes = p->weights.bytes + p->buffers.bytes + p->plan.ring_bytes + p->expand.bytes + 4096;
+    p->space_bytes = p->weights.bytes + p->buffers.work.bytes + p->plan.ring_bytes + p->expand.bytes + 4096;
     p->space =
         mmap(NULL, (size_t)p->space_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p->space == MAP_FAILED) {
@@ -87,7 +87,6 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     gpu_weights_fill_tables(&p->weights, p->space);
     gpu_expand_pretend(&p->expand, &p->weights, p->space + p->space_bytes - 4096 - p->expand.bytes);
     p->buffers.memory = p->space + p->weights.bytes;
-    gpu_buffers_place(&p->model, &p->plan, h, p->device, &p->buffers);
     *source = (struct gpu_source){.model = &p->model,
                                   .plan = &p->plan,
                                   .weights = &p->weights,
@@ -98,7 +97,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                                   .ring = p->ring,
                                   .home = &p->home,
                                   .events = gpu_events_place(&p->plan, p->ring),
-                                  .ring_memory = p->space + p->weights.bytes + p->buffers.bytes,
+                                  .ring_memory = p->space + p->weights.bytes + p->buffers.work.bytes,
                                   .expanded = p->expand.memory};
     source->kv.layers = plan_layers_of(&p->plan, PLAN_GPU0);
     return 0;
@@ -127,8 +126,10 @@ static int print_each(const struct gpu_source *source, uint32_t phase, FILE *out
     return rc;
 }
 
-static int print(const char *folder, const struct plan *plan, FILE *out, struct helm_err *err)
+int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads, const char *kernels,
+                   FILE *out, struct helm_err *err)
 {
+    (void)threads, (void)kernels;
     struct gpu_source source;
     struct pretence *p = calloc(1, sizeof *p);
     if (!p) return helm_fail(err, HELM_E_NOMEM, "no memory");
@@ -145,20 +146,6 @@ static int print(const char *folder, const struct plan *plan, FILE *out, struct 
     model_free(&p->model);
     free(p);
     return rc;
-}
-
-int gpu_print_programs(const char *folder, uint32_t threads, const char *kernels, FILE *out,
-                       struct helm_err *err)
-{
-    (void)threads, (void)kernels;
-    return print(folder, NULL, out, err);
-}
-
-int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads, const char *kernels,
-                   FILE *out, struct helm_err *err)
-{
-    (void)threads, (void)kernels;
-    return print(folder, plan, out, err);
 }
 
 void gpu_print_devices(FILE *out)

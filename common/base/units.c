@@ -107,3 +107,9 @@ uint64_t units_now_us(void)
 {
     return units_now_ns() / 1000;
 }
+
+void units_sleep_ms(uint32_t ms)
+{
+    const struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    (void)nanosleep(&time, NULL);
+}

@@ -51,5 +51,6 @@ static inline int units_add(uint64_t a, uint64_t b, uint64_t *out)
 /* Monotonic time. */
 uint64_t units_now_us(void);
 uint64_t units_now_ns(void);
+void units_sleep_ms(uint32_t ms);
 
 #endif

@@ -279,11 +279,15 @@ static int check_list(const struct plan *plan, const struct plan_phase *phase, s
             (stage->ops != PLAN_OPS_ALL && stage->first != stage->last))
             return helm_fail(err, HELM_E_LIMIT, "stage %u: layers [%u, %u], '%s', are no part of %u layers",
                              i, stage->first, stage->last, plan_ops_name(stage->ops), plan->layers);
-        if (plan_stage_first_unit(stage) != next)
+        const uint32_t unit = plan_stage_first_unit(stage);
+        if (unit < next)
+            return helm_fail(err, HELM_E_FORMAT, "stage %u: layer %u belongs to an earlier stage already", i,
+                             stage->first);
+        if (unit > next)
             return helm_fail(err, HELM_E_FORMAT,
-                             "stage %u begins with the %s of layer %u, not of layer %u's %s", i,
-                             unit_part_name(unit_part(plan_stage_first_unit(stage))), stage->first,
-                             unit_layer(next), unit_part_name(unit_part(next)));
+                             "stage %u: %s %u belongs to no stage (this one begins at %s%u)", i,
+                             unit_part(next) == UNIT_MLP ? "the MLP of layer" : "layer", unit_layer(next),
+                             unit_part(unit) == UNIT_MLP ? "the MLP of " : "", stage->first);
         next = plan_stage_last_unit(stage) + 1;
     }
     if (next != units)

@@ -196,6 +196,9 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  * plan_to_json: a fresh object (json_decref), NULL without memory. plan_from_json leaves *plan empty on an
  * error. */
 json_t *plan_to_json(const struct plan *plan);
+/* A stage of it (`format` NULL: of a list that says nothing of formats), and null for "no limit". */
+json_t *plan_stage_to_json(const struct plan_stage *stage, const enum tensor_format *format);
+json_t *plan_bytes_to_json(uint64_t bytes);
 HELM_MUST_CHECK int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err);
 void plan_free(struct plan *plan);
 

@@ -12,7 +12,7 @@
 static const char *const prefill_names[PLAN_PREFILLS_MAX] = {"prefill_short", "prefill"};
 
 /* JSON's whole numbers here are signed; a larger one can only be "no limit". */
-static json_t *number_to_json(uint64_t value)
+json_t *plan_bytes_to_json(uint64_t value)
 {
     return value > PLAN_BYTES_MAX ? json_null() : json_integer((json_int_t)value);
 }
@@ -22,10 +22,10 @@ static json_t *ledger_to_json(const struct ledger *ledger)
     json_t *lines = json_array();
     for (uint32_t i = 0; i < ledger->line_count; i++) {
         json_array_append_new(lines, json_pack("{s:s, s:o}", "what", ledger->line[i].what, "bytes",
-                                               number_to_json(ledger->line[i].bytes)));
+                                               plan_bytes_to_json(ledger->line[i].bytes)));
     }
-    return json_pack("{s:o, s:o, s:o}", "limit", number_to_json(ledger->limit), "lines", lines, "total",
-                     number_to_json(ledger->total));
+    return json_pack("{s:o, s:o, s:o}", "limit", plan_bytes_to_json(ledger->limit), "lines", lines, "total",
+                     plan_bytes_to_json(ledger->total));
 }
 
 static void add_format(json_t *json, const char *key, enum tensor_format format)
@@ -33,18 +33,20 @@ static void add_format(json_t *json, const char *key, enum tensor_format format)
     if (format != PLAN_AS_STORED) json_object_set_new(json, key, json_string(tensor_format_name(format)));
 }
 
-/* `format` NULL: of a list that says nothing of formats. */
+json_t *plan_stage_to_json(const struct plan_stage *stage, const enum tensor_format *format)
+{
+    json_t *json = json_pack("{s:[I, I], s:s, s:s, s:o}", "layers", (json_int_t)stage->first,
+                             (json_int_t)stage->last, "ops", plan_ops_name(stage->ops), "home",
+                             plan_home_name(stage->home), "bytes", plan_bytes_to_json(stage->bytes));
+    if (format) add_format(json, "format", format[plan_stage_first_unit(stage)]);
+    return json;
+}
+
 static json_t *stages_to_json(const struct plan_phase *phase, const enum tensor_format *format)
 {
     json_t *stages = json_array();
-    for (uint32_t i = 0; i < phase->stage_count; i++) {
-        const struct plan_stage *stage = &phase->stages[i];
-        json_t *entry = json_pack("{s:[I, I], s:s, s:s, s:o}", "layers", (json_int_t)stage->first,
-                                  (json_int_t)stage->last, "ops", plan_ops_name(stage->ops), "home",
-                                  plan_home_name(stage->home), "bytes", number_to_json(stage->bytes));
-        if (format) add_format(entry, "format", format[plan_stage_first_unit(stage)]);
-        json_array_append_new(stages, entry);
-    }
+    for (uint32_t i = 0; i < phase->stage_count; i++)
+        json_array_append_new(stages, plan_stage_to_json(&phase->stages[i], format));
     return stages;
 }
 
@@ -72,8 +74,8 @@ json_t *plan_to_json(const struct plan *plan)
                   (json_int_t)plan->layers, "context_tokens", (json_int_t)plan->context_tokens, "step_tokens",
                   (json_int_t)plan->step_tokens, "slots", (json_int_t)plan->slots, "page_tokens",
                   (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
-                  plan->kv_dtype, "stages", stages, "ring_bytes", number_to_json(plan->ring_bytes), "embed",
-                  plan_processor_name(plan->embed), "head", plan_processor_name(plan->head));
+                  plan->kv_dtype, "stages", stages, "ring_bytes", plan_bytes_to_json(plan->ring_bytes),
+                  "embed", plan_processor_name(plan->embed), "head", plan_processor_name(plan->head));
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
     for (int m = 0; m < PLAN_MEMORIES && json; m++)
@@ -139,9 +141,8 @@ static int parse_ops(const json_t *json, enum plan_ops *ops, struct helm_err *er
     return helm_fail(err, HELM_E_FORMAT, "ops '%.40s' is none of all, attention, mlp", text);
 }
 
-/* One stage, which must begin with unit `next`. */
-static int parse_stage(const json_t *json, uint32_t next, uint32_t layers, struct plan_stage *stage,
-                       struct helm_err *err)
+/* One stage; that it goes on where the one before ends is plan_check's to say. */
+static int parse_stage(const json_t *json, uint32_t layers, struct plan_stage *stage, struct helm_err *err)
 {
     if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "not an object");
     const json_t *range = json_object_get(json, "layers");
@@ -159,15 +160,6 @@ static int parse_stage(const json_t *json, uint32_t next, uint32_t layers, struc
         return helm_fail(err, HELM_E_FORMAT, "ops '%s' of more than one layer", plan_ops_name(stage->ops));
     stage->first = (uint32_t)first;
     stage->last = (uint32_t)last;
-    uint32_t unit = plan_stage_first_unit(stage);
-    const char *half = unit_part(next) == UNIT_MLP ? "the MLP of layer" : "layer";
-    if (unit < next)
-        return helm_fail(err, HELM_E_FORMAT, "layer %lld belongs to an earlier stage already",
-                         (long long)first);
-    if (unit > next)
-        return helm_fail(err, HELM_E_FORMAT, "%s %u belongs to no stage (this one begins at %s%lld)", half,
-                         unit_layer(next), unit_part(unit) == UNIT_MLP ? "the MLP of " : "",
-                         (long long)first);
     rc = parse_home(json, &stage->home, err);
     if (rc) return rc;
     return json_get_u64(json, "bytes", true, 0, PLAN_BYTES_MAX, &stage->bytes, err);
@@ -185,15 +177,10 @@ static int parse_list(const json_t *array, const char *name, uint32_t layers, st
     phase->stages = calloc(count, sizeof *phase->stages);
     if (!phase->stages) return helm_fail(err, HELM_E_NOMEM, "no memory for %zu stages", count);
     phase->stage_count = (uint32_t)count;
-    uint32_t next = 0;
     for (size_t i = 0; i < count; i++) {
-        int rc = parse_stage(json_array_get(array, i), next, layers, &phase->stages[i], err);
+        int rc = parse_stage(json_array_get(array, i), layers, &phase->stages[i], err);
         if (rc) return helm_err_prefix(err, "stage %zu", i), rc;
-        next = plan_stage_last_unit(&phase->stages[i]) + 1;
     }
-    if (next != unit_count(layers))
-        return helm_fail(err, HELM_E_FORMAT, "layers %u to %u belong to no stage", unit_layer(next),
-                         layers - 1);
     return 0;
 }
 

@@ -38,28 +38,29 @@ struct gpu_workspace_case {
 };
 
 enum gpu_area {
-    GPU_AREA_BLOCK,
-    GPU_AREA_X,
-    GPU_AREA_LINEAR,
-    GPU_AREA_SAMPLE, /* from here on: of the head */
-    GPU_AREA_LOGITS,
+    GPU_AREA_BLOCK,  /* step block */
+    GPU_AREA_X,      /* [tokens][hidden] */
+    GPU_AREA_LINEAR, /* of products of one and of few tokens */
+    GPU_AREA_SAMPLE, /* from here on: of the head; [slots][hidden] */
+    GPU_AREA_LOGITS, /* [slots][vocab] */
     GPU_AREA_ARGMAX,
-    GPU_AREA_FEW,
-    GPU_AREA_H, /* from here on: of layers */
+    GPU_AREA_FEW, /* of draws from candidates */
+    GPU_AREA_H,   /* from here on: of layers; [sub]: normalised input, of the weights' dtype */
     GPU_AREA_ROPE_TABLE,
     GPU_AREA_INV_FREQ,
     GPU_AREA_ATTENTION,
-    GPU_AREA_CHAINS,
+    GPU_AREA_CHAINS, /* lists of the chains, one behind the other */
     GPU_AREA_MATMUL,
     /* Decode tiers, the attention half and the MLP half of a chunk take the same place in turn. */
-    GPU_AREA_FEW_QKV,
+    GPU_AREA_FEW_QKV, /* ENGINE_FEW_TOKENS tokens: [q | k | v] */
     GPU_AREA_FEW_Q,
     GPU_AREA_FEW_A,
     GPU_AREA_FEW_ACT,
-    GPU_AREA_CHUNK_QKV,
-    GPU_AREA_CHUNK_Q,
-    GPU_AREA_CHUNK_ACT,
-    GPU_AREA_CHUNK_GATES,
+    GPU_AREA_CHUNK_QKV, /* [tokens][q | k | v]; a sub-chunk's attention output, of the weights' dtype, takes the place
+                             of its q k v */
+    GPU_AREA_CHUNK_Q,     /* [sub]: rotated, of the cache's dtype */
+    GPU_AREA_CHUNK_ACT,   /* [tokens][intermediate] */
+    GPU_AREA_CHUNK_GATES, /* [sub][gate | up] */
     GPU_AREA_COUNT
 };
 struct gpu_workspace {

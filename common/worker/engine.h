@@ -69,9 +69,7 @@ struct worker_engine_ops {
      * it in the ring and begin with them: they are run next. */
     int (*step)(struct worker_engine *engine, uint32_t serial, struct helm_err *err);
     void (*free)(struct worker_engine *engine);
-    int (*print_programs)(const char *folder, uint32_t threads, const char *kernels, FILE *out,
-                          struct helm_err *err);
-    /* The same of a plan of that checkpoint. NULL: this engine prints none. */
+    /* What a checkpoint is lowered to: this engine's share of a plan, or with NULL all of it. */
     int (*print_plan)(const char *folder, const struct plan *plan, uint32_t threads, const char *kernels,
                       FILE *out, struct helm_err *err);
     /* Prints one line of JSON: which devices there are (daemon/children/accelerator.h). NULL: no such engine. */

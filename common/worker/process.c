@@ -72,12 +72,11 @@ static int print(const struct worker_engine_ops *engine, const char *folder, con
 {
     struct plan plan = {0};
     json_t *json = NULL;
-    if (!plan_file) return engine->print_programs(folder, threads, kernels, stdout, err);
-    int rc = json_read_file(plan_file, PLAN_FILE_MAX, &json, err);
+    int rc = plan_file ? json_read_file(plan_file, PLAN_FILE_MAX, &json, err) : 0;
     if (rc) return rc;
-    rc = plan_from_json(json, &plan, err);
+    if (plan_file) rc = plan_from_json(json, &plan, err);
     if (rc) rc = helm_err_prefix(err, "%s", plan_file);
-    if (!rc) rc = engine->print_plan(folder, &plan, threads, kernels, stdout, err);
+    if (!rc) rc = engine->print_plan(folder, plan_file ? &plan : NULL, threads, kernels, stdout, err);
     json_decref(json);
     plan_free(&plan);
     return rc;
@@ -134,24 +133,19 @@ int process_main(const char *program, const char *about, const struct worker_eng
     int rc = log_level_parse(level_text, &level, &err);
     if (rc) return args_usage_error(&spec, &err);
     log_init(program, level);
-    if (probe && !engine->probe) {
-        helm_fail(&err, HELM_E_USAGE, "--probe: this worker computes on no device");
+    const char *wrong = probe && !engine->probe              ? "--probe: this worker computes on no device"
+                        : measure.device && !engine->measure ? "--measure: this worker computes on no device"
+                        : plan && !folder                    ? "--plan needs --print-program"
+                                                             : NULL;
+    if (wrong) {
+        helm_fail(&err, HELM_E_USAGE, "%s", wrong);
         return args_usage_error(&spec, &err);
     }
     if (probe) {
         engine->probe(stdout);
         return 0;
     }
-    if (measure.device && !engine->measure) {
-        helm_fail(&err, HELM_E_USAGE, "--measure: this worker computes on no device");
-        return args_usage_error(&spec, &err);
-    }
     if (measure.device) return engine->measure(&measure, stdin, stdout);
-    if (plan && (!folder || !engine->print_plan)) {
-        helm_fail(&err, HELM_E_USAGE,
-                  folder ? "--plan: this worker prints no plans" : "--plan needs --print-program");
-        return args_usage_error(&spec, &err);
-    }
     if (folder) {
         rc = print(engine, folder, plan, (uint32_t)threads, kernels, &err);
         if (rc) log_error("%s", err.text);

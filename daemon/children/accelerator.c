@@ -1,15 +1,10 @@
-/* Finding the accelerator. See accelerator.h. Called by main.c before any thread exists; owns the probe's
- * process while it runs. */
+/* Finding the accelerator. See accelerator.h. Called by main.c before any thread exists; owns nothing. */
 #include "daemon/children/accelerator.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,13 +13,12 @@
 #include "common/base/node.h"
 #include "common/base/units.h"
 #include "common/plan/engine_limits.h"
-#include "daemon/children/child_words.h"
-#include "daemon/children/end_request.h"
+#include "daemon/children/child_run.h"
 #include "daemon/planner/profile/profile.h"
 #include "daemon/children/worker_process.h"
 
 #define PROBE_BYTES_MAX ((size_t)64 << 10)
-#define PROBE_MS        30000 /* a driver's first start after boot takes seconds */
+#define PROBE_S         30 /* a driver's first start after boot takes seconds */
 /* Where the probe does not say: a context with the kernels and a library's, on the large side, since a plan
  * that the worker then finds too large is refused. */
 #define CONTEXT_BYTES     (768 * MIB)
@@ -92,133 +86,44 @@ int accelerator_parse(const char *text, size_t length, struct accelerator_info d
     return rc;
 }
 
-struct probe {
-    const char *name; /* of the program */
-    pid_t pid;
-    int out, words;
-    char *text; /* what it has printed, at most PROBE_BYTES_MAX */
-    size_t length;
-    struct child_words said;
-};
-
-/* In the child, after fork: only async-signal-safe calls. */
-static void probe_become(const char *program, const int out[2], const int words[2], pid_t parent)
-{
-    char *const argv[] = {(char *)program, (char *)"--probe", NULL};
-    sigset_t none;
-    sigemptyset(&none);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(127);
-    int null = open("/dev/null", O_RDONLY);
-    if (null >= 0) dup2(null, STDIN_FILENO);
-    if (dup2(out[1], STDOUT_FILENO) < 0 || dup2(words[1], STDERR_FILENO) < 0) _exit(126);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    execv(program, argv);
-    _exit(127);
-}
-
-static int probe_start(const char *program, struct probe *p, struct helm_err *err)
-{
-    int out[2] = {-1, -1}, words[2] = {-1, -1}, rc = 0;
-    if (pipe2(out, O_CLOEXEC) || pipe2(words, O_CLOEXEC)) {
-        rc = helm_fail_errno(err, "pipe to the probe");
-    } else {
-        pid_t parent = getpid();
-        p->pid = fork();
-        if (p->pid == 0) probe_become(program, out, words, parent);
-        if (p->pid < 0) rc = helm_fail_errno(err, "starting %s", program);
-    }
-    if (out[1] >= 0) close(out[1]);
-    if (words[1] >= 0) close(words[1]);
-    p->out = out[0];
-    p->words = words[0];
-    return rc;
-}
-
-/* Keeps what will be read as JSON; false at the end. */
-static bool take_text(struct probe *p)
-{
-    ssize_t n = read(p->out, p->text + p->length, PROBE_BYTES_MAX + 1 - p->length);
-    if (n < 0 && errno == EINTR) return true;
-    if (n > 0) p->length += (size_t)n;
-    return n > 0 && p->length <= PROBE_BYTES_MAX;
-}
-
-/* Passes on what it says to people, and keeps its last line; false at the end. */
-static bool take_words(struct probe *p)
-{
-    char text[1024];
-    ssize_t n = read(p->words, text, sizeof text);
-    if (n < 0 && errno == EINTR) return true;
-    if (n > 0 && write(STDERR_FILENO, text, (size_t)n) < 0) log_debug("standard error: %s", strerror(errno));
-    if (n > 0) child_words_take(&p->said, text, (size_t)n);
-    return n > 0;
-}
-
-/* Reads until both are closed, or standard error alone has been open for a second: others may have inherited
- * it. */
-static int probe_read(struct probe *p, int end_fd, struct helm_err *err)
-{
-    enum { TEXT, WORDS, END, COUNT };
-    uint64_t end_us = units_now_us() + (uint64_t)PROBE_MS * 1000;
-    struct pollfd item[COUNT] = {[TEXT] = {.fd = p->out, .events = POLLIN},
-                                 [WORDS] = {.fd = p->words, .events = POLLIN},
-                                 [END] = {.fd = end_fd, .events = POLLIN}};
-    while (item[TEXT].fd >= 0 || item[WORDS].fd >= 0) {
-        uint64_t now_us = units_now_us();
-        if (now_us >= end_us && item[TEXT].fd < 0) return 0;
-        if (now_us >= end_us)
-            return helm_fail(err, HELM_E_PEER, "%s --probe did not end within %d s", p->name,
-                             PROBE_MS / 1000);
-        if (poll(item, COUNT, (int)((end_us - now_us + 999) / 1000)) <= 0) continue;
-        int rc = item[END].revents ? end_request_check(err) : 0;
-        if (rc) return rc;
-        if (item[WORDS].revents && !take_words(p)) item[WORDS].fd = -1;
-        if (!item[TEXT].revents || take_text(p)) continue;
-        if (p->length > PROBE_BYTES_MAX)
-            return helm_fail(err, HELM_E_LIMIT, "%s --probe printed more than %zu bytes", p->name,
-                             PROBE_BYTES_MAX);
-        item[TEXT].fd = -1;
-        end_us = units_now_us() + 1000000;
-    }
-    return 0;
-}
-
 /* What it printed, or why that is nothing. */
-static int probe_result(struct probe *p, int status, struct accelerator_info *devices, uint32_t *count,
+static int probe_result(struct child_run *p, struct accelerator_info *devices, uint32_t *count,
                         struct helm_err *err)
 {
     char how[128];
-    bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    bool well = WIFEXITED(p->status) && WEXITSTATUS(p->status) == 0;
     while (p->length && (p->text[p->length - 1] == '\n' || p->text[p->length - 1] == ' ')) p->length--;
     int rc = p->length ? accelerator_parse(p->text, p->length, devices, count, err) : HELM_E_PEER;
     if (!rc || rc == HELM_E_NOT_FOUND || (well && p->length)) return rc;
-    const char *last = child_words_end(&p->said);
-    worker_process_describe(status, how, sizeof how);
-    return helm_fail(err, HELM_E_PEER, "%s --probe %s and printed nothing%s%s%s", p->name, how,
+    const char *last = child_words_end(&p->words);
+    worker_process_describe(p->status, how, sizeof how);
+    return helm_fail(err, HELM_E_PEER, "%s %s and printed nothing%s%s%s", p->name, how,
                      p->length ? " that can be read" : "", last[0] ? ": " : "", last);
+}
+
+static void pass_on(const char *line)
+{
+    fprintf(stderr, "%s\n", line);
 }
 
 static int probe_run(const char *program, struct accelerator_info *devices, uint32_t *count,
                      struct helm_err *err)
 {
-    const char *slash = strrchr(program, '/');
-    struct probe p = {.name = slash ? slash + 1 : program, .pid = -1, .out = -1, .words = -1};
-    int status = 0, end_fd = end_request_watch();
-    p.text = malloc(PROBE_BYTES_MAX + 1);
-    int rc = p.text ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to probe for devices");
-    if (!rc) rc = probe_start(program, &p, err);
-    if (!rc) {
-        rc = probe_read(&p, end_fd, err);
-        if (rc) kill(p.pid, SIGKILL);
-        while (waitpid(p.pid, &status, 0) < 0 && errno == EINTR) {}
-        if (!rc) rc = end_request_check(err); /* Ctrl-C ends it as well, maybe first */
-        if (!rc) rc = probe_result(&p, status, devices, count, err);
-    }
-    if (p.out >= 0) close(p.out);
-    if (p.words >= 0) close(p.words);
-    if (end_fd >= 0) close(end_fd);
-    free(p.text);
+    const char *slash = strrchr(program, '/'), *const argv[] = {program, "--probe", NULL};
+    char name[80];
+    struct child_run probe = {.name = name,
+                              .program = program,
+                              .argv = argv,
+                              .text = malloc(PROBE_BYTES_MAX + 1),
+                              .most = PROBE_BYTES_MAX,
+                              .parent_fd = -1,
+                              .limit_s = PROBE_S,
+                              .words.on_line = pass_on};
+    snprintf(name, sizeof name, "%.60s --probe", slash ? slash + 1 : program);
+    int rc =
+        probe.text ? child_run(&probe, err) : helm_fail(err, HELM_E_NOMEM, "no memory to probe for devices");
+    if (!rc) rc = probe_result(&probe, devices, count, err);
+    free(probe.text);
     return rc;
 }
 
@@ -294,7 +199,7 @@ static int choose_probed(const char *option, uint64_t vram_bytes, const struct a
 {
     uint32_t index = 0;
     if (strncmp(option, "cuda:", 5) == 0) {
-        unsigned long number = strtoul(option + 5, NULL, 10); /* digits only: config.c saw to that */
+        unsigned long number = strtoul(option + 5, NULL, 10); /* digits only, by accelerator_check_option */
         if (number >= count)
             return helm_fail(err, HELM_E_NOT_FOUND, "there is no device %lu, only %u", number, count);
         index = (uint32_t)number;
@@ -304,6 +209,16 @@ static int choose_probed(const char *option, uint64_t vram_bytes, const struct a
     }
     choose_cuda(&devices[index], index, vram_bytes, choice);
     return 0;
+}
+
+int accelerator_check_option(const char *option, struct helm_err *err)
+{
+    static const char *const names[] = {"auto", "cpu", "emulated", "cuda"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(option, names[i]) == 0) return 0;
+    const size_t digits = strncmp(option, "cuda:", 5) == 0 ? strlen(option + 5) : 0;
+    if (digits > 0 && strspn(option + 5, "0123456789") == digits) return 0;
+    return helm_fail(err, HELM_E_USAGE, "--device '%.40s': is auto, cpu, cuda, cuda:N or emulated", option);
 }
 
 int accelerator_choose(const char *option, uint64_t vram_bytes, const char *worker_program,

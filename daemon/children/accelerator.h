@@ -41,7 +41,9 @@ struct accelerator {
 HELM_MUST_CHECK int accelerator_choose_node(const struct accelerator *accelerator, int wanted, int *node,
                                             struct helm_err *err);
 
-/* `option`: --device as checked by config.c. `vram_bytes`: --vram, 0 when not given. A device that was asked
+/* --device is auto, cpu, emulated, cuda or cuda:N; else HELM_E_USAGE. */
+HELM_MUST_CHECK int accelerator_check_option(const char *option, struct helm_err *err);
+/* `option`: --device, so checked. `vram_bytes`: --vram, 0 when not given. A device that was asked
  * for and is not there is HELM_E_UNSUPPORTED with the reason; `auto` without one is not an error, and a probe
  * that failed, other than by finding none, is warned of. HELM_E_CANCELLED: helmd was told to end
  * (end_request.h). */

@@ -1,6 +1,5 @@
 /* What a child process says on its standard error, cut into lines: passed on line by line, the last one kept
- * for the message of a child that failed. Used by profiling.c (helm-profile) and accelerator.c (the probe).
- */
+ * for the message of a child that failed. Used by child_run.c. */
 #ifndef HELM_DAEMON_CHILDREN_CHILD_WORDS_H
 #define HELM_DAEMON_CHILDREN_CHILD_WORDS_H
 

@@ -1,5 +1,4 @@
-/* Signals that end a start. See end_request.h. Called by main.c, accelerator.c and profiling.c; owns nothing.
- */
+/* Signals that end a start. See end_request.h. Called by main.c and child_run.c; owns nothing. */
 #include "daemon/children/end_request.h"
 
 #include <signal.h>

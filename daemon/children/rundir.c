@@ -14,7 +14,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/base/log.h"
@@ -87,12 +86,6 @@ static void remove_dead(const struct rundir *dir)
     if (list) closedir(list);
 }
 
-static void sleep_ms(long ms)
-{
-    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&t, NULL);
-}
-
 /* Who holds the lock: the pid in the file, if that process lives. */
 static long live_holder(int fd)
 {
@@ -157,7 +150,7 @@ static int lock_endpoint(struct rundir_lock *lock, struct helm_err *err)
         if (units_now_us() > give_up_us)
             return helm_fail(err, HELM_E_BUSY, "lock file %s is held by something that is not a helmd",
                              lock->file);
-        sleep_ms(5);
+        units_sleep_ms(5);
     }
     char text[24];
     int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());

@@ -112,7 +112,7 @@ static void worker_enter(struct worker *w, enum worker_state state)
     w->pinged_us = 0;
 }
 
-static void worker_close_fd(struct worker *w)
+void worker_close_fd(struct worker *w)
 {
     if (w->done_fd >= 0) close(w->done_fd);
     w->done_fd = -1;

@@ -26,6 +26,7 @@ void worker_send(struct workers *workers, struct worker *worker, Helm__Control__
                  void *body);
 /* It has ended, and no word of it is to come. */
 void worker_end(struct workers *workers, struct worker *worker);
+void worker_close_fd(struct worker *worker);
 /* Breaks the protocol, or hangs. */
 void worker_kill(struct worker *worker, const char *why);
 

@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/shared/doorbell.h"
@@ -154,13 +153,9 @@ void workers_close(struct workers *workers)
                 kill(w->pid, SIGKILL);
             }
         }
-        if (left) nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+        if (left) units_sleep_ms(2);
     }
-    for (uint32_t i = 0; i < workers->count; i++) {
-        struct worker *w = &workers->worker[i];
-        if (w->done_fd >= 0) close(w->done_fd);
-        w->done_fd = -1;
-    }
+    for (uint32_t i = 0; i < workers->count; i++) worker_close_fd(&workers->worker[i]);
     if (workers->socket) zmq_close(workers->socket);
     workers->socket = NULL;
 }

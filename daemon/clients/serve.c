@@ -90,17 +90,10 @@ int serve_token(void *context, const struct sequence *seq, uint32_t index,
 void serve_done(void *context, const struct sequence *seq)
 {
     struct serve *serve = context;
-    struct sequence_timings t;
     Helm__V1__Done done = HELM__V1__DONE__INIT;
     Helm__V1__Usage usage = HELM__V1__USAGE__INIT;
-    Helm__V1__Timings timings = HELM__V1__TIMINGS__INIT;
-    sequence_timings(seq, units_now_us(), &t);
-    timings.queue_ms = t.queue_ms;
-    timings.ttft_ms = t.ttft_ms;
-    timings.tpot_ms = t.tpot_ms;
-    timings.prefill_tok_s = t.prefill_tok_s;
-    timings.decode_tok_s = t.decode_tok_s;
-    timings.total_ms = t.total_ms;
+    Helm__V1__Timings timings;
+    sequence_timings(seq, units_now_us(), &timings);
     usage.prompt_tokens = seq->prompt_count;
     usage.completion_tokens = sequence_output_count(seq);
     done.id = seq->id;

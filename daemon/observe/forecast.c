@@ -6,46 +6,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int open_phase(struct forecast *f, uint32_t phase, struct helm_err *err)
-{
-    const struct plan *plan = f->c.plan;
-    f->phase[phase].home = calloc((size_t)unit_count(plan->layers), sizeof *f->phase[phase].home);
-    f->phase[phase].kv_cpu = calloc(plan->layers, sizeof *f->phase[phase].kv_cpu);
-    if (!f->phase[phase].home || !f->phase[phase].kv_cpu)
-        return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
-    cost_plan_of(plan, phase, f->phase[phase].home, f->phase[phase].kv_cpu, &f->phase[phase].plan);
-    return 0;
-}
-
 int forecast_open(const struct model *model, const struct profile *profile, const struct plan *plan,
                   struct forecast *f, struct helm_err *err)
 {
     struct cost_forecast first;
     memset(f, 0, sizeof *f);
     f->c = (struct cost_case){.model = model, .analysed = &f->analysed, .profile = profile, .plan = plan};
-    for (int t = 0; t < DTYPE_COUNT; t++)
-        if (strcmp(plan->kv_dtype, dtype_name((enum dtype)t)) == 0) f->kv_dtype = (enum dtype)t;
     int rc = analyse_table_build(model, &f->analysed, err);
-    for (uint32_t phase = 0; phase < plan_phase_count(plan) && !rc; phase++) rc = open_phase(f, phase, err);
     if (rc) return rc;
-    f->format = calloc((size_t)unit_count(plan->layers) + 1, sizeof *f->format);
-    if (!f->format) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
-    cost_formats_of(plan, f->format);
     f->decode = calloc((size_t)plan->slots * FORECAST_CONTEXTS, sizeof *f->decode);
     f->chunk = calloc((size_t)(plan->slots + 1) * FORECAST_CONTEXTS, sizeof *f->chunk);
     if (!f->decode || !f->chunk) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
-    f->cpu_bytes = cost_reading_of(&f->analysed, plan).crossing;
-    f->link_bytes = cost_crossing_of(&f->analysed, plan).crossing;
+    f->cpu_bytes = cost_bytes_of(&f->analysed, plan, PLAN_HOME_CPU).crossing;
+    f->link_bytes = cost_bytes_of(&f->analysed, plan, PLAN_HOME_STREAM).crossing;
     return cost_decode(&f->c, 1, 1, &first, err);
 }
 
 void forecast_close(struct forecast *f)
 {
-    for (uint32_t phase = 0; phase < PLAN_PHASES_MAX; phase++) {
-        free(f->phase[phase].home);
-        free(f->phase[phase].kv_cpu);
-    }
-    free(f->format);
     free(f->decode);
     free(f->chunk);
     analyse_table_free(&f->analysed);
@@ -85,33 +63,11 @@ void forecast_decode(struct forecast *f, uint32_t batch, uint32_t context, struc
     for (int r = 0; r < COST_RESOURCES; r++) out->busy[r] += t * (b->busy[r] - a->busy[r]);
 }
 
-/* What the ring holds of a phase's first streamed units when its step begins: decode's first slices are
- * copied ahead (worker-gpu/program/ring.h), of use as far as the phase streams the same units. */
-static uint64_t held_bytes(const struct forecast *f, uint32_t phase, const struct cost_table *table)
-{
-    uint64_t ring = f->c.plan->ring_bytes, held = 0;
-    for (uint32_t u = 0; u < table->units && held < ring; u++) {
-        bool decode = f->phase[0].home[u] == PLAN_HOME_STREAM;
-        if (decode != (f->phase[phase].home[u] == PLAN_HOME_STREAM)) break;
-        if (decode) held += table->unit[u].crossing;
-    }
-    return held < ring ? held : ring;
-}
-
 double forecast_step(const struct forecast *f, const struct cost_step *step)
 {
-    struct cost_step priced = *step;
-    struct cost_table table = {0};
+    struct cost_forecast one;
     struct helm_err err = {0};
-    uint32_t phase = plan_phase_for(f->c.plan, step->tokens);
-    priced.kv_dtype = f->kv_dtype;
-    priced.format = f->format;
-    if (cost_price(f->c.model, f->c.analysed, f->c.profile, &priced, &table, &err)) return 0;
-    struct cost_plan plan = f->phase[phase].plan;
-    plan.held_bytes = held_bytes(f, phase, &table);
-    double seconds = cost_seconds(&table, &plan, INFINITY);
-    cost_table_free(&table);
-    return isfinite(seconds) ? seconds : 0;
+    return cost_one(&f->c, step, &one, &err) ? 0 : one.seconds;
 }
 
 /* A step with so many tokens of a prompt beside `decoding` others, each of which attends to `around`

@@ -19,16 +19,9 @@
 struct forecast {
     struct cost_case c;
     struct analyse_table analysed;
-    struct cost_forecast *decode; /* [slots][FORECAST_CONTEXTS]; seconds 0: not asked yet */
-    uint32_t *chunk;              /* [slots + 1][FORECAST_CONTEXTS]; 0: not asked yet */
-    double chunk_seconds;         /* that they were asked for */
-    struct {
-        enum plan_home *home;
-        bool *kv_cpu;
-        struct cost_plan plan;
-    } phase[PLAN_PHASES_MAX];
-    enum tensor_format (*format)[PLAN_HOMES]; /* [unit_count(layers) + 1], of cost_step */
-    enum dtype kv_dtype;
+    struct cost_forecast *decode;   /* [slots][FORECAST_CONTEXTS]; seconds 0: not asked yet */
+    uint32_t *chunk;                /* [slots + 1][FORECAST_CONTEXTS]; 0: not asked yet */
+    double chunk_seconds;           /* that they were asked for */
     uint64_t cpu_bytes, link_bytes; /* of weights, as they lie there, that a decode step reads and copies */
 };
 

@@ -43,8 +43,8 @@ uint32_t making_next_ctx(const struct making *m, uint32_t ctx)
 struct forced {
     const struct search_problem *problem;
     const struct memory *memory;
-    struct search_found *found; /* the best so far */
-    enum plan_home *home;       /* scratch */
+    struct search_found *found;                         /* the best so far */
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX]; /* scratch */
     bool any;
     uint64_t more_vram, more_host; /* where none fits: by how much a limit would have to grow */
 };
@@ -84,15 +84,17 @@ static void force_try(struct forced *f, enum plan_processor embed, enum plan_pro
 /* Where the CPU alone is fastest (or the emulated device computes on the same CPU) but the device was asked
  * for by name: the fastest of head and embedding on it, of one unit (or layer) on it with or without them,
  * and of all. */
-static int force_device(const struct search_problem *problem, const struct memory *memory,
-                        struct search_found *found, struct helm_err *err)
+static void force_device(const struct search_problem *problem, const struct memory *memory,
+                         struct search_found *found)
 {
     static const enum plan_processor cpu = PLAN_CPU0, gpu = PLAN_GPU0;
     uint32_t units = problem->decode->units, step = problem->whole_layers ? 2 : 1;
-    struct forced f = {
-        .problem = problem, .memory = memory, .found = found, .more_vram = NEVER, .more_host = NEVER};
-    f.home = calloc(units, sizeof *f.home); /* all on the CPU */
-    if (!f.home) return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u units", units);
+    struct forced f = {/* all on the CPU */
+                       .problem = problem,
+                       .memory = memory,
+                       .found = found,
+                       .more_vram = NEVER,
+                       .more_host = NEVER};
     if (!problem->tied) force_try(&f, cpu, gpu);
     force_try(&f, gpu, gpu);
     for (uint32_t u = 0; u < units; u += step) {
@@ -104,11 +106,9 @@ static int force_device(const struct search_problem *problem, const struct memor
     }
     for (uint32_t u = 0; u < units; u++) f.home[u] = PLAN_HOME_GPU;
     force_try(&f, gpu, gpu);
-    free(f.home);
     found->feasible = f.any;
     found->more_vram = f.more_vram;
     found->more_host = f.more_host;
-    return 0;
 }
 
 static bool found_uses_device(const struct search_found *found, uint32_t units)
@@ -165,7 +165,7 @@ static int search_once(const struct making *m, enum search_strategy strategy, co
     if (rc) return rc;
     rc = search_run(&problem, strategy, &found, err);
     if (!rc && found.feasible && wish->device && m->required && !found_uses_device(&found, prices->units))
-        rc = force_device(&problem, &memory, &found, err);
+        force_device(&problem, &memory, &found);
     if (rc) goto out;
     attempt->fits = found.feasible && !memory.vram_missing && !memory.host_missing;
     attempt->seconds = found.seconds;
@@ -316,25 +316,24 @@ static bool all_could_be(const struct making *m)
     return sum <= m->machine.device.limit;
 }
 
-/* Whether `b` is to be made rather than `a`; where neither fits, whether less memory would do for it. */
-static bool better(const struct attempt *b, const struct attempt *a)
+/* Whether `b` is to be made rather than `a`, as what it gains of the time is more than `gain`; where neither fits, whether less memory would do for it. */
+static bool better(const struct attempt *b, const struct attempt *a, double gain)
 {
     if (a->fits != b->fits) return b->fits;
-    if (a->fits)
-        return b->seconds < (1 - SEARCH_ALIKE) * a->seconds; /* nothing to pack, nothing to read so */
+    if (a->fits) return b->seconds < (1 - gain) * a->seconds; /* nothing to pack, nothing to read so */
     return b->vram < a->vram || (b->vram == a->vram && b->host < a->host);
 }
 
-/* A plan with weights packed in VRAM in the place of this one, if that is better. */
-static int try_packed(struct making *m, const struct trying *t, enum packing packing, struct plan *plan,
-                      struct attempt *attempt, struct helm_err *err)
+/* A plan with more weights packed in the place of this one, if that is better. */
+static int try_packed(struct making *m, const struct trying *t, enum packing packing, double gain,
+                      struct plan *plan, struct attempt *attempt, struct helm_err *err)
 {
     struct plan packed = {0};
     struct attempt other;
     int rc = attempt_packing(m, t, packing, &packed, &other, err);
-    if (!rc && other.fits)
+    if (!rc && other.fits && packing != PACKING_NONE)
         rc = packed_choose(m, t->ctx, t->strategy == SEARCH_BEST, &packed, &other.seconds, err);
-    if (!rc && better(&other, attempt)) {
+    if (!rc && better(&other, attempt, gain)) {
         struct plan worse = *plan;
         *plan = packed;
         packed = worse;
@@ -354,9 +353,9 @@ static int attempt_vram(struct making *m, const struct trying *t, struct plan *p
     bool faster = m->batch == 1 && cost_packed_is_faster(m->r->profile);
     if (attempt->fits && all_in_vram(plan) && !faster) return 0;
     const uint32_t step_tokens = m->wish.step_tokens;
-    rc = try_packed(m, t, PACKING_ALL, plan, attempt, err);
+    rc = try_packed(m, t, PACKING_ALL, SEARCH_ALIKE, plan, attempt, err);
     if (!rc && attempt->fits && !all_in_vram(plan) && all_could_be(m))
-        rc = try_packed(m, t, PACKING_UNPRICED, plan, attempt, err);
+        rc = try_packed(m, t, PACKING_UNPRICED, SEARCH_ALIKE, plan, attempt, err);
     m->wish.step_tokens = attempt->fits ? plan->step_tokens : step_tokens;
     m->wish.pack_gpu = attempt->packed;
     return rc;
@@ -377,27 +376,18 @@ static bool has_cpu(const struct plan *plan)
 int attempt_context(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
                     struct helm_err *err)
 {
-    struct plan packed = {0};
-    struct attempt other;
     m->packs_cpu_beside = false;
     int rc = attempt_vram(m, t, plan, attempt, err);
     if (rc || !t->device || !attempt->fits || m->wish.pack_cpu || !has_cpu(plan) || !may_pack_for_cpu(m, t))
         return rc;
     const struct ledger_wish wish = m->wish;
+    const double seconds = attempt->seconds;
     m->packs_cpu_beside = true;
-    rc = attempt_packing(m, t, attempt->packed ? PACKING_ALL : PACKING_NONE, &packed, &other, err);
-    if (!rc && other.fits && attempt->packed)
-        rc = packed_choose(m, t->ctx, t->strategy == SEARCH_BEST, &packed, &other.seconds, err);
-    if (!rc && other.fits && other.seconds < (1 - PACKED_CPU_GAIN) * attempt->seconds) {
-        struct plan plain = *plan;
-        *plan = packed;
-        packed = plain;
-        *attempt = other;
-    } else {
+    rc = try_packed(m, t, attempt->packed ? PACKING_ALL : PACKING_NONE, PACKED_CPU_GAIN, plan, attempt, err);
+    if (rc || attempt->seconds >= seconds) {
         m->wish = wish;
         m->packs_cpu_beside = false;
     }
-    plan_free(&packed);
     return rc;
 }
 

@@ -64,10 +64,11 @@ static void log_packing(const struct planner_request *r, const struct plan *plan
 {
     struct analyse_table table;
     if (analyse_table_build(r->model, &table, NULL)) return;
-    const struct cost_crossing link = cost_crossing_of(&table, plan), cpu = cost_reading_of(&table, plan);
+    const struct cost_crossing link = cost_bytes_of(&table, plan, PLAN_HOME_STREAM),
+                               cpu = cost_bytes_of(&table, plan, PLAN_HOME_CPU);
     log_moved("streams", &link);
     if (cpu.crossing < cpu.bytes) log_moved("computes on the CPU with", &cpu);
-    const struct cost_crossing gpu = cost_gpu_reading_of(&table, plan);
+    const struct cost_crossing gpu = cost_bytes_of(&table, plan, PLAN_HOME_GPU);
     if (gpu.crossing < gpu.bytes) log_moved("reads in VRAM", &gpu);
     analyse_table_free(&table);
 }
@@ -132,8 +133,8 @@ static void log_forecast(const struct planner_request *r, const struct plan *pla
     }
     log_info("forecast: %.3g token/s (%.3g to %.3g) with %u at once and %u tokens behind each; first token "
              "%.3g ms (%.3g to %.3g) after a prompt of %u",
-             batch / p.decode_s, batch / p.decode_high_s, p.decode_low_s > 0 ? batch / p.decode_low_s : 0,
-             batch, context, p.ttft_s * 1e3, p.ttft_low_s * 1e3, p.ttft_high_s * 1e3, prompt);
+             batch / p.decode.seconds, batch / p.decode.high, p.decode.low > 0 ? batch / p.decode.low : 0,
+             batch, context, p.ttft.seconds * 1e3, p.ttft.low * 1e3, p.ttft.high * 1e3, prompt);
 }
 
 void planner_log(const struct planner_request *r, const struct plan *plan)

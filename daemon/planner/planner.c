@@ -306,21 +306,13 @@ int planner_predict(const struct planner_request *r, const struct plan *plan, ui
                     struct helm_err *err)
 {
     struct analyse_table table = {0};
-    struct cost_forecast decode, first;
     memset(prediction, 0, sizeof *prediction);
     int rc = check_profile(r, err);
     if (!rc) rc = analyse_table_build(r->model, &table, err);
     if (rc) return rc;
     const struct cost_case c = {.model = r->model, .analysed = &table, .profile = r->profile, .plan = plan};
-    rc = cost_decode(&c, batch ? batch : 1, context, &decode, err);
-    if (!rc) rc = cost_ttft(&c, prompt ? prompt : PLANNER_PROMPT_TOKENS, &first, err);
-    if (!rc)
-        *prediction = (struct planner_prediction){.decode_s = decode.seconds,
-                                                  .decode_low_s = decode.low,
-                                                  .decode_high_s = decode.high,
-                                                  .ttft_s = first.seconds,
-                                                  .ttft_low_s = first.low,
-                                                  .ttft_high_s = first.high};
+    rc = cost_decode(&c, batch ? batch : 1, context, &prediction->decode, err);
+    if (!rc) rc = cost_ttft(&c, prompt ? prompt : PLANNER_PROMPT_TOKENS, &prediction->ttft, err);
     analyse_table_free(&table);
     return rc;
 }

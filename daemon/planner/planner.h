@@ -12,6 +12,7 @@
 #ifndef HELM_DAEMON_PLANNER_PLANNER_H
 #define HELM_DAEMON_PLANNER_PLANNER_H
 
+#include "daemon/planner/cost/cost.h"
 #include "daemon/planner/memory/ledger.h"
 #include "daemon/planner/profile/profile.h"
 #include "daemon/planner/search/search.h"
@@ -58,8 +59,7 @@ HELM_MUST_CHECK int planner_take(const struct planner_request *request, struct p
 
 /* What a plan will do, with error bars (from the profile's spreads). */
 struct planner_prediction {
-    double decode_s, decode_low_s, decode_high_s; /* of one decode step */
-    double ttft_s, ttft_low_s, ttft_high_s;
+    struct cost_forecast decode, ttft; /* of one decode step; of the steps of the prompt together */
 };
 HELM_MUST_CHECK int planner_predict(const struct planner_request *request, const struct plan *plan,
                                     uint32_t batch, uint32_t context, uint32_t prompt,

@@ -135,14 +135,12 @@ int prefill_choose(const struct ledger_case *c, const struct profile *profile,
     uint32_t from = GPU_CHUNK_TOKENS;
     prefill_clear(plan);
     if (plan->step_tokens < GPU_CHUNK_TOKENS) return 0;
-    enum plan_home *first = calloc(2 * (size_t)choice.units, sizeof *first),
-                   *second = first ? first + choice.units : NULL;
-    int rc = first ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u units", choice.units);
+    enum plan_home first[UNIT_PARTS * MODEL_LAYERS_MAX], second[UNIT_PARTS * MODEL_LAYERS_MAX];
     formats_wished(c, format);
     for (uint32_t u = 0; u < choice.units; u++) /* what the CPU has as stored is streamed so, too */
         if (decode->home[u] == PLAN_HOME_CPU) format[u][PLAN_HOME_STREAM] = format[u][PLAN_HOME_CPU];
     formats_plan_vram(plan, format);
-    if (!rc) rc = homes_for(&choice, brief, first, err);
+    int rc = homes_for(&choice, brief, first, err);
     if (!rc) rc = homes_for(&choice, plan->step_tokens, second, err);
     if (rc) goto out;
     if (!same(&choice, first, before) && !same(&choice, first, second)) {
@@ -156,6 +154,5 @@ int prefill_choose(const struct ledger_case *c, const struct profile *profile,
     if (!same(&choice, second, before)) rc = append(&choice, before, second, from, plan, err);
 out:
     if (rc) prefill_clear(plan);
-    free(first);
     return rc;
 }

@@ -75,13 +75,6 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, ui
     return 0;
 }
 
-const struct sequence *batcher_find(const struct batcher *batcher, uint64_t id)
-{
-    for (uint32_t i = 0; i < batcher->seq_count; i++)
-        if (batcher->seq[i]->id == id) return batcher->seq[i];
-    return NULL;
-}
-
 const struct sequence *batcher_find_request(const struct batcher *batcher, uint64_t client,
                                             uint64_t request_id)
 {

@@ -109,7 +109,6 @@ void batcher_free(struct batcher *batcher);
 HELM_MUST_CHECK int batcher_submit(struct batcher *batcher, struct request_generate *request, uint64_t client,
                                    uint64_t request_id, uint64_t now_us, const struct sequence **out,
                                    struct helm_err *err);
-const struct sequence *batcher_find(const struct batcher *batcher, uint64_t id);
 const struct sequence *batcher_find_request(const struct batcher *batcher, uint64_t client,
                                             uint64_t request_id);
 /* Ends it at once. HELM_E_NOT_FOUND. */

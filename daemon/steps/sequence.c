@@ -71,9 +71,9 @@ static double us_between(uint64_t from, uint64_t to)
     return to > from ? (double)(to - from) : 0;
 }
 
-void sequence_timings(const struct sequence *seq, uint64_t now_us, struct sequence_timings *timings)
+void sequence_timings(const struct sequence *seq, uint64_t now_us, Helm__V1__Timings *timings)
 {
-    memset(timings, 0, sizeof *timings);
+    helm__v1__timings__init(timings);
     uint32_t output = sequence_output_count(seq);
     timings->total_ms = us_between(seq->arrived_us, now_us) / 1e3;
     timings->queue_ms = us_between(seq->arrived_us, seq->started_us ? seq->started_us : now_us) / 1e3;

@@ -61,10 +61,7 @@ HELM_MUST_CHECK int sequence_append(struct sequence *seq, uint32_t token, const 
 /* Ends it (first call wins). */
 void sequence_finish(struct sequence *seq, Helm__V1__FinishReason reason, const char *detail);
 
-struct sequence_timings {
-    double queue_ms, ttft_ms, tpot_ms, prefill_tok_s, decode_tok_s, total_ms;
-};
-void sequence_timings(const struct sequence *seq, uint64_t now_us, struct sequence_timings *timings);
+void sequence_timings(const struct sequence *seq, uint64_t now_us, Helm__V1__Timings *timings);
 /* "queued", "prefill", "decode". */
 const char *sequence_state_name(const struct sequence *seq);
 

@@ -191,9 +191,7 @@ static void run_pair(const struct pair_case *c, bool pack, float *logits, uint64
     struct runner on = {.arena = &pair->arena, .engines = pair, .step = step_pair, .most = PAIR_MOST};
     run_script(&on, &all_tiers, logits);
     struct gpu_engine *gpu = (struct gpu_engine *)pair->server[PAIR_GPU].engine;
-    struct device_stats stats;
-    device_read_stats(gpu->device, &stats);
-    *link_bytes = stats.copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE];
+    *link_bytes = gpu->device->copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE];
     assert_int_equal(gpu->expand.bytes > 0, pack);
     const struct ledger *vram = &gpu->base.report.vram;
     assert_true(vram->total <= vram->limit);

@@ -208,15 +208,6 @@ static bool take_cached(struct tool *t, const char *path)
     return true;
 }
 
-static bool is_device(const char *text)
-{
-    static const char *const names[] = {"auto", "cpu", "emulated", "cuda"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(text, names[i]) == 0) return true;
-    size_t digits = strncmp(text, "cuda:", 5) == 0 ? strlen(text + 5) : 0;
-    return digits > 0 && digits <= 3 && strspn(text + 5, "0123456789") == digits;
-}
-
 static int run(struct tool *t, struct helm_err *err)
 {
     const struct options *o = &t->options;
@@ -224,11 +215,10 @@ static int run(struct tool *t, struct helm_err *err)
     struct profile_hardware hardware = {.threads = (uint32_t)o->threads, .node = wanted};
     struct helm_err none = {0};
     char fingerprint[72], path[PATH_TEXT];
-    if (!is_device(o->device))
-        return helm_fail(err, HELM_E_USAGE, "--device '%.40s' is none of auto, cpu, cuda[:N], emulated",
-                         o->device);
+    int rc = accelerator_check_option(o->device, err);
+    if (rc) return rc;
     /* That there is none is for the choice of the device to say. */
-    int rc = worker_process_find(o->worker_dir, "helm-worker-gpu", t->worker, sizeof t->worker, &none);
+    rc = worker_process_find(o->worker_dir, "helm-worker-gpu", t->worker, sizeof t->worker, &none);
     rc = accelerator_choose(o->device, 0, rc ? "" : t->worker, &t->device, err);
     if (!rc) rc = accelerator_choose_node(&t->device, wanted, &t->node, err);
     if (rc) return rc;

@@ -117,11 +117,10 @@ int profile_host_disk(const char *path, bool quick, struct profile_value *value,
         for (; started < DISK_THREADS && !rc; started += !rc)
             rc = pin_create_thread(&thread[started], -1, disk_main, &d, err);
     }
-    const struct timespec window = {.tv_nsec = 100000000};
     for (int i = 0; i < (quick ? 5 : 20) && !rc && !atomic_load(&d.error); i++) {
         double begin = profile_now_s();
         uint64_t before = atomic_load(&d.done);
-        nanosleep(&window, NULL);
+        units_sleep_ms(100);
         double rate = (double)(atomic_load(&d.done) - before) / (profile_now_s() - begin);
         if (i) profile_samples_add(&samples, rate);
     }

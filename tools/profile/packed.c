@@ -16,7 +16,7 @@
 
 #define VARIANTS    16 /* groups of a shape that differ; placed as if at random */
 #define SHAPES_MAX  TENSOR_ROLE_COUNT
-#define CHUNKS      16 /* of filling, a thread */
+#define PIECE       64 /* groups that a thread copies at a time */
 #define DEVIATION   0.02
 #define TOUCH_BYTES (16 * MIB)
 
@@ -176,11 +176,6 @@ static void place_matrices(struct profile_packed *p)
 
 /* ---- the region ---- */
 
-struct fill {
-    struct profile_packed *p;
-    uint32_t chunks;
-};
-
 static void touch_piece(void *ctx, uint32_t chunk, uint32_t thread)
 {
     const struct profile_packed *p = ctx;
@@ -192,10 +187,8 @@ static void touch_piece(void *ctx, uint32_t chunk, uint32_t thread)
 
 static void copy_groups(void *ctx, uint32_t chunk, uint32_t thread)
 {
-    const struct fill *f = ctx;
-    const struct profile_packed *p = f->p;
-    uint32_t g = (uint32_t)((uint64_t)p->groups * chunk / f->chunks),
-             last = (uint32_t)((uint64_t)p->groups * (chunk + 1) / f->chunks);
+    const struct profile_packed *p = ctx;
+    uint32_t g = chunk * PIECE, last = p->groups - g < PIECE ? p->groups : g + PIECE;
     (void)thread;
     for (; g < last; g++) {
         const struct shape *shape = &p->shape[p->group[g].shape];
@@ -222,9 +215,8 @@ static int make_region(struct profile_packed *p, struct helm_err *err)
     const struct arena_region *region = &arena_header_of(&p->arena)->region[ARENA_REGION_WEIGHTS];
     if (node >= 0) rc = arena_bind(&p->arena, region->offset, region->bytes, node, err);
     if (rc) return rc;
-    struct fill fill = {.p = p, .chunks = CHUNKS * pool_threads(pool)};
     pool_run_region(pool, touch_piece, p, (uint32_t)((p->region_bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
-    pool_run_region(pool, copy_groups, &fill, fill.chunks);
+    pool_run_region(pool, copy_groups, p, (p->groups + PIECE - 1) / PIECE);
     return 0;
 }
 

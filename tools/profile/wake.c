@@ -34,12 +34,6 @@ struct sleeper {
     const cpu_set_t *cpus; /* that it may run on */
 };
 
-static void pause_ms(long ms)
-{
-    const struct timespec nap = {.tv_nsec = ms * 1000000};
-    (void)nanosleep(&nap, NULL);
-}
-
 /* ---- one thread ---- */
 
 static void *sleeper_main(void *arg)
@@ -67,11 +61,11 @@ int profile_host_wake(bool quick, struct profile_value *value, struct helm_err *
     int rc = pin_create_thread(&thread, -1, sleeper_main, s, err);
     if (rc) goto out;
     for (uint32_t i = 0; i < s->rounds && !atomic_load(&s->late); i++) {
-        pause_ms(PAUSE_MS);
+        units_sleep_ms(PAUSE_MS);
         double begin = profile_now_s();
         doorbell_ring(&s->bell, i + 1);
         for (; atomic_load(&s->word) != i + 1 && !atomic_load(&s->late);)
-            pause_ms(1); /* asleep, so that a single CPU is the other's */
+            units_sleep_ms(1); /* asleep, so that a single CPU is the other's */
         if (i) profile_samples_add(&samples, atomic_load(&s->then_s) - begin);
     }
     pthread_join(thread, NULL);
@@ -92,7 +86,7 @@ static void *peer_main(void *arg)
     (void)sched_setaffinity(0, sizeof *s->cpus, s->cpus); /* else on its maker's, who waits for it */
     for (uint32_t i = 0; i < s->rounds; i++) {
         if (!doorbell_wait(&s->bell, i, 0, WAIT_MS, NULL)) break;
-        pause_ms(POOL_PAUSE_MS);
+        units_sleep_ms(POOL_PAUSE_MS);
         atomic_store(&s->then_s, profile_now_s());
         atomic_store_explicit(&s->word, i + 1, memory_order_release);
     }

@@ -37,7 +37,8 @@ static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
     uint32_t hidden = run->config->hidden, half = run->config->head_dim / 2;
     if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++) {
-        if (run->entry->gather) embed_token(run, m, run->batch.token[t], run->act->x + (size_t)t * hidden);
+        if (run->entry->gather)
+            embed_token(run, m, run->batch.token[t], run->act->buffer[BUFFER_X] + (size_t)t * hidden);
         if (!run->entry->rotates) continue;
         float *cosine = run->act->cosine + (size_t)t * half, *sine = run->act->sine + (size_t)t * half;
         for (uint32_t i = 0; i < half; i++) {
@@ -111,9 +112,9 @@ static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
     for (uint32_t t = first; t < last; t++) {
         const float *cosine = run->act->cosine + (size_t)t * (dim / 2),
                     *sine = run->act->sine + (size_t)t * (dim / 2);
-        float *q = run->act->q + (size_t)t * c->heads * dim;
-        float *k = run->act->k + (size_t)t * c->kv_heads * dim;
-        const float *v = run->act->v + (size_t)t * c->kv_heads * dim;
+        float *q = run->act->buffer[BUFFER_Q] + (size_t)t * c->heads * dim;
+        float *k = run->act->buffer[BUFFER_K] + (size_t)t * c->kv_heads * dim;
+        const float *v = run->act->buffer[BUFFER_V] + (size_t)t * c->kv_heads * dim;
         const uint32_t *pages = run->row[run->batch.token_row[t]].in->pages;
         for (uint32_t h = 0; h < c->heads; h++) {
             if (e->norm) vec->rmsnorm(q + h * dim, q + h * dim, e->norm, dim, eps);
@@ -157,7 +158,7 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
     if (e->window && start + 1 > e->window) kv_first = start + 1 - e->window;
     size_t stride = (size_t)c->heads * dim;
     size_t at = (row->in->token_first + t0) * stride + (size_t)head * group * dim;
-    struct attention_task a = {.q = run->act->q + at,
+    struct attention_task a = {.q = run->act->buffer[BUFFER_Q] + at,
                                .q_stride = stride,
                                .tokens = t1 - t0,
                                .group = group,
@@ -171,7 +172,7 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
                                .pages = row->in->pages,
                                .layer = e->kv_layer,
                                .kv_head = head,
-                               .out = run->act->a + at,
+                               .out = run->act->buffer[BUFFER_A] + at,
                                .out_stride = stride,
                                .scratch = run->thread[thread].scratch};
     if (row->splits == 1) {
@@ -195,7 +196,7 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
     if (atomic_fetch_sub_explicit(&run->part_left[part_first], 1, memory_order_acq_rel) != 1) return;
     atomic_store_explicit(&run->part_left[part_first], row->splits,
                           memory_order_relaxed); /* for the next layer */
-    merge_parts(run, row, part_first, run->act->a + at);
+    merge_parts(run, row, part_first, run->act->buffer[BUFFER_A] + at);
 }
 
 /* How this step's attention is cut into tasks: the same for every layer. */
@@ -247,8 +248,9 @@ static void chunk_sample(void *ctx, uint32_t chunk, uint32_t thread)
     uint32_t length = row->in->start + row->in->count;
     const struct sampling_tokens tokens = {arena_history_of(run->arena, row->in->slot), length,
                                            slot->prompt_count < length ? slot->prompt_count : length};
-    int rc = sampling_draw(&slot->sampling, run->act->logits + (size_t)chunk * run->config->vocab,
-                           run->config->vocab, &tokens, run->thread[thread].scratch, &out->sampled);
+    int rc =
+        sampling_draw(&slot->sampling, run->act->buffer[BUFFER_LOGITS] + (size_t)chunk * run->config->vocab,
+                      run->config->vocab, &tokens, run->thread[thread].scratch, &out->sampled);
     out->status = rc ? STEP_ROW_NO_FINITE_LOGIT : STEP_ROW_OK;
 }
 
@@ -261,7 +263,8 @@ static void chunk_move(void *ctx, uint32_t chunk, uint32_t thread)
     const struct program_entry *e = run->entry;
     uint32_t first = chunk * e->chunk, last = first + e->chunk, hidden = run->config->hidden;
     if (last > run->batch.token_count) last = run->batch.token_count;
-    float *x = run->act->x + (size_t)first * hidden, *data = e->lane->data + (size_t)first * hidden;
+    float *x = run->act->buffer[BUFFER_X] + (size_t)first * hidden,
+          *data = e->lane->data + (size_t)first * hidden;
     size_t bytes = (size_t)(last - first) * hidden * sizeof(float);
     if (e->kind == OP_LANE_READ)
         memcpy(x, data, bytes);

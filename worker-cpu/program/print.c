@@ -2,30 +2,10 @@
 #include "common/base/units.h"
 #include "worker-cpu/program/program.h"
 
-static const char *role_text(enum tensor_role role)
-{
-    switch (role) {
-    case TENSOR_Q:
-        return "q";
-    case TENSOR_K:
-        return "k";
-    case TENSOR_V:
-        return "v";
-    case TENSOR_O:
-        return "o";
-    case TENSOR_GATE:
-        return "gate";
-    case TENSOR_UP:
-        return "up";
-    case TENSOR_DOWN:
-        return "down";
-    case TENSOR_EMBED:
-    case TENSOR_HEAD:
-        return "head";
-    default:
-        return "?";
-    }
-}
+static const char *const role_text[TENSOR_ROLE_COUNT] = {
+    [TENSOR_Q] = "q",       [TENSOR_K] = "k",        [TENSOR_V] = "v",
+    [TENSOR_O] = "o",       [TENSOR_GATE] = "gate",  [TENSOR_UP] = "up",
+    [TENSOR_DOWN] = "down", [TENSOR_EMBED] = "head", [TENSOR_HEAD] = "head"};
 
 static void print_embed(const struct program_entry *e, bool tiled, FILE *out)
 {
@@ -47,7 +27,7 @@ static void print_linear(const struct program_entry *e, bool tiled, FILE *out)
     for (uint32_t s = 0; s < e->segment_count; s++) {
         const struct program_segment *g = &e->segment[s];
         const struct linear_kernel *kernel = tiled ? g->kernels->tokens : g->kernels->one;
-        fprintf(out, " %s %ux%u %s %s%s", role_text(g->role), g->matrix.rows, g->matrix.cols,
+        fprintf(out, " %s %ux%u %s %s%s", role_text[g->role], g->matrix.rows, g->matrix.cols,
                 tensor_format_name(g->matrix.format), kernel->name, g->bias ? " +bias" : "");
     }
     fprintf(out, "%s%s; %u chunks of %u rows and less", e->swiglu ? ", swiglu" : "",

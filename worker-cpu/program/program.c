@@ -50,34 +50,9 @@ struct lowering {
     uint32_t tokens; /* typical of the tier, for chunk sizes */
     bool tiled;      /* inputs of linears are (several tokens) */
     struct helm_err *err;
+    int rc;                       /* what is added after an error goes nowhere */
+    struct program_entry nowhere; /* is added to, where there is no memory */
 };
-
-static float *buffer_of(const struct activations *act, enum model_buffer buffer)
-{
-    switch (buffer) {
-    case BUFFER_X:
-        return act->x;
-    case BUFFER_H:
-        return act->h;
-    case BUFFER_Q:
-        return act->q;
-    case BUFFER_K:
-        return act->k;
-    case BUFFER_V:
-        return act->v;
-    case BUFFER_A:
-        return act->a;
-    case BUFFER_GATE:
-        return act->gate;
-    case BUFFER_UP:
-        return act->up;
-    case BUFFER_LOGITS:
-        return act->logits;
-    case BUFFER_NONE:
-        break;
-    }
-    return NULL;
-}
 
 static struct program_entry *add_entry(struct lowering *low, enum op_kind kind, int32_t layer)
 {
@@ -86,8 +61,8 @@ static struct program_entry *add_entry(struct lowering *low, enum op_kind kind, 
         uint32_t capacity = low->capacity ? low->capacity * 2 : 64;
         struct program_entry *grown = realloc(p->entry, capacity * sizeof *grown);
         if (!grown) {
-            helm_fail(low->err, HELM_E_NOMEM, "no memory for a program of %u entries", capacity);
-            return NULL;
+            low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for a program of %u entries", capacity);
+            return &low->nowhere;
         }
         p->entry = grown;
         low->capacity = capacity;
@@ -100,9 +75,11 @@ static struct program_entry *add_entry(struct lowering *low, enum op_kind kind, 
     return e;
 }
 
-static int unsupported(const struct lowering *low, int32_t layer, const char *what)
+static void unsupported(struct lowering *low, int32_t layer, const char *what)
 {
-    return helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: %s cannot be lowered for the CPU", layer, what);
+    if (!low->rc)
+        low->rc = helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: %s cannot be lowered for the CPU", layer,
+                            what);
 }
 
 static uint64_t gcd(uint64_t a, uint64_t b)
@@ -179,7 +156,7 @@ static uint64_t segment_bytes(const struct lowering *low, const struct tensor_ma
 
 /* Cuts the entry's rows into chunks: a share for each thread, in whole row granules, the same cuts in each
  * share. */
-static int cut_rows(struct lowering *low, struct program_entry *e)
+static void cut_rows(struct lowering *low, struct program_entry *e)
 {
     uint64_t granule = 1, row_bytes = 1, rows_all = 0, cols = 1;
     uint32_t threads = low->source->threads;
@@ -210,11 +187,10 @@ static int cut_rows(struct lowering *low, struct program_entry *e)
     uint32_t room = (POOL_CHUNKS_MAX / 4) / threads;
     if (room > share) room = (uint32_t)share;
     uint32_t *size = malloc((room + 1) * sizeof *size);
-    if (!size) return helm_fail(low->err, HELM_E_NOMEM, "no memory for %u chunks", room);
-    uint32_t count = cut_share(low, share, row_bytes, cols, granule, size, room);
+    uint32_t count = size ? cut_share(low, share, row_bytes, cols, granule, size, room) : 0;
     e->chunks = count * threads;
     e->bound = malloc((e->chunks + 1) * sizeof *e->bound);
-    if (e->bound) {
+    if (size && e->bound) {
         for (uint32_t t = 0; t < threads; t++) {
             uint64_t at = t * share;
             for (uint32_t i = 0; i < count; i++, at += size[i - 1])
@@ -222,20 +198,20 @@ static int cut_rows(struct lowering *low, struct program_entry *e)
         }
         e->bound[e->chunks] = (uint32_t)rows_all;
     }
+    if (!size || !e->bound) low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for %u chunks", room);
     free(size);
-    return e->bound ? 0 : helm_fail(low->err, HELM_E_NOMEM, "no memory for %u chunks", e->chunks);
 }
 
-static int add_segment(struct lowering *low, struct program_entry *e, const struct math_op *op,
-                       uint32_t weight, int32_t layer)
+static void add_segment(struct lowering *low, struct program_entry *e, const struct math_op *op,
+                        uint32_t weight, int32_t layer)
 {
     const struct program_source *s = low->source;
     const struct tensor_matrix *m = weights_matrix(s->weights, op->weight[weight], layer);
     const struct linear_set *kernels = &s->kernels->linear[m->format];
-    float *out = buffer_of(s->act, op->out[weight]);
-    if (!m->data || !out) return unsupported(low, layer, "a linear without weights or output");
+    float *out = s->act->buffer[op->out[weight]];
+    if (!m->data || !out) unsupported(low, layer, "a linear without weights or output");
     if (!kernels->one || (kernels->one->col_unit && m->cols % kernels->one->col_unit))
-        return unsupported(low, layer, "a linear of weights whose format has no kernel here");
+        unsupported(low, layer, "a linear of weights whose format has no kernel here");
     e->decoded |= low->tiled && kernels->decode;
     struct program_segment *g = &e->segment[e->segment_count++];
     *g = (struct program_segment){.matrix = *m,
@@ -246,7 +222,6 @@ static int add_segment(struct lowering *low, struct program_entry *e, const stru
                                   .out = out,
                                   .out_width = s->act->width[op->out[weight]],
                                   .role = op->weight[weight]};
-    return 0;
 }
 
 /* What an operation is made of. */
@@ -257,129 +232,107 @@ struct making {
 };
 
 /* An entry of its own, first in the program. */
-static int make_embed(struct lowering *low, const struct making *m)
+static void make_embed(struct lowering *low, const struct making *m)
 {
     const struct tensor_matrix *table = weights_matrix(low->source->weights, m->op->weight[0], -1);
     if (!table->data || tensor_format_of(table->format)->variable ||
         table->bytes < tensor_format_bytes(table->format, table->rows, table->cols))
-        return unsupported(low, m->layer, "an embedding that is not here, or not in rows of one size,");
+        unsupported(low, m->layer, "an embedding that is not here, or not in rows of one size,");
     low->program->entry[0].gather = true;
-    return 0;
 }
 
 /* A norm of the residual stream into the buffer of normalised inputs; without a weight it only tiles. */
-static int make_norm(struct lowering *low, const struct making *m)
+static void make_norm(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
     struct program_entry *e = add_entry(low, OP_NORM, m->layer);
-    if (!e) return HELM_E_NOMEM;
-    e->in = buffer_of(s->act, m->op->in);
+    e->in = s->act->buffer[m->op->in];
     e->width = s->act->width[m->op->in];
     e->sampled = m->sampled;
-    if (m->op->norm == TENSOR_NONE) return 0;
+    if (m->op->norm == TENSOR_NONE) return;
     e->norm = weights_vector(s->weights, m->op->norm, m->layer);
-    e->out = buffer_of(s->act, BUFFER_H);
-    return e->norm ? 0 : unsupported(low, m->layer, "a norm without weight");
+    e->out = s->act->buffer[BUFFER_H];
+    if (!e->norm) unsupported(low, m->layer, "a norm without weight");
 }
 
 /* Of several tokens the norm in front tiles what it wrote while that is in the cache. */
-static int make_linear(struct lowering *low, const struct making *m)
+static void make_linear(struct lowering *low, const struct making *m)
 {
     const enum model_buffer in = m->op->norm == TENSOR_NONE ? m->op->in : BUFFER_H;
     struct program_entry *e = add_entry(low, OP_LINEAR, m->layer);
-    int rc = e ? 0 : HELM_E_NOMEM;
-    if (rc) return rc;
     e->sampled = m->sampled;
     e->accumulate = m->op->accumulate;
     e->swiglu = m->op->swiglu;
-    e->in = buffer_of(low->source->act, in);
+    e->in = low->source->act->buffer[in];
     e->width = low->source->act->width[in];
-    for (uint32_t w = 0; w < m->op->weights && !rc; w++) rc = add_segment(low, e, m->op, w, m->layer);
-    if (rc) return rc;
+    for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
+    if (low->rc) return;
     if (low->tiled) add_tiles(e - 1, e);
-    rc = cut_rows(low, e);
+    cut_rows(low, e);
     low->program->bytes += e->bytes;
-    return rc;
 }
 
 /* Head norms and rotations in one pass, which also fills the cache. */
-static int make_rope_append(struct lowering *low, const struct making *m)
+static void make_rope_append(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
     struct program_entry *e = add_entry(low, OP_ROPE_APPEND, m->layer);
-    if (!e) return HELM_E_NOMEM;
     if (plan_kv_of(s->plan, (uint32_t)m->layer, &e->kv_layer) != PLAN_CPU0)
-        return unsupported(low, m->layer, "attention whose KV cache is not the CPU's");
+        unsupported(low, m->layer, "attention whose KV cache is not the CPU's");
     low->program->entry[0].rotates = true;
     if (m->op->q_norm != TENSOR_NONE) e->norm = weights_vector(s->weights, m->op->q_norm, m->layer);
     if (m->op->k_norm != TENSOR_NONE) e->norm2 = weights_vector(s->weights, m->op->k_norm, m->layer);
-    return 0;
 }
 
-static int make_attend(struct lowering *low, const struct making *m)
+static void make_attend(struct lowering *low, const struct making *m)
 {
     const struct model_config *c = &low->source->model->config;
     struct program_entry *e = add_entry(low, OP_ATTEND, m->layer);
-    if (!e) return HELM_E_NOMEM;
     (void)plan_kv_of(low->source->plan, (uint32_t)m->layer, &e->kv_layer);
     e->window = c->window ? c->window[m->layer] : 0;
-    return 0;
 }
 
-static int make_sample(struct lowering *low, const struct making *m)
+static void make_sample(struct lowering *low, const struct making *m)
 {
     struct program_entry *e = add_entry(low, OP_SAMPLE, m->layer);
-    if (!e) return HELM_E_NOMEM;
     e->sampled = m->sampled;
     e->chunk = 1;
-    return 0;
 }
 
-static int (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct making *m) = {
+static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct making *m) = {
     [OP_EMBED] = make_embed,   [OP_NORM] = make_norm,
     [OP_LINEAR] = make_linear, [OP_ROPE_APPEND] = make_rope_append,
     [OP_ATTEND] = make_attend, [OP_SAMPLE] = make_sample,
 };
 
-static int lower_op(struct lowering *low, const struct math_op *op, int32_t layer)
+static void lower_op(struct lowering *low, const struct math_op *op, int32_t layer)
 {
     const struct making making = {.op = op, .layer = layer, .sampled = op == &low->source->model->math.head};
     enum op_kind kinds[PROGRAM_OPS_MAX];
     const uint32_t count = program_ops_of(op, PROCESSOR_CPU, low->tier, kinds);
-    int rc = 0;
-    for (uint32_t i = 0; i < count && !rc; i++) rc = make_of[kinds[i]](low, &making);
-    return rc;
+    for (uint32_t i = 0; i < count && !low->rc; i++) make_of[kinds[i]](low, &making);
 }
 
-static int lower_unit(struct lowering *low, uint32_t unit)
+static void add_lane(struct lowering *low, enum op_kind kind, uint32_t lane, uint32_t ticket, bool last)
 {
-    const struct math_part *math = model_unit_math(low->source->model, unit);
-    int rc = 0;
-    for (uint32_t i = 0; i < math->ops && !rc; i++)
-        rc = lower_op(low, &math->op[i], (int32_t)unit_layer(unit));
-    return rc;
+    const struct arena *arena = low->source->arena;
+    struct program_entry *e = add_entry(low, kind, -1);
+    e->lane = arena ? arena_lane_of(arena, lane) : NULL;
+    e->ticket = ticket;
+    e->last = last;
 }
 
 /* The other worker's activations in, our half layers, ours out. */
-static int lower_span(struct lowering *low, const struct plan_span *span)
+static void lower_span(struct lowering *low, const struct plan_span *span)
 {
-    const struct program_source *s = low->source;
-    int rc = 0;
-    if (span->ticket_in) {
-        struct program_entry *e = add_entry(low, OP_LANE_READ, -1);
-        if (!e) return HELM_E_NOMEM;
-        e->lane = s->arena ? arena_lane_of(s->arena, span->lane_in) : NULL;
-        e->ticket = span->ticket_in;
-        e->last = span->last_in;
+    const struct model *model = low->source->model;
+    if (span->ticket_in) add_lane(low, OP_LANE_READ, span->lane_in, span->ticket_in, span->last_in);
+    if (span->embed) lower_op(low, &model->math.embed, -1);
+    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++) {
+        const struct math_part *math = model_unit_math(model, u);
+        for (uint32_t i = 0; i < math->ops; i++) lower_op(low, &math->op[i], (int32_t)unit_layer(u));
     }
-    if (span->embed) rc = lower_op(low, &s->model->math.embed, -1);
-    for (uint32_t u = 0; u < span->unit_count && !rc; u++) rc = lower_unit(low, span->first_unit + u);
-    if (rc || !span->ticket_out) return rc;
-    struct program_entry *e = add_entry(low, OP_LANE_WRITE, -1);
-    if (!e) return HELM_E_NOMEM;
-    e->lane = s->arena ? arena_lane_of(s->arena, span->lane_out) : NULL;
-    e->ticket = span->ticket_out;
-    return 0;
+    if (span->ticket_out) add_lane(low, OP_LANE_WRITE, span->lane_out, span->ticket_out, false);
 }
 
 int program_lower(const struct program_source *source, uint32_t phase, enum op_tier tier,
@@ -396,17 +349,17 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
     program->tiled = low.tiled;
     struct plan_span *spans = NULL;
     uint32_t span_count = 0;
-    int rc = plan_spans(source->plan, phase, &spans, &span_count, err);
-    if (!rc && !add_entry(&low, OP_EMBED, -1)) rc = HELM_E_NOMEM;
-    for (uint32_t i = 0; i < span_count && !rc; i++)
-        if (spans[i].processor == PLAN_CPU0) rc = lower_span(&low, &spans[i]);
+    low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
+    if (!low.rc) add_entry(&low, OP_EMBED, -1);
+    for (uint32_t i = 0; i < span_count && !low.rc; i++)
+        if (spans[i].processor == PLAN_CPU0) lower_span(&low, &spans[i]);
     free(spans);
-    if (!rc && !program->entry[0].gather && !program->entry[0].rotates) {
+    if (!low.rc && !program->entry[0].gather && !program->entry[0].rotates) {
         program->count--;
         memmove(program->entry, program->entry + 1, program->count * sizeof *program->entry);
     }
-    if (rc) program_free(program);
-    return rc;
+    if (low.rc) program_free(program);
+    return low.rc;
 }
 
 int program_lower_head(const struct program_source *source, bool many, struct program *program,
@@ -420,9 +373,9 @@ int program_lower_head(const struct program_source *source, bool many, struct pr
                            .err = err};
     memset(program, 0, sizeof *program);
     program->tiled = many;
-    int rc = lower_op(&low, &source->model->math.head, -1);
-    if (rc) program_free(program);
-    return rc;
+    lower_op(&low, &source->model->math.head, -1);
+    if (low.rc) program_free(program);
+    return low.rc;
 }
 
 void program_free(struct program *program)
@@ -462,8 +415,7 @@ int activations_create(const struct cpu_activations_case *size, unsigned formats
     madvise(act->memory, (size_t)bytes, MADV_HUGEPAGE);
     memset(act->memory, 0, (size_t)bytes);
     float *const base = act->memory;
-    float **const buffer[] = {&act->x, &act->h, &act->q, &act->k, &act->v, &act->a, &act->gate, &act->up};
-    for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) *buffer[b - BUFFER_X] = base + place.at[b];
+    for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) act->buffer[b] = base + place.at[b];
     act->cosine = base + place.cosine;
     act->sine = base + place.sine;
     char *raw = (char *)(base + place.floats);
@@ -471,7 +423,7 @@ int activations_create(const struct cpu_activations_case *size, unsigned formats
         act->tiled[f] = raw;
         raw += tiled[f];
     }
-    act->logits = logits;
+    act->buffer[BUFFER_LOGITS] = logits;
     return 0;
 }
 

@@ -22,11 +22,10 @@
 
 /* fp32, [tokens][width], private to the worker. */
 struct activations {
-    float *x;                          /* as enum model_buffer; unit or end tokens */
-    float *h;                          /* unit tokens or sampled rows */
-    float *q, *k, *v, *a, *gate, *up;  /* unit tokens, as are: */
+    /* By enum model_buffer. X: unit or end tokens; H: unit tokens or sampled rows; LOGITS: [slots][vocab], in the
+     * arena; all others: unit tokens, as are: */
+    float *buffer[BUFFER_LOGITS + 1];
     float *cosine, *sine;              /* [unit_tokens][head_dim / 2] */
-    float *logits;                     /* [slots][vocab], in the arena */
     uint32_t width[BUFFER_LOGITS + 1]; /* floats a token, by enum model_buffer */
     void *tiled[FORMAT_COUNT]; /* one matrix input, tiled for the kernel of several tokens of that format */
     void *memory;              /* what all but logits lie in */

@@ -113,8 +113,6 @@ struct weights_job {
     const struct weights_loading *loading;
     char *region;
     uint64_t region_offset;
-    uint32_t pieces;
-    uint32_t rounds; /* that were begun */
     struct model_shards shards;
     _Atomic bool failed;
     pthread_mutex_t lock; /* guards what follows */
@@ -221,17 +219,6 @@ static void pack_matrix(void *ctx, uint32_t chunk, uint32_t thread)
     if (rc) job_fail(job, rc, &err);
 }
 
-/* Pieces of the region, whose pages are then there; and what is packed into it. */
-static bool load_next(void *ctx, uint32_t thread, struct pool_job *out)
-{
-    (void)thread;
-    struct weights_job *job = ctx;
-    if (job->rounds == 2) return false;
-    *out = job->rounds++ ? (struct pool_job){.run = pack_matrix, .chunks = job->w->host.count}
-                         : (struct pool_job){.run = load_piece, .chunks = job->pieces};
-    return true;
-}
-
 /* Norm weights and biases of what is computed here: few and small, so read one after another and kept as
  * fp32. */
 static int load_vectors(struct weights *w, const struct model_shards *shards, struct helm_err *err)
@@ -281,10 +268,11 @@ static int load_matrices(struct weights *w, const struct weights_loading *loadin
                               .loading = loading,
                               .region = arena_region_ptr(loading->arena, ARENA_REGION_WEIGHTS),
                               .region_offset = region->offset,
-                              .pieces = (uint32_t)pieces,
                               .shards = *shards,
                               .lock = PTHREAD_MUTEX_INITIALIZER};
-    pool_run(loading->pool, load_next, &job);
+    /* Pieces of the region, whose pages are then there; and what is packed into it. */
+    pool_run_region(loading->pool, load_piece, &job, (uint32_t)pieces);
+    pool_run_region(loading->pool, pack_matrix, &job, w->host.count);
     w->huge_bytes = job.huge_bytes;
     w->small_bytes = job.small_bytes;
     pthread_mutex_destroy(&job.lock);

@@ -87,13 +87,14 @@ int device_copy_2d(struct device *d, enum device_queue queue, enum device_direct
     return d->ops->copy_2d(d, queue, direction, copy, err);
 }
 
-void device_read_stats(struct device *d, struct device_stats *stats)
+int device_await(struct device *d, enum device_queue queue, struct helm_err *err)
 {
-    memset(stats, 0, sizeof *stats);
-    for (int q = 0; q < DEVICE_QUEUE_COUNT; q++)
-        for (int i = 0; i < DEVICE_DIRECTION_COUNT; i++)
-            stats->copied_bytes[q][i] = atomic_load_explicit(&d->copied_bytes[q][i], memory_order_relaxed);
-    d->ops->times(d, stats);
+    struct device_event *event = NULL;
+    int rc = d->ops->event_create(d, &event, err);
+    if (!rc) rc = d->ops->event_record(d, queue, event, err);
+    if (!rc) rc = d->ops->event_wait(d, event, err);
+    if (event) d->ops->event_free(d, event);
+    return rc;
 }
 
 int device_word_poll(struct device *d, const _Atomic uint32_t *word, uint32_t value, uint32_t timeout_ms,

@@ -84,17 +84,6 @@ struct device_copy_2d {
     uint64_t width, height;
 };
 
-/* What went on since the device was opened; only ever grows. */
-struct device_stats {
-    /* put into a queue by copy and copy_2d; those of a graph count at each launch */
-    uint64_t copied_bytes[DEVICE_QUEUE_COUNT][DEVICE_DIRECTION_COUNT];
-    /* Time a queue spent in copies and in word waits. The emulated device knows both exactly. CUDA: always 0.
-     * A clock there is a kernel or an event around each copy and wait, which costs as much as the hand-over
-     * it would measure. */
-    uint64_t copy_ns[DEVICE_QUEUE_COUNT];
-    uint64_t word_wait_ns;
-};
-
 /* What a device is asked about its kernels, as kernels.h has each function. */
 struct device_asked {
     /* Whether GEMV (GPUK_ONE) or GEMM_SMALL (GPUK_FEW) reads these weights as they are, as gpuk_linear_takes has
@@ -149,7 +138,6 @@ struct device_ops {
     int (*graph_launch)(struct device *d, struct device_graph *graph, struct helm_err *err);
     int (*graph_launch_beside)(struct device *d, struct device_graph *graph, struct helm_err *err);
     void (*graph_free)(struct device *d, struct device_graph *graph); /* when its compute part is done */
-    void (*times)(struct device *d, struct device_stats *stats);      /* fills in the times */
     uint64_t (*memory_overhead)(struct device *d); /* what the driver has taken beyond our allocations, now */
     int (*check)(struct device *d, struct helm_err *err);
     /* Ends what is queued, done or not; returns when nothing runs any more, so that memory and graphs may go.
@@ -164,6 +152,7 @@ struct device {
     char text[96];    /* "NVIDIA H200, compute capability 9.0" */
     uint64_t ceiling; /* bytes; never 0 */
     uint64_t used[DEVICE_USE_COUNT];
+    /* put into a queue by copy and copy_2d since it was opened; those of a graph count at each launch */
     _Atomic uint64_t copied_bytes[DEVICE_QUEUE_COUNT][DEVICE_DIRECTION_COUNT];
     uint32_t spin_us;      /* how long a host thread that waits for the device looks without pause */
     bool early_launch;     /* GPUK_EARLY may be set */
@@ -217,7 +206,6 @@ HELM_MUST_CHECK static inline int device_run(struct device *d, const struct op *
 /* Several pieces in one operation; width or height 0: nothing. HELM_E_USAGE: a stride is less than width. */
 HELM_MUST_CHECK int device_copy_2d(struct device *d, enum device_queue queue, enum device_direction direction,
                                    const struct device_copy_2d *copy, struct helm_err *err);
-void device_read_stats(struct device *d, struct device_stats *stats);
 /* The compute queue goes on once the word compares so. */
 static inline int device_word_wait(struct device *d, _Atomic uint32_t *word, uint32_t value,
                                    enum device_compare compare, struct helm_err *err)
@@ -230,6 +218,8 @@ static inline int device_word_write(struct device *d, _Atomic uint32_t *word, ui
 {
     return d->ops->word_write(d, word, value, err);
 }
+/* Host: waits until what was put into this queue is done. Not under capture. */
+HELM_MUST_CHECK int device_await(struct device *d, enum device_queue queue, struct helm_err *err);
 /* Host: waits until a word has this value, as device_word_write leaves it; looks for failures meanwhile.
  * HELM_E_PEER after timeout_ms. */
 HELM_MUST_CHECK int device_word_poll(struct device *d, const _Atomic uint32_t *word, uint32_t value,

@@ -6,7 +6,6 @@
  * turn, from an idle device on, for up to some hundred milliseconds. */
 #include <math.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "common/base/units.h"
 #include "worker-gpu/measure/private.h"
@@ -32,18 +31,12 @@ static uint32_t kernels_of(bool layer)
            program_part_count(&math.part[UNIT_MLP], PROCESSOR_GPU, OP_TIER_CHUNK);
 }
 
-static void pause_ms(long ms)
-{
-    const struct timespec nap = {.tv_nsec = ms * 1000000};
-    (void)nanosleep(&nap, NULL);
-}
-
 /* As between requests: the device has been idle for a while, and what the host issues with is in the caches
  * of its core no more, since others computed there meanwhile. Here it is this thread itself that reads and
  * writes through a buffer, after it has slept: it may wake on another core. */
 static void pause_of_others(volatile uint64_t *others)
 {
-    pause_ms(IDLE_MS);
+    units_sleep_ms(IDLE_MS);
     for (size_t i = 0; i < OTHERS_BYTES / sizeof *others; i += 8) others[i] += i;
 }
 
@@ -149,7 +142,7 @@ static int measure_together(struct measure *m, const struct measure_chunk_parts 
     int rc = measure_set_step(m, w.start, w.tokens, err);
     uint32_t times = (uint32_t)ceil(burst_s / (sum * w.ops));
     for (uint32_t s = 0; s < (m->options->quick ? 3 : 9) && !rc; s++) {
-        pause_ms(IDLE_MS);
+        units_sleep_ms(IDLE_MS);
         double start = measure_now_s();
         for (uint32_t i = 0; i < times && !rc; i++) rc = issue_layers(&w, err);
         if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);

@@ -82,12 +82,6 @@ int measure_time_works(const struct measure_work *w, uint32_t count, bool captur
     return rc;
 }
 
-static int time_work(const struct measure_work *w, bool captured, struct measure_samples *samples,
-                     struct helm_err *err)
-{
-    return measure_time_works(w, 1, captured, samples, err);
-}
-
 /* ---- linears ---- */
 
 uint64_t measure_layer_bytes(const struct measure_shape *s)
@@ -149,32 +143,23 @@ struct gpuk_linear_args measure_linear_args(const struct measure *m, const struc
                                                                                                       k->x,
                                                                                                       k->act,
                                                                                                       k->x};
-    const uint32_t stride[MEASURE_LAYER_OPS] = {s->q + 2 * s->kv, s->hidden, s->inner, s->hidden};
+    const uint32_t stride[MEASURE_LAYER_OPS] = {s->q + 2 * s->kv, s->hidden, s->inner, s->hidden},
+                   parts[MEASURE_LAYER_OPS][GPUK_SEGMENTS_MAX + 1] = {{s->q, s->kv, s->kv},
+                                                                      {s->hidden},
+                                                                      {s->inner, s->inner},
+                                                                      {s->hidden}};
     struct gpuk_linear_args args = {.format = FORMAT_BF16,
                                     .cols = cols,
-                                    .segments = 1,
                                     .x = in[op],
                                     .eps = 1e-6f,
+                                    .swiglu = op == 2,
                                     .x_stride = cols,
                                     .out_stride = stride[op]};
-    args.segment[0] = (struct gpuk_linear){.weight = weight, .out = out[op], .rows = rows};
-    if (op == 0) {
-        args.segments = 3;
-        args.segment[0].rows = s->q;
-        args.segment[1] = (struct gpuk_linear){.weight = weight + 2 * (uint64_t)s->q * cols,
-                                               .out = k->qkv + s->q,
-                                               .rows = s->kv};
-        args.segment[2] = (struct gpuk_linear){.weight = weight + 2 * (uint64_t)(s->q + s->kv) * cols,
-                                               .out = k->qkv + s->q + s->kv,
-                                               .rows = s->kv};
-    }
-    if (op == 2) {
-        args.segments = 2;
-        args.swiglu = true;
-        args.segment[0].rows = s->inner;
-        args.segment[1] = (struct gpuk_linear){.weight = weight + 2 * (uint64_t)s->inner * cols,
-                                               .out = k->act,
-                                               .rows = s->inner};
+    for (uint32_t row = 0; parts[op][args.segments]; args.segments++) {
+        args.segment[args.segments] = (struct gpuk_linear){.weight = weight + 2 * (uint64_t)row * cols,
+                                                           .out = out[op] + (op == 0 ? row : 0),
+                                                           .rows = parts[op][args.segments]};
+        row += parts[op][args.segments];
     }
     if (op == 0 || op == 2) args.norm = k->norm;
     if (op == 1 || op == 3) args.residual = k->x;
@@ -347,8 +332,8 @@ static int measure_decode(struct measure *m, double *operation, double *launched
         w[i].ops = MEASURE_LAYER_OPS * measure_layers_of(m, w[i].shape) * rounds;
     }
     int rc = measure_set_step(m, 0, 1, err);
-    if (!rc) rc = time_work(&idle, false, &launch, err);
-    if (!rc) rc = time_work(&idle, true, &tiny, err);
+    if (!rc) rc = measure_time_works(&idle, 1, false, &launch, err);
+    if (!rc) rc = measure_time_works(&idle, 1, true, &tiny, err);
     if (!rc) rc = measure_time_works(w, k->small == k->large ? 2 : 3, true, samples, err);
     if (rc) return rc;
     for (uint32_t i = 0; i < launch.count; i++) launch.value[i] /= MEASURE_TINY_COUNT;
@@ -519,7 +504,7 @@ static int measure_chunk(struct measure *m, uint32_t tokens, uint32_t heads, con
                                    .ops = m->emulated ? 1 : measure_kv_layers(m),
                                    .start = MEASURE_CONTEXT / 2 - tokens};
     int rc = measure_set_step(m, w.start, tokens, err);
-    if (!rc) rc = time_work(&w, false, &samples, err);
+    if (!rc) rc = measure_time_works(&w, 1, false, &samples, err);
     if (rc) return rc;
     for (int p = 0; p < MEASURE_CHUNK_SIZES; p++)
         if (parts[p].tokens == tokens && heads == MEASURE_HEADS)
@@ -548,7 +533,7 @@ static int measure_attention(struct measure *m, double operation, struct measure
                          MEASURE_CONTEXT);
     int rc = d->ops->clear(d, DEVICE_COMPUTE, k->attention_work, k->attention_work_bytes, err);
     if (!rc) rc = measure_set_step(m, w.start, 1, err);
-    if (!rc) rc = time_work(&w, true, &samples, err);
+    if (!rc) rc = measure_time_works(&w, 1, true, &samples, err);
     if (rc) return rc;
     measure_to_rate(&samples, measure_attention_bytes() * w.ops, operation * w.ops);
     measure_print(m, "gpu.attention", 0, &samples);

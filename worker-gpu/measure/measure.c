@@ -68,21 +68,6 @@ int measure_drain(struct measure *m, enum device_queue queue, struct helm_err *e
 
 /* ---- the link ---- */
 
-/* Copies `bytes`, at most what there is on either side, in pieces. */
-static int copy_pieces(struct measure *m, enum device_direction direction, uint64_t bytes, uint64_t piece,
-                       struct helm_err *err)
-{
-    int rc = 0;
-    for (uint64_t at = 0; at < bytes && !rc; at += piece) {
-        uint64_t size = bytes - at < piece ? bytes - at : piece;
-        char *host = m->host + at, *device = m->weights + at;
-        rc = direction == DEVICE_TO_DEVICE
-                 ? device_copy(m->device, DEVICE_COPY, direction, device, host, size, err)
-                 : device_copy(m->device, DEVICE_COPY, direction, host, device, size, err);
-    }
-    return rc ? rc : measure_drain(m, DEVICE_COPY, err);
-}
-
 /* Copies the next bytes: before the same come again all of either side has passed by, so that none of it is
  * still in a cache. */
 static int copy_next(struct measure *m, enum device_direction direction, uint64_t size, struct helm_err *err)
@@ -109,7 +94,7 @@ static int copy_round(struct measure *m, enum device_direction direction, uint64
 static int choose_piece(struct measure *m, uint64_t *piece, double *rate, struct helm_err *err)
 {
     double start = measure_now_s();
-    int rc = copy_pieces(m, DEVICE_TO_DEVICE, MIB, MIB, err);
+    int rc = copy_round(m, DEVICE_TO_DEVICE, MIB, MIB, err);
     *rate = (double)MIB / (measure_now_s() - start);
     *piece = PIECE_MAX;
     while (*piece > PIECE_MIN &&
@@ -144,7 +129,8 @@ static int measure_latency(struct measure *m, struct helm_err *err)
     int rc = 0;
     for (uint32_t s = 0; s < 9 && !rc; s++) {
         double start = measure_now_s();
-        rc = copy_pieces(m, DEVICE_TO_DEVICE, SMALL_COUNT * SMALL_BYTES, SMALL_BYTES, err);
+        m->host_at = m->device_at = 0;
+        rc = copy_round(m, DEVICE_TO_DEVICE, SMALL_COUNT * SMALL_BYTES, SMALL_BYTES, err);
         if (s) measure_add(&samples, (measure_now_s() - start) / SMALL_COUNT);
     }
     if (!rc) measure_print(m, "link.latency", 0, &samples);
@@ -247,7 +233,6 @@ static void *stream_main(void *arg)
 static int stream_start(struct stream *s, struct measure *m, struct helm_err *err)
 {
     sigset_t all, before;
-    const struct timespec nap = {.tv_nsec = 2000000};
     if (s->started) return helm_fail(err, HELM_E_STATE, "copies are flowing already");
     memset(s, 0, sizeof *s);
     s->m = m;
@@ -258,7 +243,7 @@ static int stream_start(struct stream *s, struct measure *m, struct helm_err *er
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (code) return helm_fail(err, HELM_E_NOMEM, "cannot start a thread: %s", strerror(code));
     s->started = true;
-    while (!atomic_load(&s->flows)) nanosleep(&nap, NULL);
+    while (!atomic_load(&s->flows)) units_sleep_ms(2);
     return 0;
 }
 

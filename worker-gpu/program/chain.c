@@ -89,6 +89,7 @@ int gpu_program_write_chains(const struct gpu_source *s, struct gpu_program *p, 
 {
     const struct device_asked *ask = &s->device->ask;
     struct gpuk_chain_op *op = p->chains ? calloc(p->chained, sizeof *op) : NULL;
+    const uint64_t room = s->buffers->work.area[GPU_AREA_CHAINS].bytes;
     uint64_t at = 0;
     int rc = 0;
     if (!p->chains) return 0;
@@ -99,12 +100,12 @@ int gpu_program_write_chains(const struct gpu_source *s, struct gpu_program *p, 
         uint32_t count = e->op.as.chain.count;
         for (uint32_t n = 0; n < count; n++) op[n] = operation_of(&e[1 + n]);
         uint64_t bytes = ask->chain_bytes(op, count);
-        if (bytes > s->buffers->chain_bytes - at)
+        if (bytes > room - at)
             rc = helm_fail(err, HELM_E_INTERNAL, "%u chains of %u operations take more than %llu bytes",
-                           p->chains, p->chained, (unsigned long long)s->buffers->chain_bytes);
+                           p->chains, p->chained, (unsigned long long)room);
         if (!rc)
-            rc = ask->chain_write(s->device, op, count, s->buffers->chains + at, gpu_attention_work(s, 1),
-                                  &e->op.as.chain, err);
+            rc = ask->chain_write(s->device, op, count, (char *)gpu_area(s->buffers, GPU_AREA_CHAINS) + at,
+                                  gpu_attention_work(s, 1), &e->op.as.chain, err);
         at += bytes;
         i += count;
     }

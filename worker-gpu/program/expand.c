@@ -72,7 +72,7 @@ int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu_weights *w, str
         m->offset_device = (const uint32_t *)(expand->memory + at);
         at += table_bytes(m);
     }
-    if (!rc) rc = gpu_weights_await_copies(d, err);
+    if (!rc) rc = device_await(d, DEVICE_COPY, err);
     w->offsets_known = !rc;
     return rc;
 }

@@ -65,6 +65,21 @@ static void borrowed_pages(const struct gpu_source *s, const struct batch_row *r
     *end = out ? (row->start + row->count + page - 1) / page : (row->start + page - 1) / page;
 }
 
+/* `run` pages of a layer that lie one behind the other: from the host's pool to a staging pool, or back. */
+static int copy_pages(const struct gpu_source *s, char *pool, char *staging, uint32_t run, bool out,
+                      struct helm_err *err)
+{
+    const struct kv_layout *host = &arena_header_of(s->arena)->kv;
+    const uint64_t layer_bytes = kv_layer_bytes(host), page_bytes = kv_page_bytes(host);
+    const struct device_copy_2d copy = {.to = out ? pool : staging,
+                                        .from = out ? staging : pool,
+                                        .to_stride = out ? page_bytes : layer_bytes,
+                                        .from_stride = out ? layer_bytes : page_bytes,
+                                        .width = layer_bytes,
+                                        .height = run};
+    return device_copy_2d(s->device, DEVICE_COPY, out ? DEVICE_TO_HOST : DEVICE_TO_DEVICE, &copy, err);
+}
+
 static int issue_borrow(const struct issuing *i, const struct gpu_entry *e, struct helm_err *err)
 {
     const struct gpu_source *s = i->source;
@@ -82,20 +97,7 @@ static int issue_borrow(const struct issuing *i, const struct gpu_entry *e, stru
         while (at < end && !rc) {
             uint32_t page = row->pages[at], run = 1; /* neighbours in the pool go in one copy */
             while (at + run < end && row->pages[at + run] == page + run) run++;
-            struct device_copy_2d copy = {.to = staging + page * layer_bytes,
-                                          .from = pool + page * page_bytes,
-                                          .to_stride = layer_bytes,
-                                          .from_stride = page_bytes,
-                                          .width = layer_bytes,
-                                          .height = run};
-            if (out)
-                copy = (struct device_copy_2d){.to = pool + page * page_bytes,
-                                               .from = staging + page * layer_bytes,
-                                               .to_stride = page_bytes,
-                                               .from_stride = layer_bytes,
-                                               .width = layer_bytes,
-                                               .height = run};
-            rc = device_copy_2d(s->device, DEVICE_COPY, out ? DEVICE_TO_HOST : DEVICE_TO_DEVICE, &copy, err);
+            rc = copy_pages(s, pool + page * page_bytes, staging + page * layer_bytes, run, out, err);
             at += run;
         }
     }
@@ -121,24 +123,11 @@ uint64_t gpu_program_borrowed(const struct gpu_source *s, const struct gpu_progr
  * copies does it before a queue waits for the host. Nobody has used the caches yet. */
 static int try_borrowing(const struct gpu_source *s, struct helm_err *err)
 {
-    const struct arena_header *h = arena_header_of(s->arena);
-    const uint64_t layer_bytes = kv_layer_bytes(&h->kv), page_bytes = kv_page_bytes(&h->kv);
+    const uint32_t pages = arena_header_of(s->arena)->page_count, run = pages < 2 ? pages : 2;
     char *pool = arena_region_ptr(s->arena, ARENA_REGION_KV);
-    struct device_copy_2d copy = {.to = s->staging[0],
-                                  .from = pool,
-                                  .to_stride = layer_bytes,
-                                  .from_stride = page_bytes,
-                                  .width = layer_bytes,
-                                  .height = h->page_count < 2 ? h->page_count : 2};
     if (!s->staging[0]) return 0;
-    int rc = device_copy_2d(s->device, DEVICE_COPY, DEVICE_TO_DEVICE, &copy, err);
-    copy = (struct device_copy_2d){.to = pool,
-                                   .from = s->staging[0],
-                                   .to_stride = page_bytes,
-                                   .from_stride = layer_bytes,
-                                   .width = layer_bytes,
-                                   .height = copy.height};
-    if (!rc) rc = device_copy_2d(s->device, DEVICE_COPY, DEVICE_TO_HOST, &copy, err);
+    int rc = copy_pages(s, pool, s->staging[0], run, false, err);
+    if (!rc) rc = copy_pages(s, pool, s->staging[0], run, true, err);
     return rc;
 }
 
@@ -197,14 +186,14 @@ static int issue_block(const struct issuing *i, const struct gpu_entry *e, struc
     uint64_t words =
         p->block.page_table / sizeof(uint32_t) + (uint64_t)i->issue->rows * p->step.pages_per_slot;
     if (e->op.kind == OP_COPY_BLOCK)
-        return device_copy(s->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, s->buffers->block, s->block_host,
-                           words * sizeof(uint32_t), err);
+        return device_copy(s->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, gpu_area(s->buffers, GPU_AREA_BLOCK),
+                           s->block_host, words * sizeof(uint32_t), err);
     const struct op read = {.kind = OP_READ_BLOCK,
                             .flags = i->flags,
                             .tokens = 1,
                             .count = (const uint32_t *)(s->block_host + p->block.counts),
                             .as.move = {.from = (const float *)s->block_host,
-                                        .to = (float *)s->buffers->block,
+                                        .to = (float *)gpu_area(s->buffers, GPU_AREA_BLOCK),
                                         .width = (uint32_t)((words + 3) / 4 * 4)}};
     return device_run(s->device, &read, err);
 }
@@ -287,6 +276,17 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
         if (!is_copy(e)) after_launch = op_traits_of(e->op.kind)->launch;
     }
     return rc;
+}
+
+int gpu_program_capture(const struct gpu_source *s, struct gpu_program *p, struct helm_err *err)
+{
+    struct device *d = s->device;
+    const struct gpu_issue issue = {.tokens = p->tokens, .rows = p->samples, .samples = p->samples};
+    int rc = d->ops->capture_begin(d, err);
+    if (rc) return rc;
+    rc = gpu_program_issue(s, p, &issue, err);
+    int ended = d->ops->capture_end(d, &p->graph, rc ? NULL : err);
+    return rc ? rc : ended;
 }
 
 int gpu_program_issue_tail(const struct gpu_source *s, const struct gpu_program *p, bool again,

@@ -45,10 +45,12 @@ static struct place place_of(const struct lowering *low, const struct making *m,
     const struct model_config *c = &low->source->model->config;
     const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, width = q + 2 * kv;
     const bool chunk = tier_of(low) == OP_TIER_CHUNK;
-    float *qkv = (float *)sub_row(chunk ? b->chunk.qkv : b->few.qkv, m->sub, width, sizeof(float));
+    float *qkv = (float *)sub_row(chunk ? gpu_area(b, GPU_AREA_CHUNK_QKV) : gpu_area(b, GPU_AREA_FEW_QKV),
+                                  m->sub, width, sizeof(float));
     switch (buffer) {
     case BUFFER_X:
-        return (struct place){sub_row(b->x, m->sub, c->hidden, sizeof(float)), c->hidden, DTYPE_F32};
+        return (struct place){sub_row(gpu_area(b, GPU_AREA_X), m->sub, c->hidden, sizeof(float)), c->hidden,
+                              DTYPE_F32};
     case BUFFER_Q:
         return (struct place){(char *)qkv, width, DTYPE_F32};
     case BUFFER_K:
@@ -57,10 +59,11 @@ static struct place place_of(const struct lowering *low, const struct making *m,
         return (struct place){(char *)(qkv + q + kv), width, DTYPE_F32};
     case BUFFER_A:
         return chunk ? (struct place){(char *)qkv, q, m->dtype}
-                     : (struct place){(char *)b->few.a, q, DTYPE_F32};
+                     : (struct place){gpu_area(b, GPU_AREA_FEW_A), q, DTYPE_F32};
     default: /* GATE; UP is combined with it */
-        if (!chunk) return (struct place){(char *)b->few.act, c->intermediate, DTYPE_F32};
-        return (struct place){sub_row(b->chunk.act, m->sub, c->intermediate, dtype_bytes(m->dtype)),
+        if (!chunk) return (struct place){gpu_area(b, GPU_AREA_FEW_ACT), c->intermediate, DTYPE_F32};
+        return (struct place){sub_row(gpu_area(b, GPU_AREA_CHUNK_ACT), m->sub, c->intermediate,
+                                      dtype_bytes(m->dtype)),
                               c->intermediate, m->dtype};
     }
 }
@@ -71,7 +74,7 @@ static struct place output_of(const struct lowering *low, const struct making *m
 {
     const struct math_op *math = m->at->math;
     if (math->swiglu && tier_of(low) == OP_TIER_CHUNK) { /* gate and up side by side, as many as there are */
-        char *gates = low->source->buffers->chunk.gates;
+        char *gates = gpu_area(low->source->buffers, GPU_AREA_CHUNK_GATES);
         return (struct place){gates + (uint64_t)part->weight * part->rows * dtype_bytes(m->dtype),
                               2 * part->rows, m->dtype};
     }
@@ -105,7 +108,7 @@ static struct gpu_entry *add_linear(struct lowering *low, const struct making *m
                                     uint32_t x_stride)
 {
     struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
-    e->op.workspace = low->source->buffers->linear_work;
+    e->op.workspace = gpu_area(low->source->buffers, GPU_AREA_LINEAR);
     e->slice = m->piece->streamed || m->piece->home;
     e->op.as.linear = (struct gpuk_linear_args){.format = m->piece->format,
                                                 .x = x,
@@ -171,7 +174,7 @@ static void make_norm(struct lowering *low, const struct making *m)
                                      .norm = vector_of(low, m, m->at->math->norm),
                                      .eps = (float)c->norm_eps,
                                      .width = c->hidden,
-                                     .out = low->source->buffers->chunk.h,
+                                     .out = gpu_area(low->source->buffers, GPU_AREA_H),
                                      .out_dtype = m->dtype};
 }
 
@@ -180,7 +183,7 @@ static void make_matmul(struct lowering *low, const struct making *m)
 {
     const struct math_op *math = m->at->math;
     const struct gpu_buffers *b = low->source->buffers;
-    const void *x = math->norm != TENSOR_NONE ? b->chunk.h : place_of(low, m, math->in).at;
+    const void *x = math->norm != TENSOR_NONE ? gpu_area(b, GPU_AREA_H) : place_of(low, m, math->in).at;
     const char *end = NULL, *out_end = NULL;
     struct op_matmul *last = NULL;
     for (uint32_t i = 0; i < m->piece->part_count; i++) {
@@ -191,7 +194,7 @@ static void make_matmul(struct lowering *low, const struct making *m)
             last->rows += p->rows;
         } else {
             struct op *op = add_op(low, m);
-            op->workspace = b->matmul_work;
+            op->workspace = gpu_area(b, GPU_AREA_MATMUL);
             last = &op->as.matmul;
             *last = (struct op_matmul){.dtype = tensor_format_product(m->piece->format),
                                        .out_dtype = out.dtype,
@@ -249,16 +252,16 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
     const struct model_config *c = &s->model->config;
     const struct gpu_program *p = low->program;
     const struct place q = place_of(low, m, BUFFER_Q);
-    struct gpuk_attention a = {.step = gpu_block_step(&p->block, s->buffers->block, p->step.pages_per_slot,
-                                                      m->sub),
+    struct gpuk_attention a = {.step = gpu_block_step(&p->block, gpu_area(s->buffers, GPU_AREA_BLOCK),
+                                                      p->step.pages_per_slot, m->sub),
                                .heads = c->heads,
                                .window = c->window ? c->window[m->at->layer] : 0,
                                .scale = 1.0f / sqrtf((float)c->head_dim),
                                .q_norm = vector_of(low, m, m->at->math->q_norm),
                                .k_norm = vector_of(low, m, m->at->math->k_norm),
                                .eps = (float)c->norm_eps,
-                               .rope_table = (float *)sub_row(s->buffers->rope_table, m->sub,
-                                                              c->head_dim / 2 * 2, sizeof(float)),
+                               .rope_table = (float *)sub_row(gpu_area(s->buffers, GPU_AREA_ROPE_TABLE),
+                                                              m->sub, c->head_dim / 2 * 2, sizeof(float)),
                                .q = (const float *)(void *)q.at,
                                .k = (const float *)(void *)place_of(low, m, BUFFER_K).at,
                                .v = (const float *)(void *)place_of(low, m, BUFFER_V).at,
@@ -275,7 +278,8 @@ static void make_rope_append(struct lowering *low, const struct making *m)
     add_op(low, m)->as.attention =
         (struct op_attention){.args = attention_of(low, m),
                               .q_dtype = chunk ? (enum dtype)s->kv.dtype : DTYPE_F32,
-                              .q = chunk ? s->buffers->chunk.q : s->buffers->few.q};
+                              .q = chunk ? gpu_area(s->buffers, GPU_AREA_CHUNK_Q)
+                                         : gpu_area(s->buffers, GPU_AREA_FEW_Q)};
 }
 
 /* Of one token with rotation and append in it; of several q is what ROPE_APPEND has left. */
@@ -286,7 +290,7 @@ static void make_attend_decode(struct lowering *low, const struct making *m)
                              .fused = tier_of(low) == OP_TIER_ONE,
                              .out = place_of(low, m, BUFFER_A).at};
     if (!a.fused) {
-        a.args.q = low->source->buffers->few.q;
+        a.args.q = gpu_area(low->source->buffers, GPU_AREA_FEW_Q);
         a.args.q_stride = c->heads * c->head_dim;
     }
     add_op(low, m)->as.attention = a;
@@ -295,11 +299,12 @@ static void make_attend_decode(struct lowering *low, const struct making *m)
 static void make_attend_prefill(struct lowering *low, const struct making *m)
 {
     const struct place out = place_of(low, m, BUFFER_A);
-    add_op(low, m)->as.attention = (struct op_attention){.args = attention_of(low, m),
-                                                         .q = low->source->buffers->chunk.q,
-                                                         .out = out.at,
-                                                         .out_dtype = out.dtype,
-                                                         .rows = low->program->block.rows};
+    add_op(low, m)->as.attention =
+        (struct op_attention){.args = attention_of(low, m),
+                              .q = gpu_area(low->source->buffers, GPU_AREA_CHUNK_Q),
+                              .out = out.at,
+                              .out_dtype = out.dtype,
+                              .rows = low->program->block.rows};
 }
 
 /* ---- the ends ---- */
@@ -313,7 +318,7 @@ static void make_embed(struct lowering *low, const struct making *m)
                                                  .format = table->format,
                                                  .vocab = s->model->config.vocab,
                                                  .hidden = s->model->config.hidden,
-                                                 .x = s->buffers->x};
+                                                 .x = gpu_area(s->buffers, GPU_AREA_X)};
 }
 
 static void make_gather(struct lowering *low, const struct making *m)
@@ -322,9 +327,9 @@ static void make_gather(struct lowering *low, const struct making *m)
     struct op *op = add_op(low, m);
     op->tokens = low->program->samples;
     op->as.gather = (struct op_gather){.step = low->program->step,
-                                       .x = b->x,
+                                       .x = gpu_area(b, GPU_AREA_X),
                                        .width = low->source->model->config.hidden,
-                                       .out = b->sample};
+                                       .out = gpu_area(b, GPU_AREA_SAMPLE)};
 }
 
 /* The block is left as that of the same rows one token further: for a step that follows without a block
@@ -333,12 +338,12 @@ static void make_argmax(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
     const struct gpu_program *p = low->program;
-    char *block = s->buffers->block;
+    char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
     struct op *op = add_op(low, m);
     op->tokens = p->samples;
     op->count = p->step.counts + 2;
-    op->workspace = s->buffers->argmax_work;
-    op->as.argmax = (struct op_argmax){.logits = s->buffers->logits,
+    op->workspace = gpu_area(s->buffers, GPU_AREA_ARGMAX);
+    op->as.argmax = (struct op_argmax){.logits = gpu_area(s->buffers, GPU_AREA_LOGITS),
                                        .vocab = s->model->config.vocab,
                                        .result = s->tokens,
                                        .next = {.token_id = (uint32_t *)(void *)(block + p->block.token_id),
@@ -352,9 +357,13 @@ static void add_head(struct lowering *low, const struct making *m, uint32_t grou
     const struct model_config *c = &low->source->model->config;
     const size_t row = (size_t)group * GPUK_BATCH_MAX;
     const struct piece_part *part = &m->piece->part[0];
-    const struct place out = {(char *)(b->logits + row * c->vocab + part->row), c->vocab, DTYPE_F32};
+    const struct place out = {(char *)((float *)gpu_area(b, GPU_AREA_LOGITS) + row * c->vocab + part->row),
+                              c->vocab, DTYPE_F32};
     const bool one = low->program->tier == GPU_TIER_1;
-    struct gpu_entry *e = add_linear(low, m, one ? b->x : b->sample + row * c->hidden, c->hidden);
+    struct gpu_entry *e =
+        add_linear(low, m,
+                   one ? gpu_area(b, GPU_AREA_X) : (float *)gpu_area(b, GPU_AREA_SAMPLE) + row * c->hidden,
+                   c->hidden);
     e->op.count = low->program->step.counts + 3 + group;
     e->group = group;
     add_segment(low, m, e, part, &out);

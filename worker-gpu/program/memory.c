@@ -2,8 +2,6 @@
  * Called by engine.c, print.c and lowering; allocates nothing. */
 #include "worker-gpu/program/program.h"
 
-#include <string.h>
-
 struct gpuk_step gpu_block_step(const struct gpu_block *b, const char *base, uint32_t pages_per_slot,
                                 uint32_t sub)
 {
@@ -35,7 +33,7 @@ void *gpu_attention_work(const struct gpu_source *s, uint32_t tokens)
 {
     const struct device_asked *ask = &s->device->ask;
     uint32_t heads = s->model->config.heads;
-    return (char *)s->buffers->attention_work + ask->attention_counters(GPUK_BATCH_MAX, heads) -
+    return (char *)gpu_area(s->buffers, GPU_AREA_ATTENTION) + ask->attention_counters(GPUK_BATCH_MAX, heads) -
            ask->attention_counters(tokens, heads);
 }
 
@@ -57,42 +55,7 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
                                          .head = plan->head == PLAN_GPU0,
                                          .chains = !device->no_chains,
                                          .matmul = device->ask.matmul_workspace};
-    struct gpu_workspace w;
-    char *base = b->memory;
-    gpu_workspace_place(&c, &w);
-    memset(b, 0, sizeof *b);
-    b->memory = base;
-    b->bytes = w.bytes;
-    b->tokens = w.tokens;
-    b->sub_tokens = w.sub_tokens;
-    b->chain_bytes = w.area[GPU_AREA_CHAINS].bytes;
-    b->attention_work_bytes = w.area[GPU_AREA_ATTENTION].bytes;
-    b->linear_work_bytes = w.area[GPU_AREA_LINEAR].bytes;
-    b->argmax_work_bytes = w.area[GPU_AREA_ARGMAX].bytes;
-    b->few_work_bytes = w.area[GPU_AREA_FEW].bytes;
-    void **const at[GPU_AREA_COUNT] = {[GPU_AREA_BLOCK] = (void **)&b->block,
-                                       [GPU_AREA_X] = (void **)&b->x,
-                                       [GPU_AREA_LINEAR] = &b->linear_work,
-                                       [GPU_AREA_SAMPLE] = (void **)&b->sample,
-                                       [GPU_AREA_LOGITS] = (void **)&b->logits,
-                                       [GPU_AREA_ARGMAX] = &b->argmax_work,
-                                       [GPU_AREA_FEW] = &b->few_work,
-                                       [GPU_AREA_H] = &b->chunk.h,
-                                       [GPU_AREA_ROPE_TABLE] = (void **)&b->rope_table,
-                                       [GPU_AREA_INV_FREQ] = (void **)&b->inv_freq,
-                                       [GPU_AREA_ATTENTION] = &b->attention_work,
-                                       [GPU_AREA_CHAINS] = (void **)&b->chains,
-                                       [GPU_AREA_MATMUL] = &b->matmul_work,
-                                       [GPU_AREA_FEW_QKV] = (void **)&b->few.qkv,
-                                       [GPU_AREA_FEW_Q] = (void **)&b->few.q,
-                                       [GPU_AREA_FEW_A] = (void **)&b->few.a,
-                                       [GPU_AREA_FEW_ACT] = (void **)&b->few.act,
-                                       [GPU_AREA_CHUNK_QKV] = (void **)&b->chunk.qkv,
-                                       [GPU_AREA_CHUNK_Q] = &b->chunk.q,
-                                       [GPU_AREA_CHUNK_ACT] = &b->chunk.act,
-                                       [GPU_AREA_CHUNK_GATES] = &b->chunk.gates};
-    for (int a = 0; a < GPU_AREA_COUNT && base; a++)
-        if (w.area[a].bytes) *at[a] = base + w.area[a].at;
+    gpu_workspace_place(&c, &b->work);
 }
 
 int gpu_buffers_check(const struct model_config *c, const struct device *device, const struct gpu_buffers *b,
@@ -101,18 +64,21 @@ int gpu_buffers_check(const struct model_config *c, const struct device *device,
     const struct device_asked *ask = &device->ask;
     const uint64_t q = (uint64_t)c->heads * c->head_dim, inner = q > c->intermediate ? q : c->intermediate;
     const uint32_t widest = (uint32_t)(inner > c->hidden ? inner : c->hidden), slots = GPUK_BATCH_MAX;
-    const uint32_t rows = (uint32_t)(b->argmax_work_bytes / GPU_ARGMAX_ROW_BYTES);
+    const uint64_t argmax = b->work.area[GPU_AREA_ARGMAX].bytes, linear = b->work.area[GPU_AREA_LINEAR].bytes,
+                   attention = b->work.area[GPU_AREA_ATTENTION].bytes;
+    const uint32_t rows = (uint32_t)(argmax / GPU_ARGMAX_ROW_BYTES);
     const struct {
         const char *what;
         uint64_t wanted, there;
-    } work[] = {{"a product of one token", ask->gemv_workspace(widest), b->linear_work_bytes},
-                {"products of few tokens", ask->gemm_small_workspace(slots, widest), b->linear_work_bytes},
-                {"attention",
-                 b->attention_work_bytes ? ask->attention_workspace(slots, c->heads, c->head_dim) : 0,
-                 b->attention_work_bytes},
-                {"argmax", rows ? ask->argmax_workspace(rows) : 0, b->argmax_work_bytes},
-                {"candidates", rows ? ask->few_workspace(rows, c->vocab) : 0, b->few_work_bytes},
-                {"an operation of a chain", b->chain_bytes ? (ask->chain_bytes(NULL, 2) * 2 + 2) / 3 : 0,
+    } work[] = {{"a product of one token", ask->gemv_workspace(widest), linear},
+                {"products of few tokens", ask->gemm_small_workspace(slots, widest), linear},
+                {"attention", attention ? ask->attention_workspace(slots, c->heads, c->head_dim) : 0,
+                 attention},
+                {"argmax", rows ? ask->argmax_workspace(rows) : 0, argmax},
+                {"candidates", rows ? ask->few_workspace(rows, c->vocab) : 0,
+                 b->work.area[GPU_AREA_FEW].bytes},
+                {"an operation of a chain",
+                 b->work.area[GPU_AREA_CHAINS].bytes ? (ask->chain_bytes(NULL, 2) * 2 + 2) / 3 : 0,
                  GPU_CHAIN_OP_BYTES}};
     for (size_t i = 0; i < sizeof work / sizeof *work; i++)
         if (work[i].wanted > work[i].there)

@@ -64,9 +64,11 @@ static void print_matmul(const struct gpu_printing *p, const struct gpu_entry *e
             m->accumulate ? ", + residual" : "");
 }
 
-static void print_word(const struct gpu_printing *p, const struct gpu_entry *e)
+/* A word's value, or which pool. */
+static void print_number(const struct gpu_printing *p, const struct gpu_entry *e)
 {
-    fprintf(p->out, " %u", e->op.as.word.value);
+    const bool pool = e->op.kind == OP_KV_IN || e->op.kind == OP_KV_OUT;
+    fprintf(p->out, " %u", pool ? e->supply.staging : e->op.as.word.value);
 }
 
 static void print_chain(const struct gpu_printing *p, const struct gpu_entry *e)
@@ -74,17 +76,12 @@ static void print_chain(const struct gpu_printing *p, const struct gpu_entry *e)
     fprintf(p->out, " %u operations, one kernel", e->op.as.chain.count);
 }
 
-static void print_pool(const struct gpu_printing *p, const struct gpu_entry *e)
-{
-    fprintf(p->out, " %u", e->supply.staging);
-}
-
 /* What an entry says beside its name. */
 static void (*const print_of[OP_KIND_COUNT])(const struct gpu_printing *p, const struct gpu_entry *e) = {
     [OP_GEMV] = print_linear,       [OP_GEMM_SMALL] = print_linear, [OP_MATMUL] = print_matmul,
-    [OP_WORD_WAIT] = print_word,    [OP_WORD_WRITE] = print_word,   [OP_CHAIN] = print_chain,
-    [OP_STREAM_COPY] = print_slice, [OP_EXPAND] = print_slice,      [OP_KV_IN] = print_pool,
-    [OP_KV_OUT] = print_pool,       [OP_RECORD] = print_event,      [OP_FOLLOW] = print_event,
+    [OP_WORD_WAIT] = print_number,  [OP_WORD_WRITE] = print_number, [OP_CHAIN] = print_chain,
+    [OP_STREAM_COPY] = print_slice, [OP_EXPAND] = print_slice,      [OP_KV_IN] = print_number,
+    [OP_KV_OUT] = print_number,     [OP_RECORD] = print_event,      [OP_FOLLOW] = print_event,
 };
 
 void gpu_program_print(const struct gpu_source *source, const struct gpu_program *program, const char *title,

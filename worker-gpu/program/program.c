@@ -104,7 +104,7 @@ struct lower_at lower_at(const struct lowering *low, uint32_t unit, uint32_t op)
 static void lower_span(struct lowering *low, const struct plan_span *span, bool last_out)
 {
     const struct gpu_source *s = low->source;
-    float *x = s->buffers->x;
+    float *x = gpu_area(s->buffers, GPU_AREA_X);
     if (span->ticket_in) {
         lower_expand_ahead(low, span);
         struct lane *in = arena_lane_of(s->arena, span->lane_in);
@@ -134,10 +134,10 @@ static void add_rope_table(struct lowering *low)
     const struct gpu_source *s = low->source;
     lower_add(low, OP_ROPE_TABLE, -1)->op.as.rope_table =
         (struct op_rope_table){.step = low->program->step,
-                               .inv_freq = s->buffers->inv_freq,
+                               .inv_freq = gpu_area(s->buffers, GPU_AREA_INV_FREQ),
                                .head_dim = s->model->config.head_dim,
                                .scale = s->rope_scale,
-                               .table = s->buffers->rope_table};
+                               .table = gpu_area(s->buffers, GPU_AREA_ROPE_TABLE)};
 }
 
 /* All spans, between beginning and end of what the copy queue does for them. The step is done when the
@@ -169,11 +169,12 @@ int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_
     memset(program, 0, sizeof *program);
     program->phase = phase;
     program->tier = tier;
-    program->tokens = tier == GPU_TIER_CHUNK ? source->buffers->tokens : tier_tokens[tier];
+    program->tokens = tier == GPU_TIER_CHUNK ? source->buffers->work.tokens : tier_tokens[tier];
     program->samples = program->tokens < h->slots ? program->tokens : h->slots;
     program->stream_bytes = source->ring[phase].weight_bytes;
     gpu_block_place(program->tokens, program->samples, h->pages_per_slot, &program->block);
-    program->step = gpu_block_step(&program->block, source->buffers->block, h->pages_per_slot, GPU_SUB_ALL);
+    program->step = gpu_block_step(&program->block, gpu_area(source->buffers, GPU_AREA_BLOCK),
+                                   h->pages_per_slot, GPU_SUB_ALL);
     low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
     if (!low.rc && !(program->turn = calloc((size_t)span_count + 1, sizeof *program->turn)))
         low.rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", span_count);

@@ -55,36 +55,17 @@
 enum gpu_tier { GPU_TIER_1, GPU_TIER_2, GPU_TIER_4, GPU_TIER_8, GPU_TIER_16, GPU_TIER_CHUNK, GPU_TIER_COUNT };
 enum gpu_tier gpu_tier_of(uint32_t tokens);
 
-/* Device memory of a worker beside weights, KV pool and ring, one allocation. What only one kind of program
- * or one half of a layer uses lies in one place. */
+/* Device memory of a worker beside weights, KV pool and ring, one allocation. */
 struct gpu_buffers {
+    struct gpu_workspace work;
     char *memory;
-    uint64_t bytes;
-    char *block;       /* step block */
-    float *x, *sample; /* [tokens][hidden], [slots][hidden] */
-    struct {           /* decode tiers: [GPUK_BATCH_MAX] tokens */
-        float *qkv;    /* [q | k | v] */
-        float *q, *a, *act;
-    } few;
-    struct {         /* a chunk */
-        void *h;     /* [sub]: normalised input, of the weights' dtype */
-        float *qkv;  /* [tokens][q | k | v]; a sub-chunk's attention output, of the weights' dtype, takes the
-                        place of its q k v */
-        void *q;     /* [sub]: rotated, of the cache's dtype */
-        void *gates; /* [sub][gate | up] */
-        void *act;   /* [tokens][intermediate] */
-    } chunk;
-    float *logits; /* [slots][vocab] */
-    float *rope_table;
-    float *inv_freq;
-    void *linear_work, *attention_work, *argmax_work, *matmul_work;
-    uint64_t linear_work_bytes, attention_work_bytes, argmax_work_bytes;
-    void *few_work; /* of draws from candidates */
-    uint64_t few_work_bytes;
-    char *chains; /* lists of the chains, one behind the other */
-    uint64_t chain_bytes;
-    uint32_t tokens, sub_tokens; /* capacities of a chunk and of a sub-chunk, padded */
 };
+/* NULL: it is not there. */
+static inline void *gpu_area(const struct gpu_buffers *buffers, enum gpu_area area)
+{
+    const bool there = buffers->memory && buffers->work.area[area].bytes;
+    return there ? buffers->memory + buffers->work.area[area].at : NULL;
+}
 
 enum gpu_when { GPU_WHEN_ANY, GPU_WHEN_ONE, GPU_WHEN_SEVERAL };
 
@@ -185,7 +166,7 @@ struct gpu_source {
     float rope_scale;
 };
 
-/* Sizes every buffer for this plan (common/plan/workspace.h); with `memory` set also their addresses. */
+/* Sizes every buffer for this plan (common/plan/workspace.h). */
 void gpu_buffers_place(const struct model *model, const struct plan *plan, const struct arena_header *arena,
                        const struct device *device, struct gpu_buffers *buffers);
 /* HELM_E_INTERNAL names the kernel that wants more on this device than the plan charges. */
@@ -234,6 +215,9 @@ HELM_MUST_CHECK int gpu_program_issue_missing(const struct gpu_source *source,
  * expected to be of the same phase, so that only what this one finds in the ring is worth copying. */
 HELM_MUST_CHECK int gpu_program_issue(const struct gpu_source *source, const struct gpu_program *program,
                                       const struct gpu_issue *issue, struct helm_err *err);
+/* What stands before the tail as a graph, of all the tokens and samples that there may be. */
+HELM_MUST_CHECK int gpu_program_capture(const struct gpu_source *source, struct gpu_program *program,
+                                        struct helm_err *err);
 HELM_MUST_CHECK int gpu_program_issue_tail(const struct gpu_source *source, const struct gpu_program *program,
                                            bool again, struct gpu_prefix *prefix, struct helm_err *err);
 /* Copies the prefix into the ring: once, before the first step and before anything is in a cache. */

@@ -333,22 +333,12 @@ static int open_tables(struct gpu_weights *w, struct helm_err *err)
     return rc;
 }
 
-int gpu_weights_await_copies(struct device *d, struct helm_err *err)
-{
-    struct device_event *event = NULL;
-    int rc = d->ops->event_create(d, &event, err);
-    if (!rc) rc = d->ops->event_record(d, DEVICE_COPY, event, err);
-    if (!rc) rc = d->ops->event_wait(d, event, err);
-    if (event) d->ops->event_free(d, event);
-    return rc;
-}
-
 /* Copies from pinned memory to this place in VRAM, and waits until it is there. */
 static int copy_whole(struct gpu_weights *w, uint64_t to, const void *from, uint64_t bytes,
                       struct helm_err *err)
 {
     int rc = device_copy(w->device, DEVICE_COPY, DEVICE_TO_DEVICE, (char *)w->memory + to, from, bytes, err);
-    return rc ? rc : gpu_weights_await_copies(w->device, err);
+    return rc ? rc : device_await(w->device, DEVICE_COPY, err);
 }
 
 /* Once all groups have their places. */

@@ -65,9 +65,6 @@ HELM_MUST_CHECK int gpu_weights_load(struct gpu_weights *weights, struct device 
                                      _Atomic uint64_t *bytes_done, const _Atomic bool *cancel,
                                      struct helm_err *err);
 void gpu_weights_free(struct gpu_weights *weights);
-/* Returns when every copy that the copy queue was given before has arrived; for expand.c too. */
-HELM_MUST_CHECK int gpu_weights_await_copies(struct device *device, struct helm_err *err);
-
 /* Where groups begin: behind the tables. */
 static inline uint64_t gpu_weights_groups_at(const struct gpu_weights *w)
 {

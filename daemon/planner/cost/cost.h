@@ -138,17 +138,13 @@ void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_
 void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
                   struct cost_plan *out);
 
-/* Bytes of weights that one decode step's units need from the link: as they are computed with, and as they
- * cross. */
+/* Bytes of weights that one decode step's units of a home need, and the head if it is there: as they are computed
+ * with, and as they are read or (PLAN_HOME_STREAM) cross the link. */
 struct cost_crossing {
     uint64_t bytes, crossing;
 };
-struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, const struct plan *plan);
-/* The same of what the CPU reads: its units, and the head if that is there; and of what the GPU reads in
- * VRAM.
- */
-struct cost_crossing cost_reading_of(const struct analyse_table *analysed, const struct plan *plan);
-struct cost_crossing cost_gpu_reading_of(const struct analyse_table *analysed, const struct plan *plan);
+struct cost_crossing cost_bytes_of(const struct analyse_table *analysed, const struct plan *plan,
+                                   enum plan_home home);
 
 struct cost_case {
     const struct model *model;
@@ -161,6 +157,9 @@ struct cost_forecast {
     double busy[COST_RESOURCES], hand_overs;
     uint32_t steps;
 };
+/* Any step by the list that its size calls for: its tokens, rows, samples and context; the plan says the rest. */
+HELM_MUST_CHECK int cost_one(const struct cost_case *c, const struct cost_step *step,
+                             struct cost_forecast *forecast, struct helm_err *err);
 /* A decode step of `batch` rows, each with `context` positions. */
 HELM_MUST_CHECK int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context,
                                 struct cost_forecast *forecast, struct helm_err *err);

@@ -39,9 +39,8 @@ static uint64_t saving_of(uint64_t bytes, enum tensor_format format)
     return format == FORMAT_BF16_PACKED ? bytes - cost_crossing_bytes(bytes) : 0;
 }
 
-/* Of the bytes that decode steps need of this home's units, and of the head if it is there. */
-static struct cost_crossing bytes_of(const struct analyse_table *analysed, const struct plan *plan,
-                                     enum plan_home home)
+struct cost_crossing cost_bytes_of(const struct analyse_table *analysed, const struct plan *plan,
+                                   enum plan_home home)
 {
     const uint64_t bytes = analyse_token_bytes(analysed, plan, home);
     uint64_t saving = 0;
@@ -54,21 +53,6 @@ static struct cost_crossing bytes_of(const struct analyse_table *analysed, const
     if (home == plan_processor_home(plan->head))
         saving += saving_of(analysed->head.stored, plan_head_format(plan));
     return (struct cost_crossing){.bytes = bytes, .crossing = bytes - saving};
-}
-
-struct cost_crossing cost_crossing_of(const struct analyse_table *analysed, const struct plan *plan)
-{
-    return bytes_of(analysed, plan, PLAN_HOME_STREAM);
-}
-
-struct cost_crossing cost_reading_of(const struct analyse_table *analysed, const struct plan *plan)
-{
-    return bytes_of(analysed, plan, PLAN_HOME_CPU);
-}
-
-struct cost_crossing cost_gpu_reading_of(const struct analyse_table *analysed, const struct plan *plan)
-{
-    return bytes_of(analysed, plan, PLAN_HOME_GPU);
 }
 
 /* ---- error bars ---- */
@@ -124,18 +108,19 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
 struct walk {
     const struct cost_case *c;
     enum dtype kv_dtype;
-    enum plan_home *home;                     /* [unit_count(layers)] */
-    enum plan_home *decode;                   /* [unit_count(layers)] */
-    bool *kv_cpu;                             /* [layers] */
-    enum tensor_format (*format)[PLAN_HOMES]; /* [unit_count(layers) + 1] */
-    double *done;                             /* [unit_count(layers) + 2] */
-    double half_width;                        /* seconds, so far */
-    double link_late;                         /* what the last step left the link to do */
+    double half_width; /* seconds, so far */
+    double link_late;  /* what the last step left the link to do */
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX], decode[UNIT_PARTS * MODEL_LAYERS_MAX];
+    bool kv_cpu[MODEL_LAYERS_MAX];
+    enum tensor_format format[UNIT_PARTS * MODEL_LAYERS_MAX + 1][PLAN_HOMES];
+    double done[UNIT_PARTS * MODEL_LAYERS_MAX + 2];
 };
 
 static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err *err)
 {
-    *w = (struct walk){.c = c, .kv_dtype = DTYPE_COUNT};
+    w->c = c;
+    w->kv_dtype = DTYPE_COUNT;
+    w->half_width = w->link_late = 0;
     for (int d = 0; d < DTYPE_COUNT; d++)
         if (strcmp(c->plan->kv_dtype, dtype_name((enum dtype)d)) == 0) w->kv_dtype = (enum dtype)d;
     if (w->kv_dtype == DTYPE_COUNT)
@@ -143,27 +128,9 @@ static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err 
     if (c->plan->layers != c->model->config.layers)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", c->plan->layers,
                          c->model->config.layers);
-    uint32_t units = unit_count(c->plan->layers);
-    w->home = calloc(units, sizeof *w->home);
-    w->decode = calloc(units, sizeof *w->decode);
-    w->kv_cpu = calloc(units, sizeof *w->kv_cpu);
-    w->format = calloc((size_t)units + 1, sizeof *w->format);
-    w->done = calloc((size_t)units + 2, sizeof *w->done);
-    if (w->home && w->decode && w->kv_cpu && w->format && w->done) {
-        plan_unit_homes(c->plan, 0, w->decode);
-        cost_formats_of(c->plan, w->format);
-        return 0;
-    }
-    return helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u layers", c->plan->layers);
-}
-
-static void walk_close(struct walk *w)
-{
-    free(w->home);
-    free(w->decode);
-    free(w->kv_cpu);
-    free(w->format);
-    free(w->done);
+    plan_unit_homes(c->plan, 0, w->decode);
+    cost_formats_of(c->plan, w->format);
+    return 0;
 }
 
 /* The ring holds decode's first slices whenever a step begins (worker-gpu/program/ring.h): of use to a prefill step
@@ -199,26 +166,24 @@ static struct leftover leftover_of(const struct walk *w, const struct cost_table
     return l;
 }
 
-static int walk_step(struct walk *w, uint32_t tokens, uint32_t rows, uint32_t samples, uint32_t context,
-                     struct cost_forecast *f, struct helm_err *err)
+/* asked: its sizes. */
+static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_forecast *f,
+                     struct helm_err *err)
 {
     const struct cost_case *c = w->c;
-    const struct cost_step step = {.tokens = tokens,
-                                   .rows = rows,
-                                   .samples = samples,
-                                   .context = context,
-                                   .kv_dtype = w->kv_dtype,
-                                   .format = w->format};
+    struct cost_step step = *asked;
+    step.kv_dtype = w->kv_dtype;
+    step.format = w->format;
     struct cost_table table = {0};
     struct cost_result result = {.done = w->done};
     struct cost_plan plan;
-    cost_plan_of(c->plan, plan_phase_for(c->plan, tokens), w->home, w->kv_cpu, &plan);
+    cost_plan_of(c->plan, plan_phase_for(c->plan, step.tokens), w->home, w->kv_cpu, &plan);
     int rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;
     plan.held_bytes = leftover_of(w, &table, NULL, false).held;
     plan.link_late = w->link_late;
     cost_simulate(&table, &plan, &result);
-    w->link_late = plan.cold ? leftover_of(w, &table, &result, samples == 0).late : 0;
+    w->link_late = plan.cold ? leftover_of(w, &table, &result, step.samples == 0).late : 0;
     if (isfinite(result.seconds)) {
         f->seconds += result.seconds;
         w->half_width += cost_uncertainty(c->profile, &table, &plan, &result) * result.seconds;
@@ -240,16 +205,22 @@ static void finish(const struct walk *w, struct cost_forecast *f)
     if (f->low < 0) f->low = 0;
 }
 
-int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context, struct cost_forecast *forecast,
-                struct helm_err *err)
+int cost_one(const struct cost_case *c, const struct cost_step *step, struct cost_forecast *forecast,
+             struct helm_err *err)
 {
     struct walk w;
     memset(forecast, 0, sizeof *forecast);
     int rc = walk_open(c, &w, err);
-    if (!rc) rc = walk_step(&w, batch, batch, batch, context, forecast, err);
+    if (!rc) rc = walk_step(&w, step, forecast, err);
     if (!rc) finish(&w, forecast);
-    walk_close(&w);
     return rc;
+}
+
+int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context, struct cost_forecast *forecast,
+                struct helm_err *err)
+{
+    const struct cost_step step = {.tokens = batch, .rows = batch, .samples = batch, .context = context};
+    return cost_one(c, &step, forecast, err);
 }
 
 /* Of helmd and the workers: they sleep when a prompt comes, and helmd until it knows how long steps like this
@@ -273,9 +244,12 @@ int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_for
         uint32_t tokens = prompt_tokens - done < chunk ? prompt_tokens - done : chunk;
         forecast->seconds += sleepers_of(step, tokens == chunk ? step : 0) * c->profile->wake.value;
         done += tokens;
-        rc = walk_step(&w, tokens, 1, done == prompt_tokens, done, forecast, err);
+        const struct cost_step one = {.tokens = tokens,
+                                      .rows = 1,
+                                      .samples = done == prompt_tokens,
+                                      .context = done};
+        rc = walk_step(&w, &one, forecast, err);
     }
     if (!rc) finish(&w, forecast);
-    walk_close(&w);
     return rc;
 }

@@ -25,10 +25,6 @@ struct member {
     {                                                                                                        \
 #field, kind, required, offsetof(struct type, field), sizeof((struct type *)0)->field                \
     }
-struct members {
-    const struct member *member;
-    size_t count;
-};
 
 static const struct member top_member[] = {
     MEMBER(profile, fingerprint, KIND_TEXT, false), MEMBER(profile, machine, KIND_TEXT, true),
@@ -94,7 +90,20 @@ static const struct member link_member[] = {
     MEMBER(profile_link, latency, KIND_TIME, false),
     MEMBER(profile_link, hand_over, KIND_TIME, false),
 };
-#define MEMBERS(list) ((struct members){list, sizeof(list) / sizeof *(list)})
+#define MEMBERS(list) list, sizeof(list) / sizeof *(list)
+
+/* The objects of a profile. */
+struct part {
+    const char *name;
+    const struct member *member;
+    size_t count, at; /* of members; in struct profile */
+    bool of_device;   /* null without one */
+};
+static const struct part top = {"", MEMBERS(top_member), 0, false};
+static const struct part parts[] = {{"cpu", MEMBERS(cpu_member), offsetof(struct profile, cpu), false},
+                                    {"gpu", MEMBERS(gpu_member), offsetof(struct profile, gpu), true},
+                                    {"link", MEMBERS(link_member), offsetof(struct profile, link), true}};
+#define PARTS (sizeof parts / sizeof *parts)
 
 static const char *const source_name[] = {"unknown", "measured", "text", "sheet", "estimate"};
 #define SOURCE_COUNT (sizeof source_name / sizeof *source_name)
@@ -111,14 +120,14 @@ static const char *device_name(enum profile_device device)
 
 void *profile_find(struct profile *profile, const char *name, bool *table)
 {
-    const bool gpu = strncmp(name, "gpu.", 4) == 0;
-    const struct members list = gpu ? MEMBERS(gpu_member) : MEMBERS(link_member);
-    if (!gpu && strncmp(name, "link.", 5) != 0) return NULL;
-    for (size_t i = 0; i < list.count; i++) {
-        const struct member *m = &list.member[i];
-        if (m->kind > KIND_TABLE || strcmp(m->name, strchr(name, '.') + 1) != 0) continue;
-        *table = m->kind == KIND_TABLE;
-        return (gpu ? (char *)&profile->gpu : (char *)&profile->link) + m->at;
+    for (const struct part *part = parts; part < parts + PARTS; part++) {
+        const size_t length = strlen(part->name);
+        if (!part->of_device || strncmp(name, part->name, length) != 0 || name[length] != '.') continue;
+        for (const struct member *m = part->member; m < part->member + part->count; m++) {
+            if (m->kind > KIND_TABLE || strcmp(m->name, name + length + 1) != 0) continue;
+            *table = m->kind == KIND_TABLE;
+            return (char *)profile + part->at + m->at;
+        }
     }
     return NULL;
 }
@@ -166,29 +175,24 @@ static json_t *member_to_json(const struct member *m, const void *object)
 }
 
 /* False: no memory (or a text that is no UTF-8). */
-static bool members_to_json(struct members list, const void *object, json_t *json)
+static bool members_to_json(const struct part *part, const struct profile *profile, json_t *json)
 {
-    for (size_t i = 0; i < list.count; i++) {
-        if (json_object_set_new(json, list.member[i].name, member_to_json(&list.member[i], object)))
+    for (const struct member *m = part->member; m < part->member + part->count; m++)
+        if (json_object_set_new(json, m->name, member_to_json(m, (const char *)profile + part->at)))
             return false;
-    }
     return true;
 }
 
 json_t *profile_to_json(const struct profile *profile)
 {
-    bool device = profile->gpu.device != PROFILE_DEVICE_NONE;
     json_t *json = json_pack("{s:i}", "helm_profile", PROFILE_VERSION);
-    json_t *cpu = json_object(), *gpu = device ? json_object() : json_null(),
-           *link = device ? json_object() : json_null();
-    bool ok = json && cpu && gpu && link && members_to_json(MEMBERS(top_member), profile, json) &&
-              members_to_json(MEMBERS(cpu_member), &profile->cpu, cpu);
-    if (ok && device)
-        ok = members_to_json(MEMBERS(gpu_member), &profile->gpu, gpu) &&
-             members_to_json(MEMBERS(link_member), &profile->link, link);
-    if (json_object_set_new(json, "cpu", cpu)) ok = false; /* takes it, also when it fails */
-    if (json_object_set_new(json, "gpu", gpu)) ok = false;
-    if (json_object_set_new(json, "link", link)) ok = false;
+    bool ok = json && members_to_json(&top, profile, json);
+    for (const struct part *part = parts; part < parts + PARTS && ok; part++) {
+        const bool there = !part->of_device || profile->gpu.device != PROFILE_DEVICE_NONE;
+        json_t *object = there ? json_object() : json_null();
+        ok = object && (!there || members_to_json(part, profile, object));
+        if (json_object_set_new(json, part->name, object)) ok = false; /* takes it, also when it fails */
+    }
     if (ok) return json;
     json_decref(json);
     return NULL;
@@ -196,8 +200,8 @@ json_t *profile_to_json(const struct profile *profile)
 
 /* ---- in ---- */
 
-/* Members that nobody knows are refused. `extra`: names that are known beside the list's. */
-static int check_names(const json_t *json, struct members list, const char *const *extra,
+/* Members that nobody knows are refused. `extra`: names that are known beside the part's, which may be NULL. */
+static int check_names(const json_t *json, const struct part *part, const char *const *extra,
                        struct helm_err *err)
 {
     const char *key;
@@ -205,7 +209,8 @@ static int check_names(const json_t *json, struct members list, const char *cons
     json_object_foreach((json_t *)json, key, value)
     {
         bool known = strcmp(key, "note") == 0;
-        for (size_t i = 0; i < list.count && !known; i++) known = strcmp(key, list.member[i].name) == 0;
+        for (size_t i = 0; part && i < part->count && !known; i++)
+            known = strcmp(key, part->member[i].name) == 0;
         for (size_t i = 0; extra && extra[i] && !known; i++) known = strcmp(key, extra[i]) == 0;
         if (!known) return helm_fail(err, HELM_E_FORMAT, "'%.40s' is no member of a profile", key);
         if (strcmp(key, "note") == 0 && !json_is_string(value))
@@ -222,7 +227,7 @@ static int value_from_json(const json_t *json, double max, bool point, struct pr
     const char *source = NULL;
     if (!json_is_object(json))
         return helm_fail(err, HELM_E_FORMAT, "not an object with 'value' and 'source'");
-    int rc = check_names(json, (struct members){0}, point ? point_names : value_names, err);
+    int rc = check_names(json, NULL, point ? point_names : value_names, err);
     if (!rc) rc = json_get_double(json, "value", true, 0, max, &value->value, err);
     value->low = value->high = value->value;
     if (!rc) rc = json_get_double(json, "low", false, 0, max, &value->low, err);
@@ -333,18 +338,19 @@ static int member_from_json(const struct member *m, const json_t *json, void *ob
     return HELM_E_INTERNAL;
 }
 
-static int members_from_json(const json_t *json, struct members list, const char *const *extra, void *object,
-                             struct helm_err *err)
+static int part_from_json(const json_t *json, const struct part *part, const char *const *extra,
+                          struct profile *profile, struct helm_err *err)
 {
-    if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "missing or not an object");
-    int rc = check_names(json, list, extra, err);
-    for (size_t i = 0; i < list.count && !rc; i++) {
-        const struct member *m = &list.member[i];
+    int rc = json_is_object(json) ? check_names(json, part, extra, err)
+                                  : helm_fail(err, HELM_E_FORMAT, "missing or not an object");
+    for (const struct member *m = part->member; m < part->member + part->count && !rc; m++) {
         const json_t *value = json_object_get(json, m->name);
         if (!value && !m->required) continue;
-        rc = value ? member_from_json(m, value, object, err) : helm_fail(err, HELM_E_FORMAT, "missing");
+        rc = value ? member_from_json(m, value, (char *)profile + part->at, err)
+                   : helm_fail(err, HELM_E_FORMAT, "missing");
         if (rc) helm_err_prefix(err, "%s", m->name);
     }
+    if (rc && *part->name) helm_err_prefix(err, "%s", part->name);
     return rc;
 }
 
@@ -352,6 +358,7 @@ int profile_from_json(const json_t *json, struct profile *profile, struct helm_e
 {
     static const char *const extra[] = {"helm_profile", "cpu", "gpu", "link", NULL};
     const json_t *gpu = json_object_get(json, "gpu"), *link = json_object_get(json, "link");
+    const bool has_gpu = gpu && !json_is_null(gpu), has_link = link && !json_is_null(link);
     uint64_t version = 0;
     memset(profile, 0, sizeof *profile);
     int rc = json_is_object(json) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
@@ -359,23 +366,13 @@ int profile_from_json(const json_t *json, struct profile *profile, struct helm_e
     if (!rc && version != PROFILE_VERSION)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "of version %llu; this HELM reads version %d",
                        (unsigned long long)version, PROFILE_VERSION);
-    if (!rc) rc = members_from_json(json, MEMBERS(top_member), extra, profile, err);
-    if (!rc) {
-        rc = members_from_json(json_object_get(json, "cpu"), MEMBERS(cpu_member), NULL, &profile->cpu, err);
-        if (rc) helm_err_prefix(err, "cpu");
-    }
-    bool has_gpu = gpu && !json_is_null(gpu), has_link = link && !json_is_null(link);
+    if (!rc) rc = part_from_json(json, &top, extra, profile, err);
     if (!rc && has_gpu != has_link)
         rc = helm_fail(err, HELM_E_MISMATCH, "'%s' is there and '%s' is not", has_gpu ? "gpu" : "link",
                        has_gpu ? "link" : "gpu");
-    if (!rc && has_gpu) {
-        rc = members_from_json(gpu, MEMBERS(gpu_member), NULL, &profile->gpu, err);
-        if (rc) helm_err_prefix(err, "gpu");
-    }
-    if (!rc && has_link) {
-        rc = members_from_json(link, MEMBERS(link_member), NULL, &profile->link, err);
-        if (rc) helm_err_prefix(err, "link");
-    }
+    for (const struct part *part = parts; part < parts + PARTS && !rc; part++)
+        if (!part->of_device || has_gpu)
+            rc = part_from_json(json_object_get(json, part->name), part, NULL, profile, err);
     if (rc) {
         memset(profile, 0, sizeof *profile);
         helm_err_prefix(err, "profile");

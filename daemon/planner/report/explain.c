@@ -16,32 +16,19 @@ struct reckoning {
     const struct planner_request *request;
     const struct plan *plan;
     struct analyse_table analysed;
-    enum plan_home *home; /* [units] */
-    bool *kv_cpu;         /* [layers] */
-    double *done;         /* [units + 2] */
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
+    bool kv_cpu[MODEL_LAYERS_MAX];
+    double done[UNIT_PARTS * MODEL_LAYERS_MAX + 2];
 };
 
 static int reckoning_open(struct reckoning *k, const struct planner_request *request, const struct plan *plan,
                           struct helm_err *err)
 {
-    size_t layers = request->model->config.layers;
+    const uint32_t layers = request->model->config.layers;
     *k = (struct reckoning){.request = request, .plan = plan};
     if (plan->layers != layers)
-        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %zu", plan->layers, layers);
-    k->home = calloc(unit_count(layers), sizeof *k->home);
-    k->kv_cpu = calloc(layers, sizeof *k->kv_cpu);
-    k->done = calloc(unit_count(layers) + 2, sizeof *k->done);
-    if (!k->home || !k->kv_cpu || !k->done)
-        return helm_fail(err, HELM_E_NOMEM, "no memory to explain a plan of %zu layers", layers);
+        return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", plan->layers, layers);
     return analyse_table_build(request->model, &k->analysed, err);
-}
-
-static void reckoning_close(struct reckoning *k)
-{
-    free(k->home);
-    free(k->kv_cpu);
-    free(k->done);
-    analyse_table_free(&k->analysed);
 }
 
 static int price(const struct reckoning *k, const struct cost_step *step, struct cost_table *table,
@@ -151,32 +138,27 @@ static int explain_lists(struct reckoning *k, struct explain *x, struct helm_err
     static const char *const names[PLAN_PHASES_MAX] = {"decode", "prefill_short", "prefill"};
     const struct plan *plan = k->plan;
     uint32_t units = unit_count(plan->layers), span_max = 16 * units + 64, ignored = 0;
-    uint32_t chunk = least(x->prompt, plan->step_tokens);
+    const bool own = plan->prefill_count > 0; /* else decode's homes hold for prompts, too */
+    const uint32_t chunk = least(x->prompt, plan->step_tokens), lists = own ? plan->prefill_count : 1;
     x->span = calloc(span_max, sizeof *x->span);
     if (!x->span) return helm_fail(err, HELM_E_NOMEM, "no memory for a timeline of %u units", units);
     x->list[0] =
         (struct explain_list){.name = names[0], .tokens = x->batch, .rows = x->batch, .context = x->context};
     x->list_count = 1;
     int rc = explain_phase(k, 0, &x->list[0], x->span, span_max, &x->span_count, err);
-    for (uint32_t i = 0; i < plan->prefill_count && !rc; i++) {
-        uint32_t from = plan->prefill[i].from_tokens, tokens = chunk < from ? from : chunk;
-        if (i + 1 < plan->prefill_count) tokens = least(tokens, plan->prefill[i + 1].from_tokens - 1);
+    for (uint32_t i = 0; i < lists && !rc; i++) {
+        uint32_t from = own ? plan->prefill[i].from_tokens : UINT32_MAX, tokens = chunk;
+        if (own && tokens < from) tokens = from;
+        if (i + 1 < lists) tokens = least(tokens, plan->prefill[i + 1].from_tokens - 1);
         struct explain_list *list = &x->list[x->list_count++];
-        *list = (struct explain_list){.name = names[PLAN_PREFILLS_MAX - plan->prefill_count + i + 1],
+        *list = (struct explain_list){.name = names[PLAN_PHASES_MAX - lists + i],
                                       .from_tokens = from,
                                       .tokens = tokens,
                                       .rows = 1,
                                       .context = tokens};
-        rc = explain_phase(k, i + 1, list, NULL, 0, &ignored, err);
+        rc = explain_phase(k, own ? i + 1 : 0, list, NULL, 0, &ignored, err);
     }
-    if (rc || plan->prefill_count) return rc;
-    struct explain_list *list = &x->list[x->list_count++];
-    *list = (struct explain_list){.name = names[PLAN_PREFILLS_MAX],
-                                  .from_tokens = UINT32_MAX,
-                                  .tokens = chunk,
-                                  .rows = 1,
-                                  .context = chunk};
-    return explain_phase(k, 0, list, NULL, 0, &ignored, err);
+    return rc;
 }
 
 /* Of the weights that lie packed in VRAM, as they are in the files. */
@@ -215,8 +197,8 @@ static int explain_strategy(const struct reckoning *k, const struct explain *x, 
     if (out->strategy == r.strategy && !r.plan_given) {
         *out = (struct explain_strategy){.strategy = r.strategy,
                                          .feasible = true,
-                                         .decode_s = x->prediction.decode_s,
-                                         .ttft_s = x->prediction.ttft_s};
+                                         .decode_s = x->prediction.decode.seconds,
+                                         .ttft_s = x->prediction.ttft.seconds};
         return 0;
     }
     r.strategy = out->strategy;
@@ -233,8 +215,8 @@ static int explain_strategy(const struct reckoning *k, const struct explain *x, 
     } else {
         rc = planner_predict(&r, &plan, x->batch, x->context, x->prompt, &prediction, err);
         out->feasible = !rc;
-        out->decode_s = prediction.decode_s;
-        out->ttft_s = prediction.ttft_s;
+        out->decode_s = prediction.decode.seconds;
+        out->ttft_s = prediction.ttft.seconds;
     }
     plan_free(&plan);
     return rc;
@@ -339,39 +321,36 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     x->context = least(context, plan->context_tokens);
     int rc = reckoning_open(&k, request, plan, err);
     if (!rc) rc = planner_predict(request, plan, x->batch, x->context, x->prompt, &x->prediction, err);
-    const struct cost_case parts = {request->model, &k.analysed, request->profile, plan};
-    if (!rc) x->crossing = cost_crossing_of(&k.analysed, plan);
-    if (!rc) x->reading = cost_reading_of(&k.analysed, plan);
-    if (!rc) x->gpu_reading = cost_gpu_reading_of(&k.analysed, plan);
+    if (!rc) x->crossing = cost_bytes_of(&k.analysed, plan, PLAN_HOME_STREAM);
+    if (!rc) x->reading = cost_bytes_of(&k.analysed, plan, PLAN_HOME_CPU);
+    if (!rc) x->gpu_reading = cost_bytes_of(&k.analysed, plan, PLAN_HOME_GPU);
     if (!rc) x->packed_bytes = packed_bytes(&k);
-    if (!rc) rc = cost_decode(&parts, x->batch, x->context, &x->decode, err);
-    if (!rc) rc = cost_ttft(&parts, x->prompt, &x->first, err);
     if (!rc) rc = explain_lists(&k, x, err);
     if (!rc) rc = explain_splits(&k, x, err);
     for (int s = 0; s < SEARCH_STRATEGIES && !rc; s++) {
         x->strategy[s].strategy = (enum search_strategy)s;
         rc = explain_strategy(&k, x, &x->strategy[s], err);
     }
-    reckoning_close(&k);
+    analyse_table_free(&k.analysed);
     if (rc) explain_free(x);
     return rc;
 }
 
 double explain_rate(const struct explain *x)
 {
-    return x->batch / x->prediction.decode_s;
+    return x->batch / x->prediction.decode.seconds;
 }
 
 double explain_rate_low(const struct explain *x)
 {
-    return x->batch / x->prediction.decode_high_s;
+    return x->batch / x->prediction.decode.high;
 }
 
 double explain_rate_high(const struct explain *x)
 {
     const struct planner_prediction *p = &x->prediction;
-    if (p->decode_low_s > 0) return x->batch / p->decode_low_s;
-    return explain_rate(x) * (p->decode_high_s / p->decode_s);
+    if (p->decode.low > 0) return x->batch / p->decode.low;
+    return explain_rate(x) * (p->decode.high / p->decode.seconds);
 }
 
 const char *explain_model_name(const struct explain *x)

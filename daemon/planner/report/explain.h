@@ -48,11 +48,10 @@ struct explain {
     const struct plan *plan;
     uint32_t batch, context, prompt; /* context: what a decoded token attends to */
     struct planner_prediction prediction;
-    struct cost_crossing crossing;      /* of a decode step: over the link */
-    struct cost_crossing reading;       /* and by the CPU */
-    struct cost_crossing gpu_reading;   /* and by the GPU, in VRAM */
-    uint64_t packed_bytes;              /* of weights that lie packed there, as they are in the files */
-    struct cost_forecast decode, first; /* what it is made of: a step, the steps of the prompt together */
+    struct cost_crossing crossing;    /* of a decode step: over the link */
+    struct cost_crossing reading;     /* and by the CPU */
+    struct cost_crossing gpu_reading; /* and by the GPU, in VRAM */
+    uint64_t packed_bytes;            /* of weights that lie packed there, as they are in the files */
     struct explain_list list[PLAN_PHASES_MAX];
     uint32_t list_count; /* decode first, prefill last: at least these two */
     struct explain_strategy strategy[SEARCH_STRATEGIES];

@@ -3,11 +3,6 @@
 
 #include "daemon/planner/report/explain.h"
 
-static json_t *size_to_json(uint64_t bytes)
-{
-    return bytes > PLAN_BYTES_MAX ? json_null() : json_integer((json_int_t)bytes);
-}
-
 /* null where there is no such number. */
 static json_t *number(double value)
 {
@@ -25,14 +20,10 @@ static json_t *list_to_json(const struct explain_list *list, const enum tensor_f
     json_t *array = json_array();
     for (uint32_t i = 0; i < list->stage_count; i++) {
         const struct explain_stage *s = &list->stage[i];
-        const enum tensor_format its = format ? format[plan_stage_first_unit(&s->stage)] : PLAN_AS_STORED;
-        json_array_append_new(array,
-                              json_pack("{s:[I, I], s:s, s:s, s:s*, s:o, s:o, s:s}", "layers",
-                                        (json_int_t)s->stage.first, (json_int_t)s->stage.last, "ops",
-                                        plan_ops_name(s->stage.ops), "home", plan_home_name(s->stage.home),
-                                        "format", its == PLAN_AS_STORED ? NULL : tensor_format_name(its),
-                                        "bytes", size_to_json(s->stage.bytes), "ms", number(1e3 * s->seconds),
-                                        "bound_by", s->bound_by));
+        json_t *json = plan_stage_to_json(&s->stage, format);
+        json_object_set_new(json, "ms", number(1e3 * s->seconds));
+        json_object_set_new(json, "bound_by", json_string(s->bound_by));
+        json_array_append_new(array, json);
     }
     return array;
 }
@@ -78,15 +69,15 @@ json_t *explain_to_json(const struct explain *x)
         json_pack("{s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:s, s:s, s:{s:I, "
                   "s:I, s:I}}",
                   "decode_tok_s", with_bars(explain_rate(x), explain_rate_low(x), explain_rate_high(x)),
-                  "ttft_ms", with_bars(1e3 * p->ttft_s, 1e3 * p->ttft_low_s, 1e3 * p->ttft_high_s), "parts",
-                  "decode", parts_to_json(&x->decode), "first", parts_to_json(&x->first), "link",
-                  "weight_bytes", size_to_json(x->crossing.bytes), "link_bytes",
-                  size_to_json(x->crossing.crossing), "cpu", "weight_bytes", size_to_json(x->reading.bytes),
-                  "read_bytes", size_to_json(x->reading.crossing), "gpu", "weight_bytes",
-                  size_to_json(x->gpu_reading.bytes), "read_bytes", size_to_json(x->gpu_reading.crossing),
-                  "strategies", strategies_to_json(x), "profile", profile->fingerprint, "machine",
-                  profile->machine, "assumed", "batch", (json_int_t)x->batch, "context",
-                  (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
+                  "ttft_ms", with_bars(1e3 * p->ttft.seconds, 1e3 * p->ttft.low, 1e3 * p->ttft.high), "parts",
+                  "decode", parts_to_json(&p->decode), "first", parts_to_json(&p->ttft), "link",
+                  "weight_bytes", plan_bytes_to_json(x->crossing.bytes), "link_bytes",
+                  plan_bytes_to_json(x->crossing.crossing), "cpu", "weight_bytes",
+                  plan_bytes_to_json(x->reading.bytes), "read_bytes", plan_bytes_to_json(x->reading.crossing),
+                  "gpu", "weight_bytes", plan_bytes_to_json(x->gpu_reading.bytes), "read_bytes",
+                  plan_bytes_to_json(x->gpu_reading.crossing), "strategies", strategies_to_json(x), "profile",
+                  profile->fingerprint, "machine", profile->machine, "assumed", "batch", (json_int_t)x->batch,
+                  "context", (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
     if (!more || json_object_update(json, more)) {
         json_decref(more);
         goto fail;
@@ -104,6 +95,6 @@ fail:
 
 json_t *explain_refusal_to_json(const struct planner_refusal *refusal, const char *error)
 {
-    return json_pack("{s:s, s:o, s:o, s:s}", "error", error, "needed", size_to_json(refusal->needed),
-                     "available", size_to_json(refusal->available), "nearest", refusal->nearest);
+    return json_pack("{s:s, s:o, s:o, s:s}", "error", error, "needed", plan_bytes_to_json(refusal->needed),
+                     "available", plan_bytes_to_json(refusal->available), "nearest", refusal->nearest);
 }

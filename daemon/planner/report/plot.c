@@ -31,19 +31,14 @@ static double at(const struct axis *axis, double value)
 /* Bytes that are no UTF-8 become question marks: names of folders may hold any. */
 static void put_text(FILE *out, const char *text)
 {
+    static const char *const entity[256] = {
+        ['&'] = "&amp;", ['<'] = "&lt;", ['>'] = "&gt;", ['"'] = "&quot;"};
     json_t *valid = json_string(text);
-    for (const char *c = text; *c; c++) {
-        unsigned char byte = (unsigned char)*c;
-        if (byte == '&')
-            fputs("&amp;", out);
-        else if (byte == '<')
-            fputs("&lt;", out);
-        else if (byte == '>')
-            fputs("&gt;", out);
-        else if (byte == '"')
-            fputs("&quot;", out);
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        if (entity[*c])
+            fputs(entity[*c], out);
         else
-            fputc(byte < 0x20 || byte == 0x7f || (byte >= 0x80 && !valid) ? '?' : byte, out);
+            fputc(*c < 0x20 || *c == 0x7f || (*c >= 0x80 && !valid) ? '?' : *c, out);
     }
     json_decref(valid);
 }
@@ -108,7 +103,7 @@ static void print_head(const struct explain *x, FILE *out)
           out);
     fprintf(out, "<rect class=\"page\" width=\"%d\" height=\"%d\"/>\n", PAGE_WIDTH, PAGE_HEIGHT);
     snprintf(text, sizeof text, "%s: %.2f token/s, first token after %.0f ms", explain_model_name(x),
-             explain_rate(x), 1e3 * x->prediction.ttft_s);
+             explain_rate(x), 1e3 * x->prediction.ttft.seconds);
     label(out, LEFT, 32, "big", "start", text);
     snprintf(text, sizeof text, "%.120s; batch %u, %u tokens in, context %u", x->request->profile->machine,
              x->batch, x->context, x->plan->context_tokens);

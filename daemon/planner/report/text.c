@@ -76,7 +76,7 @@ static void print_strategies(const struct explain *x, FILE *out)
     fprintf(out, "strategies\n");
     if (x->request->plan_given)
         fprintf(out, "  %-9s %8.2f token/s, first token after %10.1f ms   <- this plan\n", "as given",
-                explain_rate(x), 1e3 * x->prediction.ttft_s);
+                explain_rate(x), 1e3 * x->prediction.ttft.seconds);
     for (int i = 0; i < SEARCH_STRATEGIES; i++) {
         const struct explain_strategy *s = &x->strategy[i];
         const char *name = search_strategy_name(s->strategy);
@@ -132,8 +132,8 @@ void explain_print(const struct explain *x, FILE *out)
     fprintf(out, "decode   %.2f token/s (%.2f to %.2f): %u %s, %u tokens in\n", explain_rate(x),
             explain_rate_low(x), explain_rate_high(x), x->batch, how_many(x->batch, "sequence", "sequences"),
             x->context);
-    fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft_s,
-            1e3 * p->ttft_low_s, 1e3 * p->ttft_high_s, x->prompt, how_many(x->prompt, "token", "tokens"));
+    fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft.seconds,
+            1e3 * p->ttft.low, 1e3 * p->ttft.high, x->prompt, how_many(x->prompt, "token", "tokens"));
     print_moved("link", &x->crossing, out);
     print_moved("cpu", &x->reading, out);
     print_packed(x, out);

@@ -7,11 +7,9 @@
 #include <string.h>
 
 /* Layers whose cache is the CPU's: where decode attends on it. */
-static bool *caches_on_cpu(const struct search_found *decode, uint32_t layers)
+static void caches_on_cpu(const struct search_found *decode, uint32_t layers, bool *kv_cpu)
 {
-    bool *kv_cpu = malloc(layers * sizeof *kv_cpu);
-    for (uint32_t l = 0; l < layers && kv_cpu; l++) kv_cpu[l] = decode->home[2 * l] == PLAN_HOME_CPU;
-    return kv_cpu;
+    for (uint32_t l = 0; l < layers; l++) kv_cpu[l] = decode->home[2 * l] == PLAN_HOME_CPU;
 }
 
 /* `to` for every item that may be there, decode's home for the others. */
@@ -38,19 +36,13 @@ int search_prefill(const struct cost_table *prefill, const struct search_found *
                    double *seconds, struct helm_err *err)
 {
     struct space s = {0};
-    enum plan_home *mine = NULL;
-    bool exact;
+    enum plan_home mine[UNIT_PARTS * MODEL_LAYERS_MAX];
+    bool kv_cpu[MODEL_LAYERS_MAX], exact;
     *seconds = INFINITY;
     if (!decode->feasible) return helm_fail(err, HELM_E_STATE, "no prefill without a plan of decode");
-    bool *kv_cpu = caches_on_cpu(decode, prefill->units / 2);
-    int rc = kv_cpu ? space_open_prefill(&s, prefill, decode, kv_cpu, err)
-                    : helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", prefill->units / 2);
+    caches_on_cpu(decode, prefill->units / 2, kv_cpu);
+    int rc = space_open_prefill(&s, prefill, decode, kv_cpu, err);
     if (rc) goto out;
-    mine = malloc(s.items * sizeof *mine);
-    if (!mine) {
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for the homes of %u half layers", s.items);
-        goto out;
-    }
     (void)space_try(&s, decode->home, &s.ends[0], s.ring_fixed, INFINITY);
     all_to(&s, decode, PLAN_HOME_CPU, mine);
     (void)space_try(&s, mine, &s.ends[0], s.ring_fixed, INFINITY);
@@ -65,8 +57,6 @@ int search_prefill(const struct cost_table *prefill, const struct search_found *
     if (!s.found)
         rc = helm_fail(err, HELM_E_MISMATCH, "the decode plan computes on a GPU that the prices do not know");
 out:
-    free(mine);
-    free(kv_cpu);
     space_close(&s);
     return rc;
 }
@@ -113,18 +103,17 @@ int search_crossing(const struct search_crossover *crossover, uint32_t from, uin
     *tokens = 0;
     if (from == 0 || from > to)
         return helm_fail(err, HELM_E_LIMIT, "no crossing between %u and %u tokens", from, to);
-    bool *kv_cpu = caches_on_cpu(crossover->decode, crossover->model->config.layers);
-    if (!kv_cpu)
-        return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", crossover->model->config.layers);
+    bool kv_cpu[MODEL_LAYERS_MAX];
+    caches_on_cpu(crossover->decode, crossover->model->config.layers, kv_cpu);
     const struct crossing x = {.c = crossover, .kv_cpu = kv_cpu};
     uint32_t faster = to, not_faster = from - 1;
     int rc = gain_at(&x, to, &gain, err);
-    if (rc || gain <= 0) goto out;
+    if (rc || gain <= 0) return rc;
     while (faster > from) {
         uint32_t below = faster - (faster > 10 ? faster / 10 : 1);
         if (below < from) below = from;
         rc = gain_at(&x, below, &gain, err);
-        if (rc) goto out;
+        if (rc) return rc;
         if (gain <= 0) {
             not_faster = below;
             break;
@@ -134,11 +123,9 @@ int search_crossing(const struct search_crossover *crossover, uint32_t from, uin
     while (faster - not_faster > 1 && faster > from) {
         uint32_t middle = not_faster + (faster - not_faster) / 2;
         rc = gain_at(&x, middle, &gain, err);
-        if (rc) goto out;
+        if (rc) return rc;
         *(gain > 0 ? &faster : &not_faster) = middle;
     }
     *tokens = faster;
-out:
-    free(kv_cpu);
-    return rc;
+    return 0;
 }

@@ -225,7 +225,7 @@ static float *whole_logits(const struct plan *plan, uint32_t vocab)
     for (size_t i = 0; i < STEPS; i++) {
         const struct step_result *result;
         assert_int_equal(local_step(local, steps[i], rows_of(i), &result, &err), 0);
-        memcpy(logits + i * SLOTS * vocab, local->engine.act.logits,
+        memcpy(logits + i * SLOTS * vocab, local->engine.act.buffer[BUFFER_LOGITS],
                (size_t)sampled_of(i) * vocab * sizeof *logits);
     }
     local_close(local);

@@ -216,11 +216,6 @@ static int cuda_word_write(struct device *d, _Atomic uint32_t *word, uint32_t va
 
 /* ---- the whole ---- */
 
-static void cuda_times(struct device *d, struct device_stats *stats)
-{
-    (void)d, (void)stats; /* none: see struct device_stats */
-}
-
 static int cuda_check(struct device *d, struct helm_err *err)
 {
     struct cuda *c = cuda_of(d);
@@ -281,7 +276,6 @@ static const struct device_ops cuda_ops = {
     .graph_launch = cuda_graph_launch,
     .graph_launch_beside = cuda_graph_launch_beside,
     .graph_free = cuda_graph_free,
-    .times = cuda_times,
     .memory_overhead = cuda_memory_overhead,
     .check = cuda_check,
     .abandon = cuda_abandon,

@@ -70,7 +70,6 @@ static int check_list(struct device *d, const struct gpuk_chain_op *op, uint32_t
 int emulated_chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
                          void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err)
 {
-    struct device_event *event = NULL;
     void *host = NULL;
     size_t bytes = emulated_chain_bytes(op, count);
     if (emulated_of(d)->capture) return helm_fail(err, HELM_E_STATE, "a chain is written inside a capture");
@@ -84,10 +83,7 @@ int emulated_chain_write(struct device *d, const struct gpuk_chain_op *op, uint3
     list->attention_workspace = attention_workspace;
     memcpy(list->op, op, count * sizeof *op);
     rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, memory, host, bytes, err);
-    if (!rc) rc = d->ops->event_create(d, &event, err);
-    if (!rc) rc = d->ops->event_record(d, DEVICE_COMPUTE, event, err);
-    if (!rc) rc = d->ops->event_wait(d, event, err);
-    if (event) d->ops->event_free(d, event);
+    if (!rc) rc = device_await(d, DEVICE_COMPUTE, err);
     d->ops->host_free(d, host);
     *chain = (struct gpuk_chain){.list = memory, .count = count};
     return rc;

@@ -144,15 +144,6 @@ static int emulated_word_write(struct device *d, _Atomic uint32_t *word, uint32_
     return emulated_put(emulated_of(d), DEVICE_COMPUTE, &op, err);
 }
 
-static void emulated_times(struct device *d, struct device_stats *stats)
-{
-    struct emulated *e = emulated_of(d);
-    pthread_mutex_lock(&e->lock);
-    for (int q = 0; q < DEVICE_QUEUE_COUNT; q++) stats->copy_ns[q] = e->queue[q].copy_ns;
-    stats->word_wait_ns = e->queue[DEVICE_COMPUTE].word_wait_ns;
-    pthread_mutex_unlock(&e->lock);
-}
-
 /* ---- memory ---- */
 
 static int take_memory(struct emulated *e, uint64_t bytes, bool host, void **memory, struct helm_err *err)
@@ -308,7 +299,6 @@ static const struct device_ops emulated_ops = {
     .graph_launch = emulated_graph_launch,
     .graph_launch_beside = emulated_graph_launch_beside,
     .graph_free = emulated_graph_free,
-    .times = emulated_times,
     .memory_overhead = emulated_memory_overhead,
     .check = emulated_check,
     .abandon = emulated_abandon,

@@ -245,17 +245,17 @@ static void put_parts_locked(struct emulated *e, struct device_graph *graph,
         has[q] = graph->part[q].count > 0;
     }
     for (int q = 0; q < DEVICE_QUEUE_COUNT; q++) {
-        if (alone) (void)emulated_put_locked(e, (enum device_queue)q, &follow[q], 1);
+        if (alone) emulated_put_locked(e, (enum device_queue)q, &follow[q]);
         launch.as.graph.op[q] = e->queue[q].put + has[q];
     }
     for (int q = 0; q < DEVICE_QUEUE_COUNT; q++) {
         launch.as.graph.cross = cross[q];
-        if (has[q]) (void)emulated_put_locked(e, (enum device_queue)q, &launch, 1);
+        if (has[q]) emulated_put_locked(e, (enum device_queue)q, &launch);
         graph->users += has[q];
     }
     for (int q = 0; q < DEVICE_QUEUE_COUNT && alone; q++) {
         follow[q].as.follow.op = launch.as.graph.op[!q];
-        (void)emulated_put_locked(e, (enum device_queue)q, &follow[q], 1);
+        emulated_put_locked(e, (enum device_queue)q, &follow[q]);
     }
     for (uint32_t i = 0; i < graph->recorded.count; i++) {
         const struct crossing_use *use = &graph->recorded.use[i];

@@ -114,12 +114,6 @@ static void do_copy(struct queue *q, const struct device_copy_2d *copy)
     }
     if (e->copy_bytes_per_s)
         q->copy_due_ns = start_ns + (uint64_t)((double)copied * NS_PER_SECOND / (double)e->copy_bytes_per_s);
-    /* each moment once: where the thread overslept, the copies that make up for it lie in what is counted */
-    const uint64_t ended_ns = units_now_ns(), from_ns = start_ns > q->counted_ns ? start_ns : q->counted_ns;
-    pthread_mutex_lock(&e->lock);
-    q->copy_ns += ended_ns - from_ns;
-    pthread_mutex_unlock(&e->lock);
-    q->counted_ns = ended_ns;
 }
 
 static void do_word_wait(struct queue *q, const struct task *op)
@@ -127,13 +121,8 @@ static void do_word_wait(struct queue *q, const struct task *op)
     struct emulated *e = q->owner;
     struct helm_err error = {0};
     uint32_t seen;
-    uint64_t start_ns = units_now_ns();
     bool came =
         lane_poll(op->as.word.word, op->as.word.value, WAIT_SPIN_US, (int)e->wait_ms, &e->failed, &seen);
-    uint64_t spent_ns = units_now_ns() - start_ns;
-    pthread_mutex_lock(&e->lock);
-    q->word_wait_ns += spent_ns;
-    pthread_mutex_unlock(&e->lock);
     if (came) return;
     helm_fail(&error, HELM_E_PEER, "the device waited %u ms for ticket %u of a lane (it is %u)", e->wait_ms,
               op->as.word.value, seen);
@@ -251,14 +240,11 @@ void emulated_room_locked(struct emulated *e, enum device_queue queue, uint32_t 
     }
 }
 
-uint64_t emulated_put_locked(struct emulated *e, enum device_queue queue, const struct task *op,
-                             uint32_t count)
+void emulated_put_locked(struct emulated *e, enum device_queue queue, const struct task *op)
 {
     struct queue *q = &e->queue[queue];
-    uint64_t first = q->put + 1;
-    for (uint32_t i = 0; i < count; i++) q->ring[q->put++ % EMULATED_QUEUE_OPS] = op[i];
+    q->ring[q->put++ % EMULATED_QUEUE_OPS] = *op;
     if (q->idle) pthread_cond_signal(&q->fed);
-    return first;
 }
 
 int emulated_put(struct emulated *e, enum device_queue queue, const struct task *op, struct helm_err *err)
@@ -268,7 +254,7 @@ int emulated_put(struct emulated *e, enum device_queue queue, const struct task 
     if (rc) return rc;
     pthread_mutex_lock(&e->lock);
     emulated_room_locked(e, queue, 1);
-    (void)emulated_put_locked(e, queue, op, 1);
+    emulated_put_locked(e, queue, op);
     pthread_mutex_unlock(&e->lock);
     return 0;
 }

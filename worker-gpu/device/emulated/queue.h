@@ -103,10 +103,8 @@ struct queue {
     pthread_cond_t fed; /* something was put, or the device stops */
     bool idle;          /* the thread waits for that; guarded by the lock, like what follows */
     uint64_t put, taken, done;
-    uint32_t marks; /* passed in the graph that is operation number done + 1 */
-    uint64_t copy_ns, word_wait_ns;
+    uint32_t marks;       /* passed in the graph that is operation number done + 1 */
     uint64_t copy_due_ns; /* the thread's own: when the copy before should have ended; 0: it was idle since */
-    uint64_t counted_ns;  /* likewise: when the copy before ended, up to where copy_ns counts */
 };
 
 /* Who waits for a point of a queue: a thread of the host or of another queue. On its stack, in a list under
@@ -151,10 +149,8 @@ void emulated_fail(struct emulated *e, const struct helm_err *error);
 int emulated_check(struct device *d, struct helm_err *err);
 /* Puts an operation into a queue, or into that queue's part of the graph being captured. */
 int emulated_put(struct emulated *e, enum device_queue queue, const struct task *op, struct helm_err *err);
-/* The same for several at once (at most a few), with the lock held and no capture: returns the number of the
- * first, which counts from 1. */
-uint64_t emulated_put_locked(struct emulated *e, enum device_queue queue, const struct task *op,
-                             uint32_t count);
+/* The same with the lock held, where there is room, and no capture. */
+void emulated_put_locked(struct emulated *e, enum device_queue queue, const struct task *op);
 /* Waits until there is room for `count` more in a queue; lock held. */
 void emulated_room_locked(struct emulated *e, enum device_queue queue, uint32_t count);
 /* Waits until a queue has come to a point; with `or_end`, at most until the device fails or stops. Lock held.

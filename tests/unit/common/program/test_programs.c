@@ -79,7 +79,7 @@ static void programs_are_what_the_table_says(void **state)
             size_t bytes = 0;
             FILE *out = open_memstream(&text, &bytes);
             if (model_read(models[m], &model, &err)) fail_msg("%s", err.text);
-            int rc = (p == PROCESSOR_CPU ? print_programs : gpu_print_programs)(models[m], 2, "", out, &err);
+            int rc = (p == PROCESSOR_CPU ? print_plan : gpu_print_plan)(models[m], NULL, 2, "", out, &err);
             fclose(out);
             if (rc) fail_msg("%s", err.text);
             assert_int_equal(check_programs(text, &model, (enum processor_kind)p),

@@ -61,9 +61,9 @@ static inline double seconds_of(const struct planner_request *r, const struct pl
     struct helm_err err = {0};
     if (planner_predict(r, plan, r->batch, planner_typical_context(r, plan->context_tokens), 0, &p, &err))
         fail_msg("%s", err.text);
-    assert_true(p.decode_low_s <= p.decode_s && p.decode_s <= p.decode_high_s && p.decode_low_s > 0);
-    assert_true(p.ttft_low_s <= p.ttft_s && p.ttft_s <= p.ttft_high_s && p.ttft_low_s > 0);
-    return p.decode_s;
+    assert_true(p.decode.low <= p.decode.seconds && p.decode.seconds <= p.decode.high && p.decode.low > 0);
+    assert_true(p.ttft.low <= p.ttft.seconds && p.ttft.seconds <= p.ttft.high && p.ttft.low > 0);
+    return p.decode.seconds;
 }
 
 static inline bool same_ledger(const struct ledger *a, const struct ledger *b)

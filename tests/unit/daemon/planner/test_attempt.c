@@ -119,7 +119,8 @@ static void check_made(const struct drawn *d, struct plan *plan, const struct ar
     for (uint32_t i = 0; i < plan->prefill_count; i++)
         assert_in_range(plan->prefill[i].from_tokens, GPU_CHUNK_TOKENS, plan->step_tokens);
     if (planner_predict(&d->r, plan, d->r.batch, 128, 64, &p, &err)) fail_msg("%s", err.text);
-    assert_true(isfinite(p.decode_s) && p.decode_s > 0 && isfinite(p.ttft_s) && p.ttft_s > 0);
+    assert_true(isfinite(p.decode.seconds) && p.decode.seconds > 0 && isfinite(p.ttft.seconds) &&
+                p.ttft.seconds > 0);
     const struct ledger host = plan->memory[PLAN_HOST], vram = plan->memory[PLAN_VRAM0];
     if (planner_take(&d->r, plan, &again, &err)) fail_msg("%s", err.text);
     assert_memory_equal(&host, &plan->memory[PLAN_HOST], sizeof host);

@@ -53,8 +53,8 @@ static void stages_add_up_to_their_step(void **state)
     assert_int_equal(x.list[0].context, 2048); /* half of what was chosen */
     assert_int_equal(x.list[1].tokens, 95);
     assert_int_equal(x.list[2].tokens, 128);
-    assert_true(fabs(x.list[0].seconds - x.prediction.decode_s) < 1e-9);
-    assert_true(fabs(x.list[2].seconds - x.prediction.ttft_s) < 1e-9); /* one chunk */
+    assert_true(fabs(x.list[0].seconds - x.prediction.decode.seconds) < 1e-9);
+    assert_true(fabs(x.list[2].seconds - x.prediction.ttft.seconds) < 1e-9); /* one chunk */
     for (int r = 0; r < COST_RESOURCES; r++)
         assert_true(x.list[0].busy[r] > 0 && x.list[0].busy[r] <= x.list[0].seconds);
     explain_free(&x);
@@ -214,7 +214,7 @@ static void strategies_stand_beside_the_winner(void **state)
     explain(&c, &x);
     const struct explain_strategy *best = &x.strategy[SEARCH_BEST];
     assert_true(best->feasible);
-    assert_true(fabs(best->decode_s - x.prediction.decode_s) < 1e-12);
+    assert_true(fabs(best->decode_s - x.prediction.decode.seconds) < 1e-12);
     assert_true(!x.strategy[SEARCH_ALL_GPU].feasible); /* 16 GB into 8 */
     assert_non_null(strstr(x.strategy[SEARCH_ALL_GPU].why, "VRAM"));
     assert_true(x.strategy[SEARCH_THESIS].feasible);
@@ -227,7 +227,7 @@ static void strategies_stand_beside_the_winner(void **state)
     c.request.device_required = true;
     case_make(&c);
     explain(&c, &x);
-    assert_true(fabs(x.strategy[SEARCH_THESIS].decode_s - x.prediction.decode_s) < 1e-12);
+    assert_true(fabs(x.strategy[SEARCH_THESIS].decode_s - x.prediction.decode.seconds) < 1e-12);
     assert_true(x.strategy[SEARCH_BEST].decode_s <= 1.001 * x.strategy[SEARCH_THESIS].decode_s);
     explain_free(&x);
     case_close(&c);
@@ -254,8 +254,8 @@ static void every_split_is_reckoned(void **state)
     assert_true(x.split[layers].decode_s < best); /* it would be faster if it fitted */
     /* the strategy's plan is the curve's best */
     assert_true(x.split[on_gpu].fits);
-    assert_true(fabs(x.split[on_gpu].decode_s / x.prediction.decode_s - 1) < 1e-3);
-    assert_true(fabs(best / x.prediction.decode_s - 1) < 2e-3);
+    assert_true(fabs(x.split[on_gpu].decode_s / x.prediction.decode.seconds - 1) < 1e-3);
+    assert_true(fabs(best / x.prediction.decode.seconds - 1) < 2e-3);
     explain_free(&x);
     case_close(&c);
 }
@@ -273,7 +273,7 @@ static void batches_are_counted_in_tokens_a_second(void **state)
     c.request.wish.ctx = 4096;
     case_make(&c);
     explain(&c, &eight);
-    double a = 1 / one.prediction.decode_s, b = 8 / eight.prediction.decode_s;
+    double a = 1 / one.prediction.decode.seconds, b = 8 / eight.prediction.decode.seconds;
     assert_true(b > 2 * a && b < 8.01 * a);
     assert_int_equal(eight.list[0].tokens, 8);
     assert_int_equal(eight.list[0].rows, 8);
@@ -297,7 +297,7 @@ static void bars_are_finite_whatever_the_spread(void **state)
     c.profile.cpu.gemv.low = 0.01 * c.profile.cpu.gemv.value;
     c.profile.cpu.gemv.high = 6 * c.profile.cpu.gemv.value;
     explain(&c, &x);
-    assert_true(x.prediction.decode_low_s <= 0);
+    assert_true(x.prediction.decode.low <= 0);
     assert_true(explain_rate_high(&x) > explain_rate(&x) && isfinite(explain_rate_high(&x)));
     assert_float_equal(explain_rate_high(&x) * explain_rate_low(&x), explain_rate(&x) * explain_rate(&x),
                        1e-9);

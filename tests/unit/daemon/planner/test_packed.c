@@ -46,12 +46,12 @@ static void packed_units_have_their_prices(void **state)
         struct plan plan = {
             .layers = UNITS / 2, .stages = stages, .stage_count = 1, .embed = PLAN_GPU0, .head = PLAN_GPU0};
         enum tensor_format format[UNITS + 2];
-        struct cost_crossing moved = cost_crossing_of(&b.made.analysed, &plan);
+        struct cost_crossing moved = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM);
         assert_int_equal(moved.bytes, moved.crossing);
         uint64_t saving = 0;
         for (uint32_t u = 0; u < UNITS; u++) saving += table.unit[u].bytes - table.unit[u].crossing;
         write_formats(&plan, &(struct written_formats){.link = true, .can = packed}, format);
-        moved = cost_crossing_of(&b.made.analysed, &plan);
+        moved = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM);
         assert_int_equal(moved.bytes - moved.crossing, saving);
         cost_table_free(&raw);
         cost_table_free(&table);
@@ -127,14 +127,14 @@ static void plans_count_on_it(void **state)
         uint32_t packs;
         assert_true(host_packs(&raw, false, false, NULL));
         assert_true(host_packs(&plan, true, false, &packs) && packs > 0);
-        const struct cost_crossing before = cost_crossing_of(&b.made.analysed, &raw),
-                                   after = cost_crossing_of(&b.made.analysed, &plan);
+        const struct cost_crossing before = cost_bytes_of(&b.made.analysed, &raw, PLAN_HOME_STREAM),
+                                   after = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM);
         print_message("8B at %llu GiB: %.2f token/s, packed %.2f; %.2f GiB a step, packed %.2f GiB as %.2f\n",
-                      (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s,
+                      (unsigned long long)(vram / GIB), 1 / slow.decode.seconds, 1 / fast.decode.seconds,
                       (double)before.bytes / GIB, (double)after.bytes / GIB, (double)after.crossing / GIB);
         assert_int_equal(before.bytes, before.crossing);
         assert_true(after.bytes > before.bytes && after.crossing < after.bytes * 72 / 100);
-        assert_true(fast.decode_s < 0.95 * slow.decode_s);
+        assert_true(fast.decode.seconds < 0.95 * slow.decode.seconds);
         assert_int_equal(line_of(&raw.memory[PLAN_VRAM0], "expanded"), 0);
         assert_true(line_of(&plan.memory[PLAN_VRAM0], "expanded") > 0 &&
                     line_of(&plan.memory[PLAN_VRAM0], "expanded") < 40 * MIB);
@@ -210,9 +210,9 @@ static void units_of_both_workers_cross_as_they_are(void **state)
     enum tensor_format format[UNITS + 2];
     const struct written_formats all_streamed = {.link = true};
     write_formats(&plan, &all_streamed, format);
-    const uint64_t streamed = cost_crossing_of(&b.made.analysed, &plan).bytes;
+    const uint64_t streamed = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM).bytes;
     assert_int_equal(cost_decode(&c, 1, 100, &all, &err), 0);
-    assert_true(cost_crossing_of(&b.made.analysed, &plan).crossing < streamed * 72 / 100);
+    assert_true(cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM).crossing < streamed * 72 / 100);
     home[1] = home[3] = home[5] = home[7] = PLAN_HOME_CPU;
     plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
                                           .stages = stages[1],
@@ -220,7 +220,7 @@ static void units_of_both_workers_cross_as_they_are(void **state)
     plan.prefill_count = 1;
     write_formats(&plan, &all_streamed, format);
     assert_int_equal(cost_decode(&c, 1, 100, &some, &err), 0);
-    assert_true(cost_crossing_of(&b.made.analysed, &plan).crossing > streamed * 90 / 100);
+    assert_true(cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM).crossing > streamed * 90 / 100);
     assert_true(some.busy[COST_LINK] > 1.2 * all.busy[COST_LINK]);
     bench_close(&b);
 }

@@ -58,7 +58,7 @@ static void packing_has_to_pay(void **state)
         plan_free(&plan);
         b.r.wish.pack_cpu = true;
         make_predicted(&b, &plan, &prediction);
-        const double gain = plain.decode_s / prediction.decode_s;
+        const double gain = plain.decode.seconds / prediction.decode.seconds;
         print_message("packed beside at %.0f GB/s: %s, %.3f times as fast\n", beside[i] / 1e9,
                       cpu_packs(&plan) ? "packed" : "plain", gain);
         assert_true(cpu_packs(&plan) ? gain > 1.04 : gain > 0.999 && gain < 1.001);
@@ -92,15 +92,15 @@ static void the_cpu_alone_is_faster(void **state)
     make_predicted(&b, &plan, &fast);
     double bytes = 0;
     for (uint32_t u = 0; u < UNITS; u++) bytes += matrices_of(&b, u);
-    close_to(slow.decode_s - fast.decode_s, bytes / 105e9 - bytes / CPU_PACKED);
-    close_to(fast.ttft_s - slow.ttft_s, bytes / CPU_PACKED); /* nobody measured several tokens */
-    const struct cost_crossing before = cost_reading_of(&b.made.analysed, &raw),
-                               after = cost_reading_of(&b.made.analysed, &plan);
+    close_to(slow.decode.seconds - fast.decode.seconds, bytes / 105e9 - bytes / CPU_PACKED);
+    close_to(fast.ttft.seconds - slow.ttft.seconds, bytes / CPU_PACKED); /* nobody measured several tokens */
+    const struct cost_crossing before = cost_bytes_of(&b.made.analysed, &raw, PLAN_HOME_CPU),
+                               after = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_CPU);
     assert_int_equal(before.bytes, before.crossing);
     assert_int_equal(after.bytes, before.bytes);
     double head = (double)b.made.analysed.head.stored, moved = (double)after.crossing - head;
     assert_true(moved > 0.70 * bytes && moved < 0.72 * bytes);
-    assert_int_equal(cost_crossing_of(&b.made.analysed, &plan).bytes, 0);
+    assert_int_equal(cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_STREAM).bytes, 0);
     assert_true(plan.memory[PLAN_HOST].total > raw.memory[PLAN_HOST].total &&
                 plan.memory[PLAN_HOST].total < raw.memory[PLAN_HOST].total + bytes / 100);
     plan_free(&raw);
@@ -126,9 +126,9 @@ static void plans_count_on_it(void **state)
         b.r.wish.pack_cpu = true;
         make_predicted(&b, &plan, &fast);
         print_message("8B at %llu GiB: %.2f token/s, the CPU's packed %.2f\n",
-                      (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s);
+                      (unsigned long long)(vram / GIB), 1 / slow.decode.seconds, 1 / fast.decode.seconds);
         assert_true(host_packs(&plan, true, true, NULL) && host_packs(&raw, true, false, NULL));
-        assert_true(fast.decode_s < slow.decode_s);
+        assert_true(fast.decode.seconds < slow.decode.seconds);
         for (uint32_t u = 0; u < UNITS; u++) {
             enum plan_home home = plan_unit_home(&plan, 0, u);
             assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, home != PLAN_HOME_GPU);
@@ -140,7 +140,7 @@ static void plans_count_on_it(void **state)
         const uint64_t weights = region_of(&b, &plan);
         assert_in_range(line_of(&plan.memory[PLAN_HOST], "weights"), weights, weights + 4096);
         assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "expanded") > 0, streams);
-        const struct cost_crossing cpu = cost_reading_of(&b.made.analysed, &plan);
+        const struct cost_crossing cpu = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_CPU);
         assert_true(cpu.bytes - cpu.crossing > cpu_bytes * 28 / 100);
         assert_true(cpu.bytes - cpu.crossing < cpu_bytes * 30 / 100);
         plan_free(&raw);
@@ -160,7 +160,7 @@ static void the_thesis_packs_nothing_for_the_cpu(void **state)
     b.r.strategy = SEARCH_THESIS;
     make_predicted(&b, &plan, &prediction);
     assert_false(cpu_packs(&plan));
-    const struct cost_crossing cpu = cost_reading_of(&b.made.analysed, &plan);
+    const struct cost_crossing cpu = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_CPU);
     assert_true(cpu.bytes > 0 && cpu.bytes == cpu.crossing);
     plan_free(&plan);
     for (enum search_strategy s = SEARCH_BEST; s < SEARCH_STRATEGIES; s++) {
@@ -290,7 +290,7 @@ static void explained_plans_say_what_is_packed(void **state)
     open_packed_cpu(&b, 8 * GIB);
     make_predicted(&b, &plan, &prediction);
     assert_int_equal(explain_make(&b.r, &plan, 0, &x, &err), 0);
-    const struct cost_crossing cpu = cost_reading_of(&b.made.analysed, &plan);
+    const struct cost_crossing cpu = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_CPU);
     json_t *json = explain_to_json(&x), *part = json_object_get(json, "cpu");
     assert_int_equal(json_integer_value(json_object_get(part, "weight_bytes")), cpu.bytes);
     assert_int_equal(json_integer_value(json_object_get(part, "read_bytes")), cpu.crossing);

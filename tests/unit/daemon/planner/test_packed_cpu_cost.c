@@ -199,12 +199,14 @@ static void plans_without_them_stay_the_same(void **state)
             assert_true(host_packs(&plan[known], true, pack_cpu, NULL));
         }
         if (pack_cpu) {
-            print_message("decode %.1f ms, was %.1f; 16 tokens %.1f, were %.1f\n", was[1].decode_s * 1e3,
-                          was[0].decode_s * 1e3, was[1].ttft_s * 1e3, was[0].ttft_s * 1e3);
-            assert_true(was[1].decode_s > was[0].decode_s);
-            assert_true(was[1].ttft_s < was[0].ttft_s);
+            print_message("decode %.1f ms, was %.1f; 16 tokens %.1f, were %.1f\n",
+                          was[1].decode.seconds * 1e3, was[0].decode.seconds * 1e3, was[1].ttft.seconds * 1e3,
+                          was[0].ttft.seconds * 1e3);
+            assert_true(was[1].decode.seconds > was[0].decode.seconds);
+            assert_true(was[1].ttft.seconds < was[0].ttft.seconds);
         } else {
-            assert_true(was[1].decode_s == was[0].decode_s && was[1].ttft_s == was[0].ttft_s);
+            assert_true(was[1].decode.seconds == was[0].decode.seconds &&
+                        was[1].ttft.seconds == was[0].ttft.seconds);
             for (uint32_t p = 0; p < plan_phase_count(&plan[0]); p++)
                 for (uint32_t u = 0; u < UNITS; u++)
                     assert_int_equal(plan_unit_home(&plan[0], p, u), plan_unit_home(&plan[1], p, u));

@@ -219,14 +219,14 @@ static void plans_pack_what_they_must(void **state)
         b.r.wish.pack_gpu = true;
         make_predicted(&b, &plan, &fast);
         print_message("8B at %2llu GiB: %.2f token/s, packed %.2f: %u of %u half layers in VRAM%s\n",
-                      (unsigned long long)(vram / GIB), 1 / slow.decode_s, 1 / fast.decode_s,
+                      (unsigned long long)(vram / GIB), 1 / slow.decode.seconds, 1 / fast.decode.seconds,
                       packed_units(&plan), units_at(&plan, PLAN_HOME_GPU),
                       packed_head(&plan) ? ", head" : "");
         if (units_at(&plain, PLAN_HOME_GPU) == UNITS && plain.head == PLAN_GPU0) {
             assert_true(packed_units(&plan) == 0 && !packed_head(&plan)); /* nothing to win */
-            close_to(slow.decode_s, fast.decode_s);
+            close_to(slow.decode.seconds, fast.decode.seconds);
         } else {
-            assert_true(fast.decode_s < (vram < 15 * GIB ? 0.95 : 0.99) * slow.decode_s);
+            assert_true(fast.decode.seconds < (vram < 15 * GIB ? 0.95 : 0.99) * slow.decode.seconds);
             assert_true(packed_units(&plan) > 0);
             assert_true(weights_in_vram(&b, &plan) > weights_in_vram(&b, &plain));
             check_packed(&b, &plan);
@@ -333,8 +333,9 @@ static void faster_packed_than_plain(void **state)
     b.r.wish.pack_gpu = true;
     make_predicted(&b, &plan, &fast);
     assert_true(packed_units(&plan) == UNITS && packed_head(&plan));
-    const double bytes = (double)cost_gpu_reading_of(&b.made.analysed, &plan).bytes;
-    assert_true(fabs((slow.decode_s - fast.decode_s) / (bytes / 3600e9 * (1 - 1 / 1.2)) - 1) < 0.01);
+    const double bytes = (double)cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_GPU).bytes;
+    assert_true(fabs((slow.decode.seconds - fast.decode.seconds) / (bytes / 3600e9 * (1 - 1 / 1.2)) - 1) <
+                0.01);
     plan_free(&plan);
     b.r.batch = 2; /* those are expanded first */
     make_predicted(&b, &plan, &fast);
@@ -399,7 +400,7 @@ static void written_plans_are_checked(void **state)
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);
     assert_int_equal(line_of(&plan.memory[PLAN_VRAM0], "packed weights"), room + 4 * MIB);
     assert_int_equal(planner_predict(&b.r, &plan, 1, 1024, 128, &again, &err), 0);
-    close_to(again.decode_s, prediction.decode_s);
+    close_to(again.decode.seconds, prediction.decode.seconds);
     b.r.machine.device.limit -= 4 * MIB;
     repack(&b, &plan, units / 2, head); /* the others then lie plain, which takes more than there is */
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
@@ -445,14 +446,14 @@ static void forecasts_price_them_alike(void **state)
     assert_true(packed_units(&plan) > 0);
     assert_int_equal(forecast_open(&b.made.model, &b.profile, &plan, &forecast, &err), 0);
     forecast_decode(&forecast, 1, 1024, &decode);
-    close_to(decode.seconds, prediction.decode_s);
+    close_to(decode.seconds, prediction.decode.seconds);
     const struct cost_step chunk = {.tokens = 128, .rows = 1, .samples = 1, .context = 128};
     double packed = forecast_step(&forecast, &chunk);
     forecast_close(&forecast);
-    const struct cost_crossing reads = cost_gpu_reading_of(&b.made.analysed, &plan);
+    const struct cost_crossing reads = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_GPU);
     assert_true(reads.crossing < reads.bytes && reads.crossing > reads.bytes * 7 / 10);
     repack(&b, &plan, 0, false);
-    assert_int_equal(cost_gpu_reading_of(&b.made.analysed, &plan).crossing, reads.bytes);
+    assert_int_equal(cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_GPU).crossing, reads.bytes);
     assert_int_equal(forecast_open(&b.made.model, &b.profile, &plan, &forecast, &err), 0);
     double plain = forecast_step(&forecast, &chunk);
     assert_true(packed > plain + (double)(reads.bytes - reads.crossing) / EXPAND);

@@ -22,7 +22,7 @@ static double taken_seconds(const struct planner_request *r, struct plan *plan)
     if (rc == HELM_E_CAPACITY || rc == HELM_E_LIMIT) return INFINITY;
     if (!rc) rc = planner_predict(r, plan, 1, plan->context_tokens, 0, &p, &err);
     if (rc) fail_msg("%s", err.text);
-    return p.decode_s;
+    return p.decode.seconds;
 }
 
 struct best {

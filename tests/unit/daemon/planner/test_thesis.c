@@ -393,11 +393,11 @@ static void the_planner_forecasts_table_6_1(void **state)
         case_make(&c);
         if (planner_predict(&c.request, &c.plan, 1, 192, 128, &p, &err)) fail_msg("%s", err.text);
         if (table[i].gpu_layers) assert_int_equal(plan_layers_of(&c.plan, PLAN_GPU0), table[i].gpu_layers);
-        double rate = 1 / p.decode_s / table[i].tok_s, ttft = 1e3 * p.ttft_s / table[i].ttft_ms;
+        double rate = 1 / p.decode.seconds / table[i].tok_s, ttft = 1e3 * p.ttft.seconds / table[i].ttft_ms;
         if (rate < table[i].rate[0] || rate > table[i].rate[1] || ttft < table[i].ttft[0] ||
             ttft > table[i].ttft[1])
             fail_msg("%s on %s: %.2f token/s, %.0f ms: %.2f and %.2f of what was measured", table[i].model,
-                     table[i].profile, 1 / p.decode_s, 1e3 * p.ttft_s, rate, ttft);
+                     table[i].profile, 1 / p.decode.seconds, 1e3 * p.ttft.seconds, rate, ttft);
         case_close(&c);
     }
 }

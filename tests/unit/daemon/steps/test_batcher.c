@@ -163,9 +163,16 @@ static const struct step *newest(const struct stage *s)
     return &arena_control_of(&s->arena)->step[s->batcher.serial % ARENA_STEP_RING];
 }
 
+static const struct sequence *find(const struct batcher *batcher, uint64_t id)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->id == id) return batcher->seq[i];
+    return NULL;
+}
+
 static bool has_slot(const struct stage *s, uint64_t id)
 {
-    const struct sequence *seq = batcher_find(&s->batcher, id);
+    const struct sequence *seq = find(&s->batcher, id);
     return seq && seq->slot != SEQUENCE_NO_SLOT;
 }
 
@@ -208,7 +215,7 @@ static void the_next_step_is_rung_while_one_is_computed(void **state)
         assert_int_equal(last->row_count, 1);
         assert_int_equal(last->row[0].start, i < 199 ? i + 1 : 199);
         assert_int_equal(last->row[0].flags, STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS);
-        const struct sequence *seq = batcher_find(b, id);
+        const struct sequence *seq = find(b, id);
         assert_true(seq->pages * 32 > last->row[0].start);
         assert_int_equal(seq->cached, i);
         assert_int_equal(sequence_output_count(seq), i);
@@ -216,7 +223,7 @@ static void the_next_step_is_rung_while_one_is_computed(void **state)
         step(s);
     }
     assert_int_equal(s->tokens, 200);
-    assert_null(batcher_find(&s->batcher, id));
+    assert_null(find(&s->batcher, id));
     assert_int_equal(s->batcher.in_flight, 0);
     assert_int_equal(s->batcher.pages.free_count, 16);
     stage_close(s);
@@ -247,9 +254,9 @@ static void who_comes_waits_for_what_is_rung(void **state)
     assert_int_equal(newest(s)->row_count, 2);
     for (int r = 0; r < 2; r++) assert_int_equal(newest(s)->row[r].flags, STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS);
     /* the token behind a step with nothing behind it is helmd's to write */
-    const struct sequence *seq = batcher_find(&s->batcher, second);
+    const struct sequence *seq = find(&s->batcher, second);
     assert_int_equal(arena_history_of(&s->arena, seq->slot)[20], 5);
-    assert_true(batcher_find(&s->batcher, first) != NULL);
+    assert_true(find(&s->batcher, first) != NULL);
     stage_close(s);
 }
 
@@ -263,7 +270,7 @@ static void a_row_too_many_is_ignored(void **state)
         struct stage *s = stage_open(16);
         uint64_t first = submit(s, 1, &err), second = submit(s, 2, &err), third = submit(s, 3, &err);
         for (int i = 0; i < 5; i++) step(s);
-        const uint32_t slot = batcher_find(&s->batcher, first)->slot;
+        const uint32_t slot = find(&s->batcher, first)->slot;
         const uint32_t tokens = s->tokens, used = s->batcher.pages.free_count;
         assert_int_equal(s->batcher.in_flight, 2);
         assert_false(has_slot(s, third));
@@ -274,11 +281,11 @@ static void a_row_too_many_is_ignored(void **state)
             s->answer = 7; /* a stop token, to both */
             step(s);
             assert_int_equal(s->tokens, tokens + 2);
-            assert_null(batcher_find(&s->batcher, second));
+            assert_null(find(&s->batcher, second));
             s->answer = 5;
         }
         assert_int_equal(s->done, cancelled ? 1 : 2);
-        assert_null(batcher_find(&s->batcher, first));
+        assert_null(find(&s->batcher, first));
         assert_int_equal(s->batcher.slot[slot].steps, cancelled ? 2 : 1);
         assert_int_equal(s->batcher.pages.free_count, used);
         assert_false(has_slot(s, third));
@@ -301,14 +308,14 @@ static void preemption_waits_for_the_steps_in_flight(void **state)
     uint32_t drained = 0;
     for (uint32_t i = 0; i < 199; i++) {
         step(s);
-        drained += s->batcher.in_flight == 1 && batcher_find(&s->batcher, first) != NULL;
+        drained += s->batcher.in_flight == 1 && find(&s->batcher, first) != NULL;
         for (uint32_t slot = 0; slot < SLOTS; slot++)
             assert_true(s->batcher.slot[slot].owner || !s->batcher.slot[slot].steps);
     }
     assert_int_equal(s->metrics.preemptions_total, 1);
     assert_true(drained > 0 && drained < 10);
     assert_false(has_slot(s, second));
-    for (uint32_t i = 0; i < 300 && batcher_find(&s->batcher, second); i++) step(s);
+    for (uint32_t i = 0; i < 300 && find(&s->batcher, second); i++) step(s);
     assert_int_equal(s->done, 2);
     assert_int_equal(s->tokens, 400);
     assert_int_equal(s->batcher.pages.free_count, 8);
@@ -325,7 +332,7 @@ static void steps_in_flight_are_rung_again(void **state)
         struct stage *s = stage_open(16);
         uint64_t first = submit(s, 1, &err), second = submit(s, 2, &err);
         for (int i = 0; i < 40; i++) step(s);
-        const struct sequence *seq = batcher_find(&s->batcher, first);
+        const struct sequence *seq = find(&s->batcher, first);
         const uint32_t known = seq->token_count, slot = seq->slot;
         assert_int_equal(batcher_cancel(&s->batcher, second, "enough"), 0);
         batcher_pump(&s->batcher, s->now_us); /* it has left; two steps still have it */
@@ -348,7 +355,7 @@ static void steps_in_flight_are_rung_again(void **state)
         assert_int_equal(again->row[0].count, intact ? 1 : known);
         assert_int_equal(s->batcher.in_flight, intact ? 2 : 1);
         const uint32_t had = s->tokens;
-        for (uint32_t i = 0; i < 300 && batcher_find(&s->batcher, first); i++) step(s);
+        for (uint32_t i = 0; i < 300 && find(&s->batcher, first); i++) step(s);
         assert_int_equal(s->tokens, had + 201 - known);
         assert_int_equal(s->batcher.pages.free_count, 16);
         stage_close(s);
@@ -409,7 +416,7 @@ static void the_queue_position_is_when_its_turn_comes(void **state)
     bool started[COUNT] = {false};
     for (uint32_t i = 0; i < COUNT; i++) id[i] = submit(s, clients[i], &err);
     for (uint32_t i = 0; i < COUNT; i++)
-        position[i] = batcher_queue_position(&s->batcher, batcher_find(&s->batcher, id[i]));
+        position[i] = batcher_queue_position(&s->batcher, find(&s->batcher, id[i]));
     assert_int_equal(position[0], 0);
     assert_true(position[5] < position[2]); /* the modest client came later and goes first */
     for (uint32_t ends = 0; oldest < COUNT; ends++) {

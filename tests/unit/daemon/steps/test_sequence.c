@@ -76,7 +76,7 @@ static void timings_add_up(void **state)
 {
     (void)state;
     struct sequence *seq = make(100, 10);
-    struct sequence_timings t;
+    Helm__V1__Timings t;
     seq->arrived_us = 1000;
     sequence_timings(seq, 3000, &t);
     assert_true(t.queue_ms == 2 && t.ttft_ms == 0 && t.total_ms == 2);

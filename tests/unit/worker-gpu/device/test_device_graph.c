@@ -100,9 +100,7 @@ static void a_ring_is_never_overwritten_early(void **state)
             assert_int_equal(atomic_load(&t.wrong), 0);
             assert_int_equal(atomic_load(&t.looked), step * SLICES);
         }
-        struct device_stats stats;
-        device_read_stats(t.d, &stats);
-        assert_int_equal(stats.copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE], 10ull * SLICES * SLICE);
+        assert_int_equal(t.d->copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE], 10ull * SLICES * SLICE);
         /* The same walk outside of a graph, with the same events. */
         ring_fill(&t, 5);
         ring_put(&t, 0);
@@ -181,12 +179,6 @@ static void copies_run_beside_waits_and_kernels(void **state)
         if (ms < best_ms) best_ms = ms;
     }
     assert_true(best_ms < 500); /* 600 one after the other */
-    struct device_stats stats;
-    device_read_stats(t.d, &stats);
-    assert_true(stats.word_wait_ns >= 3 * (WAIT_MS - 5) * 1000000ull);
-    assert_true(stats.word_wait_ns < 3 * (WAIT_MS + 150) * 1000000ull);
-    assert_true(stats.copy_ns[DEVICE_COPY] >= 3 * 295 * 1000000ull);
-    assert_int_equal(stats.copy_ns[DEVICE_COMPUTE], 0);
     t.d->ops->graph_free(t.d, graph);
     ring_close(&t);
 }

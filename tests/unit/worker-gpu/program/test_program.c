@@ -74,9 +74,9 @@ static void workspace_is_as_charged(void **state)
                                                   .ctx = 8192,
                                                   .layers = true,
                                                   .head = true};
-            assert_int_equal(buffers.bytes - d->ask.matmul_workspace, ledger_workspace_bytes(&c, &what));
+            assert_int_equal(buffers.work.bytes - d->ask.matmul_workspace, ledger_workspace_bytes(&c, &what));
             if (gpu_buffers_check(&model.config, d, &buffers, &err)) fail_msg("%s", err.text);
-            buffers.few_work_bytes = 0;
+            buffers.work.area[GPU_AREA_FEW].bytes = 0;
             assert_int_equal(gpu_buffers_check(&model.config, d, &buffers, &err), HELM_E_INTERNAL);
             assert_non_null(strstr(err.text, "candidates"));
         }
@@ -91,9 +91,10 @@ static void workspace_is_as_charged(void **state)
     gpu_buffers_place(&model, &plan, &h, d, &with);
     d->no_chains = "of this test";
     gpu_buffers_place(&model, &plan, &h, d, &without);
-    assert_int_equal(without.chain_bytes, 0);
-    assert_true(with.chain_bytes >= d->ask.chain_bytes(NULL, 5 * 36 + 1));
-    assert_int_equal(with.bytes - without.bytes, (with.chain_bytes + 255) / 256 * 256);
+    const uint64_t chains = with.work.area[GPU_AREA_CHAINS].bytes;
+    assert_int_equal(without.work.area[GPU_AREA_CHAINS].bytes, 0);
+    assert_true(chains >= d->ask.chain_bytes(NULL, 5 * 36 + 1));
+    assert_int_equal(with.work.bytes - without.work.bytes, (chains + 255) / 256 * 256);
     device_close(d);
 }
 
@@ -131,8 +132,7 @@ static char *printed(const struct plan *plan, int expected)
     struct helm_err err = {0};
     FILE *out = open_memstream(&text, &bytes);
     assert_non_null(out);
-    int rc = plan ? gpu_print_plan("tests/data/golden/qwen3", plan, 1, "", out, &err)
-                  : gpu_print_programs("tests/data/golden/qwen3", 1, "", out, &err);
+    int rc = gpu_print_plan("tests/data/golden/qwen3", plan, 1, "", out, &err);
     fclose(out);
     if (rc != expected) fail_msg("%d: %s", rc, err.text);
     return text;
