@@ -107,8 +107,8 @@ struct block_mxfp4 {
 /* 8 scales and leasts of 6 bits behind d and dmin. */
 template <typename W> __device__ __forceinline__ block_scales block_scales_k(const W &w, uint32_t run)
 {
-    const uint32_t by = run % 4 * 8, d = w.word(0, 0), a = w.word(0, 1) >> by, b = w.word(0, 2) >> by,
-                   c = w.word(0, 3) >> by;
+    const uint32_t by = run % 4 * 8, d = w.head(0), a = w.head(1) >> by, b = w.head(2) >> by,
+                   c = w.head(3) >> by;
     const uint32_t scale = run < 4 ? a & 63 : (c & 15) | (a >> 2 & 0x30),
                    least = run < 4 ? b & 63 : (c >> 4 & 15) | (b >> 2 & 0x30);
     float dd, dmin;

@@ -24,17 +24,26 @@ template <uint32_t ALIGN, bool SHARED> struct block_words {
         if constexpr (SHARED) return *reinterpret_cast<const T *>(at);
         return __ldg(reinterpret_cast<const T *>(at));
     }
-    /* Word i of those from byte `at` on; `at` is a multiple of 16 where ALIGN is 16, else of 4. */
+    /* Word i of those from byte `at` on; `at` is a multiple of 16 where ALIGN is 16, else of 4. Of shared memory all
+     * of a run's are wanted, of device memory one or two. */
     __device__ __forceinline__ uint32_t word(uint32_t at, uint32_t i) const
     {
-        if constexpr (ALIGN == 16) {
-            const uint4 four = load<uint4>(base + at + i / 4 * 16);
-            return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
-        }
+        if constexpr (ALIGN == 16 && SHARED) return of_four(at + i / 4 * 16, i % 4);
         const uint32_t low = load<uint32_t>(base + at + 4 * i);
         if constexpr (ALIGN >= 4) return low;
         const uint32_t high = SHARED || beside ? load<uint32_t>(base + at + 4 * i + 4) : 0;
         return __funnelshift_r(low, high, beside);
+    }
+    /* Word i of the first 16 bytes, of which all are wanted. */
+    __device__ __forceinline__ uint32_t head(uint32_t i) const
+    {
+        if constexpr (ALIGN == 16) return of_four(0, i);
+        return word(0, i);
+    }
+    __device__ __forceinline__ uint32_t of_four(uint32_t at, uint32_t i) const
+    {
+        const uint4 four = load<uint4>(base + at);
+        return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
     }
     /* One byte; 16 bits, at an even distance. */
     __device__ __forceinline__ uint32_t byte(int at) const

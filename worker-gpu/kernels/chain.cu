@@ -56,28 +56,26 @@ template <typename S> __device__ __forceinline__ float x_scale(const linear_para
     return rsqrtf(sum / (float)p.cols + p.eps);
 }
 
-/* A lane's part of the sums of tile `chunk` of pair `pair`, in a slot. */
+/* A lane's part of the sums of the tile `at`, whose pair counts from the operation's first, in a slot. */
 template <typename D>
-__device__ __forceinline__ void chain_tile(const chain_weights &w, const unsigned char *slot, uint32_t pitch,
-                                           uint32_t pair, uint32_t chunk, const float4 *x4, float &a,
-                                           float &b)
+__device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place tile, tile_walk at,
+                                           const float4 *x4, float &a, float &b)
 {
     typedef chain_lines_of<D> L;
-    tile_place tile = {slot, slot + pitch};
-    const uint32_t bytes = tile_length(w, chunk);
-    const float4 *with = x4 + chunk * L::quads(w.tile);
-    if constexpr (D::LOOSE) {
-        const linear_pair rows = tile_rows(w, pair, chunk);
+    const uint32_t bytes = tile_length(w, at.chunk);
+    const float4 *with = x4 + at.chunk * L::quads(w.tile);
+    if (D::LOOSE && w.loose) {
+        const linear_pair rows = tile_rows(w, at.pair, at.chunk);
         tile.a += (size_t)rows.a & 15, tile.b += (size_t)rows.b & 15;
     }
     if constexpr (D::SCALED) {
         tile_add_as<D, L::lines.within(chain_shaped::TILE), false>(tile, bytes, with, a, b);
     } else {
 #pragma unroll 1
-        for (uint32_t at = 0; at < bytes; at += w.part) {
-            const uint32_t some = bytes - at < w.part ? bytes - at : w.part;
-            const float4 *x_part = with + L::quads(at);
-            const tile_place part = {tile.a + at, tile.b + at};
+        for (uint32_t from = 0; from < bytes; from += w.part) {
+            const uint32_t some = bytes - from < w.part ? bytes - from : w.part;
+            const float4 *x_part = with + L::quads(from);
+            const tile_place part = {tile.a + from, tile.b + from};
             float more_a, more_b;
             if (some == L::PART)
                 tile_add_as<D, L::PART, true>(part, some, x_part, more_a, more_b);
@@ -90,13 +88,12 @@ __device__ __forceinline__ void chain_tile(const chain_weights &w, const unsigne
     }
 }
 template <>
-__device__ __forceinline__ void chain_tile<decode_blocks>(const chain_weights &w, const unsigned char *slot,
-                                                          uint32_t pitch, uint32_t pair, uint32_t chunk,
-                                                          const float4 *x4, float &a, float &b)
+__device__ __forceinline__ void chain_tile<decode_blocks>(const chain_weights &w, tile_place tile,
+                                                          tile_walk at, const float4 *x4, float &a, float &b)
 {
 #define BLOCKS(name, NAME)                                                                                   \
     case FORMAT_##NAME:                                                                                      \
-        return chain_tile<decode_##name>(w, slot, pitch, pair, chunk, x4, a, b);
+        return chain_tile<decode_##name>(w, tile, at, x4, a, b);
     switch (w.format) {
         DECODE_BLOCKS(BLOCKS)
     }
@@ -143,8 +140,8 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
                 if (tile >= end_tile) continue;
                 bulk_wait(ring.full + 8 * ring.slot, ring.parity);
                 const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
-                chain_tile<D>(item.where, from, ring.pitch, first + use.pair * gridDim.x, use.chunk, x4, a,
-                              b);
+                chain_tile<D>(item.where, {from, from + ring.pitch},
+                              {first + use.pair * gridDim.x, use.chunk}, x4, a, b);
                 __syncwarp(); /* all lanes have read the slot */
                 barrier_arrive(ring.free + 8 * ring.slot);
                 ring_next(ring, S::WARPS);

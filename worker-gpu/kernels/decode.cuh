@@ -18,7 +18,7 @@
  *     takes_pieces(args)   whether addresses allow it
  *   unit                 UNIT_VALUES neighbours, one lane's of a tile in shared memory          gemv_bulk, chains
  *     LINE_BYTES           bytes of 32 units, one of each lane
- *     TILE, TILE_LARGE     bytes of a tile's row: whole lines, and a multiple of 16
+ *     TILE, TILE_LARGE     bytes of a tile's row: whole lines, and unless LOOSE a multiple of 16
  *     LOOSE                rows need not begin on 16 bytes
  *     unit_offset(lane)    bytes of a line in front of what the lane's unit is in
  *     unit_at(line, lane), unit_add(a, b, x, sum_a, sum_b); unless SCALED: unit_none()

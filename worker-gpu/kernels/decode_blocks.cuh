@@ -15,7 +15,7 @@ template <typename F> struct decode_block {
     typedef __nv_bfloat16 value; /* holds numbers as they are; what gpuk_expand writes is rounded to it */
     static const uint32_t VALUES = F::VALUES, RUNS = VALUES / 32;
     typedef block_words<1, false> any_words;
-    typedef block_words<(F::ALIGN < 4 ? F::ALIGN : 4), false> words;
+    typedef block_words<F::ALIGN, false> words;
     typedef block_words<F::ALIGN, true> shared_words;
 
     static __device__ __forceinline__ size_t bytes(uint32_t c) { return (size_t)(c / VALUES) * F::BYTES; }
@@ -81,8 +81,8 @@ template <typename F> struct decode_block {
         uint32_t run;
     };
     static const bool LOOSE = F::BYTES % 16 != 0;
-    static const uint32_t UNIT_VALUES = 32, LINE_BYTES = 32 / RUNS * F::BYTES,
-                          TILE = LINE_BYTES < 1024 ? 2 * LINE_BYTES : LINE_BYTES, TILE_LARGE = TILE;
+    static const uint32_t UNIT_VALUES = 32, LINE_BYTES = 32 / RUNS * F::BYTES, TILE = LINE_BYTES,
+                          TILE_LARGE = 2 * LINE_BYTES;
     static __device__ __forceinline__ uint32_t unit_offset(uint32_t lane)
     {
         return lane / RUNS * F::BYTES;
@@ -141,7 +141,7 @@ template <typename F> struct decode_block {
     }
     static bool aligned(const struct gpuk_expand_part &part)
     {
-        return (uintptr_t)part.weight % (F::ALIGN < 4 ? F::ALIGN : 4) == 0;
+        return (uintptr_t)part.weight % F::ALIGN == 0;
     }
     static __device__ __forceinline__ void expand(const struct gpuk_expand_part &part, uint32_t row,
                                                   uint32_t tile, uint32_t lane)

@@ -14,6 +14,7 @@ struct bulk_params {
     uint32_t slots;
     uint32_t ahead_tiles; /* a warp's tiles asked into the L2 beyond its slots */
     bool contiguous;      /* a block's pairs are neighbours; else they lie gridDim.x apart */
+    bool loose;           /* rows that do not begin on 16 bytes */
 };
 
 /* A block's pairs: first, first + step, ... */
@@ -46,7 +47,10 @@ __device__ __forceinline__ uint32_t tile_bytes(const linear_params &p, uint32_t 
 }
 
 /* From a tile's first row in its slot to its second. */
-template <typename D, uint32_t TILE> static const uint32_t tile_pitch = TILE + (D::LOOSE ? TILE_SLACK : 0);
+template <typename D> __host__ __device__ constexpr uint32_t tile_pitch(uint32_t tile)
+{
+    return D::LOOSE ? (tile + TILE_SLACK + 15) / 16 * 16 : tile;
+}
 template <typename D>
 __device__ __forceinline__ tile_window window_of(const unsigned char *first, uint32_t bytes)
 {
@@ -65,15 +69,16 @@ __device__ __forceinline__ void tile_copy(const linear_params &p, const block_sh
     const tile_window a = window_of<D>(rows.a + at, bytes), b = window_of<D>(rows.b + at, bytes);
     bulk_expect(barrier, rows.b ? a.bytes + b.bytes : a.bytes);
     bulk_copy(slot, a.from, a.bytes, barrier);
-    if (rows.b) bulk_copy(slot + tile_pitch<D, TILE>, b.from, b.bytes, barrier);
+    if (rows.b) bulk_copy(slot + tile_pitch<D>(TILE), b.from, b.bytes, barrier);
 }
 /* Where its rows lie then. */
 template <typename D, uint32_t TILE>
-__device__ __forceinline__ tile_place tile_at(const linear_params &p, const block_share &share, tile_walk w,
+__device__ __forceinline__ tile_place tile_at(const bulk_params &q, const block_share &share, tile_walk w,
                                               const unsigned char *slot)
 {
-    tile_place tile = {slot, slot + tile_pitch<D, TILE>};
-    if (!D::LOOSE) return tile;
+    const linear_params &p = q.linear;
+    tile_place tile = {slot, slot + tile_pitch<D>(TILE)};
+    if (!D::LOOSE || !q.loose) return tile;
     const linear_pair rows = linear_locate(p, share.first + w.pair * share.step);
     tile.a += ((size_t)rows.a + w.chunk * TILE) & 15;
     tile.b += ((size_t)rows.b + w.chunk * TILE) & 15;
@@ -98,7 +103,7 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
 {
     const linear_params &p = q.linear;
     SHARED_DYNAMIC(unsigned char, shared);
-    const uint32_t tile_elements = TILE / D::LINE_BYTES * 32 * D::UNIT_VALUES, pitch = tile_pitch<D, TILE>;
+    const uint32_t tile_elements = TILE / D::LINE_BYTES * 32 * D::UNIT_VALUES, pitch = tile_pitch<D>(TILE);
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     float *x = reinterpret_cast<float *>(shared + (size_t)WARPS * q.slots * 2 * pitch);
     float *partial = x + (size_t)q.chunks * tile_elements;
@@ -142,7 +147,7 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
         const uint32_t end = batch + batch_pairs < share.pairs ? batch + batch_pairs : share.pairs;
         while (use.pair < end) {
             bulk_wait(barrier_address + 8 * slot, parity);
-            const tile_place tile = tile_at<D, TILE>(p, share, use, ring + (size_t)slot * 2 * pitch);
+            const tile_place tile = tile_at<D, TILE>(q, share, use, ring + (size_t)slot * 2 * pitch);
             const uint32_t bytes = tile_bytes<TILE>(p, use.chunk);
             float keep = tile_sums<D, TILE>(tile, bytes, x4 + use.chunk * (tile_elements / 4));
             /* What every lane read of the slot is in its registers, since the exchange took sums of it: the
@@ -176,16 +181,25 @@ struct bulk_shape {
     uint32_t warps, tile, slots, ahead_bytes;
     bool contiguous;
 };
+/* A tile of blocks costs a third as much as the products of a line, so that two lines are better, unless warps would
+ * have all the whole tiles or all the others: tiles go round the warps, of which there are 8 or 16. */
+template <typename D> static uint32_t bulk_tile_of(const struct linear_params *params)
+{
+    const uint64_t row_bytes = params->row_bytes, large = (row_bytes + D::TILE_LARGE - 1) / D::TILE_LARGE;
+    return D::SCALED && (row_bytes % D::TILE_LARGE == 0 || large % 2 == 1 || large >= 8) ? D::TILE_LARGE
+                                                                                         : D::TILE;
+}
 /* What measured best for whole matrices. Of a slice (some rows of a matrix, as it passes through the ring of
  * streamed weights) a block may have fewer tiles than warps: half the warps meet at barriers sooner. */
 template <typename D>
 static struct bulk_shape bulk_shape_of(const struct gpuk_device *device, const struct linear_params *params)
 {
-    struct bulk_shape s = {16, D::TILE, div_up(2048, D::TILE), 64 * 1024, device->gemv_contiguous};
+    struct bulk_shape s = {16, bulk_tile_of<D>(params), 0, 64 * 1024, device->gemv_contiguous};
     const uint64_t pairs_a_block = div_up(params->pairs, (uint32_t)device->sm_count);
     if (pairs_a_block * ((params->row_bytes + s.tile - 1) / s.tile) <= 8) s.warps = 8;
     if (device->gemv_warps) s.warps = device->gemv_warps <= 8 ? 8 : 16;
     if (device->gemv_tile_bytes) s.tile = device->gemv_tile_bytes <= 1024 ? D::TILE : D::TILE_LARGE;
+    s.slots = s.tile < 1024 ? div_up(2048, s.tile) : 2;
     if (device->gemv_slots > 0) s.slots = device->gemv_slots < 12 ? (uint32_t)device->gemv_slots : 12;
     if (device->gemv_ahead_bytes)
         s.ahead_bytes = device->gemv_ahead_bytes > 0 ? (uint32_t)device->gemv_ahead_bytes : 0;
@@ -195,7 +209,7 @@ static struct bulk_shape bulk_shape_of(const struct gpuk_device *device, const s
 template <typename D> static size_t bulk_shared_bytes(const struct bulk_shape *s, uint32_t chunks)
 {
     const size_t tile_elements = s->tile / D::LINE_BYTES * 32 * D::UNIT_VALUES,
-                 pitch = tile_pitch<D, D::TILE> - D::TILE + s->tile;
+                 pitch = tile_pitch<D>(s->tile);
     return (size_t)s->warps * s->slots * (2 * pitch + 8) +
            (chunks * tile_elements + 2 * PARTIAL_FLOATS + 32) * sizeof(float);
 }
@@ -241,7 +255,9 @@ template <typename D> static int bulk_launch(const struct linear_call &call, str
     bulk_shape_fits<D>(call, &s, &chunks);
     const uint32_t ahead = s.ahead_bytes / (s.warps * 2 * s.tile), sms = (uint32_t)call.device->sm_count,
                    pairs = call.params.pairs;
-    struct bulk_params bulk = {call.params, chunks, s.slots, ahead < 32 ? ahead : 32, s.contiguous};
+    struct bulk_params bulk = {call.params,  chunks,
+                               s.slots,      ahead < 32 ? ahead : 32,
+                               s.contiguous, !gpuk_linear_aligned(call.args) || s.tile % 16 != 0};
     return gpuk_launch("gemv", bulk_kernel<D>[s.warps == 16][s.tile > D::TILE],
                        dim3(sms < pairs ? sms : pairs), dim3(s.warps * 32), bulk_shared_bytes<D>(&s, chunks),
                        call.flags, call.stream, err, bulk);

@@ -51,9 +51,9 @@ bool gpuk_linear_aligned(const struct gpuk_linear_args *args)
 bool gpuk_linear_begins(const struct gpuk_linear_args *args)
 {
     const size_t block = tensor_format_of(args->format)->block_bytes;
-    size_t bits = 0;
+    size_t bits = 0, align = block % 16 == 0 ? 16 : block % 4 == 0 ? 4 : block % 2 == 0 ? 2 : 1;
     for (uint32_t s = 0; s < args->segments; s++) bits |= (size_t)args->segment[s].weight;
-    return bits % (block % 4 == 0 ? 4 : block % 2 == 0 ? 2 : 1) == 0;
+    return bits % align == 0;
 }
 
 int gpuk_linear_params(const char *what, const struct gpuk_linear_args *args, struct linear_params *params,

@@ -100,7 +100,7 @@ int gpuk_linear_params(const char *what, const struct gpuk_linear_args *args, st
                        struct helm_err *err);
 /* Whether every row of every matrix starts on a 16-byte boundary. */
 bool gpuk_linear_aligned(const struct gpuk_linear_args *args);
-/* Whether every matrix of blocks starts where the format's blocks may, in words of memory. */
+/* Whether every matrix of blocks starts on as many bytes, up to 16, as its blocks' sizes are multiples of. */
 bool gpuk_linear_begins(const struct gpuk_linear_args *args);
 
 struct linear_call {
