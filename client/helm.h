@@ -214,7 +214,7 @@ HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, stru
                                 struct helm_err *err);
 
 struct helm_model_info {
-    const char *folder, *architecture, *dtype;
+    const char *folder, *architecture, *dtype; /* the folder, or the GGUF file */
     uint32_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab;
     uint32_t context;       /* tokens a request may use */
     uint32_t model_context; /* tokens the model was made for */

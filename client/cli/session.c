@@ -112,7 +112,7 @@ static int ask_model_folder(struct cli *cli, char **folder, struct helm_err *err
     struct helm_model_info *info = NULL;
     int rc = helm_model_info(cli->client, CLI_ANSWER_MS, &info, err);
     if (rc < 0) return rc;
-    if (access(info->folder, R_OK) != 0)
+    if (access(info->folder, file_is_folder(info->folder) ? X_OK : R_OK) != 0)
         rc = helm_fail(err, HELM_E_NOT_FOUND,
                        "the daemon's model %.200s cannot be opened here (%s): --tokenizer DIR names a "
                        "folder with the model's tokenizer.json, tokenizer_config.json, "

@@ -132,6 +132,7 @@ static int read_tokens(struct reading *r, const struct gguf_value *list)
             if (!rc) rc = tok_vocab_spell(vocab, &tokens, id, offset, r->err);
         }
     }
+    if (!rc && !tokens.count) rc = helm_fail(r->err, HELM_E_FORMAT, "no token has a text");
     if (!rc) rc = tok_vocab_index(vocab, &tokens, r->count, r->err);
     if (rc) helm_err_prefix(r->err, "key '%s'", TOKENS);
     tok_token_list_free(&tokens);

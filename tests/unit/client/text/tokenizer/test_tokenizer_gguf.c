@@ -258,7 +258,7 @@ static void test_hostile_tokens(void **state)
     (void)state;
     struct vocab_file f;
     static char long_text[1100];
-    const char *const twice[] = {"a", "b", "a"}, *const broken[] = {"a", "\xC3"},
+    const char *const blank[] = {"", ""}, *const twice[] = {"a", "b", "a"}, *const broken[] = {"a", "\xC3"},
                       *const endless[] = {long_text};
     memset(long_text, 'a', sizeof long_text - 1);
     bpe_file(&f, "gpt-2", "tokens type merges eos");
@@ -272,6 +272,7 @@ static void test_hostile_tokens(void **state)
     } cases[] = {{twice, 3, HELM_E_FORMAT, "'a' has two ids, 0 and 2"},
                  {broken, 2, HELM_E_FORMAT, "token 1 is not UTF-8"},
                  {endless, 1, HELM_E_LIMIT, "token 0 has 1099 bytes"},
+                 {blank, 2, HELM_E_FORMAT, "no token has a text"},
                  {twice, 0, HELM_E_LIMIT, "0 tokens"}};
     for (size_t i = 0; i < COUNT(cases); i++) {
         f = start;
