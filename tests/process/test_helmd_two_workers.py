@@ -48,7 +48,8 @@ def test_every_order_of_stages_gives_the_expected_tokens():
 
 
 def test_64_requests_and_a_small_pool():
-    with split(("cgcgcg", "c", "g"), slots=64, step_tokens=128, page_count=96) as d:
+    # steps take a millisecond: the first requests are not over before the last ones come
+    with split(("cgcgcg", "c", "g"), faults="step_us=1000", slots=64, step_tokens=128, page_count=96) as d:
         c = Client(d.endpoint)
         streams = [(c.generate([2 + n % 90] * (1 + n), 60, seed=n), n) for n in range(64)]
         c.run(*[s for s, _ in streams], timeout=60)
