@@ -56,8 +56,10 @@ struct gpu_buffer {
     size_t bytes;
     explicit gpu_buffer(size_t size) : at(nullptr), bytes(size ? size : 1)
     {
-        CUDA(cudaMalloc(&at, (bytes + 15) / 16 * 16)); /* copies of weights end on 16 bytes */
-        CUDA(cudaMemset(at, 0xff, bytes));
+        const size_t whole =
+            (bytes + 15) / 16 * 16; /* weights are read in whole words: their memory ends on 16 bytes */
+        CUDA(cudaMalloc(&at, whole));
+        CUDA(cudaMemset(at, 0xff, whole));
         CUDA(cudaDeviceSynchronize());
     }
     template <typename T>
