@@ -107,6 +107,13 @@ static void run_file(const char *folder, const char *homes)
     free(pair);
 }
 
+/* Instrumented, each file at one home and each home once: all take a minute. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ALL_HOMES false
+#else
+#define ALL_HOMES true
+#endif
+
 static void files_agree(void **state)
 {
     (void)state;
@@ -116,7 +123,8 @@ static void files_agree(void **state)
     static const char *const homes[] = {"g", "s", "gsc"};
     need_device();
     for (size_t f = 0; f < sizeof folders / sizeof *folders; f++)
-        for (size_t h = 0; h < sizeof homes / sizeof *homes; h++) run_file(folders[f], homes[h]);
+        for (size_t h = 0; h < sizeof homes / sizeof *homes; h++)
+            if (ALL_HOMES || h == f) run_file(folders[f], homes[h]);
 }
 
 int main(void)
