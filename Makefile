@@ -110,7 +110,7 @@ kernel_isa = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
 $(OBJ)/%.o: %.c | $(GEN_HEADERS)
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
-	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(if $(findstring /kernels/,$<),$(KERNEL_OPT) $(call kernel_isa,$<)) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(if $(findstring /kernels/,$<)$(findstring /quantize_,$<),$(KERNEL_OPT) $(call kernel_isa,$<)) -MMD -MP -c -o $@ $<
 
 define program_rule
 $(BIN)/$(1): $$(call obj_of,$$($(1)_MAIN) $$($(1)_LINK))

@@ -19,6 +19,10 @@ COMMON_SRC := \
   common/formats/packed.c \
   common/formats/packed_tile.c \
   common/formats/q8_0.c \
+  common/formats/quantize.c \
+  common/formats/quantize_avx2.c \
+  common/formats/quantize_avx512.c \
+  common/formats/quantize_ref.c \
   common/formats/tensor_format.c \
   common/plan/home.c \
   common/sampling/changes.c \

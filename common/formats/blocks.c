@@ -1,7 +1,7 @@
-/* Weights in GGUF's blocks of few bits (blocks.h): only read. See tensor_format.h. */
+/* Weights in GGUF's blocks of few bits (blocks.h): sizes, reading; quantize.c writes them. See tensor_format.h. */
 #include "common/formats/blocks.h"
 
-#include "common/formats/tensor_format.h"
+#include "common/formats/quantize.h"
 
 static int check_row(const struct tensor_matrix *m, uint32_t row, struct helm_err *err)
 {
@@ -11,6 +11,12 @@ static int check_row(const struct tensor_matrix *m, uint32_t row, struct helm_er
         return 0;
     return helm_fail(err, HELM_E_FORMAT, "%s: row %u of %u columns ends behind the matrix's %llu bytes",
                      traits->name, row, m->cols, (unsigned long long)m->bytes);
+}
+
+static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes, struct helm_err *err)
+{
+    if (bytes) *bytes = tensor_format_bytes(rows->to, rows->rows, rows->cols);
+    return quantize_rows(rows, NULL, out, err);
 }
 
 #define FORMAT(format, FORMAT_NAME, VALUES, BYTES, GROUP)                                                    \
@@ -37,6 +43,13 @@ static int check_row(const struct tensor_matrix *m, uint32_t row, struct helm_er
         }                                                                                                    \
         return rc;                                                                                           \
     }                                                                                                        \
+    static int format##_write(const void *values, enum dtype dtype, uint32_t rows, uint32_t cols, void *out, \
+                              uint64_t *bytes, struct helm_err *err)                                         \
+    {                                                                                                        \
+        const struct tensor_rows what = {tensor_format_plain(dtype), FORMAT_##FORMAT_NAME, rows, cols,       \
+                                         values};                                                            \
+        return write_rows(&what, out, bytes, err);                                                           \
+    }                                                                                                        \
     const struct tensor_format_traits tensor_format_##format = {.name = #format,                             \
                                                                 .file = #FORMAT_NAME,                        \
                                                                 .value = DTYPE_F32,                          \
@@ -48,5 +61,6 @@ static int check_row(const struct tensor_matrix *m, uint32_t row, struct helm_er
                                                                 .from = FORMAT_##FORMAT_NAME,                \
                                                                 .takes = format##_takes,                     \
                                                                 .bytes = format##_bytes,                     \
-                                                                .read_row = format##_read_row};
+                                                                .read_row = format##_read_row,               \
+                                                                .write = format##_write};
 BLOCK_FORMATS(FORMAT)
