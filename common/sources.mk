@@ -43,6 +43,7 @@ MODEL_SRC := \
   common/model/gguf_model.c \
   common/model/gguf_value.c \
   common/model/index.c \
+  common/model/mixture.c \
   common/model/rope.c \
   common/model/rope_config.c \
   common/model/safetensors.c \

@@ -1,0 +1,201 @@
+/* The mixtures as tables. See mixture.h; the rules are those that llama.cpp's published files follow (src/llama-quant.cpp),
+ * held against such files by test_mixture.c. */
+#include "common/model/mixture.h"
+
+#include <strings.h>
+
+#include "common/model/arch.h"
+
+/* In which layers a rule holds, of n. */
+enum where {
+    EVERYWHERE,
+    FIRST_TWO,
+    FIRST_FOUR,
+    FIRST_EIGHTH,
+    FIRST_SIXTEENTH,
+    OUTER_AND_THIRDS, /* the first and last eighths, and every third layer between */
+    SHARED_BY_FOUR,   /* every layer, where at least four query heads share a value head */
+};
+struct rule {
+    enum tensor_role role;
+    enum where where;
+    enum { ALWAYS, MEASURED, UNMEASURED } when; /* of importance */
+    enum tensor_format format;
+};
+
+#define RULES_MAX 5
+struct mixture {
+    const char *name, *alias; /* the alias may be NULL */
+    uint32_t file_type;
+    enum tensor_format base, embed, head;
+    struct rule rule[RULES_MAX]; /* the first that holds; the end: TENSOR_EMBED, of which there is none */
+};
+
+#define MORE(format)                                                                                         \
+    {                                                                                                        \
+        {TENSOR_V, OUTER_AND_THIRDS, ALWAYS, format},                                                        \
+        {                                                                                                    \
+            TENSOR_DOWN, OUTER_AND_THIRDS, ALWAYS, format                                                    \
+        }                                                                                                    \
+    }
+#define IQ4_RULES                                                                                            \
+    {                                                                                                        \
+        {TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q5_K},                                                     \
+        {                                                                                                    \
+            TENSOR_DOWN, FIRST_EIGHTH, UNMEASURED, FORMAT_Q5_K                                               \
+        }                                                                                                    \
+    }
+static const struct mixture mixtures[] = {
+    {"q8_0", NULL, 7, FORMAT_Q8_0, FORMAT_Q8_0, FORMAT_Q8_0, {{0}}},
+    {"q6_k", NULL, 18, FORMAT_Q6_K, FORMAT_Q6_K, FORMAT_Q6_K, {{0}}},
+    {"q5_k_m", "q5_k", 17, FORMAT_Q5_K, FORMAT_Q5_K, FORMAT_Q6_K, MORE(FORMAT_Q6_K)},
+    {"q5_k_s", NULL, 16, FORMAT_Q5_K, FORMAT_Q5_K, FORMAT_Q6_K, {{0}}},
+    {"q5_0",
+     NULL,
+     8,
+     FORMAT_Q5_0,
+     FORMAT_Q5_0,
+     FORMAT_Q6_K,
+     {{TENSOR_DOWN, FIRST_EIGHTH, MEASURED, FORMAT_Q5_1}}},
+    {"q5_1", NULL, 9, FORMAT_Q5_1, FORMAT_Q5_1, FORMAT_Q6_K, {{0}}},
+    {"q4_k_m", "q4_k", 15, FORMAT_Q4_K, FORMAT_Q4_K, FORMAT_Q6_K, MORE(FORMAT_Q6_K)},
+    {"q4_k_s",
+     NULL,
+     14,
+     FORMAT_Q4_K,
+     FORMAT_Q4_K,
+     FORMAT_Q6_K,
+     {{TENSOR_V, FIRST_FOUR, ALWAYS, FORMAT_Q5_K}, {TENSOR_DOWN, FIRST_EIGHTH, ALWAYS, FORMAT_Q5_K}}},
+    {"q4_0",
+     NULL,
+     2,
+     FORMAT_Q4_0,
+     FORMAT_Q4_0,
+     FORMAT_Q6_K,
+     {{TENSOR_DOWN, FIRST_EIGHTH, MEASURED, FORMAT_Q4_1}}},
+    {"q4_1", NULL, 3, FORMAT_Q4_1, FORMAT_Q4_1, FORMAT_Q6_K, {{0}}},
+    {"iq4_xs", NULL, 30, FORMAT_IQ4_XS, FORMAT_IQ4_XS, FORMAT_Q6_K, IQ4_RULES},
+    {"iq4_nl", NULL, 25, FORMAT_IQ4_NL, FORMAT_IQ4_NL, FORMAT_Q6_K, IQ4_RULES},
+    /* published of models with experts alone; here of all matrices but the ends */
+    {"mxfp4", "mxfp4_moe", 38, FORMAT_MXFP4, FORMAT_Q8_0, FORMAT_Q8_0, {{0}}},
+    {"q3_k_m",
+     "q3_k",
+     12,
+     FORMAT_Q3_K,
+     FORMAT_Q3_K,
+     FORMAT_Q6_K,
+     {{TENSOR_V, FIRST_TWO, ALWAYS, FORMAT_Q5_K},
+      {TENSOR_V, EVERYWHERE, ALWAYS, FORMAT_Q4_K},
+      {TENSOR_DOWN, FIRST_SIXTEENTH, ALWAYS, FORMAT_Q5_K},
+      {TENSOR_DOWN, EVERYWHERE, ALWAYS, FORMAT_Q4_K},
+      {TENSOR_O, EVERYWHERE, ALWAYS, FORMAT_Q4_K}}},
+    {"q3_k_s", NULL, 11, FORMAT_Q3_K, FORMAT_Q3_K, FORMAT_Q6_K, {{0}}},
+    {"q2_k",
+     NULL,
+     10,
+     FORMAT_Q2_K,
+     FORMAT_Q2_K,
+     FORMAT_Q6_K,
+     {{TENSOR_V, SHARED_BY_FOUR, ALWAYS, FORMAT_Q4_K},
+      {TENSOR_V, EVERYWHERE, ALWAYS, FORMAT_Q3_K},
+      {TENSOR_DOWN, EVERYWHERE, ALWAYS, FORMAT_Q3_K},
+      {TENSOR_O, EVERYWHERE, ALWAYS, FORMAT_Q3_K}}},
+    {"bf16", NULL, 32, FORMAT_BF16, FORMAT_BF16, FORMAT_BF16, {{0}}},
+    {"f16", NULL, 1, FORMAT_F16, FORMAT_F16, FORMAT_F16, {{0}}},
+};
+#define MIXTURES (sizeof mixtures / sizeof *mixtures)
+
+const struct mixture *mixture_at(uint32_t i)
+{
+    return i < MIXTURES ? &mixtures[i] : NULL;
+}
+
+const struct mixture *mixture_named(const char *name)
+{
+    for (size_t i = 0; i < MIXTURES; i++)
+        if (strcasecmp(name, mixtures[i].name) == 0 ||
+            (mixtures[i].alias && strcasecmp(name, mixtures[i].alias) == 0))
+            return &mixtures[i];
+    return NULL;
+}
+
+const char *mixture_name(const struct mixture *mixture)
+{
+    return mixture->name;
+}
+
+bool mixture_is_plain(const struct mixture *mixture)
+{
+    return tensor_format_is_plain(mixture->base);
+}
+
+uint32_t mixture_file_type(const struct mixture *mixture)
+{
+    return mixture->file_type;
+}
+
+static bool holds(enum where where, const struct model_config *c, uint32_t layer)
+{
+    const uint32_t n = c->layers;
+    const bool in[] = {[EVERYWHERE] = true,
+                       [FIRST_TWO] = layer < 2,
+                       [FIRST_FOUR] = layer < 4,
+                       [FIRST_EIGHTH] = layer < n / 8,
+                       [FIRST_SIXTEENTH] = layer < n / 16,
+                       [OUTER_AND_THIRDS] = layer < n / 8 || layer >= 7 * n / 8 || (layer - n / 8) % 3 == 2,
+                       [SHARED_BY_FOUR] = c->heads / c->kv_heads >= 4};
+    return in[where];
+}
+
+/* By the rules alone. */
+static enum tensor_format wanted(const struct mixture *m, const struct model_config *c,
+                                 const struct model_tensor *t, bool importance)
+{
+    if (t->role == TENSOR_HEAD || (t->role == TENSOR_EMBED && c->tied_head)) return m->head;
+    if (t->role == TENSOR_EMBED) return m->embed;
+    enum tensor_format format = m->base;
+    for (int i = 0; i < RULES_MAX && m->rule[i].role != TENSOR_EMBED; i++) {
+        const struct rule *r = &m->rule[i];
+        if (r->role != t->role || !holds(r->where, c, (uint32_t)t->layer)) continue;
+        if (r->when != ALWAYS && (r->when == MEASURED) != importance) continue;
+        format = r->format;
+        break;
+    }
+    /* Of 70B, eight query heads share what this matrix makes: it is small and all of them need it. */
+    const bool is_70b = c->layers == 80 && c->heads != c->kv_heads;
+    if (t->role == TENSOR_V && is_70b && (format == FORMAT_Q3_K || format == FORMAT_Q4_K)) return FORMAT_Q5_K;
+    return format;
+}
+
+/* What takes rows that are no whole blocks of 256. */
+static enum tensor_format of_smaller_blocks(enum tensor_format format)
+{
+    switch (format) {
+    case FORMAT_Q4_K:
+        return FORMAT_Q5_0;
+    case FORMAT_Q5_K:
+        return FORMAT_Q5_1;
+    case FORMAT_Q6_K:
+        return FORMAT_Q8_0;
+    default:
+        return FORMAT_IQ4_NL;
+    }
+}
+
+enum tensor_format mixture_format(const struct mixture *mixture, const struct model *model,
+                                  const struct model_tensor *t, bool importance)
+{
+    enum tensor_format format = wanted(mixture, &model->config, t, importance);
+    if (arch_role_is_vector(t->role)) return t->format;
+    if (tensor_format_takes(format, t->rows, t->cols)) return format;
+    format = of_smaller_blocks(format);
+    return tensor_format_takes(format, t->rows, t->cols) ? format : t->format;
+}
+
+enum tensor_format mixture_format_at_load(const struct mixture *mixture, const struct model *model,
+                                          const struct model_tensor *t)
+{
+    if (!tensor_format_is_plain(t->format)) return t->format;
+    if (t->role == TENSOR_EMBED && !model->config.tied_head) return t->format;
+    return mixture_format(mixture, model, t, false);
+}

@@ -1,0 +1,34 @@
+/* Mixtures of formats, as quantised models are published: which tensor lies in which format under a name such as
+ * Q4_K_M.
+ *
+ * A mixture is a row: a format for most matrices, one for the head, and rules for what deserves more bits. Called by
+ * helm-quantize, which writes such files, by the planner for `--weights`, and by placements, so that helmd and workers
+ * lay down the same. Constant data. */
+#ifndef HELM_COMMON_MODEL_MIXTURE_H
+#define HELM_COMMON_MODEL_MIXTURE_H
+
+#include "common/model/model.h"
+
+struct mixture;
+
+/* By its name or another one for it, in letters of either case; NULL: there is none. */
+const struct mixture *mixture_named(const char *name);
+/* "q4_k_m". */
+const char *mixture_name(const struct mixture *mixture);
+/* Number `i` of them; NULL behind the last. */
+const struct mixture *mixture_at(uint32_t i);
+/* Of single numbers: nothing is quantised. */
+bool mixture_is_plain(const struct mixture *mixture);
+/* What files of it have as "general.file_type". */
+uint32_t mixture_file_type(const struct mixture *mixture);
+
+/* The format of a matrix of the model in files of this mixture; rows that are no whole blocks have one that takes them,
+ * at last the one that they are stored in. `importance`: somebody measured that, which changes some rules. */
+enum tensor_format mixture_format(const struct mixture *mixture, const struct model *model,
+                                  const struct model_tensor *tensor, bool importance);
+/* The same of a model that is converted as it is loaded: what is in blocks stays so, and an embedding that is no head
+ * stays as it is, since few rows of it are read. */
+enum tensor_format mixture_format_at_load(const struct mixture *mixture, const struct model *model,
+                                          const struct model_tensor *tensor);
+
+#endif
