@@ -100,8 +100,8 @@ static void table_build(struct option_table *t, struct config *c)
          "all: the CPU's beside a GPU, too)",
          .target = &c->pack_name, .choices = "auto|all|off"},
         {"weights", 0, ARGS_TEXT, "FORMAT",
-         "how weights lie in memory: stored, or the format of blocks that they are\n"
-         "converted to at load, with the loss that it has (default stored)",
+         "how weights lie in memory: stored, or the mixture of blocks, such as\n"
+         "q4_k_m, that they are converted to at load, with its loss (default stored)",
          .target = &c->weights_name},
         {"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go", .target = &c->rundir},
         {"worker-dir", 0, ARGS_TEXT, "DIR", "where the workers' programs are (default: beside helmd)",

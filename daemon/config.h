@@ -24,7 +24,7 @@ struct config {
     uint64_t batch, prompt; /* what the plan is made fast for */
     uint64_t max_stall_ms;  /* that a prompt may hold up decoding sequences; 0: without bound */
     bool no_graphs, no_chains, pack, pack_all;
-    enum tensor_format weights; /* FORMAT_COUNT: as stored */
+    const struct mixture *weights; /* NULL: as stored */
     struct args_list listen;
     uint64_t vram_bytes, host_memory_bytes; /* 0: not stated */
     uint64_t emulated_copy_bytes_per_s;     /* 0: as fast as memory */

@@ -80,6 +80,7 @@ struct model_shard {
     uint64_t bytes;
 };
 
+struct mixture;
 struct model {
     char *folder; /* that the shards are in */
     char *path;   /* as it was given: what another process reads the same model by */
@@ -93,6 +94,8 @@ struct model {
     const struct model_tensor **unit_tensor; /* what unit[].tensor point into */
     uint64_t weight_bytes;                   /* sum over tensors */
     uint64_t parameter_count;
+    const struct mixture
+        *laid; /* `tensors` have the formats that this makes of theirs at load; NULL: their own */
     uint32_t
         *by_role; /* [TENSOR_ROLE_COUNT * (layers + 1)]: index into tensors + 1, 0 = none; for model_find */
 };

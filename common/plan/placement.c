@@ -92,7 +92,8 @@ struct laying {
 static int lay(struct laying *l, const struct model_tensor *t, enum tensor_format format,
                struct helm_err *err)
 {
-    if (format == PLAN_AS_STORED) format = t->format;
+    if (format == PLAN_AS_STORED)
+        format = l->plan->weights ? mixture_format_at_load(l->plan->weights, l->model, t) : t->format;
     if (!(l->which & (tensor_format_of(format)->variable ? VARYING : FIXED))) return 0;
     if (!placement_takes(t, format))
         return helm_fail(err, HELM_E_UNSUPPORTED,

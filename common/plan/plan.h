@@ -12,7 +12,8 @@
  * A prefill list has the same units on `gpu`, and may compute the others by either worker (`cpu` or
  * `stream`), with one exception: where the cache is in VRAM the CPU cannot attend.
  *
- * Weights lie in their memory as they are stored in the files, or in another format that is made of theirs
+ * Weights lie in their memory as they are stored in the files, or as the plan's mixture has them be converted
+ * (common/model/mixture.h), or in another format that is made of theirs
  * without loss (common/formats/tensor_format.h), in which they cross the link, too: of each unit, of the
  * embedding and of the head the plan says which. */
 #ifndef HELM_COMMON_PLAN_PLAN_H
@@ -24,6 +25,7 @@
 
 #include "common/base/err.h"
 #include "common/formats/tensor_format.h"
+#include "common/model/mixture.h"
 #include "common/model/unit.h"
 #include "common/plan/home.h"
 
@@ -90,6 +92,8 @@ struct plan {
      * embedding and of the head; PLAN_AS_STORED: as in the files. NULL: all are. The units of a stage of the
      * decode list have one format. */
     enum tensor_format *format;
+    const struct mixture
+        *weights; /* what "as in the files" is converted to at load; NULL: it is as in the files */
     struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
     uint32_t prefill_count;
     uint64_t ring_bytes;       /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
@@ -185,6 +189,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "embed": "cpu"|"gpu" (default: where the first stage is computed),
  *    "head": "cpu"|"gpu" (default: where the last stage is computed),
  *    "embed_format", "head_format": as a stage's "format",
+ *    "weights": "q4_k_m" (a mixture that weights stored as single numbers are converted to; default: none),
  *    "placements": [[TENSOR, FORMAT, "host" | "vram", OFFSET, BYTES], ...] (default: helmd makes them),
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},
  *    "vram": the same}

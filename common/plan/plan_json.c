@@ -78,6 +78,7 @@ json_t *plan_to_json(const struct plan *plan)
                   "embed", plan_processor_name(plan->embed), "head", plan_processor_name(plan->head));
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
+    if (plan->weights && json) json_object_set_new(json, "weights", json_string(mixture_name(plan->weights)));
     for (int m = 0; m < PLAN_MEMORIES && json; m++)
         json_object_set_new(json, plan_memory_name((enum plan_memory)m), ledger_to_json(&plan->memory[m]));
     for (uint32_t i = 0; i < plan->prefill_count && json; i++) {
@@ -387,6 +388,17 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
     return 0;
 }
 
+static int parse_weights(const json_t *json, const struct mixture **weights, struct helm_err *err)
+{
+    const char *name = NULL;
+    int rc = json_get_string(json, "weights", false, &name, err);
+    if (rc || !name) return rc;
+    *weights = mixture_named(name);
+    return *weights && !mixture_is_plain(*weights)
+               ? 0
+               : helm_fail(err, HELM_E_FORMAT, "weights '%.40s' is no mixture of blocks", name);
+}
+
 /* Older plans said by flags and counts what lies packed. */
 static int check_gone(const json_t *json, struct helm_err *err)
 {
@@ -411,6 +423,7 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     if (rc == 0) rc = parse_end(json, "embed", plan->stages[0].home, &plan->embed, err);
     if (rc == 0) rc = parse_end(json, "head", plan->stages[plan->stage_count - 1].home, &plan->head, err);
     if (rc == 0) rc = parse_formats(json, plan, err);
+    if (rc == 0) rc = parse_weights(json, &plan->weights, err);
     if (rc == 0) rc = plan_check(plan, err);
     if (rc == 0) rc = parse_placements(json, plan, err);
     for (int m = 0; m < PLAN_MEMORIES && rc == 0; m++)

@@ -8,21 +8,17 @@
 
 /* ---- all weights ---- */
 
-static bool is_block(enum tensor_format format)
+int formats_read(const char *name, const struct mixture **weights, struct helm_err *err)
 {
-    return !tensor_format_is_plain(format) && !tensor_format_of(format)->variable &&
-           tensor_format_converts(FORMAT_F32, format);
-}
-
-int formats_read(const char *name, enum tensor_format *format, struct helm_err *err)
-{
-    char names[64] = "stored";
-    *format = tensor_format_named(name);
-    if (strcmp(name, "stored") == 0 || (*format < FORMAT_COUNT && is_block(*format))) return 0;
-    for (int f = 0; f < FORMAT_COUNT; f++) {
+    char names[256] = "stored";
+    *weights = NULL;
+    if (strcmp(name, "stored") == 0) return 0;
+    *weights = mixture_named(name);
+    if (*weights && !mixture_is_plain(*weights)) return 0;
+    for (uint32_t i = 0; mixture_at(i); i++) {
         const size_t at = strlen(names);
-        if (is_block((enum tensor_format)f))
-            snprintf(names + at, sizeof names - at, ", %s", tensor_format_name((enum tensor_format)f));
+        if (!mixture_is_plain(mixture_at(i)))
+            snprintf(names + at, sizeof names - at, ", %s", mixture_name(mixture_at(i)));
     }
     return helm_fail(err, HELM_E_USAGE, "--weights %s: there are %s", name, names);
 }
@@ -36,6 +32,14 @@ static bool is_of(const struct model *model, const struct model_tensor *t, uint3
     return t->role == (at == units || model->config.tied_head ? TENSOR_EMBED : TENSOR_HEAD);
 }
 
+static void lay_tensor(struct model *model, struct model_tensor *t, enum tensor_format format)
+{
+    model->weight_bytes -= t->bytes;
+    t->format = format;
+    t->bytes = tensor_format_bytes(format, t->rows, t->cols);
+    model->weight_bytes += t->bytes;
+}
+
 static void lay(struct model *model, uint32_t at, enum tensor_format format)
 {
     for (uint32_t i = 0; i < model->tensor_count; i++) {
@@ -46,23 +50,23 @@ static void lay(struct model *model, uint32_t at, enum tensor_format format)
     }
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         struct model_tensor *t = &model->tensors[i];
-        if (!is_of(model, t, at)) continue;
-        model->weight_bytes -= t->bytes;
-        t->format = format;
-        t->bytes = tensor_format_bytes(format, t->rows, t->cols);
-        model->weight_bytes += t->bytes;
+        if (is_of(model, t, at)) lay_tensor(model, t, format);
     }
 }
 
-void formats_lay(struct model *model, enum tensor_format format)
+void formats_lay(struct model *model, const struct mixture *weights)
 {
-    const uint32_t units = unit_count(model->config.layers);
-    for (uint32_t at = 0; at < units + 2 && format != FORMAT_COUNT; at++)
-        if (at != units) lay(model, at, format); /* an embedding is read a few rows at a time */
+    if (!weights) return;
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        struct model_tensor *t = &model->tensors[i];
+        if (!arch_role_is_vector(t->role)) lay_tensor(model, t, mixture_format_at_load(weights, model, t));
+    }
+    model->laid = weights;
 }
 
 void formats_lay_as_planned(struct model *model, const struct plan *plan)
 {
+    if (!model->laid) formats_lay(model, plan->weights);
     for (uint32_t at = 0; at < unit_count(plan->layers) + 2 && plan->layers == model->config.layers; at++)
         if (plan->format && plan->format[at] != PLAN_AS_STORED && !plan_format_varies(plan->format[at]))
             lay(model, at, plan->format[at]);
@@ -84,6 +88,10 @@ static enum tensor_format as_laid(const struct model *model, uint32_t at)
 
 int formats_name_laid(const struct model *model, struct plan *plan, struct helm_err *err)
 {
+    if (plan->weights && plan->weights != model->laid)
+        return helm_fail(err, HELM_E_MISMATCH, "the plan has weights as '%s', --weights says '%s'",
+                         mixture_name(plan->weights), model->laid ? mixture_name(model->laid) : "stored");
+    plan->weights = model->laid;
     for (uint32_t at = 0; at < unit_count(plan->layers) + 2; at++) {
         const enum tensor_format laid = as_laid(model, at);
         int rc = laid != PLAN_AS_STORED && !plan->format ? plan_formats_clear(plan, err) : 0;

@@ -10,15 +10,15 @@
 
 /* ---- of all weights: --weights ---- */
 
-/* What the option says: "stored" (FORMAT_COUNT), or the name of a format of blocks. HELM_E_USAGE says which
- * there are. */
-HELM_MUST_CHECK int formats_read(const char *name, enum tensor_format *format, struct helm_err *err);
-/* Has the model's matrices of single numbers lie as `format`, with the bytes of that: those of every unit whose
- * matrices all take it, and the head. Sizes and prices are of them from then on; workers convert at load. */
-void formats_lay(struct model *model, enum tensor_format format);
-/* The same of what a plan has so. */
+/* What the option says: "stored" (NULL), or the name of a mixture of blocks. HELM_E_USAGE says which there are. */
+HELM_MUST_CHECK int formats_read(const char *name, const struct mixture **weights, struct helm_err *err);
+/* Has the model's matrices of single numbers lie in the mixture's formats (mixture_format_at_load), with the bytes of
+ * those. Sizes and prices are of them from then on; workers convert at load. NULL: leaves them as stored. */
+void formats_lay(struct model *model, const struct mixture *weights);
+/* The same of what a plan has so: its mixture, and blocks of single stages whose matrices all take them. */
 void formats_lay_as_planned(struct model *model, const struct plan *plan);
-/* Of a plan whose lists stand: names the blocks that nothing else is said of, so that workers know. */
+/* Of a plan whose lists stand: names the mixture, and the blocks that nothing else is said of, so that workers know.
+ * HELM_E_MISMATCH: the plan has another mixture. */
 HELM_MUST_CHECK int formats_name_laid(const struct model *model, struct plan *plan, struct helm_err *err);
 
 /* ---- of a plan; there is room for its formats (plan_formats_clear) ---- */

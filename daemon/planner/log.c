@@ -88,6 +88,9 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
                  units_format_size(bytes[PLAN_HOME_STREAM], size[PLAN_HOME_STREAM]));
         log_stages(&list, name, p == 0);
     }
+    if (plan->weights)
+        log_info("plan: weights are quantised at load, as %s: %s in all", mixture_name(plan->weights),
+                 units_format_size(r->model->weight_bytes, size[0]));
     log_info("plan: embedding on %s, head on %s", plan_processor_name(plan->embed),
              plan_processor_name(plan->head));
     if (plan->ring_bytes)

@@ -230,7 +230,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc) rc = o->profile ? describe_machine(o, &profile, &r, &err) : find_machine(o, &profile, &r, &err);
     if (rc) goto out;
     r.wish.threads = profile.cpu.threads;
-    enum tensor_format weights;
+    const struct mixture *weights;
     rc = formats_read(o->weights, &weights, &err);
     if (rc) goto out;
     formats_lay(&model, weights);

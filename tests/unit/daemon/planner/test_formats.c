@@ -124,23 +124,24 @@ static void refused(struct setting *s, const char *text)
     if (!strstr(err.text, text)) fail_msg("'%s' does not say '%s'", err.text, text);
 }
 
-/* --weights: whole units and the head become blocks, the plan names them, and nothing of it is packed. */
+/* --weights: all that takes it and the head become blocks, the plan names the mixture and uniform units, and nothing of
+ * it is packed. */
 static void all_weights_lie_as_asked(void **state)
 {
     (void)state;
     struct setting *s = open_setting();
     struct model *model = &s->b.made.model;
     struct helm_err err = {0};
-    enum tensor_format format;
-    assert_int_equal(formats_read("stored", &format, &err), 0);
-    assert_int_equal(format, FORMAT_COUNT);
+    const struct mixture *weights;
+    assert_int_equal(formats_read("stored", &weights, &err), 0);
+    assert_null(weights);
     const char *const wrong[] = {"bf16", "bf16-packed", "q4"};
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(formats_read(wrong[i], &format, &err), HELM_E_USAGE);
+        assert_int_equal(formats_read(wrong[i], &weights, &err), HELM_E_USAGE);
         assert_non_null(strstr(err.text, "stored, q8_0"));
     }
-    assert_int_equal(formats_read("q8_0", &format, &err), 0);
-    assert_int_equal(format, FORMAT_Q8_0);
+    assert_int_equal(formats_read("q8_0", &weights, &err), 0);
+    assert_string_equal(mixture_name(weights), "q8_0");
     uint64_t before = 0, after = 0;
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         struct model_tensor *t = &model->tensors[i];
@@ -148,11 +149,11 @@ static void all_weights_lie_as_asked(void **state)
         before += t->bytes;
     }
     const uint64_t counted = model->weight_bytes;
-    formats_lay(model, FORMAT_Q8_0);
+    formats_lay(model, weights);
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
-        const bool stays = t->rows == 1 || t->role == TENSOR_EMBED ||
-                           (t->layer == 1 && unit_part_of_role(t->role) == UNIT_MLP);
+        const bool stays =
+            t->rows == 1 || t->role == TENSOR_EMBED || (t->layer == 1 && t->role == TENSOR_DOWN);
         assert_int_equal(t->format, stays ? FORMAT_BF16 : FORMAT_Q8_0);
         if (!stays) assert_int_equal(t->bytes, t->rows * t->cols / 32 * 34);
         after += t->bytes;
@@ -162,11 +163,15 @@ static void all_weights_lie_as_asked(void **state)
     assert_int_equal(formats_name_laid(model, &s->plan, &err), 0);
     for (uint32_t u = 0; u < SMALL; u++)
         assert_int_equal(plan_unit_format(&s->plan, u), u == 3 ? PLAN_AS_STORED : FORMAT_Q8_0);
+    assert_ptr_equal(s->plan.weights, weights);
     assert_int_equal(plan_head_format(&s->plan), FORMAT_Q8_0);
     assert_int_equal(plan_embed_format(&s->plan), PLAN_AS_STORED);
     assert_int_equal(formats_check(&s->c, &s->plan, &err), 0);
     plan_set_unit_format(&s->plan, 3, FORMAT_Q8_0);
     refused(s, "the MLP of layer 1 cannot lie as 'q8_0'");
+    s->plan.weights = mixture_named("q4_k_m");
+    assert_int_equal(formats_name_laid(model, &s->plan, &err), HELM_E_MISMATCH);
+    assert_non_null(strstr(err.text, "'q4_k_m', --weights says 'q8_0'"));
     close_setting(s);
 }
 
