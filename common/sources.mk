@@ -39,9 +39,11 @@ MODEL_SRC := \
   common/model/config.c \
   common/model/gguf.c \
   common/model/gguf_config.c \
+  common/model/gguf_describe.c \
   common/model/gguf_file.c \
   common/model/gguf_model.c \
   common/model/gguf_value.c \
+  common/model/gguf_write.c \
   common/model/index.c \
   common/model/mixture.c \
   common/model/rope.c \

@@ -10,6 +10,11 @@ MKMODEL_SRC := \
   tools/mkmodel/shape.c \
   tools/mkmodel/values.c
 
+QUANTIZE_SRC := \
+  tools/quantize/imatrix.c \
+  tools/quantize/rewrite.c \
+  tools/quantize/vocabulary.c
+
 PROFILE_SRC := \
   tools/measure/reader.c \
   tools/profile/checkpoint.c \
@@ -88,3 +93,7 @@ helm-profile_LINK := $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/wor
   daemon/children/accelerator.c daemon/children/child_run.c daemon/children/child_words.c daemon/children/end_request.c daemon/planner/profile/profile.c daemon/planner/profile/hardware.c daemon/planner/profile/json.c daemon/children/worker_process.c \
   tools/mkmodel/shape.c $(GEN)/proto/control.pb-c.c
 helm-profile_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
+
+helm-quantize_MAIN := tools/quantize/helm_quantize.c
+helm-quantize_LINK := $(COMMON_SRC) $(MODEL_SRC) $(QUANTIZE_SRC) $(filter client/text/tokenizer/%,$(LIBHELM_SRC))
+helm-quantize_LIBS := -lpcre2-8 -ljansson -lutf8proc -lm

@@ -8,6 +8,7 @@
 #include "common/model/arch.h"
 #include "common/model/config.h"
 #include "common/model/gguf_model.h"
+#include "common/model/gguf_write.h"
 
 #define ARCH_TEXT 40
 
@@ -19,6 +20,19 @@ static const struct {
              {"qwen2", "Qwen2ForCausalLM", false},
              {"qwen3", "Qwen3ForCausalLM", false}};
 #define ARCHS (sizeof archs / sizeof *archs)
+
+const char *gguf_arch_of(const struct model_config *config, bool *interleaved)
+{
+    /* Of Mistral, without a window of its own Llama, files say `llama`. */
+    const char *architecture = strcmp(config->architecture, "MistralForCausalLM") == 0 ? archs[0].architecture
+                                                                                       : config->architecture;
+    for (size_t i = 0; i < ARCHS; i++) {
+        if (strcmp(architecture, archs[i].architecture) != 0) continue;
+        *interleaved = archs[i].interleaved;
+        return archs[i].name;
+    }
+    return NULL;
+}
 
 /* Whole numbers of an architecture and what config.json calls them. */
 static const struct {

@@ -1,0 +1,16 @@
+/* A tokenizer as the key/values of a GGUF file (tokenizer.ggml.*, tokenizer.chat_template). Called by helm-quantize. */
+#ifndef HELM_TOOLS_QUANTIZE_VOCABULARY_H
+#define HELM_TOOLS_QUANTIZE_VOCABULARY_H
+
+#include "common/model/gguf_write.h"
+
+/* Of a folder with a tokenizer.json. *kind: which of the kinds that GGUF names it is ("llama-bpe"; "llama": SentencePiece);
+ * found by encoding a text: what is written encodes it to the same ids. HELM_E_UNSUPPORTED: none does.
+ * HELM_E_NOT_FOUND: the folder has no tokenizer. */
+HELM_MUST_CHECK int vocabulary_put(struct gguf_values *values, const char *folder,
+                                   const struct model_config *config, const char **kind,
+                                   struct helm_err *err);
+/* For a model without one: ids that end a text, and that there is no vocabulary. */
+void vocabulary_put_none(struct gguf_values *values, const struct model_config *config);
+
+#endif
