@@ -86,18 +86,12 @@ static enum tensor_format as_laid(const struct model *model, uint32_t at)
     return laid;
 }
 
-int formats_name_laid(const struct model *model, struct plan *plan, struct helm_err *err)
+int formats_name_weights(const struct model *model, struct plan *plan, struct helm_err *err)
 {
     if (plan->weights && plan->weights != model->laid)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has weights as '%s', --weights says '%s'",
                          mixture_name(plan->weights), model->laid ? mixture_name(model->laid) : "stored");
     plan->weights = model->laid;
-    for (uint32_t at = 0; at < unit_count(plan->layers) + 2; at++) {
-        const enum tensor_format laid = as_laid(model, at);
-        int rc = laid != PLAN_AS_STORED && !plan->format ? plan_formats_clear(plan, err) : 0;
-        if (rc) return rc;
-        if (laid != PLAN_AS_STORED && plan->format[at] == PLAN_AS_STORED) plan->format[at] = laid;
-    }
     return 0;
 }
 

@@ -17,9 +17,8 @@ HELM_MUST_CHECK int formats_read(const char *name, const struct mixture **weight
 void formats_lay(struct model *model, const struct mixture *weights);
 /* The same of what a plan has so: its mixture, and blocks of single stages whose matrices all take them. */
 void formats_lay_as_planned(struct model *model, const struct plan *plan);
-/* Of a plan whose lists stand: names the mixture, and the blocks that nothing else is said of, so that workers know.
- * HELM_E_MISMATCH: the plan has another mixture. */
-HELM_MUST_CHECK int formats_name_laid(const struct model *model, struct plan *plan, struct helm_err *err);
+/* Names the mixture in a plan, so that workers know. HELM_E_MISMATCH: the plan has another. */
+HELM_MUST_CHECK int formats_name_weights(const struct model *model, struct plan *plan, struct helm_err *err);
 
 /* ---- of a plan; there is room for its formats (plan_formats_clear) ---- */
 

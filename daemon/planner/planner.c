@@ -174,7 +174,7 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
         if (r->refusal) *r->refusal = (struct planner_refusal){0};
     }
     m->wish.pack_cpu = packed_on_cpu(plan); /* the last attempt may have been another strategy's */
-    rc = formats_name_laid(r->model, plan, err);
+    rc = formats_name_weights(r->model, plan, err);
     if (rc) return rc;
     plan_restage(plan);
     analyse_fill_stages(&m->table, plan);
@@ -293,7 +293,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
     if (!rc) rc = open_making(&r, &m, err);
     if (rc) goto out;
     rc = check_ring(&m, plan, err);
-    if (!rc) rc = formats_name_laid(r.model, plan, err);
+    if (!rc) rc = formats_name_weights(r.model, plan, err);
     if (!rc) rc = formats_check(&m.c, plan, err);
     if (!rc && plan->placement && (rc = placement_check(r.model, plan, err)))
         helm_err_prefix(err, "where a plan has no 'placements' they are made anew");

@@ -124,7 +124,7 @@ static void refused(struct setting *s, const char *text)
     if (!strstr(err.text, text)) fail_msg("'%s' does not say '%s'", err.text, text);
 }
 
-/* --weights: all that takes it and the head become blocks, the plan names the mixture and uniform units, and nothing of
+/* --weights: all that takes it and the head become blocks, the plan names the mixture, and nothing of
  * it is packed. */
 static void all_weights_lie_as_asked(void **state)
 {
@@ -160,17 +160,14 @@ static void all_weights_lie_as_asked(void **state)
     }
     assert_true(after < before);
     assert_int_equal(counted - model->weight_bytes, before - after);
-    assert_int_equal(formats_name_laid(model, &s->plan, &err), 0);
-    for (uint32_t u = 0; u < SMALL; u++)
-        assert_int_equal(plan_unit_format(&s->plan, u), u == 3 ? PLAN_AS_STORED : FORMAT_Q8_0);
+    assert_int_equal(formats_name_weights(model, &s->plan, &err), 0);
+    for (uint32_t u = 0; u < SMALL; u++) assert_int_equal(plan_unit_format(&s->plan, u), PLAN_AS_STORED);
     assert_ptr_equal(s->plan.weights, weights);
-    assert_int_equal(plan_head_format(&s->plan), FORMAT_Q8_0);
-    assert_int_equal(plan_embed_format(&s->plan), PLAN_AS_STORED);
     assert_int_equal(formats_check(&s->c, &s->plan, &err), 0);
     plan_set_unit_format(&s->plan, 3, FORMAT_Q8_0);
     refused(s, "the MLP of layer 1 cannot lie as 'q8_0'");
     s->plan.weights = mixture_named("q4_k_m");
-    assert_int_equal(formats_name_laid(model, &s->plan, &err), HELM_E_MISMATCH);
+    assert_int_equal(formats_name_weights(model, &s->plan, &err), HELM_E_MISMATCH);
     assert_non_null(strstr(err.text, "'q4_k_m', --weights says 'q8_0'"));
     close_setting(s);
 }
