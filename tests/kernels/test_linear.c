@@ -58,7 +58,8 @@ static void fill_weights(struct problem *p, uint64_t *seed)
 {
     const size_t count = p->rows * p->cols;
     struct helm_err err = {0};
-    if (tensor_format_of(p->format)->block_values > 1 && p->format != FORMAT_Q8_0) { /* any bits are a block */
+    if (tensor_format_of(p->format)->block_values > 1 &&
+        p->format != FORMAT_Q8_0) { /* any bits are a block */
         fill_blocks(p, seed);
         return;
     }

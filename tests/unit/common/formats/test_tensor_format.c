@@ -24,10 +24,9 @@ static const uint32_t shapes[][2] = {{1, 1},   {1, 32},   {3, 64},   {16, 1024},
 static float tolerance_of(enum tensor_format format)
 {
     static const float steps[FORMAT_COUNT] = {
-        [FORMAT_Q8_0] = 254, [FORMAT_Q4_0] = 15, [FORMAT_Q4_1] = 15,  [FORMAT_Q5_0] = 31,
-        [FORMAT_Q5_1] = 31,     [FORMAT_Q2_K] = 3,  [FORMAT_Q3_K] = 7,   [FORMAT_Q4_K] = 15,
-        [FORMAT_Q5_K] = 31,     [FORMAT_Q6_K] = 63, [FORMAT_IQ4_NL] = 9, [FORMAT_IQ4_XS] = 9,
-        [FORMAT_MXFP4] = 4};
+        [FORMAT_Q8_0] = 254, [FORMAT_Q4_0] = 15,  [FORMAT_Q4_1] = 15, [FORMAT_Q5_0] = 31, [FORMAT_Q5_1] = 31,
+        [FORMAT_Q2_K] = 3,   [FORMAT_Q3_K] = 7,   [FORMAT_Q4_K] = 15, [FORMAT_Q5_K] = 31, [FORMAT_Q6_K] = 63,
+        [FORMAT_IQ4_NL] = 9, [FORMAT_IQ4_XS] = 9, [FORMAT_MXFP4] = 4};
     if (format == FORMAT_F16) return 0x1p-25f;
     return steps[format] ? 2 * LARGEST / steps[format] : 0;
 }

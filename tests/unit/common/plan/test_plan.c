@@ -307,6 +307,20 @@ static void check_formats(json_t *json)
     refuses(json, HELM_E_FORMAT, "embed_format 'q1' is no format of weights");
     json_object_del(json, "embed_format");
     json_object_del(json, "head_format");
+    /* a mixture that all weights are converted to */
+    edit(json, "weights", "'q4_k_m'");
+    if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
+    assert_string_equal(mixture_name(plan.weights), "q4_k_m");
+    written = plan_to_json(&plan);
+    assert_string_equal(json_string_value(json_object_get(written, "weights")), "q4_k_m");
+    json_decref(written);
+    plan_free(&plan);
+    static const char *const none[] = {"'bf16'", "'q9'"};
+    for (int i = 0; i < 2; i++) {
+        edit(json, "weights", none[i]);
+        refuses(json, HELM_E_FORMAT, "is no mixture of blocks");
+    }
+    json_object_del(json, "weights");
     edit(json, "stages/decode/1/format", "'zip'");
     refuses(json, HELM_E_FORMAT, "stage 1: format 'zip' is no format of weights");
     edit(json, "stages/decode/1/format", "7");
