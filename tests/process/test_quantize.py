@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import BIN, DEMO, Client, check, plan_json, run_tests, running, same  # noqa: E402
+from helmd_harness import BIN, DEMO, PROFILE, Client, check, plan_json, run_tests, running, same  # noqa: E402
 
 MIXTURES = ["Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "IQ4_XS", "IQ4_NL", "MXFP4",
             "Q3_K_M", "Q3_K_S", "Q2_K", "BF16", "F16"]
@@ -149,6 +149,43 @@ def test_tokens_and_template_are_the_folders():
         with open(os.path.join(DEMO, "tokenizer_config.json")) as f:
             template = json.load(f)["chat_template"]
         check(template.encode() in open(out, "rb").read(), "the chat template is in the file")
+
+
+TOKENIZERS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "tokenizers")
+
+
+def test_other_tokenizers():
+    """Byte-level BPE and SentencePiece's; what GGUF has no kind for is refused, not written as another."""
+    with tempfile.TemporaryDirectory() as folder:
+        model, out = make_model(folder, dict(QWEN2, vocab_size=700)), os.path.join(folder, "out.gguf")
+        for file, kind in ("bytelevel", "qwen2"), ("sentencepiece", "llama"):
+            shutil.copy(os.path.join(TOKENIZERS, file + ".json"), os.path.join(model, "tokenizer.json"))
+            said = write(model, "Q8_0", out)
+            check(f"tokenizer: {kind}" in said, said)
+            ids = [subprocess.run([os.path.join(BIN, "helm-cli"), "tokenize", "--model", m, TEXT + " the hello world"],
+                                  capture_output=True, text=True, check=True).stdout for m in (model, out)]
+            same(ids[1], ids[0], f"{file}: ids")
+        shutil.copy(os.path.join(TOKENIZERS, "words.json"), os.path.join(model, "tokenizer.json"))
+        refused(1, ["no kind of tokenizer in GGUF files"], "--model", model, "--to", "Q8_0", "--out", out + "2")
+        os.remove(os.path.join(model, "tokenizer.json"))
+        code, said, err = quantize("--model", model, "--to", "Q8_0", "--out", out)
+        check(code == 0 and "the file has no tokenizer" in err, (code, said, err))
+        decode(out)  # ids are all that helmd needs
+
+
+def test_helm_plan_prices_mixtures():
+    bytes_of = {}
+    for weights in "stored", "q8_0", "q4_k_m", "q2_k":
+        run = subprocess.run([os.path.join(BIN, "helm-plan"), "--model", DEMO, "--profile", PROFILE, "--strategy", "all-cpu", "--weights",
+                              weights, "--json"], capture_output=True, text=True, check=True)
+        plan = json.loads(run.stdout)
+        same(plan.get("weights"), None if weights == "stored" else weights, "what the plan says")
+        bytes_of[weights] = next(line["bytes"] for line in plan["host"]["lines"] if line["what"] == "weights")
+    rising = [bytes_of[w] for w in ("q2_k", "q4_k_m", "q8_0", "stored")]
+    same(rising, sorted(set(rising)), f"bytes {bytes_of}")
+    run = subprocess.run([os.path.join(BIN, "helm-plan"), "--model", DEMO, "--profile", PROFILE, "--weights", "q4"],
+                         capture_output=True, text=True)
+    check(run.returncode == 2 and "stored, q8_0" in run.stderr and "q4_k_m" in run.stderr, (run.returncode, run.stderr))
 
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,

@@ -126,25 +126,25 @@ static void put_ends(struct gguf_values *v, const struct model_config *config, u
             gguf_put_u32(v, keys[used++], (uint32_t)config->eos[i]);
 }
 
-static int put_roles(struct gguf_values *v, const struct helm_tokenizer *t, const struct model_config *config,
-                     struct helm_err *err)
+/* What stands before and after every text is what the file calls the beginning and the end. */
+static void put_roles(struct gguf_values *v, const struct helm_tokenizer *t,
+                      const struct model_config *config)
 {
     static const char *const roles[][2] = {{"tokenizer.ggml.unknown_token_id", "unk_token"},
                                            {"tokenizer.ggml.padding_token_id", "pad_token"}};
-    uint32_t bos = helm_tokenizer_role_id(t, "bos_token"), eos = helm_tokenizer_role_id(t, "eos_token"), *ids;
-    size_t count;
-    int rc = helm_tokenizer_encode(t, "", 0, HELM_TOKENIZER_ENCODE_ADD_SPECIAL, &ids, &count, err);
-    if (rc) return rc;
+    const uint32_t *around = t->template_ids;
+    const bool before = t->template_count > 1 && around[0] != HELM_TOKENIZER_NO_ID,
+               after = t->template_count > 1 && around[t->template_count - 1] != HELM_TOKENIZER_NO_ID;
+    uint32_t bos = before ? around[0] : helm_tokenizer_role_id(t, "bos_token");
     if (bos == HELM_TOKENIZER_NO_ID && config->bos >= 0) bos = (uint32_t)config->bos;
     if (bos < config->vocab) gguf_put_u32(v, "tokenizer.ggml.bos_token_id", bos);
-    put_ends(v, config, eos);
+    put_ends(v, config, after ? around[t->template_count - 1] : helm_tokenizer_role_id(t, "eos_token"));
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         const uint32_t id = helm_tokenizer_role_id(t, roles[i][1]);
         if (id < config->vocab) gguf_put_u32(v, roles[i][0], id);
     }
-    gguf_put_bool(v, "tokenizer.ggml.add_bos_token", count && ids[0] == bos);
-    gguf_put_bool(v, "tokenizer.ggml.add_eos_token", count && ids[count - 1] == eos && ids[count - 1] != bos);
-    free(ids);
+    gguf_put_bool(v, "tokenizer.ggml.add_bos_token", before);
+    gguf_put_bool(v, "tokenizer.ggml.add_eos_token", after);
     for (size_t i = 0; i < t->config.template_count; i++) {
         char key[GGUF_KEY_MAX] = "tokenizer.chat_template";
         const struct tok_named *named = &t->config.templates[i];
@@ -152,7 +152,6 @@ static int put_roles(struct gguf_values *v, const struct helm_tokenizer *t, cons
             snprintf(key, sizeof key, "tokenizer.chat_template.%s", named->name);
         gguf_put_text(v, key, named->text);
     }
-    return 0;
 }
 
 void vocabulary_put_none(struct gguf_values *v, const struct model_config *config)
@@ -239,7 +238,7 @@ static int put_all(struct gguf_values *v, const struct helm_tokenizer *t, const 
         put_merges(v, t, merges, count);
     else if (!rc)
         rc = put_scores(v, t, merges, count, config->vocab, err);
-    if (!rc) rc = put_roles(v, t, config, err);
+    if (!rc) put_roles(v, t, config);
     if (!rc) rc = put_kind(v, t, kind, err);
     free(merges);
     return rc;
