@@ -59,6 +59,8 @@ static void stages_table(const struct plan *plan, struct cli_text *out)
     if (plan->ring_bytes)
         cli_text_printf(out, "; streamed weights pass a ring of %s",
                         units_format_size(plan->ring_bytes, text));
+    if (plan->weights)
+        cli_text_printf(out, "\nweights quantised at load, as %s", mixture_name(plan->weights));
     const uint32_t packed = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
     if (packed || head)

@@ -70,9 +70,11 @@ static int take_tensor(struct rewrite *r, const struct model_tensor *from, const
                          "%s is %s already: to quantise again loses more; begin with bf16, fp16 or fp32",
                          from->name, tensor_format_name(from->format));
     if (tensor_format_is_plain(t->to.format)) return 0;
+    const float *importance = NULL;
     r->quantized++;
-    int rc = imatrix ? imatrix_find(imatrix, t->to.name, from->cols, &t->importance, err) : 0;
-    r->measured += t->importance != NULL;
+    int rc = imatrix ? imatrix_find(imatrix, t->to.name, from->cols, &importance, err) : 0;
+    r->measured += importance != NULL;
+    if (t->to.format != FORMAT_Q8_0) t->importance = importance; /* whose scale is the largest value's */
     return rc;
 }
 
@@ -200,8 +202,8 @@ static int convert(const struct run *run, const void *stored, void *made, struct
 {
     const struct rewrite_tensor *t = run->t;
     const struct tensor_rows rows = {t->from->format, t->to.format, run->rows, (uint32_t)t->to.cols, stored};
-    int rc = t->importance && t->to.format != FORMAT_Q8_0 ? quantize_rows(&rows, t->importance, made, err)
-                                                          : tensor_format_convert(&rows, made, err);
+    int rc = t->importance ? quantize_rows(&rows, t->importance, made, err)
+                           : tensor_format_convert(&rows, made, err);
     if (rc) helm_err_prefix(err, "%s, rows from %llu on", t->to.name, (unsigned long long)run->row);
     return rc;
 }
@@ -229,6 +231,10 @@ static int compare(const struct run *run, const void *stored, const void *made, 
         for (int i = 0; i < 8; i++) *off += part_off[i], *all += part_all[i];
     }
     free(x);
+    if (!rc && !isfinite(*off))
+        rc =
+            helm_fail(err, HELM_E_FORMAT, "%s, rows from %llu on: a value is not finite, or too large for %s",
+                      run->t->to.name, (unsigned long long)run->row, tensor_format_name(to));
     return rc;
 }
 
