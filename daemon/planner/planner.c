@@ -119,18 +119,6 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
     return rc;
 }
 
-/* A format of the model's whose CUDA kernels have not computed a whole model rightly yet, or FORMAT_COUNT. Their
- * products are checked one by one; on an H200 8B of Q4_K and Q6_K had no finite logit at its second token
- * (2026-11-23), where Q8_0 and the emulated device are right. Goes when that is found. */
-static enum tensor_format unproven(const struct model *model)
-{
-    for (uint32_t i = 0; i < model->tensor_count; i++) {
-        const enum tensor_format format = model->tensors[i].format;
-        if (tensor_format_of(format)->block_values > 1 && format != FORMAT_Q8_0) return format;
-    }
-    return FORMAT_COUNT;
-}
-
 static int make(struct making *m, struct plan *plan, struct arena_spec *spec, struct helm_err *err)
 {
     const struct planner_request *r = m->r;
@@ -141,13 +129,6 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     struct planner_refusal refusal = {0};
     struct trying t = {.strategy = r->strategy, .device = true};
     int rc = 0;
-    const enum tensor_format held_back = unproven(r->model);
-    if (device && free_choice && r->machine.device.kind == LEDGER_DEVICE_CUDA && held_back != FORMAT_COUNT) {
-        log_warn("device: planned on the CPU alone: %s on CUDA has not been proven with a whole model; "
-                 "--device cuda uses it",
-                 tensor_format_name(held_back));
-        device = false;
-    }
     if (device) {
         rc = attempt_contexts(m, &t, plan, &attempt, err);
         if (!rc && attempt.fits && free_choice)
