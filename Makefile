@@ -65,8 +65,7 @@ CFLAGS_ALL := $(BASE) $(DEBUG_INFO) $(OPT) $(WARN) $(CFLAGS)
 # loop by loop. In MODE=asan they go without what of -fsanitize=undefined repeats AddressSanitizer at every access (it
 # sees the access itself; MODE=ubsan has all of it), and without watching scopes: a tile's sums, places in the frame that
 # are known, are then looked up in the shadow at every step. Only so is -O2 worth it, which keeps them in registers.
-KERNEL_OPT_asan := -O2 -fira-region=one --param asan-instrumentation-with-call-threshold=100 \
-  -fno-sanitize-address-use-after-scope \
+KERNEL_OPT_asan := -O2 -fira-region=one -fno-sanitize-address-use-after-scope \
   -fno-sanitize=null$(comma)object-size$(comma)pointer-overflow
 KERNEL_OPT_ubsan := -O1 -fira-region=one
 KERNEL_OPT_tsan := $(KERNEL_OPT_ubsan)
