@@ -443,7 +443,7 @@ static void a_late_peer_is_a_fault(void **state)
         struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
         const struct step_row row = {.slot = 0, .start = 0, .count = 1, .flags = STEP_ROW_SAMPLE};
         const struct step_result *result;
-        options.peer_wait_ms = FEW_SPLITS ? 8000 : 1500; /* longer than a step, also on a busy host */
+        options.peer_wait_ms = FEW_SPLITS ? 3000 : 1500; /* longer than a step, also on a busy host */
         if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
         enum pair_worker gone = gpu_waits ? PAIR_CPU : PAIR_GPU;
         server_stop(&pair->server[gone]);
