@@ -57,7 +57,6 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
                                                                 .block_values = (VALUES),                    \
                                                                 .block_bytes = (BYTES),                      \
                                                                 .group_rows = 1,                             \
-                                                                .cuda_unproven = true,                       \
                                                                 .from = FORMAT_##FORMAT_NAME,                \
                                                                 .takes = format##_takes,                     \
                                                                 .bytes = format##_bytes,                     \
