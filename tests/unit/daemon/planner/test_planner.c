@@ -136,7 +136,7 @@ static void a_chunk_is_as_long_as_it_pays(void **state)
     assert_int_equal(plan.ring_bytes, 0);
     assert_int_equal(plan.prefill_count, 0);
     plan_free(&plan);
-    formats_lay(&b.made.model, FORMAT_Q8_0); /* which a chunk expands, whatever its length */
+    formats_lay(&b.made.model, mixture_named("q8_0")); /* which a chunk expands, whatever its length */
     make(&b, &plan);
     assert_in_range(plan.step_tokens, 2 * LEDGER_STEP_TOKENS, PREFILL_CHUNK_MAX);
     plan_free(&plan);
