@@ -19,6 +19,7 @@ COMMON_SRC := \
   common/formats/packed.c \
   common/formats/packed_tile.c \
   common/formats/q8_0.c \
+  common/formats/random_blocks.c \
   common/formats/tensor_format.c \
   common/plan/home.c \
   common/sampling/changes.c \

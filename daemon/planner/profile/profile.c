@@ -94,6 +94,34 @@ unsigned profile_formats_lacking(const struct profile *profile, unsigned formats
     return lacking;
 }
 
+void profile_formats_text(unsigned formats, char text[PROFILE_FORMATS_TEXT])
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int f = 0; f < FORMAT_COUNT; f++)
+        if (formats & format_bit((enum tensor_format)f) && used < PROFILE_FORMATS_TEXT)
+            used += (size_t)snprintf(text + used, PROFILE_FORMATS_TEXT - used, "%s%s", used ? "," : "",
+                                     tensor_format_name((enum tensor_format)f));
+}
+
+int profile_formats_read(const char *names, unsigned *formats, struct helm_err *err)
+{
+    *formats = 0;
+    while (*names) {
+        const size_t length = strcspn(names, ",");
+        char name[24], known[PROFILE_FORMATS_TEXT];
+        snprintf(name, sizeof name, "%.*s", (int)length, names);
+        const enum tensor_format format = tensor_format_named(name);
+        if (format == FORMAT_COUNT || !profile_format_has_rates(format)) {
+            profile_formats_text(profile_formats_lacking(&(struct profile){.quick = false}, ~0u), known);
+            return helm_fail(err, HELM_E_USAGE, "'%s' is none of %s", name, known);
+        }
+        *formats |= format_bit(format);
+        names += length + (names[length] == ',');
+    }
+    return 0;
+}
+
 /* Of bytes as they are stored: no format's are read faster than memory is. */
 static int check_formats(const struct profile *profile, struct helm_err *err)
 {

@@ -158,6 +158,11 @@ struct profile {
 
 /* Of a set of formats (format_bit): those that have no rates of their own here and could have. */
 unsigned profile_formats_lacking(const struct profile *profile, unsigned formats);
+/* "q4_k,q6_k": names of a set, in the registry's order. */
+#define PROFILE_FORMATS_TEXT 192
+void profile_formats_text(unsigned formats, char text[PROFILE_FORMATS_TEXT]);
+/* Such names to a set. HELM_E_USAGE: one is none, or of a format that has no rates of its own. */
+HELM_MUST_CHECK int profile_formats_read(const char *names, unsigned *formats, struct helm_err *err);
 /* Whether a profile can have rates of this format beside those of bf16. */
 bool profile_format_has_rates(enum tensor_format format);
 
