@@ -13,13 +13,13 @@
 #include "common/formats/random_blocks.h"
 #include "tools/profile/profile_tool.h"
 
-#define DEVICE_S       5.0 /* of all formats */
+#define DEVICE_S       3.6 /* of all formats */
 #define DEVICE_S_LEAST 0.4 /* of each of many */
-#define DEVICE_S_MOST  1.6
-#define ONE_S          1.2 /* alone, and beside copies */
-#define MANY_S         0.7 /* of each number of tokens */
+#define DEVICE_S_MOST  1.2
+#define ONE_S          1.0 /* alone, and beside copies */
+#define MANY_S         0.6 /* of each number of tokens */
 #define QUICK          4   /* times less in a hurry */
-#define STEP_S_MOST    2.0 /* a step expected to take longer is left out */
+#define STEP_S_MOST    0.6 /* a step expected to take longer is left out */
 #define LEAST_BYTES    (1152 * MIB)
 #define LEAST_QUICK    (192 * MIB)
 #define LINEARS        4 /* of a decoded layer: q k v; o; gate up; down */
