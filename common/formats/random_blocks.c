@@ -9,7 +9,7 @@
 #define BLOCK_MOST  256 /* values, likewise */
 /* What the largest value of a block may be. */
 #define LARGEST_LEAST 0x1p-10f
-#define LARGEST_MOST  8.0f
+#define LARGEST_MOST  0x1p-2f
 
 static uint64_t random_of(uint64_t *state)
 {

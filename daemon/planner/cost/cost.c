@@ -207,21 +207,27 @@ static void add_matrix_cpu(const struct pricing *p, uint32_t unit, const struct 
     w->cpu_spread = fmax(w->cpu_spread, with->cpu_spread);
 }
 
-/* An operation's weights stand one behind the other from `tensor` on; returns how many there are. */
-static uint32_t add_operation(const struct pricing *p, uint32_t unit, const struct math_op *math,
-                              const struct model_tensor *const *tensor, struct weights *w)
+/* An operation's weights, of which the unit's next matrices are those that the model has. Returns how many. */
+static uint32_t add_operation(const struct pricing *p, uint32_t unit, const struct math_op *math, uint32_t at,
+                              struct weights *w)
 {
+    const struct model_unit *u = &p->model->unit[unit];
     enum tensor_format format[MATH_WEIGHTS_MAX];
-    struct run run = {.math = math, .tensor = tensor};
+    struct run run = {.math = math, .tensor = u->tensor + at};
+    uint32_t count = 0;
     for (uint32_t i = 0; i < math->weights; i++) {
-        format[i] = tensor[i]->format;
-        add_matrix_cpu(p, unit, tensor[i], w);
+        const struct model_tensor *t = at + count < u->matrix_count ? u->tensor[at + count] : NULL;
+        format[i] = FORMAT_COUNT;
+        if (!t || t->role != math->weight[i]) continue;
+        format[count++] = t->format;
+        add_matrix_cpu(p, unit, t, w);
     }
-    for (; p->device && run.first < math->weights; run.first = run.end) {
+    for (; p->device && run.first < count; run.first = run.end) {
         run.end = program_run_end(math, format, run.first);
+        if (run.end > count) run.end = count;
         add_run_gpu(p, &run, w);
     }
-    return math->weights;
+    return count;
 }
 
 static void add_weights(const struct pricing *p, uint32_t unit, struct weights *w)
@@ -229,7 +235,7 @@ static void add_weights(const struct pricing *p, uint32_t unit, struct weights *
     const struct model_unit *u = &p->model->unit[unit];
     const struct math_part *math = model_unit_math(p->model, unit);
     uint32_t at = 0;
-    for (uint32_t i = 0; i < math->ops; i++) at += add_operation(p, unit, &math->op[i], u->tensor + at, w);
+    for (uint32_t i = 0; i < math->ops; i++) at += add_operation(p, unit, &math->op[i], at, w);
     for (; at < u->tensor_count; at++) { /* vectors */
         const double bytes = (double)u->tensor[at]->bytes;
         add_linear(&p->cpu, bytes, 0, p->step->tokens, &w->cpu);
@@ -483,7 +489,8 @@ static void price_rest(const struct pricing *p, struct cost_table *table)
     bool packed = false;
     for (uint32_t u = 0; u < table->units; u++) packed |= table->unit[u].packed;
     /* of the format that the last unit's matrices begin with */
-    const enum tensor_format format = p->model->unit[table->units - 1].tensor[0]->format;
+    const struct model_unit *last = &p->model->unit[table->units - 1];
+    const enum tensor_format format = last->matrix_count ? last->tensor[0]->format : FORMAT_BF16;
     const struct format_rates *with = &p->with[format];
     const bool plain = tensor_format_is_plain(format);
     const double expanded = (double)(packed || !plain ? RING_PACKED_SLICE_BYTES : RING_SLICE_BYTES),

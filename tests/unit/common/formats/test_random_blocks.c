@@ -37,7 +37,7 @@ static void every_block_is_numbers(void **state)
                 if (!isfinite(value[i])) fail_msg("%s: block %u has %g", t->name, b, (double)value[i]);
                 largest = fmaxf(largest, fabsf(value[i]));
             }
-            if (largest < 0x1p-10f || largest > 8)
+            if (largest < 0x1p-10f || largest > 0x1p-2f)
                 fail_msg("%s: block %u up to %g", t->name, b, (double)largest);
             different += memcmp(block, bytes, t->block_bytes) != 0;
         }
