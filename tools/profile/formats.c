@@ -19,10 +19,12 @@
 #define ONE_S          1.0 /* alone, and beside copies */
 #define MANY_S         0.6 /* of each number of tokens */
 #define QUICK          4   /* times less in a hurry */
-#define STEP_S_MOST    0.6 /* a step expected to take longer is left out */
+#define STEP_S_MOST    2.0 /* a step expected to take longer is left out, */
+#define STEP_S_QUICK   1.0 /* in a hurry */
 #define LEAST_BYTES    (1152 * MIB)
 #define LEAST_QUICK    (192 * MIB)
-#define LINEARS        4 /* of a decoded layer: q k v; o; gate up; down */
+#define FEW            32 /* tokens up to which a step is repeated, however long it takes */
+#define LINEARS        4  /* of a decoded layer: q k v; o; gate up; down */
 #define PIECE_BYTES    MIB
 
 /* As cpu.linear_packed: from steps that are reading to those that are work. */
@@ -122,11 +124,13 @@ static double rate_of(const struct formats *f, uint32_t i, bool one)
 /* Steps of so many tokens for so long; each is a sample of every format's ratio. */
 static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct helm_err *err)
 {
+    const uint32_t least = tokens > FEW ? 1 : 3;
     double spent = 0, end = 0;
-    int rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
+    int rc =
+        tokens > FEW ? 0 : profile_steps_run(&f->steps, 0, tokens, &spent, err); /* finds all in its place */
     for (uint32_t i = 0; i < f->count; i++) f->ratio[i].count = 0;
     end = profile_now_s() + seconds / (f->options->quick ? QUICK : 1);
-    for (uint32_t n = 0; !rc && (n < 3 || profile_now_s() < end); n++) {
+    for (uint32_t n = 0; !rc && (n < least || profile_now_s() < end); n++) {
         rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
         const double plain = rc ? 0 : rate_of(f, 0, tokens == 1);
         for (uint32_t i = 1; i < f->count && !rc; i++)
@@ -166,7 +170,7 @@ static int measure_many(struct formats *f, struct profile *p, struct helm_err *e
     for (size_t c = 0; c < COUNTS && !rc; c++) {
         const double rate = profile_table_at(&p->cpu.linear, counts[c]).value,
                      flops = (double)f->shape.layer_bytes * f->shape.layers * counts[c];
-        if (c && flops / rate > STEP_S_MOST / (f->options->quick ? QUICK : 1)) continue;
+        if (c && flops / rate > (f->options->quick ? STEP_S_QUICK : STEP_S_MOST)) continue;
         rc = run_steps(f, counts[c], MANY_S, err);
         for (uint32_t i = 1; i < f->count && !rc; i++)
             profile_table_put(&p->format[f->format[i]].cpu_linear, counts[c], times(f, i, rate));
