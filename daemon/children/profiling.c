@@ -122,7 +122,7 @@ static int get_cached(const struct profiling_request *r, const char *fingerprint
         log_info("there is no profile of this machine yet");
     }
     log_info("profile: measuring it, %s", quick ? "quickly (some seconds)" : "once (up to a minute)");
-    rc = measure(r, profile_formats_lacking(&(struct profile){.quick = quick}, r->formats), quick, err);
+    rc = measure(r, 0, quick, err);
     if (rc) return rc;
     if (access(path, F_OK))
         return helm_fail(err, HELM_E_MISMATCH, PROGRAM " ended well and left no %s: is it of this build?",

@@ -183,22 +183,34 @@ static int measure_until_sound(struct tool *t, struct helm_err *err)
     }
 }
 
-/* Formats that are asked for and not there yet. */
-static int measure_formats(struct tool *t, bool *measured, struct helm_err *err)
+/* Formats that are asked for and not there yet; again where what comes out contradicts the rest. */
+static int measure_formats(struct tool *t, struct helm_err *err)
 {
     const struct profile_cpu_options options = cpu_options_of(t);
     const unsigned lacking = profile_formats_lacking(&t->profile, t->formats);
-    struct profile_device_run *device = NULL;
     char names[PROFILE_FORMATS_TEXT];
-    *measured = lacking != 0;
-    if (!lacking) return 0;
     profile_formats_text(lacking, names);
     profile_say(&t->progress, "formats of weights: %s", names);
     pin_prefer_node(t->node);
-    int rc = has_device(t) ? open_device(t, &device, err) : 0;
-    if (!rc) rc = profile_formats_measure(&options, lacking, device, &t->profile, err);
-    profile_device_close(device);
-    return rc ? rc : profile_check(&t->profile, err);
+    for (int left = t->options.quick ? ATTEMPTS_QUICK : ATTEMPTS;; left--) {
+        struct profile_device_run *device = NULL;
+        int rc = has_device(t) ? open_device(t, &device, err) : 0;
+        if (!rc) rc = profile_formats_measure(&options, lacking, device, &t->profile, err);
+        profile_device_close(device);
+        if (rc) return rc;
+        rc = profile_check(&t->profile, err);
+        if (!rc || left == 1) return rc;
+        profile_say(&t->progress, "%s: measuring again", err->text);
+    }
+}
+
+/* Where the profile is to be: the cache's path, if it is kept, and --out. */
+static int write_profile(struct tool *t, const char *path, struct helm_err *err)
+{
+    int rc = t->options.out ? profile_write(t->options.out, &t->profile, err) : 0;
+    if (!rc && path) rc = profile_write(path, &t->profile, err);
+    if (!rc && path) profile_say(&t->progress, "kept: %s", path);
+    return rc;
 }
 
 /* Those of --formats and of --model's matrices. */
@@ -282,7 +294,7 @@ static int run(struct tool *t, struct helm_err *err)
     struct profile_value disk = {0};
     if (o->disk) rc = profile_host_disk(o->disk, o->quick, &disk, err); /* before this thread is pinned */
     if (rc) return rc;
-    bool cached = keep && take_cached(t, path), more = false;
+    bool cached = keep && take_cached(t, path);
     if (!cached) {
         rc = keep ? profile_write_check(path, err) : 0;
         if (rc && o->out) {
@@ -296,16 +308,11 @@ static int run(struct tool *t, struct helm_err *err)
         describe_machine(t);
     }
     if (o->disk) t->profile.disk = disk;
-    rc = measure_formats(t, &more, err);
-    if (rc) return rc;
-    if (o->out) rc = profile_write(o->out, &t->profile, err);
-    if (rc) return rc;
-    if (keep && (!cached || o->disk || more)) {
-        rc = profile_write(path, &t->profile, err);
-        if (rc) return rc;
-        profile_say(&t->progress, "kept: %s", path);
-    }
-    return 0;
+    /* What there is is kept, whatever becomes of the formats. */
+    rc = write_profile(t, keep && (!cached || o->disk) ? path : NULL, err);
+    if (rc || !profile_formats_lacking(&t->profile, t->formats)) return rc;
+    rc = measure_formats(t, err);
+    return rc ? rc : write_profile(t, keep ? path : NULL, err);
 }
 
 static int print(const struct tool *t, struct helm_err *err)
