@@ -40,8 +40,11 @@ static int measure_all(struct measure *m, struct helm_err *err)
     const struct measure_kernels *k = m->kernels;
     struct measure_samples least;
     double operation = 0;
-    const bool both_one = measure_reads(m, k->large, GPUK_ONE) && measure_reads(m, k->small, GPUK_ONE),
-               both_few = measure_reads(m, k->large, GPUK_FEW) && measure_reads(m, k->small, GPUK_FEW);
+    const bool room = measure_layers_of(m, k->small) > 0,
+               both_one =
+                   room && measure_reads(m, k->large, GPUK_ONE) && measure_reads(m, k->small, GPUK_ONE),
+               both_few =
+                   room && measure_reads(m, k->large, GPUK_FEW) && measure_reads(m, k->small, GPUK_FEW);
     int rc = put_blocks(m, err);
     if (!rc) rc = measure_tiny(m, true, &least, err);
     if (rc) return rc;
@@ -65,7 +68,8 @@ int measure_format_run(struct measure *m, enum tensor_format format, double seco
     m->budget_s = seconds / VALUES;
     m->weight_bytes = bytes / 2 / 4096 * 4096;
     if (m->emulated || measure_layers_of(m, large) == 0) k->large = k->small;
-    if (m->emulated) m->weight_bytes = measure_layer_bytes(k->small, format);
+    if (m->emulated && measure_layer_bytes(k->small, format) < bytes)
+        m->weight_bytes = measure_layer_bytes(k->small, format);
     int rc = measure_all(m, err);
     k->large = large;
     m->weight_bytes = bytes;
