@@ -5,7 +5,7 @@
 #   forecast_formats.sh build/bin /tmp/formats 2GiB,4GiB,all 8b-q4km.gguf 8b-q5km.gguf 8b-q6k.gguf 8b-q8.gguf
 #
 # tools/bench/make_gguf.py makes such files. First the machine's profile gets the rates of the files' formats, with the
-# seconds that each took; then planner_bench.py says forecast, measured and error of every cell, median and worst, and
+# seconds that each took (a machine without a profile is measured first, in a minute); then planner_bench.py says forecast, measured and error of every cell, median and worst, and
 # leaves plans, reports and result.md in OUT. Exit status: planner_bench.py's.
 set -eu
 if [ $# -lt 4 ]; then
@@ -22,5 +22,4 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
 done
 [ $# -eq 0 ] || shift
 # shellcheck disable=SC2086 # names of models are words
-exec "$(dirname "$0")/planner_bench.py" accuracy --bin "$bin" --out "$out" $models --vram "$vram" --prompt 128 --output 128 \
-    --no-parts --rounds 2 "$@"
+exec "$(dirname "$0")/planner_bench.py" accuracy --bin "$bin" --out "$out" $models --vram "$vram" --prompt 128 --no-parts "$@"
