@@ -23,6 +23,7 @@ COMMON_SRC := \
   common/formats/quantize_avx2.c \
   common/formats/quantize_avx512.c \
   common/formats/quantize_ref.c \
+  common/formats/random_blocks.c \
   common/formats/tensor_format.c \
   common/plan/home.c \
   common/sampling/changes.c \

@@ -100,6 +100,13 @@ static int wanted_node(const struct config *c)
     return c->node == CONFIG_NO_NODE ? -1 : (int)c->node;
 }
 
+/* Of the weights as --weights has them lie. */
+static unsigned formats_of(struct helmd *d)
+{
+    formats_lay(&d->model, d->config.weights);
+    return model_formats(&d->model);
+}
+
 static int make_plan(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
@@ -131,6 +138,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
                                                 .threads = (uint32_t)c->threads,
                                                 .node = wanted_node(c),
                                                 .copy_bytes_per_s = c->emulated_copy_bytes_per_s,
+                                                .formats = formats_of(d),
                                                 .parent_fd = d->parent_fd};
     /* That there is none is for the choice of the device to say. */
     int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_GPU0), gpu_program,
@@ -152,12 +160,12 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     request.machine.device = d->device.ledger;
     request.device_required = d->device.required;
     snprintf(request.no_device, sizeof request.no_device, "%s", d->device.why);
-    formats_lay(&d->model, c->weights);
     look_at_weights(&request);
     rc = c->plan_file ? plan_from_file(d, &request, err)
                       : packed_look_make(&request, &d->plan, &d->arena_spec, err);
     if (!rc) rc = forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
     if (rc) return rc;
+    formats_warn_unmeasured(&d->model, &d->profile);
     planner_log(&request, &d->plan);
     d->typical_context = planner_typical_context(&request, d->plan.context_tokens);
     json_t *json = plan_to_json(&d->plan);

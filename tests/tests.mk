@@ -49,7 +49,7 @@ test-fuzz-corpora: $(FUZZ_REPLAY)
 test-threads: $(filter $(OBJ)/tests/ipc/%_threads,$(TEST_BIN))
 	$(RUN) --label "$(MODE) " $^
 # these compare what they measured
-SCRIPT_ALONE := process/test_bench.py process/test_helm_profile.py
+SCRIPT_ALONE := process/test_bench.py process/test_helm_profile.py process/test_helm_profile_formats.py
 test-processes: programs $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
 	HELM_BIN=$(abspath $(BIN)) HELM_TEST_BIN=$(abspath $(OBJ))/tests/process HELM_PYPROTO=$(abspath $(PYPROTO)) \
 	  $(RUN) $(if $(filter release debug,$(MODE)),--jobs $(shell nproc) $(SCRIPT_ALONE:%=--alone '%')) --label "$(MODE) " \

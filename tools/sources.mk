@@ -20,10 +20,12 @@ PROFILE_SRC := \
   tools/profile/checkpoint.c \
   tools/profile/cpu.c \
   tools/profile/device.c \
+  tools/profile/formats.c \
   tools/profile/host.c \
   tools/profile/packed.c \
   tools/profile/print.c \
   tools/profile/samples.c \
+  tools/profile/steps.c \
   tools/profile/wake.c
 
 # plain reads of memory, beside which everything else is set

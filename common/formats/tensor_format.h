@@ -86,6 +86,11 @@ enum tensor_format tensor_format_named(const char *name);
 /* The same by a safetensors file's word for it. */
 enum tensor_format tensor_format_of_file(const char *dtype);
 
+/* Of formats, as a set: one bit each. */
+static inline unsigned format_bit(enum tensor_format format)
+{
+    return 1u << format;
+}
 /* Of single numbers: one value a block. */
 static inline bool tensor_format_is_plain(enum tensor_format format)
 {

@@ -126,6 +126,8 @@ static inline uint32_t model_tensor_unit(const struct model_tensor *tensor)
 {
     return unit_of((uint32_t)tensor->layer, unit_part_of_role(tensor->role));
 }
+/* Formats of the matrices that steps multiply by, as a set (format_bit). */
+unsigned model_formats(const struct model *model);
 /* The tensor with this role and layer (-1 where it has none), or NULL. TENSOR_HEAD of a tied model is its
  * EMBED. */
 const struct model_tensor *model_find(const struct model *model, enum tensor_role role, int32_t layer);

@@ -34,6 +34,16 @@ static void fill_unit(const struct model *model, struct model_unit *unit, const 
     }
 }
 
+unsigned model_formats(const struct model *model)
+{
+    const struct model_tensor *head = model_find(model, TENSOR_HEAD, -1);
+    unsigned formats = head ? format_bit(head->format) : 0;
+    for (uint32_t u = 0; u < unit_count(model->config.layers); u++)
+        for (uint32_t i = 0; i < model->unit[u].matrix_count; i++)
+            formats |= format_bit(model->unit[u].tensor[i]->format);
+    return formats;
+}
+
 const struct math_part *model_unit_math(const struct model *model, uint32_t unit)
 {
     return &model->math.part[unit_part(unit)];

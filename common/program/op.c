@@ -129,6 +129,14 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
     return list.count;
 }
 
+uint32_t program_run_end(const struct math_op *math, const enum tensor_format format[MATH_WEIGHTS_MAX],
+                         uint32_t first)
+{
+    uint32_t end = first + 1;
+    while (end < math->weights && (math->swiglu || format[end] == format[first])) end++;
+    return end;
+}
+
 uint32_t program_ops_first(enum processor_kind processor, enum op_kind kinds[PROGRAM_OPS_MAX])
 {
     struct list list = {.kinds = kinds};

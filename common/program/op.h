@@ -21,6 +21,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/formats/tensor_format.h"
 #include "common/model/unit.h"
 
 enum processor_kind { PROCESSOR_CPU, PROCESSOR_GPU, PROCESSOR_KINDS };
@@ -92,6 +93,12 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
                         enum op_kind kinds[PROGRAM_OPS_MAX]);
 /* What a step of a processor that computes layers begins with, before all of them. */
 uint32_t program_ops_first(enum processor_kind processor, enum op_kind kinds[PROGRAM_OPS_MAX]);
+/* A GPU multiplies by an operation's weights together where their formats are one: behind the last of the run from
+ * `first` on. Weights that are used in pairs are always one run. Each run becomes operations of its own. (A CPU's
+ * LINEAR takes all weights, whatever their formats.) */
+uint32_t program_run_end(const struct math_op *math, const enum tensor_format format[MATH_WEIGHTS_MAX],
+                         uint32_t first);
+
 /* How many of program_ops_of count in this tier; of all operations of a part. */
 uint32_t program_ops_count(const struct math_op *math, enum processor_kind processor, enum op_tier tier);
 uint32_t program_part_count(const struct math_part *part, enum processor_kind processor, enum op_tier tier);

@@ -21,9 +21,9 @@ static void log_line(const char *line)
 
 /* So that it measures this very machine: what is planned for. */
 struct options {
-    const char *argv[14];
+    const char *argv[16];
     size_t count;
-    char number[3][24];
+    char number[3][24], formats[PROFILE_FORMATS_TEXT];
 };
 
 static void add_number(struct options *o, int which, bool there, const char *name, long long value)
@@ -34,16 +34,20 @@ static void add_number(struct options *o, int which, bool there, const char *nam
     o->argv[o->count++] = o->number[which];
 }
 
-static void make_options(const struct profiling_request *r, struct options *o)
+static void make_options(const struct profiling_request *r, unsigned formats, struct options *o)
 {
     *o = (struct options){.argv = {PROGRAM, "--device", r->device->name[0] ? r->device->name : "cpu"},
                           .count = 3};
     add_number(o, 0, r->threads, "--threads", r->threads);
     add_number(o, 1, r->node >= 0, "--node", r->node);
     add_number(o, 2, r->copy_bytes_per_s, "--emulated-copy", (long long)r->copy_bytes_per_s);
+    profile_formats_text(formats, o->formats);
+    if (!formats) return;
+    o->argv[o->count++] = "--formats";
+    o->argv[o->count++] = o->formats;
 }
 
-static int measure(const struct profiling_request *r, bool quick, struct helm_err *err)
+static int measure(const struct profiling_request *r, unsigned formats, bool quick, struct helm_err *err)
 {
     char program[4096], how[128];
     struct options o;
@@ -55,13 +59,12 @@ static int measure(const struct profiling_request *r, bool quick, struct helm_er
                               .words.on_line = log_line};
     int rc = worker_process_find(r->program_dir, PROGRAM, program, sizeof program, err);
     if (rc) return rc;
-    make_options(r, &o);
+    make_options(r, formats, &o);
     if (r->program_dir) {
         o.argv[o.count++] = "--worker-dir";
         o.argv[o.count++] = r->program_dir;
     }
     if (quick) o.argv[o.count++] = "--quick";
-    log_info("profile: measuring it, %s", quick ? "quickly (some seconds)" : "once (up to a minute)");
     sd_notify(0, "STATUS=measuring this machine");
     rc = child_run(&child, err);
     const char *last = child_words_end(&child.words);
@@ -83,6 +86,25 @@ static int read_checked(const char *path, const struct profiling_request *r, str
     return rc;
 }
 
+/* What the cached one lacks of the plan's formats is measured into it. */
+static int add_formats(const struct profiling_request *r, const char *path, bool quick,
+                       struct profile *profile, struct helm_err *err)
+{
+    const unsigned lacking = profile_formats_lacking(profile, r->formats);
+    struct helm_err why = {0};
+    char names[PROFILE_FORMATS_TEXT];
+    if (!lacking) return 0;
+    profile_formats_text(lacking, names);
+    log_info("profile: it has no rates of %s yet: measuring them (up to 15 s)", names);
+    int rc = measure(r, lacking, quick, &why);
+    if (rc == HELM_E_CANCELLED) {
+        *err = why;
+        return rc;
+    }
+    if (rc) log_warn("profile: %s could not be measured: %s", names, why.text);
+    return rc ? 0 : read_checked(path, r, profile, err);
+}
+
 /* The cached one, measured first where there is none that can be used. */
 static int get_cached(const struct profiling_request *r, const char *fingerprint, struct profile *profile,
                       struct helm_err *err)
@@ -99,7 +121,8 @@ static int get_cached(const struct profiling_request *r, const char *fingerprint
     } else {
         log_info("there is no profile of this machine yet");
     }
-    rc = measure(r, quick, err);
+    log_info("profile: measuring it, %s", quick ? "quickly (some seconds)" : "once (up to a minute)");
+    rc = measure(r, 0, quick, err);
     if (rc) return rc;
     if (access(path, F_OK))
         return helm_fail(err, HELM_E_MISMATCH, PROGRAM " ended well and left no %s: is it of this build?",
@@ -107,9 +130,11 @@ static int get_cached(const struct profiling_request *r, const char *fingerprint
     rc = read_checked(path, r, profile, err);
     if (rc) return rc;
 found:
+    rc = add_formats(r, path, quick, profile, err);
+    if (rc) return rc;
     log_info("profile: %s, of %s%s", path, profile->made, profile->quick ? ", taken quickly" : "");
     if (profile->quick) {
-        make_options(r, &o);
+        make_options(r, 0, &o);
         for (size_t i = 1, n = 0; i < o.count && n < sizeof options; i++)
             n += (size_t)snprintf(options + n, sizeof options - n, " %s", o.argv[i]);
         log_info("profile: `" PROGRAM "%s` takes a minute and makes better forecasts", options);

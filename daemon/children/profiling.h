@@ -17,10 +17,12 @@ struct profiling_request {
     uint32_t threads;                 /* as asked for, 0: the worker's choice */
     int node;                         /* NUMA node as asked for, -1: as accelerator_choose_node does */
     uint64_t copy_bytes_per_s;        /* of the emulated device; 0: as fast as memory */
+    unsigned formats;                 /* of the weights that will be planned (format_bit) */
     int parent_fd;                    /* the measuring ends when its writer closes it; -1: none */
 };
 
-/* HELM_E_CANCELLED: the parent has gone, or helmd was told to end (end_request.h), while it was measured. */
+/* Formats that the cached profile lacks are measured; that this fails is a warning, and the plan's forecasts are then
+ * as if of bf16. HELM_E_CANCELLED: the parent has gone, or helmd was told to end (end_request.h), while it was measured. */
 HELM_MUST_CHECK int profiling_get(const struct profiling_request *request, struct profile *profile,
                                   struct helm_err *err);
 

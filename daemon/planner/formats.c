@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/base/log.h"
 #include "common/model/arch.h"
 
 /* ---- all weights ---- */
@@ -93,6 +94,18 @@ int formats_name_weights(const struct model *model, struct plan *plan, struct he
                          mixture_name(plan->weights), model->laid ? mixture_name(model->laid) : "stored");
     plan->weights = model->laid;
     return 0;
+}
+
+void formats_warn_unmeasured(const struct model *model, const struct profile *profile)
+{
+    char names[PROFILE_FORMATS_TEXT];
+    const unsigned lacking = profile_formats_lacking(profile, model_formats(model));
+    if (!lacking) return;
+    profile_formats_text(lacking, names);
+    log_warn("the profile has no rates of %s: bf16's bytes a second are assumed (helm-profile --formats %s "
+             "measures "
+             "them)",
+             names, names);
 }
 
 static bool is_resident(const struct plan *plan, uint32_t unit)

@@ -7,6 +7,7 @@
 #define HELM_DAEMON_PLANNER_FORMATS_H
 
 #include "daemon/planner/memory/ledger.h"
+#include "daemon/planner/profile/profile.h"
 
 /* ---- of all weights: --weights ---- */
 
@@ -19,6 +20,9 @@ void formats_lay(struct model *model, const struct mixture *weights);
 void formats_lay_as_planned(struct model *model, const struct plan *plan);
 /* Names the mixture in a plan, so that workers know. HELM_E_MISMATCH: the plan has another. */
 HELM_MUST_CHECK int formats_name_weights(const struct model *model, struct plan *plan, struct helm_err *err);
+
+/* Warns of formats that the profile has no rates of: forecasts are then as if of bf16. */
+void formats_warn_unmeasured(const struct model *model, const struct profile *profile);
 
 /* ---- of a plan; there is room for its formats (plan_formats_clear) ---- */
 

@@ -26,7 +26,7 @@ STRATEGIES = ["best", "all-gpu", "all-cpu", "thesis", "stream"]
 STRIDE = 1 if SLOW == 1 else 2
 MEMBERS = {"layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
            "ring_bytes", "placements", "embed", "head", "host", "vram",
-           "decode_tok_s", "ttft_ms", "parts", "link", "cpu", "gpu", "strategies", "profile", "machine", "assumed"}
+           "decode_tok_s", "ttft_ms", "parts", "link", "cpu", "gpu", "rates", "strategies", "profile", "machine", "assumed"}
 MAY_BE = {"prefill_from_tokens", "prefill_short_from_tokens", "head_format"}
 
 

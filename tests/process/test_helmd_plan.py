@@ -81,6 +81,51 @@ def test_without_a_profile_the_machine_is_measured_once():
     d.close()
 
 
+def test_formats_that_the_profile_lacks_are_measured_into_it():
+    m = Machine()
+    options = ["--device", "cpu", "--weights", "q8_0"]
+    path = m.place(*options)
+    described = json.load(open(PROFILE))
+    rate = {"value": 1e9, "source": "measured"}
+    with open(os.path.join(m.base, "more.json"), "w") as f:
+        json.dump(dict(described, formats={"q8_0": {"cpu_gemv": rate, "gpu_gemv": rate}}), f)
+    # at first the machine, then its formats
+    m.helm_profile(f"case \"$*\" in *formats*) cp {m.base}/more.json {path};; *) cp {PROFILE} {path};; esac")
+    d = m.start(*options)
+    check(d.ready.startswith("ready "), d.ready)
+    same(m.arguments(), [f"--device cpu --worker-dir {m.workers} --quick",
+                         f"--device cpu --formats q8_0 --worker-dir {m.workers} --quick"], "helm-profile's arguments")
+    same(d.stop(), 0, "exit status")
+    # a profile from before there were formats
+    with open(path, "w") as f:
+        json.dump(described, f)
+    d = m.start(*options)
+    check(d.ready.startswith("ready "), d.ready)
+    same(m.arguments(), [f"--device cpu --formats q8_0 --worker-dir {m.workers} --quick"], "helm-profile's arguments")
+    check("it has no rates of q8_0 yet: measuring them" in d.log(), d.log())
+    check("are assumed" not in d.log(), d.log())
+    same(d.stop(), 0, "exit status")
+    # and no more; a model of bf16 never asks
+    d = m.start(*options)
+    same(m.arguments(), [], "runs of helm-profile once the profile has the format")
+    same(d.stop(), 0, "exit status")
+    with open(path, "w") as f:
+        json.dump(described, f)
+    d = m.start("--device", "cpu")
+    same(m.arguments(), [], "runs of helm-profile for bf16")
+    same(d.log().count("no rates of"), 2, "times that a format was lacking, in all starts")
+    same(d.stop(), 0, "exit status")
+    # that it fails is said, and what is assumed then
+    m.helm_profile("echo 'no memory' >&2; exit 1")
+    d = m.start(*options)
+    check(d.ready.startswith("ready "), d.ready)
+    for words in ["q8_0 could not be measured: helm-profile", "no memory",
+                  "the profile has no rates of q8_0: bf16's bytes a second are assumed"]:
+        check(words in d.log(), f"'{words}' is not in the log:\n{d.log()}")
+    same(d.stop(), 0, "exit status")
+    d.close()
+
+
 def test_the_hint_at_a_careful_profile_names_this_machine():
     """Other threads or copies are another machine's profile: helmd would not see it."""
     m = Machine(gpu=True)

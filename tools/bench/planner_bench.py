@@ -3,7 +3,8 @@
 
   planner_bench.py accuracy --bin DIR --out DIR --model DIR [--model DIR...] [--vram SIZE,...] [--prompt N,...]
       Plans every (model, ceiling) for each prompt length, runs that plan, and compares predicted with measured decode speed
-      (at the context that the output has on average) and TTFT. --refresh takes the machine's profile anew (helm-profile
+      (at the context that the output has on average) and TTFT. The machine's own profile first gets the rates of the models'
+      formats of weights (helm-profile --model). --refresh takes the machine's profile anew (helm-profile
       --quick) before each model and ceiling, for machines whose memory others use too; and the decode error is given a second
       time with the profile's CPU rates scaled to the reads measured beside the run: what is left is the model's own error.
       A second table says what forecast and measurement are made of (each worker's computing and waiting, by helmd's counters),
@@ -116,16 +117,26 @@ class Bench:
     def program(self, name):
         return os.path.join(self.o.bin, name)
 
-    def refresh(self):
-        """The machine as it is now, for all that follows."""
-        profile = self.path("profile.json")
-        command = [self.program("helm-profile"), "--quick", "--force", "--out", profile]
+    def helm_profile(self, *options):
+        command = [self.program("helm-profile"), *options]
         if self.o.device:
             command += ["--device", self.o.device]
         status, out, err = run(command, 300)
         if status:
             raise Failed(f"helm-profile: status {status}: {(err or out).strip()[-300:]}")
+
+    def refresh(self, model):
+        """The machine as it is now, for all that follows."""
+        profile = self.path("profile.json")
+        self.helm_profile("--quick", "--force", "--out", profile, "--model", model)
         self.o.profile = profile
+
+    def measure_formats(self, models):
+        """This machine's profile has the rates of all their formats, as it would when helmd has started with each."""
+        for model in models if not self.o.profile else ():
+            begin = time.monotonic()
+            self.helm_profile("--model", model)
+            self.say(f"helm-profile --model {name_of(model)}: {time.monotonic() - begin:.1f} s")
 
     def profile(self):
         if not self.o.profile:
@@ -256,10 +267,10 @@ def scaled_profile(profile, read_gb_s):
         return None
     factor = read_gb_s * 1e9 / read["value"]
     other = json.loads(json.dumps(profile))
-    for name in ("gemv", "gemv_beside", "gemv_packed", "gemv_packed_beside", "attention"):
-        for key in ("value", "low", "high"):
-            if name in other["cpu"] and key in other["cpu"][name]:
-                other["cpu"][name][key] *= factor
+    rates = [other["cpu"].get(name, {}) for name in ("gemv", "gemv_beside", "gemv_packed", "gemv_packed_beside", "attention")]
+    rates += [f.get(name, {}) for f in other.get("formats", {}).values() for name in ("cpu_gemv", "cpu_gemv_beside")]
+    for rate in rates:
+        rate.update({key: rate[key] * factor for key in ("value", "low", "high") if key in rate})
     return other
 
 
@@ -355,7 +366,7 @@ def accuracy_measure(b, rows):
             b.go_on()
             if o.refresh:
                 try:
-                    b.refresh()
+                    b.refresh(model)
                 except Failed as why:
                     b.note(f"{name_of(model)}-{vram}", why)
                     continue
@@ -389,9 +400,14 @@ def print_errors(b, rows, result):
 def accuracy(b):
     rows, ended = [], None
     try:
+        if not b.o.refresh:
+            b.measure_formats(b.o.model)
+        b.say()
         accuracy_measure(b, rows)
     except Cut as why:
         ended = why
+    except Failed as why:
+        b.note("the profile", why)
     b.say("| model | VRAM | prompt | homes | token/s predicted | measured | error | at the run's reads | TTFT ms predicted | "
           "measured | error |")
     b.say("| --- " * 11 + "|")

@@ -243,6 +243,7 @@ static int run(const struct options *o, const struct args_spec *spec)
         rc = 0;
     } else {
         if (!rc && o->plan) rc = agree(o, &plan, &r, &err);
+        if (!rc) formats_warn_unmeasured(&model, &profile);
         if (!rc) rc = explain(o, &r, &plan, derived, &err);
     }
 out:

@@ -48,12 +48,37 @@ int profile_shape_choose(uint64_t bytes, uint64_t most, struct profile_shape *sh
         if (layers > LAYERS_MAX) layers = LAYERS_MAX;
         if (layers * shapes[i].layer_bytes > most) layers--;
         if (layers < 2) break;
-        *shape = (struct profile_shape){shapes[i].size, (uint32_t)layers, shapes[i].layer_bytes};
+        *shape = (struct profile_shape){.size = shapes[i].size,
+                                        .layers = (uint32_t)layers,
+                                        .layer_bytes = shapes[i].layer_bytes};
         return 0;
     }
     return helm_fail(err, HELM_E_CAPACITY, "measuring needs %s of memory, %s may be used for it",
                      units_format_size(2 * shapes[SHAPES - 1].layer_bytes, need),
                      units_format_size(most, have));
+}
+
+int profile_shape_choose_formats(uint64_t bytes, uint64_t most, const enum tensor_format *format,
+                                 uint32_t formats, struct profile_shape *shape, struct helm_err *err)
+{
+    double part = 0; /* of a layer of bf16, one layer of each */
+    for (uint32_t f = 0; f < formats; f++) part += profile_format_part(format[f]);
+    if (bytes > most) bytes = most;
+    for (size_t i = 0; i < SHAPES; i++) {
+        const uint64_t round = (uint64_t)(part * (double)shapes[i].layer_bytes);
+        uint64_t rounds = (bytes + round - 1) / round;
+        if (round > bytes && i + 1 < SHAPES) continue;
+        if (rounds * formats > LAYERS_MAX) rounds = LAYERS_MAX / formats;
+        if (rounds > 1 && rounds * round > most) rounds--;
+        if (rounds * round > most) break;
+        *shape = (struct profile_shape){.size = shapes[i].size,
+                                        .layers = (uint32_t)rounds * formats,
+                                        .layer_bytes = shapes[i].layer_bytes,
+                                        .format = format,
+                                        .formats = formats};
+        return 0;
+    }
+    return helm_fail(err, HELM_E_CAPACITY, "too little memory to measure %u formats of weights", formats);
 }
 
 static int make_folder(char folder[PROFILE_FOLDER_TEXT], struct helm_err *err)
@@ -100,6 +125,7 @@ static int make_config(const struct profile_shape *shape, json_t **config, struc
 
 struct listing {
     const struct model_config *config;
+    const struct profile_shape *shape;
     json_t *header;
     uint64_t bytes;
     uint16_t *ones;
@@ -112,11 +138,14 @@ static int list_tensor(struct listing *l, enum tensor_role role, int32_t layer, 
     char name[MODEL_NAME_MAX];
     if (!model_expected_shape(l->config, role, &rows, &cols)) return 0;
     model_tensor_name(l->config, role, layer, name);
-    uint64_t end = l->bytes + 2 * rows * cols;
+    const bool other = l->shape->formats > 0 && layer >= 0 && !arch_role_is_vector(role);
+    const enum tensor_format format =
+        other ? l->shape->format[(uint32_t)layer % l->shape->formats] : FORMAT_BF16;
+    uint64_t end = l->bytes + tensor_format_bytes(format, rows, cols);
     json_t *shape = arch_role_is_vector(role) ? json_pack("[I]", (json_int_t)cols)
                                               : json_pack("[I, I]", (json_int_t)rows, (json_int_t)cols);
-    json_t *tensor = json_pack("{s:s, s:o, s:[I, I]}", "dtype", "BF16", "shape", shape, "data_offsets",
-                               (json_int_t)l->bytes, (json_int_t)end);
+    json_t *tensor = json_pack("{s:s, s:o, s:[I, I]}", "dtype", tensor_format_of(format)->file, "shape",
+                               shape, "data_offsets", (json_int_t)l->bytes, (json_int_t)end);
     l->bytes = end;
     return json_object_set_new(l->header, name, tensor)
                ? helm_fail(err, HELM_E_NOMEM, "no memory for a checkpoint's header")
@@ -160,7 +189,7 @@ int profile_checkpoint_make(const struct profile_shape *shape, char folder[PROFI
                             struct helm_err *err)
 {
     struct model_config config = {0};
-    struct listing l = {.config = &config, .header = json_object()};
+    struct listing l = {.config = &config, .shape = shape, .header = json_object()};
     json_t *json = NULL;
     char *text = NULL;
     folder[0] = '\0';

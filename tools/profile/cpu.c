@@ -19,14 +19,11 @@
 #include "tools/profile/profile_tool.h"
 #include "common/cpu/pin.h"
 
-#define STEP_TOKENS   512
-#define CONTEXT       4608
 #define LONG          4096 /* positions that one query attends to */
 #define CHUNK_START   1024 /* positions before a chunk */
 #define FILL_BYTES    (16 * MIB)
 #define READ_CHUNK    (256 * KIB)
-#define REGIONS       64 /* empty regions of the pool, one after another */
-#define LINEARS       4  /* of a decoded layer: q k v; o; gate up; down */
+#define LINEARS       4 /* of a decoded layer: q k v; o; gate up; down */
 #define GEMV_S        2.0
 #define LINEAR_S      0.6  /* of steps of each number of tokens, all visits together */
 #define LINEAR_QUICK  0.25 /* seconds, the same in a hurry */
@@ -56,10 +53,7 @@ struct many {
 struct profile_cpu_run {
     const struct profile_progress *progress;
     bool quick;
-    struct local local;
-    bool open;
-    uint64_t *entry_ns;
-    uint32_t entries;
+    struct profile_steps steps;
     uint64_t weight_bytes; /* of the layers */
     struct reader reader;
     struct profile_packed *packed;     /* NULL: packed weights cannot be measured here */
@@ -69,54 +63,33 @@ struct profile_cpu_run {
     struct many many[TOKEN_COUNTS];
     double beside[COUNTS_BESIDE];               /* operations a second in this turn's step beside copies */
     struct profile_samples kept[COUNTS_BESIDE]; /* of a step's speed, beside copies: each turn's */
-    double region_s;                            /* that a region of the pool costs, empty */
     double params;                              /* of a layer's matrices */
-    bool cached[2];    /* [packed]: so few weights that caches hold a part of them that counts */
-    cpu_set_t allowed; /* the caller's CPUs before it became thread 0 */
+    bool cached[2]; /* [packed]: so few weights that caches hold a part of them that counts */
 };
 
 /* ---- steps ---- */
 
-/* One step of a single row; *run->program[0] and entry_ns say afterwards where the time went. (Programs over
- * packed weights have the same entries.) */
+/* (Programs over packed weights have the same entries.) */
 static int step(struct profile_cpu_run *r, bool packed, uint32_t start, uint32_t tokens, double *seconds,
                 struct helm_err *err)
 {
-    const struct step_row row = {.start = start, .count = tokens};
-    const struct step_result *result;
-    struct run *run = &r->local.engine.run;
-    for (uint32_t i = 0; i < r->entries; i++) r->entry_ns[i] = UINT64_MAX;
-    run->entry_ns[0] = r->entry_ns;
     if (packed) profile_packed_swap(r->packed);
-    double begin = profile_now_s();
-    int rc = local_step(&r->local, &row, 1, &result, err);
-    *seconds = profile_now_s() - begin;
+    int rc = profile_steps_run(&r->steps, start, tokens, seconds, err);
     if (packed) profile_packed_swap(r->packed);
-    run->entry_ns[0] = NULL;
     return rc;
-}
-
-/* Nanoseconds of a layer's entries of these kinds (a bit each). */
-static uint64_t layer_ns(const struct profile_cpu_run *r, int32_t layer, unsigned kinds)
-{
-    const struct program *p = r->local.engine.run.program[0];
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < p->count; i++)
-        if (p->entry[i].layer == layer && kinds >> p->entry[i].kind & 1) sum += r->entry_ns[i];
-    return sum;
 }
 
 static uint32_t layers_of(const struct profile_cpu_run *r)
 {
-    return r->local.engine.model.config.layers;
+    return r->steps.local.engine.model.config.layers;
 }
 
 /* Seconds of all layers' entries of these kinds. */
 static double layers_s(const struct profile_cpu_run *r, unsigned kinds)
 {
-    uint64_t sum = 0;
-    for (uint32_t l = 0; l < layers_of(r); l++) sum += layer_ns(r, (int32_t)l, kinds);
-    return (double)sum * 1e-9;
+    double sum = 0;
+    for (uint32_t l = 0; l < layers_of(r); l++) sum += profile_steps_layer(&r->steps, (int32_t)l, kinds);
+    return sum;
 }
 
 static double layer_bytes(const struct profile_cpu_run *r)
@@ -124,39 +97,7 @@ static double layer_bytes(const struct profile_cpu_run *r)
     return (double)r->weight_bytes / layers_of(r);
 }
 
-/* ---- the pool ---- */
-
-struct empty {
-    uint32_t left, chunks;
-};
-
-static void empty_chunk(void *ctx, uint32_t chunk, uint32_t thread)
-{
-    (void)ctx, (void)chunk, (void)thread;
-}
-
-static bool empty_next(void *ctx, uint32_t thread, struct pool_job *job)
-{
-    struct empty *e = ctx;
-    (void)thread;
-    if (e->left-- == 0) return false;
-    *job = (struct pool_job){.run = empty_chunk, .chunks = e->chunks};
-    return true;
-}
-
-/* What a region of the pool costs when there is nothing in it. */
-static void measure_region(struct profile_cpu_run *r)
-{
-    struct profile_samples samples = {.count = 0};
-    struct pool *pool = r->local.engine.pool;
-    for (int i = 0; i < 33; i++) {
-        struct empty e = {.left = REGIONS, .chunks = 4 * pool_threads(pool)};
-        double begin = profile_now_s();
-        pool_run(pool, empty_next, &e);
-        if (i) profile_samples_add(&samples, (profile_now_s() - begin) / REGIONS);
-    }
-    r->region_s = profile_samples_value(&samples).value;
-}
+/* ---- weights ---- */
 
 struct fill {
     char *at;
@@ -179,12 +120,10 @@ static void fill_chunk(void *ctx, uint32_t chunk, uint32_t thread)
 /* The holes were read as zeros, which some processors multiply with less power. */
 static int fill_weights(struct profile_cpu_run *r, struct helm_err *err)
 {
-    const struct arena_region *region = &arena_header_of(&r->local.arena)->region[ARENA_REGION_WEIGHTS];
-    struct fill f = {.at = arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
-                     .bytes = r->local.engine.weights.host.region_bytes};
-    if (mprotect(f.at, (size_t)region->bytes, PROT_READ | PROT_WRITE))
-        return helm_fail_errno(err, "making the weights writable");
-    pool_run_region(r->local.engine.pool, fill_chunk, &f,
+    struct fill f = {.bytes = r->steps.local.engine.weights.host.region_bytes};
+    int rc = profile_steps_weights(&r->steps, &f.at, err);
+    if (rc) return rc;
+    pool_run_region(r->steps.local.engine.pool, fill_chunk, &f,
                     (uint32_t)((f.bytes + FILL_BYTES - 1) / FILL_BYTES));
     return 0;
 }
@@ -195,7 +134,7 @@ static int fill_weights(struct profile_cpu_run *r, struct helm_err *err)
 static int open_packed(struct profile_cpu_run *r, struct helm_err *err)
 {
     struct cgroup_memory memory;
-    int rc = node_read_memory(r->local.engine.base.report.node, &memory, err);
+    int rc = node_read_memory(r->steps.local.engine.base.report.node, &memory, err);
     if (rc) return rc;
     uint64_t layers = memory.available_bytes / 3 / (r->weight_bytes / layers_of(r));
     if (layers > layers_of(r)) layers = layers_of(r);
@@ -203,42 +142,29 @@ static int open_packed(struct profile_cpu_run *r, struct helm_err *err)
         profile_say(r->progress, "CPU: no memory for packed weights: they are not measured");
         return 0;
     }
-    rc = profile_packed_open(&r->local.engine, (uint32_t)layers, &r->packed, err);
+    rc = profile_packed_open(&r->steps.local.engine, (uint32_t)layers, &r->packed, err);
     if (!rc && r->packed)
         r->cached[true] = profile_packed_bytes(r->packed) < PROFILE_CACHES_LEAST * profile_l3_bytes();
     return rc;
-}
-
-/* Thread 0 of a pool is the caller, which then has one CPU: that is no way to find out how many there are. */
-static void unpin(const struct profile_cpu_run *r)
-{
-    if (CPU_COUNT(&r->allowed)) (void)sched_setaffinity(0, sizeof r->allowed, &r->allowed);
 }
 
 static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_options *o, struct helm_err *err)
 {
     struct cgroup_memory memory;
     struct profile_shape shape = {0};
-    char folder[PROFILE_FOLDER_TEXT] = "", size[UNITS_TEXT];
-    uint32_t cpus = o->threads ? o->threads : (uint32_t)CPU_COUNT(&r->allowed);
+    char size[UNITS_TEXT];
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    (void)sched_getaffinity(0, sizeof allowed,
+                            &allowed); /* more CPUs than it has room for: none is counted */
+    uint32_t cpus = o->threads ? o->threads : (uint32_t)CPU_COUNT(&allowed);
     uint64_t wanted = profile_weights_past(profile_l3_bytes(), cpus, o->quick);
     int rc = node_read_memory(o->node, &memory, err);
     if (!rc) rc = profile_shape_choose(wanted, memory.available_bytes / 3, &shape, err);
-    if (!rc) rc = profile_checkpoint_make(&shape, folder, err);
     if (rc) return rc;
     profile_say(r->progress, "CPU: loading %s of weights, %u layers of the %s shape",
                 units_format_size(shape.layers * shape.layer_bytes, size), shape.layers, shape.size);
-    const struct local_options options = {.folder = folder,
-                                          .kv_dtype = DTYPE_F16,
-                                          .threads = o->threads,
-                                          .node = &o->node,
-                                          .slots = 1,
-                                          .context_tokens = CONTEXT,
-                                          .step_tokens = STEP_TOKENS,
-                                          .pin = true};
-    rc = local_open(&options, &r->local, err);
-    profile_checkpoint_remove(folder);
-    r->open = !rc;
+    rc = profile_steps_open(o, &shape, &r->steps, err);
     r->weight_bytes = shape.layers * shape.layer_bytes;
     r->params = (double)shape.layer_bytes / 2;
     if (!rc) rc = fill_weights(r, err);
@@ -251,14 +177,6 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
     return 0;
 }
 
-static uint32_t entries_of(const struct step_programs *programs)
-{
-    uint32_t most = 0;
-    for (int t = 0; t < OP_TIER_COUNT; t++)
-        if (programs->tier[0][t].count > most) most = programs->tier[0][t].count;
-    return most;
-}
-
 int profile_cpu_open(const struct profile_cpu_options *options, struct profile_cpu_run **out,
                      struct helm_err *err)
 {
@@ -268,20 +186,11 @@ int profile_cpu_open(const struct profile_cpu_options *options, struct profile_c
     memset(r, 0, sizeof *r);
     r->progress = options->progress;
     r->quick = options->quick;
-    int rc = 0;
-    if (sched_getaffinity(0, sizeof r->allowed, &r->allowed))
-        CPU_ZERO(&r->allowed); /* more CPUs than it has room for: none is pinned to */
-    rc = open_engine(r, options, err);
-    if (!rc) {
-        r->entries = entries_of(&r->local.engine.programs);
-        r->entry_ns = calloc(r->entries, sizeof *r->entry_ns);
-        if (!r->entry_ns) rc = helm_fail(err, HELM_E_NOMEM, "no memory to measure the CPU");
-    }
+    int rc = open_engine(r, options, err);
     if (rc) {
         profile_cpu_close(r);
         return rc;
     }
-    measure_region(r);
     *out = r;
     return 0;
 }
@@ -290,22 +199,11 @@ void profile_cpu_close(struct profile_cpu_run *r)
 {
     if (!r) return;
     profile_packed_close(r->packed);
-    if (r->open) local_close(&r->local);
-    unpin(r);
-    free(r->entry_ns);
+    profile_steps_close(&r->steps);
     free(r);
 }
 
 /* ---- values ---- */
-
-#define BIT(kind) (1u << (kind))
-
-/* Seconds without what an empty region costs: a quarter of them at most, on a machine so busy that regions
- * were measured at a worse moment. */
-static double less(double seconds, double region)
-{
-    return region < seconds / 4 ? seconds - region : seconds * 0.75;
-}
 
 /* Of a rate of memory. */
 static struct profile_value memory_value(const struct profile_cpu_run *r, bool packed,
@@ -334,18 +232,21 @@ static int look_at_copies(const struct profile_company *company, struct profile_
 /* One step of one token, which counts. */
 static int one_step(struct profile_cpu_run *r, bool packed, bool beside, struct helm_err *err)
 {
-    const struct run *run = &r->local.engine.run;
+    const struct run *run = &r->steps.local.engine.run;
     const double layers = layers_of(r);
     double spent = 0;
     int rc = step(r, packed, 0, 1, &spent, err);
     if (rc) return rc;
-    const double linear = layers_s(r, BIT(OP_LINEAR)) / layers,
-                 rest = layers_s(r, BIT(OP_NORM) | BIT(OP_ROPE_APPEND) | BIT(OP_ATTEND)) / layers;
-    profile_samples_add(&r->gemv[packed][beside], layer_bytes(r) / less(linear, LINEARS * r->region_s));
+    const double linear = layers_s(r, PROFILE_KIND(OP_LINEAR)) / layers,
+                 rest = layers_s(r, PROFILE_KIND(OP_NORM) | PROFILE_KIND(OP_ROPE_APPEND) |
+                                        PROFILE_KIND(OP_ATTEND)) /
+                        layers;
+    profile_samples_add(&r->gemv[packed][beside],
+                        layer_bytes(r) / profile_steps_less(&r->steps, linear, LINEARS));
     if (packed) return 0;
     profile_samples_add(&r->once, spent - (double)(run->linear_ns + run->attention_ns) * 1e-9);
     if (!beside)
-        profile_samples_add(&r->operation, (rest + LINEARS * r->region_s) / PROFILE_LAYER_OPERATIONS);
+        profile_samples_add(&r->operation, (rest + LINEARS * r->steps.region_s) / PROFILE_LAYER_OPERATIONS);
     return 0;
 }
 
@@ -366,7 +267,7 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
     for (uint32_t steps = 0; !rc && (steps < 3 || profile_now_s() < end); steps++) {
         rc = one_step(r, false, company != NULL, err);
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->plain : NULL, err);
-        if (!rc && !company) profile_samples_add(&r->read, read_rate(r, r->local.engine.pool));
+        if (!rc && !company) profile_samples_add(&r->read, read_rate(r, r->steps.local.engine.pool));
         if (rc || !r->packed) continue;
         rc = one_step(r, true, company != NULL, err);
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->packed : NULL, err);
@@ -391,9 +292,9 @@ int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, struct profile_c
 /* With fewer threads than the worker's. */
 static int measure_read(struct profile_cpu_run *r, struct profile_table *table, struct helm_err *err)
 {
-    const struct engine_report *report = &r->local.engine.base.report;
+    const struct engine_report *report = &r->steps.local.engine.base.report;
     struct cpu_set *set = malloc(sizeof *set);
-    unpin(r);
+    profile_steps_unpin(&r->steps);
     int rc = set ? cpu_usable(report->node, set, err)
                  : helm_fail(err, HELM_E_NOMEM, "no memory for the list of CPUs");
     for (uint32_t n = 1; n < report->threads && table->count < PROFILE_POINTS_MAX - 1 && !rc; n *= 2) {
@@ -415,14 +316,16 @@ static int measure_read(struct profile_cpu_run *r, struct profile_table *table, 
 static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu, struct helm_err *err)
 {
     struct profile_samples samples = {.count = 0};
-    const struct model_config *c = &r->local.engine.model.config;
+    const struct model_config *c = &r->steps.local.engine.model.config;
     const double bytes = 2.0 * LONG * c->kv_heads * c->head_dim * 2, layers = layers_of(r);
     int rc = 0;
     for (uint32_t i = 0; i < (r->quick || profile_late(r->progress) ? 6 : 17) && !rc; i++) {
         double spent = 0;
         rc = step(r, false, LONG - 1, 1, &spent, err);
         if (i == 0 || rc) continue;
-        profile_samples_add(&samples, bytes / less(layers_s(r, BIT(OP_ATTEND)) / layers, r->region_s));
+        profile_samples_add(&samples,
+                            bytes / profile_steps_less(&r->steps,
+                                                       layers_s(r, PROFILE_KIND(OP_ATTEND)) / layers, 1));
     }
     cpu->attention = profile_samples_value(&samples);
     return rc;
@@ -432,7 +335,7 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
 static int many_step(struct profile_cpu_run *r, struct many *m, bool packed, bool counts, double *rate,
                      struct helm_err *err)
 {
-    const struct model_config *c = &r->local.engine.model.config;
+    const struct model_config *c = &r->steps.local.engine.model.config;
     const double n = m->tokens, flops = 2 * r->params * n;
     const double pairs = n * (CHUNK_START + (n + 1) / 2); /* of a query and a position that it sees */
     double seconds = 0;
@@ -440,8 +343,9 @@ static int many_step(struct profile_cpu_run *r, struct many *m, bool packed, boo
     if (rc) return rc;
     m->spent_s += m->step_s;
     for (uint32_t l = 0; l < layers_of(r); l++) {
-        double linear = (double)layer_ns(r, (int32_t)l, BIT(OP_LINEAR) | BIT(OP_NORM)) * 1e-9,
-               attend = (double)layer_ns(r, (int32_t)l, BIT(OP_ATTEND)) * 1e-9;
+        double linear = profile_steps_layer(&r->steps, (int32_t)l,
+                                            PROFILE_KIND(OP_LINEAR) | PROFILE_KIND(OP_NORM)),
+               attend = profile_steps_layer(&r->steps, (int32_t)l, PROFILE_KIND(OP_ATTEND));
         seconds += linear;
         if (!counts) continue;
         profile_samples_add(&m->linear, flops / linear);
@@ -559,7 +463,7 @@ int profile_cpu_linear_turn(struct profile_cpu_run *r, struct profile_company *c
 int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, struct helm_err *err)
 {
     struct profile_cpu *cpu = &profile->cpu;
-    const struct engine *engine = &r->local.engine;
+    const struct engine *engine = &r->steps.local.engine;
     const struct engine_report *report = &engine->base.report;
     profile_cpu_name(cpu->name);
     cpu->threads = report->threads;
@@ -567,7 +471,7 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     cpu->weight_bytes = r->weight_bytes;
     for (uint32_t i = 0; i < report->reduced_count; i++)
         profile_say(r->progress, "CPU: %s", report->reduced[i]);
-    reader_open(&r->reader, arena_region_ptr(&r->local.arena, ARENA_REGION_WEIGHTS),
+    reader_open(&r->reader, arena_region_ptr(&r->steps.local.arena, ARENA_REGION_WEIGHTS),
                 engine->weights.host.region_bytes, READ_CHUNK);
     reader_choose(&r->reader, engine->pool, r->quick ? 0.2 : 1.5);
     int rc = measure_read(r, &cpu->read, err);
@@ -582,7 +486,7 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     struct profile_value once = profile_samples_value(&r->once), *sum = &profile->step;
     *sum = (struct profile_value){sum->value + once.value, sum->low + once.low, sum->high + once.high,
                                   PROFILE_ESTIMATE};
-    rc = profile_pool_wake(&r->reader, engine->pool, &r->allowed, r->quick, &cpu->wake, err);
+    rc = profile_pool_wake(&r->reader, engine->pool, &r->steps.allowed, r->quick, &cpu->wake, err);
     if (!rc) rc = measure_attention(r, cpu, err);
     if (!rc) rc = measure_linear(r, cpu, err);
     return rc ? rc : measure_linear_packed(r, cpu, err);

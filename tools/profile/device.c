@@ -132,7 +132,7 @@ static int next_line(struct profile_device_run *d, json_t **json, struct helm_er
 
 static int say(const struct profile_device_run *d, const char *command, struct helm_err *err)
 {
-    char line[32];
+    char line[64];
     int n = snprintf(line, sizeof line, "%s\n", command);
     struct sigaction ignore = {.sa_handler = SIG_IGN}, before;
     sigaction(SIGPIPE, &ignore, &before);
@@ -225,6 +225,14 @@ static int obey(struct profile_device_run *d, const char *command, const struct 
 int profile_device_measure(struct profile_device_run *d, struct profile *profile, struct helm_err *err)
 {
     return obey(d, "measure", &(struct taker){.profile = profile}, err);
+}
+
+int profile_device_format(struct profile_device_run *d, enum tensor_format format, double seconds,
+                          struct profile *profile, struct helm_err *err)
+{
+    char command[48];
+    snprintf(command, sizeof command, "format %s %.3f", tensor_format_name(format), seconds);
+    return obey(d, command, &(struct taker){.profile = profile}, err);
 }
 
 int profile_device_stream_start(struct profile_device_run *d, struct helm_err *err)

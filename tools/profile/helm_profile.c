@@ -15,6 +15,7 @@
 #include "common/base/args.h"
 #include "common/base/cgroup.h"
 #include "common/base/log.h"
+#include "common/model/model.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/children/worker_process.h"
@@ -30,13 +31,14 @@
 #define PATH_TEXT            4096
 
 struct options {
-    const char *device, *out, *disk, *worker_dir;
+    const char *device, *out, *disk, *worker_dir, *formats, *model;
     uint64_t threads, node, copy_bytes_per_s;
     bool force, json, quick, node_given;
 };
 
 struct tool {
     struct options options;
+    unsigned formats; /* of weights, that are asked for */
     struct accelerator device;
     int node;               /* NUMA node, as helmd chooses it; -1: none */
     char worker[PATH_TEXT]; /* helm-worker-gpu */
@@ -112,6 +114,24 @@ static void describe_device(struct tool *t)
     t->profile.link.width = a->info.link_width;
 }
 
+static struct profile_cpu_options cpu_options_of(const struct tool *t)
+{
+    return (struct profile_cpu_options){.threads = (uint32_t)t->options.threads,
+                                        .node = t->node,
+                                        .quick = t->options.quick,
+                                        .progress = &t->progress};
+}
+
+static int open_device(const struct tool *t, struct profile_device_run **device, struct helm_err *err)
+{
+    const struct profile_device_options options = {.program = t->worker,
+                                                   .name = t->device.name,
+                                                   .copy_bytes_per_s = t->options.copy_bytes_per_s,
+                                                   .host_bytes = PROFILE_CACHES_LEAST * profile_l3_bytes(),
+                                                   .quick = t->options.quick};
+    return profile_device_open(&options, device, err);
+}
+
 /* The device first and the CPU after it, each alone, then both. Its process stays, idle, until the end. */
 static int measure(struct tool *t, struct helm_err *err)
 {
@@ -120,23 +140,14 @@ static int measure(struct tool *t, struct helm_err *err)
     struct profile_cpu_run *cpu = NULL;
     struct profile_device_run *device = NULL;
     struct profile_company *company = NULL;
-    const struct profile_cpu_options cpu_options = {.threads = (uint32_t)o->threads,
-                                                    .node = t->node,
-                                                    .quick = o->quick,
-                                                    .progress = &t->progress};
-    const struct profile_device_options device_options = {.program = t->worker,
-                                                          .name = t->device.name,
-                                                          .copy_bytes_per_s = o->copy_bytes_per_s,
-                                                          .host_bytes =
-                                                              PROFILE_CACHES_LEAST * profile_l3_bytes(),
-                                                          .quick = o->quick};
+    const struct profile_cpu_options cpu_options = cpu_options_of(t);
     int rc = 0;
     p->quick = o->quick;
     pin_prefer_node(t->node); /* the device's process inherits it */
     if (has_device(t)) {
         describe_device(t);
         profile_say(&t->progress, "device: %s", t->device.text);
-        rc = profile_device_open(&device_options, &device, err);
+        rc = open_device(t, &device, err);
         if (!rc) rc = profile_device_measure(device, p, err);
         if (!rc)
             profile_say(&t->progress, "device: VRAM %.4g GB/s, one token %.4g GB/s, link %.4g GB/s",
@@ -170,6 +181,51 @@ static int measure_until_sound(struct tool *t, struct helm_err *err)
         if (!rc || left == 1) return rc;
         profile_say(&t->progress, "%s: measuring again", err->text);
     }
+}
+
+/* Formats that are asked for and not there yet; again where what comes out contradicts the rest. */
+static int measure_formats(struct tool *t, struct helm_err *err)
+{
+    const struct profile_cpu_options options = cpu_options_of(t);
+    const unsigned lacking = profile_formats_lacking(&t->profile, t->formats);
+    char names[PROFILE_FORMATS_TEXT];
+    profile_formats_text(lacking, names);
+    profile_say(&t->progress, "formats of weights: %s", names);
+    pin_prefer_node(t->node);
+    for (int left = t->options.quick ? ATTEMPTS_QUICK : ATTEMPTS;; left--) {
+        struct profile_device_run *device = NULL;
+        int rc = has_device(t) ? open_device(t, &device, err) : 0;
+        if (!rc) rc = profile_formats_measure(&options, lacking, device, &t->profile, err);
+        profile_device_close(device);
+        if (rc) return rc;
+        rc = profile_check(&t->profile, err);
+        if (!rc || left == 1) return rc;
+        profile_say(&t->progress, "%s: measuring again", err->text);
+    }
+}
+
+/* Where the profile is to be: the cache's path, if it is kept, and --out. */
+static int write_profile(struct tool *t, const char *path, struct helm_err *err)
+{
+    int rc = t->options.out ? profile_write(t->options.out, &t->profile, err) : 0;
+    if (!rc && path) rc = profile_write(path, &t->profile, err);
+    if (!rc && path) profile_say(&t->progress, "kept: %s", path);
+    return rc;
+}
+
+/* Those of --formats and of --model's matrices. */
+static int read_formats(struct tool *t, struct helm_err *err)
+{
+    const struct options *o = &t->options;
+    struct model model = {0};
+    bool derived = false;
+    int rc = o->formats ? profile_formats_read(o->formats, &t->formats, err) : 0;
+    if (rc) return helm_err_prefix(err, "--formats");
+    if (!o->model) return 0;
+    rc = model_read_headers(o->model, &model, &derived, err);
+    if (!rc) t->formats |= model_formats(&model);
+    model_free(&model);
+    return rc ? helm_err_prefix(err, "--model") : 0;
 }
 
 static void describe_machine(struct tool *t)
@@ -216,6 +272,7 @@ static int run(struct tool *t, struct helm_err *err)
     struct helm_err none = {0};
     char fingerprint[72], path[PATH_TEXT];
     int rc = accelerator_check_option(o->device, err);
+    if (!rc) rc = read_formats(t, err);
     if (rc) return rc;
     /* That there is none is for the choice of the device to say. */
     rc = worker_process_find(o->worker_dir, "helm-worker-gpu", t->worker, sizeof t->worker, &none);
@@ -251,14 +308,11 @@ static int run(struct tool *t, struct helm_err *err)
         describe_machine(t);
     }
     if (o->disk) t->profile.disk = disk;
-    if (o->out) rc = profile_write(o->out, &t->profile, err);
-    if (rc) return rc;
-    if (keep && (!cached || o->disk)) {
-        rc = profile_write(path, &t->profile, err);
-        if (rc) return rc;
-        profile_say(&t->progress, "kept: %s", path);
-    }
-    return 0;
+    /* What there is is kept, whatever becomes of the formats. */
+    rc = write_profile(t, keep && (!cached || o->disk) ? path : NULL, err);
+    if (rc || !profile_formats_lacking(&t->profile, t->formats)) return rc;
+    rc = measure_formats(t, err);
+    return rc ? rc : write_profile(t, keep ? path : NULL, err);
 }
 
 static int print(const struct tool *t, struct helm_err *err)
@@ -298,6 +352,10 @@ int main(int argc, char **argv)
         {"out", 'o', ARGS_TEXT, "FILE", "write the profile there, too", .target = &o->out},
         {"json", 0, ARGS_FLAG, NULL, "print JSON instead of a table", .target = &o->json},
         {"disk", 0, ARGS_TEXT, "FILE", "measure direct reads of this large file", .target = &o->disk},
+        {"formats", 0, ARGS_TEXT, "NAME,...",
+         "also these formats of weights (q4_k,q6_k), where the profile lacks them", .target = &o->formats},
+        {"model", 0, ARGS_TEXT, "PATH", "also the formats that this model's weights have",
+         .target = &o->model},
         {"emulated-copy", 0, ARGS_SIZE, "SIZE", "bytes a second that the emulated device copies",
          .target = &o->copy_bytes_per_s},
         {"worker-dir", 0, ARGS_TEXT, "DIR", "where helm-worker-gpu is (beside this program)",
@@ -305,7 +363,8 @@ int main(int argc, char **argv)
     };
     const struct args_spec spec = {
         .program = "helm-profile",
-        .usage = "[--device DEVICE] [--threads N] [--node N] [--quick] [--force] [--out FILE] [--json]",
+        .usage = "[--device DEVICE] [--threads N] [--node N] [--quick] [--force] [--formats NAME,...] "
+                 "[--model PATH] [--out FILE] [--json]",
         .about =
             "Measures this machine for the planner. What was measured is kept, and measured again when the\n"
             "hardware has changed.",

@@ -29,6 +29,25 @@ static void print_table(FILE *out, const char *name, const struct profile_table 
     }
 }
 
+static void print_format(const struct profile *p, enum tensor_format format, FILE *out)
+{
+    const struct profile_format *f = &p->format[format];
+    if (f->cpu_gemv.source == PROFILE_UNKNOWN && f->gpu_expand.source == PROFILE_UNKNOWN) return;
+    fprintf(out, "Weights in %s, bytes as they are stored:\n", tensor_format_name(format));
+    print_value(out, "cpu gemv", &f->cpu_gemv, UNIT_BYTES, "one token");
+    if (p->gpu.device != PROFILE_DEVICE_NONE)
+        print_value(out, "  beside", &f->cpu_gemv_beside, UNIT_BYTES, "while the link streams");
+    print_table(out, "linear", &f->cpu_linear, UNIT_FLOPS, "tok", "of the CPU");
+    if (p->gpu.device == PROFILE_DEVICE_NONE) return;
+    print_value(out, "gpu gemv", &f->gpu_gemv, UNIT_BYTES, "one token");
+    print_value(out, "  operation", &f->gpu_operation, UNIT_SECONDS, "a product beside its bytes");
+    print_value(out, "chain gemv", &f->gpu_chain_gemv, UNIT_BYTES, "in one kernel with others");
+    print_value(out, "  operation", &f->gpu_chain_operation, UNIT_SECONDS, "");
+    print_table(out, "linear", &f->gpu_linear, UNIT_FLOPS, "tok", "of the GPU");
+    print_table(out, "a product", &f->gpu_linear_operation, UNIT_SECONDS, "tok", "beside its work");
+    print_value(out, "expand", &f->gpu_expand, UNIT_BYTES, "as 16 bits come out");
+}
+
 void profile_print(const struct profile *p, FILE *out)
 {
     const struct profile_cpu *cpu = &p->cpu;
@@ -96,6 +115,7 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "latency", &link->latency, UNIT_SECONDS, "of a small copy");
         print_value(out, "hand-over", &link->hand_over, UNIT_SECONDS, "activations, one way");
     }
+    for (int f = 0; f < FORMAT_COUNT; f++) print_format(p, (enum tensor_format)f, out);
     fprintf(out, "Rest:\n");
     print_value(out, "disk", &p->disk, UNIT_BYTES, "direct reads");
     print_value(out, "wake", &p->wake, UNIT_SECONDS, "from a ring until a sleeper is there");

@@ -1,7 +1,8 @@
 /* helm-profile: what its files share.
  *
  * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
- * measured; cpu.c runs the CPU worker's engine over it, for which packed.c has packed weights; device.c asks
+ * measured; steps.c runs the CPU worker's engine over it, for cpu.c, for which packed.c has packed weights, and for
+ * formats.c, which measures other formats of weights; device.c asks
  * helm-worker-gpu to measure the device; host.c measures reads of a disk and doorbells; wake.c what waking up takes; samples.c turns numbers into values; print.c shows them.
  * docs/profile.md says what each number means. */
 #ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
@@ -50,8 +51,17 @@ void profile_say(const struct profile_progress *progress, const char *fmt, ...) 
 struct profile_shape {
     const char *size; /* of mkmodel: "8b" */
     uint32_t layers;
-    uint64_t layer_bytes;
+    uint64_t layer_bytes; /* of bf16 */
+    const enum tensor_format
+        *format;      /* of a layer's matrices, layer after layer, round and round; borrowed */
+    uint32_t formats; /* 0: all are bf16 */
 };
+/* Bytes of a format for each byte of as many values of bf16. */
+static inline double profile_format_part(enum tensor_format format)
+{
+    const struct tensor_format_traits *t = tensor_format_of(format);
+    return (double)t->block_bytes / (2.0 * t->block_values);
+}
 /* How much must pass by between two reads of the same byte, so that what was measured is memory: caches do
  * not forget the oldest first, and keep up to their own size of whatever goes round. With less than
  * PROFILE_CACHES_LEAST times their size rates are estimates. */
@@ -63,20 +73,54 @@ uint64_t profile_weights_past(uint64_t caches, uint32_t cpus, bool quick);
  * `most`: matrices as large as a real step's, one after another. */
 HELM_MUST_CHECK int profile_shape_choose(uint64_t bytes, uint64_t most, struct profile_shape *shape,
                                          struct helm_err *err);
+/* The same in whole rounds of layers of these formats. */
+HELM_MUST_CHECK int profile_shape_choose_formats(uint64_t bytes, uint64_t most,
+                                                 const enum tensor_format *format, uint32_t formats,
+                                                 struct profile_shape *shape, struct helm_err *err);
 #define PROFILE_FOLDER_TEXT 256
 HELM_MUST_CHECK int profile_checkpoint_make(const struct profile_shape *shape,
                                             char folder[PROFILE_FOLDER_TEXT], struct helm_err *err);
 void profile_checkpoint_remove(const char *folder);
 
-/* ---- cpu.c ---- */
+/* ---- steps.c ---- */
 
-struct profile_cpu_run;
 struct profile_cpu_options {
     uint32_t threads; /* 0: as the worker chooses */
     int node;         /* NUMA node, -1: none */
     bool quick;
     const struct profile_progress *progress;
 };
+/* The worker's engine over a model that exists only to be measured, and where its steps' time goes. */
+struct profile_steps {
+    struct local local;
+    bool open;
+    uint64_t *entry_ns; /* of the last step's program, *local.engine.run.program[0] */
+    uint32_t entries;
+    double region_s;   /* that a region of the pool costs, empty */
+    cpu_set_t allowed; /* the caller's CPUs before it became thread 0 */
+};
+/* Loads it, its weights zeros; the caller becomes its thread 0. */
+HELM_MUST_CHECK int profile_steps_open(const struct profile_cpu_options *options,
+                                       const struct profile_shape *shape, struct profile_steps *steps,
+                                       struct helm_err *err);
+void profile_steps_close(struct profile_steps *steps);
+/* The region of its weights, to be written to; its size is the engine's. */
+HELM_MUST_CHECK int profile_steps_weights(struct profile_steps *steps, char **weights, struct helm_err *err);
+/* One step of a single row; `seconds` of all of it. */
+HELM_MUST_CHECK int profile_steps_run(struct profile_steps *steps, uint32_t start, uint32_t tokens,
+                                      double *seconds, struct helm_err *err);
+/* Seconds of a layer's entries of these kinds (a bit each) in the last step. */
+double profile_steps_layer(const struct profile_steps *steps, int32_t layer, unsigned kinds);
+#define PROFILE_KIND(kind) (1u << (kind))
+/* Without what empty regions cost: a quarter at most, on a machine so busy that regions were measured at a
+ * worse moment. */
+double profile_steps_less(const struct profile_steps *steps, double seconds, uint32_t regions);
+/* Thread 0 of a pool is the caller, which then has one CPU: that is no way to find out how many there are. */
+void profile_steps_unpin(const struct profile_steps *steps);
+
+/* ---- cpu.c ---- */
+
+struct profile_cpu_run;
 /* Loads the engine; the caller becomes its thread 0. */
 HELM_MUST_CHECK int profile_cpu_open(const struct profile_cpu_options *options, struct profile_cpu_run **run,
                                      struct helm_err *err);
@@ -101,6 +145,14 @@ HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds
  * of all turns. */
 HELM_MUST_CHECK int profile_cpu_linear_turn(struct profile_cpu_run *run, struct profile_company *company,
                                             struct profile_cpu *cpu, struct helm_err *err);
+
+/* ---- formats.c ---- */
+
+/* What the profile says of these formats of weights: of the CPU by the ratio to bf16, so that profile->cpu's rates must
+ * be there; of the device, if there is one (else NULL), its own rates. Takes some seconds, however many there are. */
+HELM_MUST_CHECK int profile_formats_measure(const struct profile_cpu_options *options, unsigned formats,
+                                            struct profile_device_run *device, struct profile *profile,
+                                            struct helm_err *err);
 
 /* ---- packed.c ---- */
 
@@ -151,6 +203,9 @@ void profile_device_close(struct profile_device_run *device);
 /* Everything of the device and the link but what is measured beside the CPU. */
 HELM_MUST_CHECK int profile_device_measure(struct profile_device_run *device, struct profile *profile,
                                            struct helm_err *err);
+/* What it has of one format of weights, in about so many seconds; nothing of profile_device_measure afterwards. */
+HELM_MUST_CHECK int profile_device_format(struct profile_device_run *device, enum tensor_format format,
+                                          double seconds, struct profile *profile, struct helm_err *err);
 /* Between start and stop copies flow from host memory. */
 HELM_MUST_CHECK int profile_device_stream_start(struct profile_device_run *device, struct helm_err *err);
 HELM_MUST_CHECK int profile_device_stream_stop(struct profile_device_run *device, struct helm_err *err);

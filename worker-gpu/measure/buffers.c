@@ -17,7 +17,7 @@ static int take_weights(struct measure *m, uint64_t bytes, struct helm_err *err)
 {
     int rc = helm_fail(err, HELM_E_CAPACITY, "%llu bytes of VRAM are too few to measure with",
                        (unsigned long long)bytes);
-    for (; bytes >= measure_layer_bytes(&shapes[SHAPES - 1]); bytes /= 2) {
+    for (; bytes >= measure_layer_bytes(&shapes[SHAPES - 1], FORMAT_BF16); bytes /= 2) {
         void *memory = NULL;
         m->weight_bytes = bytes / 4096 * 4096;
         rc = device_alloc(m->device, DEVICE_WEIGHTS, m->weight_bytes, &memory, err);
@@ -160,7 +160,7 @@ int measure_kernels_open(struct measure *m, struct helm_err *err)
     uint64_t budget = !m->emulated ? 2 * GIB : m->options->quick ? 128 * MIB : 256 * MIB;
     int rc = take_weights(m, budget, err);
     k->small = k->large = &shapes[SHAPES - 1];
-    while (k->large > shapes && measure_layer_bytes(k->large - 1) <= m->weight_bytes) k->large--;
+    while (k->large > shapes && measure_layer_bytes(k->large - 1, FORMAT_BF16) <= m->weight_bytes) k->large--;
     if (!rc) rc = take_buffers(m, err);
     if (!rc)
         rc = device_host_alloc(d, sizeof(struct measure_block) + k->large->hidden * sizeof(float), &pinned,

@@ -65,7 +65,7 @@ static void list_close(struct measure *m, struct list *list)
     device_free(m->device, DEVICE_WORKSPACE, list->bytes, list->memory);
 }
 
-static int measure_layers(struct measure *m, double launch, double *operation, struct helm_err *err)
+int measure_chain_layers(struct measure *m, double launch, double *operation, struct helm_err *err)
 {
     enum { LARGE, SMALL, COUNT };
     const struct measure_shape *const shape[COUNT] = {m->kernels->large, m->kernels->small};
@@ -79,7 +79,7 @@ static int measure_layers(struct measure *m, double launch, double *operation, s
         w[i] = (struct measure_work){
             .m = m, .issue = issue_chain, .tokens = 1, .times = rounds, .chain = &list[i].chain};
         amount[i].ops = LAYER_OPERATIONS * layers * rounds;
-        amount[i].bytes = rounds * measure_ops_bytes(shape[i], MEASURE_LAYER_OPS * layers);
+        amount[i].bytes = rounds * measure_ops_bytes(shape[i], m->format, MEASURE_LAYER_OPS * layers);
         rc = list_open(m, shape[i], LAYER_OPERATIONS * layers, MEASURE_HEADS, &list[i], err);
     }
     if (!rc) rc = measure_time_works(w, COUNT, true, samples, err);
@@ -116,11 +116,23 @@ static int measure_attention(struct measure *m, const char *name, uint32_t heads
     return 0;
 }
 
+bool measure_chains_take(const struct measure *m)
+{
+    const struct measure_kernels *k = m->kernels;
+    bool takes = !m->device->no_chains && k->small != k->large;
+    for (uint32_t i = 0; takes && i < 2 * LAYER_OPERATIONS; i++) {
+        const struct gpuk_chain_op op =
+            layer_op(m, i < LAYER_OPERATIONS ? k->large : k->small, i % LAYER_OPERATIONS);
+        takes = m->device->ask.chain_takes(m->device, &op);
+    }
+    return takes;
+}
+
 int measure_chains_run(struct measure *m, double launch, struct helm_err *err)
 {
     double operation = 0;
-    if (m->device->no_chains || m->kernels->small == m->kernels->large) return 0;
-    int rc = measure_layers(m, launch, &operation, err);
+    if (!measure_chains_take(m)) return 0;
+    int rc = measure_chain_layers(m, launch, &operation, err);
     if (!rc) rc = measure_attention(m, "gpu.chain_attention", MEASURE_HEADS, launch, operation, err);
     if (!rc)
         rc = measure_attention(m, "gpu.chain_attention_pair", MEASURE_HEADS_PAIR, launch, operation, err);

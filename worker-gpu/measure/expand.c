@@ -108,6 +108,55 @@ int measure_expand_run(struct measure *m, double operation, struct helm_err *err
     return 0;
 }
 
+/* ---- blocks ---- */
+
+struct blocks {
+    uint64_t bytes; /* of a slice */
+    uint32_t rows, cols;
+};
+
+static struct blocks blocks_of(const struct measure *m)
+{
+    const uint64_t slice = m->emulated ? SLICE_LEAST : RING_PACKED_SLICE_BYTES;
+    struct blocks b = {.rows = (uint32_t)(slice / sizeof(uint16_t) / COLS), .cols = COLS};
+    b.bytes = tensor_format_bytes(m->format, b.rows, b.cols);
+    return b;
+}
+
+static int issue_blocks(const struct measure_work *w, struct helm_err *err)
+{
+    const struct measure *m = w->m;
+    const struct blocks b = blocks_of(m);
+    int rc = 0;
+    for (uint32_t i = 0; i < w->ops && !rc; i++) {
+        const struct op op = {.kind = OP_EXPAND,
+                              .as.expand = {.parts = 1,
+                                            .part = {{.format = m->format,
+                                                      .weight = m->weights + i * b.bytes,
+                                                      .out = measure_room(m),
+                                                      .rows = b.rows,
+                                                      .cols = b.cols}}}};
+        rc = device_run(m->device, &op, err);
+    }
+    return rc;
+}
+
+int measure_expand_blocks(struct measure *m, double operation, struct helm_err *err)
+{
+    const struct blocks b = blocks_of(m);
+    const uint64_t fit = m->weight_bytes / b.bytes;
+    struct measure_samples samples;
+    const struct measure_work w = {.m = m,
+                                   .issue = issue_blocks,
+                                   .ops = fit < SLICES_MAX ? (uint32_t)fit : SLICES_MAX};
+    if (w.ops == 0) return 0; /* a device with room for none */
+    int rc = measure_time_works(&w, 1, true, &samples, err);
+    if (rc) return rc;
+    measure_to_rate(&samples, (double)b.rows * b.cols * sizeof(uint16_t) * w.ops, operation * w.ops);
+    measure_print(m, "gpu.expand", 0, &samples);
+    return 0;
+}
+
 /* ---- products ---- */
 
 #define LAYERS_MAX 6
@@ -225,7 +274,7 @@ int measure_packed_run(struct measure *m, double operation, struct helm_err *err
     rc = put_products(m, &p, group, err);
     if (!rc) rc = measure_time_works(&w, 1, true, &samples, err);
     if (rc) return rc;
-    measure_to_rate(&samples, measure_ops_bytes(s, w.ops), operation * w.ops);
+    measure_to_rate(&samples, measure_ops_bytes(s, FORMAT_BF16, w.ops), operation * w.ops);
     measure_print(m, "gpu.gemv_packed", 0, &samples);
     return 0;
 }

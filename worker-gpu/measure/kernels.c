@@ -84,42 +84,56 @@ int measure_time_works(const struct measure_work *w, uint32_t count, bool captur
 
 /* ---- linears ---- */
 
-uint64_t measure_layer_bytes(const struct measure_shape *s)
-{
-    return 2 * ((uint64_t)s->hidden * (2 * s->q + 2 * s->kv) + (uint64_t)s->hidden * s->inner * 3);
-}
-
 /* Rows and columns of operation `op` of a layer, and where its matrices begin in the layer. */
-static void op_place(const struct measure_shape *s, uint32_t op, uint32_t *rows, uint32_t *cols, uint64_t *at)
+static void op_place(const struct measure_shape *s, enum tensor_format format, uint32_t op, uint32_t *rows,
+                     uint32_t *cols, uint64_t *at)
 {
     const uint32_t all_rows[MEASURE_LAYER_OPS] = {s->q + 2 * s->kv, s->hidden, 2 * s->inner, s->hidden};
     const uint32_t all_cols[MEASURE_LAYER_OPS] = {s->hidden, s->q, s->hidden, s->inner};
     *at = 0;
-    for (uint32_t i = 0; i < op; i++) *at += 2 * (uint64_t)all_rows[i] * all_cols[i];
-    *rows = all_rows[op];
-    *cols = all_cols[op];
+    for (uint32_t i = 0; i < op; i++) *at += tensor_format_bytes(format, all_rows[i], all_cols[i]);
+    *rows = op < MEASURE_LAYER_OPS ? all_rows[op] : 0;
+    *cols = op < MEASURE_LAYER_OPS ? all_cols[op] : 0;
+}
+
+uint64_t measure_layer_bytes(const struct measure_shape *s, enum tensor_format format)
+{
+    uint32_t rows, cols;
+    uint64_t end;
+    op_place(s, format, MEASURE_LAYER_OPS, &rows, &cols, &end);
+    return end;
 }
 
 uint32_t measure_layers_of(const struct measure *m, const struct measure_shape *s)
 {
-    return (uint32_t)(m->weight_bytes / measure_layer_bytes(s));
+    return (uint32_t)(m->weight_bytes / measure_layer_bytes(s, m->format));
 }
 
-double measure_ops_bytes(const struct measure_shape *shape, uint32_t ops)
+double measure_ops_bytes(const struct measure_shape *shape, enum tensor_format format, uint32_t ops)
 {
     double sum = 0;
     for (uint32_t i = 0; i < ops; i++) {
         uint32_t rows, cols;
         uint64_t at;
-        op_place(shape, i % MEASURE_LAYER_OPS, &rows, &cols, &at);
-        sum += 2.0 * rows * cols;
+        op_place(shape, format, i % MEASURE_LAYER_OPS, &rows, &cols, &at);
+        sum += (double)tensor_format_bytes(format, rows, cols);
     }
     return sum;
 }
 
+double measure_ops_values(const struct measure_shape *shape, uint32_t ops)
+{
+    return measure_ops_bytes(shape, FORMAT_BF16, ops) / 2;
+}
+
 static double work_bytes(const struct measure_work *w)
 {
-    return measure_ops_bytes(w->shape, w->ops);
+    return measure_ops_bytes(w->shape, w->m->format, w->ops);
+}
+
+static double work_flops(const struct measure_work *w)
+{
+    return 2 * measure_ops_values(w->shape, w->ops) * w->tokens;
 }
 
 /* Where operation `index`'s matrices are, round and round the weights. */
@@ -127,8 +141,9 @@ static const char *weight_of(const struct measure *m, const struct measure_shape
 {
     uint32_t rows, cols;
     uint64_t at;
-    op_place(s, index % MEASURE_LAYER_OPS, &rows, &cols, &at);
-    return m->weights + index / MEASURE_LAYER_OPS % measure_layers_of(m, s) * measure_layer_bytes(s) + at;
+    op_place(s, m->format, index % MEASURE_LAYER_OPS, &rows, &cols, &at);
+    return m->weights +
+           index / MEASURE_LAYER_OPS % measure_layers_of(m, s) * measure_layer_bytes(s, m->format) + at;
 }
 
 struct gpuk_linear_args measure_linear_args(const struct measure *m, const struct measure_shape *s,
@@ -138,7 +153,7 @@ struct gpuk_linear_args measure_linear_args(const struct measure *m, const struc
     const char *weight = weight_of(m, s, index);
     uint32_t rows, cols, op = index % MEASURE_LAYER_OPS;
     uint64_t at;
-    op_place(s, op, &rows, &cols, &at);
+    op_place(s, m->format, op, &rows, &cols, &at);
     float *const in[MEASURE_LAYER_OPS] = {k->x, k->a, k->x, k->act}, *const out[MEASURE_LAYER_OPS] = {k->qkv,
                                                                                                       k->x,
                                                                                                       k->act,
@@ -148,7 +163,7 @@ struct gpuk_linear_args measure_linear_args(const struct measure *m, const struc
                                                                       {s->hidden},
                                                                       {s->inner, s->inner},
                                                                       {s->hidden}};
-    struct gpuk_linear_args args = {.format = FORMAT_BF16,
+    struct gpuk_linear_args args = {.format = m->format,
                                     .cols = cols,
                                     .x = in[op],
                                     .eps = 1e-6f,
@@ -156,9 +171,10 @@ struct gpuk_linear_args measure_linear_args(const struct measure *m, const struc
                                     .x_stride = cols,
                                     .out_stride = stride[op]};
     for (uint32_t row = 0; parts[op][args.segments]; args.segments++) {
-        args.segment[args.segments] = (struct gpuk_linear){.weight = weight + 2 * (uint64_t)row * cols,
-                                                           .out = out[op] + (op == 0 ? row : 0),
-                                                           .rows = parts[op][args.segments]};
+        args.segment[args.segments] =
+            (struct gpuk_linear){.weight = weight + tensor_format_bytes(m->format, row, cols),
+                                 .out = out[op] + (op == 0 ? row : 0),
+                                 .rows = parts[op][args.segments]};
         row += parts[op][args.segments];
     }
     if (op == 0 || op == 2) args.norm = k->norm;
@@ -189,7 +205,7 @@ int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm
     uint64_t at;
     uint32_t padded = (w->tokens + GPU_PAD_TOKENS - 1) / GPU_PAD_TOKENS * GPU_PAD_TOKENS;
     bool accumulate = op == 1 || op == 3;
-    op_place(s, op, &rows, &cols, &at);
+    op_place(s, FORMAT_BF16, op, &rows, &cols, &at);
     const void *const in[MEASURE_LAYER_OPS] = {k->h, k->a, k->h, k->act};
     void *const out[MEASURE_LAYER_OPS] = {k->qkv, k->x, k->gate_up, k->x};
     const struct op norm = measure_norm(k, w->tokens, s->hidden, k->h, DTYPE_BF16);
@@ -309,18 +325,40 @@ bool measure_fit_operation(const struct measure_amount *large, const struct meas
     return measure_median_of(operation) > least;
 }
 
-/* gpu.read, gpu.launch, gpu.operation, gpu.gemv. `operation`: what a kernel in a graph costs, `launched`: one
- * outside. */
-static int measure_decode(struct measure *m, double *operation, double *launched, struct helm_err *err)
+int measure_tiny(struct measure *m, bool captured, struct measure_samples *samples, struct helm_err *err)
+{
+    const struct measure_work idle = {.m = m,
+                                      .issue = measure_issue_tiny,
+                                      .tokens = 1,
+                                      .ops = MEASURE_TINY_COUNT,
+                                      .shape = m->kernels->large};
+    int rc = measure_time_works(&idle, 1, captured, samples, err);
+    for (uint32_t i = 0; !rc && i < samples->count; i++) samples->value[i] /= MEASURE_TINY_COUNT;
+    return rc;
+}
+
+bool measure_reads(const struct measure *m, const struct measure_shape *shape, enum gpuk_schedule schedule)
+{
+    bool reads = true;
+    for (uint32_t op = 0; op < MEASURE_LAYER_OPS; op++) {
+        const struct gpuk_linear_args args = measure_linear_args(m, shape, op);
+        reads &= tensor_format_is_plain(m->format) || m->device->ask.linear_takes(m->device, &args, schedule);
+    }
+    return reads;
+}
+
+int measure_gemv_run(struct measure *m, struct measure_samples *least, double *operation,
+                     struct helm_err *err)
 {
     enum { READ, LARGE, SMALL };
     const struct measure_kernels *k = m->kernels;
-    struct measure_samples launch, tiny, fitted, samples[MEASURE_WORKS_MAX];
+    const bool reads = m->format == FORMAT_BF16, both = k->small != k->large;
+    struct measure_samples fitted, samples[MEASURE_WORKS_MAX];
     /* A graph of a fast device goes round the weights several times, that its own start counts for little. */
     const uint32_t rounds = m->emulated ? 1 : 4;
-    const struct measure_work idle = {
-        .m = m, .issue = measure_issue_tiny, .tokens = 1, .ops = MEASURE_TINY_COUNT, .shape = k->large};
-    struct measure_work w[MEASURE_WORKS_MAX] = {idle, idle, idle};
+    const struct measure_work any = {.m = m, .tokens = 1, .shape = k->large};
+    struct measure_work w[MEASURE_WORKS_MAX] = {any, any, any};
+    const int first = reads ? READ : LARGE;
     uint64_t rows = (m->weight_bytes < GIB ? m->weight_bytes : GIB) / 2 / k->large->hidden,
              most = (uint64_t)MEASURE_TOKENS_MAX * 2 * k->large->inner;
     w[READ].issue = issue_read;
@@ -332,35 +370,42 @@ static int measure_decode(struct measure *m, double *operation, double *launched
         w[i].ops = MEASURE_LAYER_OPS * measure_layers_of(m, w[i].shape) * rounds;
     }
     int rc = measure_set_step(m, 0, 1, err);
-    if (!rc) rc = measure_time_works(&idle, 1, false, &launch, err);
-    if (!rc) rc = measure_time_works(&idle, 1, true, &tiny, err);
-    if (!rc) rc = measure_time_works(w, k->small == k->large ? 2 : 3, true, samples, err);
+    if (!rc)
+        rc = measure_time_works(w + first, (uint32_t)(LARGE - first) + (both ? 2 : 1), true, samples + first,
+                                err);
     if (rc) return rc;
-    for (uint32_t i = 0; i < launch.count; i++) launch.value[i] /= MEASURE_TINY_COUNT;
-    *launched = measure_median_of(&launch);
-    for (uint32_t i = 0; i < tiny.count; i++) tiny.value[i] /= MEASURE_TINY_COUNT;
-    /* No kernel is cheaper than an empty one. */
-    *operation = measure_median_of(&tiny);
+    *operation = measure_median_of(least);
     const struct measure_amount large = {work_bytes(&w[LARGE]), w[LARGE].ops},
                                 small = {work_bytes(&w[SMALL]), w[SMALL].ops};
-    if (k->small != k->large &&
-        measure_fit_operation(&large, &small, &samples[LARGE], &samples[SMALL], *operation, &fitted))
-        tiny = fitted;
-    *operation = measure_median_of(&tiny);
-    measure_to_rate(&samples[READ], 2.0 * w[READ].ops * k->large->hidden * rounds, 0);
+    if (both && measure_fit_operation(&large, &small, &samples[LARGE], &samples[SMALL], *operation, &fitted))
+        *least = fitted;
+    *operation = measure_median_of(least);
     measure_to_rate(&samples[LARGE], work_bytes(&w[LARGE]), w[LARGE].ops * *operation);
-    measure_print(m, "gpu.read", 0, &samples[READ]);
-    measure_print(m, "gpu.launch", 0, &launch);
-    measure_print(m, "gpu.operation", 0, &tiny);
+    measure_print(m, "gpu.operation", 0, least);
     measure_print(m, "gpu.gemv", 0, &samples[LARGE]);
+    if (!reads) return 0;
+    measure_to_rate(&samples[READ], 2.0 * w[READ].ops * k->large->hidden * rounds, 0);
+    measure_print(m, "gpu.read", 0, &samples[READ]);
     return 0;
+}
+
+/* gpu.launch, and those of measure_gemv_run. `operation`: what a kernel in a graph costs, `launched`: one outside. */
+static int measure_decode(struct measure *m, double *operation, double *launched, struct helm_err *err)
+{
+    struct measure_samples launch, tiny;
+    int rc = measure_set_step(m, 0, 1, err);
+    if (!rc) rc = measure_tiny(m, false, &launch, err);
+    if (!rc) rc = measure_tiny(m, true, &tiny, err);
+    if (rc) return rc;
+    *launched = measure_median_of(&launch);
+    measure_print(m, "gpu.launch", 0, &launch);
+    return measure_gemv_run(m, &tiny, operation, err); /* no kernel is cheaper than an empty one */
 }
 
 /* gpu.linear and gpu.linear_operation at one number of tokens. *rate: operations a second in all, so far. A
  * CPU that plays a GPU has no time for whole layers of many tokens, and parts of two shapes cannot be
  * compared: there all counts as work. *layer_s: what a large layer took. */
-static int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, double *layer_s,
-                             struct helm_err *err)
+int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, double *layer_s, struct helm_err *err)
 {
     enum { LARGE, SMALL, COUNT };
     const struct measure_kernels *k = m->kernels;
@@ -373,9 +418,8 @@ static int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, d
         w[i] = (struct measure_work){
             .m = m, .issue = issue_linears, .shape = shape[i], .tokens = tokens, .ops = MEASURE_LAYER_OPS};
         w[i].ops *= measure_layers_of(m, shape[i]);
-        while (w[i].ops > 1 && *rate > 0 && work_bytes(&w[i]) * tokens > *rate * measure_budget_s(m) / 3)
-            w[i].ops--;
-        amount[i] = (struct measure_amount){work_bytes(&w[i]) * tokens, w[i].ops}; /* 2 bytes, 2 operations */
+        while (w[i].ops > 1 && *rate > 0 && work_flops(&w[i]) > *rate * measure_budget_s(m) / 3) w[i].ops--;
+        amount[i] = (struct measure_amount){work_flops(&w[i]), w[i].ops};
     }
     int rc = measure_set_step(m, 0, tokens, err);
     if (!rc) rc = measure_time_works(w, both ? COUNT : 1, tokens <= GPUK_BATCH_MAX, samples, err);
@@ -436,7 +480,7 @@ struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t l
                                                      .page_tokens = MEASURE_PAGE_TOKENS,
                                                      .dtype = DTYPE_F16,
                                                      .elem_bytes = 2},
-                                          .pool = m->weights,
+                                          .pool = measure_room(m),
                                           .layer = layer},
                                    .heads = heads,
                                    .scale = 1.0f / sqrtf((float)MEASURE_HEAD_DIM),

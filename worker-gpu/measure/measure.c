@@ -54,7 +54,13 @@ static void print_json(FILE *out, json_t *json)
 
 void measure_print(struct measure *m, const char *name, uint32_t x, const struct measure_samples *samples)
 {
+    char of_format[LINE_TEXT];
     json_t *list = json_array();
+    if (m->format != FORMAT_BF16) {
+        snprintf(of_format, sizeof of_format, "formats.%s.gpu_%s", tensor_format_name(m->format),
+                 strchr(name, '.') + 1);
+        name = of_format;
+    }
     for (uint32_t i = 0; i < samples->count; i++) json_array_append_new(list, json_real(samples->value[i]));
     print_json(m->out, json_pack("{s:s, s:i, s:o}", "name", name, "x", (int)x, "samples", list));
 }
@@ -289,6 +295,19 @@ static int measure_all(struct measure *m, struct helm_err *err)
     return rc;
 }
 
+/* "q4_K 1.5": a format, and seconds for it. */
+static int measure_format(struct measure *m, const char *what, struct helm_err *err)
+{
+    char name[LINE_TEXT];
+    double seconds = 0;
+    const enum tensor_format format = sscanf(what, "%63s %lf", name, &seconds) == 2 && seconds > 0
+                                          ? tensor_format_named(name)
+                                          : FORMAT_COUNT;
+    if (format == FORMAT_COUNT || format == FORMAT_BF16 || tensor_format_of(format)->variable)
+        return helm_fail(err, HELM_E_USAGE, "'format %s': a format with rates of its own and seconds", what);
+    return measure_format_run(m, format, seconds, err);
+}
+
 /* Numbers of a size that no sum of products overflows or vanishes with, in bf16 and in f16. */
 static void fill_numbers(char *at, uint64_t bytes)
 {
@@ -368,6 +387,9 @@ static int obey(struct measure *m, struct stream *stream, const char *command, b
     if (strcmp(command, "measure") == 0) {
         rc = stream->started ? helm_fail(err, HELM_E_STATE, "'measure' while copies are flowing")
                              : measure_all(m, err);
+    } else if (strncmp(command, "format ", 7) == 0) {
+        rc = stream->started ? helm_fail(err, HELM_E_STATE, "'format' while copies are flowing")
+                             : measure_format(m, command + 7, err);
     } else if (strcmp(command, "stream") == 0) {
         rc = stream_start(stream, m, err);
     } else if (strcmp(command, "stop") == 0) {
@@ -375,7 +397,8 @@ static int obey(struct measure *m, struct stream *stream, const char *command, b
     } else if (strcmp(command, "copied") == 0) {
         rc = stream_copied(stream, err);
     } else {
-        rc = helm_fail(err, HELM_E_USAGE, "'%s' is none of measure, stream, copied, stop, quit", command);
+        rc = helm_fail(err, HELM_E_USAGE, "'%s' is none of measure, format, stream, copied, stop, quit",
+                       command);
     }
     if (!rc) print_json(m->out, json_pack("{s:s}", "done", command));
     return rc;

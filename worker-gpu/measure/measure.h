@@ -3,9 +3,11 @@
  * Called by main's way of --measure (common/worker/process.c), by helm-profile as a child process. Talks in
  * lines on two streams; docs/profile.md has the protocol and what each name means:
  *
- *   in    "measure", "stream", "copied", "stop", "quit"; the end of the stream is "quit"
+ *   in    "measure", "format NAME SECONDS", "stream", "copied", "stop", "quit"; the end of the stream is "quit"
  *   out   {"ready": TEXT} once the device is open
  *         to "measure": {"name": "gpu.gemv", "x": 0, "samples": [...]} for each value, {"done": "measure"}
+ *         to "format NAME SECONDS": values of that format of weights, {"done": "format NAME SECONDS"}; nothing
+ *                       but other formats is measured behind it
  *         to "stream":  {"done": "stream"} as soon as copies from host memory flow
  *         to "copied":  {"name": "link.copied", "x": 0, "samples": [BYTES, SECONDS]}: how many had arrived
  *                       when the last copy that is done was, and that time; {"done": "copied"}

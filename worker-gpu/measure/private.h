@@ -1,6 +1,6 @@
 /* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure/kernels.c
  * (rates), measure/chains.c (rates of chains), measure/expand.c (packed weights), measure/chunks.c (chunks as
- * a whole), measure/buffers.c (what they work on). */
+ * a whole), measure/formats.c (the same of other formats of weights), measure/buffers.c (what they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H
 
@@ -32,6 +32,8 @@ struct measure {
     /* on the device */
     char *weights;
     uint64_t weight_bytes;
+    enum tensor_format format; /* of the weights; bf16, until measure/formats.c puts others there */
+    double budget_s;           /* for one value of such a format; 0: of bf16 */
     struct measure_kernels *kernels;
 };
 
@@ -41,13 +43,15 @@ double measure_now_s(void);
 /* Time to spend on one value, and the least that one sample should take. */
 static inline double measure_budget_s(const struct measure *m)
 {
-    return m->options->quick ? 0.08 : 0.5;
+    return m->budget_s > 0 ? m->budget_s : m->options->quick ? 0.08 : 0.5;
 }
 static inline double measure_sample_s(const struct measure *m)
 {
-    return m->options->quick ? 0.004 : 0.012;
+    const double sample_s = m->options->quick ? 0.004 : 0.012;
+    return m->budget_s > 0 && m->budget_s / 4 < sample_s ? m->budget_s / 4 : sample_s;
 }
 void measure_add(struct measure_samples *samples, double value);
+/* "gpu.gemv"; of another format than bf16 "formats.q4_K.gpu_gemv". */
 void measure_print(struct measure *m, const char *name, uint32_t x, const struct measure_samples *samples);
 
 /* ---- measure/buffers.c, measure/kernels.c ---- */
@@ -88,8 +92,8 @@ struct measure_kernels {
     struct gpuk_step step;
 };
 
-/* Bytes of a layer's matrices. */
-uint64_t measure_layer_bytes(const struct measure_shape *shape);
+/* Bytes of a layer's matrices in a format. */
+uint64_t measure_layer_bytes(const struct measure_shape *shape, enum tensor_format format);
 /* One row of so many tokens from this position on. */
 HELM_MUST_CHECK int measure_set_step(struct measure *m, uint32_t start, uint32_t tokens,
                                      struct helm_err *err);
@@ -114,6 +118,11 @@ struct measure_work {
 HELM_MUST_CHECK int measure_time_works(const struct measure_work *works, uint32_t count, bool captured,
                                        struct measure_samples *samples, struct helm_err *err);
 double measure_median_of(const struct measure_samples *samples);
+/* Behind weights of another format there is room for what is expanded, and for caches. */
+static inline char *measure_room(const struct measure *m)
+{
+    return m->format == FORMAT_BF16 ? m->weights : m->weights + (m->weight_bytes + 255) / 256 * 256;
+}
 /* Replaces seconds by `amount` a second, where each run also took `fixed` seconds that do not count: a
  * quarter of it at most. */
 void measure_to_rate(struct measure_samples *samples, double amount, double fixed);
@@ -145,8 +154,9 @@ static inline struct op measure_norm(const struct measure_kernels *k, uint32_t t
 /* Operation `index` of decode's linears of one token, in layer order, round and round the weights. */
 struct gpuk_linear_args measure_linear_args(const struct measure *m, const struct measure_shape *shape,
                                             uint32_t index);
-/* Of the weights that so many operations of this shape read. */
-double measure_ops_bytes(const struct measure_shape *shape, uint32_t ops);
+/* Of the weights that so many operations of this shape read; and their values. */
+double measure_ops_bytes(const struct measure_shape *shape, enum tensor_format format, uint32_t ops);
+double measure_ops_values(const struct measure_shape *shape, uint32_t ops);
 uint32_t measure_layers_of(const struct measure *m, const struct measure_shape *shape);
 /* A chunk's over cache number `layer`. */
 struct op measure_attend_prefill(const struct measure_work *w, uint32_t layer);
@@ -157,6 +167,19 @@ uint32_t measure_kv_layers(const struct measure *m);
 /* Bytes of cache that one token's attention reads behind MEASURE_CONTEXT positions. */
 double measure_attention_bytes(void);
 
+/* Whether the device multiplies by all operations of a layer as they lie. */
+bool measure_reads(const struct measure *m, const struct measure_shape *shape, enum gpuk_schedule schedule);
+/* gpu.gemv and gpu.operation, which is also returned; `least`: what an empty kernel in a graph costs. Of bf16 also
+ * gpu.read, in turns with them. */
+HELM_MUST_CHECK int measure_gemv_run(struct measure *m, struct measure_samples *least, double *operation,
+                                     struct helm_err *err);
+/* gpu.linear and gpu.linear_operation of so many tokens. *rate: operations a second of the last one, 0 at first;
+ * *layer_s: what a large layer took. */
+HELM_MUST_CHECK int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, double *layer_s,
+                                      struct helm_err *err);
+/* Seconds of a kernel that does nothing: samples. */
+HELM_MUST_CHECK int measure_tiny(struct measure *m, bool captured, struct measure_samples *samples,
+                                 struct helm_err *err);
 /* One operation of a chunk, with what stands before and after it there. */
 HELM_MUST_CHECK int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm_err *err);
 /* w->ops kernels that do nothing worth mentioning. */
@@ -181,6 +204,11 @@ HELM_MUST_CHECK int measure_chunks_run(struct measure *m, const struct measure_c
  * chains and two shapes fit it, that the two can be told apart. `launch`: what a kernel in a graph costs, and
  * so a chain before its first operation. */
 HELM_MUST_CHECK int measure_chains_run(struct measure *m, double launch, struct helm_err *err);
+/* gpu.chain_gemv and gpu.chain_operation alone. */
+HELM_MUST_CHECK int measure_chain_layers(struct measure *m, double launch, double *operation,
+                                         struct helm_err *err);
+/* Whether the device has chains, and takes the weights as they are. */
+bool measure_chains_take(const struct measure *m);
 
 /* ---- measure/expand.c ---- */
 
@@ -191,6 +219,16 @@ HELM_MUST_CHECK int measure_expand_run(struct measure *m, double operation, stru
 /* gpu.gemv_packed, of the large shape's operations, where the device multiplies packed weights and host
  * memory holds a group of them; likewise. */
 HELM_MUST_CHECK int measure_packed_run(struct measure *m, double operation, struct helm_err *err);
+
+/* gpu.expand of blocks: slices of whole layers' matrices. */
+HELM_MUST_CHECK int measure_expand_blocks(struct measure *m, double operation, struct helm_err *err);
+
+/* ---- measure/formats.c ---- */
+
+/* What the planner prices products with weights of this format by, in about so many seconds; writes over the
+ * weights, which are bf16 no more: nothing else is measured afterwards. */
+HELM_MUST_CHECK int measure_format_run(struct measure *m, enum tensor_format format, double seconds,
+                                       struct helm_err *err);
 
 /* Memory on the device; measure_kernels_open fills the weights with numbers. */
 HELM_MUST_CHECK int measure_kernels_open(struct measure *m, struct helm_err *err);

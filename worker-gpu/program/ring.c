@@ -6,6 +6,7 @@
 
 #include "common/formats/packed.h"
 #include "common/base/units.h"
+#include "common/program/op.h"
 
 const struct math_op *ring_math_of(const struct model *model, uint32_t unit, uint32_t op)
 {
@@ -21,12 +22,10 @@ int32_t ring_layer_of(const struct model *model, uint32_t unit)
 uint32_t ring_run_end(const struct gpu_weights *weights, const struct math_op *math, int32_t layer,
                       uint32_t first)
 {
-    uint32_t end = first + 1;
-    while (end < math->weights &&
-           (math->swiglu || gpu_matrix_of(weights, math->weight[end], layer)->format ==
-                                gpu_matrix_of(weights, math->weight[first], layer)->format))
-        end++;
-    return end;
+    enum tensor_format format[MATH_WEIGHTS_MAX];
+    for (uint32_t w = 0; w < math->weights; w++)
+        format[w] = gpu_matrix_of(weights, math->weight[w], layer)->format;
+    return program_run_end(math, format, first);
 }
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)

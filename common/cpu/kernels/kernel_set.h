@@ -20,11 +20,6 @@ struct kernel_set {
 HELM_MUST_CHECK int kernel_set_choose(unsigned features, const char *name, enum dtype kv_dtype,
                                       struct kernel_set *set, struct helm_err *err);
 
-/* Of formats, as a set: one bit each. */
-static inline unsigned format_bit(enum tensor_format format)
-{
-    return 1u << format;
-}
 /* HELM_E_UNSUPPORTED names what this processor lacks to compute with the formats of `used`. */
 HELM_MUST_CHECK int kernel_set_need(const struct kernel_set *set, unsigned used, unsigned features,
                                     struct helm_err *err);

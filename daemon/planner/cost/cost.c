@@ -137,34 +137,111 @@ static double expand_seconds(const struct pricing *p, double bytes)
     return bytes / p->expand + slices_of((uint64_t)bytes, true) * p->kernel.operation;
 }
 
-/* Blocks that a chunk is multiplied by are expanded first, once. */
-static void add_expanded(const struct pricing *p, const struct model_tensor *t, struct spent *s)
+/* A half layer's weights: what they take, and what the GPU's program has of them. */
+struct weights {
+    struct spent cpu, gpu, kernel;
+    double products;               /* of the GPU */
+    double slices;                 /* in which they cross the link, or are expanded */
+    bool expands;                  /* some of them, before they are multiplied by */
+    double cpu_spread, gpu_spread; /* of the formats' rates, the widest */
+};
+
+/* Weights of an operation that the GPU multiplies by together (program_run_end). */
+struct run {
+    const struct math_op *math;
+    const struct model_tensor *const *tensor;
+    uint32_t first, end; /* of tensor */
+};
+
+/* Bytes of a matrix's values as a chunk multiplies by them. */
+static double expanded_bytes(const struct model_tensor *t)
 {
-    const double bytes =
-        (double)t->rows * (double)t->cols * (double)dtype_bytes(tensor_format_product(t->format));
-    if (p->tier != OP_TIER_CHUNK || tensor_format_is_plain(t->format)) return;
-    s->total += expand_seconds(p, bytes);
-    s->beside += expand_seconds(p, bytes);
-    s->memory += expand_seconds(p, bytes);
+    return (double)t->rows * (double)t->cols * (double)dtype_bytes(tensor_format_product(t->format));
 }
 
-/* Tensors are walked once, whatever their order: each is an operation of its own to the roofline. */
-static void add_tensors(const struct pricing *p, struct spent *cpu, struct spent *gpu, struct spent *kernel)
+static double expanding_seconds(const struct pricing *p, const struct format_rates *with, double bytes)
 {
-    const struct model *m = p->model;
-    for (uint32_t i = 0; i < m->tensor_count; i++) {
-        const struct model_tensor *t = &m->tensors[i];
-        if (t->layer < 0 || (uint32_t)t->layer >= m->config.layers) continue;
-        uint32_t unit = model_tensor_unit(t);
-        double parameters = t->rows == 1 ? 0 : (double)t->rows * (double)t->cols;
-        const bool packed = parameters > 0 && cost_rates_packed_cpu(p, unit);
-        (packed ? add_packed : add_linear)(&p->cpu, (double)t->bytes, parameters, p->step->tokens,
-                                           &cpu[unit]);
+    return bytes / with->expand + slices_of((uint64_t)bytes, true) * p->kernel.operation;
+}
+
+/* On the GPU, each time it is computed: a product, which in a chunk normalises its input anew, whatever the run. */
+static void add_run_gpu(const struct pricing *p, const struct run *run, struct weights *w)
+{
+    const enum tensor_format format = run->tensor[run->first]->format;
+    const struct format_rates *with = &p->with[format];
+    double expanded = 0;
+    for (uint32_t i = run->first; i < run->end; i++) {
+        const struct model_tensor *t = run->tensor[i];
+        const double parameters = (double)t->rows * (double)t->cols,
+                     bytes = with->expands ? expanded_bytes(t) : (double)t->bytes;
+        expanded += expanded_bytes(t);
+        add_linear(&with->gpu, bytes, parameters, p->step->tokens, &w->gpu);
+        add_linear(&with->kernel, bytes, parameters, p->step->tokens, &w->kernel);
+    }
+    add_overhead(&with->gpu, product_of(&with->gpu), &w->gpu);
+    add_overhead(&with->kernel, product_of(&with->kernel), &w->kernel);
+    if (p->tier == OP_TIER_CHUNK && run->first > 0 && run->math->norm != TENSOR_NONE &&
+        p->kernel.product <= 0) {
+        add_operations(&p->gpu, 1, &w->gpu);
+        add_operations(&p->kernel, 1, &w->kernel);
+    }
+    if (with->expands) {
+        const double seconds = expanding_seconds(p, with, expanded);
+        w->gpu.total += seconds, w->gpu.beside += seconds, w->gpu.memory += seconds;
+        w->kernel.total += seconds, w->kernel.beside += seconds, w->kernel.memory += seconds;
+    }
+    w->products++;
+    w->slices += slices_of((uint64_t)expanded, !tensor_format_is_plain(format));
+    w->expands |= with->expands;
+    w->gpu_spread = fmax(w->gpu_spread, with->gpu_spread);
+}
+
+/* A matrix on the CPU, where all of an operation's are one region of the pool, whatever their formats. */
+static void add_matrix_cpu(const struct pricing *p, uint32_t unit, const struct model_tensor *t,
+                           struct weights *w)
+{
+    const struct format_rates *with = &p->with[t->format];
+    const bool packed = cost_rates_packed_cpu(p, unit);
+    (packed ? add_packed : add_linear)(&with->cpu, (double)t->bytes, (double)t->rows * (double)t->cols,
+                                       p->step->tokens, &w->cpu);
+    w->cpu_spread = fmax(w->cpu_spread, with->cpu_spread);
+}
+
+/* An operation's weights, of which the unit's next matrices are those that the model has. Returns how many. */
+static uint32_t add_operation(const struct pricing *p, uint32_t unit, const struct math_op *math, uint32_t at,
+                              struct weights *w)
+{
+    const struct model_unit *u = &p->model->unit[unit];
+    enum tensor_format format[MATH_WEIGHTS_MAX];
+    struct run run = {.math = math, .tensor = u->tensor + at};
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < math->weights; i++) {
+        const struct model_tensor *t = at + count < u->matrix_count ? u->tensor[at + count] : NULL;
+        format[i] = FORMAT_COUNT;
+        if (!t || t->role != math->weight[i]) continue;
+        format[count++] = t->format;
+        add_matrix_cpu(p, unit, t, w);
+    }
+    for (; p->device && run.first < count; run.first = run.end) {
+        run.end = program_run_end(math, format, run.first);
+        if (run.end > count) run.end = count;
+        add_run_gpu(p, &run, w);
+    }
+    return count;
+}
+
+static void add_weights(const struct pricing *p, uint32_t unit, struct weights *w)
+{
+    const struct model_unit *u = &p->model->unit[unit];
+    const struct math_part *math = model_unit_math(p->model, unit);
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < math->ops; i++) at += add_operation(p, unit, &math->op[i], at, w);
+    for (; at < u->tensor_count; at++) { /* vectors */
+        const double bytes = (double)u->tensor[at]->bytes;
+        add_linear(&p->cpu, bytes, 0, p->step->tokens, &w->cpu);
         if (!p->device) continue;
-        add_linear(&p->gpu, (double)t->bytes, parameters, p->step->tokens, &gpu[unit]);
-        add_linear(&p->kernel, (double)t->bytes, parameters, p->step->tokens, &kernel[unit]);
-        add_expanded(p, t, &gpu[unit]);
-        add_expanded(p, t, &kernel[unit]);
+        add_linear(&p->gpu, bytes, 0, p->step->tokens, &w->gpu);
+        add_linear(&p->kernel, bytes, 0, p->step->tokens, &w->kernel);
     }
 }
 
@@ -183,7 +260,7 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
                 (before > 0 ? 2 : 1) * link->latency.value;
 }
 
-/* A half layer on the GPU beside its weights. */
+/* A half layer on the GPU beside its products. */
 static void add_rest(const struct pricing *p, const struct device_rates *r, bool mlp, double window,
                      struct spent *s)
 {
@@ -194,11 +271,10 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, bool
     if (r->product > 0) { /* norms and activations are in it */
         add_bytes(r, mlp ? 0 : p->step->tokens * rotated, r->read, s);
         add_operations(r, o->others, s);
-        add_overhead(r, o->products * r->product, s);
         return;
     }
     add_bytes(r, activation_bytes(p, mlp), r->read, s);
-    add_operations(r, o->gpu, s);
+    add_operations(r, o->gpu - o->products, s);
 }
 
 /* Whether one token's products read packed matrices as they are (gpuk_linear_takes): devices that have
@@ -236,44 +312,64 @@ static double packed_in_vram(const struct pricing *p, bool mlp, uint64_t bytes, 
            expand_seconds(p, (double)bytes);
 }
 
-static void price_unit(const struct pricing *p, uint32_t unit, struct spent *cpu, struct spent *gpu,
-                       struct spent *kernel, struct cost_unit *u)
+/* In slices: each beyond one a product is one more. */
+static double in_slices(const struct pricing *p, const struct weights *w, double more)
+{
+    return p->together *
+           fmax(w->gpu.total, w->kernel.total + p->kernel.parts * more * product_of(&p->kernel));
+}
+
+/* Whether it is blocks, some of them: then it is cut by what they expand to. */
+static bool is_blocks(const struct pricing *p, uint32_t unit)
+{
+    const struct model_unit *u = &p->model->unit[unit];
+    for (uint32_t i = 0; i < u->matrix_count; i++)
+        if (!tensor_format_is_plain(u->tensor[i]->format)) return true;
+    return false;
+}
+
+static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit *u)
 {
     const struct part_operations *o = &p->part[unit_part(unit)];
     bool mlp = unit_part(unit) == UNIT_MLP;
     double window = p->model->config.window ? p->model->config.window[unit_layer(unit)] : 0;
-    if (!mlp) add_attention(p, &p->cpu, window, cpu);
-    add_bytes(&p->cpu, activation_bytes(p, mlp), p->cpu.read, cpu);
-    add_operations(&p->cpu, o->cpu, cpu);
-    u->cpu = cpu->total;
-    u->cpu_beside = cpu->beside;
-    u->cpu_bound = bound_of(cpu);
+    struct weights w = {.products = 0};
+    add_weights(p, unit, &w);
+    if (!mlp) add_attention(p, &p->cpu, window, &w.cpu);
+    add_bytes(&p->cpu, activation_bytes(p, mlp), p->cpu.read, &w.cpu);
+    add_operations(&p->cpu, o->cpu, &w.cpu);
+    u->cpu = w.cpu.total;
+    u->cpu_beside = w.cpu.beside;
+    u->cpu_bound = bound_of(&w.cpu);
+    u->cpu_spread = w.cpu_spread;
+    u->gpu_spread = w.gpu_spread;
     u->gpu_bound = "";
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;
-    add_rest(p, &p->gpu, mlp, window, gpu);
-    add_rest(p, &p->kernel, mlp, window, kernel);
-    u->gpu = u->gpu_packed ? packed_in_vram(p, mlp, u->bytes, gpu, kernel) : p->together * gpu->total;
-    u->gpu_bound = bound_of(gpu);
+    add_rest(p, &p->gpu, mlp, window, &w.gpu);
+    add_rest(p, &p->kernel, mlp, window, &w.kernel);
     /* Between slices there are events: nothing to chain. */
-    double more = fmax(0, slices_of(u->bytes, u->packed) - o->products);
-    u->stream =
-        p->together * fmax(gpu->total, kernel->total + p->kernel.parts * more * product_of(&p->kernel));
+    const double slices = is_blocks(p, unit) ? w.slices : slices_of(u->bytes, u->packed),
+                 more = fmax(0, slices - w.products);
+    u->gpu = u->gpu_packed ? packed_in_vram(p, mlp, u->bytes, &w.gpu, &w.kernel)
+             : w.expands   ? in_slices(p, &w, more)
+                           : p->together * w.gpu.total;
+    u->gpu_bound = bound_of(&w.gpu);
+    u->stream = in_slices(p, &w, more);
     if (u->packed)
         u->stream +=
             (unit_read_packed(p, mlp) ? COST_READ_PACKED_PART : 1) * expand_seconds(p, (double)u->bytes);
     if (p->tier == OP_TIER_CHUNK) {
-        double calls = o->gpu * p->kernel.parts;
-        u->issue = calls * p->profile->gpu.issue.value;
+        const double issue = p->profile->gpu.issue.value, parts = p->kernel.parts;
+        const bool expands = w.expands || u->packed;
+        u->issue = (o->gpu * parts + 2 * parts * (w.products - o->products)) * issue;
         /* a slice's copy, two events, and its product with a norm before it for each part */
         u->issue_stream =
-            u->issue + (more * (CALLS_OF_A_SLICE + 2 * p->kernel.parts) + o->products * CALLS_OF_A_SLICE) *
-                           p->profile->gpu.issue.value;
-        if (u->packed) u->issue_stream += slices_of(u->bytes, true) * p->profile->gpu.issue.value;
-        if (u->gpu_packed) {
-            double slices = slices_of(u->bytes, true);
-            u->issue +=
-                (slices + 2 * fmax(0, slices - o->products) * p->kernel.parts) * p->profile->gpu.issue.value;
+            u->issue + (more * (CALLS_OF_A_SLICE + 2 * parts) + w.products * CALLS_OF_A_SLICE) * issue;
+        if (expands) u->issue_stream += slices * issue;
+        if (w.expands || u->gpu_packed) {
+            const double home = w.expands ? slices : slices_of(u->bytes, true);
+            u->issue += (home + 2 * fmax(0, home - w.products) * parts) * issue;
         }
     }
     u->borrow = 0;
@@ -312,7 +408,14 @@ static void price_head(const struct pricing *p, const struct analyse_table *anal
         head.gpu.linear = profile_table_at(&p->profile->gpu.linear, rows).value;
         head.gpu.product = profile_table_at(&p->profile->gpu.linear_operation, rows).value;
     }
-    add_linear(&head.cpu, bytes, parameters, samples, &cpu);
+    const struct model_tensor *matrix = model_find(p->model, TENSOR_HEAD, -1);
+    const enum tensor_format format = matrix ? matrix->format : FORMAT_BF16;
+    const struct rates_size size = {p->step->samples, rates_head_tier(p->step->samples)};
+    struct format_rates with;
+    cost_rates_with(&head, format, &size, &with);
+    u->cpu_spread = with.cpu_spread;
+    u->gpu_spread = with.gpu_spread;
+    add_linear(&with.cpu, bytes, parameters, samples, &cpu);
     add_bytes(&head.cpu, logits, p->cpu.read, &cpu);
     const struct math_op *math = &p->model->math.head;
     const enum op_tier tier = rates_head_tier(p->step->samples);
@@ -321,11 +424,19 @@ static void price_head(const struct pricing *p, const struct analyse_table *anal
     u->cpu_beside = cpu.beside;
     u->cpu_bound = bound_of(&cpu);
     if (!p->device) return;
+    const double there =
+        with.expands ? parameters * (double)dtype_bytes(tensor_format_product(format)) : bytes;
+    const double few = ceil(samples / ENGINE_FEW_TOKENS);
     for (double left = samples; left > 0; left -= ENGINE_FEW_TOKENS)
-        add_linear(&head.gpu, bytes, parameters, fmin(left, ENGINE_FEW_TOKENS), &gpu);
+        add_linear(&with.gpu, there, parameters, fmin(left, ENGINE_FEW_TOKENS), &gpu);
     add_bytes(&head.gpu, logits, p->gpu.read, &gpu);
     /* the matrix (once for every few rows), gathering several rows, choosing the token */
-    add_overhead(&head.gpu, ceil(samples / ENGINE_FEW_TOKENS) * product_of(&head.gpu), &gpu);
+    add_overhead(&with.gpu, few * product_of(&with.gpu), &gpu);
+    if (with.expands)
+        add_overhead(&with.gpu,
+                     expanding_seconds(p, &with, there) +
+                         few * fmax(0, slices_of((uint64_t)there, true) - 1) * product_of(&p->kernel),
+                     &gpu);
     head.kernel.parts = 1;
     add_operations(&head.kernel, program_ops_count(math, PROCESSOR_GPU, tier) - 1.0, &gpu);
     /* and the word that says so, on its way to the host */
@@ -377,10 +488,20 @@ static void price_rest(const struct pricing *p, struct cost_table *table)
     table->activation = fmax(0, crossing - ENGINE_HAND_OVER_BYTES) / rate;
     bool packed = false;
     for (uint32_t u = 0; u < table->units; u++) packed |= table->unit[u].packed;
-    double bytes = (double)(packed ? RING_PACKED_SLICE_BYTES : RING_SLICE_BYTES);
-    add_linear(&p->kernel, bytes, bytes / 2, p->step->tokens, &slice);
-    add_overhead(&p->kernel, product_of(&p->kernel), &slice);
-    table->slice = slice.total + (packed ? expand_seconds(p, bytes) : 0);
+    /* of the format that the last unit's matrices begin with */
+    const struct model_unit *last = &p->model->unit[table->units - 1];
+    const enum tensor_format format = last->matrix_count ? last->tensor[0]->format : FORMAT_BF16;
+    const struct format_rates *with = &p->with[format];
+    const bool plain = tensor_format_is_plain(format);
+    const double expanded = (double)(packed || !plain ? RING_PACKED_SLICE_BYTES : RING_SLICE_BYTES),
+                 values = expanded / (double)dtype_bytes(tensor_format_product(format)),
+                 bytes = plain || with->expands ? expanded
+                                                : (double)tensor_format_row_bytes(format, (uint64_t)values);
+    add_linear(&with->kernel, bytes, values, p->step->tokens, &slice);
+    add_overhead(&with->kernel, product_of(&with->kernel), &slice);
+    table->slice = slice.total + (packed          ? expand_seconds(p, expanded)
+                                  : with->expands ? expanding_seconds(p, with, expanded)
+                                                  : 0);
 }
 
 static int check_step(const struct model *model, const struct cost_step *step, struct helm_err *err)
@@ -406,17 +527,16 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     int rc = check_step(model, step, err);
     if (!rc) rc = cost_rates_of(&p, err);
     if (rc) return rc;
-    struct spent *cpu = calloc(3 * (size_t)units, sizeof *cpu), *gpu = cpu ? cpu + units : NULL,
-                 *kernel = gpu ? gpu + units : NULL;
     table->unit = calloc(units, sizeof *table->unit);
-    if (!cpu || !table->unit) {
-        rc = helm_fail(err, HELM_E_NOMEM, "no memory for the prices of %u half layers", units);
-        goto out;
-    }
+    if (!table->unit)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the prices of %u half layers", units);
+    struct format_rates with[FORMAT_COUNT];
+    const struct rates_size size = {step->tokens, p.tier};
+    for (int f = 0; f < FORMAT_COUNT; f++) cost_rates_with(&p, (enum tensor_format)f, &size, &with[f]);
+    p.with = with;
     table->units = units;
     table->tokens = step->tokens;
     table->follows = p.tier != OP_TIER_CHUNK && step->tokens == step->rows && step->tokens == step->samples;
-    add_tensors(&p, cpu, gpu, kernel);
     for (uint32_t u = 0; u < units; u++) {
         struct cost_unit *unit = &table->unit[u];
         unit->bytes = unit->crossing = analyse_units_stored(analysed, u, u);
@@ -424,15 +544,12 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
         if (unit->packed) unit->crossing = cost_crossing_bytes(unit->bytes);
         unit->cpu_packed = cost_rates_packed_cpu(&p, u);
         unit->gpu_packed = cost_rates_packed(&p, u, PLAN_HOME_GPU);
-        price_unit(&p, u, &cpu[u], &gpu[u], &kernel[u], &table->unit[u]);
+        price_unit(&p, u, unit);
     }
     price_embed(&p, analysed, &table->embed);
     price_head(&p, analysed, &table->head);
     price_rest(&p, table);
-out:
-    free(cpu);
-    if (rc) cost_table_free(table);
-    return rc;
+    return 0;
 }
 
 void cost_table_free(struct cost_table *table)

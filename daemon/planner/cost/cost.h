@@ -39,12 +39,13 @@ struct cost_unit {
     double link, link_beside; /* copying its weights */
     double borrow; /* link: its KV pages in and out, where the cache is the host's and it is computed
                       on the GPU (prefill) */
-    double issue, issue_stream;        /* of the host, to put its kernels into the queue: a chunk's */
-    uint64_t bytes;                    /* of weights */
-    uint64_t crossing;                 /* of them over the link, and in the ring */
-    bool packed;                       /* so crossing is less than bytes, and the GPU expands them first */
-    bool cpu_packed;                   /* `cpu` and `cpu_beside` are of packed weights */
-    bool gpu_packed;                   /* `gpu` is */
+    double issue, issue_stream;    /* of the host, to put its kernels into the queue: a chunk's */
+    uint64_t bytes;                /* of weights */
+    uint64_t crossing;             /* of them over the link, and in the ring */
+    bool packed;                   /* so crossing is less than bytes, and the GPU expands them first */
+    bool cpu_packed;               /* `cpu` and `cpu_beside` are of packed weights */
+    bool gpu_packed;               /* `gpu` is */
+    double cpu_spread, gpu_spread; /* of the rates of its matrices' formats, beside bf16's: for error bars */
     const char *cpu_bound, *gpu_bound; /* "memory", "compute", "overhead": for bound_by */
 };
 

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/planner/cost/rates.h"
+
 void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
                   struct cost_plan *out)
 {
@@ -57,15 +59,10 @@ struct cost_crossing cost_bytes_of(const struct analyse_table *analysed, const s
 
 /* ---- error bars ---- */
 
-static double spread_of(const struct profile_value *v)
-{
-    return v->value > 0 && v->high > v->low ? (v->high - v->low) / (2 * v->value) : 0;
-}
-
 static double spread_at(const struct profile_table *table, uint32_t tokens)
 {
     const struct profile_value v = profile_table_at(table, tokens);
-    return spread_of(&v);
+    return cost_rates_spread(&v);
 }
 
 /* A processor's seconds of the step are off by its rate's spread; the link's spread counts for the seconds in
@@ -76,30 +73,34 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
     bool one = table->tokens <= 1, streams = false, packed = false;
     bool in_vram = table->head.gpu_packed && plan->head == PLAN_GPU0;
     double waited = result->seconds - result->hand_overs - table->step;
-    double cpu = one ? spread_of(&profile->cpu.gemv) : spread_at(&profile->cpu.linear, table->tokens);
+    double cpu = one ? cost_rates_spread(&profile->cpu.gemv) : spread_at(&profile->cpu.linear, table->tokens);
     const struct profile_value *gemv =
         profile->gpu.chain_gemv.value > 0 ? &profile->gpu.chain_gemv : &profile->gpu.gemv;
-    double gpu = one ? spread_of(gemv) : spread_at(&profile->gpu.linear, table->tokens);
+    double gpu = one ? cost_rates_spread(gemv) : spread_at(&profile->gpu.linear, table->tokens);
     for (uint32_t u = 0; u < table->units; u++) {
         streams = streams || plan->home[u] == PLAN_HOME_STREAM;
+        double *spread = plan_home_processor(plan->home[u]) == PLAN_CPU0 ? &cpu : &gpu;
+        *spread = fmax(*spread, spread == &cpu ? table->unit[u].cpu_spread : table->unit[u].gpu_spread);
         packed = packed || (plan->home[u] == PLAN_HOME_CPU && table->unit[u].cpu_packed);
         in_vram = in_vram || (plan->home[u] == PLAN_HOME_GPU && table->unit[u].gpu_packed);
     }
-    if (streams && one) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_beside));
+    double *ends = plan->head == PLAN_CPU0 ? &cpu : &gpu;
+    *ends = fmax(*ends, ends == &cpu ? table->head.cpu_spread : table->head.gpu_spread);
+    if (streams && one) cpu = fmax(cpu, cost_rates_spread(&profile->cpu.gemv_beside));
     if (packed)
-        cpu = fmax(cpu, one ? spread_of(&profile->cpu.gemv_packed)
+        cpu = fmax(cpu, one ? cost_rates_spread(&profile->cpu.gemv_packed)
                             : spread_at(&profile->cpu.linear_packed, table->tokens));
-    if (packed && one && streams) cpu = fmax(cpu, spread_of(&profile->cpu.gemv_packed_beside));
-    if (in_vram && one) gpu = fmax(gpu, spread_of(&profile->gpu.gemv_packed));
-    if (in_vram) gpu = fmax(gpu, spread_of(&profile->gpu.expand));
+    if (packed && one && streams) cpu = fmax(cpu, cost_rates_spread(&profile->cpu.gemv_packed_beside));
+    if (in_vram && one) gpu = fmax(gpu, cost_rates_spread(&profile->gpu.gemv_packed));
+    if (in_vram) gpu = fmax(gpu, cost_rates_spread(&profile->gpu.expand));
     waited -= result->busy[COST_CPU] + result->busy[COST_GPU];
     if (!streams || waited < 0) waited = 0;
     if (result->seconds <= 0) return 0;
     cpu *= result->busy[COST_CPU] / result->seconds;
     gpu *= result->busy[COST_GPU] / result->seconds;
-    double link = spread_of(&profile->link.h2d) * waited / result->seconds;
-    double hand_over = spread_of(&profile->link.hand_over) * result->hand_overs / result->seconds;
-    double step = spread_of(&profile->step) * table->step / result->seconds;
+    double link = cost_rates_spread(&profile->link.h2d) * waited / result->seconds;
+    double hand_over = cost_rates_spread(&profile->link.hand_over) * result->hand_overs / result->seconds;
+    double step = cost_rates_spread(&profile->step) * table->step / result->seconds;
     return sqrt(cpu * cpu + gpu * gpu + link * link + hand_over * hand_over + step * step);
 }
 

@@ -144,6 +144,108 @@ static double expand_rate(const struct profile *profile)
     return rate_or(&profile->gpu.expand, read / (1 + COST_PACKED_PART));
 }
 
+/* ---- formats ---- */
+
+double cost_rates_spread(const struct profile_value *v)
+{
+    return v->value > 0 && v->high > v->low ? (v->high - v->low) / (2 * v->value) : 0;
+}
+
+static double spread_at(const struct profile_table *table, uint32_t x)
+{
+    const struct profile_value v = profile_table_at(table, x);
+    return cost_rates_spread(&v);
+}
+
+/* Bytes of a format for each byte of as many values of bf16. */
+static double part_of(enum tensor_format format)
+{
+    const struct tensor_format_traits *t = tensor_format_of(format);
+    return (double)t->block_bytes / (t->block_values * 2.0);
+}
+
+/* Several tokens' products take so many times what bf16's take, whatever bounds those, as packed ones do. */
+static void cpu_with(const struct pricing *p, enum tensor_format format, uint32_t tokens,
+                     struct format_rates *out)
+{
+    const struct profile_format *f = &p->profile->format[format];
+    struct device_rates *r = &out->cpu;
+    if (f->cpu_gemv.value <= 0) return;
+    if (tokens > 1 && f->cpu_linear.count) {
+        const double longer = times_as_long(&p->profile->cpu, &f->cpu_linear, 0, tokens);
+        r->gemv *= part_of(format) / longer;
+        r->gemv_beside *= part_of(format) / longer;
+        r->linear /= longer;
+        out->cpu_spread = spread_at(&f->cpu_linear, tokens);
+        return;
+    }
+    const double company = p->cpu.gemv_beside / p->cpu.gemv;
+    r->gemv = f->cpu_gemv.value;
+    r->gemv_beside = fmin(r->gemv, rate_or(&f->cpu_gemv_beside, r->gemv * company));
+    out->cpu_spread = fmax(cost_rates_spread(&f->cpu_gemv), cost_rates_spread(&f->cpu_gemv_beside));
+}
+
+/* One token: as kernels, and in chains where the format was measured in one. */
+static void gpu_one_with(const struct pricing *p, const struct profile_format *f, struct format_rates *out)
+{
+    struct device_rates *kernel = &out->kernel, *chain = &out->gpu;
+    kernel->gemv = kernel->gemv_beside = f->gpu_gemv.value;
+    kernel->product = f->gpu_operation.value;
+    out->gpu_spread = cost_rates_spread(&f->gpu_gemv);
+    if (p->chained && f->gpu_chain_gemv.value > 0) {
+        chain->gemv = chain->gemv_beside = f->gpu_chain_gemv.value;
+        chain->product = f->gpu_chain_operation.value;
+        out->gpu_spread = cost_rates_spread(&f->gpu_chain_gemv);
+    } else {
+        *chain = *kernel;
+    }
+}
+
+static void gpu_few_with(const struct profile_format *f, uint32_t tokens, struct device_rates *r)
+{
+    if (f->gpu_gemv.value > 0) r->gemv = r->gemv_beside = f->gpu_gemv.value;
+    r->linear = profile_table_at(&f->gpu_linear, tokens).value;
+    if (f->gpu_linear_operation.count) r->product = profile_table_at(&f->gpu_linear_operation, tokens).value;
+}
+
+static void gpu_with(const struct pricing *p, enum tensor_format format, const struct rates_size *size,
+                     struct format_rates *out)
+{
+    const struct profile_format *f = &p->profile->format[format];
+    const bool plain = tensor_format_is_plain(format),
+               measured = f->gpu_gemv.value > 0 || f->gpu_expand.value > 0;
+    const uint32_t few = (uint32_t)fmin(size->tokens, ENGINE_FEW_TOKENS);
+    bool reads = true; /* as it lies */
+    if (size->tier == OP_TIER_CHUNK) {
+        reads = plain;
+    } else if (measured && size->tier == OP_TIER_ONE) {
+        reads = plain || f->gpu_gemv.value > 0;
+        if (f->gpu_gemv.value > 0) gpu_one_with(p, f, out);
+    } else if (measured) {
+        reads = plain || f->gpu_linear.count > 0;
+        if (f->gpu_linear.count) {
+            gpu_few_with(f, few, &out->gpu);
+            gpu_few_with(f, few, &out->kernel);
+            out->gpu_spread = spread_at(&f->gpu_linear, few);
+        }
+    }
+    out->expands = !reads;
+    if (out->expands) out->gpu = out->kernel; /* nothing that is expanded is in a chain */
+    if (out->expands) out->gpu_spread = fmax(out->gpu_spread, cost_rates_spread(&f->gpu_expand));
+}
+
+void cost_rates_with(const struct pricing *p, enum tensor_format format, const struct rates_size *size,
+                     struct format_rates *out)
+{
+    *out = (struct format_rates){.cpu = p->cpu,
+                                 .gpu = p->gpu,
+                                 .kernel = p->kernel,
+                                 .expand = rate_or(&p->profile->format[format].gpu_expand, p->expand)};
+    if (!profile_format_has_rates(format)) return;
+    cpu_with(p, format, size->tokens, out);
+    if (p->device) gpu_with(p, format, size, out);
+}
+
 bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home home)
 {
     return p->step->format && p->step->format[unit][home] == FORMAT_BF16_PACKED;

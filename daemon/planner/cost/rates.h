@@ -22,6 +22,16 @@ struct device_rates {
     double parts;     /* of the step, each of which reads all weights */
 };
 
+/* What products with weights of one format are priced by. */
+struct format_rates {
+    struct device_rates cpu, gpu,
+        kernel; /* as in struct pricing; `gpu` is chained where the format goes into chains */
+    bool
+        expands; /* the GPU multiplies by values of 16 bits that it makes first: its rates are of those bytes, */
+    double expand;                 /* of which it makes so many a second */
+    double cpu_spread, gpu_spread; /* of the format's own rates, as cost_uncertainty has it; 0: it has none */
+};
+
 /* Operations of a part of the model in the step's tier, each with a beginning and an end that cost something beside its
  * bytes (common/program/op.h). */
 struct part_operations {
@@ -42,16 +52,29 @@ struct pricing {
     struct part_operations part[UNIT_PARTS];
     uint32_t first; /* operations of a step on the GPU, before its layers */
     struct device_rates cpu, gpu;
-    struct device_rates kernel; /* the GPU's of operations that are kernels of their own: not chained */
-    double together;            /* the GPU's: how many times as long all takes in a prompt */
-    double link_beside;         /* copies to the GPU while the CPU computes, as this step has it do */
-    double expand;              /* packed weights on the GPU, bytes of what they are expanded to */
-    bool device, chained;       /* one token's operations on the GPU are, where nothing is between them */
+    struct device_rates kernel;      /* the GPU's of operations that are kernels of their own: not chained */
+    double together;                 /* the GPU's: how many times as long all takes in a prompt */
+    double link_beside;              /* copies to the GPU while the CPU computes, as this step has it do */
+    double expand;                   /* packed weights on the GPU, bytes of what they are expanded to */
+    const struct format_rates *with; /* [FORMAT_COUNT]: of layers' products */
+    bool device, chained; /* one token's operations on the GPU are, where nothing is between them */
 };
 
 /* Fills what follows the caller's four. HELM_E_FORMAT names a rate that is missing; without a device in the
  * profile the rates of GPU and link are 0. */
 HELM_MUST_CHECK int cost_rates_of(struct pricing *p, struct helm_err *err);
+
+/* Steps of one size: the layers' are of the step's tokens, the head's of its sampled rows. */
+struct rates_size {
+    uint32_t tokens;
+    enum op_tier tier;
+};
+/* Rates of products with weights of this format, from p's for bf16; a format that the profile lacks has those, by its
+ * own bytes. After cost_rates_of. */
+void cost_rates_with(const struct pricing *p, enum tensor_format format, const struct rates_size *size,
+                     struct format_rates *out);
+/* Relative half-width of a rate's samples. */
+double cost_rates_spread(const struct profile_value *value);
 
 /* Whether a unit, or the head behind them, lies packed where it has this home. */
 bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home home);

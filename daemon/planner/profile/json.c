@@ -90,13 +90,25 @@ static const struct member link_member[] = {
     MEMBER(profile_link, latency, KIND_TIME, false),
     MEMBER(profile_link, hand_over, KIND_TIME, false),
 };
+static const struct member format_member[] = {
+    MEMBER(profile_format, cpu_gemv, KIND_RATE, false),
+    MEMBER(profile_format, cpu_gemv_beside, KIND_RATE, false),
+    MEMBER(profile_format, cpu_linear, KIND_TABLE, false),
+    MEMBER(profile_format, gpu_gemv, KIND_RATE, false),
+    MEMBER(profile_format, gpu_operation, KIND_TIME, false),
+    MEMBER(profile_format, gpu_chain_gemv, KIND_RATE, false),
+    MEMBER(profile_format, gpu_chain_operation, KIND_TIME, false),
+    MEMBER(profile_format, gpu_linear, KIND_TABLE, false),
+    MEMBER(profile_format, gpu_linear_operation, KIND_TABLE, false),
+    MEMBER(profile_format, gpu_expand, KIND_RATE, false),
+};
 #define MEMBERS(list) list, sizeof(list) / sizeof *(list)
 
 /* The objects of a profile. */
 struct part {
     const char *name;
     const struct member *member;
-    size_t count, at; /* of members; in struct profile */
+    size_t count, at; /* of members; in struct profile: `format` of the first one */
     bool of_device;   /* null without one */
 };
 static const struct part top = {"", MEMBERS(top_member), 0, false};
@@ -104,6 +116,9 @@ static const struct part parts[] = {{"cpu", MEMBERS(cpu_member), offsetof(struct
                                     {"gpu", MEMBERS(gpu_member), offsetof(struct profile, gpu), true},
                                     {"link", MEMBERS(link_member), offsetof(struct profile, link), true}};
 #define PARTS (sizeof parts / sizeof *parts)
+/* Of each format that has rates, in an object by name. */
+static const char formats_name[] = "formats";
+static const struct part format_part = {"", MEMBERS(format_member), offsetof(struct profile, format), false};
 
 static const char *const source_name[] = {"unknown", "measured", "text", "sheet", "estimate"};
 #define SOURCE_COUNT (sizeof source_name / sizeof *source_name)
@@ -118,16 +133,39 @@ static const char *device_name(enum profile_device device)
     return device == PROFILE_DEVICE_CUDA ? "cuda" : "emulated";
 }
 
+/* The member of an object of this part; NULL: no such name, or nothing that is measured. */
+static void *find_member(const struct part *part, const char *name, void *object, bool *table)
+{
+    for (const struct member *m = part->member; m < part->member + part->count; m++) {
+        if (m->kind > KIND_TABLE || strcmp(m->name, name) != 0) continue;
+        *table = m->kind == KIND_TABLE;
+        return (char *)object + m->at;
+    }
+    return NULL;
+}
+
+/* FORMAT.MEMBER, where the format is one that has rates. */
+static void *find_of_format(struct profile *profile, const char *name, bool *table)
+{
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        const char *format = tensor_format_name((enum tensor_format)f);
+        const size_t length = strlen(format);
+        if (profile_format_has_rates((enum tensor_format)f) && strncmp(name, format, length) == 0 &&
+            name[length] == '.')
+            return find_member(&format_part, name + length + 1, &profile->format[f], table);
+    }
+    return NULL;
+}
+
 void *profile_find(struct profile *profile, const char *name, bool *table)
 {
+    const size_t formats = sizeof formats_name - 1;
+    if (strncmp(name, formats_name, formats) == 0 && name[formats] == '.')
+        return find_of_format(profile, name + formats + 1, table);
     for (const struct part *part = parts; part < parts + PARTS; part++) {
         const size_t length = strlen(part->name);
         if (!part->of_device || strncmp(name, part->name, length) != 0 || name[length] != '.') continue;
-        for (const struct member *m = part->member; m < part->member + part->count; m++) {
-            if (m->kind > KIND_TABLE || strcmp(m->name, name + length + 1) != 0) continue;
-            *table = m->kind == KIND_TABLE;
-            return (char *)profile + part->at + m->at;
-        }
+        return find_member(part, name + length + 1, (char *)profile + part->at, table);
     }
     return NULL;
 }
@@ -175,22 +213,40 @@ static json_t *member_to_json(const struct member *m, const void *object)
 }
 
 /* False: no memory (or a text that is no UTF-8). */
-static bool members_to_json(const struct part *part, const struct profile *profile, json_t *json)
+static bool members_to_json(const struct part *part, const void *object, json_t *json)
 {
     for (const struct member *m = part->member; m < part->member + part->count; m++)
-        if (json_object_set_new(json, m->name, member_to_json(m, (const char *)profile + part->at)))
-            return false;
+        if (json_object_set_new(json, m->name, member_to_json(m, object))) return false;
     return true;
+}
+
+/* Without any there is no such member. */
+static bool formats_to_json(const struct profile *profile, json_t *json)
+{
+    static const struct profile_format unknown;
+    json_t *all = NULL;
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        const struct profile_format *format = &profile->format[f];
+        if (memcmp(format, &unknown, sizeof unknown) == 0) continue;
+        json_t *object = json_object();
+        if (!all) all = json_object();
+        const bool ok = object && members_to_json(&format_part, format, object);
+        if (json_object_set_new(all, tensor_format_name((enum tensor_format)f), object) || !ok) {
+            json_decref(all);
+            return false;
+        }
+    }
+    return !all || json_object_set_new(json, formats_name, all) == 0;
 }
 
 json_t *profile_to_json(const struct profile *profile)
 {
     json_t *json = json_pack("{s:i}", "helm_profile", PROFILE_VERSION);
-    bool ok = json && members_to_json(&top, profile, json);
+    bool ok = json && members_to_json(&top, profile, json) && formats_to_json(profile, json);
     for (const struct part *part = parts; part < parts + PARTS && ok; part++) {
         const bool there = !part->of_device || profile->gpu.device != PROFILE_DEVICE_NONE;
         json_t *object = there ? json_object() : json_null();
-        ok = object && (!there || members_to_json(part, profile, object));
+        ok = object && (!there || members_to_json(part, (const char *)profile + part->at, object));
         if (json_object_set_new(json, part->name, object)) ok = false; /* takes it, also when it fails */
     }
     if (ok) return json;
@@ -338,25 +394,43 @@ static int member_from_json(const struct member *m, const json_t *json, void *ob
     return HELM_E_INTERNAL;
 }
 
-static int part_from_json(const json_t *json, const struct part *part, const char *const *extra,
-                          struct profile *profile, struct helm_err *err)
+static int part_from_json(const json_t *json, const struct part *part, const char *const *extra, void *object,
+                          struct helm_err *err)
 {
     int rc = json_is_object(json) ? check_names(json, part, extra, err)
                                   : helm_fail(err, HELM_E_FORMAT, "missing or not an object");
     for (const struct member *m = part->member; m < part->member + part->count && !rc; m++) {
         const json_t *value = json_object_get(json, m->name);
         if (!value && !m->required) continue;
-        rc = value ? member_from_json(m, value, (char *)profile + part->at, err)
-                   : helm_fail(err, HELM_E_FORMAT, "missing");
+        rc = value ? member_from_json(m, value, object, err) : helm_fail(err, HELM_E_FORMAT, "missing");
         if (rc) helm_err_prefix(err, "%s", m->name);
     }
     if (rc && *part->name) helm_err_prefix(err, "%s", part->name);
     return rc;
 }
 
+static int formats_from_json(const json_t *json, struct profile *profile, struct helm_err *err)
+{
+    const char *name;
+    json_t *object;
+    int rc = !json || json_is_object(json) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
+    json_object_foreach((json_t *)json, name, object)
+    {
+        const enum tensor_format format = tensor_format_named(name);
+        if (rc) break;
+        if (strcmp(name, "note") == 0) continue;
+        if (format == FORMAT_COUNT || !profile_format_has_rates(format))
+            rc = helm_fail(err, HELM_E_FORMAT, "'%.40s' is no format that has rates of its own", name);
+        else
+            rc = part_from_json(object, &format_part, NULL, &profile->format[format], err);
+        if (rc) helm_err_prefix(err, "%.40s", name);
+    }
+    return rc ? helm_err_prefix(err, "%s", formats_name) : 0;
+}
+
 int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err)
 {
-    static const char *const extra[] = {"helm_profile", "cpu", "gpu", "link", NULL};
+    static const char *const extra[] = {"helm_profile", "cpu", "gpu", "link", formats_name, NULL};
     const json_t *gpu = json_object_get(json, "gpu"), *link = json_object_get(json, "link");
     const bool has_gpu = gpu && !json_is_null(gpu), has_link = link && !json_is_null(link);
     uint64_t version = 0;
@@ -367,12 +441,14 @@ int profile_from_json(const json_t *json, struct profile *profile, struct helm_e
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "of version %llu; this HELM reads version %d",
                        (unsigned long long)version, PROFILE_VERSION);
     if (!rc) rc = part_from_json(json, &top, extra, profile, err);
+    if (!rc) rc = formats_from_json(json_object_get(json, formats_name), profile, err);
     if (!rc && has_gpu != has_link)
         rc = helm_fail(err, HELM_E_MISMATCH, "'%s' is there and '%s' is not", has_gpu ? "gpu" : "link",
                        has_gpu ? "link" : "gpu");
     for (const struct part *part = parts; part < parts + PARTS && !rc; part++)
         if (!part->of_device || has_gpu)
-            rc = part_from_json(json_object_get(json, part->name), part, NULL, profile, err);
+            rc = part_from_json(json_object_get(json, part->name), part, NULL, (char *)profile + part->at,
+                                err);
     if (rc) {
         memset(profile, 0, sizeof *profile);
         helm_err_prefix(err, "profile");

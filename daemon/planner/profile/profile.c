@@ -75,6 +75,73 @@ static int check_gpu(const struct profile *profile, struct helm_err *err)
     return rc;
 }
 
+bool profile_format_has_rates(enum tensor_format format)
+{
+    return format != FORMAT_BF16 && !tensor_format_of(format)->variable;
+}
+
+unsigned profile_formats_lacking(const struct profile *profile, unsigned formats)
+{
+    unsigned lacking = 0;
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        const struct profile_format *format = &profile->format[f];
+        const bool there =
+            known(&format->cpu_gemv) && (profile->gpu.device == PROFILE_DEVICE_NONE ||
+                                         known(&format->gpu_gemv) || known(&format->gpu_expand));
+        if (!there && profile_format_has_rates((enum tensor_format)f))
+            lacking |= formats & format_bit((enum tensor_format)f);
+    }
+    return lacking;
+}
+
+void profile_formats_text(unsigned formats, char text[PROFILE_FORMATS_TEXT])
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int f = 0; f < FORMAT_COUNT; f++)
+        if (formats & format_bit((enum tensor_format)f) && used < PROFILE_FORMATS_TEXT)
+            used += (size_t)snprintf(text + used, PROFILE_FORMATS_TEXT - used, "%s%s", used ? "," : "",
+                                     tensor_format_name((enum tensor_format)f));
+}
+
+int profile_formats_read(const char *names, unsigned *formats, struct helm_err *err)
+{
+    *formats = 0;
+    while (*names) {
+        const size_t length = strcspn(names, ",");
+        char name[24], known[PROFILE_FORMATS_TEXT];
+        snprintf(name, sizeof name, "%.*s", (int)length, names);
+        const enum tensor_format format = tensor_format_named(name);
+        if (format == FORMAT_COUNT || !profile_format_has_rates(format)) {
+            profile_formats_text(profile_formats_lacking(&(struct profile){.quick = false}, ~0u), known);
+            return helm_fail(err, HELM_E_USAGE, "'%s' is none of %s", name, known);
+        }
+        *formats |= format_bit(format);
+        names += length + (names[length] == ',');
+    }
+    return 0;
+}
+
+/* Of bytes as they are stored: no format's are read faster than memory is. */
+static int check_formats(const struct profile *profile, struct helm_err *err)
+{
+    const struct profile_value read = profile_table_at(&profile->cpu.read, profile->cpu.threads);
+    int rc = 0;
+    for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
+        const struct profile_format *format = &profile->format[f];
+        rc = check_order(&format->cpu_gemv, "cpu_gemv", &read, "cpu.read of all threads", err);
+        if (!rc)
+            rc = check_order(&format->cpu_gemv_beside, "cpu_gemv_beside", &format->cpu_gemv, "cpu_gemv", err);
+        if (!rc) rc = check_order(&format->gpu_gemv, "gpu_gemv", &profile->gpu.read, "gpu.read", err);
+        if (!rc)
+            rc = check_order(&format->gpu_chain_gemv, "gpu_chain_gemv", &profile->gpu.read, "gpu.read", err);
+        if (!rc && known(&format->gpu_chain_gemv) && !known(&format->gpu_gemv))
+            rc = helm_fail(err, HELM_E_FORMAT, "profile: gpu_chain_gemv is known and gpu_gemv is not");
+        if (rc) helm_err_prefix(err, "formats.%s", tensor_format_name((enum tensor_format)f));
+    }
+    return rc;
+}
+
 int profile_check(const struct profile *profile, struct helm_err *err)
 {
     const struct profile_cpu *cpu = &profile->cpu;
@@ -115,7 +182,7 @@ int profile_check(const struct profile *profile, struct helm_err *err)
         rc = check_order(&at->y, "cpu.linear_packed", &plain, "cpu.linear of as many tokens", err);
     }
     if (!rc && device) rc = check_gpu(profile, err);
-    return rc;
+    return rc ? rc : check_formats(profile, err);
 }
 
 int profile_read(const char *path, struct profile *profile, struct helm_err *err)

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/formats/tensor_format.h"
 
 #define PROFILE_VERSION 1
 /* Of measuring: a fact of the fingerprint, so a new one measures machines again. */
@@ -125,6 +126,21 @@ struct profile_link {
     struct profile_value hand_over; /* activations from one worker to the other, one way */
 };
 
+/* Rates with weights of one format, where all others in the profile are of bf16. Bytes are of weights as they
+ * are stored. Unknown of a format that nobody measured: it is priced by bf16's bytes a second. */
+struct profile_format {
+    struct profile_value cpu_gemv;        /* one token */
+    struct profile_value cpu_gemv_beside; /* while the link streams; unknown: as bf16's share of its speed */
+    struct profile_table cpu_linear;      /* by tokens: operations a second */
+    struct profile_value gpu_gemv,
+        gpu_operation; /* one token, kernels of their own: bytes, and a product beside them */
+    struct profile_value gpu_chain_gemv,
+        gpu_chain_operation; /* chained; unknown: the format goes into no chain */
+    /* by tokens, up to 16; empty: several tokens are multiplied by what gpu_expand makes */
+    struct profile_table gpu_linear, gpu_linear_operation;
+    struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
+};
+
 struct profile {
     char fingerprint[72]; /* of the hardware; "" for a machine that is described, not measured */
     char machine[PROFILE_TEXT];
@@ -137,7 +153,18 @@ struct profile {
     struct profile_value disk; /* direct reads of a file */
     struct profile_value step; /* of helmd and the doorbells, a step */
     struct profile_value wake; /* from a ring until who slept for some time is there; unknown: nothing */
+    struct profile_format format[FORMAT_COUNT]; /* bf16's and packed bf16's are those above: unknown here */
 };
+
+/* Of a set of formats (format_bit): those that have no rates of their own here and could have. */
+unsigned profile_formats_lacking(const struct profile *profile, unsigned formats);
+/* "q4_k,q6_k": names of a set, in the registry's order. */
+#define PROFILE_FORMATS_TEXT 192
+void profile_formats_text(unsigned formats, char text[PROFILE_FORMATS_TEXT]);
+/* Such names to a set. HELM_E_USAGE: one is none, or of a format that has no rates of its own. */
+HELM_MUST_CHECK int profile_formats_read(const char *names, unsigned *formats, struct helm_err *err);
+/* Whether a profile can have rates of this format beside those of bf16. */
+bool profile_format_has_rates(enum tensor_format format);
 
 /* HELM_E_FORMAT naming the first value that the cost model cannot do without, or that contradicts another.
  * Needed of the CPU: threads, read, gemv, linear, attention, attention_flops; with a device: read, gemv,
@@ -146,14 +173,14 @@ struct profile {
  * chunk's begin, linear_beside, linear by columns, what is of packed weights and together unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
 /* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "host_bytes", "cpu": {...}, "gpu": {...} |
- * null, "link": {...} | null, "disk", "step"}; a value is {"value", "low", "high", "source"}, a table [{"x",
+ * null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}}; a value is {"value", "low", "high", "source"}, a table [{"x",
  * "value", ...}, ...]; member names are the fields'. On the way in, low and high may be absent (no spread),
  * so may a value (unknown), fingerprint, made, quick and host_bytes; members of other names are refused, so
  * that a typing error cannot pass for an unknown value, except "note" (a text, for people), anywhere. NULL:
  * no memory. */
 json_t *profile_to_json(const struct profile *profile);
 HELM_MUST_CHECK int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err);
-/* What is measured under this name ("gpu.read", "link.h2d"): a struct profile_table, or (*table false) a
+/* What is measured under this name ("gpu.read", "link.h2d", "formats.q4_K.gpu_gemv"): a struct profile_table, or (*table false) a
  * struct profile_value; NULL: no such name. */
 void *profile_find(struct profile *profile, const char *name, bool *table);
 /* From a file; profile_check has accepted it. */

@@ -307,6 +307,42 @@ static int explain_splits(struct reckoning *k, struct explain *x, struct helm_er
     return rc;
 }
 
+/* ---- formats ---- */
+
+static uint64_t bytes_in(const struct model *model, enum tensor_format format)
+{
+    const struct model_tensor *head = model_find(model, TENSOR_HEAD, -1);
+    uint64_t bytes = head && head->format == format ? head->bytes : 0;
+    for (uint32_t u = 0; u < unit_count(model->config.layers); u++)
+        for (uint32_t i = 0; i < model->unit[u].matrix_count; i++)
+            if (model->unit[u].tensor[i]->format == format) bytes += model->unit[u].tensor[i]->bytes;
+    return bytes;
+}
+
+static double known_or(const struct profile_value *value, double otherwise)
+{
+    return value->value > 0 ? value->value : otherwise;
+}
+
+static void explain_formats(const struct planner_request *r, struct explain *x)
+{
+    const struct profile *p = r->profile;
+    const unsigned formats = model_formats(r->model), lacking = profile_formats_lacking(p, formats);
+    const bool chained = p->gpu.chain_gemv.value > 0;
+    for (int i = 0; i < FORMAT_COUNT; i++) {
+        const enum tensor_format format = (enum tensor_format)i;
+        const struct profile_format *f = &p->format[i];
+        if (!(formats & format_bit(format)) || !profile_format_has_rates(format)) continue;
+        const double gpu = known_or(&f->gpu_gemv, known_or(&p->gpu.chain_gemv, p->gpu.gemv.value));
+        x->format[x->format_count++] =
+            (struct explain_format){.format = format,
+                                    .bytes = bytes_in(r->model, format),
+                                    .measured = !(lacking & format_bit(format)),
+                                    .cpu = known_or(&f->cpu_gemv, p->cpu.gemv.value),
+                                    .gpu = chained ? known_or(&f->gpu_chain_gemv, gpu) : gpu};
+    }
+}
+
 /* ---- all of it ---- */
 
 int explain_make(const struct planner_request *request, const struct plan *plan, uint32_t context,
@@ -326,6 +362,7 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     if (!rc) x->reading = cost_bytes_of(&k.analysed, plan, PLAN_HOME_CPU);
     if (!rc) x->gpu_reading = cost_bytes_of(&k.analysed, plan, PLAN_HOME_GPU);
     if (!rc) x->packed_bytes = packed_bytes(&k);
+    if (!rc) explain_formats(request, x);
     if (!rc) rc = explain_lists(&k, x, err);
     if (!rc) rc = explain_splits(&k, x, err);
     for (int s = 0; s < SEARCH_STRATEGIES && !rc; s++) {

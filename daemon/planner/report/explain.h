@@ -43,6 +43,14 @@ struct explain_split {
     double decode_s;
 };
 
+/* Weights of one format that is not bf16, and what one token's products with them are priced by. */
+struct explain_format {
+    enum tensor_format format;
+    uint64_t bytes;  /* of matrices that a token multiplies by */
+    bool measured;   /* the format itself; else the rates are bf16's */
+    double cpu, gpu; /* bytes a second; gpu: in VRAM, chained where it is, 0 without a device */
+};
+
 struct explain {
     const struct planner_request *request;
     const struct plan *plan;
@@ -52,6 +60,8 @@ struct explain {
     struct cost_crossing reading;     /* and by the CPU */
     struct cost_crossing gpu_reading; /* and by the GPU, in VRAM */
     uint64_t packed_bytes;            /* of weights that lie packed there, as they are in the files */
+    struct explain_format format[FORMAT_COUNT];
+    uint32_t format_count;
     struct explain_list list[PLAN_PHASES_MAX];
     uint32_t list_count; /* decode first, prefill last: at least these two */
     struct explain_strategy strategy[SEARCH_STRATEGIES];

@@ -43,6 +43,20 @@ static json_t *strategies_to_json(const struct explain *x)
     return array;
 }
 
+static json_t *formats_to_json(const struct explain *x)
+{
+    json_t *array = json_array();
+    for (uint32_t i = 0; i < x->format_count; i++) {
+        const struct explain_format *f = &x->format[i];
+        json_array_append_new(array,
+                              json_pack("{s:s, s:o, s:b, s:o, s:o}", "format", tensor_format_name(f->format),
+                                        "weight_bytes", plan_bytes_to_json(f->bytes), "measured", f->measured,
+                                        "cpu_gb_s", number(f->cpu * 1e-9), "gpu_gb_s",
+                                        number(f->gpu > 0 ? f->gpu * 1e-9 : (double)INFINITY)));
+    }
+    return array;
+}
+
 /* Milliseconds. The rest is nobody's work: waiting for the link or for the host's putting kernels into the
  * queue, who sleeps, helmd. */
 static json_t *parts_to_json(const struct cost_forecast *f)
@@ -65,19 +79,19 @@ json_t *explain_to_json(const struct explain *x)
         if (json_object_set_new(stages, x->list[i].name,
                                 list_to_json(&x->list[i], i ? NULL : x->plan->format)))
             goto fail;
-    json_t *more =
-        json_pack("{s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:s, s:s, s:{s:I, "
-                  "s:I, s:I}}",
-                  "decode_tok_s", with_bars(explain_rate(x), explain_rate_low(x), explain_rate_high(x)),
-                  "ttft_ms", with_bars(1e3 * p->ttft.seconds, 1e3 * p->ttft.low, 1e3 * p->ttft.high), "parts",
-                  "decode", parts_to_json(&p->decode), "first", parts_to_json(&p->ttft), "link",
-                  "weight_bytes", plan_bytes_to_json(x->crossing.bytes), "link_bytes",
-                  plan_bytes_to_json(x->crossing.crossing), "cpu", "weight_bytes",
-                  plan_bytes_to_json(x->reading.bytes), "read_bytes", plan_bytes_to_json(x->reading.crossing),
-                  "gpu", "weight_bytes", plan_bytes_to_json(x->gpu_reading.bytes), "read_bytes",
-                  plan_bytes_to_json(x->gpu_reading.crossing), "strategies", strategies_to_json(x), "profile",
-                  profile->fingerprint, "machine", profile->machine, "assumed", "batch", (json_int_t)x->batch,
-                  "context", (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
+    json_t *more = json_pack(
+        "{s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:o, s:s, s:s, s:{s:I, "
+        "s:I, s:I}}",
+        "decode_tok_s", with_bars(explain_rate(x), explain_rate_low(x), explain_rate_high(x)), "ttft_ms",
+        with_bars(1e3 * p->ttft.seconds, 1e3 * p->ttft.low, 1e3 * p->ttft.high), "parts", "decode",
+        parts_to_json(&p->decode), "first", parts_to_json(&p->ttft), "link", "weight_bytes",
+        plan_bytes_to_json(x->crossing.bytes), "link_bytes", plan_bytes_to_json(x->crossing.crossing), "cpu",
+        "weight_bytes", plan_bytes_to_json(x->reading.bytes), "read_bytes",
+        plan_bytes_to_json(x->reading.crossing), "gpu", "weight_bytes",
+        plan_bytes_to_json(x->gpu_reading.bytes), "read_bytes", plan_bytes_to_json(x->gpu_reading.crossing),
+        "rates", formats_to_json(x), "strategies", strategies_to_json(x), "profile", profile->fingerprint,
+        "machine", profile->machine, "assumed", "batch", (json_int_t)x->batch, "context",
+        (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
     if (!more || json_object_update(json, more)) {
         json_decref(more);
         goto fail;

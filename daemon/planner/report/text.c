@@ -104,6 +104,19 @@ static void print_moved(const char *name, const struct cost_crossing *moved, FIL
             moved->crossing < moved->bytes ? units_format_size(moved->crossing, packed) : "");
 }
 
+/* Rates of formats that are not bf16. */
+static void print_formats(const struct explain *x, FILE *out)
+{
+    char text[UNITS_TEXT];
+    for (uint32_t i = 0; i < x->format_count; i++) {
+        const struct explain_format *f = &x->format[i];
+        fprintf(out, "%-8s %s of %s, CPU %.4g GB/s", i ? "" : "rates", units_format_size(f->bytes, text),
+                tensor_format_name(f->format), f->cpu * 1e-9);
+        if (f->gpu > 0) fprintf(out, ", GPU %.4g GB/s", f->gpu * 1e-9);
+        fprintf(out, "%s\n", f->measured ? "" : ": bf16's, since the profile has none of it");
+    }
+}
+
 /* What lies packed in VRAM: in how much of it, tables and slack included. */
 static void print_packed(const struct explain *x, FILE *out)
 {
@@ -138,6 +151,7 @@ void explain_print(const struct explain *x, FILE *out)
     print_moved("link", &x->crossing, out);
     print_moved("cpu", &x->reading, out);
     print_packed(x, out);
+    print_formats(x, out);
     fprintf(out, "context  %u tokens, %u pages of %u in %s\n\n", x->plan->context_tokens, x->plan->page_count,
             x->plan->page_tokens, x->plan->kv_dtype);
     for (uint32_t i = 0; i < x->list_count; i++) {

@@ -8,6 +8,9 @@
  *
  *     c + g        c + (1 - k r) g + k r l        c (1 - 1 / r) / (1 - k) + l
  *
+ * k may differ from unit to unit, since formats of weights do: the second floor goes by the least of all, the third,
+ * in which each unit stands for itself, by its own.
+ *
  * A ring of R bytes tells more: beside one unit on the CPU the link copies no longer than R takes it, so x
  * has a limit a unit; and a streamed unit of more than R bytes keeps the GPU for as long as the rest of it
  * takes to come.
@@ -24,10 +27,16 @@
 
 /* ---- floors ---- */
 
-/* k; k r, at most 1; what the third floor gives for each second of x; the longest x of one unit */
+/* The least k; that times r, at most 1; 1 / r; the longest x of one unit */
 struct factors {
-    double slow, kr, gain, longest;
+    double slow, kr, beside, longest;
 };
+
+/* By what part the link slows what takes so long alone and beside it. */
+static double slowed(double alone, double beside)
+{
+    return beside > alone ? 1 - alone / beside : 0;
+}
 
 static struct factors factors_of(const struct space *s, uint64_t ring)
 {
@@ -37,28 +46,36 @@ static struct factors factors_of(const struct space *s, uint64_t ring)
             const struct cost_unit *u = &s->table->unit[s->item[i].first + n];
             double borrow = s->kv_cpu && !(s->item[i].first & 1) ? u->borrow : 0;
             double beside = larger(u->link_beside + borrow, 1e-12);
-            if (s->item[i].allowed & 1u << PLAN_HOME_CPU)
-                slow = smaller(slow, u->cpu_beside > u->cpu ? 1 - u->cpu / u->cpu_beside : 0);
+            if (s->item[i].allowed & 1u << PLAN_HOME_CPU) slow = smaller(slow, slowed(u->cpu, u->cpu_beside));
             if (!(s->item[i].allowed & 1u << PLAN_HOME_STREAM)) continue;
             ratio = smaller(ratio, beside / larger(u->link + borrow, 1e-12));
             rate = smaller(rate, larger((double)u->crossing, 1) / beside);
         }
     if (!isfinite(ratio) || ratio < 1) ratio = 1;
     if (slow >= 1) slow = 0; /* nothing may be on the CPU */
-    struct factors f = {.slow = slow, .kr = slow * ratio, .gain = 1 / ratio - slow};
-    f.longest = isfinite(rate) && rate > 0 ? (double)ring / rate : INFINITY;
-    if (f.gain <= 0) { /* copying beside the CPU costs more than it gains: the third floor is the second */
-        f.kr = 1;
-        f.gain = 0;
-    }
-    return f;
+    return (struct factors){.slow = slow,
+                            .kr = smaller(slow * ratio, 1),
+                            .beside = 1 / ratio,
+                            .longest = isfinite(rate) && rate > 0 ? (double)ring / rate : INFINITY};
 }
 
-/* `units` of them, one after another on the CPU without a pause or with: each has its limit. */
-static void floors_of_cpu(const struct factors *f, double c, uint32_t units, double *floor)
+/* `units` of them, one after another on the CPU without a pause or with: each has its limit. Where copying beside them
+ * costs more than it gains, the third floor is for not copying. */
+static void floors_of_cpu(const struct factors *f, double c, double slow, uint32_t units, double *floor)
 {
     floor[0] = floor[1] = c;
-    floor[2] = c - f->gain * smaller(c / (1 - f->slow), units * f->longest);
+    floor[2] = c - larger(f->beside - slow, 0) * smaller(c / (1 - slow), units * f->longest);
+}
+
+/* The least that the link slows one of an item's units. */
+static double least_slowed(const struct space *s, const struct space_item *item)
+{
+    double slow = 1;
+    for (uint32_t n = 0; n < item->count; n++) {
+        const struct cost_unit *u = &s->table->unit[item->first + n];
+        slow = smaller(slow, slowed(u->cpu, u->cpu_beside));
+    }
+    return slow < 1 ? slow : 0;
 }
 
 static void floors_of_gpu(const struct factors *f, double g, double l, double *floor)
@@ -95,7 +112,8 @@ void bound_floors(struct space *s, uint64_t ring)
     for (uint32_t i = 0; i < s->items; i++) {
         struct space_item *item = &s->item[i];
         double stream = least_stream(s, item, ring);
-        floors_of_cpu(&f, item->seconds[PLAN_HOME_CPU], item->count, item->floor[PLAN_HOME_CPU]);
+        floors_of_cpu(&f, item->seconds[PLAN_HOME_CPU], least_slowed(s, item), item->count,
+                      item->floor[PLAN_HOME_CPU]);
         floors_of_gpu(&f, item->seconds[PLAN_HOME_GPU], 0, item->floor[PLAN_HOME_GPU]);
         floors_of_gpu(&f, stream, item->link, item->floor[PLAN_HOME_STREAM]);
     }
@@ -103,10 +121,12 @@ void bound_floors(struct space *s, uint64_t ring)
         struct space_ends *e = &s->ends[i];
         const struct cost_unit *head = &s->table->head;
         double floor[SPACE_FLOORS] = {0}, rest = e->seconds;
-        /* The head is as the other work on the CPU if the link slows it as much; what it slows less counts as
-         * if the link had all its speed meanwhile. */
-        if (e->head == PLAN_CPU0 && head->cpu_beside > 0 && 1 - head->cpu / head->cpu_beside >= f.slow) {
-            floors_of_cpu(&f, head->cpu, 1, floor);
+        /* The head is as the other work on the CPU. What the link slows less than all that counts in the second
+         * floor as if the link had all its speed meanwhile. */
+        const double slow = slowed(head->cpu, head->cpu_beside);
+        if (e->head == PLAN_CPU0 && head->cpu_beside > 0) {
+            floors_of_cpu(&f, head->cpu, slow < 1 ? slow : 0, 1, floor);
+            if (slow < f.slow) floor[1] *= 1 - f.kr;
             rest -= head->cpu;
         }
         floors_of_gpu(&f, rest, 0, e->floor);

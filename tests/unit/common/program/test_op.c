@@ -48,6 +48,24 @@ static void a_part_is_so_many_operations(void **state)
         }
 }
 
+static void weights_of_one_format_are_a_run(void **state)
+{
+    (void)state;
+    struct model_math math;
+    model_math_build(&plain, &math);
+    const struct math_op *qkv = &math.part[UNIT_ATTENTION].op[0], *gates = &math.part[UNIT_MLP].op[0];
+    assert_true(qkv->weights == 3 && gates->swiglu);
+    const enum tensor_format alike[] = {FORMAT_Q4_K, FORMAT_Q4_K, FORMAT_Q4_K},
+                             last[] = {FORMAT_Q4_K, FORMAT_Q4_K, FORMAT_Q6_K},
+                             middle[] = {FORMAT_BF16, FORMAT_Q8_0, FORMAT_BF16};
+    assert_int_equal(program_run_end(qkv, alike, 0), 3);
+    assert_int_equal(program_run_end(qkv, last, 0), 2);
+    assert_int_equal(program_run_end(qkv, last, 2), 3);
+    for (uint32_t first = 0; first < 3; first++)
+        assert_int_equal(program_run_end(qkv, middle, first), first + 1);
+    assert_int_equal(program_run_end(gates, middle, 0), 2); /* pairs are never parted */
+}
+
 static void is_list(const struct math_op *math, enum processor_kind processor, enum op_tier tier,
                     const char *wanted)
 {
@@ -116,9 +134,8 @@ static void every_kind_has_its_row(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_part_is_so_many_operations),
-        cmocka_unit_test(lists_are_in_order),
-        cmocka_unit_test(ends_have_their_operations),
+        cmocka_unit_test(a_part_is_so_many_operations), cmocka_unit_test(weights_of_one_format_are_a_run),
+        cmocka_unit_test(lists_are_in_order),           cmocka_unit_test(ends_have_their_operations),
         cmocka_unit_test(every_kind_has_its_row),
     };
     return cmocka_run_group_tests_name("common/op", tests, NULL, NULL);

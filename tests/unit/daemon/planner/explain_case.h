@@ -9,6 +9,7 @@
 
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
+#include "daemon/planner/formats.h"
 #include "daemon/planner/report/explain.h"
 
 struct explain_case {

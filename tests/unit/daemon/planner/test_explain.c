@@ -358,6 +358,45 @@ static void the_table_names_everything(void **state)
     case_close(&c);
 }
 
+/* Formats that are not bf16, by the profile's rates for them or by those that stand for them. */
+static void formats_rates_are_named(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain x;
+    char *text = NULL;
+    size_t size = 0;
+    case_open(&c, "qwen3-8b", "thesis-rtx3090", 0);
+    case_write(&c);
+    explain(&c, &x);
+    assert_int_equal(x.format_count, 0);
+    explain_free(&x);
+    formats_lay(&c.model, FORMAT_Q8_0);
+    explain(&c, &x);
+    assert_int_equal(x.format_count, 1);
+    assert_true(!x.format[0].measured && x.format[0].cpu == c.profile.cpu.gemv.value);
+    explain_free(&x);
+    c.profile.format[FORMAT_Q8_0].cpu_gemv = (struct profile_value){31e9, 30e9, 32e9, PROFILE_MEASURED};
+    c.profile.format[FORMAT_Q8_0].gpu_gemv = (struct profile_value){777e9, 770e9, 780e9, PROFILE_MEASURED};
+    explain(&c, &x);
+    FILE *out = open_memstream(&text, &size);
+    explain_print(&x, out);
+    fclose(out);
+    assert_non_null(strstr(text, "of q8_0, CPU 31 GB/s, GPU 777 GB/s\n"));
+    json_t *json = explain_to_json(&x);
+    const json_t *rate = json_array_get(json_object_get(json, "rates"), 0);
+    assert_string_equal(json_string_value(json_object_get(rate, "format")), "q8_0");
+    assert_true(json_is_true(json_object_get(rate, "measured")));
+    assert_float_equal(number_at(rate, "cpu_gb_s"), 31, 1e-9);
+    assert_float_equal(number_at(rate, "gpu_gb_s"), 777, 1e-9);
+    /* of all layers and the head: 34 bytes for 32 values */
+    assert_true(number_at(rate, "weight_bytes") == 34.0 / 32 * (36.0 * 192937984 + 151936.0 * 4096));
+    json_decref(json);
+    free(text);
+    explain_free(&x);
+    case_close(&c);
+}
+
 static void another_model_is_refused(void **state)
 {
     (void)state;
@@ -386,6 +425,7 @@ int main(void)
         cmocka_unit_test(bars_are_finite_whatever_the_spread),
         cmocka_unit_test(a_refusal_is_four_members),
         cmocka_unit_test(the_table_names_everything),
+        cmocka_unit_test(formats_rates_are_named),
         cmocka_unit_test(another_model_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

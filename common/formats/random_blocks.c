@@ -1,0 +1,44 @@
+/* Random blocks of any format. See random_blocks.h. */
+#include "common/formats/random_blocks.h"
+
+#include <math.h>
+#include <string.h>
+
+#define DIFFERENT   256 /* blocks, strewn over all that is filled */
+#define BLOCK_BYTES 256 /* of the largest, at most */
+#define BLOCK_MOST  256 /* values, likewise */
+/* What the largest value of a block may be. */
+#define LARGEST_LEAST 0x1p-10f
+#define LARGEST_MOST  0x1p-2f
+
+static uint64_t random_of(uint64_t *state)
+{
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+static bool is_fit(enum tensor_format format, const void *block)
+{
+    const struct tensor_format_traits *t = tensor_format_of(format);
+    const struct tensor_matrix matrix = {
+        .format = format, .data = block, .bytes = t->block_bytes, .rows = 1, .cols = t->block_values};
+    float value[BLOCK_MOST], largest = 0;
+    if (t->read_row(&matrix, 0, value, NULL)) return false;
+    for (uint32_t i = 0; i < t->block_values; i++) {
+        if (!isfinite(value[i])) return false;
+        largest = fmaxf(largest, fabsf(value[i]));
+    }
+    return largest >= LARGEST_LEAST && largest <= LARGEST_MOST;
+}
+
+void random_blocks_fill(enum tensor_format format, void *out, uint64_t bytes)
+{
+    const uint64_t size = tensor_format_of(format)->block_bytes;
+    uint64_t state = 88172645463325252u;
+    unsigned char block[DIFFERENT][BLOCK_BYTES];
+    for (int n = 0; n < DIFFERENT; n++) do {
+            for (uint64_t i = 0; i < size; i++) block[n][i] = (unsigned char)(random_of(&state) >> 32);
+        } while (!is_fit(format, block[n]));
+    for (uint64_t at = 0; at + size <= bytes; at += size)
+        memcpy((char *)out + at, block[random_of(&state) >> 40 & (DIFFERENT - 1)], size);
+}

@@ -1,0 +1,14 @@
+/* Weights of no model: random blocks of any format, to measure speed with.
+ *
+ * Called by tools/profile and worker-gpu/measure. Blocks are random bits, of which those are taken whose values are
+ * numbers of the size of weights, as the format itself reads them: scales of random bits would be infinite now and
+ * then, or so small that processors take longer over them. Pure. */
+#ifndef HELM_COMMON_FORMATS_RANDOM_BLOCKS_H
+#define HELM_COMMON_FORMATS_RANDOM_BLOCKS_H
+
+#include "common/formats/tensor_format.h"
+
+/* Fills `bytes`, whole blocks of a format that is not variable. Always the same for the same arguments. */
+void random_blocks_fill(enum tensor_format format, void *out, uint64_t bytes);
+
+#endif

@@ -1,0 +1,126 @@
+#!/usr/bin/python3
+"""helm-profile --formats and --model, end to end: rates of weight formats of this machine without a device and with the
+emulated one, how they come into a cached profile, what is refused.
+
+HELM_BIN: folder of the programs. Run from the repository's root."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+BIN = os.path.abspath(os.environ["HELM_BIN"])
+SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
+CPU = ["--device", "cpu", "--quick"]
+FEW = [2, 4, 8, 16]
+counts = {True: 0, False: 0}
+
+
+def check(name, ok, detail=""):
+    counts[bool(ok)] += 1
+    print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
+
+
+def profile(cache, *args):
+    env = dict(os.environ, XDG_CACHE_HOME=cache)
+    env.pop("STATE_DIRECTORY", None)
+    start = time.monotonic()
+    run = subprocess.run([os.path.join(BIN, "helm-profile"), *args, "--json"], stdin=subprocess.DEVNULL, capture_output=True,
+                         timeout=150 * SLOW, env=env, text=True)
+    return run.returncode, json.loads(run.stdout) if run.returncode == 0 else {}, run.stderr, time.monotonic() - start
+
+
+def is_value(value):
+    return value["source"] in ("measured", "estimate") and 0 < value["low"] <= value["value"] <= value["high"]
+
+
+def check_cpu(what, p, name):
+    rates, linear = p["formats"][name], {point["x"]: point for point in p["cpu"]["linear"]}
+    check("%s: %s on the CPU is measured" % (what, name), is_value(rates["cpu_gemv"]), rates)
+    # bytes as they are stored: a format is as fast as memory, or its decoder is slower
+    check("%s: and near bf16's bytes a second or below" % what, 0.005 * p["cpu"]["gemv"]["value"] <
+          rates["cpu_gemv"]["value"] < 3 * p["cpu"]["read"][-1]["value"], (rates["cpu_gemv"], p["cpu"]["gemv"]))
+    tokens = [point["x"] for point in rates["cpu_linear"]]
+    check("%s: several tokens, from four on" % what, tokens[:1] == [4] and set(tokens) <= {4, 32, 128}, tokens)
+    check("%s: at rates near bf16's" % what, all(is_value(point) and 0.02 < point["value"] / linear[4]["value"] < 50
+                                                 for point in rates["cpu_linear"][:1]), (rates, linear))
+
+
+def test_cpu(cache):
+    rc, p, err, first = profile(cache, *CPU, "--formats", "q4_k")
+    check("cpu: measured with the rest", rc == 0 and list(p["formats"]) == ["q4_k"], (rc, err))
+    check_cpu("cpu", p, "q4_k")
+    check("cpu: nothing of a device", all(p["formats"]["q4_k"][m] == [] or p["formats"]["q4_k"][m]["source"] == "unknown"
+                                          for m in p["formats"]["q4_k"] if m.startswith("gpu") or m.endswith("beside")), p)
+    rc, again, err, took = profile(cache, *CPU, "--formats", "q4_k")
+    check("cpu: the second time it is cached", rc == 0 and again == p and "formats of weights" not in err, err)
+    rc, more, err, took = profile(cache, *CPU, "--formats", "q8_0,q4_k")
+    check("cpu: what is lacking is measured into it", rc == 0 and list(more["formats"]) == ["q8_0", "q4_k"] and
+          "formats of weights: q8_0\n" in err and dict(more, formats={"q4_k": more["formats"]["q4_k"]}) == p, err)
+    check("cpu: and nothing else, in seconds", "loading" not in err and took < 15 * SLOW, (took, err))
+    check_cpu("cpu", more, "q8_0")
+    rc, again, err, took = profile(cache, *CPU)
+    check("cpu: kept", rc == 0 and again == more, err)
+
+
+def test_model(cache):
+    with tempfile.TemporaryDirectory() as folder:
+        for dtype, said in (("bfloat16", ""), ("float16", "formats of weights: f16\n")):
+            model = os.path.join(folder, dtype)
+            os.mkdir(model)
+            with open("tests/data/configs/qwen3-8b/config.json") as f, open(os.path.join(model, "config.json"), "w") as g:
+                json.dump(dict(json.load(f), torch_dtype=dtype), g)
+            rc, p, err, _ = profile(cache, *CPU, "--model", model)
+            check("model: of %s" % dtype, rc == 0 and (said in err if said else "formats of weights" not in err) and
+                  ("f16" in p["formats"]) == (dtype == "float16"), (rc, err))
+
+
+def test_emulated(cache):
+    args = ["--device", "emulated", "--quick", "--formats", "q6_k,f16"]
+    rc, p, err, _ = profile(cache, *args)
+    check("emulated: measured", rc == 0 and list(p["formats"]) == ["f16", "q6_k"], (rc, err))
+    for name in ("q6_k", "f16"):
+        check_cpu("emulated", p, name)
+        rates = p["formats"][name]
+        check("emulated: %s beside copies too" % name, is_value(rates["cpu_gemv_beside"]) and
+              rates["cpu_gemv_beside"]["value"] <= 3 * rates["cpu_gemv"]["value"], rates)
+        check("emulated: %s on the device" % name, is_value(rates["gpu_gemv"]) and is_value(rates["gpu_operation"]), rates)
+        check("emulated: %s of few tokens" % name, [point["x"] for point in rates["gpu_linear"]] == FEW and
+              all(is_value(point) for point in rates["gpu_linear"]), rates)
+        check("emulated: blocks are expanded, numbers are not", is_value(rates["gpu_expand"]) == (name == "q6_k"), rates)
+
+
+def test_refusals(cache):
+    for args, said in ((["--formats", "bf16"], "bf16"), (["--formats", "q9_x"], "'q9_x' is none of"),
+                       (["--formats", "bf16-packed"], "bf16-packed")):
+        rc, _, err, _ = profile(cache, *CPU, *args)
+        check("refused: " + " ".join(args), rc == 2 and said in err, (rc, err))
+    rc, _, err, _ = profile(cache, *CPU, "--model", "/nonexistent")
+    check("refused: a model that is none", rc == 1 and "--model" in err and "/nonexistent" in err, (rc, err))
+
+
+def test_worker():
+    def worker(lines):
+        run = subprocess.run([os.path.join(BIN, "helm-worker-gpu"), "--measure", "emulated", "--quick"], input=lines,
+                             capture_output=True, text=True, timeout=120 * SLOW)
+        return run.returncode, [json.loads(line) for line in run.stdout.splitlines()]
+    rc, answers = worker("format q8_0 0.3\nquit\n")
+    names = {a.get("name") for a in answers[1:]} - {None}
+    check("worker: a format's values have its name", rc == 0 and answers[-1] == {"done": "format q8_0 0.3"} and
+          {"formats.q8_0.gpu_gemv", "formats.q8_0.gpu_expand"} <= names and
+          all(name.startswith("formats.q8_0.gpu_") for name in names), (rc, names))
+    for line, said in (("format bf16 1\n", "bf16"), ("format q8_0\n", "seconds"), ("format q8_0 0\n", "seconds"),
+                       ("stream\nformat q8_0 1\n", "flowing")):
+        rc, answers = worker(line)
+        check("worker: '%s' is refused" % line.strip().replace("\n", ", "), rc == 5 and said in answers[-1]["error"], answers)
+
+
+with tempfile.TemporaryDirectory() as cache_folder:
+    test_worker()
+    test_cpu(cache_folder)
+    test_model(cache_folder)
+    test_refusals(cache_folder)
+    test_emulated(cache_folder)
+print("%d passed, %d failed, 0 skipped" % (counts[True], counts[False]))
+sys.exit(counts[False] > 0)

@@ -1,0 +1,221 @@
+/* Rates of other formats of weights than bf16. See profile_tool.h. Called by helm_profile.c.
+ *
+ * The CPU's by steps of the worker's engine over a model whose layers are bf16 and each of the formats in turn. A step
+ * has the time of both, some milliseconds apart, so what else goes on in the machine meets them alike: a format's rate
+ * is that of the profile times the median ratio to bf16's. Blocks are random; the device has its own
+ * (worker-gpu/measure/formats.c). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/cgroup.h"
+#include "common/base/node.h"
+#include "common/base/units.h"
+#include "common/formats/random_blocks.h"
+#include "tools/profile/profile_tool.h"
+
+#define DEVICE_S       3.6 /* of all formats */
+#define DEVICE_S_LEAST 0.4 /* of each of many */
+#define DEVICE_S_MOST  1.2
+#define ONE_S          1.0 /* alone, and beside copies */
+#define MANY_S         0.6 /* of each number of tokens */
+#define QUICK          4   /* times less in a hurry */
+#define STEP_S_MOST    2.0 /* a step expected to take longer is left out, */
+#define STEP_S_QUICK   1.0 /* in a hurry */
+#define LEAST_BYTES    (1152 * MIB)
+#define LEAST_QUICK    (192 * MIB)
+#define FEW            32 /* tokens up to which a step is repeated, however long it takes */
+#define LINEARS        4  /* of a decoded layer: q k v; o; gate up; down */
+#define PIECE_BYTES    MIB
+
+/* As cpu.linear_packed: from steps that are reading to those that are work. */
+static const uint32_t counts[] = {4, 32, 128};
+#define COUNTS (sizeof counts / sizeof *counts)
+
+struct formats {
+    const struct profile_cpu_options *options;
+    enum tensor_format format[FORMAT_COUNT]; /* of layers: bf16 first */
+    uint32_t count;
+    struct profile_shape shape;
+    struct profile_steps steps;
+    bool cached; /* so few weights that caches hold a part of them that counts */
+    char *weights;
+    struct profile_samples ratio[FORMAT_COUNT]; /* [as format]: to bf16 */
+};
+
+/* ---- weights ---- */
+
+struct fill {
+    const struct tensor_matrix *matrix;
+    const char *piece;
+    uint64_t piece_bytes;
+    char *data;
+};
+
+static void fill_chunk(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    const struct fill *f = ctx;
+    const uint64_t at = chunk * f->piece_bytes, left = f->matrix->bytes - at;
+    (void)thread;
+    memcpy(f->data + at, f->piece, left < f->piece_bytes ? left : f->piece_bytes);
+}
+
+/* A matrix of a layer, whose blocks are those of `piece`, over and over. */
+static void fill_matrix(struct formats *f, const struct tensor_matrix *m, const char *piece,
+                        uint64_t piece_bytes)
+{
+    const uint64_t at = (uint64_t)((const char *)m->data - f->weights);
+    struct fill fill = {.matrix = m, .piece = piece, .piece_bytes = piece_bytes, .data = f->weights + at};
+    pool_run_region(f->steps.local.engine.pool, fill_chunk, &fill,
+                    (uint32_t)((m->bytes + piece_bytes - 1) / piece_bytes));
+}
+
+static int fill_weights(struct formats *f, struct helm_err *err)
+{
+    const struct engine *engine = &f->steps.local.engine;
+    char *piece = malloc(PIECE_BYTES);
+    int rc = piece ? profile_steps_weights(&f->steps, &f->weights, err)
+                   : helm_fail(err, HELM_E_NOMEM, "no memory for blocks to measure with");
+    for (uint32_t i = 0; i < f->count && !rc; i++) {
+        const uint64_t block = tensor_format_of(f->format[i])->block_bytes,
+                       bytes = PIECE_BYTES / block * block;
+        random_blocks_fill(f->format[i], piece, bytes);
+        for (uint32_t l = i; l < f->shape.layers; l += f->count)
+            for (uint32_t r = 0; r < TENSOR_ROLE_COUNT; r++) {
+                const struct tensor_matrix *m =
+                    &engine->weights.matrix[(size_t)(l + 1) * TENSOR_ROLE_COUNT + r];
+                if (m->data) fill_matrix(f, m, piece, bytes);
+            }
+    }
+    free(piece);
+    return rc;
+}
+
+static int open_steps(struct formats *f, struct helm_err *err)
+{
+    const bool quick = f->options->quick;
+    const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes(),
+                   least = quick ? LEAST_QUICK : LEAST_BYTES;
+    struct cgroup_memory memory;
+    int rc = node_read_memory(f->options->node, &memory, err);
+    if (!rc)
+        rc = profile_shape_choose_formats(caches > least ? caches : least, memory.available_bytes / 3,
+                                          f->format, f->count, &f->shape, err);
+    if (!rc) rc = profile_steps_open(f->options, &f->shape, &f->steps, err);
+    if (!rc) rc = fill_weights(f, err);
+    if (!rc) f->cached = f->steps.local.engine.weights.host.region_bytes < caches;
+    return rc;
+}
+
+/* ---- rates ---- */
+
+/* Bytes a second, or values, of the last step's layers of format number `i`. */
+static double rate_of(const struct formats *f, uint32_t i, bool one)
+{
+    const unsigned kinds = PROFILE_KIND(OP_LINEAR) | (one ? 0 : PROFILE_KIND(OP_NORM));
+    const double values = (double)f->shape.layer_bytes / 2;
+    double seconds = 0, layers = 0;
+    for (uint32_t l = i; l < f->shape.layers; l += f->count, layers++) {
+        const double layer = profile_steps_layer(&f->steps, (int32_t)l, kinds);
+        seconds += one ? profile_steps_less(&f->steps, layer, LINEARS) : layer;
+    }
+    return (one ? 2 * values * profile_format_part(f->format[i]) : values) * layers / seconds;
+}
+
+/* Steps of so many tokens for so long; each is a sample of every format's ratio. */
+static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct helm_err *err)
+{
+    const uint32_t least = tokens > FEW ? 1 : 3;
+    double spent = 0, end = 0;
+    int rc =
+        tokens > FEW ? 0 : profile_steps_run(&f->steps, 0, tokens, &spent, err); /* finds all in its place */
+    for (uint32_t i = 0; i < f->count; i++) f->ratio[i].count = 0;
+    end = profile_now_s() + seconds / (f->options->quick ? QUICK : 1);
+    for (uint32_t n = 0; !rc && (n < least || profile_now_s() < end); n++) {
+        rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
+        const double plain = rc ? 0 : rate_of(f, 0, tokens == 1);
+        for (uint32_t i = 1; i < f->count && !rc; i++)
+            profile_samples_add(&f->ratio[i], rate_of(f, i, tokens == 1) / plain);
+    }
+    return rc;
+}
+
+static struct profile_value times(const struct formats *f, uint32_t i, double rate)
+{
+    struct profile_value v = profile_samples_value(&f->ratio[i]);
+    v.value *= rate, v.low *= rate, v.high *= rate;
+    if (f->cached && v.source == PROFILE_MEASURED) v.source = PROFILE_ESTIMATE;
+    return v;
+}
+
+/* `stream`: a device whose copies flow meanwhile. */
+static int measure_one(struct formats *f, struct profile_device_run *stream, struct profile *p,
+                       struct helm_err *err)
+{
+    int rc = stream ? profile_device_stream_start(stream, err) : 0;
+    if (!rc) rc = run_steps(f, 1, ONE_S, err);
+    if (!rc && stream) rc = profile_device_stream_stop(stream, err);
+    for (uint32_t i = 1; i < f->count && !rc; i++) {
+        struct profile_format *format = &p->format[f->format[i]];
+        if (stream)
+            format->cpu_gemv_beside = times(f, i, p->cpu.gemv_beside.value);
+        else
+            format->cpu_gemv = times(f, i, p->cpu.gemv.value);
+    }
+    return rc;
+}
+
+static int measure_many(struct formats *f, struct profile *p, struct helm_err *err)
+{
+    int rc = 0;
+    for (size_t c = 0; c < COUNTS && !rc; c++) {
+        const double rate = profile_table_at(&p->cpu.linear, counts[c]).value,
+                     flops = (double)f->shape.layer_bytes * f->shape.layers * counts[c];
+        if (c && flops / rate > (f->options->quick ? STEP_S_QUICK : STEP_S_MOST)) continue;
+        rc = run_steps(f, counts[c], MANY_S, err);
+        for (uint32_t i = 1; i < f->count && !rc; i++)
+            profile_table_put(&p->format[f->format[i]].cpu_linear, counts[c], times(f, i, rate));
+    }
+    return rc;
+}
+
+static void say(const struct formats *f, const struct profile *p)
+{
+    for (uint32_t i = 1; i < f->count; i++) {
+        const struct profile_format *format = &p->format[f->format[i]];
+        char device[64] = "";
+        if (format->gpu_gemv.value > 0)
+            snprintf(device, sizeof device, ", GPU %.4g GB/s",
+                     (format->gpu_chain_gemv.value > 0 ? format->gpu_chain_gemv : format->gpu_gemv).value *
+                         1e-9);
+        profile_say(f->options->progress, "%s: one token, CPU %.4g GB/s (bf16 %.4g)%s",
+                    tensor_format_name(f->format[i]), format->cpu_gemv.value * 1e-9, p->cpu.gemv.value * 1e-9,
+                    device);
+    }
+}
+
+int profile_formats_measure(const struct profile_cpu_options *options, unsigned formats,
+                            struct profile_device_run *device, struct profile *profile, struct helm_err *err)
+{
+    struct formats *f = aligned_alloc(64, (sizeof *f + 63) / 64 * 64);
+    if (!f) return helm_fail(err, HELM_E_NOMEM, "no memory to measure formats of weights");
+    memset(f, 0, sizeof *f);
+    f->options = options;
+    f->format[f->count++] = FORMAT_BF16;
+    for (int i = 0; i < FORMAT_COUNT; i++)
+        if (formats & format_bit((enum tensor_format)i)) f->format[f->count++] = (enum tensor_format)i;
+    double seconds = DEVICE_S / (f->count - 1.0);
+    if (seconds < DEVICE_S_LEAST) seconds = DEVICE_S_LEAST;
+    if (seconds > DEVICE_S_MOST) seconds = DEVICE_S_MOST;
+    if (options->quick) seconds /= QUICK;
+    int rc = 0;
+    for (uint32_t i = 1; i < f->count && device && !rc; i++)
+        rc = profile_device_format(device, f->format[i], seconds, profile, err);
+    if (!rc) rc = open_steps(f, err);
+    if (!rc) rc = measure_one(f, NULL, profile, err);
+    if (!rc && device) rc = measure_one(f, device, profile, err);
+    if (!rc) rc = measure_many(f, profile, err);
+    if (!rc) say(f, profile);
+    profile_steps_close(&f->steps);
+    free(f);
+    return rc;
+}

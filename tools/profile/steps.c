@@ -1,0 +1,142 @@
+/* Steps of the worker's own engine, and where their time goes. See profile_tool.h. Called by cpu.c and formats.c.
+ *
+ * Nothing is imitated: programs, pool, kernels, arena and pages are those of helm-worker-cpu, in this process. The
+ * engine notes the time of every entry of a step. */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "tools/profile/profile_tool.h"
+
+#define STEP_TOKENS 512
+#define CONTEXT     4608
+#define REGIONS     64 /* empty regions of the pool, one after another */
+
+/* ---- the pool ---- */
+
+struct empty {
+    uint32_t left, chunks;
+};
+
+static void empty_chunk(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)ctx, (void)chunk, (void)thread;
+}
+
+static bool empty_next(void *ctx, uint32_t thread, struct pool_job *job)
+{
+    struct empty *e = ctx;
+    (void)thread;
+    if (e->left-- == 0) return false;
+    *job = (struct pool_job){.run = empty_chunk, .chunks = e->chunks};
+    return true;
+}
+
+/* What a region of the pool costs when there is nothing in it. */
+static void measure_region(struct profile_steps *s)
+{
+    struct profile_samples samples = {.count = 0};
+    struct pool *pool = s->local.engine.pool;
+    for (int i = 0; i < 33; i++) {
+        struct empty e = {.left = REGIONS, .chunks = 4 * pool_threads(pool)};
+        double begin = profile_now_s();
+        pool_run(pool, empty_next, &e);
+        if (i) profile_samples_add(&samples, (profile_now_s() - begin) / REGIONS);
+    }
+    s->region_s = profile_samples_value(&samples).value;
+}
+
+double profile_steps_less(const struct profile_steps *s, double seconds, uint32_t regions)
+{
+    const double spent = regions * s->region_s;
+    return spent < seconds / 4 ? seconds - spent : seconds * 0.75;
+}
+
+/* ---- opening ---- */
+
+void profile_steps_unpin(const struct profile_steps *s)
+{
+    if (CPU_COUNT(&s->allowed)) (void)sched_setaffinity(0, sizeof s->allowed, &s->allowed);
+}
+
+static uint32_t entries_of(const struct step_programs *programs)
+{
+    uint32_t most = 0;
+    for (int t = 0; t < OP_TIER_COUNT; t++)
+        if (programs->tier[0][t].count > most) most = programs->tier[0][t].count;
+    return most;
+}
+
+static int prepare(struct profile_steps *s, struct helm_err *err)
+{
+    s->entries = entries_of(&s->local.engine.programs);
+    s->entry_ns = calloc(s->entries, sizeof *s->entry_ns);
+    if (!s->entry_ns) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the CPU");
+    measure_region(s);
+    return 0;
+}
+
+int profile_steps_open(const struct profile_cpu_options *o, const struct profile_shape *shape,
+                       struct profile_steps *s, struct helm_err *err)
+{
+    char folder[PROFILE_FOLDER_TEXT] = "";
+    if (sched_getaffinity(0, sizeof s->allowed, &s->allowed))
+        CPU_ZERO(&s->allowed); /* more CPUs than it has room for: none is pinned to */
+    int rc = profile_checkpoint_make(shape, folder, err);
+    if (rc) return rc;
+    const struct local_options options = {.folder = folder,
+                                          .kv_dtype = DTYPE_F16,
+                                          .threads = o->threads,
+                                          .node = &o->node,
+                                          .slots = 1,
+                                          .context_tokens = CONTEXT,
+                                          .step_tokens = STEP_TOKENS,
+                                          .pin = true};
+    rc = local_open(&options, &s->local, err);
+    profile_checkpoint_remove(folder);
+    s->open = !rc;
+    return rc ? rc : prepare(s, err);
+}
+
+void profile_steps_close(struct profile_steps *s)
+{
+    if (s->open) local_close(&s->local);
+    profile_steps_unpin(s);
+    free(s->entry_ns);
+}
+
+int profile_steps_weights(struct profile_steps *s, char **weights, struct helm_err *err)
+{
+    const struct arena_region *region = &arena_header_of(&s->local.arena)->region[ARENA_REGION_WEIGHTS];
+    *weights = arena_region_ptr(&s->local.arena, ARENA_REGION_WEIGHTS);
+    if (mprotect(*weights, (size_t)region->bytes, PROT_READ | PROT_WRITE))
+        return helm_fail_errno(err, "making the weights writable");
+    return 0;
+}
+
+/* ---- steps ---- */
+
+int profile_steps_run(struct profile_steps *s, uint32_t start, uint32_t tokens, double *seconds,
+                      struct helm_err *err)
+{
+    const struct step_row row = {.start = start, .count = tokens};
+    const struct step_result *result;
+    struct run *run = &s->local.engine.run;
+    for (uint32_t i = 0; i < s->entries; i++) s->entry_ns[i] = UINT64_MAX;
+    run->entry_ns[0] = s->entry_ns;
+    double begin = profile_now_s();
+    int rc = local_step(&s->local, &row, 1, &result, err);
+    *seconds = profile_now_s() - begin;
+    run->entry_ns[0] = NULL;
+    return rc;
+}
+
+double profile_steps_layer(const struct profile_steps *s, int32_t layer, unsigned kinds)
+{
+    const struct program *p = s->local.engine.run.program[0];
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < p->count; i++)
+        if (p->entry[i].layer == layer && kinds >> p->entry[i].kind & 1) sum += s->entry_ns[i];
+    return (double)sum * 1e-9;
+}
