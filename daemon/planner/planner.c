@@ -256,8 +256,8 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
     if (plan->slots) w->slots = plan->slots;
     if (plan->page_tokens) w->page_tokens = plan->page_tokens;
     if (plan->page_count) w->page_count = plan->page_count;
-    for (int t = 0; t < DTYPE_COUNT; t++)
-        if (strcmp(plan->kv_dtype, dtype_name((enum dtype)t)) == 0) w->kv_dtype = (enum dtype)t;
+    const enum kv_dtype kv_dtype = kv_dtype_named(plan->kv_dtype);
+    if (kv_dtype != KV_DTYPE_COUNT) w->kv_dtype = kv_dtype;
 }
 
 /* Without the wish to pack nothing is packed, nor what the CPU computes with where it has no kernels for that. */

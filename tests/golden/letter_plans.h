@@ -38,7 +38,7 @@ struct case_plan {
     bool pack;
     uint32_t pack_gpu; /* units at home in VRAM that lie packed; the head, too */
     bool by_kernels;   /* no chains: they add in another order than the kernels that take slices */
-    enum dtype kv_dtype;
+    enum kv_dtype kv_dtype;
     uint64_t copy_bytes_per_s; /* of the emulated device */
 };
 

@@ -108,7 +108,7 @@ static void run_local(const char *from, const char *kernels, uint32_t threads, f
     struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
     const struct local_options options = {.folder = from,
                                           .kernels = kernels,
-                                          .kv_dtype = DTYPE_F32,
+                                          .kv_dtype = KV_F32,
                                           .threads = threads,
                                           .slots = SLOTS,
                                           .context_tokens = CONTEXT,

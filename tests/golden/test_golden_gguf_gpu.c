@@ -50,7 +50,7 @@ static void open_pair(const char *path, const char *homes, struct pair *pair)
     const struct pair_options options = {.folder = path,
                                          .plan = &plan,
                                          .device = device_name(),
-                                         .kv_dtype = DTYPE_F32,
+                                         .kv_dtype = KV_F32,
                                          .threads = 2,
                                          .slots = CASES_MAX,
                                          .context_tokens = CONTEXT,

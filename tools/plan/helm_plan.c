@@ -210,7 +210,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     bool derived = false;
     int status = 0;
     struct planner_request r = {.model = &model,
-                                .wish = {.kv_dtype = DTYPE_F16,
+                                .wish = {.kv_dtype = KV_F16,
                                          .slots = o->batch > SLOTS ? (uint32_t)o->batch : SLOTS,
                                          .ctx = (uint32_t)o->ctx,
                                          .page_tokens = KV_PAGE_TOKENS_DEFAULT,

@@ -229,7 +229,7 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
     profile_say(r->progress, "CPU: loading %s of weights, %u layers of the %s shape",
                 units_format_size(shape.layers * shape.layer_bytes, size), shape.layers, shape.size);
     const struct local_options options = {.folder = folder,
-                                          .kv_dtype = DTYPE_F16,
+                                          .kv_dtype = KV_F16,
                                           .threads = o->threads,
                                           .node = &o->node,
                                           .slots = 1,
