@@ -33,13 +33,7 @@
 
 static const char *const models[] = {"qwen3", "qwen2-bias", "llama3-ropescaled"};
 
-/* Tolerances of the README: by whether activations and cache stay fp32. */
-struct tolerance {
-    const char *name;
-    double worst, mean, gap;
-};
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
-static const struct tolerance rounded = {"bf16", 0.4, 0.08, 0.4};
 
 static int step_local(void *local, const struct step_row *rows, uint32_t count,
                       const struct step_result **result, struct helm_err *err)
@@ -93,7 +87,7 @@ static void run_variant(const char *model, const struct golden *golden, const ch
                                           .step_tokens = STEP_TOKENS};
     if (local_open(&options, local, &err)) fail_msg("%s on %s: %s", model, kernels, err.text);
     bool is_exact = kv_dtype == KV_F32 && local->engine.kernels.linear[FORMAT_BF16].tokens->exact_input;
-    const struct tolerance *tolerance = is_exact ? &exact : &rounded;
+    const struct tolerance *tolerance = is_exact ? &exact : tolerance_of_cache(kv_dtype);
     for (int mode = 0; mode < MODE_COUNT; mode++) {
         struct outcome error = {0};
         if (mode == MODE_ODD && (is_ref || kv_dtype == KV_BF16)) continue;
@@ -120,7 +114,7 @@ static void run_variant(const char *model, const struct golden *golden, const ch
 
 static void run_model(const char *model)
 {
-    static const enum kv_dtype kv_dtypes[] = {KV_F32, KV_F16, KV_BF16};
+    static const enum kv_dtype kv_dtypes[] = {KV_F32, KV_F16, KV_BF16, KV_Q8_0};
     struct golden *golden = calloc(1, sizeof *golden);
     size_t count;
     const struct linear_kernel *const *table = linear_kernels(&count);

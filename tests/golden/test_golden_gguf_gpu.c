@@ -101,7 +101,7 @@ static void run_file(const char *folder, const char *homes)
     run_mode(pair, golden, MODE_TOGETHER, SHORT_CASE, 0, 1, &chunks);
     pair_close(pair);
     agree(folder, homes, "few tokens", &few, WORST, MEAN);
-    agree(folder, homes, "chunks", &chunks, worst_allowed, mean_allowed);
+    agree(folder, homes, "chunks", &chunks, rounded.worst, rounded.mean);
     golden_free(golden);
     free(golden);
     free(pair);
