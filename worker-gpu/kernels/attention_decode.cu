@@ -65,26 +65,26 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens), page_mask = l.page_tokens - 1;
     const kv_steps<C> steps(l);
     for (uint32_t base = begin; base < end; base += U * step) {
-        float k[U][8], v[U][8];
-        bool seen[U];
+        attention_cells<U> c;
 #pragma unroll
         for (int u = 0; u < U; u++) {
             uint32_t at = base + u * step + warp * at_once + place;
             uint32_t page = at < end ? pages[at >> page_shift] : GPUK_PAGE_ABSENT;
-            seen[u] = page != GPUK_PAGE_ABSENT;
-            if (seen[u]) {
+            c.seen[u] = page != GPUK_PAGE_ABSENT;
+            if (c.seen[u]) {
                 const unsigned char *rows = kv_rows(a.kv, page, 0, kv_head);
                 const unsigned char *numbers = rows + (size_t)(at & page_mask) * steps.number;
                 const unsigned char *scales = rows + steps.scales_at + (size_t)(at & page_mask) * steps.scale;
-                cell_load<C, VECTOR>(numbers, scales, first_dim, head_dim, k[u]);
-                cell_load<C, VECTOR>(numbers + steps.to_values, scales + steps.to_values, first_dim, head_dim,
-                                     v[u]);
+                c.k_scale[u] = cell_load<C, VECTOR>(numbers, scales, first_dim, head_dim, c.k[u]);
+                c.v_scale[u] = cell_load<C, VECTOR>(numbers + steps.to_values, scales + steps.to_values,
+                                                    first_dim, head_dim, c.v[u]);
             } else {
 #pragma unroll
-                for (int j = 0; j < 8; j++) k[u][j] = 0, v[u][j] = 0;
+                for (int j = 0; j < 8; j++) c.k[u][j] = 0, c.v[u][j] = 0;
+                c.k_scale[u] = c.v_scale[u] = 1;
             }
         }
-        sums_add<G, U>(sums, heads, lanes, k, v, seen, [&](int g, float *to) {
+        sums_add<G, U>(sums, heads, lanes, c, [&](int g, float *to) {
 #pragma unroll
             for (int j = 0; j < 8; j++) to[j] = q[g][j];
         });

@@ -85,17 +85,18 @@ take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0,
     }
 }
 
-/* 8 dimensions of a cell: neighbours in the vector form, every 32nd else. */
+/* 8 dimensions of a cell: neighbours in the vector form, every 32nd else. Returns what each is to be multiplied by. */
 template <typename C, bool VECTOR>
-__device__ __forceinline__ void cell_load(const unsigned char *numbers, const unsigned char *scales,
-                                          uint32_t first_dim, uint32_t head_dim, float *v)
+__device__ __forceinline__ float cell_load(const unsigned char *numbers, const unsigned char *scales,
+                                           uint32_t first_dim, uint32_t head_dim, float *v)
 {
     if constexpr (VECTOR) {
-        C::unpack(first_dim < head_dim ? C::load(numbers, scales, first_dim) : C::none(), v);
+        return C::unpack(first_dim < head_dim ? C::load(numbers, scales, first_dim) : C::none(), v);
     } else {
 #pragma unroll
         for (int j = 0; j < 8; j++)
             v[j] = first_dim + 32 * j < head_dim ? C::number(numbers, scales, first_dim + 32 * j) : 0.0f;
+        return 1;
     }
 }
 
@@ -112,12 +113,16 @@ template <int G> __device__ __forceinline__ void sums_open(attention_sums<G> &a)
         for (int j = 0; j < 8; j++) a.o[g][j] = 0;
     }
 }
+/* U positions' keys and values on their way into sums; each is k (v) times its scale. */
+template <int U> struct attention_cells {
+    float k[U][8], v[U][8], k_scale[U], v_scale[U];
+    bool seen[U];
+};
 /* Takes in U positions' keys and values for `heads` heads; `lanes` lanes share a position. query(g, q): the
  * lane's 8 numbers of head g. */
 template <int G, int U, typename Q>
 __device__ __forceinline__ void sums_add(attention_sums<G> &a, uint32_t heads, uint32_t lanes,
-                                         const float k[U][8], const float v[U][8], const bool seen[U],
-                                         const Q &query)
+                                         const attention_cells<U> &c, const Q &query)
 {
 #pragma unroll
     for (int g = 0; g < G; g++) {
@@ -128,10 +133,11 @@ __device__ __forceinline__ void sums_add(attention_sums<G> &a, uint32_t heads, u
         for (int u = 0; u < U; u++) {
             x[u] = 0;
 #pragma unroll
-            for (int j = 0; j < 8; j++) x[u] += q[j] * k[u][j];
+            for (int j = 0; j < 8; j++) x[u] += q[j] * c.k[u][j];
+            x[u] *= c.k_scale[u];
             for (uint32_t mask = lanes / 2; mask > 0; mask >>= 1)
                 x[u] += __shfl_xor_sync(0xffffffffu, x[u], mask);
-            if (!seen[u]) x[u] = -INFINITY;
+            if (!c.seen[u]) x[u] = -INFINITY;
             most = fmaxf(most, x[u]);
         }
         if (most == -INFINITY) continue; /* nothing seen yet */
@@ -144,8 +150,9 @@ __device__ __forceinline__ void sums_add(attention_sums<G> &a, uint32_t heads, u
         for (int u = 0; u < U; u++) {
             float w = exp2_of(x[u] - most);
             a.s[g] += w;
+            w *= c.v_scale[u];
 #pragma unroll
-            for (int j = 0; j < 8; j++) a.o[g][j] += w * v[u][j];
+            for (int j = 0; j < 8; j++) a.o[g][j] += w * c.v[u][j];
         }
     }
 }

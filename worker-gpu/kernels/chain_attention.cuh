@@ -292,38 +292,38 @@ __device__ __forceinline__ void chain_attend(const chain_item &item, const chain
             const uint4 *from = reinterpret_cast<const uint4 *>(region + item.held_at) + threadIdx.x;
 #pragma unroll 1
             for (uint32_t u = 0; held && u < HELD && unit.begin + u * step + warp * at_once < end; u += U) {
-                float k[U][8], v[U][8];
-                bool seen[U];
+                attention_cells<U> c;
 #pragma unroll
                 for (uint32_t j = 0; j < U; j++) {
-                    seen[j] = token.held_pages[(u + j) * step + warp * at_once + place] != GPUK_PAGE_ABSENT;
-                    C::unpack(from[2 * (u + j) * S::THREADS], k[j]);
-                    C::unpack(from[(2 * (u + j) + 1) * S::THREADS], v[j]);
+                    c.seen[j] = token.held_pages[(u + j) * step + warp * at_once + place] != GPUK_PAGE_ABSENT;
+                    C::unpack(from[2 * (u + j) * S::THREADS], c.k[j]);
+                    C::unpack(from[(2 * (u + j) + 1) * S::THREADS], c.v[j]);
+                    c.k_scale[j] = c.v_scale[j] = 1;
                 }
-                sums_add<G, U>(sums, heads, lanes, k, v, seen, query);
+                sums_add<G, U>(sums, heads, lanes, c, query);
             }
         }
         for (uint32_t base = begin; base + warp * at_once < end; base += U * step) {
-            float k[U][8], v[U][8];
-            bool seen[U];
+            attention_cells<U> c;
 #pragma unroll
             for (int u = 0; u < U; u++) {
-                seen[u] = now.seen[u];
-                C::unpack(now.k[u], k[u]);
-                C::unpack(now.v[u], v[u]);
+                c.seen[u] = now.seen[u];
+                c.k_scale[u] = C::unpack(now.k[u], c.k[u]);
+                c.v_scale[u] = C::unpack(now.v[u], c.v[u]);
             }
             if (base + U * step < end) load(now, base + U * step);
-            sums_add<G, U>(sums, heads, lanes, k, v, seen, query);
+            sums_add<G, U>(sums, heads, lanes, c, query);
         }
         if (unit.owner && warp == 0) {
-            float k[1][8], v[1][8];
-            const bool seen[1] = {place == 0 && token.page != GPUK_PAGE_ABSENT};
+            attention_cells<1> c;
+            c.seen[0] = place == 0 && token.page != GPUK_PAGE_ABSENT;
+            c.k_scale[0] = c.v_scale[0] = 1;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                k[0][j] = first_dim < head_dim ? current[first_dim + j] : 0.0f;
-                v[0][j] = first_dim < head_dim ? current[head_dim + first_dim + j] : 0.0f;
+                c.k[0][j] = first_dim < head_dim ? current[first_dim + j] : 0.0f;
+                c.v[0][j] = first_dim < head_dim ? current[head_dim + first_dim + j] : 0.0f;
             }
-            sums_add<G, 1>(sums, heads, lanes, k, v, seen, query);
+            sums_add<G, 1>(sums, heads, lanes, c, query);
         }
         sums_fold(sums, heads, lanes, first_dim, 1, head_dim, os, ms, ss);
         S::meet();

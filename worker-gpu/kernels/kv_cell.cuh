@@ -5,12 +5,12 @@
  * tiles in kv_tile.cuh. A cell type is a struct of:
  *
  *   NUMBER_BYTES, SCALED     bytes of a number in the rows; whether there are scales behind them
- *   QUERY, query             kv_query_dtype, and that type: a chunk's queries, and what its tensor cores multiply
- *   HOLDS                    8 numbers are 16 bytes and all of them: unpack(uint4, f) takes what a bulk of copies brought
+ *   query                    kv_query_dtype as a type: a chunk's queries, and what its tensor cores multiply
+ *   HOLDS                    8 numbers are 16 bytes and all of them: unpack(uint4, f) takes them as they were copied
  *   number(numbers, scales, d)          one number
  *   piece, none()                       8 neighbours as they lie, in registers; of nothing
  *     load(numbers, scales, d)          d is a multiple of 8, addresses of 16 bytes
- *     unpack(piece, f)                  as fp32
+ *     unpack(piece, f)                  as fp32; returns what each is to be multiplied by
  *   store(v, numbers, scales, head_dim) by a whole warp, number lane + 32 j of which is v[j]
  *   keep(v, head_dim)                   makes v what store has written, as it is read
  *
@@ -60,10 +60,11 @@ template <typename T> struct kv_plain {
         for (uint32_t i = 0; i < sizeof(T) / 2; i++) p.unit[i] = __ldcg(from + i);
         return p;
     }
-    static __device__ __forceinline__ void unpack(const piece &p, float *f)
+    static __device__ __forceinline__ float unpack(const piece &p, float *f)
     {
 #pragma unroll
         for (uint32_t i = 0; i < sizeof(T) / 2; i++) unpack16<T>(p.unit[i], f + i * 4);
+        return 1;
     }
     static __device__ __forceinline__ void unpack(const uint4 &held, float *f)
     {
@@ -128,14 +129,11 @@ struct kv_q8_0 {
         p.numbers = __ldcg(reinterpret_cast<const uint2 *>(numbers + d)), p.scale = scale_at(scales, d);
         return p;
     }
-    static __device__ __forceinline__ void unpack(const piece &p, float *f)
+    static __device__ __forceinline__ float unpack(const piece &p, float *f)
     {
-        const float scale = q8_scale(p.scale);
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            f[k] = scale * q8_float(p.numbers.x, k);
-            f[4 + k] = scale * q8_float(p.numbers.y, k);
-        }
+        for (int k = 0; k < 4; k++) f[k] = q8_float(p.numbers.x, k), f[4 + k] = q8_float(p.numbers.y, k);
+        return q8_scale(p.scale);
     }
     /* The lane's number of a block, and the block's scale: the bits of kv_q8_0_write. */
     static __device__ __forceinline__ int quantise(float x, uint16_t &scale)
