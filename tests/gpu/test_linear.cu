@@ -228,6 +228,8 @@ static void test_repeats(struct test_context *t)
  * parts. */
 static void test_streams(struct test_context *t, int dtype)
 {
+    const uint32_t block = tensor_format_of((enum tensor_format)dtype)->block_values;
+    const auto whole = [&](uint32_t cols) { return cols < block ? block : cols / block * block; };
     const struct {
         int sms, slots, slices, producers, reducers, batch, blocks;
     } ways[] = {{6, 0, 0, 0, 0, 0, 0},  {2, 1, 0, 1, 2, 1, 1},  {3, 2, 3, 2, 2, 2, 2},
@@ -241,15 +243,18 @@ static void test_streams(struct test_context *t, int dtype)
             d.gemm_producers = way.producers, d.gemm_reducers = way.reducers;
             d.gemm_batch = way.batch, d.gemm_blocks = way.blocks, d.gemm_ahead = way.slots;
             const uint32_t count = tokens - (way.slots & 1), rows = t->small ? 70 : 430;
-            run_case(t, {dtype, 1000, 1, {rows}, tokens, count, true, true, true, false, false}, &d, 5e-5,
-                     "gemm stream");
-            run_case(t, {dtype, 2056, 2, {71, 71}, tokens, count, true, true, false, true, false, 16}, &d,
+            run_case(t, {dtype, whole(1000), 1, {rows}, tokens, count, true, true, true, false, false}, &d,
                      5e-5, "gemm stream");
-            run_case(t, {dtype, 56, 3, {rows, 33, 17}, tokens, count, false, false, false, false, false}, &d,
-                     5e-5, "gemm stream");
+            run_case(t, {dtype, whole(2056), 2, {71, 71}, tokens, count, true, true, false, true, false, 16},
+                     &d, 5e-5, "gemm stream");
+            run_case(t,
+                     {dtype, whole(56), 3, {rows, 33, 17}, tokens, count, false, false, false, false, false},
+                     &d, 5e-5, "gemm stream");
             for (float scale : {2e-6f, 3e6f}) /* beyond what f16 has */
-                run_case(t, {dtype, 264, 1, {40}, tokens, count, false, false, false, false, false, 0, scale},
-                         &d, 5e-5, "gemm stream");
+                run_case(
+                    t,
+                    {dtype, whole(264), 1, {40}, tokens, count, false, false, false, false, false, 0, scale},
+                    &d, 5e-5, "gemm stream");
             if (t->small) continue;
             run_case(t, {dtype, 12288, 1, {67}, tokens, count, false, false, true, false, false}, &d, 5e-5,
                      "gemm stream");
@@ -257,7 +262,7 @@ static void test_streams(struct test_context *t, int dtype)
     if (t->small) return;
     struct gpuk_device parts = t->device;
     parts.gemm_slices = 2;
-    run_case(t, {dtype, 128, 1, {64000}, 16, 11, true, true, true, false, false}, &parts, 5e-5,
+    run_case(t, {dtype, whole(128), 1, {64000}, 16, 11, true, true, true, false, false}, &parts, 5e-5,
              "gemm stream, parts");
 }
 
@@ -408,6 +413,7 @@ static void test_format(struct test_context *t, enum tensor_format format)
         test_blocks_read(t, format, shapes[i][0], shapes[i][1]);
     }
     if (!t->few) test_slices(t, format);
+    test_streams(t, format);
     few.sm_count = 2;
     for (int way = 0; way < (t->few ? 1 : 4); way++) {
         few.gemv_warps = way & 1 ? 16 : 8, few.gemv_slots = 1 + way;

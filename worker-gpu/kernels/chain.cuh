@@ -36,7 +36,7 @@ struct alignas(16) chain_weights {
     uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
-    uint32_t loose; /* rows that do not begin on 16 bytes */
+    uint32_t loose; /* tiles that do not begin on 16 bytes */
 };
 
 struct alignas(16) chain_item {

@@ -12,8 +12,9 @@
 #include "worker-gpu/kernels/linear.cuh"
 
 template <typename F> struct decode_block {
+    typedef F format;
     typedef __nv_bfloat16 value; /* holds numbers as they are; what gpuk_expand writes is rounded to it */
-    static const uint32_t VALUES = F::VALUES, RUNS = VALUES / 32;
+    static const uint32_t VALUES = F::VALUES, BYTES = F::BYTES, RUNS = VALUES / 32;
     typedef block_words<1, false> any_words;
     typedef block_words<F::ALIGN, false> words;
     typedef block_words<F::ALIGN, true> shared_words;

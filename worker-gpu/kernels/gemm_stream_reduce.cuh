@@ -6,6 +6,7 @@
 #define HELM_WORKER_GPU_KERNELS_GEMM_STREAM_REDUCE_CUH
 
 #include "worker-gpu/kernels/linear.cuh"
+#include "worker-gpu/kernels/tile.cuh"
 
 /* How a warp that is done with a buffer says so: each lane arrives at the barrier, or one for all of them
  * behind __syncwarp. Either is right (the lane's arrival releases what the others did before it), but
@@ -21,8 +22,27 @@ __device__ __forceinline__ void warp_arrive(uint32_t barrier)
 }
 
 static const uint32_t PAIRS = 8, ROWS = 2 * PAIRS; /* of a group */
-static const uint32_t LINE = 128;                  /* bytes; 64 columns */
-static const uint32_t CONSUMERS = 8, LINES = 2 /* of a consumer */;
+static const uint32_t CONSUMERS = 8, RUNS = 4 /* of 32 columns, of a consumer */;
+
+/* A line: what slices are whole numbers of. A slice has up to MOST; each has PARTS that consumers can share. */
+template <typename D, bool BLOCKS = D::SCALED> struct stream_line {
+    static const uint32_t BYTES = 128, COLUMNS = 64, PARTS = 1, MOST = 2 * CONSUMERS;
+    static const bool LOOSE = false;
+    /* Copies are fastest to whole lines. */
+    static uint32_t pitch(uint32_t lines) { return lines * BYTES; }
+};
+/* The columns of one consumer, or a whole block. */
+template <typename D> struct stream_line<D, true> {
+    static const uint32_t COLUMNS = D::VALUES > 32 * RUNS ? D::VALUES : 32 * RUNS,
+                          PARTS = COLUMNS / (32 * RUNS), BYTES = COLUMNS / D::VALUES * D::BYTES,
+                          MOST = CONSUMERS / PARTS;
+    static const bool LOOSE = D::LOOSE;
+    /* Rows begin 16 bytes and a multiple of 32 apart, so that 8 rows' words lie in banks of their own. */
+    static uint32_t pitch(uint32_t lines)
+    {
+        return (lines * BYTES + (LOOSE ? TILE_SLACK : 0) + 15) / 16 * 16 / 32 * 32 + 16;
+    }
+};
 static const uint32_t SLOTS_MAX = 16, PRODUCERS_MAX = 2, REDUCERS_MIN = 2, REDUCERS_MAX = 6,
                       OTHERS_MAX = 7; /* producers and reducers */
 /* Unless chosen: reducers; groups of one that are counted together; blocks that fit a multiprocessor. */
@@ -40,6 +60,7 @@ struct stream_params {
     float *sums;        /* [group][slice] units of unit_floats */
     uint32_t first_group, groups;
     uint32_t lines, slices, slots, reducers, producers;
+    uint32_t pitch; /* of a row in the ring */
     uint32_t batch; /* groups of a reducer that are counted together, at most */
     uint32_t ahead; /* groups asked into the L2 beyond the first ring */
 };
@@ -52,12 +73,12 @@ static __host__ __device__ inline uint32_t unit_floats(uint32_t tiles)
 /* What a block has of the work. */
 struct stream_share {
     uint32_t first_line, lines, bytes; /* of a row */
-    uint32_t pitch;                    /* of a row in the ring */
     uint32_t first_group, step, groups;
     uint32_t consumers;
 };
-__device__ __forceinline__ stream_share share_of(const stream_params &q)
+template <typename D> __device__ __forceinline__ stream_share share_of(const stream_params &q)
 {
+    const uint32_t LINE = stream_line<D>::BYTES, parts = stream_line<D>::PARTS;
     const uint32_t slice = blockIdx.x % q.slices, share = blockIdx.x / q.slices;
     stream_share s;
     /* the launcher has seen that lines * slices fit 32 bits: a longer division would keep the first copy
@@ -66,11 +87,10 @@ __device__ __forceinline__ stream_share share_of(const stream_params &q)
     s.lines = q.lines * (slice + 1) / q.slices - s.first_line;
     const uint64_t left = q.linear.row_bytes - (uint64_t)s.first_line * LINE;
     s.bytes = left < s.lines * LINE ? (uint32_t)left : s.lines * LINE;
-    s.pitch = div_up(q.lines, q.slices) * LINE;
     s.step = gridDim.x / q.slices;
     s.first_group = share;
     s.groups = div_up(q.groups - share, s.step);
-    s.consumers = s.lines < CONSUMERS ? s.lines : CONSUMERS;
+    s.consumers = s.lines * parts < CONSUMERS ? s.lines * parts : CONSUMERS;
     return s;
 }
 
@@ -81,24 +101,26 @@ struct stream_memory {
     float *squares;      /* [CONSUMERS][8 * N] */
     float *factors;      /* [CONSUMERS][8 * N] */
     uint32_t full, empty /* [slots] */, sums_full, sums_free /* [reducers] */;
+    uint32_t *begins; /* [slots][ROWS] where rows are LOOSE: bytes in front of a row */
 };
 static __host__ __device__ inline uint32_t fixed_bytes(uint32_t tiles, uint32_t slots, uint32_t reducers)
 {
-    return reducers * CONSUMERS * tiles * 512 + 2 * CONSUMERS * tiles * 8 * 4 + 2 * (slots + reducers) * 8;
+    return reducers * CONSUMERS * tiles * 512 + 2 * CONSUMERS * tiles * 8 * 4 + 2 * (slots + reducers) * 8 +
+           slots * ROWS * 4;
 }
 template <int N>
-__device__ __forceinline__ stream_memory memory_of(const stream_params &q, unsigned char *shared,
-                                                   uint32_t pitch)
+__device__ __forceinline__ stream_memory memory_of(const stream_params &q, unsigned char *shared)
 {
     stream_memory m;
     m.ring = shared;
-    m.sums = reinterpret_cast<float4 *>(shared + (size_t)q.slots * ROWS * pitch);
+    m.sums = reinterpret_cast<float4 *>(shared + (size_t)q.slots * ROWS * q.pitch);
     m.squares = reinterpret_cast<float *>(m.sums + q.reducers * CONSUMERS * N * 32);
     m.factors = m.squares + CONSUMERS * 8 * N;
     m.full = shared_address(m.factors + CONSUMERS * 8 * N);
     m.empty = m.full + 8 * q.slots;
     m.sums_full = m.empty + 8 * q.slots;
     m.sums_free = m.sums_full + 8 * q.reducers;
+    m.begins = reinterpret_cast<uint32_t *>(m.factors + CONSUMERS * 8 * N) + 4 * (q.slots + q.reducers);
     return m;
 }
 
