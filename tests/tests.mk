@@ -35,7 +35,7 @@ $(PYPROTO)/helm_pb2.py: proto/helm.proto proto/control.proto
 	$(Q)protoc --python_out=$(@D) -Iproto helm.proto control.proto
 
 # in-process tests: unit, kernels, ipc, golden. Those that hold times to bounds run alone; sanitized, nothing does (above).
-TEST_ALONE := tests/gpu/* tests/ipc/* tests/unit/common/shared/test_doorbell tests/unit/daemon/planner/test_[!as]* \
+TEST_ALONE := tests/gpu/* tests/ipc/* tests/unit/common/shared/test_doorbell $(addprefix tests/unit/daemon/planner/test_,planner refusals) \
   tests/unit/common/cpu/* tests/unit/worker-cpu/* tests/unit/worker-gpu/device/test_device*
 # One more at once than processors: golden runs spend a fifth of their time waiting from one of their threads to another.
 UNIT_JOBS := $(if $(filter release debug asan ubsan,$(MODE)),--jobs $(shell expr $$(nproc) + 1))

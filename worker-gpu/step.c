@@ -127,7 +127,8 @@ static int wait_for_end(struct gpu_engine *g, const struct step *step, const _At
         }
         if (now_ns - start_ns > g->wait_ms * UINT64_C(1000000))
             return helm_fail(err, HELM_E_PEER, "the device has not finished a step within %u ms", g->wait_ms);
-        uint64_t nap_ns = watch_nap_ns(w, g->device->spin_us * UINT64_C(1000), now_ns);
+        uint64_t nap_ns =
+            watch_nap_ns(w, g->device->spin_us * UINT64_C(1000), g->device->nap_us * UINT64_C(1000), now_ns);
         if (!nap_ns) {
             spin_yield(now_ns, &yield_ns);
             continue;

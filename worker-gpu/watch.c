@@ -59,10 +59,10 @@ void watch_look(struct watch *w, uint64_t now_ns)
     }
 }
 
-uint64_t watch_nap_ns(const struct watch *w, uint64_t spin_ns, uint64_t now_ns)
+uint64_t watch_nap_ns(const struct watch *w, uint64_t spin_ns, uint64_t nap_ns, uint64_t now_ns)
 {
     uint64_t elapsed = now_ns - w->since_ns, nap;
-    if (!w->waiting) return elapsed < spin_ns ? 0 : LANE_NAP_US * UINT64_C(1000);
+    if (!w->waiting) return elapsed < spin_ns ? 0 : nap_ns;
     uint64_t usual = w->program->turn[w->turn].usual_ns;
     if (usual == 0)
         nap = elapsed / NEW_PART;

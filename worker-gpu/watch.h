@@ -34,8 +34,8 @@ void watch_begin(struct watch *w, struct gpu_program *program, uint32_t tokens, 
                  const _Atomic uint32_t *out, const _Atomic uint32_t *sent, uint64_t now_ns);
 void watch_look(struct watch *w, uint64_t now_ns);
 /* How long to sleep before the next look: in turns of the CPU worker at least WATCH_NAP_MIN_NS. 0: the device
- * computes, it may be looked for without pause until spin_ns after its turn began. */
-uint64_t watch_nap_ns(const struct watch *w, uint64_t spin_ns, uint64_t now_ns);
+ * computes, it may be looked for without pause until spin_ns after its turn began; then every nap_ns. */
+uint64_t watch_nap_ns(const struct watch *w, uint64_t spin_ns, uint64_t nap_ns, uint64_t now_ns);
 /* How long the device has waited for the other worker in all. */
 uint64_t watch_end(const struct watch *w);
 

@@ -1,4 +1,4 @@
-/* Tiles of packed groups in plain C and with AVX2.
+/* Tiles of packed groups: written in plain C and with AVX2, read with SSE2, which every x86-64 has.
  *
  * Called by common/formats/packed.c. A vector holds whole lanes (8 values each): the codes of a lane's four runs are
  * put above each other by shifts, so that only the last of four words has to be spread over the others. With
@@ -7,8 +7,6 @@
 
 #include <immintrin.h>
 #include <string.h>
-
-#define CODE_BITS 0x0249u /* bit 3 * k of a half */
 
 /* Of the value's place in its lane: k * 256 + 2 * i + half. */
 #define PLACE(k, i, half) ((k)*256 + 2 * (i) + (half))
@@ -109,40 +107,68 @@ packed_tile_fn *packed_tile_best(void)
     return __builtin_cpu_supports("avx2") ? packed_tile_avx2 : packed_tile_ref;
 }
 
-/* The lane's codes, those of (k, i, half) at bit 16 * half + 3 * k of u[i]. */
-static inline void lane_codes(const struct packed_tile *tile, uint32_t lane, uint32_t u[4])
+/* The codes of lanes `lane` to `lane` + 3, a lane's word i in word[i]: those of (k, i, half) at bit 16 * half + 3 * k. */
+static inline void read_codes(const struct packed_tile *tile, uint32_t lane, __m128i word[4])
 {
-    u[3] = 0;
-    for (uint32_t i = 0; i < 3; i++) {
-        u[i] = tile->code[i][lane] & 0x0fff0fff;
-        u[3] |= (tile->code[i][lane] >> 12 & 0x000f000f) << (4 * i);
+    word[3] = _mm_setzero_si128();
+    for (int i = 0; i < 3; i++) {
+        const __m128i w = _mm_loadu_si128((const __m128i *)(const void *)(tile->code[i] + lane)),
+                      last = _mm_and_si128(_mm_srli_epi16(w, 12), _mm_set1_epi16(0xf));
+        word[i] = _mm_and_si128(w, _mm_set1_epi16(0x0fff));
+        word[3] = _mm_or_si128(word[3], _mm_slli_epi16(last, 4 * i));
     }
-}
-static inline uint32_t escaped_codes(uint32_t u)
-{
-    return u & u >> 1 & u >> 2 & (CODE_BITS << 16 | CODE_BITS);
 }
 
 uint32_t packed_tile_escapes(const struct packed_tile *tile)
 {
-    uint32_t escapes = 0, u[4];
-    for (uint32_t lane = 0; lane < 32; lane++) {
-        lane_codes(tile, lane, u);
-        for (uint32_t i = 0; i < 4; i++) escapes += (uint32_t)__builtin_popcount(escaped_codes(u[i]));
+    const __m128i none = _mm_set1_epi16(PACKED_ESCAPE);
+    __m128i word[4], sum = _mm_setzero_si128();
+    for (uint32_t lane = 0; lane < 32; lane += 4) {
+        read_codes(tile, lane, word);
+        for (int i = 0; i < 4; i++)
+            for (int k = 0; k < 4; k++) {
+                const __m128i code = _mm_and_si128(_mm_srli_epi16(word[i], 3 * k), none);
+                sum = _mm_sub_epi16(sum, _mm_cmpeq_epi16(code, none));
+            }
     }
+    uint16_t part[8];
+    uint32_t escapes = 0;
+    memcpy(part, &sum, sizeof part);
+    for (int i = 0; i < 8; i++) escapes += part[i];
     return escapes;
 }
 
+/* A vector is a lane's eight values of one k. */
 void packed_tile_read(const struct packed_tile *tile, uint8_t base, const uint8_t *escape, uint16_t *value)
 {
-    uint32_t u[32][4];
-    for (uint32_t lane = 0; lane < 32; lane++) lane_codes(tile, lane, u[lane]);
-    for (uint32_t place = 0; place < PACKED_TILE; place++) {
-        const uint32_t k = place / 256, lane = place / 8 % 32, i = place / 2 % 4, half = place % 2;
-        const uint32_t code = u[lane][i] >> (16 * half + 3 * k) & 7, rest = tile->rest[place];
-        const uint32_t exponent = code == PACKED_ESCAPE ? *escape++ : base + code;
-        value[place] = (uint16_t)((rest & 0x80) << 8 | exponent << 7 | (rest & 0x7f));
+    const __m128i none = _mm_set1_epi16(PACKED_ESCAPE), bases = _mm_set1_epi16(base);
+    __m128 lane_words[32];
+    for (uint32_t lane = 0; lane < 32; lane += 4) {
+        __m128i word[4];
+        read_codes(tile, lane, word);
+        for (int i = 0; i < 4; i++) lane_words[lane + (uint32_t)i] = _mm_castsi128_ps(word[i]);
+        _MM_TRANSPOSE4_PS(lane_words[lane], lane_words[lane + 1], lane_words[lane + 2], lane_words[lane + 3]);
     }
+    for (int k = 0; k < 4; k++)
+        for (uint32_t lane = 0; lane < 32; lane++) {
+            uint16_t *to = value + PLACE((uint32_t)k, 0, 0) + 8 * lane;
+            const __m128i code =
+                              _mm_and_si128(_mm_srli_epi16(_mm_castps_si128(lane_words[lane]), 3 * k), none),
+                          exponent = _mm_and_si128(_mm_add_epi16(code, bases), _mm_set1_epi16(0xff)),
+                          rest = _mm_unpacklo_epi8(
+                              _mm_loadl_epi64((const __m128i *)(const void *)(tile->rest + (to - value))),
+                              _mm_setzero_si128()),
+                          sign = _mm_slli_epi16(_mm_and_si128(rest, _mm_set1_epi16(0x80)), 8),
+                          mantissa = _mm_and_si128(rest, _mm_set1_epi16(0x7f));
+            _mm_storeu_si128((__m128i *)(void *)to,
+                             _mm_or_si128(_mm_or_si128(sign, mantissa), _mm_slli_epi16(exponent, 7)));
+            /* few lanes have an escape */
+            uint32_t escaped = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi16(code, none)) & 0x5555;
+            for (; escaped; escaped &= escaped - 1) {
+                uint16_t *one = to + __builtin_ctz(escaped) / 2;
+                *one = (uint16_t)((*one & 0x807f) | *escape++ << 7);
+            }
+        }
 }
 
 void packed_count(const uint16_t *value, uint32_t values, uint32_t count[256])

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/formats/convert.h"
+#include "tools/bench/gpu/calls.cuh"
 #include "worker-gpu/kernels/kernels.h"
 
 struct test_context {
@@ -31,24 +32,6 @@ struct test_context {
     double worst; /* error over tolerance, of all checks */
     char worst_what[160];
 };
-
-#define CUDA(call)                                                                                           \
-    do {                                                                                                     \
-        cudaError_t code_ = (call);                                                                          \
-        if (code_ != cudaSuccess) {                                                                          \
-            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(code_));                 \
-            exit(2);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-/* A launcher's call; `err` must be in scope. */
-#define GPUK(call)                                                                                           \
-    do {                                                                                                     \
-        struct helm_err err = {};                                                                            \
-        if ((call) != HELM_OK) {                                                                             \
-            printf("%s:%d: %s\n", __FILE__, __LINE__, err.text);                                             \
-            exit(2);                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 /* Device memory, every byte 0xff (NaN, or a token that does not exist) until written. */
 struct gpu_buffer {

@@ -6,8 +6,8 @@
  *   ORIGIN          byte from which on its fields are whole words away (block_words)
  *   BITS, ZERO      of a number as a byte, which is that much more than the number
  *   LEAST, GROUPS   whether values have a least; scales of a run, 1 or 2
- *   four<UP>(w, run, i)   numbers 4 i .. 4 i + 3 of the run as bytes, UP bits to the left
- *   scales(w, run)
+ *   four(w, run, i)   numbers 4 i .. 4 i + 3 of the run as bytes
+ *   scales(w, run); scales_two(wa, wb, run, a, b) of two rows at once
  * Bytes at(x) of w are ORIGIN less than in the block's definition. */
 #ifndef HELM_WORKER_GPU_KERNELS_BLOCKS_FORMATS_CUH
 #define HELM_WORKER_GPU_KERNELS_BLOCKS_FORMATS_CUH
@@ -15,8 +15,12 @@
 #include "worker-gpu/kernels/blocks_words.cuh"
 
 #define BLOCK_FOUR                                                                                           \
-    template <int UP, typename W>                                                                            \
+    template <typename W>                                                                                    \
     static __device__ __forceinline__ uint32_t four(const W &w, uint32_t run, uint32_t i)
+#define BLOCK_SCALES_TWO                                                                                     \
+    template <typename W>                                                                                    \
+    static __device__ __forceinline__ void scales_two(const W &wa, const W &wb, uint32_t run,                \
+                                                      block_scales &a, block_scales &b)
 #define BLOCK_SCALES                                                                                         \
     template <typename W> static __device__ __forceinline__ block_scales scales(const W &w, uint32_t run)
 
@@ -29,14 +33,14 @@ template <int UP> __device__ __forceinline__ uint32_t block_bits(uint32_t four, 
 /* ---- 32 values ---- */
 
 /* 16 bytes have the first 16 numbers in their low halves, the others in their high ones. */
-template <int UP> __device__ __forceinline__ uint32_t block_nibbles(uint32_t four, uint32_t i)
+__device__ __forceinline__ uint32_t block_nibbles(uint32_t four, uint32_t i)
 {
-    return block_bits<UP>(four, i < 4 ? 0 : 4, 0x0f0f0f0fu);
+    return block_bits<0>(four, i < 4 ? 0 : 4, 0x0f0f0f0fu);
 }
 /* Bit n of `bits` is the fifth of number n. */
-template <int UP> __device__ __forceinline__ uint32_t block_fifth(uint32_t bits, uint32_t i)
+__device__ __forceinline__ uint32_t block_fifth(uint32_t bits, uint32_t i)
 {
-    return ((bits >> 4 * i & 15) * 0x02040810u & 0x10101010u) << UP;
+    return ((bits >> 4 * i & 15) * 0x02040810u & 0x10101010u);
 }
 
 struct block_q8_0 {
@@ -44,36 +48,35 @@ struct block_q8_0 {
     static const bool LEAST = false;
     BLOCK_FOUR { return (void)run, w.word(0, i) ^ 0x80808080u; }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
 };
 struct block_q4_0 {
     static const uint32_t VALUES = 32, BYTES = 18, ALIGN = 2, ORIGIN = 2, BITS = 4, ZERO = 8, GROUPS = 1;
     static const bool LEAST = false;
-    BLOCK_FOUR { return (void)run, block_nibbles<UP>(w.word(0, i % 4), i); }
+    BLOCK_FOUR { return (void)run, block_nibbles(w.word(0, i % 4), i); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
 };
 struct block_q4_1 {
     static const uint32_t VALUES = 32, BYTES = 20, ALIGN = 4, ORIGIN = 0, BITS = 4, ZERO = 0, GROUPS = 1;
     static const bool LEAST = true;
-    BLOCK_FOUR { return (void)run, block_nibbles<UP>(w.word(4, i % 4), i); }
+    BLOCK_FOUR { return (void)run, block_nibbles(w.word(4, i % 4), i); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(0)), -block_half(w.half(2))); }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
 };
 struct block_q5_0 {
     static const uint32_t VALUES = 32, BYTES = 22, ALIGN = 2, ORIGIN = 2, BITS = 5, ZERO = 16, GROUPS = 1;
     static const bool LEAST = false;
-    BLOCK_FOUR
-    {
-        return (void)run, block_nibbles<UP>(w.word(4, i % 4), i) | block_fifth<UP>(w.word(0, 0), i);
-    }
+    BLOCK_FOUR { return (void)run, block_nibbles(w.word(4, i % 4), i) | block_fifth(w.word(0, 0), i); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
 };
 struct block_q5_1 {
     static const uint32_t VALUES = 32, BYTES = 24, ALIGN = 4, ORIGIN = 0, BITS = 5, ZERO = 0, GROUPS = 1;
     static const bool LEAST = true;
-    BLOCK_FOUR
-    {
-        return (void)run, block_nibbles<UP>(w.word(8, i % 4), i) | block_fifth<UP>(w.word(4, 0), i);
-    }
+    BLOCK_FOUR { return (void)run, block_nibbles(w.word(8, i % 4), i) | block_fifth(w.word(4, 0), i); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(0)), -block_half(w.half(2))); }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
 };
 /* iq4_table of blocks32.h, each 128 more. */
 __device__ __forceinline__ block_table block_iq4_table()
@@ -85,6 +88,7 @@ struct block_iq4_nl {
     static const bool LEAST = false;
     BLOCK_FOUR { return (void)run, block_lookup(block_iq4_table(), w.word(0, i % 4), i >= 4); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
 };
 struct block_mxfp4 {
     static const uint32_t VALUES = 32, BYTES = 17, ALIGN = 1, ORIGIN = 1, BITS = 5, ZERO = 12, GROUPS = 1;
@@ -92,7 +96,7 @@ struct block_mxfp4 {
     BLOCK_FOUR
     {
         /* mxfp4_table, each 12 more */
-        const block_table t = {{0x0f0e0d0cu << UP, 0x18141210u << UP, 0x090a0b0cu << UP, 0x00040608u << UP}};
+        const block_table t = {{0x0f0e0d0cu, 0x18141210u, 0x090a0b0cu, 0x00040608u}};
         return (void)run, block_lookup(t, w.word(0, i % 4), i >= 4);
     }
     BLOCK_SCALES
@@ -100,6 +104,7 @@ struct block_mxfp4 {
         const uint32_t e = w.byte(-1); /* 2^(e - 128); below 2 subnormal */
         return (void)run, block_scale(__uint_as_float(e < 2 ? 0x200000u << e : (e - 1) << 23));
     }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
 };
 
 /* ---- 256 values ---- */
@@ -115,21 +120,40 @@ template <typename W> __device__ __forceinline__ block_scales block_scales_k(con
     element<__half>::unpack(d, dd, dmin);
     return block_scale(dd * block_whole(scale), dmin * block_whole(least));
 }
+/* Of two rows at once, a byte each: scale and least of a, of b. */
+template <typename W>
+__device__ __forceinline__ void block_scales_two_k(const W &wa, const W &wb, uint32_t run, block_scales &a,
+                                                   block_scales &b)
+{
+    const uint32_t byte = run % 4, both = byte | (byte + 4) << 4;
+    const uint32_t low = __byte_perm(__byte_perm(wa.head(1), wa.head(2), both),
+                                     __byte_perm(wb.head(1), wb.head(2), both), 0x5410),
+                   high = __byte_perm(wa.head(3), wb.head(3), byte * 0x1111 + 0x4400);
+    const uint32_t more = (high & 0x000f000fu) | (high >> 4 & 0x0f000f00u) | (low >> 2 & 0x30303030u),
+                   four = run < 4 ? low & 0x3f3f3f3fu : more;
+    float d, dmin;
+    element<__half>::unpack(wa.head(0), d, dmin);
+    a = block_scale(d * block_byte(four, 0), dmin * block_byte(four, 1));
+    element<__half>::unpack(wb.head(0), d, dmin);
+    b = block_scale(d * block_byte(four, 2), dmin * block_byte(four, 3));
+}
 struct block_q4_k {
     static const uint32_t VALUES = 256, BYTES = 144, ALIGN = 16, ORIGIN = 0, BITS = 4, ZERO = 0, GROUPS = 1;
     static const bool LEAST = true;
-    BLOCK_FOUR { return block_bits<UP>(w.word(16 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu); }
+    BLOCK_FOUR { return block_bits<0>(w.word(16 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu); }
     BLOCK_SCALES { return block_scales_k(w, run); }
+    BLOCK_SCALES_TWO { block_scales_two_k(wa, wb, run, a, b); }
 };
 struct block_q5_k {
     static const uint32_t VALUES = 256, BYTES = 176, ALIGN = 16, ORIGIN = 0, BITS = 5, ZERO = 0, GROUPS = 1;
     static const bool LEAST = true;
     BLOCK_FOUR
     {
-        return block_bits<UP>(w.word(48 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu) |
-               block_bits<UP + 4>(w.word(16, i), (int)run, 0x01010101u);
+        return block_bits<0>(w.word(48 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu) |
+               block_bits<4>(w.word(16, i), (int)run, 0x01010101u);
     }
     BLOCK_SCALES { return block_scales_k(w, run); }
+    BLOCK_SCALES_TWO { block_scales_two_k(wa, wb, run, a, b); }
 };
 /* Of each half of the numbers 64 bytes have the low bits and 32 the high ones. */
 struct block_q6_k {
@@ -137,8 +161,8 @@ struct block_q6_k {
     static const bool LEAST = false;
     BLOCK_FOUR
     {
-        return block_bits<UP>(w.word(run / 4 * 64 + run % 2 * 32, i), (int)(run % 4 / 2 * 4), 0x0f0f0f0fu) |
-               block_bits<UP + 4>(w.word(128 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u);
+        return block_bits<0>(w.word(run / 4 * 64 + run % 2 * 32, i), (int)(run % 4 / 2 * 4), 0x0f0f0f0fu) |
+               block_bits<4>(w.word(128 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u);
     }
     BLOCK_SCALES
     {
@@ -146,14 +170,15 @@ struct block_q6_k {
         const uint32_t two = w.half(192 + 2 * (int)run) ^ 0x8080u;
         return {{d * (block_whole(two & 255) - 128), d * (block_whole(two >> 8) - 128)}, {0, 0}};
     }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
 };
 struct block_q3_k {
     static const uint32_t VALUES = 256, BYTES = 110, ALIGN = 2, ORIGIN = 0, BITS = 3, ZERO = 4, GROUPS = 2;
     static const bool LEAST = false;
     BLOCK_FOUR
     {
-        return block_bits<UP>(w.word(32 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u) |
-               block_bits<UP + 2>(w.word(0, i), (int)run, 0x01010101u);
+        return block_bits<0>(w.word(32 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u) |
+               block_bits<2>(w.word(0, i), (int)run, 0x01010101u);
     }
     BLOCK_SCALES
     {
@@ -164,11 +189,12 @@ struct block_q3_k {
         const float d = block_half(w.half(108));
         return {{d * (block_whole(two & 255) - 32), d * (block_whole(two >> 8) - 32)}, {0, 0}};
     }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
 };
 struct block_q2_k {
     static const uint32_t VALUES = 256, BYTES = 84, ALIGN = 4, ORIGIN = 0, BITS = 2, ZERO = 0, GROUPS = 2;
     static const bool LEAST = true;
-    BLOCK_FOUR { return block_bits<UP>(w.word(16 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u); }
+    BLOCK_FOUR { return block_bits<0>(w.word(16 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u); }
     BLOCK_SCALES
     {
         const uint32_t two = w.half(2 * (int)run);
@@ -177,6 +203,7 @@ struct block_q2_k {
         return {{d * block_whole(two & 15), d * block_whole(two >> 8 & 15)},
                 {dmin * block_whole(two >> 4 & 15), dmin * block_whole(two >> 12)}};
     }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
 };
 struct block_iq4_xs {
     static const uint32_t VALUES = 256, BYTES = 136, ALIGN = 4, ORIGIN = 0, BITS = 8, ZERO = 128, GROUPS = 1;
@@ -187,8 +214,10 @@ struct block_iq4_xs {
         const uint32_t low = w.byte(4 + (int)(run / 2)) >> run % 2 * 4 & 15, high = w.half(2) >> 2 * run & 3;
         return block_scale(block_half(w.half(0)) * (block_whole(low | high << 4) - 32));
     }
+    BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
 };
 #undef BLOCK_FOUR
 #undef BLOCK_SCALES
+#undef BLOCK_SCALES_TWO
 
 #endif

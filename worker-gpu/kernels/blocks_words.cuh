@@ -24,11 +24,9 @@ template <uint32_t ALIGN, bool SHARED> struct block_words {
         if constexpr (SHARED) return *reinterpret_cast<const T *>(at);
         return __ldg(reinterpret_cast<const T *>(at));
     }
-    /* Word i of those from byte `at` on; `at` is a multiple of 16 where ALIGN is 16, else of 4. Of shared memory all
-     * of a run's are wanted, of device memory one or two. */
+    /* Word i of those from byte `at` on, which is a multiple of 4. */
     __device__ __forceinline__ uint32_t word(uint32_t at, uint32_t i) const
     {
-        if constexpr (ALIGN == 16 && SHARED) return of_four(at + i / 4 * 16, i % 4);
         const uint32_t low = load<uint32_t>(base + at + 4 * i);
         if constexpr (ALIGN >= 4) return low;
         const uint32_t high = SHARED || beside ? load<uint32_t>(base + at + 4 * i + 4) : 0;
@@ -37,12 +35,8 @@ template <uint32_t ALIGN, bool SHARED> struct block_words {
     /* Word i of the first 16 bytes, of which all are wanted. */
     __device__ __forceinline__ uint32_t head(uint32_t i) const
     {
-        if constexpr (ALIGN == 16) return of_four(0, i);
-        return word(0, i);
-    }
-    __device__ __forceinline__ uint32_t of_four(uint32_t at, uint32_t i) const
-    {
-        const uint4 four = load<uint4>(base + at);
+        if constexpr (ALIGN != 16) return word(0, i);
+        const uint4 four = load<uint4>(base);
         return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
     }
     /* One byte; 16 bits, at an even distance. */
@@ -69,6 +63,11 @@ __device__ __forceinline__ float block_whole(uint32_t n)
 {
     return __uint_as_float(0x4b000000u | n) - 8388608.0f;
 }
+/* Byte k of four. */
+__device__ __forceinline__ float block_byte(uint32_t four, uint32_t k)
+{
+    return __uint_as_float(__byte_perm(four, 0x4b000000u, 0x7440u | k)) - 8388608.0f;
+}
 /* Bits turned to the left (or right, where negative), those of every byte at once: a mask takes what came from its
  * neighbour. */
 __device__ __forceinline__ uint32_t block_turned(uint32_t four, int left)
@@ -87,6 +86,12 @@ __device__ __forceinline__ uint32_t block_lookup(const block_table &t, uint32_t 
                    second = __byte_perm(__byte_perm(t.word[0], t.word[1], of_eight >> 16),
                                         __byte_perm(t.word[2], t.word[3], of_eight >> 16), which >> 16);
     return __byte_perm(first, second, high ? 0x7531u : 0x6420u);
+}
+
+/* Four numbers as bytes to two words of 16-bit ones: even ones, odd ones. */
+__device__ __forceinline__ uint2 bytes_apart(uint32_t four)
+{
+    return make_uint2(four & 0x00ff00ffu, four >> 8 & 0x00ff00ffu);
 }
 
 /* A run's scales: values are scale * number - least, of its first 16 and its last 16 numbers. */

@@ -37,6 +37,7 @@ struct alignas(16) chain_weights {
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
     uint32_t loose; /* tiles that do not begin on 16 bytes */
+    uint32_t large; /* blocks of more than 32 values */
 };
 
 struct alignas(16) chain_item {
@@ -267,8 +268,8 @@ static inline uint32_t chain_askers(uint32_t pitch)
 /* A line: what a warp reads at once of a row. The bytes of tiles are whole lines, those that registers hold the
  * same ones in any kernel of the format. */
 struct chain_lines {
-    uint32_t bytes, values; /* 0: no chain takes the format */
-    bool loose;             /* rows begin anywhere */
+    uint32_t bytes, x_bytes; /* of x that it meets; 0: no chain takes the format */
+    bool loose;              /* rows begin anywhere */
     /* Bytes of a tile in a place of so many. */
     __host__ __device__ constexpr uint32_t within(uint32_t most) const
     {
@@ -276,23 +277,21 @@ struct chain_lines {
     }
 };
 template <typename D> struct chain_lines_of {
-    static constexpr chain_lines lines = {D::LINE_BYTES, 32 * D::UNIT_VALUES, D::LOOSE};
+    static constexpr chain_lines lines = {D::LINE_BYTES, 16 * D::LINE_QUADS, D::LOOSE};
     static constexpr uint32_t PART = lines.within(chain_shaped::PART), SMALL = lines.within(2048);
     /* float4s of x that whole lines meet */
     static __device__ __forceinline__ uint32_t quads(uint32_t bytes)
     {
-        if constexpr (D::LINE_BYTES % (8 * D::UNIT_VALUES) == 0)
-            return bytes / (D::LINE_BYTES / (8 * D::UNIT_VALUES));
-        return bytes / D::LINE_BYTES * (8 * D::UNIT_VALUES);
+        if constexpr (D::LINE_BYTES % D::LINE_QUADS == 0) return bytes / (D::LINE_BYTES / D::LINE_QUADS);
+        return bytes / D::LINE_BYTES * D::LINE_QUADS;
     }
 };
 
-/* How x lies for a format: for all formats of blocks alike. */
-template <typename D> struct chain_x_of {
-    typedef D decoder;
+template <typename D> struct chain_of_blocks {
+    static const bool value = false;
 };
-template <> struct chain_x_of<decode_blocks> {
-    typedef decode_q8_0 decoder;
+template <> struct chain_of_blocks<decode_blocks> {
+    static const bool value = true;
 };
 /* Formats that one kernel takes. */
 enum { CHAIN_BLOCKS = FORMAT_F32 + 1, CHAIN_FAMILIES };

@@ -57,7 +57,7 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
         if (((size_t)a->x | (size_t)a->norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
         if (chunks_of(lines, (uint32_t)params.row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
         /* x as whole lines */
-        return div_up((uint32_t)params.row_bytes, lines.bytes) * lines.values * (uint32_t)sizeof(float);
+        return div_up((uint32_t)params.row_bytes, lines.bytes) * lines.x_bytes;
     }
     if (op->kind != GPUK_CHAIN_ATTENTION) return 0;
     const struct gpuk_attention *a = &op->attention.args;
@@ -135,6 +135,7 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
     w.use_chunks = chain_shaped::WARPS % w.chunks;
     w.format = args->format;
     w.loose = !gpuk_linear_aligned(args) || (w.chunks > 1 && w.tile % 16 != 0); /* or tiles do not */
+    w.large = tensor_format_of(args->format)->block_values > 32;
     return w;
 }
 

@@ -1,14 +1,14 @@
 /* The decoder of blocks of few bits, over a format of blocks_formats.cuh. See decode.cuh.
  *
- * A run, 32 neighbouring values, is one lane's unit of a tile, and its scales are applied to sums of its products.
- * In formats with a least value a number n (2 to 5 bits) becomes 8 + n / 2^k by one byte permutation, and the 8 goes
- * with the least, which is taken off by the run's sum of x; in others a number becomes itself by a permutation and a
- * subtraction. A piece is 8 values of a run, 4 of its first and 4 of its last 16, which is what tensor cores'
- * fragments and scales of 16 values ask for. */
+ * Tensor cores multiply numbers as they lie: a byte n in 16 bits is the f16 n * 2^-24, with no conversion, and fp32 sums
+ * of products of 32 neighbouring values, a run, are what its scale is applied to. What numbers as bytes are too large by,
+ * or the values' least, is taken off by the run's sum of x. A piece is 8 values of a run, 4 of its first and 4 of its
+ * last 16, which is what fragments and scales of 16 values ask for. */
 #ifndef HELM_WORKER_GPU_KERNELS_DECODE_BLOCKS_CUH
 #define HELM_WORKER_GPU_KERNELS_DECODE_BLOCKS_CUH
 
 #include "worker-gpu/kernels/blocks_formats.cuh"
+#include "worker-gpu/kernels/blocks_x.cuh"
 #include "worker-gpu/kernels/linear.cuh"
 
 template <typename F> struct decode_block {
@@ -28,7 +28,7 @@ template <typename F> struct decode_block {
     static __device__ __forceinline__ float number(const unsigned char *row, uint32_t c)
     {
         const any_words w(row + bytes(c) + F::ORIGIN);
-        const uint32_t run = c % VALUES / 32, four = F::template four<0>(w, run, c % 32 / 4);
+        const uint32_t run = c % VALUES / 32, four = F::four(w, run, c % 32 / 4);
         const block_scales s = F::scales(w, run);
         const bool second = c % 32 >= 16;
         const float n = (float)(int)((four >> c % 4 * 8 & 255) - F::ZERO), least = s.least[second];
@@ -53,7 +53,7 @@ template <typename F> struct decode_block {
     {
         const words w(row + bytes(c) + F::ORIGIN);
         const uint32_t run = c % VALUES / 32, i = c % 32 / 8;
-        return {{F::template four<0>(w, run, i), F::template four<0>(w, run, i + 4)}, F::scales(w, run)};
+        return {{F::four(w, run, i), F::four(w, run, i + 4)}, F::scales(w, run)};
     }
     static __device__ __forceinline__ void unpack(const piece &p, float *f)
     {
@@ -75,61 +75,74 @@ template <typename F> struct decode_block {
         return make_uint4(first.x, first.y, second.x, second.y);
     }
 
-    /* ---- of a tile in shared memory: a run */
+    /* ---- of a tile in shared memory: 1,024 columns of two rows */
 
-    struct unit {
-        const unsigned char *block;
-        uint32_t run;
-    };
     static const bool LOOSE = F::BYTES % 16 != 0;
-    static const uint32_t UNIT_VALUES = 32, LINE_BYTES = 32 / RUNS * F::BYTES, TILE = LINE_BYTES,
+    static const uint32_t LINE_BYTES = 32 / RUNS * F::BYTES, LINE_QUADS = X_LINE_QUADS, TILE = LINE_BYTES,
                           TILE_LARGE = 2 * LINE_BYTES;
-    static __device__ __forceinline__ uint32_t unit_offset(uint32_t lane)
+    static const bool LARGE = RUNS > 1;
+    /* The block of a line's run; which of the block's runs it is. */
+    static __device__ __forceinline__ shared_words block_of(const unsigned char *row, uint32_t run)
     {
-        return lane / RUNS * F::BYTES;
+        return shared_words(row + run / RUNS * F::BYTES + F::ORIGIN);
     }
-    static __device__ __forceinline__ unit unit_at(const unsigned char *line, uint32_t lane)
+    /* The sum of a run's values times x, of the sums of its numbers times x. */
+    static __device__ __forceinline__ float run_sum(const block_scales &s, const float *sums, const x_run &x)
     {
-        return {line + unit_offset(lane) + F::ORIGIN, lane % RUNS};
-    }
-    static_assert(!F::LEAST || (F::BITS <= 5 && F::ZERO == 0), "");
-    static const bool OFFSET = F::LEAST; /* numbers are taken as 8 + n / 2^k */
-    static const int UP = OFFSET ? 7 - (int)F::BITS : 0;
-    static __device__ __forceinline__ float term(uint32_t four, uint32_t k)
-    {
-        if constexpr (OFFSET) return __uint_as_float(__byte_perm(four, 0x41000000u, 0x7044u | k << 8));
-        return exact(four, k);
-    }
-    /* A group's part of the values' sum, of its sums of terms and of x. */
-    static __device__ __forceinline__ float group_sum(const block_scales &s, uint32_t group,
-                                                      const float2 &terms, const float2 &x)
-    {
-        if (!OFFSET) return s.scale[group] * (terms.x + terms.y);
-        const float times = 16.0f / (1 << UP), scale = s.scale[group] * times;
-        return scale * (terms.x + terms.y) - (scale * 8 + s.least[group]) * (x.x + x.y);
-    }
-    static __device__ __forceinline__ void unit_add(const unit &ua, const unit &ub, const float4 *from,
-                                                    float2 &a, float2 &b)
-    {
-        const shared_words wa(ua.block), wb(ub.block);
-        const block_scales scales_a = F::scales(wa, ua.run), scales_b = F::scales(wb, ub.run);
+        const float of_x[2] = {GROUPS == 1 ? x.first + x.second : x.first, x.second};
+        float total = 0;
 #pragma unroll
-        for (uint32_t g = 0; g < GROUPS; g++) {
-            float2 sa = make_float2(0, 0), sb = sa, sx = sa;
-#pragma unroll
-            for (uint32_t i = g * 8 / GROUPS; i < (g + 1) * 8 / GROUPS; i++) {
-                const float4 x = from[i * 32];
-                const uint32_t fa = F::template four<UP>(wa, ua.run, i),
-                               fb = F::template four<UP>(wb, ub.run, i);
-                sa.x += term(fa, 0) * x.x, sa.y += term(fa, 1) * x.y;
-                sa.x += term(fa, 2) * x.z, sa.y += term(fa, 3) * x.w;
-                sb.x += term(fb, 0) * x.x, sb.y += term(fb, 1) * x.y;
-                sb.x += term(fb, 2) * x.z, sb.y += term(fb, 3) * x.w;
-                if (OFFSET) sx.x += x.x, sx.y += x.y, sx.x += x.z, sx.y += x.w;
-            }
-            a.x += group_sum(scales_a, g, sa, sx);
-            b.x += group_sum(scales_b, g, sb, sx);
+        for (uint32_t h = 0; h < GROUPS; h++) {
+            if (LEAST) total += s.scale[h] * sums[h] - s.least[h] * of_x[h];
+            if (!LEAST) total += s.scale[h] * (sums[h] - (float)F::ZERO * of_x[h]);
         }
+        return total * x.factor;
+    }
+    /* A lane's part of the sums of two rows, of which `bytes` are there; by the whole warp. */
+    static __device__ __forceinline__ void line_add(const unsigned char *row_a, const unsigned char *row_b,
+                                                    uint32_t bytes, const float4 *x, float &a, float &b)
+    {
+        const x_line *line = reinterpret_cast<const x_line *>(x);
+        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, mine = (t - g / 2) & 3;
+        float sum[4][GROUPS][4] = {}, own_a[GROUPS], own_b[GROUPS];
+        uint4 high[4], low[4];
+#pragma unroll
+        for (uint32_t product = 0; product < 4; product++)
+            high[product] = line->part[product][0][lane], low[product] = line->part[product][1][lane];
+#pragma unroll
+        for (uint32_t h = 0; h < 2; h++) {
+            uint2 u[4], v[4];
+#pragma unroll
+            for (uint32_t product = 0; product < 4; product++) {
+                const uint32_t run = x_run_of(LARGE, product, g), of_block = LARGE ? g % 2 * 4 + product : 0;
+                u[product] = bytes_apart(F::four(block_of(row_a, run), of_block, t + 4 * h));
+                v[product] = bytes_apart(F::four(block_of(row_b, run), of_block, t + 4 * h));
+            }
+#pragma unroll
+            for (uint32_t part = 0; part < 2; part++)
+#pragma unroll
+                for (uint32_t product = 0; product < 4; product++) { /* each waits for the one 4 before */
+                    const uint4 &x = part ? low[product] : high[product];
+                    const uint2 &u2 = u[product], &v2 = v[product];
+                    matrix_unit<__half>::add(sum[product][h % GROUPS], u2.x, v2.x, u2.y, v2.y, h ? x.z : x.x,
+                                             h ? x.w : x.y);
+                }
+        }
+#pragma unroll
+        for (uint32_t product = 0; product < 4; product++)
+#pragma unroll
+            for (uint32_t h = 0; h < GROUPS; h++) {
+                const float *of = sum[product][h], sum_a = g & 1 ? of[1] : of[0],
+                            sum_b = g & 1 ? of[3] : of[2];
+                if (product == 0 || product == mine) own_a[h] = sum_a, own_b[h] = sum_b;
+            }
+        const uint32_t run = x_run_of(LARGE, mine, g);
+        if (run >= bytes / F::BYTES * RUNS) return;
+        const x_run with = line->run[run];
+        block_scales scales_a, scales_b;
+        F::scales_two(block_of(row_a, run), block_of(row_b, run), run % RUNS, scales_a, scales_b);
+        a += run_sum(scales_a, own_a, with);
+        b += run_sum(scales_b, own_b, with);
     }
 
     /* ---- for gpuk_expand: 32 pieces of a row at a time, four times */

@@ -32,7 +32,8 @@ template <typename T> struct decode_plain {
 
     typedef uint4 unit;
     static const bool LOOSE = false;
-    static const uint32_t UNIT_VALUES = 16 / sizeof(T), LINE_BYTES = 512, TILE = 1024, TILE_LARGE = 2048;
+    static const uint32_t UNIT_VALUES = 16 / sizeof(T), LINE_BYTES = 512, LINE_QUADS = 8 * UNIT_VALUES,
+                          TILE = 1024, TILE_LARGE = 2048;
     static __device__ __forceinline__ uint32_t unit_offset(uint32_t lane) { return lane * 16; }
     static __device__ __forceinline__ unit unit_at(const unsigned char *line, uint32_t lane)
     {

@@ -195,12 +195,6 @@ template <typename D, int N, bool BLOCKS = D::SCALED> struct stream_products {
 
 /* ---- blocks ------------------------------------------------------------------------------------------ */
 
-/* Four numbers as bytes to two words of f16: even ones, odd ones. */
-__device__ __forceinline__ uint2 bytes_apart(uint32_t four)
-{
-    return make_uint2(four & 0x00ff00ffu, four >> 8 & 0x00ff00ffu);
-}
-
 template <typename D, int N> struct stream_products<D, N, true> {
     typedef typename D::format F;
     typedef typename D::shared_words words;
@@ -221,7 +215,7 @@ template <typename D, int N> struct stream_products<D, N, true> {
     __device__ __forceinline__ uint32_t first_column() const { return column; }
     __device__ __forceinline__ uint32_t runs() const { return there; }
     /* What sums of numbers are multiplied by. */
-    static __device__ __forceinline__ float unit() { return 16777216.0f; }
+    static __device__ __forceinline__ float unit() { return X_NUMBER; }
     __device__ __forceinline__ void begin(const stream_x<N> &x)
     {
         const uint32_t times = F::LEAST ? 0x00010001u : F::ZERO * 0x00010001u | 0x80008000u;
@@ -252,12 +246,6 @@ template <typename D, int N> struct stream_products<D, N, true> {
     {
         return BLOCK_RUNS == 1 ? 0 : quarter * RUNS + r;
     }
-    __device__ __forceinline__ block_scales scales_of(const unsigned char *row, uint32_t r) const
-    {
-        block_scales s = F::scales(block_at(row, r), run_of(r));
-        if (r >= there) s = block_scale(0);
-        return s;
-    }
     static __device__ __forceinline__ float of_lane(float v, uint32_t r)
     {
         return __shfl_sync(0xffffffffu, v, (int)((threadIdx.x & 28) | r));
@@ -270,28 +258,39 @@ template <typename D, int N> struct stream_products<D, N, true> {
         const unsigned char *row_a = slot + g * pitch + line + (loose ? begins[g] : 0),
                             *row_b = slot + (g + PAIRS) * pitch + line + (loose ? begins[g + PAIRS] : 0);
         /* a lane has the scales of one run */
-        const block_scales own_a = scales_of(row_a, t), own_b = scales_of(row_b, t);
+        block_scales own_a, own_b;
+        F::scales_two(block_at(row_a, t), block_at(row_b, t), run_of(t), own_a, own_b);
+        if (t >= there) own_a = own_b = block_scale(0);
+        float part[RUNS][GROUPS][N][4];
 #pragma unroll
-        for (uint32_t r = 0; r < RUNS; r++) {
-            const words a = block_at(row_a, r), b = block_at(row_b, r);
-            float part[GROUPS][N][4];
+        for (uint32_t r = 0; r < RUNS; r++)
 #pragma unroll
             for (uint32_t h = 0; h < GROUPS; h++)
 #pragma unroll
                 for (int n = 0; n < N; n++)
 #pragma unroll
-                    for (int i = 0; i < 4; i++) part[h][n][i] = F::LEAST ? 0 : tokens[r][h][n][i & 1];
+                    for (int i = 0; i < 4; i++) part[r][h][n][i] = F::LEAST ? 0 : tokens[r][h][n][i & 1];
 #pragma unroll
-            for (uint32_t h = 0; h < 2; h++) {
-                const uint2 u = bytes_apart(F::template four<0>(a, run_of(r), t + 4 * h)),
-                            v = bytes_apart(F::template four<0>(b, run_of(r), t + 4 * h));
+        for (uint32_t h = 0; h < 2; h++) {
+            uint2 u[RUNS], v[RUNS];
 #pragma unroll
-                for (int n = 0; n < N; n++) {
-                    const uint32_t *high = x.high[r][n] + 2 * h, *low = x.low[r][n] + 2 * h;
-                    matrix_unit<__half>::add(part[h % GROUPS][n], u.x, v.x, u.y, v.y, high[0], high[1]);
-                    matrix_unit<__half>::add(part[h % GROUPS][n], u.x, v.x, u.y, v.y, low[0], low[1]);
-                }
+            for (uint32_t r = 0; r < RUNS; r++) {
+                u[r] = bytes_apart(F::four(block_at(row_a, r), run_of(r), t + 4 * h));
+                v[r] = bytes_apart(F::four(block_at(row_b, r), run_of(r), t + 4 * h));
             }
+#pragma unroll
+            for (uint32_t low = 0; low < 2; low++)
+#pragma unroll
+                for (uint32_t r = 0; r < RUNS; r++) /* each waits for one of the run before */
+#pragma unroll
+                    for (int n = 0; n < N; n++) {
+                        const uint32_t *with = (low ? x.low[r][n] : x.high[r][n]) + 2 * h;
+                        matrix_unit<__half>::add(part[r][h % GROUPS][n], u[r].x, v[r].x, u[r].y, v[r].y,
+                                                 with[0], with[1]);
+                    }
+        }
+#pragma unroll
+        for (uint32_t r = 0; r < RUNS; r++)
 #pragma unroll
             for (uint32_t h = 0; h < GROUPS; h++) {
                 const float scale_a = of_lane(own_a.scale[h], r), scale_b = of_lane(own_b.scale[h], r);
@@ -301,11 +300,10 @@ template <typename D, int N> struct stream_products<D, N, true> {
                 for (int n = 0; n < N; n++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        sum[0][n][i] += part[h][n][i] * (i < 2 ? scale_a : scale_b);
+                        sum[0][n][i] += part[r][h][n][i] * (i < 2 ? scale_a : scale_b);
                         if (F::LEAST) sum[1][n][i] -= tokens[r][h][n][i & 1] * (i < 2 ? least_a : least_b);
                     }
             }
-        }
     }
 };
 

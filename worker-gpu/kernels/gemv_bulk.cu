@@ -96,17 +96,38 @@ __device__ __forceinline__ void tile_ask(const linear_params &p, const block_sha
     if (rows.b) bulk_ask_l2(b.from, b.bytes);
 }
 
-/* Shared memory: ring [warp][slot][2][tile_pitch], x [chunks * elements of a tile], partial [2][PARTIAL_FLOATS],
+/* x to shared memory as blocks take it, by `threads`; returns the thread's part of the sum of squares. */
+template <typename D>
+__device__ __forceinline__ float x_put_lines(const linear_params &p, float4 *x4, uint32_t threads)
+{
+    float squares = 0;
+#pragma unroll 2
+    for (uint32_t f0 = threadIdx.x & ~31u; f0 < p.cols / 4; f0 += threads) {
+        const uint32_t f = f0 + (threadIdx.x & 31);
+        const bool there = f < p.cols / 4;
+        float4 v = make_float4(0, 0, 0, 0);
+        if (there) v = __ldcg(reinterpret_cast<const float4 *>(p.x) + f);
+        if (there && p.norm) {
+            const float4 n = __ldg(reinterpret_cast<const float4 *>(p.norm) + f);
+            squares = add_squares(squares, v);
+            v = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
+        }
+        x_line_put(reinterpret_cast<x_line *>(x4), f, v, there, D::LARGE);
+    }
+    return squares;
+}
+
+/* Shared memory: ring [warp][slot][2][tile_pitch], x [chunks * floats of a tile], partial [2][PARTIAL_FLOATS],
  * 32 floats for reductions, barriers [warp][slot]. */
 template <typename D, uint32_t WARPS, uint32_t TILE>
-__global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ bulk_params q)
+__global__ void __launch_bounds__(WARPS * 32, 1) gemv_bulk(const __grid_constant__ bulk_params q)
 {
     const linear_params &p = q.linear;
     SHARED_DYNAMIC(unsigned char, shared);
-    const uint32_t tile_elements = TILE / D::LINE_BYTES * 32 * D::UNIT_VALUES, pitch = tile_pitch<D>(TILE);
+    const uint32_t tile_floats = TILE / D::LINE_BYTES * D::LINE_QUADS * 4, pitch = tile_pitch<D>(TILE);
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     float *x = reinterpret_cast<float *>(shared + (size_t)WARPS * q.slots * 2 * pitch);
-    float *partial = x + (size_t)q.chunks * tile_elements;
+    float *partial = x + (size_t)q.chunks * tile_floats;
     float *scratch = partial + 2 * PARTIAL_FLOATS;
     uint64_t *barriers = reinterpret_cast<uint64_t *>(scratch + 32);
     const unsigned char *ring = shared + (size_t)warp * q.slots * 2 * pitch;
@@ -131,9 +152,15 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
     }
     /* The norm's weights wait in x's place; x is scaled by the mean square at the very end. */
     float4 *x4 = reinterpret_cast<float4 *>(x);
-    x_put_norm<D>(p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
-    wait_for_previous();
-    float squares = x_put<D>(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
+    float squares;
+    if constexpr (D::SCALED) {
+        wait_for_previous();
+        squares = x_put_lines<D>(p, x4, WARPS * 32);
+    } else {
+        x_put_norm<D>(p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
+        wait_for_previous();
+        squares = x_put<D>(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
+    }
     /* also the barrier after which every warp may read x */
     squares = block_sum(squares, scratch);
     const float scale = p.norm ? rsqrtf(squares / (float)p.cols + p.eps) : 1.0f;
@@ -149,7 +176,7 @@ __global__ void __launch_bounds__(WARPS * 32) gemv_bulk(const __grid_constant__ 
             bulk_wait(barrier_address + 8 * slot, parity);
             const tile_place tile = tile_at<D, TILE>(q, share, use, ring + (size_t)slot * 2 * pitch);
             const uint32_t bytes = tile_bytes<TILE>(p, use.chunk);
-            float keep = tile_sums<D, TILE>(tile, bytes, x4 + use.chunk * (tile_elements / 4));
+            float keep = tile_sums<D, TILE>(tile, bytes, x4 + use.chunk * (tile_floats / 4));
             /* What every lane read of the slot is in its registers, since the exchange took sums of it: the
              * slot may be filled again. A barrier of the warp alone would not do: it orders loads before
              * later accesses of threads, not before those of the copy engine, and a load may wait in a queue
@@ -208,10 +235,9 @@ static struct bulk_shape bulk_shape_of(const struct gpuk_device *device, const s
 
 template <typename D> static size_t bulk_shared_bytes(const struct bulk_shape *s, uint32_t chunks)
 {
-    const size_t tile_elements = s->tile / D::LINE_BYTES * 32 * D::UNIT_VALUES,
-                 pitch = tile_pitch<D>(s->tile);
+    const size_t tile_floats = s->tile / D::LINE_BYTES * D::LINE_QUADS * 4, pitch = tile_pitch<D>(s->tile);
     return (size_t)s->warps * s->slots * (2 * pitch + 8) +
-           (chunks * tile_elements + 2 * PARTIAL_FLOATS + 32) * sizeof(float);
+           (chunks * tile_floats + 2 * PARTIAL_FLOATS + 32) * sizeof(float);
 }
 
 /* Whether the bulk kernel takes it, and then how. */

@@ -35,7 +35,7 @@ __device__ __forceinline__ float add_squares(float sum, const float4 &v)
     return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, sum))));
 }
 
-/* x to shared memory, for thread `thread` of `threads`: first, and before x is there, the weights of the norm
+/* x to shared memory as plain numbers take it, for thread `thread` of `threads`: first, and before x is there, the weights of the norm
  * in x's place (of a norm alone) ... */
 template <typename D>
 __device__ __forceinline__ void x_put_norm(const float *norm, uint32_t cols, float4 *x4, uint32_t thread,
@@ -87,15 +87,16 @@ template <typename D, uint32_t TILE, bool WHOLE>
 __device__ __forceinline__ void tile_add_as(const tile_place &tile, uint32_t bytes, const float4 *x,
                                             float &sum_a, float &sum_b)
 {
-    const uint32_t all = D::LINE_BYTES, units = TILE / all /* a lane */, lane = threadIdx.x & 31;
-    float2 a = make_float2(0, 0), b = make_float2(0, 0);
-    if constexpr (D::SCALED) { /* units are read while they are added; code of several would not be at hand */
+    const uint32_t all = D::LINE_BYTES, units = TILE / all, lane = threadIdx.x & 31;
+    if constexpr (D::SCALED) { /* code of several lines would not be at hand */
+        sum_a = sum_b = 0;
 #pragma unroll 1
         for (uint32_t u = 0; u < units; u++)
-            if (WHOLE || u * all + D::unit_offset(lane) < bytes)
-                D::unit_add(D::unit_at(tile.a + u * all, lane), D::unit_at(tile.b + u * all, lane),
-                            x + u * (8 * D::UNIT_VALUES) + lane, a, b);
+            if (u * all < bytes)
+                D::line_add(tile.a + u * all, tile.b + u * all, bytes - u * all, x + u * D::LINE_QUADS, sum_a,
+                            sum_b);
     } else {
+        float2 a = make_float2(0, 0), b = make_float2(0, 0);
         typename D::unit wa[units], wb[units];
 #pragma unroll
         for (uint32_t u = 0; u < units; u++) {
@@ -106,9 +107,9 @@ __device__ __forceinline__ void tile_add_as(const tile_place &tile, uint32_t byt
 #pragma unroll
         for (uint32_t u = 0; u < units; u++)
             if (WHOLE || u * all + D::unit_offset(lane) < bytes)
-                D::unit_add(wa[u], wb[u], x + u * (8 * D::UNIT_VALUES) + lane, a, b);
+                D::unit_add(wa[u], wb[u], x + u * D::LINE_QUADS + lane, a, b);
+        sum_a = a.x + a.y, sum_b = b.x + b.y;
     }
-    sum_a = a.x + a.y, sum_b = b.x + b.y;
 }
 
 /* The same after the first exchange: the lower half of the warp holds parts of the first row's sum, the upper

@@ -38,21 +38,16 @@ static void attend_query(const struct attention_task *task, uint32_t t, uint32_t
         double x = score(task, q, p);
         if (x > maximum) maximum = x;
     }
-    for (uint32_t p = first; p < last; p++) sum += exp(score(task, q, p) - maximum);
     /* Partials are relative to the float that is reported, not to the double it was rounded from. */
-    if (task->m != NULL) {
-        float reported = (float)maximum;
-        double shift = first < last ? exp(maximum - (double)reported) : 1;
-        task->m[(size_t)t * task->group + g] = reported;
-        task->s[(size_t)t * task->group + g] = (float)(sum * shift);
-        maximum = (double)reported;
-    }
+    if (task->m != NULL) maximum = (double)(task->m[(size_t)t * task->group + g] = (float)maximum);
     double *o = task->scratch;
     for (uint32_t d = 0; d < head_dim; d++) o[d] = 0;
     for (uint32_t p = first; p < last; p++) {
         double weight = exp(score(task, q, p) - maximum);
+        sum += weight;
         for (uint32_t d = 0; d < head_dim; d++) o[d] += weight * kv_element(task, p, 1, d);
     }
+    if (task->s != NULL) task->s[(size_t)t * task->group + g] = (float)sum;
     for (uint32_t d = 0; d < head_dim; d++)
         out[d] = (float)(task->m == NULL && first < last ? o[d] / sum : o[d]);
 }

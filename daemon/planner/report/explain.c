@@ -270,11 +270,12 @@ static int explain_split(struct reckoning *k, const struct ledger_case *c, const
         if (gpu_layers == 0 && (way & 7)) continue; /* nothing on the GPU */
         if (gpu_layers == layers && place.first) continue;
         place_homes(&place, layers, k->home);
-        int rc = place_fits(c, &place, k->plan->context_tokens, k->home, &fits, err);
-        if (rc) return rc;
         const struct cost_plan plan = {.home = k->home, .embed = place.embed, .head = place.head};
         double seconds = cost_seconds(table, &plan, INFINITY);
-        if (fits < out->fits || (fits == out->fits && seconds >= out->decode_s)) continue;
+        if (out->fits && seconds >= out->decode_s) continue; /* no list is made of what is slower */
+        int rc = place_fits(c, &place, k->plan->context_tokens, k->home, &fits, err);
+        if (rc) return rc;
+        if (fits == out->fits && seconds >= out->decode_s) continue;
         *out = (struct explain_split){.fits = fits, .decode_s = seconds};
     }
     return 0;

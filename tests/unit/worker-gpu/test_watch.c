@@ -11,6 +11,7 @@
 #include "worker-gpu/watch.h"
 
 #define SPIN_NS UINT64_C(10000000)
+#define NAP_NS  UINT64_C(20000)
 #define MS      UINT64_C(1000000)
 
 struct words {
@@ -34,7 +35,7 @@ static uint64_t sleep_until(struct watch *w, _Atomic uint32_t *word, uint32_t va
         if (now >= end) atomic_store(word, value);
         watch_look(w, now);
         if (now >= end) return now;
-        uint64_t nap = watch_nap_ns(w, SPIN_NS, now);
+        uint64_t nap = watch_nap_ns(w, SPIN_NS, NAP_NS, now);
         assert_in_range(nap, WATCH_NAP_MIN_NS, WATCH_NAP_MAX_NS);
         now += nap;
         ++*looks;
@@ -77,16 +78,16 @@ static void test_device_is_looked_for(void **state)
     struct words words;
     struct watch w;
     begin(&w, &p, &words, 1, 0);
-    assert_true(watch_nap_ns(&w, SPIN_NS, 0) >= WATCH_NAP_MIN_NS);
+    assert_true(watch_nap_ns(&w, SPIN_NS, NAP_NS, 0) >= WATCH_NAP_MIN_NS);
     words.in = 1;
     watch_look(&w, 50 * MS);
-    assert_int_equal(watch_nap_ns(&w, SPIN_NS, 50 * MS + SPIN_NS - 1), 0);
-    assert_int_equal(watch_nap_ns(&w, SPIN_NS, 50 * MS + SPIN_NS), LANE_NAP_US * 1000);
+    assert_int_equal(watch_nap_ns(&w, SPIN_NS, NAP_NS, 50 * MS + SPIN_NS - 1), 0);
+    assert_int_equal(watch_nap_ns(&w, SPIN_NS, NAP_NS, 50 * MS + SPIN_NS), NAP_NS);
     struct gpu_program alone = {0};
     watch_begin(&w, &alone, 1, NULL, NULL, NULL, 7);
     watch_look(&w, 8);
-    assert_int_equal(watch_nap_ns(&w, SPIN_NS, 8), 0);
-    assert_int_equal(watch_nap_ns(&w, SPIN_NS, 7 + SPIN_NS), LANE_NAP_US * 1000);
+    assert_int_equal(watch_nap_ns(&w, SPIN_NS, NAP_NS, 8), 0);
+    assert_int_equal(watch_nap_ns(&w, SPIN_NS, NAP_NS, 7 + SPIN_NS), NAP_NS);
     assert_int_equal(watch_end(&w), 0);
 }
 

@@ -12,24 +12,8 @@
 #include <functional>
 #include <vector>
 
+#include "tools/bench/gpu/calls.cuh"
 #include "worker-gpu/kernels/kernels.h"
-
-#define CUDA(call)                                                                                           \
-    do {                                                                                                     \
-        cudaError_t code_ = (call);                                                                          \
-        if (code_ != cudaSuccess) {                                                                          \
-            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(code_));                 \
-            exit(2);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-#define GPUK(call)                                                                                           \
-    do {                                                                                                     \
-        struct helm_err err = {};                                                                            \
-        if ((call) != HELM_OK) {                                                                             \
-            printf("%s:%d: %s\n", __FILE__, __LINE__, err.text);                                             \
-            exit(2);                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 struct bench {
     struct gpuk_device device;

@@ -27,6 +27,7 @@
 
 #define ENTRY_VERSION   12000 /* of the driver interface that the two entry points below follow */
 #define HOST_SPIN_US    10000
+#define HOST_NAP_US     20
 #define CONTEXT_ASSUMED (640 * MIB) /* where the driver's library does not say what a context takes */
 
 int cuda_fail(struct helm_err *err, cudaError_t code, const char *what)
@@ -494,6 +495,7 @@ int device_cuda_open(const struct device_options *options, struct device **devic
     c->base.ops = &cuda_ops;
     c->base.ask = cuda_asked;
     c->base.spin_us = HOST_SPIN_US;
+    c->base.nap_us = HOST_NAP_US;
     c->base.loads_code = true;
     c->ordinal = ordinal;
     rc = open_context(c, options->vram_bytes, err);

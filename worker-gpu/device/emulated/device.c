@@ -20,6 +20,7 @@
     (64 * MIB) /* fresh device memory up to here is filled with NaN: nobody may rely on it */
 #define MEMORY_ALIGN 256
 #define POLL_SPIN_US 20
+#define POLL_NAP_US  200 /* who looks takes time from the threads that compute */
 
 /* ---- memory that copies may touch ---- */
 
@@ -315,6 +316,7 @@ int device_emulated_open(const struct device_options *options, struct device **d
     e->base.ask = emulated_asked;
     e->base.ceiling = options->vram_bytes ? options->vram_bytes : MEMORY_DEFAULT;
     e->base.spin_us = POLL_SPIN_US;
+    e->base.nap_us = POLL_NAP_US;
     e->copy_bytes_per_s = options->copy_bytes_per_s;
     e->wait_ms = options->wait_ms;
     int rc = emulated_math_open(&e->math, err);
