@@ -207,6 +207,8 @@ struct helm_status {
     double seconds_linear, seconds_attention, seconds_sample, seconds_idle;
     double load_seconds_left; /* while loading */
     double seconds_steps;     /* in which a step was under way */
+    const char *kv_dtype;     /* of the KV cache: "f16", "q8_0", ... */
+    uint64_t kv_token_bytes;  /* what a token takes in it, all layers together */
     const struct helm_worker_status *workers;
     size_t worker_count;
 };

@@ -16,6 +16,7 @@ COMMON_SRC := \
   common/formats/blocks.c \
   common/formats/f16.c \
   common/formats/f32.c \
+  common/formats/kv_dtype.c \
   common/formats/packed.c \
   common/formats/packed_tile.c \
   common/formats/q8_0.c \

@@ -51,8 +51,10 @@ static void table_build(struct option_table *t, struct config *c)
          "NUMA node of memory and threads\n"
          "(default: the GPU's, else the one with the most memory available)",
          .target = &c->node, .max = 1023},
-        {"kv-dtype", 0, ARGS_CHOICE, "TYPE", "KV cache as f16, bf16 or f32 (default f16)",
-         .target = &c->kv_dtype_name, .choices = "f16|bf16|f32"},
+        {"kv-dtype", 0, ARGS_CHOICE, "TYPE",
+         "KV cache as f16, bf16, f32, or q8_0: blocks of 32, half of\nf16's bytes and not exact (default "
+         "f16)",
+         .target = &c->kv_dtype_name, .choices = "f16|bf16|f32|q8_0"},
         {"kv-tokens", 0, ARGS_U64, "TOKENS",
          "tokens the KV pool holds, all sequences together\n"
          "(default 16384, or one context if that is longer, as memory allows)",
@@ -243,9 +245,7 @@ static int config_check(struct config *c, struct helm_err *err)
     c->pack_all = strcmp(c->pack_name, "all") == 0;
     rc = formats_read(c->weights_name, &c->weights, err);
     if (rc) return rc;
-    static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (strcmp(c->kv_dtype_name, dtype_name(types[i])) == 0) c->kv_dtype = types[i];
+    c->kv_dtype = kv_dtype_named(c->kv_dtype_name); /* one of the option's choices */
     return log_level_parse(c->log_level_name, &c->log_level, err);
 }
 
@@ -271,7 +271,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .node = CONFIG_NO_NODE,
                               .parent_fd = CONFIG_NO_FD,
                               .ready_fd = CONFIG_NO_FD,
-                              .kv_dtype = DTYPE_F16};
+                              .kv_dtype = KV_F16};
     struct option_table table;
     table_build(&table, config);
     struct args_spec spec = {

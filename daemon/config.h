@@ -39,7 +39,7 @@ struct config {
     uint64_t parent_fd, ready_fd; /* CONFIG_NO_FD: not given */
     bool die_with_parent;
     bool vram_given;
-    enum dtype kv_dtype;
+    enum kv_dtype kv_dtype;
     enum log_level log_level;
     char **owned; /* strings read from the file */
     uint32_t owned_count;

@@ -289,6 +289,7 @@ static int serve_until_told(struct helmd *d)
                               .observe = &d->observe,
                               .model = &d->model,
                               .plan_json = d->plan_json,
+                              .kv_dtype = kv_dtype_named(d->plan.kv_dtype),
                               .forecast_batch = (uint32_t)d->config.batch,
                               .forecast_context = d->typical_context,
                               .forecast_prompt = (uint32_t)d->config.prompt,

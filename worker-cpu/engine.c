@@ -13,7 +13,8 @@
 #define LANE_SPIN_US      POOL_SPIN_QUIET_US
 #define LANE_SPIN_THREADS 4
 
-int engine_choose_kernels(struct engine *engine, const char *name, enum dtype kv_dtype, struct helm_err *err)
+int engine_choose_kernels(struct engine *engine, const char *name, enum kv_dtype kv_dtype,
+                          struct helm_err *err)
 {
     struct helm_err amx = {0};
     unsigned features = cpu_features();
@@ -290,7 +291,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     if (!rc) rc = engine_check_arena(arena, o->plan, &engine->model.config, err);
     if (!rc) rc = plan_copy(o->plan, &engine->plan, err);
     engine->plan.step_tokens = h->step_tokens; /* of the arena, whose steps these are */
-    if (!rc) rc = engine_choose_kernels(engine, o->kernels, (enum dtype)h->kv.dtype, err);
+    if (!rc) rc = engine_choose_kernels(engine, o->kernels, (enum kv_dtype)h->kv.dtype, err);
     if (!rc) rc = node_choose(o->node, &report->node, err);
     if (!rc) rc = bind_regions(engine, err);
     if (!rc) rc = start_pool(engine, o, err);

@@ -36,7 +36,7 @@ void engine_free(struct engine *engine);
 
 /* Parts of loading that print.c needs too: kernels by name (NULL or "": the fastest), then programs of every
  * phase and tier that occurs, from the engine's plan, weights and activations. */
-HELM_MUST_CHECK int engine_choose_kernels(struct engine *engine, const char *name, enum dtype kv_dtype,
+HELM_MUST_CHECK int engine_choose_kernels(struct engine *engine, const char *name, enum kv_dtype kv_dtype,
                                           struct helm_err *err);
 /* Before that: HELM_E_UNSUPPORTED where weights that the CPU computes with are of a format that it has no
  * kernels for. */

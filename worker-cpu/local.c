@@ -42,8 +42,7 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                                      .kv_heads = model.config.kv_heads,
                                      .head_dim = model.config.head_dim,
                                      .page_tokens = page_tokens,
-                                     .dtype = o->kv_dtype,
-                                     .elem_bytes = (uint32_t)dtype_bytes(o->kv_dtype)},
+                                     .dtype = o->kv_dtype},
                               .page_count = pages_per_slot * o->slots,
                               .weight_bytes = placements_in(&plan, PLAN_HOST).region_bytes};
     rc = arena_create(&spec, &local->arena, err);

@@ -34,7 +34,7 @@ static int print_engine(struct engine *engine, const char *folder, uint32_t thre
     float logits = 0;
     void *space = MAP_FAILED;
     size_t bytes = 0;
-    int rc = engine_choose_kernels(engine, kernels, DTYPE_F16, err);
+    int rc = engine_choose_kernels(engine, kernels, KV_F16, err);
     if (!rc) rc = weights_plan(&engine->model, &engine->plan, &engine->weights, err);
     if (!rc) rc = engine_check_kernels(engine, err);
     if (rc) return helm_err_prefix(err, "%s", folder);

@@ -32,22 +32,20 @@ static int pretend_arena(struct pretence *p, struct helm_err *err)
 {
     const struct model_config *c = &p->model.config;
     const struct plan *plan = &p->plan;
-    const struct arena_spec spec = {.slots = plan->slots ? plan->slots : GPUK_BATCH_MAX,
-                                    .context_tokens =
-                                        plan->context_tokens ? plan->context_tokens : PRINT_CONTEXT,
-                                    .step_tokens = plan->step_tokens ? plan->step_tokens : PRINT_STEP_TOKENS,
-                                    .hidden = c->hidden,
-                                    .vocab = c->vocab,
-                                    .lanes = PLAN_LINKS,
-                                    .kv = {.layers = plan_layers_of(plan, PLAN_CPU0),
-                                           .kv_heads = c->kv_heads,
-                                           .head_dim = c->head_dim,
-                                           .page_tokens =
-                                               plan->page_tokens ? plan->page_tokens : KV_PAGE_TOKENS_DEFAULT,
-                                           .dtype = DTYPE_F16,
-                                           .elem_bytes = 2},
-                                    .page_count = 1,
-                                    .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
+    const struct arena_spec spec = {
+        .slots = plan->slots ? plan->slots : GPUK_BATCH_MAX,
+        .context_tokens = plan->context_tokens ? plan->context_tokens : PRINT_CONTEXT,
+        .step_tokens = plan->step_tokens ? plan->step_tokens : PRINT_STEP_TOKENS,
+        .hidden = c->hidden,
+        .vocab = c->vocab,
+        .lanes = PLAN_LINKS,
+        .kv = {.layers = plan_layers_of(plan, PLAN_CPU0),
+               .kv_heads = c->kv_heads,
+               .head_dim = c->head_dim,
+               .page_tokens = plan->page_tokens ? plan->page_tokens : KV_PAGE_TOKENS_DEFAULT,
+               .dtype = *plan->kv_dtype ? kv_dtype_named(plan->kv_dtype) : KV_F16},
+        .page_count = 1,
+        .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
     return arena_create(&spec, &p->arena, err);
 }
 

@@ -64,17 +64,18 @@ static void status_json(const struct helm_status *s, const struct helm_model_inf
     cli_text_add(out, "{", 1);
     add_json(out, "version", s->version);
     add_json(out, "state", s->state);
+    add_json(out, "kv_dtype", s->kv_dtype);
     cli_text_printf(out,
                     "\"uptime_ms\":%" PRIu64 ",\"running\":%u,\"queued\":%u,\"queue_limit\":%u,"
                     "\"kv_pages_used\":%u,\"kv_pages_total\":%u,\"requests_total\":%" PRIu64
                     ",\"tokens_prompt_total\":%" PRIu64 ",\"tokens_output_total\":%" PRIu64
                     ",\"steps_total\":%" PRIu64 ",\"seconds_linear\":%.6f,\"seconds_attention\":%.6f,"
                     "\"seconds_sample\":%.6f,\"seconds_idle\":%.6f,\"seconds_steps\":%.6f,"
-                    "\"load_seconds_left\":%.3f,\"workers\":[",
+                    "\"load_seconds_left\":%.3f,\"kv_token_bytes\":%" PRIu64 ",\"workers\":[",
                     s->uptime_ms, s->running, s->queued, s->queue_limit, s->kv_pages_used, s->kv_pages_total,
                     s->requests_total, s->tokens_prompt_total, s->tokens_output_total, s->steps_total,
                     s->seconds_linear, s->seconds_attention, s->seconds_sample, s->seconds_idle,
-                    s->seconds_steps, s->load_seconds_left);
+                    s->seconds_steps, s->load_seconds_left, s->kv_token_bytes);
     for (size_t i = 0; i < s->worker_count; i++) {
         const struct helm_worker_status *w = &s->workers[i];
         cli_text_add(out, "{", 1);
@@ -167,10 +168,15 @@ static void status_table(const struct helm_status *s, const struct helm_model_in
     cli_text_printf(out,
                     "\nrequests   %u running, %u queued of %u, %" PRIu64 " since the start\n"
                     "tokens     %" PRIu64 " prompt, %" PRIu64 " output, in %" PRIu64 " steps\n"
-                    "KV pages   %u of %u in use\n"
-                    "time       linear %.2f s, attention %.2f s, sampling %.2f s, idle %.2f s\n",
+                    "KV pages   %u of %u in use",
                     s->running, s->queued, s->queue_limit, s->requests_total, s->tokens_prompt_total,
-                    s->tokens_output_total, s->steps_total, s->kv_pages_used, s->kv_pages_total,
+                    s->tokens_output_total, s->steps_total, s->kv_pages_used, s->kv_pages_total);
+    if (s->kv_token_bytes > 0) {
+        cli_text_printf(out, ", ");
+        query_add_clean(out, s->kv_dtype);
+        cli_text_printf(out, ", %s a token", units_format_size(s->kv_token_bytes, size));
+    }
+    cli_text_printf(out, "\ntime       linear %.2f s, attention %.2f s, sampling %.2f s, idle %.2f s\n",
                     s->seconds_linear, s->seconds_attention, s->seconds_sample, s->seconds_idle);
     for (size_t i = 0; i < s->worker_count; i++) status_worker(&s->workers[i], s->seconds_steps, out);
 }

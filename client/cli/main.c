@@ -75,7 +75,7 @@ int main(int argc, char **argv)
         {"strategy", 0, ARGS_CHOICE, "NAME", "best, all-gpu, all-cpu, thesis or stream",
          .target = &cli.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream"},
         {"config", 0, ARGS_TEXT, "FILE", "more options of helmd, from a file", .target = &cli.config},
-        {"kv-dtype", 0, ARGS_TEXT, "TYPE", "element type of the KV cache", .target = &cli.kv_dtype},
+        {"kv-dtype", 0, ARGS_TEXT, "TYPE", "of the KV cache: f16, bf16, f32, q8_0", .target = &cli.kv_dtype},
         {"kernels", 0, ARGS_TEXT, "NAME", "use this kernel variant wherever it exists",
          .target = &cli.kernels},
         {"log-level", 0, ARGS_CHOICE, "LEVEL", "error, warn, info or debug: show the private daemon's log",

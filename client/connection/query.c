@@ -34,6 +34,7 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
     struct helm_status *to = block_take(block, sizeof *to);
     struct helm_worker_status *workers = block_take(block, from->n_workers * sizeof *workers);
     const char *version = block_text(block, from->version), *state = block_text(block, from->state);
+    const char *kv_dtype = block_text(block, from->kv_dtype);
     for (size_t i = 0; i < from->n_workers; i++) {
         const Helm__V1__WorkerStatus *w = from->workers[i];
         const char *name = block_text(block, w->name), *worker_state = block_text(block, w->state);
@@ -66,6 +67,8 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
                                .queue_limit = from->queue_limit,
                                .kv_pages_used = from->kv_pages_used,
                                .kv_pages_total = from->kv_pages_total,
+                               .kv_dtype = kv_dtype,
+                               .kv_token_bytes = from->kv_token_bytes,
                                .requests_total = from->requests_total,
                                .tokens_prompt_total = from->tokens_prompt_total,
                                .tokens_output_total = from->tokens_output_total,

@@ -331,7 +331,7 @@ enum unit_part unit_part_of_role(enum tensor_role role)
     return UNIT_PARTS;
 }
 
-uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum dtype kv_dtype)
+uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype)
 {
-    return 2u * (uint64_t)layers * config->kv_heads * config->head_dim * dtype_bytes(kv_dtype);
+    return 2u * (uint64_t)layers * config->kv_heads * kv_cell_bytes(kv_dtype, config->head_dim);
 }

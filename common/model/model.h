@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/formats/kv_dtype.h"
 #include "common/formats/tensor_format.h"
 #include "common/model/unit.h"
 
@@ -142,7 +143,7 @@ void model_tensor_name(const struct model_config *config, enum tensor_role role,
 void model_math_build(const struct model_config *config, struct model_math *math);
 
 /* Bytes of KV cache one token needs over `layers` layers at `kv_dtype`. */
-uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum dtype kv_dtype);
+uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype);
 
 /* inv_freq[head_dim / 2] in float32 as transformers computes it (ROPE_INIT_FUNCTIONS), and the factor that
  * multiplies cos and sin (1 except for yarn). Angle = (float)position * inv_freq[i]. */

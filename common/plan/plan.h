@@ -179,7 +179,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
 /* The JSON form, which people edit and helm-plan prints (it adds members; unknown ones are ignored):
  *
  *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
- *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32",
+ *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32" | "q8_0",
  *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
  *                           "home": "gpu"|"cpu"|"stream", "bytes": N,
  *                           "format": "bf16-packed" (default: as stored; in this list alone)}, ...],

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
+#include "common/formats/kv_dtype.h"
 #include "common/model/arch.h"
 #include "common/plan/placement.h"
 
@@ -381,10 +382,8 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
         return helm_fail(err, HELM_E_LIMIT, "'page_tokens' is %u, not a power of two", plan->page_tokens);
     int rc = get_text(json, "kv_dtype", plan->kv_dtype, sizeof plan->kv_dtype, err);
     if (rc) return rc;
-    if (strcmp(plan->kv_dtype, "bf16") != 0 && strcmp(plan->kv_dtype, "f16") != 0 &&
-        strcmp(plan->kv_dtype, "f32") != 0)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "'kv_dtype' is '%s', none of bf16, f16, f32",
-                         plan->kv_dtype);
+    if (kv_dtype_named(plan->kv_dtype) == KV_DTYPE_COUNT)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "'kv_dtype' is '%s', none of " KV_DTYPES, plan->kv_dtype);
     return 0;
 }
 

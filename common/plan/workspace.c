@@ -122,7 +122,7 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_FEW_A].bytes = few * q;
     w->area[GPU_AREA_FEW_ACT].bytes = few * n;
     w->area[GPU_AREA_CHUNK_QKV].bytes = tokens * width * sizeof(float);
-    w->area[GPU_AREA_CHUNK_Q].bytes = sub * q * c->cache_bytes;
+    w->area[GPU_AREA_CHUNK_Q].bytes = sub * q * c->query_bytes;
     w->area[GPU_AREA_CHUNK_ACT].bytes = tokens * n * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_GATES].bytes = sub * 2 * n * c->chunk_bytes;
 }

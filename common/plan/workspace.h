@@ -31,7 +31,7 @@ struct gpu_workspace_case {
     const struct model_config *config;
     uint32_t step_tokens, slots, pages_per_slot;
     uint32_t chunk_bytes; /* of a number in a chunk's activations: workspace_chunk_bytes */
-    uint32_t cache_bytes; /* of a number in the KV cache */
+    uint32_t query_bytes; /* of a number in a chunk's queries: kv_query_dtype */
     bool layers, head;    /* whether the GPU computes some */
     bool chains;          /* whether the device has them */
     uint64_t matmul;      /* that the products of chunks take on this device */

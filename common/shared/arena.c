@@ -63,7 +63,7 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         {"kv.kv_heads", kv->kv_heads, 1, KV_FIELD_MAX},
         {"kv.head_dim", kv->head_dim, 1, KV_FIELD_MAX},
         {"kv.page_tokens", kv->page_tokens, 1, KV_FIELD_MAX},
-        {"kv.dtype", kv->dtype, 0, DTYPE_COUNT - 1},
+        {"kv.dtype", kv->dtype, 0, KV_DTYPE_COUNT - 1},
         {"weight_bytes", spec->weight_bytes, 0, BYTES_MAX},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -73,14 +73,14 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
     if (kv->page_tokens & (kv->page_tokens - 1))
         return helm_fail(err, HELM_E_LIMIT, "arena: kv.page_tokens is %u, not a power of two",
                          kv->page_tokens);
-    uint32_t elem_bytes = kv->dtype == DTYPE_F32 ? 4 : 2;
-    if (kv->elem_bytes != elem_bytes)
-        return helm_fail(err, HELM_E_MISMATCH, "arena: kv.elem_bytes is %u, but its dtype has %u",
-                         kv->elem_bytes, elem_bytes);
+    if (!kv_dtype_takes(kv->dtype, kv->head_dim))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "arena: kv.head_dim is %u, not a multiple of %d as a %s cache needs", kv->head_dim,
+                         KV_Q8_0_VALUES, kv_dtype_name((enum kv_dtype)kv->dtype));
     return 0;
 }
 
-/* layers * 2 * kv_heads * page_tokens * head_dim * elem_bytes * page_count */
+/* kv_page_bytes * page_count */
 static int kv_pool_bytes(const struct kv_layout *kv, uint32_t page_count, uint64_t *bytes)
 {
     uint64_t product = kv_head_bytes(kv); /* at most 2^34 */

@@ -44,7 +44,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         4u
+#define ARENA_ABI         5u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -159,7 +159,7 @@ struct arena_slot {
 };
 
 static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
-static_assert(sizeof(struct kv_layout) == 24, "header layout");
+static_assert(sizeof(struct kv_layout) == 20, "header layout");
 static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
 static_assert(offsetof(struct arena_header, kv) == 56, "header layout");
 static_assert(offsetof(struct arena_header, region) == 80, "header layout");

@@ -207,6 +207,9 @@ static void on_status(struct serve *serve, struct asker asker, struct request *r
     status.queue_limit = serve->batcher->admission.queue_limit;
     status.kv_pages_total = serve->batcher->pages.count;
     status.kv_pages_used = serve->batcher->pages.count - serve->batcher->pages.free_count;
+    status.kv_dtype = (char *)kv_dtype_name(serve->kv_dtype);
+    status.kv_token_bytes =
+        model_kv_bytes_per_token(&serve->model->config, serve->model->config.layers, serve->kv_dtype);
     status.requests_total = m->requests_total;
     status.tokens_prompt_total = m->tokens_prompt_total;
     status.tokens_output_total = m->tokens_output_total;

@@ -23,6 +23,12 @@ static int check_sizes(const struct making *m, struct helm_err *err)
     if (w->ctx > model_ctx)
         return helm_fail(err, HELM_E_LIMIT, "--ctx %u: the model was made for at most %u tokens", w->ctx,
                          model_ctx);
+    const uint32_t head_dim = m->r->model->config.head_dim;
+    if (!kv_dtype_takes(w->kv_dtype, head_dim))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "a KV cache of %s needs heads of a multiple of %d dimensions: this model's have %u "
+                         "(--kv-dtype f16 takes any)",
+                         kv_dtype_name(w->kv_dtype), KV_Q8_0_VALUES, head_dim);
     if (m->batch > w->slots)
         return helm_fail(err, HELM_E_USAGE, "--batch %u is more than the %u sequences there are slots for",
                          m->batch, w->slots);
@@ -287,8 +293,8 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
     if (plan->slots) w->slots = plan->slots;
     if (plan->page_tokens) w->page_tokens = plan->page_tokens;
     if (plan->page_count) w->page_count = plan->page_count;
-    for (int t = 0; t < DTYPE_COUNT; t++)
-        if (strcmp(plan->kv_dtype, dtype_name((enum dtype)t)) == 0) w->kv_dtype = (enum dtype)t;
+    const enum kv_dtype kv_dtype = kv_dtype_named(plan->kv_dtype);
+    if (kv_dtype != KV_DTYPE_COUNT) w->kv_dtype = kv_dtype;
 }
 
 /* Without the wish to pack nothing is packed, nor what the CPU computes with where it has no kernels for that. */

@@ -38,7 +38,7 @@ struct case_plan {
     bool pack;
     uint32_t pack_gpu; /* units at home in VRAM that lie packed; the head, too */
     bool by_kernels;   /* no chains: they add in another order than the kernels that take slices */
-    enum dtype kv_dtype;
+    enum kv_dtype kv_dtype;
     uint64_t copy_bytes_per_s; /* of the emulated device */
 };
 
@@ -164,8 +164,9 @@ static uint64_t run_plan(const char *model, const struct case_plan *c, unsigned 
                   (unsigned long long)c->ring, all.count ? all.sum / (double)all.count : 0.0, all.worst,
                   all.permitted, (double)(units_now_us() - start_us) * 1e-6);
     assert_int_equal(all.wrong, 0);
-    assert_true(all.worst <= worst_allowed);
-    if (all.count) assert_true(all.sum / (double)all.count <= mean_allowed);
+    const struct tolerance *allowed = tolerance_of_cache(c->kv_dtype);
+    assert_true(all.worst <= allowed->worst);
+    if (all.count) assert_true(all.sum / (double)all.count <= allowed->mean);
     golden_free(golden);
     free(golden);
     return last;

@@ -36,8 +36,7 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                                            .kv_heads = model->config.kv_heads,
                                            .head_dim = model->config.head_dim,
                                            .page_tokens = pair->plan.page_tokens,
-                                           .dtype = o->kv_dtype,
-                                           .elem_bytes = (uint32_t)dtype_bytes(o->kv_dtype)},
+                                           .dtype = o->kv_dtype},
                                     .page_count = pair->plan.page_count,
                                     .weight_bytes = placements_in(&pair->plan, PLAN_HOST).region_bytes};
     rc = arena_create(&spec, &pair->arena, err);
@@ -101,7 +100,7 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     pair->plan.step_tokens = o->step_tokens;
     pair->plan.page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
     pair->plan.page_count = o->slots * pages_per_slot(o);
-    snprintf(pair->plan.kv_dtype, sizeof pair->plan.kv_dtype, "%s", dtype_name(o->kv_dtype));
+    snprintf(pair->plan.kv_dtype, sizeof pair->plan.kv_dtype, "%s", kv_dtype_name(o->kv_dtype));
     rc = make_arena(o, &model, pair, err);
     if (!rc && plan_uses(&pair->plan, PLAN_CPU0)) rc = start(o, pair, PAIR_CPU, &cpu_engine_ops, err);
     if (!rc && plan_uses(&pair->plan, PLAN_GPU0)) rc = start(o, pair, PAIR_GPU, &gpu_engine_ops, err);

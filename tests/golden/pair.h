@@ -16,7 +16,7 @@ struct pair_options {
     const struct plan *plan;
     double packed_part; /* room in VRAM for packed weights, by their bytes; 0: enough for any */
     const char *device, *kernels;
-    enum dtype kv_dtype;
+    enum kv_dtype kv_dtype;
     uint32_t threads, slots, context_tokens, step_tokens;
     uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
     uint64_t vram_bytes, copy_bytes_per_s;

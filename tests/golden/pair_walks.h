@@ -6,13 +6,15 @@
 #include "tests/golden/walks.h"
 #include "tests/golden/pair.h"
 
-/* Of the README's classes the one where activations or cache are rounded to 16 bits. */
-static const double worst_allowed = 0.4, mean_allowed = 0.08, gap_allowed = 0.4;
-
 static int step_pair(void *pair, const struct step_row *rows, uint32_t count,
                      const struct step_result **result, struct helm_err *err)
 {
     return pair_step(pair, rows, count, result, err);
+}
+
+static const struct tolerance *pair_tolerance(const struct pair *pair)
+{
+    return tolerance_of_cache((enum kv_dtype)arena_header_of(&pair->arena)->kv.dtype);
 }
 
 enum mode { MODE_ALONE, MODE_TOGETHER, MODE_GREEDY, MODE_COUNT };
@@ -26,7 +28,7 @@ static void run_mode(struct pair *pair, const struct golden *golden, enum mode m
     const struct walker on = {.arena = &pair->arena,
                               .engines = pair,
                               .step = step_pair,
-                              .gap_allowed = gap_allowed};
+                              .gap_allowed = pair_tolerance(pair)->gap};
     struct walk walks[CASES_MAX];
     uint32_t count = 0;
     for (uint32_t i = 0; i < golden->count; i++) {

@@ -33,13 +33,7 @@
 
 static const char *const models[] = {"qwen3", "qwen2-bias", "llama3-ropescaled"};
 
-/* Tolerances of the README: by whether activations and cache stay fp32. */
-struct tolerance {
-    const char *name;
-    double worst, mean, gap;
-};
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
-static const struct tolerance rounded = {"bf16", 0.4, 0.08, 0.4};
 
 static int step_local(void *local, const struct step_row *rows, uint32_t count,
                       const struct step_result **result, struct helm_err *err)
@@ -77,7 +71,7 @@ static void run_golden(struct local *local, const struct golden *golden, enum mo
 }
 
 static void run_variant(const char *model, const struct golden *golden, const char *kernels,
-                        enum dtype kv_dtype)
+                        enum kv_dtype kv_dtype)
 {
     char folder[256];
     struct helm_err err = {0};
@@ -92,22 +86,22 @@ static void run_variant(const char *model, const struct golden *golden, const ch
                                           .context_tokens = CONTEXT,
                                           .step_tokens = STEP_TOKENS};
     if (local_open(&options, local, &err)) fail_msg("%s on %s: %s", model, kernels, err.text);
-    bool is_exact = kv_dtype == DTYPE_F32 && local->engine.kernels.linear[FORMAT_BF16].tokens->exact_input;
-    const struct tolerance *tolerance = is_exact ? &exact : &rounded;
+    bool is_exact = kv_dtype == KV_F32 && local->engine.kernels.linear[FORMAT_BF16].tokens->exact_input;
+    const struct tolerance *tolerance = is_exact ? &exact : tolerance_of_cache(kv_dtype);
     for (int mode = 0; mode < MODE_COUNT; mode++) {
         struct outcome error = {0};
-        if (mode == MODE_ODD && (is_ref || kv_dtype == DTYPE_BF16)) continue;
+        if (mode == MODE_ODD && (is_ref || kv_dtype == KV_BF16)) continue;
         /* Chunks and cache types are the same code in each model: of most the one or the other for each type.
          */
         if (mode != MODE_TOGETHER && strcmp(model, ALL_MODES) != 0 &&
-            mode != (kv_dtype == DTYPE_F16 ? MODE_ODD : MODE_WHOLE))
+            mode != (kv_dtype == KV_F16 ? MODE_ODD : MODE_WHOLE))
             continue;
-        if (mode == MODE_WHOLE && is_ref && kv_dtype != DTYPE_F32) continue;
+        if (mode == MODE_WHOLE && is_ref && kv_dtype != KV_F32) continue;
         uint64_t start_us = units_now_us();
         run_golden(local, golden, (enum mode)mode, is_ref ? SHORT_CASE : LONG_CASE, tolerance, &error);
         print_message(
             "%-18s %-12s kv %-4s %-10s class %-7s mean %.5f worst %.4f, %u permitted differences, %.2f s\n",
-            model, kernels, dtype_name(kv_dtype), mode_name[mode], tolerance->name,
+            model, kernels, kv_dtype_name(kv_dtype), mode_name[mode], tolerance->name,
             error.sum / (double)error.count, error.worst, error.permitted,
             (double)(units_now_us() - start_us) * 1e-6);
         assert_int_equal(error.wrong, 0);
@@ -118,12 +112,12 @@ static void run_variant(const char *model, const struct golden *golden, const ch
     free(local);
 }
 
-/* Cache types in turns, so that each goes with each variant and with each model; with a variant's attention each
+/* Cache types in turns, so that each goes with each model, and with most variants; with a variant's attention each
  * is in test_attention.c. */
 static void run_model(uint32_t number)
 {
     const char *model = models[number];
-    static const enum dtype kv_dtypes[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+    static const enum kv_dtype kv_dtypes[] = {KV_F32, KV_F16, KV_BF16, KV_Q8_0};
     struct golden *golden = calloc(1, sizeof *golden);
     size_t count;
     const struct linear_kernel *const *table = linear_kernels(&count);
@@ -171,7 +165,7 @@ static void bad_rows_are_refused_one_by_one(void **state)
     struct helm_err err = {0};
     struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
     const struct local_options options = {.folder = "tests/data/golden/qwen3",
-                                          .kv_dtype = DTYPE_F16,
+                                          .kv_dtype = KV_F16,
                                           .threads = 2,
                                           .slots = 4,
                                           .context_tokens = 64,

@@ -120,7 +120,7 @@ static void run_local(const char *from, const struct format_case *c, float *logi
     struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
     const struct local_options options = {.folder = from,
                                           .kernels = c->kernels,
-                                          .kv_dtype = DTYPE_F32,
+                                          .kv_dtype = KV_F32,
                                           .threads = c->threads,
                                           .slots = SLOTS,
                                           .context_tokens = CONTEXT,

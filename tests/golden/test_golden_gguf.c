@@ -62,7 +62,7 @@ static void run_file(const char *path, const char *kernels, const struct golden 
     const bool is_ref = strcmp(kernels, "ref") == 0;
     const struct local_options options = {.folder = path,
                                           .kernels = kernels,
-                                          .kv_dtype = DTYPE_F32,
+                                          .kv_dtype = KV_F32,
                                           .threads = 2,
                                           .slots = CASES_MAX,
                                           .context_tokens = CONTEXT,

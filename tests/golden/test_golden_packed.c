@@ -55,7 +55,7 @@ static uint64_t run_local(const char *kernels, bool pack_cpu, uint32_t threads, 
     const struct local_options options = {.folder = folder,
                                           .kernels = kernels,
                                           .plan = &plan,
-                                          .kv_dtype = DTYPE_F32,
+                                          .kv_dtype = KV_F32,
                                           .threads = threads,
                                           .slots = SLOTS,
                                           .context_tokens = CONTEXT,
@@ -131,7 +131,7 @@ static void processors_without_kernels_are_told(void **state)
     struct kernel_set set;
     struct helm_err err = {0};
     char text[256];
-    assert_int_equal(kernel_set_choose(0, NULL, DTYPE_F16, &set, &err), 0);
+    assert_int_equal(kernel_set_choose(0, NULL, KV_F16, &set, &err), 0);
     const unsigned packed = format_bit(FORMAT_BF16_PACKED), plain = format_bit(FORMAT_BF16);
     assert_null(set.linear[FORMAT_BF16_PACKED].one);
     assert_int_equal(kernel_set_need(&set, plain, 0, &err), 0);
@@ -140,8 +140,7 @@ static void processors_without_kernels_are_told(void **state)
     assert_non_null(strstr(err.text, "bf16-packed"));
     assert_non_null(strstr(err.text, "avx512"));
     assert_null(strstr(kernel_set_text(&set, plain | packed, text, sizeof text), "packed"));
-    assert_int_equal(kernel_set_choose(0, "ref", DTYPE_F16, &set, &err),
-                     0); /* by name the plain one is there */
+    assert_int_equal(kernel_set_choose(0, "ref", KV_F16, &set, &err), 0); /* by name the plain one is there */
     assert_int_equal(kernel_set_need(&set, packed, 0, &err), 0);
     assert_non_null(strstr(kernel_set_text(&set, plain | packed, text, sizeof text), "bf16-packed ref"));
 }
@@ -177,7 +176,7 @@ static void run_pair(const struct pair_case *c, bool pack, float *logits, uint64
                                          .plan = &plan,
                                          .device = "emulated",
                                          .kernels = has_kernels() ? NULL : "ref",
-                                         .kv_dtype = DTYPE_F32,
+                                         .kv_dtype = KV_F32,
                                          .threads = 2,
                                          .slots = SLOTS,
                                          .context_tokens = CONTEXT,

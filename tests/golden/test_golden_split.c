@@ -55,7 +55,7 @@ static void make_split(struct split *split, const char *name, const enum plan_ho
                                 .head = plan_home_processor(home[layers - 1])};
 }
 
-static struct pair_options options_of(const char *folder, const struct split *split, enum dtype kv_dtype)
+static struct pair_options options_of(const char *folder, const struct split *split, enum kv_dtype kv_dtype)
 {
     return (struct pair_options){.folder = folder,
                                  .plan = &split->plan,
@@ -79,7 +79,7 @@ static void lanes_are_empty(const struct pair *pair)
 /* One plan: `modes` of it; where those are all, batches twice to see the same bits (one row at a time in
  * test_golden_stream.c; not when instrumented); alone every second case, the others in the next plan. */
 static void run_split(const char *model, const struct golden *golden, const struct split *split,
-                      enum dtype kv_dtype, unsigned modes, uint32_t longest)
+                      enum kv_dtype kv_dtype, unsigned modes, uint32_t longest)
 {
     char folder[256];
     struct helm_err err = {0};
@@ -105,11 +105,12 @@ static void run_split(const char *model, const struct golden *golden, const stru
     pair_close(pair);
     free(pair);
     print_message("%-24s %-22s kv %-4s mean %.5f worst %.4f, %u permitted differences, %.2f s\n", model,
-                  split->name, dtype_name(kv_dtype), all.count ? all.sum / (double)all.count : 0.0, all.worst,
-                  all.permitted, (double)(units_now_us() - start_us) * 1e-6);
+                  split->name, kv_dtype_name(kv_dtype), all.count ? all.sum / (double)all.count : 0.0,
+                  all.worst, all.permitted, (double)(units_now_us() - start_us) * 1e-6);
     assert_int_equal(all.wrong, 0);
-    assert_true(all.worst <= worst_allowed);
-    if (all.count) assert_true(all.sum / (double)all.count <= mean_allowed);
+    const struct tolerance *allowed = tolerance_of_cache(kv_dtype);
+    assert_true(all.worst <= allowed->worst);
+    if (all.count) assert_true(all.sum / (double)all.count <= allowed->mean);
 }
 
 static void run_model(const char *model, uint32_t layers)
@@ -134,7 +135,7 @@ static void run_model(const char *model, uint32_t layers)
                      k);
             struct split split;
             make_split(&split, name, home, layers);
-            run_split(model, golden, &split, DTYPE_F16, k == layers ? EVERY : together,
+            run_split(model, golden, &split, KV_F16, k == layers ? EVERY : together,
                       k == layers ? UINT32_MAX : SHORT_CASE);
         }
     }
@@ -145,12 +146,12 @@ static void run_model(const char *model, uint32_t layers)
             home[l] = (l + (uint32_t)start) % 2 ? PLAN_HOME_GPU : PLAN_HOME_CPU;
         struct split split;
         make_split(&split, start ? "alternating, gpu first" : "alternating, cpu first", home, layers);
-        run_split(model, golden, &split, start ? DTYPE_BF16 : DTYPE_F32, EVERY, UINT32_MAX);
+        run_split(model, golden, &split, start ? KV_BF16 : KV_F32, EVERY, UINT32_MAX);
         /* the ends on the other worker than the layers beside them */
         split.plan.embed = split.plan.embed == PLAN_CPU0 ? PLAN_GPU0 : PLAN_CPU0;
         split.plan.head = split.plan.head == PLAN_CPU0 ? PLAN_GPU0 : PLAN_CPU0;
         split.name = start ? "alternating, ends cpu" : "alternating, ends gpu";
-        run_split(model, golden, &split, DTYPE_F16, together, SHORT_CASE);
+        run_split(model, golden, &split, start ? KV_Q8_0 : KV_F16, together, SHORT_CASE);
     }
     golden_free(golden);
     free(golden);
@@ -194,7 +195,7 @@ static void the_ceiling_holds(void **state)
     struct pair *pair = calloc(1, sizeof *pair);
     struct split split;
     make_split(&split, "ceiling", mixed_home, 4);
-    struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+    struct pair_options options = options_of("tests/data/golden/qwen3", &split, KV_F16);
     if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
     struct ledger vram = pair->server[PAIR_GPU].engine->report.vram;
     assert_true(vram.total <= vram.limit);
@@ -258,7 +259,7 @@ static void draws_are_those_of_rows(void **state)
     struct split split;
     enum plan_home home[4] = {PLAN_HOME_GPU, PLAN_HOME_GPU, PLAN_HOME_GPU, PLAN_HOME_GPU};
     make_split(&split, "draws", home, 4);
-    struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+    struct pair_options options = options_of("tests/data/golden/qwen3", &split, KV_F16);
     options.slots = SLOTS;
     if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);
     const uint32_t vocab = arena_header_of(&pair->arena)->vocab;
@@ -319,7 +320,7 @@ static void slow_copies_change_nothing(void **state)
     struct split split;
     make_split(&split, "slow copies", mixed_home, 4);
     split.plan.embed = PLAN_GPU0;
-    struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+    struct pair_options options = options_of("tests/data/golden/qwen3", &split, KV_F16);
     uint64_t digest[2];
     golden_read("tests/data/golden/qwen3", golden);
     for (int slow = 0; slow < 2; slow++) {
@@ -370,7 +371,7 @@ static void chains_change_nothing(void **state)
     for (size_t p = 0; p < (FEW_SPLITS ? 2 : sizeof plans / sizeof *plans); p++) {
         struct split split;
         make_split(&split, plans[p].name, plans[p].home, 4);
-        struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+        struct pair_options options = options_of("tests/data/golden/qwen3", &split, KV_F16);
         uint64_t digest[4];
         for (int run = 0; run < 4; run++) { /* chains and graphs; without one of them; without both */
             struct outcome outcome = {0};
@@ -405,7 +406,7 @@ static void bad_rows_are_left_out_by_both(void **state)
     struct pair *pair = calloc(1, sizeof *pair);
     struct split split;
     make_split(&split, "bad rows", mixed_home, 4);
-    struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+    struct pair_options options = options_of("tests/data/golden/qwen3", &split, KV_F16);
     const struct step_row good = {.slot = 0, .start = 0, .count = 5, .flags = STEP_ROW_SAMPLE};
     const struct step_row bad[] = {{.slot = 99, .start = 0, .count = 1},
                                    {.slot = 1, .start = CONTEXT, .count = 1},
@@ -440,7 +441,7 @@ static void a_late_peer_is_a_fault(void **state)
         struct pair *pair = calloc(1, sizeof *pair);
         struct split split;
         make_split(&split, "late peer", mixed_home, 4);
-        struct pair_options options = options_of("tests/data/golden/qwen3", &split, DTYPE_F16);
+        struct pair_options options = options_of("tests/data/golden/qwen3", &split, KV_F16);
         const struct step_row row = {.slot = 0, .start = 0, .count = 1, .flags = STEP_ROW_SAMPLE};
         const struct step_result *result;
         options.peer_wait_ms = FEW_SPLITS ? 3000 : 1500; /* longer than a step, also on a busy host */
@@ -471,7 +472,7 @@ static void hand_overs_are_timed(void **state)
         struct pair *pair = calloc(1, sizeof *pair);
         struct split split;
         make_split(&split, "timing", plans[p], 8);
-        struct pair_options options = options_of("tools/models/demo", &split, DTYPE_F16);
+        struct pair_options options = options_of("tools/models/demo", &split, KV_F16);
         const struct step_result *result;
         uint64_t best_ns = UINT64_MAX;
         if (pair_open(&options, pair, &err)) fail_msg("%s", err.text);

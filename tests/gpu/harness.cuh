@@ -162,6 +162,31 @@ static inline std::vector<double> to_double(const std::vector<unsigned char> &v,
     return out;
 }
 
+/* The bytes of `pages` pages of a KV cache, random cells of size 1; and what their numbers are, in order. */
+static inline std::vector<unsigned char> random_cells(struct test_context *t, const struct kv_layout &l,
+                                                      uint32_t pages)
+{
+    const size_t bytes = pages * kv_page_bytes(&l);
+    if (kv_dtype_is_plain(l.dtype))
+        return random_elements(t, bytes / kv_number_bytes(l.dtype, 1), (int)l.dtype);
+    std::vector<unsigned char> v(bytes);
+    for (unsigned char &byte : v) byte = (unsigned char)(random_below(t, 255) - 127);
+    for (size_t rows = 0; rows < bytes; rows += kv_head_bytes(&l))
+        for (size_t at = kv_scales_at(&l); at + 1 < kv_head_bytes(&l); at += 2) {
+            const uint16_t half = convert_f32_f16((float)(1 + random_uniform(t)) / 254);
+            memcpy(&v[rows + at], &half, 2);
+        }
+    return v;
+}
+static inline std::vector<double> cell_values(const std::vector<unsigned char> &v, const struct kv_layout &l)
+{
+    std::vector<double> out;
+    for (size_t rows = 0; rows < v.size(); rows += kv_head_bytes(&l))
+        for (uint32_t i = 0; i < l.page_tokens * l.head_dim; i++)
+            out.push_back(kv_cell_value(&l, &v[rows], i / l.head_dim, i % l.head_dim));
+    return out;
+}
+
 static inline void check(struct test_context *t, bool good, const char *what)
 {
     t->checks++;

@@ -4,8 +4,9 @@
  * reference then reads the very bytes that are in the cache, so that its tolerance is about attention alone.
  * Pages are scattered over two pools. Tolerances: fp32 arithmetic 1e-5; decode on tensor
  * cores takes bf16 queries and weights (p) as a pair of numbers, 2^-16 (kernels.h): 2e-5; prefill on tensor
- * cores rounds weights (p) to the cache's 16-bit dtype: 4e-3 for bf16, 6e-4 for f16; appended rows: half a
- * unit of the last place. */
+ * cores rounds weights (p) to the queries' 16-bit dtype, and q8_0's keys and values to f16: 4e-3 for bf16, 6e-4 for
+ * f16 and q8_0; appended rows: half a unit of the last place, of q8_0 half a 127th of the largest of 32. Values are
+ * appended as they come, so those of q8_0 have the very bits of kv_q8_0_write. */
 #include "tests/gpu/harness.cuh"
 
 struct attention_case {
@@ -28,7 +29,7 @@ struct attention_test {
     attention_test(struct test_context *t, const attention_case &from)
         : c(from), step(t, from.start, from.count, from.page_tokens, 3)
     {
-        layout = {2, c.kv_heads, c.head_dim, c.page_tokens, (uint32_t)c.dtype, (uint32_t)bytes_of(c.dtype)};
+        layout = {2, c.kv_heads, c.head_dim, c.page_tokens, (uint32_t)c.dtype};
         q = random_floats(t, (size_t)step.tokens * c.heads * c.head_dim, 3);
         k = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
         v = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
@@ -38,9 +39,8 @@ struct attention_test {
         dq = new gpu_buffer(q), dk = new gpu_buffer(k), dv = new gpu_buffer(v);
         dq_norm = new gpu_buffer(q_norm), dk_norm = new gpu_buffer(k_norm), dinv = new gpu_buffer(inv);
         table = new gpu_buffer((size_t)step.tokens * c.head_dim * 4);
-        size_t elements = step.pages * kv_page_bytes(&layout) / layout.elem_bytes;
-        pool = new gpu_buffer(random_elements(t, elements, c.dtype));
-        pool_host = new gpu_buffer(random_elements(t, elements, c.dtype));
+        pool = new gpu_buffer(random_cells(t, layout, step.pages));
+        pool_host = new gpu_buffer(random_cells(t, layout, step.pages));
         args = {};
         args.step = step.step;
         args.kv = {layout, pool->at, pool_host->at, layer};
@@ -89,11 +89,10 @@ struct attention_test {
              uint32_t kv_head, double *out) const
     {
         uint32_t page = page_of(r, position);
-        uint64_t at =
-            kv_offset(&layout, page & ~GPUK_PAGE_HOST, layer, is_value, kv_head) / layout.elem_bytes +
-            (uint64_t)(position % c.page_tokens) * c.head_dim;
-        const unsigned char *from = bytes[page & GPUK_PAGE_HOST ? 1 : 0].data();
-        for (uint32_t d = 0; d < c.head_dim; d++) out[d] = convert_load(from, (enum dtype)c.dtype, at + d);
+        const unsigned char *rows = bytes[page & GPUK_PAGE_HOST ? 1 : 0].data() +
+                                    kv_offset(&layout, page & ~GPUK_PAGE_HOST, layer, is_value, kv_head);
+        for (uint32_t d = 0; d < c.head_dim; d++)
+            out[d] = kv_cell_value(&layout, rows, position % c.page_tokens, d);
     }
     /* Checks the step's appended rows; everything else in the cache must be as it was. */
     void check_cache(struct test_context *t, const std::vector<unsigned char> before[2],
@@ -102,6 +101,7 @@ struct attention_test {
         std::vector<unsigned char> now[2] = {pool->read<unsigned char>(), pool_host->read<unsigned char>()},
                                    old[2] = {before[0], before[1]};
         std::vector<double> got, expected, x(c.head_dim);
+        bool bits = true;
         for (uint32_t n = 0; n < step.tokens; n++)
             for (uint32_t h = 0; h < 2 * c.kv_heads; h++) {
                 uint32_t is_value = h >= c.kv_heads, kv_head = h % c.kv_heads;
@@ -111,18 +111,28 @@ struct attention_test {
                 row(now, step.token_row[n], step.position[n], is_value, kv_head, x.data());
                 got.insert(got.end(), x.begin(), x.end());
                 uint32_t page = page_of(step.token_row[n], step.position[n]);
-                uint64_t at = kv_offset(&layout, page & ~GPUK_PAGE_HOST, layer, is_value, kv_head) +
-                              (uint64_t)(step.position[n] % c.page_tokens) * c.head_dim * layout.elem_bytes;
+                const uint64_t rows = kv_offset(&layout, page & ~GPUK_PAGE_HOST, layer, is_value, kv_head);
+                const uint32_t token = step.position[n] % c.page_tokens;
+                const uint32_t numbers = kv_number_bytes(layout.dtype, c.head_dim),
+                               scales = kv_scale_bytes(layout.dtype, c.head_dim);
+                const uint64_t at = rows + token * numbers,
+                               scales_at = rows + kv_scales_at(&layout) + token * scales;
                 int which = page & GPUK_PAGE_HOST ? 1 : 0;
-                memcpy(&old[which][at], &now[which][at], c.head_dim * layout.elem_bytes);
+                memcpy(&old[which][at], &now[which][at], numbers);
+                if (scales) memcpy(&old[which][scales_at], &now[which][scales_at], scales);
+                for (uint32_t d = 0; is_value && scales && d < c.head_dim; d += KV_Q8_0_VALUES) {
+                    int8_t number[KV_Q8_0_VALUES];
+                    uint16_t scale;
+                    kv_q8_0_write(from + d, number, &scale);
+                    bits = bits && memcmp(number, &now[which][at + d], sizeof number) == 0 &&
+                           memcmp(&scale, &now[which][scales_at + d / KV_Q8_0_VALUES * 2], 2) == 0;
+                }
             }
         char text[240];
         snprintf(text, sizeof text, "%s: appended rows", what);
-        check_close(t, got, expected,
-                    c.dtype == DTYPE_BF16  ? 4e-3
-                    : c.dtype == DTYPE_F16 ? 5e-4
-                                           : 2e-6,
-                    text);
+        const double rounding[KV_DTYPE_COUNT] = {4e-3, 5e-4, 2e-6, 1e-2};
+        check_close(t, got, expected, rounding[c.dtype], text);
+        check(t, bits, text);
         snprintf(text, sizeof text, "%s: the rest of the cache is untouched", what);
         check(t, old[0] == now[0] && old[1] == now[1], text);
     }
@@ -178,8 +188,8 @@ struct attention_test {
 static void name_case(const attention_case &c, const char *kind, char *what, size_t size)
 {
     snprintf(what, size, "%s %s heads %u/%u dim %u page %u window %u, rows %zu, first from %u + %u%s", kind,
-             name_of(c.dtype), c.heads, c.kv_heads, c.head_dim, c.page_tokens, c.window, c.start.size(),
-             c.start[0], c.count[0], c.norm ? " norm" : "");
+             kv_dtype_name((enum kv_dtype)c.dtype), c.heads, c.kv_heads, c.head_dim, c.page_tokens, c.window,
+             c.start.size(), c.start[0], c.count[0], c.norm ? " norm" : "");
 }
 
 static void test_decode(struct test_context *t, const attention_case &c, const struct gpuk_device *device)
@@ -187,7 +197,7 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
     char what[200];
     attention_test a(t, c);
     const bool fused = a.step.tokens == 1;
-    const bool pairs = device->tensor_cores && c.dtype == DTYPE_BF16 &&
+    const bool pairs = device->tensor_cores && (c.dtype == KV_BF16 || c.dtype == KV_Q8_0) &&
                        (c.head_dim == 64 || c.head_dim == 128) && c.page_tokens % 16 == 0;
     const double tolerance = pairs ? 2e-5 : 1e-5;
     name_case(c, fused ? "decode fused" : "decode", what, sizeof what);
@@ -243,10 +253,11 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
     name_case(c, tensor ? "prefill tensor" : "prefill", what, sizeof what);
     std::vector<unsigned char> before[2] = {a.pool->read<unsigned char>(),
                                             a.pool_host->read<unsigned char>()};
-    gpu_buffer rotated(a.q.size() * bytes_of(c.dtype));
+    const enum dtype q_dtype = kv_query_dtype((uint32_t)c.dtype);
+    gpu_buffer rotated(a.q.size() * dtype_bytes(q_dtype));
     /* capacities larger than the step, as in a tier */
     const uint32_t tokens = a.step.tokens + 70, rows = a.step.rows + 2;
-    GPUK(gpuk_rope_append(&a.args, tokens, rotated.at, (enum dtype)c.dtype, 0, t->stream, &err));
+    GPUK(gpuk_rope_append(&a.args, tokens, rotated.at, q_dtype, 0, t->stream, &err));
     std::vector<float> first;
     for (int run = 0; run < 2; run++) {
         gpu_buffer out(a.q.size() * 4);
@@ -260,15 +271,15 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
             check_same(t, first, got, what);
     }
     a.check_cache(t, before, what);
-    auto queries = to_double(rotated.read<unsigned char>(), c.dtype);
+    auto queries = to_double(rotated.read<unsigned char>(), q_dtype);
     check_close(t, queries, a.queries(),
-                c.dtype == DTYPE_BF16  ? 4e-3
-                : c.dtype == DTYPE_F16 ? 5e-4
+                q_dtype == DTYPE_BF16  ? 4e-3
+                : q_dtype == DTYPE_F16 ? 5e-4
                                        : 2e-6,
                 what);
     std::vector<double> expected, m, s;
     a.attend(queries, &expected, &m, &s);
-    check_close(t, first, expected, !tensor ? 1e-5 : c.dtype == DTYPE_BF16 ? 4e-3 : 6e-4, what);
+    check_close(t, first, expected, !tensor ? 1e-5 : c.dtype == KV_BF16 ? 4e-3 : 6e-4, what);
     /* and in the dtype of activations */
     gpu_buffer half(a.q.size() * 2);
     GPUK(gpuk_attention_prefill(device, &a.args, rotated.at, tokens, rows, half.at, DTYPE_BF16, 0, t->stream,
@@ -292,9 +303,10 @@ void test_attention(struct test_context *t)
     const uint32_t small_shapes[][4] = {{8, 2, 128, 16}, {10, 1, 64, 32}, {4, 4, 64, 4}, {6, 2, 7, 8}};
     const uint32_t(*shape)[4] = t->small ? small_shapes : shapes;
     const size_t shape_count = t->few ? 2 : t->small ? 4 : 10;
-    for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+    for (int dtype = 0; dtype < KV_DTYPE_COUNT; dtype++) {
         for (size_t i = 0; i < shape_count; i++) {
-            const uint32_t heads = shape[i][0], kv = shape[i][1], dim = shape[i][2], page = shape[i][3];
+            const uint32_t heads = shape[i][0], kv = shape[i][1], page = shape[i][3],
+                           dim = dtype == KV_Q8_0 ? (shape[i][2] + 31) / 32 * 32 : shape[i][2];
             const bool norm = i % 2 == 0;
             const uint32_t far = t->few ? 140 : t->small ? 600 : 1900;
             for (uint32_t at : {0u, 30u, 64u, 131u, far})
@@ -305,7 +317,7 @@ void test_attention(struct test_context *t)
             test_decode(t, {dtype, heads, kv, dim, page, 20, norm, {7, 100}, {2, 5}}, &t->device);
             test_decode(t, {dtype, heads, kv, dim, page, 0, norm, {far}, {1}}, &many);
             test_decode(t, {dtype, heads, kv, dim, page, 333, norm, {far}, {1}}, &many_plain);
-            const bool tensor = t->device.tensor_cores && dtype != DTYPE_F32 && (dim == 64 || dim == 128);
+            const bool tensor = t->device.tensor_cores && dtype != KV_F32 && (dim == 64 || dim == 128);
             const std::vector<attention_case> cases = {
                 {dtype, heads, kv, dim, page, 0, norm, {0}, {t->small ? 70u : 200u}},
                 {dtype, heads, kv, dim, page, 0, norm, {37, 0, 100}, {65, 5, 64}},

@@ -59,11 +59,9 @@ struct chain_test {
                      logits_at = place("logits", m.vocab + 2 * m.vocab / 3 + 2);
         state_before = random_floats(t, logits_at + places.back().count);
         before = new gpu_buffer(state_before), state = new gpu_buffer(state_before);
-        layout = {m.layers + 1,  m.kv_heads,        m.head_dim,
-                  m.page_tokens, (uint32_t)m.cache, (uint32_t)bytes_of(m.cache)};
-        const size_t elements = step.pages * kv_page_bytes(&layout) / layout.elem_bytes;
+        layout = {m.layers + 1, m.kv_heads, m.head_dim, m.page_tokens, (uint32_t)m.cache};
         for (int i = 0; i < 2; i++) {
-            pool_before[i] = random_elements(t, elements, m.cache);
+            pool_before[i] = random_cells(t, layout, step.pages);
             pools[i] = new gpu_buffer(pool_before[i]), pools_before[i] = new gpu_buffer(pool_before[i]);
         }
         /* Every matrix begins somewhere in one bank of random numbers, which repeat. */
@@ -198,7 +196,8 @@ struct chain_test {
 
 static double cache_tolerance(int dtype)
 {
-    return dtype == DTYPE_BF16 ? 2e-3 : dtype == DTYPE_F16 ? 3e-4 : 2e-5;
+    static const double rounding[KV_DTYPE_COUNT] = {2e-3, 3e-4, 2e-5, 4e-3};
+    return rounding[dtype];
 }
 
 /* Operations [first, first + count) of the model, `runs` times. */
@@ -211,8 +210,8 @@ static void test_cut(struct test_context *t, const chain_test &c, const struct g
         what, sizeof what,
         "chain of %zu from %zu, %s over %s, hidden %u inner %u heads %u/%u dim %u head %u at %u window %u "
         "page %u%s%s%s, %d blocks, %d slots",
-        count, first, name_of(m.dtype), name_of(m.cache), m.hidden, m.inner, m.heads, m.kv_heads, m.head_dim,
-        m.vocab, m.position, m.window, m.page_tokens, m.head_norm ? " head norm" : "",
+        count, first, name_of(m.dtype), kv_dtype_name((enum kv_dtype)m.cache), m.hidden, m.inner, m.heads,
+        m.kv_heads, m.head_dim, m.vocab, m.position, m.window, m.page_tokens, m.head_norm ? " head norm" : "",
         m.absent ? " absent page" : "", m.no_token ? " no token" : "", device->sm_count, device->gemv_slots);
     bool attends = false;
     for (size_t i = first; i < first + count; i++) {
@@ -255,7 +254,7 @@ static void test_cut(struct test_context *t, const chain_test &c, const struct g
         }
         for (int i = 0; i < 2; i++) {
             /* rows that were appended are near, all others untouched */
-            check_close(t, to_double(one_cache[i], m.cache), to_double(cache[i], m.cache),
+            check_close(t, cell_values(one_cache[i], c.layout), cell_values(cache[i], c.layout),
                         cache_tolerance(m.cache), what);
             size_t changed = 0, changed_by_one = 0;
             for (size_t n = 0; n < cache[i].size(); n++) {
@@ -307,8 +306,10 @@ static void test_refusals(struct test_context *t)
     check(t, write(linear, bad, 2) == HELM_E_UNSUPPORTED, "weights of two formats are refused");
     bad.linear.format = FORMAT_BF16_PACKED;
     check(t, !gpuk_chain_takes(&t->device, &bad), "packed weights are refused");
-    bad = attention, bad.attention.args.kv.layout.dtype = DTYPE_F16;
+    bad = attention, bad.attention.args.kv.layout.dtype = KV_F16;
     check(t, write(attention, bad, 2) == HELM_E_UNSUPPORTED, "caches of two dtypes are refused");
+    bad.attention.args.kv.layout.dtype = KV_Q8_0;
+    check(t, !gpuk_chain_takes(&t->device, &bad), "a quantised head of 16 dimensions is refused");
     bad = attention, bad.attention.args.step.position++;
     check(t, write(attention, bad, 2) == HELM_E_UNSUPPORTED, "attention of two steps is refused");
     check(t, write(linear, attention, 2) == HELM_OK, "and what can be taken is");
@@ -320,7 +321,7 @@ static void test_random(struct test_context *t, int count)
     const uint32_t groups[] = {1, 4, 5, 8, 2}, dims[] = {8, 16, 64, 80, 128, 256}, pages[] = {4, 16, 32};
     for (int i = 0; i < count; i++) {
         chain_model m = {};
-        m.dtype = i % 3, m.cache = i / 3 % 3;
+        m.dtype = i % 3, m.cache = i / 3 % KV_DTYPE_COUNT;
         const uint32_t unit = m.dtype == DTYPE_F32 ? 4 : 8;
         m.hidden = unit * (1 + random_below(t, t->few ? 24 : t->small ? 90 : 300));
         m.inner = unit * (1 + random_below(t, t->few ? 40 : t->small ? 150 : 700));
@@ -337,6 +338,7 @@ static void test_random(struct test_context *t, int count)
         m.page_tokens = pages[random_below(t, 3)];
         m.position = random_below(t, 4) ? random_below(t, t->small ? 200 : 500) : random_below(t, 2000);
         if (t->few) m.head_dim = i % 2 ? 64 : 16, m.position %= 100;
+        if (m.cache == KV_Q8_0) m.head_dim = (m.head_dim + 31) / 32 * 32;
         m.window = random_below(t, 3) ? 0 : 1 + random_below(t, 900);
         m.head_norm = random_below(t, 2), m.bias = random_below(t, 2);
         m.absent = random_below(t, 6) == 0, m.no_token = random_below(t, 12) == 0;
@@ -362,6 +364,7 @@ void test_chain(struct test_context *t)
         {DTYPE_BF16, DTYPE_BF16, 4096, 12288, 32, 8, 128, 1, 1001, 32, 0, 1999, true, false, false, false},
         {DTYPE_F32, DTYPE_F16, 4096, 12288, 32, 8, 128, 1, 75, 32, 300, 1500, false, true, false, false},
         {FORMAT_Q8_0, DTYPE_BF16, 2560, 9728, 32, 8, 128, 2, 1001, 32, 0, 199, true, false, false, false},
+        {DTYPE_BF16, KV_Q8_0, 4096, 12288, 32, 8, 128, 1, 1001, 32, 0, 1999, true, false, false, false},
         {FORMAT_Q4_K, DTYPE_F16, 4096, 12288, 32, 8, 128, 1, 1001, 32, 0, 199, true, false, false, false,
          FORMAT_Q6_K},
         {DTYPE_F16, DTYPE_F32, 896, 4864, 14, 2, 64, 2, 1001, 32, 0, 700, false, true, false, false},
@@ -378,7 +381,7 @@ void test_chain(struct test_context *t)
                        most = (i % 4 == 3 ? 3072 : 1024) / unit, hidden = unit * (1 + random_below(t, most)),
                        inner = unit * (1 + random_below(t, most + 1)), heads = 4 << i % 2;
         chain_model m = {format,
-                         (int)(i % 3),
+                         (int)(i % KV_DTYPE_COUNT),
                          hidden,
                          inner,
                          heads,

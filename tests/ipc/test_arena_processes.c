@@ -29,7 +29,7 @@ static struct arena create_arena(void)
                               .hidden = 64,
                               .vocab = 512,
                               .lanes = 2,
-                              .kv = {1, 1, 32, 32, DTYPE_BF16, 2},
+                              .kv = {1, 1, 32, 32, KV_BF16},
                               .page_count = 4,
                               .weight_bytes = WEIGHT_BYTES};
     struct arena arena;

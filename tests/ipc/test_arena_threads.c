@@ -26,7 +26,7 @@ static struct arena create_arena(uint64_t weight_bytes)
                               .hidden = 64,
                               .vocab = 512,
                               .lanes = 1,
-                              .kv = {2, 2, 32, 32, DTYPE_BF16, 2},
+                              .kv = {2, 2, 32, 32, KV_BF16},
                               .page_count = 64,
                               .weight_bytes = weight_bytes};
     struct arena arena;

@@ -51,7 +51,7 @@ static struct pair *open_split(const struct split *split, uint32_t slots, uint32
     const struct pair_options options = {.folder = "tests/data/golden/qwen3",
                                          .plan = &plan,
                                          .device = "emulated",
-                                         .kv_dtype = DTYPE_F16,
+                                         .kv_dtype = KV_F16,
                                          .threads = 2,
                                          .slots = slots,
                                          .context_tokens = context,

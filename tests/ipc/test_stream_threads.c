@@ -90,8 +90,7 @@ static void open_setup(struct setup *s, const char *letters, uint64_t ring_bytes
                                            .kv_heads = c->kv_heads,
                                            .head_dim = c->head_dim,
                                            .page_tokens = 32,
-                                           .dtype = DTYPE_F16,
-                                           .elem_bytes = 2},
+                                           .dtype = DTYPE_F16},
                                     .page_count = 2,
                                     .weight_bytes = s->model.weight_bytes + 64 * s->model.tensor_count};
     if (arena_create(&spec, &s->arena, &err)) fail_msg("%s", err.text);

@@ -3,7 +3,7 @@
  *
  * Tolerances: outputs are convex combinations of values of size about 1. fp32 variants differ from the
  * reference by the rounding of the logits (about 1e-6 of their size) and of the sums, so 2e-5 holds with
- * room. Variants that round queries and weights to bf16 (8 bits) are held to 2e-2 of the values' size, which
+ * room; of quantised cells all read the same values. Variants that round queries and weights to bf16 (8 bits) are held to 2e-2 of the values' size, which
  * the bf16 class of the golden runs needs. */
 #include <math.h>
 #include <setjmp.h>
@@ -72,7 +72,7 @@ static void guarded_free(void *pointer, size_t bytes)
 }
 
 /* The pool is NaN wherever no position of the sequence lies: a stray read poisons the result. */
-static void rig_make(struct rig *rig, const struct shape *shape, enum dtype dtype, float logit_size,
+static void rig_make(struct rig *rig, const struct shape *shape, enum kv_dtype dtype, float logit_size,
                      uint64_t seed)
 {
     const uint32_t layers = 2, kv_heads = 3, layer = 1, kv_head = 1;
@@ -80,12 +80,10 @@ static void rig_make(struct rig *rig, const struct shape *shape, enum dtype dtyp
     uint32_t positions = shape->start + shape->tokens;
     uint32_t page_count = (positions + shape->page_tokens - 1) / shape->page_tokens, spare = 2;
     memset(rig, 0, sizeof(*rig));
-    rig->kv = (struct kv_layout){layers,          kv_heads,
-                                 shape->head_dim, shape->page_tokens,
-                                 dtype,           dtype == DTYPE_F32 ? 4 : 2};
+    rig->kv = (struct kv_layout){layers, kv_heads, shape->head_dim, shape->page_tokens, dtype};
     size_t pool_bytes = (page_count + spare) * kv_page_bytes(&rig->kv);
     rig->pool = malloc(pool_bytes);
-    memset(rig->pool, 0xff, pool_bytes); /* NaN in all three types */
+    memset(rig->pool, 0xff, pool_bytes); /* NaN in all types */
     rig->pages = malloc((page_count + spare) * sizeof(uint32_t));
     for (uint32_t i = 0; i < page_count + spare; i++) rig->pages[i] = i;
     for (uint32_t i = page_count + spare - 1; i > 0; i--) {
@@ -183,7 +181,7 @@ static void expect_close(const float *got, const float *want, size_t count, doub
     }
 }
 
-static const struct attention_variant *reference_of(enum dtype dtype)
+static const struct attention_variant *reference_of(enum kv_dtype dtype)
 {
     const struct attention_variant *variant = NULL;
     struct helm_err err = {0};
@@ -198,8 +196,8 @@ static void compare_variant(struct rig *rig, const struct shape *shape,
     char what[200];
     snprintf(what, sizeof(what),
              "%s %s head_dim %u group %u page %u tokens %u start %u window %u range %u..%u", variant->name,
-             dtype_name(variant->kv_dtype), shape->head_dim, shape->group, shape->page_tokens, shape->tokens,
-             shape->start, shape->window, shape->kv_first, shape->kv_last);
+             kv_dtype_name(variant->kv_dtype), shape->head_dim, shape->group, shape->page_tokens,
+             shape->tokens, shape->start, shape->window, shape->kv_first, shape->kv_last);
     size_t count = rig->rows * rig->kv.head_dim;
     rig_run(rig, variant, false);
     float *got = rig_dense(rig);
@@ -240,10 +238,11 @@ static bool can_run(const struct attention_variant *variant)
  * tolerance of variants that do not round, and of those that do; 0: what each variant is held to. */
 static void compare(const struct shape *shape, float logit_size, const double allowed[2], uint64_t seed)
 {
-    static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+    static const enum kv_dtype dtypes[] = {KV_F32, KV_F16, KV_BF16, KV_Q8_0};
     size_t count;
     const struct attention_variant *const *all = attention_variants(&count);
     for (size_t k = 0; k < sizeof(dtypes) / sizeof(*dtypes); k++) {
+        if (!kv_dtype_takes(dtypes[k], shape->head_dim)) continue;
         struct rig rig;
         rig_make(&rig, shape, dtypes[k], logit_size, seed);
         rig_run(&rig, reference_of(dtypes[k]), false);
@@ -267,7 +266,7 @@ static void each_variant(variant_test *test)
     for (size_t i = 0; i < count; i++) {
         if (!can_run(all[i])) {
             print_message("skipped: %s %s, which this processor lacks\n", all[i]->name,
-                          dtype_name(all[i]->kv_dtype));
+                          kv_dtype_name(all[i]->kv_dtype));
             continue;
         }
         test(all[i]);
@@ -357,6 +356,7 @@ static void splits_merge(const struct attention_variant *variant)
     uint64_t random = 77;
     enum { PARTS_MAX = 7 };
     for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
+        if (!kv_dtype_takes(variant->kv_dtype, shapes[i].head_dim)) continue;
         struct rig rig;
         rig_make(&rig, &shapes[i], variant->kv_dtype, i == 0 ? 20 : 2, 3000 + i);
         size_t count = rig.rows * rig.kv.head_dim;
@@ -422,7 +422,7 @@ static void test_merge_of_nothing_is_zero(void **state)
 static void test_reference_by_hand(void **state)
 {
     (void)state;
-    struct kv_layout kv = {1, 1, 1, 8, DTYPE_F32, 4};
+    struct kv_layout kv = {1, 1, 1, 8, KV_F32};
     float pool[16] = {0}, q = 1, out = 0, one = 1, three = 3, five = 5, zero = 0;
     uint32_t page = 0;
     double scratch[8];
@@ -443,7 +443,7 @@ static void test_reference_by_hand(void **state)
                                   .pages = &page,
                                   .out = &out,
                                   .out_stride = 1};
-    reference_of(DTYPE_F32)->attend(&task);
+    reference_of(KV_F32)->attend(&task);
     assert_true(fabs((double)out - (3 + 5 * M_E) / (1 + M_E)) < 1e-6);
 }
 
@@ -452,20 +452,20 @@ static void test_choice(void **state)
     (void)state;
     const struct attention_variant *variant = NULL;
     struct helm_err err = {0};
-    assert_int_equal(attention_choose(DTYPE_F16, 0, NULL, &variant, &err), 0);
+    assert_int_equal(attention_choose(KV_F16, 0, NULL, &variant, &err), 0);
     assert_string_equal(variant->name, "ref");
-    assert_int_equal(attention_choose(DTYPE_BF16, CPU_AVX2, NULL, &variant, &err), 0);
+    assert_int_equal(attention_choose(KV_BF16, CPU_AVX2, NULL, &variant, &err), 0);
     assert_string_equal(variant->name, "avx2");
-    assert_int_equal(attention_choose(DTYPE_BF16, CPU_AVX2 | CPU_AVX512, NULL, &variant, &err), 0);
+    assert_int_equal(attention_choose(KV_BF16, CPU_AVX2 | CPU_AVX512, NULL, &variant, &err), 0);
     assert_string_equal(variant->name, "avx512");
-    assert_int_equal(attention_choose(DTYPE_BF16, CPU_AVX2 | CPU_AVX512, "avx2", &variant, &err), 0);
+    assert_int_equal(attention_choose(KV_BF16, CPU_AVX2 | CPU_AVX512, "avx2", &variant, &err), 0);
     assert_string_equal(variant->name, "avx2");
-    assert_int_equal(attention_choose(DTYPE_BF16, CPU_AVX2, "avx512", &variant, &err), HELM_E_UNSUPPORTED);
+    assert_int_equal(attention_choose(KV_BF16, CPU_AVX2, "avx512", &variant, &err), HELM_E_UNSUPPORTED);
     assert_null(variant);
     assert_non_null(strstr(err.text, "avx512"));
-    assert_int_equal(attention_choose(DTYPE_BF16, CPU_AVX2, "sse9", &variant, &err), HELM_E_UNSUPPORTED);
+    assert_int_equal(attention_choose(KV_BF16, CPU_AVX2, "sse9", &variant, &err), HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "sse9"));
-    assert_int_equal(attention_choose(DTYPE_COUNT, ~0u, NULL, &variant, &err), HELM_E_UNSUPPORTED);
+    assert_int_equal(attention_choose(KV_DTYPE_COUNT, ~0u, NULL, &variant, &err), HELM_E_UNSUPPORTED);
 }
 
 int main(void)

@@ -76,7 +76,7 @@ class FakeDaemon(threading.Thread):
         if kind == "status":
             self.send(client, number, status=pb.Status(
                 version="0.0-fake", state="ready", uptime_ms=1500, running=len(self.going), queue_limit=64,
-                kv_pages_total=1024, workers=[pb.WorkerStatus(name="cpu", pid=os.getpid(), state="ready", threads=2,
+                kv_pages_total=1024, kv_dtype="q8_0", kv_token_bytes=69632, workers=[pb.WorkerStatus(name="cpu", pid=os.getpid(), state="ready", threads=2,
                                                               kernels="gemv ref", weight_bytes=1 << 20,
                                                               loaded_bytes=1 << 20),
                                               pb.WorkerStatus(name="gpu", state="ready", device="a fake\x1b", threads=1,

@@ -113,6 +113,8 @@ def query_tests(at, daemon):
           status["model"]["eos"] == [1, 2], status)
     out = check_exit("status", 0, *at, "status", text="helmd 0.0-fake")
     check("... shows no escape sequences", "\x1b" not in out)
+    check("... shows the KV cache's type", "KV pages   0 of 1024 in use, q8_0, 68.00 KiB a token" in out, out)
+    check("... in JSON too", (status["kv_dtype"], status["kv_token_bytes"]) == ("q8_0", 69632), status)
     check("... shows the device, its memory and busy shares", "device: a fake?" in out and "VRAM in use 3.00 MiB" in out and
           "busy 25 % of the steps' time, waiting 50 %; weights read 1.00 MiB, over the link 2.00 MiB" in out, out)
     check("... also in JSON", status["workers"][1]["busy_seconds"] == 2 and status["workers"][1]["vram_bytes"] == 3 << 20 and

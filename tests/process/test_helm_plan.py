@@ -371,6 +371,29 @@ def test_context_batch_and_prompt():
     check(status == 1 and "40960" in err, err)
 
 
+def test_a_quantised_cache():
+    """q8_0 takes 34 bytes where f16 takes 64, in every ledger and forecast; it is used where it is asked for."""
+    half, quantised = (plan("qwen3-8b", MACHINES[1], "--ctx", 32768, *option) for option in ([], ["--kv-dtype", "q8_0"]))
+    same([p["kv_dtype"] for p in (half, quantised)], ["f16", "q8_0"], "kv_dtype")
+    pool = [sum(line["bytes"] for line in p["vram"]["lines"] if line["what"].startswith("KV pool"))
+            for p in (half, quantised)]
+    pages = [p["page_count"] for p in (half, quantised)]
+    same(pool[1] * 64 * pages[0], pool[0] * 34 * pages[1], f"KV cache {pool} of {pages} pages")
+    check(quantised["decode_tok_s"]["value"] > half["decode_tok_s"]["value"], "fewer bytes are read")
+    status, out, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--kv-dtype", "q8_0")
+    check(status == 0 and "in q8_0, 76.50 KiB a token" in out, out + err)
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(model("qwen3-4b"), "config.json")) as f:
+            config = json.load(f)
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            json.dump(dict(config, head_dim=80), f)
+        status, _, err = run("--model", folder, "--profile", profile(MACHINES[1]), "--kv-dtype", "q8_0")
+        check(status == 1 and "q8_0" in err and "multiple of 32" in err and "80" in err, f"{status}: {err}")
+        same(run("--model", folder, "--profile", profile(MACHINES[1]))[0], 0, "f16 takes heads of 80")
+    status, _, err = run("--model", model("qwen3-8b"), "--kv-dtype", "q4_0")
+    check(status == 2 and "q8_0" in err, err)
+
+
 def test_a_refusal_names_what_would_fit():
     status, out, err = run("--model", model("qwen3-32b"), "--profile", profile(MACHINES[1]), "--host-memory", "20GiB",
                            "--json")

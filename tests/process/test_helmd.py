@@ -347,6 +347,8 @@ def test_queries():
         st = c.ask("status").status
         same((st.state, st.workers[0].state, st.workers[0].kernels), ("ready", "ready", "fake"), "status")
         check(st.kv_pages_total > 0 and st.workers[0].pid > 0, "status numbers")
+        per_head = info.head_dim * 2  # fp16
+        same((st.kv_dtype, st.kv_token_bytes), ("f16", 2 * info.layers * info.kv_heads * per_head), "status: KV cache")
 
 
 def test_clients_are_told_the_whole_path():
@@ -469,6 +471,7 @@ def test_a_saved_plan_can_be_edited_and_used():
         same(s.tokens, expected_tokens([3], 20, seed=1), "tokens")
         d.stop()
         for changes, word in [(dict(page_count=2), "one context"), (dict(layers=3), "plan"),
+                              (dict(kv_dtype="q8_0"), "multiple of 32 dimensions: this model's have 16"),
                               (dict(stages=[dict(plan["stages"]["decode"][0], home="gpu")]), "gpu")]:
             d = start(**changes)
             same(d.process.wait(5 * SLOW), 4, f"{changes}: {d.ready}")

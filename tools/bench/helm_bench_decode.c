@@ -361,7 +361,8 @@ int main(int argc, char **argv)
         {"step-tokens", 0, ARGS_U64, "N", "most tokens a prefill step takes (512)", .target = &step_tokens,
          .min = 1, .max = 1 << 16},
         {"kernels", 0, ARGS_TEXT, "NAME", "kernel variant (the fastest)", .target = &kernels},
-        {"kv", 0, ARGS_CHOICE, "DTYPE", "of the KV cache (f16)", .target = &kv, .choices = "bf16|f16|f32"},
+        {"kv", 0, ARGS_CHOICE, "DTYPE", "of the KV cache (f16)", .target = &kv,
+         .choices = "bf16|f16|f32|q8_0"},
         {"spin-us", 0, ARGS_U64, "US", "how long waiting threads spin", .target = &spin_us, .min = 1,
          .max = 100000},
         {"packed", 0, ARGS_FLAG, NULL, "weights packed in memory, where they can be", .target = &packed},
@@ -387,9 +388,7 @@ int main(int argc, char **argv)
     if (!b->local) return 5;
     const struct local_options local_options = {.folder = model,
                                                 .kernels = kernels,
-                                                .kv_dtype = kv[0] == 'b'             ? DTYPE_BF16
-                                                            : strcmp(kv, "f16") == 0 ? DTYPE_F16
-                                                                                     : DTYPE_F32,
+                                                .kv_dtype = kv_dtype_named(kv),
                                                 .pack_cpu = packed,
                                                 .threads = (uint32_t)threads,
                                                 .slots = 1,

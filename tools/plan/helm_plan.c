@@ -32,7 +32,7 @@
 #define PLAN_FILE_MAX  ((size_t)8 << 20)
 
 struct options {
-    const char *model, *profile, *strategy, *device, *plot, *plan, *pack, *weights;
+    const char *model, *profile, *strategy, *device, *plot, *plan, *pack, *weights, *kv_dtype;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
     bool json, device_given, node_given, vram_given, prompt_given, strategy_given;
 };
@@ -210,7 +210,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     bool derived = false;
     int status = 0;
     struct planner_request r = {.model = &model,
-                                .wish = {.kv_dtype = DTYPE_F16,
+                                .wish = {.kv_dtype = kv_dtype_named(o->kv_dtype),
                                          .slots = o->batch > SLOTS ? (uint32_t)o->batch : SLOTS,
                                          .ctx = (uint32_t)o->ctx,
                                          .page_tokens = KV_PAGE_TOKENS_DEFAULT,
@@ -259,6 +259,7 @@ int main(int argc, char **argv)
     struct options o = {.strategy = "best",
                         .pack = "auto",
                         .weights = "stored",
+                        .kv_dtype = "f16",
                         .device = "auto",
                         .batch = 1,
                         .prompt = PLANNER_PROMPT_TOKENS};
@@ -301,6 +302,8 @@ int main(int argc, char **argv)
          .target = &o.pack, .choices = "auto|all|off"},
         {"weights", 0, ARGS_TEXT, "FORMAT", "how weights lie in memory, as helmd's (default stored)",
          .target = &o.weights},
+        {"kv-dtype", 0, ARGS_CHOICE, "TYPE", "type of the KV cache, as helmd's (default f16)",
+         .target = &o.kv_dtype, .choices = "f16|bf16|f32|q8_0"},
         {"plan", 0, ARGS_TEXT, "FILE",
          "explain this plan (what --json printed, or edited) instead of making one", .target = &o.plan},
         {"at", 0, ARGS_U64, "N", "forecast decode when N tokens are in the context", .target = &o.at,

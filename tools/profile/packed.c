@@ -206,7 +206,7 @@ static int make_region(struct profile_packed *p, struct helm_err *err)
         .step_tokens = 1,
         .hidden = 64,
         .vocab = 64,
-        .kv = {.kv_heads = 1, .head_dim = 64, .page_tokens = 32, .dtype = DTYPE_F16, .elem_bytes = 2},
+        .kv = {.kv_heads = 1, .head_dim = 64, .page_tokens = 32, .dtype = DTYPE_F16},
         .weight_bytes = p->region_bytes};
     int rc = arena_create(&spec, &p->arena, err);
     if (rc) return rc;

@@ -86,7 +86,7 @@ int profile_steps_open(const struct profile_cpu_options *o, const struct profile
     int rc = profile_checkpoint_make(shape, folder, err);
     if (rc) return rc;
     const struct local_options options = {.folder = folder,
-                                          .kv_dtype = DTYPE_F16,
+                                          .kv_dtype = KV_F16,
                                           .threads = o->threads,
                                           .node = &o->node,
                                           .slots = 1,

@@ -88,15 +88,19 @@ static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
 
 /* ---- attention ---- */
 
-/* kv_append with the chosen vector kernel. */
+/* kv_append, of single numbers with the chosen vector kernel. */
 static void append_head(const struct run *run, const uint32_t *pages, uint32_t kv_layer, uint32_t is_value,
                         uint32_t head, uint32_t position, const float *x)
 {
     const struct kv_layout *kv = &run->kv;
+    if (!kv_dtype_is_plain(kv->dtype)) {
+        kv_append(kv, run->kv_pool, pages, kv_layer, is_value, head, position, x);
+        return;
+    }
     uint32_t page = pages[position / kv->page_tokens], token = position % kv->page_tokens;
     char *to = (char *)run->kv_pool + kv_offset(kv, page, kv_layer, is_value, head);
-    run->kernels->vector->store(to + (size_t)token * kv->head_dim * kv->elem_bytes, x, (enum dtype)kv->dtype,
-                                kv->head_dim);
+    run->kernels->vector->store(to + (size_t)token * kv_number_bytes(kv->dtype, kv->head_dim), x,
+                                (enum dtype)kv->dtype, kv->head_dim);
 }
 
 static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
@@ -211,7 +215,7 @@ static void plan_attention(struct run *run)
     for (uint32_t r = 0; r < run->batch.row_count; r++) {
         struct run_row *row = &run->row[r];
         uint32_t length = row->in->start + row->in->count;
-        uint64_t row_bytes = 2 * (uint64_t)length * run->config->head_dim * run->kv.elem_bytes;
+        uint64_t row_bytes = 2 * (uint64_t)length * kv_cell_bytes(run->kv.dtype, run->kv.head_dim);
         row->splits = 1;
         if (row->in->count == 1 && whole < 2 * run->threads) {
             uint32_t wanted = run_ceil_div(4 * run->threads, whole);

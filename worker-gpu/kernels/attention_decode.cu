@@ -15,7 +15,7 @@ static const uint32_t PIECE_MIN = 64; /* positions: below this another block cos
 
 /* Shared memory: q [G][head_dim], o [WARPS][G][head_dim] (before that scratch of take_query, after it the
  * merge's weights), m and s [WARPS][G]. */
-template <typename T, int G, bool VECTOR>
+template <typename C, int G, bool VECTOR>
 __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_constant__ decode_params p)
 {
     SHARED_DYNAMIC(float, memory);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     const uint32_t end = begin + per_piece < position + 1 ? begin + per_piece : position + 1;
 
     float *qs = memory, *os = qs + G * head_dim, *ms = os + WARPS * G * head_dim, *ss = ms + WARPS * G;
-    take_query<T>(p, t, kv_head, head0, heads, position, pages, blockIdx.x == pieces - 1, qs, os);
+    take_query<C>(p, t, kv_head, head0, heads, position, pages, blockIdx.x == pieces - 1, qs, os);
     __syncthreads(); /* q for everyone; and the block sees the k and v it has just appended */
 
     /* lanes a position takes, the positions a warp takes at once, and this lane's place */
@@ -63,27 +63,28 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     const int U = G > 4 ? 2 : 4; /* positions whose keys and values are in flight together */
     const uint32_t step = WARPS * at_once;
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens), page_mask = l.page_tokens - 1;
-    const uint32_t row_bytes = head_dim * sizeof(T);
-    const uint64_t to_values = (uint64_t)l.kv_heads * l.page_tokens * row_bytes;
+    const kv_steps<C> steps(l);
     for (uint32_t base = begin; base < end; base += U * step) {
-        float k[U][8], v[U][8];
-        bool seen[U];
+        attention_cells<U> c;
 #pragma unroll
         for (int u = 0; u < U; u++) {
             uint32_t at = base + u * step + warp * at_once + place;
             uint32_t page = at < end ? pages[at >> page_shift] : GPUK_PAGE_ABSENT;
-            seen[u] = page != GPUK_PAGE_ABSENT;
-            if (seen[u]) {
-                const unsigned char *row =
-                    kv_rows(a.kv, page, 0, kv_head) + (size_t)(at & page_mask) * row_bytes;
-                row_load<T, VECTOR>(row, first_dim, head_dim, k[u]);
-                row_load<T, VECTOR>(row + to_values, first_dim, head_dim, v[u]);
+            c.seen[u] = page != GPUK_PAGE_ABSENT;
+            if (c.seen[u]) {
+                const unsigned char *rows = kv_rows(a.kv, page, 0, kv_head);
+                const unsigned char *numbers = rows + (size_t)(at & page_mask) * steps.number;
+                const unsigned char *scales = rows + steps.scales_at + (size_t)(at & page_mask) * steps.scale;
+                c.k_scale[u] = cell_load<C, VECTOR>(numbers, scales, first_dim, head_dim, c.k[u]);
+                c.v_scale[u] = cell_load<C, VECTOR>(numbers + steps.to_values, scales + steps.to_values,
+                                                    first_dim, head_dim, c.v[u]);
             } else {
 #pragma unroll
-                for (int j = 0; j < 8; j++) k[u][j] = 0, v[u][j] = 0;
+                for (int j = 0; j < 8; j++) c.k[u][j] = 0, c.v[u][j] = 0;
+                c.k_scale[u] = c.v_scale[u] = 1;
             }
         }
-        sums_add<G, U>(sums, heads, lanes, k, v, seen, [&](int g, float *to) {
+        sums_add<G, U>(sums, heads, lanes, c, [&](int g, float *to) {
 #pragma unroll
             for (int j = 0; j < 8; j++) to[j] = q[g][j];
         });
@@ -118,22 +119,21 @@ extern "C" size_t gpuk_attention_workspace_bytes(uint32_t tokens, uint32_t heads
 }
 
 typedef void (*decode_kernel)(decode_params);
-#define KERNELS(T)                                                                                           \
+#define KERNELS(C)                                                                                           \
     {                                                                                                        \
-        {attention_decode_kernel<T, 1, false>, attention_decode_kernel<T, 1, true>},                         \
-            {attention_decode_kernel<T, 4, false>, attention_decode_kernel<T, 4, true>},                     \
+        {attention_decode_kernel<C, 1, false>, attention_decode_kernel<C, 1, true>},                         \
+            {attention_decode_kernel<C, 4, false>, attention_decode_kernel<C, 4, true>},                     \
         {                                                                                                    \
-            attention_decode_kernel<T, 8, false>, attention_decode_kernel<T, 8, true>                        \
+            attention_decode_kernel<C, 8, false>, attention_decode_kernel<C, 8, true>                        \
         }                                                                                                    \
     }
-static const decode_kernel kernels[DTYPE_COUNT][3][2] = {KERNELS(__nv_bfloat16), KERNELS(__half),
-                                                         KERNELS(float)};
+static const decode_kernel kernels[KV_DTYPE_COUNT][3][2] = BY_KV_DTYPE(KERNELS);
 static const uint32_t group_sizes[3] = {1, 4, 8};
 
 int gpuk_prepare_attention_decode(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (int i = 0; i < DTYPE_COUNT * 6 && !rc; i++)
+    for (int i = 0; i < KV_DTYPE_COUNT * 6 && !rc; i++)
         rc = gpuk_prepare("decode attention", kernels[i / 6][i % 6 / 2][i % 2], 0, err);
     if (!rc && device->tensor_cores) rc = decode_tensor_prepare(err);
     return rc;

@@ -46,7 +46,7 @@ struct block_team {
  * when this block's piece ends with the token's own position (`owner`). With `current`, an owner leaves k and
  * v there too ([2][head_dim] in shared memory), as the cache has them, and only one of its group appends.
  * `page`: that of the position, if known. */
-template <typename T, typename B = block_team>
+template <typename C, typename B = block_team>
 __device__ __forceinline__ void
 take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0, uint32_t heads,
            uint32_t position, const uint32_t *pages, bool owner, float *qs, float *scratch,
@@ -74,36 +74,29 @@ take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0,
             const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)kv_head * head_dim;
             head_load(from, is_value ? nullptr : a.k_norm, a.eps, is_value ? nullptr : table, head_dim, own,
                       v);
-            if (appends && page) kv_store_in<T>(a.kv, *page, position, is_value, kv_head, v);
-            if (appends && !page) kv_store<T>(a.kv, pages, position, is_value, kv_head, v);
+            if (appends && page) kv_store_in<C>(a.kv, *page, position, is_value, kv_head, v);
+            if (appends && !page) kv_store<C>(a.kv, pages, position, is_value, kv_head, v);
             if (!current) continue;
+            C::keep(v, head_dim);
 #pragma unroll
             for (uint32_t j = 0; j < HEAD_STEPS; j++)
-                if (lane + 32 * j < head_dim)
-                    current[is_value * head_dim + lane + 32 * j] = element<T>::load(element<T>::store(v[j]));
+                if (lane + 32 * j < head_dim) current[is_value * head_dim + lane + 32 * j] = v[j];
         }
     }
 }
 
-/* 8 dimensions of a cache row: neighbours in the vector form, every 32nd else. */
-template <typename T, bool VECTOR>
-__device__ __forceinline__ void row_load(const unsigned char *row, uint32_t first_dim, uint32_t head_dim,
-                                         float *v)
+/* 8 dimensions of a cell: neighbours in the vector form, every 32nd else. Returns what each is to be multiplied by. */
+template <typename C, bool VECTOR>
+__device__ __forceinline__ float cell_load(const unsigned char *numbers, const unsigned char *scales,
+                                           uint32_t first_dim, uint32_t head_dim, float *v)
 {
     if constexpr (VECTOR) {
-        if (first_dim < head_dim) {
-            const uint4 *p = reinterpret_cast<const uint4 *>(row + first_dim * sizeof(T));
-            unpack16<T>(__ldcg(p), v);
-            if constexpr (sizeof(T) == 4) unpack16<T>(__ldcg(p + 1), v + 4);
-        } else {
-#pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = 0;
-        }
+        return C::unpack(first_dim < head_dim ? C::load(numbers, scales, first_dim) : C::none(), v);
     } else {
-        const T *p = reinterpret_cast<const T *>(row);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            v[j] = first_dim + 32 * j < head_dim ? element<T>::load(p[first_dim + 32 * j]) : 0.0f;
+            v[j] = first_dim + 32 * j < head_dim ? C::number(numbers, scales, first_dim + 32 * j) : 0.0f;
+        return 1;
     }
 }
 
@@ -120,12 +113,16 @@ template <int G> __device__ __forceinline__ void sums_open(attention_sums<G> &a)
         for (int j = 0; j < 8; j++) a.o[g][j] = 0;
     }
 }
+/* U positions' keys and values on their way into sums; each is k (v) times its scale. */
+template <int U> struct attention_cells {
+    float k[U][8], v[U][8], k_scale[U], v_scale[U];
+    bool seen[U];
+};
 /* Takes in U positions' keys and values for `heads` heads; `lanes` lanes share a position. query(g, q): the
  * lane's 8 numbers of head g. */
 template <int G, int U, typename Q>
 __device__ __forceinline__ void sums_add(attention_sums<G> &a, uint32_t heads, uint32_t lanes,
-                                         const float k[U][8], const float v[U][8], const bool seen[U],
-                                         const Q &query)
+                                         const attention_cells<U> &c, const Q &query)
 {
 #pragma unroll
     for (int g = 0; g < G; g++) {
@@ -136,10 +133,11 @@ __device__ __forceinline__ void sums_add(attention_sums<G> &a, uint32_t heads, u
         for (int u = 0; u < U; u++) {
             x[u] = 0;
 #pragma unroll
-            for (int j = 0; j < 8; j++) x[u] += q[j] * k[u][j];
+            for (int j = 0; j < 8; j++) x[u] += q[j] * c.k[u][j];
+            x[u] *= c.k_scale[u];
             for (uint32_t mask = lanes / 2; mask > 0; mask >>= 1)
                 x[u] += __shfl_xor_sync(0xffffffffu, x[u], mask);
-            if (!seen[u]) x[u] = -INFINITY;
+            if (!c.seen[u]) x[u] = -INFINITY;
             most = fmaxf(most, x[u]);
         }
         if (most == -INFINITY) continue; /* nothing seen yet */
@@ -152,8 +150,9 @@ __device__ __forceinline__ void sums_add(attention_sums<G> &a, uint32_t heads, u
         for (int u = 0; u < U; u++) {
             float w = exp2_of(x[u] - most);
             a.s[g] += w;
+            w *= c.v_scale[u];
 #pragma unroll
-            for (int j = 0; j < 8; j++) a.o[g][j] += w * v[u][j];
+            for (int j = 0; j < 8; j++) a.o[g][j] += w * c.v[u][j];
         }
     }
 }

@@ -1,16 +1,19 @@
 /* Prefill attention over paged KV: many queries, causal, windowed, with any context before them.
  *
  *   plain    a warp takes one query of one head, lane = dimension. Any head_dim and cache dtype, every
- * device. tensor   (8.0 and later, bf16 and f16, head_dim 64 or 128) FlashAttention-2's shape (Dao 2023): a
- * block takes 64 queries of one head, four warps of 16; keys and values come in tiles of 64 positions, two in
- * flight, by asynchronous copies that follow the page table; scores live in registers only. Rows of shared
- * memory are swizzled by 16-byte units, so that neither the copies nor ldmatrix meet bank conflicts. Tiles of
- * long sequences are taken last first: the longest work starts earliest. Launchers below;
- * worker-gpu/kernels/kernels.h says what they mean. */
+ *            device.
+ *   tensor   (8.0 and later, 16 bits and q8_0, head_dim 64 or 128) FlashAttention-2's shape (Dao 2023): a
+ *            block takes 64 queries of one head, four warps of 16; keys and values come in tiles of 64 positions
+ *            (kv_tile.cuh), by asynchronous copies that follow the page table, the next while one is computed with;
+ *            scores live in registers only. Tiles of long sequences are taken last first: the longest work starts
+ *            earliest.
+ *
+ * Launchers below; worker-gpu/kernels/kernels.h says what they mean. */
+#include "worker-gpu/kernels/kv_tile.cuh"
 #include "worker-gpu/kernels/rope.cuh"
 
-static const uint32_t TILE = 64; /* queries of a block, and positions of a key tile */
-static const uint32_t WARPS = 4, THREADS = WARPS * 32;
+static const uint32_t TILE = PREFILL_TILE; /* queries of a block, and positions of a key tile */
+static const uint32_t THREADS = PREFILL_THREADS, WARPS = THREADS / 32;
 static const float LOG2E = 1.44269504088896341f;
 
 struct prefill_params {
@@ -46,7 +49,7 @@ __device__ __forceinline__ const uint32_t *pages_of(const gpuk_step &s, uint32_t
 
 /* ---- plain -------------------------------------------------------------------------------------- */
 
-template <typename T>
+template <typename C>
 __global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant__ prefill_params p)
 {
     let_next_start();
@@ -59,28 +62,32 @@ __global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant
     const uint32_t *pages = pages_of(a.step, a.step.token_row[t]);
     const uint32_t first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
     const size_t at = ((size_t)t * a.heads + head) * head_dim;
+    typedef typename C::query query;
+    const kv_steps<C> steps(a.kv.layout);
     float q[HEAD_STEPS], o[HEAD_STEPS], m = -INFINITY, s = 0;
 #pragma unroll
     for (uint32_t j = 0; j < HEAD_STEPS; j++) {
         uint32_t d = lane + 32 * j;
-        q[j] = d < head_dim ? element<T>::load(((const T *)p.q)[at + d]) * a.scale : 0.0f;
+        q[j] = d < head_dim ? element<query>::load(((const query *)p.q)[at + d]) * a.scale : 0.0f;
         o[j] = 0;
     }
     for (uint32_t i = first; i <= position; i++) {
         uint32_t page = pages[i / page_tokens];
-        const T *k = (const T *)kv_rows(a.kv, page, 0, kv_head) + (size_t)(i % page_tokens) * head_dim;
-        const T *v = (const T *)kv_rows(a.kv, page, 1, kv_head) + (size_t)(i % page_tokens) * head_dim;
+        const unsigned char *rows = kv_rows(a.kv, page, 0, kv_head);
+        const unsigned char *k = rows + (size_t)(i % page_tokens) * steps.number, *v = k + steps.to_values;
+        const unsigned char *k_scales = rows + steps.scales_at + (size_t)(i % page_tokens) * steps.scale;
+        const unsigned char *v_scales = k_scales + steps.to_values;
         float x = 0;
 #pragma unroll
         for (uint32_t j = 0; j < HEAD_STEPS; j++)
-            if (lane + 32 * j < head_dim) x += q[j] * element<T>::load(k[lane + 32 * j]);
+            if (lane + 32 * j < head_dim) x += q[j] * C::number(k, k_scales, lane + 32 * j);
         x = warp_sum(x);
         float most = fmaxf(m, x), keep = expf(m - most), w = expf(x - most);
         m = most;
         s = s * keep + w;
 #pragma unroll
         for (uint32_t j = 0; j < HEAD_STEPS; j++)
-            if (lane + 32 * j < head_dim) o[j] = o[j] * keep + w * element<T>::load(v[lane + 32 * j]);
+            if (lane + 32 * j < head_dim) o[j] = o[j] * keep + w * C::number(v, v_scales, lane + 32 * j);
     }
 #pragma unroll
     for (uint32_t j = 0; j < HEAD_STEPS; j++)
@@ -89,38 +96,11 @@ __global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant
 
 /* ---- tensor ------------------------------------------------------------------------------------- */
 
-/* Byte offset of 16-byte unit `unit` of row `row` of a tile. */
-template <int HEAD> __device__ __forceinline__ uint32_t unit_at(uint32_t row, uint32_t unit)
-{
-    return row * (HEAD * 2) + ((unit ^ (row & 7)) << 4);
-}
-
-/* Starts copying keys or values of positions base .. base + TILE to shared memory; zeros from `end` on. */
-template <typename T, int HEAD>
-__device__ __forceinline__ void tile_fetch(const gpuk_attention &a, const uint32_t *pages, uint32_t kv_head,
-                                           uint32_t base, uint32_t end, uint32_t keys, uint32_t values)
-{
-    const uint32_t units = HEAD / 8, rows_at_once = THREADS / units;
-    const uint32_t unit = threadIdx.x % units, page_tokens = a.kv.layout.page_tokens;
-    const uint32_t page_shift = 31 - __clz((int)page_tokens);
-    const uint64_t to_values = (uint64_t)a.kv.layout.kv_heads * page_tokens * HEAD * sizeof(T);
-#pragma unroll
-    for (uint32_t r = 0; r < TILE; r += rows_at_once) {
-        const uint32_t row = r + threadIdx.x / units, position = base + row;
-        const bool valid = position < end;
-        const unsigned char *from = (const unsigned char *)a.kv.pool;
-        if (valid)
-            from = kv_rows(a.kv, pages[position >> page_shift], 0, kv_head) +
-                   ((size_t)(position & (page_tokens - 1)) * HEAD + unit * 8) * sizeof(T);
-        copy16_async(keys + unit_at<HEAD>(row, unit), from, valid);
-        copy16_async(values + unit_at<HEAD>(row, unit), valid ? from + to_values : from, valid);
-    }
-}
-
-template <typename T, int HEAD>
+template <typename C, int HEAD>
 __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constant__ prefill_params p)
 {
     SHARED_DYNAMIC(unsigned char, memory);
+    typedef typename C::query T;
     const gpuk_attention &a = p.a;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, c = (lane & 3) * 2;
     const uint32_t tile_bytes = TILE * HEAD * 2, shared = shared_address(memory);
@@ -144,25 +124,34 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
     const uint32_t *pages = pages_of(a.step, row);
     const uint32_t first = a.window && position0 + 1 > a.window ? position0 + 1 - a.window : 0;
 
-    /* q waits in the second stage's place until it is in registers */
-    const uint32_t stage_bytes = 2 * tile_bytes, units = HEAD / 8;
+    /* q waits in the second stage's place until it is in registers; a tile that is not fetched in place comes behind
+     * it, in the bytes of half a stage, and becomes the first stage's rows */
+    const uint32_t stage_bytes = 2 * tile_bytes, units = HEAD / 8, raw = stage_bytes + tile_bytes;
+    prefill_tile<C, HEAD> cells;
+    const auto fetch = [&](uint32_t from, uint32_t stage) {
+        const tile_source source = {a.kv, pages, kv_head, from, end};
+        if constexpr (prefill_tile<C, HEAD>::IN_PLACE)
+            cells.fetch(source, shared + stage * stage_bytes, shared + stage * stage_bytes + tile_bytes);
+        else
+            cells.fetch(source, shared + raw, shared + raw + TILE * HEAD);
+        copies_commit();
+    };
     for (uint32_t i = threadIdx.x; i < TILE * units; i += THREADS) {
         const uint32_t r = i / units, unit = i % units;
         const T *from =
             (const T *)p.q + ((size_t)(token0 + (r < queries ? r : 0)) * a.heads + head) * HEAD + unit * 8;
-        copy16_async(shared + stage_bytes + unit_at<HEAD>(r, unit), from, r < queries);
+        copy16_async(shared + stage_bytes + tile_unit<HEAD>(r, unit), from, r < queries);
     }
     copies_commit();
     uint32_t base = first / TILE * TILE;
-    tile_fetch<T, HEAD>(a, pages, kv_head, base, end, shared, shared + tile_bytes);
-    copies_commit();
+    fetch(base, 0);
     copies_wait<1>();
     __syncthreads();
     uint32_t q[HEAD / 16][4];
 #pragma unroll
     for (uint32_t k = 0; k < HEAD / 16; k++)
         load_matrices(q[k],
-                      shared + stage_bytes + unit_at<HEAD>(warp * 16 + (lane & 15), k * 2 + (lane >> 4)));
+                      shared + stage_bytes + tile_unit<HEAD>(warp * 16 + (lane & 15), k * 2 + (lane >> 4)));
     __syncthreads();
 
     float o[HEAD / 8][4], m[2] = {-INFINITY, -INFINITY}, s[2] = {0, 0};
@@ -171,14 +160,19 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
     const float scale = a.scale * LOG2E;
     const uint32_t my_position = position0 + warp * 16 + g; /* of sum rows 0; rows 1 are 8 further */
 
-    for (uint32_t stage = 0; base < end; base += TILE, stage ^= 1) {
+    for (uint32_t stage = 0; base < end; base += TILE, stage ^= prefill_tile<C, HEAD>::IN_PLACE) {
         const uint32_t keys = shared + stage * stage_bytes, values = keys + tile_bytes;
-        if (base + TILE < end) {
-            const uint32_t next = shared + (stage ^ 1) * stage_bytes;
-            tile_fetch<T, HEAD>(a, pages, kv_head, base + TILE, end, next, next + tile_bytes);
+        if constexpr (prefill_tile<C, HEAD>::IN_PLACE) {
+            if (base + TILE < end)
+                fetch(base + TILE, stage ^ 1);
+            else
+                copies_commit();
+            copies_wait<1>();
+        } else {
+            copies_wait<0>();
+            cells.settle(memory + raw, memory, memory + tile_bytes);
+            if (base + TILE < end) fetch(base + TILE, 0);
         }
-        copies_commit();
-        copies_wait<1>();
         __syncthreads();
 
         float x[TILE / 8][4];
@@ -189,8 +183,8 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
 #pragma unroll
             for (uint32_t n = 0; n < TILE / 16; n++) {
                 uint32_t b[4]; /* positions n * 16 .. + 8 and + 8 .. + 16, each of two halves of k */
-                load_matrices(b, keys + unit_at<HEAD>(n * 16 + (lane & 7) + ((lane >> 4) << 3),
-                                                      k * 2 + (lane >> 3 & 1)));
+                load_matrices(b, keys + tile_unit<HEAD>(n * 16 + (lane & 7) + ((lane >> 4) << 3),
+                                                        k * 2 + (lane >> 3 & 1)));
                 matrix_unit<T>::add(x[2 * n], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
                 matrix_unit<T>::add(x[2 * n + 1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
             }
@@ -238,7 +232,7 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
             for (uint32_t n = 0; n < HEAD / 16; n++) {
                 uint32_t b[4]; /* dimensions n * 16 .. + 8 and + 8 .. + 16, each of two halves of positions */
                 load_matrices_transposed(b,
-                                         values + unit_at<HEAD>(k * 16 + (lane & 15), n * 2 + (lane >> 4)));
+                                         values + tile_unit<HEAD>(k * 16 + (lane & 15), n * 2 + (lane >> 4)));
                 matrix_unit<T>::add(o[2 * n], a0, a1, a2, a3, b[0], b[1]);
                 matrix_unit<T>::add(o[2 * n + 1], a0, a1, a2, a3, b[2], b[3]);
             }
@@ -262,12 +256,17 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
 /* ---- launchers ---------------------------------------------------------------------------------- */
 
 typedef void (*prefill_kernel)(prefill_params);
-static const prefill_kernel plain_kernels[DTYPE_COUNT] = {attention_plain<__nv_bfloat16>,
-                                                          attention_plain<__half>, attention_plain<float>};
-static const prefill_kernel tensor_kernels[2][2] = {{attention_tensor<__nv_bfloat16, 64>,
-                                                     attention_tensor<__nv_bfloat16, 128>},
-                                                    {attention_tensor<__half, 64>,
-                                                     attention_tensor<__half, 128>}};
+#define PLAIN(C) attention_plain<C>
+static const prefill_kernel plain_kernels[KV_DTYPE_COUNT] = BY_KV_DTYPE(PLAIN);
+#define TENSOR(C)                                                                                            \
+    {                                                                                                        \
+        attention_tensor<C, 64>, attention_tensor<C, 128>                                                    \
+    }
+/* [enum kv_dtype][head_dim 64, 128]; none for f32 */
+static const prefill_kernel tensor_kernels[KV_DTYPE_COUNT][2] = {TENSOR(kv_plain<__nv_bfloat16>),
+                                                                 TENSOR(kv_plain<__half>),
+                                                                 {},
+                                                                 TENSOR(kv_q8_0)};
 
 static size_t shared_bytes(uint32_t head_dim)
 {
@@ -277,11 +276,11 @@ static size_t shared_bytes(uint32_t head_dim)
 int gpuk_prepare_attention_prefill(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (int d = 0; d < DTYPE_COUNT && !rc; d++)
+    for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++) {
         rc = gpuk_prepare("prefill attention", plain_kernels[d], 0, err);
-    for (int i = 0; i < 4 && !rc && device->tensor_cores; i++)
-        rc = gpuk_prepare("prefill attention", tensor_kernels[i / 2][i % 2], shared_bytes(i % 2 ? 128 : 64),
-                          err);
+        for (int i = 0; i < 2 && !rc && device->tensor_cores && tensor_kernels[d][i]; i++)
+            rc = gpuk_prepare("prefill attention", tensor_kernels[d][i], shared_bytes(i ? 128 : 64), err);
+    }
     return rc;
 }
 
@@ -298,7 +297,8 @@ extern "C" int gpuk_attention_prefill(const struct gpuk_device *device, const st
     const struct kv_layout *l = &args->kv.layout;
     struct prefill_params p = {*args, q, out, (int)out_dtype};
     bool aligned = ((size_t)args->kv.pool | (size_t)args->kv.pool_host | (size_t)q | (size_t)out) % 16 == 0;
-    if (device->tensor_cores && l->dtype != DTYPE_F32 && (l->head_dim == 64 || l->head_dim == 128) && aligned)
+    if (device->tensor_cores && tensor_kernels[l->dtype][0] && (l->head_dim == 64 || l->head_dim == 128) &&
+        aligned)
         return gpuk_launch("prefill attention", tensor_kernels[l->dtype][l->head_dim == 128],
                            dim3(tokens / TILE + rows, args->heads), dim3(THREADS), shared_bytes(l->head_dim),
                            flags, stream, err, p);

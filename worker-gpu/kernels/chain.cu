@@ -304,12 +304,14 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
 typedef void (*chain_function)(chain_params);
 #define CHAIN(D)                                                                                             \
     {                                                                                                        \
-        chain_kernel<chain_shaped, D, __nv_bfloat16>, chain_kernel<chain_shaped, D, __half>,                 \
-            chain_kernel<chain_shaped, D, float>                                                             \
+        chain_kernel<chain_shaped, D, kv_plain<__nv_bfloat16>>,                                              \
+            chain_kernel<chain_shaped, D, kv_plain<__half>>, chain_kernel<chain_shaped, D, kv_plain<float>>, \
+            chain_kernel<chain_shaped, D, kv_q8_0>                                                           \
     }
-/* [chain_family][dtype of the cache] */
-static const chain_function kernels[CHAIN_FAMILIES][DTYPE_COUNT] = {CHAIN(decode_bf16), CHAIN(decode_f16),
-                                                                    CHAIN(decode_f32), CHAIN(decode_blocks)};
+/* [chain_family][enum kv_dtype] */
+static const chain_function kernels[CHAIN_FAMILIES][KV_DTYPE_COUNT] = {CHAIN(decode_bf16), CHAIN(decode_f16),
+                                                                       CHAIN(decode_f32),
+                                                                       CHAIN(decode_blocks)};
 
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
 {
@@ -331,7 +333,7 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, stru
                                    chain->pitch,
                                    chain->region_bytes,
                                    chain->norm_bytes};
-    return gpuk_launch("chain", kernels[chain->variant / DTYPE_COUNT][chain->variant % DTYPE_COUNT],
+    return gpuk_launch("chain", kernels[chain->variant / KV_DTYPE_COUNT][chain->variant % KV_DTYPE_COUNT],
                        dim3(chain->blocks), dim3(chain->warps * 32), chain->shared_bytes, GPUK_TOGETHER,
                        stream, err, p);
 }

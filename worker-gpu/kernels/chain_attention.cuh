@@ -112,12 +112,13 @@ __device__ __forceinline__ void chain_attention_ask(const chain_item &item, chai
         if (norm && d < l.head_dim) ask_l2(norm + d);
     }
     const attention_unit &unit = token.unit;
-    const uint32_t page_shift = 31 - __clz((int)l.page_tokens), row_bytes = l.head_dim * l.elem_bytes;
+    const uint32_t page_shift = 31 - __clz((int)l.page_tokens),
+                   row_bytes = kv_number_bytes(l.dtype, l.head_dim);
     uint32_t begin = unit.begin;
     if (item.held_at && cut.heads == 1) {
         const lane_place lane = lane_place_of(l.head_dim);
         const uint32_t warp = threadIdx.x >> 5, step = S::WARPS * lane.at_once;
-        const uint32_t to_values = l.kv_heads * l.page_tokens * row_bytes;
+        const uint32_t to_values = l.kv_heads * (uint32_t)kv_head_bytes(&l);
         const uint32_t to = shared_address(region + item.held_at) + threadIdx.x * 16;
 #pragma unroll
         for (uint32_t u = 0; u < HELD; u++) {
@@ -139,8 +140,11 @@ __device__ __forceinline__ void chain_attention_ask(const chain_item &item, chai
         const uint32_t row = i / (2 * lines), line = i - row * 2 * lines, at = begin + row;
         const uint32_t page = token.pages[at >> page_shift], is_value = line >= lines;
         if (page == GPUK_PAGE_ABSENT) continue;
-        ask_l2(kv_rows(a.kv, page, is_value, unit.kv_head) + (at & (l.page_tokens - 1)) * row_bytes +
-               (line - is_value * lines) * 128);
+        const unsigned char *rows = kv_rows(a.kv, page, is_value, unit.kv_head);
+        const uint32_t token = at & (l.page_tokens - 1);
+        ask_l2(rows + token * row_bytes + (line - is_value * lines) * 128);
+        if (!kv_dtype_is_plain(l.dtype) && line == is_value * lines && (token % 8 == 0 || row == 0))
+            ask_l2(rows + kv_scales_at(&l) + token * kv_scale_bytes(l.dtype, l.head_dim));
     }
 }
 
@@ -211,8 +215,7 @@ __device__ __forceinline__ void finish_words(const chain_item &item, uint32_t he
 
 /* A lane's 8 dimensions of U keys and values on their way. */
 template <typename C, int U> struct cache_rows {
-    static const int UNITS = sizeof(C) / 2; /* of 16 bytes */
-    uint4 k[U][UNITS], v[U][UNITS];
+    typename C::piece k[U], v[U];
     bool seen[U];
 };
 
@@ -233,8 +236,7 @@ __device__ __forceinline__ void chain_attend(const chain_item &item, const chain
     const uint32_t lanes = lane.lanes, at_once = lane.at_once, place = lane.place, first_dim = lane.first_dim;
     const uint32_t step = S::WARPS * at_once, group = a.heads / l.kv_heads;
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens), page_mask = l.page_tokens - 1;
-    const uint32_t row_bytes = head_dim * sizeof(C);
-    const uint64_t to_values = (uint64_t)l.kv_heads * l.page_tokens * row_bytes;
+    const kv_steps<C> steps(l);
     const auto query = [&](int g, float *to) {
         const float4 *from = reinterpret_cast<const float4 *>(qs + g * head_dim + first_dim);
         const float4 zero = make_float4(0, 0, 0, 0);
@@ -250,9 +252,12 @@ __device__ __forceinline__ void chain_attend(const chain_item &item, const chain
         const uint32_t head0 = kv_head * group + in_group;
         const uint32_t heads = group - in_group < cut.heads ? group - in_group : cut.heads;
         /* the lane's part of this kv head's keys, in page 0 */
-        const uint64_t page_bytes = l.layers * 2 * to_values;
-        const unsigned char *pool_near = kv_rows(a.kv, 0, 0, kv_head) + first_dim * sizeof(C);
-        const unsigned char *pool_host = kv_rows(a.kv, GPUK_PAGE_HOST, 0, kv_head) + first_dim * sizeof(C);
+        const uint64_t page_bytes = l.layers * 2 * steps.to_values;
+        const unsigned char *pool_near = kv_rows(a.kv, 0, 0, kv_head) + first_dim * C::NUMBER_BYTES;
+        const unsigned char *pool_host =
+            kv_rows(a.kv, GPUK_PAGE_HOST, 0, kv_head) + first_dim * C::NUMBER_BYTES;
+        const uint64_t to_scales =
+            steps.scales_at - first_dim * C::NUMBER_BYTES + first_dim / KV_Q8_0_VALUES * 2;
         cache_rows<C, U> now;
         const auto load = [&](cache_rows<C, U> &to, uint32_t base) {
 #pragma unroll
@@ -262,13 +267,11 @@ __device__ __forceinline__ void chain_attend(const chain_item &item, const chain
                 to.seen[u] = page != GPUK_PAGE_ABSENT;
                 const bool reads = to.seen[u] && first_dim < head_dim;
                 const unsigned char *pool = page & GPUK_PAGE_HOST ? pool_host : pool_near;
-                const uint4 *row = reinterpret_cast<const uint4 *>(
-                    pool + (page & ~GPUK_PAGE_HOST) * page_bytes + (at & page_mask) * row_bytes);
-#pragma unroll
-                for (int i = 0; i < cache_rows<C, U>::UNITS; i++) {
-                    to.k[u][i] = reads ? __ldcg(row + i) : make_uint4(0, 0, 0, 0);
-                    to.v[u][i] = reads ? __ldcg(row + to_values / 16 + i) : make_uint4(0, 0, 0, 0);
-                }
+                const unsigned char *rows = pool + (page & ~GPUK_PAGE_HOST) * page_bytes;
+                const unsigned char *numbers = rows + (at & page_mask) * steps.number;
+                const unsigned char *scales = rows + to_scales + (at & page_mask) * steps.scale;
+                to.k[u] = reads ? C::load(numbers, scales, 0) : C::none();
+                to.v[u] = reads ? C::load(numbers + steps.to_values, scales + steps.to_values, 0) : C::none();
             }
         };
         const bool held = G == 1 && item.held_at && number == blockIdx.x;
@@ -285,45 +288,42 @@ __device__ __forceinline__ void chain_attend(const chain_item &item, const chain
 
         attention_sums<G> sums;
         sums_open(sums);
-        if constexpr (G == 1 && sizeof(C) == 2) {
+        if constexpr (G == 1 && C::HOLDS) {
             const uint4 *from = reinterpret_cast<const uint4 *>(region + item.held_at) + threadIdx.x;
 #pragma unroll 1
             for (uint32_t u = 0; held && u < HELD && unit.begin + u * step + warp * at_once < end; u += U) {
-                float k[U][8], v[U][8];
-                bool seen[U];
+                attention_cells<U> c;
 #pragma unroll
                 for (uint32_t j = 0; j < U; j++) {
-                    seen[j] = token.held_pages[(u + j) * step + warp * at_once + place] != GPUK_PAGE_ABSENT;
-                    unpack16<C>(from[2 * (u + j) * S::THREADS], k[j]);
-                    unpack16<C>(from[(2 * (u + j) + 1) * S::THREADS], v[j]);
+                    c.seen[j] = token.held_pages[(u + j) * step + warp * at_once + place] != GPUK_PAGE_ABSENT;
+                    C::unpack(from[2 * (u + j) * S::THREADS], c.k[j]);
+                    C::unpack(from[(2 * (u + j) + 1) * S::THREADS], c.v[j]);
+                    c.k_scale[j] = c.v_scale[j] = 1;
                 }
-                sums_add<G, U>(sums, heads, lanes, k, v, seen, query);
+                sums_add<G, U>(sums, heads, lanes, c, query);
             }
         }
         for (uint32_t base = begin; base + warp * at_once < end; base += U * step) {
-            float k[U][8], v[U][8];
-            bool seen[U];
+            attention_cells<U> c;
 #pragma unroll
             for (int u = 0; u < U; u++) {
-                seen[u] = now.seen[u];
-#pragma unroll
-                for (int i = 0; i < cache_rows<C, U>::UNITS; i++) {
-                    unpack16<C>(now.k[u][i], k[u] + i * 4);
-                    unpack16<C>(now.v[u][i], v[u] + i * 4);
-                }
+                c.seen[u] = now.seen[u];
+                c.k_scale[u] = C::unpack(now.k[u], c.k[u]);
+                c.v_scale[u] = C::unpack(now.v[u], c.v[u]);
             }
             if (base + U * step < end) load(now, base + U * step);
-            sums_add<G, U>(sums, heads, lanes, k, v, seen, query);
+            sums_add<G, U>(sums, heads, lanes, c, query);
         }
         if (unit.owner && warp == 0) {
-            float k[1][8], v[1][8];
-            const bool seen[1] = {place == 0 && token.page != GPUK_PAGE_ABSENT};
+            attention_cells<1> c;
+            c.seen[0] = place == 0 && token.page != GPUK_PAGE_ABSENT;
+            c.k_scale[0] = c.v_scale[0] = 1;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                k[0][j] = first_dim < head_dim ? current[first_dim + j] : 0.0f;
-                v[0][j] = first_dim < head_dim ? current[head_dim + first_dim + j] : 0.0f;
+                c.k[0][j] = first_dim < head_dim ? current[first_dim + j] : 0.0f;
+                c.v[0][j] = first_dim < head_dim ? current[head_dim + first_dim + j] : 0.0f;
             }
-            sums_add<G, 1>(sums, heads, lanes, k, v, seen, query);
+            sums_add<G, 1>(sums, heads, lanes, c, query);
         }
         sums_fold(sums, heads, lanes, first_dim, 1, head_dim, os, ms, ss);
         S::meet();

@@ -144,7 +144,7 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
 static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_chain_op *attention)
 {
     const struct kv_layout *l = &attention->attention.args.kv.layout;
-    if (front->kind != GPUK_CHAIN_LINEAR || l->elem_bytes != 2 ||
+    if (front->kind != GPUK_CHAIN_LINEAR || kv_cell_bytes(l->dtype, 8) != 16 ||
         HELD * chain_shaped::WARPS * (32 / lanes_of(l->head_dim)) > HELD_POSITIONS_MAX)
         return 0;
     /* units of several heads hold nothing */
@@ -263,7 +263,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     *chain = {};
     chain->list = memory;
     chain->count = count;
-    chain->variant = family * DTYPE_COUNT + (cache < 0 ? 0 : cache);
+    chain->variant = family * KV_DTYPE_COUNT + (cache < 0 ? 0 : cache);
     chain->warps = chain_shaped::LAUNCHED / 32;
     chain->slots = ring.slots;
     chain->pitch = ring.pitch;

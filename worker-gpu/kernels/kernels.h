@@ -295,7 +295,7 @@ HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, void *stream,
 
 /* Prefill attention: many tokens a sequence, several sequences, over everything in the cache before and in
  * this step, causal and windowed; never tokens x tokens in memory. q: as gpuk_rope_append wrote it, of the
- * cache's dtype (f32 cache: f32). out[token][heads * head_dim] of out_dtype. rows: capacity of the step's
+ * cache's kv_query_dtype. out[token][heads * head_dim] of out_dtype. rows: capacity of the step's
  * rows. */
 HELM_MUST_CHECK int gpuk_attention_prefill(const struct gpuk_device *device,
                                            const struct gpuk_attention *args, const void *q, uint32_t tokens,

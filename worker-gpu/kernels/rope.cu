@@ -70,9 +70,11 @@ int gpuk_attention_check(const char *what, const struct gpuk_attention *args, ui
     if (l->page_tokens == 0 || (l->page_tokens & (l->page_tokens - 1)) != 0 || args->kv.layer >= l->layers)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: pages of %u tokens, layer %u of %u", what,
                          l->page_tokens, args->kv.layer, l->layers);
-    if (l->dtype >= DTYPE_COUNT || l->elem_bytes != (l->dtype == DTYPE_F32 ? 4u : 2u))
-        return helm_fail(err, HELM_E_UNSUPPORTED, "%s: cache dtype %u of %u bytes", what, l->dtype,
-                         l->elem_bytes);
+    if (l->dtype >= KV_DTYPE_COUNT)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "%s: cache dtype %u is none", what, l->dtype);
+    if (!kv_dtype_takes(l->dtype, l->head_dim))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "%s: head_dim %u in a %s cache (multiples of %d)", what,
+                         l->head_dim, kv_dtype_name((enum kv_dtype)l->dtype), KV_Q8_0_VALUES);
     return HELM_OK;
 }
 
@@ -95,35 +97,38 @@ static int run_append(const struct gpuk_attention *args, uint32_t tokens, void *
     if (q_dtype == DTYPE_F32)
         return gpuk_launch("rope", rope_append_kernel<C, float>, grid, block, 0, flags, stream, err, *args,
                            (float *)q_out);
-    if (q_dtype == (enum dtype)args->kv.layout.dtype)
-        return gpuk_launch("rope", rope_append_kernel<C, C>, grid, block, 0, flags, stream, err, *args,
-                           (C *)q_out);
+    if (q_dtype == kv_query_dtype(args->kv.layout.dtype))
+        return gpuk_launch("rope", rope_append_kernel<C, typename C::query>, grid, block, 0, flags, stream,
+                           err, *args, (typename C::query *)q_out);
     return helm_fail(err, HELM_E_UNSUPPORTED, "rope: q of dtype %d beside a cache of dtype %u", (int)q_dtype,
                      args->kv.layout.dtype);
 }
+
+typedef int (*append_run)(const struct gpuk_attention *, uint32_t, void *, enum dtype, uint32_t, void *,
+                          struct helm_err *);
+#define RUN(C) run_append<C>
+static const append_run append_runs[KV_DTYPE_COUNT] = BY_KV_DTYPE(RUN);
 
 extern "C" int gpuk_rope_append(const struct gpuk_attention *args, uint32_t tokens, void *q_out,
                                 enum dtype q_dtype, uint32_t flags, void *stream, struct helm_err *err)
 {
     int rc = gpuk_attention_check("rope", args, tokens, err);
     if (rc) return rc;
-    switch ((enum dtype)args->kv.layout.dtype) {
-    case DTYPE_BF16:
-        return run_append<__nv_bfloat16>(args, tokens, q_out, q_dtype, flags, stream, err);
-    case DTYPE_F16:
-        return run_append<__half>(args, tokens, q_out, q_dtype, flags, stream, err);
-    default:
-        return run_append<float>(args, tokens, q_out, q_dtype, flags, stream, err);
-    }
+    return append_runs[args->kv.layout.dtype](args, tokens, q_out, q_dtype, flags, stream, err);
+}
+
+template <typename C> static int prepare_append(struct helm_err *err)
+{
+    const int rc = gpuk_prepare("rope", rope_append_kernel<C, float>, 0, err);
+    return rc ? rc : gpuk_prepare("rope", rope_append_kernel<C, typename C::query>, 0, err);
 }
 
 int gpuk_prepare_rope(const struct gpuk_device *, struct helm_err *err)
 {
     int rc = gpuk_prepare("rope table", rope_table_kernel, 0, err);
-    if (!rc) rc = gpuk_prepare("rope", (rope_append_kernel<__nv_bfloat16, float>), 0, err);
-    if (!rc) rc = gpuk_prepare("rope", (rope_append_kernel<__nv_bfloat16, __nv_bfloat16>), 0, err);
-    if (!rc) rc = gpuk_prepare("rope", (rope_append_kernel<__half, float>), 0, err);
-    if (!rc) rc = gpuk_prepare("rope", (rope_append_kernel<__half, __half>), 0, err);
-    if (!rc) rc = gpuk_prepare("rope", (rope_append_kernel<float, float>), 0, err);
+    if (!rc) rc = prepare_append<kv_plain<__nv_bfloat16>>(err);
+    if (!rc) rc = prepare_append<kv_plain<__half>>(err);
+    if (!rc) rc = prepare_append<kv_plain<float>>(err);
+    if (!rc) rc = prepare_append<kv_q8_0>(err);
     return rc;
 }

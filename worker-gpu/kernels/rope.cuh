@@ -5,9 +5,7 @@
 #ifndef HELM_WORKER_GPU_KERNELS_ROPE_CUH
 #define HELM_WORKER_GPU_KERNELS_ROPE_CUH
 
-#include "worker-gpu/kernels/device.cuh"
-
-static const uint32_t HEAD_STEPS = GPUK_HEAD_DIM_MAX / 32; /* dimensions of a head a lane holds at most */
+#include "worker-gpu/kernels/kv_cell.cuh"
 
 /* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the
  * rotation (if table). `shared` holds head_dim floats of this warp's own. The result is in v and, with a
@@ -49,38 +47,24 @@ __device__ __forceinline__ void head_load(const float *x, const float *norm, flo
     __syncwarp();
 }
 
-/* First byte of the K (or V) rows of `page` of this layer for one kv head. */
-__device__ __forceinline__ unsigned char *kv_rows(const gpuk_kv &kv, uint32_t page, uint32_t is_value,
-                                                  uint32_t kv_head)
-{
-    unsigned char *pool = (unsigned char *)(page & GPUK_PAGE_HOST ? kv.pool_host : kv.pool);
-    const kv_layout &l = kv.layout;
-    uint64_t head_bytes = (uint64_t)l.page_tokens * l.head_dim * l.elem_bytes;
-    uint64_t layer_bytes = 2 * l.kv_heads * head_bytes;
-    return pool + (page & ~GPUK_PAGE_HOST) * (l.layers * layer_bytes) + kv.layer * layer_bytes +
-           ((uint64_t)is_value * l.kv_heads + kv_head) * head_bytes;
-}
-
-/* `page`: that of the position. */
-template <typename T>
+/* Puts down a head's key or value, by a warp. `page`: that of the position. */
+template <typename C>
 __device__ __forceinline__ void kv_store_in(const gpuk_kv &kv, uint32_t page, uint32_t position,
                                             uint32_t is_value, uint32_t kv_head, const float v[HEAD_STEPS])
 {
-    const uint32_t page_tokens = kv.layout.page_tokens, head_dim = kv.layout.head_dim;
+    const uint32_t token = position % kv.layout.page_tokens;
     if (page == GPUK_PAGE_ABSENT) return;
-    T *row = (T *)kv_rows(kv, page, is_value, kv_head) + (size_t)(position % page_tokens) * head_dim;
-#pragma unroll
-    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
-        uint32_t d = (threadIdx.x & 31) + 32 * j;
-        if (d < head_dim) row[d] = element<T>::store(v[j]);
-    }
+    const kv_steps<C> steps(kv.layout);
+    unsigned char *rows = kv_rows(kv, page, is_value, kv_head);
+    C::store(v, rows + (size_t)token * steps.number, rows + steps.scales_at + (size_t)token * steps.scale,
+             kv.layout.head_dim);
 }
 
-template <typename T>
+template <typename C>
 __device__ __forceinline__ void kv_store(const gpuk_kv &kv, const uint32_t *pages, uint32_t position,
                                          uint32_t is_value, uint32_t kv_head, const float v[HEAD_STEPS])
 {
-    kv_store_in<T>(kv, pages[position / kv.layout.page_tokens], position, is_value, kv_head, v);
+    kv_store_in<C>(kv, pages[position / kv.layout.page_tokens], position, is_value, kv_head, v);
 }
 
 /* Checks the shapes of attention; used by every launcher that takes struct gpuk_attention. */

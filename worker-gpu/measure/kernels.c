@@ -464,8 +464,7 @@ uint32_t measure_kv_layers(const struct measure *m)
                                   .kv_heads = MEASURE_KV_HEADS,
                                   .head_dim = MEASURE_HEAD_DIM,
                                   .page_tokens = MEASURE_PAGE_TOKENS,
-                                  .dtype = DTYPE_F16,
-                                  .elem_bytes = 2};
+                                  .dtype = DTYPE_F16};
     uint64_t layers = m->weight_bytes / (kv_page_bytes(&one) * MEASURE_PAGES);
     return layers > MEASURE_KV_LAYERS ? MEASURE_KV_LAYERS : (uint32_t)layers;
 }
@@ -478,8 +477,7 @@ struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t l
                                                      .kv_heads = MEASURE_KV_HEADS,
                                                      .head_dim = MEASURE_HEAD_DIM,
                                                      .page_tokens = MEASURE_PAGE_TOKENS,
-                                                     .dtype = DTYPE_F16,
-                                                     .elem_bytes = 2},
+                                                     .dtype = DTYPE_F16},
                                           .pool = measure_room(m),
                                           .layer = layer},
                                    .heads = heads,

@@ -342,19 +342,15 @@ static int measure_open(struct measure *m, struct helm_err *err)
     if (m->host_bytes < 4 * MIB)
         return helm_fail(err, HELM_E_CAPACITY, "%llu bytes of host memory are free: too few to measure with",
                          (unsigned long long)memory.available_bytes);
-    const struct arena_spec spec = {.slots = 1,
-                                    .context_tokens = 1,
-                                    .step_tokens = 1,
-                                    .hidden = 1,
-                                    .vocab = 1,
-                                    .kv = {.layers = 1,
-                                           .kv_heads = 1,
-                                           .head_dim = 2,
-                                           .page_tokens = 1,
-                                           .dtype = DTYPE_F16,
-                                           .elem_bytes = 2},
-                                    .page_count = 1,
-                                    .weight_bytes = m->host_bytes + CONTROL_BYTES};
+    const struct arena_spec spec = {
+        .slots = 1,
+        .context_tokens = 1,
+        .step_tokens = 1,
+        .hidden = 1,
+        .vocab = 1,
+        .kv = {.layers = 1, .kv_heads = 1, .head_dim = 2, .page_tokens = 1, .dtype = DTYPE_F16},
+        .page_count = 1,
+        .weight_bytes = m->host_bytes + CONTROL_BYTES};
     rc = arena_create(&spec, &m->arena, err);
     if (rc) return rc;
     const struct arena_region *region = &arena_header_of(&m->arena)->region[ARENA_REGION_WEIGHTS];

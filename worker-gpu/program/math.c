@@ -277,7 +277,7 @@ static void make_rope_append(struct lowering *low, const struct making *m)
     const bool chunk = tier_of(low) == OP_TIER_CHUNK;
     add_op(low, m)->as.attention =
         (struct op_attention){.args = attention_of(low, m),
-                              .q_dtype = chunk ? (enum dtype)s->kv.dtype : DTYPE_F32,
+                              .q_dtype = chunk ? kv_query_dtype(s->kv.dtype) : DTYPE_F32,
                               .q = chunk ? gpu_area(s->buffers, GPU_AREA_CHUNK_Q)
                                          : gpu_area(s->buffers, GPU_AREA_FEW_Q)};
 }

@@ -50,7 +50,8 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
                                          .slots = arena->slots,
                                          .pages_per_slot = arena->pages_per_slot,
                                          .chunk_bytes = workspace_chunk_bytes(model),
-                                         .cache_bytes = (uint32_t)dtype_bytes((enum dtype)arena->kv.dtype),
+                                         .query_bytes =
+                                             (uint32_t)dtype_bytes(kv_query_dtype(arena->kv.dtype)),
                                          .layers = computes_layers(plan),
                                          .head = plan->head == PLAN_GPU0,
                                          .chains = !device->no_chains,

@@ -18,15 +18,16 @@
         .scratch_bytes = attention_scratch_##function                                                        \
     }
 #define VARIANT_FOR_ALL(variant_name, needs, function)                                                       \
-    VARIANT(variant_name, needs, DTYPE_F32, function), VARIANT(variant_name, needs, DTYPE_F16, function),    \
-        VARIANT(variant_name, needs, DTYPE_BF16, function)
+    VARIANT(variant_name, needs, KV_F32, function), VARIANT(variant_name, needs, KV_F16, function),          \
+        VARIANT(variant_name, needs, KV_BF16, function), VARIANT(variant_name, needs, KV_Q8_0, function)
 
 /* Slowest first. */
 static const struct attention_variant *const variants[] = {
     VARIANT_FOR_ALL("ref", 0, ref),
     VARIANT_FOR_ALL("avx2", CPU_AVX2, avx2),
     VARIANT_FOR_ALL("avx512", CPU_AVX2 | CPU_AVX512, avx512),
-    VARIANT("avx512-bf16", CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, DTYPE_BF16, avx512bf16),
+    VARIANT("avx512-bf16", CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, KV_BF16, avx512bf16),
+    VARIANT("avx512-bf16", CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, KV_Q8_0, avx512bf16),
 };
 #define VARIANT_COUNT (sizeof(variants) / sizeof(variants[0]))
 
@@ -36,7 +37,7 @@ const struct attention_variant *const *attention_variants(size_t *count)
     return variants;
 }
 
-int attention_choose(enum dtype kv_dtype, unsigned features, const char *name,
+int attention_choose(enum kv_dtype kv_dtype, unsigned features, const char *name,
                      const struct attention_variant **variant, struct helm_err *err)
 {
     char text[128];
@@ -58,7 +59,7 @@ int attention_choose(enum dtype kv_dtype, unsigned features, const char *name,
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "attention kernel %s%s%s does not read a KV cache of type %d (%s)",
                          name != NULL ? "\"" : "", name != NULL ? name : "(any)", name != NULL ? "\"" : "",
-                         kv_dtype, kv_dtype < DTYPE_COUNT ? dtype_name(kv_dtype) : "unknown");
+                         kv_dtype, kv_dtype_name(kv_dtype));
     return helm_fail(err, HELM_E_UNSUPPORTED, "attention kernel \"%s\" needs %s, which this processor lacks",
                      lacking->name, cpu_features_text(lacking->features & ~features, text, sizeof(text)));
 }
@@ -133,16 +134,23 @@ void kv_append(const struct kv_layout *kv, void *pool, const uint32_t *pages, ui
                uint32_t kv_head, uint32_t position, const float *x)
 {
     uint64_t at = kv_offset(kv, pages[position / kv->page_tokens], layer, is_value, kv_head);
-    at += (uint64_t)(position % kv->page_tokens) * kv->head_dim * kv->elem_bytes;
-    char *to = (char *)pool + at;
+    uint32_t token = position % kv->page_tokens;
+    char *rows = (char *)pool + at;
+    char *to = rows + (uint64_t)token * kv_number_bytes(kv->dtype, kv->head_dim);
     size_t n = kv->head_dim;
-    if (kv->dtype == DTYPE_F32) {
+    if (kv->dtype == KV_Q8_0) {
+        uint16_t *scales = (uint16_t *)(void *)(rows + kv_scales_at(kv)) + token * (n / KV_Q8_0_VALUES);
+        for (size_t d = 0; d < n; d += KV_Q8_0_VALUES)
+            kv_q8_0_write(x + d, (int8_t *)to + d, scales + d / KV_Q8_0_VALUES);
+        return;
+    }
+    if (kv->dtype == KV_F32) {
         memcpy(to, x, n * sizeof(*x));
         return;
     }
     /* Eight at a time with the instructions every x86-64 has: one token's heads are written by one thread
      * between two matrix products, so this must not be felt. */
-    bool bf16 = kv->dtype == DTYPE_BF16;
+    bool bf16 = kv->dtype == KV_BF16;
     for (size_t d = 0; d < n; d += 8) {
         float eight[8] = {0};
         uint16_t halves[8];

@@ -42,12 +42,12 @@ struct attention_task {
 struct attention_variant {
     const char *name;
     unsigned features;
-    enum dtype kv_dtype;
+    enum kv_dtype kv_dtype;
     void (*attend)(const struct attention_task *task);
     size_t (*scratch_bytes)(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
 };
 const struct attention_variant *const *attention_variants(size_t *count);
-HELM_MUST_CHECK int attention_choose(enum dtype kv_dtype, unsigned features, const char *name,
+HELM_MUST_CHECK int attention_choose(enum kv_dtype kv_dtype, unsigned features, const char *name,
                                      const struct attention_variant **variant, struct helm_err *err);
 
 /* Merges `parts` partial results of `n` = tokens * group queries: o[p] = parts' outputs ([n][head_dim] each,
@@ -56,7 +56,7 @@ HELM_MUST_CHECK int attention_choose(enum dtype kv_dtype, unsigned features, con
 void attention_merge(float *out, const float *const *o, const float *const *m, const float *const *s,
                      size_t parts, size_t n, size_t head_dim);
 
-/* Appends one token's K or V of one head: converts head_dim floats into the page. */
+/* Appends one token's K or V of one head: converts or quantises head_dim floats into the page. */
 void kv_append(const struct kv_layout *kv, void *pool, const uint32_t *pages, uint32_t layer, bool is_value,
                uint32_t kv_head, uint32_t position, const float *x);
 

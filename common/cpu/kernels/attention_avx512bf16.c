@@ -1,10 +1,11 @@
-/* Attention for AVX512-BF16 over a bf16 cache: prefill's products run as bf16 dot products (two
+/* Attention for AVX512-BF16 over a cache of bf16 or q8_0: prefill's products run as bf16 dot products (two
  * multiplications a lane and instruction), with queries and softmax weights rounded to bf16; sums, maxima and
  * the softmax stay fp32, and each row is normalised by the sum of its rounded weights. Decode is bound by
  * memory and stays as exact as attention_avx512.c.
  *
  *   queries  [tile][pair of dimensions][TILE_ROWS]  scaled, rounded; a pair is one 32-bit broadcast
- *   keys     [pair of dimensions][KEYS_BLOCK]       the cache's own bits, transposed as 32-bit pairs
+ *   keys     [pair of dimensions][KEYS_BLOCK]       the cache's own bits, or quantised ones rounded to bf16, transposed
+ *                                                   as 32-bit pairs
  *   weights  [row][key]                             bf16, over the row's scores: keys 2i, 2i + 1 are one pair
  *   values   [pair of keys][stride]                 the two keys' bits interleaved
  *
@@ -13,6 +14,8 @@
 
 #include "common/cpu/kernels/attention_kernels.h"
 #include "common/cpu/kernels/lanes512.h"
+
+#include "common/cpu/kernels/attention_cells.h"
 
 #define TILE_VECS 4 /* 6 x 4 accumulators, 4 keys' vectors and a broadcast: 29 of 32 registers */
 #define FEW_ROWS  4 /* 4 x 4 accumulators in the few-rows kernels */
@@ -57,44 +60,73 @@ static void tile_pack_queries(float *packed, const struct attention_task *task, 
     }
 }
 
-/* Elements [d, d + 32) of a row as 16 pairs; past `left` they are 0. */
-static inline vec load_pairs(const char *row, size_t d, size_t left)
+/* Numbers [d, d + 32) of a cell as 16 pairs; past `left` they are 0. */
+INLINE vec load_pairs(const char *row, const float *scales, size_t d, size_t left, const enum kv_dtype dtype)
 {
+    if (dtype == KV_Q8_0)
+        return _mm512_castsi512_ps(
+            (__m512i)_mm512_cvtne2ps_pbh(cell_widen(row, scales, d + LANES, left, dtype),
+                                         cell_widen(row, scales, d, left, dtype)));
     if (left >= 2 * LANES) return _mm512_loadu_ps((const void *)(row + 2 * d));
     return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16((__mmask32)((1ull << left) - 1), row + 2 * d));
 }
 
 /* Writes round_up(head_dim, 32) / 2 rows of pairs: at most stride / 2 + 8, which the fp32-sized room holds.
  */
-static void tile_pack_keys(float *packed, const char *const *keys, size_t head_dim, size_t stride,
-                           enum dtype dtype)
+INLINE void pack_keys_as(float *packed, const struct cells *cells, size_t head_dim, const enum kv_dtype dtype)
 {
-    (void)stride;
-    (void)dtype;
     for (size_t k = 0; k < KEYS_BLOCK; k += LANES)
         for (size_t d = 0; d < head_dim; d += 2 * LANES) {
             vec x[LANES];
-            UNROLL for (size_t i = 0; i < LANES; i++) x[i] = load_pairs(keys[k + i], d, head_dim - d);
+            UNROLL for (size_t i = 0; i < LANES; i++) x[i] =
+                load_pairs(cells->keys[k + i], cells->key_scales + (k + i) * cells->scales, d, head_dim - d,
+                           dtype);
             vec_transpose(x);
             UNROLL for (size_t i = 0; i < LANES; i++) vec_store(packed + (d / 2 + i) * KEYS_BLOCK + k, x[i]);
         }
 }
 
-static void tile_pack_values(float *packed, const char *const *keys, size_t distance, size_t count,
-                             size_t head_dim, size_t stride, enum dtype dtype)
+static void tile_pack_keys(float *packed, const struct cells *cells, size_t head_dim, size_t stride,
+                           enum kv_dtype dtype)
 {
-    (void)dtype;
-    for (size_t k = 0; k < count; k += 2)
+    (void)stride;
+    if (dtype == KV_Q8_0)
+        pack_keys_as(packed, cells, head_dim, KV_Q8_0);
+    else
+        pack_keys_as(packed, cells, head_dim, KV_BF16);
+}
+
+/* Numbers d .. d + 15 of value k as bf16; past the last value and past `left`: zero, whatever their weights. */
+INLINE __m512i load_value(const struct cells *cells, size_t k, size_t d, size_t left,
+                          const enum kv_dtype dtype)
+{
+    if (k >= cells->count) return _mm512_setzero_si512();
+    const char *row = cells->keys[k] + cells->distance;
+    if (dtype == KV_Q8_0)
+        return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(
+            cell_widen(row, cells->value_scales + k * cells->scales, d, left, dtype)));
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes_mask(left), row + 2 * d));
+}
+
+INLINE void pack_values_as(float *packed, const struct cells *cells, size_t head_dim, size_t stride,
+                           const enum kv_dtype dtype)
+{
+    for (size_t k = 0; k < cells->count; k += 2)
         for (size_t d = 0; d < head_dim; d += LANES) {
-            size_t left = head_dim - d;
-            __mmask16 mask = left >= LANES ? 0xffff : (__mmask16)((1u << left) - 1);
-            __m512i even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, keys[k] + distance + 2 * d));
-            __m512i odd = _mm512_setzero_si512(); /* past the last key: zero, whatever its weight */
-            if (k + 1 < count)
-                odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, keys[k + 1] + distance + 2 * d));
+            __m512i even = load_value(cells, k, d, head_dim - d, dtype);
+            __m512i odd = load_value(cells, k + 1, d, head_dim - d, dtype);
             vec_store(packed + k / 2 * stride + d,
                       _mm512_castsi512_ps(_mm512_or_si512(even, _mm512_slli_epi32(odd, 16))));
         }
+}
+
+static void tile_pack_values(float *packed, const struct cells *cells, size_t head_dim, size_t stride,
+                             enum kv_dtype dtype)
+{
+    if (dtype == KV_Q8_0)
+        pack_values_as(packed, cells, head_dim, stride, KV_Q8_0);
+    else
+        pack_values_as(packed, cells, head_dim, stride, KV_BF16);
 }
 
 #define CHUNK ((size_t)TILE_VECS * LANES)

@@ -6,45 +6,14 @@
 #include "common/cpu/kernels/attention_kernels.h"
 
 #include <math.h>
-#include <string.h>
 
-static float float_of_bits(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
-static float half_to_float(uint16_t half)
-{
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
-    if (exponent == 31) return float_of_bits(sign | 0x7f800000u | fraction << 13);
-    if (exponent != 0) return float_of_bits(sign | (exponent + 112u) << 23 | fraction << 13);
-    float tiny = ldexpf((float)fraction, -24);
-    return sign != 0 ? -tiny : tiny;
-}
-
-/* Element d of the K or V row of one position, found through the page table. */
+/* Number d of the K or V of one position, found through the page table. */
 static double kv_element(const struct attention_task *task, uint32_t position, uint32_t is_value, uint32_t d)
 {
     const struct kv_layout *kv = task->kv;
     uint64_t at =
         kv_offset(kv, task->pages[position / kv->page_tokens], task->layer, is_value, task->kv_head);
-    at += ((uint64_t)(position % kv->page_tokens) * kv->head_dim + d) * kv->elem_bytes;
-    const char *from = (const char *)task->pool + at;
-    uint16_t half;
-    float value;
-    switch ((enum dtype)kv->dtype) {
-    case DTYPE_BF16:
-        memcpy(&half, from, sizeof(half));
-        return (double)float_of_bits((uint32_t)half << 16);
-    case DTYPE_F16:
-        memcpy(&half, from, sizeof(half));
-        return (double)half_to_float(half);
-    default:
-        memcpy(&value, from, sizeof(value));
-        return (double)value;
-    }
+    return (double)kv_cell_value(kv, (const char *)task->pool + at, position % kv->page_tokens, d);
 }
 
 static double score(const struct attention_task *task, const float *q, uint32_t position)

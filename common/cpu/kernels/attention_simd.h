@@ -18,16 +18,14 @@
 #include <math.h>
 #include <string.h>
 
+#include "common/cpu/kernels/attention_cells.h"
+
 #define TILE_ROWS_MAX 192
 #define FEW_ROWS_MAX  8
 
 static inline size_t round_up(size_t n, size_t to)
 {
     return (n + to - 1) / to * to;
-}
-static inline uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
 }
 static inline uint32_t max_u32(uint32_t a, uint32_t b)
 {
@@ -45,25 +43,6 @@ static inline struct span token_span(const struct attention_task *task, uint32_t
     struct span span = {task->kv_first, min_u32(task->kv_last, end)};
     if (task->window != 0 && end > task->window) span.lo = max_u32(span.lo, end - task->window);
     return span;
-}
-
-/* Where the KV rows of positions first .. first + count - 1 lie. Values follow keys at a fixed distance. */
-static void find_keys(const struct attention_task *task, uint32_t first, uint32_t count, const char **rows)
-{
-    const struct kv_layout *kv = task->kv;
-    size_t row_bytes = (size_t)kv->head_dim * kv->elem_bytes;
-    for (uint32_t i = 0; i < count;) {
-        uint32_t position = first + i, in_page = position & (kv->page_tokens - 1);
-        uint32_t page = task->pages[position / kv->page_tokens];
-        const char *row = (const char *)task->pool + kv_offset(kv, page, task->layer, 0, task->kv_head);
-        row += in_page * row_bytes;
-        for (uint32_t n = min_u32(count - i, kv->page_tokens - in_page); n > 0; n--, i++, row += row_bytes)
-            rows[i] = row;
-    }
-}
-static inline size_t value_distance(const struct kv_layout *kv)
-{
-    return kv->kv_heads * kv_head_bytes(kv);
 }
 
 /* exp(x) for x <= 0: within 1.5 ulp of the exact value down to -87.3, 0 below (the true value is
@@ -183,21 +162,21 @@ static void reset_rows(size_t count, float *o, size_t stride, const struct row_s
 
 /* ---- few rows ---------------------------------------------------------------------------------- */
 
-INLINE void prefetch_row(const char *row, size_t bytes)
+/* p[r][k .. k + 3] = q[r] . keys k .. k + 3 for `rows` rows. */
+INLINE void few_scores(float *p, const float *q, size_t stride, const struct cells *cells, size_t k,
+                       size_t head_dim, const size_t rows, const enum kv_dtype dtype)
 {
-    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
-}
-
-/* p[r][k .. k + 3] = q[r] . keys[k .. k + 3] for `rows` rows. */
-INLINE void few_scores(float *p, const float *q, size_t stride, const char *const *keys, size_t head_dim,
-                       const size_t rows, const enum dtype dtype)
-{
+    const char *const *keys = cells->keys + k;
+    const size_t each = cells->scales;
+    const float *scales = cells->key_scales + k * each;
     vec acc[FEW_ROWS][4];
     UNROLL for (size_t r = 0; r < rows; r++) acc[r][0] = acc[r][1] = acc[r][2] = acc[r][3] = vec_set1(0);
     for (size_t d = 0; d < head_dim; d += LANES) {
         size_t left = head_dim - d;
-        vec k0 = lanes_widen(keys[0], d, left, dtype), k1 = lanes_widen(keys[1], d, left, dtype);
-        vec k2 = lanes_widen(keys[2], d, left, dtype), k3 = lanes_widen(keys[3], d, left, dtype);
+        vec k0 = cell_widen(keys[0], scales, d, left, dtype);
+        vec k1 = cell_widen(keys[1], scales + each, d, left, dtype);
+        vec k2 = cell_widen(keys[2], scales + 2 * each, d, left, dtype);
+        vec k3 = cell_widen(keys[3], scales + 3 * each, d, left, dtype);
         UNROLL for (size_t r = 0; r < rows; r++)
         {
             vec x = vec_load(q + r * stride + d);
@@ -208,14 +187,13 @@ INLINE void few_scores(float *p, const float *q, size_t stride, const char *cons
         }
     }
     UNROLL for (size_t r = 0; r < rows; r++)
-        _mm_storeu_ps(p + r * KEYS_BLOCK, vec_reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+        _mm_storeu_ps(p + r * KEYS_BLOCK + k, vec_reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
 }
 
 /* A block of positions on the few-rows way. The next block's keys are fetched while this one's values are
  * used: its first bytes would otherwise be waited for, page after page. */
 struct few_block {
-    const char *const *keys;
-    size_t count, distance; /* positions; from a key to its value */
+    struct cells cells;
     const char *const *next;
     size_t row_bytes;
 };
@@ -224,16 +202,19 @@ struct few_block {
  * dimensions. */
 INLINE void few_values(float *o, size_t stride, const float *p, const float *fix,
                        const struct few_block *block, size_t next_count, size_t d, size_t left,
-                       const size_t rows, const size_t vecs, const enum dtype dtype)
+                       const size_t rows, const size_t vecs, const enum kv_dtype dtype)
 {
+    const struct cells *cells = &block->cells;
     vec acc[FEW_ROWS][4];
     UNROLL for (size_t r = 0; r < rows; r++) UNROLL for (size_t v = 0; v < vecs; v++) acc[r][v] =
         vec_mul(vec_load(o + r * stride + d + v * LANES), vec_set1(fix[r]));
-    for (size_t k = 0; k < block->count; k++) {
+    for (size_t k = 0; k < cells->count; k++) {
+        const char *row = cells->keys[k] + cells->distance;
+        const float *scales = cells->value_scales + k * cells->scales;
         vec x[4];
         if (k < next_count) prefetch_row(block->next[k], block->row_bytes);
         UNROLL for (size_t v = 0; v < vecs; v++) x[v] =
-            lanes_widen(block->keys[k] + block->distance, d + v * LANES, left - v * LANES, dtype);
+            cell_widen(row, scales, d + v * LANES, left - v * LANES, dtype);
         UNROLL for (size_t r = 0; r < rows; r++)
         {
             vec w = vec_set1(p[r * KEYS_BLOCK + k]);
@@ -246,7 +227,7 @@ INLINE void few_values(float *o, size_t stride, const float *p, const float *fix
 
 INLINE void few_values_rows(float *o, size_t stride, const float *p, const float *fix,
                             const struct few_block *block, size_t next_count, size_t head_dim,
-                            const size_t rows, const enum dtype dtype)
+                            const size_t rows, const enum kv_dtype dtype)
 {
     size_t d = 0;
     for (; d + 4 * LANES <= head_dim; d += 4 * LANES)
@@ -255,16 +236,17 @@ INLINE void few_values_rows(float *o, size_t stride, const float *p, const float
         few_values(o, stride, p, fix, block, d == 0 ? next_count : 0, d, head_dim - d, rows, 1, dtype);
 }
 
-INLINE void attend_few(const struct attention_task *task, const enum dtype dtype)
+INLINE void attend_few(const struct attention_task *task, const enum kv_dtype dtype)
 {
     const struct kv_layout *kv = task->kv;
     size_t head_dim = kv->head_dim, stride = round_up(head_dim, LANES),
            rows = (size_t)task->tokens * task->group;
-    size_t distance = value_distance(kv), row_bytes = head_dim * kv->elem_bytes;
+    size_t distance = value_distance(kv), row_bytes = kv_number_bytes(dtype, kv->head_dim);
     float m[FEW_ROWS_MAX], fix[FEW_ROWS_MAX];
     _Alignas(64) float s[FEW_ROWS_MAX * LANES], p[FEW_ROWS_MAX * KEYS_BLOCK];
     const struct row_state state = {m, s, fix};
-    float *q = task->scratch, *o = q + rows * stride;
+    float *q = task->scratch, *o = q + rows * stride, *key_scales = o + rows * stride;
+    float *value_scales = key_scales + KEYS_BLOCK * scales_of(kv);
     const char *keys[2][KEYS_BLOCK];
     struct seen seen[FEW_ROWS_MAX];
 
@@ -283,24 +265,28 @@ INLINE void attend_few(const struct attention_task *task, const enum dtype dtype
         uint32_t count = next_count;
         const char **now = keys[turn], **next = keys[turn ^ 1];
         for (uint32_t k = count; k < round_up(count, 4); k++) now[k] = now[count - 1]; /* masked below */
+        if (dtype == KV_Q8_0) find_scales(task, b, count, key_scales, value_scales);
+        const struct few_block block = {{now, count, distance, key_scales, value_scales, scales_of(kv)},
+                                        next,
+                                        row_bytes};
         for (size_t k = 0; k < count; k += 4) {
             for (size_t i = k; i < k + 4; i++) prefetch_row(now[i] + distance, row_bytes);
             size_t r = 0;
             for (; r + FEW_ROWS <= rows; r += FEW_ROWS)
-                few_scores(p + r * KEYS_BLOCK + k, q + r * stride, stride, now + k, head_dim, FEW_ROWS,
+                few_scores(p + r * KEYS_BLOCK, q + r * stride, stride, &block.cells, k, head_dim, FEW_ROWS,
                            dtype);
             if (FEW_ROWS > 2 && r + 2 <= rows) {
-                few_scores(p + r * KEYS_BLOCK + k, q + r * stride, stride, now + k, head_dim, 2, dtype);
+                few_scores(p + r * KEYS_BLOCK, q + r * stride, stride, &block.cells, k, head_dim, 2, dtype);
                 r += 2;
             }
             if (r < rows)
-                few_scores(p + r * KEYS_BLOCK + k, q + r * stride, stride, now + k, head_dim, 1, dtype);
+                few_scores(p + r * KEYS_BLOCK, q + r * stride, stride, &block.cells, k, head_dim, 1, dtype);
         }
         for (size_t r = 0; r < rows; r++) seen[r] = row_seen(task, r, b, count);
         softmax_rows(p, seen, 0, rows, &state, put_f32);
         next_count = hi - b > KEYS_BLOCK ? min_u32(KEYS_BLOCK, hi - b - KEYS_BLOCK) : 0;
         if (next_count > 0) find_keys(task, b + KEYS_BLOCK, next_count, next);
-        const struct few_block block = {now, count, distance, next, row_bytes};
+        if (dtype == KV_Q8_0) find_scales(task, b + KEYS_BLOCK, next_count, NULL, NULL);
         size_t r = 0, ahead = next_count;
         for (; r + FEW_ROWS <= rows; r += FEW_ROWS, ahead = 0)
             few_values_rows(o + r * stride, stride, p + r * KEYS_BLOCK, fix + r, &block, ahead, head_dim,
@@ -327,20 +313,32 @@ struct tile_scratch {
     float *o;      /* [row][stride] */
     float *keys;   /* as tile_pack_keys lays it, at most KEYS_BLOCK * round_up(head_dim, LANES) floats */
     float *values; /* likewise */
+    float *key_scales, *value_scales; /* [position][scales of a cell] */
     struct row_state state;
 };
 
-static size_t tile_scratch_lay(struct tile_scratch *scratch, float *base, size_t rows, size_t stride)
+static size_t tile_scratch_lay(struct tile_scratch *scratch, float *base, size_t rows, size_t stride,
+                               size_t scales)
 {
     size_t at = 0;
-    const size_t size[8] = {
-        rows * stride, rows * KEYS_BLOCK, rows * stride, KEYS_BLOCK * stride, KEYS_BLOCK * stride, rows,
-        rows,          rows * LANES};
-    float **const place[8] = {&scratch->q,      &scratch->p,       &scratch->o,         &scratch->keys,
-                              &scratch->values, &scratch->state.m, &scratch->state.fix, &scratch->state.s};
-    for (size_t i = 0; i < 8; i++) {
-        if (base != NULL) *place[i] = base + at;
-        at += round_up(size[i], 16); /* cache lines */
+    const struct {
+        float **place;
+        size_t size;
+    } part[] = {
+        {&scratch->q, rows * stride},
+        {&scratch->p, rows * KEYS_BLOCK},
+        {&scratch->o, rows * stride},
+        {&scratch->keys, KEYS_BLOCK * stride},
+        {&scratch->values, KEYS_BLOCK * stride},
+        {&scratch->key_scales, KEYS_BLOCK * scales},
+        {&scratch->value_scales, KEYS_BLOCK * scales},
+        {&scratch->state.m, rows},
+        {&scratch->state.fix, rows},
+        {&scratch->state.s, rows * LANES},
+    };
+    for (size_t i = 0; i < sizeof(part) / sizeof(*part); i++) {
+        if (base != NULL) *part[i].place = base + at;
+        at += round_up(part[i].size, 16); /* cache lines */
     }
     return at * sizeof(float);
 }
@@ -371,9 +369,16 @@ static void attend_row_block(const struct attention_task *task, size_t first, si
         uint32_t count = min_u32(KEYS_BLOCK, hi - b);
         find_keys(task, b, count, keys);
         for (uint32_t k = count; k < KEYS_BLOCK; k++) keys[k] = keys[count - 1]; /* masked by the softmax */
-        tile_pack_keys(scratch->keys, keys, head_dim, stride, (enum dtype)task->kv->dtype);
-        tile_pack_values(scratch->values, keys, value_distance(task->kv), count, head_dim, stride,
-                         (enum dtype)task->kv->dtype);
+        const enum kv_dtype dtype = (enum kv_dtype)task->kv->dtype;
+        if (dtype == KV_Q8_0) find_scales(task, b, count, scratch->key_scales, scratch->value_scales);
+        const struct cells cells = {keys,
+                                    count,
+                                    value_distance(task->kv),
+                                    scratch->key_scales,
+                                    scratch->value_scales,
+                                    scales_of(task->kv)};
+        tile_pack_keys(scratch->keys, &cells, head_dim, stride, dtype);
+        tile_pack_values(scratch->values, &cells, head_dim, stride, dtype);
         for (size_t r = 0; r < padded; r += TILE_ROWS) {
             struct span span = tile_span(task, first + r, end, b, count);
             if (span.hi <= span.lo) continue;
@@ -399,7 +404,7 @@ static void attend_tiles(const struct attention_task *task)
     size_t rows = (size_t)task->tokens * task->group, stride = round_up(task->kv->head_dim, LANES);
     size_t block = rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX;
     struct tile_scratch scratch;
-    tile_scratch_lay(&scratch, task->scratch, block, stride);
+    tile_scratch_lay(&scratch, task->scratch, block, stride, scales_of(task->kv));
     for (size_t first = 0; first < rows; first += block)
         attend_row_block(task, first, rows - first < block ? rows - first : block, stride, &scratch);
 }
@@ -409,21 +414,24 @@ void VARIANT(attend)(const struct attention_task *task)
     if (task->tokens == 0 || task->group == 0) return;
     if ((size_t)task->tokens * task->group > FEW_ROWS_MAX)
         attend_tiles(task);
-    else if (task->kv->dtype == DTYPE_BF16)
-        attend_few(task, DTYPE_BF16);
-    else if (task->kv->dtype == DTYPE_F16)
-        attend_few(task, DTYPE_F16);
+    else if (task->kv->dtype == KV_BF16)
+        attend_few(task, KV_BF16);
+    else if (task->kv->dtype == KV_F16)
+        attend_few(task, KV_F16);
+    else if (task->kv->dtype == KV_Q8_0)
+        attend_few(task, KV_Q8_0);
     else
-        attend_few(task, DTYPE_F32);
+        attend_few(task, KV_F32);
 }
 
 size_t VARIANT(scratch)(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
 {
     size_t rows = (size_t)tokens * group, stride = round_up(kv->head_dim, LANES);
-    if (rows <= FEW_ROWS_MAX) return round_up(2 * rows * stride * sizeof(float), 64);
+    if (rows <= FEW_ROWS_MAX)
+        return round_up(2 * (rows * stride + KEYS_BLOCK * scales_of(kv)) * sizeof(float), 64);
     struct tile_scratch unused;
     return tile_scratch_lay(&unused, NULL, rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX,
-                            stride);
+                            stride, scales_of(kv));
 }
 
 #endif

@@ -10,6 +10,8 @@
 #ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_TILE_F32_H
 #define HELM_COMMON_CPU_KERNELS_ATTENTION_TILE_F32_H
 
+#include "common/cpu/kernels/attention_cells.h"
+
 #define CHUNK ((size_t)TILE_VECS * LANES)
 
 static inline vec tile_put(float *p, size_t at, vec w)
@@ -34,14 +36,16 @@ static void tile_pack_queries(float *packed, const struct attention_task *task, 
     }
 }
 
-INLINE void pack_keys_as(float *packed, const char *const *keys, size_t head_dim, size_t stride,
-                         const enum dtype dtype)
+INLINE void pack_keys_as(float *packed, const struct cells *cells, size_t head_dim, size_t stride,
+                         const enum kv_dtype dtype)
 {
     for (size_t k = 0; k < KEYS_BLOCK; k += LANES) {
         float *to = packed + k / CHUNK * CHUNK * stride + k % CHUNK;
         for (size_t d = 0; d < head_dim; d += LANES) {
             vec x[LANES];
-            UNROLL for (size_t i = 0; i < LANES; i++) x[i] = lanes_widen(keys[k + i], d, head_dim - d, dtype);
+            UNROLL for (size_t i = 0; i < LANES; i++) x[i] =
+                cell_widen(cells->keys[k + i], cells->key_scales + (k + i) * cells->scales, d, head_dim - d,
+                           dtype);
             vec_transpose(x);
             /* Rows of the padding (d >= head_dim) are written too: the chunk has `stride` rows. */
             UNROLL for (size_t i = 0; i < LANES; i++) vec_store(to + (d + i) * CHUNK, x[i]);
@@ -49,34 +53,40 @@ INLINE void pack_keys_as(float *packed, const char *const *keys, size_t head_dim
     }
 }
 
-static void tile_pack_keys(float *packed, const char *const *keys, size_t head_dim, size_t stride,
-                           enum dtype dtype)
+static void tile_pack_keys(float *packed, const struct cells *cells, size_t head_dim, size_t stride,
+                           enum kv_dtype dtype)
 {
-    if (dtype == DTYPE_BF16)
-        pack_keys_as(packed, keys, head_dim, stride, DTYPE_BF16);
-    else if (dtype == DTYPE_F16)
-        pack_keys_as(packed, keys, head_dim, stride, DTYPE_F16);
+    if (dtype == KV_BF16)
+        pack_keys_as(packed, cells, head_dim, stride, KV_BF16);
+    else if (dtype == KV_F16)
+        pack_keys_as(packed, cells, head_dim, stride, KV_F16);
+    else if (dtype == KV_Q8_0)
+        pack_keys_as(packed, cells, head_dim, stride, KV_Q8_0);
     else
-        pack_keys_as(packed, keys, head_dim, stride, DTYPE_F32);
+        pack_keys_as(packed, cells, head_dim, stride, KV_F32);
 }
 
-INLINE void pack_values_as(float *packed, const char *const *keys, size_t distance, size_t count,
-                           size_t head_dim, size_t stride, const enum dtype dtype)
+INLINE void pack_values_as(float *packed, const struct cells *cells, size_t head_dim, size_t stride,
+                           const enum kv_dtype dtype)
 {
-    for (size_t k = 0; k < count; k++)
+    for (size_t k = 0; k < cells->count; k++)
         for (size_t d = 0; d < head_dim; d += LANES)
-            vec_store(packed + k * stride + d, lanes_widen(keys[k] + distance, d, head_dim - d, dtype));
+            vec_store(packed + k * stride + d,
+                      cell_widen(cells->keys[k] + cells->distance, cells->value_scales + k * cells->scales, d,
+                                 head_dim - d, dtype));
 }
 
-static void tile_pack_values(float *packed, const char *const *keys, size_t distance, size_t count,
-                             size_t head_dim, size_t stride, enum dtype dtype)
+static void tile_pack_values(float *packed, const struct cells *cells, size_t head_dim, size_t stride,
+                             enum kv_dtype dtype)
 {
-    if (dtype == DTYPE_BF16)
-        pack_values_as(packed, keys, distance, count, head_dim, stride, DTYPE_BF16);
-    else if (dtype == DTYPE_F16)
-        pack_values_as(packed, keys, distance, count, head_dim, stride, DTYPE_F16);
+    if (dtype == KV_BF16)
+        pack_values_as(packed, cells, head_dim, stride, KV_BF16);
+    else if (dtype == KV_F16)
+        pack_values_as(packed, cells, head_dim, stride, KV_F16);
+    else if (dtype == KV_Q8_0)
+        pack_values_as(packed, cells, head_dim, stride, KV_Q8_0);
     else
-        pack_values_as(packed, keys, distance, count, head_dim, stride, DTYPE_F32);
+        pack_values_as(packed, cells, head_dim, stride, KV_F32);
 }
 
 typedef vec tile_operand;

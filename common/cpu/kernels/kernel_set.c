@@ -13,7 +13,7 @@ static bool vector_has(const char *name)
     return false;
 }
 
-static bool attention_has(const char *name, enum dtype kv_dtype)
+static bool attention_has(const char *name, enum kv_dtype kv_dtype)
 {
     size_t count;
     const struct attention_variant *const *table = attention_variants(&count);
@@ -33,7 +33,7 @@ static int choose_linear(unsigned features, const char *name, enum tensor_format
     return has ? rc : 0;
 }
 
-int kernel_set_choose(unsigned features, const char *name, enum dtype kv_dtype, struct kernel_set *set,
+int kernel_set_choose(unsigned features, const char *name, enum kv_dtype kv_dtype, struct kernel_set *set,
                       struct helm_err *err)
 {
     memset(set, 0, sizeof *set);

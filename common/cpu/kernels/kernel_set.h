@@ -17,7 +17,7 @@ struct kernel_set {
 /* name "" or NULL: the fastest for `features`. A name: that kernel for each operation and format that has one
  * so called, the fastest for the others; a name that no operation knows, or that this CPU cannot run, is an
  * error. */
-HELM_MUST_CHECK int kernel_set_choose(unsigned features, const char *name, enum dtype kv_dtype,
+HELM_MUST_CHECK int kernel_set_choose(unsigned features, const char *name, enum kv_dtype kv_dtype,
                                       struct kernel_set *set, struct helm_err *err);
 
 /* HELM_E_UNSUPPORTED names what this processor lacks to compute with the formats of `used`. */

@@ -120,6 +120,12 @@ INLINE vec vec_widen_part(const void *p, size_t left, const enum dtype dtype)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
+/* LANES whole numbers of 8 bits as floats. */
+INLINE vec vec_widen_i8(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
+}
+
 /* As convert_f32_bf16: nearest even by adding 0x7fff and the last kept bit; NaN keeps its top bits, made quiet. */
 INLINE __m128i vec_to_bf16(vec v)
 {

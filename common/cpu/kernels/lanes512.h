@@ -87,6 +87,11 @@ INLINE vec vec_widen_part(const void *p, size_t left, const enum dtype dtype)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
+INLINE vec vec_widen_i8(const void *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
+}
+
 INLINE __m256i vec_to_bf16(vec v)
 {
     __m512i bits = _mm512_castps_si512(v);

@@ -15,7 +15,7 @@ struct cost_step {
     uint32_t tokens, rows;
     uint32_t samples; /* rows whose logits are needed */
     uint32_t context; /* positions that a row's last token attends to, itself included */
-    enum dtype kv_dtype;
+    enum kv_dtype kv_dtype;
     /* [units + 1]: in which a unit's matrices lie where it has a home, and the head's last; PLAN_AS_STORED: as
      * in the files, as all are where this is NULL. */
     const enum tensor_format (*format)[PLAN_HOMES];

@@ -108,7 +108,7 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
 
 struct walk {
     const struct cost_case *c;
-    enum dtype kv_dtype;
+    enum kv_dtype kv_dtype;
     double half_width; /* seconds, so far */
     double link_late;  /* what the last step left the link to do */
     enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX], decode[UNIT_PARTS * MODEL_LAYERS_MAX];
@@ -120,11 +120,9 @@ struct walk {
 static int walk_open(const struct cost_case *c, struct walk *w, struct helm_err *err)
 {
     w->c = c;
-    w->kv_dtype = DTYPE_COUNT;
+    w->kv_dtype = kv_dtype_named(c->plan->kv_dtype);
     w->half_width = w->link_late = 0;
-    for (int d = 0; d < DTYPE_COUNT; d++)
-        if (strcmp(c->plan->kv_dtype, dtype_name((enum dtype)d)) == 0) w->kv_dtype = (enum dtype)d;
-    if (w->kv_dtype == DTYPE_COUNT)
+    if (w->kv_dtype == KV_DTYPE_COUNT)
         return helm_fail(err, HELM_E_FORMAT, "the plan's kv_dtype '%s' is none", c->plan->kv_dtype);
     if (c->plan->layers != c->model->config.layers)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", c->plan->layers,

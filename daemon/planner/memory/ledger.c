@@ -52,8 +52,7 @@ static struct kv_layout kv_of(const struct ledger_case *c, uint32_t layers)
                               .kv_heads = c->model->config.kv_heads,
                               .head_dim = c->model->config.head_dim,
                               .page_tokens = c->wish->page_tokens,
-                              .dtype = c->wish->kv_dtype,
-                              .elem_bytes = (uint32_t)dtype_bytes(c->wish->kv_dtype)};
+                              .dtype = c->wish->kv_dtype};
 }
 
 static uint64_t times(uint64_t count, uint64_t bytes)
@@ -192,7 +191,8 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
                                             .pages_per_slot =
                                                 (what->ctx + c->wish->page_tokens - 1) / c->wish->page_tokens,
                                             .chunk_bytes = workspace_chunk_bytes(c->model),
-                                            .cache_bytes = (uint32_t)dtype_bytes(c->wish->kv_dtype),
+                                            .query_bytes =
+                                                (uint32_t)dtype_bytes(kv_query_dtype(c->wish->kv_dtype)),
                                             .layers = what->layers,
                                             .head = what->head,
                                             .chains = true};
@@ -321,7 +321,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     plan->slots = c->wish->slots;
     plan->page_tokens = c->wish->page_tokens;
     plan->page_count = page_count;
-    snprintf(plan->kv_dtype, sizeof plan->kv_dtype, "%s", dtype_name(c->wish->kv_dtype));
+    snprintf(plan->kv_dtype, sizeof plan->kv_dtype, "%s", kv_dtype_name(c->wish->kv_dtype));
     memset(&plan->memory[PLAN_VRAM0], 0, sizeof plan->memory[PLAN_VRAM0]);
     memset(&plan->memory[PLAN_HOST], 0, sizeof plan->memory[PLAN_HOST]);
     plan->memory[PLAN_VRAM0].limit = UINT64_MAX;

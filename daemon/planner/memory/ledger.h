@@ -25,7 +25,7 @@
 #define LEDGER_STEP_TOKENS     512   /* in a step where no weights are streamed for it */
 
 struct ledger_wish {
-    enum dtype kv_dtype;
+    enum kv_dtype kv_dtype;
     uint32_t slots;
     uint32_t step_tokens;       /* 0: choose (planner_make only) */
     uint32_t ctx;               /* 0: choose */

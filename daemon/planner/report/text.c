@@ -152,8 +152,11 @@ void explain_print(const struct explain *x, FILE *out)
     print_moved("cpu", &x->reading, out);
     print_packed(x, out);
     print_formats(x, out);
-    fprintf(out, "context  %u tokens, %u pages of %u in %s\n\n", x->plan->context_tokens, x->plan->page_count,
-            x->plan->page_tokens, x->plan->kv_dtype);
+    fprintf(out, "context  %u tokens, %u pages of %u in %s, %s a token\n\n", x->plan->context_tokens,
+            x->plan->page_count, x->plan->page_tokens, x->plan->kv_dtype,
+            units_format_size(model_kv_bytes_per_token(&m->config, m->config.layers,
+                                                       kv_dtype_named(x->plan->kv_dtype)),
+                              text));
     for (uint32_t i = 0; i < x->list_count; i++) {
         const struct explain_list *list = &x->list[i];
         if (list->from_tokens == UINT32_MAX)

@@ -83,7 +83,7 @@ struct search_crossover {
     const struct search_found *decode;
     const enum plan_home *a, *b;
     uint32_t context; /* of the step's last token; steps of more tokens begin at 0 */
-    enum dtype kv_dtype;
+    enum kv_dtype kv_dtype;
     const enum tensor_format (*format)[PLAN_HOMES]; /* as cost_step's */
 };
 HELM_MUST_CHECK int search_crossing(const struct search_crossover *crossover, uint32_t from, uint32_t to,

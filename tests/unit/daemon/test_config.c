@@ -46,7 +46,7 @@ static void the_command_line_is_read(void **state)
     assert_string_equal(c.listen.item[1], "ipc:///b");
     assert_true(c.host_memory_bytes == (uint64_t)8 << 30);
     assert_int_equal(c.ctx, 4096);
-    assert_int_equal(c.kv_dtype, DTYPE_BF16);
+    assert_int_equal(c.kv_dtype, KV_BF16);
     assert_true(c.die_with_parent);
     assert_true(c.ready_fd == CONFIG_NO_FD);
     assert_int_equal(c.parallel, 8);

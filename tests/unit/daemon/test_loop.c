@@ -39,18 +39,14 @@ static struct stage *stage_open(void)
     assert_non_null(mkdtemp(s->folder));
     snprintf(s->endpoint, sizeof s->endpoint, "ipc://%s/sock", s->folder);
     const struct args_list endpoints = {.item = {s->endpoint}, .count = 1};
-    const struct arena_spec spec = {.slots = 2,
-                                    .context_tokens = 64,
-                                    .step_tokens = 32,
-                                    .hidden = 16,
-                                    .vocab = 100,
-                                    .kv = {.layers = 1,
-                                           .kv_heads = 1,
-                                           .head_dim = 8,
-                                           .page_tokens = 32,
-                                           .dtype = DTYPE_F16,
-                                           .elem_bytes = 2},
-                                    .page_count = 4};
+    const struct arena_spec spec = {
+        .slots = 2,
+        .context_tokens = 64,
+        .step_tokens = 32,
+        .hidden = 16,
+        .vocab = 100,
+        .kv = {.layers = 1, .kv_heads = 1, .head_dim = 8, .page_tokens = 32, .dtype = DTYPE_F16},
+        .page_count = 4};
     s->zmq = zmq_ctx_new();
     if (arena_create(&spec, &s->arena, &err) ||
         client_socket_open(s->zmq, &endpoints, NULL, NULL, 1 << 20, &s->serve.clients, &err))

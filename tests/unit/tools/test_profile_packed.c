@@ -20,7 +20,7 @@ static void open_engine(const char *folder, struct local *local)
 {
     struct helm_err err = {0};
     const struct local_options options = {.folder = folder,
-                                          .kv_dtype = DTYPE_F16,
+                                          .kv_dtype = KV_F16,
                                           .threads = THREADS,
                                           .slots = 1,
                                           .context_tokens = 64,

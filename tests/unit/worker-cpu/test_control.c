@@ -57,8 +57,7 @@ static void make_arena(struct stage *s, bool split)
                                            .kv_heads = model.config.kv_heads,
                                            .head_dim = model.config.head_dim,
                                            .page_tokens = 32,
-                                           .dtype = DTYPE_F16,
-                                           .elem_bytes = 2},
+                                           .dtype = DTYPE_F16},
                                     .page_count = 8,
                                     .weight_bytes = model.weight_bytes + 64 * (uint64_t)model.tensor_count};
     assert_int_equal(arena_create(&spec, &s->arena, &err), 0);

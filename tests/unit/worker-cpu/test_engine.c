@@ -100,8 +100,7 @@ static void side_open_pages(struct side *side, const struct model *model, const 
                                            .kv_heads = model->config.kv_heads,
                                            .head_dim = model->config.head_dim,
                                            .page_tokens = PAGE_TOKENS,
-                                           .dtype = DTYPE_F16,
-                                           .elem_bytes = 2},
+                                           .dtype = DTYPE_F16},
                                     .page_count = pages,
                                     .weight_bytes = model->weight_bytes + 64 * (uint64_t)model->tensor_count};
     assert_int_equal(arena_create(&spec, &side->arena, &err), 0);
@@ -213,7 +212,7 @@ static float *whole_logits(const struct plan *plan, uint32_t vocab)
     struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
     const struct local_options options = {.folder = FOLDER,
                                           .plan = plan,
-                                          .kv_dtype = DTYPE_F16,
+                                          .kv_dtype = KV_F16,
                                           .threads = 1,
                                           .slots = SLOTS,
                                           .context_tokens = CONTEXT,
@@ -446,7 +445,7 @@ static void buffers_follow_the_phases(void **state)
     struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
     struct local_options options = {.folder = FOLDER,
                                     .plan = &plan,
-                                    .kv_dtype = DTYPE_F16,
+                                    .kv_dtype = KV_F16,
                                     .threads = 1,
                                     .slots = SLOTS,
                                     .context_tokens = 4096,
@@ -484,7 +483,7 @@ static void what_is_no_plan_is_refused(void **state)
         struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
         const struct local_options options = {.folder = FOLDER,
                                               .plan = &plan,
-                                              .kv_dtype = DTYPE_F16,
+                                              .kv_dtype = KV_F16,
                                               .threads = 1,
                                               .slots = SLOTS,
                                               .context_tokens = CONTEXT,
@@ -513,8 +512,7 @@ static void a_borrowed_cache_is_there_at_once(void **state)
                                .kv_heads = model.config.kv_heads,
                                .head_dim = model.config.head_dim,
                                .page_tokens = PAGE_TOKENS,
-                               .dtype = DTYPE_F16,
-                               .elem_bytes = 2};
+                               .dtype = DTYPE_F16};
         uint32_t pages = (uint32_t)(320 * MIB / kv_page_bytes(&kv));
         struct side *side = calloc(1, sizeof *side);
         side_open_pages(side, &model, &cut, 'a', pages);

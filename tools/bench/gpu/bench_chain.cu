@@ -83,15 +83,19 @@ void bench_chains(struct bench *b, struct bench_model *m)
     bench_chain_write(m, 1u << PART_DOWN, false, 16);
     bench_row(s->name, "chain: 16 rows of down", chain_seconds(b, m) / s->layers, 0, "", 0);
 
-    bench_chain_write(m, ALL, true, 0);
-    for (uint32_t context : {128u, 1024u, 4096u, m->context}) {
-        char what[64];
-        bench_model_step(m, 1, context - 1, false);
-        snprintf(what, sizeof what, "  chain at %u", context);
-        const double t = step_seconds(b, m);
-        const double bytes =
-            m->decode_bytes + (double)s->layers * context * 2 * s->kv_heads * s->head_dim * 2;
-        bench_row(s->name, what, t, bytes / t / 1e9, "GB/s ", b->read_gbs);
+    for (uint32_t dtype : {KV_BF16, KV_Q8_0}) {
+        m->kv.layout.dtype = dtype; /* any bytes will do */
+        bench_chain_write(m, ALL, true, 0);
+        for (uint32_t context : {128u, 1024u, 4096u, m->context}) {
+            char what[64];
+            bench_model_step(m, 1, context - 1, false);
+            snprintf(what, sizeof what, "  chain at %u, %s", context, kv_dtype_name((enum kv_dtype)dtype));
+            const double t = step_seconds(b, m);
+            const double bytes = m->decode_bytes + (double)s->layers * context * 2 * s->kv_heads *
+                                                       kv_cell_bytes(dtype, s->head_dim);
+            bench_row(s->name, what, t, bytes / t / 1e9, "GB/s ", b->read_gbs);
+        }
     }
+    m->kv.layout.dtype = KV_BF16;
     bench_model_step(m, 1, 200, false);
 }

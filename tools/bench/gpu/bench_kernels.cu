@@ -278,7 +278,9 @@ static void bench_prefill(struct bench *b, struct bench_model *m)
 static void bench_long(struct bench *b, struct bench_model *m)
 {
     const struct bench_shape *s = &m->shape;
-    for (uint32_t context : {4096u, m->context}) {
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t context = i < 2 ? 4096 : m->context, dtype = i % 2 ? KV_Q8_0 : KV_BF16;
+        m->kv.layout.dtype = dtype; /* any bytes will do */
         bench_model_step(m, 1, context - 1, false);
         double t = bench_time_graph(b, 3,
                                     [&] {
@@ -286,11 +288,12 @@ static void bench_long(struct bench *b, struct bench_model *m)
                                             bench_enqueue_part(m, PART_ATTENTION, l, 1, l ? early_of(b) : 0);
                                     }) /
                    s->layers;
-        double bytes = (double)context * 2 * s->kv_heads * s->head_dim * 2;
+        double bytes = (double)context * 2 * s->kv_heads * kv_cell_bytes(dtype, s->head_dim);
         char what[64];
-        snprintf(what, sizeof what, "attention over %u", context);
+        snprintf(what, sizeof what, "attention over %u, %s", context, kv_dtype_name((enum kv_dtype)dtype));
         bench_row(s->name, what, t, bytes / t / 1e9, "GB/s ", b->read_gbs);
     }
+    m->kv.layout.dtype = KV_BF16;
 }
 
 int main(int argc, char **argv)

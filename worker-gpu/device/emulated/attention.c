@@ -141,7 +141,7 @@ void emulated_run_attend_prefill(struct emulated_math *math, const struct op *op
     const struct op_attention *c = &op->as.attention;
     const struct gpuk_attention *a = &c->args;
     const struct gpuk_step *step = &a->step;
-    const enum dtype q_dtype = (enum dtype)a->kv.layout.dtype;
+    const enum dtype q_dtype = kv_query_dtype(a->kv.layout.dtype);
     size_t width = (size_t)a->heads * a->kv.layout.head_dim;
     float *q = emulated_scratch(math, SCRATCH_X, EMULATED_QUERIES * width * sizeof(float));
     float *out = emulated_scratch(math, SCRATCH_Y, EMULATED_QUERIES * width * sizeof(float));

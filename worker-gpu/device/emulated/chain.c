@@ -46,11 +46,11 @@ size_t emulated_chain_bytes(const struct gpuk_chain_op *op, uint32_t count)
     return (sizeof(struct list) + count * sizeof(struct gpuk_chain_op) + 255) / 256 * 256;
 }
 
-/* Of an operation's weights or cache. */
-static enum tensor_format format_of(const struct gpuk_chain_op *op)
+/* Whether one chain takes both, of one kind, by their weights or caches. */
+static bool mixes(const struct gpuk_chain_op *a, const struct gpuk_chain_op *b)
 {
-    return op->kind == GPUK_CHAIN_LINEAR ? op->linear.format
-                                         : tensor_format_plain(op->attention.args.kv.layout.dtype);
+    if (a->kind == GPUK_CHAIN_LINEAR) return gpuk_chain_mixes(a->linear.format, b->linear.format);
+    return a->attention.args.kv.layout.dtype == b->attention.args.kv.layout.dtype;
 }
 
 static int check_list(struct device *d, const struct gpuk_chain_op *op, uint32_t count, struct helm_err *err)
@@ -60,7 +60,7 @@ static int check_list(struct device *d, const struct gpuk_chain_op *op, uint32_t
         const struct gpuk_chain_op **like = &first[op[i].kind == GPUK_CHAIN_ATTENTION];
         if (!emulated_chain_takes(d, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "operation %u of a chain cannot be taken", i);
-        if (*like && !gpuk_chain_mixes(format_of(*like), format_of(&op[i])))
+        if (*like && !mixes(*like, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "operation %u of a chain is of another format", i);
         *like = &op[i];
     }

@@ -15,7 +15,7 @@
 struct emulated_math {
     const struct linear_kernel *gemv[FORMAT_COUNT], *gemm[FORMAT_COUNT];
     const struct vector_variant *vector;
-    const struct attention_variant *attention[DTYPE_COUNT];
+    const struct attention_variant *attention[KV_DTYPE_COUNT];
     struct {
         void *memory;
         size_t bytes;

@@ -25,9 +25,9 @@ int emulated_math_open(struct emulated_math *math, struct helm_err *err)
             math->gemm[table[i]->format] = table[i];
     }
     int rc = vector_choose(features, NULL, &math->vector, err);
-    for (int d = 0; d < DTYPE_COUNT && !rc; d++)
-        rc = attention_choose((enum dtype)d, features & ~(unsigned)CPU_AVX512_BF16, NULL, &math->attention[d],
-                              err);
+    for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++)
+        rc = attention_choose((enum kv_dtype)d, features & ~(unsigned)CPU_AVX512_BF16, NULL,
+                              &math->attention[d], err);
     return rc;
 }
 

@@ -77,8 +77,8 @@ static void test_base(void **state)
     assert_int_equal(c.bos, -1);
     assert_int_equal(c.eos_count, 1);
     assert_int_equal(c.eos[0], 3);
-    assert_int_equal(model_kv_bytes_per_token(&c, c.layers, DTYPE_F16), 2 * 4 * 2 * 16 * 2);
-    assert_int_equal(model_kv_bytes_per_token(&c, 1, DTYPE_F32), 2 * 2 * 16 * 4);
+    assert_int_equal(model_kv_bytes_per_token(&c, c.layers, KV_F16), 2 * 4 * 2 * 16 * 2);
+    assert_int_equal(model_kv_bytes_per_token(&c, 1, KV_F32), 2 * 2 * 16 * 4);
     model_config_free(&c);
 }
 

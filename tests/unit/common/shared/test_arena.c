@@ -20,20 +20,16 @@
 
 static struct arena_spec small_spec(void)
 {
-    return (struct arena_spec){.slots = 3,
-                               .context_tokens = 1000,
-                               .step_tokens = 33,
-                               .hidden = 127,
-                               .vocab = 1001,
-                               .lanes = 2,
-                               .kv = {.layers = 5,
-                                      .kv_heads = 3,
-                                      .head_dim = 80,
-                                      .page_tokens = 32,
-                                      .dtype = DTYPE_BF16,
-                                      .elem_bytes = 2},
-                               .page_count = 96,
-                               .weight_bytes = WEIGHT_BYTES};
+    return (struct arena_spec){
+        .slots = 3,
+        .context_tokens = 1000,
+        .step_tokens = 33,
+        .hidden = 127,
+        .vocab = 1001,
+        .lanes = 2,
+        .kv = {.layers = 5, .kv_heads = 3, .head_dim = 80, .page_tokens = 32, .dtype = DTYPE_BF16},
+        .page_count = 96,
+        .weight_bytes = WEIGHT_BYTES};
 }
 
 static struct arena create_small(void)
@@ -101,8 +97,8 @@ static void bad_sizes_are_named(void **state)
         {offsetof(struct arena_spec, kv.head_dim), UINT32_MAX, HELM_E_LIMIT, "kv.head_dim"},
         {offsetof(struct arena_spec, kv.page_tokens), 0, HELM_E_LIMIT, "kv.page_tokens"},
         {offsetof(struct arena_spec, kv.page_tokens), 24, HELM_E_LIMIT, "power of two"},
-        {offsetof(struct arena_spec, kv.dtype), 99, HELM_E_LIMIT, "kv.dtype"},
-        {offsetof(struct arena_spec, kv.elem_bytes), 4, HELM_E_MISMATCH, "kv.elem_bytes"},
+        {offsetof(struct arena_spec, kv.dtype), KV_DTYPE_COUNT, HELM_E_LIMIT, "kv.dtype"},
+        {offsetof(struct arena_spec, kv.dtype), KV_Q8_0, HELM_E_UNSUPPORTED, "kv.head_dim is 80"},
         {offsetof(struct arena_spec, page_count), UINT32_MAX, HELM_E_LIMIT, "KV pool"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -127,7 +123,7 @@ static void bad_sizes_are_named(void **state)
     assert_int_equal(arena_plan(&spec, &header, &err), HELM_E_LIMIT);
     assert_non_null(strstr(err.text, "lanes"));
     spec = good;
-    spec.kv = (struct kv_layout){65536, 65536, 65536, 65536, DTYPE_F32, 4};
+    spec.kv = (struct kv_layout){65536, 65536, 65536, 65536, KV_F32};
     assert_int_equal(arena_plan(&spec, &header, &err), HELM_E_LIMIT);
     assert_non_null(strstr(err.text, "KV pool"));
     spec = good;
@@ -216,7 +212,7 @@ static void mismatched_headers_are_refused(void **state)
         {offsetof(struct arena_header, lanes), 4, 3, HELM_E_MISMATCH, "region lanes"},
         {offsetof(struct arena_header, kv.head_dim), 4, 128, HELM_E_MISMATCH, "region kv"},
         {offsetof(struct arena_header, kv.kv_heads), 4, 1u << 31, HELM_E_LIMIT, "kv.kv_heads"},
-        {offsetof(struct arena_header, kv.elem_bytes), 4, 0, HELM_E_MISMATCH, "kv.elem_bytes"},
+        {offsetof(struct arena_header, kv.dtype), 4, KV_Q8_0, HELM_E_UNSUPPORTED, "kv.head_dim is 80"},
         {offsetof(struct arena_header, region[ARENA_REGION_CONTROL].offset), 8, 0, HELM_E_MISMATCH,
          "region control"},
         {offsetof(struct arena_header, region[ARENA_REGION_SLOTS].offset), 8,

@@ -31,7 +31,7 @@ static inline void case_open(struct explain_case *c, const char *model, const ch
     snprintf(path, sizeof path, "profiles/%s.json", profile);
     if (profile_read(path, &c->profile, &err)) fail_msg("%s", err.text);
     c->request = (struct planner_request){.model = &c->model,
-                                          .wish = {.kv_dtype = DTYPE_F16,
+                                          .wish = {.kv_dtype = KV_F16,
                                                    .slots = 8,
                                                    .page_tokens = 32,
                                                    .batch = 1,

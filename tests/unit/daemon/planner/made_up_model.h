@@ -107,9 +107,8 @@ static inline struct search_memory made_up_memory(struct made_up *m, uint64_t vr
     struct search_memory memory = {.vram_limit = vram, .host_limit = host, .unit = m->bytes};
     for (uint32_t u = 0; u < units && m->bytes; u++) {
         uint64_t weights = analyse_units_stored(&m->analysed, u, u);
-        uint64_t kv = unit_part(u) == UNIT_MLP
-                          ? 0
-                          : kv_tokens * model_kv_bytes_per_token(&m->model.config, 1, DTYPE_F16);
+        uint64_t kv =
+            unit_part(u) == UNIT_MLP ? 0 : kv_tokens * model_kv_bytes_per_token(&m->model.config, 1, KV_F16);
         m->bytes[3 * u + PLAN_HOME_CPU] = (struct search_bytes){0, weights + kv};
         m->bytes[3 * u + PLAN_HOME_GPU] = (struct search_bytes){weights + kv, 0};
         m->bytes[3 * u + PLAN_HOME_STREAM] = (struct search_bytes){kv, weights};

@@ -32,16 +32,16 @@ static inline void bench_open(struct bench *b, const struct made_up_shape *shape
     memset(b, 0, sizeof *b);
     assert_true(made_up_open(&b->made, shape));
     b->profile = made_up_profile(&rates);
-    b->r = (struct planner_request){
-        .model = &b->made.model,
-        .wish = {.kv_dtype = DTYPE_F16, .slots = 8, .page_tokens = 32, .threads = 16},
-        .machine = {.memory = {.limit_bytes = CGROUP_UNLIMITED,
-                               .machine_bytes = 256 * GIB,
-                               .available_bytes = host}},
-        .device_required = true,
-        .no_device = "there is none here",
-        .profile = &b->profile,
-        .refusal = &b->refusal};
+    b->r =
+        (struct planner_request){.model = &b->made.model,
+                                 .wish = {.kv_dtype = KV_F16, .slots = 8, .page_tokens = 32, .threads = 16},
+                                 .machine = {.memory = {.limit_bytes = CGROUP_UNLIMITED,
+                                                        .machine_bytes = 256 * GIB,
+                                                        .available_bytes = host}},
+                                 .device_required = true,
+                                 .no_device = "there is none here",
+                                 .profile = &b->profile,
+                                 .refusal = &b->refusal};
     if (vram)
         b->r.machine.device = (struct ledger_device){.kind = LEDGER_DEVICE_CUDA,
                                                      .limit = vram,

@@ -66,7 +66,7 @@ static void draw_machine(struct drawn *d)
     uint32_t slots = 1 + draw(d, 16);
     d->r = (struct planner_request){
         .model = &d->made.model,
-        .wish = {.kv_dtype = DTYPE_F16, .slots = slots, .page_tokens = 16u << draw(d, 3), .threads = 8},
+        .wish = {.kv_dtype = KV_F16, .slots = slots, .page_tokens = 16u << draw(d, 3), .threads = 8},
         .machine = {.memory = {.limit_bytes = CGROUP_UNLIMITED,
                                .machine_bytes = 512 * GIB,
                                .available_bytes = (uint64_t)(GIB + draw_wide(d, all / 4, all * 4))}},

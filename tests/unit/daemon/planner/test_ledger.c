@@ -43,7 +43,7 @@ static struct model model_06b(uint32_t max_context)
 }
 
 static const struct ledger_wish usual = {
-    .kv_dtype = DTYPE_F16, .slots = 8, .step_tokens = 512, .page_tokens = 32, .threads = 2};
+    .kv_dtype = KV_F16, .slots = 8, .step_tokens = 512, .page_tokens = 32, .threads = 2};
 
 static struct cgroup_memory machine(uint64_t available)
 {

@@ -19,7 +19,7 @@
 static const struct made_up_shape small = {LAYERS, 512, 1536, 8, 2, 64, 4000, false};
 static const struct made_up_shape small_tied = {LAYERS, 512, 1536, 8, 2, 64, 4000, true};
 static const struct ledger_wish usual = {
-    .kv_dtype = DTYPE_F16, .slots = 4, .step_tokens = 256, .page_tokens = 32, .threads = 2};
+    .kv_dtype = KV_F16, .slots = 4, .step_tokens = 256, .page_tokens = 32, .threads = 2};
 
 static struct ledger_machine machine_of(enum ledger_device_kind kind)
 {

@@ -34,7 +34,7 @@ static struct cost_table price_step(const struct bench *b, uint32_t tokens, cons
                                    .rows = tokens <= 16 ? tokens : 1,
                                    .samples = tokens <= 16 ? tokens : 1,
                                    .context = 4096,
-                                   .kv_dtype = DTYPE_F16,
+                                   .kv_dtype = KV_F16,
                                    .format = format};
     struct cost_table table;
     struct helm_err err = {0};

@@ -387,7 +387,7 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
                                                    .rows = 1,
                                                    .samples = 1,
                                                    .context = 4096,
-                                                   .kv_dtype = DTYPE_F16,
+                                                   .kv_dtype = KV_F16,
                                                    .format = way == 3 ? format : NULL};
                     for (size_t u = 0; u < sizeof format / sizeof *format; u++) {
                         format[u][PLAN_HOME_CPU] = format[u][PLAN_HOME_STREAM] = PLAN_AS_STORED;

@@ -40,7 +40,7 @@ static void open_shape(struct shaped *s, const struct made_up_shape *shape, cons
 
 static void price_prompt(struct shaped *s, uint32_t tokens)
 {
-    const struct cost_step step = {tokens, 1, 1, tokens, DTYPE_F16, NULL};
+    const struct cost_step step = {tokens, 1, 1, tokens, KV_F16, NULL};
     cost_table_free(&s->table);
     if (cost_price(&s->m.model, &s->m.analysed, &s->profile, &step, &s->table, &s->err))
         fail_msg("%s", s->err.text);
@@ -197,7 +197,7 @@ static void the_crossing_is_where_it_says(void **state)
                                                    .decode = &decode,
                                                    .a = a,
                                                    .b = b,
-                                                   .kv_dtype = DTYPE_F16};
+                                                   .kv_dtype = KV_F16};
         uint32_t tokens = 0, last = 0;
         assert_int_equal(search_crossing(&crossover, 2, 512, &tokens, &s.err), 0);
         for (uint32_t t = 2; t <= 512; t++) {
@@ -217,7 +217,7 @@ static void the_crossing_is_where_it_says(void **state)
                                               .decode = &decode,
                                               .a = b,
                                               .b = a,
-                                              .kv_dtype = DTYPE_F16};
+                                              .kv_dtype = KV_F16};
         if (tokens) {
             assert_int_equal(search_crossing(&back, 2, 512, &tokens, &s.err), 0);
             assert_int_equal(tokens, 0);

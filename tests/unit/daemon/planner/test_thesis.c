@@ -235,8 +235,8 @@ static void kv_bytes_have_a_unit_slip(void **state)
     (void)state;
     struct thesis t;
     open_thesis(RTX4060, QWEN8B, &t);
-    assert_int_equal(model_kv_bytes_per_token(&t.model.config, 1, DTYPE_BF16), 4096);
-    assert_int_equal(4096 * model_kv_bytes_per_token(&t.model.config, 1, DTYPE_BF16), 16 << 20);
+    assert_int_equal(model_kv_bytes_per_token(&t.model.config, 1, KV_BF16), 4096);
+    assert_int_equal(4096 * model_kv_bytes_per_token(&t.model.config, 1, KV_BF16), 16 << 20);
     /* Not "small relative to the 386 MB weight footprint": 4.3 % of it. */
     assert_float_equal(4096 * 4096 / unit_bytes(&t, 1), 0.0435, 0.0005);
     close_thesis(&t);

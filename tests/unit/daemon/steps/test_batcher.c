@@ -59,18 +59,14 @@ static struct stage *stage_open(uint32_t pages)
                             .kv_dtype = "f16",
                             .stages = &s->stage,
                             .stage_count = 1};
-    const struct arena_spec spec = {.slots = SLOTS,
-                                    .context_tokens = 256,
-                                    .step_tokens = 64,
-                                    .hidden = 16,
-                                    .vocab = s->model.config.vocab,
-                                    .kv = {.layers = 1,
-                                           .kv_heads = 1,
-                                           .head_dim = 8,
-                                           .page_tokens = 32,
-                                           .dtype = DTYPE_F16,
-                                           .elem_bytes = 2},
-                                    .page_count = pages};
+    const struct arena_spec spec = {
+        .slots = SLOTS,
+        .context_tokens = 256,
+        .step_tokens = 64,
+        .hidden = 16,
+        .vocab = s->model.config.vocab,
+        .kv = {.layers = 1, .kv_heads = 1, .head_dim = 8, .page_tokens = 32, .dtype = DTYPE_F16},
+        .page_count = pages};
     if (forecast_open(&s->model, &s->profile, &s->plan, &s->observe.forecast, &err) ||
         arena_create(&spec, &s->arena, &err))
         fail_msg("%s", err.text);

@@ -16,7 +16,7 @@ static struct local *open_demo(bool pack, struct helm_err *err)
     struct local *local = calloc(1, sizeof *local);
     const struct local_options options = {.folder = "tools/models/demo",
                                           .pack_cpu = pack,
-                                          .kv_dtype = DTYPE_F16,
+                                          .kv_dtype = KV_F16,
                                           .threads = 2,
                                           .slots = 1,
                                           .context_tokens = 64,

@@ -37,19 +37,15 @@ static const enum plan_home homes[UNITS] = {PLAN_HOME_STREAM, PLAN_HOME_CPU, PLA
 static void open_arena(struct bench *b)
 {
     struct helm_err err = {0};
-    const struct arena_spec spec = {.slots = 1,
-                                    .context_tokens = 32,
-                                    .step_tokens = 32,
-                                    .hidden = b->model.config.hidden,
-                                    .vocab = b->model.config.vocab,
-                                    .kv = {.layers = 1,
-                                           .kv_heads = 1,
-                                           .head_dim = 2,
-                                           .page_tokens = 32,
-                                           .dtype = DTYPE_F16,
-                                           .elem_bytes = 2},
-                                    .page_count = 1,
-                                    .weight_bytes = b->weights.host.region_bytes};
+    const struct arena_spec spec = {
+        .slots = 1,
+        .context_tokens = 32,
+        .step_tokens = 32,
+        .hidden = b->model.config.hidden,
+        .vocab = b->model.config.vocab,
+        .kv = {.layers = 1, .kv_heads = 1, .head_dim = 2, .page_tokens = 32, .dtype = DTYPE_F16},
+        .page_count = 1,
+        .weight_bytes = b->weights.host.region_bytes};
     assert_int_equal(arena_create(&spec, &b->arena, &err), 0);
 }
 

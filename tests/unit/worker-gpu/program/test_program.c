@@ -68,7 +68,7 @@ static void workspace_is_as_charged(void **state)
             model.config.dtype = DTYPE_BF16;
             model.config.layers = 36;
             gpu_buffers_place(&model, &plan, &h, d, &buffers);
-            const struct ledger_wish wish = {.kv_dtype = DTYPE_BF16, .slots = 8, .page_tokens = 32};
+            const struct ledger_wish wish = {.kv_dtype = KV_BF16, .slots = 8, .page_tokens = 32};
             const struct ledger_case c = {.model = &model, .wish = &wish};
             const struct ledger_workspace what = {.step_tokens = tokens[t],
                                                   .ctx = 8192,

@@ -25,7 +25,8 @@
 
 struct shape {
     const char *name, *config;
-    enum dtype dtype, kv_dtype;
+    enum dtype dtype;
+    enum kv_dtype kv_dtype;
 };
 
 static const struct shape shapes[] = {
@@ -35,25 +36,31 @@ static const struct shape shapes[] = {
      "\"num_key_value_heads\": 1, \"head_dim\": 80, \"vocab_size\": 301, \"rms_norm_eps\": 1e-5, "
      "\"max_position_embeddings\": 256, \"attention_bias\": true, \"mlp_bias\": true, "
      "\"tie_word_embeddings\": false",
-     DTYPE_F16, DTYPE_F16},
+     DTYPE_F16, KV_F16},
     {"head_dim 96, windows",
      "{\"model_type\": \"mistral\", \"architectures\": [\"MistralForCausalLM\"], \"hidden_size\": 96, "
      "\"intermediate_size\": 200, \"num_hidden_layers\": 2, \"num_attention_heads\": 2, "
      "\"num_key_value_heads\": 2, \"head_dim\": 96, \"vocab_size\": 300, \"rms_norm_eps\": 1e-5, "
      "\"max_position_embeddings\": 256, \"sliding_window\": 19, \"tie_word_embeddings\": false",
-     DTYPE_BF16, DTYPE_F32},
+     DTYPE_BF16, KV_F32},
     {"head_dim 256, tied ends",
      "{\"model_type\": \"qwen3\", \"architectures\": [\"Qwen3ForCausalLM\"], \"hidden_size\": 136, "
      "\"intermediate_size\": 88, \"num_hidden_layers\": 2, \"num_attention_heads\": 2, "
      "\"num_key_value_heads\": 1, \"head_dim\": 256, \"vocab_size\": 260, \"rms_norm_eps\": 1e-6, "
      "\"max_position_embeddings\": 256, \"tie_word_embeddings\": true",
-     DTYPE_BF16, DTYPE_BF16},
+     DTYPE_BF16, KV_BF16},
     {"fp32, head_dim 64",
      "{\"model_type\": \"qwen2\", \"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": 128, "
      "\"intermediate_size\": 148, \"num_hidden_layers\": 2, \"num_attention_heads\": 2, "
      "\"num_key_value_heads\": 1, \"vocab_size\": 270, \"rms_norm_eps\": 1e-6, "
      "\"max_position_embeddings\": 256, \"tie_word_embeddings\": true",
-     DTYPE_F32, DTYPE_F16},
+     DTYPE_F32, KV_F16},
+    {"head_dim 96, windows, quantised cache",
+     "{\"model_type\": \"mistral\", \"architectures\": [\"MistralForCausalLM\"], \"hidden_size\": 96, "
+     "\"intermediate_size\": 200, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+     "\"num_key_value_heads\": 2, \"head_dim\": 96, \"vocab_size\": 300, \"rms_norm_eps\": 1e-5, "
+     "\"max_position_embeddings\": 256, \"sliding_window\": 19, \"tie_word_embeddings\": false",
+     DTYPE_BF16, KV_Q8_0},
 };
 
 /* Makes the bf16 weights of a folder fp32, with the same values. */

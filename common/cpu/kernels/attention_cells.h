@@ -1,0 +1,91 @@
+/* Cells of the KV cache in vectors: where a block of positions lies, and its numbers as floats.
+ *
+ * Included by the attention_<isa>.c, after lanes256.h or lanes512.h, through their tile kernels and attention_simd.h.
+ * Quantised numbers are multiplied by their scales as they are read: exact in fp32, so every sum is that over the
+ * cells' values. A block's scales are made floats once, before its numbers are read. */
+#ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_CELLS_H
+#define HELM_COMMON_CPU_KERNELS_ATTENTION_CELLS_H
+
+#include "common/cpu/kernels/attention_kernels.h"
+
+static inline uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* At most KEYS_BLOCK neighbouring positions. */
+struct cells {
+    const char *const *keys; /* [position]: the key's numbers; up to a vector's end the last again */
+    size_t count, distance;  /* positions; bytes from a key's numbers to its value's */
+    const float *key_scales, *value_scales; /* [position][scales], of quantised cells; 0 behind the last */
+    size_t scales;                          /* of a cell */
+};
+
+static inline size_t value_distance(const struct kv_layout *kv)
+{
+    return kv->kv_heads * kv_head_bytes(kv);
+}
+static inline size_t scales_of(const struct kv_layout *kv)
+{
+    return kv_scale_bytes(kv->dtype, kv->head_dim) / sizeof(uint16_t);
+}
+
+/* The rows of the keys of the page with a position. */
+static const char *page_rows(const struct attention_task *task, uint32_t position)
+{
+    const struct kv_layout *kv = task->kv;
+    uint32_t page = task->pages[position / kv->page_tokens];
+    return (const char *)task->pool + kv_offset(kv, page, task->layer, 0, task->kv_head);
+}
+
+/* Where the keys' numbers of positions first .. first + count - 1 lie. */
+static void find_keys(const struct attention_task *task, uint32_t first, uint32_t count, const char **rows)
+{
+    const struct kv_layout *kv = task->kv;
+    size_t row_bytes = kv_number_bytes(kv->dtype, kv->head_dim);
+    for (uint32_t i = 0; i < count;) {
+        uint32_t in_page = (first + i) & (kv->page_tokens - 1);
+        const char *row = page_rows(task, first + i) + in_page * row_bytes;
+        for (uint32_t n = min_u32(count - i, kv->page_tokens - in_page); n > 0; n--, i++, row += row_bytes)
+            rows[i] = row;
+    }
+}
+
+INLINE void prefetch_row(const char *row, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
+}
+
+/* The scales of those positions' keys and values as floats, [position][scales], KEYS_BLOCK rows; with keys NULL they
+ * are only asked into the cache. */
+static void find_scales(const struct attention_task *task, uint32_t first, uint32_t count, float *keys,
+                        float *values)
+{
+    const struct kv_layout *kv = task->kv;
+    const size_t each = scales_of(kv), distance = value_distance(kv);
+    for (uint32_t i = 0; i < count;) {
+        uint32_t in_page = (first + i) & (kv->page_tokens - 1),
+                 n = min_u32(count - i, kv->page_tokens - in_page);
+        const char *from = page_rows(task, first + i) + kv_scales_at(kv) + in_page * each * sizeof(uint16_t);
+        for (size_t at = 0, end = n * each; at < end && keys; at += LANES) {
+            vec_store_part(keys + i * each + at, end - at, lanes_widen(from, at, end - at, DTYPE_F16));
+            vec_store_part(values + i * each + at, end - at,
+                           lanes_widen(from + distance, at, end - at, DTYPE_F16));
+        }
+        if (!keys) prefetch_row(from, n * each * sizeof(uint16_t));
+        if (!keys) prefetch_row(from + distance, n * each * sizeof(uint16_t));
+        i += n;
+    }
+    if (!keys) return;
+    memset(keys + count * each, 0, (KEYS_BLOCK - count) * each * sizeof(*keys));
+    memset(values + count * each, 0, (KEYS_BLOCK - count) * each * sizeof(*values));
+}
+
+/* Numbers d .. d + LANES - 1 of a cell, `left` of which are there; scales: its own. */
+INLINE vec cell_widen(const char *row, const float *scales, size_t d, size_t left, const enum kv_dtype dtype)
+{
+    if (dtype == KV_Q8_0) return vec_mul(vec_widen_i8(row + d), vec_set1(scales[d / KV_Q8_0_VALUES]));
+    return lanes_widen(row, d, left, (enum dtype)dtype);
+}
+
+#endif
