@@ -44,7 +44,6 @@ static int check_row(const struct tensor_matrix *m, uint32_t row, struct helm_er
                                                                 .block_values = (VALUES),                    \
                                                                 .block_bytes = (BYTES),                      \
                                                                 .group_rows = 1,                             \
-                                                                .cuda_unproven = true,                       \
                                                                 .from = FORMAT_##FORMAT_NAME,                \
                                                                 .takes = format##_takes,                     \
                                                                 .bytes = format##_bytes,                     \

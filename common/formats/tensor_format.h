@@ -61,9 +61,6 @@ struct tensor_format_traits {
     uint32_t block_values, block_bytes; /* of a variable format: of the values before */
     uint32_t group_rows;
     bool variable;
-    /* CUDA's kernels are right product by product, but have not computed a whole model rightly yet: on an H200 8B
-     * of Q4_K and Q6_K had no finite logit at its second token (2026-11-23). Goes when that is found. */
-    bool cuda_unproven;
     enum tensor_format from; /* the format that it is made of without loss; itself: of none */
     /* Whether a matrix of this shape can have the format. */
     bool (*takes)(uint64_t rows, uint64_t cols);

@@ -119,12 +119,49 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
     return rc;
 }
 
-/* A format of the model's that `auto` keeps off CUDA, or FORMAT_COUNT. */
-static enum tensor_format unproven(const struct model *model)
+/* Seconds of a prompt of so many tokens in chunks of `tokens`. */
+static int prompt_seconds(const struct making *m, const struct plan *plan, uint32_t prompt, uint32_t tokens,
+                          double *seconds, struct helm_err *err)
 {
-    for (uint32_t i = 0; i < model->tensor_count; i++)
-        if (tensor_format_of(model->tensors[i].format)->cuda_unproven) return model->tensors[i].format;
-    return FORMAT_COUNT;
+    const struct cost_case c = {.model = m->r->model,
+                                .analysed = &m->table,
+                                .profile = m->r->profile,
+                                .plan = plan};
+    *seconds = 0;
+    for (uint32_t done = tokens; done <= prompt; done += tokens) {
+        const struct cost_step step = {.tokens = tokens, .rows = 1, .samples = 1, .context = done};
+        struct cost_forecast forecast;
+        int rc = cost_one(&c, &step, &forecast, err);
+        if (rc) return rc;
+        *seconds += forecast.seconds;
+    }
+    return 0;
+}
+
+#define CHUNK_GAIN 0.03 /* of a prompt's time, for which a chunk is made twice as long */
+
+/* Weights in VRAM that a chunk expands are expanded once for all its tokens: chunks become longer as long as that is
+ * worth it and the device has room beside the smallest pool. */
+static int lengthen_chunks(struct making *m, uint32_t ctx, struct plan *plan, struct arena_spec *spec,
+                           struct helm_err *err)
+{
+    if (m->r->wish.step_tokens || !plan_uses(plan, PLAN_GPU0)) return 0;
+    while (plan->step_tokens < PREFILL_CHUNK_MAX && 2 * plan->step_tokens <= ctx) {
+        const uint32_t now = plan->step_tokens, twice = 2 * now;
+        const struct ledger_workspace room = {.step_tokens = twice, .ctx = ctx, .layers = true, .head = true};
+        double shorter, longer;
+        int rc = prompt_seconds(m, plan, twice, now, &shorter, err);
+        if (!rc) rc = prompt_seconds(m, plan, twice, twice, &longer, err);
+        if (rc || longer > (1 - CHUNK_GAIN) * shorter ||
+            ledger_workspace_bytes(&m->c, &room) > m->machine.device.limit / PREFILL_VRAM_PARTS)
+            return rc;
+        plan->step_tokens = m->wish.step_tokens = twice;
+        rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, spec, err);
+        if (!rc && ledger_fits(plan)) continue;
+        plan->step_tokens = m->wish.step_tokens = now;
+        return rc;
+    }
+    return 0;
 }
 
 static int make(struct making *m, struct plan *plan, struct arena_spec *spec, struct helm_err *err)
@@ -137,13 +174,6 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     struct planner_refusal refusal = {0};
     struct trying t = {.strategy = r->strategy, .device = true};
     int rc = 0;
-    const enum tensor_format held_back = unproven(r->model);
-    if (device && free_choice && r->machine.device.kind == LEDGER_DEVICE_CUDA && held_back != FORMAT_COUNT) {
-        log_warn("device: planned on the CPU alone: %s on CUDA has not been proven with a whole model; "
-                 "--device cuda uses it",
-                 tensor_format_name(held_back));
-        device = false;
-    }
     if (device) {
         rc = attempt_contexts(m, &t, plan, &attempt, err);
         if (!rc && attempt.fits && free_choice)
@@ -178,7 +208,8 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     if (rc) return rc;
     plan_restage(plan);
     analyse_fill_stages(&m->table, plan);
-    rc = ledger_fit(&m->c, t.ctx, plan, spec, err);
+    rc = lengthen_chunks(m, t.ctx, plan, spec, err);
+    if (!rc) rc = ledger_fit(&m->c, t.ctx, plan, spec, err);
     return rc ? rc : plan_check(plan, err);
 }
 

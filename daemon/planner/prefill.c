@@ -6,8 +6,6 @@
 
 #include "daemon/planner/formats.h"
 
-#define CHUNK_VRAM_PARTS 32 /* a chunk's buffers may take this part of the device's memory */
-
 /* ---- how many tokens ---- */
 
 /* Seconds of one token in a chunk of `tokens`, its weights being there. */
@@ -47,7 +45,7 @@ int prefill_step_tokens(const struct ledger_case *c, const struct profile *profi
         double computing;
         int rc = gpu_seconds(c, profile, *tokens, &computing, err);
         if (rc) return rc;
-        if (computing >= copying || bytes > device->limit / CHUNK_VRAM_PARTS) break;
+        if (computing >= copying || bytes > device->limit / PREFILL_VRAM_PARTS) break;
         *tokens *= 2;
     }
     return 0;

@@ -11,6 +11,7 @@
 
 #define PREFILL_SHORT_TOKENS 128
 #define PREFILL_CHUNK_MAX    4096
+#define PREFILL_VRAM_PARTS   32 /* a chunk's buffers may take this part of the device's memory */
 
 /* The chunk that a plan of this case should have: so many tokens that the GPU computes about as long as the
  * link takes for the weights that do not fit in VRAM, since a chunk cannot be faster than that. A power of

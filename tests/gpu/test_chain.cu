@@ -14,7 +14,8 @@ struct chain_model {
     int dtype, cache;
     uint32_t hidden, inner, heads, kv_heads, head_dim, layers, vocab, page_tokens, window, position;
     bool head_norm, bias, absent, no_token;
-    int other = -1; /* the format of some operations, of as many columns a block */
+    int other = -1;       /* the format of some operations, of as many columns a block */
+    bool aligned = false; /* matrices begin on 16 bytes, as they do in VRAM; else on any block */
 };
 
 /* Rows that a chain takes have multiples of so many columns: of plain formats whole 16 bytes. */
@@ -160,7 +161,7 @@ struct chain_test {
     }
     void add(struct test_context *t, struct gpuk_linear_args &a, size_t out, uint32_t rows)
     {
-        const size_t line = columns_of(a.format);
+        const size_t line = columns_of(a.format) * (m.aligned ? 16 : 1);
         const char *w = ((int)a.format == m.dtype ? weights : others)->as<char>() +
                         tensor_format_row_bytes(a.format, random_below(t, (uint32_t)(4096 / line)) * line);
         const float *bias = m.bias && random_below(t, 2) ? before->as<float>() + random_below(t, 8) : nullptr;
@@ -361,6 +362,8 @@ void test_chain(struct test_context *t)
         {DTYPE_BF16, DTYPE_BF16, 4096, 12288, 32, 8, 128, 1, 1001, 32, 0, 1999, true, false, false, false},
         {DTYPE_F32, DTYPE_F16, 4096, 12288, 32, 8, 128, 1, 75, 32, 300, 1500, false, true, false, false},
         {FORMAT_Q8_0, DTYPE_BF16, 2560, 9728, 32, 8, 128, 2, 1001, 32, 0, 199, true, false, false, false},
+        {FORMAT_Q4_K, DTYPE_F16, 4096, 12288, 32, 8, 128, 1, 1001, 32, 0, 199, true, false, false, false,
+         FORMAT_Q6_K},
         {DTYPE_F16, DTYPE_F32, 896, 4864, 14, 2, 64, 2, 1001, 32, 0, 700, false, true, false, false},
     };
     for (const chain_model &m : real) {
@@ -400,6 +403,11 @@ void test_chain(struct test_context *t)
         if (!t->few) test_cut(t, c, &t->device, 0, c.ops.size(), 2);
     }
     if (t->few) return;
+    /* rows begin on 16 bytes, and tiles of three lines do not */
+    const chain_model tiles = {FORMAT_Q3_K, DTYPE_BF16, 256, 6144, 4,     1,     64,    1,  75,
+                               16,          0,          9,   true, false, false, false, -1, true};
+    chain_test of_tiles(t, tiles);
+    test_cut(t, of_tiles, &t->device, 0, of_tiles.ops.size(), 2);
     chain_model narrow = real[0];
     narrow.hidden = 64, narrow.heads = 4, narrow.kv_heads = 1, narrow.vocab = 75, narrow.layers = 1;
     narrow.inner = t->small ? 1032 : 12288;

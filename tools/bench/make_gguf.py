@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A GGUF file with random blocks in the shape and the mixture of types of a published Qwen3 model, for measuring speed.
+"""A GGUF file with random blocks in the shape of a published Qwen3 model (70b: Llama 3's widths) and the mixture of types of a
+published file, for measuring speed.
 
-  make_gguf.py --size 0.6b|4b|8b|14b|32b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0 --out FILE.gguf
+  make_gguf.py --size 0.6b|4b|8b|14b|32b|70b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0 --out FILE.gguf
 
 Codes are random, scales are constants that keep activations finite. There is no tokenizer. Needs numpy. Facts of the
 container and of the mixtures: ggml-org/llama.cpp, ggml/include/gguf.h and src/llama-quant.cpp."""
@@ -13,7 +14,7 @@ import numpy
 
 #        hidden, layers, inner, heads, kv heads, tied
 SIZES = {"0.6b": (1024, 28, 3072, 16, 8, True), "4b": (2560, 36, 9728, 32, 8, True), "8b": (4096, 36, 12288, 32, 8, False),
-         "14b": (5120, 40, 17408, 40, 8, False), "32b": (5120, 64, 25600, 64, 8, False)}
+         "14b": (5120, 40, 17408, 40, 8, False), "32b": (5120, 64, 25600, 64, 8, False), "70b": (8192, 80, 28672, 64, 8, False)}
 VOCAB, HEAD_DIM = 151936, 128
 #         id, bytes and values of a block, where its fp16 scales lie
 TYPES = {"F32": (0, 4, 1, ()), "Q8_0": (8, 34, 32, (0,)), "Q4_K": (12, 144, 256, (0, 2)), "Q5_K": (13, 176, 256, (0, 2)),
@@ -21,6 +22,7 @@ TYPES = {"F32": (0, 4, 1, ()), "Q8_0": (8, 34, 32, (0,)), "Q4_K": (12, 144, 256,
 # of most matrices, of those that count more
 MIXTURES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K"), "Q6_K": ("Q6_K", "Q6_K"), "Q8_0": ("Q8_0", "Q8_0")}
 PIECE_BYTES = 1 << 27
+pieces = {}  # of each type: random blocks
 
 
 def counts_more(layer, layers):
@@ -68,11 +70,14 @@ def write_blocks(file, shape, kind, rng):
     largest = {"Q8_0": 127, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q6_K": 32 * 127}[kind]
     scale = numpy.frombuffer(struct.pack("<e", max(2.0 / (largest * shape[0] ** 0.5), 6e-8)), dtype=numpy.uint8)
     left, most = int(numpy.prod(shape)) // values, PIECE_BYTES // block_bytes
-    while left:
-        blocks = rng.integers(0, 256, size=(min(left, most), block_bytes), dtype=numpy.uint8)
-        for at in scales:
-            blocks[:, at:at + 2] = scale
-        file.write(blocks.tobytes())
+    if kind not in pieces:
+        pieces[kind] = rng.integers(0, 256, size=(most, block_bytes), dtype=numpy.uint8)
+    for at in scales:
+        pieces[kind][:, at:at + 2] = scale
+    while left:  # the same random piece over and over, from another block on each time
+        first = int(rng.integers(0, most - 1))
+        blocks = pieces[kind][first:first + left]
+        file.write(blocks.data)
         left -= len(blocks)
 
 

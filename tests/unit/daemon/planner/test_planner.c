@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/planner/formats.h"
 #include "tests/unit/daemon/planner/plan_case.h"
 
 static uint64_t bytes_at(const struct plan *plan, enum plan_home home)
@@ -134,6 +135,15 @@ static void a_chunk_is_as_long_as_it_pays(void **state)
     assert_int_equal(plan.step_tokens, LEDGER_STEP_TOKENS);
     assert_int_equal(plan.ring_bytes, 0);
     assert_int_equal(plan.prefill_count, 0);
+    plan_free(&plan);
+    formats_lay(&b.made.model, FORMAT_Q8_0); /* which a chunk expands, whatever its length */
+    make(&b, &plan);
+    assert_in_range(plan.step_tokens, 2 * LEDGER_STEP_TOKENS, PREFILL_CHUNK_MAX);
+    plan_free(&plan);
+    b.r.machine.device.limit = 9 * GIB; /* all is in VRAM, and a long chunk's buffers would be too many */
+    make(&b, &plan);
+    assert_in_range(plan.step_tokens, LEDGER_STEP_TOKENS, PREFILL_CHUNK_MAX / 2);
+    assert_true(plan.memory[PLAN_VRAM0].total <= 9 * GIB);
     plan_free(&plan);
     bench_close(&b);
 }
