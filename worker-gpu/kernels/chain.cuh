@@ -36,12 +36,8 @@ struct alignas(16) chain_weights {
     uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
-<<<<<<< HEAD
-    uint32_t loose; /* rows that do not begin on 16 bytes */
-    uint32_t large; /* blocks of more than 32 values */
-=======
     uint32_t loose; /* tiles that do not begin on 16 bytes */
->>>>>>> main
+    uint32_t large; /* blocks of more than 32 values */
 };
 
 struct alignas(16) chain_item {
