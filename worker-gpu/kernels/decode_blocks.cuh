@@ -151,10 +151,11 @@ template <typename F> struct decode_block {
         b += there ? run_sum(scales_b, times, own_b, with) : 0;
     }
 
-    /* ---- for gpuk_expand: 32 pieces of a row at a time, four times */
+    /* ---- for gpuk_expand: half a run a lane, 8 values of its first and 8 of its last 16, so that two lanes store 32
+     * bytes that belong together; twice, both loaded before either is stored */
 
     static const bool EXPANDS = true;
-    static const uint32_t GROUP_ROWS = 1, TILE_VALUES = 4 * 32 * PIECE_VALUES;
+    static const uint32_t GROUP_ROWS = 1, TILE_VALUES = 2 * 512, EXPAND_BLOCKS = 4;
     static bool takes(const struct gpuk_expand_part &part)
     {
         return tensor_format_takes(part.format, part.rows, part.cols);
@@ -168,18 +169,32 @@ template <typename F> struct decode_block {
     {
         const unsigned char *from = static_cast<const unsigned char *>(part.weight) + row * bytes(part.cols);
         value *to = static_cast<value *>(part.out) + (size_t)row * part.cols;
-        const uint32_t first = tile * TILE_VALUES + lane * PIECE_VALUES, step = 32 * PIECE_VALUES;
+        const uint32_t half = lane % 2, first = tile * TILE_VALUES + lane / 2 * 32;
+        uint32_t four[2][4];
+        block_scales scales[2];
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t c = first + i * step;
-            float f[PIECE_VALUES];
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint32_t c = first + k * 512 < part.cols ? first + k * 512 : 0, run = c % VALUES / 32;
+            const words w(from + bytes(c) + F::ORIGIN);
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) four[k][i] = F::four(w, run, i / 2 * 4 + 2 * half + i % 2);
+            scales[k] = F::scales(w, run);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint32_t c = first + k * 512;
             if (c >= part.cols) break;
-            unpack(piece_at(from, c), f);
 #pragma unroll
-            for (uint32_t j = 0; j < PIECE_VALUES; j += 4)
-                *reinterpret_cast<uint2 *>(to + piece_column(c) + j / 4 * PIECE_APART) =
-                    make_uint2(element<value>::pack(f[j], f[j + 1]),
-                               element<value>::pack(f[j + 2], f[j + 3]));
+            for (uint32_t group = 0; group < 2; group++) {
+                float f[8];
+#pragma unroll
+                for (uint32_t j = 0; j < 8; j++) {
+                    const float n = exact(four[k][group * 2 + j / 4], j % 4);
+                    f[j] = scales[k].scale[group] * n;
+                    if (LEAST) f[j] -= scales[k].least[group];
+                }
+                store8(to + c + group * 16 + half * 8, f);
+            }
         }
     }
 };
