@@ -7,6 +7,7 @@
  *   BITS, ZERO      of a number as a byte, which is that much more than the number
  *   LEAST, GROUPS   whether values have a least; scales of a run, 1 or 2
  *   four(w, run, i)   numbers 4 i .. 4 i + 3 of the run as bytes
+ *   apart(w, run, i)  the same as two words of 16-bit numbers, even ones and odd ones, each times(run) as large
  *   scales(w, run); scales_two(wa, wb, run, a, b) of two rows at once
  * Bytes at(x) of w are ORIGIN less than in the block's definition. */
 #ifndef HELM_WORKER_GPU_KERNELS_BLOCKS_FORMATS_CUH
@@ -17,6 +18,18 @@
 #define BLOCK_FOUR                                                                                           \
     template <typename W>                                                                                    \
     static __device__ __forceinline__ uint32_t four(const W &w, uint32_t run, uint32_t i)
+/* The numbers as 16-bit ones, even ones and odd ones, each `times` as large. */
+#define BLOCK_APART                                                                                          \
+    static const bool LARGER = false;                                                                        \
+    static __device__ __forceinline__ float times(uint32_t)                                                  \
+    {                                                                                                        \
+        return 1;                                                                                            \
+    }                                                                                                        \
+    template <typename W>                                                                                    \
+    static __device__ __forceinline__ uint2 apart(const W &w, uint32_t run, uint32_t i)                      \
+    {                                                                                                        \
+        return bytes_apart(four(w, run, i));                                                                 \
+    }
 #define BLOCK_SCALES_TWO                                                                                     \
     template <typename W>                                                                                    \
     static __device__ __forceinline__ void scales_two(const W &wa, const W &wb, uint32_t run,                \
@@ -49,6 +62,7 @@ struct block_q8_0 {
     BLOCK_FOUR { return (void)run, w.word(0, i) ^ 0x80808080u; }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
 };
 struct block_q4_0 {
     static const uint32_t VALUES = 32, BYTES = 18, ALIGN = 2, ORIGIN = 2, BITS = 4, ZERO = 8, GROUPS = 1;
@@ -56,6 +70,7 @@ struct block_q4_0 {
     BLOCK_FOUR { return (void)run, block_nibbles(w.word(0, i % 4), i); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
 };
 struct block_q4_1 {
     static const uint32_t VALUES = 32, BYTES = 20, ALIGN = 4, ORIGIN = 0, BITS = 4, ZERO = 0, GROUPS = 1;
@@ -63,6 +78,7 @@ struct block_q4_1 {
     BLOCK_FOUR { return (void)run, block_nibbles(w.word(4, i % 4), i); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(0)), -block_half(w.half(2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
 };
 struct block_q5_0 {
     static const uint32_t VALUES = 32, BYTES = 22, ALIGN = 2, ORIGIN = 2, BITS = 5, ZERO = 16, GROUPS = 1;
@@ -70,6 +86,7 @@ struct block_q5_0 {
     BLOCK_FOUR { return (void)run, block_nibbles(w.word(4, i % 4), i) | block_fifth(w.word(0, 0), i); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
 };
 struct block_q5_1 {
     static const uint32_t VALUES = 32, BYTES = 24, ALIGN = 4, ORIGIN = 0, BITS = 5, ZERO = 0, GROUPS = 1;
@@ -77,6 +94,7 @@ struct block_q5_1 {
     BLOCK_FOUR { return (void)run, block_nibbles(w.word(8, i % 4), i) | block_fifth(w.word(4, 0), i); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(0)), -block_half(w.half(2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
 };
 /* iq4_table of blocks32.h, each 128 more. */
 __device__ __forceinline__ block_table block_iq4_table()
@@ -89,6 +107,7 @@ struct block_iq4_nl {
     BLOCK_FOUR { return (void)run, block_lookup(block_iq4_table(), w.word(0, i % 4), i >= 4); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
 };
 struct block_mxfp4 {
     static const uint32_t VALUES = 32, BYTES = 17, ALIGN = 1, ORIGIN = 1, BITS = 5, ZERO = 12, GROUPS = 1;
@@ -105,6 +124,7 @@ struct block_mxfp4 {
         return (void)run, block_scale(__uint_as_float(e < 2 ? 0x200000u << e : (e - 1) << 23));
     }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
 };
 
 /* ---- 256 values ---- */
@@ -143,6 +163,13 @@ struct block_q4_k {
     BLOCK_FOUR { return block_bits<0>(w.word(16 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu); }
     BLOCK_SCALES { return block_scales_k(w, run); }
     BLOCK_SCALES_TWO { block_scales_two_k(wa, wb, run, a, b); }
+    static const bool LARGER = true; /* high halves of bytes stay where they are */
+    static __device__ __forceinline__ float times(uint32_t run) { return run % 2 ? 16.0f : 1.0f; }
+    template <typename W> static __device__ __forceinline__ uint2 apart(const W &w, uint32_t run, uint32_t i)
+    {
+        const uint32_t word = w.word(16 + run / 2 * 32, i), mask = run % 2 ? 0x00f000f0u : 0x000f000fu;
+        return make_uint2(word & mask, word >> 8 & mask);
+    }
 };
 struct block_q5_k {
     static const uint32_t VALUES = 256, BYTES = 176, ALIGN = 16, ORIGIN = 0, BITS = 5, ZERO = 0, GROUPS = 1;
@@ -154,6 +181,7 @@ struct block_q5_k {
     }
     BLOCK_SCALES { return block_scales_k(w, run); }
     BLOCK_SCALES_TWO { block_scales_two_k(wa, wb, run, a, b); }
+    BLOCK_APART
 };
 /* Of each half of the numbers 64 bytes have the low bits and 32 the high ones. */
 struct block_q6_k {
@@ -171,6 +199,7 @@ struct block_q6_k {
         return {{d * (block_whole(two & 255) - 128), d * (block_whole(two >> 8) - 128)}, {0, 0}};
     }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
 };
 struct block_q3_k {
     static const uint32_t VALUES = 256, BYTES = 110, ALIGN = 2, ORIGIN = 0, BITS = 3, ZERO = 4, GROUPS = 2;
@@ -190,6 +219,7 @@ struct block_q3_k {
         return {{d * (block_whole(two & 255) - 32), d * (block_whole(two >> 8) - 32)}, {0, 0}};
     }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
 };
 struct block_q2_k {
     static const uint32_t VALUES = 256, BYTES = 84, ALIGN = 4, ORIGIN = 0, BITS = 2, ZERO = 0, GROUPS = 2;
@@ -204,6 +234,7 @@ struct block_q2_k {
                 {dmin * block_whole(two >> 4 & 15), dmin * block_whole(two >> 12)}};
     }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
 };
 struct block_iq4_xs {
     static const uint32_t VALUES = 256, BYTES = 136, ALIGN = 4, ORIGIN = 0, BITS = 8, ZERO = 128, GROUPS = 1;
@@ -215,9 +246,11 @@ struct block_iq4_xs {
         return block_scale(block_half(w.half(0)) * (block_whole(low | high << 4) - 32));
     }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
+    BLOCK_APART
 };
 #undef BLOCK_FOUR
 #undef BLOCK_SCALES
+#undef BLOCK_APART
 #undef BLOCK_SCALES_TWO
 
 #endif

@@ -91,7 +91,7 @@ __device__ __forceinline__ uint32_t block_lookup(const block_table &t, uint32_t 
 /* Four numbers as bytes to two words of 16-bit ones: even ones, odd ones. */
 __device__ __forceinline__ uint2 bytes_apart(uint32_t four)
 {
-    return make_uint2(four & 0x00ff00ffu, four >> 8 & 0x00ff00ffu);
+    return make_uint2(__byte_perm(four, 0, 0x4240), __byte_perm(four, 0, 0x4341));
 }
 
 /* A run's scales: values are scale * number - least, of its first 16 and its last 16 numbers. */

@@ -60,6 +60,19 @@ template <typename S> __device__ __forceinline__ float x_scale(const linear_para
     return rsqrtf(sum / (float)p.cols + p.eps);
 }
 
+/* A tile of blocks in a function of its own: among everything else that the kernel does the compiler lets products wait
+ * for one another. Places are bytes from the beginning of shared memory. */
+template <typename D>
+__device__ __noinline__ float2 chain_blocks(uint32_t tile_a, uint32_t tile_b, uint32_t bytes, uint32_t x)
+{
+    SHARED_DYNAMIC(unsigned char, shared);
+    float2 sum;
+    tile_add_as<D, chain_lines_of<D>::lines.within(chain_shaped::TILE), false>(
+        {shared + tile_a, shared + tile_b}, bytes, reinterpret_cast<const float4 *>(shared + x), sum.x,
+        sum.y);
+    return sum;
+}
+
 /* A lane's part of the sums of the tile `at`, whose pair counts from the operation's first, in a slot. */
 template <typename D>
 __device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place tile, tile_walk at,
@@ -73,7 +86,11 @@ __device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place ti
         tile.a += (size_t)rows.a & 15, tile.b += (size_t)rows.b & 15;
     }
     if constexpr (D::SCALED) {
-        tile_add_as<D, L::lines.within(chain_shaped::TILE), false>(tile, bytes, with, a, b);
+        SHARED_DYNAMIC(unsigned char, shared);
+        const float2 sum =
+            chain_blocks<D>((uint32_t)(tile.a - shared), (uint32_t)(tile.b - shared), bytes,
+                            (uint32_t)(reinterpret_cast<const unsigned char *>(with) - shared));
+        a = sum.x, b = sum.y;
     } else {
 #pragma unroll 1
         for (uint32_t from = 0; from < bytes; from += w.part) {

@@ -210,7 +210,7 @@ static __device__ __forceinline__ void store_run(uint16_t *to, uint32_t place, u
 
 struct decode_bf16_packed {
     static const bool EXPANDS = true;
-    static const uint32_t GROUP_ROWS = PACKED_ROWS, TILE_VALUES = PACKED_TILE;
+    static const uint32_t GROUP_ROWS = PACKED_ROWS, TILE_VALUES = PACKED_TILE, EXPAND_BLOCKS = 6;
     static bool takes(const struct gpuk_expand_part &part)
     {
         return packed_takes(DTYPE_BF16, part.rows, part.cols);

@@ -87,68 +87,75 @@ template <typename F> struct decode_block {
         return shared_words(row + run / RUNS * F::BYTES + F::ORIGIN);
     }
     /* The sum of a run's values times x, of the sums of its numbers times x. */
-    static __device__ __forceinline__ float run_sum(const block_scales &s, const float *sums, const x_run &x)
+    static __device__ __forceinline__ float run_sum(const block_scales &s, float times, const float *sums,
+                                                    const x_run &x)
     {
         const float of_x[2] = {GROUPS == 1 ? x.first + x.second : x.first, x.second};
         float total = 0;
 #pragma unroll
         for (uint32_t h = 0; h < GROUPS; h++) {
-            if (LEAST) total += s.scale[h] * sums[h] - s.least[h] * of_x[h];
-            if (!LEAST) total += s.scale[h] * (sums[h] - (float)F::ZERO * of_x[h]);
+            const float sum = sums[h] * times;
+            if (LEAST) total += s.scale[h] * sum - s.least[h] * of_x[h];
+            if (!LEAST) total += s.scale[h] * (sum - (float)F::ZERO * of_x[h]);
         }
         return total * x.factor;
     }
-    /* A lane's part of the sums of two rows, of which `bytes` are there; by the whole warp. */
+    /* A lane's part of the sums of two rows, of which `bytes` are there; by the whole warp. Without a branch, and with
+     * sums of x's two parts apart, so that few instructions wait for one another. */
     static __device__ __forceinline__ void line_add(const unsigned char *row_a, const unsigned char *row_b,
                                                     uint32_t bytes, const float4 *x, float &a, float &b)
     {
         const x_line *line = reinterpret_cast<const x_line *>(x);
-        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, mine = (t - g / 2) & 3;
-        float sum[4][GROUPS][4] = {}, own_a[GROUPS], own_b[GROUPS];
-        uint4 high[4], low[4];
+        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, mine = (t - g / 2) & 3,
+                       own = x_run_of(LARGE, mine, g);
+        float sum[4][2][GROUPS][4] = {}, own_a[GROUPS], own_b[GROUPS];
+        uint4 parts[4][2];
 #pragma unroll
         for (uint32_t product = 0; product < 4; product++)
-            high[product] = line->part[product][0][lane], low[product] = line->part[product][1][lane];
+#pragma unroll
+            for (uint32_t part = 0; part < 2; part++) parts[product][part] = line->part[product][part][lane];
+        const x_run with = line->run[own];
+        block_scales scales_a, scales_b;
+        F::scales_two(block_of(row_a, own), block_of(row_b, own), own % RUNS, scales_a, scales_b);
 #pragma unroll
         for (uint32_t h = 0; h < 2; h++) {
             uint2 u[4], v[4];
 #pragma unroll
             for (uint32_t product = 0; product < 4; product++) {
                 const uint32_t run = x_run_of(LARGE, product, g), of_block = LARGE ? g % 2 * 4 + product : 0;
-                u[product] = bytes_apart(F::four(block_of(row_a, run), of_block, t + 4 * h));
-                v[product] = bytes_apart(F::four(block_of(row_b, run), of_block, t + 4 * h));
+                u[product] = F::apart(block_of(row_a, run), of_block, t + 4 * h);
+                v[product] = F::apart(block_of(row_b, run), of_block, t + 4 * h);
             }
 #pragma unroll
-            for (uint32_t part = 0; part < 2; part++)
+            for (uint32_t product = 0; product < 4; product++)
 #pragma unroll
-                for (uint32_t product = 0; product < 4; product++) { /* each waits for the one 4 before */
-                    const uint4 &x = part ? low[product] : high[product];
+                for (uint32_t part = 0; part < 2; part++) {
+                    const uint4 &xs = parts[product][part];
                     const uint2 &u2 = u[product], &v2 = v[product];
-                    matrix_unit<__half>::add(sum[product][h % GROUPS], u2.x, v2.x, u2.y, v2.y, h ? x.z : x.x,
-                                             h ? x.w : x.y);
+                    matrix_unit<__half>::add(sum[product][part][h % GROUPS], u2.x, v2.x, u2.y, v2.y,
+                                             h ? xs.z : xs.x, h ? xs.w : xs.y);
                 }
         }
 #pragma unroll
         for (uint32_t product = 0; product < 4; product++)
 #pragma unroll
             for (uint32_t h = 0; h < GROUPS; h++) {
-                const float *of = sum[product][h], sum_a = g & 1 ? of[1] : of[0],
-                            sum_b = g & 1 ? of[3] : of[2];
+                const float *high = sum[product][0][h], *low = sum[product][1][h];
+                const float sum_a = g & 1 ? high[1] + low[1] : high[0] + low[0],
+                            sum_b = g & 1 ? high[3] + low[3] : high[2] + low[2];
                 if (product == 0 || product == mine) own_a[h] = sum_a, own_b[h] = sum_b;
             }
-        const uint32_t run = x_run_of(LARGE, mine, g);
-        if (run >= bytes / F::BYTES * RUNS) return;
-        const x_run with = line->run[run];
-        block_scales scales_a, scales_b;
-        F::scales_two(block_of(row_a, run), block_of(row_b, run), run % RUNS, scales_a, scales_b);
-        a += run_sum(scales_a, own_a, with);
-        b += run_sum(scales_b, own_b, with);
+        const float times = 1 / F::times(own % RUNS);
+        const bool there = own < bytes / F::BYTES * RUNS;
+        a += there ? run_sum(scales_a, times, own_a, with) : 0;
+        b += there ? run_sum(scales_b, times, own_b, with) : 0;
     }
 
-    /* ---- for gpuk_expand: 32 pieces of a row at a time, four times */
+    /* ---- for gpuk_expand: half a run a lane, 8 values of its first and 8 of its last 16, so that two lanes store 32
+     * bytes that belong together; twice, both loaded before either is stored */
 
     static const bool EXPANDS = true;
-    static const uint32_t GROUP_ROWS = 1, TILE_VALUES = 4 * 32 * PIECE_VALUES;
+    static const uint32_t GROUP_ROWS = 1, TILE_VALUES = 2 * 512, EXPAND_BLOCKS = 4;
     static bool takes(const struct gpuk_expand_part &part)
     {
         return tensor_format_takes(part.format, part.rows, part.cols);
@@ -162,18 +169,32 @@ template <typename F> struct decode_block {
     {
         const unsigned char *from = static_cast<const unsigned char *>(part.weight) + row * bytes(part.cols);
         value *to = static_cast<value *>(part.out) + (size_t)row * part.cols;
-        const uint32_t first = tile * TILE_VALUES + lane * PIECE_VALUES, step = 32 * PIECE_VALUES;
+        const uint32_t half = lane % 2, first = tile * TILE_VALUES + lane / 2 * 32;
+        uint32_t four[2][4];
+        block_scales scales[2];
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t c = first + i * step;
-            float f[PIECE_VALUES];
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint32_t c = first + k * 512 < part.cols ? first + k * 512 : 0, run = c % VALUES / 32;
+            const words w(from + bytes(c) + F::ORIGIN);
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) four[k][i] = F::four(w, run, i / 2 * 4 + 2 * half + i % 2);
+            scales[k] = F::scales(w, run);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint32_t c = first + k * 512;
             if (c >= part.cols) break;
-            unpack(piece_at(from, c), f);
 #pragma unroll
-            for (uint32_t j = 0; j < PIECE_VALUES; j += 4)
-                *reinterpret_cast<uint2 *>(to + piece_column(c) + j / 4 * PIECE_APART) =
-                    make_uint2(element<value>::pack(f[j], f[j + 1]),
-                               element<value>::pack(f[j + 2], f[j + 3]));
+            for (uint32_t group = 0; group < 2; group++) {
+                float f[8];
+#pragma unroll
+                for (uint32_t j = 0; j < 8; j++) {
+                    const float n = exact(four[k][group * 2 + j / 4], j % 4);
+                    f[j] = scales[k].scale[group] * n;
+                    if (LEAST) f[j] -= scales[k].least[group];
+                }
+                store8(to + c + group * 16 + half * 8, f);
+            }
         }
     }
 };

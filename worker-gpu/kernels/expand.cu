@@ -6,12 +6,16 @@
 #include "worker-gpu/kernels/decode.cuh"
 #include "worker-gpu/kernels/decode_bf16_packed.cuh"
 
+/* More warps than loads take to come; of 6 blocks, 40 registers. */
+template <typename D> constexpr uint32_t resident_blocks()
+{
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
-#define MIN_BLOCKS 4 /* 1,024 threads */
+    return 4; /* 1,024 threads */
 #else
-#define MIN_BLOCKS 6 /* 40 registers, more warps than loads take to come */
+    return D::EXPAND_BLOCKS;
 #endif
-static const uint32_t THREADS = 256, BLOCKS = 6;
+}
+static const uint32_t THREADS = 256;
 
 struct expand_list {
     struct gpuk_expand_part part[GPUK_EXPAND_PARTS_MAX];
@@ -20,7 +24,7 @@ struct expand_list {
 };
 
 template <typename D>
-__global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+__global__ void __launch_bounds__(THREADS, resident_blocks<D>())
     expand_kernel(const __grid_constant__ struct expand_list list)
 {
     let_next_start();
@@ -53,7 +57,7 @@ static int expand(const struct gpuk_device *device, const struct gpuk_expand_par
         }
         list.end[i] = (uint32_t)all;
     }
-    const uint32_t most = blocks ? blocks : (uint32_t)device->sm_count * BLOCKS;
+    const uint32_t most = blocks ? blocks : (uint32_t)device->sm_count * D::EXPAND_BLOCKS;
     const uint32_t need = (uint32_t)((all + THREADS / 32 - 1) / (THREADS / 32));
     return gpuk_launch("expand", expand_kernel<D>, dim3(need < most ? need : most), dim3(THREADS), 0, 0,
                        stream, err, list);

@@ -146,7 +146,8 @@ static struct stream_shape shape_of(const struct gpuk_device *device, const stru
     s.pitch = L::pitch(div_up(s.lines, s.slices));
     const uint64_t slot = (uint64_t)s.pitch * ROWS;
     const uint32_t wanted = chosen(device->gemm_slots, (uint32_t)(RING_BYTES / slot), 1, SLOTS_MAX);
-    s.reducers = chosen(device->gemm_reducers, REDUCERS, REDUCERS_MIN, REDUCERS_MAX);
+    s.reducers =
+        chosen(device->gemm_reducers, D::SCALED ? REDUCERS_SCALED : REDUCERS, REDUCERS_MIN, REDUCERS_MAX);
     /* two blocks of more tokens have not enough registers, nor of more warps */
     s.blocks = tiles == 1 && !D::SCALED && s.reducers <= REDUCERS_SHARED
                    ? chosen(device->gemm_blocks, BLOCKS, 1, 2)
@@ -194,8 +195,9 @@ template <typename D> static int stream_launch(const struct linear_call &call, s
     q.sums = (float *)((char *)call.workspace + GPUK_LINEAR_COUNTER_BYTES);
     q.lines = s.lines, q.slices = s.slices, q.slots = s.slots;
     q.reducers = s.reducers, q.pitch = s.pitch;
-    const uint32_t most = s.blocks > 1 || s.reducers + PRODUCERS_MAX > OTHERS_MAX ? 1 : PRODUCERS_MAX;
-    q.producers = chosen(device->gemm_producers, 1, 1, most);
+    const uint32_t left = OTHERS_MAX - s.reducers, most = left < PRODUCERS_MAX ? left : PRODUCERS_MAX;
+    q.producers =
+        chosen(device->gemm_producers, D::SCALED ? PRODUCERS_SCALED : 1, 1, s.blocks > 1 ? 1 : most);
     q.batch = chosen(device->gemm_batch, BATCH, 1, UINT32_MAX);
     q.ahead = device->gemm_ahead > 0 ? (uint32_t)device->gemm_ahead : 0;
     const uint32_t threads = 32 * (CONSUMERS + q.reducers + q.producers);

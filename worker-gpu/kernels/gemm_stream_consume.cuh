@@ -199,6 +199,7 @@ template <typename D, int N> struct stream_products<D, N, true> {
     typedef typename D::format F;
     typedef typename D::shared_words words;
     static const uint32_t GROUPS = F::GROUPS, BLOCK_RUNS = F::VALUES / 32;
+    static_assert(F::LEAST || !F::LARGER, "sums begin with what numbers once as large come to");
     uint32_t line, quarter, there; /* bytes in front of the columns, their first run in a block; runs */
     uint32_t column;
     /* of each run and scale, for the lane's two tokens of each 8: sums of x (LEAST), or that times -ZERO */
@@ -261,6 +262,9 @@ template <typename D, int N> struct stream_products<D, N, true> {
         block_scales own_a, own_b;
         F::scales_two(block_at(row_a, t), block_at(row_b, t), run_of(t), own_a, own_b);
         if (t >= there) own_a = own_b = block_scale(0);
+        const float times = 1 / F::times(run_of(t));
+#pragma unroll
+        for (uint32_t h = 0; h < GROUPS; h++) own_a.scale[h] *= times, own_b.scale[h] *= times;
         float part[RUNS][GROUPS][N][4];
 #pragma unroll
         for (uint32_t r = 0; r < RUNS; r++)
@@ -275,8 +279,8 @@ template <typename D, int N> struct stream_products<D, N, true> {
             uint2 u[RUNS], v[RUNS];
 #pragma unroll
             for (uint32_t r = 0; r < RUNS; r++) {
-                u[r] = bytes_apart(F::four(block_at(row_a, r), run_of(r), t + 4 * h));
-                v[r] = bytes_apart(F::four(block_at(row_b, r), run_of(r), t + 4 * h));
+                u[r] = F::apart(block_at(row_a, r), run_of(r), t + 4 * h);
+                v[r] = F::apart(block_at(row_b, r), run_of(r), t + 4 * h);
             }
 #pragma unroll
             for (uint32_t low = 0; low < 2; low++)

@@ -43,11 +43,11 @@ template <typename D> struct stream_line<D, true> {
         return (lines * BYTES + (LOOSE ? TILE_SLACK : 0) + 15) / 16 * 16 / 32 * 32 + 16;
     }
 };
-static const uint32_t SLOTS_MAX = 16, PRODUCERS_MAX = 2, REDUCERS_MIN = 2, REDUCERS_MAX = 6,
+static const uint32_t SLOTS_MAX = 16, PRODUCERS_MAX = 4, REDUCERS_MIN = 2, REDUCERS_MAX = 6,
                       OTHERS_MAX = 7; /* producers and reducers */
 /* Unless chosen: reducers; groups of one that are counted together; blocks that fit a multiprocessor. */
-static const uint32_t REDUCERS = 6, BATCH = 4, BLOCKS = 1,
-                      REDUCERS_SHARED = 4 /* most, two blocks together */;
+static const uint32_t REDUCERS = 6, REDUCERS_SCALED = 4 /* of blocks */, PRODUCERS_SCALED = 3, BATCH = 4,
+                      BLOCKS = 1, REDUCERS_SHARED = 4 /* most, two blocks together */;
 /* Of a block alone on its multiprocessor, and of one that leaves room for the next launch's. */
 static const uint32_t THREADS_MAX = 32 * (CONSUMERS + OTHERS_MAX),
                       THREADS_SHARED = 32 * (CONSUMERS + REDUCERS_SHARED + 1);

@@ -117,10 +117,11 @@ __device__ __forceinline__ float x_put_lines(const linear_params &p, float4 *x4,
     return squares;
 }
 
-/* Shared memory: ring [warp][slot][2][tile_pitch], x [chunks * floats of a tile], partial [2][PARTIAL_FLOATS],
+/* Two blocks fit a multiprocessor, where x leaves room: the next launch's fills its ring meanwhile.
+ * Shared memory: ring [warp][slot][2][tile_pitch], x [chunks * floats of a tile], partial [2][PARTIAL_FLOATS],
  * 32 floats for reductions, barriers [warp][slot]. */
 template <typename D, uint32_t WARPS, uint32_t TILE>
-__global__ void __launch_bounds__(WARPS * 32, 1) gemv_bulk(const __grid_constant__ bulk_params q)
+__global__ void __launch_bounds__(WARPS * 32, 2) gemv_bulk(const __grid_constant__ bulk_params q)
 {
     const linear_params &p = q.linear;
     SHARED_DYNAMIC(unsigned char, shared);

@@ -70,7 +70,7 @@ struct gpuk_device {
     int packed_blocks;    /* of a multiprocessor, at most */
     int gemm_slots;       /* of the streamed gemm's ring: groups of 16 rows; default: 96 KiB */
     int gemm_slices;      /* of columns, at least what registers need; default: so many */
-    int gemm_producers;   /* warps that copy, 1 or 2 */
+    int gemm_producers;   /* warps that copy, 1 to 4 */
     int gemm_reducers;    /* warps that add and store, 2 to 6 */
     int gemm_batch;       /* groups of a reducer that wait for the other slices together */
     int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */

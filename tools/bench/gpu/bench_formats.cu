@@ -48,8 +48,10 @@ static void row_of(const struct formats_bench *f, const char *what, double secon
               f->b->read_gbs);
 }
 
+/* Each product but the first begins before the one in front has ended, as in a step. */
 static void bench_few(const struct formats_bench *f, uint32_t tokens)
 {
+    const uint32_t early = f->b->device.early_launch ? GPUK_EARLY : 0;
     char what[64];
     const struct gpuk_linear_args first = product_of(f, 0);
     const char *kernel = gpuk_linear_kernel(&f->b->device, &first, GPUK_FEW);
@@ -59,8 +61,8 @@ static void bench_few(const struct formats_bench *f, uint32_t tokens)
     row_of(f, what, bench_time_graph(f->b, 2, [&] {
                for (uint32_t i = 0; i < f->matrices; i++) {
                    const struct gpuk_linear_args a = product_of(f, i);
-                   GPUK(gpuk_gemm_small(&f->b->device, &a, tokens, f->count, f->workspace, 0, f->b->stream,
-                                        &err));
+                   GPUK(gpuk_gemm_small(&f->b->device, &a, tokens, f->count, f->workspace, i ? early : 0,
+                                        f->b->stream, &err));
                }
            }));
 }
