@@ -214,6 +214,17 @@ static const struct linear_kernel *usable(void **state)
     return v;
 }
 
+/* x as the kernel reads it; to be freed. */
+static float *ordered(const struct linear_kernel *v, const float *x, size_t cols)
+{
+    float *to = aligned_scratch(v->order ? v->ordered_bytes(cols) : cols * sizeof *x);
+    if (v->order)
+        v->order(to, x, cols);
+    else
+        memcpy(to, x, cols * sizeof *x);
+    return to;
+}
+
 static void gemv_agrees(void **state)
 {
     const struct linear_kernel *v = usable(state);
@@ -228,15 +239,15 @@ static void gemv_agrees(void **state)
         struct guarded out, part;
         guarded_make(&out, (rows + 16) * sizeof(float));
         guarded_make(&part, rows * sizeof(float));
-        float *y = (float *)out.data + 16, *split = part.data;
-        v->gemv(y, p.w.data, p.x.data, rows, cols, NULL);
+        float *y = (float *)out.data + 16, *split = part.data, *x = ordered(v, p.x.data, cols);
+        v->gemv(y, p.w.data, x, rows, cols, NULL);
         for (size_t r = 0; r < rows; r++) check(v, &p, 0, r, y[r], 0);
         for (size_t r = 0; r < 16; r++)
             assert_int_equal(convert_f32_bits(((float *)out.data)[r]), 0xffffffffu);
         /* A row's result does not depend on how rows are shared among threads. */
         size_t cut = rows / 3;
-        if (cut) v->gemv(split, p.w.data, p.x.data, cut, cols, NULL);
-        v->gemv(split + cut, row_of(&p, cut), p.x.data, rows - cut, cols, NULL);
+        if (cut) v->gemv(split, p.w.data, x, cut, cols, NULL);
+        v->gemv(split + cut, row_of(&p, cut), x, rows - cut, cols, NULL);
         assert_memory_equal(split, y, rows * sizeof *y);
         /* Nor on how they are read ahead: past the guarded page's end, and of what is nobody's. */
         const struct gemv_reads reads[] = {{.near = 64},
@@ -244,13 +255,56 @@ static void gemv_agrees(void **state)
                                            {.near = 0, .far = 256, .next = y, .next_stride = 4096}};
         for (size_t k = 0; k < sizeof reads / sizeof *reads; k++) {
             memset(split, 0xff, rows * sizeof *y);
-            v->gemv(split, p.w.data, p.x.data, rows, cols, &reads[k]);
+            v->gemv(split, p.w.data, x, rows, cols, &reads[k]);
             assert_memory_equal(split, y, rows * sizeof *y);
         }
+        free(x);
         guarded_free(&out);
         guarded_free(&part);
         problem_free(&p);
     }
+}
+
+/* A scale that is no finite number spoils its row and no other. */
+static void gemv_keeps_infinities_apart(void **state)
+{
+    const struct linear_kernel *v = usable(state);
+    const struct tensor_format_traits *traits = tensor_format_of(v->format);
+    enum { ROWS = 9, COLS = 512 };
+    if (traits->block_values == 1) return; /* values are not scaled */
+    struct problem p;
+    struct helm_err err = {0};
+    float value[COLS], y[ROWS];
+    problem_make(&p, v->format, ROWS, COLS, 1, false);
+    float *x = ordered(v, p.x.data, COLS);
+    for (uint32_t spoiled = 0; spoiled < ROWS; spoiled++) {
+        char *row = (char *)p.w.data + spoiled * tensor_format_row_bytes(v->format, COLS), kept[256];
+        bool found = false;
+        memcpy(kept, row, traits->block_bytes);
+        /* wherever the scale lies in a block: halves that are infinite or no number, one after another */
+        for (uint32_t at = 0; at + 1 < traits->block_bytes; at++)
+            for (int nan = 0; nan < 2; nan++) {
+                const struct tensor_matrix one = {v->format, row, traits->block_bytes, 1, traits->block_values};
+                const uint16_t half = nan ? 0xfe01 : 0x7c00;
+                memcpy(row + at, &half, sizeof half);
+                assert_int_equal(tensor_format_read_row(&one, 0, value, &err), 0);
+                bool finite = true;
+                for (uint32_t i = 0; i < traits->block_values; i++) finite &= isfinite(value[i]) != 0;
+                if (!finite) {
+                    found = true;
+                    v->gemv(y, p.w.data, x, ROWS, COLS, NULL);
+                    for (size_t r = 0; r < ROWS; r++)
+                        if (r == spoiled)
+                            assert_false(isfinite(y[r]));
+                        else
+                            check(v, &p, 0, r, y[r], 0);
+                }
+                memcpy(row, kept, traits->block_bytes);
+            }
+        assert_int_equal(found, v->format != FORMAT_MXFP4); /* whose scales are powers of two */
+    }
+    free(x);
+    problem_free(&p);
 }
 
 static void gemm_agrees(void **state)
@@ -441,6 +495,7 @@ int main(void)
         enum linear_schedule schedule;
         CMUnitTestFunction run;
     } kinds[] = {{"gemv", LINEAR_ONE_TOKEN, gemv_agrees},
+                 {"infinities", LINEAR_ONE_TOKEN, gemv_keeps_infinities_apart},
                  {"gemm", LINEAR_TOKENS, gemm_agrees},
                  {"shares", LINEAR_TOKENS, gemm_does_not_depend_on_shares},
                  {"rounding", LINEAR_TOKENS, rounding_is_to_nearest_even},

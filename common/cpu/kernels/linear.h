@@ -37,8 +37,9 @@ struct gemv_reads gemv_reads_choose(void);
  * variable format the rows are one group. `reads` NULL: 2 KiB near, nothing else. */
 typedef void gemv_fn(float *y, const void *w, const float *x, size_t rows, size_t cols,
                      const struct gemv_reads *reads);
-/* x[cols] to to[cols] (64-byte aligned) in the order in which a gemv reads its input. */
+/* x[cols] to `to` (64-byte aligned, of as many bytes as the other says) as a gemv reads its input. */
 typedef void gemv_order_fn(float *to, const float *x, size_t cols);
+typedef size_t gemv_ordered_bytes_fn(size_t cols);
 
 /* Several tokens: x is first *tiled* (rounded to bf16, blocked: the kernel's own layout) by every thread for
  * its share of tokens, then each thread multiplies its share of rows. tile: tokens [first, last) of x (row
@@ -70,6 +71,7 @@ struct linear_kernel {
     size_t col_unit; /* it takes only columns of a multiple of this; 0: any */
     gemv_order_fn
         *order; /* what its input goes through first, once for all rows; NULL: it is read as it is */
+    gemv_ordered_bytes_fn *ordered_bytes;
     /* TOKENS */
     bool exact_input;   /* activations stay fp32 (golden tolerance class "float32") */
     size_t tile_tokens; /* granule of tile ranges */
