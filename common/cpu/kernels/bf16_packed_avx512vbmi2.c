@@ -319,4 +319,5 @@ const struct linear_kernel bf16_packed_avx512vbmi2_decode = {.name = "avx512-vbm
                                                              .features = CPU_AVX512 | CPU_AVX512_VBMI2,
                                                              .format = FORMAT_BF16_PACKED,
                                                              .schedule = LINEAR_DECODE,
-                                                             .decode = decode};
+                                                             .decode = decode,
+                                                             .rows = FORMAT_BF16};

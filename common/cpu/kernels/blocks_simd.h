@@ -46,7 +46,8 @@ BLOCK_FORMATS(FUNCTIONS)
                               .features = FEATURES,                                                          \
                               .format = FORMAT_##FORMAT_NAME,                                                \
                               .schedule = LINEAR_DECODE,                                                     \
-                              .decode = format_##_decode}},
+                              .decode = format_##_decode,                                                    \
+                              .rows = FORMAT_F32}},
 const struct linear_kernel KERNELS[BLOCK_FORMAT_COUNT][2] = {BLOCK_FORMATS(ROW)};
 
 #endif

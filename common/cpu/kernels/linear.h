@@ -52,8 +52,8 @@ typedef void gemm_tile_fn(void *tiled, const float *x, size_t ldx, size_t tokens
 typedef void gemm_fn(float *y, size_t ldy, const void *w, const void *tiled, size_t rows, size_t cols,
                      size_t tokens, bool accumulate, void *scratch);
 
-/* Rows as single numbers of the format's value type: values[rows][cols], 64-byte aligned. Of a variable format
- * the rows are one group. */
+/* Rows as single numbers of the kernel's type: values[rows][cols], 64-byte aligned. Of a variable format the rows are
+ * one group. */
 typedef void decode_fn(void *values, const void *w, size_t rows, size_t cols);
 
 enum linear_schedule { LINEAR_ONE_TOKEN, LINEAR_TOKENS, LINEAR_DECODE };
@@ -85,6 +85,9 @@ struct linear_kernel {
     void (*thread_end)(void);
     /* DECODE */
     decode_fn *decode;
+    enum tensor_format
+        rows; /* what it decodes to: single numbers, rounded where bf16 is less than the values are,
+                                which only kernels do whose products of bf16 round activations too */
 };
 
 /* All kernels of all formats compiled in, whatever this processor has; of a format and schedule slowest first,
@@ -112,7 +115,9 @@ struct linear_set {
     const struct linear_kernel *tokens; /* several, over the format's rows or over those decoded */
     const struct linear_kernel *decode; /* to what `tokens` multiplies; NULL where that is the format */
 };
-/* Which format's rows several tokens are multiplied with. */
-enum tensor_format linear_rows_format(enum tensor_format format);
+/* What computes with a format: kernels called `name` where there are such, else the fastest that `features` allows. Of
+ * several tokens the kernel that decodes decides which rows are multiplied. */
+HELM_MUST_CHECK int linear_choose_set(enum tensor_format format, unsigned features, const char *name,
+                                      struct linear_set *set, struct helm_err *err);
 
 #endif
