@@ -85,6 +85,6 @@ BLOCK_FORMATS(GEMV)
 #define FEATURES      CPU_AVX2
 #define KERNELS       blocks_avx2
 #define STREAMS       GEMV_STREAMS
-#define ORDER         NULL
+#define ORDER(format) NULL
 #define ORDERED_BYTES NULL
 #include "common/cpu/kernels/blocks_simd.h"

@@ -14,17 +14,19 @@ INLINE vec block_numbers(const void *at)
 #define GEMV_STREAMS 4
 #include "common/cpu/kernels/gemv_streams.h"
 
-#define CHUNK   256
-#define ORDERED (CHUNK + LANES) /* floats of a chunk of x: values in the order of words, sums of sixteen */
+#define CHUNK 256
+/* Floats of a chunk of x: values in the order of words, sums of sixteen, sums of 32 where Q4_K's smallest values lie. */
+#define ORDERED (CHUNK + 2 * LANES)
 
 static size_t ordered_bytes(size_t cols)
 {
     return (cols + CHUNK - 1) / CHUNK * ORDERED * sizeof(float);
 }
 
-/* What lies behind the row's end is zero. */
-static void order(float *to, const float *x, size_t cols)
+/* What lies behind the row's end is zero. `scaled`: part b is divided by 256^b. */
+INLINE void order_as(float *to, const float *x, size_t cols, const bool scaled)
 {
+    const __m512i fours = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
     for (size_t c = 0; c < cols; c += CHUNK, to += ORDERED) {
         vec sums = vec_zero();
         UNROLL for (size_t k = 0; k < 4; k++)
@@ -41,18 +43,29 @@ static void order(float *to, const float *x, size_t cols)
                                                         b + 28, 0, 0, 0, 0, 0, 0, 0, 0);
                 part[b] = _mm512_shuffle_f32x4(_mm512_permutex2var_ps(from[0], every, from[1]),
                                                _mm512_permutex2var_ps(from[2], every, from[3]), 0x44);
-                vec_store(to + 64 * k + 16 * b, part[b]);
+                vec_store(to + 64 * k + 16 * b,
+                          scaled ? vec_mul(part[b], vec_set1(1.0f / (float)(1 << 8 * b))) : part[b]);
             }
             vec sum = vec_add(vec_add(part[0], part[1]), vec_add(part[2], part[3]));
             sum = vec_add(sum, _mm512_permute_ps(sum, 0xb1));
             sum = vec_add(sum, _mm512_permute_ps(sum, 0x4e));
-            sums = _mm512_mask_permutexvar_ps(sums, (__mmask16)(15 << 4 * k),
-                                              _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4,
-                                                                8, 12),
-                                              sum);
+            sums = _mm512_mask_permutexvar_ps(sums, (__mmask16)(15 << 4 * k), fours, sum);
         }
         vec_store(to + CHUNK, sums);
+        const vec pairs = vec_add(sums, _mm512_permute_ps(sums, 0xb1));
+        vec_store(to + CHUNK + LANES,
+                  _mm512_maskz_permutexvar_ps(
+                      0xf0f0, _mm512_setr_epi32(0, 0, 0, 0, 0, 2, 4, 6, 0, 0, 0, 0, 8, 10, 12, 14), pairs));
     }
+}
+
+static void order(float *to, const float *x, size_t cols)
+{
+    order_as(to, x, cols, false);
+}
+static void order_scaled(float *to, const float *x, size_t cols)
+{
+    order_as(to, x, cols, true);
 }
 
 /* Words of 64 values of `S` rows times x, scaled. */
@@ -83,14 +96,15 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
     UNROLL for (size_t s = 0; s < S; s++) total[s] = least[s] = vec_zero();
     for (size_t c = 0; c < cols; c += CHUNK, at += chunk_bytes, x += ORDERED) {
         const struct gemv_ahead ahead = gemv_ahead(path, (uintptr_t)w, decode_bytes(c, format), stride);
-        const vec sums = vec_load(x + CHUNK);
+        const bool of_32 = format == FORMAT_Q4_K || format == FORMAT_Q5_K;
+        const vec sums = vec_load(x + CHUNK + (of_32 ? LANES : 0));
         struct block_scales scales[GEMV_STREAMS];
         UNROLL for (size_t s = 0; s < S; s++)
         {
             gemv_fetch(ahead, s, chunk_bytes, two_levels);
             if (block_values(format) != CHUNK) continue;
             scales[s] = scales_of(at + s * stride, format);
-            if (has_least(format)) least[s] = vec_fmadd(scales[s].least, sums, least[s]);
+            if (least_factor(format) != 0) least[s] = vec_fmadd(scales[s].least, sums, least[s]);
         }
         UNROLL for (size_t k = 0; k < 4; k++)
         {
@@ -111,7 +125,7 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
                     words[s] = words_of(first, two ? second : first, k, format);
                     scales[s] = scales_of_pair(first, two ? second : NULL, format);
                     scale[s] = scales[s].scale;
-                    if (has_least(format))
+                    if (least_factor(format) != 0)
                         least[s] =
                             _mm512_mask3_fmadd_ps(scales[s].least, sums, least[s], (__mmask16)(15 << 4 * k));
                 }
@@ -121,10 +135,8 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
     }
     UNROLL for (size_t s = 0; s < S; s++)
     {
-        /* of blocks of 32 the smallest value is added, of those of 256 taken off */
         vec sum = total[s];
-        if (has_least(format))
-            sum = block_values(format) == CHUNK ? vec_sub(sum, least[s]) : vec_add(sum, least[s]);
+        if (least_factor(format) != 0) sum = vec_fmadd(least[s], vec_set1(least_factor(format)), sum);
         y[s * row_stride] = vec_reduce_add(sum);
     }
 }
@@ -141,6 +153,6 @@ BLOCK_FORMATS(GEMV)
 #define FEATURES      (CPU_AVX2 | CPU_AVX512)
 #define KERNELS       blocks_avx512
 #define STREAMS       GEMV_STREAMS
-#define ORDER         order
+#define ORDER(format) (IS_TABLE(format) ? order : order_scaled)
 #define ORDERED_BYTES ordered_bytes
 #include "common/cpu/kernels/blocks_simd.h"

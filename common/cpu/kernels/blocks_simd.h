@@ -5,7 +5,7 @@
  *   vec block_numbers(const void *at)    LANES numbers of 8 bits as floats
  *   format_##_gemv                       of each format: one token's products
  *   NAME, FEATURES, STREAMS              of the kernels
- *   ORDER, ORDERED_BYTES                 the order of x that their gemvs take, or NULL
+ *   ORDER(format), ORDERED_BYTES         the order of x that their gemvs take, or NULL
  *   KERNELS                              their table, by the formats' numbers in blocks.h */
 #ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_SIMD_H
 #define HELM_COMMON_CPU_KERNELS_BLOCKS_SIMD_H
@@ -40,7 +40,7 @@ BLOCK_FORMATS(FUNCTIONS)
                               .schedule = LINEAR_ONE_TOKEN,                                                  \
                               .gemv = format_##_gemv,                                                        \
                               .streams = STREAMS,                                                            \
-                              .order = ORDER,                                                                \
+                              .order = ORDER(FORMAT_##FORMAT_NAME),                                          \
                               .ordered_bytes = ORDERED_BYTES},                                               \
                              {.name = NAME,                                                                  \
                               .features = FEATURES,                                                          \

@@ -155,7 +155,7 @@ static uint64_t unpacked_bytes(const struct model_config *m)
     uint64_t q = (uint64_t)m->heads * m->head_dim, widest = q > m->intermediate ? q : m->intermediate;
     if (widest < m->hidden) widest = m->hidden;
     uint64_t rows = PACKED_ROWS * widest * sizeof(uint16_t);
-    return (widest + widest / 16 + 272) * sizeof(float) +
+    return (widest + widest / 8 + 288) * sizeof(float) +
            (rows > CPU_UNPACKED_BYTES ? rows : CPU_UNPACKED_BYTES) + 2 * SCRATCH_ALIGN;
 }
 
