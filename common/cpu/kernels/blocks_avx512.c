@@ -10,7 +10,8 @@ INLINE vec block_numbers(const void *at)
 }
 
 #include "common/cpu/kernels/blocks_words512.h"
-/* Measured on one Zen 5 core, Q4_K, 4096 columns, which reads 38 GB/s: TODO */
+/* Measured on one Zen 5 core, which reads 42 GB/s, 4096 columns: 2, 3, 4, 6 streams of Q4_K 24.7, 25.8, 25.6, 23.2 GB/s,
+ * of Q6_K 27.5, 30.7, 31.0, 29.4. */
 #define GEMV_STREAMS 4
 #include "common/cpu/kernels/gemv_streams.h"
 
