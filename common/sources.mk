@@ -86,6 +86,7 @@ KERNEL_SRC := \
   common/cpu/kernels/bf16_packed_ref.c \
   common/cpu/kernels/blocks_avx2.c \
   common/cpu/kernels/blocks_avx512.c \
+  common/cpu/kernels/blocks_avx512bf16.c \
   common/cpu/kernels/blocks_ref.c \
   common/cpu/kernels/gemm_amx.c \
   common/cpu/kernels/gemm_avx2.c \

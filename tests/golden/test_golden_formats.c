@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "common/base/cpu.h"
 #include "common/base/file.h"
 #include "tests/golden/made_model.h"
 #include "worker-cpu/local.h"
@@ -154,7 +155,8 @@ static void check_format(enum tensor_format format)
         print_message("%s, kernels %s: worst difference %.2g of the spread\n", traits->name, said, worst);
         assert_non_null(strstr(said, traits->name));
         assert_int_equal(bytes[0] * traits->block_bytes, bytes[1] * traits->block_values * sizeof(float));
-        assert_true(worst < 1e-4);
+        /* By itself a processor multiplies several tokens with blocks as bf16 where it does so with bf16 weights. */
+        assert_true(worst < (!cases[i].kernels && cpu_features() & CPU_AVX512_BF16 ? 0.2 : 1e-4));
     }
     tree_remove(blocks);
     tree_remove(wide);

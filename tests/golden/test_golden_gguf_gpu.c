@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/cpu.h"
 #include "common/base/units.h"
 #include "common/model/unit.h"
 #include "tests/device_choice.h"
@@ -50,6 +51,8 @@ static void open_pair(const char *path, const char *homes, struct pair *pair)
     const struct pair_options options = {.folder = path,
                                          .plan = &plan,
                                          .device = device_name(),
+                                         /* exact, whatever this processor rounds when it may choose */
+                                         .kernels = cpu_features() & CPU_AVX2 ? "avx2" : "ref",
                                          .kv_dtype = KV_F32,
                                          .threads = 2,
                                          .slots = CASES_MAX,

@@ -215,6 +215,17 @@ static const struct linear_kernel *usable(void **state)
     return v;
 }
 
+/* x as the kernel reads it; to be freed. */
+static float *ordered(const struct linear_kernel *v, const float *x, size_t cols)
+{
+    float *to = aligned_scratch(v->order ? v->ordered_bytes(cols) : cols * sizeof *x);
+    if (v->order)
+        v->order(to, x, cols);
+    else
+        memcpy(to, x, cols * sizeof *x);
+    return to;
+}
+
 static void gemv_agrees(void **state)
 {
     const struct linear_kernel *v = usable(state);
@@ -229,15 +240,15 @@ static void gemv_agrees(void **state)
         struct guarded out, part;
         guarded_make(&out, (rows + 16) * sizeof(float));
         guarded_make(&part, rows * sizeof(float));
-        float *y = (float *)out.data + 16, *split = part.data;
-        v->gemv(y, p.w.data, p.x.data, rows, cols, NULL);
+        float *y = (float *)out.data + 16, *split = part.data, *x = ordered(v, p.x.data, cols);
+        v->gemv(y, p.w.data, x, rows, cols, NULL);
         for (size_t r = 0; r < rows; r++) check(v, &p, 0, r, y[r], 0);
         for (size_t r = 0; r < 16; r++)
             assert_int_equal(convert_f32_bits(((float *)out.data)[r]), 0xffffffffu);
         /* A row's result does not depend on how rows are shared among threads. */
         size_t cut = rows / 3;
-        if (cut) v->gemv(split, p.w.data, p.x.data, cut, cols, NULL);
-        v->gemv(split + cut, row_of(&p, cut), p.x.data, rows - cut, cols, NULL);
+        if (cut) v->gemv(split, p.w.data, x, cut, cols, NULL);
+        v->gemv(split + cut, row_of(&p, cut), x, rows - cut, cols, NULL);
         assert_memory_equal(split, y, rows * sizeof *y);
         /* Nor on how they are read ahead: past the guarded page's end, and of what is nobody's. */
         const struct gemv_reads reads[] = {{.near = 64},
@@ -245,13 +256,57 @@ static void gemv_agrees(void **state)
                                            {.near = 0, .far = 256, .next = y, .next_stride = 4096}};
         for (size_t k = 0; k < sizeof reads / sizeof *reads; k++) {
             memset(split, 0xff, rows * sizeof *y);
-            v->gemv(split, p.w.data, p.x.data, rows, cols, &reads[k]);
+            v->gemv(split, p.w.data, x, rows, cols, &reads[k]);
             assert_memory_equal(split, y, rows * sizeof *y);
         }
+        free(x);
         guarded_free(&out);
         guarded_free(&part);
         problem_free(&p);
     }
+}
+
+/* A scale that is no finite number spoils its row and no other. */
+static void gemv_keeps_infinities_apart(void **state)
+{
+    const struct linear_kernel *v = usable(state);
+    const struct tensor_format_traits *traits = tensor_format_of(v->format);
+    enum { ROWS = 9, COLS = 512 };
+    if (traits->block_values == 1) return; /* values are not scaled */
+    struct problem p;
+    struct helm_err err = {0};
+    float value[COLS], y[ROWS];
+    problem_make(&p, v->format, ROWS, COLS, 1, false);
+    float *x = ordered(v, p.x.data, COLS);
+    for (uint32_t spoiled = 0; spoiled < ROWS; spoiled++) {
+        char *row = (char *)p.w.data + spoiled * tensor_format_row_bytes(v->format, COLS), kept[256];
+        bool found = false;
+        memcpy(kept, row, traits->block_bytes);
+        /* wherever the scale lies in a block: halves that are infinite or no number, one after another */
+        for (uint32_t at = 0; at + 1 < traits->block_bytes; at++)
+            for (int nan = 0; nan < 2; nan++) {
+                const struct tensor_matrix one = {v->format, row, traits->block_bytes, 1,
+                                                  traits->block_values};
+                const uint16_t half = nan ? 0xfe01 : 0x7c00;
+                memcpy(row + at, &half, sizeof half);
+                assert_int_equal(tensor_format_read_row(&one, 0, value, &err), 0);
+                bool finite = true;
+                for (uint32_t i = 0; i < traits->block_values; i++) finite &= isfinite(value[i]) != 0;
+                if (!finite) {
+                    found = true;
+                    v->gemv(y, p.w.data, x, ROWS, COLS, NULL);
+                    for (size_t r = 0; r < ROWS; r++)
+                        if (r == spoiled)
+                            assert_false(isfinite(y[r]));
+                        else
+                            check(v, &p, 0, r, y[r], 0);
+                }
+                memcpy(row, kept, traits->block_bytes);
+            }
+        assert_int_equal(found, v->format != FORMAT_MXFP4); /* whose scales are powers of two */
+    }
+    free(x);
+    problem_free(&p);
 }
 
 static void gemm_agrees(void **state)
@@ -326,7 +381,7 @@ static void rounding_is_to_nearest_even(void **state)
 static void decode_agrees(void **state)
 {
     const struct linear_kernel *v = usable(state);
-    const enum dtype value = tensor_format_value(v->format);
+    const enum dtype value = tensor_format_value(v->rows); /* bf16: rounded to nearest even */
     for (size_t i = 0; i < SIZES * SIZES; i++) {
         struct problem p;
         struct guarded out;
@@ -344,7 +399,9 @@ static void decode_agrees(void **state)
             assert_int_equal(tensor_format_read_row(&matrix, (uint32_t)r, row, &err), 0);
             for (size_t c = 0; c < p.cols; c++)
                 assert_int_equal(convert_f32_bits(convert_load(out.data, value, r * p.cols + c)),
-                                 convert_f32_bits(row[c]));
+                                 convert_f32_bits(value == DTYPE_BF16
+                                                      ? convert_bf16_f32(convert_f32_bf16(row[c]))
+                                                      : row[c]));
         }
         for (size_t b = bytes; b < out.bytes; b++) assert_int_equal(((unsigned char *)out.data)[b], 0xff);
         free(row);
@@ -377,7 +434,6 @@ static void choice_names_what_is_missing(void **state)
         assert_int_equal(linear_choose(format, LINEAR_ONE_TOKEN, automatic[i].features, NULL, &v, &err), 0);
         assert_string_equal(v->name, automatic[i].one);
         assert_int_equal(v->format, format);
-        assert_int_equal(linear_rows_format(format), format);
         assert_false(linear_has(format, LINEAR_DECODE, NULL));
     }
     assert_int_equal(linear_choose(FORMAT_F16, LINEAR_TOKENS, all, "openblas", &v, &err), 0);
@@ -396,19 +452,47 @@ static void choice_names_what_is_missing(void **state)
 static void every_format_is_computed_with(void **state)
 {
     (void)state;
-    const struct linear_kernel *v;
+    struct linear_set set;
     struct helm_err err = {0};
     for (int f = 0; f < FORMAT_COUNT; f++) {
-        const enum tensor_format format = (enum tensor_format)f, rows = linear_rows_format(format);
+        const enum tensor_format format = (enum tensor_format)f;
         for (unsigned features = 0; features < 2u * CPU_AVX512_VBMI2; features++) {
-            const bool pays = linear_pays(format, features);
-            assert_int_equal(linear_choose(format, LINEAR_ONE_TOKEN, features, NULL, &v, &err) == 0, pays);
-            if (rows != format)
-                assert_int_equal(linear_choose(format, LINEAR_DECODE, features, NULL, &v, &err) == 0, pays);
-            assert_int_equal(linear_choose(rows, LINEAR_TOKENS, features, NULL, &v, &err), 0);
+            const bool pays = linear_pays(format, features), plain = linear_has(format, LINEAR_TOKENS, NULL);
+            assert_int_equal(linear_choose_set(format, features, NULL, &set, &err), 0);
+            assert_int_equal(set.one != NULL, pays);
+            assert_int_equal(set.tokens != NULL, pays);
+            assert_int_equal(set.decode != NULL, pays && !plain);
+            if (set.decode) assert_int_equal(set.tokens->format, set.decode->rows);
         }
-        assert_int_equal(linear_choose(format, LINEAR_ONE_TOKEN, 0, "ref", &v, &err), 0);
+        assert_int_equal(linear_choose_set(format, 0, "ref", &set, &err), 0);
+        assert_string_equal(set.one->name, "ref");
+        assert_string_equal(set.tokens->name, "ref");
     }
+}
+
+/* Blocks are multiplied as bf16 where activations would be rounded to that, else as fp32. */
+static void rows_follow_the_kernels(void **state)
+{
+    (void)state;
+    const unsigned all = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16;
+    static const struct {
+        const char *name, *decode, *tokens;
+    } chosen[] = {{NULL, "avx512-bf16", "amx-bf16"},
+                  {"amx-bf16", "avx512-bf16", "amx-bf16"},
+                  {"avx512-bf16", "avx512-bf16", "avx512-bf16"},
+                  {"avx512", "avx512", "avx512"},
+                  {"avx2", "avx2", "avx2"},
+                  {"ref", "ref", "ref"}};
+    struct linear_set set;
+    struct helm_err err = {0};
+    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++) {
+        assert_int_equal(linear_choose_set(FORMAT_Q4_K, all, chosen[i].name, &set, &err), 0);
+        assert_string_equal(set.decode->name, chosen[i].decode);
+        assert_string_equal(set.tokens->name, chosen[i].tokens);
+        assert_int_equal(set.tokens->exact_input, set.decode->rows == FORMAT_F32);
+    }
+    assert_int_equal(linear_choose_set(FORMAT_Q4_K, CPU_AVX2 | CPU_AVX512, NULL, &set, &err), 0);
+    assert_int_equal(set.decode->rows, FORMAT_F32);
 }
 
 static void scalar_conversions_round_trip(void **state)
@@ -442,12 +526,13 @@ int main(void)
         enum linear_schedule schedule;
         CMUnitTestFunction run;
     } kinds[] = {{"gemv", LINEAR_ONE_TOKEN, gemv_agrees},
+                 {"infinities", LINEAR_ONE_TOKEN, gemv_keeps_infinities_apart},
                  {"gemm", LINEAR_TOKENS, gemm_agrees},
                  {"shares", LINEAR_TOKENS, gemm_does_not_depend_on_shares},
                  {"rounding", LINEAR_TOKENS, rounding_is_to_nearest_even},
                  {"decode", LINEAR_DECODE, decode_agrees}};
-    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 192 };
-    struct CMUnitTest tests[MOST + 3];
+    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 224 };
+    struct CMUnitTest tests[MOST + 4];
     char names[MOST][64];
     size_t n = 0;
     for (size_t i = 0; i < count; i++)
@@ -462,6 +547,7 @@ int main(void)
         }
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(choice_names_what_is_missing);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(every_format_is_computed_with);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test(rows_follow_the_kernels);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(scalar_conversions_round_trip);
     return _cmocka_run_group_tests("linear kernels", tests, n, NULL, NULL);
 }

@@ -42,7 +42,7 @@ struct bench {
     size_t scratch_bytes;
     char *weights;
     size_t weights_bytes;
-    float *x, *y;
+    float *x, *y, *ordered; /* ordered: x as the kernel of one token reads it */
     void *tiled;
     size_t tiled_bytes;
     /* the job all threads do next */
@@ -104,7 +104,7 @@ static void multiply(struct bench *b, unsigned index, size_t copy)
     share(b->rows, b->job == JOB_GEMM ? k->row_granule : 1, index, b->threads, &first, &last);
     w += first * row_bytes;
     if (b->job == JOB_GEMV)
-        k->gemv(b->y + first, w, b->x, last - first, b->cols, &b->reads);
+        k->gemv(b->y + first, w, k->order ? b->ordered : b->x, last - first, b->cols, &b->reads);
     else if (b->job == JOB_READ)
         b->sink += b->read(w, (last - first) * row_bytes, b->streams, b->ahead);
     else if (last > first)
@@ -211,6 +211,7 @@ static double find_read_loop(struct bench *b)
 static void bench_reads(struct bench *b, size_t rows, size_t cols)
 {
     const bool gemv = b->kernel->schedule == LINEAR_ONE_TOKEN;
+    if (gemv && b->kernel->order) b->kernel->order(b->ordered, b->x, cols);
     b->rows = rows, b->cols = cols, b->tokens = 1, b->copy = 0;
     b->copies = b->weights_bytes / copy_bytes(b);
     find_read_loop(b);
@@ -281,13 +282,15 @@ static int bench_kernel(struct bench *b, bool quick)
 
 static int prepare(struct bench *b, struct helm_err *err)
 {
-    size_t count;
+    size_t count, ordered = 1;
     const struct linear_kernel *const *table = linear_kernels(&count);
     long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE); /* 0 or less: not known */
     b->weights_bytes = l3 > 0 ? CACHES * (size_t)l3 : WEIGHTS_MIN;
     if (b->weights_bytes < WEIGHTS_MIN) b->weights_bytes = WEIGHTS_MIN;
     if (b->weights_bytes > WEIGHTS_MAX) b->weights_bytes = WEIGHTS_MAX;
     for (size_t i = 0; i < count; i++) {
+        if (table[i]->ordered_bytes && table[i]->ordered_bytes(COLS_MAX) > ordered)
+            ordered = table[i]->ordered_bytes(COLS_MAX);
         if (table[i]->schedule != LINEAR_TOKENS) continue;
         size_t tiled = table[i]->tiled_bytes(TOKENS_MAX, COLS_MAX);
         size_t scratch = table[i]->scratch_bytes(COLS_MAX, TOKENS_MAX);
@@ -298,8 +301,9 @@ static int prepare(struct bench *b, struct helm_err *err)
     b->x = stats_map_huge((size_t)TOKENS_MAX * COLS_MAX * sizeof *b->x);
     b->y = stats_map_huge((size_t)TOKENS_MAX * ROWS_MAX * sizeof *b->y);
     b->tiled = stats_map_huge(b->tiled_bytes);
+    b->ordered = stats_map_huge(ordered);
     for (unsigned i = 0; i < b->threads; i++) b->scratch[i] = stats_map_huge(b->scratch_bytes);
-    if (!b->weights || !b->x || !b->y || !b->tiled || !b->scratch[b->threads - 1])
+    if (!b->weights || !b->x || !b->y || !b->tiled || !b->ordered || !b->scratch[b->threads - 1])
         return helm_fail_errno(err, "no memory for %zu MiB of weights", b->weights_bytes >> 20);
     for (size_t i = 0; i < (size_t)TOKENS_MAX * COLS_MAX; i++)
         b->x[i] = (float)(int)(i * 2654435761u % 255) / 128 - 1;

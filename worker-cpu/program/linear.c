@@ -119,7 +119,7 @@ struct run_reads linear_reads_choose(void)
 
 size_t linear_ordered_bytes(const struct program_segment *g)
 {
-    return g->kernels->one->order ? g->matrix.cols * sizeof(float) : 0;
+    return g->kernels->one->order ? g->kernels->one->ordered_bytes(g->matrix.cols) : 0;
 }
 
 /* The entry's input as the segment's kernel reads it. */

@@ -262,6 +262,11 @@ static void split_columns(float *split, const float *x, size_t cols)
     }
 }
 
+static size_t split_bytes(size_t cols)
+{
+    return cols * sizeof(float);
+}
+
 /* `S` tiles side by side, `apart` from each other: one does not wait for what the other does. */
 INLINE void coded_decode(uint16_t *value, const struct coded *c, uint32_t number, uint32_t apart,
                          uint8_t room[2][ROOM], const unsigned halves, const size_t S)
@@ -308,9 +313,11 @@ const struct linear_kernel bf16_packed_avx512vbmi2_gemv = {.name = "avx512-vbmi2
                                                            .gemv = gemv,
                                                            .streams = 1,
                                                            .col_unit = PACKED_CPU_COLS,
-                                                           .order = split_columns};
+                                                           .order = split_columns,
+                                                           .ordered_bytes = split_bytes};
 const struct linear_kernel bf16_packed_avx512vbmi2_decode = {.name = "avx512-vbmi2",
                                                              .features = CPU_AVX512 | CPU_AVX512_VBMI2,
                                                              .format = FORMAT_BF16_PACKED,
                                                              .schedule = LINEAR_DECODE,
-                                                             .decode = decode};
+                                                             .decode = decode,
+                                                             .rows = FORMAT_BF16};

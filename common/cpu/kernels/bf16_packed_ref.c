@@ -63,4 +63,5 @@ const struct linear_kernel bf16_packed_ref_gemv = {
 const struct linear_kernel bf16_packed_ref_decode = {.name = "ref",
                                                      .format = FORMAT_BF16_PACKED,
                                                      .schedule = LINEAR_DECODE,
-                                                     .decode = decode};
+                                                     .decode = decode,
+                                                     .rows = FORMAT_BF16};

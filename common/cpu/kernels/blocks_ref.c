@@ -42,5 +42,6 @@ BLOCK_FORMATS(FUNCTIONS)
                              {.name = "ref",                                                                 \
                               .format = FORMAT_##FORMAT_NAME,                                                \
                               .schedule = LINEAR_DECODE,                                                     \
-                              .decode = format_name##_decode}},
+                              .decode = format_name##_decode,                                                \
+                              .rows = FORMAT_F32}},
 const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2] = {BLOCK_FORMATS(ROW)};

@@ -22,15 +22,13 @@ static bool attention_has(const char *name, enum kv_dtype kv_dtype)
     return false;
 }
 
-/* The kernel of that name where the format has one in this schedule, else the fastest, which may be none. */
-static int choose_linear(unsigned features, const char *name, enum tensor_format format,
-                         enum linear_schedule schedule, const struct linear_kernel **kernel, bool *known,
-                         struct helm_err *err)
+/* Whether a format that is multiplied with a kernel of this name has one so called. */
+static bool linear_knows(const char *name)
 {
-    const bool has = name && linear_has(format, schedule, name);
-    *known |= has;
-    int rc = linear_choose(format, schedule, features, has ? name : NULL, kernel, err);
-    return has ? rc : 0;
+    for (int f = 0; f < FORMAT_COUNT; f++)
+        for (int s = LINEAR_ONE_TOKEN; s <= LINEAR_DECODE; s++)
+            if (linear_has((enum tensor_format)f, (enum linear_schedule)s, name)) return true;
+    return false;
 }
 
 int kernel_set_choose(unsigned features, const char *name, enum kv_dtype kv_dtype, struct kernel_set *set,
@@ -38,16 +36,10 @@ int kernel_set_choose(unsigned features, const char *name, enum kv_dtype kv_dtyp
 {
     memset(set, 0, sizeof *set);
     if (name && !*name) name = NULL;
-    bool known = !name;
+    bool known = !name || linear_knows(name);
     int rc = 0;
-    for (int i = 0; i < FORMAT_COUNT && !rc; i++) {
-        const enum tensor_format f = (enum tensor_format)i, rows = linear_rows_format(f);
-        struct linear_set *linear = &set->linear[f];
-        rc = choose_linear(features, name, f, LINEAR_ONE_TOKEN, &linear->one, &known, err);
-        if (!rc) rc = choose_linear(features, name, rows, LINEAR_TOKENS, &linear->tokens, &known, err);
-        if (!rc && rows != f)
-            rc = choose_linear(features, name, f, LINEAR_DECODE, &linear->decode, &known, err);
-    }
+    for (int f = 0; f < FORMAT_COUNT && !rc; f++)
+        rc = linear_choose_set((enum tensor_format)f, features, name, &set->linear[f], err);
     if (rc) return rc;
     bool has = name && vector_has(name);
     known |= has;
@@ -69,8 +61,7 @@ int kernel_set_need(const struct kernel_set *set, unsigned used, unsigned featur
         const struct linear_kernel *none;
         if (!(used & format_bit(f))) continue;
         if (!linear->one) return linear_choose(f, LINEAR_ONE_TOKEN, features, NULL, &none, err);
-        if (linear_rows_format(f) != f && !linear->decode)
-            return linear_choose(f, LINEAR_DECODE, features, NULL, &none, err);
+        if (!linear->tokens) return linear_choose(f, LINEAR_DECODE, features, NULL, &none, err);
     }
     return 0;
 }

@@ -12,7 +12,8 @@
 #define BLOCKS(format, FORMAT_NAME, values, bytes, group)                                                    \
     &blocks_ref[BLOCK_##FORMAT_NAME][0], &blocks_ref[BLOCK_##FORMAT_NAME][1],                                \
         &blocks_avx2[BLOCK_##FORMAT_NAME][0], &blocks_avx2[BLOCK_##FORMAT_NAME][1],                          \
-        &blocks_avx512[BLOCK_##FORMAT_NAME][0], &blocks_avx512[BLOCK_##FORMAT_NAME][1],
+        &blocks_avx512[BLOCK_##FORMAT_NAME][0], &blocks_avx512[BLOCK_##FORMAT_NAME][1],                      \
+        &blocks_avx512bf16[BLOCK_##FORMAT_NAME],
 #define PLAIN(kernels) &(kernels)[FORMAT_BF16], &(kernels)[FORMAT_F16], &(kernels)[FORMAT_F32]
 
 /* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen
@@ -39,6 +40,8 @@ static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
                                                     &q8_0_avx2_gemv,
                                                     &q8_0_avx2_decode,
                                                     &q8_0_avx512_gemv,
+                                                    &q8_0_avx512_decode,
+                                                    &q8_0_avx512bf16_decode,
                                                     BLOCK_FORMATS(BLOCKS)};
 
 const struct linear_kernel *const *linear_kernels(size_t *count)
@@ -54,12 +57,6 @@ bool linear_has(enum tensor_format format, enum linear_schedule schedule, const 
             (!name || strcmp(table[i]->name, name) == 0))
             return true;
     return false;
-}
-
-enum tensor_format linear_rows_format(enum tensor_format format)
-{
-    return linear_has(format, LINEAR_TOKENS, NULL) ? format
-                                                   : tensor_format_plain(tensor_format_value(format));
 }
 
 static bool is_known(const char *name)
@@ -98,6 +95,28 @@ int linear_choose(enum tensor_format format, enum linear_schedule schedule, unsi
                      "linear kernel \"%s\" is none of ref, openblas, avx2, avx512, avx512-bf16, amx-bf16, "
                      "avx512-vbmi2",
                      name);
+}
+
+/* The kernel of that name where the format has one in this schedule, else the fastest, which may be none. */
+static int choose(enum tensor_format format, enum linear_schedule schedule, unsigned features,
+                  const char *name, const struct linear_kernel **kernel, struct helm_err *err)
+{
+    const bool has = name && linear_has(format, schedule, name);
+    const int rc = linear_choose(format, schedule, features, has ? name : NULL, kernel, err);
+    return has ? rc : 0;
+}
+
+int linear_choose_set(enum tensor_format format, unsigned features, const char *name, struct linear_set *set,
+                      struct helm_err *err)
+{
+    memset(set, 0, sizeof *set);
+    int rc = choose(format, LINEAR_ONE_TOKEN, features, name, &set->one, err);
+    if (rc) return rc;
+    if (linear_has(format, LINEAR_TOKENS, NULL))
+        return choose(format, LINEAR_TOKENS, features, name, &set->tokens, err);
+    rc = choose(format, LINEAR_DECODE, features, name, &set->decode, err);
+    return rc || !set->decode ? rc
+                              : choose(set->decode->rows, LINEAR_TOKENS, features, name, &set->tokens, err);
 }
 
 /* Measured with 16 threads on a Sapphire Rapids (GB/s at 12288 / 4096 columns; plain reads 181 / 182): 3

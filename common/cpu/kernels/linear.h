@@ -37,8 +37,9 @@ struct gemv_reads gemv_reads_choose(void);
  * variable format the rows are one group. `reads` NULL: 2 KiB near, nothing else. */
 typedef void gemv_fn(float *y, const void *w, const float *x, size_t rows, size_t cols,
                      const struct gemv_reads *reads);
-/* x[cols] to to[cols] (64-byte aligned) in the order in which a gemv reads its input. */
+/* x[cols] to `to` (64-byte aligned, of as many bytes as the other says) as a gemv reads its input. */
 typedef void gemv_order_fn(float *to, const float *x, size_t cols);
+typedef size_t gemv_ordered_bytes_fn(size_t cols);
 
 /* Several tokens: x is first *tiled* (rounded to bf16, blocked: the kernel's own layout) by every thread for
  * its share of tokens, then each thread multiplies its share of rows. tile: tokens [first, last) of x (row
@@ -51,8 +52,8 @@ typedef void gemm_tile_fn(void *tiled, const float *x, size_t ldx, size_t tokens
 typedef void gemm_fn(float *y, size_t ldy, const void *w, const void *tiled, size_t rows, size_t cols,
                      size_t tokens, bool accumulate, void *scratch);
 
-/* Rows as single numbers of the format's value type: values[rows][cols], 64-byte aligned. Of a variable format
- * the rows are one group. */
+/* Rows as single numbers of the kernel's type: values[rows][cols], 64-byte aligned. Of a variable format the rows are
+ * one group. */
 typedef void decode_fn(void *values, const void *w, size_t rows, size_t cols);
 
 enum linear_schedule { LINEAR_ONE_TOKEN, LINEAR_TOKENS, LINEAR_DECODE };
@@ -70,6 +71,7 @@ struct linear_kernel {
     size_t col_unit; /* it takes only columns of a multiple of this; 0: any */
     gemv_order_fn
         *order; /* what its input goes through first, once for all rows; NULL: it is read as it is */
+    gemv_ordered_bytes_fn *ordered_bytes;
     /* TOKENS */
     bool exact_input;   /* activations stay fp32 (golden tolerance class "float32") */
     size_t tile_tokens; /* granule of tile ranges */
@@ -83,6 +85,9 @@ struct linear_kernel {
     void (*thread_end)(void);
     /* DECODE */
     decode_fn *decode;
+    enum tensor_format
+        rows; /* what it decodes to: single numbers, rounded where bf16 is less than the values are,
+                                which only kernels do whose products of bf16 round activations too */
 };
 
 /* All kernels of all formats compiled in, whatever this processor has; of a format and schedule slowest first,
@@ -110,7 +115,9 @@ struct linear_set {
     const struct linear_kernel *tokens; /* several, over the format's rows or over those decoded */
     const struct linear_kernel *decode; /* to what `tokens` multiplies; NULL where that is the format */
 };
-/* Which format's rows several tokens are multiplied with. */
-enum tensor_format linear_rows_format(enum tensor_format format);
+/* What computes with a format: kernels called `name` where there are such, else the fastest that `features` allows. Of
+ * several tokens the kernel that decodes decides which rows are multiplied. */
+HELM_MUST_CHECK int linear_choose_set(enum tensor_format format, unsigned features, const char *name,
+                                      struct linear_set *set, struct helm_err *err);
 
 #endif

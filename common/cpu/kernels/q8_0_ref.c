@@ -20,7 +20,5 @@ static void decode(void *values, const void *w, size_t rows, size_t cols)
 
 const struct linear_kernel q8_0_ref_gemv = {
     .name = "ref", .format = FORMAT_Q8_0, .schedule = LINEAR_ONE_TOKEN, .gemv = gemv, .streams = 1};
-const struct linear_kernel q8_0_ref_decode = {.name = "ref",
-                                              .format = FORMAT_Q8_0,
-                                              .schedule = LINEAR_DECODE,
-                                              .decode = decode};
+const struct linear_kernel q8_0_ref_decode = {
+    .name = "ref", .format = FORMAT_Q8_0, .schedule = LINEAR_DECODE, .decode = decode, .rows = FORMAT_F32};

@@ -18,10 +18,12 @@ extern const struct linear_kernel linear_avx512bf16_gemm, linear_amx_gemm;
 extern const struct linear_kernel bf16_packed_ref_gemv, bf16_packed_ref_decode;
 extern const struct linear_kernel bf16_packed_avx512vbmi2_gemv, bf16_packed_avx512vbmi2_decode;
 extern const struct linear_kernel q8_0_ref_gemv, q8_0_ref_decode;
-extern const struct linear_kernel q8_0_avx2_gemv, q8_0_avx2_decode, q8_0_avx512_gemv;
+extern const struct linear_kernel q8_0_avx2_gemv, q8_0_avx2_decode, q8_0_avx512_gemv, q8_0_avx512_decode;
 /* Of GGUF's blocks, by their numbers in blocks.h: of one token, decoding. */
 extern const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2], blocks_avx2[BLOCK_FORMAT_COUNT][2],
     blocks_avx512[BLOCK_FORMAT_COUNT][2];
+/* Decoding to bf16. */
+extern const struct linear_kernel blocks_avx512bf16[BLOCK_FORMAT_COUNT], q8_0_avx512bf16_decode;
 
 extern const struct vector_variant vector_ref;
 extern const struct vector_variant vector_avx2; /* the OpenBLAS kernel converts weights with it */

@@ -147,14 +147,22 @@ uint64_t ledger_draw_bytes(const struct ledger_case *c)
     return (uint64_t)c->wish->slots * GPU_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * scratch;
 }
 
-/* Of each thread, for packed weights: one token's input once more, and rows that are unpacked for several. */
+/* Of each thread, for packed weights and blocks: one token's input once more in the order of the kernel, which may add
+ * sums of sixteen and fill up to 256, and rows that are decoded for several. */
 static uint64_t unpacked_bytes(const struct model_config *m)
 {
     uint64_t q = (uint64_t)m->heads * m->head_dim, widest = q > m->intermediate ? q : m->intermediate;
     if (widest < m->hidden) widest = m->hidden;
     uint64_t rows = PACKED_ROWS * widest * sizeof(uint16_t);
-    return widest * sizeof(float) + (rows > CPU_UNPACKED_BYTES ? rows : CPU_UNPACKED_BYTES) +
-           2 * SCRATCH_ALIGN;
+    return (widest + widest / 8 + 288) * sizeof(float) +
+           (rows > CPU_UNPACKED_BYTES ? rows : CPU_UNPACKED_BYTES) + 2 * SCRATCH_ALIGN;
+}
+
+static bool has_blocks(const struct model *model)
+{
+    for (uint32_t i = 0; i < model->tensor_count; i++)
+        if (tensor_format_of(model->tensors[i].format)->block_values > 1) return true;
+    return false;
 }
 
 /* How many layouts of products' inputs there are: one of each type that matrices' values have. */
@@ -178,7 +186,7 @@ uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most)
     struct cpu_activations place;
     cpu_activations_place(&size, &place);
     uint64_t thread = sampling_scratch_bytes(m->vocab) + THREAD_BYTES;
-    if (c->wish->pack_cpu && most) thread += unpacked_bytes(m);
+    if ((c->wish->pack_cpu || has_blocks(c->model)) && most) thread += unpacked_bytes(m);
     return place.floats * sizeof(float) + value_types(c->model) * place.tiles * cpu_tile_bytes_max(&place) +
            ARENA_HUGE_PAGE + c->wish->threads * thread;
 }

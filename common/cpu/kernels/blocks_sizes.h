@@ -1,0 +1,56 @@
+/* Sizes of GGUF's blocks by format, which is a constant wherever these are inlined. Included behind lanes256.h or
+ * lanes512.h by kernels that take blocks apart. */
+#ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_SIZES_H
+#define HELM_COMMON_CPU_KERNELS_BLOCKS_SIZES_H
+
+#include <stdbool.h>
+
+#include "common/formats/blocks.h"
+#include "common/formats/tensor_format.h"
+
+INLINE size_t block_values(const enum tensor_format format)
+{
+#define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                     \
+    case FORMAT_##FORMAT_NAME:                                                                               \
+        return VALUES;
+    switch (format) {
+        BLOCK_FORMATS(CASE)
+    default:
+        __builtin_unreachable();
+    }
+#undef CASE
+}
+INLINE size_t decode_bytes(size_t values, const enum tensor_format format)
+{
+#define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                     \
+    case FORMAT_##FORMAT_NAME:                                                                               \
+        return values / (VALUES) * (BYTES);
+    switch (format) {
+        BLOCK_FORMATS(CASE)
+    default:
+        __builtin_unreachable();
+    }
+#undef CASE
+}
+
+INLINE size_t block_group(const enum tensor_format format)
+{
+#define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                     \
+    case FORMAT_##FORMAT_NAME:                                                                               \
+        return GROUP;
+    switch (format) {
+        BLOCK_FORMATS(CASE)
+    default:
+        __builtin_unreachable();
+    }
+#undef CASE
+}
+
+/* Whether it has smallest values, which are not zero. */
+INLINE bool has_least(const enum tensor_format format)
+{
+    return format == FORMAT_Q4_1 || format == FORMAT_Q5_1 || format == FORMAT_Q2_K || format == FORMAT_Q4_K ||
+           format == FORMAT_Q5_K;
+}
+
+#endif
