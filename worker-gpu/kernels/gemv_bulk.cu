@@ -15,6 +15,7 @@ struct bulk_params {
     uint32_t ahead_tiles; /* a warp's tiles asked into the L2 beyond its slots */
     bool contiguous;      /* a block's pairs are neighbours; else they lie gridDim.x apart */
     bool loose;           /* rows that do not begin on 16 bytes */
+    tile_walk step;       /* as many tiles on as a block has warps */
 };
 
 /* A block's pairs: first, first + step, ... */
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2) gemv_bulk(const __grid_constant
     for (uint32_t s = 0; s < q.slots; s++) {
         if (ask.pair < share.pairs && lane == 0)
             tile_copy<D, TILE>(p, share, ask, ring_address + s * 2 * pitch, barrier_address + 8 * s);
-        walk_next(ask, q.chunks, WARPS);
+        walk_step(ask, q.chunks, q.step);
     }
     if (lane < q.ahead_tiles) {
         tile_walk w = ask;
@@ -186,10 +187,10 @@ __global__ void __launch_bounds__(WARPS * 32, 2) gemv_bulk(const __grid_constant
             if (lane == 0 && ask.pair < share.pairs)
                 tile_copy<D, TILE>(p, share, ask, ring_address + slot * 2 * pitch,
                                    barrier_address + 8 * slot);
-            walk_next(ask, q.chunks, WARPS);
+            walk_step(ask, q.chunks, q.step);
             keep = tile_fold(keep);
             if ((lane & 15) == 0) sums[((use.pair - batch) * q.chunks + use.chunk) * 2 + (lane >> 4)] = keep;
-            walk_next(use, q.chunks, WARPS);
+            walk_step(use, q.chunks, q.step);
             if (++slot == q.slots) slot = 0, parity ^= 1;
         }
         __syncthreads();
@@ -282,9 +283,13 @@ template <typename D> static int bulk_launch(const struct linear_call &call, str
     bulk_shape_fits<D>(call, &s, &chunks);
     const uint32_t ahead = s.ahead_bytes / (s.warps * 2 * s.tile), sms = (uint32_t)call.device->sm_count,
                    pairs = call.params.pairs;
-    struct bulk_params bulk = {call.params,  chunks,
-                               s.slots,      ahead < 32 ? ahead : 32,
-                               s.contiguous, !gpuk_linear_aligned(call.args) || s.tile % 16 != 0};
+    struct bulk_params bulk = {call.params,
+                               chunks,
+                               s.slots,
+                               ahead < 32 ? ahead : 32,
+                               s.contiguous,
+                               !gpuk_linear_aligned(call.args) || s.tile % 16 != 0,
+                               {s.warps / chunks, s.warps % chunks}};
     return gpuk_launch("gemv", bulk_kernel<D>[s.warps == 16][s.tile > D::TILE],
                        dim3(sms < pairs ? sms : pairs), dim3(s.warps * 32), bulk_shared_bytes<D>(&s, chunks),
                        call.flags, call.stream, err, bulk);

@@ -186,14 +186,15 @@ __device__ __forceinline__ void bulk_ask_l2(const void *from, uint32_t bytes)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
-/* Waits for the end of the phase of this parity (0, 1, 0, ...). */
+/* Waits for the end of the phase of this parity (0, 1, 0, ...); asleep for up to 10 ms at a time, so that others have the
+ * places for instructions. */
 __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t parity)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("{\n"
                  ".reg .pred done;\n"
                  "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 10000000;\n"
                  "@!done bra again;\n"
                  "}\n" ::"r"(barrier),
                  "r"(parity)

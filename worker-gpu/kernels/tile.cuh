@@ -18,6 +18,12 @@ __device__ __forceinline__ void walk_next(tile_walk &w, uint32_t chunks, uint32_
     w.chunk += step;
     while (w.chunk >= chunks) w.chunk -= chunks, w.pair++;
 }
+/* The same by a step that is known: so many pairs, and chunks, fewer than a row has. */
+__device__ __forceinline__ void walk_step(tile_walk &w, uint32_t chunks, const tile_walk &step)
+{
+    w.pair += step.pair, w.chunk += step.chunk;
+    if (w.chunk >= chunks) w.chunk -= chunks, w.pair++;
+}
 
 /* Place of float4 number f of x in shared memory. A lane's unit meets one to eight of them; the first ones of all
  * lanes lie together, then the second ones, and so on, so that no read has bank conflicts. */
@@ -91,10 +97,9 @@ __device__ __forceinline__ void tile_add_as(const tile_place &tile, uint32_t byt
     if constexpr (D::SCALED) { /* code of several lines would not be at hand */
         sum_a = sum_b = 0;
 #pragma unroll 1
-        for (uint32_t u = 0; u < units; u++)
-            if (u * all < bytes)
-                D::line_add(tile.a + u * all, tile.b + u * all, bytes - u * all, x + u * D::LINE_QUADS, sum_a,
-                            sum_b);
+        for (uint32_t u = 0; u * all < bytes; u++)
+            D::line_add(tile.a + u * all, tile.b + u * all, bytes - u * all, x + u * D::LINE_QUADS, sum_a,
+                        sum_b);
     } else {
         float2 a = make_float2(0, 0), b = make_float2(0, 0);
         typename D::unit wa[units], wb[units];
