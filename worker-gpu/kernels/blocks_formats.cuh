@@ -6,7 +6,7 @@
  *   ORIGIN          byte from which on its fields are whole words away (block_words)
  *   BITS, ZERO      of a number as a byte, which is that much more than the number
  *   LEAST, GROUPS   whether values have a least; scales of a run, 1 or 2
- *   four(w, run, i)   numbers 4 i .. 4 i + 3 of the run as bytes
+ *   four<UP>(w, run, i)   numbers 4 i .. 4 i + 3 of the run as bytes, UP bits to the left
  *   apart(w, run, i)  the same as two words of 16-bit numbers, even ones and odd ones, each times(run) as large
  *   scales(w, run); scales_two(wa, wb, run, a, b) of two rows at once
  * Bytes at(x) of w are ORIGIN less than in the block's definition. */
@@ -16,7 +16,7 @@
 #include "worker-gpu/kernels/blocks_words.cuh"
 
 #define BLOCK_FOUR                                                                                           \
-    template <typename W>                                                                                    \
+    template <int UP, typename W>                                                                            \
     static __device__ __forceinline__ uint32_t four(const W &w, uint32_t run, uint32_t i)
 /* The numbers as 16-bit ones, even ones and odd ones, each `times` as large. */
 #define BLOCK_APART                                                                                          \
@@ -28,7 +28,7 @@
     template <typename W>                                                                                    \
     static __device__ __forceinline__ uint2 apart(const W &w, uint32_t run, uint32_t i)                      \
     {                                                                                                        \
-        return bytes_apart(four(w, run, i));                                                                 \
+        return bytes_apart(four<0>(w, run, i));                                                              \
     }
 #define BLOCK_SCALES_TWO                                                                                     \
     template <typename W>                                                                                    \
@@ -46,14 +46,14 @@ template <int UP> __device__ __forceinline__ uint32_t block_bits(uint32_t four, 
 /* ---- 32 values ---- */
 
 /* 16 bytes have the first 16 numbers in their low halves, the others in their high ones. */
-__device__ __forceinline__ uint32_t block_nibbles(uint32_t four, uint32_t i)
+template <int UP> __device__ __forceinline__ uint32_t block_nibbles(uint32_t four, uint32_t i)
 {
-    return block_bits<0>(four, i < 4 ? 0 : 4, 0x0f0f0f0fu);
+    return block_bits<UP>(four, i < 4 ? 0 : 4, 0x0f0f0f0fu);
 }
 /* Bit n of `bits` is the fifth of number n. */
-__device__ __forceinline__ uint32_t block_fifth(uint32_t bits, uint32_t i)
+template <int UP> __device__ __forceinline__ uint32_t block_fifth(uint32_t bits, uint32_t i)
 {
-    return ((bits >> 4 * i & 15) * 0x02040810u & 0x10101010u);
+    return ((bits >> 4 * i & 15) * 0x02040810u & 0x10101010u) << UP;
 }
 
 struct block_q8_0 {
@@ -67,7 +67,7 @@ struct block_q8_0 {
 struct block_q4_0 {
     static const uint32_t VALUES = 32, BYTES = 18, ALIGN = 2, ORIGIN = 2, BITS = 4, ZERO = 8, GROUPS = 1;
     static const bool LEAST = false;
-    BLOCK_FOUR { return (void)run, block_nibbles(w.word(0, i % 4), i); }
+    BLOCK_FOUR { return (void)run, block_nibbles<UP>(w.word(0, i % 4), i); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
@@ -75,7 +75,7 @@ struct block_q4_0 {
 struct block_q4_1 {
     static const uint32_t VALUES = 32, BYTES = 20, ALIGN = 4, ORIGIN = 0, BITS = 4, ZERO = 0, GROUPS = 1;
     static const bool LEAST = true;
-    BLOCK_FOUR { return (void)run, block_nibbles(w.word(4, i % 4), i); }
+    BLOCK_FOUR { return (void)run, block_nibbles<UP>(w.word(4, i % 4), i); }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(0)), -block_half(w.half(2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
@@ -83,7 +83,10 @@ struct block_q4_1 {
 struct block_q5_0 {
     static const uint32_t VALUES = 32, BYTES = 22, ALIGN = 2, ORIGIN = 2, BITS = 5, ZERO = 16, GROUPS = 1;
     static const bool LEAST = false;
-    BLOCK_FOUR { return (void)run, block_nibbles(w.word(4, i % 4), i) | block_fifth(w.word(0, 0), i); }
+    BLOCK_FOUR
+    {
+        return (void)run, block_nibbles<UP>(w.word(4, i % 4), i) | block_fifth<UP>(w.word(0, 0), i);
+    }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
@@ -91,7 +94,10 @@ struct block_q5_0 {
 struct block_q5_1 {
     static const uint32_t VALUES = 32, BYTES = 24, ALIGN = 4, ORIGIN = 0, BITS = 5, ZERO = 0, GROUPS = 1;
     static const bool LEAST = true;
-    BLOCK_FOUR { return (void)run, block_nibbles(w.word(8, i % 4), i) | block_fifth(w.word(4, 0), i); }
+    BLOCK_FOUR
+    {
+        return (void)run, block_nibbles<UP>(w.word(8, i % 4), i) | block_fifth<UP>(w.word(4, 0), i);
+    }
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(0)), -block_half(w.half(2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
@@ -115,7 +121,7 @@ struct block_mxfp4 {
     BLOCK_FOUR
     {
         /* mxfp4_table, each 12 more */
-        const block_table t = {{0x0f0e0d0cu, 0x18141210u, 0x090a0b0cu, 0x00040608u}};
+        const block_table t = {{0x0f0e0d0cu << UP, 0x18141210u << UP, 0x090a0b0cu << UP, 0x00040608u << UP}};
         return (void)run, block_lookup(t, w.word(0, i % 4), i >= 4);
     }
     BLOCK_SCALES
@@ -160,7 +166,7 @@ __device__ __forceinline__ void block_scales_two_k(const W &wa, const W &wb, uin
 struct block_q4_k {
     static const uint32_t VALUES = 256, BYTES = 144, ALIGN = 16, ORIGIN = 0, BITS = 4, ZERO = 0, GROUPS = 1;
     static const bool LEAST = true;
-    BLOCK_FOUR { return block_bits<0>(w.word(16 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu); }
+    BLOCK_FOUR { return block_bits<UP>(w.word(16 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu); }
     BLOCK_SCALES { return block_scales_k(w, run); }
     BLOCK_SCALES_TWO { block_scales_two_k(wa, wb, run, a, b); }
     static const bool LARGER = true; /* high halves of bytes stay where they are */
@@ -176,8 +182,8 @@ struct block_q5_k {
     static const bool LEAST = true;
     BLOCK_FOUR
     {
-        return block_bits<0>(w.word(48 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu) |
-               block_bits<4>(w.word(16, i), (int)run, 0x01010101u);
+        return block_bits<UP>(w.word(48 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu) |
+               block_bits<UP + 4>(w.word(16, i), (int)run, 0x01010101u);
     }
     BLOCK_SCALES { return block_scales_k(w, run); }
     BLOCK_SCALES_TWO { block_scales_two_k(wa, wb, run, a, b); }
@@ -189,8 +195,8 @@ struct block_q6_k {
     static const bool LEAST = false;
     BLOCK_FOUR
     {
-        return block_bits<0>(w.word(run / 4 * 64 + run % 2 * 32, i), (int)(run % 4 / 2 * 4), 0x0f0f0f0fu) |
-               block_bits<4>(w.word(128 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u);
+        return block_bits<UP>(w.word(run / 4 * 64 + run % 2 * 32, i), (int)(run % 4 / 2 * 4), 0x0f0f0f0fu) |
+               block_bits<UP + 4>(w.word(128 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u);
     }
     BLOCK_SCALES
     {
@@ -206,8 +212,8 @@ struct block_q3_k {
     static const bool LEAST = false;
     BLOCK_FOUR
     {
-        return block_bits<0>(w.word(32 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u) |
-               block_bits<2>(w.word(0, i), (int)run, 0x01010101u);
+        return block_bits<UP>(w.word(32 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u) |
+               block_bits<UP + 2>(w.word(0, i), (int)run, 0x01010101u);
     }
     BLOCK_SCALES
     {
@@ -224,7 +230,7 @@ struct block_q3_k {
 struct block_q2_k {
     static const uint32_t VALUES = 256, BYTES = 84, ALIGN = 4, ORIGIN = 0, BITS = 2, ZERO = 0, GROUPS = 2;
     static const bool LEAST = true;
-    BLOCK_FOUR { return block_bits<0>(w.word(16 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u); }
+    BLOCK_FOUR { return block_bits<UP>(w.word(16 + run / 4 * 32, i), (int)(run % 4 * 2), 0x03030303u); }
     BLOCK_SCALES
     {
         const uint32_t two = w.half(2 * (int)run);

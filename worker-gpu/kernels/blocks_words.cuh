@@ -10,7 +10,7 @@
 
 /* A block from `origin` on, in device memory or (SHARED) in shared memory, at multiples of ALIGN bytes. Of device
  * memory no word is read that has none of the block's bytes. */
-template <uint32_t ALIGN, bool SHARED> struct block_words {
+template <uint32_t ALIGN, bool SHARED, bool WHOLE = false> struct block_words {
     static_assert(ALIGN == 1 || ALIGN == 2 || ALIGN == 4 || ALIGN == 16, "");
     const unsigned char *base;
     uint32_t beside; /* bits from the word's first to the block's */
@@ -24,9 +24,10 @@ template <uint32_t ALIGN, bool SHARED> struct block_words {
         if constexpr (SHARED) return *reinterpret_cast<const T *>(at);
         return __ldg(reinterpret_cast<const T *>(at));
     }
-    /* Word i of those from byte `at` on, which is a multiple of 4. */
+    /* Word i of those from byte `at` on, which is a multiple of 4; WHOLE: all of a run's are wanted. */
     __device__ __forceinline__ uint32_t word(uint32_t at, uint32_t i) const
     {
+        if constexpr (ALIGN == 16 && WHOLE) return of_four(at + i / 4 * 16, i % 4);
         const uint32_t low = load<uint32_t>(base + at + 4 * i);
         if constexpr (ALIGN >= 4) return low;
         const uint32_t high = SHARED || beside ? load<uint32_t>(base + at + 4 * i + 4) : 0;
@@ -36,7 +37,11 @@ template <uint32_t ALIGN, bool SHARED> struct block_words {
     __device__ __forceinline__ uint32_t head(uint32_t i) const
     {
         if constexpr (ALIGN != 16) return word(0, i);
-        const uint4 four = load<uint4>(base);
+        return of_four(0, i);
+    }
+    __device__ __forceinline__ uint32_t of_four(uint32_t at, uint32_t i) const
+    {
+        const uint4 four = load<uint4>(base + at);
         return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
     }
     /* One byte; 16 bits, at an even distance. */

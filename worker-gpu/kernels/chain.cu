@@ -20,30 +20,26 @@ struct chain_params {
 
 /* x into shared memory, times the norm's weights, which are there; the sum of squares stays in parts. */
 template <typename S, typename D>
-__device__ __forceinline__ void take_x(const linear_params &p, bool large, const float4 *norm, float *x,
-                                       float *squares)
+__device__ __forceinline__ void take_x(const linear_params &p, const float4 *norm, float *x, float *squares)
 {
     const uint32_t quads = p.cols / 4, batch = 4096 / S::THREADS; /* loads that are on their way together */
     float4 *x4 = reinterpret_cast<float4 *>(x), v[batch];
     const float4 *from = reinterpret_cast<const float4 *>(p.x);
     float sum = 0;
-    for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < quads; f0 += batch * S::THREADS) {
+    for (uint32_t f0 = threadIdx.x; f0 < quads; f0 += batch * S::THREADS) {
 #pragma unroll
         for (uint32_t j = 0; j < batch; j++)
             v[j] = f0 + j * S::THREADS < quads ? __ldcg(from + f0 + j * S::THREADS) : make_float4(0, 0, 0, 0);
 #pragma unroll
         for (uint32_t j = 0; j < batch; j++) {
             const uint32_t f = f0 + j * S::THREADS;
-            if ((f & ~31u) >= quads) break; /* whole warps */
-            if (p.norm && f < quads) {
+            if (f >= quads) break;
+            if (p.norm) {
                 const float4 n = norm[f];
                 sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
                 v[j] = make_float4(v[j].x * n.x, v[j].y * n.y, v[j].z * n.z, v[j].w * n.w);
             }
-            if constexpr (chain_of_blocks<D>::value)
-                x_line_put(reinterpret_cast<x_line *>(x), f, v[j], f < quads, large);
-            else if (f < quads)
-                x4[x_place<D>(f)] = v[j];
+            x4[x_place<D>(f)] = v[j];
         }
     }
     if (p.norm) {
@@ -278,7 +274,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         if (item.kind == GPUK_CHAIN_LINEAR) {
             wait();
             copies_commit();
-            take_x<S, D>(item.linear, item.where.large, norm, region, squares);
+            take_x<S, typename chain_x_of<D>::decoder>(item.linear, norm, region, squares);
             copies_wait<0>();
             S::meet();
             hurry(false);

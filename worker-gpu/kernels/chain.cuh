@@ -37,7 +37,6 @@ struct alignas(16) chain_weights {
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
     uint32_t loose; /* tiles that do not begin on 16 bytes */
-    uint32_t large; /* blocks of more than 32 values */
 };
 
 struct alignas(16) chain_item {
@@ -287,11 +286,12 @@ template <typename D> struct chain_lines_of {
     }
 };
 
-template <typename D> struct chain_of_blocks {
-    static const bool value = false;
+/* How x lies for a format: for all formats of blocks alike. */
+template <typename D> struct chain_x_of {
+    typedef D decoder;
 };
-template <> struct chain_of_blocks<decode_blocks> {
-    static const bool value = true;
+template <> struct chain_x_of<decode_blocks> {
+    typedef decode_q8_0 decoder;
 };
 /* Formats that one kernel takes. */
 enum { CHAIN_BLOCKS = FORMAT_F32 + 1, CHAIN_FAMILIES };

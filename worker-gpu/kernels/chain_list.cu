@@ -135,7 +135,6 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
     w.use_chunks = chain_shaped::WARPS % w.chunks;
     w.format = args->format;
     w.loose = !gpuk_linear_aligned(args) || (w.chunks > 1 && w.tile % 16 != 0); /* or tiles do not */
-    w.large = tensor_format_of(args->format)->block_values > 32;
     return w;
 }
 

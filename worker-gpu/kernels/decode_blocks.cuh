@@ -1,14 +1,14 @@
 /* The decoder of blocks of few bits, over a format of blocks_formats.cuh. See decode.cuh.
  *
- * Tensor cores multiply numbers as they lie: a byte n in 16 bits is the f16 n * 2^-24, with no conversion, and fp32 sums
- * of products of 32 neighbouring values, a run, are what its scale is applied to. What numbers as bytes are too large by,
- * or the values' least, is taken off by the run's sum of x. A piece is 8 values of a run, 4 of its first and 4 of its
- * last 16, which is what fragments and scales of 16 values ask for. */
+ * A run, 32 neighbouring values, is one lane's unit of a tile, and its scales are applied to sums of its products.
+ * In formats with a least value a number n (2 to 5 bits) becomes 8 + n / 2^k by one byte permutation, and the 8 goes
+ * with the least, which is taken off by the run's sum of x; in others a number becomes itself by a permutation and a
+ * subtraction. A piece is 8 values of a run, 4 of its first and 4 of its last 16, which is what tensor cores'
+ * fragments and scales of 16 values ask for. */
 #ifndef HELM_WORKER_GPU_KERNELS_DECODE_BLOCKS_CUH
 #define HELM_WORKER_GPU_KERNELS_DECODE_BLOCKS_CUH
 
 #include "worker-gpu/kernels/blocks_formats.cuh"
-#include "worker-gpu/kernels/blocks_x.cuh"
 #include "worker-gpu/kernels/linear.cuh"
 
 template <typename F> struct decode_block {
@@ -18,6 +18,7 @@ template <typename F> struct decode_block {
     typedef block_words<1, false> any_words;
     typedef block_words<F::ALIGN, false> words;
     typedef block_words<F::ALIGN, true> shared_words;
+    typedef block_words<F::ALIGN, true, true> unit_words;
 
     static __device__ __forceinline__ size_t bytes(uint32_t c) { return (size_t)(c / VALUES) * F::BYTES; }
     /* Number k of four as it is. */
@@ -28,7 +29,7 @@ template <typename F> struct decode_block {
     static __device__ __forceinline__ float number(const unsigned char *row, uint32_t c)
     {
         const any_words w(row + bytes(c) + F::ORIGIN);
-        const uint32_t run = c % VALUES / 32, four = F::four(w, run, c % 32 / 4);
+        const uint32_t run = c % VALUES / 32, four = F::template four<0>(w, run, c % 32 / 4);
         const block_scales s = F::scales(w, run);
         const bool second = c % 32 >= 16;
         const float n = (float)(int)((four >> c % 4 * 8 & 255) - F::ZERO), least = s.least[second];
@@ -53,7 +54,7 @@ template <typename F> struct decode_block {
     {
         const words w(row + bytes(c) + F::ORIGIN);
         const uint32_t run = c % VALUES / 32, i = c % 32 / 8;
-        return {{F::four(w, run, i), F::four(w, run, i + 4)}, F::scales(w, run)};
+        return {{F::template four<0>(w, run, i), F::template four<0>(w, run, i + 4)}, F::scales(w, run)};
     }
     static __device__ __forceinline__ void unpack(const piece &p, float *f)
     {
@@ -75,80 +76,72 @@ template <typename F> struct decode_block {
         return make_uint4(first.x, first.y, second.x, second.y);
     }
 
-    /* ---- of a tile in shared memory: 1,024 columns of two rows */
+    /* ---- of a tile in shared memory: a run */
 
+    struct unit {
+        const unsigned char *block;
+        uint32_t run;
+    };
     static const bool LOOSE = F::BYTES % 16 != 0;
-    static const uint32_t LINE_BYTES = 32 / RUNS * F::BYTES, LINE_QUADS = X_LINE_QUADS, TILE = LINE_BYTES,
-                          TILE_LARGE = 2 * LINE_BYTES;
-    static const bool LARGE = RUNS > 1;
-    /* The block of a line's run; which of the block's runs it is. */
-    static __device__ __forceinline__ shared_words block_of(const unsigned char *row, uint32_t run)
+    static const uint32_t UNIT_VALUES = 32, LINE_BYTES = 32 / RUNS * F::BYTES, LINE_QUADS = 256,
+                          TILE = LINE_BYTES, TILE_LARGE = 2 * LINE_BYTES;
+    static __device__ __forceinline__ uint32_t unit_offset(uint32_t lane)
     {
-        return shared_words(row + run / RUNS * F::BYTES + F::ORIGIN);
+        return lane / RUNS * F::BYTES;
     }
-    /* The sum of a run's values times x, of the sums of its numbers times x. */
-    static __device__ __forceinline__ float run_sum(const block_scales &s, float times, const float *sums,
-                                                    const x_run &x)
+    static __device__ __forceinline__ unit unit_at(const unsigned char *line, uint32_t lane)
     {
-        const float of_x[2] = {GROUPS == 1 ? x.first + x.second : x.first, x.second};
-        float total = 0;
+        return {line + unit_offset(lane) + F::ORIGIN, lane % RUNS};
+    }
+    static_assert(!F::LEAST || (F::BITS <= 5 && F::ZERO == 0), "");
+    static const bool OFFSET = F::LEAST; /* numbers are taken as 8 + n / 2^k */
+    static const int UP = OFFSET ? 7 - (int)F::BITS : 0;
+    static __device__ __forceinline__ float term(uint32_t four, uint32_t k)
+    {
+        if constexpr (OFFSET) return __uint_as_float(__byte_perm(four, 0x41000000u, 0x7044u | k << 8));
+        return exact(four, k);
+    }
+    /* A group's part of the values' sum, of its sums of terms and of x. */
+    static __device__ __forceinline__ float group_sum(const block_scales &s, uint32_t group,
+                                                      const float2 &terms, const float2 &x)
+    {
+        if (!OFFSET) return s.scale[group] * (terms.x + terms.y);
+        const float times = 16.0f / (1 << UP), scale = s.scale[group] * times;
+        return scale * (terms.x + terms.y) - (scale * 8 + s.least[group]) * (x.x + x.y);
+    }
+    static __device__ __forceinline__ void unit_add(const unit &ua, const unit &ub, const float4 *from,
+                                                    float2 &a, float2 &b)
+    {
+        const unit_words wa(ua.block), wb(ub.block);
+        block_scales scales_a, scales_b;
+        F::scales_two(wa, wb, ua.run, scales_a, scales_b);
 #pragma unroll
-        for (uint32_t h = 0; h < GROUPS; h++) {
-            const float sum = sums[h] * times;
-            if (LEAST) total += s.scale[h] * sum - s.least[h] * of_x[h];
-            if (!LEAST) total += s.scale[h] * (sum - (float)F::ZERO * of_x[h]);
+        for (uint32_t g = 0; g < GROUPS; g++) {
+            float2 sa = make_float2(0, 0), sb = sa, sx = sa;
+#pragma unroll
+            for (uint32_t i = g * 8 / GROUPS; i < (g + 1) * 8 / GROUPS; i++) {
+                const float4 x = from[i * 32];
+                const uint32_t fa = F::template four<UP>(wa, ua.run, i),
+                               fb = F::template four<UP>(wb, ub.run, i);
+                sa.x += term(fa, 0) * x.x, sa.y += term(fa, 1) * x.y;
+                sa.x += term(fa, 2) * x.z, sa.y += term(fa, 3) * x.w;
+                sb.x += term(fb, 0) * x.x, sb.y += term(fb, 1) * x.y;
+                sb.x += term(fb, 2) * x.z, sb.y += term(fb, 3) * x.w;
+                if (OFFSET) sx.x += x.x, sx.y += x.y, sx.x += x.z, sx.y += x.w;
+            }
+            a.x += group_sum(scales_a, g, sa, sx);
+            b.x += group_sum(scales_b, g, sb, sx);
         }
-        return total * x.factor;
     }
-    /* A lane's part of the sums of two rows, of which `bytes` are there; by the whole warp. Without a branch, and with
-     * sums of x's two parts apart, so that few instructions wait for one another. */
+    /* A lane's part of the sums of a line of two rows, of which `bytes` are there. */
     static __device__ __forceinline__ void line_add(const unsigned char *row_a, const unsigned char *row_b,
                                                     uint32_t bytes, const float4 *x, float &a, float &b)
     {
-        const x_line *line = reinterpret_cast<const x_line *>(x);
-        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, mine = (t - g / 2) & 3,
-                       own = x_run_of(LARGE, mine, g);
-        float sum[4][2][GROUPS][4] = {}, own_a[GROUPS], own_b[GROUPS];
-        uint4 parts[4][2];
-#pragma unroll
-        for (uint32_t product = 0; product < 4; product++)
-#pragma unroll
-            for (uint32_t part = 0; part < 2; part++) parts[product][part] = line->part[product][part][lane];
-        const x_run with = line->run[own];
-        block_scales scales_a, scales_b;
-        F::scales_two(block_of(row_a, own), block_of(row_b, own), own % RUNS, scales_a, scales_b);
-#pragma unroll
-        for (uint32_t h = 0; h < 2; h++) {
-            uint2 u[4], v[4];
-#pragma unroll
-            for (uint32_t product = 0; product < 4; product++) {
-                const uint32_t run = x_run_of(LARGE, product, g), of_block = LARGE ? g % 2 * 4 + product : 0;
-                u[product] = F::apart(block_of(row_a, run), of_block, t + 4 * h);
-                v[product] = F::apart(block_of(row_b, run), of_block, t + 4 * h);
-            }
-#pragma unroll
-            for (uint32_t product = 0; product < 4; product++)
-#pragma unroll
-                for (uint32_t part = 0; part < 2; part++) {
-                    const uint4 &xs = parts[product][part];
-                    const uint2 &u2 = u[product], &v2 = v[product];
-                    matrix_unit<__half>::add(sum[product][part][h % GROUPS], u2.x, v2.x, u2.y, v2.y,
-                                             h ? xs.z : xs.x, h ? xs.w : xs.y);
-                }
-        }
-#pragma unroll
-        for (uint32_t product = 0; product < 4; product++)
-#pragma unroll
-            for (uint32_t h = 0; h < GROUPS; h++) {
-                const float *high = sum[product][0][h], *low = sum[product][1][h];
-                const float sum_a = g & 1 ? high[1] + low[1] : high[0] + low[0],
-                            sum_b = g & 1 ? high[3] + low[3] : high[2] + low[2];
-                if (product == 0 || product == mine) own_a[h] = sum_a, own_b[h] = sum_b;
-            }
-        const float times = 1 / F::times(own % RUNS);
-        const bool there = own < bytes / F::BYTES * RUNS;
-        a += there ? run_sum(scales_a, times, own_a, with) : 0;
-        b += there ? run_sum(scales_b, times, own_b, with) : 0;
+        const uint32_t lane = threadIdx.x & 31;
+        if (unit_offset(lane) >= bytes) return;
+        float2 sum_a = make_float2(0, 0), sum_b = sum_a;
+        unit_add(unit_at(row_a, lane), unit_at(row_b, lane), x + lane, sum_a, sum_b);
+        a += sum_a.x, b += sum_b.x;
     }
 
     /* ---- for gpuk_expand: half a run a lane, 8 values of its first and 8 of its last 16, so that two lanes store 32
@@ -177,7 +170,8 @@ template <typename F> struct decode_block {
             const uint32_t c = first + k * 512 < part.cols ? first + k * 512 : 0, run = c % VALUES / 32;
             const words w(from + bytes(c) + F::ORIGIN);
 #pragma unroll
-            for (uint32_t i = 0; i < 4; i++) four[k][i] = F::four(w, run, i / 2 * 4 + 2 * half + i % 2);
+            for (uint32_t i = 0; i < 4; i++)
+                four[k][i] = F::template four<0>(w, run, i / 2 * 4 + 2 * half + i % 2);
             scales[k] = F::scales(w, run);
         }
 #pragma unroll

@@ -216,7 +216,7 @@ template <typename D, int N> struct stream_products<D, N, true> {
     __device__ __forceinline__ uint32_t first_column() const { return column; }
     __device__ __forceinline__ uint32_t runs() const { return there; }
     /* What sums of numbers are multiplied by. */
-    static __device__ __forceinline__ float unit() { return X_NUMBER; }
+    static __device__ __forceinline__ float unit() { return 16777216.0f; }
     __device__ __forceinline__ void begin(const stream_x<N> &x)
     {
         const uint32_t times = F::LEAST ? 0x00010001u : F::ZERO * 0x00010001u | 0x80008000u;

@@ -97,27 +97,6 @@ __device__ __forceinline__ void tile_ask(const linear_params &p, const block_sha
     if (rows.b) bulk_ask_l2(b.from, b.bytes);
 }
 
-/* x to shared memory as blocks take it, by `threads`; returns the thread's part of the sum of squares. */
-template <typename D>
-__device__ __forceinline__ float x_put_lines(const linear_params &p, float4 *x4, uint32_t threads)
-{
-    float squares = 0;
-#pragma unroll 2
-    for (uint32_t f0 = threadIdx.x & ~31u; f0 < p.cols / 4; f0 += threads) {
-        const uint32_t f = f0 + (threadIdx.x & 31);
-        const bool there = f < p.cols / 4;
-        float4 v = make_float4(0, 0, 0, 0);
-        if (there) v = __ldcg(reinterpret_cast<const float4 *>(p.x) + f);
-        if (there && p.norm) {
-            const float4 n = __ldg(reinterpret_cast<const float4 *>(p.norm) + f);
-            squares = add_squares(squares, v);
-            v = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
-        }
-        x_line_put(reinterpret_cast<x_line *>(x4), f, v, there, D::LARGE);
-    }
-    return squares;
-}
-
 /* Two blocks fit a multiprocessor, where x leaves room: the next launch's fills its ring meanwhile.
  * Shared memory: ring [warp][slot][2][tile_pitch], x [chunks * floats of a tile], partial [2][PARTIAL_FLOATS],
  * 32 floats for reductions, barriers [warp][slot]. */
@@ -154,15 +133,9 @@ __global__ void __launch_bounds__(WARPS * 32, 2) gemv_bulk(const __grid_constant
     }
     /* The norm's weights wait in x's place; x is scaled by the mean square at the very end. */
     float4 *x4 = reinterpret_cast<float4 *>(x);
-    float squares;
-    if constexpr (D::SCALED) {
-        wait_for_previous();
-        squares = x_put_lines<D>(p, x4, WARPS * 32);
-    } else {
-        x_put_norm<D>(p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
-        wait_for_previous();
-        squares = x_put<D>(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
-    }
+    x_put_norm<D>(p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
+    wait_for_previous();
+    float squares = x_put<D>(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
     /* also the barrier after which every warp may read x */
     squares = block_sum(squares, scratch);
     const float scale = p.norm ? rsqrtf(squares / (float)p.cols + p.eps) : 1.0f;
