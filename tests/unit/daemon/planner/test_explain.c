@@ -371,7 +371,7 @@ static void formats_rates_are_named(void **state)
     explain(&c, &x);
     assert_int_equal(x.format_count, 0);
     explain_free(&x);
-    formats_lay(&c.model, FORMAT_Q8_0);
+    formats_lay(&c.model, mixture_named("q8_0"));
     explain(&c, &x);
     assert_int_equal(x.format_count, 1);
     assert_true(!x.format[0].measured && x.format[0].cpu == c.profile.cpu.gemv.value);
