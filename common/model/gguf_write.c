@@ -37,7 +37,7 @@ void gguf_put_element(struct gguf_values *v, const void *bytes, size_t length)
         v->bytes = more;
         v->capacity = capacity;
     }
-    memcpy(v->bytes + v->length, bytes, length);
+    if (length) memcpy(v->bytes + v->length, bytes, length); /* an empty text has no bytes */
     v->length += length;
 }
 

@@ -137,6 +137,7 @@ static void several_tokens_go_by_each_formats_rate(void **state)
                NORM / 1000e9 + activations / 1000e9 + (9 - 2) * 5e-6);
     add(&q6->gpu_linear, 4, 4e12);
     price(p, four);
+    m = &p->table.unit[11];
     expect("MLP, GPU, both read", m->gpu,
            2 * GATES * 4 / 2e12 + 9e-6 + 2 * DOWN * 4 / 4e12 + 5e-6 + NORM / 1000e9 + activations / 1000e9);
 }
