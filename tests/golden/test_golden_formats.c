@@ -149,6 +149,8 @@ static void check_format(enum tensor_format format)
     write_model(wide, format, true);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint64_t bytes[2];
+        /* what decodes the others for it, a row at a time, is test_blocks' */
+        if (cases[i].kernels && strcmp(cases[i].kernels, "ref") == 0 && format != FORMAT_Q8_0) continue;
         run_local(wide, &cases[i], logits[0], &bytes[0], said, sizeof said);
         run_local(blocks, &cases[i], logits[1], &bytes[1], said, sizeof said);
         const double worst = compare(logits[0], logits[1]);
@@ -164,13 +166,26 @@ static void check_format(enum tensor_format format)
     free(logits[1]);
 }
 
+/* Instrumented, one of each family and of each number of scales. */
+static bool is_of_this_build(enum tensor_format format)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return format == FORMAT_Q8_0 || format == FORMAT_Q5_1 || format == FORMAT_Q4_K || format == FORMAT_Q6_K ||
+           format == FORMAT_IQ4_NL;
+#else
+    return format < FORMAT_COUNT;
+#endif
+}
+
 static void formats_agree_with_their_numbers(void **state)
 {
     (void)state;
     uint32_t checked = 0;
     for (int f = 0; f < FORMAT_COUNT; f++) {
         const struct tensor_format_traits *traits = tensor_format_of((enum tensor_format)f);
-        if (!traits->file || traits->block_values == 1 || !traits->write) continue;
+        if (!traits->file || traits->block_values == 1 || !traits->write ||
+            !is_of_this_build((enum tensor_format)f))
+            continue;
         check_format((enum tensor_format)f);
         checked++;
     }
