@@ -125,23 +125,19 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
     return rc;
 }
 
-/* Seconds of a prompt of so many tokens in chunks of `tokens`. */
-static int prompt_seconds(const struct making *m, const struct plan *plan, uint32_t prompt, uint32_t tokens,
+/* Seconds of a prompt of so many tokens in chunks of `tokens`, which become the plan's. */
+static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, struct plan *plan,
                           double *seconds, struct helm_err *err)
 {
     const struct cost_case c = {.model = m->r->model,
                                 .analysed = &m->table,
                                 .profile = m->r->profile,
                                 .plan = plan};
-    *seconds = 0;
-    for (uint32_t done = tokens; done <= prompt; done += tokens) {
-        const struct cost_step step = {.tokens = tokens, .rows = 1, .samples = 1, .context = done};
-        struct cost_forecast forecast;
-        int rc = cost_one(&c, &step, &forecast, err);
-        if (rc) return rc;
-        *seconds += forecast.seconds;
-    }
-    return 0;
+    struct cost_forecast forecast;
+    plan->step_tokens = m->wish.step_tokens = tokens;
+    int rc = cost_ttft(&c, prompt, &forecast, err);
+    *seconds = forecast.seconds;
+    return rc;
 }
 
 #define CHUNK_GAIN 0.03 /* of a prompt's time, for which a chunk is made twice as long */
@@ -156,14 +152,13 @@ static int lengthen_chunks(struct making *m, uint32_t ctx, struct plan *plan, st
         const uint32_t now = plan->step_tokens, twice = 2 * now;
         const struct ledger_workspace room = {.step_tokens = twice, .ctx = ctx, .layers = true, .head = true};
         double shorter, longer;
-        int rc = prompt_seconds(m, plan, twice, now, &shorter, err);
-        if (!rc) rc = prompt_seconds(m, plan, twice, twice, &longer, err);
-        if (rc || longer > (1 - CHUNK_GAIN) * shorter ||
-            ledger_workspace_bytes(&m->c, &room) > m->machine.device.limit / PREFILL_VRAM_PARTS)
-            return rc;
-        plan->step_tokens = m->wish.step_tokens = twice;
-        rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, spec, err);
-        if (!rc && ledger_fits(plan)) continue;
+        int rc = prompt_seconds(m, twice, now, plan, &shorter, err);
+        if (!rc) rc = prompt_seconds(m, twice, twice, plan, &longer, err);
+        const bool pays =
+            !rc && longer <= (1 - CHUNK_GAIN) * shorter &&
+            ledger_workspace_bytes(&m->c, &room) <= m->machine.device.limit / PREFILL_VRAM_PARTS;
+        if (pays) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, spec, err);
+        if (pays && !rc && ledger_fits(plan)) continue;
         plan->step_tokens = m->wish.step_tokens = now;
         return rc;
     }

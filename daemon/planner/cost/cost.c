@@ -132,9 +132,15 @@ static double slices_of(uint64_t bytes, bool packed)
     return (double)((bytes + slice - 1) / slice);
 }
 
+/* At so many of them a second, a slice at a time. */
+static double expanding_seconds(const struct pricing *p, double rate, double bytes)
+{
+    return bytes / rate + slices_of((uint64_t)bytes, true) * p->kernel.operation;
+}
+
 static double expand_seconds(const struct pricing *p, double bytes)
 {
-    return bytes / p->expand + slices_of((uint64_t)bytes, true) * p->kernel.operation;
+    return expanding_seconds(p, p->expand, bytes);
 }
 
 /* A half layer's weights: what they take, and what the GPU's program has of them. */
@@ -159,11 +165,6 @@ static double expanded_bytes(const struct model_tensor *t)
     return (double)t->rows * (double)t->cols * (double)dtype_bytes(tensor_format_product(t->format));
 }
 
-static double expanding_seconds(const struct pricing *p, const struct format_rates *with, double bytes)
-{
-    return bytes / with->expand + slices_of((uint64_t)bytes, true) * p->kernel.operation;
-}
-
 /* On the GPU, each time it is computed: a product, which in a chunk normalises its input anew, whatever the run. */
 static void add_run_gpu(const struct pricing *p, const struct run *run, struct weights *w)
 {
@@ -186,7 +187,7 @@ static void add_run_gpu(const struct pricing *p, const struct run *run, struct w
         add_operations(&p->kernel, 1, &w->kernel);
     }
     if (with->expands) {
-        const double seconds = expanding_seconds(p, with, expanded);
+        const double seconds = expanding_seconds(p, with->expand, expanded);
         w->gpu.total += seconds, w->gpu.beside += seconds, w->gpu.memory += seconds;
         w->kernel.total += seconds, w->kernel.beside += seconds, w->kernel.memory += seconds;
     }
@@ -434,7 +435,7 @@ static void price_head(const struct pricing *p, const struct analyse_table *anal
     add_overhead(&with.gpu, few * product_of(&with.gpu), &gpu);
     if (with.expands)
         add_overhead(&with.gpu,
-                     expanding_seconds(p, &with, there) +
+                     expanding_seconds(p, with.expand, there) +
                          few * fmax(0, slices_of((uint64_t)there, true) - 1) * product_of(&p->kernel),
                      &gpu);
     head.kernel.parts = 1;
@@ -500,7 +501,7 @@ static void price_rest(const struct pricing *p, struct cost_table *table)
     add_linear(&with->kernel, bytes, values, p->step->tokens, &slice);
     add_overhead(&with->kernel, product_of(&with->kernel), &slice);
     table->slice = slice.total + (packed          ? expand_seconds(p, expanded)
-                                  : with->expands ? expanding_seconds(p, with, expanded)
+                                  : with->expands ? expanding_seconds(p, with->expand, expanded)
                                                   : 0);
 }
 
