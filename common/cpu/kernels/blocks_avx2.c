@@ -234,14 +234,6 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
     UNROLL for (size_t s = 0; s < S; s++) y[s * row_stride] = vec_reduce_add(total[s]);
 }
 
-#define GEMV(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                     \
-    static void format_##_gemv(float *y, const void *w, const float *x, size_t rows, size_t cols,            \
-                               const struct gemv_reads *reads)                                               \
-    {                                                                                                        \
-        gemv(y, w, x, rows, cols, reads, FORMAT_##FORMAT_NAME);                                              \
-    }
-BLOCK_FORMATS(GEMV)
-
 #define NAME          "avx2"
 #define FEATURES      CPU_AVX2
 #define KERNELS       blocks_avx2

@@ -142,14 +142,6 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
     }
 }
 
-#define GEMV(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                     \
-    static void format_##_gemv(float *y, const void *w, const float *x, size_t rows, size_t cols,            \
-                               const struct gemv_reads *reads)                                               \
-    {                                                                                                        \
-        gemv(y, w, x, rows, cols, reads, FORMAT_##FORMAT_NAME);                                              \
-    }
-BLOCK_FORMATS(GEMV)
-
 #define NAME          "avx512"
 #define FEATURES      (CPU_AVX2 | CPU_AVX512)
 #define KERNELS       blocks_avx512

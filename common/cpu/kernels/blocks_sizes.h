@@ -8,41 +8,27 @@
 #include "common/formats/blocks.h"
 #include "common/formats/tensor_format.h"
 
-INLINE size_t block_values(const enum tensor_format format)
-{
-#define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                     \
+/* A function of the format, RETURNED of its row in BLOCK_FORMATS. */
+#define BLOCK_CASE(FORMAT_NAME, RETURNED)                                                                    \
     case FORMAT_##FORMAT_NAME:                                                                               \
-        return VALUES;
-    switch (format) {
-        BLOCK_FORMATS(CASE)
-    default:
-        __builtin_unreachable();
+        return RETURNED;
+#define BLOCK_SWITCH(format, CASE)                                                                           \
+    switch (format) {                                                                                        \
+        BLOCK_FORMATS(CASE)                                                                                  \
+    default:                                                                                                 \
+        __builtin_unreachable();                                                                             \
     }
+INLINE size_t block_values(const enum tensor_format format){
+#define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP) BLOCK_CASE(FORMAT_NAME, VALUES)
+    BLOCK_SWITCH(format, CASE)
 #undef CASE
-}
-INLINE size_t decode_bytes(size_t values, const enum tensor_format format)
-{
-#define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                     \
-    case FORMAT_##FORMAT_NAME:                                                                               \
-        return values / (VALUES) * (BYTES);
-    switch (format) {
-        BLOCK_FORMATS(CASE)
-    default:
-        __builtin_unreachable();
-    }
+} INLINE size_t decode_bytes(size_t values, const enum tensor_format format){
+#define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP) BLOCK_CASE(FORMAT_NAME, values / (VALUES) * (BYTES))
+    BLOCK_SWITCH(format, CASE)
 #undef CASE
-}
-
-INLINE size_t block_group(const enum tensor_format format)
-{
-#define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                     \
-    case FORMAT_##FORMAT_NAME:                                                                               \
-        return GROUP;
-    switch (format) {
-        BLOCK_FORMATS(CASE)
-    default:
-        __builtin_unreachable();
-    }
+} INLINE size_t block_group(const enum tensor_format format){
+#define CASE(format_, FORMAT_NAME, VALUES, BYTES, GROUP) BLOCK_CASE(FORMAT_NAME, GROUP)
+    BLOCK_SWITCH(format, CASE)
 #undef CASE
 }
 
