@@ -4,7 +4,7 @@
  * warp's fibers run one after another until all wait, then the next warp's; the blocks of a cooperative
  * launch take turns in the same way. What a fiber waits for is written down, so that it is not switched to
  * before that has come. State is global because kernels' built-in variables are. */
-#pragma GCC optimize("O2") /* -O1 is for the many kernels (cuda.mk); this is their inner loop */
+#pragma GCC optimize("O2") /* -Og is for the many kernels (cuda.mk); this is their inner loop */
 #include <stdio.h>
 #include <sys/mman.h>
 
