@@ -17,16 +17,16 @@ unit_tests = $(TEST_SRC:%.c=$(1):%)
 corpus_tests = $(foreach f,$(FUZZ_SRC:tests/fuzz/fuzz_%.c=%),'$(1):tests/fuzz/fuzz_$(f)_replay tests/fuzz/corpus/$(f)')
 # what two processes share, both sides as threads
 thread_tests = $(filter %_threads,$(unit_tests))
-# Instrumented, what helm-profile does is test_helm_profile's; rates by format are measured there by the same loops.
-SCRIPT_NOT_SANITIZED := tests/process/test_helm_profile_formats.py
-script_tests = $(addprefix $(1):,$(if $(filter release debug,$(1)),$(TEST_SCRIPT),$(filter-out $(SCRIPT_NOT_SANITIZED),$(TEST_SCRIPT))))
+# but those that another calls: test_helm_profile.py, unless instrumented, since rates by format are measured by the same loops
+SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
+script_tests = $(addprefix $(1):,$(filter-out $(SCRIPT_CALLED),$(TEST_SCRIPT)))
 emulated_tests = $(foreach only,$(EMULATED_GROUPS),'$(1):helm-test-gpu-emulated --small --seed $(SEED) --only $(only)')
 dist_test := release:tests/process/test_dist.sh
 
 # Those that hold times to bounds or compare what they measured run alone, unless sanitized: then nothing does.
 TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/* unit/common/shared/test_doorbell unit/common/cpu/* unit/worker-cpu/* \
   $(addprefix unit/daemon/planner/test_,planner refusals) unit/worker-gpu/device/test_device* \
-  $(addprefix process/test_,bench.py helm_profile.py helm_profile_formats.py))
+  $(addprefix process/test_,bench.py helm_profile.py))
 # The longest first, so that none is what everything waits for in the end. tests/run.py lists them when it is through.
 TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_helm_profile.py
 # One more at once than processors: a fifth of a golden run, more of a process test, is waiting.
