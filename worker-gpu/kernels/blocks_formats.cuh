@@ -20,15 +20,14 @@
     static __device__ __forceinline__ uint32_t four(const W &w, uint32_t run, uint32_t i)
 /* The numbers as 16-bit ones, even ones and odd ones, each `times` as large. */
 #define BLOCK_APART                                                                                          \
-    static const bool LARGER = false;                                                                        \
     static __device__ __forceinline__ float times(uint32_t)                                                  \
     {                                                                                                        \
-        return 1;                                                                                            \
+        return BLOCK_NUMBER;                                                                                 \
     }                                                                                                        \
     template <typename W>                                                                                    \
     static __device__ __forceinline__ uint2 apart(const W &w, uint32_t run, uint32_t i)                      \
     {                                                                                                        \
-        return bytes_apart(four<0>(w, run, i));                                                              \
+        return bytes_apart<ZERO>(four<0>(w, run, i));                                                        \
     }
 #define BLOCK_SCALES_TWO                                                                                     \
     template <typename W>                                                                                    \
@@ -169,12 +168,11 @@ struct block_q4_k {
     BLOCK_FOUR { return block_bits<UP>(w.word(16 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu); }
     BLOCK_SCALES { return block_scales_k(w, run); }
     BLOCK_SCALES_TWO { block_scales_two_k(wa, wb, run, a, b); }
-    static const bool LARGER = true; /* high halves of bytes stay where they are */
-    static __device__ __forceinline__ float times(uint32_t run) { return run % 2 ? 16.0f : 1.0f; }
+    static __device__ __forceinline__ float times(uint32_t run) { return (run % 2 ? 16 : 1) * BLOCK_NUMBER; }
     template <typename W> static __device__ __forceinline__ uint2 apart(const W &w, uint32_t run, uint32_t i)
     {
         const uint32_t word = w.word(16 + run / 2 * 32, i), mask = run % 2 ? 0x00f000f0u : 0x000f000fu;
-        return make_uint2(word & mask, word >> 8 & mask);
+        return make_uint2(block_halves<0>(word & mask), block_halves<0>(word >> 8 & mask));
     }
 };
 struct block_q5_k {

@@ -93,10 +93,29 @@ __device__ __forceinline__ uint32_t block_lookup(const block_table &t, uint32_t 
     return __byte_perm(first, second, high ? 0x7531u : 0x6420u);
 }
 
-/* Four numbers as bytes to two words of 16-bit ones: even ones, odd ones. */
-__device__ __forceinline__ uint2 bytes_apart(uint32_t four)
+/* Two numbers in 16 bits each, ZERO more than they are, to f16 that are BLOCK_NUMBER times as large: n in 16 bits is
+ * n * 2^-24 without more ado. But tensor cores align products by the exponents of what they are given and drop what is far
+ * below, and of such an f16, which is no more than its last bits, 17 bits of the sums would be right. */
+static const float BLOCK_NUMBER = 1.0f / 512;
+template <uint32_t ZERO> __device__ __forceinline__ uint32_t block_halves(uint32_t two)
 {
-    return make_uint2(__byte_perm(four, 0, 0x4240), __byte_perm(four, 0, 0x4341));
+    const uint32_t least = ZERO == 0    ? 0
+                           : ZERO == 4  ? 0xa000u /* f16 of -ZERO / 512 */
+                           : ZERO == 8  ? 0xa400u
+                           : ZERO == 12 ? 0xa600u
+                           : ZERO == 16 ? 0xa800u
+                           : ZERO == 32 ? 0xac00u
+                                        : 0xb400u;
+    static_assert(ZERO == 0 || ZERO == 4 || ZERO == 8 || ZERO == 12 || ZERO == 16 || ZERO == 32 ||
+                      ZERO == 128,
+                  "");
+    return halves_fma(two, 0x78007800u, least * 0x00010001u);
+}
+/* Four numbers as bytes: even ones, odd ones. */
+template <uint32_t ZERO> __device__ __forceinline__ uint2 bytes_apart(uint32_t four)
+{
+    return make_uint2(block_halves<ZERO>(__byte_perm(four, 0, 0x4240)),
+                      block_halves<ZERO>(__byte_perm(four, 0, 0x4341)));
 }
 
 /* A run's scales: values are scale * number - least, of its first 16 and its last 16 numbers. */
