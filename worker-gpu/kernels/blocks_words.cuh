@@ -10,7 +10,7 @@
 
 /* A block from `origin` on, in device memory or (SHARED) in shared memory, at multiples of ALIGN bytes. Of device
  * memory no word is read that has none of the block's bytes. */
-template <uint32_t ALIGN, bool SHARED, bool WHOLE = false> struct block_words {
+template <uint32_t ALIGN, bool SHARED> struct block_words {
     static_assert(ALIGN == 1 || ALIGN == 2 || ALIGN == 4 || ALIGN == 16, "");
     const unsigned char *base;
     uint32_t beside; /* bits from the word's first to the block's */
@@ -24,14 +24,24 @@ template <uint32_t ALIGN, bool SHARED, bool WHOLE = false> struct block_words {
         if constexpr (SHARED) return *reinterpret_cast<const T *>(at);
         return __ldg(reinterpret_cast<const T *>(at));
     }
-    /* Word i of those from byte `at` on, which is a multiple of 4; WHOLE: all of a run's are wanted. */
+    /* Word i of those from byte `at` on, which is a multiple of 4. */
     __device__ __forceinline__ uint32_t word(uint32_t at, uint32_t i) const
     {
-        if constexpr (ALIGN == 16 && WHOLE) return of_four(at + i / 4 * 16, i % 4);
         const uint32_t low = load<uint32_t>(base + at + 4 * i);
         if constexpr (ALIGN >= 4) return low;
         const uint32_t high = SHARED || beside ? load<uint32_t>(base + at + 4 * i + 4) : 0;
         return __funnelshift_r(low, high, beside);
+    }
+    /* The words of 16 bytes, all of them wanted, the half's of those from byte `at` on. */
+    __device__ __forceinline__ void four(uint32_t at, uint32_t half, uint32_t to[4]) const
+    {
+        if constexpr (ALIGN == 16) {
+            const uint4 quad = load<uint4>(base + at + 16 * half);
+            to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
+        } else {
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) to[i] = word(at, half * 4 + i);
+        }
     }
     /* Word i of the first 16 bytes, of which all are wanted. */
     __device__ __forceinline__ uint32_t head(uint32_t i) const
