@@ -66,7 +66,7 @@ __device__ __noinline__ float2 chain_blocks(uint32_t tile_a, uint32_t tile_b, ui
 {
     SHARED_DYNAMIC(unsigned char, shared);
     float2 sum;
-    tile_add_as<D, chain_lines_of<D>::lines.within(CHAIN_TILE), false>(
+    tile_add_as<D, chain_lines_of<D>::lines.within(chain_shaped::TILE), false>(
         {shared + tile_a, shared + tile_b}, bytes, reinterpret_cast<const float4 *>(shared + x), sum.x,
         sum.y);
     return sum;
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     float *squares = partial + 2 * CHAIN_SUMS;
     chain_item *items = reinterpret_cast<chain_item *>(squares + 32);
     chain_weights *asked = reinterpret_cast<chain_weights *>(items + 2);
-    chain_token *token = reinterpret_cast<chain_token *>(asked + CHAIN_ASKERS);
+    chain_token *token = reinterpret_cast<chain_token *>(asked + S::ASKERS);
     uint64_t *barriers = reinterpret_cast<uint64_t *>(token + 1);
     chain_header *header = reinterpret_cast<chain_header *>(q.list);
     const chain_weights *weights = reinterpret_cast<const chain_weights *>(q.list + CHAIN_HEADER_BYTES);
@@ -318,12 +318,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
 /* ---- launchers ------------------------------------------------------------------------------------- */
 
 typedef void (*chain_function)(chain_params);
-template <typename D, typename C>
-static const chain_function chain_of = chain_kernel<typename chain_shape_of<D>::shape, D, C>;
 #define CHAIN(D)                                                                                             \
     {                                                                                                        \
-        chain_of<D, kv_plain<__nv_bfloat16>>, chain_of<D, kv_plain<__half>>, chain_of<D, kv_plain<float>>,   \
-            chain_of<D, kv_q8_0>                                                                             \
+        chain_kernel<chain_shaped, D, kv_plain<__nv_bfloat16>>,                                              \
+            chain_kernel<chain_shaped, D, kv_plain<__half>>, chain_kernel<chain_shaped, D, kv_plain<float>>, \
+            chain_kernel<chain_shaped, D, kv_q8_0>                                                           \
     }
 /* [chain_family][enum kv_dtype] */
 static const chain_function kernels[CHAIN_FAMILIES][KV_DTYPE_COUNT] = {CHAIN(decode_bf16), CHAIN(decode_f16),

@@ -9,19 +9,13 @@
 #include "worker-gpu/kernels/decode.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-/* Warps that ask for weights; bytes of one row of a tile, which is that of a pair of rows, at most; of what a warp has
- * in registers of it at once. A tile costs waiting for it and setting it free, so a row has as few as leave the ring well
- * filled. */
-static const uint32_t CHAIN_ASKERS = 4, CHAIN_TILE = 4096, CHAIN_PART = 2560;
-/* Positions, of a lane of each warp together, of a block's first unit of attention whose keys and values it fetches into
- * shared memory while q, k and v are being computed; bytes of these. */
-static const uint32_t CHAIN_HELD = 32, CHAIN_HELD_BYTES = CHAIN_HELD * 32 * 2 * 16;
-
-/* A block with W warps that compute. */
-template <uint32_t W> struct chain_shape {
-    static_assert(W % CHAIN_ASKERS == 0, "a slot of the ring has one warp that asks and one that computes");
-    static const uint32_t WARPS = W, THREADS = W * 32, LAUNCHED = (W + CHAIN_ASKERS) * 32;
-    static const uint32_t HELD = CHAIN_HELD / W;
+/* A block's warps: W that compute, P that ask for weights. B: bytes of one row of a tile, which is that of a
+ * pair of rows, at most; C: of what a warp has in registers of it at once. A tile costs waiting for it and
+ * setting it free, so a row has as few as leave the ring well filled. */
+template <uint32_t W, uint32_t P, uint32_t B, uint32_t C> struct chain_shape {
+    static_assert(W % P == 0, "a slot of the ring has one warp that asks and one that computes");
+    static const uint32_t WARPS = W, THREADS = W * 32, ASKERS = P, LAUNCHED = (W + P) * 32, TILE = B,
+                          PART = C;
     /* those that compute, as a team (attention_decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
@@ -69,8 +63,9 @@ static const size_t CHAIN_HEADER_BYTES = 256;
 static_assert(sizeof(chain_header) <= CHAIN_HEADER_BYTES, "the lists begin behind the header");
 static_assert(sizeof(chain_weights) % 16 == 0 && sizeof(chain_item) % 16 == 0, "copied 16 bytes at a time");
 
-/* Positions of a block's first unit of attention that may be held (chain_shape). */
-static const uint32_t HELD_POSITIONS_MAX = 256;
+/* Positions of a block's first unit of attention whose keys and values it fetches into shared memory while q,
+ * k and v are being computed: HELD of each lane. */
+static const uint32_t HELD = 4, HELD_POSITIONS_MAX = 256;
 
 /* How a token's attention is cut; the same in every block. */
 struct attention_cut {
@@ -261,20 +256,15 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 
 /* ---- what chain.cu and chain_list.cu share ------------------------------------------------------------ */
 
-/* Warps that compute: for plain values few, whose registers leave the compiler room; for blocks more, since their
- * products wait for each other. */
-static const uint32_t CHAIN_WARPS = 8, CHAIN_WARPS_BLOCKS = 16, CHAIN_WARPS_MAX = 16;
-template <typename D> struct chain_shape_of {
-    typedef chain_shape<CHAIN_WARPS> shape;
-};
-template <> struct chain_shape_of<decode_blocks> {
-    typedef chain_shape<CHAIN_WARPS_BLOCKS> shape;
-};
+#ifndef CHAIN_WARPS
+#define CHAIN_WARPS 8
+#endif
+typedef chain_shape<CHAIN_WARPS, 4, 4096, 2560> chain_shaped;
 /* Warps that ask for tiles of so many bytes a row: a tile of each is the least that is on its way between
  * operations. */
 static inline uint32_t chain_askers(uint32_t pitch)
 {
-    return pitch < 4096 ? CHAIN_ASKERS : CHAIN_ASKERS / 2;
+    return pitch < 4096 ? chain_shaped::ASKERS : chain_shaped::ASKERS / 2;
 }
 
 /* A line: what a warp reads at once of a row. The bytes of tiles are whole lines, those that registers hold the
@@ -290,7 +280,7 @@ struct chain_lines {
 };
 template <typename D> struct chain_lines_of {
     static constexpr chain_lines lines = {D::LINE_BYTES, 16 * D::LINE_QUADS, D::LOOSE};
-    static constexpr uint32_t PART = lines.within(CHAIN_PART), SMALL = lines.within(2048);
+    static constexpr uint32_t PART = lines.within(chain_shaped::PART), SMALL = lines.within(2048);
     /* float4s of x that whole lines meet */
     static __device__ __forceinline__ uint32_t quads(uint32_t bytes)
     {
@@ -312,10 +302,6 @@ static inline int chain_family(enum tensor_format format)
 {
     return tensor_format_is_plain(format) ? (int)format : (int)CHAIN_BLOCKS;
 }
-static inline uint32_t chain_warps(int family)
-{
-    return family == CHAIN_BLOCKS ? CHAIN_WARPS_BLOCKS : CHAIN_WARPS;
-}
 
 static const uint32_t CHAIN_SUMS = 768; /* sums of tiles that wait for the end of their rows */
 
@@ -327,7 +313,7 @@ static inline size_t chain_shared_bytes(uint32_t slots, uint32_t pitch, uint32_t
 {
     return (size_t)slots * (2 * pitch + 16) + 16 + region_bytes + norm_bytes +
            (2 * CHAIN_SUMS + 32) * sizeof(float) + 2 * sizeof(chain_item) +
-           CHAIN_ASKERS * sizeof(chain_weights) + sizeof(chain_token);
+           chain_shaped::ASKERS * sizeof(chain_weights) + sizeof(chain_token);
 }
 
 #endif

@@ -7,9 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-/* Of a ring: slots, as many of each computing warp; half a slot's bytes. */
-static const uint32_t SLOTS_MIN = CHAIN_WARPS_MAX, SLOTS_MAX = 64;
-static const uint32_t PITCHES[] = {2048, 2560, CHAIN_TILE};
+static const uint32_t SLOTS_MAX = 64; /* of a ring */
 
 #define LINES(D) chain_lines_of<D>::lines
 static const struct chain_lines lines_by_format[FORMAT_COUNT] = BY_FORMAT(LINES, {});
@@ -41,13 +39,13 @@ static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pi
 }
 
 /* Shared memory of a unit of attention of so many heads. */
-static uint32_t attention_bytes(uint32_t warps, uint32_t heads, uint32_t head_dim)
+static uint32_t attention_bytes(uint32_t heads, uint32_t head_dim)
 {
-    return (chain_attention_floats(warps, heads, head_dim) * 4 + 127) / 128 * 128;
+    return (chain_attention_floats(chain_shaped::WARPS, heads, head_dim) * 4 + 127) / 128 * 128;
 }
 
-/* Shared memory that an operation's x or attention takes, of so many warps; 0 when a chain cannot take the operation. */
-static uint32_t region_of(const struct gpuk_chain_op *op, uint32_t warps)
+/* Shared memory that an operation's x or attention takes; 0 when a chain cannot take the operation. */
+static uint32_t region_of(const struct gpuk_chain_op *op)
 {
     struct helm_err unused = {};
     if (op->kind == GPUK_CHAIN_LINEAR) {
@@ -57,7 +55,7 @@ static uint32_t region_of(const struct gpuk_chain_op *op, uint32_t warps)
         const struct chain_lines &lines = lines_by_format[a->format];
         if (!lines.bytes || !(lines.loose ? gpuk_linear_begins(a) : gpuk_linear_aligned(a))) return 0;
         if (((size_t)a->x | (size_t)a->norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
-        if (chunks_of(lines, (uint32_t)params.row_bytes, CHAIN_TILE) > CHAIN_SUMS / 2) return 0;
+        if (chunks_of(lines, (uint32_t)params.row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
         /* x as whole lines */
         return div_up((uint32_t)params.row_bytes, lines.bytes) * lines.x_bytes;
     }
@@ -68,7 +66,7 @@ static uint32_t region_of(const struct gpuk_chain_op *op, uint32_t warps)
     if (l->head_dim % 8 != 0 || ((size_t)a->kv.pool | (size_t)a->kv.pool_host) % 16 != 0) return 0;
     const uint32_t group = a->heads / l->kv_heads < CHAIN_GROUP ? a->heads / l->kv_heads : CHAIN_GROUP;
     /* a unit of two or three heads is laid out as one of CHAIN_GROUP */
-    return attention_bytes(warps, group > 1 ? CHAIN_GROUP : 1, l->head_dim);
+    return attention_bytes(group > 1 ? CHAIN_GROUP : 1, l->head_dim);
 }
 
 /* And the weights of its norm. */
@@ -79,9 +77,9 @@ static uint32_t norm_bytes_of(const struct gpuk_chain_op *op)
 
 extern "C" bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op)
 {
-    const uint32_t region = region_of(op, CHAIN_WARPS_MAX);
+    const uint32_t region = region_of(op);
     return device->bulk_copy && region > 0 &&
-           chain_shared_bytes(SLOTS_MIN, PITCHES[0], region, norm_bytes_of(op)) <=
+           chain_shared_bytes(2 * chain_shaped::WARPS, 2048, region, norm_bytes_of(op)) <=
                (size_t)device->shared_bytes_max;
 }
 
@@ -107,7 +105,7 @@ extern "C" size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t coun
 }
 
 static struct chain_weights weights_of(const struct gpuk_linear_args *args, const struct linear_params *p,
-                                       uint32_t blocks, uint32_t start, uint32_t pitch, uint32_t warps)
+                                       uint32_t blocks, uint32_t start, uint32_t pitch)
 {
     struct chain_weights w = {};
     const struct chain_lines &lines = lines_by_format[args->format];
@@ -127,14 +125,14 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
     w.chunks = chunks_of(lines, row_bytes, pitch);
     w.tile = tile_of(lines, row_bytes, pitch);
     w.last_bytes = row_bytes - (w.chunks - 1) * w.tile;
-    w.part = w.tile % 2048 == 0 ? 2048 : lines.within(CHAIN_PART); /* whole parts are quickest */
+    w.part = w.tile % 2048 == 0 ? 2048 : lines.within(chain_shaped::PART); /* whole parts are quickest */
     w.start = start;
     w.whole = p->pairs / blocks;
     w.extra = p->pairs % blocks;
     w.ask_pairs = chain_askers(pitch) / w.chunks;
     w.ask_chunks = chain_askers(pitch) % w.chunks;
-    w.use_pairs = warps / w.chunks;
-    w.use_chunks = warps % w.chunks;
+    w.use_pairs = chain_shaped::WARPS / w.chunks;
+    w.use_chunks = chain_shaped::WARPS % w.chunks;
     w.format = args->format;
     w.loose = !gpuk_linear_aligned(args) || (w.chunks > 1 && w.tile % 16 != 0); /* or tiles do not */
     return w;
@@ -142,14 +140,14 @@ static struct chain_weights weights_of(const struct gpuk_linear_args *args, cons
 
 /* Where in the region attention's block may hold keys and values while the operation in front is running; 0
  * where it may not. */
-static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_chain_op *attention, uint32_t warps)
+static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_chain_op *attention)
 {
     const struct kv_layout *l = &attention->attention.args.kv.layout;
     if (front->kind != GPUK_CHAIN_LINEAR || kv_cell_bytes(l->dtype, 8) != 16 ||
-        CHAIN_HELD * (32 / lanes_of(l->head_dim)) > HELD_POSITIONS_MAX)
+        HELD * chain_shaped::WARPS * (32 / lanes_of(l->head_dim)) > HELD_POSITIONS_MAX)
         return 0;
     /* units of several heads hold nothing */
-    const uint32_t before = region_of(front, warps), own = attention_bytes(warps, 1, l->head_dim);
+    const uint32_t before = region_of(front), own = attention_bytes(1, l->head_dim);
     return before > own ? before : own;
 }
 
@@ -168,16 +166,18 @@ struct ring_shape {
     uint32_t pitch, slots;
 };
 static struct ring_shape ring_of(const struct gpuk_device *device, const struct gpuk_chain_op *op,
-                                 uint32_t count, uint32_t region, uint32_t norm, uint32_t warps)
+                                 uint32_t count, uint32_t region, uint32_t norm)
 {
-    struct ring_shape best = {PITCHES[0], 0};
+    const uint32_t pitches[] = {2048, 2560, chain_shaped::TILE};
+    struct ring_shape best = {2048, 0};
     double most = 0;
-    for (const uint32_t pitch : PITCHES) {
-        uint32_t slots = device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * warps : SLOTS_MAX;
+    for (const uint32_t pitch : pitches) {
+        uint32_t slots =
+            device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * chain_shaped::WARPS : SLOTS_MAX;
         if (slots > SLOTS_MAX) slots = SLOTS_MAX;
-        slots -= slots % warps;
+        slots = slots / chain_shaped::WARPS * chain_shaped::WARPS;
         while (slots > 0 && chain_shared_bytes(slots, pitch, region, norm) > (size_t)device->shared_bytes_max)
-            slots -= warps;
+            slots -= chain_shaped::WARPS;
         const double holds = (double)slots * pitch * filled(op, count, pitch);
         if (slots > 0 && holds >= most) most = holds, best = {pitch, slots};
     }
@@ -198,16 +198,12 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     struct chain_weights *weights = (struct chain_weights *)(at + CHAIN_HEADER_BYTES);
     uint32_t region = 128, norm = 0, linears = 0, start = 0;
     int family = -1, cache = -1;
-    for (uint32_t i = 0; i < count && family < 0; i++)
-        if (op[i].kind == GPUK_CHAIN_LINEAR) family = chain_family(op[i].linear.format);
-    if (family < 0) family = FORMAT_BF16; /* no linears: any kernel will do */
-    const uint32_t warps = chain_warps(family);
     for (uint32_t i = 0; i < count; i++) {
         const bool is_linear = op[i].kind == GPUK_CHAIN_LINEAR;
         if (!gpuk_chain_takes(device, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u (%s) cannot be part of one",
                              i, count, is_linear ? "linear" : "attention");
-        const uint32_t needs = region_of(&op[i], warps);
+        const uint32_t needs = region_of(&op[i]);
         region = needs > region ? needs : region;
         norm = norm_bytes_of(&op[i]) > norm ? norm_bytes_of(&op[i]) : norm;
         linears += is_linear;
@@ -223,12 +219,13 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     /* keys and values are held where that leaves room for enough tiles */
     uint32_t with_held = region;
     for (uint32_t i = 1; i < count; i++)
-        if (op[i].kind == GPUK_CHAIN_ATTENTION && held_at(&op[i - 1], &op[i], warps))
-            with_held = std::max(with_held, held_at(&op[i - 1], &op[i], warps) + CHAIN_HELD_BYTES);
-    const bool holds = chain_shared_bytes(SLOTS_MIN, PITCHES[0], with_held, norm) <=
+        if (op[i].kind == GPUK_CHAIN_ATTENTION && held_at(&op[i - 1], &op[i]))
+            with_held = std::max(with_held, held_at(&op[i - 1], &op[i]) + held_bytes<chain_shaped>());
+    const bool holds = chain_shared_bytes(2 * chain_shaped::WARPS, 2048, with_held, norm) <=
                        (size_t)device->shared_bytes_max;
     if (holds) region = with_held;
-    const struct ring_shape ring = ring_of(device, op, count, region, norm, warps);
+    if (family < 0) family = FORMAT_BF16; /* no linears: any kernel will do */
+    const struct ring_shape ring = ring_of(device, op, count, region, norm);
     if (ring.slots == 0)
         return helm_fail(err, HELM_E_UNSUPPORTED, "chain: %u operations take too much shared memory together",
                          count);
@@ -244,13 +241,13 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
             const int rc = gpuk_linear_params("chain", &op[i].linear, &params, err);
             if (rc) return rc;
             item->linear = params;
-            item->where = *next++ = weights_of(&op[i].linear, &params, blocks, start, ring.pitch, warps);
+            item->where = *next++ = weights_of(&op[i].linear, &params, blocks, start, ring.pitch);
             start = (uint32_t)(((uint64_t)start + params.pairs) % blocks);
         } else {
             item->attention =
                 gpuk_decode_params(&op[i].attention.args, 1, true, op[i].attention.out, attention_workspace);
             item->piece_words = words;
-            item->held_at = i > 0 && holds ? held_at(&op[i - 1], &op[i], warps) : 0;
+            item->held_at = i > 0 && holds ? held_at(&op[i - 1], &op[i]) : 0;
             const uint32_t page_tokens = op[i].attention.args.kv.layout.page_tokens;
             if (!header->attends) header->step = op[i].attention.args.step, header->page_tokens = page_tokens;
             header->attends = 1;
@@ -267,7 +264,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     chain->list = memory;
     chain->count = count;
     chain->variant = family * KV_DTYPE_COUNT + (cache < 0 ? 0 : cache);
-    chain->warps = warps + CHAIN_ASKERS;
+    chain->warps = chain_shaped::LAUNCHED / 32;
     chain->slots = ring.slots;
     chain->pitch = ring.pitch;
     chain->askers = chain_askers(ring.pitch);
