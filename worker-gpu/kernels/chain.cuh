@@ -256,10 +256,7 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 
 /* ---- what chain.cu and chain_list.cu share ------------------------------------------------------------ */
 
-#ifndef CHAIN_WARPS
-#define CHAIN_WARPS 8
-#endif
-typedef chain_shape<CHAIN_WARPS, 4, 4096, 2560> chain_shaped;
+typedef chain_shape<8, 4, 4096, 2560> chain_shaped;
 /* Warps that ask for tiles of so many bytes a row: a tile of each is the least that is on its way between
  * operations. */
 static inline uint32_t chain_askers(uint32_t pitch)
