@@ -52,6 +52,8 @@ DAEMON_SRC := \
   daemon/steps/batcher.c \
   daemon/steps/kv_pages.c \
   daemon/steps/pace.c \
+  daemon/steps/prefix.c \
+  daemon/steps/prefix_index.c \
   daemon/steps/request.c \
   daemon/steps/scheduler.c \
   daemon/steps/sequence.c

@@ -11,7 +11,9 @@
  *      that the running ones are still to take (at least one each). The client with the fewest running
  * sequences goes first, then the oldest request. When that one does not fit nobody overtakes it, so nobody
  * starves.
- *   4. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
+ *   4. What two prompts have in common is computed by one of them: a sequence whose next page another one of this
+ *      step fills with the same tokens gets nothing in it, and finds the page when the step is done.
+ *   5. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
  * which goes back to waiting and is computed again later (its tokens are kept, so its stream goes on). The
  * oldest is therefore never stopped, and it fits alone because the pool holds at least one whole context. */
 #ifndef HELM_DAEMON_STEPS_SCHEDULER_H
@@ -29,6 +31,9 @@ struct scheduler_seq {
     uint32_t tokens; /* known tokens: prompt and output so far */
     uint32_t cached; /* of these, how many have KV; < tokens */
     uint32_t pages;  /* held now; 0 when not running */
+    /* the same of two sequences: what they compute next fills a page with the same tokens behind the same ones; 0: not
+     * a whole page, or of no interest to others */
+    uint64_t next_page;
 };
 
 struct scheduler_limits {
@@ -48,7 +53,8 @@ struct scheduler_row {
 };
 
 /* In the order to be carried out: preempt, admit, then rows. Never is a sequence in two of `preempt` and
- * `row`. */
+ * `row`. `preempt` takes a sequence's pages for its own alone, `admit` expects none to be found: once either is carried
+ * out there may be less room or more than was thought, and the step is better formed again. */
 struct scheduler_step {
     uint32_t preempt[SCHEDULER_ROWS_MAX], preempt_count;
     uint32_t admit[SCHEDULER_ROWS_MAX], admit_count;

@@ -112,7 +112,8 @@ static uint64_t submit_sized(struct stage *s, uint64_t client, uint32_t prompt, 
     const struct sequence *seq;
     assert_non_null(request.prompt);
     for (uint32_t i = 0; i < prompt; i++) request.prompt[i] = 3;
-    int rc = batcher_submit(&s->batcher, &request, client, ++number, s->now_us, &seq, err);
+    const struct asker asker = {.client = client, .request_id = ++number, .peer = client};
+    int rc = batcher_submit(&s->batcher, &request, &asker, s->now_us, &seq, err);
     free(request.prompt);
     if (rc) assert_int_equal(rc, HELM_E_BUSY);
     return rc ? 0 : seq->id;
