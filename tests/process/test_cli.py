@@ -147,7 +147,7 @@ def generate_tests(at, daemon):
     check("... members as the command line promises",
           sorted(result) == sorted(["id", "tokens", "text", "finish_reason", "logprobs", "usage", "timings"]), result)
     check("... values", result["tokens"] == [100, 101, 102] and result["finish_reason"] == "length" and
-          result["usage"] == {"prompt_tokens": 3, "completion_tokens": 3} and result["timings"]["ttft_ms"] == 12.5 and
+          result["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 2} and result["timings"]["ttft_ms"] == 12.5 and
           sorted(result["timings"]) == ["decode_tok_s", "prefill_tok_s", "tpot_ms", "ttft_ms"] and
           result["logprobs"][1] == [{"token": 101, "logprob": -0.5}, {"token": 102, "logprob": -1.5}] and
           result["id"] > 0, result)

@@ -34,8 +34,10 @@ class Daemon:
     def __init__(self, options, rundir):
         self.log = os.path.join(rundir, "helmd.log")
         read, write = os.pipe()
-        command = [os.path.join(options.bin, "helmd"), "--model", options.model, "--rundir", rundir, "--ready-fd",
-                   str(write)] + options.helmd
+        program = os.path.join(options.bin, "helmd")
+        command = [program, "--model", options.model, "--rundir", rundir, "--ready-fd", str(write)] + options.helmd
+        if "--prefix-cache" in subprocess.run([program, "--help"], capture_output=True, text=True).stdout:
+            command += ["--prefix-cache", "off"]  # the same prompts are sent again and again; older builds compute them anyway
         with open(self.log, "w", encoding="utf-8") as log:
             self.process = subprocess.Popen(command, pass_fds=[write], stdout=log, stderr=log)
         os.close(write)
