@@ -46,22 +46,15 @@ static void kv_pages_push(struct kv_pages *pages, uint32_t page)
     pages->stack[pages->free_count++ - pages->known.resting] = page;
 }
 
-static uint32_t kv_pages_pop(struct kv_pages *pages)
-{
-    if (pages->free_count == pages->known.resting) {
-        const uint32_t oldest = pages->known.oldest;
-        kv_pages_forget(pages, oldest);
-        pages->evicted++;
-    }
-    return pages->stack[--pages->free_count - pages->known.resting];
-}
-
 int kv_pages_grow(struct kv_pages *pages, uint32_t *row, uint32_t *held, uint32_t want)
 {
     if (want <= *held) return 0;
     if (want - *held > pages->free_count) return HELM_E_BUSY;
+    /* All of them before one is taken: those of a sequence come to lie in its order on the stack. */
+    for (; pages->free_count - pages->known.resting < want - *held; pages->evicted++)
+        kv_pages_forget(pages, pages->known.oldest);
     while (*held < want) {
-        uint32_t page = kv_pages_pop(pages);
+        uint32_t page = pages->stack[--pages->free_count - pages->known.resting];
         if (page >= pages->count || pages->holders[page] != 0)
             kv_pages_broken("a free page has a holder", page);
         pages->holders[page] = 1;
