@@ -67,6 +67,7 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     seq->client = asker->client;
     seq->request_id = asker->request_id;
     seq->scope = prefix_scope(batcher->with.sharing, asker->peer);
+    prefix_begin(seq);
     seq->admission = admission_enter(&batcher->admission, asker->client);
     seq->arrived_us = now_us;
     if (request->deadline_ms) seq->deadline_us = now_us + (uint64_t)request->deadline_ms * 1000;
@@ -374,6 +375,12 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
     seq->asked += row->sample;
 }
 
+static uint32_t batcher_shared(const void *context, uint32_t seq)
+{
+    const struct batcher *batcher = context;
+    return prefix_shared(&batcher->pages, batcher->seq[batcher->view_index[seq]]);
+}
+
 /* What runs next, of the sequences as they are. False: there is nothing that may be rung now. */
 static bool batcher_schedule(struct batcher *batcher, bool admit, struct scheduler_step *plan)
 {
@@ -385,24 +392,26 @@ static bool batcher_schedule(struct batcher *batcher, bool admit, struct schedul
                                       .page_tokens = header->kv.page_tokens,
                                       .pages_free = batcher->pages.free_count,
                                       .prompt_tokens = prompt_tokens_of(batcher, count),
-                                      .turn = batcher->turn};
+                                      .turn = batcher->turn,
+                                      .shared = batcher_shared,
+                                      .context = batcher};
     scheduler_form_step(batcher->view, count, &limits, plan);
     /* Pages that a step in flight uses cannot be taken, and lists are changed with nothing in flight. */
     return !batcher->in_flight ||
            (plan->row_count && !plan->preempt_count && batcher_is_decode_list(batcher, plan->token_count));
 }
 
-/* Who leaves and who enters; what they then have is another matter than what the scheduler counted on. */
+/* Who enters, else who leaves: what there is room for is seen better when the others have found their pages. */
 static void batcher_change_slots(struct batcher *batcher, const struct scheduler_step *plan, uint64_t now_us)
 {
-    for (uint32_t i = 0; i < plan->preempt_count; i++) {
+    for (uint32_t i = 0; i < plan->admit_count; i++)
+        batcher_enter_slot(batcher, batcher->seq[batcher->view_index[plan->admit[i]]], now_us);
+    for (uint32_t i = 0; i < plan->preempt_count && !plan->admit_count; i++) {
         struct sequence *seq = batcher->seq[batcher->view_index[plan->preempt[i]]];
         log_debug("request %llu gives its KV pages to an older one", (unsigned long long)seq->id);
         batcher_leave_slot(batcher, seq);
         batcher->with.metrics->preemptions_total++;
     }
-    for (uint32_t i = 0; i < plan->admit_count; i++)
-        batcher_enter_slot(batcher, batcher->seq[batcher->view_index[plan->admit[i]]], now_us);
 }
 
 /* Forms the next step and rings it. False: there is none to be had now. */
@@ -412,7 +421,7 @@ static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
     bool preempted = false; /* then nobody enters before the older ones have their pages */
     if (!batcher_schedule(batcher, true, &plan)) return false;
     while (plan.preempt_count || plan.admit_count) {
-        preempted = preempted || plan.preempt_count;
+        preempted = preempted || !plan.admit_count;
         batcher_change_slots(batcher, &plan, now_us);
         if (!batcher_schedule(batcher, !preempted, &plan)) return false;
     }

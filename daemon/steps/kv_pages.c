@@ -100,6 +100,17 @@ void kv_pages_take_known(struct kv_pages *pages, uint32_t *row, uint32_t *held, 
     }
 }
 
+uint32_t kv_pages_shared(const struct kv_pages *pages, uint32_t count, const uint32_t *tokens, uint64_t end)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t page =
+            prefix_index_find(&pages->known, end, tokens + (size_t)i * pages->known.page_tokens);
+        if (page == PREFIX_NO_PAGE || !pages->holders[page]) return i;
+        end = prefix_index_number(&pages->known, page);
+    }
+    return count;
+}
+
 uint64_t kv_pages_make_known(struct kv_pages *pages, uint32_t page, uint64_t before, const uint32_t *tokens)
 {
     const uint32_t other = prefix_index_find(&pages->known, before, tokens);

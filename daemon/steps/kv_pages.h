@@ -37,6 +37,8 @@ uint32_t kv_pages_holders(const struct kv_pages *pages, uint32_t page);
  * them, or the scope), up to `want` pages and as far as there are any. Moves *end on. */
 void kv_pages_take_known(struct kv_pages *pages, uint32_t *row, uint32_t *held, uint32_t want,
                          const uint32_t *tokens, uint64_t *end);
+/* How many of `count` pages of tokens it would be given so that others hold already, in front of the first that nobody does. */
+uint32_t kv_pages_shared(const struct kv_pages *pages, uint32_t count, const uint32_t *tokens, uint64_t end);
 /* A page that the caller holds has these tokens, all of them computed. Its number, or that of the other page which is
  * known for the same; a page that rests gives its place to the one that is held. */
 uint64_t kv_pages_make_known(struct kv_pages *pages, uint32_t page, uint64_t before, const uint32_t *tokens);

@@ -42,6 +42,11 @@ bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq)
     return true;
 }
 
+uint32_t prefix_shared(const struct kv_pages *pages, const struct sequence *seq)
+{
+    return kv_pages_shared(pages, pages_ahead(pages, seq), seq->tokens, seq->page_end);
+}
+
 uint64_t prefix_next_page(const struct kv_pages *pages, const struct sequence *seq)
 {
     if (!pages_ahead(pages, seq)) return 0;

@@ -156,6 +156,7 @@ static void draft_admit(struct draft *d)
         }
         if (best == d->count) return;
         uint32_t need = kv_pages_for(d->seqs[best].tokens, d->limits->page_tokens);
+        if (d->limits->shared) need -= d->limits->shared(d->limits->context, best);
         if (d->running > 0 && need + draft_outstanding(d) > d->pages_free) return; /* alone it always fits */
         d->step->admit[d->step->admit_count++] = best;
         draft_insert(d, best);

@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helmd_harness import (Client, check, expected_tokens, pb, plan_json, run_tests, running, same, wait_until,  # noqa: E402
@@ -183,6 +184,47 @@ def test_pages_that_died_are_not_found():
             else:
                 generate(c, prompt_of(50, 9), 8)  # the sixth step is in here
             same(generate(c, prompt), 96 if kept else 0, f"{who} {faults}: found of what was there")
+
+
+def test_whatever_happens():
+    """Prompts that are others' beginnings and answers, few pages, cancelled requests, clients that go, workers that are killed:
+    who is not cancelled gets its own tokens, and at the end nothing is held."""
+    draw = random.Random(3)
+    with split("--queue", 64, faults="step_us=300", context_tokens=256, page_count=24, slots=6, step_tokens=64) as d:
+        known, open_streams, killed, ended, end = [prompt_of(40)], [], 0, 0, time.time() + 1.5
+        c, other = Client(d.endpoint), Client(d.endpoint)
+        while time.time() < end or open_streams:
+            if time.time() < end and len(open_streams) < 12:
+                base = draw.choice(known)
+                prompt = (base[:draw.randrange(len(base) + 1)] + prompt_of(draw.randrange(1, 40), draw.randrange(20)))[:180]
+                seed, count = draw.randrange(2), draw.randrange(1, 256 - 180)
+                open_streams.append((c.generate(prompt, count, seed=seed), prompt, count, seed))
+            what = draw.randrange(400)
+            if what < 6:
+                c.ask("cancel", id=draw.choice(open_streams)[0].id)
+            elif what < 8:
+                other.generate(draw.choice(known), 30)
+                other.socket.send(b"nothing")
+                other.close()
+                other = Client(d.endpoint)
+            elif killed < 2 and ended >= 20 * (killed + 1):
+                pid = d.children().get(draw.choice(["cpu", "gpu"]))
+                if pid and status_of(d).state == "ready":
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+            c.receive()
+            for one in [one for one in open_streams if one[0].ended]:
+                open_streams.remove(one)
+                s, prompt, count, seed = one
+                ended += 1
+                if s.done and s.done.finish_reason == pb.FINISH_CANCELLED:
+                    same(s.tokens, expected_tokens(prompt, len(s.tokens), seed=seed), "tokens up to its end")
+                else:
+                    check_tokens(s, prompt, count, seed)
+                    known = known[-15:] + [prompt + s.tokens]
+        check(wait_until(lambda: status_of(d).kv_pages_used == 0 and not status_of(d).running, 10), "pages in use at the end")
+        s = status_of(d)
+        check(ended > 30 and killed and s.prefix_evictions_total > 20 and s.prefix_hits_total > 15, f"{ended} {killed} {s}")
 
 
 def test_a_real_model_says_the_same():

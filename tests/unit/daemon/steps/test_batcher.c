@@ -415,6 +415,25 @@ static void a_found_prompt_begins_behind_its_pages(void **state)
     stage_close(s);
 }
 
+/* What a prompt shares with those that run needs no room: it waits for the rest alone. */
+static void shared_pages_need_no_room(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    for (enum prefix_sharing sharing = PREFIX_OFF; sharing <= PREFIX_ON; sharing++) {
+        struct stage *s = stage_open_sharing(10, sharing);
+        uint64_t first = submit_sized(s, 1, 240, 10, &err), second = submit_sized(s, 2, 240, 10, &err);
+        for (int i = 0; i < 6; i++) step(s);
+        assert_true(has_slot(s, first));
+        assert_int_equal(has_slot(s, second), sharing == PREFIX_ON);
+        assert_int_equal(s->batcher.pages.free_count, sharing == PREFIX_ON ? 1 : 2);
+        for (int i = 0; i < 60 && s->batcher.seq_count; i++) step(s);
+        assert_int_equal(s->tokens, 20);
+        assert_int_equal(s->metrics.preemptions_total, 0);
+        stage_close(s);
+    }
+}
+
 /* Two that share pages lose what is in them: each writes to pages of its own from then on, and the one behind goes on
  * from what the other one has computed anew. */
 static void lost_pages_are_shared_no_more(void **state)
@@ -507,6 +526,7 @@ int main(void)
         cmocka_unit_test(steps_in_flight_are_rung_again),
         cmocka_unit_test(other_lists_are_not_rung_behind),
         cmocka_unit_test(a_found_prompt_begins_behind_its_pages),
+        cmocka_unit_test(shared_pages_need_no_room),
         cmocka_unit_test(lost_pages_are_shared_no_more),
         cmocka_unit_test(bells_that_lie_are_found),
         cmocka_unit_test(the_queue_position_is_when_its_turn_comes),

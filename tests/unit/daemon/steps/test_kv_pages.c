@@ -145,7 +145,7 @@ static void known_pages_are_emptied_oldest_and_last_first(void **state)
     assert_int_equal(pages.evicted, 2);
     assert_int_equal(find(&pages, b, &b_held, 3, 100), 1);
     assert_int_equal(find(&pages, a, &a_held, 3, 10), 3);
-    assert_true(c[3] == c[2] + 1); /* neighbours still */
+    assert_true(c[3] == c[2] + 1);          /* neighbours still */
     kv_pages_shrink(&pages, b, &b_held, 0); /* now the only one to rest */
     assert_int_equal(kv_pages_grow(&pages, c, &c_held, 6), HELM_E_BUSY);
     assert_int_equal(kv_pages_grow(&pages, c, &c_held, 5), 0);
