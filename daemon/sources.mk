@@ -50,6 +50,7 @@ DAEMON_SRC := \
   daemon/planner/search/space.c \
   daemon/steps/admission.c \
   daemon/steps/batcher.c \
+  daemon/steps/batcher_requests.c \
   daemon/steps/kv_pages.c \
   daemon/steps/pace.c \
   daemon/steps/prefix.c \

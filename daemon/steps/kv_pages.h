@@ -1,7 +1,7 @@
 /* Who holds which page of the KV pool: a reference count a page, a stack of empty pages, and pages that nobody holds but
  * that are known by their tokens (prefix_index.h).
  *
- * Called by batcher.c only. Owns its arrays; page table rows belong to the arena and are passed in. A page with several
+ * Called by batcher.c and prefix.c. Owns its arrays; page table rows belong to the arena and are passed in. A page with several
  * holders, or a known one, is full and never written again: whoever is given one goes on behind it, in a page of its
  * own, so nothing is ever copied on write. A known page that nobody holds counts as free. It is emptied when the stack
  * is, the one that was left longest ago first; of pages left together the later ones of a sequence first, since a page

@@ -1,6 +1,6 @@
 /* A request's life: its tokens, where its KV stands, when what happened, and how it ends.
  *
- * Made by batcher.c from a checked request; the tokens here are the truth, the arena's history row is a copy
+ * Made by batcher_requests.c from a checked request; the tokens here are the truth, the arena's history row is a copy
  * that the workers use. That is why neither a dead worker nor a preemption loses a token. Owns its token
  * array. */
 #ifndef HELM_DAEMON_STEPS_SEQUENCE_H
