@@ -266,6 +266,7 @@ static int start(struct helmd *d, struct helm_err *err)
                                              .observe = &d->observe,
                                              .workers = d->workers.count,
                                              .queue_limit = (uint32_t)c->queue,
+                                             .sharing = c->sharing,
                                              .sink = {.context = &d->serve,
                                                       .token = serve_token,
                                                       .done = serve_done}};

@@ -52,11 +52,14 @@ static void print_stats(const struct stream_result *result)
                 result->prompt_tokens, result->token_count, result->finish);
         return;
     }
-    fprintf(stderr,
-            "[%u prompt tokens at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s; ended "
-            "by %s]\n",
-            result->prompt_tokens, t->prefill_tok_s, t->ttft_ms, result->token_count, t->decode_tok_s,
-            result->finish);
+    char cached[48] = "";
+    if (result->cached_tokens) snprintf(cached, sizeof cached, " (%u of them cached)", result->cached_tokens);
+    fprintf(
+        stderr,
+        "[%u prompt tokens%s at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s; ended "
+        "by %s]\n",
+        result->prompt_tokens, cached, t->prefill_tok_s, t->ttft_ms, result->token_count, t->decode_tok_s,
+        result->finish);
 }
 
 /* Connected; everything from the tokenizer to the last token. */

@@ -171,6 +171,7 @@ static void on_done(void *user, uint64_t number, const struct helm_done *done)
     s->result->reported = true;
     s->result->id = done->id;
     s->result->prompt_tokens = done->prompt_tokens;
+    s->result->cached_tokens = done->cached_tokens;
     s->result->timings = done->timings;
     s->result->finish = helm_finish_name(done->finish);
     if (s->ended) return;
@@ -343,10 +344,11 @@ int stream_print_json(const struct stream_result *r, struct helm_err *err)
     add_logprobs(r, &line);
     cli_text_printf(
         &line,
-        ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu},\"timings\":{\"ttft_ms\":%.3f,"
+        ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu,\"cached_tokens\":%u},\"timings\":{"
+        "\"ttft_ms\":%.3f,"
         "\"tpot_ms\":%.3f,\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}\n",
-        r->prompt_tokens, r->token_count, finite_value(t->ttft_ms), finite_value(t->tpot_ms),
-        finite_value(t->prefill_tok_s), finite_value(t->decode_tok_s));
+        r->prompt_tokens, r->token_count, r->cached_tokens, finite_value(t->ttft_ms),
+        finite_value(t->tpot_ms), finite_value(t->prefill_tok_s), finite_value(t->decode_tok_s));
     int rc = cli_text_write(&line, err);
     cli_text_free(&line);
     return rc;

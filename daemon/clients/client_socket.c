@@ -6,6 +6,7 @@
 #include "daemon/clients/client_socket.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -40,6 +41,7 @@ struct client {
     uint64_t moved_us; /* when its backlog last began or shrank */
 };
 
+#define CURVE_PEER_BYTES 7 /* of a key that tell it from the others of the file */
 /* Public keys of those who may connect with CURVE. */
 struct keys {
     uint8_t (*key)[32];
@@ -319,15 +321,19 @@ void client_socket_authenticate(struct client_socket *sock)
             if (zmq_getsockopt(sock->zap, ZMQ_RCVMORE, &more, &more_size)) return;
         }
         bool ok = false;
+        /* Which key, whatever its place in the file is: a property of all that this connection sends, see peer_of. */
+        char user[2 * CURVE_PEER_BYTES + 1] = "";
         if (count == 7 && size[5] == 5 && memcmp(part[5], "CURVE", 5) == 0 && size[6] == 32)
             for (uint32_t i = 0; i < sock->allowed.count && !ok; i++)
                 ok = memcmp(sock->allowed.key[i], part[6], 32) == 0;
+        for (int i = 0; ok && i < CURVE_PEER_BYTES; i++)
+            snprintf(user + 2 * i, sizeof user - 2 * (size_t)i, "%02x", part[6][i]);
         if (!ok) log_warn("a TCP client was refused: its public key is not in curve-clients-file");
         zmq_send(sock->zap, "1.0", 3, ZMQ_SNDMORE | ZMQ_DONTWAIT);
         zmq_send(sock->zap, part[1], (size_t)size[1], ZMQ_SNDMORE | ZMQ_DONTWAIT);
         zmq_send(sock->zap, ok ? "200" : "400", 3, ZMQ_SNDMORE | ZMQ_DONTWAIT);
         zmq_send(sock->zap, ok ? "OK" : "No", 2, ZMQ_SNDMORE | ZMQ_DONTWAIT);
-        zmq_send(sock->zap, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+        zmq_send(sock->zap, user, strlen(user), ZMQ_SNDMORE | ZMQ_DONTWAIT);
         zmq_send(sock->zap, "", 0, ZMQ_DONTWAIT);
     }
 }
@@ -435,6 +441,20 @@ void client_socket_watch(struct client_socket *sock)
 
 /* ---- receiving ---------------------------------------------------------------------------------------- */
 
+/* libzmq asks the kernel about a local connection when it is made, and says "NAME:UID:GID:PID" of it. */
+static uint64_t peer_of(zmq_msg_t *message, bool secure)
+{
+    const uint64_t keys = UINT64_C(1) << 63; /* behind those of users */
+    const char *text = zmq_msg_gets(message, secure ? "User-Id" : "Peer-Address");
+    unsigned long long key;
+    unsigned number, gid;
+    int pid;
+    if (!text) return 0;
+    if (secure) return sscanf(text, "%llx", &key) == 1 ? keys | key : 0;
+    text = strchr(text, ':');
+    return text && sscanf(text, ":%u:%u:%d", &number, &gid, &pid) == 3 ? (uint64_t)number + 1 : 0;
+}
+
 /* [routing id] [empty delimiter]? [frame]; further parts are read and thrown away. */
 static bool receive_from(struct client_socket *sock, bool secure, struct client_frame *frame)
 {
@@ -467,6 +487,7 @@ static bool receive_from(struct client_socket *sock, bool secure, struct client_
     frame->too_many_parts = parts != 1;
     client_socket_watch(sock);
     int fd = zmq_msg_get(&frame->message, ZMQ_SRCFD);
+    frame->peer = peer_of(&frame->message, secure);
     size_t id_size = zmq_msg_size(&id);
     struct client *c =
         id_size <= ROUTING_ID_MAX ? client_enter(sock, secure, zmq_msg_data(&id), id_size) : NULL;

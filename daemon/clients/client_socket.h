@@ -35,6 +35,8 @@ struct client_socket;
 
 struct client_frame {
     uint64_t client;
+    uint64_t
+        peer; /* who sent it: the same of all connections of one user, or of one CURVE key; 0: not known */
     zmq_msg_t message; /* client_frame_close */
     bool too_many_parts;
     size_t bytes; /* of all its parts */
