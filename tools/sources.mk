@@ -20,6 +20,7 @@ PROFILE_SRC := \
   tools/profile/checkpoint.c \
   tools/profile/cpu.c \
   tools/profile/device.c \
+  tools/profile/format_link.c \
   tools/profile/formats.c \
   tools/profile/host.c \
   tools/profile/packed.c \

@@ -35,8 +35,10 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
     if (f->cpu_gemv.source == PROFILE_UNKNOWN && f->gpu_expand.source == PROFILE_UNKNOWN) return;
     fprintf(out, "Weights in %s, bytes as they are stored:\n", tensor_format_name(format));
     print_value(out, "cpu gemv", &f->cpu_gemv, UNIT_BYTES, "one token");
-    if (p->gpu.device != PROFILE_DEVICE_NONE)
+    if (p->gpu.device != PROFILE_DEVICE_NONE) {
         print_value(out, "  beside", &f->cpu_gemv_beside, UNIT_BYTES, "while the link streams");
+        print_value(out, "  link", &f->link_beside, UNIT_BYTES, "meanwhile");
+    }
     print_table(out, "linear", &f->cpu_linear, UNIT_FLOPS, "tok", "of the CPU");
     if (p->gpu.device == PROFILE_DEVICE_NONE) return;
     print_value(out, "gpu gemv", &f->gpu_gemv, UNIT_BYTES, "one token");

@@ -535,6 +535,7 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     const struct rates_size size = {step->tokens, p.tier};
     for (int f = 0; f < FORMAT_COUNT; f++) cost_rates_with(&p, (enum tensor_format)f, &size, &with[f]);
     p.with = with;
+    if (p.device) p.link_beside = cost_rates_link(&p);
     table->units = units;
     table->tokens = step->tokens;
     table->follows = p.tier != OP_TIER_CHUNK && step->tokens == step->rows && step->tokens == step->samples;

@@ -125,14 +125,30 @@ static bool any_packed_cpu(const struct pricing *p)
     return false;
 }
 
-/* What the CPU leaves the link of the memory's bandwidth depends on what it computes: packed weights are
+/* Beside one token's products with the model's weights: each format's own rate, for as long as the CPU takes for its
+ * bytes. */
+static double beside_formats(const struct pricing *p, double plain)
+{
+    double seconds = 0, bytes = 0;
+    for (uint32_t u = 0; u < unit_count(p->model->config.layers); u++)
+        for (uint32_t i = 0; i < p->model->unit[u].matrix_count; i++) {
+            const struct model_tensor *t = p->model->unit[u].tensor[i];
+            const double s = (double)t->bytes / p->with[t->format].cpu.gemv_beside;
+            seconds += s;
+            bytes += s * rate_or(&p->profile->format[t->format].link_beside, plain);
+        }
+    return seconds > 0 ? bytes / seconds : plain;
+}
+
+/* What the CPU leaves the link of the memory's bandwidth depends on what it computes: packed weights and blocks are
  * fewer bytes, and take it some time to decode. Copies are as fast as alone at most: more is noise. */
-static double link_beside_of(const struct pricing *p)
+double cost_rates_link(const struct pricing *p)
 {
     const struct profile_link *link = &p->profile->link;
     double beside = rate_or(&link->h2d_beside, link->h2d.value);
     if (p->tier == OP_TIER_CHUNK) beside = rate_or(&link->h2d_beside_chunk, beside);
-    if (p->tier == OP_TIER_ONE && any_packed_cpu(p)) beside = rate_or(&link->h2d_beside_packed, beside);
+    if (p->tier == OP_TIER_ONE)
+        beside = any_packed_cpu(p) ? rate_or(&link->h2d_beside_packed, beside) : beside_formats(p, beside);
     return fmin(beside, link->h2d.value);
 }
 
@@ -293,7 +309,6 @@ int cost_rates_of(struct pricing *p, struct helm_err *err)
     int rc = rates_of_cpu(p, err);
     if (!rc && p->device) rc = rates_of_gpu(p, err);
     if (rc || !p->device) return rc;
-    p->link_beside = link_beside_of(p);
     p->expand = expand_rate(p->profile);
     return 0;
 }

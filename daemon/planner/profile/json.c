@@ -93,6 +93,7 @@ static const struct member link_member[] = {
 static const struct member format_member[] = {
     MEMBER(profile_format, cpu_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_gemv_beside, KIND_RATE, false),
+    MEMBER(profile_format, link_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_linear, KIND_TABLE, false),
     MEMBER(profile_format, gpu_gemv, KIND_RATE, false),
     MEMBER(profile_format, gpu_operation, KIND_TIME, false),

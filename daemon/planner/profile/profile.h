@@ -131,6 +131,7 @@ struct profile_link {
 struct profile_format {
     struct profile_value cpu_gemv;        /* one token */
     struct profile_value cpu_gemv_beside; /* while the link streams; unknown: as bf16's share of its speed */
+    struct profile_value link_beside;     /* the link meanwhile; unknown: link.h2d_beside */
     struct profile_table cpu_linear;      /* by tokens: operations a second */
     struct profile_value gpu_gemv,
         gpu_operation; /* one token, kernels of their own: bytes, and a product beside them */
