@@ -5,6 +5,7 @@ COMMON_SRC := \
   common/base/args.c \
   common/base/cgroup.c \
   common/base/cpu.c \
+  common/base/digest.c \
   common/base/err.c \
   common/base/file.c \
   common/base/json.c \

@@ -322,6 +322,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     if (!rc) rc = engine_lower(engine, report->threads, err);
     if (!rc) rc = create_first_run(engine, o, err);
     if (rc) goto out;
+    (void)engine_use(engine, engine->plan.inputs[PLAN_CPU0]);
     choose_read_ahead(engine);
     fill_report(engine, o->kernels, start_us);
 
@@ -346,7 +347,8 @@ int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err)
     int rc = 0;
     if (!engine->head && engine->plan.embed == PLAN_CPU0)
         rc = engine_wait_drawn(&engine->base, step, &patience, &waited_ns, err);
-    if (!rc) rc = step_run(&engine->run, &engine->programs[engine->inputs], step, result, err);
+    const enum linear_inputs inputs = step->flags & STEP_EXACT ? LINEAR_EXACT : engine->inputs;
+    if (!rc) rc = step_run(&engine->run, &engine->programs[inputs], step, result, err);
     if (rc) return rc;
     if (engine->head) doorbell_ring(&control->drawn_bell, serial);
     engine->base.times = (struct arena_times){.busy_ns = result->compute_ns,
