@@ -209,6 +209,7 @@ struct helm_status {
     double seconds_steps;     /* in which a step was under way */
     const char *kv_dtype;     /* of the KV cache: "f16", "q8_0", ... */
     uint64_t kv_token_bytes;  /* what a token takes in it, all layers together */
+    const char *activations;  /* that blocks are multiplied with, exact or int8, and why */
     const struct helm_worker_status *workers;
     size_t worker_count;
 };

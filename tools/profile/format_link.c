@@ -32,7 +32,7 @@ static int take_layers(const struct program *whole, uint32_t index, uint32_t for
 static int rate_beside(struct profile_steps *steps, const struct program *part,
                        struct profile_device_run *device, double *rate, struct helm_err *err)
 {
-    struct program *own = &steps->local.engine.programs.tier[0][OP_TIER_ONE], whole = *own;
+    struct program *own = &steps->local.engine.programs[LINEAR_EXACT].tier[0][OP_TIER_ONE], whole = *own;
     struct profile_copied first, now;
     double spent = 0;
     *own = *part;
@@ -71,7 +71,7 @@ static int take_turns(const struct profile_format_link *l, struct program *part,
 int profile_format_link_measure(const struct profile_format_link *l, struct profile *profile,
                                 struct helm_err *err)
 {
-    const struct program *whole = &l->steps->local.engine.programs.tier[0][OP_TIER_ONE];
+    const struct program *whole = &l->steps->local.engine.programs[LINEAR_EXACT].tier[0][OP_TIER_ONE];
     struct program *part = calloc(l->formats, sizeof *part);
     struct profile_samples *ratio = calloc(l->formats, sizeof *ratio);
     int rc = part && ratio ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to measure the link");

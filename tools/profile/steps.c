@@ -70,7 +70,7 @@ static uint32_t entries_of(const struct step_programs *programs)
 
 static int prepare(struct profile_steps *s, struct helm_err *err)
 {
-    s->entries = entries_of(&s->local.engine.programs);
+    s->entries = entries_of(&s->local.engine.programs[LINEAR_EXACT]);
     s->entry_ns = calloc(s->entries, sizeof *s->entry_ns);
     if (!s->entry_ns) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the CPU");
     measure_region(s);

@@ -16,7 +16,7 @@
 
 #define PROFILE_VERSION 1
 /* Of measuring: a fact of the fingerprint, so a new one measures machines again. */
-#define PROFILE_METHOD     12
+#define PROFILE_METHOD     13
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 
@@ -140,6 +140,12 @@ struct profile_format {
     /* by tokens, up to 16; empty: several tokens are multiplied by what gpu_expand makes */
     struct profile_table gpu_linear, gpu_linear_operation;
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
+    /* The same with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: there are no kernels for
+     * that. */
+    struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside;
+    struct profile_table cpu_int8_linear;
+    struct profile_value gpu_int8_gemv, gpu_int8_operation, gpu_int8_chain_gemv, gpu_int8_chain_operation;
+    struct profile_table gpu_int8_linear, gpu_int8_linear_operation;
 };
 
 struct profile {
@@ -188,6 +194,8 @@ void *profile_find(struct profile *profile, const char *name, bool *table);
 HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, struct helm_err *err);
 /* Written beside and renamed, so that a reader never sees half a file. Nine digits of each number. */
 HELM_MUST_CHECK int profile_write(const char *path, const struct profile *profile, struct helm_err *err);
+/* Takes the reference; NULL: HELM_E_NOMEM. */
+HELM_MUST_CHECK int profile_write_json(const char *path, json_t *json, struct helm_err *err);
 /* Whether profile_write can, as far as that can be known before: asked by who measures for a minute first. */
 HELM_MUST_CHECK int profile_write_check(const char *path, struct helm_err *err);
 
@@ -219,6 +227,8 @@ HELM_MUST_CHECK int profile_fingerprint_under(const struct profile_machine *mach
  * without "helm/"), $XDG_CACHE_HOME or ~/.cache. The folder is made. */
 HELM_MUST_CHECK int profile_cache_path(const char *fingerprint, char *path, size_t size,
                                        struct helm_err *err);
+/* The same of what else is kept beside profiles: NAME.json. */
+HELM_MUST_CHECK int profile_cache_file(const char *name, char *path, size_t size, struct helm_err *err);
 /* What is known of the processor without measuring: its last-level caches, all of them together; 0 where the
  * system does not say. */
 void profile_cpu_name(char name[PROFILE_TEXT]);
