@@ -23,6 +23,7 @@ PROFILE_SRC := \
   tools/profile/format_link.c \
   tools/profile/formats.c \
   tools/profile/host.c \
+  tools/profile/kv.c \
   tools/profile/packed.c \
   tools/profile/print.c \
   tools/profile/samples.c \

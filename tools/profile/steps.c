@@ -78,7 +78,7 @@ static int prepare(struct profile_steps *s, struct helm_err *err)
 }
 
 int profile_steps_open(const struct profile_cpu_options *o, const struct profile_shape *shape,
-                       struct profile_steps *s, struct helm_err *err)
+                       enum kv_dtype kv_dtype, struct profile_steps *s, struct helm_err *err)
 {
     char folder[PROFILE_FOLDER_TEXT] = "";
     if (sched_getaffinity(0, sizeof s->allowed, &s->allowed))
@@ -86,7 +86,7 @@ int profile_steps_open(const struct profile_cpu_options *o, const struct profile
     int rc = profile_checkpoint_make(shape, folder, err);
     if (rc) return rc;
     const struct local_options options = {.folder = folder,
-                                          .kv_dtype = KV_F16,
+                                          .kv_dtype = kv_dtype,
                                           .threads = o->threads,
                                           .node = &o->node,
                                           .slots = 1,

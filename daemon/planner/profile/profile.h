@@ -12,11 +12,12 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/formats/kv_dtype.h"
 #include "common/formats/tensor_format.h"
 
 #define PROFILE_VERSION 1
 /* Of measuring: a fact of the fingerprint, so a new one measures machines again. */
-#define PROFILE_METHOD     13
+#define PROFILE_METHOD     14
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 
@@ -148,6 +149,14 @@ struct profile_format {
     struct profile_table gpu_int8_linear, gpu_int8_linear_operation;
 };
 
+/* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of cells as they lie
+ * in memory. Unknown: as f16's. */
+struct profile_kv {
+    struct profile_value cpu_attention, cpu_attention_flops;
+    struct profile_value gpu_attention, gpu_attention_flops;
+    struct profile_value gpu_chain_attention, gpu_chain_attention_pair; /* unknown: a kernel of its own */
+};
+
 struct profile {
     char fingerprint[72]; /* of the hardware; "" for a machine that is described, not measured */
     char machine[PROFILE_TEXT];
@@ -161,6 +170,7 @@ struct profile {
     struct profile_value step; /* of helmd and the doorbells, a step */
     struct profile_value wake; /* from a ring until who slept for some time is there; unknown: nothing */
     struct profile_format format[FORMAT_COUNT]; /* bf16's and packed bf16's are those above: unknown here */
+    struct profile_kv kv[KV_DTYPE_COUNT];       /* single numbers' are those above: unknown here */
 };
 
 /* Of a set of formats (format_bit): those that have no rates of their own here and could have. */
@@ -180,7 +190,7 @@ bool profile_format_has_rates(enum tensor_format format);
  * chunk's begin, linear_beside, linear by columns, what is of packed weights and together unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
 /* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "host_bytes", "cpu": {...}, "gpu": {...} |
- * null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}}; a value is {"value", "low", "high", "source"}, a table [{"x",
+ * null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}; a value is {"value", "low", "high", "source"}, a table [{"x",
  * "value", ...}, ...]; member names are the fields'. On the way in, low and high may be absent (no spread),
  * so may a value (unknown), fingerprint, made, quick and host_bytes; members of other names are refused, so
  * that a typing error cannot pass for an unknown value, except "note" (a text, for people), anywhere. NULL:

@@ -74,6 +74,29 @@ static void without_formats_there_is_no_such_member(void **state)
     json_decref(json);
 }
 
+/* Caches: likewise, in an object of their own. */
+static void json_carries_caches(void **state)
+{
+    (void)state;
+    struct profile p = made_up_profile(&rates_h200), again;
+    struct helm_err err = {0};
+    bool table = true;
+    snprintf(p.machine, sizeof p.machine, "test");
+    p.kv[KV_Q8_0].cpu_attention = made_up_value(40e9);
+    p.kv[KV_Q8_0].gpu_chain_attention_pair = made_up_value(900e9);
+    json_t *json = profile_to_json(&p);
+    assert_int_equal(json_object_size(json_object_get(json, "kv")), 1);
+    assert_int_equal(profile_from_json(json, &again, &err), 0);
+    assert_memory_equal(&again.kv, &p.kv, sizeof p.kv);
+    assert_ptr_equal(profile_find(&p, "kv.q8_0.gpu_attention", &table), &p.kv[KV_Q8_0].gpu_attention);
+    assert_false(table);
+    assert_null(profile_find(&p, "kv.f16.gpu_attention", &table));
+    json_object_set_new(json, "kv", json_loads("{\"f16\": {}}", 0, NULL));
+    assert_int_equal(profile_from_json(json, &again, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "kv: f16"));
+    json_decref(json);
+}
+
 static void refuses(const char *formats, int code, const char *said)
 {
     struct profile p = whole(), out;
@@ -176,6 +199,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(json_carries_every_format_both_ways),
         cmocka_unit_test(without_formats_there_is_no_such_member),
+        cmocka_unit_test(json_carries_caches),
         cmocka_unit_test(bad_formats_are_refused_by_name),
         cmocka_unit_test(contradictions_are_named),
         cmocka_unit_test(what_is_lacking_is_what_was_not_measured),
