@@ -12,8 +12,13 @@
 #include "daemon/children/rundir.h"
 #include "daemon/clients/serve.h"
 
+struct check;
 struct loop {
     struct serve *serve;
+    struct check *check; /* runs when the workers are ready, before anything is served; NULL: none */
+    /* It has ended: has the plan's activations decided. *again: other workers are on their way. */
+    int (*decide)(void *context, bool *again, struct helm_err *err);
+    void *decide_context;
     struct keeper *keeper;
     struct rundir *rundir;
     void (*reload)(void *context); /* on SIGHUP */

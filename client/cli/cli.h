@@ -37,9 +37,9 @@ struct cli {
     /* options as given */
     const char *connect, *model, *tokenizer;
     const char *daemon_key_file, *secret_key_file;
-    const char *device, *plan, *profile, *strategy, *config, *kv_dtype, *kernels, *log_level;
+    const char *device, *plan, *profile, *strategy, *config, *kv_dtype, *kernels, *log_level, *activations;
     uint64_t vram_bytes, host_memory_bytes, ctx_tokens, threads;
-    bool has_vram, has_host_memory, has_ctx, has_threads;
+    bool has_vram, has_host_memory, has_ctx, has_threads, exact;
     const struct args_list *daemon_arguments; /* more of helmd's, handed on as they are; may be NULL */
     /* opened on demand by session.c */
     struct private_daemon *daemon;

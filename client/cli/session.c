@@ -15,7 +15,7 @@
 static bool has_daemon_option(const struct cli *cli)
 {
     return cli->device || cli->plan || cli->profile || cli->strategy || cli->config || cli->kv_dtype ||
-           cli->kernels || cli->log_level || cli->has_vram || cli->has_host_memory || cli->has_ctx ||
+           cli->kernels || cli->activations || cli->exact || cli->log_level || cli->has_vram || cli->has_host_memory || cli->has_ctx ||
            cli->has_threads;
 }
 
