@@ -142,6 +142,7 @@ static void on_token(void *user, uint64_t request, const struct helm_token *toke
         finished(c);
     } else if (ex->streams) {
         ex->route->voice->delta(ex, c);
+        if (!ex->unread_us && ex->out.length > ex->sent) ex->unread_us = units_now_us();
         exchange_wake(ex);
     }
     if (ex->out.length - ex->sent > GATEWAY_BACKLOG_MAX && ex->streams) {

@@ -63,6 +63,7 @@ struct exchange {
     char named[256]; /* behind ROUTES_MODEL */
     time_t created;
     uint64_t begin_us, first_us, over_us;
+    uint64_t unread_us; /* since when there is something to write; 0: there is not */
 
     struct cli_text body;
     struct ask ask;

@@ -6,8 +6,8 @@
 #include "client/gateway/gateway.h"
 #include "client/gateway/routes.h"
 
-static const double bounds[METRICS_BUCKETS] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
-                                               0.25,  0.5,    1,     2.5,  10,    30,   120};
+static const double bounds[METRICS_BUCKETS] = {0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025,
+                                               0.05,   0.1,    0.25,  1,     5,     30,   120};
 
 void metrics_observe(struct metrics_histogram *h, double seconds)
 {
@@ -147,6 +147,8 @@ void metrics_write(struct gateway *g, struct cli_text *out)
                     "From a request's headers to its first token.");
     write_histogram(out, "helm_gateway_generation_seconds", &m->duration,
                     "From a request's headers to its last token.");
+    write_histogram(out, "helm_gateway_handover_seconds", &m->handover,
+                    "From a streamed token's coming from helmd to its being written to the client's socket.");
     write_gauge(out, "helm_up", status != NULL, "Whether helmd answers.");
     if (status) write_daemon(out, status);
 }

@@ -66,6 +66,9 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *to, size_t space)
         suspend(ex);
         return 0;
     }
+    if (ex->unread_us)
+        metrics_observe(&ex->gateway->metrics.handover, (double)(units_now_us() - ex->unread_us) * 1e-6);
+    ex->unread_us = 0;
     const size_t count = left < space ? left : space;
     memcpy(to, ex->out.data + ex->sent, count);
     ex->sent += count;
@@ -288,10 +291,12 @@ static void completed(void *cls, struct MHD_Connection *connection, void **reque
     struct exchange *ex = *request;
     (void)connection;
     if (!ex) return;
-    if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && !ex->dropped) {
-        for (uint32_t i = 0; i < ex->choice_count; i++) ex->dropped |= ex->choices[i].number != 0;
-        if (ex->dropped) g->metrics.cancelled++;
-    }
+    bool open = false;
+    for (uint32_t i = 0; i < ex->choice_count; i++) open |= ex->choices[i].number != 0;
+    if (how == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED && ex->queued && !ex->dropped)
+        g->metrics.slow_dropped++; /* it stopped reading */
+    else if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && open && !ex->dropped)
+        g->metrics.cancelled++;
     const size_t row = ex->route == &route_none ? METRICS_ROUTES - 1 : (size_t)(ex->route - routes);
     g->metrics.requests[row][ex->queued ? ex->status / 100 : 0]++;
     log_request(ex);
