@@ -141,6 +141,7 @@ static bool find_marker(struct tool_parser *p, const char *marker, bool last)
     const char *at = p->held.length ? memmem(p->held.data, p->held.length, marker, strlen(marker)) : NULL;
     if (!at) {
         size_t safe = p->held.length;
+        if (last && p->count && skip_blanks(&p->held, 0) == safe) return false; /* behind the last call */
         if (!last) safe -= partial(&p->held, marker);
         while (!last && safe && strchr(blanks, p->held.data[safe - 1])) safe--;
         if (safe) give_text(p, safe);
@@ -218,9 +219,8 @@ static void push_listed(struct tool_parser *p, bool last)
             found += add_call(p, name, value);
         if (found) {
             drop(p, from + used);
-            drop(p, skip_blanks(&p->held, 0));
         } else {
-            give_back(p, list_open, p->held.length);
+            give_back(p, list_open, used ? from + used : p->held.length);
         }
         json_decref(value);
         free(name);
