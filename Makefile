@@ -170,7 +170,7 @@ install: programs lib
 	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm README.md CHANGELOG.md $(wildcard docs/*.md)
 	for d in images notes results; do $(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm/$$d docs/$$d/*; done
 	mkdir -p $(DESTDIR)$(PREFIX)/lib/systemd/system
-	sed 's|@PREFIX@|$(PREFIX)|g' systemd/helmd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/helmd.service
+	for u in helmd helm-gateway; do sed 's|@PREFIX@|$(PREFIX)|g' systemd/$$u.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/$$u.service; done
 	$(INSTALL) -m 644 systemd/helm.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/helm.conf
 	$(INSTALL) -m 644 systemd/helm.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/helm.conf
 	$(INSTALL) -m 644 systemd/helmd.ini $(DESTDIR)$(PREFIX)/share/doc/helm/helmd.ini
