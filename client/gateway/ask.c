@@ -102,6 +102,9 @@ static bool add_stop(struct ask_reader *r, const json_t *value)
     if (!*text || strlen(text) != json_string_length(value))
         return refuse(r->refusal, 400, "invalid_value", r->param,
                       "'%s' has a text that is empty or holds a NUL", r->param);
+    if (strlen(text) > ASK_STOP_BYTES)
+        return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' has a text of more than %d bytes",
+                      r->param, ASK_STOP_BYTES);
     if (ask->stop_count == ASK_STOPS)
         return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' has more than %d texts", r->param,
                       ASK_STOPS);
@@ -243,11 +246,42 @@ static void take_defaults(const struct sampling_options *from, struct helm_sampl
                                  .repetition_penalty = (float)from->repetition_penalty};
 }
 
+/* Before anything is allocated for them. */
+static bool check_values(struct ask_reader *r, const char *text, size_t length)
+{
+    size_t values = 1;
+    bool in_string = false;
+    for (size_t i = 0; i < length; i++) {
+        if (text[i] == '"')
+            in_string = !in_string;
+        else if (in_string)
+            i += text[i] == '\\';
+        else
+            values += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    }
+    return values <= ASK_VALUES ||
+           refuse(r->refusal, 400, "invalid_value", NULL, "the body has more than %u values", ASK_VALUES);
+}
+
+/* An answer may take an hour: what was made into prompts is not kept so long. */
+static void drop_read(struct ask *ask)
+{
+    const char *name;
+    json_t *value;
+    void *next;
+    json_object_foreach_safe(ask->body, next, name, value)
+    {
+        const bool kept = value == ask->tools || strcmp(name, "stop") == 0 || strcmp(name, "options") == 0;
+        if (!kept) json_object_del(ask->body, name);
+    }
+}
+
 static bool read_body(struct ask_reader *r, const char *text, size_t length)
 {
     struct ask *ask = r->ask;
     struct helm_err err = {0};
     const bool ollama = ask->kind & (ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE);
+    if (!check_values(r, text, length)) return false;
     int rc = json_parse_bounded("the body", text, length, BODY_BYTES_MAX, &ask->body, &err);
     if (rc < 0) return refuse_err(r->refusal, NULL, rc, err.text);
     if (!json_is_object(ask->body))
@@ -277,6 +311,7 @@ bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *tex
         return false;
     }
     ask->sampling.bias = ask->bias;
+    drop_read(ask);
     return true;
 }
 

@@ -12,11 +12,13 @@
 #include "client/gateway/refusal.h"
 #include "client/gateway/tool_calls.h"
 
-#define ASK_STOPS   4
-#define ASK_CHOICES 16 /* prompts times `n` */
-#define ASK_BIASES  300
-#define ASK_TOP     20 /* logprobs of a token */
-#define ASK_LABEL   64
+#define ASK_STOPS      4
+#define ASK_CHOICES    16 /* prompts times `n` */
+#define ASK_BIASES     300
+#define ASK_TOP        20         /* logprobs of a token */
+#define ASK_STOP_BYTES 1024       /* of one stop text */
+#define ASK_VALUES     (1u << 20) /* of JSON in a body: each takes a hundred bytes of memory */
+#define ASK_LABEL      64
 
 /* What the served model is to a request. Borrowed by every ask; owned by struct gateway. */
 struct ask_model {

@@ -231,6 +231,8 @@ void exchange_start(struct exchange *ex)
     ex->choices = calloc(ex->choice_count ? ex->choice_count : 1, sizeof *ex->choices);
     int rc = ex->choices ? 0 : helm_fail(&err, HELM_E_NOMEM, "no memory for the answer");
     if (rc == 0 && !ex->gateway->cli.client) rc = helm_fail(&err, HELM_E_PEER, "helmd is not there");
+    if (rc == 0 && helm_open_requests(ex->gateway->cli.client) + ex->choice_count > HELM_OPEN_REQUESTS_MAX)
+        rc = helm_fail(&err, HELM_E_BUSY, "%d generations are open already", HELM_OPEN_REQUESTS_MAX);
     if (rc == 0 && ex->choice_count == 0) {
         ex->route->voice->whole(ex);
         exchange_answer(ex, 200, JSON_TYPE, &ex->out);

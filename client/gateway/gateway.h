@@ -17,8 +17,8 @@
 #include "client/gateway/exchange.h"
 #include "client/gateway/metrics.h"
 
-#define GATEWAY_BODY_MAX    ((size_t)16 << 20)  /* of one request */
-#define GATEWAY_BODIES_MAX  ((size_t)256 << 20) /* of all that are being received or read */
+#define GATEWAY_BODY_MAX    ((size_t)8 << 20)   /* of one request */
+#define GATEWAY_BODIES_MAX  ((size_t)128 << 20) /* of all that are being received or read */
 #define GATEWAY_BACKLOG_MAX ((size_t)8 << 20)   /* of one answer that its client does not fetch */
 #define GATEWAY_ANSWER_MS   1000                /* a question to the daemon, in the loop */
 #define GATEWAY_CONNECTIONS 1024

@@ -243,7 +243,7 @@ void info_status_page(struct exchange *ex)
     cli_text_printf(&ex->out, ",\"context\":%u,\"chat\":%s", g->model.context,
                     g->model.chat ? "true" : "false");
     if (status) write_status(&ex->out, status);
-    if (g->cli.client && helm_plan_info(g->cli.client, GATEWAY_ANSWER_MS, &plan, &err) == 0)
+    if (status && helm_plan_info(g->cli.client, GATEWAY_ANSWER_MS, &plan, &err) == 0)
         write_plan(&ex->out, plan);
     cli_text_printf(&ex->out, "}");
     free(plan);
@@ -265,9 +265,9 @@ static void write_tag(struct exchange *ex, bool running)
     struct cli_text *out = &ex->out;
     struct helm_model_info *info = NULL;
     struct helm_err err = {0};
-    if (g->cli.client && helm_model_info(g->cli.client, GATEWAY_ANSWER_MS, &info, &err) < 0)
+    const struct helm_status *status = info_status(g);
+    if (status && helm_model_info(g->cli.client, GATEWAY_ANSWER_MS, &info, &err) < 0)
         log_warn("model: %s", err.text);
-    const struct helm_status *status = running ? info_status(g) : NULL;
     uint64_t vram = 0;
     for (size_t i = 0; status && i < status->worker_count; i++) vram += status->workers[i].vram_bytes;
     cli_text_printf(out, "{\"name\":");

@@ -174,6 +174,7 @@ int loop_run(struct gateway *g)
         if (units_now_us() - tick_us < TICK_US) continue;
         tick_us = units_now_us();
         server_tick(g);
+        talk(g); /* a connection that was lost while a question was asked reports nothing more */
         sd_notify(0, "WATCHDOG=1");
     }
     if (rc == 0) return CLI_EXIT_DONE;

@@ -136,7 +136,7 @@ def hostile_tests(g):
               "bad UTF-8": b'{"messages":[{"role":"user","content":"\xff\xfe"}]}', "a half surrogate": b'{"prompt":"\\ud800"}',
               "a huge number": b'{"messages":[{"role":"user","content":"x"}],"max_tokens":' + b"9" * 400 + b"}",
               "a huge exponent": b'{"messages":[{"role":"user","content":"x"}],"temperature":1e999999}',
-              "a key twice": b'{"stream":true,"stream":false}', "more behind it": b'{"messages":[]} {}',
+              "a key twice": b'{"stream":true,"stream":false}', "more behind it": b'{"messages":[]} {}', "too many values": b"[" + b"1," * 1200000 + b"1]",
               "messages of the wrong kind": b'{"messages":[1]}', "an unknown role": b'{"messages":[{"role":"god","content":""}]}'}
     for name, body in bodies.items():
         a = g.post("/v1/chat/completions", body)
@@ -274,6 +274,19 @@ def key_tests(endpoint, folder):
         check("a file that is wrong changes nothing", until(lambda: "keys stay as they were" in g.log()) and g.chat(max_tokens=1).status == 200)
 
 
+def private_tests():
+    with Gateway(None, "--model", helmd.DEMO, "--profile", helmd.PROFILE, "--ctx", "512") as g:
+        a = g.chat(VERSE, max_tokens=4)
+        check("--model starts a daemon", a.status == 200 and g.get("/v1/models").json["data"][0]["max_model_len"] == 512, a.body)
+        s = g.open_stream("/v1/completions", {"prompt": VERSE, "max_tokens": 400, "ignore_eos": True, "stream": True})
+        s.recv(10)
+        g.process.send_signal(signal.SIGTERM)
+        text = b""
+        while chunk := s.recv(1 << 16):
+            text += chunk
+        check("SIGTERM lets an answer come to its end", b"data: [DONE]" in text, text[-300:])
+
+
 def main():
     with helmd.running("--parallel", "8", "--queue", "256", real=True) as daemon, tempfile.TemporaryDirectory() as folder:
         with Gateway(daemon.endpoint, "--request-seconds", "2", "--host", "me.example") as g:
@@ -288,6 +301,7 @@ def main():
             crowd_tests(g)
             slow_reader_tests(g, daemon)
         key_tests(daemon.endpoint, folder)
+    private_tests()
     sum_up()
 
 
