@@ -207,10 +207,15 @@ static void write_status(struct cli_text *out, const struct helm_status *s)
 
 static void write_plan(struct cli_text *out, const struct helm_plan_info *plan)
 {
+    json_t *json = json_loads(plan->json, 0, NULL);
+    json_object_del(json, "placements"); /* a line for every matrix, which nobody reads every two seconds */
+    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
     cli_text_printf(out, ",\"plan\":%s,\"forecast\":{\"batch\":%u,\"context\":%u,\"decode_tok_s\":%.6g}",
-                    plan->json, plan->batch, plan->context,
+                    text ? text : "null", plan->batch, plan->context,
                     plan->decode_seconds > 0 ? voice_finite((double)plan->batch / plan->decode_seconds)
                                              : 0.0);
+    free(text);
+    json_decref(json);
     cli_text_printf(out, ",\"decode\":[");
     for (size_t i = 0; i < plan->decode_count; i++) {
         const struct helm_plan_steps *d = &plan->decode[i];
