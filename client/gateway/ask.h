@@ -67,6 +67,8 @@ struct ask {
 bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *text, size_t length,
               struct ask *ask, struct refusal *refusal);
 void ask_free(struct ask *ask);
+/* A body that names a model and nothing else that matters, as Ollama's /api/show has it. */
+bool ask_read_name(const struct ask_model *model, const char *text, size_t length, struct refusal *refusal);
 
 /* ---- for the files that read bodies ---- */
 

@@ -2,8 +2,10 @@
 #include <string.h>
 
 #include "client/gateway/ask.h"
+#include "common/base/json.h"
 
-#define OLLAMA (ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE)
+#define NAME_BYTES_MAX ((size_t)16 << 10)
+#define OLLAMA         (ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE)
 
 static bool take_messages(struct ask_reader *r, const json_t *value)
 {
@@ -159,4 +161,24 @@ bool ask_ollama_finish(struct ask_reader *r)
     if (r->raw || (!r->model->chat && !r->system))
         return ask_add_text(r, json_string_value(r->prompt), json_string_length(r->prompt), !r->raw);
     return add_question(r);
+}
+
+bool ask_read_name(const struct ask_model *model, const char *text, size_t length, struct refusal *refusal)
+{
+    static const struct ask_field fields[] = {
+        {"model", OLLAMA, ask_take_model, NULL},
+        {"name", OLLAMA, ask_take_model, NULL},
+        {"verbose", OLLAMA, NULL, "false"},
+    };
+    struct ask ask = {.kind = ASK_OLLAMA_CHAT};
+    struct ask_reader reader = {.model = model, .ask = &ask, .refusal = refusal};
+    struct helm_err err = {0};
+    json_t *body = NULL;
+    const int rc = json_parse_bounded("the body", text, length, NAME_BYTES_MAX, &body, &err);
+    bool good = rc == 0 || refuse_err(refusal, NULL, rc, err.text);
+    if (good && !json_is_object(body))
+        good = refuse(refusal, 400, "invalid_type", NULL, "the body is not a JSON object");
+    good = good && ask_take_fields(&reader, body, fields, sizeof fields / sizeof *fields);
+    json_decref(body);
+    return good;
 }

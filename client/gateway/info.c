@@ -1,5 +1,6 @@
 /* What is known of the model and its daemon: opened at the start, asked for by paths without a body. See gateway.h and
  * routes.h. */
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -261,6 +262,46 @@ void info_version(struct exchange *ex)
 {
     cli_text_printf(&ex->out, "{\"version\":\"%s\"}", HELM_VERSION);
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+}
+
+/* What Ollama's tools look at before they ask: the context's length and whether there are tools. */
+void info_show(struct exchange *ex)
+{
+    struct gateway *g = ex->gateway;
+    struct cli_text *out = &ex->out;
+    struct helm_model_info *info = NULL;
+    struct helm_err err = {0};
+    if (!ask_read_name(&g->model, ex->body.data ? ex->body.data : "", ex->body.length, &ex->refusal)) {
+        exchange_refuse(ex);
+        return;
+    }
+    if (!info_status(g) || helm_model_info(g->cli.client, GATEWAY_ANSWER_MS, &info, &err) < 0) {
+        refuse_err(&ex->refusal, NULL, HELM_E_PEER, *err.text ? err.text : "helmd is not there");
+        exchange_refuse(ex);
+        return;
+    }
+    char family[64]; /* "Qwen3ForCausalLM" is qwen3 */
+    snprintf(family, sizeof family, "%.*s", (int)strcspn(info->architecture, "F"), info->architecture);
+    for (char *c = family; *c; c++) *c = (char)tolower((unsigned char)*c);
+    const char *template = helm_tokenizer_chat_template(g->model.tokenizer, NULL);
+    cli_text_printf(out, "{\"template\":");
+    voice_add_string(out, template ? template : "");
+    cli_text_printf(out, ",\"capabilities\":[\"completion\"%s],\"details\":{\"format\":\"%s\",\"family\":",
+                    g->model.tool_style != TOOLS_NONE ? ",\"tools\"" : "",
+                    file_is_folder(g->folder) ? "safetensors" : "gguf");
+    voice_add_string(out, family);
+    cli_text_printf(out,
+                    ",\"parameter_size\":\"%.1fB\",\"quantization_level\":", (double)info->parameters * 1e-9);
+    voice_add_string(out, info->dtype);
+    cli_text_printf(out, "},\"model_info\":{\"general.architecture\":");
+    voice_add_string(out, family);
+    cli_text_printf(out, ",\"general.parameter_count\":%llu,", (unsigned long long)info->parameters);
+    char key[96];
+    snprintf(key, sizeof key, "%s.context_length", family);
+    voice_add_string(out, key);
+    cli_text_printf(out, ":%u}}", info->context);
+    free(info);
+    exchange_answer(ex, 200, JSON_TYPE, out);
 }
 
 /* Name, bytes and details of the one model; null answers become zeroes. */

@@ -144,6 +144,7 @@ const struct route routes[] = {
     {"GET", "/api/version", .open = true, .ollama = true, .reply = info_version},
     {"GET", "/api/tags", .ollama = true, .reply = info_tags},
     {"GET", "/api/ps", .ollama = true, .reply = info_ps},
+    {"POST", "/api/show", .ollama = true, .reply = info_show},
     {"POST", "/api/chat", .ollama = true, .work = read_ask, .kind = ASK_OLLAMA_CHAT, .voice = &voice_ollama},
     {"POST", "/api/generate", .ollama = true, .work = read_ask, .kind = ASK_OLLAMA_GENERATE,
      .voice = &voice_ollama},

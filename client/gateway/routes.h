@@ -35,5 +35,6 @@ void info_page(struct exchange *exchange);
 void info_tags(struct exchange *exchange);
 void info_ps(struct exchange *exchange);
 void info_version(struct exchange *exchange);
+void info_show(struct exchange *exchange);
 
 #endif

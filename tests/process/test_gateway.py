@@ -5,11 +5,14 @@ go away, 200 streams at once.
 HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root.
 """
 import concurrent.futures
+import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -222,9 +225,75 @@ def crowd_tests(g):
     check("... tokens are handed over in time", total > 1000 and next(n for b, n in rows if b >= 0.05) >= 0.99 * total, rows)
 
 
+def connection_tests(g, daemon):
+    """One connection for many requests of all kinds, and a crowd of which half leaves in the middle."""
+    connection = http.client.HTTPConnection("127.0.0.1", g.port, timeout=20 * SLOW)
+    statuses = []
+    for i in range(30):
+        body = {"prompt": VERSE, "max_tokens": 1 + i % 3, "stream": i % 2 == 0, **({"wings": 1} if i % 5 == 4 else {})}
+        connection.request(*(("GET", "/health") if i % 7 == 6 else ("POST", "/v1/completions", json.dumps(body))))
+        response = connection.getresponse()
+        text = response.read()
+        statuses.append(response.status == (200 if i % 7 == 6 or i % 5 != 4 else 400) and text)
+    connection.close()
+    check("a connection is kept for the next request", all(statuses), statuses)
+    sockets = [g.open_stream("/v1/completions", {"prompt": VERSE, "max_tokens": 300, "stream": i % 3 > 0, "ignore_eos": True, "n": 1 + i % 4})
+               for i in range(60)]
+    for i, s in enumerate(sockets):
+        if i % 2:
+            s.close()
+    good = 0
+    for s in sockets[::2]:
+        text = b""
+        while b"0\r\n\r\n" not in text[-5:] and b'"total_tokens"' not in text[-60:]:
+            piece = s.recv(1 << 16)
+            text += piece
+            if not piece:
+                break
+        good += b" 200 OK" in text[:20] and (b"[DONE]" in text or b'"usage"' in text)
+        s.close()
+    check("half of a crowd leaves; the others have their answers, the daemon its rest", good == 30 and until(lambda: not open_at(daemon), 20),
+          (good, len(open_at(daemon))))
+
+
+def proxy_tests(g):
+    """The example of docs/gateway.md. 1 where it is skipped."""
+    if not shutil.which("nginx") or not shutil.which("openssl"):
+        print("skipped: the nginx example: there is no %s here" % ("openssl" if shutil.which("nginx") else "nginx"))
+        return 1
+    with open("docs/gateway.md") as f:
+        example = re.search(r"```\n(server \{.*?)```", f.read(), re.S).group(1)
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=helm.example", "-keyout",
+                        folder + "/helm.key", "-out", folder + "/helm.pem"], check=True, capture_output=True)
+        for old, new in (("443 ssl", "127.0.0.1:%d ssl" % port), ("/etc/ssl/", folder + "/"), ("127.0.0.1:8080", "127.0.0.1:%d" % g.port)):
+            assert old in example, old
+            example = example.replace(old, new)
+        paths = "".join("%s_temp_path %s/%s;\n" % (n, folder, n) for n in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        with open(folder + "/nginx.conf", "w") as f:
+            f.write("daemon off; pid %s/pid; error_log stderr; events {} http { access_log off;\n%s%s}" % (folder, paths, example))
+        nginx = subprocess.Popen(["nginx", "-c", folder + "/nginx.conf", "-e", "stderr"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        def ask(path, *more):
+            return subprocess.run(["curl", "-sSk", "-m", "20", "--resolve", "helm.example:%d:127.0.0.1" % port,
+                                   "https://helm.example:%d%s" % (port, path), *more], capture_output=True).stdout.decode()
+        check("nginx: TLS under a name", until(lambda: ask("/health") == '{"status":"ok"}'), ask("/health"))
+        text = ask("/v1/completions", "-d", json.dumps({"prompt": VERSE, "max_tokens": 5, "stream": True}))
+        check("nginx: a stream", text.endswith("data: [DONE]\n\n"), text)
+        nginx.terminate()
+        nginx.wait(20)
+    return 0
+
+
 def ollama_tests(g):
     check("/api/version", re.match(r"\d+\.\d+", g.get("/api/version").json["version"]))
     check("/api/tags", g.get("/api/tags").json["models"][0]["name"] == "demo")
+    shown = g.post("/api/show", {"model": "demo"}).json
+    check("/api/show", shown["capabilities"] == ["completion"] and shown["model_info"]["qwen3.context_length"] == 2048 and
+          g.post("/api/show", {"model": "x"}).status == 404, shown)
     check("/api/ps", g.get("/api/ps").json["models"][0]["context_length"] == 2048)
     whole = g.chat(VERSE, max_tokens=8, temperature=0).json["choices"][0]["message"]["content"]
     asked = {"model": "demo:latest", "messages": [{"role": "user", "content": VERSE}],
@@ -289,7 +358,7 @@ def private_tests():
 
 def main():
     with helmd.running("--parallel", "8", "--queue", "256", real=True) as daemon, tempfile.TemporaryDirectory() as folder:
-        with Gateway(daemon.endpoint, "--request-seconds", "2", "--host", "me.example") as g:
+        with Gateway(daemon.endpoint, "--request-seconds", "2", "--host", "me.example", "--host", "helm.example") as g:
             said = text_tests(g, daemon.endpoint)
             stream_tests(g, said)
             stop_tests(g)
@@ -299,10 +368,12 @@ def main():
             abort_tests(g, daemon)
             ollama_tests(g)
             crowd_tests(g)
+            connection_tests(g, daemon)
+            skipped = proxy_tests(g)
             slow_reader_tests(g, daemon)
         key_tests(daemon.endpoint, folder)
     private_tests()
-    sum_up()
+    sum_up(skipped)
 
 
 if __name__ == "__main__":
