@@ -54,6 +54,8 @@ struct cli {
 /* Connects (starting the private daemon first with --model). Prints what is wrong; CLI_EXIT_DONE or another
  * status. */
 int cli_open(struct cli *cli);
+/* The connection alone, made anew after it was lost; prints nothing. HELM_E_USAGE: keys. */
+HELM_MUST_CHECK int cli_connect(struct cli *cli, struct helm_err *err);
 /* Ends everything cli_open and its like began. */
 void cli_close(struct cli *cli);
 
