@@ -8,6 +8,7 @@ COMMON_SRC := \
   common/base/err.c \
   common/base/file.c \
   common/base/json.c \
+  common/base/load.c \
   common/base/log.c \
   common/base/node.c \
   common/base/units.c \
@@ -46,6 +47,7 @@ MODEL_SRC := \
   common/model/gguf_model.c \
   common/model/gguf_value.c \
   common/model/gguf_write.c \
+  common/model/hub.c \
   common/model/index.c \
   common/model/mixture.c \
   common/model/rope.c \

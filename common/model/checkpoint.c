@@ -13,6 +13,7 @@
 
 #include "common/base/file.h"
 #include "common/model/arch.h"
+#include "common/model/hub.h"
 #include "common/model/safetensors.h"
 
 #define SINGLE_FILE "model.safetensors"
@@ -332,9 +333,14 @@ out:
     return rc;
 }
 
-int model_read(const char *folder, struct model *model, struct helm_err *err)
+int model_read(const char *path, struct model *model, struct helm_err *err)
 {
-    return read_folder(folder, false, model, err);
+    char *located;
+    memset(model, 0, sizeof *model);
+    int rc = hub_locate(path, &located, err);
+    if (!rc) rc = read_folder(located, false, model, err);
+    free(located);
+    return rc;
 }
 
 /* One tensor more at the end of the only shard. */
@@ -390,12 +396,10 @@ static int has_safetensors(const char *folder, bool *found, struct helm_err *err
     return 0;
 }
 
-int model_read_headers(const char *folder, struct model *model, bool *derived, struct helm_err *err)
+static int read_headers(const char *folder, struct model *model, bool *derived, struct helm_err *err)
 {
     struct model_config config = {0};
     bool found = false;
-    memset(model, 0, sizeof *model);
-    *derived = false;
     int rc = gguf_model_read(folder, true, &found, model, err);
     if (rc || found) return rc;
     rc = has_safetensors(folder, &found, err);
@@ -405,6 +409,17 @@ int model_read_headers(const char *folder, struct model *model, bool *derived, s
     if (!rc) rc = checkpoint_name(model, folder, err);
     if (rc) model_free(model);
     *derived = !rc;
+    return rc;
+}
+
+int model_read_headers(const char *path, struct model *model, bool *derived, struct helm_err *err)
+{
+    char *located;
+    memset(model, 0, sizeof *model);
+    *derived = false;
+    int rc = hub_locate(path, &located, err);
+    if (!rc) rc = read_headers(located, model, derived, err);
+    free(located);
     return rc;
 }
 

@@ -101,8 +101,9 @@ static int probe_result(struct child_run *p, struct accelerator_info *devices, u
                      p->length ? " that can be read" : "", last[0] ? ": " : "", last);
 }
 
-static void pass_on(const char *line)
+static void pass_on(void *context, const char *line)
 {
+    (void)context;
     fprintf(stderr, "%s\n", line);
 }
 

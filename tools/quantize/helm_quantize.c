@@ -14,6 +14,7 @@
 #include "common/base/cpu.h"
 #include "common/base/units.h"
 #include "common/model/arch.h"
+#include "common/model/hub.h"
 #include "tools/quantize/rewrite.h"
 #include "tools/quantize/vocabulary.h"
 
@@ -208,18 +209,22 @@ int main(int argc, char **argv)
     struct model model = {0};
     struct imatrix imatrix = {0};
     struct cpu_set cpus;
+    char *path = NULL;
     const struct sigaction action = {.sa_handler = end};
     int rc = check_options(&o, &err);
     if (rc) return args_usage_error(&spec, &err);
     if (!o.threads) o.threads = cpu_usable(-1, &cpus, &err) ? 1 : (uint64_t)cpus.suggested;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    rc = model_read(o.model, &model, &err);
+    rc = hub_locate(o.model, &path, &err);
+    o.model = path;
+    if (!rc) rc = model_read(path, &model, &err);
     if (!rc && o.imatrix) rc = imatrix_read(o.imatrix, &imatrix, &err);
     if (!rc) rc = write_model(&o, &model, &imatrix, &err);
     if (!rc && (fflush(stdout) || ferror(stdout))) rc = helm_fail_errno(&err, "standard output");
     imatrix_free(&imatrix);
     model_free(&model);
+    free(path);
     if (rc) fprintf(stderr, "helm-quantize: %s\n", err.text);
     return rc == 0 ? 0 : rc == HELM_E_USAGE ? 2 : 1;
 }

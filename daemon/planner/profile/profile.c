@@ -16,7 +16,8 @@
 #define PATH_TEXT      4096
 /* How far two measurements may contradict what cannot be: they were taken after one another, on a machine
  * that may have been busy with something else during one of them. */
-#define SLACK 3.0
+#define SLACK           3.0
+#define DISTURBANCE_MAX 0.75
 
 struct profile_value profile_table_at(const struct profile_table *table, uint32_t x)
 {
@@ -140,6 +141,12 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
         if (rc) helm_err_prefix(err, "formats.%s", tensor_format_name((enum tensor_format)f));
     }
     return rc;
+}
+
+double profile_disturbance(const struct profile *profile)
+{
+    const double taken = profile->busy_percent / 100.0;
+    return profile->busy_percent < PROFILE_BUSY ? 0 : fmin(DISTURBANCE_MAX, taken / (1 - fmin(taken, 0.9)));
 }
 
 int profile_check(const struct profile *profile, struct helm_err *err)
