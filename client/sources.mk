@@ -48,6 +48,7 @@ CLI_SRC := \
   client/cli/command_chat.c \
   client/cli/command_generate.c \
   client/cli/command_plan.c \
+  client/cli/command_pull.c \
   client/cli/command_query.c \
   client/cli/command_run.c \
   client/cli/command_text.c \
@@ -58,6 +59,14 @@ CLI_SRC := \
   client/cli/signals.c \
   client/cli/stream.c
 
+# Downloads of models, for helm-cli alone.
+HUB_SRC := \
+  client/hub/choose.c \
+  client/hub/listing.c \
+  client/hub/pull.c \
+  client/hub/sha256.c \
+  client/hub/transfer.c
+
 helm-cli_MAIN := client/cli/main.c
-helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(GEN)/proto/helm.pb-c.c
-helm-cli_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
+helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(HUB_SRC) $(GEN)/proto/helm.pb-c.c
+helm-cli_LIBS := -lcurl -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm

@@ -46,11 +46,14 @@ struct cli {
     struct helm_client *client;
     struct helm_tokenizer *tok;
     struct helm_chat *chat;
-    int signal_fd; /* -1: signals act as usual */
+    char *located_model, *located_tokenizer; /* what `model` and `tokenizer` point to then */
+    int signal_fd;                           /* -1: signals act as usual */
 };
 
 /* ---- session.c ---- */
 
+/* What --model and --tokenizer mean (common/model/hub.h) from here on: paths. Once is enough; the others here do it. */
+HELM_MUST_CHECK int cli_locate(struct cli *cli, struct helm_err *err);
 /* Connects (starting the private daemon first with --model). Prints what is wrong; CLI_EXIT_DONE or another
  * status. */
 int cli_open(struct cli *cli);
@@ -125,5 +128,6 @@ int command_status(struct cli *cli, int argc, char *const argv[]);
 int command_ps(struct cli *cli, int argc, char *const argv[]);
 int command_cancel(struct cli *cli, int argc, char *const argv[]);
 int command_plan(struct cli *cli, int argc, char *const argv[]);
+int command_pull(struct cli *cli, int argc, char *const argv[]);
 
 #endif

@@ -22,6 +22,7 @@ static const struct command commands[] = {
     {"ps", command_ps},
     {"cancel", command_cancel},
     {"plan", command_plan},
+    {"pull", command_pull},
 };
 
 static const char epilogue[] =
@@ -35,6 +36,7 @@ static const char epilogue[] =
     "  ps                     open requests of every client\n"
     "  cancel ID              ends a request that ps shows\n"
     "  plan                   what is computed where, and the memory it takes\n"
+    "  pull ORG/NAME[/FILE]   downloads a model from the hub into its cache\n"
     "Each has its own --help.\n"
     "\n"
     "Without --connect and --model: $HELM_ENDPOINT, else ipc:///run/helm/helmd.sock if it exists,\n"
@@ -53,7 +55,8 @@ int main(int argc, char **argv)
         {"curve-secret-key-file", 0, ARGS_TEXT, "FILE", "tcp: one's own secret CURVE key (Z85, mode 0600)",
          .target = &cli.secret_key_file},
         {"model", 0, ARGS_TEXT, "PATH",
-         "start a private daemon on this checkpoint, a folder or a GGUF file, for the command",
+         "start a private daemon on this model for the command: a checkpoint's folder, a GGUF file, or a\n"
+         "name ORG/NAME[/FILE] that is in the hub's cache",
          .target = &cli.model},
         {"tokenizer", 0, ARGS_TEXT, "PATH",
          "tokenizer.json, or a folder with it, the chat template and generation_config.json,\n"
