@@ -88,7 +88,7 @@ MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
 obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
 ALL_OBJ := $(call obj_of,$(ALL_SRC))
 MAIN_OBJ := $(call obj_of,$(MAIN_SRC))
-ALL_LIBS := -lcurl -lzmq -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
+ALL_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
 
 .PHONY: all programs lib
 all: programs lib

@@ -45,6 +45,8 @@ LIBHELM_SRC := \
   common/model/gguf_value.c
 
 CLI_SRC := \
+  client/cli/chat_commands.c \
+  client/cli/chat_history.c \
   client/cli/command_chat.c \
   client/cli/command_generate.c \
   client/cli/command_plan.c \
@@ -52,7 +54,9 @@ CLI_SRC := \
   client/cli/command_query.c \
   client/cli/command_run.c \
   client/cli/command_text.c \
+  client/cli/line_editor.c \
   client/cli/output.c \
+  client/cli/present.c \
   client/cli/private_daemon.c \
   client/cli/sampling.c \
   client/cli/session.c \
@@ -69,4 +73,4 @@ HUB_SRC := \
 
 helm-cli_MAIN := client/cli/main.c
 helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(HUB_SRC) $(GEN)/proto/helm.pb-c.c
-helm-cli_LIBS := -lcurl -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
+helm-cli_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm

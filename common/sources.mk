@@ -11,6 +11,7 @@ COMMON_SRC := \
   common/base/load.c \
   common/base/log.c \
   common/base/node.c \
+  common/base/suggest.c \
   common/base/units.c \
   common/formats/bf16.c \
   common/formats/bf16_packed.c \

@@ -70,9 +70,10 @@ HELM_MUST_CHECK int cli_open_tokenizer(struct cli *cli, struct helm_err *err);
 /* Opens the chat template in cli_text_folder into cli->chat. */
 HELM_MUST_CHECK int cli_open_chat(struct cli *cli, struct helm_err *err);
 /* The conversation as the model's prompt, ending where the answer begins; *ids is malloc'd. Needs cli->chat
- * and cli->tok. */
+ * and cli->tok. *thinking (may be NULL): the prompt ends inside a thinking part. */
 HELM_MUST_CHECK int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages,
-                                    size_t count, uint32_t **ids, size_t *id_count, struct helm_err *err);
+                                    size_t count, uint32_t **ids, size_t *id_count, bool *thinking,
+                                    struct helm_err *err);
 
 /* ---- signals.c ---- */
 

@@ -188,8 +188,9 @@ int cli_open_chat(struct cli *cli, struct helm_err *err)
 }
 
 int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages, size_t count,
-                    uint32_t **ids, size_t *id_count, struct helm_err *err)
+                    uint32_t **ids, size_t *id_count, bool *thinking, struct helm_err *err)
 {
+    static const char think[] = "<think>";
     char *text = NULL;
     size_t length = 0;
     *ids = NULL;
@@ -198,6 +199,10 @@ int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messa
     if (rc == 0) /* the template wrote the special tokens itself: parse them, add none */
         rc = helm_tokenizer_encode(cli->tok, text, length, HELM_TOKENIZER_ENCODE_PARSE_ADDED, ids, id_count,
                                    err);
+    while (rc == 0 && length && text[length - 1] == '\n') length--;
+    if (thinking)
+        *thinking = rc == 0 && length >= strlen(think) &&
+                    memcmp(text + length - strlen(think), think, strlen(think)) == 0;
     free(text);
     return rc;
 }
