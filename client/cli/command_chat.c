@@ -115,9 +115,7 @@ static int stream_answer(struct chat *chat, struct stream_result *result, struct
             .label = "helm-cli chat",
         };
         present_begin(&present, thinking);
-        if (chat->editor) line_editor_hold(chat->editor, true);
         rc = stream_run(chat->cli, &request, result, err);
-        if (chat->editor) line_editor_hold(chat->editor, false);
     }
     free(ids);
     return rc;

@@ -192,6 +192,12 @@ static char *prompt_of(EditLine *el)
     return (char *)e->prompt;
 }
 
+/* Between lines, too, the terminal gives every byte, and shows none of them. */
+static void hold(struct line_editor *e)
+{
+    el_set(e->el, EL_PREP_TERM, 1);
+}
+
 int line_editor_open(struct cli *cli, const char *prompt, struct line_editor **editor, struct helm_err *err)
 {
     struct line_editor *e = calloc(1, sizeof *e);
@@ -227,6 +233,7 @@ int line_editor_open(struct cli *cli, const char *prompt, struct line_editor **e
     el_set(e->el, EL_BIND, END_KEYS, "ed-newline", NULL);
     el_set(e->el, EL_BIND, "^M", "helm-enter", NULL);
     el_set(e->el, EL_BIND, "^J", "helm-enter", NULL);
+    hold(e);
     return 0;
 }
 
@@ -260,6 +267,7 @@ int line_editor_read(struct line_editor *e, char **text, struct helm_err *err)
     ask_brackets(e, true);
     el_resize(e->el);
     const char *line = el_gets(e->el, &count);
+    hold(e);
     ask_brackets(e, false);
     if (e->signal_number) return -e->signal_number;
     if (e->failed) {
@@ -275,9 +283,4 @@ int line_editor_read(struct line_editor *e, char **text, struct helm_err *err)
     if (*text) return 1;
     helm_fail(err, HELM_E_NOMEM, "no memory for a message");
     return LINE_EDITOR_ERROR;
-}
-
-void line_editor_hold(struct line_editor *e, bool hold)
-{
-    el_set(e->el, EL_PREP_TERM, hold ? 1 : 0);
 }

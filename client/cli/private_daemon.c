@@ -326,7 +326,9 @@ static int read_verdict(char *line, struct helm_err *err)
     if (code > 0) code = -code;
     for (int c = HELM_E_USAGE; code == 0 && c >= HELM_E_DEVICE; c--)
         if (strcmp(code_text, helm_code_name(c)) == 0) code = c;
-    return helm_fail(err, code ? code : HELM_E_INTERNAL, "%s", text ? text : code_text);
+    /* Nothing was begun, whatever kept it from that: HELM_E_PEER is for a helmd that says nothing. */
+    if (code == 0 || code == HELM_E_PEER || code == HELM_E_NOMEM) code = HELM_E_STATE;
+    return helm_fail(err, code, "%s", text ? text : code_text);
 }
 
 static int await_ready(struct cli *cli, struct private_daemon *daemon, int *signal_number,

@@ -54,7 +54,13 @@ def check_exit(name, want, *args, text=None, **more):
 def usage_tests():
     check_exit("no command is a usage error", 2)
     check_exit("unknown command", 2, "fly", text="fly")
+    check_exit("a misspelt command", 2, "stauts", text="no command 'stauts': is 'status' meant?")
     check_exit("unknown option", 2, "status", "--wings")
+    check_exit("a misspelt option", 2, "generate", "--temprature", "1", text="is '--temperature' meant?")
+    check_exit("a misspelt option before the command", 2, "--modl", "x", "run", text="is '--model' meant?")
+    check_exit("help", 0, "help", text="exit status")
+    check_exit("help of a command", 0, "help", "generate", text="usage: helm-cli generate")
+    check_exit("help of what is none", 2, "help", "generat", text="is 'generate' meant?")
     check_exit("--help", 0, "--help", text="exit status")
     check_exit("--version", 0, "--version", text="helm-cli ")
     for command in "run chat generate tokenize detokenize status ps cancel plan".split():
@@ -64,7 +70,7 @@ def usage_tests():
     check_exit("generate without -n", 2, "generate", "--tokens", "1", text="-n")
     check_exit("generate with bad ids", 2, "generate", "-n", "3", "--tokens", "1,x", text="--tokens")
     check_exit("temperature out of bounds", 2, "generate", "-n", "3", "--tokens", "1", "--temperature", "-1")
-    for option, limit in (("--top-p", "between 1.17549e-38 and 1"), ("--repetition-penalty", "between 1.17549e-38 and 100")):
+    for option, limit in (("--top-p", "above 0 and at most 1"), ("--repetition-penalty", "above 0 and at most 100")):
         for value in ("0", "-0", "1e-50"):
             check_exit("%s %s, which the daemon would take for off" % (option, value), 2, "generate", "-n", "3", "--tokens",
                        "1", option, value, text="%s: %s is not %s" % (option, value, limit))
@@ -262,7 +268,7 @@ def run_tests(folder, tokenizer):
           abs(s.top_p - 0.95) < 1e-6 and s.top_k == 5, s)
     with open(os.path.join(model, "generation_config.json"), "w") as f:
         f.write('{"do_sample": true, "top_p": 0}')
-    check_exit("top_p 0 in generation_config.json is refused", 4, *at, "run", "Hi", text="'top_p' is 0, not between")
+    check_exit("top_p 0 in generation_config.json is refused", 4, *at, "run", "Hi", text="above 0 and at most 1")
     check_exit("... unless --top-p says otherwise", 0, *at, "run", "Hi you", "--top-p", "0.5", text=" you\n")
     with open(os.path.join(model, "generation_config.json"), "w") as f:
         f.write('{"top_p": 0}')

@@ -12,6 +12,7 @@
 
 #include "common/base/args.h"
 #include "common/base/cpu.h"
+#include "common/base/file.h"
 #include "common/base/units.h"
 #include "common/model/arch.h"
 #include "common/model/hub.h"
@@ -124,7 +125,7 @@ static int check_output(const struct options *o, const struct model *model, stru
 {
     struct stat to, from;
     char path[4096];
-    if (stat(o->out, &to)) return 0;
+    if (stat(o->out, &to)) return file_check_parent(o->out, err);
     if (!S_ISREG(to.st_mode)) return helm_fail(err, HELM_E_USAGE, "--out %s is there and no file", o->out);
     for (uint32_t i = 0; i < model->shard_count; i++) {
         snprintf(path, sizeof path, "%s/%s", model->folder, model->shards[i].file);

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/file.h"
 #include "common/base/json.h"
 
 #define FILE_BYTES_MAX ((size_t)1 << 20)
@@ -235,7 +236,8 @@ int profile_write_check(const char *path, struct helm_err *err)
     struct stat st;
     int fd;
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return helm_fail(err, HELM_E_IO, "%s is a folder", path);
-    int rc = open_beside(path, beside, &fd, err);
+    int rc = file_check_parent(path, err);
+    if (!rc) rc = open_beside(path, beside, &fd, err);
     if (rc) return rc;
     close(fd);
     unlink(beside);
