@@ -84,15 +84,19 @@ PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-bench-read helm
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
-ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(CPU_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device/cuda/absent.c tests/golden/pair.c $(KERNEL_SRC) $(DAEMON_SRC) $(EXPLAIN_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(GATEWAY_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROFILE_SRC) $(QUANTIZE_SRC) $(PROTO_SRC)
+ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(CPU_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device/cuda/absent.c tests/golden/pair.c $(KERNEL_SRC) $(DAEMON_SRC) $(EXPLAIN_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(HUB_SRC) $(GATEWAY_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROFILE_SRC) $(QUANTIZE_SRC) $(PROTO_SRC)
 MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
 obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
 ALL_OBJ := $(call obj_of,$(ALL_SRC))
 MAIN_OBJ := $(call obj_of,$(MAIN_SRC))
-ALL_LIBS := -lzmq -lmicrohttpd -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
+ALL_LIBS := -lcurl -ledit -lzmq -lmicrohttpd -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
 
-.PHONY: all programs lib
-all: programs lib
+.PHONY: all built programs lib
+all: built
+built: programs lib
+	@echo "built: $(PROGRAMS)"
+	@echo "in $(BIN), libhelm in $(LIB)/lib"
+	@$(if $(NVCC),true,echo "helm-worker-gpu has no CUDA device in it (no nvcc in CUDA_HOME, PATH or /usr/local/cuda): models run on the CPU")
 programs: $(PROGRAMS:%=$(BIN)/%)
 
 $(GEN)/proto/%.pb-c.c $(GEN)/proto/%.pb-c.h: proto/%.proto
@@ -142,7 +146,9 @@ include worker-gpu/cuda.mk client/libhelm.mk tests/tests.mk
 DEMO_PROGRAMS := helm-cli helm-profile helm-worker-cpu helmd
 demo:
 	@tools/setup.sh build
-	@$(MAKE_MODE) -j$(shell nproc) $(DEMO_PROGRAMS:%=$(BIN)/%) >$(BUILD).log 2>&1 || { tail -n 30 $(BUILD).log; exit 1; }
+	@set -o pipefail; steps=$$($(MAKE_MODE) -n $(DEMO_PROGRAMS:%=$(BIN)/%) 2>/dev/null | grep -c "^printf '  %-5s" || true); \
+	  $(MAKE_MODE) -j$(shell nproc) $(DEMO_PROGRAMS:%=$(BIN)/%) 2>&1 | tools/demo/build-progress.sh $$steps $(BUILD).log || \
+	  { tail -n 30 $(BUILD).log; exit 1; }
 	@rm -f $(BUILD).log
 	@tools/demo/demo.sh $(BIN)
 
