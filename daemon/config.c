@@ -110,6 +110,11 @@ static void table_build(struct option_table *t, struct config *c)
          "how weights lie in memory: stored, or the mixture of blocks, such as\n"
          "q4_k_m, that they are converted to at load, with its loss (default stored)",
          .target = &c->weights_name},
+        {"activations", 0, ARGS_CHOICE, ACTIVATIONS_CHOICES,
+         "what blocks are multiplied with: exact, or rounded to int8 in blocks of 32\n"
+         "(default auto: int8 where that is faster and the model's own check allows it)",
+         .target = &c->activations_name, .choices = ACTIVATIONS_CHOICES},
+        {"exact", 0, ARGS_FLAG, NULL, "the same as --activations exact", .target = &c->exact},
         {"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go", .target = &c->rundir},
         {"worker-dir", 0, ARGS_TEXT, "DIR", "where the workers' programs are (default: beside helmd)",
          .target = &c->worker_dir},
@@ -253,6 +258,10 @@ static int config_check(struct config *c, struct helm_err *err)
     c->pack_all = strcmp(c->pack_name, "all") == 0;
     rc = formats_read(c->weights_name, &c->weights, err);
     if (rc) return rc;
+    c->activations = activations_option_named(c->activations_name);
+    if (c->exact && c->activations == ACTIVATIONS_INT8)
+        return helm_fail(err, HELM_E_USAGE, "--exact forbids --activations int8");
+    if (c->exact) c->activations = ACTIVATIONS_EXACT;
     c->kv_dtype = kv_dtype_named(c->kv_dtype_name); /* one of the option's choices */
     return log_level_parse(c->log_level_name, &c->log_level, err);
 }
@@ -272,6 +281,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .gpu_chains_name = "on",
                               .pack_name = "auto",
                               .weights_name = "stored",
+                              .activations_name = "auto",
                               .batch = 1,
                               .prompt = 128,
                               .max_stall_ms = CONFIG_STALL_MS,

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/text/stop_text.h"
 #include "common/base/units.h"
 
 /* For the last word after a cancel. That takes effect when the step under way ends, and a step of a long
@@ -51,54 +52,27 @@ static void *grow(void *array, size_t count, size_t *space, size_t element, stru
     return grown;
 }
 
-/* ---- stop texts ------------------------------------------------------------------------------------- */
-
-/* The first stop text in text[from ..), or SIZE_MAX. */
-static size_t find_stop(const struct args_list *stop, const struct cli_text *text, size_t from)
-{
-    size_t first = SIZE_MAX;
-    for (uint32_t i = 0; i < stop->count; i++) {
-        size_t length = strlen(stop->item[i]);
-        if (length == 0 || text->length - from < length) continue;
-        const char *at = memmem(text->data + from, text->length - from, stop->item[i], length);
-        if (at && (size_t)(at - text->data) < first) first = (size_t)(at - text->data);
-    }
-    return first;
-}
-
-/* How many bytes at the end could still begin a stop text. */
-static size_t held_bytes(const struct args_list *stop, const struct cli_text *text, size_t from)
-{
-    size_t held = 0;
-    for (uint32_t i = 0; i < stop->count; i++) {
-        size_t length = strlen(stop->item[i]), tail = text->length - from;
-        if (length && tail > length - 1) tail = length - 1;
-        for (; tail > held; tail--) {
-            if (length && memcmp(text->data + text->length - tail, stop->item[i], tail) == 0) held = tail;
-        }
-    }
-    return held;
-}
+/* ---- text -------------------------------------------------------------------------------------------- */
 
 /* Takes what the detokenizer gave, looks for stop texts, prints what is safe. */
 static void add_text(struct stream *s, const char *data, size_t length, bool last)
 {
     struct cli_text *text = &s->result->text;
-    const struct args_list *stop = &s->request->options->stop;
+    const struct stop_texts stop = {s->request->options->stop.item, s->request->options->stop.count};
     struct helm_err err = {0};
     cli_text_add(text, data, length);
     if (cli_text_check(text, &err)) {
         fail(s, &err);
         return;
     }
-    size_t cut = find_stop(stop, text, s->printed);
+    size_t cut = stop_text_find(&stop, text->data, text->length, s->printed);
     size_t safe = text->length;
     if (cut != SIZE_MAX) {
         text->length = safe = cut;
         text->data[cut] = 0;
         s->stopped = s->ended = true;
     } else if (!last) {
-        safe -= held_bytes(stop, text, s->printed);
+        safe -= stop_text_held(&stop, text->data, text->length, s->printed);
     }
     if (safe > s->printed && s->request->print == STREAM_PRINT_TEXT) {
         if (cli_write(text->data + s->printed, safe - s->printed, &err) < 0) fail(s, &err);

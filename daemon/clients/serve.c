@@ -113,8 +113,9 @@ static void on_generate(struct serve *serve, struct asker asker, struct request 
         serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the daemon is going down");
         return;
     }
-    if (!serve->workers->ever_ready) {
-        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the model is still loading");
+    if (serve->checking || !serve->workers->ever_ready) {
+        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY,
+                    serve->workers->ever_ready ? "the model is being checked" : "the model is still loading");
         return;
     }
     if (batcher_find_request(serve->batcher, asker.client, asker.request_id)) {
@@ -210,6 +211,7 @@ static void on_status(struct serve *serve, struct asker asker, struct request *r
     status.prefix_hits_total = m->prefix_hits_total;
     status.tokens_cached_total = m->tokens_found_total;
     status.prefix_evictions_total = serve->batcher->pages.evicted;
+    status.activations = (char *)serve->activations;
     status.requests_total = m->requests_total;
     status.tokens_prompt_total = m->tokens_prompt_total;
     status.tokens_output_total = m->tokens_output_total;
@@ -324,6 +326,7 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
 const char *serve_state_name(const struct serve *serve)
 {
     if (serve->draining) return "draining";
+    if (serve->checking) return "loading";
     if (workers_ready(serve->workers)) return "ready";
     return serve->workers->ever_ready ? "restarting" : "loading";
 }

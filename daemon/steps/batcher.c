@@ -509,6 +509,11 @@ void batcher_worker_ready(struct batcher *batcher)
     batcher->worker_ready = true;
 }
 
+void batcher_goes_on(struct batcher *batcher, uint32_t serial)
+{
+    batcher->serial = serial;
+}
+
 void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss)
 {
     batcher->worker_ready = false;

@@ -145,6 +145,8 @@ HELM_MUST_CHECK int batcher_take_result(struct batcher *batcher, uint64_t now_us
  * every slot again. */
 void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch);
 void batcher_worker_ready(struct batcher *batcher);
+/* Somebody else has rung steps up to this one (check.h), and they are done. */
+void batcher_goes_on(struct batcher *batcher, uint32_t serial);
 void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss);
 
 #endif
