@@ -155,6 +155,15 @@ static inline int __ffs(int v)
 {
     return __builtin_ffs(v);
 }
+static inline uint32_t max(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+static inline int __dp4a(int a, int b, int c)
+{
+    for (int shift = 0; shift < 32; shift += 8) c += (int8_t)(a >> shift) * (int8_t)(b >> shift);
+    return c;
+}
 static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
 {
     uint64_t both = (uint64_t)b << 32 | a;

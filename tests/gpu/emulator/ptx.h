@@ -181,6 +181,16 @@ template <typename T> struct matrix_unit {
             d[i] = (float)(d[i] + product[lane / 4 + (i / 2) * 8][lane % 4 * 2 + i % 2]);
     }
 };
+static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t d = 0;
+    for (int shift = 0; shift < 32; shift += 16)
+        d |= (uint32_t)convert_f32_f16(convert_f16_f32((uint16_t)(a >> shift)) *
+                                           convert_f16_f32((uint16_t)(b >> shift)) +
+                                       convert_f16_f32((uint16_t)(c >> shift)))
+             << shift;
+    return d;
+}
 static inline void load_matrices(uint32_t r[4], uint32_t address)
 {
     const uint32_t *all = emulator_exchange(&address, 1);
