@@ -30,7 +30,11 @@ TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/* unit/common/shared/test_door
   $(addprefix unit/daemon/planner/test_,planner refusals) unit/worker-gpu/device/test_device* \
   $(addprefix process/test_,bench.py helm_profile.py))
 # The longest first, so that none is what everything waits for in the end. tests/run.py lists them when it is through.
-TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_helm_profile.py
+TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_helm_profile.py \
+  asan:tests/process/test_helmd_split.py asan:tests/golden/test_golden_formats *:tests/golden/test_golden_split \
+  asan:tests/golden/test_golden_stream release:tests/process/test_helmd_split.py tsan:tests/ipc/test_split_threads \
+  asan:tests/process/test_cli.py release:helm-test-gpu-emulated asan:tests/kernels/* asan:tests/golden/test_golden_gguf_gpu \
+  asan:tests/unit/daemon/planner/test_packed_search asan:tests/process/test_helmd_faults.py
 # One more at once than processors: a fifth of a golden run, more of a process test, is waiting.
 RUN = HELM_DIST=$(abspath $(DIST)) tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell expr $$(nproc) + 1) \
   $(TEST_ALONE:%=--alone '%') $(TEST_LONGEST:%=--longest '%')
