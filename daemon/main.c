@@ -20,10 +20,10 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
-#include "daemon/activations.h"
 #include "daemon/config.h"
 #include "daemon/children/end_request.h"
 #include "daemon/loop.h"
+#include "daemon/planner/activations/decision.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/planner/planner.h"
 #include "daemon/children/profiling.h"
@@ -73,19 +73,16 @@ static int take_inherited_fd(const char *what, uint64_t number, int *fd, struct 
     return 0;
 }
 
-/* With `auto` its activations count. */
 static int plan_from_file(struct helmd *d, struct helm_err *err)
 {
     json_t *json = NULL;
     struct planner_request *request = &d->request;
-    struct activations *a = &d->activations;
     int rc = json_read_file(d->config.plan_file, PLAN_FILE_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, &d->plan, err);
     json_decref(json);
     if (!rc) {
         formats_lay_as_planned(&d->model, &d->plan);
-        if (a->option == ACTIVATIONS_AUTO && !a->decided) memcpy(a->inputs, d->plan.inputs, sizeof a->inputs);
-        memcpy(d->plan.inputs, a->inputs, sizeof a->inputs);
+        activations_take(&d->plan, &d->activations);
         planner_adopt(&d->plan, &request->wish);
         rc = packed_look_take(request, &d->plan, &d->arena_spec, err);
     }

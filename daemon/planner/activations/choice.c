@@ -57,7 +57,7 @@ void activations_choose(enum activations_option option, const struct model *mode
     for (int p = 0; p < PLAN_PROCESSORS; p++) {
         const double gain = activations_gain(model, profile, (enum plan_processor)p);
         const bool wanted = option == ACTIVATIONS_AUTO   ? gain >= ACTIVATIONS_GAIN
-                            : option == ACTIVATIONS_INT8 ? can[p] || gain > 0
+                            : option == ACTIVATIONS_INT8 ? can[p]
                                                          : false;
         inputs[p] = wanted ? LINEAR_INT8 : LINEAR_EXACT;
     }
