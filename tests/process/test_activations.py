@@ -192,7 +192,7 @@ def test_files_that_are_no_verdict_are_measured_anew():
 
 def test_nothing_is_served_before_it_is_decided_and_a_dead_worker_is_replaced():
     with World() as world:  # the reference is slow enough to be met in the middle
-        with world.running(*CPU, "--activations", "int8", "--kernels", "ref", wait=False) as d:
+        with world.running(*CPU, "--kv-tokens", 512, "--activations", "int8", "--kernels", "ref", wait=False) as d:
             check(wait_until(lambda: CHECKING in d.log(), 30), "no check")
             c = Client(d.endpoint)
             early = c.generate(PROMPT, 4)
