@@ -206,7 +206,8 @@ INLINE vec eight_scales(const uint8_t *w, const size_t blocks, const enum tensor
 #define EXPONENT(i)                                                                                          \
     if ((i) < blocks) all = _mm_insert_epi8(all, w[(i)*bytes], i);
         EXPONENT(0)
-        EXPONENT(1) EXPONENT(2) EXPONENT(3) EXPONENT(4) EXPONENT(5) EXPONENT(6) EXPONENT(7)
+        EXPONENT(1)
+        EXPONENT(2) EXPONENT(3) EXPONENT(4) EXPONENT(5) EXPONENT(6) EXPONENT(7)
             const __m256i e = _mm256_cvtepu8_epi32(all),
                           normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23),
                           tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), e);
@@ -220,8 +221,8 @@ INLINE vec eight_scales(const uint8_t *w, const size_t blocks, const enum tensor
         all = _mm_insert_epi16(all, half, i);                                                                \
     }
     HALF(0)
-    HALF(1) HALF(2) HALF(3) HALF(4) HALF(5) HALF(6)
-        HALF(7) return _mm512_castps256_ps512(_mm256_cvtph_ps(all));
+    HALF(1)
+    HALF(2) HALF(3) HALF(4) HALF(5) HALF(6) HALF(7) return _mm512_castps256_ps512(_mm256_cvtph_ps(all));
 }
 INLINE vec pair_scales(const uint8_t *w, const size_t blocks, const enum tensor_format format)
 {
@@ -234,7 +235,8 @@ INLINE vec pair_scales(const uint8_t *w, const size_t blocks, const enum tensor_
         to = _mm_insert_epi32(to, both, n);                                                                  \
     }
     BOTH(low, 0, 0)
-    BOTH(low, 1, 1) BOTH(low, 2, 2) BOTH(low, 3, 3) BOTH(high, 4, 0) BOTH(high, 5, 1) BOTH(high, 6, 2)
+    BOTH(low, 1, 1)
+    BOTH(low, 2, 2) BOTH(low, 3, 3) BOTH(high, 4, 0) BOTH(high, 5, 1) BOTH(high, 6, 2)
         BOTH(high, 7,
              3) return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
@@ -322,30 +324,7 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
         vec_reduce_add(has_least(format) ? vec_add(total[s], least[s]) : total[s]);
 }
 
-#define FUNCTIONS(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                \
-    static void format_##_order(float *to, const float *x, size_t cols)                                      \
-    {                                                                                                        \
-        order_as(to, x, cols, FORMAT_##FORMAT_NAME);                                                         \
-    }                                                                                                        \
-    static size_t format_##_ordered_bytes(size_t cols)                                                       \
-    {                                                                                                        \
-        return (cols + CHUNK - 1) / CHUNK * chunk_x_bytes(FORMAT_##FORMAT_NAME);                             \
-    }                                                                                                        \
-    static void format_##_gemv(float *y, const void *w, const float *x, size_t rows, size_t cols,            \
-                               const struct gemv_reads *reads)                                               \
-    {                                                                                                        \
-        gemv(y, w, x, rows, cols, reads, FORMAT_##FORMAT_NAME);                                              \
-    }
-INT8_FORMATS(FUNCTIONS)
-
-#define ROW(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                      \
-    [INT8_##FORMAT_NAME] = {.name = "avx512-vnni",                                                           \
-                            .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_VNNI,                             \
-                            .inputs = LINEAR_INT8,                                                           \
-                            .format = FORMAT_##FORMAT_NAME,                                                  \
-                            .schedule = LINEAR_ONE_TOKEN,                                                    \
-                            .gemv = format_##_gemv,                                                          \
-                            .streams = GEMV_STREAMS,                                                         \
-                            .order = format_##_order,                                                        \
-                            .ordered_bytes = format_##_ordered_bytes},
-const struct linear_kernel int8_avx512vnni_gemv[INT8_FORMAT_COUNT] = {INT8_FORMATS(ROW)};
+#define NAME     "avx512-vnni"
+#define FEATURES (CPU_AVX2 | CPU_AVX512 | CPU_AVX512_VNNI)
+#define KERNELS  int8_avx512vnni_gemv
+#include "common/cpu/kernels/int8_gemv.h"

@@ -15,7 +15,8 @@
         &blocks_avx512[BLOCK_##FORMAT_NAME][0], &blocks_avx512[BLOCK_##FORMAT_NAME][1],                      \
         &blocks_avx512bf16[BLOCK_##FORMAT_NAME],
 #define INT8_ROWS(format, FORMAT_NAME, values, bytes, group)                                                 \
-    &int8_ref[INT8_##FORMAT_NAME][0], &int8_ref[INT8_##FORMAT_NAME][1], &int8_avx512vnni_gemv[INT8_##FORMAT_NAME],
+    &int8_ref[INT8_##FORMAT_NAME][0], &int8_ref[INT8_##FORMAT_NAME][1], &int8_avx2_gemv[INT8_##FORMAT_NAME], \
+        &int8_avx512vnni_gemv[INT8_##FORMAT_NAME],
 #define PLAIN(kernels) &(kernels)[FORMAT_BF16], &(kernels)[FORMAT_F16], &(kernels)[FORMAT_F32]
 
 /* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen

@@ -120,8 +120,7 @@ static inline bool linear_pays(enum tensor_format format, unsigned features)
  * planner, as above. */
 static inline bool linear_has_int8(enum tensor_format format, unsigned features)
 {
-    const unsigned needs = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_VNNI;
-    return format >= FORMAT_Q8_0 && !(needs & ~features);
+    return format >= FORMAT_Q8_0 && features & CPU_AVX2;
 }
 
 /* What computes with a format; NULL: this processor has none. */
