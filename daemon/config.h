@@ -20,7 +20,8 @@ struct config {
     const char *model, *device, *config_file, *kernels, *rundir, *plan_file, *worker_dir, *kv_dtype_name;
     const char *log_level_name, *curve_secret_key_file, *curve_clients_file;
     const char *profile_file; /* NULL: the cached one of this hardware, measured first if there is none */
-    const char *strategy_name, *gpu_graphs_name, *gpu_chains_name, *pack_name, *weights_name, *activations_name;
+    const char *strategy_name, *gpu_graphs_name, *gpu_chains_name, *pack_name, *weights_name,
+        *activations_name;
     enum search_strategy strategy;
     uint64_t batch, prompt; /* what the plan is made fast for */
     uint64_t max_stall_ms;  /* that a prompt may hold up decoding sequences; 0: without bound */

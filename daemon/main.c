@@ -46,7 +46,8 @@ struct helmd {
     struct keeper keeper;
     struct accelerator device;
     int node; /* NUMA node of weights, caches and compute threads; -1: none */
-    struct profile measured, profile; /* as in the file; with the rates of the activations that are planned with */
+    struct profile measured,
+        profile; /* as in the file; with the rates of the activations that are planned with */
     struct planner_request request;
     struct activations activations;
     struct check check;
@@ -188,8 +189,8 @@ static int lay_plan(struct helmd *d, struct helm_err *err)
     const struct config *c = &d->config;
     activations_rates(&d->measured, d->activations.inputs, &d->profile);
     memcpy(d->request.inputs, d->activations.inputs, sizeof d->request.inputs);
-    int rc = c->plan_file ? plan_from_file(d, err)
-                          : packed_look_make(&d->request, &d->plan, &d->arena_spec, err);
+    int rc =
+        c->plan_file ? plan_from_file(d, err) : packed_look_make(&d->request, &d->plan, &d->arena_spec, err);
     activations_rates(&d->measured, d->plan.inputs, &d->profile); /* as the plan in a file has them */
     return rc ? rc : forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
 }

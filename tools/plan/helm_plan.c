@@ -209,7 +209,8 @@ static int lay_plan(const struct options *o, const struct profile *measured, str
     struct profile *profile = (struct profile *)r->profile;
     activations_rates(measured, a->inputs, profile);
     memcpy(r->inputs, a->inputs, sizeof r->inputs);
-    int rc = o->plan ? take_plan(o->plan, r, model, plan, &arena, err) : packed_look_make(r, plan, &arena, err);
+    int rc =
+        o->plan ? take_plan(o->plan, r, model, plan, &arena, err) : packed_look_make(r, plan, &arena, err);
     if (o->plan && !rc) activations_take(plan, a);
     activations_rates(measured, plan->inputs, profile);
     return rc;

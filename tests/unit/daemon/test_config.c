@@ -165,8 +165,7 @@ static void what_makes_no_sense_is_refused(void **state)
                  {"--batch", "9", HELM_E_USAGE},          {"--prompt", "0", HELM_E_USAGE},
                  {"--max-stall-ms", "-1", HELM_E_USAGE},  {"--gpu-graphs", "maybe", HELM_E_USAGE},
                  {"--gpu-chains", "maybe", HELM_E_USAGE}, {"--pack", "on", HELM_E_USAGE},
-                 {"--activations", "int4", HELM_E_USAGE},
-                 {"--nothing", "1", HELM_E_USAGE}};
+                 {"--activations", "int4", HELM_E_USAGE}, {"--nothing", "1", HELM_E_USAGE}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct config c;
         struct helm_err err = {0};

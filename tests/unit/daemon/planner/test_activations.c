@@ -72,7 +72,8 @@ static int open_stage(void **state)
     s->profile.format[FORMAT_Q6_K].cpu_gemv = made_up_value(25e9);
     s->stages[0] = (struct plan_stage){.last = 1, .home = PLAN_HOME_GPU};
     s->stages[1] = (struct plan_stage){.first = 2, .last = 3, .home = PLAN_HOME_CPU};
-    s->plan = (struct plan){.layers = 4, .step_tokens = 64, .stages = s->stages, .stage_count = 2, .head = PLAN_CPU0};
+    s->plan = (struct plan){
+        .layers = 4, .step_tokens = 64, .stages = s->stages, .stage_count = 2, .head = PLAN_CPU0};
     *state = s;
     return 0;
 }

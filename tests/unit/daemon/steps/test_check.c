@@ -131,8 +131,7 @@ static void every_sequence_has_pages_of_its_own_both_ways(void **state)
     assert_true(verdict.one_token == 0 && verdict.tokens == 0);
     for (int a = 0; a < 2 * CHECK_SEQUENCES; a++) {
         assert_true(s.exact_of[a / 2][a % 2] > 0);
-        for (int b = 0; b < a; b++)
-            assert_int_not_equal(s.exact_of[a / 2][a % 2], s.exact_of[b / 2][b % 2]);
+        for (int b = 0; b < a; b++) assert_int_not_equal(s.exact_of[a / 2][a % 2], s.exact_of[b / 2][b % 2]);
     }
     stage_close(&s);
 }
