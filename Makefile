@@ -28,8 +28,9 @@ space := $(empty) $(empty)
 comma := ,
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wundef -Wno-format-truncation -Werror
 BASE := -std=c11 -D_GNU_SOURCE -fno-strict-aliasing -fPIC -pthread
-# sanitizers' reports name functions and lines; what a debugger needs besides takes a quarter of the time to compile
-DEBUG_INFO := $(if $(filter asan ubsan tsan,$(MODE)),-g1,-g)
+# Traces and sanitizers' reports name functions and lines; what a debugger needs besides takes a quarter of the time to
+# compile, of kernels half of it.
+DEBUG_INFO := $(if $(filter debug,$(MODE)),-g,-g1)
 LDFLAGS_MODE :=
 ifeq ($(MODE),release)
 OPT := -O2 -fno-plt -D_FORTIFY_SOURCE=2 -fstack-protector-strong
@@ -149,7 +150,7 @@ bench: programs
 	tools/bench/run.sh $(BIN)
 
 dist: $(DIST)
-$(DIST): programs README.md CHANGELOG.md tools/dist.sh $(wildcard tools/models/demo/* profiles/*.json)
+$(DIST): programs $(CUDA_PROGRAMS:%=$(BIN)/%) README.md CHANGELOG.md tools/dist.sh $(wildcard tools/models/demo/* profiles/*.json)
 	tools/dist.sh $(BIN) $(VERSION) $@
 
 STYLE_SRC = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')

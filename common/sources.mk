@@ -11,6 +11,8 @@ COMMON_SRC := \
   common/base/json.c \
   common/base/log.c \
   common/base/node.c \
+  common/base/printable.c \
+  common/base/start.c \
   common/base/units.c \
   common/formats/bf16.c \
   common/formats/bf16_packed.c \

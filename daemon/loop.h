@@ -16,9 +16,10 @@ struct check;
 struct loop {
     struct serve *serve;
     struct check *check; /* runs when the workers are ready, before anything is served; NULL: none */
-    /* It has ended: has the plan's activations decided. *again: other workers are on their way. */
+    void *context;       /* of these two */
+    /* The check has ended: has the plan's activations decided. *again: other workers are on their way. */
     int (*decide)(void *context, bool *again, struct helm_err *err);
-    void *decide_context;
+    void (*reload)(void *context); /* on SIGHUP */
     struct keeper *keeper;
     struct rundir *rundir;
     int signal_fd;

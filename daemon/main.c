@@ -1,7 +1,8 @@
 /* helmd: the coordinator. This file holds the start order and nothing else.
  *
  * configuration -> model -> device, profile, plan and memory ledgers -> run directory and locks -> keeper ->
- * arena -> sockets -> loop -> everything back in reverse. Exit status: 0 ended on request, 2 usage, 4 refused
+ * arena -> sockets -> loop -> everything back in reverse. Where the model's check of int8 activations fails: workers
+ * and arena back, another plan, arena and workers again (remake). Exit status: 0 ended on request, 2 usage, 4 refused
  * to start, 5 failed. */
 #include <fcntl.h>
 #include <poll.h>
@@ -18,6 +19,7 @@
 #include "common/base/json.h"
 #include "common/base/node.h"
 #include "common/base/log.h"
+#include "common/base/start.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/config.h"
@@ -35,6 +37,8 @@
 #define PLAN_FILE_MAX ((size_t)16 << 20)
 
 struct helmd {
+    int argc;
+    char **argv;
     struct config config;
     struct model model;
     struct plan plan;
@@ -303,6 +307,13 @@ static int name_folder(struct model *model, struct helm_err *err)
     return 0;
 }
 
+static int check_room(const struct helmd *d, struct helm_err *err)
+{
+    struct arena_header header;
+    const int rc = arena_plan(&d->arena_spec, &header, err);
+    return rc ? rc : start_check_arena(header.total_bytes, err);
+}
+
 static int start(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
@@ -311,6 +322,7 @@ static int start(struct helmd *d, struct helm_err *err)
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = look_at_machine(d, err);
     if (!rc) rc = make_plan(d, err);
+    if (!rc) rc = check_room(d, err);
     if (!rc) rc = end_request_check(err); /* from here on the loop takes it */
     if (!rc) rc = loop_open_signals(&d->signal_fd, err);
     if (!rc) rc = rundir_open(c->rundir, &c->listen, &d->rundir, err);
@@ -335,6 +347,7 @@ static int remake(struct helmd *d, struct helm_err *err)
     free_plan(d);
     arena_close(&d->arena);
     int rc = make_plan(d, err);
+    if (!rc) rc = check_room(d, err);
     if (!rc) rc = arena_create(&d->arena_spec, &d->arena, err);
     const struct workers_config config = workers_config_of(d);
     if (!rc) rc = workers_renew(&d->workers, &config, err);
@@ -357,6 +370,24 @@ static void stop(struct helmd *d)
     config_free(&d->config);
 }
 
+/* What may change while it serves: the level of log lines, and whose CURVE keys are let in. */
+static void reload(void *context)
+{
+    struct helmd *d = context;
+    struct config fresh = {0};
+    struct helm_err err = {0};
+    bool exit_now = false;
+    int rc = config_read(d->argc, d->argv, &fresh, &exit_now, &err);
+    if (!rc) rc = client_socket_reload(d->clients, fresh.curve_clients_file, &err);
+    if (rc) {
+        log_error("SIGHUP: nothing is changed: %s", err.text);
+    } else {
+        log_info("SIGHUP: log level %s", log_level_name(fresh.log_level));
+        log_set_level(fresh.log_level);
+    }
+    config_free(&fresh);
+}
+
 /* After another plan was made the bound that the sockets have on frames stays. */
 static void fill_serve(struct helmd *d)
 {
@@ -374,7 +405,8 @@ static void fill_serve(struct helmd *d)
                               .forecast_batch = (uint32_t)d->config.batch,
                               .forecast_context = d->typical_context,
                               .forecast_prompt = (uint32_t)d->config.prompt,
-                              .context = before && before < context ? before : context};
+                              .context = before && before < context ? before : context,
+                              .draining = d->serve.draining};
 }
 
 /* The check has ended. */
@@ -403,9 +435,10 @@ static int serve_until_told(struct helmd *d)
     d->loop = (struct loop){.serve = &d->serve,
                             .check = d->activations.checks ? &d->check : NULL,
                             .decide = decide,
-                            .decide_context = d,
                             .keeper = &d->keeper,
                             .rundir = &d->rundir,
+                            .reload = reload,
+                            .context = d,
                             .signal_fd = d->signal_fd,
                             .timer_fd = -1,
                             .real_device = d->device.ledger.kind == LEDGER_DEVICE_CUDA,
@@ -424,9 +457,12 @@ int main(int argc, char **argv)
     bool exit_now = false;
     int status = 0;
     pid_t parent = getppid();
+    d.argc = argc;
+    d.argv = argv;
     d.ready_fd = d.parent_fd = d.signal_fd = d.arena.fd = d.keeper.pipe = -1;
+    int rc = start_process(&err);
     log_init("helmd", LOG_LEVEL_INFO);
-    int rc = config_read(argc, argv, &d.config, &exit_now, &err);
+    if (!rc) rc = config_read(argc, argv, &d.config, &exit_now, &err);
     if (!rc && !exit_now) rc = take_inherited_fd("--ready-fd", d.config.ready_fd, &d.ready_fd, &err);
     if (!rc && !exit_now) rc = take_inherited_fd("--parent-fd", d.config.parent_fd, &d.parent_fd, &err);
     if (rc || exit_now) goto out;
