@@ -98,6 +98,8 @@ KERNEL_SRC := \
   common/cpu/kernels/gemm_openblas.c \
   common/cpu/kernels/gemv_avx2.c \
   common/cpu/kernels/gemv_avx512.c \
+  common/cpu/kernels/int8_gemm_avx2.c \
+  common/cpu/kernels/int8_gemm_avx512vnni.c \
   common/cpu/kernels/int8_gemv_avx2.c \
   common/cpu/kernels/int8_gemv_avx512vnni.c \
   common/cpu/kernels/int8_ref.c \

@@ -49,7 +49,8 @@ static void check(const struct linear_kernel *v, const struct problem *p, size_t
                   float want)
 {
     const double tiny = 0x1p-130 * (double)p->cols, /* scales may be below what fp32 keeps whole */
-        allowed = 0x1p-24 * (8 + 4 * sqrt((double)p->cols / 16)) * magnitude(p, t, r) + tiny;
+        allowed = 0x1p-24 * (8 + 4 * sqrt((double)p->cols / 16)) * magnitude(p, t, r) +
+                  0x1p-23 * fabs((double)want) + tiny;
     if (!(fabs((double)got - (double)want) <= allowed))
         fail_msg("%s %s rows %zu cols %zu tokens %zu: y[%zu][%zu] = %.9g, reference %.9g, allowed %.3g",
                  v->name, tensor_format_name(p->format), p->rows, p->cols, p->tokens, t, r, (double)got,

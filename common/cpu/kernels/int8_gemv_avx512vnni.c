@@ -7,12 +7,7 @@
  * multiplied with x's once, and come to the lanes of 64 weights by a permutation. */
 #include "common/cpu/kernels/lanes512.h"
 
-INLINE vec block_numbers(const void *at)
-{
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
-}
-
-#include "common/cpu/kernels/blocks_words512.h"
+#include "common/cpu/kernels/int8_words512.h"
 #define GEMV_STREAMS 4
 #include "common/cpu/kernels/gemv_streams.h"
 
@@ -40,30 +35,6 @@ INLINE enum layout layout_of(const enum tensor_format format)
         return SIXTEEN;
     default:
         return EIGHT;
-    }
-}
-
-/* What numbers are larger by than weights. */
-INLINE int number_less(const enum tensor_format format)
-{
-    switch (format) {
-    case FORMAT_Q3_K:
-        return 4;
-    case FORMAT_Q4_0:
-        return 8;
-    case FORMAT_MXFP4:
-        return 12;
-    case FORMAT_Q5_0:
-        return 16;
-    case FORMAT_Q6_K:
-        return 32;
-    case FORMAT_IQ4_NL:
-    case FORMAT_IQ4_XS:
-        return 127;
-    case FORMAT_Q8_0:
-        return 128;
-    default:
-        return 0;
     }
 }
 
@@ -153,26 +124,6 @@ INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_f
 
 /* ---- weights ---- */
 
-/* 64 weights as whole numbers without sign; `second` as words_of says. */
-INLINE __m512i bytes_of(const uint8_t *w, const uint8_t *second, const size_t k,
-                        const enum tensor_format format)
-{
-    static const int8_t iq4[16] = {IQ4_CODES}, mxfp4[16] = {MXFP4_CODES};
-    if (format == FORMAT_Q8_0) {
-        const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)(w + 2)));
-        return _mm512_xor_si512(_mm512_inserti64x4(low, _mm256_loadu_si256((const void *)(second + 2)), 1),
-                                _mm512_set1_epi8((char)0x80));
-    }
-    const __m512i words = words_of(w, second, k, format);
-    if (format == FORMAT_Q4_K) return _mm512_and_si512(words, EIGHTS(0x0f0f0f0f, (int)0xf0f0f0f0));
-    if (!IS_TABLE(format)) return _mm512_and_si512(words, _mm512_set1_epi8((char)weight_bits(format)));
-    const __m512i index = _mm512_and_si512(_mm512_srlv_epi32(words, FOURS(0, 4, 0, 4)), _mm512_set1_epi8(15));
-    if (format == FORMAT_Q4_0 || format == FORMAT_Q4_1) return index;
-    const __m128i code = _mm_add_epi8(_mm_loadu_si128((const void *)(format == FORMAT_MXFP4 ? mxfp4 : iq4)),
-                                      _mm_set1_epi8((char)number_less(format)));
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(code), index);
-}
-
 /* Scales and smallest values of a chunk of `S` rows, in the format's layout. `blocks`: of 32 values, that are there. */
 INLINE void quarter_scales(vec *scales, const uint8_t *w, size_t stride, const size_t S)
 {
@@ -207,7 +158,9 @@ INLINE vec eight_scales(const uint8_t *w, const size_t blocks, const enum tensor
     if ((i) < blocks) all = _mm_insert_epi8(all, w[(i)*bytes], i);
         EXPONENT(0)
         EXPONENT(1)
-        EXPONENT(2) EXPONENT(3) EXPONENT(4) EXPONENT(5) EXPONENT(6) EXPONENT(7)
+        EXPONENT(2)
+        EXPONENT(3)
+        EXPONENT(4) EXPONENT(5) EXPONENT(6) EXPONENT(7)
             const __m256i e = _mm256_cvtepu8_epi32(all),
                           normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23),
                           tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), e);
@@ -236,9 +189,10 @@ INLINE vec pair_scales(const uint8_t *w, const size_t blocks, const enum tensor_
     }
     BOTH(low, 0, 0)
     BOTH(low, 1, 1)
-    BOTH(low, 2, 2) BOTH(low, 3, 3) BOTH(high, 4, 0) BOTH(high, 5, 1) BOTH(high, 6, 2)
-        BOTH(high, 7,
-             3) return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+    BOTH(low, 2, 2)
+    BOTH(low, 3, 3)
+    BOTH(high, 4, 0) BOTH(high, 5, 1) BOTH(high, 6, 2) BOTH(high, 7, 3) return _mm512_cvtph_ps(
+        _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
 /* Of a chunk's scales those of the lanes of 64 weights. */
@@ -297,7 +251,7 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
             const __m512i sum =
                 _mm512_dpbusd_epi32(number_less(format) ? _mm512_loadu_si512(x + AT_LESS + 64 * k)
                                                         : _mm512_setzero_si512(),
-                                    bytes_of(first, second, (size_t)k, format), numbers);
+                                    bytes_of(first, second, (size_t)k, true, format), numbers);
             total[s] = vec_fmadd(_mm512_cvtepi32_ps(sum), scales_part64(scale[s], k, format), total[s]);
         }
     }
