@@ -52,10 +52,6 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
     print_table(out, "linear", &f->gpu_linear, UNIT_FLOPS, "tok", "of the GPU");
     print_table(out, "a product", &f->gpu_linear_operation, UNIT_SECONDS, "tok", "beside its work");
     print_value(out, "expand", &f->gpu_expand, UNIT_BYTES, "as 16 bits come out");
-    if (f->gpu_int8_gemv.source != PROFILE_UNKNOWN)
-        print_value(out, "gpu gemv int8", &f->gpu_int8_gemv, UNIT_BYTES, "with activations rounded to int8");
-    if (f->gpu_int8_chain_gemv.source != PROFILE_UNKNOWN)
-        print_value(out, "  chained", &f->gpu_int8_chain_gemv, UNIT_BYTES, "");
 }
 
 void profile_print(const struct profile *p, FILE *out)

@@ -104,12 +104,6 @@ static const struct member format_member[] = {
     MEMBER(profile_format, cpu_int8_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_linear, KIND_TABLE, false),
-    MEMBER(profile_format, gpu_int8_gemv, KIND_RATE, false),
-    MEMBER(profile_format, gpu_int8_operation, KIND_TIME, false),
-    MEMBER(profile_format, gpu_int8_chain_gemv, KIND_RATE, false),
-    MEMBER(profile_format, gpu_int8_chain_operation, KIND_TIME, false),
-    MEMBER(profile_format, gpu_int8_linear, KIND_TABLE, false),
-    MEMBER(profile_format, gpu_int8_linear_operation, KIND_TABLE, false),
 };
 #define MEMBERS(list) list, sizeof(list) / sizeof *(list)
 

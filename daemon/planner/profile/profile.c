@@ -133,8 +133,6 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
         if (!rc)
             rc = check_order(&format->cpu_int8_gemv, "cpu_int8_gemv", &read, "cpu.read of all threads", err);
         if (!rc)
-            rc = check_order(&format->gpu_int8_gemv, "gpu_int8_gemv", &profile->gpu.read, "gpu.read", err);
-        if (!rc)
             rc = check_order(&format->cpu_gemv_beside, "cpu_gemv_beside", &format->cpu_gemv, "cpu_gemv", err);
         if (!rc) rc = check_order(&format->gpu_gemv, "gpu_gemv", &profile->gpu.read, "gpu.read", err);
         if (!rc)
