@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "client/gateway/gateway.h"
@@ -66,7 +67,13 @@ static int run(struct gateway *g, const struct options *o)
     int rc = cli_catch_signals(&g->cli, &err);
     if (rc == 0) rc = access_read_keys(&g->access, &err);
     if (rc < 0) return cli_fail(&err, false);
+    /* what a private helmd says of itself is not for systemd, which waits for the gateway */
+    const char *told = getenv("NOTIFY_SOCKET");
+    char *notify = told ? strdup(told) : NULL;
+    unsetenv("NOTIFY_SOCKET");
     int status = cli_open(&g->cli);
+    if (notify) setenv("NOTIFY_SOCKET", notify, 1);
+    free(notify);
     if (status == CLI_EXIT_DONE && start(g, o, &err) < 0) status = cli_fail(&err, false);
     return status == CLI_EXIT_DONE ? loop_run(g) : status;
 }
