@@ -51,7 +51,8 @@ test-threads: $(filter $(OBJ)/tests/ipc/%_threads,$(TEST_BIN))
 # these compare what they measured
 SCRIPT_ALONE := process/test_bench.py process/test_helm_profile.py process/test_helm_profile_formats.py
 # Instrumented, what helm-profile does is test_helm_profile's; rates by format are measured there by the same loops.
-SCRIPT_NOT_SANITIZED := tests/process/test_helm_profile_formats.py
+# What is installed is the release build.
+SCRIPT_NOT_SANITIZED := tests/process/test_helm_profile_formats.py tests/process/test_install.py
 test-processes: programs $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
 	HELM_BIN=$(abspath $(BIN)) HELM_TEST_BIN=$(abspath $(OBJ))/tests/process HELM_PYPROTO=$(abspath $(PYPROTO)) \
 	  $(RUN) $(if $(filter release debug,$(MODE)),--jobs $(shell nproc) $(SCRIPT_ALONE:%=--alone '%')) --label "$(MODE) " \
