@@ -28,8 +28,9 @@ space := $(empty) $(empty)
 comma := ,
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wundef -Wno-format-truncation -Werror
 BASE := -std=c11 -D_GNU_SOURCE -fno-strict-aliasing -fPIC -pthread
-# sanitizers' reports name functions and lines; what a debugger needs besides takes a quarter of the time to compile
-DEBUG_INFO := $(if $(filter asan ubsan tsan,$(MODE)),-g1,-g)
+# Traces and sanitizers' reports name functions and lines; what a debugger needs besides takes a quarter of the time to
+# compile, of kernels half of it.
+DEBUG_INFO := $(if $(filter debug,$(MODE)),-g,-g1)
 LDFLAGS_MODE :=
 ifeq ($(MODE),release)
 OPT := -O2 -fno-plt -D_FORTIFY_SOURCE=2 -fstack-protector-strong
@@ -79,16 +80,16 @@ LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed -Wl,--disable-new-dtags 
 include common/sources.mk proto/sources.mk worker-cpu/sources.mk worker-gpu/sources.mk daemon/sources.mk \
   client/sources.mk tools/sources.mk
 
-PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-bench-read helm-bench-sampling helm-cli helm-inspect helm-mkmodel helm-plan helm-profile helm-quantize helm-worker-cpu helm-worker-gpu helmd
+PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-bench-read helm-bench-sampling helm-cli helm-gateway helm-inspect helm-mkmodel helm-plan helm-profile helm-quantize helm-worker-cpu helm-worker-gpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
-ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(CPU_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device/cuda/absent.c tests/golden/pair.c $(KERNEL_SRC) $(DAEMON_SRC) $(EXPLAIN_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(HUB_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROFILE_SRC) $(QUANTIZE_SRC) $(PROTO_SRC)
+ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(CPU_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device/cuda/absent.c tests/golden/pair.c $(KERNEL_SRC) $(DAEMON_SRC) $(EXPLAIN_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(HUB_SRC) $(GATEWAY_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROFILE_SRC) $(QUANTIZE_SRC) $(PROTO_SRC)
 MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
 obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
 ALL_OBJ := $(call obj_of,$(ALL_SRC))
 MAIN_OBJ := $(call obj_of,$(MAIN_SRC))
-ALL_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
+ALL_LIBS := -lcurl -ledit -lzmq -lmicrohttpd -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
 
 .PHONY: all built programs lib
 all: built
@@ -155,7 +156,7 @@ bench: programs
 	tools/bench/run.sh $(BIN)
 
 dist: $(DIST)
-$(DIST): programs README.md CHANGELOG.md tools/dist.sh $(wildcard tools/models/demo/* profiles/*.json)
+$(DIST): programs $(CUDA_PROGRAMS:%=$(BIN)/%) README.md CHANGELOG.md tools/dist.sh $(wildcard tools/models/demo/* profiles/*.json)
 	tools/dist.sh $(BIN) $(VERSION) $@
 
 STYLE_SRC = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')

@@ -6,12 +6,15 @@ COMMON_SRC := \
   common/base/args_print.c \
   common/base/cgroup.c \
   common/base/cpu.c \
+  common/base/digest.c \
   common/base/err.c \
   common/base/file.c \
   common/base/json.c \
   common/base/load.c \
   common/base/log.c \
   common/base/node.c \
+  common/base/printable.c \
+  common/base/start.c \
   common/base/suggest.c \
   common/base/units.c \
   common/formats/bf16.c \
@@ -99,6 +102,7 @@ KERNEL_SRC := \
   common/cpu/kernels/gemm_openblas.c \
   common/cpu/kernels/gemv_avx2.c \
   common/cpu/kernels/gemv_avx512.c \
+  common/cpu/kernels/int8_ref.c \
   common/cpu/kernels/linear_ref.c \
   common/cpu/kernels/probe_amx.c \
   common/cpu/kernels/probe_avx2.c \
@@ -115,5 +119,6 @@ KERNEL_SRC := \
 ISA_avx2 := -mavx2 -mfma -mf16c
 ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512
 ISA_avx512bf16 := $(ISA_avx512) -mavx512bf16
+ISA_avx512vnni := $(ISA_avx512) -mavx512vnni
 ISA_avx512vbmi2 := $(ISA_avx512) -mavx512vbmi -mavx512vbmi2
 ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16

@@ -12,10 +12,17 @@
 #include "daemon/children/rundir.h"
 #include "daemon/clients/serve.h"
 
+struct check;
 struct loop {
     struct serve *serve;
+    struct check *check; /* runs when the workers are ready, before anything is served; NULL: none */
+    /* It has ended: has the plan's activations decided. *again: other workers are on their way. */
+    int (*decide)(void *context, bool *again, struct helm_err *err);
+    void *decide_context;
     struct keeper *keeper;
     struct rundir *rundir;
+    void (*reload)(void *context); /* on SIGHUP */
+    void *reload_context;
     int signal_fd;
     int parent_fd;    /* -1: none */
     int ready_fd;     /* -1: none, or told already */

@@ -8,7 +8,7 @@ what=${1:?usage: install.sh install|uninstall BIN_DIR LIB_DIR ROOT PREFIX PROGRA
 shift 5
 here=$(cd "$(dirname "$0")/.." && pwd)
 # that people call
-people="helm-cli helmd helm-plan helm-profile helm-inspect helm-quantize helm-mkmodel helm-bench"
+people="helm-cli helmd helm-gateway helm-plan helm-profile helm-inspect helm-quantize helm-mkmodel helm-bench"
 
 put() # MODE TO FILE...
 {
@@ -29,7 +29,9 @@ install_all() # TO PROGRAM...
     put 644 "$to/share/doc/helm" README.md CHANGELOG.md systemd/helmd.ini
     put 644 "$to/share/doc/helm/docs" docs/*.md
     for folder in images notes results; do put 644 "$to/share/doc/helm/docs/$folder" "docs/$folder"/*; done
-    sed "s|@PREFIX@|$prefix|g" systemd/helmd.service >"$to/lib/systemd/system/helmd.service"
+    for unit in helmd helm-gateway; do
+        sed "s|@PREFIX@|$prefix|g" "systemd/$unit.service" >"$to/lib/systemd/system/$unit.service"
+    done
     install -D -m 644 systemd/helm.sysusers "$to/lib/sysusers.d/helm.conf"
     install -D -m 644 systemd/helm.tmpfiles "$to/lib/tmpfiles.d/helm.conf"
     for program in $people; do "$bin/$program" --print-man >"$to/share/man/man1/$program.1"; done

@@ -37,9 +37,9 @@ struct cli {
     /* options as given */
     const char *connect, *model, *tokenizer;
     const char *daemon_key_file, *secret_key_file;
-    const char *device, *plan, *profile, *strategy, *config, *kv_dtype, *kernels, *log_level;
+    const char *device, *plan, *profile, *strategy, *config, *kv_dtype, *kernels, *log_level, *activations;
     uint64_t vram_bytes, host_memory_bytes, ctx_tokens, threads;
-    bool has_vram, has_host_memory, has_ctx, has_threads;
+    bool has_vram, has_host_memory, has_ctx, has_threads, exact;
     const struct args_list *daemon_arguments; /* more of helmd's, handed on as they are; may be NULL */
     /* opened on demand by session.c */
     struct private_daemon *daemon;
@@ -57,6 +57,8 @@ HELM_MUST_CHECK int cli_locate(struct cli *cli, struct helm_err *err);
 /* Connects (starting the private daemon first with --model). Prints what is wrong; CLI_EXIT_DONE or another
  * status. */
 int cli_open(struct cli *cli);
+/* The connection alone, made anew after it was lost; prints nothing. HELM_E_USAGE: keys. */
+HELM_MUST_CHECK int cli_connect(struct cli *cli, struct helm_err *err);
 /* Ends everything cli_open and its like began. */
 void cli_close(struct cli *cli);
 

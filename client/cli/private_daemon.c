@@ -174,6 +174,7 @@ static void fill_arguments(const struct cli *cli, struct private_daemon *daemon,
         {"--config", cli->config},
         {"--kv-dtype", cli->kv_dtype},
         {"--kernels", cli->kernels},
+        {"--activations", cli->exact ? "exact" : cli->activations},
         {"--log-level", cli->log_level ? cli->log_level : "warn"},
     };
     snprintf(daemon->vram, sizeof daemon->vram, "%llu", (unsigned long long)cli->vram_bytes);

@@ -16,7 +16,7 @@
 static bool has_daemon_option(const struct cli *cli)
 {
     return cli->device || cli->plan || cli->profile || cli->strategy || cli->config || cli->kv_dtype ||
-           cli->kernels || cli->log_level || cli->has_vram || cli->has_host_memory || cli->has_ctx ||
+           cli->kernels || cli->activations || cli->exact || cli->log_level || cli->has_vram || cli->has_host_memory || cli->has_ctx ||
            cli->has_threads;
 }
 
@@ -60,6 +60,13 @@ static int connect_curve(struct cli *cli, struct helm_err *err)
     return rc;
 }
 
+int cli_connect(struct cli *cli, struct helm_err *err)
+{
+    if (cli->daemon) return helm_connect(private_daemon_endpoint(cli->daemon), 0, &cli->client, err);
+    if (cli->daemon_key_file || cli->secret_key_file) return connect_curve(cli, err);
+    return helm_connect(cli->connect, 0, &cli->client, err);
+}
+
 int cli_locate(struct cli *cli, struct helm_err *err)
 {
     int rc = 0;
@@ -77,7 +84,6 @@ int cli_locate(struct cli *cli, struct helm_err *err)
 int cli_open(struct cli *cli)
 {
     struct helm_err err = {0};
-    const char *endpoint = cli->connect;
     if (cli->client) return CLI_EXIT_DONE;
     if (cli->connect && cli->model)
         return cli_usage(cli->global,
@@ -94,10 +100,8 @@ int cli_open(struct cli *cli)
             cli_complain(err.text);
             return private_daemon_exit(rc);
         }
-        endpoint = private_daemon_endpoint(cli->daemon);
     }
-    bool curve = !cli->model && (cli->daemon_key_file || cli->secret_key_file);
-    int rc = curve ? connect_curve(cli, &err) : helm_connect(endpoint, 0, &cli->client, &err);
+    int rc = cli_connect(cli, &err);
     if (rc == 0) return CLI_EXIT_DONE;
     cli_complain(err.text);
     return rc == HELM_E_USAGE ? CLI_EXIT_USAGE : CLI_EXIT_NO_DAEMON;

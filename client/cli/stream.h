@@ -34,7 +34,7 @@ struct stream_result {
     uint32_t *logprob_counts; /* as long as tokens */
     const char *finish;       /* "eos", "stop", "length", "cancelled", "error" */
     bool reported;            /* the daemon said how it ended: prompt_tokens and timings are its own */
-    uint32_t prompt_tokens;
+    uint32_t prompt_tokens, cached_tokens;
     struct helm_timings timings;
     int signal_number; /* that ended it, or 0 */
 };

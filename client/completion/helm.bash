@@ -24,4 +24,4 @@ _helm()
     COMPREPLY=($(compgen -W "${names[*]}" -- "$current"))
     [[ $current == -* ]] || COMPREPLY+=($(compgen -f -- "$current"))
 }
-complete -o filenames -F _helm helm-cli helmd helm-plan helm-profile helm-inspect helm-quantize helm-mkmodel helm-bench
+complete -o filenames -F _helm helm-cli helmd helm-gateway helm-plan helm-profile helm-inspect helm-quantize helm-mkmodel helm-bench

@@ -16,6 +16,6 @@ function __helm_options
         printf '%s\t%s\n' $name $help
     end
 end
-for program in helm-cli helmd helm-plan helm-profile helm-inspect helm-quantize helm-mkmodel helm-bench
+for program in helm-cli helmd helm-gateway helm-plan helm-profile helm-inspect helm-quantize helm-mkmodel helm-bench
     complete -c $program -a '(__helm_options)'
 end

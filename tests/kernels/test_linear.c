@@ -1,5 +1,6 @@
 /* Every linear kernel of the table against its format's plain definition: odd sizes, unaligned weights, poisoned
- * outputs. Those of variable formats have tests of their own (test_bf16_packed.c). */
+ * outputs. Those of variable formats and those with activations of 8 bits have tests of their own (test_bf16_packed.c,
+ * test_int8.c). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -428,23 +429,29 @@ static void choice_names_what_is_missing(void **state)
                      {FORMAT_F32, 0, "ref", "ref"}};
     for (size_t i = 0; i < sizeof automatic / sizeof *automatic; i++) {
         const enum tensor_format format = automatic[i].format;
-        assert_int_equal(linear_choose(format, LINEAR_TOKENS, automatic[i].features, NULL, &v, &err), 0);
+        assert_int_equal(linear_choose(format, LINEAR_TOKENS, LINEAR_EXACT, automatic[i].features, NULL, &v,
+                                       &err),
+                         0);
         assert_string_equal(v->name, automatic[i].tokens);
         assert_int_equal(v->format, format);
-        assert_int_equal(linear_choose(format, LINEAR_ONE_TOKEN, automatic[i].features, NULL, &v, &err), 0);
+        assert_int_equal(linear_choose(format, LINEAR_ONE_TOKEN, LINEAR_EXACT, automatic[i].features, NULL,
+                                       &v, &err),
+                         0);
         assert_string_equal(v->name, automatic[i].one);
         assert_int_equal(v->format, format);
-        assert_false(linear_has(format, LINEAR_DECODE, NULL));
+        assert_false(linear_has(format, LINEAR_DECODE, LINEAR_EXACT, NULL));
     }
-    assert_int_equal(linear_choose(FORMAT_F16, LINEAR_TOKENS, all, "openblas", &v, &err), 0);
+    assert_int_equal(linear_choose(FORMAT_F16, LINEAR_TOKENS, LINEAR_EXACT, all, "openblas", &v, &err), 0);
     assert_string_equal(v->name, "openblas");
-    assert_int_equal(linear_choose(FORMAT_BF16, LINEAR_TOKENS, CPU_AVX2, "avx512", &v, &err),
+    assert_int_equal(linear_choose(FORMAT_BF16, LINEAR_TOKENS, LINEAR_EXACT, CPU_AVX2, "avx512", &v, &err),
                      HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "avx512"));
     assert_null(v);
-    assert_int_equal(linear_choose(FORMAT_F16, LINEAR_TOKENS, all, "amx-bf16", &v, &err), HELM_E_UNSUPPORTED);
+    assert_int_equal(linear_choose(FORMAT_F16, LINEAR_TOKENS, LINEAR_EXACT, all, "amx-bf16", &v, &err),
+                     HELM_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "f16"));
-    assert_int_equal(linear_choose(FORMAT_F16, LINEAR_TOKENS, all, "neon", &v, &err), HELM_E_NOT_FOUND);
+    assert_int_equal(linear_choose(FORMAT_F16, LINEAR_TOKENS, LINEAR_EXACT, all, "neon", &v, &err),
+                     HELM_E_NOT_FOUND);
     assert_non_null(strstr(err.text, "neon"));
 }
 
@@ -456,15 +463,16 @@ static void every_format_is_computed_with(void **state)
     struct helm_err err = {0};
     for (int f = 0; f < FORMAT_COUNT; f++) {
         const enum tensor_format format = (enum tensor_format)f;
-        for (unsigned features = 0; features < 2u * CPU_AVX512_VBMI2; features++) {
-            const bool pays = linear_pays(format, features), plain = linear_has(format, LINEAR_TOKENS, NULL);
-            assert_int_equal(linear_choose_set(format, features, NULL, &set, &err), 0);
+        for (unsigned features = 0; features < 2u * CPU_AVX512_VNNI; features++) {
+            const bool pays = linear_pays(format, features),
+                       plain = linear_has(format, LINEAR_TOKENS, LINEAR_EXACT, NULL);
+            assert_int_equal(linear_choose_set(format, LINEAR_EXACT, features, NULL, &set, &err), 0);
             assert_int_equal(set.one != NULL, pays);
             assert_int_equal(set.tokens != NULL, pays);
             assert_int_equal(set.decode != NULL, pays && !plain);
             if (set.decode) assert_int_equal(set.tokens->format, set.decode->rows);
         }
-        assert_int_equal(linear_choose_set(format, 0, "ref", &set, &err), 0);
+        assert_int_equal(linear_choose_set(format, LINEAR_EXACT, 0, "ref", &set, &err), 0);
         assert_string_equal(set.one->name, "ref");
         assert_string_equal(set.tokens->name, "ref");
     }
@@ -486,12 +494,13 @@ static void rows_follow_the_kernels(void **state)
     struct linear_set set;
     struct helm_err err = {0};
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++) {
-        assert_int_equal(linear_choose_set(FORMAT_Q4_K, all, chosen[i].name, &set, &err), 0);
+        assert_int_equal(linear_choose_set(FORMAT_Q4_K, LINEAR_EXACT, all, chosen[i].name, &set, &err), 0);
         assert_string_equal(set.decode->name, chosen[i].decode);
         assert_string_equal(set.tokens->name, chosen[i].tokens);
         assert_int_equal(set.tokens->exact_input, set.decode->rows == FORMAT_F32);
     }
-    assert_int_equal(linear_choose_set(FORMAT_Q4_K, CPU_AVX2 | CPU_AVX512, NULL, &set, &err), 0);
+    assert_int_equal(linear_choose_set(FORMAT_Q4_K, LINEAR_EXACT, CPU_AVX2 | CPU_AVX512, NULL, &set, &err),
+                     0);
     assert_int_equal(set.decode->rows, FORMAT_F32);
 }
 
@@ -537,7 +546,8 @@ int main(void)
     size_t n = 0;
     for (size_t i = 0; i < count; i++)
         for (size_t k = 0; k < KINDS; k++) {
-            if (kinds[k].schedule != table[i]->schedule || tensor_format_of(table[i]->format)->variable)
+            if (kinds[k].schedule != table[i]->schedule || table[i]->inputs != LINEAR_EXACT ||
+                tensor_format_of(table[i]->format)->variable)
                 continue;
             if (n == MOST) return fprintf(stderr, "more than %d tests\n", MOST), 1;
             snprintf(names[n], sizeof names[n], "%s %s %s", table[i]->name,

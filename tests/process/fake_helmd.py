@@ -69,7 +69,7 @@ class FakeDaemon(threading.Thread):
         client, number, generate, sent, _ = self.going.pop(key)
         self.send(client, number, done=pb.Done(
             id=key, finish_reason=reason, detail=detail, seed=5,
-            usage=pb.Usage(prompt_tokens=len(generate.prompt), completion_tokens=sent),
+            usage=pb.Usage(prompt_tokens=len(generate.prompt), completion_tokens=sent, cached_tokens=2),
             timings=pb.Timings(ttft_ms=12.5, tpot_ms=3.25, prefill_tok_s=100, decode_tok_s=307.7)))
 
     def handle(self, client, request):
@@ -77,7 +77,8 @@ class FakeDaemon(threading.Thread):
         if kind == "status":
             self.send(client, number, status=pb.Status(
                 version="0.0-fake", state="ready", uptime_ms=1500, running=len(self.going), queue_limit=64,
-                kv_pages_total=1024, kv_dtype="q8_0", kv_token_bytes=69632, workers=[pb.WorkerStatus(name="cpu", pid=os.getpid(), state="ready", threads=2,
+                kv_pages_total=1024, kv_dtype="q8_0", kv_token_bytes=69632, prefix_cache="pe\x1ber", kv_pages_cached=12,
+                prefix_hits_total=3, tokens_cached_total=640, prefix_evictions_total=5, workers=[pb.WorkerStatus(name="cpu", pid=os.getpid(), state="ready", threads=2,
                                                               kernels="gemv ref", weight_bytes=1 << 20,
                                                               loaded_bytes=1 << 20),
                                               pb.WorkerStatus(name="gpu", state="ready", device="a fake\x1b", threads=1,

@@ -123,6 +123,9 @@ def query_tests(at, daemon):
     out = check_exit("status", 0, *at, "status", text="helmd 0.0-fake")
     check("... shows no escape sequences", "\x1b" not in out)
     check("... shows the KV cache's type", "KV pages   0 of 1024 in use, q8_0, 68.00 KiB a token" in out, out)
+    check("... shows the prefix cache", "prefixes   pe?er, 12 more pages kept, 3 requests found 640 tokens, 5 pages dropped" in out, out)
+    check("... in JSON too", (status["prefix_cache"], status["kv_pages_cached"], status["prefix_hits_total"],
+                              status["tokens_cached_total"], status["prefix_evictions_total"]) == ("pe\x1ber", 12, 3, 640, 5), status)
     check("... in JSON too", (status["kv_dtype"], status["kv_token_bytes"]) == ("q8_0", 69632), status)
     check("... shows the device, its memory and busy shares", "device: a fake?" in out and "VRAM in use 3.00 MiB" in out and
           "busy 25 % of the steps' time, waiting 50 %; weights read 1.00 MiB, over the link 2.00 MiB" in out, out)
@@ -156,7 +159,7 @@ def generate_tests(at, daemon):
     check("... members as the command line promises",
           sorted(result) == sorted(["id", "tokens", "text", "finish_reason", "logprobs", "usage", "timings"]), result)
     check("... values", result["tokens"] == [100, 101, 102] and result["finish_reason"] == "length" and
-          result["usage"] == {"prompt_tokens": 3, "completion_tokens": 3} and result["timings"]["ttft_ms"] == 12.5 and
+          result["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 2} and result["timings"]["ttft_ms"] == 12.5 and
           sorted(result["timings"]) == ["decode_tok_s", "prefill_tok_s", "tpot_ms", "ttft_ms"] and
           result["logprobs"][1] == [{"token": 101, "logprob": -0.5}, {"token": 102, "logprob": -1.5}] and
           result["id"] > 0, result)

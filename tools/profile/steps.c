@@ -70,7 +70,7 @@ static uint32_t entries_of(const struct step_programs *programs)
 
 static int prepare(struct profile_steps *s, struct helm_err *err)
 {
-    s->entries = entries_of(&s->local.engine.programs);
+    s->entries = entries_of(&s->local.engine.programs[LINEAR_EXACT]);
     s->entry_ns = calloc(s->entries, sizeof *s->entry_ns);
     if (!s->entry_ns) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the CPU");
     measure_region(s);
@@ -78,7 +78,7 @@ static int prepare(struct profile_steps *s, struct helm_err *err)
 }
 
 int profile_steps_open(const struct profile_cpu_options *o, const struct profile_shape *shape,
-                       struct profile_steps *s, struct helm_err *err)
+                       enum kv_dtype kv_dtype, struct profile_steps *s, struct helm_err *err)
 {
     char folder[PROFILE_FOLDER_TEXT] = "";
     if (sched_getaffinity(0, sizeof s->allowed, &s->allowed))
@@ -86,7 +86,7 @@ int profile_steps_open(const struct profile_cpu_options *o, const struct profile
     int rc = profile_checkpoint_make(shape, folder, err);
     if (rc) return rc;
     const struct local_options options = {.folder = folder,
-                                          .kv_dtype = KV_F16,
+                                          .kv_dtype = kv_dtype,
                                           .threads = o->threads,
                                           .node = &o->node,
                                           .slots = 1,

@@ -3,6 +3,7 @@
 #ifndef HELM_COMMON_CPU_KERNELS_VARIANTS_H
 #define HELM_COMMON_CPU_KERNELS_VARIANTS_H
 
+#include "common/cpu/kernels/int8.h"
 #include "common/cpu/kernels/linear.h"
 #include "common/cpu/kernels/vector.h"
 #include "common/formats/blocks.h"
@@ -22,6 +23,8 @@ extern const struct linear_kernel q8_0_avx2_gemv, q8_0_avx2_decode, q8_0_avx512_
 /* Of GGUF's blocks, by their numbers in blocks.h: of one token, decoding. */
 extern const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2], blocks_avx2[BLOCK_FORMAT_COUNT][2],
     blocks_avx512[BLOCK_FORMAT_COUNT][2];
+/* With activations of 8 bits, by their numbers in int8.h: of one token, of several. */
+extern const struct linear_kernel int8_ref[INT8_FORMAT_COUNT][2];
 /* Decoding to bf16. */
 extern const struct linear_kernel blocks_avx512bf16[BLOCK_FORMAT_COUNT], q8_0_avx512bf16_decode;
 

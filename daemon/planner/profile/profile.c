@@ -134,6 +134,7 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
         rc = check_order(&format->cpu_gemv, "cpu_gemv", &read, "cpu.read of all threads", err);
         if (!rc)
             rc = check_order(&format->cpu_gemv_beside, "cpu_gemv_beside", &format->cpu_gemv, "cpu_gemv", err);
+        if (!rc) rc = check_order(&format->link_beside, "link_beside", &profile->link.h2d, "link.h2d", err);
         if (!rc) rc = check_order(&format->gpu_gemv, "gpu_gemv", &profile->gpu.read, "gpu.read", err);
         if (!rc)
             rc = check_order(&format->gpu_chain_gemv, "gpu_chain_gemv", &profile->gpu.read, "gpu.read", err);
@@ -244,15 +245,14 @@ int profile_write_check(const char *path, struct helm_err *err)
     return 0;
 }
 
-int profile_write(const char *path, const struct profile *profile, struct helm_err *err)
+int profile_write_json(const char *path, json_t *json, struct helm_err *err)
 {
     char beside[PATH_TEXT];
     int fd = -1, rc = 0;
     char *text = NULL;
-    json_t *json = profile_to_json(profile);
     if (json) text = json_dumps(json, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
     json_decref(json);
-    if (!text) return helm_fail(err, HELM_E_NOMEM, "no memory to print the profile");
+    if (!text) return helm_fail(err, HELM_E_NOMEM, "no memory to print %s", path);
     rc = open_beside(path, beside, &fd, err);
     if (rc) goto out;
     rc = write_all(fd, text, strlen(text), beside, err);
@@ -264,6 +264,11 @@ int profile_write(const char *path, const struct profile *profile, struct helm_e
 out:
     free(text);
     return rc;
+}
+
+int profile_write(const char *path, const struct profile *profile, struct helm_err *err)
+{
+    return profile_write_json(path, profile_to_json(profile), err);
 }
 
 /* mkdir -p, with the rights that the caller's umask leaves. */
@@ -281,12 +286,18 @@ static int make_folders(char *path, struct helm_err *err)
 
 int profile_cache_path(const char *fingerprint, char *path, size_t size, struct helm_err *err)
 {
+    if (size) path[0] = '\0';
+    if (!*fingerprint || fingerprint[strspn(fingerprint, "0123456789abcdef")])
+        return helm_fail(err, HELM_E_FORMAT, "'%.40s' is no fingerprint", fingerprint);
+    return profile_cache_file(fingerprint, path, size, err);
+}
+
+int profile_cache_file(const char *name, char *path, size_t size, struct helm_err *err)
+{
     const char *state = getenv("STATE_DIRECTORY"), *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     char folder[PATH_TEXT];
     int n;
     if (size) path[0] = '\0';
-    if (!*fingerprint || fingerprint[strspn(fingerprint, "0123456789abcdef")])
-        return helm_fail(err, HELM_E_FORMAT, "'%.40s' is no fingerprint", fingerprint);
     if (state && *state == '/') /* systemd's list, the first folder of it */
         n = snprintf(folder, sizeof folder, "%.*s/profiles", (int)strcspn(state, ":"), state);
     else if (cache && *cache == '/')
@@ -297,7 +308,7 @@ int profile_cache_path(const char *fingerprint, char *path, size_t size, struct 
         return helm_fail(err, HELM_E_NOT_FOUND,
                          "none of STATE_DIRECTORY, XDG_CACHE_HOME and HOME says where to keep profiles");
     if (n < 0 || (size_t)n >= sizeof folder ||
-        snprintf(path, size, "%s/%s.json", folder, fingerprint) >= (int)size) {
+        snprintf(path, size, "%s/%s.json", folder, name) >= (int)size) {
         if (size) path[0] = '\0';
         return helm_fail(err, HELM_E_LIMIT, "the profile's path is longer than %zu bytes", size);
     }

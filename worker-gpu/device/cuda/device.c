@@ -350,9 +350,12 @@ bool device_cuda_usable(char *why, size_t size)
         return false;
     }
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) != cudaSuccess ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) != cudaSuccess ||
-        major * 10 + minor < 75) {
-        snprintf(why, size, "compute capability %d.%d: 7.5 or later is needed", major, minor);
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) != cudaSuccess) {
+        snprintf(why, size, "the device does not say its compute capability");
+        return false;
+    }
+    if (gpuk_check_built(major * 10 + minor, &err)) {
+        snprintf(why, size, "%s", err.text);
         return false;
     }
     return true;
