@@ -3,6 +3,7 @@
 
 COMMON_SRC := \
   common/base/args.c \
+  common/base/args_print.c \
   common/base/cgroup.c \
   common/base/cpu.c \
   common/base/digest.c \
