@@ -322,12 +322,14 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_EXPAND] = run_expand,
 };
 
-/* As the table of linear.cu: blocks by up to a short chunk's tokens; packed weights by one token only, and narrower ones
- * than a GPU's kernel has, so that small models have some that are taken and some that are not. */
+/* As the table of linear.cu: blocks by one and few tokens; packed weights by one token only, and narrower ones
+ * than a GPU's kernel has, so that small models have some that are taken and some that are not. Of blocks a short chunk
+ * takes those of 256 values, so that others are expanded. */
 static bool linear_takes(struct device *d, const struct gpuk_linear_args *args, enum gpuk_schedule schedule)
 {
     (void)d;
     if (tensor_format_is_plain(args->format)) return true;
+    if (schedule == GPUK_SHORT) return tensor_format_of(args->format)->block_values == 256;
     if (!tensor_format_of(args->format)->variable) return schedule != GPUK_CHUNK;
     return schedule == GPUK_ONE && args->cols % 256 == 0;
 }
