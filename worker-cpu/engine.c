@@ -12,6 +12,9 @@
 
 #define LANE_SPIN_US      POOL_SPIN_QUIET_US
 #define LANE_SPIN_THREADS 4
+/* Small pages that are worth a word: of all, and at least. Fewer cost nothing that could be measured. */
+#define SMALL_PART  50
+#define SMALL_LEAST (64 * MIB)
 
 int engine_choose_kernels(struct engine *engine, const char *name, enum kv_dtype kv_dtype,
                           struct helm_err *err)
@@ -293,7 +296,8 @@ static void fill_report(struct engine *engine, const char *kernels, uint64_t sta
     kernel_set_text(&engine->kernels, engine->inputs, engine->weights.formats, report->kernels,
                     sizeof report->kernels);
     if (kernels && *kernels) engine_reduced(report, "kernels: `%.60s` by configuration", kernels);
-    if (report->small_bytes)
+    const uint64_t all_bytes = report->huge_bytes + report->small_bytes;
+    if (report->small_bytes >= SMALL_LEAST && report->small_bytes >= all_bytes / SMALL_PART)
         engine_reduced(report, "small pages: %s of the arena", units_format_size(report->small_bytes, text));
     report->load_seconds = (double)(units_now_us() - start_us) * 1e-6;
 }
@@ -322,6 +326,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     if (!rc) rc = engine_lower(engine, report->threads, err);
     if (!rc) rc = create_first_run(engine, o, err);
     if (rc) goto out;
+    (void)engine_use(engine, engine->plan.inputs[PLAN_CPU0]);
     choose_read_ahead(engine);
     fill_report(engine, o->kernels, start_us);
 
@@ -346,7 +351,8 @@ int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err)
     int rc = 0;
     if (!engine->head && engine->plan.embed == PLAN_CPU0)
         rc = engine_wait_drawn(&engine->base, step, &patience, &waited_ns, err);
-    if (!rc) rc = step_run(&engine->run, &engine->programs[engine->inputs], step, result, err);
+    const enum linear_inputs inputs = step->flags & STEP_EXACT ? LINEAR_EXACT : engine->inputs;
+    if (!rc) rc = step_run(&engine->run, &engine->programs[inputs], step, result, err);
     if (rc) return rc;
     if (engine->head) doorbell_ring(&control->drawn_bell, serial);
     engine->base.times = (struct arena_times){.busy_ns = result->compute_ns,

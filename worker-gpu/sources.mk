@@ -18,6 +18,7 @@ WORKER_GPU_SRC := \
   worker-gpu/draw.c \
   worker-gpu/engine.c \
   worker-gpu/follow.c \
+  worker-gpu/measure/attention.c \
   worker-gpu/measure/buffers.c \
   worker-gpu/measure/chains.c \
   worker-gpu/measure/chunks.c \
@@ -50,6 +51,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/chain_list.cu \
   worker-gpu/kernels/elementwise.cu \
   worker-gpu/kernels/expand.cu \
+  worker-gpu/kernels/gemm_blocks.cu \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemm_stream.cu \
   worker-gpu/kernels/gemv_bulk.cu \

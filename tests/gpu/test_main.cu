@@ -96,6 +96,7 @@ int main(int argc, char **argv)
         void (*run)(struct test_context *);
     } tests[] = {{"elementwise", test_elementwise}, {"select", test_select}, {"linear", test_linear},
                  {"attention", test_attention},     {"chain", test_chain},   {"expand", test_expand},
+                 {"gemm_blocks", test_gemm_blocks},
                  {"gemv_packed", test_gemv_packed}, {"blocks", test_blocks}};
     size_t named = only ? (size_t)std::count(only, only + strlen(only), ',') + 1 : 0;
     for (auto &test : tests) named -= only && is_listed(only, test.name);
@@ -103,6 +104,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "--only %s: not all of these are tests\n", only);
         return 2;
     }
+    int groups[2] = {0, 0}; /* passed, failed */
     for (auto &test : tests) {
         if (only && !is_listed(only, test.name)) continue;
         int failures = t.failures, checks = t.checks;
@@ -112,8 +114,9 @@ int main(int argc, char **argv)
         printf("%-4s %-12s %d checks, %d failed; nearest to its tolerance: %s\n",
                t.failures == failures ? "ok" : "FAIL", test.name, t.checks - checks, t.failures - failures,
                t.worst_what);
+        groups[t.failures != failures]++;
     }
     CUDA(cudaStreamDestroy(t.stream));
-    printf("%d checks, %d failed\n", t.checks, t.failures);
+    printf("%d checks, %d failed\n%d passed, %d failed\n", t.checks, t.failures, groups[0], groups[1]);
     return t.failures || t.checks == 0 ? 1 : 0;
 }

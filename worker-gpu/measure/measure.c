@@ -54,12 +54,13 @@ static void print_json(FILE *out, json_t *json)
 
 void measure_print(struct measure *m, const char *name, uint32_t x, const struct measure_samples *samples)
 {
-    char of_format[LINE_TEXT];
+    char of_other[LINE_TEXT];
     json_t *list = json_array();
-    if (m->format != FORMAT_BF16) {
-        snprintf(of_format, sizeof of_format, "formats.%s.gpu_%s", tensor_format_name(m->format),
-                 strchr(name, '.') + 1);
-        name = of_format;
+    if (m->format != FORMAT_BF16 || m->kv != KV_F16) {
+        const bool weights = m->format != FORMAT_BF16;
+        snprintf(of_other, sizeof of_other, "%s.%s.gpu_%s", weights ? "formats" : "kv",
+                 weights ? tensor_format_name(m->format) : kv_dtype_name(m->kv), strchr(name, '.') + 1);
+        name = of_other;
     }
     for (uint32_t i = 0; i < samples->count; i++) json_array_append_new(list, json_real(samples->value[i]));
     print_json(m->out, json_pack("{s:s, s:i, s:o}", "name", name, "x", (int)x, "samples", list));
@@ -402,7 +403,7 @@ static int obey(struct measure *m, struct stream *stream, const char *command, b
 
 int measure_serve(const struct engine_measure_options *options, FILE *in, FILE *out)
 {
-    struct measure m = {.options = options, .out = out, .arena = {.fd = -1}};
+    struct measure m = {.options = options, .out = out, .arena = {.fd = -1}, .kv = KV_F16};
     struct stream *stream = calloc(1, sizeof *stream);
     struct helm_err err = {0}, ignored;
     char line[LINE_TEXT];
