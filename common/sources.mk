@@ -9,8 +9,12 @@ COMMON_SRC := \
   common/base/err.c \
   common/base/file.c \
   common/base/json.c \
+  common/base/load.c \
   common/base/log.c \
   common/base/node.c \
+  common/base/printable.c \
+  common/base/start.c \
+  common/base/suggest.c \
   common/base/units.c \
   common/formats/bf16.c \
   common/formats/bf16_packed.c \
@@ -47,6 +51,7 @@ MODEL_SRC := \
   common/model/gguf_model.c \
   common/model/gguf_value.c \
   common/model/gguf_write.c \
+  common/model/hub.c \
   common/model/index.c \
   common/model/mixture.c \
   common/model/rope.c \

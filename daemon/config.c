@@ -59,6 +59,11 @@ static void table_build(struct option_table *t, struct config *c)
          "tokens the KV pool holds, all sequences together\n"
          "(default 16384, or one context if that is longer, as memory allows)",
          .target = &c->kv_tokens, .min = 16, .max = 1u << 28},
+        {"prefix-cache", 0, ARGS_CHOICE, "on|off|peer",
+         "do not compute the beginning of a prompt that is in the KV pool\n"
+         "already: whoever had it computed (on), or the same user or\n"
+         "CURVE key (peer) (default on)",
+         .target = &c->prefix_cache_name, .choices = "on|off|peer"},
         {"parallel", 0, ARGS_U64, "N", "sequences computed on at once (default 8, at most 64)",
          .target = &c->parallel, .min = 1, .max = CONFIG_SLOTS_MAX},
         {"queue", 0, ARGS_U64, "N", "requests that may wait beside those (default 256)", .target = &c->queue,
@@ -244,6 +249,9 @@ static int config_check(struct config *c, struct helm_err *err)
     for (int i = 0; i < SEARCH_STRATEGIES; i++)
         if (strcmp(c->strategy_name, search_strategy_name((enum search_strategy)i)) == 0)
             c->strategy = (enum search_strategy)i;
+    for (int i = 0; i < PREFIX_SHARINGS; i++)
+        if (strcmp(c->prefix_cache_name, prefix_sharing_name((enum prefix_sharing)i)) == 0)
+            c->sharing = (enum prefix_sharing)i;
     c->no_graphs = strcmp(c->gpu_graphs_name, "off") == 0;
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     c->pack = strcmp(c->pack_name, "off") != 0;
@@ -265,6 +273,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .kv_dtype_name = "f16",
                               .log_level_name = "info",
                               .kernels = "",
+                              .prefix_cache_name = "on",
                               .parallel = 8,
                               .queue = 256,
                               .strategy_name = "best",

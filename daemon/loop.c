@@ -201,6 +201,9 @@ static void loop_take_signals(struct loop *loop)
     while (read(loop->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGCHLD)
             loop_reap_children(loop);
+        else if (info.ssi_signo == SIGHUP &&
+                 info.ssi_code != SI_KERNEL) /* the kernel's: the terminal is gone */
+            loop->reload(loop->reload_context);
         else
             loop_drain(loop, strsignal((int)info.ssi_signo));
     }

@@ -21,6 +21,8 @@ struct loop {
     void *decide_context;
     struct keeper *keeper;
     struct rundir *rundir;
+    void (*reload)(void *context); /* on SIGHUP */
+    void *reload_context;
     int signal_fd;
     int parent_fd;    /* -1: none */
     int ready_fd;     /* -1: none, or told already */

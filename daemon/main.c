@@ -18,6 +18,7 @@
 #include "common/base/json.h"
 #include "common/base/node.h"
 #include "common/base/log.h"
+#include "common/base/start.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/activations.h"
@@ -35,6 +36,8 @@
 #define PLAN_FILE_MAX ((size_t)16 << 20)
 
 struct helmd {
+    int argc;
+    char **argv;
     struct config config;
     struct model model;
     struct plan plan;
@@ -271,6 +274,7 @@ static int open_steps(struct helmd *d, struct helm_err *err)
                                              .observe = &d->observe,
                                              .workers = d->workers.count,
                                              .queue_limit = (uint32_t)d->config.queue,
+                                             .sharing = d->config.sharing,
                                              .sink = {.context = &d->serve,
                                                       .token = serve_token,
                                                       .done = serve_done}};
@@ -305,6 +309,13 @@ static int name_folder(struct model *model, struct helm_err *err)
     return 0;
 }
 
+static int check_room(const struct helmd *d, struct helm_err *err)
+{
+    struct arena_header header;
+    const int rc = arena_plan(&d->arena_spec, &header, err);
+    return rc ? rc : start_check_arena(header.total_bytes, err);
+}
+
 static int start(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
@@ -313,6 +324,7 @@ static int start(struct helmd *d, struct helm_err *err)
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = look_at_machine(d, err);
     if (!rc) rc = make_plan(d, err);
+    if (!rc) rc = check_room(d, err);
     if (!rc) rc = end_request_check(err); /* from here on the loop takes it */
     if (!rc) rc = loop_open_signals(&d->signal_fd, err);
     if (!rc) rc = rundir_open(c->rundir, &c->listen, &d->rundir, err);
@@ -357,6 +369,24 @@ static void stop(struct helmd *d)
     free_plan(d);
     model_free(&d->model);
     config_free(&d->config);
+}
+
+/* What may change while it serves: the level of log lines, and whose CURVE keys are let in. */
+static void reload(void *context)
+{
+    struct helmd *d = context;
+    struct config fresh = {0};
+    struct helm_err err = {0};
+    bool exit_now = false;
+    int rc = config_read(d->argc, d->argv, &fresh, &exit_now, &err);
+    if (!rc) rc = client_socket_reload(d->clients, fresh.curve_clients_file, &err);
+    if (rc) {
+        log_error("SIGHUP: nothing is changed: %s", err.text);
+    } else {
+        log_info("SIGHUP: log level %s", log_level_name(fresh.log_level));
+        log_set_level(fresh.log_level);
+    }
+    config_free(&fresh);
 }
 
 /* After another plan was made the bound that the sockets have on frames stays. */
@@ -408,6 +438,8 @@ static int serve_until_told(struct helmd *d)
                             .decide_context = d,
                             .keeper = &d->keeper,
                             .rundir = &d->rundir,
+                            .reload = reload,
+                            .reload_context = d,
                             .signal_fd = d->signal_fd,
                             .timer_fd = -1,
                             .real_device = d->device.ledger.kind == LEDGER_DEVICE_CUDA,
@@ -426,9 +458,12 @@ int main(int argc, char **argv)
     bool exit_now = false;
     int status = 0;
     pid_t parent = getppid();
+    d.argc = argc;
+    d.argv = argv;
     d.ready_fd = d.parent_fd = d.signal_fd = d.arena.fd = d.keeper.pipe = -1;
+    int rc = start_process(&err);
     log_init("helmd", LOG_LEVEL_INFO);
-    int rc = config_read(argc, argv, &d.config, &exit_now, &err);
+    if (!rc) rc = config_read(argc, argv, &d.config, &exit_now, &err);
     if (!rc && !exit_now) rc = take_inherited_fd("--ready-fd", d.config.ready_fd, &d.ready_fd, &err);
     if (!rc && !exit_now) rc = take_inherited_fd("--parent-fd", d.config.parent_fd, &d.parent_fd, &err);
     if (rc || exit_now) goto out;

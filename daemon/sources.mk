@@ -53,10 +53,13 @@ DAEMON_SRC := \
   daemon/planner/search/space.c \
   daemon/steps/admission.c \
   daemon/steps/batcher.c \
+  daemon/steps/batcher_requests.c \
   daemon/steps/check.c \
   daemon/steps/divergence.c \
   daemon/steps/kv_pages.c \
   daemon/steps/pace.c \
+  daemon/steps/prefix.c \
+  daemon/steps/prefix_index.c \
   daemon/steps/request.c \
   daemon/steps/scheduler.c \
   daemon/steps/sequence.c

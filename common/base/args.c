@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/suggest.h"
 #include "common/base/units.h"
 
 #ifndef HELM_VERSION
@@ -76,6 +77,9 @@ static int store(const struct args_option *option, const char *what, const char 
     case ARGS_SIZE:
         return units_parse_size(what, text, option->target, err);
     case ARGS_U64:
+        if (option->value && strcmp(option->value, "TOKENS") == 0)
+            return units_parse_tokens(what, text, bounded ? (uint64_t)option->min : 0,
+                                      bounded ? (uint64_t)option->max : UINT64_MAX, option->target, err);
         return units_parse_u64(what, text, bounded ? (uint64_t)option->min : 0,
                                bounded ? (uint64_t)option->max : UINT64_MAX, option->target, err);
     case ARGS_DOUBLE:
@@ -83,6 +87,17 @@ static int store(const struct args_option *option, const char *what, const char 
                                   option->target, err);
     }
     return helm_fail(err, HELM_E_INTERNAL, "%s: unknown kind of option", what);
+}
+
+static int unknown_option(const struct args_spec *spec, const char *what, struct helm_err *err)
+{
+    struct suggest near;
+    const size_t dashes = strspn(what, "-");
+    suggest_begin(&near, what + dashes, strlen(what) - dashes);
+    for (const struct args_spec *of = spec; of; of = of->parent)
+        for (uint32_t i = 0; i < of->option_count; i++) suggest_try(&near, of->options[i].name);
+    if (!near.best) return helm_fail(err, HELM_E_USAGE, "unknown option '%s'", what);
+    return helm_fail(err, HELM_E_USAGE, "unknown option '%s': is '--%s' meant?", what, near.best);
 }
 
 /* Parses the option at argv[*at]; leaves *at on its last word. */
@@ -103,7 +118,7 @@ static int parse_option(const struct args_spec *spec, int argc, char *const argv
         snprintf(what, sizeof what, "%.70s", word);
         option = word[2] ? NULL : find_option(spec, NULL, 0, word[1], seen, &mark);
     }
-    if (!option) return helm_fail(err, HELM_E_USAGE, "unknown option '%s'", what);
+    if (!option) return unknown_option(spec, what, err);
     if (option->kind != ARGS_LIST && (*mark || (option->given && *option->given)))
         return helm_fail(err, HELM_E_USAGE, "%s given twice", what);
     if (option->kind == ARGS_FLAG && value) return helm_fail(err, HELM_E_USAGE, "%s takes no value", what);

@@ -44,7 +44,7 @@ enum args_kind {
     ARGS_LIST,   /* repeated;  target: struct args_list * */
     ARGS_CHOICE, /* one word of `choices` (separated by '|'); target: const char ** */
     ARGS_SIZE,   /* 8GiB;      target: uint64_t * */
-    ARGS_U64,    /* in [min, max]; target: uint64_t * */
+    ARGS_U64,    /* in [min, max]; target: uint64_t *; of a value called TOKENS also 4k */
     ARGS_DOUBLE, /* in [min, max]; target: double * */
 };
 

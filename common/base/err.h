@@ -32,7 +32,8 @@ enum helm_code {
 
 #define HELM_ERR_TEXT 512
 
-/* Caller-owned error detail. Zero-initialise; `text` is always NUL-terminated. */
+/* Caller-owned error detail. Zero-initialise; `text` is always NUL-terminated and may be shown on a terminal
+ * (printable.h), whatever names it quotes. */
 struct helm_err {
     int code; /* 0 or an enum helm_code */
     char text[HELM_ERR_TEXT];

@@ -215,6 +215,14 @@ static void workers_plan_restart(struct workers *workers)
     uint32_t ring = sizeof workers->death_us / sizeof *workers->death_us;
     uint32_t unready = workers->unready_starts;
     workers->falling = false;
+    if (access(workers->config.control + strlen("ipc://"), F_OK) && errno == ENOENT) {
+        char gone[HELM_ERR_TEXT];
+        snprintf(gone, sizeof gone,
+                 "%.200s was removed: no worker can be started, no client can connect; %.200s",
+                 workers->config.control + strlen("ipc://"), workers->why);
+        workers->events.given_up(workers->events.context, HELM_E_NOT_FOUND, gone, workers->ever_ready);
+        return;
+    }
     workers->death_us[workers->deaths++ % ring] = now_us;
     uint32_t recent = deaths_within(workers, now_us);
     char text[HELM_ERR_TEXT];

@@ -14,6 +14,7 @@
 #include "common/base/json.h"
 #include "common/base/node.h"
 #include "common/base/log.h"
+#include "common/base/printable.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
 #include "common/shared/kv_layout.h"
@@ -161,8 +162,11 @@ static int explain(const struct options *o, const struct planner_request *r, con
     if (!rc && o->json) {
         rc = print_json(explain_to_json(&x), err);
     } else if (!rc) {
-        if (derived) printf("(no tensors there: their sizes are what config.json implies)\n");
-        explain_print(&x, stdout);
+        FILE *out = printable_open(stdout); /* names in a checkpoint are anybody's */
+        if (!out) rc = helm_fail(err, HELM_E_NOMEM, "no memory for the report");
+        if (out && derived) fprintf(out, "(no tensors there: their sizes are what config.json implies)\n");
+        if (out) explain_print(&x, out);
+        if (out && fclose(out)) rc = helm_fail_errno(err, "standard output");
     }
     if (!rc && (fflush(stdout) || ferror(stdout))) rc = helm_fail_errno(err, "standard output");
     explain_free(&x);

@@ -73,6 +73,10 @@ void profile_print(const struct profile *p, FILE *out)
     fprintf(out, "%s\n", p->machine);
     fprintf(out, "profile of %s%s, fingerprint %s; median (10th - 90th percentile)\n", p->made,
             p->quick ? ", taken quickly" : "", p->fingerprint);
+    if (p->busy_percent >= PROFILE_BUSY)
+        fprintf(out,
+                "other programs took %u %% of the processors' time meanwhile: forecasts have wider bands\n",
+                p->busy_percent);
     fprintf(out, "CPU: %s, %u thread%s, last-level cache %s", cpu->name, cpu->threads,
             cpu->threads == 1 ? "" : "s", units_format_size(cpu->l3_bytes, size));
     if (cpu->weight_bytes)

@@ -8,6 +8,8 @@
  *   LEAST, GROUPS   whether values have a least; scales of a run, 1 or 2
  *   four<UP>(w, run, i)   numbers 4 i .. 4 i + 3 of the run as bytes, UP bits to the left
  *   apart(w, run, i)  the same as two words of 16-bit numbers, even ones and odd ones, each times(run) as large
+ *   whole(w, run, half, to)  four words of the run's first or last 16 numbers as bytes with a sign; a value is
+ *                   scale * (whole_times(run) * byte + whole_zero(run)) - least
  *   scales(w, run); scales_two(wa, wb, run, a, b) of two rows at once
  * Bytes at(x) of w are ORIGIN less than in the block's definition. */
 #ifndef HELM_WORKER_GPU_KERNELS_BLOCKS_FORMATS_CUH
@@ -20,15 +22,32 @@
     static __device__ __forceinline__ uint32_t four(const W &w, uint32_t run, uint32_t i)
 /* The numbers as 16-bit ones, even ones and odd ones, each `times` as large. */
 #define BLOCK_APART                                                                                          \
-    static const bool LARGER = false;                                                                        \
     static __device__ __forceinline__ float times(uint32_t)                                                  \
     {                                                                                                        \
-        return 1;                                                                                            \
+        return BLOCK_NUMBER;                                                                                 \
     }                                                                                                        \
     template <typename W>                                                                                    \
     static __device__ __forceinline__ uint2 apart(const W &w, uint32_t run, uint32_t i)                      \
     {                                                                                                        \
-        return bytes_apart(four<0>(w, run, i));                                                              \
+        return bytes_apart<ZERO>(four<0>(w, run, i));                                                        \
+    }
+/* The numbers as bytes with a sign: small ones as they are, others less ZERO, as far up in their bytes as they go. */
+#define BLOCK_WHOLE                                                                                          \
+    static const int WHOLE_UP = LEAST ? 0 : 8 - (int)BITS;                                                   \
+    static_assert(LEAST ? BITS < 8 && ZERO == 0 : ZERO == 1 << (BITS - 1), "");                              \
+    static __device__ __forceinline__ float whole_times(uint32_t)                                            \
+    {                                                                                                        \
+        return 1.0f / (1 << WHOLE_UP);                                                                       \
+    }                                                                                                        \
+    static __device__ __forceinline__ float whole_zero(uint32_t)                                             \
+    {                                                                                                        \
+        return 0;                                                                                            \
+    }                                                                                                        \
+    template <typename W>                                                                                    \
+    static __device__ __forceinline__ void whole(const W &w, uint32_t run, uint32_t half, uint32_t to[4])    \
+    {                                                                                                        \
+        _Pragma("unroll") for (uint32_t i = 0; i < 4; i++) to[i] =                                           \
+            four<WHOLE_UP>(w, run, half * 4 + i) ^ (LEAST ? 0 : 0x80808080u);                                \
     }
 #define BLOCK_SCALES_TWO                                                                                     \
     template <typename W>                                                                                    \
@@ -63,6 +82,7 @@ struct block_q8_0 {
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
+    BLOCK_WHOLE
 };
 struct block_q4_0 {
     static const uint32_t VALUES = 32, BYTES = 18, ALIGN = 2, ORIGIN = 2, BITS = 4, ZERO = 8, GROUPS = 1;
@@ -71,6 +91,7 @@ struct block_q4_0 {
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
+    BLOCK_WHOLE
 };
 struct block_q4_1 {
     static const uint32_t VALUES = 32, BYTES = 20, ALIGN = 4, ORIGIN = 0, BITS = 4, ZERO = 0, GROUPS = 1;
@@ -79,6 +100,7 @@ struct block_q4_1 {
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(0)), -block_half(w.half(2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
+    BLOCK_WHOLE
 };
 struct block_q5_0 {
     static const uint32_t VALUES = 32, BYTES = 22, ALIGN = 2, ORIGIN = 2, BITS = 5, ZERO = 16, GROUPS = 1;
@@ -90,6 +112,7 @@ struct block_q5_0 {
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
+    BLOCK_WHOLE
 };
 struct block_q5_1 {
     static const uint32_t VALUES = 32, BYTES = 24, ALIGN = 4, ORIGIN = 0, BITS = 5, ZERO = 0, GROUPS = 1;
@@ -101,6 +124,7 @@ struct block_q5_1 {
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(0)), -block_half(w.half(2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
+    BLOCK_WHOLE
 };
 /* iq4_table of blocks32.h, each 128 more. */
 __device__ __forceinline__ block_table block_iq4_table()
@@ -114,14 +138,15 @@ struct block_iq4_nl {
     BLOCK_SCALES { return (void)run, block_scale(block_half(w.half(-2))); }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
+    BLOCK_WHOLE
 };
 struct block_mxfp4 {
-    static const uint32_t VALUES = 32, BYTES = 17, ALIGN = 1, ORIGIN = 1, BITS = 5, ZERO = 12, GROUPS = 1;
+    static const uint32_t VALUES = 32, BYTES = 17, ALIGN = 1, ORIGIN = 1, BITS = 5, ZERO = 16, GROUPS = 1;
     static const bool LEAST = false;
     BLOCK_FOUR
     {
-        /* mxfp4_table, each 12 more */
-        const block_table t = {{0x0f0e0d0cu << UP, 0x18141210u << UP, 0x090a0b0cu << UP, 0x00040608u << UP}};
+        /* mxfp4_table, each 16 more */
+        const block_table t = {{0x13121110u << UP, 0x1c181614u << UP, 0x0d0e0f10u << UP, 0x04080a0cu << UP}};
         return (void)run, block_lookup(t, w.word(0, i % 4), i >= 4);
     }
     BLOCK_SCALES
@@ -131,6 +156,7 @@ struct block_mxfp4 {
     }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
+    BLOCK_WHOLE
 };
 
 /* ---- 256 values ---- */
@@ -152,15 +178,17 @@ __device__ __forceinline__ void block_scales_two_k(const W &wa, const W &wb, uin
                                                    block_scales &b)
 {
     const uint32_t byte = run % 4, both = byte | (byte + 4) << 4;
-    const uint32_t low = __byte_perm(__byte_perm(wa.head(1), wa.head(2), both),
-                                     __byte_perm(wb.head(1), wb.head(2), both), 0x5410),
-                   high = __byte_perm(wa.head(3), wb.head(3), byte * 0x1111 + 0x4400);
+    uint32_t head_a[4], head_b[4];
+    wa.four(0, 0, head_a), wb.four(0, 0, head_b);
+    const uint32_t low = __byte_perm(__byte_perm(head_a[1], head_a[2], both),
+                                     __byte_perm(head_b[1], head_b[2], both), 0x5410),
+                   high = __byte_perm(head_a[3], head_b[3], byte * 0x1111 + 0x4400);
     const uint32_t more = (high & 0x000f000fu) | (high >> 4 & 0x0f000f00u) | (low >> 2 & 0x30303030u),
                    four = run < 4 ? low & 0x3f3f3f3fu : more;
     float d, dmin;
-    element<__half>::unpack(wa.head(0), d, dmin);
+    element<__half>::unpack(head_a[0], d, dmin);
     a = block_scale(d * block_byte(four, 0), dmin * block_byte(four, 1));
-    element<__half>::unpack(wb.head(0), d, dmin);
+    element<__half>::unpack(head_b[0], d, dmin);
     b = block_scale(d * block_byte(four, 2), dmin * block_byte(four, 3));
 }
 struct block_q4_k {
@@ -169,12 +197,22 @@ struct block_q4_k {
     BLOCK_FOUR { return block_bits<UP>(w.word(16 + run / 2 * 32, i), (int)(run % 2 * 4), 0x0f0f0f0fu); }
     BLOCK_SCALES { return block_scales_k(w, run); }
     BLOCK_SCALES_TWO { block_scales_two_k(wa, wb, run, a, b); }
-    static const bool LARGER = true; /* high halves of bytes stay where they are */
-    static __device__ __forceinline__ float times(uint32_t run) { return run % 2 ? 16.0f : 1.0f; }
+    static __device__ __forceinline__ float times(uint32_t run) { return (run % 2 ? 16 : 1) * BLOCK_NUMBER; }
     template <typename W> static __device__ __forceinline__ uint2 apart(const W &w, uint32_t run, uint32_t i)
     {
         const uint32_t word = w.word(16 + run / 2 * 32, i), mask = run % 2 ? 0x00f000f0u : 0x000f000fu;
-        return make_uint2(word & mask, word >> 8 & mask);
+        return make_uint2(block_halves<0>(word & mask), block_halves<0>(word >> 8 & mask));
+    }
+    /* high halves of bytes stay where they are, less 8 */
+    static __device__ __forceinline__ float whole_times(uint32_t run) { return run % 2 ? 1.0f / 16 : 1.0f; }
+    static __device__ __forceinline__ float whole_zero(uint32_t run) { return run % 2 ? 8.0f : 0.0f; }
+    template <typename W>
+    static __device__ __forceinline__ void whole(const W &w, uint32_t run, uint32_t half, uint32_t to[4])
+    {
+        const uint32_t mask = run % 2 ? 0xf0f0f0f0u : 0x0f0f0f0fu, flip = run % 2 ? 0x80808080u : 0;
+        w.four(16 + run / 2 * 32, half, to);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) to[i] = (to[i] & mask) ^ flip;
     }
 };
 struct block_q5_k {
@@ -188,6 +226,18 @@ struct block_q5_k {
     BLOCK_SCALES { return block_scales_k(w, run); }
     BLOCK_SCALES_TWO { block_scales_two_k(wa, wb, run, a, b); }
     BLOCK_APART
+    static __device__ __forceinline__ float whole_times(uint32_t) { return 1; }
+    static __device__ __forceinline__ float whole_zero(uint32_t) { return 0; }
+    template <typename W>
+    static __device__ __forceinline__ void whole(const W &w, uint32_t run, uint32_t half, uint32_t to[4])
+    {
+        uint32_t fifth[4];
+        w.four(48 + run / 2 * 32, half, to), w.four(16, half, fifth);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            to[i] = block_bits<0>(to[i], (int)(run % 2 * 4), 0x0f0f0f0fu) |
+                    block_bits<4>(fifth[i], (int)run, 0x01010101u);
+    }
 };
 /* Of each half of the numbers 64 bytes have the low bits and 32 the high ones. */
 struct block_q6_k {
@@ -206,6 +256,7 @@ struct block_q6_k {
     }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
+    BLOCK_WHOLE
 };
 struct block_q3_k {
     static const uint32_t VALUES = 256, BYTES = 110, ALIGN = 2, ORIGIN = 0, BITS = 3, ZERO = 4, GROUPS = 2;
@@ -226,6 +277,7 @@ struct block_q3_k {
     }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
+    BLOCK_WHOLE
 };
 struct block_q2_k {
     static const uint32_t VALUES = 256, BYTES = 84, ALIGN = 4, ORIGIN = 0, BITS = 2, ZERO = 0, GROUPS = 2;
@@ -241,6 +293,7 @@ struct block_q2_k {
     }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
+    BLOCK_WHOLE
 };
 struct block_iq4_xs {
     static const uint32_t VALUES = 256, BYTES = 136, ALIGN = 4, ORIGIN = 0, BITS = 8, ZERO = 128, GROUPS = 1;
@@ -253,10 +306,12 @@ struct block_iq4_xs {
     }
     BLOCK_SCALES_TWO { a = scales(wa, run), b = scales(wb, run); }
     BLOCK_APART
+    BLOCK_WHOLE
 };
 #undef BLOCK_FOUR
 #undef BLOCK_SCALES
 #undef BLOCK_APART
+#undef BLOCK_WHOLE
 #undef BLOCK_SCALES_TWO
 
 #endif

@@ -10,7 +10,7 @@
 
 /* A block from `origin` on, in device memory or (SHARED) in shared memory, at multiples of ALIGN bytes. Of device
  * memory no word is read that has none of the block's bytes. */
-template <uint32_t ALIGN, bool SHARED, bool WHOLE = false> struct block_words {
+template <uint32_t ALIGN, bool SHARED> struct block_words {
     static_assert(ALIGN == 1 || ALIGN == 2 || ALIGN == 4 || ALIGN == 16, "");
     const unsigned char *base;
     uint32_t beside; /* bits from the word's first to the block's */
@@ -24,14 +24,24 @@ template <uint32_t ALIGN, bool SHARED, bool WHOLE = false> struct block_words {
         if constexpr (SHARED) return *reinterpret_cast<const T *>(at);
         return __ldg(reinterpret_cast<const T *>(at));
     }
-    /* Word i of those from byte `at` on, which is a multiple of 4; WHOLE: all of a run's are wanted. */
+    /* Word i of those from byte `at` on, which is a multiple of 4. */
     __device__ __forceinline__ uint32_t word(uint32_t at, uint32_t i) const
     {
-        if constexpr (ALIGN == 16 && WHOLE) return of_four(at + i / 4 * 16, i % 4);
         const uint32_t low = load<uint32_t>(base + at + 4 * i);
         if constexpr (ALIGN >= 4) return low;
         const uint32_t high = SHARED || beside ? load<uint32_t>(base + at + 4 * i + 4) : 0;
         return __funnelshift_r(low, high, beside);
+    }
+    /* The words of 16 bytes, all of them wanted, the half's of those from byte `at` on. */
+    __device__ __forceinline__ void four(uint32_t at, uint32_t half, uint32_t to[4]) const
+    {
+        if constexpr (ALIGN == 16) {
+            const uint4 quad = load<uint4>(base + at + 16 * half);
+            to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
+        } else {
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) to[i] = word(at, half * 4 + i);
+        }
     }
     /* Word i of the first 16 bytes, of which all are wanted. */
     __device__ __forceinline__ uint32_t head(uint32_t i) const
@@ -93,10 +103,29 @@ __device__ __forceinline__ uint32_t block_lookup(const block_table &t, uint32_t 
     return __byte_perm(first, second, high ? 0x7531u : 0x6420u);
 }
 
-/* Four numbers as bytes to two words of 16-bit ones: even ones, odd ones. */
-__device__ __forceinline__ uint2 bytes_apart(uint32_t four)
+/* Two numbers in 16 bits each, ZERO more than they are, to f16 that are BLOCK_NUMBER times as large: n in 16 bits is
+ * n * 2^-24 without more ado. But tensor cores align products by the exponents of what they are given and drop what is far
+ * below, and of such an f16, which is no more than its last bits, 17 bits of the sums would be right. */
+static const float BLOCK_NUMBER = 1.0f / 512;
+template <uint32_t ZERO> __device__ __forceinline__ uint32_t block_halves(uint32_t two)
 {
-    return make_uint2(__byte_perm(four, 0, 0x4240), __byte_perm(four, 0, 0x4341));
+    const uint32_t least = ZERO == 0    ? 0
+                           : ZERO == 4  ? 0xa000u /* f16 of -ZERO / 512 */
+                           : ZERO == 8  ? 0xa400u
+                           : ZERO == 12 ? 0xa600u
+                           : ZERO == 16 ? 0xa800u
+                           : ZERO == 32 ? 0xac00u
+                                        : 0xb400u;
+    static_assert(ZERO == 0 || ZERO == 4 || ZERO == 8 || ZERO == 12 || ZERO == 16 || ZERO == 32 ||
+                      ZERO == 128,
+                  "");
+    return halves_fma(two, 0x78007800u, least * 0x00010001u);
+}
+/* Four numbers as bytes: even ones, odd ones. */
+template <uint32_t ZERO> __device__ __forceinline__ uint2 bytes_apart(uint32_t four)
+{
+    return make_uint2(block_halves<ZERO>(__byte_perm(four, 0, 0x4240)),
+                      block_halves<ZERO>(__byte_perm(four, 0, 0x4341)));
 }
 
 /* A run's scales: values are scale * number - least, of its first 16 and its last 16 numbers. */

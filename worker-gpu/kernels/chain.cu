@@ -26,20 +26,23 @@ __device__ __forceinline__ void take_x(const linear_params &p, const float4 *nor
     float4 *x4 = reinterpret_cast<float4 *>(x), v[batch];
     const float4 *from = reinterpret_cast<const float4 *>(p.x);
     float sum = 0;
-    for (uint32_t f0 = threadIdx.x; f0 < quads; f0 += batch * S::THREADS) {
+    for (uint32_t f0 = threadIdx.x; (D::SCALED ? f0 & ~31u : f0) < quads; f0 += batch * S::THREADS) {
 #pragma unroll
         for (uint32_t j = 0; j < batch; j++)
             v[j] = f0 + j * S::THREADS < quads ? __ldcg(from + f0 + j * S::THREADS) : make_float4(0, 0, 0, 0);
 #pragma unroll
         for (uint32_t j = 0; j < batch; j++) {
             const uint32_t f = f0 + j * S::THREADS;
-            if (f >= quads) break;
-            if (p.norm) {
+            if ((D::SCALED ? f & ~31u : f) >= quads) break; /* x for blocks is put by whole warps */
+            if (p.norm && f < quads) {
                 const float4 n = norm[f];
                 sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
                 v[j] = make_float4(v[j].x * n.x, v[j].y * n.y, v[j].z * n.z, v[j].w * n.w);
             }
-            x4[x_place<D>(f)] = v[j];
+            if constexpr (D::SCALED)
+                blocks_x::put(x4, f, f < quads, v[j]);
+            else
+                x4[x_place<D>(f)] = v[j];
         }
     }
     if (p.norm) {

@@ -175,6 +175,7 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
         uint32_t slots =
             device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * chain_shaped::WARPS : SLOTS_MAX;
         if (slots > SLOTS_MAX) slots = SLOTS_MAX;
+        slots = slots / chain_shaped::WARPS * chain_shaped::WARPS;
         while (slots > 0 && chain_shared_bytes(slots, pitch, region, norm) > (size_t)device->shared_bytes_max)
             slots -= chain_shaped::WARPS;
         const double holds = (double)slots * pitch * filled(op, count, pitch);

@@ -1,14 +1,14 @@
 /* The decoder of blocks of few bits, over a format of blocks_formats.cuh. See decode.cuh.
  *
- * A run, 32 neighbouring values, is one lane's unit of a tile, and its scales are applied to sums of its products.
- * In formats with a least value a number n (2 to 5 bits) becomes 8 + n / 2^k by one byte permutation, and the 8 goes
- * with the least, which is taken off by the run's sum of x; in others a number becomes itself by a permutation and a
- * subtraction. A piece is 8 values of a run, 4 of its first and 4 of its last 16, which is what tensor cores'
- * fragments and scales of 16 values ask for. */
+ * A run, 32 neighbouring values, is one lane's unit of a tile. Its numbers stay bytes, four in a word, and are multiplied by
+ * those of x (blocks_x.cuh) four at a time; its scales are applied to the sums. A piece is 8 values of a run, 4 of its first
+ * and 4 of its last 16, which is what tensor cores' fragments and scales of 16 values ask for; its numbers become fp32 by a
+ * byte permutation and a subtraction. */
 #ifndef HELM_WORKER_GPU_KERNELS_DECODE_BLOCKS_CUH
 #define HELM_WORKER_GPU_KERNELS_DECODE_BLOCKS_CUH
 
 #include "worker-gpu/kernels/blocks_formats.cuh"
+#include "worker-gpu/kernels/blocks_x.cuh"
 #include "worker-gpu/kernels/linear.cuh"
 
 template <typename F> struct decode_block {
@@ -18,7 +18,6 @@ template <typename F> struct decode_block {
     typedef block_words<1, false> any_words;
     typedef block_words<F::ALIGN, false> words;
     typedef block_words<F::ALIGN, true> shared_words;
-    typedef block_words<F::ALIGN, true, true> unit_words;
 
     static __device__ __forceinline__ size_t bytes(uint32_t c) { return (size_t)(c / VALUES) * F::BYTES; }
     /* Number k of four as it is. */
@@ -76,72 +75,56 @@ template <typename F> struct decode_block {
         return make_uint4(first.x, first.y, second.x, second.y);
     }
 
-    /* ---- of a tile in shared memory: a run */
+    /* ---- of a tile in shared memory: a run, against x as whole numbers */
 
-    struct unit {
-        const unsigned char *block;
-        uint32_t run;
-    };
     static const bool LOOSE = F::BYTES % 16 != 0;
-    static const uint32_t UNIT_VALUES = 32, LINE_BYTES = 32 / RUNS * F::BYTES, LINE_QUADS = 256,
-                          TILE = LINE_BYTES, TILE_LARGE = 2 * LINE_BYTES;
+    static const uint32_t LINE_BYTES = 32 / RUNS * F::BYTES, LINE_QUADS = blocks_x::LINE_QUADS, TILE = LINE_BYTES,
+                          TILE_LARGE = 2 * LINE_BYTES;
     static __device__ __forceinline__ uint32_t unit_offset(uint32_t lane)
     {
         return lane / RUNS * F::BYTES;
     }
-    static __device__ __forceinline__ unit unit_at(const unsigned char *line, uint32_t lane)
+    /* A row's part of the sum, of the run's sums of products. */
+    static __device__ __forceinline__ float run_sum(const block_scales &s, const blocks_x::sums sums[GROUPS],
+                                                    const blocks_x::run &x, uint32_t run)
     {
-        return {line + unit_offset(lane) + F::ORIGIN, lane % RUNS};
-    }
-    static_assert(!F::LEAST || (F::BITS <= 5 && F::ZERO == 0), "");
-    static const bool OFFSET = F::LEAST; /* numbers are taken as 8 + n / 2^k */
-    static const int UP = OFFSET ? 7 - (int)F::BITS : 0;
-    static __device__ __forceinline__ float term(uint32_t four, uint32_t k)
-    {
-        if constexpr (OFFSET) return __uint_as_float(__byte_perm(four, 0x41000000u, 0x7044u | k << 8));
-        return exact(four, k);
-    }
-    /* A group's part of the values' sum, of its sums of terms and of x. */
-    static __device__ __forceinline__ float group_sum(const block_scales &s, uint32_t group,
-                                                      const float2 &terms, const float2 &x)
-    {
-        if (!OFFSET) return s.scale[group] * (terms.x + terms.y);
-        const float times = 16.0f / (1 << UP), scale = s.scale[group] * times;
-        return scale * (terms.x + terms.y) - (scale * 8 + s.least[group]) * (x.x + x.y);
-    }
-    static __device__ __forceinline__ void unit_add(const unit &ua, const unit &ub, const float4 *from,
-                                                    float2 &a, float2 &b)
-    {
-        const unit_words wa(ua.block), wb(ub.block);
-        block_scales scales_a, scales_b;
-        F::scales_two(wa, wb, ua.run, scales_a, scales_b);
+        float products = 0, leasts = 0;
 #pragma unroll
         for (uint32_t g = 0; g < GROUPS; g++) {
-            float2 sa = make_float2(0, 0), sb = sa, sx = sa;
-#pragma unroll
-            for (uint32_t i = g * 8 / GROUPS; i < (g + 1) * 8 / GROUPS; i++) {
-                const float4 x = from[i * 32];
-                const uint32_t fa = F::template four<UP>(wa, ua.run, i),
-                               fb = F::template four<UP>(wb, ub.run, i);
-                sa.x += term(fa, 0) * x.x, sa.y += term(fa, 1) * x.y;
-                sa.x += term(fa, 2) * x.z, sa.y += term(fa, 3) * x.w;
-                sb.x += term(fb, 0) * x.x, sb.y += term(fb, 1) * x.y;
-                sb.x += term(fb, 2) * x.z, sb.y += term(fb, 3) * x.w;
-                if (OFFSET) sx.x += x.x, sx.y += x.y, sx.x += x.z, sx.y += x.w;
-            }
-            a.x += group_sum(scales_a, g, sa, sx);
-            b.x += group_sum(scales_b, g, sb, sx);
+            products += s.scale[g] * sums[g].total();
+            if (!LEAST) continue;
+            const float sum = GROUPS == 1 ? x.sum[0] + x.sum[1] : x.sum[g];
+            leasts += (s.least[g] - s.scale[g] * F::whole_zero(run)) * sum;
         }
+        return products * F::whole_times(run) * x.scale - leasts;
     }
     /* A lane's part of the sums of a line of two rows, of which `bytes` are there. */
     static __device__ __forceinline__ void line_add(const unsigned char *row_a, const unsigned char *row_b,
                                                     uint32_t bytes, const float4 *x, float &a, float &b)
     {
-        const uint32_t lane = threadIdx.x & 31;
+        const uint32_t lane = threadIdx.x & 31, run = lane % RUNS;
         if (unit_offset(lane) >= bytes) return;
-        float2 sum_a = make_float2(0, 0), sum_b = sum_a;
-        unit_add(unit_at(row_a, lane), unit_at(row_b, lane), x + lane, sum_a, sum_b);
-        a += sum_a.x, b += sum_b.x;
+        const shared_words wa(row_a + unit_offset(lane) + F::ORIGIN), wb(row_b + unit_offset(lane) + F::ORIGIN);
+        block_scales scales_a, scales_b;
+        F::scales_two(wa, wb, run, scales_a, scales_b);
+        blocks_x::sums sums_a[GROUPS] = {}, sums_b[GROUPS] = {};
+        const uint4 *digits = blocks_x::digits(x);
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            uint32_t four_a[4], four_b[4];
+            F::whole(wa, run, half, four_a), F::whole(wb, run, half, four_b);
+#pragma unroll
+            for (uint32_t k = 0; k < blocks_x::DIGITS; k++) {
+                const uint4 quad = digits[(2 * k + half) * 32];
+                const uint32_t word[4] = {quad.x, quad.y, quad.z, quad.w}, g = half % GROUPS;
+#pragma unroll
+                for (uint32_t i = 0; i < 4; i++)
+                    sums_a[g].add(four_a[i], k, word[i]), sums_b[g].add(four_b[i], k, word[i]);
+            }
+        }
+        const blocks_x::run x_run = blocks_x::run_of(x);
+        a += run_sum(scales_a, sums_a, x_run, run);
+        b += run_sum(scales_b, sums_b, x_run, run);
     }
 
     /* ---- for gpuk_expand: half a run a lane, 8 values of its first and 8 of its last 16, so that two lanes store 32

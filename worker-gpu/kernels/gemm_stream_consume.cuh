@@ -2,9 +2,8 @@
  *
  * Included by gemm_stream.cu only. A consumer has at most RUNS runs of 32 columns. The tokens' x of these stays in its
  * registers, as fragments B of m16n8k16; the weights of a group's 16 rows are fragments A. Which k an element of a
- * fragment is does not matter as long as A and B agree, so fragments are taken as the bytes lie. Numbers of blocks are
- * f16 without a conversion: a byte n in 16 bits is n * 2^-24. A run's scales are applied to its sums, and what numbers
- * as bytes are too large by is what sums begin with. */
+ * fragment is does not matter as long as A and B agree, so fragments are taken as the bytes lie. Numbers of blocks
+ * become f16; a run's scales are applied to its sums. */
 #ifndef HELM_WORKER_GPU_KERNELS_GEMM_STREAM_CONSUME_CUH
 #define HELM_WORKER_GPU_KERNELS_GEMM_STREAM_CONSUME_CUH
 
@@ -159,7 +158,6 @@ template <typename D, int N, bool BLOCKS = D::SCALED> struct stream_products {
     __device__ __forceinline__ uint32_t first_column() const { return first * stream_line<D>::COLUMNS; }
     __device__ __forceinline__ uint32_t runs() const { return lines * 2; }
     __device__ __forceinline__ void begin(const stream_x<N> &) {}
-    static __device__ __forceinline__ float unit() { return 1.0f; }
     __device__ __forceinline__ void take(const unsigned char *slot, uint32_t pitch, const uint32_t *,
                                          const stream_x<N> &x, float sum[2][N][4]) const
     {
@@ -199,10 +197,9 @@ template <typename D, int N> struct stream_products<D, N, true> {
     typedef typename D::format F;
     typedef typename D::shared_words words;
     static const uint32_t GROUPS = F::GROUPS, BLOCK_RUNS = F::VALUES / 32;
-    static_assert(F::LEAST || !F::LARGER, "sums begin with what numbers once as large come to");
     uint32_t line, quarter, there; /* bytes in front of the columns, their first run in a block; runs */
     uint32_t column;
-    /* of each run and scale, for the lane's two tokens of each 8: sums of x (LEAST), or that times -ZERO */
+    /* of each run and scale, for the lane's two tokens of each 8: sums of x, where values have a least */
     float tokens[RUNS][GROUPS][N][2];
 
     __device__ __forceinline__ stream_products(const stream_share &s, uint32_t consumer)
@@ -215,28 +212,28 @@ template <typename D, int N> struct stream_products<D, N, true> {
     }
     __device__ __forceinline__ uint32_t first_column() const { return column; }
     __device__ __forceinline__ uint32_t runs() const { return there; }
-    /* What sums of numbers are multiplied by. */
-    static __device__ __forceinline__ float unit() { return 16777216.0f; }
     __device__ __forceinline__ void begin(const stream_x<N> &x)
     {
-        const uint32_t times = F::LEAST ? 0x00010001u : F::ZERO * 0x00010001u | 0x80008000u;
+        if constexpr (F::LEAST) {
+            const uint32_t one = 0x3c003c00u;
 #pragma unroll
-        for (uint32_t r = 0; r < RUNS; r++)
+            for (uint32_t r = 0; r < RUNS; r++)
 #pragma unroll
-            for (int n = 0; n < N; n++) {
-                float sums[2][4] = {};
+                for (int n = 0; n < N; n++) {
+                    float sums[2][4] = {};
 #pragma unroll
-                for (uint32_t h = 0; h < 2; h++) {
-                    float *to = sums[h % GROUPS];
-                    matrix_unit<__half>::add(to, times, times, times, times, x.high[r][n][2 * h],
-                                             x.high[r][n][2 * h + 1]);
-                    matrix_unit<__half>::add(to, times, times, times, times, x.low[r][n][2 * h],
-                                             x.low[r][n][2 * h + 1]);
+                    for (uint32_t h = 0; h < 2; h++) {
+                        float *to = sums[h % GROUPS];
+                        matrix_unit<__half>::add(to, one, one, one, one, x.high[r][n][2 * h],
+                                                 x.high[r][n][2 * h + 1]);
+                        matrix_unit<__half>::add(to, one, one, one, one, x.low[r][n][2 * h],
+                                                 x.low[r][n][2 * h + 1]);
+                    }
+#pragma unroll
+                    for (uint32_t h = 0; h < GROUPS; h++)
+                        tokens[r][h][n][0] = sums[h][0], tokens[r][h][n][1] = sums[h][1];
                 }
-#pragma unroll
-                for (uint32_t h = 0; h < GROUPS; h++)
-                    tokens[r][h][n][0] = sums[h][0], tokens[r][h][n][1] = sums[h][1];
-            }
+        }
     }
     /* Where run r lies: its block, which of the block's runs it is. */
     __device__ __forceinline__ words block_at(const unsigned char *row, uint32_t r) const
@@ -273,7 +270,7 @@ template <typename D, int N> struct stream_products<D, N, true> {
 #pragma unroll
                 for (int n = 0; n < N; n++)
 #pragma unroll
-                    for (int i = 0; i < 4; i++) part[r][h][n][i] = F::LEAST ? 0 : tokens[r][h][n][i & 1];
+                    for (int i = 0; i < 4; i++) part[r][h][n][i] = 0;
 #pragma unroll
         for (uint32_t h = 0; h < 2; h++) {
             uint2 u[RUNS], v[RUNS];
@@ -351,7 +348,7 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
             float total[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                total[j] = (sum[0][n][j] + sum[1][n][j]) * products.unit();
+                total[j] = sum[0][n][j] + sum[1][n][j];
                 if (few_exponents<T>::value) total[j] *= factor[n][j & 1];
             }
             sums_to[(reducer * CONSUMERS * N + n) * 32] = make_float4(total[0], total[1], total[2], total[3]);

@@ -131,11 +131,17 @@ __global__ void __launch_bounds__(WARPS * 32, 2) gemv_bulk(const __grid_constant
         walk_far(w, q.chunks, WARPS * lane);
         if (w.pair < share.pairs) tile_ask<D, TILE>(p, share, w);
     }
-    /* The norm's weights wait in x's place; x is scaled by the mean square at the very end. */
+    /* The norm's weights wait in x's place, but for blocks; x is scaled by the mean square at the very end. */
     float4 *x4 = reinterpret_cast<float4 *>(x);
-    x_put_norm<D>(p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
-    wait_for_previous();
-    float squares = x_put<D>(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
+    float squares;
+    if constexpr (D::SCALED) {
+        wait_for_previous();
+        squares = blocks_x::put_all(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
+    } else {
+        x_put_norm<D>(p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
+        wait_for_previous();
+        squares = x_put<D>(p.x, p.norm, p.cols, x4, threadIdx.x, WARPS * 32);
+    }
     /* also the barrier after which every warp may read x */
     squares = block_sum(squares, scratch);
     const float scale = p.norm ? rsqrtf(squares / (float)p.cols + p.eps) : 1.0f;

@@ -274,6 +274,14 @@ template <> struct matrix_unit<__half> {
     }
 };
 
+/* a * b + c of pairs of f16. */
+__device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 /* Four 8 x 8 matrices of 16-bit elements from shared memory; lane i gives the address of row i % 8 of matrix
  * i / 8. Lane 4 g + c / 2 gets columns c, c + 1 of row g; transposed: rows c, c + 1 of column g. */
 __device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t address)

@@ -90,6 +90,11 @@ uint32_t helm_tokenizer_token_to_id(const struct helm_tokenizer *tokenizer, cons
  * length may be NULL. */
 const char *helm_tokenizer_id_to_token(const struct helm_tokenizer *tokenizer, uint32_t id, size_t *length);
 
+/* The bytes of text that an id stands for, which need not be whole characters: *bytes is malloc'd, NUL-terminated, *length
+ * bytes; none where no token has the id. */
+HELM_MUST_CHECK int helm_tokenizer_token_bytes(const struct helm_tokenizer *tokenizer, uint32_t id,
+                                               char **bytes, size_t *length, struct helm_err *err);
+
 /* Largest id plus one, added tokens included. (A model may have more rows than this.) */
 uint32_t helm_tokenizer_vocab_size(const struct helm_tokenizer *tokenizer);
 

@@ -10,13 +10,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/file.h"
 #include "common/base/json.h"
 
 #define FILE_BYTES_MAX ((size_t)1 << 20)
 #define PATH_TEXT      4096
 /* How far two measurements may contradict what cannot be: they were taken after one another, on a machine
  * that may have been busy with something else during one of them. */
-#define SLACK 3.0
+#define SLACK           3.0
+#define DISTURBANCE_MAX 0.75
 
 struct profile_value profile_table_at(const struct profile_table *table, uint32_t x)
 {
@@ -143,6 +145,12 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
     return rc;
 }
 
+double profile_disturbance(const struct profile *profile)
+{
+    const double taken = profile->busy_percent / 100.0;
+    return profile->busy_percent < PROFILE_BUSY ? 0 : fmin(DISTURBANCE_MAX, taken / (1 - fmin(taken, 0.9)));
+}
+
 int profile_check(const struct profile *profile, struct helm_err *err)
 {
     const struct profile_cpu *cpu = &profile->cpu;
@@ -229,7 +237,8 @@ int profile_write_check(const char *path, struct helm_err *err)
     struct stat st;
     int fd;
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return helm_fail(err, HELM_E_IO, "%s is a folder", path);
-    int rc = open_beside(path, beside, &fd, err);
+    int rc = file_check_parent(path, err);
+    if (!rc) rc = open_beside(path, beside, &fd, err);
     if (rc) return rc;
     close(fd);
     unlink(beside);

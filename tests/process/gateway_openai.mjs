@@ -1,0 +1,117 @@
+// The official openai package, unmodified, against helm-gateway; run by test_gateway_openai.py.
+//
+//   node gateway_openai.mjs PACKAGE_FOLDER demo|tools URL KEY
+//
+// "demo": the demo model. "tools": a stand-in daemon that answers a question with a call and a result with a text.
+import path from "node:path";
+import { pathToFileURL } from "node:url";
+
+const [folder, what, url, key] = process.argv.slice(2);
+const { default: OpenAI } = await import(pathToFileURL(path.join(folder, "node_modules/openai/index.mjs")).href);
+const client = new OpenAI({ baseURL: url + "/v1", apiKey: key, maxRetries: 0 });
+const user = (content) => [{ role: "user", content }];
+const verse = "And it came to pass in those days, that";
+
+function check(name, good, detail) {
+  console.log(`${good ? "ok  " : "FAIL"} openai: ${name}${good ? "" : "  [" + JSON.stringify(detail).slice(0, 1000) + "]"}`);
+}
+async function refused(name, kind, code, call) {
+  try {
+    const answer = await call();
+    check(name, false, answer);
+  } catch (error) {
+    check(name, error instanceof kind && error.code === code && error.requestID, { kind: error.constructor.name, code: error.code, message: error.message });
+  }
+}
+async function metric(name) {
+  const text = await (await fetch(url + "/metrics", { headers: { Authorization: "Bearer " + key } })).text();
+  return Number(text.match(new RegExp(`^${name} (\\S+)$`, "m"))[1]);
+}
+async function until(condition) {
+  for (let i = 0; i < 400; i++) {
+    if (await condition()) return true;
+    await new Promise((resolve) => setTimeout(resolve, 10));
+  }
+  return false;
+}
+
+async function demo() {
+  const models = [];
+  for await (const model of client.models.list()) models.push(model.id);
+  check("models.list", models.join() === "demo", models);
+  check("models.retrieve", (await client.models.retrieve("demo")).object === "model");
+
+  const base = { model: "demo", messages: user(verse), max_completion_tokens: 16, temperature: 0 };
+  const whole = await client.chat.completions.create(base);
+  const text = whole.choices[0].message.content;
+  check("chat", text.length > 0 && whole.choices[0].finish_reason === "length" && whole.usage.completion_tokens === 16, whole);
+
+  let streamed = "", usage = null;
+  for await (const chunk of await client.chat.completions.create({ ...base, stream: true, stream_options: { include_usage: true } })) {
+    streamed += chunk.choices[0]?.delta?.content ?? "";
+    usage = chunk.usage ?? usage;
+  }
+  check("streaming", streamed === text && usage.total_tokens === whole.usage.total_tokens, { streamed, usage });
+
+  const runner = client.chat.completions.stream(base);
+  const events = [];
+  runner.on("content", (piece) => events.push(piece));
+  check("the streaming helper", (await runner.finalContent()) === text && events.join("") === text, events);
+
+  const logs = (await client.chat.completions.create({ ...base, logprobs: true, top_logprobs: 2 })).choices[0].logprobs.content;
+  check("logprobs", logs.length === 16 && logs.map((t) => t.token).join("") === text && logs.every((t) => t.top_logprobs.length === 2), logs[0]);
+
+  const several = await client.chat.completions.create({ ...base, temperature: 1, seed: 5, n: 3, user: "test" });
+  check("n and seed", several.choices.map((c) => c.index).join() === "0,1,2" && new Set(several.choices.map((c) => c.message.content)).size > 1, several);
+
+  const stopped = await client.chat.completions.create({ ...base, stop: [text.slice(6, 14)] });
+  check("stop", stopped.choices[0].message.content === text.slice(0, 6) && stopped.choices[0].finish_reason === "stop", stopped);
+
+  const completion = await client.completions.create({ model: "demo", prompt: verse, max_tokens: 8, logprobs: 1 });
+  check("completions", completion.choices[0].text.length > 0 && completion.choices[0].logprobs.tokens.length === 8, completion);
+
+  const schema = { type: "json_schema", json_schema: { name: "x", schema: { type: "object" } } };
+  await refused("JSON schema is refused by its name", OpenAI.BadRequestError, "unsupported_parameter",
+    () => client.chat.completions.create({ ...base, response_format: schema }));
+  await refused("embeddings are refused", OpenAI.InternalServerError, "unsupported", () => client.embeddings.create({ model: "demo", input: "x" }));
+  await refused("responses are refused", OpenAI.InternalServerError, "unsupported", () => client.responses.create({ model: "demo", input: "x" }));
+  await refused("a context that is too long", OpenAI.BadRequestError, "context_length_exceeded",
+    () => client.chat.completions.create({ ...base, messages: user("word ".repeat(3000)) }));
+  await refused("... before a stream", OpenAI.BadRequestError, "context_length_exceeded",
+    () => client.chat.completions.create({ ...base, max_completion_tokens: 5000, stream: true }));
+  await refused("a model that there is not", OpenAI.NotFoundError, "model_not_found", () => client.chat.completions.create({ ...base, model: "gpt-x" }));
+  await refused("a wrong key", OpenAI.AuthenticationError, "invalid_api_key", () => client.withOptions({ apiKey: "sk-wrong" }).models.list());
+
+  const long = { ...base, max_completion_tokens: 1900, stream: true, temperature: 1, ignore_eos: true };
+  const stream = await client.chat.completions.create(long);
+  let chunks = 0;
+  for await (const chunk of stream) if (chunk.choices.length && ++chunks === 3) break; // the package aborts the request
+  check("leaving the loop cancels at the daemon", await until(async () => (await metric("helm_gateway_cancelled_total")) === 1 && (await metric("helm_requests_running")) === 0));
+  const controller = new AbortController();
+  const pending = client.chat.completions.create({ ...long, stream: false }, { signal: controller.signal });
+  await until(async () => (await metric("helm_requests_running")) === 1);
+  controller.abort();
+  let aborted = false;
+  await pending.catch((error) => { aborted = error instanceof OpenAI.APIUserAbortError; });
+  check("abort cancels at the daemon", aborted && (await until(async () => (await metric("helm_gateway_cancelled_total")) === 2 && (await metric("helm_requests_running")) === 0)));
+}
+
+async function tools() {
+  const asked = [];
+  const runner = client.chat.completions.runTools({
+    model: "any", messages: user("What is the weather in Bern?"), stream: false,
+    tools: [{ type: "function", function: { name: "get_weather", description: "Weather of a city", parse: JSON.parse,
+      parameters: { type: "object", properties: { city: { type: "string" } } },
+      function: ({ city }) => { asked.push(city); return "rain in " + city; } } }],
+  });
+  check("runTools: a call, its result, the answer", (await runner.finalContent()) === "It rains." && asked.join() === "Bern", asked);
+  const streaming = client.chat.completions.runTools({
+    model: "any", messages: user("What is the weather in Bern?"), stream: true,
+    tools: [{ type: "function", function: { name: "get_weather", description: "Weather of a city", parse: JSON.parse,
+      parameters: { type: "object", properties: { city: { type: "string" } } },
+      function: ({ city }) => { asked.push(city); return "rain in " + city; } } }],
+  });
+  check("... and streamed", (await streaming.finalContent()) === "It rains." && asked.join() === "Bern,Bern", asked);
+}
+
+await (what === "demo" ? demo() : tools());
