@@ -122,9 +122,13 @@ class Gateway:
     def complete(self, prompt, **fields):
         return self.post("/v1/completions", {"prompt": prompt, **fields})
 
-    def open_stream(self, path, body):
-        """A socket on which a request was sent, and its answer's first piece."""
-        s = socket.create_connection(("127.0.0.1", self.port), timeout=20 * SLOW)
+    def open_stream(self, path, body, window=0):
+        """A socket on which a request was sent. `window`: bytes that the kernel keeps of an answer."""
+        s = socket.socket()
+        if window:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+        s.settimeout(20 * SLOW)
+        s.connect(("127.0.0.1", self.port))
         data = json.dumps(body).encode()
         key = "Authorization: Bearer %s\r\n" % self.key if self.key else ""
         s.sendall(("POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n" % (path, key, len(data))).encode()
