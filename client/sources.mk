@@ -46,22 +46,35 @@ LIBHELM_SRC := \
   common/model/gguf_value.c
 
 CLI_SRC := \
+  client/cli/chat_commands.c \
+  client/cli/chat_history.c \
   client/cli/command_chat.c \
   client/cli/command_generate.c \
   client/cli/command_plan.c \
+  client/cli/command_pull.c \
   client/cli/command_query.c \
   client/cli/command_run.c \
   client/cli/command_text.c \
+  client/cli/line_editor.c \
   client/cli/output.c \
+  client/cli/present.c \
   client/cli/private_daemon.c \
   client/cli/sampling.c \
   client/cli/session.c \
   client/cli/signals.c \
   client/cli/stream.c
 
+# Downloads of models, for helm-cli alone.
+HUB_SRC := \
+  client/hub/choose.c \
+  client/hub/listing.c \
+  client/hub/pull.c \
+  client/hub/sha256.c \
+  client/hub/transfer.c
+
 helm-cli_MAIN := client/cli/main.c
-helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(GEN)/proto/helm.pb-c.c
-helm-cli_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
+helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(HUB_SRC) $(GEN)/proto/helm.pb-c.c
+helm-cli_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 
 # helm-gateway: HTTP on libhelm; of helm-cli what opens a session (daemon, tokenizer, sampling defaults).
 GATEWAY_SRC := \
@@ -94,4 +107,4 @@ $(GEN)/client/gateway/page.c: client/gateway/page.html
 helm-gateway_MAIN := client/gateway/main.c
 helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) client/cli/output.c \
   client/cli/private_daemon.c client/cli/sampling.c client/cli/session.c client/cli/signals.c $(GEN)/proto/helm.pb-c.c
-helm-gateway_LIBS := -lmicrohttpd -lsystemd $(helm-cli_LIBS)
+helm-gateway_LIBS := -lmicrohttpd -lsystemd -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm

@@ -12,6 +12,9 @@
 
 #define LANE_SPIN_US      POOL_SPIN_QUIET_US
 #define LANE_SPIN_THREADS 4
+/* Small pages that are worth a word: of all, and at least. Fewer cost nothing that could be measured. */
+#define SMALL_PART  50
+#define SMALL_LEAST (64 * MIB)
 
 int engine_choose_kernels(struct engine *engine, const char *name, enum kv_dtype kv_dtype,
                           struct helm_err *err)
@@ -293,7 +296,8 @@ static void fill_report(struct engine *engine, const char *kernels, uint64_t sta
     kernel_set_text(&engine->kernels, engine->inputs, engine->weights.formats, report->kernels,
                     sizeof report->kernels);
     if (kernels && *kernels) engine_reduced(report, "kernels: `%.60s` by configuration", kernels);
-    if (report->small_bytes)
+    const uint64_t all_bytes = report->huge_bytes + report->small_bytes;
+    if (report->small_bytes >= SMALL_LEAST && report->small_bytes >= all_bytes / SMALL_PART)
         engine_reduced(report, "small pages: %s of the arena", units_format_size(report->small_bytes, text));
     report->load_seconds = (double)(units_now_us() - start_us) * 1e-6;
 }

@@ -75,7 +75,11 @@ static void add_text(struct stream *s, const char *data, size_t length, bool las
         safe -= stop_text_held(&stop, text->data, text->length, s->printed);
     }
     if (safe > s->printed && s->request->print == STREAM_PRINT_TEXT) {
-        if (cli_write(text->data + s->printed, safe - s->printed, &err) < 0) fail(s, &err);
+        struct present *present = s->request->present;
+        const char *at = text->data + s->printed;
+        const int rc = present ? present_add(present, at, safe - s->printed, &err)
+                               : cli_write(at, safe - s->printed, &err);
+        if (rc < 0) fail(s, &err);
     }
     if (safe > s->printed) s->printed = safe;
 }
@@ -255,6 +259,8 @@ int stream_run(struct cli *cli, const struct stream_request *request, struct str
     /* what comes about it later must not find `s`, which ends here */
     if (s.number && !s.over) (void)!helm_abandon(cli->client, s.number, &(struct helm_err){0});
     finish_text(&s);
+    struct helm_err shown = {0};
+    if (request->present && present_end(request->present, &shown) < 0) fail(&s, &shown);
     if (s.stopped)
         result->finish = "stop";
     else if (result->signal_number)
@@ -282,6 +288,24 @@ int stream_exit(const struct stream_result *result)
     if (result->signal_number) return CLI_EXIT_SIGNAL + result->signal_number;
     return strcmp(result->finish, "error") == 0 || strcmp(result->finish, "cancelled") == 0 ? CLI_EXIT_FAILED
                                                                                             : CLI_EXIT_DONE;
+}
+
+void stream_print_stats(const struct stream_result *result)
+{
+    const struct helm_timings *t = &result->timings;
+    if (!result->reported) {
+        fprintf(stderr,
+                "[%u prompt tokens, %zu tokens; ended by %s; no timings: the daemon had not ended it yet]\n",
+                result->prompt_tokens, result->token_count, result->finish);
+        return;
+    }
+    char cached[48] = "";
+    if (result->cached_tokens) snprintf(cached, sizeof cached, " (%u of them cached)", result->cached_tokens);
+    fprintf(stderr,
+            "[%u prompt tokens%s at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s; ended "
+            "by %s]\n",
+            result->prompt_tokens, cached, t->prefill_tok_s, t->ttft_ms, result->token_count, t->decode_tok_s,
+            result->finish);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------------- */

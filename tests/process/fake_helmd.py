@@ -12,9 +12,10 @@ to behave. Used by test_cli.py and test_client.py, in a thread (FakeDaemon) or a
     18   silence, as in a long prefill: a cancel is accepted, and takes effect when the same client's next Generate comes
     19   the prompt's other tokens once, then as 18
 As a program, $FAKE_HELMD says how to start: "" as usual, "refuse" reports an error, "die" ends before it is ready,
-"hang" never becomes ready. It writes its arguments to $FAKE_HELMD_ARGS.
+"hang" never becomes ready, "measure" says on $NOTIFY_SOCKET that it measures the machine, and is ready then. It writes its arguments to $FAKE_HELMD_ARGS.
 """
 import os
+import socket
 import sys
 import threading
 import time
@@ -163,6 +164,11 @@ def main():
     value = {args[i]: args[i + 1] for i in range(len(args) - 1)}
     ready = int(value["--ready-fd"])
     how = os.environ.get("FAKE_HELMD", "")
+    if how == "measure":
+        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for line in ("", ":   0.1 s  CPU: loading", ": 1.5 s  CPU: 2 threads read 12 GB/s"):
+            notify.sendto(("STATUS=measuring this machine" + line).encode(), os.environ["NOTIFY_SOCKET"])
+            time.sleep(0.4)
     if how == "refuse":
         os.write(ready, b"error -9 does not fit: needs 10 GiB, 1 GiB is free\n")
         sys.exit(4)

@@ -6,6 +6,7 @@
 
 #include "common/base/args.h"
 #include "common/base/printable.h"
+#include "common/model/hub.h"
 #include "tools/inspect/inspect.h"
 
 static int print_json(const struct inspect_report *report, bool tensors)
@@ -57,7 +58,12 @@ int main(int argc, char **argv)
     struct model_config config = {0};
     struct gguf header = {0};
     struct helm_err problem = {0}, ignored = {0};
-    struct inspect_report report = {.folder = parsed.operand.item[0], .problem = &problem};
+    char *path = NULL;
+    if (hub_locate(parsed.operand.item[0], &path, &problem)) {
+        fprintf(stderr, "helm-inspect: %s\n", problem.text);
+        return 1;
+    }
+    struct inspect_report report = {.folder = path, .problem = &problem};
     if (model_read(report.folder, &model, &problem) == 0) {
         report.model = &model;
         report.config = &model.config;
@@ -70,5 +76,6 @@ int main(int argc, char **argv)
     model_free(&model);
     model_config_free(&config);
     gguf_free(&header);
+    free(path);
     return status;
 }

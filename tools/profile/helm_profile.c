@@ -14,6 +14,7 @@
 
 #include "common/base/args.h"
 #include "common/base/cgroup.h"
+#include "common/base/load.h"
 #include "common/base/log.h"
 #include "common/model/model.h"
 #include "common/base/units.h"
@@ -193,9 +194,16 @@ static int measure_until_sound(struct tool *t, struct helm_err *err)
     for (int left = t->options.quick ? ATTEMPTS_QUICK : ATTEMPTS;; left--) {
         memset(&t->profile, 0, sizeof t->profile);
         t->progress.attempt_s = profile_now_s();
+        struct load load;
+        load_begin(&load);
         int rc = measure(t, err);
         if (rc) return rc;
+        t->profile.busy_percent = load_others(&load);
         rc = profile_check(&t->profile, err);
+        if (!rc && t->profile.busy_percent >= PROFILE_BUSY)
+            profile_say(&t->progress,
+                        "other programs took %u %% of the processors' time: marked as disturbed",
+                        t->profile.busy_percent);
         if (!rc || left == 1) return rc;
         profile_say(&t->progress, "%s: measuring again", err->text);
     }

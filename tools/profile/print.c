@@ -40,6 +40,12 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
         print_value(out, "  link", &f->link_beside, UNIT_BYTES, "meanwhile");
     }
     print_table(out, "linear", &f->cpu_linear, UNIT_FLOPS, "tok", "of the CPU");
+    if (f->cpu_int8_gemv.source != PROFILE_UNKNOWN) {
+        print_value(out, "cpu gemv int8", &f->cpu_int8_gemv, UNIT_BYTES, "with activations rounded to int8");
+        if (p->gpu.device != PROFILE_DEVICE_NONE)
+            print_value(out, "  beside", &f->cpu_int8_gemv_beside, UNIT_BYTES, "while the link streams");
+        print_table(out, "cpu linear int8", &f->cpu_int8_linear, UNIT_FLOPS, "tok", "by tokens");
+    }
     if (p->gpu.device == PROFILE_DEVICE_NONE) return;
     print_value(out, "gpu gemv", &f->gpu_gemv, UNIT_BYTES, "one token");
     print_value(out, "  operation", &f->gpu_operation, UNIT_SECONDS, "a product beside its bytes");
@@ -73,6 +79,10 @@ void profile_print(const struct profile *p, FILE *out)
     fprintf(out, "%s\n", p->machine);
     fprintf(out, "profile of %s%s, fingerprint %s; median (10th - 90th percentile)\n", p->made,
             p->quick ? ", taken quickly" : "", p->fingerprint);
+    if (p->busy_percent >= PROFILE_BUSY)
+        fprintf(out,
+                "other programs took %u %% of the processors' time meanwhile: forecasts have wider bands\n",
+                p->busy_percent);
     fprintf(out, "CPU: %s, %u thread%s, last-level cache %s", cpu->name, cpu->threads,
             cpu->threads == 1 ? "" : "s", units_format_size(cpu->l3_bytes, size));
     if (cpu->weight_bytes)

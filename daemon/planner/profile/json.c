@@ -31,6 +31,7 @@ static const struct member top_member[] = {
     MEMBER(profile, made, KIND_TEXT, false),        MEMBER(profile, quick, KIND_BOOL, false),
     MEMBER(profile, disk, KIND_RATE, false),        MEMBER(profile, step, KIND_TIME, false),
     MEMBER(profile, host_bytes, KIND_U64, false),   MEMBER(profile, wake, KIND_TIME, false),
+    MEMBER(profile, busy_percent, KIND_U32, false),
 };
 static const struct member cpu_member[] = {
     MEMBER(profile_cpu, name, KIND_TEXT, true),
@@ -105,12 +106,6 @@ static const struct member format_member[] = {
     MEMBER(profile_format, cpu_int8_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_linear, KIND_TABLE, false),
-    MEMBER(profile_format, gpu_int8_gemv, KIND_RATE, false),
-    MEMBER(profile_format, gpu_int8_operation, KIND_TIME, false),
-    MEMBER(profile_format, gpu_int8_chain_gemv, KIND_RATE, false),
-    MEMBER(profile_format, gpu_int8_chain_operation, KIND_TIME, false),
-    MEMBER(profile_format, gpu_int8_linear, KIND_TABLE, false),
-    MEMBER(profile_format, gpu_int8_linear_operation, KIND_TABLE, false),
 };
 static const struct member kv_member[] = {
     MEMBER(profile_kv, cpu_attention, KIND_RATE, false),

@@ -10,13 +10,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/file.h"
 #include "common/base/json.h"
 
 #define FILE_BYTES_MAX ((size_t)1 << 20)
 #define PATH_TEXT      4096
 /* How far two measurements may contradict what cannot be: they were taken after one another, on a machine
  * that may have been busy with something else during one of them. */
-#define SLACK 3.0
+#define SLACK           3.0
+#define DISTURBANCE_MAX 0.75
 
 struct profile_value profile_table_at(const struct profile_table *table, uint32_t x)
 {
@@ -131,6 +133,8 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
         const struct profile_format *format = &profile->format[f];
         rc = check_order(&format->cpu_gemv, "cpu_gemv", &read, "cpu.read of all threads", err);
         if (!rc)
+            rc = check_order(&format->cpu_int8_gemv, "cpu_int8_gemv", &read, "cpu.read of all threads", err);
+        if (!rc)
             rc = check_order(&format->cpu_gemv_beside, "cpu_gemv_beside", &format->cpu_gemv, "cpu_gemv", err);
         if (!rc) rc = check_order(&format->link_beside, "link_beside", &profile->link.h2d, "link.h2d", err);
         if (!rc) rc = check_order(&format->gpu_gemv, "gpu_gemv", &profile->gpu.read, "gpu.read", err);
@@ -141,6 +145,12 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
         if (rc) helm_err_prefix(err, "formats.%s", tensor_format_name((enum tensor_format)f));
     }
     return rc;
+}
+
+double profile_disturbance(const struct profile *profile)
+{
+    const double taken = profile->busy_percent / 100.0;
+    return profile->busy_percent < PROFILE_BUSY ? 0 : fmin(DISTURBANCE_MAX, taken / (1 - fmin(taken, 0.9)));
 }
 
 int profile_check(const struct profile *profile, struct helm_err *err)
@@ -229,7 +239,8 @@ int profile_write_check(const char *path, struct helm_err *err)
     struct stat st;
     int fd;
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return helm_fail(err, HELM_E_IO, "%s is a folder", path);
-    int rc = open_beside(path, beside, &fd, err);
+    int rc = file_check_parent(path, err);
+    if (!rc) rc = open_beside(path, beside, &fd, err);
     if (rc) return rc;
     close(fd);
     unlink(beside);

@@ -20,6 +20,10 @@
 #define PROFILE_METHOD     14
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
+/* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
+ * machine is found quiet, which is below PROFILE_QUIET. */
+#define PROFILE_BUSY  10
+#define PROFILE_QUIET 5
 
 enum profile_source {
     PROFILE_UNKNOWN,   /* value is 0 */
@@ -141,12 +145,10 @@ struct profile_format {
     /* by tokens, up to 16; empty: several tokens are multiplied by what gpu_expand makes */
     struct profile_table gpu_linear, gpu_linear_operation;
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
-    /* The same with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: there are no kernels for
+    /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
      * that. */
     struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside;
     struct profile_table cpu_int8_linear;
-    struct profile_value gpu_int8_gemv, gpu_int8_operation, gpu_int8_chain_gemv, gpu_int8_chain_operation;
-    struct profile_table gpu_int8_linear, gpu_int8_linear_operation;
 };
 
 /* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of cells as they lie
@@ -160,8 +162,10 @@ struct profile_kv {
 struct profile {
     char fingerprint[72]; /* of the hardware; "" for a machine that is described, not measured */
     char machine[PROFILE_TEXT];
-    char made[32];       /* date, UTC */
-    bool quick;          /* measured in a hurry (helm-profile --quick): wider spreads */
+    char made[32]; /* date, UTC */
+    bool quick;    /* measured in a hurry (helm-profile --quick): wider spreads */
+    /* of the time of the processors it may use, that other programs took meanwhile: see PROFILE_BUSY */
+    uint32_t busy_percent;
     uint64_t host_bytes; /* host memory that a program may use; 0: not said (that of the machine at hand) */
     struct profile_cpu cpu;
     struct profile_gpu gpu;
@@ -183,16 +187,20 @@ HELM_MUST_CHECK int profile_formats_read(const char *names, unsigned *formats, s
 /* Whether a profile can have rates of this format beside those of bf16. */
 bool profile_format_has_rates(enum tensor_format format);
 
+/* A part of every rate of the CPU and the link by which it may be wrong because others were at work; 0 of a profile that
+ * was taken in peace. They only ever make the machine look slower, and they were not there all the time. */
+double profile_disturbance(const struct profile *profile);
+
 /* HELM_E_FORMAT naming the first value that the cost model cannot do without, or that contradicts another.
  * Needed of the CPU: threads, read, gemv, linear, attention, attention_flops; with a device: read, gemv,
  * linear, attention and attention_flops of it, h2d and d2h of its link, and both values "beside". Operation
  * costs, launch, hand_over, latency and step may be 0; direct, disk, what is of chains, of waking up and of a
  * chunk's begin, linear_beside, linear by columns, what is of packed weights and together unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
-/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "host_bytes", "cpu": {...}, "gpu": {...} |
+/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "busy_percent", "host_bytes", "cpu": {...}, "gpu": {...} |
  * null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}; a value is {"value", "low", "high", "source"}, a table [{"x",
  * "value", ...}, ...]; member names are the fields'. On the way in, low and high may be absent (no spread),
- * so may a value (unknown), fingerprint, made, quick and host_bytes; members of other names are refused, so
+ * so may a value (unknown), fingerprint, made, quick, busy_percent and host_bytes; members of other names are refused, so
  * that a typing error cannot pass for an unknown value, except "note" (a text, for people), anywhere. NULL:
  * no memory. */
 json_t *profile_to_json(const struct profile *profile);
