@@ -193,14 +193,14 @@ def open_at(daemon):
 def abort_tests(g, daemon):
     for stream in (True, False):
         s = g.open_stream("/v1/completions", {"prompt": VERSE, "max_tokens": 2000, "ignore_eos": True, "stream": stream,
-                                              "temperature": 1, "user": "test"})
+                                              "temperature": 1, "user": "test", "n": 8})
         came = until(lambda: any(e.output_tokens for e in open_at(daemon)))
         labels = [e.label for e in open_at(daemon)]
         s.close()
         begin = time.monotonic()
         gone = until(lambda: not open_at(daemon), 5)
         check("a client that goes away is cancelled, %s" % ("streaming" if stream else "waiting"),
-              came and labels == ["gateway:test"] and gone, (came, labels, gone))
+              came and set(labels) == {"gateway:test"} and gone, (came, labels, gone))
         print("     after %.1f ms" % ((time.monotonic() - begin) * 1e3))
     check("... and counted", g.metric("helm_gateway_cancelled_total") == 2)
 
