@@ -110,7 +110,8 @@ static void begin_stream(struct exchange *ex)
     ex->state = EXCHANGE_ANSWER;
     const struct voice *voice = ex->route->voice;
     if (voice->begin) voice->begin(ex);
-    for (uint32_t i = 0; i < ex->choice_count; i++) { /* the first may have come far before the last was taken */
+    for (uint32_t i = 0; i < ex->choice_count;
+         i++) { /* the first may have come far before the last was taken */
         voice->delta(ex, &ex->choices[i]);
         if (ex->choices[i].over) voice->finish(ex, &ex->choices[i]);
     }
