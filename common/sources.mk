@@ -102,6 +102,10 @@ KERNEL_SRC := \
   common/cpu/kernels/gemm_openblas.c \
   common/cpu/kernels/gemv_avx2.c \
   common/cpu/kernels/gemv_avx512.c \
+  common/cpu/kernels/int8_gemm_avx2.c \
+  common/cpu/kernels/int8_gemm_avx512vnni.c \
+  common/cpu/kernels/int8_gemv_avx2.c \
+  common/cpu/kernels/int8_gemv_avx512vnni.c \
   common/cpu/kernels/int8_ref.c \
   common/cpu/kernels/linear_ref.c \
   common/cpu/kernels/probe_amx.c \

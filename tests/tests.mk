@@ -19,9 +19,9 @@ corpus_tests = $(foreach f,$(FUZZ_SRC:tests/fuzz/fuzz_%.c=%),'$(1):tests/fuzz/fu
 thread_tests = $(filter %_threads,$(unit_tests))
 # but those that another calls: test_helm_profile.py, unless instrumented, since rates by format are measured by the same loops
 SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
-# What the openai package and the page do to the gateway, test_gateway.py does as well, sanitized too.
-# What is installed is the release build.
-SCRIPT_NOT_SANITIZED := $(addprefix tests/process/test_gateway_,openai.py page.py) tests/process/test_install.py
+# What npm's packages and the page do to the gateway, test_gateway.py does as well, sanitized too. What is installed is the
+# release build.
+SCRIPT_NOT_SANITIZED := $(addprefix tests/process/test_,gateway_npm.py gateway_page.py install.py)
 script_tests = $(addprefix $(1):,$(filter-out $(SCRIPT_CALLED) $(if $(filter release debug,$(1)),,$(SCRIPT_NOT_SANITIZED)),$(TEST_SCRIPT)))
 emulated_tests = $(foreach only,$(EMULATED_GROUPS),'$(1):helm-test-gpu-emulated --small --seed $(SEED) --only $(only)')
 dist_test := release:tests/process/test_dist.sh
@@ -31,7 +31,11 @@ TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/* unit/common/shared/test_door
   $(addprefix unit/daemon/planner/test_,planner refusals) unit/worker-gpu/device/test_device* \
   $(addprefix process/test_,bench.py helm_profile.py))
 # The longest first, so that none is what everything waits for in the end. tests/run.py lists them when it is through.
-TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_helm_profile.py
+TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_helm_profile.py \
+  asan:tests/process/test_helmd_split.py asan:tests/golden/test_golden_formats *:tests/golden/test_golden_split \
+  asan:tests/golden/test_golden_stream release:tests/process/test_helmd_split.py tsan:tests/ipc/test_split_threads \
+  asan:tests/process/test_cli.py release:helm-test-gpu-emulated asan:tests/kernels/* asan:tests/golden/test_golden_gguf_gpu \
+  asan:tests/unit/daemon/planner/test_packed_search asan:tests/process/test_helmd_faults.py
 # One more at once than processors: a fifth of a golden run, more of a process test, is waiting.
 RUN = HELM_DIST=$(abspath $(DIST)) tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell expr $$(nproc) + 1) \
   $(TEST_ALONE:%=--alone '%') $(TEST_LONGEST:%=--longest '%')

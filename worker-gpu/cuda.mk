@@ -43,6 +43,7 @@ CUDA_TEST_SRC := \
   tests/gpu/test_chain.cu \
   tests/gpu/test_elementwise.cu \
   tests/gpu/test_expand.cu \
+  tests/gpu/test_gemm_blocks.cu \
   tests/gpu/test_gemv_packed.cu \
   tests/gpu/test_linear.cu \
   tests/gpu/test_main.cu

@@ -157,7 +157,8 @@ static void on_done(void *user, uint64_t request, const struct helm_done *done)
     (void)request;
     c->number = 0;
     if (c->over || c->exchange->over || c->exchange->dropped) return;
-    c->timings = done->timings;
+    c->reported = true;
+    c->cached_tokens = done->cached_tokens;
     if (done->finish == HELM_FINISH_ERROR || done->finish == HELM_FINISH_CANCELLED) {
         char text[HELM_ERR_TEXT];
         snprintf(text, sizeof text, "the generation %s%s%s",

@@ -14,8 +14,12 @@
         &blocks_avx2[BLOCK_##FORMAT_NAME][0], &blocks_avx2[BLOCK_##FORMAT_NAME][1],                          \
         &blocks_avx512[BLOCK_##FORMAT_NAME][0], &blocks_avx512[BLOCK_##FORMAT_NAME][1],                      \
         &blocks_avx512bf16[BLOCK_##FORMAT_NAME],
-#define INT8_ROWS(format, FORMAT_NAME, values, bytes, group)                                                 \
+#define INT8_REF(format, FORMAT_NAME, values, bytes, group)                                                  \
     &int8_ref[INT8_##FORMAT_NAME][0], &int8_ref[INT8_##FORMAT_NAME][1],
+#define INT8_GEMM_AVX2(format, FORMAT_NAME, values, bytes, group) &int8_avx2_gemm[INT8_##FORMAT_NAME],
+#define INT8_FAST(format, FORMAT_NAME, values, bytes, group)                                                 \
+    &int8_avx2_gemv[INT8_##FORMAT_NAME], &int8_avx512vnni_gemv[INT8_##FORMAT_NAME],                          \
+        &int8_avx512vnni_gemm[INT8_##FORMAT_NAME],
 #define PLAIN(kernels) &(kernels)[FORMAT_BF16], &(kernels)[FORMAT_F16], &(kernels)[FORMAT_F32]
 
 /* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen
@@ -44,7 +48,9 @@ static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
                                                     &q8_0_avx512_gemv,
                                                     &q8_0_avx512_decode,
                                                     &q8_0_avx512bf16_decode,
-                                                    BLOCK_FORMATS(BLOCKS) INT8_FORMATS(INT8_ROWS)};
+                                                    BLOCK_FORMATS(BLOCKS) INT8_FORMATS(INT8_REF)
+                                                        INT8_NARROW_FORMATS(INT8_GEMM_AVX2)
+                                                            INT8_FORMATS(INT8_FAST)};
 
 const struct linear_kernel *const *linear_kernels(size_t *count)
 {

@@ -106,12 +106,6 @@ static const struct member format_member[] = {
     MEMBER(profile_format, cpu_int8_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_linear, KIND_TABLE, false),
-    MEMBER(profile_format, gpu_int8_gemv, KIND_RATE, false),
-    MEMBER(profile_format, gpu_int8_operation, KIND_TIME, false),
-    MEMBER(profile_format, gpu_int8_chain_gemv, KIND_RATE, false),
-    MEMBER(profile_format, gpu_int8_chain_operation, KIND_TIME, false),
-    MEMBER(profile_format, gpu_int8_linear, KIND_TABLE, false),
-    MEMBER(profile_format, gpu_int8_linear_operation, KIND_TABLE, false),
 };
 static const struct member kv_member[] = {
     MEMBER(profile_kv, cpu_attention, KIND_RATE, false),

@@ -1,19 +1,21 @@
-// The official openai package, unmodified, against helm-gateway; run by test_gateway_openai.py.
+// The openai and ollama packages, unmodified, against helm-gateway; run by test_gateway_npm.py.
 //
-//   node gateway_openai.mjs PACKAGE_FOLDER demo|tools URL KEY
+//   node gateway_npm.mjs PACKAGE_FOLDER demo|tools|ollama URL KEY
 //
-// "demo": the demo model. "tools": a stand-in daemon that answers a question with a call and a result with a text.
+// "demo", "ollama": the demo model. "tools": a stand-in daemon that answers a question with a call and a result with a text.
 import path from "node:path";
 import { pathToFileURL } from "node:url";
 
 const [folder, what, url, key] = process.argv.slice(2);
-const { default: OpenAI } = await import(pathToFileURL(path.join(folder, "node_modules/openai/index.mjs")).href);
+const load = (file) => import(pathToFileURL(path.join(folder, "node_modules", file)).href);
+const { default: OpenAI } = await load("openai/index.mjs");
+const { Ollama } = await load("ollama/dist/index.mjs");
 const client = new OpenAI({ baseURL: url + "/v1", apiKey: key, maxRetries: 0 });
 const user = (content) => [{ role: "user", content }];
 const verse = "And it came to pass in those days, that";
 
 function check(name, good, detail) {
-  console.log(`${good ? "ok  " : "FAIL"} openai: ${name}${good ? "" : "  [" + JSON.stringify(detail).slice(0, 1000) + "]"}`);
+  console.log(`${good ? "ok  " : "FAIL"} ${what === "ollama" ? "ollama" : "openai"}: ${name}${good ? "" : "  [" + JSON.stringify(detail).slice(0, 1000) + "]"}`);
 }
 async function refused(name, kind, code, call) {
   try {
@@ -114,4 +116,26 @@ async function tools() {
   check("... and streamed", (await streaming.finalContent()) === "It rains." && asked.join() === "Bern,Bern", asked);
 }
 
-await (what === "demo" ? demo() : tools());
+async function ollama() {
+  const local = new Ollama({ host: url, headers: { Authorization: "Bearer " + key } });
+  const ask = { model: "demo", messages: user(verse), options: { num_predict: 12, temperature: 0 } };
+  check("version", /^\d+\./.test((await local.version()).version));
+  check("list", (await local.list()).models[0].name === "demo");
+  check("ps", (await local.ps()).models[0].model === "demo");
+  check("show", (await local.show({ model: "demo" })).capabilities.includes("completion"));
+  const whole = await local.chat(ask);
+  check("chat", whole.done && whole.eval_count === 12 && whole.message.content.length > 0, whole);
+  let streamed = "";
+  for await (const part of await local.chat({ ...ask, stream: true })) streamed += part.message.content;
+  check("chat, streaming", streamed === whole.message.content, streamed);
+  check("generate", (await local.generate({ model: "demo", prompt: verse, options: ask.options })).response === streamed);
+  const refusal = await local.chat({ ...ask, format: "json" }).catch((error) => error);
+  check("a format is refused by its name", refusal.status_code === 400 && refusal.message.includes("format"), refusal);
+  const before = await metric("helm_gateway_cancelled_total");
+  const long = await local.chat({ ...ask, stream: true, options: { num_predict: 1900, temperature: 1 } });
+  const ended = (async () => { for await (const part of long) if (part.message.content) local.abort(); })().catch((error) => error);
+  check("abort cancels at the daemon", (await ended).name === "AbortError" &&
+    (await until(async () => (await metric("helm_gateway_cancelled_total")) === before + 1 && (await metric("helm_requests_running")) === 0)), await ended);
+}
+
+await { demo, tools, ollama }[what]();
