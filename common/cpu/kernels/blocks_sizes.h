@@ -39,4 +39,28 @@ INLINE bool has_least(const enum tensor_format format)
            format == FORMAT_Q5_K;
 }
 
+/* What numbers without sign, as kernels take them out of blocks, are larger by than what scales are for. */
+INLINE int number_less(const enum tensor_format format)
+{
+    switch (format) {
+    case FORMAT_Q3_K:
+        return 4;
+    case FORMAT_Q4_0:
+        return 8;
+    case FORMAT_MXFP4:
+        return 12;
+    case FORMAT_Q5_0:
+        return 16;
+    case FORMAT_Q6_K:
+        return 32;
+    case FORMAT_IQ4_NL:
+    case FORMAT_IQ4_XS:
+        return 127;
+    case FORMAT_Q8_0:
+        return 128;
+    default:
+        return 0;
+    }
+}
+
 #endif

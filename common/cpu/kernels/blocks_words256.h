@@ -28,28 +28,6 @@ INLINE int number_bits(const enum tensor_format format)
     }
 }
 
-/* What numbers are larger by than what scales are for. */
-INLINE int number_less(const enum tensor_format format)
-{
-    switch (format) {
-    case FORMAT_Q3_K:
-        return 4;
-    case FORMAT_Q4_0:
-        return 8;
-    case FORMAT_MXFP4:
-        return 12;
-    case FORMAT_Q5_0:
-        return 16;
-    case FORMAT_Q6_K:
-        return 32;
-    case FORMAT_IQ4_NL:
-    case FORMAT_IQ4_XS:
-        return 127;
-    default:
-        return 0;
-    }
-}
-
 INLINE __m256i load32(const uint8_t *at)
 {
     return _mm256_loadu_si256((const void *)at);

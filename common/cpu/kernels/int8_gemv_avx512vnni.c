@@ -124,6 +124,21 @@ INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_f
 
 /* ---- weights ---- */
 
+/* 16 bytes of four times as many. */
+INLINE __m128i quarter_of(__m512i all, const int s)
+{
+    switch (s) { /* the instruction's own constants, also where loops are not unrolled */
+    case 0:
+        return _mm512_castsi512_si128(all);
+    case 1:
+        return _mm512_extracti32x4_epi32(all, 1);
+    case 2:
+        return _mm512_extracti32x4_epi32(all, 2);
+    default:
+        return _mm512_extracti32x4_epi32(all, 3);
+    }
+}
+
 /* Scales and smallest values of a chunk of `S` rows, in the format's layout. `blocks`: of 32 values, that are there. */
 INLINE void quarter_scales(vec *scales, const uint8_t *w, size_t stride, const size_t S)
 {
@@ -144,8 +159,7 @@ INLINE void quarter_scales(vec *scales, const uint8_t *w, size_t stride, const s
     const vec halves = _mm512_castps256_ps512(_mm256_cvtph_ps(_mm512_castsi512_si128(firsts)));
     UNROLL for (int s = 0; s < (int)S; s++)
     {
-        const __m128i mine = s ? _mm512_extracti32x4_epi32(numbers, s) : _mm512_castsi512_si128(numbers);
-        scales[s] = vec_mul(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(mine)),
+        scales[s] = vec_mul(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(quarter_of(numbers, s))),
                             _mm512_permutexvar_ps(FOURS(2 * s, 2 * s + 1, 2 * s, 2 * s + 1), halves));
     }
 }
@@ -160,7 +174,9 @@ INLINE vec eight_scales(const uint8_t *w, const size_t blocks, const enum tensor
         EXPONENT(1)
         EXPONENT(2)
         EXPONENT(3)
-        EXPONENT(4) EXPONENT(5) EXPONENT(6) EXPONENT(7)
+        EXPONENT(4)
+        EXPONENT(5)
+        EXPONENT(6) EXPONENT(7)
             const __m256i e = _mm256_cvtepu8_epi32(all),
                           normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23),
                           tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), e);
@@ -191,7 +207,9 @@ INLINE vec pair_scales(const uint8_t *w, const size_t blocks, const enum tensor_
     BOTH(low, 1, 1)
     BOTH(low, 2, 2)
     BOTH(low, 3, 3)
-    BOTH(high, 4, 0) BOTH(high, 5, 1) BOTH(high, 6, 2) BOTH(high, 7, 3) return _mm512_cvtph_ps(
+    BOTH(high, 4, 0)
+    BOTH(high, 5, 1)
+    BOTH(high, 6, 2) BOTH(high, 7, 3) return _mm512_cvtph_ps(
         _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 

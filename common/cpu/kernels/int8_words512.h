@@ -10,30 +10,6 @@ INLINE vec block_numbers(const void *at)
 
 #include "common/cpu/kernels/blocks_words512.h"
 
-/* What numbers are larger by than weights. */
-INLINE int number_less(const enum tensor_format format)
-{
-    switch (format) {
-    case FORMAT_Q3_K:
-        return 4;
-    case FORMAT_Q4_0:
-        return 8;
-    case FORMAT_MXFP4:
-        return 12;
-    case FORMAT_Q5_0:
-        return 16;
-    case FORMAT_Q6_K:
-        return 32;
-    case FORMAT_IQ4_NL:
-    case FORMAT_IQ4_XS:
-        return 127;
-    case FORMAT_Q8_0:
-        return 128;
-    default:
-        return 0;
-    }
-}
-
 /* 64 weights as whole numbers without sign; `second` as words_of says. Of Q4_K the second 32 are 16 times as large where
  * `uneven`. */
 INLINE __m512i bytes_of(const uint8_t *w, const uint8_t *second, const size_t k, const bool uneven,
