@@ -100,6 +100,11 @@ def near(got, expected, what):
     check(1e-5 < worst < 0.4, f"{what}: logprobs off by {worst}")
 
 
+def helm_cli(daemon, command):
+    return subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", daemon.endpoint, command], capture_output=True,
+                          text=True, check=True).stdout
+
+
 def asked(world, *options, **named):
     """--activations int8: measured at the first start, kept for the second."""
     expected = exact(world, *options, **named)
@@ -111,6 +116,8 @@ def asked(world, *options, **named):
             same(CHECKING in d.log(), start == 0, f"a check at start {start}")
             same(inputs(c)["cpu"], "int8", "the plan")
             check("int8" in c.ask("status").status.workers[0].kernels, "the worker's kernels")
+            same("blocks multiplied with int8 activations on cpu" in helm_cli(d, "plan"), True, "helm-cli plan")
+            check("products   " + status(c) in helm_cli(d, "status"), "helm-cli status")
         check(text.startswith("int8 on cpu, as asked: KL divergence "), text)
         kl, positions, one = FOUND.search(text).groups()
         check(0 < float(kl) < 0.02 and 128 <= int(positions) <= 512 and int(one) >= 16, text)
