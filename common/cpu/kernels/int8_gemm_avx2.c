@@ -13,7 +13,7 @@ typedef __m256i ivec;
 #define ivec_to_floats    _mm256_cvtepi32_ps
 #define ivec_of_floats    _mm256_cvtps_epi32
 #define PANELS            2
-#define TOKENS            2
+#define TOKENS            1 /* more, or more panels: sums leave the sixteen registers */
 
 #include "common/cpu/kernels/int8_gemm_sizes.h"
 

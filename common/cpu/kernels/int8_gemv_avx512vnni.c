@@ -160,7 +160,8 @@ INLINE vec eight_scales(const uint8_t *w, const size_t blocks, const enum tensor
         EXPONENT(1)
         EXPONENT(2)
         EXPONENT(3)
-        EXPONENT(4) EXPONENT(5) EXPONENT(6) EXPONENT(7)
+        EXPONENT(4)
+        EXPONENT(5) EXPONENT(6) EXPONENT(7)
             const __m256i e = _mm256_cvtepu8_epi32(all),
                           normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23),
                           tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), e);
@@ -191,7 +192,8 @@ INLINE vec pair_scales(const uint8_t *w, const size_t blocks, const enum tensor_
     BOTH(low, 1, 1)
     BOTH(low, 2, 2)
     BOTH(low, 3, 3)
-    BOTH(high, 4, 0) BOTH(high, 5, 1) BOTH(high, 6, 2) BOTH(high, 7, 3) return _mm512_cvtph_ps(
+    BOTH(high, 4, 0)
+    BOTH(high, 5, 1) BOTH(high, 6, 2) BOTH(high, 7, 3) return _mm512_cvtph_ps(
         _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
