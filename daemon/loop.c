@@ -417,6 +417,7 @@ int loop_run(struct loop *loop)
         loop_quiet_timer(loop);
         /* Results first: a token that is computed is sent before new work is looked at. */
         loop_take_result(loop, units_now_us());
+        if (loop->leaving) break; /* another plan could not be made: there is no arena to look at */
         workers_receive(loop->serve->workers);
         loop_take_signals(loop);
         if (parent_at >= 0 && items[parent_at].revents) loop_take_parent(loop);

@@ -281,14 +281,13 @@ static int open_steps(struct helmd *d, struct helm_err *err)
     struct helm_err why = {0};
     bool again = false;
     observe_init(&d->observe, worker_index(d, PLAN_CPU0), worker_index(d, PLAN_GPU0), d->config.max_stall_ms);
+    batcher_free(&d->batcher); /* of another plan */
     int rc = batcher_init(&d->batcher, &batching, err);
     if (rc || !a->checks) return rc;
     if (check_open(&d->arena, &d->model.config, d->workers.count, &d->check, &why) == 0) return 0;
     log_warn("activations: %s", why.text);
     activations_decide(&d->plan, NULL, a, &again);
-    if (!again) return 0;
-    batcher_free(&d->batcher);
-    return remake(d, err);
+    return again ? remake(d, err) : 0;
 }
 
 /* Clients on this machine open the folder for its tokenizer, workers the model, from wherever they are. */
@@ -420,10 +419,7 @@ static int decide(void *context, bool *again, struct helm_err *err)
     activations_decide(&d->plan, &verdict, &d->activations, again);
     check_close(&d->check);
     d->loop.check = NULL;
-    if (*again) {
-        batcher_free(&d->batcher);
-        rc = remake(d, err);
-    }
+    if (*again) rc = remake(d, err);
     if (!rc) fill_serve(d);
     return rc;
 }

@@ -61,6 +61,10 @@ static void stages_table(const struct plan *plan, struct cli_text *out)
                         units_format_size(plan->ring_bytes, text));
     if (plan->weights)
         cli_text_printf(out, "\nweights quantised at load, as %s", mixture_name(plan->weights));
+    for (int p = 0; p < PLAN_PROCESSORS; p++)
+        if (plan->inputs[p] == LINEAR_INT8)
+            cli_text_printf(out, "\nblocks multiplied with int8 activations on %s",
+                            plan_processor_name((enum plan_processor)p));
     const uint32_t packed = plan_units_in(plan, PLAN_VRAM0, FORMAT_BF16_PACKED);
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
     if (packed || head)

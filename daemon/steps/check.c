@@ -19,8 +19,9 @@ int check_open(const struct arena *arena, const struct model_config *model, uint
                struct check *check, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(arena);
-    const uint32_t first = model->bos >= 0 ? 2 : 1, tokens = first - 1 + CHECK_POSITIONS,
-                   pages = (tokens - 1) / h->kv.page_tokens + 1, room = h->page_count / (2 * pages);
+    const uint32_t first = model->bos >= 0 && (uint32_t)model->bos < model->vocab ? 2 : 1,
+                   tokens = first - 1 + CHECK_POSITIONS, pages = (tokens - 1) / h->kv.page_tokens + 1,
+                   room = h->page_count / (2 * pages);
     *check = (struct check){.arena = arena,
                             .model = model,
                             .workers = workers,

@@ -14,7 +14,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helmd_harness import BIN, Client, PROFILE, check, plan_json, run_tests, running, same, wait_until  # noqa: E402
 
 MODEL = os.path.abspath("tests/data/golden-gguf/llama-Q4_K_M/model.gguf")
-LAYERS = 3
+FAILS = os.path.abspath("tests/data/golden-gguf/qwen3-Q2_K/model.gguf")  # a divergence of more than 0.001
+LAYERS = 3  # of both
 SIZES = ["--threads", 2, "--ctx", 512]
 CPU = ["--device", "cpu", *SIZES]
 PROMPT = [(7 * i * i + 3) % 2048 for i in range(23)]
@@ -100,6 +101,11 @@ def near(got, expected, what):
     check(1e-5 < worst < 0.4, f"{what}: logprobs off by {worst}")
 
 
+def helm_cli(daemon, command):
+    return subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", daemon.endpoint, command], capture_output=True,
+                          text=True, check=True).stdout
+
+
 def asked(world, *options, **named):
     """--activations int8: measured at the first start, kept for the second."""
     expected = exact(world, *options, **named)
@@ -111,6 +117,8 @@ def asked(world, *options, **named):
             same(CHECKING in d.log(), start == 0, f"a check at start {start}")
             same(inputs(c)["cpu"], "int8", "the plan")
             check("int8" in c.ask("status").status.workers[0].kernels, "the worker's kernels")
+            same("blocks multiplied with int8 activations on cpu" in helm_cli(d, "plan"), True, "helm-cli plan")
+            check("products   " + status(c) in helm_cli(d, "status"), "helm-cli status")
         check(text.startswith("int8 on cpu, as asked: KL divergence "), text)
         kl, positions, one = FOUND.search(text).groups()
         check(0 < float(kl) < 0.02 and 128 <= int(positions) <= 512 and int(one) >= 16, text)
@@ -204,6 +212,22 @@ def test_nothing_is_served_before_it_is_decided_and_a_dead_worker_is_replaced():
             same(d.log().count(CHECKING), 2, "checks")
             check(status(c).startswith("int8 on cpu, as asked: KL"), status(c))
             check(len(decode(d)[0]) == COUNT, "tokens")
+
+
+def test_a_plan_that_cannot_be_made_again_ends_the_daemon():
+    with World() as world:
+        plan = plan_json(LAYERS, "ccc", "c", "c", activations={"cpu": "int8"}, page_count=32)
+        with world.running("--device", "cpu", "--threads", 2, "--kernels", "ref", model=FAILS, plan=plan, wait=False) as d:
+            check(wait_until(lambda: CHECKING in d.log(), 30), "no check")
+            os.unlink(os.path.join(d.base, "plan.json"))
+            c = Client(d.endpoint)
+            r = c.request()
+            r.plan.SetInParent()
+            for _ in range(300):  # whenever the end comes, one of these is next
+                c.socket.send(r.SerializeToString())
+            check(d.wait_ready().startswith("error "), d.log()[-2000:])
+            same(d.process.wait(30), 4, "exit status")
+            check(wait_until(lambda: not d.left_behind(), 5), d.left_behind())
 
 
 def test_a_cache_that_is_too_small_for_a_check():

@@ -29,10 +29,12 @@ static int take_layers(const struct program *whole, uint32_t index, uint32_t for
 }
 
 /* Bytes a second that arrive while steps of `part` run; 0: no copy ended. */
-static int rate_beside(struct profile_steps *steps, const struct program *part,
-                       struct profile_device_run *device, double *rate, struct helm_err *err)
+static int rate_beside(const struct profile_format_link *l, const struct program *part, double *rate,
+                       struct helm_err *err)
 {
-    struct program *own = &steps->local.engine.programs[LINEAR_EXACT].tier[0][OP_TIER_ONE], whole = *own;
+    struct profile_steps *steps = l->steps;
+    struct profile_device_run *device = l->device;
+    struct program *own = &steps->local.engine.programs[l->inputs].tier[0][OP_TIER_ONE], whole = *own;
     struct profile_copied first, now;
     double spent = 0;
     *own = *part;
@@ -59,8 +61,8 @@ static int take_turns(const struct profile_format_link *l, struct program *part,
         double plain = 0;
         for (uint32_t i = 0; i < l->formats && !rc; i++) {
             double rate = 0;
-            if (i && l->cached[i]) continue;
-            rc = rate_beside(l->steps, &part[i], l->device, &rate, err);
+            if (i && l->left_out[i]) continue;
+            rc = rate_beside(l, &part[i], &rate, err);
             if (i == 0) plain = rate;
             if (i && rate > 0 && plain > 0) profile_samples_add(&ratio[i], rate / plain);
         }
@@ -71,10 +73,11 @@ static int take_turns(const struct profile_format_link *l, struct program *part,
 int profile_format_link_measure(const struct profile_format_link *l, struct profile *profile,
                                 struct helm_err *err)
 {
-    const struct program *whole = &l->steps->local.engine.programs[LINEAR_EXACT].tier[0][OP_TIER_ONE];
+    const struct program *whole = &l->steps->local.engine.programs[l->inputs].tier[0][OP_TIER_ONE];
     struct program *part = calloc(l->formats, sizeof *part);
     struct profile_samples *ratio = calloc(l->formats, sizeof *ratio);
     int rc = part && ratio ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory to measure the link");
+    (void)engine_use(&l->steps->local.engine, l->inputs);
     for (uint32_t i = 0; i < l->formats && !rc; i++) rc = take_layers(whole, i, l->formats, &part[i], err);
     if (!rc) rc = profile_device_stream_start(l->device, err);
     if (!rc) {
@@ -87,7 +90,8 @@ int profile_format_link_measure(const struct profile_format_link *l, struct prof
         struct profile_value v = profile_samples_value(&ratio[i]);
         const double rate = profile->link.h2d_beside.value;
         v.value *= rate, v.low *= rate, v.high *= rate;
-        profile->format[l->format[i]].link_beside = v;
+        struct profile_format *format = &profile->format[l->format[i]];
+        *(l->inputs == LINEAR_INT8 ? &format->link_int8_beside : &format->link_beside) = v;
     }
     for (uint32_t i = 0; part && i < l->formats; i++) free(part[i].entry);
     free(part);

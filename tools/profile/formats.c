@@ -17,10 +17,10 @@
 #define DEVICE_S       3.6 /* of all formats */
 #define DEVICE_S_LEAST 0.4 /* of each of many */
 #define DEVICE_S_MOST  1.2
-#define ONE_S          1.4 /* alone, and beside copies */
-#define MANY_S         0.8 /* of each number of tokens */
+#define ONE_S          1.2 /* alone, and beside copies */
+#define MANY_S         0.6 /* of each number of tokens */
 #define QUICK          4   /* times less in a hurry */
-#define STEP_S_MOST    2.0 /* a step expected to take longer is left out, */
+#define STEP_S_MOST    1.2 /* a step expected to take longer is left out, */
 #define STEP_S_QUICK   1.0 /* in a hurry */
 #define LEAST_BYTES    (1152 * MIB)
 #define LEAST_QUICK    (192 * MIB)
@@ -171,6 +171,7 @@ static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct 
     const uint32_t least = tokens > FEW ? 1 : 3;
     const bool int8 = f->steps.local.engine.programs[LINEAR_INT8].plan != NULL;
     double spent = 0, end = 0;
+    (void)engine_use(&f->steps.local.engine, LINEAR_EXACT);
     int rc =
         tokens > FEW ? 0 : profile_steps_run(&f->steps, 0, tokens, &spent, err); /* finds all in its place */
     for (uint32_t i = 0; i < f->count; i++)
@@ -213,11 +214,17 @@ static int measure_link(struct formats *f, struct profile_device_run *device, st
                         struct helm_err *err)
 {
     const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes();
-    bool cached[FORMAT_COUNT];
-    for (uint32_t i = 0; i < f->count; i++) cached[i] = format_bytes(f, i) < caches;
-    const struct profile_format_link link = {
-        .steps = &f->steps, .device = device, .format = f->format, .cached = cached, .formats = f->count};
-    return profile_format_link_measure(&link, p, err);
+    bool left_out[FORMAT_COUNT], int8 = false;
+    struct profile_format_link link = {
+        .steps = &f->steps, .device = device, .format = f->format, .left_out = left_out, .formats = f->count};
+    for (uint32_t i = 0; i < f->count; i++) left_out[i] = format_bytes(f, i) < caches;
+    int rc = profile_format_link_measure(&link, p, err);
+    link.inputs = LINEAR_INT8;
+    for (uint32_t i = 1; i < f->count; i++) {
+        left_out[i] |= !has_int8(f, i);
+        int8 |= !left_out[i];
+    }
+    return rc || !int8 ? rc : profile_format_link_measure(&link, p, err);
 }
 
 static int measure_many(struct formats *f, struct profile *p, struct helm_err *err)
