@@ -93,7 +93,8 @@ def test_emulated(cache, *options):
         rates = p["formats"][name]
         check("emulated: %s beside copies too" % name, is_value(rates["cpu_gemv_beside"]) and
               rates["cpu_gemv_beside"]["value"] <= 3 * rates["cpu_gemv"]["value"], rates)
-        check("emulated: the link beside %s" % name, is_value(rates["link_beside"]), rates)
+        check("emulated: the link beside %s" % name, is_value(rates["link_beside"]) and
+              is_value(rates["cpu_int8_link_beside"]) == is_value(rates["cpu_int8_gemv"]), rates)
         check("emulated: %s on the device" % name, is_value(rates["gpu_gemv"]) and is_value(rates["gpu_operation"]), rates)
         check("emulated: %s of few tokens" % name, [point["x"] for point in rates["gpu_linear"]] == FEW and
               all(is_value(point) for point in rates["gpu_linear"]), rates)

@@ -213,10 +213,17 @@ static int measure_link(struct formats *f, struct profile_device_run *device, st
                         struct helm_err *err)
 {
     const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes();
-    bool cached[FORMAT_COUNT];
-    for (uint32_t i = 0; i < f->count; i++) cached[i] = format_bytes(f, i) < caches;
-    const struct profile_format_link link = {
-        .steps = &f->steps, .device = device, .format = f->format, .cached = cached, .formats = f->count};
+    bool cached[FORMAT_COUNT], int8[FORMAT_COUNT];
+    for (uint32_t i = 0; i < f->count; i++) {
+        cached[i] = format_bytes(f, i) < caches;
+        int8[i] = has_int8(f, i);
+    }
+    const struct profile_format_link link = {.steps = &f->steps,
+                                             .device = device,
+                                             .format = f->format,
+                                             .cached = cached,
+                                             .int8 = int8,
+                                             .formats = f->count};
     return profile_format_link_measure(&link, p, err);
 }
 

@@ -42,8 +42,10 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
     print_table(out, "linear", &f->cpu_linear, UNIT_FLOPS, "tok", "of the CPU");
     if (f->cpu_int8_gemv.source != PROFILE_UNKNOWN) {
         print_value(out, "cpu gemv int8", &f->cpu_int8_gemv, UNIT_BYTES, "with activations rounded to int8");
-        if (p->gpu.device != PROFILE_DEVICE_NONE)
+        if (p->gpu.device != PROFILE_DEVICE_NONE) {
             print_value(out, "  beside", &f->cpu_int8_gemv_beside, UNIT_BYTES, "while the link streams");
+            print_value(out, "  link", &f->cpu_int8_link_beside, UNIT_BYTES, "meanwhile");
+        }
         print_table(out, "cpu linear int8", &f->cpu_int8_linear, UNIT_FLOPS, "tok", "by tokens");
     }
     if (p->gpu.device == PROFILE_DEVICE_NONE) return;

@@ -148,7 +148,7 @@ struct profile_format {
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
     /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
      * that. */
-    struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside;
+    struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside, cpu_int8_link_beside;
     struct profile_table cpu_int8_linear;
 };
 
