@@ -17,6 +17,9 @@
 #define GPU_SUB_TOKENS 512
 /* Matrix products of a chunk take whole multiples: few shapes, few plans. */
 #define GPU_PAD_TOKENS 64
+/* A GPU multiplies by blocks at home in VRAM as they lie in chunks of up to this many tokens, where it has kernels for it;
+ * longer ones, and those of streamed weights, by what they expand to. */
+#define GPU_SHORT_TOKENS 128
 /* The CPU's products of several tokens take at most this many at a time. */
 #define CPU_TILE_TOKENS 512
 

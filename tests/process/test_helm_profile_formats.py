@@ -93,12 +93,10 @@ def test_emulated(cache, *options):
         rates = p["formats"][name]
         check("emulated: %s beside copies too" % name, is_value(rates["cpu_gemv_beside"]) and
               rates["cpu_gemv_beside"]["value"] <= 3 * rates["cpu_gemv"]["value"], rates)
-        check("emulated: the link beside %s" % name, is_value(rates["link_beside"]), rates)
-        int8 = is_value(rates["cpu_int8_gemv"])
-        check("emulated: and with int8 activations", is_value(rates["cpu_int8_gemv_beside"]) == int8 and
-              is_value(rates["link_int8_beside"]) == int8, rates)
+        check("emulated: the link beside %s" % name, is_value(rates["link_beside"]) and
+              is_value(rates["cpu_int8_link_beside"]) == is_value(rates["cpu_int8_gemv"]), rates)
         check("emulated: %s on the device" % name, is_value(rates["gpu_gemv"]) and is_value(rates["gpu_operation"]), rates)
-        check("emulated: %s of few tokens" % name, [point["x"] for point in rates["gpu_linear"]] == FEW and
+        check("emulated: %s of few tokens" % name, [point["x"] for point in rates["gpu_linear"]] == FEW + ([32] if name == "q6_k" else []) and
               all(is_value(point) for point in rates["gpu_linear"]), rates)
         check("emulated: blocks are expanded, numbers are not", is_value(rates["gpu_expand"]) == (name == "q6_k"), rates)
 

@@ -93,7 +93,7 @@ def row_of(plan, said, at_read, parts, reads, profile):
     """What a cell's figures come to. reads: GB/s before and behind; parts as Bench.parts gives them."""
     tok_s, ttft, read = 1000 / parts["decode"]["ms"], parts["first"]["ms"], sum(reads) / len(reads)
     limits, read_then = limits_of(profile), max(profile["cpu"]["read"], key=lambda entry: entry["x"])["value"] / 1e9
-    row = {"homes": homes_text(plan), "ring_bytes": plan["ring_bytes"], "said_tok_s": said["decode_tok_s"]["value"], "tok_s": tok_s,
+    row = {"homes": homes_text(plan), "ring_bytes": plan["ring_bytes"], "activations": plan.get("activations"), "said_tok_s": said["decode_tok_s"]["value"], "tok_s": tok_s,
            "said_at_read_tok_s": at_read, "said_ttft_ms": said["ttft_ms"]["value"], "ttft_ms": ttft, "reads_gb_s": reads,
            "profile_read_gb_s": read_then, "said_parts": said["parts"], "parts": parts, "moved": moved_bytes(plan)}
     row.update(error=relative(row["said_tok_s"], tok_s), error_at_read=None if at_read is None else relative(at_read, tok_s),

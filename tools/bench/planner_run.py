@@ -240,7 +240,8 @@ def scaled_profile(profile, read_gb_s):
     factor = read_gb_s * 1e9 / read["value"]
     other = json.loads(json.dumps(profile))
     rates = [other["cpu"].get(name, {}) for name in ("gemv", "gemv_beside", "gemv_packed", "gemv_packed_beside", "attention")]
-    rates += [f.get(name, {}) for f in other.get("formats", {}).values() for name in ("cpu_gemv", "cpu_gemv_beside")]
+    rates += [f.get(name, {}) for f in other.get("formats", {}).values()
+              for name in ("cpu_gemv", "cpu_gemv_beside", "cpu_int8_gemv", "cpu_int8_gemv_beside")]
     for rate in rates:
         rate.update({key: rate[key] * factor for key in ("value", "low", "high") if key in rate})
     return other

@@ -171,7 +171,6 @@ static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct 
     const uint32_t least = tokens > FEW ? 1 : 3;
     const bool int8 = f->steps.local.engine.programs[LINEAR_INT8].plan != NULL;
     double spent = 0, end = 0;
-    (void)engine_use(&f->steps.local.engine, LINEAR_EXACT);
     int rc =
         tokens > FEW ? 0 : profile_steps_run(&f->steps, 0, tokens, &spent, err); /* finds all in its place */
     for (uint32_t i = 0; i < f->count; i++)
@@ -214,17 +213,18 @@ static int measure_link(struct formats *f, struct profile_device_run *device, st
                         struct helm_err *err)
 {
     const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes();
-    bool left_out[FORMAT_COUNT], int8 = false;
-    struct profile_format_link link = {
-        .steps = &f->steps, .device = device, .format = f->format, .left_out = left_out, .formats = f->count};
-    for (uint32_t i = 0; i < f->count; i++) left_out[i] = format_bytes(f, i) < caches;
-    int rc = profile_format_link_measure(&link, p, err);
-    link.inputs = LINEAR_INT8;
-    for (uint32_t i = 1; i < f->count; i++) {
-        left_out[i] |= !has_int8(f, i);
-        int8 |= !left_out[i];
+    bool cached[FORMAT_COUNT], int8[FORMAT_COUNT];
+    for (uint32_t i = 0; i < f->count; i++) {
+        cached[i] = format_bytes(f, i) < caches;
+        int8[i] = has_int8(f, i);
     }
-    return rc || !int8 ? rc : profile_format_link_measure(&link, p, err);
+    const struct profile_format_link link = {.steps = &f->steps,
+                                             .device = device,
+                                             .format = f->format,
+                                             .cached = cached,
+                                             .int8 = int8,
+                                             .formats = f->count};
+    return profile_format_link_measure(&link, p, err);
 }
 
 static int measure_many(struct formats *f, struct profile *p, struct helm_err *err)

@@ -44,7 +44,7 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
         print_value(out, "cpu gemv int8", &f->cpu_int8_gemv, UNIT_BYTES, "with activations rounded to int8");
         if (p->gpu.device != PROFILE_DEVICE_NONE) {
             print_value(out, "  beside", &f->cpu_int8_gemv_beside, UNIT_BYTES, "while the link streams");
-            print_value(out, "  link", &f->link_int8_beside, UNIT_BYTES, "meanwhile");
+            print_value(out, "  link", &f->cpu_int8_link_beside, UNIT_BYTES, "meanwhile");
         }
         print_table(out, "cpu linear int8", &f->cpu_int8_linear, UNIT_FLOPS, "tok", "by tokens");
     }

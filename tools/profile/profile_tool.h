@@ -156,17 +156,16 @@ HELM_MUST_CHECK int profile_formats_measure(const struct profile_cpu_options *op
 
 /* ---- format_link.c ---- */
 
-/* Layers of `steps` are of these formats in turn, bf16 first. left_out[i]: the link is not measured beside it, since caches
- * hold too much of it, or it has no such products. */
+/* Layers of `steps` are of these formats in turn, bf16 first. cached[i]: caches hold so much of that format's that the link
+ * is not measured beside it; int8[i]: it has products with int8 activations. */
 struct profile_format_link {
     struct profile_steps *steps;
     struct profile_device_run *device;
     const enum tensor_format *format;
-    const bool *left_out;
+    const bool *cached, *int8;
     uint32_t formats;
-    enum linear_inputs inputs; /* that the steps multiply with */
 };
-/* Each format's link_beside or link_int8_beside, from profile->link.h2d_beside. */
+/* Each format's link_beside and cpu_int8_link_beside, from profile->link.h2d_beside. */
 HELM_MUST_CHECK int profile_format_link_measure(const struct profile_format_link *link,
                                                 struct profile *profile, struct helm_err *err);
 

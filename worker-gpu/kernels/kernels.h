@@ -340,7 +340,7 @@ HELM_MUST_CHECK int gpuk_matmul_run(const struct gpuk_matmul_plan *plan, const v
 /* The same with blocks as they lie, of bf16 x and as many tokens at most: reading the weights once takes less than
  * expanding them. `counters`: GPUK_LINEAR_COUNTER_BYTES, zero before the first launch; launches leave them zero. The
  * workspace is as large as that of gpuk_matmul_run. */
-#define GPUK_BLOCKS_TOKENS 128
+#define GPUK_BLOCKS_TOKENS GPU_SHORT_TOKENS
 struct gpuk_blocks_product {
     enum tensor_format format;
     enum dtype dtype, out_dtype; /* of x; of out: f32 or bf16 */

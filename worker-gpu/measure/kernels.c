@@ -205,14 +205,15 @@ int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm
     uint64_t at;
     uint32_t padded = (w->tokens + GPU_PAD_TOKENS - 1) / GPU_PAD_TOKENS * GPU_PAD_TOKENS;
     bool accumulate = op == 1 || op == 3;
-    op_place(s, FORMAT_BF16, op, &rows, &cols, &at);
+    op_place(s, w->m->format, op, &rows, &cols, &at);
     const void *const in[MEASURE_LAYER_OPS] = {k->h, k->a, k->h, k->act};
     void *const out[MEASURE_LAYER_OPS] = {k->qkv, k->x, k->gate_up, k->x};
     const struct op norm = measure_norm(k, w->tokens, s->hidden, k->h, DTYPE_BF16);
     const struct op product = {.kind = OP_MATMUL,
                                .tokens = padded,
                                .workspace = k->matmul_work,
-                               .as.matmul = {.dtype = DTYPE_BF16,
+                               .as.matmul = {.format = w->m->format,
+                                             .dtype = DTYPE_BF16,
                                              .out_dtype = op == 2 ? DTYPE_BF16 : DTYPE_F32,
                                              .rows = rows,
                                              .cols = cols,
@@ -220,7 +221,8 @@ int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm
                                              .accumulate = accumulate,
                                              .w = weight,
                                              .x = in[op],
-                                             .out = out[op]}};
+                                             .out = out[op],
+                                             .counters = k->linear_work}};
     const struct op swiglu = {.kind = OP_SWIGLU,
                               .tokens = w->tokens,
                               .count = k->step.counts,

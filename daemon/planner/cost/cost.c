@@ -149,6 +149,7 @@ struct weights {
     double products;               /* of the GPU */
     double slices;                 /* in which they cross the link, or are expanded */
     bool expands;                  /* some of them, before they are multiplied by */
+    bool expands_home;             /* also at home in VRAM */
     bool blocks;                   /* some of them are: they are cut by what they expand to */
     double cpu_spread, gpu_spread; /* of the formats' rates, the widest */
 };
@@ -174,11 +175,12 @@ static void add_run_gpu(const struct pricing *p, const struct run *run, struct w
     double expanded = 0;
     for (uint32_t i = run->first; i < run->end; i++) {
         const struct model_tensor *t = run->tensor[i];
-        const double parameters = (double)t->rows * (double)t->cols,
-                     bytes = with->expands ? expanded_bytes(t) : (double)t->bytes;
+        const double parameters = (double)t->rows * (double)t->cols, stored = (double)t->bytes;
         expanded += expanded_bytes(t);
-        add_linear(&with->gpu, bytes, parameters, p->step->tokens, &w->gpu);
-        add_linear(&with->kernel, bytes, parameters, p->step->tokens, &w->kernel);
+        add_linear(&with->gpu, with->expands_home ? expanded_bytes(t) : stored, parameters, p->step->tokens,
+                   &w->gpu);
+        add_linear(&with->kernel, with->expands ? expanded_bytes(t) : stored, parameters, p->step->tokens,
+                   &w->kernel);
     }
     add_overhead(&with->gpu, product_of(&with->gpu), &w->gpu);
     add_overhead(&with->kernel, product_of(&with->kernel), &w->kernel);
@@ -189,12 +191,13 @@ static void add_run_gpu(const struct pricing *p, const struct run *run, struct w
     }
     if (with->expands) {
         const double seconds = expanding_seconds(p, with->expand, expanded);
-        w->gpu.total += seconds, w->gpu.beside += seconds, w->gpu.memory += seconds;
+        if (with->expands_home) w->gpu.total += seconds, w->gpu.beside += seconds, w->gpu.memory += seconds;
         w->kernel.total += seconds, w->kernel.beside += seconds, w->kernel.memory += seconds;
     }
     w->products++;
     w->slices += slices_of((uint64_t)expanded, !tensor_format_is_plain(format));
     w->expands |= with->expands;
+    w->expands_home |= with->expands_home;
     w->blocks |= !tensor_format_is_plain(format);
     w->gpu_spread = fmax(w->gpu_spread, with->gpu_spread);
 }
@@ -345,9 +348,9 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     /* Between slices there are events: nothing to chain. */
     const double slices = w.blocks ? w.slices : slices_of(u->bytes, u->packed),
                  more = fmax(0, slices - w.products);
-    u->gpu = u->gpu_packed ? packed_in_vram(p, mlp, u->bytes, &w.gpu, &w.kernel)
-             : w.expands   ? in_slices(p, &w, more)
-                           : p->together * w.gpu.total;
+    u->gpu = u->gpu_packed    ? packed_in_vram(p, mlp, u->bytes, &w.gpu, &w.kernel)
+             : w.expands_home ? in_slices(p, &w, more)
+                              : p->together * w.gpu.total;
     u->gpu_bound = bound_of(&w.gpu);
     u->stream = in_slices(p, &w, more);
     if (u->packed)
@@ -361,8 +364,8 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
         u->issue_stream =
             u->issue + (more * (CALLS_OF_A_SLICE + 2 * parts) + w.products * CALLS_OF_A_SLICE) * issue;
         if (expands) u->issue_stream += slices * issue;
-        if (w.expands || u->gpu_packed) {
-            const double home = w.expands ? slices : slices_of(u->bytes, true);
+        if (w.expands_home || u->gpu_packed) {
+            const double home = w.expands_home ? slices : slices_of(u->bytes, true);
             u->issue += (home + 2 * fmax(0, home - w.products) * parts) * issue;
         }
     }

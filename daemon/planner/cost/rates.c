@@ -242,6 +242,9 @@ static void gpu_with(const struct pricing *p, enum tensor_format format, const s
                measured = f->gpu_gemv.value > 0 || f->gpu_expand.value > 0;
     const uint32_t few = (uint32_t)fmin(size->tokens, ENGINE_FEW_TOKENS);
     bool reads = true; /* as it lies */
+    const struct profile_table *linear = &f->gpu_linear;
+    const bool is_short = size->tier == OP_TIER_CHUNK && !plain && size->tokens <= GPU_SHORT_TOKENS &&
+                          linear->count && linear->point[linear->count - 1].x > ENGINE_FEW_TOKENS;
     if (size->tier == OP_TIER_CHUNK) {
         reads = plain;
     } else if (measured && size->tier == OP_TIER_ONE) {
@@ -256,7 +259,9 @@ static void gpu_with(const struct pricing *p, enum tensor_format format, const s
         }
     }
     out->expands = !reads;
+    out->expands_home = !reads && !is_short;
     if (out->expands) out->gpu = out->kernel; /* nothing that is expanded is in a chain */
+    if (is_short) gpu_few_with(f, size->tokens, &out->gpu);
     if (out->expands) out->gpu_spread = fmax(out->gpu_spread, cost_rates_spread(&f->gpu_expand));
 }
 

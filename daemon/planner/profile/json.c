@@ -106,7 +106,7 @@ static const struct member format_member[] = {
     MEMBER(profile_format, gpu_expand, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),
-    MEMBER(profile_format, link_int8_beside, KIND_RATE, false),
+    MEMBER(profile_format, cpu_int8_link_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_linear, KIND_TABLE, false),
 };
 static const struct member kv_member[] = {

@@ -17,7 +17,7 @@
 
 #define PROFILE_VERSION 1
 /* Of measuring: a fact of the fingerprint, so a new one measures machines again. */
-#define PROFILE_METHOD     14
+#define PROFILE_METHOD     15
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 /* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
@@ -148,7 +148,7 @@ struct profile_format {
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
     /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
      * that. */
-    struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside, link_int8_beside;
+    struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside, cpu_int8_link_beside;
     struct profile_table cpu_int8_linear;
 };
 

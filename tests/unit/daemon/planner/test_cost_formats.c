@@ -167,6 +167,40 @@ static void several_tokens_go_by_each_formats_rate(void **state)
            2 * GATES * 4 / 2e12 + 9e-6 + 2 * DOWN * 4 / 4e12 + 5e-6 + NORM / 1000e9 + activations / 1000e9);
 }
 
+/* Where the device multiplies a short chunk by blocks as they lie, those at home are not expanded; streamed ones are, and
+ * so are those whose products nobody measured. */
+static void a_short_chunk_takes_blocks_as_they_lie(void **state)
+{
+    struct priced *p = *state;
+    struct profile_format *q4 = &p->profile.format[FORMAT_Q4_K], *q6 = &p->profile.format[FORMAT_Q6_K];
+    const struct cost_step brief = {128, 1, 1, 128, KV_F16, NULL};
+    const struct cost_unit *m = &p->table.unit[11];
+    const double activations = 128 * (6.0 * 4096 + 6.0 * 12288);
+    measured(&p->profile);
+    price(p, brief);
+    const double expanded = p->table.unit[11].gpu, streamed = p->table.unit[11].stream;
+    add(&q4->gpu_linear, 16, 20e12);
+    add(&q4->gpu_linear, 128, 80e12);
+    add(&q4->gpu_linear_operation, 128, 9e-6);
+    add(&q6->gpu_linear, 16, 10e12);
+    price(p, brief);
+    m = &p->table.unit[11];
+    expect("down is of few tokens alone: as if all were expanded", m->gpu, expanded);
+    add(&q6->gpu_linear, 128, 40e12);
+    add(&q6->gpu_linear_operation, 128, 11e-6);
+    price(p, brief);
+    m = &p->table.unit[11];
+    expect("MLP, GPU", m->gpu,
+           2 * GATES * 128 / 80e12 + 9e-6 + 2 * DOWN * 128 / 40e12 + 11e-6 + NORM / 1000e9 +
+               activations / 1000e9 + 2 * 8e-6);
+    expect("MLP, ring", m->stream, streamed);
+    price(p, chunk);
+    const double more = p->table.unit[11].gpu;
+    q4->gpu_linear.count = q6->gpu_linear.count = 0;
+    price(p, chunk);
+    expect("longer ones are expanded", p->table.unit[11].gpu, more);
+}
+
 /* Blocks are expanded, each format at its rate, and multiplied as 16 bits; with them v normalises its input anew. */
 static void a_chunk_expands_at_each_formats_rate(void **state)
 {
@@ -245,6 +279,7 @@ int main(void)
         WITH_MIXTURE(one_token_goes_by_each_formats_rate),
         WITH_MIXTURE(chains_are_for_formats_that_go_into_them),
         WITH_MIXTURE(several_tokens_go_by_each_formats_rate),
+        WITH_MIXTURE(a_short_chunk_takes_blocks_as_they_lie),
         WITH_MIXTURE(a_chunk_expands_at_each_formats_rate),
         WITH_MIXTURE(error_bars_are_those_of_the_formats),
         WITH_MIXTURE(the_bound_holds_for_mixtures),
