@@ -93,6 +93,7 @@ GATEWAY_SRC := \
   client/gateway/refusal.c \
   client/gateway/routes.c \
   client/gateway/server.c \
+  client/gateway/thinking.c \
   client/gateway/tool_calls.c \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \

@@ -47,8 +47,10 @@ struct ask {
     json_t *body;  /* what the texts below are borrowed from */
     json_t *extra; /* Ollama's `think` as the template's variable */
     bool stream, include_usage, logprobs;
-    bool load_only; /* Ollama: no prompt; the client only wants the model to be there */
-    bool one_call;  /* the answer ends with its first tool call */
+    bool load_only;    /* Ollama: no prompt; the client only wants the model to be there */
+    bool conversation; /* the prompt came through the chat template */
+    bool thinks;       /* the prompt ended with <think>: the answer begins with thinking */
+    bool one_call;     /* the answer ends with its first tool call */
     uint32_t top_logprobs;
     uint32_t choices; /* for each prompt */
     uint32_t max_tokens;

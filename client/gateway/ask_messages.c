@@ -185,6 +185,14 @@ static bool build_messages(struct ask_reader *r, json_t *list)
     return true;
 }
 
+/* As templates of models that always think end their prompts. */
+static bool ends_in_thinking(const char *text, size_t length)
+{
+    static const char tag[] = "<think>";
+    while (length && strchr(" \t\r\n", text[length - 1])) length--;
+    return length >= strlen(tag) && memcmp(text + length - strlen(tag), tag, strlen(tag)) == 0;
+}
+
 static bool render(struct ask_reader *r, const json_t *messages)
 {
     struct helm_err err = {0};
@@ -200,6 +208,8 @@ static bool render(struct ask_reader *r, const json_t *messages)
     const int rc = short_of_memory ? helm_fail(&err, HELM_E_NOMEM, "no memory for the conversation")
                                    : helm_chat_render_json(r->model->chat, &input, &text, &length, &err);
     r->param = "messages";
+    r->ask->conversation = true;
+    if (rc == 0) r->ask->thinks = ends_in_thinking(text, length);
     bool good =
         rc == 0 ? ask_add_text(r, text, length, false) : refuse_err(r->refusal, "messages", rc, err.text);
     free(text);

@@ -17,6 +17,11 @@ int choice_open(struct choice *c, struct helm_err *err)
     c->tools.tools = ask->tools;
     c->tools.style = ask->tools ? model->tool_style : TOOLS_NONE;
     cli_text_add(&c->text, "", 0);
+    cli_text_add(&c->thought, "", 0);
+    c->thinking = (struct thinking){.state = !ask->conversation ? THINKING_OVER
+                                             : ask->thinks      ? THINKING_INSIDE
+                                                                : THINKING_BEGIN,
+                                    .thought = &c->thought};
     return helm_detokenizer_open(model->tokenizer, HELM_TOKENIZER_DECODE_SKIP_SPECIAL, &c->detokenizer, err);
 }
 
@@ -38,11 +43,28 @@ static bool keep_token(struct choice *c, const struct helm_token *token)
     return true;
 }
 
+/* What of the decided text is no thinking, through the tool parser. */
+static void hand_on(struct choice *c)
+{
+    if (c->said.failed) c->text.failed = true;
+    if (c->said.length) tool_parser_push(&c->tools, c->said.data, c->said.length);
+    c->said.length = 0;
+}
+
+/* Nothing follows. */
+static void end_text(struct choice *c)
+{
+    thinking_finish(&c->thinking, &c->said);
+    hand_on(c);
+    tool_parser_finish(&c->tools);
+}
+
 /* The first `count` bytes of held are part of the answer. */
 static void decide(struct choice *c, size_t count)
 {
     if (count) {
-        tool_parser_push(&c->tools, c->held.data, count);
+        thinking_push(&c->thinking, c->held.data, count, &c->said);
+        hand_on(c);
         c->decided += count;
         c->held.length -= count;
         memmove(c->held.data, c->held.data + count, c->held.length + 1);
@@ -67,7 +89,7 @@ static void add_text(struct choice *c, const char *data, size_t length, bool las
     c->held.length = 0;
     c->finish = HELM_FINISH_STOP;
     c->over = true;
-    tool_parser_finish(&c->tools);
+    end_text(c);
 }
 
 /* Special tokens are no text, but for those that begin a call. */
@@ -93,7 +115,7 @@ bool choice_take(struct choice *c, const struct helm_token *token)
 {
     c->completion_tokens++;
     if (c->exchange->ask.logprobs && !keep_token(c, token)) return false;
-    if (!push(c, token->token) || c->text.failed) return false;
+    if (!push(c, token->token) || c->text.failed || c->thought.failed) return false;
     if (!c->over && c->exchange->ask.one_call && c->tools.count) {
         c->finish = HELM_FINISH_STOP;
         c->over = true;
@@ -110,7 +132,7 @@ void choice_finish(struct choice *c, enum helm_finish finish)
     if (helm_detokenizer_finish(c->detokenizer, &text, &length, &err) < 0) length = 0;
     add_text(c, text, length, true);
     if (c->over) return; /* the last bytes completed a stop text */
-    tool_parser_finish(&c->tools);
+    end_text(c);
     c->finish = finish;
     c->over = true;
 }
@@ -127,6 +149,9 @@ void choice_free(struct choice *c)
     free(c->tokens);
     helm_detokenizer_close(c->detokenizer);
     tool_parser_free(&c->tools);
+    cli_text_free(&c->thinking.held);
+    cli_text_free(&c->thought);
+    cli_text_free(&c->said);
     cli_text_free(&c->held);
     cli_text_free(&c->text);
 }

@@ -190,9 +190,7 @@ static int send_choice(struct choice *c, struct helm_err *err)
 {
     const struct ask *ask = &c->exchange->ask;
     const struct ask_model *model = &c->exchange->gateway->model;
-    const bool chat =
-        ask->kind == ASK_CHAT || ask->kind == ASK_OLLAMA_CHAT || ask->kind == ASK_OLLAMA_GENERATE;
-    const bool stops = chat && !ask->ignore_eos && model->chat_stop != HELM_TOKENIZER_NO_ID;
+    const bool stops = ask->conversation && !ask->ignore_eos && model->chat_stop != HELM_TOKENIZER_NO_ID;
     char label[ASK_LABEL + 1];
     snprintf(label, sizeof label, "gateway%s%.48s", *ask->label ? ":" : "", ask->label);
     struct helm_generate_request what = {

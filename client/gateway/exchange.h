@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "client/gateway/ask.h"
+#include "client/gateway/thinking.h"
 
 struct exchange;
 struct gateway;
@@ -33,10 +34,12 @@ struct choice {
     struct helm_detokenizer *detokenizer;
     struct cli_text held; /* text that may yet turn out to be a stop text */
     uint64_t decided;     /* bytes of output before `held` */
+    struct thinking thinking;
+    struct cli_text thought, said; /* of the decided text; `said` is on its way to the tool parser */
     struct tool_parser tools;
-    struct cli_text text;         /* the answer's, as far as it is decided */
-    size_t text_sent, calls_sent; /* written for a stream */
-    struct choice_token **tokens; /* with logprobs: all of them */
+    struct cli_text text;                       /* the answer's, as far as it is decided */
+    size_t thought_sent, text_sent, calls_sent; /* written for a stream */
+    struct choice_token **tokens;               /* with logprobs: all of them */
     size_t token_count, token_space, tokens_decided, tokens_sent;
     uint32_t completion_tokens;
     enum helm_finish finish;

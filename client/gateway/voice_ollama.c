@@ -33,6 +33,10 @@ static void add_content(struct exchange *ex, struct choice *c)
     const bool chat = ex->ask.kind == ASK_OLLAMA_CHAT;
     cli_text_printf(out, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
     cli_text_json(out, c ? c->text.data + c->text_sent : "", c ? c->text.length - c->text_sent : 0);
+    if (c && c->thought.length > c->thought_sent) {
+        cli_text_printf(out, ",\"thinking\":");
+        cli_text_json(out, c->thought.data + c->thought_sent, c->thought.length - c->thought_sent);
+    }
     if (chat && c && c->tools.count > c->calls_sent) {
         cli_text_printf(out, ",\"tool_calls\":[");
         for (size_t i = c->calls_sent; i < c->tools.count; i++) {
@@ -44,6 +48,7 @@ static void add_content(struct exchange *ex, struct choice *c)
     }
     if (chat) cli_text_printf(out, "}");
     if (!c) return;
+    c->thought_sent = c->thought.length;
     c->text_sent = c->text.length;
     c->calls_sent = c->tools.count;
 }
@@ -68,7 +73,9 @@ static void add_done(struct exchange *ex, const struct choice *c)
 
 static void delta(struct exchange *ex, struct choice *c)
 {
-    if (c->text.length == c->text_sent && c->tools.count == c->calls_sent) return;
+    if (c->thought.length == c->thought_sent && c->text.length == c->text_sent &&
+        c->tools.count == c->calls_sent)
+        return;
     add_head(ex);
     add_content(ex, c);
     cli_text_printf(&ex->out, ",\"done\":false}\n");

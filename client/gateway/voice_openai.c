@@ -268,9 +268,15 @@ static void chat_begin(struct exchange *ex)
 static void chat_chunk(struct exchange *ex, struct choice *c, const char *reason)
 {
     struct cli_text *out = &ex->out;
+    const bool thought = c->thought.length > c->thought_sent;
     const bool text = c->text.length > c->text_sent, calls = c->tools.count > c->calls_sent;
     begin_event(ex);
     cli_text_printf(out, "{\"index\":%u,\"delta\":{", c->index);
+    if (thought) {
+        cli_text_printf(out, "\"reasoning_content\":");
+        cli_text_json(out, c->thought.data + c->thought_sent, c->thought.length - c->thought_sent);
+    }
+    if (thought && (text || calls)) cli_text_printf(out, ",");
     if (text) {
         cli_text_printf(out, "\"content\":");
         cli_text_json(out, c->text.data + c->text_sent, c->text.length - c->text_sent);
@@ -285,13 +291,16 @@ static void chat_chunk(struct exchange *ex, struct choice *c, const char *reason
     cli_text_printf(out, ",\"finish_reason\":%s%s%s}]", reason ? "\"" : "", reason ? reason : "null",
                     reason ? "\"" : "");
     add_tail(ex);
+    c->thought_sent = c->thought.length;
     c->text_sent = c->text.length;
     c->calls_sent = c->tools.count;
 }
 
 static void chat_delta(struct exchange *ex, struct choice *c)
 {
-    if (c->text.length > c->text_sent || c->tools.count > c->calls_sent) chat_chunk(ex, c, NULL);
+    if (c->thought.length > c->thought_sent || c->text.length > c->text_sent ||
+        c->tools.count > c->calls_sent)
+        chat_chunk(ex, c, NULL);
 }
 
 static void chat_finish(struct exchange *ex, struct choice *c)
@@ -312,6 +321,10 @@ static void chat_whole(struct exchange *ex)
         else
             cli_text_json(out, c->text.data, c->text.length);
         cli_text_printf(out, ",\"refusal\":null");
+        if (c->thought.length) {
+            cli_text_printf(out, ",\"reasoning_content\":");
+            cli_text_json(out, c->thought.data, c->thought.length);
+        }
         if (c->tools.count) {
             cli_text_printf(out, ",");
             add_calls(ex, c, 0, false);

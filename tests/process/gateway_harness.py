@@ -140,6 +140,17 @@ class Gateway:
         return float(found.group(1)) if found else None
 
 
+def missing_node():
+    """Why node cannot run the scripts here, or ""."""
+    if not shutil.which("node"):
+        return "there is no node here"
+    version = subprocess.run(["node", "--version"], capture_output=True).stdout.decode().strip()
+    found = re.match(r"v(\d+)\.(\d+)", version)
+    if not found or tuple(map(int, found.groups())) < (20, 10):
+        return "node here is %s, 20.10 or later is needed" % version
+    return ""
+
+
 def cli(*args):
     return subprocess.run([os.path.join(BIN, "helm-cli"), *args], capture_output=True, check=True).stdout.decode()
 

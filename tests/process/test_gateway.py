@@ -317,6 +317,33 @@ def ollama_tests(g):
     check("... a format too", "format" in g.post("/api/chat", {**asked, "format": "json"}).json["error"])
 
 
+def metrics_tests(g):
+    """Prometheus's text: every line is of the format, every series is there once and follows its type."""
+    a = g.get("/metrics")
+    types, seen, bad, falling = {}, set(), [], []
+    last = None
+    for line in a.body.decode().splitlines():
+        kind = re.fullmatch(r"# TYPE ([a-z_]+) (counter|gauge|histogram)", line)
+        sample = re.fullmatch(r'([a-z_]+)(\{(?:[a-z]+="[^"\\\n]*",?)+\})? (-?[0-9.]+(?:e[+-]?\d+)?)', line)
+        if kind:
+            types[kind.group(1)] = kind.group(2)
+        elif sample:
+            name, labels = sample.group(1), sample.group(2) or ""
+            family = name if name in types else re.sub(r"_(bucket|sum|count)$", "", name)
+            if family not in types or name + labels in seen or (types[family] == "counter") != name.endswith("_total"):
+                bad.append(line)
+            seen.add(name + labels)
+            if name.endswith("_bucket"):
+                if last and last[0] == name and float(sample.group(3)) < last[1]:
+                    falling.append(line)
+                last = (name, float(sample.group(3)))
+        elif not line.startswith("# HELP "):
+            bad.append(line)
+    check("/metrics is Prometheus's text", a.headers["Content-Type"].startswith("text/plain; version=0.0.4") and not bad, bad)
+    check("... with rising buckets, of the gateway and of helmd", not falling and types.get("helm_gateway_requests_total") == "counter" and
+          types.get("helm_output_tokens_total") == "counter" and g.metric("helm_up") == 1, (falling, types))
+
+
 def key_tests(endpoint, folder):
     path = os.path.join(folder, "keys")
     with open(path, "w") as f:
@@ -374,6 +401,7 @@ def main():
             connection_tests(g, daemon)
             skipped = proxy_tests(g)
             slow_reader_tests(g, daemon)
+            metrics_tests(g)
         key_tests(daemon.endpoint, folder)
     private_tests()
     sum_up(skipped)

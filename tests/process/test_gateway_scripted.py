@@ -151,7 +151,33 @@ def tagged_tests():
         lines = g.post("/api/chat", {"messages": [{"role": "user", "content": "Hello"}], "tools": TOOLS}).lines
         check("Ollama's calls have objects", [c["function"]["arguments"] for m in lines for c in m["message"].get("tool_calls", [])] ==
               [{"city": "Z\u00fcrich"}], lines)
+        thinking_tests(stage)
         failure_tests(stage)
+
+
+def thinking_tests(stage):
+    g, daemon = stage.gateway, stage.daemon
+    for name, said, thought, content in (
+            ("", "<think>\nHm, 1 < 2.\nSo: 3\n</think>\n\nIt is 3.", "Hm, 1 < 2.\nSo: 3", "It is 3."),
+            (", nothing", "<think>\n\n</think>\n\nIt is 3.", None, "It is 3."),
+            (" that does not end", "<think>Hm </thi", "Hm </thi", ""),
+            (" only at the beginning", "It is <think>3</think>.", None, "It is <think>3</think>.")):
+        daemon.say(said)
+        whole = g.chat("Hello").json["choices"][0]["message"]
+        deltas = [e["choices"][0]["delta"] for e in g.chat("Hello", stream=True).events]
+        check("thinking%s is apart from the answer" % name, (whole.get("reasoning_content"), whole["content"]) == (thought, content), whole)
+        check("... in a stream", "".join(d.get("reasoning_content", "") for d in deltas) == (thought or "") and
+              "".join(d.get("content", "") for d in deltas) == content, deltas)
+        message = g.post("/api/chat", {"messages": [{"role": "user", "content": "Hello"}], "stream": False}).json["message"]
+        check("... Ollama's", (message.get("thinking"), message["content"]) == (thought, content), message)
+    daemon.say("<think>Look it up.</think>\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {}}\n</tool_call>")
+    whole = g.chat("Hello", tools=TOOLS).json["choices"][0]["message"]
+    check("a call behind thinking", (whole["reasoning_content"], whole["content"], calls_of(whole)) ==
+          ("Look it up.", None, [("get_weather", {})]), whole)
+    daemon.say("<think>x</think>y")
+    a = g.post("/v1/completions", {"prompt": "Hello"}).json["choices"][0]
+    raw = g.post("/api/generate", {"prompt": "Hello", "raw": True, "stream": False}).json
+    check("what is no conversation is text as it is", a["text"] == raw["response"] == "<think>x</think>y", (a, raw))
 
 
 def object_tests():

@@ -180,16 +180,58 @@ static void test_unknown_ids_and_flags(void **state)
     helm_tokenizer_close(t);
 }
 
+/* The bytes of a token given by its spelling. */
+static void check_bytes(const struct helm_tokenizer *t, const char *token, const char *wanted)
+{
+    struct helm_err err = {0};
+    char *bytes;
+    size_t length;
+    const uint32_t id = helm_tokenizer_token_to_id(t, token, strlen(token));
+    assert_int_not_equal(id, HELM_TOKENIZER_NO_ID);
+    assert_int_equal(helm_tokenizer_token_bytes(t, id, &bytes, &length, &err), 0);
+    assert_int_equal(length, strlen(wanted));
+    assert_string_equal(bytes, wanted);
+    free(bytes);
+}
+
+static void test_tokens_have_bytes(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct helm_tokenizer *t = open_data("sentencepiece");
+    static const char text[] = "na\xC3\xAFve \xF0\x9F\x99\x82 \xE6\x97\xA5";
+    uint32_t *ids = NULL;
+    size_t count = 0, used = 0, length = 0;
+    char *bytes = NULL, all[sizeof text] = "";
+    check_bytes(t, "<0x0A>", "\n");
+    check_bytes(t, "\xE2\x96\x81hello", " hello");
+    helm_tokenizer_close(t);
+    t = open_data("bytelevel");
+    check_bytes(t, "\xC4\xA0world", " world");
+    assert_int_equal(helm_tokenizer_encode(t, text, strlen(text), 0, &ids, &count, &err), 0);
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(helm_tokenizer_token_bytes(t, ids[i], &bytes, &length, &err), 0);
+        assert_true(used + length < sizeof all);
+        memcpy(all + used, bytes, length);
+        used += length;
+        free(bytes);
+    }
+    assert_int_equal(used, strlen(text));
+    assert_memory_equal(all, text, used);
+    assert_int_equal(helm_tokenizer_token_bytes(t, HELM_TOKENIZER_ID_LIMIT, &bytes, &length, &err), 0);
+    assert_int_equal(length, 0);
+    free(bytes);
+    free(ids);
+    helm_tokenizer_close(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_byte_level),
-        cmocka_unit_test(test_sentencepiece),
-        cmocka_unit_test(test_metaspace),
-        cmocka_unit_test(test_no_decoder),
-        cmocka_unit_test(test_strip),
-        cmocka_unit_test(test_replace),
-        cmocka_unit_test(test_unknown_ids_and_flags),
+        cmocka_unit_test(test_tokens_have_bytes), cmocka_unit_test(test_byte_level),
+        cmocka_unit_test(test_sentencepiece),     cmocka_unit_test(test_metaspace),
+        cmocka_unit_test(test_no_decoder),        cmocka_unit_test(test_strip),
+        cmocka_unit_test(test_replace),           cmocka_unit_test(test_unknown_ids_and_flags),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
