@@ -226,8 +226,9 @@ int line_editor_open(struct cli *cli, const char *prompt, struct line_editor **e
     el_set(e->el, EL_HIST, history, e->history);
     el_set(e->el, EL_PROMPT, prompt_of);
     el_set(e->el, EL_GETCFN, get_character);
-    el_set(e->el, EL_ADDFN, "helm-paste", "takes what is pasted", on_bracket);
-    el_set(e->el, EL_ADDFN, "helm-enter", "ends the message", on_enter);
+    /* libedit keeps these strings; of narrow ones it would keep copies that it never frees */
+    el_wset(e->el, EL_ADDFN, L"helm-paste", L"takes what is pasted", on_bracket);
+    el_wset(e->el, EL_ADDFN, L"helm-enter", L"ends the message", on_enter);
     el_source(e->el, NULL); /* ~/.editrc */
     el_set(e->el, EL_BIND, "\\e[200~", "helm-paste", NULL);
     el_set(e->el, EL_BIND, END_KEYS, "ed-newline", NULL);

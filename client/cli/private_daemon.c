@@ -240,8 +240,8 @@ struct progress {
     struct helm_client *client;
     uint64_t begin_us, first_us; /* of the start, of the first bytes */
     uint64_t all_bytes;
-    char status[STATUS_TEXT]; /* "WHAT: HOW FAR", "" before it says anything */
-    bool terminal, shown;
+    char status[STATUS_TEXT];     /* "WHAT: HOW FAR", "" before it says anything */
+    bool terminal, shown, silent; /* silent: the log itself is shown */
 };
 
 static void show_line(struct progress *progress, const char *line)
@@ -252,7 +252,7 @@ static void show_line(struct progress *progress, const char *line)
     progress->shown = true;
 }
 
-/* The last STATUS= that came. One of measuring takes long, so that it is said once wherever no line is renewed. */
+/* Always read, since helmd waits where nobody does. The last STATUS= that came. One of measuring takes long, so that it is said once wherever no line is renewed. */
 static void take_status(struct private_daemon *daemon, struct progress *progress)
 {
     static const char key[] = "STATUS=", measuring[] = "measuring";
@@ -269,7 +269,8 @@ static void take_status(struct private_daemon *daemon, struct progress *progress
         const size_t what = strcspn(status, ":");
         const bool news = strncmp(status, progress->status, what) != 0;
         snprintf(progress->status, sizeof progress->status, "%s", status);
-        if (news && !progress->terminal && strncmp(status, measuring, strlen(measuring)) == 0) {
+        if (news && !progress->terminal && !progress->silent &&
+            strncmp(status, measuring, strlen(measuring)) == 0) {
             status[what] = 0;
             cli_complain(status);
         }
@@ -338,13 +339,14 @@ static int await_ready(struct cli *cli, struct private_daemon *daemon, int *sign
     char line[READY_LINE];
     size_t used = 0;
     struct progress progress = {.begin_us = units_now_us(),
-                                .terminal = isatty(STDERR_FILENO) && daemon->own_log};
+                                .terminal = isatty(STDERR_FILENO) && daemon->own_log,
+                                .silent = !daemon->own_log};
     uint64_t look_us = progress.begin_us;
     int rc = 1;
     while (rc > 0) {
         struct pollfd p[3] = {{.fd = daemon->ready_fd, .events = POLLIN},
                               {.fd = cli->signal_fd, .events = POLLIN},
-                              {.fd = daemon->own_log ? daemon->notify_fd : -1, .events = POLLIN}};
+                              {.fd = daemon->notify_fd, .events = POLLIN}};
         if (poll(p, 3, progress.terminal ? LOOK_MS : -1) < 0 && errno != EINTR) {
             rc = helm_fail_errno(err, "waiting for helmd");
             break;

@@ -28,11 +28,19 @@ struct job {
     bool quick, force;
 };
 
+/* Who waits has a clock: "  0.2 s  CPU: loading" is said without it. */
+static const char *without_time(const char *line)
+{
+    const char *at = line + strspn(line, " 0123456789.");
+    if (strncmp(at, "s  ", 3) == 0) return at + 3;
+    return line + strspn(line, " ");
+}
+
 static void tell_line(void *context, const char *line)
 {
     const struct job *job = context;
     log_info(PROGRAM ": %s", line);
-    sd_notifyf(0, "STATUS=%s: %s", job->doing, line + strspn(line, " "));
+    sd_notifyf(0, "STATUS=%s: %s", job->doing, without_time(line));
 }
 
 /* So that it measures this very machine: what is planned for. */
@@ -113,7 +121,7 @@ static int add_formats(const struct profiling_request *r, const char *path, bool
     if (!lacking) return 0;
     profile_formats_text(lacking, names);
     log_info("profile: it has no rates of %s yet: measuring them (up to 15 s)", names);
-    struct job job = {.doing = "measuring the model's formats of weights, once for each",
+    struct job job = {.doing = "measuring the model's formats, once for each",
                       .formats = lacking,
                       .quick = quick};
     int rc = measure(r, &job, &why);
@@ -139,7 +147,7 @@ static bool machine_is_quiet(void)
 static int retake(const struct profiling_request *r, const char *path, struct profile *profile,
                   struct helm_err *err)
 {
-    struct job job = {.doing = "measuring this machine again, since others were busy on it the last time",
+    struct job job = {.doing = "measuring this machine again (others were busy on it)",
                       .quick = profile->quick,
                       .force = true};
     struct helm_err why = {0};
@@ -187,7 +195,7 @@ static int get_cached(const struct profiling_request *r, const char *fingerprint
     char path[4096];
     struct helm_err found = {0};
     const bool quick = r->device->ledger.kind != LEDGER_DEVICE_CUDA;
-    struct job job = {.doing = "measuring this machine, which only the first start does", .quick = quick};
+    struct job job = {.doing = "measuring this machine, only this once", .quick = quick};
     int rc = profile_cache_path(fingerprint, path, sizeof path, err);
     if (rc) return rc;
     const bool there = access(path, F_OK) == 0;

@@ -574,6 +574,8 @@ def private_tests(folder):
     more["env"]["FAKE_HELMD"] = "measure"
     err = cli("--model", MODEL, "status", **more)[2]
     check("that the machine is measured is said once", err == "helm-cli: measuring this machine\n", err)
+    err = cli("--model", MODEL, "--log-level", "warn", "status", **more)[2]
+    check("... not beside the daemon's own log", "measuring" not in err, err)
     t = Terminal("--model", MODEL, "status", program=program, env=more["env"])
     check("... on a terminal with how far it is", t.expect(" s  measuring this machine: 1.5 s  CPU: 2 threads read 12 GB/s") and
           t.expect("helmd 0.0-fake") and t.wait() == 0, t.seen)
