@@ -217,7 +217,7 @@ struct helm_status {
     const char *prefix_cache; /* "on", "off", "peer" */
     uint32_t kv_pages_cached; /* in use by nobody, free for anybody, and found by their tokens */
     uint64_t prefix_hits_total, tokens_cached_total, prefix_evictions_total;
-    const char *activations;  /* that blocks are multiplied with, exact or int8, and why */
+    const char *activations; /* that blocks are multiplied with, exact or int8, and why */
     const struct helm_worker_status *workers;
     size_t worker_count;
 };
